@@ -1,0 +1,47 @@
+#pragma once
+/// \file
+/// The name of a block inside a namespace.
+
+#include <array>
+#include <compare>
+#include <cstddef>
+#include <cstdint>
+#include <cstring>
+#include <functional>
+#include <span>
+#include <string>
+
+#include "base/error.h"
+
+namespace pegaflow {
+
+/// The engine's own chained hash at the end of a block, 1 to 32 bytes, zero-padded to 32.
+///
+/// The padding is unambiguous because the hash algorithm, and with it the length, is a factor of
+/// the namespace. Chained: equal keys mean equal tokens from the start of the prompt on.
+struct BlockKey {
+  static constexpr std::size_t kMaxBytes = 32;
+  std::array<std::byte, kMaxBytes> bytes{};
+
+  /// Errors: kInvalidArgument when `raw` has no byte or more than 32.
+  static Result<BlockKey> from_bytes(std::span<const std::byte> raw);
+
+  /// Its first 8 bytes: the engine's hash is uniform, so they serve as our hash as they are.
+  [[nodiscard]] std::uint64_t hash() const noexcept {
+    std::uint64_t word = 0;
+    std::memcpy(&word, bytes.data(), sizeof word);
+    return word;
+  }
+  bool operator==(const BlockKey&) const noexcept = default;
+  auto operator<=>(const BlockKey&) const noexcept = default;
+};
+
+/// Hexadecimal digits of all 32 bytes.
+std::string to_string(const BlockKey& key);
+
+}  // namespace pegaflow
+
+template <>
+struct std::hash<pegaflow::BlockKey> {
+  std::size_t operator()(const pegaflow::BlockKey& key) const noexcept { return key.hash(); }
+};

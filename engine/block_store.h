@@ -1,0 +1,204 @@
+#pragma once
+/// \file
+/// Which blocks exist, in which slot of the pool, who may touch them, and which goes next.
+
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <span>
+#include <vector>
+
+#include "base/block_key.h"
+#include "base/clock.h"
+#include "base/error.h"
+#include "base/id128.h"
+
+namespace pegaflow {
+
+/// A place for one page in the pool; its first byte is at index * slot_bytes.
+using SlotIndex = std::uint32_t;
+inline constexpr SlotIndex kNoSlot = ~SlotIndex{0};
+
+/// One namespace in one generation. Blocks of different spaces never meet.
+enum class SpaceId : std::uint32_t {};
+
+/// One connection of one process, as the store sees it: it owns claims, pins and reservations.
+enum class HolderId : std::uint64_t {};
+
+/// What one step of one instance saves; named by the scheduler.
+struct JobId {
+  Id128 scheduler;           ///< Its incarnation.
+  std::uint64_t number = 0;  ///< Rising.
+  bool operator==(const JobId&) const noexcept = default;
+};
+
+/// A worker's name for a pin: rising within its process.
+enum class PinId : std::uint64_t {};
+
+/// Owns the index from (space, key) to slot over a pool of equally sized slots. Knows no bytes.
+///
+/// A slot is free, reserved (somebody may be writing), sealed (findable) or quarantined (somebody
+/// might still touch it). It is given out again only when nobody can still touch it: see the table
+/// in docs/architecture.md. The store never grows: when nothing can be evicted, reserve() says so
+/// and the caller drops its save.
+///
+/// Eviction takes the block longest at rest (sealed, neither pinned nor claimed) first. When none is
+/// at rest, the oldest claim is revoked whole; claims that nobody opened within `claim_grace` go
+/// before all others. Blocks of one chain come to rest last block first, so that a chain is eaten
+/// from its end: a block without its parent is useless.
+///
+/// No call lasts longer than a few hundred microseconds: whatever is longer (a lost holder with
+/// 100,000 pins, an emptied cache) is queued and done by work() in slices.
+///
+/// Thread-bound, no locks. 64 bytes a slot and two 8-byte index cells; claims, pins and
+/// reservations cost 4 bytes a block while they live.
+class BlockStore {
+ public:
+  struct Options {
+    std::uint32_t slot_count = 0;  ///< 1 to 2^31.
+    double instance_share = 0.5;   ///< Of the slots: claims and pins of one instance.
+    double node_share = 0.8;       ///< Of the slots: claims and pins of all instances.
+    Duration reservation_timeout = std::chrono::seconds(30);
+    Duration claim_grace = std::chrono::seconds(1);
+    std::uint32_t slice_blocks = 512;  ///< Blocks that one call of work() handles.
+  };
+
+  /// `clock` outlives the store.
+  /// Errors: kInvalidArgument when the options contradict each other; kOutOfCapacity when there is
+  /// no memory for the index.
+  static Result<std::unique_ptr<BlockStore>> create(const Options& options, const Clock& clock);
+  ~BlockStore();
+
+  // ---- spaces and holders
+
+  /// A new space, empty. Never one that existed before.
+  SpaceId make_space();
+  /// Makes every block of `space` unfindable at once, revokes its claims and forgets its
+  /// reservations; slots come back through work() as their readers and writers end. Pins stay.
+  void retire_space(SpaceId space);
+
+  /// `instance` groups holders for instance_share; `process` tells blocks' writers apart.
+  HolderId add_holder(std::uint32_t instance, Id128 process);
+  /// The connection ended but its process may live and copy on: its claims end, its reservations
+  /// are forgotten and their slots quarantined; its pins stay, and their blocks stay findable.
+  void holder_lost(HolderId holder);
+  /// Its process is known gone, or said that all its copies ended: whatever is left of the holder
+  /// (lost or not) is given back through work(). The id is invalid afterwards.
+  void holder_gone(HolderId holder);
+
+  // ---- reading
+
+  /// How many of `keys`, from the first on, are sealed. Holds nothing and changes no recency.
+  [[nodiscard]] std::size_t lookup(SpaceId space, std::span<const BlockKey> keys) const;
+
+  /// A claim on the longest sealed prefix of `keys` within the limits, under `token`. Makes the
+  /// blocks recent. Returns how many blocks it holds; with 0 no claim exists.
+  /// Errors: kInvalidArgument when the token is in use or none, kGone for an unknown holder.
+  Result<std::size_t> claim(HolderId holder, SpaceId space, std::span<const BlockKey> keys,
+                            const Id128& token);
+  /// Ends a claim of this holder; its pins stay. Unknown tokens are fine: it may have been revoked.
+  void unclaim(HolderId holder, const Id128& token);
+
+  struct OpenedPages {
+    std::vector<SlotIndex> slots;      ///< In the order of the claimed keys.
+    std::size_t by_this_process = 0;   ///< Of them, how many the opening process itself saved.
+  };
+  /// Pins the claimed blocks `first` to `first + count` for `holder` under the name `pin`. Repeated
+  /// under one name it changes nothing and answers the same.
+  /// Errors: kGone when the token is unknown or was revoked, or the holder is; kInvalidArgument when
+  /// the range is empty or beyond the claim, or when the name is used for another range.
+  Result<OpenedPages> open(HolderId holder, const Id128& token, std::size_t first,
+                           std::size_t count, PinId pin);
+  /// The holder's copies out of the pin ended. Unknown pins are fine: a repeated release.
+  void release(HolderId holder, PinId pin);
+
+  // ---- writing
+
+  /// Reserves a slot for each of `keys` that is neither sealed nor reserved, evicting if need be,
+  /// under `job`. May be called several times for one job: that is how long jobs go in slices; the
+  /// timeout counts from the first call. Slots come in the order of `keys`; kNoSlot means skip it
+  /// (already there, being saved, or no room).
+  /// Errors: kGone for an unknown or lost holder, or when the job was forgotten meanwhile;
+  /// kInvalidArgument when the job belongs to another holder or space.
+  Result<std::vector<SlotIndex>> reserve(HolderId holder, SpaceId space, const JobId& job,
+                                         std::span<const BlockKey> keys);
+  /// All copies of the job ended and are whole: seals at most `limit` of its blocks, in order, and
+  /// returns how many are left; call again until 0.
+  /// Errors: kGone when the job was forgotten (timeout, reset): nothing is sealed, and its
+  /// quarantined slots are freed since their writer has now ended.
+  Result<std::size_t> publish(HolderId holder, const JobId& job,
+                              std::size_t limit = ~std::size_t{0});
+  /// All copies of the job ended, and the blocks are not good: their slots are free at once.
+  /// Unknown jobs are fine.
+  void abandon(HolderId holder, const JobId& job);
+
+  // ---- time and background work
+
+  /// Forgets reservations older than the timeout. Call it at next_deadline().
+  void expire();
+  /// When expire() has something to do; no value while nothing is reserved.
+  [[nodiscard]] std::optional<TimePoint> next_deadline() const;
+  /// Does one slice of what is queued; true while there is more.
+  bool work();
+
+  struct Cleanup {
+    std::uint64_t evicted_blocks = 0;
+    std::uint64_t still_referenced_blocks = 0;  ///< Pinned, claimed or reserved when passed.
+    bool done = false;
+  };
+  /// Queues the eviction of every block at rest; cleanup() tells how far it is. A second call while
+  /// one is under way joins it.
+  void start_cleanup();
+  [[nodiscard]] const Cleanup& cleanup() const;
+
+  /// True when no slot is reserved, quarantined, pinned or claimed: the pool may be cut anew.
+  [[nodiscard]] bool is_at_rest() const;
+
+  struct Stats {
+    // Slots now.
+    std::uint32_t free = 0;
+    std::uint32_t reserved = 0;
+    std::uint32_t sealed = 0;           ///< Findable or of a retired space, pinned ones included.
+    std::uint32_t quarantined_timeout = 0;  ///< Forgotten after the timeout or a reset; writer lives.
+    std::uint32_t quarantined_writer_lost = 0;  ///< The writer's connection ended.
+    std::uint32_t pinned_by_lost_readers = 0;   ///< Sealed blocks whose reader's connection ended.
+    std::uint32_t held = 0;             ///< Distinct blocks that are claimed or pinned.
+    std::uint64_t claims = 0;
+    std::uint64_t pins = 0;             ///< Rows, those of lost holders included.
+    std::uint64_t reservations = 0;     ///< Jobs.
+    std::optional<TimePoint> oldest_pin;
+    // Since the start.
+    std::uint64_t lookups = 0;
+    std::uint64_t lookup_hits = 0;      ///< Blocks.
+    std::uint64_t lookup_misses = 0;    ///< Blocks beyond the sealed prefix.
+    std::uint64_t insertions = 0;       ///< Blocks sealed.
+    std::uint64_t evictions = 0;        ///< Blocks evicted to make room.
+    std::uint64_t cleaned = 0;          ///< Blocks evicted by cleanup.
+    std::uint64_t retired = 0;          ///< Blocks dropped with their space.
+    std::uint64_t skipped_present = 0;  ///< Keys that reserve() skipped: there or being saved.
+    std::uint64_t skipped_no_room = 0;
+    std::uint64_t claims_revoked = 0;
+    std::uint64_t claims_shortened = 0;
+    std::uint64_t reservations_timed_out = 0;
+    std::uint64_t late_publishes = 0;   ///< publish() that answered kGone.
+  };
+  [[nodiscard]] Stats stats() const;
+  [[nodiscard]] std::uint32_t slot_count() const;
+  /// Bytes of the index and tables, without the pool.
+  [[nodiscard]] std::uint64_t memory_bytes() const;
+
+  /// The slot of the `n`-th most recently used block at rest; for tests that damage one.
+  [[nodiscard]] std::optional<SlotIndex> recent_slot(std::size_t n) const;
+
+  /// Checks every invariant of the tables, in O(slots). For tests and simulations.
+  /// Errors: kInternal that names the first broken one.
+  [[nodiscard]] Result<void> check() const;
+
+ private:
+  struct Impl;
+  explicit BlockStore(std::unique_ptr<Impl> impl);
+  std::unique_ptr<Impl> impl_;
+};
+
+}  // namespace pegaflow

@@ -1,0 +1,15 @@
+// The one main() of all C++ tests: doctest's, with the seed that a failure has to show.
+#define DOCTEST_CONFIG_IMPLEMENT
+#include <cstdio>
+
+#include <doctest/doctest.h>
+
+#include "tests/support/seed.h"
+
+int main(int argc, char** argv) {
+  std::printf("seed: %llu (set PEGA_TEST_SEED to repeat)\n",
+              static_cast<unsigned long long>(pegaflow::testing::seed()));
+  std::fflush(stdout);
+  doctest::Context context(argc, argv);
+  return context.run();
+}

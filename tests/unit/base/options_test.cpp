@@ -1,0 +1,122 @@
+#include "base/options.h"
+
+#include <cstdlib>
+#include <fstream>
+#include <sstream>
+
+#include <doctest/doctest.h>
+#include <unistd.h>
+
+namespace pegaflow {
+namespace {
+
+struct Fixture {
+  std::string name = "x";
+  std::uint64_t pool_size = 1 << 20;
+  std::int64_t workers = 4;
+  bool verbose = false;
+  Duration deadline = std::chrono::milliseconds(50);
+  std::vector<std::string> peers;
+  std::ostringstream out;
+  OptionTable table{"prog", "Does things."};
+
+  Fixture() {
+    table.text("name", name, "Its name.");
+    table.bytes("pool-size", pool_size, 4096, std::uint64_t{1} << 40, "Memory.");
+    table.integer("workers", workers, 1, 64, "Threads.");
+    table.flag("verbose", verbose, "More lines.");
+    table.duration("deadline", deadline, std::chrono::milliseconds(1), std::chrono::seconds(10), "Patience.");
+    table.list("peers", peers, "Others.");
+    table.ignored("blockwise-alloc", false, "every allocation is blockwise.");
+    table.ignored("shards", true, "there is one pool.");
+  }
+  ~Fixture() {
+    ::unsetenv("PEGA_WORKERS");
+    ::unsetenv("PEGA_POOL_SIZE");
+  }
+  Result<OptionTable::Next> parse(std::vector<const char*> words) {
+    words.insert(words.begin(), "prog");
+    return table.parse(static_cast<int>(words.size()), words.data(), out);
+  }
+};
+
+class TemporaryFile {
+ public:
+  explicit TemporaryFile(const std::string& text) {
+    const int fd = ::mkstemp(path_.data());
+    REQUIRE(fd >= 0);
+    ::close(fd);
+    std::ofstream(path_) << text;
+  }
+  ~TemporaryFile() { ::unlink(path_.c_str()); }
+  [[nodiscard]] const char* path() const { return path_.c_str(); }
+
+ private:
+  std::string path_ = "/tmp/pega-options-XXXXXX";
+};
+
+TEST_SUITE("OptionTable") {
+  TEST_CASE("flags set their targets, absent ones keep the default") {
+    Fixture f;
+    REQUIRE(f.parse({"--pool-size", "1.5gb", "--verbose", "--deadline=2s", "--peers", "a,b"}).value() ==
+            OptionTable::Next::kRun);
+    CHECK(f.pool_size == 1536ULL << 20);
+    CHECK(f.verbose);
+    CHECK(f.deadline == std::chrono::seconds(2));
+    CHECK(f.peers == std::vector<std::string>{"a", "b"});
+    CHECK(f.workers == 4);
+  }
+
+  TEST_CASE("a flag beats the environment, which beats the file, which beats the default") {
+    const TemporaryFile file("workers = 5\npool-size = 8kb\nname = \"from file\"\n");
+    Fixture f;
+    ::setenv("PEGA_WORKERS", "6", 1);
+    ::setenv("PEGA_POOL_SIZE", "16kb", 1);
+    REQUIRE(f.parse({"--config", file.path(), "--pool-size", "32kb"}));
+    CHECK(f.name == "from file");
+    CHECK(f.workers == 6);
+    CHECK(f.pool_size == 32 << 10);
+  }
+
+  TEST_CASE("a wrong value names the option, the value, its source and what is right") {
+    Fixture f;
+    CHECK(f.parse({"--workers", "99"}).error().detail ==
+          "--workers (from the command line): 99 is not between 1 and 64");
+    ::setenv("PEGA_POOL_SIZE", "30 parsec", 1);
+    CHECK(f.parse({}).error().detail ==
+          "--pool-size (from the environment variable PEGA_POOL_SIZE): \"30 parsec\": unknown unit "
+          "\"parsec\"; use b, kb, mb, gb or tb");
+  }
+
+  TEST_CASE("an unknown flag, an unknown key in the file and a missing file are errors") {
+    Fixture f;
+    CHECK(f.parse({"--pool-sizes", "1"}).error().detail.find("--pool-sizes") != std::string::npos);
+    const TemporaryFile file("wrkers = 5\n");
+    CHECK(f.parse({"--config", file.path()}).error().detail.find("\"wrkers\"") != std::string::npos);
+    CHECK(f.parse({"--config", "/nonexistent/file"}).error().detail.find("/nonexistent/file") !=
+          std::string::npos);
+  }
+
+  TEST_CASE("a flag without a meaning is accepted and said") {
+    Fixture f;
+    REQUIRE(f.parse({"--blockwise-alloc", "--shards", "4", "--workers", "2"}));
+    REQUIRE(f.table.ignored().size() == 2);
+    CHECK(f.table.ignored()[0] == "--blockwise-alloc has no effect: every allocation is blockwise.");
+    CHECK(f.workers == 2);
+  }
+
+  TEST_CASE("--help, --version and --print-options print and exit") {
+    Fixture f;
+    CHECK(f.parse({"--help"}).value() == OptionTable::Next::kExit);
+    CHECK(f.out.str().find("--pool-size") != std::string::npos);
+    Fixture g;
+    CHECK(g.parse({"--version"}).value() == OptionTable::Next::kExit);
+    CHECK(g.out.str().find("prog ") == 0);
+    Fixture h;
+    CHECK(h.parse({"--print-options", "--workers", "7"}).value() == OptionTable::Next::kExit);
+    CHECK(h.out.str().find("workers = 7  # command line") != std::string::npos);
+  }
+}
+
+}  // namespace
+}  // namespace pegaflow
