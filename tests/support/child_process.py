@@ -1,0 +1,240 @@
+"""Runs one child in a process group of its own and leaves nothing of it behind.
+
+Servers under test start helpers of their own (a vLLM has an API server, an engine core and a
+worker), so the unit here is the process group: it is stopped as one, killed as one, and its CPU
+time is counted as one.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import subprocess
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+_TICKS_PER_SECOND = os.sysconf("SC_CLK_TCK")
+
+
+class ChildFailed(RuntimeError):
+    """A child died or did not become ready in time; the message ends with the tail of its log."""
+
+
+def tail(log_file: Path, lines: int = 40) -> str:
+    """The last lines of a log, or a word in place of an empty one."""
+    try:
+        text = log_file.read_text(errors="replace")
+    except FileNotFoundError:
+        return f"({log_file} was never written)"
+    return "\n".join(text.splitlines()[-lines:]) or f"({log_file} is empty)"
+
+
+def _stat_fields(pid: str) -> list[str] | None:
+    """Fields of /proc/PID/stat from the state on; None when the process is gone."""
+    try:
+        stat = Path("/proc", pid, "stat").read_text()
+    except (FileNotFoundError, ProcessLookupError):
+        return None
+    # The command name is in parentheses and may hold any character, so split behind the last one.
+    return stat.rpartition(")")[2].split()
+
+
+def group_members(pgid: int) -> list[int]:
+    """Processes of a group that still run. Zombies do not: they only wait to be reaped."""
+    members = []
+    for pid in filter(str.isdigit, os.listdir("/proc")):
+        fields = _stat_fields(pid)
+        if fields and int(fields[2]) == pgid and fields[0] not in "ZX":
+            members.append(int(pid))
+    return members
+
+
+def group_cpu_seconds(pgid: int) -> float:
+    """User and system time of a group so far, with that of members it has already reaped."""
+    ticks = 0
+    for pid in group_members(pgid):
+        fields = _stat_fields(str(pid))
+        if fields:
+            ticks += sum(int(field) for field in fields[11:15])  # utime stime cutime cstime
+    return ticks / _TICKS_PER_SECOND
+
+
+def _shared_memory_files(pids: Sequence[int]) -> set[Path]:
+    """Files in /dev/shm that these processes have mapped."""
+    files = set()
+    for pid in pids:
+        try:
+            maps = Path("/proc", str(pid), "maps").read_text()
+        except (FileNotFoundError, ProcessLookupError):
+            continue
+        for line in maps.splitlines():
+            name = line.rpartition(" ")[2]
+            if name.startswith("/dev/shm/"):
+                files.add(Path(name))
+    return files
+
+
+class ChildProcess:
+    """One command in its own session and process group, its output in a log file.
+
+    As a context manager it starts on entry and stops on exit. Should this process be killed, the
+    kernel sends the child SIGTERM; that signal is tied to the thread that started it, hence
+    start() belongs to the main thread.
+
+    A subclass says what to run (command()) and when it is ready (is_ready()).
+    """
+
+    #: Seconds from SIGTERM to SIGKILL in stop().
+    stop_timeout_s = 30.0
+    #: Seconds from the start until is_ready(); generous, for a machine that is busy.
+    start_timeout_s = 300.0
+
+    def __init__(self, name: str, log_file: Path, env: Mapping[str, str] | None = None) -> None:
+        self.name = name
+        self.log_file = log_file
+        self.env = dict(env or {})
+        self._process: subprocess.Popen[bytes] | None = None
+        self._log_start = 0
+
+    def command(self) -> list[str]:
+        """The command line; called anew by each start()."""
+        raise NotImplementedError
+
+    def is_ready(self) -> bool:
+        """Whether the child serves; asked about five times a second while it starts."""
+        raise NotImplementedError
+
+    @property
+    def pid(self) -> int:
+        """Process id of the leader, which is also the id of the group and of the session."""
+        if self._process is None:
+            raise ChildFailed(f"{self.name} was not started")
+        return self._process.pid
+
+    def running(self) -> bool:
+        return self._process is not None and self._process.poll() is None
+
+    def start(self) -> Self:
+        """Start and wait until ready.
+
+        Raises:
+            ChildFailed: it died first or took longer than start_timeout_s; nothing is left of it.
+        """
+        if self._process is not None:
+            raise ChildFailed(f"{self.name} is started already")
+        if threading.current_thread() is not threading.main_thread():
+            raise ChildFailed(f"{self.name} must be started by the main thread")
+        setpriv = shutil.which("setpriv")
+        if setpriv is None:
+            raise ChildFailed("setpriv is missing (Debian package util-linux)")
+        self.log_file.parent.mkdir(parents=True, exist_ok=True)
+        with self.log_file.open("ab") as log:
+            self._log_start = log.tell()
+            self._process = subprocess.Popen(
+                [setpriv, "--pdeathsig", "TERM", "--", *self.command()],
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                env={**os.environ, **self.env},
+                start_new_session=True,
+            )
+        try:
+            self._wait_until_ready()
+        except BaseException:
+            self.kill()
+            raise
+        return self
+
+    def _wait_until_ready(self) -> None:
+        deadline = time.monotonic() + self.start_timeout_s
+        while not self.is_ready():
+            # Its death ends the wait at once; otherwise this is the pause between two questions.
+            if self._exited_within(0.2):
+                raise ChildFailed(
+                    f"{self.name} ended with status {self._process.returncode} before it was "
+                    f"ready; {self.log_file} ends with:\n{tail(self.log_file)}"
+                )
+            if time.monotonic() > deadline:
+                raise ChildFailed(
+                    f"{self.name} was not ready after {self.start_timeout_s:.0f} s; "
+                    f"{self.log_file} ends with:\n{tail(self.log_file)}"
+                )
+
+    def _exited_within(self, seconds: float) -> bool:
+        try:
+            self._process.wait(seconds)
+        except subprocess.TimeoutExpired:
+            return False
+        return True
+
+    def log_text(self) -> str:
+        """What this life of the child has logged so far."""
+        with self.log_file.open("rb") as log:
+            log.seek(self._log_start)
+            return log.read().decode(errors="replace")
+
+    def cpu_seconds(self) -> float:
+        """User and system CPU seconds of the whole group so far."""
+        return group_cpu_seconds(self.pid)
+
+    def stop(self) -> int | None:
+        """End it with SIGTERM, and what does not go with SIGKILL; returns its exit status.
+
+        A status of -9 means that it did not end by itself. Stopping twice is no error: then, and
+        for a child that was never started, the status is None.
+        """
+        return self._end(lambda process: process.terminate(), self.stop_timeout_s)
+
+    def kill(self) -> int | None:
+        """End the whole group with SIGKILL, as a crash would: nothing of it can say goodbye."""
+        return self._end(lambda process: None, 0.0)
+
+    def _end(self, ask: Callable[[subprocess.Popen[bytes]], None], timeout_s: float) -> int | None:
+        process, self._process = self._process, None
+        if process is None:
+            return None
+        # A killed Python leaves its shared memory files behind: note them while they are mapped.
+        shared_memory = _shared_memory_files(group_members(process.pid))
+        try:
+            ask(process)
+            process.wait(timeout_s)
+        except subprocess.TimeoutExpired:
+            pass  # the group is killed below
+        finally:
+            self._kill_group(process)
+            for path in shared_memory:
+                path.unlink(missing_ok=True)
+        return process.returncode
+
+    def _kill_group(self, process: subprocess.Popen[bytes]) -> None:
+        deadline = time.monotonic() + 30.0
+        # Again and again, for a member may just be forking another.
+        while members := group_members(process.pid):
+            for pid in members:
+                try:
+                    os.kill(pid, signal.SIGKILL)
+                except ProcessLookupError:
+                    continue  # it went by itself meanwhile
+            if time.monotonic() > deadline:
+                raise ChildFailed(f"{self.name}: processes {members} outlive SIGKILL")
+            try:
+                process.wait(0.02)
+            except subprocess.TimeoutExpired:
+                continue
+        process.wait()
+
+    def __enter__(self) -> Self:
+        return self.start()
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.stop()

@@ -1,0 +1,309 @@
+"""Starts a real ``vllm serve`` or pegaflow-server, and ends them without a trace.
+
+The demo, tests/python and perf/ share this. Both classes are context managers:
+
+    with PegaServer(binary, work / "pega", pool_size="1gb") as pega:
+        options = VllmOptions(model=ensure_model(), connector=pega.address)
+        with VllmServer(options, work / "vllm") as vllm:
+            ...  # http://{vllm.http}/v1/completions
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import fcntl
+import http.client
+import json
+import os
+import shutil
+import socket
+import subprocess
+import sys
+import tempfile
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, Self
+
+from tests.support.child_process import ChildFailed, ChildProcess, tail
+from tests.support.prometheus import Metrics, read_metrics
+
+REPOSITORY = Path(__file__).resolve().parents[2]
+
+#: Name under which every vLLM here serves its model.
+MODEL_NAME = "tiny"
+
+
+def venv_bin() -> Path:
+    """bin/ of the virtual environment with vLLM: the one that runs us, else .venv."""
+    own = Path(sys.prefix, "bin")
+    return own if (own / "vllm").exists() else REPOSITORY / ".venv" / "bin"
+
+
+@dataclasses.dataclass(frozen=True)
+class ModelShape:
+    """A Llama with fixed random weights; the default is big enough that prefill costs seconds."""
+
+    layers: int = 12
+    hidden: int = 1024
+    heads: int = 16
+    kv_heads: int = 8
+    head_dim: int = 64
+    dtype: str = "float32"
+
+    @property
+    def vocabulary(self) -> int:
+        """Token ids are below this; make_model.py's default."""
+        return 2048
+
+    def kv_bytes_per_token(self) -> int:
+        """K and V of all layers."""
+        element = {"float32": 4, "bfloat16": 2}[self.dtype]
+        return self.layers * 2 * self.kv_heads * self.head_dim * element
+
+    def directory(self) -> Path:
+        name = (
+            f"llama-{self.layers}x{self.hidden}-{self.heads}-{self.kv_heads}-"
+            f"{self.head_dim}-{self.dtype}"
+        )
+        return REPOSITORY / "build" / "models" / name
+
+
+def ensure_model(shape: ModelShape = ModelShape()) -> Path:
+    """Directory of the model, made at the first call (seconds) and kept for all later ones."""
+    directory = shape.directory()
+    directory.parent.mkdir(parents=True, exist_ok=True)
+    # The lock is for two runs at once; the rename, so that an interrupted one leaves no half model.
+    with (directory.parent / ".lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if directory.exists():
+            return directory
+        with tempfile.TemporaryDirectory(dir=directory.parent, prefix=".making-") as temporary:
+            making = Path(temporary, "model")
+            command = [venv_bin() / "python", REPOSITORY / "tools/vllm-cpu/make_model.py", making]
+            for flag in ("layers", "hidden", "heads", "kv_heads", "head_dim", "dtype"):
+                command += ["--" + flag.replace("_", "-"), str(getattr(shape, flag))]
+            made = subprocess.run(command, capture_output=True, text=True, check=False)
+            if made.returncode != 0:
+                raise ChildFailed(f"make_model.py failed:\n{made.stdout}{made.stderr}")
+            making.rename(directory)
+    return directory
+
+
+def free_port() -> int:
+    """A port that was free a moment ago. Another may take it first: who starts must retry."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return probe.getsockname()[1]
+
+
+@dataclasses.dataclass(frozen=True)
+class VllmOptions:
+    """What to serve, and how."""
+
+    model: Path
+    #: Address of a pegaflow-server as the connector takes it (``unix:/path``); None: plain vLLM.
+    connector: str | None = None
+    #: More entries for kv_connector_extra_config, with ``connector``.
+    extra_config: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    #: The whole --kv-transfer-config, in place of the one made from ``connector``.
+    kv_transfer_config: Mapping[str, Any] | None = None
+    dtype: str = "float32"
+    block_size: int = 32
+    max_model_len: int = 4096
+    kv_cache_bytes: int = 1 << 30
+    #: vLLM's own prefix cache.
+    prefix_caching: bool = True
+    #: More options of ``vllm serve``.
+    arguments: Sequence[str] = ()
+    #: Directories with the modules that vLLM must import (the build's python/).
+    python_path: Sequence[Path] = ()
+
+
+class VllmServer(ChildProcess):
+    """One ``vllm serve`` on the CPU, offline, on a free port of 127.0.0.1.
+
+    ``directory`` gets the log (vllm.log, appended by each start) and vLLM's temporary files.
+    """
+
+    def __init__(
+        self, options: VllmOptions, directory: Path, env: Mapping[str, str] | None = None
+    ) -> None:
+        temporary = directory / "tmp"
+        super().__init__(
+            "vllm serve",
+            directory / "vllm.log",
+            {
+                "HF_HUB_OFFLINE": "1",
+                "TRANSFORMERS_OFFLINE": "1",
+                "VLLM_NO_USAGE_STATS": "1",
+                "DO_NOT_TRACK": "1",
+                # POST /reset_prefix_cache
+                "VLLM_SERVER_DEV_MODE": "1",
+                # Two servers must not pin themselves to the same cores.
+                "VLLM_CPU_OMP_THREADS_BIND": "nobind",
+                # The CPU installation has no headers for torch.compile; log-probabilities need it.
+                "TORCHDYNAMO_DISABLE": "1",
+                "TMPDIR": str(temporary),
+                "PYTHONPATH": os.pathsep.join(
+                    [*map(str, options.python_path), *filter(None, [os.environ.get("PYTHONPATH")])]
+                ),
+                **(env or {}),
+            },
+        )
+        self.options = options
+        self._temporary = temporary
+        self._port = 0
+
+    @property
+    def http(self) -> str:
+        """HOST:PORT of its HTTP server."""
+        return f"127.0.0.1:{self._port}"
+
+    def start(self) -> Self:
+        """Start and wait until GET /health says 200.
+
+        Raises:
+            ChildFailed: it died or was not ready in time.
+        """
+        # A socket path has room for 107 characters, and vLLM puts a UUID behind TMPDIR.
+        if len(str(self._temporary)) > 60:
+            raise ChildFailed(f"{self._temporary} is too long a path for vLLM's Unix sockets")
+        self._temporary.mkdir(parents=True, exist_ok=True)
+        for last_try in (False, False, True):
+            self._port = free_port()
+            try:
+                return super().start()
+            except ChildFailed:
+                if last_try or "address already in use" not in self.log_text().lower():
+                    raise
+        raise AssertionError("unreachable: the last try returns or raises")
+
+    def command(self) -> list[str]:
+        options = self.options
+        command = [
+            str(venv_bin() / "vllm"),
+            "serve",
+            str(options.model),
+            *("--served-model-name", MODEL_NAME),
+            *("--host", "127.0.0.1", "--port", str(self._port)),
+            *("--dtype", options.dtype, "--enforce-eager"),
+            *("--max-model-len", str(options.max_model_len)),
+            *("--block-size", str(options.block_size)),
+            *("--kv-cache-memory-bytes", str(options.kv_cache_bytes)),
+            # Engines that do not share a machine's Python must agree on the keys.
+            *("--prefix-caching-hash-algo", "sha256_cbor"),
+            "--enable-prefix-caching" if options.prefix_caching else "--no-enable-prefix-caching",
+            *options.arguments,
+        ]
+        if config := self.kv_transfer_config():
+            command += ["--kv-transfer-config", json.dumps(config)]
+        return command
+
+    def kv_transfer_config(self) -> dict[str, Any] | None:
+        """What --kv-transfer-config gets; None for plain vLLM."""
+        options = self.options
+        if options.kv_transfer_config is not None:
+            return dict(options.kv_transfer_config)
+        if options.connector is None:
+            return None
+        return {
+            "kv_connector": "PegaKVConnector",
+            "kv_connector_module_path": "pegaflow.connector",
+            "kv_role": "kv_both",
+            "kv_connector_extra_config": {"pegaflow.host": options.connector}
+            | dict(options.extra_config),
+        }
+
+    def is_ready(self) -> bool:
+        connection = http.client.HTTPConnection(self.http, timeout=5)
+        try:
+            connection.request("GET", "/health")
+            return connection.getresponse().status == 200
+        except (OSError, http.client.HTTPException):
+            return False  # not listening yet
+        finally:
+            connection.close()
+
+    def metrics(self) -> Metrics:
+        return read_metrics(self.http)
+
+    def _end(self, *args: Any) -> int | None:
+        status = super()._end(*args)
+        shutil.rmtree(self._temporary, ignore_errors=True)
+        return status
+
+
+class PegaServer(ChildProcess):
+    """One pegaflow-server on a Unix socket in ``directory``, with HTTP on a free port.
+
+    start() after kill() or stop() serves the same socket again; the HTTP port changes.
+    """
+
+    start_timeout_s = 60.0
+
+    def __init__(
+        self,
+        binary: Path,
+        directory: Path,
+        pool_size: str = "1gb",
+        arguments: Sequence[str] = (),
+        env: Mapping[str, str] | None = None,
+    ) -> None:
+        super().__init__("pegaflow-server", directory / "pegaflow-server.log", env)
+        self.binary = binary
+        self.socket = directory / "pega.sock"
+        self.pool_size = pool_size
+        self.arguments = list(arguments)
+        self._ready_file = directory / "ready.json"
+        self._ready: dict[str, Any] = {}
+
+    @property
+    def address(self) -> str:
+        """The address for the connector's ``pegaflow.host``."""
+        return f"unix:{self.socket}"
+
+    @property
+    def http(self) -> str:
+        """HOST:PORT of its HTTP server."""
+        return self._ready["http"]
+
+    def start(self) -> Self:
+        self._ready_file.unlink(missing_ok=True)
+        self._ready = {}
+        return super().start()
+
+    def command(self) -> list[str]:
+        return [
+            str(self.binary),
+            *("--addr", self.address),
+            *("--http-addr", "127.0.0.1:0"),
+            *("--ready-file", str(self._ready_file)),
+            *("--pool-size", self.pool_size),
+            *self.arguments,
+        ]
+
+    def is_ready(self) -> bool:
+        try:
+            self._ready = json.loads(self._ready_file.read_text())
+        except FileNotFoundError:
+            return False
+        return True
+
+    def metrics(self) -> Metrics:
+        return read_metrics(self.http)
+
+
+__all__ = [
+    "MODEL_NAME",
+    "REPOSITORY",
+    "ChildFailed",
+    "Metrics",
+    "ModelShape",
+    "PegaServer",
+    "VllmOptions",
+    "VllmServer",
+    "ensure_model",
+    "free_port",
+    "tail",
+    "venv_bin",
+]
