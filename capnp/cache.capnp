@@ -1,0 +1,129 @@
+@0xd3c1a5f07b2e4961;
+# What a client and a server of one node say to each other over the Unix socket. Control only: keys,
+# slots and tokens; KV bytes go through the shared pool. docs/wire.md tells the story.
+#
+# Rules of the wire: expected outcomes are values in a union; an exception means that the connection
+# is of no more use. Fields are only ever added. A call repeated under one name changes nothing.
+
+using Cxx = import "/capnp/c++.capnp";
+$Cxx.namespace("pegaflow::wire");
+
+struct Id128 {
+  high @0 :UInt64;
+  low @1 :UInt64;
+}
+
+struct Error {
+  code @0 :UInt16;   # pegaflow::Errc, in its order; an unknown one counts as kInternal.
+  detail @1 :Text;
+}
+
+struct Done {
+  # The answer to a call that returns nothing.
+  union {
+    ok @0 :Void;
+    error @1 :Error;
+  }
+}
+
+struct Keys {
+  # Block keys in prompt order, back to back. At most 8,192 a call.
+  keyBytes @0 :UInt8;   # 1 to 32.
+  packed @1 :Data;      # A multiple of keyBytes.
+}
+
+struct JobId {
+  scheduler @0 :Id128;
+  number @1 :UInt64;
+}
+
+interface ProcessHandle {
+  # Carries the client's own pidfd as its descriptor: readable once the process is gone.
+}
+
+interface Pool {
+  # Carries the pool's memfd as its descriptor.
+}
+
+struct Hello {
+  minimum @0 :UInt16;             # Versions of this schema that the client speaks.
+  maximum @1 :UInt16;
+  process @2 :Id128;              # The client's incarnation.
+  previousConnection @3 :Id128;   # The id that the server gave its last connection; zero: none.
+  quiesced @4 :Bool;              # All copies that began under that connection have ended.
+  build @5 :Text;                 # Program and version, for logs.
+  handle @6 :ProcessHandle;       # Absent for a client that only looks up.
+}
+
+interface Gate {
+  # The bootstrap of every connection.
+  hello @0 Hello -> (
+    version :UInt16,              # The one that both now speak; 0 when refused.
+    minimum :UInt16,              # What the server speaks.
+    maximum :UInt16,
+    server :Id128,                # Its incarnation.
+    connection :Id128,
+    build :Text,
+    session :Session,             # Null when refused.
+    refused :Error);              # Set when version is 0.
+}
+
+struct Factor {
+  # One line of a namespace's canonical list.
+  name @0 :Text;
+  value @1 :Text;
+}
+
+struct Registration {
+  instance @0 :Text;              # One engine core: the engine's id.
+  rank @1 :UInt32;
+  ranks @2 :UInt32;               # Tensor x pipeline parallel size.
+  factors @3 :List(Factor);       # In canonical order; equal lists are one namespace.
+  pageBytes @4 :UInt64;
+  blockCount @5 :UInt64;          # Of the engine's cache, for /instances.
+}
+
+interface Session {
+  # One connection's rights. A client is a worker (register), a scheduler (attach) or both.
+
+  register @0 Registration -> (
+    pool :Pool,
+    poolBytes :UInt64,
+    slotBytes :UInt64,            # Slot i begins at i * slotBytes.
+    namespace :Text,              # Its display hash.
+    refused :Error);              # Set when pool is null. kBusy: ask again later.
+
+  attach @1 (instance :Text) -> Done;
+  # The scheduler's side of an instance. Allowed before its ranks are there.
+
+  lookup @2 Keys -> (sealed :UInt32, complete :Bool);
+  # How many, from the first on, are sealed. Holds nothing. complete: all ranks are connected;
+  # otherwise everything is a miss.
+
+  claim @3 (token :Id128, keys :Keys) -> (ready :UInt32, complete :Bool, error :Error);
+  # A claim on the longest sealed prefix that the limits allow. ready 0: no claim was made.
+
+  unclaim @4 (token :Id128) -> Done;
+
+  open @5 (token :Id128, first :UInt32, count :UInt32, pin :UInt64) -> (
+    slots :List(UInt32), error :Error);   # error set: no slots.
+  # Pins the blocks first .. first + count of the claim under a name that the worker chose.
+
+  release @6 (pin :UInt64) -> Done;
+  # All copies out of the pin have ended.
+
+  reserve @7 (job :JobId, keys :Keys) -> (slots :List(UInt32), error :Error);
+  # A slot a key, 0xFFFFFFFF: skip it.
+
+  publish @8 (job :JobId) -> Done;
+  # All copies into the job's slots have ended and are whole. kGone: they were not sealed.
+
+  abandon @9 (job :JobId) -> Done;
+  # All copies into the job's slots have ended; forget the blocks.
+
+  resetCache @10 () -> (generation :UInt64, error :Error);
+  # Nothing that the namespace holds now is ever found again.
+
+  goodbye @11 () -> Done;
+  # All copies have ended, the pool is unmapped, nothing more will be asked.
+}
