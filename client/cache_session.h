@@ -1,0 +1,74 @@
+#pragma once
+/// \file
+/// The scheduler's side of an engine: which prefixes the cache has, and claims on them.
+
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <span>
+
+#include "base/block_key.h"
+#include "base/error.h"
+#include "base/id128.h"
+#include "client/link_options.h"
+
+namespace pegaflow {
+
+/// Asks the node's server on behalf of one engine core. Never blocks longer than it is told to.
+///
+/// Questions are asked by ticket and answered later, because a scheduler step must not wait. The
+/// session owns a private thread that connects, reconnects and attaches by itself; while there is
+/// no server, or the breaker is open, a question fails at once with kPeerLost.
+///
+/// Thread-safe. Creating one in a process that forks afterwards is a mistake (threads do not fork).
+class CacheSession {
+ public:
+  using Options = LinkOptions;
+  enum class Ticket : std::uint64_t {};
+
+  /// Starts the thread; it connects in the background.
+  /// Errors: kInvalidArgument for an option without sense, kInternal when no thread can start.
+  static Result<std::unique_ptr<CacheSession>> start(const Options& options);
+
+  /// Ends all claims of the session and joins the thread, within 1 s.
+  ~CacheSession();
+
+  struct Answer {
+    std::size_t blocks = 0;  ///< Leading keys that are sealed, or claimed.
+    bool complete = false;   ///< All ranks of the instance are connected; else blocks is 0.
+    Id128 token;             ///< Of the claim; none for a lookup or an empty claim.
+  };
+
+  /// Asks how many leading keys are sealed; holds nothing. At most 8,192 keys; later ones are not
+  /// looked at.
+  /// Errors: kPeerLost when there is no server, kBusy when too many questions are under way.
+  Result<Ticket> lookup(std::span<const BlockKey> keys);
+
+  /// Asks for a claim on the longest sealed prefix of `keys`.
+  /// Errors: as lookup().
+  Result<Ticket> claim(std::span<const BlockKey> keys);
+
+  /// The answer to a question, waiting at most `patience` for it; no value: not yet. An answer is
+  /// handed out once, and the ticket is then forgotten. The error is kTimeout after the question's
+  /// deadline, kPeerLost when the connection ended, kGone for an unknown ticket.
+  std::optional<Result<Answer>> take(Ticket ticket, Duration patience = Duration::zero());
+
+  /// Nobody will take this answer. A claim that arrives for it is ended at once.
+  void forget(Ticket ticket);
+
+  /// Ends a claim. Its loads go on.
+  void unclaim(const Id128& token);
+
+  /// Makes everything that the namespace holds unfindable. Waits at most `patience`.
+  /// Errors: kTimeout, kPeerLost.
+  Result<std::uint64_t> reset_cache(Duration patience);
+
+  [[nodiscard]] LinkStatus status() const;
+
+ private:
+  class Impl;
+  explicit CacheSession(std::unique_ptr<Impl> impl);
+  std::unique_ptr<Impl> impl_;
+};
+
+}  // namespace pegaflow

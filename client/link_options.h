@@ -1,0 +1,53 @@
+#pragma once
+/// \file
+/// What both ends of an engine (its scheduler's CacheSession, its worker's Mover) need to reach the
+/// server, and how patient they are.
+
+#include <string>
+
+#include "base/clock.h"
+#include "base/id128.h"
+
+namespace pegaflow {
+
+/// How to reach the server of this node. Every deadline has its reason beside it; an engine never
+/// waits longer than these for us.
+struct LinkOptions {
+  std::string socket_path;  ///< Of the server's Unix socket.
+  std::string instance;     ///< The engine core's id; the same in its scheduler and its workers.
+  std::string build;        ///< Program and version, for the server's log.
+
+  Duration connect_deadline = std::chrono::seconds(1);      ///< Local; longer means stopped.
+  Duration lookup_deadline = std::chrono::milliseconds(50);  ///< 100 x a loaded 8,192-key lookup.
+  Duration open_deadline = std::chrono::milliseconds(50);
+  Duration reserve_deadline = std::chrono::milliseconds(20);  ///< GPU blocks stay pinned meanwhile.
+  Duration reconnect_interval = std::chrono::milliseconds(500);  ///< Back in use < 2 s.
+  Duration refused_interval = std::chrono::seconds(10);  ///< A person has to change something.
+
+  /// The breaker: so many missed deadlines within the window stop all calls but one probe at a time.
+  int breaker_failures = 3;
+  Duration breaker_window = std::chrono::seconds(1);
+  Duration breaker_probe_interval = std::chrono::seconds(1);
+};
+
+/// Where a link stands; for logs, metrics and `pegaflow doctor`.
+enum class LinkState : std::uint8_t {
+  kConnecting,  ///< No server yet, or not any more.
+  kRefused,     ///< The server answered, and will not serve us: see the detail.
+  kReady,
+  kBroken,      ///< The breaker is open: connected, but too slow.
+  kRetired,     ///< An invariant of ours broke, or it was closed: the cache stays off.
+};
+
+std::string_view to_string(LinkState state) noexcept;
+
+struct LinkStatus {
+  LinkState state = LinkState::kConnecting;
+  std::string detail;        ///< Why it is not ready, in the server's or the system's words.
+  std::uint64_t connections = 0;  ///< How often it became ready.
+  Id128 server;              ///< Incarnation of the server last spoken to.
+  std::string server_build;
+  std::string namespace_hash;  ///< A worker's, once registered.
+};
+
+}  // namespace pegaflow

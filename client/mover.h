@@ -1,0 +1,103 @@
+#pragma once
+/// \file
+/// The worker's side of an engine: moves blocks between its memory and the pool.
+
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <span>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "base/block_key.h"
+#include "base/error.h"
+#include "base/id128.h"
+#include "base/page_layout.h"
+#include "client/link_options.h"
+#include "transport/device.h"
+
+namespace pegaflow {
+
+/// Registers one rank's KV cache with the node's server and runs its save and load jobs.
+///
+/// Each accepted job is reported exactly once by take_finished(), good or not, and only after its
+/// last copy has ended: from then on the engine may use the job's blocks again. A load is good only
+/// if the connection was still up after its last copy completed.
+///
+/// A private thread talks to the server; the device copies on its own. After a lost connection no
+/// new copy begins, every copy under way is waited for, the pool is unmapped, and the mover
+/// registers again by itself. A broken invariant of ours retires the mover: loads that are not
+/// finished are reported failed once their copies ended, the cache stays off, one error line.
+///
+/// Thread-safe. The device and the engine's memory outlive the mover.
+class Mover {
+ public:
+  struct Options {
+    LinkOptions link;
+    std::uint32_t rank = 0;
+    std::uint32_t ranks = 1;
+    /// The namespace's canonical list: equal lists share blocks.
+    std::vector<std::pair<std::string, std::string>> factors;
+    /// A load may take `load_patience` and the time its bytes, and those queued before it, need at
+    /// `load_bytes_per_second`; then the rest of it is given up and computed.
+    Duration load_patience = std::chrono::milliseconds(250);
+    double load_bytes_per_second = 1e9;
+    std::size_t max_jobs = 1024;  ///< Under way at once; more is kBusy.
+  };
+
+  /// Starts the thread; it connects and registers in the background.
+  /// Errors: kInvalidArgument for an option without sense, kInternal when no thread can start.
+  static Result<std::unique_ptr<Mover>> start(const Options& options, PageLayout layout,
+                                              Device& device);
+
+  /// close(), if nobody called it.
+  ~Mover();
+
+  /// Saves `blocks[i]` under `keys[i]`, once the engine's work before `after` is done. Blocks that
+  /// the cache has, or has no room for, are skipped. The job's number rises within its scheduler.
+  /// Errors: kPeerLost when there is no server, kBusy at max_jobs, kInvalidArgument for lists of
+  /// different or no length or a block out of range; the job is then not accepted.
+  Result<void> save(Id128 scheduler, std::uint64_t job, std::span<const BlockKey> keys,
+                    std::span<const std::uint32_t> blocks, Device::Event after);
+
+  /// Loads the claimed blocks `first`, `first` + 1, ... of `token` into `blocks`.
+  /// Errors: as save(). `load` is the caller's name for it, unique among loads under way.
+  Result<void> load(std::uint64_t load, const Id128& token, std::size_t first,
+                    std::span<const std::uint32_t> blocks);
+
+  /// The load is of no more use: no further page is copied. It is still reported.
+  void cancel_load(std::uint64_t load);
+
+  struct Finished {
+    enum class Kind : std::uint8_t { kSave, kLoad };
+    Kind kind = Kind::kSave;
+    std::uint64_t id = 0;            ///< The job's number, or the load.
+    std::size_t blocks = 0;          ///< Blocks now sealed, or loaded.
+    std::size_t skipped = 0;         ///< Of a save: there already, being saved, or no room.
+    std::uint64_t bytes = 0;         ///< Copied.
+    Duration took{};                 ///< From acceptance to its end.
+    std::vector<std::uint32_t> failed_blocks;  ///< Of a load: their bytes are not to be used.
+    std::optional<Error> error;      ///< Why not all of it.
+  };
+
+  /// Everything that ended since the last call. Each once.
+  std::vector<Finished> take_finished();
+
+  /// A descriptor that is readable while take_finished() has something; for tests and other loops.
+  [[nodiscard]] int finished_fd() const noexcept;
+
+  /// Ends in order: no new job, copies under way waited for, pool unmapped, goodbye said. Idempotent.
+  /// Everything accepted has been reported to take_finished() when it returns.
+  void close();
+
+  [[nodiscard]] LinkStatus status() const;
+  [[nodiscard]] const PageLayout& layout() const noexcept;
+
+ private:
+  class Impl;
+  explicit Mover(std::unique_ptr<Impl> impl);
+  std::unique_ptr<Impl> impl_;
+};
+
+}  // namespace pegaflow

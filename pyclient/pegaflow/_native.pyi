@@ -1,0 +1,96 @@
+"""The C++ client, as thin as can be. Importing it starts no thread and opens no socket.
+
+Failures are exceptions of the classes below, one for each reaction of the caller. Every call
+releases the GIL before it waits. Keys come packed: ``n * key_bytes`` bytes, back to back.
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+__version__: str
+MAX_KEYS: int  # A lookup or claim looks at this many leading keys, 8192.
+
+class PegaFlowError(RuntimeError): ...  # str(error) is the detail.
+class InvalidArgument(PegaFlowError, ValueError): ...
+class Busy(PegaFlowError): ...
+class OutOfCapacity(PegaFlowError): ...
+class Gone(PegaFlowError): ...
+class Timeout(PegaFlowError, TimeoutError): ...
+class Cancelled(PegaFlowError): ...
+class PeerLost(PegaFlowError, ConnectionError): ...
+class Refused(PegaFlowError): ...
+class Corrupt(PegaFlowError): ...
+class IoError(PegaFlowError, OSError): ...
+class Internal(PegaFlowError): ...
+
+def random_id() -> bytes:
+    """16 random bytes: an incarnation."""
+
+def default_socket_path(port: int) -> str:
+    """Where the server of ``--addr HOST:port`` has its socket, from PEGAFLOW_RUNTIME_DIR and the defaults."""
+
+class CacheSession:
+    """The scheduler's side; see client/cache_session.h. Thread-safe.
+
+    ``options``: keyword arguments named like the fields of LinkOptions; durations are seconds
+    (float), e.g. ``lookup_deadline=0.05``. Unknown names raise InvalidArgument.
+    """
+
+    def __init__(self, socket_path: str, instance: str, build: str = "", **options: Any) -> None: ...
+    def lookup(self, keys: bytes, key_bytes: int) -> int: ...
+    def claim(self, keys: bytes, key_bytes: int) -> int: ...
+    def take(self, ticket: int, patience_s: float = 0.0) -> tuple[int, bool, bytes] | None:
+        """(blocks, complete, token) or None: not yet. Raises Timeout, PeerLost, Gone (unknown ticket)."""
+    def forget(self, ticket: int) -> None: ...
+    def unclaim(self, token: bytes) -> None: ...
+    def reset_cache(self, patience_s: float) -> int: ...
+    def status(self) -> dict[str, Any]:
+        """state ("connecting"|"refused"|"ready"|"broken"|"retired"), detail, connections, server, server_build, namespace_hash."""
+    def close(self) -> None: ...
+
+class Finished:
+    kind: str  # "save" or "load"
+    id: int
+    blocks: int
+    skipped: int
+    bytes: int
+    took_s: float
+    failed_blocks: list[int]
+    error: str | None  # "timeout: ..." or None
+    error_code: str | None  # "timeout", "gone", ... or None
+
+class HostDevice:
+    """Copies between the pool and ordinary memory with threads of its own; see transport/host."""
+
+    def __init__(self, threads: int = 1) -> None: ...
+
+class Mover:
+    """The worker's side; see client/mover.h. Thread-safe.
+
+    ``segments``: (address, block_stride_bytes, size_bytes) each; the memory must stay valid until
+    close() has returned. ``factors``: the namespace's canonical list of (name, value).
+    """
+
+    def __init__(
+        self,
+        socket_path: str,
+        instance: str,
+        device: HostDevice,
+        segments: Sequence[tuple[int, int, int]],
+        block_count: int,
+        factors: Sequence[tuple[str, str]],
+        rank: int = 0,
+        ranks: int = 1,
+        build: str = "",
+        **options: Any,
+    ) -> None: ...
+    @property
+    def page_bytes(self) -> int: ...
+    def save(self, scheduler: bytes, job: int, keys: bytes, key_bytes: int, blocks: Sequence[int]) -> None:
+        """Saves after the engine work that the calling thread has queued so far (record_event)."""
+    def load(self, load: int, token: bytes, first: int, blocks: Sequence[int]) -> None: ...
+    def cancel_load(self, load: int) -> None: ...
+    def take_finished(self) -> list[Finished]: ...
+    def finished_fd(self) -> int: ...
+    def status(self) -> dict[str, Any]: ...
+    def close(self) -> None: ...
