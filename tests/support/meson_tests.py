@@ -1,0 +1,104 @@
+"""What Meson knows about our tests, and which of them a person asked for."""
+
+import dataclasses
+import json
+import os
+import pathlib
+import subprocess
+from collections.abc import Sequence
+
+SUITES = ("unit", "integration", "sim", "fault", "fuzz", "python", "layering")
+
+# These start servers and engines, and share two cores with them.
+SERIAL_SUITES = frozenset({"integration", "fault", "python"})
+
+
+class UsageError(Exception):
+    """Nothing that was asked for exists; the text says what does."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Test:
+    """One test program as Meson lists it."""
+
+    name: str  # "unit/engine/block_store"
+    suite: str
+    command: tuple[str, ...]
+    environment: dict[str, str]
+    workdir: str | None
+    timeout_s: float  # 0: without a limit
+    serial: bool
+    targets: tuple[str, ...]  # what ninja has to build before it
+    build_dir: pathlib.Path
+
+
+def introspect(build_dir: pathlib.Path, what: str) -> list[dict]:
+    path = build_dir / "meson-info" / f"intro-{what}.json"
+    return json.loads(path.read_text())
+
+
+def load(build_dir: pathlib.Path) -> list[Test]:
+    """All tests of one build directory, in Meson's order."""
+    outputs: dict[str, list[str]] = {}  # target id -> files, relative to the build directory
+    for target in introspect(build_dir, "targets"):
+        outputs[target["id"]] = [os.path.relpath(name, build_dir) for name in target["filename"]]
+    built = {name for names in outputs.values() for name in names}
+
+    tests = []
+    for entry in introspect(build_dir, "tests"):
+        suite = entry["suite"][0].split(":")[-1] if entry["suite"] else ""
+        needs = [name for target in entry["depends"] for name in outputs.get(target, [])]
+        needs += [os.path.relpath(word, build_dir) for word in entry["cmd"] if os.path.isabs(word)]
+        tests.append(
+            Test(
+                name=entry["name"],
+                suite=suite,
+                command=tuple(entry["cmd"]),
+                environment=dict(entry["env"]),
+                workdir=entry["workdir"],
+                timeout_s=float(entry["timeout"] or 0),
+                serial=suite in SERIAL_SUITES or not entry["is_parallel"],
+                targets=tuple(sorted({name for name in needs if name in built})),
+                build_dir=build_dir,
+            )
+        )
+    return tests
+
+
+def select(tests: Sequence[Test], words: Sequence[str]) -> list[Test]:
+    """The tests that the words name: a suite, a test's name, its beginning, or a part of it.
+
+    The most exact meaning wins, so that `unit` is the suite and not each name that holds it.
+    """
+    if not words:
+        return list(tests)
+    chosen: set[str] = set()
+    for word in words:
+        meanings = (
+            [t.name for t in tests if t.suite == word],
+            [t.name for t in tests if t.name == word],
+            [t.name for t in tests if t.name.startswith(word.rstrip("/") + "/")],
+            [t.name for t in tests if word in t.name],
+        )
+        found = next((names for names in meanings if names), None)
+        if found is None:
+            if word in SUITES:
+                raise UsageError(f"the suite '{word}' has no test in this build")
+            raise UsageError(
+                f"no test is called '{word}'; the suites are {' '.join(SUITES)}, "
+                "and `./dev test --list` names every test"
+            )
+        chosen.update(found)
+    return [test for test in tests if test.name in chosen]
+
+
+def build(tests: Sequence[Test]) -> None:
+    """Let ninja bring what the tests need up to date.
+
+    Raises:
+        subprocess.CalledProcessError: Something does not compile; ninja has said what.
+    """
+    for build_dir in dict.fromkeys(test.build_dir for test in tests):
+        targets = sorted({t for test in tests if test.build_dir == build_dir for t in test.targets})
+        if targets:
+            subprocess.run(["ninja", "-C", str(build_dir), "--quiet", *targets], check=True)
