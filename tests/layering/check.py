@@ -1,0 +1,193 @@
+#!/usr/bin/env python3
+"""Read the include lines of the tree against the module table.
+
+usage: check.py [ROOT]      prints what is wrong, one line each; exit 1 if something is
+"""
+
+import dataclasses
+import pathlib
+import re
+import sys
+from collections.abc import Iterable, Iterator
+
+import table
+
+SOURCES = (".h", ".cpp", ".cu", ".cuh")
+INCLUDE = re.compile(r'^\s*#\s*include\s+(?:"([^"]+)"|<([^>]+)>)')
+COMMENT_OR_TEXT = re.compile(r'//[^\n]*|/\*.*?\*/|"(?:\\.|[^"\\\n])*"', re.DOTALL)
+
+
+@dataclasses.dataclass(frozen=True)
+class Include:
+    name: str
+    quoted: bool
+    line: int
+
+
+@dataclasses.dataclass
+class Tree:
+    """The source files of ours, by their path from the root."""
+
+    root: pathlib.Path
+    includes: dict[str, list[Include]]
+
+    def exists(self, name: str) -> bool:
+        """Whether an include names a file of ours; a schema stands for its header."""
+        if name in table.GENERATED or name in self.includes:
+            return True
+        path = self.root / name
+        return path.is_file() or (name.endswith(".capnp.h") and path.with_suffix("").is_file())
+
+
+def read_tree(root: pathlib.Path) -> Tree:
+    includes: dict[str, list[Include]] = {}
+    for module in table.MODULES:
+        for path in sorted((root / module).rglob("*")):
+            if path.suffix not in SOURCES or not path.is_file():
+                continue
+            found = []
+            text = path.read_text(errors="replace")
+            for number, line in enumerate(text.splitlines(), start=1):
+                if match := INCLUDE.match(line):
+                    quoted, angled = match.groups()
+                    found.append(Include(quoted or angled, quoted is not None, number))
+            includes[path.relative_to(root).as_posix()] = found
+    return Tree(root, includes)
+
+
+def matches(name: str, patterns: Iterable[str]) -> bool:
+    for pattern in patterns:
+        if pattern.endswith("/*"):
+            folder = pattern[:-1]
+            if name.startswith(folder) and "/" not in name[len(folder) :]:
+                return True
+        elif (
+            name == pattern or (pattern == "" or pattern.endswith("/")) and name.startswith(pattern)
+        ):
+            return True
+    return False
+
+
+def module_of(name: str) -> str | None:
+    module = table.GENERATED.get(name) or name.split("/")[0]
+    return module if module in table.MODULES and ("/" in name or name in table.GENERATED) else None
+
+
+def library_of(name: str) -> tuple[str, tuple[str, ...]] | None:
+    """The library behind <name>; None for the standard library, C and the kernel."""
+    for prefix, entry in table.LIBRARIES.items():
+        if name == prefix or name.startswith(prefix) and prefix[-1] in "/e":
+            return entry
+    if "/" not in name or name.startswith(table.SYSTEM_FOLDERS):
+        return None
+    return (f"the unknown library of <{name}>", ())
+
+
+def allowed_for(user: str) -> tuple[str, ...]:
+    for folder, patterns in table.SUBFOLDERS.items():
+        if user.startswith(folder):
+            return patterns
+    return table.MODULES[user.split("/")[0]]
+
+
+def check_ours(tree: Tree, user: str, include: Include) -> Iterator[str]:
+    module = module_of(include.name)
+    if module is None:
+        yield f'"{include.name}" does not begin with a module: write "module/file.h", or use <>'
+        return
+    if not tree.exists(include.name):
+        yield f'"{include.name}" is not in the tree'
+    name = f"{module}/{include.name}" if include.name in table.GENERATED else include.name
+    if not matches(name, allowed_for(user)):
+        yield f'{user.split("/")[0]} may not use "{include.name}"'
+
+
+def check_foreign(tree: Tree, user: str, include: Include) -> Iterator[str]:
+    if module_of(include.name) and tree.exists(include.name):
+        yield f'<{include.name}> is ours: write "{include.name}"'
+        return
+    library = library_of(include.name)
+    if library and not matches(user, library[1]):
+        homes = " ".join(library[1]) or "no file; add it to tests/layering/table.py"
+        yield f"{library[0]} may be named in {homes}"
+
+
+def check_includes(tree: Tree) -> Iterator[str]:
+    for user, includes in tree.includes.items():
+        for include in includes:
+            check = check_ours if include.quoted else check_foreign
+            for problem in check(tree, user, include):
+                yield f"{user}:{include.line}: {problem}"
+
+
+def reached_from(tree: Tree, roots: Iterable[str]) -> list[str]:
+    seen = {name for name in roots if name in tree.includes}
+    todo = list(seen)
+    while todo:
+        for include in tree.includes[todo.pop()]:
+            if include.quoted and include.name in tree.includes and include.name not in seen:
+                seen.add(include.name)
+                todo.append(include.name)
+    return sorted(seen)
+
+
+def check_public_headers(tree: Tree) -> Iterator[str]:
+    """No KJ in what pyclient or router see of the client, directly or below it."""
+    roots = set(table.PUBLIC_CLIENT_HEADERS)
+    for user, includes in tree.includes.items():
+        if user.split("/")[0] in ("pyclient", "router"):
+            roots |= {include.name for include in includes if include.quoted}
+    for name in reached_from(tree, roots):
+        for include in tree.includes[name]:
+            foreign = not include.quoted and include.name.startswith(("kj/", "capnp/"))
+            if foreign or include.name.endswith(".capnp.h"):
+                yield f"{name}:{include.line}: a public header of the client names {include.name}"
+        code = COMMENT_OR_TEXT.sub(
+            lambda match: "\n" * match.group().count("\n"),
+            (tree.root / name).read_text(errors="replace"),
+        )
+        for number, line in enumerate(code.splitlines(), start=1):
+            for hidden in table.HIDDEN_NAMESPACES:
+                if re.search(rf"\b{hidden}::", line):
+                    yield f"{name}:{number}: a public header of the client names {hidden}::"
+
+
+def check_shadowing(root: pathlib.Path) -> Iterator[str]:
+    for path in sorted((root / "capnp").glob("*")):
+        if path.suffix in (*SOURCES, ".capnp") and path.name.split(".")[0] in table.LIBRARY_STEMS:
+            yield f"capnp/{path.name}: would shadow the library's <capnp/{path.name.split('.')[0]}>"
+
+
+def long_files(root: pathlib.Path) -> Iterator[str]:
+    for folder in (*table.MODULES, "demo", "tools"):
+        for path in sorted((root / folder).rglob("*")):
+            if path.suffix in (*SOURCES, ".py", ".capnp") and path.is_file():
+                lines = path.read_text(errors="replace").count("\n")
+                if lines > table.LINES_WARNED:
+                    name = path.relative_to(root).as_posix()
+                    yield f"{name}: {lines} lines: which second idea hides in it?"
+
+
+def problems_in(root: pathlib.Path) -> list[str]:
+    tree = read_tree(root)
+    return [*check_includes(tree), *check_public_headers(tree), *check_shadowing(root)]
+
+
+def main(argv: list[str]) -> int:
+    root = pathlib.Path(argv[0] if argv else ".").resolve()
+    files = read_tree(root).includes
+    if not files:
+        print(f"layering: no source of ours under {root}", file=sys.stderr)
+        return 1
+    for warning in long_files(root):
+        print(f"warning: {warning}")
+    problems = problems_in(root)
+    for problem in problems:
+        print(problem)
+    lines = sum(len(includes) for includes in files.values())
+    print(f"layering: {len(files)} files, {lines} includes, {len(problems)} problems")
+    return 1 if problems else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

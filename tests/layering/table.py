@@ -1,0 +1,101 @@
+"""Who may use what: the module table of docs/architecture.md as data.
+
+A pattern names a file (`transport/region.h`), a folder with all below it (`transport/host/`), or
+the files directly in a folder (`transport/*`).
+"""
+
+# ---- our modules
+
+MODULES: dict[str, tuple[str, ...]] = {
+    "base": ("base/",),
+    "capnp": ("base/", "capnp/"),
+    "transport": ("base/", "transport/"),
+    "engine": ("base/", "engine/", "transport/fabric.h", "transport/region.h"),
+    "client": (
+        "base/",
+        "capnp/",
+        "client/",
+        "transport/device.h",
+        "transport/region.h",
+        "transport/host/",
+        "transport/cuda/",
+    ),
+    "server": ("base/", "capnp/", "engine/", "server/", "transport/"),
+    "router": ("base/", "client/", "router/"),
+    "pyclient": ("base/", "client/", "pyclient/"),
+    "perf": (
+        "base/",
+        "capnp/",
+        "client/",
+        "engine/",
+        "perf/",
+        "pyclient/",
+        "router/",
+        "server/",
+        "transport/",
+    ),
+}
+# Tests may use everything, and nothing uses them.
+MODULES["tests"] = (*MODULES["perf"], "tests/")
+
+# A backend knows the seams of its module and itself, not its siblings.
+SUBFOLDERS: dict[str, tuple[str, ...]] = {
+    f"transport/{name}/": ("base/", "transport/*", f"transport/{name}/")
+    for name in ("host", "cuda", "tcp", "ucx", "sim")
+}
+
+# Made by the build, so not found in the tree.
+GENERATED = {"version.h": "base"}
+
+# ---- foreign libraries: include prefix -> (name, where it may be named)
+
+EVERYWHERE = ("",)
+TESTS_AND_PERF = ("perf/", "tests/")
+KJ_HOMES = ("capnp/", "server/", "client/", *TESTS_AND_PERF)
+
+LIBRARIES: dict[str, tuple[str, tuple[str, ...]]] = {
+    "fmt/": ("fmt", EVERYWHERE),
+    "tl/expected.hpp": ("tl::expected", ("base/error.h",)),
+    "spdlog/": ("spdlog", ("base/log.cpp",)),
+    "CLI/": ("CLI11", ("base/options.cpp",)),
+    "prometheus/": ("prometheus-cpp", ("base/", "server/", *TESTS_AND_PERF)),
+    "xxhash.h": ("xxHash", ("base/", *TESTS_AND_PERF)),
+    "kj/compat/http.h": ("kj-http", ("server/", *TESTS_AND_PERF)),
+    "kj/": ("KJ", KJ_HOMES),
+    "capnp/": ("Cap'n Proto", KJ_HOMES),
+    "nlohmann/": ("nlohmann-json", ("server/", *TESTS_AND_PERF)),
+    "pybind11/": ("pybind11", ("pyclient/",)),
+    "Python.h": ("the Python C API", ("pyclient/",)),
+    "doctest/": ("doctest", ("tests/",)),
+    "ucp/": ("UCX", ("transport/ucx/",)),
+    "uct/": ("UCX", ("transport/ucx/",)),
+    "ucs/": ("UCX", ("transport/ucx/",)),
+    "infiniband/": ("rdma-core", ("transport/ucx/",)),
+    "cuda.h": ("CUDA", ("transport/cuda/",)),
+    "cuda_runtime": ("CUDA", ("transport/cuda/",)),
+    "liburing.h": ("liburing", ("engine/ssd/",)),
+    "hiredis/": ("hiredis", ("engine/directory/",)),
+    "boost/": ("Boost", ("router/",)),
+}
+
+# The C library and the kernel; everything without a folder that is not named above is, too.
+SYSTEM_FOLDERS = ("sys/", "linux/", "netinet/", "arpa/", "net/", "asm/", "sanitizer/")
+
+# ---- headers that other modules see, and what may not be named in them
+
+# What pyclient and router include of client/ is found by itself; these two are public by design.
+PUBLIC_CLIENT_HEADERS = ("client/cache_session.h", "client/mover.h")
+HIDDEN_NAMESPACES = ("kj", "capnp")
+
+# ---- names in capnp/ that would shadow the library's own <capnp/...> headers
+
+LIBRARY_STEMS = frozenset(
+    """
+    any arena blob c++ capability common compat compiler-service dynamic endian ez-rpc
+    generated-header-support layout list membrane message orphan persistent pointer-helpers
+    pretty-print raw-schema reconstruct rpc rpc-prelude rpc-twoparty schema schema-lite
+    schema-loader schema-parser serialize serialize-async serialize-packed serialize-text stream
+    """.split()
+)
+
+LINES_WARNED = 700

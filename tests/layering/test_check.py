@@ -1,0 +1,164 @@
+"""The layering check refuses what it must: small trees, each with one thing wrong."""
+
+import pathlib
+import subprocess
+import sys
+import tempfile
+import unittest
+
+HERE = pathlib.Path(__file__).resolve().parent
+sys.path.insert(0, str(HERE))
+
+import check  # noqa: E402
+import table  # noqa: E402
+
+# A tree in which everything is as it should be.
+GOOD = {
+    "base/error.h": "#include <tl/expected.hpp>\n#include <fmt/format.h>\n",
+    "base/log.cpp": '#include "base/log.h"\n#include <spdlog/spdlog.h>\n',
+    "base/log.h": '#include <string>\n#include "base/error.h"\n',
+    "base/options.cpp": "#include <CLI/CLI.hpp>\n",
+    "capnp/cache.capnp": "@0x1;\n",
+    "capnp/codec.h": '#include <capnp/message.h>\n#include "capnp/cache.capnp.h"\n',
+    "transport/region.h": '#include "base/error.h"\n',
+    "transport/device.h": '#include "base/error.h"\n',
+    "transport/host/host_device.h": '#include "transport/device.h"\n',
+    "engine/pool.h": '#include <sys/mman.h>\n#include "transport/region.h"\n',
+    "client/cache_session.h": '#include "base/error.h"\n// kj::Promise stays inside\n',
+    "client/connection.h": '#include <kj/async.h>\n#include "capnp/cache.capnp.h"\n',
+    "client/cache_session.cpp": (
+        '#include "client/cache_session.h"\n#include "client/connection.h"\n'
+        '#include "transport/host/host_device.h"\n'
+    ),
+    "server/http.cpp": (
+        "#include <kj/compat/http.h>\n#include <nlohmann/json.hpp>\n"
+        '#include "engine/pool.h"\n#include "version.h"\n'
+    ),
+    "pyclient/native.cpp": '#include <pybind11/pybind11.h>\n#include "client/cache_session.h"\n',
+    "perf/main.cpp": '#include <kj/async.h>\n#include "server/options.h"\n',
+    "server/options.h": "",
+    "tests/unit/engine/pool_test.cpp": ('#include "engine/pool.h"\n#include <doctest/doctest.h>\n'),
+}
+
+
+class LayeringTest(unittest.TestCase):
+    def problems(self, changes: dict[str, str]) -> list[str]:
+        with tempfile.TemporaryDirectory() as folder:
+            root = pathlib.Path(folder)
+            for name, text in {**GOOD, **changes}.items():
+                path = root / name
+                path.parent.mkdir(parents=True, exist_ok=True)
+                path.write_text(text)
+            return check.problems_in(root)
+
+    def test_the_good_tree_is_good(self) -> None:
+        self.assertEqual(self.problems({}), [])
+
+    def test_what_the_table_forbids_is_refused(self) -> None:
+        forbidden = {
+            "base": ("engine/pool.h", "transport/region.h", "capnp/codec.h"),
+            "capnp": ("transport/region.h", "engine/pool.h"),
+            "transport": ("engine/pool.h", "capnp/codec.h", "client/connection.h"),
+            "engine": ("transport/host/host_device.h", "transport/device.h", "capnp/codec.h"),
+            "client": ("engine/pool.h", "server/options.h"),
+            "server": ("client/connection.h", "perf/main.h"),
+            "router": ("engine/pool.h", "server/options.h"),
+            "pyclient": ("capnp/codec.h", "engine/pool.h", "transport/device.h"),
+            "perf": ("tests/unit/helper.h",),
+        }
+        for module, names in forbidden.items():
+            for name in names:
+                with self.subTest(f"{module} -> {name}"):
+                    bad = f"{module}/bad.cpp"
+                    found = self.problems({name: "", bad: f'\n#include "{name}"\n'})
+                    self.assertEqual(found, [f'{bad}:2: {module} may not use "{name}"'])
+
+    def test_a_backend_does_not_know_its_sibling(self) -> None:
+        bad = {"transport/cuda/copy.cpp": '#include "transport/host/host_device.h"\n'}
+        self.assertEqual(len(self.problems(bad)), 1)
+
+    def test_foreign_libraries_stay_at_home(self) -> None:
+        strays = {
+            "engine/bad.cpp": ("kj/async.h", "capnp/message.h", "ucp/api/ucp.h", "liburing.h"),
+            "base/bad.cpp": ("CLI/CLI.hpp", "spdlog/spdlog.h", "nlohmann/json.hpp", "kj/common.h"),
+            "client/bad.cpp": ("kj/compat/http.h", "Python.h", "cuda_runtime_api.h", "xxhash.h"),
+            "server/bad.cpp": ("pybind11/pybind11.h", "doctest/doctest.h", "tl/expected.hpp"),
+            "pyclient/bad.cpp": ("kj/async.h", "boost/asio.hpp"),
+            "tests/unit/bad.cpp": ("pybind11/embed.h", "CLI/CLI.hpp"),
+            "transport/host/bad.cpp": ("cuda.h", "infiniband/verbs.h"),
+        }
+        for bad, names in strays.items():
+            for name in names:
+                with self.subTest(f"{bad} -> {name}"):
+                    found = self.problems({bad: f"#include <{name}>\n"})
+                    self.assertEqual(len(found), 1, found)
+                    self.assertIn("may be named in", found[0])
+
+    def test_an_unknown_library_is_refused_until_it_has_a_home(self) -> None:
+        (found,) = self.problems({"base/bad.cpp": "#include <absl/strings/str_cat.h>\n"})
+        self.assertIn("unknown library", found)
+
+    def test_system_headers_are_free(self) -> None:
+        self.assertEqual(
+            self.problems({"base/x.cpp": "#include <unistd.h>\n#include <linux/memfd.h>\n"}), []
+        )
+
+    def test_ours_is_quoted_from_the_root_and_exists(self) -> None:
+        for line in ('"pool.h"', "<base/error.h>", '"engine/gone.h"', '"fmt/format.h"'):
+            with self.subTest(line):
+                self.assertEqual(len(self.problems({"engine/bad.cpp": f"#include {line}\n"})), 1)
+
+    def test_no_kj_in_what_pyclient_sees_of_the_client(self) -> None:
+        # By an include, by a name, and one header further down.
+        hidden = (
+            {"client/cache_session.h": "#include <kj/async.h>\n"},
+            {"client/cache_session.h": "namespace kj { class X; }\nkj::Promise<void> f();\n"},
+            {"client/cache_session.h": '#include "client/connection.h"\n'},
+            {
+                "pyclient/native.cpp": '#include "client/other.h"\n',
+                "client/other.h": '#include "client/connection.h"\n',
+            },
+        )
+        for changes in hidden:
+            with self.subTest(changes):
+                found = self.problems(changes)
+                self.assertTrue(found)
+                self.assertIn("a public header of the client names", found[0])
+
+    def test_a_file_that_shadows_a_header_of_the_library_is_refused(self) -> None:
+        for name in ("rpc.capnp", "schema.capnp", "persistent.capnp", "stream.h", "message.h"):
+            with self.subTest(name):
+                found = self.problems({f"capnp/{name}": ""})
+                self.assertTrue([line for line in found if "would shadow" in line], found)
+
+    def test_the_stems_cover_the_installed_library(self) -> None:
+        installed = pathlib.Path("/usr/include/capnp")
+        if not installed.is_dir():
+            self.skipTest("Cap'n Proto's headers are not in /usr/include")
+        stems = {path.name.split(".")[0] for path in installed.iterdir()}
+        self.assertEqual(stems - table.LIBRARY_STEMS, set())
+
+    def test_a_long_file_is_a_warning_only(self) -> None:
+        with tempfile.TemporaryDirectory() as folder:
+            root = pathlib.Path(folder)
+            (root / "base").mkdir()
+            (root / "base" / "long.cpp").write_text("//\n" * 701)
+            done = subprocess.run(
+                [sys.executable, str(HERE / "check.py"), str(root)],
+                capture_output=True,
+                text=True,
+                check=False,
+            )
+        self.assertEqual(done.returncode, 0)
+        self.assertIn("warning: base/long.cpp: 701 lines", done.stdout)
+
+    def test_an_empty_tree_is_no_pass(self) -> None:
+        with tempfile.TemporaryDirectory() as folder:
+            done = subprocess.run(
+                [sys.executable, str(HERE / "check.py"), folder], capture_output=True, check=False
+            )
+        self.assertEqual(done.returncode, 1)
+
+
+if __name__ == "__main__":
+    unittest.main()

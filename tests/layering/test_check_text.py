@@ -1,0 +1,38 @@
+"""tools/check_text.py refuses paths and hosts that mean something on one machine only."""
+
+import pathlib
+import sys
+import unittest
+
+sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[2] / "tools"))
+
+import check_text  # noqa: E402
+
+
+class CheckTextTest(unittest.TestCase):
+    def test_what_belongs_to_one_machine_is_refused(self) -> None:
+        # Each is put together here, so that this file passes the check itself.
+        for parts in (
+            ("see /wo", "rk/main/dev"),
+            ("cd /ro", "ot/.cache"),
+            ("'/ho", "me/ada/src'"),
+            ("/tm", "p/w/log"),
+            ("--index", "-url https://example.org"),
+            ("https://pypi.bank", ".internal/simple"),
+            ("<<<<<", "<< HEAD"),
+            ("a line ", " "),
+        ):
+            line = "".join(parts)
+            with self.subTest(line):
+                self.assertEqual(len(check_text.problems_of("x", line + "\n")), 1)
+
+    def test_ordinary_text_passes(self) -> None:
+        text = "src/work/units.h, /run/pegaflow, network/root/x, https://docs.vllm.ai/x\n=======\n"
+        self.assertEqual(check_text.problems_of("x", text), [])
+
+    def test_a_last_line_without_an_end_is_refused(self) -> None:
+        self.assertEqual(len(check_text.problems_of("x", "one\ntwo")), 1)
+
+
+if __name__ == "__main__":
+    unittest.main()
