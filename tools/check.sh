@@ -1,0 +1,39 @@
+#!/usr/bin/env bash
+# The stages of `./dev check`, which has set up the tools. Every stage runs, also after one failed.
+#   usage: check.sh [--fast]       --fast leaves clang-tidy out
+set -euo pipefail
+cd "$(dirname "$0")/.."
+failed=()
+
+# stage NAME COMMAND...
+stage() {
+    local name=$1 started=$SECONDS
+    shift
+    if "$@"; then
+        printf 'ok    %-10s %4d s\n' "$name" $((SECONDS - started))
+    else
+        printf 'BAD   %-10s %4d s\n' "$name" $((SECONDS - started))
+        failed+=("$name")
+    fi
+}
+
+shell_scripts() {
+    git ls-files --cached --others --exclude-standard -- dev .ci/run '*.sh' | sort -u
+}
+
+stage format tools/format.sh check
+stage layering python3 tests/layering/check.py .
+stage text python3 tools/check_text.py
+if command -v shellcheck >/dev/null; then
+    # shellcheck disable=SC2046 # no name of ours holds a blank
+    stage shell shellcheck -x $(shell_scripts)
+else
+    echo 'note  shell scripts are not checked: shellcheck is not installed'
+fi
+[ "${1:-}" = --fast ] || stage tidy python3 tools/tidy.py build/check build/fuzz
+
+[ "${#failed[@]}" = 0 ] || {
+    printf 'check: failed: %s\n' "${failed[*]}" >&2
+    exit 1
+}
+echo 'check: all good'

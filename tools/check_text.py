@@ -1,0 +1,64 @@
+#!/usr/bin/env python3
+"""Refuse what belongs to one person's machine in the files that everybody gets.
+
+usage: check_text.py [ROOT]
+
+Looks at every text file that git tracks, or would: no absolute path into a home or a work
+directory, no host of a private package registry, no conflict mark, no blank at a line's end.
+"""
+
+import pathlib
+import re
+import subprocess
+import sys
+
+# Written in pieces, so that this file does not find itself.
+RULES = (
+    (re.compile(r"(?<![\w.~-])/(?:wo" r"rk|ro" r"ot|ho" r"me/[a-z]\w*)/"), "a path of one machine"),
+    (re.compile(r"/tm" r"p/w/|\.py" r"env/"), "a path of one machine"),
+    (
+        re.compile(
+            r"(?:--(?:extra-)?index" r"-url|--find" r"-links|https?://[\w.-]*(?:artifactory|nexus))"
+        ),
+        "a package registry of its own",
+    ),
+    (re.compile(r"https?://[\w.-]+\.(?:internal|corp|lan|intranet)\b"), "a private host"),
+    (re.compile(r"^(?:<{7}|>{7}) "), "a conflict mark"),
+    (re.compile(r"[ \t]+$"), "a blank at the end of the line"),
+)
+
+
+def problems_of(name: str, text: str) -> list[str]:
+    found = [
+        f"{name}:{number}: {what}: {line.strip()[:100]}"
+        for number, line in enumerate(text.splitlines(), start=1)
+        for rule, what in RULES
+        if rule.search(line)
+    ]
+    if text and not text.endswith("\n"):
+        found.append(f"{name}: the last line does not end")
+    return found
+
+
+def tracked(root: pathlib.Path) -> list[str]:
+    command = ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"]
+    listed = subprocess.run(command, cwd=root, check=True, capture_output=True, text=True).stdout
+    return sorted(name for name in listed.split("\0") if name)
+
+
+def main(argv: list[str]) -> int:
+    root = pathlib.Path(argv[0] if argv else ".")
+    problems = []
+    for name in tracked(root):
+        path = root / name
+        if path.is_symlink() or not path.is_file() or name == "LICENSE":
+            continue
+        data = path.read_bytes()
+        if b"\0" not in data and not name.startswith("tests/fuzz/corpus/"):
+            problems += problems_of(name, data.decode(errors="replace"))
+    print("\n".join(problems), end="\n" if problems else "")
+    return 1 if problems else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,29 @@
+#!/usr/bin/env bash
+# The stages of `./dev soak`: each prints its seed and counts; all run, also after one failed.
+#   usage: soak.sh SEED SIM_STEPS FUZZ_MINUTES
+set -uo pipefail
+cd "$(dirname "$0")/.." || exit 1
+seed=$1 steps=$2 minutes=$3
+failed=()
+
+# stage NAME COMMAND...
+stage() {
+    local name=$1 started=$SECONDS
+    shift
+    printf '\n==== soak: %s\n' "$name"
+    "$@" || failed+=("$name")
+    printf '==== soak: %s took %d s\n' "$name" $((SECONDS - started))
+}
+
+printf 'soak: seed %s, %s steps of simulation, %s minutes a fuzz target\n' "$seed" "$steps" "$minutes"
+counts=$(mktemp)
+trap 'rm -f "$counts"' EXIT
+stage 'thread sanitizer' ./dev test --tsan --seed "$seed" --counts-file "$counts"
+stage 'long simulation' env PEGA_SIM_STEPS="$steps" PEGA_TEST_NO_LIMIT=1 \
+    ./dev test sim --seed "$seed" --counts-file "$counts"
+stage 'long fuzzing' ./dev test fuzz --seed "$seed" --fuzz-seconds $((minutes * 60)) \
+    --counts-file "$counts"
+
+[ "${#failed[@]}" = 0 ] || printf 'failed: %s\n' "${failed[*]}"
+awk '{p += $1; f += $2; s += $3} END {printf "%d passed, %d failed, %d skipped\n", p, f, s}' "$counts"
+[ "${#failed[@]}" = 0 ]
