@@ -1,0 +1,185 @@
+"""Shows what PegaFlow does: a real vLLM whose prompts come back from the cache.
+
+Prompts that vLLM has seen come back after its own cache was emptied, after it was killed and
+started again, and while pegaflow-server is killed under it; and the answers are right. Exits with
+0 only if each of these claims held.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib.metadata
+import os
+import platform
+import random
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+from types import FrameType
+
+from demo.claims.cold import record_baseline, store_all, warm_up
+from demo.claims.damaged import NoTestHooks, damage_is_seen
+from demo.claims.engine_killed import kill_engine
+from demo.claims.reload import compare_ttft, reload_all
+from demo.claims.server_killed import kill_server
+from demo.client import RequestFailed
+from demo.prompts import BLOCK_TOKENS
+from demo.report import Claim, claim_table, prompt_table, write_json
+from demo.stage import Late, Stage
+from tests.support.vllm_server import REPOSITORY, ChildFailed, ensure_model, tail
+
+EXIT_CLAIM_FAILED = 1
+EXIT_SETUP_FAILED = 2
+
+
+def main(argv: list[str]) -> int:
+    options = _parse(argv)
+    signal.signal(signal.SIGTERM, _end_by_signal)
+    build = options.build_dir or REPOSITORY / "build" / ("hooks" if options.prove else "release")
+    binary = build / "server" / "pegaflow-server"
+    if not binary.exists():
+        print(f"demo: {binary} is not there; `./dev demo` builds it", file=sys.stderr)
+        return EXIT_SETUP_FAILED
+
+    # A short path of its own: a Unix socket's may have 107 characters only.
+    with tempfile.TemporaryDirectory(prefix="pega-demo-") as sockets:
+        logs = options.keep_logs or Path(tempfile.mkdtemp(prefix="pega-demo-logs-"))
+        print(f"seed {options.seed} (the same again: --seed {options.seed}); logs in {logs}")
+        stage = _set_up(build, logs, Path(sockets), options.seed)
+        if stage is None:
+            return EXIT_SETUP_FAILED
+        claims = _run(stage, options.prove)
+    held = all(claim.held for claim in claims)
+    _print_end(stage, claims)
+    if options.json:
+        write_json(options.json, claims, stage.figures)
+    if not held:
+        for log in sorted(logs.glob("*.log")):
+            print(f"\n{log} ends with:\n{tail(log, 25)}")
+        print(f"\nThe logs are in {logs}.")
+        return EXIT_CLAIM_FAILED
+    if options.keep_logs is None:
+        shutil.rmtree(logs)
+    return 0
+
+
+def _parse(argv: list[str]) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        prog="./dev demo", description=__doc__, formatter_class=argparse.RawTextHelpFormatter
+    )
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write claims and figures there")
+    parser.add_argument(
+        "--seed", type=int, default=None, help="for the prompts; printed by each run"
+    )
+    parser.add_argument(
+        "--keep-logs",
+        type=Path,
+        metavar="DIR",
+        help="put the servers' logs there; otherwise they are kept only if a claim failed",
+    )
+    parser.add_argument(
+        "--prove",
+        action="store_true",
+        help="prove the check instead: one overwritten block must make it fail\n"
+        "(needs the build with test hooks, build/hooks)",
+    )
+    parser.add_argument(
+        "--build-dir",
+        type=Path,
+        metavar="DIR",
+        help="Meson build directory (default: build/release, with --prove build/hooks)",
+    )
+    options = parser.parse_args(argv)
+    if options.seed is None:
+        options.seed = random.SystemRandom().randrange(1 << 32)
+    if options.keep_logs is not None:
+        options.keep_logs.mkdir(parents=True, exist_ok=True)
+    return options
+
+
+def _end_by_signal(number: int, frame: FrameType | None) -> None:
+    """Turns SIGTERM into an exception, so that every server is stopped on the way out."""
+    raise SystemExit(128 + number)
+
+
+def _set_up(build: Path, logs: Path, sockets: Path, seed: int) -> Stage | None:
+    try:
+        model = ensure_model()
+        stage = Stage(build, model, logs, sockets, seed)
+        version = subprocess.run(
+            [stage.pega.binary, "--version"], capture_output=True, text=True, check=True
+        ).stdout.strip()
+    except (ChildFailed, OSError, subprocess.CalledProcessError) as error:
+        print(f"demo: {error}", file=sys.stderr)
+        return None
+    stage.figures |= {
+        "seed": seed,
+        "versions": {
+            "pegaflow-server": version,
+            "vllm": importlib.metadata.version("vllm"),
+            "python": platform.python_version(),
+        },
+        "machine": {"cpus": os.cpu_count(), "load_average": os.getloadavg()},
+        "model": model.name,
+        "block_tokens": BLOCK_TOKENS,
+        "block_bytes": stage.page_bytes,
+    }
+    stage.progress.say(
+        f"vLLM {stage.figures['versions']['vllm']}, {version}; model {model.name}, blocks of "
+        f"{BLOCK_TOKENS} tokens ({stage.page_bytes / (1 << 20):.1f} MiB)"
+    )
+    return stage
+
+
+def _run(stage: Stage, prove: bool) -> list[Claim]:
+    """The claims in order. The first that cannot be tried to its end is the last one."""
+    claims: list[Claim] = []
+    parts: list[tuple[str, Callable[[Stage], Claim | list[Claim]]]] = (
+        [("cold prompts", store_all), ("a damaged block is seen", damage_is_seen)]
+        if prove
+        else [
+            ("cold prompts", store_all),
+            ("prompts come back", reload_all),
+            ("loaded prompts begin early", compare_ttft),
+            ("the engine is killed", kill_engine),
+            ("the server is killed", kill_server),
+        ]
+    )
+    trying = "vLLM without the connector"
+    try:
+        record_baseline(stage)
+        trying = "start with the connector"
+        with stage.connected_servers():
+            trying = "warm-up"
+            warm_up(stage)
+            for name, part in parts:
+                trying = name
+                result = part(stage)
+                claims += result if isinstance(result, list) else [result]
+    except (ChildFailed, RequestFailed, Late, NoTestHooks, OSError) as error:
+        claims.append(Claim(trying, False, f"ended early: {error}"))
+    stage.figures["seconds"] = stage.progress.elapsed_s()
+    return claims
+
+
+def _print_end(stage: Stage, claims: list[Claim]) -> None:
+    print()
+    if any(row.loaded_s for row in stage.rows.values()):
+        print(prompt_table(list(stage.rows.values())))
+        print()
+    print(claim_table(claims))
+    held = sum(claim.held for claim in claims)
+    seed, seconds = stage.figures["seed"], stage.figures["seconds"]
+    print(f"\n  {held} of {len(claims)} claims held, {seconds:.0f} s, seed {seed}")
+
+
+if __name__ == "__main__":
+    try:
+        sys.exit(main(sys.argv[1:]))
+    except KeyboardInterrupt:
+        print("\ndemo: interrupted; all servers were stopped", file=sys.stderr)
+        sys.exit(130)

@@ -1,0 +1,138 @@
+"""Claim 2: after vLLM's own cache was emptied, prompts come back: counted, right, and fast."""
+
+from __future__ import annotations
+
+import dataclasses
+
+from demo.client import Answer
+from demo.compare import differences
+from demo.expectations import full_blocks, offered_blocks
+from demo.prompts import BLOCK_TOKENS, Prompt
+from demo.report import Checks, Claim, Spread
+from demo.stage import Counters, Stage
+
+#: Pairs that count; one more goes before them and is thrown away.
+PAIRS = 5
+#: A loaded prompt of 3,000 tokens must begin in at most this share of the cold time.
+MAX_LOADED_SHARE = 1 / 3
+
+
+@dataclasses.dataclass(frozen=True)
+class Reload:
+    """One prompt asked with vLLM's own cache empty."""
+
+    answer: Answer
+    counted: Counters
+    expected_blocks: int
+
+    def count_differences(self, page_bytes: int) -> list[str]:
+        """Where the counters of engine and server are not what they must be."""
+        found = []
+        for what, got, expected in (
+            (
+                "external hits of vLLM in tokens",
+                self.counted.external_hit_tokens,
+                self.expected_blocks * BLOCK_TOKENS,
+            ),
+            ("local hits in tokens", self.counted.local_hit_tokens, 0),
+            ("blocks loaded", self.counted.loaded_blocks, self.expected_blocks),
+            ("bytes loaded", self.counted.loaded_bytes, self.expected_blocks * page_bytes),
+        ):
+            if got != expected:
+                found.append(f"{what}: {got}, expected {expected}")
+        return found
+
+
+def reload(stage: Stage, prompt: Prompt) -> Reload:
+    """Empties vLLM's own cache and asks the prompt."""
+    known_tokens = len(prompt) if prompt.asked_before else prompt.shared_tokens
+    stage.forget_local()
+    answer, counted = stage.ask_counted(prompt)
+    expected = offered_blocks(
+        len(prompt), BLOCK_TOKENS, stored_blocks=full_blocks(known_tokens, BLOCK_TOKENS)
+    )
+    return Reload(answer, counted, expected)
+
+
+def answer_differences(stage: Stage, prompt: Prompt, answer: Answer) -> list[str]:
+    """What is wrong with an answer to a loaded prompt. `--prove` stands on this very function."""
+    return differences(answer, stage.local_hits.get(prompt.name), stage.baseline[prompt.name])
+
+
+def reload_all(stage: Stage) -> list[Claim]:
+    """Each prompt once, with its counters and its answer checked."""
+    hits, answers = Checks(), Checks()
+    blocks = 0
+    for prompt in stage.prompts:
+        with stage.progress.step(f"loaded: prompt {prompt.name}"):
+            result = reload(stage, prompt)
+        blocks += result.counted.loaded_blocks
+        row = stage.rows[prompt.name]
+        row.loaded_s = result.answer.ttft_s
+        row.blocks, row.expected_blocks = result.counted.loaded_blocks, result.expected_blocks
+        stage.progress.say(
+            f"loaded: prompt {prompt.name}: {row.blocks} of {row.expected_blocks} blocks, "
+            f"first token after {row.loaded_s:.2f} s"
+        )
+        hits.none(f"prompt {prompt.name}", result.count_differences(stage.page_bytes))
+        hits.equal(
+            f"blocks of prompt {prompt.name} that another process had written",
+            result.counted.loaded_foreign_blocks,
+            0,
+        )
+        answers.none(f"prompt {prompt.name}", answer_differences(stage, prompt, result.answer))
+    mebibytes = blocks * stage.page_bytes / (1 << 20)
+    stage.figures["reloaded_blocks"] = blocks
+    return [
+        hits.claim(
+            "2a  They come back after vLLM's own cache was emptied: exactly the expected blocks",
+            f"{blocks} blocks ({mebibytes:,.0f} MiB) counted as external hits by vLLM and as "
+            "bytes by the server, no more and no less",
+        ),
+        answers.claim(
+            "2b  The answers are right",
+            f"{len(stage.prompts)} prompts: 32 tokens and the first log-probability equal to the "
+            "last bit with a local hit of the same prompt; the same tokens as vLLM without the "
+            "connector, log-probabilities within 1e-4",
+        ),
+    ]
+
+
+def compare_ttft(stage: Stage) -> Claim:
+    """Cold and loaded prompts of 3,000 tokens in turn."""
+    checks = Checks()
+    stored = next(prompt for prompt in stage.prompts if len(prompt) == 3000)
+    expected = offered_blocks(3000, BLOCK_TOKENS, stored_blocks=full_blocks(3000, BLOCK_TOKENS))
+    cold, loaded = [], []
+    for pair in range(PAIRS + 1):
+        # A prompt is cold once only, so that each sample needs a new one of the same length.
+        fresh = Prompt(f"fresh {pair}", stage.maker.tokens(3000))
+        with stage.progress.step(f"pair {pair} of {PAIRS}"):
+            # Returns when its blocks are stored: the save does not run into the next sample.
+            cold_s = stage.store(fresh).ttft_s
+            stage.forget_local()
+            answer, counted = stage.ask_counted(stored, max_tokens=1)
+        note = " (warm-up, thrown away)" if pair == 0 else ""
+        stage.progress.say(f"3,000 tokens: cold {cold_s:.2f} s, loaded {answer.ttft_s:.2f} s{note}")
+        checks.equal("blocks loaded", counted.loaded_blocks, expected)
+        if pair:
+            cold.append(cold_s)
+            loaded.append(answer.ttft_s)
+    cold_spread, loaded_spread = Spread(tuple(cold)), Spread(tuple(loaded))
+    share = loaded_spread.median / cold_spread.median
+    checks.require(
+        share <= MAX_LOADED_SHARE,
+        f"a loaded prompt takes {share:.2f} of the cold time, more than {MAX_LOADED_SHARE:.2f}: "
+        f"loaded {loaded_spread}, cold {cold_spread}",
+    )
+    stage.figures["ttft_3000_tokens"] = {
+        "cold_s": cold_spread.as_json(),
+        "loaded_s": loaded_spread.as_json(),
+        "loaded_share_of_cold": share,
+        "bound": MAX_LOADED_SHARE,
+    }
+    return checks.claim(
+        "2c  3,000 tokens begin in a third of the time or less",
+        f"first token: cold {cold_spread}, loaded {loaded_spread}, medians and ranges of {PAIRS} "
+        f"alternating pairs; {1 / share:.1f} times as fast",
+    )

@@ -1,0 +1,115 @@
+"""Asks a vLLM server for completions, streamed, over plain HTTP."""
+
+from __future__ import annotations
+
+import dataclasses
+import http.client
+import json
+import time
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from tests.support.vllm_server import MODEL_NAME
+
+
+class RequestFailed(RuntimeError):
+    """A request got no answer, an error, or an answer that is too short."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Answer:
+    """What a prompt was answered with, and how fast."""
+
+    tokens: tuple[int, ...]
+    #: Natural logarithm of the first token's probability.
+    first_logprob: float
+    #: Seconds from sending the request to the first event that carries a token.
+    ttft_s: float
+    total_s: float
+
+
+def complete(
+    address: str, prompt: Sequence[int], max_tokens: int = 32, timeout_s: float = 300.0
+) -> Answer:
+    """Answer a prompt given as token ids, greedily, with exactly ``max_tokens`` tokens.
+
+    Args:
+        address: HOST:PORT of the vLLM server.
+        timeout_s: Seconds for which the connection may be silent.
+
+    Raises:
+        RequestFailed: the server is gone, answered with an error, or with too few tokens.
+    """
+    request = {
+        "model": MODEL_NAME,
+        "prompt": list(prompt),
+        "max_tokens": max_tokens,
+        "temperature": 0,
+        "ignore_eos": True,
+        "logprobs": 1,
+        "stream": True,
+        "return_token_ids": True,
+    }
+    tokens: list[int] = []
+    first_logprob = 0.0
+    ttft_s = 0.0
+    connection = http.client.HTTPConnection(address, timeout=timeout_s)
+    start = time.monotonic()
+    try:
+        connection.request(
+            "POST",
+            "/v1/completions",
+            json.dumps(request),
+            {"Content-Type": "application/json"},
+        )
+        response = connection.getresponse()
+        if response.status != 200:
+            raise RequestFailed(f"status {response.status}: {response.read()[:500]!r}")
+        for event in _events(response):
+            if "error" in event:
+                raise RequestFailed(f"error in the stream: {event['error']}")
+            choice = event["choices"][0]
+            new_tokens = choice["token_ids"]
+            if new_tokens and not tokens:
+                # Status and headers come at once, long before anything is computed: what counts
+                # is the first event with a token.
+                ttft_s = time.monotonic() - start
+                first_logprob = choice["logprobs"]["token_logprobs"][0]
+            tokens += new_tokens
+    except (OSError, http.client.HTTPException) as error:
+        raise RequestFailed(f"{address}: {error!r} after {len(tokens)} tokens") from error
+    finally:
+        connection.close()
+    if len(tokens) != max_tokens:
+        raise RequestFailed(f"{len(tokens)} tokens instead of {max_tokens}")
+    return Answer(tuple(tokens), first_logprob, ttft_s, time.monotonic() - start)
+
+
+def _events(response: http.client.HTTPResponse) -> Iterator[dict[str, Any]]:
+    """The JSON objects of a stream of server-sent events, until its [DONE]."""
+    for line in response:
+        if not line.startswith(b"data: "):
+            continue
+        data = line.removeprefix(b"data: ").strip()
+        if data == b"[DONE]":
+            return
+        yield json.loads(data)
+    raise RequestFailed("the stream ended without [DONE]")
+
+
+def post(address: str, path: str, timeout_s: float = 60.0) -> tuple[int, Any]:
+    """POST without a body; returns status and the JSON answer, None where it is empty.
+
+    Raises:
+        RequestFailed: the server is gone or answered with something else than JSON.
+    """
+    connection = http.client.HTTPConnection(address, timeout=timeout_s)
+    try:
+        connection.request("POST", path, headers={"Content-Length": "0"})
+        response = connection.getresponse()
+        body = response.read()
+        return response.status, json.loads(body) if body else None
+    except (OSError, http.client.HTTPException, ValueError) as error:
+        raise RequestFailed(f"POST {address}{path}: {error!r}") from error
+    finally:
+        connection.close()

@@ -1,0 +1,46 @@
+"""Decides whether a loaded prompt was answered right."""
+
+from __future__ import annotations
+
+from demo.client import Answer
+
+#: Computed in one go or from a local hit, the first log-probability differs by up to 2.4e-6 in
+#: float32, without any load; one wrong block of 31 shifts it by 6e-4 or more (both measured).
+COMPUTED_TOLERANCE = 1e-4
+
+
+def differences(answer: Answer, local_hit: Answer | None, baseline: Answer) -> list[str]:
+    """What is wrong with ``answer``; an empty list when it is right.
+
+    Args:
+        local_hit: The same prompt answered from the same engine's own cache. The same bytes give
+            the same result, so this must be equal to the last bit.
+        baseline: The same prompt answered by a vLLM that has no connector.
+    """
+    found = []
+    if local_hit is not None:
+        if answer.tokens != local_hit.tokens:
+            found.append(f"tokens differ from the local hit {_first(answer, local_hit)}")
+        if answer.first_logprob != local_hit.first_logprob:
+            shift = answer.first_logprob - local_hit.first_logprob
+            found.append(f"the first log-probability is {shift:+.2e} off the local hit")
+    found += computed_differences(answer, baseline)
+    return found
+
+
+def computed_differences(answer: Answer, baseline: Answer) -> list[str]:
+    """The same against another engine, as far as ``answer`` goes (it may be shorter)."""
+    found = []
+    if answer.tokens != baseline.tokens[: len(answer.tokens)]:
+        found.append(f"tokens differ from vLLM without the connector {_first(answer, baseline)}")
+    shift = answer.first_logprob - baseline.first_logprob
+    if abs(shift) > COMPUTED_TOLERANCE:
+        found.append(f"the first log-probability is {shift:+.2e} off vLLM without the connector")
+    return found
+
+
+def _first(answer: Answer, other: Answer) -> str:
+    place = next(
+        i for i, (a, b) in enumerate(zip(answer.tokens, other.tokens, strict=False)) if a != b
+    )
+    return f"from number {place + 1} on ({answer.tokens[place]}, not {other.tokens[place]})"

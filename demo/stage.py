@@ -1,0 +1,195 @@
+"""What all claims stand on: the two servers, the prompts, and what was answered so far."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+from demo.client import Answer, complete, post
+from demo.expectations import full_blocks
+from demo.progress import Progress
+from demo.prompts import BLOCK_TOKENS, Prompt, PromptMaker
+from demo.report import PromptRow
+from tests.support.child_process import ChildProcess
+from tests.support.prometheus import Metrics
+from tests.support.vllm_server import ModelShape, PegaServer, VllmOptions, VllmServer
+
+OUTPUT_TOKENS = 32
+
+#: Room for every block that the demo stores, so that none is evicted: about 1,300 x 1.5 MiB.
+POOL_SIZE = "3gb"
+
+_POLL_S = 0.02
+
+
+class Late(RuntimeError):
+    """Something that had to happen did not happen in time."""
+
+
+def wait_until(what: str, condition: Callable[[], bool], timeout_s: float) -> None:
+    """Returns as soon as the condition holds.
+
+    Raises:
+        Late: it did not within ``timeout_s``.
+    """
+    deadline = time.monotonic() + timeout_s
+    while not condition():
+        if time.monotonic() > deadline:
+            raise Late(f"after {timeout_s:.0f} s still not: {what}")
+        time.sleep(_POLL_S)  # the pause between two questions, not a wait for a result
+
+
+@dataclasses.dataclass(frozen=True)
+class Counters:
+    """What engine and server have counted so far; the difference of two is what a request did."""
+
+    external_hit_tokens: int
+    local_hit_tokens: int
+    loaded_bytes: int
+    loaded_own_blocks: int
+    loaded_foreign_blocks: int
+
+    def __sub__(self, earlier: Counters) -> Counters:
+        return Counters(
+            *(
+                getattr(self, field.name) - getattr(earlier, field.name)
+                for field in dataclasses.fields(self)
+            )
+        )
+
+    @property
+    def loaded_blocks(self) -> int:
+        return self.loaded_own_blocks + self.loaded_foreign_blocks
+
+
+class Stage:
+    """One run's servers and results. Belongs to the main thread; ask() is thread-safe."""
+
+    def __init__(self, build_dir: Path, model: Path, logs: Path, sockets: Path, seed: int) -> None:
+        """
+        Args:
+            logs: Gets a directory for each server.
+            sockets: An empty directory with a short path.
+        """
+        self.shape = ModelShape()
+        self.progress = Progress()
+        self.maker = PromptMaker(seed, self.shape.vocabulary)
+        self.prompts = self.maker.prompt_set()
+        self.rows = {prompt.name: PromptRow(prompt.name, len(prompt)) for prompt in self.prompts}
+        self.baseline: dict[str, Answer] = {}
+        self.local_hits: dict[str, Answer] = {}
+        self.figures: dict[str, Any] = {}
+        self.last_child: ChildProcess | None = None
+        self._servers = contextlib.ExitStack()
+        self.pega = PegaServer(build_dir / "server" / "pegaflow-server", sockets, POOL_SIZE)
+        self.pega.log_file = logs / "pegaflow-server.log"
+        self.vllm = VllmServer(VllmOptions(model), sockets / "plain")
+        self.vllm.log_file = logs / "vllm-without-connector.log"
+        self._plain = self.vllm
+        options = VllmOptions(
+            model, connector=self.pega.address, python_path=[build_dir / "python"]
+        )
+        self._connected = VllmServer(options, sockets / "pega")
+        self._connected.log_file = logs / "vllm-with-connector.log"
+
+    # -- servers
+
+    @contextlib.contextmanager
+    def plain_vllm(self) -> Iterator[None]:
+        """A vLLM without the connector."""
+        self.vllm = self._plain
+        self.start(self.vllm, "a vLLM without the connector starts")
+        try:
+            yield
+        finally:
+            self.vllm.stop()
+
+    @contextlib.contextmanager
+    def connected_servers(self) -> Iterator[None]:
+        """A pegaflow-server, and a vLLM with the connector."""
+        self.vllm = self._connected
+        try:
+            self.start(self.pega, "pegaflow-server starts")
+            self.start(self.vllm, "a vLLM with the connector starts")
+            yield
+        finally:
+            self.vllm.stop()
+            self.pega.stop()
+
+    def start(self, child: ChildProcess, text: str) -> float:
+        """Starts a server, with a line that says so; returns the seconds until it was ready."""
+        self.last_child = child
+        begin = time.monotonic()
+        with self.progress.step(text):
+            child.start()
+        seconds = time.monotonic() - begin
+        self.progress.say(f"{child.name} is ready after {seconds:.1f} s")
+        return seconds
+
+    # -- requests
+
+    def ask(self, prompt: Prompt, max_tokens: int = OUTPUT_TOKENS) -> Answer:
+        return complete(self.vllm.http, prompt.tokens, max_tokens)
+
+    def ask_counted(
+        self, prompt: Prompt, max_tokens: int = OUTPUT_TOKENS
+    ) -> tuple[Answer, Counters]:
+        """Answers a prompt, with what engine and server counted for it; it must be alone."""
+        before, answered = self.counters(), self._answered()
+        answer = self.ask(prompt, max_tokens)
+        # The answer's last event may be here before vLLM has added up that step's statistics.
+        wait_until("vLLM counts the request", lambda: self._answered() > answered, 10)
+        return answer, self.counters() - before
+
+    def forget_local(self) -> None:
+        """Empties vLLM's own prefix cache, and only that."""
+        # It refuses while the last request's blocks are still referenced.
+        wait_until(
+            "POST /reset_prefix_cache says true",
+            lambda: post(self.vllm.http, "/reset_prefix_cache")[1] == {"success": True},
+            10,
+        )
+
+    def store(self, prompt: Prompt, already_stored_blocks: int = 0) -> Answer:
+        """Asks for one token and waits until all of the prompt's new blocks are in the pool.
+
+        With one token no block is filled by decoding: what is stored is the prompt alone.
+        """
+        new = full_blocks(len(prompt), BLOCK_TOKENS) - already_stored_blocks
+        target = self.insertions() + new
+        answer = self.ask(prompt, max_tokens=1)
+        wait_until(
+            f"{new} blocks of prompt '{prompt.name}' are stored",
+            lambda: self.insertions() >= target,
+            30,
+        )
+        return answer
+
+    # -- what is counted
+
+    @property
+    def page_bytes(self) -> int:
+        """Bytes of one block in the pool: all layers, K and V."""
+        return BLOCK_TOKENS * self.shape.kv_bytes_per_token()
+
+    def insertions(self) -> int:
+        return int(self.pega.metrics().total("pegaflow_cache_block_insertions_total"))
+
+    def counters(self) -> Counters:
+        engine, server = self.vllm.metrics(), self.pega.metrics()
+        loaded = "pegaflow_load_blocks_total"
+        return Counters(
+            external_hit_tokens=int(engine.total("vllm:external_prefix_cache_hits_total")),
+            local_hit_tokens=int(engine.total("vllm:prefix_cache_hits_total")),
+            loaded_bytes=int(server.total("pegaflow_load_bytes_total")),
+            loaded_own_blocks=int(server.total(loaded, written_by="this_process")),
+            loaded_foreign_blocks=int(server.total(loaded, written_by="another_process")),
+        )
+
+    def _answered(self) -> float:
+        metrics: Metrics = self.vllm.metrics()
+        return metrics.total("vllm:request_success_total")

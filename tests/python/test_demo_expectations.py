@@ -1,0 +1,122 @@
+"""The demo's expected numbers and its comparison, without any server."""
+
+import math
+
+import pytest
+
+from demo.client import Answer
+from demo.compare import COMPUTED_TOLERANCE, computed_differences, differences
+from demo.expectations import full_blocks, local_hit_blocks, offered_blocks
+from demo.prompts import BLOCK_TOKENS, PromptMaker
+from demo.report import Checks, Spread
+
+
+@pytest.mark.parametrize(
+    ("tokens", "blocks"), [(0, 0), (31, 0), (32, 1), (500, 15), (512, 16), (3000, 93), (3008, 94)]
+)
+def test_only_full_blocks_are_stored(tokens: int, blocks: int) -> None:
+    assert full_blocks(tokens, 32) == blocks
+
+
+@pytest.mark.parametrize(("tokens", "blocks"), [(1, 0), (32, 0), (33, 1), (500, 15), (512, 15)])
+def test_a_local_hit_leaves_a_token_to_compute(tokens: int, blocks: int) -> None:
+    assert local_hit_blocks(tokens, 32) == blocks
+
+
+def test_a_whole_prompt_on_the_grid_is_offered() -> None:
+    assert offered_blocks(512, 32, stored_blocks=16) == 16
+
+
+def test_a_prompt_off_the_grid_is_offered_but_for_its_last_part() -> None:
+    assert offered_blocks(500, 32, stored_blocks=15) == 15
+
+
+def test_only_the_stored_prefix_is_offered() -> None:
+    assert offered_blocks(1000, 32, stored_blocks=24) == 24
+
+
+def test_more_stored_than_the_prompt_holds_is_of_no_use() -> None:
+    assert offered_blocks(100, 32, stored_blocks=50) == 3
+
+
+def test_what_the_engine_has_is_not_offered() -> None:
+    assert offered_blocks(1000, 32, stored_blocks=31, local_blocks=10) == 21
+
+
+@pytest.mark.parametrize(
+    ("stored", "local", "offered"), [(0, 0, 0), (1, 0, 0), (2, 0, 2), (16, 15, 0)]
+)
+def test_a_single_block_is_not_worth_a_load(stored: int, local: int, offered: int) -> None:
+    assert offered_blocks(512, 32, stored_blocks=stored, local_blocks=local) == offered
+
+
+def test_the_prompt_set_is_on_and_off_the_grid_and_shares_prefixes() -> None:
+    prompts = PromptMaker(seed=5, vocabulary=2048).prompt_set()
+
+    lengths = {len(prompt) for prompt in prompts}
+    assert {500, 512, 1000, 1024, 3000, 3008} <= lengths
+    assert {length % BLOCK_TOKENS == 0 for length in lengths} == {True, False}
+    assert all(0 < token < 2048 for prompt in prompts for token in prompt.tokens)
+    for prompt in prompts:
+        if prompt.shared_tokens:
+            head = prompt.tokens[: prompt.shared_tokens]
+            assert any(o.tokens[: len(head)] == head for o in prompts if o is not prompt)
+            assert prompt.shared_tokens % BLOCK_TOKENS == 0
+            assert offered_blocks(
+                len(prompt), BLOCK_TOKENS, full_blocks(prompt.shared_tokens, BLOCK_TOKENS)
+            )
+
+
+def test_a_seed_repeats_its_prompts() -> None:
+    one, same, other = (PromptMaker(seed, 2048).prompt_set() for seed in (5, 5, 6))
+    assert one == same
+    assert one != other
+
+
+def answer(*tokens: int, logprob: float = -4.0) -> Answer:
+    return Answer(tokens, logprob, ttft_s=0.1, total_s=0.2)
+
+
+def test_equal_answers_have_no_differences() -> None:
+    assert differences(answer(1, 2), answer(1, 2), answer(1, 2)) == []
+
+
+def test_a_wrong_token_is_seen_against_either() -> None:
+    assert len(differences(answer(1, 9), answer(1, 2), answer(1, 2))) == 2
+    assert len(differences(answer(1, 9), None, answer(1, 2))) == 1
+
+
+def test_the_local_hit_must_be_equal_to_the_last_bit() -> None:
+    shifted = math.nextafter(-4.0, 0.0)
+    assert differences(answer(1, logprob=shifted), answer(1), answer(1))
+
+
+def test_another_engine_may_round_otherwise_within_the_tolerance() -> None:
+    inside, outside = -4.0 + COMPUTED_TOLERANCE / 2, -4.0 + COMPUTED_TOLERANCE * 2
+    assert not computed_differences(answer(1, logprob=inside), answer(1))
+    assert computed_differences(answer(1, logprob=outside), answer(1))
+
+
+def test_a_shorter_answer_is_compared_as_far_as_it_goes() -> None:
+    assert not computed_differences(answer(1), answer(1, 2))
+    assert computed_differences(answer(3), answer(1, 2))
+
+
+def test_a_claim_without_a_check_does_not_hold() -> None:
+    assert not Checks().claim("x", "").held
+
+
+def test_one_failed_check_fails_the_claim_and_says_why() -> None:
+    checks = Checks()
+    checks.equal("blocks", 3, 3)
+    assert checks.claim("x", "fine").detail == "fine"
+
+    checks.equal("blocks", 3, 4)
+
+    claim = checks.claim("x", "fine")
+    assert not claim.held
+    assert claim.detail == "blocks: 3, expected 4"
+
+
+def test_a_spread_shows_median_and_range() -> None:
+    assert str(Spread((3.0, 1.0, 2.0))) == "2.00 s (1.00 to 3.00)"
