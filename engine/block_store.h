@@ -43,32 +43,46 @@ enum class PinId : std::uint64_t {};
 /// in docs/architecture.md. The store never grows: when nothing can be evicted, reserve() says so
 /// and the caller drops its save.
 ///
-/// Eviction takes the block longest at rest (sealed, neither pinned nor claimed) first. When none is
-/// at rest, the oldest claim is revoked whole; claims that nobody opened within `claim_grace` go
+/// Eviction takes the block longest at rest (sealed, neither pinned nor claimed) first. When none
+/// is at rest, the oldest claim is revoked whole; claims that nobody opened within `claim_grace` go
 /// before all others. Blocks of one chain come to rest last block first, so that a chain is eaten
 /// from its end: a block without its parent is useless.
 ///
-/// No call lasts longer than a few hundred microseconds: whatever is longer (a lost holder with
-/// 100,000 pins, an emptied cache) is queued and done by work() in slices.
+/// No call lasts longer than a few hundred microseconds. What may be longer (a lost holder with
+/// 100,000 pins, an emptied cache) takes effect at once for every caller, but its blocks are given
+/// back one after the other through one queue, first in first out: the call itself does one slice
+/// of that queue, work() does the others. Ask has_work() after a call that ends something.
 ///
-/// Thread-bound, no locks. 64 bytes a slot and two 8-byte index cells; claims, pins and
-/// reservations cost 4 bytes a block while they live.
+/// Thread-bound, no locks. 64 bytes a slot and two to four 8-byte index cells; claims, pins and
+/// reservations cost 4 bytes a block while they live, and about 150 bytes each.
 class BlockStore {
  public:
   struct Options {
-    std::uint32_t slot_count = 0;  ///< 1 to 2^31.
-    double instance_share = 0.5;   ///< Of the slots: claims and pins of one instance.
-    double node_share = 0.8;       ///< Of the slots: claims and pins of all instances.
+    std::uint32_t slot_count = 0;  ///< Up to 2^31; 0 until the pool is cut, see recut().
+    /// Of the slots: what one instance may hold: the blocks of its claims, and of pins that were
+    /// opened from its claims and outlived them.
+    double instance_share = 0.5;
+    double node_share = 0.8;  ///< Of the slots: distinct blocks that are claimed or pinned.
     Duration reservation_timeout = std::chrono::seconds(30);
     Duration claim_grace = std::chrono::seconds(1);
-    std::uint32_t slice_blocks = 512;  ///< Blocks that one call of work() handles.
+    std::uint32_t slice_blocks = 512;  ///< Blocks that one slice of queued work handles.
+    // Rows of the tables. Far above what shares and timeouts leave room for in an honest run.
+    std::uint32_t max_claims = 65536;
+    std::uint32_t max_pins = 262144;
+    std::uint32_t max_reservations =
+        16384;  ///< Jobs, forgotten ones with a living writer included.
   };
 
   /// `clock` outlives the store.
-  /// Errors: kInvalidArgument when the options contradict each other; kOutOfCapacity when there is
-  /// no memory for the index.
+  /// Errors: kInvalidArgument when an option is out of its range; kOutOfCapacity when there is no
+  /// memory for the tables.
   static Result<std::unique_ptr<BlockStore>> create(const Options& options, const Clock& clock);
   ~BlockStore();
+
+  /// Forgets every block and starts anew with `slot_count` slots, because the pool is cut for
+  /// another page size. Holders, spaces and the counters of Stats go on.
+  /// Errors: kBusy when it is not at rest; kInvalidArgument and kOutOfCapacity as create().
+  Result<void> recut(std::uint32_t slot_count);
 
   // ---- spaces and holders
 
@@ -76,15 +90,17 @@ class BlockStore {
   SpaceId make_space();
   /// Makes every block of `space` unfindable at once, revokes its claims and forgets its
   /// reservations; slots come back through work() as their readers and writers end. Pins stay.
+  /// Afterwards its keys are misses and reserve() says kGone. Unknown spaces are fine.
   void retire_space(SpaceId space);
 
   /// `instance` groups holders for instance_share; `process` tells blocks' writers apart.
   HolderId add_holder(std::uint32_t instance, Id128 process);
   /// The connection ended but its process may live and copy on: its claims end, its reservations
   /// are forgotten and their slots quarantined; its pins stay, and their blocks stay findable.
+  /// Unknown or lost holders are fine.
   void holder_lost(HolderId holder);
   /// Its process is known gone, or said that all its copies ended: whatever is left of the holder
-  /// (lost or not) is given back through work(). The id is invalid afterwards.
+  /// (lost or not) is given back. The id is unknown afterwards, and never used again.
   void holder_gone(HolderId holder);
 
   // ---- reading
@@ -94,20 +110,22 @@ class BlockStore {
 
   /// A claim on the longest sealed prefix of `keys` within the limits, under `token`. Makes the
   /// blocks recent. Returns how many blocks it holds; with 0 no claim exists.
-  /// Errors: kInvalidArgument when the token is in use or none, kGone for an unknown holder.
+  /// Errors: kInvalidArgument when the token is in use or none, kGone for an unknown or lost
+  /// holder, kBusy when there are `max_claims` claims.
   Result<std::size_t> claim(HolderId holder, SpaceId space, std::span<const BlockKey> keys,
                             const Id128& token);
   /// Ends a claim of this holder; its pins stay. Unknown tokens are fine: it may have been revoked.
   void unclaim(HolderId holder, const Id128& token);
 
   struct OpenedPages {
-    std::vector<SlotIndex> slots;      ///< In the order of the claimed keys.
-    std::size_t by_this_process = 0;   ///< Of them, how many the opening process itself saved.
+    std::vector<SlotIndex> slots;     ///< In the order of the claimed keys.
+    std::size_t by_this_process = 0;  ///< Of them, how many the opening process itself saved.
   };
   /// Pins the claimed blocks `first` to `first + count` for `holder` under the name `pin`. Repeated
   /// under one name it changes nothing and answers the same.
-  /// Errors: kGone when the token is unknown or was revoked, or the holder is; kInvalidArgument when
-  /// the range is empty or beyond the claim, or when the name is used for another range.
+  /// Errors: kGone when the token is unknown or was revoked, or the holder is unknown or lost;
+  /// kInvalidArgument when the range is empty or beyond the claim, or when the name is used for
+  /// another range; kBusy when there are `max_pins` pins. It never fails for a share.
   Result<OpenedPages> open(HolderId holder, const Id128& token, std::size_t first,
                            std::size_t count, PinId pin);
   /// The holder's copies out of the pin ended. Unknown pins are fine: a repeated release.
@@ -116,39 +134,47 @@ class BlockStore {
   // ---- writing
 
   /// Reserves a slot for each of `keys` that is neither sealed nor reserved, evicting if need be,
-  /// under `job`. May be called several times for one job: that is how long jobs go in slices; the
-  /// timeout counts from the first call. Slots come in the order of `keys`; kNoSlot means skip it
-  /// (already there, being saved, or no room).
-  /// Errors: kGone for an unknown or lost holder, or when the job was forgotten meanwhile;
-  /// kInvalidArgument when the job belongs to another holder or space.
+  /// under `job`. May be called several times for one job: that is how long jobs go in slices (of
+  /// `slice_blocks` keys); the timeout counts from the first slot. Slots come in the order of
+  /// `keys`; kNoSlot means skip it (already there, being saved, or no room). A job for which every
+  /// key is skipped does not exist: there is nothing to publish.
+  ///
+  /// Where nothing is at rest it does at most one slice of queued work, which may be that of claims
+  /// it revokes; keys for which that gives no slot are skipped.
+  /// Errors: kGone for an unknown or lost holder, for a retired space, or when the job was
+  /// forgotten meanwhile; kInvalidArgument when the job belongs to another holder or space; kBusy
+  /// when there are `max_reservations` jobs.
   Result<std::vector<SlotIndex>> reserve(HolderId holder, SpaceId space, const JobId& job,
                                          std::span<const BlockKey> keys);
-  /// All copies of the job ended and are whole: seals at most `limit` of its blocks, in order, and
-  /// returns how many are left; call again until 0.
-  /// Errors: kGone when the job was forgotten (timeout, reset): nothing is sealed, and its
-  /// quarantined slots are freed since their writer has now ended.
+  /// All copies of the job ended and are whole: seals at most `limit` of its blocks, the last one
+  /// first, and returns how many are left; call again until 0.
+  /// Errors: kGone when the job was forgotten (timeout, reset, lost connection): nothing is sealed,
+  /// and its quarantined slots are freed since their writer has now ended. Also for a job that does
+  /// not exist or belongs to another holder.
   Result<std::size_t> publish(HolderId holder, const JobId& job,
                               std::size_t limit = ~std::size_t{0});
-  /// All copies of the job ended, and the blocks are not good: their slots are free at once.
+  /// All copies of the job ended, and the blocks are not good: their slots are given back.
   /// Unknown jobs are fine.
   void abandon(HolderId holder, const JobId& job);
 
   // ---- time and background work
 
-  /// Forgets reservations older than the timeout. Call it at next_deadline().
+  /// Forgets reservations older than the timeout, at most `slice_blocks` of them. Call it at
+  /// next_deadline().
   void expire();
   /// When expire() has something to do; no value while nothing is reserved.
   [[nodiscard]] std::optional<TimePoint> next_deadline() const;
   /// Does one slice of what is queued; true while there is more.
   bool work();
+  [[nodiscard]] bool has_work() const;
 
   struct Cleanup {
     std::uint64_t evicted_blocks = 0;
-    std::uint64_t still_referenced_blocks = 0;  ///< Pinned, claimed or reserved when passed.
+    std::uint64_t still_referenced_blocks = 0;  ///< Pinned, claimed or being written when passed.
     bool done = false;
   };
-  /// Queues the eviction of every block at rest; cleanup() tells how far it is. A second call while
-  /// one is under way joins it.
+  /// Queues the eviction of every block at rest, in the order of slots; cleanup() tells how far it
+  /// is. A second call while one is under way joins it.
   void start_cleanup();
   [[nodiscard]] const Cleanup& cleanup() const;
 
@@ -159,21 +185,23 @@ class BlockStore {
     // Slots now.
     std::uint32_t free = 0;
     std::uint32_t reserved = 0;
-    std::uint32_t sealed = 0;           ///< Findable or of a retired space, pinned ones included.
-    std::uint32_t quarantined_timeout = 0;  ///< Forgotten after the timeout or a reset; writer lives.
+    std::uint32_t sealed = 0;  ///< Findable or of a retired space, pinned ones included.
+    std::uint32_t quarantined_timeout =
+        0;  ///< Forgotten after the timeout or a reset; writer lives.
     std::uint32_t quarantined_writer_lost = 0;  ///< The writer's connection ended.
-    std::uint32_t pinned_by_lost_readers = 0;   ///< Sealed blocks whose reader's connection ended.
-    std::uint32_t held = 0;             ///< Distinct blocks that are claimed or pinned.
+    /// Sealed blocks whose reader's connection ended, counted once a pin.
+    std::uint64_t pinned_by_lost_readers = 0;
+    std::uint32_t held = 0;  ///< Distinct blocks that are claimed or pinned.
     std::uint64_t claims = 0;
-    std::uint64_t pins = 0;             ///< Rows, those of lost holders included.
-    std::uint64_t reservations = 0;     ///< Jobs.
+    std::uint64_t pins = 0;          ///< Rows, those of lost holders included.
+    std::uint64_t reservations = 0;  ///< Jobs, without the forgotten ones.
     std::optional<TimePoint> oldest_pin;
     // Since the start.
     std::uint64_t lookups = 0;
     std::uint64_t lookup_hits = 0;      ///< Blocks.
     std::uint64_t lookup_misses = 0;    ///< Blocks beyond the sealed prefix.
     std::uint64_t insertions = 0;       ///< Blocks sealed.
-    std::uint64_t evictions = 0;        ///< Blocks evicted to make room.
+    std::uint64_t evictions = 0;        ///< Blocks evicted to make room, or for a new cut.
     std::uint64_t cleaned = 0;          ///< Blocks evicted by cleanup.
     std::uint64_t retired = 0;          ///< Blocks dropped with their space.
     std::uint64_t skipped_present = 0;  ///< Keys that reserve() skipped: there or being saved.
@@ -181,7 +209,7 @@ class BlockStore {
     std::uint64_t claims_revoked = 0;
     std::uint64_t claims_shortened = 0;
     std::uint64_t reservations_timed_out = 0;
-    std::uint64_t late_publishes = 0;   ///< publish() that answered kGone.
+    std::uint64_t late_publishes = 0;  ///< publish() of a job that had been forgotten.
   };
   [[nodiscard]] Stats stats() const;
   [[nodiscard]] std::uint32_t slot_count() const;

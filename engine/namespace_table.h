@@ -1,0 +1,110 @@
+#pragma once
+/// \file
+/// Which engines may share blocks: those whose list of factors is the same.
+
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "base/error.h"
+#include "engine/block_store.h"
+
+namespace pegaflow {
+
+/// One thing that decides whether two engines compute the same bytes, for example
+/// {"kv_cache_dtype", "float16"}.
+struct NamespaceFactor {
+  std::string name;
+  std::string value;
+  auto operator<=>(const NamespaceFactor&) const = default;
+};
+
+/// Sorts factors by name, so that lists that say the same are equal.
+/// Errors: kInvalidArgument when the list is empty, passes the limits below, or a name is empty or
+/// comes twice.
+Result<std::vector<NamespaceFactor>> canonical_factors(std::vector<NamespaceFactor> factors);
+
+inline constexpr std::size_t kMaxNamespaceFactors = 256;
+inline constexpr std::size_t kMaxNamespaceBytes = 64 * 1024;  ///< Of all names and values.
+
+/// XXH3-128 over a canonical list, 32 hexadecimal digits. A name for people only: whether two
+/// namespaces are the same is decided by comparing the lists.
+std::string namespace_hash(std::span<const NamespaceFactor> canonical);
+
+/// A factor in which two lists differ; no value where a list lacks it.
+struct FactorDifference {
+  std::string name;
+  std::optional<std::string> left;
+  std::optional<std::string> right;
+  bool operator==(const FactorDifference&) const = default;
+};
+
+/// In which factors two canonical lists differ, sorted by name; empty when they are the same.
+std::vector<FactorDifference> difference(std::span<const NamespaceFactor> left,
+                                         std::span<const NamespaceFactor> right);
+
+/// `kv_cache_dtype: "float16" here, "fp8" there; scales: none here, "per_tensor" there`.
+std::string to_string(std::span<const FactorDifference> differences);
+
+/// A row of the NamespaceTable; never used again for another namespace.
+enum class NamespaceId : std::uint32_t {};
+
+/// The namespaces of this server, each with the space of the store that its current generation
+/// uses.
+///
+/// A namespace stays while nobody uses it, since its blocks are what an engine that starts again
+/// wants. When the table is full the one unused for longest makes room, with its blocks.
+/// Thread-bound.
+class NamespaceTable {
+ public:
+  struct Namespace {
+    NamespaceId id{};
+    std::vector<NamespaceFactor> factors;  ///< Canonical.
+    std::string hash;                      ///< For people: namespace_hash(factors).
+    std::uint64_t page_bytes = 0;
+    SpaceId space{};               ///< Of the current generation.
+    std::uint64_t generation = 1;  ///< Raised by reset().
+    std::uint32_t users = 0;       ///< enter() without leave().
+  };
+
+  /// `store` outlives the table.
+  explicit NamespaceTable(BlockStore& store, std::size_t max_namespaces = 256);
+  ~NamespaceTable();
+  NamespaceTable(const NamespaceTable&) = delete;
+  NamespaceTable& operator=(const NamespaceTable&) = delete;
+
+  /// The namespace with these factors, made if there is none, with one user more. The reference
+  /// stays valid, and is kept up to date, until the matching leave().
+  /// Errors: kInvalidArgument as canonical_factors(); kRefused when the namespace has another
+  /// `page_bytes`; kBusy when the table is full and every namespace has a user.
+  Result<const Namespace*> enter(std::vector<NamespaceFactor> factors, std::uint64_t page_bytes);
+  /// Gives one enter() back. The namespace and its blocks stay.
+  void leave(NamespaceId id);
+
+  /// Raises the generation: blocks saved before are never found again. Unknown ids are fine.
+  void reset(NamespaceId id);
+
+  /// No value for an id whose namespace made room for another.
+  [[nodiscard]] const Namespace* find(NamespaceId id) const;
+  /// Every namespace, oldest first. Valid until the next call that is not const.
+  [[nodiscard]] std::vector<const Namespace*> all() const;
+  /// The other namespace that differs from `id` in the fewest factors,
+  /// to tell people why two engines do not share; no value when there is no other.
+  [[nodiscard]] const Namespace* closest(NamespaceId id) const;
+
+ private:
+  struct Row;
+  bool make_room();
+  [[nodiscard]] Row* row(NamespaceId id) const;
+
+  BlockStore& store_;
+  std::size_t max_namespaces_;
+  std::uint32_t next_id_ = 1;
+  std::uint64_t next_left_ = 1;
+  std::vector<std::unique_ptr<Row>> rows_;
+};
+
+}  // namespace pegaflow
