@@ -30,7 +30,11 @@ if command -v shellcheck >/dev/null; then
 else
     echo 'note  shell scripts are not checked: shellcheck is not installed'
 fi
-[ "${1:-}" = --fast ] || stage tidy python3 tools/tidy.py build/check build/fuzz
+if [ "${1:-}" != --fast ]; then
+    builds=(build/check)
+    [ ! -f build/fuzz/build.ninja ] || builds+=(build/fuzz)
+    stage tidy python3 tools/tidy.py "${builds[@]}"
+fi
 
 [ "${#failed[@]}" = 0 ] || {
     printf 'check: failed: %s\n' "${failed[*]}" >&2

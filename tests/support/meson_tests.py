@@ -5,6 +5,7 @@ import json
 import os
 import pathlib
 import subprocess
+import sys
 from collections.abc import Sequence
 
 SUITES = ("unit", "integration", "sim", "fault", "fuzz", "python", "layering")
@@ -101,4 +102,7 @@ def build(tests: Sequence[Test]) -> None:
     for build_dir in dict.fromkeys(test.build_dir for test in tests):
         targets = sorted({t for test in tests if test.build_dir == build_dir for t in test.targets})
         if targets:
-            subprocess.run(["ninja", "-C", str(build_dir), "--quiet", *targets], check=True)
+            # On a terminal ninja keeps one line up to date; elsewhere that would be many lines.
+            quiet = [] if sys.stdout.isatty() else ["--quiet"]
+            print(f"building {len(targets)} programs in {build_dir}", flush=True)
+            subprocess.run(["ninja", "-C", str(build_dir), *quiet, *targets], check=True)
