@@ -13,6 +13,7 @@
 #include "base/clock.h"
 #include "base/error.h"
 #include "base/id128.h"
+#include "base/job_id.h"
 
 namespace pegaflow {
 
@@ -25,13 +26,6 @@ enum class SpaceId : std::uint32_t {};
 
 /// One connection of one process, as the store sees it: it owns claims, pins and reservations.
 enum class HolderId : std::uint64_t {};
-
-/// What one step of one instance saves; named by the scheduler.
-struct JobId {
-  Id128 scheduler;           ///< Its incarnation.
-  std::uint64_t number = 0;  ///< Rising.
-  bool operator==(const JobId&) const noexcept = default;
-};
 
 /// A worker's name for a pin: rising within its process.
 enum class PinId : std::uint64_t {};
