@@ -1,0 +1,1 @@
+"""What the Python benchmarks share."""

@@ -1,0 +1,63 @@
+"""Servers for a benchmark, and the arguments that all of them take."""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import random
+import shutil
+import signal
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+from tests.support.vllm_server import REPOSITORY, PegaServer, VllmOptions, VllmServer, ensure_model
+
+
+def parser(description: str | None) -> argparse.ArgumentParser:
+    """With --json, --seed and --build-dir."""
+    made = argparse.ArgumentParser(
+        description=description, formatter_class=argparse.RawTextHelpFormatter
+    )
+    made.add_argument("--json", type=Path, metavar="FILE", help="one JSON object a figure")
+    made.add_argument("--seed", type=int, default=random.SystemRandom().randrange(1 << 32))
+    made.add_argument("--build-dir", type=Path, default=REPOSITORY / "build" / "release")
+    return made
+
+
+class Servers:
+    """One pegaflow-server, and vLLMs with and without the connector, in one directory."""
+
+    def __init__(self, build_dir: Path, directory: Path, pool_size: str) -> None:
+        self.model = ensure_model()
+        self.pega = PegaServer(build_dir / "server" / "pegaflow-server", directory, pool_size)
+        self.plain = VllmServer(VllmOptions(self.model), directory / "plain")
+        options = VllmOptions(
+            self.model, connector=self.pega.address, python_path=[build_dir / "python"]
+        )
+        self.connected = VllmServer(options, directory / "pega")
+
+
+@contextlib.contextmanager
+def servers(build_dir: Path, pool_size: str) -> Iterator[Servers]:
+    """Servers that are not started yet; all that were are stopped at the end.
+
+    The logs are kept, and their place is printed, when an error ends the run.
+    """
+
+    def end(number: int, frame: object) -> None:
+        raise SystemExit(128 + number)
+
+    signal.signal(signal.SIGTERM, end)
+    directory = Path(tempfile.mkdtemp(prefix="pega-perf-"))
+    made = Servers(build_dir, directory, pool_size)
+    try:
+        yield made
+    except Exception:
+        print(f"the servers' logs are in {directory}", flush=True)
+        raise
+    else:
+        shutil.rmtree(directory)
+    finally:
+        for child in (made.connected, made.plain, made.pega):
+            child.stop()
