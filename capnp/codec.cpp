@@ -1,0 +1,147 @@
+#include "capnp/codec.h"
+
+#include <algorithm>
+#include <cstring>
+
+namespace pegaflow {
+namespace {
+
+std::string to_std(::capnp::Text::Reader text) { return {text.begin(), text.size()}; }
+
+}  // namespace
+
+std::uint16_t common_version(std::uint16_t minimum, std::uint16_t maximum) {
+  const std::uint16_t version = std::min(maximum, kWireMaximum);
+  return version >= std::max(minimum, kWireMinimum) ? version : std::uint16_t{0};
+}
+
+Id128 read_id(wire::Id128::Reader reader) {
+  return {.high = reader.getHigh(), .low = reader.getLow()};
+}
+
+void write_id(const Id128& id, wire::Id128::Builder builder) {
+  builder.setHigh(id.high);
+  builder.setLow(id.low);
+}
+
+Error read_error(wire::Error::Reader reader) {
+  const std::uint16_t code = reader.getCode();
+  return {.code = code < kErrcCount ? static_cast<Errc>(code) : Errc::kInternal,
+          .detail = to_std(reader.getDetail())};
+}
+
+void write_error(const Error& error, wire::Error::Builder builder) {
+  builder.setCode(static_cast<std::uint16_t>(error.code));
+  builder.setDetail(::kj::StringPtr(error.detail.c_str(), error.detail.size()));
+}
+
+void write_done(const Result<void>& result, wire::Done::Builder builder) {
+  if (result) {
+    builder.setOk();
+  } else {
+    write_error(result.error(), builder.initError());
+  }
+}
+
+Result<void> read_done(wire::Done::Reader reader) {
+  if (reader.isOk()) return {};
+  if (reader.isError()) return tl::unexpected<Error>(read_error(reader.getError()));
+  return fail(Errc::kInternal, "the server answered in words of a later version");
+}
+
+Result<std::span<const BlockKey>> read_keys(wire::Keys::Reader reader,
+                                            std::vector<BlockKey>& scratch) {
+  const std::size_t key_bytes = reader.getKeyBytes();
+  const ::capnp::Data::Reader packed = reader.getPacked();
+  if (key_bytes == 0 || key_bytes > BlockKey::kMaxBytes) {
+    return fail(Errc::kInvalidArgument, "keys of {} bytes: 1 to {} are possible", key_bytes,
+                BlockKey::kMaxBytes);
+  }
+  if (packed.size() % key_bytes != 0) {
+    return fail(Errc::kInvalidArgument, "{} bytes are no whole number of {}-byte keys",
+                packed.size(), key_bytes);
+  }
+  const std::size_t count = packed.size() / key_bytes;
+  if (count > kMaxKeysPerCall) {
+    return fail(Errc::kInvalidArgument, "{} keys in one call: {} are the limit", count,
+                kMaxKeysPerCall);
+  }
+  if (scratch.size() < count) scratch.resize(count);
+  if (key_bytes == BlockKey::kMaxBytes) {
+    static_assert(sizeof(BlockKey) == BlockKey::kMaxBytes);
+    if (count != 0) std::memcpy(scratch.data(), packed.begin(), packed.size());
+  } else {
+    const ::kj::byte* from = packed.begin();
+    for (std::size_t i = 0; i < count; ++i, from += key_bytes) {
+      scratch[i].bytes.fill(std::byte{0});
+      std::memcpy(scratch[i].bytes.data(), from, key_bytes);
+    }
+  }
+  return std::span<const BlockKey>(scratch.data(), count);
+}
+
+void write_keys(std::span<const BlockKey> keys, std::size_t key_bytes,
+                wire::Keys::Builder builder) {
+  builder.setKeyBytes(static_cast<std::uint8_t>(key_bytes));
+  ::capnp::Data::Builder packed =
+      builder.initPacked(static_cast<unsigned>(keys.size() * key_bytes));
+  ::kj::byte* to = packed.begin();
+  for (const BlockKey& key : keys) {
+    std::memcpy(to, key.bytes.data(), key_bytes);
+    to += key_bytes;
+  }
+}
+
+JobId read_job(wire::JobId::Reader reader) {
+  return {.scheduler = read_id(reader.getScheduler()), .number = reader.getNumber()};
+}
+
+void write_job(const JobId& job, wire::JobId::Builder builder) {
+  write_id(job.scheduler, builder.initScheduler());
+  builder.setNumber(job.number);
+}
+
+Result<std::string> read_instance(::capnp::Text::Reader text) {
+  if (text.size() == 0 || text.size() > kMaxInstanceBytes) {
+    return fail(Errc::kInvalidArgument, "an instance's id of {} bytes: 1 to {} are possible",
+                text.size(), kMaxInstanceBytes);
+  }
+  return to_std(text);
+}
+
+Result<Registration> read_registration(wire::Registration::Reader reader) {
+  Registration registration;
+  PEGA_TRY_LET(registration.instance, read_instance(reader.getInstance()));
+  registration.rank = reader.getRank();
+  registration.ranks = reader.getRanks();
+  registration.page_bytes = reader.getPageBytes();
+  registration.block_count = reader.getBlockCount();
+  if (registration.rank >= registration.ranks) {
+    return fail(Errc::kInvalidArgument, "rank {} of {}", registration.rank, registration.ranks);
+  }
+  const auto factors = reader.getFactors();
+  if (factors.size() > kMaxFactorsOnWire) {
+    return fail(Errc::kInvalidArgument, "{} factors of a namespace: {} are the limit",
+                factors.size(), kMaxFactorsOnWire);
+  }
+  registration.factors.reserve(factors.size());
+  for (const wire::Factor::Reader factor : factors) {
+    registration.factors.emplace_back(to_std(factor.getName()), to_std(factor.getValue()));
+  }
+  return registration;
+}
+
+void write_registration(const Registration& registration, wire::Registration::Builder builder) {
+  builder.setInstance(registration.instance.c_str());
+  builder.setRank(registration.rank);
+  builder.setRanks(registration.ranks);
+  builder.setPageBytes(registration.page_bytes);
+  builder.setBlockCount(registration.block_count);
+  auto factors = builder.initFactors(static_cast<unsigned>(registration.factors.size()));
+  for (unsigned i = 0; i < factors.size(); ++i) {
+    factors[i].setName(registration.factors[i].first.c_str());
+    factors[i].setValue(registration.factors[i].second.c_str());
+  }
+}
+
+}  // namespace pegaflow

@@ -1,0 +1,79 @@
+#pragma once
+/// \file
+/// Between messages of cache.capnp and the structs of base: the only place that knows both.
+///
+/// Reading checks every bound that the schema promises, so that whoever gets a struct need not.
+/// Pointers that lead out of their message throw kj::Exception, as Cap'n Proto does; it ends the
+/// call. Thread-safe: no state.
+
+#include <cstddef>
+#include <cstdint>
+#include <span>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "base/block_key.h"
+#include "base/error.h"
+#include "base/id128.h"
+#include "base/job_id.h"
+#include "capnp/cache.capnp.h"
+
+namespace pegaflow {
+
+/// Versions of the schema that this build speaks.
+inline constexpr std::uint16_t kWireMinimum = 1;
+inline constexpr std::uint16_t kWireMaximum = 1;
+
+/// The version that both ends of [`minimum`, `maximum`] and ours speak; 0: none.
+std::uint16_t common_version(std::uint16_t minimum, std::uint16_t maximum);
+
+inline constexpr std::size_t kMaxKeysPerCall = 8192;    ///< 128 Ki tokens in blocks of 16.
+inline constexpr std::size_t kMaxInstanceBytes = 256;   ///< Of an instance's id.
+inline constexpr std::size_t kMaxFactorsOnWire = 1024;  ///< The engine's own limit is lower.
+
+Id128 read_id(wire::Id128::Reader reader);
+void write_id(const Id128& id, wire::Id128::Builder builder);
+
+/// A code that this build does not know counts as kInternal.
+Error read_error(wire::Error::Reader reader);
+void write_error(const Error& error, wire::Error::Builder builder);
+
+/// Sets `ok` or `error`.
+void write_done(const Result<void>& result, wire::Done::Builder builder);
+Result<void> read_done(wire::Done::Reader reader);
+
+/// The keys, in `scratch`, which keeps its memory from call to call: a fresh quarter of a mebibyte
+/// would cost more than the lookup. Valid until `scratch` changes.
+/// Errors: kInvalidArgument for a key size out of 1 to 32, a length that is no multiple of it, or
+/// more than kMaxKeysPerCall keys.
+Result<std::span<const BlockKey>> read_keys(wire::Keys::Reader reader,
+                                            std::vector<BlockKey>& scratch);
+/// Writes the first `key_bytes` (1 to 32) of every key.
+void write_keys(std::span<const BlockKey> keys, std::size_t key_bytes, wire::Keys::Builder builder);
+/// Words that write_keys() takes, for the size hint of a request.
+constexpr std::uint64_t keys_words(std::size_t keys, std::size_t key_bytes) {
+  return 4 + (keys * key_bytes + 7) / 8;
+}
+
+JobId read_job(wire::JobId::Reader reader);
+void write_job(const JobId& job, wire::JobId::Builder builder);
+
+/// What an engine's rank says of itself.
+struct Registration {
+  std::string instance;
+  std::uint32_t rank = 0;
+  std::uint32_t ranks = 1;
+  std::vector<std::pair<std::string, std::string>> factors;
+  std::uint64_t page_bytes = 0;
+  std::uint64_t block_count = 0;
+};
+/// Errors: kInvalidArgument for an instance's id or a list of factors beyond the limits above, or
+/// a rank that is not below `ranks`.
+Result<Registration> read_registration(wire::Registration::Reader reader);
+void write_registration(const Registration& registration, wire::Registration::Builder builder);
+
+/// Errors: kInvalidArgument for an id that is empty or longer than kMaxInstanceBytes.
+Result<std::string> read_instance(::capnp::Text::Reader text);
+
+}  // namespace pegaflow
