@@ -3,7 +3,7 @@
 # Nothing here changes a system setting; packages are named before they are installed.
 
 # Debian 12. Ubuntu 24.04 has the same names (its universe carries LLVM 16 too).
-packages_build=(build-essential g++ meson ninja-build ccache pkg-config capnproto libcapnp-dev
+packages_build=(git build-essential g++ meson ninja-build ccache pkg-config capnproto libcapnp-dev
     libfmt-dev libspdlog-dev libexpected-dev libcli11-dev nlohmann-json3-dev prometheus-cpp-dev
     doctest-dev libxxhash-dev pybind11-dev python3-dev python3-venv)
 packages_test=(iproute2 procps util-linux curl)
@@ -42,11 +42,14 @@ need_packages() {
     install="${as_root[*]} apt-get install -y --no-install-recommends ${missing[*]}"
     say "setup: installing ${#missing[@]} packages with apt: ${missing[*]}"
     [ "${#as_root[@]}" = 0 ] || command -v sudo >/dev/null || die "run as root: ${install# }"
-    "${as_root[@]}" env DEBIAN_FRONTEND=noninteractive apt-get update -q ||
+    mkdir -p build
+    "${as_root[@]}" env DEBIAN_FRONTEND=noninteractive apt-get update -qq ||
         say "setup: apt-get update failed; trying with the lists that are there"
     "${as_root[@]}" env DEBIAN_FRONTEND=noninteractive \
-        apt-get install -y -q --no-install-recommends "${missing[@]}" ||
+        apt-get install -y -q --no-install-recommends "${missing[@]}" >build/apt.log || {
+        tail -n 20 build/apt.log >&2
         die "the packages could not be installed; when that is mended, run: ${install# }"
+    }
 }
 
 # need_venv: .venv with the tools of tools/requirements-dev.txt (pytest, ruff).
