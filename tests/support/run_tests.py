@@ -104,6 +104,7 @@ class Runner:
             f"-max_total_time={self.args.fuzz_seconds}",
             f"-seed={self.seed % 0xFFFFFFFF + 1}",
             "-timeout=10",
+            "-error_exitcode=1",  # libFuzzer's own choice is 77, which means "skipped" to us
             "-rss_limit_mb=3072",
             "-print_final_stats=1",
             f"-artifact_prefix={findings}/{target}-",

@@ -128,6 +128,22 @@ class RunTestsTest(unittest.TestCase):
         self.assertTrue([line for line in lines if "skipped: no such device here" in line])
         self.assertEqual(code, 0)
 
+    def test_a_fuzzer_that_found_something_fails(self) -> None:
+        # libFuzzer leaves with the exit code that it was told, or with 77.
+        self.add(
+            "fuzz/target",
+            """
+            code=77
+            for word; do case $word in -error_exitcode=*) code=${word#*=} ;; esac; done
+            exit "$code"
+            """,
+        )
+
+        code, lines = self.run_tests()
+
+        self.assert_ends(lines, "0 passed, 1 failed, 0 skipped")
+        self.assertEqual(code, 1)
+
     def test_a_run_of_skips_only_is_not_good(self) -> None:
         self.add("unit/device", "exit 77")
 
