@@ -93,6 +93,8 @@ class BlockStore {
   /// are forgotten and their slots quarantined; its pins stay, and their blocks stay findable.
   /// Unknown or lost holders are fine.
   void holder_lost(HolderId holder);
+  /// Whether the holder, lost or not, has a pin or a job: its process may touch a slot.
+  [[nodiscard]] bool may_touch(HolderId holder) const;
   /// Its process is known gone, or said that all its copies ended: whatever is left of the holder
   /// (lost or not) is given back. The id is unknown afterwards, and never used again.
   void holder_gone(HolderId holder);

@@ -1,0 +1,110 @@
+#pragma once
+/// \file
+/// The inside of BlockStore; only engine/block_store*.cpp include it.
+///
+/// block_store.cpp         making it, spaces and holders, statistics
+/// block_store_read.cpp    lookup, claim, open, release
+/// block_store_write.cpp   reserve, publish, abandon, timeouts
+/// block_store_work.cpp    the queue of what is given back in slices
+/// block_store_check.cpp   every invariant
+
+#include <cstdint>
+#include <optional>
+#include <span>
+#include <unordered_map>
+#include <vector>
+
+#include "engine/block_store.h"
+#include "engine/block_table.h"
+#include "engine/claim_table.h"
+#include "engine/job_table.h"
+#include "engine/pin_table.h"
+#include "engine/store_rows.h"
+#include "engine/work_queue.h"
+
+namespace pegaflow {
+
+struct BlockStore::Impl {
+  Impl(const Options& given, const Clock& time, BlockTable block_table, ClaimTable claim_table,
+       PinTable pin_table, JobTable job_table)
+      : options(given),
+        clock(time),
+        blocks(std::move(block_table)),
+        claims(std::move(claim_table)),
+        pins(std::move(pin_table)),
+        jobs(std::move(job_table)) {
+    set_limits();
+  }
+
+  // ---- who is there
+  [[nodiscard]] Space* live_space(SpaceId id);
+  [[nodiscard]] bool is_live(SpaceId id) const;
+  /// The holder if it may still ask for something: neither unknown nor lost nor gone.
+  [[nodiscard]] Holder* active_holder(HolderId id);
+  /// The holder if callers know it: lost ones may still say that their copies ended.
+  [[nodiscard]] Holder* known_holder(HolderId id);
+  void forget_instance_if_unused(std::uint32_t instance);
+
+  // ---- claims and pins
+  [[nodiscard]] std::uint64_t room_for_claim(const Holder& holder) const;
+  /// The row of a claim that may be opened, or kNone.
+  [[nodiscard]] std::uint32_t openable(const Id128& token) const;
+  void end_claim(std::uint32_t row);
+  void end_pin(std::uint32_t row);
+  [[nodiscard]] OpenedPages pages_of(const Pin& pin, std::uint32_t writer_tag) const;
+
+  // ---- reservations
+  /// False when its writer or space left, though the queued work has not come to it yet.
+  [[nodiscard]] static bool may_publish(const Job& job);
+  void forget_job(std::uint32_t row);
+  void end_job(std::uint32_t row);
+  /// Sees to a free slot, by eviction if need be; false when `steps` of queued work give none.
+  bool make_room(std::uint32_t& steps);
+  void prefetch_victims(std::size_t count) const;
+
+  // ---- queued work (block_store_work.cpp)
+  void do_slice();
+  /// One block, row or slot of the first work; drops finished work. False when nothing is queued.
+  bool do_step();
+  // One step of each kind; false when there is nothing left to do.
+  bool step(GiveBackWork& work);
+  bool step(FreeJobWork& work);
+  bool step(LeaveWork& work);
+  bool step(RetireWork& work);
+  bool step(DeadSweepWork& work);
+  bool step(CleanupWork& work);
+  /// A claim or pin less; frees the block if that was the last and its space is retired.
+  void give_back(SlotIndex slot);
+  void prefetch_sweep(SlotIndex slot) const;
+
+  // ---- invariants (block_store_check.cpp)
+  [[nodiscard]] Result<void> check_holds() const;
+  [[nodiscard]] Result<void> check_jobs() const;
+  [[nodiscard]] Result<void> check_shares() const;
+
+  void set_limits();
+
+  Options options;
+  const Clock& clock;
+  BlockTable blocks;
+  ClaimTable claims;
+  PinTable pins;
+  JobTable jobs;
+
+  // Few, with stable addresses: rows point to them.
+  std::unordered_map<HolderId, Holder> holders;
+  std::unordered_map<SpaceId, Space> spaces;
+  std::unordered_map<std::uint32_t, Instance> instances;
+  std::uint64_t next_holder = 1;
+  std::uint32_t next_space = 1;
+  std::uint64_t instance_limit = 0;  ///< Blocks.
+  std::uint64_t node_limit = 0;
+
+  WorkQueue queue;
+  Cleanup cleanup;
+  std::uint64_t listed_blocks = 0;  ///< In the lists of claims, pins and queued work.
+  Stats counted;                    ///< The part "since the start".
+  std::uint64_t lost_pinned_blocks = 0;
+};
+
+}  // namespace pegaflow

@@ -1,0 +1,189 @@
+#include <algorithm>
+#include <utility>
+
+#include "base/assert.h"
+#include "engine/block_store_impl.h"
+
+namespace pegaflow {
+
+namespace {
+
+/// Calls `use(slot)` for each of `keys` while the block is sealed and `use` says true; returns how
+/// many times it did.
+template <typename Use>
+std::size_t for_sealed_prefix(const BlockTable& blocks, SpaceId space,
+                              std::span<const BlockKey> keys, Use&& use) {
+  for (std::size_t begin = 0; begin < keys.size(); begin += BlockTable::kGroup) {
+    const auto group = keys.subspan(begin, std::min(BlockTable::kGroup, keys.size() - begin));
+    blocks.prefetch(space, group);
+    for (std::size_t i = 0; i < group.size(); ++i) {
+      const SlotIndex slot = blocks.find(space, group[i]);
+      if (slot == kNoSlot || blocks[slot].state != SlotState::kSealed || !use(slot)) {
+        return begin + i;
+      }
+    }
+  }
+  return keys.size();
+}
+
+}  // namespace
+
+std::size_t BlockStore::lookup(SpaceId space, std::span<const BlockKey> keys) const {
+  std::size_t found = 0;
+  if (impl_->is_live(space)) {
+    found = for_sealed_prefix(impl_->blocks, space, keys, [](SlotIndex) { return true; });
+  }
+  ++impl_->counted.lookups;
+  impl_->counted.lookup_hits += found;
+  impl_->counted.lookup_misses += keys.size() - found;
+  return found;
+}
+
+Result<std::size_t> BlockStore::claim(HolderId holder, SpaceId space,
+                                      std::span<const BlockKey> keys, const Id128& token) {
+  Holder* const owner = impl_->active_holder(holder);
+  if (owner == nullptr) return fail(Errc::kGone, "claim for a holder that left");
+  if (token.is_none() || impl_->claims.find(token) != ClaimTable::kNone) {
+    return fail(Errc::kInvalidArgument, "claim under a token that is {}",
+                token.is_none() ? "none" : "in use");
+  }
+  if (impl_->claims.is_full()) {
+    return fail(Errc::kBusy, "there are {} claims already", impl_->claims.size());
+  }
+  Space* const where = impl_->live_space(space);
+  if (where == nullptr) return 0;
+
+  BlockTable& blocks = impl_->blocks;
+  const std::uint64_t room = impl_->room_for_claim(*owner);
+  Claim claim;
+  claim.blocks.reserve(std::min<std::size_t>(keys.size(), room));
+  bool is_shortened = false;
+  for_sealed_prefix(blocks, space, keys, [&](SlotIndex slot) {
+    const bool is_new_to_node = blocks[slot].holds == 0;
+    is_shortened =
+        claim.blocks.size() == room || (is_new_to_node && blocks.held_count() >= impl_->node_limit);
+    if (is_shortened) return false;
+    blocks.hold(slot);
+    claim.blocks.push_back(slot);
+    return true;
+  });
+  if (is_shortened) ++impl_->counted.claims_shortened;
+  const std::size_t count = claim.blocks.size();
+  if (count == 0) return 0;
+
+  claim.token = token;
+  claim.holder = owner;
+  claim.space = where;
+  claim.made = impl_->clock.now();
+  impl_->instances[owner->instance].held_blocks += count;
+  impl_->listed_blocks += count;
+  impl_->claims.add(std::move(claim));
+  return count;
+}
+
+std::uint64_t BlockStore::Impl::room_for_claim(const Holder& holder) const {
+  const std::uint64_t held = instances.at(holder.instance).held_blocks;
+  return held < instance_limit ? instance_limit - held : 0;
+}
+
+void BlockStore::unclaim(HolderId holder, const Id128& token) {
+  const std::uint32_t row = impl_->claims.find(token);
+  if (row == ClaimTable::kNone || impl_->claims[row].holder->id != holder) return;
+  impl_->end_claim(row);
+  impl_->do_slice();
+}
+
+std::uint32_t BlockStore::Impl::openable(const Id128& token) const {
+  const std::uint32_t row = claims.find(token);
+  if (row == ClaimTable::kNone) return row;
+  const Claim& claim = claims[row];
+  // The queued work has not come to it yet.
+  const bool is_doomed = claim.holder->is_lost || claim.holder->is_gone || claim.space->is_retired;
+  return is_doomed ? ClaimTable::kNone : row;
+}
+
+Result<BlockStore::OpenedPages> BlockStore::open(HolderId holder, const Id128& token,
+                                                 std::size_t first, std::size_t count, PinId pin) {
+  Holder* const reader = impl_->active_holder(holder);
+  if (reader == nullptr) return fail(Errc::kGone, "open for a holder that left");
+  if (const std::uint32_t row = impl_->pins.find(holder, pin); row != PinTable::kNone) {
+    const Pin& same = impl_->pins[row];
+    if (same.token != token || same.first != first || same.blocks.size() != count) {
+      return fail(Errc::kInvalidArgument, "pin {} is open on another range",
+                  static_cast<std::uint64_t>(pin));
+    }
+    return impl_->pages_of(same, reader->writer_tag);
+  }
+  const std::uint32_t claim_row = impl_->openable(token);
+  if (claim_row == ClaimTable::kNone) return fail(Errc::kGone, "the claim was revoked or ended");
+  Claim& claim = impl_->claims[claim_row];
+  if (count == 0 || first >= claim.blocks.size() || count > claim.blocks.size() - first) {
+    return fail(Errc::kInvalidArgument, "open blocks {} to {} of a claim on {}", first,
+                first + count, claim.blocks.size());
+  }
+  if (impl_->pins.is_full()) {
+    return fail(Errc::kBusy, "there are {} pins already", impl_->pins.size());
+  }
+
+  Pin opened;
+  opened.name = pin;
+  opened.holder = reader;
+  opened.token = token;
+  opened.first = static_cast<std::uint32_t>(first);
+  opened.claim = claim_row;
+  opened.claim_serial = claim.serial;
+  opened.instance = claim.holder->instance;
+  opened.opened = impl_->clock.now();
+  const auto begin = claim.blocks.begin() + static_cast<std::ptrdiff_t>(first);
+  opened.blocks.assign(begin, begin + static_cast<std::ptrdiff_t>(count));
+  for (const SlotIndex slot : opened.blocks) impl_->blocks.prefetch_block(slot);
+  for (const SlotIndex slot : opened.blocks) impl_->blocks.hold(slot);
+  claim.pinned_blocks += count;
+  impl_->claims.mark_opened(claim_row);
+  impl_->listed_blocks += count;
+  OpenedPages pages = impl_->pages_of(opened, reader->writer_tag);
+  impl_->pins.add(std::move(opened));
+  return pages;
+}
+
+BlockStore::OpenedPages BlockStore::Impl::pages_of(const Pin& pin, std::uint32_t writer_tag) const {
+  OpenedPages pages;
+  pages.slots = pin.blocks;
+  for (const SlotIndex slot : pin.blocks) {
+    pages.by_this_process += blocks[slot].owner == writer_tag ? 1 : 0;
+  }
+  return pages;
+}
+
+void BlockStore::release(HolderId holder, PinId pin) {
+  // A lost holder may still say so: its copies ended, and that is all that counts.
+  if (impl_->known_holder(holder) == nullptr) return;
+  const std::uint32_t row = impl_->pins.find(holder, pin);
+  if (row == PinTable::kNone) return;
+  impl_->end_pin(row);
+  impl_->do_slice();
+}
+
+void BlockStore::Impl::end_claim(std::uint32_t row) {
+  Claim claim = claims.remove(row);
+  // Its pins live on and take its share over.
+  Instance& instance = instances.at(claim.holder->instance);
+  instance.held_blocks -= claim.blocks.size();
+  instance.held_blocks += claim.pinned_blocks;
+  queue.emplace_back(GiveBackWork{std::move(claim.blocks)});
+}
+
+void BlockStore::Impl::end_pin(std::uint32_t row) {
+  Pin pin = pins.remove(row);
+  const std::uint32_t claim = claims.find(pin.claim, pin.claim_serial);
+  if (claim != ClaimTable::kNone) {
+    claims[claim].pinned_blocks -= pin.blocks.size();
+  } else {
+    instances.at(pin.instance).held_blocks -= pin.blocks.size();
+    forget_instance_if_unused(pin.instance);
+  }
+  if (pin.holder->is_lost) lost_pinned_blocks -= pin.blocks.size();
+  queue.emplace_back(GiveBackWork{std::move(pin.blocks)});
+}
+
+}  // namespace pegaflow

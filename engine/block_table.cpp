@@ -1,0 +1,176 @@
+#include "engine/block_table.h"
+
+#include <cstring>
+#include <utility>
+
+#include "base/assert.h"
+
+namespace pegaflow {
+
+Result<BlockTable> BlockTable::create(std::uint32_t slot_count) {
+  PEGA_TRY_LET(auto blocks, ZeroPages<Block>::create(slot_count));
+  PEGA_TRY_LET(auto index, FlatIndex::create(slot_count));
+  return BlockTable(std::move(blocks), std::move(index));
+}
+
+BlockTable::BlockTable(ZeroPages<Block> blocks, FlatIndex index)
+    : blocks_(std::move(blocks)), index_(std::move(index)) {}
+
+std::uint32_t BlockTable::hash(SpaceId space, const BlockKey& key) noexcept {
+  // The engine's hash is uniform; its second word is zero where the algorithm has 8 bytes only.
+  std::uint64_t second = 0;
+  std::memcpy(&second, key.bytes.data() + sizeof second, sizeof second);
+  return mix_hash(key.hash(), second + static_cast<std::uint64_t>(space) * 0x9E3779B97F4A7C15ULL);
+}
+
+SlotIndex BlockTable::find(SpaceId space, const BlockKey& key) const {
+  return index_.find(hash(space, key), [&](std::uint32_t row) {
+    return blocks_[row].space == space && blocks_[row].key == key;
+  });
+}
+
+void BlockTable::prefetch(SpaceId space, std::span<const BlockKey> group) const {
+  for (const BlockKey& key : group) index_.prefetch(hash(space, key));
+  for (const BlockKey& key : group) {
+    const std::uint32_t guess = index_.first_guess(hash(space, key));
+    if (guess != FlatIndex::kNone) prefetch_block(guess);
+  }
+}
+
+void BlockTable::prefetch_neighbours(SlotIndex slot) const {
+  const IndexLink& link = blocks_[slot].rest;
+  if (link.previous_plus_1 != 0) prefetch_block(link.previous_plus_1 - 1);
+  if (link.next_plus_1 != 0) prefetch_block(link.next_plus_1 - 1);
+}
+
+void BlockTable::prefetch_cell(SlotIndex slot) const {
+  index_.prefetch(hash(blocks_[slot].space, blocks_[slot].key));
+}
+
+SlotIndex BlockTable::take_free(SpaceId space, const BlockKey& key, std::uint32_t owner) {
+  SlotIndex slot = freed_.back();
+  if (slot != kNoSlot) {
+    freed_.erase(blocks_, slot);
+  } else {
+    PEGA_ASSERT(untouched_from_ < slot_count(), "no slot of {} is free", slot_count());
+    slot = untouched_from_++;
+  }
+  Block& block = blocks_[slot];
+  block.key = key;
+  block.space = space;
+  block.owner = owner;
+  block.state = SlotState::kWritten;
+  block.indexed = true;
+  index_.insert(hash(space, key), slot);
+  ++written_;
+  return slot;
+}
+
+void BlockTable::unlist(SlotIndex slot) {
+  Block& block = blocks_[slot];
+  if (!block.indexed) return;
+  const bool was_there = index_.erase(hash(block.space, block.key), slot);
+  PEGA_ASSERT(was_there, "slot {} is not in the index", slot);
+  block.indexed = false;
+}
+
+void BlockTable::seal(SlotIndex slot, std::uint32_t writer) {
+  Block& block = blocks_[slot];
+  PEGA_ASSERT(block.state == SlotState::kWritten && block.indexed, "slot {} cannot be sealed",
+              slot);
+  block.state = SlotState::kSealed;
+  block.owner = writer;
+  --written_;
+  ++sealed_;
+  at_rest_.push_back(blocks_, slot);
+}
+
+void BlockTable::hold(SlotIndex slot) {
+  Block& block = blocks_[slot];
+  PEGA_ASSERT(block.state == SlotState::kSealed, "slot {} is held and not sealed", slot);
+  if (block.holds++ != 0) return;
+  at_rest_.erase(blocks_, slot);
+  ++held_;
+}
+
+bool BlockTable::unhold(SlotIndex slot) {
+  Block& block = blocks_[slot];
+  PEGA_ASSERT(block.holds != 0, "slot {} is held by nobody", slot);
+  if (--block.holds != 0) return false;
+  --held_;
+  at_rest_.push_back(blocks_, slot);
+  return true;
+}
+
+void BlockTable::free(SlotIndex slot) {
+  Block& block = blocks_[slot];
+  PEGA_ASSERT(block.state != SlotState::kFree && block.holds == 0, "slot {} is free or held", slot);
+  if (block.state == SlotState::kSealed) {
+    at_rest_.erase(blocks_, slot);
+    --sealed_;
+  } else {
+    --written_;
+  }
+  unlist(slot);
+  block.state = SlotState::kFree;
+  freed_.push_back(blocks_, slot);
+}
+
+Result<void> BlockTable::check() const {
+  std::uint32_t written = 0;
+  std::uint32_t sealed = 0;
+  std::uint32_t held = 0;
+  std::uint32_t freed = 0;
+  std::uint64_t indexed = 0;
+  for (SlotIndex slot = 0; slot < untouched_from_; ++slot) {
+    const Block& block = blocks_[slot];
+    written += block.state == SlotState::kWritten ? 1 : 0;
+    sealed += block.state == SlotState::kSealed ? 1 : 0;
+    freed += block.state == SlotState::kFree ? 1 : 0;
+    held += block.holds != 0 ? 1 : 0;
+    indexed += block.indexed ? 1 : 0;
+    if (block.holds != 0 && block.state != SlotState::kSealed) {
+      return fail(Errc::kInternal, "slot {} is held and not sealed", slot);
+    }
+    if (block.state == SlotState::kSealed && !block.indexed) {
+      return fail(Errc::kInternal, "slot {} is sealed and not in the index", slot);
+    }
+    if (block.indexed &&
+        (block.state == SlotState::kFree || find(block.space, block.key) != slot)) {
+      return fail(Errc::kInternal, "the index does not lead to slot {}", slot);
+    }
+  }
+  if (written != written_ || sealed != sealed_ || held != held_ || freed != freed_.size() ||
+      indexed != index_.size()) {
+    return fail(Errc::kInternal,
+                "counted {} written, {} sealed, {} held, {} freed, {} indexed slots; kept {}, {}, "
+                "{}, {}, {}",
+                written, sealed, held, freed, indexed, written_, sealed_, held_, freed_.size(),
+                index_.size());
+  }
+  return check_lists();
+}
+
+Result<void> BlockTable::check_lists() const {
+  std::uint32_t at_rest = 0;
+  for (SlotIndex slot = at_rest_.front(); slot != kNoSlot; slot = newer(slot)) {
+    const Block& block = blocks_[slot];
+    if (block.state != SlotState::kSealed || block.holds != 0 || ++at_rest > at_rest_.size()) {
+      return fail(Errc::kInternal, "slot {} is listed as at rest and is not", slot);
+    }
+  }
+  if (at_rest != at_rest_.size() || at_rest != sealed_ - held_) {
+    return fail(Errc::kInternal, "{} blocks are listed as at rest, {} are", at_rest,
+                sealed_ - held_);
+  }
+  std::uint32_t freed = 0;
+  for (SlotIndex slot = freed_.front(); slot != kNoSlot; slot = freed_.next(blocks_, slot)) {
+    if (blocks_[slot].state != SlotState::kFree || ++freed > freed_.size()) {
+      return fail(Errc::kInternal, "slot {} is listed as free and is not", slot);
+    }
+  }
+  if (freed != freed_.size()) return fail(Errc::kInternal, "the list of free slots is broken");
+  return {};
+}
+
+}  // namespace pegaflow

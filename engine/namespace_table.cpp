@@ -1,0 +1,181 @@
+#include "engine/namespace_table.h"
+
+#include <algorithm>
+#include <limits>
+#include <utility>
+
+#include <xxhash.h>
+
+#include "base/assert.h"
+#include "base/id128.h"
+
+namespace pegaflow {
+
+Result<std::vector<NamespaceFactor>> canonical_factors(std::vector<NamespaceFactor> factors) {
+  if (factors.empty() || factors.size() > kMaxNamespaceFactors) {
+    return fail(Errc::kInvalidArgument, "a namespace has 1 to {} factors, not {}",
+                kMaxNamespaceFactors, factors.size());
+  }
+  std::size_t bytes = 0;
+  for (const NamespaceFactor& factor : factors) {
+    if (factor.name.empty()) return fail(Errc::kInvalidArgument, "a factor without a name");
+    bytes += factor.name.size() + factor.value.size();
+  }
+  if (bytes > kMaxNamespaceBytes) {
+    return fail(Errc::kInvalidArgument, "a namespace has at most {} bytes, not {}",
+                kMaxNamespaceBytes, bytes);
+  }
+  std::sort(factors.begin(), factors.end());
+  const auto twice =
+      std::adjacent_find(factors.begin(), factors.end(),
+                         [](const NamespaceFactor& left, const NamespaceFactor& right) {
+                           return left.name == right.name;
+                         });
+  if (twice != factors.end()) {
+    return fail(Errc::kInvalidArgument, "the factor {} comes twice", twice->name);
+  }
+  return factors;
+}
+
+std::string namespace_hash(std::span<const NamespaceFactor> canonical) {
+  // Lengths go in too: {"ab", "c"} and {"a", "bc"} are not the same.
+  std::string text;
+  for (const NamespaceFactor& factor : canonical) {
+    text += fmt::format("{}:{}={}:{};", factor.name.size(), factor.name, factor.value.size(),
+                        factor.value);
+  }
+  const XXH128_hash_t hash = XXH3_128bits(text.data(), text.size());
+  return to_string(Id128{hash.high64, hash.low64});
+}
+
+std::vector<FactorDifference> difference(std::span<const NamespaceFactor> left,
+                                         std::span<const NamespaceFactor> right) {
+  std::vector<FactorDifference> differences;
+  while (!left.empty() || !right.empty()) {
+    const bool only_left =
+        right.empty() || (!left.empty() && left.front().name < right.front().name);
+    const bool only_right =
+        left.empty() || (!right.empty() && right.front().name < left.front().name);
+    if (only_left) {
+      differences.push_back({left.front().name, left.front().value, std::nullopt});
+    } else if (only_right) {
+      differences.push_back({right.front().name, std::nullopt, right.front().value});
+    } else if (left.front().value != right.front().value) {
+      differences.push_back({left.front().name, left.front().value, right.front().value});
+    }
+    if (!only_right) left = left.subspan(1);
+    if (!only_left) right = right.subspan(1);
+  }
+  return differences;
+}
+
+std::string to_string(std::span<const FactorDifference> differences) {
+  const auto quoted = [](const std::optional<std::string>& value) {
+    return value ? fmt::format("\"{}\"", *value) : std::string("none");
+  };
+  std::string text;
+  for (const FactorDifference& each : differences) {
+    text += fmt::format("{}{}: {} here, {} there", text.empty() ? "" : "; ", each.name,
+                        quoted(each.left), quoted(each.right));
+  }
+  return text;
+}
+
+struct NamespaceTable::Row {
+  Namespace space;
+  std::uint64_t left = 0;  ///< Rising with each last leave(): who left first makes room first.
+};
+
+NamespaceTable::NamespaceTable(BlockStore& store, std::size_t max_namespaces)
+    : store_(store), max_namespaces_(max_namespaces) {}
+NamespaceTable::~NamespaceTable() = default;
+
+Result<const NamespaceTable::Namespace*> NamespaceTable::enter(std::vector<NamespaceFactor> factors,
+                                                               std::uint64_t page_bytes) {
+  PEGA_TRY_LET(factors, canonical_factors(std::move(factors)));
+  for (const auto& row : rows_) {
+    Namespace& known = row->space;
+    if (known.factors != factors) continue;
+    if (known.page_bytes != page_bytes) {
+      return fail(Errc::kRefused, "pages of {} bytes in namespace {}, whose pages have {}",
+                  page_bytes, known.hash, known.page_bytes);
+    }
+    ++known.users;
+    return &known;
+  }
+  if (rows_.size() >= max_namespaces_ && !make_room()) {
+    return fail(Errc::kBusy, "{} namespaces are in use", rows_.size());
+  }
+  PEGA_ASSERT(next_id_ != std::numeric_limits<std::uint32_t>::max(), "namespace ids ran out");
+  auto row = std::make_unique<Row>();
+  row->space.id = NamespaceId{next_id_++};
+  row->space.hash = namespace_hash(factors);
+  row->space.factors = std::move(factors);
+  row->space.page_bytes = page_bytes;
+  row->space.space = store_.make_space();
+  row->space.users = 1;
+  rows_.push_back(std::move(row));
+  return &rows_.back()->space;
+}
+
+void NamespaceTable::leave(NamespaceId id) {
+  Row* const found = row(id);
+  PEGA_ASSERT(found != nullptr && found->space.users != 0, "namespace {} has no user",
+              static_cast<std::uint32_t>(id));
+  if (--found->space.users == 0) found->left = next_left_++;
+}
+
+bool NamespaceTable::make_room() {
+  auto oldest = rows_.end();
+  for (auto each = rows_.begin(); each != rows_.end(); ++each) {
+    if ((*each)->space.users != 0) continue;
+    if (oldest == rows_.end() || (*each)->left < (*oldest)->left) oldest = each;
+  }
+  if (oldest == rows_.end()) return false;
+  store_.retire_space((*oldest)->space.space);
+  rows_.erase(oldest);
+  return true;
+}
+
+void NamespaceTable::reset(NamespaceId id) {
+  Row* const found = row(id);
+  if (found == nullptr) return;
+  store_.retire_space(found->space.space);
+  found->space.space = store_.make_space();
+  ++found->space.generation;
+}
+
+NamespaceTable::Row* NamespaceTable::row(NamespaceId id) const {
+  for (const auto& each : rows_) {
+    if (each->space.id == id) return each.get();
+  }
+  return nullptr;
+}
+
+const NamespaceTable::Namespace* NamespaceTable::find(NamespaceId id) const {
+  const Row* const found = row(id);
+  return found != nullptr ? &found->space : nullptr;
+}
+
+std::vector<const NamespaceTable::Namespace*> NamespaceTable::all() const {
+  std::vector<const Namespace*> namespaces;
+  for (const auto& each : rows_) namespaces.push_back(&each->space);
+  return namespaces;
+}
+
+const NamespaceTable::Namespace* NamespaceTable::closest(NamespaceId id) const {
+  const Row* const self = row(id);
+  const Namespace* best = nullptr;
+  std::size_t fewest = std::numeric_limits<std::size_t>::max();
+  for (const auto& each : rows_) {
+    if (self == nullptr || each.get() == self) continue;
+    const std::size_t count = difference(self->space.factors, each->space.factors).size();
+    if (count < fewest) {
+      fewest = count;
+      best = &each->space;
+    }
+  }
+  return best;
+}
+
+}  // namespace pegaflow

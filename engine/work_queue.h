@@ -1,0 +1,53 @@
+#pragma once
+/// \file
+/// What is still to be given back, in the order in which it ended.
+
+#include <cstdint>
+#include <deque>
+#include <variant>
+#include <vector>
+
+#include "engine/block_store.h"
+
+namespace pegaflow {
+
+/// Blocks of a claim or pin that ended; given back from the last one on, so that the end of a chain
+/// is the first to be evicted.
+struct GiveBackWork {
+  std::vector<SlotIndex> blocks;
+};
+
+/// Slots of a job that nobody writes any more, from the last one on.
+struct FreeJobWork {
+  std::uint32_t job = 0;
+};
+
+/// Claims, reservations and, once its process is gone, pins of a holder that left.
+struct LeaveWork {
+  HolderId holder{};
+};
+
+/// Claims and reservations of a retired space.
+struct RetireWork {
+  SpaceId space{};
+};
+
+/// Looks at every slot for blocks at rest whose space is retired. One is enough for all spaces.
+struct DeadSweepWork {
+  SlotIndex next = 0;
+  bool again = false;  ///< A space was retired after it had begun.
+};
+
+/// Looks at every slot for blocks at rest.
+struct CleanupWork {
+  SlotIndex next = 0;
+};
+
+using Work =
+    std::variant<GiveBackWork, FreeJobWork, LeaveWork, RetireWork, DeadSweepWork, CleanupWork>;
+
+/// First in, first out. What a step of it does appends further work at the end, so no entry of the
+/// queue waits for a later one. It is bounded by the rows and holders there are.
+using WorkQueue = std::deque<Work>;
+
+}  // namespace pegaflow
