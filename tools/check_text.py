@@ -4,7 +4,8 @@
 usage: check_text.py [ROOT]
 
 Looks at every text file that git tracks, or would: no absolute path into a home or a work
-directory, no host of a private package registry, no conflict mark, no blank at a line's end.
+directory, no host of a private package registry, no conflict mark, no blank at a line's end, and
+in Markdown no link to a file that is not there.
 """
 
 import pathlib
@@ -26,6 +27,18 @@ RULES = (
     (re.compile(r"^(?:<{7}|>{7}) "), "a conflict mark"),
     (re.compile(r"[ \t]+$"), "a blank at the end of the line"),
 )
+
+
+MARKDOWN_LINK = re.compile(r"\]\(([^)\s#]+)(?:#[^)]*)?\)")
+
+
+def dead_links(root: pathlib.Path, name: str, text: str) -> list[str]:
+    """Relative links of a Markdown file that lead nowhere."""
+    return [
+        f"{name}: a link to {target}, which is not there"
+        for target in MARKDOWN_LINK.findall(text)
+        if "://" not in target and not (root / name).parent.joinpath(target).exists()
+    ]
 
 
 def problems_of(name: str, text: str) -> list[str]:
@@ -55,7 +68,10 @@ def main(argv: list[str]) -> int:
             continue
         data = path.read_bytes()
         if b"\0" not in data and not name.startswith("tests/fuzz/corpus/"):
-            problems += problems_of(name, data.decode(errors="replace"))
+            text = data.decode(errors="replace")
+            problems += problems_of(name, text)
+            if name.endswith(".md"):
+                problems += dead_links(root, name, text)
     print("\n".join(problems), end="\n" if problems else "")
     return 1 if problems else 0
 

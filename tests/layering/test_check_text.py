@@ -2,6 +2,7 @@
 
 import pathlib
 import sys
+import tempfile
 import unittest
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[2] / "tools"))
@@ -29,6 +30,17 @@ class CheckTextTest(unittest.TestCase):
     def test_ordinary_text_passes(self) -> None:
         text = "src/work/units.h, /run/pegaflow, network/root/x, https://docs.vllm.ai/x\n=======\n"
         self.assertEqual(check_text.problems_of("x", text), [])
+
+    def test_a_link_that_leads_nowhere_is_refused(self) -> None:
+        with tempfile.TemporaryDirectory() as folder:
+            root = pathlib.Path(folder)
+            (root / "docs").mkdir()
+            (root / "STYLE.md").touch()
+            text = "[a](../STYLE.md#x) [b](https://x.org/y.md) [c](#here) [d](gone.md)\n"
+
+            problems = check_text.dead_links(root, "docs/page.md", text)
+
+        self.assertEqual(problems, ["docs/page.md: a link to gone.md, which is not there"])
 
     def test_a_last_line_without_an_end_is_refused(self) -> None:
         self.assertEqual(len(check_text.problems_of("x", "one\ntwo")), 1)
