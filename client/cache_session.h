@@ -64,6 +64,9 @@ class CacheSession {
   Result<std::uint64_t> reset_cache(Duration patience);
 
   [[nodiscard]] LinkStatus status() const;
+  /// Waits at most `patience` until the link stands so; false if it does not. For tools and tests: an
+  /// engine never waits for us.
+  bool wait_for(LinkState state, Duration patience) const;
 
  private:
   class Impl;

@@ -3,9 +3,12 @@
 /// What both ends of an engine (its scheduler's CacheSession, its worker's Mover) need to reach the
 /// server, and how patient they are.
 
+#include <cstdint>
 #include <string>
+#include <string_view>
 
 #include "base/clock.h"
+#include "base/error.h"
 #include "base/id128.h"
 
 namespace pegaflow {
@@ -28,7 +31,16 @@ struct LinkOptions {
   int breaker_failures = 3;
   Duration breaker_window = std::chrono::seconds(1);
   Duration breaker_probe_interval = std::chrono::seconds(1);
+
+  /// The versions of the wire that hello offers; 0: those that this build speaks. Only for tests of
+  /// how versions are agreed on.
+  std::uint16_t minimum_version = 0;
+  std::uint16_t maximum_version = 0;
 };
+
+/// Errors: kInvalidArgument that names the option without sense: a socket path that is empty or
+/// longer than the kernel takes, no instance, a time that is not positive, fewer than one failure.
+Result<void> validate(const LinkOptions& options);
 
 /// Where a link stands; for logs, metrics and `pegaflow doctor`.
 enum class LinkState : std::uint8_t {
@@ -39,6 +51,7 @@ enum class LinkState : std::uint8_t {
   kRetired,     ///< An invariant of ours broke, or it was closed: the cache stays off.
 };
 
+/// "connecting", "refused", "ready", "broken" or "retired".
 std::string_view to_string(LinkState state) noexcept;
 
 struct LinkStatus {

@@ -92,6 +92,9 @@ class Mover {
   void close();
 
   [[nodiscard]] LinkStatus status() const;
+  /// Waits at most `patience` until the link stands so; false if it does not. For tools and tests: an
+  /// engine never waits for us.
+  bool wait_for(LinkState state, Duration patience) const;
   [[nodiscard]] const PageLayout& layout() const noexcept;
 
  private:

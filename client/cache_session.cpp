@@ -1,0 +1,170 @@
+#include "client/cache_session.h"
+
+#include <algorithm>
+#include <atomic>
+#include <thread>
+#include <utility>
+
+#include <poll.h>
+#include <unistd.h>
+
+#include "base/log.h"
+#include "base/mailbox.h"
+#include "base/thread.h"
+#include "capnp/codec.h"
+#include "client/loop.h"
+#include "client/question_table.h"
+#include "client/session_loop.h"
+#include "client/status_board.h"
+
+namespace pegaflow {
+namespace {
+
+constexpr Log kLog{"session"};
+
+/// One for each request of a busy scheduler step; each may carry 256 KiB of keys.
+constexpr std::size_t kMaxQuestions = 1024;
+
+using Kind = SessionCommand::Kind;
+
+}  // namespace
+
+class CacheSession::Impl {
+ public:
+  explicit Impl(const Options& options)
+      : options_(options), commands_(4 * kMaxQuestions), questions_(kMaxQuestions) {}
+
+  Result<void> start() {
+    PEGA_TRY_LET(thread_, start_thread("pega-session", [this] { thread_main(); }));
+    return {};
+  }
+
+  ~Impl() {
+    if (!thread_.joinable()) return;
+    // The thread takes commands as long as it lives, so there is room soon.
+    while (!commands_.try_send(SessionCommand{})) std::this_thread::yield();
+    thread_.join();
+  }
+
+  [[nodiscard]] bool forked() const noexcept { return ::getpid() != pid_; }
+
+  Result<Ticket> ask(Kind kind, std::span<const BlockKey> keys, const Id128& token,
+                     Duration deadline) {
+    PEGA_TRY(may_ask());
+    PEGA_TRY_LET(const Ticket ticket, questions_.add());
+    keys = keys.first(std::min(keys.size(), kMaxKeysPerCall));
+    SessionCommand command{kind, ticket, token, {keys.begin(), keys.end()}, deadline};
+    if (!commands_.try_send(std::move(command))) {
+      questions_.forget(ticket);
+      return fail(Errc::kBusy, "more questions than the session's thread can take");
+    }
+    return ticket;
+  }
+
+  std::optional<Result<QuestionTable::Outcome>> take(Ticket ticket, Duration patience) {
+    return questions_.take(ticket, patience);
+  }
+
+  void forget(Ticket ticket) {
+    const std::optional<QuestionTable::Outcome> answered = questions_.forget(ticket);
+    if (answered && !answered->answer.token.is_none()) unclaim(answered->answer.token);
+  }
+
+  void unclaim(const Id128& token) {
+    if (forked()) return;
+    if (!commands_.try_send(SessionCommand{Kind::kUnclaim, {}, token, {}, {}})) {
+      kLog.warn("too many commands, a claim stays until its room is needed token={}",
+                to_string(token));
+    }
+  }
+
+  [[nodiscard]] const StatusBoard& board() const { return board_; }
+
+ private:
+  Result<void> may_ask() const {
+    if (forked()) return fail(Errc::kPeerLost, "the session belongs to the parent process");
+    const LinkState state = board_.state();
+    if (state == LinkState::kReady) return {};
+    return fail(Errc::kPeerLost, "the link to the server is {}", to_string(state));
+  }
+
+  void thread_main() {
+    std::optional<Error> broken = run_loop([this](kj::AsyncIoContext& io) {
+      SessionLoop loop(io, options_, board_, commands_, questions_);
+      loop.run().wait(io.waitScope);
+    });
+    if (broken) retire(*broken);
+  }
+
+  /// A broken invariant of ours: the cache stays off, and every question is answered so.
+  void retire(const Error& why) {
+    board_.set(LinkState::kRetired, to_string(why));
+    kLog.error("a mistake of ours, the cache stays off instance={} error=\"{}\"", options_.instance,
+               to_string(why));
+    for (bool closing = false; !closing;) {
+      commands_.drain([&](SessionCommand&& command) {
+        closing = closing || command.kind == Kind::kClose;
+        static_cast<void>(questions_.answer(
+            command.ticket, fail(Errc::kPeerLost, "the cache is off: {}", why.detail)));
+      });
+      pollfd wanted{commands_.fd(), POLLIN, 0};
+      if (!closing) ::poll(&wanted, 1, -1);
+    }
+  }
+
+  const Options options_;
+  const pid_t pid_ = ::getpid();
+  StatusBoard board_;
+  Mailbox<SessionCommand> commands_;
+  QuestionTable questions_;
+  std::thread thread_;
+};
+
+Result<std::unique_ptr<CacheSession>> CacheSession::start(const Options& options) {
+  PEGA_TRY(validate(options));
+  auto impl = std::make_unique<Impl>(options);
+  PEGA_TRY(impl->start());
+  return std::unique_ptr<CacheSession>(new CacheSession(std::move(impl)));
+}
+
+CacheSession::CacheSession(std::unique_ptr<Impl> impl) : impl_(std::move(impl)) {}
+
+CacheSession::~CacheSession() {
+  // In a child the thread is missing: joining it, or destroying what it waits on, never returns.
+  if (impl_->forked()) static_cast<void>(impl_.release());
+}
+
+Result<CacheSession::Ticket> CacheSession::lookup(std::span<const BlockKey> keys) {
+  return impl_->ask(Kind::kLookup, keys, Id128{}, {});
+}
+
+Result<CacheSession::Ticket> CacheSession::claim(std::span<const BlockKey> keys) {
+  return impl_->ask(Kind::kClaim, keys, Id128::random(), {});
+}
+
+std::optional<Result<CacheSession::Answer>> CacheSession::take(Ticket ticket, Duration patience) {
+  std::optional<Result<QuestionTable::Outcome>> outcome = impl_->take(ticket, patience);
+  if (!outcome) return std::nullopt;
+  return std::move(*outcome).map([](QuestionTable::Outcome&& row) { return row.answer; });
+}
+
+void CacheSession::forget(Ticket ticket) { impl_->forget(ticket); }
+void CacheSession::unclaim(const Id128& token) { impl_->unclaim(token); }
+
+Result<std::uint64_t> CacheSession::reset_cache(Duration patience) {
+  PEGA_TRY_LET(const Ticket ticket, impl_->ask(Kind::kReset, {}, Id128{}, patience));
+  // The private thread answers at the deadline; the second is for a machine that is busy.
+  auto outcome = impl_->take(ticket, patience + std::chrono::seconds(1));
+  if (!outcome) {
+    impl_->forget(ticket);
+    return fail(Errc::kTimeout, "reset_cache: no answer");
+  }
+  return std::move(*outcome).map([](const QuestionTable::Outcome& row) { return row.generation; });
+}
+
+LinkStatus CacheSession::status() const { return impl_->board().get(); }
+bool CacheSession::wait_for(LinkState state, Duration patience) const {
+  return impl_->board().wait_for(state, patience);
+}
+
+}  // namespace pegaflow

@@ -1,0 +1,359 @@
+#include "client/link.h"
+
+#include <cerrno>
+#include <cstring>
+#include <optional>
+
+#include <poll.h>
+#include <sys/socket.h>
+#include <sys/un.h>
+
+#include "base/assert.h"
+#include "base/log.h"
+#include "base/units.h"
+#include "capnp/codec.h"
+
+namespace pegaflow {
+namespace {
+
+constexpr Log kLog{"link"};
+
+/// The default, 208 KiB, is smaller than a lookup of 8,192 keys.
+constexpr int kSocketBufferBytes = 1 << 20;
+
+/// No answer of ours is larger than some 40 KiB; a broken server is not to make us read more.
+constexpr std::uint64_t kTraversalLimitWords = 1 << 20;
+
+/// KJ queues what a stopped server does not read. Beyond the first figure nothing is asked; the
+/// second is never reached by calls that clean up, which are few and small.
+constexpr std::size_t kMaxQueuedToAsk = std::size_t{4} << 20;
+constexpr std::size_t kMaxQueued = std::size_t{16} << 20;
+
+/// A connect to a Unix socket never waits: it succeeds, or says why not.
+Result<UniqueFd> connect_to(const std::string& path) {
+  UniqueFd socket(::socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));
+  if (!socket) return fail_errno(errno, "make a Unix socket");
+  ::setsockopt(socket.get(), SOL_SOCKET, SO_SNDBUF, &kSocketBufferBytes, sizeof kSocketBufferBytes);
+  ::setsockopt(socket.get(), SOL_SOCKET, SO_RCVBUF, &kSocketBufferBytes, sizeof kSocketBufferBytes);
+  sockaddr_un address{};
+  address.sun_family = AF_UNIX;
+  PEGA_ASSERT(path.size() < sizeof address.sun_path, "{} was validated", path);
+  std::memcpy(address.sun_path, path.data(), path.size());
+  if (::connect(socket.get(), reinterpret_cast<const sockaddr*>(&address), sizeof address) != 0) {
+    // EAGAIN: its queue of connections is full, that is, it does not accept any.
+    return fail(Errc::kPeerLost, "connect to {}: {}", path, std::strerror(errno));
+  }
+  return socket;
+}
+
+/// Carries our pidfd: the server watches it to know when nothing of this process can write to the
+/// pool any more, which the end of a connection does not tell.
+class ProcessHandleImpl final : public wire::ProcessHandle::Server {
+ public:
+  explicit ProcessHandleImpl(int pidfd) : pidfd_(pidfd) {}
+  kj::Maybe<int> getFd() override { return pidfd_; }
+
+ private:
+  const int pidfd_;
+};
+
+/// What hello() gives.
+struct Welcome {
+  Id128 server;
+  Id128 connection;
+  std::string build;
+  wire::Session::Client session;
+};
+
+std::string to_std(capnp::Text::Reader text) { return {text.begin(), text.size()}; }
+
+Result<Welcome> read_welcome(capnp::Response<wire::Gate::HelloResults>& answer,
+                             std::uint16_t minimum, std::uint16_t maximum) {
+  const std::string build = to_std(answer.getBuild());
+  if (answer.getVersion() == 0) {
+    Error error = read_error(answer.getRefused());
+    if (answer.getMaximum() < minimum || answer.getMinimum() > maximum) {
+      error.code = Errc::kRefused;
+      error.detail = fmt::format(
+          "the server ({}) speaks versions {} to {} and this client {} to {}: upgrade the {}", build,
+          answer.getMinimum(), answer.getMaximum(), minimum, maximum,
+          answer.getMaximum() < minimum ? "server" : "client");
+    }
+    return tl::unexpected<Error>(std::move(error));
+  }
+  if (answer.getVersion() < minimum || answer.getVersion() > maximum || !answer.hasSession()) {
+    return fail(Errc::kInternal, "the server ({}) chose version {} of {} to {}", build,
+                answer.getVersion(), minimum, maximum);
+  }
+  return Welcome{read_id(answer.getServer()), read_id(answer.getConnection()), build,
+                 answer.getSession()};
+}
+
+bool is_tried_again_soon(Errc code) {
+  return code == Errc::kPeerLost || code == Errc::kTimeout || code == Errc::kBusy;
+}
+
+}  // namespace
+
+/// The parts of one connection; destroyed from the last to the first.
+struct Link::Connection {
+  Connection(kj::AsyncIoContext& io, UniqueFd socket, Id128 last)
+      : fd(socket.get()),
+        previous(last),
+        stream(io.lowLevelProvider->wrapUnixSocketFd(
+            socket.release(), kj::LowLevelAsyncIoProvider::TAKE_OWNERSHIP |
+                                  kj::LowLevelAsyncIoProvider::ALREADY_CLOEXEC |
+                                  kj::LowLevelAsyncIoProvider::ALREADY_NONBLOCK)),
+        network(*stream, 1, capnp::rpc::twoparty::Side::CLIENT, reader_options()),
+        rpc(capnp::makeRpcClient(network)),
+        dropped(kj::newPromiseAndFulfiller<void>()),
+        over(network.onDisconnect().exclusiveJoin(kj::mv(dropped.promise)).fork()) {}
+
+  static capnp::ReaderOptions reader_options() {
+    capnp::ReaderOptions options;
+    options.traversalLimitInWords = kTraversalLimitWords;
+    return options;
+  }
+
+  wire::Gate::Client gate() {
+    capnp::MallocMessageBuilder message;
+    auto server = message.initRoot<capnp::rpc::twoparty::VatId>();
+    server.setSide(capnp::rpc::twoparty::Side::SERVER);
+    return rpc.bootstrap(server).castAs<wire::Gate>();
+  }
+
+  const int fd;
+  const Id128 previous;  ///< The connection whose end hello reports.
+  kj::Own<kj::AsyncCapabilityStream> stream;
+  capnp::TwoPartyVatNetwork network;
+  capnp::RpcSystem<capnp::rpc::twoparty::VatId> rpc;
+  kj::Maybe<wire::Session::Client> session;
+  bool ready = false;
+  kj::Own<kj::PromiseFulfiller<void>> breaker_opened;
+  kj::PromiseFulfillerPair<void> dropped;
+  std::optional<Error> why_dropped;
+  kj::ForkedPromise<void> over;
+};
+
+Link::Link(kj::AsyncIoContext& io, const LinkOptions& options, const Identity& identity,
+           StatusBoard& board, Role& role)
+    : io_(io),
+      options_(options),
+      identity_(identity),
+      minimum_(options.minimum_version != 0 ? options.minimum_version : kWireMinimum),
+      maximum_(options.maximum_version != 0 ? options.maximum_version : kWireMaximum),
+      board_(board),
+      role_(role),
+      breaker_(clock_, options.breaker_failures, options.breaker_window),
+      close_requested_(kj::newPromiseAndFulfiller<void>()),
+      closed_(close_requested_.promise.fork()) {}
+
+Link::~Link() noexcept(false) = default;
+
+kj::Promise<void> Link::run() {
+  if (closing_) return kj::READY_NOW;
+  return attempt().then([this] { return pause(); }).then([this] { return run(); });
+}
+
+void Link::close() {
+  closing_ = true;
+  close_requested_.fulfiller->fulfill();
+}
+
+kj::Promise<void> Link::attempt() {
+  Result<UniqueFd> socket = connect_to(options_.socket_path);
+  if (!socket) {
+    say(LinkState::kConnecting, to_string(socket.error()));
+    pause_ = options_.reconnect_interval;
+    return kj::READY_NOW;
+  }
+  connection_ = std::make_unique<Connection>(io_, std::move(*socket), previous_connection_);
+  kj::Promise<Result<void>> lost = connection_->over.addBranch().then([this]() -> Result<void> {
+    if (connection_->why_dropped) return tl::unexpected<Error>(*connection_->why_dropped);
+    return fail(Errc::kPeerLost, "the server closed the connection");
+  });
+  return say_hello()
+      .then([this](Result<void>&& hello) -> kj::Promise<Result<void>> {
+        if (!hello) return kj::mv(hello);
+        return role_.begin();
+      })
+      .then([this](Result<void>&& begun) -> kj::Promise<Result<void>> {
+        if (!begun) return kj::mv(begun);
+        connection_->ready = true;
+        breaker_.close();
+        say(LinkState::kReady, "");
+        return serve();
+      })
+      .exclusiveJoin(kj::mv(lost))
+      .exclusiveJoin(closed_.addBranch().then([] { return Result<void>(); }))
+      .then([this](Result<void>&& outcome) { return finish(outcome); });
+}
+
+kj::Promise<Result<void>> Link::say_hello() {
+  auto request = connection_->gate().helloRequest();
+  request.setMinimum(minimum_);
+  request.setMaximum(maximum_);
+  write_id(identity_.process, request.initProcess());
+  write_id(connection_->previous, request.initPreviousConnection());
+  request.setQuiesced(true);  // Role::end() of that connection has resolved.
+  request.setBuild(options_.build.c_str());
+  if (identity_.pidfd >= 0) request.setHandle(kj::heap<ProcessHandleImpl>(identity_.pidfd));
+  return call(kj::mv(request), options_.connect_deadline, "hello",
+              [this](auto& answer) { return read_welcome(answer, minimum_, maximum_); })
+      .then([this](Result<Welcome>&& welcome) -> Result<void> {
+        if (!welcome) return tl::unexpected<Error>(std::move(welcome.error()));
+        previous_connection_ = welcome->connection;
+        connection_->session = kj::mv(welcome->session);
+        board_.set_server(welcome->server, std::move(welcome->build));
+        return {};
+      });
+}
+
+/// Runs as long as the link is ready: waits until the breaker opens, probes until it closes.
+kj::Promise<Result<void>> Link::serve() {
+  auto opened = kj::newPromiseAndFulfiller<void>();
+  connection_->breaker_opened = kj::mv(opened.fulfiller);
+  return opened.promise.then([this] { return probe(); }).then([this] { return serve(); });
+}
+
+/// One question at a time, so that nothing piles up before a stopped server. An answer that came
+/// late does not close the breaker: the next probe shows whether the server is quick again.
+kj::Promise<void> Link::probe() {
+  return timer()
+      .afterDelay(options_.breaker_probe_interval.count() * kj::NANOSECONDS)
+      .then([this] {
+        auto request = session().unclaimRequest();
+        write_id(Id128{}, request.initToken());
+        const TimePoint asked = clock_.now();
+        return kj::Promise<capnp::Response<wire::Done>>(request.send())
+            .then([this, asked](auto&&) { return clock_.now() - asked <= options_.lookup_deadline; },
+                  [this](kj::Exception&& exception) {
+                    on_exception(exception, "probe");
+                    return false;
+                  });
+      })
+      .then([this](bool in_time) -> kj::Promise<void> {
+        if (!in_time) return probe();
+        breaker_.close();
+        say(LinkState::kReady, "");
+        return kj::READY_NOW;
+      });
+}
+
+/// Whatever ended the connection: first nobody asks any more, then what began under it ends, and
+/// only then comes the next attempt.
+kj::Promise<void> Link::finish(const Result<void>& outcome) {
+  if (!closing_) {
+    const Error& error = outcome.error();
+    const bool soon = is_tried_again_soon(error.code);
+    // A session that worked until now is not refused, whatever ended it.
+    pause_ = soon || connection_->ready ? options_.reconnect_interval : options_.refused_interval;
+    say(soon || connection_->ready ? LinkState::kConnecting : LinkState::kRefused,
+        to_string(error));
+    connection_ = nullptr;
+  } else {
+    say(LinkState::kRetired, "closed");
+  }
+  return role_.end().then([this] { return say_goodbye(); }).then([this] { connection_ = nullptr; });
+}
+
+kj::Promise<void> Link::say_goodbye() {
+  if (connection_ == nullptr || connection_->session == nullptr || !is_up()) return kj::READY_NOW;
+  // Without an answer the server learns the same from the end of our process.
+  return call(session().goodbyeRequest(), options_.open_deadline, "goodbye",
+              [](auto& answer) { return read_done(answer); })
+      .then([](Result<void>&& done) {
+        if (!done) kLog.debug("not said goodbye error=\"{}\"", to_string(done.error()));
+      });
+}
+
+kj::Promise<void> Link::pause() {
+  if (closing_) return kj::READY_NOW;
+  return timer().afterDelay(pause_.count() * kj::NANOSECONDS).exclusiveJoin(closed_.addBranch());
+}
+
+void Link::say(LinkState state, std::string detail) {
+  const LinkState before = board_.state();
+  if (!board_.set(state, detail)) return;
+  switch (state) {
+    case LinkState::kReady:
+      kLog.info("the cache is in use instance={} server=\"{}\"", options_.instance,
+                board_.get().server_build);
+      break;
+    case LinkState::kConnecting:
+      if (before != LinkState::kConnecting || !detail.empty()) {
+        kLog.warn("no server, going on without the cache instance={} error=\"{}\"",
+                  options_.instance, detail);
+      }
+      break;
+    case LinkState::kRefused:
+      kLog.warn("the server refuses us, going on without the cache; asked again every {} s "
+                "instance={} error=\"{}\"",
+                std::chrono::duration_cast<std::chrono::seconds>(options_.refused_interval).count(),
+                options_.instance, detail);
+      break;
+    case LinkState::kBroken:
+      kLog.warn("the server is too slow, going on without the cache until it is not instance={} "
+                "error=\"{}\"",
+                options_.instance, detail);
+      break;
+    case LinkState::kRetired: kLog.debug("closed instance={}", options_.instance); break;
+  }
+}
+
+Result<void> Link::may_ask() const {
+  if (connection_ == nullptr || !connection_->ready) return fail(Errc::kPeerLost, "no server");
+  if (breaker_.is_open()) return fail(Errc::kPeerLost, "the server is too slow");
+  const std::size_t queued = connection_->network.getCurrentQueueSize();
+  if (queued > kMaxQueuedToAsk) {
+    return fail(Errc::kBusy, "{} bytes wait for the server already", queued);
+  }
+  return {};
+}
+
+Result<void> Link::may_send() {
+  if (connection_ == nullptr) return fail(Errc::kPeerLost, "no server");
+  const std::size_t queued = connection_->network.getCurrentQueueSize();
+  if (queued <= kMaxQueued) return {};
+  // What is not sent now would be missing for ever, so the next connection tells all at once.
+  Error error{Errc::kPeerLost, fmt::format("the server has not read {} bytes", queued)};
+  drop(error);
+  return tl::unexpected<Error>(std::move(error));
+}
+
+bool Link::is_up() const {
+  if (connection_ == nullptr) return false;
+  pollfd wanted{connection_->fd, POLLRDHUP, 0};
+  return ::poll(&wanted, 1, 0) >= 0 && (wanted.revents & (POLLRDHUP | POLLHUP | POLLERR)) == 0;
+}
+
+void Link::drop(Error why) {
+  if (connection_ == nullptr || connection_->why_dropped) return;
+  connection_->why_dropped = std::move(why);
+  connection_->dropped.fulfiller->fulfill();
+}
+
+wire::Session::Client& Link::session() {
+  PEGA_ASSERT(connection_ != nullptr && connection_->session != nullptr, "no session");
+  return KJ_ASSERT_NONNULL(connection_->session);
+}
+
+Error Link::on_exception(const kj::Exception& exception, const char* what) {
+  Error error = to_error(exception);
+  error.detail = fmt::format("{}: {}", what, error.detail);
+  // Expected outcomes are values: after an exception this connection is of no more use.
+  if (error.code != Errc::kPeerLost) drop(error);
+  return error;
+}
+
+Error Link::on_deadline_missed(const char* what, Duration deadline) {
+  Error error{Errc::kTimeout,
+              fmt::format("{}: no answer within {}", what, format_duration(deadline))};
+  if (connection_ != nullptr && connection_->ready && breaker_.on_deadline_missed()) {
+    say(LinkState::kBroken, error.detail);
+    connection_->breaker_opened->fulfill();
+  }
+  return error;
+}
+
+}  // namespace pegaflow

@@ -1,0 +1,153 @@
+#pragma once
+/// \file
+/// One connection to the server after the other: hello, deadlines, breaker, reconnection.
+
+#include <memory>
+#include <string>
+#include <utility>
+
+#include <capnp/rpc-twoparty.h>
+#include <kj/async-io.h>
+
+#include "base/clock.h"
+#include "base/error.h"
+#include "base/id128.h"
+#include "base/unique_fd.h"
+#include "capnp/cache.capnp.h"
+#include "client/breaker.h"
+#include "client/link_options.h"
+#include "client/rpc_error.h"
+#include "client/status_board.h"
+
+namespace pegaflow {
+
+/// Keeps a client connected as long as it lives.
+///
+/// What is done with a connection (attach, or register and map the pool) is the Role's. Whatever
+/// ends a connection, Role::end() has resolved before the next hello, so that `quiesced` is true
+/// whenever it is said.
+///
+/// Bound to its KJ thread. Every failure that a server can cause stays in here or comes back as an
+/// Error; what run() throws is a broken invariant of ours.
+class Link {
+ public:
+  /// Bound to the same thread.
+  class Role {
+   public:
+    /// The server has granted a session: make it useful. The link is ready once this resolves.
+    /// Errors: kBusy, kTimeout and kPeerLost are tried again after reconnect_interval, any other
+    /// after refused_interval. The promise may be dropped; end() follows in each case.
+    virtual kj::Promise<Result<void>> begin() = 0;
+
+    /// The connection is over, or is to be closed: nothing new begins. Resolves once nothing that
+    /// began under it touches the pool any more.
+    virtual kj::Promise<void> end() = 0;
+
+   protected:
+    ~Role() = default;
+  };
+
+  struct Identity {
+    Id128 process = Id128::random();
+    /// Of this process, if the server is to know when it is gone; -1: a client that only looks up.
+    int pidfd = -1;
+  };
+
+  /// All outlive the link.
+  Link(kj::AsyncIoContext& io, const LinkOptions& options, const Identity& identity,
+       StatusBoard& board, Role& role);
+  ~Link() noexcept(false);
+
+  /// Connects and reconnects until close(). Call it once.
+  kj::Promise<void> run();
+
+  /// Ends the connection in order: Role::end(), goodbye, disconnect. run() resolves after it.
+  void close();
+
+  /// Whether a question makes sense now; calls that clean up are always sent.
+  /// Errors: kPeerLost when there is no server or the breaker is open, kBusy when the server does
+  /// not read what it is sent.
+  Result<void> may_ask() const;
+
+  /// Whether calls can still reach the server.
+  [[nodiscard]] bool is_connected() const { return connection_ != nullptr; }
+
+  /// Asks the kernel whether the server still has its end of the socket open: the loop may not have
+  /// come round to reading the end of the stream yet.
+  [[nodiscard]] bool is_up() const;
+
+  /// The server broke the protocol: nothing more is asked under this connection.
+  void drop(Error why);
+
+  /// The session that begin() is about. Only while is_connected().
+  wire::Session::Client& session();
+
+  /// Sends a call and reads its answer with `decode(Response&) -> Result<T>`, within the deadline.
+  /// After a deadline the call itself may still be carried out: what it would have given must be
+  /// given back by a later call. An answer that cannot be read ends the connection.
+  /// Errors: kTimeout, kPeerLost, kInternal for an answer that makes no sense, and decode's own.
+  template <typename Params, typename Results, typename Decode>
+  auto call(capnp::Request<Params, Results>&& request, Duration deadline, const char* what,
+            Decode decode) -> kj::Promise<decltype(decode(kj::instance<capnp::Response<Results>&>()))>;
+
+  [[nodiscard]] kj::Timer& timer() { return io_.provider->getTimer(); }
+
+ private:
+  struct Connection;
+
+  kj::Promise<void> attempt();
+  kj::Promise<Result<void>> say_hello();
+  kj::Promise<Result<void>> serve();
+  kj::Promise<void> probe();
+  kj::Promise<void> finish(const Result<void>& outcome);
+  kj::Promise<void> say_goodbye();
+  kj::Promise<void> pause();
+  void say(LinkState state, std::string detail);
+
+  Result<void> may_send();
+  Error on_exception(const kj::Exception& exception, const char* what);
+  Error on_deadline_missed(const char* what, Duration deadline);
+
+  kj::AsyncIoContext& io_;
+  const LinkOptions& options_;
+  const Identity identity_;
+  const std::uint16_t minimum_;
+  const std::uint16_t maximum_;
+  StatusBoard& board_;
+  Role& role_;
+  SteadyClock clock_;
+  Breaker breaker_;
+
+  std::unique_ptr<Connection> connection_;
+  Id128 previous_connection_;
+  Duration pause_ = Duration::zero();  ///< Before the next attempt.
+  bool closing_ = false;
+  kj::PromiseFulfillerPair<void> close_requested_;
+  kj::ForkedPromise<void> closed_;
+};
+
+// ---- template
+
+template <typename Params, typename Results, typename Decode>
+auto Link::call(capnp::Request<Params, Results>&& request, Duration deadline, const char* what,
+                Decode decode)
+    -> kj::Promise<decltype(decode(kj::instance<capnp::Response<Results>&>()))> {
+  using Outcome = decltype(decode(kj::instance<capnp::Response<Results>&>()));
+  if (Result<void> may = may_send(); !may) {
+    return Outcome(fail(may.error().code, "{}: {}", what, may.error().detail));
+  }
+  // Both what the call throws and what reading its answer throws are the server's doing.
+  kj::Promise<Outcome> answer =
+      kj::Promise<capnp::Response<Results>>(request.send())
+          .then([decode](capnp::Response<Results>&& response) { return decode(response); })
+          .catch_([this, what](kj::Exception&& exception) {
+            return Outcome(tl::unexpected<Error>(on_exception(exception, what)));
+          });
+  kj::Promise<Outcome> late =
+      timer().afterDelay(deadline.count() * kj::NANOSECONDS).then([this, what, deadline]() {
+        return Outcome(tl::unexpected<Error>(on_deadline_missed(what, deadline)));
+      });
+  return answer.exclusiveJoin(kj::mv(late));
+}
+
+}  // namespace pegaflow

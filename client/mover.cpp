@@ -1,0 +1,243 @@
+#include "client/mover.h"
+
+#include <algorithm>
+#include <cerrno>
+#include <cstring>
+#include <mutex>
+#include <thread>
+#include <utility>
+
+#include <poll.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+
+#include "base/assert.h"
+#include "base/log.h"
+#include "base/thread.h"
+#include "base/unique_fd.h"
+#include "capnp/codec.h"
+#include "client/loop.h"
+#include "client/mover_loop.h"
+#include "client/mover_state.h"
+
+namespace pegaflow {
+namespace {
+
+constexpr Log kLog{"mover"};
+
+/// Our own process as a descriptor. Without one the server gives no pool: it could not know when
+/// the last of our copies has ended.
+UniqueFd open_own_pidfd() {
+  UniqueFd pidfd(static_cast<int>(::syscall(SYS_pidfd_open, ::getpid(), 0)));
+  if (!pidfd) {
+    kLog.error("this kernel gives no pidfd, so there will be no cache error=\"{}\"",
+               std::strerror(errno));
+  }
+  return pidfd;
+}
+
+}  // namespace
+
+void MoverState::report(MoverJob&& job, std::size_t good_blocks, std::size_t copied_pages,
+                        std::optional<Error> error) {
+  Mover::Finished finished_job{.kind = job.kind,
+                               .id = job.id,
+                               .blocks = good_blocks,
+                               .skipped = job.skipped,
+                               .bytes = copied_pages * layout.page_bytes(),
+                               .took = clock.now() - job.accepted,
+                               .failed_blocks = {},
+                               .error = std::move(error)};
+  if (job.kind == Mover::Finished::Kind::kLoad) {
+    job.blocks.erase(job.blocks.begin(),
+                     job.blocks.begin() + static_cast<std::ptrdiff_t>(good_blocks));
+    finished_job.failed_blocks = std::move(job.blocks);
+  }
+  const bool sent = finished.try_send(std::move(finished_job));
+  PEGA_ASSERT(sent, "{} reports are not taken", options.max_jobs);
+}
+
+class Mover::Impl {
+ public:
+  Impl(const Options& options, PageLayout layout, Device& device)
+      : state_(options, std::move(layout), device), pidfd_(open_own_pidfd()) {}
+
+  Result<void> start() {
+    PEGA_TRY_LET(thread_, start_thread("pega-mover", [this] { thread_main(); }));
+    return {};
+  }
+
+  ~Impl() { close(); }
+
+  [[nodiscard]] bool forked() const noexcept { return ::getpid() != pid_; }
+  [[nodiscard]] const MoverState& state() const noexcept { return state_; }
+
+  Result<void> accept(MoverJob&& job) {
+    if (forked()) return fail(Errc::kPeerLost, "the mover belongs to the parent process");
+    if (job.blocks.empty() || job.blocks.size() > kMaxKeysPerCall) {
+      return fail(Errc::kInvalidArgument, "{} blocks in a job; 1 to {} are possible",
+                  job.blocks.size(), kMaxKeysPerCall);
+    }
+    const std::uint64_t block_count = state_.layout.block_count();
+    for (const std::uint32_t block : job.blocks) {
+      if (block >= block_count) {
+        return fail(Errc::kInvalidArgument, "block {} of {}", block, block_count);
+      }
+    }
+    job.accepted = state_.clock.now();
+
+    // Under the lock no job can slip in behind the command to close.
+    const std::lock_guard lock(accept_mutex_);
+    const LinkState stands = state_.board.state();
+    if (closed_ || stands != LinkState::kReady) {
+      return fail(Errc::kPeerLost, "the link to the server is {}", to_string(stands));
+    }
+    if (state_.places_taken.fetch_add(1) >= state_.options.max_jobs) {
+      state_.places_taken.fetch_sub(1);
+      return fail(Errc::kBusy, "{} jobs are under way or not taken", state_.options.max_jobs);
+    }
+    if (!state_.commands.try_send(MoverCommand{MoverCommand::Kind::kJob, 0, std::move(job)})) {
+      state_.places_taken.fetch_sub(1);
+      return fail(Errc::kBusy, "more commands than the mover's thread can take");
+    }
+    return {};
+  }
+
+  void cancel_load(std::uint64_t load) {
+    if (forked()) return;
+    MoverCommand command{MoverCommand::Kind::kCancelLoad, load, {}};
+    if (!state_.commands.try_send(std::move(command))) {
+      kLog.warn("too many commands, a cancelled load ends at its deadline load={}", load);
+    }
+  }
+
+  std::vector<Finished> take_finished() {
+    std::vector<Finished> taken;
+    const std::lock_guard lock(take_mutex_);
+    state_.finished.drain([&](Finished&& job) { taken.push_back(std::move(job)); });
+    state_.places_taken.fetch_sub(taken.size());
+    return taken;
+  }
+
+  void close() {
+    if (forked()) return;
+    const std::lock_guard closing(close_mutex_);
+    {
+      const std::lock_guard lock(accept_mutex_);
+      closed_ = true;
+    }
+    if (!thread_.joinable()) return;
+    // The thread takes commands as long as it lives, so there is room soon.
+    while (!state_.commands.try_send(MoverCommand{})) std::this_thread::yield();
+    thread_.join();
+    if (state_.board.state() != LinkState::kRetired) state_.board.set(LinkState::kRetired, "closed");
+  }
+
+ private:
+  void thread_main() {
+    std::optional<Error> broken = run_loop([this](kj::AsyncIoContext& io) {
+      MoverLoop loop(io, state_, Link::Identity{Id128::random(), pidfd_.get()});
+      loop.run().wait(io.waitScope);
+    });
+    if (broken) retire(*broken);
+  }
+
+  /// A broken invariant of ours: nothing is copied any more, and once nothing is being copied every
+  /// job is reported failed.
+  void retire(const Error& why) {
+    state_.board.set(LinkState::kRetired, to_string(why));
+    kLog.error("a mistake of ours, the cache stays off instance={} error=\"{}\"",
+               state_.options.link.instance, to_string(why));
+    const Error off{Errc::kInternal, "the cache is off: " + why.detail};
+    const ThrowOnAssert throw_on_assert;
+    state_.device.detach();
+    state_.mapping = PoolMapping();
+    state_.events.drain([](MoverEvent&&) {});
+    for (auto& [ticket, job] : state_.jobs) state_.report(std::move(job), 0, 0, off);
+    state_.jobs.clear();
+    for (bool closing = false; !closing;) {
+      state_.commands.drain([&](MoverCommand&& command) {
+        closing = closing || command.kind == MoverCommand::Kind::kClose;
+        if (command.kind == MoverCommand::Kind::kJob) {
+          state_.report(std::move(command.job), 0, 0, off);
+        }
+      });
+      pollfd wanted{state_.commands.fd(), POLLIN, 0};
+      if (!closing) ::poll(&wanted, 1, -1);
+    }
+  }
+
+  MoverState state_;
+  const pid_t pid_ = ::getpid();
+  const UniqueFd pidfd_;
+  std::mutex accept_mutex_;
+  bool closed_ = false;  ///< Under accept_mutex_.
+  std::mutex take_mutex_;
+  std::mutex close_mutex_;
+  std::thread thread_;
+};
+
+Result<std::unique_ptr<Mover>> Mover::start(const Options& options, PageLayout layout,
+                                            Device& device) {
+  PEGA_TRY(validate(options.link));
+  if (options.rank >= options.ranks) {
+    return fail(Errc::kInvalidArgument, "rank {} of {}", options.rank, options.ranks);
+  }
+  if (options.max_jobs == 0 || options.load_patience <= Duration::zero() ||
+      !(options.load_bytes_per_second > 0)) {
+    return fail(Errc::kInvalidArgument,
+                "max_jobs {}, load_patience {} ns and load_bytes_per_second {} must be positive",
+                options.max_jobs, options.load_patience.count(), options.load_bytes_per_second);
+  }
+  auto impl = std::make_unique<Impl>(options, std::move(layout), device);
+  PEGA_TRY(impl->start());
+  return std::unique_ptr<Mover>(new Mover(std::move(impl)));
+}
+
+Mover::Mover(std::unique_ptr<Impl> impl) : impl_(std::move(impl)) {}
+
+Mover::~Mover() {
+  // In a child the thread is missing: joining it, or destroying what it waits on, never returns.
+  if (impl_->forked()) static_cast<void>(impl_.release());
+}
+
+Result<void> Mover::save(Id128 scheduler, std::uint64_t job, std::span<const BlockKey> keys,
+                         std::span<const std::uint32_t> blocks, Device::Event after) {
+  if (keys.size() != blocks.size()) {
+    return fail(Errc::kInvalidArgument, "{} keys for {} blocks", keys.size(), blocks.size());
+  }
+  MoverJob accepted;
+  accepted.kind = Finished::Kind::kSave;
+  accepted.id = job;
+  accepted.job = {scheduler, job};
+  accepted.keys.assign(keys.begin(), keys.end());
+  accepted.blocks.assign(blocks.begin(), blocks.end());
+  accepted.after = after;
+  return impl_->accept(std::move(accepted));
+}
+
+Result<void> Mover::load(std::uint64_t load, const Id128& token, std::size_t first,
+                         std::span<const std::uint32_t> blocks) {
+  if (first > kMaxKeysPerCall) {
+    return fail(Errc::kInvalidArgument, "block {} of a claim of at most {}", first, kMaxKeysPerCall);
+  }
+  MoverJob accepted;
+  accepted.kind = Finished::Kind::kLoad;
+  accepted.id = load;
+  accepted.token = token;
+  accepted.first = first;
+  accepted.blocks.assign(blocks.begin(), blocks.end());
+  return impl_->accept(std::move(accepted));
+}
+
+void Mover::cancel_load(std::uint64_t load) { impl_->cancel_load(load); }
+std::vector<Mover::Finished> Mover::take_finished() { return impl_->take_finished(); }
+int Mover::finished_fd() const noexcept { return impl_->state().finished.fd(); }
+void Mover::close() { impl_->close(); }
+LinkStatus Mover::status() const { return impl_->state().board.get(); }
+bool Mover::wait_for(LinkState state, Duration patience) const {
+  return impl_->state().board.wait_for(state, patience);
+}
+const PageLayout& Mover::layout() const noexcept { return impl_->state().layout; }
+
+}  // namespace pegaflow

@@ -1,0 +1,423 @@
+#include "client/mover_loop.h"
+
+#include <algorithm>
+#include <cerrno>
+#include <utility>
+
+#include <fcntl.h>
+
+#include "base/assert.h"
+#include "base/log.h"
+#include "base/thread.h"
+#include "base/units.h"
+#include "capnp/codec.h"
+
+namespace pegaflow {
+namespace {
+
+constexpr Log kLog{"mover"};
+
+/// What the server writes for a key that is to be skipped.
+constexpr std::uint32_t kNoSlot = 0xFFFFFFFF;
+
+/// The target for the end of copies after a lost server; longer is worth a line.
+constexpr Duration kSlowDetach = std::chrono::milliseconds(500);
+
+struct Registered {
+  wire::Pool::Client pool;
+  std::uint64_t pool_bytes = 0;
+  std::uint64_t slot_bytes = 0;
+  std::string namespace_hash;
+};
+
+Result<Registered> read_registered(capnp::Response<wire::Session::RegisterResults>& answer) {
+  if (!answer.hasPool()) return tl::unexpected<Error>(read_error(answer.getRefused()));
+  const capnp::Text::Reader hash = answer.getNamespace();
+  return Registered{answer.getPool(), answer.getPoolBytes(), answer.getSlotBytes(),
+                    std::string(hash.begin(), hash.size())};
+}
+
+template <typename Answer>
+Result<std::vector<std::uint32_t>> read_slots(Answer& answer) {
+  if (answer.hasError()) return tl::unexpected<Error>(read_error(answer.getError()));
+  const auto slots = answer.getSlots();
+  std::vector<std::uint32_t> copied;
+  copied.reserve(slots.size());
+  for (const std::uint32_t slot : slots) copied.push_back(slot);
+  return copied;
+}
+
+}  // namespace
+
+MoverLoop::MoverLoop(kj::AsyncIoContext& io, MoverState& state, const Link::Identity& identity)
+    : state_(state),
+      link_(io, state.options.link, identity, state.board, *this),
+      commands_(io.unixEventPort, state.commands.fd(),
+                [this] {
+                  state_.commands.drain(
+                      [this](MoverCommand&& command) { handle(std::move(command)); });
+                }),
+      events_(io.unixEventPort, state.events.fd(), [this] {
+        state_.events.drain([this](MoverEvent&& event) { handle(std::move(event)); });
+      }) {}
+
+MoverLoop::~MoverLoop() noexcept(false) {
+  if (helper_.joinable()) helper_.join();
+}
+
+kj::Promise<void> MoverLoop::run() {
+  return link_.run()
+      .exclusiveJoin(commands_.run())
+      .exclusiveJoin(events_.run())
+      .exclusiveJoin(tasks_.failure());
+}
+
+// ---- the link's role
+
+kj::Promise<Result<void>> MoverLoop::begin() {
+  PEGA_ASSERT(pool_ == Pool::kUnmapped && !ending_, "a pool is mapped already");
+  auto request = link_.session().registerRequest();
+  const Mover::Options& options = state_.options;
+  write_registration({options.link.instance, options.rank, options.ranks, options.factors,
+                      state_.layout.page_bytes(), state_.layout.block_count()},
+                     request);
+  return link_
+      .call(kj::mv(request), options.link.connect_deadline, "register",
+            [](auto& answer) { return read_registered(answer); })
+      .then([this](Result<Registered>&& registered) -> kj::Promise<Result<void>> {
+        if (!registered) return Result<void>(tl::unexpected<Error>(registered.error()));
+        pool_bytes_ = registered->pool_bytes;
+        slot_bytes_ = registered->slot_bytes;
+        const std::uint64_t page_bytes = state_.layout.page_bytes();
+        if (slot_bytes_ < page_bytes || slot_bytes_ > pool_bytes_) {
+          return Result<void>(fail(Errc::kRefused, "slots of {} bytes for pages of {} in a pool of {}",
+                                   slot_bytes_, page_bytes, pool_bytes_));
+        }
+        state_.board.set_namespace(std::move(registered->namespace_hash));
+        auto descriptor = registered->pool.getFd();
+        return descriptor.attach(kj::mv(registered->pool))
+            .then(
+                [](kj::Maybe<int> fd) {
+                  KJ_IF_MAYBE(number, fd) { return ::fcntl(*number, F_DUPFD_CLOEXEC, 0); }
+                  return -1;
+                },
+                [](kj::Exception&&) { return -1; })
+            .then([this](int fd) -> kj::Promise<Result<void>> {
+              pool_fd_ = UniqueFd(fd);
+              if (!pool_fd_) return Result<void>(fail(Errc::kRefused, "no descriptor of the pool came"));
+              return map_pool();
+            });
+      });
+}
+
+kj::Promise<Result<void>> MoverLoop::map_pool() {
+  auto done = kj::newPromiseAndFulfiller<Result<void>>();
+  on_mapped_ = kj::mv(done.fulfiller);
+  pool_ = Pool::kMapping;
+  start_helper([this] {
+    Result<PoolMapping> mapping = PoolMapping::map(pool_fd_.get(), pool_bytes_);
+    mapped_ = mapping ? state_.device.attach(state_.layout, mapping->bytes(),
+                                             [&events = state_.events](Device::Completion&& completion) {
+                                               MoverEvent event{MoverEvent::Kind::kCompletion,
+                                                                std::move(completion)};
+                                               // There is a place for each accepted batch.
+                                               while (!events.try_send(std::move(event))) {
+                                                 std::this_thread::yield();
+                                               }
+                                             })
+                      : Result<void>(tl::unexpected<Error>(mapping.error()));
+    if (mapped_) state_.mapping = std::move(*mapping);
+  });
+  return kj::mv(done.promise);
+}
+
+void MoverLoop::start_helper(std::function<void()> work) {
+  PEGA_ASSERT(!helper_.joinable(), "two helpers at once");
+  const auto body = [&events = state_.events, work = std::move(work)] {
+    work();
+    while (!events.try_send(MoverEvent{})) std::this_thread::yield();
+  };
+  Result<std::thread> thread = start_thread("pega-pool", body);
+  if (thread) {
+    helper_ = std::move(*thread);
+  } else {
+    body();  // Then this thread has to wait for it.
+  }
+}
+
+void MoverLoop::on_helper_done() {
+  if (helper_.joinable()) helper_.join();
+  pool_fd_.reset();
+  if (pool_ == Pool::kMapping) {
+    pool_ = mapped_ ? Pool::kMapped : Pool::kUnmapped;
+    on_mapped_->fulfill(kj::mv(mapped_));  // A caller that left is no error: end() was called.
+    if (ending_) unmap_pool();
+  } else {
+    PEGA_ASSERT(pool_ == Pool::kUnmapping, "nobody asked the helper");
+    pool_ = Pool::kUnmapped;
+    const Duration took = state_.clock.now() - unmapping_since_;
+    if (took > kSlowDetach) {
+      kLog.warn("copies of the last connection took long to end took=\"{}\"", format_duration(took));
+    }
+  }
+  end_if_quiet();
+}
+
+void MoverLoop::unmap_pool() {
+  if (pool_ != Pool::kMapped) return;
+  pool_ = Pool::kUnmapping;
+  unmapping_since_ = state_.clock.now();
+  start_helper([this] {
+    state_.device.detach();
+    state_.mapping = PoolMapping();
+  });
+}
+
+kj::Promise<void> MoverLoop::end() {
+  auto done = kj::newPromiseAndFulfiller<void>();
+  on_end_ = kj::mv(done.fulfiller);
+  ending_ = true;
+  const bool lost = !link_.is_connected();
+  std::vector<std::uint64_t> unanswered;
+  for (auto& [ticket, job] : state_.jobs) {
+    job.connection_lost = lost;
+    if (job.phase == Phase::kAsking || (lost && job.phase == Phase::kSettling)) {
+      unanswered.push_back(ticket);
+    }
+  }
+  for (const std::uint64_t ticket : unanswered) {
+    const MoverJob& job = state_.jobs.at(ticket);
+    if (!lost) job.kind == Kind::kSave ? abandon(job.job) : release(ticket);
+    finish(ticket, 0, job.phase == Phase::kSettling ? job.copies : 0,
+           lost ? Error{Errc::kPeerLost, "the server went away"}
+                : Error{Errc::kCancelled, "the mover is closed"});
+  }
+  unmap_pool();
+  end_if_quiet();
+  return kj::mv(done.promise);
+}
+
+void MoverLoop::end_if_quiet() {
+  if (!ending_ || pool_ != Pool::kUnmapped || !state_.jobs.empty()) return;
+  ending_ = false;
+  on_end_->fulfill();
+}
+
+// ---- the way of a job
+
+void MoverLoop::handle(MoverCommand&& command) {
+  switch (command.kind) {
+    case MoverCommand::Kind::kClose: return link_.close();
+    case MoverCommand::Kind::kCancelLoad: return cancel_load(command.load);
+    case MoverCommand::Kind::kJob: break;
+  }
+  const std::uint64_t ticket = ++state_.last_ticket;
+  const Kind kind = command.job.kind;
+  state_.jobs.emplace(ticket, std::move(command.job));
+  Result<void> may = ending_ ? Result<void>(fail(Errc::kPeerLost, "no server")) : link_.may_ask();
+  if (!may) return finish(ticket, 0, 0, std::move(may.error()));
+  kind == Kind::kSave ? begin_save(ticket) : begin_load(ticket);
+}
+
+void MoverLoop::handle(MoverEvent&& event) {
+  if (event.kind == MoverEvent::Kind::kHelperDone) return on_helper_done();
+  on_copied(event.completion);
+}
+
+void MoverLoop::begin_save(std::uint64_t ticket) {
+  const MoverJob& job = state_.jobs.at(ticket);
+  auto request = link_.session().reserveRequest(
+      capnp::MessageSize{keys_words(job.keys.size(), BlockKey::kMaxBytes) + 32, 0});
+  write_job(job.job, request.initJob());
+  write_keys(job.keys, BlockKey::kMaxBytes, request.initKeys());
+  tasks_.add(link_
+                 .call(kj::mv(request), state_.options.link.reserve_deadline, "reserve",
+                       [](auto& answer) { return read_slots(answer); })
+                 .then([this, ticket](Result<std::vector<std::uint32_t>>&& slots) {
+                   on_slots(ticket, std::move(slots));
+                 }));
+}
+
+void MoverLoop::begin_load(std::uint64_t ticket) {
+  const MoverJob& job = state_.jobs.at(ticket);
+  auto request = link_.session().openRequest();
+  write_id(job.token, request.initToken());
+  request.setFirst(static_cast<std::uint32_t>(job.first));
+  request.setCount(static_cast<std::uint32_t>(job.blocks.size()));
+  request.setPin(ticket);
+  tasks_.add(link_
+                 .call(kj::mv(request), state_.options.link.open_deadline, "open",
+                       [](auto& answer) { return read_slots(answer); })
+                 .then([this, ticket](Result<std::vector<std::uint32_t>>&& slots) {
+                   on_slots(ticket, std::move(slots));
+                 }));
+}
+
+void MoverLoop::on_slots(std::uint64_t ticket, Result<std::vector<std::uint32_t>>&& slots) {
+  const auto found = state_.jobs.find(ticket);
+  if (found == state_.jobs.end()) return;  // It ended with its connection.
+  MoverJob& job = found->second;
+  PEGA_ASSERT(job.phase == Phase::kAsking, "job {} was given slots twice", ticket);
+  const bool is_save = job.kind == Kind::kSave;
+  const auto give_back = [&] { is_save ? abandon(job.job) : release(ticket); };
+
+  if (!slots) {
+    // Past its deadline the call may still be carried out: what it gives then is given back by the
+    // call that is sent behind it.
+    if (slots.error().code == Errc::kTimeout) give_back();
+    return finish(ticket, 0, 0, std::move(slots.error()));
+  }
+  if (job.gave_up) {
+    give_back();
+    return finish(ticket, 0, 0, std::move(job.gave_up));
+  }
+  const std::uint64_t slot_count = pool_bytes_ / slot_bytes_;
+  bool sane = slots->size() == job.blocks.size();
+  std::vector<Device::Copy> copies;
+  copies.reserve(job.blocks.size());
+  for (std::size_t i = 0; sane && i < slots->size(); ++i) {
+    const std::uint32_t slot = (*slots)[i];
+    if (is_save && slot == kNoSlot) continue;
+    sane = slot < slot_count;
+    copies.push_back({job.blocks[i], slot * slot_bytes_});
+  }
+  if (!sane) {
+    Error error{Errc::kInternal, fmt::format("{} slots for {} blocks, or one beyond the pool",
+                                             slots->size(), job.blocks.size())};
+    link_.drop(error);
+    return finish(ticket, 0, 0, std::move(error));
+  }
+  job.skipped = job.blocks.size() - copies.size();
+  if (copies.empty()) return finish(ticket, 0, 0, std::nullopt);
+  submit(ticket, job, std::move(copies));
+}
+
+void MoverLoop::submit(std::uint64_t ticket, MoverJob& job, std::vector<Device::Copy>&& copies) {
+  const bool is_save = job.kind == Kind::kSave;
+  job.copies = copies.size();
+  job.phase = Phase::kCopying;
+  Result<void> accepted = state_.device.submit(
+      {ticket, is_save ? Device::Direction::kSave : Device::Direction::kLoad, job.after,
+       std::move(copies)});
+  if (!accepted) {
+    is_save ? abandon(job.job) : release(ticket);
+    return finish(ticket, 0, 0, std::move(accepted.error()));
+  }
+  if (!is_save) start_load_deadline(ticket, job.copies * state_.layout.page_bytes());
+}
+
+void MoverLoop::start_load_deadline(std::uint64_t ticket, std::uint64_t bytes) {
+  load_bytes_queued_ += bytes;
+  const double copy_seconds =
+      static_cast<double>(load_bytes_queued_) / state_.options.load_bytes_per_second;
+  const Duration deadline =
+      state_.options.load_patience +
+      std::chrono::duration_cast<Duration>(std::chrono::duration<double>(copy_seconds));
+  load_deadlines_.emplace(
+      ticket,
+      link_.timer()
+          .afterDelay(deadline.count() * kj::NANOSECONDS)
+          .then([this, ticket, deadline] {
+            state_.jobs.at(ticket).gave_up = Error{
+                Errc::kTimeout, fmt::format("not loaded within {}", format_duration(deadline))};
+            state_.device.cancel(ticket);
+          })
+          .eagerlyEvaluate([this](kj::Exception&& exception) { tasks_.add(kj::mv(exception)); }));
+}
+
+void MoverLoop::on_copied(const Device::Completion& completion) {
+  const auto found = state_.jobs.find(completion.ticket);
+  PEGA_ASSERT(found != state_.jobs.end() && found->second.phase == Phase::kCopying,
+              "the device completed batch {} that it does not have", completion.ticket);
+  MoverJob& job = found->second;
+  PEGA_ASSERT(completion.copied <= job.copies && (completion.copied == job.copies) == !completion.error,
+              "the device copied {} of {} pages", completion.copied, job.copies);
+  if (job.kind == Kind::kSave) {
+    settle_save(completion.ticket, job, completion);
+  } else {
+    settle_load(completion.ticket, job, completion);
+  }
+}
+
+void MoverLoop::settle_save(std::uint64_t ticket, MoverJob& job,
+                            const Device::Completion& completion) {
+  const std::size_t copied = completion.copied;
+  if (job.connection_lost || !link_.is_connected()) {
+    return finish(ticket, 0, copied, Error{Errc::kPeerLost, "the server went away"});
+  }
+  if (completion.error) {
+    abandon(job.job);
+    return finish(ticket, 0, copied, completion.error);
+  }
+  job.phase = Phase::kSettling;
+  auto request = link_.session().publishRequest();
+  write_job(job.job, request.initJob());
+  tasks_.add(link_
+                 .call(kj::mv(request), state_.options.link.open_deadline, "publish",
+                       [](auto& answer) { return read_done(answer); })
+                 .then([this, ticket, copied](Result<void>&& done) {
+                   if (!state_.jobs.contains(ticket)) return;  // It ended with its connection.
+                   if (done) return finish(ticket, copied, copied, std::nullopt);
+                   finish(ticket, 0, copied, std::move(done.error()));
+                 }));
+}
+
+void MoverLoop::settle_load(std::uint64_t ticket, MoverJob& job,
+                            const Device::Completion& completion) {
+  load_deadlines_.erase(ticket);
+  load_bytes_queued_ -= job.copies * state_.layout.page_bytes();
+  // The kernel is asked, after the last copy: the loop may not have read the end of the stream yet.
+  if (job.connection_lost || !link_.is_up()) {
+    return finish(ticket, 0, completion.copied,
+                  Error{Errc::kPeerLost, "the server went away before the last copy ended"});
+  }
+  release(ticket);
+  std::optional<Error> error = completion.error;
+  if (error && job.gave_up) error = std::move(job.gave_up);
+  finish(ticket, completion.copied, completion.copied, std::move(error));
+}
+
+void MoverLoop::cancel_load(std::uint64_t load) {
+  for (auto& [ticket, job] : state_.jobs) {
+    if (job.kind != Kind::kLoad || job.id != load) continue;
+    if (!job.gave_up) job.gave_up = Error{Errc::kCancelled, "the engine cancelled the load"};
+    if (job.phase == Phase::kCopying) state_.device.cancel(ticket);
+  }
+}
+
+void MoverLoop::finish(std::uint64_t ticket, std::size_t good_blocks, std::size_t copied_pages,
+                       std::optional<Error> error) {
+  auto node = state_.jobs.extract(ticket);
+  PEGA_ASSERT(!node.empty(), "job {} ended twice", ticket);
+  state_.report(std::move(node.mapped()), good_blocks, copied_pages, std::move(error));
+  end_if_quiet();
+}
+
+// ---- calls that nobody waits for
+
+void MoverLoop::abandon(const JobId& job) {
+  if (!link_.is_connected()) return;  // The next hello says it.
+  auto request = link_.session().abandonRequest();
+  write_job(job, request.initJob());
+  tasks_.add(link_
+                 .call(kj::mv(request), state_.options.link.open_deadline, "abandon",
+                       [](auto& answer) { return read_done(answer); })
+                 .then([this](Result<void>&& done) { log_failure("abandon", done); }));
+}
+
+void MoverLoop::release(std::uint64_t pin) {
+  if (!link_.is_connected()) return;  // The next hello says it.
+  auto request = link_.session().releaseRequest();
+  request.setPin(pin);
+  tasks_.add(link_
+                 .call(kj::mv(request), state_.options.link.open_deadline, "release",
+                       [](auto& answer) { return read_done(answer); })
+                 .then([this](Result<void>&& done) { log_failure("release", done); }));
+}
+
+void MoverLoop::log_failure(const char* what, const Result<void>& done) {
+  // A slow server carries it out later, a lost one hears of it in the next hello.
+  if (!done) kLog.debug("{} was not answered error=\"{}\"", what, to_string(done.error()));
+}
+
+}  // namespace pegaflow

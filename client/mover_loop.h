@@ -1,0 +1,89 @@
+#pragma once
+/// \file
+/// What a Mover does on its private thread: registers, asks for slots, hands copies to the device.
+
+#include <functional>
+#include <memory>
+#include <thread>
+#include <unordered_map>
+
+#include "base/unique_fd.h"
+#include "client/link.h"
+#include "client/loop.h"
+#include "client/mover_state.h"
+
+namespace pegaflow {
+
+/// Bound to its KJ thread.
+///
+/// What may take long and cannot be cancelled (mapping a pool and attaching the device, waiting for
+/// the last copies and unmapping) runs on a helper thread, so that jobs that have ended are
+/// reported meanwhile. There is one helper at a time.
+class MoverLoop final : private Link::Role {
+ public:
+  /// All outlive the loop.
+  MoverLoop(kj::AsyncIoContext& io, MoverState& state, const Link::Identity& identity);
+  /// Waits for the helper.
+  ~MoverLoop() noexcept(false);
+
+  /// Until a kClose command came and was carried out. Throws for a broken invariant.
+  kj::Promise<void> run();
+
+ private:
+  enum class Pool : std::uint8_t { kUnmapped, kMapping, kMapped, kUnmapping };
+  using Kind = Mover::Finished::Kind;
+  using Phase = MoverJob::Phase;
+
+  // The link's role.
+  kj::Promise<Result<void>> begin() override;
+  kj::Promise<void> end() override;
+
+  kj::Promise<Result<void>> map_pool();
+  void start_helper(std::function<void()> work);
+  void on_helper_done();
+  void unmap_pool();
+  void end_if_quiet();
+
+  // The way of a job. Each step finds its job by ticket: it may have ended meanwhile.
+  void handle(MoverCommand&& command);
+  void handle(MoverEvent&& event);
+  void begin_save(std::uint64_t ticket);
+  void begin_load(std::uint64_t ticket);
+  void on_slots(std::uint64_t ticket, Result<std::vector<std::uint32_t>>&& slots);
+  void submit(std::uint64_t ticket, MoverJob& job, std::vector<Device::Copy>&& copies);
+  void start_load_deadline(std::uint64_t ticket, std::uint64_t bytes);
+  void on_copied(const Device::Completion& completion);
+  void settle_save(std::uint64_t ticket, MoverJob& job, const Device::Completion& completion);
+  void settle_load(std::uint64_t ticket, MoverJob& job, const Device::Completion& completion);
+  void cancel_load(std::uint64_t load);
+  /// Takes the job out of the table and reports it.
+  void finish(std::uint64_t ticket, std::size_t good_blocks, std::size_t copied_pages,
+              std::optional<Error> error);
+
+  // Calls that nobody waits for.
+  void abandon(const JobId& job);
+  void release(std::uint64_t pin);
+  void log_failure(const char* what, const Result<void>& done);
+
+  MoverState& state_;
+  Link link_;
+
+  Pool pool_ = Pool::kUnmapped;
+  UniqueFd pool_fd_;
+  std::uint64_t pool_bytes_ = 0;
+  std::uint64_t slot_bytes_ = 0;
+  std::thread helper_;
+  Result<void> mapped_;  ///< What the helper found.
+  TimePoint unmapping_since_{};
+  kj::Own<kj::PromiseFulfiller<Result<void>>> on_mapped_;
+  bool ending_ = false;
+  kj::Own<kj::PromiseFulfiller<void>> on_end_;
+
+  std::uint64_t load_bytes_queued_ = 0;
+  std::unordered_map<std::uint64_t, kj::Promise<void>> load_deadlines_;
+  MailboxPump commands_;
+  MailboxPump events_;
+  LoopTasks tasks_;  ///< Last: its steps use all of the above.
+};
+
+}  // namespace pegaflow

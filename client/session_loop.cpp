@@ -1,0 +1,136 @@
+#include "client/session_loop.h"
+
+#include <utility>
+
+#include "base/log.h"
+#include "capnp/codec.h"
+
+namespace pegaflow {
+namespace {
+
+constexpr Log kLog{"session"};
+
+capnp::MessageSize size_of(std::size_t keys) {
+  return {keys_words(keys, BlockKey::kMaxBytes) + 16, 0};
+}
+
+}  // namespace
+
+SessionLoop::SessionLoop(kj::AsyncIoContext& io, const LinkOptions& options, StatusBoard& board,
+                         Mailbox<SessionCommand>& commands, QuestionTable& questions)
+    : options_(options),
+      questions_(questions),
+      commands_(commands),
+      link_(io, options, Link::Identity{}, board, *this),
+      pump_(io.unixEventPort, commands.fd(), [this] {
+        commands_.drain([this](SessionCommand&& command) { handle(std::move(command)); });
+      }) {}
+
+kj::Promise<void> SessionLoop::run() {
+  return link_.run().exclusiveJoin(pump_.run()).exclusiveJoin(tasks_.failure());
+}
+
+kj::Promise<Result<void>> SessionLoop::begin() {
+  auto request = link_.session().attachRequest();
+  request.setInstance(options_.instance.c_str());
+  return link_.call(kj::mv(request), options_.connect_deadline, "attach",
+                    [](auto& answer) { return read_done(answer); });
+}
+
+void SessionLoop::handle(SessionCommand&& command) {
+  switch (command.kind) {
+    case SessionCommand::Kind::kClose: return link_.close();
+    case SessionCommand::Kind::kUnclaim: return unclaim(command.token);
+    case SessionCommand::Kind::kLookup:
+    case SessionCommand::Kind::kClaim:
+    case SessionCommand::Kind::kReset: break;
+  }
+  if (Result<void> may = link_.may_ask(); !may) {
+    static_cast<void>(
+        questions_.answer(command.ticket, tl::unexpected<Error>(std::move(may.error()))));
+    return;
+  }
+  if (command.kind == SessionCommand::Kind::kLookup) return lookup(std::move(command));
+  if (command.kind == SessionCommand::Kind::kClaim) return claim(std::move(command));
+  reset(std::move(command));
+}
+
+void SessionLoop::lookup(SessionCommand&& command) {
+  auto request = link_.session().lookupRequest(size_of(command.keys.size()));
+  write_keys(command.keys, BlockKey::kMaxBytes, request);
+  const std::size_t asked = command.keys.size();
+  tasks_.add(link_.call(kj::mv(request), options_.lookup_deadline, "lookup",
+                        [asked](auto& answer) -> Result<QuestionTable::Outcome> {
+                          if (answer.getSealed() > asked) {
+                            return fail(Errc::kInternal, "{} of {} keys are sealed",
+                                        answer.getSealed(), asked);
+                          }
+                          return QuestionTable::Outcome{
+                              {answer.getSealed(), answer.getComplete(), Id128{}}, 0};
+                        })
+                 .then([this, ticket = command.ticket](Result<QuestionTable::Outcome>&& outcome) {
+                   static_cast<void>(questions_.answer(ticket, std::move(outcome)));
+                 }));
+}
+
+void SessionLoop::claim(SessionCommand&& command) {
+  auto request = link_.session().claimRequest(size_of(command.keys.size()));
+  write_id(command.token, request.initToken());
+  write_keys(command.keys, BlockKey::kMaxBytes, request.initKeys());
+  const std::size_t asked = command.keys.size();
+  tasks_.add(
+      link_.call(kj::mv(request), options_.lookup_deadline, "claim",
+                 [asked, token = command.token](auto& answer) -> Result<QuestionTable::Outcome> {
+                   if (answer.hasError()) {
+                     return tl::unexpected<Error>(read_error(answer.getError()));
+                   }
+                   if (answer.getReady() > asked) {
+                     return fail(Errc::kInternal, "{} of {} keys are claimed", answer.getReady(),
+                                 asked);
+                   }
+                   return QuestionTable::Outcome{{answer.getReady(), answer.getComplete(),
+                                                  answer.getReady() > 0 ? token : Id128{}},
+                                                 0};
+                 })
+          .then([this, ticket = command.ticket,
+                 token = command.token](Result<QuestionTable::Outcome>&& outcome) {
+            answer_claim(ticket, token, std::move(outcome));
+          }));
+}
+
+void SessionLoop::answer_claim(QuestionTable::Ticket ticket, const Id128& token,
+                               Result<QuestionTable::Outcome>&& outcome) {
+  // After a missed deadline the claim may still be made: the call behind it ends it.
+  const bool may_hold = outcome ? outcome->answer.blocks > 0 : outcome.error().code == Errc::kTimeout;
+  const bool late = !outcome;
+  if (!questions_.answer(ticket, std::move(outcome)) || late) {
+    if (may_hold) unclaim(token);
+  }
+}
+
+void SessionLoop::reset(SessionCommand&& command) {
+  tasks_.add(link_.call(link_.session().resetCacheRequest(), command.deadline, "reset_cache",
+                        [](auto& answer) -> Result<QuestionTable::Outcome> {
+                          if (answer.hasError()) {
+                            return tl::unexpected<Error>(read_error(answer.getError()));
+                          }
+                          return QuestionTable::Outcome{{}, answer.getGeneration()};
+                        })
+                 .then([this, ticket = command.ticket](Result<QuestionTable::Outcome>&& outcome) {
+                   static_cast<void>(questions_.answer(ticket, std::move(outcome)));
+                 }));
+}
+
+void SessionLoop::unclaim(const Id128& token) {
+  if (!link_.is_connected()) return;  // Claims end with their connection.
+  auto request = link_.session().unclaimRequest();
+  write_id(token, request.initToken());
+  tasks_.add(link_.call(kj::mv(request), options_.lookup_deadline, "unclaim",
+                        [](auto& answer) { return read_done(answer); })
+                 .then([](Result<void>&& done) {
+                   // It dies with the request's connection, or is revoked when its room is needed.
+                   if (!done) kLog.debug("unclaim failed error=\"{}\"", to_string(done.error()));
+                 }));
+}
+
+}  // namespace pegaflow

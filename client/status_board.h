@@ -1,0 +1,35 @@
+#pragma once
+/// \file
+/// Where a link says how it stands, and others read it.
+
+#include <atomic>
+#include <condition_variable>
+#include <mutex>
+#include <string>
+
+#include "client/link_options.h"
+
+namespace pegaflow {
+
+/// The latest LinkStatus. Thread-safe; written by the link's thread.
+class StatusBoard {
+ public:
+  /// True when that is news: another state or another reason.
+  bool set(LinkState state, std::string detail);
+  void set_server(const Id128& server, std::string build);
+  void set_namespace(std::string hash);
+
+  [[nodiscard]] LinkState state() const noexcept { return state_.load(std::memory_order_acquire); }
+  [[nodiscard]] LinkStatus get() const;
+
+  /// Waits at most `patience` for `state`; true when it stands so.
+  bool wait_for(LinkState state, Duration patience) const;
+
+ private:
+  std::atomic<LinkState> state_{LinkState::kConnecting};  ///< Equal to status_.state; no lock needed.
+  mutable std::mutex mutex_;
+  mutable std::condition_variable changed_;
+  LinkStatus status_;
+};
+
+}  // namespace pegaflow

@@ -1,0 +1,253 @@
+#include "transport/host/host_device.h"
+
+#include <algorithm>
+#include <condition_variable>
+#include <list>
+#include <mutex>
+#include <optional>
+#include <thread>
+#include <utility>
+#include <vector>
+
+#include <unistd.h>
+
+#include "base/thread.h"
+#include "transport/host/page_copy.h"
+
+namespace pegaflow {
+namespace {
+
+/// What a thread takes at once. Less costs a visible share in locking for 4 KiB pages, more makes a
+/// load wait longer for a save.
+constexpr std::uint64_t kRunBytes = 256 * 1024;
+
+}  // namespace
+
+/// One mutex guards everything but the bytes. It is taken once a run, that is once in some 20 us a
+/// thread, so it is not contended; a Mailbox has one owner and could not feed several threads.
+class HostDevice::Impl {
+ public:
+  explicit Impl(const Options& options) : options_(options) {}
+
+  Result<void> start() {
+    for (int i = 0; i < options_.threads; ++i) {
+      PEGA_TRY_LET(std::thread thread, start_thread("pega-copy", [this] { run(); }));
+      threads_.push_back(std::move(thread));
+    }
+    return {};
+  }
+
+  ~Impl() {
+    detach();
+    {
+      const std::lock_guard lock(mutex_);
+      stopping_ = true;
+    }
+    work_.notify_all();
+    for (std::thread& thread : threads_) thread.join();
+  }
+
+  Result<void> attach(const PageLayout& layout, std::span<std::byte> pool, CompletionSink sink) {
+    const std::lock_guard lock(mutex_);
+    if (attached_ || jobs_ != 0) return fail(Errc::kInvalidArgument, "the device is attached already");
+    if (pool.empty() || sink == nullptr) {
+      return fail(Errc::kInvalidArgument, "a device needs a pool and somebody who hears of it");
+    }
+    layout_ = layout;
+    pool_ = pool;
+    sink_ = std::move(sink);
+    attached_ = true;
+    return {};
+  }
+
+  void detach() {
+    if (forked()) return;
+    std::unique_lock lock(mutex_);
+    attached_ = false;
+    for (std::list<Job>& queue : queues_) {
+      for (Job& job : queue) job.cancelled = true;
+    }
+    collect_idle_cancelled();
+    work_.notify_all();
+    idle_.wait(lock, [this] { return jobs_ == 0; });
+  }
+
+  Result<void> submit(Batch&& batch) {
+    if (forked()) return fail(Errc::kGone, "the copy threads belong to the parent process");
+    {
+      const std::lock_guard lock(mutex_);
+      if (!attached_) return fail(Errc::kGone, "the device is not attached to a pool");
+      const std::uint64_t page_bytes = layout_->page_bytes();
+      for (const Copy& copy : batch.copies) {
+        if (copy.block >= layout_->block_count() || copy.pool_offset > pool_.size() ||
+            page_bytes > pool_.size() - copy.pool_offset) {
+          return fail(Errc::kInvalidArgument,
+                      "block {} of {}, a page of {} bytes at {} in a pool of {}", copy.block,
+                      layout_->block_count(), page_bytes, copy.pool_offset, pool_.size());
+        }
+      }
+      std::size_t& count = counts_[static_cast<std::size_t>(batch.direction)];
+      if (count >= options_.max_batches) {
+        return fail(Errc::kBusy, "{} batches are queued already", count);
+      }
+      ++count;
+      ++jobs_;
+      std::list<Job>& queue = batch.copies.empty() ? ended_ : queue_of(batch.direction);
+      queue.push_back(Job{std::move(batch), 0, 0, false});
+    }
+    // All of them: a batch has work for each.
+    work_.notify_all();
+    return {};
+  }
+
+  void cancel(std::uint64_t ticket) {
+    if (forked()) return;
+    {
+      const std::lock_guard lock(mutex_);
+      for (std::list<Job>& queue : queues_) {
+        for (Job& job : queue) {
+          if (job.batch.ticket == ticket) job.cancelled = true;
+        }
+      }
+      collect_idle_cancelled();
+    }
+    work_.notify_one();
+  }
+
+  [[nodiscard]] bool forked() const noexcept { return ::getpid() != pid_; }
+
+ private:
+  struct Job {
+    Batch batch;
+    std::size_t issued = 0;  ///< Pages handed to a thread so far.
+    int threads_inside = 0;
+    bool cancelled = false;
+
+    [[nodiscard]] bool has_work() const { return !cancelled && issued < batch.copies.size(); }
+  };
+
+  std::list<Job>& queue_of(Direction direction) {
+    return queues_[static_cast<std::size_t>(direction)];
+  }
+
+  /// Moves what was cancelled and is in nobody's hands to where a thread reports it next, ahead of
+  /// everything that is to be copied.
+  void collect_idle_cancelled() {
+    for (std::list<Job>& queue : queues_) {
+      for (auto job = queue.begin(); job != queue.end();) {
+        const auto next = std::next(job);
+        if (job->cancelled && job->threads_inside == 0) ended_.splice(ended_.end(), queue, job);
+        job = next;
+      }
+    }
+  }
+
+  void run() {
+    std::unique_lock lock(mutex_);
+    for (;;) {
+      if (!ended_.empty()) {
+        report(lock);
+      } else if (std::list<Job>::iterator job; next_job(job)) {
+        copy_run(lock, job);
+      } else if (stopping_) {
+        return;
+      } else {
+        work_.wait(lock);
+      }
+    }
+  }
+
+  /// Finds the first job that has pages left, loads before saves. At most one job a thread lies
+  /// before it, with all its pages handed out.
+  bool next_job(std::list<Job>::iterator& found) {
+    for (const Direction direction : {Direction::kLoad, Direction::kSave}) {
+      std::list<Job>& queue = queue_of(direction);
+      found = std::find_if(queue.begin(), queue.end(), [](const Job& job) { return job.has_work(); });
+      if (found != queue.end()) return true;
+    }
+    return false;
+  }
+
+  void copy_run(std::unique_lock<std::mutex>& lock, std::list<Job>::iterator job) {
+    const PageLayout& layout = *layout_;
+    const std::size_t pages = std::clamp<std::size_t>(kRunBytes / layout.page_bytes(), 1,
+                                                      job->batch.copies.size() - job->issued);
+    const std::span<const Copy> run(job->batch.copies.data() + job->issued, pages);
+    job->issued += pages;
+    ++job->threads_inside;
+
+    lock.unlock();
+    for (const Copy& copy : run) {
+      copy_page(layout, job->batch.direction, copy.block, pool_.data() + copy.pool_offset);
+    }
+    lock.lock();
+
+    if (--job->threads_inside == 0 && !job->has_work()) {
+      ended_.splice(ended_.end(), queue_of(job->batch.direction), job);
+    }
+  }
+
+  void report(std::unique_lock<std::mutex>& lock) {
+    Job job = std::move(ended_.front());
+    ended_.pop_front();
+    Completion completion{job.batch.ticket, job.issued, std::nullopt};
+    if (job.issued < job.batch.copies.size()) {
+      completion.error = Error{Errc::kCancelled, fmt::format("cancelled after {} of {} pages",
+                                                             job.issued, job.batch.copies.size())};
+    }
+
+    lock.unlock();
+    sink_(std::move(completion));  // Set while jobs_ is not 0.
+    lock.lock();
+
+    --counts_[static_cast<std::size_t>(job.batch.direction)];
+    if (--jobs_ == 0) idle_.notify_all();
+  }
+
+  const Options options_;
+  const pid_t pid_ = ::getpid();
+  std::vector<std::thread> threads_;
+
+  std::mutex mutex_;
+  std::condition_variable work_;  ///< A run to copy, a completion to report, or the end.
+  std::condition_variable idle_;  ///< jobs_ became 0.
+  // Changed only while jobs_ is 0, so a thread with a job may read them without the mutex.
+  std::optional<PageLayout> layout_;
+  std::span<std::byte> pool_;
+  CompletionSink sink_;
+
+  bool attached_ = false;
+  bool stopping_ = false;
+  std::size_t jobs_ = 0;       ///< Accepted and not yet reported.
+  std::size_t counts_[2] = {};  ///< The same, by direction.
+  std::list<Job> queues_[2];   ///< By direction.
+  std::list<Job> ended_;       ///< Not copied any more, to be reported.
+};
+
+Result<std::unique_ptr<HostDevice>> HostDevice::create(const Options& options) {
+  if (options.threads < 1 || options.threads > 64 || options.max_batches == 0) {
+    return fail(Errc::kInvalidArgument, "{} copy threads (1 to 64) with {} batches (1 or more)",
+                options.threads, options.max_batches);
+  }
+  auto impl = std::make_unique<Impl>(options);
+  PEGA_TRY(impl->start());
+  return std::unique_ptr<HostDevice>(new HostDevice(std::move(impl)));
+}
+
+HostDevice::HostDevice(std::unique_ptr<Impl> impl) : impl_(std::move(impl)) {}
+HostDevice::~HostDevice() {
+  // In a child the threads are missing, and joining them, or destroying what they wait on, would
+  // never return: the memory is left to the end of the process.
+  if (impl_->forked()) static_cast<void>(impl_.release());
+}
+
+Result<void> HostDevice::attach(const PageLayout& layout, std::span<std::byte> pool,
+                                CompletionSink sink) {
+  return impl_->attach(layout, pool, std::move(sink));
+}
+void HostDevice::detach() { impl_->detach(); }
+Result<Device::Event> HostDevice::record_event() { return Event::kNow; }
+Result<void> HostDevice::submit(Batch batch) { return impl_->submit(std::move(batch)); }
+void HostDevice::cancel(std::uint64_t ticket) { impl_->cancel(ticket); }
+
+}  // namespace pegaflow
