@@ -30,7 +30,8 @@ from demo.client import RequestFailed
 from demo.prompts import BLOCK_TOKENS
 from demo.report import Claim, claim_table, prompt_table, write_json
 from demo.stage import Late, Stage
-from tests.support.vllm_server import REPOSITORY, ChildFailed, ensure_model, tail
+from tests.support.child_process import last_words
+from tests.support.vllm_server import REPOSITORY, ChildFailed, ensure_model
 
 EXIT_CLAIM_FAILED = 1
 EXIT_SETUP_FAILED = 2
@@ -58,8 +59,8 @@ def main(argv: list[str]) -> int:
     if options.json:
         write_json(options.json, claims, stage.figures)
     if not held:
-        for log in sorted(logs.glob("*.log")):
-            print(f"\n{log} ends with:\n{tail(log, 25)}")
+        for log in stage.telling_logs():
+            print(f"\n{log.name} says:\n{last_words(log.read_text(errors='replace'), 20)}")
         print(f"\nThe logs are in {logs}.")
         return EXIT_CLAIM_FAILED
     if options.keep_logs is None:
@@ -161,7 +162,8 @@ def _run(stage: Stage, prove: bool) -> list[Claim]:
                 result = part(stage)
                 claims += result if isinstance(result, list) else [result]
     except (ChildFailed, RequestFailed, Late, NoTestHooks, OSError) as error:
-        claims.append(Claim(trying, False, f"ended early: {error}"))
+        what = error.what if isinstance(error, ChildFailed) else error
+        claims.append(Claim(trying, False, f"ended early: {what}"))
     stage.figures["seconds"] = stage.progress.elapsed_s()
     return claims
 

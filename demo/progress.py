@@ -28,9 +28,8 @@ class Progress:
 
     @contextmanager
     def step(self, text: str) -> Iterator[None]:
-        """Says what begins; the next line says what came of it."""
+        """Runs the clock while something is under way; the caller says what came of it."""
         if not self._terminal:
-            self.say(text + " ...")
             yield
             return
         done = threading.Event()

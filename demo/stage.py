@@ -83,8 +83,6 @@ class Stage:
         self.baseline: dict[str, Answer] = {}
         self.local_hits: dict[str, Answer] = {}
         self.figures: dict[str, Any] = {}
-        self.last_child: ChildProcess | None = None
-        self._servers = contextlib.ExitStack()
         self.pega = PegaServer(build_dir / "server" / "pegaflow-server", sockets, POOL_SIZE)
         self.pega.log_file = logs / "pegaflow-server.log"
         self.vllm = VllmServer(VllmOptions(model), sockets / "plain")
@@ -122,13 +120,18 @@ class Stage:
 
     def start(self, child: ChildProcess, text: str) -> float:
         """Starts a server, with a line that says so; returns the seconds until it was ready."""
-        self.last_child = child
         begin = time.monotonic()
+        self.progress.say(text)
         with self.progress.step(text):
             child.start()
         seconds = time.monotonic() - begin
         self.progress.say(f"{child.name} is ready after {seconds:.1f} s")
         return seconds
+
+    def telling_logs(self) -> list[Path]:
+        """Logs of the servers that were last in use: what to read when something went wrong."""
+        logs = [self.vllm.log_file, self.pega.log_file]
+        return [log for log in logs if log.exists()]
 
     # -- requests
 

@@ -13,9 +13,11 @@ def record_baseline(stage: Stage) -> None:
     """Answers every prompt with a vLLM that has no connector; all claims compare with these."""
     with stage.plain_vllm():
         for prompt in stage.prompts:
-            with stage.progress.step(f"without the connector: prompt {prompt.name}"):
-                stage.baseline[prompt.name] = stage.ask(prompt)
-    stage.progress.say(f"{len(stage.baseline)} prompts answered without the connector")
+            what = f"without the connector: prompt {prompt.name}"
+            with stage.progress.step(what):
+                answer = stage.ask(prompt)
+            stage.baseline[prompt.name] = answer
+            stage.progress.say(f"{what}: first token after {answer.ttft_s:.2f} s")
 
 
 def warm_up(stage: Stage, lengths: tuple[int, ...] = (500, 1000, 3000)) -> None:
@@ -23,7 +25,10 @@ def warm_up(stage: Stage, lengths: tuple[int, ...] = (500, 1000, 3000)) -> None:
     for length in lengths:
         prompt = Prompt(f"warm-up of {length}", stage.maker.tokens(length))
         with stage.progress.step(prompt.name):
-            stage.store(prompt)
+            answer = stage.store(prompt)
+        stage.progress.say(
+            f"{prompt.name} tokens: first token after {answer.ttft_s:.2f} s (thrown away)"
+        )
 
 
 def store_all(stage: Stage) -> Claim:
@@ -48,6 +53,9 @@ def store_all(stage: Stage) -> Claim:
             continue
         with stage.progress.step(f"local hit: prompt {prompt.name}"):
             answer, counted = stage.ask_counted(prompt)
+        stage.progress.say(
+            f"local hit: prompt {prompt.name}: first token after {answer.ttft_s:.2f} s"
+        )
         stage.local_hits[prompt.name] = answer
         stage.rows[prompt.name].local_s = answer.ttft_s
         checks.none(

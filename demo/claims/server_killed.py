@@ -68,6 +68,7 @@ def kill_server(stage: Stage) -> Claim:
             with stage.progress.step(f"prompt {prompt.name} is stored again"):
                 stage.forget_local()
                 stage.store(prompt)
+        stage.progress.say(f"{len(prompts)} prompts are stored again")
     in_a_load = sum(kill.in_a_load for kill in kills)
     checks.require(in_a_load > 0, f"none of {len(kills)} kills was in the middle of a load")
     stage.figures["server_killed"] = {

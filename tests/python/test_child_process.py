@@ -8,7 +8,7 @@ from typing import Self
 
 import pytest
 
-from tests.support.child_process import ChildFailed, ChildProcess, group_members
+from tests.support.child_process import ChildFailed, ChildProcess, group_members, last_words
 from tests.support.prometheus import Metrics, read_metrics
 
 # Tells that it is up, then waits for ever; with a child of its own that does so, too.
@@ -100,22 +100,25 @@ def test_a_child_that_is_never_ready_is_ended(tmp_path: Path) -> None:
     assert not child.running()
 
 
-def test_shared_memory_of_a_killed_child_is_removed(tmp_path: Path) -> None:
+def test_shared_memory_and_semaphores_of_a_killed_child_are_removed(tmp_path: Path) -> None:
+    before = set(Path("/dev/shm").iterdir())
     child = Child(
         tmp_path,
-        "import pathlib, signal, sys\n"
+        "import multiprocessing, pathlib, signal, sys\n"
         "from multiprocessing.shared_memory import SharedMemory\n"
         "memory = SharedMemory(create=True, size=4096)\n"
-        "print(memory.name, flush=True)\n"
+        "lock = multiprocessing.get_context('spawn').Lock()\n"
+        "print(memory.name, lock._semlock.name, flush=True)\n"
         "pathlib.Path(sys.argv[1]).touch()\n"
         "signal.pause()\n",
     ).start()
-    shared = Path("/dev/shm", child.log_text().strip())
-    assert shared.exists()
+    memory, lock = child.log_text().split()
+    files = {Path("/dev/shm", memory), Path("/dev/shm", f"sem.{lock.removeprefix('/')}")}
+    assert files <= set(Path("/dev/shm").iterdir()) - before
 
     child.kill()
 
-    assert not shared.exists()
+    assert not files & set(Path("/dev/shm").iterdir())
 
 
 def test_two_starts_are_refused(tmp_path: Path) -> None:
@@ -161,3 +164,18 @@ def test_metrics_are_summed_over_the_labels_that_are_not_named() -> None:
 def test_metrics_of_nobody_are_an_os_error() -> None:
     with pytest.raises(OSError):
         read_metrics("127.0.0.1:1", timeout_s=1)
+
+
+def test_last_words_name_the_first_cause_although_it_is_far_above() -> None:
+    log = "ok\nE ValueError: the cause\n" + "later\n" * 30 + "RuntimeError: see above\n"
+
+    words = last_words(log, lines=3)
+
+    assert words.splitlines() == [
+        "E ValueError: the cause",
+        "...",
+        "later",
+        "later",
+        "RuntimeError: see above",
+    ]
+    assert last_words("") == "(nothing)"

@@ -5,7 +5,12 @@ import math
 import pytest
 
 from demo.client import Answer
-from demo.compare import COMPUTED_TOLERANCE, computed_differences, differences
+from demo.compare import (
+    COMPUTED_TOLERANCE,
+    WHOLE_PROMPT_TOLERANCE,
+    computed_differences,
+    differences,
+)
 from demo.expectations import full_blocks, local_hit_blocks, offered_blocks
 from demo.prompts import BLOCK_TOKENS, PromptMaker
 from demo.report import Checks, Spread
@@ -89,6 +94,12 @@ def test_a_wrong_token_is_seen_against_either() -> None:
 def test_the_local_hit_must_be_equal_to_the_last_bit() -> None:
     shifted = math.nextafter(-4.0, 0.0)
     assert differences(answer(1, logprob=shifted), answer(1), answer(1))
+
+
+def test_a_whole_prompt_may_differ_in_its_last_bits_only() -> None:
+    near, far = -4.0 + WHOLE_PROMPT_TOLERANCE / 2, -4.0 + WHOLE_PROMPT_TOLERANCE * 2
+    assert not differences(answer(1, logprob=near), answer(1), answer(1), whole_prompt=True)
+    assert differences(answer(1, logprob=far), answer(1), answer(1), whole_prompt=True)
 
 
 def test_another_engine_may_round_otherwise_within_the_tolerance() -> None:

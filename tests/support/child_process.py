@@ -8,6 +8,7 @@ time is counted as one.
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -21,17 +22,29 @@ from typing import Self
 _TICKS_PER_SECOND = os.sysconf("SC_CLK_TCK")
 
 
+#: How an exception ends its traceback. A log of several processes has the cause in the first.
+_EXCEPTION = re.compile(r"\b\w*(?:Error|Exception): ")
+
+
 class ChildFailed(RuntimeError):
-    """A child died or did not become ready in time; the message ends with the tail of its log."""
+    """A child died or did not become ready in time.
+
+    ``what`` says it in one line; the whole message goes on with what the log says.
+    """
+
+    def __init__(self, what: str, last_words: str = "") -> None:
+        super().__init__(f"{what}; its log says:\n{last_words}" if last_words else what)
+        self.what = what
 
 
-def tail(log_file: Path, lines: int = 40) -> str:
-    """The last lines of a log, or a word in place of an empty one."""
-    try:
-        text = log_file.read_text(errors="replace")
-    except FileNotFoundError:
-        return f"({log_file} was never written)"
-    return "\n".join(text.splitlines()[-lines:]) or f"({log_file} is empty)"
+def last_words(text: str, lines: int = 15) -> str:
+    """The first exception in a log and its last lines: why, and where it ended."""
+    found = text.splitlines()
+    shown = found[-lines:]
+    causes = [line for line in found if _EXCEPTION.search(line) and "WARNING" not in line]
+    if causes and causes[0] not in shown:
+        shown = [causes[0], "...", *shown]
+    return "\n".join(shown) or "(nothing)"
 
 
 def _stat_fields(pid: str) -> list[str] | None:
@@ -66,17 +79,16 @@ def group_cpu_seconds(pgid: int) -> float:
 
 def _shared_memory_files(pids: Sequence[int]) -> set[Path]:
     """Files in /dev/shm that these processes have mapped."""
-    files = set()
+    inodes = set()
     for pid in pids:
         try:
             maps = Path("/proc", str(pid), "maps").read_text()
         except (FileNotFoundError, ProcessLookupError):
             continue
-        for line in maps.splitlines():
-            name = line.rpartition(" ")[2]
-            if name.startswith("/dev/shm/"):
-                files.add(Path(name))
-    return files
+        inodes |= {int(line.split()[4]) for line in maps.splitlines() if " /dev/shm/" in line}
+    # By inode: glibc makes a semaphore under another name, which is the one that maps shows.
+    with os.scandir("/dev/shm") as files:
+        return {Path(file.path) for file in files if file.inode() in inodes}
 
 
 class ChildProcess:
@@ -156,13 +168,13 @@ class ChildProcess:
             # Its death ends the wait at once; otherwise this is the pause between two questions.
             if self._exited_within(0.2):
                 raise ChildFailed(
-                    f"{self.name} ended with status {self._process.returncode} before it was "
-                    f"ready; {self.log_file} ends with:\n{tail(self.log_file)}"
+                    f"{self.name} ended with status {self._process.returncode} before it was ready",
+                    last_words(self.log_text()),
                 )
             if time.monotonic() > deadline:
                 raise ChildFailed(
-                    f"{self.name} was not ready after {self.start_timeout_s:.0f} s; "
-                    f"{self.log_file} ends with:\n{tail(self.log_file)}"
+                    f"{self.name} was not ready after {self.start_timeout_s:g} s",
+                    last_words(self.log_text()),
                 )
 
     def _exited_within(self, seconds: float) -> bool:

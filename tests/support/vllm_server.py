@@ -24,7 +24,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Self
 
-from tests.support.child_process import ChildFailed, ChildProcess, tail
+from tests.support.child_process import ChildFailed, ChildProcess, last_words
 from tests.support.prometheus import Metrics, read_metrics
 
 REPOSITORY = Path(__file__).resolve().parents[2]
@@ -84,7 +84,7 @@ def ensure_model(shape: ModelShape = ModelShape()) -> Path:
                 command += ["--" + flag.replace("_", "-"), str(getattr(shape, flag))]
             made = subprocess.run(command, capture_output=True, text=True, check=False)
             if made.returncode != 0:
-                raise ChildFailed(f"make_model.py failed:\n{made.stdout}{made.stderr}")
+                raise ChildFailed("make_model.py failed", last_words(made.stdout + made.stderr))
             making.rename(directory)
     return directory
 
@@ -186,6 +186,7 @@ class VllmServer(ChildProcess):
             str(options.model),
             *("--served-model-name", MODEL_NAME),
             *("--host", "127.0.0.1", "--port", str(self._port)),
+            "--disable-uvicorn-access-log",  # tests poll /metrics; the log is for what matters
             *("--dtype", options.dtype, "--enforce-eager"),
             *("--max-model-len", str(options.max_model_len)),
             *("--block-size", str(options.block_size)),
@@ -304,6 +305,5 @@ __all__ = [
     "VllmServer",
     "ensure_model",
     "free_port",
-    "tail",
     "venv_bin",
 ]
