@@ -53,7 +53,12 @@ def main(argv: list[str]) -> int:
         stage = _set_up(build, logs, Path(sockets), options.seed)
         if stage is None:
             return EXIT_SETUP_FAILED
-        claims = _run(stage, options.prove)
+        try:
+            claims = _run(stage, options.prove)
+        except (KeyboardInterrupt, SystemExit):
+            if options.keep_logs is None:
+                shutil.rmtree(logs)
+            raise
     held = all(claim.held for claim in claims)
     _print_end(stage, claims)
     if options.json:
@@ -183,5 +188,5 @@ if __name__ == "__main__":
     try:
         sys.exit(main(sys.argv[1:]))
     except KeyboardInterrupt:
-        print("\ndemo: interrupted; all servers were stopped", file=sys.stderr)
+        print("\ndemo: interrupted; all servers are stopped", file=sys.stderr)
         sys.exit(130)
