@@ -1,0 +1,87 @@
+/// \file
+/// pegaflow-perf: figures beside their bounds, each from a server of its own.
+
+#include <iostream>
+#include <string_view>
+
+#include "base/log.h"
+#include "perf/command.h"
+#include "version.h"
+
+namespace {
+
+using namespace pegaflow;        // NOLINT(google-build-using-namespace): this is main.
+using namespace pegaflow::perf;  // NOLINT(google-build-using-namespace)
+
+struct Subcommand {
+  std::string_view name;
+  std::string_view sentence;
+  Outcome (*run)(int, const char* const*);
+};
+
+constexpr Subcommand kSubcommands[] = {
+    {"lookup", "8,192 keys and one key over the socket, beside an echo of the same bytes",
+     run_lookup},
+    {"copy", "pool <-> engine memory, beside memcpy of the same bytes", run_copy},
+    {"start", "from start to ready, beside threads that only touch the same memory", run_start},
+    {"server", "idle, memory a block, longest turn, CPU of reserve and publish", run_server},
+};
+
+void print_help(std::ostream& out) {
+  out << "Measures PegaFlow; each figure stands beside the bound of the same run.\n\n"
+         "usage: pegaflow-perf SUBCOMMAND [OPTIONS]\n\n";
+  for (const Subcommand& subcommand : kSubcommands) {
+    out << fmt::format("  {:<8} {}\n", subcommand.name, subcommand.sentence);
+  }
+  out << "\nEach starts the server it needs and is done within 60 s. `pegaflow-perf SUBCOMMAND "
+         "--help`\nlists its options; --json prints one object a line.\n";
+}
+
+int fail_with(const Error& error) {
+  std::cerr << "pegaflow-perf: " << to_string(error) << '\n';
+  return error.code == Errc::kInvalidArgument ? 2 : 1;
+}
+
+int publish(const Outcome& outcome) {
+  if (!outcome) return fail_with(outcome.error());
+  if (!*outcome) return 0;
+  const Report& report = **outcome;
+  if (report.figures.empty()) return fail_with({Errc::kInternal, "nothing was measured"});
+  if (report.json) {
+    for (const Figure& figure : report.figures) {
+      std::cout << json_line(figure, report.conditions) << '\n';
+    }
+  } else {
+    std::cout << table(report.title, report.figures, report.conditions);
+  }
+  return 0;
+}
+
+int run_child(const Result<void>& ended) { return ended ? 0 : fail_with(ended.error()); }
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  const std::string_view word = argc > 1 ? argv[1] : "";
+  if (word.empty() || word == "--help" || word == "-h" || word == "help") {
+    print_help(word.empty() ? std::cerr : std::cout);
+    return word.empty() ? 2 : 0;
+  }
+  if (word == "--version") {
+    std::cout << "pegaflow-perf " << kVersion << '\n';
+    return 0;
+  }
+  set_log_level(LogLevel::kWarn);
+  const std::span<const char* const> arguments(argv + 2, static_cast<std::size_t>(argc - 2));
+  try {
+    for (const Subcommand& subcommand : kSubcommands) {
+      if (subcommand.name == word) return publish(subcommand.run(argc - 1, argv + 1));
+    }
+    if (word == "serve-echo") return run_child(run_serve_echo(arguments));
+    if (word == "hold-pins") return run_child(run_hold_pins(arguments));
+  } catch (const std::exception& problem) {
+    return fail_with({Errc::kInternal, problem.what()});
+  }
+  return fail_with({Errc::kInvalidArgument,
+                    fmt::format("there is no subcommand \"{}\"; --help lists them", word)});
+}

@@ -1,0 +1,49 @@
+#include "perf/keys.h"
+
+#include <algorithm>
+#include <set>
+
+#include <doctest/doctest.h>
+
+namespace pegaflow::perf {
+namespace {
+
+std::vector<BlockKey> unpack(const std::vector<std::byte>& packed) {
+  std::vector<BlockKey> keys(packed.size() / BlockKey::kMaxBytes);
+  for (std::size_t i = 0; i < keys.size(); ++i) {
+    std::copy_n(packed.begin() + static_cast<std::ptrdiff_t>(i * BlockKey::kMaxBytes),
+                BlockKey::kMaxBytes, keys[i].bytes.begin());
+  }
+  return keys;
+}
+
+TEST_SUITE("keys") {
+  TEST_CASE("keys differ from each other and come again with their seed") {
+    const KeySource source(1);
+    std::set<BlockKey> seen;
+    for (std::uint64_t i = 0; i < 20'000; ++i) seen.insert(source.key(i));
+    CHECK(seen.size() == 20'000);
+    CHECK(KeySource(1).key(77) == source.key(77));
+    CHECK(KeySource(2).key(77) != source.key(77));
+  }
+
+  TEST_CASE("packed keys are the keys of their numbers, in order") {
+    const KeySource source(3);
+    const std::vector<BlockKey> keys = unpack(source.packed(10, 5));
+    REQUIRE(keys.size() == 5);
+    for (std::uint64_t i = 0; i < 5; ++i) CHECK(keys[i] == source.key(10 + i));
+  }
+
+  TEST_CASE("drawn keys are of the population, and another draw draws others") {
+    const KeySource source(4);
+    std::set<BlockKey> population;
+    for (std::uint64_t i = 0; i < 100; ++i) population.insert(source.key(i));
+    const std::vector<BlockKey> first = unpack(source.drawn(100, 50, 0));
+    for (const BlockKey& key : first) CHECK(population.contains(key));
+    CHECK(first != unpack(source.drawn(100, 50, 1)));
+    CHECK(first == unpack(source.drawn(100, 50, 0)));
+  }
+}
+
+}  // namespace
+}  // namespace pegaflow::perf
