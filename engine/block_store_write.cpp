@@ -130,8 +130,9 @@ void BlockStore::abandon(HolderId holder, const JobId& job) {
 }
 
 void BlockStore::Impl::forget_job(std::uint32_t row) {
-  const bool is_lost = jobs[row].holder->is_lost;
-  jobs.forget(row, is_lost ? Job::Fate::kWriterLost : Job::Fate::kForgotten);
+  const Holder& writer = *jobs[row].holder;
+  const bool has_left = writer.is_lost || writer.is_gone;
+  jobs.forget(row, has_left ? Job::Fate::kWriterLost : Job::Fate::kForgotten);
 }
 
 void BlockStore::Impl::end_job(std::uint32_t row) {

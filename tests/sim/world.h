@@ -1,0 +1,161 @@
+#pragma once
+/// \file
+/// Processes that use a store at random, and stumble.
+
+#include <array>
+#include <cstdint>
+#include <deque>
+#include <map>
+#include <memory>
+#include <optional>
+#include <random>
+#include <string>
+#include <vector>
+
+#include <fmt/core.h>
+
+#include "base/clock.h"
+#include "engine/block_store.h"
+#include "tests/sim/oracle_store.h"
+#include "tests/sim/page_memory.h"
+
+namespace pegaflow::sim {
+
+/// How often things happened that a simulation must have seen to mean anything.
+struct Coverage {
+  std::map<std::string, std::uint64_t> counts;
+  void hit(const std::string& what, std::uint64_t times = 1) { counts[what] += times; }
+};
+
+/// One store, its model, the bytes of its pool, and the processes around them.
+///
+/// Each step does one call, on the store and on the model, and compares all that both can say.
+/// Everything follows from the seed. Thread-bound.
+class World {
+ public:
+  World(std::uint64_t seed, Coverage& coverage);
+
+  /// Throws Mismatch when the store and the model, or the bytes, disagree.
+  void step();
+  /// Every process ends, then the cache is emptied: afterwards every slot is free.
+  void shut_down();
+
+  /// The last calls, oldest first.
+  [[nodiscard]] const std::deque<std::string>& history() const { return history_; }
+
+ private:
+  /// A process with an incarnation; it may be stopped from talking and still copy.
+  struct Process {
+    Id128 incarnation;
+    std::uint32_t instance = 0;
+    bool killed = false;
+  };
+  struct Connection {
+    HolderId holder{};
+    std::size_t process = 0;
+    bool lost = false;
+  };
+  struct Page {
+    SlotIndex slot = kNoSlot;
+    BlockKey key;
+    Stamp stamp{};
+  };
+  struct Save {
+    JobId job;
+    HolderId holder{};
+    SpaceId space{};
+    std::vector<Page> pages = {};  ///< Not sealed yet, in the order of reserving.
+    bool copies_ended = false;
+  };
+  struct Claim {
+    HolderId holder{};
+    Id128 token;
+    SpaceId space{};
+    std::vector<Page> pages = {};  ///< Slots unknown.
+  };
+  struct Load {
+    HolderId holder{};
+    PinId pin{};
+    Id128 token;
+    std::size_t first = 0;
+    std::vector<Page> pages = {};
+    bool copies_ended = false;
+  };
+
+  // ---- what can happen; each returns without doing anything where it does not apply
+  void reserve();
+  void publish();
+  void abandon();
+  void copy_some();
+  void lookup();
+  void claim();
+  void unclaim();
+  void open();
+  void open_again();
+  void release();
+  void connect();
+  void lose_connection();
+  void end_process();
+  void quiesce();
+  void reset_space();
+  void pass_time();
+  void expire();
+  void work();
+  void start_cleanup();
+  void recut();
+  void call_wrongly();
+
+  // ---- parts of them
+  void end_copies_of(HolderId holder, bool whole);
+  void holder_gone(std::size_t connection);
+  void forget_records_of(HolderId holder);
+  void do_publish(std::size_t save, HolderId caller, std::size_t limit);
+  void release_load(std::size_t load);
+
+  // ---- comparing
+  void compare();
+  void compare_stats();
+  void compare_order();
+
+  // ---- chance
+  std::size_t pick(std::size_t count);
+  bool chance(double probability);
+  /// A connection that is up, of a process that lives.
+  [[nodiscard]] std::optional<std::size_t> pick_talking();
+  /// Its process lives; the connection may be lost with some calls still under way.
+  [[nodiscard]] bool may_speak(HolderId holder) const;
+  std::vector<BlockKey> pick_keys();
+  SpaceId pick_space();
+  template <typename... Args>
+  void note(fmt::format_string<Args...> format, Args&&... args);
+
+  std::mt19937_64 random_;
+  Coverage& coverage_;
+  ManualClock clock_;
+  BlockStore::Options options_;
+  std::unique_ptr<BlockStore> store_;
+  std::unique_ptr<OracleStore> oracle_;
+  std::unique_ptr<PageMemory> memory_;
+
+  std::array<double, 21> weights_{};
+  std::vector<Process> processes_;
+  std::vector<Connection> connections_;
+  std::vector<HolderId> former_holders_;
+  std::vector<SpaceId> spaces_;
+  std::vector<SpaceId> former_spaces_;
+  std::vector<std::vector<BlockKey>> chains_;
+  std::vector<Save> saves_;
+  std::vector<Claim> claims_;
+  std::vector<Id128> former_tokens_;
+  std::vector<Load> loads_;
+  std::map<std::pair<SpaceId, BlockKey>, Stamp> published_;
+  std::uint64_t next_stamp_ = 1;
+  std::uint64_t next_token_ = 1;
+  std::uint64_t next_job_ = 1;
+  std::uint64_t next_pin_ = 1;
+  std::uint64_t steps_ = 0;
+  std::uint64_t notes_ = 0;
+  std::deque<std::string> history_;
+};
+
+}  // namespace pegaflow::sim
