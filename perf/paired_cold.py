@@ -14,7 +14,7 @@ import sys
 
 from demo.client import complete
 from demo.stage import wait_until
-from perf.support.figure import Figure, mean_interval, publish
+from perf.support.figure import Figure, mean_interval, note, publish
 from perf.support.servers import Servers, parser, servers
 from tests.support.vllm_server import ModelShape, VllmServer
 
@@ -48,7 +48,7 @@ def main() -> int:
     arguments.add_argument("--tokens", type=int, default=2000, help="length of a prompt")
     arguments.add_argument("--output", type=int, default=8, help="tokens to answer")
     options = arguments.parse_args()
-    print(f"seed {options.seed}", flush=True)
+    note(f"seed {options.seed}")
     draw = random.Random(options.seed)
     plain, connected, server = [], [], []
     with servers(options.build_dir, "2gb") as run:
@@ -69,10 +69,9 @@ def main() -> int:
             plain.append(alone)
             connected.append(ours + ours_server)
             server.append(ours_server)
-            print(
+            note(
                 f"pair {pair + 1}: without {alone:.2f} s, with {ours:.2f} s "
-                f"+ {ours_server:.2f} s in pegaflow-server",
-                flush=True,
+                f"+ {ours_server:.2f} s in pegaflow-server"
             )
     differences = [(o - p) / statistics.fmean(plain) for o, p in zip(connected, plain, strict=True)]
     mean, low, high = mean_interval(differences)
@@ -94,7 +93,8 @@ def main() -> int:
         bound=statistics.fmean(plain),
         bound_name="vLLM without the connector",
         reach=1 + MAX_OVERHEAD,
-        spread=f"n={options.pairs} pairs, difference {mean:+.2%} ({low:+.2%} to {high:+.2%})",
+        n=options.pairs,
+        spread=f"pairs, difference {mean:+.2%} ({low:+.2%} to {high:+.2%})",
     )
     return 0 if publish([figure], options.json) else 1
 

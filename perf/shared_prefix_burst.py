@@ -17,7 +17,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 from demo.client import Answer, complete, post
 from demo.stage import wait_until
-from perf.support.figure import Figure, publish
+from perf.support.figure import Figure, note, publish
 from perf.support.servers import Servers, parser, servers
 from tests.support.vllm_server import ModelShape
 
@@ -94,7 +94,7 @@ def main() -> int:
     options = arguments.parse_args()
     if options.prefix % BLOCK_TOKENS:
         arguments.error(f"--prefix {options.prefix} is no multiple of {BLOCK_TOKENS}")
-    print(f"seed {options.seed}", flush=True)
+    note(f"seed {options.seed}")
     draw = random.Random(options.seed)
 
     def tokens(count: int) -> list[int]:
@@ -117,12 +117,11 @@ def main() -> int:
         )
         for number in range(options.rounds + 1):
             result = measure(run, prompts)
-            print(
+            note(
                 f"round {number}: last of {options.requests}: local hits "
                 f"{result.local_burst_s:.2f} s, loaded {result.loaded_burst_s:.2f} s; one load "
                 f"alone {result.load_alone_s:.2f} s; {result.bytes_burst / 1e6:.1f} MB, one load "
-                f"{result.bytes_alone / 1e6:.1f} MB" + (" (warm-up)" if number == 0 else ""),
-                flush=True,
+                f"{result.bytes_alone / 1e6:.1f} MB" + (" (warm-up)" if number == 0 else "")
             )
             if number:
                 rounds.append(result)
@@ -144,7 +143,8 @@ def main() -> int:
             bound=statistics.median(r.bytes_alone for r in rounds),
             bound_name="one load",
             reach=MAX_BYTES_RATIO,
-            spread=f"n={len(rounds)} rounds, the worst of them",
+            n=len(rounds),
+            spread="the worst round",
         ),
         Figure(
             run="burst on one stored prefix, last first token",
@@ -154,8 +154,8 @@ def main() -> int:
             bound=statistics.median(r.local_burst_s + r.load_alone_s for r in rounds),
             bound_name="last local hit + one load alone",
             reach=MAX_TTFT_RATIO,
-            spread=f"medians, n={len(rounds)} rounds, ratios {min(ratios):.2f} to "
-            f"{max(ratios):.2f}",
+            n=len(rounds),
+            spread=f"medians of rounds, ratios {min(ratios):.2f} to {max(ratios):.2f}",
         ),
     ]
     return 0 if publish(figures, options.json) else 1

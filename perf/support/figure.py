@@ -5,9 +5,10 @@ from __future__ import annotations
 import dataclasses
 import json
 import math
+import os
 import statistics
+import sys
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 
@@ -26,7 +27,9 @@ class Figure:
     bound_name: str
     #: The ratio may be this at most.
     reach: float
-    #: How many samples, and how they spread, in words.
+    #: Samples, or rounds.
+    n: int
+    #: How they spread, in words.
     spread: str
 
     @property
@@ -41,20 +44,40 @@ class Figure:
         word = "reached" if self.reached else "MISSED"
         return (
             f"{self.run}: {self.figure:.4g} {self.unit} beside {self.bound:.4g} ({self.bound_name})"
-            f": {self.ratio:.3f} x, to reach {self.reach:g} x: {word}; {self.spread}"
+            f": {self.ratio:.3f} x, at most {self.reach:g} x: {word}; n={self.n}, {self.spread}"
         )
 
     def json(self) -> str:
-        fields = dataclasses.asdict(self) | {"params": dict(self.params), "ratio": self.ratio}
-        return json.dumps(fields)
+        """One object, with the fields that pegaflow-perf prints."""
+        return json.dumps(
+            {
+                "run": self.run,
+                "params": dict(self.params),
+                "figure": self.figure,
+                "unit": self.unit,
+                "bound": self.bound,
+                "bound_name": self.bound_name,
+                "ratio": self.ratio,
+                "reach": self.reach,
+                "reach_is": "at most",
+                "held": self.reached,
+                "n": self.n,
+                "spread": self.spread,
+                "load_average": os.getloadavg()[0],
+                "cores": os.cpu_count(),
+            }
+        )
 
 
-def publish(figures: Sequence[Figure], file: Path | None) -> bool:
-    """Prints the figures, one a line, and writes them to ``file``; whether all were reached."""
+def note(text: str) -> None:
+    """Says how far a run is, on standard error: standard output is for the figures alone."""
+    print(text, file=sys.stderr, flush=True)
+
+
+def publish(figures: Sequence[Figure], as_json: bool) -> bool:
+    """Prints the figures, one a line; returns whether all were reached."""
     for figure in figures:
-        print(figure.line(), flush=True)
-    if file is not None:
-        file.write_text("".join(figure.json() + "\n" for figure in figures))
+        print(figure.json() if as_json else figure.line(), flush=True)
     return all(figure.reached for figure in figures)
 
 

@@ -11,6 +11,7 @@ import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
+from perf.support.figure import note
 from tests.support.vllm_server import REPOSITORY, PegaServer, VllmOptions, VllmServer, ensure_model
 
 
@@ -19,7 +20,7 @@ def parser(description: str | None) -> argparse.ArgumentParser:
     made = argparse.ArgumentParser(
         description=description, formatter_class=argparse.RawTextHelpFormatter
     )
-    made.add_argument("--json", type=Path, metavar="FILE", help="one JSON object a figure")
+    made.add_argument("--json", action="store_true", help="print one JSON object a figure")
     made.add_argument("--seed", type=int, default=random.SystemRandom().randrange(1 << 32))
     made.add_argument("--build-dir", type=Path, default=REPOSITORY / "build" / "release")
     return made
@@ -54,7 +55,7 @@ def servers(build_dir: Path, pool_size: str) -> Iterator[Servers]:
     try:
         yield made
     except Exception:
-        print(f"the servers' logs are in {directory}", flush=True)
+        note(f"the servers' logs are in {directory}")
         raise
     else:
         shutil.rmtree(directory)

@@ -2,7 +2,6 @@
 
 import json
 import statistics
-from pathlib import Path
 
 import pytest
 
@@ -31,16 +30,17 @@ def test_the_interval_lies_around_the_mean() -> None:
 
 
 def figure(value: float) -> Figure:
-    return Figure("a run", {"n": 3}, value, "s", 2.0, "the same by hand", 1.1, "n=3")
+    return Figure("a run", {"n": 3}, value, "s", 2.0, "the same by hand", 1.1, 3, "all alike")
 
 
 @pytest.mark.parametrize(("value", "reached"), [(2.1, True), (2.3, False)])
-def test_a_figure_is_held_against_its_bound(value: float, reached: bool, tmp_path: Path) -> None:
-    out = tmp_path / "figures.jsonl"
+def test_a_figure_is_held_against_its_bound(
+    value: float, reached: bool, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert publish([figure(2.0), figure(value)], as_json=True) is reached
 
-    assert publish([figure(2.0), figure(value)], out) is reached
-
-    lines = [json.loads(line) for line in out.read_text().splitlines()]
+    lines = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
     assert [line["ratio"] for line in lines] == [1.0, value / 2]
+    assert [line["held"] for line in lines] == [True, reached]
     assert {"run", "params", "figure", "unit", "bound", "bound_name", "ratio"} <= lines[0].keys()
     assert ("MISSED" in figure(value).line()) is not reached

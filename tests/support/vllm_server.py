@@ -110,7 +110,8 @@ class VllmOptions:
     dtype: str = "float32"
     block_size: int = 32
     max_model_len: int = 4096
-    kv_cache_bytes: int = 1 << 30
+    #: A tenth of it may wait for its save at a time: enough for a prompt of 4,000 tokens.
+    kv_cache_bytes: int = 2 << 30
     #: vLLM's own prefix cache.
     prefix_caching: bool = True
     #: More options of ``vllm serve``.
