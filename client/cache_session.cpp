@@ -27,6 +27,8 @@ constexpr std::size_t kMaxQuestions = 1024;
 
 using Kind = SessionCommand::Kind;
 
+static_assert(CacheSession::kMaxKeys == kMaxKeysPerCall);
+
 }  // namespace
 
 class CacheSession::Impl {
@@ -52,7 +54,7 @@ class CacheSession::Impl {
                      Duration deadline) {
     PEGA_TRY(may_ask());
     PEGA_TRY_LET(const Ticket ticket, questions_.add());
-    keys = keys.first(std::min(keys.size(), kMaxKeysPerCall));
+    keys = keys.first(std::min(keys.size(), kMaxKeys));
     SessionCommand command{kind, ticket, token, {keys.begin(), keys.end()}, deadline};
     if (!commands_.try_send(std::move(command))) {
       questions_.forget(ticket);

@@ -2,6 +2,7 @@
 /// \file
 /// The scheduler's side of an engine: which prefixes the cache has, and claims on them.
 
+#include <cstddef>
 #include <cstdint>
 #include <memory>
 #include <optional>
@@ -25,6 +26,7 @@ class CacheSession {
  public:
   using Options = LinkOptions;
   enum class Ticket : std::uint64_t {};
+  static constexpr std::size_t kMaxKeys = 8192;  ///< That a question looks at.
 
   /// Starts the thread; it connects in the background.
   /// Errors: kInvalidArgument for an option without sense, kInternal when no thread can start.
@@ -39,8 +41,8 @@ class CacheSession {
     Id128 token;             ///< Of the claim; none for a lookup or an empty claim.
   };
 
-  /// Asks how many leading keys are sealed; holds nothing. At most 8,192 keys; later ones are not
-  /// looked at.
+  /// Asks how many leading keys are sealed; holds nothing. At most kMaxKeys; later ones are
+  /// not looked at.
   /// Errors: kPeerLost when there is no server, kBusy when too many questions are under way.
   Result<Ticket> lookup(std::span<const BlockKey> keys);
 
@@ -64,8 +66,8 @@ class CacheSession {
   Result<std::uint64_t> reset_cache(Duration patience);
 
   [[nodiscard]] LinkStatus status() const;
-  /// Waits at most `patience` until the link stands so; false if it does not. For tools and tests: an
-  /// engine never waits for us.
+  /// Waits at most `patience` until the link stands so; false if it does not. For tools and tests:
+  /// an engine never waits for us.
   bool wait_for(LinkState state, Duration patience) const;
 
  private:

@@ -75,8 +75,8 @@ Result<Welcome> read_welcome(capnp::Response<wire::Gate::HelloResults>& answer,
     if (answer.getMaximum() < minimum || answer.getMinimum() > maximum) {
       error.code = Errc::kRefused;
       error.detail = fmt::format(
-          "the server ({}) speaks versions {} to {} and this client {} to {}: upgrade the {}", build,
-          answer.getMinimum(), answer.getMaximum(), minimum, maximum,
+          "the server ({}) speaks versions {} to {} and this client {} to {}: upgrade the {}",
+          build, answer.getMinimum(), answer.getMaximum(), minimum, maximum,
           answer.getMaximum() < minimum ? "server" : "client");
     }
     return tl::unexpected<Error>(std::move(error));
@@ -226,11 +226,12 @@ kj::Promise<void> Link::probe() {
         write_id(Id128{}, request.initToken());
         const TimePoint asked = clock_.now();
         return kj::Promise<capnp::Response<wire::Done>>(request.send())
-            .then([this, asked](auto&&) { return clock_.now() - asked <= options_.lookup_deadline; },
-                  [this](kj::Exception&& exception) {
-                    on_exception(exception, "probe");
-                    return false;
-                  });
+            .then(
+                [this, asked](auto&&) { return clock_.now() - asked <= options_.lookup_deadline; },
+                [this](kj::Exception&& exception) {
+                  on_exception(exception, "probe");
+                  return false;
+                });
       })
       .then([this](bool in_time) -> kj::Promise<void> {
         if (!in_time) return probe();
@@ -287,17 +288,21 @@ void Link::say(LinkState state, std::string detail) {
       }
       break;
     case LinkState::kRefused:
-      kLog.warn("the server refuses us, going on without the cache; asked again every {} s "
-                "instance={} error=\"{}\"",
-                std::chrono::duration_cast<std::chrono::seconds>(options_.refused_interval).count(),
-                options_.instance, detail);
+      kLog.warn(
+          "the server refuses us, going on without the cache; asked again every {} s "
+          "instance={} error=\"{}\"",
+          std::chrono::duration_cast<std::chrono::seconds>(options_.refused_interval).count(),
+          options_.instance, detail);
       break;
     case LinkState::kBroken:
-      kLog.warn("the server is too slow, going on without the cache until it is not instance={} "
-                "error=\"{}\"",
-                options_.instance, detail);
+      kLog.warn(
+          "the server is too slow, going on without the cache until it is not instance={} "
+          "error=\"{}\"",
+          options_.instance, detail);
       break;
-    case LinkState::kRetired: kLog.debug("closed instance={}", options_.instance); break;
+    case LinkState::kRetired:
+      kLog.debug("closed instance={}", options_.instance);
+      break;
   }
 }
 

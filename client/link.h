@@ -88,7 +88,8 @@ class Link {
   /// Errors: kTimeout, kPeerLost, kInternal for an answer that makes no sense, and decode's own.
   template <typename Params, typename Results, typename Decode>
   auto call(capnp::Request<Params, Results>&& request, Duration deadline, const char* what,
-            Decode decode) -> kj::Promise<decltype(decode(kj::instance<capnp::Response<Results>&>()))>;
+            Decode decode)
+      -> kj::Promise<decltype(decode(kj::instance<capnp::Response<Results>&>()))>;
 
   [[nodiscard]] kj::Timer& timer() { return io_.provider->getTimer(); }
 

@@ -42,11 +42,16 @@ Result<void> validate(const LinkOptions& options) {
 
 std::string_view to_string(LinkState state) noexcept {
   switch (state) {
-    case LinkState::kConnecting: return "connecting";
-    case LinkState::kRefused: return "refused";
-    case LinkState::kReady: return "ready";
-    case LinkState::kBroken: return "broken";
-    case LinkState::kRetired: return "retired";
+    case LinkState::kConnecting:
+      return "connecting";
+    case LinkState::kRefused:
+      return "refused";
+    case LinkState::kReady:
+      return "ready";
+    case LinkState::kBroken:
+      return "broken";
+    case LinkState::kRetired:
+      return "retired";
   }
   return "unknown";
 }

@@ -20,14 +20,15 @@ struct LinkOptions {
   std::string instance;     ///< The engine core's id; the same in its scheduler and its workers.
   std::string build;        ///< Program and version, for the server's log.
 
-  Duration connect_deadline = std::chrono::seconds(1);      ///< Local; longer means stopped.
+  Duration connect_deadline = std::chrono::seconds(1);       ///< Local; longer means stopped.
   Duration lookup_deadline = std::chrono::milliseconds(50);  ///< 100 x a loaded 8,192-key lookup.
   Duration open_deadline = std::chrono::milliseconds(50);
   Duration reserve_deadline = std::chrono::milliseconds(20);  ///< GPU blocks stay pinned meanwhile.
   Duration reconnect_interval = std::chrono::milliseconds(500);  ///< Back in use < 2 s.
   Duration refused_interval = std::chrono::seconds(10);  ///< A person has to change something.
 
-  /// The breaker: so many missed deadlines within the window stop all calls but one probe at a time.
+  /// The breaker: so many missed deadlines within the window stop all calls but one probe at a
+  /// time.
   int breaker_failures = 3;
   Duration breaker_window = std::chrono::seconds(1);
   Duration breaker_probe_interval = std::chrono::seconds(1);
@@ -47,8 +48,8 @@ enum class LinkState : std::uint8_t {
   kConnecting,  ///< No server yet, or not any more.
   kRefused,     ///< The server answered, and will not serve us: see the detail.
   kReady,
-  kBroken,      ///< The breaker is open: connected, but too slow.
-  kRetired,     ///< An invariant of ours broke, or it was closed: the cache stays off.
+  kBroken,   ///< The breaker is open: connected, but too slow.
+  kRetired,  ///< An invariant of ours broke, or it was closed: the cache stays off.
 };
 
 /// "connecting", "refused", "ready", "broken" or "retired".
@@ -56,9 +57,9 @@ std::string_view to_string(LinkState state) noexcept;
 
 struct LinkStatus {
   LinkState state = LinkState::kConnecting;
-  std::string detail;        ///< Why it is not ready, in the server's or the system's words.
+  std::string detail;             ///< Why it is not ready, in the server's or the system's words.
   std::uint64_t connections = 0;  ///< How often it became ready.
-  Id128 server;              ///< Incarnation of the server last spoken to.
+  Id128 server;                   ///< Incarnation of the server last spoken to.
   std::string server_build;
   std::string namespace_hash;  ///< A worker's, once registered.
 };

@@ -130,7 +130,8 @@ class Mover::Impl {
     // The thread takes commands as long as it lives, so there is room soon.
     while (!state_.commands.try_send(MoverCommand{})) std::this_thread::yield();
     thread_.join();
-    if (state_.board.state() != LinkState::kRetired) state_.board.set(LinkState::kRetired, "closed");
+    if (state_.board.state() != LinkState::kRetired)
+      state_.board.set(LinkState::kRetired, "closed");
   }
 
  private:
@@ -219,7 +220,8 @@ Result<void> Mover::save(Id128 scheduler, std::uint64_t job, std::span<const Blo
 Result<void> Mover::load(std::uint64_t load, const Id128& token, std::size_t first,
                          std::span<const std::uint32_t> blocks) {
   if (first > kMaxKeysPerCall) {
-    return fail(Errc::kInvalidArgument, "block {} of a claim of at most {}", first, kMaxKeysPerCall);
+    return fail(Errc::kInvalidArgument, "block {} of a claim of at most {}", first,
+                kMaxKeysPerCall);
   }
   MoverJob accepted;
   accepted.kind = Finished::Kind::kLoad;

@@ -72,13 +72,13 @@ class Mover {
   struct Finished {
     enum class Kind : std::uint8_t { kSave, kLoad };
     Kind kind = Kind::kSave;
-    std::uint64_t id = 0;            ///< The job's number, or the load.
-    std::size_t blocks = 0;          ///< Blocks now sealed, or loaded.
-    std::size_t skipped = 0;         ///< Of a save: there already, being saved, or no room.
-    std::uint64_t bytes = 0;         ///< Copied.
-    Duration took{};                 ///< From acceptance to its end.
+    std::uint64_t id = 0;     ///< The job's number, or the load.
+    std::size_t blocks = 0;   ///< Blocks now sealed, or loaded.
+    std::size_t skipped = 0;  ///< Of a save: there already, being saved, or no room.
+    std::uint64_t bytes = 0;  ///< Copied.
+    Duration took{};          ///< From acceptance to its end.
     std::vector<std::uint32_t> failed_blocks;  ///< Of a load: their bytes are not to be used.
-    std::optional<Error> error;      ///< Why not all of it.
+    std::optional<Error> error;                ///< Why not all of it.
   };
 
   /// Everything that ended since the last call. Each once.
@@ -87,13 +87,13 @@ class Mover {
   /// A descriptor that is readable while take_finished() has something; for tests and other loops.
   [[nodiscard]] int finished_fd() const noexcept;
 
-  /// Ends in order: no new job, copies under way waited for, pool unmapped, goodbye said. Idempotent.
-  /// Everything accepted has been reported to take_finished() when it returns.
+  /// Ends in order: no new job, copies under way waited for, pool unmapped, goodbye said.
+  /// Idempotent. Everything accepted has been reported to take_finished() when it returns.
   void close();
 
   [[nodiscard]] LinkStatus status() const;
-  /// Waits at most `patience` until the link stands so; false if it does not. For tools and tests: an
-  /// engine never waits for us.
+  /// Waits at most `patience` until the link stands so; false if it does not. For tools and tests:
+  /// an engine never waits for us.
   bool wait_for(LinkState state, Duration patience) const;
   [[nodiscard]] const PageLayout& layout() const noexcept;
 

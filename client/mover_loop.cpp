@@ -52,11 +52,11 @@ Result<std::vector<std::uint32_t>> read_slots(Answer& answer) {
 MoverLoop::MoverLoop(kj::AsyncIoContext& io, MoverState& state, const Link::Identity& identity)
     : state_(state),
       link_(io, state.options.link, identity, state.board, *this),
-      commands_(io.unixEventPort, state.commands.fd(),
-                [this] {
-                  state_.commands.drain(
-                      [this](MoverCommand&& command) { handle(std::move(command)); });
-                }),
+      commands_(
+          io.unixEventPort, state.commands.fd(),
+          [this] {
+            state_.commands.drain([this](MoverCommand&& command) { handle(std::move(command)); });
+          }),
       events_(io.unixEventPort, state.events.fd(), [this] {
         state_.events.drain([this](MoverEvent&& event) { handle(std::move(event)); });
       }) {}
@@ -90,21 +90,25 @@ kj::Promise<Result<void>> MoverLoop::begin() {
         slot_bytes_ = registered->slot_bytes;
         const std::uint64_t page_bytes = state_.layout.page_bytes();
         if (slot_bytes_ < page_bytes || slot_bytes_ > pool_bytes_) {
-          return Result<void>(fail(Errc::kRefused, "slots of {} bytes for pages of {} in a pool of {}",
-                                   slot_bytes_, page_bytes, pool_bytes_));
+          return Result<void>(fail(Errc::kRefused,
+                                   "slots of {} bytes for pages of {} in a pool of {}", slot_bytes_,
+                                   page_bytes, pool_bytes_));
         }
         state_.board.set_namespace(std::move(registered->namespace_hash));
         auto descriptor = registered->pool.getFd();
         return descriptor.attach(kj::mv(registered->pool))
             .then(
                 [](kj::Maybe<int> fd) {
-                  KJ_IF_MAYBE(number, fd) { return ::fcntl(*number, F_DUPFD_CLOEXEC, 0); }
+                  KJ_IF_MAYBE (number, fd) {
+                    return ::fcntl(*number, F_DUPFD_CLOEXEC, 0);
+                  }
                   return -1;
                 },
                 [](kj::Exception&&) { return -1; })
             .then([this](int fd) -> kj::Promise<Result<void>> {
               pool_fd_ = UniqueFd(fd);
-              if (!pool_fd_) return Result<void>(fail(Errc::kRefused, "no descriptor of the pool came"));
+              if (!pool_fd_)
+                return Result<void>(fail(Errc::kRefused, "no descriptor of the pool came"));
               return map_pool();
             });
       });
@@ -116,16 +120,17 @@ kj::Promise<Result<void>> MoverLoop::map_pool() {
   pool_ = Pool::kMapping;
   start_helper([this] {
     Result<PoolMapping> mapping = PoolMapping::map(pool_fd_.get(), pool_bytes_);
-    mapped_ = mapping ? state_.device.attach(state_.layout, mapping->bytes(),
-                                             [&events = state_.events](Device::Completion&& completion) {
-                                               MoverEvent event{MoverEvent::Kind::kCompletion,
-                                                                std::move(completion)};
-                                               // There is a place for each accepted batch.
-                                               while (!events.try_send(std::move(event))) {
-                                                 std::this_thread::yield();
-                                               }
-                                             })
-                      : Result<void>(tl::unexpected<Error>(mapping.error()));
+    mapped_ = mapping
+                  ? state_.device.attach(
+                        state_.layout, mapping->bytes(),
+                        [&events = state_.events](Device::Completion&& completion) {
+                          MoverEvent event{MoverEvent::Kind::kCompletion, std::move(completion)};
+                          // There is a place for each accepted batch.
+                          while (!events.try_send(std::move(event))) {
+                            std::this_thread::yield();
+                          }
+                        })
+                  : Result<void>(tl::unexpected<Error>(mapping.error()));
     if (mapped_) state_.mapping = std::move(*mapping);
   });
   return kj::mv(done.promise);
@@ -157,7 +162,8 @@ void MoverLoop::on_helper_done() {
     pool_ = Pool::kUnmapped;
     const Duration took = state_.clock.now() - unmapping_since_;
     if (took > kSlowDetach) {
-      kLog.warn("copies of the last connection took long to end took=\"{}\"", format_duration(took));
+      kLog.warn("copies of the last connection took long to end took=\"{}\"",
+                format_duration(took));
     }
   }
   end_if_quiet();
@@ -207,9 +213,12 @@ void MoverLoop::end_if_quiet() {
 
 void MoverLoop::handle(MoverCommand&& command) {
   switch (command.kind) {
-    case MoverCommand::Kind::kClose: return link_.close();
-    case MoverCommand::Kind::kCancelLoad: return cancel_load(command.load);
-    case MoverCommand::Kind::kJob: break;
+    case MoverCommand::Kind::kClose:
+      return link_.close();
+    case MoverCommand::Kind::kCancelLoad:
+      return cancel_load(command.load);
+    case MoverCommand::Kind::kJob:
+      break;
   }
   const std::uint64_t ticket = ++state_.last_ticket;
   const Kind kind = command.job.kind;
@@ -296,9 +305,9 @@ void MoverLoop::submit(std::uint64_t ticket, MoverJob& job, std::vector<Device::
   const bool is_save = job.kind == Kind::kSave;
   job.copies = copies.size();
   job.phase = Phase::kCopying;
-  Result<void> accepted = state_.device.submit(
-      {ticket, is_save ? Device::Direction::kSave : Device::Direction::kLoad, job.after,
-       std::move(copies)});
+  Result<void> accepted =
+      state_.device.submit({ticket, is_save ? Device::Direction::kSave : Device::Direction::kLoad,
+                            job.after, std::move(copies)});
   if (!accepted) {
     is_save ? abandon(job.job) : release(ticket);
     return finish(ticket, 0, 0, std::move(accepted.error()));
@@ -330,8 +339,9 @@ void MoverLoop::on_copied(const Device::Completion& completion) {
   PEGA_ASSERT(found != state_.jobs.end() && found->second.phase == Phase::kCopying,
               "the device completed batch {} that it does not have", completion.ticket);
   MoverJob& job = found->second;
-  PEGA_ASSERT(completion.copied <= job.copies && (completion.copied == job.copies) == !completion.error,
-              "the device copied {} of {} pages", completion.copied, job.copies);
+  PEGA_ASSERT(
+      completion.copied <= job.copies && (completion.copied == job.copies) == !completion.error,
+      "the device copied {} of {} pages", completion.copied, job.copies);
   if (job.kind == Kind::kSave) {
     settle_save(completion.ticket, job, completion);
   } else {

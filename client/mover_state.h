@@ -31,14 +31,14 @@ struct MoverJob {
   Phase phase = Phase::kAsking;
   std::uint64_t id = 0;  ///< The engine's name: the job's number, or the load.
   TimePoint accepted{};
-  JobId job;                     ///< Of a save.
-  std::vector<BlockKey> keys;    ///< Of a save.
+  JobId job;                   ///< Of a save.
+  std::vector<BlockKey> keys;  ///< Of a save.
   Device::Event after = Device::Event::kNow;
-  Id128 token;                   ///< Of a load, with `first`.
+  Id128 token;  ///< Of a load, with `first`.
   std::uint64_t first = 0;
   std::vector<std::uint32_t> blocks;
-  std::size_t copies = 0;   ///< Pages that the device was given.
-  std::size_t skipped = 0;  ///< Of a save: blocks that got no slot.
+  std::size_t copies = 0;        ///< Pages that the device was given.
+  std::size_t skipped = 0;       ///< Of a save: blocks that got no slot.
   std::optional<Error> gave_up;  ///< Why no further page is wanted; it may have come too late.
   bool connection_lost = false;  ///< Then nothing that it copied counts.
 };

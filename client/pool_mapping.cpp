@@ -23,8 +23,7 @@ Result<PoolMapping> PoolMapping::map(int fd, std::uint64_t size_bytes) {
     return fail(Errc::kRefused, "the pool is not sealed against a change of its size (seals {:#x})",
                 seals);
   }
-  void* const memory =
-      ::mmap(nullptr, size_bytes, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
+  void* const memory = ::mmap(nullptr, size_bytes, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
   if (memory == MAP_FAILED) {
     return fail_errno(errno, "map a pool of " + format_bytes(size_bytes));
   }

@@ -3,8 +3,8 @@
 namespace pegaflow {
 
 Error to_error(const kj::Exception& exception) {
-  const Errc code = exception.getType() == kj::Exception::Type::DISCONNECTED ? Errc::kPeerLost
-                                                                             : Errc::kInternal;
+  const Errc code =
+      exception.getType() == kj::Exception::Type::DISCONNECTED ? Errc::kPeerLost : Errc::kInternal;
   return Error{code, exception.getDescription().cStr()};
 }
 

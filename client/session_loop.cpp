@@ -39,11 +39,14 @@ kj::Promise<Result<void>> SessionLoop::begin() {
 
 void SessionLoop::handle(SessionCommand&& command) {
   switch (command.kind) {
-    case SessionCommand::Kind::kClose: return link_.close();
-    case SessionCommand::Kind::kUnclaim: return unclaim(command.token);
+    case SessionCommand::Kind::kClose:
+      return link_.close();
+    case SessionCommand::Kind::kUnclaim:
+      return unclaim(command.token);
     case SessionCommand::Kind::kLookup:
     case SessionCommand::Kind::kClaim:
-    case SessionCommand::Kind::kReset: break;
+    case SessionCommand::Kind::kReset:
+      break;
   }
   if (Result<void> may = link_.may_ask(); !may) {
     static_cast<void>(
@@ -59,15 +62,16 @@ void SessionLoop::lookup(SessionCommand&& command) {
   auto request = link_.session().lookupRequest(size_of(command.keys.size()));
   write_keys(command.keys, BlockKey::kMaxBytes, request);
   const std::size_t asked = command.keys.size();
-  tasks_.add(link_.call(kj::mv(request), options_.lookup_deadline, "lookup",
-                        [asked](auto& answer) -> Result<QuestionTable::Outcome> {
-                          if (answer.getSealed() > asked) {
-                            return fail(Errc::kInternal, "{} of {} keys are sealed",
-                                        answer.getSealed(), asked);
-                          }
-                          return QuestionTable::Outcome{
-                              {answer.getSealed(), answer.getComplete(), Id128{}}, 0};
-                        })
+  tasks_.add(link_
+                 .call(kj::mv(request), options_.lookup_deadline, "lookup",
+                       [asked](auto& answer) -> Result<QuestionTable::Outcome> {
+                         if (answer.getSealed() > asked) {
+                           return fail(Errc::kInternal, "{} of {} keys are sealed",
+                                       answer.getSealed(), asked);
+                         }
+                         return QuestionTable::Outcome{
+                             {answer.getSealed(), answer.getComplete(), Id128{}}, 0};
+                       })
                  .then([this, ticket = command.ticket](Result<QuestionTable::Outcome>&& outcome) {
                    static_cast<void>(questions_.answer(ticket, std::move(outcome)));
                  }));
@@ -79,19 +83,20 @@ void SessionLoop::claim(SessionCommand&& command) {
   write_keys(command.keys, BlockKey::kMaxBytes, request.initKeys());
   const std::size_t asked = command.keys.size();
   tasks_.add(
-      link_.call(kj::mv(request), options_.lookup_deadline, "claim",
-                 [asked, token = command.token](auto& answer) -> Result<QuestionTable::Outcome> {
-                   if (answer.hasError()) {
-                     return tl::unexpected<Error>(read_error(answer.getError()));
-                   }
-                   if (answer.getReady() > asked) {
-                     return fail(Errc::kInternal, "{} of {} keys are claimed", answer.getReady(),
-                                 asked);
-                   }
-                   return QuestionTable::Outcome{{answer.getReady(), answer.getComplete(),
-                                                  answer.getReady() > 0 ? token : Id128{}},
-                                                 0};
-                 })
+      link_
+          .call(kj::mv(request), options_.lookup_deadline, "claim",
+                [asked, token = command.token](auto& answer) -> Result<QuestionTable::Outcome> {
+                  if (answer.hasError()) {
+                    return tl::unexpected<Error>(read_error(answer.getError()));
+                  }
+                  if (answer.getReady() > asked) {
+                    return fail(Errc::kInternal, "{} of {} keys are claimed", answer.getReady(),
+                                asked);
+                  }
+                  return QuestionTable::Outcome{{answer.getReady(), answer.getComplete(),
+                                                 answer.getReady() > 0 ? token : Id128{}},
+                                                0};
+                })
           .then([this, ticket = command.ticket,
                  token = command.token](Result<QuestionTable::Outcome>&& outcome) {
             answer_claim(ticket, token, std::move(outcome));
@@ -101,7 +106,8 @@ void SessionLoop::claim(SessionCommand&& command) {
 void SessionLoop::answer_claim(QuestionTable::Ticket ticket, const Id128& token,
                                Result<QuestionTable::Outcome>&& outcome) {
   // After a missed deadline the claim may still be made: the call behind it ends it.
-  const bool may_hold = outcome ? outcome->answer.blocks > 0 : outcome.error().code == Errc::kTimeout;
+  const bool may_hold =
+      outcome ? outcome->answer.blocks > 0 : outcome.error().code == Errc::kTimeout;
   const bool late = !outcome;
   if (!questions_.answer(ticket, std::move(outcome)) || late) {
     if (may_hold) unclaim(token);
@@ -109,13 +115,14 @@ void SessionLoop::answer_claim(QuestionTable::Ticket ticket, const Id128& token,
 }
 
 void SessionLoop::reset(SessionCommand&& command) {
-  tasks_.add(link_.call(link_.session().resetCacheRequest(), command.deadline, "reset_cache",
-                        [](auto& answer) -> Result<QuestionTable::Outcome> {
-                          if (answer.hasError()) {
-                            return tl::unexpected<Error>(read_error(answer.getError()));
-                          }
-                          return QuestionTable::Outcome{{}, answer.getGeneration()};
-                        })
+  tasks_.add(link_
+                 .call(link_.session().resetCacheRequest(), command.deadline, "reset_cache",
+                       [](auto& answer) -> Result<QuestionTable::Outcome> {
+                         if (answer.hasError()) {
+                           return tl::unexpected<Error>(read_error(answer.getError()));
+                         }
+                         return QuestionTable::Outcome{{}, answer.getGeneration()};
+                       })
                  .then([this, ticket = command.ticket](Result<QuestionTable::Outcome>&& outcome) {
                    static_cast<void>(questions_.answer(ticket, std::move(outcome)));
                  }));
@@ -125,8 +132,9 @@ void SessionLoop::unclaim(const Id128& token) {
   if (!link_.is_connected()) return;  // Claims end with their connection.
   auto request = link_.session().unclaimRequest();
   write_id(token, request.initToken());
-  tasks_.add(link_.call(kj::mv(request), options_.lookup_deadline, "unclaim",
-                        [](auto& answer) { return read_done(answer); })
+  tasks_.add(link_
+                 .call(kj::mv(request), options_.lookup_deadline, "unclaim",
+                       [](auto& answer) { return read_done(answer); })
                  .then([](Result<void>&& done) {
                    // It dies with the request's connection, or is revoked when its room is needed.
                    if (!done) kLog.debug("unclaim failed error=\"{}\"", to_string(done.error()));

@@ -19,7 +19,7 @@ struct SessionCommand {
   enum class Kind : std::uint8_t { kClose, kLookup, kClaim, kUnclaim, kReset };
   Kind kind = Kind::kClose;
   QuestionTable::Ticket ticket{};
-  Id128 token;                 ///< Of a claim: the client names it.
+  Id128 token;  ///< Of a claim: the client names it.
   std::vector<BlockKey> keys;
   Duration deadline{};
 };

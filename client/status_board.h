@@ -26,7 +26,8 @@ class StatusBoard {
   bool wait_for(LinkState state, Duration patience) const;
 
  private:
-  std::atomic<LinkState> state_{LinkState::kConnecting};  ///< Equal to status_.state; no lock needed.
+  std::atomic<LinkState> state_{
+      LinkState::kConnecting};  ///< Equal to status_.state; no lock needed.
   mutable std::mutex mutex_;
   mutable std::condition_variable changed_;
   LinkStatus status_;

@@ -29,6 +29,9 @@ def random_id() -> bytes:
 def default_socket_path(port: int) -> str:
     """Where the server of ``--addr HOST:port`` has its socket, from PEGAFLOW_RUNTIME_DIR and the defaults."""
 
+def set_log_level(name: str) -> None:
+    """"trace", "debug", "info", "warn", "error" or "off": what the C++ side writes to stderr."""
+
 class CacheSession:
     """The scheduler's side; see client/cache_session.h. Thread-safe.
 
@@ -40,7 +43,7 @@ class CacheSession:
     def lookup(self, keys: bytes, key_bytes: int) -> int: ...
     def claim(self, keys: bytes, key_bytes: int) -> int: ...
     def take(self, ticket: int, patience_s: float = 0.0) -> tuple[int, bool, bytes] | None:
-        """(blocks, complete, token) or None: not yet. Raises Timeout, PeerLost, Gone (unknown ticket)."""
+        """(blocks, complete, token, empty without a claim) or None: not yet. Raises Timeout, PeerLost, Gone (unknown ticket)."""
     def forget(self, ticket: int) -> None: ...
     def unclaim(self, token: bytes) -> None: ...
     def reset_cache(self, patience_s: float) -> int: ...

@@ -49,7 +49,8 @@ class HostDevice::Impl {
 
   Result<void> attach(const PageLayout& layout, std::span<std::byte> pool, CompletionSink sink) {
     const std::lock_guard lock(mutex_);
-    if (attached_ || jobs_ != 0) return fail(Errc::kInvalidArgument, "the device is attached already");
+    if (attached_ || jobs_ != 0)
+      return fail(Errc::kInvalidArgument, "the device is attached already");
     if (pool.empty() || sink == nullptr) {
       return fail(Errc::kInvalidArgument, "a device needs a pool and somebody who hears of it");
     }
@@ -162,7 +163,8 @@ class HostDevice::Impl {
   bool next_job(std::list<Job>::iterator& found) {
     for (const Direction direction : {Direction::kLoad, Direction::kSave}) {
       std::list<Job>& queue = queue_of(direction);
-      found = std::find_if(queue.begin(), queue.end(), [](const Job& job) { return job.has_work(); });
+      found =
+          std::find_if(queue.begin(), queue.end(), [](const Job& job) { return job.has_work(); });
       if (found != queue.end()) return true;
     }
     return false;
@@ -218,10 +220,10 @@ class HostDevice::Impl {
 
   bool attached_ = false;
   bool stopping_ = false;
-  std::size_t jobs_ = 0;       ///< Accepted and not yet reported.
+  std::size_t jobs_ = 0;        ///< Accepted and not yet reported.
   std::size_t counts_[2] = {};  ///< The same, by direction.
-  std::list<Job> queues_[2];   ///< By direction.
-  std::list<Job> ended_;       ///< Not copied any more, to be reported.
+  std::list<Job> queues_[2];    ///< By direction.
+  std::list<Job> ended_;        ///< Not copied any more, to be reported.
 };
 
 Result<std::unique_ptr<HostDevice>> HostDevice::create(const Options& options) {

@@ -22,7 +22,7 @@ namespace pegaflow {
 class HostDevice final : public Device {
  public:
   struct Options {
-    int threads = 1;              ///< One reaches what one core can copy; 1 to 64.
+    int threads = 1;                 ///< One reaches what one core can copy; 1 to 64.
     std::size_t max_batches = 4096;  ///< Queued or under way, in each direction.
   };
 

@@ -1,0 +1,45 @@
+#pragma once
+/// \file
+/// What Python hands over, as the client's types.
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include <pybind11/pybind11.h>
+
+#include "base/block_key.h"
+#include "base/id128.h"
+#include "base/page_layout.h"
+#include "client/link_options.h"
+#include "client/mover.h"
+
+namespace pegaflow::py_arguments {
+
+// All with the GIL. Each raises InvalidArgument with the reason, or TypeError.
+
+/// `n * key_bytes` bytes, back to back.
+std::vector<BlockKey> to_keys(const pybind11::bytes& packed, std::size_t key_bytes);
+
+/// Any sequence of whole numbers, or a one-dimensional buffer of 32- or 64-bit integers, as a NumPy
+/// array is.
+std::vector<std::uint32_t> to_blocks(const pybind11::object& blocks);
+
+Id128 to_id(const pybind11::bytes& raw);
+/// 16 bytes, or none for no id.
+pybind11::bytes from_id(const Id128& id);
+
+std::vector<Segment> to_segments(const pybind11::sequence& segments);
+
+/// Fields of LinkOptions by their names; durations are seconds. Takes those that it knows out of
+/// `named`.
+void take_link_options(pybind11::dict& named, LinkOptions& options);
+/// The same for the fields that only Mover::Options has.
+void take_mover_options(pybind11::dict& named, Mover::Options& options);
+/// Raises for what nobody took.
+void refuse_unknown(const pybind11::dict& named);
+
+/// Raises InvalidArgument unless it is a positive number of seconds that the clock can hold.
+Duration to_duration(double seconds, const char* what);
+
+}  // namespace pegaflow::py_arguments

@@ -1,0 +1,275 @@
+/// \file
+/// pegaflow._native: the client for Python, as thin as can be. _native.pyi is its documentation.
+///
+/// The GIL is given up before every wait. It is kept in calls that only hand something over: their
+/// locks are held for moments by threads that never take the GIL, while getting the GIL back from a
+/// busy Python thread may take 5 ms.
+
+#include <chrono>
+#include <memory>
+#include <optional>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include <pybind11/pybind11.h>
+#include <pybind11/stl.h>
+
+#include "base/log.h"
+#include "client/cache_session.h"
+#include "client/mover.h"
+#include "client/socket_path.h"
+#include "pyclient/arguments.h"
+#include "pyclient/py_error.h"
+#include "transport/host/host_device.h"
+#include "version.h"
+
+namespace pegaflow {
+namespace {
+
+namespace py = pybind11;
+using namespace pybind11::literals;
+using py_arguments::from_id;
+using py_arguments::to_blocks;
+using py_arguments::to_duration;
+using py_arguments::to_id;
+using py_arguments::to_keys;
+using py_error::raise;
+using py_error::value_or_raise;
+
+/// Runs `work` without the GIL.
+template <typename Work>
+auto without_gil(Work&& work) {
+  const py::gil_scoped_release release;
+  return work();
+}
+
+py::dict to_dict(const LinkStatus& status) {
+  return py::dict("state"_a = std::string(to_string(status.state)), "detail"_a = status.detail,
+                  "connections"_a = status.connections,
+                  "server"_a = status.server.is_none() ? std::string() : to_string(status.server),
+                  "server_build"_a = status.server_build,
+                  "namespace_hash"_a = status.namespace_hash);
+}
+
+// ---- the scheduler's side
+
+class PySession {
+ public:
+  PySession(std::string socket_path, std::string instance, std::string build,
+            const py::kwargs& named) {
+    LinkOptions options;
+    options.socket_path = std::move(socket_path);
+    options.instance = std::move(instance);
+    options.build = std::move(build);
+    py::dict left = named;
+    py_arguments::take_link_options(left, options);
+    py_arguments::refuse_unknown(left);
+    session_ = value_or_raise(without_gil([&] { return CacheSession::start(options); }));
+  }
+  ~PySession() { close(); }
+
+  /// A call under way in another thread keeps the session until it returns.
+  void close() {
+    without_gil([session = std::exchange(session_, nullptr)]() mutable { session.reset(); });
+  }
+
+  std::uint64_t lookup(const py::bytes& packed, std::size_t key_bytes) {
+    return static_cast<std::uint64_t>(value_or_raise(open()->lookup(to_keys(packed, key_bytes))));
+  }
+  std::uint64_t claim(const py::bytes& packed, std::size_t key_bytes) {
+    return static_cast<std::uint64_t>(value_or_raise(open()->claim(to_keys(packed, key_bytes))));
+  }
+
+  py::object take(std::uint64_t number, double patience_s) {
+    const auto session = open();
+    const CacheSession::Ticket ticket{number};
+    const Duration patience = to_duration(patience_s, "patience_s");
+    auto answer = session->take(ticket);
+    if (!answer && patience > Duration::zero()) {
+      answer = without_gil([&] { return session->take(ticket, patience); });
+    }
+    if (!answer) return py::none();
+    const CacheSession::Answer taken = value_or_raise(std::move(*answer));
+    return py::make_tuple(taken.blocks, taken.complete, from_id(taken.token));
+  }
+
+  void forget(std::uint64_t ticket) { open()->forget(CacheSession::Ticket{ticket}); }
+  void unclaim(const py::bytes& token) { open()->unclaim(to_id(token)); }
+
+  std::uint64_t reset_cache(double patience_s) {
+    const auto session = open();
+    const Duration patience = to_duration(patience_s, "patience_s");
+    return value_or_raise(without_gil([&] { return session->reset_cache(patience); }));
+  }
+
+  [[nodiscard]] py::dict status() const {
+    if (session_ != nullptr) return to_dict(session_->status());
+    LinkStatus closed;
+    closed.state = LinkState::kRetired;
+    closed.detail = "closed";
+    return to_dict(closed);
+  }
+
+ private:
+  [[nodiscard]] std::shared_ptr<CacheSession> open() const {
+    if (session_ == nullptr) raise({Errc::kPeerLost, "the session was closed"});
+    return session_;
+  }
+
+  std::shared_ptr<CacheSession> session_;  ///< The GIL guards the pointer.
+};
+
+// ---- the worker's side
+
+/// Keeps the device alive as long as the mover.
+class PyMover {
+ public:
+  PyMover(std::string socket_path, std::string instance, std::shared_ptr<HostDevice> device,
+          const py::sequence& segments, std::uint64_t block_count,
+          std::vector<std::pair<std::string, std::string>> factors, std::uint32_t rank,
+          std::uint32_t ranks, std::string build, const py::kwargs& named)
+      : device_(std::move(device)) {
+    Mover::Options options;
+    options.link.socket_path = std::move(socket_path);
+    options.link.instance = std::move(instance);
+    options.link.build = std::move(build);
+    options.rank = rank;
+    options.ranks = ranks;
+    options.factors = std::move(factors);
+    py::dict left = named;
+    py_arguments::take_link_options(left, options.link);
+    py_arguments::take_mover_options(left, options);
+    py_arguments::refuse_unknown(left);
+    PageLayout layout =
+        value_or_raise(PageLayout::create(py_arguments::to_segments(segments), block_count));
+    mover_ = value_or_raise(
+        without_gil([&] { return Mover::start(options, std::move(layout), *device_); }));
+  }
+  ~PyMover() {
+    without_gil([this] { mover_.reset(); });
+  }
+
+  [[nodiscard]] std::uint64_t page_bytes() const { return mover_->layout().page_bytes(); }
+
+  void save(const py::bytes& scheduler, std::uint64_t job, const py::bytes& packed,
+            std::size_t key_bytes, const py::object& blocks) {
+    const Device::Event after = value_or_raise(device_->record_event());
+    value_or_raise(
+        mover_->save(to_id(scheduler), job, to_keys(packed, key_bytes), to_blocks(blocks), after));
+  }
+  void load(std::uint64_t load, const py::bytes& token, std::size_t first,
+            const py::object& blocks) {
+    value_or_raise(mover_->load(load, to_id(token), first, to_blocks(blocks)));
+  }
+  void cancel_load(std::uint64_t load) { mover_->cancel_load(load); }
+  std::vector<Mover::Finished> take_finished() { return mover_->take_finished(); }
+  [[nodiscard]] int finished_fd() const { return mover_->finished_fd(); }
+  [[nodiscard]] py::dict status() const { return to_dict(mover_->status()); }
+
+  /// The mover stays, for its last reports.
+  void close() {
+    without_gil([this] { mover_->close(); });
+  }
+
+ private:
+  const std::shared_ptr<HostDevice> device_;
+  std::unique_ptr<Mover> mover_;
+};
+
+std::string kind_of(const Mover::Finished& job) {
+  return job.kind == Mover::Finished::Kind::kSave ? "save" : "load";
+}
+
+void add_functions(py::module_& module) {
+  module.def("random_id", [] { return from_id(Id128::random()); });
+  module.def(
+      "default_socket_path",
+      [](std::uint16_t port) {
+        return default_socket_path(port, RuntimeDirectoryChoice::from_environment());
+      },
+      "port"_a);
+  module.def(
+      "set_log_level",
+      [](const std::string& name) { set_log_level(value_or_raise(parse_log_level(name))); },
+      "name"_a);
+}
+
+void add_session(py::module_& module) {
+  py::class_<PySession>(module, "CacheSession")
+      .def(py::init<std::string, std::string, std::string, const py::kwargs&>(), "socket_path"_a,
+           "instance"_a, "build"_a = "")
+      .def("lookup", &PySession::lookup, "keys"_a, "key_bytes"_a)
+      .def("claim", &PySession::claim, "keys"_a, "key_bytes"_a)
+      .def("take", &PySession::take, "ticket"_a, "patience_s"_a = 0.0)
+      .def("forget", &PySession::forget, "ticket"_a)
+      .def("unclaim", &PySession::unclaim, "token"_a)
+      .def("reset_cache", &PySession::reset_cache, "patience_s"_a)
+      .def("status", &PySession::status)
+      .def("close", &PySession::close);
+}
+
+void add_mover(py::module_& module) {
+  py::class_<Mover::Finished>(module, "Finished")
+      .def_property_readonly("kind", &kind_of)
+      .def_readonly("id", &Mover::Finished::id)
+      .def_readonly("blocks", &Mover::Finished::blocks)
+      .def_readonly("skipped", &Mover::Finished::skipped)
+      .def_readonly("bytes", &Mover::Finished::bytes)
+      .def_property_readonly("took_s",
+                             [](const Mover::Finished& job) {
+                               return std::chrono::duration<double>(job.took).count();
+                             })
+      .def_readonly("failed_blocks", &Mover::Finished::failed_blocks)
+      .def_property_readonly("error",
+                             [](const Mover::Finished& job) {
+                               return job.error ? std::optional(to_string(*job.error))
+                                                : std::nullopt;
+                             })
+      .def_property_readonly("error_code",
+                             [](const Mover::Finished& job) {
+                               return job.error
+                                          ? std::optional(std::string(to_string(job.error->code)))
+                                          : std::nullopt;
+                             })
+      .def("__repr__", [](const Mover::Finished& job) {
+        return fmt::format("Finished({} {}, blocks={}, skipped={}, failed={}, error={})",
+                           kind_of(job), job.id, job.blocks, job.skipped, job.failed_blocks.size(),
+                           job.error ? to_string(*job.error) : "None");
+      });
+
+  py::class_<HostDevice, std::shared_ptr<HostDevice>>(module, "HostDevice")
+      .def(py::init([](int threads) {
+             return std::shared_ptr<HostDevice>(
+                 value_or_raise(HostDevice::create({.threads = threads})));
+           }),
+           "threads"_a = 1);
+
+  py::class_<PyMover>(module, "Mover")
+      .def(py::init<std::string, std::string, std::shared_ptr<HostDevice>, const py::sequence&,
+                    std::uint64_t, std::vector<std::pair<std::string, std::string>>, std::uint32_t,
+                    std::uint32_t, std::string, const py::kwargs&>(),
+           "socket_path"_a, "instance"_a, "device"_a, "segments"_a, "block_count"_a, "factors"_a,
+           "rank"_a = 0, "ranks"_a = 1, "build"_a = "")
+      .def_property_readonly("page_bytes", &PyMover::page_bytes)
+      .def("save", &PyMover::save, "scheduler"_a, "job"_a, "keys"_a, "key_bytes"_a, "blocks"_a)
+      .def("load", &PyMover::load, "load"_a, "token"_a, "first"_a, "blocks"_a)
+      .def("cancel_load", &PyMover::cancel_load, "load"_a)
+      .def("take_finished", &PyMover::take_finished)
+      .def("finished_fd", &PyMover::finished_fd)
+      .def("status", &PyMover::status)
+      .def("close", &PyMover::close);
+}
+
+}  // namespace
+}  // namespace pegaflow
+
+PYBIND11_MODULE(_native, module) {
+  module.doc() = "The C++ client of PegaFlow. Importing it starts no thread and opens no socket.";
+  module.attr("__version__") = pegaflow::kVersion;
+  module.attr("MAX_KEYS") = pegaflow::CacheSession::kMaxKeys;
+  pegaflow::py_error::add_exceptions(module);
+  pegaflow::add_functions(module);
+  pegaflow::add_session(module);
+  pegaflow::add_mover(module);
+}

@@ -1,0 +1,9 @@
+"""PegaFlow: the KV cache of inference engines, kept outside of them.
+
+Importing this package starts no thread and opens no socket. vLLM finds its connector in
+`pegaflow.connector`; `pegaflow._native` is the client below it.
+"""
+
+from pegaflow._native import __version__
+
+__all__ = ["__version__"]
