@@ -123,13 +123,13 @@ class VllmOptions:
 class VllmServer(ChildProcess):
     """One ``vllm serve`` on the CPU, offline, on a free port of 127.0.0.1.
 
-    ``directory`` gets the log (vllm.log, appended by each start) and vLLM's temporary files.
+    ``directory`` gets the log: vllm.log, appended by each start. vLLM's temporary files lie in a
+    directory of their own while it runs, with a short path because Unix sockets are among them.
     """
 
     def __init__(
         self, options: VllmOptions, directory: Path, env: Mapping[str, str] | None = None
     ) -> None:
-        temporary = directory / "tmp"
         super().__init__(
             "vllm serve",
             directory / "vllm.log",
@@ -144,7 +144,6 @@ class VllmServer(ChildProcess):
                 "VLLM_CPU_OMP_THREADS_BIND": "nobind",
                 # The CPU installation has no headers for torch.compile; log-probabilities need it.
                 "TORCHDYNAMO_DISABLE": "1",
-                "TMPDIR": str(temporary),
                 "PYTHONPATH": os.pathsep.join(
                     [*map(str, options.python_path), *filter(None, [os.environ.get("PYTHONPATH")])]
                 ),
@@ -152,7 +151,7 @@ class VllmServer(ChildProcess):
             },
         )
         self.options = options
-        self._temporary = temporary
+        self._temporary: Path | None = None
         self._port = 0
 
     @property
@@ -166,18 +165,26 @@ class VllmServer(ChildProcess):
         Raises:
             ChildFailed: it died or was not ready in time.
         """
-        # A socket path has room for 107 characters, and vLLM puts a UUID behind TMPDIR.
-        if len(str(self._temporary)) > 60:
-            raise ChildFailed(f"{self._temporary} is too long a path for vLLM's Unix sockets")
-        self._temporary.mkdir(parents=True, exist_ok=True)
+        if self.running():
+            raise ChildFailed(f"{self.name} is started already")
         for last_try in (False, False, True):
             self._port = free_port()
+            self._make_temporary()
             try:
                 return super().start()
             except ChildFailed:
                 if last_try or "address already in use" not in self.log_text().lower():
                     raise
         raise AssertionError("unreachable: the last try returns or raises")
+
+    def _make_temporary(self) -> None:
+        temporary = Path(tempfile.mkdtemp(prefix="pega-vllm-"))
+        # A socket path has room for 107 characters, and vLLM puts a UUID behind TMPDIR.
+        if len(str(temporary)) > 65:
+            temporary.rmdir()
+            raise ChildFailed(f"{temporary} is too long a path for vLLM's Unix sockets")
+        self._temporary = temporary
+        self.env["TMPDIR"] = str(temporary)
 
     def command(self) -> list[str]:
         options = self.options
@@ -231,7 +238,9 @@ class VllmServer(ChildProcess):
 
     def _end(self, *args: Any) -> int | None:
         status = super()._end(*args)
-        shutil.rmtree(self._temporary, ignore_errors=True)
+        if self._temporary is not None:
+            shutil.rmtree(self._temporary, ignore_errors=True)
+            self._temporary = None
         return status
 
 

@@ -1,0 +1,119 @@
+"""How vLLM and pegaflow-server are started, without starting them."""
+
+import json
+import socket
+import sys
+import tempfile
+from pathlib import Path
+
+import pytest
+
+from tests.support.child_process import ChildFailed
+from tests.support.vllm_server import (
+    ModelShape,
+    PegaServer,
+    VllmOptions,
+    VllmServer,
+    free_port,
+)
+
+
+def option(command: list[str], name: str) -> str:
+    return command[command.index(name) + 1]
+
+
+def test_plain_vllm_gets_no_connector(tmp_path: Path) -> None:
+    command = VllmServer(VllmOptions(Path("model")), tmp_path).command()
+    assert "--kv-transfer-config" not in command
+    assert option(command, "--block-size") == "32"
+
+
+def test_the_connector_is_told_the_address_and_more(tmp_path: Path) -> None:
+    options = VllmOptions(
+        Path("model"),
+        connector="unix:/x/pega.sock",
+        extra_config={"pegaflow.mode": "save_only"},
+        prefix_caching=False,
+    )
+    command = VllmServer(options, tmp_path).command()
+
+    config = json.loads(option(command, "--kv-transfer-config"))
+    assert config["kv_connector"] == "PegaKVConnector"
+    assert config["kv_connector_module_path"] == "pegaflow.connector"
+    assert config["kv_connector_extra_config"] == {
+        "pegaflow.host": "unix:/x/pega.sock",
+        "pegaflow.mode": "save_only",
+    }
+    assert "--no-enable-prefix-caching" in command
+
+
+def test_a_whole_transfer_config_replaces_ours(tmp_path: Path) -> None:
+    options = VllmOptions(Path("model"), connector="unix:/x", kv_transfer_config={"kv_role": "a"})
+    assert VllmServer(options, tmp_path).kv_transfer_config() == {"kv_role": "a"}
+
+
+def test_modules_and_variables_reach_vllm(tmp_path: Path) -> None:
+    options = VllmOptions(Path("model"), python_path=[Path("/build/python")])
+    server = VllmServer(options, tmp_path, env={"MINE": "1"})
+    assert server.env["PYTHONPATH"].split(":")[0] == "/build/python"
+    assert server.env["MINE"] == "1"
+    assert server.env["HF_HUB_OFFLINE"] == "1"
+
+
+def test_a_path_too_long_for_a_unix_socket_is_refused_before_the_start(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    long = tmp_path / ("x" * 60)
+    long.mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(long))
+    with pytest.raises(ChildFailed, match="too long a path"):
+        VllmServer(VllmOptions(Path("model")), tmp_path).start()
+    assert not any(long.iterdir())
+
+
+def test_another_port_is_tried_when_the_first_one_is_taken(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ports: list[str] = []
+
+    class TakenPort(VllmServer):
+        def command(self) -> list[str]:
+            ports.append(option(super().command(), "--port"))
+            return [sys.executable, "-c", "raise OSError('[Errno 98] Address already in use')"]
+
+    with tempfile.TemporaryDirectory(prefix="t-") as directory:
+        monkeypatch.setattr(tempfile, "tempdir", directory)
+        with pytest.raises(ChildFailed, match="Address already in use"):
+            TakenPort(VllmOptions(Path("model")), tmp_path).start()
+        assert not any(Path(directory).iterdir())
+    assert len(ports) == 3
+
+
+def test_a_free_port_can_be_bound() -> None:
+    with socket.socket() as taker:
+        taker.bind(("127.0.0.1", free_port()))
+
+
+def test_the_server_is_ready_when_its_file_says_where(tmp_path: Path) -> None:
+    fake = tmp_path / "server"
+    fake.write_text(
+        "#!/bin/sh\n"
+        'while [ "$1" != --ready-file ]; do shift; done\n'
+        'echo \'{"socket": "s", "http": "127.0.0.1:1234", "pid": 5}\' >"$2.new"\n'
+        'mv "$2.new" "$2"\n'
+        "exec tail -f /dev/null\n"
+    )
+    fake.chmod(0o755)
+    with PegaServer(fake, tmp_path / "work", pool_size="64mb") as server:
+        assert server.http == "127.0.0.1:1234"
+        assert server.address == f"unix:{tmp_path}/work/pega.sock"
+        assert option(server.command(), "--addr") == server.address
+        assert option(server.command(), "--pool-size") == "64mb"
+    # The file of a former life must not make the next one ready.
+    fake.write_text("#!/bin/sh\nexit 1\n")
+    with pytest.raises(ChildFailed, match="status 1"):
+        server.start()
+
+
+def test_the_model_of_the_demo_needs_a_page_of_one_and_a_half_mebibytes() -> None:
+    assert ModelShape().kv_bytes_per_token() * 32 == 3 << 19
