@@ -1,0 +1,108 @@
+#include "server/admin.h"
+
+#include <cstring>
+#include <utility>
+
+#include "base/assert.h"
+#include "base/log.h"
+#include "server/rpc_error.h"
+
+namespace pegaflow {
+namespace {
+
+constexpr Log kLog{"admin"};
+
+}  // namespace
+
+Admin::Admin(CacheService& service, Background& background, kj::Timer& timer, const Clock& clock,
+             const RpcCounters& counters, const Pool& pool, HttpServer& http,
+             Mailbox<AdminQuestion>& questions)
+    : service_(service),
+      background_(background),
+      timer_(timer),
+      clock_(clock),
+      counters_(counters),
+      pool_(pool),
+      http_(http),
+      questions_(questions),
+      tasks_(*this) {}
+
+void Admin::read() {
+  questions_.drain([this](AdminQuestion&& question) { take(question); });
+}
+
+void Admin::take(const AdminQuestion& question) {
+  switch (question.kind) {
+    case AdminQuestion::Kind::kMetrics:
+      answer(question.ticket, snapshot());
+      break;
+    case AdminQuestion::Kind::kInstances:
+      answer(question.ticket, service_.instances());
+      break;
+    case AdminQuestion::Kind::kCleanup:
+      start_cleanup(question.ticket);
+      break;
+    case AdminQuestion::Kind::kOverwriteBlock:
+      answer(question.ticket, overwrite(question.argument));
+      break;
+  }
+}
+
+void Admin::answer(std::uint64_t ticket, AdminAnswer answer) {
+  HttpNews news;
+  news.ticket = ticket;
+  news.answer = std::move(answer);
+  const bool sent = http_.publish(std::move(news));
+  PEGA_ASSERT(sent, "the place of answer {} was reserved", ticket);
+}
+
+Snapshot Admin::snapshot() const {
+  Snapshot now;
+  now.cache = service_.stats();
+  now.rpc = counters_;
+  now.pool_bytes = pool_.size_bytes();
+  now.pool_page_bytes = pool_.page_bytes();
+  if (const auto oldest = now.cache.store.oldest_pin) {
+    now.oldest_pin_seconds = std::chrono::duration<double>(clock_.now() - *oldest).count();
+  }
+  return now;
+}
+
+void Admin::start_cleanup(std::uint64_t ticket) {
+  service_.store().start_cleanup();
+  background_.poke();
+  cleaning_for_.push_back(ticket);
+  if (cleaning_for_.size() == 1) tasks_.add(await_cleanup());
+}
+
+kj::Promise<void> Admin::await_cleanup() {
+  const BlockStore::Cleanup& cleanup = service_.store().cleanup();
+  if (!cleanup.done) return next_turn(timer_).then([this]() { return await_cleanup(); });
+  kLog.info("cleaned up evicted_blocks={} still_referenced_blocks={}", cleanup.evicted_blocks,
+            cleanup.still_referenced_blocks);
+  for (const std::uint64_t ticket : std::exchange(cleaning_for_, {})) {
+    answer(ticket, CleanupReport{.evicted_blocks = cleanup.evicted_blocks,
+                                 .still_referenced_blocks = cleanup.still_referenced_blocks,
+                                 .slot_bytes = service_.slot_bytes()});
+  }
+  return kj::READY_NOW;
+}
+
+OverwriteReport Admin::overwrite(std::uint64_t recent) const {
+  OverwriteReport report;
+  const auto slot = service_.store().recent_slot(recent);
+  if (!slot) return report;
+  report.found = true;
+  report.slot = *slot;
+  report.bytes = service_.slot_bytes();
+  const auto page = pool_.bytes().subspan(report.slot * report.bytes, report.bytes);
+  std::memset(page.data(), 0xA5, page.size());
+  kLog.warn("test switch: a block was overwritten slot={} bytes={}", report.slot, report.bytes);
+  return report;
+}
+
+void Admin::taskFailed(kj::Exception&& exception) {
+  PEGA_ASSERT(false, "a task of the admin desk failed: {}", error_from(exception).detail);
+}
+
+}  // namespace pegaflow

@@ -1,0 +1,192 @@
+#pragma once
+/// \file
+/// What each call of a client means: instances, namespaces, and who may touch which slot how long.
+
+#include <cstdint>
+#include <functional>
+#include <map>
+#include <memory>
+#include <optional>
+#include <span>
+#include <string>
+#include <unordered_map>
+#include <vector>
+
+#include "base/block_key.h"
+#include "base/error.h"
+#include "base/id128.h"
+#include "base/job_id.h"
+#include "capnp/codec.h"
+#include "engine/block_store.h"
+#include "engine/namespace_table.h"
+#include "engine/pool_cut.h"
+
+namespace pegaflow {
+
+/// The cache of one node, without its wire.
+///
+/// Knows every connection that said hello, by the id it was given. When a connection ends, what its
+/// process may still touch stays with its id (the connection has *parted*) until the process is
+/// known gone or says that all its copies ended.
+///
+/// Thread-bound: the RPC thread. No call blocks, or lasts longer than the store's own calls; what
+/// takes longer is left to work().
+class CacheService {
+ public:
+  struct Options {
+    PoolCut::Options cut;
+    /// Parted connections that may be waited for; each keeps a descriptor. At the limit nobody new
+    /// may register.
+    std::size_t max_parted = 1024;
+  };
+
+  /// Ends a connection that was taken over; it calls disconnected() before it returns.
+  using EndConnection = std::function<void(const Id128& connection)>;
+
+  /// `clock` outlives it.
+  /// Errors: those of PoolCut::create.
+  static Result<std::unique_ptr<CacheService>> create(const Options& options, const Clock& clock,
+                                                      EndConnection end_connection);
+  ~CacheService();
+
+  // ---- connections
+
+  struct Hello {
+    Id128 process;              ///< The incarnation.
+    Id128 previous_connection;  ///< None when there was none.
+    bool quiesced = false;      ///< All copies begun under it have ended.
+    std::string build;
+    /// Keeps process_gone() coming; null: it cannot be told, so this connection gets no pool.
+    std::shared_ptr<void> watch;
+  };
+  /// Errors: kInvalidArgument without an incarnation, or for a previous connection of another
+  /// process.
+  Result<void> connected(const Id128& connection, Hello hello);
+  /// The connection ended. Unknown ones are fine.
+  void disconnected(const Id128& connection);
+  /// The process behind `connection`, still there or parted, ended: nobody copies any more.
+  void process_gone(const Id128& connection);
+  /// All copies have ended and the pool is unmapped; every further call says kGone.
+  Result<void> goodbye(const Id128& connection);
+
+  struct Registered {
+    std::uint64_t slot_bytes = 0;
+    std::string namespace_hash;
+  };
+  /// Makes the connection the worker of its instance.
+  /// Errors: kRefused for an engine of several ranks, a page size that the namespace or the pool
+  /// cannot have, an instance that another living process serves, or a process that cannot be
+  /// watched; kBusy while the pool is cut for another page size that is in use, or when too many
+  /// parted connections are waited for; kInvalidArgument for a list of factors that is none, or
+  /// when it has registered as something else; kGone for an unknown connection.
+  Result<Registered> register_rank(const Id128& connection, const Registration& registration);
+  /// Makes the connection a scheduler of `instance`, which need not be there yet.
+  /// Errors: kInvalidArgument when it belongs to another instance; kGone.
+  Result<void> attach(const Id128& connection, const std::string& instance);
+
+  // ---- calls of a scheduler
+
+  struct Found {
+    std::size_t blocks = 0;
+    bool complete = false;  ///< All ranks of the instance are connected; else all is a miss.
+  };
+  /// Errors: kInvalidArgument before attach or register; kGone.
+  Result<Found> lookup(const Id128& connection, std::span<const BlockKey> keys);
+  /// Errors: as lookup(), and those of the store.
+  Result<Found> claim(const Id128& connection, const Id128& token, std::span<const BlockKey> keys);
+  Result<void> unclaim(const Id128& connection, const Id128& token);
+  /// The new generation.
+  /// Errors: kGone when no rank of the instance is there.
+  Result<std::uint64_t> reset_cache(const Id128& connection);
+
+  // ---- calls of a worker; all say kInvalidArgument to one that did not register
+
+  Result<std::vector<SlotIndex>> open(const Id128& connection, const Id128& token,
+                                      std::size_t first, std::size_t count, PinId pin);
+  Result<void> release(const Id128& connection, PinId pin);
+  /// At most a slice of a job's keys; see BlockStore::reserve.
+  Result<std::vector<SlotIndex>> reserve(const Id128& connection, const JobId& job,
+                                         std::span<const BlockKey> keys);
+  /// Seals a slice; returns how many blocks are left.
+  Result<std::size_t> publish(const Id128& connection, const JobId& job);
+  Result<void> abandon(const Id128& connection, const JobId& job);
+
+  // ---- time and background work
+
+  /// A slice of queued work; true while there is more. Afterwards instances that waited for the
+  /// pool to be cut anew may be served.
+  bool work();
+  [[nodiscard]] bool has_work() const;
+  [[nodiscard]] std::optional<TimePoint> next_deadline() const;
+  void expire();
+
+  // ---- for people
+
+  struct InstanceInfo {
+    std::string id;
+    std::string state;  ///< "connected", "waiting for the pool to be cut", "disconnected".
+    std::string build;
+    Id128 process;
+    std::string namespace_hash;
+    std::vector<NamespaceFactor> factors;
+    std::uint64_t generation = 0;
+    std::uint32_t rank = 0;
+    std::uint64_t page_bytes = 0;
+    std::uint64_t block_count = 0;
+    std::uint32_t schedulers = 0;
+  };
+  [[nodiscard]] std::vector<InstanceInfo> instances() const;
+
+  struct Stats {
+    BlockStore::Stats store;
+    std::uint32_t slots = 0;
+    std::uint64_t slot_bytes = 0;
+    std::uint64_t cuts = 0;
+    std::uint64_t memory_bytes = 0;  ///< Beside the pool.
+    std::size_t clients = 0;
+    std::size_t parted = 0;
+    std::size_t instances = 0;
+    std::size_t instances_waiting = 0;  ///< For the pool to be cut for their pages.
+    std::size_t namespaces = 0;
+    // Since the start.
+    std::uint64_t load_bytes = 0;
+    std::uint64_t load_blocks_own = 0;    ///< Written by the process that loads them.
+    std::uint64_t load_blocks_other = 0;  ///< Written by another one.
+    std::uint64_t save_bytes = 0;
+    std::uint64_t refused_page_size = 0;  ///< Registrations.
+  };
+  [[nodiscard]] Stats stats() const;
+  [[nodiscard]] BlockStore& store() noexcept { return cut_->store(); }
+  [[nodiscard]] const BlockStore& store() const noexcept { return cut_->store(); }
+  /// 0 before the pool is cut for the first engine.
+  [[nodiscard]] std::uint64_t slot_bytes() const noexcept { return cut_->slot_bytes(); }
+
+ private:
+  struct Instance;
+  struct Client;
+  struct Parted;
+
+  CacheService(std::unique_ptr<PoolCut> cut, std::size_t max_parted, EndConnection end_connection);
+  Result<Client*> client(const Id128& connection);
+  Result<Client*> member(const Id128& connection);
+  Result<Client*> worker(const Id128& connection);
+  Result<void> join(Client& client, const std::string& instance);
+  Result<Registered> answer(const Instance& instance) const;
+  [[nodiscard]] bool is_complete(const Instance& instance) const;
+  [[nodiscard]] SpaceId space_of(const Instance& instance) const;
+  void leave_instance(Client& client);
+  void end_parted(std::unordered_map<Id128, std::unique_ptr<Parted>>::iterator parted);
+  void drop_reference(Instance& instance);
+
+  std::unique_ptr<PoolCut> cut_;
+  std::unique_ptr<NamespaceTable> namespaces_;
+  std::size_t max_parted_;
+  EndConnection end_connection_;
+  std::map<std::string, Instance> instances_;
+  std::unordered_map<Id128, std::unique_ptr<Client>> clients_;
+  std::unordered_map<Id128, std::unique_ptr<Parted>> parted_;
+  std::uint32_t next_instance_ = 1;
+  Stats counted_;
+};
+
+}  // namespace pegaflow

@@ -1,0 +1,91 @@
+#pragma once
+/// \file
+/// The Unix socket: where it is, that only one server has it, and who may use it.
+
+#include <cstdint>
+#include <filesystem>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "base/error.h"
+#include "base/unique_fd.h"
+
+namespace pegaflow {
+
+/// What the runtime directory is chosen from; filled from the environment by main().
+struct RuntimeDirectories {
+  std::string explicit_directory;  ///< $PEGAFLOW_RUNTIME_DIR, empty when not set.
+  std::string system = "/run/pegaflow";
+  std::string user;  ///< $XDG_RUNTIME_DIR, empty when not set.
+};
+
+/// The socket that `addr` names. With HOST:PORT it lies in the first directory that exists or can
+/// be made, and that we may write to. Errors: kInvalidArgument for an address of neither form or a
+/// path too long for a socket; kRefused when there is no such directory.
+Result<std::filesystem::path> socket_path(std::string_view addr,
+                                          const RuntimeDirectories& directories);
+
+/// Holds a socket's name for one server, with flock() on NAME.lock, which the kernel gives back
+/// whatever way we end. Movable; thread-bound.
+class SocketLock {
+ public:
+  /// Makes the directory (0750, `group` unless empty) if it is not there.
+  /// Errors: kRefused when another server has it (its pid is in the detail) or permissions forbid
+  /// it; kInvalidArgument for an unknown group.
+  static Result<SocketLock> take(const std::filesystem::path& socket, const std::string& group);
+
+  SocketLock(SocketLock&&) noexcept = default;
+  SocketLock& operator=(SocketLock&&) = delete;
+  /// Removes the lock's file and gives the name back.
+  ~SocketLock();
+
+  [[nodiscard]] const std::filesystem::path& socket() const noexcept { return socket_; }
+
+ private:
+  SocketLock(std::filesystem::path socket, UniqueFd fd) noexcept;
+  std::filesystem::path socket_;
+  UniqueFd fd_;
+};
+
+/// The listening socket. Movable; thread-bound.
+class Listener {
+ public:
+  /// Replaces what a dead server left under the name. The socket gets 0660 before anybody can
+  /// connect. `lock` outlives the listener.
+  /// Errors: kRefused when permissions forbid it; kIo for what else the kernel says.
+  static Result<Listener> open(const SocketLock& lock, const std::string& group);
+
+  Listener(Listener&&) noexcept = default;
+  Listener& operator=(Listener&&) = delete;
+  /// Removes the socket.
+  ~Listener();
+
+  [[nodiscard]] int fd() const noexcept { return fd_.get(); }
+
+ private:
+  Listener(std::filesystem::path socket, UniqueFd fd) noexcept;
+  std::filesystem::path socket_;
+  UniqueFd fd_;
+};
+
+/// Who is at the other end of a connection, as the kernel knows it.
+struct Peer {
+  std::uint32_t uid = 0;
+  std::int32_t pid = 0;  ///< 0 when it lives in a PID namespace that we cannot see.
+};
+/// Errors: kIo.
+Result<Peer> peer_of(int connection);
+
+/// Ourselves, root, or somebody in `allowed`.
+bool may_connect(std::uint32_t uid, const std::vector<std::uint32_t>& allowed);
+
+/// A TCP socket that listens at HOST:PORT ([HOST]:PORT for IPv6), and the address it really has.
+struct HttpListener {
+  UniqueFd fd;
+  std::string address;
+};
+/// Errors: kInvalidArgument for an address that is none; kRefused when it is taken or forbidden.
+Result<HttpListener> listen_http(const std::string& address);
+
+}  // namespace pegaflow

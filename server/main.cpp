@@ -1,0 +1,54 @@
+// pegaflow-server: reads its options and runs. Everything else is in server.cpp.
+#include <cstdio>
+#include <cstdlib>
+#include <iostream>
+#include <string_view>
+
+#include "base/log.h"
+#include "base/options.h"
+#include "base/units.h"
+#include "engine/pool.h"
+#include "server/options.h"
+#include "server/server.h"
+
+namespace {
+
+constexpr pegaflow::Log kLog{"server"};
+
+std::string environment(const char* name) {
+  const char* const value = std::getenv(name);
+  return value == nullptr ? std::string() : std::string(value);
+}
+
+pegaflow::Result<void> run(int argc, char** argv) {
+  pegaflow::ServerOptions options;
+  pegaflow::OptionTable table("pegaflow-server",
+                              "Keeps KV cache of LLM inference engines in this node's memory.");
+  options.declare(table);
+  if (argc == 2 && std::string_view(argv[1]) == "--print-options-markdown") {
+    std::cout << table.markdown();
+    return {};
+  }
+  PEGA_TRY_LET(options.pool_size_bytes, pegaflow::default_pool_bytes());
+  const std::uint64_t default_bytes = options.pool_size_bytes;
+  PEGA_TRY_LET(const auto next, table.parse(argc, argv, std::cout));
+  if (next == pegaflow::OptionTable::Next::kExit) return {};
+  PEGA_TRY_LET(const pegaflow::LogLevel level, pegaflow::parse_log_level(options.log_level));
+  pegaflow::set_log_level(level);
+  for (const std::string& sentence : table.ignored()) kLog.warn("{}", sentence);
+  if (options.pool_size_bytes == default_bytes) {
+    kLog.info("pool size chosen: 30 GiB or half of the free memory pool={}",
+              pegaflow::format_bytes(default_bytes));
+  }
+  return pegaflow::run_server(options, {.explicit_directory = environment("PEGAFLOW_RUNTIME_DIR"),
+                                        .user = environment("XDG_RUNTIME_DIR")});
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  const auto done = run(argc, argv);
+  if (done) return 0;
+  std::fprintf(stderr, "pegaflow-server: %s\n", done.error().detail.c_str());
+  return 1;
+}

@@ -1,0 +1,217 @@
+#include "server/metrics_page.h"
+
+#include <initializer_list>
+#include <limits>
+#include <sstream>
+#include <utility>
+#include <vector>
+
+#include <prometheus/metric_family.h>
+#include <prometheus/text_serializer.h>
+
+#include "version.h"
+
+namespace pegaflow {
+namespace {
+
+using prometheus::ClientMetric;
+using prometheus::MetricFamily;
+using prometheus::MetricType;
+using Labels = std::vector<ClientMetric::Label>;
+
+class Page {
+ public:
+  void gauge(const char* name, const char* help, double value) {
+    add(MetricType::Gauge, name, help, {{"", value}}, "");
+  }
+  void counter(const char* name, const char* help, std::uint64_t value) {
+    add(MetricType::Counter, name, help, {{"", static_cast<double>(value)}}, "");
+  }
+  using Sample = std::pair<const char*, double>;  // The label's value, and the number.
+  void gauges(const char* name, const char* help, const char* label,
+              std::initializer_list<Sample> samples) {
+    add(MetricType::Gauge, name, help, samples, label);
+  }
+  void counters(const char* name, const char* help, const char* label,
+                std::initializer_list<Sample> samples) {
+    add(MetricType::Counter, name, help, samples, label);
+  }
+
+  MetricFamily& family(MetricType type, const char* name, const char* help) {
+    MetricFamily& made = families_.emplace_back();
+    made.name = std::string("pegaflow_") + name;
+    made.help = help;
+    made.type = type;
+    return made;
+  }
+  static ClientMetric histogram(const Histogram& from, Labels labels) {
+    ClientMetric metric;
+    metric.label = std::move(labels);
+    std::uint64_t cumulative = 0;
+    for (std::size_t i = 0; i < from.counts.size(); ++i) {
+      cumulative += from.counts[i];
+      metric.histogram.bucket.push_back(
+          {cumulative, i < Histogram::kBounds.size() ? Histogram::kBounds[i]
+                                                     : std::numeric_limits<double>::infinity()});
+    }
+    metric.histogram.sample_count = cumulative;
+    metric.histogram.sample_sum = from.sum_seconds;
+    return metric;
+  }
+
+  [[nodiscard]] std::string text() const {
+    std::ostringstream out;
+    prometheus::TextSerializer().Serialize(out, families_);
+    return out.str();
+  }
+
+ private:
+  void add(MetricType type, const char* name, const char* help,
+           std::initializer_list<Sample> samples, const char* label) {
+    MetricFamily& made = family(type, name, help);
+    for (const auto& [label_value, value] : samples) {
+      ClientMetric metric;
+      if (*label != '\0') metric.label.push_back({label, label_value});
+      (type == MetricType::Gauge ? metric.gauge.value : metric.counter.value) = value;
+      made.metric.push_back(std::move(metric));
+    }
+  }
+
+  std::vector<MetricFamily> families_;
+};
+
+double number(std::uint64_t value) { return static_cast<double>(value); }
+
+void pool(Page& page, const Snapshot& now) {
+  const BlockStore::Stats& store = now.cache.store;
+  const double slot = number(now.cache.slot_bytes);
+  page.gauge("pool_capacity_bytes", "Size of the pool", number(now.pool_bytes));
+  page.gauge("pool_used_bytes", "Bytes of slots that are not free",
+             number(now.cache.slots - store.free) * slot);
+  page.gauge("pool_page_bytes", "Size of the pages of memory that the pool lies on",
+             number(now.pool_page_bytes));
+  page.gauge("pool_slot_bytes", "Size of a slot; 0 before the first engine", slot);
+  page.gauges("pool_slots", "Slots by state", "state",
+              {{"free", store.free},
+               {"reserved", store.reserved},
+               {"sealed", store.sealed},
+               {"quarantined", store.quarantined_timeout + store.quarantined_writer_lost}});
+  page.counter("pool_cuts_total", "How often the pool was cut for another page size",
+               now.cache.cuts);
+  page.counter("pool_alloc_failures_total", "Blocks not saved because no slot could be freed",
+               store.skipped_no_room);
+  page.gauge("inflight_bytes", "Bytes of slots that are being written",
+             number(store.reserved) * slot);
+  page.gauges("quarantine_slots", "Slots that somebody who was lost may still touch", "reason",
+              {{"timeout", store.quarantined_timeout},
+               {"writer_lost", store.quarantined_writer_lost},
+               {"reader_lost", store.pinned_by_lost_readers}});
+}
+
+void cache(Page& page, const Snapshot& now) {
+  const CacheService::Stats& cache = now.cache;
+  const BlockStore::Stats& store = cache.store;
+  page.gauge("cache_resident_bytes", "Bytes of slots with sealed blocks",
+             number(store.sealed) * number(cache.slot_bytes));
+  page.gauge("cache_resident_blocks", "Sealed blocks", store.sealed);
+  page.counter("cache_lookups_total", "Lookups", store.lookups);
+  page.counter("cache_block_hits_total", "Blocks found by lookups", store.lookup_hits);
+  page.counter("cache_block_misses_total", "Blocks asked for beyond what was found",
+               store.lookup_misses);
+  page.counter("cache_block_insertions_total", "Blocks sealed", store.insertions);
+  page.counter("cache_block_evictions_total", "Blocks evicted to make room", store.evictions);
+  page.counters("cache_blocks_dropped_total", "Blocks dropped for another reason than room",
+                "reason", {{"cleanup", number(store.cleaned)}, {"reset", number(store.retired)}});
+  page.counter("save_bytes_total", "Bytes of pages sealed", cache.save_bytes);
+  page.counter("load_bytes_total", "Bytes of pages opened for a load", cache.load_bytes);
+  page.counters("load_blocks_total", "Blocks opened for a load, by who had written them",
+                "written_by",
+                {{"this_process", number(cache.load_blocks_own)},
+                 {"another_process", number(cache.load_blocks_other)}});
+  page.counters(
+      "save_skipped_blocks_total", "Blocks that a save did not get a slot for", "reason",
+      {{"present", number(store.skipped_present)}, {"no_room", number(store.skipped_no_room)}});
+  page.gauge("claims", "Claims of schedulers", number(store.claims));
+  page.gauge("pins", "Pins of workers", number(store.pins));
+  page.gauge("held_blocks", "Distinct blocks that are claimed or pinned", store.held);
+  page.gauge("oldest_pin_seconds", "Age of the oldest pin; 0 without one", now.oldest_pin_seconds);
+  page.gauge("reservations", "Saves under way", number(store.reservations));
+  page.counter("claims_revoked_total", "Claims revoked to make room, or by a reset",
+               store.claims_revoked);
+  page.counter("claims_shortened_total", "Claims shortened by a share's limit",
+               store.claims_shortened);
+  page.counter("reservations_timed_out_total", "Saves forgotten because they took too long",
+               store.reservations_timed_out);
+  page.counter("late_publishes_total", "Saves published after they were forgotten",
+               store.late_publishes);
+  page.gauge("memory_bytes", "Memory of the index and its tables, beside the pool",
+             number(cache.memory_bytes));
+}
+
+void clients(Page& page, const Snapshot& now) {
+  const RpcCounters& rpc = now.rpc;
+  page.gauge("connections", "Connections to the socket", number(rpc.connections));
+  page.gauge("clients", "Connections that said hello", number(now.cache.clients));
+  page.gauge("parted_connections", "Ended connections whose process may still touch slots",
+             number(now.cache.parted));
+  page.gauge("instances", "Engine cores that are known", number(now.cache.instances));
+  page.gauge("instances_waiting", "Engine cores that wait for the pool to be cut for their pages",
+             number(now.cache.instances_waiting));
+  page.gauge("namespaces", "Namespaces that are known", number(now.cache.namespaces));
+  page.counter("connections_accepted_total", "Connections accepted", rpc.accepted);
+  page.counters("connections_refused_total", "Connections closed at once", "reason",
+                {{"limit", number(rpc.refused_limit)}, {"user", number(rpc.refused_peer)}});
+  page.counters(
+      "connections_closed_total", "Connections that the server closed", "reason",
+      {{"no_hello", number(rpc.closed_no_hello)}, {"protocol", number(rpc.closed_protocol)}});
+  page.counters("registrations_refused_total", "Engines that serve without the cache", "reason",
+                {{"page_size", number(now.cache.refused_page_size)}});
+}
+
+void calls(Page& page, const RpcCounters& rpc) {
+  MetricFamily& requests =
+      page.family(MetricType::Counter, "rpc_requests_total", "Calls answered, by outcome");
+  const auto request = [&](Method method, std::string_view status, std::uint64_t value) {
+    if (value == 0) return;
+    ClientMetric metric;
+    metric.label = {{"method", std::string(to_string(method))}, {"status", std::string(status)}};
+    metric.counter.value = number(value);
+    requests.metric.push_back(std::move(metric));
+  };
+  for (std::size_t i = 0; i < kMethodCount; ++i) {
+    const RpcCounters::PerMethod& counters = rpc.methods[i];
+    request(static_cast<Method>(i), "ok", counters.ok);
+    for (std::size_t code = 0; code < kErrcCount; ++code) {
+      request(static_cast<Method>(i), to_string(static_cast<Errc>(code)), counters.failed[code]);
+    }
+  }
+  MetricFamily& durations = page.family(MetricType::Histogram, "rpc_duration_seconds",
+                                        "Time from a call's arrival to its answer");
+  for (std::size_t i = 0; i < kMethodCount; ++i) {
+    durations.metric.push_back(Page::histogram(
+        rpc.methods[i].duration, {{"method", std::string(to_string(static_cast<Method>(i)))}}));
+  }
+  MetricFamily& turns =
+      page.family(MetricType::Histogram, "rpc_turn_seconds", "Turns of the RPC thread's loop");
+  turns.metric.push_back(Page::histogram(rpc.turns, {}));
+  page.gauge("rpc_turn_longest_seconds", "Longest turn of the RPC thread's loop since the start",
+             rpc.turns.longest_seconds);
+}
+
+}  // namespace
+
+std::string metrics_page(const Snapshot& snapshot) {
+  Page page;
+  pool(page, snapshot);
+  cache(page, snapshot);
+  clients(page, snapshot);
+  calls(page, snapshot.rpc);
+  MetricFamily& build = page.family(MetricType::Gauge, "build_info", "The server's version");
+  ClientMetric version;
+  version.label = {{"version", kVersion}};
+  version.gauge.value = 1;
+  build.metric.push_back(std::move(version));
+  return page.text();
+}
+
+}  // namespace pegaflow

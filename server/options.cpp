@@ -1,0 +1,85 @@
+#include "server/options.h"
+
+#include <charconv>
+
+namespace pegaflow {
+
+using std::chrono::milliseconds;
+using std::chrono::minutes;
+using std::chrono::seconds;
+
+void ServerOptions::declare(OptionTable& table) {
+  table.text("addr", addr,
+             "Where engines find this server: HOST:PORT names the Unix socket PORT.sock in "
+             "$PEGAFLOW_RUNTIME_DIR (else /run/pegaflow, else $XDG_RUNTIME_DIR/pegaflow), "
+             "unix:/path/x.sock names it directly. Nothing listens on TCP.");
+  table.text("http-addr", http_addr,
+             "HOST:PORT of /health, /metrics, /instances and POST /cache/memory/cleanup; port 0 "
+             "picks one and logs it.");
+  table.text("http-token-file", http_token_file,
+             "A file with a token that POST requests from beyond loopback must carry as "
+             "`Authorization: Bearer TOKEN`. Without it such requests are refused.");
+  table.bytes("pool-size", pool_size_bytes, std::uint64_t{1} << 20, std::uint64_t{1} << 46,
+              "Memory for cached blocks. The default is 30gb or half of the free memory, whichever "
+              "is less.");
+  table.flag("use-hugepages", use_hugepages,
+             "Refuse to start without huge pages for the whole pool. They are used anyway where "
+             "enough are reserved.");
+  table.duration("pool-wait", pool_wait, Duration::zero(), minutes(60),
+                 "How long to wait for memory that a previous server's clients have yet to give "
+                 "back: they unmap within a second, and a person may have to end a stopped one.");
+  table.text("socket-group", socket_group,
+             "Group of the socket and of a directory made for it, so that engines of other users "
+             "can reach it; their uids go into --allow-uid.");
+  table.list("allow-uid", allow_uid,
+             "Users beside our own and root whose processes may connect. All of them share the "
+             "pool, so they have to trust each other.");
+  table.text("ready-file", ready_file,
+             "A file that is written once the server is ready: JSON with socket, http and pid.");
+  table.text("log-level", log_level, "trace, debug, info, warn, error or off.");
+
+  table.integer("max-connections", max_connections, 1, 65536,
+                "Connections at once; beyond it those that never said hello are closed, oldest "
+                "first, then new ones. An engine needs two.");
+  table.duration(
+      "hello-timeout", hello_timeout, milliseconds(10), minutes(10),
+      "A connection that has not said hello by then is closed: a client says it at once.");
+  table.integer("instance-share-percent", instance_share_percent, 1, 100,
+                "Of the pool's slots, how many the claims and pins of one engine may hold, so that "
+                "two engines can always load at once.");
+  table.integer("node-share-percent", node_share_percent, 1, 100,
+                "Of the pool's slots, how many all claims and pins may hold; the rest stays "
+                "evictable, so that saves go on.");
+  table.duration("reservation-timeout", reservation_timeout, milliseconds(100), minutes(60),
+                 "A save that has not been published by then is forgotten. A copy takes "
+                 "milliseconds; this is for an engine that hangs.");
+
+  const char* const no_device = "the server uses no GPU; each engine drives its own copies.";
+  table.ignored("devices", true, no_device);
+  table.ignored("device", true, no_device);
+  table.ignored("hint-value-size", true, "slots are cut for the pages of the first engine.");
+  table.ignored("disable-lfu-admission", false, "every block is admitted.");
+  table.ignored("metrics-addr", true, "metrics are served at --http-addr.");
+  const char* const no_ssd = "there is no SSD tier yet.";
+  for (const char* const name :
+       {"ssd-cache-path", "ssd-cache-capacity", "ssd-write-queue-depth", "ssd-prefetch-queue-depth",
+        "ssd-write-inflight", "ssd-prefetch-inflight", "max-prefetch-blocks"}) {
+    table.ignored(name, true, no_ssd);
+  }
+}
+
+Result<std::vector<std::uint32_t>> ServerOptions::allowed_uids() const {
+  std::vector<std::uint32_t> uids;
+  for (const std::string& text : allow_uid) {
+    std::uint32_t uid = 0;
+    const char* const end = text.data() + text.size();
+    const auto [rest, status] = std::from_chars(text.data(), end, uid);
+    if (status != std::errc() || rest != end) {
+      return fail(Errc::kInvalidArgument, "--allow-uid: \"{}\" is no user id", text);
+    }
+    uids.push_back(uid);
+  }
+  return uids;
+}
+
+}  // namespace pegaflow

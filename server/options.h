@@ -1,0 +1,42 @@
+#pragma once
+/// \file
+/// Everything that can be told to pegaflow-server.
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "base/clock.h"
+#include "base/error.h"
+#include "base/options.h"
+
+namespace pegaflow {
+
+/// The options of one server, with their defaults. `declare` gives each its name and its reason.
+struct ServerOptions {
+  std::string addr = "127.0.0.1:50055";
+  std::string http_addr = "127.0.0.1:9091";
+  std::string http_token_file;
+  std::uint64_t pool_size_bytes = std::uint64_t{30} << 30;
+  bool use_hugepages = false;
+  Duration pool_wait = std::chrono::seconds(30);
+  std::string socket_group;
+  std::vector<std::string> allow_uid;
+  std::string ready_file;
+  std::string log_level = "info";
+
+  std::int64_t max_connections = 1024;
+  Duration hello_timeout = std::chrono::seconds(10);
+  std::int64_t instance_share_percent = 50;
+  std::int64_t node_share_percent = 80;
+  Duration reservation_timeout = std::chrono::seconds(30);
+
+  /// Enters every option into `table`, which refers to this struct from then on.
+  void declare(OptionTable& table);
+
+  /// The uids of `allow_uid`.
+  /// Errors: kInvalidArgument for one that is no number.
+  [[nodiscard]] Result<std::vector<std::uint32_t>> allowed_uids() const;
+};
+
+}  // namespace pegaflow

@@ -1,0 +1,264 @@
+#include "server/rpc_server.h"
+
+#include <cerrno>
+#include <optional>
+#include <utility>
+
+#include <fcntl.h>
+#include <sys/socket.h>
+
+#include <capnp/rpc-twoparty.h>
+
+#include "base/assert.h"
+#include "base/log.h"
+#include "server/rpc_error.h"
+
+namespace pegaflow {
+namespace {
+
+constexpr Log kLog{"rpc"};
+
+/// Larger than a message of 8,192 keys; the kernel's default is smaller, and then such a message
+/// takes two wake-ups.
+constexpr int kSocketBufferBytes = 1 << 20;
+
+/// Words of calls in work on one connection before the next is read.
+constexpr std::size_t kFlowLimitWords = std::size_t{4} << 20;
+
+/// A hello carries one pidfd, and nothing else carries any.
+constexpr unsigned kFdsPerMessage = 1;
+
+/// Accepted in one turn of the loop.
+constexpr int kAcceptsPerTurn = 32;
+
+/// Time for the reason to reach a peer whose connection ends.
+constexpr kj::Duration kFarewell = 1 * kj::SECONDS;
+
+void enlarge(int fd, int forced_option, int option) {
+  // The forced one ignores the system's limit and needs a privilege.
+  if (::setsockopt(fd, SOL_SOCKET, forced_option, &kSocketBufferBytes, sizeof(int)) != 0) {
+    ::setsockopt(fd, SOL_SOCKET, option, &kSocketBufferBytes, sizeof(int));
+  }
+}
+
+kj::Duration to_kj(Duration time) { return time.count() * kj::NANOSECONDS; }
+
+}  // namespace
+
+/// One connection. Members end in reverse: the calls, the queue, the bytes.
+class RpcServer::Connection {
+ public:
+  Connection(RpcServer& server, const Id128& id, const Peer& peer, UniqueFd fd)
+      : server_(server),
+        id_(id),
+        peer_(peer),
+        stream_(server.io_.lowLevelProvider->wrapUnixSocketFd(
+            fd.release(), kj::LowLevelAsyncIoProvider::TAKE_OWNERSHIP |
+                              kj::LowLevelAsyncIoProvider::ALREADY_CLOEXEC |
+                              kj::LowLevelAsyncIoProvider::ALREADY_NONBLOCK)),
+        messages_(*stream_, server.options_.limits, [this](const Error* why) { unreadable(why); }),
+        network_(messages_, kFdsPerMessage, capnp::rpc::twoparty::Side::SERVER, reader_options()),
+        rpc_(capnp::makeRpcServer(network_, make_gate(*server.context_, id, peer,
+                                                      [this]() {
+                                                        messages_.greeted();
+                                                        server_.greeted(id_);
+                                                      }))),
+        ended_(network_.onDisconnect()
+                   .then([this]() { server_.end_later(id_); })
+                   .eagerlyEvaluate([this](kj::Exception&&) { server_.end_later(id_); })) {
+    messages_.watch_queue_of(network_);
+    rpc_.setFlowLimit(kFlowLimitWords);
+  }
+
+  std::optional<std::list<Silent>::iterator> silent;  ///< Until it says hello.
+
+ private:
+  static capnp::ReaderOptions reader_options() {
+    capnp::ReaderOptions options;
+    options.traversalLimitInWords = BoundedStream::Limits().message_words;
+    return options;
+  }
+
+  /// The peer closed, or broke a rule. RpcSystem tells it why and closes, but would wait for ever
+  /// for a peer that does not read.
+  void unreadable(const Error* why) {
+    if (why != nullptr) {
+      ++server_.counters_.closed_protocol;
+      kLog.warn("connection closed pid={} uid={} reason=\"{}\"", peer_.pid, peer_.uid, why->detail);
+    }
+    farewell_ = server_.io_.provider->getTimer()
+                    .afterDelay(kFarewell)
+                    .then([this]() { server_.end_later(id_); })
+                    .eagerlyEvaluate(nullptr);
+  }
+
+  RpcServer& server_;
+  Id128 id_;
+  Peer peer_;
+  kj::Own<kj::AsyncCapabilityStream> stream_;
+  BoundedStream messages_;
+  capnp::TwoPartyVatNetwork network_;
+  capnp::RpcSystem<capnp::rpc::twoparty::VatId> rpc_;
+  kj::Promise<void> ended_;
+  kj::Maybe<kj::Promise<void>> farewell_;
+};
+
+RpcServer::RpcServer(kj::AsyncIoContext& io, Options options, RpcCounters& counters)
+    : io_(io),
+      options_(std::move(options)),
+      counters_(counters),
+      spare_(::open("/dev/null", O_RDONLY | O_CLOEXEC)),
+      tasks_(*this) {}
+
+RpcServer::~RpcServer() noexcept(false) {
+  stop_accepting();
+  while (!connections_.empty()) end_connection(Id128(connections_.begin()->first));
+}
+
+void RpcServer::serve(SessionContext& context, int listening_fd) {
+  context_ = &context;
+  listening_fd_ = listening_fd;
+  observer_ = kj::heap<kj::UnixEventPort::FdObserver>(io_.unixEventPort, listening_fd,
+                                                      kj::UnixEventPort::FdObserver::OBSERVE_READ);
+  accepting_ = accept_loop().eagerlyEvaluate([](kj::Exception&& problem) {
+    PEGA_ASSERT(false, "accepting connections failed: {}", error_from(problem).detail);
+  });
+}
+
+void RpcServer::stop_accepting() {
+  accepting_ = nullptr;
+  observer_ = nullptr;
+}
+
+kj::Promise<void> RpcServer::accept_loop() {
+  if (accept_some())
+    return next_turn(io_.provider->getTimer()).then([this]() { return accept_loop(); });
+  KJ_IF_MAYBE (observer, observer_) {
+    return (*observer)->whenBecomesReadable().then([this]() { return accept_loop(); });
+  }
+  return kj::NEVER_DONE;
+}
+
+bool RpcServer::accept_some() {
+  for (int i = 0; i < kAcceptsPerTurn; ++i) {
+    UniqueFd fd(::accept4(listening_fd_, nullptr, nullptr, SOCK_NONBLOCK | SOCK_CLOEXEC));
+    if (fd) {
+      add_connection(std::move(fd));
+      continue;
+    }
+    switch (errno) {
+      case EAGAIN:
+        return false;
+      case EMFILE:
+      case ENFILE:
+        shed_one();
+        continue;
+      default:  // ECONNABORTED, EINTR, ENOMEM: the next attempt tells.
+        continue;
+    }
+  }
+  return true;
+}
+
+void RpcServer::shed_one() {
+  // Edge-triggered: a connection left in the queue would wake nobody again.
+  ++counters_.refused_limit;
+  spare_.reset();
+  UniqueFd refused(::accept4(listening_fd_, nullptr, nullptr, SOCK_CLOEXEC));
+  refused.reset();
+  spare_ = UniqueFd(::open("/dev/null", O_RDONLY | O_CLOEXEC));
+}
+
+void RpcServer::add_connection(UniqueFd fd) {
+  const auto peer = peer_of(fd.get());
+  if (!peer || !may_connect(peer->uid, options_.allowed_uids)) {
+    ++counters_.refused_peer;
+    kLog.warn("connection refused uid={} reason=\"not ours, root's or in --allow-uid\"",
+              peer ? std::to_string(peer->uid) : "unknown");
+    return;
+  }
+  if (connections_.size() >= options_.max_connections && !make_room()) {
+    ++counters_.refused_limit;
+    return;
+  }
+  enlarge(fd.get(), SO_SNDBUFFORCE, SO_SNDBUF);
+  enlarge(fd.get(), SO_RCVBUFFORCE, SO_RCVBUF);
+  ++counters_.accepted;
+  const Id128 id = Id128::random();
+  auto connection = kj::heap<Connection>(*this, id, *peer, std::move(fd));
+  const kj::TimePoint now = io_.provider->getTimer().now();
+  connection->silent = silent_.insert(silent_.end(), {id, now + to_kj(options_.hello_timeout)});
+  connections_.emplace(id, kj::mv(connection));
+  counters_.connections = connections_.size();
+  arm_hello_timer();
+}
+
+bool RpcServer::make_room() {
+  if (silent_.empty()) return false;
+  ++counters_.closed_no_hello;
+  end_connection(Id128(silent_.front().connection));
+  return true;
+}
+
+void RpcServer::greeted(const Id128& connection) {
+  const auto found = connections_.find(connection);
+  if (found == connections_.end() || !found->second->silent) return;
+  silent_.erase(*found->second->silent);
+  found->second->silent.reset();
+  arm_hello_timer();
+}
+
+void RpcServer::arm_hello_timer() {
+  if (silent_.empty()) {
+    hello_timer_ = nullptr;
+    is_hello_timer_armed_ = false;
+    return;
+  }
+  if (is_hello_timer_armed_) return;
+  is_hello_timer_armed_ = true;
+  hello_timer_ = io_.provider->getTimer()
+                     .atTime(silent_.front().deadline)
+                     .then([this]() {
+                       // In a task of its own: close_silent() replaces the promise that runs this.
+                       tasks_.add(kj::evalLater([this]() { close_silent(); }));
+                     })
+                     .eagerlyEvaluate(nullptr);
+}
+
+void RpcServer::close_silent() {
+  is_hello_timer_armed_ = false;
+  const kj::TimePoint now = io_.provider->getTimer().now();
+  while (!silent_.empty() && silent_.front().deadline <= now) {
+    ++counters_.closed_no_hello;
+    kLog.debug("connection closed reason=\"no hello in time\"");
+    end_connection(Id128(silent_.front().connection));
+  }
+  arm_hello_timer();
+}
+
+void RpcServer::end_later(const Id128& connection) {
+  // Called from within the connection's own promises, which end with it.
+  tasks_.add(kj::evalLater([this, connection]() { end_connection(connection); }));
+}
+
+void RpcServer::end_connection(const Id128& connection) {
+  const auto found = connections_.find(connection);
+  if (found == connections_.end()) return;
+  // Out of the table first: ending it may ask for other connections.
+  kj::Own<Connection> ended = kj::mv(found->second);
+  connections_.erase(found);
+  counters_.connections = connections_.size();
+  if (ended->silent) {
+    silent_.erase(*ended->silent);
+    ended->silent.reset();
+    if (silent_.empty()) arm_hello_timer();
+  }
+  context_->service.disconnected(connection);
+  context_->background.poke();
+}
+
+void RpcServer::taskFailed(kj::Exception&& exception) {
+  PEGA_ASSERT(false, "ending a connection failed: {}", error_from(exception).detail);
+}
+
+}  // namespace pegaflow

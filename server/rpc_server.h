@@ -1,0 +1,85 @@
+#pragma once
+/// \file
+/// Connections: accepts them, bounds them, ends them.
+
+#include <cstdint>
+#include <list>
+#include <unordered_map>
+#include <vector>
+
+#include <kj/async-io.h>
+#include <kj/async-unix.h>
+
+#include "base/clock.h"
+#include "base/id128.h"
+#include "base/unique_fd.h"
+#include "server/bounded_stream.h"
+#include "server/rpc_counters.h"
+#include "server/session.h"
+
+namespace pegaflow {
+
+/// Serves cache.capnp on a listening Unix socket.
+///
+/// Connections are capped, and a connection that says no hello in time is closed. A peer that
+/// misbehaves loses its own connection only. There is a timer only while a connection has not said
+/// hello or is about to be closed. Thread-bound: the RPC thread.
+class RpcServer final : private kj::TaskSet::ErrorHandler {
+ public:
+  struct Options {
+    std::size_t max_connections = 1024;
+    Duration hello_timeout = std::chrono::seconds(10);
+    std::vector<std::uint32_t> allowed_uids;
+    BoundedStream::Limits limits;
+  };
+
+  /// `io` and `counters` outlive it.
+  RpcServer(kj::AsyncIoContext& io, Options options, RpcCounters& counters);
+  ~RpcServer() noexcept(false);
+
+  /// Accepts on `listening_fd`, which stays the caller's. `context` outlives the server.
+  void serve(SessionContext& context, int listening_fd);
+  /// Accepts no more; connections that are there go on.
+  void stop_accepting();
+
+  /// Ends a connection at once. Unknown ones are fine. Not from within a call on it.
+  void end_connection(const Id128& connection);
+
+ private:
+  class Connection;
+
+  kj::Promise<void> accept_loop();
+  /// True when there may be more to accept.
+  bool accept_some();
+  void shed_one();
+  void add_connection(UniqueFd fd);
+  bool make_room();
+  void greeted(const Id128& connection);
+  void end_later(const Id128& connection);
+  void arm_hello_timer();
+  void close_silent();
+  void taskFailed(kj::Exception&& exception) override;
+
+  kj::AsyncIoContext& io_;
+  Options options_;
+  RpcCounters& counters_;
+  SessionContext* context_ = nullptr;
+
+  int listening_fd_ = -1;
+  kj::Maybe<kj::Own<kj::UnixEventPort::FdObserver>> observer_;
+  kj::Maybe<kj::Promise<void>> accepting_;
+  UniqueFd spare_;  ///< Given up to accept and close one more when descriptors have run out.
+
+  struct Silent {
+    Id128 connection;
+    kj::TimePoint deadline;
+  };
+  std::list<Silent> silent_;  ///< Said no hello yet, oldest first.
+  kj::Maybe<kj::Promise<void>> hello_timer_;
+  bool is_hello_timer_armed_ = false;
+
+  std::unordered_map<Id128, kj::Own<Connection>> connections_;
+  kj::TaskSet tasks_;
+};
+
+}  // namespace pegaflow

@@ -1,0 +1,279 @@
+#include "server/server.h"
+
+#include <csignal>
+#include <cstdlib>
+#include <filesystem>
+#include <fstream>
+#include <functional>
+#include <memory>
+#include <utility>
+
+#include <fcntl.h>
+#include <sys/resource.h>
+#include <unistd.h>
+
+#include <kj/async-io.h>
+#include <kj/async-unix.h>
+#include <nlohmann/json.hpp>
+
+#include "base/assert.h"
+#include "base/log.h"
+#include "base/units.h"
+#include "server/admin.h"
+#include "server/background.h"
+#include "server/cache_service.h"
+#include "server/http_server.h"
+#include "server/main_loop.h"
+#include "server/pool_preparation.h"
+#include "server/rpc_error.h"
+#include "server/rpc_server.h"
+#include "server/session.h"
+#include "version.h"
+
+namespace pegaflow {
+namespace {
+
+constexpr Log kLog{"server"};
+
+/// Descriptors beside those of clients: the pool, listeners, event loops, HTTP, files.
+constexpr std::uint64_t kOwnDescriptors = 256;
+/// A connection's socket, its pidfd, and the pidfd of one that parted.
+constexpr std::uint64_t kDescriptorsPerConnection = 3;
+
+/// Raises the limit of descriptors to what the kernel allows, and returns how many connections
+/// fit.
+std::size_t connections_that_fit(std::size_t wanted) {
+  rlimit limit{};
+  if (::getrlimit(RLIMIT_NOFILE, &limit) != 0) return wanted;
+  limit.rlim_cur = limit.rlim_max;
+  ::setrlimit(RLIMIT_NOFILE, &limit);
+  ::getrlimit(RLIMIT_NOFILE, &limit);
+  const std::uint64_t usable =
+      limit.rlim_cur - std::min<std::uint64_t>(limit.rlim_cur, kOwnDescriptors);
+  const std::size_t fit = std::max<std::size_t>(1, usable / kDescriptorsPerConnection);
+  if (fit >= wanted) return wanted;
+  kLog.warn(
+      "fewer connections than asked for: the limit of descriptors is low connections={} "
+      "asked={} ulimit_n={}",
+      fit, wanted, limit.rlim_cur);
+  return fit;
+}
+
+/// Written beside and renamed, so that a reader never sees half of it.
+Result<void> write_ready_file(const std::string& path, const nlohmann::json& content) {
+  const std::string temporary = path + ".tmp";
+  std::ofstream file(temporary, std::ios::trunc);
+  file << content.dump() << '\n';
+  file.close();
+  std::error_code problem;
+  if (file) std::filesystem::rename(temporary, path, problem);
+  if (!file || problem) {
+    return fail(Errc::kRefused, "--ready-file {}: cannot be written", path);
+  }
+  return {};
+}
+
+/// The parts of a server, in the order in which they start; they end in reverse.
+class Server final : private kj::TaskSet::ErrorHandler {
+ public:
+  Server(const ServerOptions& options, std::vector<std::uint32_t> allowed_uids, SocketLock lock)
+      : options_(options),
+        allowed_uids_(std::move(allowed_uids)),
+        lock_(std::move(lock)),
+        io_(kj::setupAsyncIo()),
+        questions_(2 * HttpServer::kQuestions),
+        tasks_(*this) {}
+
+  Result<void> run(HttpListener http_listener, std::string token) {
+    http_address_ = http_listener.address;
+    HttpServer::Options http_options;
+    http_options.token = std::move(token);
+#ifdef PEGA_TEST_HOOKS
+    http_options.test_hooks = true;
+#endif
+    PEGA_TRY_LET(http_,
+                 HttpServer::start(std::move(http_listener), std::move(http_options), questions_));
+    kLog.info("answering http address={}", http_address_);
+    tasks_.add(wait_for_signal());
+    PEGA_TRY_LET(preparation_,
+                 PoolPreparation::start(
+                     {.pool = {.size_bytes = options_.pool_size_bytes,
+                               .huge_pages = options_.use_hugepages ? Pool::HugePages::kRequired
+                                                                    : Pool::HugePages::kIfReserved},
+                      .patience = options_.pool_wait},
+                     clock_));
+    watch_mailbox(pool_news_, preparation_->news(), [this]() { read_pool_news(); });
+
+    run_loop(io_, clock_, counters_.turns, [this]() { return is_stopping_ || failure_; });
+
+    publish({.is_ok = false, .status = "stopping", .pool_bytes = 0, .done_bytes = 0});
+    if (!options_.ready_file.empty()) ::unlink(options_.ready_file.c_str());
+    if (failure_) return tl::unexpected<Error>(std::move(*failure_));
+    return {};
+  }
+
+ private:
+  /// Calls `read` in a turn of the loop when `mailbox` has something.
+  template <typename T>
+  void watch_mailbox(kj::Own<kj::UnixEventPort::FdObserver>& observer, Mailbox<T>& mailbox,
+                     std::function<void()> read) {
+    observer = kj::heap<kj::UnixEventPort::FdObserver>(io_.unixEventPort, mailbox.fd(),
+                                                       kj::UnixEventPort::FdObserver::OBSERVE_READ);
+    tasks_.add(read_when_readable(*observer, std::move(read)));
+  }
+  static kj::Promise<void> read_when_readable(kj::UnixEventPort::FdObserver& observer,
+                                              std::function<void()> read) {
+    return observer.whenBecomesReadable().then([&observer, read = std::move(read)]() mutable {
+      read();
+      return read_when_readable(observer, std::move(read));
+    });
+  }
+
+  kj::Promise<void> wait_for_signal() {
+    return io_.unixEventPort.onSignal(SIGTERM)
+        .exclusiveJoin(io_.unixEventPort.onSignal(SIGINT))
+        .then([this](siginfo_t info) {
+          kLog.info("stopping signal={}", info.si_signo == SIGTERM ? "SIGTERM" : "SIGINT");
+          is_stopping_ = true;
+          // From now on a signal ends the process, whatever it hangs in.
+          std::signal(SIGTERM, SIG_DFL);
+          std::signal(SIGINT, SIG_DFL);
+          sigset_t both;
+          sigemptyset(&both);
+          sigaddset(&both, SIGTERM);
+          sigaddset(&both, SIGINT);
+          ::pthread_sigmask(SIG_UNBLOCK, &both, nullptr);
+        });
+  }
+
+  void publish(Health health) {
+    const bool sent = http_->publish({.ticket = 0, .answer = {}, .health = std::move(health)});
+    PEGA_ASSERT(sent, "the HTTP thread does not read its news");
+  }
+
+  void read_pool_news() {
+    preparation_->news().drain([this](PoolNews&& news) {
+      if (news.error) {
+        failure_ = std::move(news.error);
+      } else if (!news.pool) {
+        publish({.is_ok = false,
+                 .status = news.status,
+                 .pool_bytes = options_.pool_size_bytes,
+                 .done_bytes = news.done_bytes});
+      } else if (auto served = serve(std::move(news.pool)); !served) {
+        failure_ = std::move(served.error());
+      }
+    });
+  }
+
+  Result<void> serve(std::unique_ptr<Pool> pool) {
+    pool_ = std::move(pool);
+    const std::size_t connections =
+        connections_that_fit(static_cast<std::size_t>(options_.max_connections));
+    BlockStore::Options store;
+    store.instance_share = static_cast<double>(options_.instance_share_percent) / 100;
+    store.node_share = static_cast<double>(options_.node_share_percent) / 100;
+    store.reservation_timeout = options_.reservation_timeout;
+    PEGA_TRY_LET(
+        service_,
+        CacheService::create(
+            {.cut = {.pool_bytes = pool_->size_bytes(), .store = store}, .max_parted = connections},
+            clock_, [this](const Id128& connection) { rpc_->end_connection(connection); }));
+    background_ = std::make_unique<Background>(*service_, io_.provider->getTimer(), clock_);
+    context_.reset(new SessionContext{.service = *service_,
+                                      .background = *background_,
+                                      .counters = counters_,
+                                      .port = io_.unixEventPort,
+                                      .timer = io_.provider->getTimer(),
+                                      .clock = clock_,
+                                      .pool_fd = pool_->fd(),
+                                      .pool_bytes = pool_->size_bytes(),
+                                      .server = Id128::random(),
+                                      .build = fmt::format("pegaflow-server {}", kVersion),
+                                      .process_gone =
+                                          [this](const Id128& connection) {
+                                            tasks_.add(kj::evalLater([this, connection]() {
+                                              service_->process_gone(connection);
+                                              background_->poke();
+                                            }));
+                                          },
+                                      .keys = {}});
+    RpcServer::Options rpc_options;
+    rpc_options.max_connections = connections;
+    rpc_options.hello_timeout = options_.hello_timeout;
+    rpc_options.allowed_uids = allowed_uids_;
+    rpc_ = std::make_unique<RpcServer>(io_, std::move(rpc_options), counters_);
+    admin_ = std::make_unique<Admin>(*service_, *background_, io_.provider->getTimer(), clock_,
+                                     counters_, *pool_, *http_, questions_);
+    watch_mailbox(admin_news_, questions_, [this]() { admin_->read(); });
+
+    auto listener = Listener::open(lock_, options_.socket_group);
+    if (!listener) return tl::unexpected<Error>(std::move(listener.error()));
+    listener_.emplace(std::move(*listener));
+    rpc_->serve(*context_, listener_->fd());
+    publish({.is_ok = true,
+             .status = "ok",
+             .pool_bytes = pool_->size_bytes(),
+             .done_bytes = pool_->size_bytes()});
+    const std::string advice = huge_page_advice(*pool_);
+    kLog.info("ready socket={} http={} pool={} pages={}{}", lock_.socket().string(), http_address_,
+              format_bytes(pool_->size_bytes()), format_bytes(pool_->page_bytes()),
+              advice.empty() ? "" : fmt::format(" advice=\"{}\"", advice));
+    if (options_.ready_file.empty()) return {};
+    return write_ready_file(
+        options_.ready_file,
+        {{"socket", lock_.socket().string()}, {"http", http_address_}, {"pid", ::getpid()}});
+  }
+
+  void taskFailed(kj::Exception&& exception) override {
+    PEGA_ASSERT(false, "a task of the server failed: {}", error_from(exception).detail);
+  }
+
+  const ServerOptions& options_;
+  std::vector<std::uint32_t> allowed_uids_;
+  SteadyClock clock_;
+  SocketLock lock_;
+  kj::AsyncIoContext io_;
+  RpcCounters counters_;
+  std::string http_address_;
+  bool is_stopping_ = false;
+  std::optional<Error> failure_;
+
+  Mailbox<AdminQuestion> questions_;
+  std::unique_ptr<HttpServer> http_;
+  std::unique_ptr<PoolPreparation> preparation_;
+  std::unique_ptr<Pool> pool_;
+  std::unique_ptr<CacheService> service_;
+  std::unique_ptr<Background> background_;
+  std::unique_ptr<SessionContext> context_;
+  std::unique_ptr<Admin> admin_;
+  std::optional<Listener> listener_;
+  std::unique_ptr<RpcServer> rpc_;  // Watches the listener.
+  kj::Own<kj::UnixEventPort::FdObserver> pool_news_;
+  kj::Own<kj::UnixEventPort::FdObserver> admin_news_;
+  kj::TaskSet tasks_;
+};
+
+}  // namespace
+
+Result<void> run_server(const ServerOptions& options, const RuntimeDirectories& directories) {
+  PEGA_TRY_LET(std::vector<std::uint32_t> uids, options.allowed_uids());
+  std::string token;
+  if (!options.http_token_file.empty()) {
+    PEGA_TRY_LET(token, read_token(options.http_token_file));
+  }
+  PEGA_TRY_LET(const std::filesystem::path socket, socket_path(options.addr, directories));
+  PEGA_TRY_LET(SocketLock lock, SocketLock::take(socket, options.socket_group));
+  PEGA_TRY_LET(HttpListener http, listen_http(options.http_addr));
+
+  // Before any thread, so that all of them inherit the mask. A peer that closes its socket is an
+  // error of write(), not a signal.
+  kj::UnixEventPort::captureSignal(SIGTERM);
+  kj::UnixEventPort::captureSignal(SIGINT);
+  std::signal(SIGPIPE, SIG_IGN);
+
+  Server server(options, std::move(uids), std::move(lock));
+  return server.run(std::move(http), std::move(token));
+}
+
+}  // namespace pegaflow

@@ -1,0 +1,436 @@
+#include "server/session.h"
+
+#include <algorithm>
+#include <cerrno>
+#include <optional>
+#include <utility>
+
+#include <fcntl.h>
+
+#include <kj/memory.h>
+
+#include "base/log.h"
+#include "base/unique_fd.h"
+#include "capnp/codec.h"
+#include "server/process_watch.h"
+
+namespace pegaflow {
+namespace {
+
+constexpr Log kLog{"rpc"};
+
+/// Keys that one turn of the loop handles when they change the store.
+constexpr std::size_t kSliceKeys = 512;
+constexpr std::size_t kMaxBuildBytes = 256;
+
+/// Counts one call when it has been answered.
+class Measured {
+ public:
+  Measured(SessionContext& context, Method method)
+      : context_(context), method_(method), begin_(context.clock.now()) {}
+
+  void ok() const {
+    RpcCounters::PerMethod& counters = context_.counters.of(method_);
+    ++counters.ok;
+    counters.duration.record(context_.clock.now() - begin_);
+  }
+  void failed(const Error& error) const {
+    RpcCounters::PerMethod& counters = context_.counters.of(method_);
+    ++counters.failed[static_cast<std::size_t>(error.code)];
+    counters.duration.record(context_.clock.now() - begin_);
+    kLog.debug("call failed method={} error=\"{}\"", to_string(method_), to_string(error));
+  }
+  template <typename T>
+  void ended(const Result<T>& result) const {
+    result ? ok() : failed(result.error());
+  }
+
+ private:
+  SessionContext& context_;
+  Method method_;
+  TimePoint begin_;
+};
+
+class PoolImpl final : public wire::Pool::Server {
+ public:
+  explicit PoolImpl(int fd) : fd_(fd) {}
+  kj::Maybe<int> getFd() override { return fd_; }
+
+ private:
+  int fd_;
+};
+
+/// Runs what takes several turns of the loop one after the other, in the order of the calls: an
+/// `abandon` that comes behind a `reserve` must find it done. Thread-bound.
+class InOrder {
+ public:
+  /// `step` is called again, a turn later, while it returns true. Runs in this turn as far as it
+  /// can.
+  template <typename Step>
+  kj::Promise<void> run(kj::Timer& timer, Step step) {
+    if (waiting_ == 0 && !step()) return kj::READY_NOW;
+    ++waiting_;
+    auto done =
+        last_.addBranch()
+            .then([&timer, step = kj::mv(step)]() mutable { return repeat(timer, kj::mv(step)); })
+            .then([this]() { --waiting_; })
+            .fork();
+    auto answer = done.addBranch();
+    last_ = kj::mv(done);
+    return answer;
+  }
+
+ private:
+  template <typename Step>
+  static kj::Promise<void> repeat(kj::Timer& timer, Step step) {
+    return next_turn(timer).then([&timer, step = kj::mv(step)]() mutable -> kj::Promise<void> {
+      if (!step()) return kj::READY_NOW;
+      return repeat(timer, kj::mv(step));
+    });
+  }
+
+  std::size_t waiting_ = 0;
+  kj::ForkedPromise<void> last_ = kj::Promise<void>(kj::READY_NOW).fork();
+};
+
+void write_slots(std::span<const SlotIndex> from, capnp::List<std::uint32_t>::Builder to) {
+  for (unsigned i = 0; i < to.size(); ++i) to.set(i, from[i]);
+}
+
+class SessionImpl final : public wire::Session::Server {
+ public:
+  SessionImpl(SessionContext& context, const Id128& connection)
+      : context_(context), service_(context.service), connection_(connection) {}
+
+ protected:
+  // `register` is a word of C++, hence the generated code's name for it.
+  kj::Promise<void> register_(RegisterContext call) override {
+    const Measured measured(context_, Method::kRegister);
+    const auto done = read_registration(call.getParams()).and_then([&](const Registration& wanted) {
+      return service_.register_rank(connection_, wanted);
+    });
+    auto results = call.getResults();
+    if (done) {
+      results.setPool(kj::heap<PoolImpl>(context_.pool_fd));
+      results.setPoolBytes(context_.pool_bytes);
+      results.setSlotBytes(done->slot_bytes);
+      results.setNamespace(done->namespace_hash.c_str());
+    } else {
+      write_error(done.error(), results.initRefused());
+    }
+    return finish(measured, done);
+  }
+
+  kj::Promise<void> attach(AttachContext call) override {
+    const Measured measured(context_, Method::kAttach);
+    const auto done =
+        read_instance(call.getParams().getInstance()).and_then([&](const std::string& instance) {
+          return service_.attach(connection_, instance);
+        });
+    write_done(done, call.getResults());
+    return finish(measured, done);
+  }
+
+  kj::Promise<void> lookup(LookupContext call) override {
+    const Measured measured(context_, Method::kLookup);
+    const auto found =
+        read_keys(call.getParams(), context_.keys).and_then([&](std::span<const BlockKey> keys) {
+          return service_.lookup(connection_, keys);
+        });
+    // A lookup has no error on the wire: whoever has no instance, or keys that are none, misses.
+    auto results = call.getResults(capnp::MessageSize{4, 0});
+    if (found) {
+      results.setSealed(static_cast<std::uint32_t>(found->blocks));
+      results.setComplete(found->complete);
+    }
+    return finish(measured, found);
+  }
+
+  kj::Promise<void> claim(ClaimContext call) override {
+    const Measured measured(context_, Method::kClaim);
+    const Id128 token = read_id(call.getParams().getToken());
+    const auto found = read_keys(call.getParams().getKeys(), context_.keys)
+                           .and_then([&](std::span<const BlockKey> keys) {
+                             return service_.claim(connection_, token, keys);
+                           });
+    auto results = call.getResults();
+    if (found) {
+      results.setReady(static_cast<std::uint32_t>(found->blocks));
+      results.setComplete(found->complete);
+    } else {
+      write_error(found.error(), results.initError());
+    }
+    return finish(measured, found);
+  }
+
+  kj::Promise<void> unclaim(UnclaimContext call) override {
+    const Measured measured(context_, Method::kUnclaim);
+    const auto done = service_.unclaim(connection_, read_id(call.getParams().getToken()));
+    write_done(done, call.getResults());
+    return finish(measured, done);
+  }
+
+  kj::Promise<void> open(OpenContext call) override {
+    const Measured measured(context_, Method::kOpen);
+    const auto params = call.getParams();
+    const auto slots = service_.open(connection_, read_id(params.getToken()), params.getFirst(),
+                                     params.getCount(), PinId{params.getPin()});
+    answer_slots(slots, call);
+    return finish(measured, slots);
+  }
+
+  kj::Promise<void> release(ReleaseContext call) override {
+    const Measured measured(context_, Method::kRelease);
+    const auto done = service_.release(connection_, PinId{call.getParams().getPin()});
+    write_done(done, call.getResults());
+    return finish(measured, done);
+  }
+
+  kj::Promise<void> reserve(ReserveContext call) override {
+    const Measured measured(context_, Method::kReserve);
+    const JobId job = read_job(call.getParams().getJob());
+    // Of its own, unlike the scratch: other calls come between the slices.
+    std::vector<BlockKey> keys;
+    auto read = read_keys(call.getParams().getKeys(), keys);
+    if (!read) {
+      write_error(read.error(), call.getResults().initError());
+      return finish(measured, read);
+    }
+    keys.resize(read->size());
+    struct State {
+      std::vector<BlockKey> keys;
+      Result<std::vector<SlotIndex>> slots;
+    };
+    auto state = kj::heap<State>(State{std::move(keys), {}});
+    State& shared = *state;
+    shared.slots->reserve(shared.keys.size());
+    return jobs_
+        .run(context_.timer,
+             [this, &shared, job]() { return reserve_slice(job, shared.keys, shared.slots); })
+        .then([this, call, measured, state = kj::mv(state)]() mutable {
+          answer_slots(state->slots, call);
+          return finish(measured, state->slots);
+        });
+  }
+
+  kj::Promise<void> publish(PublishContext call) override {
+    const Measured measured(context_, Method::kPublish);
+    const JobId job = read_job(call.getParams().getJob());
+    auto state = kj::heap<Result<void>>();
+    Result<void>& done = *state;
+    return jobs_.run(context_.timer, [this, &done, job]() { return publish_slice(job, done); })
+        .then([this, call, measured, state = kj::mv(state)]() mutable {
+          write_done(*state, call.getResults());
+          return finish(measured, *state);
+        });
+  }
+
+  kj::Promise<void> abandon(AbandonContext call) override {
+    const Measured measured(context_, Method::kAbandon);
+    const JobId job = read_job(call.getParams().getJob());
+    auto state = kj::heap<Result<void>>();
+    Result<void>& done = *state;
+    return jobs_
+        .run(context_.timer,
+             [this, &done, job]() {
+               done = service_.abandon(connection_, job);
+               return false;
+             })
+        .then([this, call, measured, state = kj::mv(state)]() mutable {
+          write_done(*state, call.getResults());
+          return finish(measured, *state);
+        });
+  }
+
+  kj::Promise<void> resetCache(ResetCacheContext call) override {
+    const Measured measured(context_, Method::kResetCache);
+    const auto generation = service_.reset_cache(connection_);
+    auto results = call.getResults();
+    if (generation) {
+      results.setGeneration(*generation);
+    } else {
+      write_error(generation.error(), results.initError());
+    }
+    return finish(measured, generation);
+  }
+
+  kj::Promise<void> goodbye(GoodbyeContext call) override {
+    const Measured measured(context_, Method::kGoodbye);
+    auto state = kj::heap<Result<void>>();
+    Result<void>& done = *state;
+    return jobs_
+        .run(context_.timer,
+             [this, &done]() {
+               done = service_.goodbye(connection_);
+               return false;
+             })
+        .then([this, call, measured, state = kj::mv(state)]() mutable {
+          write_done(*state, call.getResults());
+          return finish(measured, *state);
+        });
+  }
+
+ private:
+  template <typename T>
+  kj::Promise<void> finish(const Measured& measured, const Result<T>& result) {
+    measured.ended(result);
+    context_.background.poke();
+    return kj::READY_NOW;
+  }
+
+  template <typename Call>
+  static void answer_slots(const Result<std::vector<SlotIndex>>& slots, Call& call) {
+    if (slots) {
+      auto results = call.getResults(capnp::MessageSize{slots->size() / 2 + 8, 0});
+      write_slots(*slots, results.initSlots(static_cast<unsigned>(slots->size())));
+    } else {
+      write_error(slots.error(), call.getResults().initError());
+    }
+  }
+
+  /// True while there are keys left to reserve.
+  bool reserve_slice(const JobId& job, std::span<const BlockKey> keys,
+                     Result<std::vector<SlotIndex>>& slots) {
+    const std::size_t done = slots->size();
+    auto slice = service_.reserve(connection_, job,
+                                  keys.subspan(done, std::min(kSliceKeys, keys.size() - done)));
+    if (!slice) {
+      // The caller gets no slot, so nobody writes into those of earlier slices.
+      if (done != 0) (void)service_.abandon(connection_, job);
+      slots = tl::unexpected<Error>(std::move(slice.error()));
+      return false;
+    }
+    slots->insert(slots->end(), slice->begin(), slice->end());
+    context_.background.poke();
+    return slots->size() < keys.size();
+  }
+
+  /// True while there are blocks left to seal.
+  bool publish_slice(const JobId& job, Result<void>& done) {
+    auto left = service_.publish(connection_, job);
+    if (!left) {
+      done = tl::unexpected<Error>(std::move(left.error()));
+      return false;
+    }
+    return *left != 0;
+  }
+
+  SessionContext& context_;
+  CacheService& service_;
+  Id128 connection_;
+  InOrder jobs_;
+};
+
+class GateImpl final : public wire::Gate::Server {
+ public:
+  GateImpl(SessionContext& context, const Id128& connection, const Peer& peer,
+           kj::Function<void()> greeted)
+      : context_(context), connection_(connection), peer_(peer), greeted_(kj::mv(greeted)) {}
+
+ protected:
+  kj::Promise<void> hello(HelloContext call) override {
+    const Measured measured(context_, Method::kHello);
+    const auto params = call.getParams();
+    auto results = call.getResults();
+    results.setMinimum(kWireMinimum);
+    results.setMaximum(kWireMaximum);
+    write_id(context_.server, results.initServer());
+    results.setBuild(context_.build.c_str());
+
+    const std::uint16_t version = common_version(params.getMinimum(), params.getMaximum());
+    if (version == 0) return refuse(call, measured, no_version(params));
+    if (std::exchange(said_hello_, true)) {
+      return refuse(call, measured,
+                    {.code = Errc::kInvalidArgument, .detail = "hello was said already"});
+    }
+    if (!params.hasHandle()) return accept(call, measured, version, nullptr);
+    return params.getHandle().getFd().then(
+        [this, call, measured, version](kj::Maybe<int> fd) mutable -> kj::Promise<void> {
+          return accept(call, measured, version, watch(fd));
+        });
+  }
+
+ private:
+  static Error no_version(wire::Hello::Reader params) {
+    const bool client_is_older = params.getMaximum() < kWireMinimum;
+    return {.code = Errc::kRefused,
+            .detail = fmt::format(
+                "the client speaks versions {} to {} of the protocol, this server {} to {}: "
+                "upgrade the {}",
+                params.getMinimum(), params.getMaximum(), kWireMinimum, kWireMaximum,
+                client_is_older ? "client" : "server")};
+  }
+
+  kj::Promise<void> refuse(HelloContext call, const Measured& measured, const Error& why) {
+    kLog.warn("hello refused build=\"{}\" pid={} reason=\"{}\"", build_of(call.getParams()),
+              peer_.pid, why.detail);
+    write_error(why, call.getResults().initRefused());
+    measured.failed(why);
+    return kj::READY_NOW;
+  }
+
+  static std::string build_of(wire::Hello::Reader params) {
+    const auto text = params.getBuild();
+    return {text.begin(), std::min(text.size(), kMaxBuildBytes)};
+  }
+
+  /// Null when the process cannot be watched: it may look up, and gets no pool.
+  std::shared_ptr<ProcessWatch> watch(kj::Maybe<int> fd) {
+    KJ_IF_MAYBE (sent, fd) {
+      // Of our own: the sent one goes with the capability.
+      UniqueFd own(::fcntl(*sent, F_DUPFD_CLOEXEC, 0));
+      if (!own) {
+        kLog.warn("a process cannot be watched error=\"{}\"",
+                  fail_errno(errno, "duplicate its pidfd").value().detail);
+        return nullptr;
+      }
+      auto started = ProcessWatch::start(
+          context_.port, std::move(own), peer_,
+          [&context = context_, connection = connection_]() { context.process_gone(connection); });
+      if (started) return std::move(*started);
+      kLog.warn("a process cannot be watched pid={} reason=\"{}\"", peer_.pid,
+                started.error().detail);
+    } else {
+      kLog.warn("a process cannot be watched pid={} reason=\"its handle has no descriptor\"",
+                peer_.pid);
+    }
+    return nullptr;
+  }
+
+  kj::Promise<void> accept(HelloContext call, const Measured& measured, std::uint16_t version,
+                           std::shared_ptr<ProcessWatch> watched) {
+    const auto params = call.getParams();
+    const auto done = context_.service.connected(
+        connection_, {.process = read_id(params.getProcess()),
+                      .previous_connection = read_id(params.getPreviousConnection()),
+                      .quiesced = params.getQuiesced(),
+                      .build = build_of(params),
+                      .watch = std::move(watched)});
+    context_.background.poke();
+    if (!done) return refuse(call, measured, done.error());
+    auto results = call.getResults();
+    results.setVersion(version);
+    write_id(connection_, results.initConnection());
+    results.setSession(kj::heap<SessionImpl>(context_, connection_));
+    greeted_();
+    measured.ok();
+    kLog.debug("connected build=\"{}\" pid={} version={} connection={}", build_of(params),
+               peer_.pid, version, to_string(connection_));
+    return kj::READY_NOW;
+  }
+
+  SessionContext& context_;
+  Id128 connection_;
+  Peer peer_;
+  kj::Function<void()> greeted_;
+  bool said_hello_ = false;
+};
+
+}  // namespace
+
+wire::Gate::Client make_gate(SessionContext& context, const Id128& connection, const Peer& peer,
+                             kj::Function<void()> greeted) {
+  return kj::heap<GateImpl>(context, connection, peer, kj::mv(greeted));
+}
+
+}  // namespace pegaflow

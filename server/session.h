@@ -1,0 +1,46 @@
+#pragma once
+/// \file
+/// cache.capnp on the server's side: decodes a call, asks the CacheService, encodes the answer.
+
+#include <cstdint>
+#include <span>
+#include <string>
+#include <vector>
+
+#include <kj/async-io.h>
+#include <kj/async-unix.h>
+#include <kj/function.h>
+
+#include "base/clock.h"
+#include "base/id128.h"
+#include "capnp/cache.capnp.h"
+#include "server/background.h"
+#include "server/cache_service.h"
+#include "server/listener.h"
+#include "server/rpc_counters.h"
+
+namespace pegaflow {
+
+/// What every connection's objects need; all of it outlives them.
+struct SessionContext {
+  CacheService& service;
+  Background& background;
+  RpcCounters& counters;
+  kj::UnixEventPort& port;
+  kj::Timer& timer;
+  const Clock& clock;
+  int pool_fd = -1;
+  std::uint64_t pool_bytes = 0;
+  Id128 server;       ///< Our incarnation.
+  std::string build;  ///< Program and version, for clients' logs.
+  /// The process of a connection ended. Called from the watch's own turn, so it only schedules.
+  kj::Function<void(const Id128&)> process_gone;
+  std::vector<BlockKey> keys;  ///< Scratch for the calls that finish in their own turn.
+};
+
+/// The bootstrap of one connection. `greeted` is called once, when hello was answered with a
+/// session. `context` outlives it. Thread-bound.
+wire::Gate::Client make_gate(SessionContext& context, const Id128& connection, const Peer& peer,
+                             kj::Function<void()> greeted);
+
+}  // namespace pegaflow

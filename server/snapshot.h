@@ -1,0 +1,64 @@
+#pragma once
+/// \file
+/// What crosses between the RPC thread and the HTTP thread: questions, and plain answers.
+
+#include <cstdint>
+#include <string>
+#include <variant>
+#include <vector>
+
+#include "server/cache_service.h"
+#include "server/rpc_counters.h"
+
+namespace pegaflow {
+
+/// Everything that /metrics prints.
+struct Snapshot {
+  CacheService::Stats cache;
+  RpcCounters rpc;
+  std::uint64_t pool_bytes = 0;
+  std::uint64_t pool_page_bytes = 0;  ///< Of the memory's pages: 4 KiB or huge.
+  double oldest_pin_seconds = 0;      ///< 0 without a pin.
+};
+
+struct CleanupReport {
+  std::uint64_t evicted_blocks = 0;
+  std::uint64_t still_referenced_blocks = 0;
+  std::uint64_t slot_bytes = 0;
+};
+
+/// Of the test switch that damages a block.
+struct OverwriteReport {
+  bool found = false;
+  std::uint32_t slot = 0;
+  std::uint64_t bytes = 0;
+};
+
+/// From the HTTP thread to the RPC thread.
+struct AdminQuestion {
+  enum class Kind : std::uint8_t { kMetrics, kInstances, kCleanup, kOverwriteBlock };
+  Kind kind = Kind::kMetrics;
+  std::uint64_t ticket = 0;    ///< Comes back with the answer.
+  std::uint64_t argument = 0;  ///< Of kOverwriteBlock: which block, 0 is the most recent.
+};
+
+using AdminAnswer = std::variant<std::monostate, Snapshot, std::vector<CacheService::InstanceInfo>,
+                                 CleanupReport, OverwriteReport>;
+
+/// What /health says.
+struct Health {
+  bool is_ok = false;
+  std::string status;  ///< "ok", or why not yet or no more.
+  std::uint64_t pool_bytes = 0;
+  std::uint64_t done_bytes = 0;  ///< Of the pool, while it is being prepared.
+};
+
+/// From the RPC thread to the HTTP thread.
+struct HttpNews {
+  std::uint64_t ticket = 0;  ///< 0: no answer, but new health.
+  AdminAnswer answer;
+  Health health;
+  bool is_stop = false;
+};
+
+}  // namespace pegaflow
