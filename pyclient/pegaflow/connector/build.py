@@ -1,0 +1,195 @@
+"""Puts a side together from vLLM's configuration, or says why it runs as plain vLLM."""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Mapping
+from typing import Any
+
+from pegaflow.connector import namespace
+from pegaflow.connector.config import (
+    INSTANCE_ENV,
+    ConfigError,
+    Settings,
+    read_settings,
+    socket_path,
+)
+from pegaflow.connector.layout import Geometry, LayoutError, geometry
+from pegaflow.connector.off import SchedulerOff, WorkerOff
+from pegaflow.connector.scheduler_side import SchedulerSide
+from pegaflow.connector.support import unsupported
+from pegaflow.connector.worker_side import WorkerSide
+
+log = logging.getLogger("vllm.pegaflow")
+
+
+class Unservable(Exception):
+    """This engine cannot use the cache; the text says why."""
+
+
+def _settings(vllm_config: Any) -> Settings:
+    try:
+        return read_settings(vllm_config.kv_transfer_config.kv_connector_extra_config or {})
+    except ConfigError as error:
+        raise Unservable(str(error)) from None
+
+
+def _socket(settings: Settings) -> str:
+    try:
+        return socket_path(settings)
+    except ConfigError as error:
+        raise Unservable(str(error)) from None
+
+
+def instance_id(vllm_config: Any, environ: Mapping[str, str] = os.environ) -> str:
+    """Names the engine core (one data-parallel rank), equally in its scheduler and its workers."""
+    parallel = vllm_config.parallel_config
+    rank = getattr(parallel, "data_parallel_index", getattr(parallel, "data_parallel_rank", 0))
+    name = environ.get(INSTANCE_ENV) or vllm_config.kv_transfer_config.engine_id
+    suffix = f"-dp{rank}" if getattr(parallel, "data_parallel_size", 1) > 1 else ""
+    return name + suffix
+
+
+def build() -> str:
+    """Who we are, for the server's log."""
+    import vllm
+
+    from pegaflow import _native
+
+    return f"pegaflow {_native.__version__}, vllm {vllm.__version__}"
+
+
+def hash_unit(vllm_config: Any, kv_cache_config: Any) -> int:
+    """Tokens between two block hashes."""
+    (group,) = kv_cache_config.kv_cache_groups
+    block_size = group.kv_cache_spec.block_size
+    unit = getattr(kv_cache_config, "hash_block_size", None) or getattr(
+        vllm_config.cache_config, "hash_block_size", None
+    )
+    unit = unit or block_size
+    if block_size % unit != 0:
+        raise Unservable(f"hashes every {unit} tokens do not fit blocks of {block_size}")
+    return unit
+
+
+def scheduler_side(vllm_config: Any, kv_cache_config: Any) -> SchedulerSide | SchedulerOff:
+    try:
+        return _scheduler_side(vllm_config, kv_cache_config)
+    except Unservable as reason:
+        log.warning("pegaflow: this engine runs without the cache: %s", reason)
+        return SchedulerOff()
+
+
+def _scheduler_side(vllm_config: Any, kv_cache_config: Any) -> SchedulerSide:
+    settings = _settings(vllm_config)
+    for remark in settings.remarks:
+        log.info("pegaflow: %s", remark)
+    if reason := unsupported(vllm_config, kv_cache_config):
+        raise Unservable(reason)
+    unit = hash_unit(vllm_config, kv_cache_config)
+    path = _socket(settings)
+    transfer = vllm_config.kv_transfer_config
+
+    from vllm.v1.core.sched.output import SchedulerOutput
+
+    from pegaflow import _native
+
+    (group,) = kv_cache_config.kv_cache_groups
+    specs = getattr(group.kv_cache_spec, "kv_cache_specs", None)
+    block_bytes = (
+        sum(spec.page_size_bytes for spec in specs.values())
+        if specs
+        else group.kv_cache_spec.page_size_bytes * len(group.layer_names)
+    )
+    session = _native.CacheSession(
+        path, instance_id(vllm_config), build(), **settings.link_options()
+    )
+    log.info("pegaflow: server %s instance %s", path, instance_id(vllm_config))
+    return SchedulerSide(
+        session,
+        settings,
+        block_size=group.kv_cache_spec.block_size,
+        hash_unit=unit,
+        block_bytes=block_bytes,
+        ranks=vllm_config.parallel_config.world_size,
+        may_load=transfer.is_kv_consumer and settings.mode != "save_only",
+        may_save=transfer.is_kv_producer,
+        prefix_caching=bool(vllm_config.cache_config.enable_prefix_caching),
+        own_tables="kv_connector_block_state" not in SchedulerOutput.__dataclass_fields__,
+        async_scheduling=bool(vllm_config.scheduler_config.async_scheduling),
+    )
+
+
+def worker_side(vllm_config: Any, kv_cache_config: Any) -> WorkerSide | WorkerOff:
+    try:
+        settings = _settings(vllm_config)
+        if unsupported(vllm_config, kv_cache_config):
+            raise Unservable("")
+        path = _socket(settings)
+    except Unservable:
+        return WorkerOff()  # the scheduler's side has said why
+
+    def make_mover(kv_caches: Any) -> Any:
+        return _make_mover(vllm_config, kv_cache_config, settings, path, kv_caches)
+
+    return WorkerSide(make_mover)
+
+
+def _make_mover(
+    vllm_config: Any, kv_cache_config: Any, settings: Settings, path: str, kv_caches: Any
+) -> Any:
+    """Registers the KV cache.
+
+    Raises:
+        Unservable: where it lies, or how, is not supported.
+    """
+    from pegaflow import _native
+
+    where = read_geometry(kv_cache_config, kv_caches)
+    if where.device != "cpu":
+        raise Unservable(f"a KV cache on {where.device} is not supported yet")
+    try:
+        weights = namespace.weights_id(vllm_config, settings.weights_id)
+    except namespace.UnknownWeights as error:
+        raise Unservable(str(error)) from None
+    instance = instance_id(vllm_config)
+    return _native.Mover(
+        path,
+        instance,
+        _native.HostDevice(settings.copy_threads),
+        where.segments,
+        where.block_count,
+        namespace.factors(
+            vllm_config,
+            kv_cache_config,
+            weights=weights,
+            instance=instance,
+            hash_unit=hash_unit(vllm_config, kv_cache_config),
+            layers=where.layers,
+            arrangement=where.arrangement,
+        ),
+        rank=vllm_config.parallel_config.rank,
+        ranks=vllm_config.parallel_config.world_size,
+        build=build(),
+        load_patience=settings.load_patience_ms / 1e3,
+        load_bytes_per_second=settings.load_bytes_per_second,
+        **settings.link_options(),
+    )
+
+
+def read_geometry(kv_cache_config: Any, kv_caches: Mapping[str, Any]) -> Geometry:
+    """Where the blocks of the one cache group are.
+
+    Raises:
+        Unservable: the tensors are not understood, or layers share them.
+    """
+    (group,) = kv_cache_config.kv_cache_groups
+    if others := sorted(set(kv_caches) - set(group.layer_names)):
+        raise Unservable(f"layers that share the KV of others are not supported yet: {others[0]}")
+    by_layer = getattr(group.kv_cache_spec, "kv_cache_specs", None)
+    specs = by_layer or dict.fromkeys(group.layer_names, group.kv_cache_spec)
+    try:
+        return geometry(kv_caches, group.layer_names, specs, kv_cache_config.num_blocks)
+    except LayoutError as error:
+        raise Unservable(str(error)) from None

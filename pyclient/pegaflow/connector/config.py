@@ -1,0 +1,337 @@
+"""Every option of the connector, in one table, and where the server's socket is.
+
+Options come from ``kv_connector_extra_config`` as ``pegaflow.NAME``. Where the table names an
+environment variable, that wins: it is how one launch script serves several machines.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+import ipaddress
+import os
+import socket
+from collections.abc import Mapping
+from typing import Any
+
+PREFIX = "pegaflow."
+
+
+class ConfigError(ValueError):
+    """The configuration makes no sense; the text says what to change."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Option:
+    """One row of the table."""
+
+    name: str
+    default: Any  #: Its type is the option's type.
+    sentence: str
+    unit: str = ""
+    choices: tuple[str, ...] = ()
+    bounds: tuple[float, float] | None = None
+    env: str = ""
+
+    @property
+    def key(self) -> str:
+        return PREFIX + self.name
+
+    def read(self, value: Any, source: str) -> Any:
+        """Turns what was configured into a value of this option's type.
+
+        Raises:
+            ConfigError: wrong type, out of bounds, or none of the choices.
+        """
+        try:
+            value = self._convert(value)
+        except (TypeError, ValueError):
+            wanted = type(self.default).__name__
+            raise ConfigError(f"{source}={value!r} is not of type {wanted}") from None
+        if self.choices and value not in self.choices:
+            raise ConfigError(f"{source}={value!r} is none of {', '.join(self.choices)}")
+        if self.bounds and not self.bounds[0] <= value <= self.bounds[1]:
+            low, high = self.bounds
+            raise ConfigError(f"{source}={value!r} is not between {low:g} and {high:g} {self.unit}")
+        return value
+
+    def _convert(self, value: Any) -> Any:
+        kind = type(self.default)
+        if kind is bool:
+            words = {"true": True, "1": True, "false": False, "0": False}
+            if isinstance(value, bool):
+                return value
+            if str(value).lower() not in words:
+                raise ValueError
+            return words[str(value).lower()]
+        if isinstance(value, bool) or (kind is str and not isinstance(value, str)):
+            raise TypeError
+        if kind is int and isinstance(value, float) and not value.is_integer():
+            raise ValueError
+        return kind(value)
+
+
+OPTIONS = (
+    Option(
+        "host",
+        "127.0.0.1",
+        "This machine, or `unix:PATH` for the server's socket itself.",
+        env="PEGAFLOW_HOST",
+    ),
+    Option(
+        "port",
+        50055,
+        "The port in the server's `--addr`; it names the socket.",
+        bounds=(1, 65535),
+        env="PEGAFLOW_PORT",
+    ),
+    Option(
+        "mode",
+        "read_write",
+        "`save_only` never asks and never loads.",
+        choices=("read_write", "save_only"),
+    ),
+    Option(
+        "weights_id",
+        "",
+        "Names the weights; engines with equal names share blocks. Empty: the hub commit, "
+        "else a hash over the weight files.",
+    ),
+    Option(
+        "min_load_tokens",
+        0,
+        "Shorter hits are computed, for they cost more than they save. 0: two blocks.",
+        unit="tokens",
+        bounds=(0, 1 << 30),
+    ),
+    Option(
+        "keep_failure_policy",
+        False,
+        "Leaves vLLM's `kv_load_failure_policy` as it is. Otherwise `fail`, vLLM's default, "
+        "which answers HTTP 500, becomes `recompute`.",
+    ),
+    Option(
+        "max_pinned_percent",
+        10,
+        "Of the GPU's blocks, how many may wait for their save; beyond, saves are dropped.",
+        unit="%",
+        bounds=(1, 50),
+    ),
+    Option(
+        "claim_wait_ms",
+        1.0,
+        "How long one scheduler call waits for the answer to a question.",
+        unit="ms",
+        bounds=(0, 100),
+    ),
+    Option(
+        "claim_limit_ms",
+        20.0,
+        "After this long without an answer the prompt is computed.",
+        unit="ms",
+        bounds=(0, 10_000),
+    ),
+    Option(
+        "miss_ttl_ms",
+        100.0,
+        "How long a miss is believed before the server is asked again.",
+        unit="ms",
+        bounds=(0, 60_000),
+    ),
+    Option(
+        "load_patience_ms",
+        250.0,
+        "A load may take this long and the time its bytes need; then the rest is computed.",
+        unit="ms",
+        bounds=(1, 600_000),
+    ),
+    Option(
+        "load_bytes_per_second",
+        1e9,
+        "The slowest copy that a load's deadline allows for.",
+        unit="B/s",
+        bounds=(1e6, 1e13),
+    ),
+    Option(
+        "connect_deadline_ms",
+        1000.0,
+        "A server that does not answer `hello` for so long counts as stopped.",
+        unit="ms",
+        bounds=(1, 60_000),
+    ),
+    Option(
+        "lookup_deadline_ms",
+        50.0,
+        "Of one question; three missed within a second open the breaker.",
+        unit="ms",
+        bounds=(1, 60_000),
+    ),
+    Option(
+        "open_deadline_ms",
+        50.0,
+        "Of the call with which a worker takes a claim's pages.",
+        unit="ms",
+        bounds=(1, 60_000),
+    ),
+    Option(
+        "reserve_deadline_ms",
+        20.0,
+        "Of the call that asks for slots; GPU blocks stay pinned meanwhile.",
+        unit="ms",
+        bounds=(1, 60_000),
+    ),
+    Option(
+        "copy_threads",
+        1,
+        "Threads that copy, where the engine's memory is the host's.",
+        bounds=(1, 64),
+    ),
+    Option(
+        "log_interval_s",
+        60.0,
+        "How often a line says what the cache did, if it did anything. 0: never.",
+        unit="s",
+        bounds=(0, 86_400),
+    ),
+)
+
+#: Keys of the older connector that mean nothing here; said once, and accepted.
+WITHOUT_MEANING = {
+    "pegaflow.transfer_backend": "the copy engine chooses by segment size",
+    "pegaflow.wait_for_full_prefix": "a load begins with what is there",
+}
+
+#: One variable for host and port, as `127.0.0.1:50055` or `unix:PATH`; before the two others.
+ENDPOINT_ENV = "PEGAFLOW_ENGINE_ENDPOINT"
+INSTANCE_ENV = "PEGAFLOW_INSTANCE_ID"
+
+
+@dataclasses.dataclass(frozen=True)
+class Settings:
+    """The options' values. Immutable."""
+
+    host: str
+    port: int
+    mode: str
+    weights_id: str
+    min_load_tokens: int
+    keep_failure_policy: bool
+    max_pinned_percent: int
+    claim_wait_ms: float
+    claim_limit_ms: float
+    miss_ttl_ms: float
+    load_patience_ms: float
+    load_bytes_per_second: float
+    connect_deadline_ms: float
+    lookup_deadline_ms: float
+    open_deadline_ms: float
+    reserve_deadline_ms: float
+    copy_threads: int
+    log_interval_s: float
+    #: What a person should read about accepted keys.
+    remarks: tuple[str, ...] = ()
+
+    def link_options(self) -> dict[str, float]:
+        """The deadlines, as keyword arguments of the native classes."""
+        return {
+            "connect_deadline": self.connect_deadline_ms / 1e3,
+            "lookup_deadline": self.lookup_deadline_ms / 1e3,
+            "open_deadline": self.open_deadline_ms / 1e3,
+            "reserve_deadline": self.reserve_deadline_ms / 1e3,
+        }
+
+
+def read_settings(extra: Mapping[str, Any], environ: Mapping[str, str] = os.environ) -> Settings:
+    """Reads the options out of ``kv_connector_extra_config`` and the environment.
+
+    Raises:
+        ConfigError: an unknown ``pegaflow.`` key, or a value that its option does not take.
+    """
+    known = {option.key: option for option in OPTIONS}
+    remarks = []
+    for key in extra:
+        if key in WITHOUT_MEANING:
+            remarks.append(f"{key} has no meaning here: {WITHOUT_MEANING[key]}")
+        elif key.startswith(PREFIX) and key not in known:
+            near = difflib.get_close_matches(key, known, n=1, cutoff=0.0)[0]
+            raise ConfigError(f"there is no option {key}; the nearest is {near}")
+    values = {}
+    for option in OPTIONS:
+        values[option.name] = option.default
+        if option.key in extra:
+            values[option.name] = option.read(extra[option.key], option.key)
+        if option.env and environ.get(option.env):
+            values[option.name] = option.read(environ[option.env], option.env)
+    if endpoint := environ.get(ENDPOINT_ENV):
+        values["host"] = endpoint
+    return Settings(**values, remarks=tuple(remarks))
+
+
+def socket_path(settings: Settings) -> str:
+    """Where the server's socket is.
+
+    Raises:
+        ConfigError: the host is another machine, or no socket at all.
+    """
+    host, port = settings.host, settings.port
+    if host.startswith("unix:"):
+        path = host.removeprefix("unix:")
+        if not os.path.isabs(path):
+            raise ConfigError(f"{host}: a socket wants an absolute path, as unix:/run/x.sock")
+        return path
+    # Launch scripts of the older connector write http://HOST.
+    host = host.split("://", 1)[-1].rstrip("/")
+    if host.count(":") == 1:
+        host, _, text = host.partition(":")
+        port = next(option for option in OPTIONS if option.name == "port").read(text, "the port")
+    if not is_this_machine(host.strip("[]")):
+        raise ConfigError(
+            f"{host} is not this machine. The cache hands out memory of its own machine, so an "
+            "engine talks to the pegaflow-server beside it; servers talk to each other"
+        )
+    from pegaflow import _native
+
+    return _native.default_socket_path(port)
+
+
+def is_this_machine(host: str) -> bool:
+    """Whether a name or address is ours: loopback, our host name, or an address we can bind."""
+    if host in ("localhost", "0.0.0.0", "::", socket.gethostname()):
+        return True
+    try:
+        if ipaddress.ip_address(host).is_loopback:
+            return True
+    except ValueError:
+        pass  # a name; it is looked up below
+    try:
+        addresses = socket.getaddrinfo(host, 0, type=socket.SOCK_DGRAM)
+    except OSError:
+        return False  # nobody knows that name, so it is not ours
+    return any(_can_bind(family, address) for family, _, _, _, address in addresses)
+
+
+def _can_bind(family: int, address: tuple) -> bool:
+    with socket.socket(family, socket.SOCK_DGRAM) as probe:
+        try:
+            probe.bind(address)
+        except OSError:
+            return False  # the kernel binds own addresses only
+    return True
+
+
+def options_markdown() -> str:
+    """The table of docs/connector.md."""
+    lines = ["| option | default | takes | meaning |", "|---|---|---|---|"]
+    for option in OPTIONS:
+        default = {"": "empty", True: "true", False: "false"}.get(
+            option.default, f"{option.default:g}" if option.unit else str(option.default)
+        )
+        if option.choices:
+            takes = ", ".join(f"`{choice}`" for choice in option.choices)
+        elif option.bounds:
+            takes = f"{option.bounds[0]:g} to {option.bounds[1]:g} {option.unit}".strip()
+        else:
+            takes = {bool: "`true`, `false`", str: "text"}[type(option.default)]
+        meaning = option.sentence + (f" Environment: `{option.env}`." if option.env else "")
+        lines.append(f"| `{option.key}` | {default} | {takes} | {meaning} |")
+    return "\n".join(lines)

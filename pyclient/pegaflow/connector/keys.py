@@ -1,0 +1,80 @@
+"""Which keys name a request's blocks, and which of them can be trusted.
+
+The key of a block is vLLM's chained hash at the *end* of the block. It names the block only if it
+was computed over exactly the tokens that are in it, so everything here is about doubt: hashes that
+do not fit the tokens make the request one that is not cached. A wrong key would hand somebody
+another conversation's KV, and the hit rate would look healthy.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+#: The wire's limit.
+MAX_KEY_BYTES = 32
+
+
+class KeyChain:
+    """The keys of one request, by block index. Bound to the scheduler's thread.
+
+    ``hash_unit`` tokens lie between two hashes, ``block_size`` in a block; a block's key is the
+    last hash inside it.
+    """
+
+    __slots__ = ("_request", "_block_size", "_unit", "_scale", "_trusted", "_broken", "key_bytes")
+
+    def __init__(self, request: Any, block_size: int, hash_unit: int) -> None:
+        self._request = request
+        self._block_size = block_size
+        self._unit = hash_unit
+        self._scale = block_size // hash_unit
+        #: Hashes from this index on chain over a token that is gone; None: all are good.
+        self._trusted: int | None = None
+        self._broken = ""
+        self.key_bytes = 0
+
+    @property
+    def broken(self) -> str:
+        """Why the request cannot be cached; empty while it can."""
+        return self._broken
+
+    def usable_blocks(self) -> int:
+        """How many leading blocks have a key that can be trusted now.
+
+        Looks at the request each time: it grows as it generates, and another connector beside us
+        may take its last prompt token away after vLLM hashed it. That leaves one hash too many,
+        which is tolerated, but neither that hash nor any that chains over it is used again.
+        """
+        if self._broken:
+            return 0
+        hashes = self._request.block_hashes
+        fit = self._request.num_tokens // self._unit
+        extra = len(hashes) - fit
+        if extra != 0 and not self._explain(extra, fit):
+            return 0
+        if not hashes:
+            return 0
+        if not self.key_bytes:
+            self.key_bytes = len(hashes[0])
+            if not 0 < self.key_bytes <= MAX_KEY_BYTES:
+                self._broken = f"a block hash has {self.key_bytes} bytes"
+                return 0
+        trusted = fit if self._trusted is None else min(fit, self._trusted)
+        return trusted // self._scale
+
+    def _explain(self, extra: int, fit: int) -> bool:
+        if extra == 1:
+            self._trusted = fit if self._trusted is None else min(self._trusted, fit)
+            return True
+        # After a stale hash was seen, vLLM's own count stays one ahead or catches up.
+        self._broken = f"{fit + extra} block hashes for {self._request.num_tokens} tokens"
+        return False
+
+    def key(self, block: int) -> bytes:
+        """The key of one block below usable_blocks()."""
+        return self._request.block_hashes[(block + 1) * self._scale - 1]
+
+    def keys(self, first: int, last: int) -> list[bytes]:
+        """The keys of blocks ``first`` to ``last`` - 1, all below usable_blocks()."""
+        start = (first + 1) * self._scale - 1
+        return list(self._request.block_hashes[start : last * self._scale : self._scale])

@@ -1,0 +1,177 @@
+"""From an engine's KV tensors to the segments of a page.
+
+A segment is a piece of every block: block ``b`` has ``size`` bytes at ``address + b * stride``.
+Everything is read off storage pointers and strides. Shapes are not trusted: the same shape lies in
+memory in half a dozen orders, padded or not, and kernels may cut a manager's block into several.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+#: More pieces than this make a gather by pieces hopeless, and no layout that vLLM has is near it.
+MAX_SEGMENTS = 16_384
+
+
+class LayoutError(Exception):
+    """Tensors that we do not understand; the text says which and why."""
+
+
+class Segment(NamedTuple):
+    address: int
+    stride: int
+    size: int
+
+
+@dataclasses.dataclass(frozen=True)
+class Geometry:
+    """Where the blocks of one rank are."""
+
+    segments: tuple[Segment, ...]  #: In the page's order, neighbors merged.
+    layers: tuple[str, ...]  #: In the page's order, aliases left out.
+    block_count: int
+    arrangement: str  #: How a block's bytes lie; equal texts mean equal pages.
+    device: str  #: torch's device type.
+
+    @property
+    def page_bytes(self) -> int:
+        return sum(segment.size for segment in self.segments)
+
+
+def geometry(
+    kv_caches: Mapping[str, Any], layers: Sequence[str], specs: Mapping[str, Any], block_count: int
+) -> Geometry:
+    """Reads the geometry of ``layers`` off the tensors that vLLM registers.
+
+    ``specs`` has the spec of each layer, whose page size the tensor must agree with.
+
+    Raises:
+        LayoutError: a tensor is missing, is no tensor, or is not what its spec says.
+    """
+    if missing := [layer for layer in layers if layer not in kv_caches]:
+        raise LayoutError(f"layers without a KV tensor: {', '.join(missing)}")
+    tensors = {layer: kv_caches[layer] for layer in layers}
+    for layer, tensor in tensors.items():
+        if not hasattr(tensor, "untyped_storage"):
+            raise LayoutError(f"the KV cache of {layer} is a {type(tensor).__name__}")
+    devices = {tensor.device.type for tensor in tensors.values()}
+    if len(devices) != 1:
+        raise LayoutError(f"the KV cache lies on {', '.join(sorted(devices)) or 'no device'}")
+
+    pieces: list[Segment] = []
+    kept: list[str] = []
+    arrangements: list[str] = []
+    for layer in _page_order(tensors):
+        cut = _cut(layer, tensors[layer], block_count)
+        _check_page_bytes(layer, cut.pieces, specs[layer])
+        if set(cut.pieces) & set(pieces):
+            continue  # another name for memory that is in the page already
+        kept.append(layer)
+        pieces += cut.pieces
+        if cut.arrangement not in arrangements:
+            arrangements.append(cut.arrangement)
+    segments = _merge(pieces)
+    if len(segments) > MAX_SEGMENTS:
+        raise LayoutError(f"a block lies in {len(segments)} pieces")
+    return Geometry(
+        tuple(segments), tuple(kept), block_count, " | ".join(arrangements), devices.pop()
+    )
+
+
+def _page_order(tensors: Mapping[str, Any]) -> list[str]:
+    """Layers as they lie in memory if they share one allocation, else as vLLM lists them.
+
+    Both orders are the same in every engine of a namespace. The first lets neighbors merge, down
+    to one segment for layouts that keep all layers of a block together.
+    """
+    if len({tensor.untyped_storage().data_ptr() for tensor in tensors.values()}) == 1:
+        return sorted(tensors, key=lambda layer: tensors[layer].data_ptr())
+    return list(tensors)
+
+
+class _Cut(NamedTuple):
+    pieces: list[Segment]
+    arrangement: str
+
+
+def _cut(layer: str, tensor: Any, block_count: int) -> _Cut:
+    """Cuts one layer's blocks into runs of adjacent bytes."""
+    shape, strides = list(tensor.shape), list(tensor.stride())
+    item = tensor.element_size()
+    block_dim = _block_dim(layer, shape, block_count)
+    ratio = shape[block_dim] // block_count
+    block_stride = strides[block_dim] * item * ratio
+    # The dimensions inside a block, as (stride in bytes, extent); kernel blocks are one of them.
+    inside = [
+        (stride * item, extent)
+        for dim, (stride, extent) in enumerate(zip(strides, shape, strict=True))
+        if dim != block_dim and extent > 1
+    ]
+    if ratio > 1:
+        inside.append((strides[block_dim] * item, ratio))
+    inside.sort(reverse=True)
+
+    run = item
+    while inside and inside[-1][0] == run:
+        run *= inside.pop()[1]
+    if inside and inside[-1][0] < run:
+        raise LayoutError(f"{layer}: elements of shape {shape} overlap at strides {strides}")
+    offsets = [0]
+    for stride, extent in inside:
+        offsets = [offset + i * stride for offset in offsets for i in range(extent)]
+        if len(offsets) > MAX_SEGMENTS:
+            raise LayoutError(f"{layer}: a block lies in more than {MAX_SEGMENTS} pieces")
+
+    storage = tensor.untyped_storage()
+    base = tensor.data_ptr()
+    end = base + (block_count - 1) * block_stride + offsets[-1] + run
+    if end > storage.data_ptr() + storage.nbytes():
+        raise LayoutError(
+            f"{layer}: shape {shape} at strides {strides} leaves its storage of "
+            f"{storage.nbytes()} bytes"
+        )
+    if block_stride < run and block_count > 1:
+        raise LayoutError(f"{layer}: blocks of {run} bytes overlap at a stride of {block_stride}")
+    order = sorted(
+        (d for d in range(len(shape)) if d != block_dim and shape[d] > 1),
+        key=lambda dim: -strides[dim],
+    )
+    dims = ",".join(f"{dim}:{shape[dim]}" for dim in order)
+    kernel_blocks = f"{ratio}x " if ratio > 1 else ""
+    return _Cut(
+        [Segment(base + offset, block_stride, run) for offset in offsets],
+        f"{tensor.dtype}[{kernel_blocks}{dims}]",
+    )
+
+
+def _block_dim(layer: str, shape: Sequence[int], block_count: int) -> int:
+    """Blocks come first; only old layouts put K and V before them."""
+    if shape and shape[0] % block_count == 0 and shape[0] > 0:
+        return 0
+    if len(shape) > 1 and shape[0] == 2 and shape[1] % block_count == 0:
+        return 1
+    raise LayoutError(f"{layer}: no dimension of shape {list(shape)} counts {block_count} blocks")
+
+
+def _check_page_bytes(layer: str, pieces: Sequence[Segment], spec: Any) -> None:
+    found = sum(piece.size for piece in pieces)
+    for field in ("unpadded_page_size_bytes", "real_page_size_bytes", "page_size_bytes"):
+        expected = getattr(spec, field, None)
+        if expected is not None:
+            break
+    if found != expected:
+        raise LayoutError(f"{layer}: a block has {found} bytes, its spec says {expected}")
+
+
+def _merge(pieces: Sequence[Segment]) -> list[Segment]:
+    """Joins neighbors in the page that are neighbors in memory, at the same stride."""
+    merged: list[Segment] = []
+    for piece in pieces:
+        last = merged[-1] if merged else None
+        if last and last.stride == piece.stride and last.address + last.size == piece.address:
+            merged[-1] = last._replace(size=last.size + piece.size)
+        else:
+            merged.append(piece)
+    return merged

@@ -1,0 +1,171 @@
+"""Loads under way, and who must not begin another one of the same blocks."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Sequence
+
+from pegaflow.connector.messages import LoadOrder, Outcome
+from pegaflow.connector.metrics import Counts
+from pegaflow.connector.requests import Claim, Load, RequestState
+
+log = logging.getLogger("vllm.pegaflow")
+
+#: The worker counts its deadline from the answer to `open`; ours, from handing the load out, leaves
+#: it this long to get there and to report.
+REPORT_MARGIN_S = 1.0
+
+
+class Loads:
+    """From vLLM's allocation to the last rank's report. Bound to the scheduler's thread."""
+
+    def __init__(
+        self,
+        *,
+        ranks: int,
+        block_bytes: int,
+        patience_s: float,
+        bytes_per_second: float,
+        counts: Counts,
+        clock: Callable[[], float],
+    ) -> None:
+        self._ranks = ranks
+        self._block_bytes = block_bytes
+        self._patience_s = patience_s
+        self._bytes_per_second = bytes_per_second
+        self._counts = counts
+        self._clock = clock
+        self._next_id = 1
+        self._under_way: dict[int, Load] = {}
+        self._partial: dict[int, Outcome] = {}  # reported by some ranks, not by all
+        self._cancels: list[int] = []
+        self._discards: list[int] = []
+
+    def under_way(self) -> list[Load]:
+        return list(self._under_way.values())
+
+    def begin(self, state: RequestState, claim: Claim, start: int, blocks: Sequence[int]) -> Load:
+        """Takes over a claim: ``blocks`` get what the chain has from ``start`` on."""
+        load = Load(
+            id=self._next_id,
+            state=state,
+            token=claim.token,
+            offset=start - claim.first,
+            start=start,
+            keys=state.chain.keys(start, start + len(blocks)),
+            blocks=list(blocks),
+            bytes=len(blocks) * self._block_bytes,
+        )
+        self._next_id += 1
+        self._under_way[load.id] = load
+        state.load = load
+        return load
+
+    def not_handed_out(self) -> list[Load]:
+        return [load for load in self._under_way.values() if load.handed_at is None]
+
+    def mark_handed_out(self, loads: Sequence[Load]) -> None:
+        """The workers have these from now on; their deadlines run."""
+        now = self._clock()
+        for load in loads:
+            load.handed_at = now
+        queued = 0
+        for load in self._under_way.values():
+            queued += load.bytes
+            if load.deadline is None:
+                patience = self._patience_s + queued / self._bytes_per_second + REPORT_MARGIN_S
+                load.deadline = now + patience
+        self._counts.add("loads", len(loads))
+
+    def overlapping(self, chain_keys: Callable[[int], bytes], start: int, stop: int) -> Load | None:
+        """A load in time that brings one of the chain's blocks ``start`` to ``stop`` - 1.
+
+        Keys are chained: two chains that agree at one block agree at all blocks before it. So the
+        first block that both ranges have in common decides.
+        """
+        now = self._clock()
+        for load in self._under_way.values():
+            first = max(start, load.start)
+            if first >= min(stop, load.stop) or not self.holds_up(load, now):
+                continue
+            if load.keys[first - load.start] == chain_keys(first):
+                return load
+        return None
+
+    def holds_up(self, load: Load, now: float) -> bool:
+        """Whether it is worth waiting for: it may still end well, and in time."""
+        if load.id not in self._under_way or load.cancelled or load.discarded:
+            return False
+        return load.deadline is None or now < load.deadline
+
+    def abort(self, load: Load) -> None:
+        """Its request is gone. It ends early, and is still reported."""
+        load.aborted = True
+        self._cancel(load)
+
+    def _cancel(self, load: Load) -> None:
+        if load.id in self._under_way and not load.cancelled:
+            load.cancelled = True
+            self._cancels.append(load.id)
+
+    def discard_all(self) -> None:
+        """What is on its way must not be used: the cache was reset."""
+        for load in self._under_way.values():
+            load.discarded = True
+            self._discards.append(load.id)
+
+    def take_ends(self) -> tuple[list[int], list[int]]:
+        """Loads to cancel and to discard, for the next step; those past their deadline too."""
+        now = self._clock()
+        for load in self._under_way.values():
+            if load.deadline is not None and now >= load.deadline and not load.cancelled:
+                log.warning(
+                    "pegaflow: a load of %d blocks is not reported %.2f s after it was handed out, "
+                    "giving it up request=%s",
+                    len(load.blocks),
+                    now - (load.handed_at or now),
+                    load.request_id,
+                )
+                self._cancel(load)
+        ends = self._cancels, self._discards
+        self._cancels, self._discards = [], []
+        return ends
+
+    def report(self, outcomes: dict[int, Outcome]) -> list[Load]:
+        """Notes what workers say; returns the loads that have ended on all ranks."""
+        ended = []
+        for load_id, outcome in outcomes.items():
+            if load_id in self._partial:
+                self._partial[load_id].merge(outcome)
+                outcome = self._partial[load_id]
+            if outcome.ranks < self._ranks:
+                self._partial[load_id] = outcome
+                continue
+            self._partial.pop(load_id, None)
+            load = self._under_way.pop(load_id, None)
+            if load is None:
+                log.error("pegaflow: load %d was reported and is not under way", load_id)
+                continue
+            self._end(load, outcome)
+            ended.append(load)
+        return ended
+
+    def _end(self, load: Load, outcome: Outcome) -> None:
+        state = load.state
+        state.load = None
+        self._counts.add("loaded_blocks", outcome.blocks)
+        self._counts.add("loaded_bytes", outcome.bytes)
+        if load.handed_at is not None:
+            self._counts.observe("load_seconds", self._clock() - load.handed_at)
+        if outcome.first_failed is None:
+            state.next_save = max(state.next_save, load.stop)
+            return
+        self._counts.add("load_failed_blocks", outcome.failed)
+        self._counts.add("load_failures", 1, outcome.error or "unknown")
+        load.failed = True
+        state.load_failed = True
+        # From here on it is computed, and the cache may no longer have it.
+        state.next_save = min(state.next_save, load.start + outcome.first_failed)
+
+    def order(self, load: Load) -> LoadOrder:
+        return LoadOrder(load.id, load.request_id, load.token, load.offset, load.blocks)

@@ -1,0 +1,227 @@
+"""Asks the cache what it has for a request, without making the scheduler wait."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from pegaflow import _native
+from pegaflow.connector.config import Settings
+from pegaflow.connector.loads import Loads
+from pegaflow.connector.metrics import Counts
+from pegaflow.connector.requests import Claim, RequestState
+
+#: All the waiting that one step may do. Answers take some 50 us, so a step with many new requests
+#: stays far below it; a server that is slow costs the step this much and no more.
+STEP_PATIENCE_S = 0.004
+
+
+class Lookups:
+    """Questions and claims for requests that wait. Bound to the scheduler's thread.
+
+    A question at arrival holds nothing and is answered, as a rule, when the scheduler gets to the
+    request. If it says that there is something beyond vLLM's own cache, a claim is asked for; what
+    the claim's answer says is what is offered.
+    """
+
+    def __init__(
+        self,
+        session: Any,
+        settings: Settings,
+        loads: Loads,
+        *,
+        min_blocks: int,
+        follow: bool,
+        counts: Counts,
+        clock: Callable[[], float],
+    ) -> None:
+        self._session = session
+        self._wait_s = settings.claim_wait_ms / 1e3
+        self._limit_s = settings.claim_limit_ms / 1e3
+        self._miss_ttl_s = settings.miss_ttl_ms / 1e3
+        self._loads = loads
+        self._min_blocks = min_blocks
+        self._follow = follow
+        self._counts = counts
+        self._clock = clock
+        self._patience_s = STEP_PATIENCE_S
+
+    def new_step(self) -> None:
+        self._patience_s = STEP_PATIENCE_S
+
+    def ask(self, state: RequestState) -> None:
+        """The question at arrival. Holds nothing; whether it can be asked at all shows later."""
+        usable = state.chain.usable_blocks()
+        if usable < self._min_blocks:
+            return
+        keys = b"".join(state.chain.keys(0, min(usable, _native.MAX_KEYS)))
+        try:
+            state.lookup = self._session.lookup(keys, state.chain.key_bytes)
+            state.lookup_at = self._clock()
+        except (_native.PeerLost, _native.Busy) as error:
+            self._missed(state, _reason(error))
+
+    def blocks_beyond(self, state: RequestState, local: int) -> int | None:
+        """How many blocks from ``local`` on the cache will bring; None: not known yet.
+
+        May be asked in every step while the request waits for room, and is cheap then.
+        """
+        usable = state.chain.usable_blocks()
+        if usable - local < self._min_blocks:
+            if usable < self._min_blocks:  # otherwise vLLM's own cache has nearly all of it
+                self._count_once(state, "uncacheable" if state.chain.broken else "too_short")
+            self._drop_claim(state)
+            return 0
+        if self._waits_for_another(state, local, usable):
+            return None
+        if state.claim is None and not self._worth_a_claim(state, local):
+            return 0
+        if state.claim is None and not self._claim(state, local, usable):
+            return 0
+        return self._answer(state, local)
+
+    def _waits_for_another(self, state: RequestState, local: int, usable: int) -> bool:
+        """Whether some other request loads blocks of ours: then vLLM's own cache has them soon."""
+        if not self._follow or state.follows_no_more:
+            return False
+        now = self._clock()
+        if state.followed is not None:
+            if self._loads.holds_up(state.followed, now):
+                return True
+            # Who waited for a load that failed does not wait for the next one: with many requests
+            # on one prefix the last of them would wait for the failures of all others.
+            state.follows_no_more = state.followed.ended_badly(now)
+            state.followed = None
+            if state.follows_no_more:
+                return False
+        state.followed = self._loads.overlapping(state.chain.key, local, usable)
+        if state.followed is None:
+            return False
+        self._counts.add("followed")
+        self._drop_lookup(state)
+        self._drop_claim(state)
+        state.missed_at = None
+        return True
+
+    def _worth_a_claim(self, state: RequestState, local: int) -> bool:
+        now = self._clock()
+        if state.lookup is not None:
+            asked_at = state.lookup_at
+            answer = self._take_lookup(state)
+            if answer is not None and now - asked_at < self._miss_ttl_s:
+                blocks, complete = answer
+                if not complete:
+                    self._missed(state, "not_registered", asked_at)
+                elif blocks - local < self._min_blocks:
+                    self._missed(state, "not_cached", asked_at)
+        return state.missed_at is None or now - state.missed_at >= self._miss_ttl_s
+
+    def _take_lookup(self, state: RequestState) -> tuple[int, bool] | None:
+        """The arrival question's answer; a question without one is not waited for."""
+        ticket, state.lookup = state.lookup, None
+        try:
+            answer = self._session.take(ticket, 0.0)
+        except (_native.PeerLost, _native.Timeout, _native.Gone) as error:
+            self._missed(state, _reason(error))
+            return None
+        if answer is None:
+            self._session.forget(ticket)  # the claim's answer comes behind it and says it all
+            return None
+        blocks, complete, _ = answer
+        state.next_save = max(state.next_save, blocks)
+        return blocks, complete
+
+    def _claim(self, state: RequestState, local: int, usable: int) -> bool:
+        stop = min(usable, local + _native.MAX_KEYS)
+        keys = b"".join(state.chain.keys(local, stop))
+        try:
+            ticket = self._session.claim(keys, state.chain.key_bytes)
+        except (_native.PeerLost, _native.Busy) as error:
+            self._missed(state, _reason(error))
+            return False
+        state.claim = Claim(first=local, ticket=ticket, asked_at=self._clock())
+        return True
+
+    def _answer(self, state: RequestState, local: int) -> int | None:
+        claim = state.claim
+        assert claim is not None
+        if claim.ticket is not None and not self._take_claim(state, claim):
+            return None if state.claim is not None else 0
+        # vLLM's own cache may have grown or shrunk since the question.
+        offered = claim.first + claim.blocks - local if claim.first <= local else 0
+        if offered >= self._min_blocks:
+            if "hit" not in state.counted:
+                state.counted.add("hit")
+                self._counts.add("hits")
+            return offered
+        self._drop_claim(state)
+        self._missed(state, "not_cached")
+        return 0
+
+    def _take_claim(self, state: RequestState, claim: Claim) -> bool:
+        """Whether the claim has its answer now. Without one, the claim may be given up."""
+        started = self._clock()
+        fresh = started - claim.asked_at < self._wait_s
+        patience = min(self._wait_s, self._patience_s) if fresh else 0.0
+        try:
+            answer = self._session.take(claim.ticket, patience)
+        except (_native.PeerLost, _native.Timeout, _native.Gone) as error:
+            state.claim = None
+            self._missed(state, _reason(error))
+            return False
+        now = self._clock()
+        self._patience_s = max(0.0, self._patience_s - (now - started))
+        if answer is None:
+            if now - claim.asked_at >= self._limit_s:
+                self._drop_claim(state)
+                self._missed(state, "late")
+            return False
+        claim.ticket = None
+        claim.blocks, complete, claim.token = answer
+        state.next_save = max(state.next_save, claim.first + claim.blocks)
+        if not complete:
+            self._drop_claim(state)
+            self._missed(state, "not_registered")
+            return False
+        return True
+
+    def drop(self, state: RequestState) -> None:
+        """The request is gone, admitted without a load, or the cache was reset."""
+        self._drop_lookup(state)
+        self._drop_claim(state)
+        state.followed = None
+
+    def _drop_lookup(self, state: RequestState) -> None:
+        ticket, state.lookup = state.lookup, None
+        if ticket is not None:
+            self._session.forget(ticket)
+
+    def _drop_claim(self, state: RequestState) -> None:
+        claim, state.claim = state.claim, None
+        if claim is None:
+            return
+        if claim.ticket is not None:
+            self._session.forget(claim.ticket)
+        elif claim.blocks:
+            self._session.unclaim(claim.token)
+
+    def _missed(self, state: RequestState, reason: str, at: float | None = None) -> None:
+        state.missed_at = self._clock() if at is None else at
+        self._counts.add("misses", 1, reason)
+
+    def _count_once(self, state: RequestState, reason: str) -> None:
+        if reason not in state.counted:
+            state.counted.add(reason)
+            self._counts.add("misses", 1, reason)
+
+
+def _reason(error: Exception) -> str:
+    """Why there is no answer, as the metric's label."""
+    for kind, reason in (
+        (_native.PeerLost, "no_server"),
+        (_native.Busy, "busy"),
+        (_native.Timeout, "timeout"),
+    ):
+        if isinstance(error, kind):
+            return reason
+    return "gone"

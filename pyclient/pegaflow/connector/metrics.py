@@ -1,0 +1,216 @@
+"""What the connector counts, how it reaches vLLM's /metrics, and the line a minute.
+
+Each side fills a Counts; vLLM polls it every step, adds the sides up, carries the sum to its front
+end and shows it there as ``vllm:pegaflow_*``.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+from vllm.distributed.kv_transfer.kv_connector.v1.metrics import (
+    KVConnectorPromMetrics,
+    KVConnectorStats,
+)
+
+COUNTER, GAUGE, HISTOGRAM = "counter", "gauge", "histogram"
+
+_SECONDS = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0)
+
+
+@dataclasses.dataclass(frozen=True)
+class Metric:
+    name: str  #: Without vllm:pegaflow_; prometheus_client adds _total to counters.
+    kind: str
+    sentence: str
+    labels: tuple[str, ...] = ()
+
+
+METRICS = (
+    Metric("hits", COUNTER, "Requests that were offered blocks of the cache."),
+    Metric("misses", COUNTER, "Requests that were not, by reason.", ("reason",)),
+    Metric("followed", COUNTER, "Requests that waited for another's load of the same blocks."),
+    Metric("loads", COUNTER, "Loads handed to the workers."),
+    Metric("loaded_blocks", COUNTER, "Blocks loaded."),
+    Metric("loaded_bytes", COUNTER, "Bytes loaded, all ranks."),
+    Metric("load_failures", COUNTER, "Loads that did not bring all blocks, by error.", ("error",)),
+    Metric("load_failed_blocks", COUNTER, "Blocks of loads that were computed in the end."),
+    Metric("load_seconds", HISTOGRAM, "From handing a load out to its report."),
+    Metric("saves", COUNTER, "Save jobs handed to the workers; one a step at most."),
+    Metric("saved_blocks", COUNTER, "Blocks that a save put into the cache."),
+    Metric("saved_bytes", COUNTER, "Bytes saved, all ranks."),
+    Metric("save_skipped_blocks", COUNTER, "Blocks that the cache had, or had no room for."),
+    Metric("save_failed_blocks", COUNTER, "Blocks whose save failed, by error.", ("error",)),
+    Metric("save_dropped_blocks", COUNTER, "Blocks no save was asked for, by reason.", ("reason",)),
+    Metric("save_seconds", HISTOGRAM, "From handing a save job out to its report."),
+    Metric("pinned_blocks", GAUGE, "GPU blocks that wait for their save."),
+    Metric("link_state", GAUGE, "1 for the state of the link to the server.", ("side", "state")),
+    Metric("serving", GAUGE, "1 while this side uses the cache, 0 as plain vLLM.", ("side",)),
+    Metric("internal_errors", COUNTER, "Mistakes of ours; the first retires its side.", ("side",)),
+)
+_BY_NAME = {metric.name: metric for metric in METRICS}
+
+#: As in pegaflow._native; shown one-hot.
+LINK_STATES = ("connecting", "refused", "ready", "broken", "retired")
+
+
+class Counts(KVConnectorStats):
+    """Increments since they were last taken. Bound to its side's thread.
+
+    ``data`` is {name: {labels joined by "|": number or list}}, which vLLM can send anywhere.
+    """
+
+    def add(self, name: str, amount: float = 1, *labels: str) -> None:
+        assert name in _BY_NAME, name
+        if amount:
+            row = self.data.setdefault(name, {})
+            key = "|".join(labels)
+            row[key] = row.get(key, 0) + amount
+
+    def set(self, name: str, value: float, *labels: str) -> None:
+        assert name in _BY_NAME, name
+        self.data.setdefault(name, {})["|".join(labels)] = value
+
+    def observe(self, name: str, value: float) -> None:
+        assert name in _BY_NAME, name
+        self.data.setdefault(name, {}).setdefault("", []).append(value)
+
+    def set_link_state(self, side: str, state: str) -> None:
+        for name in LINK_STATES:
+            self.set("link_state", float(name == state), side, name)
+
+    def take(self) -> Counts | None:
+        """What was counted since the last call, or None."""
+        if not self.data:
+            return None
+        taken = Counts(data=self.data)
+        self.data = {}
+        return taken
+
+    def reset(self) -> None:
+        self.data = {}
+
+    def is_empty(self) -> bool:
+        return not self.data
+
+    def aggregate(self, other: KVConnectorStats) -> Counts:
+        for name, row in other.data.items():
+            kind = _BY_NAME[name].kind if name in _BY_NAME else GAUGE
+            mine = self.data.setdefault(name, {})
+            for key, value in row.items():
+                if kind == COUNTER:
+                    mine[key] = mine.get(key, 0) + value
+                elif kind == HISTOGRAM:
+                    mine[key] = [*mine.get(key, ()), *value]
+                else:
+                    mine[key] = value
+        return self
+
+    def reduce(self) -> dict[str, int | float]:
+        """For vLLM's own periodic line: what moved."""
+        total = {name: sum(self.data.get(name, {}).values()) for name in _LINE}
+        return {name: value for name, value in total.items() if value}
+
+
+_LINE = ("hits", "loaded_blocks", "loaded_bytes", "saved_blocks", "saved_bytes")
+
+
+class PromMetrics(KVConnectorPromMetrics):
+    """The counts as Prometheus metrics, in vLLM's front end."""
+
+    def __init__(
+        self,
+        vllm_config: Any,
+        metric_types: Any,
+        labelnames: list[str],
+        per_engine_labelvalues: dict[int, list[object]],
+    ) -> None:
+        super().__init__(vllm_config, metric_types, labelnames, per_engine_labelvalues)
+        classes = {
+            COUNTER: self._counter_cls,
+            GAUGE: self._gauge_cls,
+            HISTOGRAM: self._histogram_cls,
+        }
+        self._metrics = {}
+        for metric in METRICS:
+            more: dict[str, Any] = {"buckets": _SECONDS} if metric.kind == HISTOGRAM else {}
+            if metric.kind == GAUGE:
+                more["multiprocess_mode"] = "mostrecent"
+            made = classes[metric.kind](
+                name=f"vllm:pegaflow_{metric.name}",
+                documentation=metric.sentence,
+                labelnames=[*labelnames, *metric.labels],
+                **more,
+            )
+            self._metrics[metric.name] = made
+            if not metric.labels:  # shown as 0 from the start
+                for values in per_engine_labelvalues.values():
+                    made.labels(*values)
+
+    def observe(self, transfer_stats_data: dict[str, Any], engine_idx: int = 0) -> None:
+        values = self.per_engine_labelvalues[engine_idx]
+        for name, row in transfer_stats_data.items():
+            if name not in self._metrics:
+                continue  # of another release of ours, in a rolling upgrade
+            metric, kind = self._metrics[name], _BY_NAME[name].kind
+            for key, value in row.items():
+                child = metric.labels(*values, *(key.split("|") if key else ()))
+                if kind == COUNTER:
+                    child.inc(value)
+                elif kind == GAUGE:
+                    child.set(value)
+                else:
+                    for observation in value:
+                        child.observe(observation)
+
+
+class Summary:
+    """The line that says what the cache did. Written from a step, so an idle engine is silent."""
+
+    def __init__(self, interval_s: float, now: float) -> None:
+        self._interval_s = interval_s
+        self._since = now
+        self._counts = Counts()
+
+    def note(self, counts: Counts | None) -> None:
+        if counts is not None:
+            self._counts.aggregate(counts)
+
+    def line(self, now: float, link: str) -> str:
+        """The line, if it is time for one and there is something to say; else empty."""
+        if not self._interval_s or now - self._since < self._interval_s:
+            return ""
+        seconds, self._since = now - self._since, now
+        data, self._counts = self._counts.data, Counts()
+
+        def total(name: str) -> int:
+            return int(sum(data.get(name, {}).values()))
+
+        def by_label(name: str) -> str:
+            row = sorted(data.get(name, {}).items(), key=lambda item: -item[1])
+            return ", ".join(f"{key} {int(value)}" for key, value in row)
+
+        parts = []
+        if total("loads"):
+            took = sorted(data.get("load_seconds", {}).get("", [0.0]))
+            parts.append(
+                f"{total('loads')} requests loaded {total('loaded_blocks')} blocks, "
+                f"{total('loaded_bytes') / 1e6:.1f} MB, median {took[len(took) // 2] * 1e3:.0f} ms"
+            )
+        if total("saves"):
+            parts.append(
+                f"saved {total('saved_blocks')} blocks, {total('saved_bytes') / 1e6:.1f} MB, "
+                f"{total('save_skipped_blocks')} were there or had no room"
+            )
+        for name, word in (
+            ("misses", "misses"),
+            ("load_failures", "failed loads"),
+            ("save_failed_blocks", "blocks not saved"),
+            ("save_dropped_blocks", "blocks dropped"),
+        ):
+            if total(name):
+                parts.append(f"{word}: {by_label(name)}")
+        if not parts:
+            return ""
+        return f"pegaflow: in {seconds:.0f} s {'; '.join(parts)}; link {link}"

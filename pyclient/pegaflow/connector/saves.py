@@ -1,0 +1,192 @@
+"""Which blocks are saved when, and the GPU blocks that are kept in place meanwhile."""
+
+from __future__ import annotations
+
+import dataclasses
+import inspect
+import logging
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+from pegaflow import _native
+from pegaflow.connector.messages import Outcome, SaveOrder
+from pegaflow.connector.metrics import Counts
+from pegaflow.connector.requests import RequestState
+
+log = logging.getLogger("vllm.pegaflow")
+
+#: How long an idle engine is kept stepping to hear of its last saves. Copies take milliseconds; a
+#: worker that says nothing for so long is stuck, and an engine must not spin for it.
+IDLE_LIMIT_S = 10.0
+
+
+class GpuBlocks:
+    """Keeps blocks of vLLM's pool in place: neither freed nor overwritten while a save reads them.
+
+    A reference is the only thing that protects them on both model runners: one of them overwrites
+    blocks of a preempted request before it tells connectors of the preemption.
+    """
+
+    def __init__(self, pool: Any) -> None:
+        self._pool = pool
+        # Old releases take one sequence for each cache group.
+        annotation = str(inspect.signature(pool.touch).parameters["blocks"].annotation)
+        self._by_group = annotation.startswith("tuple")
+
+    @property
+    def count(self) -> int:
+        return len(self._pool.blocks)
+
+    def pin(self, block_id: int) -> Any:
+        block = self._pool.blocks[block_id]
+        self._pool.touch(([block],) if self._by_group else [block])
+        return block
+
+    def unpin(self, blocks: Sequence[Any]) -> None:
+        self._pool.free_blocks(list(reversed(blocks)))
+
+
+@dataclasses.dataclass
+class _Job:
+    """What one step saves."""
+
+    keys: list[bytes]
+    block_ids: list[int]
+    pinned: list[Any]
+    key_bytes: int
+    handed_at: float | None = None
+
+
+class Saves:
+    """From a block's completion to the last rank's report. Bound to the scheduler's thread.
+
+    At most ``limit`` blocks are pinned. A live request's further blocks wait for their turn, for
+    vLLM keeps them anyway; what a request still has to save when it ends, and finds no room, is
+    dropped and counted.
+    """
+
+    def __init__(
+        self,
+        blocks: GpuBlocks,
+        *,
+        limit: int,
+        block_size: int,
+        ranks: int,
+        counts: Counts,
+        clock: Callable[[], float],
+    ) -> None:
+        self._blocks = blocks
+        self._limit = limit
+        self._block_size = block_size
+        self._ranks = ranks
+        self._counts = counts
+        self._clock = clock
+        self._next_job = 1
+        self._open: _Job | None = None  # gathers until the step's plan is made
+        self._jobs: dict[int, _Job] = {}
+        self._partial: dict[int, Outcome] = {}
+        self._keys: set[bytes] = set()  # of all jobs: another copy of a block is not saved too
+        self._pinned = 0
+
+    @property
+    def pinned(self) -> int:
+        return self._pinned
+
+    def keep_stepping(self) -> bool:
+        """Whether an idle engine should go on stepping, so that reports come in and pins end."""
+        if self._open is not None:
+            return True
+        now = self._clock()
+        return any(now - (job.handed_at or now) < IDLE_LIMIT_S for job in self._jobs.values())
+
+    def collect(
+        self, state: RequestState, table: Sequence[int], tokens: int, *, last: bool = False
+    ) -> None:
+        """Adds the blocks that are complete once ``tokens`` tokens are, and not saved yet.
+
+        ``table`` are the request's blocks by index, ``last`` says that there is no later chance.
+        """
+        stop = min(tokens // self._block_size, len(table))
+        if stop <= state.next_save:
+            return
+        stop = min(stop, state.chain.usable_blocks())
+        for index in range(state.next_save, stop):
+            key = state.chain.key(index)
+            if key not in self._keys and table[index] != 0:
+                if self._pinned >= self._limit:
+                    if last:
+                        dropped = stop - index
+                        self._counts.add("save_dropped_blocks", dropped, "pin_limit")
+                        state.next_save = stop
+                    return
+                self._add(key, table[index], state.chain.key_bytes)
+            state.next_save = index + 1
+
+    def _add(self, key: bytes, block_id: int, key_bytes: int) -> None:
+        job = self._open
+        if job is not None and (job.key_bytes != key_bytes or len(job.keys) == _native.MAX_KEYS):
+            self._close()
+            job = None
+        if job is None:
+            job = self._open = _Job([], [], [], key_bytes)
+        job.pinned.append(self._blocks.pin(block_id))
+        job.keys.append(key)
+        job.block_ids.append(block_id)
+        self._keys.add(key)
+        self._pinned += 1
+
+    def _close(self) -> None:
+        if self._open is not None:
+            self._jobs[self._next_job] = self._open
+            self._next_job += 1
+            self._open = None
+
+    def orders(self) -> list[SaveOrder]:
+        """What the workers shall save after this step; the orders still have to be handed out."""
+        self._close()
+        return [
+            SaveOrder(number, b"".join(job.keys), job.key_bytes, job.block_ids)
+            for number, job in self._jobs.items()
+            if job.handed_at is None
+        ]
+
+    def mark_handed_out(self, orders: Iterable[SaveOrder]) -> None:
+        now = self._clock()
+        for order in orders:
+            self._jobs[order.job].handed_at = now
+            self._counts.add("saves")
+
+    def report(self, outcomes: dict[int, Outcome]) -> None:
+        """Notes what workers say; a job that has ended on all ranks gives its blocks back."""
+        for number, outcome in outcomes.items():
+            if number in self._partial:
+                self._partial[number].merge(outcome)
+                outcome = self._partial[number]
+            if outcome.ranks < self._ranks:
+                self._partial[number] = outcome
+                continue
+            self._partial.pop(number, None)
+            job = self._jobs.pop(number, None)
+            if job is None:
+                log.error("pegaflow: save job %d was reported and is not under way", number)
+                continue
+            self._release(job)
+            self._counts.add("saved_blocks", outcome.blocks)
+            self._counts.add("saved_bytes", outcome.bytes)
+            self._counts.add("save_skipped_blocks", outcome.skipped)
+            self._counts.add("save_failed_blocks", outcome.failed, outcome.error or "unknown")
+            if job.handed_at is not None:
+                self._counts.observe("save_seconds", self._clock() - job.handed_at)
+
+    def drop_unsent(self, reason: str) -> None:
+        """Forgets what no worker knows of yet."""
+        self._close()
+        for number in [n for n, job in self._jobs.items() if job.handed_at is None]:
+            job = self._jobs.pop(number)
+            self._counts.add("save_dropped_blocks", len(job.keys), reason)
+            self._release(job)
+
+    def _release(self, job: _Job) -> None:
+        self._keys.difference_update(job.keys)
+        self._pinned -= len(job.pinned)
+        self._blocks.unpin(job.pinned)

@@ -1,0 +1,330 @@
+"""The connector inside vLLM's scheduler: what is offered, what is loaded, what is saved."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from pegaflow import _native
+from pegaflow.connector.config import Settings
+from pegaflow.connector.keys import KeyChain
+from pegaflow.connector.loads import Loads
+from pegaflow.connector.lookups import Lookups
+from pegaflow.connector.messages import StepPlan, WorkerReport
+from pegaflow.connector.metrics import Counts, Summary
+from pegaflow.connector.requests import RequestState
+from pegaflow.connector.saves import GpuBlocks, Saves
+
+log = logging.getLogger("vllm.pegaflow")
+
+#: How often a step looks at the link; also how long a new server may go unnoticed.
+LINK_INTERVAL_S = 0.1
+#: reset_cache() is a person's or a trainer's call, not a step: it may wait.
+RESET_PATIENCE_S = 0.5
+RESET_RETRY_PATIENCE_S = 0.001
+
+
+class SchedulerSide:
+    """Bound to the scheduler's thread; nothing here waits longer than its deadline says."""
+
+    def __init__(
+        self,
+        session: Any,
+        settings: Settings,
+        *,
+        block_size: int,
+        hash_unit: int,
+        block_bytes: int,
+        ranks: int = 1,
+        may_load: bool = True,
+        may_save: bool = True,
+        prefix_caching: bool = True,
+        own_tables: bool = False,
+        async_scheduling: bool = False,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.counts = Counts()
+        self._session = session
+        self._settings = settings
+        self._block_size = block_size
+        self._hash_unit = hash_unit
+        self._may_load = may_load
+        self._may_save = may_save
+        self._own_tables = own_tables
+        self._async_scheduling = async_scheduling
+        self._clock = clock
+        self._incarnation = _native.random_id()
+        self._ranks = ranks
+        self.loads = Loads(
+            ranks=ranks,
+            block_bytes=block_bytes,
+            patience_s=settings.load_patience_ms / 1e3,
+            bytes_per_second=settings.load_bytes_per_second,
+            counts=self.counts,
+            clock=clock,
+        )
+        wanted = settings.min_load_tokens or 2 * block_size
+        self._lookups = Lookups(
+            session,
+            settings,
+            self.loads,
+            min_blocks=max(1, -(-wanted // block_size)),
+            follow=prefix_caching,
+            counts=self.counts,
+            clock=clock,
+        )
+        self.saves: Saves | None = None  # until vLLM shows its block pool
+        self._states: dict[str, RequestState] = {}
+        self._generation = 0
+        self._reset_owed = False
+        self._reset_tried_at = 0.0
+        self._link: dict[str, Any] = {"state": "connecting"}
+        self._server: Any = None  # incarnation of the one that was ready last
+        self._link_seen_at = -LINK_INTERVAL_S
+        self._summary = Summary(settings.log_interval_s, clock())
+        self._shown: dict[str, Any] = {}
+
+    # ---- a request arrives, waits, is admitted, ends
+
+    def bind_pool(self, pool: Any) -> None:
+        if self._may_save:
+            blocks = GpuBlocks(pool)
+            self.saves = Saves(
+                blocks,
+                limit=max(1, blocks.count * self._settings.max_pinned_percent // 100),
+                block_size=self._block_size,
+                ranks=self._ranks,
+                counts=self.counts,
+                clock=self._clock,
+            )
+
+    def new_request(self, request: Any) -> None:
+        state = self._new_state(request)
+        # Some requests exist only to be ended, so that connectors hear of it.
+        if self._may_load and not getattr(request, "abort_immediately", False):
+            self._lookups.ask(state)
+
+    def matched_tokens(self, request: Any, local_tokens: int) -> tuple[int | None, bool]:
+        state = self._state(request)
+        if state.generation != self._generation:
+            # vLLM asks only for a request that begins anew, so all its KV is of now.
+            state.generation = self._generation
+            state.next_save = 0
+        if not self._may_load or getattr(request, "skip_reading_prefix_cache", False):
+            # Nobody tells what the cache has; vLLM's own blocks were offered to it when computed.
+            state.next_save = max(state.next_save, local_tokens // self._block_size)
+            return 0, False
+        if state.load_failed or not self._reset_done():
+            return 0, False
+        state.local = local_tokens // self._block_size
+        blocks = self._lookups.blocks_beyond(state, state.local)
+        if blocks is None:
+            return None, False
+        return blocks * self._block_size, blocks > 0
+
+    def allocated(self, request: Any, block_ids: Sequence[int], tokens: int) -> None:
+        """vLLM has admitted the request, with ``tokens`` to be loaded behind its local blocks."""
+        state = self._state(request)
+        if tokens == 0:
+            self._lookups.drop(state)
+            return
+        if state.load is not None:
+            return  # said again for the same admission
+        start, stop = state.local, state.local - (-tokens // self._block_size)
+        claim, state.claim = state.claim, None
+        offered = claim is not None and claim.first <= start and stop <= claim.first + claim.blocks
+        if not offered or stop > len(block_ids):
+            raise AssertionError(f"{tokens} tokens were never offered to {request.request_id}")
+        self.loads.begin(state, claim, start, block_ids[start:stop])
+
+    def finished(self, request: Any, block_ids: Sequence[int]) -> None:
+        state = self._states.get(request.request_id)
+        if state is None or state.request is not request:
+            return
+        del self._states[request.request_id]
+        self._lookups.drop(state)
+        if state.load is not None:
+            # vLLM keeps its blocks until the workers report.
+            self._session.unclaim(state.load.token)
+            self.loads.abort(state.load)
+        elif self.saves is not None and state.generation == self._generation:
+            self.saves.collect(state, block_ids, self._written_tokens(request), last=True)
+
+    def _written_tokens(self, request: Any) -> int:
+        """Tokens whose KV is in memory, not only scheduled."""
+        in_flight = getattr(request, "num_in_flight_tokens", None)
+        if in_flight is None:
+            if self._async_scheduling:
+                return 0  # an old release does not tell; its last blocks are not saved
+            in_flight = 0
+        return min(request.num_computed_tokens - in_flight, request.num_tokens)
+
+    def _new_state(self, request: Any) -> RequestState:
+        chain = KeyChain(request, self._block_size, self._hash_unit)
+        state = RequestState(request, chain, self._generation)
+        self._states[request.request_id] = state
+        return state
+
+    def _state(self, request: Any) -> RequestState:
+        state = self._states.get(request.request_id)
+        if state is None or state.request is not request:
+            return self._new_state(request)
+        return state
+
+    # ---- a step
+
+    def plan(self, output: Any) -> StepPlan:
+        """What the workers do in this step."""
+        self._lookups.new_step()
+        self._watch_link()
+        orders = []
+        if self.saves is not None:
+            self._collect(output, self.saves)
+            orders = self.saves.orders()
+        loads = self.loads.not_handed_out()
+        cancelled, discarded = self.loads.take_ends()
+        plan = StepPlan(
+            scheduler=self._incarnation,
+            saves=orders,
+            loads=[self.loads.order(load) for load in loads],
+            cancelled=cancelled,
+            discarded=discarded,
+        )
+        # Nothing fails from here on: what is handed out is on its way.
+        if self.saves is not None:
+            self.saves.mark_handed_out(orders)
+        self.loads.mark_handed_out(loads)
+        return plan
+
+    def _collect(self, output: Any, saves: Saves) -> None:
+        if self._own_tables:
+            self._follow_tables(output)
+        if self._link["state"] != "ready":
+            return  # blocks wait for the server as long as their requests live
+        drafts = output.scheduled_spec_decode_tokens
+        block_state = None if self._own_tables else output.kv_connector_block_state
+        for request_id, scheduled in output.num_scheduled_tokens.items():
+            state = self._states.get(request_id)
+            if state is None or state.generation != self._generation:
+                continue
+            request = state.request
+            # This step's tokens are not counted yet, and those that are only placeholders have
+            # no hash: a block is saved in the step that completes it, or in the one after.
+            computed = request.num_computed_tokens + scheduled - len(drafts.get(request_id, ()))
+            tokens = min(computed, request.num_tokens)
+            if tokens // self._block_size <= state.next_save:
+                continue
+            if block_state is None:
+                table = state.table
+            else:
+                table = (block_state.get_block_ids(request_id) or ((),))[0]
+            saves.collect(state, table, tokens)
+
+    def _follow_tables(self, output: Any) -> None:
+        """Keeps block tables of our own, for releases that do not hand out theirs."""
+        for new in output.scheduled_new_reqs:
+            if state := self._states.get(new.req_id):
+                state.table = list(new.block_ids[0])
+        cached = output.scheduled_cached_reqs
+        for request_id, ids in zip(cached.req_ids, cached.new_block_ids, strict=True):
+            state = self._states.get(request_id)
+            if state is None or ids is None:
+                continue
+            if request_id in cached.resumed_req_ids:
+                state.table = list(ids[0])
+            else:
+                state.table += ids[0]
+
+    def report(self, report: WorkerReport) -> None:
+        if self.saves is not None:
+            self.saves.report(report.saves)
+        for load in self.loads.report(report.loads):
+            if not load.aborted:  # then its claim has ended already
+                self._session.unclaim(load.token)
+            if (outcome := report.loads.get(load.id)) and outcome.first_failed is not None:
+                log.warning(
+                    "pegaflow: %d of %d blocks did not come and are computed request=%s error=%s",
+                    outcome.failed,
+                    len(load.blocks),
+                    load.request_id,
+                    outcome.detail or outcome.error,
+                )
+
+    def keep_stepping(self) -> bool:
+        return self.saves is not None and self.saves.keep_stepping()
+
+    def _watch_link(self) -> None:
+        now = self._clock()
+        if now - self._link_seen_at < LINK_INTERVAL_S:
+            return
+        self._link_seen_at = now
+        link = self._session.status()
+        if link["state"] != self._link["state"]:
+            log.info("pegaflow: the link is %s %s", link["state"], link["detail"])
+        if link["state"] == "ready" and link["server"] != self._server:
+            if self._server is not None:
+                # Another life of the server has nothing of what we gave to the last one.
+                for state in self._states.values():
+                    state.next_save = 0
+            self._server = link["server"]
+        self._link = link
+        if line := self._summary.line(now, link["state"]):
+            log.info(line)
+
+    # ---- the cache as a whole
+
+    def reset_cache(self) -> bool:
+        """Nothing that was saved before is offered again.
+
+        True also without a server, for False would make vLLM's pause and sleep fail: until a server
+        has confirmed the reset, nothing is offered at all.
+        """
+        self._generation += 1
+        # vLLM empties its own cache first, which it cannot while blocks are referenced: after a
+        # reset that succeeds no save or load is under way. One that does not is tried again.
+        if self.saves is not None:
+            self.saves.drop_unsent("reset")
+        self.loads.discard_all()
+        for state in self._states.values():
+            self._lookups.drop(state)
+        self._reset_owed = True
+        self._try_reset(RESET_PATIENCE_S)
+        return True
+
+    def _reset_done(self) -> bool:
+        """Whether the server has confirmed the last reset; asks again now and then if not."""
+        if self._reset_owed and self._clock() - self._reset_tried_at >= LINK_INTERVAL_S:
+            self._try_reset(RESET_RETRY_PATIENCE_S)
+        return not self._reset_owed
+
+    def _try_reset(self, patience_s: float) -> None:
+        try:
+            generation = self._session.reset_cache(patience_s)
+        except (_native.Timeout, _native.PeerLost, _native.Busy) as error:
+            log.warning("pegaflow: no server confirms the reset, nothing is loaded: %s", error)
+        else:
+            self._reset_owed = False
+            log.info("pegaflow: the cache was reset generation=%d", generation)
+        self._reset_tried_at = self._clock()
+
+    def take_counts(self) -> Counts | None:
+        self._show("serving", 1, "scheduler")
+        if self.saves is not None:
+            self._show("pinned_blocks", self.saves.pinned)
+        if self._shown.get("link") != self._link["state"]:
+            self._shown["link"] = self._link["state"]
+            self.counts.set_link_state("scheduler", self._link["state"])
+        counts = self.counts.take()
+        self._summary.note(counts)
+        return counts
+
+    def _show(self, name: str, value: float, *labels: str) -> None:
+        if self._shown.get(name) != value:
+            self._shown[name] = value
+            self.counts.set(name, value, *labels)
+
+    def close(self) -> None:
+        """Ends all claims."""
+        self._session.close()

@@ -1,0 +1,171 @@
+"""The connector inside a worker: registers its KV cache, runs the jobs that a step's plan names."""
+
+from __future__ import annotations
+
+import dataclasses
+import logging
+import re
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from pegaflow import _native
+from pegaflow.connector.messages import LoadOrder, Outcome, SaveOrder, StepPlan, WorkerReport
+from pegaflow.connector.metrics import Counts
+
+log = logging.getLogger("vllm.pegaflow")
+
+
+def error_code(error: Exception) -> str:
+    """The name of an error's kind, as metrics and reports show it: peer_lost for PeerLost."""
+    return re.sub(r"(?<!^)(?=[A-Z])", "_", type(error).__name__).lower()
+
+
+@dataclasses.dataclass
+class _Job:
+    """A load that was accepted, until it is reported."""
+
+    order: LoadOrder
+    discarded: bool = False
+
+
+class Reports:
+    """What a step has to tell: to vLLM which loads ended, to our scheduler how jobs did.
+
+    Everything is handed out exactly once.
+    """
+
+    def __init__(self) -> None:
+        self._received: set[str] = set()
+        self._bad_blocks: set[int] = set()
+        self._report = WorkerReport()
+
+    def load(self, order: LoadOrder, outcome: Outcome, bad: Sequence[int]) -> None:
+        self._received.add(order.request_id)
+        self._bad_blocks.update(bad)
+        self._report.loads[order.load] = outcome
+
+    def refused_load(self, order: LoadOrder, error: str, detail: str = "") -> None:
+        """A load of which nothing was copied, and nothing will be."""
+        outcome = Outcome(failed=len(order.blocks), error=error, detail=detail, first_failed=0)
+        self.load(order, outcome, order.blocks)
+
+    def save(self, job: int, outcome: Outcome) -> None:
+        self._report.saves[job] = outcome
+
+    def failed_save(self, order: SaveOrder, error: str, detail: str = "") -> None:
+        self.save(order.job, Outcome(failed=len(order.blocks), error=error, detail=detail))
+
+    def take_received(self) -> set[str]:
+        received, self._received = self._received, set()
+        return received
+
+    def take_bad_blocks(self) -> set[int]:
+        bad, self._bad_blocks = self._bad_blocks, set()
+        return bad
+
+    def take_report(self) -> WorkerReport | None:
+        report, self._report = self._report, WorkerReport()
+        return report or None
+
+
+class WorkerSide:
+    """Bound to the worker's thread; copies run on threads of the mover."""
+
+    def __init__(self, make_mover: Callable[[Any], Any]) -> None:
+        """``make_mover`` turns the registered tensors into a mover."""
+        self.counts = Counts()
+        self.reports = Reports()
+        self.mover: Any = None  # until vLLM registers its KV cache
+        self.loads: dict[int, _Job] = {}
+        self.saves: dict[int, SaveOrder] = {}
+        self._make_mover = make_mover
+        self._link = ""
+
+    def register(self, kv_caches: Any) -> None:
+        self.mover = self._make_mover(kv_caches)
+        self.counts.set("serving", 1, "worker")
+
+    def start_loads(self, plan: StepPlan) -> None:
+        for order in plan.refused:
+            self.reports.refused_load(order, "off")
+        for order in plan.loads:
+            try:
+                self.mover.load(order.load, order.token, order.first, order.blocks)
+            except _native.PegaFlowError as error:
+                self.reports.refused_load(order, error_code(error), str(error))
+            else:
+                self.loads[order.load] = _Job(order)
+        for load in plan.discarded:
+            if load in self.loads:
+                self.loads[load].discarded = True
+                self.mover.cancel_load(load)
+        for load in plan.cancelled:
+            if load in self.loads:
+                self.mover.cancel_load(load)
+
+    def submit_saves(self, plan: StepPlan) -> None:
+        """Called when the step's forward pass is queued: the mover records it as an event."""
+        for order in plan.saves:
+            try:
+                self.mover.save(
+                    plan.scheduler, order.job, order.keys, order.key_bytes, order.blocks
+                )
+            except _native.PegaFlowError as error:
+                self.reports.failed_save(order, error_code(error), str(error))
+            else:
+                self.saves[order.job] = order
+
+    def collect(self) -> None:
+        """Notes the jobs that have ended."""
+        if self.mover is None or not (self.loads or self.saves):
+            return
+        for done in self.mover.take_finished():
+            if done.kind == "load":
+                self._load_ended(self.loads.pop(done.id), done)
+            else:
+                self._save_ended(self.saves.pop(done.id), done)
+
+    def _load_ended(self, job: _Job, done: Any) -> None:
+        blocks = job.order.blocks
+        failed = set(done.failed_blocks)
+        if job.discarded or len(blocks) - len(failed) != done.blocks:
+            failed = set(blocks)  # in doubt all of it
+        bad = [block in failed for block in blocks]
+        error = "discarded" if job.discarded else done.error_code or "unknown"
+        outcome = Outcome(
+            blocks=bad.count(False),
+            failed=bad.count(True),
+            bytes=done.bytes,
+            took_s=done.took_s,
+            error=error if failed else "",
+            detail=done.error or "",
+            first_failed=bad.index(True) if failed else None,
+        )
+        self.reports.load(job.order, outcome, sorted(failed))
+
+    def _save_ended(self, order: SaveOrder, done: Any) -> None:
+        self.reports.save(
+            order.job,
+            Outcome(
+                blocks=done.blocks,
+                skipped=done.skipped,
+                failed=len(order.blocks) - done.blocks - done.skipped,
+                bytes=done.bytes,
+                took_s=done.took_s,
+                error=done.error_code or "",
+                detail=done.error or "",
+            ),
+        )
+
+    def take_counts(self) -> Counts | None:
+        if self.mover is not None:
+            state = self.mover.status()["state"]
+            if state != self._link:
+                self._link = state
+                self.counts.set_link_state("worker", state)
+        return self.counts.take()
+
+    def close(self) -> None:
+        """Waits for the copies under way; the engine's memory may go afterwards."""
+        if self.mover is not None:
+            self.mover.close()

@@ -1,0 +1,408 @@
+"""vLLM's real scheduler and KV-cache classes drive the real connector, without a model.
+
+An ``Engine`` is one engine core: vLLM's Scheduler (or AsyncScheduler) with a PegaKVConnector of its
+own making, and one worker: another PegaKVConnector, and a FakeModel in place of vLLM's. Plans and
+outputs are pickled on their way, as between vLLM's processes. The hooks are called in the order of
+either of vLLM's model runners.
+"""
+
+import collections
+import dataclasses
+import functools
+import json
+import pickle
+import select
+import tempfile
+import time
+import zlib
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+from vllm.config import KVTransferConfig, VllmConfig
+from vllm.distributed.kv_transfer.kv_connector.factory import KVConnectorFactory
+from vllm.distributed.kv_transfer.kv_connector.utils import KVOutputAggregator
+from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorRole
+from vllm.engine.arg_utils import EngineArgs
+from vllm.lora.request import LoRARequest
+from vllm.sampling_params import SamplingParams
+from vllm.utils.hashing import get_hash_fn_by_name
+from vllm.v1.core.kv_cache_utils import (
+    generate_scheduler_kv_cache_config,
+    get_kv_cache_configs,
+    get_request_block_hasher,
+    init_none_hash,
+)
+from vllm.v1.core.sched.async_scheduler import AsyncScheduler
+from vllm.v1.core.sched.scheduler import Scheduler
+from vllm.v1.kv_cache_interface import FullAttentionSpec
+from vllm.v1.outputs import KVConnectorOutput, ModelRunnerOutput
+from vllm.v1.request import Request, RequestStatus
+from vllm.v1.structured_output import StructuredOutputManager
+
+from tests.python.fake_model import FakeModel, answer
+
+BLOCK = 16
+#: Steps that any scenario here stays far below, so that one which does not end is found.
+MAX_STEPS = 20_000
+
+MODEL = {
+    "architectures": ["LlamaForCausalLM"],
+    "model_type": "llama",
+    "hidden_size": 64,
+    "intermediate_size": 128,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 16,
+    "vocab_size": 1000,
+    "max_position_embeddings": 4096,
+    "torch_dtype": "float32",
+    "rms_norm_eps": 1e-5,
+    "bos_token_id": 1,
+    "eos_token_id": 2,
+}
+
+
+@functools.cache
+def model_directory() -> str:
+    directory = Path(tempfile.mkdtemp(prefix="pega-model-"))
+    (directory / "config.json").write_text(json.dumps(MODEL))
+    return str(directory)
+
+
+def vllm_config(address: str, **changes: Any) -> VllmConfig:
+    """A VllmConfig as `vllm serve` would make it; ``changes`` are arguments of EngineArgs."""
+    extra = {"pegaflow.host": address} | changes.pop("extra", {})
+    transfer = KVTransferConfig(
+        kv_connector="PegaKVConnector",
+        kv_connector_module_path="pegaflow.connector",
+        kv_role=changes.pop("role", "kv_both"),
+        kv_connector_extra_config=extra,
+        **changes.pop("transfer", {}),
+    )
+    arguments = {
+        "model": model_directory(),
+        "skip_tokenizer_init": True,
+        "load_format": "dummy",
+        "enforce_eager": True,
+        "dtype": "float32",
+        "block_size": 32,
+        "max_model_len": 1024,
+        "max_num_batched_tokens": 256,
+        "max_num_seqs": 64,
+        "prefix_caching_hash_algo": "sha256_cbor",
+        "kv_transfer_config": transfer,
+    } | changes
+    config = EngineArgs(**arguments).create_engine_config()
+    # CPU attention wants blocks of 32; no attention is computed here.
+    config.cache_config.block_size = BLOCK
+    config.cache_config.kv_cache_layout = "LBHNC"
+    return config
+
+
+def kv_cache_config(config: VllmConfig, blocks: int, specs: dict[str, Any] | None = None) -> Any:
+    """What vLLM's engine core would make for this many blocks."""
+    if specs is None:
+        spec = FullAttentionSpec(
+            block_size=BLOCK, num_kv_heads=2, head_size=16, dtype=torch.float32
+        )
+        specs = {
+            f"model.layers.{i}.self_attn.attn": spec for i in range(MODEL["num_hidden_layers"])
+        }
+    page = sum(spec.page_size_bytes for spec in specs.values())
+    config.cache_config.num_gpu_blocks_override = blocks
+    (made,) = get_kv_cache_configs(config, [specs], [page * blocks])
+    made.kv_cache_layout = config.cache_config.kv_cache_layout
+    made.hash_block_size = BLOCK
+    config.cache_config.num_gpu_blocks = made.num_blocks
+    return made
+
+
+@dataclasses.dataclass
+class Answer:
+    """What a client of the engine gets."""
+
+    prompt: list[int]
+    seed: int
+    wanted: int
+    tokens: list[int] = dataclasses.field(default_factory=list)
+    finish_reason: str = ""
+    loaded: int = 0  #: Tokens that vLLM counts as external hits.
+    local: int = 0
+
+    def check(self) -> None:
+        expected = answer(self.prompt, self.wanted, self.seed)
+        assert self.finish_reason == "length", self.finish_reason
+        assert self.tokens == expected, (self.tokens, expected)
+
+
+class Engine:
+    """One engine core and its worker. A context manager; nothing of it is left at the end."""
+
+    def __init__(
+        self,
+        address: str,
+        *,
+        blocks: int = 256,
+        asynchronous: bool = False,
+        v2_runner: bool = False,
+        own_tables: bool = False,
+        aggregate: bool = False,
+        **changes: Any,
+    ) -> None:
+        self.config = vllm_config(address, **changes)
+        if asynchronous:
+            self.config.scheduler_config.async_scheduling = True  # vLLM turns it off on a CPU
+        self.v2_runner = v2_runner
+        worker_config = kv_cache_config(self.config, blocks)
+        self.model = FakeModel(worker_config)
+        # vLLM makes the worker's connector first, in another process and from a pickled copy.
+        copy = pickle.loads(pickle.dumps(self.config))
+        self.worker = KVConnectorFactory.create_connector(
+            copy, KVConnectorRole.WORKER, worker_config
+        )
+        self.worker.register_kv_caches(self.model.tensors)
+        hash_fn = get_hash_fn_by_name(self.config.cache_config.prefix_caching_hash_algo)
+        init_none_hash(hash_fn)
+        self._hasher = get_request_block_hasher(BLOCK, hash_fn)
+        self.scheduler = (AsyncScheduler if asynchronous else Scheduler)(
+            vllm_config=self.config,
+            kv_cache_config=generate_scheduler_kv_cache_config([worker_config]),
+            structured_output_manager=StructuredOutputManager(self.config),
+            block_size=BLOCK,
+            hash_block_size=BLOCK,
+            log_stats=True,
+        )
+        # Makes vLLM say which blocks it hands out, so that the worker can spoil them.
+        self.scheduler.needs_kv_cache_zeroing = True
+        self.scheduler.use_v2_model_runner = v2_runner
+        self.connector = self.scheduler.connector
+        if own_tables:
+            self.connector._scheduler._own_tables = True
+        self._aggregator = KVOutputAggregator(1) if aggregate else None
+        self._depth = 2 if asynchronous else 1
+        self._queue: collections.deque[tuple[Any, ModelRunnerOutput]] = collections.deque()
+        self.answers: dict[str, Answer] = {}
+        self.stats: collections.Counter[str] = collections.Counter()
+        self.steps = 0
+        #: Called with each SchedulerOutput before the worker gets it.
+        self.on_schedule: Callable[[Any], None] = lambda output: None
+
+    # ---- what a client does
+
+    def add(
+        self,
+        request_id: str,
+        prompt: list[int],
+        tokens: int = 4,
+        *,
+        salt: str | None = None,
+        lora: str | None = None,
+        skip_reading: bool | None = None,
+    ) -> Answer:
+        seed = zlib.crc32(f"{salt}/{lora}".encode()) if salt or lora else 0
+        params = SamplingParams(
+            max_tokens=tokens, ignore_eos=True, skip_reading_prefix_cache=skip_reading
+        )
+        request = Request(
+            request_id,
+            list(prompt),
+            params,
+            None,
+            block_hasher=self._hasher,
+            cache_salt=salt,
+            lora_request=LoRARequest(lora, 1, f"/adapters/{lora}") if lora else None,
+        )
+        made = Answer(list(prompt), seed, tokens)
+        self.answers[request_id] = made
+        self.scheduler.add_request(request)
+        return made
+
+    def abort(self, request_id: str) -> None:
+        self.scheduler.finish_requests(request_id, RequestStatus.FINISHED_ABORTED)
+
+    def ask(self, request_id: str, prompt: list[int], tokens: int = 4, **options: Any) -> Answer:
+        """One request from its arrival to its answer, which is checked."""
+        made = self.add(request_id, prompt, tokens, **options)
+        self.run()
+        made.check()
+        return made
+
+    def reset_local(self) -> None:
+        """Empties vLLM's own cache, as POST /reset_prefix_cache does."""
+        self.run()
+        assert self.scheduler.reset_prefix_cache()
+
+    # ---- turns of the engine core's loop
+
+    def run(self, until: Callable[[], bool] | None = None) -> None:
+        """Steps until there is nothing to do, or ``until`` says so."""
+        for _ in range(MAX_STEPS):
+            if until is not None and until():
+                return
+            if not self.scheduler.has_requests() and not self._queue:
+                assert until is None, "the engine came to rest first"
+                return
+            self.step()
+        raise AssertionError(f"not at rest after {MAX_STEPS} steps: {self.scheduler.requests}")
+
+    def step(self) -> None:
+        """One turn, with as many batches in flight as the engine's kind has."""
+        self.steps += 1
+        executed = False
+        if self.scheduler.has_requests():
+            output = self.scheduler.schedule()
+            assert output.kv_connector_block_state is None
+            self.on_schedule(output)
+            # What a worker gets is a copy, and what it returns is one.
+            result = self._execute(pickle.loads(pickle.dumps(output)))
+            self._queue.append((output, pickle.loads(pickle.dumps(result))))
+            executed = output.total_num_scheduled_tokens > 0
+            if len(self._queue) < self._depth and (executed or self.scheduler.has_requests()):
+                return
+        if self._queue:
+            self._update(*self._queue.popleft())
+        if not executed:
+            self._pause()
+
+    def _pause(self) -> None:
+        """vLLM's loop pauses a millisecond after a step without work; here a finished job ends it.
+
+        In a scenario without a connected worker the pause is what it is in vLLM.
+        """
+        mover = getattr(self.worker._worker, "mover", None)
+        waits = [mover.finished_fd()] if mover is not None else []
+        select.select(waits, [], [], 0.001)
+
+    def _update(self, output: Any, result: ModelRunnerOutput) -> None:
+        for outputs in self.scheduler.update_from_output(output, result).values():
+            if outputs.scheduler_stats is not None and outputs.scheduler_stats.kv_connector_stats:
+                self._note(outputs.scheduler_stats.kv_connector_stats)
+            for one in outputs.outputs:
+                made = self.answers[one.request_id]
+                made.tokens += one.new_token_ids
+                if one.finish_reason is not None:
+                    made.finish_reason = str(one.finish_reason)
+                if one.prefill_stats is not None:
+                    made.loaded = one.prefill_stats.num_external_cached_tokens
+                    made.local = one.prefill_stats.num_local_cached_tokens
+
+    def _note(self, stats: dict[str, Any]) -> None:
+        for name, row in stats.items():
+            for labels, value in row.items():
+                key = f"{name}{{{labels}}}" if labels else name
+                if isinstance(value, list):
+                    self.stats[key] += len(value)
+                elif name in ("pinned_blocks", "serving", "link_state"):
+                    self.stats[key] = value
+                else:
+                    self.stats[key] += value
+
+    # ---- the worker
+
+    def _execute(self, output: Any) -> ModelRunnerOutput:
+        worker, meta = self.worker, output.kv_connector_metadata
+        if not self.v2_runner:
+            worker.handle_preemptions(meta)
+        self._update_rows(output)
+        if output.new_block_ids_to_zero:
+            self.model.poison(output.new_block_ids_to_zero)
+        if self.v2_runner:
+            worker.handle_preemptions(meta)
+        worker.bind_connector_metadata(meta)
+        if output.has_sync_kv_loads:
+            worker.start_load_kv(None)
+        sampled = {
+            request_id: self.model.forward(request_id, self._computed[request_id], scheduled)
+            for request_id, scheduled in output.num_scheduled_tokens.items()
+        }
+        if self.v2_runner:
+            worker.finish_forward()
+        if not output.has_sync_kv_loads:
+            worker.start_load_kv(None)
+        worker.wait_for_save()
+        results = worker.get_transfer_results(output.finished_req_ids)
+        transfer = KVConnectorOutput(
+            finished_sending=results.finished_sending or None,
+            finished_recving=results.finished_recving or None,
+            failed_recving=results.failed_recving,
+            invalid_block_ids=worker.get_block_ids_with_load_errors(),
+            kv_connector_stats=worker.get_kv_connector_stats(),
+            kv_cache_events=worker.get_kv_connector_kv_cache_events(),
+            kv_connector_worker_meta=worker.build_connector_worker_meta(),
+        )
+        worker.clear_connector_metadata()
+        if not sampled:
+            return ModelRunnerOutput.with_kv_conn_output_only(transfer)
+        ids = list(sampled)
+        result = ModelRunnerOutput(
+            req_ids=ids,
+            req_id_to_index={request_id: i for i, request_id in enumerate(ids)},
+            sampled_token_ids=[sampled[request_id] for request_id in ids],
+            kv_connector_output=transfer,
+        )
+        return self._aggregator.aggregate([result]) if self._aggregator else result
+
+    def _update_rows(self, output: Any) -> None:
+        """What a model runner keeps of its requests."""
+        for request_id in output.finished_req_ids:
+            self.model.remove(request_id)
+        self._computed: dict[str, int] = {}
+        for new in output.scheduled_new_reqs:
+            tokens = new.prefill_token_ids or new.prompt_token_ids
+            self.model.add(new.req_id, self.answers[new.req_id].seed, tokens, new.block_ids[0])
+            self._computed[new.req_id] = new.num_computed_tokens
+        cached = output.scheduled_cached_reqs
+        for i, request_id in enumerate(cached.req_ids):
+            ids = cached.new_block_ids[i]
+            if request_id in cached.resumed_req_ids:
+                tokens = cached.all_token_ids[request_id]
+                self.model.add(request_id, self.model.seed_of(request_id), tokens, ids[0])
+            elif ids is not None:
+                self.model.append_blocks(request_id, ids[0])
+            self._computed[request_id] = cached.num_computed_tokens[i]
+
+    # ---- what must be true at the end
+
+    def wait_ready(self, timeout_s: float = 10.0) -> None:
+        """Until both sides are connected and the worker is registered."""
+        deadline = time.monotonic() + timeout_s
+        while time.monotonic() < deadline:
+            states = self.states()
+            if states == ("ready", "ready"):
+                return
+            select.select([], [], [], 0.005)
+        raise AssertionError(f"not ready: {self.connector._scheduler._session.status()}")
+
+    def states(self) -> tuple[str, str]:
+        return (
+            self.connector._scheduler._session.status()["state"],
+            self.worker._worker.mover.status()["state"],
+        )
+
+    def check_at_rest(self) -> None:
+        """Nothing is under way, pinned, or remembered."""
+        assert not self.scheduler.requests
+        pool = self.scheduler.kv_cache_manager.block_pool
+        assert pool.get_num_free_blocks() == pool.num_gpu_blocks - 1, "GPU blocks are leaked"
+        side = self.connector._scheduler
+        if hasattr(side, "_states"):
+            assert not side._states
+            assert not side.loads.under_way()
+            assert side.saves is None or side.saves.pinned == 0
+        if hasattr(self.worker._worker, "loads"):
+            assert not self.worker._worker.loads
+            assert not self.worker._worker.saves
+        assert not any(name.startswith("internal_errors") for name in self.stats), self.stats
+
+    def close(self) -> None:
+        self.worker.shutdown()
+        self.scheduler.shutdown()
+
+    def __enter__(self) -> "Engine":
+        return self
+
+    def __exit__(self, *error: Any) -> None:
+        self.close()

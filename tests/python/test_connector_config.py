@@ -1,0 +1,131 @@
+"""Options of the connector: what is taken, what is refused and in which words, what docs say."""
+
+import os
+import socket
+from pathlib import Path
+
+import pytest
+
+from pegaflow import _native
+from pegaflow.connector import config
+from pegaflow.connector.config import ConfigError, options_markdown, read_settings, socket_path
+
+DOCUMENT = Path(__file__).resolve().parents[2] / "docs" / "connector.md"
+
+
+def settings(environ: dict[str, str] | None = None, **extra):
+    return read_settings({f"pegaflow.{k}": v for k, v in extra.items()}, environ or {})
+
+
+def test_defaults_are_those_of_the_table():
+    made = settings()
+    for option in config.OPTIONS:
+        assert getattr(made, option.name) == option.default
+
+
+def test_each_option_takes_its_default_and_its_bounds():
+    for option in config.OPTIONS:
+        values = [option.default, *(option.choices or ()), *(option.bounds or ())]
+        for value in values:
+            kind = type(option.default)
+            assert option.read(kind(value), option.key) == kind(value)
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "words"),
+    [
+        ("port", 0, "not between 1 and 65535"),
+        ("port", "many", "not of type int"),
+        ("port", 50055.5, "not of type int"),
+        ("port", True, "not of type int"),
+        ("mode", "write_only", "none of read_write, save_only"),
+        ("host", 5, "not of type str"),
+        ("keep_failure_policy", "maybe", "not of type bool"),
+        ("claim_wait_ms", -1, "not between 0 and 100 ms"),
+        ("max_pinned_percent", 51, "not between 1 and 50 %"),
+    ],
+)
+def test_values_that_make_no_sense_are_refused_by_name(name, value, words):
+    with pytest.raises(ConfigError, match=words) as error:
+        settings(**{name: value})
+    assert f"pegaflow.{name}={value!r}" in str(error.value)
+
+
+def test_words_and_numbers_of_json_and_of_the_environment_are_taken():
+    assert settings(port="50056").port == 50056
+    assert settings(keep_failure_policy="true").keep_failure_policy is True
+    assert settings(keep_failure_policy=False).keep_failure_policy is False
+    assert settings(claim_wait_ms=2).claim_wait_ms == 2.0
+
+
+@pytest.mark.parametrize(
+    ("wrong", "right"),
+    [("prot", "port"), ("min_load_token", "min_load_tokens"), ("weightsid", "weights_id")],
+)
+def test_an_unknown_key_names_the_nearest_right_one(wrong, right):
+    with pytest.raises(ConfigError, match=f"no option pegaflow.{wrong}.*pegaflow.{right}$"):
+        settings(**{wrong: 1})
+
+
+def test_keys_of_other_connectors_are_none_of_our_business():
+    read_settings({"connectors": [], "spec_name": "x"}, {})
+
+
+def test_keys_of_the_older_connector_are_accepted_and_explained():
+    made = settings(transfer_backend="kernel")
+    assert any("pegaflow.transfer_backend has no meaning" in remark for remark in made.remarks)
+
+
+def test_the_environment_wins():
+    environ = {"PEGAFLOW_HOST": "localhost", "PEGAFLOW_PORT": "7"}
+    made = settings(environ, host="unix:/x", port=50055)
+    assert (made.host, made.port) == ("localhost", 7)
+    environ["PEGAFLOW_ENGINE_ENDPOINT"] = "unix:/run/other.sock"
+    assert socket_path(settings(environ)) == "/run/other.sock"
+
+
+@pytest.mark.parametrize(
+    "host",
+    ["127.0.0.1", "127.1.2.3", "localhost", "::1", "[::1]", "0.0.0.0", "http://127.0.0.1"],
+)
+def test_names_of_this_machine_lead_to_the_socket_of_the_port(host):
+    assert socket_path(settings(host=host, port=4711)) == _native.default_socket_path(4711)
+
+
+def test_the_host_name_is_this_machine_and_may_carry_the_port():
+    host = f"{socket.gethostname()}:4712"
+    assert socket_path(settings(host=host)) == _native.default_socket_path(4712)
+
+
+@pytest.mark.parametrize("host", ["192.0.2.7", "http://192.0.2.7", "node-7.invalid"])
+def test_another_machine_is_refused_with_the_reason(host):
+    with pytest.raises(ConfigError, match="is not this machine.*pegaflow-server beside it"):
+        socket_path(settings(host=host))
+
+
+def test_a_socket_wants_an_absolute_path():
+    assert socket_path(settings(host="unix:/run/x.sock")) == "/run/x.sock"
+    with pytest.raises(ConfigError, match="absolute path"):
+        socket_path(settings(host="unix:x.sock"))
+
+
+def test_deadlines_become_seconds_of_the_native_options():
+    assert settings(lookup_deadline_ms=7).link_options()["lookup_deadline"] == 0.007
+
+
+BEGIN, END = "<!-- options: made from connector/config.py -->", "<!-- end of options -->"
+
+
+def document_with_options(text: str) -> str:
+    head, rest = text.split(BEGIN)
+    _, tail = rest.split(END)
+    return f"{head}{BEGIN}\n{options_markdown()}\n{END}{tail}"
+
+
+def test_the_document_has_every_option_as_it_is():
+    text = DOCUMENT.read_text()
+    if os.environ.get("PEGA_WRITE_DOCS"):
+        DOCUMENT.write_text(document_with_options(text))
+    assert document_with_options(text) == text, (
+        "docs/connector.md is behind connector/config.py: run this test with PEGA_WRITE_DOCS=1"
+    )
