@@ -23,6 +23,7 @@ import time
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 OURS = ("base", "capnp", "transport", "engine", "client", "server", "pyclient", "perf", "tests")
 JOBS = 2
+FORCED_INCLUDE = re.compile(rf"-include ({ROOT}/\S+)")
 INCLUDE = re.compile(r'^\s*#\s*include\s+"([^"]+)"', re.MULTILINE)
 
 
@@ -92,7 +93,8 @@ def generate_headers(build_dir: pathlib.Path) -> None:
 def key_of(source: pathlib.Path, command: str, world: bytes) -> str:
     total = hashlib.sha256(world)
     total.update(command.replace(str(ROOT), ".").encode())
-    for path in everything_below(source):
+    forced = [pathlib.Path(name) for name in FORCED_INCLUDE.findall(command)]
+    for path in [*forced, *everything_below(source)]:
         total.update(f"\0{path.relative_to(ROOT)}\0{text_of(path)}".encode())
     return total.hexdigest()
 
