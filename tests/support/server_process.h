@@ -1,0 +1,115 @@
+#pragma once
+/// \file
+/// A real pegaflow-server for tests, on a socket and an HTTP port of its own.
+
+#include <chrono>
+#include <filesystem>
+#include <functional>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include <sys/types.h>
+
+#include "base/unique_fd.h"
+
+namespace pegaflow::testing {
+
+/// A directory under /tmp that goes with its object.
+class TemporaryDirectory {
+ public:
+  TemporaryDirectory();
+  ~TemporaryDirectory();
+  TemporaryDirectory(const TemporaryDirectory&) = delete;
+  TemporaryDirectory& operator=(const TemporaryDirectory&) = delete;
+  [[nodiscard]] const std::filesystem::path& path() const noexcept { return path_; }
+
+ private:
+  std::filesystem::path path_;
+};
+
+/// Runs one pegaflow-server and leaves nothing behind. Whatever goes wrong is thrown as
+/// std::runtime_error with the server's log, so that a test shows it.
+class ServerProcess {
+ public:
+  struct Options {
+    std::string pool_size = "64mb";
+    std::vector<std::string> arguments;  ///< Beside --addr, --http-addr, --ready-file, --pool-size.
+    std::vector<std::string> command_prefix;  ///< For example {"unshare", "--pid", "--fork"}.
+    bool wait_until_ready = true;
+  };
+
+  ServerProcess() : ServerProcess(Options()) {}
+  explicit ServerProcess(Options options);
+  /// Kills it if it still runs.
+  ~ServerProcess();
+  ServerProcess(const ServerProcess&) = delete;
+  ServerProcess& operator=(const ServerProcess&) = delete;
+
+  /// The path of the binary of this build.
+  static std::filesystem::path binary();
+
+  /// Starts it again, on the same socket, after kill(), terminate() or an end of its own.
+  void start();
+  /// Waits for the ready file; throws when the server ends before.
+  void wait_until_ready(std::chrono::seconds limit = std::chrono::seconds(60));
+
+  /// SIGKILL, and waits for its end.
+  void kill();
+  /// SIGTERM, and waits for its end; the exit code.
+  int terminate(std::chrono::seconds limit = std::chrono::seconds(10));
+  void signal(int number) const;
+  /// The exit code once it has ended by itself, -N for signal N; no value at the limit.
+  std::optional<int> wait_for_exit(std::chrono::seconds limit = std::chrono::seconds(10));
+
+  [[nodiscard]] const std::filesystem::path& directory() const noexcept {
+    return directory_.path();
+  }
+  [[nodiscard]] std::string socket() const { return (directory() / "pega.sock").string(); }
+  /// HOST:PORT. Known once it is ready.
+  [[nodiscard]] const std::string& http() const noexcept { return http_; }
+  [[nodiscard]] pid_t pid() const noexcept { return pid_; }
+  /// Everything that it wrote to standard output and error since the last start.
+  [[nodiscard]] std::string log() const;
+
+  struct Response {
+    int status = 0;
+    std::string body;
+  };
+  [[nodiscard]] Response get(const std::string& path) const;
+  [[nodiscard]] Response post(const std::string& path) const;
+
+  /// A sample of /metrics by its whole name, labels included:
+  /// `pegaflow_load_blocks_total{written_by="this_process"}`. Throws when there is none.
+  [[nodiscard]] double metric(std::string_view sample) const;
+  /// Asks again and again until the sample has the value; false at the limit.
+  [[nodiscard]] bool metric_becomes(std::string_view sample, double value,
+                                    std::chrono::seconds limit = std::chrono::seconds(10)) const;
+
+ private:
+  [[noreturn]] void fail(const std::string& what) const;
+
+  Options options_;
+  TemporaryDirectory directory_;
+  std::string http_;
+  pid_t pid_ = -1;
+  UniqueFd pidfd_;
+};
+
+/// One HTTP request to HOST:PORT; throws std::runtime_error when nobody answers.
+ServerProcess::Response http_request(const std::string& address, std::string_view method,
+                                     const std::string& path,
+                                     const std::vector<std::string>& headers = {});
+
+/// What a program that ends by itself said.
+struct Ran {
+  int exit_code = 0;   ///< -N for signal N.
+  std::string output;  ///< Standard output and error.
+};
+/// Runs pegaflow-server with exactly these arguments until it ends; throws at the limit.
+Ran run_server_binary(const std::vector<std::string>& arguments,
+                      const std::vector<std::string>& environment = {},
+                      std::chrono::seconds limit = std::chrono::seconds(20));
+
+}  // namespace pegaflow::testing
