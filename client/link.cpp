@@ -283,8 +283,7 @@ void Link::say(LinkState state, std::string detail) {
       break;
     case LinkState::kConnecting:
       if (before != LinkState::kConnecting || !detail.empty()) {
-        kLog.warn("no server, going on without the cache instance={} error=\"{}\"",
-                  options_.instance, detail);
+        kLog.warn("going on without the cache instance={} error=\"{}\"", options_.instance, detail);
       }
       break;
     case LinkState::kRefused:

@@ -35,8 +35,9 @@ class Link {
   class Role {
    public:
     /// The server has granted a session: make it useful. The link is ready once this resolves.
-    /// Errors: kBusy, kTimeout and kPeerLost are tried again after reconnect_interval, any other
-    /// after refused_interval. The promise may be dropped; end() follows in each case.
+    /// Errors: kBusy, kTimeout and kPeerLost are tried again with a new connection after
+    /// reconnect_interval, any other after refused_interval. The promise may be dropped; end()
+    /// follows in each case.
     virtual kj::Promise<Result<void>> begin() = 0;
 
     /// The connection is over, or is to be closed: nothing new begins. Resolves once nothing that
@@ -75,6 +76,9 @@ class Link {
   /// Asks the kernel whether the server still has its end of the socket open: the loop may not have
   /// come round to reading the end of the stream yet.
   [[nodiscard]] bool is_up() const;
+
+  /// Tells people what begin() is waiting for.
+  void waits_for(std::string what) { say(LinkState::kConnecting, std::move(what)); }
 
   /// The server broke the protocol: nothing more is asked under this connection.
   void drop(Error why);

@@ -76,6 +76,10 @@ kj::Promise<void> MoverLoop::run() {
 
 kj::Promise<Result<void>> MoverLoop::begin() {
   PEGA_ASSERT(pool_ == Pool::kUnmapped && !ending_, "a pool is mapped already");
+  return ask_to_register();
+}
+
+kj::Promise<Result<void>> MoverLoop::ask_to_register() {
   auto request = link_.session().registerRequest();
   const Mover::Options& options = state_.options;
   write_registration({options.link.instance, options.rank, options.ranks, options.factors,
@@ -85,6 +89,13 @@ kj::Promise<Result<void>> MoverLoop::begin() {
       .call(kj::mv(request), options.link.connect_deadline, "register",
             [](auto& answer) { return read_registered(answer); })
       .then([this](Result<Registered>&& registered) -> kj::Promise<Result<void>> {
+        if (!registered && registered.error().code == Errc::kBusy) {
+          // Pages of another size fill the pool: we wait in line under this connection.
+          link_.waits_for(to_string(registered.error()));
+          return link_.timer()
+              .afterDelay(state_.options.link.reconnect_interval.count() * kj::NANOSECONDS)
+              .then([this] { return ask_to_register(); });
+        }
         if (!registered) return Result<void>(tl::unexpected<Error>(registered.error()));
         pool_bytes_ = registered->pool_bytes;
         slot_bytes_ = registered->slot_bytes;
@@ -95,22 +106,27 @@ kj::Promise<Result<void>> MoverLoop::begin() {
                                    page_bytes, pool_bytes_));
         }
         state_.board.set_namespace(std::move(registered->namespace_hash));
-        auto descriptor = registered->pool.getFd();
-        return descriptor.attach(kj::mv(registered->pool))
-            .then(
-                [](kj::Maybe<int> fd) {
-                  KJ_IF_MAYBE (number, fd) {
-                    return ::fcntl(*number, F_DUPFD_CLOEXEC, 0);
-                  }
-                  return -1;
-                },
-                [](kj::Exception&&) { return -1; })
-            .then([this](int fd) -> kj::Promise<Result<void>> {
-              pool_fd_ = UniqueFd(fd);
-              if (!pool_fd_)
-                return Result<void>(fail(Errc::kRefused, "no descriptor of the pool came"));
-              return map_pool();
-            });
+        return on_registered(kj::mv(registered->pool));
+      });
+}
+
+kj::Promise<Result<void>> MoverLoop::on_registered(wire::Pool::Client&& pool) {
+  auto descriptor = pool.getFd();
+  return descriptor.attach(kj::mv(pool))
+      .then(
+          [](kj::Maybe<int> fd) {
+            KJ_IF_MAYBE (number, fd) {
+              return ::fcntl(*number, F_DUPFD_CLOEXEC, 0);
+            }
+            return -1;
+          },
+          [](kj::Exception&&) { return -1; })
+      .then([this](int fd) -> kj::Promise<Result<void>> {
+        pool_fd_ = UniqueFd(fd);
+        if (!pool_fd_) {
+          return Result<void>(fail(Errc::kRefused, "the server sent no descriptor of its pool"));
+        }
+        return map_pool();
       });
 }
 

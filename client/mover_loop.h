@@ -38,6 +38,8 @@ class MoverLoop final : private Link::Role {
   kj::Promise<Result<void>> begin() override;
   kj::Promise<void> end() override;
 
+  kj::Promise<Result<void>> ask_to_register();
+  kj::Promise<Result<void>> on_registered(wire::Pool::Client&& pool);
   kj::Promise<Result<void>> map_pool();
   void start_helper(std::function<void()> work);
   void on_helper_done();

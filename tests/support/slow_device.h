@@ -1,0 +1,93 @@
+#pragma once
+/// \file
+/// A Device that is as slow and as broken as a test wants it.
+
+#include <condition_variable>
+#include <cstdint>
+#include <deque>
+#include <mutex>
+#include <optional>
+#include <set>
+#include <thread>
+
+#include "transport/device.h"
+
+namespace pegaflow::testing {
+
+/// Copies like a HostDevice with one thread, but stops where it is told to. Loads overtake saves.
+/// Thread-safe.
+class SlowDevice final : public Device {
+ public:
+  SlowDevice();
+  /// allow_all(), then detach().
+  ~SlowDevice() override;
+
+  // ---- how it misbehaves
+
+  /// Nothing is copied beyond the pages allowed so far; a page that is not allowed counts as under
+  /// way once the thread waits for it, as a DMA that has been issued: detach() waits for it.
+  void hold();
+  void allow_pages(std::size_t more);
+  /// Ends hold().
+  void allow_all();
+  /// The n-th page from now, 0 for the next, is not copied and fails its batch.
+  void fail_page(std::size_t n);
+  /// The next attach() fails so.
+  void fail_next_attach(Error error);
+  /// The next submit() fails so.
+  void fail_next_submit(Error error);
+  /// record_event() fails so from now on.
+  void fail_events(Error error);
+  /// The next completion is handed over twice: what no device may do.
+  void complete_next_twice();
+
+  // ---- what it saw
+
+  /// Waits until a page is held back; false when `patience` is over.
+  bool wait_held(std::chrono::milliseconds patience);
+  /// Waits until it has copied so many pages in all.
+  bool wait_copied(std::size_t pages, std::chrono::milliseconds patience);
+  /// Waits until it is not attached, or somebody waits in detach().
+  bool wait_detaching(std::chrono::milliseconds patience);
+  [[nodiscard]] std::size_t batches() const;
+  [[nodiscard]] std::size_t attaches() const;
+
+  // ---- Device
+
+  Result<void> attach(const PageLayout& layout, std::span<std::byte> pool,
+                      CompletionSink sink) override;
+  void detach() override;
+  Result<Event> record_event() override;
+  Result<void> submit(Batch batch) override;
+  void cancel(std::uint64_t ticket) override;
+
+ private:
+  void run();
+  Completion copy(std::unique_lock<std::mutex>& lock, const Batch& batch);
+
+  mutable std::mutex mutex_;
+  std::condition_variable changed_;
+  std::optional<PageLayout> layout_;
+  std::span<std::byte> pool_;
+  CompletionSink sink_;
+  std::deque<Batch> queue_;
+  std::set<std::uint64_t> cancelled_;
+  bool busy_ = false;  ///< The thread has a batch.
+  bool attached_ = false;
+  bool detaching_ = false;
+  bool stopping_ = false;
+  bool holding_ = false;
+  bool page_waits_ = false;
+  std::size_t allowed_ = 0;
+  std::size_t copied_ = 0;
+  std::size_t batches_ = 0;
+  std::size_t attaches_ = 0;
+  std::optional<std::size_t> fail_page_;
+  std::optional<Error> fail_attach_;
+  std::optional<Error> fail_submit_;
+  std::optional<Error> fail_events_;
+  bool complete_twice_ = false;
+  std::thread thread_;
+};
+
+}  // namespace pegaflow::testing

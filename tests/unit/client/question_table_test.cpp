@@ -1,0 +1,74 @@
+#include "client/question_table.h"
+
+#include <thread>
+
+#include <doctest/doctest.h>
+
+namespace pegaflow {
+namespace {
+
+using std::chrono::milliseconds;
+using std::chrono::seconds;
+
+QuestionTable::Outcome outcome(std::size_t blocks) {
+  return {{.blocks = blocks, .complete = true, .token = {}}, 0};
+}
+
+TEST_SUITE("QuestionTable") {
+  TEST_CASE("an answer is handed out once") {
+    QuestionTable table(4);
+    const auto ticket = table.add().value();
+    CHECK_FALSE(table.take(ticket, Duration::zero()));
+
+    CHECK(table.answer(ticket, outcome(7)));
+
+    CHECK(table.take(ticket, Duration::zero()).value().value().answer.blocks == 7);
+    CHECK(table.take(ticket, Duration::zero()).value().error().code == Errc::kGone);
+  }
+
+  TEST_CASE("whoever waits is woken by the answer") {
+    QuestionTable table(4);
+    const auto ticket = table.add().value();
+    std::thread other([&] { CHECK(table.answer(ticket, outcome(7))); });
+
+    const auto answer = table.take(ticket, seconds(30));
+
+    other.join();
+    REQUIRE(answer);
+    CHECK(answer->value().answer.blocks == 7);
+  }
+
+  TEST_CASE("without an answer a wait ends with its patience") {
+    QuestionTable table(4);
+    CHECK_FALSE(table.take(table.add().value(), milliseconds(1)));
+  }
+
+  TEST_CASE("an answer that nobody will take is given back") {
+    QuestionTable table(4);
+    const auto early = table.add().value();
+    CHECK_FALSE(table.forget(early));
+    CHECK_FALSE(table.answer(early, outcome(7)));
+
+    const auto late = table.add().value();
+    CHECK(table.answer(late, outcome(8)));
+    CHECK(table.forget(late).value().answer.blocks == 8);
+
+    const auto failed = table.add().value();
+    CHECK(table.answer(failed, fail(Errc::kTimeout, "late")));
+    CHECK_FALSE(table.forget(failed));
+  }
+
+  TEST_CASE("a full table says so, and taking makes room") {
+    QuestionTable table(2);
+    const auto first = table.add().value();
+    CHECK(table.add());
+    CHECK(table.add().error().code == Errc::kBusy);
+    CHECK(table.answer(first, outcome(1)));
+    CHECK(table.add().error().code == Errc::kBusy);  // It was not taken yet.
+    table.take(first, Duration::zero());
+    CHECK(table.add());
+  }
+}
+
+}  // namespace
+}  // namespace pegaflow
