@@ -15,7 +15,11 @@ import sys
 
 # Written in pieces, so that this file does not find itself.
 RULES = (
-    (re.compile(r"(?<![\w.~-])/(?:wo" r"rk|ro" r"ot|ho" r"me/[a-z]\w*)/"), "a path of one machine"),
+    # /home/a or /home/user is an example, and {tmp}/work a path below another.
+    (
+        re.compile(r"(?<![\w.~}-])/(?:wo" r"rk|ro" r"ot|ho" r"me/(?!user\b)\w{2,})/"),
+        "a path of one machine",
+    ),
     (re.compile(r"/tm" r"p/w/|\.py" r"env/"), "a path of one machine"),
     (
         re.compile(
