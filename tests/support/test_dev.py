@@ -1,0 +1,91 @@
+"""`./dev` explains itself and names the fix, and `.ci/run` adds up what its stages counted."""
+
+import os
+import pathlib
+import re
+import shutil
+import subprocess
+import tempfile
+import unittest
+
+ROOT = pathlib.Path(__file__).resolve().parents[2]
+
+
+def run(*command: str, **environment: str) -> subprocess.CompletedProcess:
+    return subprocess.run(
+        command,
+        cwd="/",
+        env={**os.environ, **environment},
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+
+
+class DevTest(unittest.TestCase):
+    def test_every_subcommand_of_the_help_text_has_a_help_text(self) -> None:
+        listed = re.findall(r"^  (\w+) {2,}", run(str(ROOT / "dev")).stdout, re.MULTILINE)
+        self.assertLessEqual(
+            {"demo", "test", "build", "check", "fmt", "bench", "run", "soak", "help"}, set(listed)
+        )
+        for subcommand in listed:
+            for flag in ("--help", "-h"):
+                with self.subTest(f"{subcommand} {flag}"):
+                    done = run(str(ROOT / "dev"), subcommand, flag)
+                    self.assertEqual(done.returncode, 0)
+                    self.assertTrue(done.stdout.startswith("usage: ./dev"), done.stdout)
+
+    def test_unknown_words_are_refused_with_the_fix(self) -> None:
+        for words, fix in (
+            (("tset",), "try ./dev help"),
+            (("test", "--sed", "1"), "see ./dev test --help"),
+            (("build", "--fast"), "see ./dev build --help"),
+            (("check", "--quick"), "see ./dev check --help"),
+            (("soak", "now"), "see ./dev soak --help"),
+            (("run",), "see ./dev run --help"),
+        ):
+            with self.subTest(words):
+                done = run(str(ROOT / "dev"), *words)
+                self.assertEqual(done.returncode, 1)
+                self.assertIn(fix, done.stderr)
+
+
+class CiRunTest(unittest.TestCase):
+    """Runs .ci/run beside a `dev` that only counts."""
+
+    def run_with(self, dev: str) -> tuple[int, list[str]]:
+        with tempfile.TemporaryDirectory() as folder:
+            root = pathlib.Path(folder)
+            (root / ".ci").mkdir()
+            shutil.copy(ROOT / ".ci" / "run", root / ".ci" / "run")
+            (root / "dev").write_text("#!/bin/bash\n" + dev)
+            (root / "dev").chmod(0o755)
+            done = run("bash", str(root / ".ci" / "run"))
+        return done.returncode, done.stdout.splitlines()
+
+    COUNT = 'while [ $# -gt 1 ]; do shift; done; echo "10 0 2" >>"$1"\n'
+
+    def test_the_last_line_is_the_sum(self) -> None:
+        code, lines = self.run_with('[ "$1" = check ] && exit 0\n' + self.COUNT)
+
+        self.assertEqual(lines[-1], "20 passed, 0 failed, 4 skipped")
+        self.assertEqual(code, 0)
+        self.assertTrue([line for line in lines if line.startswith("test-asan")])
+
+    def test_a_failed_stage_fails_the_run_and_the_later_ones_still_run(self) -> None:
+        code, lines = self.run_with('[ "$1" = check ] && exit 1\n' + self.COUNT)
+
+        self.assertEqual(lines[-1], "20 passed, 0 failed, 4 skipped")
+        self.assertIn("failed: check", lines)
+        self.assertNotEqual(code, 0)
+
+    def test_a_run_without_tests_fails(self) -> None:
+        code, lines = self.run_with("exit 0\n")
+
+        self.assertEqual(lines[-1], "0 passed, 0 failed, 0 skipped")
+        self.assertNotEqual(code, 0)
+
+
+if __name__ == "__main__":
+    unittest.main()
