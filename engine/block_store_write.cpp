@@ -25,34 +25,29 @@ Result<std::vector<SlotIndex>> BlockStore::reserve(HolderId holder, SpaceId spac
   BlockTable& blocks = impl_->blocks;
   std::vector<SlotIndex> slots(keys.size(), kNoSlot);
   std::uint32_t steps = impl_->options.slice_blocks;
-  for (std::size_t begin = 0; begin < keys.size(); begin += BlockTable::kGroup) {
-    const auto group = keys.subspan(begin, std::min(BlockTable::kGroup, keys.size() - begin));
-    blocks.prefetch(space, group);
-    impl_->prefetch_victims(group.size());
-    for (std::size_t i = 0; i < group.size(); ++i) {
-      const SlotIndex present = blocks.find(space, group[i]);
-      if (present != kNoSlot) {
-        if (blocks[present].state == SlotState::kSealed ||
-            Impl::may_publish(impl_->jobs[blocks[present].owner])) {
-          ++impl_->counted.skipped_present;
-          continue;
-        }
-        // Its job will never seal it, but its writer may still write: the key moves to another
-        // slot.
-        blocks.unlist(present);
+  blocks.find_each(space, keys, [&](std::size_t i, SlotIndex present) {
+    if (i % BlockTable::kGroup == 0) impl_->prefetch_victims(BlockTable::kGroup);
+    if (present != kNoSlot) {
+      if (blocks[present].state == SlotState::kSealed ||
+          Impl::may_publish(impl_->jobs[blocks[present].owner])) {
+        ++impl_->counted.skipped_present;
+        return true;
       }
-      if (!impl_->make_room(steps)) {
-        ++impl_->counted.skipped_no_room;
-        continue;
-      }
-      if (row == JobTable::kNone) {
-        row = impl_->jobs.add(job, *writer, *where,
-                              impl_->clock.now() + impl_->options.reservation_timeout);
-      }
-      slots[begin + i] = blocks.take_free(space, group[i], row);
-      impl_->jobs.add_slot(row, slots[begin + i]);
+      // Its job will never seal it, but its writer may still write: the key moves to another slot.
+      blocks.unlist(present);
     }
-  }
+    if (!impl_->make_room(steps)) {
+      ++impl_->counted.skipped_no_room;
+      return true;
+    }
+    if (row == JobTable::kNone) {
+      row = impl_->jobs.add(job, *writer, *where,
+                            impl_->clock.now() + impl_->options.reservation_timeout);
+    }
+    slots[i] = blocks.take_free(space, keys[i], row);
+    impl_->jobs.add_slot(row, slots[i]);
+    return true;
+  });
   return slots;
 }
 

@@ -1,6 +1,5 @@
 #include "engine/block_table.h"
 
-#include <cstring>
 #include <utility>
 
 #include "base/assert.h"
@@ -10,31 +9,15 @@ namespace pegaflow {
 Result<BlockTable> BlockTable::create(std::uint32_t slot_count) {
   PEGA_TRY_LET(auto blocks, ZeroPages<Block>::create(slot_count));
   PEGA_TRY_LET(auto index, FlatIndex::create(slot_count));
+  index.touch();
   return BlockTable(std::move(blocks), std::move(index));
 }
 
 BlockTable::BlockTable(ZeroPages<Block> blocks, FlatIndex index)
     : blocks_(std::move(blocks)), index_(std::move(index)) {}
 
-std::uint32_t BlockTable::hash(SpaceId space, const BlockKey& key) noexcept {
-  // The engine's hash is uniform; its second word is zero where the algorithm has 8 bytes only.
-  std::uint64_t second = 0;
-  std::memcpy(&second, key.bytes.data() + sizeof second, sizeof second);
-  return mix_hash(key.hash(), second + static_cast<std::uint64_t>(space) * 0x9E3779B97F4A7C15ULL);
-}
-
 SlotIndex BlockTable::find(SpaceId space, const BlockKey& key) const {
-  return index_.find(hash(space, key), [&](std::uint32_t row) {
-    return blocks_[row].space == space && blocks_[row].key == key;
-  });
-}
-
-void BlockTable::prefetch(SpaceId space, std::span<const BlockKey> group) const {
-  for (const BlockKey& key : group) index_.prefetch(hash(space, key));
-  for (const BlockKey& key : group) {
-    const std::uint32_t guess = index_.first_guess(hash(space, key));
-    if (guess != FlatIndex::kNone) prefetch_block(guess);
-  }
+  return find(hash(space, key), space, key);
 }
 
 void BlockTable::prefetch_neighbours(SlotIndex slot) const {

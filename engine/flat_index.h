@@ -71,6 +71,10 @@ class FlatIndex {
     return true;
   }
 
+  /// Takes the memory of the whole index now. Hashes touch a page of it each: without this the
+  /// first 512 insertions into 16 MiB are 512 page faults, more than a millisecond in one call.
+  void touch() noexcept { cells_.touch(); }
+
   void prefetch(std::uint32_t hash) const noexcept { __builtin_prefetch(&cells_[hash & mask_]); }
   /// The row that find() will most likely look at first, or kNone; for prefetching it.
   [[nodiscard]] std::uint32_t first_guess(std::uint32_t hash) const noexcept {

@@ -17,6 +17,12 @@ Result<void*> map_zero_pages(std::size_t bytes) {
   return pages;
 }
 
+void touch_zero_pages(void* pages, std::size_t bytes) noexcept {
+  constexpr std::size_t kPageBytes = 4096;  // The smallest there is; larger ones are touched twice.
+  auto* const first = static_cast<volatile std::byte*>(pages);
+  for (std::size_t at = 0; at < bytes; at += kPageBytes) first[at] = std::byte{0};
+}
+
 void unmap_zero_pages(void* pages, std::size_t bytes) noexcept { ::munmap(pages, bytes); }
 
 }  // namespace pegaflow

@@ -14,6 +14,8 @@ namespace pegaflow {
 /// Errors: kOutOfCapacity.
 Result<void*> map_zero_pages(std::size_t bytes);
 void unmap_zero_pages(void* pages, std::size_t bytes) noexcept;
+/// Has the memory behind them come now.
+void touch_zero_pages(void* pages, std::size_t bytes) noexcept;
 
 /// A fixed array of T, all bytes zero at first. Movable. The address never changes, so growth can
 /// never stall a turn of the loop that owns it.
@@ -38,6 +40,8 @@ class ZeroPages {
   ~ZeroPages() {
     if (first_ != nullptr) unmap_zero_pages(first_, size_bytes());
   }
+
+  void touch() noexcept { touch_zero_pages(first_, size_bytes()); }
 
   [[nodiscard]] T& operator[](std::size_t index) noexcept { return first_[index]; }
   [[nodiscard]] const T& operator[](std::size_t index) const noexcept { return first_[index]; }

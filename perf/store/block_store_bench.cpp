@@ -1,0 +1,339 @@
+// What the block store costs the thread that owns it, at one million blocks.
+//
+// Times are CPU seconds of this thread, because a shared machine gives it away at will; the caches
+// are emptied before each run, because between two requests somebody else has used them.
+
+#include <algorithm>
+#include <chrono>
+#include <cstdint>
+#include <cstdio>
+#include <cstring>
+#include <fstream>
+#include <functional>
+#include <memory>
+#include <random>
+#include <string>
+#include <vector>
+
+#include <time.h>
+#include <unistd.h>
+
+#include <fmt/core.h>
+
+#include "base/assert.h"
+#include "base/clock.h"
+#include "engine/block_store.h"
+
+namespace pegaflow {
+namespace {
+
+constexpr std::uint32_t kBlocks = 1'000'000;
+constexpr std::uint32_t kSlice = 512;
+
+double cpu_us() {
+  timespec now{};
+  ::clock_gettime(CLOCK_THREAD_CPUTIME_ID, &now);
+  return static_cast<double>(now.tv_sec) * 1e6 + static_cast<double>(now.tv_nsec) * 1e-3;
+}
+
+std::uint64_t resident_bytes() {
+  std::ifstream statm("/proc/self/statm");
+  std::uint64_t total = 0;
+  std::uint64_t resident = 0;
+  statm >> total >> resident;
+  return resident * static_cast<std::uint64_t>(::sysconf(_SC_PAGESIZE));
+}
+
+class CacheEmptier {
+ public:
+  void run() {
+    for (std::size_t i = 0; i < bytes_.size(); i += 64) ++bytes_[i];
+  }
+
+ private:
+  std::vector<unsigned char> bytes_ = std::vector<unsigned char>(std::size_t{96} << 20, 1);
+};
+
+/// Figures of one thing, printed beside its bound with n and spread.
+class Figures {
+ public:
+  Figures(std::string name, std::string unit, double bound)
+      : name_(std::move(name)), unit_(std::move(unit)), bound_(bound) {}
+  void add(double figure) { figures_.push_back(figure); }
+  void set_bound(double bound) { bound_ = bound; }
+  /// The median beside the bound.
+  void print() { print(0.5, "median"); }
+  /// For what must never be longer.
+  void print_longest() { print(1.0, "longest"); }
+
+ private:
+  void print(double share, const char* which) {
+    std::sort(figures_.begin(), figures_.end());
+    const auto at = [&](double part) {
+      return figures_[static_cast<std::size_t>(part * static_cast<double>(figures_.size() - 1))];
+    };
+    const std::string bound =
+        bound_ == 0 ? "no bound of its own        "
+                    : fmt::format("bound {:7.1f}  ratio {:5.2f}", bound_, at(share) / bound_);
+    fmt::print("{:56} {:8.1f} {:2} {:7}  {}  n={} p10 {:.1f} p50 {:.1f} p90 {:.1f} max {:.1f}\n",
+               name_, at(share), unit_, which, bound, figures_.size(), at(0.1), at(0.5), at(0.9),
+               at(1.0));
+    std::fflush(stdout);
+  }
+
+  std::string name_;
+  std::string unit_;
+  double bound_;
+  std::vector<double> figures_;
+};
+
+class Bench {
+ public:
+  Bench() {
+    BlockStore::Options options;
+    options.slot_count = kBlocks;
+    options.instance_share = 1.0;
+    options.node_share = 1.0;
+    options.slice_blocks = kSlice;
+    const std::uint64_t before = resident_bytes();
+    auto store = BlockStore::create(options, clock_);
+    PEGA_ASSERT(store, "{}", store.error().detail);
+    store_ = std::move(*store);
+    space_ = store_->make_space();
+    holder_ = store_->add_holder(1, Id128{1, 1});
+    // Chains of 512 blocks, filled in a random order, so that neighbours in time are not
+    // neighbours in memory: what a store looks like after hours.
+    for (std::uint32_t i = 0; i < kBlocks; ++i) keys_.push_back(new_key());
+    const std::uint64_t keys_bytes = keys_.capacity() * sizeof(BlockKey);
+    std::vector<std::uint32_t> order(kBlocks);
+    for (std::uint32_t i = 0; i < kBlocks; ++i) order[i] = i;
+    std::shuffle(order.begin(), order.end(), random_);
+    Figures seal("first fill: longest reserve or publish of 512", "us", 500);
+    std::vector<BlockKey> batch;
+    for (std::uint32_t i = 0; i < kBlocks; i += kSlice) {
+      batch.clear();
+      for (std::uint32_t j = i; j < std::min(i + kSlice, kBlocks); ++j) {
+        batch.push_back(keys_[order[j]]);
+      }
+      double start = cpu_us();
+      reserve(batch);
+      seal.add(cpu_us() - start);
+      start = cpu_us();
+      publish();
+      seal.add(cpu_us() - start);
+    }
+    const std::uint64_t grown = resident_bytes() - before - keys_bytes - order.capacity() * 4;
+    seal.print_longest();
+    Figures counted("memory a block, by memory_bytes()", "B", 128);
+    counted.add(static_cast<double>(store_->memory_bytes()) / kBlocks);
+    counted.print();
+    Figures resident("memory a block, resident", "B", 128);
+    resident.add(static_cast<double>(grown) / kBlocks);
+    resident.print();
+  }
+
+  void lookup() {
+    // The bound of the same run: the bare cache misses that any such lookup has, one in 16 MiB of
+    // index and one in 64 MiB of rows for each key, on their way 32 at a time.
+    std::vector<std::uint64_t> index(std::size_t{2} << 20, 1);
+    std::vector<std::uint64_t> rows(std::size_t{8} << 20, 1);
+    std::vector<double> bare;
+    Figures figures("lookup of 8,192 of 1 M keys, cold caches", "us", 0);
+    for (int run = 0; run < 100; ++run) {
+      bare.push_back(bare_misses(index, rows));
+      const auto keys = random_keys(8192);
+      emptier_.run();
+      const double start = cpu_us();
+      const std::size_t found = store_->lookup(space_, keys);
+      figures.add(cpu_us() - start);
+      PEGA_ASSERT(found == keys.size(), "{} found", found);
+    }
+    std::sort(bare.begin(), bare.end());
+    figures.set_bound(bare[bare.size() / 2]);
+    figures.print();
+  }
+
+  void claim() {
+    Figures claim("claim of 8,192 of 1 M keys, cold caches", "us", 0);
+    Figures unclaim("unclaim of them, longest slice", "us", 500);
+    Figures open("open of them, cold caches", "us", 0);
+    for (int run = 0; run < 50; ++run) {
+      const auto keys = random_keys(8192);
+      const Id128 token{2, ++names_};
+      emptier_.run();
+      double start = cpu_us();
+      const auto count = store_->claim(holder_, space_, keys, token);
+      claim.add(cpu_us() - start);
+      PEGA_ASSERT(count && *count == keys.size(), "the claim is short");
+      emptier_.run();
+      start = cpu_us();
+      const auto pages = store_->open(holder_, token, 0, *count, PinId{names_});
+      open.add(cpu_us() - start);
+      PEGA_ASSERT(pages, "{}", pages.error().detail);
+      store_->release(holder_, PinId{names_});
+      finish(nullptr);
+      emptier_.run();
+      start = cpu_us();
+      store_->unclaim(holder_, token);
+      unclaim.add(cpu_us() - start);
+      finish(&unclaim);
+    }
+    claim.print();
+    open.print();
+    unclaim.print_longest();
+  }
+
+  void save() {
+    Figures total("reserve + publish of 4,096 blocks, all by eviction", "us", 1500);
+    Figures longest("its longest call, 512 blocks each", "us", 500);
+    for (int run = 0; run < 100; ++run) {
+      std::vector<BlockKey> fresh;
+      for (int i = 0; i < 4096; ++i) fresh.push_back(new_key());
+      emptier_.run();
+      double sum = 0;
+      double worst = 0;
+      ++names_;
+      const auto timed = [&](const std::function<void()>& call) {
+        const double start = cpu_us();
+        call();
+        sum += cpu_us() - start;
+        worst = std::max(worst, cpu_us() - start);
+      };
+      for (std::size_t i = 0; i < fresh.size(); i += kSlice) {
+        timed([&] { reserve_slice(std::span(fresh).subspan(i, kSlice)); });
+      }
+      std::size_t left = 1;
+      while (left != 0) {
+        timed([&] { left = *store_->publish(holder_, job(), kSlice); });
+      }
+      total.add(sum);
+      longest.add(worst);
+      // Found again by lookup(): those whose place they took are not.
+      for (const BlockKey& key : fresh) keys_.push_back(key);
+      PEGA_ASSERT(store_->lookup(space_, fresh) == fresh.size(), "a saved block is missing");
+    }
+    total.print();
+    longest.print_longest();
+  }
+
+  void holder_gone() {
+    const HolderId reader = store_->add_holder(2, Id128{1, 2});
+    const auto keys = std::span(keys_).last(100'000);
+    const std::size_t there = store_->lookup(space_, keys);
+    PEGA_ASSERT(there == keys.size(), "{} of the latest blocks are there", there);
+    for (std::size_t i = 0; i < keys.size(); i += 1000) {
+      const Id128 token{3, ++names_};
+      const auto count = store_->claim(reader, space_, keys.subspan(i, 1000), token);
+      PEGA_ASSERT(count && *count == 1000, "the claim is short");
+      for (std::size_t j = 0; j < 1000; ++j) {
+        const auto pages = store_->open(reader, token, j, 1, PinId{++names_});
+        PEGA_ASSERT(pages, "{}", pages.error().detail);
+      }
+    }
+    Figures slices("holder_lost, then gone with 100,000 pins: longest slice", "us", 500);
+    emptier_.run();
+    const double start = cpu_us();
+    store_->holder_lost(reader);
+    slices.add(cpu_us() - start);
+    const double then = cpu_us();
+    store_->holder_gone(reader);
+    slices.add(cpu_us() - then);
+    finish(&slices);
+    PEGA_ASSERT(store_->stats().pins == 0 && store_->is_at_rest(), "pins are left");
+    slices.print_longest();
+  }
+
+  void reset_and_cleanup() {
+    Figures slices("cleanup of 1 M blocks: longest slice", "us", 500);
+    emptier_.run();
+    const double start = cpu_us();
+    store_->start_cleanup();
+    slices.add(cpu_us() - start);
+    finish(&slices);
+    PEGA_ASSERT(store_->cleanup().evicted_blocks == kBlocks, "a block is left");
+    slices.print_longest();
+  }
+
+ private:
+  BlockKey new_key() {
+    BlockKey key;
+    for (std::size_t i = 0; i < key.bytes.size(); i += 8) {
+      const std::uint64_t word = random_();
+      std::memcpy(key.bytes.data() + i, &word, sizeof word);
+    }
+    return key;
+  }
+  std::vector<BlockKey> random_keys(std::size_t count) {
+    std::vector<BlockKey> keys(count);
+    for (BlockKey& key : keys) key = keys_[random_() % kBlocks];
+    std::sort(keys.begin(), keys.end());
+    keys.erase(std::unique(keys.begin(), keys.end()), keys.end());
+    while (keys.size() < count) keys.push_back(keys_[random_() % kBlocks]);
+    std::shuffle(keys.begin(), keys.end(), random_);
+    return keys;
+  }
+  JobId job() const { return {Id128{1, 1}, names_}; }
+  double bare_misses(const std::vector<std::uint64_t>& index,
+                     const std::vector<std::uint64_t>& rows) {
+    std::vector<std::uint64_t> places(8192);
+    for (std::uint64_t& place : places) place = random_();
+    emptier_.run();
+    std::uint64_t sum = 0;
+    const double start = cpu_us();
+    for (std::size_t begin = 0; begin < places.size(); begin += 32) {
+      const auto each = [&](auto&& use) {
+        for (std::size_t i = begin; i < begin + 32; ++i) use(places[i]);
+      };
+      each([&](std::uint64_t place) { __builtin_prefetch(&index[place % index.size()]); });
+      each([&](std::uint64_t place) { __builtin_prefetch(&rows[place % rows.size()]); });
+      each([&](std::uint64_t place) {
+        sum += index[place % index.size()] + rows[place % rows.size()];
+      });
+    }
+    const double took = cpu_us() - start;
+    PEGA_ASSERT(sum == 2 * places.size(), "{}", sum);
+    return took;
+  }
+  void reserve_slice(std::span<const BlockKey> keys) {
+    const auto slots = store_->reserve(holder_, space_, job(), keys);
+    PEGA_ASSERT(slots && std::find(slots->begin(), slots->end(), kNoSlot) == slots->end(),
+                "a block got no slot");
+  }
+  void reserve(std::span<const BlockKey> keys) {
+    ++names_;
+    reserve_slice(keys);
+  }
+  void publish() {
+    const auto left = store_->publish(holder_, job());
+    PEGA_ASSERT(left && *left == 0, "blocks are left");
+  }
+  void finish(Figures* slices) {
+    while (store_->has_work()) {
+      const double start = cpu_us();
+      store_->work();
+      if (slices != nullptr) slices->add(cpu_us() - start);
+    }
+  }
+
+  SteadyClock clock_;
+  std::mt19937_64 random_{1};
+  CacheEmptier emptier_;
+  std::unique_ptr<BlockStore> store_;
+  SpaceId space_{};
+  HolderId holder_{};
+  std::vector<BlockKey> keys_;
+  std::uint64_t names_ = 0;
+};
+
+}  // namespace
+}  // namespace pegaflow
+
+int main() {
+  pegaflow::Bench bench;
+  bench.lookup();
+  bench.claim();
+  bench.save();
+  bench.holder_gone();
+  bench.reset_and_cleanup();
+  return 0;
+}
