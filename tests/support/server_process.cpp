@@ -42,15 +42,16 @@ pid_t spawn(const std::vector<std::string>& command, const std::vector<std::stri
   for (const std::string& argument : command)
     arguments.push_back(const_cast<char*>(argument.c_str()));
   arguments.push_back(nullptr);
+  // Before the child runs, so that whoever waits for its words finds the file.
+  const UniqueFd out(::open(log.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0600));
   const pid_t parent = ::getpid();
   const pid_t pid = ::fork();
   if (pid < 0) throw std::runtime_error("fork failed");
   if (pid > 0) return pid;
   ::prctl(PR_SET_PDEATHSIG, SIGKILL);
   if (::getppid() != parent) ::_exit(125);
-  const int out = ::open(log.c_str(), O_WRONLY | O_CREAT | O_TRUNC, 0600);
-  ::dup2(out, 1);
-  ::dup2(out, 2);
+  ::dup2(out.get(), 1);
+  ::dup2(out.get(), 2);
   for (const std::string& variable : environment) ::putenv(const_cast<char*>(variable.c_str()));
   ::execvp(arguments[0], arguments.data());
   ::_exit(126);
@@ -127,6 +128,30 @@ void ServerProcess::wait_until_ready(std::chrono::seconds limit) {
     }
   }
   http_ = nlohmann::json::parse(read_file(directory() / "ready.json")).at("http");
+}
+
+std::string ServerProcess::wait_for_http_address(std::chrono::seconds limit) const {
+  constexpr std::string_view kField = "http address=";
+  const auto end = steady_clock::now() + limit;
+  const UniqueFd watch(::inotify_init1(IN_CLOEXEC | IN_NONBLOCK));
+  if (::inotify_add_watch(watch.get(), (directory() / "log").c_str(), IN_MODIFY) < 0) {
+    fail("inotify_add_watch failed");
+  }
+  for (;;) {
+    const std::string text = log();
+    const std::size_t found = text.find(kField);
+    const std::size_t line_end = text.find('\n', found);
+    if (found != std::string::npos && line_end != std::string::npos) {
+      const std::size_t start = found + kField.size();
+      return text.substr(start, line_end - start);
+    }
+    pollfd wanted[] = {{watch.get(), POLLIN, 0}, {pidfd_.get(), POLLIN, 0}};
+    if (::poll(wanted, 2, milliseconds_until(end)) <= 0) fail("no HTTP address in time");
+    if (wanted[1].revents != 0) fail("ended before it had an HTTP address");
+    char events[4096];
+    while (::read(watch.get(), events, sizeof events) > 0) {
+    }
+  }
 }
 
 void ServerProcess::signal(int number) const {

@@ -35,8 +35,9 @@ class ServerProcess {
  public:
   struct Options {
     std::string pool_size = "64mb";
-    std::vector<std::string> arguments;  ///< Beside --addr, --http-addr, --ready-file, --pool-size.
-    std::vector<std::string> command_prefix;  ///< For example {"unshare", "--pid", "--fork"}.
+    std::vector<std::string>
+        arguments{};  ///< Beside --addr, --http-addr, --ready-file, --pool-size.
+    std::vector<std::string> command_prefix{};  ///< For example {"unshare", "--pid", "--fork"}.
     bool wait_until_ready = true;
   };
 
@@ -54,6 +55,10 @@ class ServerProcess {
   void start();
   /// Waits for the ready file; throws when the server ends before.
   void wait_until_ready(std::chrono::seconds limit = std::chrono::seconds(60));
+
+  /// The HTTP address as soon as its log has it: before it is ready.
+  [[nodiscard]] std::string wait_for_http_address(
+      std::chrono::seconds limit = std::chrono::seconds(10)) const;
 
   /// SIGKILL, and waits for its end.
   void kill();

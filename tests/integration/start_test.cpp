@@ -1,0 +1,304 @@
+// How a server starts and ends, and what it says when it cannot.
+#include <csignal>
+#include <filesystem>
+#include <fstream>
+#include <string>
+
+#include <sys/socket.h>
+#include <sys/stat.h>
+#include <sys/un.h>
+#include <unistd.h>
+
+#include <doctest/doctest.h>
+#include <nlohmann/json.hpp>
+
+#include "engine/memory_room.h"
+#include "tests/support/server_process.h"
+#include "tests/support/wire_client.h"
+
+namespace pegaflow::testing {
+namespace {
+
+namespace fs = std::filesystem;
+
+bool has(const std::string& text, const std::string& part) {
+  return text.find(part) != std::string::npos;
+}
+
+/// One line on standard error beside what the log says, and exit code 1.
+void check_refused(const Ran& ran, const std::string& why) {
+  INFO(ran.output);
+  CHECK(ran.exit_code == 1);
+  CHECK(has(ran.output, "pegaflow-server: "));
+  CHECK(has(ran.output, why));
+}
+
+mode_t permissions(const fs::path& path) {
+  struct stat about {};
+  REQUIRE(::stat(path.c_str(), &about) == 0);
+  return about.st_mode & 07777U;
+}
+
+/// More huge pages of 2 MiB while it lives, where we may.
+class ReservedHugePages {
+ public:
+  explicit ReservedHugePages(std::uint64_t count) {
+    const auto pages = huge_pages();
+    before_ = pages ? pages->total : 0;
+    set(before_ + count);
+    const auto now = huge_pages();
+    are_there_ = now && now->page_bytes == 2 << 20 && now->free == count;
+  }
+  ~ReservedHugePages() { set(before_); }
+  ReservedHugePages(const ReservedHugePages&) = delete;
+  ReservedHugePages& operator=(const ReservedHugePages&) = delete;
+  /// And no others, which would leave nobody short.
+  [[nodiscard]] bool are_there() const { return are_there_; }
+
+ private:
+  static void set(std::uint64_t count) { std::ofstream("/proc/sys/vm/nr_hugepages") << count; }
+  std::uint64_t before_ = 0;
+  bool are_there_ = false;
+};
+
+TEST_SUITE("start") {
+  TEST_CASE("the ready file says where it is, and health is ok") {
+    ServerProcess server;
+
+    std::ifstream file(server.directory() / "ready.json");
+    const auto ready = nlohmann::json::parse(file);
+
+    CHECK(ready.at("socket") == server.socket());
+    CHECK(ready.at("pid") == server.pid());
+    const auto health = server.get("/health");
+    CHECK(health.status == 200);
+    CHECK(nlohmann::json::parse(health.body).at("status") == "ok");
+    CHECK(has(server.log(), "http address=" + server.http()));
+  }
+
+  TEST_CASE("SIGTERM and SIGINT end it cleanly") {
+    for (const int number : {SIGTERM, SIGINT}) {
+      ServerProcess server;
+      auto io = kj::setupAsyncIo();
+      WireClient client(io, server.socket());
+      client.hello();
+      server.signal(number);
+
+      const auto code = server.wait_for_exit();
+
+      CHECK(code == 0);
+      CHECK_FALSE(fs::exists(server.socket()));
+      CHECK_FALSE(fs::exists(server.socket() + ".lock"));
+      CHECK_FALSE(fs::exists(server.directory() / "ready.json"));
+    }
+  }
+
+  TEST_CASE("the socket is for our user and its group only") {
+    const TemporaryDirectory parent;
+    const fs::path socket = parent.path() / "made" / "x.sock";
+    ServerProcess server({.arguments = {"--addr", "unix:" + socket.string()}});
+
+    CHECK(permissions(socket) == 0660);
+    CHECK(permissions(socket.parent_path()) == 0750);
+  }
+
+  TEST_CASE("a host and port name a socket in the runtime directory") {
+    const TemporaryDirectory runtime;
+    // Taken by somebody else, so that the server tells us its name and ends.
+    fs::create_directory(runtime.path() / "50123.sock");
+
+    const Ran ran = run_server_binary(
+        {"--addr", "127.0.0.1:50123", "--http-addr", "127.0.0.1:0", "--pool-size", "1mb"},
+        {"PEGAFLOW_RUNTIME_DIR=" + runtime.path().string()});
+
+    check_refused(ran, (runtime.path() / "50123.sock").string() + " is there and is no socket");
+  }
+
+  TEST_CASE("a second server on the address is told who has it") {
+    ServerProcess first;
+
+    const Ran second = run_server_binary(
+        {"--addr", "unix:" + first.socket(), "--http-addr", "127.0.0.1:0", "--pool-size", "1mb"});
+
+    check_refused(second, "another pegaflow-server (pid " + std::to_string(first.pid()) + ")");
+    CHECK(first.get("/health").status == 200);
+  }
+
+  TEST_CASE("what a killed server left behind is replaced") {
+    ServerProcess server;
+    server.kill();
+    REQUIRE(fs::exists(server.socket()));
+
+    server.start();
+
+    auto io = kj::setupAsyncIo();
+    WireClient client(io, server.socket());
+    CHECK(client.hello().version == kWireMaximum);
+  }
+
+  TEST_CASE("more pool than the machine has is refused at once") {
+    const TemporaryDirectory directory;
+
+    const Ran ran = run_server_binary({"--addr", "unix:" + (directory.path() / "x.sock").string(),
+                                       "--http-addr", "127.0.0.1:0", "--pool-size", "60tb"});
+
+    check_refused(ran, "choose a smaller --pool-size");
+  }
+
+  TEST_CASE("more pool than is free now is waited for, health says so, and then refused") {
+    // Holds more than the gibibyte that is kept, so that there is a size between free and all.
+    ServerProcess other({.pool_size = "1200mb"});
+    const auto room = memory_room();
+    REQUIRE(room);
+    if (room->limited_by != "MemAvailable") {
+      MESSAGE("skipped: a cgroup limits the memory");
+      return;
+    }
+    const std::string size = std::to_string(room->available_bytes);
+    const TemporaryDirectory directory;
+
+    const Ran ran = run_server_binary({"--addr", "unix:" + (directory.path() / "x.sock").string(),
+                                       "--http-addr", "127.0.0.1:0", "--pool-size", size,
+                                       "--pool-wait", "300ms"});
+
+    check_refused(ran, "do not fit");
+    CHECK(has(ran.output, "memory is short, waiting"));
+  }
+
+  TEST_CASE("while it waits for memory health is 503, and it goes on when the memory is back") {
+    const ReservedHugePages pages(32);
+    if (!pages.are_there()) {
+      MESSAGE("skipped: this process cannot reserve huge pages");
+      return;
+    }
+    ServerProcess other({.arguments = {"--use-hugepages"}});
+    ServerProcess server({.arguments = {"--use-hugepages"}, .wait_until_ready = false});
+    const std::string address = server.wait_for_http_address();
+    ServerProcess::Response health;
+    do {
+      health = http_request(address, "GET", "/health");
+    } while (has(health.body, "preparing the pool"));
+
+    CHECK(health.status == 503);
+    CHECK(has(health.body, "waiting for the memory of a previous server"));
+    CHECK(http_request(address, "GET", "/metrics").status == 503);
+    CHECK(http_request(address, "POST", "/cache/memory/cleanup").status == 503);
+    CHECK_FALSE(fs::exists(server.socket()));
+
+    other.kill();
+    server.wait_until_ready();
+    CHECK(server.get("/health").status == 200);
+    CHECK(server.metric("pegaflow_pool_page_bytes") == 2 << 20);
+  }
+
+  TEST_CASE("SIGTERM ends it while it waits for memory") {
+    const ReservedHugePages pages(32);
+    if (!pages.are_there()) {
+      MESSAGE("skipped: this process cannot reserve huge pages");
+      return;
+    }
+    ServerProcess other({.arguments = {"--use-hugepages"}});
+    ServerProcess server({.arguments = {"--use-hugepages"}, .wait_until_ready = false});
+    (void)server.wait_for_http_address();
+
+    CHECK(server.terminate() == 0);
+  }
+
+  TEST_CASE("huge pages that were asked for and are not there are refused with the command") {
+    const TemporaryDirectory directory;
+    const auto pages = huge_pages();
+    REQUIRE(pages);
+    if (pages->free != 0) {
+      MESSAGE("skipped: this machine has reserved huge pages");
+      return;
+    }
+
+    const Ran ran = run_server_binary({"--addr", "unix:" + (directory.path() / "x.sock").string(),
+                                       "--http-addr", "127.0.0.1:0", "--use-hugepages",
+                                       "--pool-size", "64mb", "--pool-wait", "0s"});
+
+    INFO(ran.output);
+    CHECK(ran.exit_code == 1);
+    CHECK(has(ran.output, pages->page_bytes == 0 ? "has no huge pages" : "vm.nr_hugepages=32"));
+  }
+
+  TEST_CASE("the start says how to get huge pages when it has none") {
+    ServerProcess server;
+    const auto pages = huge_pages();
+    REQUIRE(pages);
+    if (pages->page_bytes != 0 && pages->free == 0) {
+      CHECK(has(server.log(), "sysctl -w vm.nr_hugepages=32"));
+    }
+  }
+
+  TEST_CASE("what cannot be understood is refused, and the sentence says what would be right") {
+    check_refused(run_server_binary({"--pool-sizes", "1gb"}), "--help");
+    check_refused(run_server_binary({"--pool-size", "30 gigs"}), "--pool-size");
+    check_refused(run_server_binary({"--pool-size", "10"}), "1 MiB");
+    check_refused(run_server_binary({"--reservation-timeout", "30"}), "--reservation-timeout");
+    check_refused(run_server_binary({"--instance-share-percent", "101"}), "1 and 100");
+    check_refused(run_server_binary({"--log-level", "loud"}), "loud");
+    check_refused(run_server_binary({"--allow-uid", "bob"}), "bob");
+    check_refused(run_server_binary({"--config", "/nonexistent.conf"}), "/nonexistent.conf");
+    check_refused(run_server_binary({"--http-token-file", "/nonexistent"}), "/nonexistent");
+    check_refused(run_server_binary({"--addr", "here"}), "unix:/path/x.sock");
+    check_refused(run_server_binary({"--addr", "unix:relative.sock"}), "absolute path");
+    check_refused(run_server_binary({"--addr", "unix:/" + std::string(200, 'x')}), "too long");
+    check_refused(run_server_binary({"--addr", "127.0.0.1:70000"}), "no port");
+  }
+
+  TEST_CASE("paths that cannot be used are refused") {
+    const TemporaryDirectory directory;
+    const std::string file = (directory.path() / "file").string();
+    std::ofstream(file) << "x";
+
+    check_refused(run_server_binary({"--addr", "unix:" + file + "/x.sock", "--pool-size", "1mb"}),
+                  file);
+    check_refused(run_server_binary({"--addr", "unix:" + directory.path().string() + "/a.sock",
+                                     "--http-addr", "203.0.113.1:80", "--pool-size", "1mb"}),
+                  "--http-addr 203.0.113.1:80");
+    check_refused(run_server_binary({"--addr", "unix:" + directory.path().string() + "/a.sock",
+                                     "--socket-group", "no-such-group", "--pool-size", "1mb"}),
+                  "no-such-group");
+    check_refused(run_server_binary({"--addr", "unix:" + directory.path().string() + "/a.sock",
+                                     "--http-addr", "127.0.0.1:0", "--pool-size", "1mb",
+                                     "--ready-file", "/nonexistent/ready"}),
+                  "--ready-file");
+  }
+
+  TEST_CASE("flags without meaning are accepted with one line each") {
+    ServerProcess server(
+        {.arguments = {"--devices", "0,1", "--disable-lfu-admission", "--ssd-cache-path",
+                       "/nowhere", "--max-prefetch-blocks", "800"}});
+
+    CHECK(has(server.log(), "--devices has no effect"));
+    CHECK(has(server.log(), "--disable-lfu-admission has no effect"));
+    CHECK(has(server.log(), "--ssd-cache-path has no effect"));
+    CHECK(has(server.log(), "--max-prefetch-blocks has no effect"));
+  }
+
+  TEST_CASE("help, version and options are printed without starting anything") {
+    CHECK(has(run_server_binary({"--help"}).output, "--pool-size"));
+    CHECK(has(run_server_binary({"--version"}).output, "pegaflow-server "));
+    const Ran options = run_server_binary({"--pool-size", "2gb", "--print-options"});
+    CHECK(options.exit_code == 0);
+    CHECK(has(options.output, "pool-size = 2 GiB  # command line"));
+    CHECK(
+        has(run_server_binary({"--print-options-markdown"}).output, "| `--pool-size` | `30 GiB`"));
+    CHECK(has(run_server_binary({"--print-options"}, {"PEGA_POOL_SIZE=3gb"}).output,
+              "pool-size = 3 GiB"));
+  }
+
+  TEST_CASE("the default size is said at the start") {
+    const TemporaryDirectory directory;
+
+    const Ran ran =
+        run_server_binary({"--addr", "unix:" + (directory.path() / "f").string() + "/no/x.sock",
+                           "--http-addr", "203.0.113.1:80"});
+
+    CHECK(has(ran.output, "pool size chosen: 30 GiB or half of the free memory"));
+  }
+}
+
+}  // namespace
+}  // namespace pegaflow::testing
