@@ -24,7 +24,7 @@ class PoolCut {
  public:
   struct Options {
     std::uint64_t pool_bytes = 0;  ///< What slots are cut from.
-    BlockStore::Options store;     ///< `slot_count` is ignored: it follows from the cut.
+    BlockStore::Options store{};   ///< `slot_count` is ignored: it follows from the cut.
   };
 
   /// `clock` outlives it.

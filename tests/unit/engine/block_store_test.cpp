@@ -1,0 +1,607 @@
+#include "engine/block_store.h"
+
+#include <algorithm>
+#include <fstream>
+#include <optional>
+#include <set>
+
+#include <sys/resource.h>
+#include <unistd.h>
+
+#include <doctest/doctest.h>
+
+#include "tests/unit/engine/store_fixture.h"
+
+namespace pegaflow {
+namespace {
+
+using testing::job;
+using testing::keys;
+using testing::StoreFixture;
+using testing::token;
+
+Errc code_of(const auto& result) {
+  REQUIRE_FALSE(result.has_value());
+  return result.error().code;
+}
+
+/// While it lives the process may map 4 GiB more than it has, and no table of 64 GiB.
+class LittleMemory {
+ public:
+  LittleMemory() {
+    std::uint64_t pages = 0;
+    std::ifstream("/proc/self/statm") >> pages;
+    REQUIRE(::getrlimit(RLIMIT_AS, &before_) == 0);
+    rlimit tight = before_;
+    tight.rlim_cur = pages * static_cast<std::uint64_t>(::sysconf(_SC_PAGESIZE)) + (4ULL << 30);
+    REQUIRE(::setrlimit(RLIMIT_AS, &tight) == 0);
+  }
+  ~LittleMemory() { CHECK(::setrlimit(RLIMIT_AS, &before_) == 0); }
+  LittleMemory(const LittleMemory&) = delete;
+  LittleMemory& operator=(const LittleMemory&) = delete;
+
+ private:
+  rlimit before_{};
+};
+
+TEST_SUITE("BlockStore, made") {
+  TEST_CASE("options out of their range are refused") {
+    const ManualClock clock;
+    const auto refused = [&](auto&& change) {
+      BlockStore::Options options{.slot_count = 8};
+      change(options);
+      return code_of(BlockStore::create(options, clock)) == Errc::kInvalidArgument;
+    };
+    CHECK(refused([](auto& o) { o.slot_count = (1U << 31) + 1; }));
+    CHECK(refused([](auto& o) { o.instance_share = 0; }));
+    CHECK(refused([](auto& o) { o.instance_share = 1.01; }));
+    CHECK(refused([](auto& o) { o.node_share = -0.5; }));
+    CHECK(refused([](auto& o) { o.reservation_timeout = Duration::zero(); }));
+    CHECK(refused([](auto& o) { o.claim_grace = -std::chrono::seconds(1); }));
+    CHECK(refused([](auto& o) { o.slice_blocks = 0; }));
+    CHECK(refused([](auto& o) { o.max_claims = 0; }));
+    CHECK(refused([](auto& o) { o.max_pins = 0; }));
+    CHECK(refused([](auto& o) { o.max_reservations = 0; }));
+  }
+
+  TEST_CASE("without memory for the tables it says so, and an old cut stays") {
+    StoreFixture f({.slot_count = 4});
+    f.save(keys(0, 2));
+    std::optional<LittleMemory> little(std::in_place);
+    const auto store = BlockStore::create({.slot_count = 1U << 30}, f.clock);
+    const auto recut = f.store->recut(1U << 30);
+    little.reset();
+    CHECK(code_of(store) == Errc::kOutOfCapacity);
+    CHECK(code_of(recut) == Errc::kOutOfCapacity);
+    CHECK(f.store->lookup(f.space, keys(0, 2)) == 2);
+  }
+
+  TEST_CASE("a million blocks cost less than 128 bytes each, claimed, pinned or not") {
+    StoreFixture f({.slot_count = 1'000'000, .instance_share = 1, .node_share = 1});
+    CHECK(f.store->memory_bytes() < 128'000'000 / 4 * 3);
+    const auto all = keys(0, 100'000);
+    f.save(all);
+    REQUIRE(f.store->claim(f.holder, f.space, all, token(1)) == 100'000);
+    REQUIRE(f.store->open(f.holder, token(1), 0, 100'000, PinId{1}));
+    CHECK(f.store->memory_bytes() < 128'000'000);
+  }
+}
+
+TEST_SUITE("BlockStore, written") {
+  TEST_CASE("a block is found once it is published, and not before") {
+    StoreFixture f({.slot_count = 8});
+    const auto chain = keys(0, 4);
+    const auto slots = f.store->reserve(f.holder, f.space, job(1), chain);
+    REQUIRE(slots);
+    CHECK(std::set<SlotIndex>(slots->begin(), slots->end()).size() == 4);
+    CHECK(f.store->lookup(f.space, chain) == 0);
+
+    CHECK(f.store->publish(f.holder, job(1)) == 0);
+
+    CHECK(f.store->lookup(f.space, chain) == 4);
+    CHECK(f.store->lookup(f.space, keys(0, 6)) == 4);
+    CHECK(f.store->stats().insertions == 4);
+    CHECK(f.store->stats().lookup_hits == 8);
+    CHECK(f.store->stats().lookup_misses == 6);
+  }
+
+  TEST_CASE("a long job is reserved and published in slices, its end first") {
+    StoreFixture f({.slot_count = 8});
+    REQUIRE(f.store->reserve(f.holder, f.space, job(1), keys(0, 3)));
+    REQUIRE(f.store->reserve(f.holder, f.space, job(1), keys(3, 3)));
+    CHECK(f.store->publish(f.holder, job(1), 4) == 2);
+    CHECK(f.store->lookup(f.space, keys(0, 6)) == 0);
+    CHECK(f.store->lookup(f.space, keys(2, 4)) == 4);
+    CHECK(f.store->publish(f.holder, job(1), 4) == 0);
+    CHECK(f.store->lookup(f.space, keys(0, 6)) == 6);
+  }
+
+  TEST_CASE("what is there or being saved is skipped") {
+    StoreFixture f({.slot_count = 8});
+    f.save(keys(0, 2));
+    REQUIRE(f.store->reserve(f.holder, f.space, job(50), keys(2, 1)));
+    const auto slots = f.store->reserve(f.other, f.space, job(51), keys(0, 4));
+    REQUIRE(slots);
+    CHECK((*slots)[0] == kNoSlot);
+    CHECK((*slots)[1] == kNoSlot);
+    CHECK((*slots)[2] == kNoSlot);
+    CHECK((*slots)[3] != kNoSlot);
+    CHECK(f.store->stats().skipped_present == 3);
+  }
+
+  TEST_CASE("a job without any slot does not exist") {
+    StoreFixture f({.slot_count = 8});
+    f.save(keys(0, 2));
+    REQUIRE(f.store->reserve(f.holder, f.space, job(50), keys(0, 2)));
+    CHECK(f.store->stats().reservations == 0);
+    CHECK_FALSE(f.store->next_deadline());
+    CHECK(code_of(f.store->publish(f.holder, job(50))) == Errc::kGone);
+    CHECK(f.store->stats().late_publishes == 0);
+  }
+
+  TEST_CASE("when every slot is being written there is no room") {
+    StoreFixture f({.slot_count = 2});
+    REQUIRE(f.store->reserve(f.holder, f.space, job(1), keys(0, 2)));
+    const auto slots = f.store->reserve(f.holder, f.space, job(2), keys(5, 1));
+    REQUIRE(slots);
+    CHECK(slots->front() == kNoSlot);
+    CHECK(f.store->stats().skipped_no_room == 1);
+  }
+
+  TEST_CASE("an abandoned job leaves nothing behind") {
+    StoreFixture f({.slot_count = 2});
+    REQUIRE(f.store->reserve(f.holder, f.space, job(1), keys(0, 2)));
+    f.store->abandon(f.holder, job(1));
+    f.store->abandon(f.holder, job(1));
+    CHECK(f.store->stats().free == 2);
+    CHECK(f.store->is_at_rest());
+    f.save(keys(0, 2));
+    CHECK(f.store->lookup(f.space, keys(0, 2)) == 2);
+  }
+
+  TEST_CASE("a job belongs to its holder and its space") {
+    StoreFixture f({.slot_count = 8});
+    const SpaceId elsewhere = f.store->make_space();
+    REQUIRE(f.store->reserve(f.holder, f.space, job(1), keys(0, 2)));
+    CHECK(code_of(f.store->reserve(f.other, f.space, job(1), keys(2, 1))) ==
+          Errc::kInvalidArgument);
+    CHECK(code_of(f.store->reserve(f.holder, elsewhere, job(1), keys(2, 1))) ==
+          Errc::kInvalidArgument);
+    CHECK(code_of(f.store->publish(f.other, job(1))) == Errc::kGone);
+    f.store->abandon(f.other, job(1));
+    CHECK(f.store->publish(f.holder, job(1)) == 0);
+  }
+
+  TEST_CASE("reserving for nobody, in no space or without end is refused") {
+    StoreFixture f({.slot_count = 8, .max_reservations = 1});
+    CHECK(code_of(f.store->reserve(HolderId{99}, f.space, job(1), keys(0, 1))) == Errc::kGone);
+    CHECK(code_of(f.store->reserve(f.holder, SpaceId{99}, job(1), keys(0, 1))) == Errc::kGone);
+    REQUIRE(f.store->reserve(f.holder, f.space, job(1), keys(0, 1)));
+    CHECK(code_of(f.store->reserve(f.holder, f.space, job(2), keys(1, 1))) == Errc::kBusy);
+    CHECK(f.store->reserve(f.holder, f.space, job(1), keys(1, 1)));
+  }
+}
+
+TEST_SUITE("BlockStore, quarantined") {
+  TEST_CASE("a reservation is forgotten after its timeout, its slots when the writer has ended") {
+    StoreFixture f({.slot_count = 4});
+    REQUIRE(f.store->reserve(f.holder, f.space, job(1), keys(0, 2)));
+    REQUIRE(f.store->next_deadline() == f.clock.now() + std::chrono::seconds(30));
+    f.clock.advance(std::chrono::seconds(29));
+    f.store->expire();
+    CHECK(f.store->stats().reservations_timed_out == 0);
+    f.clock.advance(std::chrono::seconds(1));
+    f.store->expire();
+
+    CHECK(f.store->stats().reservations_timed_out == 1);
+    CHECK(f.store->stats().quarantined_timeout == 2);
+    CHECK_FALSE(f.store->next_deadline());
+    CHECK_FALSE(f.store->is_at_rest());
+    // The keys may be reserved at once, in other slots.
+    const auto again = f.store->reserve(f.other, f.space, job(2), keys(0, 3));
+    REQUIRE(again);
+    CHECK((*again)[0] != kNoSlot);
+    CHECK((*again)[1] != kNoSlot);
+    CHECK((*again)[2] == kNoSlot);
+
+    CHECK(code_of(f.store->reserve(f.holder, f.space, job(1), keys(4, 1))) == Errc::kGone);
+    CHECK(code_of(f.store->publish(f.holder, job(1))) == Errc::kGone);
+    CHECK(f.store->stats().late_publishes == 1);
+    CHECK(f.store->stats().quarantined_timeout == 0);
+    CHECK(f.store->stats().free == 2);
+    CHECK(f.store->lookup(f.space, keys(0, 1)) == 0);
+    CHECK(f.store->publish(f.other, job(2)) == 0);
+    CHECK(f.store->lookup(f.space, keys(0, 2)) == 2);
+  }
+
+  TEST_CASE("slots of a lost writer wait until its process is gone") {
+    StoreFixture f({.slot_count = 2});
+    REQUIRE(f.store->reserve(f.holder, f.space, job(1), keys(0, 2)));
+    f.store->holder_lost(f.holder);
+    f.store->holder_lost(f.holder);
+    CHECK(f.store->stats().quarantined_writer_lost == 2);
+    const auto none = f.store->reserve(f.other, f.space, job(2), keys(0, 2));
+    REQUIRE(none);
+    CHECK(none->front() == kNoSlot);
+
+    f.store->holder_gone(f.holder);
+
+    CHECK(f.store->stats().quarantined_writer_lost == 0);
+    CHECK(f.store->stats().free == 2);
+    f.store->holder_gone(f.holder);
+    CHECK(f.store->check());
+  }
+
+  TEST_CASE("a lost writer may still say that its copies ended") {
+    StoreFixture f({.slot_count = 2});
+    REQUIRE(f.store->reserve(f.holder, f.space, job(1), keys(0, 1)));
+    REQUIRE(f.store->reserve(f.holder, f.space, job(2), keys(1, 1)));
+    f.store->holder_lost(f.holder);
+    CHECK(code_of(f.store->publish(f.holder, job(1))) == Errc::kGone);
+    f.store->abandon(f.holder, job(2));
+    CHECK(f.store->stats().free == 2);
+    CHECK(f.store->lookup(f.space, keys(0, 1)) == 0);
+  }
+
+  TEST_CASE("a reset forgets what is being saved, and a late publish seals nothing") {
+    StoreFixture f({.slot_count = 2});
+    REQUIRE(f.store->reserve(f.holder, f.space, job(1), keys(0, 2)));
+    f.store->retire_space(f.space);
+    CHECK(f.store->stats().quarantined_timeout == 2);
+    CHECK(code_of(f.store->reserve(f.holder, f.space, job(2), keys(0, 1))) == Errc::kGone);
+    CHECK(code_of(f.store->publish(f.holder, job(1))) == Errc::kGone);
+    CHECK(f.store->stats().free == 2);
+    CHECK(f.store->stats().insertions == 0);
+  }
+}
+
+TEST_SUITE("BlockStore, read") {
+  TEST_CASE("a claim holds the sealed prefix, a pin what it opened of it") {
+    StoreFixture f({.slot_count = 8});
+    const auto slots = f.save(keys(0, 4));
+    CHECK(f.store->claim(f.holder, f.space, keys(0, 6), token(1)) == 4);
+    const auto pages = f.store->open(f.holder, token(1), 1, 2, PinId{7});
+    REQUIRE(pages);
+    CHECK(pages->slots == std::vector<SlotIndex>{slots[1], slots[2]});
+    CHECK(pages->by_this_process == 2);
+    CHECK(f.store->stats().held == 4);
+
+    f.store->unclaim(f.holder, token(1));
+    CHECK(f.store->stats().held == 2);
+    f.store->release(f.holder, PinId{7});
+    f.store->release(f.holder, PinId{7});
+    CHECK(f.store->is_at_rest());
+  }
+
+  TEST_CASE("who saved a block is known by its process, not by its connection") {
+    StoreFixture f({.slot_count = 8});
+    f.save(keys(0, 2));
+    const HolderId again = f.store->add_holder(1, testing::kProcess);
+    REQUIRE(f.store->claim(again, f.space, keys(0, 2), token(1)) == 2);
+    CHECK(f.store->open(again, token(1), 0, 2, PinId{1})->by_this_process == 2);
+    CHECK(f.store->open(f.other, token(1), 0, 2, PinId{1})->by_this_process == 0);
+  }
+
+  TEST_CASE("the same open again answers the same, another one under its name is refused") {
+    StoreFixture f({.slot_count = 8});
+    f.save(keys(0, 4));
+    REQUIRE(f.store->claim(f.holder, f.space, keys(0, 4), token(1)) == 4);
+    const auto first = f.store->open(f.holder, token(1), 0, 2, PinId{7});
+    REQUIRE(first);
+    f.store->unclaim(f.holder, token(1));
+    const auto again = f.store->open(f.holder, token(1), 0, 2, PinId{7});
+    REQUIRE(again);
+    CHECK(again->slots == first->slots);
+    CHECK(f.store->stats().pins == 1);
+    CHECK(code_of(f.store->open(f.holder, token(1), 0, 3, PinId{7})) == Errc::kInvalidArgument);
+    CHECK(code_of(f.store->open(f.holder, token(1), 1, 2, PinId{7})) == Errc::kInvalidArgument);
+    CHECK(code_of(f.store->open(f.holder, token(2), 0, 2, PinId{7})) == Errc::kInvalidArgument);
+  }
+
+  TEST_CASE("claims and opens that make no sense are refused") {
+    StoreFixture f({.slot_count = 8, .max_claims = 1, .max_pins = 1});
+    f.save(keys(0, 2));
+    CHECK(code_of(f.store->claim(f.holder, f.space, keys(0, 2), Id128{})) ==
+          Errc::kInvalidArgument);
+    CHECK(code_of(f.store->claim(HolderId{99}, f.space, keys(0, 2), token(1))) == Errc::kGone);
+    CHECK(f.store->claim(f.holder, f.space, keys(5, 2), token(1)) == 0);
+    CHECK(code_of(f.store->open(f.holder, token(1), 0, 1, PinId{1})) == Errc::kGone);
+    REQUIRE(f.store->claim(f.holder, f.space, keys(0, 2), token(1)) == 2);
+    CHECK(code_of(f.store->claim(f.other, f.space, keys(0, 2), token(1))) ==
+          Errc::kInvalidArgument);
+    CHECK(code_of(f.store->claim(f.other, f.space, keys(0, 2), token(2))) == Errc::kBusy);
+    CHECK(code_of(f.store->open(HolderId{99}, token(1), 0, 1, PinId{1})) == Errc::kGone);
+    CHECK(code_of(f.store->open(f.holder, token(1), 0, 0, PinId{1})) == Errc::kInvalidArgument);
+    CHECK(code_of(f.store->open(f.holder, token(1), 0, 3, PinId{1})) == Errc::kInvalidArgument);
+    CHECK(code_of(f.store->open(f.holder, token(1), 2, 1, PinId{1})) == Errc::kInvalidArgument);
+    CHECK(code_of(f.store->open(f.holder, token(1), 1, ~std::size_t{0}, PinId{1})) ==
+          Errc::kInvalidArgument);
+    REQUIRE(f.store->open(f.holder, token(1), 0, 1, PinId{1}));
+    CHECK(code_of(f.store->open(f.holder, token(1), 0, 1, PinId{2})) == Errc::kBusy);
+    f.store->unclaim(f.other, token(1));
+    CHECK(f.store->stats().claims == 1);
+  }
+
+  TEST_CASE("a lost connection ends claims and keeps pins, whose blocks stay findable") {
+    StoreFixture f({.slot_count = 8});
+    f.save(keys(0, 2));
+    REQUIRE(f.store->claim(f.holder, f.space, keys(0, 2), token(1)) == 2);
+    REQUIRE(f.store->open(f.holder, token(1), 0, 2, PinId{1}));
+    f.store->holder_lost(f.holder);
+    CHECK(code_of(f.store->open(f.other, token(1), 0, 1, PinId{1})) == Errc::kGone);
+    CHECK(code_of(f.store->open(f.holder, token(1), 0, 2, PinId{1})) == Errc::kGone);
+    CHECK(code_of(f.store->claim(f.holder, f.space, keys(0, 1), token(2))) == Errc::kGone);
+    CHECK(f.store->stats().pinned_by_lost_readers == 2);
+    CHECK(f.store->lookup(f.space, keys(0, 2)) == 2);
+    CHECK_FALSE(f.store->is_at_rest());
+
+    f.store->holder_gone(f.holder);
+
+    CHECK(f.store->stats().pinned_by_lost_readers == 0);
+    CHECK(f.store->stats().pins == 0);
+    CHECK(f.store->is_at_rest());
+    CHECK(f.store->lookup(f.space, keys(0, 2)) == 2);
+  }
+
+  TEST_CASE("a reset makes blocks unfindable and revokes claims; pins stay") {
+    StoreFixture f({.slot_count = 8});
+    f.save(keys(0, 4));
+    REQUIRE(f.store->claim(f.holder, f.space, keys(0, 2), token(1)) == 2);
+    REQUIRE(f.store->open(f.holder, token(1), 0, 1, PinId{1}));
+    f.store->retire_space(f.space);
+    f.store->retire_space(f.space);
+
+    CHECK(f.store->lookup(f.space, keys(0, 4)) == 0);
+    CHECK(code_of(f.store->open(f.holder, token(1), 0, 1, PinId{2})) == Errc::kGone);
+    CHECK(f.store->claim(f.holder, f.space, keys(0, 4), token(2)) == 0);
+    CHECK(f.store->stats().free == 7);
+    CHECK(f.store->stats().held == 1);
+
+    f.store->release(f.holder, PinId{1});
+    CHECK(f.store->stats().free == 8);
+    CHECK(f.store->stats().retired == 4);
+  }
+
+  TEST_CASE("the oldest pin is known") {
+    StoreFixture f({.slot_count = 8});
+    f.save(keys(0, 2));
+    CHECK_FALSE(f.store->stats().oldest_pin);
+    REQUIRE(f.store->claim(f.holder, f.space, keys(0, 2), token(1)) == 2);
+    const TimePoint then = f.clock.now();
+    REQUIRE(f.store->open(f.holder, token(1), 0, 1, PinId{1}));
+    f.clock.advance(std::chrono::seconds(5));
+    REQUIRE(f.store->open(f.holder, token(1), 1, 1, PinId{2}));
+    CHECK(f.store->stats().oldest_pin == then);
+    f.store->release(f.holder, PinId{1});
+    CHECK(f.store->stats().oldest_pin == f.clock.now());
+  }
+}
+
+TEST_SUITE("BlockStore, limited") {
+  TEST_CASE("a claim is shortened to the share of its instance") {
+    StoreFixture f({.slot_count = 10, .instance_share = 0.5, .node_share = 1});
+    f.save(keys(0, 8));
+    CHECK(f.store->claim(f.holder, f.space, keys(0, 8), token(1)) == 5);
+    CHECK(f.store->claim(f.holder, f.space, keys(0, 8), token(2)) == 0);
+    CHECK(f.store->claim(f.other, f.space, keys(0, 8), token(3)) == 5);
+    CHECK(f.store->stats().claims_shortened == 3);
+    CHECK(f.store->stats().held == 5);
+  }
+
+  TEST_CASE("a claim is shortened to the share of the node, in distinct blocks") {
+    StoreFixture f({.slot_count = 10, .instance_share = 0.5, .node_share = 0.6});
+    f.save(keys(0, 8));
+    CHECK(f.store->claim(f.holder, f.space, keys(0, 5), token(1)) == 5);
+    CHECK(f.store->claim(f.other, f.space, keys(3, 5), token(2)) == 3);
+    CHECK(f.store->stats().held == 6);
+  }
+
+  TEST_CASE("a pin counts once its claim has ended, and open never fails for a share") {
+    StoreFixture f({.slot_count = 10, .instance_share = 0.5, .node_share = 1});
+    f.save(keys(0, 8));
+    REQUIRE(f.store->claim(f.holder, f.space, keys(0, 5), token(1)) == 5);
+    REQUIRE(f.store->open(f.holder, token(1), 0, 4, PinId{1}));
+    f.store->unclaim(f.holder, token(1));
+    CHECK(f.store->claim(f.holder, f.space, keys(0, 8), token(2)) == 1);
+    REQUIRE(f.store->open(f.holder, token(2), 0, 1, PinId{2}));
+    f.store->release(f.holder, PinId{1});
+    CHECK(f.store->claim(f.holder, f.space, keys(0, 8), token(3)) == 4);
+  }
+
+  TEST_CASE("with shares of the whole, a pool full of pins takes no save and loses no block") {
+    StoreFixture f({.slot_count = 4, .instance_share = 1, .node_share = 1});
+    f.save(keys(0, 4));
+    REQUIRE(f.store->claim(f.holder, f.space, keys(0, 4), token(1)) == 4);
+    REQUIRE(f.store->open(f.holder, token(1), 0, 4, PinId{1}));
+    const auto slots = f.store->reserve(f.holder, f.space, job(99), keys(50, 2));
+    REQUIRE(slots);
+    CHECK(slots->front() == kNoSlot);
+    CHECK(f.store->stats().skipped_no_room == 2);
+    CHECK(f.store->stats().claims_revoked == 1);
+    CHECK(f.store->lookup(f.space, keys(0, 4)) == 4);
+  }
+}
+
+TEST_SUITE("BlockStore, evicted") {
+  TEST_CASE("the block longest at rest goes first, and a chain from its end") {
+    StoreFixture f({.slot_count = 4});
+    f.save(keys(0, 2));
+    f.save(keys(10, 2));
+    f.save(keys(20, 1));
+    CHECK(f.store->lookup(f.space, keys(0, 2)) == 1);
+    f.save(keys(30, 1));
+    CHECK(f.store->lookup(f.space, keys(0, 2)) == 0);
+    CHECK(f.store->lookup(f.space, keys(10, 2)) == 2);
+    CHECK(f.store->stats().evictions == 2);
+  }
+
+  TEST_CASE("a claim makes its blocks recent") {
+    StoreFixture f({.slot_count = 4});
+    f.save(keys(0, 2));
+    f.save(keys(10, 2));
+    REQUIRE(f.store->claim(f.holder, f.space, keys(0, 2), token(1)) == 2);
+    f.store->unclaim(f.holder, token(1));
+    f.save(keys(20, 2));
+    CHECK(f.store->lookup(f.space, keys(0, 2)) == 2);
+    CHECK(f.store->lookup(f.space, keys(10, 2)) == 0);
+  }
+
+  TEST_CASE("a pinned block survives, whatever is saved") {
+    StoreFixture f({.slot_count = 4});
+    const auto slots = f.save(keys(0, 1));
+    REQUIRE(f.store->claim(f.holder, f.space, keys(0, 1), token(1)) == 1);
+    REQUIRE(f.store->open(f.holder, token(1), 0, 1, PinId{1}));
+    f.store->unclaim(f.holder, token(1));
+    for (unsigned first = 10; first < 100; first += 3) {
+      const auto others = f.save(keys(first, 3));
+      CHECK(std::find(others.begin(), others.end(), slots.front()) == others.end());
+    }
+    CHECK(f.store->lookup(f.space, keys(0, 1)) == 1);
+  }
+
+  TEST_CASE("with nothing at rest the oldest claim is revoked whole") {
+    StoreFixture f({.slot_count = 4, .instance_share = 1, .node_share = 1});
+    f.save(keys(0, 2));
+    f.save(keys(10, 2));
+    REQUIRE(f.store->claim(f.holder, f.space, keys(0, 2), token(1)) == 2);
+    REQUIRE(f.store->claim(f.holder, f.space, keys(10, 2), token(2)) == 2);
+    f.save(keys(20, 1));
+    CHECK(code_of(f.store->open(f.holder, token(1), 0, 1, PinId{1})) == Errc::kGone);
+    CHECK(f.store->open(f.holder, token(2), 0, 1, PinId{2}));
+    CHECK(f.store->stats().claims_revoked == 1);
+  }
+
+  TEST_CASE("a claim that nobody opened within the grace goes before older ones") {
+    StoreFixture f({.slot_count = 4, .instance_share = 1, .node_share = 1});
+    f.save(keys(0, 2));
+    f.save(keys(10, 2));
+    REQUIRE(f.store->claim(f.holder, f.space, keys(0, 2), token(1)) == 2);
+    REQUIRE(f.store->open(f.holder, token(1), 0, 1, PinId{1}));
+    f.store->release(f.holder, PinId{1});
+    REQUIRE(f.store->claim(f.holder, f.space, keys(10, 2), token(2)) == 2);
+    f.clock.advance(std::chrono::seconds(1));
+    f.save(keys(20, 1));
+    CHECK(code_of(f.store->open(f.holder, token(2), 0, 1, PinId{2})) == Errc::kGone);
+    CHECK(f.store->open(f.holder, token(1), 0, 1, PinId{3}));
+  }
+
+  TEST_CASE("recent_slot counts from the most recent block") {
+    StoreFixture f({.slot_count = 4});
+    CHECK_FALSE(f.store->recent_slot(0));
+    const auto slots = f.save(keys(0, 2));
+    CHECK(f.store->recent_slot(0) == slots[0]);
+    CHECK(f.store->recent_slot(1) == slots[1]);
+    CHECK_FALSE(f.store->recent_slot(2));
+  }
+}
+
+TEST_SUITE("BlockStore, in slices") {
+  TEST_CASE("what is long takes effect at once and is given back in slices") {
+    StoreFixture f({.slot_count = 64, .instance_share = 1, .node_share = 1, .slice_blocks = 4});
+    f.save(keys(0, 20));
+    REQUIRE(f.store->claim(f.holder, f.space, keys(0, 20), token(1)) == 20);
+    f.store->unclaim(f.holder, token(1));
+    CHECK(f.store->has_work());
+    CHECK(f.store->stats().claims == 0);
+    CHECK(f.store->stats().held == 16);
+    int slices = 1;
+    while (f.store->work()) ++slices;
+    CHECK(slices == 5);
+    CHECK(f.store->stats().held == 0);
+  }
+
+  TEST_CASE("a save finds room in a long claim that it revokes, a slice at a time") {
+    StoreFixture f({.slot_count = 20, .instance_share = 1, .node_share = 1, .slice_blocks = 4});
+    f.save(keys(0, 20));
+    REQUIRE(f.store->claim(f.holder, f.space, keys(0, 20), token(1)) == 20);
+    const auto slots = f.store->reserve(f.holder, f.space, job(99), keys(50, 6));
+    REQUIRE(slots);
+    CHECK(std::count(slots->begin(), slots->end(), kNoSlot) == 2);
+    const auto more = f.store->reserve(f.holder, f.space, job(99), keys(60, 2));
+    REQUIRE(more);
+    CHECK(std::count(more->begin(), more->end(), kNoSlot) == 0);
+  }
+
+  TEST_CASE("a holder with many pins goes in slices") {
+    StoreFixture f({.slot_count = 64, .instance_share = 1, .node_share = 1, .slice_blocks = 8});
+    f.save(keys(0, 10));
+    REQUIRE(f.store->claim(f.holder, f.space, keys(0, 10), token(1)) == 10);
+    for (std::uint64_t pin = 1; pin <= 1000; ++pin) {
+      REQUIRE(f.store->open(f.holder, token(1), pin % 10, 1, PinId{pin}));
+    }
+    f.store->holder_gone(f.holder);
+    CHECK(code_of(f.store->open(f.holder, token(1), 0, 1, PinId{1})) == Errc::kGone);
+    CHECK(f.store->stats().pins > 900);
+    while (f.store->work()) CHECK(f.store->check());
+    CHECK(f.store->stats().pins == 0);
+    CHECK(f.store->is_at_rest());
+    CHECK(f.store->lookup(f.space, keys(0, 10)) == 10);
+  }
+
+  TEST_CASE("cleanup evicts what is at rest and counts what is not") {
+    StoreFixture f({.slot_count = 64, .instance_share = 1, .node_share = 1, .slice_blocks = 8});
+    f.save(keys(0, 20));
+    REQUIRE(f.store->claim(f.holder, f.space, keys(0, 3), token(1)) == 3);
+    REQUIRE(f.store->reserve(f.holder, f.space, job(99), keys(40, 2)));
+    CHECK_FALSE(f.store->cleanup().done);
+    f.store->start_cleanup();
+    CHECK_FALSE(f.store->cleanup().done);
+    f.store->start_cleanup();  // Joins.
+    while (f.store->work()) {
+    }
+    CHECK(f.store->cleanup().done);
+    CHECK(f.store->cleanup().evicted_blocks == 17);
+    CHECK(f.store->cleanup().still_referenced_blocks == 5);
+    CHECK(f.store->stats().cleaned == 17);
+    CHECK(f.store->lookup(f.space, keys(0, 20)) == 3);
+  }
+}
+
+TEST_SUITE("BlockStore, cut anew") {
+  TEST_CASE("it is refused while a page is touched, and forgets every block") {
+    StoreFixture f({.slot_count = 4});
+    f.save(keys(0, 2));
+    REQUIRE(f.store->reserve(f.holder, f.space, job(99), keys(5, 1)));
+    CHECK(code_of(f.store->recut(8)) == Errc::kBusy);
+    f.store->abandon(f.holder, job(99));
+    REQUIRE(f.store->claim(f.holder, f.space, keys(0, 1), token(1)) == 1);
+    CHECK(code_of(f.store->recut(8)) == Errc::kBusy);
+    f.store->unclaim(f.holder, token(1));
+    CHECK(code_of(f.store->recut((1U << 31) + 1)) == Errc::kInvalidArgument);
+    CHECK(f.store->lookup(f.space, keys(0, 2)) == 2);
+
+    REQUIRE(f.store->recut(8));
+
+    CHECK(f.store->slot_count() == 8);
+    CHECK(f.store->stats().free == 8);
+    CHECK(f.store->stats().evictions == 2);
+    CHECK(f.store->lookup(f.space, keys(0, 2)) == 0);
+    f.save(keys(0, 8));
+    CHECK(f.store->lookup(f.space, keys(0, 8)) == 8);
+    CHECK(f.store->check());
+  }
+
+  TEST_CASE("it ends a cleanup that is under way") {
+    StoreFixture f({.slot_count = 64, .slice_blocks = 4});
+    f.save(keys(0, 20));
+    f.store->start_cleanup();
+    REQUIRE(f.store->recut(64));
+    CHECK(f.store->cleanup().done);
+    CHECK_FALSE(f.store->has_work());
+  }
+
+  TEST_CASE("without slots nothing can be saved, and nothing breaks") {
+    StoreFixture f({.slot_count = 0});
+    const auto slots = f.store->reserve(f.holder, f.space, job(1), keys(0, 2));
+    REQUIRE(slots);
+    CHECK(slots->front() == kNoSlot);
+    CHECK(f.store->lookup(f.space, keys(0, 2)) == 0);
+    CHECK(f.store->claim(f.holder, f.space, keys(0, 2), token(1)) == 0);
+    f.store->start_cleanup();
+    CHECK(f.store->cleanup().done);
+    CHECK(f.store->check());
+  }
+}
+
+}  // namespace
+}  // namespace pegaflow

@@ -1,0 +1,158 @@
+#include "engine/namespace_table.h"
+
+#include <doctest/doctest.h>
+
+#include "tests/unit/engine/store_fixture.h"
+
+namespace pegaflow {
+namespace {
+
+using Factors = std::vector<NamespaceFactor>;
+
+const Factors kLlama = {{"weights", "llama@1"}, {"kv_dtype", "float16"}, {"block_size", "16"}};
+const Factors kLlamaFp8 = {{"weights", "llama@1"}, {"kv_dtype", "fp8"}, {"block_size", "16"}};
+const Factors kQwen = {{"weights", "qwen@3"}, {"kv_dtype", "fp8"}, {"block_size", "16"}};
+
+struct Fixture : testing::StoreFixture {
+  explicit Fixture(std::size_t max_namespaces = 8)
+      : StoreFixture({.slot_count = 8}), table(*store, max_namespaces) {}
+  NamespaceTable table;
+};
+
+TEST_SUITE("NamespaceTable") {
+  TEST_CASE("lists that say the same are one namespace, in whatever order") {
+    Fixture f;
+    const auto first = f.table.enter(kLlama, 4096);
+    const auto same = f.table.enter({kLlama[2], kLlama[0], kLlama[1]}, 4096);
+    const auto other = f.table.enter(kLlamaFp8, 4096);
+    REQUIRE(first);
+    REQUIRE(same);
+    REQUIRE(other);
+    CHECK(*first == *same);
+    CHECK((*first)->users == 2);
+    CHECK((*first)->space != (*other)->space);
+    CHECK((*first)->hash != (*other)->hash);
+    CHECK((*first)->hash.size() == 32);
+    CHECK(f.table.all().size() == 2);
+  }
+
+  TEST_CASE("a list that is empty, too long, or names a factor twice is refused") {
+    Fixture f;
+    const auto code = [&](Factors factors) {
+      const auto entered = f.table.enter(std::move(factors), 4096);
+      REQUIRE_FALSE(entered);
+      return entered.error().code;
+    };
+    CHECK(code({}) == Errc::kInvalidArgument);
+    CHECK(code({{"", "x"}}) == Errc::kInvalidArgument);
+    CHECK(code({{"a", "1"}, {"b", "1"}, {"a", "2"}}) == Errc::kInvalidArgument);
+    CHECK(code({{"a", std::string(kMaxNamespaceBytes, 'x')}}) == Errc::kInvalidArgument);
+    Factors many;
+    for (std::size_t i = 0; i <= kMaxNamespaceFactors; ++i) {
+      many.push_back({std::to_string(i), "x"});
+    }
+    CHECK(code(many) == Errc::kInvalidArgument);
+    many.pop_back();
+    CHECK(f.table.enter(many, 4096));
+  }
+
+  TEST_CASE("another page size in one namespace is refused, and names both") {
+    Fixture f;
+    REQUIRE(f.table.enter(kLlama, 4096));
+    const auto refused = f.table.enter(kLlama, 8192);
+    REQUIRE_FALSE(refused);
+    CHECK(refused.error().code == Errc::kRefused);
+    CHECK(refused.error().detail.find("8192") != std::string::npos);
+    CHECK(refused.error().detail.find("4096") != std::string::npos);
+  }
+
+  TEST_CASE("a reset raises the generation, and older blocks are never found again") {
+    Fixture f;
+    const auto entered = f.table.enter(kLlama, 4096);
+    REQUIRE(entered);
+    const auto& space = **entered;
+    f.space = space.space;
+    f.save(testing::keys(0, 3));
+    const SpaceId before = space.space;
+    f.table.reset(space.id);
+    CHECK(space.generation == 2);
+    CHECK(space.space != before);
+    CHECK(f.store->lookup(before, testing::keys(0, 3)) == 0);
+    CHECK(f.store->lookup(space.space, testing::keys(0, 3)) == 0);
+    f.table.reset(NamespaceId{99});
+  }
+
+  TEST_CASE("a namespace stays when its last user left, and makes room when the table is full") {
+    Fixture f(2);
+    const auto llama = f.table.enter(kLlama, 4096);
+    const auto qwen = f.table.enter(kQwen, 4096);
+    REQUIRE(llama);
+    REQUIRE(qwen);
+    const auto full = f.table.enter(kLlamaFp8, 4096);
+    REQUIRE_FALSE(full);
+    CHECK(full.error().code == Errc::kBusy);
+
+    f.space = (*llama)->space;
+    f.save(testing::keys(0, 3));
+    const NamespaceId id = (*llama)->id;
+    f.table.leave(id);
+    REQUIRE(f.table.find(id) != nullptr);
+    CHECK(f.store->lookup(f.space, testing::keys(0, 3)) == 3);
+    REQUIRE(f.table.enter(kLlama, 4096));
+    f.table.leave(id);
+
+    REQUIRE(f.table.enter(kLlamaFp8, 4096));
+    CHECK(f.table.find(id) == nullptr);
+    CHECK(f.table.find((*qwen)->id) == *qwen);
+    CHECK(f.store->lookup(f.space, testing::keys(0, 3)) == 0);
+  }
+
+  TEST_CASE("of two unused namespaces the one left first makes room") {
+    Fixture f(2);
+    const NamespaceId llama = (*f.table.enter(kLlama, 4096))->id;
+    const NamespaceId qwen = (*f.table.enter(kQwen, 4096))->id;
+    f.table.leave(qwen);
+    f.table.leave(llama);
+    REQUIRE(f.table.enter(kLlamaFp8, 4096));
+    CHECK(f.table.find(qwen) == nullptr);
+    CHECK(f.table.find(llama) != nullptr);
+  }
+
+  TEST_CASE("the closest other namespace tells why two engines do not share") {
+    Fixture f;
+    const auto llama = f.table.enter(kLlama, 4096);
+    REQUIRE(llama);
+    CHECK(f.table.closest((*llama)->id) == nullptr);
+    REQUIRE(f.table.enter(kQwen, 4096));
+    const auto fp8 = f.table.enter(kLlamaFp8, 4096);
+    REQUIRE(fp8);
+    const auto* const closest = f.table.closest((*llama)->id);
+    REQUIRE(closest == *fp8);
+    CHECK(to_string(difference((*llama)->factors, closest->factors)) ==
+          "kv_dtype: \"float16\" here, \"fp8\" there");
+    CHECK(f.table.closest(NamespaceId{99}) == nullptr);
+  }
+}
+
+TEST_SUITE("namespace factors") {
+  TEST_CASE("differences name what one list lacks") {
+    const auto left = canonical_factors({{"a", "1"}, {"b", "2"}, {"d", "4"}});
+    const auto right = canonical_factors({{"b", "3"}, {"c", "5"}, {"d", "4"}});
+    REQUIRE(left);
+    REQUIRE(right);
+    const auto differences = difference(*left, *right);
+    CHECK(differences == std::vector<FactorDifference>{
+                             {"a", "1", std::nullopt}, {"b", "2", "3"}, {"c", std::nullopt, "5"}});
+    CHECK(to_string(differences) ==
+          "a: \"1\" here, none there; b: \"2\" here, \"3\" there; c: none here, \"5\" there");
+    CHECK(difference(*left, *left).empty());
+  }
+
+  TEST_CASE("the hash knows where a name ends") {
+    CHECK(namespace_hash(Factors{{"ab", "c"}}) != namespace_hash(Factors{{"a", "bc"}}));
+    CHECK(namespace_hash(Factors{{"a", "1"}}) == namespace_hash(Factors{{"a", "1"}}));
+  }
+}
+
+}  // namespace
+}  // namespace pegaflow
