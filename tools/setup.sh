@@ -26,29 +26,29 @@ need_packages() {
         local -n list="packages_$group"
         wanted+=("${list[@]}")
     done
+    [ "${PEGA_SKIP_PACKAGES:-0}" = 0 ] || return 0
     command -v dpkg-query >/dev/null ||
-        die "setup knows Debian 12 and Ubuntu 24.04 only; install what docs/testing.md lists by" \
+        die "setup knows Debian 12 and Ubuntu 24.04 only; install what tools/setup.sh lists by" \
             "hand and set PEGA_SKIP_PACKAGES=1"
     # Names that dpkg has not marked "installed ok": its answer subtracted from the question.
     missing=$(comm -23 <(printf '%s\n' "${wanted[@]}" | sort -u) \
         <(dpkg-query -W -f '${db:Status-Abbrev} ${Package}\n' "${wanted[@]}" 2>/dev/null |
             sed -n 's/^ii *//p' | sort -u))
     [ -n "$missing" ] || return 0
-    [ "${PEGA_SKIP_PACKAGES:-0}" = 0 ] || return 0
 
     local as_root=() install
     mapfile -t missing <<<"$missing"
     [ "$(id -u)" = 0 ] || as_root=(sudo)
-    install="${as_root[*]} apt-get install -y --no-install-recommends ${missing[*]}"
+    install="apt-get install -y --no-install-recommends ${missing[*]}"
     say "setup: installing ${#missing[@]} packages with apt: ${missing[*]}"
-    [ "${#as_root[@]}" = 0 ] || command -v sudo >/dev/null || die "run as root: ${install# }"
+    [ "${#as_root[@]}" = 0 ] || command -v sudo >/dev/null || die "run as root: $install"
     mkdir -p build
     "${as_root[@]}" env DEBIAN_FRONTEND=noninteractive apt-get update -qq ||
         say "setup: apt-get update failed; trying with the lists that are there"
     "${as_root[@]}" env DEBIAN_FRONTEND=noninteractive \
         apt-get install -y -q --no-install-recommends "${missing[@]}" >build/apt.log || {
         tail -n 20 build/apt.log >&2
-        die "the packages could not be installed; when that is mended, run: ${install# }"
+        die "the packages could not be installed; when that is mended, run: ${as_root[*]} $install"
     }
 }
 
