@@ -120,7 +120,8 @@ class Runner:
             if ended:
                 self._running.remove(ended)
             if sys.stdout.isatty():
-                print(f"\r\033[K...  {'  '.join(self._running)}\r", end="", flush=True)
+                names = "...  " + "  ".join(self._running) if self._running else ""
+                print(f"\r\033[K{names}\r", end="", flush=True)
 
     def _report(
         self, test: Test, outcome: counting.Outcome, seconds: float, log: pathlib.Path
