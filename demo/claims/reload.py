@@ -46,8 +46,7 @@ class Reload:
 def reload(stage: Stage, prompt: Prompt) -> Reload:
     """Empties vLLM's own cache and asks the prompt."""
     known_tokens = len(prompt) if prompt.asked_before else prompt.shared_tokens
-    stage.forget_local()
-    answer, counted = stage.ask_counted(prompt)
+    answer, counted = stage.ask_emptied(prompt)
     expected = offered_blocks(
         len(prompt), BLOCK_TOKENS, stored_blocks=full_blocks(known_tokens, BLOCK_TOKENS)
     )
@@ -117,8 +116,7 @@ def compare_ttft(stage: Stage) -> Claim:
         with stage.progress.step(f"pair {pair} of {PAIRS}"):
             # Returns when its blocks are stored: the save does not run into the next sample.
             cold_s = stage.store(fresh).ttft_s
-            stage.forget_local()
-            answer, counted = stage.ask_counted(stored, max_tokens=1)
+            answer, counted = stage.ask_emptied(stored, max_tokens=1)
         note = " (warm-up, thrown away)" if pair == 0 else ""
         stage.progress.say(f"3,000 tokens: cold {cold_s:.2f} s, loaded {answer.ttft_s:.2f} s{note}")
         checks.equal("blocks loaded", counted.loaded_blocks, expected)

@@ -22,6 +22,10 @@ class Metrics:
     def names(self) -> set[str]:
         return {name for name, _, _ in self._samples}
 
+    def items(self, prefix: str) -> list[tuple[str, dict[str, str], float]]:
+        """All samples whose name starts so: name, labels, value."""
+        return [sample for sample in self._samples if sample[0].startswith(prefix)]
+
     def total(self, name: str, **labels: str) -> float:
         """Sum over all samples of this name that carry these labels; 0 when there is none.
 
