@@ -1,0 +1,33 @@
+"""The command ``pegaflow``: what an operator asks about a node. No vLLM is needed for it."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Sequence
+
+import pegaflow
+from pegaflow.cli import doctor
+
+
+def parser() -> argparse.ArgumentParser:
+    made = argparse.ArgumentParser(
+        prog="pegaflow",
+        description="PegaFlow: the KV cache of inference engines, kept outside of them.",
+        epilog="The server is a program of its own: pegaflow-server --help",
+    )
+    made.add_argument("--version", action="version", version=f"pegaflow {pegaflow.__version__}")
+    commands = made.add_subparsers(dest="command", required=True, metavar="COMMAND")
+    doctor.add_arguments(
+        commands.add_parser(
+            "doctor",
+            help="say what is wrong on this machine, with the fix beside it",
+            description=doctor.__doc__,
+            formatter_class=argparse.RawDescriptionHelpFormatter,
+        )
+    )
+    return made
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Runs one command; its exit status. Wrong usage exits with 2, as argparse does."""
+    return doctor.run(parser().parse_args(argv))

@@ -1,0 +1,138 @@
+"""Says what is wrong on this machine, with the fix beside each line.
+
+Looks at the server's socket and who may use it, versions of client, server and wire, huge pages,
+memory limits, the server's health and metrics, and at the engines that are connected: which
+namespace each is in, and what keeps two engines of one model apart. Changes nothing.
+
+The address is found as an engine's connector finds it: PEGAFLOW_ENGINE_ENDPOINT, PEGAFLOW_HOST and
+PEGAFLOW_PORT, or --addr. Exits with 1 if something has to be mended.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import shutil
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from pegaflow import _native
+from pegaflow.cli import endpoint, machine, server_view
+from pegaflow.cli.finding import OK, PROBLEM, Finding, as_json, as_text, exit_status
+
+#: The instance that the doctor attaches as; it is no engine, and not shown as one.
+INSTANCE = "pegaflow-doctor"
+_HELLO_TIMEOUT_S = 3.0
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--addr",
+        help="the server's --addr: HOST:PORT or unix:/path/x.sock "
+        f"(default: as an engine would find it, else {endpoint.DEFAULT_ADDR})",
+    )
+    parser.add_argument(
+        "--http-addr",
+        default=server_view.DEFAULT_HTTP,
+        help="the server's --http-addr (default: %(default)s)",
+    )
+    parser.add_argument("--json", action="store_true", help="print one JSON object")
+
+
+def run(options: argparse.Namespace) -> int:
+    _native.set_log_level("off")  # what the client would log is in the findings
+    findings = list(examine(options.addr or endpoint.addr_from(os.environ), options.http_addr))
+    if options.json:
+        print(as_json(_native.__version__, findings))
+    else:
+        width = min(shutil.get_terminal_size((100, 24)).columns, 120)
+        print(as_text(_native.__version__, findings, width))
+    return exit_status(findings)
+
+
+def examine(addr: str, http_addr: str) -> Iterator[Finding]:
+    """All findings, in the order in which they are best mended."""
+    try:
+        path = endpoint.socket_path(addr)
+    except (endpoint.BadAddress, _native.PegaFlowError) as error:
+        yield Finding("socket", PROBLEM, str(error), "name the server's --addr")
+        yield from _machine({}, 0)
+        return
+    finding, listener = endpoint.check_socket(path, addr)
+    yield finding
+    if listener is None:
+        yield Finding("client", OK, f"version {_native.__version__}")
+        yield from _machine({}, 0)
+        return
+    server = server_view.ServerHttp(http_addr)
+    health_finding, samples, instances = _look(server)  # before the hello, a connection of ours
+    yield check_versions(path)
+    yield health_finding
+    yield from _machine(_pool(samples), listener.pid)
+    if samples is not None:
+        yield from server_view.check_metrics(samples)
+        yield from server_view.check_instances(instances)
+
+
+def _look(
+    server: server_view.ServerHttp,
+) -> tuple[Finding, server_view.Samples | None, list[dict[str, Any]]]:
+    """What HTTP tells: health, and metrics and instances if it is well."""
+    finding, health = server_view.check_health(server)
+    if health is None:
+        return finding, None, []
+    try:
+        _, page = server.get("/metrics")
+        _, body = server.get_json("/instances")
+    except server_view.Unreachable as error:
+        gone = Finding("health", PROBLEM, f"well a moment ago, now {error}", "run the doctor again")
+        return gone, None, []
+    return finding, server_view.Samples(page), body.get("instances", [])
+
+
+def check_versions(path: Path) -> Finding:
+    """Says hello as an engine does: the one way to know that both speak a common version."""
+    session = _native.CacheSession(str(path), INSTANCE, f"pegaflow doctor {_native.__version__}")
+    try:
+        deadline = time.monotonic() + _HELLO_TIMEOUT_S
+        status = session.status()
+        while status["state"] == "connecting" and time.monotonic() < deadline:
+            time.sleep(0.01)
+            status = session.status()
+    finally:
+        session.close()
+    ours = f"client {_native.__version__}"
+    if status["state"] == "ready":
+        return Finding("versions", OK, f"{ours}, server {status['server_build']}: they agree")
+    if status["state"] == "refused":
+        return Finding(
+            "versions",
+            PROBLEM,
+            f"{ours}; the server refuses us: {status['detail']}",
+            "upgrade the side that the sentence names, or start the server with --allow-uid if it "
+            "is about the user",
+        )
+    return Finding(
+        "versions",
+        PROBLEM,
+        f"{ours}; no hello within {_HELLO_TIMEOUT_S:.0f} s: {status['state']}, {status['detail']}",
+        "is the server stopped or overloaded? Its log and `ps -o stat` of its process tell",
+    )
+
+
+def _pool(samples: server_view.Samples | None) -> dict[str, int]:
+    if samples is None:
+        return {}
+    return {
+        "bytes": int(samples.get("pegaflow_pool_capacity_bytes")),
+        "page_bytes": int(samples.get("pegaflow_pool_page_bytes")),
+    }
+
+
+def _machine(pool: dict[str, int], server_pid: int) -> Iterator[Finding]:
+    size = pool.get("bytes", 0)
+    yield machine.check_huge_pages(size, pool.get("page_bytes", 0))
+    yield machine.check_memory(size, server_pid if size else 0)
+    yield machine.check_locked_memory()

@@ -1,0 +1,262 @@
+"""What the server says of itself over HTTP: health, metrics and instances."""
+
+from __future__ import annotations
+
+import http.client
+import json
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from pegaflow.cli.finding import ADVICE, OK, PROBLEM, Finding
+from pegaflow.cli.machine import format_bytes
+
+DEFAULT_HTTP = "127.0.0.1:9091"
+_TIMEOUT_S = 5.0
+#: A load takes milliseconds, so its pin is either young or of a process that hangs.
+_OLD_PIN_S = 60.0
+
+_SAMPLE = re.compile(r"^([A-Za-z_:][\w:]*)(?:\{(.*)\})? +(\S+)$")
+_LABEL = re.compile(r'([A-Za-z_]\w*)="((?:[^"\\]|\\.)*)"')
+
+#: What to do when two engines of one model differ in a factor; see docs/connector.md.
+_FACTOR_FIX = {
+    "weights": "serve the same weights, or name them alike with pegaflow.weights_id",
+    "dtype": "give both the same --dtype",
+    "quantization": "give both the same --quantization",
+    "overrides": "give both the same --hf-overrides",
+    "rope": "give both the same --max-model-len and rope settings",
+    "kv_dtype": "give both the same --kv-cache-dtype",
+    "layout": "give both the same attention backend and VLLM_KV_CACHE_LAYOUT",
+    "block_tokens": "give both the same --block-size",
+    "hash_unit_tokens": "give both the same --block-size and hash block size",
+    "hash_algorithm": "give both the same --prefix-caching-hash-algo",
+    "hash_fingerprint": "set PYTHONHASHSEED=0 for every engine that is to share",
+    "tp": "give both the same --tensor-parallel-size",
+    "pp": "give both the same --pipeline-parallel-size",
+    "dcp": "give both the same --decode-context-parallel-size",
+    "pcp": "give both the same --prefill-context-parallel-size",
+}
+
+
+class Unreachable(Exception):
+    """Nobody answers at the HTTP address, or not as our server does."""
+
+
+class ServerHttp:
+    """Asks one server. Each question is a connection of its own."""
+
+    def __init__(self, address: str) -> None:
+        self.address = address
+
+    def get(self, path: str) -> tuple[int, str]:
+        """Status and body.
+
+        Raises:
+            Unreachable: no answer.
+        """
+        connection = http.client.HTTPConnection(self.address, timeout=_TIMEOUT_S)
+        try:
+            connection.request("GET", path)
+            response = connection.getresponse()
+            return response.status, response.read().decode(errors="replace")
+        except (OSError, http.client.HTTPException) as error:
+            raise Unreachable(f"http://{self.address}{path}: {error}") from error
+        finally:
+            connection.close()
+
+    def get_json(self, path: str) -> tuple[int, dict[str, Any]]:
+        """Status and body.
+
+        Raises:
+            Unreachable: no answer, or one that is no JSON object.
+        """
+        status, body = self.get(path)
+        try:
+            parsed = json.loads(body)
+        except ValueError as error:
+            raise Unreachable(f"http://{self.address}{path} answers no JSON: {error}") from error
+        if not isinstance(parsed, dict):
+            raise Unreachable(f"http://{self.address}{path} answers {type(parsed).__name__}")
+        return status, parsed
+
+
+class Samples:
+    """One reading of /metrics."""
+
+    def __init__(self, page: str) -> None:
+        self._samples = []
+        for line in page.splitlines():
+            if match := _SAMPLE.match(line):
+                labels = dict(_LABEL.findall(match[2] or ""))
+                self._samples.append((match[1], labels, float(match[3])))
+
+    def get(self, name: str, **labels: str) -> float:
+        """Sum over the samples with these labels; 0 when there is none."""
+        return sum(
+            value
+            for sample, its, value in self._samples
+            if sample == name and labels.items() <= its.items()
+        )
+
+    def by_label(self, name: str, label: str) -> dict[str, float]:
+        return {its[label]: value for n, its, value in self._samples if n == name and label in its}
+
+
+def check_health(server: ServerHttp) -> tuple[Finding, dict[str, Any] | None]:
+    """One finding, and the body of /health if it is ready."""
+    try:
+        status, health = server.get_json("/health")
+    except Unreachable as error:
+        return Finding(
+            "health",
+            PROBLEM,
+            str(error),
+            "if the server has another --http-addr (its log says `http address=`), "
+            "name it: pegaflow doctor --http-addr HOST:PORT",
+        ), None
+    if status != 200:
+        done, size = health.get("done_bytes", 0), health.get("pool_bytes", 0)
+        return Finding(
+            "health",
+            PROBLEM,
+            f"not ready: {health.get('status')} ({format_bytes(done)} of {format_bytes(size)})",
+            "wait for it; if it waits for a previous server's memory, end the process that still "
+            "maps it: grep -l pegaflow-pool /proc/*/maps",
+        ), None
+    return Finding("health", OK, f"{health.get('status')}, version {health.get('version')}"), health
+
+
+def check_metrics(samples: Samples) -> Iterator[Finding]:
+    """What the counters say about trouble; nothing when there is none but a line of use."""
+    used, size = (
+        samples.get("pegaflow_pool_used_bytes"),
+        samples.get("pegaflow_pool_capacity_bytes"),
+    )
+    hits = samples.get("pegaflow_cache_block_hits_total")
+    asked = hits + samples.get("pegaflow_cache_block_misses_total")
+    use = f"{format_bytes(used)} of {format_bytes(size)} used"
+    if asked:
+        use += f", {hits / asked:.0%} of {asked:.0f} blocks asked for were found"
+    yield Finding("pool", OK, use)
+
+    reasons = samples.by_label("pegaflow_quarantine_slots", "reason")
+    waiting = {reason: count for reason, count in reasons.items() if count}
+    if waiting:
+        counts = ", ".join(f"{count:.0f} {reason}" for reason, count in waiting.items())
+        yield Finding(
+            "quarantine",
+            ADVICE,
+            f"slots that a lost engine may still touch: {counts}",
+            "they come back when that process ends or connects again; find one that hangs: "
+            "grep -l pegaflow-pool /proc/*/maps, then ps -o pid,stat,etime,cmd -p PID",
+        )
+    else:
+        yield Finding("quarantine", OK, "empty")
+
+    age = samples.get("pegaflow_oldest_pin_seconds")
+    if age > _OLD_PIN_S:
+        yield Finding(
+            "pins",
+            ADVICE,
+            f"the oldest of {samples.get('pegaflow_pins'):.0f} is {age:.0f} s old; a load takes "
+            "milliseconds",
+            "an engine is stopped or hangs: ps -eo pid,stat,cmd | grep -i vllm shows T for a "
+            "stopped one; its pins end with its process",
+        )
+    for name, detail, fix in (
+        (
+            "pegaflow_pool_alloc_failures_total",
+            "blocks were not saved because every slot was held",
+            "choose a larger --pool-size, or look at pins and quarantine above",
+        ),
+        (
+            "pegaflow_late_publishes_total",
+            "saves came after they were forgotten",
+            "engines hang for longer than --reservation-timeout: look at their load",
+        ),
+        (
+            "pegaflow_registrations_refused_total",
+            "engines were refused because of their page size",
+            "compare `factors` of the instances; /instances has them",
+        ),
+    ):
+        if count := samples.get(name):
+            yield Finding("counters", ADVICE, f"{count:.0f} {detail} ({name})", fix)
+    for reason, count in samples.by_label("pegaflow_connections_refused_total", "reason").items():
+        if count:
+            fix = {
+                "user": "start the server with --allow-uid for the user that the engines run as",
+                "limit": "raise --max-connections; an engine needs two",
+            }.get(reason, "the server's log says which")
+            yield Finding("connections", ADVICE, f"{count:.0f} refused: {reason}", fix)
+
+
+def check_instances(instances: Sequence[Mapping[str, Any]]) -> Iterator[Finding]:
+    """A line an instance, and for two of one model what keeps them apart."""
+    engines = [instance for instance in instances if instance.get("factors")]
+    if not engines:
+        yield Finding("instances", OK, "no engine has registered yet")
+        return
+    for engine in engines:
+        name, state = engine["instance"], engine.get("state", "")
+        detail = f"{name}: {state}, namespace {engine['namespace']}, {engine.get('build', '')}"
+        if state == "disconnected":
+            yield Finding(
+                "instance",
+                ADVICE,
+                detail,
+                "its worker is gone: look at that engine's log; it connects again by itself",
+            )
+        elif "waiting" in state:
+            yield Finding(
+                "instance",
+                ADVICE,
+                f"{detail}: its pages have another size than the pool's slots",
+                "end the engines that use the old size, or give it a server of its own",
+            )
+        else:
+            yield Finding("instance", OK, detail)
+        if str(_factors(engine).get("hash_fingerprint", "")).startswith("private:"):
+            yield Finding(
+                "instance",
+                ADVICE,
+                f"{name} draws a secret hash seed at each start: nobody else finds its blocks, nor "
+                "does it after a restart",
+                "set PYTHONHASHSEED=0 for the engine",
+            )
+    yield from _differences(engines)
+
+
+def _differences(engines: Sequence[Mapping[str, Any]]) -> Iterator[Finding]:
+    """Each pair of namespaces of one model, by one instance of each."""
+    of_namespace: dict[str, Mapping[str, Any]] = {}
+    for engine in engines:
+        of_namespace.setdefault(engine["namespace"], engine)
+    different = list(of_namespace.values())
+    for i, one in enumerate(different):
+        for other in different[i + 1 :]:
+            ours, theirs = _factors(one), _factors(other)
+            # The same kind of model in the same shape; what else differs is worth a line.
+            if any(ours.get(key) != theirs.get(key) for key in ("architecture", "layers")):
+                continue
+            names = [name for name in {**ours, **theirs} if ours.get(name) != theirs.get(name)]
+            for name in names:
+                yield Finding(
+                    "namespace",
+                    ADVICE,
+                    f"{one['instance']} and {other['instance']} share no blocks: {name} is "
+                    f"{_short(ours.get(name))} and {_short(theirs.get(name))}",
+                    _FACTOR_FIX.get(name, "start both with the same options and version")
+                    + ", if they are to share",
+                )
+
+
+def _factors(engine: Mapping[str, Any]) -> dict[str, str]:
+    return {factor["name"]: factor["value"] for factor in engine["factors"]}
+
+
+def _short(value: str | None) -> str:
+    if value is None:
+        return "not there"
+    return value if len(value) <= 40 else f"{value[:18]}...{value[-18:]}"
