@@ -13,8 +13,8 @@ struct Bytes {
 
 interface Echo {
   count @0 Bytes -> (sealed :UInt32, complete :Bool);
-  # The same request and the same answer as a lookup: the narrow reading of "an echo".
+  # The same request and the same answer as a lookup: for comparison.
 
   back @1 Bytes -> Bytes;
-  # Sends all the bytes back.
+  # Sends all the bytes back: the bound.
 }

@@ -27,6 +27,7 @@ class EchoProcess {
   static Result<EchoProcess> start();
 
   [[nodiscard]] const std::string& socket_path() const noexcept { return socket_path_; }
+  [[nodiscard]] const Child& process() const noexcept { return child_; }
 
  private:
   EchoProcess(TemporaryDirectory directory, Child child, std::string socket_path)

@@ -33,45 +33,76 @@ Result<void> expect_all(const Result<std::uint32_t>& found, std::size_t keys) {
 }
 
 struct Lookups {
-  Rounds::Comparison there;     // Beside an echo that answers as a lookup does.
   Rounds::Comparison and_back;  // Beside an echo that sends all the bytes back.
+  Rounds::Comparison there;     // Beside an echo that answers as briefly as a lookup.
+  Rounds::Comparison cpu;       // Processor time of the server, and of the echo that sends back.
 };
 
-/// Alternates rounds of lookups, of echoes with a short answer and of echoes with a long one.
-/// The keys of each call are drawn anew, so that the server's index is as cold as with real
-/// prompts.
-Result<Lookups> compare(WireClient& client, EchoClient& echo, const KeySource& keys,
-                        std::uint64_t blocks, std::size_t count, std::size_t rounds,
-                        std::size_t calls) {
-  Rounds there;
-  Rounds and_back;
+/// The two programs that are held against each other.
+struct Contest {
+  WireClient& client;
+  const Child& server;
+  EchoClient& echo;
+  const Child& echo_server;
+};
+
+/// Calls `call` with keys drawn anew each time, so that the server's index is as cold as with real
+/// prompts. Returns the microseconds of each call, and the mean processor time of `process` a call.
+template <typename Call>
+Result<std::pair<std::vector<double>, double>> run_calls(const Child& process,
+                                                         const KeySource& keys,
+                                                         std::uint64_t blocks, std::size_t count,
+                                                         std::size_t calls, std::uint64_t& draw,
+                                                         Call&& call) {
+  std::vector<double> samples;
+  PEGA_TRY_LET(const Duration begin, process.cpu_time());
+  for (std::size_t i = 0; i < calls; ++i) {
+    const std::vector<std::byte> asked = keys.drawn(blocks, count, draw++);
+    Result<void> answered;
+    samples.push_back(timed([&] { answered = call(asked); }));
+    PEGA_TRY(answered);
+  }
+  PEGA_TRY_LET(const Duration end, process.cpu_time());
+  const double cpu_us = std::chrono::duration<double, std::micro>(end - begin).count();
+  return std::pair(std::move(samples), cpu_us / static_cast<double>(calls));
+}
+
+/// Alternates rounds of lookups, of echoes with a long answer and of echoes with a short one.
+Result<Lookups> compare(Contest contest, const KeySource& keys, std::uint64_t blocks,
+                        std::size_t count, std::size_t rounds, std::size_t calls) {
+  const auto lookup = [&](const std::vector<std::byte>& asked) {
+    return expect_all(contest.client.lookup(asked), count);
+  };
+  const auto expect_bytes = [](std::size_t came, std::size_t sent) -> Result<void> {
+    if (came != sent) return fail(Errc::kInternal, "the echo lost {} bytes", sent - came);
+    return {};
+  };
+  const auto back = [&](const std::vector<std::byte>& asked) {
+    return expect_bytes(contest.echo.back(asked), asked.size());
+  };
+  const auto there = [&](const std::vector<std::byte>& asked) {
+    return expect_bytes(contest.echo.count(asked), asked.size());
+  };
+  Rounds beside_back;
+  Rounds beside_there;
+  Rounds cpu;
   std::uint64_t draw = 0;
   for (std::size_t round = 0; round <= rounds; ++round) {
-    std::vector<double> ours;
-    std::vector<double> short_echo;
-    std::vector<double> long_echo;
-    for (std::size_t i = 0; i < calls; ++i) {
-      const std::vector<std::byte> asked = keys.drawn(blocks, count, draw++);
-      Result<std::uint32_t> found = 0U;
-      ours.push_back(timed([&] { found = client.lookup(asked); }));
-      PEGA_TRY(expect_all(found, count));
-    }
-    for (std::vector<double>* const samples : {&short_echo, &long_echo}) {
-      for (std::size_t i = 0; i < calls; ++i) {
-        const std::vector<std::byte> asked = keys.drawn(blocks, count, draw++);
-        std::size_t bytes = 0;
-        samples->push_back(
-            timed([&] { bytes = samples == &short_echo ? echo.count(asked) : echo.back(asked); }));
-        if (bytes != asked.size()) return fail(Errc::kInternal, "the echo lost bytes");
-      }
-    }
+    PEGA_TRY_LET(auto ours, run_calls(contest.server, keys, blocks, count, calls, draw, lookup));
+    PEGA_TRY_LET(auto echoed,
+                 run_calls(contest.echo_server, keys, blocks, count, calls, draw, back));
+    PEGA_TRY_LET(auto brief,
+                 run_calls(contest.echo_server, keys, blocks, count, calls, draw, there));
     if (round == 0) continue;  // Warms up caches, socket buffers and the processor.
-    there.add(ours, std::move(short_echo));
-    and_back.add(std::move(ours), std::move(long_echo));
+    cpu.add({ours.second}, {echoed.second});
+    beside_there.add(ours.first, std::move(brief.first));
+    beside_back.add(std::move(ours.first), std::move(echoed.first));
   }
-  PEGA_TRY_LET(Rounds::Comparison one, there.compare());
-  PEGA_TRY_LET(Rounds::Comparison other, and_back.compare());
-  return Lookups{std::move(one), std::move(other)};
+  PEGA_TRY_LET(Rounds::Comparison with_back, beside_back.compare());
+  PEGA_TRY_LET(Rounds::Comparison with_there, beside_there.compare());
+  PEGA_TRY_LET(Rounds::Comparison with_cpu, cpu.compare());
+  return Lookups{
+      .and_back = std::move(with_back), .there = std::move(with_there), .cpu = std::move(with_cpu)};
 }
 
 std::string spread_of(const Rounds::Comparison& compared) {
@@ -85,39 +116,47 @@ std::string spread_of(const Samples& samples, double scale) {
 }
 
 void report_many(const Lookups& found, const Params& params, std::vector<Figure>& figures) {
+  constexpr double kScale = kMicrosecondsPerMillisecond;
   for (const double fraction : {0.5, 0.9, 0.99}) {
-    const double us = found.there.figure.quantile(fraction);
-    const double echo_us = found.there.bound.quantile(fraction);
     const bool is_median = fraction == 0.5;
     Figure figure{.run = fmt::format("lookup of 8,192 keys, p{:g}", fraction * 100),
                   .params = params,
-                  .figure = us / kMicrosecondsPerMillisecond,
+                  .figure = found.and_back.figure.quantile(fraction) / kScale,
                   .unit = "ms",
-                  .bound = echo_us / kMicrosecondsPerMillisecond,
-                  .bound_name = "echo of the same messages",
+                  .bound = found.and_back.bound.quantile(fraction) / kScale,
+                  .bound_name = "echo of the same bytes",
                   .reach = std::nullopt,
-                  .n = found.there.figure.count(),
-                  .spread = is_median ? spread_of(found.there) : ""};
+                  .n = found.and_back.figure.count(),
+                  .spread = is_median ? spread_of(found.and_back) : ""};
     if (is_median) figure.reach = 2;
     figures.push_back(std::move(figure));
   }
-  figures.push_back({.run = "lookup of 8,192 keys, p50",
-                     .params = params,
-                     .figure = found.and_back.figure.median() / kMicrosecondsPerMillisecond,
-                     .unit = "ms",
-                     .bound = found.and_back.bound.median() / kMicrosecondsPerMillisecond,
-                     .bound_name = "echo that sends the keys back",
-                     .reach = std::nullopt,
-                     .n = found.and_back.figure.count(),
-                     .spread = spread_of(found.and_back)});
   figures.push_back({.run = "lookup of 8,192 keys, p99",
                      .params = params,
-                     .figure = found.there.figure.quantile(0.99) / kMicrosecondsPerMillisecond,
+                     .figure = found.and_back.figure.quantile(0.99) / kScale,
                      .unit = "ms",
                      .bound = 1,
                      .bound_name = "1 ms, on an idle machine only",
+                     .n = found.and_back.figure.count(),
+                     .spread = spread_of(found.and_back.figure, kScale)});
+  figures.push_back({.run = "lookup of 8,192 keys, p50",
+                     .params = params,
+                     .figure = found.there.figure.median() / kScale,
+                     .unit = "ms",
+                     .bound = found.there.bound.median() / kScale,
+                     .bound_name = "the bytes one way, a short answer",
+                     .reach = std::nullopt,
                      .n = found.there.figure.count(),
-                     .spread = spread_of(found.there.figure, kMicrosecondsPerMillisecond)});
+                     .spread = spread_of(found.there)});
+  figures.push_back({.run = "lookup of 8,192 keys, CPU of the server",
+                     .params = params,
+                     .figure = found.cpu.figure.median() / kScale,
+                     .unit = "ms",
+                     .bound = found.cpu.bound.median() / kScale,
+                     .bound_name = "CPU of the echo's server",
+                     .reach = std::nullopt,
+                     .n = found.cpu.rounds,
+                     .spread = spread_of(found.cpu)});
 }
 
 /// One key through the client library, as an engine's scheduler asks: a ticket, then its answer.
@@ -183,22 +222,25 @@ Outcome run_lookup(int argc, const char* const* argv) {
   const Params one_key = {{"blocks", blocks}, {"keys", std::int64_t{1}}};
   const auto round_count = static_cast<std::size_t>(rounds);
   std::vector<Figure> figures;
+  const Contest contest{.client = *client,
+                        .server = server.process(),
+                        .echo = *echo,
+                        .echo_server = echo_process.process()};
   progress("8,192 keys, in turns with echoes");
-  PEGA_TRY_LET(const Lookups many,
-               compare(*client, *echo, keys, population, kManyKeys, round_count, 16));
+  PEGA_TRY_LET(const Lookups many, compare(contest, keys, population, kManyKeys, round_count, 16));
   report_many(many, params, figures);
 
   progress("one key");
-  PEGA_TRY_LET(const Lookups one, compare(*client, *echo, keys, population, 1, round_count, 100));
+  PEGA_TRY_LET(const Lookups one, compare(contest, keys, population, 1, round_count, 100));
   figures.push_back({.run = "lookup of one key, bare wire, p50",
                      .params = one_key,
-                     .figure = one.there.figure.median(),
+                     .figure = one.and_back.figure.median(),
                      .unit = "us",
-                     .bound = one.there.bound.median(),
-                     .bound_name = "echo of the same messages",
+                     .bound = one.and_back.bound.median(),
+                     .bound_name = "echo of the same bytes",
                      .reach = std::nullopt,
-                     .n = one.there.figure.count(),
-                     .spread = spread_of(one.there)});
+                     .n = one.and_back.figure.count(),
+                     .spread = spread_of(one.and_back)});
   PEGA_TRY_LET(const auto session,
                CacheSession::start({.socket_path = server.socket_path(),
                                     .instance = "perf",
