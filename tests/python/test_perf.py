@@ -1,0 +1,162 @@
+"""`pegaflow-perf` measures a real server, and leaves none behind."""
+
+import json
+import os
+import select
+import signal
+import subprocess
+import tempfile
+from pathlib import Path
+
+import pytest
+
+BUILD = Path(os.environ["PEGA_BUILD_DIR"])
+PERF = BUILD / "perf" / "pegaflow-perf"
+FIELDS = {
+    "run",
+    "params",
+    "figure",
+    "unit",
+    "bound",
+    "bound_name",
+    "ratio",
+    "reach",
+    "reach_is",
+    "held",
+    "n",
+    "spread",
+    "load_average",
+    "cores",
+    "version",
+    "seed",
+}
+
+
+def perf(*arguments):
+    return subprocess.run([PERF, *arguments], capture_output=True, text=True, timeout=120)
+
+
+def lines_of(*arguments):
+    """The figures of one run, each checked for sense."""
+    done = perf(*arguments, "--json")
+    assert done.returncode == 0, done.stderr
+    figures = [json.loads(line) for line in done.stdout.splitlines()]
+    assert figures
+    for figure in figures:
+        assert figure.keys() == FIELDS
+        assert figure["n"] >= 1
+        assert figure["load_average"] >= 0
+        if figure["bound"]:
+            assert figure["ratio"] == pytest.approx(figure["figure"] / figure["bound"])
+        if figure["held"] is not None and figure["bound"]:
+            limit = figure["ratio"] <= figure["reach"]
+            if figure["reach_is"] == "at least":
+                limit = figure["ratio"] >= figure["reach"]
+            assert figure["held"] == limit
+    return figures
+
+
+def servers_of(pid):
+    """Processes that a run of pegaflow-perf has started, by their command."""
+    children = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
+    return {int(child): Path(f"/proc/{child}/comm").read_text().strip() for child in children}
+
+
+def test_lookup():
+    figures = lines_of("lookup", "--blocks", "20000", "--rounds", "2")
+    runs = {figure["run"] for figure in figures}
+    assert "lookup of 8,192 keys, p50" in runs
+    assert "lookup of one key, C++ client, p50" in runs
+    echo = next(
+        f for f in figures if f["bound_name"] == "echo of the same bytes" and f["held"] is not None
+    )
+    assert echo["reach"] == 2
+    assert echo["params"] == {"blocks": 20000, "keys": 8192}
+    assert all(figure["figure"] > 0 for figure in figures)
+
+
+def test_copy_checks_every_byte():
+    figures = lines_of("copy", "--check", "--pages", "64kb,4mb", "--rounds", "2", "--threads", "2")
+    assert [f["params"]["page_bytes"] for f in figures] == [65536] * 3 + [4194304] * 3
+    assert {f["unit"] for f in figures} == {"GB/s"}
+    assert {f["reach"] for f in figures} == {0.9, None}
+
+
+def test_start():
+    rate, seconds = lines_of("start", "--size", "128mb", "--rounds", "1")
+    assert rate["reach"] == 0.8
+    assert seconds["unit"] == "s"
+    assert seconds["held"] is None
+
+
+def test_server():
+    figures = lines_of("server", "--blocks", "20000", "--repetitions", "10", "--idle", "1s")
+    runs = [figure["run"] for figure in figures]
+    for part in ("idle", "memory beside the pool", "reserve + publish", "longest turn, cleanup"):
+        assert any(part in run for run in runs), (part, runs)
+
+
+def test_a_table_is_for_people():
+    done = perf("start", "--size", "64mb", "--rounds", "1")
+    assert done.returncode == 0, done.stderr
+    assert "load average" in done.stdout
+    assert "bound: the same threads touch fresh memory" in done.stdout
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["fly"], "no subcommand"),
+        (["copy", "--pages", "3kb"], "not a power of two"),
+        (["copy", "--pages", "many"], "is no size"),
+        (["lookup", "--blocks", "0"], "--blocks"),
+        (["lookup", "--bogus"], "--help"),
+    ],
+)
+def test_wrong_usage_exits_with_2_and_says_why(arguments, words):
+    done = perf(*arguments)
+    assert done.returncode == 2
+    assert words in done.stderr
+    assert done.stdout == ""
+
+
+def test_a_server_that_is_not_there_is_an_error():
+    done = perf("start", "--server", "/nonexistent/pegaflow-server", "--size", "64mb")
+    assert done.returncode == 1
+    assert "/nonexistent/pegaflow-server" in done.stderr
+
+
+@pytest.mark.parametrize("subcommand", ["", "lookup", "copy", "start", "server"])
+def test_help(subcommand):
+    done = perf(*filter(None, [subcommand, "--help"]))
+    assert done.returncode == 0
+    assert "--json" in done.stdout
+
+
+def test_a_killed_run_takes_its_server_with_it():
+    with tempfile.TemporaryDirectory(prefix="pega-") as directory:  # a killed run leaves its own
+        kill_a_run(directory)
+
+
+def kill_a_run(directory):
+    run = subprocess.Popen(
+        [PERF, "server", "--idle", "60s"],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env={**os.environ, "TMPDIR": directory},
+    )
+    try:
+        assert "idle engines" in run.stderr.readline()
+        while "pegaflow-server" not in servers_of(run.pid).values():
+            assert run.poll() is None
+        (server,) = (p for p, name in servers_of(run.pid).items() if name == "pegaflow-server")
+        pidfd = os.pidfd_open(server)
+    finally:
+        run.send_signal(signal.SIGKILL)
+        run.communicate()
+    # Readable once it is gone; the kernel's signal is on its way already.
+    try:
+        assert select.select([pidfd], [], [], 30)[0]
+    finally:
+        os.close(pidfd)
