@@ -274,33 +274,28 @@ kj::Promise<void> Link::pause() {
 }
 
 void Link::say(LinkState state, std::string detail) {
-  const LinkState before = board_.state();
   if (!board_.set(state, detail)) return;
   switch (state) {
     case LinkState::kReady:
-      kLog.info("the cache is in use instance={} server=\"{}\"", options_.instance,
-                board_.get().server_build);
+      kLog.info("the cache is in use instance={} side={} server=\"{}\"", options_.instance,
+                identity_.side, board_.get().server_build);
       break;
     case LinkState::kConnecting:
-      if (before != LinkState::kConnecting || !detail.empty()) {
-        kLog.warn("going on without the cache instance={} error=\"{}\"", options_.instance, detail);
-      }
+      kLog.warn("going on without the cache instance={} side={} error=\"{}\"", options_.instance,
+                identity_.side, detail);
       break;
     case LinkState::kRefused:
-      kLog.warn(
-          "the server refuses us, going on without the cache; asked again every {} s "
-          "instance={} error=\"{}\"",
-          std::chrono::duration_cast<std::chrono::seconds>(options_.refused_interval).count(),
-          options_.instance, detail);
+      kLog.warn("the server refuses us; asked again every {} instance={} side={} error=\"{}\"",
+                format_duration(options_.refused_interval), options_.instance, identity_.side,
+                detail);
       break;
     case LinkState::kBroken:
       kLog.warn(
-          "the server is too slow, going on without the cache until it is not instance={} "
-          "error=\"{}\"",
-          options_.instance, detail);
+          "the server is too slow, left alone until it is not instance={} side={} error=\"{}\"",
+          options_.instance, identity_.side, detail);
       break;
     case LinkState::kRetired:
-      kLog.debug("closed instance={}", options_.instance);
+      kLog.debug("closed instance={} side={}", options_.instance, identity_.side);
       break;
   }
 }

@@ -49,6 +49,7 @@ class Link {
   };
 
   struct Identity {
+    const char* side = "";  ///< "scheduler" or "worker", for logs.
     Id128 process = Id128::random();
     /// Of this process, if the server is to know when it is gone; -1: a client that only looks up.
     int pidfd = -1;

@@ -137,7 +137,7 @@ class Mover::Impl {
  private:
   void thread_main() {
     std::optional<Error> broken = run_loop([this](kj::AsyncIoContext& io) {
-      MoverLoop loop(io, state_, Link::Identity{Id128::random(), pidfd_.get()});
+      MoverLoop loop(io, state_, Link::Identity{.side = "worker", .pidfd = pidfd_.get()});
       loop.run().wait(io.waitScope);
     });
     if (broken) retire(*broken);

@@ -111,10 +111,11 @@ kj::Promise<Result<void>> MoverLoop::ask_to_register() {
 }
 
 kj::Promise<Result<void>> MoverLoop::on_registered(wire::Pool::Client&& pool) {
-  auto descriptor = pool.getFd();
-  return descriptor.attach(kj::mv(pool))
+  kj::Promise<kj::Maybe<int>> sent = pool.getFd();
+  return sent
       .then(
-          [](kj::Maybe<int> fd) {
+          // The descriptor is closed with the capability, so that is kept until here.
+          [pool = kj::mv(pool)](kj::Maybe<int> fd) {
             KJ_IF_MAYBE (number, fd) {
               return ::fcntl(*number, F_DUPFD_CLOEXEC, 0);
             }

@@ -21,7 +21,7 @@ SessionLoop::SessionLoop(kj::AsyncIoContext& io, const LinkOptions& options, Sta
     : options_(options),
       questions_(questions),
       commands_(commands),
-      link_(io, options, Link::Identity{}, board, *this),
+      link_(io, options, Link::Identity{.side = "scheduler"}, board, *this),
       pump_(io.unixEventPort, commands.fd(), [this] {
         commands_.drain([this](SessionCommand&& command) { handle(std::move(command)); });
       }) {}

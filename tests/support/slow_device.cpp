@@ -77,6 +77,11 @@ bool SlowDevice::wait_detaching(std::chrono::milliseconds patience) {
   return changed_.wait_for(lock, patience, [this] { return detaching_ || !attached_; });
 }
 
+bool SlowDevice::wait_cancels(std::size_t calls, std::chrono::milliseconds patience) {
+  std::unique_lock lock(mutex_);
+  return changed_.wait_for(lock, patience, [&] { return cancels_ >= calls; });
+}
+
 std::size_t SlowDevice::batches() const {
   const std::lock_guard lock(mutex_);
   return batches_;
@@ -135,6 +140,7 @@ Result<void> SlowDevice::submit(Batch batch) {
 void SlowDevice::cancel(std::uint64_t ticket) {
   const std::lock_guard lock(mutex_);
   cancelled_.insert(ticket);
+  ++cancels_;
   changed_.notify_all();
 }
 

@@ -49,6 +49,8 @@ class SlowDevice final : public Device {
   bool wait_copied(std::size_t pages, std::chrono::milliseconds patience);
   /// Waits until it is not attached, or somebody waits in detach().
   bool wait_detaching(std::chrono::milliseconds patience);
+  /// Waits until cancel() was called so often.
+  bool wait_cancels(std::size_t calls, std::chrono::milliseconds patience);
   [[nodiscard]] std::size_t batches() const;
   [[nodiscard]] std::size_t attaches() const;
 
@@ -82,6 +84,7 @@ class SlowDevice final : public Device {
   std::size_t copied_ = 0;
   std::size_t batches_ = 0;
   std::size_t attaches_ = 0;
+  std::size_t cancels_ = 0;
   std::optional<std::size_t> fail_page_;
   std::optional<Error> fail_attach_;
   std::optional<Error> fail_submit_;
