@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import collections
 import dataclasses
 import inspect
 import logging
@@ -42,6 +43,15 @@ class GpuBlocks:
         self._pool.touch(([block],) if self._by_group else [block])
         return block
 
+    def holds(self, block_id: int, key: bytes) -> bool:
+        """Whether a block that nobody keeps in place still has what ``key`` names.
+
+        vLLM's own cache knows: the block carries its hash (and a group number of 4 bytes) until it
+        is handed out again.
+        """
+        block_hash = self._pool.blocks[block_id].block_hash
+        return isinstance(block_hash, bytes) and block_hash[:-4] == key
+
     def unpin(self, blocks: Sequence[Any]) -> None:
         self._pool.free_blocks(list(reversed(blocks)))
 
@@ -53,7 +63,6 @@ class _Job:
     keys: list[bytes]
     block_ids: list[int]
     pinned: list[Any]
-    key_bytes: int
     handed_at: float | None = None
 
 
@@ -61,8 +70,8 @@ class Saves:
     """From a block's completion to the last rank's report. Bound to the scheduler's thread.
 
     At most ``limit`` blocks are pinned. A live request's further blocks wait for their turn, for
-    vLLM keeps them anyway; what a request still has to save when it ends, and finds no room, is
-    dropped and counted.
+    vLLM keeps them anyway. Those of a request that ends wait without protection: each is saved if
+    vLLM's own cache still has it when its turn comes, else dropped and counted.
     """
 
     def __init__(
@@ -82,6 +91,7 @@ class Saves:
         self._counts = counts
         self._clock = clock
         self._next_job = 1
+        self._late: collections.deque[tuple[bytes, int]] = collections.deque()  # nobody's blocks
         self._open: _Job | None = None  # gathers until the step's plan is made
         self._jobs: dict[int, _Job] = {}
         self._partial: dict[int, Outcome] = {}
@@ -94,8 +104,8 @@ class Saves:
 
     def keep_stepping(self) -> bool:
         """Whether an idle engine should go on stepping, so that reports come in and pins end."""
-        if self._open is not None:
-            return True
+        if self._open is not None or (self._late and self._pinned < self._limit):
+            return True  # the next step's plan takes them
         now = self._clock()
         return any(now - (job.handed_at or now) < IDLE_LIMIT_S for job in self._jobs.values())
 
@@ -113,22 +123,29 @@ class Saves:
         for index in range(state.next_save, stop):
             key = state.chain.key(index)
             if key not in self._keys and table[index] != 0:
-                if self._pinned >= self._limit:
-                    if last:
-                        dropped = stop - index
-                        self._counts.add("save_dropped_blocks", dropped, "pin_limit")
-                        state.next_save = stop
+                if self._pinned < self._limit:
+                    self._add(key, table[index])
+                elif last:
+                    self._late.append((key, table[index]))
+                else:
                     return
-                self._add(key, table[index], state.chain.key_bytes)
             state.next_save = index + 1
 
-    def _add(self, key: bytes, block_id: int, key_bytes: int) -> None:
+    def _collect_late(self) -> None:
+        while self._late and self._pinned < self._limit:
+            key, block_id = self._late.popleft()
+            if key in self._keys:
+                continue
+            if self._blocks.holds(block_id, key):
+                self._add(key, block_id)
+            else:
+                self._counts.add("save_dropped_blocks", 1, "pin_limit")
+
+    def _add(self, key: bytes, block_id: int) -> None:
         job = self._open
-        if job is not None and (job.key_bytes != key_bytes or len(job.keys) == _native.MAX_KEYS):
+        if job is None or len(job.keys) == _native.MAX_KEYS or len(job.keys[0]) != len(key):
             self._close()
-            job = None
-        if job is None:
-            job = self._open = _Job([], [], [], key_bytes)
+            job = self._open = _Job([], [], [])
         job.pinned.append(self._blocks.pin(block_id))
         job.keys.append(key)
         job.block_ids.append(block_id)
@@ -143,9 +160,10 @@ class Saves:
 
     def orders(self) -> list[SaveOrder]:
         """What the workers shall save after this step; the orders still have to be handed out."""
+        self._collect_late()
         self._close()
         return [
-            SaveOrder(number, b"".join(job.keys), job.key_bytes, job.block_ids)
+            SaveOrder(number, b"".join(job.keys), len(job.keys[0]), job.block_ids)
             for number, job in self._jobs.items()
             if job.handed_at is None
         ]
@@ -180,6 +198,8 @@ class Saves:
 
     def drop_unsent(self, reason: str) -> None:
         """Forgets what no worker knows of yet."""
+        self._counts.add("save_dropped_blocks", len(self._late), reason)
+        self._late.clear()
         self._close()
         for number in [n for n, job in self._jobs.items() if job.handed_at is None]:
             job = self._jobs.pop(number)
