@@ -61,10 +61,10 @@ void write_job(const JobId& job, wire::JobId::Builder builder);
 
 /// What an engine's rank says of itself.
 struct Registration {
-  std::string instance;
+  std::string instance{};
   std::uint32_t rank = 0;
   std::uint32_t ranks = 1;
-  std::vector<std::pair<std::string, std::string>> factors;
+  std::vector<std::pair<std::string, std::string>> factors{};
   std::uint64_t page_bytes = 0;
   std::uint64_t block_count = 0;
 };

@@ -55,14 +55,15 @@ Result<std::unique_ptr<CacheService>> CacheService::create(const Options& option
                                                            EndConnection end_connection) {
   PEGA_TRY_LET(auto cut, PoolCut::create(options.cut, clock));
   return std::unique_ptr<CacheService>(
-      new CacheService(std::move(cut), options.max_parted, std::move(end_connection)));
+      new CacheService(std::move(cut), options, std::move(end_connection)));
 }
 
-CacheService::CacheService(std::unique_ptr<PoolCut> cut, std::size_t max_parted,
+CacheService::CacheService(std::unique_ptr<PoolCut> cut, const Options& options,
                            EndConnection end_connection)
     : cut_(std::move(cut)),
       namespaces_(std::make_unique<NamespaceTable>(cut_->store())),
-      max_parted_(max_parted),
+      pool_bytes_(options.cut.pool_bytes),
+      max_parted_(options.max_parted),
       end_connection_(std::move(end_connection)) {}
 CacheService::~CacheService() = default;
 
@@ -264,6 +265,14 @@ Result<CacheService::Registered> CacheService::register_rank(const Id128& connec
     return fail(Errc::kRefused,
                 "{} ranks: tensor/pipeline parallel instances come with a later version",
                 registration.ranks);
+  }
+  // Before the namespace hears of it: a size that can never be would stay its size.
+  if (registration.page_bytes == 0) return fail(Errc::kInvalidArgument, "a page of 0 bytes");
+  if (registration.page_bytes > kMaxPageBytes ||
+      slot_bytes_for(registration.page_bytes) > pool_bytes_) {
+    return fail(Errc::kRefused, "a page of {} does not fit: {} is the limit of a page, {} the pool",
+                format_bytes(registration.page_bytes), format_bytes(kMaxPageBytes),
+                format_bytes(pool_bytes_));
   }
   if (parted_.size() >= max_parted_) {
     return fail(Errc::kBusy, "{} ended connections may still be copying; no room for more",

@@ -166,7 +166,7 @@ class CacheService {
   struct Client;
   struct Parted;
 
-  CacheService(std::unique_ptr<PoolCut> cut, std::size_t max_parted, EndConnection end_connection);
+  CacheService(std::unique_ptr<PoolCut> cut, const Options& options, EndConnection end_connection);
   Result<Client*> client(const Id128& connection);
   Result<Client*> member(const Id128& connection);
   Result<Client*> worker(const Id128& connection);
@@ -180,6 +180,7 @@ class CacheService {
 
   std::unique_ptr<PoolCut> cut_;
   std::unique_ptr<NamespaceTable> namespaces_;
+  std::uint64_t pool_bytes_;
   std::size_t max_parted_;
   EndConnection end_connection_;
   std::map<std::string, Instance> instances_;

@@ -48,8 +48,8 @@ class WireClient {
   struct HelloOptions {
     std::uint16_t minimum = kWireMinimum;
     std::uint16_t maximum = kWireMaximum;
-    Id128 process;  ///< None: a fresh one.
-    Id128 previous_connection;
+    Id128 process{};  ///< None: a fresh one.
+    Id128 previous_connection{};
     bool quiesced = false;
     Handle handle = Handle::kOwnPidfd;
   };

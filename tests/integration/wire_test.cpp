@@ -1,0 +1,539 @@
+// What each call of the protocol answers, spoken to a real server.
+#include <csignal>
+#include <string>
+#include <vector>
+
+#include <fcntl.h>
+#include <unistd.h>
+
+#include <doctest/doctest.h>
+
+#include "tests/support/server_process.h"
+#include "tests/support/wire_client.h"
+
+namespace pegaflow::testing {
+namespace {
+
+constexpr std::uint64_t kPage = 4096;
+
+bool has(const std::string& text, const std::string& part) {
+  return text.find(part) != std::string::npos;
+}
+
+/// A server, and one engine of two connections.
+struct Engine {
+  explicit Engine(ServerProcess::Options options = {})
+      : server(std::move(options)),
+        io(kj::setupAsyncIo()),
+        worker(io, server.socket()),
+        scheduler(io, server.socket()) {
+    REQUIRE(worker.hello().version == kWireMaximum);
+    auto mapped = worker.register_rank("engine", kPage);
+    REQUIRE(mapped);
+    pool = std::move(*mapped);
+    REQUIRE(scheduler.hello().version == kWireMaximum);
+    REQUIRE(scheduler.attach("engine"));
+  }
+  JobId job() { return {.scheduler = scheduler.process(), .number = ++jobs}; }
+
+  ServerProcess server;
+  kj::AsyncIoContext io;
+  WireClient worker;
+  WireClient scheduler;
+  MappedPool pool;
+  std::uint64_t jobs = 0;
+};
+
+TEST_SUITE("hello") {
+  TEST_CASE("both sides' newest common version is spoken") {
+    ServerProcess server;
+    auto io = kj::setupAsyncIo();
+
+    WireClient newer(io, server.socket());
+    const auto greeting = newer.hello({.minimum = kWireMaximum, .maximum = kWireMaximum + 1});
+
+    CHECK(greeting.version == kWireMaximum);
+    CHECK_FALSE(greeting.refused);
+    CHECK_FALSE(greeting.server.is_none());
+    CHECK_FALSE(greeting.connection.is_none());
+  }
+
+  TEST_CASE("without a common version both ranges and the side to upgrade are named") {
+    ServerProcess server;
+    auto io = kj::setupAsyncIo();
+
+    WireClient newer(io, server.socket());
+    const auto too_new = newer.hello({.minimum = 2, .maximum = 3});
+    WireClient older(io, server.socket());
+    const auto too_old = older.hello({.minimum = 0, .maximum = 0});
+
+    CHECK(too_new.version == 0);
+    CHECK(too_new.minimum == kWireMinimum);
+    CHECK(too_new.maximum == kWireMaximum);
+    REQUIRE(too_new.refused);
+    CHECK(too_new.refused->code == Errc::kRefused);
+    CHECK(has(too_new.refused->detail, "versions 2 to 3"));
+    CHECK(has(too_new.refused->detail, "1 to 1"));
+    CHECK(has(too_new.refused->detail, "upgrade the server"));
+    REQUIRE(too_old.refused);
+    CHECK(has(too_old.refused->detail, "upgrade the client"));
+    CHECK(server.metric(R"(pegaflow_rpc_requests_total{method="hello",status="refused"})") == 2);
+  }
+
+  TEST_CASE("it is said once") {
+    ServerProcess server;
+    auto io = kj::setupAsyncIo();
+    WireClient client(io, server.socket());
+    client.hello();
+
+    const auto second = client.hello();
+
+    CHECK(second.version == 0);
+    REQUIRE(second.refused);
+    CHECK(second.refused->code == Errc::kInvalidArgument);
+  }
+
+  TEST_CASE("somebody else's previous connection is refused") {
+    ServerProcess server;
+    auto io = kj::setupAsyncIo();
+    WireClient first(io, server.socket());
+    const auto greeting = first.hello();
+
+    WireClient second(io, server.socket());
+    const auto refused = second.hello({.previous_connection = greeting.connection});
+
+    REQUIRE(refused.refused);
+    CHECK(refused.refused->code == Errc::kInvalidArgument);
+    CHECK(first.attach("engine"));  // And it lives on.
+  }
+
+  TEST_CASE("whose process cannot be watched looks up, and gets no pool") {
+    Engine engine;
+    const auto keys = make_keys(1, 10);
+    REQUIRE(engine.worker.save(engine.pool, engine.job(), keys) == 10);
+    using Handle = WireClient::Handle;
+    for (const Handle handle : {Handle::kNone, Handle::kNoDescriptor, Handle::kNoPidfd}) {
+      WireClient client(engine.io, engine.server.socket());
+      CHECK(client.hello({.handle = handle}).version == kWireMaximum);
+
+      const auto pool = client.register_rank("another", kPage);
+
+      REQUIRE_FALSE(pool);
+      CHECK(pool.error().code == Errc::kRefused);
+      CHECK(has(pool.error().detail, "pidfd"));
+      CHECK(client.attach("engine"));
+      CHECK(client.lookup(keys).blocks == 10);
+    }
+  }
+}
+
+TEST_SUITE("register") {
+  TEST_CASE("the pool's descriptor comes with its size, and its seals hold") {
+    Engine engine;
+
+    CHECK(engine.pool.bytes.size() == 64 << 20);
+    CHECK(engine.pool.slot_bytes == kPage);
+    CHECK(engine.pool.namespace_hash.size() == 32);
+    CHECK(::ftruncate(engine.pool.fd.get(), 0) == -1);
+    CHECK(::ftruncate(engine.pool.fd.get(), 1 << 30) == -1);
+    CHECK(::fcntl(engine.pool.fd.get(), F_ADD_SEALS, F_SEAL_WRITE) == -1);
+  }
+
+  TEST_CASE("several ranks come with a later version") {
+    ServerProcess server;
+    auto io = kj::setupAsyncIo();
+    WireClient client(io, server.socket());
+    client.hello();
+
+    const auto pool = client.register_rank(
+        {.instance = "a", .rank = 0, .ranks = 2, .factors = {{"x", "y"}}, .page_bytes = kPage});
+
+    REQUIRE_FALSE(pool);
+    CHECK(pool.error().code == Errc::kRefused);
+    CHECK(has(pool.error().detail, "later version"));
+  }
+
+  TEST_CASE("what makes no sense is refused") {
+    ServerProcess server;
+    auto io = kj::setupAsyncIo();
+    WireClient client(io, server.socket());
+    client.hello();
+    const auto code = [&](const Registration& registration) {
+      const auto pool = client.register_rank(registration);
+      REQUIRE_FALSE(pool);
+      return pool.error().code;
+    };
+    const Registration right = {
+        .instance = "a", .factors = {{"x", "y"}}, .page_bytes = kPage, .block_count = 1};
+
+    Registration wrong = right;
+    wrong.instance = "";
+    CHECK(code(wrong) == Errc::kInvalidArgument);
+    wrong.instance = std::string(257, 'i');
+    CHECK(code(wrong) == Errc::kInvalidArgument);
+    wrong = right;
+    wrong.rank = 1;
+    CHECK(code(wrong) == Errc::kInvalidArgument);
+    wrong = right;
+    wrong.factors.clear();
+    CHECK(code(wrong) == Errc::kInvalidArgument);
+    wrong.factors.assign(2000, {"f", "v"});
+    CHECK(code(wrong) == Errc::kInvalidArgument);
+    wrong = right;
+    wrong.page_bytes = 0;
+    CHECK(code(wrong) == Errc::kInvalidArgument);
+    wrong.page_bytes = (std::uint64_t{1} << 30) + 1;
+    CHECK(code(wrong) == Errc::kRefused);
+    wrong.page_bytes = std::uint64_t{1} << 29;  // More than the pool.
+    CHECK(code(wrong) == Errc::kRefused);
+    // And after all of that the right one is served.
+    CHECK(client.register_rank(right));
+  }
+
+  TEST_CASE("another page size in one namespace is refused, and both sizes are named") {
+    Engine engine;
+    WireClient other(engine.io, engine.server.socket());
+    other.hello();
+
+    const auto pool = other.register_rank("other", 8192);
+
+    REQUIRE_FALSE(pool);
+    CHECK(pool.error().code == Errc::kRefused);
+    CHECK(has(pool.error().detail, "4096"));
+    CHECK(has(pool.error().detail, "8192"));
+    CHECK(engine.server.metric(R"(pegaflow_registrations_refused_total{reason="page_size"})") == 1);
+  }
+
+  TEST_CASE("another slot size waits until nobody needs the first, then the pool is cut anew") {
+    Engine engine;
+    WireClient other(engine.io, engine.server.socket());
+    other.hello();
+    const Registration registration = {
+        .instance = "other", .factors = {{"weights", "b"}}, .page_bytes = 10000};
+
+    const auto waits = other.register_rank(registration);
+
+    REQUIRE_FALSE(waits);
+    CHECK(waits.error().code == Errc::kBusy);
+    CHECK(has(waits.error().detail, "12288"));
+    CHECK(has(waits.error().detail, "4096"));
+    CHECK(engine.server.metric("pegaflow_instances_waiting") == 1);
+    CHECK(has(engine.server.get("/instances").body, "waiting for the pool to be cut"));
+    // It does not get at slots of the other size either.
+    CHECK(other.reserve({Id128::random(), 1}, make_keys(1, 1)).error().code == Errc::kGone);
+
+    REQUIRE(engine.worker.goodbye());
+    const auto served = other.register_rank(registration);
+    REQUIRE(served);
+    CHECK(served->slot_bytes == 12288);
+    CHECK(engine.server.metric("pegaflow_pool_cuts_total") == 2);
+  }
+
+  TEST_CASE("a pin of the old size keeps the pool from being cut") {
+    Engine engine;
+    const auto keys = make_keys(1, 4);
+    REQUIRE(engine.worker.save(engine.pool, engine.job(), keys) == 4);
+    const Id128 token = Id128::random();
+    REQUIRE(engine.scheduler.claim(token, keys));
+    const Id128 process = engine.worker.process();
+    std::optional<WireClient> worker(std::in_place, engine.io, engine.server.socket());
+    const auto greeting = worker->hello({.process = process});
+    REQUIRE(worker->register_rank("engine", kPage));
+    REQUIRE(worker->open(token, 0, 4, 1));
+    worker.reset();  // Lost, and it may copy on: this very process lives.
+    REQUIRE(engine.server.metric_becomes(R"(pegaflow_quarantine_slots{reason="reader_lost"})", 4));
+
+    WireClient other(engine.io, engine.server.socket());
+    other.hello();
+    const Registration registration = {
+        .instance = "other", .factors = {{"weights", "b"}}, .page_bytes = 10000};
+    CHECK(other.register_rank(registration).error().code == Errc::kBusy);
+
+    WireClient again(engine.io, engine.server.socket());
+    again.hello({.process = process, .previous_connection = greeting.connection, .quiesced = true});
+    REQUIRE(engine.scheduler.unclaim(token));
+    CHECK(other.register_rank(registration));
+  }
+
+  TEST_CASE("one process at a time serves an instance") {
+    Engine engine;
+    WireClient other(engine.io, engine.server.socket());
+    other.hello();
+
+    const auto refused = other.register_rank("engine", kPage);
+
+    REQUIRE_FALSE(refused);
+    CHECK(refused.error().code == Errc::kRefused);
+    CHECK(has(refused.error().detail, to_string(engine.worker.process())));
+  }
+
+  TEST_CASE("the same process takes its instance over from its old connection") {
+    Engine engine;
+    WireClient again(engine.io, engine.server.socket());
+    again.hello({.process = engine.worker.process()});
+
+    const auto pool = again.register_rank("engine", kPage);
+
+    CHECK(pool);
+    // The old connection was ended.
+    CHECK(engine.server.metric("pegaflow_connections") == 2);
+    CHECK_THROWS_AS((void)engine.worker.reserve(engine.job(), make_keys(1, 1)), kj::Exception);
+  }
+
+  TEST_CASE("repeated it answers the same; as something else it is refused") {
+    Engine engine;
+
+    const auto same = engine.worker.register_rank("engine", kPage);
+    const auto other = engine.worker.register_rank("another", kPage);
+
+    REQUIRE(same);
+    CHECK(same->namespace_hash == engine.pool.namespace_hash);
+    REQUIRE_FALSE(other);
+    CHECK(other.error().code == Errc::kInvalidArgument);
+    CHECK(engine.worker.attach("another").error().code == Errc::kInvalidArgument);
+    CHECK(engine.worker.attach("engine"));  // A worker may be its own scheduler.
+  }
+}
+
+TEST_SUITE("save and load") {
+  TEST_CASE("what was saved is found, claimed, opened and has its bytes") {
+    Engine engine;
+    const auto keys = make_keys(1, 1500);  // Three slices.
+    CHECK(engine.scheduler.lookup(keys).blocks == 0);
+
+    CHECK(engine.worker.save(engine.pool, engine.job(), keys) == 1500);
+
+    CHECK(engine.scheduler.lookup(keys).blocks == 1500);
+    const Id128 token = Id128::random();
+    const auto claimed = engine.scheduler.claim(token, keys);
+    REQUIRE(claimed);
+    CHECK(claimed->blocks == 1500);
+    const auto slots = engine.worker.open(token, 100, 1000, 7);
+    REQUIRE(slots);
+    bool all_right = true;
+    for (std::size_t i = 0; i < slots->size(); ++i) {
+      const auto page = engine.pool.slot((*slots)[i]);
+      all_right = all_right && page.front() == keys[100 + i].bytes[0] &&
+                  page.back() == keys[100 + i].bytes[0];
+    }
+    CHECK(all_right);
+    CHECK(engine.server.metric("pegaflow_pins") == 1);
+    CHECK(engine.server.metric("pegaflow_claims") == 1);
+    CHECK(engine.server.metric("pegaflow_oldest_pin_seconds") > 0);
+    CHECK(engine.server.metric("pegaflow_save_bytes_total") == 1500 * kPage);
+    CHECK(engine.server.metric("pegaflow_load_bytes_total") == 1000 * kPage);
+    CHECK(engine.server.metric(R"(pegaflow_load_blocks_total{written_by="this_process"})") == 1000);
+    CHECK(engine.server.metric("pegaflow_cache_block_insertions_total") == 1500);
+
+    // Repeated under one name it is the same pin, and no second load.
+    CHECK(*engine.worker.open(token, 100, 1000, 7) == *slots);
+    CHECK(engine.server.metric("pegaflow_load_bytes_total") == 1000 * kPage);
+    CHECK(engine.worker.open(token, 0, 1000, 7).error().code == Errc::kInvalidArgument);
+
+    CHECK(engine.worker.release(7));
+    CHECK(engine.worker.release(7));
+    CHECK(engine.scheduler.unclaim(token));
+    CHECK(engine.scheduler.unclaim(token));
+    CHECK(engine.server.metric("pegaflow_pins") == 0);
+    CHECK(engine.server.metric("pegaflow_claims") == 0);
+    CHECK(engine.server.metric("pegaflow_oldest_pin_seconds") == 0);
+  }
+
+  TEST_CASE("another process' blocks are counted as such") {
+    Engine engine;
+    const auto keys = make_keys(1, 8);
+    REQUIRE(engine.worker.save(engine.pool, engine.job(), keys) == 8);
+    REQUIRE(engine.worker.goodbye());
+    WireClient heir(engine.io, engine.server.socket());
+    heir.hello();
+    REQUIRE(heir.register_rank("engine", kPage));
+    const Id128 token = Id128::random();
+    REQUIRE(engine.scheduler.claim(token, keys));
+
+    REQUIRE(heir.open(token, 0, 8, 1));
+
+    CHECK(engine.server.metric(R"(pegaflow_load_blocks_total{written_by="another_process"})") == 8);
+    CHECK(engine.server.metric(R"(pegaflow_load_blocks_total{written_by="this_process"})") == 0);
+  }
+
+  TEST_CASE("what is there, or being saved, is skipped") {
+    Engine engine;
+    const auto keys = make_keys(1, 6);
+    REQUIRE(engine.worker.save(engine.pool, engine.job(), std::span(keys).first(2)) == 2);
+    const JobId pending = engine.job();
+    REQUIRE(engine.worker.reserve(pending, std::span(keys).subspan(2, 2)));
+
+    const auto slots = engine.worker.reserve(engine.job(), keys);
+
+    REQUIRE(slots);
+    std::size_t skipped = 0;
+    for (const std::uint32_t slot : *slots) skipped += slot == ~std::uint32_t{0} ? 1 : 0;
+    CHECK(skipped == 4);
+    CHECK(engine.server.metric("pegaflow_reservations") == 2);
+    CHECK(engine.worker.abandon(pending));
+    CHECK(engine.worker.abandon(pending));
+    CHECK(engine.server.metric("pegaflow_reservations") == 1);
+  }
+
+  TEST_CASE("an abandon that comes behind a long reserve finds it done") {
+    Engine engine;
+    const JobId job = engine.job();
+    const auto keys = make_keys(1, 8192);  // Sixteen slices.
+    auto reserve = engine.worker.session().reserveRequest();
+    write_job(job, reserve.initJob());
+    write_keys(keys, 32, reserve.initKeys());
+    auto abandon = engine.worker.session().abandonRequest();
+    write_job(job, abandon.initJob());
+
+    auto reserved = reserve.send();
+    auto abandoned = abandon.send();
+    abandoned.wait(engine.io.waitScope);
+    const auto slots = reserved.wait(engine.io.waitScope);
+
+    CHECK(slots.getSlots().size() == 8192);
+    CHECK(engine.server.metric("pegaflow_reservations") == 0);
+    CHECK(engine.server.metric_becomes(R"(pegaflow_pool_slots{state="reserved"})", 0));
+    CHECK(engine.worker.publish(job).error().code == Errc::kGone);
+  }
+
+  TEST_CASE("a lookup passes a long reserve by") {
+    Engine engine;
+    const auto keys = make_keys(1, 4096);  // Eight slices; fits the socket's buffer.
+    std::vector<std::string> answered;
+    auto reserve = engine.worker.session().reserveRequest();
+    write_job(engine.job(), reserve.initJob());
+    write_keys(keys, 32, reserve.initKeys());
+    auto lookup = engine.worker.session().lookupRequest();
+    write_keys(std::span(keys).first(1), 32, lookup);
+
+    // Both lie in the socket before the server looks.
+    engine.server.signal(SIGSTOP);
+    auto reserved = reserve.send().then([&](auto&&) { answered.emplace_back("reserve"); });
+    auto looked_up = lookup.send().then([&](auto&&) { answered.emplace_back("lookup"); });
+    engine.io.waitScope.poll();
+    engine.server.signal(SIGCONT);
+    auto first = looked_up.eagerlyEvaluate(nullptr);
+    reserved.wait(engine.io.waitScope);
+    first.wait(engine.io.waitScope);
+
+    CHECK(answered == std::vector<std::string>{"lookup", "reserve"});
+  }
+
+  TEST_CASE("a reservation that took too long is forgotten, and its publish says so") {
+    Engine engine({.arguments = {"--reservation-timeout", "100ms"}});
+    const JobId job = engine.job();
+    const auto keys = make_keys(1, 3);
+    REQUIRE(engine.worker.reserve(job, keys));
+    REQUIRE(engine.server.metric_becomes(R"(pegaflow_quarantine_slots{reason="timeout"})", 3));
+
+    const auto late = engine.worker.publish(job);
+
+    CHECK(late.error().code == Errc::kGone);
+    CHECK(engine.scheduler.lookup(keys).blocks == 0);
+    CHECK(engine.server.metric(R"(pegaflow_quarantine_slots{reason="timeout"})") == 0);
+    CHECK(engine.server.metric("pegaflow_reservations_timed_out_total") == 1);
+    CHECK(engine.server.metric("pegaflow_late_publishes_total") == 1);
+  }
+
+  TEST_CASE("reset_cache makes everything unfindable, and a claimed block is gone") {
+    Engine engine;
+    const auto keys = make_keys(1, 5);
+    REQUIRE(engine.worker.save(engine.pool, engine.job(), keys) == 5);
+    const Id128 token = Id128::random();
+    REQUIRE(engine.scheduler.claim(token, keys));
+
+    const auto generation = engine.scheduler.reset_cache();
+
+    CHECK(generation == 2);
+    CHECK(engine.scheduler.lookup(keys).blocks == 0);
+    CHECK(engine.worker.open(token, 0, 5, 1).error().code == Errc::kGone);
+    CHECK(engine.server.metric_becomes("pegaflow_cache_resident_blocks", 0));
+    CHECK(engine.worker.save(engine.pool, engine.job(), keys) == 5);
+    CHECK(engine.scheduler.lookup(keys).blocks == 5);
+  }
+
+  TEST_CASE("a claim is shortened to the instance's share") {
+    Engine engine({.pool_size = "1mb", .arguments = {"--instance-share-percent", "25"}});
+    const auto keys = make_keys(1, 200);
+    REQUIRE(engine.worker.save(engine.pool, engine.job(), keys) == 200);
+
+    const auto claimed = engine.scheduler.claim(Id128::random(), keys);
+
+    REQUIRE(claimed);
+    CHECK(claimed->blocks == 64);  // Of 256 slots.
+    CHECK(engine.server.metric("pegaflow_claims_shortened_total") == 1);
+  }
+
+  TEST_CASE("a pool smaller than a request skips what has no room") {
+    Engine engine({.pool_size = "1mb"});
+
+    const auto written = engine.worker.save(engine.pool, engine.job(), make_keys(1, 400));
+
+    CHECK(written == 256);
+    CHECK(engine.server.metric("pegaflow_pool_alloc_failures_total") == 144);
+    CHECK(engine.server.metric(R"(pegaflow_save_skipped_blocks_total{reason="no_room"})") == 144);
+  }
+
+  TEST_CASE("without its rank an instance is incomplete, and everything is a miss") {
+    Engine engine;
+    const auto keys = make_keys(1, 5);
+    REQUIRE(engine.worker.save(engine.pool, engine.job(), keys) == 5);
+    CHECK(engine.scheduler.lookup(keys).complete);
+    REQUIRE(engine.worker.goodbye());
+
+    const auto found = engine.scheduler.lookup(keys);
+    const auto claimed = engine.scheduler.claim(Id128::random(), keys);
+
+    CHECK(found.blocks == 0);
+    CHECK_FALSE(found.complete);
+    REQUIRE(claimed);
+    CHECK(claimed->blocks == 0);
+    CHECK_FALSE(claimed->complete);
+    CHECK(engine.scheduler.reset_cache().error().code == Errc::kGone);
+
+    // Its next life finds what the former one saved.
+    WireClient heir(engine.io, engine.server.socket());
+    heir.hello();
+    REQUIRE(heir.register_rank("engine", kPage));
+    CHECK(engine.scheduler.lookup(keys).blocks == 5);
+  }
+
+  TEST_CASE("calls out of place are the caller's mistake, and change nothing") {
+    Engine engine;
+    const auto keys = make_keys(1, 3);
+    WireClient stranger(engine.io, engine.server.socket());
+    stranger.hello();
+
+    CHECK(stranger.claim(Id128::random(), keys).error().code == Errc::kInvalidArgument);
+    CHECK(stranger.reserve(engine.job(), keys).error().code == Errc::kInvalidArgument);
+    CHECK(stranger.lookup(keys).blocks == 0);
+    // A scheduler is no worker.
+    CHECK(engine.scheduler.reserve(engine.job(), keys).error().code == Errc::kInvalidArgument);
+    CHECK(engine.scheduler.open(Id128::random(), 0, 1, 1).error().code == Errc::kInvalidArgument);
+    CHECK(engine.scheduler.release(1).error().code == Errc::kInvalidArgument);
+    CHECK(engine.scheduler.publish(engine.job()).error().code == Errc::kInvalidArgument);
+    CHECK(engine.scheduler.abandon(engine.job()).error().code == Errc::kInvalidArgument);
+    CHECK(engine.worker.open(Id128::random(), 0, 1, 1).error().code == Errc::kGone);
+    CHECK(engine.scheduler.claim(Id128(), keys).error().code == Errc::kInvalidArgument);
+    // Beyond the limits of the wire.
+    CHECK(engine.worker.reserve(engine.job(), make_keys(1, 8193)).error().code ==
+          Errc::kInvalidArgument);
+    CHECK(engine.server.metric("pegaflow_reservations") == 0);
+  }
+
+  TEST_CASE("after goodbye nothing is left, and nothing more is answered") {
+    Engine engine;
+    const auto keys = make_keys(1, 5);
+    REQUIRE(engine.worker.reserve(engine.job(), keys));
+
+    REQUIRE(engine.worker.goodbye());
+
+    CHECK(engine.server.metric("pegaflow_reservations") == 0);
+    CHECK(engine.server.metric(R"(pegaflow_pool_slots{state="free"})") == (64 << 20) / kPage);
+    CHECK(engine.worker.reserve(engine.job(), keys).error().code == Errc::kGone);
+    CHECK(engine.worker.goodbye().error().code == Errc::kGone);
+  }
+}
+
+}  // namespace
+}  // namespace pegaflow::testing
