@@ -107,6 +107,9 @@ ServerProcess::Response http_request(const std::string& address, std::string_vie
                                      const std::string& path,
                                      const std::vector<std::string>& headers = {});
 
+/// An IPv4 address of this machine beyond loopback; empty when it has none.
+std::string own_address();
+
 /// What a program that ends by itself said.
 struct Ran {
   int exit_code = 0;   ///< -N for signal N.

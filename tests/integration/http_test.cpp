@@ -1,0 +1,172 @@
+// The HTTP side of a real server.
+#include <fstream>
+#include <string>
+
+#include <doctest/doctest.h>
+#include <nlohmann/json.hpp>
+
+#include "tests/support/server_process.h"
+#include "tests/support/wire_client.h"
+
+namespace pegaflow::testing {
+namespace {
+
+using nlohmann::json;
+
+TEST_SUITE("HTTP") {
+  TEST_CASE("what is not there is 404, a wrong method 405, both with a JSON error") {
+    ServerProcess server;
+
+    for (const char* const path :
+         {"/", "/nothing", "/metrics/", "/test/overwrite_block?recent=0"}) {
+      const auto response = server.get(path);
+      CHECK(response.status == 404);
+      CHECK(json::parse(response.body).contains("error"));
+    }
+    CHECK(server.post("/metrics").status == 405);
+    CHECK(server.get("/cache/memory/cleanup").status == 405);
+    CHECK(json::parse(server.post("/health").body).at("error") == "/health takes GET");
+    CHECK(server.get("/health?x=y").status == 200);
+  }
+
+  TEST_CASE("garbage is answered with 400 or closed, and others are served on") {
+    ServerProcess server;
+
+    CHECK(http_request(server.http(), "\x01\x02\x03", "\xff").status >= 400);
+    CHECK(http_request(server.http(), "BREW", "/coffee").status >= 400);
+    CHECK(server.get("/health").status == 200);
+  }
+
+  TEST_CASE("instances are listed with their namespace") {
+    ServerProcess server;
+    auto io = kj::setupAsyncIo();
+    WireClient worker(io, server.socket());
+    worker.hello();
+    const auto pool = worker.register_rank("engine \"1\"", 10000);
+    REQUIRE(pool);
+    WireClient scheduler(io, server.socket());
+    scheduler.hello();
+    REQUIRE(scheduler.attach("engine \"1\""));
+
+    const json list = json::parse(server.get("/instances").body).at("instances");
+
+    REQUIRE(list.size() == 1);
+    const json& engine = list.at(0);
+    CHECK(engine.at("instance") == "engine \"1\"");
+    CHECK(engine.at("connected") == true);
+    CHECK(engine.at("state") == "connected");
+    CHECK(engine.at("incarnation") == to_string(worker.process()));
+    CHECK(engine.at("namespace") == pool->namespace_hash);
+    CHECK(engine.at("page_bytes") == 10000);
+    CHECK(engine.at("block_count") == 100);
+    CHECK(engine.at("rank") == 0);
+    CHECK(engine.at("generation") == 1);
+    CHECK(engine.at("schedulers") == 1);
+    CHECK(engine.at("factors") == json::parse(R"([{"name": "dtype", "value": "float16"},
+                                                  {"name": "weights", "value": "a"}])"));
+
+    REQUIRE(worker.goodbye());
+    const json away = json::parse(server.get("/instances").body).at("instances").at(0);
+    CHECK(away.at("connected") == false);
+    CHECK(away.at("state") == "disconnected");
+  }
+
+  TEST_CASE("an id that is no UTF-8 does not break the list") {
+    ServerProcess server;
+    auto io = kj::setupAsyncIo();
+    WireClient scheduler(io, server.socket());
+    scheduler.hello();
+    REQUIRE(scheduler.attach("\xff\xfe"));
+
+    const auto response = server.get("/instances");
+
+    CHECK(response.status == 200);
+    CHECK(json::parse(response.body).at("instances").size() == 1);
+  }
+
+  TEST_CASE("cleanup evicts what is at rest and counts what is not") {
+    ServerProcess server;
+    auto io = kj::setupAsyncIo();
+    WireClient worker(io, server.socket());
+    worker.hello();
+    const auto pool = worker.register_rank("engine", 4096);
+    REQUIRE(pool);
+    REQUIRE(worker.attach("engine"));
+    const auto keys = make_keys(1, 3000);
+    REQUIRE(worker.save(*pool, {Id128::random(), 1}, keys) == 3000);
+    REQUIRE(worker.claim(Id128::random(), std::span(keys).first(100)));
+
+    const json report = json::parse(server.post("/cache/memory/cleanup").body);
+
+    CHECK(report.at("evicted_blocks") == 2900);
+    CHECK(report.at("evicted_bytes") == 2900 * 4096);
+    CHECK(report.at("reclaimed_bytes") == 2900 * 4096);
+    CHECK(report.at("still_referenced_blocks") == 100);
+    CHECK(worker.lookup(keys).blocks == 100);
+    CHECK(server.metric(R"(pegaflow_cache_blocks_dropped_total{reason="cleanup"})") == 2900);
+  }
+
+  TEST_CASE("POST from beyond loopback needs the token") {
+    const TemporaryDirectory directory;
+    const std::string token_file = (directory.path() / "token").string();
+    std::ofstream(token_file) << "0123456789abcdef\n";
+    const std::string here = own_address();
+    if (here.empty()) {
+      MESSAGE("skipped: this machine has no address but loopback");
+      return;
+    }
+    const std::string path = "/cache/memory/cleanup";
+
+    {
+      ServerProcess without({.arguments = {"--http-addr", here + ":0"}});
+      const auto response = without.post(path);
+      CHECK(response.status == 403);
+      CHECK(response.body.find("--http-token-file") != std::string::npos);
+      CHECK(without.get("/health").status == 200);
+    }
+    ServerProcess server(
+        {.arguments = {"--http-addr", here + ":0", "--http-token-file", token_file}});
+    CHECK(server.post(path).status == 401);
+    const auto with = [&](const std::string& value) {
+      return http_request(server.http(), "POST", path, {"Authorization: " + value}).status;
+    };
+    CHECK(with("Bearer 0123456789abcdeX") == 401);
+    CHECK(with("Bearer 0123456789abcdef0") == 401);
+    CHECK(with("0123456789abcdef") == 401);
+    CHECK(with("Bearer 0123456789abcdef") == 200);
+  }
+
+  TEST_CASE("every metric that others count on is there from the start") {
+    ServerProcess server;
+    const std::string page = "\n" + server.get("/metrics").body;
+
+    for (const char* const name : {"pegaflow_load_bytes_total",
+                                   "pegaflow_load_blocks_total{written_by=\"this_process\"}",
+                                   "pegaflow_load_blocks_total{written_by=\"another_process\"}",
+                                   "pegaflow_save_bytes_total",
+                                   "pegaflow_cache_block_insertions_total",
+                                   "pegaflow_cache_block_evictions_total",
+                                   "pegaflow_cache_block_hits_total",
+                                   "pegaflow_cache_block_misses_total",
+                                   "pegaflow_cache_resident_bytes",
+                                   "pegaflow_inflight_bytes",
+                                   "pegaflow_pool_capacity_bytes",
+                                   "pegaflow_pool_used_bytes",
+                                   "pegaflow_quarantine_slots{reason=\"timeout\"}",
+                                   "pegaflow_quarantine_slots{reason=\"writer_lost\"}",
+                                   "pegaflow_quarantine_slots{reason=\"reader_lost\"}",
+                                   "pegaflow_pins",
+                                   "pegaflow_claims",
+                                   "pegaflow_oldest_pin_seconds",
+                                   "pegaflow_connections",
+                                   "pegaflow_rpc_turn_seconds_count",
+                                   "pegaflow_rpc_turn_seconds_bucket{le=\"0.0005\"}",
+                                   "pegaflow_rpc_duration_seconds_count{method=\"lookup\"}"}) {
+      INFO(name);
+      CHECK(page.find("\n" + std::string(name) + " ") != std::string::npos);
+    }
+  }
+}
+
+}  // namespace
+}  // namespace pegaflow::testing
