@@ -1,6 +1,6 @@
 // Drives the block store with random processes against a model, and looks at the bytes.
 //
-// PEGA_SIM_STEPS says how long (2,000,000 steps otherwise), PEGA_TEST_SEED repeats a run.
+// PEGA_SIM_STEPS says how long (1,000,000 steps otherwise), PEGA_TEST_SEED repeats a run.
 
 #include <algorithm>
 #include <chrono>
@@ -61,7 +61,7 @@ constexpr const char* kRequired[] = {"evictions",
 
 std::uint64_t steps_to_do() {
   const char* const given = std::getenv("PEGA_SIM_STEPS");
-  return given != nullptr ? std::stoull(given) : 2000000;
+  return given != nullptr ? std::stoull(given) : 1000000;
 }
 
 /// True when the world behaved.

@@ -56,6 +56,15 @@ void OracleStore::holder_lost(HolderId holder) {
   slice();
 }
 
+bool OracleStore::may_touch(HolderId holder) const {
+  const auto is_its = [&](const auto& row) { return row.holder == holder; };
+  const auto is_its_open = [&](const Job& job) {
+    return job.holder == holder && job.fate != Fate::kEnded;
+  };
+  return is_known(holder) && (std::any_of(pins_.begin(), pins_.end(), is_its) ||
+                              std::any_of(jobs_.begin(), jobs_.end(), is_its_open));
+}
+
 void OracleStore::holder_gone(HolderId holder) {
   if (!is_known(holder)) return;
   holders_.at(holder).gone = true;

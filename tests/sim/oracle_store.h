@@ -37,6 +37,7 @@ class OracleStore {
   void retire_space(SpaceId space);
   void add_holder(HolderId holder, std::uint32_t instance, const Id128& process);
   void holder_lost(HolderId holder);
+  [[nodiscard]] bool may_touch(HolderId holder) const;
   void holder_gone(HolderId holder);
 
   std::size_t lookup(SpaceId space, std::span<const BlockKey> keys);

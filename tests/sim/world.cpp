@@ -616,6 +616,13 @@ void World::compare() {
       left.still_referenced_blocks != right.still_referenced_blocks) {
     throw Mismatch{"cleanup() differs"};
   }
+  for (const Connection& connection : connections_) {
+    const bool touches = store_->may_touch(connection.holder);
+    if (touches != oracle_->may_touch(connection.holder)) throw Mismatch{"may_touch() differs"};
+    if (!touches && touches_memory(connection.holder)) {
+      throw Mismatch{"a process touches slots, and may_touch() does not know"};
+    }
+  }
   compare_order();
   if (steps_ % 64 == 0) {
     const auto checked = store_->check();
@@ -695,6 +702,12 @@ bool World::may_speak(HolderId holder) const {
   return std::any_of(connections_.begin(), connections_.end(), [&](const Connection& each) {
     return each.holder == holder && !processes_[each.process].killed;
   });
+}
+
+bool World::touches_memory(HolderId holder) const {
+  const auto copies = [&](const auto& each) { return each.holder == holder && !each.copies_ended; };
+  return std::any_of(saves_.begin(), saves_.end(), copies) ||
+         std::any_of(loads_.begin(), loads_.end(), copies);
 }
 
 std::vector<BlockKey> World::pick_keys() {

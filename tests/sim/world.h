@@ -124,6 +124,8 @@ class World {
   [[nodiscard]] std::optional<std::size_t> pick_talking();
   /// Its process lives; the connection may be lost with some calls still under way.
   [[nodiscard]] bool may_speak(HolderId holder) const;
+  /// Copies of it are under way.
+  [[nodiscard]] bool touches_memory(HolderId holder) const;
   std::vector<BlockKey> pick_keys();
   SpaceId pick_space();
   template <typename... Args>

@@ -232,6 +232,26 @@ TEST_SUITE("BlockStore, quarantined") {
     CHECK(f.store->check());
   }
 
+  TEST_CASE("who has a pin or a job may touch slots, until it is ended") {
+    StoreFixture f({.slot_count = 4});
+    f.save(keys(0, 1));
+    CHECK_FALSE(f.store->may_touch(f.holder));
+    REQUIRE(f.store->reserve(f.holder, f.space, job(1), keys(1, 1)));
+    CHECK(f.store->may_touch(f.holder));
+    CHECK_FALSE(f.store->may_touch(f.other));
+    f.store->holder_lost(f.holder);
+    CHECK(f.store->may_touch(f.holder));
+    f.store->abandon(f.holder, job(1));
+    CHECK_FALSE(f.store->may_touch(f.holder));
+
+    REQUIRE(f.store->claim(f.other, f.space, keys(0, 1), token(1)) == 1);
+    CHECK_FALSE(f.store->may_touch(f.other));
+    REQUIRE(f.store->open(f.other, token(1), 0, 1, PinId{1}));
+    CHECK(f.store->may_touch(f.other));
+    f.store->holder_gone(f.other);
+    CHECK_FALSE(f.store->may_touch(f.other));
+  }
+
   TEST_CASE("a lost writer may still say that its copies ended") {
     StoreFixture f({.slot_count = 2});
     REQUIRE(f.store->reserve(f.holder, f.space, job(1), keys(0, 1)));
