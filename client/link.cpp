@@ -259,7 +259,7 @@ kj::Promise<void> Link::finish(const Result<void>& outcome) {
 }
 
 kj::Promise<void> Link::say_goodbye() {
-  if (connection_ == nullptr || connection_->session == nullptr || !is_up()) return kj::READY_NOW;
+  if (!is_connected() || !is_up()) return kj::READY_NOW;
   // Without an answer the server learns the same from the end of our process.
   return call(session().goodbyeRequest(), options_.open_deadline, "goodbye",
               [](auto& answer) { return read_done(answer); })
@@ -320,6 +320,10 @@ Result<void> Link::may_send() {
   return tl::unexpected<Error>(std::move(error));
 }
 
+bool Link::is_connected() const {
+  return connection_ != nullptr && connection_->session != nullptr;
+}
+
 bool Link::is_up() const {
   if (connection_ == nullptr) return false;
   pollfd wanted{connection_->fd, POLLRDHUP, 0};
@@ -333,7 +337,7 @@ void Link::drop(Error why) {
 }
 
 wire::Session::Client& Link::session() {
-  PEGA_ASSERT(connection_ != nullptr && connection_->session != nullptr, "no session");
+  PEGA_ASSERT(is_connected(), "no session");
   return KJ_ASSERT_NONNULL(connection_->session);
 }
 

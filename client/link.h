@@ -71,8 +71,8 @@ class Link {
   /// not read what it is sent.
   Result<void> may_ask() const;
 
-  /// Whether calls can still reach the server.
-  [[nodiscard]] bool is_connected() const { return connection_ != nullptr; }
+  /// Whether there is a session to call: from hello's answer to the end of the connection.
+  [[nodiscard]] bool is_connected() const;
 
   /// Asks the kernel whether the server still has its end of the socket open: the loop may not have
   /// come round to reading the end of the stream yet.

@@ -1,0 +1,331 @@
+// What the client does when the server, the connection or the device fails.
+#include <algorithm>
+#include <csignal>
+#include <string>
+#include <thread>
+
+#include <doctest/doctest.h>
+
+#include "tests/support/server_process.h"
+#include "tests/support/slow_device.h"
+#include "tests/support/test_engine.h"
+#include "transport/host/host_device.h"
+
+namespace pegaflow::testing {
+namespace {
+
+using std::chrono::milliseconds;
+using std::chrono::seconds;
+using Blocks = std::vector<std::uint32_t>;
+
+Blocks blocks_from(std::uint32_t first, std::size_t count) {
+  Blocks blocks(count);
+  for (std::uint32_t& block : blocks) block = first++;
+  return blocks;
+}
+
+Errc code_of(const Mover::Finished& job) {
+  REQUIRE(job.error);
+  return job.error->code;
+}
+
+struct Fixture {
+  explicit Fixture(TestEngine::Options options = {}, ServerProcess::Options server_options = {})
+      : server(std::move(server_options)), memory(2, 8 * 1024, 100) {
+    options.socket = server.socket();
+    options.session.reconnect_interval = milliseconds(20);
+    options.mover.link.reconnect_interval = milliseconds(20);
+    engine = std::make_unique<TestEngine>(std::move(options), memory, device);
+    if (server.pid() > 0) engine->wait_ready();
+  }
+  ~Fixture() {
+    device.allow_all();
+    if (server.pid() > 0) server.signal(SIGCONT);
+  }
+
+  ServerProcess server;
+  EngineMemory memory;
+  SlowDevice device;
+  std::unique_ptr<TestEngine> engine;
+};
+
+/// Both sides have noticed that the server, or their connection, is gone.
+void wait_lost(TestEngine& engine, std::uint64_t connections) {
+  // Ready again counts as well: what is waited for is the end of that many connections.
+  const auto lost = [&](const LinkStatus& status) {
+    return status.state != LinkState::kReady || status.connections > connections;
+  };
+  const auto end = std::chrono::steady_clock::now() + kHang;
+  while (!lost(engine.mover().status()) || !lost(engine.session().status())) {
+    REQUIRE(std::chrono::steady_clock::now() < end);
+    std::this_thread::yield();
+  }
+}
+
+TEST_SUITE("the server fails") {
+  TEST_CASE("absent at the start, it is used as soon as it is there") {
+    ServerProcess server;
+    server.kill();
+    EngineMemory memory(1, 4096, 4);
+    SlowDevice device;
+    TestEngine::Options options;
+    options.socket = server.socket();
+    options.session.reconnect_interval = options.mover.link.reconnect_interval = milliseconds(20);
+    TestEngine engine(options, memory, device);
+    CHECK(engine.session().lookup(numbered_keys({1})).error().code == Errc::kPeerLost);
+    CHECK(engine.start_save(1, {1}, {0}).error().code == Errc::kPeerLost);
+
+    server.start();
+
+    engine.wait_ready();
+    CHECK(engine.save({1}, {0}).blocks == 1);
+    CHECK(engine.mover().status().connections == 1);
+  }
+
+  TEST_CASE("killed and started again ten times, it is used each time, and nothing old is found") {
+    Fixture f;
+    for (std::uint64_t round = 1; round <= 10; ++round) {
+      const auto numbers = numbers_from(round * 100, 20);
+      CHECK(f.engine->save(numbers, blocks_from(0, 20)).blocks == 20);
+      f.server.kill();
+      wait_lost(*f.engine, round);
+
+      f.server.start();
+      f.engine->wait_ready();
+
+      CHECK(f.engine->mover().status().connections == round + 1);
+      CHECK(f.engine->lookup(numbers).value().blocks == 0);
+      CHECK(f.server.metric("pegaflow_quarantine_slots{reason=\"writer_lost\"}") == 0);
+    }
+    CHECK(f.device.attaches() == 11);
+  }
+
+  TEST_CASE("killed in the middle of a load: it is failed, but not before its copies ended") {
+    Fixture f;
+    f.engine->save(numbers_from(1, 10), blocks_from(0, 10));
+    const auto claimed = f.engine->claim(numbers_from(1, 10)).value();
+    f.device.hold();
+    f.device.allow_pages(3);
+    REQUIRE(f.engine->mover().load(7, claimed.token, 0, blocks_from(20, 10)));
+    REQUIRE(f.device.wait_held(kHang));
+
+    f.server.kill();
+    REQUIRE(f.device.wait_detaching(kHang));
+    f.server.start();
+    // The session is back while the mover still waits for its last page.
+    REQUIRE(f.engine->session().wait_for(LinkState::kReady, kHang));
+    CHECK(f.engine->mover().take_finished().empty());
+    CHECK(f.engine->mover().status().connections == 1);
+    f.device.allow_all();
+
+    const Mover::Finished failed = f.engine->next_finished();
+    CHECK(failed.id == 7);
+    CHECK(code_of(failed) == Errc::kPeerLost);
+    CHECK(failed.blocks == 0);
+    CHECK(failed.failed_blocks == blocks_from(20, 10));
+    f.engine->wait_ready();
+    CHECK(f.engine->save(numbers_from(1, 10), blocks_from(0, 10)).blocks == 10);
+  }
+
+  TEST_CASE("killed after the last page of a load was copied: that load does not count either") {
+    Fixture f;
+    f.engine->save({1}, {0});
+    const auto claimed = f.engine->claim({1}).value();
+    f.device.hold();
+    REQUIRE(f.engine->mover().load(7, claimed.token, 0, Blocks{9}));
+    REQUIRE(f.device.wait_held(kHang));
+    f.server.signal(SIGSTOP);
+    f.server.kill();
+    f.device.allow_all();
+    // The page is whole; nobody can know that of a server that is gone.
+    CHECK(code_of(f.engine->next_finished()) == Errc::kPeerLost);
+  }
+
+  TEST_CASE("killed in the middle of a save: the save is dropped and its blocks are the engine's") {
+    Fixture f;
+    f.device.hold();
+    f.device.allow_pages(1);
+    REQUIRE(f.engine->start_save(3, numbers_from(1, 5), blocks_from(0, 5)));
+    REQUIRE(f.device.wait_held(kHang));
+
+    f.server.kill();
+    REQUIRE(f.device.wait_detaching(kHang));
+    CHECK(f.engine->mover().take_finished().empty());
+    f.device.allow_all();
+
+    const Mover::Finished dropped = f.engine->next_finished();
+    CHECK(dropped.id == 3);
+    CHECK(dropped.blocks == 0);
+    CHECK(code_of(dropped) == Errc::kPeerLost);
+  }
+
+  TEST_CASE(
+      "stopped: every question and job ends by its deadline, and it is used when it goes on") {
+    TestEngine::Options options;
+    options.session.breaker_probe_interval = milliseconds(50);
+    options.mover.link.breaker_probe_interval = milliseconds(50);
+    Fixture f(options);
+    f.engine->save(numbers_from(1, 10), blocks_from(0, 10));
+    const auto before = f.engine->claim(numbers_from(1, 10)).value();
+
+    f.server.signal(SIGSTOP);
+
+    // Three missed deadlines open the breaker, and then nobody waits any more.
+    int timeouts = 0;
+    while (f.engine->session().status().state == LinkState::kReady) {
+      const auto answer = f.engine->claim(numbers_from(1, 10));
+      REQUIRE_FALSE(answer);
+      timeouts += answer.error().code == Errc::kTimeout ? 1 : 0;
+      REQUIRE(timeouts <= 10);
+    }
+    CHECK(timeouts >= 2);  // The call that gives back an unanswered claim misses its deadline, too.
+    CHECK(f.engine->session().status().state == LinkState::kBroken);
+    CHECK(f.engine->lookup({1}).error().code == Errc::kPeerLost);
+
+    int dropped = 0;
+    for (std::uint64_t job = 10; f.engine->start_save(job, {job}, {20}).has_value(); ++job) {
+      const Mover::Finished ended = f.engine->next_finished();
+      CHECK(code_of(ended) == Errc::kTimeout);
+      CHECK(ended.blocks == 0);
+      ++dropped;
+      REQUIRE(dropped <= 10);
+      if (f.engine->mover().status().state == LinkState::kBroken) break;
+    }
+    CHECK(dropped >= 3);
+    CHECK(f.engine->mover().load(99, before.token, 0, blocks_from(30, 10)).error().code ==
+          Errc::kPeerLost);
+    CHECK(f.device.batches() == 1);
+
+    f.server.signal(SIGCONT);
+
+    f.engine->wait_ready();
+    // What the stopped server had been asked for was given back behind each question.
+    CHECK(f.server.metric_becomes("pegaflow_claims", 1));
+    CHECK(f.server.metric_becomes("pegaflow_reservations", 0));
+    CHECK(f.server.metric("pegaflow_pool_slots{state=\"quarantined\"}") == 0);
+    CHECK(f.engine->load(before.token, blocks_from(30, 10)).blocks == 10);
+    CHECK(f.engine->wrong_blocks(numbers_from(1, 10), blocks_from(30, 10)) == 0);
+    CHECK(f.engine->mover().status().connections == 1);
+  }
+
+  TEST_CASE("stopped in the middle of a load: what is copied is good, and its pin goes later") {
+    Fixture f;
+    f.engine->save(numbers_from(1, 10), blocks_from(0, 10));
+    const auto claimed = f.engine->claim(numbers_from(1, 10)).value();
+    f.device.hold();
+    REQUIRE(f.engine->mover().load(7, claimed.token, 0, blocks_from(20, 10)));
+    REQUIRE(f.device.wait_held(kHang));
+
+    f.server.signal(SIGSTOP);
+    f.device.allow_all();
+
+    CHECK(f.engine->next_finished().blocks == 10);
+    CHECK(f.engine->wrong_blocks(numbers_from(1, 10), blocks_from(20, 10)) == 0);
+    f.server.signal(SIGCONT);
+    CHECK(f.server.metric_becomes("pegaflow_pins", 0));
+  }
+
+  TEST_CASE("ended by SIGTERM: its clients take it for lost, and are back with the next") {
+    Fixture f;
+    f.engine->save({1}, {0});
+    CHECK(f.server.terminate() == 0);
+    wait_lost(*f.engine, 1);
+    f.server.start();
+    f.engine->wait_ready();
+    CHECK(f.engine->save({1}, {0}).blocks == 1);
+  }
+}
+
+TEST_SUITE("the connection fails, and both ends live") {
+  TEST_CASE("a client that copies on writes only where nobody reads") {
+    ServerProcess::Options small;
+    small.pool_size = "1mb";  // 64 pages: the other engine needs all of them.
+    Fixture f({}, small);
+    const std::size_t kMany = 64;
+    EngineMemory other_memory(2, 8 * 1024, 2 * kMany);
+    auto other_device = HostDevice::create({}).value();
+    TestEngine::Options other_options;
+    other_options.socket = f.server.socket();
+    other_options.instance = "other";
+    other_options.mover.link.reconnect_interval = milliseconds(20);
+    TestEngine other(other_options, other_memory, *other_device);
+    other.wait_ready();
+    // Ten pages are under way, the first one on the bus, when the connection ends.
+    f.device.hold();
+    REQUIRE(f.engine->start_save(1, numbers_from(1000, 10), blocks_from(0, 10)));
+    REQUIRE(f.device.wait_held(kHang));
+
+    REQUIRE(cut_connections(f.server.socket()) == 4);  // The other engine's two as well.
+    REQUIRE(f.device.wait_detaching(kHang));
+    other.wait_ready();
+
+    // The late writer's slots are out of reach while the other engine fills the pool many times.
+    CHECK(f.server.metric_becomes("pegaflow_quarantine_slots{reason=\"writer_lost\"}", 10));
+    std::size_t saved_blocks = 0;
+    std::size_t wrong = 0;
+    for (std::uint64_t round = 1; round <= 20; ++round) {
+      const auto numbers = numbers_from(round * 10'000, kMany);
+      const Mover::Finished saved = other.save(numbers, blocks_from(0, kMany));
+      REQUIRE_FALSE(saved.error);
+      saved_blocks += saved.blocks;
+      if (round == 10) {
+        f.device.allow_all();  // The late write lands now.
+        REQUIRE(f.device.wait_copied(1, kHang));
+      }
+      const auto claimed = other.claim(numbers).value();
+      if (claimed.blocks == 0) continue;
+      const Blocks into = blocks_from(kMany, claimed.blocks);
+      const Mover::Finished loaded = other.load(claimed.token, into);
+      CHECK(loaded.blocks == claimed.blocks);
+      wrong += other.wrong_blocks(numbers, into);
+      other.session().unclaim(claimed.token);
+    }
+    CHECK(saved_blocks > 20 * (kMany - 10) / 2);
+    CHECK(wrong == 0);
+
+    // Reported once, after the copy ended; and then the client says that it is quiet.
+    CHECK(code_of(f.engine->next_finished()) == Errc::kPeerLost);
+    f.engine->wait_ready();
+    CHECK(f.server.metric_becomes("pegaflow_quarantine_slots{reason=\"writer_lost\"}", 0));
+    CHECK(f.server.metric_becomes("pegaflow_parted_connections", 0));
+    CHECK(f.engine->lookup(numbers_from(1000, 10)).value().blocks == 0);
+    CHECK(f.engine->save(numbers_from(1000, 5), blocks_from(0, 5)).blocks == 5);
+  }
+
+  TEST_CASE("a client that reads on keeps its pages, and its load is failed") {
+    ServerProcess::Options small;
+    small.pool_size = "1mb";
+    Fixture f({}, small);
+    f.engine->save(numbers_from(1, 10), blocks_from(0, 10));
+    const auto claimed = f.engine->claim(numbers_from(1, 10)).value();
+    f.device.hold();
+    REQUIRE(f.engine->mover().load(7, claimed.token, 0, blocks_from(20, 10)));
+    REQUIRE(f.device.wait_held(kHang));
+
+    REQUIRE(cut_connections(f.server.socket()) == 2);
+    REQUIRE(f.device.wait_detaching(kHang));
+    CHECK(f.server.metric_becomes("pegaflow_quarantine_slots{reason=\"reader_lost\"}", 10));
+    f.device.allow_all();
+
+    CHECK(code_of(f.engine->next_finished()) == Errc::kPeerLost);
+    f.engine->wait_ready();
+    CHECK(f.server.metric_becomes("pegaflow_quarantine_slots{reason=\"reader_lost\"}", 0));
+    CHECK(f.server.metric_becomes("pegaflow_pins", 0));
+    CHECK(f.engine->lookup(numbers_from(1, 10)).value().blocks == 10);
+  }
+
+  TEST_CASE("cut a hundred times in a row, it is back each time") {
+    Fixture f;
+    for (std::uint64_t round = 1; round <= 100; ++round) {
+      REQUIRE(cut_connections(f.server.socket()) == 2);
+      wait_lost(*f.engine, round);
+      f.engine->wait_ready();
+    }
+    CHECK(f.engine->save({1}, {0}).blocks == 1);
+    CHECK(f.server.metric_becomes("pegaflow_connections", 2));
+    CHECK(f.server.metric("pegaflow_parted_connections") == 0);
+  }
+}
+
+}  // namespace
+}  // namespace pegaflow::testing
