@@ -1,7 +1,11 @@
 #include "perf/command.h"
 
+#include <cerrno>
 #include <charconv>
+#include <cstring>
 #include <iostream>
+
+#include <sched.h>
 
 #include "perf/echo.h"
 
@@ -12,6 +16,21 @@ void declare(OptionTable& table, CommonOptions& options) {
   table.text("server", options.server,
              "The pegaflow-server to measure; the one of the same build if not given.");
   table.integer("seed", options.seed, 0, INT64_MAX, "Repeats what a run with this seed has drawn.");
+  table.flag("realtime", options.realtime,
+             "Run everything before other programs (SCHED_FIFO, needs root): for a busy machine.");
+}
+
+Result<Conditions> begin_run(const CommonOptions& options) {
+  Conditions conditions = conditions_now(static_cast<std::uint64_t>(options.seed));
+  if (options.realtime) {
+    const sched_param lowest{.sched_priority = 1};
+    if (::sched_setscheduler(0, SCHED_FIFO, &lowest) != 0) {
+      return fail(Errc::kRefused, "--realtime: {}; it needs root or CAP_SYS_NICE",
+                  std::strerror(errno));
+    }
+    conditions.realtime = true;
+  }
+  return conditions;
 }
 
 void progress(std::string_view what) { std::cerr << what << " ..." << std::endl; }

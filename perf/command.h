@@ -20,8 +20,13 @@ struct CommonOptions {
   bool json = false;
   std::string server;     ///< Path of the program; empty: the one of this build.
   std::int64_t seed = 1;  ///< Of everything drawn by chance.
+  bool realtime = false;
 };
 void declare(OptionTable& table, CommonOptions& options);
+
+/// Takes the real-time class if asked to, for this thread and all threads and children that it
+/// makes from now on. Returns the conditions of the run. Errors: kRefused when we may not.
+Result<Conditions> begin_run(const CommonOptions& options);
 
 /// What was measured; a run without a figure is a failure.
 struct Report {

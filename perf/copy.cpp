@@ -16,6 +16,7 @@
 #include "client/cache_session.h"
 #include "client/mover.h"
 #include "perf/command.h"
+#include "perf/cores.h"
 #include "perf/engine_memory.h"
 #include "perf/server_process.h"
 #include "perf/wire_client.h"
@@ -35,7 +36,7 @@ constexpr std::uint64_t kSegmentBytes = std::uint64_t{32} << 10;
 struct CopyOptions {
   CommonOptions common;
   std::int64_t threads = 1;
-  std::int64_t rounds = 9;
+  std::int64_t rounds = 10;
   bool check = false;
   std::vector<std::string> pages = {"64kb", "128kb", "256kb", "512kb", "1mb", "2mb", "4mb"};
 };
@@ -225,6 +226,8 @@ Result<void> measure(const CopyOptions& options, std::uint64_t page_bytes,
     return {};
   };
 
+  // Both sides of a round on the same cores. Made after the server, which may go where it likes.
+  PEGA_TRY_LET(const SameCores cores, SameCores::create());
   PEGA_TRY_LET(const auto device,
                HostDevice::create({.threads = static_cast<int>(options.threads)}));
   {
@@ -249,6 +252,8 @@ Result<void> measure(const CopyOptions& options, std::uint64_t page_bytes,
     for (const Direction direction : {Direction::kSave, Direction::kLoad}) {
       Rounds rounds;
       for (std::int64_t round = 0; held && round < options.rounds; ++round) {
+        held = cores.use(static_cast<std::size_t>(round), threads);
+        if (!held) break;
         Result<double> ours = device_rate(*device, inbox, memory.layout(), direction, copies,
                                           static_cast<std::uint64_t>(round));
         if (!ours) {
@@ -287,8 +292,9 @@ Result<void> measure(const CopyOptions& options, std::uint64_t page_bytes,
   for (std::size_t i = 0; i < blocks; ++i)
     copies.push_back({.block = order[i], .pool_offset = i * page_bytes});
   Rounds rounds;
-  constexpr std::uint64_t kWholeRounds = 3;
+  constexpr std::uint64_t kWholeRounds = 4;
   for (std::uint64_t round = 0; round <= kWholeRounds; ++round) {
+    PEGA_TRY(cores.use(round, threads));
     PEGA_TRY_LET(const double ours, whole_load(*mover, *session, memory, order, scheduler,
                                                round + 1, KeySource(~seed)));
     const double bound =
@@ -317,7 +323,7 @@ Outcome run_copy(int argc, const char* const* argv) {
   PEGA_TRY_LET(const OptionTable::Next next, table.parse(argc, argv, std::cout));
   if (next == OptionTable::Next::kExit) return std::nullopt;
 
-  const Conditions conditions = conditions_now(static_cast<std::uint64_t>(options.common.seed));
+  PEGA_TRY_LET(const Conditions conditions, begin_run(options.common));
   std::vector<Figure> figures;
   for (const std::string& text : options.pages) {
     PEGA_TRY_LET(const std::uint64_t page_bytes, parse_bytes(text));

@@ -105,6 +105,7 @@ std::string json_line(const Figure& figure, const Conditions& conditions) {
   line["spread"] = figure.spread;
   line["load_average"] = conditions.load_average;
   line["cores"] = conditions.cores;
+  line["realtime"] = conditions.realtime;
   line["version"] = conditions.version;
   line["seed"] = conditions.seed;
   return line.dump();
@@ -143,8 +144,9 @@ std::string table(const std::string& title, std::span<const Figure> figures,
     for (std::size_t i = 0; i < row.size(); ++i) widths[i] = std::max(widths[i], row[i].size());
   }
   std::string text =
-      fmt::format("{}  [version {}, {} cores, load average {:.2f}, seed {}]\n\n", title,
-                  conditions.version, conditions.cores, conditions.load_average, conditions.seed);
+      fmt::format("{}  [version {}, {} cores, load average {:.2f}{}, seed {}]\n\n", title,
+                  conditions.version, conditions.cores, conditions.load_average,
+                  conditions.realtime ? ", real-time" : "", conditions.seed);
   for (std::size_t line = 0; line < rows.size(); ++line) {
     const auto& row = rows[line];
     // Numbers to the right, words to the left.

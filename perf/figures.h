@@ -86,11 +86,13 @@ struct Conditions {
   unsigned cores = 0;
   double load_average = 0;  ///< One minute, when the run began.
   std::uint64_t seed = 0;
+  bool realtime = false;  ///< Our programs went before all others.
 };
 Conditions conditions_now(std::uint64_t seed);
 
 /// One JSON object: run, params, figure, unit, bound, bound_name, ratio, reach, reach_is, held, n,
-/// spread, load_average, cores, version, seed.
+/// spread, load_average, cores, realtime, version,
+/// seed.
 std::string json_line(const Figure& figure, const Conditions& conditions);
 
 /// A table for people, with the conditions above it.

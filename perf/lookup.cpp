@@ -201,7 +201,7 @@ Outcome run_lookup(int argc, const char* const* argv) {
   PEGA_TRY_LET(const OptionTable::Next next, table.parse(argc, argv, std::cout));
   if (next == OptionTable::Next::kExit) return std::nullopt;
 
-  const Conditions conditions = conditions_now(static_cast<std::uint64_t>(common.seed));
+  PEGA_TRY_LET(const Conditions conditions, begin_run(common));
   const auto population = static_cast<std::uint64_t>(blocks);
   PEGA_TRY_LET(const EchoProcess echo_process, EchoProcess::start());
   progress(fmt::format("start a server with a pool for {} blocks",

@@ -22,6 +22,7 @@ namespace pegaflow::perf {
 namespace {
 
 constexpr std::string_view kTurnHistogram = "pegaflow_rpc_turn_seconds";
+constexpr std::string_view kLongestTurn = "pegaflow_rpc_turn_longest_seconds";
 constexpr std::string_view kPoolMapping = "memfd:pegaflow-pool";
 constexpr std::string_view kEvictions = "pegaflow_cache_block_evictions_total";
 constexpr double kNoTurnAbove = 500;  // us
@@ -166,7 +167,7 @@ Result<void> measure_save(const ServerBench& options, const ServerProcess& serve
     last = now;
   }
   PEGA_TRY_LET(const ServerProcess::Metrics after, server.metrics());
-  PEGA_TRY_LET(const Turns turns, turns_between(before, after, kTurnHistogram));
+  PEGA_TRY_LET(const Turns turns, turns_between(before, after, kTurnHistogram, kLongestTurn));
   const double evicted = value_of(after, kEvictions) - value_of(before, kEvictions);
   const auto saved = static_cast<double>(options.repetitions) * kJobBlocks;
   if (evicted < saved) {
@@ -224,7 +225,7 @@ void report_turns(const Turns& turns, std::string run, Params params,
                      .bound = kNoTurnAbove,
                      .bound_name = "500 us",
                      .n = turns.count,
-                     .spread = fmt::format("bucket's edge; {} above 500 us", turns.above_500us)});
+                     .spread = fmt::format("{} above 500 us", turns.above_500us)});
 }
 
 Result<void> measure_disconnect(const ServerBench& options, const ServerProcess& server,
@@ -257,7 +258,7 @@ Result<void> measure_disconnect(const ServerBench& options, const ServerProcess&
                wait_until(server, "all pins of the dead client are gone", [](const auto& metrics) {
                  return value_of(metrics, "pegaflow_pins") == 0;
                }));
-  PEGA_TRY_LET(const Turns turns, turns_between(before, after, kTurnHistogram));
+  PEGA_TRY_LET(const Turns turns, turns_between(before, after, kTurnHistogram, kLongestTurn));
   Params with_pins = params;
   with_pins.emplace_back("pins", static_cast<std::int64_t>(pins));
   report_turns(turns,
@@ -275,7 +276,7 @@ Result<void> measure_cleanup(const ServerProcess& server, const Params& params,
                wait_until(server, "the pool is empty", [](const auto& metrics) {
                  return value_of(metrics, "pegaflow_pool_used_bytes") == 0;
                }));
-  PEGA_TRY_LET(const Turns turns, turns_between(before, after, kTurnHistogram));
+  PEGA_TRY_LET(const Turns turns, turns_between(before, after, kTurnHistogram, kLongestTurn));
   report_turns(
       turns,
       fmt::format("longest turn, cleanup of {} blocks", format_number(static_cast<double>(blocks))),
@@ -327,7 +328,7 @@ Outcome run_server(int argc, const char* const* argv) {
   PEGA_TRY_LET(const OptionTable::Next next, table.parse(argc, argv, std::cout));
   if (next == OptionTable::Next::kExit) return std::nullopt;
 
-  const Conditions conditions = conditions_now(static_cast<std::uint64_t>(options.common.seed));
+  PEGA_TRY_LET(const Conditions conditions, begin_run(options.common));
   std::vector<Figure> figures;
   progress("8 idle engines");
   PEGA_TRY(measure_idle(options, figures));

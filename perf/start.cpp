@@ -67,7 +67,7 @@ Outcome run_start(int argc, const char* const* argv) {
   PEGA_TRY_LET(const OptionTable::Next next, table.parse(argc, argv, std::cout));
   if (next == OptionTable::Next::kExit) return std::nullopt;
 
-  const Conditions conditions = conditions_now(static_cast<std::uint64_t>(common.seed));
+  PEGA_TRY_LET(const Conditions conditions, begin_run(common));
   PEGA_TRY_LET(const HugePages pages, huge_pages());
   const bool huge = pages.page_bytes != 0 && pages.free >= size / pages.page_bytes;
   const unsigned threads = std::max(1U, std::thread::hardware_concurrency());

@@ -22,7 +22,8 @@ std::map<double, double> buckets(const ServerProcess::Metrics& metrics,
 }  // namespace
 
 Result<Turns> turns_between(const ServerProcess::Metrics& before,
-                            const ServerProcess::Metrics& after, std::string_view histogram) {
+                            const ServerProcess::Metrics& after, std::string_view histogram,
+                            std::string_view longest_gauge) {
   constexpr double kLimit = 500e-6;
   const std::map<double, double> old_counts = buckets(before, histogram);
   Turns turns;
@@ -41,6 +42,12 @@ Result<Turns> turns_between(const ServerProcess::Metrics& before,
   if (below <= 0) return fail(Errc::kInternal, "no turn was counted in {}", histogram);
   turns.count = static_cast<std::uint64_t>(below);
   turns.above_500us = static_cast<std::uint64_t>(below - up_to_limit);
+  const auto longest_before = before.find(longest_gauge);
+  const auto longest_after = after.find(longest_gauge);
+  if (longest_before != before.end() && longest_after != after.end() &&
+      longest_after->second > longest_before->second) {
+    turns.longest_seconds = longest_after->second;
+  }
   return turns;
 }
 

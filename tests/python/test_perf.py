@@ -27,6 +27,7 @@ FIELDS = {
     "spread",
     "load_average",
     "cores",
+    "realtime",
     "version",
     "seed",
 }

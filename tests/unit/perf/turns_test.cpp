@@ -17,28 +17,41 @@ ServerProcess::Metrics page(int up_to_100us, int up_to_500us, int up_to_1ms, int
 TEST_SUITE("turns") {
   TEST_CASE("only turns between the two readings count") {
     // The turn above 1 ms was before.
-    const Turns turns = turns_between(page(10, 20, 20, 21), page(12, 25, 25, 26), "t").value();
+    const Turns turns =
+        turns_between(page(10, 20, 20, 21), page(12, 25, 25, 26), "t", "longest").value();
     CHECK(turns.count == 5);
     CHECK(turns.longest_seconds == doctest::Approx(0.0005));
     CHECK(turns.above_500us == 0);
   }
 
   TEST_CASE("turns above 500 us are counted") {
-    const Turns turns = turns_between(page(0, 0, 0, 0), page(5, 6, 8, 9), "t").value();
+    const Turns turns = turns_between(page(0, 0, 0, 0), page(5, 6, 8, 9), "t", "longest").value();
     CHECK(turns.above_500us == 3);
     CHECK(std::isinf(turns.longest_seconds));
   }
 
+  TEST_CASE("the gauge of the longest turn is exact, if it rose meanwhile") {
+    ServerProcess::Metrics before = page(0, 0, 0, 0);
+    ServerProcess::Metrics after = page(1, 2, 2, 2);
+    before["longest"] = 0.0002;
+    after["longest"] = 0.0003;
+    CHECK(turns_between(before, after, "t", "longest").value().longest_seconds == 0.0003);
+    before["longest"] = 0.0003;
+    CHECK(turns_between(before, after, "t", "longest").value().longest_seconds ==
+          doctest::Approx(0.0005));
+  }
+
   TEST_CASE("a first reading without the histogram counts as zero") {
-    CHECK(turns_between({}, page(1, 1, 1, 1), "t").value().longest_seconds ==
+    CHECK(turns_between({}, page(1, 1, 1, 1), "t", "longest").value().longest_seconds ==
           doctest::Approx(0.0001));
   }
 
   TEST_CASE("no turn, no histogram and no edge at 500 us are errors") {
-    CHECK(turns_between(page(1, 1, 1, 1), page(1, 1, 1, 1), "t").error().code == Errc::kInternal);
-    CHECK(turns_between({}, {}, "t").error().code == Errc::kInternal);
+    CHECK(turns_between(page(1, 1, 1, 1), page(1, 1, 1, 1), "t", "longest").error().code ==
+          Errc::kInternal);
+    CHECK(turns_between({}, {}, "t", "longest").error().code == Errc::kInternal);
     const auto coarse = parse_metrics("t_bucket{le=\"0.001\"} 3\nt_bucket{le=\"+Inf\"} 3\n");
-    CHECK(turns_between({}, coarse, "t").error().code == Errc::kInternal);
+    CHECK(turns_between({}, coarse, "t", "longest").error().code == Errc::kInternal);
   }
 }
 
