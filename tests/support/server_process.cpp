@@ -92,13 +92,15 @@ TemporaryDirectory::~TemporaryDirectory() {
 
 fs::path ServerProcess::binary() { return PEGA_SERVER_BINARY; }
 
-ServerProcess::ServerProcess(Options options) : options_(std::move(options)) { start(); }
+ServerProcess::ServerProcess(Options options) : options_(std::move(options)) {
+  start(options_.wait_until_ready ? Wait::kUntilReady : Wait::kNo);
+}
 
 ServerProcess::~ServerProcess() {
   if (pid_ > 0) kill();
 }
 
-void ServerProcess::start() {
+void ServerProcess::start(Wait wait) {
   const fs::path ready = directory() / "ready.json";
   fs::remove(ready);
   std::vector<std::string> command = options_.command_prefix;
@@ -108,7 +110,7 @@ void ServerProcess::start() {
   command.insert(command.end(), options_.arguments.begin(), options_.arguments.end());
   pid_ = spawn(command, {}, directory() / "log");
   pidfd_ = open_pidfd(pid_);
-  if (options_.wait_until_ready) wait_until_ready();
+  if (wait == Wait::kUntilReady) wait_until_ready();
 }
 
 void ServerProcess::wait_until_ready(std::chrono::seconds limit) {

@@ -3,6 +3,7 @@
 /// A real pegaflow-server for tests, on a socket and an HTTP port of its own.
 
 #include <chrono>
+#include <cstdint>
 #include <filesystem>
 #include <functional>
 #include <optional>
@@ -52,7 +53,8 @@ class ServerProcess {
   static std::filesystem::path binary();
 
   /// Starts it again, on the same socket, after kill(), terminate() or an end of its own.
-  void start();
+  enum class Wait : std::uint8_t { kUntilReady, kNo };
+  void start(Wait wait = Wait::kUntilReady);
   /// Waits for the ready file; throws when the server ends before.
   void wait_until_ready(std::chrono::seconds limit = std::chrono::seconds(60));
 

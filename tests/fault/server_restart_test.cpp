@@ -1,0 +1,82 @@
+// A server with most of the memory, restarted again and again while clients still map its old pool.
+#include <optional>
+#include <string>
+
+#include <doctest/doctest.h>
+
+#include "base/units.h"
+#include "engine/memory_room.h"
+#include "tests/support/server_process.h"
+#include "tests/support/wire_client.h"
+
+namespace pegaflow::testing {
+namespace {
+
+using std::chrono::seconds;
+
+constexpr std::uint64_t kGiB = std::uint64_t{1} << 30;
+
+std::uint64_t available_bytes() {
+  const auto room = memory_room();
+  REQUIRE(room);
+  return room->available_bytes;
+}
+
+TEST_SUITE("restart") {
+  TEST_CASE("10 restarts with 60 % of the free memory: no OOM, and memory stays flat") {
+    const std::uint64_t free_before = available_bytes();
+    if (free_before < 4 * kGiB) {
+      MESSAGE("skipped: less than 4 GiB are free");
+      return;
+    }
+    const std::uint64_t size = free_before / 10 * 6;
+    MESSAGE("pool of " << format_bytes(size));
+    auto io = kj::setupAsyncIo();
+    ServerProcess server({.pool_size = std::to_string(size)});
+    const auto keys = make_keys(1, 100);
+    int waited = 0;
+    for (int round = 0; round < 10; ++round) {
+      CAPTURE(round);
+      std::optional<WireClient> client(std::in_place, io, server.socket());
+      client->hello();
+      auto pool = client->register_rank("engine", 1 << 20);
+      REQUIRE(pool);
+      CHECK(client->save(*pool, {Id128::random(), 1}, keys) == keys.size());
+
+      if (round % 2 == 0) {
+        server.kill();
+      } else {
+        CHECK(server.terminate() == 0);
+      }
+      // The old pool is mapped still, so there is no room for the new one, unless somebody else
+      // gave a lot back: then there is nothing to wait for.
+      const bool must_wait = available_bytes() < size;
+      server.start(ServerProcess::Wait::kNo);
+      const std::string address = server.wait_for_http_address();
+      if (must_wait) {
+        ServerProcess::Response health;
+        do {
+          health = http_request(address, "GET", "/health");
+        } while (health.body.find("preparing the pool") != std::string::npos);
+        CHECK(health.status == 503);
+        CHECK(health.body.find("waiting for the memory of a previous server") != std::string::npos);
+        ++waited;
+      }
+
+      // What a client does when its connection ends.
+      client.reset();
+      *pool = MappedPool();
+      server.wait_until_ready(seconds(120));
+    }
+    server.kill();
+    MESSAGE("waited for the old pool in " << waited << " of 10 restarts");
+
+    // Within what the rest of the machine may do meanwhile.
+    const std::uint64_t free_after = available_bytes();
+    INFO("free before " << format_bytes(free_before) << ", after " << format_bytes(free_after));
+    CHECK(free_after + kGiB > free_before);
+  }
+}
+
+}  // namespace
+}  // namespace pegaflow::testing

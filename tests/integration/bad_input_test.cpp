@@ -1,0 +1,281 @@
+// What one peer does wrong costs that peer its connection, and nobody else anything.
+#include <cstring>
+#include <list>
+#include <random>
+#include <string>
+#include <vector>
+
+#include <sys/resource.h>
+
+#include <capnp/message.h>
+#include <capnp/rpc.capnp.h>
+#include <capnp/serialize.h>
+#include <doctest/doctest.h>
+
+#include "tests/support/raw_connection.h"
+#include "tests/support/seed.h"
+#include "tests/support/server_process.h"
+#include "tests/support/wire_client.h"
+
+namespace pegaflow::testing {
+namespace {
+
+using std::chrono::seconds;
+
+/// A message's segment table that announces `words`, and no word of it.
+std::string announce(std::uint32_t words) {
+  std::string table(8, '\0');
+  std::memcpy(table.data() + 4, &words, 4);
+  return table;
+}
+
+std::string to_bytes(capnp::MessageBuilder& message) {
+  const auto words = capnp::messageToFlatArray(message);
+  const auto bytes = words.asBytes();
+  return {reinterpret_cast<const char*>(bytes.begin()), bytes.size()};
+}
+
+/// The first message of every connection, with a question's number.
+std::string bootstrap(std::uint32_t question) {
+  capnp::MallocMessageBuilder message;
+  message.initRoot<capnp::rpc::Message>().initBootstrap().setQuestionId(question);
+  return to_bytes(message);
+}
+
+/// A server with one engine that has to be served all the time.
+struct Fixture {
+  explicit Fixture(std::vector<std::string> arguments = {})
+      : server({.arguments = std::move(arguments)}),
+        io(kj::setupAsyncIo()),
+        engine(io, server.socket()) {
+    engine.hello();
+    auto mapped = engine.register_rank("engine", 4096);
+    REQUIRE(mapped);
+    pool = std::move(*mapped);
+    REQUIRE(engine.attach("engine"));
+    REQUIRE(engine.save(pool, {Id128::random(), 1}, keys) == keys.size());
+  }
+  void check_engine_is_served() {
+    CHECK(engine.lookup(keys).blocks == keys.size());
+    CHECK(server.get("/health").status == 200);
+  }
+
+  ServerProcess server;
+  kj::AsyncIoContext io;
+  WireClient engine;
+  MappedPool pool;
+  std::vector<BlockKey> keys = make_keys(1, 20);
+};
+
+const char* const kProtocol = R"(pegaflow_connections_closed_total{reason="protocol"})";
+const char* const kNoHello = R"(pegaflow_connections_closed_total{reason="no_hello"})";
+
+TEST_SUITE("bad input") {
+  TEST_CASE("garbage ends its connection") {
+    Fixture f;
+    std::mt19937_64 random(seed());
+    for (int i = 0; i < 50; ++i) {
+      RawConnection peer(f.server.socket());
+      std::string garbage(512 + random() % 4096, '\0');
+      for (char& byte : garbage) byte = static_cast<char>(random());
+      peer.send(garbage);
+      peer.finish();
+      CHECK(peer.is_closed_within(seconds(10)));
+    }
+    f.check_engine_is_served();
+    CHECK(f.server.metric_becomes("pegaflow_connections", 1));
+  }
+
+  TEST_CASE("a message larger than allowed is refused before it has memory") {
+    Fixture f;
+    const double before = f.server.metric(kProtocol);
+    for (const std::uint32_t words : {std::uint32_t{1} << 20, std::uint32_t{1} << 28, ~0U}) {
+      RawConnection peer(f.server.socket());
+      peer.send(announce(words));
+      CHECK(peer.is_closed_within(seconds(5)));
+    }
+    // A segment table of half a million segments.
+    RawConnection peer(f.server.socket());
+    peer.send(std::string("\xff\xff\x07\x00\x00\x00\x00\x00", 8));
+    CHECK(peer.is_closed_within(seconds(5)));
+
+    CHECK(f.server.metric(kProtocol) == before + 4);
+    f.check_engine_is_served();
+  }
+
+  TEST_CASE("after hello a message of 8 MiB is the limit") {
+    Fixture f;
+    WireClient client(f.io, f.server.socket());
+    client.hello();
+    auto request = client.session().attachRequest();
+    request.initInstance(9 << 20);
+
+    CHECK_THROWS_AS(request.send().wait(f.io.waitScope), kj::Exception);
+
+    f.check_engine_is_served();
+  }
+
+  TEST_CASE("a truncated message ends with its connection") {
+    Fixture f;
+    const std::string whole = bootstrap(0);
+    for (std::size_t length = 1; length < whole.size(); ++length) {
+      RawConnection peer(f.server.socket());
+      peer.send(whole.substr(0, length));
+      peer.finish();
+      CHECK(peer.is_closed_within(seconds(5)));
+    }
+    f.check_engine_is_served();
+    CHECK(f.server.metric_becomes("pegaflow_connections", 1));
+  }
+
+  TEST_CASE("who says no hello in time is closed, however slowly it talks") {
+    Fixture f({"--hello-timeout", "300ms"});
+    RawConnection silent(f.server.socket());
+    RawConnection slow(f.server.socket());
+    slow.send(announce(100));
+    RawConnection chatty(f.server.socket());  // Talks, and never says hello.
+    chatty.send(bootstrap(0));
+
+    CHECK(silent.is_closed_within(seconds(10)));
+    CHECK(slow.is_closed_within(seconds(10)));
+    CHECK(chatty.is_closed_within(seconds(10)));
+    CHECK(f.server.metric(kNoHello) == 3);
+    f.check_engine_is_served();
+  }
+
+  TEST_CASE("a slow message after hello disturbs nobody") {
+    Fixture f;
+    // Half of a message that nobody will end, on a connection of its own.
+    RawConnection slow(f.server.socket());
+    slow.send(bootstrap(0) + announce(1000) + std::string(16, '\0'));
+
+    for (int i = 0; i < 100; ++i) CHECK(f.engine.lookup(f.keys).blocks == f.keys.size());
+    f.check_engine_is_served();
+  }
+
+  TEST_CASE("calls that are never let go of are limited") {
+    Fixture f;
+    RawConnection peer(f.server.socket());
+    std::string calls;
+    for (std::uint32_t question = 0; question < 5000; ++question) calls += bootstrap(question);
+
+    peer.send(calls);
+
+    CHECK(peer.is_closed_within(seconds(10)));
+    CHECK(f.server.metric(kProtocol) == 1);
+    CHECK(f.server.log().find("more than 4096 calls at once") != std::string::npos);
+    f.check_engine_is_served();
+  }
+
+  TEST_CASE("a peer that asks and does not read is closed, not queued for") {
+    Fixture f;
+    RawConnection peer(f.server.socket());
+    // Every answer is let go of at once, so that only the queue grows.
+    bool was_closed = false;
+    for (std::uint32_t round = 0; round < 4000 && !was_closed; ++round) {
+      std::string messages;
+      for (std::uint32_t i = 0; i < 100; ++i) {
+        const std::uint32_t question = i;
+        messages += bootstrap(question);
+        capnp::MallocMessageBuilder finish;
+        finish.initRoot<capnp::rpc::Message>().initFinish().setQuestionId(question);
+        messages += to_bytes(finish);
+      }
+      was_closed = !peer.send(messages);
+    }
+
+    CHECK(was_closed);
+    CHECK(f.server.metric_becomes("pegaflow_connections", 1));
+    CHECK(f.server.metric(kProtocol) == 1);
+    CHECK(f.server.log().find("of answers wait to be read") != std::string::npos);
+    f.check_engine_is_served();
+  }
+
+  TEST_CASE("bytes of a wrong kind in the right places are answered, not believed") {
+    Fixture f;
+    std::mt19937_64 random(seed());
+    // A real first exchange, with single bytes changed.
+    capnp::MallocMessageBuilder message;
+    auto call = message.initRoot<capnp::rpc::Message>().initCall();
+    call.setQuestionId(1);
+    call.initTarget().initPromisedAnswer().setQuestionId(0);
+    call.setInterfaceId(capnp::typeId<wire::Gate>());
+    call.setMethodId(0);
+    auto hello = call.initParams().initContent().initAs<wire::Hello>();
+    hello.setMinimum(1);
+    hello.setMaximum(1);
+    write_id(Id128::random(), hello.initProcess());
+    hello.setBuild("a test");
+    const std::string right = bootstrap(0) + to_bytes(message);
+    for (int i = 0; i < 300; ++i) {
+      std::string wrong = right;
+      for (std::uint64_t changes = 1 + random() % 3; changes > 0; --changes) {
+        wrong[random() % wrong.size()] = static_cast<char>(random());
+      }
+      RawConnection peer(f.server.socket());
+      peer.send(wrong);
+      peer.finish();
+      CHECK(peer.is_closed_within(seconds(10)));
+    }
+    f.check_engine_is_served();
+    CHECK(f.server.metric_becomes("pegaflow_connections", 1));
+  }
+
+  TEST_CASE("5,000 connections: the engine is served, and there is room for another") {
+    rlimit limit{};
+    REQUIRE(::getrlimit(RLIMIT_NOFILE, &limit) == 0);
+    limit.rlim_cur = limit.rlim_max;
+    REQUIRE(::setrlimit(RLIMIT_NOFILE, &limit) == 0);
+    if (limit.rlim_cur < 5200) {
+      MESSAGE("skipped: this process may not open 5,000 descriptors");
+      return;
+    }
+    Fixture f;
+    std::list<RawConnection> crowd;
+    for (int i = 0; i < 5000; ++i) crowd.emplace_back(f.server.socket());
+
+    f.check_engine_is_served();
+    CHECK(f.server.metric("pegaflow_connections") <= 1024);
+    CHECK(f.server.metric_becomes("pegaflow_connections_accepted_total", 5001));
+    WireClient another(f.io, f.server.socket());
+    CHECK(another.hello().version == kWireMaximum);
+    CHECK(another.attach("engine"));
+    CHECK(another.lookup(f.keys).blocks == f.keys.size());
+
+    crowd.clear();
+    CHECK(f.server.metric_becomes("pegaflow_connections", 2, seconds(30)));
+  }
+
+  TEST_CASE("connections that said hello are not thrown out for others") {
+    Fixture f({"--max-connections", "3"});
+    WireClient second(f.io, f.server.socket());
+    second.hello();
+    WireClient third(f.io, f.server.socket());
+    third.hello();
+
+    RawConnection fourth(f.server.socket());
+
+    CHECK(fourth.is_closed_within(seconds(5)));
+    CHECK(f.server.metric(R"(pegaflow_connections_refused_total{reason="limit"})") == 1);
+    CHECK(second.attach("engine"));
+    CHECK(third.attach("engine"));
+    f.check_engine_is_served();
+  }
+
+  TEST_CASE("with too few descriptors for everybody connections are closed, not left waiting") {
+    ServerProcess server({.command_prefix = {"prlimit", "--nofile=60:60"}});
+    auto io = kj::setupAsyncIo();
+    std::list<RawConnection> crowd;
+    for (int i = 0; i < 200; ++i) crowd.emplace_back(server.socket());
+
+    // At least one of them was closed, and the last is answered or closed, not forgotten.
+    CHECK(crowd.front().is_closed_within(seconds(5)));
+    crowd.clear();
+    CHECK(server.log().find("limit of descriptors is low") != std::string::npos);
+    WireClient client(io, server.socket());
+    CHECK(client.hello().version == kWireMaximum);
+  }
+}
+
+}  // namespace
+}  // namespace pegaflow::testing

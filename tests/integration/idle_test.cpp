@@ -1,0 +1,60 @@
+// A server that nobody asks anything sleeps.
+#include <filesystem>
+#include <fstream>
+#include <list>
+#include <string>
+
+#include <poll.h>
+
+#include <doctest/doctest.h>
+
+#include "tests/support/server_process.h"
+#include "tests/support/wire_client.h"
+
+namespace pegaflow::testing {
+namespace {
+
+/// How often the threads of a process went to sleep by themselves: once for each wake-up.
+std::uint64_t sleeps_of(pid_t pid) {
+  std::uint64_t sum = 0;
+  const std::string tasks = "/proc/" + std::to_string(pid) + "/task";
+  for (const auto& task : std::filesystem::directory_iterator(tasks)) {
+    std::ifstream status(task.path() / "status");
+    for (std::string line; std::getline(status, line);) {
+      constexpr std::string_view kField = "voluntary_ctxt_switches:";
+      if (line.starts_with(kField)) sum += std::stoull(line.substr(kField.size()));
+    }
+  }
+  return sum;
+}
+
+TEST_SUITE("idle") {
+  TEST_CASE("with 8 connected clients and nothing to do no thread wakes up in a second") {
+    ServerProcess server;
+    auto io = kj::setupAsyncIo();
+    std::list<WireClient> clients;
+    for (int i = 0; i < 8; ++i) {
+      WireClient& client = clients.emplace_back(io, server.socket());
+      client.hello();
+      const std::string name = "engine " + std::to_string(i / 2);
+      if (i % 2 != 0) {
+        REQUIRE(client.attach(name));
+        continue;
+      }
+      const auto pool = client.register_rank(name, 4096);
+      REQUIRE(pool);
+      REQUIRE(client.save(*pool, {Id128::random(), 1}, make_keys(i, 50)));
+    }
+    // The last answer has come, so that only what repeats itself is left.
+
+    const std::uint64_t before = sleeps_of(server.pid());
+    ::poll(nullptr, 0, 1000);  // The observed second: what is counted is what happens in it.
+    const std::uint64_t after = sleeps_of(server.pid());
+
+    // One: the loop's way to sleep after the last answer may fall into the second.
+    CHECK(after - before <= 1);
+  }
+}
+
+}  // namespace
+}  // namespace pegaflow::testing

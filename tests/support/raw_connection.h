@@ -1,0 +1,34 @@
+#pragma once
+/// \file
+/// Bytes to a Unix socket without any protocol.
+
+#include <chrono>
+#include <cstddef>
+#include <span>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "base/unique_fd.h"
+
+namespace pegaflow::testing {
+
+/// A blocking connection to a Unix socket. Thread-bound.
+class RawConnection {
+ public:
+  /// Throws std::runtime_error when nobody listens.
+  explicit RawConnection(const std::string& socket);
+
+  /// As many bytes as are taken; false when the other side closed, or took nothing for a second.
+  bool send(std::string_view bytes);
+  /// Closes our direction only.
+  void finish();
+  /// Reads until the other side closes; false at the limit.
+  bool is_closed_within(std::chrono::seconds limit);
+  [[nodiscard]] int fd() const noexcept { return fd_.get(); }
+
+ private:
+  UniqueFd fd_;
+};
+
+}  // namespace pegaflow::testing
