@@ -18,7 +18,7 @@ stage() {
 }
 
 shell_scripts() {
-    git ls-files --cached --others --exclude-standard -- dev .ci/run '*.sh' | sort -u
+    git ls-files --cached --others --exclude-standard -- dev .ci/run tools/bin '*.sh' | sort -u
 }
 
 stage format tools/format.sh check
