@@ -196,6 +196,11 @@ void calls(Page& page, const RpcCounters& rpc) {
   turns.metric.push_back(Page::histogram(rpc.turns, {}));
   page.gauge("rpc_turn_longest_seconds", "Longest turn of the RPC thread's loop since the start",
              rpc.turns.longest_seconds);
+  MetricFamily& cpu = page.family(MetricType::Histogram, "rpc_turn_cpu_seconds",
+                                  "Processor time of turns of the RPC thread's loop");
+  cpu.metric.push_back(Page::histogram(rpc.turns_cpu, {}));
+  page.gauge("rpc_turn_cpu_longest_seconds", "Most processor time of a turn since the start",
+             rpc.turns_cpu.longest_seconds);
 }
 
 }  // namespace

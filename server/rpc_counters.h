@@ -48,6 +48,7 @@ struct RpcCounters {
 
   /// From one look at the descriptors to the next; see main_loop.h.
   Histogram turns;
+  Histogram turns_cpu;  ///< The same in processor time.
 
   std::uint64_t connections = 0;  ///< Now.
   std::uint64_t accepted = 0;

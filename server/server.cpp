@@ -104,7 +104,8 @@ class Server final : private kj::TaskSet::ErrorHandler {
                      clock_));
     watch_mailbox(pool_news_, preparation_->news(), [this]() { read_pool_news(); });
 
-    run_loop(io_, clock_, counters_.turns, [this]() { return is_stopping_ || failure_; });
+    run_loop(io_, clock_, counters_.turns, counters_.turns_cpu,
+             [this]() { return is_stopping_ || failure_; });
 
     publish({.is_ok = false, .status = "stopping", .pool_bytes = 0, .done_bytes = 0});
     if (!options_.ready_file.empty()) ::unlink(options_.ready_file.c_str());
