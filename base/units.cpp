@@ -81,8 +81,10 @@ Result<std::chrono::nanoseconds> parse_duration(std::string_view text) {
     nanoseconds *= 1e9;
   } else if (quantity.unit == "m" || quantity.unit == "min") {
     nanoseconds *= 60e9;
+  } else if (quantity.unit == "h") {
+    nanoseconds *= 3600e9;
   } else {
-    return fail(Errc::kInvalidArgument, "\"{}\": unknown unit \"{}\"; use us, ms, s or m", text,
+    return fail(Errc::kInvalidArgument, "\"{}\": unknown unit \"{}\"; use us, ms, s, m or h", text,
                 quantity.unit);
   }
   if (nanoseconds >= static_cast<double>(std::numeric_limits<std::int64_t>::max())) {
@@ -93,10 +95,13 @@ Result<std::chrono::nanoseconds> parse_duration(std::string_view text) {
 
 std::string format_duration(std::chrono::nanoseconds duration) {
   const auto count = static_cast<double>(duration.count());
+  if (count == 0) return "0 s";
   if (count < 1e3) return fmt::format("{:.3g} ns", count);
   if (count < 1e6) return fmt::format("{:.3g} us", count / 1e3);
   if (count < 1e9) return fmt::format("{:.3g} ms", count / 1e6);
-  return fmt::format("{:.3g} s", count / 1e9);
+  if (count < 60e9) return fmt::format("{:.3g} s", count / 1e9);
+  if (count < 3600e9) return fmt::format("{:.3g} min", count / 60e9);
+  return fmt::format("{:.4g} h", count / 3600e9);
 }
 
 }  // namespace pegaflow

@@ -19,11 +19,11 @@ Result<std::uint64_t> parse_bytes(std::string_view text);
 /// "30 GiB", "1.5 MiB", "512 B": three digits at most, for people.
 std::string format_bytes(std::uint64_t bytes);
 
-/// A time from "250ms", "2s", "100us" or "1m".
+/// A time from "250ms", "2s", "100us", "1m" or "1h".
 /// Errors: kInvalidArgument that names the text and the units that exist.
 Result<std::chrono::nanoseconds> parse_duration(std::string_view text);
 
-/// "250 ms", "2 s", "37 us".
+/// "250 ms", "2 s", "37 us", "10 min", "1 h": three digits at most, for people.
 std::string format_duration(std::chrono::nanoseconds duration);
 
 }  // namespace pegaflow

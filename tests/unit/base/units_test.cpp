@@ -28,6 +28,7 @@ TEST_SUITE("units") {
     CHECK(parse_duration("1.5s").value() == std::chrono::milliseconds(1500));
     CHECK(parse_duration("100 us").value() == std::chrono::microseconds(100));
     CHECK(parse_duration("2m").value() == std::chrono::minutes(2));
+    CHECK(parse_duration("1h").value() == std::chrono::hours(1));
     CHECK(parse_duration("5").error().code == Errc::kInvalidArgument);
     CHECK(parse_duration("999999999999m").error().code == Errc::kInvalidArgument);
   }
@@ -38,6 +39,9 @@ TEST_SUITE("units") {
     CHECK(format_bytes(1536) == "1.5 KiB");
     CHECK(format_duration(std::chrono::microseconds(37)) == "37 us");
     CHECK(format_duration(std::chrono::milliseconds(1500)) == "1.5 s");
+    CHECK(format_duration(std::chrono::nanoseconds(0)) == "0 s");
+    CHECK(format_duration(std::chrono::minutes(10)) == "10 min");
+    CHECK(format_duration(std::chrono::hours(1)) == "1 h");
   }
 }
 
