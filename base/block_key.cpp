@@ -14,7 +14,8 @@ Result<BlockKey> BlockKey::from_bytes(std::span<const std::byte> raw) {
 
 std::string to_string(const BlockKey& key) {
   std::string text;
-  for (const std::byte byte : key.bytes) text += fmt::format("{:02x}", std::to_integer<unsigned>(byte));
+  for (const std::byte byte : key.bytes)
+    text += fmt::format("{:02x}", std::to_integer<unsigned>(byte));
   return text;
 }
 

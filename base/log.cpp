@@ -15,7 +15,8 @@ std::atomic<LogSink> g_sink{nullptr};
 spdlog::logger& stderr_logger() {
   // Never destroyed: threads may log while the process ends.
   static spdlog::logger* const logger = [] {
-    auto* made = new spdlog::logger("pegaflow", std::make_shared<spdlog::sinks::stderr_color_sink_mt>());
+    auto* made =
+        new spdlog::logger("pegaflow", std::make_shared<spdlog::sinks::stderr_color_sink_mt>());
     made->set_level(spdlog::level::trace);
     made->set_pattern("%Y-%m-%d %H:%M:%S.%e %^%l%$ %v");
     made->flush_on(spdlog::level::trace);
@@ -26,12 +27,18 @@ spdlog::logger& stderr_logger() {
 
 spdlog::level::level_enum to_spdlog(LogLevel level) {
   switch (level) {
-    case LogLevel::kTrace: return spdlog::level::trace;
-    case LogLevel::kDebug: return spdlog::level::debug;
-    case LogLevel::kInfo: return spdlog::level::info;
-    case LogLevel::kWarn: return spdlog::level::warn;
-    case LogLevel::kError: return spdlog::level::err;
-    case LogLevel::kOff: return spdlog::level::off;
+    case LogLevel::kTrace:
+      return spdlog::level::trace;
+    case LogLevel::kDebug:
+      return spdlog::level::debug;
+    case LogLevel::kInfo:
+      return spdlog::level::info;
+    case LogLevel::kWarn:
+      return spdlog::level::warn;
+    case LogLevel::kError:
+      return spdlog::level::err;
+    case LogLevel::kOff:
+      return spdlog::level::off;
   }
   return spdlog::level::off;
 }

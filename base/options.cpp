@@ -33,7 +33,8 @@ namespace {
 std::string environment_name(std::string_view option) {
   std::string name = "PEGA_";
   for (const char letter : option) {
-    name += letter == '-' ? '_' : static_cast<char>(std::toupper(static_cast<unsigned char>(letter)));
+    name +=
+        letter == '-' ? '_' : static_cast<char>(std::toupper(static_cast<unsigned char>(letter)));
   }
   return name;
 }
@@ -172,9 +173,11 @@ void OptionTable::ignored(std::string name, bool takes_value, std::string senten
   option.show = [] { return std::string(); };
 }
 
-Result<void> OptionTable::assign(Option& option, const std::string& value, std::string_view source) {
+Result<void> OptionTable::assign(Option& option, const std::string& value,
+                                 std::string_view source) {
   if (Result<void> set = option.set(value); !set) {
-    return fail(set.error().code, "--{} (from the {}): {}", option.name, source, set.error().detail);
+    return fail(set.error().code, "--{} (from the {}): {}", option.name, source,
+                set.error().detail);
   }
   option.source = std::string(source);
   if (option.has_no_effect) {
@@ -195,7 +198,8 @@ Result<OptionTable::Next> OptionTable::parse(int argc, const char* const* argv, 
   bool wants_options = false;
   std::string file;
   app.add_flag("--version", wants_version, "Print the version and exit.");
-  app.add_flag("--print-options", wants_options, "Print every option with the value it has, and exit.");
+  app.add_flag("--print-options", wants_options,
+               "Print every option with the value it has, and exit.");
   app.add_option("--config", file, "A file of `name = value` lines (environment: PEGA_CONFIG).");
   struct Given {
     Option* option = nullptr;
@@ -243,11 +247,13 @@ Result<OptionTable::Next> OptionTable::parse(int argc, const char* const* argv, 
       return fail(Errc::kInvalidArgument, "--config {}: {}", file, problem.what());
     }
     for (const CLI::ConfigItem& item : items) {
-      const auto found = std::find_if(options_.begin(), options_.end(),
-                                      [&](const auto& option) { return option->name == item.name; });
+      const auto found = std::find_if(options_.begin(), options_.end(), [&](const auto& option) {
+        return option->name == item.name;
+      });
       if (found == options_.end()) {
-        return fail(Errc::kInvalidArgument, "--config {}: there is no option \"{}\"; --help lists them",
-                    file, item.fullname());
+        return fail(Errc::kInvalidArgument,
+                    "--config {}: there is no option \"{}\"; --help lists them", file,
+                    item.fullname());
       }
       PEGA_TRY(assign(**found, join(item.inputs), "file " + file));
     }
@@ -260,8 +266,11 @@ Result<OptionTable::Next> OptionTable::parse(int argc, const char* const* argv, 
   }
   for (const auto& entry : given) {
     if (entry->cli->count() == 0) continue;
-    const bool bare_flag = entry->option->is_flag && (entry->values.empty() || entry->values.back().empty());
-    const std::string value = bare_flag ? "true" : entry->option->is_list ? join(entry->values) : entry->values.back();
+    const bool bare_flag =
+        entry->option->is_flag && (entry->values.empty() || entry->values.back().empty());
+    const std::string value = bare_flag                ? "true"
+                              : entry->option->is_list ? join(entry->values)
+                                                       : entry->values.back();
     PEGA_TRY(assign(*entry->option, value, "command line"));
   }
   if (wants_options) {
@@ -281,12 +290,15 @@ std::string OptionTable::print_options() const {
 }
 
 std::string OptionTable::markdown() const {
-  std::string text = "| option | default | bounds | environment | what for |\n|---|---|---|---|---|\n";
+  std::string text =
+      "| option | default | bounds | environment | what for |\n|---|---|---|---|---|\n";
   for (const auto& option : options_) {
     const std::string shown = option->default_text.empty() ? option->show() : option->default_text;
     text += fmt::format("| `--{}` | {} | {} | `{}` | {} |\n", option->name,
                         shown.empty() ? "-" : "`" + shown + "`",
-                        option->has_no_effect ? "no effect" : option->bounds.empty() ? option->kind : option->bounds,
+                        option->has_no_effect    ? "no effect"
+                        : option->bounds.empty() ? option->kind
+                                                 : option->bounds,
                         environment_name(option->name), option->sentence);
   }
   return text;

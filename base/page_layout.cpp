@@ -17,8 +17,9 @@ Result<PageLayout> PageLayout::create(std::vector<Segment> segments, std::uint64
                   static_cast<const void*>(segment.base));
     }
     if (block_count > 1 && segment.block_stride_bytes < segment.size_bytes) {
-      return fail(Errc::kInvalidArgument, "segment {}: blocks of {} bytes overlap at a stride of {}",
-                  i, segment.size_bytes, segment.block_stride_bytes);
+      return fail(Errc::kInvalidArgument,
+                  "segment {}: blocks of {} bytes overlap at a stride of {}", i, segment.size_bytes,
+                  segment.block_stride_bytes);
     }
     layout.page_bytes_ += segment.size_bytes;
     if (segment.size_bytes > kMaxPageBytes || layout.page_bytes_ > kMaxPageBytes) {

@@ -19,8 +19,8 @@ struct Quantity {
 Result<Quantity> split(std::string_view text, std::string_view kind, std::string_view example) {
   Quantity quantity;
   const char* const end = text.data() + text.size();
-  const auto [rest, status] = std::from_chars(text.data(), end, quantity.number,
-                                              std::chars_format::fixed);
+  const auto [rest, status] =
+      std::from_chars(text.data(), end, quantity.number, std::chars_format::fixed);
   if (status != std::errc() || quantity.number < 0 || !std::isfinite(quantity.number)) {
     return fail(Errc::kInvalidArgument, "\"{}\" is no {}; write for example {}", text, kind,
                 example);
@@ -39,18 +39,31 @@ constexpr double kKi = 1024;
 Result<std::uint64_t> parse_bytes(std::string_view text) {
   PEGA_TRY_LET(const Quantity quantity, split(text, "size", "30gb, 512mb or 4096"));
   static constexpr std::array<std::pair<std::string_view, double>, 18> kUnits{{
-      {"", 1},          {"b", 1},
-      {"k", kKi},       {"kb", kKi},       {"kib", kKi},
-      {"m", kKi * kKi}, {"mb", kKi * kKi}, {"mib", kKi * kKi},
-      {"g", kKi * kKi * kKi}, {"gb", kKi * kKi * kKi}, {"gib", kKi * kKi * kKi},
-      {"t", kKi * kKi * kKi * kKi}, {"tb", kKi * kKi * kKi * kKi}, {"tib", kKi * kKi * kKi * kKi},
-      {"byte", 1}, {"bytes", 1}, {"p", kKi * kKi * kKi * kKi * kKi}, {"pb", kKi * kKi * kKi * kKi * kKi},
+      {"", 1},
+      {"b", 1},
+      {"k", kKi},
+      {"kb", kKi},
+      {"kib", kKi},
+      {"m", kKi * kKi},
+      {"mb", kKi * kKi},
+      {"mib", kKi * kKi},
+      {"g", kKi * kKi * kKi},
+      {"gb", kKi * kKi * kKi},
+      {"gib", kKi * kKi * kKi},
+      {"t", kKi * kKi * kKi * kKi},
+      {"tb", kKi * kKi * kKi * kKi},
+      {"tib", kKi * kKi * kKi * kKi},
+      {"byte", 1},
+      {"bytes", 1},
+      {"p", kKi * kKi * kKi * kKi * kKi},
+      {"pb", kKi * kKi * kKi * kKi * kKi},
   }};
-  const auto* const unit = std::find_if(kUnits.begin(), kUnits.end(),
-                                        [&](const auto& known) { return known.first == quantity.unit; });
+  const auto* const unit = std::find_if(kUnits.begin(), kUnits.end(), [&](const auto& known) {
+    return known.first == quantity.unit;
+  });
   if (unit == kUnits.end()) {
-    return fail(Errc::kInvalidArgument, "\"{}\": unknown unit \"{}\"; use b, kb, mb, gb or tb", text,
-                quantity.unit);
+    return fail(Errc::kInvalidArgument, "\"{}\": unknown unit \"{}\"; use b, kb, mb, gb or tb",
+                text, quantity.unit);
   }
   const double bytes = quantity.number * unit->second;
   if (bytes >= static_cast<double>(std::numeric_limits<std::int64_t>::max())) {

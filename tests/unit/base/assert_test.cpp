@@ -4,9 +4,10 @@
 #include <cstdio>
 #include <cstdlib>
 
-#include <doctest/doctest.h>
 #include <sys/wait.h>
 #include <unistd.h>
+
+#include <doctest/doctest.h>
 
 namespace pegaflow {
 namespace {

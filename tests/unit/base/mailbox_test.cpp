@@ -5,8 +5,9 @@
 #include <thread>
 #include <vector>
 
-#include <doctest/doctest.h>
 #include <poll.h>
+
+#include <doctest/doctest.h>
 
 namespace pegaflow {
 namespace {

@@ -4,8 +4,9 @@
 #include <fstream>
 #include <sstream>
 
-#include <doctest/doctest.h>
 #include <unistd.h>
+
+#include <doctest/doctest.h>
 
 namespace pegaflow {
 namespace {
@@ -25,7 +26,8 @@ struct Fixture {
     table.bytes("pool-size", pool_size, 4096, std::uint64_t{1} << 40, "Memory.");
     table.integer("workers", workers, 1, 64, "Threads.");
     table.flag("verbose", verbose, "More lines.");
-    table.duration("deadline", deadline, std::chrono::milliseconds(1), std::chrono::seconds(10), "Patience.");
+    table.duration("deadline", deadline, std::chrono::milliseconds(1), std::chrono::seconds(10),
+                   "Patience.");
     table.list("peers", peers, "Others.");
     table.ignored("blockwise-alloc", false, "every allocation is blockwise.");
     table.ignored("shards", true, "there is one pool.");
@@ -58,8 +60,9 @@ class TemporaryFile {
 TEST_SUITE("OptionTable") {
   TEST_CASE("flags set their targets, absent ones keep the default") {
     Fixture f;
-    REQUIRE(f.parse({"--pool-size", "1.5gb", "--verbose", "--deadline=2s", "--peers", "a,b"}).value() ==
-            OptionTable::Next::kRun);
+    REQUIRE(
+        f.parse({"--pool-size", "1.5gb", "--verbose", "--deadline=2s", "--peers", "a,b"}).value() ==
+        OptionTable::Next::kRun);
     CHECK(f.pool_size == 1536ULL << 20);
     CHECK(f.verbose);
     CHECK(f.deadline == std::chrono::seconds(2));
@@ -92,7 +95,8 @@ TEST_SUITE("OptionTable") {
     Fixture f;
     CHECK(f.parse({"--pool-sizes", "1"}).error().detail.find("--pool-sizes") != std::string::npos);
     const TemporaryFile file("wrkers = 5\n");
-    CHECK(f.parse({"--config", file.path()}).error().detail.find("\"wrkers\"") != std::string::npos);
+    CHECK(f.parse({"--config", file.path()}).error().detail.find("\"wrkers\"") !=
+          std::string::npos);
     CHECK(f.parse({"--config", "/nonexistent/file"}).error().detail.find("/nonexistent/file") !=
           std::string::npos);
   }
@@ -101,7 +105,8 @@ TEST_SUITE("OptionTable") {
     Fixture f;
     REQUIRE(f.parse({"--blockwise-alloc", "--shards", "4", "--workers", "2"}));
     REQUIRE(f.table.ignored().size() == 2);
-    CHECK(f.table.ignored()[0] == "--blockwise-alloc has no effect: every allocation is blockwise.");
+    CHECK(f.table.ignored()[0] ==
+          "--blockwise-alloc has no effect: every allocation is blockwise.");
     CHECK(f.workers == 2);
   }
 

@@ -11,7 +11,8 @@ std::array<std::byte, 64> memory;
 
 TEST_SUITE("PageLayout") {
   TEST_CASE("a page is the sum of its segments, in their order") {
-    const auto layout = PageLayout::create({{memory.data(), 16, 16}, {memory.data() + 32, 16, 8}}, 2);
+    const auto layout =
+        PageLayout::create({{memory.data(), 16, 16}, {memory.data() + 32, 16, 8}}, 2);
     REQUIRE(layout);
     CHECK(layout->page_bytes() == 24);
     CHECK(layout->segments()[1].size_bytes == 8);
@@ -25,10 +26,12 @@ TEST_SUITE("PageLayout") {
     CHECK(PageLayout::create({{memory.data(), 16, 16}}, 0).error().code == Errc::kInvalidArgument);
     CHECK(PageLayout::create({{nullptr, 16, 16}}, 2).error().code == Errc::kInvalidArgument);
     CHECK(PageLayout::create({{memory.data(), 16, 0}}, 2).error().code == Errc::kInvalidArgument);
-    CHECK(PageLayout::create({{memory.data(), 8, 16}}, 2).error().detail.find("overlap") != std::string::npos);
+    CHECK(PageLayout::create({{memory.data(), 8, 16}}, 2).error().detail.find("overlap") !=
+          std::string::npos);
     const std::uint64_t much = kMaxPageBytes / 2 + 1;
-    CHECK(PageLayout::create({{memory.data(), much, much}, {memory.data(), much, much}}, 1).error().detail.find(
-              "1 GiB") != std::string::npos);
+    CHECK(PageLayout::create({{memory.data(), much, much}, {memory.data(), much, much}}, 1)
+              .error()
+              .detail.find("1 GiB") != std::string::npos);
   }
 }
 

@@ -20,7 +20,8 @@ TEST_SUITE("start_thread") {
     Result<std::thread> thread = start_thread("pega-test", [&] {
       sigset_t mask;
       pthread_sigmask(SIG_SETMASK, nullptr, &mask);
-      blocked = {sigismember(&mask, SIGINT), sigismember(&mask, SIGTERM), sigismember(&mask, SIGUSR1)};
+      blocked = {sigismember(&mask, SIGINT), sigismember(&mask, SIGTERM),
+                 sigismember(&mask, SIGUSR1)};
     });
 
     REQUIRE(thread);

@@ -15,7 +15,8 @@ TEST_SUITE("units") {
   }
 
   TEST_CASE("a size that is none says what one looks like") {
-    CHECK(parse_bytes("much").error().detail == "\"much\" is no size; write for example 30gb, 512mb or 4096");
+    CHECK(parse_bytes("much").error().detail ==
+          "\"much\" is no size; write for example 30gb, 512mb or 4096");
     CHECK(parse_bytes("-1gb").error().code == Errc::kInvalidArgument);
     CHECK(parse_bytes("nan").error().code == Errc::kInvalidArgument);
     CHECK(parse_bytes("").error().code == Errc::kInvalidArgument);
