@@ -10,7 +10,11 @@
 
 namespace pegaflow {
 
-/// Copies one page. Immutable arguments; any thread; the two places do not overlap.
+/// Copies one page, segment by segment. Any thread; the two places do not overlap.
+///
+/// Plain memcpy: with segments of 32 KiB a batch reaches 0.94 to 1.02 of the speed, in CPU time, of
+/// one memcpy a page (64 KiB to 4 MiB, AMD Zen 4), so there is nothing for stores of our own to
+/// win.
 void copy_page(const PageLayout& layout, Device::Direction direction, std::uint32_t block,
                std::byte* page) noexcept;
 
