@@ -199,6 +199,7 @@ class Engine:
         self.answers: dict[str, Answer] = {}
         self.stats: collections.Counter[str] = collections.Counter()
         self.steps = 0
+        self.bad_blocks: list[int] = []  #: What the worker named as not loaded.
         #: Called with each SchedulerOutput before the worker gets it.
         self.on_schedule: Callable[[Any], None] = lambda output: None
 
@@ -246,6 +247,13 @@ class Engine:
         """Empties vLLM's own cache, as POST /reset_prefix_cache does."""
         self.run()
         assert self.scheduler.reset_prefix_cache()
+
+    def preempt_all(self) -> None:
+        """Takes the blocks of all running requests, as vLLM's reset_running_requests does."""
+        while self.scheduler.running:
+            request = self.scheduler.running.pop()
+            self.scheduler._preempt_request(request, time.monotonic(), drop_stale_output=True)
+        self.scheduler.prev_step_scheduled_req_ids.clear()
 
     # ---- turns of the engine core's loop
 
@@ -346,6 +354,7 @@ class Engine:
             kv_connector_worker_meta=worker.build_connector_worker_meta(),
         )
         worker.clear_connector_metadata()
+        self.bad_blocks += transfer.invalid_block_ids
         if not sampled:
             return ModelRunnerOutput.with_kv_conn_output_only(transfer)
         ids = list(sampled)
@@ -394,8 +403,8 @@ class Engine:
             self.worker._worker.mover.status()["state"],
         )
 
-    def check_at_rest(self) -> None:
-        """Nothing is under way, pinned, or remembered."""
+    def check_at_rest(self, planted_errors: bool = False) -> None:
+        """Nothing is under way, pinned, or remembered, and nothing of ours went wrong."""
         assert not self.scheduler.requests
         pool = self.scheduler.kv_cache_manager.block_pool
         assert pool.get_num_free_blocks() == pool.num_gpu_blocks - 1, "GPU blocks are leaked"
@@ -407,7 +416,8 @@ class Engine:
         if hasattr(self.worker._worker, "loads"):
             assert not self.worker._worker.loads
             assert not self.worker._worker.saves
-        assert not any(name.startswith("internal_errors") for name in self.stats), self.stats
+        errors = any(name.startswith("internal_errors") for name in self.stats)
+        assert errors == planted_errors, self.stats
 
     def close(self) -> None:
         self.worker.shutdown()

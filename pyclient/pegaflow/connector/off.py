@@ -1,36 +1,47 @@
-"""Both sides as plain vLLM: for an engine that we cannot serve, and after a failure of ours."""
+"""Both sides as plain vLLM: for an engine that we cannot serve, and after a failure of ours.
+
+After a failure they bring to an end what the live side had begun. They read its tables once and
+call none of its code that may be what failed.
+"""
 
 from __future__ import annotations
 
+import logging
 import threading
+import time
 from collections.abc import Sequence
 from typing import Any
 
 from pegaflow.connector.messages import LoadOrder, StepPlan, WorkerReport
 from pegaflow.connector.metrics import Counts
+from pegaflow.connector.saves import IDLE_LIMIT_S
 from pegaflow.connector.scheduler_side import SchedulerSide
 from pegaflow.connector.worker_side import Reports, WorkerSide
 
+log = logging.getLogger("vllm.pegaflow")
+
 
 class SchedulerOff:
-    """The scheduler's side as plain vLLM: offers nothing, saves nothing.
+    """The scheduler's side: offers nothing, saves nothing."""
 
-    After a failure it brings to an end what the live side had begun.
-    """
-
-    def __init__(self, was: SchedulerSide | None = None, block_size: int = 1) -> None:
+    def __init__(self, was: SchedulerSide | None = None) -> None:
         self.counts = was.counts if was else Counts()
         self.counts.set("serving", 0, "scheduler")
-        self._saves = was.saves if was else None
-        self._loads = was.loads if was else None
-        self._block_size = was._block_size if was else block_size
-        self._incarnation = was._incarnation if was else b""
-        self._refused: list[LoadOrder] = []
-        if self._saves is not None:
-            self._saves.drop_unsent("off")
-        if was is not None:
-            # Ending the session ends its claims. It may take a second, which no step has.
-            threading.Thread(target=was.close, name="pega-retire", daemon=True).start()
+        self._was = was
+        self._since = time.monotonic()
+        self._refused: list[LoadOrder] = []  # vLLM waits for these
+        self._pins: dict[int, list[Any]] = {}  # of save jobs that the workers know
+        self._reported: dict[int, int] = {}  # ranks that did, for jobs that not all have
+        if was is None:
+            return
+        self._refused = [
+            LoadOrder(load.id, load.request_id, b"", 0, load.blocks)
+            for load in was.loads.not_handed_out()
+        ]
+        if was.saves is not None:
+            self._pins = was.saves.give_up()
+        # Ending the session ends its claims. It may take a second, which no step has.
+        threading.Thread(target=was.close, name="pega-retire", daemon=True).start()
 
     def bind_pool(self, pool: Any) -> None:
         return None
@@ -43,11 +54,10 @@ class SchedulerOff:
 
     def allocated(self, request: Any, block_ids: Sequence[int], tokens: int) -> None:
         """A load that was offered before the failure is refused, for vLLM waits for it."""
-        if tokens == 0 or self._loads is None:
+        waits = any(order.request_id == request.request_id for order in self._refused)
+        if tokens == 0 or self._was is None or waits:
             return
-        if any(load.request_id == request.request_id for load in self._loads.not_handed_out()):
-            return
-        count = -(-tokens // self._block_size)
+        count = -(-tokens // self._was.block_size)
         # No load has this number: they rise from 1.
         self._refused.append(LoadOrder(0, request.request_id, b"", 0, list(block_ids[-count:])))
 
@@ -55,23 +65,20 @@ class SchedulerOff:
         return None
 
     def plan(self, output: Any) -> StepPlan:
-        plan = StepPlan(scheduler=self._incarnation)
-        plan.refused, self._refused = self._refused, []
-        if self._loads is not None:
-            loads = self._loads.not_handed_out()
-            plan.refused += [self._loads.order(load) for load in loads]
-            plan.cancelled, plan.discarded = self._loads.take_ends()
-            self._loads.mark_handed_out(loads)
-        return plan
+        refused, self._refused = self._refused, []
+        return StepPlan(refused=refused)
 
     def report(self, report: WorkerReport) -> None:
-        if self._saves is not None:
-            self._saves.report(report.saves)
-        if self._loads is not None:
-            self._loads.report({id: out for id, out in report.loads.items() if id != 0})
+        """Gives GPU blocks back whose saves have ended on all ranks."""
+        for job, outcome in report.saves.items():
+            if job not in self._pins or self._was is None or self._was.saves is None:
+                continue
+            self._reported[job] = self._reported.get(job, 0) + outcome.ranks
+            if self._reported[job] >= self._was.ranks:
+                self._was.saves.blocks.unpin(self._pins.pop(job))
 
     def keep_stepping(self) -> bool:
-        return self._saves is not None and self._saves.keep_stepping()
+        return bool(self._pins) and time.monotonic() - self._since < IDLE_LIMIT_S
 
     def reset_cache(self) -> bool:
         return True
@@ -84,10 +91,10 @@ class SchedulerOff:
 
 
 class WorkerOff:
-    """A worker's side as plain vLLM: refuses every job, so that nobody waits for it.
+    """A worker's side: refuses every job, so that nobody waits for it.
 
-    After a failure it brings to an end what the live side had begun: a load is reported only when
-    its last copy has ended, for vLLM uses the blocks again then.
+    A load that was under way is reported only when its last copy has ended, for vLLM uses the
+    blocks again then.
     """
 
     def __init__(self, was: WorkerSide | None = None) -> None:
@@ -111,11 +118,15 @@ class WorkerOff:
 
     def collect(self) -> None:
         """Closes the mover, which waits for its copies, and reports what it leaves."""
-        was, self._was = self._was, None
-        if was is None or was.mover is None:
+        if self._was is None:
             return
-        was.mover.close()
-        was.collect()
+        if self._was.mover is not None:
+            self._was.mover.close()
+        was, self._was = self._was, None
+        try:
+            was.collect()
+        except Exception:
+            log.exception("pegaflow: what the mover has finished is not known, all of it failed")
         for job in was.loads.values():
             self.reports.refused_load(job.order, "off")
         for order in was.saves.values():

@@ -84,7 +84,7 @@ class Saves:
         counts: Counts,
         clock: Callable[[], float],
     ) -> None:
-        self._blocks = blocks
+        self.blocks = blocks
         self._limit = limit
         self._block_size = block_size
         self._ranks = ranks
@@ -125,18 +125,25 @@ class Saves:
             if key not in self._keys and table[index] != 0:
                 if self._pinned < self._limit:
                     self._add(key, table[index])
-                elif last:
+                elif not last:
+                    return
+                elif len(self._late) < self.blocks.count:
                     self._late.append((key, table[index]))
                 else:
-                    return
+                    self._counts.add("save_dropped_blocks", 1, "pin_limit")
             state.next_save = index + 1
+
+    def drop(self, state: RequestState, tokens: int, reason: str) -> None:
+        """Counts what a request that ends leaves unsaved."""
+        stop = min(tokens // self._block_size, state.chain.usable_blocks())
+        self._counts.add("save_dropped_blocks", max(0, stop - state.next_save), reason)
 
     def _collect_late(self) -> None:
         while self._late and self._pinned < self._limit:
             key, block_id = self._late.popleft()
             if key in self._keys:
                 continue
-            if self._blocks.holds(block_id, key):
+            if self.blocks.holds(block_id, key):
                 self._add(key, block_id)
             else:
                 self._counts.add("save_dropped_blocks", 1, "pin_limit")
@@ -146,7 +153,7 @@ class Saves:
         if job is None or len(job.keys) == _native.MAX_KEYS or len(job.keys[0]) != len(key):
             self._close()
             job = self._open = _Job([], [], [])
-        job.pinned.append(self._blocks.pin(block_id))
+        job.pinned.append(self.blocks.pin(block_id))
         job.keys.append(key)
         job.block_ids.append(block_id)
         self._keys.add(key)
@@ -196,6 +203,11 @@ class Saves:
             if job.handed_at is not None:
                 self._counts.observe("save_seconds", self._clock() - job.handed_at)
 
+    def give_up(self) -> dict[int, list[Any]]:
+        """Drops what no worker knows of; returns the pins of the other jobs, by number."""
+        self.drop_unsent("off")
+        return {number: job.pinned for number, job in self._jobs.items()}
+
     def drop_unsent(self, reason: str) -> None:
         """Forgets what no worker knows of yet."""
         self._counts.add("save_dropped_blocks", len(self._late), reason)
@@ -209,4 +221,4 @@ class Saves:
     def _release(self, job: _Job) -> None:
         self._keys.difference_update(job.keys)
         self._pinned -= len(job.pinned)
-        self._blocks.unpin(job.pinned)
+        self.blocks.unpin(job.pinned)

@@ -48,7 +48,7 @@ class SchedulerSide:
         self.counts = Counts()
         self._session = session
         self._settings = settings
-        self._block_size = block_size
+        self.block_size = block_size
         self._hash_unit = hash_unit
         self._may_load = may_load
         self._may_save = may_save
@@ -56,7 +56,7 @@ class SchedulerSide:
         self._async_scheduling = async_scheduling
         self._clock = clock
         self._incarnation = _native.random_id()
-        self._ranks = ranks
+        self.ranks = ranks
         self.loads = Loads(
             ranks=ranks,
             block_bytes=block_bytes,
@@ -94,8 +94,8 @@ class SchedulerSide:
             self.saves = Saves(
                 blocks,
                 limit=max(1, blocks.count * self._settings.max_pinned_percent // 100),
-                block_size=self._block_size,
-                ranks=self._ranks,
+                block_size=self.block_size,
+                ranks=self.ranks,
                 counts=self.counts,
                 clock=self._clock,
             )
@@ -114,15 +114,15 @@ class SchedulerSide:
             state.next_save = 0
         if not self._may_load or getattr(request, "skip_reading_prefix_cache", False):
             # Nobody tells what the cache has; vLLM's own blocks were offered to it when computed.
-            state.next_save = max(state.next_save, local_tokens // self._block_size)
+            state.next_save = max(state.next_save, local_tokens // self.block_size)
             return 0, False
         if state.load_failed or not self._reset_done():
             return 0, False
-        state.local = local_tokens // self._block_size
+        state.local = local_tokens // self.block_size
         blocks = self._lookups.blocks_beyond(state, state.local)
         if blocks is None:
             return None, False
-        return blocks * self._block_size, blocks > 0
+        return blocks * self.block_size, blocks > 0
 
     def allocated(self, request: Any, block_ids: Sequence[int], tokens: int) -> None:
         """vLLM has admitted the request, with ``tokens`` to be loaded behind its local blocks."""
@@ -132,7 +132,7 @@ class SchedulerSide:
             return
         if state.load is not None:
             return  # said again for the same admission
-        start, stop = state.local, state.local - (-tokens // self._block_size)
+        start, stop = state.local, state.local - (-tokens // self.block_size)
         claim, state.claim = state.claim, None
         offered = claim is not None and claim.first <= start and stop <= claim.first + claim.blocks
         if not offered or stop > len(block_ids):
@@ -150,7 +150,11 @@ class SchedulerSide:
             self._session.unclaim(state.load.token)
             self.loads.abort(state.load)
         elif self.saves is not None and state.generation == self._generation:
-            self.saves.collect(state, block_ids, self._written_tokens(request), last=True)
+            tokens = self._written_tokens(request)
+            if self._link["state"] == "ready":
+                self.saves.collect(state, block_ids, tokens, last=True)
+            else:
+                self.saves.drop(state, tokens, "no_server")
 
     def _written_tokens(self, request: Any) -> int:
         """Tokens whose KV is in memory, not only scheduled."""
@@ -162,7 +166,7 @@ class SchedulerSide:
         return min(request.num_computed_tokens - in_flight, request.num_tokens)
 
     def _new_state(self, request: Any) -> RequestState:
-        chain = KeyChain(request, self._block_size, self._hash_unit)
+        chain = KeyChain(request, self.block_size, self._hash_unit)
         state = RequestState(request, chain, self._generation)
         self._states[request.request_id] = state
         return state
@@ -214,7 +218,7 @@ class SchedulerSide:
             # no hash: a block is saved in the step that completes it, or in the one after.
             computed = request.num_computed_tokens + scheduled - len(drafts.get(request_id, ()))
             tokens = min(computed, request.num_tokens)
-            if tokens // self._block_size <= state.next_save:
+            if tokens // self.block_size <= state.next_save:
                 continue
             if block_state is None:
                 table = state.table

@@ -120,10 +120,13 @@ class WorkerSide:
         if self.mover is None or not (self.loads or self.saves):
             return
         for done in self.mover.take_finished():
+            # Removed when it is reported, not before: nobody else would report it.
             if done.kind == "load":
-                self._load_ended(self.loads.pop(done.id), done)
+                self._load_ended(self.loads[done.id], done)
+                del self.loads[done.id]
             else:
-                self._save_ended(self.saves.pop(done.id), done)
+                self._save_ended(self.saves[done.id], done)
+                del self.saves[done.id]
 
     def _load_ended(self, job: _Job, done: Any) -> None:
         blocks = job.order.blocks

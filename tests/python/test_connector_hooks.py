@@ -1,0 +1,202 @@
+"""A mistake of ours in any hook takes the cache off and nothing else; vLLM sees no exception."""
+
+from typing import Any
+
+import pytest
+
+from tests.python.harness import Engine
+from tests.python.test_connector_faults import when_load_is_ordered
+
+SCHEDULER = [
+    "_scheduler.new_request",
+    "_scheduler.matched_tokens",
+    "_scheduler.allocated",
+    "_scheduler.plan",
+    "_scheduler.report",
+    "_scheduler.finished",
+    "_scheduler.take_counts",
+    "_scheduler.keep_stepping",
+    "_scheduler._lookups.blocks_beyond",
+    "_scheduler._lookups._take_claim",
+    "_scheduler._lookups._session.claim",
+    "_scheduler._lookups._session.take",
+    "_scheduler.loads.begin",
+    "_scheduler.loads.take_ends",
+    "_scheduler.loads.order",
+    "_scheduler.loads.report",
+    "_scheduler.saves.collect",
+    "_scheduler.saves.orders",
+    "_scheduler.saves.report",
+]
+WORKER = [
+    "_worker.start_loads",
+    "_worker.submit_saves",
+    "_worker.collect",
+    "_worker.take_counts",
+    "_worker.mover.load",
+    "_worker.mover.save",
+    "_worker.mover.take_finished",
+    "_worker.mover.status",
+    "_worker._load_ended",
+    "_worker._save_ended",
+]
+
+
+class Planted(RuntimeError):
+    """No error that the connector expects from anywhere."""
+
+
+class _Failing:
+    """Stands before an object of ours, and fails in one of its methods."""
+
+    def __init__(self, behind: Any, name: str, skip: int) -> None:
+        self._behind, self._name, self._left = behind, name, skip
+
+    def __getattr__(self, name: str) -> Any:
+        value = getattr(self._behind, name)
+        if name != self._name:
+            return value
+
+        def fail(*args: Any, **kwargs: Any) -> Any:
+            if self._left:
+                self._left -= 1
+                return value(*args, **kwargs)
+            raise Planted(name)
+
+        return fail
+
+
+def plant(connector: Any, path: str, skip: int) -> None:
+    *way, name = path.split(".")
+    owner = connector
+    for step in way[:-1]:
+        owner = getattr(owner, step)
+    holder = getattr(owner, way[-1])
+    failing = _Failing(holder, name, skip)
+    try:
+        setattr(holder, name, getattr(failing, name))
+    except AttributeError:  # a native object; its owner gets the one that stands before it
+        setattr(owner, way[-1], failing)
+
+
+#: These are called in each step: the second failure comes while loads and saves are under way.
+OFTEN = [
+    "_scheduler.plan",
+    "_scheduler.loads.take_ends",
+    "_scheduler.saves.orders",
+    "_worker.start_loads",
+    "_worker.submit_saves",
+    "_worker.collect",
+    "_worker.mover.take_finished",
+]
+CASES = [(path, 0) for path in SCHEDULER + WORKER] + [(path, 3) for path in OFTEN]
+
+
+@pytest.mark.parametrize("asynchronous", [False, True])
+@pytest.mark.parametrize(("path", "skip"), CASES)
+def test_a_failing_hook_costs_the_cache_only(pega, prompt, path, skip, asynchronous):
+    stored = [prompt(300) for _ in range(4)]
+    with Engine(pega.address, asynchronous=asynchronous) as engine:
+        engine.wait_ready()
+        for i, tokens in enumerate(stored):
+            engine.ask(f"stored-{i}", tokens)
+        engine.reset_local()
+        worker = path.startswith("_worker")
+        plant(engine.worker if worker else engine.connector, path, skip)
+
+        for round_ in range(2):
+            for i, tokens in enumerate(stored):
+                engine.add(f"{round_}-{i}", tokens + prompt(40), 20)
+            engine.run()
+            for i in range(len(stored)):
+                engine.answers[f"{round_}-{i}"].check()
+
+        side = "worker" if worker else "scheduler"
+        assert engine.stats[f"serving{{{side}}}"] == 0
+        assert engine.stats[f"internal_errors{{{side}}}"] == 1
+        engine.run()
+        engine.check_at_rest(planted_errors=True)
+
+
+def test_what_fails_twice_is_answered_and_logged_once(pega, prompt, caplog):
+    with Engine(pega.address) as engine:
+        engine.wait_ready()
+        plant(engine.connector, "_scheduler.matched_tokens", 0)
+        engine.ask("a", prompt(100))
+        off = engine.connector._scheduler
+
+        def fail(*args: Any) -> None:
+            raise Planted
+
+        off.matched_tokens = fail
+        for i in range(5):
+            engine.ask(f"b{i}", prompt(100))
+
+        lines = [r for r in caplog.records if "get_num_new_matched_tokens failed" in r.getMessage()]
+        assert len(lines) == 1
+        assert all(line.exc_info for line in lines)
+        engine.check_at_rest(planted_errors=True)
+
+
+def test_a_load_that_was_promised_before_the_failure_is_refused(pega, prompt):
+    tokens = prompt(300)
+    with Engine(pega.address) as engine:
+        engine.wait_ready()
+        engine.ask("stored", tokens)
+        engine.reset_local()
+        # Between vLLM's allocation and the plan that would have handed the load out.
+        plant(engine.connector, "_scheduler.loads.take_ends", 0)
+        engine.ask("x", tokens)
+
+        assert len(engine.bad_blocks) == 18, "vLLM was told that they did not come"
+        engine.check_at_rest(planted_errors=True)
+
+
+def test_a_worker_that_fails_in_a_load_reports_it_after_its_last_copy(pega, prompt):
+    tokens = prompt(300)
+    with Engine(pega.address) as engine:
+        engine.wait_ready()
+        engine.ask("stored", tokens)
+        engine.reset_local()
+        closed = []
+        mover = engine.worker._worker.mover
+        when_load_is_ordered(engine, lambda: plant(engine.worker, "_worker.mover.take_finished", 0))
+        engine.worker._worker.mover = _Watched(mover, closed)
+        engine.ask("x", tokens)
+
+        assert closed == ["close"]
+        engine.run()
+        engine.check_at_rest(planted_errors=True)
+
+
+class _Watched:
+    """Notes when a mover is closed."""
+
+    def __init__(self, mover: Any, calls: list[str]) -> None:
+        self._mover, self._calls = mover, calls
+
+    def __getattr__(self, name: str) -> Any:
+        if name == "close":
+            self._calls.append(name)
+        return getattr(self._mover, name)
+
+
+def test_tensors_that_are_not_understood_cost_the_cache_only(pega, prompt, monkeypatch, caplog):
+    from tests.python import harness
+
+    class Odd(harness.FakeModel):
+        def __init__(self, config: Any) -> None:
+            super().__init__(config)
+            self.tensors["model.layers.9.attn"] = next(iter(self.tensors.values()))
+
+    monkeypatch.setattr(harness, "FakeModel", Odd)
+    with Engine(pega.address) as engine:
+        tokens = prompt(100)
+        for name in ("a", "b"):
+            engine.ask(name, tokens)
+            engine.reset_local()
+            assert engine.answers[name].loaded == 0
+        engine.run()
+        engine.check_at_rest()
+        assert engine.stats["serving{worker}"] == 0
+    assert sum("share the KV of others" in r.getMessage() for r in caplog.records) == 1
