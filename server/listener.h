@@ -15,9 +15,9 @@ namespace pegaflow {
 
 /// What the runtime directory is chosen from; filled from the environment by main().
 struct RuntimeDirectories {
-  std::string explicit_directory;  ///< $PEGAFLOW_RUNTIME_DIR, empty when not set.
+  std::string explicit_directory{};  ///< $PEGAFLOW_RUNTIME_DIR, empty when not set.
   std::string system = "/run/pegaflow";
-  std::string user;  ///< $XDG_RUNTIME_DIR, empty when not set.
+  std::string user{};  ///< $XDG_RUNTIME_DIR, empty when not set.
 };
 
 /// The socket that `addr` names. With HOST:PORT it lies in the first directory that exists or can

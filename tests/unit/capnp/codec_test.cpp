@@ -1,0 +1,177 @@
+#include "capnp/codec.h"
+
+#include <string>
+#include <vector>
+
+#include <capnp/message.h>
+#include <doctest/doctest.h>
+
+namespace pegaflow {
+namespace {
+
+std::vector<BlockKey> some_keys(std::size_t count, std::size_t key_bytes) {
+  std::vector<BlockKey> keys(count);
+  for (std::size_t i = 0; i < count; ++i) {
+    for (std::size_t b = 0; b < key_bytes; ++b) {
+      keys[i].bytes[b] = static_cast<std::byte>(i * 31 + b + 1);
+    }
+  }
+  return keys;
+}
+
+/// What a reader of packed keys says.
+Errc keys_error(std::uint8_t key_bytes, std::size_t packed_bytes) {
+  capnp::MallocMessageBuilder message;
+  auto keys = message.initRoot<wire::Keys>();
+  keys.setKeyBytes(key_bytes);
+  keys.initPacked(static_cast<unsigned>(packed_bytes));
+  std::vector<BlockKey> scratch;
+  const auto read = read_keys(keys, scratch);
+  REQUIRE_FALSE(read);
+  return read.error().code;
+}
+
+TEST_SUITE("codec") {
+  TEST_CASE("ids, jobs and errors come back as they were") {
+    capnp::MallocMessageBuilder message;
+    const Id128 id{.high = 0x0123456789ABCDEF, .low = ~std::uint64_t{0}};
+    auto job_builder = message.initRoot<wire::JobId>();
+    write_job({.scheduler = id, .number = 77}, job_builder);
+    CHECK(read_job(job_builder) == JobId{.scheduler = id, .number = 77});
+
+    capnp::MallocMessageBuilder other;
+    auto error_builder = other.initRoot<wire::Error>();
+    for (std::size_t code = 0; code < kErrcCount; ++code) {
+      write_error({.code = static_cast<Errc>(code), .detail = "why \xc3\xa9"}, error_builder);
+      const Error read = read_error(error_builder);
+      CHECK(read.code == static_cast<Errc>(code));
+      CHECK(read.detail == "why \xc3\xa9");
+    }
+  }
+
+  TEST_CASE("a code of a later version counts as internal") {
+    capnp::MallocMessageBuilder message;
+    auto builder = message.initRoot<wire::Error>();
+    builder.setCode(kErrcCount);
+    builder.setDetail("new");
+
+    const Error read = read_error(builder);
+
+    CHECK(read.code == Errc::kInternal);
+    CHECK(read.detail == "new");
+  }
+
+  TEST_CASE("done is ok or has its error") {
+    capnp::MallocMessageBuilder message;
+    auto done = message.initRoot<wire::Done>();
+    write_done(Result<void>(), done);
+    CHECK(read_done(done));
+    write_done(fail(Errc::kGone, "it is {}", "gone"), done);
+
+    const auto read = read_done(done);
+
+    REQUIRE_FALSE(read);
+    CHECK(read.error().code == Errc::kGone);
+    CHECK(read.error().detail == "it is gone");
+  }
+
+  TEST_CASE("keys of every length come back, padded with zeros") {
+    std::vector<BlockKey> scratch(100, BlockKey{});
+    for (auto& stale : scratch) stale.bytes.fill(std::byte{0xEE});
+    for (std::size_t key_bytes = 1; key_bytes <= BlockKey::kMaxBytes; ++key_bytes) {
+      CAPTURE(key_bytes);
+      const auto keys = some_keys(37, key_bytes);
+      capnp::MallocMessageBuilder message;
+      auto builder = message.initRoot<wire::Keys>();
+      write_keys(keys, key_bytes, builder);
+      CHECK(builder.getPacked().size() == 37 * key_bytes);
+
+      const auto read = read_keys(builder.asReader(), scratch);
+
+      REQUIRE(read);
+      CHECK(std::equal(read->begin(), read->end(), keys.begin(), keys.end()));
+    }
+  }
+
+  TEST_CASE("no key is a list of none, and the limit is the limit") {
+    capnp::MallocMessageBuilder message;
+    auto builder = message.initRoot<wire::Keys>();
+    builder.setKeyBytes(32);
+    std::vector<BlockKey> scratch;
+    CHECK(read_keys(builder.asReader(), scratch)->empty());
+
+    builder.initPacked(kMaxKeysPerCall * 32);
+    CHECK(read_keys(builder.asReader(), scratch)->size() == kMaxKeysPerCall);
+  }
+
+  TEST_CASE("keys that are none are refused") {
+    CHECK(keys_error(0, 0) == Errc::kInvalidArgument);
+    CHECK(keys_error(33, 33) == Errc::kInvalidArgument);
+    CHECK(keys_error(32, 31) == Errc::kInvalidArgument);
+    CHECK(keys_error(32, (kMaxKeysPerCall + 1) * 32) == Errc::kInvalidArgument);
+    CHECK(keys_error(1, kMaxKeysPerCall + 1) == Errc::kInvalidArgument);
+  }
+
+  TEST_CASE("a registration comes back as it was") {
+    const Registration registration = {.instance = "engine",
+                                       .rank = 1,
+                                       .ranks = 2,
+                                       .factors = {{"a", "1"}, {"b", ""}},
+                                       .page_bytes = 123456789,
+                                       .block_count = 42};
+    capnp::MallocMessageBuilder message;
+    auto builder = message.initRoot<wire::Registration>();
+    write_registration(registration, builder);
+
+    const auto read = read_registration(builder);
+
+    REQUIRE(read);
+    CHECK(read->instance == registration.instance);
+    CHECK(read->rank == registration.rank);
+    CHECK(read->ranks == registration.ranks);
+    CHECK(read->factors == registration.factors);
+    CHECK(read->page_bytes == registration.page_bytes);
+    CHECK(read->block_count == registration.block_count);
+  }
+
+  TEST_CASE("a registration beyond its limits is refused") {
+    const auto code = [](const Registration& registration) {
+      capnp::MallocMessageBuilder message;
+      auto builder = message.initRoot<wire::Registration>();
+      write_registration(registration, builder);
+      const auto read = read_registration(builder);
+      REQUIRE_FALSE(read);
+      return read.error().code;
+    };
+    const Registration right = {.instance = "engine", .factors = {{"a", "1"}}, .page_bytes = 1};
+
+    Registration wrong = right;
+    wrong.instance.clear();
+    CHECK(code(wrong) == Errc::kInvalidArgument);
+    wrong.instance.assign(kMaxInstanceBytes + 1, 'x');
+    CHECK(code(wrong) == Errc::kInvalidArgument);
+    wrong = right;
+    wrong.rank = 1;
+    CHECK(code(wrong) == Errc::kInvalidArgument);
+    wrong.rank = 0;
+    wrong.ranks = 0;
+    CHECK(code(wrong) == Errc::kInvalidArgument);
+    wrong = right;
+    wrong.factors.assign(kMaxFactorsOnWire + 1, {"f", "v"});
+    CHECK(code(wrong) == Errc::kInvalidArgument);
+  }
+
+  TEST_CASE("versions meet at the newest that both speak") {
+    static_assert(kWireMinimum == 1 && kWireMaximum == 1, "extend the cases below");
+    CHECK(common_version(1, 1) == 1);
+    CHECK(common_version(1, 2) == 1);
+    CHECK(common_version(0, 1) == 1);
+    CHECK(common_version(0, 65535) == 1);
+    CHECK(common_version(2, 3) == 0);
+    CHECK(common_version(0, 0) == 0);
+    CHECK(common_version(2, 1) == 0);  // No range at all.
+  }
+}
+
+}  // namespace
+}  // namespace pegaflow

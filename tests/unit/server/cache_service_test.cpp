@@ -1,0 +1,246 @@
+#include "server/cache_service.h"
+
+#include <cstring>
+#include <map>
+#include <string>
+#include <vector>
+
+#include <doctest/doctest.h>
+
+namespace pegaflow {
+namespace {
+
+constexpr std::uint64_t kPage = 4096;
+
+std::vector<BlockKey> keys(std::uint64_t chain, std::size_t count) {
+  std::vector<BlockKey> made(count);
+  for (std::size_t i = 0; i < count; ++i) {
+    const std::uint64_t words[2] = {(chain * 1000 + i + 1) * 0x9E3779B97F4A7C15ULL, chain};
+    std::memcpy(made[i].bytes.data(), words, sizeof words);
+  }
+  return made;
+}
+
+/// A service of 64 slots of a page each, with connections that need no socket.
+struct Fixture {
+  explicit Fixture(std::size_t max_parted = 8) {
+    auto made = CacheService::create(
+        {.cut = {.pool_bytes = 64 * kPage, .store = {}}, .max_parted = max_parted}, clock,
+        [this](const Id128& connection) {
+          ended.push_back(connection);
+          service->disconnected(connection);
+        });
+    REQUIRE(made);
+    service = std::move(*made);
+  }
+
+  Id128 connect(const Id128& process, const Id128& previous = {}, bool quiesced = false) {
+    const Id128 connection = Id128::random();
+    const auto watch = std::make_shared<int>(0);
+    watches[connection] = watch;
+    REQUIRE(service->connected(connection, {.process = process,
+                                            .previous_connection = previous,
+                                            .quiesced = quiesced,
+                                            .build = "test",
+                                            .watch = watch}));
+    return connection;
+  }
+  Result<CacheService::Registered> register_rank(const Id128& connection,
+                                                 const std::string& instance = "engine",
+                                                 std::uint64_t page_bytes = kPage,
+                                                 const std::string& weights = "a") {
+    return service->register_rank(
+        connection,
+        {.instance = instance, .factors = {{"weights", weights}}, .page_bytes = page_bytes});
+  }
+  void save(const Id128& connection, std::span<const BlockKey> what) {
+    const JobId job{.scheduler = Id128::random(), .number = 1};
+    REQUIRE(service->reserve(connection, job, what));
+    REQUIRE(service->publish(connection, job) == 0);
+  }
+  void work() {
+    while (service->work()) {
+    }
+    const auto checked = service->store().check();
+    CHECK_MESSAGE(checked, (checked ? "" : checked.error().detail));
+  }
+
+  ManualClock clock;
+  std::vector<Id128> ended;
+  std::map<Id128, std::weak_ptr<int>> watches;
+  std::unique_ptr<CacheService> service;
+};
+
+TEST_SUITE("CacheService") {
+  TEST_CASE("a client without an incarnation is refused") {
+    Fixture f;
+    const auto refused = f.service->connected(Id128::random(), {});
+    REQUIRE_FALSE(refused);
+    CHECK(refused.error().code == Errc::kInvalidArgument);
+  }
+
+  TEST_CASE("an unknown connection is gone, whatever it asks") {
+    Fixture f;
+    const Id128 nobody = Id128::random();
+    CHECK(f.service->goodbye(nobody).error().code == Errc::kGone);
+    CHECK(f.register_rank(nobody).error().code == Errc::kGone);
+    CHECK(f.service->attach(nobody, "x").error().code == Errc::kGone);
+    CHECK(f.service->lookup(nobody, keys(1, 1)).error().code == Errc::kGone);
+    CHECK(f.service->reset_cache(nobody).error().code == Errc::kGone);
+    f.service->disconnected(nobody);
+    f.service->process_gone(nobody);
+  }
+
+  TEST_CASE("the process' end is waited for only while it may touch a slot") {
+    Fixture f;
+    const Id128 process = Id128::random();
+    const Id128 holds_nothing = f.connect(process);
+    REQUIRE(f.register_rank(holds_nothing));
+    f.service->disconnected(holds_nothing);
+    CHECK(f.service->stats().parted == 0);
+    CHECK(f.watches[holds_nothing].expired());
+
+    const Id128 writes = f.connect(process);
+    REQUIRE(f.register_rank(writes));
+    REQUIRE(f.service->reserve(writes, {.scheduler = process, .number = 1}, keys(1, 3)));
+    f.service->disconnected(writes);
+    CHECK(f.service->stats().parted == 1);
+    CHECK_FALSE(f.watches[writes].expired());
+    CHECK(f.service->stats().store.quarantined_writer_lost == 3);
+
+    f.service->process_gone(writes);
+    f.work();
+    CHECK(f.service->stats().parted == 0);
+    CHECK(f.watches[writes].expired());
+    CHECK(f.service->stats().store.free == 64);
+    CHECK(f.service->stats().instances == 0);
+  }
+
+  TEST_CASE("a process that ends before its connection is seen to end gives everything back") {
+    Fixture f;
+    const Id128 connection = f.connect(Id128::random());
+    REQUIRE(f.register_rank(connection));
+    REQUIRE(f.service->reserve(connection, {.scheduler = connection, .number = 1}, keys(1, 3)));
+
+    f.service->process_gone(connection);
+
+    f.work();
+    CHECK(f.ended == std::vector<Id128>{connection});
+    CHECK(f.service->stats().store.free == 64);
+    CHECK(f.service->stats().clients == 0);
+  }
+
+  TEST_CASE("too many that are waited for: nobody new may register") {
+    Fixture f(2);
+    for (int i = 0; i < 2; ++i) {
+      const Id128 connection = f.connect(Id128::random());
+      REQUIRE(f.register_rank(connection));
+      REQUIRE(f.service->reserve(connection, {.scheduler = connection, .number = 1}, keys(i, 1)));
+      f.service->disconnected(connection);
+    }
+    const Id128 third = f.connect(Id128::random());
+
+    const auto refused = f.register_rank(third);
+
+    REQUIRE_FALSE(refused);
+    CHECK(refused.error().code == Errc::kBusy);
+    CHECK(f.service->attach(third, "engine"));  // It may look up.
+  }
+
+  TEST_CASE("a scheduler's claims end with its connection") {
+    Fixture f;
+    const Id128 worker = f.connect(Id128::random());
+    REQUIRE(f.register_rank(worker));
+    f.save(worker, keys(1, 5));
+    const Id128 scheduler = f.connect(Id128::random());
+    REQUIRE(f.service->attach(scheduler, "engine"));
+    REQUIRE(f.service->claim(scheduler, Id128::random(), keys(1, 5))->blocks == 5);
+
+    f.service->disconnected(scheduler);
+
+    f.work();
+    CHECK(f.service->stats().store.claims == 0);
+    CHECK(f.service->stats().parted == 0);
+  }
+
+  TEST_CASE("an instance that was taken over ends its old connection") {
+    Fixture f;
+    const Id128 process = Id128::random();
+    const Id128 old_one = f.connect(process);
+    REQUIRE(f.register_rank(old_one));
+    const Id128 new_one = f.connect(process);
+
+    REQUIRE(f.register_rank(new_one));
+
+    CHECK(f.ended == std::vector<Id128>{old_one});
+    CHECK(f.service->instances().size() == 1);
+    CHECK(f.service->instances().front().state == "connected");
+  }
+
+  TEST_CASE("a waiting instance is served as soon as the pool is cut for it") {
+    Fixture f;
+    const Id128 first = f.connect(Id128::random());
+    REQUIRE(f.register_rank(first));
+    REQUIRE(f.service->reserve(first, {.scheduler = first, .number = 1}, keys(1, 2)));
+    const Id128 second = f.connect(Id128::random());
+    CHECK(f.register_rank(second, "other", 2 * kPage, "b").error().code == Errc::kBusy);
+    CHECK(f.service->stats().instances_waiting == 1);
+
+    f.service->disconnected(first);  // It may still write: no cut yet.
+    f.work();
+    CHECK(f.register_rank(second, "other", 2 * kPage, "b").error().code == Errc::kBusy);
+    f.service->process_gone(first);
+    f.work();
+
+    const auto served = f.register_rank(second, "other", 2 * kPage, "b");
+    REQUIRE(served);
+    CHECK(served->slot_bytes == 2 * kPage);
+    CHECK(f.service->stats().instances_waiting == 0);
+    CHECK(f.service->stats().slots == 32);
+  }
+
+  TEST_CASE("a refused registration leaves no trace") {
+    Fixture f;
+    const Id128 worker = f.connect(Id128::random());
+    REQUIRE(f.register_rank(worker));
+    const Id128 other = f.connect(Id128::random());
+
+    CHECK(f.register_rank(other, "other", 2 * kPage).error().code == Errc::kRefused);
+    CHECK(f.register_rank(other, "other", 65 * kPage, "b").error().code == Errc::kRefused);
+
+    CHECK(f.service->stats().instances == 1);
+    CHECK(f.service->stats().namespaces == 1);
+    CHECK(f.register_rank(other, "other", kPage, "b"));
+  }
+
+  TEST_CASE("a reservation's deadline is the service's") {
+    Fixture f;
+    CHECK_FALSE(f.service->next_deadline());
+    const Id128 worker = f.connect(Id128::random());
+    REQUIRE(f.register_rank(worker));
+    REQUIRE(f.service->reserve(worker, {.scheduler = worker, .number = 1}, keys(1, 2)));
+    CHECK(f.service->next_deadline() == f.clock.now() + std::chrono::seconds(30));
+
+    f.clock.advance(std::chrono::seconds(31));
+    f.service->expire();
+    f.work();
+
+    CHECK_FALSE(f.service->next_deadline());
+    CHECK(f.service->stats().store.reservations_timed_out == 1);
+  }
+
+  TEST_CASE("only sealed blocks count as saved bytes") {
+    Fixture f;
+    const Id128 worker = f.connect(Id128::random());
+    REQUIRE(f.register_rank(worker, "engine", 3000));
+    f.save(worker, keys(1, 4));
+    const JobId job{.scheduler = worker, .number = 2};
+    REQUIRE(f.service->reserve(worker, job, keys(2, 4)));
+    REQUIRE(f.service->abandon(worker, job));
+
+    CHECK(f.service->stats().save_bytes == 4 * 3000);
+  }
+}
+
+}  // namespace
+}  // namespace pegaflow

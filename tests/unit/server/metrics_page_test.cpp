@@ -1,0 +1,64 @@
+#include "server/metrics_page.h"
+
+#include <string>
+
+#include <doctest/doctest.h>
+
+namespace pegaflow {
+namespace {
+
+bool has_line(const std::string& page, const std::string& line) {
+  return ("\n" + page).find("\n" + line + "\n") != std::string::npos;
+}
+
+TEST_SUITE("metrics_page") {
+  TEST_CASE("numbers stand under the names that others count on") {
+    Snapshot now;
+    now.pool_bytes = 1 << 20;
+    now.cache.slots = 100;
+    now.cache.slot_bytes = 8192;
+    now.cache.store.free = 90;
+    now.cache.store.sealed = 7;
+    now.cache.store.quarantined_writer_lost = 2;
+    now.cache.load_bytes = 12345;
+    now.cache.load_blocks_other = 3;
+    now.oldest_pin_seconds = 1.5;
+
+    const std::string page = metrics_page(now);
+
+    CHECK(has_line(page, "pegaflow_pool_capacity_bytes 1048576"));
+    CHECK(has_line(page, "pegaflow_pool_used_bytes 81920"));
+    CHECK(has_line(page, "pegaflow_cache_resident_bytes 57344"));
+    CHECK(has_line(page, "pegaflow_load_bytes_total 12345"));
+    CHECK(has_line(page, R"(pegaflow_load_blocks_total{written_by="another_process"} 3)"));
+    CHECK(has_line(page, R"(pegaflow_load_blocks_total{written_by="this_process"} 0)"));
+    CHECK(has_line(page, R"(pegaflow_quarantine_slots{reason="writer_lost"} 2)"));
+    CHECK(has_line(page, "pegaflow_oldest_pin_seconds 1.5"));
+    CHECK(has_line(page, "# TYPE pegaflow_save_bytes_total counter"));
+  }
+
+  TEST_CASE("calls are counted by method and status, times in cumulative buckets") {
+    Snapshot now;
+    auto& reserve = now.rpc.of(Method::kReserve);
+    reserve.ok = 5;
+    reserve.failed[static_cast<std::size_t>(Errc::kGone)] = 2;
+    reserve.duration.record(std::chrono::microseconds(30));
+    reserve.duration.record(std::chrono::microseconds(500));
+    reserve.duration.record(std::chrono::seconds(3));
+
+    const std::string page = metrics_page(now);
+
+    CHECK(has_line(page, R"(pegaflow_rpc_requests_total{method="reserve",status="ok"} 5)"));
+    CHECK(has_line(page, R"(pegaflow_rpc_requests_total{method="reserve",status="gone"} 2)"));
+    const std::string name = "pegaflow_rpc_duration_seconds";
+    CHECK(has_line(page, name + R"(_bucket{method="reserve",le="2e-05"} 0)"));
+    CHECK(has_line(page, name + R"(_bucket{method="reserve",le="5e-05"} 1)"));
+    CHECK(has_line(page, name + R"(_bucket{method="reserve",le="0.0005"} 2)"));
+    CHECK(has_line(page, name + R"(_bucket{method="reserve",le="1"} 2)"));
+    CHECK(has_line(page, name + R"(_bucket{method="reserve",le="+Inf"} 3)"));
+    CHECK(has_line(page, name + R"(_count{method="reserve"} 3)"));
+  }
+}
+
+}  // namespace
+}  // namespace pegaflow

@@ -1,0 +1,58 @@
+#include "server/options.h"
+
+#include <sstream>
+#include <string>
+#include <vector>
+
+#include <doctest/doctest.h>
+
+namespace pegaflow {
+namespace {
+
+TEST_SUITE("ServerOptions") {
+  TEST_CASE("every flag that the field knows is accepted") {
+    ServerOptions options;
+    OptionTable table("pegaflow-server", "test");
+    options.declare(table);
+    const std::vector<const char*> words = {"pegaflow-server",
+                                            "--addr=127.0.0.1:50056",
+                                            "--devices=0,1",
+                                            "--device=0",
+                                            "--pool-size=30gb",
+                                            "--hint-value-size=1mb",
+                                            "--use-hugepages",
+                                            "--disable-lfu-admission",
+                                            "--metrics-addr=0.0.0.0:9090",
+                                            "--http-addr=127.0.0.1:0",
+                                            "--log-level=debug",
+                                            "--ssd-cache-path=/x",
+                                            "--ssd-cache-capacity=1tb",
+                                            "--ssd-write-queue-depth=8",
+                                            "--ssd-prefetch-queue-depth=2",
+                                            "--ssd-write-inflight=2",
+                                            "--ssd-prefetch-inflight=16",
+                                            "--max-prefetch-blocks=800"};
+    std::ostringstream out;
+
+    const auto next = table.parse(static_cast<int>(words.size()), words.data(), out);
+
+    REQUIRE(next);
+    CHECK(*next == OptionTable::Next::kRun);
+    CHECK(options.pool_size_bytes == std::uint64_t{30} << 30);
+    CHECK(options.use_hugepages);
+    CHECK(options.addr == "127.0.0.1:50056");
+    CHECK(table.ignored().size() == 12);
+  }
+
+  TEST_CASE("uids are numbers") {
+    ServerOptions options;
+    options.allow_uid = {"0", "1000"};
+    REQUIRE(options.allowed_uids());
+    CHECK(*options.allowed_uids() == std::vector<std::uint32_t>{0, 1000});
+    options.allow_uid = {"1000x"};
+    CHECK(options.allowed_uids().error().code == Errc::kInvalidArgument);
+  }
+}
+
+}  // namespace
+}  // namespace pegaflow
