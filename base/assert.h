@@ -35,8 +35,7 @@ class ThrowOnAssert {
 }  // namespace pegaflow
 
 /// `PEGA_ASSERT(count <= capacity_, "{} of {}", count, capacity_)`. Always on.
-#define PEGA_ASSERT(condition, ...)                                           \
-  (__builtin_expect(static_cast<bool>(condition), 1)                          \
-       ? static_cast<void>(0)                                                 \
-       : ::pegaflow::assertion_failed(__FILE__, __LINE__, #condition,         \
-                                      ::fmt::format(__VA_ARGS__)))
+#define PEGA_ASSERT(condition, ...)                  \
+  (__builtin_expect(static_cast<bool>(condition), 1) \
+       ? static_cast<void>(0)                        \
+       : ::pegaflow::assertion_failed(__FILE__, __LINE__, #condition, ::fmt::format(__VA_ARGS__)))

@@ -63,17 +63,17 @@ template <typename... Args>
 #define PEGA_CONCAT(a, b) PEGA_CONCAT_INNER(a, b)
 
 /// Returns the error of `expression`, a Result, to our caller; otherwise goes on.
-#define PEGA_TRY(expression)                                                        \
-  do {                                                                              \
-    if (auto pega_try_result = (expression); !pega_try_result) {                    \
+#define PEGA_TRY(expression)                                                          \
+  do {                                                                                \
+    if (auto pega_try_result = (expression); !pega_try_result) {                      \
       return ::tl::unexpected<::pegaflow::Error>(std::move(pega_try_result.error())); \
-    }                                                                               \
+    }                                                                                 \
   } while (false)
 
 /// Like PEGA_TRY, and names the value: `PEGA_TRY_LET(const Slot slot, store.reserve(key));`
 #define PEGA_TRY_LET(declaration, expression) \
   PEGA_TRY_LET_NAMED(PEGA_CONCAT(pega_try_let_, __LINE__), declaration, expression)
-#define PEGA_TRY_LET_NAMED(name, declaration, expression)                \
-  auto name = (expression);                                              \
+#define PEGA_TRY_LET_NAMED(name, declaration, expression)                         \
+  auto name = (expression);                                                       \
   if (!name) return ::tl::unexpected<::pegaflow::Error>(std::move(name.error())); \
   declaration = std::move(*name)

@@ -36,23 +36,28 @@ class Log {
 
   template <typename... Args>
   void trace(fmt::format_string<Args...> format, Args&&... args) const {
-    if (enabled(LogLevel::kTrace)) write(LogLevel::kTrace, fmt::format(format, std::forward<Args>(args)...));
+    if (enabled(LogLevel::kTrace))
+      write(LogLevel::kTrace, fmt::format(format, std::forward<Args>(args)...));
   }
   template <typename... Args>
   void debug(fmt::format_string<Args...> format, Args&&... args) const {
-    if (enabled(LogLevel::kDebug)) write(LogLevel::kDebug, fmt::format(format, std::forward<Args>(args)...));
+    if (enabled(LogLevel::kDebug))
+      write(LogLevel::kDebug, fmt::format(format, std::forward<Args>(args)...));
   }
   template <typename... Args>
   void info(fmt::format_string<Args...> format, Args&&... args) const {
-    if (enabled(LogLevel::kInfo)) write(LogLevel::kInfo, fmt::format(format, std::forward<Args>(args)...));
+    if (enabled(LogLevel::kInfo))
+      write(LogLevel::kInfo, fmt::format(format, std::forward<Args>(args)...));
   }
   template <typename... Args>
   void warn(fmt::format_string<Args...> format, Args&&... args) const {
-    if (enabled(LogLevel::kWarn)) write(LogLevel::kWarn, fmt::format(format, std::forward<Args>(args)...));
+    if (enabled(LogLevel::kWarn))
+      write(LogLevel::kWarn, fmt::format(format, std::forward<Args>(args)...));
   }
   template <typename... Args>
   void error(fmt::format_string<Args...> format, Args&&... args) const {
-    if (enabled(LogLevel::kError)) write(LogLevel::kError, fmt::format(format, std::forward<Args>(args)...));
+    if (enabled(LogLevel::kError))
+      write(LogLevel::kError, fmt::format(format, std::forward<Args>(args)...));
   }
 
  private:

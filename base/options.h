@@ -31,7 +31,8 @@ class OptionTable {
   OptionTable(const OptionTable&) = delete;
   OptionTable& operator=(const OptionTable&) = delete;
 
-  /// Names come without dashes. Sentences say what it is for, and why that default if it is a number.
+  /// Names come without dashes. Sentences say what it is for, and why that default if it is a
+  /// number.
   void text(std::string name, std::string& target, std::string sentence);
   /// May be given several times or as a list with commas.
   void list(std::string name, std::vector<std::string>& target, std::string sentence);
@@ -55,9 +56,9 @@ class OptionTable {
   };
 
   /// Reads the three sources; `out` gets the text of --help and the like.
-  /// Errors: kInvalidArgument for an unknown option, a value out of its bounds or of the wrong kind,
-  /// an unreadable file; the detail names the option, the value, where it came from and what is
-  /// right.
+  /// Errors: kInvalidArgument for an unknown option, a value out of its bounds or of the wrong
+  /// kind, an unreadable file; the detail names the option, the value, where it came from and what
+  /// is right.
   Result<Next> parse(int argc, const char* const* argv, std::ostream& out);
 
   /// One sentence for each option that was given and has no effect.
