@@ -27,10 +27,13 @@ def random_id() -> bytes:
     """16 random bytes: an incarnation."""
 
 def default_socket_path(port: int) -> str:
-    """Where the server of ``--addr HOST:port`` has its socket, from PEGAFLOW_RUNTIME_DIR and the defaults."""
+    """Where the server of ``--addr HOST:port`` has its socket.
+
+    From PEGAFLOW_RUNTIME_DIR and the defaults.
+    """
 
 def set_log_level(name: str) -> None:
-    """"trace", "debug", "info", "warn", "error" or "off": what the C++ side writes to stderr."""
+    """ "trace", "debug", "info", "warn", "error" or "off": what the C++ side writes to stderr."""
 
 class CacheSession:
     """The scheduler's side; see client/cache_session.h. Thread-safe.
@@ -39,16 +42,26 @@ class CacheSession:
     (float), e.g. ``lookup_deadline=0.05``. Unknown names raise InvalidArgument.
     """
 
-    def __init__(self, socket_path: str, instance: str, build: str = "", **options: Any) -> None: ...
+    def __init__(
+        self, socket_path: str, instance: str, build: str = "", **options: Any
+    ) -> None: ...
     def lookup(self, keys: bytes, key_bytes: int) -> int: ...
     def claim(self, keys: bytes, key_bytes: int) -> int: ...
     def take(self, ticket: int, patience_s: float = 0.0) -> tuple[int, bool, bytes] | None:
-        """(blocks, complete, token, empty without a claim) or None: not yet. Raises Timeout, PeerLost, Gone (unknown ticket)."""
+        """(blocks, complete, token, empty without a claim) or None: not yet.
+
+        Raises:
+            Timeout, PeerLost: There will be no answer.
+            Gone: The ticket is unknown.
+        """
     def forget(self, ticket: int) -> None: ...
     def unclaim(self, token: bytes) -> None: ...
     def reset_cache(self, patience_s: float) -> int: ...
     def status(self) -> dict[str, Any]:
-        """state ("connecting"|"refused"|"ready"|"broken"|"retired"), detail, connections, server, server_build, namespace_hash."""
+        """Keys: state, detail, connections, server, server_build, namespace_hash.
+
+        ``state`` is "connecting", "refused", "ready", "broken" or "retired".
+        """
     def close(self) -> None: ...
 
 class Finished:
@@ -89,7 +102,9 @@ class Mover:
     ) -> None: ...
     @property
     def page_bytes(self) -> int: ...
-    def save(self, scheduler: bytes, job: int, keys: bytes, key_bytes: int, blocks: Sequence[int]) -> None:
+    def save(
+        self, scheduler: bytes, job: int, keys: bytes, key_bytes: int, blocks: Sequence[int]
+    ) -> None:
         """Saves after the engine work that the calling thread has queued so far (record_event)."""
     def load(self, load: int, token: bytes, first: int, blocks: Sequence[int]) -> None: ...
     def cancel_load(self, load: int) -> None: ...

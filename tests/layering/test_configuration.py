@@ -24,7 +24,8 @@ def main() -> int:
         docs.write_text(wanted)
         return 0
     if text != wanted:
-        print(f"{docs} is not what the server prints; write it anew:\n  {' '.join(sys.argv)} --write")
+        print(f"{docs} is not what the server prints; write it anew:")
+        print(f"  {' '.join(sys.argv)} --write")
         return 1
     return 0
 
