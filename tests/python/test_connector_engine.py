@@ -3,6 +3,7 @@
 import pytest
 from vllm.v1.kv_cache_interface import SlidingWindowSpec
 
+from tests.python.fake_model import WrongKv
 from tests.python.harness import BLOCK, Engine
 
 KINDS = {
@@ -124,6 +125,21 @@ def test_hash_algorithms(pega, prompt, algorithm):
         engine.ask("a", tokens)
         engine.reset_local()
         assert engine.ask("b", tokens).loaded == 96
+
+
+def test_the_model_would_find_a_wrong_block(pega, prompt):
+    tokens = prompt(300)
+    with Engine(pega.address) as engine:
+        engine.wait_ready()
+        engine.ask("stored", tokens)
+        engine.reset_local()
+        engine.add("x", tokens)
+        engine.run(lambda: "x" in engine.scheduler.finished_recving_kv_req_ids)
+        blocks = engine.scheduler.kv_cache_manager.get_block_ids("x")[0]
+        engine.model.poison([blocks[7]])
+
+        with pytest.raises(WrongKv, match=f"token {7 * BLOCK} of .* in block {blocks[7]}"):
+            engine.run()
 
 
 # ---- what must not be mixed up
