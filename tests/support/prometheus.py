@@ -56,5 +56,7 @@ def read_metrics(address: str, timeout_s: float = 10.0) -> Metrics:
     finally:
         connection.close()
     if response.status != 200:
-        raise ConnectionError(f"GET {address}/metrics: status {response.status}")
+        raise ConnectionError(
+            f"GET {address}/metrics: status {response.status}: {body.strip()[:200]}"
+        )
     return Metrics(body)
