@@ -1,0 +1,89 @@
+#include <iterator>
+#include <list>
+#include <optional>
+
+#include <fmt/format.h>
+
+#include "tests/sim/world.h"
+
+namespace pegaflow::sim {
+
+// ---- comparing
+
+void World::compare() {
+  compare_stats();
+  if (store_->has_work() != oracle_->has_work()) throw Mismatch{"has_work() differs"};
+  if (store_->is_at_rest() != oracle_->is_at_rest()) throw Mismatch{"is_at_rest() differs"};
+  if (store_->next_deadline() != oracle_->next_deadline())
+    throw Mismatch{"next_deadline() differs"};
+  const auto& left = store_->cleanup();
+  const auto& right = oracle_->cleanup();
+  if (left.evicted_blocks != right.evicted_blocks || left.done != right.done ||
+      left.still_referenced_blocks != right.still_referenced_blocks) {
+    throw Mismatch{"cleanup() differs"};
+  }
+  for (const Connection& connection : connections_) {
+    const bool touches = store_->may_touch(connection.holder);
+    if (touches != oracle_->may_touch(connection.holder)) throw Mismatch{"may_touch() differs"};
+    if (!touches && touches_memory(connection.holder)) {
+      throw Mismatch{"a process touches slots, and may_touch() does not know"};
+    }
+  }
+  compare_order();
+  if (steps_ % 64 == 0) {
+    const auto checked = store_->check();
+    if (!checked) throw Mismatch{"check: " + checked.error().detail};
+  }
+}
+
+void World::compare_stats() {
+  const BlockStore::Stats got = store_->stats();
+  const BlockStore::Stats want = oracle_->stats();
+  const auto same = [](const char* name, std::uint64_t left, std::uint64_t right) {
+    if (left != right) throw Mismatch{fmt::format("{} is {} and should be {}", name, left, right)};
+  };
+  same("free", got.free, want.free);
+  same("reserved", got.reserved, want.reserved);
+  same("sealed", got.sealed, want.sealed);
+  same("quarantined_timeout", got.quarantined_timeout, want.quarantined_timeout);
+  same("quarantined_writer_lost", got.quarantined_writer_lost, want.quarantined_writer_lost);
+  same("pinned_by_lost_readers", got.pinned_by_lost_readers, want.pinned_by_lost_readers);
+  same("held", got.held, want.held);
+  same("claims", got.claims, want.claims);
+  same("pins", got.pins, want.pins);
+  same("reservations", got.reservations, want.reservations);
+  same("oldest_pin", got.oldest_pin.has_value(), want.oldest_pin.has_value());
+  if (got.oldest_pin != want.oldest_pin) throw Mismatch{"oldest_pin differs"};
+  same("lookups", got.lookups, want.lookups);
+  same("lookup_hits", got.lookup_hits, want.lookup_hits);
+  same("lookup_misses", got.lookup_misses, want.lookup_misses);
+  same("insertions", got.insertions, want.insertions);
+  same("evictions", got.evictions, want.evictions);
+  same("cleaned", got.cleaned, want.cleaned);
+  same("retired", got.retired, want.retired);
+  same("skipped_present", got.skipped_present, want.skipped_present);
+  same("skipped_no_room", got.skipped_no_room, want.skipped_no_room);
+  same("claims_revoked", got.claims_revoked, want.claims_revoked);
+  same("claims_shortened", got.claims_shortened, want.claims_shortened);
+  same("reservations_timed_out", got.reservations_timed_out, want.reservations_timed_out);
+  same("late_publishes", got.late_publishes, want.late_publishes);
+}
+
+void World::compare_order() {
+  // One place each step, the whole order of eviction now and then.
+  const std::list<SlotIndex>& order = oracle_->at_rest();
+  const auto expected_at = [&](std::size_t n) -> std::optional<SlotIndex> {
+    if (n >= order.size()) return std::nullopt;
+    return *std::next(order.rbegin(), static_cast<std::ptrdiff_t>(n));
+  };
+  const bool all = steps_ % 64 == 0;
+  const std::size_t begin = all ? 0 : pick(order.size() + 1);
+  const std::size_t end = all ? order.size() + 1 : begin + 1;
+  for (std::size_t n = begin; n < end; ++n) {
+    if (store_->recent_slot(n) != expected_at(n)) {
+      throw Mismatch{fmt::format("another block is the {}-th most recent one", n)};
+    }
+  }
+}
+
+}  // namespace pegaflow::sim
