@@ -32,7 +32,7 @@ else
 fi
 if [ "${1:-}" != --fast ]; then
     builds=(build/check)
-    [ ! -f build/fuzz/build.ninja ] || builds+=(build/fuzz)
+    [ ! -f tests/fuzz/meson.build ] || builds+=(build/fuzz)
     stage tidy python3 tools/tidy.py "${builds[@]}"
 fi
 
