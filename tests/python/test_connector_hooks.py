@@ -4,6 +4,8 @@ from typing import Any
 
 import pytest
 
+from pegaflow import _native
+from pegaflow.connector.errors import error_code
 from tests.python.harness import Engine
 from tests.python.test_connector_faults import when_load_is_ordered
 
@@ -40,6 +42,10 @@ WORKER = [
     "_worker._load_ended",
     "_worker._save_ended",
 ]
+
+
+def is_error(value: Any) -> bool:
+    return isinstance(value, type) and issubclass(value, _native.PegaFlowError)
 
 
 class Planted(RuntimeError):
@@ -116,6 +122,46 @@ def test_a_failing_hook_costs_the_cache_only(pega, prompt, path, skip, asynchron
         assert engine.stats[f"internal_errors{{{side}}}"] == 1
         engine.run()
         engine.check_at_rest(planted_errors=True)
+
+
+@pytest.mark.parametrize("kind", [e for e in vars(_native).values() if is_error(e)])
+@pytest.mark.parametrize("call", ["lookup", "claim", "take", "reset_cache"])
+def test_whatever_the_server_answers_is_a_miss_and_no_mistake(pega, prompt, kind, call):
+    tokens = prompt(300)
+    with Engine(pega.address) as engine:
+        engine.wait_ready()
+        engine.ask("stored", tokens)
+        engine.reset_local()
+        side = engine.connector._scheduler
+        side._session = side._lookups._session = _Answering(side._session, call, kind)
+        if call == "reset_cache":
+            assert engine.scheduler.reset_prefix_cache(reset_connector=True)
+            assert side._reset_owed
+
+        made = engine.ask("x", tokens)
+
+        assert made.loaded == 0
+        if call != "reset_cache":
+            reason = "no_server" if kind is _native.PeerLost else error_code(kind())
+            assert engine.stats[f"misses{{{reason}}}"] >= 1
+        engine.run()
+        engine.check_at_rest()
+
+
+class _Answering:
+    """A session one of whose calls is answered with an error."""
+
+    def __init__(self, session: Any, call: str, kind: type[Exception]) -> None:
+        self._session, self._call, self._kind = session, call, kind
+
+    def __getattr__(self, name: str) -> Any:
+        if name != self._call:
+            return getattr(self._session, name)
+
+        def fail(*args: Any) -> Any:
+            raise self._kind("planted")
+
+        return fail
 
 
 def test_what_fails_twice_is_answered_and_logged_once(pega, prompt, caplog):

@@ -7,6 +7,7 @@ from typing import Any
 
 from pegaflow import _native
 from pegaflow.connector.config import Settings
+from pegaflow.connector.errors import error_code
 from pegaflow.connector.loads import Loads
 from pegaflow.connector.metrics import Counts
 from pegaflow.connector.requests import Claim, RequestState
@@ -58,7 +59,7 @@ class Lookups:
         try:
             state.lookup = self._session.lookup(keys, state.chain.key_bytes)
             state.lookup_at = self._clock()
-        except (_native.PeerLost, _native.Busy) as error:
+        except _native.PegaFlowError as error:
             self._missed(state, _reason(error))
 
     def blocks_beyond(self, state: RequestState, local: int) -> int | None:
@@ -121,7 +122,7 @@ class Lookups:
         ticket, state.lookup = state.lookup, None
         try:
             answer = self._session.take(ticket, 0.0)
-        except (_native.PeerLost, _native.Timeout, _native.Gone) as error:
+        except _native.PegaFlowError as error:
             self._missed(state, _reason(error))
             return None
         if answer is None:
@@ -136,7 +137,7 @@ class Lookups:
         keys = b"".join(state.chain.keys(local, stop))
         try:
             ticket = self._session.claim(keys, state.chain.key_bytes)
-        except (_native.PeerLost, _native.Busy) as error:
+        except _native.PegaFlowError as error:
             self._missed(state, _reason(error))
             return False
         state.claim = Claim(first=local, ticket=ticket, asked_at=self._clock())
@@ -165,7 +166,7 @@ class Lookups:
         patience = min(self._wait_s, self._patience_s) if fresh else 0.0
         try:
             answer = self._session.take(claim.ticket, patience)
-        except (_native.PeerLost, _native.Timeout, _native.Gone) as error:
+        except _native.PegaFlowError as error:
             state.claim = None
             self._missed(state, _reason(error))
             return False
@@ -216,12 +217,5 @@ class Lookups:
 
 
 def _reason(error: Exception) -> str:
-    """Why there is no answer, as the metric's label."""
-    for kind, reason in (
-        (_native.PeerLost, "no_server"),
-        (_native.Busy, "busy"),
-        (_native.Timeout, "timeout"),
-    ):
-        if isinstance(error, kind):
-            return reason
-    return "gone"
+    """Why there is no answer, as the metric's label. Whatever the server says, it is a miss."""
+    return "no_server" if isinstance(error, _native.PeerLost) else error_code(error)

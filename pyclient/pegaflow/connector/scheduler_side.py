@@ -306,7 +306,7 @@ class SchedulerSide:
     def _try_reset(self, patience_s: float) -> None:
         try:
             generation = self._session.reset_cache(patience_s)
-        except (_native.Timeout, _native.PeerLost, _native.Busy) as error:
+        except _native.PegaFlowError as error:
             log.warning("pegaflow: no server confirms the reset, nothing is loaded: %s", error)
         else:
             self._reset_owed = False

@@ -4,20 +4,15 @@ from __future__ import annotations
 
 import dataclasses
 import logging
-import re
 from collections.abc import Callable, Sequence
 from typing import Any
 
 from pegaflow import _native
+from pegaflow.connector.errors import error_code
 from pegaflow.connector.messages import LoadOrder, Outcome, SaveOrder, StepPlan, WorkerReport
 from pegaflow.connector.metrics import Counts
 
 log = logging.getLogger("vllm.pegaflow")
-
-
-def error_code(error: Exception) -> str:
-    """The name of an error's kind, as metrics and reports show it: peer_lost for PeerLost."""
-    return re.sub(r"(?<!^)(?=[A-Z])", "_", type(error).__name__).lower()
 
 
 @dataclasses.dataclass

@@ -1,0 +1,207 @@
+"""One real vLLM with the connector and a real server, shared by all tests here; none kills it."""
+
+import contextlib
+import http.client
+import json
+import os
+import select
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from demo.client import complete, post
+from pegaflow.connector.metrics import COUNTER, HISTOGRAM, METRICS
+from tests.support.vllm_server import (
+    MODEL_NAME,
+    ModelShape,
+    PegaServer,
+    VllmOptions,
+    VllmServer,
+    ensure_model,
+)
+
+BLOCK = 32
+SMALL = ModelShape(layers=4, hidden=256, heads=8, kv_heads=4, head_dim=32)
+#: Generous deadlines: what a busy machine makes late would be computed, which is not the subject.
+PATIENT = {
+    "pegaflow.claim_limit_ms": 5000,
+    "pegaflow.lookup_deadline_ms": 5000,
+    "pegaflow.open_deadline_ms": 5000,
+    "pegaflow.reserve_deadline_ms": 5000,
+    "pegaflow.load_patience_ms": 5000,
+    "pegaflow.log_interval_s": 1,
+}
+
+
+@pytest.fixture(scope="module")
+def vllm(pega: PegaServer, short_path: Path) -> Iterator[VllmServer]:
+    options = VllmOptions(
+        model=ensure_model(SMALL),
+        connector=pega.address,
+        extra_config=PATIENT,
+        block_size=BLOCK,
+        kv_cache_bytes=256 << 20,
+        python_path=[Path(os.environ["PEGA_BUILD_DIR"]) / "python"],
+    )
+    with VllmServer(options, short_path / "v") as server:
+        yield server
+
+
+def wait_until(condition: Callable[[], bool], what: str) -> None:
+    deadline = time.monotonic() + 30
+    while not condition():
+        assert time.monotonic() < deadline, what
+        select.select([], [], [], 0.02)
+
+
+def forget(vllm: VllmServer) -> None:
+    """Empties vLLM's own cache, which waits for blocks that are being saved."""
+    wait_until(
+        lambda: post(vllm.http, "/reset_prefix_cache")[1]["success"], "the cache is still in use"
+    )
+
+
+def external_hits(vllm: VllmServer) -> float:
+    return vllm.metrics().total("vllm:external_prefix_cache_hits_total")
+
+
+@contextlib.contextmanager
+def loads(vllm: VllmServer, tokens: int) -> Iterator[None]:
+    """Exactly so many tokens come from the cache meanwhile."""
+    before = external_hits(vllm)
+    yield
+    assert external_hits(vllm) - before == tokens
+
+
+def send(vllm: VllmServer, body: dict[str, Any]) -> http.client.HTTPConnection:
+    connection = http.client.HTTPConnection(vllm.http, timeout=120)
+    text = json.dumps({"model": MODEL_NAME} | body)
+    connection.request("POST", "/v1/completions", text, {"Content-Type": "application/json"})
+    return connection
+
+
+def salted(vllm: VllmServer, prompt: list[int], salt: str) -> list[int]:
+    body = {"prompt": prompt, "max_tokens": 4, "temperature": 0, "ignore_eos": True}
+    connection = send(vllm, body | {"return_token_ids": True, "cache_salt": salt})
+    with contextlib.closing(connection):
+        response = connection.getresponse()
+        answer = json.loads(response.read())
+    assert response.status == 200, answer
+    return answer["choices"][0]["token_ids"]
+
+
+@pytest.mark.parametrize("length", [40, 64, 500, 512, 2500])
+def test_cold_local_and_loaded_answers_are_equal(vllm, prompt, length):
+    tokens = prompt(length)
+    with loads(vllm, 0):
+        cold = complete(vllm.http, tokens, 16)
+        local = complete(vllm.http, tokens, 16)
+    forget(vllm)
+    blocks = length // BLOCK
+    with loads(vllm, blocks * BLOCK if blocks >= 2 else 0):
+        loaded = complete(vllm.http, tokens, 16)
+
+    assert cold.tokens == local.tokens == loaded.tokens
+    # Which batch computed a token shows in the last bits; which place its KV came from must not.
+    assert loaded.first_logprob == pytest.approx(local.first_logprob, abs=1e-5)
+    assert cold.first_logprob == pytest.approx(local.first_logprob, abs=1e-5)
+
+
+def test_the_cache_adds_to_what_the_engine_has(vllm, prompt):
+    head, tail = prompt(320), prompt(400)
+    whole = complete(vllm.http, head + tail, 8)
+    forget(vllm)
+    with loads(vllm, 320):
+        complete(vllm.http, head + prompt(50), 2)
+    with loads(vllm, 720 // BLOCK * BLOCK - 320):
+        assert complete(vllm.http, head + tail, 8).tokens == whole.tokens
+
+
+def test_salts_do_not_meet(vllm, prompt):
+    tokens = prompt(200)
+    with loads(vllm, 0):
+        answers = [salted(vllm, tokens, salt) for salt in ("a", "b")]
+    forget(vllm)
+    with loads(vllm, 2 * 192):
+        assert [salted(vllm, tokens, salt) for salt in ("a", "b")] == answers
+    forget(vllm)
+    with loads(vllm, 0):
+        salted(vllm, tokens, "c")
+
+
+def test_clients_that_leave_in_the_middle_leave_nothing_behind(vllm, pega, prompt):
+    tokens = prompt(2500)
+    answer = complete(vllm.http, tokens, 8)
+    for _ in range(10):
+        forget(vllm)
+        send(vllm, {"prompt": tokens, "max_tokens": 50}).close()
+    wait_until(
+        lambda: (
+            vllm.metrics().total("vllm:num_requests_running") == 0
+            and vllm.metrics().total("vllm:num_requests_waiting") == 0
+        ),
+        "requests of clients that left",
+    )
+    forget(vllm)
+    assert complete(vllm.http, tokens, 8).tokens == answer.tokens
+    wait_until(
+        lambda: (
+            pega.metrics().total("pegaflow_pins") == pega.metrics().total("pegaflow_claims") == 0
+        ),
+        "claims or pins of requests that ended",
+    )
+
+
+def test_vllm_shows_our_metrics(vllm, prompt):
+    tokens = prompt(300)
+    before = vllm.metrics()
+    complete(vllm.http, tokens, 4)
+    forget(vllm)
+    complete(vllm.http, tokens, 4)
+    wait_until(
+        lambda: (
+            vllm.metrics().total("vllm:pegaflow_loaded_blocks_total")
+            > before.total("vllm:pegaflow_loaded_blocks_total")
+        ),
+        "loaded blocks are counted",
+    )
+
+    after = vllm.metrics()
+    for metric in METRICS:
+        if not metric.labels:
+            suffix = {COUNTER: "_total", HISTOGRAM: "_count"}.get(metric.kind, "")
+            assert f"vllm:pegaflow_{metric.name}{suffix}" in after.names()
+    assert after.total("vllm:pegaflow_loaded_blocks_total") == (
+        before.total("vllm:pegaflow_loaded_blocks_total") + 300 // BLOCK
+    )
+    page = 4 * 2 * BLOCK * SMALL.kv_heads * SMALL.head_dim * SMALL.layers
+    assert after.total("vllm:pegaflow_loaded_bytes_total") == (
+        before.total("vllm:pegaflow_loaded_bytes_total") + 300 // BLOCK * page
+    )
+    assert after.total("vllm:pegaflow_link_state", side="worker", state="ready") == 1
+    assert after.total("vllm:pegaflow_link_state", side="scheduler", state="ready") == 1
+    assert after.total("vllm:pegaflow_serving") == 2
+    assert after.total("vllm:pegaflow_internal_errors_total") == 0
+
+
+def test_the_log_says_what_the_cache_did(vllm, prompt):
+    complete(vllm.http, prompt(300), 40)
+
+    def said() -> bool:
+        complete(vllm.http, prompt(40), 2)
+        return "pegaflow: in " in vllm.log_text()
+
+    wait_until(said, "no line within the interval")
+
+
+def test_a_reset_reaches_the_cache(vllm, prompt):
+    tokens = prompt(300)
+    complete(vllm.http, tokens, 4)
+    forget(vllm)
+    status, answer = post(vllm.http, "/reset_prefix_cache?reset_external=true")
+    assert (status, answer["success"]) == (200, True)
+    with loads(vllm, 0):
+        complete(vllm.http, tokens, 4)
