@@ -9,6 +9,7 @@ import pytest
 from pegaflow import _native
 from pegaflow.connector import config
 from pegaflow.connector.config import ConfigError, options_markdown, read_settings, socket_path
+from pegaflow.connector.metrics import metrics_markdown
 
 DOCUMENT = Path(__file__).resolve().parents[2] / "docs" / "connector.md"
 
@@ -113,19 +114,28 @@ def test_deadlines_become_seconds_of_the_native_options():
     assert settings(lookup_deadline_ms=7).link_options()["lookup_deadline"] == 0.007
 
 
-BEGIN, END = "<!-- options: made from connector/config.py -->", "<!-- end of options -->"
+TABLES = {
+    ("<!-- options: made from connector/config.py -->", "<!-- end of options -->"): (
+        options_markdown
+    ),
+    ("<!-- metrics: made from connector/metrics.py -->", "<!-- end of metrics -->"): (
+        metrics_markdown
+    ),
+}
 
 
-def document_with_options(text: str) -> str:
-    head, rest = text.split(BEGIN)
-    _, tail = rest.split(END)
-    return f"{head}{BEGIN}\n{options_markdown()}\n{END}{tail}"
+def with_tables(text: str) -> str:
+    for (begin, end), table in TABLES.items():
+        head, rest = text.split(begin)
+        _, tail = rest.split(end)
+        text = f"{head}{begin}\n{table()}\n{end}{tail}"
+    return text
 
 
-def test_the_document_has_every_option_as_it_is():
+def test_the_document_has_every_option_and_metric_as_it_is():
     text = DOCUMENT.read_text()
     if os.environ.get("PEGA_WRITE_DOCS"):
-        DOCUMENT.write_text(document_with_options(text))
-    assert document_with_options(text) == text, (
-        "docs/connector.md is behind connector/config.py: run this test with PEGA_WRITE_DOCS=1"
+        DOCUMENT.write_text(with_tables(text))
+    assert with_tables(text) == text, (
+        "docs/connector.md is behind the code: run this test with PEGA_WRITE_DOCS=1"
     )

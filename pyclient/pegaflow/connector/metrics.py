@@ -214,3 +214,13 @@ class Summary:
         if not parts:
             return ""
         return f"pegaflow: in {seconds:.0f} s {'; '.join(parts)}; link {link}"
+
+
+def metrics_markdown() -> str:
+    """The table of docs/connector.md."""
+    lines = ["| vllm:pegaflow_... | kind | labels | meaning |", "|---|---|---|---|"]
+    for metric in METRICS:
+        name = metric.name + ("_total" if metric.kind == COUNTER else "")
+        labels = ", ".join(metric.labels) or "-"
+        lines.append(f"| `{name}` | {metric.kind} | {labels} | {metric.sentence} |")
+    return "\n".join(lines)
