@@ -1,11 +1,15 @@
 // What one peer does wrong costs that peer its connection, and nobody else anything.
 #include <cstring>
+#include <fstream>
+#include <iterator>
 #include <list>
 #include <random>
 #include <string>
 #include <vector>
 
 #include <sys/resource.h>
+#include <sys/syscall.h>
+#include <unistd.h>
 
 #include <capnp/message.h>
 #include <capnp/rpc.capnp.h>
@@ -219,6 +223,35 @@ TEST_SUITE("bad input") {
     }
     f.check_engine_is_served();
     CHECK(f.server.metric_becomes("pegaflow_connections", 1));
+  }
+
+  TEST_CASE("the fuzzer begins with conversations that a server follows to their end") {
+    ServerProcess server;
+    std::ifstream file(std::string(PEGA_FUZZ_CORPUS) + "/connection/whole_life", std::ios::binary);
+    const std::string input{std::istreambuf_iterator<char>(file), {}};
+    REQUIRE(input.size() > 1);
+    const UniqueFd pidfd(static_cast<int>(::syscall(SYS_pidfd_open, ::getpid(), 0)));
+    RawConnection peer(server.socket());
+
+    peer.send(bootstrap(0));
+    REQUIRE(peer.send_with_fd(input.substr(1), pidfd.get()));
+
+    // Every call of the schema, each answered well; the last one tells that all are.
+    const auto sample = [](std::string_view method) {
+      return fmt::format(R"(pegaflow_rpc_requests_total{{method="{}",status="ok"}})", method);
+    };
+    const auto end = std::chrono::steady_clock::now() + seconds(10);
+    while (server.get("/metrics").body.find(sample("goodbye")) == std::string::npos) {
+      REQUIRE(std::chrono::steady_clock::now() < end);
+    }
+    for (const char* const method :
+         {"hello", "register", "attach", "reserve", "publish", "lookup", "claim", "open", "release",
+          "unclaim", "reset_cache", "abandon", "goodbye"}) {
+      CAPTURE(std::string(method));
+      CHECK(server.get("/metrics").body.find(sample(method) + " 1") != std::string::npos);
+    }
+    CHECK(server.metric("pegaflow_cache_block_insertions_total") == 5);
+    CHECK(server.metric(R"(pegaflow_load_blocks_total{written_by="this_process"})") == 5);
   }
 
   TEST_CASE("5,000 connections: the engine is served, and there is room for another") {

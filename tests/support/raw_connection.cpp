@@ -31,6 +31,22 @@ bool RawConnection::send(std::string_view bytes) {
   return true;
 }
 
+bool RawConnection::send_with_fd(std::string_view bytes, int fd) {
+  iovec part{const_cast<char*>(bytes.data()), bytes.size()};
+  alignas(cmsghdr) char control[CMSG_SPACE(sizeof(int))] = {};
+  msghdr message{};
+  message.msg_iov = &part;
+  message.msg_iovlen = 1;
+  message.msg_control = control;
+  message.msg_controllen = sizeof control;
+  cmsghdr* const header = CMSG_FIRSTHDR(&message);
+  header->cmsg_level = SOL_SOCKET;
+  header->cmsg_type = SCM_RIGHTS;
+  header->cmsg_len = CMSG_LEN(sizeof(int));
+  std::memcpy(CMSG_DATA(header), &fd, sizeof fd);
+  return ::sendmsg(fd_.get(), &message, MSG_NOSIGNAL) == static_cast<ssize_t>(bytes.size());
+}
+
 void RawConnection::finish() { ::shutdown(fd_.get(), SHUT_WR); }
 
 bool RawConnection::is_closed_within(std::chrono::seconds limit) {

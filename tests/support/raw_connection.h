@@ -21,6 +21,8 @@ class RawConnection {
 
   /// As many bytes as are taken; false when the other side closed, or took nothing for a second.
   bool send(std::string_view bytes);
+  /// All of it in one message, with a copy of `fd` beside its first byte.
+  bool send_with_fd(std::string_view bytes, int fd);
   /// Closes our direction only.
   void finish();
   /// Reads until the other side closes; false at the limit.

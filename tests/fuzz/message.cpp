@@ -1,0 +1,76 @@
+// libFuzzer: any bytes as a message, read as each struct of the wire by the codec.
+//
+// The first byte says which struct. Nothing may crash, and what the codec accepts keeps its bounds.
+#include <cstddef>
+#include <cstdint>
+#include <cstring>
+#include <vector>
+
+#include <capnp/message.h>
+#include <capnp/serialize.h>
+#include <kj/exception.h>
+
+#include "base/assert.h"
+#include "capnp/codec.h"
+
+namespace pegaflow {
+namespace {
+
+void read_one(unsigned kind, capnp::MessageReader& message) {
+  switch (kind % 6) {
+    case 0: {
+      std::vector<BlockKey> scratch;
+      if (const auto keys = read_keys(message.getRoot<wire::Keys>(), scratch)) {
+        PEGA_ASSERT(keys->size() <= kMaxKeysPerCall, "{} keys", keys->size());
+      }
+      break;
+    }
+    case 1:
+      if (const auto registration = read_registration(message.getRoot<wire::Registration>())) {
+        PEGA_ASSERT(registration->factors.size() <= kMaxFactorsOnWire, "too many factors");
+        PEGA_ASSERT(registration->rank < registration->ranks, "a rank beyond its ranks");
+        PEGA_ASSERT(registration->instance.size() <= kMaxInstanceBytes, "a long id");
+        // What was accepted survives the way back.
+        capnp::MallocMessageBuilder again;
+        auto builder = again.initRoot<wire::Registration>();
+        write_registration(*registration, builder);
+      }
+      break;
+    case 2:
+      (void)read_job(message.getRoot<wire::JobId>());
+      break;
+    case 3: {
+      const Error error = read_error(message.getRoot<wire::Error>());
+      PEGA_ASSERT(static_cast<std::size_t>(error.code) < kErrcCount, "an unknown code");
+      break;
+    }
+    case 4:
+      (void)read_done(message.getRoot<wire::Done>());
+      break;
+    default: {
+      const auto hello = message.getRoot<wire::Hello>();
+      const std::uint16_t version = common_version(hello.getMinimum(), hello.getMaximum());
+      PEGA_ASSERT(version == 0 || (version >= kWireMinimum && version <= kWireMaximum), "{}",
+                  version);
+      (void)read_id(hello.getProcess());
+      (void)read_id(hello.getPreviousConnection());
+      (void)hello.getBuild().size();
+    }
+  }
+}
+
+}  // namespace
+}  // namespace pegaflow
+
+extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size) {
+  if (size < 1) return 0;
+  // Words have to be aligned; what is left over of the last one is dropped.
+  std::vector<capnp::word> words((size - 1) / sizeof(capnp::word));
+  if (!words.empty()) std::memcpy(words.data(), data + 1, words.size() * sizeof(capnp::word));
+  // A message that leads out of itself throws, by Cap'n Proto's contract.
+  (void)kj::runCatchingExceptions([&]() {
+    capnp::FlatArrayMessageReader message(kj::arrayPtr(words.data(), words.size()));
+    pegaflow::read_one(data[0], message);
+  });
+  return 0;
+}
