@@ -268,21 +268,28 @@ class HttpServer::Loop final : private kj::TaskSet::ErrorHandler,
 
   kj::Promise<void> read_news() {
     return news_.whenBecomesReadable().then([this]() {
-      server_.news_.drain([this](HttpNews&& news) {
-        if (news.is_stop) {
-          stop_.fulfiller->fulfill();
-        } else if (news.ticket == 0) {
-          health_ = std::move(news.health);
-        } else if (const auto asked = asked_.find(news.ticket); asked != asked_.end()) {
-          asked->second->fulfill(kj::mv(news.answer));
-          asked_.erase(asked);
-        }
-      });
+      take_news();
       return read_news();
     });
   }
 
+  void take_news() {
+    server_.news_.drain([this](HttpNews&& news) {
+      if (news.is_stop) {
+        stop_.fulfiller->fulfill();
+      } else if (news.ticket == 0) {
+        health_ = std::move(news.health);
+      } else if (const auto asked = asked_.find(news.ticket); asked != asked_.end()) {
+        asked->second->fulfill(kj::mv(news.answer));
+        asked_.erase(asked);
+      }
+    });
+  }
+
   kj::Promise<Reply> reply_to(kj::HttpMethod method, std::string_view url, bool may_post) {
+    // Who has read the ready file is not to be told that the server is not ready: the loop may see
+    // the request before the news that were sent earlier.
+    take_news();
     const std::size_t mark = url.find('?');
     const std::string_view path = url.substr(0, mark);
     const std::string_view query =
