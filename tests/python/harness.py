@@ -158,7 +158,7 @@ class Engine:
         blocks: int = 256,
         asynchronous: bool = False,
         v2_runner: bool = False,
-        own_tables: bool = False,
+        old_release: bool = False,
         aggregate: bool = False,
         patient: bool = True,
         **changes: Any,
@@ -191,7 +191,8 @@ class Engine:
         self.scheduler.needs_kv_cache_zeroing = True
         self.scheduler.use_v2_model_runner = v2_runner
         self.connector = self.scheduler.connector
-        if own_tables:
+        self._old_release = old_release
+        if old_release:  # which has no block state to hand out
             self.connector._scheduler._own_tables = True
         self._aggregator = KVOutputAggregator(1) if aggregate else None
         self._depth = 2 if asynchronous else 1
@@ -342,7 +343,8 @@ class Engine:
             worker.finish_forward()
         if not output.has_sync_kv_loads:
             worker.start_load_kv(None)
-        worker.wait_for_save()
+        if sampled or not self._old_release:  # which does not call it in a step without work
+            worker.wait_for_save()
         results = worker.get_transfer_results(output.finished_req_ids)
         transfer = KVConnectorOutput(
             finished_sending=results.finished_sending or None,

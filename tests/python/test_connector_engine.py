@@ -11,7 +11,7 @@ KINDS = {
     "asynchronous": {"asynchronous": True},
     "v2_runner": {"v2_runner": True},
     "v2_asynchronous": {"v2_runner": True, "asynchronous": True},
-    "old_release": {"own_tables": True, "aggregate": True},
+    "old_release": {"old_release": True, "aggregate": True},
 }
 
 
@@ -327,6 +327,16 @@ def test_pins_stay_below_their_limit_and_the_rest_waits(pega, prompt, prefix_cac
             assert dropped == 0, "its blocks wait in vLLM's own cache"
         else:
             assert dropped > 0, "nobody vouches for them"
+        engine.check_at_rest()
+
+
+def test_blocks_are_saved_in_steps_without_work_by_old_releases_too(pega, prompt):
+    changes = {"extra": {"pegaflow.max_pinned_percent": 5}, "max_model_len": 800}
+    with Engine(pega.address, blocks=100, old_release=True, **changes) as engine:
+        engine.wait_ready()
+        engine.ask("a", prompt(600), 1)
+        engine.run()
+        assert engine.stats["saved_blocks"] == 600 // BLOCK
         engine.check_at_rest()
 
 

@@ -191,7 +191,14 @@ def test_a_load_that_was_promised_before_the_failure_is_refused(pega, prompt):
         engine.ask("stored", tokens)
         engine.reset_local()
         # Between vLLM's allocation and the plan that would have handed the load out.
-        plant(engine.connector, "_scheduler.loads.take_ends", 0)
+        side = engine.connector._scheduler
+        begin = side.loads.begin
+
+        def begin_and_fail_soon(*args: Any) -> Any:
+            plant(engine.connector, "_scheduler.loads.take_ends", 0)
+            return begin(*args)
+
+        side.loads.begin = begin_and_fail_soon
         engine.ask("x", tokens)
 
         assert len(engine.bad_blocks) == 18, "vLLM was told that they did not come"

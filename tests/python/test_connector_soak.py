@@ -17,7 +17,7 @@ KINDS = {
     "plain": {},
     "asynchronous": {"asynchronous": True},
     "v2_asynchronous": {"v2_runner": True, "asynchronous": True},
-    "old_release": {"own_tables": True},
+    "old_release": {"old_release": True},
     "without_prefix_caching": {"enable_prefix_caching": False},
 }
 

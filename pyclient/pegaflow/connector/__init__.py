@@ -186,12 +186,16 @@ class PegaKVConnector(KVConnectorBase_V1, SupportsHMA):
 
     @hook(_nothing)
     def wait_for_save(self) -> None:
+        self._submit_saves()
+
+    def _submit_saves(self) -> None:
         if isinstance(self._connector_metadata, StepPlan):
             self._worker.submit_saves(self._connector_metadata)
 
     @hook(lambda: (None, None))
     def get_finished(self, finished_req_ids: set[str]) -> tuple[set[str] | None, set[str] | None]:
         # get_transfer_results(), where there is one, asks here.
+        self._submit_saves()
         self._worker.collect()
         return None, self._worker.reports.take_received() or None
 

@@ -74,6 +74,7 @@ class WorkerSide:
         self.loads: dict[int, _Job] = {}
         self.saves: dict[int, SaveOrder] = {}
         self._make_mover = make_mover
+        self._saved_plan: StepPlan | None = None  # the last one whose saves were submitted
         self._link = ""
 
     def register(self, kv_caches: Any) -> None:
@@ -99,7 +100,14 @@ class WorkerSide:
                 self.mover.cancel_load(load)
 
     def submit_saves(self, plan: StepPlan) -> None:
-        """Called when the step's forward pass is queued: the mover records it as an event."""
+        """Called when the step's forward pass is queued: the mover records it as an event.
+
+        Called again for the same plan, for releases before 0.31 call wait_for_save() only in steps
+        with a forward pass, and a request's last blocks are saved in a step without.
+        """
+        if plan is self._saved_plan:
+            return
+        self._saved_plan = plan
         for order in plan.saves:
             try:
                 self.mover.save(
