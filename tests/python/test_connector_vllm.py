@@ -93,16 +93,15 @@ def salted(vllm: VllmServer, prompt: list[int], salt: str) -> list[int]:
     return answer["choices"][0]["token_ids"]
 
 
-@pytest.mark.parametrize("length", [40, 64, 500, 512, 2500])
+@pytest.mark.parametrize("length", [64, 500, 2500])
 def test_cold_local_and_loaded_answers_are_equal(vllm, prompt, length):
     tokens = prompt(length)
     with loads(vllm, 0):
-        cold = complete(vllm.http, tokens, 16)
-        local = complete(vllm.http, tokens, 16)
+        cold = complete(vllm.http, tokens, 8)
+        local = complete(vllm.http, tokens, 8)
     forget(vllm)
-    blocks = length // BLOCK
-    with loads(vllm, blocks * BLOCK if blocks >= 2 else 0):
-        loaded = complete(vllm.http, tokens, 16)
+    with loads(vllm, length // BLOCK * BLOCK):
+        loaded = complete(vllm.http, tokens, 8)
 
     assert cold.tokens == local.tokens == loaded.tokens
     # Which batch computed a token shows in the last bits; which place its KV came from must not.
@@ -135,7 +134,7 @@ def test_salts_do_not_meet(vllm, prompt):
 def test_clients_that_leave_in_the_middle_leave_nothing_behind(vllm, pega, prompt):
     tokens = prompt(2500)
     answer = complete(vllm.http, tokens, 8)
-    for _ in range(10):
+    for _ in range(5):
         forget(vllm)
         send(vllm, {"prompt": tokens, "max_tokens": 50}).close()
     wait_until(
@@ -188,7 +187,7 @@ def test_vllm_shows_our_metrics(vllm, prompt):
 
 
 def test_the_log_says_what_the_cache_did(vllm, prompt):
-    complete(vllm.http, prompt(300), 40)
+    complete(vllm.http, prompt(300), 10)
 
     def said() -> bool:
         complete(vllm.http, prompt(40), 2)

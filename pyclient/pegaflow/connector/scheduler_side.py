@@ -266,7 +266,8 @@ class SchedulerSide:
         self._link_seen_at = now
         link = self._session.status()
         if link["state"] != self._link["state"]:
-            log.info("pegaflow: the link is %s %s", link["state"], link["detail"])
+            why = f": {link['detail']}" if link["detail"] else ""
+            log.info("pegaflow: the link is %s%s", link["state"], why)
         if link["state"] == "ready" and link["server"] != self._server:
             if self._server is not None:
                 # Another life of the server has nothing of what we gave to the last one.

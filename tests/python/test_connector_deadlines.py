@@ -1,0 +1,291 @@
+"""Time as the scheduler's side counts it, with a clock of the test's own."""
+
+import pytest
+
+from pegaflow.connector.config import read_settings
+from pegaflow.connector.keys import KeyChain
+from pegaflow.connector.loads import REPORT_MARGIN_S, Loads
+from pegaflow.connector.lookups import STEP_PATIENCE_S, Lookups
+from pegaflow.connector.messages import Outcome, WorkerReport
+from pegaflow.connector.metrics import Counts
+from pegaflow.connector.requests import Claim, RequestState
+from tests.python.test_connector_keys import FakeRequest
+
+BLOCK = 16
+
+
+class Clock:
+    def __init__(self) -> None:
+        self.now = 1000.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+class SlowServer:
+    """Answers when the test says so; waiting costs the clock what it was allowed to cost."""
+
+    def __init__(self, clock: Clock) -> None:
+        self.clock = clock
+        self.answers: dict[int, tuple[int, bool, bytes]] = {}
+        self.asked: list[str] = []
+        self.ended: list[bytes] = []
+        self.forgotten: list[int] = []
+        self.waited_s = 0.0
+
+    def lookup(self, keys: bytes, key_bytes: int) -> int:
+        self.asked.append("lookup")
+        return len(self.asked)
+
+    def claim(self, keys: bytes, key_bytes: int) -> int:
+        self.asked.append("claim")
+        return len(self.asked)
+
+    def take(self, ticket: int, patience_s: float = 0.0):
+        if ticket not in self.answers:
+            self.clock.now += patience_s
+            self.waited_s += patience_s
+            return None
+        return self.answers.pop(ticket)
+
+    def forget(self, ticket: int) -> None:
+        self.forgotten.append(ticket)
+
+    def unclaim(self, token: bytes) -> None:
+        self.ended.append(token)
+
+
+@pytest.fixture
+def clock() -> Clock:
+    return Clock()
+
+
+@pytest.fixture
+def loads(clock) -> Loads:
+    return Loads(
+        ranks=1,
+        block_bytes=1_000_000,
+        patience_s=0.25,
+        bytes_per_second=1e9,
+        counts=Counts(),
+        clock=clock,
+    )
+
+
+@pytest.fixture
+def server(clock) -> SlowServer:
+    return SlowServer(clock)
+
+
+@pytest.fixture
+def lookups(clock, loads, server) -> Lookups:
+    return Lookups(
+        server,
+        read_settings({}, {}),
+        loads,
+        min_blocks=2,
+        follow=True,
+        counts=Counts(),
+        clock=clock,
+    )
+
+
+def state(blocks: int = 10) -> RequestState:
+    request = FakeRequest(blocks * BLOCK, unit=BLOCK)
+    request.request_id = f"r{id(request)}"
+    return RequestState(request, KeyChain(request, BLOCK, BLOCK), generation=0)
+
+
+def begin(loads: Loads, of: RequestState, blocks: int = 10):
+    claim = Claim(first=0, ticket=None, asked_at=0.0, blocks=blocks, token=b"t" * 16)
+    load = loads.begin(of, claim, 0, range(1, blocks + 1))
+    loads.mark_handed_out([load])
+    return load
+
+
+# ---- questions
+
+
+def test_a_miss_is_believed_for_100_ms(clock, lookups, server):
+    one = state()
+    lookups.ask(one)
+    server.answers[1] = (0, True, b"")
+    assert lookups.blocks_beyond(one, 0) == 0
+
+    clock.now += 0.099
+    assert lookups.blocks_beyond(one, 0) == 0
+    assert server.asked == ["lookup"]
+
+    clock.now += 0.002
+    server.answers[2] = (10, True, b"t" * 16)
+    assert lookups.blocks_beyond(one, 0) == 10
+    assert server.asked == ["lookup", "claim"]
+
+
+def test_an_old_miss_is_not_believed_at_all(clock, lookups, server):
+    # The request waited in vLLM's queue while another one saved the prefix.
+    one = state()
+    lookups.ask(one)
+    server.answers[1] = (0, True, b"")
+    clock.now += 5.0
+    server.answers[2] = (4, True, b"t" * 16)
+
+    assert lookups.blocks_beyond(one, 0) == 4
+
+
+def test_a_question_is_waited_for_1_ms_and_given_up_after_20(clock, lookups, server):
+    one = state()
+    assert lookups.blocks_beyond(one, 0) is None
+    assert server.waited_s == pytest.approx(0.001)
+
+    for _ in range(18):
+        clock.now += 0.001
+        lookups.new_step()
+        assert lookups.blocks_beyond(one, 0) is None
+    assert server.waited_s == pytest.approx(0.001), "later steps only look"
+
+    clock.now += 0.002
+    assert lookups.blocks_beyond(one, 0) == 0
+    assert server.forgotten == [1]
+
+
+def test_an_answer_is_used_however_long_the_step_between_took(clock, lookups, server):
+    one = state()
+    assert lookups.blocks_beyond(one, 0) is None
+    clock.now += 10.0
+    server.answers[1] = (6, True, b"t" * 16)
+
+    assert lookups.blocks_beyond(one, 0) == 6
+
+
+def test_all_the_waiting_of_one_step_is_bounded(lookups, server):
+    for _ in range(64):
+        assert lookups.blocks_beyond(state(), 0) is None
+    assert server.waited_s == pytest.approx(STEP_PATIENCE_S)
+
+    lookups.new_step()
+    assert lookups.blocks_beyond(state(), 0) is None
+    assert server.waited_s == pytest.approx(STEP_PATIENCE_S + 0.001)
+
+
+def test_an_offer_follows_what_vllms_own_cache_has_now(lookups, server):
+    one = state()
+    server.answers[1] = (6, True, b"t" * 16)
+    assert lookups.blocks_beyond(one, 2) == 6
+    assert lookups.blocks_beyond(one, 2) == 6, "asked again, answered again"
+    assert lookups.blocks_beyond(one, 5) == 3, "its own cache grew"
+    assert server.asked == ["claim"]
+
+    server.answers[2] = (8, True, b"u" * 16)
+    assert lookups.blocks_beyond(one, 1) == 0, "it shrank: the claim begins too late"
+    assert server.ended == [b"t" * 16]
+
+
+def test_a_server_without_our_worker_is_a_miss(lookups, server):
+    one = state()
+    server.answers[1] = (0, False, b"")
+    assert lookups.blocks_beyond(one, 0) == 0
+    assert lookups._counts.data["misses"] == {"not_registered": 1}
+
+
+# ---- loads
+
+
+def test_a_load_is_given_up_once_after_its_deadline(clock, loads):
+    load = begin(loads, state())
+    bytes_s = 10 * 1_000_000 / 1e9
+    clock.now += 0.25 + bytes_s + REPORT_MARGIN_S - 0.001
+    assert loads.take_ends() == ([], [])
+    assert loads.holds_up(load, clock())
+
+    clock.now += 0.002
+    assert not loads.holds_up(load, clock())
+    assert loads.take_ends() == ([load.id], [])
+    assert loads.take_ends() == ([], []), "said once"
+    assert loads.under_way() == [load], "and still to be reported"
+
+
+def test_a_deadline_counts_the_bytes_queued_before(clock, loads):
+    begin(loads, state(1000), 1000)
+    second = begin(loads, state())
+    assert second.deadline - clock() == pytest.approx(0.25 + 1.0 + 0.01 + REPORT_MARGIN_S)
+
+
+def test_who_waited_for_a_late_load_asks_for_itself(clock, loads, lookups, server):
+    leader = state()
+    load = begin(loads, leader)
+    follower = RequestState(leader.request, KeyChain(leader.request, BLOCK, BLOCK), 0)
+    assert lookups.blocks_beyond(follower, 0) is None
+    assert follower.followed is load
+    clock.now += 1.0
+    assert lookups.blocks_beyond(follower, 0) is None
+    assert server.asked == []
+
+    clock.now += 1.0
+    server.answers[1] = (10, True, b"t" * 16)
+    assert lookups.blocks_beyond(follower, 0) == 10
+
+
+def test_who_waited_for_a_failed_load_waits_for_no_other(loads, lookups, server):
+    leader = state()
+    load = begin(loads, leader)
+    followers = [
+        RequestState(leader.request, KeyChain(leader.request, BLOCK, BLOCK), 0) for _ in range(2)
+    ]
+    for follower in followers:
+        assert lookups.blocks_beyond(follower, 0) is None
+    loads.report({load.id: Outcome(failed=10, error="gone", first_failed=0)})
+    begin(loads, followers[0])
+
+    server.answers[1] = (10, True, b"t" * 16)
+    assert lookups.blocks_beyond(followers[1], 0) == 10
+
+
+def test_a_load_of_other_blocks_is_no_reason_to_wait(loads, lookups, server):
+    begin(loads, state(), 4)
+    other = state()
+    other.request.block_hashes = [bytes(32)] * 10
+    server.answers[1] = (10, True, b"t" * 16)
+
+    assert lookups.blocks_beyond(other, 0) == 10
+
+
+# ---- reports of several ranks
+
+
+def test_a_load_has_ended_when_every_rank_has_reported_it(clock):
+    loads = Loads(
+        ranks=2,
+        block_bytes=1,
+        patience_s=1,
+        bytes_per_second=1e9,
+        counts=Counts(),
+        clock=clock,
+    )
+    of = state()
+    load = begin(loads, of)
+
+    assert loads.report({load.id: Outcome(blocks=10, bytes=5)}) == []
+    bad = Outcome(blocks=7, failed=3, bytes=4, error="timeout", first_failed=7)
+    assert loads.report({load.id: bad}) == [load]
+
+    assert of.load_failed
+    assert of.next_save == 0
+    assert loads._counts.data["loaded_bytes"] == {"": 9}
+    assert loads._counts.data["load_failures"] == {"timeout": 1}
+
+
+def test_reports_of_ranks_are_merged_to_the_worst():
+    first = WorkerReport(saves={1: Outcome(blocks=4)}, loads={7: Outcome(blocks=9)})
+    second = WorkerReport(
+        saves={1: Outcome(blocks=3, failed=1, error="gone"), 2: Outcome(blocks=1)},
+        loads={7: Outcome(blocks=5, failed=4, error="timeout", first_failed=2)},
+    )
+    merged = first.aggregate(second)
+
+    assert merged.saves[1] == Outcome(ranks=2, blocks=3, failed=1, error="gone")
+    assert merged.saves[2].ranks == 1
+    assert merged.loads[7].first_failed == 2
+    assert merged.loads[7].error == "timeout"
+    assert merged
+    assert not WorkerReport()
