@@ -338,7 +338,10 @@ void Link::drop(Error why) {
 
 wire::Session::Client& Link::session() {
   PEGA_ASSERT(is_connected(), "no session");
-  return KJ_ASSERT_NONNULL(connection_->session);
+  KJ_IF_MAYBE (session, connection_->session) {
+    return *session;
+  }
+  assertion_failed(__FILE__, __LINE__, "session", "connected without one");
 }
 
 Error Link::on_exception(const kj::Exception& exception, const char* what) {

@@ -142,7 +142,8 @@ kj::Promise<Result<void>> MoverLoop::map_pool() {
                         state_.layout, mapping->bytes(),
                         [&events = state_.events](Device::Completion&& completion) {
                           MoverEvent event{MoverEvent::Kind::kCompletion, std::move(completion)};
-                          // There is a place for each accepted batch.
+                          // There is a place for each accepted batch. What is not sent is not
+                          // moved from. NOLINTNEXTLINE(bugprone-use-after-move)
                           while (!events.try_send(std::move(event))) {
                             std::this_thread::yield();
                           }

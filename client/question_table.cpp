@@ -46,7 +46,7 @@ std::optional<QuestionTable::Outcome> QuestionTable::forget(Ticket ticket) {
   const std::lock_guard lock(mutex_);
   auto row = rows_.extract(static_cast<std::uint64_t>(ticket));
   if (row.empty() || !row.mapped() || !*row.mapped()) return std::nullopt;
-  return std::move(**row.mapped());
+  return **row.mapped();
 }
 
 }  // namespace pegaflow

@@ -26,9 +26,9 @@ RuntimeDirectoryChoice RuntimeDirectoryChoice::from_environment() {
 std::string default_socket_path(std::uint16_t port, const RuntimeDirectoryChoice& choice) {
   const std::string name = fmt::format("/{}.sock", port);
   if (!choice.explicit_directory.empty()) return choice.explicit_directory + name;
-  const std::string system = choice.system + name;
+  std::string system = choice.system + name;
   if (choice.user.empty() || ::access(system.c_str(), F_OK) == 0) return system;
-  const std::string user = choice.user + "/pegaflow" + name;
+  std::string user = choice.user + "/pegaflow" + name;
   if (::access(user.c_str(), F_OK) == 0) return user;
   return ::access(choice.system.c_str(), W_OK) == 0 ? system : user;
 }
