@@ -90,7 +90,10 @@ TemporaryDirectory::~TemporaryDirectory() {
   fs::remove_all(path_, ignored);
 }
 
-fs::path ServerProcess::binary() { return PEGA_SERVER_BINARY; }
+fs::path ServerProcess::binary() {
+  const char* const other = std::getenv("PEGA_TEST_SERVER");
+  return other != nullptr ? other : PEGA_SERVER_BINARY;
+}
 
 ServerProcess::ServerProcess(Options options) : options_(std::move(options)) {
   start(options_.wait_until_ready ? Wait::kUntilReady : Wait::kNo);
@@ -242,7 +245,8 @@ ServerProcess::Response http_request(const std::string& address, std::string_vie
   while (answer.size() < wanted) {
     char part[16384];
     const ssize_t count = ::recv(fd.get(), part, sizeof part, 0);
-    if (count <= 0) throw std::runtime_error("no whole answer from " + address + ": " + answer);
+    if (count <= 0)
+      throw std::runtime_error(fmt::format("no whole answer from {}: {}", address, answer));
     answer.append(part, static_cast<std::size_t>(count));
     const std::size_t body = answer.find("\r\n\r\n");
     if (wanted != std::string::npos || body == std::string::npos) continue;

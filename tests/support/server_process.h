@@ -49,7 +49,8 @@ class ServerProcess {
   ServerProcess(const ServerProcess&) = delete;
   ServerProcess& operator=(const ServerProcess&) = delete;
 
-  /// The path of the binary of this build.
+  /// The path of the binary of this build, or $PEGA_TEST_SERVER: to run tests against a server of
+  /// another build, for example one with sanitizers, without building the tests so.
   static std::filesystem::path binary();
 
   /// Starts it again, on the same socket, after kill(), terminate() or an end of its own.
