@@ -131,6 +131,7 @@ std::vector<Segment> to_segments(const py::sequence& segments) {
       raise({Errc::kInvalidArgument,
              "a segment is (address, block_stride_bytes, size_bytes), of numbers"});
     }
+    // Python hands addresses over as numbers. NOLINTNEXTLINE(performance-no-int-to-ptr)
     out.push_back({reinterpret_cast<std::byte*>(parts[0].cast<std::uintptr_t>()),
                    parts[1].cast<std::uint64_t>(), parts[2].cast<std::uint64_t>()});
   }

@@ -28,7 +28,7 @@ namespace pegaflow {
 namespace {
 
 namespace py = pybind11;
-using namespace pybind11::literals;
+using namespace pybind11::literals;  // NOLINT(google-build-using-namespace): only its "_a"
 using py_arguments::from_id;
 using py_arguments::to_blocks;
 using py_arguments::to_duration;

@@ -402,6 +402,7 @@ HttpServer::~HttpServer() {
   if (!thread_.joinable()) return;
   HttpNews stop;
   stop.is_stop = true;
+  // What is not sent is not moved from. NOLINTNEXTLINE(bugprone-use-after-move)
   while (!news_.try_send(std::move(stop))) std::this_thread::yield();
   thread_.join();
 }

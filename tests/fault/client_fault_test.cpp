@@ -241,7 +241,7 @@ TEST_SUITE("the connection fails, and both ends live") {
     ServerProcess::Options small;
     small.pool_size = "1mb";  // 64 pages: the other engine needs all of them.
     Fixture f({}, small);
-    const std::size_t kMany = 64;
+    constexpr std::size_t kMany = 64;
     EngineMemory other_memory(2, 8 * 1024, 2 * kMany);
     auto other_device = HostDevice::create({}).value();
     TestEngine::Options other_options;

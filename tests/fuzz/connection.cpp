@@ -203,6 +203,7 @@ class Target {
 }  // namespace
 }  // namespace pegaflow
 
+// libFuzzer chose the name. NOLINTNEXTLINE(readability-identifier-naming)
 extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size) {
   static auto* const target = new pegaflow::Target();
   if (size < 1) return 0;

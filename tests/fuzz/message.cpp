@@ -62,6 +62,7 @@ void read_one(unsigned kind, capnp::MessageReader& message) {
 }  // namespace
 }  // namespace pegaflow
 
+// libFuzzer chose the name. NOLINTNEXTLINE(readability-identifier-naming)
 extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size) {
   if (size < 1) return 0;
   // Words have to be aligned; what is left over of the last one is dropped.
