@@ -187,7 +187,7 @@ class Stage:
     def ask_emptied(
         self, prompt: Prompt, max_tokens: int = OUTPUT_TOKENS
     ) -> tuple[Answer, Counters]:
-        """Empties vLLM's own cache and asks a prompt; again if a deadline was missed."""
+        """Empties vLLM's own cache and asks a stored prompt; again if a deadline was missed."""
         for _ in range(MAX_ASKED_AGAIN):
             self.forget_local()
             answer, counted = self.ask_counted(prompt, max_tokens)
@@ -203,19 +203,25 @@ class Stage:
         With one token no block is filled by decoding: what is stored is the prompt alone.
         """
         new = full_blocks(len(prompt), BLOCK_TOKENS) - already_stored_blocks
-        target = self.insertions() + new
-        what = f"{new} blocks of prompt {prompt.name} are stored"
+        return self.store_until(prompt, self.insertions() + new)
+
+    def store_until(self, prompt: Prompt, insertions: int) -> Answer:
+        """Asks for one token until the server has sealed so many blocks in all.
+
+        Returns the first answer, the one that was cold.
+        """
+        what = f"all blocks of prompt {prompt.name} are stored"
         first: Answer | None = None
         for _ in range(MAX_ASKED_AGAIN + 1):
             unsaved = self._unsaved()
             answer = self.ask(prompt, max_tokens=1)
-            first = first or answer  # the one that was cold
+            first = first or answer
             wait_until(
                 what,
-                lambda before=unsaved: self.insertions() >= target or self._unsaved() > before,
+                lambda before=unsaved: self.insertions() >= insertions or self._unsaved() > before,
                 30,
             )
-            if self.insertions() >= target:
+            if self.insertions() >= insertions:
                 return first
             self.asked_again += 1
             self.forget_local()

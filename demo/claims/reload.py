@@ -45,12 +45,21 @@ class Reload:
 
 def reload(stage: Stage, prompt: Prompt) -> Reload:
     """Empties vLLM's own cache and asks the prompt."""
-    known_tokens = len(prompt) if prompt.asked_before else prompt.shared_tokens
-    answer, counted = stage.ask_emptied(prompt)
-    expected = offered_blocks(
-        len(prompt), BLOCK_TOKENS, stored_blocks=full_blocks(known_tokens, BLOCK_TOKENS)
-    )
-    return Reload(answer, counted, expected)
+    whole = full_blocks(len(prompt), BLOCK_TOKENS)
+    if prompt.asked_before:
+        answer, counted = stage.ask_emptied(prompt)
+        return Reload(answer, counted, offered_blocks(len(prompt), BLOCK_TOKENS, whole))
+    known = full_blocks(prompt.shared_tokens, BLOCK_TOKENS)
+    insertions = stage.insertions()
+    stage.forget_local()
+    answer, counted = stage.ask_counted(prompt)
+    if counted.missed_deadlines:
+        # Now it was asked before: from here on all of it comes back.
+        stage.asked_again += 1
+        stage.store_until(prompt, insertions + whole - known)
+        answer, counted = stage.ask_emptied(prompt)
+        known = whole
+    return Reload(answer, counted, offered_blocks(len(prompt), BLOCK_TOKENS, known))
 
 
 def answer_differences(stage: Stage, prompt: Prompt, answer: Answer) -> list[str]:
