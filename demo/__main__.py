@@ -184,7 +184,7 @@ def _print_end(stage: Stage, claims: list[Claim]) -> None:
     print(f"\n  {held} of {len(claims)} claims held, {seconds:.0f} s, seed {seed}")
     if stage.asked_again:
         print(
-            f"  {stage.asked_again} times a request missed a deadline of some 10 ms, as happens on "
+            f"  {stage.asked_again} times a request missed a deadline, as happens on "
             "a busy machine, and was asked again"
         )
 

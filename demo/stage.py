@@ -24,9 +24,19 @@ OUTPUT_TOKENS = 32
 #: Room for every block that the demo stores, so that none is evicted: about 1,300 x 1.5 MiB.
 POOL_SIZE = "3gb"
 
-#: How often a request is asked again that missed one of the connector's deadlines. Those are some
-#: 10 ms, so that an engine never waits for the cache; a machine that is busy with something else
-#: misses them at times, and then the cache stays out of the way. The report says how often.
+#: The connector's deadlines are for engines that compute elsewhere than the server does. Here vLLM
+#: takes every core for each step, and a server that wakes up 20 ms late is none that hangs.
+PATIENT = {
+    "pegaflow.claim_limit_ms": 500,
+    "pegaflow.lookup_deadline_ms": 1000,
+    "pegaflow.open_deadline_ms": 1000,
+    "pegaflow.reserve_deadline_ms": 1000,
+    "pegaflow.load_patience_ms": 2000,
+}
+
+#: How often a request is asked again that missed one of the connector's deadlines even so: an engine
+#: never waits for the cache, so on a machine that is busy with something else the cache stays out
+#: of the way at times. The report says how often.
 MAX_ASKED_AGAIN = 3
 
 _POLL_S = 0.02
@@ -98,7 +108,10 @@ class Stage:
         self.vllm.log_file = logs / "vllm-without-connector.log"
         self._plain = self.vllm
         options = VllmOptions(
-            model, connector=self.pega.address, python_path=[build_dir / "python"]
+            model,
+            connector=self.pega.address,
+            extra_config=PATIENT,
+            python_path=[build_dir / "python"],
         )
         self._connected = VllmServer(options, sockets / "pega")
         self._connected.log_file = logs / "vllm-with-connector.log"
