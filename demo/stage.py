@@ -34,9 +34,9 @@ PATIENT = {
     "pegaflow.load_patience_ms": 2000,
 }
 
-#: How often a request is asked again that missed one of the connector's deadlines even so: an engine
-#: never waits for the cache, so on a machine that is busy with something else the cache stays out
-#: of the way at times. The report says how often.
+#: How often a request is asked again that missed one of the connector's deadlines even so: an
+#: engine never waits for the cache, so on a machine that is busy with something else the cache
+#: stays out of the way at times. The report says how often.
 MAX_ASKED_AGAIN = 3
 
 _POLL_S = 0.02
