@@ -183,6 +183,7 @@ class HttpServer::Loop final : private kj::TaskSet::ErrorHandler,
         listener_(io_.lowLevelProvider->wrapListenSocketFd(
             server.listener_.fd.get(), kj::LowLevelAsyncIoProvider::ALREADY_CLOEXEC |
                                            kj::LowLevelAsyncIoProvider::ALREADY_NONBLOCK)),
+        health_(server.options_.health),
         tasks_(*this) {
     kj::HttpHeaderTable::Builder builder;
     authorization_ = builder.add("Authorization");

@@ -25,6 +25,7 @@ class HttpServer {
   struct Options {
     std::string token;  ///< Of POST beyond loopback; empty: refused.
     bool test_hooks = false;
+    Health health;  ///< Until the first publish(): requests may come before it.
     Duration answer_timeout = std::chrono::seconds(5);  ///< Then 503: the RPC thread hangs.
   };
 

@@ -88,6 +88,10 @@ class Server final : private kj::TaskSet::ErrorHandler {
     http_address_ = http_listener.address;
     HttpServer::Options http_options;
     http_options.token = std::move(token);
+    http_options.health = {.is_ok = false,
+                           .status = "preparing the pool",
+                           .pool_bytes = options_.pool_size_bytes,
+                           .done_bytes = 0};
 #ifdef PEGA_TEST_HOOKS
     http_options.test_hooks = true;
 #endif
