@@ -186,7 +186,7 @@ void add_functions(py::module_& module) {
   module.def(
       "default_socket_path",
       [](std::uint16_t port) {
-        return default_socket_path(port, RuntimeDirectoryChoice::from_environment());
+        return default_socket_path(port, RuntimeDirectories::from_environment());
       },
       "port"_a);
   module.def(

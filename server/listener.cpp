@@ -136,8 +136,7 @@ Result<fs::path> socket_path(std::string_view addr, const RuntimeDirectories& di
     }
     PEGA_TRY_LET(const std::uint16_t port, parse_port(addr.substr(colon + 1), addr));
     const std::string name = fmt::format("{}.sock", port);
-    const fs::path user =
-        directories.user.empty() ? fs::path() : fs::path(directories.user) / "pegaflow";
+    const fs::path user = directories.user;
     if (!directories.explicit_directory.empty()) {
       path = fs::path(directories.explicit_directory) / name;
     } else if (usable(directories.system)) {

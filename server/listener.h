@@ -9,16 +9,10 @@
 #include <vector>
 
 #include "base/error.h"
+#include "base/runtime_directories.h"
 #include "base/unique_fd.h"
 
 namespace pegaflow {
-
-/// What the runtime directory is chosen from; filled from the environment by main().
-struct RuntimeDirectories {
-  std::string explicit_directory{};  ///< $PEGAFLOW_RUNTIME_DIR, empty when not set.
-  std::string system = "/run/pegaflow";
-  std::string user{};  ///< $XDG_RUNTIME_DIR, empty when not set.
-};
 
 /// The socket that `addr` names. With HOST:PORT it lies in the first directory that exists or can
 /// be made, and that we may write to. Errors: kInvalidArgument for an address of neither form or a

@@ -1,11 +1,11 @@
 // pegaflow-server: reads its options and runs. Everything else is in server.cpp.
 #include <cstdio>
-#include <cstdlib>
 #include <iostream>
 #include <string_view>
 
 #include "base/log.h"
 #include "base/options.h"
+#include "base/runtime_directories.h"
 #include "base/units.h"
 #include "engine/pool.h"
 #include "server/options.h"
@@ -14,11 +14,6 @@
 namespace {
 
 constexpr pegaflow::Log kLog{"server"};
-
-std::string environment(const char* name) {
-  const char* const value = std::getenv(name);
-  return value == nullptr ? std::string() : std::string(value);
-}
 
 pegaflow::Result<void> run(int argc, char** argv) {
   pegaflow::ServerOptions options;
@@ -40,8 +35,7 @@ pegaflow::Result<void> run(int argc, char** argv) {
     kLog.info("pool size chosen: 30 GiB or half of the free memory pool={}",
               pegaflow::format_bytes(default_bytes));
   }
-  return pegaflow::run_server(options, {.explicit_directory = environment("PEGAFLOW_RUNTIME_DIR"),
-                                        .user = environment("XDG_RUNTIME_DIR")});
+  return pegaflow::run_server(options, pegaflow::RuntimeDirectories::from_environment());
 }
 
 }  // namespace

@@ -17,7 +17,7 @@ struct Directories {
     char name[] = "/tmp/pegaflow-test-XXXXXX";
     root = ::mkdtemp(name);
     choice.system = root + "/system";
-    choice.user = root + "/user";
+    choice.user = root + "/user/pegaflow";
   }
   ~Directories() { fs::remove_all(root); }
   static void put(const std::string& path) {
@@ -25,7 +25,7 @@ struct Directories {
     std::ofstream(path) << "socket";
   }
   std::string root;
-  RuntimeDirectoryChoice choice;
+  RuntimeDirectories choice;
 };
 
 TEST_SUITE("default_socket_path") {
@@ -37,15 +37,15 @@ TEST_SUITE("default_socket_path") {
 
   TEST_CASE("the socket is taken where it is") {
     Directories d;
-    Directories::put(d.choice.user + "/pegaflow/7.sock");
-    CHECK(default_socket_path(7, d.choice) == d.choice.user + "/pegaflow/7.sock");
+    Directories::put(d.choice.user + "/7.sock");
+    CHECK(default_socket_path(7, d.choice) == d.choice.user + "/7.sock");
     Directories::put(d.choice.system + "/7.sock");
     CHECK(default_socket_path(7, d.choice) == d.choice.system + "/7.sock");
   }
 
   TEST_CASE("without a socket it is where a server of ours would put it") {
     Directories d;
-    CHECK(default_socket_path(7, d.choice) == d.choice.user + "/pegaflow/7.sock");
+    CHECK(default_socket_path(7, d.choice) == d.choice.user + "/7.sock");
     fs::create_directories(d.choice.system);
     CHECK(default_socket_path(7, d.choice) == d.choice.system + "/7.sock");
     d.choice.user.clear();

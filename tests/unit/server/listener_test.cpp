@@ -47,10 +47,13 @@ TEST_SUITE("socket_path") {
     const std::string usable = (system.path() / "pegaflow").string();  // Can be made.
     const std::string unusable = "/nonexistent/pegaflow";
 
-    const auto in_system = socket_path("127.0.0.1:50055", {.system = usable, .user = user.path()});
-    const auto in_user = socket_path("0.0.0.0:1", {.system = unusable, .user = user.path()});
+    const auto in_system =
+        socket_path("127.0.0.1:50055", {.system = usable, .user = user.path() / "pegaflow"});
+    const auto in_user =
+        socket_path("0.0.0.0:1", {.system = unusable, .user = user.path() / "pegaflow"});
     const auto explicitly = socket_path(
-        "h:2", {.explicit_directory = "/somewhere", .system = usable, .user = user.path()});
+        "h:2",
+        {.explicit_directory = "/somewhere", .system = usable, .user = user.path() / "pegaflow"});
 
     CHECK(in_system == fs::path(usable) / "50055.sock");
     CHECK(in_user == user.path() / "pegaflow" / "1.sock");

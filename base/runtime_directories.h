@@ -1,0 +1,20 @@
+#pragma once
+/// \file
+/// Where a server's socket may lie, which the server and its clients have to agree on.
+
+#include <string>
+
+namespace pegaflow {
+
+/// What the socket's directory is chosen from: the explicit one decides, else the system's, else
+/// the user's. The server takes the first that it can write to (server/listener.h), a client the
+/// first that has the socket (client/socket_path.h).
+struct RuntimeDirectories {
+  std::string explicit_directory{};  ///< $PEGAFLOW_RUNTIME_DIR; empty when not set.
+  std::string system = "/run/pegaflow";
+  std::string user{};  ///< `$XDG_RUNTIME_DIR/pegaflow`; empty when not set.
+
+  static RuntimeDirectories from_environment();
+};
+
+}  // namespace pegaflow
