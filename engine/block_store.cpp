@@ -47,7 +47,7 @@ Result<void> validate(const BlockStore::Options& options) {
 
 Result<std::unique_ptr<BlockStore>> BlockStore::create(const Options& options, const Clock& clock) {
   PEGA_TRY(validate(options));
-  PEGA_TRY_LET(auto blocks, BlockTable::create(options.slot_count));
+  PEGA_TRY_LET(auto blocks, BlockTable::create(options.slot_count, options.eviction));
   PEGA_TRY_LET(auto claims, ClaimTable::create(options.max_claims));
   PEGA_TRY_LET(auto pins, PinTable::create(options.max_pins));
   PEGA_TRY_LET(auto jobs, JobTable::create(options.max_reservations));
@@ -66,7 +66,7 @@ Result<void> BlockStore::recut(std::uint32_t slot_count) {
   Options options = impl_->options;
   options.slot_count = slot_count;
   PEGA_TRY(validate(options));
-  PEGA_TRY_LET(auto blocks, BlockTable::create(slot_count));
+  PEGA_TRY_LET(auto blocks, BlockTable::create(slot_count, options.eviction));
   impl_->counted.evictions += impl_->blocks.sealed_count();
   impl_->blocks = std::move(blocks);
   impl_->options = options;
@@ -203,8 +203,7 @@ std::uint64_t BlockStore::memory_bytes() const {
 }
 
 std::optional<SlotIndex> BlockStore::recent_slot(std::size_t n) const {
-  SlotIndex slot = impl_->blocks.newest_at_rest();
-  while (slot != kNoSlot && n-- != 0) slot = impl_->blocks.older(slot);
+  const SlotIndex slot = impl_->blocks.recent_at_rest(n);
   if (slot == kNoSlot) return std::nullopt;
   return slot;
 }

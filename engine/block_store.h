@@ -14,6 +14,7 @@
 #include "base/error.h"
 #include "base/id128.h"
 #include "base/job_id.h"
+#include "engine/eviction.h"
 
 namespace pegaflow {
 
@@ -37,17 +38,17 @@ enum class PinId : std::uint64_t {};
 /// in docs/architecture.md. The store never grows: when nothing can be evicted, reserve() says so
 /// and the caller drops its save.
 ///
-/// Eviction takes the block longest at rest (sealed, neither pinned nor claimed) first. When none
-/// is at rest, the oldest claim is revoked whole; claims that nobody opened within `claim_grace` go
-/// before all others. Blocks of one chain come to rest last block first, so that a chain is eaten
-/// from its end: a block without its parent is useless.
+/// Eviction takes the block at rest (sealed, neither pinned nor claimed) that its policy names; see
+/// engine/eviction.h. When none is at rest, the oldest claim is revoked whole; claims that nobody
+/// opened within `claim_grace` go before all others. Blocks of one chain come to rest last block
+/// first, so that a chain is eaten from its end: a block without its parent is useless.
 ///
 /// No call lasts longer than a few hundred microseconds. What may be longer (a lost holder with
 /// 100,000 pins, an emptied cache) takes effect at once for every caller, but its blocks are given
 /// back one after the other through one queue, first in first out: the call itself does one slice
 /// of that queue, work() does the others. Ask has_work() after a call that ends something.
 ///
-/// Thread-bound, no locks. 64 bytes a slot and two to four 8-byte index cells; claims, pins and
+/// Thread-bound, no locks. 80 bytes a slot and two to four 8-byte index cells; claims, pins and
 /// reservations cost 4 bytes a block while they live, and about 150 bytes each.
 class BlockStore {
  public:
@@ -59,6 +60,7 @@ class BlockStore {
     double node_share = 0.8;  ///< Of the slots: distinct blocks that are claimed or pinned.
     Duration reservation_timeout = std::chrono::seconds(30);
     Duration claim_grace = std::chrono::seconds(1);
+    EvictionKind eviction = EvictionKind::kLru;
     std::uint32_t slice_blocks = 512;  ///< Blocks that one slice of queued work handles.
     // Rows of the tables. Far above what shares and timeouts leave room for in an honest run.
     std::uint32_t max_claims = 65536;
@@ -213,7 +215,8 @@ class BlockStore {
   /// Bytes of the index and tables, without the pool.
   [[nodiscard]] std::uint64_t memory_bytes() const;
 
-  /// The slot of the `n`-th most recently used block at rest; for tests that damage one.
+  /// The slot of the `n`-th block at rest, counted from the one that came to rest last. O(slots);
+  /// for tests that damage one.
   [[nodiscard]] std::optional<SlotIndex> recent_slot(std::size_t n) const;
 
   /// Checks every invariant of the tables, in O(slots). For tests and simulations.

@@ -56,6 +56,7 @@ Result<std::size_t> BlockStore::claim(HolderId holder, SpaceId space,
   bool is_shortened = false;
   for (std::size_t i = 0; i < found.size(); ++i) {
     constexpr std::size_t kAhead = 16;
+    if (i + 2 * kAhead < found.size()) blocks.prefetch_block(found[i + 2 * kAhead]);
     if (i + kAhead < found.size()) blocks.prefetch_neighbours(found[i + kAhead]);
     const bool is_new_to_node = blocks[found[i]].holds == 0;
     is_shortened = i == room || (is_new_to_node && blocks.held_count() >= impl_->node_limit);
@@ -136,7 +137,7 @@ Result<BlockStore::OpenedPages> BlockStore::open(HolderId holder, const Id128& t
   const auto begin = claim.blocks.begin() + static_cast<std::ptrdiff_t>(first);
   opened.blocks.assign(begin, begin + static_cast<std::ptrdiff_t>(count));
   for (const SlotIndex slot : opened.blocks) impl_->blocks.prefetch_block(slot);
-  for (const SlotIndex slot : opened.blocks) impl_->blocks.hold(slot);
+  for (const SlotIndex slot : opened.blocks) impl_->blocks.hold_again(slot);
   claim.pinned_blocks += count;
   impl_->claims.mark_opened(claim_row);
   impl_->listed_blocks += count;

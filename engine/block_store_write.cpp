@@ -53,19 +53,15 @@ Result<std::vector<SlotIndex>> BlockStore::reserve(HolderId holder, SpaceId spac
 
 void BlockStore::Impl::prefetch_victims(std::size_t count) const {
   if (count <= blocks.free_count()) return;
-  SlotIndex victim = blocks.oldest_at_rest();
-  for (std::size_t i = 0; i < count && victim != kNoSlot; ++i) {
-    blocks.prefetch_cell(victim);
-    victim = blocks.newer(victim);
-  }
+  blocks.prefetch_victims(count);
 }
 
 bool BlockStore::Impl::make_room(std::uint32_t& steps) {
   for (;;) {
     if (blocks.has_free()) return true;
-    if (const SlotIndex victim = blocks.oldest_at_rest(); victim != kNoSlot) {
+    if (const SlotIndex victim = blocks.victim(); victim != kNoSlot) {
       ++(is_live(blocks[victim].space) ? counted.evictions : counted.retired);
-      blocks.free(victim);
+      blocks.evict(victim);
       return true;
     }
     if (steps == 0) return false;

@@ -1,33 +1,40 @@
 #include "engine/block_table.h"
 
+#include <array>
 #include <utility>
+#include <vector>
 
 #include "base/assert.h"
 
 namespace pegaflow {
 
-Result<BlockTable> BlockTable::create(std::uint32_t slot_count) {
+Result<BlockTable> BlockTable::create(std::uint32_t slot_count, EvictionKind eviction) {
   PEGA_TRY_LET(auto blocks, ZeroPages<Block>::create(slot_count));
   PEGA_TRY_LET(auto index, FlatIndex::create(slot_count));
+  PEGA_TRY_LET(auto rows, EvictionRows::create(slot_count));
+  PEGA_TRY_LET(auto policy, EvictionPolicy::create(eviction, *rows, slot_count));
   index.touch();
-  return BlockTable(std::move(blocks), std::move(index));
+  return BlockTable(std::move(blocks), std::move(index), std::move(rows), std::move(policy));
 }
 
-BlockTable::BlockTable(ZeroPages<Block> blocks, FlatIndex index)
-    : blocks_(std::move(blocks)), index_(std::move(index)) {}
+BlockTable::BlockTable(ZeroPages<Block> blocks, FlatIndex index, std::unique_ptr<EvictionRows> rows,
+                       std::unique_ptr<EvictionPolicy> policy)
+    : blocks_(std::move(blocks)),
+      index_(std::move(index)),
+      rows_(std::move(rows)),
+      policy_(std::move(policy)) {}
 
 SlotIndex BlockTable::find(SpaceId space, const BlockKey& key) const {
   return find(hash(space, key), space, key);
 }
 
-void BlockTable::prefetch_neighbours(SlotIndex slot) const {
-  const IndexLink& link = blocks_[slot].rest;
-  if (link.previous_plus_1 != 0) prefetch_block(link.previous_plus_1 - 1);
-  if (link.next_plus_1 != 0) prefetch_block(link.next_plus_1 - 1);
-}
+void BlockTable::prefetch_cell(SlotIndex slot) const { index_.prefetch(hash(slot)); }
 
-void BlockTable::prefetch_cell(SlotIndex slot) const {
-  index_.prefetch(hash(blocks_[slot].space, blocks_[slot].key));
+void BlockTable::prefetch_victims(std::size_t count) const {
+  std::array<std::uint32_t, kGroup> next;
+  const std::size_t known = policy_->victims(std::span(next).first(std::min(count, kGroup)));
+  for (std::size_t i = 0; i < known; ++i) prefetch_block(next[i]);
+  for (std::size_t i = 0; i < known; ++i) prefetch_cell(next[i]);
 }
 
 SlotIndex BlockTable::take_free(SpaceId space, const BlockKey& key, std::uint32_t owner) {
@@ -52,7 +59,7 @@ SlotIndex BlockTable::take_free(SpaceId space, const BlockKey& key, std::uint32_
 void BlockTable::unlist(SlotIndex slot) {
   Block& block = blocks_[slot];
   if (!block.indexed) return;
-  const bool was_there = index_.erase(hash(block.space, block.key), slot);
+  const bool was_there = index_.erase(hash(slot), slot);
   PEGA_ASSERT(was_there, "slot {} is not in the index", slot);
   block.indexed = false;
 }
@@ -65,15 +72,23 @@ void BlockTable::seal(SlotIndex slot, std::uint32_t writer) {
   block.owner = writer;
   --written_;
   ++sealed_;
-  at_rest_.push_back(blocks_, slot);
+  policy_->sealed(slot, hash(slot));
 }
 
 void BlockTable::hold(SlotIndex slot) {
   Block& block = blocks_[slot];
   PEGA_ASSERT(block.state == SlotState::kSealed, "slot {} is held and not sealed", slot);
-  if (block.holds++ != 0) return;
-  at_rest_.erase(blocks_, slot);
+  if (block.holds++ != 0) {
+    policy_->used_again(slot);
+    return;
+  }
+  policy_->taken(slot);
   ++held_;
+}
+
+void BlockTable::hold_again(SlotIndex slot) {
+  PEGA_ASSERT(blocks_[slot].holds != 0, "slot {} is pinned and not claimed", slot);
+  ++blocks_[slot].holds;
 }
 
 bool BlockTable::unhold(SlotIndex slot) {
@@ -81,15 +96,15 @@ bool BlockTable::unhold(SlotIndex slot) {
   PEGA_ASSERT(block.holds != 0, "slot {} is held by nobody", slot);
   if (--block.holds != 0) return false;
   --held_;
-  at_rest_.push_back(blocks_, slot);
+  policy_->rested(slot);
   return true;
 }
 
-void BlockTable::free(SlotIndex slot) {
+void BlockTable::free(SlotIndex slot, EvictionPolicy::Freed why) {
   Block& block = blocks_[slot];
   PEGA_ASSERT(block.state != SlotState::kFree && block.holds == 0, "slot {} is free or held", slot);
   if (block.state == SlotState::kSealed) {
-    at_rest_.erase(blocks_, slot);
+    policy_->freed(slot, hash(slot), why);
     --sealed_;
   } else {
     --written_;
@@ -97,6 +112,19 @@ void BlockTable::free(SlotIndex slot) {
   unlist(slot);
   block.state = SlotState::kFree;
   freed_.push_back(blocks_, slot);
+}
+
+SlotIndex BlockTable::recent_at_rest(std::size_t n) const {
+  std::vector<SlotIndex> at_rest;
+  for (SlotIndex slot = 0; slot < untouched_from_; ++slot) {
+    if (is_at_rest(slot)) at_rest.push_back(slot);
+  }
+  if (n >= at_rest.size()) return kNoSlot;
+  const auto nth = at_rest.begin() + static_cast<std::ptrdiff_t>(n);
+  std::nth_element(at_rest.begin(), nth, at_rest.end(), [this](SlotIndex left, SlotIndex right) {
+    return rows_->age(left) < rows_->age(right);
+  });
+  return *nth;
 }
 
 Result<void> BlockTable::check() const {
@@ -135,15 +163,9 @@ Result<void> BlockTable::check() const {
 }
 
 Result<void> BlockTable::check_lists() const {
-  std::uint32_t at_rest = 0;
-  for (SlotIndex slot = at_rest_.front(); slot != kNoSlot; slot = newer(slot)) {
-    const Block& block = blocks_[slot];
-    if (block.state != SlotState::kSealed || block.holds != 0 || ++at_rest > at_rest_.size()) {
-      return fail(Errc::kInternal, "slot {} is listed as at rest and is not", slot);
-    }
-  }
-  if (at_rest != at_rest_.size() || at_rest != sealed_ - held_) {
-    return fail(Errc::kInternal, "{} blocks are listed as at rest, {} are", at_rest,
+  PEGA_TRY(policy_->check([this](SlotIndex slot) { return is_at_rest(slot); }));
+  if (policy_->size() != sealed_ - held_) {
+    return fail(Errc::kInternal, "{} blocks are listed as at rest, {} are", policy_->size(),
                 sealed_ - held_);
   }
   std::uint32_t freed = 0;

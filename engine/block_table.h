@@ -1,18 +1,19 @@
 #pragma once
 /// \file
-/// One row for each slot of the pool: which block is in it, whether it is findable, and its place
-/// in the order of eviction.
+/// One row for each slot of the pool: which block is in it, and whether it is findable.
 
 #include <algorithm>
 #include <array>
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
+#include <memory>
 #include <span>
 
 #include "base/block_key.h"
 #include "base/error.h"
 #include "engine/block_store.h"
+#include "engine/eviction.h"
 #include "engine/flat_index.h"
 #include "engine/index_list.h"
 #include "engine/zero_pages.h"
@@ -29,7 +30,7 @@ enum class SlotState : std::uint8_t {
 struct alignas(64) Block {
   BlockKey key;
   SpaceId space{};
-  IndexLink rest;           ///< Its place among the blocks at rest, or among the free slots.
+  IndexLink free;           ///< Its place among the free slots.
   std::uint32_t holds = 0;  ///< Claims and pins that contain it.
   std::uint32_t owner = 0;  ///< kWritten: the row of its reservation. kSealed: its writer's tag.
   SlotState state = SlotState::kFree;
@@ -37,12 +38,12 @@ struct alignas(64) Block {
 };
 static_assert(sizeof(Block) == 64);
 
-/// The slots, the index from (space, key) to slot, and the list of blocks at rest. It changes
-/// states as told; why and when is decided above it.
+/// The slots, the index from (space, key) to slot, and the policy that orders the blocks at rest.
+/// It changes states as told; why and when is decided above it.
 class BlockTable {
  public:
   /// Errors: kOutOfCapacity.
-  static Result<BlockTable> create(std::uint32_t slot_count);
+  static Result<BlockTable> create(std::uint32_t slot_count, EvictionKind eviction);
 
   /// The slot of a block, sealed or written, or kNoSlot.
   [[nodiscard]] SlotIndex find(SpaceId space, const BlockKey& key) const;
@@ -52,9 +53,13 @@ class BlockTable {
   template <typename Use>
   std::size_t find_each(SpaceId space, std::span<const BlockKey> keys, Use&& use) const;
   static constexpr std::size_t kGroup = 32;
-  /// Fetches what hold(), unhold() or free() of a block will touch.
-  void prefetch_block(SlotIndex slot) const { __builtin_prefetch(&blocks_[slot], 1); }
-  void prefetch_neighbours(SlotIndex slot) const;
+  /// Fetches what hold(), unhold() or free() of a block will touch; the second call, once the first
+  /// has arrived, what lies beside it in the order of eviction.
+  void prefetch_block(SlotIndex slot) const {
+    prefetch_row(slot);
+    rows_->prefetch(slot);
+  }
+  void prefetch_neighbours(SlotIndex slot) const { rows_->prefetch_neighbours(slot); }
   void prefetch_cell(SlotIndex slot) const;
 
   [[nodiscard]] bool has_free() const noexcept { return free_count() != 0; }
@@ -62,21 +67,25 @@ class BlockTable {
   SlotIndex take_free(SpaceId space, const BlockKey& key, std::uint32_t owner);
   /// Makes a written block unfindable; its slot stays as it is.
   void unlist(SlotIndex slot);
-  /// A written block is whole: it comes to rest as the most recent one.
+  /// A written block is whole: it comes to rest, a new one.
   void seal(SlotIndex slot, std::uint32_t writer);
 
-  /// One claim or pin more on a sealed block, or one less. After the last one it comes to rest as
-  /// the most recent block; unhold() says whether it did.
+  /// A claim more on a sealed block; a pin more on one that is claimed; one of them less. After the
+  /// last one it comes to rest again; unhold() says whether it did.
   void hold(SlotIndex slot);
+  void hold_again(SlotIndex slot);
   bool unhold(SlotIndex slot);
   /// Frees a written slot, or one at rest.
-  void free(SlotIndex slot);
+  void free(SlotIndex slot) { free(slot, EvictionPolicy::Freed::kDropped); }
+  /// Frees the victim.
+  void evict(SlotIndex slot) { free(slot, EvictionPolicy::Freed::kEvicted); }
 
-  /// kNoSlot when nothing is at rest.
-  [[nodiscard]] SlotIndex oldest_at_rest() const noexcept { return at_rest_.front(); }
-  [[nodiscard]] SlotIndex newest_at_rest() const noexcept { return at_rest_.back(); }
-  [[nodiscard]] SlotIndex older(SlotIndex slot) const { return at_rest_.previous(blocks_, slot); }
-  [[nodiscard]] SlotIndex newer(SlotIndex slot) const { return at_rest_.next(blocks_, slot); }
+  /// The block at rest that goes next; kNoSlot when nothing is at rest.
+  [[nodiscard]] SlotIndex victim() { return policy_->victim(); }
+  /// Fetches what evicting the next `count` victims will touch; at most kGroup.
+  void prefetch_victims(std::size_t count) const;
+  /// The `n`-th block counted from the one that came to rest last, or kNoSlot. O(slots).
+  [[nodiscard]] SlotIndex recent_at_rest(std::size_t n) const;
 
   [[nodiscard]] const Block& operator[](SlotIndex slot) const noexcept { return blocks_[slot]; }
 
@@ -92,14 +101,24 @@ class BlockTable {
   [[nodiscard]] std::uint32_t sealed_count() const noexcept { return sealed_; }
   [[nodiscard]] std::uint32_t held_count() const noexcept { return held_; }
   [[nodiscard]] std::uint64_t memory_bytes() const noexcept {
-    return blocks_.size_bytes() + index_.memory_bytes();
+    return blocks_.size_bytes() + index_.memory_bytes() + rows_->memory_bytes() +
+           policy_->memory_bytes();
   }
 
   /// Errors: kInternal that names the first broken invariant.
   [[nodiscard]] Result<void> check() const;
 
  private:
-  BlockTable(ZeroPages<Block> blocks, FlatIndex index);
+  BlockTable(ZeroPages<Block> blocks, FlatIndex index, std::unique_ptr<EvictionRows> rows,
+             std::unique_ptr<EvictionPolicy> policy);
+  void prefetch_row(SlotIndex slot) const { __builtin_prefetch(&blocks_[slot], 1); }
+  void free(SlotIndex slot, EvictionPolicy::Freed why);
+  [[nodiscard]] std::uint32_t hash(SlotIndex slot) const noexcept {
+    return hash(blocks_[slot].space, blocks_[slot].key);
+  }
+  [[nodiscard]] bool is_at_rest(SlotIndex slot) const {
+    return blocks_[slot].state == SlotState::kSealed && blocks_[slot].holds == 0;
+  }
   [[nodiscard]] static std::uint32_t hash(SpaceId space, const BlockKey& key) noexcept {
     // The engine's hash is uniform; its second word is zero where the algorithm has 8 bytes only.
     std::uint64_t second = 0;
@@ -115,8 +134,9 @@ class BlockTable {
 
   ZeroPages<Block> blocks_;
   FlatIndex index_;
-  IndexList<&Block::rest> at_rest_;  ///< Oldest first.
-  IndexList<&Block::rest> freed_;
+  std::unique_ptr<EvictionRows> rows_;
+  std::unique_ptr<EvictionPolicy> policy_;  ///< Refers to `rows_`.
+  IndexList<&Block::free> freed_;
   std::uint32_t untouched_from_ = 0;
   std::uint32_t written_ = 0;
   std::uint32_t sealed_ = 0;
@@ -136,7 +156,7 @@ std::size_t BlockTable::find_each(SpaceId space, std::span<const BlockKey> keys,
   };
   const auto fetch_block = [&](std::size_t, std::uint32_t key_hash) {
     const std::uint32_t guess = index_.first_guess(key_hash);
-    if (guess != FlatIndex::kNone) prefetch_block(guess);
+    if (guess != FlatIndex::kNone) prefetch_row(guess);
   };
   group(0, fetch_cell);
   group(kGroup, fetch_cell);
