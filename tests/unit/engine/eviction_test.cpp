@@ -1,0 +1,119 @@
+#include "engine/eviction.h"
+
+#include <array>
+#include <cstdint>
+#include <memory>
+#include <utility>
+#include <vector>
+
+#include <doctest/doctest.h>
+
+namespace pegaflow {
+
+namespace {
+
+using Freed = EvictionPolicy::Freed;
+
+struct Fixture {
+  explicit Fixture(EvictionKind kind) {
+    auto made_rows = EvictionRows::create(16);
+    REQUIRE(made_rows);
+    rows = std::move(*made_rows);
+    auto made = EvictionPolicy::create(kind, *rows, 16);
+    REQUIRE(made);
+    policy = std::move(*made);
+  }
+  std::vector<std::uint32_t> next(std::size_t count) const {
+    std::vector<std::uint32_t> out(count);
+    out.resize(policy->victims(out));
+    return out;
+  }
+  std::unique_ptr<EvictionRows> rows;
+  std::unique_ptr<EvictionPolicy> policy;
+};
+
+}  // namespace
+
+TEST_SUITE("EvictionPolicy") {
+  TEST_CASE(
+      "a name leads to its policy and back; another one is refused with the names there are") {
+    CHECK(eviction_kind("lru") == EvictionKind::kLru);
+    CHECK(to_string(EvictionKind::kLru) == "lru");
+
+    const auto unknown = eviction_kind("LRU");
+
+    REQUIRE_FALSE(unknown);
+    CHECK(unknown.error().code == Errc::kInvalidArgument);
+    CHECK(unknown.error().detail == "there is no eviction policy \"LRU\", but " + eviction_names());
+  }
+
+  TEST_CASE("more rows than there is memory for are refused") {
+    const auto rows = EvictionRows::create(std::size_t{1} << 46);
+
+    REQUIRE_FALSE(rows);
+    CHECK(rows.error().code == Errc::kOutOfCapacity);
+  }
+
+  TEST_CASE("an age is the number of rows that came to rest since, whatever their policy") {
+    Fixture f(EvictionKind::kLru);
+    auto other = EvictionPolicy::create(EvictionKind::kLru, *f.rows, 16);
+    REQUIRE(other);
+
+    f.policy->sealed(3, 0);
+    (*other)->sealed(4, 0);
+    f.policy->sealed(5, 0);
+
+    CHECK(f.rows->age(3) == 2);
+    CHECK(f.rows->age(5) == 0);
+    CHECK(f.policy->victim() == 3);
+    CHECK((*other)->victim() == 4);
+  }
+
+  TEST_CASE("nothing at rest is no victim") {
+    Fixture f(EvictionKind::kLru);
+    CHECK(f.policy->victim() == EvictionPolicy::kNone);
+
+    f.policy->sealed(1, 0);
+    f.policy->taken(1);
+
+    CHECK(f.policy->victim() == EvictionPolicy::kNone);
+    CHECK(f.next(3).empty());
+  }
+
+  TEST_CASE("a row that is not where it is listed is found by check()") {
+    Fixture f(EvictionKind::kLru);
+    f.policy->sealed(1, 0);
+    f.policy->sealed(2, 0);
+
+    CHECK(f.policy->check([](std::uint32_t) { return true; }));
+    const auto broken = f.policy->check([](std::uint32_t row) { return row != 2; });
+
+    REQUIRE_FALSE(broken);
+    CHECK(broken.error().code == Errc::kInternal);
+  }
+}
+
+TEST_SUITE("LruPolicy") {
+  TEST_CASE(
+      "the row longest at rest goes first; taken ones wait; using one again changes nothing") {
+    Fixture f(EvictionKind::kLru);
+    for (const std::uint32_t row : {1U, 2U, 3U, 4U}) f.policy->sealed(row, row);
+
+    f.policy->taken(1);
+    f.policy->used_again(1);
+    f.policy->taken(3);
+    f.policy->rested(1);
+
+    CHECK(f.next(4) == std::vector<std::uint32_t>{2, 4, 1});
+    CHECK(f.next(1) == std::vector<std::uint32_t>{2});
+    CHECK(f.policy->victim() == 2);
+    CHECK(f.policy->size() == 3);
+
+    f.policy->freed(2, 2, Freed::kEvicted);
+    f.policy->freed(1, 1, Freed::kDropped);
+
+    CHECK(f.next(4) == std::vector<std::uint32_t>{4});
+  }
+}
+
+}  // namespace pegaflow
