@@ -114,6 +114,14 @@ def test_deadlines_become_seconds_of_the_native_options():
     assert settings(lookup_deadline_ms=7).link_options()["lookup_deadline"] == 0.007
 
 
+def test_a_number_that_equals_a_boolean_is_shown_as_a_number():
+    rows = {line.split("|")[1].strip(): line for line in options_markdown().splitlines()}
+    assert "| 0 |" in rows["`pegaflow.min_load_tokens`"]
+    assert "| 1 |" in rows["`pegaflow.claim_wait_ms`"]
+    assert "| false |" in rows["`pegaflow.keep_failure_policy`"]
+    assert "| empty |" in rows["`pegaflow.weights_id`"]
+
+
 TABLES = {
     ("<!-- options: made from connector/config.py -->", "<!-- end of options -->"): (
         options_markdown

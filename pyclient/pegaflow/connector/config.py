@@ -323,9 +323,10 @@ def options_markdown() -> str:
     """The table of docs/connector.md."""
     lines = ["| option | default | takes | meaning |", "|---|---|---|---|"]
     for option in OPTIONS:
-        default = {"": "empty", True: "true", False: "false"}.get(
-            option.default, f"{option.default:g}" if option.unit else str(option.default)
-        )
+        if option.default == "" or isinstance(option.default, bool):
+            default = str(option.default).lower() or "empty"
+        else:
+            default = f"{option.default:g}" if option.unit else str(option.default)
         if option.choices:
             takes = ", ".join(f"`{choice}`" for choice in option.choices)
         elif option.bounds:
