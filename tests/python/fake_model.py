@@ -61,9 +61,13 @@ class _Row:
 
 
 class FakeModel:
-    """KV memory of one worker, and the model that reads and writes it."""
+    """KV memory of one worker, and the model that reads and writes it.
 
-    def __init__(self, kv_cache_config: Any) -> None:
+    Ranks whose ``content`` is equal hold the same bytes, others never do.
+    """
+
+    def __init__(self, kv_cache_config: Any, content: int = 0) -> None:
+        self._content = np.uint64(content << 48)
         (group,) = kv_cache_config.kv_cache_groups
         self.spec = group.kv_cache_spec
         self.block_size = self.spec.block_size
@@ -75,7 +79,13 @@ class FakeModel:
                 raw, self.spec, kv_cache_config.num_blocks, layout, tensor
             )
             self.tensors |= dict(zip(tensor.layers, views, strict=True))
-        self._arrays = [view.numpy().view(np.uint64) for view in self.tensors.values()]
+        # NumPy has no bfloat16; bytes are bytes.
+        self._arrays = [
+            view.view(torch.int16 if view.dtype == torch.bfloat16 else view.dtype)
+            .numpy()
+            .view(np.uint64)
+            for view in self.tensors.values()
+        ]
         self._rows: dict[str, _Row] = {}
         self.checked_tokens = 0
 
@@ -136,7 +146,7 @@ class FakeModel:
             heads, content = array.shape[1], array.shape[3]
             # Each head and each part of the content has a number of its own.
             salt = np.arange(heads * content, dtype=np.uint64).reshape(heads, content)
-            expected = values[:, None, None] + salt + np.uint64(layer << 32)
+            expected = values[:, None, None] + salt + np.uint64(layer << 32) + self._content
             if write:
                 array[blocks, :, offsets, :] = expected
                 continue

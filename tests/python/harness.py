@@ -1,16 +1,15 @@
 """vLLM's real scheduler and KV-cache classes drive the real connector, without a model.
 
 An ``Engine`` is one engine core: vLLM's Scheduler (or AsyncScheduler) with a PegaKVConnector of its
-own making, and one worker: another PegaKVConnector, and a FakeModel in place of vLLM's. Plans and
-outputs are pickled on their way, as between vLLM's processes. The hooks are called in the order of
-either of vLLM's model runners.
+own making, and its workers, each with another PegaKVConnector and a FakeModel in place of vLLM's:
+one in this process, or each in one of its own, see rank.py. Plans and outputs are pickled on their
+way, as between vLLM's processes.
 """
 
 import collections
 import dataclasses
 import functools
 import json
-import pickle
 import select
 import tempfile
 import time
@@ -19,11 +18,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import torch
 from vllm.config import KVTransferConfig, VllmConfig
-from vllm.distributed.kv_transfer.kv_connector.factory import KVConnectorFactory
 from vllm.distributed.kv_transfer.kv_connector.utils import KVOutputAggregator
-from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorRole
 from vllm.engine.arg_utils import EngineArgs
 from vllm.lora.request import LoRARequest
 from vllm.sampling_params import SamplingParams
@@ -37,11 +33,13 @@ from vllm.v1.core.kv_cache_utils import (
 from vllm.v1.core.sched.async_scheduler import AsyncScheduler
 from vllm.v1.core.sched.scheduler import Scheduler
 from vllm.v1.kv_cache_interface import FullAttentionSpec
-from vllm.v1.outputs import KVConnectorOutput, ModelRunnerOutput
+from vllm.v1.outputs import ModelRunnerOutput
 from vllm.v1.request import Request, RequestStatus
 from vllm.v1.structured_output import StructuredOutputManager
 
-from tests.python.fake_model import FakeModel, answer
+from tests.python import rank
+from tests.python.fake_model import answer
+from tests.python.rank import Rank, RankOptions, RankProcess
 
 BLOCK = 16
 #: Steps that any scenario here stays far below, so that one which does not end is found.
@@ -83,7 +81,12 @@ def model_directory() -> str:
 
 
 def vllm_config(address: str, **changes: Any) -> VllmConfig:
-    """A VllmConfig as `vllm serve` would make it; ``changes`` are arguments of EngineArgs."""
+    """A VllmConfig as `vllm serve` would make it; ``changes`` are arguments of EngineArgs.
+
+    But for ``layout``, and ``data_parallel``, (index, size) of one of several engine cores.
+    """
+    layout = changes.pop("layout", "LBHNC")
+    index, size = changes.pop("data_parallel", (0, 1))
     extra = {"pegaflow.host": address} | changes.pop("extra", {})
     transfer = KVTransferConfig(
         kv_connector="PegaKVConnector",
@@ -108,7 +111,9 @@ def vllm_config(address: str, **changes: Any) -> VllmConfig:
     config = EngineArgs(**arguments).create_engine_config()
     # CPU attention wants blocks of 32; no attention is computed here.
     config.cache_config.block_size = BLOCK
-    config.cache_config.kv_cache_layout = "LBHNC"
+    config.cache_config.kv_cache_layout = layout
+    config.parallel_config.data_parallel_index = index
+    config.parallel_config.data_parallel_size = size
     return config
 
 
@@ -116,7 +121,7 @@ def kv_cache_config(config: VllmConfig, blocks: int, specs: dict[str, Any] | Non
     """What vLLM's engine core would make for this many blocks."""
     if specs is None:
         spec = FullAttentionSpec(
-            block_size=BLOCK, num_kv_heads=2, head_size=16, dtype=torch.float32
+            block_size=BLOCK, num_kv_heads=2, head_size=16, dtype=config.model_config.dtype
         )
         specs = {
             f"model.layers.{i}.self_attn.attn": spec for i in range(MODEL["num_hidden_layers"])
@@ -149,7 +154,11 @@ class Answer:
 
 
 class Engine:
-    """One engine core and its worker. A context manager; nothing of it is left at the end."""
+    """One engine core and its worker. A context manager; nothing of it is left at the end.
+
+    With ``process`` the worker has a process of its own, as in vLLM; two engines whose workers
+    share a process are one process to the server.
+    """
 
     def __init__(
         self,
@@ -161,21 +170,17 @@ class Engine:
         old_release: bool = False,
         aggregate: bool = False,
         patient: bool = True,
+        process: bool = False,
         **changes: Any,
     ) -> None:
         changes["extra"] = (PATIENT if patient else {}) | changes.get("extra", {})
         self.config = vllm_config(address, **changes)
         if asynchronous:
             self.config.scheduler_config.async_scheduling = True  # vLLM turns it off on a CPU
-        self.v2_runner = v2_runner
         worker_config = kv_cache_config(self.config, blocks)
-        self.model = FakeModel(worker_config)
-        # vLLM makes the worker's connector first, in another process and from a pickled copy.
-        copy = pickle.loads(pickle.dumps(self.config))
-        self.worker = KVConnectorFactory.create_connector(
-            copy, KVConnectorRole.WORKER, worker_config
-        )
-        self.worker.register_kv_caches(self.model.tensors)
+        # vLLM makes the workers' connectors first.
+        options = RankOptions(self.config, worker_config, v2_runner, old_release)
+        self.ranks: list[Rank | RankProcess] = [(RankProcess if process else Rank)(options)]
         hash_fn = get_hash_fn_by_name(self.config.cache_config.prefix_caching_hash_algo)
         init_none_hash(hash_fn)
         self._hasher = get_request_block_hasher(BLOCK, hash_fn)
@@ -191,7 +196,6 @@ class Engine:
         self.scheduler.needs_kv_cache_zeroing = True
         self.scheduler.use_v2_model_runner = v2_runner
         self.connector = self.scheduler.connector
-        self._old_release = old_release
         if old_release:  # which has no block state to hand out
             self.connector._scheduler._own_tables = True
         self._aggregator = KVOutputAggregator(1) if aggregate else None
@@ -277,25 +281,28 @@ class Engine:
             output = self.scheduler.schedule()
             assert output.kv_connector_block_state is None
             self.on_schedule(output)
-            # What a worker gets is a copy, and what it returns is one.
-            result = self._execute(pickle.loads(pickle.dumps(output)))
-            self._queue.append((output, pickle.loads(pickle.dumps(result))))
+            self._queue.append((output, self._execute(output)))
             executed = output.total_num_scheduled_tokens > 0
             if len(self._queue) < self._depth and (executed or self.scheduler.has_requests()):
                 return
         if self._queue:
             self._update(*self._queue.popleft())
         if not executed:
-            self._pause()
+            rank.pause(self.ranks)
 
-    def _pause(self) -> None:
-        """vLLM's loop pauses a millisecond after a step without work; here a finished job ends it.
-
-        In a scenario without a connected worker the pause is what it is in vLLM.
-        """
-        mover = getattr(self.worker._worker, "mover", None)
-        waits = [mover.finished_fd()] if mover is not None else []
-        select.select(waits, [], [], 0.001)
+    def _execute(self, output: Any) -> ModelRunnerOutput:
+        seeds = {new.req_id: self.answers[new.req_id].seed for new in output.scheduled_new_reqs}
+        for one in self.ranks:
+            one.begin(output, seeds)
+        results = [one.end() for one in self.ranks]
+        for result in results:
+            if result.kv_connector_output is not None:
+                self.bad_blocks += result.kv_connector_output.invalid_block_ids
+        if self._aggregator is None:
+            return results[0]
+        made = self._aggregator.aggregate(results)
+        assert made is not None
+        return made
 
     def _update(self, output: Any, result: ModelRunnerOutput) -> None:
         for outputs in self.scheduler.update_from_output(output, result).values():
@@ -321,88 +328,39 @@ class Engine:
                 else:
                     self.stats[key] += value
 
-    # ---- the worker
-
-    def _execute(self, output: Any) -> ModelRunnerOutput:
-        worker, meta = self.worker, output.kv_connector_metadata
-        if not self.v2_runner:
-            worker.handle_preemptions(meta)
-        self._update_rows(output)
-        if output.new_block_ids_to_zero:
-            self.model.poison(output.new_block_ids_to_zero)
-        if self.v2_runner:
-            worker.handle_preemptions(meta)
-        worker.bind_connector_metadata(meta)
-        if output.has_sync_kv_loads:
-            worker.start_load_kv(None)
-        sampled = {
-            request_id: self.model.forward(request_id, self._computed[request_id], scheduled)
-            for request_id, scheduled in output.num_scheduled_tokens.items()
-        }
-        if self.v2_runner:
-            worker.finish_forward()
-        if not output.has_sync_kv_loads:
-            worker.start_load_kv(None)
-        if sampled or not self._old_release:  # which does not call it in a step without work
-            worker.wait_for_save()
-        results = worker.get_transfer_results(output.finished_req_ids)
-        transfer = KVConnectorOutput(
-            finished_sending=results.finished_sending or None,
-            finished_recving=results.finished_recving or None,
-            failed_recving=results.failed_recving,
-            invalid_block_ids=worker.get_block_ids_with_load_errors(),
-            kv_connector_stats=worker.get_kv_connector_stats(),
-            kv_cache_events=worker.get_kv_connector_kv_cache_events(),
-            kv_connector_worker_meta=worker.build_connector_worker_meta(),
-        )
-        worker.clear_connector_metadata()
-        self.bad_blocks += transfer.invalid_block_ids
-        if not sampled:
-            return ModelRunnerOutput.with_kv_conn_output_only(transfer)
-        ids = list(sampled)
-        result = ModelRunnerOutput(
-            req_ids=ids,
-            req_id_to_index={request_id: i for i, request_id in enumerate(ids)},
-            sampled_token_ids=[sampled[request_id] for request_id in ids],
-            kv_connector_output=transfer,
-        )
-        return self._aggregator.aggregate([result]) if self._aggregator else result
-
-    def _update_rows(self, output: Any) -> None:
-        """What a model runner keeps of its requests."""
-        for request_id in output.finished_req_ids:
-            self.model.remove(request_id)
-        self._computed: dict[str, int] = {}
-        for new in output.scheduled_new_reqs:
-            tokens = new.prefill_token_ids or new.prompt_token_ids
-            self.model.add(new.req_id, self.answers[new.req_id].seed, tokens, new.block_ids[0])
-            self._computed[new.req_id] = new.num_computed_tokens
-        cached = output.scheduled_cached_reqs
-        for i, request_id in enumerate(cached.req_ids):
-            ids = cached.new_block_ids[i]
-            if request_id in cached.resumed_req_ids:
-                tokens = cached.all_token_ids[request_id]
-                self.model.add(request_id, self.model.seed_of(request_id), tokens, ids[0])
-            elif ids is not None:
-                self.model.append_blocks(request_id, ids[0])
-            self._computed[request_id] = cached.num_computed_tokens[i]
-
     # ---- what must be true at the end
 
-    def wait_ready(self, timeout_s: float = 10.0) -> None:
-        """Until both sides are connected and the worker is registered."""
-        deadline = time.monotonic() + timeout_s
-        while time.monotonic() < deadline:
-            states = self.states()
-            if states == ("ready", "ready"):
-                return
-            select.select([], [], [], 0.005)
-        raise AssertionError(f"not ready: {self.connector._scheduler._session.status()}")
+    @property
+    def worker(self) -> Any:
+        """The only worker's connector, where it lives in this process."""
+        (one,) = self.ranks
+        assert isinstance(one, Rank)
+        return one.worker
 
-    def states(self) -> tuple[str, str]:
+    @property
+    def model(self) -> Any:
+        (one,) = self.ranks
+        assert isinstance(one, Rank)
+        return one.model
+
+    def wait_ready(self, timeout_s: float = 10.0) -> None:
+        """Until all sides are connected and each worker is registered."""
+        self.wait_states({"ready"}, timeout_s)
+
+    def wait_states(self, wanted: set[str], timeout_s: float = 10.0) -> None:
+        """Until each side's link is in one of the states."""
+        deadline = time.monotonic() + timeout_s
+        while not wanted.issuperset(self.states()):
+            assert time.monotonic() < deadline, (
+                f"{self.states()}: {self.connector._scheduler._session.status()}"
+            )
+            select.select([], [], [], 0.005)
+
+    def states(self) -> tuple[str, ...]:
+        """Of the scheduler's link, and of each worker's."""
         return (
             self.connector._scheduler._session.status()["state"],
-            self.worker._worker.mover.status()["state"],
+            *(one.do(rank.state) for one in self.ranks),
         )
 
     def check_at_rest(self, planted_errors: bool = False) -> None:
@@ -415,14 +373,14 @@ class Engine:
             assert not side._states
             assert not side.loads.under_way()
             assert side.saves is None or side.saves.pinned == 0
-        if hasattr(self.worker._worker, "loads"):
-            assert not self.worker._worker.loads
-            assert not self.worker._worker.saves
+        for one in self.ranks:
+            assert one.do(rank.jobs) == ([], [])
         errors = any(name.startswith("internal_errors") for name in self.stats)
         assert errors == planted_errors, self.stats
 
     def close(self) -> None:
-        self.worker.shutdown()
+        for one in self.ranks:
+            one.close()
         self.scheduler.shutdown()
 
     def __enter__(self) -> "Engine":

@@ -235,14 +235,14 @@ class _Watched:
 
 
 def test_tensors_that_are_not_understood_cost_the_cache_only(pega, prompt, monkeypatch, caplog):
-    from tests.python import harness
+    from tests.python import rank
 
-    class Odd(harness.FakeModel):
-        def __init__(self, config: Any) -> None:
-            super().__init__(config)
+    class Odd(rank.FakeModel):
+        def __init__(self, config: Any, content: int) -> None:
+            super().__init__(config, content)
             self.tensors["model.layers.9.attn"] = next(iter(self.tensors.values()))
 
-    monkeypatch.setattr(harness, "FakeModel", Odd)
+    monkeypatch.setattr(rank, "FakeModel", Odd)
     with Engine(pega.address) as engine:
         tokens = prompt(100)
         for name in ("a", "b"):
@@ -252,4 +252,9 @@ def test_tensors_that_are_not_understood_cost_the_cache_only(pega, prompt, monke
         engine.run()
         engine.check_at_rest()
         assert engine.stats["serving{worker}"] == 0
-    assert sum("share the KV of others" in r.getMessage() for r in caplog.records) == 1
+        # The scheduler has heard of it, and does not ask a server that might know better.
+        assert engine.stats["misses{not_registered}"] >= 1
+    said = [r.getMessage() for r in caplog.records if "share the KV of others" in r.getMessage()]
+    assert len(said) == 2, said
+    assert "this engine runs without the cache" in said[0]
+    assert "without the cache while rank 0 is" in said[1]

@@ -169,7 +169,7 @@ class PegaKVConnector(KVConnectorBase_V1, SupportsHMA):
             self._worker.register(kv_caches)
         except build.Unservable as reason:
             log.warning("pegaflow: this engine runs without the cache: %s", reason)
-            self._worker = WorkerOff()
+            self._worker = WorkerOff(rank=self._worker.rank, reason=str(reason))
 
     @hook(_nothing)
     def start_load_kv(self, forward_context: Any, **kwargs: Any) -> None:

@@ -133,7 +133,7 @@ def worker_side(vllm_config: Any, kv_cache_config: Any) -> WorkerSide | WorkerOf
     def make_mover(kv_caches: Any) -> Any:
         return _make_mover(vllm_config, kv_cache_config, settings, path, kv_caches)
 
-    return WorkerSide(make_mover)
+    return WorkerSide(make_mover, vllm_config.parallel_config.rank)
 
 
 def _make_mover(

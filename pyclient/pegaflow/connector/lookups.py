@@ -186,6 +186,11 @@ class Lookups:
             return False
         return True
 
+    def not_registered(self, state: RequestState) -> None:
+        """Some rank cannot load: nothing is offered."""
+        self._count_once(state, "not_registered")
+        self.drop(state)
+
     def drop(self, state: RequestState) -> None:
         """The request is gone, admitted without a load, or the cache was reset."""
         self._drop_lookup(state)

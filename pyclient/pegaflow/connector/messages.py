@@ -80,11 +80,14 @@ class Outcome:
 class WorkerReport(KVConnectorWorkerMetadata):
     """From the workers to the scheduler: the jobs that ended since the last report."""
 
+    #: By rank, where it has changed: why that rank cannot use the cache, empty if it can.
+    away: dict[int, str] = dataclasses.field(default_factory=dict)
     saves: dict[int, Outcome] = dataclasses.field(default_factory=dict)
     loads: dict[int, Outcome] = dataclasses.field(default_factory=dict)
 
     def aggregate(self, other: KVConnectorWorkerMetadata) -> WorkerReport:
         assert isinstance(other, WorkerReport)
+        self.away |= other.away
         for mine, theirs in ((self.saves, other.saves), (self.loads, other.loads)):
             for job, outcome in theirs.items():
                 if job in mine:
@@ -94,4 +97,4 @@ class WorkerReport(KVConnectorWorkerMetadata):
         return self
 
     def __bool__(self) -> bool:
-        return bool(self.saves or self.loads)
+        return bool(self.saves or self.loads or self.away)

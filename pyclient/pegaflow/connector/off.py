@@ -97,10 +97,12 @@ class WorkerOff:
     blocks again then.
     """
 
-    def __init__(self, was: WorkerSide | None = None) -> None:
+    def __init__(self, was: WorkerSide | None = None, *, rank: int = 0, reason: str = "") -> None:
+        """``reason`` is for the scheduler, where it does not know that we are off."""
         self.counts = was.counts if was else Counts()
         self.counts.set("serving", 0, "worker")
-        self.reports = was.reports if was else Reports()
+        self.reports = was.reports if was else Reports(rank)
+        self.reports.away("it failed, see its log" if was else reason)
         self._was = was
 
     def register(self, kv_caches: Any) -> None:

@@ -82,6 +82,7 @@ class SchedulerSide:
         self._reset_tried_at = 0.0
         self._link: dict[str, Any] = {"state": "connecting"}
         self._server: Any = None  # incarnation of the one that was ready last
+        self._away: dict[int, str] = {}  # ranks that cannot use the cache, and why
         self._link_seen_at = -LINK_INTERVAL_S
         self._summary = Summary(settings.log_interval_s, clock())
         self._shown: dict[str, Any] = {}
@@ -119,6 +120,9 @@ class SchedulerSide:
         if state.load_failed or not self._reset_done():
             return 0, False
         state.local = local_tokens // self.block_size
+        if self._away:
+            self._lookups.not_registered(state)
+            return 0, False
         blocks = self._lookups.blocks_beyond(state, state.local)
         if blocks is None:
             return None, False
@@ -151,7 +155,9 @@ class SchedulerSide:
             self.loads.abort(state.load)
         elif self.saves is not None and state.generation == self._generation:
             tokens = self._written_tokens(request)
-            if self._link["state"] == "ready":
+            if self._away:
+                self.saves.drop(state, tokens, "not_registered")
+            elif self._link["state"] == "ready":
                 self.saves.collect(state, block_ids, tokens, last=True)
             else:
                 self.saves.drop(state, tokens, "no_server")
@@ -205,8 +211,8 @@ class SchedulerSide:
     def _collect(self, output: Any, saves: Saves) -> None:
         if self._own_tables:
             self._follow_tables(output)
-        if self._link["state"] != "ready":
-            return  # blocks wait for the server as long as their requests live
+        if self._link["state"] != "ready" or self._away:
+            return  # blocks wait for the cache as long as their requests live
         drafts = output.scheduled_spec_decode_tokens
         block_state = None if self._own_tables else output.kv_connector_block_state
         for request_id, scheduled in output.num_scheduled_tokens.items():
@@ -242,6 +248,8 @@ class SchedulerSide:
                 state.table += ids[0]
 
     def report(self, report: WorkerReport) -> None:
+        for rank, reason in report.away.items():
+            self._note_away(rank, reason)
         if self.saves is not None:
             self.saves.report(report.saves)
         for load in self.loads.report(report.loads):
@@ -255,6 +263,18 @@ class SchedulerSide:
                     load.request_id,
                     outcome.detail or outcome.error,
                 )
+
+    def _note_away(self, rank: int, reason: str) -> None:
+        """A rank cannot use the cache, or can again: loads need all of them, and so do saves.
+
+        The server may say otherwise: under an instance's name it may know another engine's ranks.
+        """
+        if reason and not self._away:
+            log.warning("pegaflow: without the cache while rank %d is: %s", rank, reason)
+        if reason:
+            self._away[rank] = reason
+        elif self._away.pop(rank, "") and not self._away:
+            log.info("pegaflow: all ranks use the cache again")
 
     def keep_stepping(self) -> bool:
         return self.saves is not None and self.saves.keep_stepping()

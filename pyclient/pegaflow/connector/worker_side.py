@@ -29,7 +29,9 @@ class Reports:
     Everything is handed out exactly once.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, rank: int = 0) -> None:
+        self._rank = rank
+        self._away = ""
         self._received: set[str] = set()
         self._bad_blocks: set[int] = set()
         self._report = WorkerReport()
@@ -50,6 +52,12 @@ class Reports:
     def failed_save(self, order: SaveOrder, error: str, detail: str = "") -> None:
         self.save(order.job, Outcome(failed=len(order.blocks), error=error, detail=detail))
 
+    def away(self, reason: str) -> None:
+        """Why this rank cannot use the cache; empty if it can."""
+        if reason != self._away:
+            self._away = reason
+            self._report.away[self._rank] = reason
+
     def take_received(self) -> set[str]:
         received, self._received = self._received, set()
         return received
@@ -66,10 +74,11 @@ class Reports:
 class WorkerSide:
     """Bound to the worker's thread; copies run on threads of the mover."""
 
-    def __init__(self, make_mover: Callable[[Any], Any]) -> None:
+    def __init__(self, make_mover: Callable[[Any], Any], rank: int = 0) -> None:
         """``make_mover`` turns the registered tensors into a mover."""
+        self.rank = rank
         self.counts = Counts()
-        self.reports = Reports()
+        self.reports = Reports(rank)
         self.mover: Any = None  # until vLLM registers its KV cache
         self.loads: dict[int, _Job] = {}
         self.saves: dict[int, SaveOrder] = {}
@@ -165,10 +174,13 @@ class WorkerSide:
 
     def take_counts(self) -> Counts | None:
         if self.mover is not None:
-            state = self.mover.status()["state"]
+            status = self.mover.status()
+            state = status["state"]
             if state != self._link:
                 self._link = state
                 self.counts.set_link_state("worker", state)
+                # Without a server all ranks are alike, and the scheduler's own link tells.
+                self.reports.away(status["detail"] if state == "refused" else "")
         return self.counts.take()
 
     def close(self) -> None:

@@ -1,0 +1,260 @@
+"""One worker of an engine: the real connector's worker side and a FakeModel, here or in a process.
+
+``Rank`` calls the connector's hooks in the order of either of vLLM's model runners. ``RankProcess``
+is the same in a process of its own, as in vLLM; plans and outputs cross a pipe.
+"""
+
+import dataclasses
+import multiprocessing
+import os
+import pickle
+import select
+import signal
+from collections.abc import Callable
+from typing import Any
+
+from vllm.distributed.kv_transfer.kv_connector.factory import KVConnectorFactory
+from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorRole
+from vllm.v1.outputs import KVConnectorOutput, ModelRunnerOutput
+
+from tests.python.fake_model import FakeModel
+
+#: Far more than a step takes on a busy machine; a rank that hangs is found.
+ANSWER_S = 120.0
+
+
+@dataclasses.dataclass(frozen=True)
+class RankOptions:
+    """What a worker is made from."""
+
+    config: Any  #: Of this rank: parallel_config.rank is set.
+    kv_cache_config: Any
+    v2_runner: bool = False
+    old_release: bool = False
+    content: int = 0  #: Ranks with equal numbers hold the same bytes.
+
+
+class Rank:
+    """A worker in this process."""
+
+    def __init__(self, options: RankOptions) -> None:
+        self._options = options
+        self.model = FakeModel(options.kv_cache_config, options.content)
+        self._computed: dict[str, int] = {}
+        # vLLM's workers get a pickled copy of the configuration.
+        self.worker = KVConnectorFactory.create_connector(
+            pickle.loads(pickle.dumps(options.config)),
+            KVConnectorRole.WORKER,
+            options.kv_cache_config,
+        )
+        self.worker.register_kv_caches(self.model.tensors)
+
+    def execute(self, output: Any, seeds: dict[str, int]) -> ModelRunnerOutput:
+        """One step. ``seeds`` has the seed of each request that is new in it."""
+        worker, meta = self.worker, output.kv_connector_metadata
+        v2_runner = self._options.v2_runner
+        if not v2_runner:
+            worker.handle_preemptions(meta)
+        self._update_rows(output, seeds)
+        if output.new_block_ids_to_zero:
+            self.model.poison(output.new_block_ids_to_zero)
+        if v2_runner:
+            worker.handle_preemptions(meta)
+        worker.bind_connector_metadata(meta)
+        if output.has_sync_kv_loads:
+            worker.start_load_kv(None)
+        sampled = {
+            request_id: self.model.forward(request_id, self._computed[request_id], scheduled)
+            for request_id, scheduled in output.num_scheduled_tokens.items()
+        }
+        if v2_runner:
+            worker.finish_forward()
+        if not output.has_sync_kv_loads:
+            worker.start_load_kv(None)
+        if sampled or not self._options.old_release:  # which calls it only in steps with work
+            worker.wait_for_save()
+        results = worker.get_transfer_results(output.finished_req_ids)
+        transfer = KVConnectorOutput(
+            finished_sending=results.finished_sending or None,
+            finished_recving=results.finished_recving or None,
+            failed_recving=results.failed_recving,
+            invalid_block_ids=worker.get_block_ids_with_load_errors(),
+            kv_connector_stats=worker.get_kv_connector_stats(),
+            kv_cache_events=worker.get_kv_connector_kv_cache_events(),
+            kv_connector_worker_meta=worker.build_connector_worker_meta(),
+        )
+        worker.clear_connector_metadata()
+        if not sampled:
+            return ModelRunnerOutput.with_kv_conn_output_only(transfer)
+        ids = list(sampled)
+        return ModelRunnerOutput(
+            req_ids=ids,
+            req_id_to_index={request_id: i for i, request_id in enumerate(ids)},
+            sampled_token_ids=[sampled[request_id] for request_id in ids],
+            kv_connector_output=transfer,
+        )
+
+    def _update_rows(self, output: Any, seeds: dict[str, int]) -> None:
+        """What a model runner keeps of its requests."""
+        for request_id in output.finished_req_ids:
+            self.model.remove(request_id)
+        self._computed = {}
+        for new in output.scheduled_new_reqs:
+            tokens = new.prefill_token_ids or new.prompt_token_ids
+            self.model.add(new.req_id, seeds[new.req_id], tokens, new.block_ids[0])
+            self._computed[new.req_id] = new.num_computed_tokens
+        cached = output.scheduled_cached_reqs
+        for i, request_id in enumerate(cached.req_ids):
+            ids = cached.new_block_ids[i]
+            if request_id in cached.resumed_req_ids:
+                tokens = cached.all_token_ids[request_id]
+                self.model.add(request_id, self.model.seed_of(request_id), tokens, ids[0])
+            elif ids is not None:
+                self.model.append_blocks(request_id, ids[0])
+            self._computed[request_id] = cached.num_computed_tokens[i]
+
+    # ---- what the harness asks of either kind
+
+    def begin(self, output: Any, seeds: dict[str, int]) -> None:
+        # What a worker gets is a copy, and what it returns is one.
+        self._result = self.execute(pickle.loads(pickle.dumps(output)), seeds)
+
+    def end(self) -> ModelRunnerOutput:
+        return pickle.loads(pickle.dumps(self._result))
+
+    def do(self, act: Callable[..., Any], *arguments: Any) -> Any:
+        """What ``act`` returns, called with this rank (where it lives) and ``arguments``."""
+        return act(self, *arguments)
+
+    def finished_fd(self) -> int | None:
+        mover = getattr(self.worker._worker, "mover", None)
+        return mover.finished_fd() if mover is not None else None
+
+    def close(self) -> None:
+        self.worker.shutdown()
+
+
+def state(rank: Rank) -> str:
+    """Of the link to the server; "off" without one."""
+    mover = getattr(rank.worker._worker, "mover", None)
+    return mover.status()["state"] if mover is not None else "off"
+
+
+def detail(rank: Rank) -> str:
+    """Why the link is in that state."""
+    return rank.worker._worker.mover.status()["detail"]
+
+
+def jobs(rank: Rank) -> tuple[list[int], list[int]]:
+    """Loads and save jobs that were accepted and not reported."""
+    side = rank.worker._worker
+    return list(getattr(side, "loads", ())), list(getattr(side, "saves", ()))
+
+
+def checked_tokens(rank: Rank) -> int:
+    return rank.model.checked_tokens
+
+
+class RankDied(Exception):
+    """A worker's process is gone; vLLM's engine ends with it."""
+
+
+_context = multiprocessing.get_context("forkserver")
+# Importing vLLM takes 10 s of a core: once for all, in a process without threads.
+_context.set_forkserver_preload(["tests.python.rank"])
+
+
+def _serve(pipe: Any, options: RankOptions) -> None:
+    rank = Rank(options)
+    pipe.send(None)
+    try:
+        while True:
+            kind, act, arguments = pipe.recv()
+            if kind == "close":
+                rank.close()
+                pipe.send(None)
+                return
+            try:
+                pipe.send((act(rank, *arguments), None))
+            except Exception as error:
+                pipe.send((None, error))
+    except EOFError:
+        rank.close()  # the test is gone
+
+
+def _execute(rank: Rank, output: Any, seeds: dict[str, int]) -> ModelRunnerOutput:
+    return rank.execute(output, seeds)
+
+
+class RankProcess:
+    """A worker in a process of its own. Ends with close(), or with the test's process."""
+
+    def __init__(self, options: RankOptions) -> None:
+        self._pipe, theirs = _context.Pipe()
+        self._process = _context.Process(target=_serve, args=(theirs, options), daemon=True)
+        self._process.start()
+        theirs.close()
+        self._receive()
+
+    @property
+    def pid(self) -> int:
+        assert self._process.pid is not None
+        return self._process.pid
+
+    def _send(self, *message: Any) -> None:
+        try:
+            self._pipe.send(message)
+        except OSError as error:
+            raise RankDied(str(error)) from None
+
+    def _receive(self) -> Any:
+        try:
+            if not self._pipe.poll(ANSWER_S):
+                raise AssertionError(f"rank process {self.pid} says nothing for {ANSWER_S} s")
+            return self._pipe.recv()
+        except (EOFError, OSError) as error:
+            raise RankDied(str(error)) from None
+
+    def _answer(self) -> Any:
+        value, error = self._receive()
+        if error is not None:
+            raise error
+        return value
+
+    def begin(self, output: Any, seeds: dict[str, int]) -> None:
+        self._send("do", _execute, (output, seeds))
+
+    def end(self) -> ModelRunnerOutput:
+        return self._answer()
+
+    def do(self, act: Callable[..., Any], *arguments: Any) -> Any:
+        """What ``act``, a function of a module, returns over there."""
+        self._send("do", act, arguments)
+        return self._answer()
+
+    def finished_fd(self) -> int | None:
+        return None
+
+    def kill(self) -> None:
+        """SIGKILL; returns when the process is gone."""
+        os.kill(self.pid, signal.SIGKILL)
+        self._process.join(ANSWER_S)
+
+    def close(self) -> None:
+        if self._process.is_alive():
+            try:
+                self._send("close", None, ())
+                self._receive()
+            except RankDied:
+                pass  # it died before it could say so, which is what was wanted
+        self._process.join(ANSWER_S)
+        self._pipe.close()
+
+
+def pause(ranks: list[Any]) -> None:
+    """vLLM's loop pauses a millisecond after a step without work; a finished job ends it here.
+
+    In a scenario without a connected worker the pause is what it is in vLLM.
+    """
+    waits = [fd for rank in ranks if (fd := rank.finished_fd()) is not None]
+    select.select(waits, [], [], 0.001)
