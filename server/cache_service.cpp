@@ -54,14 +54,16 @@ Result<std::unique_ptr<CacheService>> CacheService::create(const Options& option
                                                            const Clock& clock,
                                                            EndConnection end_connection) {
   PEGA_TRY_LET(auto cut, PoolCut::create(options.cut, clock));
+  PEGA_TRY_LET(auto demand, Demand::create(options.demand_windows, clock));
   return std::unique_ptr<CacheService>(
-      new CacheService(std::move(cut), options, std::move(end_connection)));
+      new CacheService(std::move(cut), std::move(demand), options, std::move(end_connection)));
 }
 
-CacheService::CacheService(std::unique_ptr<PoolCut> cut, const Options& options,
-                           EndConnection end_connection)
+CacheService::CacheService(std::unique_ptr<PoolCut> cut, std::unique_ptr<Demand> demand,
+                           const Options& options, EndConnection end_connection)
     : cut_(std::move(cut)),
       namespaces_(std::make_unique<NamespaceTable>(cut_->store())),
+      demand_(std::move(demand)),
       pool_bytes_(options.cut.pool_bytes),
       max_parted_(options.max_parted),
       end_connection_(std::move(end_connection)) {}
@@ -342,7 +344,10 @@ Result<CacheService::Found> CacheService::lookup(const Id128& connection,
   PEGA_TRY_LET(Client* const caller, member(connection));
   const Instance& instance = *caller->instance;
   if (!is_complete(instance)) return Found{};
-  return Found{.blocks = cut_->store().lookup(space_of(instance), keys), .complete = true};
+  const SpaceId space = space_of(instance);
+  const std::size_t blocks = cut_->store().lookup(space, keys);
+  demand_->asked(space, keys, blocks, instance.page_bytes);
+  return Found{.blocks = blocks, .complete = true};
 }
 
 Result<CacheService::Found> CacheService::claim(const Id128& connection, const Id128& token,
@@ -396,7 +401,9 @@ Result<void> CacheService::release(const Id128& connection, PinId pin) {
 Result<std::vector<SlotIndex>> CacheService::reserve(const Id128& connection, const JobId& job,
                                                      std::span<const BlockKey> keys) {
   PEGA_TRY_LET(Client* const caller, worker(connection));
-  return cut_->store().reserve(*caller->holder, space_of(*caller->instance), job, keys);
+  const SpaceId space = space_of(*caller->instance);
+  demand_->saved(space, keys, caller->instance->page_bytes);
+  return cut_->store().reserve(*caller->holder, space, job, keys);
 }
 
 Result<std::size_t> CacheService::publish(const Id128& connection, const JobId& job) {
@@ -463,7 +470,7 @@ CacheService::Stats CacheService::stats() const {
   stats.slots = cut_->store().slot_count();
   stats.slot_bytes = cut_->slot_bytes();
   stats.cuts = cut_->cuts();
-  stats.memory_bytes = cut_->store().memory_bytes();
+  stats.memory_bytes = cut_->store().memory_bytes() + demand_->memory_bytes();
   stats.clients = clients_.size();
   stats.parted = parted_.size();
   stats.instances = instances_.size();
@@ -471,6 +478,7 @@ CacheService::Stats CacheService::stats() const {
     if (!instance.worker.is_none() && !cut_->is_served(instance.index)) ++stats.instances_waiting;
   }
   stats.namespaces = namespaces_->all().size();
+  stats.demand = demand_->windows();
   return stats;
 }
 

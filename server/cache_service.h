@@ -18,6 +18,7 @@
 #include "base/job_id.h"
 #include "capnp/codec.h"
 #include "engine/block_store.h"
+#include "engine/demand.h"
 #include "engine/namespace_table.h"
 #include "engine/pool_cut.h"
 
@@ -38,13 +39,16 @@ class CacheService {
     /// Parted connections that may be waited for; each keeps a descriptor. At the limit nobody new
     /// may register.
     std::size_t max_parted = 1024;
+    /// Over which hit rates and their ceilings are told; see Demand.
+    std::vector<std::chrono::seconds> demand_windows = {
+        std::chrono::minutes(5), std::chrono::hours(1), std::chrono::hours(24)};
   };
 
   /// Ends a connection that was taken over; it calls disconnected() before it returns.
   using EndConnection = std::function<void(const Id128& connection)>;
 
   /// `clock` outlives it.
-  /// Errors: those of PoolCut::create.
+  /// Errors: those of PoolCut::create and Demand::create.
   static Result<std::unique_ptr<CacheService>> create(const Options& options, const Clock& clock,
                                                       EndConnection end_connection);
   ~CacheService();
@@ -154,6 +158,7 @@ class CacheService {
     std::uint64_t load_blocks_other = 0;  ///< Written by another one.
     std::uint64_t save_bytes = 0;
     std::uint64_t refused_page_size = 0;  ///< Registrations.
+    std::vector<Demand::Window> demand;   ///< Lately.
   };
   [[nodiscard]] Stats stats() const;
   [[nodiscard]] BlockStore& store() noexcept { return cut_->store(); }
@@ -166,7 +171,8 @@ class CacheService {
   struct Client;
   struct Parted;
 
-  CacheService(std::unique_ptr<PoolCut> cut, const Options& options, EndConnection end_connection);
+  CacheService(std::unique_ptr<PoolCut> cut, std::unique_ptr<Demand> demand, const Options& options,
+               EndConnection end_connection);
   Result<Client*> client(const Id128& connection);
   Result<Client*> member(const Id128& connection);
   Result<Client*> worker(const Id128& connection);
@@ -180,6 +186,7 @@ class CacheService {
 
   std::unique_ptr<PoolCut> cut_;
   std::unique_ptr<NamespaceTable> namespaces_;
+  std::unique_ptr<Demand> demand_;
   std::uint64_t pool_bytes_;
   std::size_t max_parted_;
   EndConnection end_connection_;

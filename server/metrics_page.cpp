@@ -148,6 +148,39 @@ void cache(Page& page, const Snapshot& now) {
              number(cache.memory_bytes));
 }
 
+/// "5m", "1h", "1d", "90s": the largest unit of which it is a multiple.
+std::string window_label(std::chrono::seconds length) {
+  for (const auto& [unit, letter] : {std::pair{86400, 'd'}, {3600, 'h'}, {60, 'm'}}) {
+    if (length.count() % unit == 0) return fmt::format("{}{}", length.count() / unit, letter);
+  }
+  return fmt::format("{}s", length.count());
+}
+
+void demand(Page& page, const std::vector<Demand::Window>& windows) {
+  const auto gauges = [&](const char* name, const char* help, auto&& value) {
+    MetricFamily& made = page.family(MetricType::Gauge, name, help);
+    for (const Demand::Window& window : windows) {
+      ClientMetric metric;
+      metric.label = {{"window", window_label(window.length)}};
+      metric.gauge.value = value(window);
+      made.metric.push_back(std::move(metric));
+    }
+  };
+  using Window = Demand::Window;
+  gauges("hll_total_requests", "Blocks asked for by lookups in the window",
+         [](const Window& window) { return number(window.asked); });
+  gauges("hll_cardinality", "Different blocks asked for or saved in the window, about",
+         [](const Window& window) { return window.distinct; });
+  gauges("hll_estimated_hit_rate",
+         "Ceiling of the window's hit rate: that of a pool that had lost nothing, about",
+         [](const Window& window) { return window.ceiling(); });
+  gauges("window_hit_rate", "Hit rate of the window: blocks found of those asked for",
+         [](const Window& window) { return window.hit_rate(); });
+  gauges("window_working_set_bytes",
+         "Size of a pool that would have lost nothing in the window, about",
+         [](const Window& window) { return window.bytes; });
+}
+
 void clients(Page& page, const Snapshot& now) {
   const RpcCounters& rpc = now.rpc;
   page.gauge("connections", "Connections to the socket", number(rpc.connections));
@@ -209,6 +242,7 @@ std::string metrics_page(const Snapshot& snapshot) {
   Page page;
   pool(page, snapshot);
   cache(page, snapshot);
+  demand(page, snapshot.cache.demand);
   clients(page, snapshot);
   calls(page, snapshot.rpc);
   MetricFamily& build = page.family(MetricType::Gauge, "build_info", "The server's version");

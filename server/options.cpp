@@ -2,6 +2,8 @@
 
 #include <charconv>
 
+#include "base/units.h"
+
 namespace pegaflow {
 
 using std::chrono::milliseconds;
@@ -53,12 +55,17 @@ void ServerOptions::declare(OptionTable& table) {
   table.duration("reservation-timeout", reservation_timeout, milliseconds(100), minutes(60),
                  "A save that has not been published by then is forgotten. A copy takes "
                  "milliseconds; this is for an engine that hangs.");
+  table.list("metric-hll-windows", metric_windows,
+             "Times, from 1m to 7d and eight at most, over which /metrics shows hit rates, their "
+             "ceilings and working sets; see docs/operations.md.");
 
   const char* const no_device = "the server uses no GPU; each engine drives its own copies.";
   table.ignored("devices", true, no_device);
   table.ignored("device", true, no_device);
   table.ignored("hint-value-size", true, "slots are cut for the pages of the first engine.");
   table.ignored("disable-lfu-admission", false, "every block is admitted.");
+  table.ignored("metric-hll-bucket-bits", true,
+                "sketches have 4,096 registers, for a standard error below 2 %.");
   table.ignored("metrics-addr", true, "metrics are served at --http-addr.");
   const char* const no_ssd = "there is no SSD tier yet.";
   for (const char* const name :
@@ -80,6 +87,25 @@ Result<std::vector<std::uint32_t>> ServerOptions::allowed_uids() const {
     uids.push_back(uid);
   }
   return uids;
+}
+
+Result<std::vector<seconds>> ServerOptions::window_lengths() const {
+  std::vector<seconds> lengths;
+  for (const std::string& text : metric_windows) {
+    // Days are for windows only: every other time of ours is short.
+    const bool is_days = !text.empty() && (text.back() == 'd' || text.back() == 'D');
+    const std::string in_hours = is_days ? text.substr(0, text.size() - 1) + "h" : text;
+    const auto parsed = parse_duration(in_hours);
+    const Duration length = parsed ? *parsed * (is_days ? 24 : 1) : Duration::zero();
+    if (length <= Duration::zero() || length % seconds(1) != Duration::zero()) {
+      return fail(Errc::kInvalidArgument,
+                  "--metric-hll-windows: \"{}\" is no time of whole seconds; write for example "
+                  "5m, 1h or 1d",
+                  text);
+    }
+    lengths.push_back(std::chrono::duration_cast<seconds>(length));
+  }
+  return lengths;
 }
 
 }  // namespace pegaflow

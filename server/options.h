@@ -30,6 +30,7 @@ struct ServerOptions {
   std::int64_t instance_share_percent = 50;
   std::int64_t node_share_percent = 80;
   Duration reservation_timeout = std::chrono::seconds(30);
+  std::vector<std::string> metric_windows = {"5m", "1h", "1d"};
 
   /// Enters every option into `table`, which refers to this struct from then on.
   void declare(OptionTable& table);
@@ -37,6 +38,9 @@ struct ServerOptions {
   /// The uids of `allow_uid`.
   /// Errors: kInvalidArgument for one that is no number.
   [[nodiscard]] Result<std::vector<std::uint32_t>> allowed_uids() const;
+  /// The lengths of `metric_windows`.
+  /// Errors: kInvalidArgument for one that is no time of whole seconds.
+  [[nodiscard]] Result<std::vector<std::chrono::seconds>> window_lengths() const;
 };
 
 }  // namespace pegaflow

@@ -76,9 +76,11 @@ Result<void> write_ready_file(const std::string& path, const nlohmann::json& con
 /// The parts of a server, in the order in which they start; they end in reverse.
 class Server final : private kj::TaskSet::ErrorHandler {
  public:
-  Server(const ServerOptions& options, std::vector<std::uint32_t> allowed_uids, SocketLock lock)
+  Server(const ServerOptions& options, std::vector<std::uint32_t> allowed_uids,
+         std::vector<std::chrono::seconds> windows, SocketLock lock)
       : options_(options),
         allowed_uids_(std::move(allowed_uids)),
+        windows_(std::move(windows)),
         lock_(std::move(lock)),
         io_(kj::setupAsyncIo()),
         questions_(2 * HttpServer::kQuestions),
@@ -179,11 +181,13 @@ class Server final : private kj::TaskSet::ErrorHandler {
     store.instance_share = static_cast<double>(options_.instance_share_percent) / 100;
     store.node_share = static_cast<double>(options_.node_share_percent) / 100;
     store.reservation_timeout = options_.reservation_timeout;
-    PEGA_TRY_LET(
-        service_,
-        CacheService::create(
-            {.cut = {.pool_bytes = pool_->size_bytes(), .store = store}, .max_parted = connections},
-            clock_, [this](const Id128& connection) { rpc_->end_connection(connection); }));
+    PEGA_TRY_LET(service_,
+                 CacheService::create({.cut = {.pool_bytes = pool_->size_bytes(), .store = store},
+                                       .max_parted = connections,
+                                       .demand_windows = windows_},
+                                      clock_, [this](const Id128& connection) {
+                                        rpc_->end_connection(connection);
+                                      }));
     background_ = std::make_unique<Background>(*service_, io_.provider->getTimer(), clock_);
     context_.reset(new SessionContext{.service = *service_,
                                       .background = *background_,
@@ -236,6 +240,7 @@ class Server final : private kj::TaskSet::ErrorHandler {
 
   const ServerOptions& options_;
   std::vector<std::uint32_t> allowed_uids_;
+  std::vector<std::chrono::seconds> windows_;
   SteadyClock clock_;
   SocketLock lock_;
   kj::AsyncIoContext io_;
@@ -263,6 +268,9 @@ class Server final : private kj::TaskSet::ErrorHandler {
 
 Result<void> run_server(const ServerOptions& options, const RuntimeDirectories& directories) {
   PEGA_TRY_LET(std::vector<std::uint32_t> uids, options.allowed_uids());
+  PEGA_TRY_LET(std::vector<std::chrono::seconds> windows, options.window_lengths());
+  // Told now, not when the pool is ready.
+  PEGA_TRY(Demand::check(windows));
   std::string token;
   if (!options.http_token_file.empty()) {
     PEGA_TRY_LET(token, read_token(options.http_token_file));
@@ -277,7 +285,7 @@ Result<void> run_server(const ServerOptions& options, const RuntimeDirectories& 
   kj::UnixEventPort::captureSignal(SIGINT);
   std::signal(SIGPIPE, SIG_IGN);
 
-  Server server(options, std::move(uids), std::move(lock));
+  Server server(options, std::move(uids), std::move(windows), std::move(lock));
   return server.run(std::move(http), std::move(token));
 }
 

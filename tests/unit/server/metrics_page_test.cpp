@@ -37,6 +37,33 @@ TEST_SUITE("metrics_page") {
     CHECK(has_line(page, "# TYPE pegaflow_save_bytes_total counter"));
   }
 
+  TEST_CASE("each window has its hit rate, its ceiling and its working set") {
+    using std::chrono::seconds;
+    Snapshot now;
+    now.cache.demand = {{.length = seconds(90), .asked = 0},
+                        {.length = seconds(300),
+                         .asked = 200,
+                         .found = 50,
+                         .fresh = 30,
+                         .distinct = 110,
+                         .bytes = 450560},
+                        {.length = seconds(7200), .asked = 200, .found = 50, .fresh = 170},
+                        {.length = seconds(86400), .asked = 200, .found = 50, .fresh = -1}};
+
+    const std::string page = metrics_page(now);
+
+    CHECK(has_line(page, R"(pegaflow_window_hit_rate{window="90s"} 0)"));
+    CHECK(has_line(page, R"(pegaflow_hll_estimated_hit_rate{window="90s"} 0)"));
+    CHECK(has_line(page, R"(pegaflow_hll_total_requests{window="5m"} 200)"));
+    CHECK(has_line(page, R"(pegaflow_hll_cardinality{window="5m"} 110)"));
+    CHECK(has_line(page, R"(pegaflow_window_hit_rate{window="5m"} 0.25)"));
+    CHECK(has_line(page, R"(pegaflow_hll_estimated_hit_rate{window="5m"} 0.85)"));
+    CHECK(has_line(page, R"(pegaflow_window_working_set_bytes{window="5m"} 450560)"));
+    // An estimate; the ceiling is never below the hit rate, nor above 1.
+    CHECK(has_line(page, R"(pegaflow_hll_estimated_hit_rate{window="2h"} 0.25)"));
+    CHECK(has_line(page, R"(pegaflow_hll_estimated_hit_rate{window="1d"} 1)"));
+  }
+
   TEST_CASE("calls are counted by method and status, times in cumulative buckets") {
     Snapshot now;
     auto& reserve = now.rpc.of(Method::kReserve);

@@ -31,7 +31,9 @@ TEST_SUITE("ServerOptions") {
                                             "--ssd-prefetch-queue-depth=2",
                                             "--ssd-write-inflight=2",
                                             "--ssd-prefetch-inflight=16",
-                                            "--max-prefetch-blocks=800"};
+                                            "--max-prefetch-blocks=800",
+                                            "--metric-hll-windows=15m,1h,1d",
+                                            "--metric-hll-bucket-bits=16"};
     std::ostringstream out;
 
     const auto next = table.parse(static_cast<int>(words.size()), words.data(), out);
@@ -41,7 +43,26 @@ TEST_SUITE("ServerOptions") {
     CHECK(options.pool_size_bytes == std::uint64_t{30} << 30);
     CHECK(options.use_hugepages);
     CHECK(options.addr == "127.0.0.1:50056");
-    CHECK(table.ignored().size() == 12);
+    CHECK(options.metric_windows == std::vector<std::string>{"15m", "1h", "1d"});
+    CHECK(table.ignored().size() == 13);
+  }
+
+  TEST_CASE("windows are times of whole seconds, or days") {
+    using std::chrono::seconds;
+    ServerOptions options;
+    options.metric_windows = {"90s", "5m", "2h", "1d", "0.5D"};
+    REQUIRE(options.window_lengths());
+    CHECK(*options.window_lengths() == std::vector<seconds>{seconds(90), seconds(300),
+                                                            seconds(7200), seconds(86400),
+                                                            seconds(43200)});
+    for (const char* const wrong : {"5", "1w", "0m", "1500ms", "d", "-1h", ""}) {
+      CAPTURE(wrong);
+      options.metric_windows = {wrong};
+      const auto lengths = options.window_lengths();
+      REQUIRE_FALSE(lengths);
+      CHECK(lengths.error().code == Errc::kInvalidArgument);
+      CHECK(lengths.error().detail.find("--metric-hll-windows") == 0);
+    }
   }
 
   TEST_CASE("uids are numbers") {
