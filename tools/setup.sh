@@ -7,6 +7,7 @@ packages_build=(git build-essential g++ meson ninja-build ccache pkg-config capn
     libfmt-dev libspdlog-dev libexpected-dev libcli11-dev nlohmann-json3-dev prometheus-cpp-dev
     doctest-dev libxxhash-dev pybind11-dev python3-dev python3-venv)
 packages_test=(iproute2 procps util-linux curl)
+packages_bundle=(patchelf binutils)
 packages_vllm=(libnuma1 gcc binutils python3-venv)
 packages_check=(clang-format-16 clang-tidy-16)
 packages_fuzz=(clang-16 libclang-rt-16-dev)

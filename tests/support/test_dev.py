@@ -27,7 +27,8 @@ class DevTest(unittest.TestCase):
     def test_every_subcommand_of_the_help_text_has_a_help_text(self) -> None:
         listed = re.findall(r"^  (\w+) {2,}", run(str(ROOT / "dev")).stdout, re.MULTILINE)
         self.assertLessEqual(
-            {"demo", "test", "build", "check", "fmt", "bench", "run", "soak", "help"}, set(listed)
+            {"demo", "test", "build", "check", "fmt", "bench", "run", "bundle", "soak", "help"},
+            set(listed),
         )
         for subcommand in listed:
             for flag in ("--help", "-h"):
@@ -42,6 +43,7 @@ class DevTest(unittest.TestCase):
             (("test", "--sed", "1"), "see ./dev test --help"),
             (("build", "--fast"), "see ./dev build --help"),
             (("check", "--quick"), "see ./dev check --help"),
+            (("bundle",), "see ./dev bundle --help"),
             (("soak", "now"), "see ./dev soak --help"),
             (("run",), "see ./dev run --help"),
         ):

@@ -1,0 +1,294 @@
+"""The bundle and the wheel run where nothing of ours is installed, on the system that docs promise.
+
+Both are made by `./dev bundle`, as anybody would make them. What a plain system has is played by a
+root directory with the C library, libstdc++ and Python, and nothing else.
+"""
+
+import json
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import sysconfig
+import zipfile
+from pathlib import Path
+
+import pytest
+
+import pegaflow
+from tests.support.child_process import ChildProcess
+
+ROOT = Path(__file__).resolve().parents[2]
+CHECK_TREE = ROOT / "tools/bundle/check_tree.py"
+PYTHON = Path("/usr/bin/python3").resolve()
+
+
+def run(*command: str | Path, timeout: float = 300, **options) -> subprocess.CompletedProcess:
+    """The command's outcome; no variable that finds our build or a library leaks into it."""
+    env = {
+        key: value
+        for key, value in os.environ.items()
+        if key not in ("PYTHONPATH", "LD_LIBRARY_PATH", "PEGA_BUILD_DIR", "VIRTUAL_ENV")
+    }
+    return subprocess.run(
+        [str(word) for word in command],
+        **{"env": env, "capture_output": True, "text": True, "timeout": timeout} | options,
+    )
+
+
+def said(done: subprocess.CompletedProcess) -> str:
+    """What it printed; it must have ended well."""
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
+@pytest.fixture(scope="session")
+def bundle(tmp_path_factory) -> Path:
+    made = tmp_path_factory.mktemp("made") / "bundle"
+    said(run(ROOT / "dev", "bundle", made))
+    # Whatever names the place where it was made would now be found out.
+    return made.rename(tmp_path_factory.mktemp("moved") / "pegaflow")
+
+
+@pytest.fixture(scope="session")
+def wheel(tmp_path_factory) -> Path:
+    folder = tmp_path_factory.mktemp("wheel")
+    said(run(ROOT / "dev", "bundle", "--wheel", folder, env=os.environ | {"PYTHONPATH": ""}))
+    (made,) = folder.glob("*.whl")
+    return made
+
+
+@pytest.fixture(scope="session")
+def fresh(tmp_path_factory, wheel) -> Path:
+    """bin/ of an environment that has the wheel and nothing else."""
+    folder = tmp_path_factory.mktemp("fresh")
+    said(run(PYTHON, "-m", "venv", folder))
+    said(run(folder / "bin/python", "-m", "pip", "install", "--no-index", "--no-deps", wheel))
+    return folder / "bin"
+
+
+# ---- the bundle
+
+
+def test_a_bundle_needs_no_library_that_a_plain_system_lacks_and_no_newer_glibc(bundle):
+    printed = said(run(CHECK_TREE, bundle))
+
+    assert re.search(r"need glibc 2\.\d+ and .*, 0 problems", printed)
+
+
+def test_the_check_of_a_bundle_names_a_symbol_that_is_too_new(bundle):
+    done = run(CHECK_TREE, bundle, "--glibc", "2.30")
+
+    assert done.returncode == 1
+    assert re.search(
+        r"bin/pegaflow-server: needs GLIBC_2\.3\d, newer than GLIBC_2\.30", done.stdout
+    )
+
+
+def test_the_check_of_a_bundle_names_a_library_that_is_missing(bundle, tmp_path):
+    damaged = tmp_path / "damaged"
+    shutil.copytree(bundle, damaged, symlinks=True)
+    (lost,) = (damaged / "python/pegaflow/lib").glob("libfmt.so.*")
+    lost.unlink()
+
+    done = run(CHECK_TREE, damaged)
+
+    assert done.returncode == 1
+    assert f"needs {lost.name}, which is neither here nor on a plain system" in done.stdout
+
+
+def test_the_check_of_a_bundle_names_a_path_of_the_machine_that_built_it(tmp_path):
+    shutil.copy(PYTHON, tmp_path / "program")
+    said(run("patchelf", "--set-rpath", "/opt/somewhere", tmp_path / "program"))
+
+    done = run(CHECK_TREE, tmp_path)
+
+    assert done.returncode == 1
+    assert "program: looks for libraries in /opt/somewhere" in done.stdout
+
+
+def test_each_library_of_a_bundle_comes_with_its_license(bundle):
+    libraries = bundle / "python/pegaflow/lib"
+    licenses = [path.read_text() for path in (libraries / "licenses").iterdir()]
+
+    assert len(licenses) >= 9  # fmt, spdlog, Cap'n Proto, prometheus, xxHash and four of headers
+    assert all("opyright" in text for text in licenses)
+    assert (bundle / "LICENSE").read_text() == (ROOT / "LICENSE").read_text()
+
+
+def test_a_folder_with_other_files_is_not_overwritten(tmp_path):
+    (tmp_path / "mine").write_text("keep me")
+
+    done = run(ROOT / "dev", "bundle", tmp_path)
+
+    assert done.returncode == 1
+    assert "holds other files" in done.stderr
+    assert [path.name for path in tmp_path.iterdir()] == ["mine"]
+
+
+# ---- a plain system
+
+#: What a shell script of ours may call; no distribution is without them.
+COMMANDS = ("dirname", "env", "find", "readlink", "sed")
+
+
+def copy_into(root: Path, path: Path) -> None:
+    """The file, at its own place below the root, with what it links to."""
+    target = root / path.relative_to("/")
+    target.parent.mkdir(parents=True, exist_ok=True)
+    shutil.copy(path, target)
+
+
+def loaded_by(path: Path) -> set[Path]:
+    told = run("ldd", path).stdout
+    return {Path(name) for name in re.findall(r"(/\S+) \(0x", told)}
+
+
+@pytest.fixture(scope="session")
+def plain_system(tmp_path_factory, bundle) -> Path:
+    """A root directory with Python, what it loads, libstdc++, and a bundle in /opt/pegaflow."""
+    root = tmp_path_factory.mktemp("root")
+    copy_into(root, PYTHON)
+    library = Path(sysconfig.get_path("stdlib"))
+    stdlib = Path(
+        said(run(PYTHON, "-Ic", "import os; print(os.path.dirname(os.__file__))")).strip()
+    )
+    assert library.name == stdlib.name
+    ignored = shutil.ignore_patterns("test", "__pycache__", "config-*", "*-packages", "idlelib")
+    shutil.copytree(stdlib, root / stdlib.relative_to("/"), ignore=ignored)
+    system = loaded_by(PYTHON)
+    for module in (root / stdlib.relative_to("/") / "lib-dynload").glob("*.so"):
+        system |= loaded_by(module)
+    system |= {
+        path for path in loaded_by(bundle / "bin/pegaflow-server") if bundle not in path.parents
+    }
+    for path in system:
+        copy_into(root, path)
+    for name in ("/bin/sh", *map("/usr/bin/{}".format, COMMANDS)):
+        for path in {Path(name), *loaded_by(Path(name))}:
+            copy_into(root, path)
+    assert not [path for path in root.rglob("*") if re.match("lib(capnp|kj|fmt)", path.name)]
+    shutil.copytree(bundle, root / "opt/pegaflow", symlinks=True)
+    for name in ("proc", "tmp", "run", "dev"):
+        (root / name).mkdir()
+    return root
+
+
+def inside(root: Path, *command: str) -> list[str]:
+    """The command line that runs a command with the root as its /."""
+    mounts = f'mount --rbind /proc "{root}/proc" && mount --rbind /dev "{root}/dev" && exec "$@"'
+    clean = ("env", "-i", "PATH=/usr/bin:/bin")
+    return ["unshare", "-m", "sh", "-c", mounts, "-", "chroot", str(root), *clean, *command]
+
+
+class PlainServer(ChildProcess):
+    """pegaflow-server of the bundle on the plain system."""
+
+    def __init__(self, root: Path, log: Path) -> None:
+        super().__init__("pegaflow-server", log)
+        self.root = root
+
+    def command(self) -> list[str]:
+        words = "--addr unix:/run/p.sock --http-addr 127.0.0.1:0 --pool-size 64mb"
+        server = "/opt/pegaflow/bin/pegaflow-server"
+        return inside(self.root, server, *words.split(), "--ready-file", "/run/ready.json")
+
+    def is_ready(self) -> bool:
+        return (self.root / "run/ready.json").exists()
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can change the root directory")
+def test_on_a_plain_system_the_server_serves_and_the_doctor_finds_it(plain_system, tmp_path):
+    with PlainServer(plain_system, tmp_path / "log") as server:
+        ask = inside(plain_system, "/opt/pegaflow/bin/pegaflow", "doctor", "--help")
+        assert "doctor" in said(run(*ask))
+        probe = (
+            "import json, pegaflow._native, urllib.request as u;"
+            "a = json.load(open('/run/ready.json'))['http'];"
+            "print(u.urlopen(f'http://{a}/health').status)"
+        )
+        env = "PYTHONPATH=/opt/pegaflow/python"
+        ask = inside(plain_system, "/usr/bin/env", env, str(PYTHON), "-c", probe)
+        assert said(run(*ask)).strip() == "200"
+        status = server.stop()
+
+    assert status == 0
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can change the root directory")
+def test_on_a_plain_system_programs_that_are_not_bundled_would_not_start(plain_system):
+    """The proof that the plain system lacks what a bundle has to bring."""
+    build = Path(os.environ["PEGA_BUILD_DIR"])
+    shutil.copy(build / "server/pegaflow-server", plain_system / "tmp/server")
+
+    done = run(*inside(plain_system, "/tmp/server", "--version"))
+
+    assert done.returncode == 127
+    assert "cannot open shared object file" in done.stderr
+
+
+# ---- the wheel
+
+
+def test_the_wheel_is_tagged_with_glibc_2_35_and_auditwheel_finds_nothing_outside(wheel):
+    (tools,) = ROOT.glob("build/wheel-tools-*/bin")
+    path = f"{tools}:{os.environ['PATH']}"
+    shown = said(run(tools / "auditwheel", "show", wheel, env={"PATH": path}))
+
+    assert "manylinux_2_35_x86_64" in wheel.name
+    tag = re.search(r'following platform\s+tag: "manylinux_2_(\d+)_x86_64"', shown)
+    assert tag, shown
+    assert int(tag[1]) <= 35
+
+
+def test_the_wheel_holds_one_folder_with_programs_libraries_and_licenses(wheel):
+    names = zipfile.ZipFile(wheel).namelist()
+
+    assert {"pegaflow/bin/pegaflow-server", "pegaflow/bin/pegaflow-perf"} <= set(names)
+    assert [name for name in names if name.startswith("pegaflow/lib/licenses/")]
+    assert [name for name in names if name.endswith(".dist-info/licenses/LICENSE")]
+    # A second copy of a library would have been put there by auditwheel: ours were not found.
+    assert {name.split("/")[0] for name in names} == {
+        "pegaflow",
+        f"pegaflow-{pegaflow.__version__}.dist-info",
+    }
+
+
+def test_the_commands_of_a_fresh_environment_are_the_programs(fresh):
+    assert said(run(fresh / "pegaflow", "--version")).split()[-1] == pegaflow.__version__
+    assert pegaflow.__version__ in said(run(fresh / "pegaflow-server", "--version"))
+    assert "usage" in said(run(fresh / "pegaflow-perf", "--help")).lower()
+    assert said(run(CHECK_TREE, fresh.parent / "lib")).endswith(" 0 problems\n")
+
+
+def test_the_server_of_a_fresh_environment_is_the_process_that_was_started(fresh, tmp_path):
+    ready = tmp_path / "ready.json"
+    words = [fresh / "pegaflow-server", "--addr", f"unix:{tmp_path}/p.sock", "--ready-file", ready]
+    words += ["--http-addr", "127.0.0.1:0", "--pool-size", "64mb"]
+
+    class Server(ChildProcess):
+        def command(self) -> list[str]:
+            return [str(word) for word in words]
+
+        def is_ready(self) -> bool:
+            return ready.exists()
+
+    with Server("pegaflow-server", tmp_path / "log", {"PYTHONPATH": ""}) as server:
+        assert Path(os.readlink(f"/proc/{server.pid}/exe")).name == "pegaflow-server"
+        assert json.loads(ready.read_text())["http"]
+        os.kill(server.pid, signal.SIGTERM)
+        assert server.stop() == 0
+
+
+def test_vllm_imports_the_connector_of_the_wheel(fresh):
+    """vLLM's packages are lent to the fresh environment; PegaFlow is the wheel's."""
+    lent = Path(sys.prefix, "lib", f"python3.{sys.version_info.minor}", "site-packages")
+    probe = "import pegaflow.connector as c, pegaflow; print(c.PegaKVConnector, pegaflow.__file__)"
+    code = f"import sys; sys.path.append({str(lent)!r}); {probe}"
+
+    printed = said(run(fresh / "python", "-c", code))
+
+    assert "PegaKVConnector" in printed
+    assert str(fresh.parent) in printed

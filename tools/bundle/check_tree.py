@@ -1,0 +1,67 @@
+#!/usr/bin/env python3
+"""Say what a bundle needs from a system, and refuse what a plain one does not have.
+
+usage: check_tree.py DIR [--glibc VERSION]
+
+Every program and library below DIR finds what it loads by a path relative to itself, or it is on
+every Linux; and no symbol is newer than those of glibc 2.35 (or VERSION) and GCC 12.
+"""
+
+import argparse
+import os
+import pathlib
+import sys
+from collections.abc import Iterator
+
+from elf import FLOOR, PLAIN_SYSTEM, Elf, as_numbers, is_elf, read_elf
+
+
+def inside(elf: Elf, soname: str, root: pathlib.Path) -> bool:
+    """Whether the library is where the file looks for it, below the root."""
+    for entry in elf.runpath:
+        folder = entry.replace("$ORIGIN", str(elf.path.parent))
+        candidate = pathlib.Path(os.path.normpath(folder), soname)
+        if candidate.is_relative_to(root) and candidate.is_file():
+            return True
+    return False
+
+
+def problems_of(elf: Elf, root: pathlib.Path, floor: dict[str, str]) -> Iterator[str]:
+    name = elf.path.relative_to(root)
+    for entry in elf.runpath:
+        if not entry.startswith("$ORIGIN"):
+            yield f"{name}: looks for libraries in {entry}, a path of the machine that built it"
+    for soname in elf.needed:
+        if soname not in PLAIN_SYSTEM and not inside(elf, soname, root):
+            yield f"{name}: needs {soname}, which is neither here nor on a plain system"
+    for family, version in elf.versions.items():
+        if family in floor and as_numbers(version) > as_numbers(floor[family]):
+            yield f"{name}: needs {family}_{version}, newer than {family}_{floor[family]}"
+
+
+def main(argv: list[str]) -> int:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("dir", type=pathlib.Path)
+    parser.add_argument("--glibc", default=FLOOR["GLIBC"], help="the newest allowed (%(default)s)")
+    options = parser.parse_args(argv)
+    root = options.dir.resolve()
+    files = [read_elf(path) for path in sorted(root.rglob("*")) if is_elf(path)]
+    if not files:
+        print(f"no program and no library below {root}", file=sys.stderr)
+        return 1
+    floor = FLOOR | {"GLIBC": options.glibc}
+    problems = [line for elf in files for line in problems_of(elf, root, floor)]
+    print("\n".join(problems), end="\n" if problems else "")
+    newest = {
+        family: max((elf.versions.get(family, "0") for elf in files), key=as_numbers)
+        for family in ("GLIBC", "GLIBCXX")
+    }
+    print(
+        f"{len(files)} programs and libraries: they need glibc {newest['GLIBC']} and a libstdc++ "
+        f"with GLIBCXX_{newest['GLIBCXX']}, {len(problems)} problems"
+    )
+    return 1 if problems else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

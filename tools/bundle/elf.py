@@ -1,0 +1,66 @@
+"""What a bundle may lean on, and what its ELF files say that they need."""
+
+from __future__ import annotations
+
+import dataclasses
+import pathlib
+import re
+import subprocess
+
+#: Libraries that every Linux with glibc has: the part of auditwheel's manylinux list that we use.
+PLAIN_SYSTEM = frozenset(
+    (
+        "ld-linux-x86-64.so.2",
+        "ld-linux-aarch64.so.1",
+        "libc.so.6",
+        "libdl.so.2",
+        "libgcc_s.so.1",
+        "libm.so.6",
+        "libpthread.so.0",
+        "librt.so.1",
+        "libstdc++.so.6",
+    )
+)
+
+#: The newest symbol versions that a bundle may ask for: those of Ubuntu 22.04, on which vLLM's
+#: images are built. auditwheel's manylinux_2_35 has the same numbers.
+FLOOR = {"GLIBC": "2.35", "GLIBCXX": "3.4.30", "CXXABI": "1.3.13", "GCC": "12.0.0"}
+
+_NEEDED = re.compile(r"^\s+NEEDED\s+(\S+)$", re.MULTILINE)
+_RUNPATH = re.compile(r"^\s+(?:RUNPATH|RPATH)\s+(\S+)$", re.MULTILINE)
+_VERSIONS = re.compile(r"^\s+0x\w+ 0x\w+ \d+ ([A-Z]+)_([0-9.]+)$", re.MULTILINE)
+
+
+@dataclasses.dataclass(frozen=True)
+class Elf:
+    """One program or library."""
+
+    path: pathlib.Path
+    needed: list[str]
+    runpath: list[str]
+    versions: dict[str, str]  # the newest of each family, as {"GLIBC": "2.34"}
+
+
+def as_numbers(version: str) -> tuple[int, ...]:
+    return tuple(int(part) for part in version.split("."))
+
+
+def is_elf(path: pathlib.Path) -> bool:
+    if path.is_symlink() or not path.is_file():
+        return False
+    with path.open("rb") as file:
+        return file.read(4) == b"\x7fELF"
+
+
+def read_elf(path: pathlib.Path) -> Elf:
+    """What ``objdump`` says of one file."""
+    told = subprocess.run(
+        ["objdump", "-p", path], check=True, capture_output=True, text=True
+    ).stdout
+    _, _, references = told.partition("Version References:")
+    versions: dict[str, str] = {}
+    for family, version in _VERSIONS.findall(references):
+        if as_numbers(version) > as_numbers(versions.get(family, "0")):
+            versions[family] = version
+    runpath = [entry for found in _RUNPATH.findall(told) for entry in found.split(":")]
+    return Elf(path, _NEEDED.findall(told), runpath, versions)
