@@ -81,6 +81,9 @@ struct Registration {
   factors @3 :List(Factor);       # In canonical order; equal lists are one namespace.
   pageBytes @4 :UInt64;
   blockCount @5 :UInt64;          # Of the engine's cache, for /instances.
+  shard @6 :UInt32;               # Which share of each block it holds; ranks with equal bytes name
+  shards @7 :UInt32 = 1;            # one shard. The lowest of them saves.
+  node @8 :Int32 = -1;            # NUMA node of its memory; -1: unknown.
 }
 
 interface Session {

@@ -119,6 +119,13 @@ Result<Registration> read_registration(wire::Registration::Reader reader) {
   if (registration.rank >= registration.ranks) {
     return fail(Errc::kInvalidArgument, "rank {} of {}", registration.rank, registration.ranks);
   }
+  registration.shard = reader.getShard();
+  registration.shards = reader.getShards();
+  registration.node = reader.getNode();
+  if (registration.shard >= registration.shards || registration.shards > registration.ranks) {
+    return fail(Errc::kInvalidArgument, "shard {} of {} for {} ranks", registration.shard,
+                registration.shards, registration.ranks);
+  }
   const auto factors = reader.getFactors();
   if (factors.size() > kMaxFactorsOnWire) {
     return fail(Errc::kInvalidArgument, "{} factors of a namespace: {} are the limit",
@@ -135,6 +142,9 @@ void write_registration(const Registration& registration, wire::Registration::Bu
   builder.setInstance(registration.instance.c_str());
   builder.setRank(registration.rank);
   builder.setRanks(registration.ranks);
+  builder.setShard(registration.shard);
+  builder.setShards(registration.shards);
+  builder.setNode(registration.node);
   builder.setPageBytes(registration.page_bytes);
   builder.setBlockCount(registration.block_count);
   auto factors = builder.initFactors(static_cast<unsigned>(registration.factors.size()));

@@ -64,12 +64,15 @@ struct Registration {
   std::string instance{};
   std::uint32_t rank = 0;
   std::uint32_t ranks = 1;
+  std::uint32_t shard = 0;
+  std::uint32_t shards = 1;
+  std::int32_t node = -1;  ///< NUMA node; -1: unknown.
   std::vector<std::pair<std::string, std::string>> factors{};
   std::uint64_t page_bytes = 0;
   std::uint64_t block_count = 0;
 };
 /// Errors: kInvalidArgument for an instance's id or a list of factors beyond the limits above, or
-/// a rank that is not below `ranks`.
+/// a rank that is not below `ranks`, a shard that is not below `shards`, or more shards than ranks.
 Result<Registration> read_registration(wire::Registration::Reader reader);
 void write_registration(const Registration& registration, wire::Registration::Builder builder);
 

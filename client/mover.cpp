@@ -184,6 +184,14 @@ Result<std::unique_ptr<Mover>> Mover::start(const Options& options, PageLayout l
   if (options.rank >= options.ranks) {
     return fail(Errc::kInvalidArgument, "rank {} of {}", options.rank, options.ranks);
   }
+  const std::uint32_t shards = options.shards.value_or(options.ranks);
+  if (options.shard.value_or(options.rank) >= shards || shards > options.ranks) {
+    return fail(Errc::kInvalidArgument, "shard {} of {} for rank {} of {}",
+                options.shard.value_or(options.rank), shards, options.rank, options.ranks);
+  }
+  if (options.numa_node < -1) {
+    return fail(Errc::kInvalidArgument, "NUMA node {}", options.numa_node);
+  }
   if (options.max_jobs == 0 || options.load_patience <= Duration::zero() ||
       !(options.load_bytes_per_second > 0)) {
     return fail(Errc::kInvalidArgument,

@@ -35,8 +35,16 @@ class Mover {
  public:
   struct Options {
     LinkOptions link;
-    std::uint32_t rank = 0;
+    std::uint32_t rank = 0;  ///< Of the instance's tensor x pipeline parallel workers.
     std::uint32_t ranks = 1;
+    /// Which share of each block this rank holds. Ranks that hold the same bytes name one shard.
+    /// Without a value: its rank, of `ranks`.
+    std::optional<std::uint32_t> shard{};
+    std::optional<std::uint32_t> shards{};
+    /// False for each but the lowest of the ranks that hold one shard: it loads and does not save.
+    /// save() then reports the job finished at once, with 0 blocks.
+    bool saves = true;
+    int numa_node = -1;  ///< Where its pages should lie; -1: the server chooses.
     /// The namespace's canonical list: equal lists share blocks.
     std::vector<std::pair<std::string, std::string>> factors;
     /// A load may take `load_patience` and the time its bytes, and those queued before it, need at

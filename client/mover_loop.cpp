@@ -82,8 +82,15 @@ kj::Promise<Result<void>> MoverLoop::begin() {
 kj::Promise<Result<void>> MoverLoop::ask_to_register() {
   auto request = link_.session().registerRequest();
   const Mover::Options& options = state_.options;
-  write_registration({options.link.instance, options.rank, options.ranks, options.factors,
-                      state_.layout.page_bytes(), state_.layout.block_count()},
+  write_registration({.instance = options.link.instance,
+                      .rank = options.rank,
+                      .ranks = options.ranks,
+                      .shard = options.shard.value_or(options.rank),
+                      .shards = options.shards.value_or(options.ranks),
+                      .node = options.numa_node,
+                      .factors = options.factors,
+                      .page_bytes = state_.layout.page_bytes(),
+                      .block_count = state_.layout.block_count()},
                      request);
   return link_
       .call(kj::mv(request), options.link.connect_deadline, "register",
@@ -243,6 +250,12 @@ void MoverLoop::handle(MoverCommand&& command) {
   state_.jobs.emplace(ticket, std::move(command.job));
   Result<void> may = ending_ ? Result<void>(fail(Errc::kPeerLost, "no server")) : link_.may_ask();
   if (!may) return finish(ticket, 0, 0, std::move(may.error()));
+  if (kind == Kind::kSave && !state_.options.saves) {
+    // Another rank saves these bytes; whether it could is told by its report.
+    MoverJob& job = state_.jobs.at(ticket);
+    job.skipped = job.blocks.size();
+    return finish(ticket, 0, 0, std::nullopt);
+  }
   kind == Kind::kSave ? begin_save(ticket) : begin_load(ticket);
 }
 

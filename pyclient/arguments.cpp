@@ -2,6 +2,7 @@
 
 #include <cmath>
 #include <cstring>
+#include <optional>
 #include <string_view>
 
 #include "pyclient/py_error.h"
@@ -45,6 +46,14 @@ template <typename T>
 void take(py::dict& named, const char* name, T& target) {
   if (!named.contains(name)) return;
   target = named[name].cast<T>();
+  PyDict_DelItemString(named.ptr(), name);
+}
+
+/// None is as good as absent.
+template <typename T>
+void take_optional(py::dict& named, const char* name, std::optional<T>& target) {
+  if (!named.contains(name)) return;
+  if (!named[name].is_none()) target = named[name].cast<T>();
   PyDict_DelItemString(named.ptr(), name);
 }
 
@@ -164,6 +173,10 @@ void take_mover_options(py::dict& named, Mover::Options& options) {
   take_duration(named, "load_patience", options.load_patience);
   take(named, "load_bytes_per_second", options.load_bytes_per_second);
   take(named, "max_jobs", options.max_jobs);
+  take_optional(named, "shard", options.shard);
+  take_optional(named, "shards", options.shards);
+  take(named, "saves", options.saves);
+  take(named, "numa_node", options.numa_node);
 }
 
 void refuse_unknown(const py::dict& named) {

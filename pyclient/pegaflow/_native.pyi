@@ -84,7 +84,10 @@ class Mover:
     """The worker's side; see client/mover.h. Thread-safe.
 
     ``segments``: (address, block_stride_bytes, size_bytes) each; the memory must stay valid until
-    close() has returned. ``factors``: the namespace's canonical list of (name, value).
+    close() has returned. ``factors``: the namespace's canonical list of (name, value). ``shard`` of
+    ``shards``: which share of each block this rank holds, by default its rank of ``ranks``; ranks
+    with the same bytes name one shard, and all but the lowest of them say ``saves=False``: their
+    save() is reported at once with 0 blocks. ``numa_node``: where its pages should lie, -1 unknown.
     """
 
     def __init__(
@@ -98,6 +101,11 @@ class Mover:
         rank: int = 0,
         ranks: int = 1,
         build: str = "",
+        *,
+        shard: int | None = None,
+        shards: int | None = None,
+        saves: bool = True,
+        numa_node: int = -1,
         **options: Any,
     ) -> None: ...
     @property

@@ -116,6 +116,20 @@ TEST_SUITE("saves and loads") {
     CHECK(f.device.batches() == 2);
   }
 
+  TEST_CASE("a rank whose bytes another one saves reports its saves at once, and loads") {
+    TestEngine::Options options;
+    options.mover.saves = false;
+    Fixture f(std::move(options));
+
+    const Mover::Finished saved = f.engine->save(numbers_from(1, 10), blocks_from(0, 10));
+
+    CHECK_FALSE(saved.error);
+    CHECK(saved.blocks == 0);
+    CHECK(saved.skipped == 10);
+    CHECK(f.server.metric("pegaflow_pool_slots{state=\"reserved\"}") == 0);
+    CHECK(f.engine->lookup(numbers_from(1, 10)).value().blocks == 0);
+  }
+
   TEST_CASE("a page that fails takes its save along, and the keys can be saved again") {
     Fixture f;
     f.device.fail_page(4);

@@ -47,6 +47,24 @@ def mover(memory):
     made.close()
 
 
+def test_shards_and_nodes_are_checked_like_every_option(memory):
+    def made(**options):
+        device = _native.HostDevice()
+        return _native.Mover(
+            NOWHERE, "engine", device, memory.segments, BLOCKS, [("model", "m")], **options
+        )
+
+    for options in (
+        {"rank": 3, "ranks": 4},
+        {"rank": 3, "ranks": 4, "shard": 1, "shards": 2, "saves": False, "numa_node": 1},
+        {"shard": None, "shards": None},
+    ):
+        made(**options).close()
+    for options in ({"shard": 1}, {"shards": 2}, {"numa_node": -2}):
+        with pytest.raises(_native.InvalidArgument):
+            made(**options)
+
+
 def next_report(mover):
     ready, _, _ = select.select([mover.finished_fd()], [], [], HANG_S)
     assert ready, "a job is not reported"

@@ -115,7 +115,10 @@ TEST_SUITE("codec") {
   TEST_CASE("a registration comes back as it was") {
     const Registration registration = {.instance = "engine",
                                        .rank = 1,
-                                       .ranks = 2,
+                                       .ranks = 4,
+                                       .shard = 1,
+                                       .shards = 2,
+                                       .node = 3,
                                        .factors = {{"a", "1"}, {"b", ""}},
                                        .page_bytes = 123456789,
                                        .block_count = 42};
@@ -129,6 +132,9 @@ TEST_SUITE("codec") {
     CHECK(read->instance == registration.instance);
     CHECK(read->rank == registration.rank);
     CHECK(read->ranks == registration.ranks);
+    CHECK(read->shard == registration.shard);
+    CHECK(read->shards == registration.shards);
+    CHECK(read->node == registration.node);
     CHECK(read->factors == registration.factors);
     CHECK(read->page_bytes == registration.page_bytes);
     CHECK(read->block_count == registration.block_count);
@@ -155,6 +161,11 @@ TEST_SUITE("codec") {
     CHECK(code(wrong) == Errc::kInvalidArgument);
     wrong.rank = 0;
     wrong.ranks = 0;
+    CHECK(code(wrong) == Errc::kInvalidArgument);
+    wrong = right;
+    wrong.shard = 1;
+    CHECK(code(wrong) == Errc::kInvalidArgument);
+    wrong.shards = 2;  // More than there are ranks.
     CHECK(code(wrong) == Errc::kInvalidArgument);
     wrong = right;
     wrong.factors.assign(kMaxFactorsOnWire + 1, {"f", "v"});

@@ -109,6 +109,9 @@ TEST_SUITE("a client without a server") {
       return detail(Mover::start(options, memory.layout(), device));
     };
     CHECK(has(mover([](Mover::Options& o) { o.rank = 1; }), "rank"));
+    CHECK(has(mover([](Mover::Options& o) { o.shard = 1; }), "shard"));
+    CHECK(has(mover([](Mover::Options& o) { o.shards = 2; }), "shard"));
+    CHECK(has(mover([](Mover::Options& o) { o.numa_node = -2; }), "NUMA"));
     CHECK(has(mover([](Mover::Options& o) { o.max_jobs = 0; }), "max_jobs"));
     CHECK(has(mover([](Mover::Options& o) { o.load_bytes_per_second = 0; }), "load_bytes"));
     CHECK(has(mover([](Mover::Options& o) { o.link.instance.clear(); }), "instance"));
