@@ -1,0 +1,165 @@
+"""What can be known of deploy/ without Docker and without systemd as the first process.
+
+Options exist, names fit each other, commands run. docs/deploy.md says what was not run.
+"""
+
+import json
+import os
+import re
+import shutil
+import subprocess
+from configparser import ConfigParser
+from pathlib import Path
+
+import pytest
+import yaml
+
+from tests.support.vllm_server import PegaServer
+
+ROOT = Path(__file__).resolve().parents[2]
+SYSTEMD = ROOT / "deploy/systemd"
+CONTAINER = ROOT / "deploy/container"
+SERVER = Path(os.environ["PEGA_BUILD_DIR"], "server/pegaflow-server")
+
+
+def run(*words: str | Path, **options) -> subprocess.CompletedProcess:
+    command = [str(word) for word in words]
+    return subprocess.run(command, capture_output=True, text=True, timeout=60, **options)
+
+
+@pytest.fixture(scope="session")
+def flags() -> set[str]:
+    """The server's options."""
+    return set(re.findall(r"--[a-z-]+", run(SERVER, "--help").stdout))
+
+
+# ---- systemd
+
+
+class Unit(ConfigParser):
+    optionxform = staticmethod(str)
+
+
+@pytest.fixture
+def unit() -> Unit:
+    parsed = Unit(interpolation=None, strict=False, delimiters="=")
+    parsed.read(SYSTEMD / "pegaflow-server.service")
+    return parsed
+
+
+def test_the_unit_starts_a_server_that_takes_its_options(unit, flags):
+    program, *words = unit["Service"]["ExecStart"].split()
+
+    assert program == "/opt/pegaflow/bin/pegaflow-server"
+    assert {word for word in words if word.startswith("--")} <= flags
+    assert words == ["--config", "/etc/pegaflow/server.conf"]
+
+
+def test_the_server_takes_the_options_of_the_example_file():
+    done = run(SERVER, "--config", SYSTEMD / "server.conf", "--print-options")
+
+    assert done.returncode == 0, done.stderr
+    assert "30 GiB" in done.stdout or "30gb" in done.stdout
+
+
+def test_the_example_file_with_an_unknown_option_is_refused(tmp_path):
+    wrong = tmp_path / "server.conf"
+    wrong.write_text((SYSTEMD / "server.conf").read_text() + "pool-seize = 1gb\n")
+
+    assert run(SERVER, "--config", wrong, "--print-options").returncode != 0
+
+
+@pytest.mark.skipif(not shutil.which("systemd-analyze"), reason="systemd is not installed")
+def test_systemd_understands_every_line_of_the_unit(tmp_path):
+    text = (SYSTEMD / "pegaflow-server.service").read_text()
+    (tmp_path / "pegaflow-server.service").write_text(
+        text.replace("/opt/pegaflow/bin/pegaflow-server", str(SERVER))
+    )
+
+    # Man pages and users are those of the machine that runs the unit.
+    done = run("systemd-analyze", "verify", "--man=no", tmp_path / "pegaflow-server.service")
+
+    mine = [line for line in done.stderr.splitlines() if "pegaflow-server.service" in line]
+    assert mine == []
+
+
+def test_the_unit_and_the_other_files_name_the_same_user_and_directory(unit):
+    service = unit["Service"]
+
+    assert f"u {service['User']} " in (SYSTEMD / "pegaflow.sysusers").read_text()
+    assert f"socket-group = {service['Group']}" in (SYSTEMD / "server.conf").read_text()
+    assert service["Environment"] == f"PEGAFLOW_RUNTIME_DIR=/run/{service['RuntimeDirectory']}"
+
+
+# ---- containers
+
+
+@pytest.fixture
+def services() -> dict:
+    return yaml.safe_load((CONTAINER / "compose.yaml").read_text())["services"]
+
+
+@pytest.fixture
+def dockerfile() -> str:
+    """Its instructions, one a line."""
+    lines = (CONTAINER / "Dockerfile").read_text().splitlines()
+    text = "\n".join(line for line in lines if not line.startswith("#"))
+    return text.replace("\\\n", " ")
+
+
+def test_the_compose_file_gives_the_server_options_that_it_has(services, flags):
+    words = services["pegaflow"]["command"]
+
+    assert {word for word in words if word.startswith("--")} <= flags
+    assert run(SERVER, *words, "--print-options").returncode == 0
+
+
+def test_the_compose_file_shares_the_directory_of_the_socket(services):
+    mounts = [set(service["volumes"]) for service in services.values()]
+
+    assert "pegaflow-run:/run/pegaflow" in set.intersection(*mounts)
+
+
+def test_the_connector_takes_the_configuration_of_the_compose_file(services):
+    from pegaflow.connector.config import read_settings, socket_path
+
+    (word,) = [word for word in services["vllm"]["command"] if "kv-transfer-config" in word]
+    config = json.loads(word.removeprefix("--kv-transfer-config="))
+
+    assert config["kv_connector_module_path"] == "pegaflow.connector"
+    settings = read_settings(config["kv_connector_extra_config"], {})
+    assert socket_path(settings) == "/run/pegaflow/50055.sock"
+
+
+def test_the_compose_file_builds_stages_that_the_dockerfile_has(services, dockerfile):
+    stages = set(re.findall(r"^FROM \S+ AS (\w+)$", dockerfile, re.MULTILINE))
+
+    for service in services.values():
+        build = service["build"]
+        assert build["target"] in stages
+        assert (CONTAINER / build["context"]).resolve() == ROOT
+        assert (ROOT / build["dockerfile"]).is_file()
+    assert set(re.findall(r"--from=(\w+)", dockerfile)) <= stages
+
+
+def test_the_dockerfile_calls_subcommands_that_dev_has_and_programs_that_a_bundle_has(dockerfile):
+    for subcommand in re.findall(r"\./dev (\w+)", dockerfile):
+        assert run(ROOT / "dev", subcommand, "--help").returncode == 0
+    for body in re.findall(r"^RUN (.*)$", dockerfile, re.MULTILINE):
+        assert run("sh", "-n", "-c", body).returncode == 0
+    (entry,) = re.findall(r"^ENTRYPOINT (.*)$", dockerfile, re.MULTILINE)
+    (words,) = re.findall(r"^CMD (.*)$", dockerfile, re.MULTILINE)
+    assert json.loads(entry) == ["pegaflow-server"]
+    assert run(SERVER, *json.loads(words), "--print-options").returncode == 0
+
+
+def test_the_health_check_of_the_image_knows_a_server_that_serves_from_none(dockerfile, tmp_path):
+    (text,) = re.findall(r"^HEALTHCHECK .*?CMD (.*)$", dockerfile, re.MULTILINE)
+    shell, option, command = json.loads(text)
+    assert "127.0.0.1/9091" in command
+
+    with PegaServer(SERVER, tmp_path, pool_size="64mb") as server:
+        here = command.replace("127.0.0.1/9091", server.http.replace(":", "/"))
+        assert run(shell, option, here).returncode == 0
+
+    assert run(shell, option, here).returncode != 0
