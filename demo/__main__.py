@@ -1,8 +1,8 @@
 """Shows what PegaFlow does: a real vLLM whose prompts come back from the cache.
 
-Prompts that vLLM has seen come back after its own cache was emptied, after it was killed and
-started again, and while pegaflow-server is killed under it; and the answers are right. Exits with
-0 only if each of these claims held.
+Prompts that vLLM has seen come back after its own cache was emptied, in a second vLLM beside it,
+after it was killed and started again, and while pegaflow-server is killed under it; and the answers
+are right. Exits with 0 only if each of these claims held.
 """
 
 from __future__ import annotations
@@ -25,6 +25,7 @@ from demo.claims.cold import record_baseline, store_all, warm_up
 from demo.claims.damaged import NoTestHooks, damage_is_seen
 from demo.claims.engine_killed import kill_engine
 from demo.claims.reload import compare_ttft, reload_all
+from demo.claims.second_engine import share
 from demo.claims.server_killed import kill_server
 from demo.client import RequestFailed
 from demo.prompts import BLOCK_TOKENS
@@ -149,6 +150,7 @@ def _run(stage: Stage, prove: bool) -> list[Claim]:
             ("cold prompts", store_all),
             ("prompts come back", reload_all),
             ("loaded prompts begin early", compare_ttft),
+            ("a second engine", share),
             ("the engine is killed", kill_engine),
             ("the server is killed", kill_server),
         ]

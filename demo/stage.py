@@ -115,6 +115,9 @@ class Stage:
         )
         self._connected = VllmServer(options, sockets / "pega")
         self._connected.log_file = logs / "vllm-with-connector.log"
+        smaller = dataclasses.replace(options, kv_cache_bytes=1 << 30)
+        self._second = VllmServer(smaller, sockets / "second")
+        self._second.log_file = logs / "vllm-second.log"
 
     # -- servers
 
@@ -145,6 +148,20 @@ class Stage:
         finally:
             self.vllm.stop()
             self.pega.stop()
+
+    @contextlib.contextmanager
+    def second_vllm(self) -> Iterator[None]:
+        """Another vLLM with the connector beside the first; requests go to it meanwhile."""
+        first, self.vllm = self.vllm, self._second
+        try:
+            self.start(self.vllm, "a second vLLM starts beside the first")
+            yield
+        except Exception:
+            self.diagnose()
+            raise
+        finally:
+            self.vllm.stop()
+            self.vllm = first
 
     def start(self, child: ChildProcess, text: str) -> float:
         """Starts a server, with a line that says so; returns the seconds until it was ready."""

@@ -1,4 +1,4 @@
-"""Claim 3: an engine that was killed and started again gets its former life's blocks back."""
+"""Claim 4: an engine that was killed and started again gets its former life's blocks back."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def kill_engine(stage: Stage) -> Claim:
         checks.none(f"prompt {prompt.name}", answer_differences(stage, prompt, result.answer))
     stage.figures["engine_killed"] = {"restart_s": restart_s, "foreign_blocks": blocks}
     return checks.claim(
-        "3   The engine is killed and started again: its blocks are still there",
+        "4   The engine is killed and started again: its blocks are still there",
         f"{blocks} blocks came back, all written by the killed process; {len(chosen)} prompts "
         "answered right",
     )

@@ -1,4 +1,4 @@
-"""Claim 4: pegaflow-server is killed in the middle of loads; no request notices but by its time."""
+"""Claim 5: pegaflow-server is killed in the middle of loads; no request notices but by its time."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ def kill_server(stage: Stage) -> Claim:
         "hits_back_s": back_s,
     }
     return checks.claim(
-        "4   pegaflow-server is killed while prompts load: every request is answered, right",
+        "5   pegaflow-server is killed while prompts load: every request is answered, right",
         f"{len(kills)} kills, {in_a_load} in the middle of a load; "
         f"{len(kills) * len(prompts)} requests answered right; hits were back "
         f"{max(back_s):.1f} s after the server at the latest, the time to store a prompt included",

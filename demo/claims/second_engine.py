@@ -1,0 +1,63 @@
+"""Claim 3: a second engine beside the first loads what the first has stored, and the reverse."""
+
+from __future__ import annotations
+
+from demo.claims.reload import Reload, answer_differences, reload
+from demo.compare import computed_differences
+from demo.expectations import full_blocks, offered_blocks
+from demo.prompts import BLOCK_TOKENS, Prompt
+from demo.report import Checks, Claim
+from demo.stage import Stage
+
+#: Tokens of the prompt that goes the other way.
+_NEW_TOKENS = 1000
+
+
+def share(stage: Stage) -> Claim:
+    """Another vLLM starts while the first one stays; each loads what the other has stored."""
+    checks = Checks()
+    blocks = 0
+    chosen = [prompt for prompt in stage.prompts if len(prompt) in (500, 1024, 3000)]
+    fresh = Prompt("that the second computed", stage.maker.tokens(_NEW_TOKENS))
+    with stage.second_vllm():
+        for prompt in chosen:
+            with stage.progress.step(f"second engine: prompt {prompt.name}"):
+                result = reload(stage, prompt)
+            blocks += result.counted.loaded_foreign_blocks
+            stage.progress.say(
+                f"second engine: prompt {prompt.name}: {result.counted.loaded_foreign_blocks} of "
+                f"{result.expected_blocks} blocks from the first"
+            )
+            checks.none(f"prompt {prompt.name}", result.count_differences(stage.page_bytes))
+            checks.equal(
+                f"blocks of prompt {prompt.name} written by the first engine",
+                result.counted.loaded_foreign_blocks,
+                result.expected_blocks,
+            )
+            checks.none(f"prompt {prompt.name}", answer_differences(stage, prompt, result.answer))
+        with stage.progress.step("second engine: a prompt that nobody has seen"):
+            computed = stage.store(fresh)
+    # The first one goes on, and its own cache has never seen that prompt.
+    with stage.progress.step(f"first engine: prompt {fresh.name}"):
+        answer, counted = stage.ask_emptied(fresh, max_tokens=1)
+    expected = offered_blocks(
+        len(fresh), BLOCK_TOKENS, stored_blocks=full_blocks(len(fresh), BLOCK_TOKENS)
+    )
+    returned = Reload(answer, counted, expected)
+    stage.progress.say(
+        f"first engine: prompt {fresh.name}: {counted.loaded_foreign_blocks} of {expected} blocks "
+        "from the second"
+    )
+    checks.none(f"prompt {fresh.name}", returned.count_differences(stage.page_bytes))
+    checks.equal("blocks written by the second engine", counted.loaded_foreign_blocks, expected)
+    checks.none(f"prompt {fresh.name}", computed_differences(answer, computed))
+    stage.figures["second_engine"] = {
+        "blocks_from_the_first": blocks,
+        "blocks_from_the_second": counted.loaded_foreign_blocks,
+    }
+    return checks.claim(
+        "3   A second engine loads what the first has stored, and the first what the second has",
+        f"{blocks} blocks of {len(chosen)} prompts one way, "
+        f"{counted.loaded_foreign_blocks} the other, all written by the other process; "
+        "answered right",
+    )
