@@ -51,8 +51,10 @@ Result<std::unique_ptr<BlockStore>> BlockStore::create(const Options& options, c
   PEGA_TRY_LET(auto claims, ClaimTable::create(options.max_claims));
   PEGA_TRY_LET(auto pins, PinTable::create(options.max_pins));
   PEGA_TRY_LET(auto jobs, JobTable::create(options.max_reservations));
-  return std::unique_ptr<BlockStore>(new BlockStore(std::make_unique<Impl>(
-      options, clock, std::move(blocks), std::move(claims), std::move(pins), std::move(jobs))));
+  PEGA_TRY_LET(auto lost, LostBlocks::create(options.remembered_losses));
+  return std::unique_ptr<BlockStore>(
+      new BlockStore(std::make_unique<Impl>(options, clock, std::move(blocks), std::move(claims),
+                                            std::move(pins), std::move(jobs), std::move(lost))));
 }
 
 BlockStore::BlockStore(std::unique_ptr<Impl> impl) : impl_(std::move(impl)) {}
@@ -87,10 +89,11 @@ void BlockStore::Impl::set_limits() {
 
 // ---- spaces and holders
 
-SpaceId BlockStore::make_space() {
+SpaceId BlockStore::make_space(std::optional<SpaceId> former) {
   PEGA_ASSERT(impl_->next_space != std::numeric_limits<std::uint32_t>::max(), "spaces ran out");
   const SpaceId id{impl_->next_space++};
   impl_->spaces[id].id = id;
+  impl_->spaces[id].former = former;
   return id;
 }
 
@@ -198,7 +201,7 @@ std::uint32_t BlockStore::slot_count() const { return impl_->blocks.slot_count()
 std::uint64_t BlockStore::memory_bytes() const {
   const std::uint64_t listed = impl_->listed_blocks + impl_->blocks.written_count();
   return impl_->blocks.memory_bytes() + impl_->claims.memory_bytes() + impl_->pins.memory_bytes() +
-         impl_->jobs.memory_bytes() + listed * sizeof(SlotIndex) +
+         impl_->jobs.memory_bytes() + impl_->losses.memory_bytes() + listed * sizeof(SlotIndex) +
          impl_->queue.size() * sizeof(Work);
 }
 

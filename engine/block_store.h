@@ -15,6 +15,7 @@
 #include "base/id128.h"
 #include "base/job_id.h"
 #include "engine/eviction.h"
+#include "engine/lost_blocks.h"
 
 namespace pegaflow {
 
@@ -61,7 +62,8 @@ class BlockStore {
     Duration reservation_timeout = std::chrono::seconds(30);
     Duration claim_grace = std::chrono::seconds(1);
     EvictionKind eviction = EvictionKind::kLru;
-    std::uint32_t slice_blocks = 512;  ///< Blocks that one slice of queued work handles.
+    std::uint32_t slice_blocks = 512;            ///< Blocks that one slice of queued work handles.
+    std::uint32_t remembered_losses = 1U << 20;  ///< See LostBlocks: 4 MiB.
     // Rows of the tables. Far above what shares and timeouts leave room for in an honest run.
     std::uint32_t max_claims = 65536;
     std::uint32_t max_pins = 262144;
@@ -83,8 +85,9 @@ class BlockStore {
 
   // ---- spaces and holders
 
-  /// A new space, empty. Never one that existed before.
-  SpaceId make_space();
+  /// A new space, empty. Never one that existed before. `former` was its namespace's until now:
+  /// blocks of that one are remembered as lost.
+  SpaceId make_space(std::optional<SpaceId> former = std::nullopt);
   /// Makes every block of `space` unfindable at once, revokes its claims and forgets its
   /// reservations; slots come back through work() as their readers and writers end. Pins stay.
   /// Afterwards its keys are misses and reserve() says kGone. Unknown spaces are fine.
@@ -197,8 +200,11 @@ class BlockStore {
     std::optional<TimePoint> oldest_pin;
     // Since the start.
     std::uint64_t lookups = 0;
-    std::uint64_t lookup_hits = 0;      ///< Blocks.
-    std::uint64_t lookup_misses = 0;    ///< Blocks beyond the sealed prefix.
+    std::uint64_t lookup_hits = 0;    ///< Blocks.
+    std::uint64_t lookup_misses = 0;  ///< Blocks beyond the sealed prefix.
+    /// Of lookup_misses, by Miss. Keys are chained: what comes behind an unknown block is unknown
+    /// too, so the search for reasons ends some blocks behind the last that is remembered.
+    MissCounts misses{};
     std::uint64_t insertions = 0;       ///< Blocks sealed.
     std::uint64_t evictions = 0;        ///< Blocks evicted to make room, or for a new cut.
     std::uint64_t cleaned = 0;          ///< Blocks evicted by cleanup.
@@ -209,8 +215,13 @@ class BlockStore {
     std::uint64_t claims_shortened = 0;
     std::uint64_t reservations_timed_out = 0;
     std::uint64_t late_publishes = 0;  ///< publish() of a job that had been forgotten.
+    AgeHistogram evicted_age;          ///< From the seal of an evicted block to its end.
+    AgeHistogram dropped_age;          ///< The same of blocks dropped by a cleanup or a reset.
+    AgeHistogram evicted_idle;         ///< How long an evicted block had been at rest.
   };
   [[nodiscard]] Stats stats() const;
+  /// How long the block that goes next has been at rest; no value when none is at rest.
+  [[nodiscard]] std::optional<std::uint32_t> next_victim_idle_s() const;
   [[nodiscard]] std::uint32_t slot_count() const;
   /// Bytes of the index and tables, without the pool.
   [[nodiscard]] std::uint64_t memory_bytes() const;

@@ -1,3 +1,4 @@
+#include <numeric>
 #include <unordered_map>
 #include <vector>
 
@@ -9,6 +10,12 @@ Result<void> BlockStore::check() const {
   PEGA_TRY(impl_->blocks.check());
   PEGA_TRY(impl_->check_holds());
   PEGA_TRY(impl_->check_jobs());
+  const MissCounts& misses = impl_->counted.misses;
+  const std::uint64_t told = std::accumulate(misses.begin(), misses.end(), std::uint64_t{0});
+  if (told != impl_->counted.lookup_misses) {
+    return fail(Errc::kInternal, "{} misses have a reason, {} are counted", told,
+                impl_->counted.lookup_misses);
+  }
   return impl_->check_shares();
 }
 

@@ -6,6 +6,7 @@
 /// block_store_read.cpp    lookup, claim, open, release
 /// block_store_write.cpp   reserve, publish, abandon, timeouts
 /// block_store_work.cpp    the queue of what is given back in slices
+/// block_store_lost.cpp    why blocks are not there, and how long they lived
 /// block_store_check.cpp   every invariant
 
 #include <cstdint>
@@ -18,6 +19,7 @@
 #include "engine/block_table.h"
 #include "engine/claim_table.h"
 #include "engine/job_table.h"
+#include "engine/key_hash.h"
 #include "engine/pin_table.h"
 #include "engine/store_rows.h"
 #include "engine/work_queue.h"
@@ -26,13 +28,15 @@ namespace pegaflow {
 
 struct BlockStore::Impl {
   Impl(const Options& given, const Clock& time, BlockTable block_table, ClaimTable claim_table,
-       PinTable pin_table, JobTable job_table)
+       PinTable pin_table, JobTable job_table, LostBlocks lost_blocks)
       : options(given),
         clock(time),
         blocks(std::move(block_table)),
         claims(std::move(claim_table)),
         pins(std::move(pin_table)),
-        jobs(std::move(job_table)) {
+        jobs(std::move(job_table)),
+        losses(std::move(lost_blocks)),
+        made(time.now()) {
     set_limits();
   }
 
@@ -52,6 +56,15 @@ struct BlockStore::Impl {
   void end_claim(std::uint32_t row);
   void end_pin(std::uint32_t row);
   [[nodiscard]] OpenedPages pages_of(const Pin& pin, std::uint32_t writer_tag) const;
+
+  // ---- what is lost, for people
+  /// Brings `second` up to date; once a call or a slice, since a look costs as much as a block.
+  void look_at_clock();
+  /// Frees a block at rest, counts it, and remembers why: `why`, or that its space is retired.
+  void drop(SlotIndex slot, Miss why);
+  /// Counts why the first of `missing` and those behind it were not found.
+  void count_misses(const Space& space, std::span<const BlockKey> missing);
+  [[nodiscard]] Miss why_missing(const Space& space, const BlockKey& key, SlotIndex slot) const;
 
   // ---- reservations
   /// False when its writer or space left, though the queued work has not come to it yet.
@@ -90,6 +103,9 @@ struct BlockStore::Impl {
   ClaimTable claims;
   PinTable pins;
   JobTable jobs;
+  LostBlocks losses;
+  TimePoint made;
+  std::uint32_t second = 0;  ///< Since `made`, at the last look_at_clock().
 
   // Few, with stable addresses: rows point to them.
   std::unordered_map<HolderId, Holder> holders;

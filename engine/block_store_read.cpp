@@ -16,10 +16,13 @@ bool is_sealed(const BlockTable& blocks, SlotIndex slot) {
 
 std::size_t BlockStore::lookup(SpaceId space, std::span<const BlockKey> keys) const {
   std::size_t found = 0;
-  if (impl_->is_live(space)) {
+  if (const Space* const where = impl_->live_space(space)) {
     found = impl_->blocks.find_each(space, keys, [this](std::size_t, SlotIndex slot) {
       return is_sealed(impl_->blocks, slot);
     });
+    if (found != keys.size()) impl_->count_misses(*where, keys.subspan(found));
+  } else {
+    impl_->counted.misses[static_cast<std::size_t>(Miss::kReset)] += keys.size();
   }
   ++impl_->counted.lookups;
   impl_->counted.lookup_hits += found;

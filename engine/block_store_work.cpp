@@ -27,6 +27,7 @@ void BlockStore::start_cleanup() {
 const BlockStore::Cleanup& BlockStore::cleanup() const { return impl_->cleanup; }
 
 void BlockStore::Impl::do_slice() {
+  look_at_clock();
   for (std::uint32_t i = 0; i < options.slice_blocks && do_step(); ++i) {
   }
 }
@@ -52,10 +53,7 @@ bool BlockStore::Impl::step(GiveBackWork& work) {
 }
 
 void BlockStore::Impl::give_back(SlotIndex slot) {
-  if (blocks.unhold(slot) && !is_live(blocks[slot].space)) {
-    blocks.free(slot);
-    ++counted.retired;
-  }
+  if (blocks.unhold(slot, second) && !is_live(blocks[slot].space)) drop(slot, Miss::kReset);
 }
 
 bool BlockStore::Impl::step(FreeJobWork& work) {
@@ -63,7 +61,12 @@ bool BlockStore::Impl::step(FreeJobWork& work) {
     jobs.remove(work.job);
     return false;
   }
-  blocks.free(jobs.pop_slot(work.job));
+  const SlotIndex slot = jobs.pop_slot(work.job);
+  // Otherwise its key has moved to another slot.
+  if (blocks[slot].indexed) {
+    losses.remember(key_hash(blocks[slot].space, blocks[slot].key), Miss::kSaveFailed);
+  }
+  blocks.free(slot);
   return true;
 }
 
@@ -123,8 +126,7 @@ bool BlockStore::Impl::step(DeadSweepWork& work) {
   const SlotIndex slot = work.next++;
   const Block& block = blocks[slot];
   if (block.state == SlotState::kSealed && block.holds == 0 && !is_live(block.space)) {
-    blocks.free(slot);
-    ++counted.retired;
+    drop(slot, Miss::kReset);
   }
   return true;
 }
@@ -142,9 +144,8 @@ bool BlockStore::Impl::step(CleanupWork& work) {
     ++cleanup.still_referenced_blocks;
     return true;
   }
-  ++(is_live(block.space) ? counted.cleaned : counted.retired);
   ++cleanup.evicted_blocks;
-  blocks.free(slot);
+  drop(slot, Miss::kCleaned);
   return true;
 }
 

@@ -22,6 +22,7 @@ Result<std::vector<SlotIndex>> BlockStore::reserve(HolderId holder, SpaceId spac
     return fail(Errc::kBusy, "there are {} reservations already", impl_->jobs.size());
   }
 
+  impl_->look_at_clock();
   BlockTable& blocks = impl_->blocks;
   std::vector<SlotIndex> slots(keys.size(), kNoSlot);
   std::uint32_t steps = impl_->options.slice_blocks;
@@ -38,6 +39,7 @@ Result<std::vector<SlotIndex>> BlockStore::reserve(HolderId holder, SpaceId spac
     }
     if (!impl_->make_room(steps)) {
       ++impl_->counted.skipped_no_room;
+      impl_->losses.remember(key_hash(space, keys[i]), Miss::kNoRoom);
       return true;
     }
     if (row == JobTable::kNone) {
@@ -60,8 +62,7 @@ bool BlockStore::Impl::make_room(std::uint32_t& steps) {
   for (;;) {
     if (blocks.has_free()) return true;
     if (const SlotIndex victim = blocks.victim(); victim != kNoSlot) {
-      ++(is_live(blocks[victim].space) ? counted.evictions : counted.retired);
-      blocks.evict(victim);
+      drop(victim, Miss::kEvicted);
       return true;
     }
     if (steps == 0) return false;
@@ -94,12 +95,13 @@ Result<std::size_t> BlockStore::publish(HolderId holder, const JobId& job, std::
   }
   const std::uint32_t writer_tag = impl_->jobs[row].holder->writer_tag;
   const std::vector<SlotIndex>& slots = impl_->jobs[row].slots;
+  impl_->look_at_clock();
   // From the last one on: it is to be the first that is evicted.
   const std::size_t count = std::min(limit, slots.size());
   for (std::size_t i = 0; i < count; ++i) {
     constexpr std::size_t kAhead = 8;
     if (slots.size() > kAhead) impl_->blocks.prefetch_block(slots[slots.size() - 1 - kAhead]);
-    impl_->blocks.seal(impl_->jobs.pop_slot(row), writer_tag);
+    impl_->blocks.seal(impl_->jobs.pop_slot(row), writer_tag, impl_->second);
   }
   impl_->counted.insertions += count;
   const std::size_t left = slots.size();

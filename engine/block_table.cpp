@@ -64,12 +64,14 @@ void BlockTable::unlist(SlotIndex slot) {
   block.indexed = false;
 }
 
-void BlockTable::seal(SlotIndex slot, std::uint32_t writer) {
+void BlockTable::seal(SlotIndex slot, std::uint32_t writer, std::uint32_t now_s) {
   Block& block = blocks_[slot];
   PEGA_ASSERT(block.state == SlotState::kWritten && block.indexed, "slot {} cannot be sealed",
               slot);
   block.state = SlotState::kSealed;
   block.owner = writer;
+  block.sealed_s = now_s;
+  block.rested_s = now_s;
   --written_;
   ++sealed_;
   policy_->sealed(slot, hash(slot));
@@ -91,10 +93,11 @@ void BlockTable::hold_again(SlotIndex slot) {
   ++blocks_[slot].holds;
 }
 
-bool BlockTable::unhold(SlotIndex slot) {
+bool BlockTable::unhold(SlotIndex slot, std::uint32_t now_s) {
   Block& block = blocks_[slot];
   PEGA_ASSERT(block.holds != 0, "slot {} is held by nobody", slot);
   if (--block.holds != 0) return false;
+  block.rested_s = now_s;
   --held_;
   policy_->rested(slot);
   return true;

@@ -30,9 +30,11 @@ enum class SlotState : std::uint8_t {
 struct alignas(64) Block {
   BlockKey key;
   SpaceId space{};
-  IndexLink free;           ///< Its place among the free slots.
-  std::uint32_t holds = 0;  ///< Claims and pins that contain it.
-  std::uint32_t owner = 0;  ///< kWritten: the row of its reservation. kSealed: its writer's tag.
+  IndexLink free;              ///< Its place among the free slots.
+  std::uint32_t holds = 0;     ///< Claims and pins that contain it.
+  std::uint32_t owner = 0;     ///< kWritten: the row of its reservation. kSealed: its writer's tag.
+  std::uint32_t sealed_s = 0;  ///< When it was sealed, and when it came to rest last, in seconds
+  std::uint32_t rested_s = 0;  ///< of whoever says so; kSealed only.
   SlotState state = SlotState::kFree;
   bool indexed = false;  ///< find() sees it. A forgotten block whose key was reserved anew is not.
 };
@@ -68,13 +70,13 @@ class BlockTable {
   /// Makes a written block unfindable; its slot stays as it is.
   void unlist(SlotIndex slot);
   /// A written block is whole: it comes to rest, a new one.
-  void seal(SlotIndex slot, std::uint32_t writer);
+  void seal(SlotIndex slot, std::uint32_t writer, std::uint32_t now_s);
 
   /// A claim more on a sealed block; a pin more on one that is claimed; one of them less. After the
   /// last one it comes to rest again; unhold() says whether it did.
   void hold(SlotIndex slot);
   void hold_again(SlotIndex slot);
-  bool unhold(SlotIndex slot);
+  bool unhold(SlotIndex slot, std::uint32_t now_s);
   /// Frees a written slot, or one at rest.
   void free(SlotIndex slot) { free(slot, EvictionPolicy::Freed::kDropped); }
   /// Frees the victim.

@@ -1,28 +1,13 @@
 #include "engine/demand.h"
 
 #include <algorithm>
-#include <bit>
-#include <cstring>
 #include <utility>
 
+#include "engine/key_hash.h"
+
 namespace pegaflow {
-namespace {
 
 using std::chrono::seconds;
-
-/// 64 good bits, also of keys that are small numbers: the finalizer of MurmurHash3.
-std::uint64_t hash_of(SpaceId space, const BlockKey& key) noexcept {
-  // Where the engine's hash has 8 bytes only, the second word is zero.
-  std::uint64_t second = 0;
-  std::memcpy(&second, key.bytes.data() + sizeof second, sizeof second);
-  std::uint64_t mixed = key.hash() ^ (std::rotl(second, 32) * 0x9E3779B97F4A7C15ULL);
-  mixed += static_cast<std::uint64_t>(space) * 0xD6E8FEB86659FD93ULL;
-  mixed = (mixed ^ (mixed >> 33)) * 0xFF51AFD7ED558CCDULL;
-  mixed = (mixed ^ (mixed >> 33)) * 0xC4CEB9FE1A85EC53ULL;
-  return mixed ^ (mixed >> 33);
-}
-
-}  // namespace
 
 double Demand::Window::hit_rate() const {
   return asked == 0 ? 0 : static_cast<double>(found) / static_cast<double>(asked);
@@ -95,9 +80,9 @@ void Demand::asked(SpaceId space, std::span<const BlockKey> keys, std::size_t fo
   const std::uint32_t now_s = advance();
   SlidingSketch::Weights known{};
   SlidingSketch::Weights fresh{};
-  for (std::size_t i = 0; i < found; ++i) sketch_.add(hash_of(space, keys[i]), now_s, known);
+  for (std::size_t i = 0; i < found; ++i) sketch_.add(key_hash(space, keys[i]), now_s, known);
   for (std::size_t i = found; i < keys.size(); ++i) {
-    sketch_.add(hash_of(space, keys[i]), now_s, fresh);
+    sketch_.add(key_hash(space, keys[i]), now_s, fresh);
   }
   for (std::size_t window = 0; window < tracks_.size(); ++window) {
     Part& part = tracks_[window].now();
@@ -112,7 +97,7 @@ void Demand::asked(SpaceId space, std::span<const BlockKey> keys, std::size_t fo
 void Demand::saved(SpaceId space, std::span<const BlockKey> keys, std::uint64_t block_bytes) {
   const std::uint32_t now_s = advance();
   SlidingSketch::Weights unused{};
-  for (const BlockKey& key : keys) sketch_.add(hash_of(space, key), now_s, unused);
+  for (const BlockKey& key : keys) sketch_.add(key_hash(space, key), now_s, unused);
   for (Track& track : tracks_) {
     Part& part = track.now();
     part.blocks += keys.size();

@@ -140,8 +140,9 @@ bool NamespaceTable::make_room() {
 void NamespaceTable::reset(NamespaceId id) {
   Row* const found = row(id);
   if (found == nullptr) return;
-  store_.retire_space(found->space.space);
-  found->space.space = store_.make_space();
+  const SpaceId former = found->space.space;
+  store_.retire_space(former);
+  found->space.space = store_.make_space(former);
   ++found->space.generation;
 }
 

@@ -89,6 +89,7 @@ struct Holder {
 /// One generation of one namespace.
 struct Space {
   SpaceId id{};
+  std::optional<SpaceId> former;  ///< The generation before it.
   bool is_retired = false;
   IndexList<&Claim::of_space> claims;
   IndexList<&Job::of_space> jobs;

@@ -37,6 +37,30 @@ TEST_SUITE("metrics_page") {
     CHECK(has_line(page, "# TYPE pegaflow_save_bytes_total counter"));
   }
 
+  TEST_CASE("misses have a reason, and blocks that went an age") {
+    Snapshot now;
+    now.cache.store.misses[static_cast<std::size_t>(Miss::kNew)] = 7;
+    now.cache.store.misses[static_cast<std::size_t>(Miss::kBehindHole)] = 3;
+    now.cache.lookup_blocks_not_served = 2;
+    now.cache.store.evicted_age.record(61);
+    now.cache.store.evicted_idle.record(60);
+    now.cache.next_victim_idle_s = 42;
+
+    const std::string page = metrics_page(now);
+
+    CHECK(has_line(page, R"(pegaflow_cache_miss_blocks_total{reason="new"} 7)"));
+    CHECK(has_line(page, R"(pegaflow_cache_miss_blocks_total{reason="evicted"} 0)"));
+    CHECK(has_line(page, R"(pegaflow_cache_miss_blocks_total{reason="behind_hole"} 3)"));
+    CHECK(has_line(page, R"(pegaflow_cache_miss_blocks_total{reason="not_served"} 2)"));
+    const std::string age = "pegaflow_cache_residence_seconds";
+    CHECK(has_line(page, age + R"(_bucket{reason="evicted",le="60"} 0)"));
+    CHECK(has_line(page, age + R"(_bucket{reason="evicted",le="300"} 1)"));
+    CHECK(has_line(page, age + R"(_sum{reason="evicted"} 61)"));
+    CHECK(has_line(page, age + R"(_count{reason="dropped"} 0)"));
+    CHECK(has_line(page, R"(pegaflow_cache_evicted_idle_seconds_bucket{le="60"} 1)"));
+    CHECK(has_line(page, "pegaflow_cache_next_victim_idle_seconds 42"));
+  }
+
   TEST_CASE("each window has its hit rate, its ceiling and its working set") {
     using std::chrono::seconds;
     Snapshot now;

@@ -1,0 +1,96 @@
+#pragma once
+/// \file
+/// Why blocks are not there, and how long those lived that were.
+
+#include <algorithm>
+#include <array>
+#include <bit>
+#include <cstddef>
+#include <cstdint>
+#include <string_view>
+
+#include "base/error.h"
+#include "engine/zero_pages.h"
+
+namespace pegaflow {
+
+/// Why a block that a lookup asked for was not found.
+enum class Miss : std::uint8_t {
+  kNew = 0,     ///< Never seen, or lost so long ago that nobody remembers.
+  kEvicted,     ///< Gone to make room.
+  kCleaned,     ///< Gone by a cleanup.
+  kReset,       ///< Gone with its generation.
+  kNoRoom,      ///< A save offered it, and no slot could be freed.
+  kSaveFailed,  ///< A save began and was abandoned, forgotten, or its writer was lost.
+  kBeingSaved,  ///< Its save is under way.
+  kBehindHole,  ///< It is there, but of no use: one before it is missing.
+};
+inline constexpr std::size_t kMissCount = static_cast<std::size_t>(Miss::kBehindHole) + 1;
+using MissCounts = std::array<std::uint64_t, kMissCount>;
+
+constexpr std::string_view to_string(Miss why) noexcept {
+  constexpr std::array<std::string_view, kMissCount> kNames = {
+      "new", "evicted", "cleanup", "reset", "no_room", "save_failed", "being_saved", "behind_hole"};
+  return kNames[static_cast<std::size_t>(why)];
+}
+
+/// Remembers of the blocks that were lost lately why, by a hash of their names: for counters only.
+///
+/// 4 bytes a block, each at one place, which the next loss that falls there takes over: of n losses
+/// after it a block survives exp(-n / places) in the mean. Another block is taken for it once in
+/// 2^29. Fixed size, from zero pages: what was never lost costs no memory. Thread-bound.
+class LostBlocks {
+ public:
+  /// Errors: kOutOfCapacity.
+  static Result<LostBlocks> create(std::uint32_t places) {
+    PEGA_TRY_LET(auto cells,
+                 ZeroPages<std::uint32_t>::create(std::bit_ceil(std::max<std::size_t>(places, 1))));
+    return LostBlocks(std::move(cells));
+  }
+
+  /// `hash` has 64 good bits; `why` is kEvicted to kSaveFailed.
+  void remember(std::uint64_t hash, Miss why) noexcept {
+    cells_[place(hash)] = tag(hash) | static_cast<std::uint32_t>(why);
+  }
+  /// kNew when it is not remembered.
+  [[nodiscard]] Miss why(std::uint64_t hash) const noexcept {
+    const std::uint32_t cell = cells_[place(hash)];
+    return (cell & ~kReason) == tag(hash) ? static_cast<Miss>(cell & kReason) : Miss::kNew;
+  }
+  void prefetch(std::uint64_t hash) const noexcept { __builtin_prefetch(&cells_[place(hash)]); }
+
+  [[nodiscard]] std::uint64_t memory_bytes() const noexcept { return cells_.size_bytes(); }
+
+ private:
+  static constexpr std::uint32_t kReason = 7;  ///< The low bits of a cell; 0 is an empty one.
+
+  explicit LostBlocks(ZeroPages<std::uint32_t> cells) noexcept : cells_(std::move(cells)) {}
+  [[nodiscard]] std::size_t place(std::uint64_t hash) const noexcept {
+    return hash & (cells_.size() - 1);
+  }
+  /// From the other end than the place.
+  static std::uint32_t tag(std::uint64_t hash) noexcept {
+    return static_cast<std::uint32_t>(hash >> 32) & ~kReason;
+  }
+
+  ZeroPages<std::uint32_t> cells_;
+};
+
+/// How many blocks had which age. A plain value.
+struct AgeHistogram {
+  /// Upper bounds in seconds, up to a week; a last bucket has none.
+  static constexpr std::array<double, 12> kBounds = {1,    10,   60,    300,   900,   1800,
+                                                     3600, 7200, 21600, 43200, 86400, 604800};
+
+  std::array<std::uint64_t, kBounds.size() + 1> counts{};
+  double sum_seconds = 0;
+
+  void record(std::uint32_t seconds) noexcept {
+    std::size_t bucket = 0;
+    while (bucket < kBounds.size() && seconds > kBounds[bucket]) ++bucket;
+    ++counts[bucket];
+    sum_seconds += seconds;
+  }
+};
+
+}  // namespace pegaflow
