@@ -343,7 +343,10 @@ Result<CacheService::Found> CacheService::lookup(const Id128& connection,
                                                  std::span<const BlockKey> keys) {
   PEGA_TRY_LET(Client* const caller, member(connection));
   const Instance& instance = *caller->instance;
-  if (!is_complete(instance)) return Found{};
+  if (!is_complete(instance)) {
+    counted_.lookup_blocks_not_served += keys.size();
+    return Found{};
+  }
   const SpaceId space = space_of(instance);
   const std::size_t blocks = cut_->store().lookup(space, keys);
   demand_->asked(space, keys, blocks, instance.page_bytes);
@@ -479,6 +482,7 @@ CacheService::Stats CacheService::stats() const {
   }
   stats.namespaces = namespaces_->all().size();
   stats.demand = demand_->windows();
+  stats.next_victim_idle_s = cut_->store().next_victim_idle_s();
   return stats;
 }
 

@@ -157,8 +157,10 @@ class CacheService {
     std::uint64_t load_blocks_own = 0;    ///< Written by the process that loads them.
     std::uint64_t load_blocks_other = 0;  ///< Written by another one.
     std::uint64_t save_bytes = 0;
-    std::uint64_t refused_page_size = 0;  ///< Registrations.
-    std::vector<Demand::Window> demand;   ///< Lately.
+    std::uint64_t refused_page_size = 0;         ///< Registrations.
+    std::vector<Demand::Window> demand;          ///< Lately.
+    std::uint64_t lookup_blocks_not_served = 0;  ///< Asked for by instances that are not complete.
+    std::optional<std::uint32_t> next_victim_idle_s;
   };
   [[nodiscard]] Stats stats() const;
   [[nodiscard]] BlockStore& store() noexcept { return cut_->store(); }

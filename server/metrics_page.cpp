@@ -44,15 +44,17 @@ class Page {
     made.type = type;
     return made;
   }
-  static ClientMetric histogram(const Histogram& from, Labels labels) {
+  /// Of times, or of ages.
+  template <typename From>
+  static ClientMetric histogram(const From& from, Labels labels) {
     ClientMetric metric;
     metric.label = std::move(labels);
     std::uint64_t cumulative = 0;
     for (std::size_t i = 0; i < from.counts.size(); ++i) {
       cumulative += from.counts[i];
       metric.histogram.bucket.push_back(
-          {cumulative, i < Histogram::kBounds.size() ? Histogram::kBounds[i]
-                                                     : std::numeric_limits<double>::infinity()});
+          {cumulative,
+           i < From::kBounds.size() ? From::kBounds[i] : std::numeric_limits<double>::infinity()});
     }
     metric.histogram.sample_count = cumulative;
     metric.histogram.sample_sum = from.sum_seconds;
@@ -146,6 +148,37 @@ void cache(Page& page, const Snapshot& now) {
                store.late_publishes);
   page.gauge("memory_bytes", "Memory of the index and its tables, beside the pool",
              number(cache.memory_bytes));
+}
+
+void misses(Page& page, const Snapshot& now) {
+  MetricFamily& reasons =
+      page.family(MetricType::Counter, "cache_miss_blocks_total",
+                  "Blocks asked for and not found, by reason; see docs/operations.md");
+  const auto reason = [&](std::string_view name, std::uint64_t value) {
+    ClientMetric metric;
+    metric.label = {{"reason", std::string(name)}};
+    metric.counter.value = number(value);
+    reasons.metric.push_back(std::move(metric));
+  };
+  for (std::size_t i = 0; i < kMissCount; ++i) {
+    reason(to_string(static_cast<Miss>(i)), now.cache.store.misses[i]);
+  }
+  reason("not_served", now.cache.lookup_blocks_not_served);
+}
+
+void ages(Page& page, const Snapshot& now) {
+  const BlockStore::Stats& store = now.cache.store;
+  MetricFamily& residence =
+      page.family(MetricType::Histogram, "cache_residence_seconds",
+                  "How long blocks that are gone had been in the pool, by why they went");
+  residence.metric.push_back(Page::histogram(store.evicted_age, {{"reason", "evicted"}}));
+  residence.metric.push_back(Page::histogram(store.dropped_age, {{"reason", "dropped"}}));
+  MetricFamily& idle = page.family(MetricType::Histogram, "cache_evicted_idle_seconds",
+                                   "How long nobody had used the blocks that were evicted");
+  idle.metric.push_back(Page::histogram(store.evicted_idle, {}));
+  page.gauge("cache_next_victim_idle_seconds",
+             "How long nobody has used the block that goes next; 0 without one",
+             now.cache.next_victim_idle_s.value_or(0));
 }
 
 /// "5m", "1h", "1d", "90s": the largest unit of which it is a multiple.
@@ -242,6 +275,8 @@ std::string metrics_page(const Snapshot& snapshot) {
   Page page;
   pool(page, snapshot);
   cache(page, snapshot);
+  misses(page, snapshot);
+  ages(page, snapshot);
   demand(page, snapshot.cache.demand);
   clients(page, snapshot);
   calls(page, snapshot.rpc);
