@@ -7,6 +7,7 @@ way, as between vLLM's processes.
 """
 
 import collections
+import copy
 import dataclasses
 import functools
 import json
@@ -20,6 +21,7 @@ from typing import Any
 
 from vllm.config import KVTransferConfig, VllmConfig
 from vllm.distributed.kv_transfer.kv_connector.utils import KVOutputAggregator
+from vllm.distributed.utils import get_pp_indices
 from vllm.engine.arg_utils import EngineArgs
 from vllm.lora.request import LoRARequest
 from vllm.sampling_params import SamplingParams
@@ -32,7 +34,7 @@ from vllm.v1.core.kv_cache_utils import (
 )
 from vllm.v1.core.sched.async_scheduler import AsyncScheduler
 from vllm.v1.core.sched.scheduler import Scheduler
-from vllm.v1.kv_cache_interface import FullAttentionSpec
+from vllm.v1.kv_cache_interface import FullAttentionSpec, MLAAttentionSpec
 from vllm.v1.outputs import ModelRunnerOutput
 from vllm.v1.request import Request, RequestStatus
 from vllm.v1.structured_output import StructuredOutputManager
@@ -118,20 +120,49 @@ def vllm_config(address: str, **changes: Any) -> VllmConfig:
 
 
 def kv_cache_config(config: VllmConfig, blocks: int, specs: dict[str, Any] | None = None) -> Any:
-    """What vLLM's engine core would make for this many blocks."""
-    if specs is None:
-        spec = FullAttentionSpec(
-            block_size=BLOCK, num_kv_heads=2, head_size=16, dtype=config.model_config.dtype
+    """What vLLM's engine core would make for this many blocks, for an engine of one rank."""
+    (made,) = _kv_cache_configs(config, blocks, [specs or rank_specs(config, 0)])
+    return made
+
+
+def kv_cache_configs(config: VllmConfig, blocks: int, mla: bool = False) -> list[Any]:
+    """The same for each rank."""
+    ranks = range(config.parallel_config.world_size)
+    return _kv_cache_configs(config, blocks, [rank_specs(config, rank, mla) for rank in ranks])
+
+
+def rank_specs(config: VllmConfig, rank: int, mla: bool = False) -> dict[str, Any]:
+    """What the layers of one rank say of their KV: those of its stage, with its share of heads."""
+    parallel = config.parallel_config
+    tensor, stages = parallel.tensor_parallel_size, parallel.pipeline_parallel_size
+    common = {"block_size": BLOCK, "head_size": 16, "dtype": config.model_config.dtype}
+    spec = (
+        MLAAttentionSpec(num_kv_heads=1, max_tp_shards=1, **common)
+        if mla
+        else FullAttentionSpec(
+            num_kv_heads=max(1, MODEL["num_key_value_heads"] // tensor), **common
         )
-        specs = {
-            f"model.layers.{i}.self_attn.attn": spec for i in range(MODEL["num_hidden_layers"])
-        }
-    page = sum(spec.page_size_bytes for spec in specs.values())
+    )
+    first, end = get_pp_indices(MODEL["num_hidden_layers"], rank // tensor, stages)
+    return {f"model.layers.{i}.self_attn.attn": spec for i in range(first, end)}
+
+
+def content_of(config: VllmConfig, rank: int, mla: bool = False) -> int:
+    """A number for the bytes that a rank holds; ranks with equal ones hold the same."""
+    tensor = config.parallel_config.tensor_parallel_size
+    stage, within = divmod(rank, tensor)
+    heads = min(tensor, 1 if mla else MODEL["num_key_value_heads"])
+    return stage * tensor + within * heads // tensor
+
+
+def _kv_cache_configs(config: VllmConfig, blocks: int, specs: list[dict[str, Any]]) -> list[Any]:
+    memory = [sum(spec.page_size_bytes for spec in one.values()) * blocks for one in specs]
     config.cache_config.num_gpu_blocks_override = blocks
-    (made,) = get_kv_cache_configs(config, [specs], [page * blocks])
-    made.kv_cache_layout = config.cache_config.kv_cache_layout
-    made.hash_block_size = BLOCK
-    config.cache_config.num_gpu_blocks = made.num_blocks
+    made = get_kv_cache_configs(config, specs, memory)
+    for one in made:
+        one.kv_cache_layout = config.cache_config.kv_cache_layout
+        one.hash_block_size = BLOCK
+    config.cache_config.num_gpu_blocks = made[0].num_blocks
     return made
 
 
@@ -154,10 +185,11 @@ class Answer:
 
 
 class Engine:
-    """One engine core and its worker. A context manager; nothing of it is left at the end.
+    """One engine core and its workers. A context manager; nothing of it is left at the end.
 
-    With ``process`` the worker has a process of its own, as in vLLM; two engines whose workers
-    share a process are one process to the server.
+    With ``process`` each worker has a process of its own, as in vLLM; two engines whose workers
+    share a process are one process to the server. Several ranks (``tensor_parallel_size`` and
+    ``pipeline_parallel_size`` among ``changes``) always have.
     """
 
     def __init__(
@@ -171,22 +203,30 @@ class Engine:
         aggregate: bool = False,
         patient: bool = True,
         process: bool = False,
+        mla: bool = False,
         **changes: Any,
     ) -> None:
         changes["extra"] = (PATIENT if patient else {}) | changes.get("extra", {})
         self.config = vllm_config(address, **changes)
         if asynchronous:
             self.config.scheduler_config.async_scheduling = True  # vLLM turns it off on a CPU
-        worker_config = kv_cache_config(self.config, blocks)
+        parallel = self.config.parallel_config
+        worker_configs = kv_cache_configs(self.config, blocks, mla)
         # vLLM makes the workers' connectors first.
-        options = RankOptions(self.config, worker_config, v2_runner, old_release)
-        self.ranks: list[Rank | RankProcess] = [(RankProcess if process else Rank)(options)]
+        self.ranks: list[Rank | RankProcess] = []
+        for number, worker_config in enumerate(worker_configs):
+            config = copy.deepcopy(self.config)
+            config.parallel_config.rank = number
+            content = content_of(config, number, mla)
+            options = RankOptions(config, worker_config, v2_runner, old_release, content)
+            several = parallel.world_size > 1
+            self.ranks.append((RankProcess if process or several else Rank)(options))
         hash_fn = get_hash_fn_by_name(self.config.cache_config.prefix_caching_hash_algo)
         init_none_hash(hash_fn)
         self._hasher = get_request_block_hasher(BLOCK, hash_fn)
         self.scheduler = (AsyncScheduler if asynchronous else Scheduler)(
             vllm_config=self.config,
-            kv_cache_config=generate_scheduler_kv_cache_config([worker_config]),
+            kv_cache_config=generate_scheduler_kv_cache_config(worker_configs),
             structured_output_manager=StructuredOutputManager(self.config),
             block_size=BLOCK,
             hash_block_size=BLOCK,
@@ -198,8 +238,15 @@ class Engine:
         self.connector = self.scheduler.connector
         if old_release:  # which has no block state to hand out
             self.connector._scheduler._own_tables = True
-        self._aggregator = KVOutputAggregator(1) if aggregate else None
-        self._depth = 2 if asynchronous else 1
+        aggregate = aggregate or parallel.world_size > 1
+        self._aggregator = (
+            KVOutputAggregator.from_connector(self.connector, parallel.world_size)
+            if aggregate
+            else None
+        )
+        # As vLLM's max_concurrent_batches.
+        stages = parallel.pipeline_parallel_size
+        self._depth = stages if stages > 1 else 2 if asynchronous else 1
         self._queue: collections.deque[tuple[Any, ModelRunnerOutput]] = collections.deque()
         self.answers: dict[str, Answer] = {}
         self.stats: collections.Counter[str] = collections.Counter()
@@ -300,7 +347,10 @@ class Engine:
                 self.bad_blocks += result.kv_connector_output.invalid_block_ids
         if self._aggregator is None:
             return results[0]
-        made = self._aggregator.aggregate(results)
+        # The last stage's first rank has the tokens.
+        parallel = self.config.parallel_config
+        output_rank = parallel.world_size - parallel.tensor_parallel_size
+        made = self._aggregator.aggregate(results, output_rank)
         assert made is not None
         return made
 

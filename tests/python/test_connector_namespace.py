@@ -99,7 +99,7 @@ def test_every_factor_is_text_and_named_once(made):
             {"rope"},
         ),
         (lambda c: setattr(c.parallel_config, "tensor_parallel_size", 2), {"tp"}),
-        (lambda c: setattr(c.parallel_config, "pipeline_parallel_size", 2), {"pp"}),
+        (lambda c: setattr(c.parallel_config, "pipeline_parallel_size", 2), {"pp", "layers"}),
         (lambda c: setattr(c.parallel_config, "decode_context_parallel_size", 2), {"dcp"}),
         (lambda c: setattr(c.parallel_config, "prefill_context_parallel_size", 2), {"pcp"}),
     ],
@@ -297,8 +297,6 @@ def test_cache_groups(configs, groups, words):
 @pytest.mark.parametrize(
     ("change", "words"),
     [
-        (lambda c: setattr(c.parallel_config, "tensor_parallel_size", 2), "tensor parallelism"),
-        (lambda c: setattr(c.parallel_config, "pipeline_parallel_size", 2), "pipeline"),
         (
             lambda c: setattr(c.parallel_config, "decode_context_parallel_size", 2),
             "decode context",

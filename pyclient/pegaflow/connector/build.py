@@ -7,7 +7,7 @@ import os
 from collections.abc import Mapping
 from typing import Any
 
-from pegaflow.connector import namespace
+from pegaflow.connector import namespace, ranks
 from pegaflow.connector.config import (
     INSTANCE_ENV,
     ConfigError,
@@ -133,7 +133,8 @@ def worker_side(vllm_config: Any, kv_cache_config: Any) -> WorkerSide | WorkerOf
     def make_mover(kv_caches: Any) -> Any:
         return _make_mover(vllm_config, kv_cache_config, settings, path, kv_caches)
 
-    return WorkerSide(make_mover, vllm_config.parallel_config.rank)
+    place = ranks.place(vllm_config, kv_cache_config)
+    return WorkerSide(make_mover, place.rank, saves=place.saves)
 
 
 def _make_mover(
@@ -154,6 +155,7 @@ def _make_mover(
     except namespace.UnknownWeights as error:
         raise Unservable(str(error)) from None
     instance = instance_id(vllm_config)
+    place = ranks.place(vllm_config, kv_cache_config)
     return _native.Mover(
         path,
         instance,
@@ -169,8 +171,11 @@ def _make_mover(
             layers=where.layers,
             arrangement=where.arrangement,
         ),
-        rank=vllm_config.parallel_config.rank,
-        ranks=vllm_config.parallel_config.world_size,
+        rank=place.rank,
+        ranks=place.ranks,
+        shard=place.shard,
+        shards=place.shards,
+        saves=place.saves,
         build=build(),
         load_patience=settings.load_patience_ms / 1e3,
         load_bytes_per_second=settings.load_bytes_per_second,

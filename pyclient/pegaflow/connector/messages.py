@@ -60,9 +60,19 @@ class Outcome:
     detail: str = ""
     #: Of a load: the first position in its order that failed on any rank.
     first_failed: int | None = None
+    #: Of a save, by a rank that holds the same bytes as another one, which saves them.
+    replica: bool = False
 
     def merge(self, other: Outcome) -> None:
         """Adds what another rank says about the same job: the worst of all ranks counts."""
+        if self.replica != other.replica:
+            # A replica has nothing to say of blocks.
+            says = other if self.replica else self
+            total = self.ranks + other.ranks
+            for field in dataclasses.fields(self):
+                setattr(self, field.name, getattr(says, field.name))
+            self.ranks = total
+            return
         self.ranks += other.ranks
         self.blocks = min(self.blocks, other.blocks)
         self.skipped = max(self.skipped, other.skipped)

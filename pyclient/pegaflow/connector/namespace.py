@@ -14,6 +14,8 @@ from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
+from pegaflow.connector import ranks
+
 Factors = list[tuple[str, str]]
 
 #: Raised when the meaning of a factor changes, so that old and new engines do not meet.
@@ -155,6 +157,7 @@ def factors(
         else [spec_factor(group.kv_cache_spec)]
     )
     algorithm = str(cache.prefix_caching_hash_algo)
+    stages = ranks.stages(vllm_config) if parallel.pipeline_parallel_size > 1 else ""
     return [
         ("pegaflow.namespace", VERSION),
         ("weights", weights),
@@ -170,12 +173,13 @@ def factors(
         ("hash_algorithm", algorithm),
         ("hash_fingerprint", hash_fingerprint(algorithm, instance)),
         ("group", "; ".join(spec_texts)),
-        ("layers", ",".join(layers)),
+        # All ranks of an instance have one list, though each stage has layers of its own.
+        ("layers", ",".join(layers) if parallel.pipeline_parallel_size == 1 else stages),
         ("tp", str(parallel.tensor_parallel_size)),
         ("pp", str(parallel.pipeline_parallel_size)),
         ("dcp", str(getattr(parallel, "decode_context_parallel_size", 1))),
         ("pcp", str(getattr(parallel, "prefill_context_parallel_size", 1))),
-        ("replicas", str(getattr(kv_cache_config, "kv_tp_replicas", 1))),
+        ("replicas", str(ranks.replicas(vllm_config, kv_cache_config))),
     ]
 
 

@@ -100,7 +100,8 @@ class WorkerOff:
     def __init__(self, was: WorkerSide | None = None, *, rank: int = 0, reason: str = "") -> None:
         """``reason`` is for the scheduler, where it does not know that we are off."""
         self.counts = was.counts if was else Counts()
-        self.counts.set("serving", 0, "worker")
+        rank = was.rank if was else rank
+        self.counts.set("serving", 0, f"worker-{rank}" if rank else "worker")
         self.reports = was.reports if was else Reports(rank)
         self.reports.away("it failed, see its log" if was else reason)
         self._was = was

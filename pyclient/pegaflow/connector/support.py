@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+from pegaflow.connector import ranks
+
 #: One group of exactly these: every token has its slot for good, and a block's bytes depend on the
 #: tokens up to its end only. Their subclasses recycle slots or hold other things, so names count.
 _SERVED_SPECS = ("FullAttentionSpec", "MLAAttentionSpec")
@@ -20,14 +22,12 @@ def unsupported(vllm_config: Any, kv_cache_config: Any) -> str:
 def _parallelism(vllm_config: Any) -> str:
     parallel = vllm_config.parallel_config
     for field, name in (
-        ("tensor_parallel_size", "tensor parallelism"),
-        ("pipeline_parallel_size", "pipeline parallelism"),
         ("decode_context_parallel_size", "decode context parallelism"),
         ("prefill_context_parallel_size", "prefill context parallelism"),
     ):
         if (size := getattr(parallel, field, 1)) != 1:
             return f"{name} of {size} is not supported yet"
-    return ""
+    return ranks.spread(vllm_config)
 
 
 def _model(vllm_config: Any) -> str:

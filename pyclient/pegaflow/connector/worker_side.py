@@ -74,9 +74,17 @@ class Reports:
 class WorkerSide:
     """Bound to the worker's thread; copies run on threads of the mover."""
 
-    def __init__(self, make_mover: Callable[[Any], Any], rank: int = 0) -> None:
-        """``make_mover`` turns the registered tensors into a mover."""
+    def __init__(
+        self, make_mover: Callable[[Any], Any], rank: int = 0, *, saves: bool = True
+    ) -> None:
+        """
+        Args:
+            make_mover: Turns the registered tensors into a mover.
+            saves: False for a rank whose bytes another one saves.
+        """
         self.rank = rank
+        self.name = f"worker-{rank}" if rank else "worker"
+        self._saves = saves
         self.counts = Counts()
         self.reports = Reports(rank)
         self.mover: Any = None  # until vLLM registers its KV cache
@@ -88,7 +96,7 @@ class WorkerSide:
 
     def register(self, kv_caches: Any) -> None:
         self.mover = self._make_mover(kv_caches)
-        self.counts.set("serving", 1, "worker")
+        self.counts.set("serving", 1, self.name)
 
     def start_loads(self, plan: StepPlan) -> None:
         for order in plan.refused:
@@ -118,6 +126,9 @@ class WorkerSide:
             return
         self._saved_plan = plan
         for order in plan.saves:
+            if not self._saves:
+                self.reports.save(order.job, Outcome(replica=True))
+                continue
             try:
                 self.mover.save(
                     plan.scheduler, order.job, order.keys, order.key_bytes, order.blocks
@@ -178,7 +189,7 @@ class WorkerSide:
             state = status["state"]
             if state != self._link:
                 self._link = state
-                self.counts.set_link_state("worker", state)
+                self.counts.set_link_state(self.name, state)
                 # Without a server all ranks are alike, and the scheduler's own link tells.
                 self.reports.away(status["detail"] if state == "refused" else "")
         return self.counts.take()

@@ -1,0 +1,104 @@
+"""Which worker of an engine this is, and which share of each block it holds.
+
+Workers are numbered as vLLM does within one engine core: pipeline stages one behind the other, the
+tensor-parallel ranks of each side by side. Ranks that hold the same bytes are one *shard*: the
+lowest of them saves it, all of them load it.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+
+@dataclasses.dataclass(frozen=True)
+class Place:
+    """One worker among those of its engine core."""
+
+    rank: int
+    ranks: int
+    shard: int
+    shards: int
+    saves: bool  #: The lowest rank of its shard.
+
+
+def place(vllm_config: Any, kv_cache_config: Any) -> Place:
+    """The place of the worker whose configuration this is."""
+    parallel = vllm_config.parallel_config
+    tensor, same = parallel.tensor_parallel_size, replicas(vllm_config, kv_cache_config)
+    stage, within = divmod(parallel.rank, tensor)
+    return Place(
+        rank=parallel.rank,
+        ranks=parallel.world_size,
+        shard=stage * (tensor // same) + within // same,
+        shards=parallel.pipeline_parallel_size * (tensor // same),
+        saves=within % same == 0,
+    )
+
+
+def replicas(vllm_config: Any, kv_cache_config: Any) -> int:
+    """How many consecutive tensor-parallel ranks hold the same bytes.
+
+    In doubt 1: then the same bytes are stored several times, and nobody loads another's.
+    """
+    tensor = vllm_config.parallel_config.tensor_parallel_size
+    stated = getattr(kv_cache_config, "kv_tp_replicas", None)
+    if tensor == 1 or (stated or 1) > 1:
+        return stated or 1
+    (group,) = kv_cache_config.kv_cache_groups
+    by_layer = getattr(group.kv_cache_spec, "kv_cache_specs", None)
+    specs = list(by_layer.values()) if by_layer else [group.kv_cache_spec]
+    if all(type(spec).__name__ == "MLAAttentionSpec" for spec in specs):
+        # Releases before kv_tp_replicas have the whole latent on each rank; later ones say so.
+        return tensor if stated is None else 1
+    heads = _kv_heads(vllm_config.model_config)
+    if any(spec.num_kv_heads != 1 for spec in specs) or not heads or tensor % heads:
+        return 1
+    return tensor // min(heads, tensor)
+
+
+def _kv_heads(model: Any) -> int:
+    """KV heads of every layer; 0 where the configuration does not say it in one plain number."""
+    config = getattr(model, "hf_text_config", model.hf_config)
+    values = config.to_dict() if hasattr(config, "to_dict") else vars(config)
+    names = {
+        name
+        for name in values
+        if "kv_heads" in name or "key_value_heads" in name or "head_kv" in name
+    }
+    # Others are of models whose layers differ, and so is this list of them.
+    if names != {"num_key_value_heads"} or "block_configs" in values:
+        return 0
+    heads = values["num_key_value_heads"]
+    return heads if type(heads) is int and heads == model.get_total_num_kv_heads() else 0
+
+
+def stages(vllm_config: Any) -> str:
+    """Which layers the pipeline's stages have, as all of its ranks say it."""
+    from vllm.distributed.utils import get_pp_indices
+
+    layers = vllm_config.model_config.get_total_num_hidden_layers()
+    size = vllm_config.parallel_config.pipeline_parallel_size
+    bounds = [get_pp_indices(layers, stage, size) for stage in range(size)]
+    return "stages:" + ",".join(f"{first}-{end - 1}" for first, end in bounds)
+
+
+def spread(vllm_config: Any) -> str:
+    """Why not all ranks of this engine core are on this node, for a person; empty if they are.
+
+    A block is only whole with all its shards, and a server has those of its own node.
+    """
+    parallel = vllm_config.parallel_config
+    if parallel.world_size == 1:
+        return ""
+    nodes = getattr(parallel, "nnodes_within_dp", getattr(parallel, "nnodes", 1))
+    if nodes > 1:
+        return f"its {parallel.world_size} ranks are spread over {nodes} nodes"
+    backend = parallel.distributed_executor_backend
+    if backend != "mp":
+        name = backend if isinstance(backend, str) else getattr(backend, "__name__", str(backend))
+        return (
+            f"the executor {name} does not tell whether its {parallel.world_size} ranks are all "
+            "on this node; --distributed-executor-backend mp does"
+        )
+    return ""
