@@ -48,8 +48,8 @@ void add_exceptions(py::module_& module) {
   for (const ClassOf& entry : classes) {
     g_classes[static_cast<std::size_t>(entry.code)] =
         make(entry.name, entry.doc,
-             entry.also == nullptr ? py::make_tuple(base)
-                                   : py::make_tuple(base, py::handle(entry.also)));
+             entry.also == nullptr ? py::tuple(py::make_tuple(base))
+                                   : py::tuple(py::make_tuple(base, py::handle(entry.also))));
   }
 }
 
