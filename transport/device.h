@@ -11,6 +11,7 @@
 
 #include "base/error.h"
 #include "base/page_layout.h"
+#include "transport/checksum.h"
 
 namespace pegaflow {
 
@@ -35,6 +36,7 @@ class Device {
   struct Copy {
     std::uint32_t block = 0;        ///< Below layout.block_count().
     std::uint64_t pool_offset = 0;  ///< Of the page's first byte in the pool.
+    bool checksum = false;          ///< Whether the completion is to have this page's checksum.
   };
 
   struct Batch {
@@ -48,6 +50,10 @@ class Device {
     std::uint64_t ticket = 0;
     std::size_t copied = 0;      ///< How many copies, from the first on, are whole.
     std::optional<Error> error;  ///< Why not all: kCancelled, or what the device said.
+    /// By copy: PageChecksum of the bytes on the engine's side, read there after (load) or while
+    /// (save) they were copied, so that the way between engine and pool is covered too. kNoChecksum
+    /// where none was wanted or the page was not copied. Empty when no copy wanted one.
+    std::vector<std::uint64_t> checksums;
   };
 
   /// Called on a thread of the device, once a batch. May only hand the completion on (a Mailbox).

@@ -60,7 +60,11 @@ LIBRARIES: dict[str, tuple[str, tuple[str, ...]]] = {
     "spdlog/": ("spdlog", ("base/log.cpp",)),
     "CLI/": ("CLI11", ("base/options.cpp",)),
     "prometheus/": ("prometheus-cpp", ("base/", "server/", *TESTS_AND_PERF)),
-    "xxhash.h": ("xxHash", ("engine/namespace_table.cpp", *TESTS_AND_PERF)),
+    "xxhash.h": (
+        "xxHash",
+        ("engine/namespace_table.cpp", "transport/checksum.cpp", *TESTS_AND_PERF),
+    ),
+    "xxh_x86dispatch.h": ("xxHash", ("transport/checksum.cpp",)),
     "kj/compat/http.h": ("kj-http", ("server/", *TESTS_AND_PERF)),
     "kj/": ("KJ", KJ_HOMES),
     "capnp/": ("Cap'n Proto", KJ_HOMES),

@@ -166,9 +166,11 @@ void SlowDevice::run() {
 }
 
 Device::Completion SlowDevice::copy(std::unique_lock<std::mutex>& lock, const Batch& batch) {
+  PageChecksum checksum;
+  std::vector<std::uint64_t> checksums(batch.copies.size(), kNoChecksum);
   for (std::size_t i = 0; i < batch.copies.size(); ++i) {
     const auto done = [&](Errc code, const char* why) {
-      return Completion{batch.ticket, i, Error{code, why}};
+      return Completion{batch.ticket, i, Error{code, why}, std::move(checksums)};
     };
     if (!attached_ || cancelled_.contains(batch.ticket)) return done(Errc::kCancelled, "cancelled");
     if (fail_page_ && (*fail_page_)-- == 0) {
@@ -183,16 +185,19 @@ Device::Completion SlowDevice::copy(std::unique_lock<std::mutex>& lock, const Ba
     }
     if (holding_) --allowed_;
     std::byte* page = pool_.data() + batch.copies[i].pool_offset;
+    checksum.reset();
     for (const Segment& segment : layout_->segments()) {
       std::byte* const piece = segment.base + batch.copies[i].block * segment.block_stride_bytes;
       const bool save = batch.direction == Direction::kSave;
       std::memcpy(save ? page : piece, save ? piece : page, segment.size_bytes);
+      checksum.add({piece, segment.size_bytes});
       page += segment.size_bytes;
     }
+    if (batch.copies[i].checksum) checksums[i] = checksum.value();
     ++copied_;
     changed_.notify_all();
   }
-  return {batch.ticket, batch.copies.size(), std::nullopt};
+  return {batch.ticket, batch.copies.size(), std::nullopt, std::move(checksums)};
 }
 
 }  // namespace pegaflow::testing

@@ -94,7 +94,12 @@ class HostDevice::Impl {
       ++count;
       ++jobs_;
       std::list<Job>& queue = batch.copies.empty() ? ended_ : queue_of(batch.direction);
-      queue.push_back(Job{std::move(batch), 0, 0, false});
+      Job job;
+      const bool wants_checksums = std::any_of(batch.copies.begin(), batch.copies.end(),
+                                               [](const Copy& copy) { return copy.checksum; });
+      if (wants_checksums) job.checksums.resize(batch.copies.size(), kNoChecksum);
+      job.batch = std::move(batch);
+      queue.push_back(std::move(job));
     }
     // All of them: a batch has work for each.
     work_.notify_all();
@@ -123,6 +128,7 @@ class HostDevice::Impl {
     std::size_t issued = 0;  ///< Pages handed to a thread so far.
     int threads_inside = 0;
     bool cancelled = false;
+    std::vector<std::uint64_t> checksums;  ///< Each written by the thread that copies its page.
 
     [[nodiscard]] bool has_work() const { return !cancelled && issued < batch.copies.size(); }
   };
@@ -144,12 +150,13 @@ class HostDevice::Impl {
   }
 
   void run() {
+    PageChecksum checksum;
     std::unique_lock lock(mutex_);
     for (;;) {
       if (!ended_.empty()) {
         report(lock);
       } else if (std::list<Job>::iterator job; next_job(job)) {
-        copy_run(lock, job);
+        copy_run(lock, job, checksum);
       } else if (stopping_) {
         return;
       } else {
@@ -170,17 +177,24 @@ class HostDevice::Impl {
     return false;
   }
 
-  void copy_run(std::unique_lock<std::mutex>& lock, std::list<Job>::iterator job) {
+  void copy_run(std::unique_lock<std::mutex>& lock, std::list<Job>::iterator job,
+                PageChecksum& checksum) {
     const PageLayout& layout = *layout_;
     const std::size_t pages = std::clamp<std::size_t>(kRunBytes / layout.page_bytes(), 1,
                                                       job->batch.copies.size() - job->issued);
-    const std::span<const Copy> run(job->batch.copies.data() + job->issued, pages);
-    job->issued += pages;
+    const std::size_t first = std::exchange(job->issued, job->issued + pages);
+    const Direction direction = job->batch.direction;
     ++job->threads_inside;
 
     lock.unlock();
-    for (const Copy& copy : run) {
-      copy_page(layout, job->batch.direction, copy.block, pool_.data() + copy.pool_offset);
+    for (std::size_t i = first; i < first + pages; ++i) {
+      const Copy& copy = job->batch.copies[i];
+      std::byte* const page = pool_.data() + copy.pool_offset;
+      if (copy.checksum) {
+        job->checksums[i] = copy_page(layout, direction, copy.block, page, checksum);
+      } else {
+        copy_page(layout, direction, copy.block, page);
+      }
     }
     lock.lock();
 
@@ -192,7 +206,7 @@ class HostDevice::Impl {
   void report(std::unique_lock<std::mutex>& lock) {
     Job job = std::move(ended_.front());
     ended_.pop_front();
-    Completion completion{job.batch.ticket, job.issued, std::nullopt};
+    Completion completion{job.batch.ticket, job.issued, std::nullopt, std::move(job.checksums)};
     if (job.issued < job.batch.copies.size()) {
       completion.error = Error{Errc::kCancelled, fmt::format("cancelled after {} of {} pages",
                                                              job.issued, job.batch.copies.size())};

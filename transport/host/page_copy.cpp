@@ -1,8 +1,15 @@
 #include "transport/host/page_copy.h"
 
+#include <algorithm>
 #include <cstring>
 
 namespace pegaflow {
+namespace {
+
+/// Small enough for a second-level cache, large enough that the calls do not count.
+constexpr std::uint64_t kPieceBytes = 32 * 1024;
+
+}  // namespace
 
 void copy_page(const PageLayout& layout, Device::Direction direction, std::uint32_t block,
                std::byte* page) noexcept {
@@ -15,6 +22,27 @@ void copy_page(const PageLayout& layout, Device::Direction direction, std::uint3
     }
     page += segment.size_bytes;
   }
+}
+
+std::uint64_t copy_page(const PageLayout& layout, Device::Direction direction, std::uint32_t block,
+                        std::byte* page, PageChecksum& checksum) noexcept {
+  checksum.reset();
+  for (const Segment& segment : layout.segments()) {
+    std::byte* at = segment.base + block * segment.block_stride_bytes;
+    for (std::uint64_t left = segment.size_bytes; left != 0;) {
+      const std::uint64_t bytes = std::min(left, kPieceBytes);
+      if (direction == Device::Direction::kSave) {
+        std::memcpy(page, at, bytes);
+      } else {
+        std::memcpy(at, page, bytes);
+      }
+      checksum.add({at, bytes});
+      at += bytes;
+      page += bytes;
+      left -= bytes;
+    }
+  }
+  return checksum.value();
 }
 
 }  // namespace pegaflow

@@ -18,4 +18,9 @@ namespace pegaflow {
 void copy_page(const PageLayout& layout, Device::Direction direction, std::uint32_t block,
                std::byte* page) noexcept;
 
+/// The same, and the checksum of the block's bytes in the engine's memory. Each piece is added
+/// right after it was copied, while it is in the core's cache.
+std::uint64_t copy_page(const PageLayout& layout, Device::Direction direction, std::uint32_t block,
+                        std::byte* page, PageChecksum& checksum) noexcept;
+
 }  // namespace pegaflow

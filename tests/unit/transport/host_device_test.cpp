@@ -103,6 +103,32 @@ TEST_SUITE("HostDevice") {
                      f.pool.begin() + static_cast<std::ptrdiff_t>(5 * f.page_bytes)));
   }
 
+  TEST_CASE("a checksum is that of the page, both ways, for the pages that want one") {
+    // Segments of several pieces and of odd sizes, so that none falls on the hash's own blocks.
+    for (const std::size_t segment_bytes : {512UL, 100'003UL}) {
+      Fixture f(2, 4, segment_bytes);
+      std::vector<std::byte> page(f.page_bytes);
+      testing::fill_page(page.data(), page.size(), 7);
+      f.memory.fill(0, 7);
+      f.memory.fill(1, 8);
+
+      Device::Batch save = f.batch(1, Direction::kSave, {0, 1});
+      save.copies[0].checksum = true;
+      REQUIRE(f.device->submit(save));
+      Device::Batch load{2, Direction::kLoad, Device::Event::kNow, {{3, 0, true}}};
+      f.completions.wait_for(1);
+      REQUIRE(f.device->submit(load));
+      REQUIRE(f.device->submit(f.batch(3, Direction::kLoad, {1})));
+
+      const auto done = f.completions.wait_for(3);
+      const std::uint64_t right = PageChecksum::of(page);
+      CHECK(right != kNoChecksum);
+      CHECK(done[0].checksums == std::vector<std::uint64_t>{right, kNoChecksum});
+      CHECK(done[1].checksums == std::vector<std::uint64_t>{right});
+      CHECK(done[2].checksums.empty());
+    }
+  }
+
   TEST_CASE("bytes come back over random layouts, orders, threads and batches") {
     std::mt19937_64 random(testing::seed());
     for (int round = 0; round < 30; ++round) {
