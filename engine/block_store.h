@@ -125,13 +125,19 @@ class BlockStore {
   };
   /// Pins the claimed blocks `first` to `first + count` for `holder` under the name `pin`. Repeated
   /// under one name it changes nothing and answers the same.
-  /// Errors: kGone when the token is unknown or was revoked, or the holder is unknown or lost;
+  /// Errors: kGone when the token is unknown or was revoked, when a block of the range was
+  /// condemned, or the holder is unknown or lost;
   /// kInvalidArgument when the range is empty or beyond the claim, or when the name is used for
   /// another range; kBusy when there are `max_pins` pins. It never fails for a share.
   Result<OpenedPages> open(HolderId holder, const Id128& token, std::size_t first,
                            std::size_t count, PinId pin);
   /// The holder's copies out of the pin ended. Unknown pins are fine: a repeated release.
   void release(HolderId holder, PinId pin);
+  /// The bytes of the pinned block at `place` of the pin are not what was saved: it is a miss from
+  /// now on, a claim that has it cannot be opened there, and its slot is freed when the last claim
+  /// and pin on it have ended. Its key may be reserved again at once. True if that was news.
+  /// Errors: kGone when the holder has no such pin; kInvalidArgument for a place beyond it.
+  Result<bool> condemn(HolderId holder, PinId pin, std::size_t place);
 
   // ---- writing
 
@@ -148,6 +154,9 @@ class BlockStore {
   /// when there are `max_reservations` jobs.
   Result<std::vector<SlotIndex>> reserve(HolderId holder, SpaceId space, const JobId& job,
                                          std::span<const BlockKey> keys);
+  /// The slots that the job still has to publish, in the order in which reserve() gave them. Empty
+  /// where publish() would say kGone. Valid until the next call that changes something.
+  [[nodiscard]] std::span<const SlotIndex> slots_of(HolderId holder, const JobId& job) const;
   /// All copies of the job ended and are whole: seals at most `limit` of its blocks, the last one
   /// first, and returns how many are left; call again until 0.
   /// Errors: kGone when the job was forgotten (timeout, reset, lost connection): nothing is sealed,
@@ -209,6 +218,7 @@ class BlockStore {
     std::uint64_t evictions = 0;        ///< Blocks evicted to make room, or for a new cut.
     std::uint64_t cleaned = 0;          ///< Blocks evicted by cleanup.
     std::uint64_t retired = 0;          ///< Blocks dropped with their space.
+    std::uint64_t condemned = 0;        ///< Blocks dropped because their bytes were wrong.
     std::uint64_t skipped_present = 0;  ///< Keys that reserve() skipped: there or being saved.
     std::uint64_t skipped_no_room = 0;
     std::uint64_t claims_revoked = 0;

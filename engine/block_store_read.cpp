@@ -127,6 +127,13 @@ Result<BlockStore::OpenedPages> BlockStore::open(HolderId holder, const Id128& t
   if (impl_->pins.is_full()) {
     return fail(Errc::kBusy, "there are {} pins already", impl_->pins.size());
   }
+  const std::span<const SlotIndex> range(claim.blocks.data() + first, count);
+  for (const SlotIndex slot : range) impl_->blocks.prefetch_block(slot);
+  for (const SlotIndex slot : range) {
+    if (!impl_->blocks[slot].indexed) {
+      return fail(Errc::kGone, "a block of the claim has wrong bytes");
+    }
+  }
 
   Pin opened;
   opened.name = pin;
@@ -137,9 +144,7 @@ Result<BlockStore::OpenedPages> BlockStore::open(HolderId holder, const Id128& t
   opened.claim_serial = claim.serial;
   opened.instance = claim.holder->instance;
   opened.opened = impl_->clock.now();
-  const auto begin = claim.blocks.begin() + static_cast<std::ptrdiff_t>(first);
-  opened.blocks.assign(begin, begin + static_cast<std::ptrdiff_t>(count));
-  for (const SlotIndex slot : opened.blocks) impl_->blocks.prefetch_block(slot);
+  opened.blocks.assign(range.begin(), range.end());
   for (const SlotIndex slot : opened.blocks) impl_->blocks.hold_again(slot);
   claim.pinned_blocks += count;
   impl_->claims.mark_opened(claim_row);
@@ -165,6 +170,21 @@ void BlockStore::release(HolderId holder, PinId pin) {
   if (row == PinTable::kNone) return;
   impl_->end_pin(row);
   impl_->do_slice();
+}
+
+Result<bool> BlockStore::condemn(HolderId holder, PinId pin, std::size_t place) {
+  const std::uint32_t row = impl_->pins.find(holder, pin);
+  if (row == PinTable::kNone || impl_->known_holder(holder) == nullptr) {
+    return fail(Errc::kGone, "there is no pin {} of this holder", static_cast<std::uint64_t>(pin));
+  }
+  const std::vector<SlotIndex>& slots = impl_->pins[row].blocks;
+  if (place >= slots.size()) {
+    return fail(Errc::kInvalidArgument, "page {} of a pin on {}", place, slots.size());
+  }
+  if (!impl_->blocks[slots[place]].indexed) return false;
+  impl_->blocks.unlist(slots[place]);
+  ++impl_->counted.condemned;
+  return true;
 }
 
 void BlockStore::Impl::end_claim(std::uint32_t row) {

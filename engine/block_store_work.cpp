@@ -53,7 +53,13 @@ bool BlockStore::Impl::step(GiveBackWork& work) {
 }
 
 void BlockStore::Impl::give_back(SlotIndex slot) {
-  if (blocks.unhold(slot, second) && !is_live(blocks[slot].space)) drop(slot, Miss::kReset);
+  if (!blocks.unhold(slot, second)) return;
+  const Block& block = blocks[slot];
+  if (!block.indexed) {
+    blocks.free(slot);  // Condemned, and counted when it was.
+  } else if (!is_live(block.space)) {
+    drop(slot, Miss::kReset);
+  }
 }
 
 bool BlockStore::Impl::step(FreeJobWork& work) {

@@ -81,6 +81,15 @@ bool BlockStore::Impl::may_publish(const Job& job) {
          !job.space->is_retired;
 }
 
+std::span<const SlotIndex> BlockStore::slots_of(HolderId holder, const JobId& job) const {
+  const std::uint32_t row = impl_->jobs.find(job);
+  if (row == JobTable::kNone || impl_->jobs[row].holder->id != holder ||
+      !Impl::may_publish(impl_->jobs[row])) {
+    return {};
+  }
+  return impl_->jobs[row].slots;
+}
+
 Result<std::size_t> BlockStore::publish(HolderId holder, const JobId& job, std::size_t limit) {
   const std::uint32_t row = impl_->jobs.find(job);
   if (row == JobTable::kNone || impl_->jobs[row].holder->id != holder ||

@@ -146,8 +146,8 @@ Result<void> BlockTable::check() const {
     if (block.holds != 0 && block.state != SlotState::kSealed) {
       return fail(Errc::kInternal, "slot {} is held and not sealed", slot);
     }
-    if (block.state == SlotState::kSealed && !block.indexed) {
-      return fail(Errc::kInternal, "slot {} is sealed and not in the index", slot);
+    if (block.state == SlotState::kSealed && !block.indexed && block.holds == 0) {
+      return fail(Errc::kInternal, "slot {} is at rest and not in the index", slot);
     }
     if (block.indexed &&
         (block.state == SlotState::kFree || find(block.space, block.key) != slot)) {

@@ -36,7 +36,8 @@ struct alignas(64) Block {
   std::uint32_t sealed_s = 0;  ///< When it was sealed, and when it came to rest last, in seconds
   std::uint32_t rested_s = 0;  ///< of whoever says so; kSealed only.
   SlotState state = SlotState::kFree;
-  bool indexed = false;  ///< find() sees it. A forgotten block whose key was reserved anew is not.
+  /// find() sees it. Not so a forgotten block whose key was reserved anew, and a condemned one.
+  bool indexed = false;
 };
 static_assert(sizeof(Block) == 64);
 
@@ -67,7 +68,7 @@ class BlockTable {
   [[nodiscard]] bool has_free() const noexcept { return free_count() != 0; }
   /// Puts a block that is not in the index into a free slot: written, owned by `owner`.
   SlotIndex take_free(SpaceId space, const BlockKey& key, std::uint32_t owner);
-  /// Makes a written block unfindable; its slot stays as it is.
+  /// Makes a block that is written, or held, unfindable; its slot stays as it is.
   void unlist(SlotIndex slot);
   /// A written block is whole: it comes to rest, a new one.
   void seal(SlotIndex slot, std::uint32_t writer, std::uint32_t now_s);

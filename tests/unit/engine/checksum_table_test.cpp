@@ -1,0 +1,52 @@
+#include "engine/checksum_table.h"
+
+#include <doctest/doctest.h>
+
+namespace pegaflow {
+namespace {
+
+TEST_SUITE("ChecksumTable") {
+  TEST_CASE("it costs nothing before the first checksum, then 8 bytes a place") {
+    ChecksumTable table(1'000'000);
+    table.clear(7);
+    table.set(7, ChecksumTable::kNone);
+    CHECK(table.memory_bytes() == 0);
+    CHECK(table[7] == ChecksumTable::kNone);
+
+    table.set(9, 42);
+
+    CHECK(table[9] == 42);
+    CHECK(table[8] == ChecksumTable::kNone);
+    CHECK(table[10] == ChecksumTable::kNone);
+    CHECK(table.memory_bytes() == 80);
+  }
+
+  TEST_CASE("a place that was cleared has none") {
+    ChecksumTable table(16);
+    table.set(3, 1);
+    table.set(3, 2);
+    CHECK(table[3] == 2);
+    table.clear(3);
+    CHECK(table[3] == ChecksumTable::kNone);
+  }
+
+  TEST_CASE("places that are none are passed over") {
+    ChecksumTable table(4);
+    table.set(kNoSlot, 1);
+    table.set(4, 1);
+    table.clear(kNoSlot);
+    CHECK(table[kNoSlot] == ChecksumTable::kNone);
+    CHECK(table.memory_bytes() == 0);
+  }
+
+  TEST_CASE("without memory nothing is kept, and nothing breaks") {
+    ChecksumTable table(std::uint64_t{1} << 60);
+    table.set(3, 1);
+    table.set(3, 1);
+    CHECK(table[3] == ChecksumTable::kNone);
+    CHECK(table.memory_bytes() == 0);
+  }
+}
+
+}  // namespace
+}  // namespace pegaflow

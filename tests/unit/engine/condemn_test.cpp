@@ -1,0 +1,108 @@
+// Blocks whose bytes turned out to be wrong: BlockStore::condemn().
+#include <vector>
+
+#include <doctest/doctest.h>
+
+#include "tests/unit/engine/store_fixture.h"
+
+namespace pegaflow {
+namespace {
+
+using testing::job;
+using testing::keys;
+using testing::StoreFixture;
+using testing::token;
+
+Errc code_of(const auto& result) {
+  REQUIRE_FALSE(result.has_value());
+  return result.error().code;
+}
+
+TEST_SUITE("BlockStore, wrong bytes") {
+  TEST_CASE("a condemned block is a miss, and its slot comes back with its last pin") {
+    StoreFixture f({.slot_count = 8, .instance_share = 1, .node_share = 1});
+    f.save(keys(0, 4));
+    REQUIRE(f.store->claim(f.holder, f.space, keys(0, 4), token(1)) == 4);
+    REQUIRE(f.store->claim(f.other, f.space, keys(0, 4), token(2)) == 4);
+    REQUIRE(f.store->open(f.holder, token(1), 1, 3, PinId{1}));
+
+    CHECK(f.store->condemn(f.holder, PinId{1}, 1) == true);  // The third block.
+
+    CHECK(f.store->condemn(f.holder, PinId{1}, 1) == false);
+    CHECK(f.store->lookup(f.space, keys(0, 4)) == 2);
+    CHECK(f.store->stats().condemned == 1);
+    CHECK(f.store->stats().sealed == 4);
+    // A claim that was made before cannot be opened there, and elsewhere it can.
+    CHECK(code_of(f.store->open(f.other, token(2), 0, 4, PinId{1})) == Errc::kGone);
+    CHECK(f.store->open(f.other, token(2), 0, 2, PinId{1}));
+    // The same open again answers the same.
+    CHECK(f.store->open(f.holder, token(1), 1, 3, PinId{1}).value().slots.size() == 3);
+    CHECK(f.store->check());
+
+    f.store->release(f.holder, PinId{1});
+    f.store->unclaim(f.holder, token(1));
+    CHECK(f.store->stats().sealed == 4);
+    f.store->unclaim(f.other, token(2));
+    CHECK(f.store->stats().sealed == 3);
+    CHECK(f.store->stats().free == 5);
+  }
+
+  TEST_CASE("its key may be saved again at once, into another slot") {
+    StoreFixture f({.slot_count = 8, .instance_share = 1, .node_share = 1});
+    const auto old = f.save(keys(0, 2));
+    REQUIRE(f.store->claim(f.holder, f.space, keys(0, 2), token(1)) == 2);
+    REQUIRE(f.store->open(f.holder, token(1), 0, 2, PinId{1}));
+    REQUIRE(f.store->condemn(f.holder, PinId{1}, 0) == true);
+
+    const auto fresh = f.save(keys(0, 1));
+
+    CHECK(fresh[0] != old[0]);
+    CHECK(f.store->lookup(f.space, keys(0, 2)) == 2);
+    f.store->release(f.holder, PinId{1});
+    f.store->unclaim(f.holder, token(1));
+    CHECK(f.store->lookup(f.space, keys(0, 2)) == 2);
+    CHECK(f.store->stats().sealed == 2);
+  }
+
+  TEST_CASE("a block of a space that was reset is counted once") {
+    StoreFixture f({.slot_count = 8, .instance_share = 1, .node_share = 1});
+    f.save(keys(0, 1));
+    REQUIRE(f.store->claim(f.holder, f.space, keys(0, 1), token(1)) == 1);
+    REQUIRE(f.store->open(f.holder, token(1), 0, 1, PinId{1}));
+    REQUIRE(f.store->condemn(f.holder, PinId{1}, 0) == true);
+    f.store->retire_space(f.space);
+    f.store->release(f.holder, PinId{1});
+    while (f.store->work()) {
+    }
+    CHECK(f.store->stats().free == 8);
+    CHECK(f.store->stats().condemned == 1);
+    CHECK(f.store->stats().retired == 0);
+  }
+
+  TEST_CASE("without that pin, or beyond it, nothing is condemned") {
+    StoreFixture f({.slot_count = 8, .instance_share = 1, .node_share = 1});
+    f.save(keys(0, 2));
+    REQUIRE(f.store->claim(f.holder, f.space, keys(0, 2), token(1)) == 2);
+    REQUIRE(f.store->open(f.holder, token(1), 0, 2, PinId{1}));
+    CHECK(code_of(f.store->condemn(f.holder, PinId{2}, 0)) == Errc::kGone);
+    CHECK(code_of(f.store->condemn(f.other, PinId{1}, 0)) == Errc::kGone);
+    CHECK(code_of(f.store->condemn(f.holder, PinId{1}, 2)) == Errc::kInvalidArgument);
+    CHECK(f.store->lookup(f.space, keys(0, 2)) == 2);
+  }
+
+  TEST_CASE("the slots of a job are known until it is published or forgotten") {
+    StoreFixture f({.slot_count = 8});
+    const auto slots = f.store->reserve(f.holder, f.space, job(1), keys(0, 3));
+    REQUIRE(slots);
+    const auto known = f.store->slots_of(f.holder, job(1));
+    CHECK(std::vector<SlotIndex>(known.begin(), known.end()) == *slots);
+    CHECK(f.store->slots_of(f.other, job(1)).empty());
+    CHECK(f.store->slots_of(f.holder, job(2)).empty());
+    f.store->retire_space(f.space);
+    CHECK(f.store->slots_of(f.holder, job(1)).empty());
+    f.store->abandon(f.holder, job(1));
+  }
+}
+
+}  // namespace
+}  // namespace pegaflow
