@@ -109,7 +109,8 @@ interface Session {
   unclaim @4 (token :Id128) -> Done;
 
   open @5 (token :Id128, first :UInt32, count :UInt32, pin :UInt64) -> (
-    slots :List(UInt32), error :Error);   # error set: no slots.
+    slots :List(UInt32), error :Error,    # error set: no slots.
+    checksums :List(UInt64));             # A slot each, 0: none was taken; empty: of none of them.
   # Pins the blocks first .. first + count of the claim under a name that the worker chose.
 
   release @6 (pin :UInt64) -> Done;
@@ -118,8 +119,10 @@ interface Session {
   reserve @7 (job :JobId, keys :Keys) -> (slots :List(UInt32), error :Error);
   # A slot a key, 0xFFFFFFFF: skip it.
 
-  publish @8 (job :JobId) -> Done;
-  # All copies into the job's slots have ended and are whole. kGone: they were not sealed.
+  publish @8 (job :JobId, checksums :List(UInt64)) -> Done;
+  # All copies into the job's slots have ended and are whole. kGone: they were not sealed. checksums:
+  # XXH3-64 of each page, in the order of the slots that reserve gave, without those to be skipped;
+  # 0: none was taken. Empty, or as many as slots.
 
   abandon @9 (job :JobId) -> Done;
   # All copies into the job's slots have ended; forget the blocks.
@@ -129,4 +132,8 @@ interface Session {
 
   goodbye @11 () -> Done;
   # All copies have ended, the pool is unmapped, nothing more will be asked.
+
+  corrupt @12 (pin :UInt64, pages :List(UInt32)) -> Done;
+  # These pages of the pin, by their place in it, are not what was saved: their blocks are never
+  # found or opened again. Comes before release.
 }

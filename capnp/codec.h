@@ -59,6 +59,15 @@ constexpr std::uint64_t keys_words(std::size_t keys, std::size_t key_bytes) {
 JobId read_job(wire::JobId::Reader reader);
 void write_job(const JobId& job, wire::JobId::Builder builder);
 
+/// Checksums or places of pages: at most as many as keys in a call.
+/// Errors: kInvalidArgument for more.
+template <typename T>
+Result<std::vector<T>> read_numbers(typename ::capnp::List<T>::Reader reader);
+template <typename T>
+void write_numbers(std::span<const T> numbers, typename ::capnp::List<T>::Builder builder) {
+  for (unsigned i = 0; i < builder.size(); ++i) builder.set(i, numbers[i]);
+}
+
 /// What an engine's rank says of itself.
 struct Registration {
   std::string instance{};
@@ -78,5 +87,17 @@ void write_registration(const Registration& registration, wire::Registration::Bu
 
 /// Errors: kInvalidArgument for an id that is empty or longer than kMaxInstanceBytes.
 Result<std::string> read_instance(::capnp::Text::Reader text);
+
+template <typename T>
+Result<std::vector<T>> read_numbers(typename ::capnp::List<T>::Reader reader) {
+  if (reader.size() > kMaxKeysPerCall) {
+    return fail(Errc::kInvalidArgument, "{} numbers in one call: {} are the limit", reader.size(),
+                kMaxKeysPerCall);
+  }
+  std::vector<T> numbers;
+  numbers.reserve(reader.size());
+  for (const T number : reader) numbers.push_back(number);
+  return numbers;
+}
 
 }  // namespace pegaflow

@@ -47,7 +47,9 @@ void MoverState::report(MoverJob&& job, std::size_t good_blocks, std::size_t cop
                                .bytes = copied_pages * layout.page_bytes(),
                                .took = clock.now() - job.accepted,
                                .failed_blocks = {},
-                               .error = std::move(error)};
+                               .error = std::move(error),
+                               .verified = job.verified,
+                               .corrupt = job.corrupt};
   if (job.kind == Mover::Finished::Kind::kLoad) {
     job.blocks.erase(job.blocks.begin(),
                      job.blocks.begin() + static_cast<std::ptrdiff_t>(good_blocks));
@@ -197,6 +199,9 @@ Result<std::unique_ptr<Mover>> Mover::start(const Options& options, PageLayout l
     return fail(Errc::kInvalidArgument,
                 "max_jobs {}, load_patience {} ns and load_bytes_per_second {} must be positive",
                 options.max_jobs, options.load_patience.count(), options.load_bytes_per_second);
+  }
+  if (options.sample_one_in == 0) {
+    return fail(Errc::kInvalidArgument, "sample_one_in is 0: one page in how many?");
   }
   auto impl = std::make_unique<Impl>(options, std::move(layout), device);
   PEGA_TRY(impl->start());

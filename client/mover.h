@@ -33,6 +33,14 @@ namespace pegaflow {
 /// Thread-safe. The device and the engine's memory outlive the mover.
 class Mover {
  public:
+  /// Which pages get a checksum when they are saved, and whether the checksums of others are looked
+  /// at after a load. A page that was saved without one is loaded as it is.
+  enum class Verify : std::uint8_t {
+    kOff,     ///< None, and no.
+    kSample,  ///< Some, by chance, and yes.
+    kAll,     ///< Each, and yes.
+  };
+
   struct Options {
     LinkOptions link;
     std::uint32_t rank = 0;  ///< Of the instance's tensor x pipeline parallel workers.
@@ -52,6 +60,8 @@ class Mover {
     Duration load_patience = std::chrono::milliseconds(250);
     double load_bytes_per_second = 1e9;
     std::size_t max_jobs = 1024;  ///< Under way at once; more is kBusy.
+    Verify verify = Verify::kOff;
+    std::uint32_t sample_one_in = 16;  ///< Of kSample: pages a checksum, on average; at least 1.
   };
 
   /// Starts the thread; it connects and registers in the background.
@@ -87,6 +97,11 @@ class Mover {
     Duration took{};          ///< From acceptance to its end.
     std::vector<std::uint32_t> failed_blocks;  ///< Of a load: their bytes are not to be used.
     std::optional<Error> error;                ///< Why not all of it.
+    /// Of a load: pages that were compared with their checksums, and those of them that were not
+    /// what was saved. From the first such page on the load has failed (kCorrupt), and the server
+    /// forgets their blocks.
+    std::size_t verified = 0;
+    std::size_t corrupt = 0;
   };
 
   /// Everything that ended since the last call. Each once.

@@ -23,6 +23,9 @@ constexpr std::uint32_t kNoSlot = 0xFFFFFFFF;
 /// The target for the end of copies after a lost server; longer is worth a line.
 constexpr Duration kSlowDetach = std::chrono::milliseconds(500);
 
+/// Between two lines about wrong pages: memory that goes bad gives many.
+constexpr Duration kCorruptLineInterval = std::chrono::seconds(10);
+
 struct Registered {
   wire::Pool::Client pool;
   std::uint64_t pool_bytes = 0;
@@ -266,20 +269,23 @@ void MoverLoop::handle(MoverEvent&& event) {
 
 void MoverLoop::begin_save(std::uint64_t ticket) {
   const MoverJob& job = state_.jobs.at(ticket);
+  using Answer = Result<Granted>;
   auto request = link_.session().reserveRequest(
       capnp::MessageSize{keys_words(job.keys.size(), BlockKey::kMaxBytes) + 32, 0});
   write_job(job.job, request.initJob());
   write_keys(job.keys, BlockKey::kMaxBytes, request.initKeys());
   tasks_.add(link_
                  .call(kj::mv(request), state_.options.link.reserve_deadline, "reserve",
-                       [](auto& answer) { return read_slots(answer); })
-                 .then([this, ticket](Result<std::vector<std::uint32_t>>&& slots) {
-                   on_slots(ticket, std::move(slots));
-                 }));
+                       [](auto& answer) -> Answer {
+                         PEGA_TRY_LET(auto slots, read_slots(answer));
+                         return Granted{std::move(slots), {}};
+                       })
+                 .then([this, ticket](Answer&& granted) { on_slots(ticket, std::move(granted)); }));
 }
 
 void MoverLoop::begin_load(std::uint64_t ticket) {
   const MoverJob& job = state_.jobs.at(ticket);
+  using Answer = Result<Granted>;
   auto request = link_.session().openRequest();
   write_id(job.token, request.initToken());
   request.setFirst(static_cast<std::uint32_t>(job.first));
@@ -287,13 +293,28 @@ void MoverLoop::begin_load(std::uint64_t ticket) {
   request.setPin(ticket);
   tasks_.add(link_
                  .call(kj::mv(request), state_.options.link.open_deadline, "open",
-                       [](auto& answer) { return read_slots(answer); })
-                 .then([this, ticket](Result<std::vector<std::uint32_t>>&& slots) {
-                   on_slots(ticket, std::move(slots));
-                 }));
+                       [](auto& answer) -> Answer {
+                         PEGA_TRY_LET(auto slots, read_slots(answer));
+                         PEGA_TRY_LET(auto checksums,
+                                      read_numbers<std::uint64_t>(answer.getChecksums()));
+                         return Granted{std::move(slots), std::move(checksums)};
+                       })
+                 .then([this, ticket](Answer&& granted) { on_slots(ticket, std::move(granted)); }));
 }
 
-void MoverLoop::on_slots(std::uint64_t ticket, Result<std::vector<std::uint32_t>>&& slots) {
+bool MoverLoop::takes_checksum() {
+  switch (state_.options.verify) {
+    case Mover::Verify::kOff:
+      return false;
+    case Mover::Verify::kSample:
+      return chance_() % state_.options.sample_one_in == 0;
+    case Mover::Verify::kAll:
+      return true;
+  }
+  return false;
+}
+
+void MoverLoop::on_slots(std::uint64_t ticket, Result<Granted>&& granted) {
   const auto found = state_.jobs.find(ticket);
   if (found == state_.jobs.end()) return;  // It ended with its connection.
   MoverJob& job = found->second;
@@ -301,29 +322,36 @@ void MoverLoop::on_slots(std::uint64_t ticket, Result<std::vector<std::uint32_t>
   const bool is_save = job.kind == Kind::kSave;
   const auto give_back = [&] { is_save ? abandon(job.job) : release(ticket); };
 
-  if (!slots) {
+  if (!granted) {
     // Past its deadline the call may still be carried out: what it gives then is given back by the
     // call that is sent behind it.
-    if (slots.error().code == Errc::kTimeout) give_back();
-    return finish(ticket, 0, 0, std::move(slots.error()));
+    if (granted.error().code == Errc::kTimeout) give_back();
+    return finish(ticket, 0, 0, std::move(granted.error()));
   }
   if (job.gave_up) {
     give_back();
     return finish(ticket, 0, 0, std::move(job.gave_up));
   }
   const std::uint64_t slot_count = pool_bytes_ / slot_bytes_;
-  bool sane = slots->size() == job.blocks.size();
+  const std::vector<std::uint32_t>& slots = granted->slots;
+  if (!is_save && state_.options.verify != Mover::Verify::kOff) {
+    job.checksums = std::move(granted->checksums);
+  }
+  bool sane = slots.size() == job.blocks.size() &&
+              (job.checksums.empty() || job.checksums.size() == slots.size());
   std::vector<Device::Copy> copies;
   copies.reserve(job.blocks.size());
-  for (std::size_t i = 0; sane && i < slots->size(); ++i) {
-    const std::uint32_t slot = (*slots)[i];
+  for (std::size_t i = 0; sane && i < slots.size(); ++i) {
+    const std::uint32_t slot = slots[i];
     if (is_save && slot == kNoSlot) continue;
     sane = slot < slot_count;
-    copies.push_back({job.blocks[i], slot * slot_bytes_});
+    const bool checksum =
+        is_save ? takes_checksum() : !job.checksums.empty() && job.checksums[i] != kNoChecksum;
+    copies.push_back({job.blocks[i], slot * slot_bytes_, checksum});
   }
   if (!sane) {
     Error error{Errc::kInternal, fmt::format("{} slots for {} blocks, or one beyond the pool",
-                                             slots->size(), job.blocks.size())};
+                                             slots.size(), job.blocks.size())};
     link_.drop(error);
     return finish(ticket, 0, 0, std::move(error));
   }
@@ -393,6 +421,10 @@ void MoverLoop::settle_save(std::uint64_t ticket, MoverJob& job,
   job.phase = Phase::kSettling;
   auto request = link_.session().publishRequest();
   write_job(job.job, request.initJob());
+  const std::span<const std::uint64_t> checksums = completion.checksums;
+  if (!checksums.empty()) {
+    write_numbers(checksums, request.initChecksums(static_cast<unsigned>(checksums.size())));
+  }
   tasks_.add(link_
                  .call(kj::mv(request), state_.options.link.open_deadline, "publish",
                        [](auto& answer) { return read_done(answer); })
@@ -412,10 +444,34 @@ void MoverLoop::settle_load(std::uint64_t ticket, MoverJob& job,
     return finish(ticket, 0, completion.copied,
                   Error{Errc::kPeerLost, "the server went away before the last copy ended"});
   }
+  const std::vector<std::uint32_t> corrupt = find_corrupt(job, completion);
+  if (!corrupt.empty()) report_corrupt(ticket, corrupt);
   release(ticket);
   std::optional<Error> error = completion.error;
   if (error && job.gave_up) error = std::move(job.gave_up);
-  finish(ticket, completion.copied, completion.copied, std::move(error));
+  std::size_t good = completion.copied;
+  if (!corrupt.empty()) {
+    good = corrupt.front();
+    error = Error{Errc::kCorrupt, fmt::format("page {} of {} is not what was saved",
+                                              corrupt.front(), job.blocks.size())};
+  }
+  finish(ticket, good, completion.copied, std::move(error));
+}
+
+std::vector<std::uint32_t> MoverLoop::find_corrupt(MoverJob& job,
+                                                   const Device::Completion& completion) {
+  std::vector<std::uint32_t> corrupt;
+  const std::size_t count =
+      std::min({completion.copied, job.checksums.size(), completion.checksums.size()});
+  for (std::size_t i = 0; i < count; ++i) {
+    if (job.checksums[i] == kNoChecksum || completion.checksums[i] == kNoChecksum) continue;
+    ++job.verified;
+    if (job.checksums[i] != completion.checksums[i]) {
+      corrupt.push_back(static_cast<std::uint32_t>(i));
+    }
+  }
+  job.corrupt = corrupt.size();
+  return corrupt;
 }
 
 void MoverLoop::cancel_load(std::uint64_t load) {
@@ -454,6 +510,25 @@ void MoverLoop::release(std::uint64_t pin) {
                  .call(kj::mv(request), state_.options.link.open_deadline, "release",
                        [](auto& answer) { return read_done(answer); })
                  .then([this](Result<void>&& done) { log_failure("release", done); }));
+}
+
+void MoverLoop::report_corrupt(std::uint64_t pin, std::span<const std::uint32_t> places) {
+  corrupt_pages_ += places.size();
+  const TimePoint now = state_.clock.now();
+  if (!last_corrupt_line_ || now - *last_corrupt_line_ >= kCorruptLineInterval) {
+    last_corrupt_line_ = now;
+    kLog.error(
+        "loaded pages are not what was saved, they are computed again instance={} pages={} "
+        "since_start={}",
+        state_.options.link.instance, places.size(), corrupt_pages_);
+  }
+  auto request = link_.session().corruptRequest();
+  request.setPin(pin);
+  write_numbers(places, request.initPages(static_cast<unsigned>(places.size())));
+  tasks_.add(link_
+                 .call(kj::mv(request), state_.options.link.open_deadline, "corrupt",
+                       [](auto& answer) { return read_done(answer); })
+                 .then([this](Result<void>&& done) { log_failure("corrupt", done); }));
 }
 
 void MoverLoop::log_failure(const char* what, const Result<void>& done) {

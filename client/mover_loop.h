@@ -4,8 +4,12 @@
 
 #include <functional>
 #include <memory>
+#include <optional>
+#include <random>
+#include <span>
 #include <thread>
 #include <unordered_map>
+#include <vector>
 
 #include "base/unique_fd.h"
 #include "client/link.h"
@@ -51,7 +55,17 @@ class MoverLoop final : private Link::Role {
   void handle(MoverEvent&& event);
   void begin_save(std::uint64_t ticket);
   void begin_load(std::uint64_t ticket);
-  void on_slots(std::uint64_t ticket, Result<std::vector<std::uint32_t>>&& slots);
+  /// What reserve or open gave.
+  struct Granted {
+    std::vector<std::uint32_t> slots;
+    std::vector<std::uint64_t> checksums;  ///< Of a load; empty where there are none.
+  };
+  void on_slots(std::uint64_t ticket, Result<Granted>&& granted);
+  /// Whether a page that is being saved gets a checksum.
+  bool takes_checksum();
+  /// The places of a load's pages that are not what was saved.
+  static std::vector<std::uint32_t> find_corrupt(MoverJob& job,
+                                                 const Device::Completion& completion);
   void submit(std::uint64_t ticket, MoverJob& job, std::vector<Device::Copy>&& copies);
   void start_load_deadline(std::uint64_t ticket, std::uint64_t bytes);
   void on_copied(const Device::Completion& completion);
@@ -65,6 +79,7 @@ class MoverLoop final : private Link::Role {
   // Calls that nobody waits for.
   void abandon(const JobId& job);
   void release(std::uint64_t pin);
+  void report_corrupt(std::uint64_t pin, std::span<const std::uint32_t> places);
   void log_failure(const char* what, const Result<void>& done);
 
   MoverState& state_;
@@ -82,6 +97,9 @@ class MoverLoop final : private Link::Role {
   kj::Own<kj::PromiseFulfiller<void>> on_end_;
 
   std::uint64_t load_bytes_queued_ = 0;
+  std::minstd_rand chance_{std::random_device{}()};  ///< Which pages a sample takes.
+  std::optional<TimePoint> last_corrupt_line_;
+  std::uint64_t corrupt_pages_ = 0;
   std::unordered_map<std::uint64_t, kj::Promise<void>> load_deadlines_;
   MailboxPump commands_;
   MailboxPump events_;

@@ -37,8 +37,12 @@ struct MoverJob {
   Id128 token;  ///< Of a load, with `first`.
   std::uint64_t first = 0;
   std::vector<std::uint32_t> blocks;
-  std::size_t copies = 0;        ///< Pages that the device was given.
-  std::size_t skipped = 0;       ///< Of a save: blocks that got no slot.
+  std::size_t copies = 0;   ///< Pages that the device was given.
+  std::size_t skipped = 0;  ///< Of a save: blocks that got no slot.
+  /// Of a load, by copy: what was taken when the page was saved. Empty: nothing is compared.
+  std::vector<std::uint64_t> checksums;
+  std::size_t verified = 0;
+  std::size_t corrupt = 0;
   std::optional<Error> gave_up;  ///< Why no further page is wanted; it may have come too late.
   bool connection_lost = false;  ///< Then nothing that it copied counts.
 };

@@ -1,5 +1,6 @@
 #include "server/cache_service.h"
 
+#include <algorithm>
 #include <utility>
 
 #include "base/assert.h"
@@ -11,6 +12,9 @@ namespace pegaflow {
 namespace {
 
 constexpr Log kLog{"cache"};
+
+/// Between two lines about wrong pages: memory that goes bad gives many.
+constexpr Duration kCorruptLineInterval = std::chrono::seconds(10);
 
 }  // namespace
 
@@ -55,17 +59,20 @@ Result<std::unique_ptr<CacheService>> CacheService::create(const Options& option
                                                            EndConnection end_connection) {
   PEGA_TRY_LET(auto cut, PoolCut::create(options.cut, clock));
   PEGA_TRY_LET(auto demand, Demand::create(options.demand_windows, clock));
-  return std::unique_ptr<CacheService>(
-      new CacheService(std::move(cut), std::move(demand), options, std::move(end_connection)));
+  return std::unique_ptr<CacheService>(new CacheService(std::move(cut), std::move(demand), options,
+                                                        clock, std::move(end_connection)));
 }
 
 CacheService::CacheService(std::unique_ptr<PoolCut> cut, std::unique_ptr<Demand> demand,
-                           const Options& options, EndConnection end_connection)
+                           const Options& options, const Clock& clock, EndConnection end_connection)
     : cut_(std::move(cut)),
       namespaces_(std::make_unique<NamespaceTable>(cut_->store())),
       demand_(std::move(demand)),
+      // Enough for the smallest slots; memory comes with the places that are used.
+      checksums_(options.cut.pool_bytes / kSlotAlignment),
       pool_bytes_(options.cut.pool_bytes),
       max_parted_(options.max_parted),
+      clock_(clock),
       end_connection_(std::move(end_connection)) {}
 CacheService::~CacheService() = default;
 
@@ -381,8 +388,8 @@ Result<std::uint64_t> CacheService::reset_cache(const Id128& connection) {
 
 // ---- calls of a worker
 
-Result<std::vector<SlotIndex>> CacheService::open(const Id128& connection, const Id128& token,
-                                                  std::size_t first, std::size_t count, PinId pin) {
+Result<CacheService::Opened> CacheService::open(const Id128& connection, const Id128& token,
+                                                std::size_t first, std::size_t count, PinId pin) {
   PEGA_TRY_LET(Client* const caller, worker(connection));
   const std::uint64_t pins_before = cut_->store().stats().pins;
   PEGA_TRY_LET(auto opened, cut_->store().open(*caller->holder, token, first, count, pin));
@@ -392,7 +399,13 @@ Result<std::vector<SlotIndex>> CacheService::open(const Id128& connection, const
     counted_.load_blocks_own += opened.by_this_process;
     counted_.load_blocks_other += opened.slots.size() - opened.by_this_process;
   }
-  return std::move(opened.slots);
+  Opened answer{.slots = std::move(opened.slots), .checksums = {}};
+  const auto has_one = [this](SlotIndex slot) { return checksums_[slot] != ChecksumTable::kNone; };
+  if (std::any_of(answer.slots.begin(), answer.slots.end(), has_one)) {
+    answer.checksums.reserve(answer.slots.size());
+    for (const SlotIndex slot : answer.slots) answer.checksums.push_back(checksums_[slot]);
+  }
+  return answer;
 }
 
 Result<void> CacheService::release(const Id128& connection, PinId pin) {
@@ -401,17 +414,50 @@ Result<void> CacheService::release(const Id128& connection, PinId pin) {
   return {};
 }
 
+Result<void> CacheService::corrupt(const Id128& connection, PinId pin,
+                                   std::span<const std::uint32_t> places) {
+  PEGA_TRY_LET(Client* const caller, worker(connection));
+  for (const std::uint32_t place : places) {
+    PEGA_TRY(cut_->store().condemn(*caller->holder, pin, place));
+    ++counted_.corrupt_pages;
+  }
+  const TimePoint now = clock_.now();
+  if (!places.empty() &&
+      (!last_corrupt_line_ || now - *last_corrupt_line_ >= kCorruptLineInterval)) {
+    last_corrupt_line_ = now;
+    kLog.error(
+        "pages in the pool are not what was saved, their blocks are forgotten instance={} "
+        "pages={} since_start={}",
+        caller->instance->id, places.size(), counted_.corrupt_pages);
+  }
+  return {};
+}
+
 Result<std::vector<SlotIndex>> CacheService::reserve(const Id128& connection, const JobId& job,
                                                      std::span<const BlockKey> keys) {
   PEGA_TRY_LET(Client* const caller, worker(connection));
   const SpaceId space = space_of(*caller->instance);
   demand_->saved(space, keys, caller->instance->page_bytes);
-  return cut_->store().reserve(*caller->holder, space, job, keys);
+  auto slots = cut_->store().reserve(*caller->holder, space, job, keys);
+  if (slots) {
+    // What was in the slot before may have left its checksum.
+    for (const SlotIndex slot : *slots) checksums_.clear(slot);
+  }
+  return slots;
 }
 
-Result<std::size_t> CacheService::publish(const Id128& connection, const JobId& job) {
+Result<std::size_t> CacheService::publish(const Id128& connection, const JobId& job,
+                                          std::span<const std::uint64_t> checksums) {
   constexpr std::size_t kSlice = 512;  // As reserve(): no turn of the loop over 500 us.
   PEGA_TRY_LET(Client* const caller, worker(connection));
+  if (!checksums.empty()) {
+    const std::span<const SlotIndex> slots = cut_->store().slots_of(*caller->holder, job);
+    if (!slots.empty() && slots.size() != checksums.size()) {
+      return fail(Errc::kInvalidArgument, "{} checksums for {} pages", checksums.size(),
+                  slots.size());
+    }
+    for (std::size_t i = 0; i < slots.size(); ++i) checksums_.set(slots[i], checksums[i]);
+  }
   const std::uint64_t sealed_before = cut_->store().stats().insertions;
   auto left = cut_->store().publish(*caller->holder, job, kSlice);
   counted_.save_bytes +=
@@ -473,7 +519,8 @@ CacheService::Stats CacheService::stats() const {
   stats.slots = cut_->store().slot_count();
   stats.slot_bytes = cut_->slot_bytes();
   stats.cuts = cut_->cuts();
-  stats.memory_bytes = cut_->store().memory_bytes() + demand_->memory_bytes();
+  stats.memory_bytes =
+      cut_->store().memory_bytes() + demand_->memory_bytes() + checksums_.memory_bytes();
   stats.clients = clients_.size();
   stats.parted = parted_.size();
   stats.instances = instances_.size();

@@ -18,6 +18,7 @@
 #include "base/job_id.h"
 #include "capnp/codec.h"
 #include "engine/block_store.h"
+#include "engine/checksum_table.h"
 #include "engine/demand.h"
 #include "engine/namespace_table.h"
 #include "engine/pool_cut.h"
@@ -105,14 +106,24 @@ class CacheService {
 
   // ---- calls of a worker; all say kInvalidArgument to one that did not register
 
-  Result<std::vector<SlotIndex>> open(const Id128& connection, const Id128& token,
-                                      std::size_t first, std::size_t count, PinId pin);
+  struct Opened {
+    std::vector<SlotIndex> slots;
+    std::vector<std::uint64_t> checksums;  ///< One a slot; empty where none of them has one.
+  };
+  Result<Opened> open(const Id128& connection, const Id128& token, std::size_t first,
+                      std::size_t count, PinId pin);
   Result<void> release(const Id128& connection, PinId pin);
+  /// The pages at these places of the pin are not what was saved; see BlockStore::condemn. Counted,
+  /// and said in one line, at most one in 10 s.
+  Result<void> corrupt(const Id128& connection, PinId pin, std::span<const std::uint32_t> places);
   /// At most a slice of a job's keys; see BlockStore::reserve.
   Result<std::vector<SlotIndex>> reserve(const Id128& connection, const JobId& job,
                                          std::span<const BlockKey> keys);
-  /// Seals a slice; returns how many blocks are left.
-  Result<std::size_t> publish(const Id128& connection, const JobId& job);
+  /// Seals a slice; returns how many blocks are left. `checksums` come with the first slice: none,
+  /// or one for each slot of the job.
+  /// Errors: those of the store, and kInvalidArgument for another number of checksums.
+  Result<std::size_t> publish(const Id128& connection, const JobId& job,
+                              std::span<const std::uint64_t> checksums = {});
   Result<void> abandon(const Id128& connection, const JobId& job);
 
   // ---- time and background work
@@ -160,6 +171,7 @@ class CacheService {
     std::uint64_t refused_page_size = 0;         ///< Registrations.
     std::vector<Demand::Window> demand;          ///< Lately.
     std::uint64_t lookup_blocks_not_served = 0;  ///< Asked for by instances that are not complete.
+    std::uint64_t corrupt_pages = 0;             ///< Reported by the workers that loaded them.
     std::optional<std::uint32_t> next_victim_idle_s;
   };
   [[nodiscard]] Stats stats() const;
@@ -174,7 +186,7 @@ class CacheService {
   struct Parted;
 
   CacheService(std::unique_ptr<PoolCut> cut, std::unique_ptr<Demand> demand, const Options& options,
-               EndConnection end_connection);
+               const Clock& clock, EndConnection end_connection);
   Result<Client*> client(const Id128& connection);
   Result<Client*> member(const Id128& connection);
   Result<Client*> worker(const Id128& connection);
@@ -189,8 +201,11 @@ class CacheService {
   std::unique_ptr<PoolCut> cut_;
   std::unique_ptr<NamespaceTable> namespaces_;
   std::unique_ptr<Demand> demand_;
+  ChecksumTable checksums_;
   std::uint64_t pool_bytes_;
   std::size_t max_parted_;
+  const Clock& clock_;
+  std::optional<TimePoint> last_corrupt_line_;
   EndConnection end_connection_;
   std::map<std::string, Instance> instances_;
   std::unordered_map<Id128, std::unique_ptr<Client>> clients_;

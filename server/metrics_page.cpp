@@ -123,7 +123,13 @@ void cache(Page& page, const Snapshot& now) {
   page.counter("cache_block_insertions_total", "Blocks sealed", store.insertions);
   page.counter("cache_block_evictions_total", "Blocks evicted to make room", store.evictions);
   page.counters("cache_blocks_dropped_total", "Blocks dropped for another reason than room",
-                "reason", {{"cleanup", number(store.cleaned)}, {"reset", number(store.retired)}});
+                "reason",
+                {{"cleanup", number(store.cleaned)},
+                 {"reset", number(store.retired)},
+                 {"corrupt", number(store.condemned)}});
+  page.counter("corrupt_pages_total",
+               "Pages that were not what was saved, found by engines with pegaflow.verify",
+               cache.corrupt_pages);
   page.counter("save_bytes_total", "Bytes of pages sealed", cache.save_bytes);
   page.counter("load_bytes_total", "Bytes of pages opened for a load", cache.load_bytes);
   page.counters("load_blocks_total", "Blocks opened for a load, by who had written them",

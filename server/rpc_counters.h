@@ -27,13 +27,14 @@ enum class Method : std::uint8_t {
   kAbandon,
   kResetCache,
   kGoodbye,
+  kCorrupt,
 };
-inline constexpr std::size_t kMethodCount = static_cast<std::size_t>(Method::kGoodbye) + 1;
+inline constexpr std::size_t kMethodCount = static_cast<std::size_t>(Method::kCorrupt) + 1;
 
 constexpr std::string_view to_string(Method method) noexcept {
   constexpr std::array<std::string_view, kMethodCount> kNames = {
       "hello",   "register", "attach",  "lookup",  "claim",       "unclaim", "open",
-      "release", "reserve",  "publish", "abandon", "reset_cache", "goodbye"};
+      "release", "reserve",  "publish", "abandon", "reset_cache", "goodbye", "corrupt"};
   return kNames[static_cast<std::size_t>(method)];
 }
 

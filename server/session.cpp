@@ -173,10 +173,32 @@ class SessionImpl final : public wire::Session::Server {
   kj::Promise<void> open(OpenContext call) override {
     const Measured measured(context_, Method::kOpen);
     const auto params = call.getParams();
-    const auto slots = service_.open(connection_, read_id(params.getToken()), params.getFirst(),
-                                     params.getCount(), PinId{params.getPin()});
-    answer_slots(slots, call);
-    return finish(measured, slots);
+    const auto opened = service_.open(connection_, read_id(params.getToken()), params.getFirst(),
+                                      params.getCount(), PinId{params.getPin()});
+    if (opened) {
+      const std::size_t slots = opened->slots.size();
+      const std::size_t checksums = opened->checksums.size();
+      auto results = call.getResults(capnp::MessageSize{slots / 2 + checksums + 8, 0});
+      write_slots(opened->slots, results.initSlots(static_cast<unsigned>(slots)));
+      if (checksums != 0) {
+        write_numbers<std::uint64_t>(opened->checksums,
+                                     results.initChecksums(static_cast<unsigned>(checksums)));
+      }
+    } else {
+      write_error(opened.error(), call.getResults().initError());
+    }
+    return finish(measured, opened);
+  }
+
+  kj::Promise<void> corrupt(CorruptContext call) override {
+    const Measured measured(context_, Method::kCorrupt);
+    const auto params = call.getParams();
+    const auto done = read_numbers<std::uint32_t>(params.getPages())
+                          .and_then([&](const std::vector<std::uint32_t>& places) {
+                            return service_.corrupt(connection_, PinId{params.getPin()}, places);
+                          });
+    write_done(done, call.getResults());
+    return finish(measured, done);
   }
 
   kj::Promise<void> release(ReleaseContext call) override {
@@ -216,12 +238,24 @@ class SessionImpl final : public wire::Session::Server {
   kj::Promise<void> publish(PublishContext call) override {
     const Measured measured(context_, Method::kPublish);
     const JobId job = read_job(call.getParams().getJob());
-    auto state = kj::heap<Result<void>>();
-    Result<void>& done = *state;
-    return jobs_.run(context_.timer, [this, &done, job]() { return publish_slice(job, done); })
+    auto checksums = read_numbers<std::uint64_t>(call.getParams().getChecksums());
+    if (!checksums) {
+      const Result<void> refused = tl::unexpected<Error>(std::move(checksums.error()));
+      write_done(refused, call.getResults());
+      return finish(measured, refused);
+    }
+    struct State {
+      std::vector<std::uint64_t> checksums;
+      Result<void> done;
+    };
+    auto state = kj::heap<State>(State{std::move(*checksums), {}});
+    State& shared = *state;
+    return jobs_
+        .run(context_.timer,
+             [this, &shared, job]() { return publish_slice(job, shared.checksums, shared.done); })
         .then([this, call, measured, state = kj::mv(state)]() mutable {
-          write_done(*state, call.getResults());
-          return finish(measured, *state);
+          write_done(state->done, call.getResults());
+          return finish(measured, state->done);
         });
   }
 
@@ -306,8 +340,9 @@ class SessionImpl final : public wire::Session::Server {
   }
 
   /// True while there are blocks left to seal.
-  bool publish_slice(const JobId& job, Result<void>& done) {
-    auto left = service_.publish(connection_, job);
+  bool publish_slice(const JobId& job, std::vector<std::uint64_t>& checksums, Result<void>& done) {
+    // All of them before the first block is found.
+    auto left = service_.publish(connection_, job, std::exchange(checksums, {}));
     if (!left) {
       done = tl::unexpected<Error>(std::move(left.error()));
       return false;

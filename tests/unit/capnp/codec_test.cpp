@@ -172,6 +172,21 @@ TEST_SUITE("codec") {
     CHECK(code(wrong) == Errc::kInvalidArgument);
   }
 
+  TEST_CASE("numbers come back as they are, and too many are refused") {
+    capnp::MallocMessageBuilder message;
+    auto builder = message.getRoot<capnp::AnyPointer>();
+    const std::vector<std::uint64_t> numbers = {0, 1, ~std::uint64_t{0}};
+    write_numbers<std::uint64_t>(numbers, builder.initAs<capnp::List<std::uint64_t>>(3));
+    const auto read = read_numbers<std::uint64_t>(builder.getAs<capnp::List<std::uint64_t>>());
+    REQUIRE(read);
+    CHECK(*read == numbers);
+
+    const auto beyond = read_numbers<std::uint32_t>(
+        builder.initAs<capnp::List<std::uint32_t>>(kMaxKeysPerCall + 1));
+    REQUIRE_FALSE(beyond);
+    CHECK(beyond.error().code == Errc::kInvalidArgument);
+  }
+
   TEST_CASE("versions meet at the newest that both speak") {
     static_assert(kWireMinimum == 1 && kWireMaximum == 1, "extend the cases below");
     CHECK(common_version(1, 1) == 1);

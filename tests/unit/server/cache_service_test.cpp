@@ -240,6 +240,68 @@ TEST_SUITE("CacheService") {
 
     CHECK(f.service->stats().save_bytes == 4 * 3000);
   }
+
+  TEST_CASE("checksums come with a publish, go with the slot, and are handed to who opens") {
+    Fixture f;
+    const Id128 worker = f.connect(Id128::random());
+    REQUIRE(f.register_rank(worker));
+    const JobId job{.scheduler = Id128::random(), .number = 1};
+    REQUIRE(f.service->reserve(worker, job, keys(1, 3)));
+    const std::vector<std::uint64_t> sums = {11, 0, 33};
+    REQUIRE(f.service->publish(worker, job, sums) == 0);
+    REQUIRE(f.service->claim(worker, {1, 1}, keys(1, 3)));
+
+    const auto opened = f.service->open(worker, {1, 1}, 0, 3, PinId{1});
+
+    REQUIRE(opened);
+    CHECK(opened->checksums == sums);
+    CHECK(f.service->open(worker, {1, 1}, 1, 1, PinId{2})->checksums.empty());
+    REQUIRE(f.service->release(worker, PinId{1}));
+    REQUIRE(f.service->release(worker, PinId{2}));
+    REQUIRE(f.service->unclaim(worker, {1, 1}));
+    // All 64 slots get new blocks, whose writer took none.
+    f.save(worker, keys(2, 64));
+    REQUIRE(f.service->claim(worker, {1, 2}, keys(2, 32)));
+    CHECK(f.service->open(worker, {1, 2}, 0, 32, PinId{3})->checksums.empty());
+  }
+
+  TEST_CASE("another number of checksums than of pages is refused, and nothing is found") {
+    Fixture f;
+    const Id128 worker = f.connect(Id128::random());
+    REQUIRE(f.register_rank(worker));
+    const JobId job{.scheduler = Id128::random(), .number = 1};
+    REQUIRE(f.service->reserve(worker, job, keys(1, 3)));
+    const std::vector<std::uint64_t> sums = {11, 22};
+    CHECK(f.service->publish(worker, job, sums).error().code == Errc::kInvalidArgument);
+    CHECK(f.service->lookup(worker, keys(1, 3))->blocks == 0);
+    REQUIRE(f.service->abandon(worker, job));
+    CHECK(f.service->publish(worker, job, sums).error().code == Errc::kGone);
+  }
+
+  TEST_CASE("a wrong page is counted, and its block is a miss for everybody") {
+    Fixture f;
+    const Id128 worker = f.connect(Id128::random());
+    REQUIRE(f.register_rank(worker));
+    f.save(worker, keys(1, 3));
+    REQUIRE(f.service->claim(worker, {1, 1}, keys(1, 3)));
+    REQUIRE(f.service->open(worker, {1, 1}, 0, 3, PinId{1}));
+
+    const std::vector<std::uint32_t> places = {1, 2};
+    REQUIRE(f.service->corrupt(worker, PinId{1}, places));
+
+    CHECK(f.service->stats().corrupt_pages == 2);
+    CHECK(f.service->stats().store.condemned == 2);
+    CHECK(f.service->lookup(worker, keys(1, 3))->blocks == 1);
+    const std::vector<std::uint32_t> beyond = {3};
+    CHECK(f.service->corrupt(worker, PinId{1}, beyond).error().code == Errc::kInvalidArgument);
+    CHECK(f.service->corrupt(worker, PinId{9}, places).error().code == Errc::kGone);
+    const Id128 scheduler = f.connect(Id128::random());
+    REQUIRE(f.service->attach(scheduler, "engine"));
+    CHECK(f.service->corrupt(scheduler, PinId{1}, places).error().code == Errc::kInvalidArgument);
+    CHECK(f.service->stats().corrupt_pages == 2);
+    f.service->disconnected(worker);
+    f.work();
+  }
 }
 
 }  // namespace
