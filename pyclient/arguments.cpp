@@ -177,6 +177,17 @@ void take_mover_options(py::dict& named, Mover::Options& options) {
   take_optional(named, "shards", options.shards);
   take(named, "saves", options.saves);
   take(named, "numa_node", options.numa_node);
+  take(named, "sample_one_in", options.sample_one_in);
+  std::string verify;
+  take(named, "verify", verify);
+  if (verify == "sample") {
+    options.verify = Mover::Verify::kSample;
+  } else if (verify == "all") {
+    options.verify = Mover::Verify::kAll;
+  } else if (!verify.empty() && verify != "off") {
+    raise(
+        {Errc::kInvalidArgument, fmt::format("verify=\"{}\" is none of off, sample, all", verify)});
+  }
 }
 
 void refuse_unknown(const py::dict& named) {

@@ -221,6 +221,8 @@ void add_mover(py::module_& module) {
                                return std::chrono::duration<double>(job.took).count();
                              })
       .def_readonly("failed_blocks", &Mover::Finished::failed_blocks)
+      .def_readonly("verified", &Mover::Finished::verified)
+      .def_readonly("corrupt", &Mover::Finished::corrupt)
       .def_property_readonly("error",
                              [](const Mover::Finished& job) {
                                return job.error ? std::optional(to_string(*job.error))

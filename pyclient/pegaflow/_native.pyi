@@ -72,6 +72,8 @@ class Finished:
     bytes: int
     took_s: float
     failed_blocks: list[int]
+    verified: int  # Pages of a load that were compared with their checksums.
+    corrupt: int  # Of them, how many were not what was saved.
     error: str | None  # "timeout: ..." or None
     error_code: str | None  # "timeout", "gone", ... or None
 
@@ -88,6 +90,8 @@ class Mover:
     ``shards``: which share of each block this rank holds, by default its rank of ``ranks``; ranks
     with the same bytes name one shard, and all but the lowest of them say ``saves=False``: their
     save() is reported at once with 0 blocks. ``numa_node``: where its pages should lie, -1 unknown.
+    ``options``: fields of LinkOptions and of Mover::Options, durations in seconds; ``verify`` is
+    "off", "sample" or "all".
     """
 
     def __init__(

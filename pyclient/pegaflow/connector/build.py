@@ -179,6 +179,7 @@ def _make_mover(
         build=build(),
         load_patience=settings.load_patience_ms / 1e3,
         load_bytes_per_second=settings.load_bytes_per_second,
+        verify=settings.verify,
         **settings.link_options(),
     )
 

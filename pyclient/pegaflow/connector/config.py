@@ -187,6 +187,14 @@ OPTIONS = (
         bounds=(1, 64),
     ),
     Option(
+        "verify",
+        "off",
+        "`all` takes a checksum of each page that is saved, `sample` of one in 16, and both "
+        "compare those that loaded pages have. A wrong page is computed, counted, and forgotten by "
+        "the server. Engines that share blocks should have the same value.",
+        choices=("off", "sample", "all"),
+    ),
+    Option(
         "log_interval_s",
         60.0,
         "How often a line says what the cache did, if it did anything. 0: never.",
@@ -227,6 +235,7 @@ class Settings:
     open_deadline_ms: float
     reserve_deadline_ms: float
     copy_threads: int
+    verify: str
     log_interval_s: float
     #: What a person should read about accepted keys.
     remarks: tuple[str, ...] = ()

@@ -155,6 +155,8 @@ class Loads:
         state.load = None
         self._counts.add("loaded_blocks", outcome.blocks)
         self._counts.add("loaded_bytes", outcome.bytes)
+        self._counts.add("verified_pages", outcome.verified)
+        self._counts.add("corrupt_pages", outcome.corrupt)
         if load.handed_at is not None:
             self._counts.observe("load_seconds", self._clock() - load.handed_at)
         if outcome.first_failed is None:

@@ -62,6 +62,9 @@ class Outcome:
     first_failed: int | None = None
     #: Of a save, by a rank that holds the same bytes as another one, which saves them.
     replica: bool = False
+    #: Of a load: pages compared with their checksums, and those that were not what was saved.
+    verified: int = 0
+    corrupt: int = 0
 
     def merge(self, other: Outcome) -> None:
         """Adds what another rank says about the same job: the worst of all ranks counts."""
@@ -78,6 +81,8 @@ class Outcome:
         self.skipped = max(self.skipped, other.skipped)
         self.failed = max(self.failed, other.failed)
         self.bytes += other.bytes
+        self.verified += other.verified
+        self.corrupt += other.corrupt
         self.took_s = max(self.took_s, other.took_s)
         self.error = self.error or other.error
         self.detail = self.detail or other.detail

@@ -36,6 +36,8 @@ METRICS = (
     Metric("loaded_bytes", COUNTER, "Bytes loaded, all ranks."),
     Metric("load_failures", COUNTER, "Loads that did not bring all blocks, by error.", ("error",)),
     Metric("load_failed_blocks", COUNTER, "Blocks of loads that were computed in the end."),
+    Metric("verified_pages", COUNTER, "Loaded pages that were compared with their checksums."),
+    Metric("corrupt_pages", COUNTER, "Of them, those that were not what had been saved."),
     Metric("load_seconds", HISTOGRAM, "From handing a load out to its report."),
     Metric("saves", COUNTER, "Save jobs handed to the workers; one a step at most."),
     Metric("saved_blocks", COUNTER, "Blocks that a save put into the cache."),

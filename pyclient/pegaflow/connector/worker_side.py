@@ -166,6 +166,8 @@ class WorkerSide:
             error=error if failed else "",
             detail=done.error or "",
             first_failed=bad.index(True) if failed else None,
+            verified=done.verified,
+            corrupt=done.corrupt,
         )
         self.reports.load(job.order, outcome, sorted(failed))
 

@@ -1,0 +1,103 @@
+"""A page of the pool that somebody overwrote is computed again, counted, and forgotten."""
+
+import mmap
+import os
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from tests.python.fake_model import WrongKv, chain
+from tests.python.harness import BLOCK, Engine
+from tests.support.vllm_server import PegaServer
+
+
+@contextmanager
+def pool_of(server: PegaServer) -> Iterator[mmap.mmap]:
+    """The pool as a stray client has it: mapped, to be written by mistake."""
+    for entry in Path(f"/proc/{server.pid}/fd").iterdir():
+        if os.readlink(entry).startswith("/memfd:"):
+            fd = os.open(entry, os.O_RDWR | os.O_CLOEXEC)
+            try:
+                pool = mmap.mmap(fd, os.fstat(fd).st_size)
+            finally:
+                os.close(fd)
+            with pool:
+                yield pool
+            return
+    raise AssertionError("the server has no pool")
+
+
+def overwrite(server: PegaServer, tokens: list[int], token: int) -> None:
+    """Changes one bit of what the model wrote for the token at this position."""
+    value = chain(0, tokens[: token + 1])[token]
+    with pool_of(server) as pool:
+        at = pool.find(value.to_bytes(8, "little"))
+        assert at >= 0, "the pool does not have this token's KV"
+        pool[at] ^= 1
+
+
+def wait_for_corrupt_pages(server: PegaServer, pages: int) -> None:
+    """A worker tells the server when it reports the load; the server hears of it soon."""
+    deadline = time.monotonic() + 30
+    while server.metrics().total("pegaflow_corrupt_pages_total") != pages:
+        assert time.monotonic() < deadline, "the server was not told"
+
+
+def engine(server: PegaServer, verify: str) -> Engine:
+    return Engine(server.address, extra={"pegaflow.verify": verify})
+
+
+def test_a_wrong_page_is_computed_again_and_forgotten(own_pega, prompt):
+    tokens = prompt(6 * BLOCK + 3)
+    with engine(own_pega, "all") as made:
+        made.wait_ready()
+        made.ask("stored", tokens)
+        made.reset_local()
+        overwrite(own_pega, tokens, 3 * BLOCK + 5)
+
+        made.ask("damaged", tokens)
+
+        assert made.stats["verified_pages"] == 6
+        assert made.stats["corrupt_pages"] == 1
+        assert made.stats["load_failures{corrupt}"] == 1
+        assert made.stats["load_failed_blocks"] == 3
+        wait_for_corrupt_pages(own_pega, 1)
+        # What was computed instead was saved, so the next one has all of it.
+        made.reset_local()
+        again = made.ask("again", tokens)
+        assert again.loaded >= 6 * BLOCK
+        assert made.stats["corrupt_pages"] == 1
+        assert made.stats["verified_pages"] == 12
+        made.check_at_rest()
+
+
+def test_without_verification_the_same_damage_reaches_the_model(own_pega, prompt):
+    """So the test above shows what it says."""
+    tokens = prompt(6 * BLOCK + 3)
+    with engine(own_pega, "off") as made:
+        made.wait_ready()
+        made.ask("stored", tokens)
+        made.reset_local()
+        overwrite(own_pega, tokens, 3 * BLOCK + 5)
+        with pytest.raises(WrongKv):
+            made.ask("damaged", tokens)
+        assert "verified_pages" not in made.stats
+
+
+def test_another_engine_does_not_find_what_one_found_wrong(own_pega, prompt):
+    tokens = prompt(6 * BLOCK + 3)
+    with engine(own_pega, "all") as one, engine(own_pega, "all") as other:
+        one.wait_ready()
+        other.wait_ready()
+        one.ask("stored", tokens)
+        one.reset_local()
+        overwrite(own_pega, tokens, 0)
+        one.ask("damaged", tokens)
+        assert one.stats["corrupt_pages"] == 1
+        wait_for_corrupt_pages(own_pega, 1)
+        other.ask("elsewhere", tokens)
+        assert other.stats["corrupt_pages"] == 0
+        assert own_pega.metrics().total("pegaflow_corrupt_pages_total") == 1
