@@ -38,6 +38,7 @@ struct CopyOptions {
   std::int64_t threads = 1;
   std::int64_t rounds = 10;
   bool check = false;
+  bool verify = false;
   std::vector<std::string> pages = {"64kb", "128kb", "256kb", "512kb", "1mb", "2mb", "4mb"};
 };
 
@@ -110,6 +111,17 @@ Result<double> device_rate(Device& device, Inbox& inbox, const PageLayout& layou
     return fail(Errc::kInternal, "{} of {} pages were copied", done.copied, copies.size());
   }
   return gigabytes_per_second(copies.size() * layout.page_bytes(), took);
+}
+
+/// One round with a checksum of each page, and one without.
+Result<void> compare_verified(Device& device, Inbox& inbox, const PageLayout& layout,
+                              Direction direction, std::vector<Device::Copy> copies,
+                              Rounds& rounds) {
+  PEGA_TRY_LET(const double without, device_rate(device, inbox, layout, direction, copies, 1));
+  for (Device::Copy& copy : copies) copy.checksum = true;
+  PEGA_TRY_LET(const double with, device_rate(device, inbox, layout, direction, copies, 2));
+  rounds.add({with}, {without});
+  return {};
 }
 
 /// Saves all blocks, loads them back into other blocks, and looks at every byte in between.
@@ -210,15 +222,15 @@ Result<void> measure(const CopyOptions& options, std::uint64_t page_bytes,
   const Params params = {{"page_bytes", static_cast<std::int64_t>(page_bytes)},
                          {"segment_bytes", static_cast<std::int64_t>(segment)},
                          {"threads", options.threads}};
-  const auto add = [&](const Rounds& rounds, std::string what,
-                       std::optional<double> reach) -> Result<void> {
+  const auto add = [&](const Rounds& rounds, std::string what, std::optional<double> reach,
+                       std::string bound_name = "memcpy") -> Result<void> {
     PEGA_TRY_LET(const Rounds::Comparison compared, rounds.compare());
     figures.push_back({.run = fmt::format("{}, pages of {}", what, format_bytes(page_bytes)),
                        .params = params,
                        .figure = compared.figure.median(),
                        .unit = "GB/s",
                        .bound = compared.bound.median(),
-                       .bound_name = "memcpy",
+                       .bound_name = std::move(bound_name),
                        .side = Reach::kAtLeast,
                        .reach = reach,
                        .n = compared.rounds,
@@ -251,6 +263,7 @@ Result<void> measure(const CopyOptions& options, std::uint64_t page_bytes,
     Result<void> held = check(*device, inbox, memory, pool.bytes(), copies, seed);
     for (const Direction direction : {Direction::kSave, Direction::kLoad}) {
       Rounds rounds;
+      Rounds verified;
       for (std::int64_t round = 0; held && round < options.rounds; ++round) {
         held = cores.use(static_cast<std::size_t>(round), threads);
         if (!held) break;
@@ -262,12 +275,20 @@ Result<void> measure(const CopyOptions& options, std::uint64_t page_bytes,
         }
         rounds.add({*ours},
                    {memcpy_rate(memory.layout(), pool.bytes(), direction, copies, threads)});
+        if (options.verify) {
+          held = compare_verified(*device, inbox, memory.layout(), direction, copies, verified);
+          if (!held) break;
+        }
         if (options.check) {
           held = check(*device, inbox, memory, pool.bytes(), copies,
                        seed + 1 + static_cast<std::uint64_t>(round));
         }
       }
-      if (held) held = add(rounds, direction == Direction::kSave ? "save" : "load", 0.9);
+      const std::string name = direction == Direction::kSave ? "save" : "load";
+      if (held) held = add(rounds, name, 0.9);
+      if (held && options.verify) {
+        held = add(verified, name + " with a checksum of each page", std::nullopt, "without");
+      }
     }
     device->detach();  // Before the pool is unmapped, also on the way out with an error.
     if (held) held = client->abandon(1);
@@ -319,6 +340,8 @@ Outcome run_copy(int argc, const char* const* argv) {
                 "Alternations of 128 MiB for each page size and direction.");
   table.flag("check", options.check,
              "Compare all bytes after every round, not only after the first.");
+  table.flag("verify", options.verify,
+             "Also with a checksum of each page, as pegaflow.verify=all, beside without.");
   table.list("pages", options.pages, "Page sizes, powers of two from 16kb to 64mb.");
   PEGA_TRY_LET(const OptionTable::Next next, table.parse(argc, argv, std::cout));
   if (next == OptionTable::Next::kExit) return std::nullopt;
