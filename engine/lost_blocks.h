@@ -38,13 +38,15 @@ constexpr std::string_view to_string(Miss why) noexcept {
 ///
 /// 4 bytes a block, each at one place, which the next loss that falls there takes over: of n losses
 /// after it a block survives exp(-n / places) in the mean. Another block is taken for it once in
-/// 2^29. Fixed size, from zero pages: what was never lost costs no memory. Thread-bound.
+/// 2^29. Fixed size. Thread-bound.
 class LostBlocks {
  public:
   /// Errors: kOutOfCapacity.
   static Result<LostBlocks> create(std::uint32_t places) {
     PEGA_TRY_LET(auto cells,
                  ZeroPages<std::uint32_t>::create(std::bit_ceil(std::max<std::size_t>(places, 1))));
+    // Losses fall anywhere: otherwise the first 512 would be 512 page faults, a millisecond.
+    cells.touch();
     return LostBlocks(std::move(cells));
   }
 

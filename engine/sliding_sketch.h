@@ -88,7 +88,7 @@ class SlidingSketch {
     return kChances[top];
   }
 
-  ZeroPages<std::int32_t> last_seen_;  ///< kRanks rows of kRegisters; 0 is never. Few are touched.
+  ZeroPages<std::int32_t> last_seen_;  ///< kRanks rows of kRegisters; 0 is never.
   /// Of each register, the highest rank in each window; 0 is none.
   ZeroPages<std::array<std::uint8_t, kMaxWindows>> tops_;
   std::size_t windows_ = 0;
