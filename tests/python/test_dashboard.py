@@ -1,0 +1,207 @@
+"""The dashboard and the alert rules name only metrics and labels that exist."""
+
+import json
+import re
+from pathlib import Path
+
+import pytest
+import yaml
+
+from pegaflow.connector.metrics import COUNTER, GAUGE, HISTOGRAM, METRICS
+from tests.python.harness import Engine
+from tests.support.prometheus import read_metrics
+from tests.support.promql import NotPromQL, selectors
+
+DEPLOY = Path(__file__).resolve().parents[2] / "deploy"
+#: What Prometheus itself adds, and what vLLM adds to the connector's.
+FROM_PROMETHEUS = {"instance", "job"}
+FROM_VLLM = {"model_name", "engine"}
+
+
+def dashboard():
+    return json.loads((DEPLOY / "grafana" / "pegaflow.json").read_text())
+
+
+def alerts():
+    groups = yaml.safe_load((DEPLOY / "prometheus" / "alerts.yaml").read_text())["groups"]
+    return [rule for group in groups for rule in group["rules"]]
+
+
+def panels():
+    return [panel for panel in dashboard()["panels"] if panel["type"] != "row"]
+
+
+def expressions():
+    """Where it is from, and the expression with Grafana's variables filled in."""
+    for panel in panels():
+        for target in panel["targets"]:
+            yield panel["title"], target["expr"].replace("$server", ".*").replace("$model", ".*")
+    for rule in alerts():
+        yield rule["alert"], rule["expr"]
+
+
+@pytest.fixture(scope="module")
+def known(pega):
+    """Of each metric: label -> values seen, None where values come later, and its kind."""
+    with Engine(pega.address) as engine:
+        engine.wait_ready()
+        engine.ask("a", list(range(10, 310)))
+        engine.reset_local()
+        engine.ask("b", list(range(10, 310)))
+        engine.run()
+        metrics = read_metrics(pega.http)
+    found = {}
+    for name, labels, _ in metrics.items("pegaflow_"):
+        its = found.setdefault(name, {})
+        for label, value in labels.items():
+            its.setdefault(label, set()).add(value)
+    assert len(found) > 60, "the server's page"
+    for metric in METRICS:
+        labels = dict.fromkeys((*metric.labels, *FROM_VLLM))
+        name = f"vllm:pegaflow_{metric.name}"
+        if metric.kind == COUNTER:
+            found[f"{name}_total"] = labels
+        elif metric.kind == GAUGE:
+            found[name] = labels
+        elif metric.kind == HISTOGRAM:
+            found[f"{name}_bucket"] = labels | {"le": None}
+            found[f"{name}_sum"] = found[f"{name}_count"] = labels
+    found["up"] = {}
+    return found
+
+
+def problems(expression, known):
+    """What the expression names that does not exist, or uses in the wrong way."""
+    for each in selectors(expression):
+        if each.metric not in known:
+            yield f"no metric {each.metric}"
+            continue
+        labels = known[each.metric]
+        for label in {*each.matchers, *each.grouped_by} - FROM_PROMETHEUS:
+            if label not in labels:
+                yield f"{each.metric} has no label {label}"
+        for label, (operator, value) in each.matchers.items():
+            values = labels.get(label)
+            if values is None:
+                continue
+            wanted = value.split("|") if operator == "=~" else [value]
+            for one in wanted:
+                if not any(re.fullmatch(one, there) for there in values):
+                    yield f"{each.metric} has no {label}={one}, only {sorted(values)}"
+        is_counter = each.metric.endswith(("_total", "_bucket", "_sum", "_count"))
+        # pegaflow_hll_... are gauges whose names the field knows.
+        if is_counter != (each.function in ("rate", "increase")) and "_hll_" not in each.metric:
+            yield f"{each.metric} with {each.function or 'no function'}"
+
+
+def test_every_expression_names_what_exists(known):
+    wrong = [
+        f"{where}: {problem}"
+        for where, expression in expressions()
+        for problem in problems(expression, known)
+    ]
+    assert not wrong, "\n".join(wrong)
+
+
+def test_legends_and_texts_name_labels_that_the_expression_keeps(known):
+    for panel in panels():
+        for target in panel["targets"]:
+            for label in re.findall(r"{{(\w+)}}", target["legendFormat"]):
+                found = selectors(target["expr"].replace("$server", "x").replace("$model", "x"))
+                kept = [
+                    each.grouped_by or {*known[each.metric], *FROM_PROMETHEUS} for each in found
+                ]
+                assert all(label in labels for labels in kept), (panel["title"], target)
+    for rule in alerts():
+        texts = " ".join(rule["annotations"].values())
+        for label in re.findall(r"\$labels\.(\w+)", texts):
+            kept = [
+                each.grouped_by or {*known[each.metric], *FROM_PROMETHEUS}
+                for each in selectors(rule["expr"])
+            ]
+            assert any(label in labels for labels in kept), (rule["alert"], label)
+
+
+def test_variables_are_filled_from_metrics_that_exist(known):
+    queries = [each["query"] for each in dashboard()["templating"]["list"]]
+    assert queries[0] == "prometheus"
+    for query in queries[1:]:
+        metric, label = re.fullmatch(r"label_values\((\S+), (\w+)\)", query).groups()
+        assert metric in known
+        assert label in {*known[metric], *FROM_PROMETHEUS}
+
+
+def test_every_metric_of_trouble_is_on_the_dashboard(known):
+    """What docs/operations.md tells people to look at can be seen without typing its name."""
+    shown = {each.metric for _, expression in expressions() for each in selectors(expression)}
+    page = (DEPLOY.parent / "docs" / "operations.md").read_text()
+    table = page[page.index("## Metrics") : page.index("## Why did it miss?")]
+    rows = [line for line in table.splitlines() if line.startswith("| `pegaflow_")]
+    assert len(rows) > 15
+    for row in rows:
+        names = re.findall(r"`(pegaflow_\w+)", row.split("|")[1])
+        assert names
+        assert any(shown & {name, f"{name}_bucket"} for name in names), row
+
+
+def test_panels_have_ids_and_places_of_their_own():
+    ids = [panel["id"] for panel in dashboard()["panels"]]
+    assert len(ids) == len(set(ids))
+    taken = set()
+    for panel in dashboard()["panels"]:
+        at = panel["gridPos"]
+        cells = {
+            (x, y)
+            for x in range(at["x"], at["x"] + at["w"])
+            for y in range(at["y"], at["y"] + at["h"])
+        }
+        assert not cells & taken, panel["title"]
+        assert at["x"] + at["w"] <= 24
+        taken |= cells
+
+
+def test_alerts_are_named_once_and_say_what_to_do():
+    names = [rule["alert"] for rule in alerts()]
+    assert len(names) == len(set(names))
+    for rule in alerts():
+        assert rule["labels"]["severity"] in ("info", "warning")
+        assert rule["annotations"].keys() == {"summary", "description"}, rule["alert"]
+
+
+@pytest.mark.parametrize(
+    ("expression", "problem"),
+    [
+        ("pegaflow_pool_size_bytes", "no metric"),
+        ('pegaflow_quarantine_slots{cause="timeout"}', "no label cause"),
+        ('pegaflow_quarantine_slots{reason="late"}', "no reason=late"),
+        ("sum by (method) (pegaflow_pins)", "no label method"),
+        ("pegaflow_load_bytes_total", "no function"),
+        ("rate(pegaflow_pins[5m])", "with rate"),
+        ('sum(rate(pegaflow_rpc_requests_total{method=~"lookup|guess"}[5m]))', "method=guess"),
+        ("rate(vllm:pegaflow_hits[5m])", "no metric"),
+    ],
+)
+def test_a_renamed_metric_or_label_is_found(expression, problem, known):
+    assert problem in " ".join(problems(expression, known))
+
+
+@pytest.mark.parametrize(
+    "expression",
+    [
+        "sum(pegaflow_pins",
+        "pegaflow_pins)",
+        "rate(pegaflow_load_bytes_total)",
+        "pegaflow_pins[5m]",
+        "pegaflow_pins{reason}",
+        "pegaflow_pins{reason=late}",
+        "pegaflow_pins pegaflow_claims",
+        "frobnicate(pegaflow_pins)",
+        "sum by (pegaflow_pins)",
+        "",
+        "1 +",
+        "a ; b",
+    ],
+)
+def test_what_is_no_promql_is_refused(expression):
+    with pytest.raises(NotPromQL):
+        selectors(expression)
