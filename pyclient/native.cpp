@@ -103,6 +103,12 @@ class PySession {
     return value_or_raise(without_gil([&] { return session->reset_cache(patience); }));
   }
 
+  [[nodiscard]] bool wait_ready(double patience_s) const {
+    const auto session = open();
+    const Duration patience = to_duration(patience_s, "patience_s");
+    return without_gil([&] { return session->wait_for(LinkState::kReady, patience); });
+  }
+
   [[nodiscard]] py::dict status() const {
     if (session_ != nullptr) return to_dict(session_->status());
     LinkStatus closed;
@@ -166,6 +172,10 @@ class PyMover {
   std::vector<Mover::Finished> take_finished() { return mover_->take_finished(); }
   [[nodiscard]] int finished_fd() const { return mover_->finished_fd(); }
   [[nodiscard]] py::dict status() const { return to_dict(mover_->status()); }
+  [[nodiscard]] bool wait_ready(double patience_s) const {
+    const Duration patience = to_duration(patience_s, "patience_s");
+    return without_gil([&] { return mover_->wait_for(LinkState::kReady, patience); });
+  }
 
   /// The mover stays, for its last reports.
   void close() {
@@ -206,6 +216,7 @@ void add_session(py::module_& module) {
       .def("unclaim", &PySession::unclaim, "token"_a)
       .def("reset_cache", &PySession::reset_cache, "patience_s"_a)
       .def("status", &PySession::status)
+      .def("wait_ready", &PySession::wait_ready, "patience_s"_a)
       .def("close", &PySession::close);
 }
 
@@ -260,6 +271,7 @@ void add_mover(py::module_& module) {
       .def("take_finished", &PyMover::take_finished)
       .def("finished_fd", &PyMover::finished_fd)
       .def("status", &PyMover::status)
+      .def("wait_ready", &PyMover::wait_ready, "patience_s"_a)
       .def("close", &PyMover::close);
 }
 

@@ -1,33 +1,13 @@
 """A page of the pool that somebody overwrote is computed again, counted, and forgotten."""
 
-import mmap
-import os
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
-from pathlib import Path
 
 import pytest
 
 from tests.python.fake_model import WrongKv, chain
 from tests.python.harness import BLOCK, Engine
+from tests.support.stray_client import pool_of
 from tests.support.vllm_server import PegaServer
-
-
-@contextmanager
-def pool_of(server: PegaServer) -> Iterator[mmap.mmap]:
-    """The pool as a stray client has it: mapped, to be written by mistake."""
-    for entry in Path(f"/proc/{server.pid}/fd").iterdir():
-        if os.readlink(entry).startswith("/memfd:"):
-            fd = os.open(entry, os.O_RDWR | os.O_CLOEXEC)
-            try:
-                pool = mmap.mmap(fd, os.fstat(fd).st_size)
-            finally:
-                os.close(fd)
-            with pool:
-                yield pool
-            return
-    raise AssertionError("the server has no pool")
 
 
 def overwrite(server: PegaServer, tokens: list[int], token: int) -> None:

@@ -1,0 +1,13 @@
+"""The cache for an engine of your own: save, look up and load blocks of NumPy arrays.
+
+``Cache`` waits, ``AsyncCache`` is for asyncio; docs/python_api.md tells how to use them, and
+examples/engine.py is an engine that does.
+"""
+
+from pegaflow.api.aio import AsyncCache
+from pegaflow.api.buffers import Layout, LayoutError
+from pegaflow.api.cache import Cache
+from pegaflow.api.keys import token_keys
+from pegaflow.api.results import Loaded, Saved
+
+__all__ = ["AsyncCache", "Cache", "Layout", "LayoutError", "Loaded", "Saved", "token_keys"]

@@ -1,0 +1,172 @@
+"""The cache for asyncio."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
+
+from pegaflow import _native
+from pegaflow.api.core import Core
+from pegaflow.api.results import Loaded, Saved, loaded, raise_for, saved
+
+
+class AsyncCache:
+    """As ``Cache``, for one event loop: made in it, and bound to it.
+
+    Ends of copies wake the loop through a descriptor; an answer of the server that is not there at
+    once is waited for in the loop's default executor, for its deadline at most.
+
+    A load or save that is cancelled ends only when its copies have: what it raises then says that
+    the blocks are the engine's again.
+    """
+
+    def __init__(
+        self,
+        arrays: Iterable[Any],
+        *,
+        factors: Mapping[str, str],
+        block_axis: int | Sequence[int] = 0,
+        endpoint: str | None = None,
+        instance: str | None = None,
+        copy_threads: int = 1,
+        verify: str = "off",
+        raise_errors: bool = False,
+        **deadlines: float,
+    ) -> None:
+        """As ``Cache``.
+
+        Raises:
+            RuntimeError: no event loop is running.
+        """
+        self._loop = asyncio.get_running_loop()
+        self._core = Core(
+            arrays,
+            factors=factors,
+            block_axis=block_axis,
+            endpoint=endpoint,
+            instance=instance,
+            copy_threads=copy_threads,
+            verify=verify,
+            raise_errors=raise_errors,
+            **deadlines,
+        )
+        self._waiting: dict[tuple[str, int], asyncio.Future[Any]] = {}
+        self._fd = self._core.mover.finished_fd()
+        self._loop.add_reader(self._fd, self._collect)
+        self._closed = False
+
+    @property
+    def block_count(self) -> int:
+        return self._core.layout.block_count
+
+    async def lookup(self, keys: Sequence[bytes]) -> int:
+        """As ``Cache.lookup``."""
+        packed = self._core.pack(keys)
+        try:
+            blocks, _, _ = await self._answer(self._core.session.lookup(*packed))
+        except _native.PegaFlowError as error:
+            self._core.failed(error)
+            return 0
+        return blocks
+
+    async def load(self, keys: Sequence[bytes], blocks: Sequence[int]) -> Loaded:
+        """As ``Cache.load``."""
+        packed = self._core.pack(keys, blocks)
+        if not keys:
+            return Loaded()
+        token = b""
+        try:
+            found, _, token = await self._answer(self._core.session.claim(*packed))
+            if not found:
+                return Loaded()
+            job = self._core.start_load(token, list(blocks[:found]))
+            done = await self._end_of(job, lambda: self._core.mover.cancel_load(job[1]))
+            if self._core.raise_errors:
+                raise_for(done)
+            return loaded(done)
+        except _native.PegaFlowError as error:
+            return Loaded(error=self._core.failed(error))
+        finally:
+            if token:
+                self._core.session.unclaim(token)
+
+    async def save(self, keys: Sequence[bytes], blocks: Sequence[int]) -> Saved:
+        """As ``Cache.save``."""
+        packed = self._core.pack(keys, blocks)
+        if not keys:
+            return Saved()
+        try:
+            done = await self._end_of(self._core.start_save(packed, list(blocks)), lambda: None)
+            if self._core.raise_errors:
+                raise_for(done)
+        except _native.PegaFlowError as error:
+            return Saved(error=self._core.failed(error))
+        return saved(done)
+
+    async def wait_ready(self, timeout_s: float = 10.0) -> bool:
+        """As ``Cache.wait_ready``."""
+        return await self._loop.run_in_executor(None, self._core.wait_ready, timeout_s)
+
+    def status(self) -> dict[str, Any]:
+        """As ``Cache.status``."""
+        return self._core.status()
+
+    async def close(self) -> None:
+        """As ``Cache.close``; what waits for a save or load has its result first."""
+        if self._closed:
+            return
+        self._closed = True
+        await self._loop.run_in_executor(None, self._core.close)
+        self._collect()
+        self._loop.remove_reader(self._fd)
+
+    async def __aenter__(self) -> AsyncCache:
+        return self
+
+    async def __aexit__(self, *error: object) -> None:
+        await self.close()
+
+    async def _answer(self, ticket: int) -> tuple[int, bool, bytes]:
+        session = self._core.session
+        answer = session.take(ticket, 0.0)
+        if answer is not None:
+            return answer
+        taking = self._loop.run_in_executor(
+            None, session.take, ticket, self._core.answer_patience_s
+        )
+        try:
+            answer = await asyncio.shield(taking)
+        except asyncio.CancelledError:
+            taking.add_done_callback(self._drop_claim)
+            raise
+        if answer is None:  # past its own deadline, on a machine that is far behind
+            session.forget(ticket)
+            raise _native.Timeout("no answer, not even a late one")
+        return answer
+
+    def _drop_claim(self, taken: asyncio.Future[Any]) -> None:
+        """Ends the claim that came when nobody waited for it any more."""
+        if not taken.cancelled() and taken.exception() is None and taken.result() is not None:
+            self._core.session.unclaim(taken.result()[2])
+
+    def _collect(self) -> None:
+        for done in self._core.mover.take_finished():
+            future = self._waiting.pop((done.kind, done.id))
+            if not future.done():
+                future.set_result(done)
+
+    async def _end_of(self, job: tuple[str, int], give_up: Callable[[], None]) -> Any:
+        """The job's report, also when the task is cancelled meanwhile."""
+        future = self._waiting[job] = self._loop.create_future()
+        cancelled: asyncio.CancelledError | None = None
+        while not future.done():
+            try:
+                await asyncio.shield(future)
+            except asyncio.CancelledError as error:
+                if cancelled is None:
+                    give_up()
+                cancelled = error
+        if cancelled is not None:
+            raise cancelled
+        return future.result()

@@ -1,0 +1,187 @@
+"""The cache for programs that wait."""
+
+from __future__ import annotations
+
+import select
+import threading
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from pegaflow import _native
+from pegaflow.api.core import Core
+from pegaflow.api.results import Loaded, Saved, loaded, raise_for, saved
+
+
+class Cache:
+    """Blocks of an engine's arrays, kept on the node. Thread-safe.
+
+    Whatever fails at the server is a miss, or a result that says so: nothing raises, unless
+    ``raise_errors`` asks for it. Arguments that make no sense raise ValueError in any case.
+    """
+
+    def __init__(
+        self,
+        arrays: Iterable[Any],
+        *,
+        factors: Mapping[str, str],
+        block_axis: int | Sequence[int] = 0,
+        endpoint: str | None = None,
+        instance: str | None = None,
+        copy_threads: int = 1,
+        verify: str = "off",
+        raise_errors: bool = False,
+        **deadlines: float,
+    ) -> None:
+        """Connects in the background, and again whenever the server comes back.
+
+        Args:
+            arrays: The KV cache; see ``pegaflow.api.buffers.layout``. Kept alive until close().
+            factors: Everything else that has to be equal for blocks to be interchangeable: the
+                model, its weights, dtype, block size, how keys are made. The arrays' layout is
+                added. Equal factors share blocks.
+            block_axis: Along which blocks are numbered, for all arrays or one for each.
+            endpoint: ``HOST:PORT`` of this machine or ``unix:PATH``, as the server's ``--addr``;
+                by default from PEGAFLOW_ENGINE_ENDPOINT, else 127.0.0.1:50055.
+            instance: Names this engine in the server's /instances.
+            copy_threads: Threads that copy.
+            verify: "off", "sample" or "all": checksums, as ``pegaflow.verify`` of the connector.
+            raise_errors: A failure raises ``pegaflow._native.PegaFlowError`` instead.
+            deadlines: Seconds, by the names of docs/python_api.md, as ``lookup_deadline=0.05``.
+
+        Raises:
+            LayoutError: an array cannot be cached as it lies.
+            ValueError: another argument makes no sense.
+        """
+        self._core = Core(
+            arrays,
+            factors=factors,
+            block_axis=block_axis,
+            endpoint=endpoint,
+            instance=instance,
+            copy_threads=copy_threads,
+            verify=verify,
+            raise_errors=raise_errors,
+            **deadlines,
+        )
+        self._changed = threading.Condition()
+        self._collecting = False
+        self._done: dict[tuple[str, int], Any] = {}
+
+    @property
+    def block_count(self) -> int:
+        return self._core.layout.block_count
+
+    def lookup(self, keys: Sequence[bytes]) -> int:
+        """How many of ``keys``, from the first on, the cache has now. Holds nothing."""
+        packed = self._core.pack(keys)
+        try:
+            blocks, _, _ = self._answer(self._core.session.lookup(*packed))
+        except _native.PegaFlowError as error:
+            self._core.failed(error)
+            return 0
+        return blocks
+
+    def load(self, keys: Sequence[bytes], blocks: Sequence[int]) -> Loaded:
+        """Loads what the cache has of ``keys``, from the first on, into ``blocks``.
+
+        Returns when the last copy has ended: from then on the blocks are the engine's again. What
+        is not there, or cannot be held now, is not loaded and no error.
+        """
+        packed = self._core.pack(keys, blocks)
+        if not keys:
+            return Loaded()
+        token = b""
+        try:
+            found, _, token = self._answer(self._core.session.claim(*packed))
+            if not found:
+                return Loaded()
+            done = self._wait(self._core.start_load(token, list(blocks[:found])))
+            if self._core.raise_errors:
+                raise_for(done)
+            return loaded(done)
+        except _native.PegaFlowError as error:
+            return Loaded(error=self._core.failed(error))
+        finally:
+            if token:
+                self._core.session.unclaim(token)
+
+    def save(self, keys: Sequence[bytes], blocks: Sequence[int]) -> Saved:
+        """Saves ``blocks`` under ``keys``; what is there already is skipped.
+
+        Returns when the last copy has ended: the engine may then use the blocks for something else.
+        """
+        packed = self._core.pack(keys, blocks)
+        if not keys:
+            return Saved()
+        try:
+            done = self._wait(self._core.start_save(packed, list(blocks)))
+            if self._core.raise_errors:
+                raise_for(done)
+        except _native.PegaFlowError as error:
+            return Saved(error=self._core.failed(error))
+        return saved(done)
+
+    def reset(self, timeout_s: float = 10.0) -> bool:
+        """Makes everything that the namespace holds unfindable, for all engines of it.
+
+        False when no server has confirmed it; then older blocks may still be found.
+        """
+        try:
+            self._core.session.reset_cache(timeout_s)
+        except _native.PegaFlowError as error:
+            self._core.failed(error)
+            return False
+        return True
+
+    def wait_ready(self, timeout_s: float = 10.0) -> bool:
+        """Whether the server is there and serves us, waiting at most so long for each side.
+
+        Before, everything is a miss; an engine need not wait.
+        """
+        return self._core.wait_ready(timeout_s)
+
+    def status(self) -> dict[str, Any]:
+        """How the links stand: {"session": ..., "mover": ...}, each with state and detail."""
+        return self._core.status()
+
+    def close(self) -> None:
+        """Waits for the copies under way. Afterwards everything is a miss."""
+        self._core.close()
+
+    def __enter__(self) -> Cache:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.close()
+
+    def _answer(self, ticket: int) -> tuple[int, bool, bytes]:
+        session = self._core.session
+        answer = session.take(ticket, self._core.answer_patience_s)
+        if answer is None:  # past its own deadline, on a machine that is far behind
+            session.forget(ticket)
+            raise _native.Timeout("no answer, not even a late one")
+        return answer
+
+    def _wait(self, job: tuple[str, int]) -> Any:
+        """The report of a job. One of the waiting threads collects reports, for all of them."""
+        mover = self._core.mover
+        with self._changed:
+            while job not in self._done:
+                if self._collecting:
+                    self._changed.wait()
+                    continue
+                self._collecting = True
+                try:
+                    self._changed.release()
+                    try:
+                        poll = select.poll()
+                        poll.register(mover.finished_fd(), select.POLLIN)
+                        poll.poll()
+                    finally:
+                        self._changed.acquire()
+                    for done in mover.take_finished():
+                        self._done[done.kind, done.id] = done
+                finally:
+                    self._collecting = False
+                    self._changed.notify_all()
+            return self._done.pop(job)

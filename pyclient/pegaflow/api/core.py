@@ -1,0 +1,121 @@
+"""What the waiting and the asynchronous cache share: who we are, and what is asked."""
+
+from __future__ import annotations
+
+import itertools
+import logging
+import os
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from pegaflow import _native
+from pegaflow.api.buffers import layout
+from pegaflow.api.keys import pack
+from pegaflow.cli.endpoint import addr_from, socket_path
+
+log = logging.getLogger("pegaflow.api")
+
+#: Deadlines that a program which is not an engine's inner loop can live with; docs/python_api.md.
+PATIENT = {"lookup_deadline": 1.0, "open_deadline": 1.0, "reserve_deadline": 1.0}
+
+
+class Core:
+    """One engine core of one rank: its session and its mover. Thread-safe."""
+
+    def __init__(
+        self,
+        arrays: Iterable[Any],
+        *,
+        factors: Mapping[str, str],
+        block_axis: int | Sequence[int] = 0,
+        endpoint: str | None = None,
+        instance: str | None = None,
+        copy_threads: int = 1,
+        verify: str = "off",
+        raise_errors: bool = False,
+        **deadlines: float,
+    ) -> None:
+        if not factors:
+            raise ValueError("factors: at least what names the model")
+        self.layout = layout(arrays, block_axis)
+        self.raise_errors = raise_errors
+        names = {str(name): str(value) for name, value in factors.items()}
+        if "layout" in names:
+            raise ValueError("factors: `layout` is made from the arrays")
+        names["layout"] = self.layout.description
+        path = str(socket_path(endpoint or addr_from(os.environ)))
+        name = instance or f"python-{os.getpid()}-{_native.random_id().hex()[:8]}"
+        build = f"pegaflow.api {_native.__version__}"
+        options = PATIENT | deadlines
+        mover_only = ("load_patience", "load_bytes_per_second", "max_jobs", "sample_one_in")
+        link_options = {k: v for k, v in options.items() if k not in mover_only}
+        self.instance = name
+        self.device = _native.HostDevice(copy_threads)
+        self.mover = _native.Mover(
+            path,
+            name,
+            self.device,
+            self.layout.segments,
+            self.layout.block_count,
+            sorted(names.items()),
+            build=build,
+            verify=verify,
+            **options,
+        )
+        try:
+            self.session = _native.CacheSession(path, name, build, **link_options)
+        except BaseException:
+            self.mover.close()
+            raise
+        self.answer_patience_s = 2 * options["lookup_deadline"] + 1.0
+        self._scheduler = _native.random_id()
+        self._numbers = itertools.count(1)
+        self._said = ""
+
+    def pack(self, keys: Sequence[bytes], blocks: Sequence[int] | None = None) -> tuple[bytes, int]:
+        """Keys as the native module takes them.
+
+        Raises:
+            ValueError: keys, or blocks for them, that make no sense.
+        """
+        packed = pack(keys)
+        if blocks is not None:
+            if len(blocks) != len(keys):
+                raise ValueError(f"{len(keys)} keys for {len(blocks)} blocks")
+            for block in blocks:
+                if not 0 <= block < self.layout.block_count:
+                    raise ValueError(f"block {block} of {self.layout.block_count}")
+        return packed
+
+    def start_save(self, packed: tuple[bytes, int], blocks: Sequence[int]) -> tuple[str, int]:
+        number = next(self._numbers)
+        self.mover.save(self._scheduler, number, *packed, blocks)
+        return "save", number
+
+    def start_load(self, token: bytes, blocks: Sequence[int]) -> tuple[str, int]:
+        number = next(self._numbers)
+        self.mover.load(number, token, 0, blocks)
+        return "load", number
+
+    def failed(self, error: Exception) -> str:
+        """What a result says of a failure, which is logged when it is news. Raises if asked to."""
+        if self.raise_errors:
+            raise error
+        text = str(error)
+        if text != self._said:
+            self._said = text
+            log.warning("pegaflow: without the cache for now: %s", text)
+        return text
+
+    def status(self) -> dict[str, Any]:
+        """How the links to the server stand, as the native module says it, by side."""
+        return {"session": self.session.status(), "mover": self.mover.status()}
+
+    def wait_ready(self, timeout_s: float) -> bool:
+        """Whether both sides are connected and registered, waiting at most so long for each."""
+        return self.mover.wait_ready(timeout_s) and self.session.wait_ready(timeout_s)
+
+    def close(self) -> None:
+        """Waits for the copies under way; the arrays may go afterwards."""
+        self.mover.close()
+        self.session.close()
