@@ -6,7 +6,7 @@ import argparse
 from collections.abc import Sequence
 
 import pegaflow
-from pegaflow.cli import doctor
+from pegaflow.cli import doctor, top
 
 
 def parser() -> argparse.ArgumentParser:
@@ -25,9 +25,18 @@ def parser() -> argparse.ArgumentParser:
             formatter_class=argparse.RawDescriptionHelpFormatter,
         )
     )
+    top.add_arguments(
+        commands.add_parser(
+            "top",
+            help="show hit rates, traffic and latencies of a server, live",
+            description=top.__doc__,
+            formatter_class=argparse.RawDescriptionHelpFormatter,
+        )
+    )
     return made
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs one command; its exit status. Wrong usage exits with 2, as argparse does."""
-    return doctor.run(parser().parse_args(argv))
+    options = parser().parse_args(argv)
+    return {"doctor": doctor.run, "top": top.run}[options.command](options)

@@ -1,0 +1,282 @@
+"""`pegaflow top` shows what a real server does, and leaves the terminal as it was."""
+
+import contextlib
+import fcntl
+import json
+import os
+import pty
+import select
+import signal
+import socket
+import subprocess
+import sys
+import termios
+import time
+
+import pytest
+
+from pegaflow.cli import server_view, top
+from tests.python.harness import Engine
+
+TOP = [sys.executable, "-m", "pegaflow", "top"]
+DEADLINE_S = 30
+
+
+def run_top(*arguments):
+    return subprocess.run([*TOP, *arguments], capture_output=True, text=True, timeout=60)
+
+
+@contextlib.contextmanager
+def running(*arguments):
+    """`pegaflow top` with a pipe; interrupted as by Ctrl-C at the end, and clean then."""
+    with subprocess.Popen(
+        [*TOP, *arguments], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    ) as started:
+        try:
+            yield started
+            started.send_signal(signal.SIGINT)
+            _, errors = started.communicate(timeout=DEADLINE_S)
+        finally:
+            started.kill()
+    assert errors == ""
+    assert started.returncode == 0
+
+
+def until(process, wanted):
+    """The first view of ``process`` for which ``wanted`` is true."""
+    deadline = time.monotonic() + DEADLINE_S
+    while time.monotonic() < deadline:
+        view = json.loads(process.stdout.readline())
+        if wanted(view):
+            return view
+    raise AssertionError("no such view in time")
+
+
+def load(pega, tokens):
+    """Saves a prompt, and loads it again."""
+    with Engine(pega.address) as engine:
+        engine.wait_ready()
+        engine.ask("cold", tokens)
+        engine.reset_local()
+        engine.ask("again", tokens)
+        engine.run()
+        return engine.worker._worker.mover.page_bytes
+
+
+def test_one_view_has_what_happened(own_pega, prompt):
+    page_bytes = load(own_pega, prompt(300))
+
+    done = run_top("--once", "--json", "--http-addr", own_pega.http)
+
+    assert done.stderr == ""
+    assert done.returncode == 0
+    view = json.loads(done.stdout)
+    assert view["seconds"] == 0
+    assert view["problem"] is None
+    assert view["blocks"] == {
+        "asked": 36,
+        "found": 18,
+        "hit_rate": 0.5,
+        "saved": 18,
+        "evicted": 0,
+        "not_saved_no_room": 0,
+    }
+    assert view["bytes"] == {"loaded": 18 * page_bytes, "saved": 18 * page_bytes}
+    assert view["misses"]["new"] == 18
+    assert sum(view["misses"].values()) == 18
+    assert view["windows"].keys() == {"5m", "1h", "1d"}
+    for window in view["windows"].values():
+        assert window["asked"] == 36
+        assert window["hit_rate"] == 0.5
+        assert 0.5 <= window["ceiling"] < 0.6
+        assert window["working_set_bytes"] == pytest.approx(18 * page_bytes, rel=0.3)
+    assert view["pool"]["resident_blocks"] == 18
+    assert view["latency_at_most_seconds"]["lookup"]["calls"] == 2
+    assert view["latency_at_most_seconds"]["lookup"]["p50"] > 0
+    assert view["turns"]["longest_seconds"] > 0
+
+
+def test_one_view_for_people(own_pega, prompt):
+    load(own_pega, prompt(300))
+
+    done = run_top("--once", "--http-addr", own_pega.http)
+
+    assert done.returncode == 0
+    assert "\x1b" not in done.stdout  # no terminal
+    assert "hit rate   50.0% of 36 in all blocks asked for" in done.stdout
+    assert "missing    new 18 in all" in done.stdout
+    assert "ceiling" in done.stdout
+    assert "64 MiB" in done.stdout
+    assert max(map(len, done.stdout.splitlines())) <= 120
+
+
+def test_a_server_that_nobody_has_used(own_pega):
+    done = run_top("--once", "--http-addr", own_pega.http)
+    assert done.returncode == 0
+    assert "hit rate       - of 0 in all" in done.stdout
+    assert "missing    nothing" in done.stdout
+
+
+def test_later_views_have_what_happened_since_the_one_before(own_pega, prompt):
+    with running("--json", "--interval", "0.1", "--http-addr", own_pega.http) as process:
+        assert until(process, lambda view: True)["blocks"]["asked"] == 0
+        load(own_pega, prompt(300))
+        asked, seconds = 0, []
+
+        def add(view):
+            nonlocal asked
+            asked += view["blocks"]["asked"]
+            seconds.append(view["seconds"])
+            return asked == 36
+
+        until(process, add)
+        assert all(each > 0 for each in seconds)
+        assert until(process, lambda view: True)["blocks"]["asked"] == 0
+
+
+def test_a_server_that_went_is_told(own_pega, prompt):
+    with running("--json", "--interval", "0.1", "--http-addr", own_pega.http) as process:
+        until(process, lambda view: view["problem"] is None)
+        own_pega.stop()
+        gone = until(process, lambda view: view["problem"])
+        assert own_pega.http in gone["problem"]
+
+
+def test_without_a_server_it_says_so_and_what_to_look_at():
+    with socket.socket() as closed:
+        closed.bind(("127.0.0.1", 0))
+        address = f"127.0.0.1:{closed.getsockname()[1]}"
+        done = run_top("--http-addr", address)
+    assert done.returncode == 1
+    assert done.stdout == ""
+    assert address in done.stderr
+    assert "--http-addr" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+class Stranger(server_view.ServerHttp):
+    def __init__(self, status, page):
+        super().__init__("somewhere:1")
+        self._answer = status, page
+
+    def get(self, path):
+        return self._answer
+
+
+@pytest.mark.parametrize(
+    ("status", "page", "says"),
+    [(200, "node_load1 3\n", "not of a PegaFlow"), (503, "preparing", "status 503: preparing")],
+)
+def test_a_page_without_our_metrics_is_no_view(status, page, says):
+    with pytest.raises(server_view.Unreachable, match=says):
+        top._read(Stranger(status, page))
+
+
+def test_a_reader_that_has_seen_enough_ends_it(own_pega):
+    with subprocess.Popen(
+        [*TOP, "--interval", "0.1", "--http-addr", own_pega.http],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    ) as process:
+        process.stdout.readline()
+        process.stdout.close()
+        assert process.wait(DEADLINE_S) == 0
+        assert process.stderr.read() == ""
+
+
+@pytest.mark.parametrize("key", ["q", "\x03"])
+def test_on_a_terminal_it_refreshes_until_a_key(own_pega, key):
+    ours, theirs = pty.openpty()
+    with subprocess.Popen(
+        [*TOP, "--interval", "0.1", "--http-addr", own_pega.http],
+        stdin=theirs,
+        stdout=theirs,
+        stderr=subprocess.PIPE,
+        start_new_session=True,
+        preexec_fn=lambda: fcntl.ioctl(0, termios.TIOCSCTTY, 0),  # so that ^C reaches it
+    ) as process:
+        try:
+            os.close(theirs)
+            shown = b""
+            deadline = time.monotonic() + DEADLINE_S
+            while shown.count(b"hit rate") < 3 and time.monotonic() < deadline:
+                if select.select([ours], [], [], 1.0)[0]:
+                    shown += os.read(ours, 4096)
+            os.write(ours, key.encode())
+            with contextlib.suppress(OSError):  # the other end closed
+                while select.select([ours], [], [], DEADLINE_S)[0]:
+                    shown += os.read(ours, 4096)
+            assert process.wait(DEADLINE_S) == 0
+            assert process.stderr.read() == b""
+        finally:
+            process.kill()
+            os.close(ours)
+    assert shown.count(b"hit rate") >= 3
+    assert shown.startswith(b"\x1b[?1049h")
+    assert shown.rstrip().endswith(b"\x1b[?1049l")
+
+
+@pytest.mark.parametrize("interval", ["0", "1e9", "soon"])
+def test_an_interval_out_of_bounds_is_wrong_usage(interval):
+    assert run_top("--interval", interval).returncode == 2
+
+
+def test_the_command_line_lists_all_commands():
+    done = subprocess.run(
+        [sys.executable, "-m", "pegaflow", "--help"], capture_output=True, text=True, timeout=60
+    )
+    assert "doctor" in done.stdout
+    assert "top" in done.stdout
+    assert "--once" in run_top("--help").stdout
+
+
+# ---- numbers
+
+
+def page(lookups, *buckets):
+    counts = zip(("1e-05", "0.001", "+Inf"), buckets, strict=True)
+    return server_view.Samples(
+        f"pegaflow_cache_lookups_total {lookups}\n"
+        + "".join(
+            f'pegaflow_rpc_duration_seconds_bucket{{method="lookup",le="{bound}"}} {count}\n'
+            for bound, count in counts
+        )
+    )
+
+
+def lookup_of(view):
+    return view.numbers()["latency_at_most_seconds"]["lookup"]
+
+
+def test_percentiles_are_of_the_time_between_two_readings():
+    view = top.View(page(200, 190, 198, 200), page(100, 100, 100, 100), 2.0)
+    assert lookup_of(view)["p50"] == 1e-05
+    assert lookup_of(view)["p99"] == float("inf")
+    assert top._finite(view.numbers())["latency_at_most_seconds"]["lookup"]["p99"] is None
+    assert any("> 1 s" in line for line in view.text("x"))
+    still = top.View(page(200, 190, 198, 200), page(200, 190, 198, 200), 2.0)
+    assert lookup_of(still)["p50"] is None
+
+
+def test_after_a_restart_of_the_server_counts_begin_anew():
+    view = top.View(page(3, 3, 3, 3), page(100, 100, 100, 100), 2.0)
+    assert view.seconds == 0
+    assert lookup_of(view)["p50"] == 1e-05
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"),
+    [
+        (None, "-"),
+        (0, "0 s"),
+        (2e-05, "20 us"),
+        (0.0025, "2.5 ms"),
+        (90, "90 s"),
+        (600, "10 min"),
+        (9000, "2.5 h"),
+        (864000, "10 d"),
+    ],
+)
+def test_times_for_people(seconds, text):
+    assert top._time(seconds) == text
