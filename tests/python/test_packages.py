@@ -22,6 +22,10 @@ from tests.support.child_process import ChildProcess
 ROOT = Path(__file__).resolve().parents[2]
 CHECK_TREE = ROOT / "tools/bundle/check_tree.py"
 PYTHON = Path("/usr/bin/python3").resolve()
+#: Ten seconds where ccache has the objects of build/release; else everything is compiled.
+COMPILE_S = 900
+
+pytestmark = pytest.mark.timeout(COMPILE_S + 60)
 
 
 def run(*command: str | Path, timeout: float = 300, **options) -> subprocess.CompletedProcess:
@@ -46,7 +50,7 @@ def said(done: subprocess.CompletedProcess) -> str:
 @pytest.fixture(scope="session")
 def bundle(tmp_path_factory) -> Path:
     made = tmp_path_factory.mktemp("made") / "bundle"
-    said(run(ROOT / "dev", "bundle", made))
+    said(run(ROOT / "dev", "bundle", made, timeout=COMPILE_S))
     # Whatever names the place where it was made would now be found out.
     return made.rename(tmp_path_factory.mktemp("moved") / "pegaflow")
 
@@ -54,7 +58,8 @@ def bundle(tmp_path_factory) -> Path:
 @pytest.fixture(scope="session")
 def wheel(tmp_path_factory) -> Path:
     folder = tmp_path_factory.mktemp("wheel")
-    said(run(ROOT / "dev", "bundle", "--wheel", folder, env=os.environ | {"PYTHONPATH": ""}))
+    environment = os.environ | {"PYTHONPATH": ""}
+    said(run(ROOT / "dev", "bundle", "--wheel", folder, env=environment, timeout=COMPILE_S))
     (made,) = folder.glob("*.whl")
     return made
 
