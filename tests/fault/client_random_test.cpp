@@ -35,7 +35,7 @@ std::size_t jobs_wanted() {
 /// One engine with its blocks and what it has under way.
 class Player {
  public:
-  Player(const std::string& socket, const std::string& instance, int threads)
+  Player(const std::string& socket, const std::string& instance, int threads, Mover::Verify verify)
       : memory_(2, 2048, kBlocks), device_(HostDevice::create({.threads = threads}).value()) {
     TestEngine::Options options;
     options.socket = socket;
@@ -44,6 +44,7 @@ class Player {
     options.session.breaker_probe_interval = options.mover.link.breaker_probe_interval =
         milliseconds(10);
     options.mover.max_jobs = 64;
+    options.mover.verify = verify;
     engine_ = std::make_unique<TestEngine>(options, memory_, *device_);
     for (std::uint32_t block = 0; block < kBlocks; ++block) free_.push_back(block);
   }
@@ -92,6 +93,8 @@ class Player {
     std::size_t failed_blocks = 0;
     std::size_t wrong = 0;
     std::size_t reported_twice = 0;
+    std::size_t verified = 0;
+    std::size_t corrupt = 0;
   };
   Counts counts;
 
@@ -133,6 +136,8 @@ class Player {
       counts.wrong += engine_->wrong_blocks(numbers, blocks, report.failed_blocks);
       counts.wrong += report.blocks + report.failed_blocks.size() == blocks.size() ? 0 : 1;
       counts.loaded += report.blocks;
+      counts.verified += report.verified;
+      counts.corrupt += report.corrupt;
       counts.failed_blocks += report.failed_blocks.size();
       engine_->session().unclaim(token);
     } else {
@@ -157,7 +162,9 @@ TEST_CASE("random jobs, kills, stops and cuts: right bytes, and each job reporte
   ServerProcess::Options options;
   options.pool_size = "2mb";  // 512 pages of 4 KiB.
   ServerProcess server(options);
-  Player players[] = {{server.socket(), "one", 1}, {server.socket(), "two", 2}};
+  // One engine's pages have checksums, the other's seldom: in the same slots, one after the other.
+  Player players[] = {{server.socket(), "one", 1, Mover::Verify::kAll},
+                      {server.socket(), "two", 2, Mover::Verify::kSample}};
   for (Player& player : players) player.engine().wait_ready();
 
   const std::size_t wanted = jobs_wanted();
@@ -195,6 +202,9 @@ TEST_CASE("random jobs, kills, stops and cuts: right bytes, and each job reporte
     CHECK(player.counts.wrong == 0);
     CHECK(player.counts.reported_twice == 0);
     CHECK(player.counts.saved > 0);
+    // Nobody overwrote a page, so a wrong checksum would be another page's.
+    CHECK(player.counts.verified > 0);
+    CHECK(player.counts.corrupt == 0);
     loaded += player.counts.loaded;
     std::printf("saved %zu blocks, loaded %zu, %zu failed\n", player.counts.saved,
                 player.counts.loaded, player.counts.failed_blocks);
