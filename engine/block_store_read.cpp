@@ -181,7 +181,9 @@ Result<bool> BlockStore::condemn(HolderId holder, PinId pin, std::size_t place) 
   if (place >= slots.size()) {
     return fail(Errc::kInvalidArgument, "page {} of a pin on {}", place, slots.size());
   }
-  if (!impl_->blocks[slots[place]].indexed) return false;
+  const Block& block = impl_->blocks[slots[place]];
+  if (!block.indexed) return false;
+  impl_->losses.remember(key_hash(block.space, block.key), Miss::kCorrupt);
   impl_->blocks.unlist(slots[place]);
   ++impl_->counted.condemned;
   return true;

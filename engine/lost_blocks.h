@@ -22,6 +22,7 @@ enum class Miss : std::uint8_t {
   kReset,       ///< Gone with its generation.
   kNoRoom,      ///< A save offered it, and no slot could be freed.
   kSaveFailed,  ///< A save began and was abandoned, forgotten, or its writer was lost.
+  kCorrupt,     ///< Its bytes were found to be wrong.
   kBeingSaved,  ///< Its save is under way.
   kBehindHole,  ///< It is there, but of no use: one before it is missing.
 };
@@ -30,7 +31,8 @@ using MissCounts = std::array<std::uint64_t, kMissCount>;
 
 constexpr std::string_view to_string(Miss why) noexcept {
   constexpr std::array<std::string_view, kMissCount> kNames = {
-      "new", "evicted", "cleanup", "reset", "no_room", "save_failed", "being_saved", "behind_hole"};
+      "new",         "evicted", "cleanup",     "reset",      "no_room",
+      "save_failed", "corrupt", "being_saved", "behind_hole"};
   return kNames[static_cast<std::size_t>(why)];
 }
 
@@ -50,7 +52,7 @@ class LostBlocks {
     return LostBlocks(std::move(cells));
   }
 
-  /// `hash` has 64 good bits; `why` is kEvicted to kSaveFailed.
+  /// `hash` has 64 good bits; `why` is kEvicted to kCorrupt.
   void remember(std::uint64_t hash, Miss why) noexcept {
     cells_[place(hash)] = tag(hash) | static_cast<std::uint32_t>(why);
   }

@@ -134,6 +134,23 @@ TEST_SUITE("misses of the BlockStore") {
     finish(f);
   }
 
+  TEST_CASE("a block whose bytes were wrong, before and after its last pin ended") {
+    StoreFixture f({.slot_count = 8, .instance_share = 1.0, .node_share = 1.0});
+    f.save(keys(0, 2));
+    REQUIRE(f.store->claim(f.holder, f.space, keys(0, 2), token(1)));
+    REQUIRE(f.store->open(f.holder, token(1), 0, 2, PinId{1}));
+    REQUIRE(f.store->condemn(f.holder, PinId{1}, 0) == true);
+    CHECK(f.store->lookup(f.space, keys(0, 2)) == 0);
+    CHECK(misses(f, Miss::kCorrupt) == 1);
+    CHECK(misses(f, Miss::kBehindHole) == 1);
+
+    f.store->release(f.holder, PinId{1});
+    f.store->unclaim(f.holder, token(1));
+    finish(f);
+    CHECK(f.store->lookup(f.space, keys(0, 1)) == 0);
+    CHECK(misses(f, Miss::kCorrupt) == 2);
+  }
+
   TEST_CASE("cleaned blocks") {
     StoreFixture f({.slot_count = 8});
     f.save(keys(0, 3));
