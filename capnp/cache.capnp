@@ -92,7 +92,6 @@ interface Session {
   register @0 Registration -> (
     pool :Pool,
     poolBytes :UInt64,
-    slotBytes :UInt64,            # Slot i begins at i * slotBytes.
     namespace :Text,              # Its display hash.
     refused :Error);              # Set when pool is null. kBusy: ask again later.
 
@@ -111,21 +110,24 @@ interface Session {
   open @5 (token :Id128, first :UInt32, count :UInt32, pin :UInt64) -> (
     slots :List(UInt32), error :Error,    # error set: no slots.
     checksums :List(UInt64));             # A slot each, 0: none was taken; empty: of none of them.
-  # Pins the blocks first .. first + count of the claim under a name that the worker chose.
+  # Pins the blocks first .. first + count of the claim under a name that the worker chose. The slots
+  # are those of the rank's own pages. A slot is where its page begins in the pool, in units of 4 KiB.
 
   release @6 (pin :UInt64) -> Done;
   # All copies out of the pin have ended.
 
-  reserve @7 (job :JobId, keys :Keys) -> (slots :List(UInt32), error :Error);
-  # A slot a key, 0xFFFFFFFF: skip it.
+  reserve @7 (job :JobId, keys :Keys, first :UInt32) -> (slots :List(UInt32), error :Error);
+  # A slot a key, 0xFFFFFFFF: skip it. The first rank of an instance to ask decides each key of the
+  # job for all of them, the others get the same answer; `first` is the place of the first key in the
+  # job. Each rank that asked ends the job, with publish or abandon, even if all keys are skipped.
 
   publish @8 (job :JobId, checksums :List(UInt64)) -> Done;
-  # All copies into the job's slots have ended and are whole. kGone: they were not sealed. checksums:
-  # XXH3-64 of each page, in the order of the slots that reserve gave, without those to be skipped;
-  # 0: none was taken. Empty, or as many as slots.
+  # All copies into the rank's slots of the job have ended and are whole. The last rank seals.
+  # kGone: they were not sealed. checksums: XXH3-64 of each page, in the order of the slots that
+  # reserve gave, without those to be skipped; 0: none was taken. Empty, or as many as slots.
 
   abandon @9 (job :JobId) -> Done;
-  # All copies into the job's slots have ended; forget the blocks.
+  # All copies into the rank's slots of the job have ended; forget the blocks, on all ranks.
 
   resetCache @10 () -> (generation :UInt64, error :Error);
   # Nothing that the namespace holds now is ever found again.

@@ -29,14 +29,13 @@ constexpr Duration kCorruptLineInterval = std::chrono::seconds(10);
 struct Registered {
   wire::Pool::Client pool;
   std::uint64_t pool_bytes = 0;
-  std::uint64_t slot_bytes = 0;
   std::string namespace_hash;
 };
 
 Result<Registered> read_registered(capnp::Response<wire::Session::RegisterResults>& answer) {
   if (!answer.hasPool()) return tl::unexpected<Error>(read_error(answer.getRefused()));
   const capnp::Text::Reader hash = answer.getNamespace();
-  return Registered{answer.getPool(), answer.getPoolBytes(), answer.getSlotBytes(),
+  return Registered{answer.getPool(), answer.getPoolBytes(),
                     std::string(hash.begin(), hash.size())};
 }
 
@@ -100,7 +99,7 @@ kj::Promise<Result<void>> MoverLoop::ask_to_register() {
             [](auto& answer) { return read_registered(answer); })
       .then([this](Result<Registered>&& registered) -> kj::Promise<Result<void>> {
         if (!registered && registered.error().code == Errc::kBusy) {
-          // Pages of another size fill the pool: we wait in line under this connection.
+          // Too much waits for processes to end: we ask again under this connection.
           link_.waits_for(to_string(registered.error()));
           return link_.timer()
               .afterDelay(state_.options.link.reconnect_interval.count() * kj::NANOSECONDS)
@@ -108,12 +107,9 @@ kj::Promise<Result<void>> MoverLoop::ask_to_register() {
         }
         if (!registered) return Result<void>(tl::unexpected<Error>(registered.error()));
         pool_bytes_ = registered->pool_bytes;
-        slot_bytes_ = registered->slot_bytes;
-        const std::uint64_t page_bytes = state_.layout.page_bytes();
-        if (slot_bytes_ < page_bytes || slot_bytes_ > pool_bytes_) {
-          return Result<void>(fail(Errc::kRefused,
-                                   "slots of {} bytes for pages of {} in a pool of {}", slot_bytes_,
-                                   page_bytes, pool_bytes_));
+        if (state_.layout.page_bytes() > pool_bytes_) {
+          return Result<void>(fail(Errc::kRefused, "pages of {} bytes in a pool of {}",
+                                   state_.layout.page_bytes(), pool_bytes_));
         }
         state_.board.set_namespace(std::move(registered->namespace_hash));
         return on_registered(kj::mv(registered->pool));
@@ -332,7 +328,7 @@ void MoverLoop::on_slots(std::uint64_t ticket, Result<Granted>&& granted) {
     give_back();
     return finish(ticket, 0, 0, std::move(job.gave_up));
   }
-  const std::uint64_t slot_count = pool_bytes_ / slot_bytes_;
+  const std::uint64_t last_begin = pool_bytes_ - state_.layout.page_bytes();
   const std::vector<std::uint32_t>& slots = granted->slots;
   if (!is_save && state_.options.verify != Mover::Verify::kOff) {
     job.checksums = std::move(granted->checksums);
@@ -344,10 +340,11 @@ void MoverLoop::on_slots(std::uint64_t ticket, Result<Granted>&& granted) {
   for (std::size_t i = 0; sane && i < slots.size(); ++i) {
     const std::uint32_t slot = slots[i];
     if (is_save && slot == kNoSlot) continue;
-    sane = slot < slot_count;
+    const std::uint64_t offset = slot * kSlotAlignment;
+    sane = offset <= last_begin;
     const bool checksum =
         is_save ? takes_checksum() : !job.checksums.empty() && job.checksums[i] != kNoChecksum;
-    copies.push_back({job.blocks[i], slot * slot_bytes_, checksum});
+    copies.push_back({job.blocks[i], offset, checksum});
   }
   if (!sane) {
     Error error{Errc::kInternal, fmt::format("{} slots for {} blocks, or one beyond the pool",
@@ -356,7 +353,12 @@ void MoverLoop::on_slots(std::uint64_t ticket, Result<Granted>&& granted) {
     return finish(ticket, 0, 0, std::move(error));
   }
   job.skipped = job.blocks.size() - copies.size();
-  if (copies.empty()) return finish(ticket, 0, 0, std::nullopt);
+  if (copies.empty()) {
+    // The job's other ranks wait for the end of this one.
+    if (is_save && state_.options.shards.value_or(state_.options.ranks) > 1)
+      publish_nothing(job.job);
+    return finish(ticket, 0, 0, std::nullopt);
+  }
   submit(ticket, job, std::move(copies));
 }
 
@@ -500,6 +502,15 @@ void MoverLoop::abandon(const JobId& job) {
                  .call(kj::mv(request), state_.options.link.open_deadline, "abandon",
                        [](auto& answer) { return read_done(answer); })
                  .then([this](Result<void>&& done) { log_failure("abandon", done); }));
+}
+
+void MoverLoop::publish_nothing(const JobId& job) {
+  auto request = link_.session().publishRequest();
+  write_job(job, request.initJob());
+  tasks_.add(link_
+                 .call(kj::mv(request), state_.options.link.open_deadline, "publish",
+                       [](auto& answer) { return read_done(answer); })
+                 .then([this](Result<void>&& done) { log_failure("publish", done); }));
 }
 
 void MoverLoop::release(std::uint64_t pin) {

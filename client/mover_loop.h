@@ -78,6 +78,7 @@ class MoverLoop final : private Link::Role {
 
   // Calls that nobody waits for.
   void abandon(const JobId& job);
+  void publish_nothing(const JobId& job);
   void release(std::uint64_t pin);
   void report_corrupt(std::uint64_t pin, std::span<const std::uint32_t> places);
   void log_failure(const char* what, const Result<void>& done);
@@ -88,7 +89,6 @@ class MoverLoop final : private Link::Role {
   Pool pool_ = Pool::kUnmapped;
   UniqueFd pool_fd_;
   std::uint64_t pool_bytes_ = 0;
-  std::uint64_t slot_bytes_ = 0;
   std::thread helper_;
   Result<void> mapped_;  ///< What the helper found.
   TimePoint unmapping_since_{};

@@ -5,13 +5,15 @@
 #include <utility>
 
 #include "base/assert.h"
+#include "base/page_layout.h"
 #include "engine/block_store_impl.h"
 
 namespace pegaflow {
 
 namespace {
 
-constexpr std::uint32_t kMaxSlots = std::uint32_t{1} << 31;
+constexpr std::uint32_t kMaxRows = std::uint32_t{1} << 31;
+constexpr std::uint64_t kMaxPoolBytes = kMaxRows * kSlotAlignment;
 
 /// Tells the writers of blocks apart, in the 4 bytes that a block has for it. Incarnations are
 /// random, so two given processes share a tag once in 2^32; it only feeds a counter.
@@ -22,9 +24,13 @@ std::uint32_t writer_tag(const Id128& process) noexcept {
 bool is_share(double share) noexcept { return share > 0.0 && share <= 1.0; }
 
 Result<void> validate(const BlockStore::Options& options) {
-  if (options.slot_count > kMaxSlots) {
-    return fail(Errc::kInvalidArgument, "a store has up to {} slots, not {}", kMaxSlots,
-                options.slot_count);
+  if (options.pool_bytes < kSlotAlignment || options.pool_bytes > kMaxPoolBytes) {
+    return fail(Errc::kInvalidArgument, "a pool has {} to {} bytes, not {}", kSlotAlignment,
+                kMaxPoolBytes, options.pool_bytes);
+  }
+  if (options.nodes == 0 || options.nodes > kMaxNodes) {
+    return fail(Errc::kInvalidArgument, "a pool lies on 1 to {} nodes, not {}", kMaxNodes,
+                options.nodes);
   }
   if (!is_share(options.instance_share) || !is_share(options.node_share)) {
     return fail(Errc::kInvalidArgument, "shares lie above 0 and up to 1, not {} and {}",
@@ -36,8 +42,8 @@ Result<void> validate(const BlockStore::Options& options) {
   if (options.slice_blocks == 0) return fail(Errc::kInvalidArgument, "a slice has 1 block or more");
   for (const std::uint32_t rows :
        {options.max_claims, options.max_pins, options.max_reservations}) {
-    if (rows == 0 || rows > kMaxSlots) {
-      return fail(Errc::kInvalidArgument, "a table has 1 to {} rows, not {}", kMaxSlots, rows);
+    if (rows == 0 || rows > kMaxRows) {
+      return fail(Errc::kInvalidArgument, "a table has 1 to {} rows, not {}", kMaxRows, rows);
     }
   }
   return {};
@@ -47,7 +53,9 @@ Result<void> validate(const BlockStore::Options& options) {
 
 Result<std::unique_ptr<BlockStore>> BlockStore::create(const Options& options, const Clock& clock) {
   PEGA_TRY(validate(options));
-  PEGA_TRY_LET(auto blocks, BlockTable::create(options.slot_count, options.eviction));
+  PEGA_TRY_LET(auto blocks, BlockTable::create({.pool_bytes = options.pool_bytes,
+                                                .nodes = options.nodes,
+                                                .eviction = options.eviction}));
   PEGA_TRY_LET(auto claims, ClaimTable::create(options.max_claims));
   PEGA_TRY_LET(auto pins, PinTable::create(options.max_pins));
   PEGA_TRY_LET(auto jobs, JobTable::create(options.max_reservations));
@@ -60,39 +68,30 @@ Result<std::unique_ptr<BlockStore>> BlockStore::create(const Options& options, c
 BlockStore::BlockStore(std::unique_ptr<Impl> impl) : impl_(std::move(impl)) {}
 BlockStore::~BlockStore() = default;
 
-Result<void> BlockStore::recut(std::uint32_t slot_count) {
-  if (!is_at_rest()) {
-    return fail(Errc::kBusy, "{} slots are being written and {} blocks held",
-                impl_->blocks.written_count(), impl_->blocks.held_count());
-  }
-  Options options = impl_->options;
-  options.slot_count = slot_count;
-  PEGA_TRY(validate(options));
-  PEGA_TRY_LET(auto blocks, BlockTable::create(slot_count, options.eviction));
-  impl_->counted.evictions += impl_->blocks.sealed_count();
-  impl_->blocks = std::move(blocks);
-  impl_->options = options;
-  impl_->set_limits();
-  // The sweeps have nothing left to pass.
-  std::erase_if(impl_->queue, [](const Work& work) {
-    return std::holds_alternative<DeadSweepWork>(work) || std::holds_alternative<CleanupWork>(work);
-  });
-  impl_->cleanup.done = true;
-  return {};
+// ---- shapes
+
+Result<ShapeId> BlockStore::add_shape(const Shape& shape) {
+  const std::size_t before = impl_->blocks.shapes().size();
+  PEGA_TRY_LET(const ShapeId id, impl_->blocks.add_shape(shape));
+  if (impl_->blocks.shapes().size() != before) impl_->queue.emplace_back(TouchWork{id});
+  return id;
 }
 
-void BlockStore::Impl::set_limits() {
-  const double slots = options.slot_count;
-  instance_limit = static_cast<std::uint64_t>(slots * options.instance_share);
-  node_limit = static_cast<std::uint64_t>(slots * options.node_share);
+std::uint64_t BlockStore::page_bytes(SlotIndex frame, std::uint32_t shard) const {
+  return impl_->blocks.shape(impl_->blocks.shape_of(frame)).shards[shard].page_bytes;
+}
+
+std::uint64_t BlockStore::page_offset(SlotIndex frame, std::uint32_t shard) const {
+  return impl_->blocks.page_offset(frame, shard);
 }
 
 // ---- spaces and holders
 
-SpaceId BlockStore::make_space(std::optional<SpaceId> former) {
+SpaceId BlockStore::make_space(ShapeId shape, std::optional<SpaceId> former) {
   PEGA_ASSERT(impl_->next_space != std::numeric_limits<std::uint32_t>::max(), "spaces ran out");
   const SpaceId id{impl_->next_space++};
   impl_->spaces[id].id = id;
+  impl_->spaces[id].shape = shape;
   impl_->spaces[id].former = former;
   return id;
 }
@@ -124,6 +123,16 @@ HolderId BlockStore::add_holder(std::uint32_t instance, Id128 process) {
   return id;
 }
 
+void BlockStore::set_shard(HolderId holder, std::uint32_t shard, std::uint32_t shards) {
+  Holder* const found = impl_->active_holder(holder);
+  if (found == nullptr) return;
+  PEGA_ASSERT(shard < shards && !may_touch(holder), "shard {} of {} for a holder with jobs", shard,
+              shards);
+  found->shard = shard;
+  found->shards = shards;
+  if (shards > 1) found->writer_tag = writer_tag(Id128{~std::uint64_t{0}, found->instance});
+}
+
 void BlockStore::holder_lost(HolderId holder) {
   Holder* const found = impl_->active_holder(holder);
   if (found == nullptr) return;
@@ -135,8 +144,7 @@ void BlockStore::holder_lost(HolderId holder) {
 
 bool BlockStore::may_touch(HolderId holder) const {
   const Holder* const found = impl_->known_holder(holder);
-  return found != nullptr && !(found->pins.is_empty() && found->live_jobs.is_empty() &&
-                               found->forgotten_jobs.is_empty());
+  return found != nullptr && !(found->pins.is_empty() && found->writing == 0);
 }
 
 void BlockStore::holder_gone(HolderId holder) {
@@ -169,7 +177,7 @@ Holder* BlockStore::Impl::active_holder(HolderId id) {
 
 void BlockStore::Impl::forget_instance_if_unused(std::uint32_t instance) {
   const auto found = instances.find(instance);
-  if (found->second.holders == 0 && found->second.held_blocks == 0) instances.erase(found);
+  if (found->second.holders == 0 && found->second.held_bytes == 0) instances.erase(found);
 }
 
 // ---- statistics
@@ -180,7 +188,16 @@ bool BlockStore::is_at_rest() const {
 
 BlockStore::Stats BlockStore::stats() const {
   Stats stats = impl_->counted;
-  stats.free = impl_->blocks.free_count();
+  stats.pool_bytes = impl_->options.pool_bytes;
+  stats.sealed_bytes = impl_->blocks.sealed_bytes();
+  stats.written_bytes = impl_->blocks.written_bytes();
+  stats.used_bytes = stats.sealed_bytes + stats.written_bytes;
+  stats.quarantined_bytes = impl_->jobs.slot_bytes(Job::Fate::kForgotten) +
+                            impl_->jobs.slot_bytes(Job::Fate::kWriterLost);
+  stats.held_bytes = impl_->blocks.held_bytes();
+  stats.units = impl_->blocks.extents().unit_count();
+  stats.free_units = impl_->blocks.extents().free_units();
+  stats.extents_taken = impl_->blocks.exchanged_extents();
   stats.reserved = impl_->jobs.slots(Job::Fate::kLive) + impl_->jobs.slots(Job::Fate::kEnded);
   stats.sealed = impl_->blocks.sealed_count();
   stats.quarantined_timeout = impl_->jobs.slots(Job::Fate::kForgotten);
@@ -196,7 +213,17 @@ BlockStore::Stats BlockStore::stats() const {
   return stats;
 }
 
-std::uint32_t BlockStore::slot_count() const { return impl_->blocks.slot_count(); }
+std::vector<BlockStore::ShapeStats> BlockStore::shapes() const {
+  std::vector<ShapeStats> list;
+  for (const BlockTable::ShapeInfo& info : impl_->blocks.shapes()) {
+    list.push_back({.shape = *info.shape,
+                    .frame_bytes = info.frame_bytes,
+                    .extents = info.extents,
+                    .frames = info.frames,
+                    .used = info.used});
+  }
+  return list;
+}
 
 std::uint64_t BlockStore::memory_bytes() const {
   const std::uint64_t listed = impl_->listed_blocks + impl_->blocks.written_count();

@@ -1,6 +1,6 @@
 #pragma once
 /// \file
-/// Which blocks exist, in which slot of the pool, who may touch them, and which goes next.
+/// Which blocks exist, in which frame of the pool, who may touch them, and which goes next.
 
 #include <cstddef>
 #include <cstdint>
@@ -16,10 +16,11 @@
 #include "base/job_id.h"
 #include "engine/eviction.h"
 #include "engine/lost_blocks.h"
+#include "engine/shape.h"
 
 namespace pegaflow {
 
-/// A place for one page in the pool; its first byte is at index * slot_bytes.
+/// A frame: the place in the pool for all pages of one block. Where they are says page_offset().
 using SlotIndex = std::uint32_t;
 inline constexpr SlotIndex kNoSlot = ~SlotIndex{0};
 
@@ -32,12 +33,19 @@ enum class HolderId : std::uint64_t {};
 /// A worker's name for a pin: rising within its process.
 enum class PinId : std::uint64_t {};
 
-/// Owns the index from (space, key) to slot over a pool of equally sized slots. Knows no bytes.
+/// Owns the index from (space, key) to frame over one pool. Knows no bytes.
 ///
-/// A slot is free, reserved (somebody may be writing), sealed (findable) or quarantined (somebody
-/// might still touch it). It is given out again only when nobody can still touch it: see the table
-/// in docs/architecture.md. The store never grows: when nothing can be evicted, reserve() says so
-/// and the caller drops its save.
+/// A frame holds the pages of all shards of a block, so a block is there whole or not at all. It is
+/// free, reserved (somebody may be writing), sealed (findable) or quarantined (somebody might still
+/// touch it). It is given out again only when nobody can still touch it: see the table in
+/// docs/architecture.md. The store never grows: when nothing can be evicted, reserve() says so and
+/// the caller drops its save.
+///
+/// Blocks of different shapes share the pool in *extents*, runs of units that one shape has for
+/// itself; see docs/decisions/0005. A shape without a free frame takes free units; then, from
+/// another shape, the extent that was used longest ago on average, if that is longer ago than the
+/// use of the block it would evict itself; then it evicts its own. An extent with a block that is
+/// written or held stays where it is.
 ///
 /// Eviction takes the block at rest (sealed, neither pinned nor claimed) that its policy names; see
 /// engine/eviction.h. When none is at rest, the oldest claim is revoked whole; claims that nobody
@@ -49,16 +57,18 @@ enum class PinId : std::uint64_t {};
 /// back one after the other through one queue, first in first out: the call itself does one slice
 /// of that queue, work() does the others. Ask has_work() after a call that ends something.
 ///
-/// Thread-bound, no locks. 80 bytes a slot and two to four 8-byte index cells; claims, pins and
-/// reservations cost 4 bytes a block while they live, and about 150 bytes each.
+/// Thread-bound, no locks. 80 bytes a frame and two to four 8-byte index cells, however many shards
+/// it has; claims, pins and reservations cost 4 bytes a block while they live, and about 150 bytes
+/// each.
 class BlockStore {
  public:
   struct Options {
-    std::uint32_t slot_count = 0;  ///< Up to 2^31; 0 until the pool is cut, see recut().
-    /// Of the slots: what one instance may hold: the blocks of its claims, and of pins that were
+    std::uint64_t pool_bytes = 0;  ///< 4 KiB to 8 TiB.
+    std::uint32_t nodes = 1;       ///< Of memory, that the pool is dealt to; see node_ranges().
+    /// Of the pool: what one instance may hold: the blocks of its claims, and of pins that were
     /// opened from its claims and outlived them.
     double instance_share = 0.5;
-    double node_share = 0.8;  ///< Of the slots: distinct blocks that are claimed or pinned.
+    double node_share = 0.8;  ///< Of the pool: distinct blocks that are claimed or pinned.
     Duration reservation_timeout = std::chrono::seconds(30);
     Duration claim_grace = std::chrono::seconds(1);
     EvictionKind eviction = EvictionKind::kLru;
@@ -77,17 +87,24 @@ class BlockStore {
   static Result<std::unique_ptr<BlockStore>> create(const Options& options, const Clock& clock);
   ~BlockStore();
 
-  /// Forgets every block and starts anew with `slot_count` slots, because the pool is cut for
-  /// another page size. Holders, spaces and the counters of Stats go on. The one call that is not
-  /// done in slices: like create() it takes about 10 ms for a million slots.
-  /// Errors: kBusy when it is not at rest; kInvalidArgument and kOutOfCapacity as create().
-  Result<void> recut(std::uint32_t slot_count);
+  // ---- shapes
+
+  /// The name of a shape, made if no block had it before. Its index is made once, for as many
+  /// blocks as the pool can hold of it: about 20 bytes each, which come in slices through work().
+  /// Errors: kInvalidArgument for a shape without shards or with an empty page; kRefused when a
+  /// page passes 1 GiB or the pages of a block do not fit the pool; kBusy when there are 256
+  /// shapes; kOutOfCapacity when there is no memory for the index.
+  Result<ShapeId> add_shape(const Shape& shape);
+  /// Where the shard's page of the block in `frame` begins in the pool, in bytes: a multiple of
+  /// 4 KiB. `frame` is one that reserve() or open() gave out.
+  [[nodiscard]] std::uint64_t page_offset(SlotIndex frame, std::uint32_t shard) const;
+  [[nodiscard]] std::uint64_t page_bytes(SlotIndex frame, std::uint32_t shard) const;
 
   // ---- spaces and holders
 
-  /// A new space, empty. Never one that existed before. `former` was its namespace's until now:
-  /// blocks of that one are remembered as lost.
-  SpaceId make_space(std::optional<SpaceId> former = std::nullopt);
+  /// A new space for blocks of that shape, empty. Never one that existed before, and never 0.
+  /// `former` was its namespace's until now: blocks of that one are remembered as lost.
+  SpaceId make_space(ShapeId shape, std::optional<SpaceId> former = std::nullopt);
   /// Makes every block of `space` unfindable at once, revokes its claims and forgets its
   /// reservations; slots come back through work() as their readers and writers end. Pins stay.
   /// Afterwards its keys are misses and reserve() says kGone. Unknown spaces are fine.
@@ -95,6 +112,9 @@ class BlockStore {
 
   /// `instance` groups holders for instance_share; `process` tells blocks' writers apart.
   HolderId add_holder(std::uint32_t instance, Id128 process);
+  /// The holder writes `shard` of `shards`; until then it is the only one. Not while it has a job.
+  /// Ranks of one instance then count as one writer of blocks.
+  void set_shard(HolderId holder, std::uint32_t shard, std::uint32_t shards);
   /// The connection ended but its process may live and copy on: its claims end, its reservations
   /// are forgotten and their slots quarantined; its pins stay, and their blocks stay findable.
   /// Unknown or lost holders are fine.
@@ -141,31 +161,40 @@ class BlockStore {
 
   // ---- writing
 
-  /// Reserves a slot for each of `keys` that is neither sealed nor reserved, evicting if need be,
+  /// Reserves a frame for each of `keys` that is neither sealed nor reserved, evicting if need be,
   /// under `job`. May be called several times for one job: that is how long jobs go in slices (of
-  /// `slice_blocks` keys); the timeout counts from the first slot. Slots come in the order of
-  /// `keys`; kNoSlot means skip it (already there, being saved, or no room). A job for which every
-  /// key is skipped does not exist: there is nothing to publish.
+  /// `slice_blocks` keys). Frames come in the order of `keys`; kNoSlot means skip it (already
+  /// there, being saved, or no room).
+  ///
+  /// With several shards the first to ask decides each key, for all of them; the others get the
+  /// same answer, and the timeout counts from the first call. `first` is the place of keys[0] in
+  /// the job. Each shard that asked has to publish() or abandon(). With one shard `first` means
+  /// nothing, the timeout counts from the first frame, and a job for which every key is skipped
+  /// does not exist.
   ///
   /// Where nothing is at rest it does at most one slice of queued work, which may be that of claims
-  /// it revokes; keys for which that gives no slot are skipped.
+  /// it revokes; keys for which that gives no frame are skipped.
   /// Errors: kGone for an unknown or lost holder, for a retired space, or when the job was
-  /// forgotten meanwhile; kInvalidArgument when the job belongs to another holder or space; kBusy
+  /// forgotten meanwhile; kInvalidArgument when the job belongs to another holder, space or number
+  /// of shards, was published by this one, or `first` lies beyond what this shard asked for; kBusy
   /// when there are `max_reservations` jobs.
   Result<std::vector<SlotIndex>> reserve(HolderId holder, SpaceId space, const JobId& job,
-                                         std::span<const BlockKey> keys);
-  /// The slots that the job still has to publish, in the order in which reserve() gave them. Empty
+                                         std::size_t first, std::span<const BlockKey> keys);
+  /// The frames that the job still has to publish, in the order in which reserve() gave them. Empty
   /// where publish() would say kGone. Valid until the next call that changes something.
   [[nodiscard]] std::span<const SlotIndex> slots_of(HolderId holder, const JobId& job) const;
-  /// All copies of the job ended and are whole: seals at most `limit` of its blocks, the last one
-  /// first, and returns how many are left; call again until 0.
-  /// Errors: kGone when the job was forgotten (timeout, reset, lost connection): nothing is sealed,
-  /// and its quarantined slots are freed since their writer has now ended. Also for a job that does
-  /// not exist or belongs to another holder.
+  /// All copies of the job into this holder's shard ended and are whole. The last shard seals at
+  /// most `limit` of its blocks, the last one first, and is told how many are left: it calls again
+  /// until 0. The others are told 0.
+  /// Errors: kGone when the job was forgotten (timeout, reset, a lost connection, another shard's
+  /// abandon), or when its shards asked for different keys: nothing is sealed, and its
+  /// quarantined frames are freed once no shard is writing. Also for a job that does not exist or
+  /// of which this holder has reserved nothing.
   Result<std::size_t> publish(HolderId holder, const JobId& job,
                               std::size_t limit = ~std::size_t{0});
-  /// All copies of the job ended, and the blocks are not good: their slots are given back.
-  /// Unknown jobs are fine.
+  /// All copies of the job into this holder's shard ended, and the blocks are not good: they are
+  /// forgotten for all shards, and their frames given back once none is writing. Unknown jobs are
+  /// fine.
   void abandon(HolderId holder, const JobId& job);
 
   // ---- time and background work
@@ -181,20 +210,28 @@ class BlockStore {
 
   struct Cleanup {
     std::uint64_t evicted_blocks = 0;
+    std::uint64_t evicted_bytes = 0;
     std::uint64_t still_referenced_blocks = 0;  ///< Pinned, claimed or being written when passed.
     bool done = false;
   };
-  /// Queues the eviction of every block at rest, in the order of slots; cleanup() tells how far it
+  /// Queues the eviction of every block at rest, in the order of frames; cleanup() tells how far it
   /// is. A second call while one is under way joins it.
   void start_cleanup();
   [[nodiscard]] const Cleanup& cleanup() const;
 
-  /// True when no slot is reserved, quarantined, pinned or claimed: the pool may be cut anew.
+  /// True when no frame is reserved, quarantined, pinned or claimed.
   [[nodiscard]] bool is_at_rest() const;
 
   struct Stats {
-    // Slots now.
-    std::uint32_t free = 0;
+    // Frames now, and bytes of them.
+    std::uint64_t pool_bytes = 0;
+    std::uint64_t used_bytes = 0;  ///< Of frames that are not free.
+    std::uint64_t sealed_bytes = 0;
+    std::uint64_t written_bytes = 0;
+    std::uint64_t quarantined_bytes = 0;
+    std::uint64_t held_bytes = 0;
+    std::uint32_t units = 0;  ///< That extents are made of.
+    std::uint32_t free_units = 0;
     std::uint32_t reserved = 0;
     std::uint32_t sealed = 0;  ///< Findable or of a retired space, pinned ones included.
     std::uint32_t quarantined_timeout =
@@ -215,7 +252,8 @@ class BlockStore {
     /// too, so the search for reasons ends some blocks behind the last that is remembered.
     MissCounts misses{};
     std::uint64_t insertions = 0;       ///< Blocks sealed.
-    std::uint64_t evictions = 0;        ///< Blocks evicted to make room, or for a new cut.
+    std::uint64_t evictions = 0;        ///< Blocks evicted to make room.
+    std::uint64_t extents_taken = 0;    ///< By one shape from another, with their blocks.
     std::uint64_t cleaned = 0;          ///< Blocks evicted by cleanup.
     std::uint64_t retired = 0;          ///< Blocks dropped with their space.
     std::uint64_t condemned = 0;        ///< Blocks dropped because their bytes were wrong.
@@ -230,17 +268,26 @@ class BlockStore {
     AgeHistogram evicted_idle;         ///< How long an evicted block had been at rest.
   };
   [[nodiscard]] Stats stats() const;
-  /// How long the block that goes next has been at rest; no value when none is at rest.
+  /// How long the block has been at rest that goes next, of the shape where it is longest; no value
+  /// when none is at rest.
   [[nodiscard]] std::optional<std::uint32_t> next_victim_idle_s() const;
-  [[nodiscard]] std::uint32_t slot_count() const;
+  /// What each shape that was ever added has of the pool.
+  struct ShapeStats {
+    Shape shape{};
+    std::uint64_t frame_bytes = 0;
+    std::uint32_t extents = 0;
+    std::uint64_t frames = 0;  ///< Of its extents.
+    std::uint32_t used = 0;    ///< Of them, not free.
+  };
+  [[nodiscard]] std::vector<ShapeStats> shapes() const;
   /// Bytes of the index and tables, without the pool.
   [[nodiscard]] std::uint64_t memory_bytes() const;
 
-  /// The slot of the `n`-th block at rest, counted from the one that came to rest last. O(slots);
+  /// The frame of the `n`-th block at rest, counted from the one that came to rest last. O(frames);
   /// for tests that damage one.
   [[nodiscard]] std::optional<SlotIndex> recent_slot(std::size_t n) const;
 
-  /// Checks every invariant of the tables, in O(slots). For tests and simulations.
+  /// Checks every invariant of the tables, in O(frames). For tests and simulations.
   /// Errors: kInternal that names the first broken one.
   [[nodiscard]] Result<void> check() const;
 

@@ -4,7 +4,8 @@
 ///
 /// block_store.cpp         making it, spaces and holders, statistics
 /// block_store_read.cpp    lookup, claim, open, release
-/// block_store_write.cpp   reserve, publish, abandon, timeouts
+/// block_store_reserve.cpp reserve, and how it finds room
+/// block_store_write.cpp   publish, abandon, timeouts
 /// block_store_work.cpp    the queue of what is given back in slices
 /// block_store_lost.cpp    why blocks are not there, and how long they lived
 /// block_store_check.cpp   every invariant
@@ -37,7 +38,9 @@ struct BlockStore::Impl {
         jobs(std::move(job_table)),
         losses(std::move(lost_blocks)),
         made(time.now()) {
-    set_limits();
+    const auto pool = static_cast<double>(given.pool_bytes);
+    instance_limit = static_cast<std::uint64_t>(pool * given.instance_share);
+    node_limit = static_cast<std::uint64_t>(pool * given.node_share);
   }
 
   // ---- who is there
@@ -61,19 +64,28 @@ struct BlockStore::Impl {
   /// Brings `second` up to date; once a call or a slice, since a look costs as much as a block.
   void look_at_clock();
   /// Frees a block at rest, counts it, and remembers why: `why`, or that its space is retired.
-  void drop(SlotIndex slot, Miss why);
+  void drop(SlotIndex slot, Miss why, bool is_victim = false);
   /// Counts why the first of `missing` and those behind it were not found.
   void count_misses(const Space& space, std::span<const BlockKey> missing);
   [[nodiscard]] Miss why_missing(const Space& space, const BlockKey& key, SlotIndex slot) const;
 
   // ---- reservations
-  /// False when its writer or space left, though the queued work has not come to it yet.
-  [[nodiscard]] static bool may_publish(const Job& job);
+  /// False when a writer of it or its space left, though the queued work has not come to it yet.
+  [[nodiscard]] bool may_publish(const Job& job) const;
   void forget_job(std::uint32_t row);
-  void end_job(std::uint32_t row);
-  /// Sees to a free slot, by eviction if need be; false when `steps` of queued work give none.
-  bool make_room(std::uint32_t& steps);
-  void prefetch_victims(std::size_t count) const;
+  /// That shard's copies into a forgotten job have ended, or never began.
+  void end_shard(std::uint32_t row, std::uint32_t shard);
+  /// If nobody writes a forgotten job any more, queues what it has left.
+  void end_job_if_over(std::uint32_t row);
+  /// The row of the job for which a call of `writer` may reserve, or kNone: none is there yet.
+  Result<std::uint32_t> reservable(Holder& writer, const Space& where, const JobId& job) const;
+  /// What the key gets, a frame or kNoSlot. `add_job` makes the job's row if it is not there.
+  template <typename AddJob>
+  SlotIndex decide(const Space& space, const BlockKey& key, SlotIndex present, std::uint32_t& steps,
+                   AddJob&& add_job);
+  /// Sees to a free frame, by exchange or eviction if need be; false when `steps` of queued work
+  /// give none.
+  bool make_room(ShapeId shape, std::uint32_t& steps);
 
   // ---- queued work (block_store_work.cpp)
   void do_slice();
@@ -86,6 +98,8 @@ struct BlockStore::Impl {
   bool step(RetireWork& work);
   bool step(DeadSweepWork& work);
   bool step(CleanupWork& work);
+  bool step(LeavingWork& work);
+  bool step(TouchWork& work);
   /// A claim or pin less; frees the block if that was the last and its space is retired.
   void give_back(SlotIndex slot);
   void prefetch_sweep(SlotIndex slot) const;
@@ -94,8 +108,6 @@ struct BlockStore::Impl {
   [[nodiscard]] Result<void> check_holds() const;
   [[nodiscard]] Result<void> check_jobs() const;
   [[nodiscard]] Result<void> check_shares() const;
-
-  void set_limits();
 
   Options options;
   const Clock& clock;
@@ -113,10 +125,11 @@ struct BlockStore::Impl {
   std::unordered_map<std::uint32_t, Instance> instances;
   std::uint64_t next_holder = 1;
   std::uint32_t next_space = 1;
-  std::uint64_t instance_limit = 0;  ///< Blocks.
+  std::uint64_t instance_limit = 0;  ///< Bytes.
   std::uint64_t node_limit = 0;
 
   WorkQueue queue;
+  std::uint32_t step_cost = 1;  ///< Of the last step, in blocks.
   Cleanup cleanup;
   std::uint64_t listed_blocks = 0;  ///< In the lists of claims, pins and queued work.
   Stats counted;                    ///< The part "since the start".

@@ -10,13 +10,17 @@ void BlockStore::Impl::look_at_clock() {
 }
 
 std::optional<std::uint32_t> BlockStore::next_victim_idle_s() const {
-  const SlotIndex victim = impl_->blocks.victim();
-  if (victim == kNoSlot) return std::nullopt;
   impl_->look_at_clock();
-  return impl_->second - impl_->blocks[victim].rested_s;
+  std::optional<std::uint32_t> longest;
+  for (std::uint32_t shape = 0; shape < impl_->blocks.shape_count(); ++shape) {
+    const SlotIndex victim = impl_->blocks.victim(ShapeId{shape});
+    if (victim == kNoSlot) continue;
+    longest = std::max(longest.value_or(0), impl_->second - impl_->blocks[victim].rested_s);
+  }
+  return longest;
 }
 
-void BlockStore::Impl::drop(SlotIndex slot, Miss why) {
+void BlockStore::Impl::drop(SlotIndex slot, Miss why, bool is_victim) {
   const Block& block = blocks[slot];
   const Miss reason = is_live(block.space) ? why : Miss::kReset;
   losses.remember(key_hash(block.space, block.key), reason);
@@ -24,7 +28,7 @@ void BlockStore::Impl::drop(SlotIndex slot, Miss why) {
     ++counted.evictions;
     counted.evicted_age.record(second - block.sealed_s);
     counted.evicted_idle.record(second - block.rested_s);
-    blocks.evict(slot);
+    is_victim ? blocks.evict(slot) : blocks.free(slot);
     return;
   }
   ++(reason == Miss::kCleaned ? counted.cleaned : counted.retired);
@@ -42,7 +46,7 @@ void BlockStore::Impl::count_misses(const Space& space, std::span<const BlockKey
   constexpr std::size_t kPatience = BlockTable::kGroup;
   std::size_t told = 0;
   prefetch(0);
-  blocks.find_each(space.id, missing, [&](std::size_t i, SlotIndex slot) {
+  blocks.find_each(space.shape, space.id, missing, [&](std::size_t i, SlotIndex slot) {
     if (i % BlockTable::kGroup == 0) prefetch(i + BlockTable::kGroup);
     const Miss why = why_missing(space, missing[i], slot);
     if (why == Miss::kNew) return i - told < kPatience;
@@ -56,7 +60,9 @@ void BlockStore::Impl::count_misses(const Space& space, std::span<const BlockKey
 
 Miss BlockStore::Impl::why_missing(const Space& space, const BlockKey& key, SlotIndex slot) const {
   if (slot != kNoSlot) {
-    if (blocks[slot].state == SlotState::kSealed) return Miss::kBehindHole;
+    if (blocks[slot].state == SlotState::kSealed) {
+      return blocks.is_leaving(slot) ? Miss::kEvicted : Miss::kBehindHole;
+    }
     return may_publish(jobs[blocks[slot].owner]) ? Miss::kBeingSaved : Miss::kSaveFailed;
   }
   const Miss why = losses.why(key_hash(space.id, key));

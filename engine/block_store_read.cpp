@@ -6,19 +6,11 @@
 
 namespace pegaflow {
 
-namespace {
-
-bool is_sealed(const BlockTable& blocks, SlotIndex slot) {
-  return slot != kNoSlot && blocks[slot].state == SlotState::kSealed;
-}
-
-}  // namespace
-
 std::size_t BlockStore::lookup(SpaceId space, std::span<const BlockKey> keys) const {
   std::size_t found = 0;
-  if (const Space* const where = impl_->live_space(space)) {
-    found = impl_->blocks.find_each(space, keys, [this](std::size_t, SlotIndex slot) {
-      return is_sealed(impl_->blocks, slot);
+  if (const Space* const where = impl_->live_space(space); where != nullptr) {
+    found = impl_->blocks.find_each(where->shape, space, keys, [this](std::size_t, SlotIndex slot) {
+      return impl_->blocks.is_readable(slot);
     });
     if (found != keys.size()) impl_->count_misses(*where, keys.subspan(found));
   } else {
@@ -45,13 +37,14 @@ Result<std::size_t> BlockStore::claim(HolderId holder, SpaceId space,
   if (where == nullptr) return 0;
 
   BlockTable& blocks = impl_->blocks;
-  const std::uint64_t room = impl_->room_for_claim(*owner);
+  const std::uint64_t frame_bytes = blocks.layout(where->shape).frame_bytes();
+  const std::uint64_t room = impl_->room_for_claim(*owner) / frame_bytes;
   // First which blocks, then hold them: so the neighbours in the order of eviction, which lie
   // anywhere, can be on their way meanwhile. One block over the limit tells that there is one.
   std::vector<SlotIndex> found;
   found.reserve(std::min<std::size_t>(keys.size(), room + 1));
-  blocks.find_each(space, keys, [&](std::size_t, SlotIndex slot) {
-    if (!is_sealed(blocks, slot) || found.size() > room) return false;
+  blocks.find_each(where->shape, space, keys, [&](std::size_t, SlotIndex slot) {
+    if (!blocks.is_readable(slot) || found.size() > room) return false;
     found.push_back(slot);
     return true;
   });
@@ -62,7 +55,8 @@ Result<std::size_t> BlockStore::claim(HolderId holder, SpaceId space,
     if (i + 2 * kAhead < found.size()) blocks.prefetch_block(found[i + 2 * kAhead]);
     if (i + kAhead < found.size()) blocks.prefetch_neighbours(found[i + kAhead]);
     const bool is_new_to_node = blocks[found[i]].holds == 0;
-    is_shortened = i == room || (is_new_to_node && blocks.held_count() >= impl_->node_limit);
+    is_shortened =
+        i == room || (is_new_to_node && blocks.held_bytes() + frame_bytes > impl_->node_limit);
     if (is_shortened) {
       found.resize(i);
       break;
@@ -78,14 +72,15 @@ Result<std::size_t> BlockStore::claim(HolderId holder, SpaceId space,
   claim.holder = owner;
   claim.space = where;
   claim.made = impl_->clock.now();
-  impl_->instances[owner->instance].held_blocks += count;
+  claim.frame_bytes = frame_bytes;
+  impl_->instances[owner->instance].held_bytes += count * frame_bytes;
   impl_->listed_blocks += count;
   impl_->claims.add(std::move(claim));
   return count;
 }
 
 std::uint64_t BlockStore::Impl::room_for_claim(const Holder& holder) const {
-  const std::uint64_t held = instances.at(holder.instance).held_blocks;
+  const std::uint64_t held = instances.at(holder.instance).held_bytes;
   return held < instance_limit ? instance_limit - held : 0;
 }
 
@@ -146,7 +141,8 @@ Result<BlockStore::OpenedPages> BlockStore::open(HolderId holder, const Id128& t
   opened.opened = impl_->clock.now();
   opened.blocks.assign(range.begin(), range.end());
   for (const SlotIndex slot : opened.blocks) impl_->blocks.hold_again(slot);
-  claim.pinned_blocks += count;
+  opened.frame_bytes = claim.frame_bytes;
+  claim.pinned_bytes += count * claim.frame_bytes;
   impl_->claims.mark_opened(claim_row);
   impl_->listed_blocks += count;
   OpenedPages pages = impl_->pages_of(opened, reader->writer_tag);
@@ -193,8 +189,8 @@ void BlockStore::Impl::end_claim(std::uint32_t row) {
   Claim claim = claims.remove(row);
   // Its pins live on and take its share over.
   Instance& instance = instances.at(claim.holder->instance);
-  instance.held_blocks -= claim.blocks.size();
-  instance.held_blocks += claim.pinned_blocks;
+  instance.held_bytes -= claim.blocks.size() * claim.frame_bytes;
+  instance.held_bytes += claim.pinned_bytes;
   queue.emplace_back(GiveBackWork{std::move(claim.blocks)});
 }
 
@@ -202,9 +198,9 @@ void BlockStore::Impl::end_pin(std::uint32_t row) {
   Pin pin = pins.remove(row);
   const std::uint32_t claim = claims.find(pin.claim, pin.claim_serial);
   if (claim != ClaimTable::kNone) {
-    claims[claim].pinned_blocks -= pin.blocks.size();
+    claims[claim].pinned_bytes -= pin.blocks.size() * pin.frame_bytes;
   } else {
-    instances.at(pin.instance).held_blocks -= pin.blocks.size();
+    instances.at(pin.instance).held_bytes -= pin.blocks.size() * pin.frame_bytes;
     forget_instance_if_unused(pin.instance);
   }
   if (pin.holder->is_lost) lost_pinned_blocks -= pin.blocks.size();

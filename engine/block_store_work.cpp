@@ -28,11 +28,13 @@ const BlockStore::Cleanup& BlockStore::cleanup() const { return impl_->cleanup; 
 
 void BlockStore::Impl::do_slice() {
   look_at_clock();
-  for (std::uint32_t i = 0; i < options.slice_blocks && do_step(); ++i) {
+  for (std::uint32_t i = 0; i < options.slice_blocks && do_step();) {
+    i += step_cost;
   }
 }
 
 bool BlockStore::Impl::do_step() {
+  step_cost = 1;
   while (!queue.empty()) {
     // A step may append to the queue; a deque keeps the first element where it is.
     if (std::visit([this](auto& work) { return step(work); }, queue.front())) return true;
@@ -64,11 +66,12 @@ void BlockStore::Impl::give_back(SlotIndex slot) {
 
 bool BlockStore::Impl::step(FreeJobWork& work) {
   if (jobs[work.job].slots.empty()) {
-    jobs.remove(work.job);
+    jobs.set_queued(work.job, false);
+    jobs.remove_if_unused(work.job);
     return false;
   }
   const SlotIndex slot = jobs.pop_slot(work.job);
-  // Otherwise its key has moved to another slot.
+  // Otherwise its key has moved to another frame.
   if (blocks[slot].indexed) {
     losses.remember(key_hash(blocks[slot].space, blocks[slot].key), Miss::kSaveFailed);
   }
@@ -84,17 +87,17 @@ bool BlockStore::Impl::step(LeaveWork& work) {
     end_claim(holder.claims.front());
     return true;
   }
-  if (!holder.is_gone) {
-    if (holder.live_jobs.is_empty()) return false;
-    forget_job(holder.live_jobs.front());
+  if (!holder.live_writers.is_empty()) {
+    const Writer& writer = jobs.writer_row(holder.live_writers.front());
+    const std::uint32_t job = writer.job;
+    const bool ends_now = holder.is_gone && !writer.has_published;
+    forget_job(job);
+    if (ends_now) end_shard(job, holder.shard);
     return true;
   }
-  if (!holder.live_jobs.is_empty()) {
-    end_job(holder.live_jobs.front());
-    return true;
-  }
-  if (!holder.forgotten_jobs.is_empty()) {
-    end_job(holder.forgotten_jobs.front());
+  if (!holder.is_gone) return false;
+  if (!holder.forgotten_writers.is_empty()) {
+    end_shard(jobs.writer_row(holder.forgotten_writers.front()).job, holder.shard);
     return true;
   }
   if (!holder.pins.is_empty()) {
@@ -124,12 +127,13 @@ bool BlockStore::Impl::step(RetireWork& work) {
 }
 
 bool BlockStore::Impl::step(DeadSweepWork& work) {
-  if (work.next >= blocks.untouched_from()) {
-    if (!work.again) return false;
+  SlotIndex slot = blocks.next_touched(work.next);
+  if (slot == kNoSlot && work.again) {
     work = {};
+    slot = blocks.next_touched(0);
   }
-  if (work.next >= blocks.untouched_from()) return false;
-  const SlotIndex slot = work.next++;
+  if (slot == kNoSlot) return false;
+  work.next = slot + 1;
   const Block& block = blocks[slot];
   if (block.state == SlotState::kSealed && block.holds == 0 && !is_live(block.space)) {
     drop(slot, Miss::kReset);
@@ -138,11 +142,12 @@ bool BlockStore::Impl::step(DeadSweepWork& work) {
 }
 
 bool BlockStore::Impl::step(CleanupWork& work) {
-  if (work.next >= blocks.untouched_from()) {
+  const SlotIndex slot = blocks.next_touched(work.next);
+  if (slot == kNoSlot) {
     cleanup.done = true;
     return false;
   }
-  const SlotIndex slot = work.next++;
+  work.next = slot + 1;
   prefetch_sweep(slot);
   const Block& block = blocks[slot];
   if (block.state == SlotState::kFree) return true;
@@ -151,17 +156,41 @@ bool BlockStore::Impl::step(CleanupWork& work) {
     return true;
   }
   ++cleanup.evicted_blocks;
+  cleanup.evicted_bytes += blocks.layout(blocks.shape_of(slot)).frame_bytes();
   drop(slot, Miss::kCleaned);
   return true;
 }
 
+bool BlockStore::Impl::step(LeavingWork& work) {
+  // All of its blocks were at rest when it began to leave, and nobody finds them any more. When the
+  // last one goes the extent goes with it.
+  const auto is_there = [&] { return blocks.extent(work.extent).serial == work.serial; };
+  while (is_there() && work.next < blocks.extent(work.extent).touched) {
+    const SlotIndex slot = blocks.first_row(work.extent) + work.next++;
+    prefetch_sweep(slot);
+    if (blocks[slot].state != SlotState::kSealed) continue;
+    drop(slot, Miss::kEvicted);
+    return true;
+  }
+  PEGA_ASSERT(!is_there(), "extent {} is leaving with blocks in it", work.extent);
+  blocks.end_exchange(work.for_shape);
+  return false;
+}
+
+bool BlockStore::Impl::step(TouchWork& work) {
+  // A page of memory that comes costs about as much as four blocks given back.
+  if (!blocks.touch_index(work.shape, work.next++, 1)) return false;
+  step_cost = 4;
+  return true;
+}
+
 void BlockStore::Impl::prefetch_sweep(SlotIndex slot) const {
-  // Slots come in order, which the hardware sees; their index cells and neighbours do not.
+  // Frames come in order, which the hardware sees; their index cells and neighbours do not.
   constexpr SlotIndex kAhead = 8;
-  if (slot + kAhead >= blocks.untouched_from()) return;
-  if (blocks[slot + kAhead].state != SlotState::kSealed) return;
-  blocks.prefetch_cell(slot + kAhead);
-  blocks.prefetch_neighbours(slot + kAhead);
+  const SlotIndex ahead = blocks.next_touched(slot + kAhead);
+  if (ahead != slot + kAhead || blocks[ahead].state != SlotState::kSealed) return;
+  blocks.prefetch_cell(ahead);
+  blocks.prefetch_neighbours(ahead);
 }
 
 }  // namespace pegaflow

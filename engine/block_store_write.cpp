@@ -5,150 +5,113 @@
 
 namespace pegaflow {
 
-Result<std::vector<SlotIndex>> BlockStore::reserve(HolderId holder, SpaceId space, const JobId& job,
-                                                   std::span<const BlockKey> keys) {
-  Holder* const writer = impl_->active_holder(holder);
-  if (writer == nullptr) return fail(Errc::kGone, "reserve for a holder that left");
-  Space* const where = impl_->live_space(space);
-  if (where == nullptr) return fail(Errc::kGone, "reserve in a space that was reset");
-  std::uint32_t row = impl_->jobs.find(job);
-  if (row != JobTable::kNone) {
-    const Job& known = impl_->jobs[row];
-    if (!Impl::may_publish(known)) return fail(Errc::kGone, "job {} was forgotten", job.number);
-    if (known.holder != writer || known.space != where) {
-      return fail(Errc::kInvalidArgument, "job {} belongs to another holder or space", job.number);
-    }
-  } else if (impl_->jobs.is_full()) {
-    return fail(Errc::kBusy, "there are {} reservations already", impl_->jobs.size());
-  }
-
-  impl_->look_at_clock();
-  BlockTable& blocks = impl_->blocks;
-  std::vector<SlotIndex> slots(keys.size(), kNoSlot);
-  std::uint32_t steps = impl_->options.slice_blocks;
-  blocks.find_each(space, keys, [&](std::size_t i, SlotIndex present) {
-    if (i % BlockTable::kGroup == 0) impl_->prefetch_victims(BlockTable::kGroup);
-    if (present != kNoSlot) {
-      if (blocks[present].state == SlotState::kSealed ||
-          Impl::may_publish(impl_->jobs[blocks[present].owner])) {
-        ++impl_->counted.skipped_present;
-        return true;
-      }
-      // Its job will never seal it, but its writer may still write: the key moves to another slot.
-      blocks.unlist(present);
-    }
-    if (!impl_->make_room(steps)) {
-      ++impl_->counted.skipped_no_room;
-      impl_->losses.remember(key_hash(space, keys[i]), Miss::kNoRoom);
-      return true;
-    }
-    if (row == JobTable::kNone) {
-      row = impl_->jobs.add(job, *writer, *where,
-                            impl_->clock.now() + impl_->options.reservation_timeout);
-    }
-    slots[i] = blocks.take_free(space, keys[i], row);
-    impl_->jobs.add_slot(row, slots[i]);
-    return true;
-  });
-  return slots;
-}
-
-void BlockStore::Impl::prefetch_victims(std::size_t count) const {
-  if (count <= blocks.free_count()) return;
-  blocks.prefetch_victims(count);
-}
-
-bool BlockStore::Impl::make_room(std::uint32_t& steps) {
-  for (;;) {
-    if (blocks.has_free()) return true;
-    if (const SlotIndex victim = blocks.victim(); victim != kNoSlot) {
-      drop(victim, Miss::kEvicted);
-      return true;
-    }
-    if (steps == 0) return false;
-    if (queue.empty()) {
-      const std::uint32_t claim = claims.first_to_revoke(clock.now(), options.claim_grace);
-      if (claim == ClaimTable::kNone) return false;
-      ++counted.claims_revoked;
-      end_claim(claim);
-    }
-    if (do_step()) --steps;
-  }
-}
-
-bool BlockStore::Impl::may_publish(const Job& job) {
-  return job.fate == Job::Fate::kLive && !job.holder->is_lost && !job.holder->is_gone &&
-         !job.space->is_retired;
-}
-
-std::span<const SlotIndex> BlockStore::slots_of(HolderId holder, const JobId& job) const {
-  const std::uint32_t row = impl_->jobs.find(job);
-  if (row == JobTable::kNone || impl_->jobs[row].holder->id != holder ||
-      !Impl::may_publish(impl_->jobs[row])) {
+std::span<const SlotIndex> BlockStore::slots_of(HolderId holder, const JobId& id) const {
+  const JobTable& jobs = impl_->jobs;
+  const std::uint32_t row = jobs.find(id);
+  const Holder* const caller = impl_->known_holder(holder);
+  if (row == JobTable::kNone || caller == nullptr || caller->shards != jobs[row].shards() ||
+      !impl_->may_publish(jobs[row])) {
     return {};
   }
-  return impl_->jobs[row].slots;
+  const Writer* const writer = jobs.writer(row, caller->shard);
+  if (writer == nullptr || writer->holder != caller) return {};
+  return jobs[row].slots;
 }
 
-Result<std::size_t> BlockStore::publish(HolderId holder, const JobId& job, std::size_t limit) {
-  const std::uint32_t row = impl_->jobs.find(job);
-  if (row == JobTable::kNone || impl_->jobs[row].holder->id != holder ||
-      impl_->known_holder(holder) == nullptr) {
-    return fail(Errc::kGone, "job {} has no reservation of this holder", job.number);
+Result<std::size_t> BlockStore::publish(HolderId holder, const JobId& id, std::size_t limit) {
+  JobTable& jobs = impl_->jobs;
+  const std::uint32_t row = jobs.find(id);
+  const Holder* const caller = impl_->known_holder(holder);
+  const Writer* const writer =
+      row == JobTable::kNone || caller == nullptr || caller->shards != jobs[row].shards()
+          ? nullptr
+          : jobs.writer(row, caller->shard);
+  if (writer == nullptr || writer->holder != caller) {
+    return fail(Errc::kGone, "job {} has no reservation of this holder", id.number);
   }
-  if (!Impl::may_publish(impl_->jobs[row])) {
+  if (!impl_->may_publish(jobs[row])) {
     ++impl_->counted.late_publishes;
-    impl_->end_job(row);
-    impl_->do_slice();
-    return fail(Errc::kGone, "job {} was forgotten", job.number);
+    abandon(holder, id);
+    return fail(Errc::kGone, "job {} was forgotten", id.number);
   }
-  const std::uint32_t writer_tag = impl_->jobs[row].holder->writer_tag;
-  const std::vector<SlotIndex>& slots = impl_->jobs[row].slots;
+  if (!writer->has_published) jobs.publish(row, caller->shard);
+  if (jobs[row].published != jobs[row].shards()) return 0;
+  if (!jobs.all_know_all(row)) {
+    // A shard never heard of some frames, so nobody wrote them.
+    abandon(holder, id);
+    return fail(Errc::kGone, "the ranks of job {} asked for different keys", id.number);
+  }
+
+  const std::vector<SlotIndex>& slots = jobs[row].slots;
   impl_->look_at_clock();
   // From the last one on: it is to be the first that is evicted.
   const std::size_t count = std::min(limit, slots.size());
   for (std::size_t i = 0; i < count; ++i) {
     constexpr std::size_t kAhead = 8;
     if (slots.size() > kAhead) impl_->blocks.prefetch_block(slots[slots.size() - 1 - kAhead]);
-    impl_->blocks.seal(impl_->jobs.pop_slot(row), writer_tag, impl_->second);
+    impl_->blocks.seal(jobs.pop_slot(row), caller->writer_tag, impl_->second);
   }
   impl_->counted.insertions += count;
   const std::size_t left = slots.size();
-  if (left == 0) {
-    impl_->jobs.end(row);
-    impl_->jobs.remove(row);
-  }
+  if (left == 0) jobs.finish(row);
   return left;
 }
 
-void BlockStore::abandon(HolderId holder, const JobId& job) {
-  const std::uint32_t row = impl_->jobs.find(job);
-  if (row == JobTable::kNone || impl_->jobs[row].holder->id != holder ||
-      impl_->known_holder(holder) == nullptr) {
-    return;
-  }
-  impl_->end_job(row);
+void BlockStore::abandon(HolderId holder, const JobId& id) {
+  JobTable& jobs = impl_->jobs;
+  const std::uint32_t row = jobs.find(id);
+  const Holder* const caller = impl_->known_holder(holder);
+  if (row == JobTable::kNone || caller == nullptr || caller->shards != jobs[row].shards()) return;
+  const Writer* const writer = jobs.writer(row, caller->shard);
+  if (writer == nullptr ? caller->shards == 1 : writer->holder != caller) return;
+  const bool is_done = writer != nullptr && writer->has_published;  // Forgetting says so.
+  if (jobs[row].fate == Job::Fate::kLive) impl_->forget_job(row);
+  if (!is_done) impl_->end_shard(row, caller->shard);
   impl_->do_slice();
 }
 
 void BlockStore::Impl::forget_job(std::uint32_t row) {
-  const Holder& writer = *jobs[row].holder;
-  const bool has_left = writer.is_lost || writer.is_gone;
+  const std::vector<std::uint32_t>& writers = jobs[row].writers;
+  const bool has_left = std::any_of(writers.begin(), writers.end(), [&](std::uint32_t number) {
+    if (number == Job::kNotAsked || number == Job::kDone) return false;
+    const Writer& writer = jobs.writer_row(number);
+    return !writer.has_published && (writer.holder->is_lost || writer.holder->is_gone);
+  });
   jobs.forget(row, has_left ? Job::Fate::kWriterLost : Job::Fate::kForgotten);
+  end_job_if_over(row);
 }
 
-void BlockStore::Impl::end_job(std::uint32_t row) {
-  jobs.end(row);
-  queue.emplace_back(FreeJobWork{row});
+void BlockStore::Impl::end_shard(std::uint32_t row, std::uint32_t shard) {
+  jobs.end_shard(row, shard);
+  end_job_if_over(row);
+}
+
+void BlockStore::Impl::end_job_if_over(std::uint32_t row) {
+  if (jobs[row].writing != 0) return;
+  if (jobs[row].fate != Job::Fate::kEnded) {
+    jobs.end(row);
+    if (!jobs[row].slots.empty()) {
+      jobs.set_queued(row, true);
+      queue.emplace_back(FreeJobWork{row});
+    }
+  }
+  jobs.remove_if_unused(row);
 }
 
 void BlockStore::expire() {
   const TimePoint now = impl_->clock.now();
+  JobTable& jobs = impl_->jobs;
   for (std::uint32_t i = 0; i < impl_->options.slice_blocks; ++i) {
-    const std::uint32_t row = impl_->jobs.first_due();
-    if (row == JobTable::kNone || impl_->jobs[row].deadline > now) return;
-    ++impl_->counted.reservations_timed_out;
-    impl_->forget_job(row);
+    const std::uint32_t row = jobs.first_due();
+    if (row == JobTable::kNone || jobs[row].deadline > now) return;
+    if (jobs[row].fate == Job::Fate::kLive) {
+      ++impl_->counted.reservations_timed_out;
+      jobs.leave_due(row);
+      impl_->forget_job(row);
+    } else {
+      jobs.leave_due(row);
+      impl_->end_job_if_over(row);
+    }
   }
 }
 

@@ -1,6 +1,7 @@
 #pragma once
 /// \file
-/// One row for each slot of the pool: which block is in it, and whether it is findable.
+/// One row for each frame of the pool: which block is in it, whether it is findable; and the shapes
+/// that frames are cut for.
 
 #include <algorithm>
 #include <array>
@@ -8,119 +9,203 @@
 #include <cstdint>
 #include <cstring>
 #include <memory>
+#include <optional>
 #include <span>
+#include <vector>
 
 #include "base/block_key.h"
 #include "base/error.h"
-#include "engine/block_store.h"
+#include "engine/block_row.h"
 #include "engine/eviction.h"
+#include "engine/extent_map.h"
 #include "engine/flat_index.h"
-#include "engine/index_list.h"
+#include "engine/shape.h"
 #include "engine/zero_pages.h"
 
 namespace pegaflow {
 
-enum class SlotState : std::uint8_t {
-  kFree = 0,
-  kWritten,  ///< A reservation owns it; forgotten ones too: then it is in quarantine.
-  kSealed,   ///< Whole. Findable while its space lives.
-};
-
-/// What is in one slot; one cache line.
-struct alignas(64) Block {
-  BlockKey key;
-  SpaceId space{};
-  IndexLink free;              ///< Its place among the free slots.
-  std::uint32_t holds = 0;     ///< Claims and pins that contain it.
-  std::uint32_t owner = 0;     ///< kWritten: the row of its reservation. kSealed: its writer's tag.
-  std::uint32_t sealed_s = 0;  ///< When it was sealed, and when it came to rest last, in seconds
-  std::uint32_t rested_s = 0;  ///< of whoever says so; kSealed only.
-  SlotState state = SlotState::kFree;
-  /// find() sees it. Not so a forgotten block whose key was reserved anew, and a condemned one.
-  bool indexed = false;
-};
-static_assert(sizeof(Block) == 64);
-
-/// The slots, the index from (space, key) to slot, and the policy that orders the blocks at rest.
-/// It changes states as told; why and when is decided above it.
+/// The rows, and for each shape its extents, the index from (space, key) to row, and the policy
+/// that orders its blocks at rest. It changes states as told; why and when is decided above it.
+///
+/// Rows are numbered by where the frame lies: unit u of the pool owns the rows from u * R on, with
+/// R = unit / 4 KiB, of which an extent uses as many as it has frames. So a row names its frame for
+/// ever, no memory moves, and rows that no frame uses cost nothing but addresses.
 class BlockTable {
  public:
+  struct Options {
+    std::uint64_t pool_bytes = 0;
+    std::uint32_t nodes = 1;
+    EvictionKind eviction = EvictionKind::kLru;
+  };
   /// Errors: kOutOfCapacity.
-  static Result<BlockTable> create(std::uint32_t slot_count, EvictionKind eviction);
+  static Result<BlockTable> create(const Options& options);
 
-  /// The slot of a block, sealed or written, or kNoSlot.
-  [[nodiscard]] SlotIndex find(SpaceId space, const BlockKey& key) const;
-  /// Calls `use(i, find(space, keys[i]))` for each key in order, until it says false; returns how
-  /// often it said true. While one group of keys is used, the rows of the next one and the index
-  /// cells of the one behind it are on their way, so that misses hide behind each other.
+  // ---- shapes and extents
+
+  /// The number of an equal shape, or of a new one. Never forgotten: its index is made once.
+  /// Errors: those of FrameLayout::create() and ExtentMap::units_for(); kBusy when there are
+  /// kMaxShapes; kOutOfCapacity.
+  Result<ShapeId> add_shape(const Shape& shape);
+  static constexpr std::size_t kMaxShapes = 256;
+  [[nodiscard]] const FrameLayout& layout(ShapeId shape) const noexcept { return of(shape).layout; }
+  [[nodiscard]] const Shape& shape(ShapeId shape) const noexcept { return of(shape).shape; }
+  /// Where a shard's page of the block in `row` begins in the pool.
+  [[nodiscard]] std::uint64_t page_offset(SlotIndex row, std::uint32_t shard) const;
+  [[nodiscard]] ShapeId shape_of(SlotIndex row) const { return extent_of(row).shape(); }
+  /// Has the memory of a shape's index come, `pages` of 4 KiB from page `first` on; false when
+  /// there is none of them.
+  bool touch_index(ShapeId shape, std::size_t first, std::size_t pages);
+
+  /// A free frame is there; or was made from free units.
+  [[nodiscard]] bool has_free(ShapeId shape) const noexcept {
+    return !of(shape).with_free.is_empty();
+  }
+  bool grow(ShapeId shape);
+  /// Chooses extents of other shapes that make room for one of this shape, if they were used longer
+  /// ago on average than `victim`, its own next one; always, if that is kNoSlot. Their blocks are
+  /// unfindable from now on, and the caller evicts them, row by row. At most one such exchange a
+  /// shape is under way. Empty when there is none to be had.
+  std::vector<ExtentId> start_exchange(ShapeId shape, SlotIndex victim);
+  [[nodiscard]] bool is_exchanging(ShapeId shape) const noexcept {
+    return of(shape).leaving_for_it != 0;
+  }
+  void end_exchange(ShapeId shape) noexcept { --of(shape).leaving_for_it; }
+  [[nodiscard]] bool is_leaving(SlotIndex row) const { return extent_of(row).is_leaving; }
+  [[nodiscard]] const Extent& extent(ExtentId id) const { return extents_[id]; }
+  [[nodiscard]] SlotIndex first_row(ExtentId id) const noexcept { return id << unit_shift_; }
+
+  // ---- finding
+
+  /// The row of a block, sealed or written, or kNoSlot.
+  [[nodiscard]] SlotIndex find(ShapeId shape, SpaceId space, const BlockKey& key) const;
+  /// Calls `use(i, find(shape, space, keys[i]))` for each key in order, until it says false;
+  /// returns how often it said true. While one group of keys is used, the rows of the next one and
+  /// the index cells of the one behind it are on their way, so that misses hide behind each other.
   template <typename Use>
-  std::size_t find_each(SpaceId space, std::span<const BlockKey> keys, Use&& use) const;
+  std::size_t find_each(ShapeId shape, SpaceId space, std::span<const BlockKey> keys,
+                        Use&& use) const;
   static constexpr std::size_t kGroup = 32;
+  /// Sealed, and not in an extent that is leaving.
+  [[nodiscard]] bool is_readable(SlotIndex row) const {
+    return row != kNoSlot && blocks_[row].state == SlotState::kSealed && !is_leaving(row);
+  }
   /// Fetches what hold(), unhold() or free() of a block will touch; the second call, once the first
   /// has arrived, what lies beside it in the order of eviction.
-  void prefetch_block(SlotIndex slot) const {
-    prefetch_row(slot);
-    rows_->prefetch(slot);
+  void prefetch_block(SlotIndex row) const {
+    prefetch_row(row);
+    rows_->prefetch(row);
   }
-  void prefetch_neighbours(SlotIndex slot) const { rows_->prefetch_neighbours(slot); }
-  void prefetch_cell(SlotIndex slot) const;
+  void prefetch_neighbours(SlotIndex row) const { rows_->prefetch_neighbours(row); }
+  void prefetch_cell(SlotIndex row) const;
 
-  [[nodiscard]] bool has_free() const noexcept { return free_count() != 0; }
-  /// Puts a block that is not in the index into a free slot: written, owned by `owner`.
-  SlotIndex take_free(SpaceId space, const BlockKey& key, std::uint32_t owner);
-  /// Makes a block that is written, or held, unfindable; its slot stays as it is.
-  void unlist(SlotIndex slot);
+  // ---- changing
+
+  /// Puts a block that is not in the index into a free frame: written, owned by `owner`.
+  SlotIndex take_free(ShapeId shape, SpaceId space, const BlockKey& key, std::uint32_t owner);
+  /// Makes a block that is written, or held, unfindable; its frame stays as it is.
+  void unlist(SlotIndex row);
   /// A written block is whole: it comes to rest, a new one.
-  void seal(SlotIndex slot, std::uint32_t writer, std::uint32_t now_s);
+  void seal(SlotIndex row, std::uint32_t writer, std::uint32_t now_s);
 
   /// A claim more on a sealed block; a pin more on one that is claimed; one of them less. After the
   /// last one it comes to rest again; unhold() says whether it did.
-  void hold(SlotIndex slot);
-  void hold_again(SlotIndex slot);
-  bool unhold(SlotIndex slot, std::uint32_t now_s);
-  /// Frees a written slot, or one at rest.
-  void free(SlotIndex slot) { free(slot, EvictionPolicy::Freed::kDropped); }
+  void hold(SlotIndex row);
+  void hold_again(SlotIndex row);
+  bool unhold(SlotIndex row, std::uint32_t now_s);
+  /// Frees a written frame, or one at rest. An extent without a used frame gives its units back.
+  void free(SlotIndex row) { free(row, EvictionPolicy::Freed::kDropped); }
   /// Frees the victim.
-  void evict(SlotIndex slot) { free(slot, EvictionPolicy::Freed::kEvicted); }
+  void evict(SlotIndex row) { free(row, EvictionPolicy::Freed::kEvicted); }
 
-  /// The block at rest that goes next; kNoSlot when nothing is at rest.
-  [[nodiscard]] SlotIndex victim() { return policy_->victim(); }
+  /// The block at rest that goes next; kNoSlot when nothing of that shape is at rest.
+  [[nodiscard]] SlotIndex victim(ShapeId shape) { return of(shape).policy->victim(); }
   /// Fetches what evicting the next `count` victims will touch; at most kGroup.
-  void prefetch_victims(std::size_t count) const;
-  /// The `n`-th block counted from the one that came to rest last, or kNoSlot. O(slots).
+  void prefetch_victims(ShapeId shape, std::size_t count) const;
+  /// The `n`-th block counted from the one that came to rest last, or kNoSlot. O(rows).
   [[nodiscard]] SlotIndex recent_at_rest(std::size_t n) const;
 
-  [[nodiscard]] const Block& operator[](SlotIndex slot) const noexcept { return blocks_[slot]; }
+  // ---- looking
 
-  [[nodiscard]] std::uint32_t slot_count() const noexcept {
-    return static_cast<std::uint32_t>(blocks_.size());
-  }
-  /// Slots from here on have never been used since the table was made.
-  [[nodiscard]] std::uint32_t untouched_from() const noexcept { return untouched_from_; }
-  [[nodiscard]] std::uint32_t free_count() const noexcept {
-    return freed_.size() + slot_count() - untouched_from_;
-  }
+  [[nodiscard]] const Block& operator[](SlotIndex row) const noexcept { return blocks_[row]; }
+  /// The first row from `row` on whose frame was used since its extent was made, or kNoSlot.
+  [[nodiscard]] SlotIndex next_touched(SlotIndex row) const;
+
   [[nodiscard]] std::uint32_t written_count() const noexcept { return written_; }
   [[nodiscard]] std::uint32_t sealed_count() const noexcept { return sealed_; }
   [[nodiscard]] std::uint32_t held_count() const noexcept { return held_; }
-  [[nodiscard]] std::uint64_t memory_bytes() const noexcept {
-    return blocks_.size_bytes() + index_.memory_bytes() + rows_->memory_bytes() +
-           policy_->memory_bytes();
+  [[nodiscard]] std::uint64_t written_bytes() const noexcept { return written_bytes_; }
+  [[nodiscard]] std::uint64_t sealed_bytes() const noexcept { return sealed_bytes_; }
+  [[nodiscard]] std::uint64_t held_bytes() const noexcept { return held_bytes_; }
+  [[nodiscard]] std::uint64_t exchanged_extents() const noexcept { return exchanged_; }
+  [[nodiscard]] const ExtentMap& extents() const noexcept { return extents_; }
+  [[nodiscard]] std::uint64_t memory_bytes() const;
+
+  [[nodiscard]] std::uint32_t shape_count() const noexcept {
+    return static_cast<std::uint32_t>(shapes_.size());
   }
+  struct ShapeInfo {
+    const Shape* shape = nullptr;
+    std::uint64_t frame_bytes = 0;
+    std::uint32_t extents = 0;
+    std::uint64_t frames = 0;  ///< Of its extents.
+    std::uint32_t used = 0;    ///< Of them, not free.
+  };
+  [[nodiscard]] std::vector<ShapeInfo> shapes() const;
 
   /// Errors: kInternal that names the first broken invariant.
   [[nodiscard]] Result<void> check() const;
 
  private:
-  BlockTable(ZeroPages<Block> blocks, FlatIndex index, std::unique_ptr<EvictionRows> rows,
-             std::unique_ptr<EvictionPolicy> policy);
-  void prefetch_row(SlotIndex slot) const { __builtin_prefetch(&blocks_[slot], 1); }
-  void free(SlotIndex slot, EvictionPolicy::Freed why);
-  [[nodiscard]] std::uint32_t hash(SlotIndex slot) const noexcept {
-    return hash(blocks_[slot].space, blocks_[slot].key);
+  struct OneShape {
+    Shape shape;
+    FrameLayout layout;
+    std::vector<std::uint32_t> units;  ///< Of an extent, by part.
+    FlatIndex index;
+    std::unique_ptr<EvictionPolicy> policy{};
+    IndexList<&Extent::with_free> with_free{};
+    std::uint32_t extents = 0;
+    std::uint64_t frames = 0;
+    std::uint32_t used = 0;
+    std::uint32_t leaving_for_it = 0;  ///< Extents under exchange.
+    // When looking for an exchange was in vain: not again before something changed.
+    std::uint64_t in_vain_use = ~std::uint64_t{0};
+    std::uint64_t in_vain_quiet = ~std::uint64_t{0};
+  };
+
+  BlockTable(const Options& options, ExtentMap extents, ZeroPages<Block> blocks,
+             std::unique_ptr<EvictionRows> rows);
+  [[nodiscard]] OneShape& of(ShapeId shape) noexcept {
+    return *shapes_[static_cast<std::uint32_t>(shape)];
   }
-  [[nodiscard]] bool is_at_rest(SlotIndex slot) const {
-    return blocks_[slot].state == SlotState::kSealed && blocks_[slot].holds == 0;
+  [[nodiscard]] const OneShape& of(ShapeId shape) const noexcept {
+    return *shapes_[static_cast<std::uint32_t>(shape)];
+  }
+  [[nodiscard]] ExtentId extent_id_of(SlotIndex row) const noexcept {
+    return *extents_.owner(row >> unit_shift_);
+  }
+  [[nodiscard]] Extent& extent_of(SlotIndex row) noexcept { return extents_[extent_id_of(row)]; }
+  [[nodiscard]] const Extent& extent_of(SlotIndex row) const noexcept {
+    return extents_[extent_id_of(row)];
+  }
+  [[nodiscard]] std::uint64_t frame_bytes(const Extent& extent) const noexcept {
+    return of(extent.shape()).layout.frame_bytes();
+  }
+  void prefetch_row(SlotIndex row) const { __builtin_prefetch(&blocks_[row], 1); }
+  void free(SlotIndex row, EvictionPolicy::Freed why);
+  void give_up(ExtentId id);
+  void add_busy(Extent& extent) noexcept { ++extent.busy; }
+  void drop_busy(Extent& extent) noexcept {
+    if (--extent.busy == 0) ++quiet_;
+  }
+  [[nodiscard]] std::uint64_t used_at(SlotIndex row) const { return uses_ - rows_->age(row); }
+  /// Keeps up with the 32-bit count of `rows_`, and the extent's sum with the row.
+  void note_use(Extent& extent, std::uint64_t before) noexcept;
+
+  [[nodiscard]] std::uint32_t hash(SlotIndex row) const noexcept {
+    return hash(blocks_[row].space, blocks_[row].key);
+  }
+  [[nodiscard]] bool is_at_rest(SlotIndex row) const {
+    return blocks_[row].state == SlotState::kSealed && blocks_[row].holds == 0;
   }
   [[nodiscard]] static std::uint32_t hash(SpaceId space, const BlockKey& key) noexcept {
     // The engine's hash is uniform; its second word is zero where the algorithm has 8 bytes only.
@@ -128,26 +213,36 @@ class BlockTable {
     std::memcpy(&second, key.bytes.data() + sizeof second, sizeof second);
     return mix_hash(key.hash(), second + static_cast<std::uint64_t>(space) * 0x9E3779B97F4A7C15ULL);
   }
-  [[nodiscard]] SlotIndex find(std::uint32_t hash, SpaceId space, const BlockKey& key) const {
-    return index_.find(hash, [&](std::uint32_t row) {
+  [[nodiscard]] SlotIndex find(const OneShape& shape, std::uint32_t hash, SpaceId space,
+                               const BlockKey& key) const {
+    return shape.index.find(hash, [&](std::uint32_t row) {
       return blocks_[row].space == space && blocks_[row].key == key;
     });
   }
-  [[nodiscard]] Result<void> check_lists() const;
+  [[nodiscard]] Result<void> check_extent(ExtentId id) const;
+  [[nodiscard]] Result<void> check_shape(const OneShape& shape) const;
 
+  EvictionKind eviction_;
+  ExtentMap extents_;
+  unsigned unit_shift_;  ///< Rows of a unit, as a power of two.
   ZeroPages<Block> blocks_;
-  FlatIndex index_;
   std::unique_ptr<EvictionRows> rows_;
-  std::unique_ptr<EvictionPolicy> policy_;  ///< Refers to `rows_`.
-  IndexList<&Block::free> freed_;
-  std::uint32_t untouched_from_ = 0;
+  std::vector<std::unique_ptr<OneShape>> shapes_;  ///< Policies refer to `rows_`.
+  std::uint64_t uses_ = 0;                         ///< EvictionRows::uses(), and never wraps.
+  std::uint64_t quiet_ = 0;                        ///< How often an extent had no busy frame left.
+  std::uint64_t exchanged_ = 0;
   std::uint32_t written_ = 0;
   std::uint32_t sealed_ = 0;
   std::uint32_t held_ = 0;
+  std::uint64_t written_bytes_ = 0;
+  std::uint64_t sealed_bytes_ = 0;
+  std::uint64_t held_bytes_ = 0;
 };
 
 template <typename Use>
-std::size_t BlockTable::find_each(SpaceId space, std::span<const BlockKey> keys, Use&& use) const {
+std::size_t BlockTable::find_each(ShapeId id, SpaceId space, std::span<const BlockKey> keys,
+                                  Use&& use) const {
+  const OneShape& shape = of(id);
   std::array<std::uint32_t, 4 * kGroup> hashes;
   const auto group = [&](std::size_t begin, auto&& each) {
     const std::size_t end = std::min(begin + kGroup, keys.size());
@@ -155,10 +250,10 @@ std::size_t BlockTable::find_each(SpaceId space, std::span<const BlockKey> keys,
   };
   const auto fetch_cell = [&](std::size_t i, std::uint32_t& key_hash) {
     key_hash = hash(space, keys[i]);
-    index_.prefetch(key_hash);
+    shape.index.prefetch(key_hash);
   };
   const auto fetch_block = [&](std::size_t, std::uint32_t key_hash) {
-    const std::uint32_t guess = index_.first_guess(key_hash);
+    const std::uint32_t guess = shape.index.first_guess(key_hash);
     if (guess != FlatIndex::kNone) prefetch_row(guess);
   };
   group(0, fetch_cell);
@@ -169,7 +264,7 @@ std::size_t BlockTable::find_each(SpaceId space, std::span<const BlockKey> keys,
     group(begin + kGroup, fetch_block);
     const std::size_t end = std::min(begin + kGroup, keys.size());
     for (std::size_t i = begin; i < end; ++i) {
-      if (!use(i, find(hashes[i % hashes.size()], space, keys[i]))) return i;
+      if (!use(i, find(shape, hashes[i % hashes.size()], space, keys[i]))) return i;
     }
   }
   return keys.size();

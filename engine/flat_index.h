@@ -71,9 +71,10 @@ class FlatIndex {
     return true;
   }
 
-  /// Takes the memory of the whole index now. Hashes touch a page of it each: without this the
-  /// first 512 insertions into 16 MiB are 512 page faults, more than a millisecond in one call.
-  void touch() noexcept { cells_.touch(); }
+  /// Has the memory of some pages of 4 KiB come now; false beyond the last. Hashes touch a page
+  /// each: without this the first 512 insertions into 16 MiB are 512 page faults, more than a
+  /// millisecond in one call.
+  bool touch(std::size_t first, std::size_t pages) noexcept { return cells_.touch(first, pages); }
 
   void prefetch(std::uint32_t hash) const noexcept { __builtin_prefetch(&cells_[hash & mask_]); }
   /// The row that find() will most likely look at first, or kNone; for prefetching it.

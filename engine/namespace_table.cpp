@@ -90,16 +90,12 @@ NamespaceTable::NamespaceTable(BlockStore& store, std::size_t max_namespaces)
     : store_(store), max_namespaces_(max_namespaces) {}
 NamespaceTable::~NamespaceTable() = default;
 
-Result<const NamespaceTable::Namespace*> NamespaceTable::enter(std::vector<NamespaceFactor> factors,
-                                                               std::uint64_t page_bytes) {
+Result<const NamespaceTable::Namespace*> NamespaceTable::enter(
+    std::vector<NamespaceFactor> factors) {
   PEGA_TRY_LET(factors, canonical_factors(std::move(factors)));
   for (const auto& row : rows_) {
     Namespace& known = row->space;
     if (known.factors != factors) continue;
-    if (known.page_bytes != page_bytes) {
-      return fail(Errc::kRefused, "pages of {} bytes in namespace {}, whose pages have {}",
-                  page_bytes, known.hash, known.page_bytes);
-    }
     ++known.users;
     return &known;
   }
@@ -111,11 +107,39 @@ Result<const NamespaceTable::Namespace*> NamespaceTable::enter(std::vector<Names
   row->space.id = NamespaceId{next_id_++};
   row->space.hash = namespace_hash(factors);
   row->space.factors = std::move(factors);
-  row->space.page_bytes = page_bytes;
-  row->space.space = store_.make_space();
   row->space.users = 1;
   rows_.push_back(std::move(row));
   return &rows_.back()->space;
+}
+
+Result<void> NamespaceTable::fits(NamespaceId id, std::uint32_t shard, std::uint32_t shards,
+                                  std::uint64_t page_bytes) const {
+  const Row* const found = row(id);
+  PEGA_ASSERT(found != nullptr, "namespace {} is not known", static_cast<std::uint32_t>(id));
+  const std::vector<Shape::Shard>& known = found->space.shape.shards;
+  if (known.empty()) return {};
+  if (known.size() != shards) {
+    return fail(Errc::kRefused, "{} shards a block in namespace {}, whose blocks have {}", shards,
+                found->space.hash, known.size());
+  }
+  if (known[shard].page_bytes != page_bytes) {
+    return fail(Errc::kRefused, "pages of {} bytes in namespace {}, whose pages have {}",
+                page_bytes, found->space.hash, known[shard].page_bytes);
+  }
+  return {};
+}
+
+Result<void> NamespaceTable::settle(NamespaceId id, const Shape& shape) {
+  const auto shards = static_cast<std::uint32_t>(shape.shards.size());
+  for (std::uint32_t shard = 0; shard < shards; ++shard) {
+    PEGA_TRY(fits(id, shard, shards, shape.shards[shard].page_bytes));
+  }
+  Namespace& space = row(id)->space;
+  if (!space.shape.shards.empty()) return {};
+  PEGA_TRY_LET(space.shape_id, store_.add_shape(shape));
+  space.shape = shape;
+  space.space = store_.make_space(space.shape_id);
+  return {};
 }
 
 void NamespaceTable::leave(NamespaceId id) {
@@ -140,9 +164,11 @@ bool NamespaceTable::make_room() {
 void NamespaceTable::reset(NamespaceId id) {
   Row* const found = row(id);
   if (found == nullptr) return;
-  const SpaceId former = found->space.space;
-  store_.retire_space(former);
-  found->space.space = store_.make_space(former);
+  if (!found->space.shape.shards.empty()) {
+    const SpaceId former = found->space.space;
+    store_.retire_space(former);
+    found->space.space = store_.make_space(found->space.shape_id, former);
+  }
   ++found->space.generation;
 }
 

@@ -64,8 +64,10 @@ class NamespaceTable {
     NamespaceId id{};
     std::vector<NamespaceFactor> factors;  ///< Canonical.
     std::string hash;                      ///< For people: namespace_hash(factors).
-    std::uint64_t page_bytes = 0;
-    SpaceId space{};               ///< Of the current generation.
+    /// Of its blocks; without shards until the first engine is complete, see settle().
+    Shape shape{};
+    ShapeId shape_id{};
+    SpaceId space{};               ///< Of the current generation; none until then.
     std::uint64_t generation = 1;  ///< Raised by reset().
     std::uint32_t users = 0;       ///< enter() without leave().
   };
@@ -78,9 +80,18 @@ class NamespaceTable {
 
   /// The namespace with these factors, made if there is none, with one user more. The reference
   /// stays valid, and is kept up to date, until the matching leave().
-  /// Errors: kInvalidArgument as canonical_factors(); kRefused when the namespace has another
-  /// `page_bytes`; kBusy when the table is full and every namespace has a user.
-  Result<const Namespace*> enter(std::vector<NamespaceFactor> factors, std::uint64_t page_bytes);
+  /// Errors: kInvalidArgument as canonical_factors(); kBusy when the table is full and every
+  /// namespace has a user.
+  Result<const Namespace*> enter(std::vector<NamespaceFactor> factors);
+  /// Whether a rank with pages of `page_bytes` as `shard` of `shards` fits the namespace. Any does
+  /// as long as no engine of it was complete.
+  /// Errors: kRefused that names both sizes.
+  [[nodiscard]] Result<void> fits(NamespaceId id, std::uint32_t shard, std::uint32_t shards,
+                                  std::uint64_t page_bytes) const;
+  /// An engine of the namespace is complete: the first one fixes the shape. Later ones may name
+  /// other nodes of memory, that changes nothing.
+  /// Errors: kRefused when its pages have other sizes; those of BlockStore::add_shape().
+  Result<void> settle(NamespaceId id, const Shape& shape);
   /// Gives one enter() back. The namespace and its blocks stay.
   void leave(NamespaceId id);
 

@@ -17,7 +17,7 @@ struct GiveBackWork {
   std::vector<SlotIndex> blocks;
 };
 
-/// Slots of a job that nobody writes any more, from the last one on.
+/// Frames of a job that nobody writes any more, from the last one on.
 struct FreeJobWork {
   std::uint32_t job = 0;
 };
@@ -32,19 +32,34 @@ struct RetireWork {
   SpaceId space{};
 };
 
-/// Looks at every slot for blocks at rest whose space is retired. One is enough for all spaces.
+/// Looks at every frame for blocks at rest whose space is retired. One is enough for all spaces.
 struct DeadSweepWork {
   SlotIndex next = 0;
   bool again = false;  ///< A space was retired after it had begun.
 };
 
-/// Looks at every slot for blocks at rest.
+/// Looks at every frame for blocks at rest.
 struct CleanupWork {
   SlotIndex next = 0;
 };
 
-using Work =
-    std::variant<GiveBackWork, FreeJobWork, LeaveWork, RetireWork, DeadSweepWork, CleanupWork>;
+/// Evicts what is in an extent that another shape is to have.
+struct LeavingWork {
+  std::uint32_t extent = 0;
+  std::uint64_t serial = 0;  ///< Of the extent: it may have gone by itself.
+  ShapeId for_shape{};
+  std::uint32_t next = 0;
+};
+
+/// Has the memory of a shape's index come, page by page: thousands of page faults in the calls that
+/// use it first would stall the loop.
+struct TouchWork {
+  ShapeId shape{};
+  std::size_t next = 0;
+};
+
+using Work = std::variant<GiveBackWork, FreeJobWork, LeaveWork, RetireWork, DeadSweepWork,
+                          CleanupWork, LeavingWork, TouchWork>;
 
 /// First in, first out. What a step of it does appends further work at the end, so no entry of the
 /// queue waits for a later one. It is bounded by the rows and holders there are.

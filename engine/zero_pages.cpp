@@ -1,9 +1,13 @@
 #include "engine/zero_pages.h"
 
+#include <algorithm>
 #include <cerrno>
+#include <cstddef>
+#include <cstdint>
 #include <cstring>
 
 #include <sys/mman.h>
+#include <unistd.h>
 
 namespace pegaflow {
 
@@ -17,10 +21,25 @@ Result<void*> map_zero_pages(std::size_t bytes) {
   return pages;
 }
 
-void touch_zero_pages(void* pages, std::size_t bytes) noexcept {
+bool touch_zero_pages(void* pages, std::size_t bytes, std::size_t first,
+                      std::size_t count) noexcept {
   constexpr std::size_t kPageBytes = 4096;  // The smallest there is; larger ones are touched twice.
-  auto* const first = static_cast<volatile std::byte*>(pages);
-  for (std::size_t at = 0; at < bytes; at += kPageBytes) first[at] = std::byte{0};
+  auto* const at = static_cast<volatile std::byte*>(pages);
+  if (first * kPageBytes >= bytes) return false;
+  const std::size_t end = std::min(bytes, (first + count) * kPageBytes);
+  for (std::size_t byte = first * kPageBytes; byte < end; byte += kPageBytes) {
+    const std::byte same = at[byte];  // It may be in use already.
+    at[byte] = same;
+  }
+  return true;
+}
+
+void forget_zero_pages(void* begin, void* end) noexcept {
+  const auto page = static_cast<std::uintptr_t>(::sysconf(_SC_PAGESIZE));
+  const std::uintptr_t from = (reinterpret_cast<std::uintptr_t>(begin) + page - 1) / page * page;
+  const std::uintptr_t to = reinterpret_cast<std::uintptr_t>(end) / page * page;
+  // A refusal leaves memory where it is, no more. NOLINTNEXTLINE(performance-no-int-to-ptr)
+  if (from < to) ::madvise(reinterpret_cast<void*>(from), to - from, MADV_DONTNEED);
 }
 
 void unmap_zero_pages(void* pages, std::size_t bytes) noexcept { ::munmap(pages, bytes); }

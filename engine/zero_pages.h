@@ -14,8 +14,12 @@ namespace pegaflow {
 /// Errors: kOutOfCapacity.
 Result<void*> map_zero_pages(std::size_t bytes);
 void unmap_zero_pages(void* pages, std::size_t bytes) noexcept;
-/// Has the memory behind them come now.
-void touch_zero_pages(void* pages, std::size_t bytes) noexcept;
+/// Has the memory behind the pages of 4 KiB from `first` on come now, `count` of them; false when
+/// the array ends before `first`.
+bool touch_zero_pages(void* pages, std::size_t bytes, std::size_t first,
+                      std::size_t count) noexcept;
+/// Gives the memory between the two addresses back, as far as it is whole pages: they are zero.
+void forget_zero_pages(void* begin, void* end) noexcept;
 
 /// A fixed array of T, all bytes zero at first. Movable. The address never changes, so growth can
 /// never stall a turn of the loop that owns it.
@@ -41,7 +45,15 @@ class ZeroPages {
     if (first_ != nullptr) unmap_zero_pages(first_, size_bytes());
   }
 
-  void touch() noexcept { touch_zero_pages(first_, size_bytes()); }
+  void touch() noexcept { touch(0, size_bytes() / 4096 + 1); }
+  /// Pages of 4 KiB from `first` on; false when there are none of them.
+  bool touch(std::size_t first, std::size_t pages) noexcept {
+    return touch_zero_pages(first_, size_bytes(), first, pages);
+  }
+  /// These are of no more use; each is zero or as it was.
+  void forget(std::size_t first, std::size_t count) noexcept {
+    forget_zero_pages(first_ + first, first_ + first + count);
+  }
 
   [[nodiscard]] T& operator[](std::size_t index) noexcept { return first_[index]; }
   [[nodiscard]] const T& operator[](std::size_t index) const noexcept { return first_[index]; }

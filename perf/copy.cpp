@@ -12,6 +12,7 @@
 
 #include <poll.h>
 
+#include "base/page_layout.h"
 #include "base/units.h"
 #include "client/cache_session.h"
 #include "client/mover.h"
@@ -204,7 +205,7 @@ std::string spread_of(const Rounds::Comparison& compared) {
   return fmt::format("ratio {:.2f} to {:.2f}", compared.ratio_low, compared.ratio_high);
 }
 
-/// All figures of one page size, on a server of its own: a server has one size of slots at a time.
+/// All figures of one page size, on a server of its own.
 Result<void> measure(const CopyOptions& options, std::uint64_t page_bytes,
                      std::vector<Figure>& figures) {
   const auto seed = static_cast<std::uint64_t>(options.common.seed);
@@ -254,7 +255,7 @@ Result<void> measure(const CopyOptions& options, std::uint64_t page_bytes,
     for (std::size_t i = 0; i < blocks; ++i) {
       if (slots.at(i) == WireClient::kNoSlot)
         return fail(Errc::kOutOfCapacity, "no slot for block {}", i);
-      copies.push_back({.block = order[i], .pool_offset = slots[i] * registered.slot_bytes});
+      copies.push_back({.block = order[i], .pool_offset = slots[i] * kSlotAlignment});
     }
     Inbox inbox;
     PEGA_TRY(device->attach(memory.layout(), pool.bytes(),

@@ -314,7 +314,7 @@ Result<void> measure_full(const ServerBench& options, std::vector<Figure>& figur
   PEGA_TRY_LET(const auto client, WireClient::connect(io, server.socket_path()));
   PEGA_TRY_LET(const WireClient::Registered registered,
                client->register_worker("perf", kSmallPageBytes, 1024));
-  const std::uint64_t blocks = registered.pool_bytes / registered.slot_bytes;
+  const std::uint64_t blocks = registered.pool_bytes / kSmallPageBytes;
   const KeySource keys(static_cast<std::uint64_t>(options.common.seed));
   std::uint64_t next_job = 1;
   PEGA_TRY(fill(*client, keys, blocks, next_job));

@@ -121,9 +121,7 @@ Result<WireClient::Registered> WireClient::register_worker(const std::string& in
       auto attach = session_.attachRequest();
       attach.setInstance(instance.c_str());
       PEGA_TRY(read_done(attach.send().wait(io_.waitScope)));
-      return Registered{.pool = std::move(pool),
-                        .pool_bytes = answer.getPoolBytes(),
-                        .slot_bytes = answer.getSlotBytes()};
+      return Registered{.pool = std::move(pool), .pool_bytes = answer.getPoolBytes()};
     }
     return fail(Errc::kInternal, "the server's pool came without a descriptor");
   });

@@ -38,7 +38,6 @@ class WireClient {
   struct Registered {
     UniqueFd pool;
     std::uint64_t pool_bytes = 0;
-    std::uint64_t slot_bytes = 0;
   };
   /// Registers rank 0 of 1 of `instance`, in the one namespace that all of pegaflow-perf shares.
   /// Errors: the server's.

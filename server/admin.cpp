@@ -5,6 +5,7 @@
 
 #include "base/assert.h"
 #include "base/log.h"
+#include "base/page_layout.h"
 #include "server/rpc_error.h"
 
 namespace pegaflow {
@@ -82,20 +83,22 @@ kj::Promise<void> Admin::await_cleanup() {
             cleanup.still_referenced_blocks);
   for (const std::uint64_t ticket : std::exchange(cleaning_for_, {})) {
     answer(ticket, CleanupReport{.evicted_blocks = cleanup.evicted_blocks,
-                                 .still_referenced_blocks = cleanup.still_referenced_blocks,
-                                 .slot_bytes = service_.slot_bytes()});
+                                 .evicted_bytes = cleanup.evicted_bytes,
+                                 .still_referenced_blocks = cleanup.still_referenced_blocks});
   }
   return kj::READY_NOW;
 }
 
 OverwriteReport Admin::overwrite(std::uint64_t recent) const {
   OverwriteReport report;
-  const auto slot = service_.store().recent_slot(recent);
-  if (!slot) return report;
+  const auto frame = service_.store().recent_slot(recent);
+  if (!frame) return report;
+  // Of several shards the first: one wrong page makes the block wrong.
   report.found = true;
-  report.slot = *slot;
-  report.bytes = service_.slot_bytes();
-  const auto page = pool_.bytes().subspan(report.slot * report.bytes, report.bytes);
+  const std::uint64_t offset = service_.store().page_offset(*frame, 0);
+  report.slot = offset / kSlotAlignment;
+  report.bytes = service_.store().page_bytes(*frame, 0);
+  const auto page = pool_.bytes().subspan(offset, report.bytes);
   std::memset(page.data(), 0xA5, page.size());
   kLog.warn("test switch: a block was overwritten slot={} bytes={}", report.slot, report.bytes);
   return report;

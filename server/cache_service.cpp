@@ -18,20 +18,41 @@ constexpr Duration kCorruptLineInterval = std::chrono::seconds(10);
 
 }  // namespace
 
-/// One engine core. Lives while a connection, there or parted, belongs to it.
-struct CacheService::Instance {
-  std::string id;
-  std::uint32_t index = 0;       ///< Its name in the store and in the cut.
-  std::uint32_t references = 0;  ///< Clients and parted connections.
-  std::uint32_t schedulers = 0;
+/// One worker of an engine core. What it said stays while its instance does.
+struct CacheService::Rank {
   Id128 worker;  ///< Its connection; none while it is away. What follows is the last worker's.
   Id128 process;
   std::string build;
-  NamespaceId space_name{};
-  std::string namespace_hash;
-  std::uint32_t rank = 0;
+  std::uint32_t shard = 0;
   std::uint64_t page_bytes = 0;
   std::uint64_t block_count = 0;
+  std::int32_t node = -1;
+};
+
+/// One engine core. Lives while a connection, there or parted, belongs to it.
+struct CacheService::Instance {
+  std::string id;
+  std::uint32_t index = 0;       ///< Its name in the store.
+  std::uint32_t references = 0;  ///< Clients and parted connections.
+  std::uint32_t schedulers = 0;
+  std::uint32_t connected = 0;  ///< Ranks.
+  std::uint32_t shards = 0;
+  std::uint64_t block_bytes = 0;  ///< Of all its shards' pages; since it was complete.
+  std::vector<Rank> ranks;        ///< Empty before the first registers.
+  NamespaceId space_name{};
+  std::string namespace_hash;
+  std::string refused;  ///< Why it is not served although all ranks are there.
+
+  [[nodiscard]] bool is_complete() const {
+    return connected != 0 && connected == ranks.size() && refused.empty();
+  }
+  /// The rank that saves a shard: the lowest that holds it.
+  [[nodiscard]] std::uint32_t saver(std::uint32_t shard) const {
+    for (std::uint32_t rank = 0; rank < ranks.size(); ++rank) {
+      if (ranks[rank].shard == shard) return rank;
+    }
+    return 0;
+  }
 };
 
 struct CacheService::Client {
@@ -42,6 +63,7 @@ struct CacheService::Client {
   Instance* instance = nullptr;
   std::optional<HolderId> holder;  ///< From the moment it belongs to an instance.
   bool is_worker = false;
+  std::uint32_t rank = 0;  ///< Of a worker.
   bool is_scheduler = false;
   bool said_goodbye = false;
 };
@@ -57,20 +79,21 @@ struct CacheService::Parted {
 Result<std::unique_ptr<CacheService>> CacheService::create(const Options& options,
                                                            const Clock& clock,
                                                            EndConnection end_connection) {
-  PEGA_TRY_LET(auto cut, PoolCut::create(options.cut, clock));
+  PEGA_TRY_LET(auto store, BlockStore::create(options.store, clock));
   PEGA_TRY_LET(auto demand, Demand::create(options.demand_windows, clock));
-  return std::unique_ptr<CacheService>(new CacheService(std::move(cut), std::move(demand), options,
-                                                        clock, std::move(end_connection)));
+  return std::unique_ptr<CacheService>(new CacheService(std::move(store), std::move(demand),
+                                                        options, clock, std::move(end_connection)));
 }
 
-CacheService::CacheService(std::unique_ptr<PoolCut> cut, std::unique_ptr<Demand> demand,
+CacheService::CacheService(std::unique_ptr<BlockStore> store, std::unique_ptr<Demand> demand,
                            const Options& options, const Clock& clock, EndConnection end_connection)
-    : cut_(std::move(cut)),
-      namespaces_(std::make_unique<NamespaceTable>(cut_->store())),
+    : store_(std::move(store)),
+      namespaces_(std::make_unique<NamespaceTable>(*store_)),
       demand_(std::move(demand)),
-      // Enough for the smallest slots; memory comes with the places that are used.
-      checksums_(options.cut.pool_bytes / kSlotAlignment),
-      pool_bytes_(options.cut.pool_bytes),
+      // Enough for the smallest pages; memory comes with the places that are used.
+      checksums_(options.store.pool_bytes / kSlotAlignment),
+      pool_bytes_(options.store.pool_bytes),
+      nodes_(options.nodes),
       max_parted_(options.max_parted),
       clock_(clock),
       end_connection_(std::move(end_connection)) {}
@@ -99,15 +122,7 @@ Result<CacheService::Client*> CacheService::worker(const Id128& connection) {
   if (!caller->is_worker) {
     return fail(Errc::kInvalidArgument, "this connection has not registered as a worker");
   }
-  // A worker that waits for the cut has no pool, so it cannot know a slot.
-  if (!cut_->is_served(caller->instance->index)) {
-    return fail(Errc::kGone, "the pool is cut for another page size");
-  }
   return caller;
-}
-
-bool CacheService::is_complete(const Instance& instance) const {
-  return !instance.worker.is_none() && cut_->is_served(instance.index);
 }
 
 SpaceId CacheService::space_of(const Instance& instance) const {
@@ -154,11 +169,11 @@ void CacheService::disconnected(const Id128& connection) {
   if (client.instance != nullptr && client.holder) {
     Instance& instance = *client.instance;
     if (client.is_worker) {
-      kLog.info("worker's connection ended instance={} process={}", instance.id,
-                to_string(client.process));
+      kLog.info("worker's connection ended instance={} rank={} process={}", instance.id,
+                client.rank, to_string(client.process));
     }
-    cut_->store().holder_lost(*client.holder);
-    if (cut_->store().may_touch(*client.holder)) {
+    store_->holder_lost(*client.holder);
+    if (store_->may_touch(*client.holder)) {
       auto parted = std::make_unique<Parted>();
       parted->process = client.process;
       parted->holder = *client.holder;
@@ -167,7 +182,7 @@ void CacheService::disconnected(const Id128& connection) {
       ++instance.references;
       parted_.emplace(connection, std::move(parted));
     } else {
-      cut_->store().holder_gone(*client.holder);
+      store_->holder_gone(*client.holder);
     }
     client.holder.reset();
     leave_instance(client);
@@ -186,7 +201,7 @@ void CacheService::process_gone(const Id128& connection) {
 }
 
 void CacheService::end_parted(std::unordered_map<Id128, std::unique_ptr<Parted>>::iterator parted) {
-  cut_->store().holder_gone(parted->second->holder);
+  store_->holder_gone(parted->second->holder);
   Instance& instance = *parted->second->instance;
   parted_.erase(parted);
   drop_reference(instance);
@@ -194,7 +209,7 @@ void CacheService::end_parted(std::unordered_map<Id128, std::unique_ptr<Parted>>
 
 Result<void> CacheService::goodbye(const Id128& connection) {
   PEGA_TRY_LET(Client* const caller, client(connection));
-  if (caller->holder) cut_->store().holder_gone(*caller->holder);
+  if (caller->holder) store_->holder_gone(*caller->holder);
   caller->holder.reset();
   caller->said_goodbye = true;
   leave_instance(*caller);
@@ -205,10 +220,10 @@ void CacheService::leave_instance(Client& client) {
   Instance* const instance = std::exchange(client.instance, nullptr);
   if (instance == nullptr) return;
   if (std::exchange(client.is_worker, false)) {
-    instance->worker = {};
-    cut_->leave(instance->index);
+    instance->ranks[client.rank].worker = {};
+    --instance->connected;
+    instance->refused.clear();
     namespaces_->leave(instance->space_name);
-    cut_->settle();
   }
   if (std::exchange(client.is_scheduler, false)) --instance->schedulers;
   drop_reference(*instance);
@@ -232,7 +247,7 @@ Result<void> CacheService::join(Client& client, const std::string& id) {
   }
   ++instance.references;
   client.instance = &instance;
-  client.holder = cut_->store().add_holder(instance.index, client.process);
+  client.holder = store_->add_holder(instance.index, client.process);
   return {};
 }
 
@@ -243,39 +258,7 @@ Result<void> CacheService::attach(const Id128& connection, const std::string& in
   return {};
 }
 
-Result<CacheService::Registered> CacheService::answer(const Instance& instance) const {
-  if (cut_->is_served(instance.index)) {
-    return Registered{.slot_bytes = cut_->slot_bytes(), .namespace_hash = instance.namespace_hash};
-  }
-  return fail(Errc::kBusy,
-              "pages of {} bytes need slots of {}, and the pool is cut into slots of {} that are "
-              "in use; without the cache until they are not",
-              instance.page_bytes, slot_bytes_for(instance.page_bytes), cut_->slot_bytes());
-}
-
-Result<CacheService::Registered> CacheService::register_rank(const Id128& connection,
-                                                             const Registration& registration) {
-  PEGA_TRY_LET(Client* const caller, client(connection));
-  if (caller->is_worker) {
-    Instance& own = *caller->instance;
-    if (own.id != registration.instance || own.page_bytes != registration.page_bytes) {
-      return fail(Errc::kInvalidArgument, "this connection has registered for instance {}", own.id);
-    }
-    cut_->settle();
-    return answer(own);
-  }
-  if (!caller->watch) {
-    return fail(
-        Errc::kRefused,
-        "without a pidfd that can be polled nobody could tell when this process ends, so it "
-        "gets no pool (Linux 5.3 or newer is needed)");
-  }
-  if (registration.ranks != 1) {
-    return fail(Errc::kRefused,
-                "{} ranks: tensor/pipeline parallel instances come with a later version",
-                registration.ranks);
-  }
-  // Before the namespace hears of it: a size that can never be would stay its size.
+Result<void> CacheService::check_rank(const Client& caller, const Registration& registration) {
   if (registration.page_bytes == 0) return fail(Errc::kInvalidArgument, "a page of 0 bytes");
   if (registration.page_bytes > kMaxPageBytes ||
       slot_bytes_for(registration.page_bytes) > pool_bytes_) {
@@ -283,26 +266,85 @@ Result<CacheService::Registered> CacheService::register_rank(const Id128& connec
                 format_bytes(registration.page_bytes), format_bytes(kMaxPageBytes),
                 format_bytes(pool_bytes_));
   }
+  if (registration.shards > kMaxShards || registration.ranks > kMaxShards) {
+    return fail(Errc::kRefused, "{} ranks: {} are the limit", registration.ranks, kMaxShards);
+  }
+  const auto known = instances_.find(registration.instance);
+  if (known == instances_.end()) return {};
+  const Instance& instance = known->second;
+  if (instance.connected != 0 &&
+      (instance.ranks.size() != registration.ranks || instance.shards != registration.shards)) {
+    return fail(Errc::kInvalidArgument,
+                "rank {} says {} ranks and {} shards, others of instance {} {} and {}",
+                registration.rank, registration.ranks, registration.shards, instance.id,
+                instance.ranks.size(), instance.shards);
+  }
+  if (registration.rank >= instance.ranks.size()) return {};
+  const Rank& rank = instance.ranks[registration.rank];
+  if (rank.worker.is_none()) return {};
+  if (rank.process != caller.process) {
+    return fail(Errc::kRefused, "rank {} of instance {} is served by another process ({})",
+                registration.rank, instance.id, to_string(rank.process));
+  }
+  // The same process over a new connection: the old one is of no more use to it.
+  end_connection_(Id128(rank.worker));
+  return {};
+}
+
+Result<void> CacheService::enter_namespace(Client& caller, const Registration& registration,
+                                           NamespaceId& entered) {
+  std::vector<NamespaceFactor> factors;
+  factors.reserve(registration.factors.size());
+  for (const auto& [name, value] : registration.factors) factors.push_back({name, value});
+  PEGA_TRY_LET(const NamespaceTable::Namespace* const space,
+               namespaces_->enter(std::move(factors)));
+  entered = space->id;
+  const auto check = [&]() -> Result<void> {
+    PEGA_TRY(namespaces_->fits(entered, registration.shard, registration.shards,
+                               registration.page_bytes));
+    PEGA_TRY(join(caller, registration.instance));
+    if (caller.instance->connected != 0 && caller.instance->space_name != entered) {
+      return fail(Errc::kInvalidArgument,
+                  "rank {} says another namespace than others of instance {}", registration.rank,
+                  caller.instance->id);
+    }
+    return {};
+  };
+  auto checked = check();
+  if (!checked) namespaces_->leave(entered);
+  return checked;
+}
+
+Result<CacheService::Registered> CacheService::register_rank(const Id128& connection,
+                                                             const Registration& registration) {
+  PEGA_TRY_LET(Client* const caller, client(connection));
+  if (caller->is_worker) {
+    const Instance& own = *caller->instance;
+    if (own.id != registration.instance || caller->rank != registration.rank ||
+        own.ranks[caller->rank].page_bytes != registration.page_bytes) {
+      return fail(Errc::kInvalidArgument, "this connection has registered for instance {}", own.id);
+    }
+    return Registered{own.namespace_hash};
+  }
+  if (!caller->watch) {
+    return fail(
+        Errc::kRefused,
+        "without a pidfd that can be polled nobody could tell when this process ends, so it "
+        "gets no pool (Linux 5.3 or newer is needed)");
+  }
+  // Before the namespace hears of it: a size that can never be would stay its size.
+  PEGA_TRY(check_rank(*caller, registration));
   if (parted_.size() >= max_parted_) {
     return fail(Errc::kBusy, "{} ended connections may still be copying; no room for more",
                 parted_.size());
   }
-  if (const auto there = instances_.find(registration.instance);
-      there != instances_.end() && !there->second.worker.is_none()) {
-    const Instance& other = there->second;
-    if (other.process != caller->process) {
-      return fail(Errc::kRefused, "instance {} is served by another process (incarnation {})",
-                  other.id, to_string(other.process));
+  NamespaceId space_name{};
+  if (auto entered = enter_namespace(*caller, registration, space_name); !entered) {
+    if (caller->instance != nullptr && !caller->is_scheduler) {
+      store_->holder_gone(*caller->holder);
+      caller->holder.reset();
+      leave_instance(*caller);
     }
-    // The same process over a new connection: the old one is of no more use to it.
-    end_connection_(Id128(other.worker));
-  }
-
-  std::vector<NamespaceFactor> factors;
-  factors.reserve(registration.factors.size());
-  for (const auto& [name, value] : registration.factors) factors.push_back({name, value});
-  auto entered = namespaces_->enter(std::move(factors), registration.page_bytes);
-  if (!entered) {
     if (entered.error().code == Errc::kRefused) {
       ++counted_.refused_page_size;
       kLog.error("an engine serves without the cache instance={} reason=\"{}\"",
@@ -310,38 +352,84 @@ Result<CacheService::Registered> CacheService::register_rank(const Id128& connec
     }
     return tl::unexpected<Error>(std::move(entered.error()));
   }
-  const NamespaceTable::Namespace& space = **entered;
-  const NamespaceId space_name = space.id;
-  if (Result<void> joined = join(*caller, registration.instance); !joined) {
-    namespaces_->leave(space_name);
-    return tl::unexpected<Error>(std::move(joined.error()));
-  }
   Instance& instance = *caller->instance;
-  const auto cut = cut_->enter(instance.index, registration.page_bytes);
-  if (!cut) {
-    namespaces_->leave(space_name);
-    if (!caller->is_scheduler) {
-      cut_->store().holder_gone(*caller->holder);
-      caller->holder.reset();
-      leave_instance(*caller);
-    }
-    return tl::unexpected<Error>(cut.error());
+  if (instance.connected == 0) {
+    instance.ranks.assign(registration.ranks, Rank{});
+    instance.shards = registration.shards;
+    instance.space_name = space_name;
+    instance.namespace_hash = namespaces_->find(space_name)->hash;
   }
   caller->is_worker = true;
-  instance.worker = connection;
-  instance.process = caller->process;
-  instance.build = caller->build;
-  instance.space_name = space_name;
-  instance.namespace_hash = space.hash;
-  instance.rank = registration.rank;
-  instance.page_bytes = registration.page_bytes;
-  instance.block_count = registration.block_count;
-  auto answered = answer(instance);
-  kLog.info("registered instance={} process={} namespace={} page={} {}", instance.id,
-            to_string(instance.process), instance.namespace_hash, format_bytes(instance.page_bytes),
-            answered ? fmt::format("slots={}", cut_->store().slot_count())
-                     : fmt::format("waits=\"{}\"", answered.error().detail));
-  return answered;
+  caller->rank = registration.rank;
+  Rank& rank = instance.ranks[registration.rank];
+  rank = {.worker = connection,
+          .process = caller->process,
+          .build = caller->build,
+          .shard = registration.shard,
+          .page_bytes = registration.page_bytes,
+          .block_count = registration.block_count,
+          .node = registration.node};
+  store_->set_shard(*caller->holder, registration.shard, registration.shards);
+  ++instance.connected;
+  kLog.info("registered instance={} rank={} of={} process={} namespace={} page={}", instance.id,
+            registration.rank, instance.ranks.size(), to_string(rank.process),
+            instance.namespace_hash, format_bytes(rank.page_bytes));
+  if (instance.connected == instance.ranks.size()) complete(instance);
+  if (!instance.refused.empty() && instance.ranks.size() == 1) {
+    // Nobody else waits for it: it is told at once, and leaves no trace.
+    Error error{Errc::kRefused, instance.refused};
+    store_->holder_gone(*caller->holder);
+    caller->holder.reset();
+    const bool is_scheduler = std::exchange(caller->is_scheduler, false);
+    if (is_scheduler) --instance.schedulers;
+    const std::string id = instance.id;
+    leave_instance(*caller);
+    if (is_scheduler) (void)attach(connection, id);
+    return tl::unexpected<Error>(std::move(error));
+  }
+  return Registered{instance.namespace_hash};
+}
+
+void CacheService::complete(Instance& instance) {
+  Shape shape;
+  instance.block_bytes = 0;
+  for (std::uint32_t shard = 0; shard < instance.shards; ++shard) {
+    shape.shards.push_back({.page_bytes = instance.ranks[instance.saver(shard)].page_bytes,
+                            .node = node_of(instance, shard)});
+    instance.block_bytes += shape.shards.back().page_bytes;
+  }
+  const auto settle = [&]() -> Result<void> {
+    for (std::uint32_t shard = 0; shard < instance.shards; ++shard) {
+      if (instance.ranks[instance.saver(shard)].shard != shard) {
+        return fail(Errc::kRefused, "no rank of instance {} holds shard {}", instance.id, shard);
+      }
+    }
+    for (const Rank& rank : instance.ranks) {
+      if (rank.page_bytes != shape.shards[rank.shard].page_bytes) {
+        return fail(Errc::kRefused, "pages of {} and {} bytes for shard {} of instance {}",
+                    rank.page_bytes, shape.shards[rank.shard].page_bytes, rank.shard, instance.id);
+      }
+    }
+    return namespaces_->settle(instance.space_name, shape);
+  };
+  if (const auto settled = settle(); !settled) {
+    instance.refused = settled.error().detail;
+    ++counted_.refused_page_size;
+    kLog.error("an engine serves without the cache instance={} reason=\"{}\"", instance.id,
+               instance.refused);
+    return;
+  }
+  kLog.info("complete instance={} ranks={} shards={}", instance.id, instance.ranks.size(),
+            instance.shards);
+}
+
+std::uint32_t CacheService::node_of(const Instance& instance, std::uint32_t shard) const {
+  if (nodes_.size() < 2) return 0;
+  const std::int32_t named = instance.ranks[instance.saver(shard)].node;
+  const auto found = std::find(nodes_.begin(), nodes_.end(), named);
+  // Who names none is dealt one, in turn.
+  return found != nodes_.end() ? static_cast<std::uint32_t>(found - nodes_.begin())
+                               : shard % static_cast<std::uint32_t>(nodes_.size());
 }
 
 // ---- calls of a scheduler
@@ -350,13 +438,13 @@ Result<CacheService::Found> CacheService::lookup(const Id128& connection,
                                                  std::span<const BlockKey> keys) {
   PEGA_TRY_LET(Client* const caller, member(connection));
   const Instance& instance = *caller->instance;
-  if (!is_complete(instance)) {
+  if (!instance.is_complete()) {
     counted_.lookup_blocks_not_served += keys.size();
     return Found{};
   }
   const SpaceId space = space_of(instance);
-  const std::size_t blocks = cut_->store().lookup(space, keys);
-  demand_->asked(space, keys, blocks, instance.page_bytes);
+  const std::size_t blocks = store_->lookup(space, keys);
+  demand_->asked(space, keys, blocks, instance.block_bytes);
   return Found{.blocks = blocks, .complete = true};
 }
 
@@ -364,22 +452,22 @@ Result<CacheService::Found> CacheService::claim(const Id128& connection, const I
                                                 std::span<const BlockKey> keys) {
   PEGA_TRY_LET(Client* const caller, member(connection));
   const Instance& instance = *caller->instance;
-  if (!is_complete(instance)) return Found{};
+  if (!instance.is_complete()) return Found{};
   PEGA_TRY_LET(const std::size_t blocks,
-               cut_->store().claim(*caller->holder, space_of(instance), keys, token));
+               store_->claim(*caller->holder, space_of(instance), keys, token));
   return Found{.blocks = blocks, .complete = true};
 }
 
 Result<void> CacheService::unclaim(const Id128& connection, const Id128& token) {
   PEGA_TRY_LET(Client* const caller, member(connection));
-  cut_->store().unclaim(*caller->holder, token);
+  store_->unclaim(*caller->holder, token);
   return {};
 }
 
 Result<std::uint64_t> CacheService::reset_cache(const Id128& connection) {
   PEGA_TRY_LET(Client* const caller, member(connection));
   const Instance& instance = *caller->instance;
-  if (instance.worker.is_none()) {
+  if (instance.connected == 0) {
     return fail(Errc::kGone, "no rank of instance {} is connected", instance.id);
   }
   namespaces_->reset(instance.space_name);
@@ -388,29 +476,44 @@ Result<std::uint64_t> CacheService::reset_cache(const Id128& connection) {
 
 // ---- calls of a worker
 
+std::vector<std::uint32_t> CacheService::pages_of(const std::vector<SlotIndex>& frames,
+                                                  const Client& caller) const {
+  const std::uint32_t shard = caller.instance->ranks[caller.rank].shard;
+  std::vector<std::uint32_t> pages;
+  pages.reserve(frames.size());
+  for (const SlotIndex frame : frames) {
+    pages.push_back(frame == kNoSlot ? kNoPage
+                                     : static_cast<std::uint32_t>(
+                                           store_->page_offset(frame, shard) / kSlotAlignment));
+  }
+  return pages;
+}
+
 Result<CacheService::Opened> CacheService::open(const Id128& connection, const Id128& token,
                                                 std::size_t first, std::size_t count, PinId pin) {
   PEGA_TRY_LET(Client* const caller, worker(connection));
-  const std::uint64_t pins_before = cut_->store().stats().pins;
-  PEGA_TRY_LET(auto opened, cut_->store().open(*caller->holder, token, first, count, pin));
+  const std::uint64_t pins_before = store_->stats().pins;
+  PEGA_TRY_LET(const auto opened, store_->open(*caller->holder, token, first, count, pin));
   // A repeated call makes no second pin, and is no second load.
-  if (cut_->store().stats().pins != pins_before) {
-    counted_.load_bytes += opened.slots.size() * caller->instance->page_bytes;
+  if (store_->stats().pins != pins_before) {
+    counted_.load_bytes += opened.slots.size() * caller->instance->ranks[caller->rank].page_bytes;
     counted_.load_blocks_own += opened.by_this_process;
     counted_.load_blocks_other += opened.slots.size() - opened.by_this_process;
   }
-  Opened answer{.slots = std::move(opened.slots), .checksums = {}};
-  const auto has_one = [this](SlotIndex slot) { return checksums_[slot] != ChecksumTable::kNone; };
+  Opened answer{.slots = pages_of(opened.slots, *caller), .checksums = {}};
+  const auto has_one = [this](std::uint32_t page) {
+    return checksums_[page] != ChecksumTable::kNone;
+  };
   if (std::any_of(answer.slots.begin(), answer.slots.end(), has_one)) {
     answer.checksums.reserve(answer.slots.size());
-    for (const SlotIndex slot : answer.slots) answer.checksums.push_back(checksums_[slot]);
+    for (const std::uint32_t page : answer.slots) answer.checksums.push_back(checksums_[page]);
   }
   return answer;
 }
 
 Result<void> CacheService::release(const Id128& connection, PinId pin) {
   PEGA_TRY_LET(Client* const caller, worker(connection));
-  cut_->store().release(*caller->holder, pin);
+  store_->release(*caller->holder, pin);
   return {};
 }
 
@@ -418,7 +521,7 @@ Result<void> CacheService::corrupt(const Id128& connection, PinId pin,
                                    std::span<const std::uint32_t> places) {
   PEGA_TRY_LET(Client* const caller, worker(connection));
   for (const std::uint32_t place : places) {
-    PEGA_TRY(cut_->store().condemn(*caller->holder, pin, place));
+    PEGA_TRY(store_->condemn(*caller->holder, pin, place));
     ++counted_.corrupt_pages;
   }
   const TimePoint now = clock_.now();
@@ -433,17 +536,28 @@ Result<void> CacheService::corrupt(const Id128& connection, PinId pin,
   return {};
 }
 
-Result<std::vector<SlotIndex>> CacheService::reserve(const Id128& connection, const JobId& job,
-                                                     std::span<const BlockKey> keys) {
+Result<std::vector<std::uint32_t>> CacheService::reserve(const Id128& connection, const JobId& job,
+                                                         std::size_t first,
+                                                         std::span<const BlockKey> keys) {
   PEGA_TRY_LET(Client* const caller, worker(connection));
-  const SpaceId space = space_of(*caller->instance);
-  demand_->saved(space, keys, caller->instance->page_bytes);
-  auto slots = cut_->store().reserve(*caller->holder, space, job, keys);
-  if (slots) {
-    // What was in the slot before may have left its checksum.
-    for (const SlotIndex slot : *slots) checksums_.clear(slot);
+  const Instance& instance = *caller->instance;
+  const std::uint32_t shard = instance.ranks[caller->rank].shard;
+  if (!instance.is_complete()) {
+    // The other ranks may have been told frames while it was complete: nobody will fill this shard.
+    store_->abandon(*caller->holder, job);
+    return std::vector<std::uint32_t>(keys.size(), kNoPage);
   }
-  return slots;
+  if (instance.saver(shard) != caller->rank) {
+    return fail(Errc::kInvalidArgument, "shard {} is saved by rank {}", shard,
+                instance.saver(shard));
+  }
+  const SpaceId space = space_of(instance);
+  if (shard == 0) demand_->saved(space, keys, instance.block_bytes);  // Once a block.
+  PEGA_TRY_LET(const auto frames, store_->reserve(*caller->holder, space, job, first, keys));
+  std::vector<std::uint32_t> pages = pages_of(frames, *caller);
+  // What was in the place before may have left its checksum.
+  for (const std::uint32_t page : pages) checksums_.clear(page);
+  return pages;
 }
 
 Result<std::size_t> CacheService::publish(const Id128& connection, const JobId& job,
@@ -451,41 +565,40 @@ Result<std::size_t> CacheService::publish(const Id128& connection, const JobId& 
   constexpr std::size_t kSlice = 512;  // As reserve(): no turn of the loop over 500 us.
   PEGA_TRY_LET(Client* const caller, worker(connection));
   if (!checksums.empty()) {
-    const std::span<const SlotIndex> slots = cut_->store().slots_of(*caller->holder, job);
-    if (!slots.empty() && slots.size() != checksums.size()) {
+    const std::span<const SlotIndex> frames = store_->slots_of(*caller->holder, job);
+    if (!frames.empty() && frames.size() != checksums.size()) {
       return fail(Errc::kInvalidArgument, "{} checksums for {} pages", checksums.size(),
-                  slots.size());
+                  frames.size());
     }
-    for (std::size_t i = 0; i < slots.size(); ++i) checksums_.set(slots[i], checksums[i]);
+    const std::uint32_t shard = caller->instance->ranks[caller->rank].shard;
+    for (std::size_t i = 0; i < frames.size(); ++i) {
+      checksums_.set(
+          static_cast<std::uint32_t>(store_->page_offset(frames[i], shard) / kSlotAlignment),
+          checksums[i]);
+    }
   }
-  const std::uint64_t sealed_before = cut_->store().stats().insertions;
-  auto left = cut_->store().publish(*caller->holder, job, kSlice);
-  counted_.save_bytes +=
-      (cut_->store().stats().insertions - sealed_before) * caller->instance->page_bytes;
+  const std::uint64_t sealed_before = store_->stats().insertions;
+  auto left = store_->publish(*caller->holder, job, kSlice);
+  const std::uint64_t sealed = store_->stats().insertions - sealed_before;
+  counted_.save_bytes += sealed * caller->instance->block_bytes;
   return left;
 }
 
 Result<void> CacheService::abandon(const Id128& connection, const JobId& job) {
   PEGA_TRY_LET(Client* const caller, worker(connection));
-  cut_->store().abandon(*caller->holder, job);
+  store_->abandon(*caller->holder, job);
   return {};
 }
 
 // ---- time and background work
 
-bool CacheService::work() {
-  const bool more = cut_->store().work();
-  cut_->settle();
-  return more;
-}
+bool CacheService::work() { return store_->work(); }
 
-bool CacheService::has_work() const { return cut_->store().has_work(); }
+bool CacheService::has_work() const { return store_->has_work(); }
 
-std::optional<TimePoint> CacheService::next_deadline() const {
-  return cut_->store().next_deadline();
-}
+std::optional<TimePoint> CacheService::next_deadline() const { return store_->next_deadline(); }
 
-void CacheService::expire() { cut_->store().expire(); }
+void CacheService::expire() { store_->expire(); }
 
 // ---- for people
 
@@ -495,15 +608,25 @@ std::vector<CacheService::InstanceInfo> CacheService::instances() const {
   for (const auto& [id, instance] : instances_) {
     InstanceInfo& info = list.emplace_back();
     info.id = id;
-    info.state = instance.worker.is_none()         ? "disconnected"
-                 : cut_->is_served(instance.index) ? "connected"
-                                                   : "waiting for the pool to be cut";
-    info.build = instance.build;
-    info.process = instance.process;
+    info.state = instance.connected == 0     ? "disconnected"
+                 : !instance.refused.empty() ? "refused: " + instance.refused
+                 : instance.is_complete()    ? "connected"
+                                             : "waiting for ranks";
     info.namespace_hash = instance.namespace_hash;
-    info.rank = instance.rank;
-    info.page_bytes = instance.page_bytes;
-    info.block_count = instance.block_count;
+    info.shards = instance.shards;
+    info.rank_count = static_cast<std::uint32_t>(instance.ranks.size());
+    for (std::uint32_t number = 0; number < instance.ranks.size(); ++number) {
+      const Rank& rank = instance.ranks[number];
+      if (rank.process.is_none()) continue;
+      info.ranks.push_back({.rank = number,
+                            .shard = rank.shard,
+                            .is_connected = !rank.worker.is_none(),
+                            .build = rank.build,
+                            .process = rank.process,
+                            .page_bytes = rank.page_bytes,
+                            .block_count = rank.block_count,
+                            .node = rank.node});
+    }
     info.schedulers = instance.schedulers;
     if (const auto* const space = namespaces_->find(instance.space_name)) {
       info.factors = space->factors;
@@ -515,21 +638,18 @@ std::vector<CacheService::InstanceInfo> CacheService::instances() const {
 
 CacheService::Stats CacheService::stats() const {
   Stats stats = counted_;
-  stats.store = cut_->store().stats();
-  stats.slots = cut_->store().slot_count();
-  stats.slot_bytes = cut_->slot_bytes();
-  stats.cuts = cut_->cuts();
-  stats.memory_bytes =
-      cut_->store().memory_bytes() + demand_->memory_bytes() + checksums_.memory_bytes();
+  stats.store = store_->stats();
+  stats.shapes = store_->shapes();
+  stats.memory_bytes = store_->memory_bytes() + demand_->memory_bytes() + checksums_.memory_bytes();
   stats.clients = clients_.size();
   stats.parted = parted_.size();
   stats.instances = instances_.size();
   for (const auto& [id, instance] : instances_) {
-    if (!instance.worker.is_none() && !cut_->is_served(instance.index)) ++stats.instances_waiting;
+    if (instance.connected != 0 && !instance.is_complete()) ++stats.instances_waiting;
   }
   stats.namespaces = namespaces_->all().size();
   stats.demand = demand_->windows();
-  stats.next_victim_idle_s = cut_->store().next_victim_idle_s();
+  stats.next_victim_idle_s = store_->next_victim_idle_s();
   return stats;
 }
 

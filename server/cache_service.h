@@ -1,6 +1,6 @@
 #pragma once
 /// \file
-/// What each call of a client means: instances, namespaces, and who may touch which slot how long.
+/// What each call of a client means: instances, namespaces, and who may touch which page how long.
 
 #include <cstdint>
 #include <functional>
@@ -21,7 +21,6 @@
 #include "engine/checksum_table.h"
 #include "engine/demand.h"
 #include "engine/namespace_table.h"
-#include "engine/pool_cut.h"
 
 namespace pegaflow {
 
@@ -31,12 +30,19 @@ namespace pegaflow {
 /// process may still touch stays with its id (the connection has *parted*) until the process is
 /// known gone or says that all its copies ended.
 ///
+/// An instance is *complete* while all its ranks are connected. Only then is anything found,
+/// claimed or reserved for it; who is told so serves without the cache, with no time limit. Of the
+/// ranks that hold one shard the lowest saves.
+///
 /// Thread-bound: the RPC thread. No call blocks, or lasts longer than the store's own calls; what
 /// takes longer is left to work().
 class CacheService {
  public:
   struct Options {
-    PoolCut::Options cut;
+    BlockStore::Options store{};
+    /// The system's numbers of the nodes of memory that the pool lies on, in the order of its
+    /// ranges. Empty: one, whichever it is.
+    std::vector<std::int32_t> nodes{};
     /// Parted connections that may be waited for; each keeps a descriptor. At the limit nobody new
     /// may register.
     std::size_t max_parted = 1024;
@@ -49,7 +55,7 @@ class CacheService {
   using EndConnection = std::function<void(const Id128& connection)>;
 
   /// `clock` outlives it.
-  /// Errors: those of PoolCut::create and Demand::create.
+  /// Errors: those of BlockStore::create and Demand::create.
   static Result<std::unique_ptr<CacheService>> create(const Options& options, const Clock& clock,
                                                       EndConnection end_connection);
   ~CacheService();
@@ -75,15 +81,14 @@ class CacheService {
   Result<void> goodbye(const Id128& connection);
 
   struct Registered {
-    std::uint64_t slot_bytes = 0;
     std::string namespace_hash;
   };
-  /// Makes the connection the worker of its instance.
-  /// Errors: kRefused for an engine of several ranks, a page size that the namespace or the pool
-  /// cannot have, an instance that another living process serves, or a process that cannot be
-  /// watched; kBusy while the pool is cut for another page size that is in use, or when too many
-  /// parted connections are waited for; kInvalidArgument for a list of factors that is none, or
-  /// when it has registered as something else; kGone for an unknown connection.
+  /// Makes the connection the worker of one rank of its instance.
+  /// Errors: kRefused for a page that the namespace or the pool cannot have, a rank that another
+  /// living process serves, or a process that cannot be watched; kBusy when too many parted
+  /// connections are waited for; kInvalidArgument for a list of factors that is none, for a rank
+  /// that contradicts the others of its instance, or when it has registered as something else;
+  /// kGone for an unknown connection.
   Result<Registered> register_rank(const Id128& connection, const Registration& registration);
   /// Makes the connection a scheduler of `instance`, which need not be there yet.
   /// Errors: kInvalidArgument when it belongs to another instance; kGone.
@@ -106,8 +111,10 @@ class CacheService {
 
   // ---- calls of a worker; all say kInvalidArgument to one that did not register
 
+  /// A page is named by its offset in the pool / 4 KiB; kNoPage: skip this key.
+  static constexpr std::uint32_t kNoPage = ~std::uint32_t{0};
   struct Opened {
-    std::vector<SlotIndex> slots;
+    std::vector<std::uint32_t> slots;      ///< Pages of the caller's shard.
     std::vector<std::uint64_t> checksums;  ///< One a slot; empty where none of them has one.
   };
   Result<Opened> open(const Id128& connection, const Id128& token, std::size_t first,
@@ -117,8 +124,9 @@ class CacheService {
   /// and said in one line, at most one in 10 s.
   Result<void> corrupt(const Id128& connection, PinId pin, std::span<const std::uint32_t> places);
   /// At most a slice of a job's keys; see BlockStore::reserve.
-  Result<std::vector<SlotIndex>> reserve(const Id128& connection, const JobId& job,
-                                         std::span<const BlockKey> keys);
+  /// `first` is the place of keys[0] in the job. Of an incomplete instance every key is skipped.
+  Result<std::vector<std::uint32_t>> reserve(const Id128& connection, const JobId& job,
+                                             std::size_t first, std::span<const BlockKey> keys);
   /// Seals a slice; returns how many blocks are left. `checksums` come with the first slice: none,
   /// or one for each slot of the job.
   /// Errors: those of the store, and kInvalidArgument for another number of checksums.
@@ -128,8 +136,7 @@ class CacheService {
 
   // ---- time and background work
 
-  /// A slice of queued work; true while there is more. Afterwards instances that waited for the
-  /// pool to be cut anew may be served.
+  /// A slice of queued work; true while there is more.
   bool work();
   [[nodiscard]] bool has_work() const;
   [[nodiscard]] std::optional<TimePoint> next_deadline() const;
@@ -137,31 +144,38 @@ class CacheService {
 
   // ---- for people
 
-  struct InstanceInfo {
-    std::string id;
-    std::string state;  ///< "connected", "waiting for the pool to be cut", "disconnected".
+  struct RankInfo {
+    std::uint32_t rank = 0;
+    std::uint32_t shard = 0;
+    bool is_connected = false;
     std::string build;
     Id128 process;
+    std::uint64_t page_bytes = 0;
+    std::uint64_t block_count = 0;
+    std::int32_t node = -1;  ///< Of its memory, as it said.
+  };
+  struct InstanceInfo {
+    std::string id;
+    /// "connected", "waiting for ranks", "refused: REASON" or "disconnected".
+    std::string state;
     std::string namespace_hash;
     std::vector<NamespaceFactor> factors;
     std::uint64_t generation = 0;
-    std::uint32_t rank = 0;
-    std::uint64_t page_bytes = 0;
-    std::uint64_t block_count = 0;
+    std::uint32_t shards = 0;
+    std::vector<RankInfo> ranks;  ///< That were ever there, in order.
+    std::uint32_t rank_count = 0;
     std::uint32_t schedulers = 0;
   };
   [[nodiscard]] std::vector<InstanceInfo> instances() const;
 
   struct Stats {
     BlockStore::Stats store;
-    std::uint32_t slots = 0;
-    std::uint64_t slot_bytes = 0;
-    std::uint64_t cuts = 0;
+    std::vector<BlockStore::ShapeStats> shapes;
     std::uint64_t memory_bytes = 0;  ///< Beside the pool.
     std::size_t clients = 0;
     std::size_t parted = 0;
     std::size_t instances = 0;
-    std::size_t instances_waiting = 0;  ///< For the pool to be cut for their pages.
+    std::size_t instances_waiting = 0;  ///< Some of their ranks are connected, and not all.
     std::size_t namespaces = 0;
     // Since the start.
     std::uint64_t load_bytes = 0;
@@ -175,34 +189,42 @@ class CacheService {
     std::optional<std::uint32_t> next_victim_idle_s;
   };
   [[nodiscard]] Stats stats() const;
-  [[nodiscard]] BlockStore& store() noexcept { return cut_->store(); }
-  [[nodiscard]] const BlockStore& store() const noexcept { return cut_->store(); }
-  /// 0 before the pool is cut for the first engine.
-  [[nodiscard]] std::uint64_t slot_bytes() const noexcept { return cut_->slot_bytes(); }
+  [[nodiscard]] BlockStore& store() noexcept { return *store_; }
+  [[nodiscard]] const BlockStore& store() const noexcept { return *store_; }
 
  private:
+  struct Rank;
   struct Instance;
   struct Client;
   struct Parted;
 
-  CacheService(std::unique_ptr<PoolCut> cut, std::unique_ptr<Demand> demand, const Options& options,
-               const Clock& clock, EndConnection end_connection);
+  CacheService(std::unique_ptr<BlockStore> store, std::unique_ptr<Demand> demand,
+               const Options& options, const Clock& clock, EndConnection end_connection);
   Result<Client*> client(const Id128& connection);
   Result<Client*> member(const Id128& connection);
   Result<Client*> worker(const Id128& connection);
   Result<void> join(Client& client, const std::string& instance);
-  Result<Registered> answer(const Instance& instance) const;
-  [[nodiscard]] bool is_complete(const Instance& instance) const;
+  /// Whether the registration goes with what is known of its instance; ends the connection that it
+  /// takes over.
+  Result<void> check_rank(const Client& caller, const Registration& registration);
+  Result<void> enter_namespace(Client& caller, const Registration& registration,
+                               NamespaceId& entered);
+  /// All ranks are there: settles the namespace's shape.
+  void complete(Instance& instance);
+  [[nodiscard]] std::uint32_t node_of(const Instance& instance, std::uint32_t shard) const;
   [[nodiscard]] SpaceId space_of(const Instance& instance) const;
+  [[nodiscard]] std::vector<std::uint32_t> pages_of(const std::vector<SlotIndex>& frames,
+                                                    const Client& caller) const;
   void leave_instance(Client& client);
   void end_parted(std::unordered_map<Id128, std::unique_ptr<Parted>>::iterator parted);
   void drop_reference(Instance& instance);
 
-  std::unique_ptr<PoolCut> cut_;
+  std::unique_ptr<BlockStore> store_;
   std::unique_ptr<NamespaceTable> namespaces_;
   std::unique_ptr<Demand> demand_;
   ChecksumTable checksums_;
   std::uint64_t pool_bytes_;
+  std::vector<std::int32_t> nodes_;
   std::size_t max_parted_;
   const Clock& clock_;
   std::optional<TimePoint> last_corrupt_line_;

@@ -78,18 +78,36 @@ nlohmann::json to_json(const CacheService::InstanceInfo& info) {
   for (const NamespaceFactor& factor : info.factors) {
     factors.push_back({{"name", factor.name}, {"value", factor.value}});
   }
-  return {{"instance", info.id},
-          {"state", info.state},
-          {"connected", info.state != "disconnected"},
-          {"build", info.build},
-          {"incarnation", to_string(info.process)},
-          {"namespace", info.namespace_hash},
-          {"factors", std::move(factors)},
-          {"generation", info.generation},
-          {"rank", info.rank},
-          {"page_bytes", info.page_bytes},
-          {"block_count", info.block_count},
-          {"schedulers", info.schedulers}};
+  nlohmann::json ranks = nlohmann::json::array();
+  for (const CacheService::RankInfo& rank : info.ranks) {
+    ranks.push_back({{"rank", rank.rank},
+                     {"shard", rank.shard},
+                     {"connected", rank.is_connected},
+                     {"build", rank.build},
+                     {"incarnation", to_string(rank.process)},
+                     {"page_bytes", rank.page_bytes},
+                     {"block_count", rank.block_count},
+                     {"numa_node", rank.node}});
+  }
+  nlohmann::json body = {{"instance", info.id},
+                         {"state", info.state},
+                         {"connected", info.state == "connected"},
+                         {"namespace", info.namespace_hash},
+                         {"factors", std::move(factors)},
+                         {"generation", info.generation},
+                         {"rank_count", info.rank_count},
+                         {"shard_count", info.shards},
+                         {"ranks", std::move(ranks)},
+                         {"schedulers", info.schedulers}};
+  if (!info.ranks.empty()) {
+    // Of the first rank, as they stood here when an instance had one.
+    const CacheService::RankInfo& first = info.ranks.front();
+    body["build"] = first.build;
+    body["incarnation"] = to_string(first.process);
+    body["page_bytes"] = first.page_bytes;
+    body["block_count"] = first.block_count;
+  }
+  return body;
 }
 
 struct ToReply {
@@ -105,7 +123,7 @@ struct ToReply {
     return json_reply(200, {{"instances", std::move(list)}});
   }
   Reply operator()(const CleanupReport& report) const {
-    const std::uint64_t bytes = report.evicted_blocks * report.slot_bytes;
+    const std::uint64_t bytes = report.evicted_bytes;
     return json_reply(200, {{"evicted_blocks", report.evicted_blocks},
                             {"evicted_bytes", bytes},
                             {"reclaimed_bytes", bytes},  // Slots are free at once: the same here.

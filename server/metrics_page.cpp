@@ -2,7 +2,9 @@
 
 #include <initializer_list>
 #include <limits>
+#include <map>
 #include <sstream>
+#include <string>
 #include <utility>
 #include <vector>
 
@@ -84,26 +86,46 @@ class Page {
 
 double number(std::uint64_t value) { return static_cast<double>(value); }
 
+/// A sample for each size of a block.
+void by_size(Page& page, const char* name, const char* help,
+             const std::map<std::uint64_t, double>& samples) {
+  MetricFamily& family = page.family(MetricType::Gauge, name, help);
+  for (const auto& [bytes, value] : samples) {
+    ClientMetric metric;
+    metric.label.push_back({"block_bytes", std::to_string(bytes)});
+    metric.gauge.value = value;
+    family.metric.push_back(std::move(metric));
+  }
+}
+
 void pool(Page& page, const Snapshot& now) {
   const BlockStore::Stats& store = now.cache.store;
-  const double slot = number(now.cache.slot_bytes);
   page.gauge("pool_capacity_bytes", "Size of the pool", number(now.pool_bytes));
-  page.gauge("pool_used_bytes", "Bytes of slots that are not free",
-             number(now.cache.slots - store.free) * slot);
+  page.gauge("pool_used_bytes", "Bytes of slots that are not free", number(store.used_bytes));
   page.gauge("pool_page_bytes", "Size of the pages of memory that the pool lies on",
              number(now.pool_page_bytes));
-  page.gauge("pool_slot_bytes", "Size of a slot; 0 before the first engine", slot);
-  page.gauges("pool_slots", "Slots by state", "state",
-              {{"free", store.free},
-               {"reserved", store.reserved},
+  page.gauges("pool_slots", "Slots by state; a slot has the pages of a block on all its ranks",
+              "state",
+              {{"reserved", store.reserved},
                {"sealed", store.sealed},
                {"quarantined", store.quarantined_timeout + store.quarantined_writer_lost}});
-  page.counter("pool_cuts_total", "How often the pool was cut for another page size",
-               now.cache.cuts);
+  page.gauges(
+      "pool_units", "Units that the pool is dealt in to blocks of different sizes", "state",
+      {{"free", number(store.free_units)}, {"used", number(store.units - store.free_units)}});
+  std::map<std::uint64_t, double> extents;
+  std::map<std::uint64_t, double> used;
+  for (const BlockStore::ShapeStats& shape : now.cache.shapes) {
+    extents[shape.frame_bytes] += shape.extents;
+    used[shape.frame_bytes] += shape.used;
+  }
+  by_size(page, "pool_extents", "Extents of the pool, by the bytes of the blocks in them", extents);
+  by_size(page, "pool_blocks", "Blocks in the pool, by their bytes", used);
+  page.counter("pool_extents_taken_total",
+               "Extents that blocks of one size gave up to blocks of another", store.extents_taken);
   page.counter("pool_alloc_failures_total", "Blocks not saved because no slot could be freed",
                store.skipped_no_room);
   page.gauge("inflight_bytes", "Bytes of slots that are being written",
-             number(store.reserved) * slot);
+             number(store.written_bytes - store.quarantined_bytes));
   page.gauges("quarantine_slots", "Slots that somebody who was lost may still touch", "reason",
               {{"timeout", store.quarantined_timeout},
                {"writer_lost", store.quarantined_writer_lost},
@@ -114,7 +136,7 @@ void cache(Page& page, const Snapshot& now) {
   const CacheService::Stats& cache = now.cache;
   const BlockStore::Stats& store = cache.store;
   page.gauge("cache_resident_bytes", "Bytes of slots with sealed blocks",
-             number(store.sealed) * number(cache.slot_bytes));
+             number(store.sealed_bytes));
   page.gauge("cache_resident_blocks", "Sealed blocks", store.sealed);
   page.counter("cache_lookups_total", "Lookups", store.lookups);
   page.counter("cache_block_hits_total", "Blocks found by lookups", store.lookup_hits);
@@ -227,7 +249,8 @@ void clients(Page& page, const Snapshot& now) {
   page.gauge("parted_connections", "Ended connections whose process may still touch slots",
              number(now.cache.parted));
   page.gauge("instances", "Engine cores that are known", number(now.cache.instances));
-  page.gauge("instances_waiting", "Engine cores that wait for the pool to be cut for their pages",
+  page.gauge("instances_waiting",
+             "Engine cores that are served without the cache until all their ranks are there",
              number(now.cache.instances_waiting));
   page.gauge("namespaces", "Namespaces that are known", number(now.cache.namespaces));
   page.counter("connections_accepted_total", "Connections accepted", rpc.accepted);

@@ -47,10 +47,10 @@ void ServerOptions::declare(OptionTable& table) {
       "hello-timeout", hello_timeout, milliseconds(10), minutes(10),
       "A connection that has not said hello by then is closed: a client says it at once.");
   table.integer("instance-share-percent", instance_share_percent, 1, 100,
-                "Of the pool's slots, how many the claims and pins of one engine may hold, so that "
+                "Of the pool, how much the claims and pins of one engine may hold, so that "
                 "two engines can always load at once.");
   table.integer("node-share-percent", node_share_percent, 1, 100,
-                "Of the pool's slots, how many all claims and pins may hold; the rest stays "
+                "Of the pool, how much all claims and pins may hold; the rest stays "
                 "evictable, so that saves go on.");
   table.duration("reservation-timeout", reservation_timeout, milliseconds(100), minutes(60),
                  "A save that has not been published by then is forgotten. A copy takes "
@@ -62,7 +62,7 @@ void ServerOptions::declare(OptionTable& table) {
   const char* const no_device = "the server uses no GPU; each engine drives its own copies.";
   table.ignored("devices", true, no_device);
   table.ignored("device", true, no_device);
-  table.ignored("hint-value-size", true, "slots are cut for the pages of the first engine.");
+  table.ignored("hint-value-size", true, "each engine says the size of its pages.");
   table.ignored("disable-lfu-admission", false, "every block is admitted.");
   table.ignored("metric-hll-bucket-bits", true,
                 "sketches have 4,096 registers, for a standard error below 2 %.");

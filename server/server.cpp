@@ -178,16 +178,15 @@ class Server final : private kj::TaskSet::ErrorHandler {
     const std::size_t connections =
         connections_that_fit(static_cast<std::size_t>(options_.max_connections));
     BlockStore::Options store;
+    store.pool_bytes = pool_->size_bytes();
     store.instance_share = static_cast<double>(options_.instance_share_percent) / 100;
     store.node_share = static_cast<double>(options_.node_share_percent) / 100;
     store.reservation_timeout = options_.reservation_timeout;
-    PEGA_TRY_LET(service_,
-                 CacheService::create({.cut = {.pool_bytes = pool_->size_bytes(), .store = store},
-                                       .max_parted = connections,
-                                       .demand_windows = windows_},
-                                      clock_, [this](const Id128& connection) {
-                                        rpc_->end_connection(connection);
-                                      }));
+    PEGA_TRY_LET(
+        service_,
+        CacheService::create(
+            {.store = store, .max_parted = connections, .demand_windows = windows_}, clock_,
+            [this](const Id128& connection) { rpc_->end_connection(connection); }));
     background_ = std::make_unique<Background>(*service_, io_.provider->getTimer(), clock_);
     context_.reset(new SessionContext{.service = *service_,
                                       .background = *background_,

@@ -93,7 +93,7 @@ class InOrder {
   kj::ForkedPromise<void> last_ = kj::Promise<void>(kj::READY_NOW).fork();
 };
 
-void write_slots(std::span<const SlotIndex> from, capnp::List<std::uint32_t>::Builder to) {
+void write_slots(std::span<const std::uint32_t> from, capnp::List<std::uint32_t>::Builder to) {
   for (unsigned i = 0; i < to.size(); ++i) to.set(i, from[i]);
 }
 
@@ -113,7 +113,6 @@ class SessionImpl final : public wire::Session::Server {
     if (done) {
       results.setPool(kj::heap<PoolImpl>(context_.pool_fd));
       results.setPoolBytes(context_.pool_bytes);
-      results.setSlotBytes(done->slot_bytes);
       results.setNamespace(done->namespace_hash.c_str());
     } else {
       write_error(done.error(), results.initRefused());
@@ -211,6 +210,7 @@ class SessionImpl final : public wire::Session::Server {
   kj::Promise<void> reserve(ReserveContext call) override {
     const Measured measured(context_, Method::kReserve);
     const JobId job = read_job(call.getParams().getJob());
+    const std::size_t first = call.getParams().getFirst();
     // Of its own, unlike the scratch: other calls come between the slices.
     std::vector<BlockKey> keys;
     auto read = read_keys(call.getParams().getKeys(), keys);
@@ -221,14 +221,16 @@ class SessionImpl final : public wire::Session::Server {
     keys.resize(read->size());
     struct State {
       std::vector<BlockKey> keys;
-      Result<std::vector<SlotIndex>> slots;
+      Result<std::vector<std::uint32_t>> slots;
     };
     auto state = kj::heap<State>(State{std::move(keys), {}});
     State& shared = *state;
     shared.slots->reserve(shared.keys.size());
     return jobs_
         .run(context_.timer,
-             [this, &shared, job]() { return reserve_slice(job, shared.keys, shared.slots); })
+             [this, &shared, job, first]() {
+               return reserve_slice(job, first, shared.keys, shared.slots);
+             })
         .then([this, call, measured, state = kj::mv(state)]() mutable {
           answer_slots(state->slots, call);
           return finish(measured, state->slots);
@@ -313,7 +315,7 @@ class SessionImpl final : public wire::Session::Server {
   }
 
   template <typename Call>
-  static void answer_slots(const Result<std::vector<SlotIndex>>& slots, Call& call) {
+  static void answer_slots(const Result<std::vector<std::uint32_t>>& slots, Call& call) {
     if (slots) {
       auto results = call.getResults(capnp::MessageSize{slots->size() / 2 + 8, 0});
       write_slots(*slots, results.initSlots(static_cast<unsigned>(slots->size())));
@@ -323,10 +325,10 @@ class SessionImpl final : public wire::Session::Server {
   }
 
   /// True while there are keys left to reserve.
-  bool reserve_slice(const JobId& job, std::span<const BlockKey> keys,
-                     Result<std::vector<SlotIndex>>& slots) {
+  bool reserve_slice(const JobId& job, std::size_t first, std::span<const BlockKey> keys,
+                     Result<std::vector<std::uint32_t>>& slots) {
     const std::size_t done = slots->size();
-    auto slice = service_.reserve(connection_, job,
+    auto slice = service_.reserve(connection_, job, first + done,
                                   keys.subspan(done, std::min(kSliceKeys, keys.size() - done)));
     if (!slice) {
       // The caller gets no slot, so nobody writes into those of earlier slices.

@@ -23,14 +23,14 @@ struct Snapshot {
 
 struct CleanupReport {
   std::uint64_t evicted_blocks = 0;
+  std::uint64_t evicted_bytes = 0;
   std::uint64_t still_referenced_blocks = 0;
-  std::uint64_t slot_bytes = 0;
 };
 
 /// Of the test switch that damages a block.
 struct OverwriteReport {
   bool found = false;
-  std::uint32_t slot = 0;
+  std::uint64_t slot = 0;  ///< Where it begins in the pool / 4 KiB.
   std::uint64_t bytes = 0;
 };
 

@@ -90,7 +90,7 @@ class Target {
  private:
   void start() {
     auto made =
-        CacheService::create({.cut = {.pool_bytes = kPoolBytes, .store = {}}}, clock_,
+        CacheService::create({.store = {.pool_bytes = kPoolBytes}}, clock_,
                              [this](const Id128& connection) { rpc_->end_connection(connection); });
     PEGA_ASSERT(made, "{}", made.error().detail);
     service_ = std::move(*made);

@@ -29,6 +29,7 @@ void read_one(unsigned kind, capnp::MessageReader& message) {
       if (const auto registration = read_registration(message.getRoot<wire::Registration>())) {
         PEGA_ASSERT(registration->factors.size() <= kMaxFactorsOnWire, "too many factors");
         PEGA_ASSERT(registration->rank < registration->ranks, "a rank beyond its ranks");
+        PEGA_ASSERT(registration->shard < registration->shards, "a shard beyond its shards");
         PEGA_ASSERT(registration->instance.size() <= kMaxInstanceBytes, "a long id");
         // What was accepted survives the way back.
         capnp::MallocMessageBuilder again;

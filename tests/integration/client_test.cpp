@@ -418,7 +418,7 @@ TEST_SUITE("agreeing with the server") {
     CHECK(second.mover().wait_for(LinkState::kReady, kHang));
   }
 
-  TEST_CASE("pages of another size wait until the pool can be cut anew") {
+  TEST_CASE("an engine with pages of another size is served beside the first") {
     Fixture f;
     f.engine->save({1}, {0});
     EngineMemory memory(1, 4096, 4);
@@ -427,15 +427,48 @@ TEST_SUITE("agreeing with the server") {
     options.socket = f.server.socket();
     options.instance = "other";
     options.model = "other";
-    options.mover.link.reconnect_interval = milliseconds(10);
     TestEngine other(options, memory, device);
+    other.wait_ready();
 
-    REQUIRE(f.server.metric_becomes("pegaflow_instances_waiting", 1));
-    CHECK(other.mover().status().state == LinkState::kConnecting);
-    f.engine->mover().close();
-
-    REQUIRE(other.mover().wait_for(LinkState::kReady, kHang));
     CHECK(other.save({1}, {0}).blocks == 1);
+    CHECK(other.lookup({1}).value().blocks == 1);
+    CHECK(f.engine->lookup({1}).value().blocks == 1);
+  }
+
+  TEST_CASE("two ranks save and load their shards, and a job with nothing to save ends on both") {
+    ServerProcess server;
+    struct OneRank {
+      EngineMemory memory{2, 8 * 1024, kBlocks};
+      SlowDevice device;
+      std::unique_ptr<TestEngine> engine;
+    };
+    OneRank ranks[2];
+    for (std::uint32_t rank = 0; rank < 2; ++rank) {
+      TestEngine::Options options;
+      options.socket = server.socket();
+      options.mover.rank = rank;
+      options.mover.ranks = 2;
+      ranks[rank].engine =
+          std::make_unique<TestEngine>(options, ranks[rank].memory, ranks[rank].device);
+    }
+    for (OneRank& rank : ranks) rank.engine->wait_ready();
+    ranks[1].engine->scheduler = ranks[0].engine->scheduler;  // Jobs have the same names on both.
+
+    for (OneRank& rank : ranks) {
+      const Mover::Finished saved = rank.engine->save(numbers_from(1, 10), blocks_from(0, 10));
+      CHECK_FALSE(saved.error);
+      CHECK(saved.blocks == 10);
+    }
+    for (OneRank& rank : ranks) {
+      CHECK(rank.engine->save(numbers_from(1, 10), blocks_from(0, 10)).skipped == 10);
+    }
+    CHECK(server.metric_becomes("pegaflow_reservations", 0));
+    const auto claimed = ranks[0].engine->claim(numbers_from(1, 10)).value();
+    REQUIRE(claimed.blocks == 10);
+    for (OneRank& rank : ranks) {
+      CHECK(rank.engine->load(claimed.token, blocks_from(50, 10)).blocks == 10);
+      CHECK(rank.engine->wrong_blocks(numbers_from(1, 10), blocks_from(50, 10)) == 0);
+    }
   }
 
   TEST_CASE("a device that will not take the pool is told, and tried again") {

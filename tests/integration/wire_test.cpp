@@ -132,25 +132,58 @@ TEST_SUITE("register") {
     Engine engine;
 
     CHECK(engine.pool.bytes.size() == 64 << 20);
-    CHECK(engine.pool.slot_bytes == kPage);
     CHECK(engine.pool.namespace_hash.size() == 32);
     CHECK(::ftruncate(engine.pool.fd.get(), 0) == -1);
     CHECK(::ftruncate(engine.pool.fd.get(), 1 << 30) == -1);
     CHECK(::fcntl(engine.pool.fd.get(), F_ADD_SEALS, F_SEAL_WRITE) == -1);
   }
 
-  TEST_CASE("several ranks come with a later version") {
+  TEST_CASE("two ranks save their shards of a block, and it is found once both have") {
     ServerProcess server;
     auto io = kj::setupAsyncIo();
-    WireClient client(io, server.socket());
-    client.hello();
+    const auto rank = [&](std::uint32_t number, std::uint64_t page_bytes) {
+      return Registration{.instance = "engine",
+                          .rank = number,
+                          .ranks = 2,
+                          .shard = number,
+                          .shards = 2,
+                          .factors = {{"weights", "a"}},
+                          .page_bytes = page_bytes};
+    };
+    WireClient first(io, server.socket());
+    first.hello();
+    const auto first_pool = first.register_rank(rank(0, kPage));
+    REQUIRE(first_pool);
+    REQUIRE(first.attach("engine"));
+    const auto keys = make_keys(1, 5);
+    const JobId job{Id128::random(), 1};
+    // One rank is away: everything is a miss, and nothing is reserved.
+    CHECK_FALSE(first.lookup(keys).complete);
+    CHECK(first.reserve(job, keys).value() == std::vector<std::uint32_t>(5, 0xFFFFFFFF));
+    CHECK(has(server.get("/instances").body, "waiting for ranks"));
+    WireClient second(io, server.socket());
+    second.hello();
+    const auto second_pool = second.register_rank(rank(1, 3 * kPage));
+    REQUIRE(second_pool);
+    CHECK(first.lookup(keys).complete);
 
-    const auto pool = client.register_rank(
-        {.instance = "a", .rank = 0, .ranks = 2, .factors = {{"x", "y"}}, .page_bytes = kPage});
+    const JobId saved{Id128::random(), 2};
+    const auto of_first = first.reserve(saved, keys).value();
+    const auto of_second = second.reserve(saved, keys).value();
+    for (std::size_t i = 0; i < keys.size(); ++i) {
+      CHECK(of_second[i] == of_first[i] + 1);  // One behind the other in a frame.
+    }
+    REQUIRE(first.publish(saved));
+    CHECK(first.lookup(keys).blocks == 0);
+    REQUIRE(second.publish(saved));
+    CHECK(first.lookup(keys).blocks == 5);
 
-    REQUIRE_FALSE(pool);
-    CHECK(pool.error().code == Errc::kRefused);
-    CHECK(has(pool.error().detail, "later version"));
+    const Id128 token = Id128::random();
+    REQUIRE(first.claim(token, keys).value().blocks == 5);
+    CHECK(first.open(token, 0, 5, 1).value() == of_first);
+    CHECK(second.open(token, 0, 5, 1).value() == of_second);
+    REQUIRE(second.goodbye());
+    CHECK_FALSE(first.lookup(keys).complete);
   }
 
   TEST_CASE("what makes no sense is refused") {
@@ -204,55 +237,22 @@ TEST_SUITE("register") {
     CHECK(engine.server.metric(R"(pegaflow_registrations_refused_total{reason="page_size"})") == 1);
   }
 
-  TEST_CASE("another slot size waits until nobody needs the first, then the pool is cut anew") {
-    Engine engine;
-    WireClient other(engine.io, engine.server.socket());
-    other.hello();
-    const Registration registration = {
-        .instance = "other", .factors = {{"weights", "b"}}, .page_bytes = 10000};
-
-    const auto waits = other.register_rank(registration);
-
-    REQUIRE_FALSE(waits);
-    CHECK(waits.error().code == Errc::kBusy);
-    CHECK(has(waits.error().detail, "12288"));
-    CHECK(has(waits.error().detail, "4096"));
-    CHECK(engine.server.metric("pegaflow_instances_waiting") == 1);
-    CHECK(has(engine.server.get("/instances").body, "waiting for the pool to be cut"));
-    // It does not get at slots of the other size either.
-    CHECK(other.reserve({Id128::random(), 1}, make_keys(1, 1)).error().code == Errc::kGone);
-
-    REQUIRE(engine.worker.goodbye());
-    const auto served = other.register_rank(registration);
-    REQUIRE(served);
-    CHECK(served->slot_bytes == 12288);
-    CHECK(engine.server.metric("pegaflow_pool_cuts_total") == 2);
-  }
-
-  TEST_CASE("a pin of the old size keeps the pool from being cut") {
+  TEST_CASE("engines of other page sizes are served side by side, with pages of their own") {
     Engine engine;
     const auto keys = make_keys(1, 4);
     REQUIRE(engine.worker.save(engine.pool, engine.job(), keys) == 4);
-    const Id128 token = Id128::random();
-    REQUIRE(engine.scheduler.claim(token, keys));
-    const Id128 process = engine.worker.process();
-    std::optional<WireClient> worker(std::in_place, engine.io, engine.server.socket());
-    const auto greeting = worker->hello({.process = process});
-    REQUIRE(worker->register_rank("engine", kPage));
-    REQUIRE(worker->open(token, 0, 4, 1));
-    worker.reset();  // Lost, and it may copy on: this very process lives.
-    REQUIRE(engine.server.metric_becomes(R"(pegaflow_quarantine_slots{reason="reader_lost"})", 4));
-
     WireClient other(engine.io, engine.server.socket());
     other.hello();
-    const Registration registration = {
-        .instance = "other", .factors = {{"weights", "b"}}, .page_bytes = 10000};
-    CHECK(other.register_rank(registration).error().code == Errc::kBusy);
+    const auto pool = other.register_rank(
+        {.instance = "other", .factors = {{"weights", "b"}}, .page_bytes = 10000});
+    REQUIRE(pool);
+    CHECK(other.save(*pool, {Id128::random(), 1}, keys) == 4);
+    REQUIRE(other.attach("other"));
 
-    WireClient again(engine.io, engine.server.socket());
-    again.hello({.process = process, .previous_connection = greeting.connection, .quiesced = true});
-    REQUIRE(engine.scheduler.unclaim(token));
-    CHECK(other.register_rank(registration));
+    CHECK(other.lookup(keys).blocks == 4);
+    CHECK(engine.scheduler.lookup(keys).blocks == 4);
+    CHECK(engine.server.metric(R"(pegaflow_pool_blocks{block_bytes="4096"})") == 4);
+    CHECK(engine.server.metric(R"(pegaflow_pool_blocks{block_bytes="12288"})") == 4);
   }
 
   TEST_CASE("one process at a time serves an instance") {
@@ -529,7 +529,7 @@ TEST_SUITE("save and load") {
     REQUIRE(engine.worker.goodbye());
 
     CHECK(engine.server.metric("pegaflow_reservations") == 0);
-    CHECK(engine.server.metric(R"(pegaflow_pool_slots{state="free"})") == (64 << 20) / kPage);
+    CHECK(engine.server.metric("pegaflow_pool_used_bytes") == 0);
     CHECK(engine.worker.reserve(engine.job(), keys).error().code == Errc::kGone);
     CHECK(engine.worker.goodbye().error().code == Errc::kGone);
   }

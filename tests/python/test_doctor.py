@@ -423,7 +423,9 @@ def test_a_secret_hash_seed_is_pointed_out():
     assert "PYTHONHASHSEED" in found[1].fix
 
 
-@pytest.mark.parametrize("state", ["disconnected", "waiting for the pool to be cut"])
+@pytest.mark.parametrize(
+    "state", ["disconnected", "waiting for ranks", "refused: pages of 1 and 2 bytes"]
+)
 def test_an_instance_that_has_no_cache_is_advice(state):
     engine = {
         "instance": "e",

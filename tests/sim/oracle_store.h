@@ -12,6 +12,7 @@
 #include <set>
 #include <span>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "base/block_key.h"
@@ -19,11 +20,13 @@
 #include "base/error.h"
 #include "base/id128.h"
 #include "engine/block_store.h"
+#include "engine/shape.h"
 
 namespace pegaflow::sim {
 
-/// A model of BlockStore. Slots and ids are chosen by the store under test; the model checks that
-/// the choice is legal. Everything else it works out by itself.
+/// A model of BlockStore. Which free frame of a shape a key gets, and ids, are chosen by the store
+/// under test; the model checks that the choice is legal. Everything else it works out by itself,
+/// also which extents there are and which goes to whom.
 ///
 /// What ends takes effect at once, but its blocks come back through one queue, first in first out:
 /// a step of it is one block given back, one row (claim, reservation, pin) ended, or one slot
@@ -32,10 +35,11 @@ class OracleStore {
  public:
   OracleStore(const BlockStore::Options& options, const Clock& clock);
 
-  Result<void> recut(std::uint32_t slot_count);
-  void add_space(SpaceId space);
+  void add_shape(ShapeId shape, const Shape& description);
+  void add_space(SpaceId space, ShapeId shape);
   void retire_space(SpaceId space);
   void add_holder(HolderId holder, std::uint32_t instance, const Id128& process);
+  void set_shard(HolderId holder, std::uint32_t shard, std::uint32_t shards);
   void holder_lost(HolderId holder);
   [[nodiscard]] bool may_touch(HolderId holder) const;
   void holder_gone(HolderId holder);
@@ -51,7 +55,7 @@ class OracleStore {
   /// `chosen` is what the store answered, for the choice of slots among the free ones. Throws
   /// Mismatch when a choice is not legal.
   Result<std::vector<SlotIndex>> reserve(HolderId holder, SpaceId space, const JobId& job,
-                                         std::span<const BlockKey> keys,
+                                         std::size_t first, std::span<const BlockKey> keys,
                                          const Result<std::vector<SlotIndex>>& chosen);
   Result<std::size_t> publish(HolderId holder, const JobId& job, std::size_t limit);
   void abandon(HolderId holder, const JobId& job);
@@ -64,7 +68,7 @@ class OracleStore {
   [[nodiscard]] const BlockStore::Cleanup& cleanup() const { return cleanup_; }
   [[nodiscard]] bool is_at_rest() const;
   [[nodiscard]] BlockStore::Stats stats() const;
-  /// Slots of the blocks at rest, the next to be evicted first.
+  /// Frames of the blocks at rest of all shapes, the one that came to rest first in front.
   [[nodiscard]] const std::list<SlotIndex>& at_rest() const { return at_rest_; }
 
  private:
@@ -73,16 +77,44 @@ class OracleStore {
     State state = State::kFree;
     SpaceId space{};
     BlockKey key;
-    bool has_key = false;  ///< The key leads to this slot; not so once it was reserved elsewhere.
+    bool has_key = false;  ///< The key leads to this frame; not so once it was reserved elsewhere.
     Id128 writer;
     std::uint64_t job = 0;
-    int holds = 0;  ///< Claims and pins, until their blocks were given back.
+    std::uint64_t last_use = 0;  ///< When it came to rest.
+    int holds = 0;               ///< Claims and pins, until their blocks were given back.
+  };
+  struct Run {
+    std::uint32_t first = 0;
+    std::uint32_t count = 0;
+  };
+  struct Extent {
+    std::uint64_t serial = 0;
+    ShapeId shape{};
+    std::vector<Run> runs = {};  ///< By part of the frame.
+    std::uint32_t frames = 0;
+    std::uint32_t touched = 0;
+    std::uint64_t made = 0;
+    bool leaving = false;
+  };
+  struct OneShape {
+    std::vector<std::pair<std::uint32_t, std::uint64_t>> parts = {};  ///< Node, and bytes.
+    std::vector<std::uint32_t> units = {};
+    std::uint64_t frame_bytes = 0;
+    int leaving_for_it = 0;
+    std::uint64_t in_vain_use = ~std::uint64_t{0};
+    std::uint64_t in_vain_quiet = ~std::uint64_t{0};
   };
   struct Holder {
     std::uint32_t instance = 0;
     Id128 process;
+    std::uint32_t shard = 0;
+    std::uint32_t shards = 1;
     bool lost = false;
     bool gone = false;
+    /// What its blocks are marked with: ranks of one instance count as one writer.
+    [[nodiscard]] Id128 writer() const {
+      return shards > 1 ? Id128{~std::uint64_t{0}, instance} : process;
+    }
   };
   struct Claim {
     std::uint64_t serial = 0;
@@ -101,20 +133,32 @@ class OracleStore {
     std::uint64_t claim = 0;
     std::uint32_t instance = 0;
     TimePoint opened;
+    std::uint64_t bytes = 0;
     std::vector<SlotIndex> blocks = {};
   };
   enum class Fate { kLive, kForgotten, kWriterLost, kEnded };
+  enum class Part { kNotAsked, kWriting, kPublished, kDone };
+  struct Writer {
+    Part part = Part::kNotAsked;
+    HolderId holder{};
+    std::size_t asked = 0;
+    std::uint64_t listed = 0;  ///< Rising: which of a holder's comes first.
+  };
   struct Job {
     std::uint64_t serial = 0;
     JobId id;
-    HolderId holder{};
     SpaceId space{};
     Fate fate = Fate::kLive;
-    std::uint64_t forgotten = 0;  ///< Rising: which was forgotten before which.
+    bool named = true;
+    bool due = true;
+    bool queued = false;
     TimePoint deadline;
+    std::vector<Writer> writers = {};  ///< By shard.
+    std::vector<SlotIndex> answers = {};
     std::vector<SlotIndex> slots = {};
+    [[nodiscard]] std::size_t count(Part part) const;
   };
-  enum class Kind { kGiveBack, kFreeJob, kLeave, kRetire, kDeadSweep, kCleanup };
+  enum class Kind { kGiveBack, kFreeJob, kLeave, kRetire, kDeadSweep, kCleanup, kLeaving };
   struct Work {
     Kind kind{};
     std::vector<SlotIndex> blocks = {};  ///< kGiveBack
@@ -123,6 +167,8 @@ class OracleStore {
     SpaceId space{};                     ///< kRetire
     SlotIndex next = 0;                  ///< The sweeps.
     bool again = false;                  ///< kDeadSweep
+    std::uint64_t extent = 0;            ///< kLeaving: serial
+    ShapeId for_shape{};                 ///< kLeaving
   };
 
   [[nodiscard]] bool is_active(HolderId holder) const;
@@ -130,21 +176,43 @@ class OracleStore {
   [[nodiscard]] bool is_doomed(const Job& job) const;
   [[nodiscard]] SlotIndex find(SpaceId space, const BlockKey& key) const;
   [[nodiscard]] std::uint64_t held_by_instance(std::uint32_t instance) const;
-  [[nodiscard]] std::uint32_t held_on_node() const;
+  [[nodiscard]] std::uint64_t held_on_node() const;
   [[nodiscard]] bool has_claim(std::uint64_t serial) const;
   Claim* claim_of(const Id128& token);
   Job* job_of(const JobId& id);
   Job* job_of(std::uint64_t serial);
 
   void hold(SlotIndex slot);
+  void rest(SlotIndex slot);
   void give_back(SlotIndex slot);
   void free(SlotIndex slot);
+  void evict(SlotIndex slot);
   void forget(Job& job);
-  void end(Job& job);
+  void end_shard(Job& job, std::uint32_t shard);
+  void settle(Job& job);
   void end_claim(std::uint64_t serial);
   void end_pin(HolderId holder, PinId name);
-  bool make_room(std::size_t& steps);
-  [[nodiscard]] bool has_free() const;
+  bool make_room(ShapeId shape, std::size_t& steps);
+  [[nodiscard]] bool has_free(ShapeId shape) const;
+  [[nodiscard]] SlotIndex victim(ShapeId shape) const;
+
+  // ---- the pool (oracle_pool.cpp)
+  [[nodiscard]] std::uint64_t bytes_of(Run run) const;
+  [[nodiscard]] Run range(std::uint32_t node) const;
+  [[nodiscard]] std::optional<Run> free_run(std::uint32_t node, std::uint32_t count,
+                                            std::uint64_t part_bytes) const;
+  bool grow(ShapeId shape);
+  void start_exchange(ShapeId shape, SlotIndex victim);
+  [[nodiscard]] Extent* extent_at(std::uint32_t unit);
+  [[nodiscard]] const Extent* extent_at(std::uint32_t unit) const;
+  [[nodiscard]] Extent* extent_of(SlotIndex slot);
+  [[nodiscard]] const Extent* extent_of(SlotIndex slot) const;
+  [[nodiscard]] Extent* extent_with(std::uint64_t serial);
+  [[nodiscard]] SlotIndex first_slot(const Extent& extent) const;
+  [[nodiscard]] std::size_t busy(const Extent& extent) const;
+  [[nodiscard]] bool is_readable(SlotIndex slot) const;
+  [[nodiscard]] SlotIndex next_touched(SlotIndex slot) const;
+  [[nodiscard]] std::uint64_t bytes_of(SlotIndex slot) const;
 
   void slice();
   bool step();
@@ -154,10 +222,16 @@ class OracleStore {
 
   BlockStore::Options options_;
   const Clock& clock_;
+  std::uint64_t unit_bytes_;
+  std::uint32_t units_;
+  std::uint32_t slots_a_unit_;
   std::vector<Slot> slots_;
-  SlotIndex touched_ = 0;  ///< One past the highest slot that was ever given out.
+  std::list<Extent> extents_;
+  std::map<ShapeId, OneShape> shapes_;
+  std::uint64_t uses_ = 0;
+  std::uint64_t quiet_ = 0;
   std::list<SlotIndex> at_rest_;
-  std::set<SpaceId> live_spaces_;
+  std::map<SpaceId, ShapeId> live_spaces_;
   std::map<HolderId, Holder> holders_;
   std::list<Claim> claims_;  ///< Oldest first, and so the others.
   std::list<Pin> pins_;

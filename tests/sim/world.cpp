@@ -11,8 +11,10 @@ namespace pegaflow::sim {
 
 namespace {
 
-constexpr std::size_t kHistory = 50;
-constexpr std::size_t kSpaces = 2;
+constexpr std::size_t kHistory = 200;
+constexpr std::uint64_t kCell = 4096;
+/// The instance whose ranks hold a shard each.
+constexpr std::uint32_t kShared = 2;
 
 template <typename Enum>
 std::uint64_t number(Enum value) {
@@ -57,7 +59,8 @@ void World::note(fmt::format_string<Args...> format, Args&&... args) {
 }
 
 World::World(std::uint64_t seed, Coverage& coverage) : random_(seed), coverage_(coverage) {
-  options_.slot_count = static_cast<std::uint32_t>(1 + pick(chance(0.3) ? 12 : 160));
+  options_.pool_bytes = (1 + pick(chance(0.3) ? 12 : 300)) * kCell;
+  options_.nodes = static_cast<std::uint32_t>(1 + pick(2));
   options_.slice_blocks = static_cast<std::uint32_t>(1 + pick(chance(0.5) ? 8 : 64));
   options_.instance_share = std::array{0.2, 0.5, 1.0}[pick(3)];
   options_.node_share = std::array{0.4, 0.8, 1.0}[pick(3)];
@@ -65,37 +68,78 @@ World::World(std::uint64_t seed, Coverage& coverage) : random_(seed), coverage_(
   options_.claim_grace = std::chrono::milliseconds(pick(2) * 1000);
   if (chance(0.3)) {
     options_.max_claims = static_cast<std::uint32_t>(1 + pick(6));
-    options_.max_pins = static_cast<std::uint32_t>(1 + pick(10));
+    options_.max_pins = static_cast<std::uint32_t>(1 + pick(4));
     options_.max_reservations = static_cast<std::uint32_t>(1 + pick(4));
   }
   auto store = BlockStore::create(options_, clock_);
   if (!store) throw Mismatch{"the store cannot be made: " + to_string(store.error())};
   store_ = std::move(*store);
   oracle_ = std::make_unique<OracleStore>(options_, clock_);
-  memory_ = std::make_unique<PageMemory>(options_.slot_count);
+  memory_ = std::make_unique<PageMemory>(static_cast<std::uint32_t>(options_.pool_bytes / kCell));
   chains_ = make_chains(random_);
-  while (spaces_.size() < kSpaces) {
-    spaces_.push_back(store_->make_space());
-    oracle_->add_space(spaces_.back());
-  }
+  make_shapes();
   // Each world has its own habits, so that rare neighbourhoods of events are found too.
-  weights_ = {20, 14, 3, 10, 8, 14, 5, 20, 3, 10, 6, 1.5, 0.5, 1.5, 0.5, 6, 3, 14, 0.3, 0.1, 3};
+  weights_ = {20, 20, 2, 10, 8, 14, 5, 20, 3, 10, 6, 1.5, 0.5, 1.5, 0.5, 6, 3, 14, 0.3, 3};
   for (double& weight : weights_) weight *= std::array{0.3, 1.0, 1.0, 3.0}[pick(4)];
-  note("world of {} slots, slices of {}, shares {} and {}, {} claims, {} pins, {} jobs",
-       options_.slot_count, options_.slice_blocks, options_.instance_share, options_.node_share,
-       options_.max_claims, options_.max_pins, options_.max_reservations);
+  note("world of {} cells on {} nodes, slices of {}, shares {} and {}, {} claims, {} pins, {} jobs",
+       options_.pool_bytes / kCell, options_.nodes, options_.slice_blocks, options_.instance_share,
+       options_.node_share, options_.max_claims, options_.max_pins, options_.max_reservations);
   for (int i = 0; i < 3; ++i) connect();
+}
+
+void World::make_shapes() {
+  shards_ = static_cast<std::uint32_t>(2 + pick(2));
+  const auto space_of = [&](std::uint32_t shards) {
+    Shape shape;
+    for (std::uint32_t shard = 0; shard < shards; ++shard) {
+      const std::uint64_t cells = chance(0.6) ? 1 : 1 + pick(chance(0.2) ? 40 : 5);
+      shape.shards.push_back({.page_bytes = cells * kCell - pick(2) * 100,
+                              .node = static_cast<std::uint32_t>(pick(options_.nodes))});
+    }
+    const auto added = store_->add_shape(shape);
+    if (!added) return;  // It does not fit this pool.
+    while (store_->work()) {
+    }
+    oracle_->add_shape(*added, shape);
+    shapes_[*added] = shape;
+    spaces_.push_back({store_->make_space(*added), *added, shards});
+    shape_of_space_[spaces_.back().id] = *added;
+    oracle_->add_space(spaces_.back().id, *added);
+  };
+  const std::size_t before = spaces_.size();
+  space_of(shards_);
+  if (spaces_.size() == before) shards_ = 1;
+  space_of(1);
+  space_of(1);
+  while (spaces_.empty() || spaces_.back().shards != 1) space_of(1);
+}
+
+std::uint32_t World::shards_of(std::uint32_t instance) const {
+  return instance == kShared ? shards_ : 1;
+}
+
+ShapeId World::shape_of(SpaceId space) const { return shape_of_space_.at(space); }
+
+Place World::place_of(SlotIndex frame, std::uint32_t shard, ShapeId shape) const {
+  const std::uint64_t offset = store_->page_offset(frame, shard);
+  const Shape::Shard& page = shapes_.at(shape).shards[shard];
+  const auto ranges = node_ranges(options_.pool_bytes, options_.nodes);
+  const NodeRange& range = ranges[page.node < ranges.size() ? page.node : 0];
+  if (offset % kCell != 0 || offset < range.begin || offset + page.page_bytes > range.end) {
+    throw Mismatch{fmt::format("a page of node {} lies at {}", page.node, offset)};
+  }
+  return {static_cast<std::uint32_t>(offset / kCell),
+          static_cast<std::uint32_t>((page.page_bytes + kCell - 1) / kCell)};
 }
 
 void World::step() {
   using Event = void (World::*)();
-  static constexpr std::array<Event, 21> kEvents = {
+  static constexpr std::array<Event, 20> kEvents = {
       &World::reserve,     &World::publish, &World::abandon,       &World::copy_some,
       &World::lookup,      &World::claim,   &World::unclaim,       &World::open,
       &World::open_again,  &World::release, &World::connect,       &World::lose_connection,
       &World::end_process, &World::quiesce, &World::reset_space,   &World::pass_time,
-      &World::expire,      &World::work,    &World::start_cleanup, &World::recut,
-      &World::call_wrongly};
+      &World::expire,      &World::work,    &World::start_cleanup, &World::call_wrongly};
   ++steps_;
   // Until one applies: a step that did nothing would only look like work.
   std::discrete_distribution<std::size_t> which(weights_.begin(), weights_.end());
@@ -110,20 +154,21 @@ void World::reserve() {
   const auto who = pick_talking();
   if (!who) return;
   const HolderId holder = connections_[*who].holder;
-  const SpaceId space = pick_space();
+  const Process& process = processes_[connections_[*who].process];
+  if (shards_of(process.instance) > 1) return reserve_shared(*who);
+  const SpaceId space = pick_space(process.instance);
   // A slice more of a job, or a new one.
   std::optional<std::size_t> save;
   for (std::size_t i = 0; i < saves_.size() && chance(0.5); ++i) {
     if (saves_[i].holder == holder && !saves_[i].copies_ended) save = i;
   }
-  const JobId job = save ? saves_[*save].job
-                         : JobId{processes_[connections_[*who].process].incarnation, next_job_++};
+  const JobId job = save ? saves_[*save].job : JobId{process.incarnation, next_job_++};
   const SpaceId where = save && chance(0.97) ? saves_[*save].space : space;
   const std::vector<BlockKey> keys = pick_keys();
   note("reserve holder={} space={} job={} keys={}", number(holder), number(where), job.number,
        keys.size());
-  const auto chosen = store_->reserve(holder, where, job, keys);
-  const auto expected = oracle_->reserve(holder, where, job, keys, chosen);
+  const auto chosen = store_->reserve(holder, where, job, 0, keys);
+  const auto expected = oracle_->reserve(holder, where, job, 0, keys, chosen);
   if (!same_outcome(chosen, expected) || (chosen && *chosen != *expected)) {
     throw Mismatch{
         fmt::format("reserve answers {} and should {}", outcome(chosen), outcome(expected))};
@@ -137,22 +182,92 @@ void World::reserve() {
       saves_.push_back({.job = job, .holder = holder, .space = where});
       save = saves_.size() - 1;
     }
-    const Stamp stamp{next_stamp_++};
-    memory_->begin_write(slot, stamp);
-    saves_[*save].pages.push_back({slot, keys[i], stamp});
+    add_page(saves_[*save], slot, keys[i], 0);
+  }
+}
+
+void World::add_page(Save& save, SlotIndex frame, const BlockKey& key, std::uint32_t shard) {
+  const Stamp stamp{next_stamp_++};
+  const Place place = place_of(frame, shard, shape_of(save.space));
+  note("copy {} of job {} into frame {}, cells {} to {}", number(stamp), save.job.number, frame,
+       place.first, place.first + place.count);
+  memory_->begin_write(place, stamp);
+  save.pages.push_back({frame, place, key, stamp});
+}
+
+void World::reserve_shared(std::size_t connection) {
+  // What its scheduler handed out, to all ranks: a job that others know, or a new one; whole or in
+  // slices; now and then beyond what was decided.
+  const HolderId holder = connections_[connection].holder;
+  const Process& process = processes_[connections_[connection].process];
+  std::optional<std::size_t> which;
+  for (std::size_t i = 0; i < shared_jobs_.size(); ++i) {
+    if (chance(0.4)) which = i;
+  }
+  if (!which || chance(0.2)) {
+    shared_jobs_.push_back({.job = {Id128{5, 5}, next_job_++},
+                            .instance = process.instance,
+                            .space = pick_space(process.instance),
+                            .keys = pick_keys()});
+    // Nobody asks for old ones any more, but who has them may still publish.
+    if (shared_jobs_.size() > 12) {
+      const auto idle =
+          std::find_if(shared_jobs_.begin(), shared_jobs_.end() - 1, [&](const SharedJob& each) {
+            return std::none_of(saves_.begin(), saves_.end(),
+                                [&](const Save& save) { return save.job == each.job; });
+          });
+      if (idle != shared_jobs_.end() - 1) shared_jobs_.erase(idle);
+    }
+    which = shared_jobs_.size() - 1;
+  }
+  SharedJob& job = shared_jobs_[*which];
+  const auto known = std::find_if(saves_.begin(), saves_.end(), [&](const Save& save) {
+    return save.holder == holder && save.job == job.job;
+  });
+  const std::size_t asked = known == saves_.end() ? 0 : known->asked;
+  // A rank asks no more for a job once it has ended it.
+  if (known != saves_.end() && known->copies_ended) return;
+  const bool beyond = chance(0.02);
+  const std::size_t first = beyond ? asked + 1 + pick(3) : asked;
+  const std::size_t left = job.keys.size() - std::min(first, job.keys.size());
+  const std::span<const BlockKey> keys = std::span(job.keys).subspan(
+      std::min(first, job.keys.size()), chance(0.6) ? left : pick(left + 1));
+  note("reserve holder={} shard={} space={} job={} first={} keys={}", number(holder), process.shard,
+       number(job.space), job.job.number, first, keys.size());
+  const auto chosen = store_->reserve(holder, job.space, job.job, first, keys);
+  const auto expected = oracle_->reserve(holder, job.space, job.job, first, keys, chosen);
+  if (!same_outcome(chosen, expected) || (chosen && *chosen != *expected)) {
+    throw Mismatch{
+        fmt::format("reserve answers {} and should {}", outcome(chosen), outcome(expected))};
+  }
+  coverage_.hit("shared reserve " + outcome(chosen));
+  if (!chosen || beyond) return;
+  Save* save = known == saves_.end() ? nullptr : &*known;
+  if (save == nullptr) {
+    saves_.push_back({.job = job.job, .holder = holder, .space = job.space});
+    save = &saves_.back();
+  }
+  save->asked += keys.size();
+  for (std::size_t i = 0; i < keys.size(); ++i) {
+    const SlotIndex frame = (*chosen)[i];
+    if (frame == kNoSlot) continue;
+    const bool is_new = !job.stamps.contains(frame);
+    add_page(*save, frame, keys[i], process.shard);
+    job.stamps[frame][process.shard] = save->pages.back().stamp;
+    if (is_new) job.frames.push_back(frame);
   }
 }
 
 void World::copy_some() {
   for (const Save& save : saves_) {
     if (save.copies_ended || !chance(0.5)) continue;
-    for (const Page& page : save.pages) memory_->write(page.slot, page.stamp);
+    for (const Page& page : save.pages) memory_->write(page.place, page.stamp);
     note("job {} writes {} pages", save.job.number, save.pages.size());
     coverage_.hit("pages written", save.pages.size());
   }
   for (const Load& load : loads_) {
     if (load.copies_ended || !chance(0.5)) continue;
-    for (const Page& page : load.pages) memory_->verify(page.slot, page.stamp);
+    for (const Page& page : load.pages) memory_->verify(page.place, page.stamp);
     note("pin {} reads {} pages", number(load.pin), load.pages.size());
     coverage_.hit("pages read", load.pages.size());
   }
@@ -170,7 +285,7 @@ void World::publish() {
 void World::do_publish(std::size_t which, HolderId caller, std::size_t limit) {
   Save& save = saves_[which];
   if (!save.copies_ended) {
-    for (const Page& page : save.pages) memory_->end_write(page.slot, page.stamp, true);
+    for (const Page& page : save.pages) memory_->end_write(page.place, page.stamp, true);
     save.copies_ended = true;
   }
   note("publish holder={} job={} limit={} of {}", number(caller), save.job.number,
@@ -181,14 +296,47 @@ void World::do_publish(std::size_t which, HolderId caller, std::size_t limit) {
     throw Mismatch{
         fmt::format("publish answers {} and should {}", outcome(left), outcome(expected))};
   }
-  coverage_.hit("publish " + outcome(left));
-  if (left) {
+  const auto shared = std::find_if(shared_jobs_.begin(), shared_jobs_.end(),
+                                   [&](const SharedJob& each) { return each.job == save.job; });
+  const bool is_shared = shards_of_save(save) > 1;
+  coverage_.hit((is_shared ? "shared publish " : "publish ") + outcome(left));
+  if (!left) {
+    saves_.erase(saves_.begin() + static_cast<std::ptrdiff_t>(which));
+    return;
+  }
+  if (!is_shared) {
     while (save.pages.size() > *left) {
-      published_[{save.space, save.pages.back().key}] = save.pages.back().stamp;
+      published_[{save.space, save.pages.back().key}] = {{0, save.pages.back().stamp}};
       save.pages.pop_back();
     }
+    if (*left == 0) saves_.erase(saves_.begin() + static_cast<std::ptrdiff_t>(which));
+    return;
   }
-  if (!left || *left == 0) saves_.erase(saves_.begin() + static_cast<std::ptrdiff_t>(which));
+  save.published = true;
+  // Sealed or not is what lookups say; here only who wrote what, should it be sealed.
+  for (const Page& page : save.pages) {
+    if (shared == shared_jobs_.end()) throw Mismatch{"the world has lost a job"};
+    const auto& stamps = shared->stamps.at(page.slot);
+    if (stamps.size() == shards_) published_[{save.space, page.key}] = stamps;
+  }
+  const bool all_published = shards_ == static_cast<std::size_t>(std::count_if(
+                                            saves_.begin(), saves_.end(), [&](const Save& each) {
+                                              return each.job == save.job && each.published;
+                                            }));
+  if (all_published && *left == 0) {
+    const JobId done = save.job;
+    // A late rank may have begun the job anew after it was forgotten: it still copies.
+    std::erase_if(saves_, [&](const Save& each) { return each.job == done && each.copies_ended; });
+    if (std::none_of(saves_.begin(), saves_.end(),
+                     [&](const Save& each) { return each.job == done; })) {
+      std::erase_if(shared_jobs_, [&](const SharedJob& each) { return each.job == done; });
+    }
+    coverage_.hit("shared job sealed");
+  }
+}
+
+std::uint32_t World::shards_of_save(const Save& save) const {
+  return save.job.scheduler == Id128{5, 5} ? shards_ : 1;
 }
 
 void World::abandon() {
@@ -197,7 +345,7 @@ void World::abandon() {
   const Save save = saves_[which];
   if (!may_speak(save.holder)) return;
   if (!save.copies_ended) {
-    for (const Page& page : save.pages) memory_->end_write(page.slot, page.stamp, false);
+    for (const Page& page : save.pages) memory_->end_write(page.place, page.stamp, false);
   }
   note("abandon holder={} job={}", number(save.holder), save.job.number);
   store_->abandon(save.holder, save.job);
@@ -209,7 +357,7 @@ void World::abandon() {
 
 void World::lookup() {
   const SpaceId space = chance(0.95) || former_spaces_.empty()
-                            ? pick_space()
+                            ? spaces_[pick(spaces_.size())].id
                             : former_spaces_[pick(former_spaces_.size())];
   const std::vector<BlockKey> keys = pick_keys();
   const std::size_t found = store_->lookup(space, keys);
@@ -222,7 +370,7 @@ void World::claim() {
   const auto who = pick_talking();
   if (!who) return;
   const HolderId holder = connections_[*who].holder;
-  const SpaceId space = pick_space();
+  const SpaceId space = pick_space(processes_[connections_[*who].process].instance);
   const std::vector<BlockKey> keys = pick_keys();
   const Id128 token{0, next_token_++};
   note("claim holder={} space={} token={} keys={}", number(holder), number(space), token.low,
@@ -237,7 +385,7 @@ void World::claim() {
   if (!count || *count == 0) return;
   Claim made{.holder = holder, .token = token, .space = space};
   for (std::size_t i = 0; i < *count; ++i) {
-    made.pages.push_back({kNoSlot, keys[i], published_.at({space, keys[i]})});
+    made.blocks.push_back(published_.at({space, keys[i]}));
   }
   claims_.push_back(std::move(made));
 }
@@ -259,9 +407,9 @@ void World::open() {
   if (!who || claims_.empty()) return;
   const Claim& claim = claims_[pick(claims_.size())];
   const HolderId holder = connections_[*who].holder;
-  const std::size_t first = pick(claim.pages.size() + (chance(0.1) ? 2 : 0));
+  const std::size_t first = pick(claim.blocks.size() + (chance(0.1) ? 2 : 0));
   const std::size_t count =
-      pick(claim.pages.size() - std::min(first, claim.pages.size()) + 1) + (chance(0.05) ? 1 : 0);
+      pick(claim.blocks.size() - std::min(first, claim.blocks.size()) + 1) + (chance(0.05) ? 1 : 0);
   const PinId pin{next_pin_++};
   note("open holder={} token={} first={} count={} pin={}", number(holder), claim.token.low, first,
        count, number(pin));
@@ -275,11 +423,15 @@ void World::open() {
   coverage_.hit("open " + outcome(pages));
   if (!pages) return;
   Load load{.holder = holder, .pin = pin, .token = claim.token, .first = first};
+  const ShapeId shape = shape_of(claim.space);
+  const std::uint32_t shard = processes_[connections_[*who].process].shard;
   for (std::size_t i = 0; i < count; ++i) {
-    Page page = claim.pages[first + i];
-    page.slot = pages->slots[i];
-    memory_->verify(page.slot, page.stamp);
-    memory_->begin_read(page.slot);
+    // Somebody of another instance may open the token; it reads the first shard.
+    const std::uint32_t own = shard < shapes_.at(shape).shards.size() ? shard : 0;
+    const SlotIndex frame = pages->slots[i];
+    const Page page{frame, place_of(frame, own, shape), {}, claim.blocks[first + i].at(own)};
+    memory_->verify(page.place, page.stamp);
+    memory_->begin_read(page.place);
     load.pages.push_back(page);
   }
   loads_.push_back(std::move(load));
@@ -315,8 +467,8 @@ void World::release_load(std::size_t which) {
   const Load load = loads_[which];
   if (!load.copies_ended) {
     for (const Page& page : load.pages) {
-      memory_->verify(page.slot, page.stamp);
-      memory_->end_read(page.slot);
+      memory_->verify(page.place, page.stamp);
+      memory_->end_read(page.place);
     }
   }
   const int times = chance(0.1) ? 2 : 1;
@@ -336,13 +488,18 @@ void World::connect() {
   if (!processes_.empty() && chance(0.4)) process = pick(processes_.size());
   if (process == processes_.size() || processes_[process].killed) {
     process = processes_.size();
-    processes_.push_back({Id128{1, process + 1}, static_cast<std::uint32_t>(pick(3))});
+    const auto instance = static_cast<std::uint32_t>(chance(0.5) ? kShared : pick(3));
+    processes_.push_back(
+        {Id128{1, process + 1}, instance, static_cast<std::uint32_t>(pick(shards_of(instance)))});
   }
   const HolderId holder =
       store_->add_holder(processes_[process].instance, processes_[process].incarnation);
   oracle_->add_holder(holder, processes_[process].instance, processes_[process].incarnation);
-  note("connect holder={} process={} instance={}", number(holder), process,
-       processes_[process].instance);
+  const std::uint32_t shards = shards_of(processes_[process].instance);
+  store_->set_shard(holder, processes_[process].shard, shards);
+  oracle_->set_shard(holder, processes_[process].shard, shards);
+  note("connect holder={} process={} instance={} shard={} of={}", number(holder), process,
+       processes_[process].instance, processes_[process].shard, shards);
   connections_.push_back({holder, process});
 }
 
@@ -359,12 +516,12 @@ void World::lose_connection() {
 void World::end_copies_of(HolderId holder, bool whole) {
   for (Save& save : saves_) {
     if (save.holder != holder || save.copies_ended) continue;
-    for (const Page& page : save.pages) memory_->end_write(page.slot, page.stamp, whole);
+    for (const Page& page : save.pages) memory_->end_write(page.place, page.stamp, whole);
     save.copies_ended = true;
   }
   for (Load& load : loads_) {
     if (load.holder != holder || load.copies_ended) continue;
-    for (const Page& page : load.pages) memory_->end_read(page.slot);
+    for (const Page& page : load.pages) memory_->end_read(page.place);
     load.copies_ended = true;
   }
 }
@@ -419,13 +576,14 @@ void World::forget_records_of(HolderId holder) {
 // ---- time, resets, work
 
 void World::reset_space() {
-  const std::size_t which = pick(spaces_.size());
-  note("retire space={}", number(spaces_[which]));
-  store_->retire_space(spaces_[which]);
-  oracle_->retire_space(spaces_[which]);
-  former_spaces_.push_back(spaces_[which]);
-  spaces_[which] = store_->make_space();
-  oracle_->add_space(spaces_[which]);
+  OneSpace& space = spaces_[pick(spaces_.size())];
+  note("retire space={}", number(space.id));
+  store_->retire_space(space.id);
+  oracle_->retire_space(space.id);
+  former_spaces_.push_back(space.id);
+  space.id = store_->make_space(space.shape);
+  shape_of_space_[space.id] = space.shape;
+  oracle_->add_space(space.id, space.shape);
   coverage_.hit("reset");
 }
 
@@ -453,30 +611,6 @@ void World::start_cleanup() {
   coverage_.hit("cleanup");
 }
 
-void World::recut() {
-  const auto slots = static_cast<std::uint32_t>(pick(120));
-  // Mostly it is refused: give it the chance that a server sees when an instance has left.
-  if (chance(0.7)) {
-    for (std::size_t i = connections_.size(); i-- > 0;) {
-      end_copies_of(connections_[i].holder, true);
-      holder_gone(i);
-    }
-    while (store_->has_work()) work();
-    if (oracle_->has_work()) throw Mismatch{"the store drops work"};
-  }
-  note("recut to {}", slots);
-  const auto done = store_->recut(slots);
-  const auto expected = oracle_->recut(slots);
-  if (!same_outcome(done, expected)) {
-    throw Mismatch{fmt::format("recut answers {} and should {}", outcome(done), outcome(expected))};
-  }
-  coverage_.hit("recut " + outcome(done));
-  if (!done) return;
-  if (!memory_->is_quiet()) throw Mismatch{"the pool was cut while somebody touches it"};
-  memory_ = std::make_unique<PageMemory>(slots);
-  published_.clear();
-}
-
 void World::call_wrongly() {
   const std::vector<BlockKey> keys = pick_keys();
   const auto who = pick_talking();
@@ -495,18 +629,19 @@ void World::call_wrongly() {
   };
   switch (pick(8)) {
     case 0:
-      expect("claim of a former holder", store_->claim(former, pick_space(), keys, Id128{9, 9}),
-             oracle_->claim(former, pick_space(), keys, Id128{9, 9}));
+      expect("claim of a former holder", store_->claim(former, spaces_[0].id, keys, Id128{9, 9}),
+             oracle_->claim(former, spaces_[0].id, keys, Id128{9, 9}));
       break;
     case 1:
-      expect("claim without token", store_->claim(talking, spaces_[0], keys, Id128{}),
-             oracle_->claim(talking, spaces_[0], keys, Id128{}));
+      expect("claim without token", store_->claim(talking, spaces_[0].id, keys, Id128{}),
+             oracle_->claim(talking, spaces_[0].id, keys, Id128{}));
       break;
     case 2: {
       if (claims_.empty()) break;
       const Id128 token = claims_[pick(claims_.size())].token;
-      const auto answered = store_->claim(talking, spaces_[0], {}, token);
-      expect("claim under a used token", answered, oracle_->claim(talking, spaces_[0], {}, token));
+      const auto answered = store_->claim(talking, spaces_[0].id, {}, token);
+      expect("claim under a used token", answered,
+             oracle_->claim(talking, spaces_[0].id, {}, token));
       break;
     }
     case 3:
@@ -515,18 +650,18 @@ void World::call_wrongly() {
       break;
     case 4: {
       const JobId job{Id128{3, 3}, 1};
-      const auto answered = store_->reserve(former, spaces_[0], job, keys);
+      const auto answered = store_->reserve(former, spaces_[0].id, job, 0, keys);
       expect("reserve of a former holder", answered,
-             oracle_->reserve(former, spaces_[0], job, keys, answered));
+             oracle_->reserve(former, spaces_[0].id, job, 0, keys, answered));
       break;
     }
     case 5: {
       if (former_spaces_.empty()) break;
       const SpaceId space = former_spaces_[pick(former_spaces_.size())];
       const JobId job{Id128{3, 3}, 2};
-      const auto answered = store_->reserve(talking, space, job, keys);
+      const auto answered = store_->reserve(talking, space, job, 0, keys);
       expect("reserve in a former space", answered,
-             oracle_->reserve(talking, space, job, keys, answered));
+             oracle_->reserve(talking, space, job, 0, keys, answered));
       break;
     }
     case 6: {
@@ -535,10 +670,10 @@ void World::call_wrongly() {
       const Save& save = saves_[pick(saves_.size())];
       const JobId job = save.job;
       const HolderId other = chance(0.5) ? talking : former;
-      if (other == save.holder) break;
-      const auto reserved = store_->reserve(other, save.space, job, keys);
+      if (other == save.holder || shards_of_save(save) > 1) break;
+      const auto reserved = store_->reserve(other, save.space, job, 0, keys);
       expect("reserve for a foreign job", reserved,
-             oracle_->reserve(other, save.space, job, keys, reserved));
+             oracle_->reserve(other, save.space, job, 0, keys, reserved));
       const auto answered = store_->publish(other, job, 1);
       expect("publish of a foreign job", answered, oracle_->publish(other, job, 1));
       store_->abandon(other, job);
@@ -582,16 +717,18 @@ void World::shut_down() {
   }
   const BlockStore::Stats stats = store_->stats();
   if (!store_->is_at_rest() || stats.pins != 0 || stats.claims != 0 || stats.reservations != 0 ||
-      stats.free + stats.sealed != store_->slot_count()) {
+      stats.used_bytes != stats.sealed_bytes) {
     throw Mismatch{"something is left when everybody is gone"};
   }
   start_cleanup();
   while (store_->has_work()) work();
   compare();
-  if (store_->stats().free != store_->slot_count() || !store_->cleanup().done) {
-    throw Mismatch{"a slot is not free after cleanup"};
+  if (store_->stats().free_units != store_->stats().units || !store_->cleanup().done) {
+    throw Mismatch{"a unit is not free after cleanup"};
   }
+  if (!memory_->is_quiet()) throw Mismatch{"somebody touches a page that is free"};
   coverage_.hit("evictions", stats.evictions);
+  coverage_.hit("extents taken", stats.extents_taken);
   coverage_.hit("retired", stats.retired);
   coverage_.hit("cleaned", store_->stats().cleaned);
   coverage_.hit("skipped, present", stats.skipped_present);
@@ -643,6 +780,12 @@ std::vector<BlockKey> World::pick_keys() {
   return keys;
 }
 
-SpaceId World::pick_space() { return spaces_[pick(spaces_.size())]; }
+SpaceId World::pick_space(std::uint32_t instance) {
+  std::vector<SpaceId> possible;
+  for (const OneSpace& space : spaces_) {
+    if (space.shards == shards_of(instance)) possible.push_back(space.id);
+  }
+  return possible[pick(possible.size())];
+}
 
 }  // namespace pegaflow::sim

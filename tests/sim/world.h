@@ -16,6 +16,8 @@
 
 #include "base/clock.h"
 #include "engine/block_store.h"
+#include "engine/node_ranges.h"
+#include "engine/shape.h"
 #include "tests/sim/oracle_store.h"
 #include "tests/sim/page_memory.h"
 
@@ -48,6 +50,7 @@ class World {
   struct Process {
     Id128 incarnation;
     std::uint32_t instance = 0;
+    std::uint32_t shard = 0;
     bool killed = false;
   };
   struct Connection {
@@ -57,21 +60,41 @@ class World {
   };
   struct Page {
     SlotIndex slot = kNoSlot;
+    Place place = {};  ///< Of one shard's page.
     BlockKey key;
     Stamp stamp{};
   };
+  /// What one shard does of a job.
   struct Save {
     JobId job;
     HolderId holder{};
     SpaceId space{};
+    std::size_t asked = 0;         ///< Keys of a job of several shards.
     std::vector<Page> pages = {};  ///< Not sealed yet, in the order of reserving.
     bool copies_ended = false;
+    bool published = false;  ///< It waits for the other shards.
   };
+  /// A job of several shards, as its scheduler handed it out.
+  struct SharedJob {
+    JobId job;
+    std::uint32_t instance = 0;
+    SpaceId space{};
+    std::vector<BlockKey> keys = {};
+    std::map<SlotIndex, std::map<std::uint32_t, Stamp>> stamps = {};  ///< By frame, by shard.
+    std::vector<SlotIndex> frames = {};  ///< Not sealed yet, in the order of reserving.
+  };
+  struct OneSpace {
+    SpaceId id{};
+    ShapeId shape{};
+    std::uint32_t shards = 1;
+  };
+  /// The pages of a sealed block, by shard.
+  using Stamps = std::map<std::uint32_t, Stamp>;
   struct Claim {
     HolderId holder{};
     Id128 token;
     SpaceId space{};
-    std::vector<Page> pages = {};  ///< Slots unknown.
+    std::vector<Stamps> blocks = {};
   };
   struct Load {
     HolderId holder{};
@@ -84,6 +107,7 @@ class World {
 
   // ---- what can happen; each returns without doing anything where it does not apply
   void reserve();
+  void reserve_shared(std::size_t connection);
   void publish();
   void abandon();
   void copy_some();
@@ -102,7 +126,6 @@ class World {
   void expire();
   void work();
   void start_cleanup();
-  void recut();
   void call_wrongly();
 
   // ---- parts of them
@@ -127,7 +150,14 @@ class World {
   /// Copies of it are under way.
   [[nodiscard]] bool touches_memory(HolderId holder) const;
   std::vector<BlockKey> pick_keys();
-  SpaceId pick_space();
+  /// One whose blocks have the shards of that instance.
+  SpaceId pick_space(std::uint32_t instance);
+  void make_shapes();
+  [[nodiscard]] std::uint32_t shards_of(std::uint32_t instance) const;
+  [[nodiscard]] Place place_of(SlotIndex frame, std::uint32_t shard, ShapeId shape) const;
+  [[nodiscard]] ShapeId shape_of(SpaceId space) const;
+  [[nodiscard]] std::uint32_t shards_of_save(const Save& save) const;
+  void add_page(Save& save, SlotIndex frame, const BlockKey& key, std::uint32_t shard);
   template <typename... Args>
   void note(fmt::format_string<Args...> format, Args&&... args);
 
@@ -139,18 +169,22 @@ class World {
   std::unique_ptr<OracleStore> oracle_;
   std::unique_ptr<PageMemory> memory_;
 
-  std::array<double, 21> weights_{};
+  std::array<double, 20> weights_{};
   std::vector<Process> processes_;
   std::vector<Connection> connections_;
   std::vector<HolderId> former_holders_;
-  std::vector<SpaceId> spaces_;
+  std::vector<OneSpace> spaces_;
+  std::map<SpaceId, ShapeId> shape_of_space_;
+  std::map<ShapeId, Shape> shapes_;
+  std::uint32_t shards_ = 2;  ///< Of instance 2; the others have one.
+  std::vector<SharedJob> shared_jobs_;
   std::vector<SpaceId> former_spaces_;
   std::vector<std::vector<BlockKey>> chains_;
   std::vector<Save> saves_;
   std::vector<Claim> claims_;
   std::vector<Id128> former_tokens_;
   std::vector<Load> loads_;
-  std::map<std::pair<SpaceId, BlockKey>, Stamp> published_;
+  std::map<std::pair<SpaceId, BlockKey>, Stamps> published_;
   std::uint64_t next_stamp_ = 1;
   std::uint64_t next_token_ = 1;
   std::uint64_t next_job_ = 1;

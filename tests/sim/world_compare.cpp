@@ -18,8 +18,8 @@ void World::compare() {
     throw Mismatch{"next_deadline() differs"};
   const auto& left = store_->cleanup();
   const auto& right = oracle_->cleanup();
-  if (left.evicted_blocks != right.evicted_blocks || left.done != right.done ||
-      left.still_referenced_blocks != right.still_referenced_blocks) {
+  if (left.evicted_blocks != right.evicted_blocks || left.evicted_bytes != right.evicted_bytes ||
+      left.done != right.done || left.still_referenced_blocks != right.still_referenced_blocks) {
     throw Mismatch{"cleanup() differs"};
   }
   for (const Connection& connection : connections_) {
@@ -42,7 +42,12 @@ void World::compare_stats() {
   const auto same = [](const char* name, std::uint64_t left, std::uint64_t right) {
     if (left != right) throw Mismatch{fmt::format("{} is {} and should be {}", name, left, right)};
   };
-  same("free", got.free, want.free);
+  same("free_units", got.free_units, want.free_units);
+  same("sealed_bytes", got.sealed_bytes, want.sealed_bytes);
+  same("written_bytes", got.written_bytes, want.written_bytes);
+  same("quarantined_bytes", got.quarantined_bytes, want.quarantined_bytes);
+  same("held_bytes", got.held_bytes, want.held_bytes);
+  same("extents_taken", got.extents_taken, want.extents_taken);
   same("reserved", got.reserved, want.reserved);
   same("sealed", got.sealed, want.sealed);
   same("quarantined_timeout", got.quarantined_timeout, want.quarantined_timeout);

@@ -50,13 +50,13 @@ Result<std::vector<std::uint32_t>> read_slots(Answer&& answer) {
 MappedPool::MappedPool(MappedPool&& other) noexcept
     : fd(std::move(other.fd)),
       bytes(std::exchange(other.bytes, {})),
-      slot_bytes(other.slot_bytes),
+      page_bytes(other.page_bytes),
       namespace_hash(std::move(other.namespace_hash)) {}
 
 MappedPool& MappedPool::operator=(MappedPool&& other) noexcept {
   std::swap(fd, other.fd);
   std::swap(bytes, other.bytes);
-  std::swap(slot_bytes, other.slot_bytes);
+  std::swap(page_bytes, other.page_bytes);
   std::swap(namespace_hash, other.namespace_hash);
   return *this;
 }
@@ -132,7 +132,7 @@ Result<MappedPool> WireClient::register_rank(const Registration& registration) {
                             mapped.fd.get(), 0);
   if (base == MAP_FAILED) throw std::runtime_error("the pool cannot be mapped");
   mapped.bytes = {static_cast<std::byte*>(base), answer.getPoolBytes()};
-  mapped.slot_bytes = answer.getSlotBytes();
+  mapped.page_bytes = registration.page_bytes;
   mapped.namespace_hash = answer.getNamespace().cStr();
   return mapped;
 }
@@ -182,9 +182,11 @@ Result<void> WireClient::release(std::uint64_t pin) {
 }
 
 Result<std::vector<std::uint32_t>> WireClient::reserve(const JobId& job,
-                                                       std::span<const BlockKey> keys) {
+                                                       std::span<const BlockKey> keys,
+                                                       std::uint32_t first) {
   auto request = session_.reserveRequest();
   write_job(job, request.initJob());
+  request.setFirst(first);
   write_keys(keys, BlockKey::kMaxBytes, request.initKeys());
   return read_slots(request.send().wait(io_.waitScope));
 }

@@ -16,6 +16,7 @@
 #include "base/error.h"
 #include "base/id128.h"
 #include "base/job_id.h"
+#include "base/page_layout.h"
 #include "base/unique_fd.h"
 #include "capnp/cache.capnp.h"
 #include "capnp/codec.h"
@@ -31,11 +32,11 @@ struct MappedPool {
 
   UniqueFd fd;
   std::span<std::byte> bytes;
-  std::uint64_t slot_bytes = 0;
+  std::uint64_t page_bytes = 0;
   std::string namespace_hash;
 
   [[nodiscard]] std::span<std::byte> slot(std::uint32_t index) const {
-    return bytes.subspan(index * slot_bytes, slot_bytes);
+    return bytes.subspan(index * kSlotAlignment, page_bytes);
   }
 };
 
@@ -83,7 +84,8 @@ class WireClient {
   Result<std::vector<std::uint32_t>> open(const Id128& token, std::uint32_t first,
                                           std::uint32_t count, std::uint64_t pin);
   Result<void> release(std::uint64_t pin);
-  Result<std::vector<std::uint32_t>> reserve(const JobId& job, std::span<const BlockKey> keys);
+  Result<std::vector<std::uint32_t>> reserve(const JobId& job, std::span<const BlockKey> keys,
+                                             std::uint32_t first = 0);
   Result<void> publish(const JobId& job);
   Result<void> abandon(const JobId& job);
   Result<std::uint64_t> reset_cache();

@@ -212,8 +212,16 @@ def check_instances(instances: Sequence[Mapping[str, Any]]) -> Iterator[Finding]
             yield Finding(
                 "instance",
                 ADVICE,
-                f"{detail}: its pages have another size than the pool's slots",
-                "end the engines that use the old size, or give it a server of its own",
+                f"{detail}: not all of its workers are connected",
+                "look at the engine's log for those that are missing; they connect by themselves",
+            )
+        elif state.startswith("refused"):
+            yield Finding(
+                "instance",
+                ADVICE,
+                detail,
+                "start the server with a larger --pool-size, or the engine with the layout of the "
+                "others in its namespace",
             )
         else:
             yield Finding("instance", OK, detail)

@@ -17,6 +17,7 @@ namespace {
 
 using testing::job;
 using testing::keys;
+using testing::kPage;
 using testing::StoreFixture;
 using testing::token;
 
@@ -48,11 +49,14 @@ TEST_SUITE("BlockStore, made") {
   TEST_CASE("options out of their range are refused") {
     const ManualClock clock;
     const auto refused = [&](auto&& change) {
-      BlockStore::Options options{.slot_count = 8};
+      BlockStore::Options options{.pool_bytes = 8 * kPage};
       change(options);
       return code_of(BlockStore::create(options, clock)) == Errc::kInvalidArgument;
     };
-    CHECK(refused([](auto& o) { o.slot_count = (1U << 31) + 1; }));
+    CHECK(refused([](auto& o) { o.pool_bytes = kPage - 1; }));
+    CHECK(refused([](auto& o) { o.pool_bytes = (std::uint64_t{1} << 43) + kPage; }));
+    CHECK(refused([](auto& o) { o.nodes = 0; }));
+    CHECK(refused([](auto& o) { o.nodes = kMaxNodes + 1; }));
     CHECK(refused([](auto& o) { o.instance_share = 0; }));
     CHECK(refused([](auto& o) { o.instance_share = 1.01; }));
     CHECK(refused([](auto& o) { o.node_share = -0.5; }));
@@ -64,20 +68,21 @@ TEST_SUITE("BlockStore, made") {
     CHECK(refused([](auto& o) { o.max_reservations = 0; }));
   }
 
-  TEST_CASE("without memory for the tables it says so, and an old cut stays") {
-    StoreFixture f({.slot_count = 4});
-    f.save(keys(0, 2));
+  TEST_CASE("without memory for the tables it says so, and goes on with those it has") {
+    StoreFixture f({.pool_bytes = 4 * kPage});
+    const auto large = BlockStore::create({.pool_bytes = std::uint64_t{1} << 42}, f.clock);
+    REQUIRE(large);
     std::optional<LittleMemory> little(std::in_place);
-    const auto store = BlockStore::create({.slot_count = 1U << 30}, f.clock);
-    const auto recut = f.store->recut(1U << 30);
+    const auto store = BlockStore::create({.pool_bytes = std::uint64_t{1} << 42}, f.clock);
+    const auto shape = (*large)->add_shape({{{.page_bytes = kPage}}});
     little.reset();
     CHECK(code_of(store) == Errc::kOutOfCapacity);
-    CHECK(code_of(recut) == Errc::kOutOfCapacity);
-    CHECK(f.store->lookup(f.space, keys(0, 2)) == 2);
+    CHECK(code_of(shape) == Errc::kOutOfCapacity);
+    CHECK((*large)->add_shape({{{.page_bytes = 1 << 20}}}));
   }
 
   TEST_CASE("a million blocks cost less than 128 bytes each, claimed, pinned or not") {
-    StoreFixture f({.slot_count = 1'000'000, .instance_share = 1, .node_share = 1});
+    StoreFixture f({.pool_bytes = 1'000'000 * kPage, .instance_share = 1, .node_share = 1});
     CHECK(f.store->memory_bytes() < 128'000'000 / 8 * 7);
     const auto all = keys(0, 100'000);
     f.save(all);
@@ -89,9 +94,9 @@ TEST_SUITE("BlockStore, made") {
 
 TEST_SUITE("BlockStore, written") {
   TEST_CASE("a block is found once it is published, and not before") {
-    StoreFixture f({.slot_count = 8});
+    StoreFixture f({.pool_bytes = 8 * kPage});
     const auto chain = keys(0, 4);
-    const auto slots = f.store->reserve(f.holder, f.space, job(1), chain);
+    const auto slots = f.store->reserve(f.holder, f.space, job(1), 0, chain);
     REQUIRE(slots);
     CHECK(std::set<SlotIndex>(slots->begin(), slots->end()).size() == 4);
     CHECK(f.store->lookup(f.space, chain) == 0);
@@ -106,9 +111,9 @@ TEST_SUITE("BlockStore, written") {
   }
 
   TEST_CASE("a long job is reserved and published in slices, its end first") {
-    StoreFixture f({.slot_count = 8});
-    REQUIRE(f.store->reserve(f.holder, f.space, job(1), keys(0, 3)));
-    REQUIRE(f.store->reserve(f.holder, f.space, job(1), keys(3, 3)));
+    StoreFixture f({.pool_bytes = 8 * kPage});
+    REQUIRE(f.store->reserve(f.holder, f.space, job(1), 0, keys(0, 3)));
+    REQUIRE(f.store->reserve(f.holder, f.space, job(1), 0, keys(3, 3)));
     CHECK(f.store->publish(f.holder, job(1), 4) == 2);
     CHECK(f.store->lookup(f.space, keys(0, 6)) == 0);
     CHECK(f.store->lookup(f.space, keys(2, 4)) == 4);
@@ -117,10 +122,10 @@ TEST_SUITE("BlockStore, written") {
   }
 
   TEST_CASE("what is there or being saved is skipped") {
-    StoreFixture f({.slot_count = 8});
+    StoreFixture f({.pool_bytes = 8 * kPage});
     f.save(keys(0, 2));
-    REQUIRE(f.store->reserve(f.holder, f.space, job(50), keys(2, 1)));
-    const auto slots = f.store->reserve(f.other, f.space, job(51), keys(0, 4));
+    REQUIRE(f.store->reserve(f.holder, f.space, job(50), 0, keys(2, 1)));
+    const auto slots = f.store->reserve(f.other, f.space, job(51), 0, keys(0, 4));
     REQUIRE(slots);
     CHECK((*slots)[0] == kNoSlot);
     CHECK((*slots)[1] == kNoSlot);
@@ -130,9 +135,9 @@ TEST_SUITE("BlockStore, written") {
   }
 
   TEST_CASE("a job without any slot does not exist") {
-    StoreFixture f({.slot_count = 8});
+    StoreFixture f({.pool_bytes = 8 * kPage});
     f.save(keys(0, 2));
-    REQUIRE(f.store->reserve(f.holder, f.space, job(50), keys(0, 2)));
+    REQUIRE(f.store->reserve(f.holder, f.space, job(50), 0, keys(0, 2)));
     CHECK(f.store->stats().reservations == 0);
     CHECK_FALSE(f.store->next_deadline());
     CHECK(code_of(f.store->publish(f.holder, job(50))) == Errc::kGone);
@@ -140,32 +145,32 @@ TEST_SUITE("BlockStore, written") {
   }
 
   TEST_CASE("when every slot is being written there is no room") {
-    StoreFixture f({.slot_count = 2});
-    REQUIRE(f.store->reserve(f.holder, f.space, job(1), keys(0, 2)));
-    const auto slots = f.store->reserve(f.holder, f.space, job(2), keys(5, 1));
+    StoreFixture f({.pool_bytes = 2 * kPage});
+    REQUIRE(f.store->reserve(f.holder, f.space, job(1), 0, keys(0, 2)));
+    const auto slots = f.store->reserve(f.holder, f.space, job(2), 0, keys(5, 1));
     REQUIRE(slots);
     CHECK(slots->front() == kNoSlot);
     CHECK(f.store->stats().skipped_no_room == 1);
   }
 
   TEST_CASE("an abandoned job leaves nothing behind") {
-    StoreFixture f({.slot_count = 2});
-    REQUIRE(f.store->reserve(f.holder, f.space, job(1), keys(0, 2)));
+    StoreFixture f({.pool_bytes = 2 * kPage});
+    REQUIRE(f.store->reserve(f.holder, f.space, job(1), 0, keys(0, 2)));
     f.store->abandon(f.holder, job(1));
     f.store->abandon(f.holder, job(1));
-    CHECK(f.store->stats().free == 2);
+    CHECK(f.free() == 2);
     CHECK(f.store->is_at_rest());
     f.save(keys(0, 2));
     CHECK(f.store->lookup(f.space, keys(0, 2)) == 2);
   }
 
   TEST_CASE("a job belongs to its holder and its space") {
-    StoreFixture f({.slot_count = 8});
-    const SpaceId elsewhere = f.store->make_space();
-    REQUIRE(f.store->reserve(f.holder, f.space, job(1), keys(0, 2)));
-    CHECK(code_of(f.store->reserve(f.other, f.space, job(1), keys(2, 1))) ==
+    StoreFixture f({.pool_bytes = 8 * kPage});
+    const SpaceId elsewhere = f.store->make_space(f.shape);
+    REQUIRE(f.store->reserve(f.holder, f.space, job(1), 0, keys(0, 2)));
+    CHECK(code_of(f.store->reserve(f.other, f.space, job(1), 0, keys(2, 1))) ==
           Errc::kInvalidArgument);
-    CHECK(code_of(f.store->reserve(f.holder, elsewhere, job(1), keys(2, 1))) ==
+    CHECK(code_of(f.store->reserve(f.holder, elsewhere, job(1), 0, keys(2, 1))) ==
           Errc::kInvalidArgument);
     CHECK(code_of(f.store->publish(f.other, job(1))) == Errc::kGone);
     f.store->abandon(f.other, job(1));
@@ -173,19 +178,19 @@ TEST_SUITE("BlockStore, written") {
   }
 
   TEST_CASE("reserving for nobody, in no space or without end is refused") {
-    StoreFixture f({.slot_count = 8, .max_reservations = 1});
-    CHECK(code_of(f.store->reserve(HolderId{99}, f.space, job(1), keys(0, 1))) == Errc::kGone);
-    CHECK(code_of(f.store->reserve(f.holder, SpaceId{99}, job(1), keys(0, 1))) == Errc::kGone);
-    REQUIRE(f.store->reserve(f.holder, f.space, job(1), keys(0, 1)));
-    CHECK(code_of(f.store->reserve(f.holder, f.space, job(2), keys(1, 1))) == Errc::kBusy);
-    CHECK(f.store->reserve(f.holder, f.space, job(1), keys(1, 1)));
+    StoreFixture f({.pool_bytes = 8 * kPage, .max_reservations = 1});
+    CHECK(code_of(f.store->reserve(HolderId{99}, f.space, job(1), 0, keys(0, 1))) == Errc::kGone);
+    CHECK(code_of(f.store->reserve(f.holder, SpaceId{99}, job(1), 0, keys(0, 1))) == Errc::kGone);
+    REQUIRE(f.store->reserve(f.holder, f.space, job(1), 0, keys(0, 1)));
+    CHECK(code_of(f.store->reserve(f.holder, f.space, job(2), 0, keys(1, 1))) == Errc::kBusy);
+    CHECK(f.store->reserve(f.holder, f.space, job(1), 0, keys(1, 1)));
   }
 }
 
 TEST_SUITE("BlockStore, quarantined") {
   TEST_CASE("a reservation is forgotten after its timeout, its slots when the writer has ended") {
-    StoreFixture f({.slot_count = 4});
-    REQUIRE(f.store->reserve(f.holder, f.space, job(1), keys(0, 2)));
+    StoreFixture f({.pool_bytes = 4 * kPage});
+    REQUIRE(f.store->reserve(f.holder, f.space, job(1), 0, keys(0, 2)));
     REQUIRE(f.store->next_deadline() == f.clock.now() + std::chrono::seconds(30));
     f.clock.advance(std::chrono::seconds(29));
     f.store->expire();
@@ -198,45 +203,45 @@ TEST_SUITE("BlockStore, quarantined") {
     CHECK_FALSE(f.store->next_deadline());
     CHECK_FALSE(f.store->is_at_rest());
     // The keys may be reserved at once, in other slots.
-    const auto again = f.store->reserve(f.other, f.space, job(2), keys(0, 3));
+    const auto again = f.store->reserve(f.other, f.space, job(2), 0, keys(0, 3));
     REQUIRE(again);
     CHECK((*again)[0] != kNoSlot);
     CHECK((*again)[1] != kNoSlot);
     CHECK((*again)[2] == kNoSlot);
 
-    CHECK(code_of(f.store->reserve(f.holder, f.space, job(1), keys(4, 1))) == Errc::kGone);
+    CHECK(code_of(f.store->reserve(f.holder, f.space, job(1), 0, keys(4, 1))) == Errc::kGone);
     CHECK(code_of(f.store->publish(f.holder, job(1))) == Errc::kGone);
     CHECK(f.store->stats().late_publishes == 1);
     CHECK(f.store->stats().quarantined_timeout == 0);
-    CHECK(f.store->stats().free == 2);
+    CHECK(f.free() == 2);
     CHECK(f.store->lookup(f.space, keys(0, 1)) == 0);
     CHECK(f.store->publish(f.other, job(2)) == 0);
     CHECK(f.store->lookup(f.space, keys(0, 2)) == 2);
   }
 
   TEST_CASE("slots of a lost writer wait until its process is gone") {
-    StoreFixture f({.slot_count = 2});
-    REQUIRE(f.store->reserve(f.holder, f.space, job(1), keys(0, 2)));
+    StoreFixture f({.pool_bytes = 2 * kPage});
+    REQUIRE(f.store->reserve(f.holder, f.space, job(1), 0, keys(0, 2)));
     f.store->holder_lost(f.holder);
     f.store->holder_lost(f.holder);
     CHECK(f.store->stats().quarantined_writer_lost == 2);
-    const auto none = f.store->reserve(f.other, f.space, job(2), keys(0, 2));
+    const auto none = f.store->reserve(f.other, f.space, job(2), 0, keys(0, 2));
     REQUIRE(none);
     CHECK(none->front() == kNoSlot);
 
     f.store->holder_gone(f.holder);
 
     CHECK(f.store->stats().quarantined_writer_lost == 0);
-    CHECK(f.store->stats().free == 2);
+    CHECK(f.free() == 2);
     f.store->holder_gone(f.holder);
     CHECK(f.store->check());
   }
 
   TEST_CASE("who has a pin or a job may touch slots, until it is ended") {
-    StoreFixture f({.slot_count = 4});
+    StoreFixture f({.pool_bytes = 4 * kPage});
     f.save(keys(0, 1));
     CHECK_FALSE(f.store->may_touch(f.holder));
-    REQUIRE(f.store->reserve(f.holder, f.space, job(1), keys(1, 1)));
+    REQUIRE(f.store->reserve(f.holder, f.space, job(1), 0, keys(1, 1)));
     CHECK(f.store->may_touch(f.holder));
     CHECK_FALSE(f.store->may_touch(f.other));
     f.store->holder_lost(f.holder);
@@ -253,31 +258,31 @@ TEST_SUITE("BlockStore, quarantined") {
   }
 
   TEST_CASE("a lost writer may still say that its copies ended") {
-    StoreFixture f({.slot_count = 2});
-    REQUIRE(f.store->reserve(f.holder, f.space, job(1), keys(0, 1)));
-    REQUIRE(f.store->reserve(f.holder, f.space, job(2), keys(1, 1)));
+    StoreFixture f({.pool_bytes = 2 * kPage});
+    REQUIRE(f.store->reserve(f.holder, f.space, job(1), 0, keys(0, 1)));
+    REQUIRE(f.store->reserve(f.holder, f.space, job(2), 0, keys(1, 1)));
     f.store->holder_lost(f.holder);
     CHECK(code_of(f.store->publish(f.holder, job(1))) == Errc::kGone);
     f.store->abandon(f.holder, job(2));
-    CHECK(f.store->stats().free == 2);
+    CHECK(f.free() == 2);
     CHECK(f.store->lookup(f.space, keys(0, 1)) == 0);
   }
 
   TEST_CASE("a reset forgets what is being saved, and a late publish seals nothing") {
-    StoreFixture f({.slot_count = 2});
-    REQUIRE(f.store->reserve(f.holder, f.space, job(1), keys(0, 2)));
+    StoreFixture f({.pool_bytes = 2 * kPage});
+    REQUIRE(f.store->reserve(f.holder, f.space, job(1), 0, keys(0, 2)));
     f.store->retire_space(f.space);
     CHECK(f.store->stats().quarantined_timeout == 2);
-    CHECK(code_of(f.store->reserve(f.holder, f.space, job(2), keys(0, 1))) == Errc::kGone);
+    CHECK(code_of(f.store->reserve(f.holder, f.space, job(2), 0, keys(0, 1))) == Errc::kGone);
     CHECK(code_of(f.store->publish(f.holder, job(1))) == Errc::kGone);
-    CHECK(f.store->stats().free == 2);
+    CHECK(f.free() == 2);
     CHECK(f.store->stats().insertions == 0);
   }
 }
 
 TEST_SUITE("BlockStore, read") {
   TEST_CASE("a claim holds the sealed prefix, a pin what it opened of it") {
-    StoreFixture f({.slot_count = 8});
+    StoreFixture f({.pool_bytes = 8 * kPage});
     const auto slots = f.save(keys(0, 4));
     CHECK(f.store->claim(f.holder, f.space, keys(0, 6), token(1)) == 4);
     const auto pages = f.store->open(f.holder, token(1), 1, 2, PinId{7});
@@ -294,7 +299,7 @@ TEST_SUITE("BlockStore, read") {
   }
 
   TEST_CASE("who saved a block is known by its process, not by its connection") {
-    StoreFixture f({.slot_count = 8});
+    StoreFixture f({.pool_bytes = 8 * kPage});
     f.save(keys(0, 2));
     const HolderId again = f.store->add_holder(1, testing::kProcess);
     REQUIRE(f.store->claim(again, f.space, keys(0, 2), token(1)) == 2);
@@ -303,7 +308,7 @@ TEST_SUITE("BlockStore, read") {
   }
 
   TEST_CASE("the same open again answers the same, another one under its name is refused") {
-    StoreFixture f({.slot_count = 8});
+    StoreFixture f({.pool_bytes = 8 * kPage});
     f.save(keys(0, 4));
     REQUIRE(f.store->claim(f.holder, f.space, keys(0, 4), token(1)) == 4);
     const auto first = f.store->open(f.holder, token(1), 0, 2, PinId{7});
@@ -319,7 +324,7 @@ TEST_SUITE("BlockStore, read") {
   }
 
   TEST_CASE("claims and opens that make no sense are refused") {
-    StoreFixture f({.slot_count = 8, .max_claims = 1, .max_pins = 1});
+    StoreFixture f({.pool_bytes = 8 * kPage, .max_claims = 1, .max_pins = 1});
     f.save(keys(0, 2));
     CHECK(code_of(f.store->claim(f.holder, f.space, keys(0, 2), Id128{})) ==
           Errc::kInvalidArgument);
@@ -343,7 +348,7 @@ TEST_SUITE("BlockStore, read") {
   }
 
   TEST_CASE("a lost connection ends claims and keeps pins, whose blocks stay findable") {
-    StoreFixture f({.slot_count = 8});
+    StoreFixture f({.pool_bytes = 8 * kPage});
     f.save(keys(0, 2));
     REQUIRE(f.store->claim(f.holder, f.space, keys(0, 2), token(1)) == 2);
     REQUIRE(f.store->open(f.holder, token(1), 0, 2, PinId{1}));
@@ -364,7 +369,7 @@ TEST_SUITE("BlockStore, read") {
   }
 
   TEST_CASE("a reset makes blocks unfindable and revokes claims; pins stay") {
-    StoreFixture f({.slot_count = 8});
+    StoreFixture f({.pool_bytes = 8 * kPage});
     f.save(keys(0, 4));
     REQUIRE(f.store->claim(f.holder, f.space, keys(0, 2), token(1)) == 2);
     REQUIRE(f.store->open(f.holder, token(1), 0, 1, PinId{1}));
@@ -374,16 +379,16 @@ TEST_SUITE("BlockStore, read") {
     CHECK(f.store->lookup(f.space, keys(0, 4)) == 0);
     CHECK(code_of(f.store->open(f.holder, token(1), 0, 1, PinId{2})) == Errc::kGone);
     CHECK(f.store->claim(f.holder, f.space, keys(0, 4), token(2)) == 0);
-    CHECK(f.store->stats().free == 7);
+    CHECK(f.free() == 7);
     CHECK(f.store->stats().held == 1);
 
     f.store->release(f.holder, PinId{1});
-    CHECK(f.store->stats().free == 8);
+    CHECK(f.free() == 8);
     CHECK(f.store->stats().retired == 4);
   }
 
   TEST_CASE("the oldest pin is known") {
-    StoreFixture f({.slot_count = 8});
+    StoreFixture f({.pool_bytes = 8 * kPage});
     f.save(keys(0, 2));
     CHECK_FALSE(f.store->stats().oldest_pin);
     REQUIRE(f.store->claim(f.holder, f.space, keys(0, 2), token(1)) == 2);
@@ -399,7 +404,7 @@ TEST_SUITE("BlockStore, read") {
 
 TEST_SUITE("BlockStore, limited") {
   TEST_CASE("a claim is shortened to the share of its instance") {
-    StoreFixture f({.slot_count = 10, .instance_share = 0.5, .node_share = 1});
+    StoreFixture f({.pool_bytes = 10 * kPage, .instance_share = 0.5, .node_share = 1});
     f.save(keys(0, 8));
     CHECK(f.store->claim(f.holder, f.space, keys(0, 8), token(1)) == 5);
     CHECK(f.store->claim(f.holder, f.space, keys(0, 8), token(2)) == 0);
@@ -409,7 +414,7 @@ TEST_SUITE("BlockStore, limited") {
   }
 
   TEST_CASE("a claim is shortened to the share of the node, in distinct blocks") {
-    StoreFixture f({.slot_count = 10, .instance_share = 0.5, .node_share = 0.6});
+    StoreFixture f({.pool_bytes = 10 * kPage, .instance_share = 0.5, .node_share = 0.6});
     f.save(keys(0, 8));
     CHECK(f.store->claim(f.holder, f.space, keys(0, 5), token(1)) == 5);
     CHECK(f.store->claim(f.other, f.space, keys(3, 5), token(2)) == 3);
@@ -417,7 +422,7 @@ TEST_SUITE("BlockStore, limited") {
   }
 
   TEST_CASE("a pin counts once its claim has ended, and open never fails for a share") {
-    StoreFixture f({.slot_count = 10, .instance_share = 0.5, .node_share = 1});
+    StoreFixture f({.pool_bytes = 10 * kPage, .instance_share = 0.5, .node_share = 1});
     f.save(keys(0, 8));
     REQUIRE(f.store->claim(f.holder, f.space, keys(0, 5), token(1)) == 5);
     REQUIRE(f.store->open(f.holder, token(1), 0, 4, PinId{1}));
@@ -429,11 +434,11 @@ TEST_SUITE("BlockStore, limited") {
   }
 
   TEST_CASE("with shares of the whole, a pool full of pins takes no save and loses no block") {
-    StoreFixture f({.slot_count = 4, .instance_share = 1, .node_share = 1});
+    StoreFixture f({.pool_bytes = 4 * kPage, .instance_share = 1, .node_share = 1});
     f.save(keys(0, 4));
     REQUIRE(f.store->claim(f.holder, f.space, keys(0, 4), token(1)) == 4);
     REQUIRE(f.store->open(f.holder, token(1), 0, 4, PinId{1}));
-    const auto slots = f.store->reserve(f.holder, f.space, job(99), keys(50, 2));
+    const auto slots = f.store->reserve(f.holder, f.space, job(99), 0, keys(50, 2));
     REQUIRE(slots);
     CHECK(slots->front() == kNoSlot);
     CHECK(f.store->stats().skipped_no_room == 2);
@@ -444,7 +449,7 @@ TEST_SUITE("BlockStore, limited") {
 
 TEST_SUITE("BlockStore, evicted") {
   TEST_CASE("the block longest at rest goes first, and a chain from its end") {
-    StoreFixture f({.slot_count = 4});
+    StoreFixture f({.pool_bytes = 4 * kPage});
     f.save(keys(0, 2));
     f.save(keys(10, 2));
     f.save(keys(20, 1));
@@ -456,7 +461,7 @@ TEST_SUITE("BlockStore, evicted") {
   }
 
   TEST_CASE("a claim makes its blocks recent") {
-    StoreFixture f({.slot_count = 4});
+    StoreFixture f({.pool_bytes = 4 * kPage});
     f.save(keys(0, 2));
     f.save(keys(10, 2));
     REQUIRE(f.store->claim(f.holder, f.space, keys(0, 2), token(1)) == 2);
@@ -467,7 +472,7 @@ TEST_SUITE("BlockStore, evicted") {
   }
 
   TEST_CASE("a pinned block survives, whatever is saved") {
-    StoreFixture f({.slot_count = 4});
+    StoreFixture f({.pool_bytes = 4 * kPage});
     const auto slots = f.save(keys(0, 1));
     REQUIRE(f.store->claim(f.holder, f.space, keys(0, 1), token(1)) == 1);
     REQUIRE(f.store->open(f.holder, token(1), 0, 1, PinId{1}));
@@ -480,7 +485,7 @@ TEST_SUITE("BlockStore, evicted") {
   }
 
   TEST_CASE("with nothing at rest the oldest claim is revoked whole") {
-    StoreFixture f({.slot_count = 4, .instance_share = 1, .node_share = 1});
+    StoreFixture f({.pool_bytes = 4 * kPage, .instance_share = 1, .node_share = 1});
     f.save(keys(0, 2));
     f.save(keys(10, 2));
     REQUIRE(f.store->claim(f.holder, f.space, keys(0, 2), token(1)) == 2);
@@ -492,7 +497,7 @@ TEST_SUITE("BlockStore, evicted") {
   }
 
   TEST_CASE("a claim that nobody opened within the grace goes before older ones") {
-    StoreFixture f({.slot_count = 4, .instance_share = 1, .node_share = 1});
+    StoreFixture f({.pool_bytes = 4 * kPage, .instance_share = 1, .node_share = 1});
     f.save(keys(0, 2));
     f.save(keys(10, 2));
     REQUIRE(f.store->claim(f.holder, f.space, keys(0, 2), token(1)) == 2);
@@ -506,7 +511,7 @@ TEST_SUITE("BlockStore, evicted") {
   }
 
   TEST_CASE("recent_slot counts from the most recent block") {
-    StoreFixture f({.slot_count = 4});
+    StoreFixture f({.pool_bytes = 4 * kPage});
     CHECK_FALSE(f.store->recent_slot(0));
     const auto slots = f.save(keys(0, 2));
     CHECK(f.store->recent_slot(0) == slots[0]);
@@ -517,7 +522,8 @@ TEST_SUITE("BlockStore, evicted") {
 
 TEST_SUITE("BlockStore, in slices") {
   TEST_CASE("what is long takes effect at once and is given back in slices") {
-    StoreFixture f({.slot_count = 64, .instance_share = 1, .node_share = 1, .slice_blocks = 4});
+    StoreFixture f(
+        {.pool_bytes = 64 * kPage, .instance_share = 1, .node_share = 1, .slice_blocks = 4});
     f.save(keys(0, 20));
     REQUIRE(f.store->claim(f.holder, f.space, keys(0, 20), token(1)) == 20);
     f.store->unclaim(f.holder, token(1));
@@ -531,19 +537,21 @@ TEST_SUITE("BlockStore, in slices") {
   }
 
   TEST_CASE("a save finds room in a long claim that it revokes, a slice at a time") {
-    StoreFixture f({.slot_count = 20, .instance_share = 1, .node_share = 1, .slice_blocks = 4});
+    StoreFixture f(
+        {.pool_bytes = 20 * kPage, .instance_share = 1, .node_share = 1, .slice_blocks = 4});
     f.save(keys(0, 20));
     REQUIRE(f.store->claim(f.holder, f.space, keys(0, 20), token(1)) == 20);
-    const auto slots = f.store->reserve(f.holder, f.space, job(99), keys(50, 6));
+    const auto slots = f.store->reserve(f.holder, f.space, job(99), 0, keys(50, 6));
     REQUIRE(slots);
     CHECK(std::count(slots->begin(), slots->end(), kNoSlot) == 2);
-    const auto more = f.store->reserve(f.holder, f.space, job(99), keys(60, 2));
+    const auto more = f.store->reserve(f.holder, f.space, job(99), 0, keys(60, 2));
     REQUIRE(more);
     CHECK(std::count(more->begin(), more->end(), kNoSlot) == 0);
   }
 
   TEST_CASE("a holder with many pins goes in slices") {
-    StoreFixture f({.slot_count = 64, .instance_share = 1, .node_share = 1, .slice_blocks = 8});
+    StoreFixture f(
+        {.pool_bytes = 64 * kPage, .instance_share = 1, .node_share = 1, .slice_blocks = 8});
     f.save(keys(0, 10));
     REQUIRE(f.store->claim(f.holder, f.space, keys(0, 10), token(1)) == 10);
     for (std::uint64_t pin = 1; pin <= 1000; ++pin) {
@@ -559,10 +567,11 @@ TEST_SUITE("BlockStore, in slices") {
   }
 
   TEST_CASE("cleanup evicts what is at rest and counts what is not") {
-    StoreFixture f({.slot_count = 64, .instance_share = 1, .node_share = 1, .slice_blocks = 8});
+    StoreFixture f(
+        {.pool_bytes = 64 * kPage, .instance_share = 1, .node_share = 1, .slice_blocks = 8});
     f.save(keys(0, 20));
     REQUIRE(f.store->claim(f.holder, f.space, keys(0, 3), token(1)) == 3);
-    REQUIRE(f.store->reserve(f.holder, f.space, job(99), keys(40, 2)));
+    REQUIRE(f.store->reserve(f.holder, f.space, job(99), 0, keys(40, 2)));
     CHECK_FALSE(f.store->cleanup().done);
     f.store->start_cleanup();
     CHECK_FALSE(f.store->cleanup().done);
@@ -574,52 +583,6 @@ TEST_SUITE("BlockStore, in slices") {
     CHECK(f.store->cleanup().still_referenced_blocks == 5);
     CHECK(f.store->stats().cleaned == 17);
     CHECK(f.store->lookup(f.space, keys(0, 20)) == 3);
-  }
-}
-
-TEST_SUITE("BlockStore, cut anew") {
-  TEST_CASE("it is refused while a page is touched, and forgets every block") {
-    StoreFixture f({.slot_count = 4});
-    f.save(keys(0, 2));
-    REQUIRE(f.store->reserve(f.holder, f.space, job(99), keys(5, 1)));
-    CHECK(code_of(f.store->recut(8)) == Errc::kBusy);
-    f.store->abandon(f.holder, job(99));
-    REQUIRE(f.store->claim(f.holder, f.space, keys(0, 1), token(1)) == 1);
-    CHECK(code_of(f.store->recut(8)) == Errc::kBusy);
-    f.store->unclaim(f.holder, token(1));
-    CHECK(code_of(f.store->recut((1U << 31) + 1)) == Errc::kInvalidArgument);
-    CHECK(f.store->lookup(f.space, keys(0, 2)) == 2);
-
-    REQUIRE(f.store->recut(8));
-
-    CHECK(f.store->slot_count() == 8);
-    CHECK(f.store->stats().free == 8);
-    CHECK(f.store->stats().evictions == 2);
-    CHECK(f.store->lookup(f.space, keys(0, 2)) == 0);
-    f.save(keys(0, 8));
-    CHECK(f.store->lookup(f.space, keys(0, 8)) == 8);
-    CHECK(f.store->check());
-  }
-
-  TEST_CASE("it ends a cleanup that is under way") {
-    StoreFixture f({.slot_count = 64, .slice_blocks = 4});
-    f.save(keys(0, 20));
-    f.store->start_cleanup();
-    REQUIRE(f.store->recut(64));
-    CHECK(f.store->cleanup().done);
-    CHECK_FALSE(f.store->has_work());
-  }
-
-  TEST_CASE("without slots nothing can be saved, and nothing breaks") {
-    StoreFixture f({.slot_count = 0});
-    const auto slots = f.store->reserve(f.holder, f.space, job(1), keys(0, 2));
-    REQUIRE(slots);
-    CHECK(slots->front() == kNoSlot);
-    CHECK(f.store->lookup(f.space, keys(0, 2)) == 0);
-    CHECK(f.store->claim(f.holder, f.space, keys(0, 2), token(1)) == 0);
-    f.store->start_cleanup();
-    CHECK(f.store->cleanup().done);
-    CHECK(f.store->check());
   }
 }
 

@@ -20,7 +20,7 @@ Errc code_of(const auto& result) {
 
 TEST_SUITE("BlockStore, wrong bytes") {
   TEST_CASE("a condemned block is a miss, and its slot comes back with its last pin") {
-    StoreFixture f({.slot_count = 8, .instance_share = 1, .node_share = 1});
+    StoreFixture f({.pool_bytes = 8 * testing::kPage, .instance_share = 1, .node_share = 1});
     f.save(keys(0, 4));
     REQUIRE(f.store->claim(f.holder, f.space, keys(0, 4), token(1)) == 4);
     REQUIRE(f.store->claim(f.other, f.space, keys(0, 4), token(2)) == 4);
@@ -44,11 +44,11 @@ TEST_SUITE("BlockStore, wrong bytes") {
     CHECK(f.store->stats().sealed == 4);
     f.store->unclaim(f.other, token(2));
     CHECK(f.store->stats().sealed == 3);
-    CHECK(f.store->stats().free == 5);
+    CHECK(f.free() == 5);
   }
 
   TEST_CASE("its key may be saved again at once, into another slot") {
-    StoreFixture f({.slot_count = 8, .instance_share = 1, .node_share = 1});
+    StoreFixture f({.pool_bytes = 8 * testing::kPage, .instance_share = 1, .node_share = 1});
     const auto old = f.save(keys(0, 2));
     REQUIRE(f.store->claim(f.holder, f.space, keys(0, 2), token(1)) == 2);
     REQUIRE(f.store->open(f.holder, token(1), 0, 2, PinId{1}));
@@ -65,7 +65,7 @@ TEST_SUITE("BlockStore, wrong bytes") {
   }
 
   TEST_CASE("a block of a space that was reset is counted once") {
-    StoreFixture f({.slot_count = 8, .instance_share = 1, .node_share = 1});
+    StoreFixture f({.pool_bytes = 8 * testing::kPage, .instance_share = 1, .node_share = 1});
     f.save(keys(0, 1));
     REQUIRE(f.store->claim(f.holder, f.space, keys(0, 1), token(1)) == 1);
     REQUIRE(f.store->open(f.holder, token(1), 0, 1, PinId{1}));
@@ -74,13 +74,13 @@ TEST_SUITE("BlockStore, wrong bytes") {
     f.store->release(f.holder, PinId{1});
     while (f.store->work()) {
     }
-    CHECK(f.store->stats().free == 8);
+    CHECK(f.free() == 8);
     CHECK(f.store->stats().condemned == 1);
     CHECK(f.store->stats().retired == 0);
   }
 
   TEST_CASE("without that pin, or beyond it, nothing is condemned") {
-    StoreFixture f({.slot_count = 8, .instance_share = 1, .node_share = 1});
+    StoreFixture f({.pool_bytes = 8 * testing::kPage, .instance_share = 1, .node_share = 1});
     f.save(keys(0, 2));
     REQUIRE(f.store->claim(f.holder, f.space, keys(0, 2), token(1)) == 2);
     REQUIRE(f.store->open(f.holder, token(1), 0, 2, PinId{1}));
@@ -91,8 +91,8 @@ TEST_SUITE("BlockStore, wrong bytes") {
   }
 
   TEST_CASE("the slots of a job are known until it is published or forgotten") {
-    StoreFixture f({.slot_count = 8});
-    const auto slots = f.store->reserve(f.holder, f.space, job(1), keys(0, 3));
+    StoreFixture f({.pool_bytes = 8 * testing::kPage});
+    const auto slots = f.store->reserve(f.holder, f.space, job(1), 0, keys(0, 3));
     REQUIRE(slots);
     const auto known = f.store->slots_of(f.holder, job(1));
     CHECK(std::vector<SlotIndex>(known.begin(), known.end()) == *slots);

@@ -74,14 +74,14 @@ TEST_SUITE("LostBlocks") {
 
 TEST_SUITE("misses of the BlockStore") {
   TEST_CASE("a block that nobody ever saved is new") {
-    StoreFixture f({.slot_count = 8});
+    StoreFixture f({.pool_bytes = 8 * testing::kPage});
     f.save(keys(0, 2));
     CHECK(f.store->lookup(f.space, keys(0, 5)) == 2);
     CHECK(misses(f, Miss::kNew) == 3);
   }
 
   TEST_CASE("an evicted block is told from a new one behind it") {
-    StoreFixture f({.slot_count = 4});
+    StoreFixture f({.pool_bytes = 4 * testing::kPage});
     f.save(keys(0, 4));
     f.save(keys(100, 3));  // Evicts the end of the chain: blocks 3, 2 and 1.
 
@@ -92,7 +92,7 @@ TEST_SUITE("misses of the BlockStore") {
   }
 
   TEST_CASE("a block that is there behind a missing one is no use") {
-    StoreFixture f({.slot_count = 4});
+    StoreFixture f({.pool_bytes = 4 * testing::kPage});
     f.save(keys(2, 1));
     CHECK(f.store->lookup(f.space, keys(0, 4)) == 0);
     // The two before it must have been there, too.
@@ -102,8 +102,8 @@ TEST_SUITE("misses of the BlockStore") {
   }
 
   TEST_CASE("a block whose save is under way, and one whose save failed") {
-    StoreFixture f({.slot_count = 8});
-    REQUIRE(f.store->reserve(f.holder, f.space, job(1), keys(0, 3)));
+    StoreFixture f({.pool_bytes = 8 * testing::kPage});
+    REQUIRE(f.store->reserve(f.holder, f.space, job(1), 0, keys(0, 3)));
     CHECK(f.store->lookup(f.space, keys(0, 3)) == 0);
     CHECK(misses(f, Miss::kBeingSaved) == 3);
 
@@ -114,8 +114,8 @@ TEST_SUITE("misses of the BlockStore") {
   }
 
   TEST_CASE("a save that took too long has failed before its writer is gone") {
-    StoreFixture f({.slot_count = 8});
-    REQUIRE(f.store->reserve(f.holder, f.space, job(1), keys(0, 3)));
+    StoreFixture f({.pool_bytes = 8 * testing::kPage});
+    REQUIRE(f.store->reserve(f.holder, f.space, job(1), 0, keys(0, 3)));
     f.clock.advance(seconds(31));
     f.store->expire();
     CHECK(f.store->lookup(f.space, keys(0, 3)) == 0);
@@ -123,11 +123,11 @@ TEST_SUITE("misses of the BlockStore") {
   }
 
   TEST_CASE("a save that got no slot") {
-    StoreFixture f({.slot_count = 2, .instance_share = 1.0, .node_share = 1.0});
+    StoreFixture f({.pool_bytes = 2 * testing::kPage, .instance_share = 1.0, .node_share = 1.0});
     f.save(keys(0, 2));
     REQUIRE(f.store->claim(f.holder, f.space, keys(0, 2), token(1)));
     REQUIRE(f.store->open(f.holder, token(1), 0, 2, PinId{1}));
-    REQUIRE(f.store->reserve(f.holder, f.space, job(1), keys(10, 2)));
+    REQUIRE(f.store->reserve(f.holder, f.space, job(1), 0, keys(10, 2)));
     CHECK(f.store->lookup(f.space, keys(10, 2)) == 0);
     CHECK(misses(f, Miss::kNoRoom) == 2);
     f.store->release(f.holder, PinId{1});
@@ -135,7 +135,7 @@ TEST_SUITE("misses of the BlockStore") {
   }
 
   TEST_CASE("a block whose bytes were wrong, before and after its last pin ended") {
-    StoreFixture f({.slot_count = 8, .instance_share = 1.0, .node_share = 1.0});
+    StoreFixture f({.pool_bytes = 8 * testing::kPage, .instance_share = 1.0, .node_share = 1.0});
     f.save(keys(0, 2));
     REQUIRE(f.store->claim(f.holder, f.space, keys(0, 2), token(1)));
     REQUIRE(f.store->open(f.holder, token(1), 0, 2, PinId{1}));
@@ -152,7 +152,7 @@ TEST_SUITE("misses of the BlockStore") {
   }
 
   TEST_CASE("cleaned blocks") {
-    StoreFixture f({.slot_count = 8});
+    StoreFixture f({.pool_bytes = 8 * testing::kPage});
     f.save(keys(0, 3));
     f.store->start_cleanup();
     finish(f);
@@ -161,30 +161,31 @@ TEST_SUITE("misses of the BlockStore") {
   }
 
   TEST_CASE("blocks of the generation before a reset, and of an ended space") {
-    StoreFixture f({.slot_count = 8});
+    StoreFixture f({.pool_bytes = 8 * testing::kPage});
     f.save(keys(0, 3));
     f.store->retire_space(f.space);
     finish(f);
     CHECK(f.store->lookup(f.space, keys(0, 3)) == 0);
     CHECK(misses(f, Miss::kReset) == 3);
 
-    const SpaceId next = f.store->make_space(f.space);
+    const SpaceId next = f.store->make_space(f.shape, f.space);
     CHECK(f.store->lookup(next, keys(0, 4)) == 0);
     CHECK(misses(f, Miss::kReset) == 6);
     CHECK(misses(f, Miss::kNew) == 1);
     // Another namespace with the same keys never had them.
-    CHECK(f.store->lookup(f.store->make_space(), keys(0, 3)) == 0);
+    CHECK(f.store->lookup(f.store->make_space(f.shape), keys(0, 3)) == 0);
     CHECK(misses(f, Miss::kNew) == 4);
   }
 
   TEST_CASE("a namespace's blocks are remembered through its reset") {
-    StoreFixture f({.slot_count = 8});
+    StoreFixture f({.pool_bytes = 8 * testing::kPage});
     NamespaceTable namespaces(*f.store);
-    const auto entered = namespaces.enter({{"model", "tiny"}}, 4096);
+    const auto entered = namespaces.enter({{"model", "tiny"}});
     REQUIRE(entered);
     const NamespaceId id = (*entered)->id;
+    REQUIRE(namespaces.settle(id, {{{.page_bytes = testing::kPage}}}));
     const JobId saved{kProcess, 1};
-    REQUIRE(f.store->reserve(f.holder, (*entered)->space, saved, keys(0, 3)));
+    REQUIRE(f.store->reserve(f.holder, (*entered)->space, saved, 0, keys(0, 3)));
     REQUIRE(f.store->publish(f.holder, saved) == 0);
 
     namespaces.reset(id);
@@ -195,7 +196,7 @@ TEST_SUITE("misses of the BlockStore") {
   }
 
   TEST_CASE("the search for reasons ends a group of blocks behind the last known one") {
-    StoreFixture f({.slot_count = 8});
+    StoreFixture f({.pool_bytes = 8 * testing::kPage});
     f.save(keys(kGroup * 2, 1));
     CHECK(f.store->lookup(f.space, keys(0, kGroup * 2 + 1)) == 0);
     CHECK(misses(f, Miss::kNew) == kGroup * 2 + 1);
@@ -205,7 +206,7 @@ TEST_SUITE("misses of the BlockStore") {
 
 TEST_SUITE("ages of the BlockStore") {
   TEST_CASE("an evicted block had an age since its seal and since its last use") {
-    StoreFixture f({.slot_count = 2});
+    StoreFixture f({.pool_bytes = 2 * testing::kPage});
     f.save(keys(0, 1));
     f.save(keys(10, 1));
     f.clock.advance(seconds(100));
@@ -226,7 +227,7 @@ TEST_SUITE("ages of the BlockStore") {
   }
 
   TEST_CASE("blocks of a cleanup and of a reset are counted apart") {
-    StoreFixture f({.slot_count = 4});
+    StoreFixture f({.pool_bytes = 4 * testing::kPage});
     f.save(keys(0, 1));
     f.clock.advance(seconds(50));
     f.store->start_cleanup();

@@ -11,25 +11,28 @@ using Factors = std::vector<NamespaceFactor>;
 
 const Factors kLlama = {{"weights", "llama@1"}, {"kv_dtype", "float16"}, {"block_size", "16"}};
 const Factors kLlamaFp8 = {{"weights", "llama@1"}, {"kv_dtype", "fp8"}, {"block_size", "16"}};
+const Shape kShape{{{.page_bytes = 4096}}};
 const Factors kQwen = {{"weights", "qwen@3"}, {"kv_dtype", "fp8"}, {"block_size", "16"}};
 
 struct Fixture : testing::StoreFixture {
   explicit Fixture(std::size_t max_namespaces = 8)
-      : StoreFixture({.slot_count = 8}), table(*store, max_namespaces) {}
+      : StoreFixture({.pool_bytes = 8 * testing::kPage}), table(*store, max_namespaces) {}
   NamespaceTable table;
 };
 
 TEST_SUITE("NamespaceTable") {
   TEST_CASE("lists that say the same are one namespace, in whatever order") {
     Fixture f;
-    const auto first = f.table.enter(kLlama, 4096);
-    const auto same = f.table.enter({kLlama[2], kLlama[0], kLlama[1]}, 4096);
-    const auto other = f.table.enter(kLlamaFp8, 4096);
+    const auto first = f.table.enter(kLlama);
+    const auto same = f.table.enter({kLlama[2], kLlama[0], kLlama[1]});
+    const auto other = f.table.enter(kLlamaFp8);
     REQUIRE(first);
     REQUIRE(same);
     REQUIRE(other);
     CHECK(*first == *same);
     CHECK((*first)->users == 2);
+    REQUIRE(f.table.settle((*first)->id, kShape));
+    REQUIRE(f.table.settle((*other)->id, kShape));
     CHECK((*first)->space != (*other)->space);
     CHECK((*first)->hash != (*other)->hash);
     CHECK((*first)->hash.size() == 32);
@@ -39,7 +42,7 @@ TEST_SUITE("NamespaceTable") {
   TEST_CASE("a list that is empty, too long, or names a factor twice is refused") {
     Fixture f;
     const auto code = [&](Factors factors) {
-      const auto entered = f.table.enter(std::move(factors), 4096);
+      const auto entered = f.table.enter(std::move(factors));
       REQUIRE_FALSE(entered);
       return entered.error().code;
     };
@@ -53,14 +56,19 @@ TEST_SUITE("NamespaceTable") {
     }
     CHECK(code(many) == Errc::kInvalidArgument);
     many.pop_back();
-    CHECK(f.table.enter(many, 4096));
+    CHECK(f.table.enter(many));
   }
 
   TEST_CASE("another page size in one namespace is refused, and names both") {
     Fixture f;
-    REQUIRE(f.table.enter(kLlama, 4096));
-    const auto refused = f.table.enter(kLlama, 8192);
+    const auto id = (*f.table.enter(kLlama))->id;
+    REQUIRE(f.table.fits(id, 0, 1, 8192));  // Nobody was complete: any size does.
+    REQUIRE(f.table.settle(id, kShape));
+    REQUIRE(f.table.settle(id, {{{.page_bytes = 4096, .node = 1}}}));  // Another node is no matter.
+    const auto refused = f.table.fits(id, 0, 1, 8192);
     REQUIRE_FALSE(refused);
+    CHECK(f.table.settle(id, {{{.page_bytes = 8192}}}).error().code == Errc::kRefused);
+    CHECK(f.table.fits(id, 1, 2, 4096).error().code == Errc::kRefused);
     CHECK(refused.error().code == Errc::kRefused);
     CHECK(refused.error().detail.find("8192") != std::string::npos);
     CHECK(refused.error().detail.find("4096") != std::string::npos);
@@ -68,9 +76,10 @@ TEST_SUITE("NamespaceTable") {
 
   TEST_CASE("a reset raises the generation, and older blocks are never found again") {
     Fixture f;
-    const auto entered = f.table.enter(kLlama, 4096);
+    const auto entered = f.table.enter(kLlama);
     REQUIRE(entered);
     const auto& space = **entered;
+    REQUIRE(f.table.settle(space.id, kShape));
     f.space = space.space;
     f.save(testing::keys(0, 3));
     const SpaceId before = space.space;
@@ -84,24 +93,25 @@ TEST_SUITE("NamespaceTable") {
 
   TEST_CASE("a namespace stays when its last user left, and makes room when the table is full") {
     Fixture f(2);
-    const auto llama = f.table.enter(kLlama, 4096);
-    const auto qwen = f.table.enter(kQwen, 4096);
+    const auto llama = f.table.enter(kLlama);
+    const auto qwen = f.table.enter(kQwen);
     REQUIRE(llama);
     REQUIRE(qwen);
-    const auto full = f.table.enter(kLlamaFp8, 4096);
+    const auto full = f.table.enter(kLlamaFp8);
     REQUIRE_FALSE(full);
     CHECK(full.error().code == Errc::kBusy);
 
+    REQUIRE(f.table.settle((*llama)->id, kShape));
     f.space = (*llama)->space;
     f.save(testing::keys(0, 3));
     const NamespaceId id = (*llama)->id;
     f.table.leave(id);
     REQUIRE(f.table.find(id) != nullptr);
     CHECK(f.store->lookup(f.space, testing::keys(0, 3)) == 3);
-    REQUIRE(f.table.enter(kLlama, 4096));
+    REQUIRE(f.table.enter(kLlama));
     f.table.leave(id);
 
-    REQUIRE(f.table.enter(kLlamaFp8, 4096));
+    REQUIRE(f.table.enter(kLlamaFp8));
     CHECK(f.table.find(id) == nullptr);
     CHECK(f.table.find((*qwen)->id) == *qwen);
     CHECK(f.store->lookup(f.space, testing::keys(0, 3)) == 0);
@@ -109,22 +119,22 @@ TEST_SUITE("NamespaceTable") {
 
   TEST_CASE("of two unused namespaces the one left first makes room") {
     Fixture f(2);
-    const NamespaceId llama = (*f.table.enter(kLlama, 4096))->id;
-    const NamespaceId qwen = (*f.table.enter(kQwen, 4096))->id;
+    const NamespaceId llama = (*f.table.enter(kLlama))->id;
+    const NamespaceId qwen = (*f.table.enter(kQwen))->id;
     f.table.leave(qwen);
     f.table.leave(llama);
-    REQUIRE(f.table.enter(kLlamaFp8, 4096));
+    REQUIRE(f.table.enter(kLlamaFp8));
     CHECK(f.table.find(qwen) == nullptr);
     CHECK(f.table.find(llama) != nullptr);
   }
 
   TEST_CASE("the closest other namespace tells why two engines do not share") {
     Fixture f;
-    const auto llama = f.table.enter(kLlama, 4096);
+    const auto llama = f.table.enter(kLlama);
     REQUIRE(llama);
     CHECK(f.table.closest((*llama)->id) == nullptr);
-    REQUIRE(f.table.enter(kQwen, 4096));
-    const auto fp8 = f.table.enter(kLlamaFp8, 4096);
+    REQUIRE(f.table.enter(kQwen));
+    const auto fp8 = f.table.enter(kLlamaFp8);
     REQUIRE(fp8);
     const auto* const closest = f.table.closest((*llama)->id);
     REQUIRE(closest == *fp8);

@@ -17,6 +17,7 @@ namespace pegaflow::testing {
 
 inline constexpr Id128 kProcess{1, 1};
 inline constexpr Id128 kOtherProcess{1, 2};
+inline constexpr std::uint64_t kPage = 4096;  ///< Of the fixture's own shape.
 
 inline Id128 token(std::uint64_t number) { return {9, number}; }
 inline JobId job(std::uint64_t number) { return {kProcess, number}; }
@@ -36,7 +37,8 @@ struct StoreFixture {
     auto made = BlockStore::create(options, clock);
     REQUIRE(made);
     store = std::move(*made);
-    space = store->make_space();
+    shape = add_shape(kPage);
+    space = store->make_space(shape);
     holder = store->add_holder(1, kProcess);
     other = store->add_holder(2, kOtherProcess);
   }
@@ -47,10 +49,33 @@ struct StoreFixture {
   StoreFixture(const StoreFixture&) = delete;
   StoreFixture& operator=(const StoreFixture&) = delete;
 
+  /// Blocks of one shard, or of several, with pages of that size.
+  ShapeId add_shape(std::uint64_t page_bytes, std::uint32_t shards = 1) {
+    const auto added = store->add_shape(
+        Shape{std::vector<Shape::Shard>(shards, Shape::Shard{.page_bytes = page_bytes})});
+    REQUIRE(added);
+    while (store->work()) {
+    }
+    return *added;
+  }
+  /// Holders of the ranks of one instance.
+  std::vector<HolderId> add_ranks(std::uint32_t instance, std::uint32_t shards) {
+    std::vector<HolderId> ranks;
+    for (std::uint32_t shard = 0; shard < shards; ++shard) {
+      ranks.push_back(store->add_holder(instance, Id128{instance, shard + 1}));
+      store->set_shard(ranks.back(), shard, shards);
+    }
+    return ranks;
+  }
+  /// Frames of the fixture's shape that are not in use.
+  [[nodiscard]] std::uint64_t free() const {
+    return (store->stats().pool_bytes - store->stats().used_bytes) / kPage;
+  }
+
   /// Saves blocks, all of which get a slot; which ones it returns.
   std::vector<SlotIndex> save(const std::vector<BlockKey>& blocks) {
     const JobId saved{kProcess, ++jobs_saved + 1'000'000};
-    const auto slots = store->reserve(holder, space, saved, blocks);
+    const auto slots = store->reserve(holder, space, saved, 0, blocks);
     REQUIRE(slots);
     for (const SlotIndex slot : *slots) REQUIRE(slot != kNoSlot);
     REQUIRE(store->publish(holder, saved) == 0);
@@ -59,6 +84,7 @@ struct StoreFixture {
 
   ManualClock clock;
   std::unique_ptr<BlockStore> store;
+  ShapeId shape{};
   SpaceId space{};
   HolderId holder{};
   HolderId other{};

@@ -24,12 +24,12 @@ std::vector<BlockKey> keys(std::uint64_t chain, std::size_t count) {
 /// A service of 64 slots of a page each, with connections that need no socket.
 struct Fixture {
   explicit Fixture(std::size_t max_parted = 8) {
-    auto made = CacheService::create(
-        {.cut = {.pool_bytes = 64 * kPage, .store = {}}, .max_parted = max_parted}, clock,
-        [this](const Id128& connection) {
-          ended.push_back(connection);
-          service->disconnected(connection);
-        });
+    auto made =
+        CacheService::create({.store = {.pool_bytes = 64 * kPage}, .max_parted = max_parted}, clock,
+                             [this](const Id128& connection) {
+                               ended.push_back(connection);
+                               service->disconnected(connection);
+                             });
     REQUIRE(made);
     service = std::move(*made);
   }
@@ -53,9 +53,20 @@ struct Fixture {
         connection,
         {.instance = instance, .factors = {{"weights", weights}}, .page_bytes = page_bytes});
   }
+  /// Rank and shard of an instance of its own.
+  static Registration rank(std::uint32_t number, std::uint32_t ranks,
+                           const std::string& weights = "tp") {
+    return {.instance = "tp",
+            .rank = number,
+            .ranks = ranks,
+            .shard = number,
+            .shards = ranks,
+            .factors = {{"weights", weights}},
+            .page_bytes = kPage};
+  }
   void save(const Id128& connection, std::span<const BlockKey> what) {
     const JobId job{.scheduler = Id128::random(), .number = 1};
-    REQUIRE(service->reserve(connection, job, what));
+    REQUIRE(service->reserve(connection, job, 0, what));
     REQUIRE(service->publish(connection, job) == 0);
   }
   void work() {
@@ -102,7 +113,7 @@ TEST_SUITE("CacheService") {
 
     const Id128 writes = f.connect(process);
     REQUIRE(f.register_rank(writes));
-    REQUIRE(f.service->reserve(writes, {.scheduler = process, .number = 1}, keys(1, 3)));
+    REQUIRE(f.service->reserve(writes, {.scheduler = process, .number = 1}, 0, keys(1, 3)));
     f.service->disconnected(writes);
     CHECK(f.service->stats().parted == 1);
     CHECK_FALSE(f.watches[writes].expired());
@@ -112,7 +123,7 @@ TEST_SUITE("CacheService") {
     f.work();
     CHECK(f.service->stats().parted == 0);
     CHECK(f.watches[writes].expired());
-    CHECK(f.service->stats().store.free == 64);
+    CHECK(f.service->stats().store.used_bytes == 0);
     CHECK(f.service->stats().instances == 0);
   }
 
@@ -120,13 +131,13 @@ TEST_SUITE("CacheService") {
     Fixture f;
     const Id128 connection = f.connect(Id128::random());
     REQUIRE(f.register_rank(connection));
-    REQUIRE(f.service->reserve(connection, {.scheduler = connection, .number = 1}, keys(1, 3)));
+    REQUIRE(f.service->reserve(connection, {.scheduler = connection, .number = 1}, 0, keys(1, 3)));
 
     f.service->process_gone(connection);
 
     f.work();
     CHECK(f.ended == std::vector<Id128>{connection});
-    CHECK(f.service->stats().store.free == 64);
+    CHECK(f.service->stats().store.used_bytes == 0);
     CHECK(f.service->stats().clients == 0);
   }
 
@@ -135,7 +146,8 @@ TEST_SUITE("CacheService") {
     for (int i = 0; i < 2; ++i) {
       const Id128 connection = f.connect(Id128::random());
       REQUIRE(f.register_rank(connection));
-      REQUIRE(f.service->reserve(connection, {.scheduler = connection, .number = 1}, keys(i, 1)));
+      REQUIRE(
+          f.service->reserve(connection, {.scheduler = connection, .number = 1}, 0, keys(i, 1)));
       f.service->disconnected(connection);
     }
     const Id128 third = f.connect(Id128::random());
@@ -177,26 +189,100 @@ TEST_SUITE("CacheService") {
     CHECK(f.service->instances().front().state == "connected");
   }
 
-  TEST_CASE("a waiting instance is served as soon as the pool is cut for it") {
+  TEST_CASE("an instance is served while all its ranks are connected") {
     Fixture f;
-    const Id128 first = f.connect(Id128::random());
-    REQUIRE(f.register_rank(first));
-    REQUIRE(f.service->reserve(first, {.scheduler = first, .number = 1}, keys(1, 2)));
-    const Id128 second = f.connect(Id128::random());
-    CHECK(f.register_rank(second, "other", 2 * kPage, "b").error().code == Errc::kBusy);
+    const Id128 worker = f.connect(Id128::random());
+    REQUIRE(f.service->register_rank(worker, f.rank(0, 2)));
+    REQUIRE(f.service->attach(worker, "tp"));
+    CHECK_FALSE(f.service->lookup(worker, keys(1, 1))->complete);
     CHECK(f.service->stats().instances_waiting == 1);
+    CHECK(f.service->instances().front().state == "waiting for ranks");
+    const Id128 other = f.connect(Id128::random());
+    REQUIRE(f.service->register_rank(other, f.rank(1, 2)));
 
-    f.service->disconnected(first);  // It may still write: no cut yet.
-    f.work();
-    CHECK(f.register_rank(second, "other", 2 * kPage, "b").error().code == Errc::kBusy);
-    f.service->process_gone(first);
-    f.work();
+    CHECK(f.service->lookup(worker, keys(1, 1))->complete);
+    const JobId job{.scheduler = worker, .number = 1};
+    REQUIRE(f.service->reserve(worker, job, 0, keys(1, 3)));
+    REQUIRE(f.service->reserve(other, job, 0, keys(1, 3)));
+    CHECK(f.service->publish(worker, job) == 0);
+    CHECK(f.service->publish(other, job) == 0);
+    CHECK(f.service->lookup(worker, keys(1, 3))->blocks == 3);
+    CHECK(f.service->stats().save_bytes == 3 * 2 * kPage);
 
-    const auto served = f.register_rank(second, "other", 2 * kPage, "b");
-    REQUIRE(served);
-    CHECK(served->slot_bytes == 2 * kPage);
-    CHECK(f.service->stats().instances_waiting == 0);
-    CHECK(f.service->stats().slots == 32);
+    f.service->disconnected(other);
+    CHECK_FALSE(f.service->lookup(worker, keys(1, 3))->complete);
+    const JobId next{.scheduler = worker, .number = 2};
+    CHECK(f.service->reserve(worker, next, 0, keys(9, 2)).value() ==
+          std::vector<std::uint32_t>(2, CacheService::kNoPage));
+    const Id128 again = f.connect(Id128::random());
+    REQUIRE(f.service->register_rank(again, f.rank(1, 2)));
+    CHECK(f.service->lookup(worker, keys(1, 3))->blocks == 3);
+    f.work();
+  }
+
+  TEST_CASE("of ranks with the same bytes the lowest saves, and all load") {
+    Fixture f;
+    const Id128 saves = f.connect(Id128::random());
+    const Id128 loads = f.connect(Id128::random());
+    for (std::uint32_t rank = 0; rank < 2; ++rank) {
+      Registration replica = f.rank(rank, 2);
+      replica.shard = 0;
+      replica.shards = 1;
+      REQUIRE(f.service->register_rank(rank == 0 ? saves : loads, replica));
+    }
+    f.save(saves, keys(1, 3));
+
+    CHECK(
+        f.service->reserve(loads, {.scheduler = loads, .number = 1}, 0, keys(7, 1)).error().code ==
+        Errc::kInvalidArgument);
+    const Id128 token = Id128::random();
+    REQUIRE(f.service->claim(saves, token, keys(1, 3))->blocks == 3);
+    CHECK(f.service->open(saves, token, 0, 3, PinId{1})->slots ==
+          f.service->open(loads, token, 0, 3, PinId{1})->slots);
+  }
+
+  TEST_CASE("a rank that contradicts the others is refused") {
+    Fixture f;
+    const Id128 worker = f.connect(Id128::random());
+    REQUIRE(f.service->register_rank(worker, f.rank(0, 2)));
+    const Id128 other = f.connect(Id128::random());
+    const auto code = [&](const Registration& registration) {
+      return f.service->register_rank(other, registration).error().code;
+    };
+
+    CHECK(code(f.rank(2, 3)) == Errc::kInvalidArgument);
+    CHECK(code(f.rank(0, 2)) == Errc::kRefused);  // It is served by another process.
+    Registration elsewhere = f.rank(1, 2);
+    elsewhere.factors = {{"weights", "b"}};
+    CHECK(code(elsewhere) == Errc::kInvalidArgument);
+    Registration many = f.rank(5000, 9000);
+    many.instance = "many";
+    CHECK(code(many) == Errc::kRefused);
+    CHECK(f.service->register_rank(other, f.rank(1, 2)));
+    CHECK(f.service->instances().front().state == "connected");
+  }
+
+  TEST_CASE("ranks whose pages the namespace or the pool cannot have serve without the cache") {
+    Fixture f;
+    const Id128 fixes = f.connect(Id128::random());
+    REQUIRE(f.register_rank(fixes));
+    // Two shards where blocks have one: known at once.
+    const Id128 worker = f.connect(Id128::random());
+    CHECK(f.service->register_rank(worker, f.rank(0, 2, "a")).error().code == Errc::kRefused);
+    // Each page fits the pool, both together do not: known once all are there.
+    const Id128 large[2] = {f.connect(Id128::random()), f.connect(Id128::random())};
+    for (std::uint32_t rank = 0; rank < 2; ++rank) {
+      Registration half = f.rank(rank, 2, "large");
+      half.page_bytes = 40 * kPage;
+      REQUIRE(f.service->register_rank(large[rank], half));
+    }
+    CHECK_FALSE(f.service->lookup(large[0], keys(1, 1))->complete);
+    CHECK(f.service->stats().refused_page_size == 2);
+    bool told = false;
+    for (const auto& info : f.service->instances()) {
+      told = told || info.state.starts_with("refused: ");
+    }
+    CHECK(told);
   }
 
   TEST_CASE("a refused registration leaves no trace") {
@@ -218,7 +304,7 @@ TEST_SUITE("CacheService") {
     CHECK_FALSE(f.service->next_deadline());
     const Id128 worker = f.connect(Id128::random());
     REQUIRE(f.register_rank(worker));
-    REQUIRE(f.service->reserve(worker, {.scheduler = worker, .number = 1}, keys(1, 2)));
+    REQUIRE(f.service->reserve(worker, {.scheduler = worker, .number = 1}, 0, keys(1, 2)));
     CHECK(f.service->next_deadline() == f.clock.now() + std::chrono::seconds(30));
 
     f.clock.advance(std::chrono::seconds(31));
@@ -235,7 +321,7 @@ TEST_SUITE("CacheService") {
     REQUIRE(f.register_rank(worker, "engine", 3000));
     f.save(worker, keys(1, 4));
     const JobId job{.scheduler = worker, .number = 2};
-    REQUIRE(f.service->reserve(worker, job, keys(2, 4)));
+    REQUIRE(f.service->reserve(worker, job, 0, keys(2, 4)));
     REQUIRE(f.service->abandon(worker, job));
 
     CHECK(f.service->stats().save_bytes == 4 * 3000);
@@ -246,7 +332,7 @@ TEST_SUITE("CacheService") {
     const Id128 worker = f.connect(Id128::random());
     REQUIRE(f.register_rank(worker));
     const JobId job{.scheduler = Id128::random(), .number = 1};
-    REQUIRE(f.service->reserve(worker, job, keys(1, 3)));
+    REQUIRE(f.service->reserve(worker, job, 0, keys(1, 3)));
     const std::vector<std::uint64_t> sums = {11, 0, 33};
     REQUIRE(f.service->publish(worker, job, sums) == 0);
     REQUIRE(f.service->claim(worker, {1, 1}, keys(1, 3)));
@@ -270,7 +356,7 @@ TEST_SUITE("CacheService") {
     const Id128 worker = f.connect(Id128::random());
     REQUIRE(f.register_rank(worker));
     const JobId job{.scheduler = Id128::random(), .number = 1};
-    REQUIRE(f.service->reserve(worker, job, keys(1, 3)));
+    REQUIRE(f.service->reserve(worker, job, 0, keys(1, 3)));
     const std::vector<std::uint64_t> sums = {11, 22};
     CHECK(f.service->publish(worker, job, sums).error().code == Errc::kInvalidArgument);
     CHECK(f.service->lookup(worker, keys(1, 3))->blocks == 0);

@@ -15,10 +15,13 @@ TEST_SUITE("metrics_page") {
   TEST_CASE("numbers stand under the names that others count on") {
     Snapshot now;
     now.pool_bytes = 1 << 20;
-    now.cache.slots = 100;
-    now.cache.slot_bytes = 8192;
-    now.cache.store.free = 90;
+    now.cache.store.used_bytes = 81920;
     now.cache.store.sealed = 7;
+    now.cache.store.sealed_bytes = 57344;
+    now.cache.store.extents_taken = 4;
+    now.cache.shapes = {{.frame_bytes = 8192, .extents = 2, .used = 7},
+                        {.frame_bytes = 4096, .extents = 1, .used = 5},
+                        {.frame_bytes = 8192, .extents = 1, .used = 1}};
     now.cache.store.quarantined_writer_lost = 2;
     now.cache.load_bytes = 12345;
     now.cache.load_blocks_other = 3;
@@ -29,6 +32,9 @@ TEST_SUITE("metrics_page") {
     CHECK(has_line(page, "pegaflow_pool_capacity_bytes 1048576"));
     CHECK(has_line(page, "pegaflow_pool_used_bytes 81920"));
     CHECK(has_line(page, "pegaflow_cache_resident_bytes 57344"));
+    CHECK(has_line(page, R"(pegaflow_pool_extents{block_bytes="8192"} 3)"));
+    CHECK(has_line(page, R"(pegaflow_pool_blocks{block_bytes="4096"} 5)"));
+    CHECK(has_line(page, "pegaflow_pool_extents_taken_total 4"));
     CHECK(has_line(page, "pegaflow_load_bytes_total 12345"));
     CHECK(has_line(page, R"(pegaflow_load_blocks_total{written_by="another_process"} 3)"));
     CHECK(has_line(page, R"(pegaflow_load_blocks_total{written_by="this_process"} 0)"));

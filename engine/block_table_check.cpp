@@ -1,0 +1,121 @@
+#include "base/page_layout.h"
+#include "engine/block_table.h"
+
+namespace pegaflow {
+
+Result<void> BlockTable::check() const {
+  std::uint32_t units = 0;
+  std::uint32_t extents = 0;
+  for (std::uint32_t unit = 0; unit < extents_.unit_count(); ++unit) {
+    const auto id = extents_.owner(unit);
+    if (!id) continue;
+    ++units;
+    if (extents_[*id].shape_plus_1 == 0) {
+      return fail(Errc::kInternal, "unit {} belongs to an extent that is none", unit);
+    }
+    if (*id != unit) continue;
+    ++extents;
+    PEGA_TRY(check_extent(*id));
+  }
+  if (units + extents_.free_units() != extents_.unit_count()) {
+    return fail(Errc::kInternal, "{} units of {} are used, {} free", units, extents_.unit_count(),
+                extents_.free_units());
+  }
+  std::uint32_t used = 0;
+  std::uint64_t used_bytes = 0;
+  for (const auto& shape : shapes_) {
+    PEGA_TRY(check_shape(*shape));
+    extents -= shape->extents;
+    used += shape->used;
+    used_bytes += shape->used * shape->layout.frame_bytes();
+  }
+  if (extents != 0 || used != written_ + sealed_ || used_bytes != written_bytes_ + sealed_bytes_) {
+    return fail(Errc::kInternal, "{} frames of {} bytes are used, {} + {} and {} + {} are counted",
+                used, used_bytes, written_, sealed_, written_bytes_, sealed_bytes_);
+  }
+  return {};
+}
+
+Result<void> BlockTable::check_extent(ExtentId id) const {
+  const Extent& extent = extents_[id];
+  const OneShape& shape = of(extent.shape());
+  std::uint64_t use_sum = extent.made * extent.frames;
+  std::uint32_t used = 0;
+  std::uint32_t busy = 0;
+  for (std::uint32_t i = 0; i < extent.touched; ++i) {
+    const SlotIndex row = first_row(id) + i;
+    const Block& block = blocks_[row];
+    used += block.state != SlotState::kFree ? 1 : 0;
+    busy += block.state == SlotState::kWritten || block.holds != 0 ? 1 : 0;
+    if (block.state == SlotState::kSealed) use_sum += used_at(row) - extent.made;
+    if (block.holds != 0 && block.state != SlotState::kSealed) {
+      return fail(Errc::kInternal, "row {} is held and not sealed", row);
+    }
+    if (block.state == SlotState::kSealed && !block.indexed && block.holds == 0) {
+      return fail(Errc::kInternal, "row {} is at rest and not in the index", row);
+    }
+    if (block.indexed && (block.state == SlotState::kFree ||
+                          find(shape, hash(row), block.space, block.key) != row)) {
+      return fail(Errc::kInternal, "the index does not lead to row {}", row);
+    }
+  }
+  std::uint32_t freed = 0;
+  for (SlotIndex row = extent.freed.front(); row != kNoSlot;
+       row = extent.freed.next(blocks_, row)) {
+    if (blocks_[row].state != SlotState::kFree || ++freed > extent.freed.size()) {
+      return fail(Errc::kInternal, "row {} is listed as free and is not", row);
+    }
+  }
+  if (used != extent.used || busy != extent.busy || freed != extent.touched - used ||
+      extent.touched > extent.frames || used == 0 || use_sum != extent.use_sum ||
+      (extent.is_leaving && busy != 0)) {
+    return fail(Errc::kInternal,
+                "extent {} has {} used, {} busy, {} freed of {} touched frames, sum {}; kept {}, "
+                "{}, of {}, {}",
+                id, used, busy, freed, extent.touched, use_sum, extent.used, extent.busy,
+                extent.frames, extent.use_sum);
+  }
+  return {};
+}
+
+Result<void> BlockTable::check_shape(const OneShape& shape) const {
+  std::uint32_t extents = 0;
+  std::uint64_t frames = 0;
+  std::uint32_t used = 0;
+  std::uint32_t with_free = 0;
+  std::uint64_t indexed = 0;
+  std::uint32_t at_rest = 0;
+  for (ExtentId id = 0; id < extents_.unit_count(); ++id) {
+    const Extent& extent = extents_[id];
+    if (extent.shape_plus_1 == 0 || &of(extent.shape()) != &shape) continue;
+    ++extents;
+    frames += extent.frames;
+    used += extent.used;
+    with_free += extent.has_free() ? 1 : 0;
+    for (std::uint32_t i = 0; i < extent.touched; ++i) {
+      indexed += blocks_[first_row(id) + i].indexed ? 1 : 0;
+      at_rest += is_at_rest(first_row(id) + i) ? 1 : 0;
+    }
+  }
+  std::uint32_t listed = 0;
+  for (ExtentId id = shape.with_free.front(); id != ~ExtentId{0};
+       id = shape.with_free.next(extents_, id)) {
+    if (!extents_[id].has_free() || ++listed > with_free) {
+      return fail(Errc::kInternal, "extent {} is listed and has no free frame", id);
+    }
+  }
+  if (extents != shape.extents || frames != shape.frames || used != shape.used ||
+      listed != with_free || indexed != shape.index.size()) {
+    return fail(Errc::kInternal,
+                "a shape has {} extents, {} frames, {} used, {} extents with free ones, {} indexed",
+                extents, frames, used, with_free, indexed);
+  }
+  PEGA_TRY(shape.policy->check([this](SlotIndex row) { return is_at_rest(row); }));
+  if (shape.policy->size() != at_rest) {
+    return fail(Errc::kInternal, "{} blocks are listed as at rest, {} are", shape.policy->size(),
+                at_rest);
+  }
+  return {};
+}
+
+}  // namespace pegaflow

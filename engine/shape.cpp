@@ -1,0 +1,36 @@
+#include "engine/shape.h"
+
+#include <algorithm>
+
+#include "base/page_layout.h"
+#include "base/units.h"
+
+namespace pegaflow {
+
+Result<FrameLayout> FrameLayout::create(const Shape& shape) {
+  if (shape.shards.empty() || shape.shards.size() > kMaxShards) {
+    return fail(Errc::kInvalidArgument, "a block has 1 to {} shards, not {}", kMaxShards,
+                shape.shards.size());
+  }
+  FrameLayout layout;
+  for (const Shape::Shard& shard : shape.shards) {
+    if (shard.page_bytes == 0) return fail(Errc::kInvalidArgument, "a page of 0 bytes");
+    if (shard.page_bytes > kMaxPageBytes) {
+      return fail(Errc::kRefused, "a page of {} passes the limit of {}",
+                  format_bytes(shard.page_bytes), format_bytes(kMaxPageBytes));
+    }
+    auto part = std::find_if(layout.parts_.begin(), layout.parts_.end(),
+                             [&](const Part& each) { return each.node == shard.node; });
+    if (part == layout.parts_.end()) {
+      layout.parts_.push_back({.node = shard.node});
+      part = layout.parts_.end() - 1;
+    }
+    layout.places_.push_back(
+        {.part = static_cast<std::uint32_t>(part - layout.parts_.begin()), .offset = part->bytes});
+    part->bytes += slot_bytes_for(shard.page_bytes);
+    layout.frame_bytes_ += slot_bytes_for(shard.page_bytes);
+  }
+  return layout;
+}
+
+}  // namespace pegaflow

@@ -1,0 +1,223 @@
+// The model's pool: units, extents, and which of them another shape gets.
+
+#include <algorithm>
+
+#include "tests/sim/oracle_store.h"
+
+namespace pegaflow::sim {
+
+std::uint64_t OracleStore::bytes_of(Run run) const {
+  const std::uint64_t begin = run.first * unit_bytes_;
+  return std::min(begin + run.count * unit_bytes_, options_.pool_bytes / 4096 * 4096) - begin;
+}
+
+OracleStore::Run OracleStore::range(std::uint32_t node) const {
+  // Whole units for each node, what is left over for the last.
+  const auto each =
+      static_cast<std::uint32_t>(options_.pool_bytes / 4096 * 4096 / options_.nodes / unit_bytes_);
+  if (options_.nodes == 1 || each == 0) return {0, units_};
+  if (node + 1 == options_.nodes) return {node * each, units_ - node * each};
+  return {node * each, each};
+}
+
+void OracleStore::add_shape(ShapeId id, const Shape& description) {
+  if (shapes_.contains(id)) return;
+  OneShape shape;
+  for (const Shape::Shard& shard : description.shards) {
+    auto part = std::find_if(shape.parts.begin(), shape.parts.end(),
+                             [&](const auto& known) { return known.first == shard.node; });
+    if (part == shape.parts.end()) part = shape.parts.insert(part, {shard.node, 0});
+    part->second += (shard.page_bytes + 4095) / 4096 * 4096;
+    shape.frame_bytes += (shard.page_bytes + 4095) / 4096 * 4096;
+  }
+  const auto fullest = *std::max_element(
+      shape.parts.begin(), shape.parts.end(),
+      [](const auto& left, const auto& right) { return left.second < right.second; });
+  // The fewest units with at most 6 % waste, else all of the node.
+  const Run node = range(fullest.first);
+  std::uint32_t count = 1;
+  while (count < node.count) {
+    const std::uint64_t bytes = bytes_of(Run{node.first, count});
+    if (bytes >= fullest.second && bytes % fullest.second * 100 <= bytes * 6) break;
+    ++count;
+  }
+  const std::uint64_t frames = bytes_of(Run{node.first, count}) / fullest.second;
+  for (const auto& [name, bytes] : shape.parts) {
+    const auto wanted =
+        static_cast<std::uint32_t>((frames * bytes + unit_bytes_ - 1) / unit_bytes_);
+    shape.units.push_back(name == fullest.first ? count : std::min(wanted, range(name).count));
+  }
+  shapes_.emplace(id, std::move(shape));
+}
+
+OracleStore::Extent* OracleStore::extent_at(std::uint32_t unit) {
+  for (Extent& extent : extents_) {
+    for (const Run& run : extent.runs) {
+      if (unit >= run.first && unit < run.first + run.count) return &extent;
+    }
+  }
+  return nullptr;
+}
+
+const OracleStore::Extent* OracleStore::extent_at(std::uint32_t unit) const {
+  return const_cast<OracleStore*>(this)->extent_at(unit);
+}
+
+OracleStore::Extent* OracleStore::extent_of(SlotIndex slot) {
+  return extent_at(slot / slots_a_unit_);
+}
+
+const OracleStore::Extent* OracleStore::extent_of(SlotIndex slot) const {
+  return extent_at(slot / slots_a_unit_);
+}
+
+OracleStore::Extent* OracleStore::extent_with(std::uint64_t serial) {
+  for (Extent& extent : extents_) {
+    if (extent.serial == serial) return &extent;
+  }
+  return nullptr;
+}
+
+SlotIndex OracleStore::first_slot(const Extent& extent) const {
+  return extent.runs.front().first * slots_a_unit_;
+}
+
+std::size_t OracleStore::busy(const Extent& extent) const {
+  std::size_t count = 0;
+  for (SlotIndex slot = first_slot(extent); slot < first_slot(extent) + extent.frames; ++slot) {
+    count += slots_[slot].state == State::kWritten || slots_[slot].holds != 0 ? 1 : 0;
+  }
+  return count;
+}
+
+bool OracleStore::is_readable(SlotIndex slot) const {
+  return slot != kNoSlot && slots_[slot].state == State::kSealed && !extent_of(slot)->leaving;
+}
+
+std::uint64_t OracleStore::bytes_of(SlotIndex slot) const {
+  return shapes_.at(extent_of(slot)->shape).frame_bytes;
+}
+
+bool OracleStore::has_free(ShapeId shape) const {
+  for (const Extent& extent : extents_) {
+    if (extent.shape != shape || extent.leaving) continue;
+    const SlotIndex begin = first_slot(extent);
+    if (std::any_of(slots_.begin() + begin, slots_.begin() + begin + extent.frames,
+                    [](const Slot& slot) { return slot.state == State::kFree; })) {
+      return true;
+    }
+  }
+  return false;
+}
+
+SlotIndex OracleStore::next_touched(SlotIndex from) const {
+  for (SlotIndex slot = from; slot < slots_.size(); ++slot) {
+    const Extent* const extent = extent_of(slot);
+    if (extent != nullptr && slot >= first_slot(*extent) &&
+        slot < first_slot(*extent) + extent->touched) {
+      return slot;
+    }
+  }
+  return kNoSlot;
+}
+
+std::optional<OracleStore::Run> OracleStore::free_run(std::uint32_t node, std::uint32_t count,
+                                                      std::uint64_t part_bytes) const {
+  const Run all = range(node);
+  const auto is_free = [&](Run run) {
+    for (std::uint32_t unit = run.first; unit < run.first + run.count; ++unit) {
+      if (extent_at(unit) != nullptr) return false;
+    }
+    return bytes_of(run) >= part_bytes;
+  };
+  // Single units from the beginning, longer runs from the end; without one the longest there is.
+  std::optional<Run> found;
+  for (std::uint32_t length = count; length != 0 && !found; --length) {
+    for (std::uint32_t first = all.first; first + length <= all.first + all.count; ++first) {
+      if (!is_free({first, length})) continue;
+      found = Run{first, length};
+      if (count == 1 || length != count) break;
+    }
+  }
+  return found;
+}
+
+bool OracleStore::grow(ShapeId id) {
+  const OneShape& shape = shapes_.at(id);
+  Extent extent{.serial = next_serial_++, .shape = id, .made = uses_};
+  extent.frames = ~std::uint32_t{0};
+  for (std::size_t i = 0; i < shape.parts.size(); ++i) {
+    const auto run = free_run(shape.parts[i].first, shape.units[i], shape.parts[i].second);
+    if (!run) return false;
+    extent.runs.push_back(*run);
+    extent.frames = std::min<std::uint32_t>(
+        extent.frames, static_cast<std::uint32_t>(bytes_of(*run) / shape.parts[i].second));
+  }
+  extents_.push_back(std::move(extent));
+  return true;
+}
+
+void OracleStore::start_exchange(ShapeId id, SlotIndex victim) {
+  OneShape& shape = shapes_.at(id);
+  if (shape.leaving_for_it != 0) return;
+  const bool has_own = victim != kNoSlot;
+  if (has_own ? shape.in_vain_use == uses_ : shape.in_vain_quiet == quiet_) return;
+  std::vector<Extent*> leaving;
+  std::uint64_t newest_mean = 0;
+  bool possible = true;
+  for (std::size_t i = 0; i < shape.parts.size() && possible; ++i) {
+    const Run all = range(shape.parts[i].first);
+    std::optional<std::uint64_t> best;
+    std::vector<Extent*> best_extents;
+    for (std::uint32_t first = all.first; first + shape.units[i] <= all.first + all.count;
+         ++first) {
+      if (bytes_of(Run{first, shape.units[i]}) < shape.parts[i].second) continue;
+      std::vector<Extent*> extents;
+      for (std::uint32_t unit = first; unit < first + shape.units[i]; ++unit) {
+        Extent* const extent = extent_at(unit);
+        if (extent != nullptr && (extents.empty() || extents.back() != extent)) {
+          extents.push_back(extent);
+        }
+      }
+      if (std::any_of(extents.begin(), extents.end(), [&](const Extent* extent) {
+            return extent->shape == id || extent->leaving || busy(*extent) != 0;
+          })) {
+        continue;
+      }
+      std::uint64_t sum = 0;
+      std::uint64_t frames = 0;
+      for (const Extent* const extent : extents) {
+        frames += extent->frames;
+        for (SlotIndex k = 0; k < extent->frames; ++k) {
+          const Slot& slot = slots_[first_slot(*extent) + k];
+          sum += slot.state == State::kSealed ? slot.last_use : extent->made;
+        }
+      }
+      const std::uint64_t mean = frames == 0 ? 0 : sum / frames;
+      if (best && mean >= *best) continue;
+      best = mean;
+      best_extents = std::move(extents);
+    }
+    possible = best.has_value();
+    if (!possible) break;
+    newest_mean = std::max(newest_mean, *best);
+    for (Extent* const extent : best_extents) {
+      if (std::find(leaving.begin(), leaving.end(), extent) == leaving.end()) {
+        leaving.push_back(extent);
+      }
+    }
+  }
+  if (!possible || leaving.empty() || (has_own && newest_mean >= slots_[victim].last_use)) {
+    shape.in_vain_use = uses_;
+    shape.in_vain_quiet = quiet_;
+    return;
+  }
+  for (Extent* const extent : leaving) {
+    extent->leaving = true;
+    ++shape.leaving_for_it;
+    ++counted_.extents_taken;
+    queue_.push_back({.kind = Kind::kLeaving, .extent = extent->serial, .for_shape = id});
+  }
+}
+
+}  // namespace pegaflow::sim

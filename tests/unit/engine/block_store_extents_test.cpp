@@ -1,0 +1,146 @@
+// Blocks of different sizes in one pool.
+#include <algorithm>
+#include <set>
+#include <vector>
+
+#include <doctest/doctest.h>
+
+#include "tests/unit/engine/store_fixture.h"
+
+namespace pegaflow {
+namespace {
+
+using testing::job;
+using testing::keys;
+using testing::kPage;
+using testing::StoreFixture;
+using testing::token;
+
+Errc code_of(const auto& result) {
+  REQUIRE_FALSE(result.has_value());
+  return result.error().code;
+}
+
+TEST_SUITE("BlockStore, shapes and extents") {
+  TEST_CASE("shapes without sense or beyond the pool are refused") {
+    StoreFixture f({.pool_bytes = 64 * kPage});
+    const auto code = [&](const Shape& shape) { return code_of(f.store->add_shape(shape)); };
+    CHECK(code({}) == Errc::kInvalidArgument);
+    CHECK(code({{{.page_bytes = 0}}}) == Errc::kInvalidArgument);
+    CHECK(code({std::vector<Shape::Shard>(kMaxShards + 1, {.page_bytes = 1})}) ==
+          Errc::kInvalidArgument);
+    CHECK(code({{{.page_bytes = (std::uint64_t{1} << 30) + 1}}}) == Errc::kRefused);
+    CHECK(code({{{.page_bytes = 65 * kPage}}}) == Errc::kRefused);
+    CHECK(code({{{.page_bytes = 40 * kPage}, {.page_bytes = 40 * kPage}}}) == Errc::kRefused);
+    CHECK(f.store->add_shape({{{.page_bytes = 64 * kPage}}}));
+    CHECK(f.add_shape(kPage) == f.shape);  // An equal one is the same.
+  }
+
+  TEST_CASE("at most 256 shapes") {
+    StoreFixture f({.pool_bytes = 1024 * kPage});
+    for (std::uint64_t pages = 2; pages <= 256; ++pages) f.add_shape(pages * kPage);
+    CHECK(code_of(f.store->add_shape({{{.page_bytes = 300 * kPage}}})) == Errc::kBusy);
+    CHECK(f.store->add_shape({{{.page_bytes = kPage}}}));
+  }
+
+  TEST_CASE("the pages of a block lie one behind the other, and no two blocks meet") {
+    StoreFixture f({.pool_bytes = 1000 * kPage});
+    const Shape shape{{{.page_bytes = 5000}, {.page_bytes = 100}, {.page_bytes = 3 * kPage}}};
+    f.space = f.store->make_space(*f.store->add_shape(shape));
+    std::set<std::uint64_t> begins;
+    std::uint64_t end = 0;
+    f.store->set_shard(f.holder, 0, 1);
+    for (const SlotIndex frame : f.save(keys(0, 150))) {
+      const std::uint64_t begin = f.store->page_offset(frame, 0);
+      CHECK(f.store->page_offset(frame, 1) == begin + 2 * kPage);
+      CHECK(f.store->page_offset(frame, 2) == begin + 3 * kPage);
+      CHECK(f.store->page_bytes(frame, 2) == 3 * kPage);
+      for (std::uint64_t page = 0; page < 6; ++page) {
+        CHECK(begins.insert(begin + page * kPage).second);
+      }
+      end = std::max(end, begin + 6 * kPage);
+    }
+    CHECK(end <= 1000 * kPage);
+  }
+
+  TEST_CASE("an engine alone has the whole pool, but for 6 percent at most") {
+    for (const std::uint64_t pages : {1, 2, 3, 7, 13, 64, 100, 999}) {
+      StoreFixture f({.pool_bytes = 2000 * kPage, .instance_share = 1, .node_share = 1});
+      const ShapeId shape = f.add_shape(pages * kPage);
+      f.space = f.store->make_space(shape);
+      const auto slots = f.store->reserve(f.holder, f.space, job(1), 0, keys(0, 2000));
+      REQUIRE(slots);
+      const auto got = static_cast<std::uint64_t>(
+          std::count_if(slots->begin(), slots->end(), [](SlotIndex s) { return s != kNoSlot; }));
+      INFO(pages, " pages a block: ", got, " blocks");
+      CHECK(got * pages >= 2000 * 94 / 100 - pages);
+    }
+  }
+
+  TEST_CASE("blocks of another size take the extents that rest longest, and then settle") {
+    StoreFixture f({.pool_bytes = 256 * kPage});  // 64 units of 4 pages.
+    const SpaceId old_space = f.space;
+    f.save(keys(0, 256));
+    const SpaceId young = f.store->make_space(f.add_shape(2 * kPage));
+    f.space = young;
+    for (std::uint64_t i = 0; i < 16; ++i) f.save(keys(1000 + 4 * i, 4));
+    // Nothing of its own is evicted: all that it ever saved is there.
+    CHECK(f.store->lookup(young, keys(1000, 64)) == 64);
+    CHECK(f.store->stats().extents_taken == 32);
+    CHECK(f.store->stats().evictions == 128);
+    // A chain comes to rest last block first, so that its end went first.
+    CHECK(f.store->lookup(old_space, keys(0, 256)) == 128);
+  }
+
+  TEST_CASE("an extent with a pinned block stays where it is") {
+    StoreFixture f({.pool_bytes = 256 * kPage, .instance_share = 1, .node_share = 1});
+    f.save(keys(0, 256));
+    REQUIRE(f.store->claim(f.holder, f.space, keys(0, 256), token(1)) == 256);
+    REQUIRE(f.store->open(f.holder, token(1), 0, 256, PinId{1}));
+    f.store->unclaim(f.holder, token(1));
+    f.space = f.store->make_space(f.add_shape(2 * kPage));
+
+    const auto none = f.store->reserve(f.holder, f.space, job(1), 0, keys(0, 2));
+    CHECK(none->front() == kNoSlot);
+    f.store->release(f.holder, PinId{1});
+    while (f.store->work()) {
+    }
+    CHECK(f.store->reserve(f.holder, f.space, job(2), 0, keys(0, 2))->front() != kNoSlot);
+  }
+
+  TEST_CASE("blocks in an extent that leaves are found no more, and their keys can be saved anew") {
+    StoreFixture f({.pool_bytes = 256 * kPage, .slice_blocks = 1});
+    const SpaceId old_space = f.space;
+    f.save(keys(0, 256));
+    while (f.store->work()) {
+    }
+    f.space = f.store->make_space(f.add_shape(64 * kPage));
+    // One step a call: the extents that have to go are on their way for a while.
+    CHECK(f.store->reserve(f.holder, f.space, job(1), 0, keys(0, 1))->front() == kNoSlot);
+    CHECK(f.store->has_work());
+    const std::size_t found = f.store->lookup(old_space, keys(0, 256));
+    CHECK(found < 256);
+    const auto again = f.store->reserve(f.holder, old_space, job(2), 0, keys(found, 1));
+    REQUIRE(again);
+    CHECK(f.store->check());
+    while (f.store->work()) {
+    }
+    CHECK(f.store->reserve(f.holder, f.space, job(3), 0, keys(0, 1))->front() != kNoSlot);
+  }
+
+  TEST_CASE("pages lie on the node that their shard names") {
+    StoreFixture f({.pool_bytes = 256 * kPage, .nodes = 2});
+    const Shape shape{{{.page_bytes = kPage, .node = 1}, {.page_bytes = 2 * kPage, .node = 0}}};
+    f.space = f.store->make_space(*f.store->add_shape(shape));
+    for (const SlotIndex frame : f.save(keys(0, 60))) {
+      CHECK(f.store->page_offset(frame, 0) >= 128 * kPage);
+      CHECK(f.store->page_offset(frame, 1) < 128 * kPage);
+    }
+    // Evicted within: the other node's free memory is no use.
+    f.save(keys(100, 60));
+    CHECK(f.store->stats().evictions != 0);
+  }
+}
+
+}  // namespace
+}  // namespace pegaflow
