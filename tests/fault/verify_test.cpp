@@ -88,7 +88,7 @@ struct VerifyingEngine {
   Mover::Finished claim_and_load(const std::vector<std::uint64_t>& numbers, const Blocks& blocks) {
     const auto claimed = engine->claim(numbers).value();
     REQUIRE(claimed.blocks == blocks.size());
-    const Mover::Finished done = engine->load(claimed.token, blocks);
+    Mover::Finished done = engine->load(claimed.token, blocks);
     engine->session().unclaim(claimed.token);
     return done;
   }
