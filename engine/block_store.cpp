@@ -81,6 +81,10 @@ std::uint64_t BlockStore::page_bytes(SlotIndex frame, std::uint32_t shard) const
   return impl_->blocks.shape(impl_->blocks.shape_of(frame)).shards[shard].page_bytes;
 }
 
+std::uint32_t BlockStore::page_number(SlotIndex frame, std::uint32_t shard) const {
+  return impl_->blocks.page_number(frame, shard);
+}
+
 std::uint64_t BlockStore::page_offset(SlotIndex frame, std::uint32_t shard) const {
   return impl_->blocks.page_offset(frame, shard);
 }

@@ -99,6 +99,9 @@ class BlockStore {
   /// 4 KiB. `frame` is one that reserve() or open() gave out.
   [[nodiscard]] std::uint64_t page_offset(SlotIndex frame, std::uint32_t shard) const;
   [[nodiscard]] std::uint64_t page_bytes(SlotIndex frame, std::uint32_t shard) const;
+  /// A number that no other page in the pool has, for tables beside this one; those of an extent
+  /// follow each other without a gap. Below the pool's bytes / 4 KiB.
+  [[nodiscard]] std::uint32_t page_number(SlotIndex frame, std::uint32_t shard) const;
 
   // ---- spaces and holders
 

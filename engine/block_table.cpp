@@ -58,6 +58,18 @@ std::uint64_t BlockTable::page_offset(SlotIndex row, std::uint32_t shard) const 
          (row - first_row(id)) * layout.parts()[place.part].bytes + place.offset;
 }
 
+std::uint32_t BlockTable::page_number(SlotIndex row, std::uint32_t shard) const {
+  const ExtentId id = extent_id_of(row);
+  const Extent& extent = extents_[id];
+  const FrameLayout& layout = of(extent.shape()).layout;
+  const FrameLayout::Place& place = layout.place(shard);
+  // A page has at least 4 KiB, so those of a run have fewer numbers than it has 4 KiB pages.
+  const std::uint64_t before =
+      extent.runs[place.part].first * extents_.unit_bytes() / kSlotAlignment;
+  return static_cast<std::uint32_t>(
+      before + (row - first_row(id)) * layout.parts()[place.part].pages + place.number);
+}
+
 bool BlockTable::touch_index(ShapeId shape, std::size_t first, std::size_t pages) {
   return of(shape).index.touch(first, pages);
 }

@@ -51,6 +51,9 @@ class BlockTable {
   [[nodiscard]] const Shape& shape(ShapeId shape) const noexcept { return of(shape).shape; }
   /// Where a shard's page of the block in `row` begins in the pool.
   [[nodiscard]] std::uint64_t page_offset(SlotIndex row, std::uint32_t shard) const;
+  /// Counts pages instead of bytes: no two pages in the pool have one number, and those of an
+  /// extent follow each other without a gap. Below the pool's 4 KiB pages.
+  [[nodiscard]] std::uint32_t page_number(SlotIndex row, std::uint32_t shard) const;
   [[nodiscard]] ShapeId shape_of(SlotIndex row) const { return extent_of(row).shape(); }
   /// Has the memory of a shape's index come, `pages` of 4 KiB from page `first` on; false when
   /// there is none of them.

@@ -1,6 +1,6 @@
 #include "engine/checksum_table.h"
 
-#include <algorithm>
+#include <utility>
 
 #include "base/log.h"
 
@@ -11,11 +11,11 @@ constexpr Log kLog{"cache"};
 
 }  // namespace
 
-void ChecksumTable::set(SlotIndex slot, std::uint64_t checksum) {
-  if (slot >= slots_ || has_failed_) return;
+void ChecksumTable::set(std::uint32_t page, std::uint64_t checksum) {
+  if (page >= pages_ || has_failed_) return;
   if (!checksums_) {
     if (checksum == kNone) return;
-    Result<ZeroPages<std::uint64_t>> made = ZeroPages<std::uint64_t>::create(slots_);
+    Result<ZeroPages<std::uint64_t>> made = ZeroPages<std::uint64_t>::create(pages_);
     if (!made) {
       has_failed_ = true;
       kLog.warn("no memory for checksums, pages are not verified error=\"{}\"",
@@ -24,8 +24,11 @@ void ChecksumTable::set(SlotIndex slot, std::uint64_t checksum) {
     }
     checksums_.emplace(std::move(*made));
   }
-  (*checksums_)[slot] = checksum;
-  touched_ = std::max<std::uint64_t>(touched_, std::uint64_t{slot} + 1);
+  std::uint64_t& kept = (*checksums_)[page];
+  if (kept == checksum) return;  // What was never written is none: it need not get memory.
+  kept_ += kept == kNone ? 1 : 0;
+  kept_ -= checksum == kNone ? 1 : 0;
+  kept = checksum;
 }
 
 }  // namespace pegaflow

@@ -5,42 +5,41 @@
 #include <cstdint>
 #include <optional>
 
-#include "engine/block_store.h"
 #include "engine/zero_pages.h"
 
 namespace pegaflow {
 
-/// One checksum for each place of a page, or none. Beside the store, which needs no checksum for
-/// anything: who publishes brings them and who opens is given them.
+/// One checksum for each page in the pool, or none. Beside the store, which needs no checksum for
+/// anything: who publishes brings them and who opens is given them. A page is named by its number:
+/// see BlockStore::page_number().
 ///
 /// 8 bytes a page, and none before the first checksum: where no engine verifies it costs nothing.
-/// A place keeps its checksum until it is cleared, so whoever hands a slot out clears it.
+/// A number keeps its checksum until it is cleared, so whoever hands a page out clears it.
 /// Thread-bound.
 class ChecksumTable {
  public:
   static constexpr std::uint64_t kNone = 0;
 
-  /// `slots`: places below that.
-  explicit ChecksumTable(std::uint64_t slots) : slots_(slots) {}
+  /// `pages`: numbers below that.
+  explicit ChecksumTable(std::uint64_t pages) : pages_(pages) {}
 
-  /// Places that are none are fine. Without memory for the table nothing is kept, one warning says
+  /// Numbers that are none are fine. Without memory for the table nothing is kept, one warning says
   /// so, and the pages count as saved without a checksum.
-  void set(SlotIndex slot, std::uint64_t checksum);
-  void clear(SlotIndex slot) {
-    if (slot < touched_) set(slot, kNone);
-  }
-  [[nodiscard]] std::uint64_t operator[](SlotIndex slot) const {
-    return slot < touched_ ? (*checksums_)[slot] : kNone;
+  void set(std::uint32_t page, std::uint64_t checksum);
+  void clear(std::uint32_t page) { set(page, kNone); }
+  [[nodiscard]] std::uint64_t operator[](std::uint32_t page) const {
+    return checksums_ && page < pages_ ? (*checksums_)[page] : kNone;
   }
 
-  /// Of the places up to the highest that ever had one.
+  [[nodiscard]] bool is_empty() const noexcept { return kept_ == 0; }
+  /// Of the checksums that are kept.
   [[nodiscard]] std::uint64_t memory_bytes() const noexcept {
-    return touched_ * sizeof(std::uint64_t);
+    return kept_ * sizeof(std::uint64_t);
   }
 
  private:
-  std::uint64_t slots_;
-  std::uint64_t touched_ = 0;  ///< Places below have been written.
+  std::uint64_t pages_;
+  std::uint64_t kept_ = 0;
   bool has_failed_ = false;
   std::optional<ZeroPages<std::uint64_t>> checksums_;
 };

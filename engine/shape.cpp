@@ -25,8 +25,9 @@ Result<FrameLayout> FrameLayout::create(const Shape& shape) {
       layout.parts_.push_back({.node = shard.node});
       part = layout.parts_.end() - 1;
     }
-    layout.places_.push_back(
-        {.part = static_cast<std::uint32_t>(part - layout.parts_.begin()), .offset = part->bytes});
+    layout.places_.push_back({.part = static_cast<std::uint32_t>(part - layout.parts_.begin()),
+                              .offset = part->bytes,
+                              .number = part->pages++});
     part->bytes += slot_bytes_for(shard.page_bytes);
     layout.frame_bytes_ += slot_bytes_for(shard.page_bytes);
   }

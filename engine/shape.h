@@ -36,10 +36,12 @@ class FrameLayout {
   struct Part {
     std::uint32_t node = 0;
     std::uint64_t bytes = 0;
+    std::uint32_t pages = 0;
   };
   struct Place {
     std::uint32_t part = 0;
     std::uint64_t offset = 0;  ///< Within the part.
+    std::uint32_t number = 0;  ///< Of the pages that lie before it there.
   };
 
   /// Errors: kInvalidArgument without a shard, with more than kMaxShards, or with an empty page;

@@ -501,13 +501,15 @@ Result<CacheService::Opened> CacheService::open(const Id128& connection, const I
     counted_.load_blocks_other += opened.slots.size() - opened.by_this_process;
   }
   Opened answer{.slots = pages_of(opened.slots, *caller), .checksums = {}};
-  const auto has_one = [this](std::uint32_t page) {
-    return checksums_[page] != ChecksumTable::kNone;
-  };
-  if (std::any_of(answer.slots.begin(), answer.slots.end(), has_one)) {
-    answer.checksums.reserve(answer.slots.size());
-    for (const std::uint32_t page : answer.slots) answer.checksums.push_back(checksums_[page]);
+  if (checksums_.is_empty()) return answer;
+  const std::uint32_t shard = caller->instance->ranks[caller->rank].shard;
+  answer.checksums.reserve(opened.slots.size());
+  bool has_one = false;
+  for (const SlotIndex frame : opened.slots) {
+    answer.checksums.push_back(checksums_[store_->page_number(frame, shard)]);
+    has_one = has_one || answer.checksums.back() != ChecksumTable::kNone;
   }
+  if (!has_one) answer.checksums.clear();
   return answer;
 }
 
@@ -554,10 +556,13 @@ Result<std::vector<std::uint32_t>> CacheService::reserve(const Id128& connection
   const SpaceId space = space_of(instance);
   if (shard == 0) demand_->saved(space, keys, instance.block_bytes);  // Once a block.
   PEGA_TRY_LET(const auto frames, store_->reserve(*caller->holder, space, job, first, keys));
-  std::vector<std::uint32_t> pages = pages_of(frames, *caller);
-  // What was in the place before may have left its checksum.
-  for (const std::uint32_t page : pages) checksums_.clear(page);
-  return pages;
+  if (!checksums_.is_empty()) {
+    // What was in the place before may have left its checksum.
+    for (const SlotIndex frame : frames) {
+      if (frame != kNoSlot) checksums_.clear(store_->page_number(frame, shard));
+    }
+  }
+  return pages_of(frames, *caller);
 }
 
 Result<std::size_t> CacheService::publish(const Id128& connection, const JobId& job,
@@ -572,9 +577,7 @@ Result<std::size_t> CacheService::publish(const Id128& connection, const JobId& 
     }
     const std::uint32_t shard = caller->instance->ranks[caller->rank].shard;
     for (std::size_t i = 0; i < frames.size(); ++i) {
-      checksums_.set(
-          static_cast<std::uint32_t>(store_->page_offset(frames[i], shard) / kSlotAlignment),
-          checksums[i]);
+      checksums_.set(store_->page_number(frames[i], shard), checksums[i]);
     }
   }
   const std::uint64_t sealed_before = store_->stats().insertions;

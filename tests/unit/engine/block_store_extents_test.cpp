@@ -128,6 +128,32 @@ TEST_SUITE("BlockStore, shapes and extents") {
     CHECK(f.store->reserve(f.holder, f.space, job(3), 0, keys(0, 1))->front() != kNoSlot);
   }
 
+  TEST_CASE("each page has a number of its own, without gaps within an extent") {
+    StoreFixture f({.pool_bytes = 1024 * kPage, .nodes = 2});
+    // On one node a page of 5 x 4 KiB, on the other two of 4 KiB; and blocks of one small page.
+    const Shape shape{{{.page_bytes = kPage, .node = 1},
+                       {.page_bytes = 5 * kPage, .node = 0},
+                       {.page_bytes = 100, .node = 1}}};
+    std::set<std::uint32_t> numbers;
+    const auto add = [&](SlotIndex frame, std::uint32_t shards) {
+      for (std::uint32_t shard = 0; shard < shards; ++shard) {
+        const std::uint32_t number = f.store->page_number(frame, shard);
+        CHECK(number < 1024);
+        CHECK(numbers.insert(number).second);
+        // Not before the extent that the page lies in.
+        CHECK(number <= f.store->page_offset(frame, shard) / kPage);
+      }
+    };
+    for (const SlotIndex frame : f.save(keys(0, 100))) add(frame, 1);
+    f.space = f.store->make_space(*f.store->add_shape(shape));
+    f.store->set_shard(f.holder, 0, 1);
+    const auto frames = f.save(keys(0, 3));
+    for (const SlotIndex frame : frames) add(frame, 3);
+    CHECK(f.store->page_number(frames[1], 1) == f.store->page_number(frames[0], 1) + 1);
+    CHECK(f.store->page_number(frames[0], 2) == f.store->page_number(frames[0], 0) + 1);
+    CHECK(f.store->page_number(frames[1], 0) == f.store->page_number(frames[0], 0) + 2);
+  }
+
   TEST_CASE("pages lie on the node that their shard names") {
     StoreFixture f({.pool_bytes = 256 * kPage, .nodes = 2});
     const Shape shape{{{.page_bytes = kPage, .node = 1}, {.page_bytes = 2 * kPage, .node = 0}}};

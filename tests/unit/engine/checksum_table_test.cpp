@@ -6,7 +6,7 @@ namespace pegaflow {
 namespace {
 
 TEST_SUITE("ChecksumTable") {
-  TEST_CASE("it costs nothing before the first checksum, then 8 bytes a place") {
+  TEST_CASE("it costs nothing before the first checksum, then 8 bytes a page") {
     ChecksumTable table(1'000'000);
     table.clear(7);
     table.set(7, ChecksumTable::kNone);
@@ -18,24 +18,27 @@ TEST_SUITE("ChecksumTable") {
     CHECK(table[9] == 42);
     CHECK(table[8] == ChecksumTable::kNone);
     CHECK(table[10] == ChecksumTable::kNone);
-    CHECK(table.memory_bytes() == 80);
+    CHECK(table.memory_bytes() == 8);
+    CHECK_FALSE(table.is_empty());
   }
 
-  TEST_CASE("a place that was cleared has none") {
+  TEST_CASE("a page that was cleared has none") {
     ChecksumTable table(16);
     table.set(3, 1);
     table.set(3, 2);
     CHECK(table[3] == 2);
     table.clear(3);
+    table.clear(4);
     CHECK(table[3] == ChecksumTable::kNone);
+    CHECK(table.is_empty());
   }
 
-  TEST_CASE("places that are none are passed over") {
+  TEST_CASE("numbers that are none are passed over") {
     ChecksumTable table(4);
-    table.set(kNoSlot, 1);
+    table.set(~0U, 1);
     table.set(4, 1);
-    table.clear(kNoSlot);
-    CHECK(table[kNoSlot] == ChecksumTable::kNone);
+    table.clear(~0U);
+    CHECK(table[~0U] == ChecksumTable::kNone);
     CHECK(table.memory_bytes() == 0);
   }
 
