@@ -24,6 +24,7 @@ from types import FrameType
 from demo.claims.cold import record_baseline, store_all, warm_up
 from demo.claims.damaged import NoTestHooks, damage_is_seen
 from demo.claims.engine_killed import kill_engine
+from demo.claims.rank_killed import kill_rank
 from demo.claims.reload import compare_ttft, reload_all
 from demo.claims.second_engine import share
 from demo.claims.server_killed import kill_server
@@ -31,7 +32,7 @@ from demo.client import RequestFailed
 from demo.prompts import BLOCK_TOKENS
 from demo.report import Claim, claim_table, prompt_table, write_json
 from demo.stage import Late, Stage
-from tests.support.vllm_server import REPOSITORY, ChildFailed, ensure_model
+from tests.support.vllm_server import REPOSITORY, ChildFailed
 
 EXIT_CLAIM_FAILED = 1
 EXIT_SETUP_FAILED = 2
@@ -50,7 +51,7 @@ def main(argv: list[str]) -> int:
     with tempfile.TemporaryDirectory(prefix="pega-demo-") as sockets:
         logs = options.keep_logs or Path(tempfile.mkdtemp(prefix="pega-demo-logs-"))
         print(f"seed {options.seed} (the same again: --seed {options.seed}); logs in {logs}")
-        stage = _set_up(build, logs, Path(sockets), options.seed)
+        stage = _set_up(build, logs, Path(sockets), options.seed, options.tp)
         if stage is None:
             return EXIT_SETUP_FAILED
         try:
@@ -93,6 +94,14 @@ def _parse(argv: list[str]) -> argparse.Namespace:
         "(needs the build with test hooks, build/hooks)",
     )
     parser.add_argument(
+        "--tp",
+        type=int,
+        default=1,
+        metavar="N",
+        help="each vLLM has N tensor-parallel ranks, and a small model: prompts come back on all\n"
+        "ranks, also after one of them was killed",
+    )
+    parser.add_argument(
         "--build-dir",
         type=Path,
         metavar="DIR",
@@ -111,10 +120,9 @@ def _end_by_signal(number: int, frame: FrameType | None) -> None:
     raise SystemExit(128 + number)
 
 
-def _set_up(build: Path, logs: Path, sockets: Path, seed: int) -> Stage | None:
+def _set_up(build: Path, logs: Path, sockets: Path, seed: int, tp: int) -> Stage | None:
     try:
-        model = ensure_model()
-        stage = Stage(build, model, logs, sockets, seed)
+        stage = Stage(build, logs, sockets, seed, tp=tp)
         version = subprocess.run(
             [stage.pega.binary, "--version"], capture_output=True, text=True, check=True
         ).stdout.strip()
@@ -129,12 +137,14 @@ def _set_up(build: Path, logs: Path, sockets: Path, seed: int) -> Stage | None:
             "python": platform.python_version(),
         },
         "machine": {"cpus": os.cpu_count(), "load_average": os.getloadavg()},
-        "model": model.name,
+        "model": stage.shape.directory().name,
+        "tp": tp,
         "block_tokens": BLOCK_TOKENS,
         "block_bytes": stage.page_bytes,
     }
     stage.progress.say(
-        f"vLLM {stage.figures['versions']['vllm']}, {version}; model {model.name}, blocks of "
+        f"vLLM {stage.figures['versions']['vllm']}, {version}; model "
+        f"{stage.shape.directory().name}, tensor parallel {tp}, blocks of "
         f"{BLOCK_TOKENS} tokens ({stage.page_bytes / (1 << 20):.1f} MiB)"
     )
     return stage
@@ -143,18 +153,19 @@ def _set_up(build: Path, logs: Path, sockets: Path, seed: int) -> Stage | None:
 def _run(stage: Stage, prove: bool) -> list[Claim]:
     """The claims in order. The first that cannot be tried to its end is the last one."""
     claims: list[Claim] = []
-    parts: list[tuple[str, Callable[[Stage], Claim | list[Claim]]]] = (
-        [("cold prompts", store_all), ("a damaged block is seen", damage_is_seen)]
-        if prove
-        else [
-            ("cold prompts", store_all),
+    parts: list[tuple[str, Callable[[Stage], Claim | list[Claim]]]] = [("cold prompts", store_all)]
+    if prove:
+        parts += [("a damaged block is seen", damage_is_seen)]
+    elif stage.tp > 1:
+        parts += [("prompts come back", reload_all), ("one rank is killed", kill_rank)]
+    else:
+        parts += [
             ("prompts come back", reload_all),
             ("loaded prompts begin early", compare_ttft),
             ("a second engine", share),
             ("the engine is killed", kill_engine),
             ("the server is killed", kill_server),
         ]
-    )
     trying = "vLLM without the connector"
     try:
         record_baseline(stage)

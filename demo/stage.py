@@ -17,12 +17,21 @@ from demo.prompts import BLOCK_TOKENS, Prompt, PromptMaker
 from demo.report import PromptRow
 from tests.support.child_process import ChildProcess
 from tests.support.prometheus import Metrics
-from tests.support.vllm_server import ModelShape, PegaServer, VllmOptions, VllmServer
+from tests.support.vllm_server import (
+    ModelShape,
+    PegaServer,
+    VllmOptions,
+    VllmServer,
+    ensure_model,
+)
 
 OUTPUT_TOKENS = 32
 
 #: Room for every block that the demo stores, so that none is evicted: about 1,300 x 1.5 MiB.
 POOL_SIZE = "3gb"
+
+#: For several ranks, which share the machine's few cores.
+SMALL = ModelShape(layers=4, hidden=256, heads=8, kv_heads=4, head_dim=32)
 
 #: The connector's deadlines are for engines that compute elsewhere than the server does. Here vLLM
 #: takes every core for each step, and a server that wakes up 20 ms late is none that hangs.
@@ -86,13 +95,18 @@ class Counters:
 class Stage:
     """One run's servers and results. Belongs to the main thread; ask() is thread-safe."""
 
-    def __init__(self, build_dir: Path, model: Path, logs: Path, sockets: Path, seed: int) -> None:
+    def __init__(
+        self, build_dir: Path, logs: Path, sockets: Path, seed: int, *, tp: int = 1
+    ) -> None:
         """
         Args:
             logs: Gets a directory for each server.
             sockets: An empty directory with a short path.
+            tp: Tensor-parallel ranks of each vLLM; with several the model is small.
         """
-        self.shape = ModelShape()
+        self.tp = tp
+        self.shape = SMALL if tp > 1 else ModelShape()
+        model = ensure_model(self.shape)
         self.progress = Progress()
         self.maker = PromptMaker(seed, self.shape.vocabulary)
         self.prompts = self.maker.prompt_set()
@@ -104,16 +118,20 @@ class Stage:
         self.diagnosis = ""
         self.pega = PegaServer(build_dir / "server" / "pegaflow-server", sockets, POOL_SIZE)
         self.pega.log_file = logs / "pegaflow-server.log"
-        self.vllm = VllmServer(VllmOptions(model), sockets / "plain")
+        several = ("--tensor-parallel-size", str(tp), "--distributed-executor-backend", "mp")
+        # Each rank spins on its threads while it waits for the others: 60 times slower otherwise.
+        env = {"OMP_NUM_THREADS": "1"} if tp > 1 else {}
+        plain = VllmOptions(model, arguments=several if tp > 1 else ())
+        self.vllm = VllmServer(plain, sockets / "plain", env)
         self.vllm.log_file = logs / "vllm-without-connector.log"
         self._plain = self.vllm
-        options = VllmOptions(
-            model,
+        options = dataclasses.replace(
+            plain,
             connector=self.pega.address,
             extra_config=PATIENT,
             python_path=[build_dir / "python"],
         )
-        self._connected = VllmServer(options, sockets / "pega")
+        self._connected = VllmServer(options, sockets / "pega", env)
         self._connected.log_file = logs / "vllm-with-connector.log"
         smaller = dataclasses.replace(options, kv_cache_bytes=1 << 30)
         self._second = VllmServer(smaller, sockets / "second")
@@ -261,7 +279,7 @@ class Stage:
 
     @property
     def page_bytes(self) -> int:
-        """Bytes of one block in the pool: all layers, K and V."""
+        """Bytes of one block in the pool, on all ranks: all layers, K and V."""
         return BLOCK_TOKENS * self.shape.kv_bytes_per_token()
 
     def insertions(self) -> int:
@@ -274,8 +292,10 @@ class Stage:
             external_hit_tokens=int(engine.total("vllm:external_prefix_cache_hits_total")),
             local_hit_tokens=int(engine.total("vllm:prefix_cache_hits_total")),
             loaded_bytes=int(server.total("pegaflow_load_bytes_total")),
-            loaded_own_blocks=int(server.total(loaded, written_by="this_process")),
-            loaded_foreign_blocks=int(server.total(loaded, written_by="another_process")),
+            # Each rank loads its share of a block, and counts.
+            loaded_own_blocks=int(server.total(loaded, written_by="this_process")) // self.tp,
+            loaded_foreign_blocks=int(server.total(loaded, written_by="another_process"))
+            // self.tp,
             missed_deadlines=sum(
                 int(engine.total("vllm:pegaflow_misses_total", reason=reason))
                 for reason in ("late", "timeout", "busy")

@@ -1,0 +1,92 @@
+"""With --tp: one rank of the engine is killed; what all ranks had stored comes back, all of it."""
+
+from __future__ import annotations
+
+import os
+import signal
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+from demo.claims.reload import answer_differences, reload
+from demo.client import Answer, RequestFailed
+from demo.prompts import Prompt
+from demo.report import Checks, Claim
+from demo.stage import Stage, wait_until
+from tests.support.child_process import group_members
+
+
+def kill_rank(stage: Stage) -> Claim:
+    """SIGKILL to the last rank while all of them load; a new start; one prompt of each length."""
+    checks = Checks()
+    chosen = [prompt for prompt in stage.prompts if len(prompt) in (500, 1024, 3000)]
+    stage.forget_local()
+    rank = _last_rank(stage)
+    # Stopped first: the loads of the other ranks come to their end, and this one's do not.
+    os.kill(rank, signal.SIGSTOP)
+    with ThreadPoolExecutor(len(chosen)) as pool, stage.progress.step("prompts load, a rank dies"):
+        asked = [pool.submit(_ask, stage, prompt) for prompt in chosen]
+        try:
+            wait_until("a load is claimed", lambda: _total(stage, "pegaflow_claims") > 0, 60)
+            claims = int(_total(stage, "pegaflow_claims"))
+        finally:
+            os.kill(rank, signal.SIGKILL)
+        # vLLM ends an engine that has lost a rank, and its requests with it.
+        answered = sum(future.result() is not None for future in asked)
+        wait_until("vLLM ends", lambda: not stage.vllm.running(), 120)
+    stage.vllm.kill()
+    stage.progress.say(
+        f"one of {stage.tp} ranks was killed (SIGKILL) with {claims} loads under way; vLLM ended, "
+        f"as it does, with {answered} of {len(chosen)} requests answered"
+    )
+    stage.start(stage.vllm, "it starts again")
+    blocks = 0
+    for prompt in chosen:
+        with stage.progress.step(f"after the kill: prompt {prompt.name}"):
+            result = reload(stage, prompt)
+        blocks += result.counted.loaded_foreign_blocks
+        checks.none(f"prompt {prompt.name}", result.count_differences(stage.page_bytes))
+        checks.equal(
+            f"blocks of prompt {prompt.name} written by the former processes",
+            result.counted.loaded_foreign_blocks,
+            result.expected_blocks,
+        )
+        checks.none(f"prompt {prompt.name}", answer_differences(stage, prompt, result.answer))
+    for what in ("pegaflow_claims", "pegaflow_pins", "pegaflow_held_blocks"):
+        wait_until(f"{what} is 0", lambda what=what: not _total(stage, what), 30)
+    stage.figures["rank_killed"] = {"claims": claims, "foreign_blocks": blocks}
+    return checks.claim(
+        "3   One rank is killed in the middle of a load: what all ranks had stored is still there",
+        f"{claims} loads were cut off, and nothing is held for them any more; {blocks} blocks came "
+        f"back on {stage.tp} ranks after a new start; {len(chosen)} prompts answered right",
+    )
+
+
+def _ask(stage: Stage, prompt: Prompt) -> Answer | None:
+    try:
+        return stage.ask(prompt)
+    except RequestFailed:
+        return None  # its engine has ended
+
+
+def _total(stage: Stage, metric: str) -> float:
+    return stage.pega.metrics().total(metric)
+
+
+def _last_rank(stage: Stage) -> int:
+    """The process of the rank with the highest number.
+
+    Raises:
+        Late: vLLM does not name its workers as it did.
+    """
+    found: list[int] = []
+
+    def named() -> bool:
+        found[:] = [
+            pid
+            for pid in group_members(stage.vllm.pid)
+            if f"Worker_TP{stage.tp - 1}" in Path("/proc", str(pid), "cmdline").read_text()
+        ]
+        return len(found) == 1
+
+    wait_until(f"one process is named Worker_TP{stage.tp - 1}", named, 5)
+    return found[0]
