@@ -192,6 +192,7 @@ bool BlockStore::is_at_rest() const {
 
 BlockStore::Stats BlockStore::stats() const {
   Stats stats = impl_->counted;
+  stats.eviction = impl_->options.eviction;
   stats.pool_bytes = impl_->options.pool_bytes;
   stats.sealed_bytes = impl_->blocks.sealed_bytes();
   stats.written_bytes = impl_->blocks.written_bytes();

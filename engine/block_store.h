@@ -57,9 +57,9 @@ enum class PinId : std::uint64_t {};
 /// back one after the other through one queue, first in first out: the call itself does one slice
 /// of that queue, work() does the others. Ask has_work() after a call that ends something.
 ///
-/// Thread-bound, no locks. 80 bytes a frame and two to four 8-byte index cells, however many shards
-/// it has; claims, pins and reservations cost 4 bytes a block while they live, and about 150 bytes
-/// each.
+/// Thread-bound, no locks. 80 bytes a frame, 8 for what the policy remembers, and two to four
+/// 8-byte index cells, however many shards it has; claims, pins and reservations cost 4 bytes a
+/// block while they live, and about 150 bytes each.
 class BlockStore {
  public:
   struct Options {
@@ -71,7 +71,7 @@ class BlockStore {
     double node_share = 0.8;  ///< Of the pool: distinct blocks that are claimed or pinned.
     Duration reservation_timeout = std::chrono::seconds(30);
     Duration claim_grace = std::chrono::seconds(1);
-    EvictionKind eviction = EvictionKind::kLru;
+    EvictionKind eviction = kDefaultEviction;
     std::uint32_t slice_blocks = 512;            ///< Blocks that one slice of queued work handles.
     std::uint32_t remembered_losses = 1U << 20;  ///< See LostBlocks: 4 MiB.
     // Rows of the tables. Far above what shares and timeouts leave room for in an honest run.
@@ -247,6 +247,7 @@ class BlockStore {
     std::uint64_t pins = 0;          ///< Rows, those of lost holders included.
     std::uint64_t reservations = 0;  ///< Jobs, without the forgotten ones.
     std::optional<TimePoint> oldest_pin;
+    EvictionKind eviction = kDefaultEviction;  ///< The policy.
     // Since the start.
     std::uint64_t lookups = 0;
     std::uint64_t lookup_hits = 0;    ///< Blocks.

@@ -35,7 +35,7 @@ class BlockTable {
   struct Options {
     std::uint64_t pool_bytes = 0;
     std::uint32_t nodes = 1;
-    EvictionKind eviction = EvictionKind::kLru;
+    EvictionKind eviction = kDefaultEviction;
   };
   /// Errors: kOutOfCapacity.
   static Result<BlockTable> create(const Options& options);

@@ -2,6 +2,7 @@
 /// \file
 /// Which block goes next: one policy behind one interface.
 
+#include <array>
 #include <cstddef>
 #include <cstdint>
 #include <functional>
@@ -9,6 +10,7 @@
 #include <span>
 #include <string>
 #include <string_view>
+#include <utility>
 
 #include "base/error.h"
 #include "engine/index_list.h"
@@ -17,7 +19,10 @@
 namespace pegaflow {
 
 enum class EvictionKind : std::uint8_t {
-  kLru,  ///< The block longest at rest.
+  kLru,          ///< The block longest at rest.
+  kSlru,         ///< New blocks before those that were used again.
+  kS3Fifo,       ///< New blocks that nobody used while they passed a small queue.
+  kWeightedLru,  ///< The block longest at rest for the uses that it had.
 };
 
 /// The name of a policy, as options, logs and metrics say it.
@@ -26,6 +31,10 @@ enum class EvictionKind : std::uint8_t {
 Result<EvictionKind> eviction_kind(std::string_view name);
 /// All names, for people: "a, b or c".
 [[nodiscard]] std::string eviction_names();
+inline constexpr std::array kEvictionKinds = {EvictionKind::kWeightedLru, EvictionKind::kLru,
+                                              EvictionKind::kSlru, EvictionKind::kS3Fifo};
+/// Above LRU wherever it was measured, or within 2 % of it; see docs/decisions/0006.
+inline constexpr EvictionKind kDefaultEviction = EvictionKind::kWeightedLru;
 
 /// What a policy remembers of one row. A row is a block's, sealed, or nobody's.
 struct EvictionRow {

@@ -144,6 +144,11 @@ void cache(Page& page, const Snapshot& now) {
                store.lookup_misses);
   page.counter("cache_block_insertions_total", "Blocks sealed", store.insertions);
   page.counter("cache_block_evictions_total", "Blocks evicted to make room", store.evictions);
+  MetricFamily& policy = page.family(MetricType::Gauge, "eviction_info", "The eviction policy");
+  ClientMetric which;
+  which.label = {{"policy", std::string(to_string(store.eviction))}};
+  which.gauge.value = 1;
+  policy.metric.push_back(std::move(which));
   page.counters("cache_blocks_dropped_total", "Blocks dropped for another reason than room",
                 "reason",
                 {{"cleanup", number(store.cleaned)},

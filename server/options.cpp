@@ -55,6 +55,14 @@ void ServerOptions::declare(OptionTable& table) {
   table.duration("reservation-timeout", reservation_timeout, milliseconds(100), minutes(60),
                  "A save that has not been published by then is forgotten. A copy takes "
                  "milliseconds; this is for an engine that hangs.");
+  table.text("eviction", eviction,
+             "Which block goes when the pool is full: " + eviction_names() +
+                 ". The default is the one with the most hits over many sizes and workloads; see "
+                 "docs/operations.md.");
+  table.flag("enable-lfu-admission", enable_lfu_admission,
+             "The same as --eviction weighted-lru: how often a block was used counts.");
+  table.flag("disable-lfu-admission", disable_lfu_admission,
+             "The same as --eviction lru: only how long ago a block was used counts.");
   table.list("metric-hll-windows", metric_windows,
              "Times, from 1m to 7d and eight at most, over which /metrics shows hit rates, their "
              "ceilings and working sets; see docs/operations.md.");
@@ -63,7 +71,6 @@ void ServerOptions::declare(OptionTable& table) {
   table.ignored("devices", true, no_device);
   table.ignored("device", true, no_device);
   table.ignored("hint-value-size", true, "each engine says the size of its pages.");
-  table.ignored("disable-lfu-admission", false, "every block is admitted.");
   table.ignored("metric-hll-bucket-bits", true,
                 "sketches have 4,096 registers, for a standard error below 2 %.");
   table.ignored("metrics-addr", true, "metrics are served at --http-addr.");
@@ -87,6 +94,22 @@ Result<std::vector<std::uint32_t>> ServerOptions::allowed_uids() const {
     uids.push_back(uid);
   }
   return uids;
+}
+
+Result<EvictionKind> ServerOptions::eviction_policy() const {
+  const auto named = eviction_kind(eviction);
+  if (!named) return fail(Errc::kInvalidArgument, "--eviction: {}", named.error().detail);
+  if (!enable_lfu_admission && !disable_lfu_admission) return *named;
+  const EvictionKind meant =
+      disable_lfu_admission ? EvictionKind::kLru : EvictionKind::kWeightedLru;
+  const bool is_other = *named != meant && *named != kDefaultEviction;
+  if ((enable_lfu_admission && disable_lfu_admission) || is_other) {
+    return fail(Errc::kInvalidArgument,
+                "--enable-lfu-admission, --disable-lfu-admission and --eviction {} contradict each "
+                "other; give --eviction alone",
+                eviction);
+  }
+  return meant;
 }
 
 Result<std::vector<seconds>> ServerOptions::window_lengths() const {

@@ -9,6 +9,7 @@
 #include "base/clock.h"
 #include "base/error.h"
 #include "base/options.h"
+#include "engine/eviction.h"
 
 namespace pegaflow {
 
@@ -30,6 +31,9 @@ struct ServerOptions {
   std::int64_t instance_share_percent = 50;
   std::int64_t node_share_percent = 80;
   Duration reservation_timeout = std::chrono::seconds(30);
+  std::string eviction{to_string(kDefaultEviction)};
+  bool enable_lfu_admission = false;
+  bool disable_lfu_admission = false;
   std::vector<std::string> metric_windows = {"5m", "1h", "1d"};
 
   /// Enters every option into `table`, which refers to this struct from then on.
@@ -38,6 +42,10 @@ struct ServerOptions {
   /// The uids of `allow_uid`.
   /// Errors: kInvalidArgument for one that is no number.
   [[nodiscard]] Result<std::vector<std::uint32_t>> allowed_uids() const;
+  /// What `eviction` names, or the two flags that stand for a name.
+  /// Errors: kInvalidArgument for no name of a policy, and for flags that contradict it or each
+  /// other.
+  [[nodiscard]] Result<EvictionKind> eviction_policy() const;
   /// The lengths of `metric_windows`.
   /// Errors: kInvalidArgument for one that is no time of whole seconds.
   [[nodiscard]] Result<std::vector<std::chrono::seconds>> window_lengths() const;

@@ -77,10 +77,11 @@ Result<void> write_ready_file(const std::string& path, const nlohmann::json& con
 class Server final : private kj::TaskSet::ErrorHandler {
  public:
   Server(const ServerOptions& options, std::vector<std::uint32_t> allowed_uids,
-         std::vector<std::chrono::seconds> windows, SocketLock lock)
+         std::vector<std::chrono::seconds> windows, EvictionKind eviction, SocketLock lock)
       : options_(options),
         allowed_uids_(std::move(allowed_uids)),
         windows_(std::move(windows)),
+        eviction_(eviction),
         lock_(std::move(lock)),
         io_(kj::setupAsyncIo()),
         questions_(2 * HttpServer::kQuestions),
@@ -182,6 +183,7 @@ class Server final : private kj::TaskSet::ErrorHandler {
     store.instance_share = static_cast<double>(options_.instance_share_percent) / 100;
     store.node_share = static_cast<double>(options_.node_share_percent) / 100;
     store.reservation_timeout = options_.reservation_timeout;
+    store.eviction = eviction_;
     PEGA_TRY_LET(
         service_,
         CacheService::create(
@@ -224,9 +226,9 @@ class Server final : private kj::TaskSet::ErrorHandler {
              .pool_bytes = pool_->size_bytes(),
              .done_bytes = pool_->size_bytes()});
     const std::string advice = huge_page_advice(*pool_);
-    kLog.info("ready socket={} http={} pool={} pages={}{}", lock_.socket().string(), http_address_,
-              format_bytes(pool_->size_bytes()), format_bytes(pool_->page_bytes()),
-              advice.empty() ? "" : fmt::format(" advice=\"{}\"", advice));
+    kLog.info("ready socket={} http={} pool={} pages={} eviction={}{}", lock_.socket().string(),
+              http_address_, format_bytes(pool_->size_bytes()), format_bytes(pool_->page_bytes()),
+              to_string(eviction_), advice.empty() ? "" : fmt::format(" advice=\"{}\"", advice));
     if (options_.ready_file.empty()) return {};
     return write_ready_file(
         options_.ready_file,
@@ -240,6 +242,7 @@ class Server final : private kj::TaskSet::ErrorHandler {
   const ServerOptions& options_;
   std::vector<std::uint32_t> allowed_uids_;
   std::vector<std::chrono::seconds> windows_;
+  EvictionKind eviction_;
   SteadyClock clock_;
   SocketLock lock_;
   kj::AsyncIoContext io_;
@@ -269,6 +272,7 @@ Result<void> run_server(const ServerOptions& options, const RuntimeDirectories& 
   PEGA_TRY_LET(std::vector<std::uint32_t> uids, options.allowed_uids());
   PEGA_TRY_LET(std::vector<std::chrono::seconds> windows, options.window_lengths());
   // Told now, not when the pool is ready.
+  PEGA_TRY_LET(const EvictionKind eviction, options.eviction_policy());
   PEGA_TRY(Demand::check(windows));
   std::string token;
   if (!options.http_token_file.empty()) {
@@ -284,7 +288,7 @@ Result<void> run_server(const ServerOptions& options, const RuntimeDirectories& 
   kj::UnixEventPort::captureSignal(SIGINT);
   std::signal(SIGPIPE, SIG_IGN);
 
-  Server server(options, std::move(uids), std::move(windows), std::move(lock));
+  Server server(options, std::move(uids), std::move(windows), eviction, std::move(lock));
   return server.run(std::move(http), std::move(token));
 }
 

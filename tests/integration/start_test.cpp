@@ -268,11 +268,11 @@ TEST_SUITE("start") {
 
   TEST_CASE("flags without meaning are accepted with one line each") {
     ServerProcess server(
-        {.arguments = {"--devices", "0,1", "--disable-lfu-admission", "--ssd-cache-path",
+        {.arguments = {"--devices", "0,1", "--hint-value-size", "1mb", "--ssd-cache-path",
                        "/nowhere", "--max-prefetch-blocks", "800"}});
 
     CHECK(has(server.log(), "--devices has no effect"));
-    CHECK(has(server.log(), "--disable-lfu-admission has no effect"));
+    CHECK(has(server.log(), "--hint-value-size has no effect"));
     CHECK(has(server.log(), "--ssd-cache-path has no effect"));
     CHECK(has(server.log(), "--max-prefetch-blocks has no effect"));
   }

@@ -44,7 +44,8 @@ TEST_SUITE("ServerOptions") {
     CHECK(options.use_hugepages);
     CHECK(options.addr == "127.0.0.1:50056");
     CHECK(options.metric_windows == std::vector<std::string>{"15m", "1h", "1d"});
-    CHECK(table.ignored().size() == 13);
+    CHECK(table.ignored().size() == 12);
+    CHECK(options.eviction_policy() == EvictionKind::kLru);
   }
 
   TEST_CASE("windows are times of whole seconds, or days") {
@@ -63,6 +64,29 @@ TEST_SUITE("ServerOptions") {
       CHECK(lengths.error().code == Errc::kInvalidArgument);
       CHECK(lengths.error().detail.find("--metric-hll-windows") == 0);
     }
+  }
+
+  TEST_CASE("a policy is named, or meant by a flag; what contradicts itself is refused") {
+    ServerOptions options;
+    CHECK(options.eviction_policy() == kDefaultEviction);
+    options.eviction = "s3-fifo";
+    CHECK(options.eviction_policy() == EvictionKind::kS3Fifo);
+    options.enable_lfu_admission = true;
+    CHECK(options.eviction_policy().error().code == Errc::kInvalidArgument);
+    options.eviction = "weighted-lru";
+    CHECK(options.eviction_policy() == EvictionKind::kWeightedLru);
+    options.disable_lfu_admission = true;
+    CHECK(options.eviction_policy().error().code == Errc::kInvalidArgument);
+    options.enable_lfu_admission = false;
+    CHECK(options.eviction_policy() == EvictionKind::kLru);
+
+    options.eviction = "fifo";
+    const auto unknown = options.eviction_policy();
+
+    REQUIRE_FALSE(unknown);
+    CHECK(unknown.error().code == Errc::kInvalidArgument);
+    CHECK(unknown.error().detail ==
+          "--eviction: there is no eviction policy \"fifo\", but " + eviction_names());
   }
 
   TEST_CASE("uids are numbers") {
