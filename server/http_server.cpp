@@ -102,6 +102,7 @@ nlohmann::json to_json(const CacheService::InstanceInfo& info) {
   if (!info.ranks.empty()) {
     // Of the first rank, as they stood here when an instance had one.
     const CacheService::RankInfo& first = info.ranks.front();
+    body["rank"] = first.rank;
     body["build"] = first.build;
     body["incarnation"] = to_string(first.process);
     body["page_bytes"] = first.page_bytes;
