@@ -26,7 +26,12 @@ BlockTable::BlockTable(const Options& options, ExtentMap extents, ZeroPages<Bloc
 
 // ---- shapes and extents
 
-Result<ShapeId> BlockTable::add_shape(const Shape& shape) {
+Result<ShapeId> BlockTable::add_shape(const Shape& wanted) {
+  // A pool too small to be dealt to its nodes lies on one: two parts there would be one.
+  Shape shape = wanted;
+  for (Shape::Shard& shard : shape.shards) {
+    if (shard.node >= extents_.node_count()) shard.node = 0;
+  }
   for (std::size_t i = 0; i < shapes_.size(); ++i) {
     if (shapes_[i]->shape == shape) return ShapeId{static_cast<std::uint32_t>(i)};
   }

@@ -45,7 +45,7 @@ class BlockTable {
   /// The number of an equal shape, or of a new one. Never forgotten: its index is made once.
   /// Errors: those of FrameLayout::create() and ExtentMap::units_for(); kBusy when there are
   /// kMaxShapes; kOutOfCapacity.
-  Result<ShapeId> add_shape(const Shape& shape);
+  Result<ShapeId> add_shape(const Shape& wanted);
   static constexpr std::size_t kMaxShapes = 256;
   [[nodiscard]] const FrameLayout& layout(ShapeId shape) const noexcept { return of(shape).layout; }
   [[nodiscard]] const Shape& shape(ShapeId shape) const noexcept { return of(shape).shape; }

@@ -88,6 +88,10 @@ class ExtentMap {
   }
 
   [[nodiscard]] std::uint64_t unit_bytes() const noexcept { return unit_bytes_; }
+  /// 1 where the pool is too small to be dealt.
+  [[nodiscard]] std::uint32_t node_count() const noexcept {
+    return static_cast<std::uint32_t>(ranges_.size());
+  }
   [[nodiscard]] std::uint32_t unit_count() const noexcept {
     return static_cast<std::uint32_t>(owner_plus_1_.size());
   }

@@ -23,7 +23,9 @@ OracleStore::Run OracleStore::range(std::uint32_t node) const {
 void OracleStore::add_shape(ShapeId id, const Shape& description) {
   if (shapes_.contains(id)) return;
   OneShape shape;
-  for (const Shape::Shard& shard : description.shards) {
+  const bool is_dealt = options_.nodes > 1 && range(0).count < units_;
+  for (Shape::Shard shard : description.shards) {
+    if (!is_dealt) shard.node = 0;
     auto part = std::find_if(shape.parts.begin(), shape.parts.end(),
                              [&](const auto& known) { return known.first == shard.node; });
     if (part == shape.parts.end()) part = shape.parts.insert(part, {shard.node, 0});
