@@ -5,6 +5,7 @@ import random
 import shutil
 import tempfile
 from collections.abc import Iterator
+from multiprocessing import forkserver, resource_tracker
 from pathlib import Path
 
 import pytest
@@ -66,3 +67,13 @@ def prompt(request: pytest.FixtureRequest) -> Prompts:
 
 def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line("markers", "pool_size(text): --pool-size of own_pega")
+
+
+def pytest_unconfigure() -> None:
+    """Waits for the process that forks ranks (tests/python/rank.py).
+
+    It has vLLM in it, and would take longer to end than the runner gives a process that lost its
+    parent. multiprocessing has these functions for its own tests only.
+    """
+    forkserver._forkserver._stop()
+    resource_tracker._resource_tracker._stop()
