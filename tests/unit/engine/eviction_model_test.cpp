@@ -82,70 +82,70 @@ class SlruModel final : public Model {
   void used(Item& item) override { item.is_special = true; }
   void sealed(std::uint32_t name) override {
     Model::sealed(name);
-    order.push_back(name);
+    order_.push_back(name);
     shrink();
   }
   void rest(std::uint32_t name) override {
     Model::rest(name);
-    std::erase(order, name);
-    order.push_back(name);
+    std::erase(order_, name);
+    order_.push_back(name);
     shrink();
   }
-  void freed(std::uint32_t name, Freed /*why*/) override { std::erase(order, name); }
+  void freed(std::uint32_t name, Freed /*why*/) override { std::erase(order_, name); }
   void shrink() {
     for (;;) {
       std::vector<std::uint32_t> kept;
-      for (const std::uint32_t name : order) {
+      for (const std::uint32_t name : order_) {
         if (!find(name).is_taken && find(name).is_special) kept.push_back(name);
       }
       if (kept.size() <= items.size() / 5) return;
       find(kept.front()).is_special = false;
-      std::erase(order, kept.front());
-      order.push_back(kept.front());
+      std::erase(order_, kept.front());
+      order_.push_back(kept.front());
     }
   }
   std::uint32_t victim() override {
     for (const bool special : {false, true}) {
-      for (const std::uint32_t name : order) {
+      for (const std::uint32_t name : order_) {
         if (!find(name).is_taken && find(name).is_special == special) return name;
       }
     }
     return 0;
   }
-  std::vector<std::uint32_t> order;
+  std::vector<std::uint32_t> order_;
 };
 
 class S3FifoModel final : public Model {
   void sealed(std::uint32_t name) override {
-    const bool is_known = std::erase(ghosts, name) != 0;
+    const bool is_known = std::erase(ghosts_, name) != 0;
     Model::sealed(name);
     find(name).uses = 0;
     find(name).is_special = is_known;
-    (is_known ? main : small).push_back(name);
+    (is_known ? main_ : small_).push_back(name);
   }
   void used(Item& item) override { item.uses = std::min(item.uses + 1, 3U); }
   void freed(std::uint32_t name, Freed why) override {
-    std::erase(main, name);
-    if (std::erase(small, name) != 0 && why == Freed::kEvicted) ghosts.push_back(name);
+    std::erase(main_, name);
+    if (std::erase(small_, name) != 0 && why == Freed::kEvicted) ghosts_.push_back(name);
   }
   std::uint32_t victim() override {
     for (;;) {
       const bool is_small =
-          !small.empty() && (std::none_of(main.begin(), main.end(),
-                                          [&](auto name) { return !find(name).is_taken; }) ||
-                             small.size() * 10 > small.size() + main.size());
-      std::vector<std::uint32_t>& queue = is_small ? small : main;
+          !small_.empty() && (std::none_of(main_.begin(), main_.end(),
+                                           [&](auto name) { return !find(name).is_taken; }) ||
+                              small_.size() * 10 > small_.size() + main_.size());
+      std::vector<std::uint32_t>& queue = is_small ? small_ : main_;
       Item& item = find(queue.front());
       if (item.uses == 0 && !item.is_taken) return item.name;
       if (!is_small && item.uses > 0) --item.uses;
       if (is_small) item.uses = 0;
       queue.erase(queue.begin());
-      main.push_back(item.name);
+      main_.push_back(item.name);
     }
   }
-  std::vector<std::uint32_t> small;
-  std::vector<std::uint32_t> main;
-  std::vector<std::uint32_t> ghosts;
+  std::vector<std::uint32_t> small_;
+  std::vector<std::uint32_t> main_;
+  std::vector<std::uint32_t> ghosts_;
 };
 
 class WeightedModel final : public Model {
@@ -155,14 +155,14 @@ class WeightedModel final : public Model {
  private:
   void sealed(std::uint32_t name) override {
     Model::sealed(name);
-    const auto known = ghosts.find(name);
-    if (known == ghosts.end()) return;
+    const auto known = ghosts_.find(name);
+    if (known == ghosts_.end()) return;
     find(name).uses = std::min(known->second + 1, 8U);
-    ghosts.erase(known);
+    ghosts_.erase(known);
   }
   void used(Item& item) override { item.uses = std::min(item.uses + 1, 8U); }
   void freed(std::uint32_t name, Freed why) override {
-    if (why == Freed::kEvicted) ghosts[name] = find(name).uses;
+    if (why == Freed::kEvicted) ghosts_[name] = find(name).uses;
   }
   std::uint32_t victim() override {
     return least([&](const Item& item) {
@@ -171,7 +171,7 @@ class WeightedModel final : public Model {
     });
   }
   const WeightedLruPolicy& tested_;
-  std::map<std::uint32_t, std::uint32_t> ghosts;
+  std::map<std::uint32_t, std::uint32_t> ghosts_;
 };
 
 std::unique_ptr<Model> model_of(EvictionKind kind, const EvictionPolicy& policy) {
@@ -207,14 +207,26 @@ class Run {
     if (names_[row] == kFree) {
       seal();
     } else if (model_->find(names_[row]).is_taken) {
-      if (pick(2) == 0) {
-        policy_->used_again(row);
-        model_->used(model_->find(names_[row]));
-      } else {
-        policy_->rested(row);
-        model_->rest(names_[row]);
-      }
-    } else if (pick(20) == 0) {
+      use(row);
+    } else {
+      leave_or_take(row);
+    }
+    compare();
+  }
+
+ private:
+  static constexpr std::uint32_t kFree = ~std::uint32_t{0};
+  void use(std::uint32_t row) {
+    if (pick(2) == 0) {
+      policy_->used_again(row);
+      model_->used(model_->find(names_[row]));
+    } else {
+      policy_->rested(row);
+      model_->rest(names_[row]);
+    }
+  }
+  void leave_or_take(std::uint32_t row) {
+    if (pick(20) == 0) {
       free(row, Freed::kDropped);
     } else if (pick(3) != 0) {
       policy_->taken(row);
@@ -222,11 +234,7 @@ class Run {
     } else {
       seal();
     }
-    compare();
   }
-
- private:
-  static constexpr std::uint32_t kFree = ~std::uint32_t{0};
   std::uint32_t pick(std::uint32_t count) { return static_cast<std::uint32_t>(random_() % count); }
   void free(std::uint32_t row, Freed why) {
     policy_->freed(row, hash_of(names_[row]), why);
