@@ -48,7 +48,9 @@ Result<std::size_t> BlockStore::publish(HolderId holder, const JobId& id, std::s
   const std::size_t count = std::min(limit, slots.size());
   for (std::size_t i = 0; i < count; ++i) {
     constexpr std::size_t kAhead = 8;
-    if (slots.size() > kAhead) impl_->blocks.prefetch_block(slots[slots.size() - 1 - kAhead]);
+    const std::size_t last = slots.size() - 1;
+    if (last >= 2 * kAhead) impl_->blocks.prefetch_block(slots[last - 2 * kAhead]);
+    if (last >= kAhead) impl_->blocks.prefetch_name(slots[last - kAhead]);
     impl_->blocks.seal(jobs.pop_slot(row), caller->writer_tag, impl_->second);
   }
   impl_->counted.insertions += count;

@@ -135,7 +135,14 @@ void BlockTable::prefetch_victims(ShapeId shape, std::size_t count) const {
   const std::size_t known =
       of(shape).policy->victims(std::span(next).first(std::min(count, kGroup)));
   for (std::size_t i = 0; i < known; ++i) prefetch_block(next[i]);
-  for (std::size_t i = 0; i < known; ++i) prefetch_cell(next[i]);
+  for (std::size_t i = 0; i < known; ++i) {
+    prefetch_cell(next[i]);
+    prefetch_name(next[i]);
+  }
+}
+
+void BlockTable::prefetch_name(SlotIndex row) const {
+  of(shape_of(row)).policy->prefetch(hash(row));
 }
 
 // ---- changing

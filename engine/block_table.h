@@ -100,6 +100,9 @@ class BlockTable {
   }
   void prefetch_neighbours(SlotIndex row) const { rows_->prefetch_neighbours(row); }
   void prefetch_cell(SlotIndex row) const;
+  /// Fetches what the policy will touch for the block's name in seal() and evict(); once its row
+  /// has arrived.
+  void prefetch_name(SlotIndex row) const;
 
   // ---- changing
 

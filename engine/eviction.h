@@ -119,6 +119,8 @@ class EvictionPolicy {
   [[nodiscard]] virtual std::uint32_t victim() = 0;
   /// The rows that will probably go next, for fetching them ahead; returns how many it wrote.
   virtual std::size_t victims(std::span<std::uint32_t> out) const = 0;
+  /// Fetches what sealed() and freed() of a block of this name will touch beside its row.
+  virtual void prefetch(std::uint32_t /*hash*/) const {}
   static constexpr std::uint32_t kNone = ~std::uint32_t{0};
 
   /// Rows at rest.

@@ -36,6 +36,9 @@ class EvictedBlocks {
   /// Forgets it too: the block is back.
   std::optional<Found> take(std::uint32_t hash) noexcept;
 
+  /// Fetches what add() and take() of this name will touch.
+  void prefetch(std::uint32_t hash) const noexcept { __builtin_prefetch(&bucket(hash), 1); }
+
   [[nodiscard]] std::uint64_t memory_bytes() const noexcept { return buckets_.size_bytes(); }
 
  private:
@@ -52,9 +55,13 @@ class EvictedBlocks {
 
   EvictedBlocks(ZeroPages<Bucket> buckets, unsigned shift)
       : buckets_(std::move(buckets)), shift_(shift) {}
-  [[nodiscard]] Bucket& bucket(std::uint32_t hash) noexcept {
+  [[nodiscard]] std::size_t place(std::uint32_t hash) const noexcept {
     const std::uint64_t spread = static_cast<std::uint32_t>(hash * 0x9E3779B1U);
-    return buckets_[(spread * buckets_.size()) >> 32U];
+    return (spread * buckets_.size()) >> 32U;
+  }
+  [[nodiscard]] Bucket& bucket(std::uint32_t hash) noexcept { return buckets_[place(hash)]; }
+  [[nodiscard]] const Bucket& bucket(std::uint32_t hash) const noexcept {
+    return buckets_[place(hash)];
   }
   [[nodiscard]] static std::uint16_t tag(std::uint32_t hash) noexcept {
     return static_cast<std::uint16_t>((hash * 0x85EBCA6BU) >> 16U);
