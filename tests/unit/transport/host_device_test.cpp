@@ -118,6 +118,7 @@ TEST_SUITE("HostDevice") {
       Device::Batch load{2, Direction::kLoad, Device::Event::kNow, {{3, 0, true}}};
       f.completions.wait_for(1);
       REQUIRE(f.device->submit(load));
+      f.completions.wait_for(2);  // one at a time: two threads may end in either order
       REQUIRE(f.device->submit(f.batch(3, Direction::kLoad, {1})));
 
       const auto done = f.completions.wait_for(3);
