@@ -234,7 +234,7 @@ std::uint64_t BlockStore::memory_bytes() const {
   const std::uint64_t listed = impl_->listed_blocks + impl_->blocks.written_count();
   return impl_->blocks.memory_bytes() + impl_->claims.memory_bytes() + impl_->pins.memory_bytes() +
          impl_->jobs.memory_bytes() + impl_->losses.memory_bytes() + listed * sizeof(SlotIndex) +
-         impl_->queue.size() * sizeof(Work);
+         impl_->queue.size() * sizeof(Work) + (impl_->journal ? impl_->journal->memory_bytes() : 0);
 }
 
 std::optional<SlotIndex> BlockStore::recent_slot(std::size_t n) const {

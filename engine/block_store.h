@@ -74,6 +74,9 @@ class BlockStore {
     EvictionKind eviction = kDefaultEviction;
     std::uint32_t slice_blocks = 512;            ///< Blocks that one slice of queued work handles.
     std::uint32_t remembered_losses = 1U << 20;  ///< See LostBlocks: 4 MiB.
+    /// See Journal: 5 MiB, once somebody has asked for it. The second is the first's position.
+    std::uint32_t journal_entries = 1U << 17;
+    std::uint64_t journal_first = 0;
     // Rows of the tables. Far above what shares and timeouts leave room for in an honest run.
     std::uint32_t max_claims = 65536;
     std::uint32_t max_pins = 262144;
@@ -199,6 +202,31 @@ class BlockStore {
   /// forgotten for all shards, and their frames given back once none is writing. Unknown jobs are
   /// fine.
   void abandon(HolderId holder, const JobId& job);
+
+  // ---- telling others
+
+  /// From now on it is noted which blocks become findable and which cease to be. Costs 5 MiB and
+  /// some 10 ns a block; until somebody asks, nothing. Never ends; a second call changes nothing.
+  /// Errors: kOutOfCapacity.
+  Result<void> keep_journal();
+
+  struct Said {
+    BlockKey key;
+    bool is_there = false;  ///< Else it is gone.
+  };
+  struct JournalPart {
+    std::vector<Said> said;  ///< Of the space asked for, in order.
+    std::uint64_t next = 0;  ///< Where to go on reading.
+    bool has_lost = false;   ///< What was said from the position asked for on is not held.
+    bool has_more = false;   ///< There is more from `next` on.
+  };
+  static constexpr std::uint64_t kJournalEnd = ~std::uint64_t{0};
+  /// What was said of blocks of `space` from position `from` on (kJournalEnd: nothing yet, only
+  /// where it ends), looking at no more than `limit` entries. A block that is sealed is there; it
+  /// is gone when it was evicted, cleaned or condemned. A space that is retired is not taken apart
+  /// block by block: nothing more is said of it. That a block is there is said again when somebody
+  /// claims it or wants to save it. Empty without keep_journal().
+  [[nodiscard]] JournalPart journal(SpaceId space, std::uint64_t from, std::size_t limit) const;
 
   // ---- time and background work
 

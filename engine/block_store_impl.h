@@ -8,6 +8,7 @@
 /// block_store_write.cpp   publish, abandon, timeouts
 /// block_store_work.cpp    the queue of what is given back in slices
 /// block_store_lost.cpp    why blocks are not there, and how long they lived
+/// block_store_journal.cpp what those are told who tell others
 /// block_store_check.cpp   every invariant
 
 #include <cstdint>
@@ -20,6 +21,7 @@
 #include "engine/block_table.h"
 #include "engine/claim_table.h"
 #include "engine/job_table.h"
+#include "engine/journal.h"
 #include "engine/key_hash.h"
 #include "engine/pin_table.h"
 #include "engine/store_rows.h"
@@ -69,6 +71,12 @@ struct BlockStore::Impl {
   void count_misses(const Space& space, std::span<const BlockKey> missing);
   [[nodiscard]] Miss why_missing(const Space& space, const BlockKey& key, SlotIndex slot) const;
 
+  // ---- what is told, see Journal
+  /// The block of this row is there, or is about to be gone.
+  void note(SlotIndex slot, bool is_there) noexcept {
+    if (journal) journal->add(blocks[slot].space, blocks[slot].key, is_there);
+  }
+
   // ---- reservations
   /// False when a writer of it or its space left, though the queued work has not come to it yet.
   [[nodiscard]] bool may_publish(const Job& job) const;
@@ -116,6 +124,7 @@ struct BlockStore::Impl {
   PinTable pins;
   JobTable jobs;
   LostBlocks losses;
+  std::optional<Journal> journal;  ///< Once somebody has asked for it.
   TimePoint made;
   std::uint32_t second = 0;  ///< Since `made`, at the last look_at_clock().
 

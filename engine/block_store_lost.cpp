@@ -23,6 +23,7 @@ std::optional<std::uint32_t> BlockStore::next_victim_idle_s() const {
 void BlockStore::Impl::drop(SlotIndex slot, Miss why, bool is_victim) {
   const Block& block = blocks[slot];
   const Miss reason = is_live(block.space) ? why : Miss::kReset;
+  if (block.indexed && reason != Miss::kReset) note(slot, false);
   losses.remember(key_hash(block.space, block.key), reason);
   if (reason == Miss::kEvicted) {
     ++counted.evictions;

@@ -62,6 +62,7 @@ Result<std::size_t> BlockStore::claim(HolderId holder, SpaceId space,
       break;
     }
     blocks.hold(found[i]);
+    impl_->note(found[i], true);
   }
   claim.blocks = std::move(found);
   if (is_shortened) ++impl_->counted.claims_shortened;
@@ -180,6 +181,7 @@ Result<bool> BlockStore::condemn(HolderId holder, PinId pin, std::size_t place) 
   const Block& block = impl_->blocks[slots[place]];
   if (!block.indexed) return false;
   impl_->losses.remember(key_hash(block.space, block.key), Miss::kCorrupt);
+  if (impl_->is_live(block.space)) impl_->note(slots[place], false);
   impl_->blocks.unlist(slots[place]);
   ++impl_->counted.condemned;
   return true;

@@ -97,6 +97,7 @@ SlotIndex BlockStore::Impl::decide(const Space& space, const BlockKey& key, Slot
     if (blocks.is_readable(present) || (blocks[present].state == SlotState::kWritten &&
                                         may_publish(jobs[blocks[present].owner]))) {
       ++counted.skipped_present;
+      if (blocks[present].state == SlotState::kSealed) note(present, true);
       return kNoSlot;
     }
     if (blocks[present].state == SlotState::kSealed) {

@@ -51,7 +51,9 @@ Result<std::size_t> BlockStore::publish(HolderId holder, const JobId& id, std::s
     const std::size_t last = slots.size() - 1;
     if (last >= 2 * kAhead) impl_->blocks.prefetch_block(slots[last - 2 * kAhead]);
     if (last >= kAhead) impl_->blocks.prefetch_name(slots[last - kAhead]);
-    impl_->blocks.seal(jobs.pop_slot(row), caller->writer_tag, impl_->second);
+    const SlotIndex slot = jobs.pop_slot(row);
+    impl_->blocks.seal(slot, caller->writer_tag, impl_->second);
+    impl_->note(slot, true);
   }
   impl_->counted.insertions += count;
   const std::size_t left = slots.size();

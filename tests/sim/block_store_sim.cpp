@@ -61,6 +61,8 @@ constexpr const char* kRequired[] = {"evictions",
                                      "shared publish ok",
                                      "shared publish gone",
                                      "shared job sealed",
+                                     "journal",
+                                     "journal lost",
                                      "wrong gone",
                                      "wrong invalid_argument"};
 

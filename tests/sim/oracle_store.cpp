@@ -103,6 +103,14 @@ std::size_t OracleStore::lookup(SpaceId space, std::span<const BlockKey> keys) {
   return found;
 }
 
+std::set<BlockKey> OracleStore::sealed(SpaceId space) const {
+  std::set<BlockKey> keys;
+  for (const Slot& slot : slots_) {
+    if (slot.state == State::kSealed && slot.has_key && slot.space == space) keys.insert(slot.key);
+  }
+  return keys;
+}
+
 Result<std::size_t> OracleStore::claim(HolderId holder, SpaceId space,
                                        std::span<const BlockKey> keys, const Id128& token) {
   if (!is_active(holder)) return fail(Errc::kGone, "holder");

@@ -68,6 +68,8 @@ class OracleStore {
   [[nodiscard]] const BlockStore::Cleanup& cleanup() const { return cleanup_; }
   [[nodiscard]] bool is_at_rest() const;
   [[nodiscard]] BlockStore::Stats stats() const;
+  /// Keys of the blocks that are sealed, those included whose extent is leaving.
+  [[nodiscard]] std::set<BlockKey> sealed(SpaceId space) const;
   /// Frames of the blocks at rest of all shapes, the one that came to rest first in front.
   [[nodiscard]] const std::list<SlotIndex>& at_rest() const { return at_rest_; }
 

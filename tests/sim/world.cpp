@@ -73,9 +73,13 @@ World::World(std::uint64_t seed, Coverage& coverage) : random_(seed), coverage_(
     options_.max_pins = static_cast<std::uint32_t>(1 + pick(4));
     options_.max_reservations = static_cast<std::uint32_t>(1 + pick(4));
   }
+  options_.journal_entries = chance(0.3) ? 8 : 1U << 12;
+  options_.journal_first = chance(0.5) ? 0 : ~std::uint64_t{0} / 2;
   auto store = BlockStore::create(options_, clock_);
   if (!store) throw Mismatch{"the store cannot be made: " + to_string(store.error())};
   store_ = std::move(*store);
+  if (!store_->keep_journal()) throw Mismatch{"no memory for the journal"};
+  journal_read_ = store_->journal(SpaceId{}, BlockStore::kJournalEnd, 1).next;
   oracle_ = std::make_unique<OracleStore>(options_, clock_);
   memory_ = std::make_unique<PageMemory>(static_cast<std::uint32_t>(options_.pool_bytes / kCell));
   chains_ = make_chains(random_);

@@ -9,6 +9,7 @@
 #include <memory>
 #include <optional>
 #include <random>
+#include <set>
 #include <string>
 #include <vector>
 
@@ -139,6 +140,7 @@ class World {
   void compare();
   void compare_stats();
   void compare_order();
+  void compare_journal();
 
   // ---- chance
   std::size_t pick(std::size_t count);
@@ -185,6 +187,10 @@ class World {
   std::vector<Id128> former_tokens_;
   std::vector<Load> loads_;
   std::map<std::pair<SpaceId, BlockKey>, Stamps> published_;
+  /// Who has read the journal this far believes that these blocks are there.
+  std::uint64_t journal_read_ = 0;
+  std::map<SpaceId, std::set<BlockKey>> believed_;
+  std::set<SpaceId> not_all_read_;  ///< Something was said of them that nobody read.
   std::uint64_t next_stamp_ = 1;
   std::uint64_t next_token_ = 1;
   std::uint64_t next_job_ = 1;

@@ -1,6 +1,8 @@
+#include <algorithm>
 #include <iterator>
 #include <list>
 #include <optional>
+#include <set>
 
 #include <fmt/format.h>
 
@@ -30,6 +32,7 @@ void World::compare() {
     }
   }
   compare_order();
+  compare_journal();
   if (steps_ % 64 == 0) {
     const auto checked = store_->check();
     if (!checked) throw Mismatch{"check: " + checked.error().detail};
@@ -72,6 +75,40 @@ void World::compare_stats() {
   same("claims_shortened", got.claims_shortened, want.claims_shortened);
   same("reservations_timed_out", got.reservations_timed_out, want.reservations_timed_out);
   same("late_publishes", got.late_publishes, want.late_publishes);
+}
+
+void World::compare_journal() {
+  // A reader that comes by now and then, in pieces.
+  if (steps_ % 8 != 0) return;
+  const std::size_t limit = 1 + pick(64);
+  std::uint64_t next = journal_read_;
+  for (bool has_more = true; has_more;) {
+    for (const OneSpace& space : spaces_) {
+      const auto part = store_->journal(space.id, journal_read_, limit);
+      std::set<BlockKey>& believed = believed_[space.id];
+      if (part.has_lost) {
+        coverage_.hit("journal lost");
+        believed.clear();
+        not_all_read_.insert(space.id);
+      }
+      for (const auto& said : part.said) {
+        said.is_there ? (void)believed.insert(said.key) : (void)believed.erase(said.key);
+      }
+      next = part.next;
+      has_more = part.has_more;
+    }
+    journal_read_ = next;
+  }
+  for (const OneSpace& space : spaces_) {
+    const std::set<BlockKey> sealed = oracle_->sealed(space.id);
+    const std::set<BlockKey>& believed = believed_[space.id];
+    const bool is_right =
+        not_all_read_.contains(space.id)
+            ? std::includes(sealed.begin(), sealed.end(), believed.begin(), believed.end())
+            : sealed == believed;
+    if (!is_right) throw Mismatch{"who reads the journal believes something else"};
+    if (!believed.empty()) coverage_.hit("journal");
+  }
 }
 
 void World::compare_order() {

@@ -1,0 +1,65 @@
+#pragma once
+/// \file
+/// Which blocks became findable and which ceased to be, in order, for those who tell others.
+
+#include <algorithm>
+#include <bit>
+#include <cstddef>
+#include <cstdint>
+#include <utility>
+
+#include "base/block_key.h"
+#include "base/error.h"
+#include "engine/block_store.h"
+#include "engine/zero_pages.h"
+
+namespace pegaflow {
+
+/// The last statements about blocks, each with its position: that the block of a key is there, or
+/// that it is gone. Statements about one key are in the order in which they became true; that a
+/// block is there may be said again.
+///
+/// A ring of fixed size, 40 bytes an entry, whose memory comes as it is first filled. A reader that
+/// falls behind by more than the ring holds finds that out by its position. Thread-bound.
+class Journal {
+ public:
+  struct Entry {
+    BlockKey key;
+    SpaceId space{};
+    bool is_there = false;
+  };
+
+  /// For the last `entries` statements, rounded up to a power of two. The first has the position
+  /// `first`: with a random one, positions of another life of the server are out of range here.
+  /// Errors: kOutOfCapacity.
+  static Result<Journal> create(std::size_t entries, std::uint64_t first) {
+    PEGA_TRY_LET(auto ring,
+                 ZeroPages<Entry>::create(std::bit_ceil(std::max<std::size_t>(entries, 1))));
+    return Journal(std::move(ring), first);
+  }
+
+  void add(SpaceId space, const BlockKey& key, bool is_there) noexcept {
+    ring_[end_++ & (ring_.size() - 1)] = {key, space, is_there};
+  }
+  /// The position of the oldest entry that is still held, and the one behind the newest.
+  [[nodiscard]] std::uint64_t begin() const noexcept {
+    return end_ - std::min<std::uint64_t>(end_ - first_, ring_.size());
+  }
+  [[nodiscard]] std::uint64_t end() const noexcept { return end_; }
+  [[nodiscard]] const Entry& operator[](std::uint64_t position) const noexcept {
+    return ring_[position & (ring_.size() - 1)];
+  }
+  [[nodiscard]] std::uint64_t memory_bytes() const noexcept {
+    return std::min<std::uint64_t>(end_ - first_, ring_.size()) * sizeof(Entry);
+  }
+
+ private:
+  Journal(ZeroPages<Entry> ring, std::uint64_t first) noexcept
+      : ring_(std::move(ring)), first_(first), end_(first) {}
+
+  ZeroPages<Entry> ring_;
+  std::uint64_t first_;
+  std::uint64_t end_;
+};
+
+}  // namespace pegaflow
