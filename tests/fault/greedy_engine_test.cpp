@@ -1,0 +1,287 @@
+// An engine that holds what it can and never answers, or wants everything, beside one that works.
+#include <csignal>
+#include <cstring>
+#include <memory>
+#include <stdexcept>
+#include <string>
+#include <vector>
+
+#include <doctest/doctest.h>
+
+#include "tests/support/forked.h"
+#include "tests/support/server_process.h"
+#include "tests/support/test_engine.h"
+#include "tests/support/wire_client.h"
+#include "transport/host/host_device.h"
+
+namespace pegaflow::testing {
+namespace {
+
+using Blocks = std::vector<std::uint32_t>;
+using std::chrono::milliseconds;
+
+constexpr std::size_t kSegments = 2;
+constexpr std::size_t kSegmentBytes = 8 * 1024;
+constexpr std::size_t kPageBytes = kSegments * kSegmentBytes;
+/// Of the pool, in blocks.
+constexpr std::size_t kPool = 1024;
+const char* const kPoolSize = "16mb";
+/// What the limits leave to one engine and to all.
+constexpr std::size_t kInstanceShare = kPool / 2;
+constexpr std::size_t kNodeShare = kPool * 8 / 10;
+
+Blocks blocks_from(std::uint32_t first, std::size_t count) {
+  Blocks blocks(count);
+  for (std::uint32_t& block : blocks) block = first++;
+  return blocks;
+}
+
+std::vector<BlockKey> keys_from(std::uint64_t first, std::size_t count) {
+  return numbered_keys(numbers_from(first, count));
+}
+
+/// A worker and scheduler in one, that says what it is told to and nothing of its own.
+class Wire {
+ public:
+  Wire(kj::AsyncIoContext& io, const ServerProcess& server, const std::string& instance)
+      : client_(io, server.socket()) {
+    client_.hello();
+    auto pool = client_.register_rank({.instance = instance,
+                                       .factors = {{"model", "model"}},
+                                       .page_bytes = kPageBytes,
+                                       .block_count = kPool});
+    if (!pool) throw std::runtime_error(pool.error().detail);
+    pool_ = std::move(*pool);
+    if (!client_.attach(instance)) throw std::runtime_error("attach");
+  }
+
+  WireClient* operator->() { return &client_; }
+  JobId job() { return {.scheduler = client_.process(), .number = ++jobs_}; }
+
+  /// Saves numbered blocks as a TestEngine does. How many were not skipped.
+  std::size_t save(std::uint64_t first, std::size_t count) {
+    const JobId name = job();
+    const auto slots = client_.reserve(name, keys_from(first, count));
+    if (!slots) throw std::runtime_error(slots.error().detail);
+    std::size_t written = 0;
+    for (std::size_t i = 0; i < count; ++i) {
+      if ((*slots)[i] == ~std::uint32_t{0}) continue;
+      fill_page(pool_.slot((*slots)[i]).data(), kPageBytes, first + i);
+      ++written;
+    }
+    // A job that was given nothing has ended already.
+    if (written != 0 && !client_.publish(name)) throw std::runtime_error("publish");
+    return written;
+  }
+  std::size_t claim(const Id128& token, std::uint64_t first, std::size_t count) {
+    const auto found = client_.claim(token, keys_from(first, count));
+    if (!found) throw std::runtime_error(found.error().detail);
+    return found->blocks;
+  }
+  /// Whether the pages of these slots are those of the blocks from `first` on.
+  [[nodiscard]] bool holds(const std::vector<std::uint32_t>& slots, std::uint64_t first) const {
+    std::vector<std::byte> page(kPageBytes);
+    for (std::size_t i = 0; i < slots.size(); ++i) {
+      fill_page(page.data(), page.size(), first + i);
+      if (std::memcmp(page.data(), pool_.slot(slots[i]).data(), page.size()) != 0) return false;
+    }
+    return true;
+  }
+
+ private:
+  WireClient client_;
+  MappedPool pool_;
+  std::uint64_t jobs_ = 0;
+};
+
+/// An engine over the real copy threads, in the namespace of the one above.
+struct Working {
+  explicit Working(const ServerProcess& its_server) : server(its_server) {
+    TestEngine::Options options;
+    options.socket = server.socket();
+    options.instance = "working";
+    // A busy machine must not turn a hit into a miss: this is not about deadlines.
+    for (LinkOptions* const link : {&options.session, &options.mover.link}) {
+      link->connect_deadline = link->lookup_deadline = link->open_deadline =
+          link->reserve_deadline = kHang;
+    }
+    options.mover.load_patience = kHang;
+    engine = std::make_unique<TestEngine>(options, memory, *device);
+    engine->wait_ready();
+  }
+
+  std::size_t save(std::uint64_t first, std::size_t count) {
+    const Mover::Finished saved = engine->save(numbers_from(first, count), blocks_from(0, count));
+    CHECK_FALSE(saved.error);
+    return saved.blocks;
+  }
+  /// Claims and loads what the limits allow, and looks at each byte. How many blocks. Returns when
+  /// the server has heard that nothing of it is held any more.
+  std::size_t load(std::uint64_t first, std::size_t count) {
+    const double claims = server.metric("pegaflow_claims");
+    const double pins = server.metric("pegaflow_pins");
+    const auto claimed = engine->claim(numbers_from(first, count)).value();
+    if (claimed.blocks == 0) return 0;
+    const Blocks into = blocks_from(kPool, claimed.blocks);
+    const Mover::Finished loaded = engine->load(claimed.token, into);
+    engine->session().unclaim(claimed.token);
+    CHECK_FALSE(loaded.error);
+    CHECK(loaded.blocks == claimed.blocks);
+    CHECK(engine->wrong_blocks(numbers_from(first, count), into) == 0);
+    CHECK(server.metric_becomes("pegaflow_claims", claims));
+    CHECK(server.metric_becomes("pegaflow_pins", pins));
+    return loaded.blocks;
+  }
+
+  const ServerProcess& server;
+  EngineMemory memory{kSegments, kSegmentBytes, 2 * kPool};
+  std::unique_ptr<HostDevice> device = HostDevice::create({.threads = 2}).value();
+  std::unique_ptr<TestEngine> engine;
+};
+
+TEST_SUITE("an engine that never answers") {
+  TEST_CASE("another one goes on saving and loading within its limits, and gets the rest back") {
+    ServerProcess server({.pool_size = kPoolSize, .arguments = {"--reservation-timeout", "200ms"}});
+    constexpr std::size_t kPinned = 200;
+    constexpr std::size_t kClaimed = 100;
+    constexpr std::size_t kPending = 10;
+    // With pins, a claim that it never opens, and a save that it never ends; and then it hangs.
+    Forked hanging([&] {
+      auto* const io = new kj::AsyncIoContext(kj::setupAsyncIo());  // Lives with the process.
+      auto* const wire = new Wire(*io, server, "hanging");
+      const Id128 token = Id128::random();
+      if (wire->save(1, 400) != 400 || wire->claim(token, 1, kPinned) != kPinned ||
+          !(*wire)->open(token, 0, kPinned, 1) || !(*wire)->unclaim(token) ||
+          wire->claim(Id128::random(), 201, kClaimed) != kClaimed ||
+          !(*wire)->reserve(wire->job(), keys_from(500, kPending))) {
+        throw std::runtime_error("the engine could not get what it is to hold");
+      }
+    });
+    hanging.signal(SIGSTOP);
+    Working working(server);
+    REQUIRE(server.metric_becomes(R"(pegaflow_quarantine_slots{reason="timeout"})", kPending));
+
+    // All that is not held is the other's to write; of what it wrote it claims what all may hold
+    // together.
+    constexpr std::size_t kFree = kPool - kPinned - kClaimed - kPending;
+    for (std::uint64_t round = 1; round <= 5; ++round) {
+      CAPTURE(round);
+      CHECK(working.save(round * 10'000, 600) == 600);
+      CHECK(working.load(round * 10'000, 600) == kInstanceShare);
+    }
+    static_assert(kInstanceShare <= kNodeShare - kPinned - kClaimed);
+    CHECK(server.metric("pegaflow_pool_alloc_failures_total") == 0);
+    // The hanging one's blocks are of use to others, and nobody wrote over them.
+    CHECK(working.load(1, kPinned + kClaimed) == kPinned + kClaimed);
+    // Its unfinished save is in nobody's way either.
+    CHECK(working.save(500, kPending) == kPending);
+    CHECK(server.metric("pegaflow_pins") == 1);
+    CHECK(server.metric("pegaflow_oldest_pin_seconds") > 0);
+
+    // A save that needs more takes the claim that nobody opened. The pins stay.
+    CHECK(working.save(90'000, kFree + kClaimed) == kFree + kClaimed);
+    CHECK(server.metric("pegaflow_claims_revoked_total") == 1);
+    CHECK(server.metric("pegaflow_claims") == 0);
+    // And one that needs even more leaves off what has no place, at once.
+    CHECK(working.save(100'000, kPool) == kFree + kClaimed);
+    CHECK(working.load(1, kPinned) == kPinned);
+
+    hanging.kill();
+    CHECK(server.metric_becomes("pegaflow_pins", 0));
+    CHECK(server.metric_becomes("pegaflow_claims", 0));
+    CHECK(server.metric_becomes(R"(pegaflow_pool_slots{state="quarantined"})", 0));
+    CHECK(server.metric_becomes("pegaflow_parted_connections", 0));
+    CHECK(working.save(200'000, kPool) == kPool);
+    CHECK(working.load(200'000, kPool) == kInstanceShare);
+  }
+}
+
+TEST_SUITE("an engine that wants the whole pool") {
+  TEST_CASE("claims and pins of one stop at its share, those of all at the node's") {
+    ServerProcess server({.pool_size = kPoolSize});
+    auto io = kj::setupAsyncIo();
+    Wire greedy(io, server, "greedy");
+    Wire modest(io, server, "modest");
+    REQUIRE(greedy.save(1, kPool) == kPool);
+
+    // One claim for everything is cut to the share, and pins count on when their claim is gone.
+    const Id128 first = Id128::random();
+    CHECK(greedy.claim(first, 1, kPool) == kInstanceShare);
+    const auto pinned = greedy->open(first, 0, kInstanceShare, 1);
+    REQUIRE(pinned);
+    CHECK(greedy->unclaim(first));
+    CHECK(greedy.claim(Id128::random(), 1 + kInstanceShare, 10) == 0);
+    CHECK(server.metric("pegaflow_claims") == 0);
+    CHECK(server.metric("pegaflow_held_blocks") == kInstanceShare);
+
+    // The other has its share, of blocks that are held already, and of others up to the node's.
+    const Id128 shared = Id128::random();
+    CHECK(modest.claim(shared, 1, kPool) == kInstanceShare);
+    CHECK(server.metric("pegaflow_held_blocks") == kInstanceShare);
+    CHECK(modest->unclaim(shared));
+    const Id128 other = Id128::random();
+    CHECK(modest.claim(other, 1 + kInstanceShare, kPool - kInstanceShare) ==
+          kNodeShare - kInstanceShare);
+    const auto opened = modest->open(other, 0, kNodeShare - kInstanceShare, 1);
+    REQUIRE(opened);
+    CHECK(server.metric("pegaflow_held_blocks") == kNodeShare);
+
+    // The rest of the pool stays for saves, of either; what is pinned keeps its bytes.
+    for (std::uint64_t round = 1; round <= 5; ++round) {
+      CHECK(modest.save(round * 20'000, kPool) == kPool - kNodeShare);
+      CHECK(greedy.save(round * 20'000 + 10'000, kPool) == kPool - kNodeShare);
+    }
+    CHECK(greedy.holds(*pinned, 1));
+    CHECK(modest.holds(*opened, 1 + kInstanceShare));
+
+    // What is given back is the other's.
+    CHECK(greedy->release(1));
+    CHECK(server.metric_becomes("pegaflow_held_blocks", kNodeShare - kInstanceShare));
+    CHECK(modest.claim(Id128::random(), 1, kPool) ==
+          kInstanceShare - (kNodeShare - kInstanceShare));
+    CHECK(modest->release(1));
+  }
+
+  TEST_CASE("with the limits at 100 % a pool full of pins takes no save, and nobody waits") {
+    ServerProcess server(
+        {.pool_size = kPoolSize,
+         .arguments = {"--instance-share-percent", "100", "--node-share-percent", "100"}});
+    auto io = kj::setupAsyncIo();
+    Wire greedy(io, server, "greedy");
+    Wire modest(io, server, "modest");
+    REQUIRE(greedy.save(1, kPool) == kPool);
+    const Id128 all = Id128::random();
+    REQUIRE(greedy.claim(all, 1, kPool) == kPool);
+
+    SUBCASE("pins stay, and the save is left off") {
+      const auto pinned = greedy->open(all, 0, kPool, 1);
+      REQUIRE(pinned);
+      CHECK(modest.save(5000, 100) == 0);
+      CHECK(server.metric("pegaflow_pool_alloc_failures_total") == 100);
+      CHECK(modest->lookup(keys_from(5000, 100)).blocks == 0);
+      CHECK(greedy.holds(*pinned, 1));
+      CHECK(greedy->unclaim(all));
+      CHECK(greedy->release(1));
+      CHECK(server.metric_becomes("pegaflow_held_blocks", 0));
+      CHECK(modest.save(5000, kPool) == kPool);
+    }
+    SUBCASE("a claim gives way, and its owner is told") {
+      CHECK(modest.save(5000, 100) == 100);
+      const auto opened = greedy->open(all, 0, kPool, 1);
+      REQUIRE_FALSE(opened);
+      CHECK(opened.error().code == Errc::kGone);
+      CHECK(server.metric("pegaflow_claims_revoked_total") == 1);
+    }
+    SUBCASE("its end gives back everything") {
+      REQUIRE(greedy->open(all, 0, kPool, 1));
+      CHECK(greedy->goodbye());
+      // In slices, so that nobody waits for all of them.
+      CHECK(server.metric_becomes("pegaflow_held_blocks", 0));
+      CHECK(modest.save(5000, kPool) == kPool);
+      CHECK(server.metric("pegaflow_pins") == 0);
+    }
+  }
+}
+
+}  // namespace
+}  // namespace pegaflow::testing
