@@ -1,6 +1,7 @@
 """A page of the pool that somebody overwrote is computed again, counted, and forgotten."""
 
 import time
+from typing import Any
 
 import pytest
 
@@ -10,9 +11,12 @@ from tests.support.stray_client import pool_of
 from tests.support.vllm_server import PegaServer
 
 
-def overwrite(server: PegaServer, tokens: list[int], token: int) -> None:
-    """Changes one bit of what the model wrote for the token at this position."""
-    value = chain(0, tokens[: token + 1])[token]
+def overwrite(server: PegaServer, tokens: list[int], token: int, content: int = 0) -> None:
+    """Changes one bit of what the model wrote for the token at this position.
+
+    ``content``: of which rank, by the number that FakeModel has for its bytes.
+    """
+    value = (chain(0, tokens[: token + 1])[token] + (content << 48)) % (1 << 64)
     with pool_of(server) as pool:
         at = pool.find(value.to_bytes(8, "little"))
         assert at >= 0, "the pool does not have this token's KV"
@@ -26,8 +30,8 @@ def wait_for_corrupt_pages(server: PegaServer, pages: int) -> None:
         assert time.monotonic() < deadline, "the server was not told"
 
 
-def engine(server: PegaServer, verify: str) -> Engine:
-    return Engine(server.address, extra={"pegaflow.verify": verify})
+def engine(server: PegaServer, verify: str, **options: Any) -> Engine:
+    return Engine(server.address, extra={"pegaflow.verify": verify}, **options)
 
 
 def test_a_wrong_page_is_computed_again_and_forgotten(own_pega, prompt):
@@ -81,3 +85,44 @@ def test_another_engine_does_not_find_what_one_found_wrong(own_pega, prompt):
         other.ask("elsewhere", tokens)
         assert other.stats["corrupt_pages"] == 0
         assert own_pega.metrics().total("pegaflow_corrupt_pages_total") == 1
+
+
+@pytest.mark.parametrize("damaged", [0, 1])
+def test_a_wrong_page_of_one_rank_is_a_miss_on_all(own_pega, prompt, damaged):
+    tokens = prompt(6 * BLOCK + 3)
+    ranks: dict[str, Any] = {"tensor_parallel_size": 2, "distributed_executor_backend": "mp"}
+    with (
+        engine(own_pega, "all", **ranks) as one,
+        engine(own_pega, "all", role="kv_consumer", **ranks) as other,  # which saves nothing
+    ):
+        one.wait_ready()
+        other.wait_ready()
+        one.ask("stored", tokens)
+        one.reset_local()
+        overwrite(own_pega, tokens, 3 * BLOCK + 5, content=damaged)
+
+        other.ask("damaged", tokens)  # whose KV each rank's model checks
+
+        # On both ranks three blocks, or all six on the one that asks for its pages only when the
+        # other has told the server: a claim with a block that is known to be wrong opens nothing.
+        assert other.stats["load_failed_blocks"] in (3, 6)
+        assert other.stats["verified_pages"] == (
+            12 if other.stats["load_failed_blocks"] == 3 else 6
+        )
+        assert other.stats["corrupt_pages"] == 1
+        assert other.stats["load_failures{corrupt}"] + other.stats["load_failures{gone}"] == 1
+        wait_for_corrupt_pages(own_pega, 1)
+        # The other rank's page of that block is whole, and of no use.
+        other.reset_local()
+        assert other.ask("again", tokens).loaded == 3 * BLOCK
+        # Who computes it saves it again, on both ranks.
+        saved = one.stats["saved_blocks"]
+        assert one.ask("computed", tokens).loaded == 3 * BLOCK
+        one.run()
+        assert one.stats["saved_blocks"] == saved + 1
+        other.reset_local()
+        assert other.ask("whole", tokens).loaded == 6 * BLOCK
+        assert other.stats["corrupt_pages"] == 1
+        for each in (one, other):
+            each.run()
+            each.check_at_rest()
