@@ -25,6 +25,7 @@ from demo.claims.cold import record_baseline, store_all, warm_up
 from demo.claims.damaged import NoTestHooks, damage_is_seen
 from demo.claims.engine_killed import kill_engine
 from demo.claims.rank_killed import kill_rank
+from demo.claims.rank_page import damage_rank
 from demo.claims.reload import compare_ttft, reload_all
 from demo.claims.second_engine import share
 from demo.claims.server_killed import kill_server
@@ -99,7 +100,7 @@ def _parse(argv: list[str]) -> argparse.Namespace:
         default=1,
         metavar="N",
         help="each vLLM has N tensor-parallel ranks, and a small model: prompts come back on all\n"
-        "ranks, also after one of them was killed",
+        "ranks, also after a page of one was overwritten, and after one was killed",
     )
     parser.add_argument(
         "--build-dir",
@@ -157,7 +158,11 @@ def _run(stage: Stage, prove: bool) -> list[Claim]:
     if prove:
         parts += [("a damaged block is seen", damage_is_seen)]
     elif stage.tp > 1:
-        parts += [("prompts come back", reload_all), ("one rank is killed", kill_rank)]
+        parts += [
+            ("prompts come back", reload_all),
+            ("one rank's page is wrong", damage_rank),
+            ("one rank is killed", kill_rank),
+        ]
     else:
         parts += [
             ("prompts come back", reload_all),

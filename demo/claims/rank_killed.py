@@ -55,7 +55,7 @@ def kill_rank(stage: Stage) -> Claim:
         wait_until(f"{what} is 0", lambda what=what: not _total(stage, what), 30)
     stage.figures["rank_killed"] = {"claims": claims, "foreign_blocks": blocks}
     return checks.claim(
-        "3   One rank is killed in the middle of a load: what all ranks had stored is still there",
+        "4   One rank is killed in the middle of a load: what all ranks had stored is still there",
         f"{claims} loads were cut off, and nothing is held for them any more; {blocks} blocks came "
         f"back on {stage.tp} ranks after a new start; {len(chosen)} prompts answered right",
     )
