@@ -2,6 +2,7 @@
 
 #include <filesystem>
 
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include <doctest/doctest.h>
@@ -66,14 +67,20 @@ TEST_SUITE("child") {
   }
 
   TEST_CASE("a child that ends well when asked is no error, one that does not is") {
-    // Each says that it is ready through the descriptor that it inherited.
-    const auto start = [](const char* script) {
+    // Each says that it is ready through the descriptor that it inherited, and then reads what
+    // nobody writes. No `<(...)` in the loop: bash may take a signal in the middle of its parsing.
+    const TemporaryDirectory directory = TemporaryDirectory::create().value();
+    const std::string silent = directory.path() + "/silent";
+    REQUIRE(::mkfifo(silent.c_str(), 0600) == 0);
+    const auto start = [&](const std::string& trap) {
       int ends[2];
       REQUIRE(::pipe(ends) == 0);
       const UniqueFd reader(ends[0]);
       UniqueFd writer(ends[1]);
       const std::string number = std::to_string(writer.get());
-      Child child = Child::start({.command = {"/bin/bash", "-c", script, "sh", number},
+      const std::string script =
+          "trap '" + trap + "' TERM; exec 9<>$2; echo >&$1; while :; do read -t 1 -u 9; done";
+      Child child = Child::start({.command = {"/bin/bash", "-c", script, "sh", number, silent},
                                   .log_file = {},
                                   .inherited_fd = writer.get()})
                         .value();
@@ -82,11 +89,11 @@ TEST_SUITE("child") {
       REQUIRE(::read(reader.get(), &byte, 1) == 1);
       return child;
     };
-    Child good = start("trap 'exit 0' TERM; echo >&$1; while :; do read -t 1 <> <(:); done");
-    CHECK(good.stop(std::chrono::seconds(20)));
-    Child bad = start("trap 'exit 3' TERM; echo >&$1; while :; do read -t 1 <> <(:); done");
-    CHECK(bad.stop(std::chrono::seconds(20)).error().code == Errc::kInternal);
-    Child deaf = start("trap '' TERM; echo >&$1; while :; do read -t 1 <> <(:); done");
+    Child good = start("exit 0");
+    CHECK(good.stop(std::chrono::seconds(60)));
+    Child bad = start("exit 3");
+    CHECK(bad.stop(std::chrono::seconds(60)).error().code == Errc::kInternal);
+    Child deaf = start("");
     CHECK(deaf.stop(std::chrono::milliseconds(50)).error().code == Errc::kTimeout);
   }
 
