@@ -34,16 +34,23 @@ def options() -> argparse.Namespace:
         default={},
         help='more arguments of vllm.LLM, as {"dtype": "auto"}',
     )
+    parser.add_argument(
+        "--connector",
+        type=json.loads,
+        default={},
+        help='more of kv_connector_extra_config, as {"pegaflow.verify": "all"}',
+    )
     return parser.parse_args()
 
 
 def make_llm(chosen: argparse.Namespace) -> LLM:
     """The engine with the connector in it; everything else is plain vLLM."""
+    server = {"pegaflow.host": chosen.server} if chosen.server else {}
     connector = KVTransferConfig(
         kv_connector="PegaKVConnector",
         kv_connector_module_path="pegaflow.connector",
         kv_role="kv_both",
-        kv_connector_extra_config={"pegaflow.host": chosen.server} if chosen.server else {},
+        kv_connector_extra_config=server | chosen.connector,
     )
     return LLM(model=chosen.model, kv_transfer_config=connector, **chosen.llm)
 

@@ -49,6 +49,12 @@ def options() -> argparse.Namespace:
     )
     parser.add_argument("--pool-size", default="30gb", help="of pegaflow-server (%(default)s)")
     parser.add_argument("--seed", type=int, default=42, help="of the prompts (%(default)s)")
+    parser.add_argument(
+        "--connector",
+        type=json.loads,
+        default={},
+        help='more of kv_connector_extra_config, as {"pegaflow.verify": "all"}',
+    )
     parser.add_argument("--output-dir", type=pathlib.Path, default=pathlib.Path("bench_results"))
     parser.add_argument("vllm", nargs="*", help="behind --: more options of `vllm serve`")
     return parser.parse_args()
@@ -202,7 +208,7 @@ def main() -> int:
             "kv_connector": "PegaKVConnector",
             "kv_connector_module_path": "pegaflow.connector",
             "kv_role": "kv_both",
-            "kv_connector_extra_config": {"pegaflow.host": server_socket},
+            "kv_connector_extra_config": {"pegaflow.host": server_socket} | chosen.connector,
         }
         vllm = ["vllm", "serve", chosen.model, "--host", "127.0.0.1", "--port", str(port)]
         vllm += ["--no-enable-prefix-caching", "--kv-transfer-config", json.dumps(connector)]

@@ -74,7 +74,7 @@ def normed(x: np.ndarray) -> np.ndarray:
 class Engine:
     """One sequence at a time, in blocks of a KV array that the cache reads and writes."""
 
-    def __init__(self, endpoint: str | None = None) -> None:
+    def __init__(self, endpoint: str | None = None, **deadlines: float) -> None:
         self.model = Model()
         # (layer, key or value, block, token, head, number): blocks are numbered along axis 2.
         shape = (LAYERS, 2, BLOCKS, BLOCK_TOKENS, HEADS, HEAD)
@@ -84,6 +84,7 @@ class Engine:
             block_axis=2,
             factors={"model": f"example-{SEED}", "block_tokens": str(BLOCK_TOKENS)},
             endpoint=endpoint,
+            **deadlines,
         )
 
     def generate(self, prompt: list[int], count: int) -> tuple[list[int], np.ndarray, int]:
@@ -110,14 +111,18 @@ def main() -> int:
     parser.add_argument("--endpoint", help="HOST:PORT or unix:PATH of the server")
     parser.add_argument("--prompt-tokens", type=int, default=500)
     parser.add_argument("--seed", type=int, default=1, help="of the prompt")
+    parser.add_argument("--patience", type=float, help="seconds that the cache may take each time")
     options = parser.parse_args()
+    patience = options.patience
+    names = ("lookup_deadline", "open_deadline", "reserve_deadline", "load_patience")
+    deadlines = {} if patience is None else dict.fromkeys(names, patience)
     random = np.random.default_rng(options.seed)
     prompt = [int(token) for token in random.integers(0, VOCABULARY, options.prompt_tokens)]
     results = []
     for name in ("first engine", "second engine"):
-        engine = Engine(options.endpoint)
+        engine = Engine(options.endpoint, **deadlines)
         with engine.cache as cache:
-            if not cache.wait_ready(5):
+            if not cache.wait_ready(patience or 5):
                 print("no cache:", cache.status()["mover"]["detail"])
             begin = time.perf_counter()
             results.append(engine.generate(prompt, 8))

@@ -21,13 +21,16 @@
 namespace {
 
 using namespace pegaflow;
-using std::chrono::milliseconds;
 using std::chrono::seconds;
 
 constexpr std::size_t kLayers = 2;
 constexpr std::size_t kBlocks = 16;
 constexpr std::size_t kPrompt = 8;            // Blocks of the prompt that is saved and loaded.
 constexpr std::size_t kSegmentBytes = 64000;  // Of one block in one layer.
+
+// This program has nothing else to do. An engine has: it keeps the deadlines of LinkOptions, which
+// are milliseconds, and computes what is not there by then.
+constexpr seconds kPatience{20};
 
 using Memory = std::vector<std::byte>;  // One layer's blocks, one after the other.
 
@@ -70,16 +73,18 @@ Result<void> run(const std::string& socket_path) {
   link.socket_path = socket_path;
   link.instance = "example-" + std::to_string(::getpid());
   link.build = "save_and_load 1";
+  link.lookup_deadline = link.open_deadline = link.reserve_deadline = kPatience;
   Mover::Options options;
   options.link = link;
+  options.load_patience = kPatience;
   options.factors = {{"model", "example"}, {"dtype", "bytes"}};  // Equal lists share blocks.
   PEGA_TRY_LET(const auto device, HostDevice::create({}));
   PEGA_TRY_LET(const auto mover, Mover::start(options, std::move(layout), *device));
   PEGA_TRY_LET(const auto session, CacheSession::start(link));
-  if (!mover->wait_for(LinkState::kReady, seconds(10))) {
+  if (!mover->wait_for(LinkState::kReady, kPatience)) {
     return fail(Errc::kPeerLost, "the worker is not connected: {}", mover->status().detail);
   }
-  if (!session->wait_for(LinkState::kReady, seconds(10))) {
+  if (!session->wait_for(LinkState::kReady, kPatience)) {
     return fail(Errc::kPeerLost, "the scheduler is not connected: {}", session->status().detail);
   }
 
@@ -102,14 +107,14 @@ Result<void> run(const std::string& socket_path) {
   // 3. What does the cache have of this prompt? A lookup holds nothing and is never waited for
   // long.
   PEGA_TRY_LET(const auto asked, session->lookup(keys));
-  const auto found = session->take(asked, milliseconds(500));
+  const auto found = session->take(asked, kPatience);
   if (!found) return fail(Errc::kTimeout, "no answer to the lookup yet: compute the prompt");
   if (!*found) return tl::unexpected(found->error());
   std::printf("found %zu of %zu blocks\n", (*found)->blocks, keys.size());
 
   // 4. A claim keeps the blocks until the worker opens it with its load, here into blocks 8 to 15.
   PEGA_TRY_LET(const auto wanted, session->claim(keys));
-  const auto claim = session->take(wanted, milliseconds(500));
+  const auto claim = session->take(wanted, kPatience);
   if (!claim) return fail(Errc::kTimeout, "no answer to the claim yet: compute the prompt");
   if (!*claim) return tl::unexpected(claim->error());
   if ((*claim)->blocks == 0) return fail(Errc::kGone, "evicted in between: compute the prompt");

@@ -162,8 +162,13 @@ TEST_SUITE("the server fails") {
   TEST_CASE(
       "stopped: every question and job ends by its deadline, and it is used when it goes on") {
     TestEngine::Options options;
-    options.session.breaker_probe_interval = milliseconds(50);
-    options.mover.link.breaker_probe_interval = milliseconds(50);
+    for (LinkOptions* const link : {&options.session, &options.mover.link}) {
+      // Long enough for what is asked while the server runs, and three of them in one window
+      // however late a busy machine counts them.
+      link->lookup_deadline = link->reserve_deadline = milliseconds(500);
+      link->breaker_window = kHang;
+      link->breaker_probe_interval = milliseconds(50);
+    }
     Fixture f(options);
     f.engine->save(numbers_from(1, 10), blocks_from(0, 10));
     const auto before = f.engine->claim(numbers_from(1, 10)).value();

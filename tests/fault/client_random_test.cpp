@@ -38,6 +38,9 @@ class Player {
   Player(const std::string& socket, const std::string& instance, int threads, Mover::Verify verify)
       : memory_(2, 2048, kBlocks), device_(HostDevice::create({.threads = threads}).value()) {
     TestEngine::Options options;
+    // The deadlines of real engines, since the server is stopped now and then.
+    options.session = LinkOptions();
+    options.mover = Mover::Options();
     options.socket = socket;
     options.instance = instance;
     options.session.reconnect_interval = options.mover.link.reconnect_interval = milliseconds(10);

@@ -76,12 +76,6 @@ struct VerifyingEngine {
     options.instance = name;
     options.mover.verify = verify;
     options.mover.sample_one_in = sample_one_in;
-    // A busy machine must not turn a hit into a miss: this is not about deadlines.
-    for (LinkOptions* const link : {&options.session, &options.mover.link}) {
-      link->connect_deadline = link->lookup_deadline = link->open_deadline =
-          link->reserve_deadline = kHang;
-    }
-    options.mover.load_patience = kHang;
     engine = std::make_unique<TestEngine>(options, memory, *device);
     engine->wait_ready();
   }

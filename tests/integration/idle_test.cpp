@@ -29,7 +29,8 @@ std::uint64_t sleeps_of(pid_t pid) {
 }
 
 TEST_SUITE("idle") {
-  TEST_CASE("with 8 connected clients and nothing to do no thread wakes up in a second") {
+  TEST_CASE(
+      "with 8 connected clients and nothing to do there is a second in which no thread wakes") {
     ServerProcess server;
     auto io = kj::setupAsyncIo();
     std::list<WireClient> clients;
@@ -45,14 +46,18 @@ TEST_SUITE("idle") {
       REQUIRE(pool);
       REQUIRE(client.save(*pool, {Id128::random(), 1}, make_keys(i, 50)));
     }
-    // The last answer has come, so that only what repeats itself is left.
+    // The last answer has come, so that only what repeats itself is left; and how the server goes
+    // to sleep after it, which may take a busy machine a while. A timer is in every second.
 
-    const std::uint64_t before = sleeps_of(server.pid());
-    ::poll(nullptr, 0, 1000);  // The observed second: what is counted is what happens in it.
-    const std::uint64_t after = sleeps_of(server.pid());
+    std::uint64_t wake_ups = 0;
+    for (auto seconds = kHang; seconds.count() > 0; --seconds) {
+      const std::uint64_t before = sleeps_of(server.pid());
+      ::poll(nullptr, 0, 1000);  // The observed second: what is counted is what happens in it.
+      wake_ups = sleeps_of(server.pid()) - before;
+      if (wake_ups == 0) break;
+    }
 
-    // One: the loop's way to sleep after the last answer may fall into the second.
-    CHECK(after - before <= 1);
+    CHECK(wake_ups == 0);
   }
 }
 

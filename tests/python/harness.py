@@ -393,11 +393,11 @@ class Engine:
         assert isinstance(one, Rank)
         return one.model
 
-    def wait_ready(self, timeout_s: float = 10.0) -> None:
+    def wait_ready(self, timeout_s: float = 60.0) -> None:
         """Until all sides are connected and each worker is registered."""
         self.wait_states({"ready"}, timeout_s)
 
-    def wait_states(self, wanted: set[str], timeout_s: float = 10.0) -> None:
+    def wait_states(self, wanted: set[str], timeout_s: float = 60.0) -> None:
         """Until each side's link is in one of the states."""
         deadline = time.monotonic() + timeout_s
         while not wanted.issuperset(self.states()):

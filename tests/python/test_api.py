@@ -33,7 +33,7 @@ PATIENT = {
     "connect_deadline": 20.0,
     "load_patience": 20.0,
 }
-READY_S = 30.0
+READY_S = 60.0
 
 
 def new_arrays(fill: int = 0) -> list[np.ndarray]:
@@ -475,7 +475,16 @@ def test_the_example_engine_computes_something_else_with_other_kv():
 def test_the_example_engine_loads_what_another_one_computed(pega):
     assert len(EXAMPLE.read_text().splitlines()) < 150
     ran = subprocess.run(
-        [sys.executable, str(EXAMPLE), "--endpoint", pega.address, "--prompt-tokens", "100"],
+        [
+            sys.executable,
+            str(EXAMPLE),
+            "--endpoint",
+            pega.address,
+            "--prompt-tokens",
+            "100",
+            "--patience",
+            "20",
+        ],
         capture_output=True,
         text=True,
         timeout=120,

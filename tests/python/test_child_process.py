@@ -23,7 +23,7 @@ signal.pause()
 
 
 class Child(ChildProcess):
-    start_timeout_s = 20.0
+    start_timeout_s = 60.0
 
     def __init__(self, tmp_path: Path, code: str) -> None:
         super().__init__("child", tmp_path / "child.log")

@@ -127,7 +127,7 @@ def names_of_instances(server: PegaServer) -> list[str]:
 
 
 def instances(server: PegaServer) -> list[dict[str, Any]]:
-    with urllib.request.urlopen(f"http://{server.http}/instances", timeout=10) as answer:
+    with urllib.request.urlopen(f"http://{server.http}/instances", timeout=60) as answer:
         return json.loads(answer.read())["instances"]
 
 

@@ -25,7 +25,7 @@ def overwrite(server: PegaServer, tokens: list[int], token: int, content: int = 
 
 def wait_for_corrupt_pages(server: PegaServer, pages: int) -> None:
     """A worker tells the server when it reports the load; the server hears of it soon."""
-    deadline = time.monotonic() + 30
+    deadline = time.monotonic() + 60
     while server.metrics().total("pegaflow_corrupt_pages_total") != pages:
         assert time.monotonic() < deadline, "the server was not told"
 

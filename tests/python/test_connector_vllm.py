@@ -51,7 +51,7 @@ def vllm(pega: PegaServer, short_path: Path) -> Iterator[VllmServer]:
 
 
 def wait_until(condition: Callable[[], bool], what: str) -> None:
-    deadline = time.monotonic() + 30
+    deadline = time.monotonic() + 60
     while not condition():
         assert time.monotonic() < deadline, what
         select.select([], [], [], 0.02)

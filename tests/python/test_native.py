@@ -13,6 +13,10 @@ from tests.support.vllm_server import PegaServer
 
 SERVER = Path(os.environ["PEGA_BUILD_DIR"], "server", "pegaflow-server")
 HANG_S = 60
+#: A busy machine must not turn a hit into a miss.
+PATIENT = dict.fromkeys(
+    ("connect_deadline", "lookup_deadline", "open_deadline", "reserve_deadline"), float(HANG_S)
+)
 BLOCKS = 32
 SEGMENT = 4096
 NOWHERE = "/nonexistent/pegaflow.sock"
@@ -91,10 +95,17 @@ def test_blocks_come_back_however_their_numbers_are_handed_over(kind, memory, tm
         return array.array(kind, numbers)
 
     with PegaServer(SERVER, tmp_path, pool_size="64mb") as server:
-        session = _native.CacheSession(str(server.socket), "engine")
+        session = _native.CacheSession(str(server.socket), "engine", **PATIENT)
         device = _native.HostDevice(threads=2)
         mover = _native.Mover(
-            str(server.socket), "engine", device, memory.segments, BLOCKS, [("model", "m")]
+            str(server.socket),
+            "engine",
+            device,
+            memory.segments,
+            BLOCKS,
+            [("model", "m")],
+            load_patience=float(HANG_S),
+            **PATIENT,
         )
         ready(session)
         ready(mover)

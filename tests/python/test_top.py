@@ -19,7 +19,7 @@ from pegaflow.cli import server_view, top
 from tests.python.harness import Engine
 
 TOP = [sys.executable, "-m", "pegaflow", "top"]
-DEADLINE_S = 30
+DEADLINE_S = 60
 
 
 def run_top(*arguments):

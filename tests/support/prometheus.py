@@ -39,7 +39,7 @@ class Metrics:
         )
 
 
-def read_metrics(address: str, timeout_s: float = 10.0) -> Metrics:
+def read_metrics(address: str, timeout_s: float = 60.0) -> Metrics:
     """Reads http://ADDRESS/metrics; ``address`` is HOST:PORT.
 
     Raises:

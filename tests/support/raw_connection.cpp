@@ -1,12 +1,15 @@
 #include "tests/support/raw_connection.h"
 
 #include <cerrno>
+#include <chrono>
 #include <cstring>
 #include <stdexcept>
 
 #include <poll.h>
 #include <sys/socket.h>
 #include <sys/un.h>
+
+#include "tests/support/patience.h"
 
 namespace pegaflow::testing {
 
@@ -18,7 +21,7 @@ RawConnection::RawConnection(const std::string& socket)
   if (::connect(fd_.get(), reinterpret_cast<const sockaddr*>(&to), sizeof to) != 0) {
     throw std::runtime_error("connect to " + socket + ": " + std::strerror(errno));
   }
-  const timeval patience{.tv_sec = 1, .tv_usec = 0};
+  const timeval patience{.tv_sec = kHang.count(), .tv_usec = 0};
   ::setsockopt(fd_.get(), SOL_SOCKET, SO_SNDTIMEO, &patience, sizeof patience);
 }
 
@@ -49,8 +52,8 @@ bool RawConnection::send_with_fd(std::string_view bytes, int fd) {
 
 void RawConnection::finish() { ::shutdown(fd_.get(), SHUT_WR); }
 
-bool RawConnection::is_closed_within(std::chrono::seconds limit) {
-  const auto end = std::chrono::steady_clock::now() + limit;
+bool RawConnection::becomes_closed() {
+  const auto end = std::chrono::steady_clock::now() + kHang;
   for (;;) {
     const auto left = std::chrono::duration_cast<std::chrono::milliseconds>(
         end - std::chrono::steady_clock::now());

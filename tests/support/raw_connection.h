@@ -2,7 +2,6 @@
 /// \file
 /// Bytes to a Unix socket without any protocol.
 
-#include <chrono>
 #include <cstddef>
 #include <span>
 #include <string>
@@ -19,14 +18,14 @@ class RawConnection {
   /// Throws std::runtime_error when nobody listens.
   explicit RawConnection(const std::string& socket);
 
-  /// As many bytes as are taken; false when the other side closed, or took nothing for a second.
+  /// All of the bytes; false when the other side closed, or took nothing for kHang.
   bool send(std::string_view bytes);
   /// All of it in one message, with a copy of `fd` beside its first byte.
   bool send_with_fd(std::string_view bytes, int fd);
   /// Closes our direction only.
   void finish();
-  /// Reads until the other side closes; false at the limit.
-  bool is_closed_within(std::chrono::seconds limit);
+  /// Reads until the other side closes; false after kHang.
+  bool becomes_closed();
   [[nodiscard]] int fd() const noexcept { return fd_.get(); }
 
  private:

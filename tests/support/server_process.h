@@ -14,6 +14,7 @@
 #include <sys/types.h>
 
 #include "base/unique_fd.h"
+#include "tests/support/patience.h"
 
 namespace pegaflow::testing {
 
@@ -57,19 +58,18 @@ class ServerProcess {
   enum class Wait : std::uint8_t { kUntilReady, kNo };
   void start(Wait wait = Wait::kUntilReady);
   /// Waits for the ready file; throws when the server ends before.
-  void wait_until_ready(std::chrono::seconds limit = std::chrono::seconds(60));
+  void wait_until_ready(std::chrono::seconds limit = kHang);
 
   /// The HTTP address as soon as its log has it: before it is ready.
-  [[nodiscard]] std::string wait_for_http_address(
-      std::chrono::seconds limit = std::chrono::seconds(10)) const;
+  [[nodiscard]] std::string wait_for_http_address(std::chrono::seconds limit = kHang) const;
 
   /// SIGKILL, and waits for its end.
   void kill();
   /// SIGTERM, and waits for its end; the exit code.
-  int terminate(std::chrono::seconds limit = std::chrono::seconds(10));
+  int terminate(std::chrono::seconds limit = kHang);
   void signal(int number) const;
   /// The exit code once it has ended by itself, -N for signal N; no value at the limit.
-  std::optional<int> wait_for_exit(std::chrono::seconds limit = std::chrono::seconds(10));
+  std::optional<int> wait_for_exit(std::chrono::seconds limit = kHang);
 
   [[nodiscard]] const std::filesystem::path& directory() const noexcept {
     return directory_.path();
@@ -93,7 +93,7 @@ class ServerProcess {
   [[nodiscard]] double metric(std::string_view sample) const;
   /// Asks again and again until the sample has the value; false at the limit.
   [[nodiscard]] bool metric_becomes(std::string_view sample, double value,
-                                    std::chrono::seconds limit = std::chrono::seconds(10)) const;
+                                    std::chrono::seconds limit = kHang) const;
 
  private:
   [[noreturn]] void fail(const std::string& what) const;
@@ -121,6 +121,6 @@ struct Ran {
 /// Runs pegaflow-server with exactly these arguments until it ends; throws at the limit.
 Ran run_server_binary(const std::vector<std::string>& arguments,
                       const std::vector<std::string>& environment = {},
-                      std::chrono::seconds limit = std::chrono::seconds(20));
+                      std::chrono::seconds limit = kHang);
 
 }  // namespace pegaflow::testing

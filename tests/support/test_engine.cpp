@@ -56,6 +56,19 @@ std::size_t cut_connections(const std::string& socket_path) {
   return cut;
 }
 
+LinkOptions patient_link() {
+  LinkOptions link;
+  link.connect_deadline = link.lookup_deadline = link.open_deadline = link.reserve_deadline = kHang;
+  return link;
+}
+
+Mover::Options patient_mover() {
+  Mover::Options mover;
+  mover.link = patient_link();
+  mover.load_patience = kHang;
+  return mover;
+}
+
 TestEngine::TestEngine(Options options, EngineMemory& memory, Device& device) : memory_(memory) {
   const auto complete = [&](LinkOptions& link) {
     link.socket_path = options.socket;

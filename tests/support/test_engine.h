@@ -2,7 +2,6 @@
 /// \file
 /// An engine for tests: a scheduler's CacheSession and a worker's Mover over some memory.
 
-#include <chrono>
 #include <cstdint>
 #include <memory>
 #include <string>
@@ -12,11 +11,9 @@
 #include "client/cache_session.h"
 #include "client/mover.h"
 #include "tests/support/engine_memory.h"
+#include "tests/support/patience.h"
 
 namespace pegaflow::testing {
-
-/// Waits are long, so that only a hang ends them; then std::runtime_error says for what.
-inline constexpr std::chrono::seconds kHang{60};
 
 /// Key number `n`: what fills a block under it follows from the number.
 BlockKey numbered_key(std::uint64_t n);
@@ -28,15 +25,20 @@ std::vector<std::uint64_t> numbers_from(std::uint64_t first, std::size_t count);
 /// and both live. How many there were.
 std::size_t cut_connections(const std::string& socket_path);
 
-/// Owns session and mover. Thread-bound.
+/// Deadlines of kHang: a busy machine must not turn a hit into a miss, or a save into none.
+LinkOptions patient_link();
+Mover::Options patient_mover();
+
+/// Owns session and mover. Thread-bound. Its waits are kHang; then std::runtime_error says for
+/// what.
 class TestEngine {
  public:
   struct Options {
     std::string socket;
     std::string instance = "engine";
-    std::string model = "model";  ///< The namespace's only factor.
-    Mover::Options mover;         ///< But for what stands above.
-    LinkOptions session;          ///< But for what stands above.
+    std::string model = "model";             ///< The namespace's only factor.
+    Mover::Options mover = patient_mover();  ///< But for what stands above.
+    LinkOptions session = patient_link();    ///< But for what stands above.
   };
 
   /// Memory and device outlive the engine. Does not wait for the server.
