@@ -1,0 +1,147 @@
+#pragma once
+/// \file
+/// Every eviction policy in plain words: what is to go next, found by searching vectors.
+
+#include <cstdint>
+#include <memory>
+#include <utility>
+#include <vector>
+
+#include "engine/eviction.h"
+#include "engine/eviction_ghosts.h"
+
+namespace pegaflow::testing {
+
+/// Says what an EvictionPolicy that is told the same has to say. Thread-bound.
+class EvictionModel {
+ public:
+  using Freed = EvictionPolicy::Freed;
+
+  /// A block under a number that no other one has while it is there.
+  struct Item {
+    std::uint32_t name = 0;
+    std::uint32_t hash = 0;
+    bool is_taken = false;
+    std::uint32_t uses = 1;   ///< Of which each model makes its own.
+    bool is_special = false;  ///< Protected, or in the main queue.
+    std::uint64_t rested = 0;
+  };
+
+  virtual ~EvictionModel() = default;
+  virtual void seal(std::uint32_t name, std::uint32_t hash);
+  virtual void take(std::uint32_t name);
+  virtual void use_again(std::uint32_t name) { used(find(name)); }
+  virtual void rest(std::uint32_t name);
+  virtual void free(std::uint32_t name, Freed why);
+  /// The name that goes next; EvictionPolicy::kNone when no item is at rest.
+  virtual std::uint32_t victim() = 0;
+
+  [[nodiscard]] Item& find(std::uint32_t name);
+  [[nodiscard]] const std::vector<Item>& items() const { return items_; }
+
+ protected:
+  virtual void used(Item& item) = 0;
+  virtual void freed(const Item& /*item*/, Freed /*why*/) {}
+  /// The item at rest that is first by `key`, the smallest.
+  template <typename Key>
+  std::uint32_t least(Key&& key) {
+    Item* best = nullptr;
+    for (Item& item : items_) {
+      if (!item.is_taken && (best == nullptr || key(item) < key(*best))) best = &item;
+    }
+    return best == nullptr ? EvictionPolicy::kNone : best->name;
+  }
+  [[nodiscard]] std::uint64_t now() const { return now_; }
+  std::vector<Item> items_;
+
+ private:
+  std::uint64_t now_ = 0;
+};
+
+class LruModel final : public EvictionModel {
+ public:
+  std::uint32_t victim() override {
+    return least([](const Item& item) { return item.rested; });
+  }
+
+ private:
+  void used(Item& /*item*/) override {}
+};
+
+class SlruModel final : public EvictionModel {
+ public:
+  void seal(std::uint32_t name, std::uint32_t hash) override;
+  void rest(std::uint32_t name) override;
+  std::uint32_t victim() override;
+
+ private:
+  void used(Item& item) override { item.is_special = true; }
+  void freed(const Item& item, Freed /*why*/) override { std::erase(order_, item.name); }
+  void shrink();
+  std::vector<std::uint32_t> order_;
+};
+
+/// The blocks evicted from the small queue, by their hashes.
+class Ghosts {
+ public:
+  virtual ~Ghosts() = default;
+  virtual void add(std::uint32_t hash) = 0;
+  /// Whether it was there; it is no longer.
+  virtual bool take(std::uint32_t hash) = 0;
+};
+
+/// All of them.
+class AllGhosts final : public Ghosts {
+ public:
+  void add(std::uint32_t hash) override { hashes_.push_back(hash); }
+  bool take(std::uint32_t hash) override { return std::erase(hashes_, hash) != 0; }
+
+ private:
+  std::vector<std::uint32_t> hashes_;
+};
+
+/// As many as a policy for that many rows remembers, and as well.
+class SomeGhosts final : public Ghosts {
+ public:
+  explicit SomeGhosts(std::uint32_t rows) : evicted_(EvictedBlocks::create(rows).value()) {}
+  void add(std::uint32_t hash) override { evicted_.add(hash, 1); }
+  bool take(std::uint32_t hash) override { return evicted_.take(hash).has_value(); }
+
+ private:
+  EvictedBlocks evicted_;
+};
+
+class S3FifoModel final : public EvictionModel {
+ public:
+  explicit S3FifoModel(std::unique_ptr<Ghosts> ghosts) : ghosts_(std::move(ghosts)) {}
+  void seal(std::uint32_t name, std::uint32_t hash) override;
+  std::uint32_t victim() override;
+
+ private:
+  void used(Item& item) override;
+  void freed(const Item& item, Freed why) override;
+  std::unique_ptr<Ghosts> ghosts_;
+  std::vector<std::uint32_t> small_;
+  std::vector<std::uint32_t> main_;
+};
+
+/// No model: a policy of its own. For one whose numbers adapt as it goes, where the question is
+/// whether somebody else's policy was told the right things.
+class PolicyModel final : public EvictionModel {
+ public:
+  /// `rows` outlives it; item names are row numbers.
+  PolicyModel(EvictionKind kind, EvictionRows& rows, std::uint32_t row_count)
+      : policy_(EvictionPolicy::create(kind, rows, row_count).value()) {}
+  void seal(std::uint32_t name, std::uint32_t hash) override;
+  void take(std::uint32_t name) override;
+  void use_again(std::uint32_t name) override;
+  void rest(std::uint32_t name) override;
+  void free(std::uint32_t name, Freed why) override;
+  std::uint32_t victim() override { return policy_->victim(); }
+
+ private:
+  void used(Item& /*item*/) override {}
+  std::unique_ptr<EvictionPolicy> policy_;
+};
+
+}  // namespace pegaflow::testing
