@@ -25,7 +25,10 @@ using pegaflow::sim::World;
 constexpr std::uint64_t kStepsPerWorld = 3000;
 
 /// What a run of 100,000 steps has to have seen; without it the run says nothing.
-constexpr const char* kRequired[] = {"evictions",
+constexpr const char* kRequired[] = {"evictions, lru",
+                                     "evictions, slru",
+                                     "evictions, s3-fifo",
+                                     "evictions, weighted-lru",
                                      "retired",
                                      "cleaned",
                                      "skipped, present",
@@ -49,6 +52,10 @@ constexpr const char* kRequired[] = {"evictions",
                                      "open invalid_argument",
                                      "open again ok",
                                      "open again invalid_argument",
+                                     "condemn ok",
+                                     "condemn again",
+                                     "condemn gone",
+                                     "condemn invalid_argument",
                                      "lost",
                                      "process ended",
                                      "quiesced",
@@ -72,10 +79,11 @@ std::uint64_t steps_to_do() {
 }
 
 /// True when the world behaved.
-bool run_world(std::uint64_t seed, std::uint64_t steps, Coverage& coverage) {
+bool run_world(std::uint64_t seed, pegaflow::EvictionKind eviction, std::uint64_t steps,
+               Coverage& coverage) {
   // A broken invariant inside the store is a finding with a history, not the end of the process.
   const pegaflow::ThrowOnAssert guard;
-  World world(seed, coverage);
+  World world(seed, eviction, coverage);
   std::string what;
   try {
     for (std::uint64_t i = 0; i < steps; ++i) world.step();
@@ -103,8 +111,10 @@ int main() {
   Coverage coverage;
   std::uint64_t worlds = 0;
   for (std::uint64_t done = 0; done < steps; done += kStepsPerWorld) {
-    if (!run_world(seed + worlds * 0x9E3779B97F4A7C15ULL, std::min(kStepsPerWorld, steps - done),
-                   coverage)) {
+    // Each policy in turn.
+    const auto eviction = pegaflow::kEvictionKinds[worlds % pegaflow::kEvictionKinds.size()];
+    if (!run_world(seed + worlds * 0x9E3779B97F4A7C15ULL, eviction,
+                   std::min(kStepsPerWorld, steps - done), coverage)) {
       fmt::print("seed: {}, world {}, steps {} to {}\n", seed, worlds, done, done + kStepsPerWorld);
       return 1;
     }

@@ -49,7 +49,25 @@ void OracleStore::add_shape(ShapeId id, const Shape& description) {
         static_cast<std::uint32_t>((frames * bytes + unit_bytes_ - 1) / unit_bytes_);
     shape.units.push_back(name == fullest.first ? count : std::min(wanted, range(name).count));
   }
+  shape.order = make_order(shape.frame_bytes);
   shapes_.emplace(id, std::move(shape));
+}
+
+std::unique_ptr<OracleStore::Order> OracleStore::make_order(std::uint64_t frame_bytes) {
+  // As many as the pool can ever have.
+  const auto frames =
+      static_cast<std::uint32_t>(std::max<std::uint64_t>(units_ * unit_bytes_ / frame_bytes, 1));
+  switch (options_.eviction) {
+    case EvictionKind::kLru:
+      return std::make_unique<testing::LruModel>();
+    case EvictionKind::kSlru:
+      return std::make_unique<testing::SlruModel>();
+    case EvictionKind::kS3Fifo:
+      return std::make_unique<testing::S3FifoModel>(std::make_unique<testing::SomeGhosts>(frames));
+    case EvictionKind::kWeightedLru:
+      return std::make_unique<testing::PolicyModel>(options_.eviction, *rows_, frames);
+  }
+  throw Mismatch{"an eviction policy without a model"};
 }
 
 OracleStore::Extent* OracleStore::extent_at(std::uint32_t unit) {

@@ -8,6 +8,7 @@
 #include <deque>
 #include <list>
 #include <map>
+#include <memory>
 #include <optional>
 #include <set>
 #include <span>
@@ -20,13 +21,15 @@
 #include "base/error.h"
 #include "base/id128.h"
 #include "engine/block_store.h"
+#include "engine/eviction.h"
 #include "engine/shape.h"
+#include "tests/support/eviction_models.h"
 
 namespace pegaflow::sim {
 
 /// A model of BlockStore. Which free frame of a shape a key gets, and ids, are chosen by the store
 /// under test; the model checks that the choice is legal. Everything else it works out by itself,
-/// also which extents there are and which goes to whom.
+/// also which extents there are and which goes to whom, and which block is evicted: see `Order`.
 ///
 /// What ends takes effect at once, but its blocks come back through one queue, first in first out:
 /// a step of it is one block given back, one row (claim, reservation, pin) ended, or one slot
@@ -51,6 +54,7 @@ class OracleStore {
   Result<BlockStore::OpenedPages> open(HolderId holder, const Id128& token, std::size_t first,
                                        std::size_t count, PinId pin);
   void release(HolderId holder, PinId pin);
+  Result<bool> condemn(HolderId holder, PinId pin, std::size_t place);
 
   /// `chosen` is what the store answered, for the choice of slots among the free ones. Throws
   /// Mismatch when a choice is not legal.
@@ -79,12 +83,15 @@ class OracleStore {
     State state = State::kFree;
     SpaceId space{};
     BlockKey key;
-    bool has_key = false;  ///< The key leads to this frame; not so once it was reserved elsewhere.
+    /// The key leads to this frame; not so once it was reserved elsewhere, or condemned.
+    bool has_key = false;
     Id128 writer;
     std::uint64_t job = 0;
     std::uint64_t last_use = 0;  ///< When it came to rest.
     int holds = 0;               ///< Claims and pins, until their blocks were given back.
   };
+  /// Which of a shape's blocks goes next; blocks are named by their frames.
+  using Order = testing::EvictionModel;
   struct Run {
     std::uint32_t first = 0;
     std::uint32_t count = 0;
@@ -99,6 +106,7 @@ class OracleStore {
     bool leaving = false;
   };
   struct OneShape {
+    std::unique_ptr<Order> order = {};
     std::vector<std::pair<std::uint32_t, std::uint64_t>> parts = {};  ///< Node, and bytes.
     std::vector<std::uint32_t> units = {};
     std::uint64_t frame_bytes = 0;
@@ -184,11 +192,13 @@ class OracleStore {
   Job* job_of(const JobId& id);
   Job* job_of(std::uint64_t serial);
 
+  void seal(SlotIndex slot, const Id128& writer);
   void hold(SlotIndex slot);
   void rest(SlotIndex slot);
+  void came_to_rest(SlotIndex slot);
   void give_back(SlotIndex slot);
-  void free(SlotIndex slot);
-  void evict(SlotIndex slot);
+  void free(SlotIndex slot, EvictionPolicy::Freed why = EvictionPolicy::Freed::kDropped);
+  void evict(SlotIndex slot, EvictionPolicy::Freed why = EvictionPolicy::Freed::kDropped);
   void forget(Job& job);
   void end_shard(Job& job, std::uint32_t shard);
   void settle(Job& job);
@@ -196,9 +206,12 @@ class OracleStore {
   void end_pin(HolderId holder, PinId name);
   bool make_room(ShapeId shape, std::size_t& steps);
   [[nodiscard]] bool has_free(ShapeId shape) const;
-  [[nodiscard]] SlotIndex victim(ShapeId shape) const;
+  /// Throws Mismatch when it is none that may be evicted.
+  [[nodiscard]] SlotIndex victim(ShapeId shape);
+  [[nodiscard]] Order& order_of(SlotIndex slot);
 
   // ---- the pool (oracle_pool.cpp)
+  [[nodiscard]] std::unique_ptr<Order> make_order(std::uint64_t frame_bytes);
   [[nodiscard]] std::uint64_t bytes_of(Run run) const;
   [[nodiscard]] Run range(std::uint32_t node) const;
   [[nodiscard]] std::optional<Run> free_run(std::uint32_t node, std::uint32_t count,
@@ -229,6 +242,7 @@ class OracleStore {
   std::uint32_t slots_a_unit_;
   std::vector<Slot> slots_;
   std::list<Extent> extents_;
+  std::unique_ptr<EvictionRows> rows_;  ///< Of orders that are policies.
   std::map<ShapeId, OneShape> shapes_;
   std::uint64_t uses_ = 0;
   std::uint64_t quiet_ = 0;

@@ -11,12 +11,14 @@
 #include <random>
 #include <set>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include <fmt/core.h>
 
 #include "base/clock.h"
 #include "engine/block_store.h"
+#include "engine/eviction.h"
 #include "engine/node_ranges.h"
 #include "engine/shape.h"
 #include "tests/sim/oracle_store.h"
@@ -36,7 +38,7 @@ struct Coverage {
 /// Everything follows from the seed. Thread-bound.
 class World {
  public:
-  World(std::uint64_t seed, Coverage& coverage);
+  World(std::uint64_t seed, EvictionKind eviction, Coverage& coverage);
 
   /// Throws Mismatch when the store and the model, or the bytes, disagree.
   void step();
@@ -118,6 +120,7 @@ class World {
   void open();
   void open_again();
   void release();
+  void condemn();
   void connect();
   void lose_connection();
   void end_process();
@@ -161,7 +164,12 @@ class World {
   [[nodiscard]] std::uint32_t shards_of_save(const Save& save) const;
   void add_page(Save& save, SlotIndex frame, const BlockKey& key, std::uint32_t shard);
   template <typename... Args>
-  void note(fmt::format_string<Args...> format, Args&&... args);
+  void note(fmt::format_string<Args...> format, Args&&... args) {
+    history_.push_back(fmt::format("{}: ", steps_) +
+                       fmt::format(format, std::forward<Args>(args)...));
+    if (history_.size() > kHistory) history_.pop_front();
+    ++notes_;
+  }
 
   std::mt19937_64 random_;
   Coverage& coverage_;
@@ -171,7 +179,12 @@ class World {
   std::unique_ptr<OracleStore> oracle_;
   std::unique_ptr<PageMemory> memory_;
 
-  std::array<double, 20> weights_{};
+  static constexpr std::size_t kHistory = 200;
+  static constexpr std::uint64_t kCell = 4096;
+  /// The instance whose ranks hold a shard each.
+  static constexpr std::uint32_t kShared = 2;
+  static constexpr std::size_t kEventKinds = 21;
+  std::array<double, kEventKinds> weights_{};
   std::vector<Process> processes_;
   std::vector<Connection> connections_;
   std::vector<HolderId> former_holders_;

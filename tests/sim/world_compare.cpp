@@ -69,6 +69,7 @@ void World::compare_stats() {
   same("evictions", got.evictions, want.evictions);
   same("cleaned", got.cleaned, want.cleaned);
   same("retired", got.retired, want.retired);
+  same("condemned", got.condemned, want.condemned);
   same("skipped_present", got.skipped_present, want.skipped_present);
   same("skipped_no_room", got.skipped_no_room, want.skipped_no_room);
   same("claims_revoked", got.claims_revoked, want.claims_revoked);

@@ -1,0 +1,181 @@
+// The model's lookups, claims and pins.
+
+#include <algorithm>
+#include <utility>
+
+#include "tests/sim/oracle_store.h"
+
+namespace pegaflow::sim {
+
+SlotIndex OracleStore::find(SpaceId space, const BlockKey& key) const {
+  for (SlotIndex slot = 0; slot < slots_.size(); ++slot) {
+    if (slots_[slot].has_key && slots_[slot].space == space && slots_[slot].key == key) return slot;
+  }
+  return kNoSlot;
+}
+
+std::size_t OracleStore::lookup(SpaceId space, std::span<const BlockKey> keys) {
+  std::size_t found = 0;
+  while (live_spaces_.contains(space) && found < keys.size()) {
+    const SlotIndex slot = find(space, keys[found]);
+    if (!is_readable(slot)) break;
+    ++found;
+  }
+  ++counted_.lookups;
+  counted_.lookup_hits += found;
+  counted_.lookup_misses += keys.size() - found;
+  return found;
+}
+
+std::set<BlockKey> OracleStore::sealed(SpaceId space) const {
+  std::set<BlockKey> keys;
+  for (const Slot& slot : slots_) {
+    if (slot.state == State::kSealed && slot.has_key && slot.space == space) keys.insert(slot.key);
+  }
+  return keys;
+}
+
+Result<std::size_t> OracleStore::claim(HolderId holder, SpaceId space,
+                                       std::span<const BlockKey> keys, const Id128& token) {
+  if (!is_active(holder)) return fail(Errc::kGone, "holder");
+  if (token.is_none() || claim_of(token) != nullptr) return fail(Errc::kInvalidArgument, "token");
+  if (claims_.size() == options_.max_claims) return fail(Errc::kBusy, "claims");
+  if (!live_spaces_.contains(space)) return 0;
+
+  const std::uint32_t instance = holders_.at(holder).instance;
+  const auto share_of = [&](double share) {
+    return static_cast<std::uint64_t>(share * static_cast<double>(options_.pool_bytes));
+  };
+  const std::uint64_t frame = shapes_.at(live_spaces_.at(space)).frame_bytes;
+  const std::uint64_t held_before = held_by_instance(instance);
+  Claim claim{.serial = next_serial_++,
+              .token = token,
+              .holder = holder,
+              .space = space,
+              .made = clock_.now()};
+  for (const BlockKey& key : keys) {
+    const SlotIndex slot = find(space, key);
+    if (!is_readable(slot)) break;
+    const bool over_instance =
+        held_before + (claim.blocks.size() + 1) * frame > share_of(options_.instance_share);
+    const bool over_node =
+        slots_[slot].holds == 0 && held_on_node() + frame > share_of(options_.node_share);
+    if (over_instance || over_node) {
+      ++counted_.claims_shortened;
+      break;
+    }
+    hold(slot);
+    claim.blocks.push_back(slot);
+  }
+  const std::size_t count = claim.blocks.size();
+  if (count != 0) claims_.push_back(std::move(claim));
+  return count;
+}
+
+std::uint64_t OracleStore::held_by_instance(std::uint32_t instance) const {
+  std::uint64_t held = 0;
+  for (const Claim& claim : claims_) {
+    if (holders_.at(claim.holder).instance != instance) continue;
+    for (const SlotIndex slot : claim.blocks) held += bytes_of(slot);
+  }
+  for (const Pin& pin : pins_) {
+    if (pin.instance == instance && !has_claim(pin.claim)) held += pin.bytes;
+  }
+  return held;
+}
+
+std::uint64_t OracleStore::held_on_node() const {
+  std::uint64_t held = 0;
+  for (SlotIndex slot = 0; slot < slots_.size(); ++slot) {
+    if (slots_[slot].holds != 0) held += bytes_of(slot);
+  }
+  return held;
+}
+
+bool OracleStore::has_claim(std::uint64_t serial) const {
+  return std::any_of(claims_.begin(), claims_.end(),
+                     [&](const Claim& claim) { return claim.serial == serial; });
+}
+
+OracleStore::Claim* OracleStore::claim_of(const Id128& token) {
+  for (Claim& claim : claims_) {
+    if (claim.token == token) return &claim;
+  }
+  return nullptr;
+}
+
+void OracleStore::unclaim(HolderId holder, const Id128& token) {
+  const Claim* const claim = claim_of(token);
+  if (claim == nullptr || claim->holder != holder) return;
+  end_claim(claim->serial);
+  slice();
+}
+
+Result<BlockStore::OpenedPages> OracleStore::open(HolderId holder, const Id128& token,
+                                                  std::size_t first, std::size_t count, PinId pin) {
+  if (!is_active(holder)) return fail(Errc::kGone, "holder");
+  const auto answer = [&](const Pin& opened) {
+    BlockStore::OpenedPages pages{.slots = opened.blocks};
+    for (const SlotIndex slot : opened.blocks) {
+      if (slots_[slot].writer == holders_.at(holder).writer()) ++pages.by_this_process;
+    }
+    return pages;
+  };
+  for (const Pin& known : pins_) {
+    if (known.holder != holder || known.name != pin) continue;
+    const bool same = known.token == token && known.first == first && known.blocks.size() == count;
+    if (!same) return fail(Errc::kInvalidArgument, "another range");
+    return answer(known);
+  }
+  Claim* const claim = claim_of(token);
+  if (claim == nullptr || !is_active(claim->holder) || !live_spaces_.contains(claim->space)) {
+    return fail(Errc::kGone, "claim");
+  }
+  if (count == 0 || first >= claim->blocks.size() || count > claim->blocks.size() - first) {
+    return fail(Errc::kInvalidArgument, "range");
+  }
+  if (pins_.size() == options_.max_pins) return fail(Errc::kBusy, "pins");
+  for (std::size_t i = first; i < first + count; ++i) {
+    if (!slots_[claim->blocks[i]].has_key) return fail(Errc::kGone, "condemned");
+  }
+  claim->opened = true;
+  Pin opened{.holder = holder,
+             .name = pin,
+             .token = token,
+             .first = first,
+             .claim = claim->serial,
+             .instance = holders_.at(claim->holder).instance,
+             .opened = clock_.now()};
+  for (std::size_t i = first; i < first + count; ++i) {
+    ++slots_[claim->blocks[i]].holds;
+    opened.blocks.push_back(claim->blocks[i]);
+    opened.bytes += bytes_of(claim->blocks[i]);
+  }
+  pins_.push_back(opened);
+  return answer(opened);
+}
+
+void OracleStore::release(HolderId holder, PinId pin) {
+  if (!is_known(holder)) return;
+  const bool exists = std::any_of(pins_.begin(), pins_.end(), [&](const Pin& each) {
+    return each.holder == holder && each.name == pin;
+  });
+  if (!exists) return;
+  end_pin(holder, pin);
+  slice();
+}
+
+Result<bool> OracleStore::condemn(HolderId holder, PinId name, std::size_t place) {
+  const auto pin = std::find_if(pins_.begin(), pins_.end(), [&](const Pin& each) {
+    return each.holder == holder && each.name == name;
+  });
+  if (pin == pins_.end() || !is_known(holder)) return fail(Errc::kGone, "pin");
+  if (place >= pin->blocks.size()) return fail(Errc::kInvalidArgument, "place");
+  Slot& slot = slots_[pin->blocks[place]];
+  if (!slot.has_key) return false;
+  slot.has_key = false;
+  ++counted_.condemned;
+  return true;
+}
+
+}  // namespace pegaflow::sim

@@ -1,0 +1,165 @@
+// The model's queue of work.
+
+#include <algorithm>
+
+#include "tests/sim/oracle_store.h"
+
+namespace pegaflow::sim {
+
+bool OracleStore::work() {
+  slice();
+  return has_work();
+}
+
+void OracleStore::start_cleanup() {
+  const bool under_way = std::any_of(queue_.begin(), queue_.end(),
+                                     [](const Work& work) { return work.kind == Kind::kCleanup; });
+  if (!under_way) {
+    cleanup_ = {};
+    queue_.push_back({.kind = Kind::kCleanup});
+  }
+  slice();
+}
+
+void OracleStore::slice() {
+  for (std::size_t i = 0; i < options_.slice_blocks; ++i) {
+    if (!step()) return;
+  }
+}
+
+bool OracleStore::step() {
+  while (!queue_.empty()) {
+    if (step(queue_.front())) return true;
+    queue_.pop_front();
+  }
+  return false;
+}
+
+bool OracleStore::step(Work& work) {
+  switch (work.kind) {
+    case Kind::kGiveBack: {
+      if (work.blocks.empty()) return false;
+      const SlotIndex slot = work.blocks.back();  // The end of a chain comes to rest first.
+      work.blocks.pop_back();
+      give_back(slot);
+      return true;
+    }
+    case Kind::kFreeJob: {
+      Job* const job = job_of(work.job);
+      if (job->slots.empty()) {
+        job->queued = false;
+        settle(*job);
+        return false;
+      }
+      free(job->slots.back());
+      job->slots.pop_back();
+      return true;
+    }
+    case Kind::kLeave:
+      return step_leave(work.holder);
+    case Kind::kRetire:
+      return step_retire(work.space);
+    case Kind::kDeadSweep: {
+      if (next_touched(work.next) == kNoSlot && work.again) work = {.kind = Kind::kDeadSweep};
+      const SlotIndex slot = next_touched(work.next);
+      if (slot == kNoSlot) return false;
+      work.next = slot + 1;
+      const Slot& content = slots_[slot];
+      if (content.state == State::kSealed && content.holds == 0 &&
+          !live_spaces_.contains(content.space)) {
+        ++counted_.retired;
+        free(slot);
+      }
+      return true;
+    }
+    case Kind::kCleanup: {
+      const SlotIndex slot = next_touched(work.next);
+      if (slot == kNoSlot) {
+        cleanup_.done = true;
+        return false;
+      }
+      work.next = slot + 1;
+      const Slot& content = slots_[slot];
+      if (content.state == State::kSealed && content.holds == 0) {
+        ++(live_spaces_.contains(content.space) ? counted_.cleaned : counted_.retired);
+        ++cleanup_.evicted_blocks;
+        cleanup_.evicted_bytes += bytes_of(slot);
+        free(slot);
+      } else if (content.state != State::kFree) {
+        ++cleanup_.still_referenced_blocks;
+      }
+      return true;
+    }
+    case Kind::kLeaving: {
+      while (const Extent* const extent = extent_with(work.extent)) {
+        if (work.next >= extent->touched) throw Mismatch{"an extent leaves with blocks in it"};
+        const SlotIndex slot = first_slot(*extent) + work.next++;
+        if (slots_[slot].state != State::kSealed) continue;
+        evict(slot);
+        return true;
+      }
+      --shapes_.at(work.for_shape).leaving_for_it;
+      return false;
+    }
+  }
+  return false;
+}
+
+bool OracleStore::step_leave(HolderId holder) {
+  if (!holders_.contains(holder)) return false;
+  for (const Claim& claim : claims_) {
+    if (claim.holder != holder) continue;
+    end_claim(claim.serial);
+    return true;
+  }
+  const bool gone = holders_.at(holder).gone;
+  const std::uint32_t shard = holders_.at(holder).shard;
+  // Live ones first, then those forgotten first.
+  const auto first_job = [&](bool live) {
+    Job* first = nullptr;
+    for (Job& job : jobs_) {
+      if ((job.fate == Fate::kLive) != live || shard >= job.writers.size()) continue;
+      const Writer& own = job.writers[shard];
+      const bool takes_part = own.part == Part::kWriting || own.part == Part::kPublished;
+      if (!takes_part || own.holder != holder) continue;
+      if (first == nullptr || own.listed < first->writers[shard].listed) first = &job;
+    }
+    return first;
+  };
+  if (Job* const job = first_job(true)) {
+    const std::uint64_t serial = job->serial;
+    const bool ends_now = gone && job->writers[shard].part == Part::kWriting;
+    forget(*job);
+    if (ends_now) end_shard(*job_of(serial), shard);
+    return true;
+  }
+  if (!gone) return false;
+  if (Job* const job = first_job(false)) {
+    end_shard(*job, shard);
+    return true;
+  }
+  for (const Pin& pin : pins_) {
+    if (pin.holder != holder) continue;
+    end_pin(pin.holder, pin.name);
+    return true;
+  }
+  holders_.erase(holder);
+  return false;
+}
+
+bool OracleStore::step_retire(SpaceId space) {
+  for (const Claim& claim : claims_) {
+    if (claim.space != space) continue;
+    ++counted_.claims_revoked;
+    end_claim(claim.serial);
+    return true;
+  }
+  for (Job& job : jobs_) {
+    if (job.space != space || job.fate != Fate::kLive) continue;
+    forget(job);
+    return true;
+  }
+  return false;
+}
+
+}  // namespace pegaflow::sim

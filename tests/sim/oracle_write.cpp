@@ -1,0 +1,229 @@
+// The model's jobs: what is reserved for them, and how they end.
+
+#include <algorithm>
+
+#include <fmt/format.h>
+
+#include "tests/sim/oracle_store.h"
+
+namespace pegaflow::sim {
+
+std::size_t OracleStore::Job::count(Part part) const {
+  return static_cast<std::size_t>(std::count_if(
+      writers.begin(), writers.end(), [&](const Writer& writer) { return writer.part == part; }));
+}
+
+bool OracleStore::is_doomed(const Job& job) const {
+  const auto left = [&](const Writer& writer) {
+    return (writer.part == Part::kWriting || writer.part == Part::kPublished) &&
+           !is_active(writer.holder);
+  };
+  return job.fate != Fate::kLive || !live_spaces_.contains(job.space) ||
+         std::any_of(job.writers.begin(), job.writers.end(), left);
+}
+
+OracleStore::Job* OracleStore::job_of(const JobId& id) {
+  for (Job& job : jobs_) {
+    if (job.id == id && job.named) return &job;
+  }
+  return nullptr;
+}
+
+OracleStore::Job* OracleStore::job_of(std::uint64_t serial) {
+  for (Job& job : jobs_) {
+    if (job.serial == serial) return &job;
+  }
+  throw Mismatch{"the model has lost a job"};
+}
+
+bool OracleStore::make_room(ShapeId shape, std::size_t& steps) {
+  while (!has_free(shape) && !grow(shape)) {
+    const SlotIndex own = victim(shape);
+    start_exchange(shape, own);
+    if (steps != 0 && (own == kNoSlot || shapes_.at(shape).leaving_for_it != 0)) {
+      if (queue_.empty()) {
+        if (claims_.empty()) return false;
+        // The oldest claim, but before all others the oldest that nobody opened within the grace.
+        const auto unopened = std::find_if(claims_.begin(), claims_.end(), [&](const Claim& claim) {
+          return !claim.opened && clock_.now() - claim.made >= options_.claim_grace;
+        });
+        end_claim(unopened != claims_.end() ? unopened->serial : claims_.front().serial);
+        ++counted_.claims_revoked;
+      }
+      if (step()) --steps;
+      continue;
+    }
+    if (own == kNoSlot) return false;
+    if (extent_of(own)->leaving) {
+      if (steps == 0) return false;
+      --steps;
+    }
+    evict(own, EvictionPolicy::Freed::kEvicted);
+  }
+  return true;
+}
+
+Result<std::vector<SlotIndex>> OracleStore::reserve(HolderId holder, SpaceId space,
+                                                    const JobId& job_id, std::size_t first,
+                                                    std::span<const BlockKey> keys,
+                                                    const Result<std::vector<SlotIndex>>& chosen) {
+  if (!is_active(holder)) return fail(Errc::kGone, "holder");
+  if (!live_spaces_.contains(space)) return fail(Errc::kGone, "space");
+  const Holder& who = holders_.at(holder);
+  Job* job = job_of(job_id);
+  if (job != nullptr) {
+    if (is_doomed(*job)) return fail(Errc::kGone, "job");
+    if (job->writers.size() != who.shards || job->space != space) {
+      return fail(Errc::kInvalidArgument, "job");
+    }
+    const Writer& own = job->writers[who.shard];
+    if (own.part == Part::kPublished) return fail(Errc::kInvalidArgument, "published");
+    if (own.part == Part::kWriting && own.holder != holder) {
+      return fail(Errc::kInvalidArgument, "another holder");
+    }
+  } else if (jobs_.size() == options_.max_reservations) {
+    return fail(Errc::kBusy, "jobs");
+  }
+  const auto make_job = [&] {
+    if (job == nullptr) {
+      jobs_.push_back({.serial = next_serial_++,
+                       .id = job_id,
+                       .space = space,
+                       .deadline = clock_.now() + options_.reservation_timeout,
+                       .writers = std::vector<Writer>(who.shards)});
+      job = &jobs_.back();
+    }
+    Writer& own = job->writers[who.shard];
+    if (own.part == Part::kNotAsked) own = {Part::kWriting, holder, 0, next_serial_++};
+  };
+  const bool shared = who.shards > 1;
+  if (shared) {
+    const bool takes_part = job != nullptr && job->writers[who.shard].part == Part::kWriting;
+    if (first > (takes_part ? job->writers[who.shard].asked : 0)) {
+      return fail(Errc::kInvalidArgument, "first");
+    }
+    make_job();
+    job->writers[who.shard].asked = std::max(job->writers[who.shard].asked, first + keys.size());
+  }
+  if (!chosen || chosen->size() != keys.size()) {
+    throw Mismatch{"reserve does not answer for each key"};
+  }
+  const ShapeId shape = live_spaces_.at(space);
+  std::vector<SlotIndex> slots;
+  std::size_t steps = options_.slice_blocks;
+  const auto decide = [&](const BlockKey& key, SlotIndex choice) {
+    if (const SlotIndex present = find(space, key); present != kNoSlot) {
+      if (is_readable(present) ||
+          (slots_[present].state == State::kWritten && !is_doomed(*job_of(slots_[present].job)))) {
+        ++counted_.skipped_present;
+        return kNoSlot;
+      }
+      if (slots_[present].state == State::kSealed) {
+        evict(present);  // Its extent is leaving.
+      } else {
+        slots_[present].has_key = false;  // Forgotten: the key may be reserved in another frame.
+      }
+    }
+    if (!make_room(shape, steps)) {
+      ++counted_.skipped_no_room;
+      return kNoSlot;
+    }
+    Extent* const extent = choice < slots_.size() ? extent_of(choice) : nullptr;
+    if (extent == nullptr || extent->shape != shape || extent->leaving ||
+        choice - first_slot(*extent) >= extent->frames || slots_[choice].state != State::kFree) {
+      throw Mismatch{fmt::format("a key got {}, which is no free frame of its shape",
+                                 choice == kNoSlot ? "none" : fmt::format("frame {}", choice))};
+    }
+    make_job();
+    slots_[choice] = {.state = State::kWritten,
+                      .space = space,
+                      .key = key,
+                      .has_key = true,
+                      .writer = who.writer(),
+                      .job = job->serial};
+    extent->touched = std::max(extent->touched, choice - first_slot(*extent) + 1);
+    job->slots.push_back(choice);
+    return choice;
+  };
+  for (std::size_t i = 0; i < keys.size(); ++i) {
+    if (shared && first + i < job->answers.size()) {
+      slots.push_back(job->answers[first + i]);
+      continue;
+    }
+    slots.push_back(decide(keys[i], (*chosen)[i]));
+    if (shared) job->answers.push_back(slots.back());
+  }
+  return slots;
+}
+
+Result<std::size_t> OracleStore::publish(HolderId holder, const JobId& job_id, std::size_t limit) {
+  Job* const job = job_of(job_id);
+  if (job == nullptr || !is_known(holder)) return fail(Errc::kGone, "unknown");
+  const Holder& who = holders_.at(holder);
+  if (job->writers.size() != who.shards) return fail(Errc::kGone, "unknown");
+  Writer& own = job->writers[who.shard];
+  if ((own.part != Part::kWriting && own.part != Part::kPublished) || own.holder != holder) {
+    return fail(Errc::kGone, "unknown");
+  }
+  if (is_doomed(*job)) {
+    ++counted_.late_publishes;
+    abandon(holder, job_id);
+    return fail(Errc::kGone, "forgotten");
+  }
+  own.part = Part::kPublished;
+  if (job->count(Part::kPublished) != job->writers.size()) return 0;
+  const auto knows_all = [&](const Writer& writer) { return writer.asked == job->answers.size(); };
+  if (job->writers.size() > 1 &&
+      !std::all_of(job->writers.begin(), job->writers.end(), knows_all)) {
+    abandon(holder, job_id);
+    return fail(Errc::kGone, "different keys");
+  }
+  while (limit-- != 0 && !job->slots.empty()) {
+    const SlotIndex slot = job->slots.back();
+    job->slots.pop_back();
+    seal(slot, who.writer());
+    ++counted_.insertions;
+  }
+  const std::size_t left = job->slots.size();
+  if (left == 0) jobs_.remove_if([&](const Job& each) { return &each == job; });
+  return left;
+}
+
+void OracleStore::abandon(HolderId holder, const JobId& job_id) {
+  Job* const job = job_of(job_id);
+  if (job == nullptr || !is_known(holder)) return;
+  const Holder& who = holders_.at(holder);
+  if (job->writers.size() != who.shards) return;
+  const Writer& own = job->writers[who.shard];
+  const bool takes_part = own.part == Part::kWriting || own.part == Part::kPublished;
+  if (takes_part ? own.holder != holder : who.shards == 1) return;
+  const bool is_done = own.part == Part::kPublished;
+  const std::uint64_t serial = job->serial;
+  if (job->fate == Fate::kLive) forget(*job);
+  if (!is_done) end_shard(*job_of(serial), who.shard);
+  slice();
+}
+
+void OracleStore::expire() {
+  for (std::size_t i = 0; i < options_.slice_blocks; ++i) {
+    const auto first =
+        std::find_if(jobs_.begin(), jobs_.end(), [](const Job& job) { return job.due; });
+    if (first == jobs_.end() || first->deadline > clock_.now()) return;
+    first->due = false;
+    if (first->fate == Fate::kLive) {
+      ++counted_.reservations_timed_out;
+      forget(*first);
+    } else {
+      settle(*first);
+    }
+  }
+}
+
+std::optional<TimePoint> OracleStore::next_deadline() const {
+  for (const Job& job : jobs_) {
+    if (job.due) return job.deadline;
+  }
+  return std::nullopt;
+}
+
+}  // namespace pegaflow::sim

@@ -1,0 +1,99 @@
+// Calls that no process of ours makes.
+
+#include <algorithm>
+#include <utility>
+
+#include <fmt/format.h>
+
+#include "tests/sim/world.h"
+#include "tests/sim/world_words.h"
+
+namespace pegaflow::sim {
+
+void World::call_wrongly() {
+  const std::vector<BlockKey> keys = pick_keys();
+  const auto who = pick_talking();
+  const HolderId talking = who ? connections_[*who].holder : HolderId{0};
+  const HolderId former =
+      former_holders_.empty() ? HolderId{1U << 30} : former_holders_[pick(former_holders_.size())];
+  const Id128 old_token =
+      former_tokens_.empty() ? Id128{7, 7} : former_tokens_[pick(former_tokens_.size())];
+  const auto expect = [&](const char* what, auto answered, auto expected) {
+    note("wrong: {}", what);
+    if (!same_outcome(answered, expected)) {
+      throw Mismatch{
+          fmt::format("{} answers {} and should {}", what, outcome(answered), outcome(expected))};
+    }
+    coverage_.hit("wrong " + outcome(answered));
+  };
+  switch (pick(8)) {
+    case 0:
+      expect("claim of a former holder", store_->claim(former, spaces_[0].id, keys, Id128{9, 9}),
+             oracle_->claim(former, spaces_[0].id, keys, Id128{9, 9}));
+      break;
+    case 1:
+      expect("claim without token", store_->claim(talking, spaces_[0].id, keys, Id128{}),
+             oracle_->claim(talking, spaces_[0].id, keys, Id128{}));
+      break;
+    case 2: {
+      if (claims_.empty()) break;
+      const Id128 token = claims_[pick(claims_.size())].token;
+      const auto answered = store_->claim(talking, spaces_[0].id, {}, token);
+      expect("claim under a used token", answered,
+             oracle_->claim(talking, spaces_[0].id, {}, token));
+      break;
+    }
+    case 3:
+      expect("open of an old token", store_->open(talking, old_token, 0, 1, PinId{next_pin_}),
+             oracle_->open(talking, old_token, 0, 1, PinId{next_pin_}));
+      break;
+    case 4: {
+      const JobId job{Id128{3, 3}, 1};
+      const auto answered = store_->reserve(former, spaces_[0].id, job, 0, keys);
+      expect("reserve of a former holder", answered,
+             oracle_->reserve(former, spaces_[0].id, job, 0, keys, answered));
+      break;
+    }
+    case 5: {
+      if (former_spaces_.empty()) break;
+      const SpaceId space = former_spaces_[pick(former_spaces_.size())];
+      const JobId job{Id128{3, 3}, 2};
+      const auto answered = store_->reserve(talking, space, job, 0, keys);
+      expect("reserve in a former space", answered,
+             oracle_->reserve(talking, space, job, 0, keys, answered));
+      break;
+    }
+    case 6: {
+      // Somebody else's job: neither its slots nor its blocks may change hands.
+      if (saves_.empty()) break;
+      const Save& save = saves_[pick(saves_.size())];
+      const JobId job = save.job;
+      const HolderId other = chance(0.5) ? talking : former;
+      if (other == save.holder || shards_of_save(save) > 1) break;
+      const auto reserved = store_->reserve(other, save.space, job, 0, keys);
+      expect("reserve for a foreign job", reserved,
+             oracle_->reserve(other, save.space, job, 0, keys, reserved));
+      const auto answered = store_->publish(other, job, 1);
+      expect("publish of a foreign job", answered, oracle_->publish(other, job, 1));
+      store_->abandon(other, job);
+      oracle_->abandon(other, job);
+      break;
+    }
+    default:
+      note("wrong: release, unclaim, lost and gone of nobody");
+      store_->release(former, PinId{1});
+      oracle_->release(former, PinId{1});
+      store_->unclaim(talking, old_token);
+      oracle_->unclaim(talking, old_token);
+      store_->holder_lost(former);
+      oracle_->holder_lost(former);
+      store_->holder_gone(former);
+      oracle_->holder_gone(former);
+      if (!former_spaces_.empty()) {
+        store_->retire_space(former_spaces_[0]);
+        oracle_->retire_space(former_spaces_[0]);
+      }
+  }
+}
+
+}  // namespace pegaflow::sim

@@ -1,0 +1,155 @@
+// What processes do to load.
+
+#include <algorithm>
+#include <utility>
+
+#include <fmt/format.h>
+
+#include "tests/sim/world.h"
+#include "tests/sim/world_words.h"
+
+namespace pegaflow::sim {
+
+void World::lookup() {
+  const SpaceId space = chance(0.95) || former_spaces_.empty()
+                            ? spaces_[pick(spaces_.size())].id
+                            : former_spaces_[pick(former_spaces_.size())];
+  const std::vector<BlockKey> keys = pick_keys();
+  const std::size_t found = store_->lookup(space, keys);
+  note("lookup space={} keys={} found={}", number(space), keys.size(), found);
+  if (found != oracle_->lookup(space, keys)) throw Mismatch{"lookup finds another prefix"};
+  coverage_.hit("lookup hit", found);
+}
+
+void World::claim() {
+  const auto who = pick_talking();
+  if (!who) return;
+  const HolderId holder = connections_[*who].holder;
+  const SpaceId space = pick_space(processes_[connections_[*who].process].instance);
+  const std::vector<BlockKey> keys = pick_keys();
+  const Id128 token{0, next_token_++};
+  note("claim holder={} space={} token={} keys={}", number(holder), number(space), token.low,
+       keys.size());
+  const auto count = store_->claim(holder, space, keys, token);
+  const auto expected = oracle_->claim(holder, space, keys, token);
+  if (!same_outcome(count, expected) || (count && *count != *expected)) {
+    throw Mismatch{
+        fmt::format("claim answers {} and should {}", outcome(count), outcome(expected))};
+  }
+  coverage_.hit("claim " + outcome(count));
+  if (!count || *count == 0) return;
+  Claim made{.holder = holder, .token = token, .space = space};
+  for (std::size_t i = 0; i < *count; ++i) {
+    made.blocks.push_back(published_.at({space, keys[i]}));
+  }
+  claims_.push_back(std::move(made));
+}
+
+void World::unclaim() {
+  if (claims_.empty()) return;
+  const std::size_t which = pick(claims_.size());
+  const Claim claim = claims_[which];
+  if (!may_speak(claim.holder)) return;
+  note("unclaim holder={} token={}", number(claim.holder), claim.token.low);
+  store_->unclaim(claim.holder, claim.token);
+  oracle_->unclaim(claim.holder, claim.token);
+  former_tokens_.push_back(claim.token);
+  claims_.erase(claims_.begin() + static_cast<std::ptrdiff_t>(which));
+}
+
+void World::open() {
+  const auto who = pick_talking();
+  if (!who || claims_.empty()) return;
+  const Claim& claim = claims_[pick(claims_.size())];
+  const HolderId holder = connections_[*who].holder;
+  const std::size_t first = pick(claim.blocks.size() + (chance(0.1) ? 2 : 0));
+  const std::size_t count =
+      pick(claim.blocks.size() - std::min(first, claim.blocks.size()) + 1) + (chance(0.05) ? 1 : 0);
+  const PinId pin{next_pin_++};
+  note("open holder={} token={} first={} count={} pin={}", number(holder), claim.token.low, first,
+       count, number(pin));
+  const auto pages = store_->open(holder, claim.token, first, count, pin);
+  const auto expected = oracle_->open(holder, claim.token, first, count, pin);
+  if (!same_outcome(pages, expected) ||
+      (pages &&
+       (pages->slots != expected->slots || pages->by_this_process != expected->by_this_process))) {
+    throw Mismatch{fmt::format("open answers {} and should {}", outcome(pages), outcome(expected))};
+  }
+  coverage_.hit("open " + outcome(pages));
+  if (!pages) return;
+  Load load{.holder = holder, .pin = pin, .token = claim.token, .first = first};
+  const ShapeId shape = shape_of(claim.space);
+  const std::uint32_t shard = processes_[connections_[*who].process].shard;
+  for (std::size_t i = 0; i < count; ++i) {
+    // Somebody of another instance may open the token; it reads the first shard.
+    const std::uint32_t own = shard < shapes_.at(shape).shards.size() ? shard : 0;
+    const SlotIndex frame = pages->slots[i];
+    const Page page{frame, place_of(frame, own, shape), {}, claim.blocks[first + i].at(own)};
+    memory_->verify(page.place, page.stamp);
+    memory_->begin_read(page.place);
+    load.pages.push_back(page);
+  }
+  loads_.push_back(std::move(load));
+}
+
+void World::open_again() {
+  // The same name twice: the same call again, or one for something else.
+  if (loads_.empty()) return;
+  const Load& load = loads_[pick(loads_.size())];
+  if (!may_speak(load.holder)) return;
+  const bool is_same = chance(0.5);
+  const std::size_t first = is_same ? load.first : pick(4);
+  const std::size_t count = is_same ? load.pages.size() : 1 + pick(4);
+  const Id128 token = is_same || claims_.empty() ? load.token : claims_[pick(claims_.size())].token;
+  note("open again holder={} token={} first={} count={} pin={}", number(load.holder), token.low,
+       first, count, number(load.pin));
+  const auto pages = store_->open(load.holder, token, first, count, load.pin);
+  const auto expected = oracle_->open(load.holder, token, first, count, load.pin);
+  if (!same_outcome(pages, expected) || (pages && pages->slots != expected->slots)) {
+    throw Mismatch{
+        fmt::format("open again answers {} and should {}", outcome(pages), outcome(expected))};
+  }
+  coverage_.hit("open again " + outcome(pages));
+}
+
+void World::release() {
+  if (loads_.empty()) return;
+  const std::size_t which = pick(loads_.size());
+  if (may_speak(loads_[which].holder)) release_load(which);
+}
+
+void World::release_load(std::size_t which) {
+  const Load load = loads_[which];
+  if (!load.copies_ended) {
+    for (const Page& page : load.pages) {
+      memory_->verify(page.place, page.stamp);
+      memory_->end_read(page.place);
+    }
+  }
+  const int times = chance(0.1) ? 2 : 1;
+  for (int i = 0; i < times; ++i) {
+    note("release holder={} pin={}", number(load.holder), number(load.pin));
+    store_->release(load.holder, load.pin);
+    oracle_->release(load.holder, load.pin);
+  }
+  loads_.erase(loads_.begin() + static_cast<std::ptrdiff_t>(which));
+}
+
+void World::condemn() {
+  // Somebody found wrong bytes in a page that he loads; also one whose connection was lost.
+  if (loads_.empty()) return;
+  const Load& load = loads_[pick(loads_.size())];
+  if (!may_speak(load.holder)) return;
+  const std::size_t place = pick(load.pages.size() + (chance(0.1) ? 2 : 0));
+  const PinId pin = chance(0.8) ? load.pin : PinId{next_pin_};
+  note("condemn holder={} pin={} place={}", number(load.holder), number(pin), place);
+  const auto news = store_->condemn(load.holder, pin, place);
+  const auto expected = oracle_->condemn(load.holder, pin, place);
+  if (!same_outcome(news, expected) || (news && *news != *expected)) {
+    throw Mismatch{
+        fmt::format("condemn answers {} and should {}", outcome(news), outcome(expected))};
+  }
+  coverage_.hit(news && !*news ? "condemn again" : "condemn " + outcome(news));
+}
+
+}  // namespace pegaflow::sim
