@@ -34,6 +34,7 @@ struct Report {
   std::vector<Figure> figures;
   Conditions conditions;
   bool json = false;
+  std::string text{};  ///< What people read in place of a table of all figures, unless empty.
 };
 
 /// "fill a pool with 1,000,000 blocks ..." on standard error, so that --json stays clean.
@@ -47,6 +48,7 @@ Outcome run_lookup(int argc, const char* const* argv);
 Outcome run_copy(int argc, const char* const* argv);
 Outcome run_start(int argc, const char* const* argv);
 Outcome run_server(int argc, const char* const* argv);
+Outcome run_replay(int argc, const char* const* argv);
 
 // Bodies of child processes; not for people.
 Result<void> run_serve_echo(std::span<const char* const> arguments);

@@ -123,6 +123,12 @@ std::string format_number(double value) {
   return value < 0 ? "-" + text : text;
 }
 
+std::string heading(const std::string& title, const Conditions& conditions) {
+  return fmt::format("{}  [version {}, {} cores, load average {:.2f}{}, seed {}]\n\n", title,
+                     conditions.version, conditions.cores, conditions.load_average,
+                     conditions.realtime ? ", real-time" : "", conditions.seed);
+}
+
 std::string table(const std::string& title, std::span<const Figure> figures,
                   const Conditions& conditions) {
   std::vector<std::array<std::string, 7>> rows;
@@ -143,10 +149,7 @@ std::string table(const std::string& title, std::span<const Figure> figures,
   for (const auto& row : rows) {
     for (std::size_t i = 0; i < row.size(); ++i) widths[i] = std::max(widths[i], row[i].size());
   }
-  std::string text =
-      fmt::format("{}  [version {}, {} cores, load average {:.2f}{}, seed {}]\n\n", title,
-                  conditions.version, conditions.cores, conditions.load_average,
-                  conditions.realtime ? ", real-time" : "", conditions.seed);
+  std::string text = heading(title, conditions);
   for (std::size_t line = 0; line < rows.size(); ++line) {
     const auto& row = rows[line];
     // Numbers to the right, words to the left.

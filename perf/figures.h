@@ -67,8 +67,8 @@ struct Figure {
   Params params;
   double figure = 0;
   std::string unit;  ///< Of `figure` and `bound`.
-  std::optional<double> bound;
-  std::string bound_name;  ///< "echo of the same bytes"; empty without a bound.
+  std::optional<double> bound{};
+  std::string bound_name{};  ///< "echo of the same bytes"; empty without a bound.
   Reach side = Reach::kAtMost;
   /// figure / bound should be on `side` of it; no value: the bound is there for comparison only.
   std::optional<double> reach = 1;
@@ -94,6 +94,9 @@ Conditions conditions_now(std::uint64_t seed);
 /// spread, load_average, cores, realtime, version,
 /// seed.
 std::string json_line(const Figure& figure, const Conditions& conditions);
+
+/// The first lines of what people read: the title, when and where.
+std::string heading(const std::string& title, const Conditions& conditions);
 
 /// A table for people, with the conditions above it.
 std::string table(const std::string& title, std::span<const Figure> figures,

@@ -25,6 +25,7 @@ constexpr Subcommand kSubcommands[] = {
     {"copy", "pool <-> engine memory, beside memcpy of the same bytes", run_copy},
     {"start", "from start to ready, beside threads that only touch the same memory", run_start},
     {"server", "idle, memory a block, longest turn, CPU of reserve and publish", run_server},
+    {"replay", "a request trace through pools of chosen sizes and eviction policies", run_replay},
 };
 
 void print_help(std::ostream& out) {
@@ -33,8 +34,8 @@ void print_help(std::ostream& out) {
   for (const Subcommand& subcommand : kSubcommands) {
     out << fmt::format("  {:<8} {}\n", subcommand.name, subcommand.sentence);
   }
-  out << "\nEach starts the server it needs and is done within 60 s. `pegaflow-perf SUBCOMMAND "
-         "--help`\nlists its options; --json prints one object a line.\n";
+  out << "\nEach starts the servers it needs and is done within 60 s, a replay within minutes.\n"
+         "`pegaflow-perf SUBCOMMAND --help` lists its options; --json prints one object a line.\n";
 }
 
 int fail_with(const Error& error) {
@@ -52,7 +53,8 @@ int publish(const Outcome& outcome) {
       std::cout << json_line(figure, report.conditions) << '\n';
     }
   } else {
-    std::cout << table(report.title, report.figures, report.conditions);
+    std::cout << (report.text.empty() ? table(report.title, report.figures, report.conditions)
+                                      : report.text);
   }
   return 0;
 }

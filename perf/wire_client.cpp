@@ -34,6 +34,13 @@ void set_keys(api::Keys::Builder wire, std::span<const std::byte> keys) {
   wire.setPacked(kj::arrayPtr(reinterpret_cast<const kj::byte*>(keys.data()), keys.size()));
 }
 
+std::vector<std::uint32_t> numbers_of(capnp::List<std::uint32_t>::Reader wire) {
+  std::vector<std::uint32_t> numbers;
+  numbers.reserve(wire.size());
+  for (const std::uint32_t number : wire) numbers.push_back(number);
+  return numbers;
+}
+
 /// Room for the keys in the message's first segment, so that they are copied once.
 capnp::MessageSize room_for(std::span<const std::byte> keys) { return {keys.size() / 8 + 32, 0}; }
 
@@ -172,6 +179,33 @@ Result<void> WireClient::open_each(const Id128& token, std::uint32_t count,
   });
 }
 
+Result<std::vector<std::uint32_t>> WireClient::open(const Id128& token, std::uint32_t first,
+                                                    std::uint32_t count, std::uint64_t pin) {
+  return guarded([&]() -> Result<std::vector<std::uint32_t>> {
+    auto request = session_.openRequest();
+    write_id(token, request.initToken());
+    request.setFirst(first);
+    request.setCount(count);
+    request.setPin(pin);
+    auto answer = request.send().wait(io_.waitScope);
+    if (answer.hasError()) return error_of(answer.getError());
+    return numbers_of(answer.getSlots());
+  });
+}
+
+Result<void> WireClient::end_load(std::uint64_t pin, const Id128& token) {
+  return guarded([&]() -> Result<void> {
+    auto release = session_.releaseRequest();
+    release.setPin(pin);
+    auto released = release.send();
+    auto unclaim = session_.unclaimRequest();
+    write_id(token, unclaim.initToken());
+    auto unclaimed = unclaim.send();
+    PEGA_TRY(read_done(released.wait(io_.waitScope)));
+    return read_done(unclaimed.wait(io_.waitScope));
+  });
+}
+
 Result<std::vector<std::uint32_t>> WireClient::reserve(std::uint64_t job,
                                                        std::span<const std::byte> keys) {
   return guarded([&]() -> Result<std::vector<std::uint32_t>> {
@@ -180,10 +214,7 @@ Result<std::vector<std::uint32_t>> WireClient::reserve(std::uint64_t job,
     set_keys(request.initKeys(), keys);
     auto answer = request.send().wait(io_.waitScope);
     if (answer.hasError()) return error_of(answer.getError());
-    std::vector<std::uint32_t> slots;
-    slots.reserve(answer.getSlots().size());
-    for (const std::uint32_t slot : answer.getSlots()) slots.push_back(slot);
-    return slots;
+    return numbers_of(answer.getSlots());
   });
 }
 

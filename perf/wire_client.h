@@ -51,6 +51,13 @@ class WireClient {
   /// Pins `count` blocks of a claim, each under a name of its own from `first_pin` on.
   /// Errors: the server's first one.
   Result<void> open_each(const Id128& token, std::uint32_t count, std::uint64_t first_pin);
+  /// Pins blocks `first` to `first + count` of a claim under one name; returns a slot for each.
+  /// Errors: the server's.
+  Result<std::vector<std::uint32_t>> open(const Id128& token, std::uint32_t first,
+                                          std::uint32_t count, std::uint64_t pin);
+  /// Says at once that the copies out of a pin have ended and that its claim is not needed any
+  /// more. Errors: the server's first one.
+  Result<void> end_load(std::uint64_t pin, const Id128& token);
   /// A slot a key; kNoSlot where the server says skip it. Errors: the server's.
   Result<std::vector<std::uint32_t>> reserve(std::uint64_t job, std::span<const std::byte> keys);
   /// Errors: the server's.

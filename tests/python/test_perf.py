@@ -82,7 +82,7 @@ def test_a_server_that_is_not_there_is_an_error():
     assert "/nonexistent/pegaflow-server" in done.stderr
 
 
-@pytest.mark.parametrize("subcommand", ["", "lookup", "copy", "start", "server"])
+@pytest.mark.parametrize("subcommand", ["", "lookup", "copy", "start", "server", "replay"])
 def test_help(subcommand):
     done = perf(*filter(None, [subcommand, "--help"]))
     assert done.returncode == 0

@@ -1,0 +1,138 @@
+#include <algorithm>
+#include <numeric>
+
+#include <doctest/doctest.h>
+
+#include "perf/replay_pool.h"
+
+namespace pegaflow::perf {
+namespace {
+
+constexpr std::uint64_t kBlocks = 256;
+constexpr std::uint64_t kPageBytes = 4096;
+
+Prompt blocks(std::uint64_t first, std::size_t count) {
+  Prompt prompt(count);
+  std::iota(prompt.begin(), prompt.end(), first);
+  return prompt;
+}
+
+struct Fixture {
+  kj::AsyncIoContext io = kj::setupAsyncIo();
+  std::unique_ptr<ReplayPool> pool =
+      ReplayPool::start(
+          io, {.program = PEGA_SERVER_BINARY, .blocks = kBlocks, .eviction = "lru", .seed = 1})
+          .value();
+
+  void ask(const Prompt& prompt) { REQUIRE(pool->replay({&prompt, 1})); }
+
+  /// Another engine of the same server, with its pool.
+  struct Other {
+    std::unique_ptr<WireClient> client;
+    Mapping pool;
+  };
+  Other other() {
+    auto client = WireClient::connect(io, pool->socket_path()).value();
+    const auto registered = client->register_worker("other", kPageBytes, 1).value();
+    Mapping mapped = Mapping::shared(registered.pool.get(), registered.pool_bytes).value();
+    return {std::move(client), std::move(mapped)};
+  }
+};
+
+TEST_SUITE("replay") {
+  TEST_CASE("what was asked before is found, up to the first block that was not") {
+    Fixture f;
+    f.ask(blocks(0, 10));
+    CHECK(f.pool->seen().found == 0);
+    CHECK(f.pool->seen().saved == 10);
+
+    Prompt longer = blocks(0, 4);
+    longer.push_back(100);
+    longer.push_back(5);  // Is there, but behind a block that is not.
+    f.ask(longer);
+
+    CHECK(f.pool->seen().found == 4);
+    CHECK(f.pool->seen().asked == 16);
+    CHECK(f.pool->seen().saved == 11);
+    const ReplayPool::Counted counted = f.pool->count().value();
+    CHECK(counted.resident == 11);
+    CHECK(counted.evictions == 0);
+    CHECK(counted.saved_bytes == 11 * kPageBytes);
+    CHECK(counted.loaded_bytes == 4 * kPageBytes);
+    CHECK(f.pool->seen().question_us.size() == 2);
+    CHECK(f.pool->seen().load_us.size() == 1);
+    CHECK(f.pool->seen().save_us.size() == 2);
+  }
+
+  TEST_CASE("the pool holds exactly as many blocks as it should, and LRU lets the oldest go") {
+    Fixture f;
+    f.ask(blocks(0, kBlocks / 2));
+    f.ask(blocks(1000, kBlocks / 2));
+    f.ask(blocks(2000, 1));
+    const ReplayPool::Counted counted = f.pool->count().value();
+    CHECK(counted.resident == kBlocks);
+    CHECK(counted.evictions == 1);
+    // The end of the oldest chain has gone.
+    f.ask(blocks(0, kBlocks / 2));
+    CHECK(f.pool->seen().found == kBlocks / 2 - 1);
+  }
+
+  TEST_CASE("a prompt that is there whole is loaded, and nothing of it is saved") {
+    Fixture f;
+    f.ask(blocks(0, 3));
+    f.ask(blocks(0, 3));
+    CHECK(f.pool->seen().found == 3);
+    CHECK(f.pool->seen().saved == 3);
+    CHECK(f.pool->seen().save_us.size() == 1);
+    CHECK(f.pool->count());
+  }
+
+  TEST_CASE("a page with other bytes than were saved ends the run") {
+    Fixture f;
+    f.ask(blocks(0, 3));
+    const Fixture::Other other = f.other();
+    std::ranges::fill(other.pool.bytes(), std::byte{0x5A});
+    const Prompt again = blocks(0, 3);
+    CHECK(f.pool->replay({&again, 1}).error().code == Errc::kCorrupt);
+  }
+
+  TEST_CASE("a server that counts what we have not seen is an error") {
+    Fixture f;
+    f.ask(blocks(0, 3));
+    const Fixture::Other other = f.other();
+    const KeySource keys(2);
+    REQUIRE(other.client->reserve(1, keys.packed(0, 2)));
+    CHECK(f.pool->count().error().detail.find("reservations left") != std::string::npos);
+    REQUIRE(other.client->publish(1));
+    const Result<ReplayPool::Counted> counted = f.pool->count();
+    CHECK(counted.error().code == Errc::kInternal);
+    CHECK(counted.error().detail == "blocks saved: the server counts 5, we 3");
+  }
+
+  TEST_CASE("a claim or a pin that is left is an error") {
+    Fixture f;
+    f.ask(blocks(0, 3));
+    const Fixture::Other other = f.other();
+    const Id128 token = Id128::random();
+    const KeySource keys(1);
+    REQUIRE(other.client->claim(token, keys.packed(0, 3)).value() == 3);
+    CHECK(f.pool->count().error().detail == "claims left: the server counts 1, we 0");
+    const auto slots = other.client->open(token, 1, 2, 7);
+    REQUIRE(slots);
+    CHECK(slots->size() == 2);
+    REQUIRE(other.client->end_load(7, token));
+    // What the other one loaded is counted too.
+    CHECK(f.pool->count().error().detail == "bytes loaded: the server counts 8192, we 0");
+  }
+
+  TEST_CASE("a policy that the server does not know is its error, with its log") {
+    kj::AsyncIoContext io = kj::setupAsyncIo();
+    const auto pool = ReplayPool::start(
+        io, {.program = PEGA_SERVER_BINARY, .blocks = kBlocks, .eviction = "none", .seed = 1});
+    REQUIRE_FALSE(pool);
+    CHECK(pool.error().detail.find("weighted-lru") != std::string::npos);
+  }
+}
+
+}  // namespace
+}  // namespace pegaflow::perf
