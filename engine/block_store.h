@@ -14,7 +14,7 @@
 #include "base/error.h"
 #include "base/id128.h"
 #include "base/job_id.h"
-#include "engine/eviction.h"
+#include "engine/eviction_kind.h"
 #include "engine/lost_blocks.h"
 #include "engine/shape.h"
 

@@ -25,6 +25,7 @@
 #include "engine/key_hash.h"
 #include "engine/pin_table.h"
 #include "engine/store_rows.h"
+#include "engine/victims_ahead.h"
 #include "engine/work_queue.h"
 
 namespace pegaflow {
@@ -67,6 +68,8 @@ struct BlockStore::Impl {
   void look_at_clock();
   /// Frees a block at rest, counts it, and remembers why: `why`, or that its space is retired.
   void drop(SlotIndex slot, Miss why, bool is_victim = false);
+  /// Fetches what drop() of a block will touch beside its row, once that has arrived.
+  void prefetch_drop(SlotIndex slot) const;
   /// Counts why the first of `missing` and those behind it were not found.
   void count_misses(const Space& space, std::span<const BlockKey> missing);
   [[nodiscard]] Miss why_missing(const Space& space, const BlockKey& key, SlotIndex slot) const;
@@ -125,6 +128,7 @@ struct BlockStore::Impl {
   JobTable jobs;
   LostBlocks losses;
   std::optional<Journal> journal;  ///< Once somebody has asked for it.
+  VictimsAhead ahead;
   TimePoint made;
   std::uint32_t second = 0;  ///< Since `made`, at the last look_at_clock().
 

@@ -37,6 +37,13 @@ void BlockStore::Impl::drop(SlotIndex slot, Miss why, bool is_victim) {
   blocks.free(slot);
 }
 
+void BlockStore::Impl::prefetch_drop(SlotIndex slot) const {
+  const Block& block = blocks[slot];
+  losses.prefetch(key_hash(block.space, block.key));
+  blocks.prefetch_cell(slot);
+  blocks.prefetch_name(slot);
+}
+
 void BlockStore::Impl::count_misses(const Space& space, std::span<const BlockKey> missing) {
   const auto prefetch = [&](std::size_t first) {
     const std::size_t end = std::min(first + BlockTable::kGroup, missing.size());

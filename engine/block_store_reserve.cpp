@@ -75,13 +75,11 @@ Result<std::vector<SlotIndex>> BlockStore::reserve(HolderId holder, SpaceId spac
                 slots.begin());
   }
   impl_->look_at_clock();
+  impl_->ahead.begin();
   BlockTable& blocks = impl_->blocks;
   std::uint32_t steps = impl_->options.slice_blocks;
   blocks.find_each(
       where->shape, space, keys.subspan(decided), [&](std::size_t i, SlotIndex present) {
-        if (i % BlockTable::kGroup == 0 && !blocks.has_free(where->shape)) {
-          blocks.prefetch_victims(where->shape, BlockTable::kGroup);
-        }
         const SlotIndex slot = impl_->decide(*where, keys[decided + i], present, steps, add_job);
         slots[decided + i] = slot;
         if (is_shared) jobs.add_answer(row, slot);
@@ -133,6 +131,7 @@ bool BlockStore::Impl::make_room(ShapeId shape, std::uint32_t& steps) {
         if (steps == 0) return false;
         --steps;
       }
+      ahead.step(blocks, victim, [this](SlotIndex next) { prefetch_drop(next); });
       drop(victim, Miss::kEvicted, true);
       continue;
     }

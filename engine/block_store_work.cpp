@@ -187,10 +187,10 @@ bool BlockStore::Impl::step(TouchWork& work) {
 void BlockStore::Impl::prefetch_sweep(SlotIndex slot) const {
   // Frames come in order, which the hardware sees; their index cells and neighbours do not.
   constexpr SlotIndex kAhead = 8;
-  const SlotIndex ahead = blocks.next_touched(slot + kAhead);
-  if (ahead != slot + kAhead || blocks[ahead].state != SlotState::kSealed) return;
-  blocks.prefetch_cell(ahead);
-  blocks.prefetch_neighbours(ahead);
+  const SlotIndex later = blocks.next_touched(slot + kAhead);
+  if (later != slot + kAhead || blocks[later].state != SlotState::kSealed) return;
+  prefetch_drop(later);
+  blocks.prefetch_neighbours(later);
 }
 
 }  // namespace pegaflow

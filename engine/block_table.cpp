@@ -11,17 +11,14 @@ namespace pegaflow {
 Result<BlockTable> BlockTable::create(const Options& options) {
   ExtentMap extents(options.pool_bytes, options.nodes);
   const std::uint64_t rows = extents.unit_count() * (extents.unit_bytes() / kSlotAlignment);
-  PEGA_TRY_LET(auto blocks, ZeroPages<Block>::create(rows));
-  PEGA_TRY_LET(auto eviction_rows, EvictionRows::create(rows));
-  return BlockTable(options, std::move(extents), std::move(blocks), std::move(eviction_rows));
+  PEGA_TRY_LET(auto blocks, BlockRows::create(rows));
+  return BlockTable(options, std::move(extents), std::move(blocks));
 }
 
-BlockTable::BlockTable(const Options& options, ExtentMap extents, ZeroPages<Block> blocks,
-                       std::unique_ptr<EvictionRows> rows)
+BlockTable::BlockTable(const Options& options, ExtentMap extents, std::unique_ptr<BlockRows> rows)
     : eviction_(options.eviction),
       extents_(std::move(extents)),
       unit_shift_(static_cast<unsigned>(std::countr_zero(extents_.unit_bytes() / kSlotAlignment))),
-      blocks_(std::move(blocks)),
       rows_(std::move(rows)) {}
 
 // ---- shapes and extents
@@ -106,6 +103,7 @@ std::vector<ExtentId> BlockTable::start_exchange(ShapeId id, SlotIndex victim) {
     Extent& extent = extents_[each];
     if (extent.has_free()) of(extent.shape()).with_free.erase(extents_, each);
     extent.is_leaving = true;
+    ++leaving_;
     ++shape.leaving_for_it;
     ++exchanged_;
   }
@@ -116,9 +114,10 @@ void BlockTable::give_up(ExtentId id) {
   Extent& extent = extents_[id];
   OneShape& shape = of(extent.shape());
   if (extent.has_free()) shape.with_free.erase(extents_, id);
+  if (extent.is_leaving) --leaving_;
   --shape.extents;
   shape.frames -= extent.frames;
-  blocks_.forget(first_row(id), extent.touched);
+  rows_->forget(first_row(id), extent.touched);
   extents_.release(id);
 }
 
@@ -129,17 +128,6 @@ SlotIndex BlockTable::find(ShapeId shape, SpaceId space, const BlockKey& key) co
 }
 
 void BlockTable::prefetch_cell(SlotIndex row) const { of(shape_of(row)).index.prefetch(hash(row)); }
-
-void BlockTable::prefetch_victims(ShapeId shape, std::size_t count) const {
-  std::array<std::uint32_t, kGroup> next;
-  const std::size_t known =
-      of(shape).policy->victims(std::span(next).first(std::min(count, kGroup)));
-  for (std::size_t i = 0; i < known; ++i) prefetch_block(next[i]);
-  for (std::size_t i = 0; i < known; ++i) {
-    prefetch_cell(next[i]);
-    prefetch_name(next[i]);
-  }
-}
 
 void BlockTable::prefetch_name(SlotIndex row) const {
   of(shape_of(row)).policy->prefetch(hash(row));
@@ -160,14 +148,14 @@ SlotIndex BlockTable::take_free(ShapeId id, SpaceId space, const BlockKey& key,
   Extent& extent = extents_[from];
   SlotIndex row = extent.freed.back();
   if (row != kNoSlot) {
-    extent.freed.erase(blocks_, row);
+    extent.freed.erase(*rows_, row);
   } else {
     row = first_row(from) + extent.touched++;
   }
   ++extent.used;
   if (!extent.has_free()) shape.with_free.erase(extents_, from);
   add_busy(extent);
-  Block& block = blocks_[row];
+  Block& block = block_at(row);
   block = Block{};
   block.key = key;
   block.space = space;
@@ -182,7 +170,7 @@ SlotIndex BlockTable::take_free(ShapeId id, SpaceId space, const BlockKey& key,
 }
 
 void BlockTable::unlist(SlotIndex row) {
-  Block& block = blocks_[row];
+  Block& block = block_at(row);
   if (!block.indexed) return;
   const bool was_there = of(shape_of(row)).index.erase(hash(row), row);
   PEGA_ASSERT(was_there, "row {} is not in the index", row);
@@ -190,7 +178,7 @@ void BlockTable::unlist(SlotIndex row) {
 }
 
 void BlockTable::seal(SlotIndex row, std::uint32_t writer, std::uint32_t now_s) {
-  Block& block = blocks_[row];
+  Block& block = block_at(row);
   PEGA_ASSERT(block.state == SlotState::kWritten && block.indexed, "row {} cannot be sealed", row);
   Extent& extent = extent_of(row);
   block.state = SlotState::kSealed;
@@ -207,7 +195,7 @@ void BlockTable::seal(SlotIndex row, std::uint32_t writer, std::uint32_t now_s) 
 }
 
 void BlockTable::hold(SlotIndex row) {
-  Block& block = blocks_[row];
+  Block& block = block_at(row);
   PEGA_ASSERT(block.state == SlotState::kSealed, "row {} is held and not sealed", row);
   Extent& extent = extent_of(row);
   EvictionPolicy& policy = *of(extent.shape()).policy;
@@ -222,12 +210,12 @@ void BlockTable::hold(SlotIndex row) {
 }
 
 void BlockTable::hold_again(SlotIndex row) {
-  PEGA_ASSERT(blocks_[row].holds != 0, "row {} is pinned and not claimed", row);
-  ++blocks_[row].holds;
+  PEGA_ASSERT(block_at(row).holds != 0, "row {} is pinned and not claimed", row);
+  ++block_at(row).holds;
 }
 
 bool BlockTable::unhold(SlotIndex row, std::uint32_t now_s) {
-  Block& block = blocks_[row];
+  Block& block = block_at(row);
   PEGA_ASSERT(block.holds != 0, "row {} is held by nobody", row);
   if (--block.holds != 0) return false;
   block.rested_s = now_s;
@@ -242,7 +230,7 @@ bool BlockTable::unhold(SlotIndex row, std::uint32_t now_s) {
 }
 
 void BlockTable::free(SlotIndex row, EvictionPolicy::Freed why) {
-  Block& block = blocks_[row];
+  Block& block = block_at(row);
   PEGA_ASSERT(block.state != SlotState::kFree && block.holds == 0, "row {} is free or held", row);
   const ExtentId id = extent_id_of(row);
   Extent& extent = extents_[id];
@@ -263,7 +251,7 @@ void BlockTable::free(SlotIndex row, EvictionPolicy::Freed why) {
   const bool had_free = extent.has_free();
   --extent.used;
   --shape.used;
-  extent.freed.push_back(blocks_, row);
+  extent.freed.push_back(*rows_, row);
   if (!had_free && extent.has_free()) shape.with_free.push_back(extents_, id);
   if (extent.used == 0) give_up(id);
 }
@@ -310,7 +298,7 @@ std::uint64_t BlockTable::memory_bytes() const {
   for (const auto& shape : shapes_) {
     bytes += shape->index.memory_bytes() + shape->policy->memory_bytes();
   }
-  return bytes + rows * (sizeof(Block) + sizeof(EvictionRow));
+  return bytes + rows * sizeof(Block);
 }
 
 std::vector<BlockTable::ShapeInfo> BlockTable::shapes() const {

@@ -90,13 +90,14 @@ class BlockTable {
   static constexpr std::size_t kGroup = 32;
   /// Sealed, and not in an extent that is leaving.
   [[nodiscard]] bool is_readable(SlotIndex row) const {
-    return row != kNoSlot && blocks_[row].state == SlotState::kSealed && !is_leaving(row);
+    return row != kNoSlot && block_at(row).state == SlotState::kSealed &&
+           (leaving_ == 0 || !is_leaving(row));
   }
   /// Fetches what hold(), unhold() or free() of a block will touch; the second call, once the first
   /// has arrived, what lies beside it in the order of eviction.
   void prefetch_block(SlotIndex row) const {
-    prefetch_row(row);
     rows_->prefetch(row);
+    extents_.prefetch(extent_id_of(row));
   }
   void prefetch_neighbours(SlotIndex row) const { rows_->prefetch_neighbours(row); }
   void prefetch_cell(SlotIndex row) const;
@@ -125,14 +126,16 @@ class BlockTable {
 
   /// The block at rest that goes next; kNoSlot when nothing of that shape is at rest.
   [[nodiscard]] SlotIndex victim(ShapeId shape) { return of(shape).policy->victim(); }
-  /// Fetches what evicting the next `count` victims will touch; at most kGroup.
-  void prefetch_victims(ShapeId shape, std::size_t count) const;
+  /// The block behind one at rest in the list of its policy: after it, most likely the victim.
+  [[nodiscard]] SlotIndex behind(SlotIndex row) const {
+    return block_at(row).place.next_plus_1 - 1;
+  }
   /// The `n`-th block counted from the one that came to rest last, or kNoSlot. O(rows).
   [[nodiscard]] SlotIndex recent_at_rest(std::size_t n) const;
 
   // ---- looking
 
-  [[nodiscard]] const Block& operator[](SlotIndex row) const noexcept { return blocks_[row]; }
+  [[nodiscard]] const Block& operator[](SlotIndex row) const noexcept { return block_at(row); }
   /// The first row from `row` on whose frame was used since its extent was made, or kNoSlot.
   [[nodiscard]] SlotIndex next_touched(SlotIndex row) const;
 
@@ -178,8 +181,7 @@ class BlockTable {
     std::uint64_t in_vain_quiet = ~std::uint64_t{0};
   };
 
-  BlockTable(const Options& options, ExtentMap extents, ZeroPages<Block> blocks,
-             std::unique_ptr<EvictionRows> rows);
+  BlockTable(const Options& options, ExtentMap extents, std::unique_ptr<BlockRows> rows);
   [[nodiscard]] OneShape& of(ShapeId shape) noexcept {
     return *shapes_[static_cast<std::uint32_t>(shape)];
   }
@@ -187,7 +189,7 @@ class BlockTable {
     return *shapes_[static_cast<std::uint32_t>(shape)];
   }
   [[nodiscard]] ExtentId extent_id_of(SlotIndex row) const noexcept {
-    return *extents_.owner(row >> unit_shift_);
+    return extents_.known_owner(row >> unit_shift_);
   }
   [[nodiscard]] Extent& extent_of(SlotIndex row) noexcept { return extents_[extent_id_of(row)]; }
   [[nodiscard]] const Extent& extent_of(SlotIndex row) const noexcept {
@@ -196,7 +198,8 @@ class BlockTable {
   [[nodiscard]] std::uint64_t frame_bytes(const Extent& extent) const noexcept {
     return of(extent.shape()).layout.frame_bytes();
   }
-  void prefetch_row(SlotIndex row) const { __builtin_prefetch(&blocks_[row], 1); }
+  [[nodiscard]] Block& block_at(SlotIndex row) noexcept { return (*rows_)[row]; }
+  [[nodiscard]] const Block& block_at(SlotIndex row) const noexcept { return (*rows_)[row]; }
   void free(SlotIndex row, EvictionPolicy::Freed why);
   void give_up(ExtentId id);
   void add_busy(Extent& extent) noexcept { ++extent.busy; }
@@ -208,10 +211,10 @@ class BlockTable {
   void note_use(Extent& extent, std::uint64_t before) noexcept;
 
   [[nodiscard]] std::uint32_t hash(SlotIndex row) const noexcept {
-    return hash(blocks_[row].space, blocks_[row].key);
+    return hash(block_at(row).space, block_at(row).key);
   }
   [[nodiscard]] bool is_at_rest(SlotIndex row) const {
-    return blocks_[row].state == SlotState::kSealed && blocks_[row].holds == 0;
+    return block_at(row).state == SlotState::kSealed && block_at(row).holds == 0;
   }
   [[nodiscard]] static std::uint32_t hash(SpaceId space, const BlockKey& key) noexcept {
     // The engine's hash is uniform; its second word is zero where the algorithm has 8 bytes only.
@@ -222,7 +225,7 @@ class BlockTable {
   [[nodiscard]] SlotIndex find(const OneShape& shape, std::uint32_t hash, SpaceId space,
                                const BlockKey& key) const {
     return shape.index.find(hash, [&](std::uint32_t row) {
-      return blocks_[row].space == space && blocks_[row].key == key;
+      return block_at(row).space == space && block_at(row).key == key;
     });
   }
   [[nodiscard]] Result<void> check_extent(ExtentId id) const;
@@ -231,12 +234,12 @@ class BlockTable {
   EvictionKind eviction_;
   ExtentMap extents_;
   unsigned unit_shift_;  ///< Rows of a unit, as a power of two.
-  ZeroPages<Block> blocks_;
-  std::unique_ptr<EvictionRows> rows_;
+  std::unique_ptr<BlockRows> rows_;
   std::vector<std::unique_ptr<OneShape>> shapes_;  ///< Policies refer to `rows_`.
-  std::uint64_t uses_ = 0;                         ///< EvictionRows::uses(), and never wraps.
+  std::uint64_t uses_ = 0;                         ///< BlockRows::uses(), and never wraps.
   std::uint64_t quiet_ = 0;                        ///< How often an extent had no busy frame left.
   std::uint64_t exchanged_ = 0;
+  std::uint32_t leaving_ = 0;  ///< Extents that are; mostly none, so that no reader need look.
   std::uint32_t written_ = 0;
   std::uint32_t sealed_ = 0;
   std::uint32_t held_ = 0;
@@ -260,7 +263,7 @@ std::size_t BlockTable::find_each(ShapeId id, SpaceId space, std::span<const Blo
   };
   const auto fetch_block = [&](std::size_t, std::uint32_t key_hash) {
     const std::uint32_t guess = shape.index.first_guess(key_hash);
-    if (guess != FlatIndex::kNone) prefetch_row(guess);
+    if (guess != FlatIndex::kNone) rows_->prefetch_to_read(guess);
   };
   group(0, fetch_cell);
   group(kGroup, fetch_cell);

@@ -44,7 +44,7 @@ Result<void> BlockTable::check_extent(ExtentId id) const {
   std::uint32_t busy = 0;
   for (std::uint32_t i = 0; i < extent.touched; ++i) {
     const SlotIndex row = first_row(id) + i;
-    const Block& block = blocks_[row];
+    const Block& block = block_at(row);
     used += block.state != SlotState::kFree ? 1 : 0;
     busy += block.state == SlotState::kWritten || block.holds != 0 ? 1 : 0;
     if (block.state == SlotState::kSealed) use_sum += used_at(row) - extent.made;
@@ -61,8 +61,8 @@ Result<void> BlockTable::check_extent(ExtentId id) const {
   }
   std::uint32_t freed = 0;
   for (SlotIndex row = extent.freed.front(); row != kNoSlot;
-       row = extent.freed.next(blocks_, row)) {
-    if (blocks_[row].state != SlotState::kFree || ++freed > extent.freed.size()) {
+       row = extent.freed.next(*rows_, row)) {
+    if (block_at(row).state != SlotState::kFree || ++freed > extent.freed.size()) {
       return fail(Errc::kInternal, "row {} is listed as free and is not", row);
     }
   }
@@ -93,7 +93,7 @@ Result<void> BlockTable::check_shape(const OneShape& shape) const {
     used += extent.used;
     with_free += extent.has_free() ? 1 : 0;
     for (std::uint32_t i = 0; i < extent.touched; ++i) {
-      indexed += blocks_[first_row(id) + i].indexed ? 1 : 0;
+      indexed += block_at(first_row(id) + i).indexed ? 1 : 0;
       at_rest += is_at_rest(first_row(id) + i) ? 1 : 0;
     }
   }

@@ -40,13 +40,8 @@ Result<EvictionKind> eviction_kind(std::string_view name) {
               eviction_names());
 }
 
-Result<std::unique_ptr<EvictionRows>> EvictionRows::create(std::size_t count) {
-  PEGA_TRY_LET(auto rows, ZeroPages<EvictionRow>::create(count));
-  return std::unique_ptr<EvictionRows>(new EvictionRows(std::move(rows)));
-}
-
 Result<std::unique_ptr<EvictionPolicy>> EvictionPolicy::create(EvictionKind kind,
-                                                               EvictionRows& rows,
+                                                               BlockRows& rows,
                                                                std::uint32_t row_count) {
   switch (kind) {
     case EvictionKind::kLru:

@@ -15,13 +15,6 @@ void LruPolicy::freed(std::uint32_t row, std::uint32_t /*hash*/, Freed /*why*/) 
   at_rest_.erase(rows_, row);
 }
 
-std::size_t LruPolicy::victims(std::span<std::uint32_t> out) const {
-  std::size_t count = 0;
-  std::uint32_t row = at_rest_.front();
-  for (; count < out.size() && row != kNone; row = at_rest_.next(rows_, row)) out[count++] = row;
-  return count;
-}
-
 Result<void> LruPolicy::check(const std::function<bool(std::uint32_t)>& is_at_rest) const {
   std::uint32_t listed = 0;
   std::uint32_t age = ~std::uint32_t{0};

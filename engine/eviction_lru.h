@@ -9,7 +9,7 @@ namespace pegaflow {
 /// One list, oldest first. Claims only take rows out of it; see docs/decisions/0002.
 class LruPolicy final : public EvictionPolicy {
  public:
-  explicit LruPolicy(EvictionRows& rows) : rows_(rows) {}
+  explicit LruPolicy(BlockRows& rows) : rows_(rows) {}
 
   void sealed(std::uint32_t row, std::uint32_t hash) override;
   void taken(std::uint32_t row) override;
@@ -17,15 +17,14 @@ class LruPolicy final : public EvictionPolicy {
   void rested(std::uint32_t row) override;
   void freed(std::uint32_t row, std::uint32_t hash, Freed why) override;
   [[nodiscard]] std::uint32_t victim() override { return at_rest_.front(); }
-  std::size_t victims(std::span<std::uint32_t> out) const override;
   [[nodiscard]] std::uint32_t size() const override { return at_rest_.size(); }
   [[nodiscard]] std::uint64_t memory_bytes() const override { return 0; }
   [[nodiscard]] Result<void> check(
       const std::function<bool(std::uint32_t)>& is_at_rest) const override;
 
  private:
-  EvictionRows& rows_;
-  IndexList<&EvictionRow::place> at_rest_;
+  BlockRows& rows_;
+  IndexList<&Block::place> at_rest_;
 };
 
 }  // namespace pegaflow

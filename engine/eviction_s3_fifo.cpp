@@ -4,7 +4,7 @@
 
 namespace pegaflow {
 
-Result<std::unique_ptr<EvictionPolicy>> S3FifoPolicy::create(EvictionRows& rows,
+Result<std::unique_ptr<EvictionPolicy>> S3FifoPolicy::create(BlockRows& rows,
                                                              std::uint32_t row_count) {
   PEGA_TRY_LET(auto evicted, EvictedBlocks::create(row_count));
   return std::unique_ptr<EvictionPolicy>(new S3FifoPolicy(rows, std::move(evicted)));
@@ -30,7 +30,7 @@ void S3FifoPolicy::used_again(std::uint32_t row) {
 
 void S3FifoPolicy::rested(std::uint32_t row) {
   rows_.stamp(row);
-  rows_[row].note &= ~kTaken;
+  rows_[row].note &= kCount | kInMain;
   count(row, 1);
 }
 
@@ -60,25 +60,17 @@ std::uint32_t S3FifoPolicy::victim() {
     const bool is_small = small_is_due();
     Queue& queue = is_small ? small_ : main_;
     const std::uint32_t row = queue.front();
-    std::uint32_t& note = rows_[row].note;
-    if ((note & (kCount | kTaken)) == 0) return row;
+    Block& block = rows_[row];
+    if ((block.note & (kCount | kTaken)) == 0) return row;
     queue.erase(rows_, row);
     if (is_small) {
-      note = (note & kTaken) | kInMain;
-      if ((note & kTaken) == 0) ++main_at_rest_;
-    } else if ((note & kCount) != 0) {
-      --note;
+      block.note = (block.note & kTaken) | kInMain;
+      if ((block.note & kTaken) == 0) ++main_at_rest_;
+    } else if ((block.note & kCount) != 0) {
+      --block.note;
     }
     main_.push_back(rows_, row);
   }
-}
-
-std::size_t S3FifoPolicy::victims(std::span<std::uint32_t> out) const {
-  const Queue& queue = small_is_due() ? small_ : main_;
-  std::size_t count = 0;
-  std::uint32_t row = queue.front();
-  for (; count < out.size() && row != kNone; row = queue.next(rows_, row)) out[count++] = row;
-  return count;
 }
 
 Result<void> S3FifoPolicy::check(const std::function<bool(std::uint32_t)>& is_at_rest) const {

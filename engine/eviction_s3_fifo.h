@@ -18,7 +18,7 @@ namespace pegaflow {
 class S3FifoPolicy final : public EvictionPolicy {
  public:
   /// Errors: kOutOfCapacity.
-  static Result<std::unique_ptr<EvictionPolicy>> create(EvictionRows& rows,
+  static Result<std::unique_ptr<EvictionPolicy>> create(BlockRows& rows,
                                                         std::uint32_t row_count);
 
   void sealed(std::uint32_t row, std::uint32_t hash) override;
@@ -27,7 +27,6 @@ class S3FifoPolicy final : public EvictionPolicy {
   void rested(std::uint32_t row) override;
   void freed(std::uint32_t row, std::uint32_t hash, Freed why) override;
   [[nodiscard]] std::uint32_t victim() override;
-  std::size_t victims(std::span<std::uint32_t> out) const override;
   void prefetch(std::uint32_t hash) const override { evicted_.prefetch(hash); }
   [[nodiscard]] std::uint32_t size() const override { return at_rest_; }
   [[nodiscard]] std::uint64_t memory_bytes() const override { return evicted_.memory_bytes(); }
@@ -35,18 +34,18 @@ class S3FifoPolicy final : public EvictionPolicy {
       const std::function<bool(std::uint32_t)>& is_at_rest) const override;
 
  private:
-  using Queue = IndexList<&EvictionRow::place>;
-  // EvictionRow::note: the count, and these.
+  using Queue = IndexList<&Block::place>;
+  // Block::note: the count, and these.
   static constexpr std::uint32_t kCount = 3;
   static constexpr std::uint32_t kInMain = 4;
   static constexpr std::uint32_t kTaken = 8;
 
-  S3FifoPolicy(EvictionRows& rows, EvictedBlocks evicted)
+  S3FifoPolicy(BlockRows& rows, EvictedBlocks evicted)
       : rows_(rows), evicted_(std::move(evicted)) {}
   [[nodiscard]] bool small_is_due() const noexcept;
   void count(std::uint32_t row, std::uint32_t by) noexcept;
 
-  EvictionRows& rows_;
+  BlockRows& rows_;
   EvictedBlocks evicted_;
   Queue small_;
   Queue main_;

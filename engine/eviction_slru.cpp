@@ -39,14 +39,6 @@ void SlruPolicy::freed(std::uint32_t row, std::uint32_t /*hash*/, Freed /*why*/)
 
 std::uint32_t SlruPolicy::victim() { return new_.is_empty() ? protected_.front() : new_.front(); }
 
-std::size_t SlruPolicy::victims(std::span<std::uint32_t> out) const {
-  const List& list = new_.is_empty() ? protected_ : new_;
-  std::size_t count = 0;
-  std::uint32_t row = list.front();
-  for (; count < out.size() && row != kNone; row = list.next(rows_, row)) out[count++] = row;
-  return count;
-}
-
 Result<void> SlruPolicy::check(const std::function<bool(std::uint32_t)>& is_at_rest) const {
   for (const List* const list : {&new_, &protected_}) {
     std::uint32_t listed = 0;

@@ -18,7 +18,7 @@ constexpr double kGain = 0.25;
 
 }  // namespace
 
-Result<std::unique_ptr<EvictionPolicy>> WeightedLruPolicy::create(EvictionRows& rows,
+Result<std::unique_ptr<EvictionPolicy>> WeightedLruPolicy::create(BlockRows& rows,
                                                                   std::uint32_t row_count) {
   if (row_count == 0) {  // A pool that is not cut yet.
     PEGA_TRY_LET(auto none, EvictedBlocks::create(0));
@@ -29,7 +29,7 @@ Result<std::unique_ptr<EvictionPolicy>> WeightedLruPolicy::create(EvictionRows& 
   return std::unique_ptr<EvictionPolicy>(new WeightedLruPolicy(rows, std::move(evicted)));
 }
 
-WeightedLruPolicy::WeightedLruPolicy(EvictionRows& rows, EvictedBlocks evicted)
+WeightedLruPolicy::WeightedLruPolicy(BlockRows& rows, EvictedBlocks evicted)
     : rows_(rows), evicted_(std::move(evicted)), uses_at_step_(rows.uses()) {
   set_exponent(1);
 }
@@ -45,7 +45,7 @@ void WeightedLruPolicy::sealed(std::uint32_t row, std::uint32_t hash) {
     came_back(*found);
     uses = std::min(found->uses + 1, kMaxUses);
   }
-  rows_[row].note = uses;
+  rows_[row].note = uses & kNoteMask;
   ++known_;
   rested(row);
 }
@@ -122,18 +122,6 @@ std::uint32_t WeightedLruPolicy::victim() {
   return uses == 0 ? kNone : lists_[uses].front();
 }
 
-std::size_t WeightedLruPolicy::victims(std::span<std::uint32_t> out) const {
-  // The list whose turn it is now: blocks that came together go together.
-  const std::uint32_t uses = next_uses();
-  if (uses == 0) return 0;
-  std::size_t count = 0;
-  std::uint32_t row = lists_[uses].front();
-  for (; count < out.size() && row != kNone; row = lists_[uses].next(rows_, row)) {
-    out[count++] = row;
-  }
-  return count;
-}
-
 Result<void> WeightedLruPolicy::check(const std::function<bool(std::uint32_t)>& is_at_rest) const {
   std::uint32_t listed = 0;
   for (std::uint32_t uses = 1; uses <= kMaxUses; ++uses) {
@@ -144,7 +132,7 @@ Result<void> WeightedLruPolicy::check(const std::function<bool(std::uint32_t)>& 
       }
       if (rows_[row].note != uses) {
         return fail(Errc::kInternal, "row {} has {} uses and is listed under {}", row,
-                    rows_[row].note, uses);
+                    std::uint32_t{rows_[row].note}, uses);
       }
       const std::uint32_t next = list.next(rows_, row);
       if (next != kNone && rows_.age(next) >= rows_.age(row)) {

@@ -27,7 +27,7 @@ namespace pegaflow {
 class WeightedLruPolicy final : public EvictionPolicy {
  public:
   /// Errors: kOutOfCapacity.
-  static Result<std::unique_ptr<EvictionPolicy>> create(EvictionRows& rows,
+  static Result<std::unique_ptr<EvictionPolicy>> create(BlockRows& rows,
                                                         std::uint32_t row_count);
 
   void sealed(std::uint32_t row, std::uint32_t hash) override;
@@ -36,7 +36,6 @@ class WeightedLruPolicy final : public EvictionPolicy {
   void rested(std::uint32_t row) override;
   void freed(std::uint32_t row, std::uint32_t hash, Freed why) override;
   [[nodiscard]] std::uint32_t victim() override;
-  std::size_t victims(std::span<std::uint32_t> out) const override;
   void prefetch(std::uint32_t hash) const override { evicted_.prefetch(hash); }
   [[nodiscard]] std::uint32_t size() const override { return at_rest_; }
   [[nodiscard]] std::uint64_t memory_bytes() const override { return evicted_.memory_bytes(); }
@@ -49,7 +48,7 @@ class WeightedLruPolicy final : public EvictionPolicy {
   [[nodiscard]] double exponent() const noexcept { return exponent_; }
 
  private:
-  WeightedLruPolicy(EvictionRows& rows, EvictedBlocks evicted);
+  WeightedLruPolicy(BlockRows& rows, EvictedBlocks evicted);
   /// The number of uses whose oldest row goes next, or 0.
   [[nodiscard]] std::uint32_t next_uses() const;
   void came_back(const EvictedBlocks::Found& found);
@@ -65,16 +64,16 @@ class WeightedLruPolicy final : public EvictionPolicy {
     [[nodiscard]] double per_tick() const { return rested > 0 ? returned / rested : 0; }
   };
 
-  EvictionRows& rows_;
+  BlockRows& rows_;
   EvictedBlocks evicted_;
-  std::array<IndexList<&EvictionRow::place>, kMaxUses + 1> lists_;  ///< By uses; oldest first.
+  std::array<IndexList<&Block::place>, kMaxUses + 1> lists_;  ///< By uses; oldest first.
   std::array<double, kMaxUses + 1> weights_{};                      ///< uses^-k
   std::uint32_t at_rest_ = 0;
   std::uint32_t known_ = 0;
   double exponent_ = 0;
   std::array<Worth, 2> worth_;
   std::uint32_t evictions_ = 0;     ///< Since the last step.
-  std::uint32_t uses_at_step_ = 0;  ///< EvictionRows::uses() then.
+  std::uint32_t uses_at_step_ = 0;  ///< BlockRows::uses() then.
   double ticks_per_eviction_ = 1;   ///< Between the last two steps.
 };
 

@@ -25,20 +25,22 @@ struct UnitRun {
 
 /// Contiguous units, one run on each node that the shape's frames have a part on, cut into equal
 /// frames: part p of frame k begins k parts behind the beginning of run p.
-struct Extent {
+struct alignas(64) Extent {
+  // What each use of a block touches comes first: one cache line.
   std::uint32_t shape_plus_1 = 0;  ///< 0: this entry is no extent.
   std::uint32_t frames = 0;
   std::uint32_t touched = 0;  ///< Frames from here on were not used since it was made.
   std::uint32_t used = 0;     ///< Frames that are not free.
   std::uint32_t busy = 0;     ///< Frames that are written or held: while there are any it stays.
   bool is_leaving = false;    ///< Its blocks are being evicted for another shape's extent.
-  std::uint64_t serial = 0;   ///< Rising; tells it from a later extent of that name.
   std::uint64_t made = 0;     ///< In uses of blocks, as BlockTable counts them.
   /// Sum over all frames of when each was used last; a frame that is not sealed counts as used when
   /// the extent was made.
   std::uint64_t use_sum = 0;
-  IndexList<&Block::free> freed;
+  IndexList<&Block::place> freed;
   IndexLink with_free;  ///< Its place among the extents of its shape that have a free frame.
+
+  std::uint64_t serial = 0;  ///< Rising; tells it from a later extent of that name.
   std::uint32_t run_count = 0;
   std::array<UnitRun, kMaxNodes> runs{};
 
@@ -82,6 +84,11 @@ class ExtentMap {
     if (owner_plus_1_[unit] == 0) return std::nullopt;
     return owner_plus_1_[unit] - 1;
   }
+  /// Of a unit that belongs to one.
+  [[nodiscard]] ExtentId known_owner(std::uint32_t unit) const noexcept {
+    return owner_plus_1_[unit] - 1;
+  }
+  void prefetch(ExtentId extent) const noexcept { __builtin_prefetch(&extents_[extent], 1); }
   [[nodiscard]] Extent& operator[](ExtentId extent) noexcept { return extents_[extent]; }
   [[nodiscard]] const Extent& operator[](ExtentId extent) const noexcept {
     return extents_[extent];

@@ -77,9 +77,12 @@ class FlatIndex {
   bool touch(std::size_t first, std::size_t pages) noexcept { return cells_.touch(first, pages); }
 
   void prefetch(std::uint32_t hash) const noexcept { __builtin_prefetch(&cells_[hash & mask_]); }
-  /// The row that find() will most likely look at first, or kNone; for prefetching it.
+  /// The row that find() will look at first, or kNone; for prefetching it. Not simply that of the
+  /// first cell: every third row lies in a later one.
   [[nodiscard]] std::uint32_t first_guess(std::uint32_t hash) const noexcept {
-    return cells_[hash & mask_].row_plus_1 - 1;
+    std::uint32_t at = hash & mask_;
+    while (cells_[at].row_plus_1 != 0 && cells_[at].hash != hash) at = (at + 1) & mask_;
+    return cells_[at].row_plus_1 - 1;
   }
 
   [[nodiscard]] std::uint64_t size() const noexcept { return size_; }

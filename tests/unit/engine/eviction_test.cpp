@@ -16,7 +16,7 @@ using Freed = EvictionPolicy::Freed;
 
 struct Fixture {
   explicit Fixture(EvictionKind kind) {
-    auto made_rows = EvictionRows::create(16);
+    auto made_rows = BlockRows::create(16);
     REQUIRE(made_rows);
     rows = std::move(*made_rows);
     auto made = EvictionPolicy::create(kind, *rows, 16);
@@ -24,11 +24,14 @@ struct Fixture {
     policy = std::move(*made);
   }
   std::vector<std::uint32_t> next(std::size_t count) const {
-    std::vector<std::uint32_t> out(count);
-    out.resize(policy->victims(out));
+    std::vector<std::uint32_t> out;
+    for (std::uint32_t row = policy->victim(); row != EvictionPolicy::kNone && out.size() < count;
+         row = (*rows)[row].place.next_plus_1 - 1) {
+      out.push_back(row);
+    }
     return out;
   }
-  std::unique_ptr<EvictionRows> rows;
+  std::unique_ptr<BlockRows> rows;
   std::unique_ptr<EvictionPolicy> policy;
 };
 
@@ -48,7 +51,7 @@ TEST_SUITE("EvictionPolicy") {
   }
 
   TEST_CASE("more rows than there is memory for are refused") {
-    const auto rows = EvictionRows::create(std::size_t{1} << 46);
+    const auto rows = BlockRows::create(std::size_t{1} << 46);
 
     REQUIRE_FALSE(rows);
     CHECK(rows.error().code == Errc::kOutOfCapacity);

@@ -23,7 +23,7 @@ std::uint32_t hash_of(std::uint32_t name) {
 
 /// A full pool that names come into, one after the other.
 struct Pool {
-  Pool() : rows(std::move(*EvictionRows::create(kRows))) {
+  Pool() : rows(std::move(*BlockRows::create(kRows))) {
     policy = std::move(*WeightedLruPolicy::create(*rows, kRows));
   }
   void come(std::uint32_t name) {
@@ -44,10 +44,11 @@ struct Pool {
   }
   double exponent() const { return dynamic_cast<WeightedLruPolicy&>(*policy).exponent(); }
 
-  std::unique_ptr<EvictionRows> rows;
+  std::unique_ptr<BlockRows> rows;
   std::unique_ptr<EvictionPolicy> policy;
   std::uint32_t names[kRows] = {};
   std::uint32_t used = 0;
+  [[nodiscard]] std::uint32_t note_of_last() const { return (*rows)[last].note; }
   std::uint32_t last = 0;
 };
 
@@ -79,12 +80,12 @@ TEST_SUITE("WeightedLruPolicy") {
     pool.come(0);
     pool.use(pool.last);
     pool.use(pool.last);
-    CHECK((*pool.rows)[pool.last].note == 3);
+    CHECK(pool.note_of_last() == 3);
     for (std::uint32_t name = 1; name < 8 * kRows; ++name) pool.come(name);
 
     pool.come(0);
 
-    CHECK((*pool.rows)[pool.last].note == 4);
+    CHECK(pool.note_of_last() == 4);
   }
 
   TEST_CASE("a dropped block is forgotten") {
@@ -94,11 +95,11 @@ TEST_SUITE("WeightedLruPolicy") {
 
     pool.policy->sealed(pool.last, hash_of(0));
 
-    CHECK((*pool.rows)[pool.last].note == 1);
+    CHECK(pool.note_of_last() == 1);
   }
 
   TEST_CASE("a million rows cost 8 bytes each for what was evicted") {
-    const auto rows = EvictionRows::create(1'000'000);
+    const auto rows = BlockRows::create(1'000'000);
     REQUIRE(rows);
 
     const auto policy = WeightedLruPolicy::create(**rows, 1'000'000);

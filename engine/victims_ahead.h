@@ -1,0 +1,60 @@
+#pragma once
+/// \file
+/// What the next evictions will touch, fetched while the present ones are made.
+
+#include <array>
+#include <cstddef>
+#include <cstdint>
+
+#include "engine/block_table.h"
+
+namespace pegaflow {
+
+/// Walks ahead along the lists that victims come from.
+///
+/// A list is a chain: where its next row lies is known only once the one before it has arrived. So
+/// the walk keeps a few rows ahead of the evictions and takes a step at each of them, instead of
+/// waiting for a whole group of rows, one after the other. It only ever fetches: where it has lost
+/// the list, nothing but time is lost.
+class VictimsAhead {
+ public:
+  /// Forgets where it was: between two calls the lists change.
+  void begin() noexcept { walks_.fill({}); }
+
+  /// `victim` will be evicted now; `fetch(row)` is called for rows that have arrived, a few before
+  /// their turn, to fetch what lies anywhere else.
+  template <typename Fetch>
+  void step(const BlockTable& blocks, SlotIndex victim, Fetch&& fetch) {
+    Walk& walk = walks_[blocks[victim].note];
+    if (walk.last == kNoSlot) {
+      walk = {};
+      walk.last = victim;
+    } else {
+      ++walk.evicted;
+    }
+    for (int i = 0; i < 2 && walk.walked - walk.evicted < kAhead; ++i) {
+      const SlotIndex next = blocks.behind(walk.last);
+      if (next == kNoSlot) break;
+      blocks.prefetch_block(next);
+      walk.rows[walk.walked++ % kAhead] = next;
+      walk.last = next;
+    }
+    for (; walk.fetched + kAhead / 2 < walk.walked; ++walk.fetched) {
+      fetch(walk.rows[walk.fetched % kAhead]);
+    }
+  }
+
+ private:
+  static constexpr std::uint32_t kAhead = 32;
+  struct Walk {
+    SlotIndex last = kNoSlot;
+    std::uint32_t walked = 0;
+    std::uint32_t evicted = 0;
+    std::uint32_t fetched = 0;
+    std::array<SlotIndex, kAhead> rows{};
+  };
+  /// Rows with the same note are in the same list.
+  std::array<Walk, kNoteMask + 1> walks_;
+};
+
+}  // namespace pegaflow
