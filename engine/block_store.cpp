@@ -46,6 +46,10 @@ Result<void> validate(const BlockStore::Options& options) {
       return fail(Errc::kInvalidArgument, "a table has 1 to {} rows, not {}", kMaxRows, rows);
     }
   }
+  if (std::uint64_t{options.max_claims} + options.max_pins > kMaxHolds) {
+    return fail(Errc::kInvalidArgument, "there are at most {} claims and pins, not {} and {}",
+                kMaxHolds, options.max_claims, options.max_pins);
+  }
   return {};
 }
 

@@ -72,7 +72,7 @@ class BlockStore {
     Duration reservation_timeout = std::chrono::seconds(30);
     Duration claim_grace = std::chrono::seconds(1);
     EvictionKind eviction = kDefaultEviction;
-    std::uint32_t slice_blocks = 512;            ///< Blocks that one slice of queued work handles.
+    std::uint32_t slice_blocks = 256;            ///< Blocks that one slice of queued work handles.
     std::uint32_t remembered_losses = 1U << 20;  ///< See LostBlocks: 4 MiB.
     /// See Journal: 5 MiB, once somebody has asked for it. The second is the first's position.
     std::uint32_t journal_entries = 1U << 17;

@@ -22,7 +22,7 @@ Result<void> BlockStore::check() const {
 Result<void> BlockStore::Impl::check_holds() const {
   std::unordered_map<SlotIndex, std::uint32_t> holds;
   std::uint64_t listed = 0;
-  const auto count = [&](const std::vector<SlotIndex>& list) {
+  const auto count = [&](const SlotList& list) {
     listed += list.size();
     for (const SlotIndex slot : list) ++holds[slot];
   };

@@ -59,6 +59,8 @@ struct BlockStore::Impl {
   [[nodiscard]] std::uint64_t room_for_claim(const Holder& holder) const;
   /// The row of a claim that may be opened, or kNone.
   [[nodiscard]] std::uint32_t openable(const Id128& token) const;
+  /// A pin more on each of these claimed blocks; on none of them, and false, if one was condemned.
+  bool hold_again(std::span<const SlotIndex> slots);
   void end_claim(std::uint32_t row);
   void end_pin(std::uint32_t row);
   [[nodiscard]] OpenedPages pages_of(const Pin& pin, std::uint32_t writer_tag) const;

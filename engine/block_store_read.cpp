@@ -64,7 +64,7 @@ Result<std::size_t> BlockStore::claim(HolderId holder, SpaceId space,
     blocks.hold(found[i]);
     impl_->note(found[i], true);
   }
-  claim.blocks = std::move(found);
+  claim.blocks = SlotList(found);
   if (is_shortened) ++impl_->counted.claims_shortened;
   const std::size_t count = claim.blocks.size();
   if (count == 0) return 0;
@@ -124,13 +124,6 @@ Result<BlockStore::OpenedPages> BlockStore::open(HolderId holder, const Id128& t
     return fail(Errc::kBusy, "there are {} pins already", impl_->pins.size());
   }
   const std::span<const SlotIndex> range(claim.blocks.data() + first, count);
-  for (const SlotIndex slot : range) impl_->blocks.prefetch_block(slot);
-  for (const SlotIndex slot : range) {
-    if (!impl_->blocks[slot].indexed) {
-      return fail(Errc::kGone, "a block of the claim has wrong bytes");
-    }
-  }
-
   Pin opened;
   opened.name = pin;
   opened.holder = reader;
@@ -140,9 +133,9 @@ Result<BlockStore::OpenedPages> BlockStore::open(HolderId holder, const Id128& t
   opened.claim_serial = claim.serial;
   opened.instance = claim.holder->instance;
   opened.opened = impl_->clock.now();
-  opened.blocks.assign(range.begin(), range.end());
-  for (const SlotIndex slot : opened.blocks) impl_->blocks.hold_again(slot);
   opened.frame_bytes = claim.frame_bytes;
+  if (!impl_->hold_again(range)) return fail(Errc::kGone, "a block of the claim has wrong bytes");
+  opened.blocks = SlotList(range);
   claim.pinned_bytes += count * claim.frame_bytes;
   impl_->claims.mark_opened(claim_row);
   impl_->listed_blocks += count;
@@ -151,9 +144,22 @@ Result<BlockStore::OpenedPages> BlockStore::open(HolderId holder, const Id128& t
   return pages;
 }
 
+bool BlockStore::Impl::hold_again(std::span<const SlotIndex> slots) {
+  constexpr std::size_t kAhead = 16;
+  for (std::size_t i = 0; i < slots.size(); ++i) {
+    if (i + kAhead < slots.size()) blocks.prefetch_row(slots[i + kAhead]);
+    if (!blocks[slots[i]].indexed) {  // Condemned since it was claimed.
+      while (i != 0) blocks.let_go_again(slots[--i]);
+      return false;
+    }
+    blocks.hold_again(slots[i]);
+  }
+  return true;
+}
+
 BlockStore::OpenedPages BlockStore::Impl::pages_of(const Pin& pin, std::uint32_t writer_tag) const {
   OpenedPages pages;
-  pages.slots = pin.blocks;
+  pages.slots.assign(pin.blocks.begin(), pin.blocks.end());
   for (const SlotIndex slot : pin.blocks) {
     pages.by_this_process += blocks[slot].owner == writer_tag ? 1 : 0;
   }
@@ -174,7 +180,7 @@ Result<bool> BlockStore::condemn(HolderId holder, PinId pin, std::size_t place) 
   if (row == PinTable::kNone || impl_->known_holder(holder) == nullptr) {
     return fail(Errc::kGone, "there is no pin {} of this holder", static_cast<std::uint64_t>(pin));
   }
-  const std::vector<SlotIndex>& slots = impl_->pins[row].blocks;
+  const SlotList& slots = impl_->pins[row].blocks;
   if (place >= slots.size()) {
     return fail(Errc::kInvalidArgument, "page {} of a pin on {}", place, slots.size());
   }

@@ -75,7 +75,6 @@ Result<std::vector<SlotIndex>> BlockStore::reserve(HolderId holder, SpaceId spac
                 slots.begin());
   }
   impl_->look_at_clock();
-  impl_->ahead.begin();
   BlockTable& blocks = impl_->blocks;
   std::uint32_t steps = impl_->options.slice_blocks;
   blocks.find_each(

@@ -214,10 +214,16 @@ void BlockTable::hold_again(SlotIndex row) {
   ++block_at(row).holds;
 }
 
+void BlockTable::let_go_again(SlotIndex row) {
+  PEGA_ASSERT(block_at(row).holds > 1, "row {} is not pinned beside its claim", row);
+  --block_at(row).holds;
+}
+
 bool BlockTable::unhold(SlotIndex row, std::uint32_t now_s) {
   Block& block = block_at(row);
   PEGA_ASSERT(block.holds != 0, "row {} is held by nobody", row);
-  if (--block.holds != 0) return false;
+  block.holds -= 1U;
+  if (block.holds != 0) return false;
   block.rested_s = now_s;
   Extent& extent = extent_of(row);
   --held_;

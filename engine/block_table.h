@@ -93,6 +93,7 @@ class BlockTable {
     return row != kNoSlot && block_at(row).state == SlotState::kSealed &&
            (leaving_ == 0 || !is_leaving(row));
   }
+  void prefetch_row(SlotIndex row) const { rows_->prefetch(row); }
   /// Fetches what hold(), unhold() or free() of a block will touch; the second call, once the first
   /// has arrived, what lies beside it in the order of eviction.
   void prefetch_block(SlotIndex row) const {
@@ -114,10 +115,12 @@ class BlockTable {
   /// A written block is whole: it comes to rest, a new one.
   void seal(SlotIndex row, std::uint32_t writer, std::uint32_t now_s);
 
-  /// A claim more on a sealed block; a pin more on one that is claimed; one of them less. After the
-  /// last one it comes to rest again; unhold() says whether it did.
+  /// A claim more on a sealed block; a pin more on one that is claimed, or, of two or more, one
+  /// less; one of them less. After the last one it comes to rest again; unhold() says whether it
+  /// did.
   void hold(SlotIndex row);
   void hold_again(SlotIndex row);
+  void let_go_again(SlotIndex row);
   bool unhold(SlotIndex row, std::uint32_t now_s);
   /// Frees a written frame, or one at rest. An extent without a used frame gives its units back.
   void free(SlotIndex row) { free(row, EvictionPolicy::Freed::kDropped); }

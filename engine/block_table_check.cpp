@@ -60,8 +60,7 @@ Result<void> BlockTable::check_extent(ExtentId id) const {
     }
   }
   std::uint32_t freed = 0;
-  for (SlotIndex row = extent.freed.front(); row != kNoSlot;
-       row = extent.freed.next(*rows_, row)) {
+  for (SlotIndex row = extent.freed.front(); row != kNoSlot; row = extent.freed.next(*rows_, row)) {
     if (block_at(row).state != SlotState::kFree || ++freed > extent.freed.size()) {
       return fail(Errc::kInternal, "row {} is listed as free and is not", row);
     }

@@ -40,8 +40,7 @@ Result<EvictionKind> eviction_kind(std::string_view name) {
               eviction_names());
 }
 
-Result<std::unique_ptr<EvictionPolicy>> EvictionPolicy::create(EvictionKind kind,
-                                                               BlockRows& rows,
+Result<std::unique_ptr<EvictionPolicy>> EvictionPolicy::create(EvictionKind kind, BlockRows& rows,
                                                                std::uint32_t row_count) {
   switch (kind) {
     case EvictionKind::kLru:

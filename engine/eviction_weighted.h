@@ -27,8 +27,7 @@ namespace pegaflow {
 class WeightedLruPolicy final : public EvictionPolicy {
  public:
   /// Errors: kOutOfCapacity.
-  static Result<std::unique_ptr<EvictionPolicy>> create(BlockRows& rows,
-                                                        std::uint32_t row_count);
+  static Result<std::unique_ptr<EvictionPolicy>> create(BlockRows& rows, std::uint32_t row_count);
 
   void sealed(std::uint32_t row, std::uint32_t hash) override;
   void taken(std::uint32_t row) override;
@@ -67,7 +66,7 @@ class WeightedLruPolicy final : public EvictionPolicy {
   BlockRows& rows_;
   EvictedBlocks evicted_;
   std::array<IndexList<&Block::place>, kMaxUses + 1> lists_;  ///< By uses; oldest first.
-  std::array<double, kMaxUses + 1> weights_{};                      ///< uses^-k
+  std::array<double, kMaxUses + 1> weights_{};                ///< uses^-k
   std::uint32_t at_rest_ = 0;
   std::uint32_t known_ = 0;
   double exponent_ = 0;

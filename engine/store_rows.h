@@ -11,6 +11,7 @@
 #include "engine/block_store.h"
 #include "engine/index_list.h"
 #include "engine/shape.h"
+#include "engine/slot_list.h"
 
 namespace pegaflow {
 
@@ -33,7 +34,7 @@ struct Claim {
   bool is_opened = false;
   std::uint64_t frame_bytes = 0;
   std::uint64_t pinned_bytes = 0;  ///< Of all pins opened from it that still live.
-  std::vector<SlotIndex> blocks;
+  SlotList blocks;
   IndexLink by_age;
   IndexLink unopened;
   IndexLink of_holder;
@@ -51,7 +52,7 @@ struct Pin {
   std::uint32_t instance = 0;  ///< Whose share it takes once its claim has ended.
   TimePoint opened;
   std::uint64_t frame_bytes = 0;
-  std::vector<SlotIndex> blocks;
+  SlotList blocks;
   IndexLink by_age;
   IndexLink of_holder;
 };

@@ -14,25 +14,25 @@ namespace pegaflow {
 ///
 /// A list is a chain: where its next row lies is known only once the one before it has arrived. So
 /// the walk keeps a few rows ahead of the evictions and takes a step at each of them, instead of
-/// waiting for a whole group of rows, one after the other. It only ever fetches: where it has lost
-/// the list, nothing but time is lost.
+/// waiting for a whole group of rows, one after the other. It only ever fetches: where the list has
+/// changed under it, it begins again, and nothing but time is lost.
 class VictimsAhead {
  public:
-  /// Forgets where it was: between two calls the lists change.
-  void begin() noexcept { walks_.fill({}); }
-
-  /// `victim` will be evicted now; `fetch(row)` is called for rows that have arrived, a few before
-  /// their turn, to fetch what lies anywhere else.
+  /// `victim` will be evicted now; `fetch(row)` is called for sealed rows that have arrived, a few
+  /// before their turn, to fetch what lies anywhere else.
   template <typename Fetch>
   void step(const BlockTable& blocks, SlotIndex victim, Fetch&& fetch) {
     Walk& walk = walks_[blocks[victim].note];
-    if (walk.last == kNoSlot) {
-      walk = {};
-      walk.last = victim;
-    } else {
+    const bool is_next = walk.evicted != walk.walked && walk.rows[walk.evicted % kAhead] == victim;
+    if (is_next) {
       ++walk.evicted;
+    } else {
+      walk.evicted = walk.fetched = walk.walked;
+      walk.last = victim;
     }
     for (int i = 0; i < 2 && walk.walked - walk.evicted < kAhead; ++i) {
+      // Rows that this walked over may be gone since, and their extents with them.
+      if (blocks[walk.last].state != SlotState::kSealed) break;
       const SlotIndex next = blocks.behind(walk.last);
       if (next == kNoSlot) break;
       blocks.prefetch_block(next);
@@ -40,7 +40,8 @@ class VictimsAhead {
       walk.last = next;
     }
     for (; walk.fetched + kAhead / 2 < walk.walked; ++walk.fetched) {
-      fetch(walk.rows[walk.fetched % kAhead]);
+      const SlotIndex row = walk.rows[walk.fetched % kAhead];
+      if (blocks[row].state == SlotState::kSealed) fetch(row);
     }
   }
 
@@ -48,10 +49,10 @@ class VictimsAhead {
   static constexpr std::uint32_t kAhead = 32;
   struct Walk {
     SlotIndex last = kNoSlot;
-    std::uint32_t walked = 0;
-    std::uint32_t evicted = 0;
+    std::uint32_t evicted = 0;  ///< Of the rows walked over, and so `fetched`; all rising.
     std::uint32_t fetched = 0;
-    std::array<SlotIndex, kAhead> rows{};
+    std::uint32_t walked = 0;
+    std::array<SlotIndex, kAhead> rows{};  ///< The last ones.
   };
   /// Rows with the same note are in the same list.
   std::array<Walk, kNoteMask + 1> walks_;

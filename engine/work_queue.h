@@ -5,16 +5,16 @@
 #include <cstdint>
 #include <deque>
 #include <variant>
-#include <vector>
 
 #include "engine/block_store.h"
+#include "engine/slot_list.h"
 
 namespace pegaflow {
 
 /// Blocks of a claim or pin that ended; given back from the last one on, so that the end of a chain
 /// is the first to be evicted.
 struct GiveBackWork {
-  std::vector<SlotIndex> blocks;
+  SlotList blocks;
 };
 
 /// Frames of a job that nobody writes any more, from the last one on.

@@ -18,6 +18,9 @@ Result<void*> map_zero_pages(std::size_t bytes) {
   if (pages == MAP_FAILED) {
     return fail(Errc::kOutOfCapacity, "map {} bytes for a table: {}", bytes, std::strerror(errno));
   }
+  // A few rows here and there must not come with 2 MiB each, as they would on a machine whose huge
+  // pages are transparent always. Where the kernel knows none it refuses, which is as good.
+  ::madvise(pages, bytes, MADV_NOHUGEPAGE);
   return pages;
 }
 

@@ -567,7 +567,6 @@ Result<std::vector<std::uint32_t>> CacheService::reserve(const Id128& connection
 
 Result<std::size_t> CacheService::publish(const Id128& connection, const JobId& job,
                                           std::span<const std::uint64_t> checksums) {
-  constexpr std::size_t kSlice = 512;  // As reserve(): no turn of the loop over 500 us.
   PEGA_TRY_LET(Client* const caller, worker(connection));
   if (!checksums.empty()) {
     const std::span<const SlotIndex> frames = store_->slots_of(*caller->holder, job);
@@ -581,7 +580,7 @@ Result<std::size_t> CacheService::publish(const Id128& connection, const JobId& 
     }
   }
   const std::uint64_t sealed_before = store_->stats().insertions;
-  auto left = store_->publish(*caller->holder, job, kSlice);
+  auto left = store_->publish(*caller->holder, job, kSliceBlocks);
   const std::uint64_t sealed = store_->stats().insertions - sealed_before;
   counted_.save_bytes += sealed * caller->instance->block_bytes;
   return left;

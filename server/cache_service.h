@@ -123,6 +123,9 @@ class CacheService {
   /// The pages at these places of the pin are not what was saved; see BlockStore::condemn. Counted,
   /// and said in one line, at most one in 10 s.
   Result<void> corrupt(const Id128& connection, PinId pin, std::span<const std::uint32_t> places);
+  /// What reserve() should be asked for at once, and publish() does: so that no turn of the loop
+  /// lasts over 500 us, with cold caches and beside other programs too.
+  static constexpr std::size_t kSliceBlocks = 256;
   /// At most a slice of a job's keys; see BlockStore::reserve.
   /// `first` is the place of keys[0] in the job. Of an incomplete instance every key is skipped.
   Result<std::vector<std::uint32_t>> reserve(const Id128& connection, const JobId& job,

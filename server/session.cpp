@@ -20,7 +20,6 @@ namespace {
 constexpr Log kLog{"rpc"};
 
 /// Keys that one turn of the loop handles when they change the store.
-constexpr std::size_t kSliceKeys = 512;
 constexpr std::size_t kMaxBuildBytes = 256;
 
 /// Counts one call when it has been answered.
@@ -328,8 +327,9 @@ class SessionImpl final : public wire::Session::Server {
   bool reserve_slice(const JobId& job, std::size_t first, std::span<const BlockKey> keys,
                      Result<std::vector<std::uint32_t>>& slots) {
     const std::size_t done = slots->size();
-    auto slice = service_.reserve(connection_, job, first + done,
-                                  keys.subspan(done, std::min(kSliceKeys, keys.size() - done)));
+    auto slice = service_.reserve(
+        connection_, job, first + done,
+        keys.subspan(done, std::min(CacheService::kSliceBlocks, keys.size() - done)));
     if (!slice) {
       // The caller gets no slot, so nobody writes into those of earlier slices.
       if (done != 0) (void)service_.abandon(connection_, job);

@@ -28,7 +28,7 @@ namespace pegaflow {
 namespace {
 
 constexpr std::uint32_t kBlocks = 1'000'000;
-constexpr std::uint32_t kSlice = 512;
+constexpr std::uint32_t kSlice = 256;
 constexpr std::uint32_t kShards = 8;  ///< A further one costs nothing in the tables.
 constexpr std::uint64_t kBlockBytes = kShards * std::uint64_t{32} * 1024;
 
@@ -115,7 +115,7 @@ class Bench {
     std::vector<std::uint32_t> order(kBlocks);
     for (std::uint32_t i = 0; i < kBlocks; ++i) order[i] = i;
     std::shuffle(order.begin(), order.end(), random_);
-    Figures seal("first fill: longest reserve or publish of 512", "us", 500);
+    Figures seal("first fill: longest reserve or publish of 256", "us", 500);
     std::vector<BlockKey> batch;
     for (std::uint32_t i = 0; i < kBlocks; i += kSlice) {
       batch.clear();
@@ -192,7 +192,7 @@ class Bench {
 
   void save() {
     Figures total("reserve + publish of 4,096 blocks, all by eviction", "us", 1500);
-    Figures longest("its longest call, 512 blocks each", "us", 500);
+    Figures longest("its longest call, 256 blocks each", "us", 500);
     for (int run = 0; run < 100; ++run) {
       std::vector<BlockKey> fresh;
       for (int i = 0; i < 4096; ++i) fresh.push_back(new_key());

@@ -65,6 +65,7 @@ TEST_SUITE("BlockStore, made") {
     CHECK(refused([](auto& o) { o.slice_blocks = 0; }));
     CHECK(refused([](auto& o) { o.max_claims = 0; }));
     CHECK(refused([](auto& o) { o.max_pins = 0; }));
+    CHECK(refused([](auto& o) { o.max_pins = 1U << 25U; }));
     CHECK(refused([](auto& o) { o.max_reservations = 0; }));
   }
 

@@ -1,0 +1,59 @@
+#pragma once
+/// \file
+/// The frames of a claim or a pin.
+
+#include <algorithm>
+#include <array>
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <span>
+#include <utility>
+
+#include "engine/block_store.h"
+
+namespace pegaflow {
+
+/// A list that is made once and only gets shorter. A few frames lie in it: a hundred thousand pins
+/// on one block each would otherwise be as many pieces of memory, which the allocator, once they
+/// are free, sorts in the middle of somebody else's call.
+class SlotList {
+ public:
+  SlotList() = default;
+  explicit SlotList(std::span<const SlotIndex> slots)
+      : size_(static_cast<std::uint32_t>(slots.size())) {
+    if (slots.size() > kInside) outside_ = std::make_unique_for_overwrite<SlotIndex[]>(size_);
+    std::copy(slots.begin(), slots.end(), outside_ ? outside_.get() : inside_.data());
+  }
+  SlotList(SlotList&& other) noexcept
+      : size_(std::exchange(other.size_, 0)),
+        inside_(other.inside_),
+        outside_(std::move(other.outside_)) {}
+  SlotList& operator=(SlotList&& other) noexcept {
+    size_ = std::exchange(other.size_, 0);
+    inside_ = other.inside_;
+    outside_ = std::move(other.outside_);
+    return *this;
+  }
+  ~SlotList() = default;
+
+  [[nodiscard]] bool empty() const noexcept { return size_ == 0; }
+  [[nodiscard]] std::size_t size() const noexcept { return size_; }
+  [[nodiscard]] const SlotIndex* data() const noexcept {
+    return outside_ ? outside_.get() : inside_.data();
+  }
+  [[nodiscard]] const SlotIndex* begin() const noexcept { return data(); }
+  [[nodiscard]] const SlotIndex* end() const noexcept { return data() + size_; }
+  [[nodiscard]] SlotIndex operator[](std::size_t place) const noexcept { return data()[place]; }
+  void pop_back() noexcept { --size_; }
+
+ private:
+  static constexpr std::size_t kInside = 3;
+
+  std::uint32_t size_ = 0;
+  std::array<SlotIndex, kInside> inside_{};
+  std::unique_ptr<SlotIndex[]> outside_;
+};
+static_assert(sizeof(SlotList) == 24);
+
+}  // namespace pegaflow
