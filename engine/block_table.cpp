@@ -222,7 +222,7 @@ void BlockTable::let_go_again(SlotIndex row) {
 bool BlockTable::unhold(SlotIndex row, std::uint32_t now_s) {
   Block& block = block_at(row);
   PEGA_ASSERT(block.holds != 0, "row {} is held by nobody", row);
-  block.holds -= 1U;
+  block.holds = (block.holds - 1) & kMaxHolds;
   if (block.holds != 0) return false;
   block.rested_s = now_s;
   Extent& extent = extent_of(row);

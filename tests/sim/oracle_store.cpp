@@ -26,7 +26,7 @@ OracleStore::OracleStore(const BlockStore::Options& options, const Clock& clock)
   units_ = static_cast<std::uint32_t>((options.pool_bytes + unit_bytes_ - 1) / unit_bytes_);
   slots_a_unit_ = static_cast<std::uint32_t>(unit_bytes_ / 4096);
   slots_.resize(std::size_t{units_} * slots_a_unit_);
-  rows_ = EvictionRows::create(slots_.size()).value();
+  rows_ = BlockRows::create(slots_.size()).value();
 }
 
 // ---- spaces and holders

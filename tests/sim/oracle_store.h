@@ -242,7 +242,7 @@ class OracleStore {
   std::uint32_t slots_a_unit_;
   std::vector<Slot> slots_;
   std::list<Extent> extents_;
-  std::unique_ptr<EvictionRows> rows_;  ///< Of orders that are policies.
+  std::unique_ptr<BlockRows> rows_;  ///< Of orders that are policies.
   std::map<ShapeId, OneShape> shapes_;
   std::uint64_t uses_ = 0;
   std::uint64_t quiet_ = 0;

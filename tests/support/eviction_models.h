@@ -130,7 +130,7 @@ class S3FifoModel final : public EvictionModel {
 class PolicyModel final : public EvictionModel {
  public:
   /// `rows` outlives it; item names are row numbers.
-  PolicyModel(EvictionKind kind, EvictionRows& rows, std::uint32_t row_count)
+  PolicyModel(EvictionKind kind, BlockRows& rows, std::uint32_t row_count)
       : policy_(EvictionPolicy::create(kind, rows, row_count).value()) {}
   void seal(std::uint32_t name, std::uint32_t hash) override;
   void take(std::uint32_t name) override;
