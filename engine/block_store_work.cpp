@@ -179,7 +179,7 @@ bool BlockStore::Impl::step(LeavingWork& work) {
 
 bool BlockStore::Impl::step(TouchWork& work) {
   // A page of memory that comes costs about as much as four blocks given back.
-  if (!blocks.touch_index(work.shape, work.next++, 1)) return false;
+  if (!blocks.touch(work.shape, work.next++)) return false;
   step_cost = 4;
   return true;
 }

@@ -72,8 +72,10 @@ std::uint32_t BlockTable::page_number(SlotIndex row, std::uint32_t shard) const 
       before + (row - first_row(id)) * layout.parts()[place.part].pages + place.number);
 }
 
-bool BlockTable::touch_index(ShapeId shape, std::size_t first, std::size_t pages) {
-  return of(shape).index.touch(first, pages);
+bool BlockTable::touch(ShapeId shape, std::size_t page) {
+  const std::size_t of_index =
+      (of(shape).index.memory_bytes() + kSlotAlignment - 1) / kSlotAlignment;
+  return page < of_index ? of(shape).index.touch(page) : of(shape).policy->touch(page - of_index);
 }
 
 bool BlockTable::grow(ShapeId id) {

@@ -55,9 +55,9 @@ class BlockTable {
   /// extent follow each other without a gap. Below the pool's 4 KiB pages.
   [[nodiscard]] std::uint32_t page_number(SlotIndex row, std::uint32_t shard) const;
   [[nodiscard]] ShapeId shape_of(SlotIndex row) const { return extent_of(row).shape(); }
-  /// Has the memory of a shape's index come, `pages` of 4 KiB from page `first` on; false when
-  /// there is none of them.
-  bool touch_index(ShapeId shape, std::size_t first, std::size_t pages);
+  /// Has memory of a shape's index, and of what its policy remembers, come: page `page` of 4 KiB;
+  /// false when they have less.
+  bool touch(ShapeId shape, std::size_t page);
 
   /// A free frame is there; or was made from free units.
   [[nodiscard]] bool has_free(ShapeId shape) const noexcept {

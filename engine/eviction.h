@@ -2,6 +2,7 @@
 /// \file
 /// Which block goes next: one policy behind one interface.
 
+#include <cstddef>
 #include <cstdint>
 #include <functional>
 #include <memory>
@@ -23,7 +24,7 @@ namespace pegaflow {
 /// Blocks of one chain are sealed and come to rest last block first. A block without its parent is
 /// useless, so of two blocks that are otherwise equal the one that came to rest earlier goes first.
 ///
-/// Each event takes constant time, amortized. All memory is there from the start. Thread-bound.
+/// Each event takes constant time, amortized. Thread-bound.
 class EvictionPolicy {
  public:
   enum class Freed : std::uint8_t {
@@ -53,6 +54,8 @@ class EvictionPolicy {
   /// Fetches what sealed() and freed() of a block of this name will touch beside its row.
   virtual void prefetch(std::uint32_t /*hash*/) const {}
   static constexpr std::uint32_t kNone = ~std::uint32_t{0};
+  /// Has one page of 4 KiB of what it keeps beside the rows come now; false beyond the last.
+  virtual bool touch(std::size_t /*page*/) { return false; }
 
   /// Rows at rest.
   [[nodiscard]] virtual std::uint32_t size() const = 0;

@@ -16,8 +16,7 @@ namespace pegaflow {
 ///
 /// Buckets of 16 entries of 4 bytes, one cache line; a new entry takes the place of the one evicted
 /// longest ago in its bucket, so that about as many are remembered as there are entries. A name is
-/// known by 16 bits in its bucket: one in 4,000 strangers is taken for somebody. All memory is
-/// there from the start. Thread-bound.
+/// known by 16 bits in its bucket: one in 4,000 strangers is taken for somebody. Thread-bound.
 class EvictedBlocks {
  public:
   static constexpr std::uint32_t kMaxUses = 15;
@@ -38,6 +37,9 @@ class EvictedBlocks {
 
   /// Fetches what add() and take() of this name will touch.
   void prefetch(std::uint32_t hash) const noexcept { __builtin_prefetch(&bucket(hash), 1); }
+
+  /// Has one page of 4 KiB come now; false beyond the last.
+  bool touch(std::size_t page) noexcept { return buckets_.touch(page, 1); }
 
   [[nodiscard]] std::uint64_t memory_bytes() const noexcept { return buckets_.size_bytes(); }
 

@@ -27,6 +27,7 @@ class S3FifoPolicy final : public EvictionPolicy {
   void freed(std::uint32_t row, std::uint32_t hash, Freed why) override;
   [[nodiscard]] std::uint32_t victim() override;
   void prefetch(std::uint32_t hash) const override { evicted_.prefetch(hash); }
+  bool touch(std::size_t page) override { return evicted_.touch(page); }
   [[nodiscard]] std::uint32_t size() const override { return at_rest_; }
   [[nodiscard]] std::uint64_t memory_bytes() const override { return evicted_.memory_bytes(); }
   [[nodiscard]] Result<void> check(

@@ -71,10 +71,10 @@ class FlatIndex {
     return true;
   }
 
-  /// Has the memory of some pages of 4 KiB come now; false beyond the last. Hashes touch a page
+  /// Has the memory of one page of 4 KiB come now; false beyond the last. Hashes touch a page
   /// each: without this the first 512 insertions into 16 MiB are 512 page faults, more than a
   /// millisecond in one call.
-  bool touch(std::size_t first, std::size_t pages) noexcept { return cells_.touch(first, pages); }
+  bool touch(std::size_t page) noexcept { return cells_.touch(page, 1); }
 
   void prefetch(std::uint32_t hash) const noexcept { __builtin_prefetch(&cells_[hash & mask_]); }
   /// The row that find() will look at first, or kNone; for prefetching it. Not simply that of the

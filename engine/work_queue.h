@@ -51,8 +51,8 @@ struct LeavingWork {
   std::uint32_t next = 0;
 };
 
-/// Has the memory of a shape's index come, page by page: thousands of page faults in the calls that
-/// use it first would stall the loop.
+/// Has the memory of a shape's tables come, page by page: thousands of page faults in the calls
+/// that use it first, or in the one that makes them, would stall the loop.
 struct TouchWork {
   ShapeId shape{};
   std::size_t next = 0;

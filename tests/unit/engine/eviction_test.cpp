@@ -57,6 +57,19 @@ TEST_SUITE("EvictionPolicy") {
     CHECK(rows.error().code == Errc::kOutOfCapacity);
   }
 
+  TEST_CASE("what a policy keeps beside the rows comes page by page, and no further") {
+    for (const EvictionKind kind : kEvictionKinds) {
+      CAPTURE(to_string(kind));
+      const auto rows = BlockRows::create(16);
+      REQUIRE(rows);
+      auto policy = EvictionPolicy::create(kind, **rows, 1'000'000);
+      REQUIRE(policy);
+      std::size_t pages = 0;
+      while ((*policy)->touch(pages)) ++pages;
+      CHECK(pages == ((*policy)->memory_bytes() + 4095) / 4096);
+    }
+  }
+
   TEST_CASE("an age is the number of rows that came to rest since, whatever their policy") {
     Fixture f(EvictionKind::kLru);
     auto other = EvictionPolicy::create(EvictionKind::kLru, *f.rows, 16);
