@@ -1,0 +1,68 @@
+#pragma once
+/// \file
+/// What the kernel says of the nodes of other machines, as files that NumaTopology reads.
+
+#include <cstdint>
+#include <filesystem>
+#include <string>
+#include <vector>
+
+#include "base/numa.h"
+
+namespace pegaflow::testing {
+
+/// One machine, in the kernel's own words.
+struct NumaMachine {
+  struct Node {
+    std::uint32_t number = 0;
+    std::string cpulist;
+    std::string distance;
+  };
+  std::string name;
+  std::string online;
+  std::string has_memory;
+  std::string cores_online;
+  std::vector<Node> nodes;
+  std::string mems_allowed = "0-1023";  ///< Of the process.
+};
+
+/// One node: every small machine.
+NumaMachine one_node();
+/// Two sockets with 56 cores of two threads each, as in a DGX H100.
+NumaMachine two_sockets();
+/// Two sockets whose second threads are switched off, on a kernel that lists them all the same.
+NumaMachine threads_off();
+/// A socket with four nodes (EPYC, NPS4).
+NumaMachine four_nodes();
+/// Two sockets with four nodes each (EPYC 7742, NPS4).
+NumaMachine eight_nodes();
+/// Four nodes, of which two have no memory (Threadripper 2990WX).
+NumaMachine memoryless_nodes();
+/// Two sockets, and a CXL card's memory that has no cores.
+NumaMachine cxl_memory();
+/// A processor with its memory, a GPU's memory as a node without cores, and seven empty ones
+/// (GH200).
+NumaMachine grace_hopper();
+/// Two sockets as nodes 0 and 8, and four GPUs' memory as nodes 252 to 255 (POWER9, AC922).
+NumaMachine power9();
+/// Sixteen nodes: more than a pool is dealt to.
+NumaMachine sixteen_nodes();
+
+/// The files of a machine in a directory of its own, which goes with the object.
+class NumaFiles {
+ public:
+  explicit NumaFiles(const NumaMachine& machine);
+  ~NumaFiles();
+  NumaFiles(const NumaFiles&) = delete;
+  NumaFiles& operator=(const NumaFiles&) = delete;
+
+  [[nodiscard]] NumaTopology::Sources sources() const;
+  /// What would lie in /sys/devices/system/node.
+  [[nodiscard]] std::filesystem::path nodes() const;
+  [[nodiscard]] NumaTopology read() const { return NumaTopology::read(sources()); }
+
+ private:
+  std::filesystem::path root_;
+};
+
+}  // namespace pegaflow::testing

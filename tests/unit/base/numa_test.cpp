@@ -1,0 +1,162 @@
+#include "base/numa.h"
+
+#include <fstream>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include <doctest/doctest.h>
+
+#include "tests/support/numa_machines.h"
+
+namespace pegaflow {
+namespace {
+
+using testing::NumaFiles;
+using testing::NumaMachine;
+using Numbers = std::vector<std::uint32_t>;
+
+Numbers numbers_of(const std::vector<NumaNode>& nodes) {
+  Numbers numbers;
+  for (const NumaNode& node : nodes) numbers.push_back(node.number);
+  return numbers;
+}
+
+/// The nodes of a machine that a pool would lie on.
+Numbers pool_nodes(const NumaMachine& machine) {
+  return numbers_of(NumaFiles(machine).read().memory_nodes());
+}
+
+TEST_SUITE("NUMA") {
+  TEST_CASE("the kernel's lists are read, and nothing else") {
+    CHECK(parse_number_list("0\n").value() == Numbers{0});
+    CHECK(parse_number_list("\t0-3 ").value() == Numbers{0, 1, 2, 3});
+    CHECK(parse_number_list("0-1,4,6-7\n").value() == Numbers{0, 1, 4, 6, 7});
+    CHECK(parse_number_list("4,0-1,1").value() == Numbers{0, 1, 4});
+    CHECK(parse_number_list("").value().empty());
+    CHECK(parse_number_list("\n").value().empty());
+    for (const char* const wrong :
+         {"a", "1-", "-1", "3-1", "0,", ",0", "0;1", "0 1", "65536", "0-65536", "99999999999"}) {
+      INFO(std::string(wrong));
+      const auto read = parse_number_list(wrong);
+      REQUIRE_FALSE(read);
+      CHECK(read.error().code == Errc::kInvalidArgument);
+    }
+  }
+
+  TEST_CASE("a pool lies on the nodes that have memory and cores") {
+    CHECK(pool_nodes(testing::one_node()) == Numbers{0});
+    CHECK(pool_nodes(testing::two_sockets()) == Numbers{0, 1});
+    CHECK(pool_nodes(testing::four_nodes()) == Numbers{0, 1, 2, 3});
+    CHECK(pool_nodes(testing::eight_nodes()) == Numbers{0, 1, 2, 3, 4, 5, 6, 7});
+    CHECK(pool_nodes(testing::memoryless_nodes()) == Numbers{0, 2});
+    CHECK(pool_nodes(testing::sixteen_nodes()).size() == 16);
+  }
+
+  TEST_CASE("memory without cores is a device's, and left alone") {
+    CHECK(pool_nodes(testing::cxl_memory()) == Numbers{0, 1});
+    CHECK(pool_nodes(testing::grace_hopper()) == Numbers{0});
+    CHECK(pool_nodes(testing::power9()) == Numbers{0, 8});
+  }
+
+  TEST_CASE("nodes that the process may not use do not count") {
+    NumaMachine machine = testing::eight_nodes();
+    machine.mems_allowed = "4-5";
+    CHECK(pool_nodes(machine) == Numbers{4, 5});
+    machine.mems_allowed = "no list";
+    CHECK(pool_nodes(machine).size() == 8);  // Nobody said that it may not.
+  }
+
+  TEST_CASE("cores that are offline belong to no node") {
+    const auto topology = NumaFiles(testing::threads_off()).read();
+    REQUIRE(topology.nodes().size() == 2);
+    CHECK(topology.nodes()[0].cores.size() == 28);
+    CHECK(topology.nodes()[1].cores.front() == 28);
+    CHECK(topology.node_of(Numbers{27}) == 0);
+    CHECK_FALSE(topology.node_of(Numbers{56}));
+
+    NumaMachine half = testing::two_sockets();
+    half.cores_online = "56-111";
+    CHECK(pool_nodes(half) == Numbers{1});
+  }
+
+  TEST_CASE("a process that is kept to one node's cores has that node") {
+    const auto topology = NumaFiles(testing::two_sockets()).read();
+    CHECK(topology.node_of(Numbers{0, 55, 112}) == 0);
+    CHECK(topology.node_of(Numbers{56, 223}) == 1);
+    CHECK_FALSE(topology.node_of(Numbers{55, 56}));
+    CHECK_FALSE(topology.node_of(Numbers{224}));
+    CHECK_FALSE(topology.node_of(Numbers{}));
+  }
+
+  TEST_CASE("the nearest memory of a node without any") {
+    const auto machine = NumaFiles(testing::cxl_memory()).read();
+    const auto pool = machine.memory_nodes();
+    CHECK(machine.nearest(0, pool) == 0);
+    CHECK(machine.nearest(1, pool) == 1);
+    CHECK(machine.nearest(2, pool) == 0);  // 14 to node 0, 24 to node 1.
+    CHECK_FALSE(machine.nearest(3, pool));
+    CHECK_FALSE(machine.nearest(0, {}));
+
+    const auto power9 = NumaFiles(testing::power9()).read();
+    CHECK(power9.nearest(8, power9.memory_nodes()) == 1);
+    CHECK(power9.nearest(254, power9.memory_nodes()) == 0);  // As far from both.
+  }
+
+  TEST_CASE("distances that make no sense are none") {
+    NumaMachine machine = testing::two_sockets();
+    machine.nodes[0].distance = "10 21 21";
+    machine.nodes[1].distance = "far";
+    const auto topology = NumaFiles(machine).read();
+    CHECK(topology.nodes()[0].distances.empty());
+    CHECK(topology.nodes()[1].distances.empty());
+    const auto pool = topology.memory_nodes();
+    CHECK(topology.nearest(1, pool) == 1);
+    CHECK_FALSE(topology.nearest(1, std::span(pool).first(1)));
+  }
+
+  TEST_CASE("a kernel that says nothing, or nonsense, has no nodes") {
+    CHECK(NumaTopology::read({.sysfs = "/nonexistent", .process_status = "/nonexistent"})
+              .nodes()
+              .empty());
+    NumaMachine machine = testing::two_sockets();
+    machine.online = "all of them";
+    CHECK(NumaFiles(machine).read().nodes().empty());
+    machine = testing::two_sockets();
+    machine.has_memory = "";
+    CHECK(pool_nodes(machine).empty());
+    machine = testing::two_sockets();
+    machine.nodes.pop_back();  // Of which there are no files.
+    CHECK(pool_nodes(machine) == Numbers{0});
+  }
+
+  TEST_CASE("this machine has a node, and all cores of this thread are of the machine") {
+    const auto here = NumaTopology::read();
+    const Numbers cores = allowed_cores();
+    CHECK_FALSE(cores.empty());
+    if (here.nodes().empty()) {
+      MESSAGE("this kernel has no /sys/devices/system/node");
+      return;
+    }
+    CHECK_FALSE(here.memory_nodes().empty());
+    if (here.nodes().size() == 1) CHECK(here.node_of(cores) == here.nodes()[0].number);
+  }
+
+  TEST_CASE("a thread is kept to cores that it may use, and to no others") {
+    std::thread([] {
+      const Numbers before = allowed_cores();
+      REQUIRE_FALSE(before.empty());
+      CHECK_FALSE(keep_thread_on({}));
+      CHECK_FALSE(keep_thread_on(Numbers{65000}));
+      CHECK_FALSE(keep_thread_on(Numbers{100'000}));
+      CHECK(allowed_cores() == before);
+      CHECK(keep_thread_on(Numbers{before.back(), 65000}));
+      CHECK(allowed_cores() == Numbers{before.back()});
+      CHECK(keep_thread_on(before));
+      CHECK(allowed_cores() == before);
+    }).join();
+  }
+}
+
+}  // namespace
+}  // namespace pegaflow
