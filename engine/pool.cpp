@@ -58,21 +58,48 @@ int allocate(int fd, std::uint64_t offset, std::span<std::byte> chunk, std::uint
   return touch(chunk, page_bytes);
 }
 
-/// All threads pull chunks until none is left, one fails, or `stop`.
+/// A part of the pool that is touched from one node's cores.
+struct Part {
+  std::span<std::byte> bytes;
+  std::uint64_t offset = 0;              ///< In the pool.
+  std::span<const std::uint32_t> cores;  ///< Empty: any.
+  std::atomic<std::uint64_t> next{0};    ///< The first byte that no thread has taken.
+};
+
+/// The parts that `placement` makes of the pool; one where it makes none. Each begins at a page of
+/// memory, and so may have a page of its neighbor: that one was bound to its own node.
+std::vector<Part> parts_of(std::span<std::byte> bytes, std::uint64_t page_bytes,
+                           const PoolPlacement& placement) {
+  std::vector<Part> parts(std::max<std::size_t>(1, placement.ranges.size()));
+  std::uint64_t begin = 0;
+  for (std::size_t i = 0; i < parts.size(); ++i) {
+    const bool is_last = i + 1 == parts.size();
+    const std::uint64_t end =
+        is_last ? bytes.size() : placement.ranges[i].end / page_bytes * page_bytes;
+    parts[i].bytes = bytes.subspan(begin, end - begin);
+    parts[i].offset = begin;
+    if (!placement.ranges.empty()) parts[i].cores = placement.nodes[i].cores;
+    begin = end;
+  }
+  return parts;
+}
+
+/// All threads pull chunks until none is left, one fails, or `stop`. Each begins with another part,
+/// and helps with the others when that is done.
 Result<void> allocate_all(int fd, std::span<std::byte> bytes, std::uint64_t page_bytes,
-                          unsigned threads, const std::atomic<bool>& stop,
-                          const Pool::Progress& progress) {
+                          const PoolPlacement& placement, unsigned threads,
+                          const std::atomic<bool>& stop, const Pool::Progress& progress) {
   const std::uint64_t chunk_bytes = std::max(kChunkBytes, page_bytes);
-  std::atomic<std::uint64_t> next{0};
+  std::vector<Part> parts = parts_of(bytes, page_bytes, placement);
   std::atomic<std::uint64_t> done{0};
   std::atomic<int> failure{0};
-  const auto pull = [&] {
+  const auto pull_part = [&](Part& part) {
     while (!stop.load(std::memory_order_relaxed) && failure.load(std::memory_order_relaxed) == 0) {
-      const std::uint64_t offset = next.fetch_add(chunk_bytes);
-      if (offset >= bytes.size()) return;
+      const std::uint64_t at = part.next.fetch_add(chunk_bytes);
+      if (at >= part.bytes.size()) return;
       const auto chunk =
-          bytes.subspan(offset, std::min<std::uint64_t>(chunk_bytes, bytes.size() - offset));
-      if (const int error = allocate(fd, offset, chunk, page_bytes); error != 0) {
+          part.bytes.subspan(at, std::min<std::uint64_t>(chunk_bytes, part.bytes.size() - at));
+      if (const int error = allocate(fd, part.offset + at, chunk, page_bytes); error != 0) {
         failure.store(error);
         return;
       }
@@ -80,14 +107,24 @@ Result<void> allocate_all(int fd, std::span<std::byte> bytes, std::uint64_t page
       if (progress) progress(total, bytes.size());
     }
   };
+  const auto pull = [&](std::size_t first) {
+    for (std::size_t i = 0; i < parts.size(); ++i) {
+      Part& part = parts[(first + i) % parts.size()];
+      // The zeros are written from next to the memory. From elsewhere it only takes longer.
+      if (!part.cores.empty()) (void)keep_thread_on(part.cores);
+      pull_part(part);
+    }
+  };
 
   std::vector<std::thread> others;
   try {
-    while (others.size() + 1 < threads) others.emplace_back(pull);
+    while (others.size() + 1 < threads) others.emplace_back(pull, others.size() + 1);
   } catch (const std::system_error&) {
     // A limit on threads: fewer hands take longer, nothing else.
   }
-  pull();
+  const std::vector<std::uint32_t> own_cores = allowed_cores();
+  pull(0);
+  if (parts.size() > 1) (void)keep_thread_on(own_cores);
   for (std::thread& other : others) other.join();
 
   if (stop.load()) return fail(Errc::kCancelled, "allocate the pool: told to stop");
@@ -164,9 +201,12 @@ Result<Pool> Pool::create(const Options& options, const std::atomic<bool>& stop,
   if (::madvise(base, size_bytes, MADV_DONTFORK) != 0) {
     return fail_errno(errno, "keep the pool from forked children");
   }
+  pool.placement_ = place_pool(pool.bytes(), page_bytes, options.numa, options.nodes);
   const unsigned threads =
       options.threads != 0 ? options.threads : std::max(1U, std::thread::hardware_concurrency());
-  PEGA_TRY(allocate_all(pool.fd(), pool.bytes(), page_bytes, threads, stop, progress));
+  PEGA_TRY(
+      allocate_all(pool.fd(), pool.bytes(), page_bytes, pool.placement_, threads, stop, progress));
+  look_at_placement(pool.bytes(), pool.placement_);
   if (::fcntl(pool.fd(), F_ADD_SEALS, F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL) != 0) {
     return fail_errno(errno, "seal the pool");
   }
@@ -179,13 +219,15 @@ Pool::Pool(UniqueFd fd, std::span<std::byte> bytes, std::uint64_t page_bytes) no
 Pool::Pool(Pool&& other) noexcept
     : fd_(std::move(other.fd_)),
       bytes_(std::exchange(other.bytes_, {})),
-      page_bytes_(other.page_bytes_) {}
+      page_bytes_(other.page_bytes_),
+      placement_(std::move(other.placement_)) {}
 
 Pool& Pool::operator=(Pool&& other) noexcept {
   if (this != &other) {
     std::swap(fd_, other.fd_);
     std::swap(bytes_, other.bytes_);
     std::swap(page_bytes_, other.page_bytes_);
+    std::swap(placement_, other.placement_);
   }
   return *this;
 }

@@ -8,9 +8,11 @@
 #include <functional>
 #include <span>
 #include <string>
+#include <vector>
 
 #include "base/error.h"
 #include "base/unique_fd.h"
+#include "engine/pool_placement.h"
 
 namespace pegaflow {
 
@@ -33,12 +35,15 @@ class Pool {
     std::uint64_t size_bytes = 0;  ///< Rounded down to whole pages.
     HugePages huge_pages = HugePages::kIfReserved;
     unsigned threads = 0;  ///< That touch memory; 0: one a core.
+    NumaPolicy numa = NumaPolicy::kOff;
+    std::vector<NumaNode> nodes{};  ///< See NumaTopology::memory_nodes(). Not used with kOff.
   };
 
   /// Told after each chunk, on one of the touching threads, so keep it short and thread-safe.
   using Progress = std::function<void(std::uint64_t done_bytes, std::uint64_t size_bytes)>;
 
-  /// Allocates and touches everything; seconds for large pools. `stop` ends it early.
+  /// Allocates and touches everything; seconds for large pools. `stop` ends it early. With several
+  /// nodes of memory each part is touched by threads on its node's cores.
   /// Errors: kInvalidArgument for a size below one page; kOutOfCapacity when memory is short now
   /// (a previous server's pool may go, so trying again makes sense); kRefused when there will never
   /// be enough or huge pages are required and not reserved; kCancelled after `stop`; kIo when the
@@ -56,6 +61,8 @@ class Pool {
   [[nodiscard]] std::uint64_t size_bytes() const noexcept { return bytes_.size(); }
   /// Of the memory's pages: 4 KiB, or the size of huge ones.
   [[nodiscard]] std::uint64_t page_bytes() const noexcept { return page_bytes_; }
+  /// On which nodes it lies, and why not as was asked for.
+  [[nodiscard]] const PoolPlacement& placement() const noexcept { return placement_; }
 
  private:
   Pool(UniqueFd fd, std::span<std::byte> bytes, std::uint64_t page_bytes) noexcept;
@@ -63,6 +70,7 @@ class Pool {
   UniqueFd fd_;
   std::span<std::byte> bytes_;
   std::uint64_t page_bytes_ = 0;
+  PoolPlacement placement_;
 };
 
 /// What an operator can do to get huge pages for a pool of `size_bytes`, as one sentence with the

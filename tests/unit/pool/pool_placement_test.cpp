@@ -1,0 +1,231 @@
+#include "engine/pool_placement.h"
+
+#include <cerrno>
+#include <string>
+#include <thread>
+#include <utility>
+#include <vector>
+
+#include <sys/mman.h>
+
+#include <doctest/doctest.h>
+
+#include "engine/pool.h"
+#include "engine/shape.h"
+#include "tests/support/numa_machines.h"
+#include "tests/support/refuse.h"
+
+namespace pegaflow {
+namespace {
+
+constexpr std::uint64_t kMiB = std::uint64_t{1} << 20;
+constexpr std::uint64_t kPage = 4096;
+const std::atomic<bool> kGoOn{false};
+
+/// Memory that nobody has touched yet.
+class Untouched {
+ public:
+  explicit Untouched(std::uint64_t size) : size_(size) {
+    base_ = ::mmap(nullptr, size, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+    REQUIRE(base_ != MAP_FAILED);
+  }
+  ~Untouched() { ::munmap(base_, size_); }
+  Untouched(const Untouched&) = delete;
+  Untouched& operator=(const Untouched&) = delete;
+  [[nodiscard]] std::span<std::byte> bytes() const {
+    return {static_cast<std::byte*>(base_), size_};
+  }
+
+ private:
+  void* base_;
+  std::uint64_t size_;
+};
+
+/// Parts of a pool that all come from the one node which every machine has: what a kernel does for
+/// several nodes, as far as one shows it.
+std::vector<NumaNode> node_0(std::size_t times) {
+  NumaNode node{.number = 0, .cores = allowed_cores(), .has_memory = true, .distances = {}};
+  return std::vector<NumaNode>(times, node);
+}
+
+std::vector<NumaNode> nodes_of(const testing::NumaMachine& machine) {
+  return testing::NumaFiles(machine).read().memory_nodes();
+}
+
+/// Whether this kernel places memory at all; where it does not, the refusals are all there is to
+/// see.
+bool may_place() {
+  const Untouched memory(2 * kMiB);
+  return place_pool(memory.bytes(), kPage, NumaPolicy::kAuto, node_0(2)).refused.empty();
+}
+
+TEST_SUITE("PoolPlacement") {
+  TEST_CASE("policies have names, and nothing else is one") {
+    for (const NumaPolicy policy : {NumaPolicy::kAuto, NumaPolicy::kInterleave, NumaPolicy::kOff}) {
+      CHECK(numa_policy(to_string(policy)).value() == policy);
+    }
+    const auto wrong = numa_policy("sideways");
+    REQUIRE_FALSE(wrong);
+    CHECK(wrong.error().code == Errc::kInvalidArgument);
+    CHECK(wrong.error().detail.find("interleave") != std::string::npos);
+  }
+
+  TEST_CASE("with one node, or none, there is nothing to place") {
+    const Untouched memory(kMiB);
+    for (const NumaPolicy policy : {NumaPolicy::kAuto, NumaPolicy::kInterleave}) {
+      for (const std::size_t nodes : {0, 1}) {
+        const auto placement = place_pool(memory.bytes(), kPage, policy, node_0(nodes));
+        CHECK(placement.policy == NumaPolicy::kOff);
+        CHECK(placement.nodes.empty());
+        CHECK(placement.refused.empty());
+        CHECK(to_string(placement) == "off");
+      }
+    }
+    CHECK(place_pool(memory.bytes(), kPage, NumaPolicy::kOff, node_0(2)).nodes.empty());
+  }
+
+  TEST_CASE("each node has its part of the pool, as the store deals it") {
+    if (!may_place()) {
+      MESSAGE("skipped: this kernel refuses mbind");
+      return;
+    }
+    const Untouched memory(64 * kMiB + 12 * kPage);
+    auto placement = place_pool(memory.bytes(), kPage, NumaPolicy::kAuto, node_0(4));
+    CHECK(placement.policy == NumaPolicy::kAuto);
+    REQUIRE(placement.ranges.size() == 4);
+    const auto dealt = node_ranges(memory.bytes().size(), 4);
+    for (std::size_t i = 0; i < 4; ++i) {
+      CHECK(placement.ranges[i].begin == dealt[i].begin);
+      CHECK(placement.ranges[i].end == dealt[i].end);
+    }
+    CHECK(placement.ranges.back().end == memory.bytes().size());
+    CHECK(to_string(placement) == "auto, nodes 0 0 0 0");
+  }
+
+  TEST_CASE("pages are looked for where they were to be") {
+    const auto pool = Pool::create(
+        {.size_bytes = 16 * kMiB, .numa = NumaPolicy::kAuto, .nodes = node_0(2)}, kGoOn, {});
+    REQUIRE(pool);
+    PoolPlacement placement = pool->placement();
+    if (!placement.in_place) {
+      MESSAGE("skipped: this kernel does not say where a page is");
+      return;
+    }
+    CHECK(placement.in_place == 1.0);
+
+    // As if the second part had been meant for a node that was full.
+    placement.nodes[1].number = 7;
+    look_at_placement(pool->bytes(), placement);
+    CHECK(placement.in_place == 0.5);
+  }
+
+  TEST_CASE("a pool is whole and its threads are where they were, however many parts it has") {
+    const auto cores = allowed_cores();
+    std::vector<NumaNode> nodes = node_0(3);
+    nodes[0].cores = {cores.front()};
+    nodes[1].cores = {cores.back()};
+    nodes[2].cores = {65'000};  // Which this thread may not use: then from anywhere.
+    for (const unsigned threads : {1U, 2U, 7U}) {
+      const auto pool = Pool::create({.size_bytes = 200 * kMiB + 5 * kPage,
+                                      .threads = threads,
+                                      .numa = NumaPolicy::kAuto,
+                                      .nodes = nodes},
+                                     kGoOn, {});
+      REQUIRE(pool);
+      std::vector<unsigned char> there(pool->size_bytes() / kPage);
+      REQUIRE(::mincore(pool->bytes().data(), pool->size_bytes(), there.data()) == 0);
+      std::size_t missing = 0;
+      for (const unsigned char page : there) missing += (page & 1U) == 0 ? 1 : 0;
+      CHECK(missing == 0);
+      CHECK(allowed_cores() == cores);
+    }
+  }
+
+  TEST_CASE("a pool that is too small to be dealt lies anywhere") {
+    const Untouched memory(kPage);
+    const auto placement = place_pool(memory.bytes(), kPage, NumaPolicy::kAuto, node_0(2));
+    CHECK(placement.policy == NumaPolicy::kOff);
+    CHECK(placement.refused.empty());
+  }
+
+  TEST_CASE("of more nodes than a pool is dealt to the first have it") {
+    if (!may_place()) {
+      MESSAGE("skipped: this kernel refuses mbind");
+      return;
+    }
+    const Untouched memory(64 * kMiB);
+    const auto placement = place_pool(memory.bytes(), kPage, NumaPolicy::kAuto, node_0(16));
+    CHECK(placement.ranges.size() == kMaxNodes);
+    CHECK(placement.nodes.size() == kMaxNodes);
+    // Page by page it is over all of them.
+    const Untouched other(kMiB);
+    const auto interleaved = place_pool(other.bytes(), kPage, NumaPolicy::kInterleave, node_0(16));
+    CHECK(interleaved.policy == NumaPolicy::kInterleave);
+    CHECK(interleaved.nodes.size() == 16);
+    CHECK(interleaved.ranges.empty());
+  }
+
+  TEST_CASE("nodes that this machine does not have are refused, and the pool lies anywhere") {
+    for (const NumaPolicy policy : {NumaPolicy::kAuto, NumaPolicy::kInterleave}) {
+      const auto pool = Pool::create({.size_bytes = 8 * kMiB,
+                                      .numa = policy,
+                                      .nodes = {{.number = 901, .cores = {0}, .distances = {}},
+                                                {.number = 902, .cores = {0}, .distances = {}}}},
+                                     kGoOn, {});
+      REQUIRE(pool);
+      CHECK(pool->placement().policy == NumaPolicy::kOff);
+      CHECK(pool->placement().ranges.empty());
+      CHECK(pool->placement().refused.find("mbind") != std::string::npos);
+      CHECK_FALSE(pool->placement().in_place);
+    }
+  }
+
+  TEST_CASE("where a filter refuses the system call there is a pool, and what to do about it") {
+    std::thread([] {  // The filter ends with its thread.
+      if (!testing::answer_mbind_with(EPERM)) {
+        MESSAGE("skipped: this kernel has no filters of system calls");
+        return;
+      }
+      for (const auto& machine : {testing::two_sockets(), testing::eight_nodes()}) {
+        const auto pool = Pool::create(
+            {.size_bytes = 8 * kMiB, .numa = NumaPolicy::kAuto, .nodes = nodes_of(machine)}, kGoOn,
+            {});
+        REQUIRE(pool);
+        CHECK(pool->placement().policy == NumaPolicy::kOff);
+        CHECK(pool->placement().nodes.empty());
+        CHECK(pool->placement().refused.find("SYS_NICE") != std::string::npos);
+        CHECK(to_string(pool->placement()).find("refused") != std::string::npos);
+      }
+    })
+        .join();
+  }
+
+  TEST_CASE("machines with several nodes have a part of the pool on each that has memory") {
+    std::thread([] {
+      if (!testing::answer_mbind_with(0)) {  // Their nodes are not here.
+        MESSAGE("skipped: this kernel has no filters of system calls");
+        return;
+      }
+      const auto numbers_on = [](const testing::NumaMachine& machine) {
+        const Untouched memory(256 * kMiB);
+        const auto placement =
+            place_pool(memory.bytes(), kPage, NumaPolicy::kAuto, nodes_of(machine));
+        CHECK(placement.ranges.size() == placement.nodes.size());
+        std::vector<std::uint32_t> numbers;
+        for (const NumaNode& node : placement.nodes) numbers.push_back(node.number);
+        return numbers;
+      };
+      using Numbers = std::vector<std::uint32_t>;
+      CHECK(numbers_on(testing::one_node()).empty());
+      CHECK(numbers_on(testing::two_sockets()) == Numbers{0, 1});
+      CHECK(numbers_on(testing::eight_nodes()) == Numbers{0, 1, 2, 3, 4, 5, 6, 7});
+      CHECK(numbers_on(testing::memoryless_nodes()) == Numbers{0, 2});
+      CHECK(numbers_on(testing::grace_hopper()).empty());
+      CHECK(numbers_on(testing::power9()) == Numbers{0, 8});
+      CHECK(numbers_on(testing::sixteen_nodes()) == Numbers{0, 1, 2, 3, 4, 5, 6, 7});
+    }).join();
+  }
+}
+
+}  // namespace
+}  // namespace pegaflow
