@@ -17,6 +17,7 @@
 #include "client/cache_session.h"
 #include "client/mover.h"
 #include "perf/command.h"
+#include "perf/copy_engines.h"
 #include "perf/cores.h"
 #include "perf/engine_memory.h"
 #include "perf/server_process.h"
@@ -30,12 +31,12 @@ namespace {
 using Clock = std::chrono::steady_clock;
 using Direction = Device::Direction;
 
-/// Far above any cache, so that both sides read and write memory.
-constexpr std::uint64_t kRoundBytes = std::uint64_t{128} << 20;
-constexpr std::uint64_t kSegmentBytes = std::uint64_t{32} << 10;
+constexpr std::uint64_t kRoundBytes = kCopyRoundBytes;
+constexpr std::uint64_t kSegmentBytes = kCopySegmentBytes;
 
 struct CopyOptions {
   CommonOptions common;
+  std::int64_t engines = 1;
   std::int64_t threads = 1;
   std::int64_t rounds = 10;
   bool check = false;
@@ -336,7 +337,10 @@ Outcome run_copy(int argc, const char* const* argv) {
                     "Pages between the pool of a real server and blocks in shuffled order, in "
                     "segments of 32 KiB, beside memcpy of the same bytes.");
   declare(table, options.common);
-  table.integer("threads", options.threads, 1, 64, "Copy threads on both sides.");
+  table.integer("engines", options.engines, 1, 8,
+                "With several, each saves and loads at once through the client library, and the "
+                "figure is the sum.");
+  table.integer("threads", options.threads, 1, 64, "Copy threads on both sides; of each engine.");
   table.integer("rounds", options.rounds, 1, 1000,
                 "Alternations of 128 MiB for each page size and direction.");
   table.flag("check", options.check,
@@ -347,6 +351,10 @@ Outcome run_copy(int argc, const char* const* argv) {
   PEGA_TRY_LET(const OptionTable::Next next, table.parse(argc, argv, std::cout));
   if (next == OptionTable::Next::kExit) return std::nullopt;
 
+  if (options.engines > 1 && options.verify) {
+    return fail(Errc::kInvalidArgument, "--verify is measured with one engine, not {}",
+                options.engines);
+  }
   PEGA_TRY_LET(const Conditions conditions, begin_run(options.common));
   std::vector<Figure> figures;
   for (const std::string& text : options.pages) {
@@ -356,7 +364,19 @@ Outcome run_copy(int argc, const char* const* argv) {
       return fail(Errc::kInvalidArgument, "--pages {}: not a power of two from 16kb to 64mb", text);
     }
     progress("pages of " + format_bytes(page_bytes));
-    PEGA_TRY(measure(options, page_bytes, figures));
+    if (options.engines == 1) {
+      PEGA_TRY(measure(options, page_bytes, figures));
+      continue;
+    }
+    PEGA_TRY_LET(Figure figure,
+                 measure_engines({.server = options.common.server,
+                                  .seed = static_cast<std::uint64_t>(options.common.seed),
+                                  .engines = static_cast<std::uint32_t>(options.engines),
+                                  .threads = static_cast<std::uint32_t>(options.threads),
+                                  .rounds = static_cast<std::uint32_t>(options.rounds),
+                                  .check = options.check},
+                                 page_bytes));
+    figures.push_back(std::move(figure));
   }
   return Report{.title = "pegaflow-perf copy",
                 .figures = std::move(figures),

@@ -38,6 +38,13 @@ def test_copy_checks_every_byte():
     assert {f["reach"] for f in figures} == {0.9, None}
 
 
+def test_two_engines_copy_at_once_and_check_every_byte():
+    arguments = ("--engines", "2", "--check", "--pages", "128kb,4mb", "--rounds", "2")
+    figures = lines_of("copy", *arguments)
+    assert [f["params"]["page_bytes"] for f in figures] == [131072, 4194304]
+    assert {(f["params"]["engines"], f["unit"], f["reach"]) for f in figures} == {(2, "GB/s", 0.85)}
+
+
 def test_start():
     rate, seconds = lines_of("start", "--size", "128mb", "--rounds", "1")
     assert rate["reach"] == 0.8
@@ -65,6 +72,7 @@ def test_a_table_is_for_people():
         (["fly"], "no subcommand"),
         (["copy", "--pages", "3kb"], "not a power of two"),
         (["copy", "--pages", "many"], "is no size"),
+        (["copy", "--engines", "2", "--verify"], "with one engine"),
         (["lookup", "--blocks", "0"], "--blocks"),
         (["lookup", "--bogus"], "--help"),
     ],
