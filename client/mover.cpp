@@ -13,6 +13,7 @@
 
 #include "base/assert.h"
 #include "base/log.h"
+#include "base/numa.h"
 #include "base/thread.h"
 #include "base/unique_fd.h"
 #include "capnp/codec.h"
@@ -34,6 +35,15 @@ UniqueFd open_own_pidfd() {
                std::strerror(errno));
   }
   return pidfd;
+}
+
+/// The node whose cores this process is kept to, as who pins an engine's workers to the socket of
+/// their GPU does; -1 without one.
+int node_of_process() {
+  const NumaTopology topology = NumaTopology::read();
+  if (topology.nodes().size() < 2) return -1;
+  const auto node = topology.node_of(allowed_cores());
+  return node ? static_cast<int>(*node) : -1;
 }
 
 }  // namespace
@@ -203,7 +213,9 @@ Result<std::unique_ptr<Mover>> Mover::start(const Options& options, PageLayout l
   if (options.sample_one_in == 0) {
     return fail(Errc::kInvalidArgument, "sample_one_in is 0: one page in how many?");
   }
-  auto impl = std::make_unique<Impl>(options, std::move(layout), device);
+  Options own = options;
+  if (own.numa_node < 0) own.numa_node = node_of_process();
+  auto impl = std::make_unique<Impl>(own, std::move(layout), device);
   PEGA_TRY(impl->start());
   return std::unique_ptr<Mover>(new Mover(std::move(impl)));
 }

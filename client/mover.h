@@ -52,7 +52,9 @@ class Mover {
     /// False for each but the lowest of the ranks that hold one shard: it loads and does not save.
     /// save() then reports the job finished at once, with 0 blocks.
     bool saves = true;
-    int numa_node = -1;  ///< Where its pages should lie; -1: the server chooses.
+    /// Where its pages should lie. -1: on the node whose cores this process is kept to; where it
+    /// is kept to none, the server chooses.
+    int numa_node = -1;
     /// The namespace's canonical list: equal lists share blocks.
     std::vector<std::pair<std::string, std::string>> factors;
     /// A load may take `load_patience` and the time its bytes, and those queued before it, need at

@@ -93,7 +93,8 @@ CacheService::CacheService(std::unique_ptr<BlockStore> store, std::unique_ptr<De
       // Enough for the smallest pages; memory comes with the places that are used.
       checksums_(options.store.pool_bytes / kSlotAlignment),
       pool_bytes_(options.store.pool_bytes),
-      nodes_(options.nodes),
+      parts_(options.store.nodes),
+      part_of_node_(options.part_of_node),
       max_parted_(options.max_parted),
       clock_(clock),
       end_connection_(std::move(end_connection)) {}
@@ -424,12 +425,10 @@ void CacheService::complete(Instance& instance) {
 }
 
 std::uint32_t CacheService::node_of(const Instance& instance, std::uint32_t shard) const {
-  if (nodes_.size() < 2) return 0;
-  const std::int32_t named = instance.ranks[instance.saver(shard)].node;
-  const auto found = std::find(nodes_.begin(), nodes_.end(), named);
-  // Who names none is dealt one, in turn.
-  return found != nodes_.end() ? static_cast<std::uint32_t>(found - nodes_.begin())
-                               : shard % static_cast<std::uint32_t>(nodes_.size());
+  if (parts_ < 2) return 0;
+  const auto found = part_of_node_.find(instance.ranks[instance.saver(shard)].node);
+  // Who names none is dealt one in turn, from another on for each engine.
+  return found != part_of_node_.end() ? found->second : (instance.index + shard) % parts_;
 }
 
 // ---- calls of a scheduler

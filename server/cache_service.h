@@ -40,9 +40,9 @@ class CacheService {
  public:
   struct Options {
     BlockStore::Options store{};
-    /// The system's numbers of the nodes of memory that the pool lies on, in the order of its
-    /// ranges. Empty: one, whichever it is.
-    std::vector<std::int32_t> nodes{};
+    /// Which of the pool's parts (see node_ranges()) is near a node of memory, by the system's
+    /// number of that node. Empty where the pool has one part.
+    std::map<std::int32_t, std::uint32_t> part_of_node{};
     /// Parted connections that may be waited for; each keeps a descriptor. At the limit nobody new
     /// may register.
     std::size_t max_parted = 1024;
@@ -227,7 +227,8 @@ class CacheService {
   std::unique_ptr<Demand> demand_;
   ChecksumTable checksums_;
   std::uint64_t pool_bytes_;
-  std::vector<std::int32_t> nodes_;
+  std::uint32_t parts_;
+  std::map<std::int32_t, std::uint32_t> part_of_node_;
   std::size_t max_parted_;
   const Clock& clock_;
   std::optional<TimePoint> last_corrupt_line_;

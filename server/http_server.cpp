@@ -66,10 +66,30 @@ Reply error_reply(unsigned status, const std::string& text) {
   return json_reply(status, {{"error", text}});
 }
 
+/// The nodes of memory that the pool lies on, with the bytes of their parts.
+nlohmann::json to_json(const PoolPlacement& placement) {
+  nlohmann::json nodes = nlohmann::json::array();
+  for (std::size_t i = 0; i < placement.nodes.size(); ++i) {
+    nlohmann::json node = {{"node", placement.nodes[i].number}};
+    if (i < placement.ranges.size()) {
+      node["bytes"] = placement.ranges[i].end - placement.ranges[i].begin;
+    }
+    nodes.push_back(std::move(node));
+  }
+  nlohmann::json body = {{"policy", to_string(placement.policy)}, {"nodes", std::move(nodes)}};
+  if (!placement.refused.empty()) body["refused"] = placement.refused;
+  if (placement.in_place) body["in_place"] = *placement.in_place;
+  return body;
+}
+
 Reply health_reply(const Health& health) {
   nlohmann::json body = {
       {"status", health.status}, {"version", kVersion}, {"pool_bytes", health.pool_bytes}};
-  if (!health.is_ok) body["done_bytes"] = health.done_bytes;
+  if (health.is_ok) {
+    body["numa"] = to_json(health.placement);
+  } else {
+    body["done_bytes"] = health.done_bytes;
+  }
   return json_reply(health.is_ok ? 200 : 503, body);
 }
 

@@ -27,6 +27,10 @@ void ServerOptions::declare(OptionTable& table) {
   table.flag("use-hugepages", use_hugepages,
              "Refuse to start without huge pages for the whole pool. They are used anyway where "
              "enough are reserved.");
+  table.text("numa", numa,
+             "Where the pool lies on a machine with several NUMA nodes. auto: a part on each, and "
+             "pages near the engine's worker that writes them; interleave: page by page over all "
+             "of them; off: where the kernel puts it. With one node they are the same.");
   table.duration("pool-wait", pool_wait, Duration::zero(), minutes(60),
                  "How long to wait for memory that a previous server's clients have yet to give "
                  "back: they unmap within a second, and a person may have to end a stopped one.");
@@ -94,6 +98,12 @@ Result<std::vector<std::uint32_t>> ServerOptions::allowed_uids() const {
     uids.push_back(uid);
   }
   return uids;
+}
+
+Result<NumaPolicy> ServerOptions::numa_policy() const {
+  const auto named = pegaflow::numa_policy(numa);
+  if (!named) return fail(Errc::kInvalidArgument, "--numa: {}", named.error().detail);
+  return *named;
 }
 
 Result<EvictionKind> ServerOptions::eviction_policy() const {

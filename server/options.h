@@ -10,6 +10,7 @@
 #include "base/error.h"
 #include "base/options.h"
 #include "engine/eviction.h"
+#include "engine/pool_placement.h"
 
 namespace pegaflow {
 
@@ -20,6 +21,7 @@ struct ServerOptions {
   std::string http_token_file;
   std::uint64_t pool_size_bytes = std::uint64_t{30} << 30;
   bool use_hugepages = false;
+  std::string numa{to_string(NumaPolicy::kAuto)};
   Duration pool_wait = std::chrono::seconds(30);
   std::string socket_group;
   std::vector<std::string> allow_uid;
@@ -42,6 +44,9 @@ struct ServerOptions {
   /// The uids of `allow_uid`.
   /// Errors: kInvalidArgument for one that is no number.
   [[nodiscard]] Result<std::vector<std::uint32_t>> allowed_uids() const;
+  /// What `numa` names.
+  /// Errors: kInvalidArgument for no name of a policy.
+  [[nodiscard]] Result<NumaPolicy> numa_policy() const;
   /// What `eviction` names, or the two flags that stand for a name.
   /// Errors: kInvalidArgument for no name of a policy, and for flags that contradict it or each
   /// other.

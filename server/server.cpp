@@ -5,6 +5,7 @@
 #include <filesystem>
 #include <fstream>
 #include <functional>
+#include <map>
 #include <memory>
 #include <utility>
 
@@ -18,6 +19,7 @@
 
 #include "base/assert.h"
 #include "base/log.h"
+#include "base/numa.h"
 #include "base/units.h"
 #include "server/admin.h"
 #include "server/background.h"
@@ -73,15 +75,46 @@ Result<void> write_ready_file(const std::string& path, const nlohmann::json& con
   return {};
 }
 
+/// Which part of the pool is near each node of the machine: its own, or that of the node next to
+/// it.
+std::map<std::int32_t, std::uint32_t> part_of_node(const NumaTopology& topology,
+                                                   const PoolPlacement& placement) {
+  std::map<std::int32_t, std::uint32_t> parts;
+  if (placement.ranges.empty()) return parts;
+  for (const NumaNode& node : topology.nodes()) {
+    if (const auto part = topology.nearest(node.number, placement.nodes)) {
+      parts.emplace(static_cast<std::int32_t>(node.number), static_cast<std::uint32_t>(*part));
+    }
+  }
+  return parts;
+}
+
+/// Says what is not as it was asked for.
+void tell_placement(const PoolPlacement& placement) {
+  if (!placement.refused.empty()) {
+    kLog.warn(
+        "the pool is not placed by NUMA node, engines may reach over to another's memory "
+        "reason=\"{}\"",
+        placement.refused);
+  }
+  constexpr double kEnough = 0.95;
+  if (placement.in_place && *placement.in_place < kEnough) {
+    kLog.warn("a NUMA node had too little free memory for its part of the pool in_place={:.2f}",
+              *placement.in_place);
+  }
+}
+
 /// The parts of a server, in the order in which they start; they end in reverse.
 class Server final : private kj::TaskSet::ErrorHandler {
  public:
   Server(const ServerOptions& options, std::vector<std::uint32_t> allowed_uids,
-         std::vector<std::chrono::seconds> windows, EvictionKind eviction, SocketLock lock)
+         std::vector<std::chrono::seconds> windows, EvictionKind eviction, NumaPolicy numa,
+         SocketLock lock)
       : options_(options),
         allowed_uids_(std::move(allowed_uids)),
         windows_(std::move(windows)),
         eviction_(eviction),
+        numa_(numa),
         lock_(std::move(lock)),
         io_(kj::setupAsyncIo()),
         questions_(2 * HttpServer::kQuestions),
@@ -106,7 +139,9 @@ class Server final : private kj::TaskSet::ErrorHandler {
                  PoolPreparation::start(
                      {.pool = {.size_bytes = options_.pool_size_bytes,
                                .huge_pages = options_.use_hugepages ? Pool::HugePages::kRequired
-                                                                    : Pool::HugePages::kIfReserved},
+                                                                    : Pool::HugePages::kIfReserved,
+                               .numa = numa_,
+                               .nodes = topology_.memory_nodes()},
                       .patience = options_.pool_wait},
                      clock_));
     watch_mailbox(pool_news_, preparation_->news(), [this]() { read_pool_news(); });
@@ -184,11 +219,16 @@ class Server final : private kj::TaskSet::ErrorHandler {
     store.node_share = static_cast<double>(options_.node_share_percent) / 100;
     store.reservation_timeout = options_.reservation_timeout;
     store.eviction = eviction_;
-    PEGA_TRY_LET(
-        service_,
-        CacheService::create(
-            {.store = store, .max_parted = connections, .demand_windows = windows_}, clock_,
-            [this](const Id128& connection) { rpc_->end_connection(connection); }));
+    const PoolPlacement& placement = pool_->placement();
+    store.nodes = std::max<std::uint32_t>(1, static_cast<std::uint32_t>(placement.ranges.size()));
+    tell_placement(placement);
+    PEGA_TRY_LET(service_, CacheService::create({.store = store,
+                                                 .part_of_node = part_of_node(topology_, placement),
+                                                 .max_parted = connections,
+                                                 .demand_windows = windows_},
+                                                clock_, [this](const Id128& connection) {
+                                                  rpc_->end_connection(connection);
+                                                }));
     background_ = std::make_unique<Background>(*service_, io_.provider->getTimer(), clock_);
     context_.reset(new SessionContext{.service = *service_,
                                       .background = *background_,
@@ -224,11 +264,13 @@ class Server final : private kj::TaskSet::ErrorHandler {
     publish({.is_ok = true,
              .status = "ok",
              .pool_bytes = pool_->size_bytes(),
-             .done_bytes = pool_->size_bytes()});
+             .done_bytes = pool_->size_bytes(),
+             .placement = placement});
     const std::string advice = huge_page_advice(*pool_);
-    kLog.info("ready socket={} http={} pool={} pages={} eviction={}{}", lock_.socket().string(),
-              http_address_, format_bytes(pool_->size_bytes()), format_bytes(pool_->page_bytes()),
-              to_string(eviction_), advice.empty() ? "" : fmt::format(" advice=\"{}\"", advice));
+    kLog.info("ready socket={} http={} pool={} pages={} eviction={} numa=\"{}\"{}",
+              lock_.socket().string(), http_address_, format_bytes(pool_->size_bytes()),
+              format_bytes(pool_->page_bytes()), to_string(eviction_), to_string(placement),
+              advice.empty() ? "" : fmt::format(" advice=\"{}\"", advice));
     if (options_.ready_file.empty()) return {};
     return write_ready_file(
         options_.ready_file,
@@ -243,6 +285,8 @@ class Server final : private kj::TaskSet::ErrorHandler {
   std::vector<std::uint32_t> allowed_uids_;
   std::vector<std::chrono::seconds> windows_;
   EvictionKind eviction_;
+  NumaPolicy numa_;
+  NumaTopology topology_ = NumaTopology::read();
   SteadyClock clock_;
   SocketLock lock_;
   kj::AsyncIoContext io_;
@@ -273,6 +317,7 @@ Result<void> run_server(const ServerOptions& options, const RuntimeDirectories& 
   PEGA_TRY_LET(std::vector<std::chrono::seconds> windows, options.window_lengths());
   // Told now, not when the pool is ready.
   PEGA_TRY_LET(const EvictionKind eviction, options.eviction_policy());
+  PEGA_TRY_LET(const NumaPolicy numa, options.numa_policy());
   PEGA_TRY(Demand::check(windows));
   std::string token;
   if (!options.http_token_file.empty()) {
@@ -288,7 +333,7 @@ Result<void> run_server(const ServerOptions& options, const RuntimeDirectories& 
   kj::UnixEventPort::captureSignal(SIGINT);
   std::signal(SIGPIPE, SIG_IGN);
 
-  Server server(options, std::move(uids), std::move(windows), eviction, std::move(lock));
+  Server server(options, std::move(uids), std::move(windows), eviction, numa, std::move(lock));
   return server.run(std::move(http), std::move(token));
 }
 

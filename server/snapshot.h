@@ -7,6 +7,7 @@
 #include <variant>
 #include <vector>
 
+#include "engine/pool_placement.h"
 #include "server/cache_service.h"
 #include "server/rpc_counters.h"
 
@@ -51,6 +52,7 @@ struct Health {
   std::string status;  ///< "ok", or why not yet or no more.
   std::uint64_t pool_bytes = 0;
   std::uint64_t done_bytes = 0;  ///< Of the pool, while it is being prepared.
+  PoolPlacement placement{};     ///< Of the pool, once it is there.
 };
 
 /// From the RPC thread to the HTTP thread.

@@ -91,7 +91,8 @@ class Mover:
     close() has returned. ``factors``: the namespace's canonical list of (name, value). ``shard`` of
     ``shards``: which share of each block this rank holds, by default its rank of ``ranks``; ranks
     with the same bytes name one shard, and all but the lowest of them say ``saves=False``: their
-    save() is reported at once with 0 blocks. ``numa_node``: where its pages should lie, -1 unknown.
+    save() is reported at once with 0 blocks. ``numa_node``: where its pages should lie, -1
+    for the node whose cores this process is kept to.
     ``options``: fields of LinkOptions and of Mover::Options, durations in seconds; ``verify`` is
     "off", "sample" or "all".
     """

@@ -239,6 +239,7 @@ TEST_SUITE("start") {
     check_refused(run_server_binary({"--reservation-timeout", "30"}), "--reservation-timeout");
     check_refused(run_server_binary({"--instance-share-percent", "101"}), "1 and 100");
     check_refused(run_server_binary({"--log-level", "loud"}), "loud");
+    check_refused(run_server_binary({"--numa", "sideways"}), "auto, interleave");
     check_refused(run_server_binary({"--allow-uid", "bob"}), "bob");
     check_refused(run_server_binary({"--config", "/nonexistent.conf"}), "/nonexistent.conf");
     check_refused(run_server_binary({"--http-token-file", "/nonexistent"}), "/nonexistent");

@@ -1,8 +1,8 @@
 """Says what is wrong on this machine, with the fix beside each line.
 
 Looks at the server's socket and who may use it, versions of client, server and wire, huge pages,
-memory limits, the server's health and metrics, and at the engines that are connected: which
-namespace each is in, and what keeps two engines of one model apart. Changes nothing.
+memory limits, NUMA nodes, the server's health and metrics, and at the engines that are connected:
+which namespace each is in, and what keeps two engines of one model apart. Changes nothing.
 
 The address is found as an engine's connector finds it: PEGAFLOW_ENGINE_ENDPOINT, PEGAFLOW_HOST and
 PEGAFLOW_PORT, or --addr. Exits with 1 if something has to be mended.
@@ -67,10 +67,13 @@ def examine(addr: str, http_addr: str) -> Iterator[Finding]:
         yield from _machine({}, 0)
         return
     server = server_view.ServerHttp(http_addr)
-    health_finding, samples, instances = _look(server)  # before the hello, a connection of ours
+    # Before the hello, a connection of ours.
+    health_finding, health, samples, instances = _look(server)
     yield check_versions(path)
     yield health_finding
     yield from _machine(_pool(samples), listener.pid)
+    if health is not None:
+        yield from server_view.check_numa(health, instances, machine.memory_nodes())
     if samples is not None:
         yield from server_view.check_metrics(samples)
         yield from server_view.check_instances(instances)
@@ -78,18 +81,18 @@ def examine(addr: str, http_addr: str) -> Iterator[Finding]:
 
 def _look(
     server: server_view.ServerHttp,
-) -> tuple[Finding, server_view.Samples | None, list[dict[str, Any]]]:
-    """What HTTP tells: health, and metrics and instances if it is well."""
+) -> tuple[Finding, dict[str, Any] | None, server_view.Samples | None, list[dict[str, Any]]]:
+    """What HTTP tells: health, and its body, metrics and instances if it is well."""
     finding, health = server_view.check_health(server)
     if health is None:
-        return finding, None, []
+        return finding, None, None, []
     try:
         _, page = server.get("/metrics")
         _, body = server.get_json("/instances")
     except server_view.Unreachable as error:
         gone = Finding("health", PROBLEM, f"well a moment ago, now {error}", "run the doctor again")
-        return gone, None, []
-    return finding, server_view.Samples(page), body.get("instances", [])
+        return gone, None, None, []
+    return finding, health, server_view.Samples(page), body.get("instances", [])
 
 
 def check_versions(path: Path) -> Finding:

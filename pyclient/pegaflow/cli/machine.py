@@ -1,4 +1,4 @@
-"""What the machine gives: huge pages and memory limits. Reads files of the kernel only."""
+"""What the machine gives: huge pages, memory limits, NUMA nodes. Reads files of the kernel only."""
 
 from __future__ import annotations
 
@@ -178,6 +178,34 @@ def check_locked_memory() -> Finding:
         f"{'none' if hard == resource.RLIM_INFINITY else format_bytes(hard)}): the pool is not "
         "locked, so it matters only where a NIC registers it",
     )
+
+
+def memory_nodes(sys: Path = Path("/sys")) -> int:
+    """How many NUMA nodes have memory and cores; at least 1."""
+    root = sys / "devices/system/node"
+    try:
+        with_memory = _number_list((root / "has_memory").read_text())
+    except OSError:
+        return 1  # a kernel without NUMA
+
+    def has_cores(node: int) -> bool:
+        try:
+            return bool((root / f"node{node}" / "cpulist").read_text().strip())
+        except OSError:
+            return False
+
+    return max(1, sum(has_cores(node) for node in with_memory))
+
+
+def _number_list(text: str) -> list[int]:
+    """The kernel's ``0-2,8``; empty when it is none."""
+    numbers: list[int] = []
+    for part in filter(None, text.strip().split(",")):
+        first, _, last = part.partition("-")
+        if not first.isdigit() or not (last or first).isdigit():
+            return []
+        numbers += range(int(first), int(last or first) + 1)
+    return numbers
 
 
 def _number(path: Path) -> int | None:

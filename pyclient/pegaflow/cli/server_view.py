@@ -15,6 +15,8 @@ DEFAULT_HTTP = "127.0.0.1:9091"
 _TIMEOUT_S = 5.0
 #: A load takes milliseconds, so its pin is either young or of a process that hangs.
 _OLD_PIN_S = 60.0
+#: Below it the server itself warns.
+_IN_PLACE = 0.95
 
 _SAMPLE = re.compile(r"^([A-Za-z_:][\w:]*)(?:\{(.*)\})? +(\S+)$")
 _LABEL = re.compile(r'([A-Za-z_]\w*)="((?:[^"\\]|\\.)*)"')
@@ -125,6 +127,57 @@ def check_health(server: ServerHttp) -> tuple[Finding, dict[str, Any] | None]:
             "maps it: grep -l pegaflow-pool /proc/*/maps",
         ), None
     return Finding("health", OK, f"{health.get('status')}, version {health.get('version')}"), health
+
+
+def check_numa(
+    health: Mapping[str, Any], instances: Sequence[Mapping[str, Any]], nodes: int
+) -> Iterator[Finding]:
+    """Where the pool lies. ``nodes``: with memory and cores, of this machine."""
+    placement = health.get("numa")
+    if placement is None:
+        return  # an older server
+    if refused := placement.get("refused"):
+        yield Finding(
+            "numa",
+            ADVICE,
+            f"the pool is not placed by node: {refused}",
+            "docker run --cap-add SYS_NICE (deploy/container/compose.yaml has it), or start the "
+            "server with --numa off if it is meant to be so",
+        )
+        return
+    policy = placement.get("policy")
+    if policy == "off":
+        detail = "one node" if nodes < 2 else f"{nodes} nodes; the kernel places the pool"
+        yield Finding("numa", OK, detail)
+        return
+    parts = ", ".join(
+        f"{format_bytes(part['bytes'])} on node {part['node']}"
+        if "bytes" in part
+        else f"node {part['node']}"
+        for part in placement["nodes"]
+    )
+    in_place = placement.get("in_place", 1.0)
+    if in_place < _IN_PLACE:
+        yield Finding(
+            "numa",
+            ADVICE,
+            f"{policy}: {parts}; {1 - in_place:.0%} of the pages are on another node, their own "
+            "was full",
+            "choose a smaller --pool-size, or end what fills that node: numastat -m shows it",
+        )
+    else:
+        yield Finding("numa", OK, f"{policy}: {parts}")
+    ranks = [rank for one in instances for rank in one.get("ranks", []) if rank.get("connected")]
+    homeless = [rank for rank in ranks if rank.get("numa_node", -1) < 0]
+    if policy == "auto" and homeless:
+        yield Finding(
+            "numa",
+            ADVICE,
+            f"{len(homeless)} of {len(ranks)} workers are not kept to one node's cores: their "
+            "pages are dealt to the nodes in turn",
+            "start each engine on its GPU's node: numactl --cpunodebind=N --membind=N vllm serve "
+            "...; nvidia-smi topo -m names the node",
+        )
 
 
 def check_metrics(samples: Samples) -> Iterator[Finding]:

@@ -241,6 +241,34 @@ TEST_SUITE("CacheService") {
           f.service->open(loads, token, 0, 3, PinId{1})->slots);
   }
 
+  TEST_CASE("a rank's pages lie in the part of the pool that is near its node") {
+    SteadyClock clock;
+    auto made = CacheService::create(
+        {.store = {.pool_bytes = 64 * kPage, .nodes = 2}, .part_of_node = {{0, 0}, {3, 0}, {8, 1}}},
+        clock, [](const Id128&) {});
+    REQUIRE(made);
+    CacheService& service = **made;
+    const auto part_of = [&](std::int32_t node, const std::string& name) {
+      const Id128 connection = Id128::random();
+      REQUIRE(service.connected(connection, {.process = Id128::random(),
+                                             .previous_connection = {},
+                                             .build = "test",
+                                             .watch = std::make_shared<int>(0)}));
+      REQUIRE(service.register_rank(
+          connection,
+          {.instance = name, .node = node, .factors = {{"model", name}}, .page_bytes = kPage}));
+      const auto pages = service.reserve(connection, {Id128::random(), 1}, 0, keys(1, 1));
+      REQUIRE(pages);
+      REQUIRE(pages->front() != CacheService::kNoPage);
+      return pages->front() / 32;
+    };
+    CHECK(part_of(0, "a") == 0);
+    CHECK(part_of(8, "b") == 1);
+    CHECK(part_of(3, "c") == 0);
+    // Engines that name none, or one that nobody knows, take turns.
+    CHECK(part_of(-1, "d") != part_of(99, "e"));
+  }
+
   TEST_CASE("a rank that contradicts the others is refused") {
     Fixture f;
     const Id128 worker = f.connect(Id128::random());
