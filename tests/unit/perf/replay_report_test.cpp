@@ -55,7 +55,9 @@ TEST_SUITE("replay_report") {
 
   TEST_CASE("without LRU among them nothing has a bound") {
     const ReplayResult results[] = {result("weighted-lru", 2, 100)};
-    for (const Figure& each : replay_figures(kTrace, results).value()) {
+    const std::vector<Figure> figures = replay_figures(kTrace, results).value();
+    CHECK_FALSE(figures.empty());
+    for (const Figure& each : figures) {
       CAPTURE(each.run);
       CHECK_FALSE(each.bound);
     }
