@@ -136,6 +136,22 @@ TEST_SUITE("HTTP") {
     CHECK(with("Bearer 0123456789abcdef") == 200);
   }
 
+  TEST_CASE("the metrics say which eviction policy was chosen") {
+    const auto policy = [](const ServerProcess& server) {
+      const std::string page = server.get("/metrics").body;
+      constexpr std::string_view kSample = "\npegaflow_eviction_info{policy=\"";
+      const std::size_t begin = page.find(kSample);
+      if (begin == std::string::npos) return std::string("none");
+      return page.substr(begin + kSample.size(),
+                         page.find('"', begin + kSample.size()) - begin - kSample.size());
+    };
+    CHECK(policy(ServerProcess()) == "weighted-lru");
+    for (const char* const name : {"lru", "slru", "s3-fifo", "weighted-lru"}) {
+      CHECK(policy(ServerProcess({.arguments = {"--eviction", name}})) == name);
+    }
+    CHECK(policy(ServerProcess({.arguments = {"--disable-lfu-admission"}})) == "lru");
+  }
+
   TEST_CASE("every metric that others count on is there from the start") {
     ServerProcess server;
     const std::string page = "\n" + server.get("/metrics").body;

@@ -43,6 +43,23 @@ TEST_SUITE("metrics_page") {
     CHECK(has_line(page, "# TYPE pegaflow_save_bytes_total counter"));
   }
 
+  TEST_CASE("the eviction policy is named, and no other") {
+    for (const EvictionKind kind : kEvictionKinds) {
+      Snapshot now;
+      now.cache.store.eviction = kind;
+
+      const std::string page = metrics_page(now);
+
+      for (const EvictionKind each : kEvictionKinds) {
+        CAPTURE(to_string(each));
+        const std::string line =
+            "pegaflow_eviction_info{policy=\"" + std::string(to_string(each)) + "\"} 1";
+        CHECK(has_line(page, line) == (each == kind));
+      }
+      CHECK(page.find("pegaflow_eviction_info{") == page.rfind("pegaflow_eviction_info{"));
+    }
+  }
+
   TEST_CASE("misses have a reason, and blocks that went an age") {
     Snapshot now;
     now.cache.store.misses[static_cast<std::size_t>(Miss::kNew)] = 7;
