@@ -1,7 +1,9 @@
 #include "engine/eviction_weighted.h"
 
+#include <algorithm>
+#include <cmath>
 #include <cstdint>
-#include <deque>
+#include <map>
 #include <memory>
 #include <utility>
 
@@ -32,7 +34,14 @@ struct Pool {
       ++used;
     } else {
       row = policy->victim();
+      const double before = exponent();
       policy->freed(row, hash_of(names[row]), Freed::kEvicted);
+      ++evictions;
+      if (exponent() != before) {
+        greatest_step = std::max(greatest_step, std::abs(exponent() - before));
+        evictions_of_step = std::min(evictions_of_step, evictions);
+        evictions = 0;
+      }
     }
     names[row] = name;
     policy->sealed(row, hash_of(name));
@@ -42,14 +51,46 @@ struct Pool {
     policy->taken(row);
     policy->rested(row);
   }
+  void come_or_use(std::uint32_t name) {
+    const auto* const found = std::find(names, names + used, name);
+    found == names + used ? come(name) : use(static_cast<std::uint32_t>(found - names));
+  }
+  /// Each name comes, comes once more after some time, and never again.
+  void play_once_more(int count) {
+    std::multimap<std::uint64_t, std::uint32_t> due;
+    for (int i = 0; i < count; ++i) {
+      const std::uint64_t now = rows->uses();
+      if (!due.empty() && due.begin()->first <= now) {
+        come_or_use(due.begin()->second);
+        due.erase(due.begin());
+        continue;
+      }
+      // Some while they are still there, most when they have just gone, however long they stayed.
+      due.emplace(now + kRows / 4 + hash_of(next) % (2 * kRows), next);
+      come_or_use(next++);
+    }
+  }
+  /// Names that come round and round, too many for the pool, among others that come once.
+  void play_loop(int count, std::uint32_t names_of_loop = kRows * 7 / 6) {
+    const std::uint32_t first = next;
+    next += names_of_loop;
+    for (int i = 0; i < count; ++i) {
+      come_or_use(i % 2 == 0 ? first + static_cast<std::uint32_t>(i / 2) % names_of_loop : next++);
+    }
+  }
+  [[nodiscard]] std::uint32_t note_of_last() const { return (*rows)[last].note; }
   double exponent() const { return dynamic_cast<WeightedLruPolicy&>(*policy).exponent(); }
 
   std::unique_ptr<BlockRows> rows;
   std::unique_ptr<EvictionPolicy> policy;
   std::uint32_t names[kRows] = {};
   std::uint32_t used = 0;
-  [[nodiscard]] std::uint32_t note_of_last() const { return (*rows)[last].note; }
   std::uint32_t last = 0;
+  std::uint32_t next = 0;  ///< Names from here on are new.
+  // How the exponent moved.
+  double greatest_step = 0;
+  std::uint32_t evictions = 0;  ///< Since it did.
+  std::uint32_t evictions_of_step = ~std::uint32_t{0};
 };
 
 }  // namespace
@@ -59,20 +100,74 @@ TEST_SUITE("WeightedLruPolicy") {
     Pool pool;
     CHECK(pool.exponent() == 1);
 
-    // Each name comes, goes, comes once more, and never again.
-    std::uint32_t next = 0;
-    std::deque<std::uint32_t> again;
-    for (int i = 0; i < 20000; ++i) {
-      if (again.size() > kRows * 5 / 4) {
-        pool.come(again.front());
-        again.pop_front();
-      }
-      again.push_back(next);
-      pool.come(next++);
-    }
+    pool.play_once_more(20000);
 
     CHECK(pool.exponent() < 0.5);
     CHECK(pool.exponent() >= WeightedLruPolicy::kLeastExponent);
+  }
+
+  TEST_CASE("blocks used often that come back soon after they went make uses count more") {
+    Pool pool;
+
+    pool.play_loop(40000);
+
+    CHECK(pool.exponent() == WeightedLruPolicy::kMostExponent);
+  }
+
+  TEST_CASE("a block with two uses that comes back is one of those used often") {
+    Pool pool;
+    std::multimap<std::uint64_t, std::uint32_t> due;
+    for (int i = 0; i < 20000; ++i) {
+      pool.come_or_use(pool.next++);  // Never again.
+      const std::uint64_t now = pool.rows->uses();
+      if (!due.empty() && due.begin()->first <= now) {
+        pool.come_or_use(due.begin()->second);
+        due.erase(due.begin());
+      } else {
+        due.emplace(now + kRows + hash_of(pool.next) % (3 * kRows), pool.next);
+        pool.come(pool.next++);
+        pool.use(pool.last);
+      }
+    }
+    CHECK(pool.exponent() > 1.5);
+  }
+
+  TEST_CASE("blocks that come back long after they went say nothing") {
+    Pool pool;
+    pool.play_loop(40000, 4 * kRows);
+    CHECK(pool.exponent() == 1);
+  }
+
+  TEST_CASE("how long a block was missed is counted in uses, as its age is") {
+    Pool pool;
+    pool.come(pool.next++);
+    const std::uint32_t favorite = pool.last;
+    const auto come = [&](std::uint32_t name) {
+      pool.come_or_use(name);
+      for (int i = 0; i < 9; ++i) pool.use(favorite);
+    };
+    // Each name comes once more, at least 1,900 evictions after it went: 19,000 uses, twice what it
+    // had been given.
+    for (std::uint32_t i = 0; i < 9000; ++i) {
+      come(pool.next++);
+      if (i >= 3000) come(pool.next - 3001);
+    }
+    CHECK(pool.exponent() == 1);
+  }
+
+  TEST_CASE("how much uses count follows what comes, in small steps") {
+    Pool pool;
+    for (int round = 0; round < 2; ++round) {
+      pool.play_loop(40000);
+      CHECK(pool.exponent() > 1.9);
+      // Blocks used eight times stay 64 times as long as others at first, so that takes a while.
+      pool.play_once_more(120000);
+      CHECK(pool.exponent() < 0.5);
+    }
+    CHECK(pool.greatest_step <= 0.25);
+    CHECK(pool.greatest_step > 0.1);
+    // A quarter of the rows is evicted between two of them.
+    CHECK(pool.evictions_of_step == kRows / 4);
   }
 
   TEST_CASE("an evicted block that comes back has its former uses and one more") {
