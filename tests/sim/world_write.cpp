@@ -88,8 +88,10 @@ void World::reserve_shared(std::size_t connection) {
   // A rank asks no more for a job once it has ended it.
   if (known != saves_.end() && known->copies_ended) return;
   const bool beyond = chance(0.02);
-  const std::size_t first = beyond ? asked + 1 + pick(3) : asked;
-  const std::size_t left = job.keys.size() - std::min(first, job.keys.size());
+  // The same call again changes nothing; from the second key on, so that it begins no job anew.
+  const bool again = !beyond && asked > 1 && chance(0.1);
+  const std::size_t first = beyond ? asked + 1 + pick(3) : again ? 1 + pick(asked - 1) : asked;
+  const std::size_t left = (again ? asked : job.keys.size()) - std::min(first, job.keys.size());
   const std::span<const BlockKey> keys = std::span(job.keys).subspan(
       std::min(first, job.keys.size()), chance(0.6) ? left : pick(left + 1));
   note("reserve holder={} shard={} space={} job={} first={} keys={}", number(holder), process.shard,
@@ -100,8 +102,8 @@ void World::reserve_shared(std::size_t connection) {
     throw Mismatch{
         fmt::format("reserve answers {} and should {}", outcome(chosen), outcome(expected))};
   }
-  coverage_.hit("shared reserve " + outcome(chosen));
-  if (!chosen || beyond) return;
+  coverage_.hit((again ? "shared reserve again " : "shared reserve ") + outcome(chosen));
+  if (!chosen || beyond || again) return;
   Save* save = known == saves_.end() ? nullptr : &*known;
   if (save == nullptr) {
     saves_.push_back({.job = job.job, .holder = holder, .space = job.space});

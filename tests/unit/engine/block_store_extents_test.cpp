@@ -92,6 +92,65 @@ TEST_SUITE("BlockStore, shapes and extents") {
     CHECK(f.store->lookup(old_space, keys(0, 256)) == 128);
   }
 
+  TEST_CASE("an extent stays that rests as long as the block that would go in its place") {
+    StoreFixture f({.pool_bytes = 256 * kPage});  // 64 units of 4 pages.
+    const SpaceId small = f.space;
+    const SpaceId large = f.store->make_space(f.add_shape(2 * kPage));
+    const auto save_in = [&](SpaceId space, std::uint64_t first, std::uint64_t count) {
+      f.space = space;
+      f.save(keys(first, count));
+    };
+    // The first extent's blocks come two before and two after the large one: as old in the mean.
+    save_in(small, 0, 2);
+    save_in(large, 0, 1);
+    save_in(small, 2, 2);
+    save_in(large, 1, 1);
+    save_in(small, 4, 62 * 4);
+
+    save_in(large, 2, 1);
+
+    CHECK(f.store->stats().extents_taken == 0);
+    CHECK(f.store->stats().evictions == 1);
+    CHECK(f.store->lookup(large, keys(0, 1)) == 0);
+    CHECK(f.store->lookup(large, keys(1, 2)) == 2);
+    CHECK(f.store->lookup(small, keys(0, 252)) == 252);
+  }
+
+  TEST_CASE("of a block on two nodes the extent that is younger decides") {
+    for (const std::uint32_t younger : {0U, 1U}) {
+      CAPTURE(younger);
+      StoreFixture f({.pool_bytes = 256 * kPage, .nodes = 2});  // 32 units of 4 pages on each.
+      const auto space_on = [&](const std::vector<std::uint32_t>& nodes) {
+        Shape shape;
+        for (const std::uint32_t node : nodes) {
+          shape.shards.push_back({.page_bytes = kPage, .node = node});
+        }
+        const auto added = f.store->add_shape(shape);
+        REQUIRE(added);
+        return f.store->make_space(*added);
+      };
+      const SpaceId both = space_on({0, 1});
+      const SpaceId old_space = space_on({1 - younger});
+      const SpaceId young = space_on({younger});
+      while (f.store->work()) {
+      }
+      const auto save_in = [&](SpaceId space, std::uint64_t first, std::uint64_t count) {
+        f.space = space;
+        f.save(keys(first, count));
+      };
+      save_in(old_space, 0, 31 * 4);
+      save_in(both, 0, 4);
+      save_in(young, 0, 31 * 4);
+
+      save_in(both, 4, 1);
+
+      CHECK(f.store->stats().extents_taken == 0);
+      CHECK(f.store->stats().evictions == 1);
+      CHECK(f.store->lookup(old_space, keys(0, 124)) == 124);
+      CHECK(f.store->lookup(young, keys(0, 124)) == 124);
+    }
+  }
+
   TEST_CASE("an extent with a pinned block stays where it is") {
     StoreFixture f({.pool_bytes = 256 * kPage, .instance_share = 1, .node_share = 1});
     f.save(keys(0, 256));

@@ -49,6 +49,23 @@ TEST_SUITE("BlockStore, several ranks") {
     CHECK(f.store->stats().reservations == 0);
   }
 
+  TEST_CASE("a rank that asks again for what it has asked for changes nothing") {
+    StoreFixture f({.pool_bytes = 64 * kPage});
+    const SpaceId space = f.store->make_space(f.add_shape(kPage, 2));
+    const auto ranks = f.add_ranks(7, 2);
+    const auto slots = f.store->reserve(ranks[0], space, job(1), 0, keys(0, 4));
+    REQUIRE(slots);
+    REQUIRE(f.store->reserve(ranks[1], space, job(1), 0, keys(0, 4)));
+
+    const auto again = f.store->reserve(ranks[1], space, job(1), 1, keys(1, 2));
+
+    CHECK(again.value() == std::vector<SlotIndex>{(*slots)[1], (*slots)[2]});
+    CHECK(f.store->stats().reserved == 4);
+    CHECK(f.store->publish(ranks[0], job(1)) == 0);
+    CHECK(f.store->publish(ranks[1], job(1)) == 0);
+    CHECK(f.store->lookup(space, keys(0, 4)) == 4);
+  }
+
   TEST_CASE("one rank's abandon forgets the block for all, and the frame waits for each writer") {
     StoreFixture f({.pool_bytes = 64 * kPage});
     const SpaceId space = f.store->make_space(f.add_shape(kPage, 3));

@@ -107,6 +107,35 @@ TEST_SUITE("Demand") {
     CHECK(window.fresh <= 400 * 1.2);
   }
 
+  TEST_CASE("what was found belongs to the working set, and is known when it is gone") {
+    Watched f;
+    const auto prompt = keys(0, 2'000);
+
+    f.demand->asked(kSpace, prompt, 2'000, kPage);
+    CHECK(is_about(f.window(0).distinct, 2'000));
+    f.demand->asked(kSpace, prompt, 0, kPage);
+
+    CHECK(f.window(0).fresh == 0);
+    CHECK(f.window(0).ceiling() == 1);
+  }
+
+  TEST_CASE(
+      "a window reaches over its last 60 whole parts, for what is known as for what is asked") {
+    for (const int later_s : {60, 61}) {
+      CAPTURE(later_s);
+      Watched f({minutes(1)});
+      const auto prompt = keys(0, 1'000);
+      f.demand->asked(kSpace, prompt, 0, kPage);
+
+      f.clock.advance(seconds(later_s));
+      f.demand->asked(kSpace, prompt, 0, kPage);
+
+      const Demand::Window window = f.window(0);
+      CHECK(window.asked == (later_s == 60 ? 2'000 : 1'000));
+      CHECK(is_about(window.fresh, 1'000));  // The first time; or now that it was forgotten.
+    }
+  }
+
   TEST_CASE("blocks of two spaces are different") {
     Watched f;
     f.demand->asked(SpaceId{1}, keys(0, 2'000), 0, kPage);

@@ -226,6 +226,58 @@ TEST_SUITE("ages of the BlockStore") {
     CHECK(f.store->next_victim_idle_s() == 0);
   }
 
+  TEST_CASE("of several sizes the block that rests longest is the next one") {
+    StoreFixture f({.pool_bytes = 64 * testing::kPage});
+    const SpaceId small = f.space;
+    const SpaceId large = f.store->make_space(f.add_shape(4 * testing::kPage));
+    f.save(keys(0, 1));
+    f.clock.advance(seconds(10));
+    f.space = large;
+    f.save(keys(1, 1));
+    f.clock.advance(seconds(5));
+    CHECK(f.store->next_victim_idle_s() == 15);
+
+    f.store->retire_space(small);
+    finish(f);
+
+    CHECK(f.store->next_victim_idle_s() == 5);
+  }
+
+  TEST_CASE("a frame that comes back late says nothing of a key that has moved on") {
+    StoreFixture f({.pool_bytes = 8 * testing::kPage});
+    REQUIRE(f.store->reserve(f.holder, f.space, job(1), 0, keys(0, 1)));
+    f.store->holder_lost(f.holder);
+    // Somebody else saves the block while the lost one may still write its frame.
+    REQUIRE(f.store->reserve(f.other, f.space, job(2), 0, keys(0, 1))->front() != kNoSlot);
+    REQUIRE(f.store->publish(f.other, job(2)) == 0);
+    f.store->start_cleanup();
+    finish(f);
+
+    f.store->holder_gone(f.holder);
+    finish(f);
+
+    CHECK(f.store->stats().used_bytes == 0);
+    CHECK(f.store->lookup(f.space, keys(0, 1)) == 0);
+    CHECK(misses(f, Miss::kCleaned) == 1);
+  }
+
+  TEST_CASE("a block whose extent is leaving is evicted already") {
+    StoreFixture f({.pool_bytes = 256 * testing::kPage, .slice_blocks = 1});
+    f.save(keys(0, 256));
+    finish(f);
+    const SpaceId large = f.store->make_space(f.add_shape(64 * testing::kPage));
+    // One step a call: the extents that have to go are on their way for a while.
+    REQUIRE(f.store->reserve(f.holder, large, job(1), 0, keys(0, 1))->front() == kNoSlot);
+    REQUIRE(f.store->has_work());
+    // Each key alone, so that none lies behind another.
+    std::uint64_t missing = 0;
+    for (std::uint64_t i = 0; i < 256; ++i) missing += 1 - f.store->lookup(f.space, keys(i, 1));
+
+    CHECK(missing > 1);  // The one that was freed, and those that wait for it.
+    CHECK(misses(f, Miss::kEvicted) == missing);
+    CHECK(misses(f, Miss::kBehindHole) == 0);
+  }
+
   TEST_CASE("blocks of a cleanup and of a reset are counted apart") {
     StoreFixture f({.pool_bytes = 4 * testing::kPage});
     f.save(keys(0, 1));
