@@ -138,4 +138,16 @@ interface Session {
   corrupt @12 (pin :UInt64, pages :List(UInt32)) -> Done;
   # These pages of the pin, by their place in it, are not what was saved: their blocks are never
   # found or opened again. Comes before release.
+
+  journal @13 (space :UInt64, position :UInt64) -> (
+    space :UInt64,                # What the namespace has now; 0: it has nothing yet.
+    position :UInt64,             # Where to go on.
+    lost :Bool,                   # Statements are missing before these: all may be gone.
+    more :Bool,                   # There are more: ask again at once.
+    keys :Data,                   # 32 bytes each, shorter keys padded with zeros.
+    there :Data,                  # A byte for each key: 1 it is there, 0 it is gone.
+    error :Error);
+  # Which blocks of the namespace became findable and which ceased to be, in order, since an earlier
+  # answer gave this space and this position. Position 0xFFFFFFFFFFFFFFFF: from now on, answers with
+  # nothing but where that is. lost is set too when the space is another one, after a reset.
 }

@@ -28,9 +28,10 @@ inline constexpr std::uint16_t kWireMaximum = 1;
 /// The version that both ends of [`minimum`, `maximum`] and ours speak; 0: none.
 std::uint16_t common_version(std::uint16_t minimum, std::uint16_t maximum);
 
-inline constexpr std::size_t kMaxKeysPerCall = 8192;    ///< 128 Ki tokens in blocks of 16.
-inline constexpr std::size_t kMaxInstanceBytes = 256;   ///< Of an instance's id.
-inline constexpr std::size_t kMaxFactorsOnWire = 1024;  ///< The engine's own limit is lower.
+inline constexpr std::size_t kMaxKeysPerCall = 8192;     ///< 128 Ki tokens in blocks of 16.
+inline constexpr std::size_t kMaxJournalEntries = 2048;  ///< That one answer looks at.
+inline constexpr std::size_t kMaxInstanceBytes = 256;    ///< Of an instance's id.
+inline constexpr std::size_t kMaxFactorsOnWire = 1024;   ///< The engine's own limit is lower.
 
 Id128 read_id(wire::Id128::Reader reader);
 void write_id(const Id128& id, wire::Id128::Builder builder);

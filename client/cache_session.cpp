@@ -52,10 +52,15 @@ class CacheSession::Impl {
 
   Result<Ticket> ask(Kind kind, std::span<const BlockKey> keys, const Id128& token,
                      Duration deadline) {
+    keys = keys.first(std::min(keys.size(), kMaxKeys));
+    return ask(
+        {.kind = kind, .token = token, .keys = {keys.begin(), keys.end()}, .deadline = deadline});
+  }
+
+  Result<Ticket> ask(SessionCommand command) {
     PEGA_TRY(may_ask());
     PEGA_TRY_LET(const Ticket ticket, questions_.add());
-    keys = keys.first(std::min(keys.size(), kMaxKeys));
-    SessionCommand command{kind, ticket, token, {keys.begin(), keys.end()}, deadline};
+    command.ticket = ticket;
     if (!commands_.try_send(std::move(command))) {
       questions_.forget(ticket);
       return fail(Errc::kBusy, "more questions than the session's thread can take");
@@ -152,6 +157,18 @@ std::optional<Result<CacheSession::Answer>> CacheSession::take(Ticket ticket, Du
 
 void CacheSession::forget(Ticket ticket) { impl_->forget(ticket); }
 void CacheSession::unclaim(const Id128& token) { impl_->unclaim(token); }
+
+Result<CacheSession::Ticket> CacheSession::journal(std::uint64_t space, std::uint64_t position) {
+  return impl_->ask({.kind = Kind::kJournal, .space = space, .position = position});
+}
+
+std::optional<Result<CacheSession::Journal>> CacheSession::take_journal(Ticket ticket,
+                                                                        Duration patience) {
+  std::optional<Result<QuestionTable::Outcome>> outcome = impl_->take(ticket, patience);
+  if (!outcome) return std::nullopt;
+  return std::move(*outcome).map(
+      [](QuestionTable::Outcome&& row) { return std::move(row.journal); });
+}
 
 Result<std::uint64_t> CacheSession::reset_cache(Duration patience) {
   PEGA_TRY_LET(const Ticket ticket, impl_->ask(Kind::kReset, {}, Id128{}, patience));

@@ -7,6 +7,7 @@
 #include <memory>
 #include <optional>
 #include <span>
+#include <vector>
 
 #include "base/block_key.h"
 #include "base/error.h"
@@ -60,6 +61,25 @@ class CacheSession {
 
   /// Ends a claim. Its loads go on.
   void unclaim(const Id128& token);
+
+  /// What the cache says of the blocks of our namespace, one statement a key.
+  struct Journal {
+    std::uint64_t space = 0;  ///< And where to go on: for the next question.
+    std::uint64_t position = 0;
+    bool lost = false;           ///< Statements before these are missing: all may be gone.
+    bool more = false;           ///< There are more: ask again.
+    std::vector<BlockKey> keys;  ///< In the order in which the statements became true.
+    std::vector<bool> there;     ///< A key each: its block became findable; false: it ceased to be.
+  };
+  static constexpr std::uint64_t kJournalEnd = ~std::uint64_t{0};
+  /// Asks what has been said since an earlier answer gave `space` and `position`. With kJournalEnd
+  /// only where that is now; the server notes nothing before the first such question of anybody.
+  /// That a block is there is said when it is sealed, and again when somebody claims it or wants to
+  /// save it. After another server was started all is `lost`.
+  /// Errors: as lookup().
+  Result<Ticket> journal(std::uint64_t space, std::uint64_t position);
+  /// The answer to it, as take().
+  std::optional<Result<Journal>> take_journal(Ticket ticket, Duration patience = Duration::zero());
 
   /// Makes everything that the namespace holds unfindable. Waits at most `patience`.
   /// Errors: kTimeout, kPeerLost.

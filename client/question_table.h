@@ -23,6 +23,7 @@ class QuestionTable {
   struct Outcome {
     CacheSession::Answer answer;
     std::uint64_t generation = 0;  ///< Of reset_cache().
+    CacheSession::Journal journal = {};
   };
 
   explicit QuestionTable(std::size_t capacity) : capacity_(capacity) {}

@@ -1,6 +1,8 @@
 #include "client/session_loop.h"
 
+#include <cstring>
 #include <utility>
+#include <vector>
 
 #include "base/log.h"
 #include "capnp/codec.h"
@@ -12,6 +14,26 @@ constexpr Log kLog{"session"};
 
 capnp::MessageSize size_of(std::size_t keys) {
   return {keys_words(keys, BlockKey::kMaxBytes) + 16, 0};
+}
+
+Result<CacheSession::Journal> read_journal(wire::Session::JournalResults::Reader answer) {
+  const auto keys = answer.getKeys();
+  const auto there = answer.getThere();
+  if (keys.size() != there.size() * BlockKey::kMaxBytes || there.size() > kMaxJournalEntries) {
+    return fail(Errc::kInternal, "{} bytes of keys for {} statements", keys.size(), there.size());
+  }
+  CacheSession::Journal journal{.space = answer.getSpace(),
+                                .position = answer.getPosition(),
+                                .lost = answer.getLost(),
+                                .more = answer.getMore(),
+                                .keys = std::vector<BlockKey>(there.size()),
+                                .there = {}};
+  for (unsigned i = 0; i < there.size(); ++i) {
+    std::memcpy(journal.keys[i].bytes.data(), keys.begin() + i * BlockKey::kMaxBytes,
+                BlockKey::kMaxBytes);
+    journal.there.push_back(there[i] != 0);
+  }
+  return journal;
 }
 
 }  // namespace
@@ -46,6 +68,7 @@ void SessionLoop::handle(SessionCommand&& command) {
     case SessionCommand::Kind::kLookup:
     case SessionCommand::Kind::kClaim:
     case SessionCommand::Kind::kReset:
+    case SessionCommand::Kind::kJournal:
       break;
   }
   if (Result<void> may = link_.may_ask(); !may) {
@@ -55,6 +78,7 @@ void SessionLoop::handle(SessionCommand&& command) {
   }
   if (command.kind == SessionCommand::Kind::kLookup) return lookup(std::move(command));
   if (command.kind == SessionCommand::Kind::kClaim) return claim(std::move(command));
+  if (command.kind == SessionCommand::Kind::kJournal) return journal(std::move(command));
   reset(std::move(command));
 }
 
@@ -122,6 +146,24 @@ void SessionLoop::reset(SessionCommand&& command) {
                            return tl::unexpected<Error>(read_error(answer.getError()));
                          }
                          return QuestionTable::Outcome{{}, answer.getGeneration()};
+                       })
+                 .then([this, ticket = command.ticket](Result<QuestionTable::Outcome>&& outcome) {
+                   static_cast<void>(questions_.answer(ticket, std::move(outcome)));
+                 }));
+}
+
+void SessionLoop::journal(SessionCommand&& command) {
+  auto request = link_.session().journalRequest();
+  request.setSpace(command.space);
+  request.setPosition(command.position);
+  tasks_.add(link_
+                 .call(kj::mv(request), options_.lookup_deadline, "journal",
+                       [](auto& answer) -> Result<QuestionTable::Outcome> {
+                         if (answer.hasError()) {
+                           return tl::unexpected<Error>(read_error(answer.getError()));
+                         }
+                         PEGA_TRY_LET(CacheSession::Journal journal, read_journal(answer));
+                         return QuestionTable::Outcome{.journal = std::move(journal)};
                        })
                  .then([this, ticket = command.ticket](Result<QuestionTable::Outcome>&& outcome) {
                    static_cast<void>(questions_.answer(ticket, std::move(outcome)));

@@ -16,12 +16,14 @@ namespace pegaflow {
 
 /// A wish of the engine's scheduler on its way to the private thread.
 struct SessionCommand {
-  enum class Kind : std::uint8_t { kClose, kLookup, kClaim, kUnclaim, kReset };
+  enum class Kind : std::uint8_t { kClose, kLookup, kClaim, kUnclaim, kReset, kJournal };
   Kind kind = Kind::kClose;
   QuestionTable::Ticket ticket{};
   Id128 token;  ///< Of a claim: the client names it.
   std::vector<BlockKey> keys;
   Duration deadline{};
+  std::uint64_t space = 0;  ///< And the position in its journal.
+  std::uint64_t position = 0;
 };
 
 /// Attaches to an instance and asks its questions. Bound to its KJ thread.
@@ -42,6 +44,7 @@ class SessionLoop final : private Link::Role {
   void lookup(SessionCommand&& command);
   void claim(SessionCommand&& command);
   void reset(SessionCommand&& command);
+  void journal(SessionCommand&& command);
   void unclaim(const Id128& token);
   void answer_claim(QuestionTable::Ticket ticket, const Id128& token,
                     Result<QuestionTable::Outcome>&& outcome);

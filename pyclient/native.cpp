@@ -94,6 +94,28 @@ class PySession {
     return py::make_tuple(taken.blocks, taken.complete, from_id(taken.token));
   }
 
+  std::uint64_t journal(std::uint64_t space, std::uint64_t position) {
+    return static_cast<std::uint64_t>(value_or_raise(open()->journal(space, position)));
+  }
+  py::object take_journal(std::uint64_t number, double patience_s) {
+    const auto session = open();
+    const CacheSession::Ticket ticket{number};
+    const Duration patience = to_duration(patience_s, "patience_s");
+    auto answer = session->take_journal(ticket);
+    if (!answer && patience > Duration::zero()) {
+      answer = without_gil([&] { return session->take_journal(ticket, patience); });
+    }
+    if (!answer) return py::none();
+    const CacheSession::Journal taken = value_or_raise(std::move(*answer));
+    py::list said;
+    for (std::size_t i = 0; i < taken.keys.size(); ++i) {
+      const auto& key = taken.keys[i].bytes;
+      said.append(py::make_tuple(py::bytes(reinterpret_cast<const char*>(key.data()), key.size()),
+                                 bool{taken.there[i]}));
+    }
+    return py::make_tuple(taken.space, taken.position, taken.lost, taken.more, said);
+  }
+
   void forget(std::uint64_t ticket) { open()->forget(CacheSession::Ticket{ticket}); }
   void unclaim(const py::bytes& token) { open()->unclaim(to_id(token)); }
 
@@ -212,6 +234,8 @@ void add_session(py::module_& module) {
       .def("lookup", &PySession::lookup, "keys"_a, "key_bytes"_a)
       .def("claim", &PySession::claim, "keys"_a, "key_bytes"_a)
       .def("take", &PySession::take, "ticket"_a, "patience_s"_a = 0.0)
+      .def("journal", &PySession::journal, "space"_a, "position"_a)
+      .def("take_journal", &PySession::take_journal, "ticket"_a, "patience_s"_a = 0.0)
       .def("forget", &PySession::forget, "ticket"_a)
       .def("unclaim", &PySession::unclaim, "token"_a)
       .def("reset_cache", &PySession::reset_cache, "patience_s"_a)
@@ -282,6 +306,7 @@ PYBIND11_MODULE(_native, module) {
   module.doc() = "The C++ client of PegaFlow. Importing it starts no thread and opens no socket.";
   module.attr("__version__") = pegaflow::kVersion;
   module.attr("MAX_KEYS") = pegaflow::CacheSession::kMaxKeys;
+  module.attr("JOURNAL_END") = pegaflow::CacheSession::kJournalEnd;
   pegaflow::py_error::add_exceptions(module);
   pegaflow::add_functions(module);
   pegaflow::add_session(module);

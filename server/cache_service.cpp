@@ -463,6 +463,22 @@ Result<void> CacheService::unclaim(const Id128& connection, const Id128& token) 
   return {};
 }
 
+Result<CacheService::Journal> CacheService::journal(const Id128& connection, std::uint64_t space,
+                                                    std::uint64_t position) {
+  PEGA_TRY_LET(Client* const caller, member(connection));
+  PEGA_TRY(store_->keep_journal());
+  // Before the first rank has registered nobody knows what the namespace will be.
+  const NamespaceTable::Namespace* const found = namespaces_->find(caller->instance->space_name);
+  const SpaceId now = found == nullptr ? SpaceId{} : found->space;
+  Journal journal{.space = static_cast<std::uint64_t>(now),
+                  .part = store_->journal(now, position, kMaxJournalEntries)};
+  // Nobody has been told anything of a space that did not exist.
+  if (position != BlockStore::kJournalEnd && space != 0 && space != journal.space) {
+    journal.part.has_lost = true;
+  }
+  return journal;
+}
+
 Result<std::uint64_t> CacheService::reset_cache(const Id128& connection) {
   PEGA_TRY_LET(Client* const caller, member(connection));
   const Instance& instance = *caller->instance;

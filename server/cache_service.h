@@ -105,6 +105,14 @@ class CacheService {
   /// Errors: as lookup(), and those of the store.
   Result<Found> claim(const Id128& connection, const Id128& token, std::span<const BlockKey> keys);
   Result<void> unclaim(const Id128& connection, const Id128& token);
+  struct Journal {
+    std::uint64_t space = 0;       ///< Another number is another generation; 0: there is none yet.
+    BlockStore::JournalPart part;  ///< has_lost also when `space` is not the one asked for.
+  };
+  /// What became findable in the caller's namespace, and what ceased to be, since an earlier answer
+  /// gave `space` and `position`; from BlockStore::kJournalEnd only where that is. Notes it from
+  /// the first such call on. Errors: as lookup(); kOutOfCapacity when there is no memory for it.
+  Result<Journal> journal(const Id128& connection, std::uint64_t space, std::uint64_t position);
   /// The new generation.
   /// Errors: kGone when no rank of the instance is there.
   Result<std::uint64_t> reset_cache(const Id128& connection);

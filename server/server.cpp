@@ -219,6 +219,7 @@ class Server final : private kj::TaskSet::ErrorHandler {
     store.node_share = static_cast<double>(options_.node_share_percent) / 100;
     store.reservation_timeout = options_.reservation_timeout;
     store.eviction = eviction_;
+    store.journal_first = Id128::random().high >> 2;  // Far from that of any other life of ours.
     const PoolPlacement& placement = pool_->placement();
     store.nodes = std::max<std::uint32_t>(1, static_cast<std::uint32_t>(placement.ranges.size()));
     tell_placement(placement);

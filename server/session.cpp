@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cerrno>
+#include <cstring>
 #include <optional>
 #include <utility>
 
@@ -287,6 +288,31 @@ class SessionImpl final : public wire::Session::Server {
       write_error(generation.error(), results.initError());
     }
     return finish(measured, generation);
+  }
+
+  kj::Promise<void> journal(JournalContext call) override {
+    const Measured measured(context_, Method::kJournal);
+    const auto params = call.getParams();
+    const auto journal = service_.journal(connection_, params.getSpace(), params.getPosition());
+    if (!journal) {
+      write_error(journal.error(), call.getResults().initError());
+      return finish(measured, journal);
+    }
+    const std::vector<BlockStore::Said>& said = journal->part.said;
+    auto results =
+        call.getResults(capnp::MessageSize{said.size() * (BlockKey::kMaxBytes + 1) / 8 + 16, 0});
+    results.setSpace(journal->space);
+    results.setPosition(journal->part.next);
+    results.setLost(journal->part.has_lost);
+    results.setMore(journal->part.has_more);
+    auto keys = results.initKeys(static_cast<unsigned>(said.size() * BlockKey::kMaxBytes));
+    auto there = results.initThere(static_cast<unsigned>(said.size()));
+    for (std::size_t i = 0; i < said.size(); ++i) {
+      std::memcpy(keys.begin() + i * BlockKey::kMaxBytes, said[i].key.bytes.data(),
+                  BlockKey::kMaxBytes);
+      there[i] = said[i].is_there ? 1 : 0;
+    }
+    return finish(measured, journal);
   }
 
   kj::Promise<void> goodbye(GoodbyeContext call) override {

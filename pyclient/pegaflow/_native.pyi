@@ -9,6 +9,7 @@ from typing import Any
 
 __version__: str
 MAX_KEYS: int  # A lookup or claim looks at this many leading keys, 8192.
+JOURNAL_END: int  # A position in the journal: from now on.
 
 class PegaFlowError(RuntimeError): ...  # str(error) is the detail.
 class InvalidArgument(PegaFlowError, ValueError): ...
@@ -53,6 +54,19 @@ class CacheSession:
         Raises:
             Timeout, PeerLost: There will be no answer.
             Gone: The ticket is unknown.
+        """
+    def journal(self, space: int, position: int) -> int:
+        """Asks which blocks came and went since an answer gave ``space`` and ``position``.
+
+        With JOURNAL_END only where that is now.
+        """
+    def take_journal(
+        self, ticket: int, patience_s: float = 0.0
+    ) -> tuple[int, int, bool, bool, list[tuple[bytes, bool]]] | None:
+        """(space, position, lost, more, [(key, is_there)]) or None; raises as take().
+
+        Keys have 32 bytes, shorter ones are padded with zeros. ``lost``: statements before these
+        are missing, so all may be gone. ``more``: ask again at once.
         """
     def forget(self, ticket: int) -> None: ...
     def unclaim(self, token: bytes) -> None: ...

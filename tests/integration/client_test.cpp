@@ -91,6 +91,46 @@ TEST_SUITE("saves and loads") {
     CHECK(f.server.metric("pegaflow_load_blocks_total{written_by=\"this_process\"}") == 20);
   }
 
+  TEST_CASE("the journal tells what was saved and what was evicted, in pieces") {
+    Fixture f({}, {.pool_size = "1mb"});  // Of 64 blocks.
+    CacheSession& session = f.engine->session();
+    const auto ask = [&](std::uint64_t space, std::uint64_t position) {
+      return session.take_journal(session.journal(space, position).value(), kHang).value().value();
+    };
+    const CacheSession::Journal start = ask(0, CacheSession::kJournalEnd);
+    CHECK(start.keys.empty());
+    CHECK_FALSE(start.lost);
+    f.engine->save(numbers_from(1, 2), blocks_from(0, 2));
+
+    const CacheSession::Journal saved = ask(start.space, start.position);
+    CHECK(saved.keys == numbered_keys({2, 1}));
+    CHECK(saved.there == std::vector<bool>{true, true});
+    CHECK_FALSE(saved.lost);
+    CHECK_FALSE(saved.more);
+
+    // Each block of these comes, and all but the last 64 go.
+    std::size_t there = 2;
+    for (std::uint64_t round = 0; round < 60; ++round) {
+      CHECK(f.engine->save(numbers_from(100 + round * 40, 40), blocks_from(0, 40)).blocks == 40);
+    }
+    CacheSession::Journal part = saved;
+    std::size_t parts = 0;
+    do {
+      part = ask(part.space, part.position);
+      CHECK_FALSE(part.lost);
+      for (const bool is_there : part.there) is_there ? ++there : --there;
+      ++parts;
+    } while (part.more);
+    CHECK(parts > 1);
+    CHECK(there == 64);
+    // Positions and spaces that nobody gave out.
+    CHECK(ask(part.space, part.position + 1).lost);
+    CHECK(ask(part.space + 1, part.position).lost);
+    const auto nobody = session.take_journal(CacheSession::Ticket{12345});
+    REQUIRE(nobody);
+    CHECK(nobody->error().code == Errc::kGone);
+  }
+
   TEST_CASE("a part of a claim can be loaded") {
     Fixture f;
     f.engine->save(numbers_from(1, 10), blocks_from(0, 10));

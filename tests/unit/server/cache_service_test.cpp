@@ -392,6 +392,45 @@ TEST_SUITE("CacheService") {
     CHECK(f.service->publish(worker, job, sums).error().code == Errc::kGone);
   }
 
+  TEST_CASE("the journal of a namespace: from now on, in order, and lost with its generation") {
+    Fixture f;
+    constexpr std::uint64_t kEnd = BlockStore::kJournalEnd;
+    const Id128 scheduler = f.connect(Id128::random());
+    CHECK(f.service->journal(scheduler, 0, kEnd).error().code == Errc::kInvalidArgument);
+    CHECK(f.service->journal(Id128::random(), 0, kEnd).error().code == Errc::kGone);
+    REQUIRE(f.service->attach(scheduler, "engine"));
+    // Before any rank is there: nothing of it can be lost.
+    const auto early = f.service->journal(scheduler, 0, kEnd).value();
+    CHECK(early.space == 0);
+    const Id128 worker = f.connect(Id128::random());
+    REQUIRE(f.register_rank(worker));
+    const Id128 stranger = f.connect(Id128::random());
+    REQUIRE(f.register_rank(stranger, "stranger", kPage, "b"));
+    f.save(worker, keys(1, 3));
+    f.save(stranger, keys(2, 1));
+
+    const auto first = f.service->journal(scheduler, early.space, early.part.next).value();
+    CHECK(first.space != 0);
+    CHECK_FALSE(first.part.has_lost);
+    REQUIRE(first.part.said.size() == 3);
+    CHECK(first.part.said[0].key == keys(1, 3)[2]);  // The last one is sealed first.
+    CHECK(first.part.said[0].is_there);
+    const auto none = f.service->journal(scheduler, first.space, first.part.next).value();
+    CHECK(none.part.said.empty());
+    CHECK_FALSE(none.part.has_lost);
+
+    REQUIRE(f.service->reset_cache(scheduler));
+    f.save(worker, keys(1, 1));
+    const auto reset = f.service->journal(scheduler, first.space, first.part.next).value();
+    CHECK(reset.part.has_lost);
+    CHECK(reset.space != first.space);
+    REQUIRE(reset.part.said.size() == 1);
+    CHECK(reset.part.said[0].key == keys(1, 1)[0]);
+    // A position of another life of the server.
+    CHECK(f.service->journal(scheduler, reset.space, 12345678).value().part.has_lost);
+    CHECK_FALSE(f.service->journal(scheduler, reset.space, kEnd).value().part.has_lost);
+  }
+
   TEST_CASE("a wrong page is counted, and its block is a miss for everybody") {
     Fixture f;
     const Id128 worker = f.connect(Id128::random());
