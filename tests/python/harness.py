@@ -271,12 +271,10 @@ class Engine:
         params = SamplingParams(
             max_tokens=tokens, ignore_eos=True, skip_reading_prefix_cache=skip_reading
         )
-        request = Request(
+        request = self._request(
             request_id,
-            list(prompt),
+            prompt,
             params,
-            None,
-            block_hasher=self._hasher,
             cache_salt=salt,
             lora_request=LoRARequest(lora, 1, f"/adapters/{lora}") if lora else None,
         )
@@ -284,6 +282,13 @@ class Engine:
         self.answers[request_id] = made
         self.scheduler.add_request(request)
         return made
+
+    def _request(self, request_id: str, prompt: list[int], params: Any, **more: Any) -> Request:
+        return Request(request_id, list(prompt), params, None, block_hasher=self._hasher, **more)
+
+    def hashes(self, prompt: list[int]) -> list[bytes]:
+        """vLLM's hash of each block of a prompt."""
+        return list(self._request("hashes", prompt, SamplingParams(max_tokens=1)).block_hashes)
 
     def abort(self, request_id: str) -> None:
         self.scheduler.finish_requests(request_id, RequestStatus.FINISHED_ABORTED)

@@ -219,7 +219,7 @@ class PegaKVConnector(KVConnectorBase_V1, SupportsHMA):
 
     @hook(tuple)
     def take_events(self) -> Iterable[Any]:
-        return ()
+        return self._scheduler.take_events() if self._scheduler is not None else ()
 
     @classmethod
     def build_kv_connector_stats(cls, data: dict[str, Any] | None = None) -> Counts:

@@ -102,6 +102,12 @@ def _scheduler_side(vllm_config: Any, kv_cache_config: Any) -> SchedulerSide:
         if specs
         else group.kv_cache_spec.page_size_bytes * len(group.layer_names)
     )
+    event_format = None
+    events_config = getattr(vllm_config, "kv_events_config", None)
+    if getattr(events_config, "enable_kv_cache_events", False):
+        from pegaflow.connector.event_format import EventFormat
+
+        event_format = EventFormat(group, group.kv_cache_spec.block_size)
     session = _native.CacheSession(
         path, instance_id(vllm_config), build(), **settings.link_options()
     )
@@ -118,6 +124,7 @@ def _scheduler_side(vllm_config: Any, kv_cache_config: Any) -> SchedulerSide:
         prefix_caching=bool(vllm_config.cache_config.enable_prefix_caching),
         own_tables="kv_connector_block_state" not in SchedulerOutput.__dataclass_fields__,
         async_scheduling=bool(vllm_config.scheduler_config.async_scheduling),
+        event_format=event_format,
     )
 
 

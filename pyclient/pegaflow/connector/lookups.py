@@ -35,7 +35,9 @@ class Lookups:
         follow: bool,
         counts: Counts,
         clock: Callable[[], float],
+        events: Any = None,
     ) -> None:
+        """``events``: a BlockEvents, if somebody wants to know what is claimed."""
         self._session = session
         self._wait_s = settings.claim_wait_ms / 1e3
         self._limit_s = settings.claim_limit_ms / 1e3
@@ -45,6 +47,7 @@ class Lookups:
         self._follow = follow
         self._counts = counts
         self._clock = clock
+        self._events = events
         self._patience_s = STEP_PATIENCE_S
 
     def new_step(self) -> None:
@@ -141,6 +144,8 @@ class Lookups:
             self._missed(state, _reason(error))
             return False
         state.claim = Claim(first=local, ticket=ticket, asked_at=self._clock())
+        if self._events is not None:
+            state.claim.offered = self._events.offer_unreported(state, local, stop)
         return True
 
     def _answer(self, state: RequestState, local: int) -> int | None:
@@ -167,6 +172,7 @@ class Lookups:
         try:
             answer = self._session.take(claim.ticket, patience)
         except _native.PegaFlowError as error:
+            self._settle(claim)
             state.claim = None
             self._missed(state, _reason(error))
             return False
@@ -177,6 +183,7 @@ class Lookups:
                 self._drop_claim(state)
                 self._missed(state, "late")
             return False
+        self._settle(claim)
         claim.ticket = None
         claim.blocks, complete, claim.token = answer
         state.next_save = max(state.next_save, claim.first + claim.blocks)
@@ -206,10 +213,16 @@ class Lookups:
         claim, state.claim = state.claim, None
         if claim is None:
             return
+        self._settle(claim)
         if claim.ticket is not None:
             self._session.forget(claim.ticket)
         elif claim.blocks:
             self._session.unclaim(claim.token)
+
+    def _settle(self, claim: Claim) -> None:
+        offered, claim.offered = claim.offered, ()
+        if offered:
+            self._events.settle(offered)
 
     def _missed(self, state: RequestState, reason: str, at: float | None = None) -> None:
         state.missed_at = self._clock() if at is None else at

@@ -32,12 +32,15 @@ class SchedulerOff:
         self._refused: list[LoadOrder] = []  # vLLM waits for these
         self._pins: dict[int, list[Any]] = {}  # of save jobs that the workers know
         self._reported: dict[int, int] = {}  # ranks that did, for jobs that not all have
+        self._events: Sequence[Any] = ()  # takes back what KV events have reported
         if was is None:
             return
         self._refused = [
             LoadOrder(load.id, load.request_id, b"", 0, load.blocks)
             for load in was.loads.not_handed_out()
         ]
+        if was.events is not None:
+            self._events = was.events.give_up()
         if was.saves is not None:
             self._pins = was.saves.give_up()
         # Ending the session ends its claims. It may take a second, which no step has.
@@ -79,6 +82,10 @@ class SchedulerOff:
 
     def keep_stepping(self) -> bool:
         return bool(self._pins) and time.monotonic() - self._since < IDLE_LIMIT_S
+
+    def take_events(self) -> Sequence[Any]:
+        events, self._events = self._events, ()
+        return events
 
     def reset_cache(self) -> bool:
         return True

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Sequence
 from typing import Any
 
 from pegaflow.connector.keys import KeyChain
@@ -17,6 +18,7 @@ class Claim:
     asked_at: float
     blocks: int = 0
     token: bytes = b""
+    offered: Sequence[bytes] = ()  #: Keys of which KV events will tell once it is answered.
 
 
 @dataclasses.dataclass(eq=False)

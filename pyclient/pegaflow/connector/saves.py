@@ -66,6 +66,16 @@ class _Job:
     handed_at: float | None = None
 
 
+@dataclasses.dataclass
+class _Late:
+    """A block of a request that has ended, which waits for its turn."""
+
+    key: bytes
+    block_id: int
+    run: Any  #: And its place in it: what KV events will say of it; None without them.
+    index: int
+
+
 class Saves:
     """From a block's completion to the last rank's report. Bound to the scheduler's thread.
 
@@ -83,15 +93,18 @@ class Saves:
         ranks: int,
         counts: Counts,
         clock: Callable[[], float],
+        events: Any = None,
     ) -> None:
+        """``events``: a BlockEvents, if somebody wants to know what is saved."""
         self.blocks = blocks
         self._limit = limit
         self._block_size = block_size
         self._ranks = ranks
         self._counts = counts
         self._clock = clock
+        self._events = events
         self._next_job = 1
-        self._late: collections.deque[tuple[bytes, int]] = collections.deque()  # nobody's blocks
+        self._late: collections.deque[_Late] = collections.deque()  # nobody's blocks
         self._open: _Job | None = None  # gathers until the step's plan is made
         self._jobs: dict[int, _Job] = {}
         self._partial: dict[int, Outcome] = {}
@@ -120,15 +133,17 @@ class Saves:
         if stop <= state.next_save:
             return
         stop = min(stop, state.chain.usable_blocks())
-        for index in range(state.next_save, stop):
+        first = state.next_save
+        run = self._events.run(state, first, stop) if self._events and first < stop else None
+        for index in range(first, stop):
             key = state.chain.key(index)
             if key not in self._keys and table[index] != 0:
                 if self._pinned < self._limit:
-                    self._add(key, table[index])
+                    self._add(key, table[index], run, index - first)
                 elif not last:
                     return
                 elif len(self._late) < self.blocks.count:
-                    self._late.append((key, table[index]))
+                    self._late.append(_Late(key, table[index], run, index - first))
                 else:
                     self._counts.add("save_dropped_blocks", 1, "pin_limit")
             state.next_save = index + 1
@@ -140,20 +155,22 @@ class Saves:
 
     def _collect_late(self) -> None:
         while self._late and self._pinned < self._limit:
-            key, block_id = self._late.popleft()
-            if key in self._keys:
+            late = self._late.popleft()
+            if late.key in self._keys:
                 continue
-            if self.blocks.holds(block_id, key):
-                self._add(key, block_id)
+            if self.blocks.holds(late.block_id, late.key):
+                self._add(late.key, late.block_id, late.run, late.index)
             else:
                 self._counts.add("save_dropped_blocks", 1, "pin_limit")
 
-    def _add(self, key: bytes, block_id: int) -> None:
+    def _add(self, key: bytes, block_id: int, run: Any, index: int) -> None:
         job = self._open
         if job is None or len(job.keys) == _native.MAX_KEYS or len(job.keys[0]) != len(key):
             self._close()
             job = self._open = _Job([], [], [])
         job.pinned.append(self.blocks.pin(block_id))
+        if run is not None:
+            self._events.offer(run, index)
         job.keys.append(key)
         job.block_ids.append(block_id)
         self._keys.add(key)
@@ -221,4 +238,6 @@ class Saves:
     def _release(self, job: _Job) -> None:
         self._keys.difference_update(job.keys)
         self._pinned -= len(job.pinned)
+        if self._events is not None:
+            self._events.settle(job.keys)
         self.blocks.unpin(job.pinned)

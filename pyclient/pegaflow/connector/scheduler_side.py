@@ -9,6 +9,7 @@ from typing import Any
 
 from pegaflow import _native
 from pegaflow.connector.config import Settings
+from pegaflow.connector.events import BlockEvents
 from pegaflow.connector.keys import KeyChain
 from pegaflow.connector.loads import Loads
 from pegaflow.connector.lookups import Lookups
@@ -43,6 +44,7 @@ class SchedulerSide:
         prefix_caching: bool = True,
         own_tables: bool = False,
         async_scheduling: bool = False,
+        event_format: Any = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.counts = Counts()
@@ -65,6 +67,11 @@ class SchedulerSide:
             counts=self.counts,
             clock=clock,
         )
+        self.events = (
+            BlockEvents(session, event_format, counts=self.counts, clock=clock)
+            if event_format is not None
+            else None
+        )
         wanted = settings.min_load_tokens or 2 * block_size
         self._lookups = Lookups(
             session,
@@ -74,6 +81,7 @@ class SchedulerSide:
             follow=prefix_caching,
             counts=self.counts,
             clock=clock,
+            events=self.events,
         )
         self.saves: Saves | None = None  # until vLLM shows its block pool
         self._states: dict[str, RequestState] = {}
@@ -90,6 +98,8 @@ class SchedulerSide:
     # ---- a request arrives, waits, is admitted, ends
 
     def bind_pool(self, pool: Any) -> None:
+        if self.events is not None:
+            self.events.bind_pool(pool)
         if self._may_save:
             blocks = GpuBlocks(pool)
             self.saves = Saves(
@@ -99,10 +109,13 @@ class SchedulerSide:
                 ranks=self.ranks,
                 counts=self.counts,
                 clock=self._clock,
+                events=self.events,
             )
 
     def new_request(self, request: Any) -> None:
         state = self._new_state(request)
+        if self.events is not None:
+            self.events.listen()
         # Some requests exist only to be ended, so that connectors hear of it.
         if self._may_load and not getattr(request, "abort_immediately", False):
             self._lookups.ask(state)
@@ -189,6 +202,8 @@ class SchedulerSide:
         """What the workers do in this step."""
         self._lookups.new_step()
         self._watch_link()
+        if self.events is not None:
+            self.events.begin_step()
         orders = []
         if self.saves is not None:
             self._collect(output, self.saves)
@@ -277,7 +292,13 @@ class SchedulerSide:
             log.info("pegaflow: all ranks use the cache again")
 
     def keep_stepping(self) -> bool:
+        if self.events is not None and self.events.keep_stepping():
+            return True
         return self.saves is not None and self.saves.keep_stepping()
+
+    def take_events(self) -> Sequence[Any]:
+        """For vLLM's event consumers: what became of the cache since the last step."""
+        return self.events.take() if self.events is not None else ()
 
     def _watch_link(self) -> None:
         now = self._clock()
@@ -314,6 +335,8 @@ class SchedulerSide:
         self.loads.discard_all()
         for state in self._states.values():
             self._lookups.drop(state)
+        if self.events is not None:
+            self.events.reset()
         self._reset_owed = True
         self._try_reset(RESET_PATIENCE_S)
         return True
@@ -332,6 +355,8 @@ class SchedulerSide:
         else:
             self._reset_owed = False
             log.info("pegaflow: the cache was reset generation=%d", generation)
+        if self.events is not None:
+            self.events.paused = self._reset_owed
         self._reset_tried_at = self._clock()
 
     def take_counts(self) -> Counts | None:

@@ -1,0 +1,261 @@
+"""Which blocks the cache has, told to vLLM's event consumers: routers, mostly.
+
+An engine reports each block that it gave to the cache or took from it, once the cache has it, and
+when that block is gone. What it knows comes from the server's journal, in which seals and evictions
+stand in the order in which they happened; so it does not matter how reports of workers, claims and
+evictions overtake each other. docs/kv_events.md says what a consumer sees.
+"""
+
+from __future__ import annotations
+
+import collections
+import dataclasses
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+from pegaflow import _native
+from pegaflow.connector.metrics import Counts
+from pegaflow.connector.saves import IDLE_LIMIT_S
+
+#: How often the journal is read, and how often while stored blocks wait to be told.
+READ_INTERVAL_S = 0.1
+URGENT_INTERVAL_S = 0.01
+#: A cache that has not answered for so long cannot be loaded from.
+UNREACHABLE_S = 5.0
+#: Hashes in one event that takes back what was reported.
+BATCH = 4096
+#: Where vLLM's block pool has the events of a step.
+QUEUE = "kv_event_queue"
+#: The journal's keys, shorter ones padded with zeros.
+KEY_BYTES = 32
+
+
+def _padded(key: bytes) -> bytes:
+    return key.ljust(KEY_BYTES, b"\0")
+
+
+@dataclasses.dataclass(eq=False)
+class _Block:
+    """A block on its way into the cache, or out of it: what an event would say, and whether to."""
+
+    run: Any
+    index: int
+    key_bytes: int
+    waiting: int = 0  #: Saves and claims of it that have not ended.
+    is_there: bool = False
+
+
+class BlockEvents:
+    """Bound to the scheduler's thread; nothing here waits.
+
+    Saves and claims offer() blocks before the server hears of them and settle() them when they have
+    ended. A settled block is reported by the first reading of the journal that began afterwards.
+    """
+
+    def __init__(
+        self,
+        session: Any,
+        events: Any,
+        *,
+        counts: Counts,
+        clock: Callable[[], float],
+    ) -> None:
+        """``events`` is an EventFormat."""
+        self._session = session
+        self._format = events
+        self._counts = counts
+        self._clock = clock
+        self._blocks: dict[bytes, _Block] = {}
+        self._settled: collections.deque[tuple[int, Sequence[bytes]]] = collections.deque()
+        self._reported: dict[bytes, int] = {}  # how long each key is
+        self._events: list[Any] = []
+        self._space = 0
+        self._position: int = _native.JOURNAL_END
+        self._ticket: int | None = None
+        self._reading = 0  # how many questions were asked
+        self._asked_at: float | None = None
+        self._more = False
+        self._failing_since: float | None = None
+        self._settled_at = 0.0
+        self._pool: Any = None
+        self.paused = False  #: While the server has not confirmed a reset.
+
+    # ---- what saves and claims do
+
+    def run(self, state: Any, first: int, stop: int) -> Any:
+        """What events will say of these blocks of a request."""
+        return self._format.run(state.request, state.chain, first, stop)
+
+    def offer(self, run: Any, index: int) -> None:
+        """A save or a claim of this block of a run begins; settle() must follow."""
+        key = run.keys[index]
+        block = self._blocks.get(_padded(key))
+        if block is None:
+            block = self._blocks[_padded(key)] = _Block(run, index, len(key))
+        block.waiting += 1
+
+    def offer_unreported(self, state: Any, first: int, stop: int) -> Sequence[bytes]:
+        """The same for what a claim asks for; what was reported already needs no event."""
+        self.begin_step()  # the scheduler claims before it makes the step's plan
+        keys = state.chain.keys(first, stop)
+        news = [i for i, key in enumerate(keys) if _padded(key) not in self._reported]
+        if not news:
+            return ()
+        run = self.run(state, first + news[0], stop)
+        for i in news:
+            self.offer(run, i - news[0])
+        return [keys[i] for i in news]
+
+    def settle(self, keys: Sequence[bytes]) -> None:
+        """Saves or claims have ended, well or not; in the order of their chain."""
+        if keys:
+            self._settled.append((self._reading + 1, keys))
+            self._settled_at = self._clock()
+
+    # ---- a step
+
+    def bind_pool(self, pool: Any) -> None:
+        """vLLM's block pool, which has events of its own."""
+        self._pool = pool
+
+    def begin_step(self) -> None:
+        """Before vLLM publishes what happened since the last step.
+
+        AllBlocksCleared says that vLLM has emptied its own cache, and a consumer forgets ours with
+        it. So ours begins anew: a block is reported again once somebody asks for it.
+        """
+        if any(self._format.clears_all(event) for event in getattr(self._pool, QUEUE, ())):
+            self._take_back()
+
+    def listen(self) -> None:
+        """Has the journal begin, if it has not: before the first claim of an engine."""
+        if self._position == _native.JOURNAL_END:
+            self._turn()
+
+    def take(self) -> list[Any]:
+        """The events since the last call."""
+        self._turn()
+        events, self._events = self._events, []
+        return events
+
+    def keep_stepping(self) -> bool:
+        """Whether an idle engine should go on, because blocks wait to be told."""
+        if self.paused or self._failing_since is not None:
+            return False
+        return bool(self._settled) and self._clock() - self._settled_at < IDLE_LIMIT_S
+
+    def reset(self) -> None:
+        """Nothing that was stored before is ever found again."""
+        self._forget_answer()
+        self._lost()
+
+    def give_up(self) -> list[Any]:
+        """Takes back what was reported: the cache is off."""
+        self._take_back()
+        events, self._events = self._events, []
+        return events
+
+    # ---- the journal
+
+    def _turn(self) -> None:
+        now = self._clock()
+        if self._ticket is not None:
+            self._take_answer(now)
+        if self._ticket is not None or self.paused or not self._is_due(now):
+            return
+        try:
+            self._ticket = self._session.journal(self._space, self._position)
+        except _native.PegaFlowError:
+            self._failed(now)
+        else:
+            self._reading += 1
+        self._asked_at = now
+
+    def _is_due(self, now: float) -> bool:
+        if self._asked_at is None or self._more:
+            return True
+        return now - self._asked_at >= (URGENT_INTERVAL_S if self._settled else READ_INTERVAL_S)
+
+    def _take_answer(self, now: float) -> None:
+        try:
+            answer = self._session.take_journal(self._ticket, 0.0)
+        except _native.PegaFlowError:
+            self._ticket = None
+            self._failed(now)
+            return
+        if answer is None:
+            return
+        self._ticket = None
+        self._failing_since = None
+        self._space, self._position, lost, self._more, said = answer
+        if lost:
+            self._lost()
+        self._hear(said)
+        while not self._more and self._settled and self._settled[0][0] <= self._reading:
+            self._report(self._settled.popleft()[1])
+
+    def _failed(self, now: float) -> None:
+        """The next question goes on where this one stopped, whoever answers it."""
+        if self._failing_since is None:
+            self._failing_since = now
+        elif now - self._failing_since >= UNREACHABLE_S:
+            self._take_back()
+
+    def _forget_answer(self) -> None:
+        ticket, self._ticket = self._ticket, None
+        if ticket is not None:
+            self._session.forget(ticket)
+
+    def _hear(self, said: Iterable[tuple[bytes, bool]]) -> None:
+        removed = []
+        for key, is_there in said:
+            if block := self._blocks.get(key):
+                block.is_there = is_there
+            if not is_there and (length := self._reported.pop(key, 0)):
+                removed.append(key[:length])
+        if removed:
+            self._removed(removed)
+
+    def _report(self, keys: Sequence[bytes]) -> None:
+        """Of settled blocks those that are there, one event for each run without a gap."""
+        run, first, stop = None, 0, 0
+        for key in keys:
+            padded = _padded(key)
+            block = self._blocks[padded]
+            block.waiting -= 1
+            if block.waiting == 0:
+                del self._blocks[padded]
+            if not block.is_there or padded in self._reported:
+                continue
+            self._reported[padded] = block.key_bytes
+            if block.run is not run or block.index != stop:
+                self._stored(run, first, stop)
+                run, first = block.run, block.index
+            stop = block.index + 1
+        self._stored(run, first, stop)
+
+    def _stored(self, run: Any, first: int, stop: int) -> None:
+        if run is not None:
+            self._events.append(self._format.stored(run, first, stop))
+            self._counts.add("event_stored_blocks", stop - first)
+
+    def _removed(self, keys: Sequence[bytes]) -> None:
+        self._events.append(self._format.removed(keys))
+        self._counts.add("event_removed_blocks", len(keys))
+
+    def _lost(self) -> None:
+        """What the journal said before this is void."""
+        for block in self._blocks.values():
+            block.is_there = False
+        self._take_back()
+
+    def _take_back(self) -> None:
+        """Of each block reported that it is gone.
+
+        Not AllBlocksCleared, which would take vLLM's own blocks with it.
+        """
+        keys = [key[:length] for key, length in self._reported.items()]
+        self._reported.clear()
+        self._counts.add("event_take_backs", bool(keys))
+        for first in range(0, len(keys), BATCH):
+            self._removed(keys[first : first + BATCH])
