@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterable, Mapping, Sequence
+import functools
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from pegaflow import _native
-from pegaflow.api.core import Core
+from pegaflow.api.core import CacheBase
 from pegaflow.api.results import Loaded, Saved, loaded, raise_for, saved
 
 
-class AsyncCache:
+class AsyncCache(CacheBase):
     """As ``Cache``, for one event loop: made in it, and bound to it.
 
     Ends of copies wake the loop through a descriptor; an answer of the server that is not there at
@@ -21,103 +22,74 @@ class AsyncCache:
     the blocks are the engine's again.
     """
 
-    def __init__(
-        self,
-        arrays: Iterable[Any],
-        *,
-        factors: Mapping[str, str],
-        block_axis: int | Sequence[int] = 0,
-        endpoint: str | None = None,
-        instance: str | None = None,
-        copy_threads: int = 1,
-        verify: str = "off",
-        raise_errors: bool = False,
-        **deadlines: float,
-    ) -> None:
+    @functools.wraps(CacheBase.__init__, assigned=())
+    def __init__(self, *args: Any, **options: Any) -> None:
         """As ``Cache``.
 
         Raises:
             RuntimeError: no event loop is running.
         """
         self._loop = asyncio.get_running_loop()
-        self._core = Core(
-            arrays,
-            factors=factors,
-            block_axis=block_axis,
-            endpoint=endpoint,
-            instance=instance,
-            copy_threads=copy_threads,
-            verify=verify,
-            raise_errors=raise_errors,
-            **deadlines,
-        )
+        super().__init__(*args, **options)
         self._waiting: dict[tuple[str, int], asyncio.Future[Any]] = {}
-        self._fd = self._core.mover.finished_fd()
+        self._fd = self._mover.finished_fd()
         self._loop.add_reader(self._fd, self._collect)
         self._closed = False
 
-    @property
-    def block_count(self) -> int:
-        return self._core.layout.block_count
-
     async def lookup(self, keys: Sequence[bytes]) -> int:
         """As ``Cache.lookup``."""
-        packed = self._core.pack(keys)
+        packed = self._pack(keys)
         try:
-            blocks, _, _ = await self._answer(self._core.session.lookup(*packed))
+            blocks, _, _ = await self._answer(self._session.lookup(*packed))
         except _native.PegaFlowError as error:
-            self._core.failed(error)
+            self._failed(error)
             return 0
         return blocks
 
     async def load(self, keys: Sequence[bytes], blocks: Sequence[int]) -> Loaded:
         """As ``Cache.load``."""
-        packed = self._core.pack(keys, blocks)
+        packed = self._pack(keys, blocks)
         if not keys:
             return Loaded()
         token = b""
         try:
-            found, _, token = await self._answer(self._core.session.claim(*packed))
+            found, _, token = await self._answer(self._session.claim(*packed))
             if not found:
                 return Loaded()
-            job = self._core.start_load(token, list(blocks[:found]))
-            done = await self._end_of(job, lambda: self._core.mover.cancel_load(job[1]))
-            if self._core.raise_errors:
+            job = self._start_load(token, list(blocks[:found]))
+            done = await self._end_of(job, lambda: self._mover.cancel_load(job[1]))
+            if self._raise_errors:
                 raise_for(done)
             return loaded(done)
         except _native.PegaFlowError as error:
-            return Loaded(error=self._core.failed(error))
+            return Loaded(error=self._failed(error))
         finally:
             if token:
-                self._core.session.unclaim(token)
+                self._session.unclaim(token)
 
     async def save(self, keys: Sequence[bytes], blocks: Sequence[int]) -> Saved:
         """As ``Cache.save``."""
-        packed = self._core.pack(keys, blocks)
+        packed = self._pack(keys, blocks)
         if not keys:
             return Saved()
         try:
-            done = await self._end_of(self._core.start_save(packed, list(blocks)), lambda: None)
-            if self._core.raise_errors:
+            done = await self._end_of(self._start_save(packed, list(blocks)), lambda: None)
+            if self._raise_errors:
                 raise_for(done)
         except _native.PegaFlowError as error:
-            return Saved(error=self._core.failed(error))
+            return Saved(error=self._failed(error))
         return saved(done)
 
     async def wait_ready(self, timeout_s: float = 10.0) -> bool:
         """As ``Cache.wait_ready``."""
-        return await self._loop.run_in_executor(None, self._core.wait_ready, timeout_s)
-
-    def status(self) -> dict[str, Any]:
-        """As ``Cache.status``."""
-        return self._core.status()
+        return await self._loop.run_in_executor(None, self._wait_ready, timeout_s)
 
     async def close(self) -> None:
         """As ``Cache.close``; what waits for a save or load has its result first."""
         if self._closed:
             return
         self._closed = True
-        await self._loop.run_in_executor(None, self._core.close)
+        await self._loop.run_in_executor(None, self._close)
         self._collect()
         self._loop.remove_reader(self._fd)
 
@@ -128,13 +100,11 @@ class AsyncCache:
         await self.close()
 
     async def _answer(self, ticket: int) -> tuple[int, bool, bytes]:
-        session = self._core.session
+        session = self._session
         answer = session.take(ticket, 0.0)
         if answer is not None:
             return answer
-        taking = self._loop.run_in_executor(
-            None, session.take, ticket, self._core.answer_patience_s
-        )
+        taking = self._loop.run_in_executor(None, session.take, ticket, self._answer_patience_s)
         try:
             answer = await asyncio.shield(taking)
         except asyncio.CancelledError:
@@ -148,10 +118,10 @@ class AsyncCache:
     def _drop_claim(self, taken: asyncio.Future[Any]) -> None:
         """Ends the claim that came when nobody waited for it any more."""
         if not taken.cancelled() and taken.exception() is None and taken.result() is not None:
-            self._core.session.unclaim(taken.result()[2])
+            self._session.unclaim(taken.result()[2])
 
     def _collect(self) -> None:
-        for done in self._core.mover.take_finished():
+        for done in self._mover.take_finished():
             future = self._waiting.pop((done.kind, done.id))
             if not future.done():
                 future.set_result(done)

@@ -2,82 +2,38 @@
 
 from __future__ import annotations
 
+import functools
 import select
 import threading
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from pegaflow import _native
-from pegaflow.api.core import Core
+from pegaflow.api.core import CacheBase
 from pegaflow.api.results import Loaded, Saved, loaded, raise_for, saved
 
 
-class Cache:
+class Cache(CacheBase):
     """Blocks of an engine's arrays, kept on the node. Thread-safe.
 
     Whatever fails at the server is a miss, or a result that says so: nothing raises, unless
     ``raise_errors`` asks for it. Arguments that make no sense raise ValueError in any case.
     """
 
-    def __init__(
-        self,
-        arrays: Iterable[Any],
-        *,
-        factors: Mapping[str, str],
-        block_axis: int | Sequence[int] = 0,
-        endpoint: str | None = None,
-        instance: str | None = None,
-        copy_threads: int = 1,
-        verify: str = "off",
-        raise_errors: bool = False,
-        **deadlines: float,
-    ) -> None:
-        """Connects in the background, and again whenever the server comes back.
-
-        Args:
-            arrays: The KV cache; see ``pegaflow.api.buffers.layout``. Kept alive until close().
-            factors: Everything else that has to be equal for blocks to be interchangeable: the
-                model, its weights, dtype, block size, how keys are made. The arrays' layout is
-                added. Equal factors share blocks.
-            block_axis: Along which blocks are numbered, for all arrays or one for each.
-            endpoint: ``HOST:PORT`` of this machine or ``unix:PATH``, as the server's ``--addr``;
-                by default from PEGAFLOW_ENGINE_ENDPOINT, else 127.0.0.1:50055.
-            instance: Names this engine in the server's /instances.
-            copy_threads: Threads that copy.
-            verify: "off", "sample" or "all": checksums, as ``pegaflow.verify`` of the connector.
-            raise_errors: A failure raises ``pegaflow._native.PegaFlowError`` instead.
-            deadlines: Seconds, by the names of docs/python_api.md, as ``lookup_deadline=0.05``.
-
-        Raises:
-            LayoutError: an array cannot be cached as it lies.
-            ValueError: another argument makes no sense.
-        """
-        self._core = Core(
-            arrays,
-            factors=factors,
-            block_axis=block_axis,
-            endpoint=endpoint,
-            instance=instance,
-            copy_threads=copy_threads,
-            verify=verify,
-            raise_errors=raise_errors,
-            **deadlines,
-        )
+    @functools.wraps(CacheBase.__init__, assigned=())
+    def __init__(self, *args: Any, **options: Any) -> None:
+        super().__init__(*args, **options)
         self._changed = threading.Condition()
         self._collecting = False
         self._done: dict[tuple[str, int], Any] = {}
 
-    @property
-    def block_count(self) -> int:
-        return self._core.layout.block_count
-
     def lookup(self, keys: Sequence[bytes]) -> int:
         """How many of ``keys``, from the first on, the cache has now. Holds nothing."""
-        packed = self._core.pack(keys)
+        packed = self._pack(keys)
         try:
-            blocks, _, _ = self._answer(self._core.session.lookup(*packed))
+            blocks, _, _ = self._answer(self._session.lookup(*packed))
         except _native.PegaFlowError as error:
-            self._core.failed(error)
+            self._failed(error)
             return 0
         return blocks
 
@@ -87,38 +43,38 @@ class Cache:
         Returns when the last copy has ended: from then on the blocks are the engine's again. What
         is not there, or cannot be held now, is not loaded and no error.
         """
-        packed = self._core.pack(keys, blocks)
+        packed = self._pack(keys, blocks)
         if not keys:
             return Loaded()
         token = b""
         try:
-            found, _, token = self._answer(self._core.session.claim(*packed))
+            found, _, token = self._answer(self._session.claim(*packed))
             if not found:
                 return Loaded()
-            done = self._wait(self._core.start_load(token, list(blocks[:found])))
-            if self._core.raise_errors:
+            done = self._wait(self._start_load(token, list(blocks[:found])))
+            if self._raise_errors:
                 raise_for(done)
             return loaded(done)
         except _native.PegaFlowError as error:
-            return Loaded(error=self._core.failed(error))
+            return Loaded(error=self._failed(error))
         finally:
             if token:
-                self._core.session.unclaim(token)
+                self._session.unclaim(token)
 
     def save(self, keys: Sequence[bytes], blocks: Sequence[int]) -> Saved:
         """Saves ``blocks`` under ``keys``; what is there already is skipped.
 
         Returns when the last copy has ended: the engine may then use the blocks for something else.
         """
-        packed = self._core.pack(keys, blocks)
+        packed = self._pack(keys, blocks)
         if not keys:
             return Saved()
         try:
-            done = self._wait(self._core.start_save(packed, list(blocks)))
-            if self._core.raise_errors:
+            done = self._wait(self._start_save(packed, list(blocks)))
+            if self._raise_errors:
                 raise_for(done)
         except _native.PegaFlowError as error:
-            return Saved(error=self._core.failed(error))
+            return Saved(error=self._failed(error))
         return saved(done)
 
     def reset(self, timeout_s: float = 10.0) -> bool:
@@ -127,9 +83,9 @@ class Cache:
         False when no server has confirmed it; then older blocks may still be found.
         """
         try:
-            self._core.session.reset_cache(timeout_s)
+            self._session.reset_cache(timeout_s)
         except _native.PegaFlowError as error:
-            self._core.failed(error)
+            self._failed(error)
             return False
         return True
 
@@ -138,15 +94,11 @@ class Cache:
 
         Before, everything is a miss; an engine need not wait.
         """
-        return self._core.wait_ready(timeout_s)
-
-    def status(self) -> dict[str, Any]:
-        """How the links stand: {"session": ..., "mover": ...}, each with state and detail."""
-        return self._core.status()
+        return self._wait_ready(timeout_s)
 
     def close(self) -> None:
         """Waits for the copies under way. Afterwards everything is a miss."""
-        self._core.close()
+        self._close()
 
     def __enter__(self) -> Cache:
         return self
@@ -155,8 +107,8 @@ class Cache:
         self.close()
 
     def _answer(self, ticket: int) -> tuple[int, bool, bytes]:
-        session = self._core.session
-        answer = session.take(ticket, self._core.answer_patience_s)
+        session = self._session
+        answer = session.take(ticket, self._answer_patience_s)
         if answer is None:  # past its own deadline, on a machine that is far behind
             session.forget(ticket)
             raise _native.Timeout("no answer, not even a late one")
@@ -164,7 +116,7 @@ class Cache:
 
     def _wait(self, job: tuple[str, int]) -> Any:
         """The report of a job. One of the waiting threads collects reports, for all of them."""
-        mover = self._core.mover
+        mover = self._mover
         with self._changed:
             while job not in self._done:
                 if self._collecting:

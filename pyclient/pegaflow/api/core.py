@@ -19,7 +19,7 @@ log = logging.getLogger("pegaflow.api")
 PATIENT = {"lookup_deadline": 1.0, "open_deadline": 1.0, "reserve_deadline": 1.0}
 
 
-class Core:
+class CacheBase:
     """One engine core of one rank: its session and its mover. Thread-safe."""
 
     def __init__(
@@ -35,44 +35,65 @@ class Core:
         raise_errors: bool = False,
         **deadlines: float,
     ) -> None:
+        """Connects in the background, and again whenever the server comes back.
+
+        Args:
+            arrays: The KV cache; see ``pegaflow.api.buffers.layout``. Kept alive until close().
+            factors: Everything else that has to be equal for blocks to be interchangeable: the
+                model, its weights, dtype, block size, how keys are made. The arrays' layout is
+                added. Equal factors share blocks.
+            block_axis: Along which blocks are numbered, for all arrays or one for each.
+            endpoint: ``HOST:PORT`` of this machine or ``unix:PATH``, as the server's ``--addr``;
+                by default from PEGAFLOW_ENGINE_ENDPOINT, else 127.0.0.1:50055.
+            instance: Names this engine in the server's /instances.
+            copy_threads: Threads that copy.
+            verify: "off", "sample" or "all": checksums, as ``pegaflow.verify`` of the connector.
+            raise_errors: A failure raises ``pegaflow._native.PegaFlowError`` instead.
+            deadlines: Seconds, by the names of docs/python_api.md, as ``lookup_deadline=0.05``.
+
+        Raises:
+            LayoutError: an array cannot be cached as it lies.
+            ValueError: another argument makes no sense.
+        """
         if not factors:
             raise ValueError("factors: at least what names the model")
-        self.layout = layout(arrays, block_axis)
-        self.raise_errors = raise_errors
+        self._layout = layout(arrays, block_axis)
+        self._raise_errors = raise_errors
         names = {str(name): str(value) for name, value in factors.items()}
         if "layout" in names:
             raise ValueError("factors: `layout` is made from the arrays")
-        names["layout"] = self.layout.description
+        names["layout"] = self._layout.description
         path = str(socket_path(endpoint or addr_from(os.environ)))
         name = instance or f"python-{os.getpid()}-{_native.random_id().hex()[:8]}"
         build = f"pegaflow.api {_native.__version__}"
         options = PATIENT | deadlines
         mover_only = ("load_patience", "load_bytes_per_second", "max_jobs", "sample_one_in")
         link_options = {k: v for k, v in options.items() if k not in mover_only}
-        self.instance = name
-        self.device = _native.HostDevice(copy_threads)
-        self.mover = _native.Mover(
+        self._device = _native.HostDevice(copy_threads)
+        self._mover = _native.Mover(
             path,
             name,
-            self.device,
-            self.layout.segments,
-            self.layout.block_count,
+            self._device,
+            self._layout.segments,
+            self._layout.block_count,
             sorted(names.items()),
             build=build,
             verify=verify,
             **options,
         )
         try:
-            self.session = _native.CacheSession(path, name, build, **link_options)
+            self._session = _native.CacheSession(path, name, build, **link_options)
         except BaseException:
-            self.mover.close()
+            self._mover.close()
             raise
-        self.answer_patience_s = 2 * options["lookup_deadline"] + 1.0
+        self._answer_patience_s = 2 * options["lookup_deadline"] + 1.0
         self._scheduler = _native.random_id()
         self._numbers = itertools.count(1)
         self._said = ""
 
-    def pack(self, keys: Sequence[bytes], blocks: Sequence[int] | None = None) -> tuple[bytes, int]:
+    def _pack(
+        self, keys: Sequence[bytes], blocks: Sequence[int] | None = None
+    ) -> tuple[bytes, int]:
         """Keys as the native module takes them.
 
         Raises:
@@ -83,23 +104,23 @@ class Core:
             if len(blocks) != len(keys):
                 raise ValueError(f"{len(keys)} keys for {len(blocks)} blocks")
             for block in blocks:
-                if not 0 <= block < self.layout.block_count:
-                    raise ValueError(f"block {block} of {self.layout.block_count}")
+                if not 0 <= block < self._layout.block_count:
+                    raise ValueError(f"block {block} of {self._layout.block_count}")
         return packed
 
-    def start_save(self, packed: tuple[bytes, int], blocks: Sequence[int]) -> tuple[str, int]:
+    def _start_save(self, packed: tuple[bytes, int], blocks: Sequence[int]) -> tuple[str, int]:
         number = next(self._numbers)
-        self.mover.save(self._scheduler, number, *packed, blocks)
+        self._mover.save(self._scheduler, number, *packed, blocks)
         return "save", number
 
-    def start_load(self, token: bytes, blocks: Sequence[int]) -> tuple[str, int]:
+    def _start_load(self, token: bytes, blocks: Sequence[int]) -> tuple[str, int]:
         number = next(self._numbers)
-        self.mover.load(number, token, 0, blocks)
+        self._mover.load(number, token, 0, blocks)
         return "load", number
 
-    def failed(self, error: Exception) -> str:
+    def _failed(self, error: Exception) -> str:
         """What a result says of a failure, which is logged when it is news. Raises if asked to."""
-        if self.raise_errors:
+        if self._raise_errors:
             raise error
         text = str(error)
         if text != self._said:
@@ -107,15 +128,19 @@ class Core:
             log.warning("pegaflow: without the cache for now: %s", text)
         return text
 
+    @property
+    def block_count(self) -> int:
+        return self._layout.block_count
+
     def status(self) -> dict[str, Any]:
-        """How the links to the server stand, as the native module says it, by side."""
-        return {"session": self.session.status(), "mover": self.mover.status()}
+        """How the links stand: {"session": ..., "mover": ...}, each with state and detail."""
+        return {"session": self._session.status(), "mover": self._mover.status()}
 
-    def wait_ready(self, timeout_s: float) -> bool:
+    def _wait_ready(self, timeout_s: float) -> bool:
         """Whether both sides are connected and registered, waiting at most so long for each."""
-        return self.mover.wait_ready(timeout_s) and self.session.wait_ready(timeout_s)
+        return self._mover.wait_ready(timeout_s) and self._session.wait_ready(timeout_s)
 
-    def close(self) -> None:
+    def _close(self) -> None:
         """Waits for the copies under way; the arrays may go afterwards."""
-        self.mover.close()
-        self.session.close()
+        self._mover.close()
+        self._session.close()
