@@ -14,6 +14,7 @@ import pytest
 
 from demo.client import complete, post
 from pegaflow.connector.metrics import COUNTER, HISTOGRAM, METRICS
+from tests.support.event_consumer import consumer
 from tests.support.vllm_server import (
     MODEL_NAME,
     ModelShape,
@@ -37,7 +38,13 @@ PATIENT = {
 
 
 @pytest.fixture(scope="module")
-def vllm(pega: PegaServer, short_path: Path) -> Iterator[VllmServer]:
+def events(short_path: Path) -> Iterator[Any]:
+    with consumer(short_path, "real") as made:
+        yield made
+
+
+@pytest.fixture(scope="module")
+def vllm(pega: PegaServer, short_path: Path, events: Any) -> Iterator[VllmServer]:
     options = VllmOptions(
         model=ensure_model(SMALL),
         connector=pega.address,
@@ -45,6 +52,7 @@ def vllm(pega: PegaServer, short_path: Path) -> Iterator[VllmServer]:
         block_size=BLOCK,
         kv_cache_bytes=256 << 20,
         python_path=[Path(os.environ["PEGA_BUILD_DIR"]) / "python"],
+        arguments=["--kv-events-config", json.dumps(events[0])],
     )
     with VllmServer(options, short_path / "v") as server:
         yield server
@@ -204,3 +212,30 @@ def test_a_reset_reaches_the_cache(vllm, prompt):
     assert (status, answer["success"]) == (200, True)
     with loads(vllm, 0):
         complete(vllm.http, tokens, 4)
+
+
+def test_a_router_that_listens_knows_what_the_cache_has(vllm, events, prompt):
+    router = events[1]()
+    tokens = prompt(500)
+    complete(vllm.http, tokens, 4)
+    # Hashes of this prompt, by vLLM's own events of it.
+    mine = tuple(tokens[: 15 * BLOCK])
+
+    def chain(medium: str) -> list[Any]:
+        router.read()
+        blocks = {said[1:3]: key for key, said in router.blocks[medium].items()}
+        found, parent = [], None
+        for first in range(0, len(mine), BLOCK):
+            parent = blocks.get((parent, mine[first : first + BLOCK]))
+            if parent is None:
+                break
+            found.append(parent)
+        return found
+
+    wait_until(lambda: len(chain("CPU")) == 15, "saved blocks are not reported")
+    assert chain("CPU") == chain("GPU")
+    forget(vllm)
+    with loads(vllm, 480):
+        complete(vllm.http, tokens, 4)
+    wait_until(lambda: len(chain("CPU")) == 15, "loaded blocks are not reported")
+    assert chain("CPU") == chain("GPU")
