@@ -21,6 +21,8 @@
 #include "client/socket_path.h"
 #include "pyclient/arguments.h"
 #include "pyclient/py_error.h"
+#include "transport/cuda/cuda_device.h"
+#include "transport/device.h"
 #include "transport/host/host_device.h"
 #include "version.h"
 
@@ -153,7 +155,7 @@ class PySession {
 /// Keeps the device alive as long as the mover.
 class PyMover {
  public:
-  PyMover(std::string socket_path, std::string instance, std::shared_ptr<HostDevice> device,
+  PyMover(std::string socket_path, std::string instance, std::shared_ptr<Device> device,
           const py::sequence& segments, std::uint64_t block_count,
           std::vector<std::pair<std::string, std::string>> factors, std::uint32_t rank,
           std::uint32_t ranks, std::string build, const py::kwargs& named)
@@ -181,8 +183,8 @@ class PyMover {
   [[nodiscard]] std::uint64_t page_bytes() const { return mover_->layout().page_bytes(); }
 
   void save(const py::bytes& scheduler, std::uint64_t job, const py::bytes& packed,
-            std::size_t key_bytes, const py::object& blocks) {
-    const Device::Event after = value_or_raise(device_->record_event());
+            std::size_t key_bytes, const py::object& blocks, std::uintptr_t queue) {
+    const Device::Event after = value_or_raise(device_->record_event(Device::Queue{queue}));
     value_or_raise(
         mover_->save(to_id(scheduler), job, to_keys(packed, key_bytes), to_blocks(blocks), after));
   }
@@ -205,7 +207,7 @@ class PyMover {
   }
 
  private:
-  const std::shared_ptr<HostDevice> device_;
+  const std::shared_ptr<Device> device_;
   std::unique_ptr<Mover> mover_;
 };
 
@@ -244,6 +246,36 @@ void add_session(py::module_& module) {
       .def("close", &PySession::close);
 }
 
+/// Loads CUDA's driver, if there is one.
+std::shared_ptr<CudaDevice> make_cuda_device(int ordinal) {
+  return value_or_raise(without_gil([&]() -> Result<std::unique_ptr<CudaDevice>> {
+    PEGA_TRY_LET(std::shared_ptr<cuda::Driver> driver, cuda::Driver::load());
+    return CudaDevice::create({.ordinal = ordinal}, std::move(driver));
+  }));
+}
+
+py::dict to_dict(const CudaDevice::Info& info) {
+  return py::dict("name"_a = info.name, "kernels"_a = info.kernels,
+                  "path"_a = !info.path                          ? "none"
+                             : *info.path == cuda::Path::kStaged ? "staged"
+                                                                 : "direct",
+                  "direct_share"_a = info.direct_share,
+                  "register_s"_a = std::chrono::duration<double>(info.register_time).count());
+}
+
+void add_devices(py::module_& module) {
+  const py::class_<Device, std::shared_ptr<Device>> device(module, "Device");
+  py::class_<HostDevice, Device, std::shared_ptr<HostDevice>>(module, "HostDevice")
+      .def(py::init([](int threads) {
+             return std::shared_ptr<HostDevice>(
+                 value_or_raise(HostDevice::create({.threads = threads})));
+           }),
+           "threads"_a = 1);
+  py::class_<CudaDevice, Device, std::shared_ptr<CudaDevice>>(module, "CudaDevice")
+      .def(py::init(&make_cuda_device), "ordinal"_a = 0)
+      .def("info", [](const CudaDevice& device) { return to_dict(device.info()); });
+}
+
 void add_mover(py::module_& module) {
   py::class_<Mover::Finished>(module, "Finished")
       .def_property_readonly("kind", &kind_of)
@@ -275,21 +307,15 @@ void add_mover(py::module_& module) {
                            job.error ? to_string(*job.error) : "None");
       });
 
-  py::class_<HostDevice, std::shared_ptr<HostDevice>>(module, "HostDevice")
-      .def(py::init([](int threads) {
-             return std::shared_ptr<HostDevice>(
-                 value_or_raise(HostDevice::create({.threads = threads})));
-           }),
-           "threads"_a = 1);
-
   py::class_<PyMover>(module, "Mover")
-      .def(py::init<std::string, std::string, std::shared_ptr<HostDevice>, const py::sequence&,
+      .def(py::init<std::string, std::string, std::shared_ptr<Device>, const py::sequence&,
                     std::uint64_t, std::vector<std::pair<std::string, std::string>>, std::uint32_t,
                     std::uint32_t, std::string, const py::kwargs&>(),
            "socket_path"_a, "instance"_a, "device"_a, "segments"_a, "block_count"_a, "factors"_a,
            "rank"_a = 0, "ranks"_a = 1, "build"_a = "")
       .def_property_readonly("page_bytes", &PyMover::page_bytes)
-      .def("save", &PyMover::save, "scheduler"_a, "job"_a, "keys"_a, "key_bytes"_a, "blocks"_a)
+      .def("save", &PyMover::save, "scheduler"_a, "job"_a, "keys"_a, "key_bytes"_a, "blocks"_a,
+           "queue"_a = 0)
       .def("load", &PyMover::load, "load"_a, "token"_a, "first"_a, "blocks"_a)
       .def("cancel_load", &PyMover::cancel_load, "load"_a)
       .def("take_finished", &PyMover::take_finished)
@@ -310,5 +336,6 @@ PYBIND11_MODULE(_native, module) {
   pegaflow::py_error::add_exceptions(module);
   pegaflow::add_functions(module);
   pegaflow::add_session(module);
+  pegaflow::add_devices(module);
   pegaflow::add_mover(module);
 }

@@ -30,6 +30,10 @@ class Device {
     kLoad,  ///< Pool to engine block.
   };
 
+  /// What the engine queues its work on, in the words of the device: a CUstream. 0: its default
+  /// one, and the only one where work is not queued.
+  enum class Queue : std::uintptr_t { kDefault = 0 };
+
   /// A point in the engine's own work, after which its blocks hold what they should. 0: now.
   enum class Event : std::uint64_t { kNow = 0 };
 
@@ -71,9 +75,9 @@ class Device {
   /// takes, and hands over all completions. Afterwards nothing touches the pool. Idempotent.
   virtual void detach() = 0;
 
-  /// Marks the engine's work queued so far by the calling thread. Cheap; never waits.
+  /// Marks the engine's work on `queue` so far. Cheap; never waits.
   /// Errors: kInternal when the device is broken: the caller then drops its save.
-  virtual Result<Event> record_event() = 0;
+  virtual Result<Event> record_event(Queue queue) = 0;
 
   /// Accepts a batch. Errors: kBusy when its queue is full, kGone when not attached,
   /// kInvalidArgument for a block or an offset out of range, kInternal once the device is broken.

@@ -93,10 +93,25 @@ class Finished:
     error: str | None  # "timeout: ..." or None
     error_code: str | None  # "timeout", "gone", ... or None
 
-class HostDevice:
+class Device:
+    """What copies between an engine's memory and the pool; see transport/device.h."""
+
+class HostDevice(Device):
     """Copies between the pool and ordinary memory with threads of its own; see transport/host."""
 
     def __init__(self, threads: int = 1) -> None: ...
+
+class CudaDevice(Device):
+    """Copies between the pool and GPU ``ordinal`` of this process; see transport/cuda.
+
+    Raises:
+        Refused: No driver, or no such GPU.
+        OutOfCapacity, IoError: What CUDA answered.
+    """
+
+    def __init__(self, ordinal: int = 0) -> None: ...
+    def info(self) -> dict[str, Any]:
+        """Keys: name, kernels, path ("staged", "direct", "none"), direct_share, register_s."""
 
 class Mover:
     """The worker's side; see client/mover.h. Thread-safe.
@@ -115,7 +130,7 @@ class Mover:
         self,
         socket_path: str,
         instance: str,
-        device: HostDevice,
+        device: Device,
         segments: Sequence[tuple[int, int, int]],
         block_count: int,
         factors: Sequence[tuple[str, str]],
@@ -132,9 +147,15 @@ class Mover:
     @property
     def page_bytes(self) -> int: ...
     def save(
-        self, scheduler: bytes, job: int, keys: bytes, key_bytes: int, blocks: Sequence[int]
+        self,
+        scheduler: bytes,
+        job: int,
+        keys: bytes,
+        key_bytes: int,
+        blocks: Sequence[int],
+        queue: int = 0,
     ) -> None:
-        """Saves after the engine work that the calling thread has queued so far (record_event)."""
+        """Saves after the engine's work on ``queue`` so far; with a GPU a CUDA stream's handle."""
     def load(self, load: int, token: bytes, first: int, blocks: Sequence[int]) -> None: ...
     def cancel_load(self, load: int) -> None: ...
     def take_finished(self) -> list[Finished]: ...

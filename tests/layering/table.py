@@ -22,8 +22,15 @@ MODULES: dict[str, tuple[str, ...]] = {
     ),
     "server": ("base/", "capnp/", "engine/", "server/", "transport/"),
     "router": ("base/", "client/", "router/"),
-    # The native module is where the engine's side is put together, so it names a concrete device.
-    "pyclient": ("base/", "client/", "pyclient/", "transport/host/host_device.h"),
+    # The native module is where the engine's side is put together, so it names concrete devices.
+    "pyclient": (
+        "base/",
+        "client/",
+        "pyclient/",
+        "transport/device.h",
+        "transport/host/host_device.h",
+        "transport/cuda/cuda_device.h",
+    ),
     "perf": (
         "base/",
         "capnp/",
@@ -76,7 +83,8 @@ LIBRARIES: dict[str, tuple[str, tuple[str, ...]]] = {
     "uct/": ("UCX", ("transport/ucx/",)),
     "ucs/": ("UCX", ("transport/ucx/",)),
     "infiniband/": ("rdma-core", ("transport/ucx/",)),
-    "cuda.h": ("CUDA", ("transport/cuda/",)),
+    # The test compares it with our own declarations.
+    "cuda.h": ("CUDA", ("transport/cuda/", "tests/unit/transport/")),
     "cuda_runtime": ("CUDA", ("transport/cuda/",)),
     "liburing.h": ("liburing", ("engine/ssd/",)),
     "hiredis/": ("hiredis", ("engine/directory/",)),

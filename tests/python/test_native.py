@@ -214,3 +214,14 @@ def test_ids_are_random_and_the_socket_follows_the_port(monkeypatch):
     assert _native.random_id() != _native.random_id()
     monkeypatch.setenv("PEGAFLOW_RUNTIME_DIR", "/some/where")
     assert _native.default_socket_path(50055) == "/some/where/50055.sock"
+
+
+def test_a_machine_without_a_gpu_says_so():
+    try:
+        device = _native.CudaDevice()
+    except _native.Refused as error:
+        assert "CUDA driver" in str(error) or "GPU" in str(error)
+    else:
+        assert device.info()["path"] == "none"  # no pool yet
+        with pytest.raises(_native.Refused, match="there is no GPU 99"):
+            _native.CudaDevice(99)

@@ -116,7 +116,7 @@ void SlowDevice::detach() {
   detaching_ = false;
 }
 
-Result<Device::Event> SlowDevice::record_event() {
+Result<Device::Event> SlowDevice::record_event(Queue /*queue*/) {
   const std::lock_guard lock(mutex_);
   if (fail_events_) return tl::unexpected<Error>(*fail_events_);
   return Event::kNow;

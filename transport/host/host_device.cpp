@@ -262,7 +262,7 @@ Result<void> HostDevice::attach(const PageLayout& layout, std::span<std::byte> p
   return impl_->attach(layout, pool, std::move(sink));
 }
 void HostDevice::detach() { impl_->detach(); }
-Result<Device::Event> HostDevice::record_event() { return Event::kNow; }
+Result<Device::Event> HostDevice::record_event(Queue /*queue*/) { return Event::kNow; }
 Result<void> HostDevice::submit(Batch batch) { return impl_->submit(std::move(batch)); }
 void HostDevice::cancel(std::uint64_t ticket) { impl_->cancel(ticket); }
 

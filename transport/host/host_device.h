@@ -36,7 +36,7 @@ class HostDevice final : public Device {
   Result<void> attach(const PageLayout& layout, std::span<std::byte> pool,
                       CompletionSink sink) override;
   void detach() override;
-  Result<Event> record_event() override;
+  Result<Event> record_event(Queue queue) override;
   Result<void> submit(Batch batch) override;
   void cancel(std::uint64_t ticket) override;
 

@@ -319,7 +319,7 @@ TEST_SUITE("HostDevice") {
 
   TEST_CASE("an event on the CPU is always now") {
     Fixture f;
-    CHECK(f.device->record_event().value() == Device::Event::kNow);
+    CHECK(f.device->record_event(Device::Queue::kDefault).value() == Device::Event::kNow);
   }
 
   TEST_CASE("refusals") {

@@ -1,0 +1,48 @@
+#pragma once
+/// \file
+/// Memory like an engine's KV cache, on a GPU: allocations with a piece of each block in each.
+
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <vector>
+
+#include "base/page_layout.h"
+#include "transport/cuda/driver.h"
+
+namespace pegaflow::testing {
+
+/// Owns the memory, and a context to reach it. Thread-bound; every call waits for its copies.
+class DeviceMemory {
+ public:
+  /// As EngineMemory: `segments` pieces of `segment_bytes` a block, one allocation a segment, and
+  /// `gap_bytes` between two blocks that nobody may touch.
+  DeviceMemory(std::shared_ptr<cuda::Driver> driver, std::size_t segments,
+               std::size_t segment_bytes, std::size_t blocks, std::size_t gap_bytes = 64);
+  DeviceMemory(const DeviceMemory&) = delete;
+  DeviceMemory& operator=(const DeviceMemory&) = delete;
+  ~DeviceMemory();
+
+  [[nodiscard]] PageLayout layout() const;
+
+  /// Fills a block with the bytes of fill_page() for `seed`.
+  void fill(std::uint32_t block, std::uint64_t seed);
+  /// Which blocks do not hold fill_page(seeds[block]).
+  [[nodiscard]] std::vector<std::uint32_t> wrong(const std::vector<std::uint64_t>& seeds) const;
+  /// Whether all bytes between the blocks are as they were.
+  [[nodiscard]] bool gaps_are_whole() const;
+
+ private:
+  [[nodiscard]] std::vector<std::byte> read(std::size_t segment) const;
+  void write(std::size_t segment, const std::vector<std::byte>& bytes);
+
+  const std::shared_ptr<cuda::Driver> driver_;
+  cuda::Context context_ = nullptr;
+  cuda::Stream stream_ = nullptr;
+  std::size_t segment_bytes_;
+  std::size_t blocks_;
+  std::size_t stride_;
+  std::vector<cuda::DeviceAddress> allocations_;
+};
+
+}  // namespace pegaflow::testing

@@ -1,0 +1,133 @@
+#pragma once
+/// \file
+/// CUDA's driver in ordinary memory: streams, events and our kernels, run by one thread.
+
+#include <condition_variable>
+#include <cstdint>
+#include <deque>
+#include <functional>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <random>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "transport/cuda/driver.h"
+
+namespace pegaflow::testing {
+
+/// Does what CUDA promises and no more: streams run side by side in an order that follows from a
+/// seed, a copy may not cross page-locked ranges, an event is the last record() of it. Memory "on
+/// the device" is the host's. Thread-safe.
+class SoftwareCuda final : public cuda::Driver {
+ public:
+  explicit SoftwareCuda(std::uint64_t seed, std::uint64_t memory_bytes = std::uint64_t{1} << 30);
+  /// Everything queued has run by then.
+  ~SoftwareCuda() override;
+
+  // ---- how a test looks at it and disturbs it
+
+  /// Runs nothing that is queued, until resume().
+  void hold();
+  void resume();
+  /// Runs at most so many queued operations while held.
+  void allow(std::size_t operations);
+  /// Waits until nothing runs any more though something may: all ended, or what was allowed.
+  void settle();
+  /// What is queued on this stream waits: an engine that computes for long.
+  void block(cuda::Stream stream, bool blocked);
+  /// Every call from now on answers so, and nothing that is queued runs any more.
+  void break_device(cuda::Status status);
+  /// The next allocate() of at least so many bytes finds no memory.
+  void refuse_allocations_from(std::uint64_t bytes);
+  /// The n-th register_host() from now fails, 0 for the next.
+  void fail_registration(std::size_t n);
+
+  [[nodiscard]] std::size_t registered_ranges() const;
+  [[nodiscard]] std::size_t live_objects() const;  ///< Streams, events, memory not given back.
+  [[nodiscard]] std::size_t copies() const;        ///< Transfers queued so far.
+  [[nodiscard]] std::size_t launches() const;      ///< Kernels queued so far.
+
+  // ---- the driver
+
+  cuda::Status device_count(int& count) override;
+  cuda::Status device_name(int ordinal, std::string& name) override;
+  cuda::Status attribute(int ordinal, cuda::Attribute which, int& value) override;
+  cuda::Status retain_primary_context(int ordinal, cuda::Context& context) override;
+  cuda::Status release_primary_context(int ordinal) override;
+  cuda::Status push_context(cuda::Context context) override;
+  cuda::Status pop_context() override;
+  cuda::Status priority_range(int& least, int& greatest) override;
+  cuda::Status create_stream(int priority, cuda::Stream& stream) override;
+  cuda::Status destroy_stream(cuda::Stream stream) override;
+  cuda::Status synchronize(cuda::Stream stream) override;
+  cuda::Status create_event(bool timing, cuda::EventHandle& event) override;
+  cuda::Status destroy_event(cuda::EventHandle event) override;
+  cuda::Status record(cuda::EventHandle event, cuda::Stream stream) override;
+  cuda::Status wait(cuda::Stream stream, cuda::EventHandle event) override;
+  cuda::Status query(cuda::EventHandle event) override;
+  cuda::Status elapsed_ms(cuda::EventHandle begin, cuda::EventHandle end,
+                          float& milliseconds) override;
+  cuda::Status allocate(std::uint64_t bytes, cuda::DeviceAddress& address) override;
+  cuda::Status release(cuda::DeviceAddress address) override;
+  cuda::Status allocate_host(std::uint64_t bytes, std::byte*& memory,
+                             cuda::DeviceAddress& on_device) override;
+  cuda::Status release_host(std::byte* memory) override;
+  cuda::Status register_host(std::byte* memory, std::uint64_t bytes) override;
+  cuda::Status unregister_host(std::byte* memory) override;
+  cuda::Status copy(cuda::Way way, const cuda::Transfer* transfers, std::size_t count,
+                    cuda::Stream stream) override;
+  cuda::Status fill(cuda::DeviceAddress address, unsigned char value, std::uint64_t bytes,
+                    cuda::Stream stream) override;
+  cuda::Status load_module(const void* image, cuda::Module& module) override;
+  cuda::Status unload_module(cuda::Module module) override;
+  cuda::Status find_function(cuda::Module module, const char* name,
+                             cuda::Function& function) override;
+  cuda::Status launch(cuda::Function function, unsigned blocks, unsigned threads, void* arguments,
+                      cuda::Stream stream) override;
+  std::string describe(cuda::Status status) override;
+
+ private:
+  struct EventState {
+    std::uint64_t recorded = 0;  ///< record() calls so far,
+    std::uint64_t reached = 0;   ///< and the latest of them that its stream came to.
+  };
+  struct Operation {
+    std::function<void()> body;
+    std::shared_ptr<EventState> waits_for;
+    std::uint64_t until = 0;
+  };
+  struct StreamState {
+    std::deque<Operation> queue;
+    bool runs = false;
+    bool blocked = false;
+  };
+
+  cuda::Status push(cuda::Stream stream, Operation operation);
+  [[nodiscard]] std::vector<StreamState*> runnable();
+  [[nodiscard]] bool may_copy(const std::byte* host, std::uint64_t bytes) const;
+  void run();
+
+  mutable std::mutex mutex_;
+  std::condition_variable changed_;
+  std::mt19937_64 random_;
+  std::uint64_t memory_left_;
+  cuda::Status broken_ = cuda::kSuccess;
+  bool held_ = false;
+  bool stopping_ = false;
+  std::size_t allowed_ = 0;
+  std::uint64_t refuse_from_ = ~std::uint64_t{0};
+  std::optional<std::size_t> fail_registration_;
+  std::size_t copies_ = 0;
+  std::size_t launches_ = 0;
+  std::map<void*, std::unique_ptr<StreamState>> streams_;
+  std::map<void*, std::shared_ptr<EventState>> events_;
+  std::map<cuda::DeviceAddress, std::pair<std::unique_ptr<std::byte[]>, std::uint64_t>> memory_;
+  std::map<const std::byte*, std::uint64_t> locked_;  ///< Page-locked ranges of the host.
+  std::thread thread_;
+};
+
+}  // namespace pegaflow::testing

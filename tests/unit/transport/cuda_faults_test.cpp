@@ -1,0 +1,247 @@
+// What only a driver in software can be told to do.
+#include <algorithm>
+#include <memory>
+#include <numeric>
+#include <thread>
+#include <vector>
+
+#include <doctest/doctest.h>
+
+#include "tests/support/engine_memory.h"
+#include "tests/support/seed.h"
+#include "tests/support/software_cuda.h"
+#include "tests/unit/transport/cuda_fixture.h"
+
+namespace pegaflow {
+
+std::shared_ptr<cuda::Driver> testing::driver_under_test() {
+  return std::make_shared<SoftwareCuda>(testing::seed());
+}
+
+namespace {
+
+using cuda::Path;
+using testing::CudaFixture;
+using testing::CudaShape;
+using testing::SoftwareCuda;
+using Direction = Device::Direction;
+
+std::vector<std::uint32_t> first(std::uint32_t count) {
+  std::vector<std::uint32_t> blocks(count);
+  std::iota(blocks.begin(), blocks.end(), 0U);
+  return blocks;
+}
+
+struct SoftwareFixture {
+  explicit SoftwareFixture(const CudaShape& shape = {},
+                           const CudaDevice::Options& options = testing::small_options())
+      : software(std::make_shared<SoftwareCuda>(testing::seed())), f(shape, options, software) {}
+  std::shared_ptr<SoftwareCuda> software;
+  CudaFixture f;
+};
+
+bool is_zero(std::span<const std::byte> bytes) {
+  return std::all_of(bytes.begin(), bytes.end(),
+                     [](std::byte byte) { return byte == std::byte{0}; });
+}
+
+TEST_SUITE("CudaDevice, disturbed") {
+  TEST_CASE("a save waits for the engine's work, and a load does not wait for the save") {
+    for (const Path path : {Path::kStaged, Path::kDirect}) {
+      CudaDevice::Options options = testing::small_options();
+      options.path = path;
+      SoftwareFixture s({.segments = 2, .segment_bytes = 16 << 10, .blocks = 64}, options);
+      CudaFixture& f = s.f;
+      cuda::Stream compute = nullptr;
+      REQUIRE(s.software->create_stream(0, compute) == cuda::kSuccess);
+      s.software->block(compute, true);
+      Device::Batch save = f.batch(1, Direction::kSave, first(60));
+      const Device::Queue queue{reinterpret_cast<std::uintptr_t>(compute)};
+      save.after = f.device->record_event(queue).value();
+      REQUIRE(f.device->submit(save));
+      REQUIRE(f.device->submit(f.batch(2, Direction::kLoad, {61})));
+
+      const auto early = f.completions.wait_for(1);
+      s.software->settle();
+      CHECK(early.size() == 1);
+      CHECK(early[0].ticket == 2);
+      CHECK(is_zero(f.pool.bytes().first(60 * f.slot_bytes)));
+      s.software->block(compute, false);
+
+      const auto done = f.completions.wait_for(2);
+      CHECK(done[1].copied == 60);
+      CHECK_FALSE(is_zero(f.page(0)));
+      s.software->destroy_stream(compute);
+    }
+  }
+
+  TEST_CASE("nothing is reported before its copies have ended, cancelled or not") {
+    for (const bool detach : {false, true}) {
+      SoftwareFixture s({.segments = 2, .segment_bytes = 16 << 10, .blocks = 64});
+      CudaFixture& f = s.f;
+      s.software->hold();
+      const std::size_t before = s.software->copies();
+      REQUIRE(f.device->submit(f.batch(1, Direction::kSave, first(64))));
+      // Until some of it is on the device's streams.
+      while (s.software->copies() == before) std::this_thread::yield();
+      std::thread detaching;
+      if (detach) {
+        detaching = std::thread([&] { f.device->detach(); });
+        // A block out of range is told only while the device is attached.
+        while (f.device->submit(f.batch(2, Direction::kSave, {64})).error().code != Errc::kGone) {
+          std::this_thread::yield();
+        }
+      } else {
+        f.device->cancel(1);
+      }
+      s.software->settle();
+      CHECK(f.completions.count() == 0);
+
+      s.software->resume();
+
+      const auto done = f.completions.wait_for(1);
+      if (detaching.joinable()) detaching.join();
+      CHECK(done[0].copied < 64);
+      REQUIRE(done[0].error);
+      CHECK(done[0].error->code == Errc::kCancelled);
+      for (std::uint32_t block = 0; block < 64; ++block) {
+        CHECK(is_zero(f.page(block)) == (block >= done[0].copied));
+      }
+    }
+  }
+
+  TEST_CASE("an error on the device retires it, and every batch is told") {
+    SoftwareFixture s({.segments = 2, .segment_bytes = 16 << 10, .blocks = 64});
+    CudaFixture& f = s.f;
+    s.software->hold();
+    REQUIRE(f.device->submit(f.batch(1, Direction::kSave, first(64))));
+    REQUIRE(f.device->submit(f.batch(2, Direction::kLoad, first(64))));
+    REQUIRE(f.device->submit(f.batch(3, Direction::kSave, first(8))));
+    s.software->allow(4);
+    s.software->settle();
+
+    s.software->break_device(700);
+
+    for (const auto& completion : f.completions.wait_for(3)) {
+      REQUIRE(completion.error);
+      CHECK(completion.error->code == Errc::kInternal);
+      CHECK(completion.error->detail.find("software error 700") != std::string::npos);
+    }
+    CHECK(f.device->submit(f.batch(4, Direction::kSave, {0})).error().code == Errc::kInternal);
+    CHECK(f.device->record_event(Device::Queue::kDefault).error().code == Errc::kInternal);
+    f.device->cancel(1);
+    f.device->detach();  // Returns, though CUDA refuses to give the pool back.
+    CHECK(f.device->attach(f.memory.layout(), f.pool.bytes(), f.completions.sink()).error().code ==
+          Errc::kInternal);
+  }
+
+  TEST_CASE("an event that was used again fails its batch and no other") {
+    CudaDevice::Options options = testing::small_options();
+    options.max_events = 4;
+    SoftwareFixture s({}, options);
+    CudaFixture& f = s.f;
+    const Device::Event old = f.device->record_event(Device::Queue::kDefault).value();
+    Device::Event fresh{};
+    for (int i = 0; i < 4; ++i) fresh = f.device->record_event(Device::Queue::kDefault).value();
+    Device::Batch stale = f.batch(1, Direction::kSave, {0});
+    stale.after = old;
+    Device::Batch good = f.batch(2, Direction::kSave, {1});
+    good.after = fresh;
+    REQUIRE(f.device->submit(stale));
+    REQUIRE(f.device->submit(good));
+
+    auto done = f.completions.wait_for(2);
+    if (done[0].ticket == 2) std::swap(done[0], done[1]);
+    REQUIRE(done[0].error);
+    CHECK(done[0].error->code == Errc::kGone);
+    CHECK(done[0].copied == 0);
+    CHECK_FALSE(done[1].error);
+  }
+
+  TEST_CASE("full: more batches than the limit are refused until one has ended") {
+    CudaDevice::Options options = testing::small_options();
+    options.max_batches = 2;
+    SoftwareFixture s({}, options);
+    CudaFixture& f = s.f;
+    s.software->hold();
+    REQUIRE(f.device->submit(f.batch(1, Direction::kSave, {0})));
+    REQUIRE(f.device->submit(f.batch(2, Direction::kSave, {1})));
+    CHECK(f.device->submit(f.batch(3, Direction::kSave, {2})).error().code == Errc::kBusy);
+    REQUIRE(f.device->submit(f.batch(4, Direction::kLoad, {2})));
+
+    s.software->resume();
+
+    f.completions.wait_for(3);
+    CHECK(f.device->submit(f.batch(5, Direction::kSave, {2})).has_value());
+    f.completions.wait_for(4);
+  }
+
+  TEST_CASE("a pool that cannot be page-locked in all its ranges is in none") {
+    auto software = std::make_shared<SoftwareCuda>(testing::seed());
+    const testing::DeviceMemory memory(software, 1, 64 << 10, 16);
+    const testing::PoolMemory pool((64 << 10) * 16);
+    auto device = CudaDevice::create(testing::small_options(), software).value();
+    software->fail_registration(5);
+    const auto sink = [](Device::Completion&&) {};
+
+    const auto refused = device->attach(memory.layout(), pool.bytes(), sink);
+
+    CHECK(refused.error().code == Errc::kOutOfCapacity);
+    CHECK(software->registered_ranges() == 0);
+    REQUIRE(device->attach(memory.layout(), pool.bytes(), sink));
+    CHECK(software->registered_ranges() == 16);
+    device->detach();
+    CHECK(software->registered_ranges() == 0);
+  }
+
+  TEST_CASE("a GPU without memory for staging copies directly, one with less takes less") {
+    if (!testing::has_kernels()) return;
+    const auto path_with = [](std::uint64_t refused_from) {
+      auto software = std::make_shared<SoftwareCuda>(testing::seed());
+      const testing::DeviceMemory memory(software, 2, 4 << 10, 4);
+      const testing::PoolMemory pool(slot_bytes_for(8 << 10) * 4);
+      auto device = CudaDevice::create({}, software).value();
+      software->refuse_allocations_from(refused_from);
+      REQUIRE(device->attach(memory.layout(), pool.bytes(), [](Device::Completion&&) {}));
+      return *device->info().path;
+    };
+    CHECK(path_with(64 << 20) == Path::kStaged);
+    CHECK(path_with(16 << 20) == Path::kDirect);
+  }
+
+  TEST_CASE("everything taken from CUDA is given back") {
+    auto software = std::make_shared<SoftwareCuda>(testing::seed());
+    {
+      SUBCASE("after copies") {
+        CudaFixture f({.segments = 2, .segment_bytes = 3'000, .blocks = 64},
+                      testing::small_options(), software);
+        REQUIRE(f.device->record_event(Device::Queue::kDefault));
+        REQUIRE(f.device->submit(f.batch(1, Direction::kSave, first(64))));
+        f.completions.wait_for(1);
+      }
+      SUBCASE("never attached") {
+        CHECK(CudaDevice::create(testing::small_options(), software).has_value());
+      }
+    }
+    CHECK(software->live_objects() == 0);
+  }
+
+  TEST_CASE("a GPU without memory for a lane is no device") {
+    auto software = std::make_shared<SoftwareCuda>(testing::seed());
+    software->refuse_allocations_from(1);
+    CHECK(CudaDevice::create({}, software).error().code == Errc::kOutOfCapacity);
+    CHECK(software->live_objects() == 0);
+  }
+}
+
+TEST_SUITE("cuda::Driver") {
+  TEST_CASE("a machine without a driver says so") {
+    const auto driver = cuda::Driver::load();
+    if (driver) return;  // The other program tests this machine's.
+    CHECK(driver.error().code == Errc::kRefused);
+    CHECK(driver.error().detail.find("CUDA driver") != std::string::npos);
+  }
+}
+
+}  // namespace
+}  // namespace pegaflow

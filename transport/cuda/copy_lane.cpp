@@ -1,0 +1,256 @@
+#include "transport/cuda/copy_lane.h"
+
+#include <algorithm>
+#include <cstring>
+
+#include "base/assert.h"
+#include "base/log.h"
+#include "transport/cuda/cuda_error.h"
+#include "transport/cuda/page_hash.h"
+
+namespace pegaflow::cuda {
+namespace {
+
+constexpr Log kLog{"cuda"};
+
+/// Less staging than this is not worth the kernels. [16 MiB reach 22 of 55 GB/s beside a GEMM]
+constexpr std::uint64_t kLeastStaging = 32 << 20;
+
+/// Only to know when it is worth a look: a PCIe 5 link with 16 lanes, and a launch.
+constexpr double kBytesPerNanosecond = 60;
+constexpr Duration kLaunch = std::chrono::microseconds(10);
+
+constexpr std::size_t kHashBytes = CopyLane::kMaxPages * sizeof(std::uint64_t);
+constexpr std::size_t kSharedBytes = kHashBytes + CopyLane::kMaxPages * sizeof(std::uint32_t);
+
+unsigned blocks_for(std::uint64_t items, std::uint64_t items_a_block, unsigned limit) {
+  return static_cast<unsigned>(
+      std::clamp<std::uint64_t>((items + items_a_block - 1) / items_a_block, 1, limit));
+}
+
+}  // namespace
+
+Result<std::unique_ptr<CopyLane>> CopyLane::create(std::shared_ptr<Driver> driver,
+                                                   const Options& options, const Kernels& kernels) {
+  std::unique_ptr<CopyLane> lane(new CopyLane(std::move(driver), options, kernels));
+  PEGA_TRY(lane->make());
+  return lane;
+}
+
+Result<void> CopyLane::make() {
+  Driver& driver = *driver_;
+  PEGA_TRY(check(driver, driver.create_stream(options_.kernel_priority, kernel_stream_),
+                 "make a stream"));
+  PEGA_TRY(
+      check(driver, driver.create_stream(options_.kernel_priority, copy_stream_), "make a stream"));
+  DeviceAddress shared_on_device = 0;
+  PEGA_TRY(check(driver,
+                 driver.allocate_host(kMaxFlights * kSharedBytes, shared_, shared_on_device),
+                 "take page-locked memory"));
+  slots_.resize(kMaxFlights);
+  for (std::size_t i = 0; i < slots_.size(); ++i) {
+    Slot& slot = slots_[i];
+    slot.shared = shared_ + i * kSharedBytes;
+    slot.shared_on_device = shared_on_device + i * kSharedBytes;
+    PEGA_TRY(check(driver, driver.create_event(false, slot.middle), "make an event"));
+    PEGA_TRY(check(driver, driver.create_event(false, slot.done), "make an event"));
+  }
+  return {};
+}
+
+CopyLane::~CopyLane() {
+  if (staging_ != 0) driver_->release(staging_);
+  if (sums_ != 0) driver_->release(sums_);
+  for (const Slot& slot : slots_) {
+    if (slot.middle != nullptr) driver_->destroy_event(slot.middle);
+    if (slot.done != nullptr) driver_->destroy_event(slot.done);
+  }
+  if (shared_ != nullptr) driver_->release_host(shared_);
+  if (copy_stream_ != nullptr) driver_->destroy_stream(copy_stream_);
+  if (kernel_stream_ != nullptr) driver_->destroy_stream(kernel_stream_);
+}
+
+Result<void> CopyLane::take_staging() {
+  if (staging_ != 0) return {};
+  const std::uint64_t sums_bytes = options_.slice_bytes / kHashBlock * kHashLanes * 8;
+  for (std::uint64_t bytes = options_.staging_bytes;; bytes /= 2) {
+    const Status status = driver_->allocate(bytes, staging_);
+    if (status == kSuccess) {
+      ring_ = StagingRing(bytes);
+      break;
+    }
+    staging_ = 0;
+    if (status != kOutOfMemory || bytes / 2 < std::min(kLeastStaging, options_.staging_bytes)) {
+      return check(*driver_, status, fmt::format("take {} bytes of staging on the GPU", bytes));
+    }
+    kLog.warn("the GPU has little memory left, so copies are staged through less bytes={}",
+              bytes / 2);
+  }
+  return check(*driver_, driver_->allocate(sums_bytes, sums_), "take memory for checksums");
+}
+
+Result<std::optional<Slice>> CopyLane::queue(const Attached& attached, std::uint64_t ticket,
+                                             std::span<const Device::Copy> copies, std::size_t copy,
+                                             std::uint32_t piece, const Wait& wait) {
+  if (flights_.size() == slots_.size()) return std::nullopt;
+  const std::uint64_t most =
+      staging_ == 0 ? options_.slice_bytes : std::min(options_.slice_bytes, ring_.size_bytes());
+  const Slice slice =
+      attached.plan.next(copy, piece, std::min(copies.size(), copy + kMaxPages), most);
+  const auto pages = copies.subspan(slice.first_copy, slice.copies);
+  const bool wants_hash = std::any_of(pages.begin(), pages.end(),
+                                      [](const Device::Copy& page) { return page.checksum; });
+  bool hashed = wants_hash && kernels_.hash_chain != nullptr && slice.ends_pages &&
+                slice.first_piece == 0 && slice.page_bytes >= kHashLeastBytes;
+  bool staged = attached.path == Path::kStaged;
+  if (hashed && !staged) {
+    // Taken late, since few want checksums; a GPU that is full gives none.
+    staged = hashed = take_staging().has_value();
+  }
+
+  DeviceAddress at = 0;
+  if (staged) {
+    const std::optional<std::uint64_t> begin = ring_.take(slice.staged_bytes);
+    if (!begin) return std::nullopt;
+    at = staging_ + *begin;
+  } else {
+    if (direct_bytes_ != 0 && direct_bytes_ + slice.bytes() > options_.staging_bytes) {
+      return std::nullopt;
+    }
+    direct_bytes_ += slice.bytes();
+  }
+  const std::size_t slot = next_slot_;
+  next_slot_ = (next_slot_ + 1) % slots_.size();
+  PEGA_TRY(staged ? queue_staged(attached, slice, slots_[slot], copies, at, hashed, wait)
+                  : queue_direct(attached, slice, slots_[slot], copies, wait));
+  if (flights_.empty()) oldest_since_ = clock_.now();
+  flights_.push_back({ticket, slice, slot, staged, hashed});
+  return slice;
+}
+
+TimePoint CopyLane::expected_end() const {
+  const auto bytes = static_cast<double>(flights_.front().slice.bytes());
+  return oldest_since_ + kLaunch + Duration(static_cast<std::int64_t>(bytes / kBytesPerNanosecond));
+}
+
+Result<void> CopyLane::queue_staged(const Attached& attached, const Slice& slice, const Slot& slot,
+                                    std::span<const Device::Copy> copies, DeviceAddress at,
+                                    bool hashed, const Wait& wait) {
+  auto* const blocks = reinterpret_cast<std::uint32_t*>(slot.shared + kHashBytes);
+  for (std::size_t i = 0; i < slice.copies; ++i) blocks[i] = copies[slice.first_copy + i].block;
+  const std::vector<Transfer> transfers =
+      attached.plan.staged_transfers(slice, copies, attached.pool.data(), at);
+
+  if (options_.direction == Device::Direction::kSave) {
+    PEGA_TRY(wait(kernel_stream_));
+    PEGA_TRY(move_pieces(kernels_.gather, attached, slice, slot, at));
+    if (hashed) PEGA_TRY(hash(attached, slice, slot, at));
+    PEGA_TRY(order(slot.middle, kernel_stream_, copy_stream_));
+    PEGA_TRY(check(*driver_,
+                   driver_->copy(Way::kToHost, transfers.data(), transfers.size(), copy_stream_),
+                   "copy to the pool"));
+    return check(*driver_, driver_->record(slot.done, copy_stream_), "record an event");
+  }
+  PEGA_TRY(check(*driver_,
+                 driver_->copy(Way::kToDevice, transfers.data(), transfers.size(), copy_stream_),
+                 "copy from the pool"));
+  PEGA_TRY(order(slot.middle, copy_stream_, kernel_stream_));
+  PEGA_TRY(wait(kernel_stream_));
+  PEGA_TRY(move_pieces(kernels_.scatter, attached, slice, slot, at));
+  if (hashed) {
+    // Of what the engine's memory holds now: so it is fetched back from there.
+    PEGA_TRY(move_pieces(kernels_.gather, attached, slice, slot, at));
+    PEGA_TRY(hash(attached, slice, slot, at));
+  }
+  return check(*driver_, driver_->record(slot.done, kernel_stream_), "record an event");
+}
+
+Result<void> CopyLane::queue_direct(const Attached& attached, const Slice& slice, const Slot& slot,
+                                    std::span<const Device::Copy> copies, const Wait& wait) {
+  const std::vector<Transfer> transfers =
+      attached.plan.direct_transfers(slice, copies, attached.pool.data());
+  const Way way = options_.direction == Device::Direction::kSave ? Way::kToHost : Way::kToDevice;
+  PEGA_TRY(wait(copy_stream_));
+  PEGA_TRY(check(*driver_, driver_->copy(way, transfers.data(), transfers.size(), copy_stream_),
+                 "copy between GPU and pool"));
+  return check(*driver_, driver_->record(slot.done, copy_stream_), "record an event");
+}
+
+Result<void> CopyLane::move_pieces(Function kernel, const Attached& attached, const Slice& slice,
+                                   const Slot& slot, DeviceAddress at) {
+  MoveArguments arguments{.pieces = attached.pieces + slice.first_piece * sizeof(Piece),
+                          .blocks = slot.shared_on_device + kHashBytes,
+                          .staging = at,
+                          .pitch = attached.plan.pitch(),
+                          .origin = slice.origin,
+                          .piece_count = slice.pieces,
+                          .page_count = static_cast<std::uint32_t>(slice.copies),
+                          .group = attached.plan.group()};
+  const unsigned blocks = blocks_for(std::uint64_t{slice.pieces} * slice.copies,
+                                     kThreads / arguments.group, options_.kernel_blocks);
+  return check(*driver_, driver_->launch(kernel, blocks, kThreads, &arguments, kernel_stream_),
+               "start a kernel that moves pages");
+}
+
+Result<void> CopyLane::hash(const Attached& attached, const Slice& slice, const Slot& slot,
+                            DeviceAddress at) {
+  HashArguments arguments{.staging = at,
+                          .pitch = attached.plan.pitch(),
+                          .sums = sums_,
+                          .hashes = slot.shared_on_device,
+                          .page_bytes = slice.page_bytes,
+                          .page_count = static_cast<std::uint32_t>(slice.copies)};
+  if (const std::uint64_t sums = hash_blocks(slice.page_bytes) * slice.copies; sums != 0) {
+    PEGA_TRY(check(
+        *driver_,
+        driver_->launch(kernels_.hash_sums, blocks_for(sums, kThreads / 32, options_.kernel_blocks),
+                        kThreads, &arguments, kernel_stream_),
+        "start a kernel that sums up pages"));
+  }
+  return check(
+      *driver_,
+      driver_->launch(kernels_.hash_chain, blocks_for(slice.copies, 1, options_.kernel_blocks),
+                      kHashThreads, &arguments, kernel_stream_),
+      "start a kernel that takes checksums");
+}
+
+Result<void> CopyLane::order(EventHandle event, Stream before, Stream after) {
+  PEGA_TRY(check(*driver_, driver_->record(event, before), "record an event"));
+  return check(*driver_, driver_->wait(after, event), "wait for an event");
+}
+
+Result<std::optional<CopyLane::Flight>> CopyLane::take_ended() {
+  if (flights_.empty()) return std::nullopt;
+  const UnderWay oldest = flights_.front();
+  const Slot& slot = slots_[oldest.slot];
+  const Status status = driver_->query(slot.done);
+  if (status == kNotReady) return std::nullopt;
+  PEGA_TRY(check(*driver_, status, "copy pages"));
+  flights_.pop_front();
+  oldest_since_ = clock_.now();
+  if (oldest.staged) {
+    ring_.give_back();
+  } else {
+    direct_bytes_ -= oldest.slice.bytes();
+  }
+  std::span<const std::uint64_t> hashes;
+  if (oldest.hashed) {
+    hashes = {reinterpret_cast<const std::uint64_t*>(slot.shared), oldest.slice.copies};
+  }
+  return Flight{oldest.ticket, oldest.slice, hashes};
+}
+
+void CopyLane::drain() {
+  for (const Stream stream : {copy_stream_, kernel_stream_}) {
+    // Either all of it has ended, or the device is broken and runs nothing of this context.
+    const Status status = driver_->synchronize(stream);
+    if (status != kSuccess) kLog.debug("drained error=\"{}\"", driver_->describe(status));
+  }
+  while (!flights_.empty()) {
+    if (flights_.front().staged) ring_.give_back();
+    flights_.pop_front();
+  }
+  direct_bytes_ = 0;
+}
+
+}  // namespace pegaflow::cuda

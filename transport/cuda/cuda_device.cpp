@@ -1,0 +1,600 @@
+#include "transport/cuda/cuda_device.h"
+
+#include <algorithm>
+#include <condition_variable>
+#include <list>
+#include <mutex>
+#include <thread>
+#include <utility>
+#include <vector>
+
+#include <unistd.h>
+
+#include "base/assert.h"
+#include "base/log.h"
+#include "base/thread.h"
+#include "transport/cuda/copy_lane.h"
+#include "transport/cuda/cuda_error.h"
+#include "transport/cuda/direct_share.h"
+#include "transport/cuda/event_ring.h"
+#include "transport/cuda/kernel_image.h"
+#include "transport/cuda/pool_registration.h"
+
+namespace pegaflow {
+namespace {
+
+using cuda::CopyLane;
+using cuda::CopyPlan;
+using cuda::CurrentContext;
+using cuda::Driver;
+using cuda::Path;
+using cuda::PoolRegistration;
+using cuda::Slice;
+
+constexpr Log kLog{"cuda"};
+
+/// So long before the last flight of a lane should have ended the thread no longer sleeps: waking
+/// takes as long, and a load of one page lasts hardly longer.
+constexpr Duration kSpin = std::chrono::microseconds(60);
+/// Beyond its time by more than this a flight waits for the engine, and is looked at less often.
+constexpr Duration kPatience = std::chrono::microseconds(200);
+constexpr Duration kShortestSleep = std::chrono::microseconds(20);
+constexpr Duration kLongestSleep = std::chrono::microseconds(500);
+
+constexpr int kLaneCount = 2;
+
+}  // namespace
+
+/// One mutex guards what callers and the copy thread share; no CUDA call is made under it.
+class CudaDevice::Impl {
+ public:
+  Impl(const Options& options, std::shared_ptr<Driver> driver)
+      : options_(options), driver_(std::move(driver)) {}
+
+  Result<void> start() {
+    PEGA_TRY(open());
+    PEGA_TRY_LET(thread_, start_thread("pega-cuda", [this] { run(); }));
+    return {};
+  }
+
+  ~Impl() {
+    detach();
+    {
+      const std::lock_guard lock(mutex_);
+      stopping_ = true;
+    }
+    work_.notify_all();
+    if (thread_.joinable()) thread_.join();
+    if (context_ == nullptr) return;
+    {
+      const CurrentContext current(*driver_, context_);
+      for (std::unique_ptr<CopyLane>& lane : lanes_) lane.reset();
+      events_.reset();
+      if (module_ != nullptr) driver_->unload_module(module_);
+    }
+    driver_->release_primary_context(options_.ordinal);
+  }
+
+  Result<void> attach(const PageLayout& layout, std::span<std::byte> pool, CompletionSink&& sink) {
+    const std::lock_guard attaching(attach_mutex_);
+    {
+      const std::lock_guard lock(mutex_);
+      if (attached_ || jobs_ != 0) {
+        return fail(Errc::kInvalidArgument, "the device is attached already");
+      }
+      if (broken_) return tl::unexpected<Error>(*broken_);
+    }
+    if (pool.empty() || sink == nullptr) {
+      return fail(Errc::kInvalidArgument, "a device needs a pool and somebody who hears of it");
+    }
+    const CurrentContext current(*driver_, context_);
+    PEGA_TRY(cuda::check(*driver_, current.status(), "use the engine's CUDA context"));
+    const TimePoint begin = clock_.now();
+    PEGA_TRY_LET(PoolRegistration registration,
+                 PoolRegistration::create(driver_, context_, pool, options_.register_bytes,
+                                          options_.register_threads));
+    const Duration register_time = clock_.now() - begin;
+
+    cuda::Attached attached{CopyPlan(layout, options_.register_bytes), Path::kDirect, pool, 0};
+    if (kernels_.gather != nullptr) PEGA_TRY(upload_pieces(attached));
+    Result<std::optional<double>> share = choose_path(attached);
+    if (!share) {
+      if (attached.pieces != 0) driver_->release(attached.pieces);
+      return tl::unexpected<Error>(std::move(share.error()));
+    }
+    const std::lock_guard lock(mutex_);
+    info_.path = attached.path;
+    info_.direct_share = *share;
+    info_.register_time = register_time;
+    registration_ = std::move(registration);
+    plan_.emplace(std::move(attached));
+    block_count_ = layout.block_count();
+    page_bytes_ = layout.page_bytes();
+    sink_ = std::move(sink);
+    attached_ = true;
+    return {};
+  }
+
+  void detach() {
+    if (forked()) return;
+    const std::lock_guard attaching(attach_mutex_);
+    {
+      std::unique_lock lock(mutex_);
+      attached_ = false;
+      cancel_all_ = true;
+      work_.notify_all();
+      idle_.wait(lock, [this] { return jobs_ == 0; });
+      cancel_all_ = false;
+    }
+    if (!plan_) return;
+    const CurrentContext current(*driver_, context_);
+    registration_ = PoolRegistration();
+    if (plan_->pieces != 0) driver_->release(plan_->pieces);
+    plan_.reset();
+    sink_ = nullptr;
+  }
+
+  Result<Event> record_event(Queue queue) {
+    if (forked()) return fail(Errc::kGone, "the copy thread belongs to the parent process");
+    {
+      const std::lock_guard lock(mutex_);
+      if (broken_) return tl::unexpected<Error>(*broken_);
+    }
+    const CurrentContext current(*driver_, context_);
+    // NOLINTNEXTLINE(performance-no-int-to-ptr): the engine hands its stream over as a number.
+    Result<Event> event = events_->record(reinterpret_cast<cuda::Stream>(queue));
+    if (!event) return fail(Errc::kInternal, "{}", event.error().detail);
+    return event;
+  }
+
+  Result<void> submit(Batch&& batch) {
+    if (forked()) return fail(Errc::kGone, "the copy thread belongs to the parent process");
+    {
+      const std::lock_guard lock(mutex_);
+      if (broken_) return tl::unexpected<Error>(*broken_);
+      if (!attached_) return fail(Errc::kGone, "the device is not attached to a pool");
+      const std::uint64_t pool_bytes = plan_->pool.size();
+      for (const Copy& copy : batch.copies) {
+        if (copy.block >= block_count_ || copy.pool_offset > pool_bytes ||
+            page_bytes_ > pool_bytes - copy.pool_offset) {
+          return fail(Errc::kInvalidArgument,
+                      "block {} of {}, a page of {} bytes at {} in a pool of {}", copy.block,
+                      block_count_, page_bytes_, copy.pool_offset, pool_bytes);
+        }
+      }
+      std::size_t& count = counts_[static_cast<std::size_t>(batch.direction)];
+      if (count >= options_.max_batches) {
+        return fail(Errc::kBusy, "{} batches are queued already", count);
+      }
+      ++count;
+      ++jobs_;
+      incoming_.emplace_back().batch = std::move(batch);
+    }
+    work_.notify_all();
+    return {};
+  }
+
+  void cancel(std::uint64_t ticket) {
+    if (forked()) return;
+    {
+      const std::lock_guard lock(mutex_);
+      if (jobs_ == 0) return;
+      cancelled_.push_back(ticket);
+    }
+    work_.notify_all();
+  }
+
+  [[nodiscard]] Info info() const {
+    const std::lock_guard lock(mutex_);
+    return info_;
+  }
+
+  [[nodiscard]] bool forked() const noexcept { return ::getpid() != pid_; }
+
+ private:
+  /// A batch; bound to the copy thread once it has taken it out of incoming_.
+  struct Job {
+    Batch batch;
+    std::size_t copy = 0;     ///< The first page of which not all is queued,
+    std::uint32_t piece = 0;  ///< and its first piece that is not.
+    std::size_t copied = 0;   ///< Pages that are whole, from the first on.
+    std::size_t flights = 0;
+    std::optional<Error> gave_up;
+    std::vector<std::uint64_t> checksums;
+
+    [[nodiscard]] bool has_work() const { return !gave_up && copy < batch.copies.size(); }
+    [[nodiscard]] bool has_ended() const { return !has_work() && flights == 0; }
+  };
+
+  // ---- start
+
+  Result<void> open() {
+    Driver& driver = *driver_;
+    int count = 0;
+    PEGA_TRY(cuda::check(driver, driver.device_count(count), "count the GPUs"));
+    if (options_.ordinal < 0 || options_.ordinal >= count) {
+      return fail(Errc::kRefused, "there is no GPU {}, this process sees {}", options_.ordinal,
+                  count);
+    }
+    PEGA_TRY(cuda::check(driver, driver.retain_primary_context(options_.ordinal, context_),
+                         fmt::format("use the context of GPU {}", options_.ordinal)));
+    const CurrentContext current(driver, context_);
+    PEGA_TRY(cuda::check(driver, current.status(), "use the engine's CUDA context"));
+    PEGA_TRY_LET(const int multiprocessors, describe());
+    PEGA_TRY(load_kernels());
+    int least = 0;
+    int greatest = 0;
+    PEGA_TRY(cuda::check(driver, driver.priority_range(least, greatest), "ask for priorities"));
+    for (const Direction direction : {Direction::kSave, Direction::kLoad}) {
+      const CopyLane::Options lane{.direction = direction,
+                                   .kernel_priority = options_.low_priority ? least : greatest,
+                                   .kernel_blocks = options_.kernel_blocks != 0
+                                                        ? options_.kernel_blocks
+                                                        : static_cast<unsigned>(multiprocessors),
+                                   .staging_bytes = options_.staging_bytes,
+                                   .slice_bytes = options_.slice_bytes};
+      PEGA_TRY_LET(lane_of(direction), CopyLane::create(driver_, lane, kernels_));
+    }
+    events_ = std::make_unique<cuda::EventRing>(driver_, options_.max_events);
+    return {};
+  }
+
+  Result<int> describe() {
+    int multiprocessors = 0;
+    int major = 0;
+    int minor = 0;
+    Driver& driver = *driver_;
+    const int ordinal = options_.ordinal;
+    PEGA_TRY(cuda::check(driver, driver.device_name(ordinal, info_.name), "ask for its name"));
+    using cuda::Attribute;
+    for (const auto& [which, value] : {std::pair{Attribute::kMultiprocessors, &multiprocessors},
+                                       {Attribute::kComputeMajor, &major},
+                                       {Attribute::kComputeMinor, &minor}}) {
+      PEGA_TRY(cuda::check(driver, driver.attribute(ordinal, which, *value), "ask what it is"));
+    }
+    info_.name += fmt::format(", compute capability {}.{}", major, minor);
+    return multiprocessors;
+  }
+
+  Result<void> load_kernels() {
+    const std::span<const std::byte> image = cuda::kernel_image();
+    if (image.empty()) {
+      kLog.warn(
+          "built without CUDA kernels: small segments are copied one by one, which is slow, and "
+          "pages get no checksums");
+      return {};
+    }
+    Driver& driver = *driver_;
+    PEGA_TRY(cuda::check(driver, driver.load_module(image.data(), module_),
+                         fmt::format("load our kernels on {}", info_.name)));
+    for (const auto& [name, function] : {std::pair{"pega_gather", &kernels_.gather},
+                                         {"pega_scatter", &kernels_.scatter},
+                                         {"pega_hash_sums", &kernels_.hash_sums},
+                                         {"pega_hash_chain", &kernels_.hash_chain}}) {
+      PEGA_TRY(cuda::check(driver, driver.find_function(module_, name, *function),
+                           fmt::format("find the kernel {}", name)));
+    }
+    info_.kernels = true;
+    return {};
+  }
+
+  // ---- attach
+
+  Result<void> upload_pieces(cuda::Attached& attached) {
+    const std::span<const cuda::Piece> pieces = attached.plan.pieces();
+    Driver& driver = *driver_;
+    PEGA_TRY(cuda::check(driver, driver.allocate(pieces.size_bytes(), attached.pieces),
+                         "take memory for the layout"));
+    // From ordinary memory, which the driver may read until the copy has ended.
+    const auto bytes = std::as_bytes(pieces);
+    std::vector<std::byte> source(bytes.begin(), bytes.end());
+    const cuda::Transfer transfer{source.data(), attached.pieces, source.size()};
+    const cuda::Stream stream = lane_of(Direction::kLoad)->copy_stream();
+    cuda::Status status = driver.copy(cuda::Way::kToDevice, &transfer, 1, stream);
+    if (status == cuda::kSuccess) status = driver.synchronize(stream);
+    if (status != cuda::kSuccess) driver.release(attached.pieces);
+    return cuda::check(driver, status, "copy the layout to the GPU");
+  }
+
+  /// The share of the copy engine's speed that direct copies have, if it was looked at.
+  Result<std::optional<double>> choose_path(cuda::Attached& attached) {
+    const std::uint64_t segment = attached.plan.mean_segment_bytes();
+    attached.path =
+        options_.path.value_or(segment >= cuda::kSurelyDirectBytes ? Path::kDirect : Path::kStaged);
+    if (kernels_.gather == nullptr) attached.path = Path::kDirect;
+    if (attached.path == Path::kDirect) return std::nullopt;
+    for (const std::unique_ptr<CopyLane>& lane : lanes_) {
+      if (Result<void> taken = lane->take_staging(); !taken) {
+        kLog.warn("small segments are copied one by one, which is slow error=\"{}\"",
+                  to_string(taken.error()));
+        attached.path = Path::kDirect;
+        return std::nullopt;
+      }
+    }
+    if (options_.path || segment <= cuda::kSurelyStagedBytes) return std::nullopt;
+    const CopyLane& lane = *lane_of(Direction::kLoad);
+    PEGA_TRY_LET(const std::optional<double> share,
+                 cuda::measure_direct_share(*driver_, lane.copy_stream(), attached.pool,
+                                            options_.register_bytes, lane.staging(),
+                                            lane.staging_bytes(), segment));
+    if (share && *share >= cuda::kDirectShare) attached.path = Path::kDirect;
+    return share;
+  }
+
+  // ---- the copy thread
+
+  std::unique_ptr<CopyLane>& lane_of(Direction direction) {
+    return lanes_[static_cast<std::size_t>(direction)];
+  }
+  std::list<Job>& jobs_of(Direction direction) {
+    return queues_[static_cast<std::size_t>(direction)];
+  }
+
+  void run() {
+    const ThrowOnAssert throw_on_assert;
+    const CurrentContext current(*driver_, context_);
+    std::unique_lock lock(mutex_);
+    for (;;) {
+      take_mail();
+      if (stopping_ && jobs_ == 0) return;
+      lock.unlock();
+      bool moved = false;
+      try {
+        if (Result<bool> step = take_step()) {
+          moved = *step;
+        } else {
+          retire(step.error());
+        }
+      } catch (const BrokenInvariant& mistake) {
+        retire({Errc::kInternal, mistake.what()});
+      }
+      moved = report_ended() || moved;
+      lock.lock();
+      if (!moved && !has_mail()) wait(lock);
+    }
+  }
+
+  [[nodiscard]] bool has_mail() const {
+    return !incoming_.empty() || !cancelled_.empty() || (stopping_ && jobs_ == 0) ||
+           (cancel_all_ && !all_given_up_);
+  }
+
+  /// Under the mutex.
+  void take_mail() {
+    while (!incoming_.empty()) {
+      Job& job = incoming_.front();
+      const bool wants_checksums = std::any_of(job.batch.copies.begin(), job.batch.copies.end(),
+                                               [](const Copy& copy) { return copy.checksum; });
+      if (wants_checksums) job.checksums.resize(job.batch.copies.size(), kNoChecksum);
+      std::list<Job>& queue = jobs_of(job.batch.direction);
+      queue.splice(queue.end(), incoming_, incoming_.begin());
+      all_given_up_ = false;
+    }
+    for (const Direction direction : {Direction::kLoad, Direction::kSave}) {
+      for (Job& job : jobs_of(direction)) {
+        const bool named =
+            std::find(cancelled_.begin(), cancelled_.end(), job.batch.ticket) != cancelled_.end();
+        if ((named || cancel_all_) && job.has_work()) {
+          job.gave_up = Error{Errc::kCancelled, "cancelled"};
+        }
+      }
+    }
+    cancelled_.clear();
+    all_given_up_ = cancel_all_;
+  }
+
+  /// Looks at what is under way and queues more. Whether anything changed.
+  Result<bool> take_step() {
+    bool moved = false;
+    if (broken_here_) return moved;
+    for (const Direction direction : {Direction::kLoad, Direction::kSave}) {
+      CopyLane& lane = *lane_of(direction);
+      for (;;) {
+        PEGA_TRY_LET(const std::optional<CopyLane::Flight> flight, lane.take_ended());
+        if (!flight) break;
+        note_ended(direction, *flight);
+        moved = true;
+      }
+      PEGA_TRY_LET(const bool queued, queue_more(direction, lane));
+      moved = moved || queued;
+    }
+    return moved;
+  }
+
+  void note_ended(Direction direction, const CopyLane::Flight& flight) {
+    std::list<Job>& queue = jobs_of(direction);
+    const auto job = std::find_if(queue.begin(), queue.end(), [&](const Job& candidate) {
+      return candidate.flights != 0 && candidate.batch.ticket == flight.ticket;
+    });
+    PEGA_ASSERT(job != queue.end(), "a copy of {} ended, which nobody knows", flight.ticket);
+    --job->flights;
+    const Slice& slice = flight.slice;
+    if (slice.ends_pages) job->copied = slice.first_copy + slice.copies;
+    for (std::size_t i = 0; i < flight.hashes.size(); ++i) {
+      const std::size_t copy = slice.first_copy + i;
+      if (!job->batch.copies[copy].checksum) continue;
+      // As PageChecksum: the value that means none stands for itself as 1.
+      job->checksums[copy] = flight.hashes[i] == kNoChecksum ? 1 : flight.hashes[i];
+    }
+  }
+
+  Result<bool> queue_more(Direction direction, CopyLane& lane) {
+    bool moved = false;
+    for (Job& job : jobs_of(direction)) {
+      while (job.has_work()) {
+        const bool first = job.copy == 0 && job.piece == 0;
+        if (first && !events_->has(job.batch.after)) {
+          job.gave_up = Error{Errc::kGone, "the event it waits for was used again"};
+          break;
+        }
+        // Streams keep their order, so the batch's first slice waits for all of it.
+        const auto wait = [&](cuda::Stream stream) -> Result<void> {
+          return first ? events_->wait(stream, job.batch.after) : Result<void>();
+        };
+        PEGA_TRY_LET(
+            const std::optional<Slice> slice,
+            lane.queue(*plan_, job.batch.ticket, job.batch.copies, job.copy, job.piece, wait));
+        if (!slice) return moved;
+        moved = true;
+        ++job.flights;
+        job.copy = slice->ends_pages ? slice->first_copy + slice->copies : slice->first_copy;
+        job.piece = slice->ends_pages ? 0 : slice->first_piece + slice->pieces;
+      }
+    }
+    return moved;
+  }
+
+  /// Hands over the batches that have ended. Whether there were any.
+  bool report_ended() {
+    bool any = false;
+    for (const Direction direction : {Direction::kLoad, Direction::kSave}) {
+      std::list<Job>& queue = jobs_of(direction);
+      for (auto job = queue.begin(); job != queue.end();) {
+        const auto next = std::next(job);
+        if (job->has_ended()) {
+          report(*job);
+          queue.erase(job);
+          any = true;
+        }
+        job = next;
+      }
+    }
+    return any;
+  }
+
+  void report(Job& job) {
+    Completion completion{job.batch.ticket, job.copied, std::move(job.gave_up),
+                          std::move(job.checksums)};
+    const std::size_t pages = job.batch.copies.size();
+    if (completion.error && completion.error->code == Errc::kCancelled) {
+      completion.error->detail = fmt::format("cancelled after {} of {} pages", job.copied, pages);
+    }
+    sink_(std::move(completion));  // Set while jobs_ is not 0.
+    const std::lock_guard lock(mutex_);
+    --counts_[static_cast<std::size_t>(job.batch.direction)];
+    if (--jobs_ == 0) idle_.notify_all();
+  }
+
+  /// Nothing is copied from here on. The copies under way have ended when it returns.
+  void retire(const Error& error) {
+    kLog.error("the GPU copies nothing any more gpu=\"{}\" error=\"{}\"", info_.name,
+               to_string(error));
+    for (const std::unique_ptr<CopyLane>& lane : lanes_) lane->drain();
+    broken_here_ = true;
+    Error told{Errc::kInternal, "the GPU's copies are off: " + error.detail};
+    const std::lock_guard lock(mutex_);
+    for (std::list<Job>& queue : queues_) {
+      for (Job& job : queue) {
+        job.flights = 0;
+        job.gave_up = told;
+      }
+    }
+    for (Job& job : incoming_) job.gave_up = told;
+    broken_ = std::move(told);
+  }
+
+  void wait(std::unique_lock<std::mutex>& lock) {
+    const auto has_work = [this] { return has_mail(); };
+    std::optional<TimePoint> expected;
+    bool last = false;  // Somebody waits for just this one.
+    for (const std::unique_ptr<CopyLane>& lane : lanes_) {
+      if (lane->flights() == 0 || (expected && *expected <= lane->expected_end())) continue;
+      expected = lane->expected_end();
+      last = lane->flights() == 1;
+    }
+    if (!expected) {
+      work_.wait(lock, has_work);
+      return;
+    }
+    const TimePoint now = clock_.now();
+    const Duration late = now - *expected;
+    if (late < -kSpin) {
+      work_.wait_until(lock, *expected - kSpin, has_work);
+    } else if (last && late < kPatience) {
+      lock.unlock();
+      for (int i = 0; i < 64; ++i) __builtin_ia32_pause();
+      lock.lock();
+    } else {
+      work_.wait_for(lock, std::clamp<Duration>(late / 32, kShortestSleep, kLongestSleep),
+                     has_work);
+    }
+  }
+
+  const Options options_;
+  const std::shared_ptr<Driver> driver_;
+  const pid_t pid_ = ::getpid();
+  SteadyClock clock_;
+
+  // Made before the thread starts.
+  cuda::Context context_ = nullptr;
+  cuda::Module module_ = nullptr;
+  cuda::Kernels kernels_;
+  std::unique_ptr<CopyLane> lanes_[kLaneCount];  ///< By direction.
+  std::unique_ptr<cuda::EventRing> events_;
+  std::thread thread_;
+
+  std::mutex attach_mutex_;  ///< Taken before mutex_.
+  mutable std::mutex mutex_;
+  std::condition_variable work_;  ///< has_mail() may be true now.
+  std::condition_variable idle_;  ///< jobs_ became 0.
+  // Changed only while jobs_ is 0, so the copy thread, which has a job, may read them.
+  std::optional<cuda::Attached> plan_;
+  PoolRegistration registration_;
+  CompletionSink sink_;
+  std::uint64_t block_count_ = 0;
+  std::uint64_t page_bytes_ = 0;
+
+  // Under mutex_.
+  Info info_;
+  bool attached_ = false;
+  bool stopping_ = false;
+  bool cancel_all_ = false;
+  bool all_given_up_ = false;
+  std::optional<Error> broken_;
+  std::size_t jobs_ = 0;                 ///< Accepted and not yet reported.
+  std::size_t counts_[kLaneCount] = {};  ///< The same, by direction.
+  std::list<Job> incoming_;
+  std::vector<std::uint64_t> cancelled_;
+
+  // The copy thread's.
+  std::list<Job> queues_[kLaneCount];  ///< By direction, oldest first.
+  bool broken_here_ = false;
+};
+
+Result<std::unique_ptr<CudaDevice>> CudaDevice::create(const Options& options,
+                                                       std::shared_ptr<cuda::Driver> driver) {
+  const bool power_of_two =
+      options.register_bytes != 0 && (options.register_bytes & (options.register_bytes - 1)) == 0;
+  if (driver == nullptr || options.slice_bytes < (64 << 10) ||
+      options.staging_bytes < options.slice_bytes || options.max_batches == 0 ||
+      options.max_events == 0 || !power_of_two || options.register_bytes < kSlotAlignment ||
+      options.register_threads == 0) {
+    return fail(Errc::kInvalidArgument,
+                "a GPU device with a driver {}, slices of {} bytes (64 KiB or more), staging of {} "
+                "(a slice or more), {} batches and {} events (1 or more), and ranges of {} bytes "
+                "(a power of two) registered by {} threads",
+                driver != nullptr, options.slice_bytes, options.staging_bytes, options.max_batches,
+                options.max_events, options.register_bytes, options.register_threads);
+  }
+  auto impl = std::make_unique<Impl>(options, std::move(driver));
+  PEGA_TRY(impl->start());
+  return std::unique_ptr<CudaDevice>(new CudaDevice(std::move(impl)));
+}
+
+CudaDevice::CudaDevice(std::unique_ptr<Impl> impl) : impl_(std::move(impl)) {}
+CudaDevice::~CudaDevice() {
+  // In a child the thread is missing, and CUDA does not work: all is left to the process's end.
+  if (impl_->forked()) static_cast<void>(impl_.release());
+}
+
+Result<void> CudaDevice::attach(const PageLayout& layout, std::span<std::byte> pool,
+                                CompletionSink sink) {
+  return impl_->attach(layout, pool, std::move(sink));
+}
+void CudaDevice::detach() { impl_->detach(); }
+Result<Device::Event> CudaDevice::record_event(Queue queue) { return impl_->record_event(queue); }
+Result<void> CudaDevice::submit(Batch batch) { return impl_->submit(std::move(batch)); }
+void CudaDevice::cancel(std::uint64_t ticket) { impl_->cancel(ticket); }
+CudaDevice::Info CudaDevice::info() const { return impl_->info(); }
+
+}  // namespace pegaflow

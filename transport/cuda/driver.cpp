@@ -1,0 +1,282 @@
+#include "transport/cuda/driver.h"
+
+#include <vector>
+
+#include <dlfcn.h>
+
+namespace pegaflow::cuda {
+namespace {
+
+/// As in <cuda.h>; of a batch of copies.
+struct Location {
+  int type;
+  int id;
+};
+struct CopyAttributes {
+  int source_order;
+  Location source;
+  Location target;
+  unsigned flags;
+};
+constexpr int kSourceOrderStream = 1;
+constexpr unsigned kStreamNonBlocking = 1;
+constexpr unsigned kEventDisableTiming = 2;
+constexpr unsigned kHostPortable = 1;
+constexpr unsigned kHostDeviceMap = 2;
+
+/// Without the event of page locks, whose calls are the oldest that we need (CUDA 11.0).
+constexpr int kOldestVersion = 11000;
+
+/// The functions of libcuda, under the names that their current versions have there.
+struct Functions {
+  Status (*cuInit)(unsigned);
+  Status (*cuDriverGetVersion)(int*);
+  Status (*cuDeviceGetCount)(int*);
+  Status (*cuDeviceGetName)(char*, int, int);
+  Status (*cuDeviceGetAttribute)(int*, int, int);
+  Status (*cuDevicePrimaryCtxRetain)(Context*, int);
+  Status (*cuDevicePrimaryCtxRelease_v2)(int);
+  Status (*cuCtxPushCurrent_v2)(Context);
+  Status (*cuCtxPopCurrent_v2)(Context*);
+  Status (*cuCtxGetStreamPriorityRange)(int*, int*);
+  Status (*cuStreamCreateWithPriority)(Stream*, unsigned, int);
+  Status (*cuStreamDestroy_v2)(Stream);
+  Status (*cuStreamSynchronize)(Stream);
+  Status (*cuStreamWaitEvent)(Stream, EventHandle, unsigned);
+  Status (*cuEventCreate)(EventHandle*, unsigned);
+  Status (*cuEventDestroy_v2)(EventHandle);
+  Status (*cuEventRecord)(EventHandle, Stream);
+  Status (*cuEventQuery)(EventHandle);
+  Status (*cuEventElapsedTime)(float*, EventHandle, EventHandle);
+  Status (*cuMemAlloc_v2)(DeviceAddress*, std::size_t);
+  Status (*cuMemFree_v2)(DeviceAddress);
+  Status (*cuMemHostAlloc)(void**, std::size_t, unsigned);
+  Status (*cuMemFreeHost)(void*);
+  Status (*cuMemHostGetDevicePointer_v2)(DeviceAddress*, void*, unsigned);
+  Status (*cuMemHostRegister_v2)(void*, std::size_t, unsigned);
+  Status (*cuMemHostUnregister)(void*);
+  Status (*cuMemcpyHtoDAsync_v2)(DeviceAddress, const void*, std::size_t, Stream);
+  Status (*cuMemcpyDtoHAsync_v2)(void*, DeviceAddress, std::size_t, Stream);
+  Status (*cuMemsetD8Async)(DeviceAddress, unsigned char, std::size_t, Stream);
+  Status (*cuModuleLoadData)(Module*, const void*);
+  Status (*cuModuleUnload)(Module);
+  Status (*cuModuleGetFunction)(Function*, Module, const char*);
+  Status (*cuLaunchKernel)(Function, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned,
+                           unsigned, Stream, void**, void**);
+  Status (*cuGetErrorName)(Status, const char**);
+  Status (*cuGetErrorString)(Status, const char**);
+  // The batch: of CUDA 13, and of 12.8 with one argument more. Older drivers have neither.
+  Status (*cuMemcpyBatchAsync_v2)(DeviceAddress*, DeviceAddress*, std::size_t*, std::size_t,
+                                  CopyAttributes*, std::size_t*, std::size_t, Stream);
+  Status (*cuMemcpyBatchAsync)(DeviceAddress*, DeviceAddress*, std::size_t*, std::size_t,
+                               CopyAttributes*, std::size_t*, std::size_t, std::size_t*, Stream);
+};
+
+class Library final : public Driver {
+ public:
+  explicit Library(const Functions& functions) : call_(functions) {}
+
+  Status device_count(int& count) override { return call_.cuDeviceGetCount(&count); }
+  Status device_name(int ordinal, std::string& name) override {
+    char text[256] = {};
+    const Status status = call_.cuDeviceGetName(text, sizeof text - 1, ordinal);
+    name = text;
+    return status;
+  }
+  Status attribute(int ordinal, Attribute which, int& value) override {
+    return call_.cuDeviceGetAttribute(&value, static_cast<int>(which), ordinal);
+  }
+
+  Status retain_primary_context(int ordinal, Context& context) override {
+    return call_.cuDevicePrimaryCtxRetain(&context, ordinal);
+  }
+  Status release_primary_context(int ordinal) override {
+    return call_.cuDevicePrimaryCtxRelease_v2(ordinal);
+  }
+  Status push_context(Context context) override { return call_.cuCtxPushCurrent_v2(context); }
+  Status pop_context() override {
+    Context popped = nullptr;
+    return call_.cuCtxPopCurrent_v2(&popped);
+  }
+
+  Status priority_range(int& least, int& greatest) override {
+    return call_.cuCtxGetStreamPriorityRange(&least, &greatest);
+  }
+  Status create_stream(int priority, Stream& stream) override {
+    return call_.cuStreamCreateWithPriority(&stream, kStreamNonBlocking, priority);
+  }
+  Status destroy_stream(Stream stream) override { return call_.cuStreamDestroy_v2(stream); }
+  Status synchronize(Stream stream) override { return call_.cuStreamSynchronize(stream); }
+
+  Status create_event(bool timing, EventHandle& event) override {
+    return call_.cuEventCreate(&event, timing ? 0 : kEventDisableTiming);
+  }
+  Status destroy_event(EventHandle event) override { return call_.cuEventDestroy_v2(event); }
+  Status record(EventHandle event, Stream stream) override {
+    return call_.cuEventRecord(event, stream);
+  }
+  Status wait(Stream stream, EventHandle event) override {
+    return call_.cuStreamWaitEvent(stream, event, 0);
+  }
+  Status query(EventHandle event) override { return call_.cuEventQuery(event); }
+  Status elapsed_ms(EventHandle begin, EventHandle end, float& milliseconds) override {
+    return call_.cuEventElapsedTime(&milliseconds, begin, end);
+  }
+
+  Status allocate(std::uint64_t bytes, DeviceAddress& address) override {
+    return call_.cuMemAlloc_v2(&address, bytes);
+  }
+  Status release(DeviceAddress address) override { return call_.cuMemFree_v2(address); }
+  Status allocate_host(std::uint64_t bytes, std::byte*& memory, DeviceAddress& on_device) override {
+    void* raw = nullptr;
+    const Status status = call_.cuMemHostAlloc(&raw, bytes, kHostPortable | kHostDeviceMap);
+    if (status != kSuccess) return status;
+    memory = static_cast<std::byte*>(raw);
+    return call_.cuMemHostGetDevicePointer_v2(&on_device, raw, 0);
+  }
+  Status release_host(std::byte* memory) override { return call_.cuMemFreeHost(memory); }
+  Status register_host(std::byte* memory, std::uint64_t bytes) override {
+    return call_.cuMemHostRegister_v2(memory, bytes, kHostPortable);
+  }
+  Status unregister_host(std::byte* memory) override { return call_.cuMemHostUnregister(memory); }
+
+  Status copy(Way way, const Transfer* transfers, std::size_t count, Stream stream) override {
+    if (count > 1 && (call_.cuMemcpyBatchAsync_v2 || call_.cuMemcpyBatchAsync)) {
+      return copy_batch(way, transfers, count, stream);
+    }
+    for (std::size_t i = 0; i < count; ++i) {
+      const Transfer& one = transfers[i];
+      const Status status =
+          way == Way::kToHost ? call_.cuMemcpyDtoHAsync_v2(one.host, one.device, one.bytes, stream)
+                              : call_.cuMemcpyHtoDAsync_v2(one.device, one.host, one.bytes, stream);
+      if (status != kSuccess) return status;
+    }
+    return kSuccess;
+  }
+  Status fill(DeviceAddress address, unsigned char value, std::uint64_t bytes,
+              Stream stream) override {
+    return call_.cuMemsetD8Async(address, value, bytes, stream);
+  }
+
+  Status load_module(const void* image, Module& module) override {
+    return call_.cuModuleLoadData(&module, image);
+  }
+  Status unload_module(Module module) override { return call_.cuModuleUnload(module); }
+  Status find_function(Module module, const char* name, Function& function) override {
+    return call_.cuModuleGetFunction(&function, module, name);
+  }
+  Status launch(Function function, unsigned blocks, unsigned threads, void* arguments,
+                Stream stream) override {
+    void* parameters[] = {arguments};
+    return call_.cuLaunchKernel(function, blocks, 1, 1, threads, 1, 1, 0, stream, parameters,
+                                nullptr);
+  }
+
+  std::string describe(Status status) override {
+    const char* name = nullptr;
+    const char* words = nullptr;
+    call_.cuGetErrorName(status, &name);
+    call_.cuGetErrorString(status, &words);
+    if (name == nullptr || words == nullptr) return fmt::format("CUDA error {}", status);
+    return fmt::format("{} ({})", name, words);
+  }
+
+ private:
+  Status copy_batch(Way way, const Transfer* transfers, std::size_t count, Stream stream) const {
+    std::vector<DeviceAddress> from(count);
+    std::vector<DeviceAddress> to(count);
+    std::vector<std::size_t> sizes(count);
+    for (std::size_t i = 0; i < count; ++i) {
+      // One space of addresses for both: a page-locked byte has the host's.
+      const auto host = reinterpret_cast<DeviceAddress>(transfers[i].host);
+      from[i] = way == Way::kToHost ? transfers[i].device : host;
+      to[i] = way == Way::kToHost ? host : transfers[i].device;
+      sizes[i] = transfers[i].bytes;
+    }
+    CopyAttributes attributes{kSourceOrderStream, {}, {}, 0};
+    std::size_t first = 0;
+    if (call_.cuMemcpyBatchAsync_v2 != nullptr) {
+      return call_.cuMemcpyBatchAsync_v2(to.data(), from.data(), sizes.data(), count, &attributes,
+                                         &first, 1, stream);
+    }
+    std::size_t failed = 0;
+    return call_.cuMemcpyBatchAsync(to.data(), from.data(), sizes.data(), count, &attributes,
+                                    &first, 1, &failed, stream);
+  }
+
+  const Functions call_;
+};
+
+template <typename F>
+bool find(void* library, const char* name, F& function) {
+  function = reinterpret_cast<F>(::dlsym(library, name));
+  return function != nullptr;
+}
+
+}  // namespace
+
+Result<std::shared_ptr<Driver>> Driver::load() {
+  // Never closed: the engine in this process uses it, too, and CUDA has threads of its own.
+  void* const library = ::dlopen("libcuda.so.1", RTLD_NOW | RTLD_LOCAL);
+  if (library == nullptr) {
+    const char* const why = ::dlerror();
+    return fail(Errc::kRefused, "no CUDA driver on this machine: {}", why ? why : "no libcuda");
+  }
+  Functions f{};
+  const char* missing = nullptr;
+#define PEGA_FIND(name) \
+  if (!find(library, #name, f.name)) missing = #name
+  PEGA_FIND(cuInit);
+  PEGA_FIND(cuDriverGetVersion);
+  PEGA_FIND(cuDeviceGetCount);
+  PEGA_FIND(cuDeviceGetName);
+  PEGA_FIND(cuDeviceGetAttribute);
+  PEGA_FIND(cuDevicePrimaryCtxRetain);
+  PEGA_FIND(cuDevicePrimaryCtxRelease_v2);
+  PEGA_FIND(cuCtxPushCurrent_v2);
+  PEGA_FIND(cuCtxPopCurrent_v2);
+  PEGA_FIND(cuCtxGetStreamPriorityRange);
+  PEGA_FIND(cuStreamCreateWithPriority);
+  PEGA_FIND(cuStreamDestroy_v2);
+  PEGA_FIND(cuStreamSynchronize);
+  PEGA_FIND(cuStreamWaitEvent);
+  PEGA_FIND(cuEventCreate);
+  PEGA_FIND(cuEventDestroy_v2);
+  PEGA_FIND(cuEventRecord);
+  PEGA_FIND(cuEventQuery);
+  PEGA_FIND(cuEventElapsedTime);
+  PEGA_FIND(cuMemAlloc_v2);
+  PEGA_FIND(cuMemFree_v2);
+  PEGA_FIND(cuMemHostAlloc);
+  PEGA_FIND(cuMemFreeHost);
+  PEGA_FIND(cuMemHostGetDevicePointer_v2);
+  PEGA_FIND(cuMemHostRegister_v2);
+  PEGA_FIND(cuMemHostUnregister);
+  PEGA_FIND(cuMemcpyHtoDAsync_v2);
+  PEGA_FIND(cuMemcpyDtoHAsync_v2);
+  PEGA_FIND(cuMemsetD8Async);
+  PEGA_FIND(cuModuleLoadData);
+  PEGA_FIND(cuModuleUnload);
+  PEGA_FIND(cuModuleGetFunction);
+  PEGA_FIND(cuLaunchKernel);
+  PEGA_FIND(cuGetErrorName);
+  PEGA_FIND(cuGetErrorString);
+#undef PEGA_FIND
+  find(library, "cuMemcpyBatchAsync_v2", f.cuMemcpyBatchAsync_v2);
+  find(library, "cuMemcpyBatchAsync", f.cuMemcpyBatchAsync);
+  if (missing != nullptr) {
+    return fail(Errc::kRefused, "this machine's CUDA driver is too old: it has no {}", missing);
+  }
+  int version = 0;
+  if (f.cuDriverGetVersion(&version) != kSuccess || version < kOldestVersion) {
+    return fail(Errc::kRefused, "this machine's CUDA driver is too old: it is for CUDA {}.{}",
+                version / 1000, version % 1000 / 10);
+  }
+  auto driver = std::make_shared<Library>(f);
+  if (const Status status = f.cuInit(0); status != kSuccess) {
+    return fail(Errc::kRefused, "the CUDA driver does not start: {}", driver->describe(status));
+  }
+  return driver;
+}
+
+}  // namespace pegaflow::cuda

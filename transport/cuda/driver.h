@@ -1,0 +1,128 @@
+#pragma once
+/// \file
+/// The part of CUDA's driver API that we use, found when the program runs.
+
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <string>
+
+#include "base/error.h"
+
+namespace pegaflow::cuda {
+
+// What <cuda.h> calls CUresult, CUstream and so on. Declared here, so that a machine without the
+// toolkit builds the same code; tests/unit/transport/cuda_header_test.cpp compares the two.
+using Status = int;  ///< 0 is success.
+using Context = void*;
+using Stream = void*;
+using EventHandle = void*;
+using Module = void*;
+using Function = void*;
+using DeviceAddress = std::uint64_t;
+
+inline constexpr Status kSuccess = 0;
+inline constexpr Status kOutOfMemory = 2;
+inline constexpr Status kNotReady = 600;  ///< Of event_query(): not yet.
+
+/// Device attributes by their number in <cuda.h>.
+enum class Attribute : int {
+  kMultiprocessors = 16,
+  kComputeMajor = 75,
+  kComputeMinor = 76,
+};
+
+/// One copy of a batch; exactly one end is the host's.
+struct Transfer {
+  std::byte* host = nullptr;
+  DeviceAddress device = 0;
+  std::uint64_t bytes = 0;
+};
+
+enum class Way : std::uint8_t { kToHost, kToDevice };
+
+/// The driver. Its second implementation is the one in memory, tests/support/software_cuda.h.
+///
+/// Thread-safe, as CUDA is. Calls about a context want it to be current on the calling thread
+/// (CurrentContext), but those that create it.
+class Driver {
+ public:
+  /// Loads libcuda.so.1 and initializes it. The library stays loaded.
+  /// Errors: kRefused when this machine has no driver, an old one, or no device.
+  static Result<std::shared_ptr<Driver>> load();
+
+  virtual ~Driver() = default;
+
+  virtual Status device_count(int& count) = 0;
+  virtual Status device_name(int ordinal, std::string& name) = 0;
+  virtual Status attribute(int ordinal, Attribute which, int& value) = 0;
+
+  /// The context that the engine in this process uses, too.
+  virtual Status retain_primary_context(int ordinal, Context& context) = 0;
+  virtual Status release_primary_context(int ordinal) = 0;
+  virtual Status push_context(Context context) = 0;
+  virtual Status pop_context() = 0;
+
+  /// The numbers of the least and the greatest priority of a stream; the greatest is the smaller.
+  virtual Status priority_range(int& least, int& greatest) = 0;
+  /// A stream that does not wait for the default one.
+  virtual Status create_stream(int priority, Stream& stream) = 0;
+  virtual Status destroy_stream(Stream stream) = 0;
+  virtual Status synchronize(Stream stream) = 0;
+
+  virtual Status create_event(bool timing, EventHandle& event) = 0;
+  virtual Status destroy_event(EventHandle event) = 0;
+  virtual Status record(EventHandle event, Stream stream) = 0;
+  virtual Status wait(Stream stream, EventHandle event) = 0;
+  /// kSuccess, kNotReady, or what went wrong on the device.
+  virtual Status query(EventHandle event) = 0;
+  virtual Status elapsed_ms(EventHandle begin, EventHandle end, float& milliseconds) = 0;
+
+  virtual Status allocate(std::uint64_t bytes, DeviceAddress& address) = 0;
+  virtual Status release(DeviceAddress address) = 0;
+  /// Page-locked memory that kernels may read and write at the address `on_device`.
+  virtual Status allocate_host(std::uint64_t bytes, std::byte*& memory,
+                               DeviceAddress& on_device) = 0;
+  virtual Status release_host(std::byte* memory) = 0;
+  virtual Status register_host(std::byte* memory, std::uint64_t bytes) = 0;
+  virtual Status unregister_host(std::byte* memory) = 0;
+
+  /// Queues the copies, in any order among themselves. With drivers before 12.8 one call each.
+  virtual Status copy(Way way, const Transfer* transfers, std::size_t count, Stream stream) = 0;
+  virtual Status fill(DeviceAddress address, unsigned char value, std::uint64_t bytes,
+                      Stream stream) = 0;
+
+  virtual Status load_module(const void* image, Module& module) = 0;
+  virtual Status unload_module(Module module) = 0;
+  virtual Status find_function(Module module, const char* name, Function& function) = 0;
+  virtual Status launch(Function function, unsigned blocks, unsigned threads, void* arguments,
+                        Stream stream) = 0;
+
+  /// "CUDA_ERROR_ILLEGAL_ADDRESS (an illegal memory access was encountered)".
+  virtual std::string describe(Status status) = 0;
+
+ protected:
+  Driver() = default;
+  Driver(const Driver&) = default;
+  Driver& operator=(const Driver&) = default;
+};
+
+/// Makes a context current on this thread as long as it lives.
+class CurrentContext {
+ public:
+  CurrentContext(Driver& driver, Context context)
+      : driver_(driver), status_(driver.push_context(context)) {}
+  CurrentContext(const CurrentContext&) = delete;
+  CurrentContext& operator=(const CurrentContext&) = delete;
+  ~CurrentContext() {
+    if (status_ == kSuccess) driver_.pop_context();
+  }
+  /// Whether it could be made current.
+  [[nodiscard]] Status status() const noexcept { return status_; }
+
+ private:
+  Driver& driver_;
+  Status status_;
+};
+
+}  // namespace pegaflow::cuda

@@ -1,0 +1,43 @@
+#pragma once
+/// \file
+/// What the host and the kernels agree on. Also compiled by nvcc, so plain structs only.
+
+#include <cstdint>
+
+namespace pegaflow::cuda {
+
+/// A run of bytes that every block has, at most kPieceBytes of one segment.
+struct Piece {
+  std::uint64_t base;         ///< Where block 0 has it, on the device.
+  std::uint64_t stride;       ///< From one block to the next, in bytes.
+  std::uint64_t page_offset;  ///< Of its first byte in the page.
+  std::uint32_t bytes;
+  std::uint32_t unit;  ///< All of the above are multiples of it: 16, 8, 4, 2 or 1.
+};
+
+/// Of gather and scatter: whole pages, or some pieces of one page.
+struct MoveArguments {
+  std::uint64_t pieces;  ///< Piece[], on the device, from the first that is moved.
+  std::uint64_t blocks;  ///< uint32[pages], which block is which page.
+  std::uint64_t staging;
+  std::uint64_t pitch;   ///< From one page to the next in staging.
+  std::uint64_t origin;  ///< Page offset that lies at the beginning of staging.
+  std::uint32_t piece_count;
+  std::uint32_t page_count;
+  std::uint32_t group;  ///< Threads that move one piece: a power of two, at most kThreads.
+};
+
+/// Of the two kernels that take the checksums of pages in staging.
+struct HashArguments {
+  std::uint64_t staging;
+  std::uint64_t pitch;
+  std::uint64_t sums;    ///< uint64[pages][blocks of a page][8], scratch.
+  std::uint64_t hashes;  ///< uint64[pages], the result.
+  std::uint64_t page_bytes;
+  std::uint32_t page_count;
+};
+
+inline constexpr unsigned kThreads = 512;  ///< A block of gather, scatter and the sums.
+inline constexpr unsigned kHashThreads = 32;
+
+}  // namespace pegaflow::cuda
