@@ -23,6 +23,7 @@ constexpr Subcommand kSubcommands[] = {
     {"lookup", "8,192 keys and one key over the socket, beside an echo of the same bytes",
      run_lookup},
     {"copy", "pool <-> engine memory, beside memcpy of the same bytes", run_copy},
+    {"gpu", "pool <-> GPU, idle and beside matrix products, beside contiguous copies", run_gpu},
     {"start", "from start to ready, beside threads that only touch the same memory", run_start},
     {"server", "idle, memory a block, longest turn, CPU of reserve and publish", run_server},
     {"replay", "a request trace through pools of chosen sizes and eviction policies", run_replay},
@@ -34,7 +35,8 @@ void print_help(std::ostream& out) {
   for (const Subcommand& subcommand : kSubcommands) {
     out << fmt::format("  {:<8} {}\n", subcommand.name, subcommand.sentence);
   }
-  out << "\nEach starts the servers it needs and is done within 60 s, a replay within minutes.\n"
+  out << "\nEach starts the servers it needs and is done within 60 s, a replay and gpu within "
+         "minutes.\n"
          "`pegaflow-perf SUBCOMMAND --help` lists its options; --json prints one object a line.\n";
 }
 
