@@ -15,6 +15,7 @@ from vllm.v1.kv_cache_interface import (
 )
 from vllm.v1.kv_cache_layout import KVCacheLayout
 
+from pegaflow.connector import build, config
 from pegaflow.connector.layout import Geometry, LayoutError, Segment, geometry
 
 BLOCKS, LAYERS = 5, 3
@@ -240,7 +241,7 @@ def test_neighbors_merge_only_at_the_same_stride():
         ),
         (
             lambda caches: caches.update({NAMES[0]: torch.zeros(BLOCKS, 4, 32, 16, device="meta")}),
-            "lies on cpu, meta",
+            "lies on cpu:0, meta:0",
         ),
     ],
 )
@@ -269,3 +270,32 @@ def test_a_tensor_that_leaves_its_storage_is_refused():
 
     with pytest.raises(LayoutError, match=f"leaves its storage of {spec.page_size_bytes} bytes"):
         geometry(caches, NAMES, specs(spec), BLOCKS)
+
+
+def test_an_engine_whose_gpu_cannot_be_used_runs_without_the_cache():
+    settings = config.read_settings({}, {})
+    for device, index, why in (("cuda", 99, "the GPU cannot be used"), ("xpu", 0, "on xpu")):
+        where = Geometry((), (), 1, "", device, index)
+        with pytest.raises(build.Unservable, match=why):
+            build._make_device(where, settings)
+
+
+def test_saves_follow_the_stream_that_is_current_when_they_are_asked_for(monkeypatch):
+    saved = []
+
+    class Mover:
+        page_bytes = 7
+
+        def save(self, *arguments):
+            saved.append(arguments)
+
+    class Stream:
+        cuda_stream = 0xABC
+
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda index: Stream if index == 3 else None)
+    mover = build._OnStream(Mover(), 3)
+
+    mover.save(b"scheduler", 1, b"key", 3, [5])
+
+    assert saved == [(b"scheduler", 1, b"key", 3, [5], 0xABC)]
+    assert mover.page_bytes == 7

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from pegaflow.connector import namespace, ranks
@@ -155,18 +155,17 @@ def _make_mover(
     from pegaflow import _native
 
     where = read_geometry(kv_cache_config, kv_caches)
-    if where.device != "cpu":
-        raise Unservable(f"a KV cache on {where.device} is not supported yet")
+    device = _make_device(where, settings)
     try:
         weights = namespace.weights_id(vllm_config, settings.weights_id)
     except namespace.UnknownWeights as error:
         raise Unservable(str(error)) from None
     instance = instance_id(vllm_config)
     place = ranks.place(vllm_config, kv_cache_config)
-    return _native.Mover(
+    mover = _native.Mover(
         path,
         instance,
-        _native.HostDevice(settings.copy_threads),
+        device,
         where.segments,
         where.block_count,
         namespace.factors(
@@ -189,6 +188,44 @@ def _make_mover(
         verify=settings.verify,
         **settings.link_options(),
     )
+    return mover if where.device == "cpu" else _OnStream(mover, where.device_index)
+
+
+def _make_device(where: Geometry, settings: Settings) -> Any:
+    from pegaflow import _native
+
+    if where.device == "cpu":
+        return _native.HostDevice(settings.copy_threads)
+    if where.device != "cuda":
+        raise Unservable(f"a KV cache on {where.device} is not supported yet")
+    try:
+        device = _native.CudaDevice(where.device_index)
+    except _native.PegaFlowError as error:
+        raise Unservable(f"the GPU cannot be used: {error}") from None
+    info = device.info()
+    if not info["kernels"]:
+        log.warning("pegaflow: built without CUDA kernels, so loads and saves are slow")
+    return device
+
+
+class _OnStream:
+    """A mover whose saves follow what the engine has queued on its GPU so far."""
+
+    def __init__(self, mover: Any, device_index: int) -> None:
+        import torch
+
+        self._mover = mover
+        self._current_stream = torch.cuda.current_stream
+        self._device_index = device_index
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._mover, name)
+
+    def save(
+        self, scheduler: bytes, job: int, keys: bytes, key_bytes: int, blocks: Sequence[int]
+    ) -> None:
+        stream = self._current_stream(self._device_index).cuda_stream
+        self._mover.save(scheduler, job, keys, key_bytes, blocks, stream)
 
 
 def read_geometry(kv_cache_config: Any, kv_caches: Mapping[str, Any]) -> Geometry:

@@ -34,6 +34,7 @@ class Geometry:
     block_count: int
     arrangement: str  #: How a block's bytes lie; equal texts mean equal pages.
     device: str  #: torch's device type.
+    device_index: int = 0  #: Among the devices of that type that this process sees.
 
     @property
     def page_bytes(self) -> int:
@@ -56,9 +57,11 @@ def geometry(
     for layer, tensor in tensors.items():
         if not hasattr(tensor, "untyped_storage"):
             raise LayoutError(f"the KV cache of {layer} is a {type(tensor).__name__}")
-    devices = {tensor.device.type for tensor in tensors.values()}
+    devices = {(tensor.device.type, tensor.device.index or 0) for tensor in tensors.values()}
     if len(devices) != 1:
-        raise LayoutError(f"the KV cache lies on {', '.join(sorted(devices)) or 'no device'}")
+        names = ", ".join(f"{kind}:{index}" for kind, index in sorted(devices))
+        raise LayoutError(f"the KV cache lies on {names or 'no device'}")
+    ((device, device_index),) = devices
 
     pieces: list[Segment] = []
     kept: list[str] = []
@@ -76,7 +79,12 @@ def geometry(
     if len(segments) > MAX_SEGMENTS:
         raise LayoutError(f"a block lies in {len(segments)} pieces")
     return Geometry(
-        tuple(segments), tuple(kept), block_count, " | ".join(arrangements), devices.pop()
+        tuple(segments),
+        tuple(kept),
+        block_count,
+        " | ".join(arrangements),
+        device,
+        device_index,
     )
 
 
