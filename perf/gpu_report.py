@@ -1,0 +1,353 @@
+#!/usr/bin/env python3
+"""Runs what there is for a machine with an NVIDIA GPU, and writes one report.
+
+The tests of the copies over the GPU, `pegaflow-perf gpu`, and a real vLLM that serves a model of
+Llama-3.1-8B's shape without weights: plain, with our connector, with vLLM's OffloadingConnector,
+and, where it is installed, with the Rust system of our name. About 10 minutes in all.
+
+    python3 perf/gpu_report.py --bin DIR --out DIR
+
+`--bin` has pegaflow-perf and pegaflow-server (a bundle's bin/); the interpreter that runs this, or
+--python, has vLLM 0.26 or newer and `pegaflow`. Needs the standard library only. Exits with 0 if
+every step ran and every comparison of bytes and tokens held; whether a figure reached its bound is
+in the report and changes nothing.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import json
+import os
+import pathlib
+import platform
+import random
+import signal
+import statistics
+import subprocess
+import sys
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Iterator, Sequence
+
+ROOT = pathlib.Path(__file__).resolve().parent.parent
+TOOLS = ROOT / "tools" / "vllm-gpu"
+PORT = 8000
+
+#: Names of configurations; `upstream` is the Rust system, from --upstream.
+CONFIGURATIONS = ("base", "ours", "offload", "upstream")
+
+
+def connector(name: str, pool_bytes: int) -> dict | None:
+    """The value of --kv-transfer-config."""
+    if name == "base":
+        return None
+    if name == "offload":
+        return {
+            "kv_connector": "OffloadingConnector",
+            "kv_role": "kv_both",
+            "kv_connector_extra_config": {"cpu_bytes_to_use": pool_bytes},
+        }
+    extra = {"pegaflow.weights_id": "pegaflow_seeded"} if name == "ours" else {}
+    return {
+        "kv_connector": "PegaKVConnector",
+        "kv_role": "kv_both",
+        "kv_connector_module_path": "pegaflow.connector",
+        "kv_connector_extra_config": extra,
+    }
+
+
+@contextlib.contextmanager
+def process(command: Sequence[str], log: pathlib.Path, env: dict[str, str]) -> Iterator[object]:
+    """A process group of its own that is gone afterwards."""
+    with log.open("w") as output:
+        child = subprocess.Popen(
+            command,
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+            env=env,
+        )
+    try:
+        yield child
+    finally:
+        for number in (signal.SIGINT, signal.SIGKILL):
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(child.pid, number)
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                child.wait(15)
+                break
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(child.pid, signal.SIGKILL)
+
+
+def wait_until(child: subprocess.Popen, url: str, log: pathlib.Path, seconds: float) -> float:
+    """Seconds until somebody answers at ``url``."""
+    begin = time.monotonic()
+    while time.monotonic() - begin < seconds:
+        if child.poll() is not None:
+            break
+        try:
+            with urllib.request.urlopen(url, timeout=1):
+                return time.monotonic() - begin
+        except (urllib.error.URLError, OSError):
+            time.sleep(0.2)
+    tail = log.read_text(errors="replace").splitlines()[-25:]
+    raise RuntimeError("\n".join([f"nobody answers at {url}; the end of {log.name}:", *tail]))
+
+
+class Run:
+    def __init__(self, options: argparse.Namespace) -> None:
+        self.options = options
+        self.out: pathlib.Path = options.out
+        self.out.mkdir(parents=True, exist_ok=True)
+        self.begin = time.monotonic()
+        self.lines: list[str] = ["# PegaFlow on a GPU", ""]
+        self.results: dict[str, object] = {}
+        self.failed: list[str] = []
+
+    def say(self, text: str) -> None:
+        print(text, flush=True)
+        self.lines.append(text)
+
+    def title(self, text: str) -> None:
+        self.say(f"\n## {text} (at {time.monotonic() - self.begin:.0f} s)\n")
+
+    def step(self, name: str, work) -> None:
+        """One part of the report; a failure of it is noted and the others go on."""
+        if name in self.options.without:
+            return
+        if time.monotonic() - self.begin > self.options.stop_after:
+            self.say(f"\n**{name} was left out:** no time left")
+            return
+        try:
+            work()
+        except (RuntimeError, OSError, subprocess.SubprocessError, KeyError, ValueError) as error:
+            self.failed.append(name)
+            self.say(f"**{name} failed:** {error}")
+        self.save()
+
+    def save(self) -> None:
+        (self.out / "report.md").write_text("\n".join(self.lines) + "\n")
+        (self.out / "report.json").write_text(json.dumps(self.results, indent=1))
+
+    def told(self, command: Sequence[str], seconds: float, **more) -> subprocess.CompletedProcess:
+        return subprocess.run(command, capture_output=True, text=True, timeout=seconds, **more)
+
+    # ---- parts
+
+    def machine(self) -> None:
+        self.title("Machine")
+        gpu = self.told(
+            ["nvidia-smi", "--query-gpu=name,driver_version,memory.total", "--format=csv,noheader"],
+            30,
+        ).stdout.strip()
+        meminfo = pathlib.Path("/proc/meminfo").read_text().splitlines()
+        memory = [" ".join(x.split()) for x in meminfo if "HugePages_Free" in x or "MemTotal" in x]
+        self.say(f"- GPU: {gpu}")
+        self.say(f"- {platform.platform()}, {os.cpu_count()} cores, {', '.join(memory)}")
+        self.results["machine"] = {"gpu": gpu, "platform": platform.platform(), "memory": memory}
+
+    def unit(self) -> None:
+        self.title("Tests of the copies over this GPU")
+        told = self.told([str(self.options.unit)], 200)
+        self.say("\n".join(told.stdout.splitlines()[-4:]))
+        if told.returncode != 0:
+            raise RuntimeError(f"exit status {told.returncode}\n{told.stdout[-3000:]}")
+
+    def perf(self) -> None:
+        self.title("pegaflow-perf gpu")
+        command = [str(self.options.bin / "pegaflow-perf"), "gpu", "--check", "--json"]
+        command += ["--server", str(self.options.bin / "pegaflow-server")]
+        if self.options.cublas:
+            command += ["--cublas", self.options.cublas]
+        told = self.told([*command, *self.options.perf_args.split()], 400)
+        if told.returncode != 0:
+            raise RuntimeError(told.stderr[-2000:])
+        figures = [json.loads(line) for line in told.stdout.splitlines()]
+        self.results["perf"] = figures
+        self.say("| what | measured | bound | ratio | to reach | n | spread |")
+        self.say("|---|---|---|---|---|---|---|")
+        for figure in figures:
+            reach = figure.get("reach")
+            held = {True: "held", False: "**missed**", None: ""}[figure.get("held")]
+            sign = ">=" if figure.get("reach_is") == "at least" else "<="
+            self.say(
+                f"| {figure['run']} | {figure['figure']:.4g} {figure['unit']} "
+                f"| {figure['bound']:.4g} ({figure['bound_name']}) | {figure['ratio']:.3f} "
+                f"| {f'{sign} {reach}, {held}' if reach is not None else ''} "
+                f"| {figure['n']} | {figure['spread']} |"
+            )
+
+    def vllm(self, name: str) -> None:
+        self.title(f"vLLM, {name}")
+        options = self.options
+        env = dict(os.environ)
+        path = [str(TOOLS / "plugin"), env.get("PYTHONPATH", "")]
+        if name == "upstream":
+            path.insert(0, str(options.upstream))
+        env |= {
+            "PYTHONPATH": ":".join(part for part in path if part),
+            "VLLM_SERVER_DEV_MODE": "1",
+            "PYTHONHASHSEED": "0",
+            "HF_HUB_OFFLINE": "1",
+            "PYTHONUNBUFFERED": "1",
+        }
+        with contextlib.ExitStack() as stack:
+            self._cache_server(name, env, stack)
+            log = self.out / f"{name}.log"
+            command = [options.python, "-m", "vllm.entrypoints.cli.main", "serve"]
+            command += [str(options.model), "--served-model-name", "model", "--port", str(PORT)]
+            command += ["--host", "127.0.0.1", "--load-format", "pegaflow_seeded"]
+            command += ["--max-model-len", "40000", "--max-num-seqs", "64", "--block-size", "16"]
+            command += ["--gpu-memory-utilization", "0.6", "--num-gpu-blocks-override", "8000"]
+            command += ["--disable-uvicorn-access-log", "--compilation-config"]
+            command += [
+                '{"mode":0,"cudagraph_mode":"FULL_DECODE_ONLY",'
+                '"cudagraph_capture_sizes":[1,2,4,8,16,32]}'
+            ]
+            if (config := connector(name, options.pool_gib << 30)) is not None:
+                command += ["--kv-transfer-config", json.dumps(config)]
+            child = stack.enter_context(process(command, log, env))
+            start = wait_until(child, f"http://127.0.0.1:{PORT}/health", log, 240)
+            self.say(f"- start: {start:.1f} s")
+            rows = self.out / f"{name}.json"
+            bench = [options.python, str(TOOLS / "bench_ttft.py"), "--label", name]
+            # No multiple of 16: else a hit on the GPU computes 16 tokens and a reload one, which
+            # rounds differently, and their answers cannot be compared.
+            bench += ["--lengths", "10008", "--burst-length", "10008", "--fragment", "3"]
+            bench += ["--repeats", str(options.repeats), "--neighbours", "4", "--json", str(rows)]
+            told = self.told(bench, 300, env=env)
+            self.say("```\n" + told.stdout.strip() + "\n```")
+            if told.returncode != 0:
+                raise RuntimeError(told.stderr[-2000:])
+        found = json.loads(rows.read_text())["rows"]
+        self.results[f"vllm_{name}"] = {"start_s": start, "rows": found}
+        self._check_tokens(name, found)
+
+    def _cache_server(self, name: str, env: dict[str, str], stack: contextlib.ExitStack) -> None:
+        options = self.options
+        pool = ["--pool-size", f"{options.pool_gib}gb"]
+        log = self.out / f"{name}-server.log"
+        if name == "ours":
+            runtime = self.out / "run"
+            runtime.mkdir(exist_ok=True)
+            env["PEGAFLOW_ENGINE_ENDPOINT"] = f"unix:{runtime}/pega.sock"
+            command = [str(options.bin / "pegaflow-server"), "--addr", f"unix:{runtime}/pega.sock"]
+            command += ["--http-addr", "127.0.0.1:9092", *pool]
+            child = stack.enter_context(process(command, log, env))
+            wait_until(child, "http://127.0.0.1:9092/health", log, 60)
+        elif name == "upstream":
+            program = options.upstream / "pegaflow" / "pegaflow-server-py"
+            command = [str(program), "--devices", "0", "--http-addr", "127.0.0.1:9091", *pool]
+            child = stack.enter_context(process(command, log, env))
+            wait_until(child, "http://127.0.0.1:9091/health", log, 90)
+
+    def _check_tokens(self, name: str, rows: Sequence[dict]) -> None:
+        """A reload computes the same last token over the same bytes as a hit on the GPU."""
+        for row in rows:
+            if row.get("errors"):
+                raise RuntimeError(f"{row['errors']} requests of {row['phase']} failed")
+            if name == "base" or row["phase"] != "reload":
+                continue
+            same, _, all_of = row["same"]["gpu"].partition("/")
+            if same != all_of:
+                raise RuntimeError(f"a reload agrees with its GPU hit in {same} of {all_of} tokens")
+
+    def summary(self) -> None:
+        self.title("vLLM side by side: 10,008-token prompts, shuffled free blocks, TTFT in ms")
+        self.say(
+            "| configuration | start s | cold | GPU hit | reload | reload / floor "
+            "| burst of 8, reload | beside 4 neighbors | their gaps p99 (alone) | TPOT |"
+        )
+        self.say("|---|---|---|---|---|---|---|---|---|---|")
+        peak = self._peak()
+        for name in self.options.configurations:
+            result = self.results.get(f"vllm_{name}")
+            if result is None:
+                continue
+            rows = {row["phase"]: row for row in result["rows"]}
+            cold, gpu, reload = (rows[phase] for phase in ("cold", "gpu", "reload"))
+            ratio = floor_ratio(gpu["ttft_ms"], reload["ttft_ms"], peak) if name != "base" else ""
+            self.say(
+                f"| {name} | {result['start_s']:.1f} | {cold['ttft_ms_median']} "
+                f"| {gpu['ttft_ms_median']} | {reload['ttft_ms_median']} | {ratio} "
+                f"| {rows['burst reload']['ttft_ms_mean']} "
+                f"| {rows['beside neighbours reload']['ttft_ms_mean']} "
+                f"| {rows['neighbours, reload']['gap_ms_p99']} "
+                f"({rows['neighbours alone']['gap_ms_p99']}) "
+                f"| {cold['tpot_ms_median']} |"
+            )
+        self.say(
+            f"\nfloor: the median GPU hit + 1.31 GB at {peak:.1f} GB/s; ratio of medians, in "
+            "brackets its 95 % interval (bootstrap, 2,000 draws, seed 1)"
+        )
+
+    def _peak(self) -> float:
+        """GB/s of contiguous copies to the idle GPU, of this run."""
+        bounds = [
+            figure["bound"]
+            for figure in self.results.get("perf", ())
+            if figure["params"].get("way") == "load" and figure["params"].get("what") == "idle"
+        ]
+        return statistics.median(bounds) if bounds else 55.4
+
+
+def floor_ratio(gpu: Sequence[float], reload: Sequence[float], peak: float) -> str:
+    """How far a reload is from a hit on the GPU and the bare copy: the ratio and its interval."""
+    copy_ms = 10_000 // 16 * (2 << 20) / peak / 1e6
+    chance = random.Random(1)
+    draws = sorted(
+        statistics.median(chance.choices(reload, k=len(reload)))
+        / (statistics.median(chance.choices(gpu, k=len(gpu))) + copy_ms)
+        for _ in range(2000)
+    )
+    ratio = statistics.median(reload) / (statistics.median(gpu) + copy_ms)
+    return f"{ratio:.3f} [{draws[49]:.3f}, {draws[1949]:.3f}]"
+
+
+def main(argv: Sequence[str]) -> int:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--bin", type=pathlib.Path, required=True, help="a bundle's bin/")
+    parser.add_argument("--out", type=pathlib.Path, required=True, help="folder of the report")
+    parser.add_argument("--unit", type=pathlib.Path, help="the program cuda_gpu_test")
+    parser.add_argument("--python", default=sys.executable, help="has vLLM and pegaflow")
+    parser.add_argument("--model", type=pathlib.Path, default=pathlib.Path("/tmp/vllm-model"))
+    parser.add_argument("--upstream", type=pathlib.Path, help="folder with the Rust system")
+    parser.add_argument("--cublas", default="", help="cuBLAS's file")
+    parser.add_argument("--perf-args", default="", help="more of them for pegaflow-perf gpu")
+    parser.add_argument("--pool-gib", type=int, default=40)
+    parser.add_argument("--repeats", type=int, default=20, help="prompts, one after the other")
+    parser.add_argument("--configurations", default=",".join(CONFIGURATIONS))
+    parser.add_argument("--stop-after", type=float, default=1e9, help="seconds; no step then")
+    parser.add_argument("--without", default="", help="of unit, perf, and configurations")
+    options = parser.parse_args(argv)
+    options.configurations = options.configurations.split(",")
+    options.without = options.without.split(",")
+    if options.unit is None:
+        options.without.append("unit")
+    if options.upstream is None:
+        options.configurations = [name for name in options.configurations if name != "upstream"]
+
+    run = Run(options)
+    run.step("machine", run.machine)
+    run.step("unit", run.unit)
+    run.step("perf", run.perf)
+    if not options.model.exists():
+        subprocess.run([options.python, TOOLS / "make_model.py", options.model], check=True)
+    for name in options.configurations:
+        run.step(name, lambda name=name: run.vllm(name))
+    options.stop_after = float("inf")
+    run.step("summary", run.summary)
+    run.title("End")
+    run.say("failed: " + (", ".join(run.failed) or "nothing"))
+    run.save()
+    return 1 if run.failed else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
