@@ -205,8 +205,8 @@ class BlockStore {
 
   // ---- telling others
 
-  /// From now on it is noted which blocks become findable and which cease to be. Costs 5 MiB and
-  /// some 10 ns a block; until somebody asks, nothing. Never ends; a second call changes nothing.
+  /// From now on it is noted which blocks become findable and which cease to be. Costs a ring of
+  /// 5 MiB, and 40 bytes written a block; until somebody asks, nothing. Never ends; a second call changes nothing.
   /// Errors: kOutOfCapacity.
   Result<void> keep_journal();
 
