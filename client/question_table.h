@@ -21,7 +21,7 @@ class QuestionTable {
   using Ticket = CacheSession::Ticket;
 
   struct Outcome {
-    CacheSession::Answer answer;
+    CacheSession::Answer answer = {};
     std::uint64_t generation = 0;  ///< Of reset_cache().
     CacheSession::Journal journal = {};
   };

@@ -19,8 +19,8 @@ struct SessionCommand {
   enum class Kind : std::uint8_t { kClose, kLookup, kClaim, kUnclaim, kReset, kJournal };
   Kind kind = Kind::kClose;
   QuestionTable::Ticket ticket{};
-  Id128 token;  ///< Of a claim: the client names it.
-  std::vector<BlockKey> keys;
+  Id128 token{};  ///< Of a claim: the client names it.
+  std::vector<BlockKey> keys{};
   Duration deadline{};
   std::uint64_t space = 0;  ///< And the position in its journal.
   std::uint64_t position = 0;
