@@ -206,8 +206,8 @@ class BlockStore {
   // ---- telling others
 
   /// From now on it is noted which blocks become findable and which cease to be. Costs a ring of
-  /// 5 MiB, and 40 bytes written a block; until somebody asks, nothing. Never ends; a second call changes nothing.
-  /// Errors: kOutOfCapacity.
+  /// 5 MiB, and 40 bytes written a block; until somebody asks, nothing. Never ends; a second call
+  /// changes nothing. Errors: kOutOfCapacity.
   Result<void> keep_journal();
 
   struct Said {
