@@ -171,14 +171,11 @@ def _run(stage: Stage, prove: bool) -> list[Claim]:
             ("the engine is killed", kill_engine),
             ("the server is killed", kill_server),
         ]
-    trying = "pegaflow-server"
+    trying = "vLLM without the connector"
     try:
+        record_baseline(stage)
+        trying = "start with the connector"
         with stage.connected_servers():
-            # The vLLM with the connector starts meanwhile: no time is taken of these answers.
-            trying = "vLLM without the connector"
-            record_baseline(stage)
-            trying = "start with the connector"
-            stage.connect()
             trying = "warm-up"
             warm_up(stage)
             for name, part in parts:

@@ -159,24 +159,18 @@ class Stage:
 
     @contextlib.contextmanager
     def connected_servers(self) -> Iterator[None]:
-        """A pegaflow-server, and a vLLM with the connector, which need not be ready yet."""
+        """A pegaflow-server, and a vLLM with the connector."""
+        self.vllm = self._connected
         try:
             self.start(self.pega, "pegaflow-server starts")
-            self._connected.begin()
+            self.start(self.vllm, "a vLLM with the connector starts")
             yield
         except Exception:
             self.diagnose()
             raise
         finally:
-            self._connected.stop()
+            self.vllm.stop()
             self.pega.stop()
-
-    def connect(self) -> None:
-        """Waits until the vLLM with the connector is ready; requests go to it from now on."""
-        self.vllm = self._connected
-        with self.progress.step("a vLLM with the connector starts"):
-            self.vllm.wait_until_ready()
-        self.progress.say(f"{self.vllm.name} with the connector is ready")
 
     @contextlib.contextmanager
     def second_vllm(self) -> Iterator[None]:

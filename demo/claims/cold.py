@@ -17,7 +17,7 @@ def record_baseline(stage: Stage) -> None:
             with stage.progress.step(what):
                 answer = stage.ask(prompt)
             stage.baseline[prompt.name] = answer
-            stage.progress.say(f"{what}: answered")
+            stage.progress.say(f"{what}: first token after {answer.ttft_s:.2f} s")
 
 
 def warm_up(stage: Stage, lengths: tuple[int, ...] = (500, 1000, 3000)) -> None:

@@ -45,12 +45,6 @@ def kill_server(stage: Stage) -> Claim:
     while len(kills) < MIN_KILLS or not any(kill.in_a_load for kill in kills):
         if len(kills) == MAX_KILLS:
             break
-        if kills:  # The new server knows only the prompt that was waited for.
-            for prompt in prompts[1:]:
-                with stage.progress.step(f"prompt {prompt.name} is stored again"):
-                    stage.forget_local()
-                    stage.store(prompt)
-            stage.progress.say(f"{len(prompts)} prompts are stored again")
         number = len(kills) + 1
         with stage.progress.step(f"kill {number}: {len(prompts)} prompts load"):
             kill = _kill_while_loading(stage, prompts)
@@ -70,6 +64,11 @@ def kill_server(stage: Stage) -> Claim:
         with stage.progress.step("until a prompt comes from the cache again"):
             back_s.append(_wait_for_hits(stage, prompts[0]))
         stage.progress.say(f"hits are back after {back_s[-1]:.1f} s")
+        for prompt in prompts[1:]:
+            with stage.progress.step(f"prompt {prompt.name} is stored again"):
+                stage.forget_local()
+                stage.store(prompt)
+        stage.progress.say(f"{len(prompts)} prompts are stored again")
     in_a_load = sum(kill.in_a_load for kill in kills)
     checks.require(in_a_load > 0, f"none of {len(kills)} kills was in the middle of a load")
     stage.figures["server_killed"] = {

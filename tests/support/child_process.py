@@ -137,11 +137,6 @@ class ChildProcess:
         Raises:
             ChildFailed: it died first or took longer than start_timeout_s; nothing is left of it.
         """
-        self.begin()
-        return self.wait_until_ready()
-
-    def begin(self) -> None:
-        """Start without waiting; wait_until_ready() does that."""
         if self._process is not None:
             raise ChildFailed(f"{self.name} is started already")
         if threading.current_thread() is not threading.main_thread():
@@ -160,21 +155,14 @@ class ChildProcess:
                 env={**os.environ, **self.env},
                 start_new_session=True,
             )
-
-    def wait_until_ready(self) -> Self:
-        """Wait for a child that was begun.
-
-        Raises:
-            ChildFailed: as start().
-        """
         try:
-            self._wait()
+            self._wait_until_ready()
         except BaseException:
             self.kill()
             raise
         return self
 
-    def _wait(self) -> None:
+    def _wait_until_ready(self) -> None:
         deadline = time.monotonic() + self.start_timeout_s
         while not self.is_ready():
             # Its death ends the wait at once; otherwise this is the pause between two questions.
