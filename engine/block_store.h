@@ -57,7 +57,7 @@ enum class PinId : std::uint64_t {};
 /// back one after the other through one queue, first in first out: the call itself does one slice
 /// of that queue, work() does the others. Ask has_work() after a call that ends something.
 ///
-/// Thread-bound, no locks. 80 bytes a frame, 8 for what the policy remembers, and two to four
+/// Thread-bound, no locks. 64 bytes a frame, 8 for what the policy remembers, and two to four
 /// 8-byte index cells, however many shards it has; claims, pins and reservations cost 4 bytes a
 /// block while they live, and about 150 bytes each.
 class BlockStore {

@@ -6,9 +6,12 @@
 #include <cstdint>
 #include <functional>
 #include <memory>
+#include <optional>
+#include <utility>
 
 #include "base/error.h"
 #include "engine/block_row.h"
+#include "engine/eviction_ghosts.h"
 #include "engine/eviction_kind.h"
 #include "engine/index_list.h"
 
@@ -37,6 +40,8 @@ class EvictionPolicy {
   static Result<std::unique_ptr<EvictionPolicy>> create(EvictionKind kind, BlockRows& rows,
                                                         std::uint32_t row_count);
   virtual ~EvictionPolicy() = default;
+  EvictionPolicy(const EvictionPolicy&) = delete;
+  EvictionPolicy& operator=(const EvictionPolicy&) = delete;
 
   /// A new block, at rest. `hash` is that of its name: the same each time the block comes.
   virtual void sealed(std::uint32_t row, std::uint32_t hash) = 0;
@@ -51,20 +56,33 @@ class EvictionPolicy {
 
   /// The row to evict next, or kNone when none is at rest. The same until the next event.
   [[nodiscard]] virtual std::uint32_t victim() = 0;
-  /// Fetches what sealed() and freed() of a block of this name will touch beside its row.
-  virtual void prefetch(std::uint32_t /*hash*/) const {}
   static constexpr std::uint32_t kNone = ~std::uint32_t{0};
+
+  /// Fetches what sealed() and freed() of a block of this name will touch beside its row.
+  void prefetch(std::uint32_t hash) const {
+    if (evicted_) evicted_->prefetch(hash);
+  }
   /// Has one page of 4 KiB of what it keeps beside the rows come now; false beyond the last.
-  virtual bool touch(std::size_t /*page*/) { return false; }
+  bool touch(std::size_t page) { return evicted_ && evicted_->touch(page); }
+  /// Of what it keeps beside the rows.
+  [[nodiscard]] std::uint64_t memory_bytes() const {
+    return evicted_ ? evicted_->memory_bytes() : 0;
+  }
 
   /// Rows at rest.
   [[nodiscard]] virtual std::uint32_t size() const = 0;
-  /// Of what it keeps beside the rows.
-  [[nodiscard]] virtual std::uint64_t memory_bytes() const = 0;
   /// `is_at_rest` says what each row should be.
   /// Errors: kInternal that names the first broken invariant.
   [[nodiscard]] virtual Result<void> check(
       const std::function<bool(std::uint32_t)>& is_at_rest) const = 0;
+
+ protected:
+  explicit EvictionPolicy(BlockRows& rows) : rows_(rows) {}
+  EvictionPolicy(BlockRows& rows, EvictedBlocks evicted)
+      : rows_(rows), evicted_(std::move(evicted)) {}
+
+  BlockRows& rows_;
+  std::optional<EvictedBlocks> evicted_;  ///< Of a policy that remembers them.
 };
 
 }  // namespace pegaflow

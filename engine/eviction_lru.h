@@ -9,7 +9,7 @@ namespace pegaflow {
 /// One list, oldest first. Claims only take rows out of it; see docs/decisions/0002.
 class LruPolicy final : public EvictionPolicy {
  public:
-  explicit LruPolicy(BlockRows& rows) : rows_(rows) {}
+  explicit LruPolicy(BlockRows& rows) : EvictionPolicy(rows) {}
 
   void sealed(std::uint32_t row, std::uint32_t hash) override;
   void taken(std::uint32_t row) override;
@@ -18,12 +18,10 @@ class LruPolicy final : public EvictionPolicy {
   void freed(std::uint32_t row, std::uint32_t hash, Freed why) override;
   [[nodiscard]] std::uint32_t victim() override { return at_rest_.front(); }
   [[nodiscard]] std::uint32_t size() const override { return at_rest_.size(); }
-  [[nodiscard]] std::uint64_t memory_bytes() const override { return 0; }
   [[nodiscard]] Result<void> check(
       const std::function<bool(std::uint32_t)>& is_at_rest) const override;
 
  private:
-  BlockRows& rows_;
   IndexList<&Block::place> at_rest_;
 };
 

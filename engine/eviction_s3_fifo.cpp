@@ -12,7 +12,7 @@ Result<std::unique_ptr<EvictionPolicy>> S3FifoPolicy::create(BlockRows& rows,
 
 void S3FifoPolicy::sealed(std::uint32_t row, std::uint32_t hash) {
   rows_.stamp(row);
-  const bool is_known = evicted_.take(hash).has_value();
+  const bool is_known = evicted_->take(hash).has_value();
   rows_[row].note = is_known ? kInMain : 0;
   (is_known ? main_ : small_).push_back(rows_, row);
   count(row, 1);
@@ -39,7 +39,7 @@ void S3FifoPolicy::freed(std::uint32_t row, std::uint32_t hash, Freed why) {
   (is_in_main ? main_ : small_).erase(rows_, row);
   count(row, ~std::uint32_t{0});
   rows_[row].note = 0;
-  if (why == Freed::kEvicted && !is_in_main) evicted_.add(hash, 1);
+  if (why == Freed::kEvicted && !is_in_main) evicted_->add(hash, 1);
 }
 
 void S3FifoPolicy::count(std::uint32_t row, std::uint32_t by) noexcept {

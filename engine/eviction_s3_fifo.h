@@ -6,7 +6,6 @@
 #include <cstdint>
 
 #include "engine/eviction.h"
-#include "engine/eviction_ghosts.h"
 
 namespace pegaflow {
 
@@ -26,10 +25,7 @@ class S3FifoPolicy final : public EvictionPolicy {
   void rested(std::uint32_t row) override;
   void freed(std::uint32_t row, std::uint32_t hash, Freed why) override;
   [[nodiscard]] std::uint32_t victim() override;
-  void prefetch(std::uint32_t hash) const override { evicted_.prefetch(hash); }
-  bool touch(std::size_t page) override { return evicted_.touch(page); }
   [[nodiscard]] std::uint32_t size() const override { return at_rest_; }
-  [[nodiscard]] std::uint64_t memory_bytes() const override { return evicted_.memory_bytes(); }
   [[nodiscard]] Result<void> check(
       const std::function<bool(std::uint32_t)>& is_at_rest) const override;
 
@@ -40,13 +36,10 @@ class S3FifoPolicy final : public EvictionPolicy {
   static constexpr std::uint32_t kInMain = 4;
   static constexpr std::uint32_t kTaken = 8;
 
-  S3FifoPolicy(BlockRows& rows, EvictedBlocks evicted)
-      : rows_(rows), evicted_(std::move(evicted)) {}
+  S3FifoPolicy(BlockRows& rows, EvictedBlocks evicted) : EvictionPolicy(rows, std::move(evicted)) {}
   [[nodiscard]] bool small_is_due() const noexcept;
   void count(std::uint32_t row, std::uint32_t by) noexcept;
 
-  BlockRows& rows_;
-  EvictedBlocks evicted_;
   Queue small_;
   Queue main_;
   std::uint32_t at_rest_ = 0;

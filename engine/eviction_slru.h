@@ -13,7 +13,7 @@ namespace pegaflow {
 /// rows stays protected, the ones used longest ago fall back among the new ones.
 class SlruPolicy final : public EvictionPolicy {
  public:
-  explicit SlruPolicy(BlockRows& rows) : rows_(rows) {}
+  explicit SlruPolicy(BlockRows& rows) : EvictionPolicy(rows) {}
 
   void sealed(std::uint32_t row, std::uint32_t hash) override;
   void taken(std::uint32_t row) override;
@@ -22,7 +22,6 @@ class SlruPolicy final : public EvictionPolicy {
   void freed(std::uint32_t row, std::uint32_t hash, Freed why) override;
   [[nodiscard]] std::uint32_t victim() override;
   [[nodiscard]] std::uint32_t size() const override { return new_.size() + protected_.size(); }
-  [[nodiscard]] std::uint64_t memory_bytes() const override { return 0; }
   [[nodiscard]] Result<void> check(
       const std::function<bool(std::uint32_t)>& is_at_rest) const override;
 
@@ -33,7 +32,6 @@ class SlruPolicy final : public EvictionPolicy {
     return rows_[row].note == kProtected ? protected_ : new_;
   }
 
-  BlockRows& rows_;
   List new_;  ///< Oldest first, and so the other.
   List protected_;
   std::uint32_t known_ = 0;

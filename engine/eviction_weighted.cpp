@@ -30,7 +30,7 @@ Result<std::unique_ptr<EvictionPolicy>> WeightedLruPolicy::create(BlockRows& row
 }
 
 WeightedLruPolicy::WeightedLruPolicy(BlockRows& rows, EvictedBlocks evicted)
-    : rows_(rows), evicted_(std::move(evicted)), uses_at_step_(rows.uses()) {
+    : EvictionPolicy(rows, std::move(evicted)), uses_at_step_(rows.uses()) {
   set_exponent(1);
 }
 
@@ -41,7 +41,7 @@ void WeightedLruPolicy::set_exponent(double exponent) {
 
 void WeightedLruPolicy::sealed(std::uint32_t row, std::uint32_t hash) {
   std::uint32_t uses = 1;
-  if (const auto found = evicted_.take(hash)) {
+  if (const auto found = evicted_->take(hash)) {
     came_back(*found);
     uses = std::min(found->uses + 1, kMaxUses);
   }
@@ -74,7 +74,7 @@ void WeightedLruPolicy::freed(std::uint32_t row, std::uint32_t hash, Freed why) 
   --at_rest_;
   --known_;
   if (why != Freed::kEvicted) return;
-  evicted_.add(hash, uses);
+  evicted_->add(hash, uses);
   Worth& worth = worth_[uses > 1 ? 1 : 0];
   worth.evicted += 1;
   worth.rested += age;

@@ -6,7 +6,6 @@
 #include <cstdint>
 
 #include "engine/eviction.h"
-#include "engine/eviction_ghosts.h"
 
 namespace pegaflow {
 
@@ -35,10 +34,7 @@ class WeightedLruPolicy final : public EvictionPolicy {
   void rested(std::uint32_t row) override;
   void freed(std::uint32_t row, std::uint32_t hash, Freed why) override;
   [[nodiscard]] std::uint32_t victim() override;
-  void prefetch(std::uint32_t hash) const override { evicted_.prefetch(hash); }
-  bool touch(std::size_t page) override { return evicted_.touch(page); }
   [[nodiscard]] std::uint32_t size() const override { return at_rest_; }
-  [[nodiscard]] std::uint64_t memory_bytes() const override { return evicted_.memory_bytes(); }
   [[nodiscard]] Result<void> check(
       const std::function<bool(std::uint32_t)>& is_at_rest) const override;
 
@@ -64,8 +60,6 @@ class WeightedLruPolicy final : public EvictionPolicy {
     [[nodiscard]] double per_tick() const { return rested > 0 ? returned / rested : 0; }
   };
 
-  BlockRows& rows_;
-  EvictedBlocks evicted_;
   std::array<IndexList<&Block::place>, kMaxUses + 1> lists_;  ///< By uses; oldest first.
   std::array<double, kMaxUses + 1> weights_{};                ///< uses^-k
   std::uint32_t at_rest_ = 0;
