@@ -3,9 +3,7 @@
 
 #include <algorithm>
 #include <atomic>
-#include <condition_variable>
 #include <iostream>
-#include <mutex>
 #include <numeric>
 #include <random>
 #include <thread>
@@ -20,6 +18,7 @@
 #include "perf/copy_engines.h"
 #include "perf/cores.h"
 #include "perf/engine_memory.h"
+#include "perf/inbox.h"
 #include "perf/server_process.h"
 #include "perf/wire_client.h"
 #include "perf/workload.h"
@@ -49,18 +48,11 @@ double gigabytes_per_second(std::uint64_t bytes, Clock::duration took) {
 }
 
 /// The bound: the same segments from the same places to the same places, by as many threads.
-double memcpy_rate(const PageLayout& layout, std::span<std::byte> pool, Direction direction,
+double memcpy_rate(const EngineMemory& memory, std::span<std::byte> pool, Direction direction,
                    const std::vector<Device::Copy>& copies, unsigned threads) {
   const auto copy_some = [&](std::size_t begin, std::size_t end) {
     for (std::size_t i = begin; i < end; ++i) {
-      std::byte* page = pool.data() + copies[i].pool_offset;
-      for (const Segment& segment : layout.segments()) {
-        std::byte* const piece = segment.base + copies[i].block * segment.block_stride_bytes;
-        std::byte* const to = direction == Direction::kSave ? page : piece;
-        const std::byte* const from = direction == Direction::kSave ? piece : page;
-        std::memcpy(to, from, segment.size_bytes);
-        page += segment.size_bytes;
-      }
+      memory.copy(copies[i].block, pool.data() + copies[i].pool_offset, direction);
     }
   };
   // The threads wait at the line, so that making them is not measured.
@@ -77,28 +69,8 @@ double memcpy_rate(const PageLayout& layout, std::span<std::byte> pool, Directio
   go.notify_all();
   copy_some(0, copies.size() / threads);
   for (std::thread& other : others) other.join();
-  return gigabytes_per_second(copies.size() * layout.page_bytes(), Clock::now() - begin);
+  return gigabytes_per_second(copies.size() * memory.layout().page_bytes(), Clock::now() - begin);
 }
-
-/// Waits for the one batch under way.
-class Inbox {
- public:
-  void put(Device::Completion&& completion) {
-    const std::lock_guard lock(mutex_);
-    completion_ = std::move(completion);
-    changed_.notify_one();
-  }
-  Device::Completion take() {
-    std::unique_lock lock(mutex_);
-    changed_.wait(lock, [this] { return completion_.has_value(); });
-    return *std::exchange(completion_, std::nullopt);
-  }
-
- private:
-  std::mutex mutex_;
-  std::condition_variable changed_;
-  std::optional<Device::Completion> completion_;
-};
 
 Result<double> device_rate(Device& device, Inbox& inbox, const PageLayout& layout,
                            Direction direction, const std::vector<Device::Copy>& copies,
@@ -275,8 +247,7 @@ Result<void> measure(const CopyOptions& options, std::uint64_t page_bytes,
           held = tl::unexpected<Error>(ours.error());
           break;
         }
-        rounds.add({*ours},
-                   {memcpy_rate(memory.layout(), pool.bytes(), direction, copies, threads)});
+        rounds.add({*ours}, {memcpy_rate(memory, pool.bytes(), direction, copies, threads)});
         if (options.verify) {
           held = compare_verified(*device, inbox, memory.layout(), direction, copies, verified);
           if (!held) break;
@@ -320,8 +291,7 @@ Result<void> measure(const CopyOptions& options, std::uint64_t page_bytes,
     PEGA_TRY(cores.use(round, threads));
     PEGA_TRY_LET(const double ours, whole_load(*mover, *session, memory, order, scheduler,
                                                round + 1, KeySource(~seed)));
-    const double bound =
-        memcpy_rate(memory.layout(), target.bytes(), Direction::kLoad, copies, threads);
+    const double bound = memcpy_rate(memory, target.bytes(), Direction::kLoad, copies, threads);
     if (round != 0) rounds.add({ours}, {bound});
   }
   PEGA_TRY(add(rounds, "whole load: claim, open, copy, release", std::nullopt));

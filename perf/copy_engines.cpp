@@ -108,16 +108,12 @@ class Engine {
   /// The share of copy thread `thread` of `threads` in the same bytes, by memcpy. Loads first, as
   /// the device does.
   void copy_alone(unsigned thread, unsigned threads) {
-    for (const bool is_load : {true, false}) {
+    for (const auto direction : {Device::Direction::kLoad, Device::Direction::kSave}) {
+      const bool is_load = direction == Device::Direction::kLoad;
       const Blocks& blocks = is_load ? to_ : from_;
+      std::byte* const pages = target_.bytes().data() + (is_load ? 0 : kCopyRoundBytes);
       for (std::size_t i = count_ * thread / threads; i < count_ * (thread + 1) / threads; ++i) {
-        std::byte* page = target_.bytes().data() + (is_load ? 0 : kCopyRoundBytes) +
-                          i * memory_.layout().page_bytes();
-        for (const Segment& segment : memory_.layout().segments()) {
-          std::byte* const piece = segment.base + blocks[i] * segment.block_stride_bytes;
-          std::memcpy(is_load ? piece : page, is_load ? page : piece, segment.size_bytes);
-          page += segment.size_bytes;
-        }
+        memory_.copy(blocks[i], pages + i * memory_.layout().page_bytes(), direction);
       }
     }
   }

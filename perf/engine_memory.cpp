@@ -6,34 +6,10 @@
 
 #include <sys/mman.h>
 
+#include "perf/pattern.h"
+
 namespace pegaflow::perf {
 namespace {
-
-/// The word at `at` (in words) of segment `segment` of block `block`.
-std::uint64_t pattern(std::uint64_t salt, std::uint32_t block, std::size_t segment,
-                      std::size_t at) {
-  // Odd multipliers far apart: neighbors in any direction differ, which is all a copy can confuse.
-  return (salt + 1) * 0x9E3779B97F4A7C15ULL ^ block * 0xC2B2AE3D27D4EB4FULL ^
-         segment * 0x165667B19E3779F9ULL ^ at * 0xD6E8FEB86659FD93ULL;
-}
-
-void write_segment(std::span<std::byte> bytes, std::uint64_t salt, std::uint32_t block,
-                   std::size_t segment) {
-  for (std::size_t at = 0; at < bytes.size() / 8; ++at) {
-    const std::uint64_t word = pattern(salt, block, segment, at);
-    std::memcpy(bytes.data() + at * 8, &word, 8);
-  }
-}
-
-bool segment_is(std::span<const std::byte> bytes, std::uint64_t salt, std::uint32_t block,
-                std::size_t segment) {
-  for (std::size_t at = 0; at < bytes.size() / 8; ++at) {
-    std::uint64_t word = 0;
-    std::memcpy(&word, bytes.data() + at * 8, 8);
-    if (word != pattern(salt, block, segment, at)) return false;
-  }
-  return true;
-}
 
 std::span<std::byte> piece_of(const Segment& segment, std::uint32_t block) {
   return {segment.base + block * segment.block_stride_bytes, segment.size_bytes};
@@ -76,7 +52,7 @@ Result<EngineMemory> EngineMemory::create(std::uint64_t page_bytes, std::uint64_
 void EngineMemory::write_pattern(std::uint64_t salt) {
   for (std::uint32_t block = 0; block < layout_.block_count(); ++block) {
     for (std::size_t i = 0; i < layout_.segments().size(); ++i) {
-      write_segment(piece_of(layout_.segments()[i], block), salt, block, i);
+      perf::write_pattern(piece_of(layout_.segments()[i], block), salt, block, i);
     }
   }
 }
@@ -84,9 +60,18 @@ void EngineMemory::write_pattern(std::uint64_t salt) {
 bool EngineMemory::has_pattern(std::uint32_t block, std::uint32_t origin,
                                std::uint64_t salt) const {
   for (std::size_t i = 0; i < layout_.segments().size(); ++i) {
-    if (!segment_is(piece_of(layout_.segments()[i], block), salt, origin, i)) return false;
+    if (!is_pattern(piece_of(layout_.segments()[i], block), salt, origin, i)) return false;
   }
   return true;
+}
+
+void EngineMemory::copy(std::uint32_t block, std::byte* page, Device::Direction direction) const {
+  for (const Segment& segment : layout_.segments()) {
+    std::byte* const piece = piece_of(segment, block).data();
+    const bool is_save = direction == Device::Direction::kSave;
+    std::memcpy(is_save ? page : piece, is_save ? piece : page, segment.size_bytes);
+    page += segment.size_bytes;
+  }
 }
 
 void EngineMemory::clear() {
@@ -100,7 +85,7 @@ bool page_has_pattern(const PageLayout& layout, std::span<const std::byte> page,
   std::size_t at = 0;
   for (std::size_t i = 0; i < layout.segments().size(); ++i) {
     const std::uint64_t size = layout.segments()[i].size_bytes;
-    if (!segment_is(page.subspan(at, size), salt, origin, i)) return false;
+    if (!is_pattern(page.subspan(at, size), salt, origin, i)) return false;
     at += size;
   }
   return true;

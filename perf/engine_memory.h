@@ -9,6 +9,7 @@
 
 #include "base/error.h"
 #include "base/page_layout.h"
+#include "transport/device.h"
 
 namespace pegaflow::perf {
 
@@ -49,6 +50,9 @@ class EngineMemory {
   [[nodiscard]] bool has_pattern(std::uint32_t block, std::uint32_t origin,
                                  std::uint64_t salt) const;
   void clear();
+
+  /// Copies a block to or from a page, with memcpy: what a device is compared with.
+  void copy(std::uint32_t block, std::byte* page, Device::Direction direction) const;
 
  private:
   EngineMemory(std::vector<Mapping> allocations, PageLayout layout)

@@ -18,6 +18,7 @@
 #include "perf/gemm.h"
 #include "perf/gpu_memory.h"
 #include "perf/gpu_page.h"
+#include "perf/pattern.h"
 #include "transport/cuda/cuda_device.h"
 
 namespace pegaflow::perf {
@@ -334,7 +335,7 @@ class Bench {
     std::vector<std::uint32_t> blocks;
     std::vector<std::uint32_t> origins;
     for (std::size_t i = 0; i < count; ++i) {
-      write_page(page_at(sets_[0].slots[i]), static_cast<std::uint32_t>(i), salt);
+      write_pattern(page_at(sets_[0].slots[i]), salt, static_cast<std::uint32_t>(i), 0);
       load.copies.push_back({sets_[0].blocks[i], sets_[0].slots[i] * page_bytes_, true});
       save.copies.push_back({sets_[0].blocks[i], sets_[1].slots[i] * page_bytes_, true});
       blocks.push_back(sets_[0].blocks[i]);
@@ -347,7 +348,7 @@ class Bench {
     PEGA_TRY(device_->submit(save));
     PEGA_TRY(inboxes_[0]->wait(1, 0));
     for (std::size_t i = 0; i < count; ++i) {
-      if (!is_page(page_at(sets_[1].slots[i]), 0, static_cast<std::uint32_t>(i), salt)) {
+      if (!is_pattern(page_at(sets_[1].slots[i]), salt, static_cast<std::uint32_t>(i), 0)) {
         return fail(Errc::kCorrupt, "the page of block {} is not what was in it", blocks[i]);
       }
     }

@@ -1,8 +1,8 @@
 #include "perf/gpu_memory.h"
 
 #include <chrono>
-#include <cstring>
 
+#include "perf/pattern.h"
 #include "transport/cuda/cuda_error.h"
 
 namespace pegaflow::perf {
@@ -11,30 +11,7 @@ namespace {
 using Clock = std::chrono::steady_clock;
 constexpr std::uint64_t kCopyBytes = std::uint64_t{64} << 20;
 
-/// The word at `at` (in words) of a page. Odd multipliers far apart, as EngineMemory's.
-std::uint64_t pattern(std::uint64_t salt, std::uint32_t origin, std::uint64_t at) {
-  return (salt + 1) * 0x9E3779B97F4A7C15ULL ^ origin * 0xC2B2AE3D27D4EB4FULL ^
-         at * 0xD6E8FEB86659FD93ULL;
-}
-
 }  // namespace
-
-void write_page(std::span<std::byte> page, std::uint32_t origin, std::uint64_t salt) {
-  for (std::uint64_t at = 0; at < page.size() / 8; ++at) {
-    const std::uint64_t word = pattern(salt, origin, at);
-    std::memcpy(page.data() + at * 8, &word, 8);
-  }
-}
-
-bool is_page(std::span<const std::byte> bytes, std::uint64_t offset, std::uint32_t origin,
-             std::uint64_t salt) {
-  for (std::uint64_t at = 0; at < bytes.size() / 8; ++at) {
-    std::uint64_t word = 0;
-    std::memcpy(&word, bytes.data() + at * 8, 8);
-    if (word != pattern(salt, origin, offset / 8 + at)) return false;
-  }
-  return true;
-}
 
 Result<std::unique_ptr<GpuMemory>> GpuMemory::create(std::shared_ptr<cuda::Driver> driver,
                                                      int ordinal, std::uint64_t page_bytes,
@@ -102,7 +79,7 @@ Result<void> GpuMemory::check(std::span<const std::uint32_t> blocks,
     PEGA_TRY(cuda::check(*driver_, driver_->synchronize(streams_[0]), "read GPU memory"));
     for (std::size_t k = 0; k < blocks.size(); ++k) {
       const auto piece = std::span(bytes).subspan(blocks[k] * segment, segment);
-      if (!is_page(piece, i * segment, origins[k], salt)) {
+      if (!is_pattern(piece, salt, origins[k], 0, i * segment)) {
         return fail(Errc::kCorrupt, "segment {} of block {} is not what the page of {} has", i,
                     blocks[k], origins[k]);
       }

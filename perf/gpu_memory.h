@@ -32,7 +32,8 @@ class GpuMemory {
   /// Overwrites all of it, so that a load which copies nothing is seen.
   Result<void> clear();
 
-  /// Whether block `blocks[i]` holds write_page(..., origins[i], salt), for each i. Errors:
+  /// Whether block `blocks[i]` holds segment 0 of block `origins[i]` by write_pattern(),
+  /// all of a page as one, for each i. Errors:
   /// kCorrupt, which names the first that does not; what CUDA answered.
   Result<void> check(std::span<const std::uint32_t> blocks, std::span<const std::uint32_t> origins,
                      std::uint64_t salt);
@@ -56,11 +57,5 @@ class GpuMemory {
   std::uint64_t allocation_bytes_ = 0;
   std::unique_ptr<PageLayout> layout_;
 };
-
-/// The bytes of a page that no other block and no other `salt` has.
-void write_page(std::span<std::byte> page, std::uint32_t origin, std::uint64_t salt);
-/// Whether these are the bytes from `offset` on of such a page.
-bool is_page(std::span<const std::byte> bytes, std::uint64_t offset, std::uint32_t origin,
-             std::uint64_t salt);
 
 }  // namespace pegaflow::perf

@@ -1,8 +1,6 @@
 #include "perf/gpu_page.h"
 
 #include <chrono>
-#include <condition_variable>
-#include <mutex>
 #include <numeric>
 #include <optional>
 
@@ -13,6 +11,7 @@
 #include "client/mover.h"
 #include "perf/engine_memory.h"
 #include "perf/gpu_memory.h"
+#include "perf/inbox.h"
 #include "perf/server_process.h"
 #include "perf/workload.h"
 #include "transport/cuda/cuda_device.h"
@@ -26,25 +25,6 @@ using Direction = Device::Direction;
 constexpr std::uint64_t kBlocks = 64;
 constexpr std::uint64_t kSegmentBytes = 64 << 10;  ///< As vLLM's default for a model of 8B.
 constexpr std::uint64_t kPoolBytes = std::uint64_t{1} << 30;
-
-class Inbox {
- public:
-  void put(Device::Completion&& completion) {
-    const std::lock_guard lock(mutex_);
-    completion_ = std::move(completion);
-    changed_.notify_one();
-  }
-  Device::Completion take() {
-    std::unique_lock lock(mutex_);
-    changed_.wait(lock, [this] { return completion_.has_value(); });
-    return *std::exchange(completion_, std::nullopt);
-  }
-
- private:
-  std::mutex mutex_;
-  std::condition_variable changed_;
-  std::optional<Device::Completion> completion_;
-};
 
 double microseconds(Clock::duration took) {
   return std::chrono::duration<double, std::micro>(took).count();
