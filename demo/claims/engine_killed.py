@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from demo.claims.reload import answer_differences, reload
+from demo.claims.reload import reload_written_by
 from demo.report import Checks, Claim
 from demo.stage import Stage
 
@@ -13,23 +13,8 @@ def kill_engine(stage: Stage) -> Claim:
     stage.vllm.kill()
     stage.progress.say("vLLM was killed (SIGKILL, all of its processes)")
     restart_s = stage.start(stage.vllm, "it starts again")
-    blocks = 0
     chosen = [prompt for prompt in stage.prompts if len(prompt) in (500, 1024, 3000)]
-    for prompt in chosen:
-        with stage.progress.step(f"after the kill: prompt {prompt.name}"):
-            result = reload(stage, prompt)
-        blocks += result.counted.loaded_foreign_blocks
-        stage.progress.say(
-            f"after the kill: prompt {prompt.name}: {result.counted.loaded_foreign_blocks} of "
-            f"{result.expected_blocks} blocks from the engine's former life"
-        )
-        checks.none(f"prompt {prompt.name}", result.count_differences(stage.page_bytes))
-        checks.equal(
-            f"blocks of prompt {prompt.name} written by the former process",
-            result.counted.loaded_foreign_blocks,
-            result.expected_blocks,
-        )
-        checks.none(f"prompt {prompt.name}", answer_differences(stage, prompt, result.answer))
+    blocks = reload_written_by(stage, checks, chosen, "after the kill", "the engine's former life")
     stage.figures["engine_killed"] = {"restart_s": restart_s, "foreign_blocks": blocks}
     return checks.claim(
         "4   The engine is killed and started again: its blocks are still there",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Sequence
 
 from demo.client import Answer
 from demo.compare import COMPUTED_TOLERANCE, WHOLE_PROMPT_TOLERANCE, differences
@@ -60,6 +61,34 @@ def reload(stage: Stage, prompt: Prompt) -> Reload:
         answer, counted = stage.ask_emptied(prompt)
         known = whole
     return Reload(answer, counted, offered_blocks(len(prompt), BLOCK_TOKENS, known))
+
+
+def reload_written_by(
+    stage: Stage, checks: Checks, prompts: Sequence[Prompt], when: str, writer: str
+) -> int:
+    """Reloads prompts whose blocks all come from ``writer``, another process; how many blocks.
+
+    Args:
+        when: What a line of progress begins with.
+        writer: As in "of 93 blocks from the first engine".
+    """
+    blocks = 0
+    for prompt in prompts:
+        with stage.progress.step(f"{when}: prompt {prompt.name}"):
+            result = reload(stage, prompt)
+        blocks += result.counted.loaded_foreign_blocks
+        stage.progress.say(
+            f"{when}: prompt {prompt.name}: {result.counted.loaded_foreign_blocks} of "
+            f"{result.expected_blocks} blocks from {writer}"
+        )
+        checks.none(f"prompt {prompt.name}", result.count_differences(stage.page_bytes))
+        checks.equal(
+            f"blocks of prompt {prompt.name} written by {writer}",
+            result.counted.loaded_foreign_blocks,
+            result.expected_blocks,
+        )
+        checks.none(f"prompt {prompt.name}", answer_differences(stage, prompt, result.answer))
+    return blocks
 
 
 def answer_differences(stage: Stage, prompt: Prompt, answer: Answer) -> list[str]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from demo.claims.reload import Reload, answer_differences, reload
+from demo.claims.reload import Reload, reload_written_by
 from demo.compare import computed_differences
 from demo.expectations import full_blocks, offered_blocks
 from demo.prompts import BLOCK_TOKENS, Prompt
@@ -16,25 +16,10 @@ _NEW_TOKENS = 1000
 def share(stage: Stage) -> Claim:
     """Another vLLM starts while the first one stays; each loads what the other has stored."""
     checks = Checks()
-    blocks = 0
     chosen = [prompt for prompt in stage.prompts if len(prompt) in (500, 1024, 3000)]
     fresh = Prompt("that the second computed", stage.maker.tokens(_NEW_TOKENS))
     with stage.second_vllm():
-        for prompt in chosen:
-            with stage.progress.step(f"second engine: prompt {prompt.name}"):
-                result = reload(stage, prompt)
-            blocks += result.counted.loaded_foreign_blocks
-            stage.progress.say(
-                f"second engine: prompt {prompt.name}: {result.counted.loaded_foreign_blocks} of "
-                f"{result.expected_blocks} blocks from the first"
-            )
-            checks.none(f"prompt {prompt.name}", result.count_differences(stage.page_bytes))
-            checks.equal(
-                f"blocks of prompt {prompt.name} written by the first engine",
-                result.counted.loaded_foreign_blocks,
-                result.expected_blocks,
-            )
-            checks.none(f"prompt {prompt.name}", answer_differences(stage, prompt, result.answer))
+        blocks = reload_written_by(stage, checks, chosen, "second engine", "the first engine")
         with stage.progress.step("second engine: a prompt that nobody has seen"):
             computed = stage.store(fresh)
     # The first one goes on, and its own cache has never seen that prompt.
