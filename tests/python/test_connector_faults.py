@@ -29,9 +29,17 @@ def stopped(server: PegaServer) -> Iterator[None]:
 
 def when_load_is_ordered(engine: Engine, act: Callable[[], None]) -> None:
     """Calls ``act`` once, between the scheduler's plan for a load and the worker that gets it."""
+    _when_ordered("loads", engine, act)
 
+
+def when_save_is_ordered(engine: Engine, act: Callable[[], None]) -> None:
+    """Calls ``act`` once, between the scheduler's plan for a save and the worker that gets it."""
+    _when_ordered("saves", engine, act)
+
+
+def _when_ordered(what: str, engine: Engine, act: Callable[[], None]) -> None:
     def watch(output: Any) -> None:
-        if output.kv_connector_metadata.loads:
+        if getattr(output.kv_connector_metadata, what):
             engine.on_schedule = lambda output: None
             act()
 

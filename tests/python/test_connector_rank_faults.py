@@ -18,6 +18,7 @@ from tests.python.test_connector_faults import (
     wait_for_zero,
     wait_until,
     when_load_is_ordered,
+    when_save_is_ordered,
 )
 from tests.support.vllm_server import PegaServer
 
@@ -35,17 +36,6 @@ LIMITS = {
 
 def engine(address: str, **options: Any) -> Engine:
     return Engine(address, tensor_parallel_size=2, distributed_executor_backend="mp", **options)
-
-
-def when_save_is_ordered(made: Engine, act: Callable[[], None]) -> None:
-    """Calls ``act`` once, between the scheduler's plan for a save and the workers that get it."""
-
-    def watch(output: Any) -> None:
-        if output.kv_connector_metadata.saves:
-            made.on_schedule = lambda output: None
-            act()
-
-    made.on_schedule = watch
 
 
 @contextmanager
