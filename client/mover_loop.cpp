@@ -155,7 +155,9 @@ kj::Promise<Result<void>> MoverLoop::map_pool() {
                           }
                         })
                   : Result<void>(tl::unexpected<Error>(mapping.error()));
-    if (mapped_) state_.mapping = std::move(*mapping);
+    if (!mapped_) return;
+    state_.mapping = std::move(*mapping);
+    state_.mapping.populate();  // Not waited for: jobs that come meanwhile are copied.
   });
   return kj::mv(done.promise);
 }

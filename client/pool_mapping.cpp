@@ -1,14 +1,75 @@
 #include "client/pool_mapping.h"
 
+#include <algorithm>
+#include <atomic>
 #include <cerrno>
+#include <thread>
+#include <utility>
 
 #include <fcntl.h>
 #include <sys/mman.h>
 #include <sys/stat.h>
 
+#include "base/assert.h"
+#include "base/log.h"
+#include "base/thread.h"
 #include "base/units.h"
 
 namespace pegaflow {
+namespace {
+
+constexpr Log kLog{"mover"};
+
+/// The kernel holds the lock of the whole address space for a slice, some 0.2 ms: so long an mmap()
+/// of the engine may have to wait, and so long unmapping may wait for us.
+constexpr std::size_t kSliceBytes = std::size_t{2} << 20;
+
+}  // namespace
+
+/// The thread that enters the pages. It is told to stop and waited for when this is destroyed.
+class PoolMapping::Population {
+ public:
+  explicit Population(std::span<std::byte> bytes) {
+    Result<std::thread> thread = start_thread("pega-populate", [this, bytes] { run(bytes); });
+    if (thread) {
+      thread_ = std::move(*thread);
+    } else {
+      kLog.info("the pool's pages are entered as copies come to them why=\"{}\"",
+                to_string(thread.error()));
+    }
+  }
+  Population(const Population&) = delete;
+  Population& operator=(const Population&) = delete;
+  ~Population() {
+    stop_.store(true, std::memory_order_relaxed);
+    wait();
+  }
+
+  void wait() {
+    if (thread_.joinable()) thread_.join();
+  }
+
+ private:
+  void run(std::span<std::byte> bytes) {
+    for (; !bytes.empty() && !stop_.load(std::memory_order_relaxed);
+         bytes = bytes.subspan(std::min(kSliceBytes, bytes.size()))) {
+      // Reading enters 16 pages a fault and writing one, and what reading enters is as writable in
+      // shared memory: 0.09 s a GiB against 0.2 to 0.26. The server has allocated every page.
+      if (::madvise(bytes.data(), std::min(kSliceBytes, bytes.size()), MADV_POPULATE_READ) != 0 &&
+          errno != EINTR && errno != EAGAIN) {
+        kLog.info("the pool's pages are entered as copies come to them why=\"{}\"",
+                  to_string(fail_errno(errno, "populate the pool").value()));
+        return;
+      }
+    }
+  }
+
+  std::atomic<bool> stop_{false};
+  std::thread thread_;
+};
+
+PoolMapping::PoolMapping() noexcept = default;
+PoolMapping::PoolMapping(std::span<std::byte> bytes) noexcept : bytes_(bytes) {}
 
 Result<PoolMapping> PoolMapping::map(int fd, std::uint64_t size_bytes) {
   struct stat info {};
@@ -34,16 +95,32 @@ Result<PoolMapping> PoolMapping::map(int fd, std::uint64_t size_bytes) {
   return mapping;
 }
 
+PoolMapping::PoolMapping(PoolMapping&& other) noexcept
+    : bytes_(std::exchange(other.bytes_, {})), population_(std::move(other.population_)) {}
+
 PoolMapping& PoolMapping::operator=(PoolMapping&& other) noexcept {
   if (this != &other) {
-    if (!bytes_.empty()) ::munmap(bytes_.data(), bytes_.size());
+    unmap();
     bytes_ = std::exchange(other.bytes_, {});
+    population_ = std::move(other.population_);
   }
   return *this;
 }
 
-PoolMapping::~PoolMapping() {
+PoolMapping::~PoolMapping() { unmap(); }
+
+void PoolMapping::unmap() noexcept {
+  population_.reset();
   if (!bytes_.empty()) ::munmap(bytes_.data(), bytes_.size());
+}
+
+void PoolMapping::populate() {
+  PEGA_ASSERT(!population_, "a pool is populated twice");
+  if (!bytes_.empty()) population_ = std::make_unique<Population>(bytes_);
+}
+
+void PoolMapping::wait_populated() {
+  if (population_) population_->wait();
 }
 
 }  // namespace pegaflow

@@ -30,9 +30,8 @@ namespace {
 using Clock = std::chrono::steady_clock;
 using Blocks = std::vector<std::uint32_t>;
 constexpr std::chrono::seconds kPatience{30};
-/// Until each engine has touched nearly every page of the pool through its own mapping: the first
-/// time costs a page fault, which memcpy does not have and an engine has once in its life.
-constexpr std::uint64_t kWarmUpRounds = 16;
+/// The first round has nothing to load.
+constexpr std::uint64_t kWarmUpRounds = 1;
 
 /// Shared memory of the kind that a pool is, every page of it there.
 Result<Mapping> like_a_pool(std::uint64_t bytes) {

@@ -1,6 +1,7 @@
 // What the client does when the server, the connection or the device fails.
 #include <algorithm>
 #include <csignal>
+#include <fstream>
 #include <string>
 #include <thread>
 
@@ -27,6 +28,16 @@ Blocks blocks_from(std::uint32_t first, std::size_t count) {
 Errc code_of(const Mover::Finished& job) {
   REQUIRE(job.error);
   return job.error->code;
+}
+
+/// What this process has in its page table of shared memory: of the pool, but for a little.
+std::uint64_t shared_resident_bytes() {
+  std::ifstream status("/proc/self/status");
+  for (std::string line; std::getline(status, line);) {
+    if (line.starts_with("RssShmem:")) return std::stoull(line.substr(9)) * 1024;
+  }
+  FAIL("no RssShmem in /proc/self/status");
+  return 0;
 }
 
 struct Fixture {
@@ -98,6 +109,27 @@ TEST_SUITE("the server fails") {
       CHECK(f.server.metric("pegaflow_quarantine_slots{reason=\"writer_lost\"}") == 0);
     }
     CHECK(f.device.attaches() == 11);
+  }
+
+  TEST_CASE(
+      "killed while its pool is entered into our page table: nobody waits, the next is used") {
+    // A tenth of a second and more of the populating thread; we come some ms after it began.
+    constexpr std::uint64_t kPool = std::uint64_t{1} << 30;
+    Fixture f({}, {.pool_size = std::to_string(kPool)});
+    std::uint64_t in_the_middle = 0;
+    for (std::uint64_t round = 1; round <= 2; ++round) {
+      in_the_middle += shared_resident_bytes() < kPool ? 1 : 0;
+      f.server.kill();
+      wait_lost(*f.engine, round);
+      CHECK(f.engine->start_save(round, {1}, {0}).error().code == Errc::kPeerLost);
+
+      f.server.start();
+      f.engine->wait_ready();
+    }
+    MESSAGE(in_the_middle << " of 2 kills came before the whole pool was entered");
+    CHECK(f.engine->save(numbers_from(100, 4), blocks_from(0, 4)).blocks == 4);
+    f.engine->mover().close();
+    CHECK(shared_resident_bytes() < kPool / 8);
   }
 
   TEST_CASE("killed in the middle of a load: it is failed, but not before its copies ended") {

@@ -1,9 +1,12 @@
 #include "client/pool_mapping.h"
 
 #include <cstring>
+#include <span>
+#include <utility>
 
 #include <fcntl.h>
 #include <sys/mman.h>
+#include <sys/resource.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -16,11 +19,23 @@ namespace {
 
 constexpr std::size_t kBytes = 1 << 20;
 
-UniqueFd make_pool(int seals) {
+UniqueFd make_pool(int seals, std::size_t size_bytes = kBytes) {
   UniqueFd fd(::memfd_create("test-pool", MFD_CLOEXEC | MFD_ALLOW_SEALING));
-  REQUIRE(::ftruncate(fd.get(), kBytes) == 0);
+  REQUIRE(::fallocate(fd.get(), 0, 0, static_cast<off_t>(size_bytes)) == 0);
   REQUIRE(::fcntl(fd.get(), F_ADD_SEALS, seals) == 0);
   return fd;
+}
+
+/// Page faults of this thread while it writes a byte into each page.
+long faults_of_first_use(std::span<std::byte> bytes) {
+  const auto faults = [] {
+    rusage usage{};
+    REQUIRE(::getrusage(RUSAGE_THREAD, &usage) == 0);
+    return usage.ru_minflt;
+  };
+  const long before = faults();
+  for (std::size_t at = 0; at < bytes.size(); at += 4096) bytes[at] = std::byte{1};
+  return faults() - before;
 }
 
 TEST_SUITE("PoolMapping") {
@@ -57,6 +72,40 @@ TEST_SUITE("PoolMapping") {
     CHECK_FALSE(PoolMapping::map(-1, kBytes));
     const UniqueFd sealed = make_pool(F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_WRITE);
     CHECK_FALSE(PoolMapping::map(sealed.get(), kBytes));
+  }
+
+  TEST_CASE("what is populated is used without a page fault") {
+    constexpr std::size_t kPages = 8192;
+    // Not whole slices, and of another length than what is written in one go.
+    const UniqueFd fd = make_pool(F_SEAL_SHRINK | F_SEAL_GROW, kPages * 4096 + 4096);
+    PoolMapping plain = PoolMapping::map(fd.get(), kPages * 4096 + 4096).value();
+    PoolMapping populated = PoolMapping::map(fd.get(), kPages * 4096 + 4096).value();
+
+    populated.populate();
+    PoolMapping moved = std::move(populated);
+    moved.wait_populated();
+
+    CHECK(faults_of_first_use(plain.bytes()) > kPages / 2);
+    CHECK(faults_of_first_use(moved.bytes()) < kPages / 8);
+  }
+
+  TEST_CASE("a mapping may go while it is populated") {
+    constexpr std::size_t kSize = 256 << 20;
+    const UniqueFd fd = make_pool(F_SEAL_SHRINK | F_SEAL_GROW, kSize);
+    for (int round = 0; round < 20; ++round) {
+      PoolMapping mapping = PoolMapping::map(fd.get(), kSize).value();
+      std::byte* const at = mapping.bytes().data();
+
+      mapping.populate();
+      if (round % 2 == 0) mapping.bytes()[kSize / 20 * round] = std::byte{7};  // As a copy does.
+      mapping = PoolMapping();
+
+      unsigned char resident = 0;
+      CHECK(::mincore(at, 4096, &resident) != 0);
+    }
+    PoolMapping nothing;
+    nothing.populate();
+    nothing.wait_populated();
   }
 
   TEST_CASE("a child does not get it") {
