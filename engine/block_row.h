@@ -11,6 +11,7 @@
 #include "base/error.h"
 #include "engine/block_store.h"
 #include "engine/index_list.h"
+#include "engine/prefetch.h"
 #include "engine/zero_pages.h"
 
 namespace pegaflow {
@@ -61,8 +62,10 @@ class BlockRows {
     return uses_ - rows_[row].last_use;
   }
 
-  void prefetch(std::uint32_t row) const noexcept { __builtin_prefetch(&rows_[row], 1); }
-  void prefetch_to_read(std::uint32_t row) const noexcept { __builtin_prefetch(&rows_[row]); }
+  void prefetch(std::uint32_t row) const noexcept { prefetch_to_write(&rows_[row]); }
+  void prefetch_to_read(std::uint32_t row) const noexcept {
+    pegaflow::prefetch_to_read(&rows_[row]);
+  }
   /// Those beside it in its list, once the row itself has arrived.
   void prefetch_neighbours(std::uint32_t row) const noexcept {
     const IndexLink& place = rows_[row].place;

@@ -8,6 +8,7 @@
 #include <utility>
 
 #include "base/error.h"
+#include "engine/prefetch.h"
 #include "engine/zero_pages.h"
 
 namespace pegaflow {
@@ -36,7 +37,7 @@ class EvictedBlocks {
   std::optional<Found> take(std::uint32_t hash) noexcept;
 
   /// Fetches what add() and take() of this name will touch.
-  void prefetch(std::uint32_t hash) const noexcept { __builtin_prefetch(&bucket(hash), 1); }
+  void prefetch(std::uint32_t hash) const noexcept { prefetch_to_write(&bucket(hash)); }
 
   /// Has one page of 4 KiB come now; false beyond the last.
   bool touch(std::size_t page) noexcept { return buckets_.touch(page, 1); }

@@ -11,6 +11,7 @@
 #include "engine/block_row.h"
 #include "engine/index_list.h"
 #include "engine/node_ranges.h"
+#include "engine/prefetch.h"
 #include "engine/shape.h"
 
 namespace pegaflow {
@@ -88,7 +89,7 @@ class ExtentMap {
   [[nodiscard]] ExtentId known_owner(std::uint32_t unit) const noexcept {
     return owner_plus_1_[unit] - 1;
   }
-  void prefetch(ExtentId extent) const noexcept { __builtin_prefetch(&extents_[extent], 1); }
+  void prefetch(ExtentId extent) const noexcept { prefetch_to_write(&extents_[extent]); }
   [[nodiscard]] Extent& operator[](ExtentId extent) noexcept { return extents_[extent]; }
   [[nodiscard]] const Extent& operator[](ExtentId extent) const noexcept {
     return extents_[extent];

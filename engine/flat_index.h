@@ -8,6 +8,7 @@
 #include <utility>
 
 #include "base/error.h"
+#include "engine/prefetch.h"
 #include "engine/zero_pages.h"
 
 namespace pegaflow {
@@ -76,7 +77,7 @@ class FlatIndex {
   /// millisecond in one call.
   bool touch(std::size_t page) noexcept { return cells_.touch(page, 1); }
 
-  void prefetch(std::uint32_t hash) const noexcept { __builtin_prefetch(&cells_[hash & mask_]); }
+  void prefetch(std::uint32_t hash) const noexcept { prefetch_to_read(&cells_[hash & mask_]); }
   /// The row that find() will look at first, or kNone; for prefetching it. Not simply that of the
   /// first cell: every third row lies in a later one.
   [[nodiscard]] std::uint32_t first_guess(std::uint32_t hash) const noexcept {

@@ -10,6 +10,7 @@
 #include <string_view>
 
 #include "base/error.h"
+#include "engine/prefetch.h"
 #include "engine/zero_pages.h"
 
 namespace pegaflow {
@@ -61,7 +62,7 @@ class LostBlocks {
     const std::uint32_t cell = cells_[place(hash)];
     return (cell & ~kReason) == tag(hash) ? static_cast<Miss>(cell & kReason) : Miss::kNew;
   }
-  void prefetch(std::uint64_t hash) const noexcept { __builtin_prefetch(&cells_[place(hash)]); }
+  void prefetch(std::uint64_t hash) const noexcept { prefetch_to_read(&cells_[place(hash)]); }
 
   [[nodiscard]] std::uint64_t memory_bytes() const noexcept { return cells_.size_bytes(); }
 
