@@ -134,6 +134,10 @@ class BlockStore {
   // ---- reading
 
   /// How many of `keys`, from the first on, are sealed. Holds nothing and changes no recency.
+  ///
+  /// Of the last block that it counts the whole key was compared; a missing one before it may be
+  /// taken for there, once in 2^32 / (blocks in the pool). Whoever wants them claims them, and that
+  /// compares every key. docs/decisions/0010 has the reasons.
   [[nodiscard]] std::size_t lookup(SpaceId space, std::span<const BlockKey> keys) const;
 
   /// A claim on the longest sealed prefix of `keys` within the limits, under `token`. Makes the

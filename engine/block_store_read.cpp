@@ -9,9 +9,7 @@ namespace pegaflow {
 std::size_t BlockStore::lookup(SpaceId space, std::span<const BlockKey> keys) const {
   std::size_t found = 0;
   if (const Space* const where = impl_->live_space(space); where != nullptr) {
-    found = impl_->blocks.find_each(where->shape, space, keys, [this](std::size_t, SlotIndex slot) {
-      return impl_->blocks.is_readable(slot);
-    });
+    found = impl_->blocks.readable_prefix(where->shape, space, keys);
     if (found != keys.size()) impl_->count_misses(*where, keys.subspan(found));
   } else {
     impl_->counted.misses[static_cast<std::size_t>(Miss::kReset)] += keys.size();

@@ -12,14 +12,17 @@ Result<BlockTable> BlockTable::create(const Options& options) {
   ExtentMap extents(options.pool_bytes, options.nodes);
   const std::uint64_t rows = extents.unit_count() * (extents.unit_bytes() / kSlotAlignment);
   PEGA_TRY_LET(auto blocks, BlockRows::create(rows));
-  return BlockTable(options, std::move(extents), std::move(blocks));
+  PEGA_TRY_LET(auto listed, ZeroPages<std::uint64_t>::create((rows + 63) / 64));
+  return BlockTable(options, std::move(extents), std::move(blocks), std::move(listed));
 }
 
-BlockTable::BlockTable(const Options& options, ExtentMap extents, std::unique_ptr<BlockRows> rows)
+BlockTable::BlockTable(const Options& options, ExtentMap extents, std::unique_ptr<BlockRows> rows,
+                       ZeroPages<std::uint64_t> listed)
     : eviction_(options.eviction),
       extents_(std::move(extents)),
       unit_shift_(static_cast<unsigned>(std::countr_zero(extents_.unit_bytes() / kSlotAlignment))),
-      rows_(std::move(rows)) {}
+      rows_(std::move(rows)),
+      listed_(std::move(listed)) {}
 
 // ---- shapes and extents
 
@@ -90,7 +93,7 @@ bool BlockTable::grow(ShapeId id) {
 
 std::vector<ExtentId> BlockTable::start_exchange(ShapeId id, SlotIndex victim) {
   OneShape& shape = of(id);
-  if (shape.leaving_for_it != 0) return {};
+  if (shape.leaving_for_it != 0 || shapes_.size() == 1) return {};
   const bool has_own = victim != kNoSlot;
   // Looking takes long in a large pool: with something of its own to evict, once a use of a block;
   // without, once an extent has become quiet.
@@ -127,6 +130,41 @@ void BlockTable::give_up(ExtentId id) {
 
 SlotIndex BlockTable::find(ShapeId shape, SpaceId space, const BlockKey& key) const {
   return find(of(shape), hash(space, key), space, key);
+}
+
+std::size_t BlockTable::readable_prefix(ShapeId id, SpaceId space,
+                                        std::span<const BlockKey> keys) const {
+  if (leaving_ == 0) {
+    const std::size_t found = readable_prefix_by_hash(of(id), space, keys);
+    if (found == 0 || is_readable(find(id, space, keys[found - 1]))) return found;
+  }
+  return find_each(id, space, keys,
+                   [this](std::size_t, SlotIndex row) { return is_readable(row); });
+}
+
+std::size_t BlockTable::readable_prefix_by_hash(const OneShape& shape, SpaceId space,
+                                                std::span<const BlockKey> keys) const {
+  // While one group is looked at, the cells of the next are on their way.
+  std::array<std::array<std::uint32_t, kGroup>, 2> hashes;
+  const auto fetch = [&](std::size_t begin) {
+    const std::size_t end = std::min(begin + kGroup, keys.size());
+    for (std::size_t i = begin; i < end; ++i) {
+      const std::uint32_t key_hash = hash(space, keys[i]);
+      hashes[i / kGroup % 2][i % kGroup] = key_hash;
+      shape.index.prefetch(key_hash);
+    }
+  };
+  fetch(0);
+  for (std::size_t begin = 0; begin < keys.size(); begin += kGroup) {
+    fetch(begin + kGroup);
+    const std::size_t end = std::min(begin + kGroup, keys.size());
+    for (std::size_t i = begin; i < end; ++i) {
+      const std::uint32_t row = shape.index.find(
+          hashes[i / kGroup % 2][i % kGroup], [this](SlotIndex each) { return is_listed(each); });
+      if (row == FlatIndex::kNone) return i;
+    }
+  }
+  return keys.size();
 }
 
 void BlockTable::prefetch_cell(SlotIndex row) const { of(shape_of(row)).index.prefetch(hash(row)); }
@@ -177,6 +215,7 @@ void BlockTable::unlist(SlotIndex row) {
   const bool was_there = of(shape_of(row)).index.erase(hash(row), row);
   PEGA_ASSERT(was_there, "row {} is not in the index", row);
   block.indexed = false;
+  listed_[row / 64] &= ~(std::uint64_t{1} << (row % 64));
 }
 
 void BlockTable::seal(SlotIndex row, std::uint32_t writer, std::uint32_t now_s) {
@@ -184,6 +223,7 @@ void BlockTable::seal(SlotIndex row, std::uint32_t writer, std::uint32_t now_s) 
   PEGA_ASSERT(block.state == SlotState::kWritten && block.indexed, "row {} cannot be sealed", row);
   Extent& extent = extent_of(row);
   block.state = SlotState::kSealed;
+  listed_[row / 64] |= std::uint64_t{1} << (row % 64);
   block.owner = writer;
   block.sealed_s = now_s;
   block.rested_s = now_s;
@@ -297,16 +337,24 @@ SlotIndex BlockTable::recent_at_rest(std::size_t n) const {
 std::uint64_t BlockTable::memory_bytes() const {
   // Rows come with the pages that they lie on.
   constexpr std::uint64_t kRowsOfPage = kSlotAlignment / sizeof(Block);
+  constexpr std::uint64_t kBitsOfPage = kSlotAlignment * 8;
   std::uint64_t rows = 0;
+  std::uint64_t bit_pages = 0;
+  std::uint64_t counted_pages = 0;  // Up to this one: several extents may share it.
   std::uint64_t bytes = extents_.memory_bytes();
   for (ExtentId id = 0; id < extents_.unit_count(); ++id) {
     if (extents_[id].shape_plus_1 == 0) continue;
     rows += (extents_[id].touched + kRowsOfPage - 1) / kRowsOfPage * kRowsOfPage;
+    const std::uint64_t end =
+        (std::uint64_t{first_row(id)} + extents_[id].touched + kBitsOfPage - 1) / kBitsOfPage;
+    const std::uint64_t begin = std::max(counted_pages, first_row(id) / kBitsOfPage);
+    if (end > begin) bit_pages += end - begin;
+    counted_pages = std::max(counted_pages, end);
   }
   for (const auto& shape : shapes_) {
     bytes += shape->index.memory_bytes() + shape->policy->memory_bytes();
   }
-  return bytes + rows * sizeof(Block);
+  return bytes + rows * sizeof(Block) + bit_pages * kSlotAlignment;
 }
 
 std::vector<BlockTable::ShapeInfo> BlockTable::shapes() const {

@@ -54,6 +54,9 @@ Result<void> BlockTable::check_extent(ExtentId id) const {
     if (block.state == SlotState::kSealed && !block.indexed && block.holds == 0) {
       return fail(Errc::kInternal, "row {} is at rest and not in the index", row);
     }
+    if (is_listed(row) != (block.indexed && block.state == SlotState::kSealed)) {
+      return fail(Errc::kInternal, "row {} counts as {}readable", row, is_listed(row) ? "" : "un");
+    }
     if (block.indexed && (block.state == SlotState::kFree ||
                           find(shape, hash(row), block.space, block.key) != row)) {
       return fail(Errc::kInternal, "the index does not lead to row {}", row);

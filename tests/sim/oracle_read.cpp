@@ -21,10 +21,33 @@ std::size_t OracleStore::lookup(SpaceId space, std::span<const BlockKey> keys) {
     if (!is_readable(slot)) break;
     ++found;
   }
+  if (const std::size_t more = prefix_by_name_hash(space, keys); more > found) {
+    if (is_readable(find(space, keys[more - 1]))) found = more;
+  }
   ++counted_.lookups;
   counted_.lookup_hits += found;
   counted_.lookup_misses += keys.size() - found;
   return found;
+}
+
+std::size_t OracleStore::prefix_by_name_hash(SpaceId space, std::span<const BlockKey> keys) const {
+  const auto is_leaving = [](const auto& extent) { return extent.leaving; };
+  if (!live_spaces_.contains(space) || std::any_of(extents_.begin(), extents_.end(), is_leaving)) {
+    return 0;
+  }
+  const auto is_like = [&](const BlockKey& key) {
+    for (SlotIndex slot = 0; slot < slots_.size(); ++slot) {
+      if (is_readable(slot) && extent_of(slot)->shape == live_spaces_.at(space) &&
+          slots_[slot].has_key &&
+          name_hash(slots_[slot].space, slots_[slot].key) == name_hash(space, key)) {
+        return true;
+      }
+    }
+    return false;
+  };
+  std::size_t count = 0;
+  while (count < keys.size() && is_like(keys[count])) ++count;
+  return count;
 }
 
 std::set<BlockKey> OracleStore::sealed(SpaceId space) const {

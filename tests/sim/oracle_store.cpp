@@ -7,16 +7,11 @@
 
 namespace pegaflow::sim {
 
-namespace {
-
-/// That of the store, since it decides which names a policy's memory takes for each other.
-std::uint32_t name_hash(SpaceId space, const BlockKey& key) {
+std::uint32_t OracleStore::name_hash(SpaceId space, const BlockKey& key) {
   std::uint64_t second = 0;
   std::memcpy(&second, key.bytes.data() + sizeof second, sizeof second);
   return mix_hash(key.hash(), second + static_cast<std::uint64_t>(space) * 0x9E3779B97F4A7C15ULL);
 }
-
-}  // namespace
 
 OracleStore::OracleStore(const BlockStore::Options& options, const Clock& clock)
     : options_(options), clock_(clock) {

@@ -185,6 +185,12 @@ class OracleStore {
   [[nodiscard]] bool is_known(HolderId holder) const;
   [[nodiscard]] bool is_doomed(const Job& job) const;
   [[nodiscard]] SlotIndex find(SpaceId space, const BlockKey& key) const;
+  /// That of the store: it decides which names a lookup, and a policy's memory, take for each
+  /// other.
+  [[nodiscard]] static std::uint32_t name_hash(SpaceId space, const BlockKey& key);
+  /// How many of the keys have the hash of some block that can be read; 0 when nobody goes by that.
+  [[nodiscard]] std::size_t prefix_by_name_hash(SpaceId space,
+                                                std::span<const BlockKey> keys) const;
   [[nodiscard]] std::uint64_t held_by_instance(std::uint32_t instance) const;
   [[nodiscard]] std::uint64_t held_on_node() const;
   [[nodiscard]] bool has_claim(std::uint64_t serial) const;
