@@ -95,8 +95,9 @@ interface Session {
     namespace :Text,              # Its display hash.
     refused :Error);              # Set when pool is null. kBusy: ask again later.
 
-  attach @1 (instance :Text) -> Done;
-  # The scheduler's side of an instance. Allowed before its ranks are there.
+  attach @1 (instance :Text, scheduler :Id128) -> Done;
+  # The scheduler's side of an instance. Allowed before its ranks are there. `scheduler` is what its
+  # jobs are named after (JobId); none: nobody can await them.
 
   lookup @2 Keys -> (sealed :UInt32, complete :Bool);
   # How many, from the first on, are sealed. Holds nothing. complete: all ranks are connected;
@@ -150,4 +151,10 @@ interface Session {
   # Which blocks of the namespace became findable and which ceased to be, in order, since an earlier
   # answer gave this space and this position. Position 0xFFFFFFFFFFFFFFFF: from now on, answers with
   # nothing but where that is. lost is set too when the space is another one, after a reset.
+
+  awaitJob @14 (server :Id128, job :JobId, patienceMs :UInt32) -> Done;
+  # From version 2 on. Answers when that job and all of its scheduler before it are over: sealed on
+  # all shards, or dropped. kGone at once, or as soon as it is so: this is not that server, the
+  # scheduler is not attached, or a rank of its instance is away. kTimeout after patienceMs, at most
+  # 10,000. kBusy: too many wait already. Whatever the answer, what is sealed is found by a lookup.
 }

@@ -23,7 +23,9 @@ namespace pegaflow {
 
 /// Versions of the schema that this build speaks.
 inline constexpr std::uint16_t kWireMinimum = 1;
-inline constexpr std::uint16_t kWireMaximum = 1;
+inline constexpr std::uint16_t kWireMaximum = 2;
+/// The version from which on a server knows awaitJob.
+inline constexpr std::uint16_t kWireAwaitsJobs = 2;
 
 /// The version that both ends of [`minimum`, `maximum`] and ours speak; 0: none.
 std::uint16_t common_version(std::uint16_t minimum, std::uint16_t maximum);

@@ -11,6 +11,7 @@
 #include "base/log.h"
 #include "base/mailbox.h"
 #include "base/thread.h"
+#include "base/units.h"
 #include "capnp/codec.h"
 #include "client/loop.h"
 #include "client/question_table.h"
@@ -24,6 +25,9 @@ constexpr Log kLog{"session"};
 
 /// One for each request of a busy scheduler step; each may carry 256 KiB of keys.
 constexpr std::size_t kMaxQuestions = 1024;
+
+/// The server's own limit.
+constexpr Duration kLongestWait = std::chrono::seconds(10);
 
 using Kind = SessionCommand::Kind;
 
@@ -168,6 +172,21 @@ std::optional<Result<CacheSession::Journal>> CacheSession::take_journal(Ticket t
   if (!outcome) return std::nullopt;
   return std::move(*outcome).map(
       [](QuestionTable::Outcome&& row) { return std::move(row.journal); });
+}
+
+Result<CacheSession::Ticket> CacheSession::await_job(const Id128& server, const JobId& job,
+                                                     Duration patience) {
+  if (patience <= Duration::zero() || patience > kLongestWait) {
+    return fail(Errc::kInvalidArgument, "a patience of {}: {} is the limit",
+                format_duration(patience), format_duration(kLongestWait));
+  }
+  return impl_->ask({.kind = Kind::kAwait, .deadline = patience, .server = server, .job = job});
+}
+
+std::optional<Result<void>> CacheSession::take_wait(Ticket ticket, Duration patience) {
+  std::optional<Result<QuestionTable::Outcome>> outcome = impl_->take(ticket, patience);
+  if (!outcome) return std::nullopt;
+  return std::move(*outcome).map([](const QuestionTable::Outcome&) {});
 }
 
 Result<std::uint64_t> CacheSession::reset_cache(Duration patience) {

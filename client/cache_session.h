@@ -12,6 +12,7 @@
 #include "base/block_key.h"
 #include "base/error.h"
 #include "base/id128.h"
+#include "base/job_id.h"
 #include "client/link_options.h"
 
 namespace pegaflow {
@@ -80,6 +81,15 @@ class CacheSession {
   Result<Ticket> journal(std::uint64_t space, std::uint64_t position);
   /// The answer to it, as take().
   std::optional<Result<Journal>> take_journal(Ticket ticket, Duration patience = Duration::zero());
+
+  /// Asks to be told once that job of another engine, and its scheduler's jobs before it, are over:
+  /// sealed or dropped. `server` is where they are saved. The answer comes within `patience` (at
+  /// most 10 s), with success or an error; in each case a lookup finds what there is.
+  /// Errors: as lookup(), and kInvalidArgument for a patience that is not positive or longer.
+  Result<Ticket> await_job(const Id128& server, const JobId& job, Duration patience);
+  /// The answer to it, as take(). Further errors: kGone when that is not the server or the engine
+  /// of the job is not there, kBusy when too many wait, kRefused by a server that is too old.
+  std::optional<Result<void>> take_wait(Ticket ticket, Duration patience = Duration::zero());
 
   /// Makes everything that the namespace holds unfindable. Waits at most `patience`.
   /// Errors: kTimeout, kPeerLost.

@@ -63,6 +63,7 @@ struct Welcome {
   Id128 connection;
   std::string build;
   wire::Session::Client session;
+  std::uint16_t version = 0;
 };
 
 std::string to_std(capnp::Text::Reader text) { return {text.begin(), text.size()}; }
@@ -86,7 +87,7 @@ Result<Welcome> read_welcome(capnp::Response<wire::Gate::HelloResults>& answer,
                 answer.getVersion(), minimum, maximum);
   }
   return Welcome{read_id(answer.getServer()), read_id(answer.getConnection()), build,
-                 answer.getSession()};
+                 answer.getSession(), answer.getVersion()};
 }
 
 bool is_tried_again_soon(Errc code) {
@@ -128,6 +129,7 @@ struct Link::Connection {
   capnp::TwoPartyVatNetwork network;
   capnp::RpcSystem<capnp::rpc::twoparty::VatId> rpc;
   kj::Maybe<wire::Session::Client> session;
+  std::uint16_t version = 0;
   bool ready = false;
   kj::Own<kj::PromiseFulfiller<void>> breaker_opened;
   kj::PromiseFulfillerPair<void> dropped;
@@ -204,6 +206,7 @@ kj::Promise<Result<void>> Link::say_hello() {
         if (!welcome) return tl::unexpected<Error>(std::move(welcome.error()));
         previous_connection_ = welcome->connection;
         connection_->session = kj::mv(welcome->session);
+        connection_->version = welcome->version;
         board_.set_server(welcome->server, std::move(welcome->build));
         return {};
       });
@@ -323,6 +326,8 @@ Result<void> Link::may_send() {
 bool Link::is_connected() const {
   return connection_ != nullptr && connection_->session != nullptr;
 }
+
+std::uint16_t Link::version() const { return connection_ == nullptr ? 0 : connection_->version; }
 
 bool Link::is_up() const {
   if (connection_ == nullptr) return false;

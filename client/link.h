@@ -84,6 +84,9 @@ class Link {
   /// The server broke the protocol: nothing more is asked under this connection.
   void drop(Error why);
 
+  /// The version of the wire that this connection speaks; 0 without one.
+  [[nodiscard]] std::uint16_t version() const;
+
   /// The session that begin() is about. Only while is_connected().
   wire::Session::Client& session();
 

@@ -55,6 +55,7 @@ kj::Promise<void> SessionLoop::run() {
 kj::Promise<Result<void>> SessionLoop::begin() {
   auto request = link_.session().attachRequest();
   request.setInstance(options_.instance.c_str());
+  write_id(options_.scheduler, request.initScheduler());
   return link_.call(kj::mv(request), options_.connect_deadline, "attach",
                     [](auto& answer) { return read_done(answer); });
 }
@@ -69,6 +70,7 @@ void SessionLoop::handle(SessionCommand&& command) {
     case SessionCommand::Kind::kClaim:
     case SessionCommand::Kind::kReset:
     case SessionCommand::Kind::kJournal:
+    case SessionCommand::Kind::kAwait:
       break;
   }
   if (Result<void> may = link_.may_ask(); !may) {
@@ -79,6 +81,7 @@ void SessionLoop::handle(SessionCommand&& command) {
   if (command.kind == SessionCommand::Kind::kLookup) return lookup(std::move(command));
   if (command.kind == SessionCommand::Kind::kClaim) return claim(std::move(command));
   if (command.kind == SessionCommand::Kind::kJournal) return journal(std::move(command));
+  if (command.kind == SessionCommand::Kind::kAwait) return await_job(std::move(command));
   reset(std::move(command));
 }
 
@@ -164,6 +167,28 @@ void SessionLoop::journal(SessionCommand&& command) {
                          }
                          PEGA_TRY_LET(CacheSession::Journal journal, read_journal(answer));
                          return QuestionTable::Outcome{.journal = std::move(journal)};
+                       })
+                 .then([this, ticket = command.ticket](Result<QuestionTable::Outcome>&& outcome) {
+                   static_cast<void>(questions_.answer(ticket, std::move(outcome)));
+                 }));
+}
+
+void SessionLoop::await_job(SessionCommand&& command) {
+  if (link_.version() < kWireAwaitsJobs) {
+    static_cast<void>(questions_.answer(
+        command.ticket, fail(Errc::kRefused, "the server is too old to wait for jobs")));
+    return;
+  }
+  auto request = link_.session().awaitJobRequest();
+  write_id(command.server, request.initServer());
+  write_job(command.job, request.initJob());
+  request.setPatienceMs(static_cast<std::uint32_t>(
+      std::chrono::duration_cast<std::chrono::milliseconds>(command.deadline).count()));
+  // The server keeps that deadline; beyond it, it is as slow as with any other question.
+  tasks_.add(link_
+                 .call(kj::mv(request), command.deadline + options_.lookup_deadline, "await_job",
+                       [](auto& answer) {
+                         return read_done(answer).map([] { return QuestionTable::Outcome{}; });
                        })
                  .then([this, ticket = command.ticket](Result<QuestionTable::Outcome>&& outcome) {
                    static_cast<void>(questions_.answer(ticket, std::move(outcome)));

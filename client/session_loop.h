@@ -7,6 +7,7 @@
 
 #include "base/block_key.h"
 #include "base/id128.h"
+#include "base/job_id.h"
 #include "base/mailbox.h"
 #include "client/link.h"
 #include "client/loop.h"
@@ -16,7 +17,7 @@ namespace pegaflow {
 
 /// A wish of the engine's scheduler on its way to the private thread.
 struct SessionCommand {
-  enum class Kind : std::uint8_t { kClose, kLookup, kClaim, kUnclaim, kReset, kJournal };
+  enum class Kind : std::uint8_t { kClose, kLookup, kClaim, kUnclaim, kReset, kJournal, kAwait };
   Kind kind = Kind::kClose;
   QuestionTable::Ticket ticket{};
   Id128 token{};  ///< Of a claim: the client names it.
@@ -24,6 +25,8 @@ struct SessionCommand {
   Duration deadline{};
   std::uint64_t space = 0;  ///< And the position in its journal.
   std::uint64_t position = 0;
+  Id128 server{};  ///< That knows of the job.
+  JobId job{};
 };
 
 /// Attaches to an instance and asks its questions. Bound to its KJ thread.
@@ -45,6 +48,7 @@ class SessionLoop final : private Link::Role {
   void claim(SessionCommand&& command);
   void reset(SessionCommand&& command);
   void journal(SessionCommand&& command);
+  void await_job(SessionCommand&& command);
   void unclaim(const Id128& token);
   void answer_claim(QuestionTable::Ticket ticket, const Id128& token,
                     Result<QuestionTable::Outcome>&& outcome);

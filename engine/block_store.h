@@ -304,6 +304,9 @@ class BlockStore {
     AgeHistogram evicted_idle;         ///< How long an evicted block had been at rest.
   };
   [[nodiscard]] Stats stats() const;
+  /// Whether the job may still be sealed: some shard has not published, or not all of it is sealed
+  /// yet, and it was not forgotten. False for a job that was never heard of.
+  [[nodiscard]] bool is_saving(const JobId& job) const;
   /// How long the block has been at rest that goes next, of the shape where it is longest; no value
   /// when none is at rest.
   [[nodiscard]] std::optional<std::uint32_t> next_victim_idle_s() const;

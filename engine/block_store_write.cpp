@@ -18,6 +18,11 @@ std::span<const SlotIndex> BlockStore::slots_of(HolderId holder, const JobId& id
   return jobs[row].slots;
 }
 
+bool BlockStore::is_saving(const JobId& id) const {
+  const std::uint32_t row = impl_->jobs.find(id);
+  return row != JobTable::kNone && impl_->may_publish(impl_->jobs[row]);
+}
+
 Result<std::size_t> BlockStore::publish(HolderId holder, const JobId& id, std::size_t limit) {
   JobTable& jobs = impl_->jobs;
   const std::uint32_t row = jobs.find(id);

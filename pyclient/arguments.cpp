@@ -167,6 +167,9 @@ void take_link_options(py::dict& named, LinkOptions& options) {
   take_duration(named, "breaker_probe_interval", options.breaker_probe_interval);
   take(named, "minimum_version", options.minimum_version);
   take(named, "maximum_version", options.maximum_version);
+  py::bytes scheduler;
+  take(named, "scheduler", scheduler);
+  if (py::len(scheduler) != 0) options.scheduler = to_id(scheduler);
 }
 
 void take_mover_options(py::dict& named, Mover::Options& options) {

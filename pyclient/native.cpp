@@ -118,6 +118,24 @@ class PySession {
     return py::make_tuple(taken.space, taken.position, taken.lost, taken.more, said);
   }
 
+  std::uint64_t await_job(const py::bytes& server, const py::bytes& scheduler, std::uint64_t number,
+                          double patience_s) {
+    return static_cast<std::uint64_t>(value_or_raise(open()->await_job(
+        to_id(server), {to_id(scheduler), number}, to_duration(patience_s, "patience_s"))));
+  }
+  bool take_wait(std::uint64_t number, double patience_s) {
+    const auto session = open();
+    const CacheSession::Ticket ticket{number};
+    const Duration patience = to_duration(patience_s, "patience_s");
+    auto answer = session->take_wait(ticket);
+    if (!answer && patience > Duration::zero()) {
+      answer = without_gil([&] { return session->take_wait(ticket, patience); });
+    }
+    if (!answer) return false;
+    if (!*answer) raise(answer->error());
+    return true;
+  }
+
   void forget(std::uint64_t ticket) { open()->forget(CacheSession::Ticket{ticket}); }
   void unclaim(const py::bytes& token) { open()->unclaim(to_id(token)); }
 
@@ -238,6 +256,9 @@ void add_session(py::module_& module) {
       .def("take", &PySession::take, "ticket"_a, "patience_s"_a = 0.0)
       .def("journal", &PySession::journal, "space"_a, "position"_a)
       .def("take_journal", &PySession::take_journal, "ticket"_a, "patience_s"_a = 0.0)
+      .def("await_job", &PySession::await_job, "server"_a, "scheduler"_a, "number"_a,
+           "patience_s"_a)
+      .def("take_wait", &PySession::take_wait, "ticket"_a, "patience_s"_a = 0.0)
       .def("forget", &PySession::forget, "ticket"_a)
       .def("unclaim", &PySession::unclaim, "token"_a)
       .def("reset_cache", &PySession::reset_cache, "patience_s"_a)

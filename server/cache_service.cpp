@@ -65,6 +65,7 @@ struct CacheService::Client {
   bool is_worker = false;
   std::uint32_t rank = 0;  ///< Of a worker.
   bool is_scheduler = false;
+  Id128 scheduler;  ///< What its jobs are named after; none: it did not say.
   bool said_goodbye = false;
 };
 
@@ -92,6 +93,7 @@ CacheService::CacheService(std::unique_ptr<BlockStore> store, std::unique_ptr<De
       demand_(std::move(demand)),
       // Enough for the smallest pages; memory comes with the places that are used.
       checksums_(options.store.pool_bytes / kSlotAlignment),
+      waits_(*store_, clock, options.max_waits),
       pool_bytes_(options.store.pool_bytes),
       parts_(options.store.nodes),
       part_of_node_(options.part_of_node),
@@ -167,6 +169,7 @@ void CacheService::disconnected(const Id128& connection) {
   const auto found = clients_.find(connection);
   if (found == clients_.end()) return;
   Client& client = *found->second;
+  waits_.forget(connection);
   if (client.instance != nullptr && client.holder) {
     Instance& instance = *client.instance;
     if (client.is_worker) {
@@ -189,6 +192,7 @@ void CacheService::disconnected(const Id128& connection) {
     leave_instance(client);
   }
   clients_.erase(found);
+  waits_.settle();
 }
 
 void CacheService::process_gone(const Id128& connection) {
@@ -213,7 +217,9 @@ Result<void> CacheService::goodbye(const Id128& connection) {
   if (caller->holder) store_->holder_gone(*caller->holder);
   caller->holder.reset();
   caller->said_goodbye = true;
+  waits_.forget(connection);
   leave_instance(*caller);
+  waits_.settle();
   return {};
 }
 
@@ -225,9 +231,23 @@ void CacheService::leave_instance(Client& client) {
     --instance->connected;
     instance->refused.clear();
     namespaces_->leave(instance->space_name);
+    // Without this rank none of the jobs that are under way can be sealed.
+    for (const auto& [scheduler, served] : schedulers_) {
+      if (served == instance) waits_.lost(scheduler);
+    }
   }
-  if (std::exchange(client.is_scheduler, false)) --instance->schedulers;
+  if (std::exchange(client.is_scheduler, false)) {
+    --instance->schedulers;
+    leave_schedulers(client);
+  }
   drop_reference(*instance);
+}
+
+void CacheService::leave_schedulers(Client& client) {
+  const Id128 scheduler = std::exchange(client.scheduler, Id128{});
+  if (scheduler.is_none()) return;
+  waits_.detached(scheduler);
+  if (!waits_.is_attached(scheduler)) schedulers_.erase(scheduler);
 }
 
 void CacheService::drop_reference(Instance& instance) {
@@ -252,10 +272,20 @@ Result<void> CacheService::join(Client& client, const std::string& id) {
   return {};
 }
 
-Result<void> CacheService::attach(const Id128& connection, const std::string& instance) {
+Result<void> CacheService::attach(const Id128& connection, const std::string& instance,
+                                  const Id128& scheduler) {
   PEGA_TRY_LET(Client* const caller, client(connection));
   PEGA_TRY(join(*caller, instance));
   if (!std::exchange(caller->is_scheduler, true)) ++caller->instance->schedulers;
+  if (caller->scheduler.is_none() && !scheduler.is_none()) {
+    const auto [known, is_new] = schedulers_.try_emplace(scheduler, caller->instance);
+    if (!is_new && known->second != caller->instance) {
+      return fail(Errc::kInvalidArgument, "scheduler {} belongs to instance {}",
+                  to_string(scheduler), known->second->id);
+    }
+    caller->scheduler = scheduler;
+    waits_.attached(scheduler);
+  }
   return {};
 }
 
@@ -382,10 +412,14 @@ Result<CacheService::Registered> CacheService::register_rank(const Id128& connec
     store_->holder_gone(*caller->holder);
     caller->holder.reset();
     const bool is_scheduler = std::exchange(caller->is_scheduler, false);
-    if (is_scheduler) --instance.schedulers;
+    const Id128 scheduler = caller->scheduler;
+    if (is_scheduler) {
+      --instance.schedulers;
+      leave_schedulers(*caller);
+    }
     const std::string id = instance.id;
     leave_instance(*caller);
-    if (is_scheduler) (void)attach(connection, id);
+    if (is_scheduler) (void)attach(connection, id, scheduler);
     return tl::unexpected<Error>(std::move(error));
   }
   return Registered{instance.namespace_hash};
@@ -479,6 +513,16 @@ Result<CacheService::Journal> CacheService::journal(const Id128& connection, std
   return journal;
 }
 
+void CacheService::await_job(const Id128& connection, const JobId& job, Duration patience,
+                             JobWaits::Answer answer) {
+  if (auto caller = member(connection); !caller) {
+    return answer(tl::unexpected<Error>(std::move(caller.error())));
+  }
+  const auto served = schedulers_.find(job.scheduler);
+  const bool is_served = served != schedulers_.end() && served->second->is_complete();
+  waits_.wait(connection, job, is_served, patience, std::move(answer));
+}
+
 Result<std::uint64_t> CacheService::reset_cache(const Id128& connection) {
   PEGA_TRY_LET(Client* const caller, member(connection));
   const Instance& instance = *caller->instance;
@@ -562,6 +606,7 @@ Result<std::vector<std::uint32_t>> CacheService::reserve(const Id128& connection
   if (!instance.is_complete()) {
     // The other ranks may have been told frames while it was complete: nobody will fill this shard.
     store_->abandon(*caller->holder, job);
+    waits_.settle();
     return std::vector<std::uint32_t>(keys.size(), kNoPage);
   }
   if (instance.saver(shard) != caller->rank) {
@@ -570,7 +615,11 @@ Result<std::vector<std::uint32_t>> CacheService::reserve(const Id128& connection
   }
   const SpaceId space = space_of(instance);
   if (shard == 0) demand_->saved(space, keys, instance.block_bytes);  // Once a block.
-  PEGA_TRY_LET(const auto frames, store_->reserve(*caller->holder, space, job, first, keys));
+  auto reserved = store_->reserve(*caller->holder, space, job, first, keys);
+  waits_.begun(job, shard, instance.shards);
+  waits_.settle();
+  if (!reserved) return tl::unexpected<Error>(std::move(reserved.error()));
+  const std::vector<SlotIndex>& frames = *reserved;
   if (!checksums_.is_empty()) {
     // What was in the place before may have left its checksum.
     for (const SlotIndex frame : frames) {
@@ -598,24 +647,38 @@ Result<std::size_t> CacheService::publish(const Id128& connection, const JobId& 
   auto left = store_->publish(*caller->holder, job, kSliceBlocks);
   const std::uint64_t sealed = store_->stats().insertions - sealed_before;
   counted_.save_bytes += sealed * caller->instance->block_bytes;
+  waits_.settle();
   return left;
 }
 
 Result<void> CacheService::abandon(const Id128& connection, const JobId& job) {
   PEGA_TRY_LET(Client* const caller, worker(connection));
   store_->abandon(*caller->holder, job);
+  waits_.settle();
   return {};
 }
 
 // ---- time and background work
 
-bool CacheService::work() { return store_->work(); }
+bool CacheService::work() {
+  const bool has_more = store_->work();
+  waits_.settle();
+  return has_more;
+}
 
 bool CacheService::has_work() const { return store_->has_work(); }
 
-std::optional<TimePoint> CacheService::next_deadline() const { return store_->next_deadline(); }
+std::optional<TimePoint> CacheService::next_deadline() const {
+  const std::optional<TimePoint> wait = waits_.next_deadline();
+  const std::optional<TimePoint> job = store_->next_deadline();
+  return wait && job ? std::min(*wait, *job) : wait ? wait : job;
+}
 
-void CacheService::expire() { store_->expire(); }
+void CacheService::expire() {
+  store_->expire();
+  waits_.settle();
+  waits_.expire();
+}
 
 // ---- for people
 
@@ -667,6 +730,7 @@ CacheService::Stats CacheService::stats() const {
   stats.namespaces = namespaces_->all().size();
   stats.demand = demand_->windows();
   stats.next_victim_idle_s = store_->next_victim_idle_s();
+  stats.waits = waits_.stats();
   return stats;
 }
 

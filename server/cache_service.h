@@ -21,6 +21,7 @@
 #include "engine/checksum_table.h"
 #include "engine/demand.h"
 #include "engine/namespace_table.h"
+#include "server/job_waits.h"
 
 namespace pegaflow {
 
@@ -49,6 +50,8 @@ class CacheService {
     /// Over which hit rates and their ceilings are told; see Demand.
     std::vector<std::chrono::seconds> demand_windows = {
         std::chrono::minutes(5), std::chrono::hours(1), std::chrono::hours(24)};
+    /// Of await_job(), of all connections: each holds a call open for seconds.
+    std::size_t max_waits = 1024;
   };
 
   /// Ends a connection that was taken over; it calls disconnected() before it returns.
@@ -90,9 +93,11 @@ class CacheService {
   /// that contradicts the others of its instance, or when it has registered as something else;
   /// kGone for an unknown connection.
   Result<Registered> register_rank(const Id128& connection, const Registration& registration);
-  /// Makes the connection a scheduler of `instance`, which need not be there yet.
-  /// Errors: kInvalidArgument when it belongs to another instance; kGone.
-  Result<void> attach(const Id128& connection, const std::string& instance);
+  /// Makes the connection a scheduler of `instance`, which need not be there yet. Its jobs are
+  /// named after `scheduler`; none: nobody can await them. Errors: kInvalidArgument when it belongs
+  /// to another instance; kGone.
+  Result<void> attach(const Id128& connection, const std::string& instance,
+                      const Id128& scheduler = {});
 
   // ---- calls of a scheduler
 
@@ -113,6 +118,10 @@ class CacheService {
   /// gave `space` and `position`; from BlockStore::kJournalEnd only where that is. Notes it from
   /// the first such call on. Errors: as lookup(); kOutOfCapacity when there is no memory for it.
   Result<Journal> journal(const Id128& connection, std::uint64_t space, std::uint64_t position);
+  /// Answers once that job and its scheduler's jobs before it are over; see JobWaits::wait. kGone
+  /// also while a rank of that scheduler's instance is away.
+  void await_job(const Id128& connection, const JobId& job, Duration patience,
+                 JobWaits::Answer answer);
   /// The new generation.
   /// Errors: kGone when no rank of the instance is there.
   Result<std::uint64_t> reset_cache(const Id128& connection);
@@ -198,6 +207,7 @@ class CacheService {
     std::uint64_t lookup_blocks_not_served = 0;  ///< Asked for by instances that are not complete.
     std::uint64_t corrupt_pages = 0;             ///< Reported by the workers that loaded them.
     std::optional<std::uint32_t> next_victim_idle_s;
+    JobWaits::Stats waits;
   };
   [[nodiscard]] Stats stats() const;
   [[nodiscard]] BlockStore& store() noexcept { return *store_; }
@@ -227,6 +237,7 @@ class CacheService {
   [[nodiscard]] std::vector<std::uint32_t> pages_of(const std::vector<SlotIndex>& frames,
                                                     const Client& caller) const;
   void leave_instance(Client& client);
+  void leave_schedulers(Client& client);
   void end_parted(std::unordered_map<Id128, std::unique_ptr<Parted>>::iterator parted);
   void drop_reference(Instance& instance);
 
@@ -234,6 +245,8 @@ class CacheService {
   std::unique_ptr<NamespaceTable> namespaces_;
   std::unique_ptr<Demand> demand_;
   ChecksumTable checksums_;
+  JobWaits waits_;
+  std::unordered_map<Id128, const Instance*> schedulers_;  ///< Those that are attached.
   std::uint64_t pool_bytes_;
   std::uint32_t parts_;
   std::map<std::int32_t, std::uint32_t> part_of_node_;

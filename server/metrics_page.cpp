@@ -179,6 +179,14 @@ void cache(Page& page, const Snapshot& now) {
                store.reservations_timed_out);
   page.counter("late_publishes_total", "Saves published after they were forgotten",
                store.late_publishes);
+  const JobWaits::Stats& waits = cache.waits;
+  page.gauge("job_waits", "Calls that wait for another engine's saves", number(waits.waiting));
+  page.counters("job_waits_total", "Waits for another engine's saves, by how they ended", "result",
+                {{"over", number(waits.over)},
+                 {"gone", number(waits.gone)},
+                 {"timeout", number(waits.timed_out)},
+                 {"busy", number(waits.busy)},
+                 {"cancelled", number(waits.cancelled)}});
   page.gauge("memory_bytes", "Memory of the index and its tables, beside the pool",
              number(cache.memory_bytes));
 }

@@ -29,13 +29,15 @@ enum class Method : std::uint8_t {
   kGoodbye,
   kCorrupt,
   kJournal,
+  kAwaitJob,
 };
-inline constexpr std::size_t kMethodCount = static_cast<std::size_t>(Method::kJournal) + 1;
+inline constexpr std::size_t kMethodCount = static_cast<std::size_t>(Method::kAwaitJob) + 1;
 
 constexpr std::string_view to_string(Method method) noexcept {
   constexpr std::array<std::string_view, kMethodCount> kNames = {
-      "hello",   "register", "attach",  "lookup",      "claim",   "unclaim", "open",   "release",
-      "reserve", "publish",  "abandon", "reset_cache", "goodbye", "corrupt", "journal"};
+      "hello",   "register", "attach",  "lookup",   "claim",   "unclaim",
+      "open",    "release",  "reserve", "publish",  "abandon", "reset_cache",
+      "goodbye", "corrupt",  "journal", "await_job"};
   return kNames[static_cast<std::size_t>(method)];
 }
 

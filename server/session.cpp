@@ -124,7 +124,7 @@ class SessionImpl final : public wire::Session::Server {
     const Measured measured(context_, Method::kAttach);
     const auto done =
         read_instance(call.getParams().getInstance()).and_then([&](const std::string& instance) {
-          return service_.attach(connection_, instance);
+          return service_.attach(connection_, instance, read_id(call.getParams().getScheduler()));
         });
     write_done(done, call.getResults());
     return finish(measured, done);
@@ -313,6 +313,29 @@ class SessionImpl final : public wire::Session::Server {
       there[i] = said[i].is_there ? 1 : 0;
     }
     return finish(measured, journal);
+  }
+
+  kj::Promise<void> awaitJob(AwaitJobContext call) override {
+    const Measured measured(context_, Method::kAwaitJob);
+    const auto params = call.getParams();
+    const JobId job = read_job(params.getJob());
+    // The fulfiller outlives the promise where the connection ends first.
+    auto answered = kj::newPromiseAndFulfiller<Result<void>>();
+    if (read_id(params.getServer()) == context_.server) {
+      service_.await_job(connection_, job, std::chrono::milliseconds(params.getPatienceMs()),
+                         [fulfiller = std::make_shared<kj::Own<kj::PromiseFulfiller<Result<void>>>>(
+                              kj::mv(answered.fulfiller))](Result<void> result) {
+                           (*fulfiller)->fulfill(std::move(result));
+                         });
+    } else {
+      answered.fulfiller->fulfill(
+          fail(Errc::kGone, "job {} is of another server, which is not asked", job.number));
+    }
+    context_.background.poke();  // A deadline to keep.
+    return answered.promise.then([this, call, measured](Result<void>&& result) mutable {
+      write_done(result, call.getResults());
+      return finish(measured, result);
+    });
   }
 
   kj::Promise<void> goodbye(GoodbyeContext call) override {

@@ -68,6 +68,13 @@ class CacheSession:
         Keys have 32 bytes, shorter ones are padded with zeros. ``lost``: statements before these
         are missing, so all may be gone. ``more``: ask again at once.
         """
+    def await_job(self, server: bytes, scheduler: bytes, number: int, patience_s: float) -> int:
+        """Asks to be told once that job of another engine, and those before it, are over."""
+    def take_wait(self, ticket: int, patience_s: float = 0.0) -> bool:
+        """Whether they are; raises as take(), and Busy, Refused or Gone if nobody can tell.
+
+        Whatever the end, a lookup finds what there is.
+        """
     def forget(self, ticket: int) -> None: ...
     def unclaim(self, token: bytes) -> None: ...
     def reset_cache(self, patience_s: float) -> int: ...

@@ -131,6 +131,47 @@ TEST_SUITE("saves and loads") {
     CHECK(nobody->error().code == Errc::kGone);
   }
 
+  TEST_CASE("an engine is told when another one's job is sealed, or will never be") {
+    TestEngine::Options options;
+    options.session.scheduler = Id128{7, 7};
+    Fixture f(options);
+    f.engine->scheduler = Id128{7, 7};
+    EngineMemory memory(2, 8 * 1024, kBlocks);
+    SlowDevice device;
+    TestEngine decode({.socket = f.server.socket(), .instance = "decode"}, memory, device);
+    decode.wait_ready();
+    CacheSession& session = decode.session();
+    const Id128 server = session.status().server;
+    const auto wait = [&](std::uint64_t number) {
+      return session.await_job(server, {f.engine->scheduler, number}, seconds(10)).value();
+    };
+    f.device.hold();
+    const auto ticket = wait(1);
+    REQUIRE(f.engine->start_save(1, numbers_from(1, 5), blocks_from(0, 5)));
+    CHECK(f.server.metric_becomes("pegaflow_reservations", 1));
+    CHECK_FALSE(session.take_wait(ticket));
+
+    f.device.allow_all();
+
+    const auto sealed = session.take_wait(ticket, kHang);
+    REQUIRE(sealed);
+    CHECK(*sealed);
+    CHECK(decode.lookup(numbers_from(1, 5)).value().blocks == 5);
+    CHECK(session.take_wait(ticket)->error().code == Errc::kGone);  // Handed out once.
+
+    const auto never = wait(2);
+    CHECK(f.server.metric_becomes("pegaflow_job_waits", 1));
+    f.engine->close_session();
+    const auto gone = session.take_wait(never, kHang);
+    REQUIRE(gone);
+    CHECK(gone->error().code == Errc::kGone);
+
+    const auto other = session.await_job(Id128::random(), {f.engine->scheduler, 1}, seconds(10));
+    CHECK(session.take_wait(other.value(), kHang)->error().code == Errc::kGone);
+    CHECK(session.await_job(server, {}, Duration::zero()).error().code == Errc::kInvalidArgument);
+    CHECK(session.await_job(server, {}, seconds(11)).error().code == Errc::kInvalidArgument);
+  }
+
   TEST_CASE("a part of a claim can be loaded") {
     Fixture f;
     f.engine->save(numbers_from(1, 10), blocks_from(0, 10));
@@ -411,10 +452,29 @@ TEST_SUITE("claims and resets") {
 TEST_SUITE("agreeing with the server") {
   TEST_CASE("a client that speaks the server's version and the next is served") {
     TestEngine::Options options;
-    options.session.minimum_version = options.mover.link.minimum_version = 1;
-    options.session.maximum_version = options.mover.link.maximum_version = 2;
+    options.session.minimum_version = options.mover.link.minimum_version = 2;
+    options.session.maximum_version = options.mover.link.maximum_version = 3;
     Fixture f(options);
     CHECK(f.engine->save({1}, {0}).blocks == 1);
+  }
+
+  TEST_CASE("with the version before nobody waits for jobs, and all else goes on") {
+    TestEngine::Options options;
+    options.session.minimum_version = options.mover.link.minimum_version = 1;
+    options.session.maximum_version = options.mover.link.maximum_version = 1;
+    Fixture f(options);
+    CacheSession& session = f.engine->session();
+    CHECK(f.engine->save({1}, {0}).blocks == 1);
+
+    const auto ticket =
+        session.await_job(session.status().server, {f.engine->scheduler, 1}, seconds(2));
+
+    REQUIRE(ticket);
+    const auto answer = session.take_wait(*ticket, kHang);
+    REQUIRE(answer);
+    CHECK(answer->error().code == Errc::kRefused);
+    CHECK(f.engine->lookup({1}).value().blocks == 1);
+    CHECK(session.status().connections == 1);
   }
 
   TEST_CASE("a client that speaks only the next version is told which side to upgrade") {
@@ -424,7 +484,7 @@ TEST_SUITE("agreeing with the server") {
     TestEngine::Options options;
     options.socket = server.socket();
     for (LinkOptions* link : {&options.session, &options.mover.link}) {
-      link->minimum_version = link->maximum_version = 2;
+      link->minimum_version = link->maximum_version = 3;
       link->refused_interval = milliseconds(10);
     }
     TestEngine engine(options, memory, device);
@@ -435,8 +495,8 @@ TEST_SUITE("agreeing with the server") {
     const std::string why = engine.mover().status().detail;
     INFO(why);
     CHECK(has(why, "refused: "));
-    CHECK(has(why, "1 to 1"));
-    CHECK(has(why, "2 to 2"));
+    CHECK(has(why, "1 to 2"));
+    CHECK(has(why, "3 to 3"));
     CHECK(has(why, "upgrade the server"));
     CHECK(engine.session().lookup(numbered_keys({1})).error().code == Errc::kPeerLost);
     // It asks again by itself.

@@ -31,7 +31,9 @@ struct Engine {
     auto mapped = worker.register_rank("engine", kPage);
     REQUIRE(mapped);
     pool = std::move(*mapped);
-    REQUIRE(scheduler.hello().version == kWireMaximum);
+    const auto greeting = scheduler.hello();
+    REQUIRE(greeting.version == kWireMaximum);
+    incarnation = greeting.server;
     REQUIRE(scheduler.attach("engine"));
   }
   JobId job() { return {.scheduler = scheduler.process(), .number = ++jobs}; }
@@ -41,6 +43,7 @@ struct Engine {
   WireClient worker;
   WireClient scheduler;
   MappedPool pool;
+  Id128 incarnation;  ///< The server's.
   std::uint64_t jobs = 0;
 };
 
@@ -63,7 +66,7 @@ TEST_SUITE("hello") {
     auto io = kj::setupAsyncIo();
 
     WireClient newer(io, server.socket());
-    const auto too_new = newer.hello({.minimum = 2, .maximum = 3});
+    const auto too_new = newer.hello({.minimum = 3, .maximum = 4});
     WireClient older(io, server.socket());
     const auto too_old = older.hello({.minimum = 0, .maximum = 0});
 
@@ -72,8 +75,8 @@ TEST_SUITE("hello") {
     CHECK(too_new.maximum == kWireMaximum);
     REQUIRE(too_new.refused);
     CHECK(too_new.refused->code == Errc::kRefused);
-    CHECK(has(too_new.refused->detail, "versions 2 to 3"));
-    CHECK(has(too_new.refused->detail, "1 to 1"));
+    CHECK(has(too_new.refused->detail, "versions 3 to 4"));
+    CHECK(has(too_new.refused->detail, "1 to 2"));
     CHECK(has(too_new.refused->detail, "upgrade the server"));
     REQUIRE(too_old.refused);
     CHECK(has(too_old.refused->detail, "upgrade the client"));
@@ -496,6 +499,64 @@ TEST_SUITE("save and load") {
     heir.hello();
     REQUIRE(heir.register_rank("engine", kPage));
     CHECK(engine.scheduler.lookup(keys).blocks == 5);
+  }
+
+  TEST_CASE("who awaits a job is answered when it is sealed, and other calls pass by") {
+    Engine engine;
+    const auto keys = make_keys(1, 5);
+    WireClient decode(engine.io, engine.server.socket());
+    decode.hello();
+    REQUIRE(decode.attach("decode"));
+    const JobId job = engine.job();
+    REQUIRE(engine.worker.reserve(job, keys));
+    auto sealed = decode.await_job(engine.incarnation, job, 60'000);
+    CHECK_FALSE(decode.lookup(keys).complete);  // The call before it is under way.
+    CHECK(engine.server.metric("pegaflow_job_waits") == 1);
+    CHECK_FALSE(sealed.poll(engine.io.waitScope));
+
+    REQUIRE(engine.worker.publish(job));
+
+    CHECK(sealed.wait(engine.io.waitScope));
+    CHECK(engine.server.metric("pegaflow_job_waits") == 0);
+    CHECK(engine.server.metric(R"(pegaflow_job_waits_total{result="over"})") == 1);
+    // Another server's job, a scheduler that nobody has, and one that is not over in time.
+    const auto code = [&](const Id128& server, const JobId& which) {
+      const Result<void> answer = decode.await_job(server, which, 1).wait(engine.io.waitScope);
+      REQUIRE_FALSE(answer);
+      return answer.error().code;
+    };
+    CHECK(code(Id128::random(), job) == Errc::kGone);
+    CHECK(code(engine.incarnation, {Id128::random(), 1}) == Errc::kGone);
+    CHECK(code(engine.incarnation, engine.job()) == Errc::kTimeout);
+    // One that has not attached.
+    WireClient stranger(engine.io, engine.server.socket());
+    stranger.hello();
+    const Result<void> refused =
+        stranger.await_job(engine.incarnation, job, 1).wait(engine.io.waitScope);
+    REQUIRE_FALSE(refused);
+    CHECK(refused.error().code == Errc::kInvalidArgument);
+  }
+
+  TEST_CASE("a wait ends with the connection that waits, and with the server") {
+    Engine engine;
+    const JobId job = engine.job();
+    const Id128 incarnation = engine.incarnation;
+    auto left = std::make_unique<WireClient>(engine.io, engine.server.socket());
+    left->hello();
+    REQUIRE(left->attach("decode"));
+    {
+      auto wait = left->await_job(incarnation, job, 60'000);
+      CHECK_FALSE(left->lookup(make_keys(1, 1)).complete);
+      CHECK(engine.server.metric("pegaflow_job_waits") == 1);
+      left.reset();
+    }
+    CHECK(engine.server.metric_becomes("pegaflow_job_waits", 0));
+    CHECK(engine.server.metric(R"(pegaflow_job_waits_total{result="cancelled"})") == 1);
+
+    auto wait = engine.scheduler.await_job(incarnation, job, 60'000);
+    CHECK(engine.scheduler.lookup(make_keys(1, 1)).complete);
+    CHECK(engine.server.terminate() == 0);
+    CHECK_THROWS_AS(wait.wait(engine.io.waitScope), kj::Exception);
   }
 
   TEST_CASE("calls out of place are the caller's mistake, and change nothing") {

@@ -64,6 +64,8 @@ class OracleStore {
   Result<std::size_t> publish(HolderId holder, const JobId& job, std::size_t limit);
   void abandon(HolderId holder, const JobId& job);
 
+  [[nodiscard]] bool is_saving(const JobId& job);
+
   void expire();
   [[nodiscard]] std::optional<TimePoint> next_deadline() const;
   bool work();

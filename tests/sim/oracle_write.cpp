@@ -29,6 +29,11 @@ OracleStore::Job* OracleStore::job_of(const JobId& id) {
   return nullptr;
 }
 
+bool OracleStore::is_saving(const JobId& id) {
+  const Job* const job = job_of(id);
+  return job != nullptr && !is_doomed(*job);
+}
+
 OracleStore::Job* OracleStore::job_of(std::uint64_t serial) {
   for (Job& job : jobs_) {
     if (job.serial == serial) return &job;

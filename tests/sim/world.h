@@ -111,6 +111,8 @@ class World {
   // ---- what can happen; each returns without doing anything where it does not apply
   void reserve();
   void reserve_shared(std::size_t connection);
+  /// Of its state both sides are asked from now on, for a while.
+  void remember(const JobId& job);
   void publish();
   void abandon();
   void copy_some();
@@ -207,6 +209,7 @@ class World {
   std::uint64_t next_stamp_ = 1;
   std::uint64_t next_token_ = 1;
   std::uint64_t next_job_ = 1;
+  std::deque<JobId> last_jobs_;
   std::uint64_t next_pin_ = 1;
   std::uint64_t steps_ = 0;
   std::uint64_t notes_ = 0;

@@ -31,6 +31,11 @@ void World::compare() {
       throw Mismatch{"a process touches slots, and may_touch() does not know"};
     }
   }
+  for (const JobId& job : last_jobs_) {
+    if (store_->is_saving(job) != oracle_->is_saving(job)) {
+      throw Mismatch{fmt::format("is_saving({}) differs", job.number)};
+    }
+  }
   compare_order();
   compare_journal();
   if (steps_ % 64 == 0) {

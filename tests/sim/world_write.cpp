@@ -27,6 +27,7 @@ void World::reserve() {
   const std::vector<BlockKey> keys = pick_keys();
   note("reserve holder={} space={} job={} keys={}", number(holder), number(where), job.number,
        keys.size());
+  remember(job);
   const auto chosen = store_->reserve(holder, where, job, 0, keys);
   const auto expected = oracle_->reserve(holder, where, job, 0, keys, chosen);
   if (!same_outcome(chosen, expected) || (chosen && *chosen != *expected)) {
@@ -44,6 +45,12 @@ void World::reserve() {
     }
     add_page(saves_[*save], slot, keys[i], 0);
   }
+}
+
+void World::remember(const JobId& job) {
+  if (std::find(last_jobs_.begin(), last_jobs_.end(), job) != last_jobs_.end()) return;
+  last_jobs_.push_back(job);
+  if (last_jobs_.size() > 32) last_jobs_.pop_front();
 }
 
 void World::add_page(Save& save, SlotIndex frame, const BlockKey& key, std::uint32_t shard) {
@@ -96,6 +103,7 @@ void World::reserve_shared(std::size_t connection) {
       std::min(first, job.keys.size()), chance(0.6) ? left : pick(left + 1));
   note("reserve holder={} shard={} space={} job={} first={} keys={}", number(holder), process.shard,
        number(job.space), job.job.number, first, keys.size());
+  remember(job.job);
   const auto chosen = store_->reserve(holder, job.space, job.job, first, keys);
   const auto expected = oracle_->reserve(holder, job.space, job.job, first, keys, chosen);
   if (!same_outcome(chosen, expected) || (chosen && *chosen != *expected)) {

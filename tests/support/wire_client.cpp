@@ -137,10 +137,20 @@ Result<MappedPool> WireClient::register_rank(const Registration& registration) {
   return mapped;
 }
 
-Result<void> WireClient::attach(const std::string& instance) {
+Result<void> WireClient::attach(const std::string& instance, const Id128& scheduler) {
   auto request = session_.attachRequest();
   request.setInstance(instance.c_str());
+  write_id(scheduler.is_none() ? process_ : scheduler, request.initScheduler());
   return read_done(request.send().wait(io_.waitScope));
+}
+
+kj::Promise<Result<void>> WireClient::await_job(const Id128& server, const JobId& job,
+                                                std::uint32_t patience_ms) {
+  auto request = session_.awaitJobRequest();
+  write_id(server, request.initServer());
+  write_job(job, request.initJob());
+  request.setPatienceMs(patience_ms);
+  return request.send().then([](auto&& answer) { return read_done(answer); });
 }
 
 WireClient::Found WireClient::lookup(std::span<const BlockKey> keys) {

@@ -72,7 +72,10 @@ class WireClient {
   /// The default factors and one rank.
   Result<MappedPool> register_rank(const std::string& instance, std::uint64_t page_bytes);
   Result<MappedPool> register_rank(const Registration& registration);
-  Result<void> attach(const std::string& instance);
+  /// `scheduler` names its jobs; none: the process does.
+  Result<void> attach(const std::string& instance, const Id128& scheduler = {});
+  kj::Promise<Result<void>> await_job(const Id128& server, const JobId& job,
+                                      std::uint32_t patience_ms);
 
   struct Found {
     std::size_t blocks = 0;

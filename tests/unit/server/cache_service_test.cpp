@@ -431,6 +431,76 @@ TEST_SUITE("CacheService") {
     CHECK_FALSE(f.service->journal(scheduler, reset.space, kEnd).value().part.has_lost);
   }
 
+  TEST_CASE("a wait for a job ends with it, with its engine, and with the connection that waits") {
+    Fixture f;
+    const Id128 scheduler{3, 3};
+    const Id128 prefill = f.connect(Id128::random());
+    const Id128 worker = f.connect(Id128::random());
+    const Id128 decode = f.connect(Id128::random());
+    REQUIRE(f.service->attach(decode, "decode", Id128{5, 5}));
+    std::vector<Result<void>> answers;
+    const auto wait = [&](std::uint64_t number) {
+      f.service->await_job(decode, {scheduler, number}, std::chrono::seconds(2),
+                           [&](Result<void> answer) { answers.push_back(std::move(answer)); });
+    };
+    const auto last = [&] { return answers.back() ? Errc{} : answers.back().error().code; };
+
+    wait(1);
+    REQUIRE(answers.size() == 1);
+    CHECK(last() == Errc::kGone);  // Nobody has that scheduler.
+    REQUIRE(f.service->attach(prefill, "engine", scheduler));
+    REQUIRE(f.service->attach(prefill, "engine", scheduler));
+    wait(1);
+    REQUIRE(answers.size() == 2);
+    CHECK(last() == Errc::kGone);  // It has no rank yet.
+    REQUIRE(f.register_rank(worker));
+    wait(1);
+    CHECK(answers.size() == 2);
+    CHECK(f.service->stats().waits.waiting == 1);
+    CHECK(f.service->next_deadline() == f.clock.now() + std::chrono::seconds(2));
+    REQUIRE(f.service->reserve(worker, {scheduler, 1}, 0, keys(1, 2)));
+    CHECK(answers.size() == 2);
+    REQUIRE(f.service->publish(worker, {scheduler, 1}) == 0);
+    REQUIRE(answers.size() == 3);
+    CHECK(answers.back());
+
+    wait(2);
+    REQUIRE(f.service->reserve(worker, {scheduler, 2}, 0, keys(2, 2)));
+    f.service->disconnected(worker);  // Killed between reserve and publish.
+    REQUIRE(answers.size() == 4);
+    CHECK(last() == Errc::kGone);
+    const Id128 heir = f.connect(Id128::random());
+    REQUIRE(f.register_rank(heir));
+    wait(3);
+    f.clock.advance(std::chrono::seconds(2));
+    f.service->expire();
+    REQUIRE(answers.size() == 5);
+    CHECK(last() == Errc::kTimeout);
+    wait(3);
+    f.service->disconnected(prefill);
+    REQUIRE(answers.size() == 6);
+    CHECK(last() == Errc::kGone);
+    REQUIRE(f.service->attach(f.connect(Id128::random()), "engine", scheduler));
+    wait(3);
+    REQUIRE(f.service->goodbye(decode));
+    REQUIRE(answers.size() == 7);
+    CHECK(last() == Errc::kCancelled);
+    wait(3);
+    REQUIRE(answers.size() == 8);
+    CHECK(last() == Errc::kGone);  // After goodbye every call says so.
+  }
+
+  TEST_CASE("a scheduler's name belongs to one instance") {
+    Fixture f;
+    const Id128 scheduler{3, 3};
+    REQUIRE(f.service->attach(f.connect(Id128::random()), "engine", scheduler));
+
+    const auto refused = f.service->attach(f.connect(Id128::random()), "another", scheduler);
+
+    REQUIRE_FALSE(refused);
+    CHECK(refused.error().code == Errc::kInvalidArgument);
+  }
+
   TEST_CASE("a wrong page is counted, and its block is a miss for everybody") {
     Fixture f;
     const Id128 worker = f.connect(Id128::random());
