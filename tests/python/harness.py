@@ -177,6 +177,7 @@ class Answer:
     finish_reason: str = ""
     loaded: int = 0  #: Tokens that vLLM counts as external hits.
     local: int = 0
+    params: dict[str, Any] | None = None  #: ``kv_transfer_params`` of the response.
 
     def check(self) -> None:
         expected = answer(self.prompt, self.wanted, self.seed)
@@ -266,10 +267,14 @@ class Engine:
         salt: str | None = None,
         lora: str | None = None,
         skip_reading: bool | None = None,
+        params: dict[str, Any] | None = None,
     ) -> Answer:
         seed = zlib.crc32(f"{salt}/{lora}".encode()) if salt or lora else 0
         params = SamplingParams(
-            max_tokens=tokens, ignore_eos=True, skip_reading_prefix_cache=skip_reading
+            max_tokens=tokens,
+            ignore_eos=True,
+            skip_reading_prefix_cache=skip_reading,
+            extra_args={"kv_transfer_params": params} if params is not None else None,
         )
         request = self._request(
             request_id,
@@ -368,6 +373,7 @@ class Engine:
                 made.tokens += one.new_token_ids
                 if one.finish_reason is not None:
                     made.finish_reason = str(one.finish_reason)
+                    made.params = one.kv_transfer_params
                 if one.prefill_stats is not None:
                     made.loaded = one.prefill_stats.num_external_cached_tokens
                     made.local = one.prefill_stats.num_local_cached_tokens

@@ -84,6 +84,7 @@ def lookups(clock, loads, server) -> Lookups:
         read_settings({}, {}),
         loads,
         min_blocks=2,
+        block_size=BLOCK,
         follow=True,
         counts=Counts(),
         clock=clock,

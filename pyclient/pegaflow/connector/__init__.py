@@ -143,15 +143,13 @@ class PegaKVConnector(KVConnectorBase_V1, SupportsHMA):
     def request_finished(
         self, request: Any, block_ids: Sequence[int]
     ) -> tuple[bool, dict[str, Any] | None]:
-        self._scheduler.finished(request, block_ids)
-        return False, None
+        return False, self._scheduler.finished(request, block_ids)
 
     @hook(lambda: (False, None))
     def request_finished_all_groups(
         self, request: Any, block_ids: Sequence[Sequence[int]]
     ) -> tuple[bool, dict[str, Any] | None]:
-        self._scheduler.finished(request, block_ids[0] if block_ids else ())
-        return False, None
+        return False, self._scheduler.finished(request, block_ids[0] if block_ids else ())
 
     @hook(lambda: False)
     def has_pending_push_work(self) -> bool:

@@ -108,13 +108,19 @@ def _scheduler_side(vllm_config: Any, kv_cache_config: Any) -> SchedulerSide:
         from pegaflow.connector.event_format import EventFormat
 
         event_format = EventFormat(group, group.kv_cache_spec.block_size)
+    scheduler = _native.random_id()
     session = _native.CacheSession(
-        path, instance_id(vllm_config), build(), **settings.link_options()
+        path,
+        instance_id(vllm_config),
+        build(),
+        scheduler=scheduler,
+        **settings.link_options(),
     )
     log.info("pegaflow: server %s instance %s", path, instance_id(vllm_config))
     return SchedulerSide(
         session,
         settings,
+        scheduler=scheduler,
         block_size=group.kv_cache_spec.block_size,
         hash_unit=unit,
         block_bytes=block_bytes,

@@ -132,6 +132,13 @@ OPTIONS = (
         bounds=(0, 10_000),
     ),
     Option(
+        "handover_wait_ms",
+        2000.0,
+        "How long a request waits for what a prefill engine saves for it; 0: it does not.",
+        unit="ms",
+        bounds=(0, 10_000),
+    ),
+    Option(
         "miss_ttl_ms",
         100.0,
         "How long a miss is believed before the server is asked again.",
@@ -227,6 +234,7 @@ class Settings:
     max_pinned_percent: int
     claim_wait_ms: float
     claim_limit_ms: float
+    handover_wait_ms: float
     miss_ttl_ms: float
     load_patience_ms: float
     load_bytes_per_second: float

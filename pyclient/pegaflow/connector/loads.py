@@ -46,15 +46,19 @@ class Loads:
 
     def begin(self, state: RequestState, claim: Claim, start: int, blocks: Sequence[int]) -> Load:
         """Takes over a claim: ``blocks`` get what the chain has from ``start`` on."""
+        stop = start + len(blocks)
+        full_stop = claim.full_stop(stop)
+        keys = state.chain.keys(start, full_stop) + [claim.tail] * (stop - full_stop)
         load = Load(
             id=self._next_id,
             state=state,
             token=claim.token,
             offset=start - claim.first,
             start=start,
-            keys=state.chain.keys(start, start + len(blocks)),
+            keys=keys,
             blocks=list(blocks),
             bytes=len(blocks) * self._block_bytes,
+            full_stop=full_stop,
         )
         self._next_id += 1
         self._under_way[load.id] = load
@@ -81,7 +85,7 @@ class Loads:
         """A load in time that brings one of the chain's blocks ``start`` to ``stop`` - 1.
 
         Keys are chained: two chains that agree at one block agree at all blocks before it. So the
-        first block that both ranges have in common decides.
+        first block that both ranges have in common decides; a partial one has a key of its own.
         """
         now = self._clock()
         for load in self._under_way.values():
@@ -160,7 +164,7 @@ class Loads:
         if load.handed_at is not None:
             self._counts.observe("load_seconds", self._clock() - load.handed_at)
         if outcome.first_failed is None:
-            state.next_save = max(state.next_save, load.stop)
+            state.next_save = max(state.next_save, load.full_stop)
             return
         self._counts.add("load_failed_blocks", outcome.failed)
         self._counts.add("load_failures", 1, outcome.error or "unknown")

@@ -8,6 +8,7 @@ from typing import Any
 from pegaflow import _native
 from pegaflow.connector.config import Settings
 from pegaflow.connector.errors import error_code
+from pegaflow.connector.handover import tail_key
 from pegaflow.connector.loads import Loads
 from pegaflow.connector.metrics import Counts
 from pegaflow.connector.requests import Claim, RequestState
@@ -32,6 +33,7 @@ class Lookups:
         loads: Loads,
         *,
         min_blocks: int,
+        block_size: int,
         follow: bool,
         counts: Counts,
         clock: Callable[[], float],
@@ -44,6 +46,7 @@ class Lookups:
         self._miss_ttl_s = settings.miss_ttl_ms / 1e3
         self._loads = loads
         self._min_blocks = min_blocks
+        self._block_size = block_size
         self._follow = follow
         self._counts = counts
         self._clock = clock
@@ -71,7 +74,7 @@ class Lookups:
         May be asked in every step while the request waits for room, and is cheap then.
         """
         usable = state.chain.usable_blocks()
-        if usable - local < self._min_blocks:
+        if not self.is_worth_asking(state, local):
             if usable < self._min_blocks:  # otherwise vLLM's own cache has nearly all of it
                 self._count_once(state, "uncacheable" if state.chain.broken else "too_short")
             self._drop_claim(state)
@@ -83,6 +86,25 @@ class Lookups:
         if state.claim is None and not self._claim(state, local, usable):
             return 0
         return self._answer(state, local)
+
+    def is_worth_asking(self, state: RequestState, local: int) -> bool:
+        """Whether the cache could bring enough beyond ``local`` blocks."""
+        reach = state.chain.usable_blocks()
+        if reach - local < self._min_blocks and self._tail(state):
+            reach += 1
+        return reach - local >= self._min_blocks
+
+    def _tail(self, state: RequestState) -> bytes:
+        """The key of the prompt's partial block, if a prefill engine has saved it for us.
+
+        Only for a request that has generated nothing: afterwards the block is another one.
+        """
+        request, handover = state.request, state.handover
+        if handover is None or not (
+            handover.tokens == request.num_prompt_tokens == request.num_tokens
+        ):
+            return b""
+        return tail_key(state, self._block_size)
 
     def _waits_for_another(self, state: RequestState, local: int, usable: int) -> bool:
         """Whether some other request loads blocks of ours: then vLLM's own cache has them soon."""
@@ -137,13 +159,16 @@ class Lookups:
 
     def _claim(self, state: RequestState, local: int, usable: int) -> bool:
         stop = min(usable, local + _native.MAX_KEYS)
-        keys = b"".join(state.chain.keys(local, stop))
+        tail = self._tail(state) if usable - local < _native.MAX_KEYS else b""
+        keys = b"".join(state.chain.keys(local, stop)) + tail
         try:
-            ticket = self._session.claim(keys, state.chain.key_bytes)
+            ticket = self._session.claim(keys, len(tail) or state.chain.key_bytes)
         except _native.PegaFlowError as error:
             self._missed(state, _reason(error))
             return False
-        state.claim = Claim(first=local, ticket=ticket, asked_at=self._clock())
+        state.claim = Claim(
+            first=local, ticket=ticket, asked_at=self._clock(), tail=tail, tail_at=stop
+        )
         if self._events is not None:
             state.claim.offered = self._events.offer_unreported(state, local, stop)
         return True
@@ -186,7 +211,7 @@ class Lookups:
         self._settle(claim)
         claim.ticket = None
         claim.blocks, complete, claim.token = answer
-        state.next_save = max(state.next_save, claim.first + claim.blocks)
+        state.next_save = max(state.next_save, claim.full_stop(claim.first + claim.blocks))
         if not complete:
             self._drop_claim(state)
             self._missed(state, "not_registered")

@@ -31,6 +31,8 @@ METRICS = (
     Metric("hits", COUNTER, "Requests that were offered blocks of the cache."),
     Metric("misses", COUNTER, "Requests that were not, by reason.", ("reason",)),
     Metric("followed", COUNTER, "Requests that waited for another's load of the same blocks."),
+    Metric("handovers", COUNTER, "Waits for a prefill engine's saves, by end.", ("result",)),
+    Metric("handover_seconds", HISTOGRAM, "How long those waits were."),
     Metric("loads", COUNTER, "Loads handed to the workers."),
     Metric("loaded_blocks", COUNTER, "Blocks loaded."),
     Metric("loaded_bytes", COUNTER, "Bytes loaded, all ranks."),

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from pegaflow.connector.keys import KeyChain
+
+if TYPE_CHECKING:
+    from pegaflow.connector.handover import Handover
 
 
 @dataclasses.dataclass
@@ -19,6 +22,12 @@ class Claim:
     blocks: int = 0
     token: bytes = b""
     offered: Sequence[bytes] = ()  #: Keys of which KV events will tell once it is answered.
+    tail: bytes = b""  #: Key of the partial block asked for behind the full ones, if one was,
+    tail_at: int = 0  #: and its index.
+
+    def full_stop(self, stop: int) -> int:
+        """``stop``, or the index of the partial block if that lies before it."""
+        return min(stop, self.tail_at) if self.tail else stop
 
 
 @dataclasses.dataclass(eq=False)
@@ -36,6 +45,7 @@ class Load:
     keys: list[bytes]
     blocks: list[int]
     bytes: int
+    full_stop: int = 0  #: Index behind the last full block; a partial one may come after it.
     handed_at: float | None = None  #: None: no worker knows of it yet.
     deadline: float | None = None
     cancelled: bool = False  #: The workers were told that it is of no more use.
@@ -80,9 +90,20 @@ class RequestState:
     counted: set[str] = dataclasses.field(default_factory=set)
     #: Index of the first block that the cache neither has nor was given.
     next_save: int = 0
+    handover: Handover | None = None  #: What a prefill engine has saved for it.
+    wait: int | None = None  #: Ticket of the question whether that is there.
+    wait_since: float = 0.0
+    last_job: int = 0  #: The last of our saves that has a block of it; 0: none.
+    tail_saved: bool = False  #: The prompt's last, partial block was given to a save.
     #: Block ids, where vLLM does not hand out its own table.
     table: list[int] = dataclasses.field(default_factory=list)
 
     @property
     def request_id(self) -> str:
         return self.request.request_id
+
+    def forget_saves(self) -> None:
+        """The cache has nothing of what it was given."""
+        self.next_save = 0
+        self.last_job = 0
+        self.tail_saved = False

@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from pegaflow import _native
+from pegaflow.connector.handover import tail_key
 from pegaflow.connector.messages import Outcome, SaveOrder
 from pegaflow.connector.metrics import Counts
 from pegaflow.connector.requests import RequestState
@@ -60,9 +61,11 @@ class GpuBlocks:
 class _Job:
     """What one step saves."""
 
+    number: int
     keys: list[bytes]
     block_ids: list[int]
     pinned: list[Any]
+    told: list[bytes]  #: Of the keys, those of which KV events tell.
     handed_at: float | None = None
 
 
@@ -108,7 +111,8 @@ class Saves:
         self._open: _Job | None = None  # gathers until the step's plan is made
         self._jobs: dict[int, _Job] = {}
         self._partial: dict[int, Outcome] = {}
-        self._keys: set[bytes] = set()  # of all jobs: another copy of a block is not saved too
+        # Of all jobs, and whose they are: another copy of a block is not saved too.
+        self._keys: dict[bytes, int] = {}
         self._pinned = 0
 
     @property
@@ -137,9 +141,11 @@ class Saves:
         run = self._events.run(state, first, stop) if self._events and first < stop else None
         for index in range(first, stop):
             key = state.chain.key(index)
-            if key not in self._keys and table[index] != 0:
+            if key in self._keys:
+                state.last_job = max(state.last_job, self._keys[key])
+            elif table[index] != 0:
                 if self._pinned < self._limit:
-                    self._add(key, table[index], run, index - first)
+                    state.last_job = self._add(key, table[index], run, index - first)
                 elif not last:
                     return
                 elif len(self._late) < self.blocks.count:
@@ -163,23 +169,43 @@ class Saves:
             else:
                 self._counts.add("save_dropped_blocks", 1, "pin_limit")
 
-    def _add(self, key: bytes, block_id: int, run: Any, index: int) -> None:
+    def collect_tail(self, state: RequestState, table: Sequence[int]) -> None:
+        """Adds the prompt's last, partial block, once its tokens and the blocks before are there.
+
+        Nothing is written behind them while it is saved: the request generates no more.
+        """
+        index = state.request.num_prompt_tokens // self._block_size
+        if state.next_save < index or len(table) <= index or table[index] == 0:
+            return
+        key = tail_key(state, self._block_size)
+        if key in self._keys:
+            state.last_job = max(state.last_job, self._keys[key])
+        elif key and self._pinned < self._limit:
+            state.last_job = self._add(key, table[index], None, 0)
+        else:
+            return
+        state.tail_saved = True
+
+    def _add(self, key: bytes, block_id: int, run: Any, index: int) -> int:
+        """The number of the job that saves it."""
         job = self._open
         if job is None or len(job.keys) == _native.MAX_KEYS or len(job.keys[0]) != len(key):
             self._close()
-            job = self._open = _Job([], [], [])
+            job = self._open = _Job(self._next_job, [], [], [], [])
+            self._next_job += 1
         job.pinned.append(self.blocks.pin(block_id))
         if run is not None:
             self._events.offer(run, index)
+            job.told.append(key)
         job.keys.append(key)
         job.block_ids.append(block_id)
-        self._keys.add(key)
+        self._keys[key] = job.number
         self._pinned += 1
+        return job.number
 
     def _close(self) -> None:
         if self._open is not None:
-            self._jobs[self._next_job] = self._open
-            self._next_job += 1
+            self._jobs[self._open.number] = self._open
             self._open = None
 
     def orders(self) -> list[SaveOrder]:
@@ -236,8 +262,9 @@ class Saves:
             self._release(job)
 
     def _release(self, job: _Job) -> None:
-        self._keys.difference_update(job.keys)
+        for key in job.keys:
+            del self._keys[key]
         self._pinned -= len(job.pinned)
         if self._events is not None:
-            self._events.settle(job.keys)
+            self._events.settle(job.told)
         self.blocks.unpin(job.pinned)

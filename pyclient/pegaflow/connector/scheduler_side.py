@@ -10,6 +10,7 @@ from typing import Any
 from pegaflow import _native
 from pegaflow.connector.config import Settings
 from pegaflow.connector.events import BlockEvents
+from pegaflow.connector.handover import Handover, Waits, is_asked_for, tail_tokens
 from pegaflow.connector.keys import KeyChain
 from pegaflow.connector.loads import Loads
 from pegaflow.connector.lookups import Lookups
@@ -38,6 +39,7 @@ class SchedulerSide:
         block_size: int,
         hash_unit: int,
         block_bytes: int,
+        scheduler: bytes | None = None,
         ranks: int = 1,
         may_load: bool = True,
         may_save: bool = True,
@@ -57,7 +59,8 @@ class SchedulerSide:
         self._own_tables = own_tables
         self._async_scheduling = async_scheduling
         self._clock = clock
-        self._incarnation = _native.random_id()
+        #: What the jobs are named after, as the session tells the server.
+        self._incarnation = scheduler or _native.random_id()
         self.ranks = ranks
         self.loads = Loads(
             ranks=ranks,
@@ -78,10 +81,17 @@ class SchedulerSide:
             settings,
             self.loads,
             min_blocks=max(1, -(-wanted // block_size)),
+            block_size=block_size,
             follow=prefix_caching,
             counts=self.counts,
             clock=clock,
             events=self.events,
+        )
+        self._waits = Waits(
+            session,
+            patience_s=settings.handover_wait_ms / 1e3,
+            counts=self.counts,
+            clock=clock,
         )
         self.saves: Saves | None = None  # until vLLM shows its block pool
         self._states: dict[str, RequestState] = {}
@@ -117,7 +127,9 @@ class SchedulerSide:
         if self.events is not None:
             self.events.listen()
         # Some requests exist only to be ended, so that connectors hear of it.
-        if self._may_load and not getattr(request, "abort_immediately", False):
+        if not self._may_load or getattr(request, "abort_immediately", False):
+            return
+        if not self._waits.begin(state):
             self._lookups.ask(state)
 
     def matched_tokens(self, request: Any, local_tokens: int) -> tuple[int | None, bool]:
@@ -125,7 +137,7 @@ class SchedulerSide:
         if state.generation != self._generation:
             # vLLM asks only for a request that begins anew, so all its KV is of now.
             state.generation = self._generation
-            state.next_save = 0
+            state.forget_saves()
         if not self._may_load or getattr(request, "skip_reading_prefix_cache", False):
             # Nobody tells what the cache has; vLLM's own blocks were offered to it when computed.
             state.next_save = max(state.next_save, local_tokens // self.block_size)
@@ -135,15 +147,24 @@ class SchedulerSide:
         state.local = local_tokens // self.block_size
         if self._away:
             self._lookups.not_registered(state)
+            self._waits.drop(state)
             return 0, False
+        if self._lookups.is_worth_asking(state, state.local) and self._waits.is_waiting(state):
+            return None, False
         blocks = self._lookups.blocks_beyond(state, state.local)
         if blocks is None:
             return None, False
-        return blocks * self.block_size, blocks > 0
+        tokens = blocks * self.block_size
+        stop = state.local + blocks
+        if state.claim is not None and stop > state.claim.full_stop(stop):
+            # With the prompt's partial block; its last token is computed, for what comes next.
+            tokens = request.num_tokens - 1 - local_tokens
+        return tokens, blocks > 0
 
     def allocated(self, request: Any, block_ids: Sequence[int], tokens: int) -> None:
         """vLLM has admitted the request, with ``tokens`` to be loaded behind its local blocks."""
         state = self._state(request)
+        self._waits.drop(state)
         if tokens == 0:
             self._lookups.drop(state)
             return
@@ -156,12 +177,14 @@ class SchedulerSide:
             raise AssertionError(f"{tokens} tokens were never offered to {request.request_id}")
         self.loads.begin(state, claim, start, block_ids[start:stop])
 
-    def finished(self, request: Any, block_ids: Sequence[int]) -> None:
+    def finished(self, request: Any, block_ids: Sequence[int]) -> dict[str, Any] | None:
+        """What the response says to a router that asked for it."""
         state = self._states.get(request.request_id)
         if state is None or state.request is not request:
-            return
+            return None
         del self._states[request.request_id]
         self._lookups.drop(state)
+        self._waits.drop(state)
         if state.load is not None:
             # vLLM keeps its blocks until the workers report.
             self._session.unclaim(state.load.token)
@@ -172,8 +195,26 @@ class SchedulerSide:
                 self.saves.drop(state, tokens, "not_registered")
             elif self._link["state"] == "ready":
                 self.saves.collect(state, block_ids, tokens, last=True)
+                if self._wants_tail(state, tokens):
+                    self.saves.collect_tail(state, block_ids)
+                return self._hand_over(state)
             else:
                 self.saves.drop(state, tokens, "no_server")
+        return None
+
+    def _hand_over(self, state: RequestState) -> dict[str, Any] | None:
+        if not is_asked_for(state.request):
+            return None
+        return Handover(
+            node=bytes.fromhex(self._link["server"]),
+            scheduler=self._incarnation,
+            job=state.last_job,
+            tokens=(
+                state.request.num_prompt_tokens
+                if state.tail_saved
+                else state.next_save * self.block_size
+            ),
+        ).params()
 
     def _written_tokens(self, request: Any) -> int:
         """Tokens whose KV is in memory, not only scheduled."""
@@ -239,13 +280,27 @@ class SchedulerSide:
             # no hash: a block is saved in the step that completes it, or in the one after.
             computed = request.num_computed_tokens + scheduled - len(drafts.get(request_id, ()))
             tokens = min(computed, request.num_tokens)
-            if tokens // self.block_size <= state.next_save:
+            wants_tail = self._wants_tail(state, tokens)
+            if tokens // self.block_size <= state.next_save and not wants_tail:
                 continue
             if block_state is None:
                 table = state.table
             else:
                 table = (block_state.get_block_ids(request_id) or ((),))[0]
             saves.collect(state, table, tokens)
+            if wants_tail:
+                saves.collect_tail(state, table)
+
+    def _wants_tail(self, state: RequestState, tokens: int) -> bool:
+        """Whether the prompt's partial block is to be saved, of which ``tokens`` are there."""
+        if state.tail_saved or tokens < state.request.num_prompt_tokens:
+            return False
+        request = state.request
+        # The answer's tokens go into the same block, and a page that changes while it is copied
+        # would not have the checksum that it was given.
+        if getattr(request, "max_tokens", 0) != 1:
+            return False
+        return is_asked_for(request) and bool(tail_tokens(request, self.block_size))
 
     def _follow_tables(self, output: Any) -> None:
         """Keeps block tables of our own, for releases that do not hand out theirs."""
@@ -313,7 +368,7 @@ class SchedulerSide:
             if self._server is not None:
                 # Another life of the server has nothing of what we gave to the last one.
                 for state in self._states.values():
-                    state.next_save = 0
+                    state.forget_saves()
             self._server = link["server"]
         self._link = link
         if line := self._summary.line(now, link["state"]):
@@ -335,6 +390,7 @@ class SchedulerSide:
         self.loads.discard_all()
         for state in self._states.values():
             self._lookups.drop(state)
+            self._waits.drop(state)
         if self.events is not None:
             self.events.reset()
         self._reset_owed = True
