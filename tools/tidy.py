@@ -21,7 +21,18 @@ import sys
 import time
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
-OURS = ("base", "capnp", "transport", "engine", "client", "server", "pyclient", "perf", "tests")
+OURS = (
+    "base",
+    "capnp",
+    "transport",
+    "engine",
+    "client",
+    "server",
+    "router",
+    "pyclient",
+    "perf",
+    "tests",
+)
 JOBS = 2
 FORCED_INCLUDE = re.compile(rf"-include ({ROOT}/\S+)")
 INCLUDE = re.compile(r'^\s*#\s*include\s+"([^"]+)"', re.MULTILINE)

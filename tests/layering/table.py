@@ -66,10 +66,16 @@ LIBRARIES: dict[str, tuple[str, tuple[str, ...]]] = {
     "tl/expected.hpp": ("tl::expected", ("base/error.h",)),
     "spdlog/": ("spdlog", ("base/log.cpp",)),
     "CLI/": ("CLI11", ("base/options.cpp",)),
-    "prometheus/": ("prometheus-cpp", ("base/", "server/", *TESTS_AND_PERF)),
+    "prometheus/": ("prometheus-cpp", ("base/", "server/", "router/", *TESTS_AND_PERF)),
     "xxhash.h": (
         "xxHash",
-        ("engine/namespace_table.cpp", "transport/checksum.cpp", *TESTS_AND_PERF),
+        (
+            "engine/namespace_table.cpp",
+            "transport/checksum.cpp",
+            "router/access.cpp",
+            "router/policy.cpp",
+            *TESTS_AND_PERF,
+        ),
     ),
     "xxh_x86dispatch.h": ("xxHash", ("transport/checksum.cpp",)),
     "kj/compat/http.h": ("kj-http", ("server/", *TESTS_AND_PERF)),
@@ -88,7 +94,7 @@ LIBRARIES: dict[str, tuple[str, tuple[str, ...]]] = {
     "cuda_runtime": ("CUDA", ("transport/cuda/",)),
     "liburing.h": ("liburing", ("engine/ssd/",)),
     "hiredis/": ("hiredis", ("engine/directory/",)),
-    "boost/": ("Boost", ("router/",)),
+    "boost/": ("Boost", ("router/", *TESTS_AND_PERF)),
 }
 
 # The C library and the kernel; everything without a folder that is not named above is, too.

@@ -1,0 +1,144 @@
+#include "router/fleet.h"
+
+#include <algorithm>
+#include <charconv>
+#include <utility>
+
+namespace pegaflow {
+
+std::string_view to_string(Role role) noexcept {
+  return role == Role::kPrefill ? "prefill" : "decode";
+}
+
+Result<EngineUrl> EngineUrl::parse(std::string_view text) {
+  const auto wrong = [&](std::string_view why) {
+    return fail(Errc::kInvalidArgument, "\"{}\" is no engine, which is http://HOST:PORT: {}", text,
+                why);
+  };
+  constexpr std::string_view kScheme = "http://";
+  if (text.substr(0, kScheme.size()) != kScheme) return wrong("only plain http is spoken");
+  std::string_view place = text.substr(kScheme.size());
+  if (!place.empty() && place.back() == '/') place.remove_suffix(1);
+  for (const char c : place) {
+    const bool fits = (c >= '0' && c <= '9') || (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z') ||
+                      std::string_view(".-_:[]").find(c) != std::string_view::npos;
+    if (!fits) return wrong("it has no path, and nothing but host and port");
+  }
+  EngineUrl url;
+  std::string_view port = "80";
+  if (!place.empty() && place.front() == '[') {
+    const std::size_t end = place.find(']');
+    if (end == std::string_view::npos) return wrong("a bracket is open");
+    url.host = place.substr(1, end - 1);
+    place.remove_prefix(end + 1);
+    if (!place.empty()) {
+      if (place.front() != ':') return wrong("no port behind the bracket");
+      port = place.substr(1);
+    }
+  } else {
+    const std::size_t colon = place.find(':');
+    if (colon != std::string_view::npos) port = place.substr(colon + 1);
+    url.host = place.substr(0, colon);
+  }
+  unsigned number = 0;
+  const auto [rest, status] = std::from_chars(port.data(), port.data() + port.size(), number);
+  if (status != std::errc() || rest != port.data() + port.size() || number == 0 || number > 65535) {
+    return wrong("the port is no number from 1 to 65535");
+  }
+  if (url.host.empty()) return wrong("the host is missing");
+  url.port = port;
+  url.text = std::string(kScheme) + std::string(text.substr(kScheme.size()));
+  if (url.text.back() == '/') url.text.pop_back();
+  return url;
+}
+
+Result<EngineList> EngineList::parse(std::string_view text) {
+  EngineList list;
+  std::size_t number = 0;
+  while (!text.empty()) {
+    const std::size_t end = text.find('\n');
+    std::string_view line = text.substr(0, end);
+    text.remove_prefix(end == std::string_view::npos ? text.size() : end + 1);
+    ++number;
+    line = line.substr(0, line.find('#'));
+    std::vector<std::string_view> words;
+    constexpr std::string_view kBlanks = " \t\r";
+    for (std::size_t at = line.find_first_not_of(kBlanks); at != std::string_view::npos;
+         at = line.find_first_not_of(kBlanks, at)) {
+      const std::size_t stop = std::min(line.find_first_of(kBlanks, at), line.size());
+      words.push_back(line.substr(at, stop - at));
+      at = stop;
+    }
+    if (words.empty()) continue;
+    if (words.size() != 2 || (words[0] != "prefill" && words[0] != "decode")) {
+      return fail(Errc::kInvalidArgument, "line {}: it is `prefill URL` or `decode URL`", number);
+    }
+    auto url = EngineUrl::parse(words[1]);
+    if (!url) return fail(Errc::kInvalidArgument, "line {}: {}", number, url.error().detail);
+    const Role role = words[0] == "prefill" ? Role::kPrefill : Role::kDecode;
+    list.by_role[static_cast<std::size_t>(role)].push_back(std::move(*url));
+  }
+  return list;
+}
+
+Engine::Engine(EngineUrl its_url, Role its_role, const Breaker::Options& options)
+    : url(std::move(its_url)), role(its_role), id(hash_key(url.text)), breaker(options) {}
+
+Fleet::Fleet(const Options& options, std::array<std::unique_ptr<Policy>, kRoleCount> policies,
+             const Clock& clock)
+    : options_(options), policies_(std::move(policies)), clock_(clock) {}
+
+void Fleet::set(const EngineList& list) {
+  std::vector<std::shared_ptr<Engine>> engines;
+  for (const Role role : {Role::kPrefill, Role::kDecode}) {
+    for (const EngineUrl& url : list.by_role[static_cast<std::size_t>(role)]) {
+      const auto same = [&](const std::shared_ptr<Engine>& each) {
+        return each->role == role && each->url.text == url.text;
+      };
+      if (std::any_of(engines.begin(), engines.end(), same)) continue;  // Named twice.
+      const auto known = std::find_if(engines_.begin(), engines_.end(), same);
+      engines.push_back(
+          known != engines_.end() ? *known : std::make_shared<Engine>(url, role, options_.breaker));
+    }
+  }
+  for (const auto& old : engines_) old->is_removed = true;
+  for (const auto& now : engines) now->is_removed = false;
+  engines_ = std::move(engines);
+}
+
+Fleet::Choice Fleet::choose(Role role, std::uint64_t key, const std::vector<const Engine*>& tried) {
+  const TimePoint now = clock_.now();
+  bool any = false;
+  bool up = false;
+  // By how willing we are: breaker closed and not tried, tried, breaker open.
+  std::array<std::vector<const std::shared_ptr<Engine>*>, 3> found;
+  for (const auto& engine : engines_) {
+    if (engine->role != role) continue;
+    any = true;
+    if (!engine->is_up) continue;
+    up = true;
+    if (engine->inflight >= options_.max_inflight[static_cast<std::size_t>(role)]) continue;
+    const bool was_tried = std::find(tried.begin(), tried.end(), engine.get()) != tried.end();
+    found[!engine->breaker.allows(now) ? 2 : was_tried ? 1 : 0].push_back(&engine);
+  }
+  for (const auto& group : found) {
+    if (group.empty()) continue;
+    std::vector<Candidate> candidates;
+    candidates.reserve(group.size());
+    for (const auto* each : group) candidates.push_back({(*each)->id, (*each)->inflight});
+    return {*group[policies_[static_cast<std::size_t>(role)]->choose(candidates, key)]};
+  }
+  return {nullptr, !any ? Why::kNone : !up ? Why::kDown : Why::kBusy};
+}
+
+bool Fleet::has(Role role) const {
+  return std::any_of(engines_.begin(), engines_.end(),
+                     [&](const auto& engine) { return engine->role == role; });
+}
+
+bool Fleet::any_up(Role role) const {
+  return std::any_of(engines_.begin(), engines_.end(),
+                     [&](const auto& engine) { return engine->role == role && engine->is_up; });
+}
+
+}  // namespace pegaflow

@@ -1,0 +1,101 @@
+#pragma once
+/// \file
+/// The engines behind the router: which there are, how they are, and which one is next.
+
+#include <array>
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "base/clock.h"
+#include "base/error.h"
+#include "router/breaker.h"
+#include "router/policy.h"
+
+namespace pegaflow {
+
+enum class Role : unsigned char { kPrefill, kDecode };
+inline constexpr std::size_t kRoleCount = 2;
+std::string_view to_string(Role role) noexcept;
+
+/// Where an engine listens.
+struct EngineUrl {
+  std::string text;  ///< "http://host:port": its name everywhere.
+  std::string host;
+  std::string port;
+
+  /// Errors: kInvalidArgument for anything but http://HOST[:PORT][/].
+  static Result<EngineUrl> parse(std::string_view text);
+};
+
+/// Which engines there are to be.
+struct EngineList {
+  std::array<std::vector<EngineUrl>, kRoleCount> by_role;
+
+  /// Lines `prefill URL` and `decode URL`; blank lines and what follows # do not count.
+  /// Errors: kInvalidArgument that names the line.
+  static Result<EngineList> parse(std::string_view text);
+};
+
+/// One engine in one role. Thread-bound.
+struct Engine {
+  Engine(EngineUrl its_url, Role its_role, const Breaker::Options& options);
+
+  const EngineUrl url;
+  const Role role;
+  const std::uint64_t id;  ///< For policies.
+  Breaker breaker;
+  bool is_up = true;        ///< By its health checks; taken to be so before the first.
+  bool is_removed = false;  ///< No longer listed: finishes what it has.
+  std::size_t inflight = 0;
+  std::size_t failed_checks = 0;  ///< In a row.
+
+  struct Counters {
+    std::uint64_t requests = 0;
+    std::uint64_t failures = 0;
+    std::uint64_t connects = 0;
+    std::uint64_t checks_failed = 0;
+  } counters;
+};
+
+/// Owns the engines. Thread-bound.
+class Fleet {
+ public:
+  struct Options {
+    Breaker::Options breaker;
+    std::array<std::size_t, kRoleCount> max_inflight{64, 256};  ///< Of one engine, by role.
+  };
+
+  /// `policies` by role; `clock` outlives the fleet.
+  Fleet(const Options& options, std::array<std::unique_ptr<Policy>, kRoleCount> policies,
+        const Clock& clock);
+
+  /// Makes the engines those of `list`. Engines that stay keep their state; the others are
+  /// forgotten once nobody has a request there.
+  void set(const EngineList& list);
+
+  enum class Why : unsigned char { kFound, kNone, kDown, kBusy };
+  struct Choice {
+    std::shared_ptr<Engine> engine;  ///< Set when `why` is kFound.
+    Why why = Why::kFound;
+  };
+  /// The engine for a request. Those in `tried` only when there is no other. An open breaker is
+  /// passed over only while another engine is there: to try is better than to refuse.
+  Choice choose(Role role, std::uint64_t key, const std::vector<const Engine*>& tried);
+
+  [[nodiscard]] const std::vector<std::shared_ptr<Engine>>& engines() const { return engines_; }
+  [[nodiscard]] bool has(Role role) const;
+  /// Whether some engine of the role is up.
+  [[nodiscard]] bool any_up(Role role) const;
+
+ private:
+  Options options_;
+  std::array<std::unique_ptr<Policy>, kRoleCount> policies_;
+  const Clock& clock_;
+  std::vector<std::shared_ptr<Engine>> engines_;
+};
+
+}  // namespace pegaflow

@@ -1,0 +1,67 @@
+#pragma once
+/// \file
+/// What the router counts.
+
+#include <array>
+#include <cstddef>
+#include <cstdint>
+#include <map>
+#include <string>
+#include <string_view>
+
+#include "base/clock.h"
+#include "router/fleet.h"
+#include "router/split.h"
+
+namespace pegaflow {
+
+/// How often something took how long. The bounds reach from a router's own time to a long answer.
+struct LatencyHistogram {
+  static constexpr std::array<double, 17> kBounds = {50e-6, 100e-6, 250e-6, 1e-3, 2.5e-3, 5e-3,
+                                                     10e-3, 25e-3,  50e-3,  0.1,  0.25,   0.5,
+                                                     1.0,   2.5,    10.0,   60.0, 300.0};
+
+  std::array<std::uint64_t, kBounds.size() + 1> counts{};
+  double sum_seconds = 0;
+
+  void record(Duration time) noexcept {
+    const double seconds = std::chrono::duration<double>(time).count();
+    std::size_t bucket = 0;
+    while (bucket < kBounds.size() && seconds > kBounds[bucket]) ++bucket;
+    ++counts[bucket];
+    sum_seconds += seconds;
+  }
+};
+
+/// Plain values of the router's thread.
+struct Metrics {
+  /// By route and status class; "gone" is a client that left before it was answered.
+  std::map<std::pair<std::string_view, std::string_view>, std::uint64_t> requests;
+  std::array<std::uint64_t, kPrefillCount> prefill{};
+  std::array<LatencyHistogram, kRoleCount> leg;  ///< From the request to the end of the answer.
+  LatencyHistogram first_event;                  ///< From the request to the first event sent.
+  LatencyHistogram between_events;               ///< Mean of one stream.
+  LatencyHistogram whole;                        ///< From the request to the end of the answer.
+  LatencyHistogram queue_wait;
+  std::array<std::uint64_t, kRoleCount> retries{};
+  std::uint64_t late_errors = 0;     ///< Streams that ended with an error frame.
+  std::uint64_t cancelled_legs = 0;  ///< Requests to engines ended because the client left.
+  std::uint64_t refused_keys = 0;
+  std::uint64_t rate_limited = 0;
+  std::uint64_t queue_refused = 0;   ///< 429: the queue was full.
+  std::uint64_t queue_timeouts = 0;  ///< 503: waited too long.
+  std::uint64_t no_engine = 0;       ///< 503: none was up.
+  std::uint64_t memory_refused = 0;  ///< 503: --body-memory was full.
+  std::uint64_t bad_requests = 0;    ///< What is no request of HTTP.
+  std::uint64_t connections = 0;     ///< Now.
+  std::uint64_t connections_refused = 0;
+  std::uint64_t in_flight = 0;   ///< Requests now.
+  std::uint64_t queued = 0;      ///< Now.
+  std::uint64_t body_bytes = 0;  ///< Of requests, now.
+  std::uint64_t engine_list_errors = 0;
+};
+
+/// The page that Prometheus reads.
+std::string metrics_page(const Metrics& metrics, const Fleet& fleet, TimePoint now);
+
+}  // namespace pegaflow

@@ -1,0 +1,37 @@
+#pragma once
+/// \file
+/// Which paths exist, and what is done with each. What is not here is denied.
+
+#include <string>
+#include <string_view>
+#include <vector>
+
+namespace pegaflow {
+
+enum class RouteKind : unsigned char {
+  kDenied,       ///< 404: above all the development endpoints of engines.
+  kWrongMethod,  ///< 405.
+  kHealth,       ///< The router's own.
+  kMetrics,
+  kVersion,
+  kModels,     ///< Merged from all engines.
+  kSplit,      ///< Prefill and decode.
+  kOne,        ///< One engine answers.
+  kResponses,  ///< One engine, and the same one for what follows.
+};
+
+struct Route {
+  RouteKind kind = RouteKind::kDenied;
+  std::string_view name = "denied";  ///< For metrics and log; never what a client wrote.
+  bool is_anthropic = false;         ///< Errors have Anthropic's form.
+  bool needs_key = true;
+};
+
+/// `target` may have a query. `passed` are further paths that one engine may answer.
+Route find_route(std::string_view method, std::string_view target,
+                 const std::vector<std::string>& passed);
+
+/// The ID in /v1/responses/ID and /v1/responses/ID/cancel; empty for other paths.
+std::string_view response_id_of(std::string_view target);
+
+}  // namespace pegaflow

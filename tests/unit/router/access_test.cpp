@@ -1,0 +1,63 @@
+#include "router/access.h"
+
+#include <doctest/doctest.h>
+
+namespace pegaflow {
+namespace {
+
+using Kind = AccessList::Verdict::Kind;
+using std::chrono::milliseconds;
+using std::chrono::seconds;
+
+TEST_SUITE("access") {
+  TEST_CASE("only keys of the file are known, by their whole text") {
+    AccessList list = AccessList::parse("# keys\n\nann k-1\nbob k-2 5\n", 0).value();
+    CHECK(list.size() == 2);
+    CHECK(list.check("k-1", {}).kind == Kind::kAllowed);
+    CHECK(list.check("k-1", {}).name == "ann");
+    for (const char* const bad : {"", "k-", "k-11", "K-1", "ann"}) {
+      CHECK(list.check(bad, {}).kind == Kind::kUnknown);
+    }
+  }
+
+  TEST_CASE("a rate is kept over time, with a second's worth at once") {
+    ManualClock clock;
+    AccessList list = AccessList::parse("bob k 2\nann l\n", 1).value();
+    for (const bool allowed : {true, true, false}) {
+      CHECK((list.check("k", clock.now()).kind == Kind::kAllowed) == allowed);
+    }
+    CHECK(list.check("k", clock.now()).retry_after == milliseconds(500));
+    clock.advance(milliseconds(500));
+    CHECK(list.check("k", clock.now()).kind == Kind::kAllowed);
+    CHECK(list.check("k", clock.now()).kind == Kind::kTooOften);
+    clock.advance(seconds(100));
+    int allowed = 0;
+    while (list.check("k", clock.now()).kind == Kind::kAllowed) ++allowed;
+    CHECK(allowed == 2);
+    // The default rate is for keys that name none.
+    CHECK(list.check("l", clock.now()).kind == Kind::kAllowed);
+    CHECK(list.check("l", clock.now()).kind == Kind::kTooOften);
+  }
+
+  TEST_CASE("a wrong line is named without its key") {
+    for (const char* const bad :
+         {"ann", "ann secret 1 2", "ann secret x", "ann secret -1", "bob secret\nann secret"}) {
+      const auto parsed = AccessList::parse(bad, 0);
+      REQUIRE_FALSE(parsed);
+      CHECK(parsed.error().code == Errc::kInvalidArgument);
+      CHECK(parsed.error().detail.find("line ") == 0);
+      CHECK(parsed.error().detail.find("secret") == std::string::npos);
+    }
+  }
+
+  TEST_CASE("a bearer is spelled in any case") {
+    CHECK(bearer_key("Bearer k") == "k");
+    CHECK(bearer_key("bEARER k") == "k");
+    CHECK(bearer_key("Basic k").empty());
+    CHECK(bearer_key("Bearer ").empty());
+    CHECK(bearer_key("").empty());
+  }
+}
+
+}  // namespace
+}  // namespace pegaflow

@@ -1,0 +1,93 @@
+#include "router/fleet.h"
+
+#include <doctest/doctest.h>
+
+namespace pegaflow {
+namespace {
+
+struct Fixture {
+  explicit Fixture(const char* engines) {
+    Fleet::Options options;
+    options.breaker.failures = 1;
+    options.max_inflight = {1, 2};
+    fleet = std::make_unique<Fleet>(options,
+                                    std::array<std::unique_ptr<Policy>, kRoleCount>{
+                                        std::move(make_policy("round-robin", 1).value()),
+                                        std::move(make_policy("round-robin", 1).value())},
+                                    clock);
+    fleet->set(EngineList::parse(engines).value());
+  }
+  Fleet::Choice decode(const std::vector<const Engine*>& tried = {}) {
+    return fleet->choose(Role::kDecode, 0, tried);
+  }
+
+  ManualClock clock;
+  std::unique_ptr<Fleet> fleet;
+};
+
+TEST_SUITE("fleet") {
+  TEST_CASE("URLs are host and port, and nothing else") {
+    CHECK(EngineUrl::parse("http://a.b-c:81/").value().text == "http://a.b-c:81");
+    CHECK(EngineUrl::parse("http://a").value().port == "80");
+    const EngineUrl six = EngineUrl::parse("http://[::1]:8000").value();
+    CHECK(six.host == "::1");
+    CHECK(six.port == "8000");
+    for (const char* const bad :
+         {"", "a:1", "https://a:1", "http://", "http://:1", "http://a:", "http://a:x",
+          "http://a:65536", "http://a:0", "http://a/v1", "http://u@a:1", "http://[::1",
+          "http://a b", "http://[::1]x", "http://a\r\nX: y"}) {
+      CAPTURE(bad);
+      CHECK(EngineUrl::parse(bad).error().code == Errc::kInvalidArgument);
+    }
+  }
+
+  TEST_CASE("lists of engines name the line that is wrong") {
+    const EngineList list =
+        EngineList::parse("# all\nprefill http://p:1 # one\n\n  decode\thttp://d:1\r\n").value();
+    CHECK(list.by_role[0].size() == 1);
+    CHECK(list.by_role[1].size() == 1);
+    CHECK(EngineList::parse("decode http://d:1\nencode x").error().detail.find("line 2") == 0);
+    CHECK(EngineList::parse("decode ftp://d").error().detail.find("line 1") == 0);
+  }
+
+  TEST_CASE("why there is no engine is told") {
+    Fixture f("decode http://d:1");
+    CHECK(f.fleet->choose(Role::kPrefill, 0, {}).why == Fleet::Why::kNone);
+    const auto found = f.decode();
+    REQUIRE(found.why == Fleet::Why::kFound);
+    found.engine->inflight = 2;
+    CHECK(f.decode().why == Fleet::Why::kBusy);
+    found.engine->is_up = false;
+    CHECK(f.decode().why == Fleet::Why::kDown);
+    CHECK_FALSE(f.fleet->any_up(Role::kDecode));
+  }
+
+  TEST_CASE("engines that were tried, or whose breaker is open, come last") {
+    Fixture f("decode http://d:1\ndecode http://d:2\ndecode http://d:3");
+    const auto& all = f.fleet->engines();
+    all[0]->breaker.failed(f.clock.now());
+    const std::vector<const Engine*> tried = {all[1].get()};
+    for (int i = 0; i < 4; ++i) CHECK(f.decode(tried).engine == all[2]);
+    all[2]->is_up = false;
+    CHECK(f.decode(tried).engine == all[1]);
+    all[1]->is_up = false;
+    CHECK(f.decode(tried).engine == all[0]);  // To try is better than to refuse.
+  }
+
+  TEST_CASE("a new list keeps the state of those that stay") {
+    Fixture f("prefill http://a:1\ndecode http://a:1\ndecode http://b:1\ndecode http://b:1");
+    REQUIRE(f.fleet->engines().size() == 3);  // One in two roles is two; named twice is one.
+    const auto gone = f.fleet->engines()[1];
+    const auto stays = f.fleet->engines()[2];
+    stays->is_up = false;
+    f.fleet->set(EngineList::parse("decode http://b:1\ndecode http://c:1").value());
+    CHECK(gone->is_removed);
+    CHECK(f.fleet->engines()[0] == stays);
+    CHECK_FALSE(stays->is_up);
+    CHECK_FALSE(f.fleet->has(Role::kPrefill));
+    CHECK(f.decode().engine->url.text == "http://c:1");
+  }
+}
+
+}  // namespace
+}  // namespace pegaflow

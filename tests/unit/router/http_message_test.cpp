@@ -1,0 +1,117 @@
+#include "router/http_message.h"
+
+#include <doctest/doctest.h>
+
+namespace pegaflow {
+namespace {
+
+/// Feeds in pieces of `step` bytes, as a connection does. The error's status, or 0.
+unsigned feed(RequestParser& parser, std::string_view text, std::size_t step) {
+  std::string kept;
+  for (std::size_t at = 0; at < text.size(); at += step) {
+    kept += text.substr(at, step);
+    while (!kept.empty() && !parser.is_complete()) {
+      const auto used = parser.feed(kept);
+      if (!used) return parser.error_status();
+      if (*used == 0) break;
+      kept.erase(0, *used);
+    }
+  }
+  return 0;
+}
+
+TEST_SUITE("HTTP messages") {
+  TEST_CASE("a request is the same in whatever pieces it comes") {
+    const std::string text =
+        "POST /v1/x?y HTTP/1.1\r\nHost: h\r\nExpect: 100-continue\r\nTransfer-Encoding: "
+        "chunked\r\n\r\n3;ext=1\r\nabc\r\n2\r\nde\r\n0\r\nTrailer: x\r\n\r\n";
+    for (std::size_t step = 1; step <= text.size(); ++step) {
+      CAPTURE(step);
+      RequestParser parser({});
+      REQUIRE(feed(parser, text, step) == 0);
+      REQUIRE(parser.is_complete());
+      CHECK(parser.head().method == "POST");
+      CHECK(parser.head().target == "/v1/x?y");
+      CHECK(parser.head().keep_alive);
+      CHECK(parser.head().wants_continue);
+      CHECK(*find_field(parser.head().fields, "HOST") == "h");
+      CHECK(parser.take_body() == "abcde");
+    }
+  }
+
+  TEST_CASE("what is too much has a status of its own") {
+    RequestParser::Limits limits{.header_bytes = 100, .body_bytes = 4};
+    RequestParser head(limits);
+    CHECK(feed(head, "GET / HTTP/1.1\r\nX: " + std::string(200, 'x'), 7) == 431);
+    RequestParser length(limits);
+    CHECK(feed(length, "POST / HTTP/1.1\r\nHost: h\r\nContent-Length: 5\r\n\r\nabcde", 7) == 413);
+    RequestParser chunks(limits);
+    CHECK(feed(chunks,
+               "POST / HTTP/1.1\r\nHost: h\r\nTransfer-Encoding: chunked\r\n\r\n3\r\nabc\r\n"
+               "2\r\nde\r\n",
+               3) == 413);
+    RequestParser many({.fields = 2});
+    CHECK(feed(many, "GET / HTTP/1.1\r\nHost: h\r\nA: 1\r\nA: 2\r\n\r\n", 7) == 431);
+    RequestParser bad(limits);
+    CHECK(feed(bad, "nonsense\r\n\r\n", 3) == 400);
+  }
+
+  TEST_CASE("an answer is read to its end, whatever says where that is") {
+    for (const char* const text :
+         {"HTTP/1.1 200 OK\r\nContent-Length: 5\r\n\r\nhello",
+          "HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n2\r\nhe\r\n3\r\nllo\r\n0\r\n\r\n",
+          "HTTP/1.1 100 Continue\r\n\r\nHTTP/1.1 200 OK\r\nContent-Length: 5\r\n\r\nhello",
+          "HTTP/1.1 200 OK\r\n\r\nhello"}) {
+      for (std::size_t step = 1; step < 90; ++step) {
+        CAPTURE(text);
+        CAPTURE(step);
+        ResponseParser parser;
+        std::string body;
+        std::string kept;
+        const std::string_view all(text);
+        for (std::size_t at = 0; at < all.size(); at += step) {
+          kept += all.substr(at, step);
+          while (!kept.empty()) {
+            const auto used = parser.feed(kept, body);
+            REQUIRE(used);
+            if (*used == 0) break;
+            kept.erase(0, *used);
+          }
+        }
+        if (!parser.is_complete()) CHECK(parser.feed_end());
+        CHECK(parser.is_complete());
+        CHECK(parser.head().status == 200);
+        CHECK(body == "hello");
+      }
+    }
+  }
+
+  TEST_CASE("an answer that breaks off, or is none, is an error") {
+    std::string body;
+    ResponseParser half;
+    REQUIRE(half.feed("HTTP/1.1 200 OK\r\nContent-Length: 5\r\n\r\n", body));
+    REQUIRE(half.feed("hel", body));
+    CHECK(half.feed_end().error().code == Errc::kPeerLost);
+    ResponseParser none;
+    CHECK(none.feed_end().error().code == Errc::kPeerLost);
+    ResponseParser garbage;
+    CHECK(garbage.feed("SSH-2.0-x\r\n\r\n", body).error().code == Errc::kCorrupt);
+    ResponseParser head(true);
+    REQUIRE(head.feed("HTTP/1.1 200 OK\r\nContent-Length: 5\r\n\r\n", body));
+    CHECK(head.is_complete());
+  }
+
+  TEST_CASE("fields of one connection are known by name and by Connection") {
+    const HttpFields fields = {{"Connection", "close, X-One"}, {"connection", "x-two"}};
+    for (const char* const name : {"connection", "Transfer-Encoding", "TE", "x-one", "X-TWO"}) {
+      CHECK(is_hop_by_hop(name, fields));
+    }
+    CHECK_FALSE(is_hop_by_hop("x-three", fields));
+    CHECK(equals_ignoring_case("aB", "Ab"));
+    CHECK_FALSE(equals_ignoring_case("a", "ab"));
+    CHECK(find_field(fields, "x") == nullptr);
+  }
+}
+
+}  // namespace
+}  // namespace pegaflow

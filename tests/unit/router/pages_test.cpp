@@ -1,0 +1,81 @@
+#include "router/pages.h"
+
+#include <doctest/doctest.h>
+#include <nlohmann/json.hpp>
+
+#include "router/metrics.h"
+
+namespace pegaflow {
+namespace {
+
+using nlohmann::json;
+
+json body_of(const std::string& answer) {
+  return json::parse(answer.substr(answer.find("\r\n\r\n") + 4));
+}
+
+TEST_SUITE("pages") {
+  TEST_CASE("errors have the form of the API that was asked") {
+    const std::string openai = error_answer(429, "a \"b\"", false, "Retry-After: 1\r\n", true);
+    CHECK(openai.find("HTTP/1.1 429 Too Many Requests\r\n") == 0);
+    CHECK(openai.find("Retry-After: 1\r\n") != std::string::npos);
+    CHECK(openai.find("Connection") == std::string::npos);
+    CHECK(body_of(openai)["error"]["message"] == "a \"b\"");
+    CHECK(body_of(openai)["error"]["code"] == 429);
+    const std::string anthropic = error_answer(413, "x", true, {}, false);
+    CHECK(anthropic.find("Connection: close\r\n") != std::string::npos);
+    CHECK(body_of(anthropic)["error"]["type"] == "request_too_large");
+  }
+
+  TEST_CASE("an error frame is one event of JSON") {
+    const std::string frame = error_frame(false, Errc::kPeerLost);
+    CHECK(frame.find("data: ") == 0);
+    CHECK(json::parse(frame.substr(6))["error"]["type"] == "pd_decode_interrupted");
+    CHECK(frame.substr(frame.size() - 2) == "\n\n");
+    CHECK(error_frame(true, Errc::kTimeout).find("event: error\ndata: {\"type\":\"error\"") == 0);
+  }
+
+  TEST_CASE("models are listed once, as they were written") {
+    const std::vector<std::string> answers = {R"({"data":[{"id":"a","x":1.50},{"id":"b"}]})",
+                                              "nonsense", R"({"data":5})",
+                                              R"({"data":[{"id":"\u0061"},{"id":"c"},{}]})"};
+    CHECK(merge_models(answers) ==
+          R"({"object":"list","data":[{"id":"a","x":1.50},{"id":"b"},{"id":"c"}]})");
+    CHECK(merge_models({}) == R"({"object":"list","data":[]})");
+  }
+
+  TEST_CASE("health and metrics name every engine") {
+    const SteadyClock clock;
+    Fleet fleet({},
+                {std::move(make_policy("least-load", 1).value()),
+                 std::move(make_policy("least-load", 1).value())},
+                clock);
+    fleet.set(EngineList::parse("prefill http://p:1\ndecode http://d:1").value());
+    HealthPage page = health_page(fleet, false, {});
+    CHECK(page.is_serving);
+    CHECK(json::parse(page.text)["status"] == "ok");
+    fleet.engines()[0]->is_up = false;
+    CHECK(json::parse(health_page(fleet, false, {}).text)["status"] == "degraded");
+    fleet.engines()[1]->is_up = false;
+    page = health_page(fleet, false, {});
+    CHECK_FALSE(page.is_serving);
+    CHECK(json::parse(page.text)["engines"].size() == 2);
+    CHECK(json::parse(health_page(fleet, true, {}).text)["status"] == "draining");
+
+    Metrics metrics;
+    metrics.requests[{"chat", "2xx"}] = 3;
+    metrics.first_event.record(std::chrono::milliseconds(3));
+    const std::string text = metrics_page(metrics, fleet, {});
+    for (const char* const line :
+         {"pegaflow_router_requests_total{route=\"chat\",status=\"2xx\"} 3",
+          "pegaflow_router_engine_up{role=\"decode\",engine=\"http://d:1\"} 0",
+          "pegaflow_router_first_event_seconds_bucket{le=\"0.005\"} 1",
+          "pegaflow_router_prefill_total{reason=\"beam_search\"} 0"}) {
+      CAPTURE(line);
+      CHECK(text.find(line) != std::string::npos);
+    }
+  }
+}
+
+}  // namespace
+}  // namespace pegaflow
