@@ -1,4 +1,4 @@
-"""The commands ``pegaflow-server`` and ``pegaflow-perf`` of an installed package.
+"""The commands ``pegaflow-server``, ``-router`` and ``-perf`` of an installed package.
 
 The programs themselves lie in ``bin/`` beside this file, where a wheel may carry them; what pip
 puts on PATH only becomes them, so signals and the process id are the program's own.
@@ -22,6 +22,11 @@ def _become(name: str) -> NoReturn:
 def server() -> NoReturn:
     """Becomes pegaflow-server with this process' arguments; exits if it is not installed."""
     _become("pegaflow-server")
+
+
+def router() -> NoReturn:
+    """Becomes pegaflow-router with this process' arguments; exits if it is not installed."""
+    _become("pegaflow-router")
 
 
 def perf() -> NoReturn:

@@ -1,0 +1,239 @@
+#include "router/client_connection.h"
+
+#include <array>
+#include <utility>
+
+#include <sys/socket.h>
+
+#include <boost/asio/buffer.hpp>
+#include <boost/asio/redirect_error.hpp>
+#include <boost/asio/use_awaitable.hpp>
+#include <boost/asio/write.hpp>
+
+#include "base/log.h"
+#include "router/exchange.h"
+#include "router/pages.h"
+
+namespace pegaflow {
+
+namespace asio = boost::asio;
+using asio::ip::tcp;
+using boost::system::error_code;
+
+namespace {
+
+constexpr Log kLog{"router"};
+
+/// Shared by all connections: see the one in upstream.cpp.
+std::array<char, std::size_t{64} * 1024>& read_buffer() {
+  static std::array<char, std::size_t{64} * 1024> buffer;
+  return buffer;
+}
+
+}  // namespace
+
+ClientConnection::ClientConnection(tcp::socket socket, Shared& shared)
+    : socket_(std::move(socket)),
+      shared_(shared),
+      deadline_(shared.deadlines, [this] { close(); }) {
+  ++shared_.metrics.connections;
+}
+
+ClientConnection::~ClientConnection() {
+  --shared_.metrics.connections;
+  shared_.metrics.body_bytes -= body_bytes_;
+}
+
+void ClientConnection::close() {
+  error_code ignored;
+  socket_.close(ignored);
+}
+
+void ClientConnection::abort() {
+  is_gone_ = true;
+  close();
+  if (on_gone_) on_gone_();
+}
+
+asio::awaitable<void> ClientConnection::run() {
+  error_code ignored;
+  socket_.non_blocking(true, ignored);
+  socket_.set_option(tcp::no_delay(true), ignored);
+  bool more = true;
+  while (more && !shared_.is_draining) {
+    more = co_await serve_one();
+    is_idle_ = true;
+    shared_.metrics.body_bytes -= std::exchange(body_bytes_, 0);
+  }
+  close();
+}
+
+asio::awaitable<bool> ClientConnection::receive() {
+  error_code ec;
+  std::size_t got = 0;
+  do {
+    co_await socket_.async_wait(tcp::socket::wait_read,
+                                asio::redirect_error(asio::use_awaitable, ec));
+    if (!ec) got = socket_.read_some(asio::buffer(read_buffer()), ec);
+  } while (ec == asio::error::would_block || ec == asio::error::try_again);
+  if (ec) co_return false;
+  received_.append(read_buffer().data(), got);
+  co_return true;
+}
+
+Result<void> ClientConnection::feed(RequestParser& parser) {
+  std::size_t used = 0;
+  const bool had_head = parser.has_head();
+  while (used < received_.size() && !parser.is_complete() && parser.has_head() == had_head) {
+    PEGA_TRY_LET(const std::size_t step, parser.feed(std::string_view(received_).substr(used)));
+    used += step;
+    if (step == 0) break;
+  }
+  if (used == received_.size()) {
+    received_ = std::string();  // A quiet connection holds no buffer.
+  } else {
+    received_.erase(0, used);
+  }
+  return {};
+}
+
+asio::awaitable<bool> ClientConnection::send(std::string_view first, std::string_view second) {
+  if (is_gone_) co_return false;
+  error_code ec;
+  deadline_.set(shared_.options.client_timeout);
+  const std::array<asio::const_buffer, 2> both = {asio::buffer(first.data(), first.size()),
+                                                  asio::buffer(second.data(), second.size())};
+  co_await asio::async_write(socket_, both, asio::redirect_error(asio::use_awaitable, ec));
+  deadline_.clear();
+  if (ec) is_gone_ = true;
+  co_return !ec;
+}
+
+void ClientConnection::watch(std::function<void()> on_gone) {
+  on_gone_ = std::move(on_gone);
+  ++watch_;
+  if (received_.empty()) look_again();
+}
+
+void ClientConnection::look_again() {
+  socket_.async_wait(tcp::socket::wait_read, [self = shared_from_this(),
+                                              watch = watch_](const error_code& ec) {
+    if (watch != self->watch_ || ec == asio::error::operation_aborted) return;
+    char byte = 0;
+    const ssize_t got = ::recv(self->socket_.native_handle(), &byte, 1, MSG_PEEK | MSG_DONTWAIT);
+    if (got > 0) return;
+    if (got < 0 && (errno == EAGAIN || errno == EWOULDBLOCK || errno == EINTR)) {
+      self->look_again();
+      return;
+    }
+    self->is_gone_ = true;
+    if (self->on_gone_) self->on_gone_();
+  });
+}
+
+void ClientConnection::unwatch() {
+  ++watch_;
+  on_gone_ = nullptr;
+  error_code ignored;
+  socket_.cancel(ignored);
+}
+
+asio::awaitable<void> ClientConnection::linger() {
+  // To close with bytes unread would reset the connection, and the client would lose our answer.
+  error_code ec;
+  socket_.shutdown(tcp::socket::shutdown_send, ec);
+  deadline_.set(std::chrono::seconds(1));
+  std::size_t discarded = 0;
+  while (discarded < std::size_t{16} * 1024 * 1024) {
+    received_.clear();
+    if (!co_await receive()) break;
+    discarded += received_.size();
+  }
+  deadline_.clear();
+  received_.clear();
+}
+
+asio::awaitable<void> ClientConnection::refuse(RequestParser& parser) {
+  ++shared_.metrics.bad_requests;
+  const unsigned status = parser.error_status();
+  const std::string answer = error_answer(status,
+                                          status == 413   ? "the body is too large"
+                                          : status == 431 ? "the head is too large"
+                                                          : "this is no request of HTTP/1.1",
+                                          false, {}, false);
+  co_await send(answer);
+  co_await linger();
+}
+
+asio::awaitable<bool> ClientConnection::read_body(RequestParser& parser) {
+  deadline_.set(shared_.options.client_timeout);
+  std::size_t before = 0;
+  while (!parser.is_complete()) {
+    const Result<void> fed = feed(parser);
+    const std::uint64_t grown = parser.body_size() - before;
+    before = parser.body_size();
+    shared_.metrics.body_bytes += grown;
+    body_bytes_ += grown;
+    if (!fed) {
+      co_await refuse(parser);
+      co_return false;
+    }
+    if (shared_.metrics.body_bytes > shared_.options.body_memory_bytes) {
+      ++shared_.metrics.memory_refused;
+      co_await send(error_answer(503, "the router holds too many requests already", false,
+                                 "Retry-After: 1\r\n", false));
+      co_await linger();
+      co_return false;
+    }
+    if (parser.is_complete()) break;
+    if (!co_await receive()) co_return false;
+    if (!deadline_.is_over()) deadline_.set(shared_.options.client_timeout);
+  }
+  deadline_.clear();
+  co_return true;
+}
+
+asio::awaitable<bool> ClientConnection::serve_one() {
+  RequestParser parser({static_cast<std::size_t>(shared_.options.max_header_bytes),
+                        static_cast<std::size_t>(shared_.options.max_body_bytes)});
+  deadline_.set(shared_.options.client_timeout);  // For the whole head: not renewed by each byte.
+  while (!parser.has_head()) {
+    if (!received_.empty()) {
+      if (!feed(parser)) {
+        co_await refuse(parser);
+        co_return false;
+      }
+      if (parser.has_head()) break;
+      is_idle_ = false;
+    }
+    if (!co_await receive()) co_return false;
+  }
+  is_idle_ = false;
+  deadline_.clear();
+  Exchange exchange(*this, parser.head());
+  bool keeps = parser.head().keep_alive && !parser.head().is_http_10;
+  // What can be refused is refused before its body is read.
+  const std::string refusal = exchange.refusal();
+  if (!refusal.empty()) {
+    exchange.finished();
+    if (!co_await send(refusal)) co_return false;
+    if (!parser.is_complete()) {
+      co_await linger();
+      co_return false;
+    }
+    co_return keeps;
+  }
+  if (!parser.is_complete()) {
+    if (parser.head().wants_continue && received_.empty()) {
+      constexpr std::string_view kContinue = "HTTP/1.1 100 Continue\r\n\r\n";
+      if (!co_await send(kContinue)) co_return false;
+    }
+    if (!co_await read_body(parser)) co_return false;
+  }
+  keeps = co_await exchange.run(parser.take_body()) && keeps;
+  exchange.finished();
+  if (is_gone_) kLog.debug("a client left");
+  co_return keeps && !is_gone_;
+}
+
+}  // namespace pegaflow

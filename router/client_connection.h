@@ -1,0 +1,69 @@
+#pragma once
+/// \file
+/// One client's connection: its requests, its answers, and whether it is still there.
+
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <string>
+#include <string_view>
+
+#include <boost/asio/awaitable.hpp>
+#include <boost/asio/ip/tcp.hpp>
+
+#include "router/deadlines.h"
+#include "router/http_message.h"
+#include "router/shared.h"
+
+namespace pegaflow {
+
+/// Reads requests one after the other and has each answered by an Exchange. Thread-bound; lives as
+/// long as run(), or as somebody holds it.
+class ClientConnection : public std::enable_shared_from_this<ClientConnection> {
+ public:
+  /// `shared` outlives the connection.
+  ClientConnection(boost::asio::ip::tcp::socket socket, Shared& shared);
+  ~ClientConnection();
+
+  boost::asio::awaitable<void> run();
+
+  /// Sends both texts as one write. False when the client is gone, or took nothing for
+  /// --client-timeout; then it is closed.
+  boost::asio::awaitable<bool> send(std::string_view first, std::string_view second = {});
+
+  /// Calls `on_gone` once when the client leaves, until unwatch(). A client that has sent more than
+  /// its request cannot be watched: whether the connection ended shows only behind those bytes.
+  void watch(std::function<void()> on_gone);
+  void unwatch();
+  [[nodiscard]] bool is_gone() const noexcept { return is_gone_; }
+
+  /// No request is being answered, so that it may be closed at any time.
+  [[nodiscard]] bool is_idle() const noexcept { return is_idle_; }
+  /// Ends whatever is under way, as if the client had left.
+  void abort();
+
+ private:
+  /// False when the connection has to end.
+  boost::asio::awaitable<bool> serve_one();
+  boost::asio::awaitable<bool> receive();
+  boost::asio::awaitable<bool> read_body(RequestParser& parser);
+  Result<void> feed(RequestParser& parser);
+  boost::asio::awaitable<void> refuse(RequestParser& parser);
+  boost::asio::awaitable<void> linger();
+  void look_again();
+  void close();
+
+  boost::asio::ip::tcp::socket socket_;
+  Shared& shared_;
+  Deadline deadline_;
+  std::string received_;  // And not parsed.
+  std::function<void()> on_gone_;
+  std::uint64_t watch_ = 0;
+  std::uint64_t body_bytes_ = 0;  // Counted in the metrics for the present request.
+  bool is_gone_ = false;
+  bool is_idle_ = true;
+
+  friend class Exchange;
+};
+
+}  // namespace pegaflow

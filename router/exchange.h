@@ -1,0 +1,108 @@
+#pragma once
+/// \file
+/// One request of a client, from its head to the end of its answer.
+
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include <boost/asio/awaitable.hpp>
+#include <boost/asio/steady_timer.hpp>
+
+#include "base/clock.h"
+#include "base/error.h"
+#include "router/http_message.h"
+#include "router/routes.h"
+#include "router/shared.h"
+#include "router/split.h"
+#include "router/upstream.h"
+
+namespace pegaflow {
+
+class ClientConnection;
+
+/// Decides where a request goes, sends it there, and relays the answer. Thread-bound.
+class Exchange {
+ public:
+  /// Both outlive the exchange.
+  Exchange(ClientConnection& client, const RequestHead& head);
+  ~Exchange();
+  Exchange(const Exchange&) = delete;
+  Exchange& operator=(const Exchange&) = delete;
+
+  /// The whole answer to what can be refused by its head alone (path, method, key, rate); else "".
+  std::string refusal();
+
+  /// Answers. False when the connection has to end.
+  boost::asio::awaitable<bool> run(std::string body);
+
+  /// Counts it and writes its line of the access log.
+  void finished();
+
+ private:
+  /// How the answer of an engine ended.
+  enum class Relay : unsigned char {
+    kWhole,
+    kNothingSent,  ///< It failed, and the client knows nothing of it.
+    kBroken,       ///< It failed in the middle; the connection has to end.
+    kErrorFrame,   ///< It failed in the middle of a stream, and the client was told.
+    kGone,         ///< The client left.
+  };
+  struct Admitted {
+    std::optional<Slot> slot;
+    std::string refusal;  ///< The answer when there is no slot; empty when the client left.
+  };
+
+  boost::asio::awaitable<bool> own_page();
+  boost::asio::awaitable<bool> models();
+  boost::asio::awaitable<bool> split();
+  boost::asio::awaitable<std::string> prefill(const std::vector<JsonMember>& members);
+  boost::asio::awaitable<Prefill> prefill_once(Slot& slot, const std::string& body,
+                                               std::string& kv_params);
+  boost::asio::awaitable<bool> forward(std::string_view body);
+  boost::asio::awaitable<Admitted> admit(std::vector<const Engine*>& tried);
+  boost::asio::awaitable<Relay> relay(UpstreamCall& call, Error& error);
+  boost::asio::awaitable<Relay> relay_stream(UpstreamCall& call, Error& error);
+  boost::asio::awaitable<Relay> relay_whole(UpstreamCall& call, Error& error);
+  boost::asio::awaitable<bool> wait(Duration time);
+  boost::asio::awaitable<bool> answer(unsigned status, std::string_view text,
+                                      std::string_view fields = {});
+  [[nodiscard]] std::string engine_request(const Engine& engine, std::size_t body_size,
+                                           bool is_prefill) const;
+  [[nodiscard]] std::string answer_head(const ResponseHead& head, std::string_view framing);
+  [[nodiscard]] std::uint64_t key_of(const std::vector<JsonMember>& members) const;
+  void learn_response(std::string_view begin, const std::shared_ptr<Engine>& engine);
+  void forget_body();
+  void interrupt();
+
+  ClientConnection& client_;
+  Shared& shared_;
+  const RequestHead& head_;
+  Route route_;
+  std::string request_id_;
+  std::string_view key_name_;
+  std::string body_;
+  std::uint64_t key_ = 0;  // What belongs together, for policies.
+  TimePoint began_;
+  boost::asio::steady_timer timer_;
+  UpstreamCall* call_ = nullptr;    // What a client that leaves interrupts.
+  std::shared_ptr<Engine> pinned_;  // The only engine that can answer.
+
+  // For metrics and log.
+  unsigned status_ = 0;
+  std::optional<Prefill> prefill_;
+  std::string prefill_engine_;
+  std::string decode_engine_;
+  std::optional<Duration> prefill_time_;
+  std::optional<Duration> first_event_time_;
+  std::uint64_t events_ = 0;
+  std::uint64_t bytes_in_ = 0;
+  std::uint64_t bytes_out_ = 0;
+  unsigned retries_ = 0;
+  bool late_error_ = false;
+};
+
+}  // namespace pegaflow

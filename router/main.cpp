@@ -1,0 +1,45 @@
+// pegaflow-router: reads its options and runs. Everything else is in router.cpp.
+#include <cstdio>
+#include <exception>
+#include <iostream>
+#include <string_view>
+
+#include "base/log.h"
+#include "base/options.h"
+#include "router/options.h"
+#include "router/router.h"
+
+namespace {
+
+constexpr pegaflow::Log kLog{"router"};
+
+pegaflow::Result<void> run(int argc, char** argv) {
+  pegaflow::RouterOptions options;
+  pegaflow::OptionTable table("pegaflow-router",
+                              "Prefills here and decodes there, in front of engines that share "
+                              "PegaFlow's cache.");
+  options.declare(table);
+  if (argc == 2 && std::string_view(argv[1]) == "--print-options-markdown") {
+    std::cout << table.markdown();
+    return {};
+  }
+  PEGA_TRY_LET(const auto next, table.parse(argc, argv, std::cout));
+  if (next == pegaflow::OptionTable::Next::kExit) return {};
+  PEGA_TRY_LET(const pegaflow::LogLevel level, pegaflow::parse_log_level(options.log_level));
+  pegaflow::set_log_level(level);
+  for (const std::string& sentence : table.ignored()) kLog.warn("{}", sentence);
+  return pegaflow::run_router(options);
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  try {
+    const auto done = run(argc, argv);
+    if (done) return 0;
+    std::fprintf(stderr, "pegaflow-router: %s\n", done.error().detail.c_str());
+  } catch (const std::exception& problem) {
+    std::fprintf(stderr, "pegaflow-router: %s\n", problem.what());
+  }
+  return 1;
+}

@@ -1,0 +1,164 @@
+#include "router/options.h"
+
+#include <fstream>
+#include <iterator>
+
+namespace pegaflow {
+
+using std::chrono::milliseconds;
+using std::chrono::minutes;
+using std::chrono::seconds;
+
+void RouterOptions::declare(OptionTable& table) {
+  table.list(
+      "prefill", prefill,
+      "Engines that prefill, as http://HOST:PORT. Without one every request goes to a decode "
+      "engine whole.");
+  table.list("decode", decode, "Engines that decode, as http://HOST:PORT; one at least.");
+  table.text(
+      "engines-file", engines_file,
+      "A file with lines `prefill URL` and `decode URL` instead of the two above. It is read "
+      "again when it changes; an engine that is gone from it finishes what it has.");
+  table.text("listen", listen, "HOST:PORT for clients; port 0 picks one and logs it.");
+  table.text("ready-file", ready_file,
+             "A file that is written once clients can connect: JSON with listen and pid.");
+  table.text("flow", flow,
+             "How the decode engine learns of the prefill. store: the engines share PegaFlow's "
+             "cache. kv-params: the prefill engine's kv_transfer_params are handed over, for "
+             "connectors in the manner of NIXL's.");
+  table.text("prefill-policy", prefill_policy,
+             "Which prefill engine: round-robin, least-load, power-of-two or consistent-hash.");
+  table.text("decode-policy", decode_policy,
+             "Which decode engine: the same. consistent-hash goes by X-Session-ID, else by the "
+             "beginning of the prompt.");
+  table.integer("hash-prefix-bytes", hash_prefix_bytes, 1, 1 << 20,
+                "How much of the prompt consistent-hash looks at: beyond a usual system prompt, or "
+                "all would go to one engine.");
+  table.integer("min-prefill-tokens", min_prefill_tokens, 0, 1 << 20,
+                "Shorter prompts (bytes / 4) are not prefilled apart: the way costs more than the "
+                "prefill.");
+  table.list("pass", pass,
+             "Further paths that one decode engine may answer. All that is neither here nor in "
+             "docs/router.md is denied, above all the engines' development endpoints.");
+
+  table.text("api-keys-file", api_keys_file,
+             "A file with lines `NAME KEY [REQUESTS_PER_SECOND]`. With it every request but "
+             "/health, /metrics and /version needs one of the keys, as a bearer or x-api-key; keys "
+             "are never forwarded.");
+  table.text("engine-api-key-file", engine_api_key_file,
+             "A file with the key that engines want (vllm serve --api-key).");
+  table.integer(
+      "rate-limit", rate_limit, 0, 1'000'000,
+      "Requests a second for each API key that names no rate itself; 0 is without limit.");
+
+  table.integer("max-connections", max_connections, 1, 1'000'000,
+                "Connections of clients at once; the next ones get 503.");
+  table.bytes("max-header-bytes", max_header_bytes, 1024, 1 << 20,
+              "Of a request's head; beyond it 431.");
+  table.bytes("max-body-bytes", max_body_bytes, 1024, std::uint64_t{1} << 30,
+              "Of a request's body; beyond it 413. A prompt of 1M tokens has about 5 MB, images "
+              "have more.");
+  table.bytes("body-memory", body_memory_bytes, 1 << 20, std::uint64_t{1} << 40,
+              "Of all bodies that are kept until their first event; beyond it 503.");
+  table.integer("max-prefill-inflight", max_prefill_inflight, 1, 100'000,
+                "Requests of one prefill engine at once; when all have as many, the decode engine "
+                "prefills.");
+  table.integer("max-decode-inflight", max_decode_inflight, 1, 100'000,
+                "Requests of one decode engine at once; the next ones wait in the queue.");
+  table.integer("queue", queue, 0, 1'000'000,
+                "Requests that wait for a decode engine; beyond it 429.");
+  table.duration("queue-timeout", queue_timeout, milliseconds(1), minutes(60),
+                 "How long a request waits there before 503.");
+
+  table.duration("connect-timeout", connect_timeout, milliseconds(1), minutes(1),
+                 "For a connection to an engine. Within a data center it takes a millisecond.");
+  table.duration("prefill-timeout", prefill_timeout, milliseconds(1), minutes(60),
+                 "For the prefill engine's whole answer; then the decode engine prefills.");
+  table.duration(
+      "answer-timeout", answer_timeout, milliseconds(1), minutes(24 * 60),
+      "For the first byte of an engine's answer: a whole answer when it is not streamed.");
+  table.duration("event-timeout", event_timeout, milliseconds(1), minutes(60),
+                 "Between two pieces of an answer. An engine that is stopped sends none.");
+  table.duration("client-timeout", client_timeout, milliseconds(1), minutes(60),
+                 "For a client to send its request, to take what is sent to it, and between two "
+                 "requests.");
+  table.duration(
+      "engine-idle-time", engine_idle_time, Duration::zero(), minutes(60),
+      "How long a connection to an engine is kept unused. vLLM's server closes them after "
+      "5 s.");
+  table.duration("shutdown-timeout", shutdown_timeout, Duration::zero(), minutes(60),
+                 "After SIGTERM: how long requests may go on.");
+
+  table.duration("health-interval", health_interval, milliseconds(10), minutes(10),
+                 "Between two GET /health of each engine.");
+  table.duration("health-timeout", health_timeout, milliseconds(10), minutes(1), "For its answer.");
+  table.integer(
+      "health-failures", health_failures, 1, 100,
+      "Checks in a row that fail until an engine counts as down; one that succeeds brings "
+      "it back.");
+  table.integer("breaker-failures", breaker_failures, 1, 1000,
+                "Requests in a row that fail until an engine is left alone.");
+  table.duration("breaker-time", breaker_time, milliseconds(1), minutes(10),
+                 "For how long; doubled with each relapse, up to 30 s.");
+  table.integer("retries", retries, 0, 10,
+                "How often a request is sent again, to another engine if there is one, while its "
+                "client has got nothing. Engines find by content, so a repetition is safe.");
+  table.duration(
+      "retry-delay", retry_delay, milliseconds(1), seconds(10),
+      "Before the first repetition; doubled each time, and drawn between half and one and "
+      "a half of it.");
+
+  table.flag("access-log", access_log, "A line of key=value fields for each request.");
+  table.text("log-level", log_level, "trace, debug, info, warn, error or off.");
+
+  const char* const store_flow = "requests take the store flow, which needs no such bound.";
+  table.ignored("pd-first-token", false,
+                "the decode engine computes the first token too; see docs/router.md.");
+  table.ignored("pd-flow-retries", true, "--retries says it.");
+  table.ignored("pd-max-model-len", true, store_flow);
+}
+
+Result<std::string> read_text_file(const std::string& path) {
+  std::ifstream file(path);
+  std::string text((std::istreambuf_iterator<char>(file)), std::istreambuf_iterator<char>());
+  if (!file.is_open() || file.bad()) {
+    return fail(Errc::kInvalidArgument, "{} cannot be read", path);
+  }
+  return text;
+}
+
+Result<EngineList> RouterOptions::engines() const {
+  EngineList list;
+  if (!engines_file.empty()) {
+    if (!prefill.empty() || !decode.empty()) {
+      return fail(
+          Errc::kInvalidArgument,
+          "--engines-file does not go with --prefill and --decode: one of them says it all");
+    }
+    PEGA_TRY_LET(const std::string text, read_text_file(engines_file));
+    auto parsed = EngineList::parse(text);
+    if (!parsed) {
+      return fail(Errc::kInvalidArgument, "--engines-file {}: {}", engines_file,
+                  parsed.error().detail);
+    }
+    list = std::move(*parsed);
+  }
+  const auto add = [&](Role role, const std::vector<std::string>& urls) -> Result<void> {
+    for (const std::string& text : urls) {
+      auto url = EngineUrl::parse(text);
+      if (!url) {
+        return fail(Errc::kInvalidArgument, "--{}: {}", to_string(role), url.error().detail);
+      }
+      list.by_role[static_cast<std::size_t>(role)].push_back(std::move(*url));
+    }
+    return {};
+  };
+  PEGA_TRY(add(Role::kPrefill, prefill));
+  PEGA_TRY(add(Role::kDecode, decode));
+  if (list.by_role[static_cast<std::size_t>(Role::kDecode)].empty()) {
+    return fail(Errc::kInvalidArgument, "there is no decode engine: name one with --decode");
+  }
+  return list;
+}
+
+}  // namespace pegaflow

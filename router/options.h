@@ -1,0 +1,75 @@
+#pragma once
+/// \file
+/// Everything that can be told to pegaflow-router.
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "base/clock.h"
+#include "base/error.h"
+#include "base/options.h"
+#include "router/fleet.h"
+#include "router/split.h"
+
+namespace pegaflow {
+
+/// The options of one router, with their defaults. `declare` gives each its name and its reason.
+struct RouterOptions {
+  std::vector<std::string> prefill;
+  std::vector<std::string> decode;
+  std::string engines_file;
+  std::string listen = "127.0.0.1:8080";
+  std::string ready_file;
+  std::string flow = "store";
+  std::string prefill_policy = "least-load";
+  std::string decode_policy = "least-load";
+  std::int64_t hash_prefix_bytes = 4096;
+  std::int64_t min_prefill_tokens = 256;
+  std::vector<std::string> pass;
+
+  std::string api_keys_file;
+  std::string engine_api_key_file;
+  std::int64_t rate_limit = 0;
+
+  std::int64_t max_connections = 20'000;
+  std::uint64_t max_header_bytes = 64 * 1024;
+  std::uint64_t max_body_bytes = std::uint64_t{32} << 20;
+  std::uint64_t body_memory_bytes = std::uint64_t{1} << 30;
+  std::int64_t max_prefill_inflight = 64;
+  std::int64_t max_decode_inflight = 1024;
+  std::int64_t queue = 1024;
+  Duration queue_timeout = std::chrono::seconds(30);
+
+  Duration connect_timeout = std::chrono::seconds(1);
+  Duration prefill_timeout = std::chrono::seconds(60);
+  Duration answer_timeout = std::chrono::minutes(10);
+  Duration event_timeout = std::chrono::minutes(2);
+  Duration client_timeout = std::chrono::seconds(60);
+  Duration engine_idle_time = std::chrono::seconds(4);
+  Duration shutdown_timeout = std::chrono::seconds(60);
+
+  Duration health_interval = std::chrono::seconds(2);
+  Duration health_timeout = std::chrono::seconds(2);
+  std::int64_t health_failures = 2;
+  std::int64_t breaker_failures = 5;
+  Duration breaker_time = std::chrono::seconds(2);
+  std::int64_t retries = 2;
+  Duration retry_delay = std::chrono::milliseconds(20);
+
+  bool access_log = true;
+  std::string log_level = "info";
+
+  /// Enters every option into `table`, which refers to this struct from then on.
+  void declare(OptionTable& table);
+
+  /// The engines of --prefill and --decode, or of --engines-file.
+  /// Errors: kInvalidArgument for what is no URL, a file that cannot be read, both sources at once,
+  /// or no decode engine.
+  [[nodiscard]] Result<EngineList> engines() const;
+};
+
+/// A file's text. Errors: kInvalidArgument that names the file.
+Result<std::string> read_text_file(const std::string& path);
+
+}  // namespace pegaflow

@@ -1,0 +1,258 @@
+#include "router/router.h"
+
+#include <csignal>
+#include <exception>
+#include <fstream>
+#include <memory>
+#include <unordered_set>
+#include <utility>
+
+#include <sys/resource.h>
+#include <unistd.h>
+
+#include <boost/asio/co_spawn.hpp>
+#include <boost/asio/detached.hpp>
+#include <boost/asio/ip/tcp.hpp>
+#include <boost/asio/redirect_error.hpp>
+#include <boost/asio/signal_set.hpp>
+#include <boost/asio/use_awaitable.hpp>
+
+#include "base/log.h"
+#include "router/client_connection.h"
+#include "router/health.h"
+#include "router/http_error.h"
+#include "router/pages.h"
+#include "router/shared.h"
+
+namespace pegaflow {
+
+namespace asio = boost::asio;
+using asio::ip::tcp;
+using boost::system::error_code;
+
+namespace {
+
+constexpr Log kLog{"router"};
+
+/// A stream has two descriptors, so 20,000 connections need more than the usual 1,024.
+void raise_descriptor_limit() {
+  rlimit limit{};
+  if (::getrlimit(RLIMIT_NOFILE, &limit) != 0) return;
+  limit.rlim_cur = limit.rlim_max;
+  if (::setrlimit(RLIMIT_NOFILE, &limit) != 0) {
+    kLog.warn("the limit of open files stays as it is limit={}", limit.rlim_cur);
+  }
+}
+
+Result<tcp::endpoint> endpoint_of(asio::io_context& io, const std::string& listen) {
+  const std::size_t colon = listen.rfind(':');
+  if (colon == std::string::npos) {
+    return fail(Errc::kInvalidArgument, "--listen {}: it is HOST:PORT", listen);
+  }
+  std::string host = listen.substr(0, colon);
+  if (host.size() > 1 && host.front() == '[' && host.back() == ']') {
+    host = host.substr(1, host.size() - 2);
+  }
+  error_code ec;
+  const auto found = tcp::resolver(io).resolve(host, listen.substr(colon + 1), ec);
+  if (ec || found.empty()) {
+    return fail(Errc::kInvalidArgument, "--listen {}: {}", listen, ec.message());
+  }
+  return found.begin()->endpoint();
+}
+
+/// Accepts, and ends in good order.
+class Service {
+ public:
+  explicit Service(Shared& shared)
+      : shared_(shared),
+        health_(shared),
+        acceptor_(shared.io),
+        signals_(shared.io, SIGTERM, SIGINT),
+        last_moment_(shared.io) {}
+
+  Result<void> listen() {
+    PEGA_TRY_LET(const tcp::endpoint place, endpoint_of(shared_.io, shared_.options.listen));
+    error_code ec;
+    acceptor_.open(place.protocol(), ec);
+    if (!ec) acceptor_.set_option(tcp::acceptor::reuse_address(true), ec);
+    if (!ec) acceptor_.bind(place, ec);
+    if (!ec) acceptor_.listen(4096, ec);
+    if (!ec) acceptor_.non_blocking(true, ec);
+    if (ec) return fail_socket(ec, "listen on " + shared_.options.listen);
+    const tcp::endpoint bound = acceptor_.local_endpoint(ec);
+    const std::string shown =
+        bound.address().is_v6() ? fmt::format("[{}]:{}", bound.address().to_string(), bound.port())
+                                : fmt::format("{}:{}", bound.address().to_string(), bound.port());
+    kLog.info("ready listen={} engines={}", shown, shared_.fleet.engines().size());
+    return write_ready_file(shown);
+  }
+
+  void start() {
+    asio::co_spawn(shared_.io, health_.run(), asio::detached);
+    asio::co_spawn(shared_.io, accept(), asio::detached);
+    signals_.async_wait([this](const error_code& ec, int number) {
+      if (!ec) drain(number);
+    });
+  }
+
+ private:
+  Result<void> write_ready_file(const std::string& listen) const {
+    if (shared_.options.ready_file.empty()) return {};
+    // Under another name first, so that a reader never sees half of it.
+    const std::string temporary = shared_.options.ready_file + ".new";
+    {
+      std::ofstream file(temporary);
+      file << fmt::format("{{\"listen\":{},\"pid\":{}}}\n", json_quote(listen), ::getpid());
+      if (!file.flush()) return fail(Errc::kIo, "{} cannot be written", temporary);
+    }
+    if (::rename(temporary.c_str(), shared_.options.ready_file.c_str()) != 0) {
+      return fail_errno(errno, "rename " + temporary);
+    }
+    return {};
+  }
+
+  asio::awaitable<void> accept() {
+    asio::steady_timer pause(shared_.io);
+    while (acceptor_.is_open()) {
+      error_code ec;
+      tcp::socket socket(shared_.io);
+      co_await acceptor_.async_accept(socket, asio::redirect_error(asio::use_awaitable, ec));
+      if (!acceptor_.is_open()) break;
+      if (ec) {
+        // Out of descriptors, most likely: who waits in the backlog is served when some are free.
+        kLog.warn("a connection could not be accepted: {}", ec.message());
+        pause.expires_after(std::chrono::milliseconds(50));
+        co_await pause.async_wait(asio::redirect_error(asio::use_awaitable, ec));
+        continue;
+      }
+      begin(std::move(socket));
+    }
+  }
+
+  void begin(tcp::socket socket) {
+    if (shared_.metrics.connections >=
+        static_cast<std::uint64_t>(shared_.options.max_connections)) {
+      ++shared_.metrics.connections_refused;
+      const std::string answer =
+          error_answer(503, "too many connections", false, "Retry-After: 1\r\n", false);
+      error_code ignored;  // It fits into the empty buffer of a new socket.
+      socket.write_some(asio::buffer(answer), ignored);
+      return;
+    }
+    const auto connection = std::make_shared<ClientConnection>(std::move(socket), shared_);
+    connections_.insert(connection);
+    asio::co_spawn(shared_.io, connection->run(), [this, connection](std::exception_ptr problem) {
+      if (problem) {
+        try {
+          std::rethrow_exception(problem);
+        } catch (const std::exception& error) {
+          kLog.error("a connection ended by an exception: {}", error.what());
+        }
+      }
+      connections_.erase(connection);
+      if (shared_.is_draining) end_if_done();
+    });
+  }
+
+  void drain(int number) {
+    if (shared_.is_draining) return;
+    kLog.info("draining signal={} requests={}", number, shared_.metrics.in_flight);
+    shared_.is_draining = true;
+    // Who has connected already is served: the kernel would reset them otherwise.
+    error_code ec;
+    while (!ec) {
+      tcp::socket socket(shared_.io);
+      acceptor_.accept(socket, ec);
+      if (!ec) begin(std::move(socket));
+    }
+    acceptor_.close(ec);
+    for (const auto& each : connections_) {
+      if (each->is_idle()) each->abort();
+    }
+    last_moment_.expires_after(shared_.options.shutdown_timeout);
+    last_moment_.async_wait([this](const error_code& why) {
+      if (why) return;
+      kLog.warn("requests are cut off requests={}", shared_.metrics.in_flight);
+      for (const auto& each : connections_) each->abort();
+    });
+    end_if_done();
+  }
+
+  /// Takes back all that would keep run() from returning.
+  void end_if_done() {
+    if (!connections_.empty()) return;
+    health_.stop();
+    last_moment_.cancel();
+    signals_.cancel();
+    shared_.engine_connections.close_all();
+  }
+
+  Shared& shared_;
+  HealthChecks health_;
+  tcp::acceptor acceptor_;
+  asio::signal_set signals_;
+  asio::steady_timer last_moment_;
+  std::unordered_set<std::shared_ptr<ClientConnection>> connections_;
+};
+
+}  // namespace
+
+Result<void> run_router(const RouterOptions& options) {
+  PEGA_TRY_LET(const EngineList list, options.engines());
+  PEGA_TRY_LET(const Flow flow, parse_flow(options.flow));
+  std::random_device device;
+  const std::uint64_t seed = (std::uint64_t{device()} << 32U) | device();
+  PEGA_TRY_LET(auto prefill_policy, make_policy(options.prefill_policy, seed));
+  PEGA_TRY_LET(auto decode_policy, make_policy(options.decode_policy, seed + 1));
+  raise_descriptor_limit();
+
+  const SteadyClock clock;
+  Fleet::Options fleet_options;
+  fleet_options.breaker.failures = options.breaker_failures;
+  fleet_options.breaker.open_time = options.breaker_time;
+  fleet_options.max_inflight = {static_cast<std::size_t>(options.max_prefill_inflight),
+                                static_cast<std::size_t>(options.max_decode_inflight)};
+  Fleet fleet(fleet_options, {std::move(prefill_policy), std::move(decode_policy)}, clock);
+  fleet.set(list);
+
+  // run() returns once nothing is under way, so no coroutine outlives what it refers to.
+  asio::io_context io(1);
+  Deadlines deadlines(io);
+  EngineConnections engine_connections(
+      io, deadlines,
+      {.connect_timeout = options.connect_timeout, .idle_time = options.engine_idle_time});
+  Shared shared{.io = io,
+                .options = options,
+                .flow = flow,
+                .fleet = fleet,
+                .engine_connections = engine_connections,
+                .deadlines = deadlines,
+                .random = std::mt19937_64(seed + 2)};
+  if (!options.api_keys_file.empty()) {
+    PEGA_TRY_LET(const std::string text, read_text_file(options.api_keys_file));
+    auto access = AccessList::parse(text, options.rate_limit);
+    if (!access) {
+      return fail(Errc::kInvalidArgument, "--api-keys-file {}: {}", options.api_keys_file,
+                  access.error().detail);
+    }
+    shared.access = std::move(*access);
+  }
+  if (!options.engine_api_key_file.empty()) {
+    PEGA_TRY_LET(std::string text, read_text_file(options.engine_api_key_file));
+    text.erase(text.find_last_not_of(" \t\r\n") + 1);
+    if (text.empty() || text.find_first_of("\r\n") != std::string::npos) {
+      return fail(Errc::kInvalidArgument, "--engine-api-key-file {}: it has to be one line",
+                  options.engine_api_key_file);
+    }
+    shared.engine_key = std::move(text);
+  }
+  Service service(shared);
+  PEGA_TRY(service.listen());
+  service.start();
+  io.run();
+  kLog.info("stopped");
+  return {};
+}
+
+}  // namespace pegaflow

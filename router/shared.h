@@ -1,0 +1,134 @@
+#pragma once
+/// \file
+/// What all connections of one router have in common.
+
+#include <cstdint>
+#include <deque>
+#include <memory>
+#include <optional>
+#include <random>
+#include <string>
+#include <unordered_map>
+
+#include <boost/asio/io_context.hpp>
+#include <boost/asio/steady_timer.hpp>
+
+#include "base/clock.h"
+#include "router/access.h"
+#include "router/deadlines.h"
+#include "router/fleet.h"
+#include "router/metrics.h"
+#include "router/options.h"
+#include "router/upstream.h"
+
+namespace pegaflow {
+
+/// Requests that wait for a decode engine, first come first served. Thread-bound.
+class WaitingLine {
+ public:
+  /// One request in the line; its timer ends the wait.
+  struct Place {
+    boost::asio::steady_timer* timer = nullptr;
+    bool is_called = false;
+  };
+
+  void join(Place& place) { places_.push_back(&place); }
+  void join_first(Place& place) { places_.push_front(&place); }
+  void leave(Place& place) { std::erase(places_, &place); }
+  void call_next() {
+    if (places_.empty()) return;
+    Place* const first = places_.front();
+    places_.pop_front();
+    first->is_called = true;
+    first->timer->cancel();
+  }
+  void call_all() {
+    for (std::size_t left = places_.size(); left > 0; --left) call_next();
+  }
+  [[nodiscard]] std::size_t size() const noexcept { return places_.size(); }
+
+ private:
+  std::deque<Place*> places_;
+};
+
+/// Which engine made which response, for what follows on it. Forgets the oldest. Thread-bound.
+class ResponseOwners {
+ public:
+  static constexpr std::size_t kLimit = 65'536;
+
+  void learn(const std::string& response, const std::shared_ptr<Engine>& engine) {
+    if (!owners_.emplace(response, engine).second) return;
+    order_.push_back(response);
+    if (order_.size() > kLimit) {
+      owners_.erase(order_.front());
+      order_.pop_front();
+    }
+  }
+  /// nullptr when it is not known, or its engine is gone.
+  [[nodiscard]] std::shared_ptr<Engine> find(const std::string& response) const {
+    const auto found = owners_.find(response);
+    return found == owners_.end() ? nullptr : found->second.lock();
+  }
+
+ private:
+  std::unordered_map<std::string, std::weak_ptr<Engine>> owners_;
+  std::deque<std::string> order_;
+};
+
+/// The parts of a router. Thread-bound; outlives all connections.
+struct Shared {
+  boost::asio::io_context& io;
+  const RouterOptions& options;
+  Flow flow = Flow::kStore;
+  Fleet& fleet;
+  EngineConnections& engine_connections;
+  Deadlines& deadlines;
+  std::optional<AccessList> access{};  ///< Without it everybody may.
+  std::string engine_key{};            ///< Sent to engines; empty: none.
+  Metrics metrics{};
+  WaitingLine line{};
+  ResponseOwners response_owners{};
+  std::mt19937_64 random;
+  bool is_draining = false;
+
+  [[nodiscard]] TimePoint now() const { return std::chrono::steady_clock::now(); }
+};
+
+/// One request that an engine has. Movable.
+class Slot {
+ public:
+  Slot(Shared& shared, std::shared_ptr<Engine> engine)
+      : shared_(&shared), engine_(std::move(engine)) {
+    ++engine_->inflight;
+    engine_->breaker.started(shared.now());
+  }
+  ~Slot() {
+    if (!engine_) return;
+    --engine_->inflight;
+    if (!judged_) engine_->breaker.withdrawn();
+    if (engine_->role == Role::kDecode) shared_->line.call_next();
+  }
+  Slot(Slot&& other) noexcept
+      : shared_(other.shared_), engine_(std::move(other.engine_)), judged_(other.judged_) {}
+  Slot(const Slot&) = delete;
+  Slot& operator=(const Slot&) = delete;
+  Slot& operator=(Slot&&) = delete;
+
+  void succeeded() {
+    judged_ = true;
+    engine_->breaker.succeeded();
+  }
+  void failed() {
+    judged_ = true;
+    ++engine_->counters.failures;
+    engine_->breaker.failed(shared_->now());
+  }
+  [[nodiscard]] const std::shared_ptr<Engine>& engine() const { return engine_; }
+
+ private:
+  Shared* shared_;
+  std::shared_ptr<Engine> engine_;
+  bool judged_ = false;
+};
+
+}  // namespace pegaflow

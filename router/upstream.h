@@ -1,0 +1,140 @@
+#pragma once
+/// \file
+/// One request to one engine, over connections that are kept.
+
+#include <cstddef>
+#include <memory>
+#include <string>
+#include <string_view>
+#include <unordered_map>
+#include <unordered_set>
+#include <vector>
+
+#include <boost/asio/awaitable.hpp>
+#include <boost/asio/io_context.hpp>
+#include <boost/asio/ip/tcp.hpp>
+
+#include "base/clock.h"
+#include "base/error.h"
+#include "router/deadlines.h"
+#include "router/fleet.h"
+#include "router/http_message.h"
+
+namespace pegaflow {
+
+class UpstreamCall;
+
+/// Connections to engines that wait for their next request, and where engines' names lead.
+/// Thread-bound.
+class EngineConnections {
+ public:
+  struct Options {
+    Duration connect_timeout = std::chrono::seconds(1);
+    Duration idle_time = std::chrono::seconds(4);
+    std::size_t idle_limit = 256;  ///< Of one engine.
+  };
+
+  EngineConnections(boost::asio::io_context& io, Deadlines& deadlines, const Options& options);
+
+  /// One for that engine that is still open, if any.
+  std::unique_ptr<boost::asio::ip::tcp::socket> take(const Engine& engine);
+  /// Keeps it for the next request.
+  void give_back(const Engine& engine, std::unique_ptr<boost::asio::ip::tcp::socket> socket);
+  /// Closes those that waited too long, and those of engines that are not in `engines`.
+  void sweep(const std::vector<std::shared_ptr<Engine>>& engines);
+  /// Ends all calls and closes all connections.
+  void close_all();
+
+  /// Looks the engine's host up anew, unless it is an address. What is known stays while the
+  /// question is open, and when there is no answer.
+  /// Errors: as fail_socket().
+  boost::asio::awaitable<Result<void>> resolve(std::shared_ptr<Engine> engine);
+  /// Addresses of its host, the next one first; an address itself needs no resolve().
+  [[nodiscard]] std::vector<boost::asio::ip::tcp::endpoint> endpoints(const Engine& engine);
+
+  [[nodiscard]] boost::asio::io_context& io() { return io_; }
+  [[nodiscard]] Deadlines& deadlines() { return deadlines_; }
+  [[nodiscard]] const Options& options() const { return options_; }
+
+ private:
+  struct Idle {
+    std::unique_ptr<boost::asio::ip::tcp::socket> socket;
+    TimePoint since;
+  };
+  struct Known {
+    std::vector<boost::asio::ip::tcp::endpoint> endpoints;
+    std::size_t next = 0;
+  };
+
+  boost::asio::io_context& io_;
+  Deadlines& deadlines_;
+  Options options_;
+  std::unordered_map<std::string, std::vector<Idle>> idle_;  // By the engine's URL.
+  std::unordered_map<std::string, Known> known_;             // By the engine's URL.
+  std::unordered_set<UpstreamCall*> calls_;
+  friend class UpstreamCall;
+};
+
+/// One request and its answer. Thread-bound; its calls follow each other.
+///
+/// When it is destroyed the connection is kept if the answer was read to its end, and closed
+/// otherwise: that is how an engine learns that nobody waits any more.
+class UpstreamCall {
+ public:
+  /// `connections` outlives the call.
+  UpstreamCall(EngineConnections& connections, std::shared_ptr<Engine> engine);
+  ~UpstreamCall();
+  UpstreamCall(const UpstreamCall&) = delete;
+  UpstreamCall& operator=(const UpstreamCall&) = delete;
+
+  /// Sends the request and reads the answer's head. `body` stays until it returns. With
+  /// `may_resend` a kept connection is used, and replaced unseen when the engine has closed it
+  /// meanwhile; whether it had read the request by then is not known.
+  /// Errors: kRefused (no connection; nothing was sent), kTimeout, kCancelled, kPeerLost, kCorrupt.
+  boost::asio::awaitable<Result<void>> open(std::string head, std::string_view body,
+                                            Duration timeout, bool may_resend);
+
+  [[nodiscard]] const std::shared_ptr<Engine>& engine() const noexcept { return engine_; }
+  [[nodiscard]] const ResponseHead& head() const noexcept { return parser_.head(); }
+  [[nodiscard]] bool is_complete() const noexcept { return parser_.is_complete(); }
+
+  /// Appends more of the answer's body to `out`, at least a byte unless the answer ended.
+  /// Errors: as open().
+  boost::asio::awaitable<Result<void>> more(std::string& out, Duration timeout);
+
+  /// Ends whatever is under way with kCancelled. May be called at any time.
+  void cancel();
+
+  /// Bytes that fit into what one read takes.
+  static constexpr std::size_t kReadBytes = std::size_t{64} * 1024;
+
+ private:
+  boost::asio::awaitable<Result<void>> connect();
+  boost::asio::awaitable<Result<void>> send_and_read_head(const std::string& head,
+                                                          std::string_view body);
+  boost::asio::awaitable<Result<void>> receive(std::string& out);
+  [[nodiscard]] Error failure(Error error) const;
+
+  EngineConnections& connections_;
+  std::shared_ptr<Engine> engine_;
+  std::unique_ptr<boost::asio::ip::tcp::socket> socket_;
+  Deadline deadline_;
+  ResponseParser parser_;
+  std::string unparsed_;    // Of a head that is not whole.
+  std::string first_body_;  // What came with the head.
+  bool received_ = false;   // Any byte.
+  bool cancelled_ = false;
+};
+
+/// GET of a short answer, whole.
+/// Errors: as UpstreamCall::open(), and kOutOfCapacity for more than `limit` bytes.
+struct ShortAnswer {
+  unsigned status = 0;
+  std::string body;
+};
+boost::asio::awaitable<Result<ShortAnswer>> get_from_engine(EngineConnections& connections,
+                                                            std::shared_ptr<Engine> engine,
+                                                            std::string head, Duration timeout,
+                                                            std::size_t limit);
+
+}  // namespace pegaflow

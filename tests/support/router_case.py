@@ -1,0 +1,39 @@
+"""Engines and routers of one test, ended with it."""
+
+from __future__ import annotations
+
+import contextlib
+import pathlib
+import tempfile
+import unittest
+
+from router_process import Router
+from streaming_engine import Behavior, StreamingEngine, serve_normally
+
+
+class RouterTest(unittest.IsolatedAsyncioTestCase):
+    async def asyncSetUp(self) -> None:
+        self.stack = contextlib.AsyncExitStack()
+
+    async def asyncTearDown(self) -> None:
+        await self.stack.aclose()
+
+    async def engine(self, behavior: Behavior = serve_normally) -> StreamingEngine:
+        engine = await StreamingEngine(behavior).start()
+        self.stack.push_async_callback(engine.stop)
+        return engine
+
+    async def router(
+        self,
+        *options: str,
+        p: list[StreamingEngine] | None = None,
+        d: list[StreamingEngine] | None = None,
+    ) -> Router:
+        words = [word for e in p or [] for word in ("--prefill", e.url)]
+        words += [word for e in d or [] for word in ("--decode", e.url)]
+        router = await Router.start(*words, *options)
+        self.stack.push_async_callback(router.stop)
+        return router
+
+    def scratch(self) -> pathlib.Path:
+        return pathlib.Path(self.stack.enter_context(tempfile.TemporaryDirectory()))

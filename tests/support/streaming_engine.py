@@ -1,0 +1,217 @@
+"""An engine as a router sees it: HTTP with answers of OpenAI's API, whole or as events.
+
+It runs in the event loop of the test, which decides what it does with each request and sees when
+its caller leaves. As a program it is a process that can be killed: it prints its URL.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+
+class Request:
+    """One request that an engine got."""
+
+    def __init__(self, method: str, target: str, headers: dict[str, str], body: bytes) -> None:
+        self.method, self.target, self.headers, self.body = method, target, headers, body
+        self.gone = asyncio.Event()  # The caller closed the connection during the answer.
+
+    @property
+    def json(self) -> dict[str, Any]:
+        return json.loads(self.body)
+
+    @property
+    def is_prefill(self) -> bool:
+        params = self.json.get("kv_transfer_params") or {}
+        return bool(params.get("do_remote_decode") or params.get("pegaflow", {}).get("save_tail"))
+
+
+def event(text: str) -> bytes:
+    return f"data: {text}\n\n".encode()
+
+
+STREAM = [event(json.dumps({"choices": [{"text": f"wort {i} äöü"}]})) for i in range(5)]
+WHOLE_STREAM = b"".join(STREAM) + b"data: [DONE]\n\n"
+KV_PARAMS = b'{"pegaflow": {"node":"n-1", "incarnation":"00ff", "job":7, "tokens":1.50}}'
+
+
+class Answer:
+    """Writes one answer piece by piece."""
+
+    def __init__(self, writer: asyncio.StreamWriter) -> None:
+        self._writer = writer
+
+    async def raw(self, data: bytes) -> None:
+        self._writer.write(data)
+        await self._writer.drain()
+
+    async def whole(
+        self, body: bytes, status: int = 200, headers: str = "Content-Type: application/json\r\n"
+    ) -> None:
+        head = f"HTTP/1.1 {status} Said\r\n{headers}Content-Length: {len(body)}\r\n\r\n"
+        await self.raw(head.encode() + body)
+
+    async def begin_stream(self) -> None:
+        await self.raw(
+            b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream; charset=utf-8\r\n"
+            b"Transfer-Encoding: chunked\r\n\r\n"
+        )
+
+    async def piece(self, data: bytes) -> None:
+        await self.raw(b"%x\r\n%s\r\n" % (len(data), data))
+
+    async def end_stream(self) -> None:
+        await self.raw(b"0\r\n\r\n")
+
+    def die(self) -> None:
+        """Ends the connection by a reset, as the kernel does for a process that is killed."""
+        self._writer.transport.abort()
+
+
+Behavior = Callable[[Request, Answer], Awaitable[None]]
+
+
+async def serve_normally(request: Request, answer: Answer) -> None:
+    if request.target == "/health":
+        await answer.whole(b"")
+    elif request.target == "/v1/models":
+        await answer.whole(b'{"object":"list","data":[{"id":"m","max_model_len":128}]}')
+    elif request.is_prefill:
+        await answer.whole(b'{"id":"p","choices":[],"kv_transfer_params":' + KV_PARAMS + b"}")
+    elif request.json.get("stream"):
+        await answer.begin_stream()
+        for each in [*STREAM, b"data: [DONE]\n\n"]:
+            await answer.piece(each)
+        await answer.end_stream()
+    else:
+        await answer.whole(b'{"choices":[{"text":"hello"}], "n": 1.50}')
+
+
+async def wait_for_leaving(request: Request, _answer: Answer) -> None:
+    """Says nothing until the caller leaves."""
+    await request.gone.wait()
+
+
+class StreamingEngine:
+    """An engine on a port of its own. `behavior` may be changed at any time."""
+
+    def __init__(self, behavior: Behavior = serve_normally) -> None:
+        self.behavior = behavior
+        self.is_healthy = True
+        self.requests: list[Request] = []  # Without health checks.
+        self.connections = 0
+        self._port = 0
+        self._server: asyncio.Server | None = None
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._writers: set[asyncio.StreamWriter] = set()
+        self._arrived = asyncio.Condition()
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self._port}"
+
+    async def start(self) -> StreamingEngine:
+        """On the same port as before, if it was there before."""
+        self._server = await asyncio.start_server(
+            self._connected, "127.0.0.1", self._port, backlog=1000
+        )
+        self._port = self._server.sockets[0].getsockname()[1]
+        return self
+
+    async def stop(self) -> None:
+        """Refuses connections from now on, and resets those that are open."""
+        if self._server is not None:
+            self._server.close()
+            self._server = None
+        for writer in list(self._writers):
+            writer.transport.abort()
+        for task in list(self._tasks):
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+
+    def close_idle(self) -> None:
+        for writer in list(self._writers):
+            writer.close()
+
+    async def wait_for(self, count: int) -> Request:
+        """The request number `count`, once it is here."""
+        async with self._arrived:
+            await asyncio.wait_for(
+                self._arrived.wait_for(lambda: len(self.requests) >= count), timeout=20
+            )
+        return self.requests[count - 1]
+
+    async def _connected(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        task = asyncio.current_task()
+        assert task is not None
+        self._tasks.add(task)
+        self._writers.add(writer)
+        try:
+            await self._serve(reader, writer)
+        except (ConnectionError, asyncio.IncompleteReadError, asyncio.CancelledError):
+            pass  # The caller left, or the test ended.
+        finally:
+            self._tasks.discard(task)
+            self._writers.discard(writer)
+            writer.close()
+
+    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        counted = False
+        while True:
+            head = await reader.readuntil(b"\r\n\r\n")
+            first, *lines = head.decode("latin-1").rstrip("\r\n").split("\r\n")
+            method, target, _ = first.split(" ")
+            headers = {k.lower(): v.strip() for k, v in (line.split(":", 1) for line in lines)}
+            body = await reader.readexactly(int(headers.get("content-length", "0")))
+            request = Request(method, target, headers, body)
+            if target == "/health":
+                await Answer(writer).whole(b"", 200 if self.is_healthy else 503)
+                continue
+            if not counted:
+                counted = True
+                self.connections += 1
+            self.requests.append(request)
+            async with self._arrived:
+                self._arrived.notify_all()
+            watch = asyncio.create_task(self._watch(reader, request))
+            try:
+                await self.behavior(request, Answer(writer))
+            finally:
+                watch.cancel()
+                with contextlib.suppress(asyncio.CancelledError):
+                    await watch
+            if request.gone.is_set() or writer.transport.is_closing():
+                return
+
+    @staticmethod
+    async def _watch(reader: asyncio.StreamReader, request: Request) -> None:
+        # A router never sends its next request before our answer has ended.
+        try:
+            data = await reader.read(1)
+        except ConnectionError:
+            data = b""
+        if data:
+            raise RuntimeError("the router sent more than its request")
+        request.gone.set()
+
+
+async def _program() -> None:
+    async def endless(request: Request, answer: Answer) -> None:
+        if request.json.get("stream") and not request.is_prefill:
+            await answer.begin_stream()
+            await answer.piece(STREAM[0])
+            await request.gone.wait()
+        else:
+            await serve_normally(request, answer)
+
+    engine = await StreamingEngine(endless).start()
+    print(engine.url, flush=True)
+    await asyncio.Event().wait()
+
+
+if __name__ == "__main__":
+    asyncio.run(_program())
