@@ -1,6 +1,7 @@
 """What can be known of deploy/ without Docker and without systemd as the first process.
 
-Options exist, names fit each other, commands run. docs/deploy.md says what was not run.
+Options exist, names fit each other, commands run. tools/deploy/boot_unit.sh boots the unit, and
+docs/deploy.md says what was not run.
 """
 
 import json
