@@ -1,0 +1,153 @@
+// A holder is a process: it is killed, stopped and started again while it is read from.
+#include <csignal>
+#include <cstring>
+#include <new>
+
+#include <sys/mman.h>
+
+#include <doctest/doctest.h>
+
+#include "tests/support/fabric_node.h"
+#include "tests/support/forked.h"
+#include "transport/tcp/tcp_fabric.h"
+
+namespace pegaflow::testing {
+namespace {
+
+constexpr std::size_t kBytes = 16 << 20;
+constexpr std::size_t kPage = 256 << 10;
+constexpr std::uint64_t kHolderSeed = 3;
+
+/// What the child lets the parent know.
+struct Shared {
+  Id128 incarnation;
+  char address[64];
+};
+
+class HolderProcess {
+ public:
+  HolderProcess()
+      : shared_(new(::mmap(nullptr, sizeof(Shared), PROT_READ | PROT_WRITE,
+                           MAP_SHARED | MAP_ANONYMOUS, -1, 0)) Shared{}),
+        process_([this] {
+          static const SteadyClock clock;
+          static std::vector<std::byte> memory(kBytes);
+          fill_pattern(memory, kHolderSeed);
+          static const auto fabric =
+              TcpFabric::create({}, clock, [](Fabric::Completion&&) {}).value();
+          const RegionId region = fabric->register_region(memory).value();
+          if (!fabric->lend(region, TimePoint::max())) throw std::runtime_error("lend");
+          shared_->incarnation = fabric->describe().incarnation;
+          fabric->address().copy(shared_->address, sizeof shared_->address - 1);
+        }) {}
+  ~HolderProcess() { ::munmap(shared_, sizeof(Shared)); }
+  HolderProcess(const HolderProcess&) = delete;
+  HolderProcess& operator=(const HolderProcess&) = delete;
+
+  [[nodiscard]] FabricDescriptor describe() const {
+    const auto* const text = reinterpret_cast<const std::byte*>(shared_->address);
+    return {.backend = "tcp",
+            .incarnation = shared_->incarnation,
+            .address = {text, text + std::strlen(shared_->address)},
+            .regions = {{.region = RegionId{0}, .size_bytes = kBytes}}};
+  }
+  [[nodiscard]] const Forked& process() const { return process_; }
+  void kill() { process_.kill(); }
+
+ private:
+  Shared* shared_;
+  Forked process_;
+};
+
+FabricNode::Make reader_maker(Duration stall_timeout) {
+  return [stall_timeout](Fabric::CompletionSink sink) -> std::unique_ptr<Fabric> {
+    static const SteadyClock clock;
+    return TcpFabric::create({.stall_timeout = stall_timeout}, clock, std::move(sink)).value();
+  };
+}
+
+std::vector<Fabric::Chunk> pages(const FabricNode& reader) {
+  std::vector<Fabric::Chunk> chunks;
+  for (std::uint64_t at = 0; at < kBytes; at += kPage) {
+    chunks.push_back({.remote_region = RegionId{0},
+                      .remote_offset = at,
+                      .local_region = reader.region,
+                      .local_offset = at,
+                      .size_bytes = kPage});
+  }
+  return chunks;
+}
+
+/// Every page that is said to be there is; the others have that error. How many are there.
+std::size_t check_pages(const FabricNode& reader, const Fabric::Completion& completion,
+                        Errc expected) {
+  std::size_t good = 0;
+  for (std::size_t i = 0; i < completion.chunks.size(); ++i) {
+    if (completion.chunks[i]) {
+      CHECK(*completion.chunks[i] == expected);
+      continue;
+    }
+    ++good;
+    bool right = true;
+    for (std::uint64_t at = i * kPage; at < (i + 1) * kPage; ++at) {
+      right = right && reader.memory[at] == pattern_at(kHolderSeed, at);
+    }
+    CHECK(right);
+  }
+  return good;
+}
+
+TEST_SUITE("a holder's process") {
+  TEST_CASE("is killed in the middle of reads: each is answered, and what came is right") {
+    for (int round = 0; round < 5; ++round) {
+      HolderProcess holder;
+      FabricNode reader(reader_maker(kHang), kBytes, 4);
+      const auto peer = reader.fabric->connect(holder.describe()).value();
+      for (std::uint64_t ticket = 1; ticket <= 4; ++ticket) {
+        REQUIRE(reader.fabric->read(
+            {.ticket = ticket, .peer = peer, .deadline = late(), .chunks = pages(reader)}));
+      }
+      if (round > 0) (void)reader.inbox.take(1);
+
+      holder.kill();
+
+      for (std::uint64_t ticket = 1; ticket <= 4; ++ticket) {
+        check_pages(reader, reader.inbox.take(ticket), Errc::kPeerLost);
+      }
+    }
+  }
+
+  TEST_CASE("is stopped: it is found lost, and a new one is read from at once") {
+    HolderProcess stopped;
+    HolderProcess other;
+    FabricNode reader(reader_maker(std::chrono::milliseconds(200)), kBytes, 4);
+    const auto peer = reader.fabric->connect(stopped.describe()).value();
+    CHECK(check_pages(reader, reader.read(peer, pages(reader)), Errc::kInternal) == kBytes / kPage);
+
+    stopped.process().signal(SIGSTOP);
+
+    check_pages(reader, reader.read(peer, pages(reader)), Errc::kPeerLost);
+    const auto second = reader.fabric->connect(other.describe()).value();
+    CHECK(check_pages(reader, reader.read(second, pages(reader)), Errc::kInternal) ==
+          kBytes / kPage);
+    // What the stopped one still sends once it goes on is nobody's.
+    const std::vector<std::byte> before = reader.memory;
+    stopped.process().signal(SIGCONT);
+    stopped.kill();
+    CHECK(reader.memory == before);
+  }
+
+  TEST_CASE("ends, and what has its address is another: nothing is read") {
+    HolderProcess holder;
+    HolderProcess other;
+    FabricDescriptor mixed = other.describe();
+    mixed.incarnation = holder.describe().incarnation;
+    FabricNode reader(reader_maker(kHang), kBytes, 4);
+    const auto peer = reader.fabric->connect(mixed).value();
+
+    CHECK(check_pages(reader, reader.read(peer, pages(reader)), Errc::kGone) == 0);
+  }
+}
+
+}  // namespace
+}  // namespace pegaflow::testing

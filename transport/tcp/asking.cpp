@@ -1,0 +1,234 @@
+#include "transport/tcp/asking.h"
+
+#include <algorithm>
+#include <cerrno>
+#include <cstring>
+
+#include <sys/socket.h>
+
+#include "base/assert.h"
+#include "transport/tcp/limits.h"
+
+namespace pegaflow::tcp {
+namespace {
+
+template <typename Message>
+void append(std::vector<std::byte>& bytes, const Message& message) {
+  const auto* const begin = reinterpret_cast<const std::byte*>(&message);
+  bytes.insert(bytes.end(), begin, begin + sizeof message);
+}
+
+}  // namespace
+
+Asking::Asking(UniqueFd socket, const Id128& wanted, const Window& window, TimePoint now)
+    : socket_(std::move(socket)), wanted_(wanted), window_(window), progress_(now) {
+  slots_.resize(window.pieces);
+  for (std::size_t i = window.pieces; i > 0; --i) {
+    free_slots_.push_back(static_cast<std::uint32_t>(i - 1));
+  }
+  questions_.reserve(window.pieces * sizeof(Ask));
+}
+
+bool Asking::has_room(std::size_t size_bytes, bool background) const noexcept {
+  if (state_ != State::kOpen || free_slots_.empty()) return false;
+  if (open_bytes_ == 0) return true;
+  if (background && open_background_bytes_ > 0 &&
+      open_background_bytes_ + size_bytes > window_.background_bytes) {
+    return false;
+  }
+  return open_bytes_ + size_bytes <= window_.bytes;
+}
+
+void Asking::ask(const Piece& piece, TimePoint now) {
+  PEGA_ASSERT(!free_slots_.empty(), "{} questions are open", slots_.size());
+  if (open_bytes_ == 0) progress_ = now;
+  const std::uint32_t slot = free_slots_.back();
+  free_slots_.pop_back();
+  slots_[slot] = {.open = true, .question = next_question_, .piece = piece};
+  open_bytes_ += piece.place.size();
+  if (piece.background) open_background_bytes_ += piece.place.size();
+  append(questions_, Ask{.question = next_question_,
+                         .slot = slot,
+                         .region = static_cast<std::uint32_t>(piece.remote_region),
+                         .offset = piece.remote_offset,
+                         .size_bytes = static_cast<std::uint32_t>(piece.place.size())});
+  ++next_question_;
+}
+
+Result<void> Asking::send_questions() {
+  if (state_ == State::kDialing) PEGA_TRY(dialed());
+  while (questions_sent_ < questions_.size()) {
+    const ssize_t sent = ::send(socket_.get(), questions_.data() + questions_sent_,
+                                questions_.size() - questions_sent_, MSG_NOSIGNAL | MSG_DONTWAIT);
+    if (sent >= 0) {
+      questions_sent_ += static_cast<std::size_t>(sent);
+    } else if (errno == EAGAIN) {
+      return {};
+    } else if (errno != EINTR) {
+      return fail(Errc::kPeerLost, "send questions: {}", std::strerror(errno));
+    }
+  }
+  questions_.clear();
+  questions_sent_ = 0;
+  return {};
+}
+
+Result<void> Asking::dialed() {
+  int error = 0;
+  socklen_t size = sizeof error;
+  ::getsockopt(socket_.get(), SOL_SOCKET, SO_ERROR, &error, &size);
+  if (error != 0) return fail(Errc::kPeerLost, "connect: {}", std::strerror(error));
+  state_ = State::kGreeting;
+  append(questions_, Hello{.wanted_high = wanted_.high, .wanted_low = wanted_.low});
+  return {};
+}
+
+Result<void> Asking::receive(TimePoint now, const Ended& ended) {
+  for (std::size_t received = 0; received < kTurnBytes;) {
+    std::array<iovec, 2> parts{};
+    std::size_t count = 0;
+    std::size_t wanted = 0;
+    const std::size_t header_left = message_size() - header_size_;
+    if (current_ == kNone) {
+      parts[count++] = {header_.data() + header_size_, header_left};
+      wanted = header_left;
+    } else {
+      const std::span<std::byte> left = slots_[current_].piece.place.subspan(current_got_);
+      const std::size_t part = std::min(left.size(), kGroupBytes);
+      parts[count++] = {left.data(), part};
+      wanted = part;
+      if (part == left.size()) {  // The header behind it costs no call of its own.
+        parts[count++] = {header_.data(), header_left};
+        wanted += header_left;
+      }
+    }
+    msghdr message{};
+    message.msg_iov = parts.data();
+    message.msg_iovlen = count;
+    const ssize_t got = ::recvmsg(socket_.get(), &message, MSG_DONTWAIT);
+    if (got < 0) {
+      if (errno == EINTR) continue;
+      if (errno == EAGAIN) return {};
+      return fail(Errc::kPeerLost, "receive: {}", std::strerror(errno));
+    }
+    if (got == 0) return fail(Errc::kPeerLost, "the holder closed the connection");
+
+    progress_ = now;
+    received += static_cast<std::size_t>(got);
+    auto rest = static_cast<std::size_t>(got);
+    if (current_ != kNone) {
+      const std::size_t of_place = std::min(rest, parts[0].iov_len);
+      rest -= of_place;
+      take_bytes(of_place, ended);
+    }
+    header_size_ += rest;
+    if (header_size_ == message_size()) {
+      header_size_ = 0;
+      PEGA_TRY(state_ == State::kOpen ? take_answer(ended) : take_welcome());
+    }
+    if (static_cast<std::size_t>(got) < wanted) return {};  // There is no more now.
+  }
+  return {};
+}
+
+Result<void> Asking::take_welcome() {
+  const auto welcome = message_of<Welcome>(header_);
+  if (welcome.magic != kMagic) return fail(Errc::kCorrupt, "what answers there is no holder");
+  if (welcome.verdict == Verdict::kRefused || welcome.version != kWireVersion) {
+    return fail(Errc::kRefused, "the holder speaks version {} of the lane, and we {}",
+                welcome.version, kWireVersion);
+  }
+  if (welcome.verdict != Verdict::kGood ||
+      Id128{welcome.holder_high, welcome.holder_low} != wanted_) {
+    return fail(Errc::kGone, "the holder is another incarnation");
+  }
+  state_ = State::kOpen;
+  return {};
+}
+
+Result<void> Asking::take_answer(const Ended& ended) {
+  const auto answer = message_of<Answer>(header_);
+  if (answer.magic != kMagic) return fail(Errc::kCorrupt, "an answer that is none");
+  if (answer.slot >= slots_.size() || !slots_[answer.slot].open ||
+      slots_[answer.slot].question != answer.question) {
+    return fail(Errc::kCorrupt, "an answer to a question that is not open");
+  }
+  const std::size_t asked = slots_[answer.slot].piece.place.size();
+  const bool good = answer.verdict == Verdict::kGood;
+  if (answer.size_bytes != (good ? asked : 0)) {
+    return fail(Errc::kCorrupt, "an answer of {} bytes where {} were asked for", answer.size_bytes,
+                asked);
+  }
+  switch (answer.verdict) {
+    case Verdict::kGood:
+      current_ = answer.slot;
+      current_got_ = 0;
+      current_checksum_ = answer.checksum;
+      return {};
+    case Verdict::kGone:
+      end_piece(answer.slot, Errc::kGone, ended);
+      return {};
+    case Verdict::kInvalid:
+      end_piece(answer.slot, Errc::kInvalidArgument, ended);
+      return {};
+    case Verdict::kRefused:
+      break;
+  }
+  return fail(Errc::kCorrupt, "an answer with verdict {}",
+              static_cast<std::uint16_t>(answer.verdict));
+}
+
+void Asking::take_bytes(std::size_t count, const Ended& ended) {
+  const std::span<std::byte> place = slots_[current_].piece.place;
+  std::uint64_t checksum = kNoChecksum;
+  if (count == place.size()) {
+    checksum = PageChecksum::of(place);
+  } else {
+    if (current_got_ == 0) checksum_.reset();
+    checksum_.add(place.subspan(current_got_, count));
+    if (current_got_ + count == place.size()) checksum = checksum_.value();
+  }
+  current_got_ += count;
+  if (current_got_ < place.size()) return;
+  const std::uint32_t slot = std::exchange(current_, kNone);
+  end_piece(slot,
+            checksum == current_checksum_ ? std::nullopt : std::optional<Errc>(Errc::kCorrupt),
+            ended);
+}
+
+void Asking::end_piece(std::uint32_t slot, std::optional<Errc> error, const Ended& ended) {
+  const Piece piece = slots_[slot].piece;
+  slots_[slot].open = false;
+  free_slots_.push_back(slot);
+  open_bytes_ -= piece.place.size();
+  if (piece.background) open_background_bytes_ -= piece.place.size();
+  ended(piece, error);
+}
+
+std::vector<Piece> Asking::close() {
+  socket_.reset();
+  std::vector<const Slot*> open;
+  for (const Slot& slot : slots_) {
+    if (slot.open) open.push_back(&slot);
+  }
+  std::sort(open.begin(), open.end(),
+            [](const Slot* a, const Slot* b) { return a->question < b->question; });
+  std::vector<Piece> pieces;
+  pieces.reserve(open.size());
+  for (const Slot* const slot : open) pieces.push_back(slot->piece);
+  for (Slot& slot : slots_) slot.open = false;
+  open_bytes_ = open_background_bytes_ = 0;
+  return pieces;
+}
+
+bool Asking::has_open(std::uint64_t batch) const noexcept {
+  return std::any_of(slots_.begin(), slots_.end(),
+                     [batch](const Slot& slot) { return slot.open && slot.piece.batch == batch; });
+}
+
+std::optional<TimePoint> Asking::waiting_since() const noexcept {
+  if (state_ == State::kOpen && open_bytes_ == 0) return std::nullopt;
+  return progress_;
+}
+
+}  // namespace pegaflow::tcp

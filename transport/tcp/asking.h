@@ -1,0 +1,131 @@
+#pragma once
+/// \file
+/// The reader's end of one connection.
+
+#include <array>
+#include <cstddef>
+#include <cstdint>
+#include <functional>
+#include <optional>
+#include <span>
+#include <vector>
+
+#include <sys/uio.h>
+
+#include "base/clock.h"
+#include "base/error.h"
+#include "base/id128.h"
+#include "base/unique_fd.h"
+#include "transport/checksum.h"
+#include "transport/region.h"
+#include "transport/tcp/wire.h"
+
+namespace pegaflow::tcp {
+
+/// A part of a chunk: what one question asks for.
+struct Piece {
+  std::uint64_t batch = 0;  ///< The reader's number for it.
+  std::uint32_t chunk = 0;  ///< Of the batch.
+  bool background = false;
+  RegionId remote_region{};
+  std::uint64_t remote_offset = 0;
+  std::span<std::byte> place;  ///< Where its bytes go; at most kMaximumPieceBytes.
+};
+
+/// Asks one holder for pieces and receives each straight into its place.
+///
+/// What an answer may touch is the place of the question that it names, if that is open, of the
+/// size that was asked. Everything else ends the connection.
+///
+/// Thread-bound: to the thread of the fabric.
+class Asking {
+ public:
+  struct Window {
+    std::size_t pieces = 64;
+    std::size_t bytes = std::size_t{2} << 20;
+    /// Of `bytes`, what pieces of the background may take: what a piece of the foreground that
+    /// comes later has to wait for.
+    std::size_t background_bytes = std::size_t{512} << 10;
+  };
+
+  /// Called for each piece that ended, with the reason when it did not come. The socket is no
+  /// longer written from; the piece's place is the caller's again.
+  using Ended = std::function<void(const Piece&, std::optional<Errc>)>;
+
+  /// `socket` was dialed at `now`.
+  Asking(UniqueFd socket, const Id128& wanted, const Window& window, TimePoint now);
+
+  /// Whether a piece of that size may be asked for now. One is always let in.
+  [[nodiscard]] bool has_room(std::size_t size_bytes, bool background) const noexcept;
+  /// Remembers the piece and puts its question into the queue; send_questions() sends it.
+  void ask(const Piece& piece, TimePoint now);
+
+  /// Errors: why the connection has to be closed, as receive().
+  Result<void> send_questions();
+
+  /// What is there, about a megabyte at most; never waits.
+  /// Errors: why the connection has to be closed. kPeerLost: it ended or never began; kCorrupt: it
+  /// makes no sense; kRefused: the holder speaks another version; kGone: it is another incarnation.
+  Result<void> receive(TimePoint now, const Ended& ended);
+
+  /// Closes the socket: nothing is written to any place any more. Returns the pieces that were
+  /// open, in the order of asking.
+  std::vector<Piece> close();
+
+  /// Whether a piece of that batch is open.
+  [[nodiscard]] bool has_open(std::uint64_t batch) const noexcept;
+
+  [[nodiscard]] bool wants_to_send() const noexcept {
+    return state_ == State::kDialing || questions_sent_ < questions_.size();
+  }
+  /// Since when something is due: an answer, or the connection itself. No value: nothing is.
+  [[nodiscard]] std::optional<TimePoint> waiting_since() const noexcept;
+  [[nodiscard]] bool greeted() const noexcept { return state_ == State::kOpen; }
+  [[nodiscard]] std::size_t open_bytes() const noexcept { return open_bytes_; }
+  [[nodiscard]] int fd() const noexcept { return socket_.get(); }
+
+ private:
+  enum class State : std::uint8_t { kDialing, kGreeting, kOpen };
+  static constexpr std::uint32_t kNone = UINT32_MAX;
+
+  struct Slot {
+    bool open = false;
+    std::uint64_t question = 0;
+    Piece piece;
+  };
+
+  Result<void> dialed();
+  Result<void> take_welcome();
+  Result<void> take_answer(const Ended& ended);
+  void take_bytes(std::size_t count, const Ended& ended);
+  void end_piece(std::uint32_t slot, std::optional<Errc> error, const Ended& ended);
+  [[nodiscard]] std::size_t message_size() const noexcept {
+    return state_ == State::kOpen ? sizeof(Answer) : sizeof(Welcome);
+  }
+
+  UniqueFd socket_;
+  Id128 wanted_;
+  Window window_;
+  State state_ = State::kDialing;
+  TimePoint progress_;  // When something last came, or was asked for while nothing was open.
+
+  std::vector<Slot> slots_;
+  std::vector<std::uint32_t> free_slots_;
+  std::uint64_t next_question_ = 1;
+  std::size_t open_bytes_ = 0;
+  std::size_t open_background_bytes_ = 0;
+
+  std::vector<std::byte> questions_;  // Not yet sent, from questions_sent_ on.
+  std::size_t questions_sent_ = 0;
+
+  std::array<std::byte, sizeof(Answer)> header_{};
+  std::size_t header_size_ = 0;
+  std::uint32_t current_ = kNone;  // The slot whose bytes come now.
+  std::size_t current_got_ = 0;
+  std::uint64_t current_checksum_ = 0;
+  PageChecksum checksum_;  // Of the current one, when it comes in several parts.
+};
+
+static_assert(sizeof(Answer) >= sizeof(Welcome));
+
+}  // namespace pegaflow::tcp

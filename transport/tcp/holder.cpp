@@ -1,0 +1,115 @@
+#include "transport/tcp/holder.h"
+
+#include <algorithm>
+#include <cerrno>
+#include <cstring>
+
+#include <sys/socket.h>
+
+#include "base/log.h"
+#include "transport/tcp/socket.h"
+
+namespace pegaflow::tcp {
+namespace {
+
+constexpr Log kLog{"tcp"};
+
+/// Without descriptors a watched listener would wake us for ever.
+constexpr Duration kPause = std::chrono::milliseconds(100);
+
+}  // namespace
+
+Result<Holder> Holder::open(const SocketAddress& address, const Options& options, Poller& poller,
+                            const RegionTable& regions, const Id128& self, const Clock& clock) {
+  PEGA_TRY_LET(UniqueFd listener, listen_at(address));
+  Holder holder(std::move(listener), options, poller, regions, self, clock);
+  holder.listener_key_ = poller.new_key();
+  PEGA_TRY(poller.add(holder.listener_.get(), holder.listener_key_, EPOLLIN));
+  return holder;
+}
+
+bool Holder::on_event(Poller::Key key) {
+  if (key == listener_key_) {
+    accept_some();
+    return true;
+  }
+  const auto found = connections_.find(key);
+  if (found == connections_.end()) return false;
+  Connection& connection = *found->second;
+  Result<void> turned = connection.serving.turn();
+  if (turned) {
+    const std::uint32_t events = (connection.serving.wants_to_read() ? EPOLLIN : 0U) |
+                                 (connection.serving.wants_to_send() ? EPOLLOUT : 0U);
+    if (events != connection.events) {
+      connection.events = events;
+      turned = poller_->change(connection.serving.fd(), key, events);
+    }
+  }
+  if (!turned) {
+    if (turned.error().code == Errc::kPeerLost) {
+      kLog.debug("a reader's connection ended reason={}", turned.error().detail);
+    } else {
+      kLog.warn("a reader's connection was closed reason={}", to_string(turned.error()));
+    }
+    connections_.erase(found);
+  }
+  return true;
+}
+
+void Holder::accept_some() {
+  for (;;) {
+    UniqueFd socket(::accept4(listener_.get(), nullptr, nullptr, SOCK_NONBLOCK | SOCK_CLOEXEC));
+    if (socket) {
+      take(std::move(socket));
+      continue;
+    }
+    // What was wrong with one connection before we took it is no reason to leave the others.
+    if (errno == EINTR || errno == ECONNABORTED || errno == EPROTO) continue;
+    if (errno != EAGAIN) {
+      kLog.warn("no reader can be accepted now reason=\"{}\"", std::strerror(errno));
+      paused_ = static_cast<bool>(poller_->change(listener_.get(), listener_key_, 0));
+      check_by(clock_->now() + kPause);
+    }
+    return;
+  }
+}
+
+void Holder::take(UniqueFd socket) {
+  if (connections_.size() >= options_.connections) {
+    kLog.warn("a reader was turned away limit={}", options_.connections);
+    return;
+  }
+  const Poller::Key key = poller_->new_key();
+  const int fd = socket.get();
+  Result<void> ready = prepare(fd, options_.user_timeout);
+  if (ready) ready = poller_->add(fd, key, EPOLLIN);
+  if (!ready) {
+    kLog.warn("a reader was turned away reason={}", to_string(ready.error()));
+    return;
+  }
+  const TimePoint now = clock_->now();
+  connections_.emplace(key, std::unique_ptr<Connection>(new Connection{
+                                .serving = Serving(std::move(socket), *regions_, self_, *clock_),
+                                .accepted = now,
+                                .events = EPOLLIN}));
+  check_by(now + options_.greeting_timeout);
+}
+
+void Holder::on_time(TimePoint now) {
+  if (now < next_check_) return;
+  next_check_ = TimePoint::max();
+  if (paused_) {
+    paused_ = !poller_->change(listener_.get(), listener_key_, EPOLLIN);
+    if (paused_) check_by(now + kPause);
+  }
+  std::erase_if(connections_, [&](const auto& entry) {
+    const Connection& connection = *entry.second;
+    if (connection.serving.greeted()) return false;
+    const TimePoint last = connection.accepted + options_.greeting_timeout;
+    if (last <= now) return true;
+    check_by(last);
+    return false;
+  });
+}
+
+}  // namespace pegaflow::tcp

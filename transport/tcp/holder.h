@@ -1,0 +1,77 @@
+#pragma once
+/// \file
+/// The side of the lane that is read from: a listener and its connections.
+
+#include <cstdint>
+#include <memory>
+#include <unordered_map>
+
+#include "base/clock.h"
+#include "base/error.h"
+#include "base/id128.h"
+#include "base/unique_fd.h"
+#include "transport/tcp/poller.h"
+#include "transport/tcp/region_table.h"
+#include "transport/tcp/serving.h"
+#include "transport/tcp/socket_address.h"
+
+namespace pegaflow::tcp {
+
+/// Accepts readers, a bounded number, and answers them. Thread-bound: to the fabric's thread.
+class Holder {
+ public:
+  struct Options {
+    std::size_t connections = 0;  ///< More are closed at once.
+    Duration greeting_timeout{};  ///< Who has not greeted by then is closed.
+    Duration user_timeout{};
+  };
+
+  /// All references outlive it. Errors: the kernel's when `address` cannot be listened at.
+  static Result<Holder> open(const SocketAddress& address, const Options& options, Poller& poller,
+                             const RegionTable& regions, const Id128& self, const Clock& clock);
+
+  /// Where it listens, with the port that the kernel chose. Errors: the kernel's.
+  [[nodiscard]] Result<SocketAddress> address() const {
+    return SocketAddress::near_end(listener_.get());
+  }
+
+  /// False when the key is not of this side.
+  bool on_event(Poller::Key key);
+  /// Closes who did not greet in time, and listens again after a pause.
+  void on_time(TimePoint now);
+  /// When on_time() has something to do; TimePoint::max(): not before something happens.
+  [[nodiscard]] TimePoint next_time() const noexcept { return next_check_; }
+
+ private:
+  struct Connection {
+    Serving serving;
+    TimePoint accepted;
+    std::uint32_t events = 0;
+  };
+
+  Holder(UniqueFd listener, const Options& options, Poller& poller, const RegionTable& regions,
+         const Id128& self, const Clock& clock)
+      : listener_(std::move(listener)),
+        options_(options),
+        poller_(&poller),
+        regions_(&regions),
+        self_(self),
+        clock_(&clock) {}
+
+  void accept_some();
+  void take(UniqueFd socket);
+  void check_by(TimePoint time) noexcept { next_check_ = std::min(next_check_, time); }
+
+  UniqueFd listener_;
+  Poller::Key listener_key_ = 0;
+  bool paused_ = false;  // The system had no descriptor left: the listener is not watched.
+  Options options_;
+  Poller* poller_;
+  const RegionTable* regions_;
+  Id128 self_;
+  const Clock* clock_;
+  std::unordered_map<Poller::Key, std::unique_ptr<Connection>> connections_;
+  TimePoint next_check_ = TimePoint::max();
+};
+
+}  // namespace pegaflow::tcp

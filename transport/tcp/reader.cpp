@@ -1,0 +1,394 @@
+#include "transport/tcp/reader.h"
+
+#include <algorithm>
+
+#include "base/assert.h"
+#include "base/log.h"
+#include "transport/tcp/socket.h"
+
+namespace pegaflow::tcp {
+namespace {
+
+constexpr Log kLog{"tcp"};
+
+std::size_t queue_of(Fabric::Priority priority) { return static_cast<std::size_t>(priority); }
+
+}  // namespace
+
+Reader::Reader(const Options& options, Poller& poller, const RegionTable& regions,
+               const Clock& clock, Fabric::CompletionSink sink)
+    : options_(options),
+      poller_(poller),
+      regions_(regions),
+      clock_(clock),
+      sink_(std::move(sink)),
+      ended_([this](const Piece& piece, std::optional<Errc> error) { on_ended(piece, error); }) {}
+
+// ---- peers
+
+void Reader::connect(Fabric::PeerId id, PeerAddress address) {
+  Peer& peer = peers_[static_cast<std::uint32_t>(id)];
+  peer.where = std::move(address);
+  peer.links.resize(options_.connections);
+  for (Link& link : peer.links) {
+    if (!peer.lost) dial(id, peer, link);
+  }
+}
+
+void Reader::dial(Fabric::PeerId id, Peer& peer, Link& link) {
+  const TimePoint now = clock_.now();
+  Result<UniqueFd> socket = tcp::dial(peer.where.address);
+  if (!socket) return lose(id, peer, {Errc::kPeerLost, socket.error().detail});
+  const int fd = socket->get();
+  link.key = poller_.new_key();
+  link.events = EPOLLIN | EPOLLOUT;
+  Result<void> ready = prepare(fd, options_.user_timeout);
+  if (ready) ready = poller_.add(fd, link.key, link.events);
+  if (!ready) return lose(id, peer, {Errc::kPeerLost, ready.error().detail});
+  link.asking.emplace(std::move(*socket), peer.where.incarnation, options_.window, now);
+  links_[link.key] = {id, static_cast<std::size_t>(&link - peer.links.data())};
+  check_links_by(now + options_.connect_timeout);
+}
+
+bool Reader::disconnect(Fabric::PeerId id) {
+  const auto found = peers_.find(static_cast<std::uint32_t>(id));
+  if (found == peers_.end()) return false;
+  lose(id, found->second, {Errc::kCancelled, "the peer was disconnected"});
+  peers_.erase(found);
+  return true;
+}
+
+void Reader::lose(Fabric::PeerId id, Peer& peer, Error error) {
+  if (error.code == Errc::kPeerLost) {
+    error.detail = fmt::format("{}: {}", to_string(peer.where.address), error.detail);
+  }
+  if (!peer.lost) {
+    kLog.debug("a peer is lost address={} reason={}", to_string(peer.where.address),
+               to_string(error));
+  }
+  // First all sockets: no batch is told that it ended while one of them can still write.
+  for (Link& link : peer.links) close_link(link);
+  for (auto& queue : peer.waiting) queue.clear();
+  std::vector<std::uint64_t> ended;
+  for (const auto& [number, work] : works_) {
+    if (work.batch.peer == id) ended.push_back(number);
+  }
+  std::sort(ended.begin(), ended.end());
+  for (const std::uint64_t number : ended) {
+    const auto work = works_.find(number);
+    fail_rest(work->second, error.code, error.detail);
+    complete(work);
+  }
+  peer.lost = std::move(error);
+}
+
+void Reader::finish() {
+  while (!peers_.empty()) disconnect(Fabric::PeerId{peers_.begin()->first});
+}
+
+// ---- batches
+
+void Reader::read(Fabric::Batch batch) {
+  const std::uint64_t number = ++last_number_;
+  Work& work = works_[number];
+  work.number = number;
+  work.batch = std::move(batch);
+  work.completion.ticket = work.batch.ticket;
+  work.completion.chunks.resize(work.batch.chunks.size());
+  work.pieces_left.resize(work.batch.chunks.size());
+  deadlines_.emplace(work.batch.deadline, number);
+
+  const auto found = peers_.find(static_cast<std::uint32_t>(work.batch.peer));
+  Peer* const peer = found == peers_.end() ? nullptr : &found->second;
+  validate(work, peer);
+  if (peer == nullptr) {
+    fail_rest(work, Errc::kInvalidArgument, "there is no such peer");
+  } else if (peer->lost) {
+    fail_rest(work, peer->lost->code, peer->lost->detail);
+  } else if (work.batch.deadline <= clock_.now()) {
+    fail_rest(work, Errc::kTimeout, "its deadline had passed when it was accepted");
+  } else {
+    wait(*peer, work, false);
+    fill(work.batch.peer, *peer);
+    return;
+  }
+  complete(works_.find(number));
+}
+
+void Reader::validate(Work& work, const Peer* peer) const {
+  for (std::size_t i = 0; i < work.batch.chunks.size(); ++i) {
+    const Fabric::Chunk& chunk = work.batch.chunks[i];
+    bool good = chunk.size_bytes > 0 &&
+                regions_.part(chunk.local_region, chunk.local_offset, chunk.size_bytes).has_value();
+    if (good && peer != nullptr) {
+      good = std::any_of(peer->where.regions.begin(), peer->where.regions.end(),
+                         [&](const RegionDescriptor& region) {
+                           return region.region == chunk.remote_region &&
+                                  chunk.size_bytes <= region.size_bytes &&
+                                  chunk.remote_offset <= region.size_bytes - chunk.size_bytes;
+                         });
+    }
+    if (good) {
+      work.pieces_left[i] = static_cast<std::uint32_t>(
+          (chunk.size_bytes + options_.piece_bytes - 1) / options_.piece_bytes);
+    } else {
+      work.completion.chunks[i] = Errc::kInvalidArgument;
+      work.completion.detail = fmt::format("chunk {} is out of range", i);
+    }
+  }
+}
+
+void Reader::wait(Peer& peer, Work& work, bool first) {
+  if (work.waits) return;
+  work.waits = true;
+  auto& queue = peer.waiting[queue_of(work.batch.priority)];
+  if (first) {
+    queue.push_front(work.number);
+  } else {
+    queue.push_back(work.number);
+  }
+}
+
+bool Reader::next_piece(Work& work, Piece& piece) const {
+  const auto failed = [&](std::size_t chunk) { return work.completion.chunks[chunk].has_value(); };
+  while (!work.again.empty() && failed(work.again.front().chunk)) work.again.pop_front();
+  if (!work.again.empty()) {
+    piece = work.again.front();
+    return true;
+  }
+  while (work.next_chunk < work.batch.chunks.size() && failed(work.next_chunk)) {
+    ++work.next_chunk;
+    work.next_offset = 0;
+  }
+  if (work.next_chunk == work.batch.chunks.size()) return false;
+  const Fabric::Chunk& chunk = work.batch.chunks[work.next_chunk];
+  const std::uint64_t size =
+      std::min<std::uint64_t>(options_.piece_bytes, chunk.size_bytes - work.next_offset);
+  const auto place = regions_.part(chunk.local_region, chunk.local_offset + work.next_offset, size);
+  // validate() saw it, and a region that goes takes its batches with it.
+  PEGA_ASSERT(place, "the region of an open batch is gone");
+  piece = {.batch = work.number,
+           .chunk = static_cast<std::uint32_t>(work.next_chunk),
+           .background = work.batch.priority == Fabric::Priority::kBackground,
+           .remote_region = chunk.remote_region,
+           .remote_offset = chunk.remote_offset + work.next_offset,
+           .place = *place};
+  return true;
+}
+
+Reader::Link* Reader::link_for(Peer& peer, std::size_t size_bytes, bool background) const {
+  Link* best = nullptr;
+  for (Link& link : peer.links) {
+    if (!link.asking || !link.asking->has_room(size_bytes, background)) continue;
+    if (best == nullptr || link.asking->open_bytes() < best->asking->open_bytes()) best = &link;
+  }
+  return best;
+}
+
+void Reader::fill(Fabric::PeerId id, Peer& peer) {
+  const TimePoint now = clock_.now();
+  for (auto& queue : peer.waiting) {
+    while (!queue.empty()) {
+      const auto found = works_.find(queue.front());
+      PEGA_ASSERT(found != works_.end(), "an ended batch waits");
+      Work& work = found->second;
+      Piece piece;
+      if (!next_piece(work, piece)) {
+        queue.pop_front();
+        work.waits = false;
+        if (work.open == 0) complete(found);
+        continue;
+      }
+      Link* const link = link_for(peer, piece.place.size(), piece.background);
+      if (link == nullptr) break;
+      link->asking->ask(piece, now);
+      ++work.open;
+      if (!work.again.empty()) {
+        work.again.pop_front();
+        continue;
+      }
+      work.next_offset += piece.place.size();
+      if (work.next_offset == work.batch.chunks[work.next_chunk].size_bytes) {
+        ++work.next_chunk;
+        work.next_offset = 0;
+      }
+    }
+    // The foreground waits for room: none of it is for the background.
+    if (!queue.empty()) break;
+  }
+  flush(id, peer);
+}
+
+void Reader::flush(Fabric::PeerId id, Peer& peer) {
+  for (Link& link : peer.links) {
+    if (!link.asking || !link.asking->greeted()) continue;
+    if (link.asking->wants_to_send()) {
+      if (const Result<void> sent = link.asking->send_questions(); !sent) {
+        return lose(id, peer, sent.error());
+      }
+    }
+    watch(id, peer, link);
+    if (peer.lost) return;
+  }
+}
+
+void Reader::watch(Fabric::PeerId id, Peer& peer, Link& link) {
+  const std::uint32_t events = EPOLLIN | (link.asking->wants_to_send() ? EPOLLOUT : 0U);
+  if (events != link.events) {
+    link.events = events;
+    if (const Result<void> changed = poller_.change(link.asking->fd(), link.key, events);
+        !changed) {
+      return lose(id, peer, {Errc::kPeerLost, changed.error().detail});
+    }
+  }
+  if (const auto since = link.asking->waiting_since()) {
+    check_links_by(*since +
+                   (link.asking->greeted() ? options_.stall_timeout : options_.connect_timeout));
+  }
+}
+
+bool Reader::on_event(Poller::Key key, std::uint32_t events) {
+  const auto found = links_.find(key);
+  if (found == links_.end()) return false;
+  const auto [id, index] = found->second;
+  Peer& peer = peers_.at(static_cast<std::uint32_t>(id));
+  Link& link = peer.links[index];
+  Result<void> turned;
+  if ((events & ~static_cast<std::uint32_t>(EPOLLIN)) != 0 && link.asking->wants_to_send()) {
+    turned = link.asking->send_questions();
+  }
+  if (turned) turned = link.asking->receive(clock_.now(), ended_);
+  // What came is good, also when the connection broke behind it.
+  for (const std::uint64_t number : std::exchange(finished_, {})) {
+    if (const auto work = works_.find(number); work != works_.end()) complete(work);
+  }
+  if (!turned) {
+    lose(id, peer, turned.error());
+    return true;
+  }
+  watch(id, peer, link);
+  if (!peer.lost) fill(id, peer);
+  return true;
+}
+
+void Reader::on_ended(const Piece& piece, std::optional<Errc> error) {
+  Work& work = works_.at(piece.batch);
+  --work.open;
+  --work.pieces_left[piece.chunk];
+  std::optional<Errc>& result = work.completion.chunks[piece.chunk];
+  if (error && !result) {
+    result = error;
+    if (work.completion.detail.empty()) {
+      work.completion.detail =
+          *error == Errc::kCorrupt
+              ? fmt::format("the bytes of chunk {} are not those of the peer", piece.chunk)
+              : fmt::format("the peer answers for chunk {}: {}", piece.chunk, to_string(*error));
+    }
+  }
+  if (work.open == 0 && !work.waits) finished_.push_back(work.number);
+}
+
+void Reader::fail_rest(Work& work, Errc reason, const std::string& detail) {
+  for (std::size_t i = 0; i < work.completion.chunks.size(); ++i) {
+    if (work.pieces_left[i] == 0 || work.completion.chunks[i]) continue;
+    work.completion.chunks[i] = reason;
+    if (work.completion.detail.empty()) work.completion.detail = detail;
+  }
+}
+
+void Reader::complete(Works::iterator work) {
+  deadlines_.erase({work->second.batch.deadline, work->second.number});
+  Fabric::Completion completion = std::move(work->second.completion);
+  works_.erase(work);
+  sink_(std::move(completion));
+}
+
+void Reader::cancel(std::uint64_t ticket) {
+  const auto found = std::find_if(works_.begin(), works_.end(), [ticket](const auto& entry) {
+    return entry.second.batch.ticket == ticket;
+  });
+  if (found != works_.end()) withdraw(found->first, Errc::kCancelled, "cancelled by its caller");
+}
+
+void Reader::forget_region(RegionId region) {
+  std::vector<std::uint64_t> ended;
+  for (const auto& [number, work] : works_) {
+    const auto& chunks = work.batch.chunks;
+    if (std::any_of(chunks.begin(), chunks.end(),
+                    [region](const Fabric::Chunk& chunk) { return chunk.local_region == region; }))
+      ended.push_back(number);
+  }
+  for (const std::uint64_t number : ended) {
+    // An earlier one may have taken the whole peer with it.
+    if (works_.contains(number)) withdraw(number, Errc::kCancelled, "its region was unregistered");
+  }
+}
+
+void Reader::withdraw(std::uint64_t number, Errc reason, const std::string& detail) {
+  const auto found = works_.find(number);
+  Work& work = found->second;
+  const Fabric::PeerId id = work.batch.peer;
+  Peer& peer = peers_.at(static_cast<std::uint32_t>(id));
+  std::vector<Link*> closed;
+  for (Link& link : peer.links) {
+    if (!link.asking || !link.asking->has_open(number)) continue;
+    close_link(link);
+    closed.push_back(&link);
+  }
+  std::erase(peer.waiting[queue_of(work.batch.priority)], number);
+  fail_rest(work, reason, detail);
+  complete(found);
+  for (Link* const link : closed) {
+    if (!peer.lost) dial(id, peer, *link);
+  }
+  if (!peer.lost) fill(id, peer);
+}
+
+void Reader::close_link(Link& link) {
+  if (!link.asking) return;
+  const Poller::Key key = link.key;
+  const Fabric::PeerId id = links_.at(key).first;
+  Peer& peer = peers_.at(static_cast<std::uint32_t>(id));
+  const std::vector<Piece> pieces = link.asking->close();
+  link.asking.reset();
+  links_.erase(key);
+  // Backwards, so that the first of them is asked for first.
+  for (auto piece = pieces.rbegin(); piece != pieces.rend(); ++piece) {
+    Work& work = works_.at(piece->batch);
+    --work.open;
+    work.again.push_front(*piece);
+    wait(peer, work, true);
+  }
+}
+
+// ---- time
+
+TimePoint Reader::next_time() const noexcept {
+  return deadlines_.empty() ? next_check_ : std::min(next_check_, deadlines_.begin()->first);
+}
+
+void Reader::on_time(TimePoint now) {
+  while (!deadlines_.empty() && deadlines_.begin()->first <= now) {
+    withdraw(deadlines_.begin()->second, Errc::kTimeout, "its deadline passed");
+  }
+  if (now < next_check_) return;
+  next_check_ = TimePoint::max();
+  for (auto& [number, peer] : peers_) {
+    for (const Link& link : peer.links) {
+      if (!link.asking) continue;
+      const auto since = link.asking->waiting_since();
+      if (!since) continue;
+      const bool greeted = link.asking->greeted();
+      const TimePoint last = *since + (greeted ? options_.stall_timeout : options_.connect_timeout);
+      if (last > now) {
+        check_links_by(last);
+        continue;
+      }
+      lose(Fabric::PeerId{number}, peer,
+           {Errc::kPeerLost, greeted ? "it says nothing any more" : "it does not answer"});
+      break;
+    }
+  }
+}
+
+}  // namespace pegaflow::tcp

@@ -1,0 +1,133 @@
+#pragma once
+/// \file
+/// The side of the lane that reads: peers, their connections, and batches under way.
+
+#include <array>
+#include <atomic>
+#include <cstdint>
+#include <deque>
+#include <functional>
+#include <memory>
+#include <optional>
+#include <set>
+#include <string>
+#include <unordered_map>
+#include <utility>
+#include <vector>
+
+#include "base/clock.h"
+#include "base/error.h"
+#include "transport/fabric.h"
+#include "transport/tcp/asking.h"
+#include "transport/tcp/poller.h"
+#include "transport/tcp/region_table.h"
+#include "transport/tcp/socket_address.h"
+
+namespace pegaflow::tcp {
+
+/// Splits batches into pieces and has them fetched by the connections of their peer: each takes the
+/// next one when its window has room, so that a slow connection just takes less.
+///
+/// A batch that is cancelled or late closes the connections that have a piece of it open: that is
+/// what makes its places safe. What else was open there is asked for again on a new connection. A
+/// connection that the other side ends, or that says nothing for `stall_timeout` while it should,
+/// loses the peer.
+///
+/// Thread-bound: to the fabric's thread. Calls `sink` once for each batch.
+class Reader {
+ public:
+  struct Options {
+    std::size_t connections = 4;  ///< To each peer.
+    std::size_t piece_bytes = 0;  ///< At most that much is asked for by one question.
+    Asking::Window window;        ///< Of each connection.
+    Duration connect_timeout{};   ///< To be connected and welcomed.
+    Duration stall_timeout{};
+    Duration user_timeout{};
+  };
+  struct PeerAddress {
+    SocketAddress address;
+    Id128 incarnation;
+    std::vector<RegionDescriptor> regions;
+  };
+
+  /// All references outlive it.
+  Reader(const Options& options, Poller& poller, const RegionTable& regions, const Clock& clock,
+         Fabric::CompletionSink sink);
+
+  void connect(Fabric::PeerId id, PeerAddress address);
+  /// False when there is no such peer.
+  bool disconnect(Fabric::PeerId id);
+  void read(Fabric::Batch batch);
+  void cancel(std::uint64_t ticket);
+  /// Ends every batch that has a place in that region.
+  void forget_region(RegionId region);
+  /// Ends all batches (kCancelled) and all connections.
+  void finish();
+
+  /// False when the key is not of this side.
+  bool on_event(Poller::Key key, std::uint32_t events);
+  /// Deadlines, and connections that say nothing.
+  void on_time(TimePoint now);
+  /// When on_time() has something to do; TimePoint::max(): not before something happens.
+  [[nodiscard]] TimePoint next_time() const noexcept;
+
+ private:
+  static constexpr std::size_t kPriorities = 2;
+
+  struct Link {
+    std::optional<Asking> asking;
+    Poller::Key key = 0;
+    std::uint32_t events = 0;
+  };
+  struct Peer {
+    PeerAddress where;
+    std::vector<Link> links;
+    /// Batches with pieces that nobody has asked for yet, by priority.
+    std::array<std::deque<std::uint64_t>, kPriorities> waiting;
+    std::optional<Error> lost;
+  };
+  struct Work {
+    Fabric::Batch batch;
+    std::uint64_t number = 0;
+    Fabric::Completion completion;
+    std::vector<std::uint32_t> pieces_left;  ///< By chunk.
+    std::size_t next_chunk = 0;              ///< What to ask for next ...
+    std::uint64_t next_offset = 0;           ///< ... from where on.
+    std::deque<Piece> again;                 ///< First of all: their connection was closed.
+    std::size_t open = 0;                    ///< Pieces that are asked for.
+    bool waits = false;                      ///< Its number is in Peer::waiting.
+  };
+  using Works = std::unordered_map<std::uint64_t, Work>;
+
+  void validate(Work& work, const Peer* peer) const;
+  void dial(Fabric::PeerId id, Peer& peer, Link& link);
+  void fill(Fabric::PeerId id, Peer& peer);
+  bool next_piece(Work& work, Piece& piece) const;
+  Link* link_for(Peer& peer, std::size_t size_bytes, bool background) const;
+  void flush(Fabric::PeerId id, Peer& peer);
+  void watch(Fabric::PeerId id, Peer& peer, Link& link);
+  void on_ended(const Piece& piece, std::optional<Errc> error);
+  void withdraw(std::uint64_t number, Errc reason, const std::string& detail);
+  void close_link(Link& link);
+  void wait(Peer& peer, Work& work, bool first);
+  void lose(Fabric::PeerId id, Peer& peer, Error error);
+  void complete(Works::iterator work);
+  void fail_rest(Work& work, Errc reason, const std::string& detail);
+  void check_links_by(TimePoint time) noexcept { next_check_ = std::min(next_check_, time); }
+
+  Options options_;
+  Poller& poller_;
+  const RegionTable& regions_;
+  const Clock& clock_;
+  Fabric::CompletionSink sink_;
+  Asking::Ended ended_;
+  std::unordered_map<std::uint32_t, Peer> peers_;
+  std::unordered_map<Poller::Key, std::pair<Fabric::PeerId, std::size_t>> links_;
+  Works works_;
+  std::uint64_t last_number_ = 0;
+  std::set<std::pair<TimePoint, std::uint64_t>> deadlines_;
+  std::vector<std::uint64_t> finished_;  // Batches that have nothing left to do.
+  TimePoint next_check_ = TimePoint::max();
+};
+
+}  // namespace pegaflow::tcp

@@ -1,0 +1,111 @@
+#pragma once
+/// \file
+/// The Fabric over sockets: where there is no RDMA.
+
+#include <atomic>
+#include <cstdint>
+#include <future>
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <string>
+#include <thread>
+#include <variant>
+
+#include "base/clock.h"
+#include "base/error.h"
+#include "base/event_fd.h"
+#include "base/id128.h"
+#include "base/mailbox.h"
+#include "transport/fabric.h"
+#include "transport/tcp/region_table.h"
+
+namespace pegaflow {
+
+/// The socket lane: a few connections to each peer, one thread, epoll.
+///
+/// The reader asks for a piece of a region, the holder answers with its checksum and its bytes, and
+/// they are received straight into the place that the reader has in its own table under the number
+/// of the question. Batches are settled when they are answered: what was open is closed first, and
+/// a closed socket writes nowhere. A peer that says nothing for `stall_timeout` while it should is
+/// lost; one whose machine is gone is found by TCP_USER_TIMEOUT within about that time.
+///
+/// Who knows the incarnation and the address can read what is lent: both are to be told to peers
+/// only. Nothing is encrypted; `listen` is an address of a network that is trusted.
+///
+/// Thread-safe. Limits are those of Options; beyond them the answer is kBusy.
+class TcpFabric final : public Fabric {
+ public:
+  struct Options {
+    std::string listen = "127.0.0.1:0";  ///< Numeric, "[::1]:0"; peers are told this address.
+    unsigned connections = 4;            ///< To each peer; 1 to 64.
+    std::size_t piece_bytes = std::size_t{256} << 10;    ///< Of a question; 4 KiB to 4 MiB.
+    std::size_t window_bytes = std::size_t{2} << 20;     ///< Asked for and not there, a connection.
+    Duration connect_timeout = std::chrono::seconds(1);  ///< To be connected and welcomed.
+    Duration stall_timeout = std::chrono::seconds(2);
+    std::size_t batches = 1024;  ///< Accepted and not settled.
+    std::size_t chunks = 65536;  ///< Of one batch.
+    std::size_t peers = 256;     ///< Connected to.
+    std::size_t readers = 1024;  ///< Connections of others to us.
+  };
+
+  /// Listens and starts the thread. `sink` hears of batches; `clock` outlives the fabric.
+  /// Errors: kInvalidArgument when an option is out of its range; the kernel's when the address
+  /// cannot be listened at; kInternal without a thread.
+  static Result<std::unique_ptr<TcpFabric>> create(const Options& options, const Clock& clock,
+                                                   CompletionSink sink);
+  ~TcpFabric() override;
+  TcpFabric(const TcpFabric&) = delete;
+  TcpFabric& operator=(const TcpFabric&) = delete;
+
+  Result<RegionId> register_region(std::span<std::byte> memory) override;
+  Result<void> lend(RegionId region, TimePoint until) override;
+  void unregister_region(RegionId region) override;
+  [[nodiscard]] FabricDescriptor describe() const override;
+  Result<PeerId> connect(const FabricDescriptor& peer) override;
+  Result<void> disconnect(PeerId peer) override;
+  Result<void> read(Batch batch) override;
+  Result<void> cancel(std::uint64_t ticket) override;
+
+  /// Where it listens, as people write it: "127.0.0.1:43211".
+  [[nodiscard]] const std::string& address() const noexcept { return address_; }
+
+ private:
+  struct Loop;
+  struct Connect;
+  struct Disconnect {
+    PeerId peer{};
+  };
+  struct Cancel {
+    std::uint64_t ticket = 0;
+  };
+  struct Forget {
+    RegionId region{};
+    std::promise<void>* done = nullptr;  // The caller waits for it.
+  };
+  using Command =
+      std::variant<std::monostate, Batch, std::unique_ptr<Connect>, Disconnect, Cancel, Forget>;
+
+  TcpFabric(const Options& options, CompletionSink sink);
+  Result<void> start(const Clock& clock);
+  Result<void> hand_over(Command command);
+  void run();
+  void carry_out(Command command);
+
+  const Options options_;
+  const CompletionSink sink_;
+  const Id128 incarnation_ = Id128::random();
+  std::string address_;
+  mutable std::mutex regions_mutex_;  // Callers of register_region() and lend(), describe().
+  tcp::RegionTable regions_;
+  std::atomic<std::size_t> open_batches_{0};
+  std::atomic<std::size_t> open_peers_{0};
+  std::atomic<std::uint32_t> last_peer_{0};
+  Mailbox<Command> mailbox_;
+  std::atomic<bool> stop_{false};
+  EventFd stop_wake_;
+  std::unique_ptr<Loop> loop_;  // All that belongs to the thread.
+  std::thread thread_;
+};
+
+}  // namespace pegaflow
