@@ -44,7 +44,7 @@ Result<ShapeId> BlockTable::add_shape(const Shape& wanted) {
   const std::uint64_t pool = extents_.unit_count() * extents_.unit_bytes();
   const auto frames =
       static_cast<std::uint32_t>(std::max<std::uint64_t>(pool / layout.frame_bytes(), 1));
-  PEGA_TRY_LET(FlatIndex index, FlatIndex::create(frames));
+  PEGA_TRY_LET(FlatIndex index, FlatIndex::create(frames, PageUse::kDense));
   PEGA_TRY_LET(auto policy, EvictionPolicy::create(eviction_, *rows_, frames));
   shapes_.push_back(std::make_unique<OneShape>(OneShape{.shape = shape,
                                                         .layout = std::move(layout),

@@ -7,7 +7,7 @@ namespace pegaflow {
 
 Result<EvictedBlocks> EvictedBlocks::create(std::uint64_t entries) {
   const std::uint64_t buckets = std::max<std::uint64_t>(1, (entries + kWays - 1) / kWays);
-  PEGA_TRY_LET(auto pages, ZeroPages<Bucket>::create(buckets));
+  PEGA_TRY_LET(auto pages, ZeroPages<Bucket>::create(buckets, PageUse::kDense));
   unsigned shift = 0;
   while (((buckets * kWays) >> shift) > 256) ++shift;
   return EvictedBlocks(std::move(pages), shift);

@@ -23,12 +23,13 @@ class FlatIndex {
  public:
   static constexpr std::uint32_t kNone = ~std::uint32_t{0};
 
-  /// `max_rows` is at most 2^31, so that 32 bits of hash name every cell.
+  /// `max_rows` is at most 2^31, so that 32 bits of hash name every cell. kDense is for who touches
+  /// all of it.
   /// Errors: kOutOfCapacity.
-  static Result<FlatIndex> create(std::uint32_t max_rows) {
+  static Result<FlatIndex> create(std::uint32_t max_rows, PageUse use = PageUse::kSparse) {
     const std::uint64_t cells =
         std::bit_ceil(std::max<std::uint64_t>(std::uint64_t{max_rows} * 2, 2));
-    PEGA_TRY_LET(auto table, ZeroPages<Cell>::create(cells));
+    PEGA_TRY_LET(auto table, ZeroPages<Cell>::create(cells, use));
     return FlatIndex(std::move(table));
   }
 

@@ -46,8 +46,8 @@ class LostBlocks {
  public:
   /// Errors: kOutOfCapacity.
   static Result<LostBlocks> create(std::uint32_t places) {
-    PEGA_TRY_LET(auto cells,
-                 ZeroPages<std::uint32_t>::create(std::bit_ceil(std::max<std::size_t>(places, 1))));
+    PEGA_TRY_LET(auto cells, ZeroPages<std::uint32_t>::create(
+                                 std::bit_ceil(std::max<std::size_t>(places, 1)), PageUse::kDense));
     // Losses fall anywhere: otherwise the first 512 would be 512 page faults, a millisecond.
     cells.touch();
     return LostBlocks(std::move(cells));

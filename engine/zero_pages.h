@@ -10,9 +10,16 @@
 
 namespace pegaflow {
 
+enum class PageUse : bool {
+  kSparse,  ///< A few rows here and there: memory comes in the smallest pages there are.
+  /// All of it will be touched, and then used in no order: in huge pages where the kernel has them,
+  /// since most of what a miss costs there is the walk to its page.
+  kDense,
+};
+
 /// Maps `bytes` of private zeros. The pages of memory behind them come when they are first written.
 /// Errors: kOutOfCapacity.
-Result<void*> map_zero_pages(std::size_t bytes);
+Result<void*> map_zero_pages(std::size_t bytes, PageUse use);
 void unmap_zero_pages(void* pages, std::size_t bytes) noexcept;
 /// Has the memory behind the pages of 4 KiB from `first` on come now, `count` of them; false when
 /// the array ends before `first`.
@@ -29,9 +36,9 @@ class ZeroPages {
 
  public:
   /// Errors: kOutOfCapacity.
-  static Result<ZeroPages> create(std::size_t count) {
+  static Result<ZeroPages> create(std::size_t count, PageUse use = PageUse::kSparse) {
     if (count == 0) return ZeroPages(nullptr, 0);
-    PEGA_TRY_LET(void* const pages, map_zero_pages(count * sizeof(T)));
+    PEGA_TRY_LET(void* const pages, map_zero_pages(count * sizeof(T), use));
     return ZeroPages(static_cast<T*>(pages), count);
   }
 
