@@ -139,6 +139,29 @@ def test_salts_do_not_meet(vllm, prompt):
         salted(vllm, tokens, "c")
 
 
+def test_a_handover_goes_through_vllms_own_fields(vllm, prompt):
+    # One engine plays both parts, one after the other.
+    tokens = prompt(500)
+    whole = complete(vllm.http, tokens, 8)
+    forget(vllm)
+    post(vllm.http, "/reset_prefix_cache?reset_external=true")
+    ask = {"kv_transfer_params": {"pegaflow": {"save_tail": True}}}
+    with contextlib.closing(send(vllm, {"prompt": tokens, "max_tokens": 1} | ask)) as prefill:
+        answer = json.loads(prefill.getresponse().read())
+    params = answer["kv_transfer_params"]
+    assert params["pegaflow"]["tokens"] == 500
+    forget(vllm)
+
+    body = {"prompt": tokens, "max_tokens": 8, "temperature": 0, "ignore_eos": True}
+    body |= {"return_token_ids": True, "kv_transfer_params": params}
+    with loads(vllm, 499), contextlib.closing(send(vllm, body)) as decode:
+        answer = json.loads(decode.getresponse().read())
+
+    assert tuple(answer["choices"][0]["token_ids"]) == whole.tokens
+    assert answer["kv_transfer_params"] is None
+    assert vllm.metrics().total("vllm:pegaflow_handovers_total", result="over") == 1
+
+
 def test_clients_that_leave_in_the_middle_leave_nothing_behind(vllm, pega, prompt):
     tokens = prompt(2500)
     answer = complete(vllm.http, tokens, 8)
