@@ -24,12 +24,14 @@ from types import FrameType
 from demo.claims.cold import record_baseline, store_all, warm_up
 from demo.claims.damaged import NoTestHooks, damage_is_seen
 from demo.claims.engine_killed import kill_engine
+from demo.claims.prefill_decode import run_split
 from demo.claims.rank_killed import kill_rank
 from demo.claims.rank_page import damage_rank
 from demo.claims.reload import compare_ttft, reload_all
 from demo.claims.second_engine import share
 from demo.claims.server_killed import kill_server
 from demo.client import RequestFailed
+from demo.pd_stage import PdStage
 from demo.prompts import BLOCK_TOKENS
 from demo.report import Claim, claim_table, prompt_table, write_json
 from demo.stage import Late, Stage
@@ -52,11 +54,11 @@ def main(argv: list[str]) -> int:
     with tempfile.TemporaryDirectory(prefix="pega-demo-") as sockets:
         logs = options.keep_logs or Path(tempfile.mkdtemp(prefix="pega-demo-logs-"))
         print(f"seed {options.seed} (the same again: --seed {options.seed}); logs in {logs}")
-        stage = _set_up(build, logs, Path(sockets), options.seed, options.tp)
+        stage = _set_up(build, logs, Path(sockets), options)
         if stage is None:
             return EXIT_SETUP_FAILED
         try:
-            claims = _run(stage, options.prove)
+            claims = _run_pd(stage) if isinstance(stage, PdStage) else _run(stage, options.prove)
         except (KeyboardInterrupt, SystemExit):
             if options.keep_logs is None:
                 shutil.rmtree(logs)
@@ -103,12 +105,20 @@ def _parse(argv: list[str]) -> argparse.Namespace:
         "ranks, also after a page of one was overwritten, and after one was killed",
     )
     parser.add_argument(
+        "--pd",
+        action="store_true",
+        help="two vLLMs behind pegaflow-router: prompts are prefilled on one and decoded on the\n"
+        "other, which is killed before and in the middle of an answer",
+    )
+    parser.add_argument(
         "--build-dir",
         type=Path,
         metavar="DIR",
         help="Meson build directory (default: build/release, with --prove build/hooks)",
     )
     options = parser.parse_args(argv)
+    if options.pd and (options.prove or options.tp != 1):
+        parser.error("--pd goes with neither --prove nor --tp")
     if options.seed is None:
         options.seed = random.SystemRandom().randrange(1 << 32)
     if options.keep_logs is not None:
@@ -121,9 +131,16 @@ def _end_by_signal(number: int, frame: FrameType | None) -> None:
     raise SystemExit(128 + number)
 
 
-def _set_up(build: Path, logs: Path, sockets: Path, seed: int, tp: int) -> Stage | None:
+def _set_up(
+    build: Path, logs: Path, sockets: Path, options: argparse.Namespace
+) -> Stage | PdStage | None:
+    seed, tp = options.seed, options.tp
+    stage: Stage | PdStage
     try:
-        stage = Stage(build, logs, sockets, seed, tp=tp)
+        if options.pd:
+            stage = PdStage(build, logs, sockets, seed)
+        else:
+            stage = Stage(build, logs, sockets, seed, tp=tp)
         version = subprocess.run(
             [stage.pega.binary, "--version"], capture_output=True, text=True, check=True
         ).stdout.strip()
@@ -191,16 +208,31 @@ def _run(stage: Stage, prove: bool) -> list[Claim]:
     return claims
 
 
-def _print_end(stage: Stage, claims: list[Claim]) -> None:
+def _run_pd(stage: PdStage) -> list[Claim]:
+    """The claims of --pd, in order."""
+    claims: list[Claim] = []
+    try:
+        for claim in run_split(stage):
+            claims.append(claim)
+            if not claim.held:
+                stage.diagnose()
+    except (ChildFailed, RequestFailed, Late, OSError) as error:
+        what = error.what if isinstance(error, ChildFailed) else error
+        claims.append(Claim("the claim after the last one", False, f"ended early: {what}"))
+    stage.figures["seconds"] = stage.progress.elapsed_s()
+    return claims
+
+
+def _print_end(stage: Stage | PdStage, claims: list[Claim]) -> None:
     print()
-    if any(row.loaded_s for row in stage.rows.values()):
+    if isinstance(stage, Stage) and any(row.loaded_s for row in stage.rows.values()):
         print(prompt_table(list(stage.rows.values())))
         print()
     print(claim_table(claims))
     held = sum(claim.held for claim in claims)
     seed, seconds = stage.figures["seed"], stage.figures["seconds"]
     print(f"\n  {held} of {len(claims)} claims held, {seconds:.0f} s, seed {seed}")
-    if stage.asked_again:
+    if isinstance(stage, Stage) and stage.asked_again:
         print(
             f"  {stage.asked_again} times a request missed a deadline, as happens on "
             "a busy machine, and was asked again"

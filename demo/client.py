@@ -28,6 +28,20 @@ class Answer:
     total_s: float
 
 
+def completion_body(prompt: Sequence[int], max_tokens: int) -> dict[str, Any]:
+    """Greedy, streamed, exactly so many tokens."""
+    return {
+        "model": MODEL_NAME,
+        "prompt": list(prompt),
+        "max_tokens": max_tokens,
+        "temperature": 0,
+        "ignore_eos": True,
+        "logprobs": 1,
+        "stream": True,
+        "return_token_ids": True,
+    }
+
+
 def complete(
     address: str, prompt: Sequence[int], max_tokens: int = 32, timeout_s: float = 300.0
 ) -> Answer:
@@ -40,16 +54,7 @@ def complete(
     Raises:
         RequestFailed: the server is gone, answered with an error, or with too few tokens.
     """
-    request = {
-        "model": MODEL_NAME,
-        "prompt": list(prompt),
-        "max_tokens": max_tokens,
-        "temperature": 0,
-        "ignore_eos": True,
-        "logprobs": 1,
-        "stream": True,
-        "return_token_ids": True,
-    }
+    request = completion_body(prompt, max_tokens)
     tokens: list[int] = []
     first_logprob = 0.0
     ttft_s = 0.0

@@ -4,6 +4,7 @@ import math
 
 import pytest
 
+from demo.claims.prefill_decode import loaded_tokens
 from demo.client import Answer
 from demo.compare import (
     COMPUTED_TOLERANCE,
@@ -12,7 +13,7 @@ from demo.compare import (
     differences,
 )
 from demo.expectations import full_blocks, local_hit_blocks, offered_blocks
-from demo.prompts import BLOCK_TOKENS, PromptMaker
+from demo.prompts import BLOCK_TOKENS, Prompt, PromptMaker
 from demo.report import Checks, Spread
 
 
@@ -53,6 +54,11 @@ def test_what_the_engine_has_is_not_offered() -> None:
 )
 def test_a_single_block_is_not_worth_a_load(stored: int, local: int, offered: int) -> None:
     assert offered_blocks(512, 32, stored_blocks=stored, local_blocks=local) == offered
+
+
+@pytest.mark.parametrize(("tokens", "loaded"), [(500, 499), (512, 512), (513, 512), (514, 513)])
+def test_a_decode_engine_computes_one_token(tokens: int, loaded: int) -> None:
+    assert loaded_tokens(Prompt("x", tuple(range(tokens)))) == loaded
 
 
 def test_the_prompt_set_is_on_and_off_the_grid_and_shares_prefixes() -> None:

@@ -304,6 +304,50 @@ class PegaServer(ChildProcess):
         return read_metrics(self.http)
 
 
+class RouterServer(ChildProcess):
+    """One pegaflow-router on a free port of 127.0.0.1, in front of engines by their HOST:PORT."""
+
+    start_timeout_s = 60.0
+
+    def __init__(
+        self, binary: Path, directory: Path, prefill: Sequence[str], decode: Sequence[str]
+    ) -> None:
+        super().__init__("pegaflow-router", directory / "pegaflow-router.log")
+        self.binary = binary
+        self.arguments: list[str] = []
+        for role, engines in (("prefill", prefill), ("decode", decode)):
+            for engine in engines:
+                self.arguments += [f"--{role}", f"http://{engine}"]
+        self._ready_file = directory / "router.json"
+        self._ready: dict[str, Any] = {}
+
+    @property
+    def http(self) -> str:
+        """HOST:PORT that clients talk to."""
+        return self._ready["listen"]
+
+    def start(self) -> Self:
+        self._ready_file.unlink(missing_ok=True)
+        return super().start()
+
+    def command(self) -> list[str]:
+        return [
+            str(self.binary),
+            *("--listen", "127.0.0.1:0", "--ready-file", str(self._ready_file)),
+            *self.arguments,
+        ]
+
+    def is_ready(self) -> bool:
+        try:
+            self._ready = json.loads(self._ready_file.read_text())
+        except FileNotFoundError:
+            return False
+        return True
+
+    def metrics(self) -> Metrics:
+        return read_metrics(self.http)
+
+
 __all__ = [
     "MODEL_NAME",
     "REPOSITORY",
@@ -311,6 +355,7 @@ __all__ = [
     "Metrics",
     "ModelShape",
     "PegaServer",
+    "RouterServer",
     "VllmOptions",
     "VllmServer",
     "ensure_model",

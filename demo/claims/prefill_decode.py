@@ -1,0 +1,158 @@
+"""--pd: prompts are prefilled on one engine and decoded on another, through the router."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Iterator
+
+from demo.client import complete
+from demo.compare import computed_differences
+from demo.pd_stage import PdStage
+from demo.prompts import BLOCK_TOKENS, Prompt
+from demo.report import Checks, Claim
+from demo.stage import OUTPUT_TOKENS, wait_until
+from demo.streams import Seen, Stream
+
+#: Of the answer of which the decode engine is killed in the middle; it takes many seconds.
+LONG_ANSWER = 600
+
+
+def record_baseline(stage: PdStage) -> None:
+    """Answers every prompt with one vLLM that has no connector."""
+    with stage.running(stage.plain):
+        for prompt in stage.prompts:
+            stage.baseline[prompt.name] = complete(stage.plain.http, prompt.tokens, OUTPUT_TOKENS)
+            stage.progress.say(f"one engine alone: prompt of {prompt.name} tokens")
+
+
+def run_split(stage: PdStage) -> Iterator[Claim]:
+    """The claims, one after the other."""
+    record_baseline(stage)
+    with stage.running(stage.pega, stage.prefill):
+        with stage.running(stage.decode), stage.routed() as router:
+            warm_up(stage, router.http)
+            yield split_all(stage, router.http)
+            yield kill_before(stage, router.http)
+        with stage.running(stage.decode), stage.routed() as router:
+            yield comes_back(stage, router.http)
+            yield kill_after(stage, router.http)
+
+
+def warm_up(stage: PdStage, address: str) -> None:
+    """The first prompts are slow in every engine: one is asked and forgotten."""
+    complete(address, stage.maker.tokens(1000), OUTPUT_TOKENS)
+    stage.progress.say("warm-up (thrown away)")
+
+
+def loaded_tokens(prompt: Prompt) -> int:
+    """What the decode engine must take from the cache: all but the last token.
+
+    On the block grid vLLM counts a load of the whole prompt, and computes its last token again.
+    """
+    tokens = len(prompt)
+    return tokens - 1 if tokens % BLOCK_TOKENS else tokens
+
+
+def split_all(stage: PdStage, address: str) -> Claim:
+    checks = Checks()
+    loaded = 0
+    for prompt in stage.prompts:
+        before, prefilled = stage.counted(), stage.prefilled()
+        answer = complete(address, prompt.tokens, OUTPUT_TOKENS)
+        # The last event may be here before vLLM has added up that step's statistics.
+        wait_until(
+            "the decode engine counts the request",
+            lambda before=before: stage.counted()["answered"] > before["answered"],
+            10,
+        )
+        after = stage.counted()
+        external = after["external"] - before["external"]
+        loaded += external
+        stage.progress.say(
+            f"prompt of {prompt.name} tokens: first token after {answer.ttft_s:.2f} s, "
+            f"{external} tokens came from the prefill engine"
+        )
+        what = f"prompt of {prompt.name} tokens"
+        checks.none(what, computed_differences(answer, stage.baseline[prompt.name]))
+        checks.equal(f"{what}: loaded tokens", external, loaded_tokens(prompt))
+        checks.equal(f"{what}: waits that ended well", after["over"] - before["over"], 1)
+        checks.equal(f"{what}: requests at the prefill engine", stage.prefilled() - prefilled, 1)
+    stage.figures["loaded_tokens"] = loaded
+    return checks.claim(
+        "1   Prompts are prefilled on one engine, decoded on another, and answered as by one",
+        f"{len(stage.prompts)} prompts of {min(map(len, stage.prompts))} to "
+        f"{max(map(len, stage.prompts))} tokens; the decode engine took {loaded} tokens from the "
+        "cache and computed one of each",
+    )
+
+
+def kill_before(stage: PdStage, address: str) -> Claim:
+    """The decode engine has the request and has sent nothing when it is killed."""
+    checks = Checks()
+    prompt = Prompt("1000", stage.maker.tokens(1000))
+    prefilled = stage.prefilled()
+    # Stopped, it accepts the request and does nothing with it: no chance of being too late.
+    os.killpg(stage.decode.pid, signal.SIGSTOP)
+    with Stream(address, prompt.tokens, OUTPUT_TOKENS) as stream:
+        wait_until("the prefill engine answers", lambda: stage.prefilled() > prefilled, 60)
+        stage.decode.kill()
+        seen = stream.read_all()
+    stage.progress.say(f"decode engine killed before its first event: {_told(seen)}")
+    checks.require(seen.status >= 500, f"status {seen.status}, which says that all is well")
+    checks.equal("tokens seen", len(seen.tokens), 0)
+    checks.require(bool(seen.error), "no word about what happened")
+    stage.figures["killed_before"] = {"status": seen.status, "error": seen.error[:200]}
+    wait_until("the server knows that it is gone", lambda: stage.engines() == 1, 30)
+    return checks.claim(
+        "2   The decode engine is killed before its first event: an honest status",
+        f"the client saw {_told(seen)}",
+    )
+
+
+def comes_back(stage: PdStage, address: str) -> Claim:
+    """A new life of the decode engine has the prompts of the old one at once."""
+    checks = Checks()
+    loaded = 0
+    for prompt in stage.prompts:
+        before = stage.counted()
+        answer = complete(address, prompt.tokens, OUTPUT_TOKENS)
+        wait_until(
+            "the decode engine counts the request",
+            lambda before=before: stage.counted()["answered"] > before["answered"],
+            10,
+        )
+        external = stage.counted()["external"] - before["external"]
+        loaded += external
+        what = f"prompt of {prompt.name} tokens"
+        checks.none(what, computed_differences(answer, stage.baseline[prompt.name]))
+        checks.equal(f"{what}: loaded tokens", external, loaded_tokens(prompt))
+    stage.progress.say(f"decode engine started again: {loaded} tokens came from the cache")
+    return checks.claim(
+        "3   It is started again: its prompts come from the cache",
+        f"{loaded} tokens of {len(stage.prompts)} prompts came from the cache",
+    )
+
+
+def kill_after(stage: PdStage, address: str) -> Claim:
+    checks = Checks()
+    prompt = Prompt("1000", stage.maker.tokens(1000))
+    with Stream(address, prompt.tokens, LONG_ANSWER) as stream:
+        stream.read_tokens(3)
+        stage.decode.kill()
+        seen = stream.read_all()
+    stage.progress.say(f"decode engine killed after its first event: {_told(seen)}")
+    checks.equal("status", seen.status, 200)
+    checks.require(len(seen.tokens) < LONG_ANSWER, "it was too late to kill it")
+    checks.require(bool(seen.error), "no error event: the answer looks whole")
+    checks.require(not seen.done, "[DONE] behind half an answer")
+    stage.figures["killed_after"] = {"tokens": len(seen.tokens), "error": seen.error[:200]}
+    return checks.claim(
+        "4   The decode engine is killed in the middle of an answer: an error, and no [DONE]",
+        f"the client saw {_told(seen)}",
+    )
+
+
+def _told(seen: Seen) -> str:
+    end = "[DONE]" if seen.done else seen.error[:160] or "nothing more"
+    return f"status {seen.status}, {len(seen.tokens)} tokens, then {end}"
