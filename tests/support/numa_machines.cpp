@@ -129,6 +129,41 @@ NumaMachine sixteen_nodes() {
   return even("sixteen nodes", 16, 4, [](auto a, auto b) { return a / 2 == b / 2 ? 12 : 21; });
 }
 
+NumaMachine recorded_power9() {
+  return {.name = "recorded POWER9",
+          .online = "0,8,250-255",
+          .has_memory = "0,8,250-255",
+          .cores_online = "0-15,88-103",
+          .nodes = {{.number = 0, .cpulist = "0-87", .distance = "10 40 80 80 80 80 80 80"},
+                    {.number = 8, .cpulist = "88-175", .distance = "40 10 80 80 80 80 80 80"},
+                    {.number = 250, .cpulist = "", .distance = "80 80 10 80 80 80 80 80"},
+                    {.number = 251, .cpulist = "", .distance = "80 80 80 10 80 80 80 80"},
+                    {.number = 252, .cpulist = "", .distance = "80 80 80 80 10 80 80 80"},
+                    {.number = 253, .cpulist = "", .distance = "80 80 80 80 80 10 80 80"},
+                    {.number = 254, .cpulist = "", .distance = "80 80 80 80 80 80 10 80"},
+                    {.number = 255, .cpulist = "", .distance = "80 80 80 80 80 80 80 10"}}};
+}
+
+NumaMachine recorded_without_node_0() {
+  return {
+      .name = "recorded without node 0",
+      .online = "1",
+      .has_memory = "0-1",
+      .cores_online = "4-20",
+      .nodes = {{.number = 1, .cpulist = "1,3,5,7,9,11,13,15,17,19,21,23", .distance = "21 10"}}};
+}
+
+NumaMachine recorded_kunpeng() {
+  return {.name = "recorded Kunpeng 920",
+          .online = "0-3",
+          .has_memory = "0-3",
+          .cores_online = "0-127",
+          .nodes = {{.number = 0, .cpulist = "0-31", .distance = "10 16 32 33"},
+                    {.number = 1, .cpulist = "32-63", .distance = "16 10 25 32"},
+                    {.number = 2, .cpulist = "64-95", .distance = "32 25 10 16"},
+                    {.number = 3, .cpulist = "96-127", .distance = "33 32 16 10"}}};
+}
+
 NumaFiles::NumaFiles(const NumaMachine& machine) {
   char name[] = "/tmp/pega-numa-XXXXXX";
   if (::mkdtemp(name) == nullptr) throw std::runtime_error("no directory under /tmp");

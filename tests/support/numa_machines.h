@@ -48,6 +48,19 @@ NumaMachine power9();
 /// Sixteen nodes: more than a pool is dealt to.
 NumaMachine sixteen_nodes();
 
+// What was recorded on real machines: sysfs in the test data of hwloc
+// (tests/hwloc/linux/NAME.tar.bz2 of its repository), as of 2026.
+
+/// POWER9 with six GPUs whose memory is nodes 250 to 255; most threads are off, and the nodes list
+/// them all the same (nvidiagpunumanodes).
+NumaMachine recorded_power9();
+/// Node 0 was taken offline, but not its memory; the distances still speak of both
+/// (offline-cpu0-node0).
+NumaMachine recorded_without_node_0();
+/// Kunpeng 920: two sockets of two nodes, each pair of another distance
+/// (128arm-2pa2n8cluster4co).
+NumaMachine recorded_kunpeng();
+
 /// The files of a machine in a directory of its own, which goes with the object.
 class NumaFiles {
  public:

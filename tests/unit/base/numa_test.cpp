@@ -103,6 +103,35 @@ TEST_SUITE("NUMA") {
     CHECK(power9.nearest(254, power9.memory_nodes()) == 0);  // As far from both.
   }
 
+  TEST_CASE("recorded: GPUs' memory is left alone, and threads that are off are nobody's") {
+    const auto power9 = NumaFiles(testing::recorded_power9()).read();
+    CHECK(power9.nodes().size() == 8);
+    CHECK(numbers_of(power9.memory_nodes()) == Numbers{0, 8});
+    CHECK(power9.nodes()[0].cores.size() == 16);
+    CHECK(power9.node_of(Numbers{0, 15}) == 0);
+    CHECK(power9.node_of(Numbers{88, 103}) == 8);
+    CHECK_FALSE(power9.node_of(Numbers{16}));
+    CHECK(power9.nearest(8, power9.memory_nodes()) == 1);
+    CHECK(power9.nearest(250, power9.memory_nodes()) == 0);  // As far from both.
+  }
+
+  TEST_CASE("recorded: a node that was taken offline is not there, whatever others say of it") {
+    const auto rest = NumaFiles(testing::recorded_without_node_0()).read();
+    CHECK(numbers_of(rest.memory_nodes()) == Numbers{1});
+    CHECK(rest.nodes()[0].cores == Numbers{5, 7, 9, 11, 13, 15, 17, 19});
+    CHECK(rest.nodes()[0].distances.empty());  // To two nodes, of one: whose they are is not known.
+    CHECK(rest.nearest(1, rest.memory_nodes()) == 0);
+  }
+
+  TEST_CASE("recorded: the nearest of four nodes that are all differently far") {
+    const auto kunpeng = NumaFiles(testing::recorded_kunpeng()).read();
+    const auto pool = kunpeng.memory_nodes();
+    REQUIRE(numbers_of(pool) == Numbers{0, 1, 2, 3});
+    CHECK(kunpeng.node_of(Numbers{95, 64}) == 2);
+    CHECK(kunpeng.nearest(1, std::span(pool).subspan(2)) == 0);  // 25 to node 2, 32 to node 3.
+    CHECK(kunpeng.nearest(2, std::span(pool).first(2)) == 1);    // 32 to node 0, 25 to node 1.
+  }
+
   TEST_CASE("distances that make no sense are none") {
     NumaMachine machine = testing::two_sockets();
     machine.nodes[0].distance = "10 21 21";
