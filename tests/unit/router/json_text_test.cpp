@@ -1,5 +1,6 @@
 #include "router/json_text.h"
 
+#include <optional>
 #include <random>
 
 #include <doctest/doctest.h>
@@ -10,10 +11,15 @@
 namespace pegaflow {
 namespace {
 
-/// The other opinion on what JSON is.
-bool is_object_elsewhere(const std::string& text) {
-  const auto parsed = nlohmann::json::parse(text, nullptr, false);
-  return !parsed.is_discarded() && parsed.is_object();
+/// The other opinion on what JSON is; none on numbers that no double holds.
+std::optional<bool> is_object_elsewhere(const std::string& text) {
+  try {
+    return nlohmann::json::parse(text).is_object();
+  } catch (const nlohmann::json::out_of_range&) {
+    return std::nullopt;
+  } catch (const nlohmann::json::parse_error&) {
+    return false;
+  }
 }
 
 TEST_SUITE("JSON text") {
@@ -115,7 +121,8 @@ TEST_SUITE("JSON text") {
         if (text.empty()) text = "{";
       }
       CAPTURE(text);
-      REQUIRE(read_members(text).has_value() == is_object_elsewhere(text));
+      const std::optional<bool> other = is_object_elsewhere(text);
+      if (other) REQUIRE(read_members(text).has_value() == *other);
     }
   }
 }
