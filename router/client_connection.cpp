@@ -180,6 +180,8 @@ asio::awaitable<bool> ClientConnection::read_body(RequestParser& parser) {
     }
     if (shared_.metrics.body_bytes > shared_.options.body_memory_bytes) {
       ++shared_.metrics.memory_refused;
+      (void)parser.take_body();
+      shared_.metrics.body_bytes -= std::exchange(body_bytes_, 0);
       co_await send(error_answer(503, "the router holds too many requests already", false,
                                  "Retry-After: 1\r\n", false));
       co_await linger();

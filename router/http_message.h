@@ -70,7 +70,7 @@ class RequestParser {
   [[nodiscard]] bool is_complete() const noexcept;
   [[nodiscard]] const RequestHead& head() const noexcept;  ///< Once has_head().
   [[nodiscard]] std::size_t body_size() const noexcept;    ///< So far.
-  std::string take_body();                                 ///< Once is_complete().
+  std::string take_body();                                 ///< Leaves none behind.
   [[nodiscard]] unsigned error_status() const noexcept;
 
  private:

@@ -272,7 +272,7 @@ class Refusing(RouterTest):
         small = await self.router("--body-memory", "1mb", "--max-body-bytes", "8mb", d=[d])
         reply = await small.post("/v1/completions", b"x" * (2 << 20))
         self.assertEqual((reply.status, reply.headers["retry-after"]), (503, "1"))
-        self.assertEqual((await small.metrics())["body_bytes"], 0)
+        await small.wait_for_metrics(lambda m: m["body_bytes"] == 0)
 
     async def test_what_is_no_json_is_refused(self) -> None:
         d = await self.engine()

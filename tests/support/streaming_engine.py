@@ -146,6 +146,9 @@ class StreamingEngine:
         return self.requests[count - 1]
 
     async def _connected(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        if self._server is None:  # Accepted before stop(), and begun behind it.
+            writer.transport.abort()
+            return
         task = asyncio.current_task()
         assert task is not None
         self._tasks.add(task)
