@@ -1,0 +1,180 @@
+#!/usr/bin/env python3
+"""Measures pegaflow-router beside a bare Beast relay and no relay at all, in the same run.
+
+    ./dev bench router [--rounds N] [--requests N] [--streams N]
+
+An engine that needs no time answers; load, relay, router and engine are processes of their own, so
+on two cores they take turns: times say what a hop adds, CPU seconds what it costs. The three ways
+alternate, and each figure is the median of the rounds with their lowest and highest.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import json
+import os
+import pathlib
+import re
+import statistics
+import subprocess
+import sys
+from collections.abc import Iterator
+
+from perf.support.figure import Figure, note, publish
+
+BUILD = pathlib.Path(os.environ["PEGA_BUILD_DIR"])
+BENCH = BUILD / "perf" / "router" / "router_bench"
+ROUTER = BUILD / "router" / "pegaflow-router"
+TICKS = os.sysconf("SC_CLK_TCK")
+
+Times = dict[str, list[dict[str, float]]]  # What `load` printed, by way and round.
+
+
+@contextlib.contextmanager
+def process(*words: str | pathlib.Path, log: bool = False) -> Iterator[tuple[int, int]]:
+    """A child that says its port; gives (pid, port)."""
+    child = subprocess.Popen(
+        [str(word) for word in words],
+        stdout=subprocess.DEVNULL if log else subprocess.PIPE,
+        stderr=subprocess.PIPE if log else None,
+        text=True,
+    )
+    try:
+        told = child.stderr if log else child.stdout
+        assert told is not None
+        for line in told:
+            if found := re.search(r"ready listen=\S+:(\d+)|^(\d+)$", line):
+                port = int(found[1] or found[2])
+                break
+        else:
+            raise SystemExit(f"{words[0]} did not start")
+        yield child.pid, port
+    finally:
+        child.kill()
+        child.wait()
+        for pipe in (child.stdout, child.stderr):
+            if pipe is not None:
+                pipe.close()
+
+
+def cpu_seconds(pid: int) -> float:
+    fields = pathlib.Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / TICKS
+
+
+def resident_bytes(pid: int) -> int:
+    return int(pathlib.Path(f"/proc/{pid}/statm").read_text().split()[1]) * os.sysconf(
+        "SC_PAGE_SIZE"
+    )
+
+
+def load(port: int, connections: int, requests: int, body_bytes: int) -> dict[str, float]:
+    done = subprocess.run(
+        [BENCH, "load", str(port), str(connections), str(requests), str(body_bytes),
+         "/v1/completions"],
+        check=True, capture_output=True, text=True,
+    )  # fmt: skip
+    return json.loads(done.stdout)
+
+
+def figure(
+    run: str, values: list[float], unit: str, bound: float, bound_name: str, **params: int
+) -> Figure:
+    """The median of the rounds, which is to be at most the bound."""
+    return Figure(
+        run=run,
+        params=params,
+        figure=statistics.median(values),
+        unit=unit,
+        bound=bound,
+        bound_name=bound_name,
+        reach=1.0,
+        n=len(values),
+        spread=f"rounds {min(values):.4g} to {max(values):.4g}",
+    )
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawTextHelpFormatter
+    )
+    parser.add_argument("--json", action="store_true", help="print one JSON object a figure")
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--requests", type=int, default=3000, help="of 4 KB, in each round")
+    parser.add_argument("--streams", type=int, default=9000, help="open at once")
+    options = parser.parse_args()
+    subprocess.run(["ninja", "-C", BUILD, "--quiet", "perf/router/router_bench"], check=True)
+    with contextlib.ExitStack() as stack:
+        _, engine = stack.enter_context(process(BENCH, "engine"))
+        relay_pid, relay = stack.enter_context(process(BENCH, "relay", str(engine)))
+        router_pid, router = stack.enter_context(
+            process(ROUTER, "--listen", "127.0.0.1:0", "--decode", f"http://127.0.0.1:{engine}",
+                    "--access-log", "false", "--max-decode-inflight", "100000", log=True)
+        )  # fmt: skip
+        ways = {"direct": engine, "relay": relay, "router": router}
+        for port in ways.values():
+            load(port, 1, 300, 4096)  # Connections and caches are there.
+
+        alone: Times = {name: [] for name in ways}
+        big: Times = {name: [] for name in ways}
+        many: Times = {name: [] for name in ways}
+        cpu: dict[str, list[float]] = {"relay": [], "router": []}
+        short: list[float] = []
+        for _ in range(options.rounds):
+            for name, port in ways.items():
+                alone[name].append(load(port, 1, options.requests, 4096))
+            for name, port in ways.items():
+                big[name].append(load(port, 1, max(options.requests // 10, 10), 500_000))
+            for name, port in ways.items():
+                pid = {"relay": relay_pid, "router": router_pid}.get(name)
+                before = cpu_seconds(pid) if pid else 0.0
+                many[name].append(load(port, 16, options.requests * 3, 4096))
+                if pid:
+                    cpu[name].append((cpu_seconds(pid) - before) / (options.requests * 3) * 1e6)
+            before = cpu_seconds(router_pid)
+            load(router, 16, options.requests * 3, 64)
+            short.append((cpu_seconds(router_pid) - before) / (options.requests * 3) * 1e6)
+
+        def pairs(of: Times, key: str, a: str, b: str) -> list[tuple[float, float]]:
+            return [(x[key], y[key]) for x, y in zip(of[a], of[b], strict=True)]
+
+        relayed = [x - y for x, y in pairs(alone, "p50_us", "relay", "direct")]
+        note(f"the bare relay adds {statistics.median(relayed):.1f} us to the p50")
+        note(f"the bare relay takes {statistics.median(cpu['relay']):.1f} us of CPU a request")
+        added = [x - y for x, y in pairs(alone, "p50_us", "router", "direct")]
+        figures = [figure("router p50 added", added, "us", 100, "to reach", body=4096)]
+        for connections, of in ((1, alone), (16, many)):
+            ratios = [x / y for x, y in pairs(of, "p99_us", "router", "relay")]
+            figures.append(
+                figure("router p99 / relay p99", ratios, "x", 1.3, "to reach",
+                       body=4096, connections=connections)
+            )  # fmt: skip
+        added = [(x - y) / 1000 for x, y in pairs(big, "p50_us", "router", "relay")]
+        figures += [
+            figure("router p50 beyond relay", added, "ms", 2, "to reach", body=500_000),
+            figure("router CPU", cpu["router"], "us", 200, "to reach", body=4096),
+            figure("router CPU of a short request", short, "us", 200, "5,000 a second and core",
+                   body=64),
+        ]  # fmt: skip
+        before = resident_bytes(router_pid)
+        streams = subprocess.Popen(
+            [BENCH, "streams", str(router), str(options.streams)],
+            stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
+        )  # fmt: skip
+        assert streams.stdin is not None and streams.stdout is not None
+        told = json.loads(streams.stdout.readline())
+        each = (resident_bytes(router_pid) - before) / max(told["open"], 1) / 1024
+        streams.stdin.close()
+        streams.wait()
+        if told["broken"]:
+            raise SystemExit(f"{told['broken']} streams broke")
+        figures.append(
+            figure("router memory an open stream", [each], "KiB", 40, "to reach",
+                   streams=told["open"])
+        )  # fmt: skip
+    return 0 if publish(figures, options.json) else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())
