@@ -9,7 +9,8 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
-from collections.abc import Awaitable, Callable
+import socket
+from collections.abc import Awaitable, Callable, Coroutine
 from typing import Any
 
 
@@ -105,7 +106,9 @@ class StreamingEngine:
         self.requests: list[Request] = []  # Without health checks.
         self.connections = 0
         self._port = 0
-        self._server: asyncio.Server | None = None
+        # Not the server of asyncio: what that has accepted and not begun when it is closed stays
+        # open, with nobody behind it.
+        self._listener: socket.socket | None = None
         self._tasks: set[asyncio.Task[None]] = set()
         self._writers: set[asyncio.StreamWriter] = set()
         self._arrived = asyncio.Condition()
@@ -116,22 +119,23 @@ class StreamingEngine:
 
     async def start(self) -> StreamingEngine:
         """On the same port as before, if it was there before."""
-        self._server = await asyncio.start_server(
-            self._connected, "127.0.0.1", self._port, backlog=1000
-        )
-        self._port = self._server.sockets[0].getsockname()[1]
+        self._listener = socket.create_server(("127.0.0.1", self._port), backlog=1000)
+        self._listener.setblocking(False)
+        self._port = self._listener.getsockname()[1]
+        self._begin(self._accept(self._listener))
         return self
 
     async def stop(self) -> None:
         """Refuses connections from now on, and resets those that are open."""
-        if self._server is not None:
-            self._server.close()
-            self._server = None
+        tasks = list(self._tasks)
+        for task in tasks:
+            task.cancel()
         for writer in list(self._writers):
             writer.transport.abort()
-        for task in list(self._tasks):
-            task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await asyncio.gather(*tasks, return_exceptions=True)
+        if self._listener is not None:
+            self._listener.close()
+            self._listener = None
 
     def close_idle(self) -> None:
         for writer in list(self._writers):
@@ -145,20 +149,28 @@ class StreamingEngine:
             )
         return self.requests[count - 1]
 
-    async def _connected(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        if self._server is None:  # Accepted before stop(), and begun behind it.
-            writer.transport.abort()
-            return
-        task = asyncio.current_task()
-        assert task is not None
+    def _begin(self, what: Coroutine[None, None, None]) -> None:
+        task = asyncio.create_task(what)
         self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    async def _accept(self, listener: socket.socket) -> None:
+        while True:
+            connection, _ = await asyncio.get_running_loop().sock_accept(listener)
+            self._begin(self._connected(connection))
+
+    async def _connected(self, connection: socket.socket) -> None:
+        try:
+            reader, writer = await asyncio.open_connection(sock=connection)
+        except asyncio.CancelledError:
+            connection.close()
+            raise
         self._writers.add(writer)
         try:
             await self._serve(reader, writer)
         except (ConnectionError, asyncio.IncompleteReadError, asyncio.CancelledError):
             pass  # The caller left, or the test ended.
         finally:
-            self._tasks.discard(task)
             self._writers.discard(writer)
             writer.close()
 
