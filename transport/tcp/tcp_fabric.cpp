@@ -125,12 +125,13 @@ Result<void> TcpFabric::lend(RegionId region, TimePoint until) {
 }
 
 void TcpFabric::unregister_region(RegionId region) {
-  std::promise<void> done;
+  // Shared: the caller may be gone before the thread has left set_value().
+  const auto done = std::make_shared<std::promise<void>>();
   // It may not fail, and the thread empties the mailbox whatever happens: so it is tried again.
-  while (!mailbox_.try_send(Command(Forget{.region = region, .done = &done}))) {
+  while (!mailbox_.try_send(Command(Forget{.region = region, .done = done}))) {
     std::this_thread::yield();
   }
-  done.get_future().wait();
+  done->get_future().wait();
 }
 
 FabricDescriptor TcpFabric::describe() const {

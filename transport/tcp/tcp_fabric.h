@@ -81,7 +81,7 @@ class TcpFabric final : public Fabric {
   };
   struct Forget {
     RegionId region{};
-    std::promise<void>* done = nullptr;  // The caller waits for it.
+    std::shared_ptr<std::promise<void>> done;  // The caller waits for it.
   };
   using Command =
       std::variant<std::monostate, Batch, std::unique_ptr<Connect>, Disconnect, Cancel, Forget>;
