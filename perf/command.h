@@ -50,9 +50,11 @@ Outcome run_gpu(int argc, const char* const* argv);
 Outcome run_start(int argc, const char* const* argv);
 Outcome run_server(int argc, const char* const* argv);
 Outcome run_replay(int argc, const char* const* argv);
+Outcome run_net(int argc, const char* const* argv);
 
 // Bodies of child processes; not for people.
 Result<void> run_serve_echo(std::span<const char* const> arguments);
 Result<void> run_hold_pins(std::span<const char* const> arguments);
+Result<void> run_hold_net(std::span<const char* const> arguments);
 
 }  // namespace pegaflow::perf

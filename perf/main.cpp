@@ -27,6 +27,7 @@ constexpr Subcommand kSubcommands[] = {
     {"start", "from start to ready, beside threads that only touch the same memory", run_start},
     {"server", "idle, memory a block, longest turn, CPU of reserve and publish", run_server},
     {"replay", "a request trace through pools of chosen sizes and eviction policies", run_replay},
+    {"net", "pages from another node, beside plain sockets that carry the same bytes", run_net},
 };
 
 void print_help(std::ostream& out) {
@@ -83,6 +84,7 @@ int main(int argc, char** argv) {
     }
     if (word == "serve-echo") return run_child(run_serve_echo(arguments));
     if (word == "hold-pins") return run_child(run_hold_pins(arguments));
+    if (word == "hold-net") return run_child(run_hold_net(arguments));
   } catch (const std::exception& problem) {
     return fail_with({Errc::kInternal, problem.what()});
   }

@@ -3,6 +3,7 @@
 import os
 import select
 import signal
+import socket
 import subprocess
 import tempfile
 from pathlib import Path
@@ -74,6 +75,9 @@ def test_a_table_is_for_people():
         (["copy", "--pages", "many"], "is no size"),
         (["copy", "--engines", "2", "--verify"], "with one engine"),
         (["lookup", "--blocks", "0"], "--blocks"),
+        (["net", "--pages", "128mb"], "not from 4kb to 64mb"),
+        (["net", "127.0.0.1"], "is not HOST:PORT"),
+        (["net", "127.0.0.1:7000", "--listen", "127.0.0.1:0"], "the other end"),
         (["lookup", "--bogus"], "--help"),
     ],
 )
@@ -90,7 +94,7 @@ def test_a_server_that_is_not_there_is_an_error():
     assert "/nonexistent/pegaflow-server" in done.stderr
 
 
-@pytest.mark.parametrize("subcommand", ["", "lookup", "copy", "start", "server", "replay"])
+@pytest.mark.parametrize("subcommand", ["", "lookup", "copy", "start", "server", "replay", "net"])
 def test_help(subcommand):
     done = perf(*filter(None, [subcommand, "--help"]))
     assert done.returncode == 0
@@ -124,3 +128,46 @@ def kill_a_run(directory):
         assert select.select([pidfd], [], [], 30)[0]
     finally:
         os.close(pidfd)
+
+
+NET = ["net", "--pages", "4kb,192kb", "--batch", "5", "--rounds", "2", "--check"]
+
+
+def check_net(figures):
+    assert [figure["run"] for figure in figures] == [
+        "get, pages of 4 KiB in batches of 5",
+        "get of one page of 4 KiB, p50",
+        "get, pages of 192 KiB in batches of 5",
+        "get of one page of 192 KiB, p50",
+    ]
+    assert all(figure["figure"] > 0 and figure["bound"] > 0 for figure in figures)
+    assert [figure["reach"] for figure in figures] == [None, None, 0.8, None]
+
+
+def test_net_measures_between_two_ends_of_its_own():
+    figures = lines_of(*NET)
+    check_net(figures)
+    assert figures[0]["params"]["way"] in ("between two namespaces", "over loopback")
+
+
+def test_net_measures_against_another_end_which_serves_several():
+    listening = [PERF, "net", "--listen", "127.0.0.1:0"]
+    with subprocess.Popen(listening, stdout=subprocess.PIPE, text=True) as holder:
+        try:
+            words = holder.stdout.readline().split()
+            assert words[:2] == ["listening", "at"]
+            for _ in range(2):
+                check_net(lines_of("net", words[2], *NET[1:]))
+        finally:
+            holder.kill()
+
+
+def test_net_says_what_answers_when_it_is_no_other_end():
+    with socket.create_server(("127.0.0.1", 0)) as stranger:
+        address = "{}:{}".format(*stranger.getsockname())
+        run = subprocess.Popen([PERF, "net", address], stderr=subprocess.PIPE, text=True)
+        connection, _ = stranger.accept()
+        with connection:
+            connection.sendall(b"HTTP/1.1 400 Bad Request\r\n\r\n")
+            assert "no `pegaflow-perf net`" in run.communicate(timeout=60)[1]
+        assert run.returncode == 1

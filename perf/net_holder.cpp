@@ -1,0 +1,310 @@
+#include "perf/net_holder.h"
+
+#include <array>
+#include <cerrno>
+#include <charconv>
+#include <csignal>
+#include <cstring>
+
+#include <fcntl.h>
+#include <poll.h>
+#include <sched.h>
+#include <spawn.h>
+#include <sys/socket.h>
+#include <sys/wait.h>
+
+#include <nlohmann/json.hpp>
+
+#include "base/log.h"
+#include "perf/command.h"
+#include "perf/engine_memory.h"
+#include "perf/net_plain.h"
+#include "transport/tcp/socket.h"
+#include "transport/tcp/tcp_fabric.h"
+
+namespace pegaflow::perf {
+namespace {
+
+constexpr Log kLog{"net"};
+constexpr int kProtocol = 1;
+constexpr std::size_t kLineBytes = 65536;
+constexpr std::uint64_t kMostMemory = std::uint64_t{64} << 30;
+
+constexpr const char* kOurs = "pega0";
+constexpr const char* kTheirs = "pega1";
+constexpr const char* kOurAddress = "10.255.77.1";
+constexpr const char* kTheirAddress = "10.255.77.2";
+
+Result<void> write_line(int fd, std::string text) {
+  text += '\n';
+  for (std::string_view rest = text; !rest.empty();) {
+    const ssize_t sent = ::send(fd, rest.data(), rest.size(), MSG_NOSIGNAL);
+    if (sent < 0 && errno == EINTR) continue;
+    if (sent <= 0) return fail_errno(errno, "tell the other end");
+    rest.remove_prefix(static_cast<std::size_t>(sent));
+  }
+  return {};
+}
+
+/// One byte a call: it is done twice a run, and what follows the line is left for others.
+Result<std::string> read_line(int fd) {
+  std::string line;
+  while (line.size() < kLineBytes) {
+    char byte = 0;
+    const ssize_t got = ::recv(fd, &byte, 1, 0);
+    if (got < 0 && errno == EINTR) continue;
+    if (got < 0) return fail_errno(errno, "hear the other end");
+    if (got == 0) return fail(Errc::kPeerLost, "the other end closed the connection");
+    if (byte == '\n') return line;
+    line += byte;
+  }
+  return fail(Errc::kCorrupt, "a line of more than {} bytes", kLineBytes);
+}
+
+std::string hex(std::span<const std::byte> bytes) {
+  std::string text;
+  for (const std::byte byte : bytes) text += fmt::format("{:02x}", static_cast<unsigned>(byte));
+  return text;
+}
+
+std::vector<std::byte> unhex(const std::string& text) {
+  std::vector<std::byte> bytes;
+  for (std::size_t i = 0; i + 1 < text.size(); i += 2) {
+    unsigned value = 0;
+    std::from_chars(text.data() + i, text.data() + i + 2, value, 16);
+    bytes.push_back(static_cast<std::byte>(value));
+  }
+  return bytes;
+}
+
+nlohmann::json to_json(const NetOffer& offer) {
+  nlohmann::json regions = nlohmann::json::array();
+  for (const RegionDescriptor& region : offer.fabric.regions) {
+    regions.push_back({{"region", static_cast<std::uint32_t>(region.region)},
+                       {"bytes", region.size_bytes},
+                       {"key", hex(region.key)}});
+  }
+  return {{"backend", offer.fabric.backend},
+          {"incarnation", {offer.fabric.incarnation.high, offer.fabric.incarnation.low}},
+          {"address", hex(offer.fabric.address)},
+          {"regions", regions},
+          {"plain", offer.plain}};
+}
+
+Result<NetOffer> offer_of(const std::string& line) {
+  try {
+    const auto json = nlohmann::json::parse(line);
+    if (json.contains("error")) {
+      return fail(Errc::kRefused, "the other end says: {}", json["error"].get<std::string>());
+    }
+    NetOffer offer;
+    offer.fabric.backend = json.at("backend").get<std::string>();
+    offer.fabric.incarnation = {json.at("incarnation").at(0).get<std::uint64_t>(),
+                                json.at("incarnation").at(1).get<std::uint64_t>()};
+    offer.fabric.address = unhex(json.at("address").get<std::string>());
+    for (const auto& region : json.at("regions")) {
+      offer.fabric.regions.push_back({.region = RegionId{region.at("region").get<std::uint32_t>()},
+                                      .size_bytes = region.at("bytes").get<std::uint64_t>(),
+                                      .key = unhex(region.at("key").get<std::string>())});
+    }
+    offer.plain = json.at("plain").get<std::string>();
+    if (offer.fabric.regions.size() != 1) return fail(Errc::kCorrupt, "it offers not one region");
+    return offer;
+  } catch (const nlohmann::json::exception& problem) {
+    return fail(Errc::kCorrupt, "what answers is no `pegaflow-perf net`: {}", problem.what());
+  }
+}
+
+Result<NetRequest> request_of(const std::string& line) {
+  try {
+    const auto json = nlohmann::json::parse(line);
+    if (json.at("protocol").get<int>() != kProtocol) {
+      return fail(Errc::kRefused, "the two ends are of different versions of pegaflow-perf");
+    }
+    const NetRequest request{.memory_bytes = json.at("memory_bytes").get<std::uint64_t>(),
+                             .seed = json.at("seed").get<std::uint64_t>()};
+    if (request.memory_bytes == 0 || request.memory_bytes > kMostMemory) {
+      return fail(Errc::kInvalidArgument, "{} bytes of memory are asked for", request.memory_bytes);
+    }
+    return request;
+  } catch (const nlohmann::json::exception& problem) {
+    return fail(Errc::kCorrupt, "what asks is no `pegaflow-perf net`: {}", problem.what());
+  }
+}
+
+/// The listener does not block: it is the lane's kind of socket.
+int accept_one(int listener) {
+  for (;;) {
+    pollfd entry{.fd = listener, .events = POLLIN, .revents = 0};
+    if (::poll(&entry, 1, -1) < 0 && errno != EINTR) return -1;
+    const int socket = ::accept4(listener, nullptr, nullptr, SOCK_CLOEXEC);
+    if (socket >= 0) return socket;
+    if (errno != EAGAIN && errno != EINTR && errno != ECONNABORTED) return -1;
+  }
+}
+
+Result<void> hold_for(int socket) {
+  PEGA_TRY_LET(const std::string line, read_line(socket));
+  const Result<NetRequest> request = request_of(line);
+  if (!request) {
+    PEGA_TRY(write_line(socket, nlohmann::json{{"error", to_string(request.error())}}.dump()));
+    return tl::unexpected<Error>(request.error());
+  }
+  PEGA_TRY_LET(const Mapping memory, Mapping::anonymous(request->memory_bytes));
+  fill_net_pattern(memory.bytes(), request->seed);
+  // Where the reader reached us it reaches the lane too.
+  PEGA_TRY_LET(const tcp::SocketAddress here, tcp::SocketAddress::near_end(socket));
+  const std::string listen = to_string(here.with_port(0));
+  const SteadyClock clock;
+  PEGA_TRY_LET(const auto fabric,
+               TcpFabric::create({.listen = listen}, clock, [](Fabric::Completion&&) {}));
+  PEGA_TRY_LET(const RegionId region, fabric->register_region(memory.bytes()));
+  PEGA_TRY(fabric->lend(region, TimePoint::max()));
+  PEGA_TRY_LET(const auto plain, PlainSender::start(listen, memory.bytes()));
+  PEGA_TRY(write_line(socket,
+                      to_json({.fabric = fabric->describe(), .plain = plain->address()}).dump()));
+  char byte = 0;
+  while (::recv(socket, &byte, 1, 0) > 0) {
+  }
+  return {};
+}
+
+// ---- namespaces
+
+Result<void> run_ip(std::vector<std::string> words) {
+  words.insert(words.begin(), "ip");
+  std::vector<char*> arguments;
+  for (std::string& word : words) arguments.push_back(word.data());
+  arguments.push_back(nullptr);
+  std::array<char*, 2> environment{const_cast<char*>("PATH=/usr/sbin:/sbin:/usr/bin:/bin"),
+                                   nullptr};
+  pid_t pid = -1;
+  int error = ENOENT;
+  for (const char* const path : {"/usr/sbin/ip", "/sbin/ip", "/usr/bin/ip", "/bin/ip"}) {
+    error = ::posix_spawn(&pid, path, nullptr, nullptr, arguments.data(), environment.data());
+    if (error == 0) break;
+  }
+  if (error != 0) return fail(Errc::kRefused, "the program `ip` (iproute2) is not there");
+  int status = 0;
+  while (::waitpid(pid, &status, 0) < 0 && errno == EINTR) {
+  }
+  if (status == 0) return {};
+  return fail(Errc::kRefused, "`ip {} {}` failed", words.at(1), words.at(2));
+}
+
+Result<void> own_namespace() {
+  if (::unshare(CLONE_NEWNET) == 0) return {};
+  return fail(Errc::kRefused, "a network namespace: {}; it needs root", std::strerror(errno));
+}
+
+Result<void> raise(const char* device, const std::string& address) {
+  PEGA_TRY(run_ip({"address", "add", address + "/30", "dev", device}));
+  PEGA_TRY(run_ip({"link", "set", device, "up"}));
+  return run_ip({"link", "set", "lo", "up"});
+}
+
+Result<void> expect(int control, std::string_view word) {
+  PEGA_TRY_LET(const std::string line, read_line(control));
+  if (line == word) return {};
+  return fail(Errc::kRefused, "{}", line);
+}
+
+}  // namespace
+
+void fill_net_pattern(std::span<std::byte> memory, std::uint64_t seed) {
+  for (std::size_t i = 0; i < memory.size(); i += sizeof(std::uint64_t)) {
+    std::uint64_t word = (i + 1) * 0x9E3779B97F4A7C15ULL + seed * 0xD1B54A32D192ED03ULL;
+    word = (word ^ (word >> 31)) * 0xBF58476D1CE4E5B9ULL;
+    std::memcpy(memory.data() + i, &word, std::min(sizeof word, memory.size() - i));
+  }
+}
+
+Result<void> hold_net(int listener) {
+  for (;;) {
+    const UniqueFd socket(accept_one(listener));
+    if (!socket) return fail_errno(errno, "accept a reader");
+    if (const Result<void> held = hold_for(socket.get()); !held) {
+      kLog.warn("a reader was not served reason={}", to_string(held.error()));
+    }
+  }
+}
+
+Result<NetConnection> ask_holder(const std::string& address, const NetRequest& request) {
+  PEGA_TRY_LET(const tcp::SocketAddress to, tcp::SocketAddress::parse(address, false));
+  UniqueFd socket(::socket(to.family(), SOCK_STREAM | SOCK_CLOEXEC, 0));
+  if (!socket || ::connect(socket.get(), to.data(), to.size()) != 0) {
+    return fail_errno(errno, "connect to " + address);
+  }
+  const nlohmann::json json = {
+      {"protocol", kProtocol}, {"memory_bytes", request.memory_bytes}, {"seed", request.seed}};
+  PEGA_TRY(write_line(socket.get(), json.dump()));
+  PEGA_TRY_LET(const std::string line, read_line(socket.get()));
+  PEGA_TRY_LET(NetOffer offer, offer_of(line));
+  return NetConnection{.socket = std::move(socket), .offer = std::move(offer)};
+}
+
+/// The body of the child. It says "ready" in its namespace or why it has none, hears "go" when the
+/// other end of the wire has been put there or "loopback", and answers with where it listens.
+Result<void> run_hold_net(std::span<const char* const> arguments) {
+  int control = -1;
+  const std::string_view text = arguments.size() == 1 ? arguments[0] : "";
+  if (std::from_chars(text.data(), text.data() + text.size(), control).ec != std::errc()) {
+    return fail(Errc::kInvalidArgument, "hold-net takes the number of a descriptor");
+  }
+  const UniqueFd home(::open("/proc/self/ns/net", O_RDONLY | O_CLOEXEC));
+  Result<void> own = own_namespace();
+  PEGA_TRY(write_line(control, own ? "ready" : to_string(own.error())));
+  PEGA_TRY_LET(const std::string order, read_line(control));
+  std::string address = kTheirAddress;
+  if (order == "go") {
+    PEGA_TRY(raise(kTheirs, address));
+  } else {
+    if (own && ::setns(home.get(), CLONE_NEWNET) != 0) return fail_errno(errno, "go back home");
+    address = "127.0.0.1";
+  }
+  PEGA_TRY_LET(const tcp::SocketAddress at, tcp::SocketAddress::parse(address + ":0"));
+  PEGA_TRY_LET(const UniqueFd listener, tcp::listen_at(at));
+  PEGA_TRY_LET(const tcp::SocketAddress bound, tcp::SocketAddress::near_end(listener.get()));
+  PEGA_TRY(write_line(control, to_string(bound)));
+  return hold_net(listener.get());
+}
+
+Result<NetChild> NetChild::start() {
+  int pair[2] = {-1, -1};
+  if (::socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, pair) != 0) {
+    return fail_errno(errno, "make a pair of sockets");
+  }
+  UniqueFd ours(pair[0]);
+  UniqueFd theirs(pair[1]);
+  PEGA_TRY_LET(const std::string own, own_path());
+  PEGA_TRY_LET(Child child, Child::start({.command = {own, "hold-net", std::to_string(pair[1])},
+                                          .log_file = {},
+                                          .inherited_fd = pair[1]}));
+  theirs.reset();  // So that its end is seen.
+  const pid_t pid = child.pid();
+  NetChild started(std::move(child), std::move(ours));
+  const int control = started.control_.get();
+
+  started.home_ = UniqueFd(::open("/proc/self/ns/net", O_RDONLY | O_CLOEXEC));
+  const Result<void> joined = [&]() -> Result<void> {
+    PEGA_TRY(expect(control, "ready"));
+    PEGA_TRY(own_namespace());
+    PEGA_TRY(run_ip({"link", "add", kOurs, "type", "veth", "peer", "name", kTheirs, "netns",
+                     std::to_string(pid)}));
+    return raise(kOurs, kOurAddress);
+  }();
+  if (!joined) {
+    if (::setns(started.home_.get(), CLONE_NEWNET) != 0) return fail_errno(errno, "go back home");
+    started.loopback_because_ = joined.error().detail;
+  }
+  PEGA_TRY(write_line(control, joined ? "go" : "loopback"));
+  PEGA_TRY_LET(started.address_, read_line(control));
+  return started;
+}
+
+NetChild::~NetChild() {
+  // Threads that were made meanwhile stay where they are; they have ended by now.
+  if (home_ && loopback_because_.empty()) (void)::setns(home_.get(), CLONE_NEWNET);
+}
+
+}  // namespace pegaflow::perf

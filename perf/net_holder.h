@@ -1,0 +1,70 @@
+#pragma once
+/// \file
+/// The two ends of `pegaflow-perf net` and what they tell each other: one line of JSON each way.
+
+#include <cstddef>
+#include <cstdint>
+#include <optional>
+#include <span>
+#include <string>
+
+#include "base/error.h"
+#include "base/unique_fd.h"
+#include "perf/child.h"
+#include "transport/region.h"
+
+namespace pegaflow::perf {
+
+/// What the end that measures wants from the other.
+struct NetRequest {
+  std::uint64_t memory_bytes = 0;
+  std::uint64_t seed = 0;  ///< Of what the memory is filled with.
+};
+
+/// What it gets to know.
+struct NetOffer {
+  FabricDescriptor fabric;
+  std::string plain;  ///< Where plain sockets are served.
+};
+
+/// The byte at `offset` of the memory of the holder: tells places and seeds apart.
+void fill_net_pattern(std::span<std::byte> memory, std::uint64_t seed);
+
+/// Serves one reader after the other on `listener`, each until it closes its connection, and each
+/// with memory of its own. Returns only with an error: the kernel's. What goes wrong with one
+/// reader is logged, and ends only that.
+Result<void> hold_net(int listener);
+
+/// Asks a holder. The connection is what keeps the offer: it ends with the returned descriptor.
+/// Errors: the kernel's; kCorrupt when what answers is no holder; kRefused in the holder's words.
+struct NetConnection {
+  UniqueFd socket;
+  NetOffer offer;
+};
+Result<NetConnection> ask_holder(const std::string& address, const NetRequest& request);
+
+/// A holder in a process of its own: in a network namespace of its own, joined to another one that
+/// this process moves to, where that may be; else on the loopback device.
+class NetChild {
+ public:
+  /// Errors: the kernel's when not even loopback works.
+  static Result<NetChild> start();
+  NetChild(NetChild&&) noexcept = default;
+  NetChild& operator=(NetChild&&) = delete;
+  ~NetChild();
+
+  [[nodiscard]] const std::string& address() const noexcept { return address_; }
+  /// Why there are no namespaces; empty: there are.
+  [[nodiscard]] const std::string& loopback_because() const noexcept { return loopback_because_; }
+
+ private:
+  NetChild(Child child, UniqueFd control)
+      : control_(std::move(control)), child_(std::move(child)) {}
+  UniqueFd control_;
+  UniqueFd home_;  // The namespace that we came from.
+  std::string address_;
+  std::string loopback_because_;
+  Child child_;
+};
+
+}  // namespace pegaflow::perf
