@@ -35,8 +35,7 @@ std::uint64_t word_at(const std::byte* bytes) {
 
 void move(const MoveArguments& a, bool gather) {
   for (std::uint32_t page = 0; page < a.page_count; ++page) {
-    std::uint32_t block = 0;
-    std::memcpy(&block, at(a.blocks) + page * sizeof block, sizeof block);
+    const std::uint32_t block = a.blocks[page];
     for (std::uint32_t i = 0; i < a.piece_count; ++i) {
       Piece piece{};
       std::memcpy(&piece, at(a.pieces) + i * sizeof piece, sizeof piece);

@@ -20,8 +20,7 @@ constexpr std::uint64_t kLeastStaging = 32 << 20;
 constexpr double kBytesPerNanosecond = 60;
 constexpr Duration kLaunch = std::chrono::microseconds(10);
 
-constexpr std::size_t kHashBytes = CopyLane::kMaxPages * sizeof(std::uint64_t);
-constexpr std::size_t kSharedBytes = kHashBytes + CopyLane::kMaxPages * sizeof(std::uint32_t);
+constexpr std::size_t kSharedBytes = CopyLane::kMaxPages * sizeof(std::uint64_t);
 
 unsigned blocks_for(std::uint64_t items, std::uint64_t items_a_block, unsigned limit) {
   return static_cast<unsigned>(
@@ -136,14 +135,12 @@ TimePoint CopyLane::expected_end() const {
 Result<void> CopyLane::queue_staged(const Attached& attached, const Slice& slice, const Slot& slot,
                                     std::span<const Device::Copy> copies, DeviceAddress at,
                                     bool hashed, const Wait& wait) {
-  auto* const blocks = reinterpret_cast<std::uint32_t*>(slot.shared + kHashBytes);
-  for (std::size_t i = 0; i < slice.copies; ++i) blocks[i] = copies[slice.first_copy + i].block;
   const std::vector<Transfer> transfers =
       attached.plan.staged_transfers(slice, copies, attached.pool.data(), at);
 
   if (options_.direction == Device::Direction::kSave) {
     PEGA_TRY(wait(kernel_stream_));
-    PEGA_TRY(move_pieces(kernels_.gather, attached, slice, slot, at));
+    PEGA_TRY(move_pieces(kernels_.gather, attached, slice, copies, at));
     if (hashed) PEGA_TRY(hash(attached, slice, slot, at));
     PEGA_TRY(order(slot.middle, kernel_stream_, copy_stream_));
     PEGA_TRY(check(*driver_,
@@ -156,10 +153,10 @@ Result<void> CopyLane::queue_staged(const Attached& attached, const Slice& slice
                  "copy from the pool"));
   PEGA_TRY(order(slot.middle, copy_stream_, kernel_stream_));
   PEGA_TRY(wait(kernel_stream_));
-  PEGA_TRY(move_pieces(kernels_.scatter, attached, slice, slot, at));
+  PEGA_TRY(move_pieces(kernels_.scatter, attached, slice, copies, at));
   if (hashed) {
     // Of what the engine's memory holds now: so it is fetched back from there.
-    PEGA_TRY(move_pieces(kernels_.gather, attached, slice, slot, at));
+    PEGA_TRY(move_pieces(kernels_.gather, attached, slice, copies, at));
     PEGA_TRY(hash(attached, slice, slot, at));
   }
   return check(*driver_, driver_->record(slot.done, kernel_stream_), "record an event");
@@ -177,15 +174,18 @@ Result<void> CopyLane::queue_direct(const Attached& attached, const Slice& slice
 }
 
 Result<void> CopyLane::move_pieces(Function kernel, const Attached& attached, const Slice& slice,
-                                   const Slot& slot, DeviceAddress at) {
+                                   std::span<const Device::Copy> copies, DeviceAddress at) {
   MoveArguments arguments{.pieces = attached.pieces + slice.first_piece * sizeof(Piece),
-                          .blocks = slot.shared_on_device + kHashBytes,
                           .staging = at,
                           .pitch = attached.plan.pitch(),
                           .origin = slice.origin,
                           .piece_count = slice.pieces,
                           .page_count = static_cast<std::uint32_t>(slice.copies),
-                          .group = attached.plan.group()};
+                          .group = attached.plan.group(),
+                          .blocks = {}};
+  for (std::size_t i = 0; i < slice.copies; ++i) {
+    arguments.blocks[i] = copies[slice.first_copy + i].block;
+  }
   const unsigned blocks = blocks_for(std::uint64_t{slice.pieces} * slice.copies,
                                      kThreads / arguments.group, options_.kernel_blocks);
   return check(*driver_, driver_->launch(kernel, blocks, kThreads, &arguments, kernel_stream_),

@@ -15,6 +15,7 @@
 #include "base/error.h"
 #include "transport/cuda/copy_plan.h"
 #include "transport/cuda/driver.h"
+#include "transport/cuda/kernels.h"
 #include "transport/cuda/staging_ring.h"
 #include "transport/device.h"
 
@@ -54,7 +55,7 @@ class CopyLane {
   };
 
   /// Pages that one slice has at most.
-  static constexpr std::size_t kMaxPages = 2048;
+  static constexpr std::size_t kMaxPages = kMovePages;
   /// Slices under way at most.
   static constexpr std::size_t kMaxFlights = 64;
 
@@ -104,7 +105,7 @@ class CopyLane {
   struct Slot {
     EventHandle middle = nullptr;  ///< Between the two streams.
     EventHandle done = nullptr;
-    std::byte* shared = nullptr;  ///< uint64 hashes[kMaxPages], uint32 blocks[kMaxPages].
+    std::byte* shared = nullptr;  ///< uint64 hashes[kMaxPages].
     DeviceAddress shared_on_device = 0;
   };
   struct UnderWay {
@@ -124,7 +125,7 @@ class CopyLane {
   Result<void> queue_direct(const Attached& attached, const Slice& slice, const Slot& slot,
                             std::span<const Device::Copy> copies, const Wait& wait);
   Result<void> move_pieces(Function kernel, const Attached& attached, const Slice& slice,
-                           const Slot& slot, DeviceAddress at);
+                           std::span<const Device::Copy> copies, DeviceAddress at);
   Result<void> hash(const Attached& attached, const Slice& slice, const Slot& slot,
                     DeviceAddress at);
   Result<void> order(EventHandle event, Stream before, Stream after);

@@ -39,10 +39,10 @@ CopyPlan::CopyPlan(const PageLayout& layout, std::uint64_t register_bytes)
     }
     page_offset += segment.size_bytes;
   }
-  // Some four units a thread, which are in flight together.
+  // Some eight units a thread, which are in flight together.
   const std::uint64_t mean_piece = page_bytes_ / pieces_.size();
   group_ = static_cast<unsigned>(
-      std::bit_floor(std::clamp<std::uint64_t>(mean_piece / 64, 32, kThreads)));
+      std::bit_floor(std::clamp<std::uint64_t>(mean_piece / 128, 32, kThreads)));
 }
 
 Slice CopyPlan::next(std::size_t copy, std::uint32_t piece, std::size_t copies,

@@ -12,7 +12,8 @@ namespace {
 
 using namespace pegaflow::cuda;
 
-/// Four loads in flight a thread: with fewer, the latency of memory shows at few blocks.
+/// Eight loads in flight a thread, 128 KiB on a multiprocessor: the fewer of them it takes to move
+/// as much, the more are left to the engine.
 template <typename Unit>
 __device__ void copy_units(const char* from, char* to, unsigned bytes, unsigned lane,
                            unsigned lanes) {
@@ -20,12 +21,13 @@ __device__ void copy_units(const char* from, char* to, unsigned bytes, unsigned 
   Unit* const target = reinterpret_cast<Unit*>(to);
   const unsigned count = bytes / sizeof(Unit);
   unsigned i = lane;
-  for (; i + 3 * lanes < count; i += 4 * lanes) {
-    Unit units[4];
+  constexpr unsigned kAhead = 8;
+  for (; i + (kAhead - 1) * lanes < count; i += kAhead * lanes) {
+    Unit units[kAhead];
 #pragma unroll
-    for (int u = 0; u < 4; ++u) units[u] = source[i + u * lanes];
+    for (unsigned u = 0; u < kAhead; ++u) units[u] = source[i + u * lanes];
 #pragma unroll
-    for (int u = 0; u < 4; ++u) target[i + u * lanes] = units[u];
+    for (unsigned u = 0; u < kAhead; ++u) target[i + u * lanes] = units[u];
   }
   for (; i < count; i += lanes) target[i] = source[i];
 }
@@ -44,15 +46,18 @@ __device__ void copy_piece(const char* from, char* to, const Piece& piece, unsig
 template <bool kGather>
 __device__ void move(const MoveArguments& a) {
   const Piece* const pieces = reinterpret_cast<const Piece*>(a.pieces);
-  const std::uint32_t* const blocks = reinterpret_cast<const std::uint32_t*>(a.blocks);
   const unsigned groups = kThreads / a.group;
   const unsigned lane = threadIdx.x % a.group;
   const std::uint64_t items = std::uint64_t{a.page_count} * a.piece_count;
-  for (std::uint64_t item = std::uint64_t{blockIdx.x} * groups + threadIdx.x / a.group;
-       item < items; item += std::uint64_t{gridDim.x} * groups) {
+  const std::uint64_t step = std::uint64_t{gridDim.x} * groups;
+  std::uint64_t item = std::uint64_t{blockIdx.x} * groups + threadIdx.x / a.group;
+  if (item >= items) return;
+  Piece next = pieces[item % a.piece_count];
+  for (; item < items; item += step) {
     const auto page = static_cast<std::uint32_t>(item / a.piece_count);
-    const Piece piece = pieces[item % a.piece_count];
-    char* const block = reinterpret_cast<char*>(piece.base + blocks[page] * piece.stride);
+    const Piece piece = next;
+    if (item + step < items) next = pieces[(item + step) % a.piece_count];  // On its way meanwhile.
+    char* const block = reinterpret_cast<char*>(piece.base + a.blocks[page] * piece.stride);
     char* const staged =
         reinterpret_cast<char*>(a.staging + page * a.pitch + (piece.page_offset - a.origin));
     if (kGather) {
@@ -71,13 +76,13 @@ __device__ std::uint64_t add_lanes(std::uint64_t value) {
 
 }  // namespace
 
-extern "C" __global__ void __launch_bounds__(pegaflow::cuda::kThreads)
-    pega_gather(MoveArguments arguments) {
+extern "C" __global__ void __launch_bounds__(pegaflow::cuda::kThreads, 2)
+    pega_gather(const __grid_constant__ MoveArguments arguments) {
   move<true>(arguments);
 }
 
-extern "C" __global__ void __launch_bounds__(pegaflow::cuda::kThreads)
-    pega_scatter(MoveArguments arguments) {
+extern "C" __global__ void __launch_bounds__(pegaflow::cuda::kThreads, 2)
+    pega_scatter(const __grid_constant__ MoveArguments arguments) {
   move<false>(arguments);
 }
 

@@ -15,17 +15,23 @@ struct Piece {
   std::uint32_t unit;  ///< All of the above are multiples of it: 16, 8, 4, 2 or 1.
 };
 
+/// Pages that one launch moves at most: what a kernel is told may have 4 KiB.
+inline constexpr std::uint32_t kMovePages = 960;
+
 /// Of gather and scatter: whole pages, or some pieces of one page.
 struct MoveArguments {
   std::uint64_t pieces;  ///< Piece[], on the device, from the first that is moved.
-  std::uint64_t blocks;  ///< uint32[pages], which block is which page.
   std::uint64_t staging;
   std::uint64_t pitch;   ///< From one page to the next in staging.
   std::uint64_t origin;  ///< Page offset that lies at the beginning of staging.
   std::uint32_t piece_count;
   std::uint32_t page_count;
   std::uint32_t group;  ///< Threads that move one piece: a power of two, at most kThreads.
+  /// Which block is which page. Here and not in the host's memory: read from there beside copies
+  /// that fill the bus, each would keep its threads waiting for longer than they move bytes.
+  std::uint32_t blocks[kMovePages];
 };
+static_assert(sizeof(MoveArguments) <= 4096);
 
 /// Of the two kernels that take the checksums of pages in staging.
 struct HashArguments {

@@ -48,8 +48,8 @@ TEST_SUITE("CopyPlan") {
   }
 
   TEST_CASE("the threads of a piece follow from its size") {
-    CHECK(plan_of({segment(0x10000, 1 << 20, 32 << 10)}).group() == kThreads);
-    CHECK(plan_of({segment(0x10000, 1 << 20, 16 << 10)}).group() == 256);
+    CHECK(plan_of({segment(0x10000, 1 << 20, 32 << 10)}).group() == 256);
+    CHECK(plan_of({segment(0x10000, 1 << 20, 16 << 10)}).group() == 128);
     CHECK(plan_of({segment(0x10000, 1 << 20, 100)}).group() == 32);
   }
 
