@@ -1,9 +1,10 @@
 #!/usr/bin/env python3
 """Runs what there is for a machine with an NVIDIA GPU, and writes one report.
 
-The tests of the copies over the GPU, `pegaflow-perf gpu`, and a real vLLM that serves a model of
-Llama-3.1-8B's shape without weights: plain, with our connector, with vLLM's OffloadingConnector,
-and, where it is installed, with the Rust system of our name. About 10 minutes in all.
+The tests of the copies over the GPU, what may go wrong around them (tests/gpu), `pegaflow-perf
+gpu`, and a real vLLM that serves a model of Llama-3.1-8B's shape without weights: plain, with our
+connector, with vLLM's OffloadingConnector, and, where it is installed, with the Rust system of our
+name. About 15 minutes in all; --without leaves parts out.
 
     python3 perf/gpu_report.py --bin DIR --out DIR
 
@@ -157,6 +158,30 @@ class Run:
         if told.returncode != 0:
             raise RuntimeError(f"exit status {told.returncode}\n{told.stdout[-3000:]}")
 
+    def faults(self) -> None:
+        """What may go wrong around copies, without a model."""
+        self.title("Kills, stops, errors and every byte (tests/gpu/run.py)")
+        self._told_by_tests("tests.gpu.run", 300)
+
+    def vllm_faults(self) -> None:
+        self.title("The same around a real vLLM (tests/gpu/vllm.py)")
+        more = ["--model", str(self.options.model), "--out", str(self.out / "vllm_faults")]
+        self._told_by_tests("tests.gpu.vllm", 500, *more)
+
+    def _told_by_tests(self, module: str, seconds: float, *more: str) -> None:
+        server = str(self.options.bin / "pegaflow-server")
+        command = [self.options.python, "-m", module, "--server", server, *more]
+        env = os.environ | {"PYTHONPATH": f"{ROOT}:{os.environ.get('PYTHONPATH', '')}"}
+        log = self.out / f"{module}.log"
+        with log.open("w") as errors:
+            told = subprocess.run(
+                command, stdout=subprocess.PIPE, stderr=errors, text=True, env=env, timeout=seconds
+            )
+        self.say("```\n" + told.stdout.strip() + "\n```")
+        self.results[module] = told.stdout.splitlines()
+        if told.returncode not in (0, 77):  # 77: skipped, and said why
+            raise RuntimeError(f"{module} ended with {told.returncode}, see {log.name}")
+
     def perf(self) -> None:
         self.title("pegaflow-perf gpu")
         command = [str(self.options.bin / "pegaflow-perf"), "gpu", "--check", "--json"]
@@ -204,10 +229,8 @@ class Run:
             command += ["--max-model-len", "40000", "--max-num-seqs", "64", "--block-size", "16"]
             command += ["--gpu-memory-utilization", "0.6", "--num-gpu-blocks-override", "8000"]
             command += ["--disable-uvicorn-access-log", "--compilation-config"]
-            command += [
-                '{"mode":0,"cudagraph_mode":"FULL_DECODE_ONLY",'
-                '"cudagraph_capture_sizes":[1,2,4,8,16,32]}'
-            ]
+            graphs = {"mode": 0, "cudagraph_mode": options.cudagraphs}
+            command += [json.dumps(graphs | {"cudagraph_capture_sizes": [1, 2, 4, 8, 16, 32]})]
             if (config := connector(name, options.pool_gib << 30)) is not None:
                 command += ["--kv-transfer-config", json.dumps(config)]
             child = stack.enter_context(process(command, log, env))
@@ -322,9 +345,17 @@ def main(argv: Sequence[str]) -> int:
     parser.add_argument("--perf-args", default="", help="more of them for pegaflow-perf gpu")
     parser.add_argument("--pool-gib", type=int, default=40)
     parser.add_argument("--repeats", type=int, default=20, help="prompts, one after the other")
+    parser.add_argument(
+        "--cudagraphs",
+        default="FULL",
+        help="vLLM's cudagraph_mode. FULL: also the step with a prompt's last tokens, as with "
+        "vLLM's own default, which takes long to compile; FULL_DECODE_ONLY: not that one",
+    )
     parser.add_argument("--configurations", default=",".join(CONFIGURATIONS))
     parser.add_argument("--stop-after", type=float, default=1e9, help="seconds; no step then")
-    parser.add_argument("--without", default="", help="of unit, perf, and configurations")
+    parser.add_argument(
+        "--without", default="", help="of unit, faults, vllm_faults, perf, and configurations"
+    )
     options = parser.parse_args(argv)
     options.configurations = options.configurations.split(",")
     options.without = options.without.split(",")
@@ -336,9 +367,11 @@ def main(argv: Sequence[str]) -> int:
     run = Run(options)
     run.step("machine", run.machine)
     run.step("unit", run.unit)
+    run.step("faults", run.faults)
     run.step("perf", run.perf)
     if not options.model.exists():
         subprocess.run([options.python, TOOLS / "make_model.py", options.model], check=True)
+    run.step("vllm_faults", run.vllm_faults)
     for name in options.configurations:
         run.step(name, lambda name=name: run.vllm(name))
     options.stop_after = float("inf")

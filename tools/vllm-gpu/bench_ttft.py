@@ -5,8 +5,9 @@ For each prompt length it sends each prompt three times, one request at a time:
   cold    nothing is cached
   gpu     vLLM's own prefix cache holds it
   reload  after vLLM's prefix cache was emptied: the connector loads it, or it is computed again
-Then a burst (prompts arriving at a fixed rate), cold and reload; with --neighbours N once more
-while N other requests decode: their gaps between tokens are what the burst costs them. --fragment
+Then a burst (prompts arriving at a fixed rate) in the same phases; with --neighbours N once more
+while N other requests decode: their gaps between tokens are what the burst costs them, in phase gpu
+without a connector's part. --fragment
 first shuffles vLLM's free blocks, as hours of traffic do; a fresh server's blocks lie in order and
 copy as one piece.
 
@@ -384,8 +385,9 @@ def main() -> None:
         start = time.perf_counter()
         report.add_gaps("neighbours alone", quiet.gaps_ms(start, start + 60))
         prompts = prompts_of(arguments.burst_length, arguments.burst, 2)
-        for phase in ("cold", "reload"):
-            empty()
+        for phase in ("cold", "gpu", "reload"):
+            if phase != "gpu":
+                empty()
             neighbours = Neighbours(
                 server, arguments.neighbours, arguments.vocabulary, int(seconds / 0.004)
             )

@@ -14,9 +14,10 @@ from torch import nn
 _SCORE_STD = 3.0
 
 
-def _fill(name: str, parameter: nn.Parameter, hidden_size: int) -> None:
+def _fill(name: str, parameter: nn.Parameter, query_rows: int, rank: int, ranks: int) -> None:
+    """``query_rows``: of this rank. Its shard differs from those of other ranks."""
     generator = torch.Generator(device=parameter.device)
-    generator.manual_seed(zlib.crc32(name.encode()))
+    generator.manual_seed(zlib.crc32((f"{name}/{rank}" if rank else name).encode()))
     data = parameter.data
     if "norm" in name:
         # q_norm and k_norm undo the scale of their projections, so they carry it instead.
@@ -28,14 +29,19 @@ def _fill(name: str, parameter: nn.Parameter, hidden_size: int) -> None:
     data.normal_(generator=generator)
     if "embed_tokens" in name:
         return
-    data.mul_(data.shape[-1] ** -0.5)
+    cut_inputs = "o_proj" in name or "down_proj" in name  # whose shares are added up
+    data.mul_((data.shape[-1] * (ranks if cut_inputs else 1)) ** -0.5)
     if "qkv_proj" in name:
-        query_and_key_rows = data.shape[0] - (data.shape[0] - hidden_size) // 2
+        query_and_key_rows = data.shape[0] - (data.shape[0] - query_rows) // 2
         data[:query_and_key_rows].mul_(_SCORE_STD**0.5)
 
 
 def register() -> None:
     """Entry point of the group vllm.general_plugins; vLLM calls it in each of its processes."""
+    from vllm.distributed import (
+        get_tensor_model_parallel_rank,
+        get_tensor_model_parallel_world_size,
+    )
     from vllm.model_executor.model_loader import register_model_loader
     from vllm.model_executor.model_loader.base_loader import BaseModelLoader
 
@@ -46,8 +52,9 @@ def register() -> None:
 
         @torch.no_grad()
         def load_weights(self, model: nn.Module, model_config) -> None:
-            # Tensor-parallel ranks would fill their shards alike; one GPU is what this is for.
+            rank = get_tensor_model_parallel_rank()
+            ranks = get_tensor_model_parallel_world_size()
             heads = model_config.hf_text_config
-            query_rows = heads.num_attention_heads * heads.head_dim
+            query_rows = heads.num_attention_heads * heads.head_dim // ranks
             for name, parameter in model.named_parameters():
-                _fill(name, parameter, query_rows)
+                _fill(name, parameter, query_rows, rank, ranks)

@@ -1,0 +1,74 @@
+#!/usr/bin/env python3
+"""Runs the scenarios of tests/gpu on this machine's GPUs, or rehearses them in ordinary memory.
+
+    PYTHONPATH=REPOSITORY:PACKAGE python3 -m tests.gpu.run --server FILE [--device cuda:0,cuda:1]
+
+The interpreter has PyTorch and `pegaflow`. Exits with 0 if every scenario held, with 1 if not, and
+with 77, aloud, where there is no GPU and --device does not say cpu.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import random
+import sys
+import tempfile
+import time
+import traceback
+from collections.abc import Sequence
+from pathlib import Path
+
+from tests.gpu.layouts import layouts
+from tests.gpu.scenarios import CPU_SIZES, GPU_SIZES, SCENARIOS, Place, prepared
+
+
+def gpus() -> list[str]:
+    import torch
+
+    return [f"cuda:{number}" for number in range(torch.cuda.device_count())]
+
+
+def main(argv: Sequence[str]) -> int:
+    every = {"layouts": layouts} | SCENARIOS
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--server", type=Path, required=True, help="the program pegaflow-server")
+    parser.add_argument("--device", default="", help="cuda:0,cuda:1 or cpu; every GPU if not given")
+    parser.add_argument("--only", default=",".join(every), help="names, with commas")
+    parser.add_argument("--seed", type=int, default=random.SystemRandom().randrange(1 << 30))
+    parser.add_argument("--json", type=Path, help="what each scenario saw")
+    options = parser.parse_args(argv)
+    devices = options.device.split(",") if options.device else gpus()
+    if not devices:
+        print("skipped: PyTorch sees no GPU here (--device cpu rehearses in ordinary memory)")
+        return 77
+    names = options.only.split(",")
+    sizes = CPU_SIZES if devices[0] == "cpu" else GPU_SIZES
+    print(f"seed {options.seed}, on {', '.join(devices)}", flush=True)
+    results = {}
+    with tempfile.TemporaryDirectory(prefix="pega-") as folder:
+        place = Place(options.server, Path(folder), devices, sizes, options.seed)
+        place.prepare(prepared(names, sizes))
+        try:
+            for name in names:
+                begin = time.monotonic()
+                try:
+                    said, held = every[name](place), True
+                except Exception:
+                    said, held = traceback.format_exc(), False
+                finally:
+                    place.end_scenario()
+                took = time.monotonic() - begin
+                results[name] = {"held": held, "said": said, "took_s": round(took, 1)}
+                print(f"{'ok    ' if held else 'FAILED'} {name} ({took:.1f} s): {said}", flush=True)
+                if options.json:
+                    options.json.write_text(json.dumps(results, indent=1))
+        finally:
+            place.close()
+    return 0 if all(result["held"] for result in results.values()) else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

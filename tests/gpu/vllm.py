@@ -1,0 +1,387 @@
+#!/usr/bin/env python3
+"""A real vLLM on a GPU while its cache is aborted, stopped, killed and damaged.
+
+    PYTHONPATH=REPOSITORY:PACKAGE python3 -m tests.gpu.vllm --server FILE --model DIR --out DIR
+
+Two engines on one GPU, the second with `pegaflow.verify=all`, share one pegaflow-server. Answers
+hang on the KV cache (tools/vllm-gpu/plugin): what is loaded agrees with a hit on the GPU in every
+token, or is wrong. The model is tools/vllm-gpu/make_model.py's. Exits with 0 if all held.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import http.client
+import json
+import os
+import random
+import signal
+import sys
+import threading
+import time
+import traceback
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+from tests.gpu.scenarios import PATIENCE_S, PoolView
+from tests.support.child_process import ChildProcess
+from tests.support.prometheus import read_metrics
+from tests.support.vllm_server import REPOSITORY, PegaServer, free_port
+
+PROMPTS, LENGTH, BLOCK, BLOCKS = 6, 4008, 16, 1540
+TOKENS = 16
+
+
+class GpuVllm(ChildProcess):
+    """`vllm serve` with our connector and weights without files."""
+
+    def __init__(self, name: str, server: PegaServer, options: argparse.Namespace, **extra: Any):
+        plugin = REPOSITORY / "tools" / "vllm-gpu" / "plugin"
+        super().__init__(
+            f"vllm {name}",
+            options.out / f"vllm-{name}.log",
+            {
+                "PYTHONPATH": f"{plugin}:{os.environ.get('PYTHONPATH', '')}",
+                "VLLM_SERVER_DEV_MODE": "1",
+                "PYTHONHASHSEED": "0",
+                "HF_HUB_OFFLINE": "1",
+            },
+        )
+        self._options = options
+        self._extra = extra
+        self._server = server
+        self.port = free_port()
+
+    def command(self) -> list[str]:
+        transfer = {
+            "kv_connector": "PegaKVConnector",
+            "kv_role": "kv_both",
+            "kv_connector_module_path": "pegaflow.connector",
+            "kv_connector_extra_config": {
+                "pegaflow.host": self._server.address,
+                "pegaflow.weights_id": "pegaflow_seeded",
+                **self._extra,
+            },
+        }
+        return [
+            *(sys.executable, "-m", "vllm.entrypoints.cli.main", "serve", str(self._options.model)),
+            *("--served-model-name", "model", "--host", "127.0.0.1", "--port", str(self.port)),
+            *("--load-format", "pegaflow_seeded", "--max-model-len", "8192"),
+            *(
+                "--max-num-seqs",
+                "16",
+                "--block-size",
+                str(BLOCK),
+                "--gpu-memory-utilization",
+                "0.4",
+            ),
+            *("--compilation-config", '{"mode":0,"cudagraph_mode":"NONE"}'),
+            *("--tensor-parallel-size", str(self._options.tensor_parallel)),
+            *("--kv-transfer-config", json.dumps(transfer)),
+            *self._options.vllm_arguments.split(),
+        ]
+
+    def is_ready(self) -> bool:
+        with contextlib.suppress(OSError):
+            return self._ask("GET", "/health")[0] == 200
+        return False
+
+    def _ask(self, method: str, path: str, body: str = "") -> tuple[int, bytes]:
+        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=PATIENCE_S)
+        connection.request(method, path, body, {"Content-Type": "application/json"})
+        answer = connection.getresponse()
+        found = answer.status, answer.read()
+        connection.close()
+        return found
+
+    def ask(self, prompt: list[int], tokens: int = TOKENS) -> list[str]:
+        """The answer's tokens; anything but an answer raises."""
+        body = {"model": "model", "prompt": prompt, "max_tokens": tokens, "temperature": 0}
+        status, text = self._ask("POST", "/v1/completions", json.dumps(body | {"ignore_eos": True}))
+        assert status == 200, (status, text[:300])
+        return json.loads(text)["choices"][0]["text"].split()
+
+    def ask_all(self, prompts: Sequence[list[int]], tokens: int = TOKENS) -> list[list[str]]:
+        """All at once; what they answer hangs on who was in a batch with whom."""
+        found: dict[int, list[str] | str] = {}
+
+        def one(number: int) -> None:
+            try:
+                found[number] = self.ask(prompts[number], tokens)
+            except Exception as error:
+                found[number] = repr(error)
+
+        threads = [threading.Thread(target=one, args=(n,)) for n in range(len(prompts))]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        failed = [found[n] for n in range(len(prompts)) if isinstance(found[n], str)]
+        assert not failed, failed
+        return [found[n] for n in range(len(prompts))]  # type: ignore[misc]
+
+    def abort(self, prompt: list[int], after_s: float) -> None:
+        """Asks, and goes away without the answer."""
+        body = {"model": "model", "prompt": prompt, "max_tokens": 400, "stream": True}
+        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=PATIENCE_S)
+        connection.request(
+            "POST", "/v1/completions", json.dumps(body), {"Content-Type": "application/json"}
+        )
+        time.sleep(after_s)  # what is aborted is the moment, which is random
+        connection.close()
+
+    def reset(self) -> None:
+        """Empties vLLM's own cache, as soon as nothing is under way."""
+        deadline = time.monotonic() + PATIENCE_S
+        while not json.loads(self._ask("POST", "/reset_prefix_cache")[1] or b"{}").get("success"):
+            assert time.monotonic() < deadline, "the prefix cache could not be emptied"
+            time.sleep(0.02)
+
+    def total(self, name: str) -> float:
+        return read_metrics(f"127.0.0.1:{self.port}").total(name)
+
+    def wait_for(self, name: str, least: float) -> None:
+        deadline = time.monotonic() + PATIENCE_S
+        while self.total(name) < least:
+            assert time.monotonic() < deadline, f"{name} stays below {least}"
+            time.sleep(0.05)
+
+
+class Session:
+    """What the scenarios share; each returns what it saw."""
+
+    def __init__(self, server: PegaServer, engine: GpuVllm, other: GpuVllm | None, seed: int):
+        self.server, self.engine, self.other = server, engine, other
+        self.chance = random.Random(seed)
+        self.prompts = [self.prompt() for _ in range(PROMPTS)]
+        self.hits: list[list[str]] = []
+
+    def prompt(self, length: int = 0) -> list[int]:
+        return [self.chance.randrange(10, 32000) for _ in range(length or LENGTH)]
+
+    def loaded(self, engine: GpuVllm | None = None) -> float:
+        return (engine or self.engine).total("vllm:pegaflow_loaded_blocks_total")
+
+    def learn(self, engine: GpuVllm | None = None) -> None:
+        """Computes, saves, and notes what a hit on the GPU answers."""
+        engine = engine or self.engine
+        engine.reset()
+        saved = engine.total("vllm:pegaflow_saved_blocks_total")
+        self.hits = []
+        for prompt in self.prompts:
+            engine.ask(prompt)
+            self.hits.append(engine.ask(prompt))
+        engine.wait_for("vllm:pegaflow_saved_blocks_total", saved + PROMPTS * (LENGTH // BLOCK))
+
+    def reload(self, engine: GpuVllm | None = None) -> list[list[str]]:
+        """One after the other, as the hits were: rounding differs from batch to batch."""
+        engine = engine or self.engine
+        engine.reset()
+        return [engine.ask(prompt) for prompt in self.prompts]
+
+    def check_reload(self, engine: GpuVllm | None = None) -> None:
+        before = self.loaded(engine)
+        found = self.reload(engine)
+        assert found == self.hits, f"tokens differ from the GPU's own cache: {found} {self.hits}"
+        assert self.loaded(engine) > before, "nothing was loaded"
+
+    # ---- scenarios
+
+    def every_token(self) -> str:
+        self.learn()
+        self.check_reload()
+        return f"{PROMPTS} prompts of {LENGTH} tokens reloaded, all {PROMPTS * TOKENS} tokens agree"
+
+    def two_engines(self) -> str:
+        """The second engine loads what the first one saved, while that one computes."""
+        assert self.other is not None
+        busy = threading.Thread(
+            target=lambda: self.engine.ask_all([self.prompt() for _ in range(4)])
+        )
+        busy.start()
+        self.check_reload(self.other)
+        busy.join()
+        return "what the first engine saved answers the same in the second one on that GPU"
+
+    def aborts(self) -> str:
+        """Reloads aborted at random, blocks used again by prompts that are computed meanwhile."""
+        aborted = 0
+        for _ in range(6):
+            self.engine.reset()
+            names = self.chance.sample(range(PROMPTS), 3)
+            fresh = [self.prompt(LENGTH // 4) for _ in range(3)]
+            threads = [
+                threading.Thread(
+                    target=self.engine.abort, args=(self.prompts[n], self.chance.random() * 0.08)
+                )
+                for n in names
+            ]
+            for thread in threads:
+                thread.start()
+            rest = [n for n in range(PROMPTS) if n not in names]
+            self.engine.ask_all([self.prompts[n] for n in rest] + fresh)
+            for thread in threads:
+                thread.join()
+            aborted += len(names)
+            # What lies on the GPU now came from the cache, beside blocks that were used again.
+            for n in rest:
+                assert self.engine.ask(self.prompts[n]) == self.hits[n], "tokens differ"
+        self.check_reload()
+        return f"{aborted} aborted in 6 rounds, the tokens of the others and of reloads agree"
+
+    def preemptions(self) -> str:
+        """More than the GPU has room for: requests are preempted, their KV comes back."""
+        before = self.engine.total("vllm:num_preemptions_total")
+        self.engine.reset()
+        self.engine.ask_all(self.prompts, 200)
+        preempted = self.engine.total("vllm:num_preemptions_total") - before
+        assert preempted > 0, "nobody was preempted"
+        self.check_reload()
+        return f"{preempted:.0f} preemptions, the tokens of later reloads agree"
+
+    def stopped_server(self) -> str:
+        """SIGSTOP in the middle of reloads: every request is answered."""
+        self.engine.reset()
+        try:
+            took = self._disturb(lambda: os.kill(self.server.pid, signal.SIGSTOP))
+        finally:
+            os.kill(self.server.pid, signal.SIGCONT)
+        self._until_used_again()
+        return f"{PROMPTS} + {PROMPTS} answers without a server, the last after {took:.1f} s"
+
+    def killed_server(self) -> str:
+        """SIGKILL in the middle of reloads, and another server."""
+        self.engine.reset()
+        try:
+            took = self._disturb(self.server.kill)
+        finally:
+            self.server.start()
+        begin = time.monotonic()
+        self._until_saved_again(self.engine)
+        used = time.monotonic() - begin
+        self.learn()
+        self.check_reload()
+        return (
+            f"all answered, the last after {took:.1f} s; saves again {used:.1f} s after the start"
+        )
+
+    def _disturb(self, disturb: Any) -> float:
+        begin = time.monotonic()
+        loaded = self.loaded()
+        asking = threading.Thread(target=lambda: answers.extend(self.engine.ask_all(self.prompts)))
+        answers: list[list[str]] = []
+        asking.start()
+        while self.loaded() == loaded and asking.is_alive():
+            pass
+        disturb()
+        asking.join()
+        assert len(answers) == PROMPTS, "a request was not answered"
+        self.engine.reset()
+        self.engine.ask_all(self.prompts)
+        return time.monotonic() - begin
+
+    def _until_used_again(self) -> None:
+        deadline = time.monotonic() + PATIENCE_S
+        while True:
+            before = self.loaded()
+            found = self.reload()
+            if self.loaded() - before >= PROMPTS * (LENGTH // BLOCK - 1):
+                assert found == self.hits, "tokens differ"
+                return
+            assert time.monotonic() < deadline, "the cache is not used again"
+
+    def _until_saved_again(self, engine: GpuVllm) -> None:
+        saved = engine.total("vllm:pegaflow_saved_blocks_total")
+        deadline = time.monotonic() + PATIENCE_S
+        while engine.total("vllm:pegaflow_saved_blocks_total") == saved:
+            assert time.monotonic() < deadline, "nothing is saved"
+            engine.ask(self.prompt(100))
+
+    def planted_error(self) -> str:
+        """One block of the pool becomes another's: tokens differ, or a checksum says so."""
+        assert self.other is not None
+        self.server.kill()  # an empty pool, so that the pages in use are known
+        self.server.start()
+        self._until_saved_again(self.other)
+        self._until_saved_again(self.engine)
+        self.learn(self.other)  # which takes the checksums, so it is the one that saves
+        self.check_reload(self.engine)
+        self.check_reload(self.other)
+        view = PoolView(self.server)
+        blocks = self.loaded(self.other)
+        page = int(self.other.total("vllm:pegaflow_loaded_bytes_total") / blocks)
+        used = [at for at in range(0, len(view.bytes), page) if any(view.bytes[at : at + 64])]
+        caught, trials = 0, 8
+        for _ in range(trials):
+            at, source = self.chance.sample(used[len(used) // 4 :], 2)
+            whole = view.bytes[at : at + page]
+            view.bytes[at : at + page] = view.bytes[source : source + page]
+            caught += self.reload() != self.hits
+            view.bytes[at : at + page] = whole
+        self.check_reload()
+        at, source = used[-2:]
+        view.bytes[at : at + page] = view.bytes[source : source + page]
+        corrupt = self.other.total("vllm:pegaflow_corrupt_pages_total")
+        self.reload(self.other)
+        found = self.other.total("vllm:pegaflow_corrupt_pages_total") - corrupt
+        view.close()
+        assert caught > 0, "no token shows a wrong block"
+        assert found > 0, "no checksum shows a wrong block"
+        return f"tokens show {caught} of {trials} wrong blocks of {len(used)}, a checksum the ninth"
+
+
+def scenarios(session: Session) -> Iterator[tuple[str, Any]]:
+    yield "every_token", session.every_token
+    if session.other is not None:
+        yield "two_engines", session.two_engines
+    yield "aborts", session.aborts
+    yield "preemptions", session.preemptions
+    yield "stopped_server", session.stopped_server
+    yield "killed_server", session.killed_server
+    if session.other is not None:
+        yield "planted_error", session.planted_error
+
+
+def main(argv: Sequence[str]) -> int:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--server", type=Path, required=True, help="the program pegaflow-server")
+    parser.add_argument("--model", type=Path, required=True)
+    parser.add_argument("--out", type=Path, required=True, help="folder of the logs")
+    parser.add_argument("--pool", default="32gb")
+    parser.add_argument("--seed", type=int, default=random.SystemRandom().randrange(1 << 30))
+    parser.add_argument("--tensor-parallel", type=int, default=1)
+    parser.add_argument("--one-engine", action="store_true")
+    parser.add_argument("--only", default="", help="names of scenarios, with commas")
+    parser.add_argument("--vllm-arguments", default="", help="more of them")
+    options = parser.parse_args(argv)
+    options.out.mkdir(parents=True, exist_ok=True)
+    print(f"seed {options.seed}", flush=True)
+    held = True
+    with contextlib.ExitStack() as stack:
+        server = stack.enter_context(PegaServer(options.server, options.out / "pega", options.pool))
+        engine = stack.enter_context(GpuVllm("first", server, options))
+        other = None
+        if not options.one_engine:
+            other = GpuVllm("second", server, options, **{"pegaflow.verify": "all"})
+            stack.enter_context(other)
+        session = Session(server, engine, other, options.seed)
+        for name, scenario in scenarios(session):
+            if options.only and name not in options.only.split(","):
+                continue
+            begin = time.monotonic()
+            try:
+                said, good = scenario(), True
+            except Exception:
+                said, good = traceback.format_exc(), False
+            held = held and good
+            took = time.monotonic() - begin
+            print(f"{'ok    ' if good else 'FAILED'} {name} ({took:.1f} s): {said}", flush=True)
+    return 0 if held else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
