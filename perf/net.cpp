@@ -37,6 +37,8 @@ struct NetOptions {
   std::int64_t batch = 64;
   std::int64_t depth = 2;
   std::int64_t rounds = 10;
+  std::uint64_t piece_bytes = TcpFabric::Options().piece_bytes;
+  std::uint64_t window_bytes = TcpFabric::Options().window_bytes;
   bool check = false;
   std::vector<std::string> pages = {"64kb", "2mb"};
 };
@@ -86,11 +88,14 @@ class Puller {
     PEGA_TRY_LET(const tcp::SocketAddress near,
                  tcp::SocketAddress::near_end(puller->connection_->socket.get()));
     const auto connections = static_cast<unsigned>(options.connections);
-    PEGA_TRY_LET(
-        puller->fabric_,
-        TcpFabric::create(
-            {.listen = to_string(near.with_port(0)), .connections = connections}, puller->clock_,
-            [at = puller.get()](Fabric::Completion&& done) { at->inbox_.put(std::move(done)); }));
+    PEGA_TRY_LET(puller->fabric_,
+                 TcpFabric::create({.listen = to_string(near.with_port(0)),
+                                    .connections = connections,
+                                    .piece_bytes = options.piece_bytes,
+                                    .window_bytes = options.window_bytes},
+                                   puller->clock_, [at = puller.get()](Fabric::Completion&& done) {
+                                     at->inbox_.put(std::move(done));
+                                   }));
     PEGA_TRY_LET(puller->region_, puller->fabric_->register_region(puller->memory_->bytes()));
     PEGA_TRY_LET(puller->peer_, puller->fabric_->connect(puller->connection_->offer.fabric));
     const std::string& plain = puller->connection_->offer.plain;
@@ -307,6 +312,10 @@ Outcome run_net(int argc, const char* const* argv) {
   table.integer("depth", options.depth, 1, 64,
                 "Batches under way: with one, each waits for the last byte of the one before.");
   table.integer("rounds", options.rounds, 1, 1000, "Alternations for each page size.");
+  table.bytes("piece", options.piece_bytes, 4096, 4 << 20,
+              "What the lane asks for with one question; the default is the lane's.");
+  table.bytes("window", options.window_bytes, 4096, 1 << 30,
+              "What a connection of the lane asks for ahead; the default is the lane's.");
   table.flag("check", options.check,
              "Compare all bytes after every round, not only after the first.");
   table.list("pages", options.pages, "Page sizes, 4kb to 64mb.");
@@ -353,6 +362,8 @@ Outcome run_net(int argc, const char* const* argv) {
     PEGA_TRY_LET(const auto puller, Puller::connect(address, options, fitting));
     const Params params = {{"page_bytes", static_cast<std::int64_t>(size)},
                            {"connections", options.connections},
+                           {"piece_bytes", static_cast<std::int64_t>(options.piece_bytes)},
+                           {"window_bytes", static_cast<std::int64_t>(options.window_bytes)},
                            {"lane", std::string("tcp")},
                            {"way", way}};
     PEGA_TRY(measure_rate(*puller, options, size, params, figures));
