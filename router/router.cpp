@@ -142,17 +142,18 @@ class Service {
     }
     const auto connection = std::make_shared<ClientConnection>(std::move(socket), shared_);
     connections_.insert(connection);
-    asio::co_spawn(shared_.io, connection->run(), [this, connection](std::exception_ptr problem) {
-      if (problem) {
-        try {
-          std::rethrow_exception(problem);
-        } catch (const std::exception& error) {
-          kLog.error("a connection ended by an exception: {}", error.what());
-        }
-      }
-      connections_.erase(connection);
-      if (shared_.is_draining) end_if_done();
-    });
+    asio::co_spawn(shared_.io, connection->run(),
+                   [this, connection](const std::exception_ptr& problem) {
+                     if (problem) {
+                       try {
+                         std::rethrow_exception(problem);
+                       } catch (const std::exception& error) {
+                         kLog.error("a connection ended by an exception: {}", error.what());
+                       }
+                     }
+                     connections_.erase(connection);
+                     if (shared_.is_draining) end_if_done();
+                   });
   }
 
   void drain(int number) {
