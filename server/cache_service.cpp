@@ -541,7 +541,8 @@ Result<void> CacheService::corrupt(const Id128& connection, PinId pin,
 
 Result<std::vector<std::uint32_t>> CacheService::reserve(const Id128& connection, const JobId& job,
                                                          std::size_t first,
-                                                         std::span<const BlockKey> keys) {
+                                                         std::span<const BlockKey> keys,
+                                                         bool has_more) {
   PEGA_TRY_LET(Client* const caller, worker(connection));
   const Instance& instance = *caller->instance;
   const std::uint32_t shard = instance.ranks[caller->rank].shard;
@@ -558,7 +559,7 @@ Result<std::vector<std::uint32_t>> CacheService::reserve(const Id128& connection
   const SpaceId space = space_of(instance);
   if (shard == 0) demand_->saved(space, keys, instance.block_bytes);  // Once a block.
   auto reserved = store_->reserve(*caller->holder, space, job, first, keys);
-  waits_.begun(job, shard, instance.shards);
+  waits_.begun(job, shard, instance.shards, has_more && reserved.has_value());
   waits_.settle();
   if (!reserved) return tl::unexpected<Error>(std::move(reserved.error()));
   const std::vector<SlotIndex>& frames = *reserved;

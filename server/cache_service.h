@@ -144,9 +144,11 @@ class CacheService {
   /// lasts over 500 us, with cold caches and beside other programs too.
   static constexpr std::size_t kSliceBlocks = 256;
   /// At most a slice of a job's keys; see BlockStore::reserve.
-  /// `first` is the place of keys[0] in the job. Of an incomplete instance every key is skipped.
+  /// `first` is the place of keys[0] in the job; `has_more`: more slices of it follow. Of an
+  /// incomplete instance every key is skipped.
   Result<std::vector<std::uint32_t>> reserve(const Id128& connection, const JobId& job,
-                                             std::size_t first, std::span<const BlockKey> keys);
+                                             std::size_t first, std::span<const BlockKey> keys,
+                                             bool has_more = false);
   /// Seals a slice; returns how many blocks are left. `checksums` come with the first slice: none,
   /// or one for each slot of the job.
   /// Errors: those of the store, and kInvalidArgument for another number of checksums.

@@ -29,13 +29,15 @@ void JobWaits::detached(const Id128& scheduler) {
 
 bool JobWaits::is_attached(const Id128& scheduler) const { return schedulers_.contains(scheduler); }
 
-void JobWaits::begun(const JobId& job, std::uint32_t shard, std::uint32_t shards) {
+void JobWaits::begun(const JobId& job, std::uint32_t shard, std::uint32_t shards, bool has_more) {
   const auto found = schedulers_.find(job.scheduler);
   if (found == schedulers_.end()) return;
   Scheduler& scheduler = found->second;
   scheduler.asked.resize(shards, 0);
   PEGA_ASSERT(shard < shards, "shard {} of {}", shard, shards);
-  scheduler.asked[shard] = std::max(scheduler.asked[shard], job.number);
+  // A slice whose blocks are all there leaves no row in the store: without the last one the job
+  // would count as over while others are still to be saved.
+  if (!has_more) scheduler.asked[shard] = std::max(scheduler.asked[shard], job.number);
   // Mostly one at a time, so what is over leaves at once, without anybody waiting.
   static_cast<void>(over_up_to(job.scheduler, scheduler));
   if (!store_.is_saving(job)) return;

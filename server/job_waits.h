@@ -51,8 +51,9 @@ class JobWaits {
   /// That connection is gone; with the last of them nobody waits for the scheduler's jobs.
   void detached(const Id128& scheduler);
   [[nodiscard]] bool is_attached(const Id128& scheduler) const;
-  /// The writer of `shard` has asked for slots, whatever it was told. Unknown schedulers are fine.
-  void begun(const JobId& job, std::uint32_t shard, std::uint32_t shards);
+  /// The writer of `shard` has asked for slots, whatever it was told. Long jobs are asked for in
+  /// slices: `has_more` until the last. Unknown schedulers are fine.
+  void begun(const JobId& job, std::uint32_t shard, std::uint32_t shards, bool has_more);
   /// Somebody without whom no job of the scheduler can be sealed is gone: answers kGone.
   void lost(const Id128& scheduler);
 

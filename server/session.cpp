@@ -376,9 +376,9 @@ class SessionImpl final : public wire::Session::Server {
   bool reserve_slice(const JobId& job, std::size_t first, std::span<const BlockKey> keys,
                      Result<std::vector<std::uint32_t>>& slots) {
     const std::size_t done = slots->size();
-    auto slice = service_.reserve(
-        connection_, job, first + done,
-        keys.subspan(done, std::min(CacheService::kSliceBlocks, keys.size() - done)));
+    const std::size_t count = std::min(CacheService::kSliceBlocks, keys.size() - done);
+    auto slice = service_.reserve(connection_, job, first + done, keys.subspan(done, count),
+                                  done + count < keys.size());
     if (!slice) {
       // The caller gets no slot, so nobody writes into those of earlier slices.
       if (done != 0) (void)service_.abandon(connection_, job);

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 from vllm.config.kv_events import KVEventsConfig
 
+from pegaflow.connector import handover
 from tests.python.harness import BLOCK, Answer, Engine
 from tests.python.test_connector_engine import KINDS
 from tests.python.test_connector_two_engines import run_together
@@ -283,6 +284,28 @@ def test_without_patience_nobody_waits(pega, prompt):
         p.run()
         assert d.ask("x", tokens, 5, params=params).loaded == 299
         assert not any(name.startswith("handovers") for name in d.stats)
+
+
+def test_only_so_many_wait_that_the_others_can_still_ask(pega, prompt, monkeypatch):
+    monkeypatch.setattr(handover, "MAX_WAITS", 1)
+    tokens = prompt(300)
+    with engines(pega.address) as (p, d):
+        params = next_job(prefill(p, "warm-up", prompt(40)))
+        d.add("x", tokens, 5, params=params)
+        wait_steps(d, "x")
+
+        d.add("too many", prompt(50), 5, params=params)
+        d.run(lambda: d.answers["too many"].finish_reason != "")
+
+        assert is_waiting(d, "x")
+        assert waits(d, "busy") == 1
+        params = prefill(p, "x", tokens)
+        run_together([p, d])
+        # That one has ended, and the next one may wait.
+        d.add("y", prompt(300), 5, params=next_job(params))
+        wait_steps(d, "y")
+        d.abort("y")
+        d.run()
 
 
 def test_an_abort_while_waiting_leaves_nothing_behind(own_pega, prompt):

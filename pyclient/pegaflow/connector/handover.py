@@ -22,6 +22,10 @@ PARAMS = "pegaflow"
 #: A single token is computed anyway: the engine needs its output to go on.
 MIN_TAIL_TOKENS = 2
 
+#: Waits of one engine at a time. Its lookups and claims share the 1,024 questions that a client may
+#: have open, and a prefill engine that hangs must not cost other requests theirs.
+MAX_WAITS = 512
+
 _LIMIT = 1 << 62  # of whole numbers that a router may hand us
 _TAIL_KEY_BYTES = 32  # where no block of the prompt says how long its keys are
 
@@ -89,6 +93,7 @@ class Waits:
         self._patience_s = patience_s
         self._counts = counts
         self._clock = clock
+        self._open = 0
 
     def begin(self, state: RequestState) -> bool:
         """Asks about the request's handover, if it has one; whether there is something to wait for.
@@ -98,6 +103,9 @@ class Waits:
         state.handover = handover = Handover.read(state.request)
         if handover is None or handover.job == 0 or self._patience_s <= 0:
             return False
+        if self._open >= MAX_WAITS:
+            self._ended("busy")
+            return False
         try:
             state.wait = self._session.await_job(
                 handover.node, handover.scheduler, handover.job, self._patience_s
@@ -106,6 +114,7 @@ class Waits:
             self._ended(_reason(error))
             return False
         state.wait_since = self._clock()
+        self._open += 1
         return True
 
     def is_waiting(self, state: RequestState) -> bool:
@@ -118,6 +127,7 @@ class Waits:
         except _native.PegaFlowError as error:
             self._ended(_reason(error))
         state.wait = None
+        self._open -= 1
         self._counts.observe("handover_seconds", self._clock() - state.wait_since)
         return False
 
@@ -126,6 +136,7 @@ class Waits:
         ticket, state.wait = state.wait, None
         if ticket is not None:
             self._session.forget(ticket)
+            self._open -= 1
             self._ended("dropped")
 
     def _ended(self, result: str) -> None:

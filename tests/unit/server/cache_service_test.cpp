@@ -490,6 +490,28 @@ TEST_SUITE("CacheService") {
     CHECK(last() == Errc::kGone);  // After goodbye every call says so.
   }
 
+  TEST_CASE("a long job is not over while slices of it follow, though those before are all there") {
+    Fixture f;
+    const Id128 scheduler{3, 3};
+    const Id128 worker = f.connect(Id128::random());
+    const Id128 engine = f.connect(Id128::random());
+    REQUIRE(f.register_rank(worker));
+    REQUIRE(f.service->attach(engine, "engine", scheduler));
+    f.save(worker, keys(1, 2));
+    std::vector<Result<void>> answers;
+    f.service->await_job(engine, {scheduler, 1}, std::chrono::seconds(2),
+                         [&](Result<void> answer) { answers.push_back(std::move(answer)); });
+
+    REQUIRE(f.service->reserve(worker, {scheduler, 1}, 0, keys(1, 2), true));
+    CHECK(answers.empty());
+    REQUIRE(f.service->reserve(worker, {scheduler, 1}, 2, keys(5, 2)));
+    CHECK(answers.empty());
+    REQUIRE(f.service->publish(worker, {scheduler, 1}) == 0);
+
+    REQUIRE(answers.size() == 1);
+    CHECK(answers.back());
+  }
+
   TEST_CASE("a scheduler's name belongs to one instance") {
     Fixture f;
     const Id128 scheduler{3, 3};

@@ -32,7 +32,7 @@ struct Fixture {
   void reserve(std::uint32_t shard, std::uint64_t number) {
     const auto reserved = f.store->reserve(ranks[shard], space, job(number), 0, keys(number, 1));
     REQUIRE(reserved);
-    waits.begun(job(number), shard, static_cast<std::uint32_t>(ranks.size()));
+    waits.begun(job(number), shard, static_cast<std::uint32_t>(ranks.size()), false);
     waits.settle();
   }
   void publish(std::uint32_t shard, std::uint64_t number) {
@@ -127,7 +127,7 @@ TEST_SUITE("JobWaits") {
     f.reserve(0, 2);
     f.publish(0, 2);
     REQUIRE(f.f.store->reserve(f.ranks[0], f.space, f.job(3), 0, keys(2, 1)));
-    f.waits.begun(f.job(3), 0, 1);
+    f.waits.begun(f.job(3), 0, 1, false);
     f.waits.settle();
 
     CHECK(f.is_over(*third));
@@ -242,7 +242,7 @@ TEST_SUITE("JobWaits") {
     const auto begin = [&](std::uint64_t number) {
       const JobId job{kScheduler, number};
       REQUIRE(f.store->reserve(f.holder, f.space, job, 0, keys(number, 1)));
-      waits.begun(job, 0, 1);
+      waits.begun(job, 0, 1, false);
     };
     for (std::uint64_t number = 1; number <= JobWaits::kMaxBegun; ++number) begin(number);
     bool is_first_over = false;
