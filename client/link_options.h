@@ -19,7 +19,7 @@ struct LinkOptions {
   std::string socket_path;  ///< Of the server's Unix socket.
   std::string instance;     ///< The engine core's id; the same in its scheduler and its workers.
   std::string build;        ///< Program and version, for the server's log.
-  Id128 scheduler;          ///< What a CacheSession's side names its jobs after; none: not told.
+  Id128 scheduler{};        ///< What a CacheSession's side names its jobs after; none: not told.
 
   Duration connect_deadline = std::chrono::seconds(1);       ///< Local; longer means stopped.
   Duration lookup_deadline = std::chrono::milliseconds(50);  ///< 100 x a loaded 8,192-key lookup.
