@@ -495,7 +495,10 @@ std::string Exchange::engine_request(const Engine& engine, std::size_t body_size
   if (!shared_.engine_key.empty()) {
     request += fmt::format("Authorization: Bearer {}\r\n", shared_.engine_key);
   }
-  if (head_.method != "GET") request += fmt::format("Content-Length: {}\r\n", body_size);
+  // Without its length a body would be the engine's next request, whatever the method is.
+  if (head_.method != "GET" || body_size > 0) {
+    request += fmt::format("Content-Length: {}\r\n", body_size);
+  }
   request += fmt::format("X-Request-Id: {}\r\n\r\n", request_id_);
   return request;
 }

@@ -112,6 +112,33 @@ class Passing(RouterTest):
                 reply = await client.reply()
                 self.assertEqual((reply.body, reply.is_whole), (WHOLE_STREAM, True), at)
 
+    async def test_a_body_of_a_get_is_no_request_of_its_own(self) -> None:
+        async def ok(request: Request, answer: Answer) -> None:
+            await answer.whole(b"{}")
+
+        d = await self.engine(ok)
+        router = await self.router("--pass", "/extra", d=[d])
+        inner = b"POST /sleep HTTP/1.1\r\nHost: e\r\nContent-Length: 0\r\n\r\n"
+        for path in ("/v1/responses/resp_1", "/extra"):
+            for framing, body in (
+                (f"Content-Length: {len(inner)}", inner),
+                ("Transfer-Encoding: chunked", b"%x\r\n%s\r\n0\r\n\r\n" % (len(inner), inner)),
+            ):
+                d.requests.clear()
+                async with router.client() as client:
+                    head = f"GET {path} HTTP/1.1\r\nHost: r\r\n{framing}\r\n\r\n"
+                    await client.send(head.encode() + body)
+                    self.assertEqual((await client.reply()).status, 200)
+                    # Over the connection to the engine that was kept.
+                    await client.post("/tokenize", b"{}")
+                    self.assertEqual((await client.reply()).status, 200)
+                self.assertEqual(
+                    [(each.method, each.target, each.body) for each in d.requests],
+                    [("GET", path, inner), ("POST", "/tokenize", b"{}")],
+                )
+        await router.get("/extra")
+        self.assertNotIn("content-length", d.requests[-1].headers)
+
     async def test_what_is_not_listed_is_denied(self) -> None:
         d = await self.engine()
         router = await self.router("--pass", "/extra", d=[d])
