@@ -1,5 +1,6 @@
 #include "router/client_connection.h"
 
+#include <algorithm>
 #include <array>
 #include <utility>
 
@@ -23,6 +24,10 @@ using boost::system::error_code;
 namespace {
 
 constexpr Log kLog{"router"};
+
+/// How long a new connection may be silent while the router ends, and a client may go on sending
+/// what is only thrown away.
+constexpr std::chrono::seconds kGrace(1);
 
 /// Shared by all connections: see the one in upstream.cpp.
 std::array<char, std::size_t{64} * 1024>& read_buffer() {
@@ -49,6 +54,20 @@ void ClientConnection::close() {
   socket_.close(ignored);
 }
 
+bool ClientConnection::has_unread() const {
+  error_code ec;
+  return !received_.empty() || socket_.available(ec) > 0;
+}
+
+void ClientConnection::drain() {
+  if (!is_idle_) return;
+  if (is_new_ || has_unread()) {
+    deadline_.set(std::min<Duration>(shared_.options.client_timeout, kGrace));
+  } else {
+    abort();
+  }
+}
+
 void ClientConnection::abort() {
   is_gone_ = true;
   close();
@@ -60,11 +79,12 @@ asio::awaitable<void> ClientConnection::run() {
   socket_.non_blocking(true, ignored);
   socket_.set_option(tcp::no_delay(true), ignored);
   bool more = true;
-  while (more && !shared_.is_draining) {
+  do {
     more = co_await serve_one();
     is_idle_ = true;
     shared_.metrics.body_bytes -= std::exchange(body_bytes_, 0);
-  }
+  } while (more && !is_last_ && (!shared_.is_draining || has_unread()));
+  if (has_unread()) co_await linger();
   close();
 }
 
@@ -142,7 +162,7 @@ asio::awaitable<void> ClientConnection::linger() {
   // To close with bytes unread would reset the connection, and the client would lose our answer.
   error_code ec;
   socket_.shutdown(tcp::socket::shutdown_send, ec);
-  deadline_.set(std::chrono::seconds(1));
+  deadline_.set(kGrace);
   std::size_t discarded = 0;
   while (discarded < std::size_t{16} * 1024 * 1024) {
     received_.clear();
@@ -198,7 +218,9 @@ asio::awaitable<bool> ClientConnection::read_body(RequestParser& parser) {
 asio::awaitable<bool> ClientConnection::serve_one() {
   RequestParser parser({static_cast<std::size_t>(shared_.options.max_header_bytes),
                         static_cast<std::size_t>(shared_.options.max_body_bytes)});
-  deadline_.set(shared_.options.client_timeout);  // For the whole head: not renewed by each byte.
+  // For the whole head: not renewed by each byte.
+  deadline_.set(shared_.is_draining ? std::min<Duration>(shared_.options.client_timeout, kGrace)
+                                    : shared_.options.client_timeout);
   while (!parser.has_head()) {
     if (!received_.empty()) {
       if (!feed(parser)) {
@@ -206,11 +228,11 @@ asio::awaitable<bool> ClientConnection::serve_one() {
         co_return false;
       }
       if (parser.has_head()) break;
-      is_idle_ = false;
+      is_idle_ = is_new_ = false;
     }
     if (!co_await receive()) co_return false;
   }
-  is_idle_ = false;
+  is_idle_ = is_new_ = false;
   deadline_.clear();
   Exchange exchange(*this, parser.head());
   bool keeps = parser.head().keep_alive && !parser.head().is_http_10;

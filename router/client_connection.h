@@ -37,8 +37,11 @@ class ClientConnection : public std::enable_shared_from_this<ClientConnection> {
   void unwatch();
   [[nodiscard]] bool is_gone() const noexcept { return is_gone_; }
 
-  /// No request is being answered, so that it may be closed at any time.
-  [[nodiscard]] bool is_idle() const noexcept { return is_idle_; }
+  /// Whether it ends with the answer that is under way: only that answer's head can say so.
+  void ends_with_this_answer() noexcept { is_last_ = true; }
+  /// The router ends. A connection that waits for its next request is closed; what has come of a
+  /// request already, and whatever comes within a second on a new connection, is answered.
+  void drain();
   /// Ends whatever is under way, as if the client had left.
   void abort();
 
@@ -52,6 +55,7 @@ class ClientConnection : public std::enable_shared_from_this<ClientConnection> {
   boost::asio::awaitable<void> linger();
   void look_again();
   void close();
+  [[nodiscard]] bool has_unread() const;
 
   boost::asio::ip::tcp::socket socket_;
   Shared& shared_;
@@ -61,7 +65,9 @@ class ClientConnection : public std::enable_shared_from_this<ClientConnection> {
   std::uint64_t watch_ = 0;
   std::uint64_t body_bytes_ = 0;  // Counted in the metrics for the present request.
   bool is_gone_ = false;
-  bool is_idle_ = true;
+  bool is_idle_ = true;  // No request is being read or answered.
+  bool is_new_ = true;   // Nothing has come yet.
+  bool is_last_ = false;
 
   friend class Exchange;
 };

@@ -78,13 +78,19 @@ void Exchange::interrupt() {
   timer_.cancel();
 }
 
+bool Exchange::keeps_connection() {
+  const bool keeps = head_.keep_alive && !head_.is_http_10 && !shared_.is_draining;
+  if (!keeps) client_.ends_with_this_answer();
+  return keeps;
+}
+
 void Exchange::forget_body() {
   shared_.metrics.body_bytes -= std::exchange(client_.body_bytes_, 0);
   body_ = std::string();
 }
 
 std::string Exchange::refusal() {
-  const bool keeps = head_.keep_alive && !head_.is_http_10 && !shared_.is_draining;
+  const bool keeps = keeps_connection();
   const auto refuse = [&](unsigned status, std::string_view text, std::string_view fields = {}) {
     status_ = status;
     return error_answer(status, text, route_.is_anthropic, fields, keeps);
@@ -129,7 +135,7 @@ asio::awaitable<bool> Exchange::wait(Duration time) {
 asio::awaitable<bool> Exchange::answer(unsigned status, std::string_view text,
                                        std::string_view fields) {
   status_ = status;
-  const bool keeps = head_.keep_alive && !head_.is_http_10 && !shared_.is_draining;
+  const bool keeps = keeps_connection();
   const std::string lines = fmt::format("{}X-Request-Id: {}\r\n", fields, request_id_);
   const std::string whole = error_answer(status, text, route_.is_anthropic, lines, keeps);
   bytes_out_ += whole.size();
@@ -201,8 +207,9 @@ asio::awaitable<bool> Exchange::own_page() {
   }
   status_ = status;
   const std::string head =
-      fmt::format("HTTP/1.1 {} {}\r\nContent-Type: {}\r\nContent-Length: {}\r\n\r\n", status,
-                  status == 200 ? "OK" : "Service Unavailable", type, page.size());
+      fmt::format("HTTP/1.1 {} {}\r\nContent-Type: {}\r\nContent-Length: {}\r\n{}\r\n", status,
+                  status == 200 ? "OK" : "Service Unavailable", type, page.size(),
+                  keeps_connection() ? "" : "Connection: close\r\n");
   co_return co_await client_.send(head, page);
 }
 
@@ -245,8 +252,8 @@ asio::awaitable<bool> Exchange::models() {
   status_ = 200;
   const std::string head = fmt::format(
       "HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nContent-Length: {}\r\n"
-      "X-Request-Id: {}\r\n\r\n",
-      page.size(), request_id_);
+      "X-Request-Id: {}\r\n{}\r\n",
+      page.size(), request_id_, keeps_connection() ? "" : "Connection: close\r\n");
   co_return co_await client_.send(head, page);
 }
 
@@ -342,7 +349,7 @@ asio::awaitable<Exchange::Admitted> Exchange::admit(std::vector<const Engine*>& 
   Admitted result;
   const TimePoint began = shared_.now();
   const TimePoint end = began + shared_.options.queue_timeout;
-  const bool keeps = head_.keep_alive && !head_.is_http_10 && !shared_.is_draining;
+  const bool keeps = keeps_connection();
   const auto refuse = [&](unsigned status, std::string_view text) {
     status_ = status;
     result.refusal =

@@ -75,6 +75,8 @@ class Exchange {
   [[nodiscard]] std::string answer_head(const ResponseHead& head, std::string_view framing);
   [[nodiscard]] std::uint64_t key_of(const std::vector<JsonMember>& members) const;
   void learn_response(std::string_view begin, const std::shared_ptr<Engine>& engine);
+  /// Whether the connection goes on after the answer whose head is made now; tells it if not.
+  bool keeps_connection();
   void forget_body();
   void interrupt();
 

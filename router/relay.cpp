@@ -59,7 +59,7 @@ std::string Exchange::answer_head(const ResponseHead& head, std::string_view fra
   }
   if (!has_id) out += fmt::format("X-Request-Id: {}\r\n", request_id_);
   out += framing;
-  if (!head_.keep_alive || head_.is_http_10 || shared_.is_draining) out += "Connection: close\r\n";
+  if (!keeps_connection()) out += "Connection: close\r\n";
   out += "\r\n";
   return out;
 }

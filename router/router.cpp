@@ -13,6 +13,7 @@
 #include <boost/asio/co_spawn.hpp>
 #include <boost/asio/detached.hpp>
 #include <boost/asio/ip/tcp.hpp>
+#include <boost/asio/post.hpp>
 #include <boost/asio/redirect_error.hpp>
 #include <boost/asio/signal_set.hpp>
 #include <boost/asio/use_awaitable.hpp>
@@ -118,15 +119,14 @@ class Service {
       error_code ec;
       tcp::socket socket(shared_.io);
       co_await acceptor_.async_accept(socket, asio::redirect_error(asio::use_awaitable, ec));
-      if (!acceptor_.is_open()) break;
-      if (ec) {
+      if (!ec) {
+        begin(std::move(socket));  // Also one that was accepted just before drain() began.
+      } else if (acceptor_.is_open()) {
         // Out of descriptors, most likely: who waits in the backlog is served when some are free.
         kLog.warn("a connection could not be accepted: {}", ec.message());
         pause.expires_after(std::chrono::milliseconds(50));
         co_await pause.async_wait(asio::redirect_error(asio::use_awaitable, ec));
-        continue;
       }
-      begin(std::move(socket));
     }
   }
 
@@ -160,6 +160,7 @@ class Service {
     if (shared_.is_draining) return;
     kLog.info("draining signal={} requests={}", number, shared_.metrics.in_flight);
     shared_.is_draining = true;
+    for (const auto& each : connections_) each->drain();
     // Who has connected already is served: the kernel would reset them otherwise.
     error_code ec;
     while (!ec) {
@@ -168,16 +169,14 @@ class Service {
       if (!ec) begin(std::move(socket));
     }
     acceptor_.close(ec);
-    for (const auto& each : connections_) {
-      if (each->is_idle()) each->abort();
-    }
     last_moment_.expires_after(shared_.options.shutdown_timeout);
     last_moment_.async_wait([this](const error_code& why) {
       if (why) return;
       kLog.warn("requests are cut off requests={}", shared_.metrics.in_flight);
       for (const auto& each : connections_) each->abort();
     });
-    end_if_done();
+    // Behind what accept() has in hand.
+    asio::post(shared_.io, [this] { end_if_done(); });
   }
 
   /// Takes back all that would keep run() from returning.

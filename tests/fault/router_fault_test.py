@@ -393,6 +393,35 @@ class Ending(RouterTest):
             self.assertEqual(await streaming.chunk(), b"")
             self.assertEqual(await asyncio.wait_for(router.process.wait(), 20), 0)
 
+    async def test_requests_that_wait_in_sockets_are_answered(self) -> None:
+        d = await self.engine()
+        router = await self.router(d=[d])
+        body = b'{"prompt":"x"}'
+        async with router.client() as kept, router.client() as idle:
+            for client in (kept, idle):
+                await client.post("/v1/completions", body)
+                self.assertEqual((await client.reply()).status, 200)
+            router.process.send_signal(signal.SIGSTOP)
+            try:
+                await router.wait_until_stopped()
+                async with router.client() as new, router.client() as silent:
+                    for client in (kept, new):
+                        await client.post("/v1/completions", body)
+                    # Behind an answer that ends the connection: it may be lost, the answer not.
+                    await new.post("/v1/completions", body)
+                    router.process.send_signal(signal.SIGTERM)
+                    router.process.send_signal(signal.SIGCONT)
+                    for client in (kept, new):
+                        reply = await client.reply()
+                        self.assertEqual((reply.status, reply.is_whole), (200, True))
+                        self.assertEqual(reply.headers.get("connection"), "close")
+                        self.assertEqual(await client.ended(), b"")
+                    self.assertEqual(await idle.ended(), b"")
+                    self.assertEqual(await silent.ended(), b"")  # Well before --client-timeout.
+            finally:
+                router.process.send_signal(signal.SIGCONT)
+            self.assertEqual(await asyncio.wait_for(router.process.wait(), 20), 0)
+
     async def test_what_takes_longer_is_cut_off(self) -> None:
         p, d = await self.engine(wait_for_leaving), await self.engine(one_event)
         router = await self.router(

@@ -147,6 +147,13 @@ class Router:
         self.process.send_signal(signal.SIGTERM)
         return await asyncio.wait_for(self.process.wait(), PATIENCE_S)
 
+    async def wait_until_stopped(self) -> None:
+        """A SIGSTOP was sent; until then its sockets may still be read."""
+        end = time.monotonic() + PATIENCE_S
+        while pathlib.Path(f"/proc/{self.process.pid}/stat").read_text().rsplit(") ")[1][0] != "T":
+            assert time.monotonic() < end
+            await asyncio.sleep(0.001)
+
     async def connect(self) -> Client:
         return Client(*await asyncio.open_connection("127.0.0.1", self.port, limit=1 << 24))
 
