@@ -275,11 +275,12 @@ asio::awaitable<std::string> Exchange::prefill(const std::vector<JsonMember>& me
   std::string kv_params;
   Prefill what = Prefill::kNoEngine;
   if (shared_.fleet.has(Role::kPrefill)) {
-    what = decide(members, static_cast<std::size_t>(shared_.options.min_prefill_tokens));
+    what = decide(members, route_.is_anthropic,
+                  static_cast<std::size_t>(shared_.options.min_prefill_tokens));
   }
   if (what == Prefill::kDone) {
     const TimePoint began = shared_.now();
-    const std::string body = prefill_body(members, shared_.flow);
+    const std::string body = prefill_body(members, route_.is_anthropic, shared_.flow);
     std::vector<const Engine*> tried;
     const std::size_t attempts = shared_.options.retries > 0 ? 2 : 1;
     for (std::size_t attempt = 0; attempt < attempts; ++attempt) {

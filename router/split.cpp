@@ -6,21 +6,37 @@ namespace pegaflow {
 namespace {
 
 constexpr std::array<std::string_view, kPrefillCount> kNames = {
-    "done",        "no_engine",   "short", "prompt_logprobs", "echo",   "prompt_embeds",
-    "beam_search", "engine_down", "busy",  "refused",         "status", "timeout",
-    "lost",        "no_params"};
+    "done",        "no_engine",     "short",       "prompt_logprobs",
+    "echo",        "prompt_embeds", "beam_search", "tool_choice",
+    "engine_down", "busy",          "refused",     "status",
+    "timeout",     "lost",          "no_params"};
 
 /// What the prefill engine gets other values of, or none. The rest shapes the prompt.
-constexpr std::array<std::string_view, 9> kReplaced = {
-    "max_tokens", "max_completion_tokens", "n",
-    "stream",     "stream_options",        "min_tokens",
-    "logprobs",   "top_logprobs",          "kv_transfer_params"};
+constexpr std::array<std::string_view, 10> kReplaced = {"max_tokens",
+                                                        "max_completion_tokens",
+                                                        "n",
+                                                        "stream",
+                                                        "stream_options",
+                                                        "min_tokens",
+                                                        "logprobs",
+                                                        "top_logprobs",
+                                                        "logprob_token_ids",
+                                                        "kv_transfer_params"};
 
 constexpr std::array<std::string_view, 4> kPromptParts = {"system", "tools", "messages", "prompt"};
 
 bool given(const std::vector<JsonMember>& members, std::string_view name) {
   const JsonMember* const member = find_member(members, name);
   return member != nullptr && member->value != "null" && member->value != "false";
+}
+
+/// Whether it is an object whose `type` is `type`.
+bool has_type(const JsonMember* object, std::string_view type) {
+  if (object == nullptr) return false;
+  const auto members = read_members(object->value);
+  if (!members) return false;
+  const JsonMember* const own = find_member(*members, "type");
+  return own != nullptr && own->value.front() == '"' && json_unescape(own->value) == type;
 }
 
 }  // namespace
@@ -34,11 +50,15 @@ Result<Flow> parse_flow(std::string_view name) {
               name);
 }
 
-Prefill decide(const std::vector<JsonMember>& members, std::size_t min_prefill_tokens) {
+Prefill decide(const std::vector<JsonMember>& members, bool is_anthropic,
+               std::size_t min_prefill_tokens) {
   if (given(members, "prompt_logprobs")) return Prefill::kPromptLogprobs;
   if (given(members, "echo") && given(members, "logprobs")) return Prefill::kEcho;
   if (given(members, "prompt_embeds")) return Prefill::kPromptEmbeds;
   if (given(members, "use_beam_search")) return Prefill::kBeamSearch;
+  if (is_anthropic && has_type(find_member(members, "tool_choice"), "tool")) {
+    return Prefill::kToolChoice;
+  }
   std::size_t bytes = 0;
   for (const std::string_view part : kPromptParts) {
     if (const JsonMember* const member = find_member(members, part)) bytes += member->value.size();
@@ -46,7 +66,7 @@ Prefill decide(const std::vector<JsonMember>& members, std::size_t min_prefill_t
   return bytes / 4 < min_prefill_tokens ? Prefill::kShort : Prefill::kDone;
 }
 
-std::string prefill_body(const std::vector<JsonMember>& members, Flow flow) {
+std::string prefill_body(const std::vector<JsonMember>& members, bool is_anthropic, Flow flow) {
   std::size_t size = 512;
   for (const JsonMember& member : members) size += member.whole.size() + 1;
   std::string body;
@@ -56,6 +76,7 @@ std::string prefill_body(const std::vector<JsonMember>& members, Flow flow) {
     const bool replaced = std::any_of(kReplaced.begin(), kReplaced.end(),
                                       [&](std::string_view name) { return member.is(name); });
     if (replaced) continue;
+    if (is_anthropic && member.is("thinking") && has_type(&member, "enabled")) continue;
     body += member.whole;
     body += ',';
   }

@@ -21,6 +21,7 @@ enum class Prefill : unsigned char {
   kEcho,            ///< `echo` with `logprobs`: the same.
   kPromptEmbeds,    ///< Embeddings have no token ids, so no blocks that could be found.
   kBeamSearch,      ///< Not a request of one prompt for the engine.
+  kToolChoice,      ///< A named tool in /v1/messages: see decide().
   kDown,            ///< No prefill engine is up.
   kBusy,            ///< All of them have --max-prefill-inflight requests.
   kRefused,         ///< No connection to it.
@@ -44,11 +45,16 @@ enum class Flow : unsigned char {
 Result<Flow> parse_flow(std::string_view name);
 
 /// kDone when the body should go to a prefill engine first, else the reason why not.
-/// A prompt's tokens are taken to be its bytes / 4.
-Prefill decide(const std::vector<JsonMember>& members, std::size_t min_prefill_tokens);
+/// A prompt's tokens are taken to be its bytes / 4. `is_anthropic`: a body of /v1/messages, where
+/// vLLM reads the arguments of a named tool as JSON, which one token is not: it would answer 400
+/// after the whole prefill.
+Prefill decide(const std::vector<JsonMember>& members, bool is_anthropic,
+               std::size_t min_prefill_tokens);
 
-/// The prefill engine's body: all that shapes the prompt, and one token to compute.
-std::string prefill_body(const std::vector<JsonMember>& members, Flow flow);
+/// The prefill engine's body: all that shapes the prompt, and one token to compute. Of
+/// `is_anthropic` an enabled `thinking` is left out: its budget has to be below max_tokens, and in
+/// vLLM it limits the answer only. (`disabled` and `adaptive` stay: a template may look at them.)
+std::string prefill_body(const std::vector<JsonMember>& members, bool is_anthropic, Flow flow);
 
 /// The decode engine's body: the client's bytes, with `kv_params` (an object as the prefill engine
 /// wrote it, or empty) as its kv_transfer_params. A client's own kv_transfer_params are left out:

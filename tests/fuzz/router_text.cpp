@@ -33,6 +33,15 @@ std::optional<json> other_opinion(const std::string& text) {
   }
 }
 
+void check_split(const std::vector<JsonMember>& members, bool is_anthropic) {
+  (void)decide(members, is_anthropic, 1);
+  const json to_prefill =
+      json::parse(prefill_body(members, is_anthropic, Flow::kStore), nullptr, false);
+  PEGA_ASSERT(to_prefill.is_object(), "no JSON for the prefill engine");
+  PEGA_ASSERT(to_prefill["max_tokens"] == 1 && to_prefill["stream"] == false, "too much to do");
+  PEGA_ASSERT(to_prefill["kv_transfer_params"]["pegaflow"]["save_tail"] == true, "no tail");
+}
+
 void check_body(const std::string& text) {
   const auto members = read_members(text);
   if (!members && members.error().detail.find("too many") != std::string::npos) return;
@@ -43,13 +52,9 @@ void check_body(const std::string& text) {
   PEGA_ASSERT(members.has_value() == is_object, "two opinions");
   if (!members) return;
 
-  (void)decide(*members, 1);
+  for (const bool is_anthropic : {false, true}) check_split(*members, is_anthropic);
   (void)prompt_prefix(*members, 16);
   for (const JsonMember& member : *members) (void)json_unescape(member.value);
-  const json to_prefill = json::parse(prefill_body(*members, Flow::kStore), nullptr, false);
-  PEGA_ASSERT(to_prefill.is_object(), "no JSON for the prefill engine");
-  PEGA_ASSERT(to_prefill["max_tokens"] == 1 && to_prefill["stream"] == false, "too much to do");
-  PEGA_ASSERT(to_prefill["kv_transfer_params"]["pegaflow"]["save_tail"] == true, "no tail");
 
   json wanted = parsed;
   wanted.erase("kv_transfer_params");

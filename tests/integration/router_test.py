@@ -413,6 +413,10 @@ class Splitting(RouterTest):
         ):
             self.assertEqual((await router.post("/v1/completions", body)).status, 200)
             self.assertEqual((await router.metrics())[f'prefill_total{{reason="{reason}"}}'], 1)
+        choice = {"type": "tool", "name": "t"}
+        body = {"system": LONG, "messages": [], "tool_choice": choice}
+        self.assertEqual((await router.post("/v1/messages", body)).status, 200)
+        self.assertEqual((await router.metrics())['prefill_total{reason="tool_choice"}'], 1)
         self.assertEqual(p.requests, [])
         # echo alone, and log-probabilities alone, split.
         for body in (prompt | {"echo": True}, prompt | {"logprobs": 1, "prompt_logprobs": None}):

@@ -9,7 +9,7 @@ namespace {
 using nlohmann::json;
 
 Prefill decide_on(const std::string& body, std::size_t tokens = 1) {
-  return decide(read_members(body).value(), tokens);
+  return decide(read_members(body).value(), false, tokens);
 }
 
 TEST_SUITE("split") {
@@ -25,6 +25,28 @@ TEST_SUITE("split") {
     CHECK(decide_on(R"({"prompt":"some words","use_beam_search":true})") == Prefill::kBeamSearch);
   }
 
+  TEST_CASE("of Anthropic's bodies a named tool stays whole, and P gets no thinking budget") {
+    const auto members = [](std::string_view text) { return read_members(text).value(); };
+    const std::string tool = R"({"system":"words","tool_choice":{"name":"t","type":"t\u006fol"}})";
+    CHECK(decide(members(tool), true, 1) == Prefill::kToolChoice);
+    CHECK(decide(members(tool), false, 1) == Prefill::kDone);
+    for (const std::string_view choice : {R"({"type":"any"})", R"({"type":["tool"]})", "{}", "null",
+                                          "\"tool\"", R"({"type":"auto","name":"tool"})"}) {
+      const std::string body = fmt::format(R"({{"system":"words","tool_choice":{}}})", choice);
+      CAPTURE(body);
+      CHECK(decide(members(body), true, 1) == Prefill::kDone);
+    }
+
+    const auto sent = [&](const std::string& text, bool is_anthropic) {
+      return json::parse(prefill_body(members(text), is_anthropic, Flow::kStore));
+    };
+    const std::string enabled = R"({"thinking":{"type":"enabled","budget_tokens":2000}})";
+    CHECK_FALSE(sent(enabled, true).contains("thinking"));
+    CHECK(sent(enabled, false)["thinking"]["budget_tokens"] == 2000);
+    CHECK(sent(R"({"thinking":{"type":"disabled"}})", true)["thinking"]["type"] == "disabled");
+    CHECK(sent(R"({"thinking":null})", true)["thinking"].is_null());
+  }
+
   TEST_CASE("a prompt is short by all of its parts") {
     const std::string parts =
         R"({"system":"0123456789","messages":[{"a":"0123456789"}],"tools":["0123456789"]})";
@@ -38,12 +60,13 @@ TEST_SUITE("split") {
     const std::string body =
         R"({"messages":[{"content":"x"}],"tools":[1.50],"max_tokens":9,"stream":true,"n":4,)"
         R"("stream_options":{},"min_tokens":3,"logprobs":true,"top_logprobs":2,"seed":7,)"
+        R"("logprob_token_ids":[1],)"
         R"("max_completion_tokens":8,"max\u005ftokens":10,"kv_transfer_params":{"evil":1}})";
-    const json sent = json::parse(prefill_body(read_members(body).value(), Flow::kStore));
+    const json sent = json::parse(prefill_body(read_members(body).value(), false, Flow::kStore));
     CHECK(sent == json::parse(R"({"messages":[{"content":"x"}],"tools":[1.50],"seed":7,)"
                               R"("max_tokens":1,"max_completion_tokens":1,"n":1,"stream":false,)"
                               R"("kv_transfer_params":{"pegaflow":{"save_tail":true}}})"));
-    const json nixl = json::parse(prefill_body(read_members("{}").value(), Flow::kKvParams));
+    const json nixl = json::parse(prefill_body(read_members("{}").value(), false, Flow::kKvParams));
     CHECK(nixl["kv_transfer_params"]["do_remote_decode"] == true);
     CHECK(nixl["kv_transfer_params"]["remote_block_ids"].is_null());
   }
