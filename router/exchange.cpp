@@ -300,9 +300,10 @@ asio::awaitable<std::string> Exchange::prefill(const std::vector<JsonMember>& me
       tried.push_back(choice.engine.get());
       Slot slot(shared_, choice.engine);
       prefill_engine_ = choice.engine->url.text;
-      what = co_await prefill_once(slot, body, kv_params);
-      if (client_.is_gone()) break;
-      if (what != Prefill::kRefused && what != Prefill::kLost && what != Prefill::kStatus) break;
+      Prefilled done = co_await prefill_once(slot, body);
+      what = done.what;
+      kv_params = std::move(done.kv_params);
+      if (client_.is_gone() || !done.is_worth_another) break;
     }
     prefill_time_ = shared_.now() - began;
   }
@@ -311,8 +312,7 @@ asio::awaitable<std::string> Exchange::prefill(const std::vector<JsonMember>& me
   co_return kv_params;
 }
 
-asio::awaitable<Prefill> Exchange::prefill_once(Slot& slot, const std::string& body,
-                                                std::string& kv_params) {
+asio::awaitable<Exchange::Prefilled> Exchange::prefill_once(Slot& slot, const std::string& body) {
   const TimePoint began = shared_.now();
   const TimePoint end = began + shared_.options.prefill_timeout;
   UpstreamCall call(shared_.engine_connections, slot.engine());
@@ -328,22 +328,29 @@ asio::awaitable<Prefill> Exchange::prefill_once(Slot& slot, const std::string& b
     if (text.size() > kPrefillAnswerBytes) done = fail(Errc::kCorrupt, "a long answer");
   }
   call_ = nullptr;
-  if (client_.is_gone()) co_return Prefill::kLost;
+  if (client_.is_gone()) co_return Prefilled{};
   shared_.metrics.leg[static_cast<std::size_t>(Role::kPrefill)].record(shared_.now() - began);
   if (!done) {
     slot.failed();
-    co_return done.error().code == Errc::kRefused ? Prefill::kRefused
-    : done.error().code == Errc::kTimeout         ? Prefill::kTimeout
-                                                  : Prefill::kLost;
+    // What took too long once would take as long again.
+    if (done.error().code == Errc::kTimeout) co_return Prefilled{.what = Prefill::kTimeout};
+    const bool is_refused = done.error().code == Errc::kRefused;
+    co_return Prefilled{.what = is_refused ? Prefill::kRefused : Prefill::kLost,
+                        .is_worth_another = true};
   }
-  if (is_engine_failure(call.head().status)) {
+  const unsigned status = call.head().status;
+  if (is_engine_failure(status)) {
     slot.failed();
   } else {
     slot.succeeded();
   }
-  if (call.head().status != 200) co_return Prefill::kStatus;
-  kv_params = kv_params_of(text);
-  co_return kv_params.empty() ? Prefill::kNoParams : Prefill::kDone;
+  if (status != 200) {
+    // An engine that refuses the body as such (4xx) speaks for all of them.
+    co_return Prefilled{.what = Prefill::kStatus, .is_worth_another = status >= 500};
+  }
+  std::string kv_params = kv_params_of(text);
+  const Prefill what = kv_params.empty() ? Prefill::kNoParams : Prefill::kDone;
+  co_return Prefilled{.what = what, .kv_params = std::move(kv_params)};
 }
 
 asio::awaitable<Exchange::Admitted> Exchange::admit(std::vector<const Engine*>& tried) {

@@ -51,6 +51,11 @@ class Exchange {
     kErrorFrame,   ///< It failed in the middle of a stream, and the client was told.
     kGone,         ///< The client left.
   };
+  struct Prefilled {
+    Prefill what = Prefill::kLost;
+    bool is_worth_another = false;  ///< Another prefill engine may do better with the same body.
+    std::string kv_params{};
+  };
   struct Admitted {
     std::optional<Slot> slot;
     std::string refusal;  ///< The answer when there is no slot; empty when the client left.
@@ -60,8 +65,7 @@ class Exchange {
   boost::asio::awaitable<bool> models();
   boost::asio::awaitable<bool> split();
   boost::asio::awaitable<std::string> prefill(const std::vector<JsonMember>& members);
-  boost::asio::awaitable<Prefill> prefill_once(Slot& slot, const std::string& body,
-                                               std::string& kv_params);
+  boost::asio::awaitable<Prefilled> prefill_once(Slot& slot, const std::string& body);
   boost::asio::awaitable<bool> forward(std::string_view body);
   boost::asio::awaitable<Admitted> admit(std::vector<const Engine*>& tried);
   boost::asio::awaitable<Relay> relay(UpstreamCall& call, Error& error);

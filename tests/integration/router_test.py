@@ -484,6 +484,22 @@ class Splitting(RouterTest):
         self.assertEqual((await router.metrics())['prefill_total{reason="done"}'], 2)
         self.assertEqual(len(p.requests), 2)
 
+    async def test_a_body_that_one_prefill_engine_refuses_goes_to_no_other(self) -> None:
+        async def status(request: Request, answer: Answer) -> None:
+            await answer.whole(b"{}", int(request.json["user"]))
+
+        d, engines = await self.engine(), [await self.engine(status) for _ in range(2)]
+        router = await self.router("--prefill-policy", "round-robin", p=engines, d=[d])
+        for code, asked in ((400, 1), (404, 1), (422, 1), (500, 2), (503, 2)):
+            for engine in engines:
+                engine.requests.clear()
+            body = {"prompt": LONG, "user": str(code)}
+            self.assertEqual((await router.post("/v1/completions", body)).status, 200)
+            self.assertEqual(sum(len(engine.requests) for engine in engines), asked, code)
+        metrics = await router.metrics()
+        self.assertEqual(metrics['prefill_total{reason="status"}'], 5)
+        self.assertEqual(metrics['retries_total{role="prefill"}'], 2)
+
     async def test_a_busy_or_absent_prefill_engine_is_skipped(self) -> None:
         p, d = await self.engine(wait_for_leaving), await self.engine()
         router = await self.router(
