@@ -216,12 +216,13 @@ asio::awaitable<bool> Exchange::own_page() {
 asio::awaitable<bool> Exchange::models() {
   // All engines are asked at once; the slowest one that answers in time decides how long it takes.
   struct Asked {
-    explicit Asked(asio::io_context& io) : done(io, TimePoint::max()) {}
     std::vector<std::string> answers;
     std::size_t open = 0;
-    asio::steady_timer done;
+    asio::steady_timer* waiting = nullptr;  // None once the client left.
   };
-  const auto asked = std::make_shared<Asked>(shared_.io);
+  const auto asked = std::make_shared<Asked>();
+  asked->waiting = &timer_;
+  timer_.expires_at(TimePoint::max());
   std::vector<std::string> urls;
   for (const auto& engine : shared_.fleet.engines()) {
     if (!engine->is_up || std::find(urls.begin(), urls.end(), engine->url.text) != urls.end()) {
@@ -235,15 +236,17 @@ asio::awaitable<bool> Exchange::models() {
           co_await get_from_engine(shared.engine_connections, one, std::move(request),
                                    shared.options.health_timeout, std::size_t{1024} * 1024);
       if (got && got->status == 200) all->answers.push_back(got->body);
-      if (--all->open == 0) all->done.cancel();
+      if (--all->open == 0 && all->waiting != nullptr) all->waiting->cancel();
     };
     asio::co_spawn(shared_.io, ask(asked, shared_, engine, engine_request(*engine, 0, false)),
                    asio::detached);
   }
   error_code ignored;
   if (asked->open > 0) {
-    co_await asked->done.async_wait(asio::redirect_error(asio::use_awaitable, ignored));
+    co_await timer_.async_wait(asio::redirect_error(asio::use_awaitable, ignored));
   }
+  asked->waiting = nullptr;
+  if (client_.is_gone()) co_return false;
   if (asked->answers.empty()) {
     ++shared_.metrics.no_engine;
     co_return co_await answer(503, "no engine says which models it has", "Retry-After: 1\r\n");

@@ -174,6 +174,9 @@ class Service {
       if (why) return;
       kLog.warn("requests are cut off requests={}", shared_.metrics.in_flight);
       for (const auto& each : connections_) each->abort();
+      // What no client's leaving ends: health checks, and questions to all engines at once.
+      health_.stop();
+      shared_.engine_connections.close_all();
     });
     // Behind what accept() has in hand.
     asio::post(shared_.io, [this] { end_if_done(); });

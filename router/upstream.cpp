@@ -32,6 +32,10 @@ std::array<char, UpstreamCall::kReadBytes>& read_buffer() {
   return buffer;
 }
 
+Duration time_until(TimePoint end) {
+  return std::max<Duration>(end - std::chrono::steady_clock::now(), Duration::zero());
+}
+
 bool is_open_and_quiet(tcp::socket& socket) {
   char byte = 0;
   const ssize_t got = ::recv(socket.native_handle(), &byte, 1, MSG_PEEK | MSG_DONTWAIT);
@@ -96,6 +100,7 @@ void EngineConnections::sweep(const std::vector<std::shared_ptr<Engine>>& engine
 }
 
 void EngineConnections::close_all() {
+  is_closed_ = true;
   for (UpstreamCall* const call : calls_) call->cancel();
   idle_.clear();
 }
@@ -129,10 +134,12 @@ std::vector<tcp::endpoint> EngineConnections::endpoints(const Engine& engine) {
 UpstreamCall::UpstreamCall(EngineConnections& connections, std::shared_ptr<Engine> engine)
     : connections_(connections),
       engine_(std::move(engine)),
-      deadline_(connections.deadlines(), [this] {
-        error_code ignored;
-        if (socket_) socket_->close(ignored);
-      }) {
+      deadline_(connections.deadlines(),
+                [this] {
+                  error_code ignored;
+                  if (socket_) socket_->close(ignored);
+                }),
+      cancelled_(connections.is_closed_) {
   connections_.calls_.insert(this);
 }
 
@@ -151,13 +158,13 @@ void UpstreamCall::cancel() {
 }
 
 Error UpstreamCall::failure(Error error) const {
-  if (cancelled_) return {Errc::kCancelled, "the client left"};
+  if (cancelled_) return {Errc::kCancelled, "nobody waits for it any more"};
   if (deadline_.is_over()) return {Errc::kTimeout, "no answer in time from " + engine_->url.text};
   error.detail = engine_->url.text + ": " + error.detail;
   return error;
 }
 
-asio::awaitable<Result<void>> UpstreamCall::connect() {
+asio::awaitable<Result<void>> UpstreamCall::connect(TimePoint end) {
   // All addresses of a name are one engine's: the next one is tried when one refuses.
   error_code ec = asio::error::host_not_found;
   std::vector<tcp::endpoint> endpoints = connections_.endpoints(*engine_);
@@ -170,7 +177,7 @@ asio::awaitable<Result<void>> UpstreamCall::connect() {
   }
   for (const tcp::endpoint& endpoint : endpoints) {
     socket_ = std::make_unique<tcp::socket>(connections_.io());
-    deadline_.set(connections_.options().connect_timeout);
+    deadline_.set(std::min<Duration>(connections_.options().connect_timeout, time_until(end)));
     co_await socket_->async_connect(endpoint, asio::redirect_error(asio::use_awaitable, ec));
     if (!ec || cancelled_) break;
   }
@@ -241,14 +248,16 @@ asio::awaitable<Result<void>> UpstreamCall::send_and_read_head(const std::string
 asio::awaitable<Result<void>> UpstreamCall::open(std::string head, std::string_view body,
                                                  Duration timeout, bool may_resend) {
   ++engine_->counters.requests;
+  const TimePoint end = std::chrono::steady_clock::now() + timeout;
   while (true) {
+    if (cancelled_) co_return Result<void>(tl::unexpected<Error>(failure({})));
     socket_ = may_resend ? connections_.take(*engine_) : nullptr;
     const bool reused = socket_ != nullptr;
     if (!reused) {
-      Result<void> connected = co_await connect();
+      Result<void> connected = co_await connect(end);
       if (!connected) co_return connected;
     }
-    deadline_.set(timeout);
+    deadline_.set(time_until(end));
     Result<void> done = co_await send_and_read_head(head, body);
     if (done) {
       deadline_.clear();
@@ -283,14 +292,15 @@ asio::awaitable<Result<ShortAnswer>> get_from_engine(EngineConnections& connecti
                                                      std::shared_ptr<Engine> engine,
                                                      std::string head, Duration timeout,
                                                      std::size_t limit) {
+  const TimePoint end = std::chrono::steady_clock::now() + timeout;
   UpstreamCall call(connections, engine);
   Result<void> done = co_await call.open(std::move(head), {}, timeout, true);
   ShortAnswer answer;
   while (done && !call.is_complete() && answer.body.size() <= limit) {
-    done = co_await call.more(answer.body, timeout);
+    done = co_await call.more(answer.body, time_until(end));
   }
   // What came with the head is there even when the answer is complete.
-  if (done) done = co_await call.more(answer.body, timeout);
+  if (done) done = co_await call.more(answer.body, time_until(end));
   if (!done) co_return Result<ShortAnswer>(tl::unexpected<Error>(std::move(done.error())));
   if (answer.body.size() > limit) {
     co_return Result<ShortAnswer>(fail(Errc::kOutOfCapacity, "a long answer"));

@@ -42,7 +42,7 @@ class EngineConnections {
   void give_back(const Engine& engine, std::unique_ptr<boost::asio::ip::tcp::socket> socket);
   /// Closes those that waited too long, and those of engines that are not in `engines`.
   void sweep(const std::vector<std::shared_ptr<Engine>>& engines);
-  /// Ends all calls and closes all connections.
+  /// Ends all calls, those too that begin later, and closes all connections.
   void close_all();
 
   /// Looks the engine's host up anew, unless it is an address. What is known stays while the
@@ -72,6 +72,7 @@ class EngineConnections {
   std::unordered_map<std::string, std::vector<Idle>> idle_;  // By the engine's URL.
   std::unordered_map<std::string, Known> known_;             // By the engine's URL.
   std::unordered_set<UpstreamCall*> calls_;
+  bool is_closed_ = false;
   friend class UpstreamCall;
 };
 
@@ -87,7 +88,7 @@ class UpstreamCall {
   UpstreamCall(const UpstreamCall&) = delete;
   UpstreamCall& operator=(const UpstreamCall&) = delete;
 
-  /// Sends the request and reads the answer's head. `body` stays until it returns. With
+  /// Sends the request and reads the answer's head, in `timeout`. `body` stays until then. With
   /// `may_resend` a kept connection is used, and replaced unseen when the engine has closed it
   /// meanwhile; whether it had read the request by then is not known.
   /// Errors: kRefused (no connection; nothing was sent), kTimeout, kCancelled, kPeerLost, kCorrupt.
@@ -109,7 +110,7 @@ class UpstreamCall {
   static constexpr std::size_t kReadBytes = std::size_t{64} * 1024;
 
  private:
-  boost::asio::awaitable<Result<void>> connect();
+  boost::asio::awaitable<Result<void>> connect(TimePoint end);
   boost::asio::awaitable<Result<void>> send_and_read_head(const std::string& head,
                                                           std::string_view body);
   boost::asio::awaitable<Result<void>> receive(std::string& out);
@@ -126,7 +127,7 @@ class UpstreamCall {
   bool cancelled_ = false;
 };
 
-/// GET of a short answer, whole.
+/// GET of a short answer, whole, in `timeout` from the first to the last byte.
 /// Errors: as UpstreamCall::open(), and kOutOfCapacity for more than `limit` bytes.
 struct ShortAnswer {
   unsigned status = 0;

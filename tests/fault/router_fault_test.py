@@ -441,6 +441,36 @@ class Ending(RouterTest):
         for client in clients:
             client.leave()
 
+    async def test_an_engine_that_trickles_holds_up_nobody(self) -> None:
+        async def trickle(request: Request, answer: Answer) -> None:
+            await answer.raw(b"HTTP/1.1 200 OK\r\nContent-Length: 1000000\r\n\r\n{")
+            while not request.gone.is_set():
+                await answer.raw(b" ")
+                await asyncio.sleep(0.005)
+
+        slow, d = await self.engine(trickle), await self.engine()
+        router = await self.router("--health-timeout", "300ms", d=[slow, d])
+        reply = await router.get("/v1/models")
+        self.assertEqual((reply.status, [each["id"] for each in reply.json["data"]]), (200, ["m"]))
+        await asyncio.wait_for(slow.requests[0].gone.wait(), 20)
+
+        # Not within --shutdown-timeout either; nor does a client that left hold anything.
+        router = await self.router(
+            "--health-timeout", "1m", "--shutdown-timeout", "100ms", d=[slow, d]
+        )
+        slow.requests.clear()
+        async with router.client() as left:
+            await left.send(b"GET /v1/models HTTP/1.1\r\nHost: r\r\n\r\n")
+            await slow.wait_for(1)
+        await router.wait_for_metrics(
+            lambda m: m['requests_total{route="models",status="gone"}'] == 1
+        )
+        async with router.client() as client:
+            await client.send(b"GET /v1/models HTTP/1.1\r\nHost: r\r\n\r\n")
+            await slow.wait_for(2)
+            self.assertEqual(await router.terminate(), 0)
+            self.assertEqual(await client.ended(), b"")
+
     async def test_a_stopped_engine_is_no_reason_to_stay(self) -> None:
         d = await self.engine()
         router = await self.router(d=[d])
