@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cerrno>
 #include <cstring>
+#include <utility>
 
 #include <sys/socket.h>
 
@@ -79,11 +80,14 @@ Result<void> Asking::dialed() {
   ::getsockopt(socket_.get(), SOL_SOCKET, SO_ERROR, &error, &size);
   if (error != 0) return fail(Errc::kPeerLost, "connect: {}", std::strerror(error));
   state_ = State::kGreeting;
+  just_dialed_ = true;
   append(questions_, Hello{.wanted_high = wanted_.high, .wanted_low = wanted_.low});
   return {};
 }
 
 Result<void> Asking::receive(TimePoint now, const Ended& ended) {
+  // We may have been stopped since we dialed: the welcome is due from when we said who we are.
+  if (std::exchange(just_dialed_, false)) progress_ = now;
   for (std::size_t received = 0; received < kTurnBytes;) {
     std::array<iovec, 2> parts{};
     std::size_t count = 0;
@@ -113,7 +117,7 @@ Result<void> Asking::receive(TimePoint now, const Ended& ended) {
     }
     if (got == 0) return fail(Errc::kPeerLost, "the holder closed the connection");
 
-    progress_ = now;
+    progress_ = last_heard_ = now;
     received += static_cast<std::size_t>(got);
     auto rest = static_cast<std::size_t>(got);
     if (current_ != kNone) {
@@ -202,6 +206,7 @@ void Asking::end_piece(std::uint32_t slot, std::optional<Errc> error, const Ende
   free_slots_.push_back(slot);
   open_bytes_ -= piece.place.size();
   if (piece.background) open_background_bytes_ -= piece.place.size();
+  ended_a_piece_ = true;
   ended(piece, error);
 }
 
@@ -224,6 +229,11 @@ std::vector<Piece> Asking::close() {
 bool Asking::has_open(std::uint64_t batch) const noexcept {
   return std::any_of(slots_.begin(), slots_.end(),
                      [batch](const Slot& slot) { return slot.open && slot.piece.batch == batch; });
+}
+
+bool Asking::has_unread() const noexcept {
+  char byte = 0;
+  return ::recv(socket_.get(), &byte, 1, MSG_PEEK | MSG_DONTWAIT) > 0;
 }
 
 std::optional<TimePoint> Asking::waiting_since() const noexcept {

@@ -80,6 +80,14 @@ class Asking {
   }
   /// Since when something is due: an answer, or the connection itself. No value: nothing is.
   [[nodiscard]] std::optional<TimePoint> waiting_since() const noexcept;
+  /// Whether something came that receive() was not called for yet.
+  [[nodiscard]] bool has_unread() const noexcept;
+  /// Counts from now on what is due: it was we who did not look.
+  void wait_anew(TimePoint now) noexcept { progress_ = now; }
+  /// When something last came; TimePoint::min(): nothing did.
+  [[nodiscard]] TimePoint last_heard() const noexcept { return last_heard_; }
+  /// Whether a piece has ended here, with its bytes or with an answer that there are none.
+  [[nodiscard]] bool ended_a_piece() const noexcept { return ended_a_piece_; }
   [[nodiscard]] bool greeted() const noexcept { return state_ == State::kOpen; }
   [[nodiscard]] std::size_t open_bytes() const noexcept { return open_bytes_; }
   [[nodiscard]] int fd() const noexcept { return socket_.get(); }
@@ -107,7 +115,11 @@ class Asking {
   Id128 wanted_;
   Window window_;
   State state_ = State::kDialing;
-  TimePoint progress_;  // When something last came, or was asked for while nothing was open.
+  // When something last came, or was asked for while nothing was open, or the dial succeeded.
+  TimePoint progress_;
+  TimePoint last_heard_ = TimePoint::min();
+  bool just_dialed_ = false;
+  bool ended_a_piece_ = false;
 
   std::vector<Slot> slots_;
   std::vector<std::uint32_t> free_slots_;

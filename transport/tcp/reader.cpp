@@ -37,17 +37,36 @@ void Reader::connect(Fabric::PeerId id, PeerAddress address) {
 
 void Reader::dial(Fabric::PeerId id, Peer& peer, Link& link) {
   const TimePoint now = clock_.now();
+  link.redial_at.reset();
   Result<UniqueFd> socket = tcp::dial(peer.where.address);
-  if (!socket) return lose(id, peer, {Errc::kPeerLost, socket.error().detail});
+  if (!socket) return link_broke(id, peer, link, {Errc::kPeerLost, socket.error().detail});
   const int fd = socket->get();
   link.key = poller_.new_key();
   link.events = EPOLLIN | EPOLLOUT;
   Result<void> ready = prepare(fd, options_.user_timeout);
   if (ready) ready = poller_.add(fd, link.key, link.events);
-  if (!ready) return lose(id, peer, {Errc::kPeerLost, ready.error().detail});
+  if (!ready) return link_broke(id, peer, link, {Errc::kPeerLost, ready.error().detail});
   link.asking.emplace(std::move(*socket), peer.where.incarnation, options_.window, now);
   links_[link.key] = {id, static_cast<std::size_t>(&link - peer.links.data())};
   check_links_by(now + options_.connect_timeout);
+}
+
+void Reader::link_broke(Fabric::PeerId id, Peer& peer, Link& link, Error error) {
+  const bool greeted = link.asking && link.asking->greeted();
+  if (link.asking && link.asking->ended_a_piece()) link.breaks = 0;
+  const bool other_stands = std::any_of(peer.links.begin(), peer.links.end(), [&](const Link& l) {
+    return &l != &link && l.asking && l.asking->greeted();
+  });
+  if (error.code != Errc::kPeerLost || ++link.breaks >= kMostBreaks ||
+      (!greeted && !other_stands)) {
+    return lose(id, peer, std::move(error));
+  }
+  kLog.debug("a connection broke and is dialed again address={} reason={}",
+             to_string(peer.where.address), error.detail);
+  close_link(link);
+  if (greeted) return dial(id, peer, link);
+  link.redial_at = clock_.now() + options_.connect_timeout / 8;
+  check_links_by(*link.redial_at);
 }
 
 bool Reader::disconnect(Fabric::PeerId id) {
@@ -220,16 +239,22 @@ void Reader::fill(Fabric::PeerId id, Peer& peer) {
 }
 
 void Reader::flush(Fabric::PeerId id, Peer& peer) {
+  bool broken = false;
   for (Link& link : peer.links) {
     if (!link.asking || !link.asking->greeted()) continue;
     if (link.asking->wants_to_send()) {
       if (const Result<void> sent = link.asking->send_questions(); !sent) {
-        return lose(id, peer, sent.error());
+        link_broke(id, peer, link, sent.error());
+        if (peer.lost) return;
+        broken = true;
+        continue;
       }
     }
     watch(id, peer, link);
     if (peer.lost) return;
   }
+  // For what was open there. It ends: what is dialed again is sent to only once it is welcomed.
+  if (broken) fill(id, peer);
 }
 
 void Reader::watch(Fabric::PeerId id, Peer& peer, Link& link) {
@@ -262,11 +287,11 @@ bool Reader::on_event(Poller::Key key, std::uint32_t events) {
   for (const std::uint64_t number : std::exchange(finished_, {})) {
     if (const auto work = works_.find(number); work != works_.end()) complete(work);
   }
-  if (!turned) {
-    lose(id, peer, turned.error());
-    return true;
+  if (turned) {
+    watch(id, peer, link);
+  } else {
+    link_broke(id, peer, link, turned.error());
   }
-  watch(id, peer, link);
   if (!peer.lost) fill(id, peer);
   return true;
 }
@@ -374,21 +399,47 @@ void Reader::on_time(TimePoint now) {
   if (now < next_check_) return;
   next_check_ = TimePoint::max();
   for (auto& [number, peer] : peers_) {
-    for (const Link& link : peer.links) {
-      if (!link.asking) continue;
-      const auto since = link.asking->waiting_since();
-      if (!since) continue;
-      const bool greeted = link.asking->greeted();
-      const TimePoint last = *since + (greeted ? options_.stall_timeout : options_.connect_timeout);
-      if (last > now) {
-        check_links_by(last);
-        continue;
-      }
-      lose(Fabric::PeerId{number}, peer,
-           {Errc::kPeerLost, greeted ? "it says nothing any more" : "it does not answer"});
-      break;
+    const Fabric::PeerId id{number};
+    bool changed = false;
+    for (Link& link : peer.links) {
+      if (!peer.lost && check_link(id, peer, link, now)) changed = true;
     }
+    if (changed && !peer.lost) fill(id, peer);
   }
+}
+
+bool Reader::check_link(Fabric::PeerId id, Peer& peer, Link& link, TimePoint now) {
+  if (!link.asking) {
+    if (link.redial_at && *link.redial_at <= now) {
+      dial(id, peer, link);
+      return true;
+    }
+    if (link.redial_at) check_links_by(*link.redial_at);
+    return false;
+  }
+  const auto since = link.asking->waiting_since();
+  if (!since) return false;
+  const bool greeted = link.asking->greeted();
+  const Duration patience = greeted ? options_.stall_timeout : options_.connect_timeout;
+  if (*since + patience > now) {
+    check_links_by(*since + patience);
+    return false;
+  }
+  if (link.asking->has_unread()) {  // We were stopped, not the peer.
+    link.asking->wait_anew(now);
+    check_links_by(now + patience);
+    return false;
+  }
+  const bool other_speaks = std::any_of(peer.links.begin(), peer.links.end(), [&](const Link& l) {
+    return l.asking && l.asking->greeted() && l.asking->last_heard() > now - options_.stall_timeout;
+  });
+  Error error{Errc::kPeerLost, greeted ? "it says nothing any more" : "it does not answer"};
+  if (greeted && !other_speaks) {
+    lose(id, peer, std::move(error));
+  } else {
+    link_broke(id, peer, link, std::move(error));
+  }
+  return true;
 }
 
 }  // namespace pegaflow::tcp

@@ -29,9 +29,13 @@ namespace pegaflow::tcp {
 /// next one when its window has room, so that a slow connection just takes less.
 ///
 /// A batch that is cancelled or late closes the connections that have a piece of it open: that is
-/// what makes its places safe. What else was open there is asked for again on a new connection. A
-/// connection that the other side ends, or that says nothing for `stall_timeout` while it should,
-/// loses the peer.
+/// what makes its places safe. What else was open there is asked for again on a new connection.
+///
+/// A holder ends a connection for its own reasons, too: a region ended while its bytes were on the
+/// way. So a connection that breaks, or that is silent for `stall_timeout` while others of the peer
+/// are not, is dialed again; the new one hears by piece what is gone. The peer is lost when a dial
+/// fails and no other connection stands, when all are silent, or when one connection breaks
+/// kMostBreaks times in a row without bringing anything.
 ///
 /// Thread-bound: to the fabric's thread. Calls `sink` once for each batch.
 class Reader {
@@ -73,11 +77,14 @@ class Reader {
 
  private:
   static constexpr std::size_t kPriorities = 2;
+  static constexpr unsigned kMostBreaks = 4;
 
   struct Link {
     std::optional<Asking> asking;
     Poller::Key key = 0;
     std::uint32_t events = 0;
+    unsigned breaks = 0;                 ///< Since a piece last ended here.
+    std::optional<TimePoint> redial_at;  ///< There is no connection, and from then on a new one.
   };
   struct Peer {
     PeerAddress where;
@@ -101,6 +108,9 @@ class Reader {
 
   void validate(Work& work, const Peer* peer) const;
   void dial(Fabric::PeerId id, Peer& peer, Link& link);
+  void link_broke(Fabric::PeerId id, Peer& peer, Link& link, Error error);
+  /// Whether the link was dialed or closed; its pieces are to be handed out then.
+  bool check_link(Fabric::PeerId id, Peer& peer, Link& link, TimePoint now);
   void fill(Fabric::PeerId id, Peer& peer);
   bool next_piece(Work& work, Piece& piece) const;
   Link* link_for(Peer& peer, std::size_t size_bytes, bool background) const;

@@ -11,174 +11,11 @@
 
 #include <doctest/doctest.h>
 
-#include "base/unique_fd.h"
-#include "tests/support/fabric_node.h"
-#include "transport/checksum.h"
+#include "tests/unit/transport/tcp_played.h"
 #include "transport/tcp/serving.h"
-#include "transport/tcp/socket_address.h"
-#include "transport/tcp/tcp_fabric.h"
-#include "transport/tcp/wire.h"
 
 namespace pegaflow::testing {
 namespace {
-
-using tcp::Answer;
-using tcp::Ask;
-using tcp::Hello;
-using tcp::Verdict;
-using tcp::Welcome;
-
-constexpr std::uint64_t kSeed = 7;
-const SteadyClock kClock;
-
-/// A socket that waits, but not for ever.
-class Played {
- public:
-  explicit Played(UniqueFd socket) : socket_(std::move(socket)) {
-    const timeval patience{.tv_sec = kHang.count(), .tv_usec = 0};
-    ::setsockopt(socket_.get(), SOL_SOCKET, SO_RCVTIMEO, &patience, sizeof patience);
-  }
-  static Played connect(const std::string& address) {
-    const auto to = tcp::SocketAddress::parse(address).value();
-    UniqueFd socket(::socket(to.family(), SOCK_STREAM | SOCK_CLOEXEC, 0));
-    REQUIRE(::connect(socket.get(), to.data(), to.size()) == 0);
-    return Played(std::move(socket));
-  }
-  template <typename Message>
-  void send(const Message& message) const {
-    (void)::send(socket_.get(), &message, sizeof message, MSG_NOSIGNAL);
-  }
-  /// Whatever the other side makes of it: it may have closed.
-  void send_bytes(std::span<const std::byte> bytes) const {
-    while (!bytes.empty()) {
-      const ssize_t sent = ::send(socket_.get(), bytes.data(), bytes.size(), MSG_NOSIGNAL);
-      if (sent <= 0) return;
-      bytes = bytes.subspan(static_cast<std::size_t>(sent));
-    }
-  }
-  template <typename Message>
-  Message receive() const {
-    Message message;
-    REQUIRE(::recv(socket_.get(), &message, sizeof message, MSG_WAITALL) ==
-            static_cast<ssize_t>(sizeof message));
-    return message;
-  }
-  /// Whether the other side closes before it says anything more.
-  [[nodiscard]] bool closed() const {
-    char byte = 0;
-    const ssize_t got = ::recv(socket_.get(), &byte, 1, 0);
-    return got == 0 || (got < 0 && errno == ECONNRESET);
-  }
-  /// Reads so many bytes; false when the other side closes before.
-  [[nodiscard]] bool receive_into(std::span<std::byte> bytes) const {
-    return ::recv(socket_.get(), bytes.data(), bytes.size(), MSG_WAITALL) ==
-           static_cast<ssize_t>(bytes.size());
-  }
-
- private:
-  UniqueFd socket_;
-};
-
-/// The holder's part, played.
-class PlayedHolder {
- public:
-  PlayedHolder() {
-    const auto at = tcp::SocketAddress::parse("127.0.0.1:0").value();
-    listener_ = UniqueFd(::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0));
-    REQUIRE(::bind(listener_.get(), at.data(), at.size()) == 0);
-    REQUIRE(::listen(listener_.get(), 16) == 0);
-    fill_pattern(memory, kSeed);
-  }
-  [[nodiscard]] FabricDescriptor describe() const {
-    const std::string text = to_string(tcp::SocketAddress::near_end(listener_.get()).value());
-    const auto* const begin = reinterpret_cast<const std::byte*>(text.data());
-    return {.backend = "tcp",
-            .incarnation = self,
-            .address = {begin, begin + text.size()},
-            .regions = {{.region = RegionId{0}, .size_bytes = memory.size()}}};
-  }
-  [[nodiscard]] Played accept() const {
-    return Played(UniqueFd(::accept4(listener_.get(), nullptr, nullptr, SOCK_CLOEXEC)));
-  }
-  [[nodiscard]] Welcome welcome() const {
-    return {.holder_high = self.high, .holder_low = self.low};
-  }
-  /// Accepts and does what a good holder does first.
-  [[nodiscard]] Played greeted() const {
-    Played connection = accept();
-    (void)connection.receive<Hello>();
-    connection.send(welcome());
-    return connection;
-  }
-  [[nodiscard]] std::span<const std::byte> asked(const Ask& ask) const {
-    return std::span(memory).subspan(ask.offset, ask.size_bytes);
-  }
-  [[nodiscard]] Answer answer(const Ask& ask) const {
-    return {.question = ask.question,
-            .slot = ask.slot,
-            .size_bytes = ask.size_bytes,
-            .checksum = PageChecksum::of(asked(ask))};
-  }
-  void serve(const Played& connection, const Ask& ask) const {
-    connection.send(answer(ask));
-    connection.send_bytes(asked(ask));
-  }
-
-  Id128 self = Id128::random();
-  std::vector<std::byte> memory = std::vector<std::byte>(1 << 20);
-
- private:
-  UniqueFd listener_;
-};
-
-FabricNode::Make tcp_maker(const TcpFabric::Options& options) {
-  return [options](Fabric::CompletionSink sink) -> std::unique_ptr<Fabric> {
-    auto made = TcpFabric::create(options, kClock, std::move(sink));
-    REQUIRE_MESSAGE(made, to_string(made.error()));
-    return std::move(*made);
-  };
-}
-
-/// A real reader with one connection and pieces of 4 KiB, in front of a played holder.
-struct ReaderOfPlayed {
-  explicit ReaderOfPlayed(TcpFabric::Options options = {})
-      : node(tcp_maker([&options] {
-               options.connections = 1;
-               options.piece_bytes = 4096;
-               // Nothing here waits for the clock, unless a test wants it.
-               if (options.stall_timeout == std::chrono::seconds(2)) options.stall_timeout = kHang;
-               if (options.connect_timeout == std::chrono::seconds(1))
-                 options.connect_timeout = kHang;
-               return options;
-             }()),
-             1 << 20, kSeed + 1) {
-    peer = node.fabric->connect(holder.describe()).value();
-  }
-  void ask(std::uint64_t ticket, std::vector<Fabric::Chunk> chunks,
-           Fabric::Priority priority = Fabric::Priority::kForeground, TimePoint deadline = late()) {
-    REQUIRE(node.fabric->read({.ticket = ticket,
-                               .peer = peer,
-                               .priority = priority,
-                               .deadline = deadline,
-                               .chunks = std::move(chunks)}));
-  }
-  [[nodiscard]] Fabric::Chunk page(std::uint64_t number, std::uint64_t pages = 1) const {
-    return {.remote_region = RegionId{0},
-            .remote_offset = number * 4096,
-            .local_region = node.region,
-            .local_offset = number * 4096,
-            .size_bytes = pages * 4096};
-  }
-  [[nodiscard]] bool came(std::uint64_t number) const {
-    const auto got = std::span(node.memory).subspan(number * 4096, 4096);
-    const auto held = std::span(holder.memory).subspan(number * 4096, 4096);
-    return std::equal(got.begin(), got.end(), held.begin());
-  }
-
-  PlayedHolder holder;
-  FabricNode node;
-  Fabric::PeerId peer{};
-};
 
 TEST_SUITE("the socket lane, reading") {
   TEST_CASE("believes no greeting but the right one") {
@@ -345,10 +182,11 @@ TEST_SUITE("the socket lane, reading") {
   TEST_CASE("a deadline ends a batch that nobody answers, and no other") {
     ReaderOfPlayed reader;
     const Played connection = reader.holder.greeted();
-    reader.ask(1, {reader.page(0)}, Fabric::Priority::kForeground,
-               kClock.now() + std::chrono::milliseconds(20));
+    reader.ask(1, {reader.page(0)}, Fabric::Priority::kForeground, kClock.now() + kHang / 2);
     const Ask first = connection.receive<Ask>();
     reader.ask(2, {reader.page(1)});
+
+    reader.pass(kHang / 2);
 
     CHECK(reader.node.inbox.take(1).chunks[0] == Errc::kTimeout);
 
@@ -379,17 +217,24 @@ TEST_SUITE("the socket lane, reading") {
   }
 
   TEST_CASE("a holder that says nothing any more is lost") {
-    ReaderOfPlayed reader({.stall_timeout = std::chrono::milliseconds(50)});
+    ReaderOfPlayed reader;
     const Played connection = reader.holder.greeted();
     reader.ask(1, {reader.page(0)});
+    (void)connection.receive<Ask>();
+
+    reader.pass(kHang);
 
     CHECK(reader.node.inbox.take(1).chunks[0] == Errc::kPeerLost);
     CHECK(reader.node.read(reader.peer, {reader.page(0)}).chunks[0] == Errc::kPeerLost);
   }
 
   TEST_CASE("a holder that takes the connection and never greets is lost") {
-    ReaderOfPlayed reader({.connect_timeout = std::chrono::milliseconds(50)});
+    ReaderOfPlayed reader;
     reader.ask(1, {reader.page(0)});
+    const Played connection = reader.holder.accept();
+    (void)connection.receive<Hello>();
+
+    reader.pass(kHang);
 
     CHECK(reader.node.inbox.take(1).chunks[0] == Errc::kPeerLost);
   }

@@ -1,0 +1,219 @@
+#pragma once
+/// \file
+/// Both ends of the socket lane, played byte by byte.
+
+#include <atomic>
+#include <cerrno>
+#include <chrono>
+#include <span>
+#include <string>
+#include <vector>
+
+#include <sys/socket.h>
+
+#include <doctest/doctest.h>
+
+#include "base/unique_fd.h"
+#include "tests/support/fabric_node.h"
+#include "transport/checksum.h"
+#include "transport/tcp/socket_address.h"
+#include "transport/tcp/tcp_fabric.h"
+#include "transport/tcp/wire.h"
+
+namespace pegaflow::testing {
+
+using tcp::Answer;
+using tcp::Ask;
+using tcp::Hello;
+using tcp::Verdict;
+using tcp::Welcome;
+
+constexpr std::uint64_t kSeed = 7;
+
+/// The steady clock, and what a test puts before it: a time-out needs no waiting. Thread-safe.
+class ShiftedClock final : public Clock {
+ public:
+  [[nodiscard]] TimePoint now() const noexcept override {
+    return std::chrono::steady_clock::now() + Duration(offset_ns_.load());
+  }
+  void advance(Duration by) noexcept { offset_ns_ += by.count(); }
+
+ private:
+  std::atomic<std::int64_t> offset_ns_{0};
+};
+
+/// A socket that waits, but not for ever.
+class Played {
+ public:
+  explicit Played(UniqueFd socket) : socket_(std::move(socket)) {
+    const timeval patience{.tv_sec = kHang.count(), .tv_usec = 0};
+    ::setsockopt(socket_.get(), SOL_SOCKET, SO_RCVTIMEO, &patience, sizeof patience);
+  }
+  static Played connect(const std::string& address) {
+    const auto to = tcp::SocketAddress::parse(address).value();
+    UniqueFd socket(::socket(to.family(), SOCK_STREAM | SOCK_CLOEXEC, 0));
+    REQUIRE(::connect(socket.get(), to.data(), to.size()) == 0);
+    return Played(std::move(socket));
+  }
+  template <typename Message>
+  void send(const Message& message) const {
+    (void)::send(socket_.get(), &message, sizeof message, MSG_NOSIGNAL);
+  }
+  /// Whatever the other side makes of it: it may have closed.
+  void send_bytes(std::span<const std::byte> bytes) const {
+    while (!bytes.empty()) {
+      const ssize_t sent = ::send(socket_.get(), bytes.data(), bytes.size(), MSG_NOSIGNAL);
+      if (sent <= 0) return;
+      bytes = bytes.subspan(static_cast<std::size_t>(sent));
+    }
+  }
+  template <typename Message>
+  Message receive() const {
+    Message message;
+    REQUIRE(::recv(socket_.get(), &message, sizeof message, MSG_WAITALL) ==
+            static_cast<ssize_t>(sizeof message));
+    return message;
+  }
+  /// Whether the other side closes before it says anything more.
+  [[nodiscard]] bool closed() const {
+    char byte = 0;
+    const ssize_t got = ::recv(socket_.get(), &byte, 1, 0);
+    return got == 0 || (got < 0 && errno == ECONNRESET);
+  }
+  /// Reads so many bytes; false when the other side closes before.
+  [[nodiscard]] bool receive_into(std::span<std::byte> bytes) const {
+    return ::recv(socket_.get(), bytes.data(), bytes.size(), MSG_WAITALL) ==
+           static_cast<ssize_t>(bytes.size());
+  }
+
+ private:
+  UniqueFd socket_;
+};
+
+/// The holder's part, played.
+class PlayedHolder {
+ public:
+  PlayedHolder() {
+    const auto at = tcp::SocketAddress::parse("127.0.0.1:0").value();
+    listener_ = UniqueFd(::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0));
+    REQUIRE(::bind(listener_.get(), at.data(), at.size()) == 0);
+    REQUIRE(::listen(listener_.get(), 16) == 0);
+    const timeval patience{.tv_sec = kHang.count(), .tv_usec = 0};
+    ::setsockopt(listener_.get(), SOL_SOCKET, SO_RCVTIMEO, &patience, sizeof patience);
+    fill_pattern(memory, kSeed);
+  }
+  [[nodiscard]] FabricDescriptor describe() const {
+    const std::string text = to_string(tcp::SocketAddress::near_end(listener_.get()).value());
+    const auto* const begin = reinterpret_cast<const std::byte*>(text.data());
+    return {.backend = "tcp",
+            .incarnation = self,
+            .address = {begin, begin + text.size()},
+            .regions = {{.region = RegionId{0}, .size_bytes = memory.size()}}};
+  }
+  [[nodiscard]] Played accept() const {
+    UniqueFd socket(::accept4(listener_.get(), nullptr, nullptr, SOCK_CLOEXEC));
+    REQUIRE(socket);
+    return Played(std::move(socket));
+  }
+  [[nodiscard]] Welcome welcome() const {
+    return {.holder_high = self.high, .holder_low = self.low};
+  }
+  /// Accepts and does what a good holder does first.
+  [[nodiscard]] Played greeted() const {
+    Played connection = accept();
+    (void)connection.receive<Hello>();
+    connection.send(welcome());
+    return connection;
+  }
+  [[nodiscard]] std::span<const std::byte> asked(const Ask& ask) const {
+    return std::span(memory).subspan(ask.offset, ask.size_bytes);
+  }
+  [[nodiscard]] Answer answer(const Ask& ask) const {
+    return {.question = ask.question,
+            .slot = ask.slot,
+            .size_bytes = ask.size_bytes,
+            .checksum = PageChecksum::of(asked(ask))};
+  }
+  void serve(const Played& connection, const Ask& ask) const {
+    connection.send(answer(ask));
+    connection.send_bytes(asked(ask));
+  }
+
+  Id128 self = Id128::random();
+  std::vector<std::byte> memory = std::vector<std::byte>(1 << 20);
+
+ private:
+  UniqueFd listener_;
+};
+
+inline const SteadyClock kClock;
+
+inline FabricNode::Make tcp_maker(const TcpFabric::Options& options, const Clock& clock = kClock) {
+  return [options, &clock](Fabric::CompletionSink sink) -> std::unique_ptr<Fabric> {
+    auto made = TcpFabric::create(options, clock, std::move(sink));
+    REQUIRE_MESSAGE(made, to_string(made.error()));
+    return std::move(*made);
+  };
+}
+
+/// Returns when the thread of the fabric has seen to all that happened before the call, and to the
+/// time, too.
+inline void let_turn(Fabric& fabric) {
+  // Each waits for a turn; time is looked at at the end of one.
+  for (int i = 0; i < 2; ++i) fabric.unregister_region(RegionId{4711});
+}
+
+/// A real reader in front of a played holder, with one connection where a test does not say
+/// otherwise, and pieces of 4 KiB.
+struct ReaderOfPlayed {
+  explicit ReaderOfPlayed(TcpFabric::Options options = {}, unsigned connections = 1)
+      : node(tcp_maker(
+                 [&] {
+                   options.connections = connections;
+                   options.piece_bytes = 4096;
+                   // Nothing here waits for the clock, unless a test wants it.
+                   if (options.stall_timeout == std::chrono::seconds(2))
+                     options.stall_timeout = kHang;
+                   if (options.connect_timeout == std::chrono::seconds(1))
+                     options.connect_timeout = kHang;
+                   return options;
+                 }(),
+                 clock),
+             1 << 20, kSeed + 1) {
+    peer = node.fabric->connect(holder.describe()).value();
+  }
+  void ask(std::uint64_t ticket, std::vector<Fabric::Chunk> chunks,
+           Fabric::Priority priority = Fabric::Priority::kForeground, TimePoint deadline = late()) {
+    REQUIRE(node.fabric->read({.ticket = ticket,
+                               .peer = peer,
+                               .priority = priority,
+                               .deadline = deadline,
+                               .chunks = std::move(chunks)}));
+  }
+  [[nodiscard]] Fabric::Chunk page(std::uint64_t number, std::uint64_t pages = 1) const {
+    return {.remote_region = RegionId{0},
+            .remote_offset = number * 4096,
+            .local_region = node.region,
+            .local_offset = number * 4096,
+            .size_bytes = pages * 4096};
+  }
+  [[nodiscard]] bool came(std::uint64_t number) const {
+    const auto got = std::span(node.memory).subspan(number * 4096, 4096);
+    const auto held = std::span(holder.memory).subspan(number * 4096, 4096);
+    return std::equal(got.begin(), got.end(), held.begin());
+  }
+
+  /// Lets so much time pass for the reader.
+  void pass(Duration time) {
+    let_turn(*node.fabric);
+    clock.advance(time);
+    let_turn(*node.fabric);
+  }
+
+  ShiftedClock clock;
+  PlayedHolder holder;
+  FabricNode node;
+  Fabric::PeerId peer{};
+};
+
+}  // namespace pegaflow::testing
