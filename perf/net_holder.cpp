@@ -15,7 +15,10 @@
 
 #include <nlohmann/json.hpp>
 
+#include "base/clock.h"
 #include "base/log.h"
+#include "base/units.h"
+#include "engine/memory_room.h"
 #include "perf/command.h"
 #include "perf/engine_memory.h"
 #include "perf/net_plain.h"
@@ -29,6 +32,7 @@ constexpr Log kLog{"net"};
 constexpr int kProtocol = 1;
 constexpr std::size_t kLineBytes = 65536;
 constexpr std::uint64_t kMostMemory = std::uint64_t{64} << 30;
+constexpr std::chrono::seconds kGreetingPatience{10};
 
 constexpr const char* kOurs = "pega0";
 constexpr const char* kTheirs = "pega1";
@@ -47,9 +51,10 @@ Result<void> write_line(int fd, std::string text) {
 }
 
 /// One byte a call: it is done twice a run, and what follows the line is left for others.
-Result<std::string> read_line(int fd) {
+Result<std::string> read_line(int fd, TimePoint last = TimePoint::max()) {
   std::string line;
   while (line.size() < kLineBytes) {
+    if (std::chrono::steady_clock::now() >= last) return fail(Errc::kTimeout, "no line came");
     char byte = 0;
     const ssize_t got = ::recv(fd, &byte, 1, 0);
     if (got < 0 && errno == EINTR) continue;
@@ -143,9 +148,27 @@ int accept_one(int listener) {
   }
 }
 
+Result<void> set_patience(int socket, std::chrono::seconds patience) {
+  const timeval time{.tv_sec = patience.count(), .tv_usec = 0};
+  if (::setsockopt(socket, SOL_SOCKET, SO_RCVTIMEO, &time, sizeof time) == 0) return {};
+  return fail_errno(errno, "set how long a reader is waited for");
+}
+
+/// Every page of it will be there: an eighth of what is left is for others.
+Result<NetRequest> within_room(const NetRequest& request) {
+  PEGA_TRY_LET(const MemoryRoom room, memory_room());
+  if (request.memory_bytes <= room.available_bytes / 8 * 7) return request;
+  return fail(Errc::kOutOfCapacity, "{} of memory are asked for, and there are {}",
+              format_bytes(request.memory_bytes), format_bytes(room.available_bytes));
+}
+
 Result<void> hold_for(int socket) {
-  PEGA_TRY_LET(const std::string line, read_line(socket));
-  const Result<NetRequest> request = request_of(line);
+  // One reader after the other: who says nothing keeps nobody waiting for long.
+  PEGA_TRY(set_patience(socket, kGreetingPatience));
+  PEGA_TRY_LET(const std::string line,
+               read_line(socket, std::chrono::steady_clock::now() + kGreetingPatience));
+  PEGA_TRY(set_patience(socket, std::chrono::seconds(0)));
+  const Result<NetRequest> request = request_of(line).and_then(within_room);
   if (!request) {
     PEGA_TRY(write_line(socket, nlohmann::json{{"error", to_string(request.error())}}.dump()));
     return tl::unexpected<Error>(request.error());

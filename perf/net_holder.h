@@ -32,7 +32,8 @@ void fill_net_pattern(std::span<std::byte> memory, std::uint64_t seed);
 
 /// Serves one reader after the other on `listener`, each until it closes its connection, and each
 /// with memory of its own. Returns only with an error: the kernel's. What goes wrong with one
-/// reader is logged, and ends only that.
+/// reader is logged, and ends only that: who asks for more memory than this machine has left is
+/// told kOutOfCapacity, and who does not ask within ten seconds is closed.
 Result<void> hold_net(int listener);
 
 /// Asks a holder. The connection is what keeps the offer: it ends with the returned descriptor.
