@@ -39,7 +39,7 @@ class Fabric {
 
   enum class Priority : std::uint8_t {
     kForeground,  ///< Somebody's first token waits for it.
-    kBackground,  ///< Prefetches and copies; gets a part of the window and what else is left.
+    kBackground,  ///< Prefetches and copies; never more than a part of the window.
   };
 
   /// One run of bytes, usually a page.
@@ -90,8 +90,16 @@ class Fabric {
   virtual Result<RegionId> register_region(std::span<std::byte> memory) = 0;
 
   /// Until when peers may read a region; at first they may not, and a time that has passed ends it.
-  /// A backend that sees each read refuses it from then on (kGone for the reader); with one-sided
-  /// reads it is the readers who stop in time, so the owner leaves the bytes alone for a margin.
+  /// A backend that sees each read refuses it from then on (kGone for the reader).
+  ///
+  /// When the bytes may change: if `until` had passed, once this has returned, with a backend that
+  /// sees each read: it waits until what it had begun to send is sent or dropped. After a lease
+  /// that ended by itself the owner leaves them alone for a margin, with every backend: a read that
+  /// began in time may still be going on, and with one-sided reads it is the readers who stop, by
+  /// their own clocks.
+  ///
+  /// Times are of the clock that the backend was made with. With SteadyClock a machine that sleeps
+  /// has its leases stand still: give it one of CLOCK_BOOTTIME where machines do.
   /// Errors: kInvalidArgument when there is no such region.
   virtual Result<void> lend(RegionId region, TimePoint until) = 0;
 
@@ -104,7 +112,8 @@ class Fabric {
 
   /// Opens the way to a peer, by a description that its present incarnation has just given: never
   /// by one that was stored. Returns at once; that it cannot be reached shows in its batches.
-  /// A peer that is lost stays lost: greet it again and connect anew.
+  /// A peer that is lost stays lost, and counts until disconnect(): greet it again and connect
+  /// anew.
   /// Errors: kInvalidArgument when the description makes no sense; kRefused when it is of another
   /// backend; kBusy when there are too many peers or the queue is full.
   virtual Result<PeerId> connect(const FabricDescriptor& peer) = 0;

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cerrno>
 #include <cstring>
+#include <utility>
 
 #include <sys/socket.h>
 
@@ -16,6 +17,11 @@ constexpr Log kLog{"tcp"};
 
 /// Without descriptors a watched listener would wake us for ever.
 constexpr Duration kPause = std::chrono::milliseconds(100);
+
+/// Who connects again and again may not keep the thread from those who are connected, nor fill the
+/// log.
+constexpr int kAcceptsATurn = 64;
+constexpr Duration kLogPeriod = std::chrono::seconds(10);
 
 }  // namespace
 
@@ -49,15 +55,17 @@ bool Holder::on_event(Poller::Key key) {
     if (turned.error().code == Errc::kPeerLost) {
       kLog.debug("a reader's connection ended reason={}", turned.error().detail);
     } else {
-      kLog.warn("a reader's connection was closed reason={}", to_string(turned.error()));
+      turned_away(to_string(turned.error()));
     }
+    poller_->remove(connection.serving.fd());
     connections_.erase(found);
   }
   return true;
 }
 
 void Holder::accept_some() {
-  for (;;) {
+  // What is left of them wakes us again.
+  for (int i = 0; i < kAcceptsATurn; ++i) {
     UniqueFd socket(::accept4(listener_.get(), nullptr, nullptr, SOCK_NONBLOCK | SOCK_CLOEXEC));
     if (socket) {
       take(std::move(socket));
@@ -76,7 +84,7 @@ void Holder::accept_some() {
 
 void Holder::take(UniqueFd socket) {
   if (connections_.size() >= options_.connections) {
-    kLog.warn("a reader was turned away limit={}", options_.connections);
+    turned_away(fmt::format("{} readers are connected", connections_.size()));
     return;
   }
   const Poller::Key key = poller_->new_key();
@@ -84,7 +92,7 @@ void Holder::take(UniqueFd socket) {
   Result<void> ready = prepare(fd, options_.user_timeout);
   if (ready) ready = poller_->add(fd, key, EPOLLIN);
   if (!ready) {
-    kLog.warn("a reader was turned away reason={}", to_string(ready.error()));
+    turned_away(to_string(ready.error()));
     return;
   }
   const TimePoint now = clock_->now();
@@ -93,6 +101,15 @@ void Holder::take(UniqueFd socket) {
                                 .accepted = now,
                                 .events = EPOLLIN}));
   check_by(now + options_.greeting_timeout);
+}
+
+void Holder::turned_away(const std::string& reason) {
+  ++turned_away_;
+  const TimePoint now = clock_->now();
+  if (now < next_log_) return;
+  next_log_ = now + kLogPeriod;
+  kLog.warn("readers were turned away count={} reason=\"{}\"", std::exchange(turned_away_, 0),
+            reason);
 }
 
 void Holder::on_time(TimePoint now) {
@@ -106,7 +123,10 @@ void Holder::on_time(TimePoint now) {
     const Connection& connection = *entry.second;
     if (connection.serving.greeted()) return false;
     const TimePoint last = connection.accepted + options_.greeting_timeout;
-    if (last <= now) return true;
+    if (last <= now) {
+      poller_->remove(connection.serving.fd());
+      return true;
+    }
     check_by(last);
     return false;
   });

@@ -4,6 +4,7 @@
 
 #include <cstdint>
 #include <memory>
+#include <string>
 #include <unordered_map>
 
 #include "base/clock.h"
@@ -60,6 +61,7 @@ class Holder {
 
   void accept_some();
   void take(UniqueFd socket);
+  void turned_away(const std::string& reason);
   void check_by(TimePoint time) noexcept { next_check_ = std::min(next_check_, time); }
 
   UniqueFd listener_;
@@ -72,6 +74,8 @@ class Holder {
   const Clock* clock_;
   std::unordered_map<Poller::Key, std::unique_ptr<Connection>> connections_;
   TimePoint next_check_ = TimePoint::max();
+  std::uint64_t turned_away_ = 0;  // Since the log last said so.
+  TimePoint next_log_ = TimePoint::min();
 };
 
 }  // namespace pegaflow::tcp

@@ -14,7 +14,7 @@ inline constexpr std::size_t kMaximumPieceBytes = 4 << 20;
 inline constexpr std::size_t kTurnBytes = 1 << 20;
 
 /// Answers that go into one system call, and bytes that come out of one: half a core's second-level
-/// cache of today, so that the checksum and the kernel's copy find them in it.
+/// cache of today, so that of the checksum and the kernel's copy the second finds them in it.
 inline constexpr std::size_t kGroupBytes = 256 << 10;
 
 }  // namespace pegaflow::tcp

@@ -36,7 +36,9 @@ class Poller {
   Result<void> change(int fd, Key key, std::uint32_t events) {
     return control(EPOLL_CTL_MOD, fd, key, events);
   }
-  // Closing a descriptor that has no duplicate takes it out.
+  /// Before it is closed: a child that was forked may have a duplicate, and then closing ours alone
+  /// would go on waking us.
+  void remove(int fd) noexcept { (void)::epoll_ctl(fd_.get(), EPOLL_CTL_DEL, fd, nullptr); }
 
   /// What happened, within `timeout_ms` (-1: for ever). Valid until the next call.
   std::span<const epoll_event> wait(int timeout_ms) noexcept {

@@ -374,6 +374,7 @@ void Reader::close_link(Link& link) {
   const Poller::Key key = link.key;
   const Fabric::PeerId id = links_.at(key).first;
   Peer& peer = peers_.at(static_cast<std::uint32_t>(id));
+  poller_.remove(link.asking->fd());
   const std::vector<Piece> pieces = link.asking->close();
   link.asking.reset();
   links_.erase(key);

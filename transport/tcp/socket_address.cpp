@@ -64,6 +64,17 @@ Result<SocketAddress> SocketAddress::far_end(int socket) {
   return address;
 }
 
+bool SocketAddress::is_wildcard() const noexcept {
+  if (family() == AF_INET6) {
+    const in6_addr& host = reinterpret_cast<const sockaddr_in6*>(&storage_)->sin6_addr;
+    const in6_addr any = IN6ADDR_ANY_INIT;
+    constexpr std::uint8_t kMappedAny[16] = {0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0xFF, 0xFF};
+    return std::memcmp(&host, &any, sizeof host) == 0 ||
+           std::memcmp(&host, kMappedAny, sizeof host) == 0;
+  }
+  return reinterpret_cast<const sockaddr_in*>(&storage_)->sin_addr.s_addr == INADDR_ANY;
+}
+
 SocketAddress SocketAddress::with_port(std::uint16_t port) const noexcept {
   SocketAddress other = *this;
   if (family() == AF_INET6) {

@@ -31,6 +31,8 @@ class SocketAddress {
   }
   [[nodiscard]] socklen_t size() const noexcept { return size_; }
   [[nodiscard]] int family() const noexcept { return storage_.ss_family; }
+  /// Whether it is "0.0.0.0" or "[::]": every address of a machine, and so none to connect to.
+  [[nodiscard]] bool is_wildcard() const noexcept;
   /// The same with another port.
   [[nodiscard]] SocketAddress with_port(std::uint16_t port) const noexcept;
 

@@ -72,6 +72,12 @@ TcpFabric::TcpFabric(const Options& options, CompletionSink sink)
 
 Result<void> TcpFabric::start(const Clock& clock) {
   PEGA_TRY_LET(const tcp::SocketAddress listen, tcp::SocketAddress::parse(options_.listen));
+  if (listen.is_wildcard()) {
+    return fail(Errc::kInvalidArgument,
+                "{} is every address of this machine, and peers are told where to connect to: name "
+                "one of them",
+                options_.listen);
+  }
   PEGA_TRY_LET(tcp::Poller made, tcp::Poller::create());
   loop_ = std::make_unique<Loop>(std::move(made), clock);
   tcp::Poller& poller = loop_->poller;
@@ -120,17 +126,27 @@ Result<RegionId> TcpFabric::register_region(std::span<std::byte> memory) {
 }
 
 Result<void> TcpFabric::lend(RegionId region, TimePoint until) {
-  const std::lock_guard lock(regions_mutex_);
-  return regions_.lend(region, until);
+  {
+    const std::lock_guard lock(regions_mutex_);
+    PEGA_TRY(regions_.lend(region, until));
+  }
+  // The thread may have looked at the lease already and have the bytes in its hands until the end
+  // of its turn. What it sends later it looks at again.
+  if (until <= loop_->clock.now()) carry_out_and_wait(Turn());
+  return {};
 }
 
 void TcpFabric::unregister_region(RegionId region) {
+  carry_out_and_wait(Forget{.region = region, .done = {}});
+}
+
+template <typename Waited>
+void TcpFabric::carry_out_and_wait(Waited command) {
   // Shared: the caller may be gone before the thread has left set_value().
   const auto done = std::make_shared<std::promise<void>>();
+  command.done = done;
   // It may not fail, and the thread empties the mailbox whatever happens: so it is tried again.
-  while (!mailbox_.try_send(Command(Forget{.region = region, .done = done}))) {
-    std::this_thread::yield();
-  }
+  while (!mailbox_.try_send(Command(command))) std::this_thread::yield();
   done->get_future().wait();
 }
 
@@ -149,6 +165,11 @@ Result<Fabric::PeerId> TcpFabric::connect(const FabricDescriptor& peer) {
                 kBackend);
   }
   if (peer.incarnation.is_none()) return fail(Errc::kInvalidArgument, "the peer has no name");
+  if (peer.regions.size() > tcp::RegionTable::kMaximum) {
+    return fail(Errc::kInvalidArgument,
+                "the peer says that it has {} regions, and none has over {}", peer.regions.size(),
+                tcp::RegionTable::kMaximum);
+  }
   const std::string_view text(reinterpret_cast<const char*>(peer.address.data()),
                               peer.address.size());
   PEGA_TRY_LET(const tcp::SocketAddress address, tcp::SocketAddress::parse(text));
@@ -242,6 +263,8 @@ void TcpFabric::carry_out(Command command) {
       regions_.remove(forget->region);
     }
     forget->done->set_value();
+  } else if (const auto* const turn = std::get_if<Turn>(&command)) {
+    turn->done->set_value();
   }
 }
 

@@ -37,8 +37,9 @@ namespace pegaflow {
 class TcpFabric final : public Fabric {
  public:
   struct Options {
-    std::string listen = "127.0.0.1:0";  ///< Numeric, "[::1]:0"; peers are told this address.
-    unsigned connections = 4;            ///< To each peer; 1 to 64.
+    /// Numeric, "[::1]:0". Peers are told this address, so it is one, and not "0.0.0.0".
+    std::string listen = "127.0.0.1:0";
+    unsigned connections = 4;                            ///< To each peer; 1 to 64.
     std::size_t piece_bytes = std::size_t{256} << 10;    ///< Of a question; 4 KiB to 4 MiB.
     std::size_t window_bytes = std::size_t{2} << 20;     ///< Asked for and not there, a connection.
     Duration connect_timeout = std::chrono::seconds(1);  ///< To be connected and welcomed.
@@ -83,12 +84,17 @@ class TcpFabric final : public Fabric {
     RegionId region{};
     std::shared_ptr<std::promise<void>> done;  // The caller waits for it.
   };
-  using Command =
-      std::variant<std::monostate, Batch, std::unique_ptr<Connect>, Disconnect, Cancel, Forget>;
+  struct Turn {
+    std::shared_ptr<std::promise<void>> done;
+  };
+  using Command = std::variant<std::monostate, Batch, std::unique_ptr<Connect>, Disconnect, Cancel,
+                               Forget, Turn>;
 
   TcpFabric(const Options& options, CompletionSink sink);
   Result<void> start(const Clock& clock);
   Result<void> hand_over(Command command);
+  template <typename Waited>
+  void carry_out_and_wait(Waited command);
   void run();
   void carry_out(Command command);
 

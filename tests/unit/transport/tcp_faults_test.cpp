@@ -3,7 +3,9 @@
 #include <array>
 #include <csignal>
 #include <cstring>
+#include <random>
 #include <string>
+#include <thread>
 
 #include <sys/socket.h>
 #include <sys/wait.h>
@@ -11,6 +13,7 @@
 
 #include <doctest/doctest.h>
 
+#include "tests/support/seed.h"
 #include "tests/unit/transport/tcp_played.h"
 #include "transport/tcp/serving.h"
 
@@ -369,6 +372,45 @@ TEST_SUITE("the socket lane, holding") {
     CHECK(pages < asks.size());
   }
 
+  TEST_CASE("once lend() has ended a lease, the bytes may change and nobody gets others") {
+    std::mt19937_64 random(seed());
+    // Few large pieces: one is nearly always being read or sent.
+    const TcpFabric::Options options{.connections = 1, .piece_bytes = 512 << 10};
+    FabricNode holder(tcp_maker(options), 1 << 20, kSeed);
+    FabricNode reader(tcp_maker(options), 1 << 20, kSeed);
+    const auto peer = reader.fabric->connect(holder.fabric->describe()).value();
+    constexpr std::uint64_t kPage = 512 << 10;
+    for (std::uint64_t round = 1; round <= 200; ++round) {
+      const auto lent = static_cast<std::byte>(round);
+      std::fill(holder.memory.begin(), holder.memory.end(), lent);
+      REQUIRE(holder.fabric->lend(holder.region, late()));
+      std::vector<Fabric::Chunk> chunks;
+      for (std::uint64_t at = 0; at < holder.memory.size(); at += kPage) {
+        chunks.push_back({.remote_region = holder.region,
+                          .remote_offset = at,
+                          .local_region = reader.region,
+                          .local_offset = at,
+                          .size_bytes = kPage});
+      }
+      REQUIRE(reader.fabric->read(
+          {.ticket = round, .peer = peer, .deadline = late(), .chunks = chunks}));
+      for (std::uint64_t i = random() % 2000; i > 0; --i) std::this_thread::yield();
+
+      REQUIRE(holder.fabric->lend(holder.region, TimePoint::min()));
+      std::fill(holder.memory.rbegin(), holder.memory.rend(), ~lent);
+
+      const Fabric::Completion completion = reader.inbox.take(round);
+      for (std::size_t i = 0; i < chunks.size(); ++i) {
+        const auto page = std::span(reader.memory).subspan(i * kPage, kPage);
+        if (completion.chunks[i]) {
+          CHECK(*completion.chunks[i] == Errc::kGone);  // Not kCorrupt: nothing was half changed.
+        } else {
+          CHECK(std::all_of(page.begin(), page.end(), [&](std::byte b) { return b == lent; }));
+        }
+      }
+    }
+  }
+
   TEST_CASE("who does not greet in time, and who is one too many, is turned away") {
     const HolderOfPlayed slow({.connect_timeout = std::chrono::milliseconds(30)});
     CHECK(Played::connect(slow.address).closed());
@@ -412,6 +454,15 @@ TEST_SUITE("the socket lane") {
     CHECK(reader.node.fabric->connect(reader.holder.describe()));
   }
 
+  TEST_CASE("a peer with more regions than there can be is refused") {
+    FabricNode node(tcp_maker({}), 4096, kSeed);
+    FabricDescriptor peer = PlayedHolder().describe();
+    peer.regions.resize(tcp::RegionTable::kMaximum);
+    CHECK(node.fabric->connect(peer));
+    peer.regions.emplace_back();
+    CHECK(node.fabric->connect(peer).error().code == Errc::kInvalidArgument);
+  }
+
   TEST_CASE("regions are numbered once, and the numbers end") {
     FabricNode node(tcp_maker({}), 4096, kSeed);
     for (std::size_t i = 1; i < tcp::RegionTable::kMaximum; ++i) {
@@ -429,6 +480,9 @@ TEST_SUITE("the socket lane") {
     CHECK(refused({.listen = "localhost:0"}) == Errc::kInvalidArgument);
     CHECK(refused({.listen = "127.0.0.1"}) == Errc::kInvalidArgument);
     CHECK(refused({.listen = "::1:80"}) == Errc::kInvalidArgument);
+    for (const char* const everywhere : {"0.0.0.0:0", "[::]:0", "[::ffff:0.0.0.0]:0"}) {
+      CHECK(refused({.listen = everywhere}) == Errc::kInvalidArgument);
+    }
     CHECK(refused({.connections = 0}) == Errc::kInvalidArgument);
     CHECK(refused({.piece_bytes = 5 << 20}) == Errc::kInvalidArgument);
     CHECK(refused({.stall_timeout = Duration::zero()}) == Errc::kInvalidArgument);
