@@ -1,14 +1,17 @@
 // A holder is a process: it is killed, stopped and started again while it is read from.
+#include <algorithm>
 #include <csignal>
 #include <cstring>
 #include <new>
 
 #include <sys/mman.h>
+#include <sys/wait.h>
 
 #include <doctest/doctest.h>
 
 #include "tests/support/fabric_node.h"
 #include "tests/support/forked.h"
+#include "tests/support/shifted_clock.h"
 #include "transport/tcp/tcp_fabric.h"
 
 namespace pegaflow::testing {
@@ -17,6 +20,7 @@ namespace {
 constexpr std::size_t kBytes = 16 << 20;
 constexpr std::size_t kPage = 256 << 10;
 constexpr std::uint64_t kHolderSeed = 3;
+const SteadyClock kClock;
 
 /// What the child lets the parent know.
 struct Shared {
@@ -59,10 +63,11 @@ class HolderProcess {
   Forked process_;
 };
 
-FabricNode::Make reader_maker(Duration stall_timeout) {
-  return [stall_timeout](Fabric::CompletionSink sink) -> std::unique_ptr<Fabric> {
-    static const SteadyClock clock;
-    return TcpFabric::create({.stall_timeout = stall_timeout}, clock, std::move(sink)).value();
+FabricNode::Make reader_maker(const Clock& clock = kClock) {
+  return [&clock](Fabric::CompletionSink sink) -> std::unique_ptr<Fabric> {
+    return TcpFabric::create({.connect_timeout = kHang, .stall_timeout = kHang}, clock,
+                             std::move(sink))
+        .value();
   };
 }
 
@@ -101,7 +106,7 @@ TEST_SUITE("a holder's process") {
   TEST_CASE("is killed in the middle of reads: each is answered, and what came is right") {
     for (int round = 0; round < 5; ++round) {
       HolderProcess holder;
-      FabricNode reader(reader_maker(kHang), kBytes, 4);
+      FabricNode reader(reader_maker(), kBytes, 4);
       const auto peer = reader.fabric->connect(holder.describe()).value();
       for (std::uint64_t ticket = 1; ticket <= 4; ++ticket) {
         REQUIRE(reader.fabric->read(
@@ -122,21 +127,46 @@ TEST_SUITE("a holder's process") {
   TEST_CASE("is stopped: it is found lost, and a new one is read from at once") {
     HolderProcess stopped;
     HolderProcess other;
-    FabricNode reader(reader_maker(std::chrono::milliseconds(200)), kBytes, 4);
+    ShiftedClock clock;
+    FabricNode reader(reader_maker(clock), kBytes, 4);
+    const auto read = [&](std::uint64_t ticket, Fabric::PeerId peer,
+                          std::vector<Fabric::Chunk> chunks) {
+      // Time passes faster here than any deadline could allow for.
+      REQUIRE(reader.fabric->read({.ticket = ticket,
+                                   .peer = peer,
+                                   .deadline = TimePoint::max(),
+                                   .chunks = std::move(chunks)}));
+    };
     const auto peer = reader.fabric->connect(stopped.describe()).value();
-    CHECK(check_pages(reader, reader.read(peer, pages(reader)), Errc::kInternal) == kBytes / kPage);
+    read(1, peer, pages(reader));
+    CHECK(check_pages(reader, reader.inbox.take(1), Errc::kInternal) == kBytes / kPage);
 
     stopped.process().signal(SIGSTOP);
+    int status = 0;
+    REQUIRE(::waitpid(stopped.process().pid(), &status, WUNTRACED) == stopped.process().pid());
+    REQUIRE(WIFSTOPPED(status));
 
-    check_pages(reader, reader.read(peer, pages(reader)), Errc::kPeerLost);
+    read(2, peer, pages(reader));
+    // Also a connection that was dialed anew is waited for, so it may take more than one time-out.
+    const TimePoint last = kClock.now() + kHang;
+    while (reader.inbox.answered(2) == 0 && kClock.now() < last) {
+      let_turn(*reader.fabric);
+      clock.advance(kHang);
+    }
+    CHECK(check_pages(reader, reader.inbox.take(2), Errc::kPeerLost) == 0);
     const auto second = reader.fabric->connect(other.describe()).value();
-    CHECK(check_pages(reader, reader.read(second, pages(reader)), Errc::kInternal) ==
-          kBytes / kPage);
-    // What the stopped one still sends once it goes on is nobody's.
-    const std::vector<std::byte> before = reader.memory;
+    read(3, second, pages(reader));
+    CHECK(check_pages(reader, reader.inbox.take(3), Errc::kInternal) == kBytes / kPage);
+
+    // What the stopped one still sends once it goes on is nobody's. It had questions before it was
+    // lost, and has gone on when it answers a new one.
+    std::fill(reader.memory.begin(), reader.memory.end(), std::byte{0x5E});
+    const auto anew = reader.fabric->connect(stopped.describe()).value();
+    read(4, anew, {pages(reader)[0]});
     stopped.process().signal(SIGCONT);
-    stopped.kill();
-    CHECK(reader.memory == before);
+    CHECK_FALSE(reader.inbox.take(4).chunks[0]);
+    CHECK(std::all_of(reader.memory.begin() + kPage, reader.memory.end(),
+                      [](std::byte byte) { return byte == std::byte{0x5E}; }));
   }
 
   TEST_CASE("ends, and what has its address is another: nothing is read") {
@@ -144,7 +174,7 @@ TEST_SUITE("a holder's process") {
     HolderProcess other;
     FabricDescriptor mixed = other.describe();
     mixed.incarnation = holder.describe().incarnation;
-    FabricNode reader(reader_maker(kHang), kBytes, 4);
+    FabricNode reader(reader_maker(), kBytes, 4);
     const auto peer = reader.fabric->connect(mixed).value();
 
     CHECK(check_pages(reader, reader.read(peer, pages(reader)), Errc::kGone) == 0);

@@ -86,6 +86,13 @@ class FabricInbox {
 /// A time that comes after every test.
 inline TimePoint late() { return std::chrono::steady_clock::now() + 2 * kHang; }
 
+/// Returns when the thread of the fabric has seen to all that happened before the call, and to the
+/// time, too.
+inline void let_turn(Fabric& fabric) {
+  // Each waits for a turn; time is looked at at the end of one.
+  for (int i = 0; i < 2; ++i) fabric.unregister_region(RegionId{4711});
+}
+
 /// A fabric with one region of `bytes`, filled with pattern number `seed`.
 struct FabricNode {
   using Make = std::function<std::unique_ptr<Fabric>(Fabric::CompletionSink)>;

@@ -329,7 +329,7 @@ TEST_SUITE("the socket lane, holding") {
     CHECK(connection.receive<std::byte>() == holder.node.memory.back());
   }
 
-  TEST_CASE("answers each of many questions, read or not, and holds a bounded number") {
+  TEST_CASE("answers each of many questions, read or not") {
     const HolderOfPlayed holder;
     const Played connection = holder.greeted();
     constexpr std::uint64_t kMany = 10 * tcp::Serving::kQuestions;
@@ -347,6 +347,19 @@ TEST_SUITE("the socket lane, holding") {
                          holder.node.memory.begin() + static_cast<std::ptrdiff_t>(i)));
       REQUIRE(answer.checksum == PageChecksum::of(bytes));
     }
+  }
+
+  TEST_CASE("holds a bounded number of questions, and reads no more") {
+    const HolderOfPlayed holder;
+    const Played connection = holder.greeted();
+    // So that few questions fit between us, and a full way means that the holder does not read.
+    connection.shrink_send_buffer();
+    const std::vector<Ask> asks(tcp::Serving::kQuestions, Ask{.size_bytes = 1 << 20});
+
+    // Nobody reads the answers: in the end nothing more can be sent, long before this bound.
+    const std::size_t sent = connection.send_until_full(std::as_bytes(std::span(asks)), 32 << 20);
+
+    CHECK(sent < 32 << 20);
   }
 
   TEST_CASE("a lease that ends while its bytes are on the way ends them too") {

@@ -2,7 +2,6 @@
 /// \file
 /// Both ends of the socket lane, played byte by byte.
 
-#include <atomic>
 #include <cerrno>
 #include <chrono>
 #include <span>
@@ -15,6 +14,7 @@
 
 #include "base/unique_fd.h"
 #include "tests/support/fabric_node.h"
+#include "tests/support/shifted_clock.h"
 #include "transport/checksum.h"
 #include "transport/tcp/socket_address.h"
 #include "transport/tcp/tcp_fabric.h"
@@ -29,18 +29,6 @@ using tcp::Verdict;
 using tcp::Welcome;
 
 constexpr std::uint64_t kSeed = 7;
-
-/// The steady clock, and what a test puts before it: a time-out needs no waiting. Thread-safe.
-class ShiftedClock final : public Clock {
- public:
-  [[nodiscard]] TimePoint now() const noexcept override {
-    return std::chrono::steady_clock::now() + Duration(offset_ns_.load());
-  }
-  void advance(Duration by) noexcept { offset_ns_ += by.count(); }
-
- private:
-  std::atomic<std::int64_t> offset_ns_{0};
-};
 
 /// A socket that waits, but not for ever.
 class Played {
@@ -66,6 +54,25 @@ class Played {
       if (sent <= 0) return;
       bytes = bytes.subspan(static_cast<std::size_t>(sent));
     }
+  }
+  void shrink_send_buffer() const {
+    const int bytes = 4096;
+    ::setsockopt(socket_.get(), SOL_SOCKET, SO_SNDBUF, &bytes, sizeof bytes);
+  }
+  /// Sends `bytes` again and again until the other side has taken nothing for a moment, or `most`
+  /// of them. How many went.
+  [[nodiscard]] std::size_t send_until_full(std::span<const std::byte> bytes,
+                                            std::size_t most) const {
+    const timeval patience{.tv_sec = 0, .tv_usec = 300000};
+    ::setsockopt(socket_.get(), SOL_SOCKET, SO_SNDTIMEO, &patience, sizeof patience);
+    std::size_t sent = 0;
+    while (sent < most) {
+      const ssize_t part = ::send(socket_.get(), bytes.data() + sent % bytes.size(),
+                                  bytes.size() - sent % bytes.size(), MSG_NOSIGNAL);
+      if (part <= 0) break;
+      sent += static_cast<std::size_t>(part);
+    }
+    return sent;
   }
   template <typename Message>
   Message receive() const {
@@ -154,13 +161,6 @@ inline FabricNode::Make tcp_maker(const TcpFabric::Options& options, const Clock
     REQUIRE_MESSAGE(made, to_string(made.error()));
     return std::move(*made);
   };
-}
-
-/// Returns when the thread of the fabric has seen to all that happened before the call, and to the
-/// time, too.
-inline void let_turn(Fabric& fabric) {
-  // Each waits for a turn; time is looked at at the end of one.
-  for (int i = 0; i < 2; ++i) fabric.unregister_region(RegionId{4711});
 }
 
 /// A real reader in front of a played holder, with one connection where a test does not say
