@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <array>
 #include <cmath>
+#include <functional>
 #include <utility>
 
 #include <boost/asio/co_spawn.hpp>
@@ -47,6 +48,20 @@ bool is_json_type(const std::string& type) {
   return equals_ignoring_case(media.substr(0, end == std::string_view::npos ? 0 : end + 1),
                               "application/json");
 }
+
+/// Watches a client, and stops also when something throws: what it calls has gone by then.
+class Watching {
+ public:
+  Watching(ClientConnection& client, std::function<void()> on_gone) : client_(client) {
+    client_.watch(std::move(on_gone));
+  }
+  ~Watching() { client_.unwatch(); }
+  Watching(const Watching&) = delete;
+  Watching& operator=(const Watching&) = delete;
+
+ private:
+  ClientConnection& client_;
+};
 
 double milliseconds_of(Duration time) {
   return std::chrono::duration<double, std::milli>(time).count();
@@ -153,7 +168,7 @@ std::uint64_t Exchange::key_of(const std::vector<JsonMember>& members) const {
 asio::awaitable<bool> Exchange::run(std::string body) {
   body_ = std::move(body);
   bytes_in_ = body_.size();
-  client_.watch([this] { interrupt(); });
+  const Watching watching(client_, [this] { interrupt(); });
   bool keeps = false;
   switch (route_.kind) {
     case RouteKind::kHealth:
@@ -187,7 +202,6 @@ asio::awaitable<bool> Exchange::run(std::string body) {
     case RouteKind::kWrongMethod:
       break;  // refusal() has answered.
   }
-  client_.unwatch();
   co_return keeps;
 }
 

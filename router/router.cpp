@@ -150,6 +150,7 @@ class Service {
                        } catch (const std::exception& error) {
                          kLog.error("a connection ended by an exception: {}", error.what());
                        }
+                       connection->abort();  // Others may hold it still.
                      }
                      connections_.erase(connection);
                      if (shared_.is_draining) end_if_done();

@@ -3,6 +3,7 @@
 import asyncio
 import os
 import pathlib
+import resource
 import signal
 import sys
 import time
@@ -337,6 +338,30 @@ class Leaving(RouterTest):
             request = await d.wait_for(1)
             await asyncio.wait_for(request.gone.wait(), 30)
         self.assertLess(router.resident_bytes() - before, 16 << 20)
+        await self.all_is_over(router)
+
+    async def test_memory_that_is_refused_ends_one_connection_and_no_more(self) -> None:
+        # The decode engine's body is made when the prefill engine has answered.
+        limits: list[tuple[int, int]] = []
+
+        async def take_memory_away(request: Request, answer: Answer) -> None:
+            if request.is_prefill and request.headers.get("x-starve"):
+                pid = router.process.pid
+                pages = int(pathlib.Path(f"/proc/{pid}/statm").read_text().split()[0])
+                half = pages * os.sysconf("SC_PAGE_SIZE") // 2
+                limits.append(resource.prlimit(pid, resource.RLIMIT_AS))
+                resource.prlimit(pid, resource.RLIMIT_AS, (half, limits[0][1]))
+            await serve_normally(request, answer)
+
+        p, d = await self.engine(take_memory_away), await self.engine()
+        router = await self.router("--max-body-bytes", "128mb", p=[p], d=[d])
+        async with router.client() as client:
+            body = b'{"prompt":"' + b"x" * (96 << 20) + b'"}'  # Each copy is a mapping of its own.
+            await client.post("/v1/completions", body, "X-Starve: 1\r\n")
+            self.assertEqual(await client.ended(), b"")
+            resource.prlimit(router.process.pid, resource.RLIMIT_AS, limits[0])
+        await router.wait_for_line("a connection ended by an exception: .*bad_alloc")
+        self.assertEqual((await router.post("/v1/completions", {"prompt": LONG})).status, 200)
         await self.all_is_over(router)
 
     async def test_half_open_connections_end(self) -> None:
