@@ -77,7 +77,9 @@ void HealthChecks::note(Engine& engine, bool is_good, const std::string& why) {
 }
 
 asio::awaitable<void> HealthChecks::check(std::shared_ptr<Engine> engine) {
-  const Result<void> resolved = co_await shared_.engine_connections.resolve(engine);
+  asio::steady_timer timer(shared_.io);
+  const Result<void> resolved =
+      co_await shared_.engine_connections.resolve(engine, timer, shared_.options.health_timeout);
   std::string request = fmt::format("GET /health HTTP/1.1\r\nHost: {}\r\n\r\n",
                                     std::string_view(engine->url.text).substr(7));
   const Result<ShortAnswer> got =

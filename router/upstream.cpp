@@ -10,6 +10,8 @@
 #include <sys/socket.h>
 
 #include <boost/asio/buffer.hpp>
+#include <boost/asio/co_spawn.hpp>
+#include <boost/asio/detached.hpp>
 #include <boost/asio/ip/address.hpp>
 #include <boost/asio/redirect_error.hpp>
 #include <boost/asio/use_awaitable.hpp>
@@ -102,20 +104,44 @@ void EngineConnections::sweep(const std::vector<std::shared_ptr<Engine>>& engine
 void EngineConnections::close_all() {
   is_closed_ = true;
   for (UpstreamCall* const call : calls_) call->cancel();
+  for (const auto& [url, lookup] : lookups_) {
+    lookup->resolver.cancel();
+    for (asio::steady_timer* const timer : lookup->waiting) timer->cancel();
+  }
   idle_.clear();
 }
 
-asio::awaitable<Result<void>> EngineConnections::resolve(std::shared_ptr<Engine> engine) {
+asio::awaitable<void> EngineConnections::look_up(std::shared_ptr<Engine> engine,
+                                                 std::shared_ptr<Lookup> lookup) {
+  error_code ec;
+  const tcp::resolver::results_type found = co_await lookup->resolver.async_resolve(
+      engine->url.host, engine->url.port, asio::redirect_error(asio::use_awaitable, ec));
+  if (ec) {
+    lookup->result = fail_socket(ec, "look up " + engine->url.host);
+  } else {
+    known_[engine->url.text].endpoints.assign(found.begin(), found.end());
+    lookup->result.emplace();
+  }
+  lookups_.erase(engine->url.text);
+  for (asio::steady_timer* const timer : lookup->waiting) timer->cancel();
+}
+
+asio::awaitable<Result<void>> EngineConnections::resolve(std::shared_ptr<Engine> engine,
+                                                         asio::steady_timer& timer,
+                                                         Duration limit) {
   error_code ec;
   asio::ip::make_address(engine->url.host, ec);
-  if (!ec) co_return Result<void>();
-  tcp::resolver resolver(io_);
-  const tcp::resolver::results_type found = co_await resolver.async_resolve(
-      engine->url.host, engine->url.port, asio::redirect_error(asio::use_awaitable, ec));
-  if (ec) co_return Result<void>(fail_socket(ec, "look up " + engine->url.host));
-  Known& known = known_[engine->url.text];
-  known.endpoints.assign(found.begin(), found.end());
-  co_return Result<void>();
+  if (!ec || is_closed_) co_return Result<void>();
+  std::shared_ptr<Lookup> lookup = lookups_[engine->url.text];
+  const bool is_first = lookup == nullptr;
+  if (is_first) lookup = lookups_[engine->url.text] = std::make_shared<Lookup>(io_);
+  timer.expires_after(limit);
+  lookup->waiting.push_back(&timer);
+  if (is_first) asio::co_spawn(io_, look_up(engine, lookup), asio::detached);
+  co_await timer.async_wait(asio::redirect_error(asio::use_awaitable, ec));
+  std::erase(lookup->waiting, &timer);
+  if (lookup->result) co_return *lookup->result;
+  co_return Result<void>(fail(Errc::kTimeout, "look up {}: no answer yet", engine->url.host));
 }
 
 std::vector<tcp::endpoint> EngineConnections::endpoints(const Engine& engine) {
@@ -153,6 +179,7 @@ UpstreamCall::~UpstreamCall() {
 
 void UpstreamCall::cancel() {
   cancelled_ = true;
+  if (resolving_ != nullptr) resolving_->cancel();
   error_code ignored;
   if (socket_) socket_->close(ignored);
 }
@@ -169,8 +196,13 @@ asio::awaitable<Result<void>> UpstreamCall::connect(TimePoint end) {
   error_code ec = asio::error::host_not_found;
   std::vector<tcp::endpoint> endpoints = connections_.endpoints(*engine_);
   if (endpoints.empty()) {  // A name that no health check has looked up yet.
-    const Result<void> resolved = co_await connections_.resolve(engine_);
-    if (!resolved) {
+    asio::steady_timer timer(connections_.io());
+    resolving_ = &timer;
+    const Result<void> resolved = co_await connections_.resolve(
+        engine_, timer,
+        std::min<Duration>(connections_.options().connect_timeout, time_until(end)));
+    resolving_ = nullptr;
+    if (!resolved && !cancelled_) {
       co_return Result<void>(fail(Errc::kRefused, "{}", resolved.error().detail));
     }
     endpoints = connections_.endpoints(*engine_);

@@ -4,6 +4,7 @@
 
 #include <cstddef>
 #include <memory>
+#include <optional>
 #include <string>
 #include <string_view>
 #include <unordered_map>
@@ -13,6 +14,7 @@
 #include <boost/asio/awaitable.hpp>
 #include <boost/asio/io_context.hpp>
 #include <boost/asio/ip/tcp.hpp>
+#include <boost/asio/steady_timer.hpp>
 
 #include "base/clock.h"
 #include "base/error.h"
@@ -45,10 +47,13 @@ class EngineConnections {
   /// Ends all calls, those too that begin later, and closes all connections.
   void close_all();
 
-  /// Looks the engine's host up anew, unless it is an address. What is known stays while the
-  /// question is open, and when there is no answer.
-  /// Errors: as fail_socket().
-  boost::asio::awaitable<Result<void>> resolve(std::shared_ptr<Engine> engine);
+  /// Looks the engine's host up anew, unless it is an address, and waits until `timer` is canceled,
+  /// at most for `limit`. What is known stays while the question is open, and when there is no
+  /// answer. Nothing cuts the system's resolver short: a question stays open behind who asked it,
+  /// one for each engine, and run() of the io_context returns only after it.
+  /// Errors: kTimeout for no answer yet; as fail_socket().
+  boost::asio::awaitable<Result<void>> resolve(std::shared_ptr<Engine> engine,
+                                               boost::asio::steady_timer& timer, Duration limit);
   /// Addresses of its host, the next one first; an address itself needs no resolve().
   [[nodiscard]] std::vector<boost::asio::ip::tcp::endpoint> endpoints(const Engine& engine);
 
@@ -66,11 +71,21 @@ class EngineConnections {
     std::size_t next = 0;
   };
 
+  struct Lookup {
+    explicit Lookup(boost::asio::io_context& io) : resolver(io) {}
+    boost::asio::ip::tcp::resolver resolver;
+    std::vector<boost::asio::steady_timer*> waiting;
+    std::optional<Result<void>> result;
+  };
+  boost::asio::awaitable<void> look_up(std::shared_ptr<Engine> engine,
+                                       std::shared_ptr<Lookup> lookup);
+
   boost::asio::io_context& io_;
   Deadlines& deadlines_;
   Options options_;
-  std::unordered_map<std::string, std::vector<Idle>> idle_;  // By the engine's URL.
-  std::unordered_map<std::string, Known> known_;             // By the engine's URL.
+  std::unordered_map<std::string, std::vector<Idle>> idle_;           // By the engine's URL.
+  std::unordered_map<std::string, Known> known_;                      // By the engine's URL.
+  std::unordered_map<std::string, std::shared_ptr<Lookup>> lookups_;  // By the engine's URL.
   std::unordered_set<UpstreamCall*> calls_;
   bool is_closed_ = false;
   friend class UpstreamCall;
@@ -120,6 +135,7 @@ class UpstreamCall {
   std::shared_ptr<Engine> engine_;
   std::unique_ptr<boost::asio::ip::tcp::socket> socket_;
   Deadline deadline_;
+  boost::asio::steady_timer* resolving_ = nullptr;  // While its engine's name is looked up.
   ResponseParser parser_;
   std::string unparsed_;    // Of a head that is not whole.
   std::string first_body_;  // What came with the head.

@@ -5,6 +5,8 @@ import os
 import pathlib
 import resource
 import signal
+import socket
+import subprocess
 import sys
 import time
 import unittest
@@ -363,6 +365,39 @@ class Leaving(RouterTest):
         await router.wait_for_line("a connection ended by an exception: .*bad_alloc")
         self.assertEqual((await router.post("/v1/completions", {"prompt": LONG})).status, 200)
         await self.all_is_over(router)
+
+    async def test_a_resolver_that_says_nothing_holds_up_nobody(self) -> None:
+        # Each run has a name server of its own, which never answers.
+        address = f"127.1.{os.getpid() >> 8 & 255}.{os.getpid() & 255}"
+        config = self.scratch() / "resolv.conf"
+        config.write_text(f"nameserver {address}\noptions timeout:30 attempts:1\n")
+        own_names = ("unshare", "-m", "sh", "-c")
+        mount = f'mount --bind {config} /etc/resolv.conf && exec "$0" "$@"'
+        with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as name_server:
+            try:
+                name_server.bind((address, 53))
+                subprocess.run([*own_names, mount, "true"], check=True, capture_output=True)
+            except (OSError, subprocess.CalledProcessError) as why:
+                self.skipTest(f"no name server of its own: {why}")
+            words = ("--decode", "http://engine.test:1", "--retries", "0")
+            router = await Router.start(
+                *words, "--connect-timeout", "200ms", prefix=(*own_names, mount)
+            )
+            self.stack.push_async_callback(router.stop)
+            began = time.monotonic()
+            reply = await router.post("/v1/completions", STREAMED)
+            self.assertIn(reply.status, (502, 503))
+            self.assertLess(time.monotonic() - began, 20)
+            router = await Router.start(
+                *words, "--connect-timeout", "1m", prefix=(*own_names, mount)
+            )
+            self.stack.push_async_callback(router.stop)
+            async with router.client() as client:
+                await client.post("/v1/completions", STREAMED)
+                await router.wait_for_metrics(lambda m: m["requests_in_flight"] == 2)
+            began = time.monotonic()
+            await self.all_is_over(router)
+            self.assertLess(time.monotonic() - began, 20)
 
     async def test_half_open_connections_end(self) -> None:
         d = await self.engine()

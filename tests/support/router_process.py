@@ -105,9 +105,10 @@ class Router:
         self._reading = asyncio.create_task(self._read())
 
     @classmethod
-    async def start(cls, *options: str) -> Router:
+    async def start(cls, *options: str, prefix: tuple[str, ...] = ()) -> Router:
+        """`prefix` is a command that ends with exec of what follows it."""
         process = await asyncio.create_subprocess_exec(
-            BINARY, "--listen", "127.0.0.1:0", *options, stderr=asyncio.subprocess.PIPE
+            *prefix, BINARY, "--listen", "127.0.0.1:0", *options, stderr=asyncio.subprocess.PIPE
         )
         router = cls(process)
         line = await router.wait_for_line(r"ready listen=\S+")
