@@ -1,5 +1,6 @@
 #include "router/router.h"
 
+#include <array>
 #include <csignal>
 #include <exception>
 #include <fstream>
@@ -34,6 +35,9 @@ using boost::system::error_code;
 namespace {
 
 constexpr Log kLog{"router"};
+
+/// Of those beyond --max-connections at once: each has a descriptor for up to a second.
+constexpr std::size_t kTurnedAway = 256;
 
 /// A stream has two descriptors, so 20,000 connections need more than the usual 1,024.
 void raise_descriptor_limit() {
@@ -130,14 +134,36 @@ class Service {
     }
   }
 
+  /// Closing at once would reset a connection whose request has come, and lose the answer.
+  asio::awaitable<void> turn_away(tcp::socket socket, std::string answer) {
+    error_code ec;
+    Deadline deadline(shared_.deadlines, [&] {
+      error_code ignored;
+      socket.close(ignored);
+    });
+    socket.non_blocking(true, ec);
+    socket.write_some(asio::buffer(answer), ec);  // It fits into the empty buffer of a new socket.
+    socket.shutdown(tcp::socket::shutdown_send, ec);
+    if (turned_away_ >= kTurnedAway) co_return;
+    ++turned_away_;
+    deadline.set(std::chrono::seconds(1));
+    std::array<char, 4096> thrown_away;
+    while (!ec) {
+      co_await socket.async_wait(tcp::socket::wait_read,
+                                 asio::redirect_error(asio::use_awaitable, ec));
+      if (!ec) socket.read_some(asio::buffer(thrown_away), ec);
+      if (ec == asio::error::would_block) ec.clear();
+    }
+    --turned_away_;
+  }
+
   void begin(tcp::socket socket) {
     if (shared_.metrics.connections >=
         static_cast<std::uint64_t>(shared_.options.max_connections)) {
       ++shared_.metrics.connections_refused;
       const std::string answer =
           error_answer(503, "too many connections", false, "Retry-After: 1\r\n", false);
-      error_code ignored;  // It fits into the empty buffer of a new socket.
-      socket.write_some(asio::buffer(answer), ignored);
+      asio::co_spawn(shared_.io, turn_away(std::move(socket), answer), asio::detached);
       return;
     }
     const auto connection = std::make_shared<ClientConnection>(std::move(socket), shared_);
@@ -197,6 +223,7 @@ class Service {
   tcp::acceptor acceptor_;
   asio::signal_set signals_;
   asio::steady_timer last_moment_;
+  std::size_t turned_away_ = 0;  // Connections that wait for their clients to read why.
   std::unordered_set<std::shared_ptr<ClientConnection>> connections_;
 };
 

@@ -422,6 +422,17 @@ class Leaving(RouterTest):
             async with router.client() as third:
                 reply = await third.reply()
             self.assertEqual((reply.status, reply.headers["retry-after"]), (503, "1"))
+            # A request that has come already and is never read must not reset the answer.
+            router.process.send_signal(signal.SIGSTOP)
+            try:
+                await router.wait_until_stopped()
+                async with router.client() as fourth:
+                    await fourth.post("/v1/completions", {"prompt": "x"})
+                    router.process.send_signal(signal.SIGCONT)
+                    self.assertEqual((await fourth.reply()).status, 503)
+                    self.assertEqual(await asyncio.wait_for(fourth.reader.read(), 20), b"")
+            finally:
+                router.process.send_signal(signal.SIGCONT)
 
 
 class Ending(RouterTest):
