@@ -63,6 +63,21 @@ class Watching {
   ClientConnection& client_;
 };
 
+/// Counts bytes for as long as it lives.
+class CountedBytes {
+ public:
+  CountedBytes(std::uint64_t& sum, std::uint64_t bytes) : sum_(sum), bytes_(bytes) {
+    sum_ += bytes_;
+  }
+  ~CountedBytes() { sum_ -= bytes_; }
+  CountedBytes(const CountedBytes&) = delete;
+  CountedBytes& operator=(const CountedBytes&) = delete;
+
+ private:
+  std::uint64_t& sum_;
+  std::uint64_t bytes_;
+};
+
 double milliseconds_of(Duration time) {
   return std::chrono::duration<double, std::milli>(time).count();
 }
@@ -108,7 +123,10 @@ std::string Exchange::refusal() {
   const bool keeps = keeps_connection();
   const auto refuse = [&](unsigned status, std::string_view text, std::string_view fields = {}) {
     status_ = status;
-    return error_answer(status, text, route_.is_anthropic, fields, keeps);
+    std::string whole = error_answer(status, text, route_.is_anthropic, fields, keeps);
+    // A client of HEAD reads no body: it would take it for its next answer.
+    if (head_.method == "HEAD") whole.resize(whole.find("\r\n\r\n") + 4);
+    return whole;
   };
   if (route_.kind == RouteKind::kDenied) return refuse(404, "the router does not serve this path");
   if (route_.kind == RouteKind::kWrongMethod) {
@@ -298,6 +316,7 @@ asio::awaitable<std::string> Exchange::prefill(const std::vector<JsonMember>& me
   if (what == Prefill::kDone) {
     const TimePoint began = shared_.now();
     const std::string body = prefill_body(members, route_.is_anthropic, shared_.flow);
+    const CountedBytes counted(shared_.metrics.body_bytes, body.size());
     std::vector<const Engine*> tried;
     const std::size_t attempts = shared_.options.retries > 0 ? 2 : 1;
     for (std::size_t attempt = 0; attempt < attempts; ++attempt) {

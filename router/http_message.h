@@ -45,7 +45,7 @@ struct ResponseHead {
 };
 
 /// Reads one request. Refuses what two readers could understand differently: Content-Length with
-/// Transfer-Encoding, either of them twice, another coding than chunked, folded or blank names.
+/// Transfer-Encoding, either of them twice, another coding than chunked, blanks in names.
 /// Thread-bound.
 class RequestParser {
  public:

@@ -261,7 +261,7 @@ class Refusing(RouterTest):
             head + b"Transfer-Encoding: gzip, chunked\r\n\r\n0\r\n\r\n",
             head + b"Transfer-Encoding: chunked\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n",
             head + b"Transfer-Encoding : chunked\r\n\r\n0\r\n\r\n",
-            head + b"X: a\r\n b\r\nContent-Length : 2\r\n\r\n{}",
+            head + b"Content-Length : 2\r\n\r\n{}",
             head + b"Host: s\r\nContent-Length: 2\r\n\r\n{}",
             b"POST /v1/completions HTTP/1.1\r\nContent-Length: 2\r\n\r\n{}",
             b"POST /v1/completions HTTP/1.1\nHost: r\nContent-Length: 2\n\n{}",
@@ -279,6 +279,40 @@ class Refusing(RouterTest):
                 self.assertEqual(await client.ended(), b"", bad)
         self.assertEqual(d.requests, [])
         self.assertEqual((await router.metrics())["bad_requests_total"], 17)
+
+    async def test_a_folded_field_arrives_as_one_line(self) -> None:
+        d = await self.engine()
+        router = await self.router(d=[d])
+        async with router.client() as client:
+            await client.send(
+                b"POST /v1/completions HTTP/1.1\r\nHost: r\r\nX-Folded: a\r\n b\r\n\tc\r\n"
+                b"Content-Length:\r\n 14\r\n\r\n" + b'{"prompt":"x"}'
+            )
+            self.assertEqual((await client.reply()).status, 200)
+        self.assertEqual(d.requests[0].headers["x-folded"], "a b c")
+        self.assertEqual(d.requests[0].body, b'{"prompt":"x"}')
+
+    async def test_a_head_request_is_refused_without_a_body(self) -> None:
+        d = await self.engine()
+        router = await self.router("--pass", "/extra", d=[d])
+        async with router.client() as client:
+            for path in ("/extra", "/health", "/nothing"):
+                await client.send(f"HEAD {path} HTTP/1.1\r\nHost: r\r\n\r\n".encode())
+                self.assertEqual((await client.head()).status, 404 if path == "/nothing" else 405)
+            await client.post("/v1/completions", {"prompt": "x"})
+            self.assertEqual((await client.reply()).status, 200)
+        self.assertEqual(len(d.requests), 1)
+
+    async def test_the_copy_for_a_prefill_engine_counts_as_memory(self) -> None:
+        p, d = await self.engine(wait_for_leaving), await self.engine()
+        router = await self.router(p=[p], d=[d])
+        body = json.dumps({"prompt": "x" * 100_000}).encode()
+        async with router.client() as client:
+            await client.post("/v1/completions", body)
+            request = await p.wait_for(1)
+            held = (await router.metrics())["body_bytes"]
+            self.assertEqual(held, len(body) + len(request.body))
+        await router.wait_for_metrics(lambda m: m["body_bytes"] == 0)
 
     async def test_sizes_have_limits(self) -> None:
         d = await self.engine()

@@ -26,6 +26,8 @@ TEST_SUITE("routes") {
     CHECK_FALSE(find_route("GET", "/health", {}).needs_key);
     CHECK(find_route("GET", "/v1/models", {}).needs_key);
     CHECK(find_route("PUT", "/extra?x", {"/extra"}).kind == RouteKind::kOne);
+    CHECK(find_route("HEAD", "/extra?x", {"/extra"}).kind == RouteKind::kWrongMethod);
+    CHECK(find_route("CONNECT", "/extra", {"/extra"}).kind == RouteKind::kWrongMethod);
   }
 
   TEST_CASE("a response's id is in its path") {
