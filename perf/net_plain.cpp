@@ -1,6 +1,7 @@
 #include "perf/net_plain.h"
 
 #include <algorithm>
+#include <array>
 #include <cerrno>
 #include <cstring>
 #include <list>
@@ -41,10 +42,13 @@ PlainSender::~PlainSender() {
 
 bool PlainSender::turn(Connection& connection, std::span<const std::byte> memory) {
   if (connection.left == 0) {
-    const ssize_t got = ::recv(connection.socket.get(), &connection.left, sizeof connection.left,
-                               MSG_DONTWAIT | MSG_WAITALL);
+    std::array<std::uint64_t, 2> wanted{};
+    const ssize_t got =
+        ::recv(connection.socket.get(), wanted.data(), sizeof wanted, MSG_DONTWAIT | MSG_WAITALL);
     if (got < 0 && errno == EAGAIN) return true;
-    if (got != static_cast<ssize_t>(sizeof connection.left)) return false;
+    if (got != static_cast<ssize_t>(sizeof wanted)) return false;
+    connection.at = wanted[0] % memory.size();
+    connection.left = wanted[1];
   }
   const std::uint64_t part =
       std::min<std::uint64_t>({connection.left, memory.size() - connection.at, kTurnBytes});
@@ -52,7 +56,7 @@ bool PlainSender::turn(Connection& connection, std::span<const std::byte> memory
                               MSG_NOSIGNAL | MSG_DONTWAIT);
   if (sent < 0) return errno == EAGAIN;
   connection.left -= static_cast<std::uint64_t>(sent);
-  connection.at = (connection.at + static_cast<std::size_t>(sent)) % memory.size();
+  connection.at = (connection.at + static_cast<std::uint64_t>(sent)) % memory.size();
   return true;
 }
 
@@ -96,7 +100,8 @@ Result<PlainReceiver> PlainReceiver::connect(const std::string& address, std::si
   return PlainReceiver(std::move(sockets));
 }
 
-Result<void> PlainReceiver::receive(std::span<std::byte> memory, std::uint64_t bytes) {
+Result<void> PlainReceiver::receive(std::span<std::byte> memory, std::uint64_t bytes,
+                                    std::uint64_t at) {
   struct Part {
     std::span<std::byte> memory;
     std::uint64_t left = 0;
@@ -111,8 +116,9 @@ Result<void> PlainReceiver::receive(std::span<std::byte> memory, std::uint64_t b
     parts.push_back(
         {.memory = memory.subspan(begin, memory.size() * (i + 1) / count - begin), .left = share});
     entries.push_back({.fd = sockets_[i].get(), .events = POLLIN, .revents = 0});
-    if (::send(sockets_[i].get(), &share, sizeof share, MSG_NOSIGNAL) !=
-        static_cast<ssize_t>(sizeof share)) {
+    const std::array<std::uint64_t, 2> wanted = {at + begin, share};
+    if (::send(sockets_[i].get(), wanted.data(), sizeof wanted, MSG_NOSIGNAL) !=
+        static_cast<ssize_t>(sizeof wanted)) {
       return fail_errno(errno, "ask for bytes");
     }
   }

@@ -15,8 +15,9 @@
 
 namespace pegaflow::perf {
 
-/// Sends what it is asked for: eight bytes with a count come in on a connection, that many bytes of
-/// `memory` go out. One thread for all connections, as the lane has.
+/// Sends what it is asked for: a place and a count come in on a connection, eight bytes each, and
+/// that many bytes of `memory` from there on go out, again from its beginning behind its end. One
+/// thread for all connections, as the lane has.
 class PlainSender {
  public:
   /// `address` is numeric, with port 0. `memory` outlives it. Errors: the kernel's.
@@ -30,8 +31,8 @@ class PlainSender {
  private:
   struct Connection {
     UniqueFd socket;
+    std::uint64_t at = 0;    // Of `memory`.
     std::uint64_t left = 0;  // Bytes that still go out.
-    std::size_t at = 0;      // Of `memory`.
   };
   PlainSender(UniqueFd listener, std::string address, std::span<const std::byte> memory);
   void run();
@@ -50,9 +51,11 @@ class PlainReceiver {
   /// Errors: the kernel's.
   static Result<PlainReceiver> connect(const std::string& address, std::size_t connections);
 
-  /// Fetches `bytes` in equal parts over all connections into `memory`, again from its beginning
-  /// where it is shorter. Errors: the kernel's; kPeerLost when the other side ends.
-  Result<void> receive(std::span<std::byte> memory, std::uint64_t bytes);
+  /// Fetches `bytes` in equal parts over all connections into `memory`. Each has a part of the
+  /// memory of its own and the same part of the sender's, from `at` on; where it is shorter than
+  /// what comes, the bytes come to its beginning again.
+  /// Errors: the kernel's; kPeerLost when the other side ends.
+  Result<void> receive(std::span<std::byte> memory, std::uint64_t bytes, std::uint64_t at = 0);
 
  private:
   explicit PlainReceiver(std::vector<UniqueFd> sockets) : sockets_(std::move(sockets)) {}

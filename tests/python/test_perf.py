@@ -1,5 +1,6 @@
 """`pegaflow-perf` measures a real server, and leaves none behind."""
 
+import json
 import os
 import select
 import signal
@@ -171,3 +172,21 @@ def test_net_says_what_answers_when_it_is_no_other_end():
             connection.sendall(b"HTTP/1.1 400 Bad Request\r\n\r\n")
             assert "no `pegaflow-perf net`" in run.communicate(timeout=60)[1]
         assert run.returncode == 1
+
+
+def test_net_makes_no_more_memory_than_there_is():
+    with open("/proc/meminfo", encoding="ascii") as meminfo:
+        total = int(meminfo.readline().split()[1]) * 1024
+    if total > 64 << 30:
+        pytest.skip("this machine may have as much as can be asked for")
+    listening = [PERF, "net", "--listen", "127.0.0.1:0"]
+    with subprocess.Popen(listening, stdout=subprocess.PIPE, text=True) as holder:
+        try:
+            host, port = holder.stdout.readline().split()[2].split(":")
+            with socket.create_connection((host, int(port)), timeout=60) as connection:
+                request = {"protocol": 1, "memory_bytes": total, "seed": 1}
+                connection.sendall(json.dumps(request).encode() + b"\n")
+                with connection.makefile() as answers:
+                    assert "of memory are asked for" in json.loads(answers.readline())["error"]
+        finally:
+            holder.kill()
