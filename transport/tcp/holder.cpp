@@ -34,7 +34,7 @@ Result<Holder> Holder::open(const SocketAddress& address, const Options& options
   return holder;
 }
 
-bool Holder::on_event(Poller::Key key) {
+bool Holder::on_event(Poller::Key key, std::uint32_t events_now) {
   if (key == listener_key_) {
     accept_some();
     return true;
@@ -42,7 +42,8 @@ bool Holder::on_event(Poller::Key key) {
   const auto found = connections_.find(key);
   if (found == connections_.end()) return false;
   Connection& connection = *found->second;
-  Result<void> turned = connection.serving.turn();
+  // Whatever is not room to send is found by reading: bytes, an end, an error.
+  Result<void> turned = connection.serving.turn(events_now != EPOLLOUT);
   if (turned) {
     const std::uint32_t events = (connection.serving.wants_to_read() ? EPOLLIN : 0U) |
                                  (connection.serving.wants_to_send() ? EPOLLOUT : 0U);

@@ -37,7 +37,7 @@ class Holder {
   }
 
   /// False when the key is not of this side.
-  bool on_event(Poller::Key key);
+  bool on_event(Poller::Key key, std::uint32_t events);
   /// Closes who did not greet in time, and listens again after a pause.
   void on_time(TimePoint now);
   /// When on_time() has something to do; TimePoint::max(): not before something happens.

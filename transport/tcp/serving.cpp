@@ -11,13 +11,13 @@
 
 namespace pegaflow::tcp {
 
-Result<void> Serving::turn() {
-  PEGA_TRY(receive());
+Result<void> Serving::turn(bool readable) {
+  if (readable || in_size_ >= sizeof(Ask)) PEGA_TRY(receive());
   return send_some();
 }
 
 Result<void> Serving::receive() {
-  for (;;) {
+  for (bool nothing_more = false;;) {
     const std::size_t message = greeted_ ? sizeof(Ask) : sizeof(Hello);
     std::size_t taken = 0;
     while (in_size_ - taken >= message && wants_to_read()) {
@@ -34,11 +34,14 @@ Result<void> Serving::receive() {
     in_size_ -= taken;
     if (!wants_to_read()) return {};
     if (in_size_ >= (greeted_ ? sizeof(Ask) : sizeof(Hello))) continue;
+    if (nothing_more) return {};
 
-    const ssize_t got =
-        ::recv(socket_.get(), in_.data() + in_size_, in_.size() - in_size_, MSG_DONTWAIT);
+    const std::size_t room = in_.size() - in_size_;
+    const ssize_t got = ::recv(socket_.get(), in_.data() + in_size_, room, MSG_DONTWAIT);
     if (got > 0) {
       in_size_ += static_cast<std::size_t>(got);
+      // Another call would only hear that. The end of the connection wakes us again.
+      nothing_more = static_cast<std::size_t>(got) < room;
     } else if (got == 0) {
       return fail(Errc::kPeerLost, "the reader closed its connection");
     } else if (errno == EAGAIN) {
@@ -138,7 +141,9 @@ Result<void> Serving::send_some() {
     msghdr message{};
     message.msg_iov = &parts_[parts_sent_];
     message.msg_iovlen = parts_.size() - parts_sent_;
-    const ssize_t sent = ::sendmsg(socket_.get(), &message, MSG_NOSIGNAL | MSG_DONTWAIT);
+    // With more answers behind it the last segment is not sent half full.
+    const int more = count_ > 0 ? MSG_MORE : 0;
+    const ssize_t sent = ::sendmsg(socket_.get(), &message, MSG_NOSIGNAL | MSG_DONTWAIT | more);
     if (sent < 0) {
       if (errno == EINTR) continue;
       if (errno == EAGAIN) return {};

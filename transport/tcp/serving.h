@@ -37,7 +37,8 @@ class Serving {
   /// Errors: why the connection has to be closed. kPeerLost: it ended; kCorrupt: it makes no sense;
   /// kRefused, kGone: it wants another version or incarnation, and has been told; kGone also when a
   /// region ended while its bytes were on the way.
-  Result<void> turn();
+  /// With `readable` false there is nothing to read, and only answers are sent.
+  Result<void> turn(bool readable = true);
 
   /// Whether to call turn() when there is something to read; whether, when there is room to send.
   [[nodiscard]] bool wants_to_read() const noexcept { return count_ < kQuestions; }

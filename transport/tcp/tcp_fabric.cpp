@@ -230,7 +230,7 @@ void TcpFabric::run() {
       const tcp::Poller::Key key = event.data.u64;
       if (key == loop.mailbox_key) {
         mailbox_.drain([this](Command&& command) { carry_out(std::move(command)); });
-      } else if (key != loop.stop_key && !loop.holder->on_event(key)) {
+      } else if (key != loop.stop_key && !loop.holder->on_event(key, event.events)) {
         loop.reader->on_event(key, event.events);
       }
     }
