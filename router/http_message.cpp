@@ -100,6 +100,11 @@ bool is_hop_by_hop(std::string_view name, const HttpFields& fields) {
   return false;
 }
 
+/// Beast asserts, and so ends the process, that a last chunk of which it has seen the first line is
+/// presented again with 5 bytes at least ("0\r\n\r\n"). Whatever begins with a chunk's first line
+/// has as many, so nothing waits for ever.
+constexpr std::size_t kLastChunkBytes = 5;
+
 struct RequestParser::State {
   explicit State(const Limits& limits) : max_fields(limits.fields) {
     parser.header_limit(static_cast<std::uint32_t>(limits.header_bytes));
@@ -113,6 +118,7 @@ struct RequestParser::State {
   RequestHead head;
   std::string body;
   bool has_head = false;
+  bool is_stuck = false;  // It could use nothing of what it had of the body: see kLastChunkBytes.
   unsigned error_status = 400;
 
   tl::unexpected<Error> refuse(unsigned status, std::string_view what) {
@@ -157,6 +163,7 @@ RequestParser::RequestParser(RequestParser&&) noexcept = default;
 Result<std::size_t> RequestParser::feed(std::string_view bytes) {
   State& state = *state_;
   if (state.parser.is_done() || bytes.empty()) return std::size_t{0};
+  if (state.is_stuck && bytes.size() < kLastChunkBytes) return std::size_t{0};
   beast::error_code ec;
   const std::size_t used = state.parser.put(asio::buffer(bytes.data(), bytes.size()), ec);
   if (ec && ec != http::error::need_more) {
@@ -168,6 +175,8 @@ Result<std::size_t> RequestParser::feed(std::string_view bytes) {
     state.has_head = true;
     state.parser.eager(true);
     PEGA_TRY(state.read_head());
+  } else {
+    state.is_stuck = state.has_head && used == 0;
   }
   return used;
 }
@@ -188,13 +197,14 @@ struct ResponseParser::State {
     parser->body_limit(boost::none);
     parser->eager(false);
     parser->skip(head_only);
-    has_head = false;
+    has_head = is_stuck = false;
   }
 
   bool head_only;
   std::optional<http::response_parser<AppendBody>> parser;
   ResponseHead head;
   bool has_head = false;
+  bool is_stuck = false;  // As a request's.
 };
 
 ResponseParser::ResponseParser(bool head_only) : state_(std::make_unique<State>(head_only)) {}
@@ -205,11 +215,13 @@ Result<std::size_t> ResponseParser::feed(std::string_view bytes, std::string& bo
   State& state = *state_;
   std::size_t used = 0;
   while (used < bytes.size() && !state.parser->is_done()) {
+    if (state.is_stuck && bytes.size() - used < kLastChunkBytes) break;
     state.parser->get().body() = &body;
     beast::error_code ec;
     const std::size_t step =
         state.parser->put(asio::buffer(bytes.data() + used, bytes.size() - used), ec);
     used += step;
+    state.is_stuck = state.has_head && step == 0;
     if (ec && ec != http::error::need_more) {
       return fail(Errc::kCorrupt, "no HTTP response: {}", ec.message());
     }

@@ -39,6 +39,31 @@ TEST_SUITE("HTTP messages") {
     }
   }
 
+  TEST_CASE("an empty chunked body is one in whatever pieces it comes") {
+    for (const std::string_view fields : {"", "T: x\r\n"}) {
+      const std::string rest = fmt::format("Transfer-Encoding: chunked\r\n\r\n0\r\n{}\r\n", fields);
+      const std::string request = "POST / HTTP/1.1\r\nHost: h\r\n" + rest;
+      const std::string answer = "HTTP/1.1 200 OK\r\n" + rest;
+      for (std::size_t step = 1; step <= request.size(); ++step) {
+        CAPTURE(step);
+        RequestParser parser({});
+        REQUIRE(feed(parser, request, step) == 0);
+        CHECK(parser.is_complete());
+        ResponseParser reader;
+        std::string kept;
+        std::string body;
+        for (std::size_t at = 0; at < answer.size(); at += step) {
+          kept += answer.substr(at, step);
+          for (std::size_t used = 1; used > 0 && !kept.empty(); kept.erase(0, used)) {
+            used = reader.feed(kept, body).value();
+          }
+        }
+        CHECK(reader.is_complete());
+        CHECK(body.empty());
+      }
+    }
+  }
+
   TEST_CASE("what is too much has a status of its own") {
     RequestParser::Limits limits{.header_bytes = 100, .body_bytes = 4};
     RequestParser head(limits);
