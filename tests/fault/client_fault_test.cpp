@@ -294,6 +294,7 @@ TEST_SUITE("the connection fails, and both ends live") {
 
     REQUIRE(cut_connections(f.server.socket()) == 4);  // The other engine's two as well.
     REQUIRE(f.device.wait_detaching(kHang));
+    wait_lost(other, 1);  // Else it may still be ready on the old connection.
     other.wait_ready();
 
     // The late writer's slots are out of reach while the other engine fills the pool many times.
