@@ -20,15 +20,19 @@ namespace {
 
 using nlohmann::json;
 
-/// The other reader's opinion; none on a number that no double holds, and on what it lets pass and
-/// RFC 8259 does not: a byte order mark, and whatever follows a zero byte.
+/// The other reader's opinion; none on what it refuses and RFC 8259 has in its grammar (a number
+/// that no double holds, half of a surrogate pair), and on what it lets pass and RFC 8259 does not
+/// (a byte order mark, and whatever follows a zero byte).
 std::optional<json> other_opinion(const std::string& text) {
   if (text.find('\0') != std::string::npos || text.substr(0, 1) == "\xEF") return std::nullopt;
   try {
     return json::parse(text);
   } catch (const json::out_of_range&) {
     return std::nullopt;
-  } catch (const json::parse_error&) {
+  } catch (const json::parse_error& error) {
+    if (std::string_view(error.what()).find("surrogate") != std::string_view::npos) {
+      return std::nullopt;
+    }
     return json(json::value_t::discarded);
   }
 }
