@@ -30,6 +30,9 @@ SHOWN_LINES = 200
 # Readers of our output count on one closing line only: ours. Pytest's own is left out.
 PYTEST_CLOSING = re.compile(r"^=*\s*(?:\d+ \w+,? ?)+ in [\d.]+s\b.*$|^=+ .* in [\d.]+s.* =+$")
 
+# What libFuzzer prints as it goes on; a finding stands between thousands of these.
+FUZZER_PROGRESS = re.compile(r"^(?:#\d+\s|\s*NEW_FUNC\[|\"[^\"]*\" # Uses: )")
+
 
 class Runner:
     """Runs tests and keeps the sums. Thread-safe: two tests run at a time."""
@@ -150,7 +153,11 @@ class Runner:
         self._status(ended=test.name)
 
     def _show_failure(self, test: Test, outcome: counting.Outcome, log: pathlib.Path) -> None:
-        lines = log.read_text(errors="replace").splitlines()
+        lines = [
+            line
+            for line in log.read_text(errors="replace").splitlines()
+            if not FUZZER_PROGRESS.match(line)
+        ]
         if len(lines) > SHOWN_LINES:
             print(f"    | ({len(lines) - SHOWN_LINES} earlier lines are in {log})")
         for line in lines[-SHOWN_LINES:]:

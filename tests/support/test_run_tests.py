@@ -135,12 +135,15 @@ class RunTestsTest(unittest.TestCase):
             """
             code=77
             for word; do case $word in -error_exitcode=*) code=${word#*=} ;; esac; done
+            echo '==1== ERROR: libFuzzer: deadly signal'
+            for i in $(seq 300); do echo "#$i	REDUCE cov: 1 ft: 1 corp: 1/1b"; done
             exit "$code"
             """,
         )
 
         code, lines = self.run_tests()
 
+        self.assertIn("    | ==1== ERROR: libFuzzer: deadly signal", lines)
         self.assert_ends(lines, "0 passed, 1 failed, 0 skipped")
         self.assertEqual(code, 1)
 
