@@ -10,28 +10,18 @@
 #include <string_view>
 
 #include "base/clock.h"
+#include "base/histogram.h"
 #include "router/fleet.h"
 #include "router/split.h"
 
 namespace pegaflow {
 
-/// How often something took how long. The bounds reach from a router's own time to a long answer.
-struct LatencyHistogram {
-  static constexpr std::array<double, 17> kBounds = {50e-6, 100e-6, 250e-6, 1e-3, 2.5e-3, 5e-3,
-                                                     10e-3, 25e-3,  50e-3,  0.1,  0.25,   0.5,
-                                                     1.0,   2.5,    10.0,   60.0, 300.0};
+/// Seconds, from a router's own time to a long answer.
+inline constexpr std::array<double, 17> kLatencyBounds = {50e-6, 100e-6, 250e-6, 1e-3, 2.5e-3, 5e-3,
+                                                          10e-3, 25e-3,  50e-3,  0.1,  0.25,   0.5,
+                                                          1.0,   2.5,    10.0,   60.0, 300.0};
 
-  std::array<std::uint64_t, kBounds.size() + 1> counts{};
-  double sum_seconds = 0;
-
-  void record(Duration time) noexcept {
-    const double seconds = std::chrono::duration<double>(time).count();
-    std::size_t bucket = 0;
-    while (bucket < kBounds.size() && seconds > kBounds[bucket]) ++bucket;
-    ++counts[bucket];
-    sum_seconds += seconds;
-  }
-};
+using LatencyHistogram = TimeHistogram<kLatencyBounds>;
 
 /// Plain values of the router's thread.
 struct Metrics {

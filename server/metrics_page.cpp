@@ -1,104 +1,30 @@
 #include "server/metrics_page.h"
 
-#include <initializer_list>
-#include <limits>
 #include <map>
-#include <sstream>
 #include <string>
 #include <utility>
 #include <vector>
 
-#include <prometheus/metric_family.h>
-#include <prometheus/text_serializer.h>
-
+#include "base/metrics_page.h"
 #include "version.h"
 
 namespace pegaflow {
 namespace {
 
-using prometheus::ClientMetric;
-using prometheus::MetricFamily;
-using prometheus::MetricType;
-using Labels = std::vector<ClientMetric::Label>;
-
-class Page {
- public:
-  void gauge(const char* name, const char* help, double value) {
-    add(MetricType::Gauge, name, help, {{"", value}}, "");
-  }
-  void counter(const char* name, const char* help, std::uint64_t value) {
-    add(MetricType::Counter, name, help, {{"", static_cast<double>(value)}}, "");
-  }
-  using Sample = std::pair<const char*, double>;  // The label's value, and the number.
-  void gauges(const char* name, const char* help, const char* label,
-              std::initializer_list<Sample> samples) {
-    add(MetricType::Gauge, name, help, samples, label);
-  }
-  void counters(const char* name, const char* help, const char* label,
-                std::initializer_list<Sample> samples) {
-    add(MetricType::Counter, name, help, samples, label);
-  }
-
-  MetricFamily& family(MetricType type, const char* name, const char* help) {
-    MetricFamily& made = families_.emplace_back();
-    made.name = std::string("pegaflow_") + name;
-    made.help = help;
-    made.type = type;
-    return made;
-  }
-  /// Of times, or of ages.
-  template <typename From>
-  static ClientMetric histogram(const From& from, Labels labels) {
-    ClientMetric metric;
-    metric.label = std::move(labels);
-    std::uint64_t cumulative = 0;
-    for (std::size_t i = 0; i < from.counts.size(); ++i) {
-      cumulative += from.counts[i];
-      metric.histogram.bucket.push_back(
-          {cumulative,
-           i < From::kBounds.size() ? From::kBounds[i] : std::numeric_limits<double>::infinity()});
-    }
-    metric.histogram.sample_count = cumulative;
-    metric.histogram.sample_sum = from.sum_seconds;
-    return metric;
-  }
-
-  [[nodiscard]] std::string text() const {
-    std::ostringstream out;
-    prometheus::TextSerializer().Serialize(out, families_);
-    return out.str();
-  }
-
- private:
-  void add(MetricType type, const char* name, const char* help,
-           std::initializer_list<Sample> samples, const char* label) {
-    MetricFamily& made = family(type, name, help);
-    for (const auto& [label_value, value] : samples) {
-      ClientMetric metric;
-      if (*label != '\0') metric.label.push_back({label, label_value});
-      (type == MetricType::Gauge ? metric.gauge.value : metric.counter.value) = value;
-      made.metric.push_back(std::move(metric));
-    }
-  }
-
-  std::vector<MetricFamily> families_;
-};
+using Type = MetricsPage::Type;
 
 double number(std::uint64_t value) { return static_cast<double>(value); }
 
 /// A sample for each size of a block.
-void by_size(Page& page, const char* name, const char* help,
+void by_size(MetricsPage& page, const char* name, const char* help,
              const std::map<std::uint64_t, double>& samples) {
-  MetricFamily& family = page.family(MetricType::Gauge, name, help);
+  page.begin(Type::Gauge, name, help);
   for (const auto& [bytes, value] : samples) {
-    ClientMetric metric;
-    metric.label.push_back({"block_bytes", std::to_string(bytes)});
-    metric.gauge.value = value;
-    family.metric.push_back(std::move(metric));
+    page.sample(value, {{"block_bytes", std::to_string(bytes)}});
   }
 }
 
-void pool(Page& page, const Snapshot& now) {
+void pool(MetricsPage& page, const Snapshot& now) {
   const BlockStore::Stats& store = now.cache.store;
   page.gauge("pool_capacity_bytes", "Size of the pool", number(now.pool_bytes));
   page.gauge("pool_used_bytes", "Bytes of slots that are not free", number(store.used_bytes));
@@ -132,7 +58,7 @@ void pool(Page& page, const Snapshot& now) {
                {"reader_lost", store.pinned_by_lost_readers}});
 }
 
-void cache(Page& page, const Snapshot& now) {
+void cache(MetricsPage& page, const Snapshot& now) {
   const CacheService::Stats& cache = now.cache;
   const BlockStore::Stats& store = cache.store;
   page.gauge("cache_resident_bytes", "Bytes of slots with sealed blocks",
@@ -144,11 +70,8 @@ void cache(Page& page, const Snapshot& now) {
                store.lookup_misses);
   page.counter("cache_block_insertions_total", "Blocks sealed", store.insertions);
   page.counter("cache_block_evictions_total", "Blocks evicted to make room", store.evictions);
-  MetricFamily& policy = page.family(MetricType::Gauge, "eviction_info", "The eviction policy");
-  ClientMetric which;
-  which.label = {{"policy", std::string(to_string(store.eviction))}};
-  which.gauge.value = 1;
-  policy.metric.push_back(std::move(which));
+  page.begin(Type::Gauge, "eviction_info", "The eviction policy");
+  page.sample(1, {{"policy", std::string(to_string(store.eviction))}});
   page.counters("cache_blocks_dropped_total", "Blocks dropped for another reason than room",
                 "reason",
                 {{"cleanup", number(store.cleaned)},
@@ -191,15 +114,11 @@ void cache(Page& page, const Snapshot& now) {
              number(cache.memory_bytes));
 }
 
-void misses(Page& page, const Snapshot& now) {
-  MetricFamily& reasons =
-      page.family(MetricType::Counter, "cache_miss_blocks_total",
-                  "Blocks asked for and not found, by reason; see docs/operations.md");
+void misses(MetricsPage& page, const Snapshot& now) {
+  page.begin(Type::Counter, "cache_miss_blocks_total",
+             "Blocks asked for and not found, by reason; see docs/operations.md");
   const auto reason = [&](std::string_view name, std::uint64_t value) {
-    ClientMetric metric;
-    metric.label = {{"reason", std::string(name)}};
-    metric.counter.value = number(value);
-    reasons.metric.push_back(std::move(metric));
+    page.sample(value, {{"reason", std::string(name)}});
   };
   for (std::size_t i = 0; i < kMissCount; ++i) {
     reason(to_string(static_cast<Miss>(i)), now.cache.store.misses[i]);
@@ -207,16 +126,14 @@ void misses(Page& page, const Snapshot& now) {
   reason("not_served", now.cache.lookup_blocks_not_served);
 }
 
-void ages(Page& page, const Snapshot& now) {
+void ages(MetricsPage& page, const Snapshot& now) {
   const BlockStore::Stats& store = now.cache.store;
-  MetricFamily& residence =
-      page.family(MetricType::Histogram, "cache_residence_seconds",
-                  "How long blocks that are gone had been in the pool, by why they went");
-  residence.metric.push_back(Page::histogram(store.evicted_age, {{"reason", "evicted"}}));
-  residence.metric.push_back(Page::histogram(store.dropped_age, {{"reason", "dropped"}}));
-  MetricFamily& idle = page.family(MetricType::Histogram, "cache_evicted_idle_seconds",
-                                   "How long nobody had used the blocks that were evicted");
-  idle.metric.push_back(Page::histogram(store.evicted_idle, {}));
+  page.begin(Type::Histogram, "cache_residence_seconds",
+             "How long blocks that are gone had been in the pool, by why they went");
+  page.histogram(store.evicted_age, {{"reason", "evicted"}});
+  page.histogram(store.dropped_age, {{"reason", "dropped"}});
+  page.histogram("cache_evicted_idle_seconds",
+                 "How long nobody had used the blocks that were evicted", store.evicted_idle);
   page.gauge("cache_next_victim_idle_seconds",
              "How long nobody has used the block that goes next; 0 without one",
              now.cache.next_victim_idle_s.value_or(0));
@@ -230,14 +147,11 @@ std::string window_label(std::chrono::seconds length) {
   return fmt::format("{}s", length.count());
 }
 
-void demand(Page& page, const std::vector<Demand::Window>& windows) {
+void demand(MetricsPage& page, const std::vector<Demand::Window>& windows) {
   const auto gauges = [&](const char* name, const char* help, auto&& value) {
-    MetricFamily& made = page.family(MetricType::Gauge, name, help);
+    page.begin(Type::Gauge, name, help);
     for (const Demand::Window& window : windows) {
-      ClientMetric metric;
-      metric.label = {{"window", window_label(window.length)}};
-      metric.gauge.value = value(window);
-      made.metric.push_back(std::move(metric));
+      page.sample(value(window), {{"window", window_label(window.length)}});
     }
   };
   using Window = Demand::Window;
@@ -255,7 +169,7 @@ void demand(Page& page, const std::vector<Demand::Window>& windows) {
          [](const Window& window) { return window.bytes; });
 }
 
-void clients(Page& page, const Snapshot& now) {
+void clients(MetricsPage& page, const Snapshot& now) {
   const RpcCounters& rpc = now.rpc;
   page.gauge("connections", "Connections to the socket", number(rpc.connections));
   page.gauge("clients", "Connections that said hello", number(now.cache.clients));
@@ -276,15 +190,12 @@ void clients(Page& page, const Snapshot& now) {
                 {{"page_size", number(now.cache.refused_page_size)}});
 }
 
-void calls(Page& page, const RpcCounters& rpc) {
-  MetricFamily& requests =
-      page.family(MetricType::Counter, "rpc_requests_total", "Calls answered, by outcome");
+void calls(MetricsPage& page, const RpcCounters& rpc) {
+  page.begin(Type::Counter, "rpc_requests_total", "Calls answered, by outcome");
   const auto request = [&](Method method, std::string_view status, std::uint64_t value) {
     if (value == 0) return;
-    ClientMetric metric;
-    metric.label = {{"method", std::string(to_string(method))}, {"status", std::string(status)}};
-    metric.counter.value = number(value);
-    requests.metric.push_back(std::move(metric));
+    page.sample(value,
+                {{"method", std::string(to_string(method))}, {"status", std::string(status)}});
   };
   for (std::size_t i = 0; i < kMethodCount; ++i) {
     const RpcCounters::PerMethod& counters = rpc.methods[i];
@@ -293,20 +204,16 @@ void calls(Page& page, const RpcCounters& rpc) {
       request(static_cast<Method>(i), to_string(static_cast<Errc>(code)), counters.failed[code]);
     }
   }
-  MetricFamily& durations = page.family(MetricType::Histogram, "rpc_duration_seconds",
-                                        "Time from a call's arrival to its answer");
+  page.begin(Type::Histogram, "rpc_duration_seconds", "Time from a call's arrival to its answer");
   for (std::size_t i = 0; i < kMethodCount; ++i) {
-    durations.metric.push_back(Page::histogram(
-        rpc.methods[i].duration, {{"method", std::string(to_string(static_cast<Method>(i)))}}));
+    page.histogram(rpc.methods[i].duration,
+                   {{"method", std::string(to_string(static_cast<Method>(i)))}});
   }
-  MetricFamily& turns =
-      page.family(MetricType::Histogram, "rpc_turn_seconds", "Turns of the RPC thread's loop");
-  turns.metric.push_back(Page::histogram(rpc.turns, {}));
+  page.histogram("rpc_turn_seconds", "Turns of the RPC thread's loop", rpc.turns);
   page.gauge("rpc_turn_longest_seconds", "Longest turn of the RPC thread's loop since the start",
              rpc.turns.longest_seconds);
-  MetricFamily& cpu = page.family(MetricType::Histogram, "rpc_turn_cpu_seconds",
-                                  "Processor time of turns of the RPC thread's loop");
-  cpu.metric.push_back(Page::histogram(rpc.turns_cpu, {}));
+  page.histogram("rpc_turn_cpu_seconds", "Processor time of turns of the RPC thread's loop",
+                 rpc.turns_cpu);
   page.gauge("rpc_turn_cpu_longest_seconds", "Most processor time of a turn since the start",
              rpc.turns_cpu.longest_seconds);
 }
@@ -314,7 +221,7 @@ void calls(Page& page, const RpcCounters& rpc) {
 }  // namespace
 
 std::string metrics_page(const Snapshot& snapshot) {
-  Page page;
+  MetricsPage page("pegaflow_");
   pool(page, snapshot);
   cache(page, snapshot);
   misses(page, snapshot);
@@ -322,11 +229,8 @@ std::string metrics_page(const Snapshot& snapshot) {
   demand(page, snapshot.cache.demand);
   clients(page, snapshot);
   calls(page, snapshot.rpc);
-  MetricFamily& build = page.family(MetricType::Gauge, "build_info", "The server's version");
-  ClientMetric version;
-  version.label = {{"version", kVersion}};
-  version.gauge.value = 1;
-  build.metric.push_back(std::move(version));
+  page.begin(Type::Gauge, "build_info", "The server's version");
+  page.sample(1, {{"version", kVersion}});
   return page.text();
 }
 

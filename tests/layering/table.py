@@ -66,7 +66,7 @@ LIBRARIES: dict[str, tuple[str, tuple[str, ...]]] = {
     "tl/expected.hpp": ("tl::expected", ("base/error.h",)),
     "spdlog/": ("spdlog", ("base/log.cpp",)),
     "CLI/": ("CLI11", ("base/options.cpp",)),
-    "prometheus/": ("prometheus-cpp", ("base/", "server/", "router/", *TESTS_AND_PERF)),
+    "prometheus/": ("prometheus-cpp", ("base/",)),
     "xxhash.h": (
         "xxHash",
         (
