@@ -55,15 +55,6 @@ Result<SocketAddress> SocketAddress::near_end(int socket) {
   return address;
 }
 
-Result<SocketAddress> SocketAddress::far_end(int socket) {
-  SocketAddress address;
-  address.size_ = sizeof address.storage_;
-  if (::getpeername(socket, reinterpret_cast<sockaddr*>(&address.storage_), &address.size_) != 0) {
-    return fail_errno(errno, "ask where a socket is connected to");
-  }
-  return address;
-}
-
 bool SocketAddress::is_wildcard() const noexcept {
   if (family() == AF_INET6) {
     const in6_addr& host = reinterpret_cast<const sockaddr_in6*>(&storage_)->sin6_addr;

@@ -22,9 +22,8 @@ class SocketAddress {
   /// "127.0.0.1:7000", "[::1]:0"; a name is looked up, which may take seconds, unless `numeric`.
   /// Errors: kInvalidArgument that names the text and what is wrong with it.
   static Result<SocketAddress> parse(std::string_view text, bool numeric = true);
-  /// Of the near end, or the far end, of a socket. Errors: the kernel's.
+  /// Of the near end of a socket. Errors: the kernel's.
   static Result<SocketAddress> near_end(int socket);
-  static Result<SocketAddress> far_end(int socket);
 
   [[nodiscard]] const sockaddr* data() const noexcept {
     return reinterpret_cast<const sockaddr*>(&storage_);
