@@ -7,7 +7,7 @@ import signal
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-from demo.claims.reload import answer_differences, reload
+from demo.claims.reload import reload_written_by
 from demo.client import Answer, RequestFailed
 from demo.prompts import Prompt
 from demo.report import Checks, Claim
@@ -39,18 +39,7 @@ def kill_rank(stage: Stage) -> Claim:
         f"as it does, with {answered} of {len(chosen)} requests answered"
     )
     stage.start(stage.vllm, "it starts again")
-    blocks = 0
-    for prompt in chosen:
-        with stage.progress.step(f"after the kill: prompt {prompt.name}"):
-            result = reload(stage, prompt)
-        blocks += result.counted.loaded_foreign_blocks
-        checks.none(f"prompt {prompt.name}", result.count_differences(stage.page_bytes))
-        checks.equal(
-            f"blocks of prompt {prompt.name} written by the former processes",
-            result.counted.loaded_foreign_blocks,
-            result.expected_blocks,
-        )
-        checks.none(f"prompt {prompt.name}", answer_differences(stage, prompt, result.answer))
+    blocks = reload_written_by(stage, checks, chosen, "after the kill", "the former processes")
     for what in ("pegaflow_claims", "pegaflow_pins", "pegaflow_held_blocks"):
         wait_until(f"{what} is 0", lambda what=what: not _total(stage, what), 30)
     stage.figures["rank_killed"] = {"claims": claims, "foreign_blocks": blocks}

@@ -244,13 +244,45 @@ class VllmServer(ChildProcess):
         return status
 
 
-class PegaServer(ChildProcess):
+class _OwnServer(ChildProcess):
+    """A program of ours: ready once its file of addresses is there, with metrics over HTTP."""
+
+    start_timeout_s = 60.0
+
+    def __init__(
+        self, name: str, binary: Path, directory: Path, env: Mapping[str, str] | None = None
+    ) -> None:
+        super().__init__(name, directory / f"{name}.log", env)
+        self.binary = binary
+        self._ready_file = directory / f"{name}.json"
+        self._ready: dict[str, Any] = {}
+
+    def start(self) -> Self:
+        self._ready_file.unlink(missing_ok=True)
+        self._ready = {}
+        return super().start()
+
+    def is_ready(self) -> bool:
+        try:
+            self._ready = json.loads(self._ready_file.read_text())
+        except FileNotFoundError:
+            return False
+        return True
+
+    @property
+    def http(self) -> str:
+        """HOST:PORT of its HTTP server."""
+        raise NotImplementedError
+
+    def metrics(self) -> Metrics:
+        return read_metrics(self.http)
+
+
+class PegaServer(_OwnServer):
     """One pegaflow-server on a Unix socket in ``directory``, with HTTP on a free port.
 
     start() after kill() or stop() serves the same socket again; the HTTP port changes.
     """
-
-    start_timeout_s = 60.0
 
     def __init__(
         self,
@@ -260,13 +292,10 @@ class PegaServer(ChildProcess):
         arguments: Sequence[str] = (),
         env: Mapping[str, str] | None = None,
     ) -> None:
-        super().__init__("pegaflow-server", directory / "pegaflow-server.log", env)
-        self.binary = binary
+        super().__init__("pegaflow-server", binary, directory, env)
         self.socket = directory / "pega.sock"
         self.pool_size = pool_size
         self.arguments = list(arguments)
-        self._ready_file = directory / "ready.json"
-        self._ready: dict[str, Any] = {}
 
     @property
     def address(self) -> str:
@@ -278,11 +307,6 @@ class PegaServer(ChildProcess):
         """HOST:PORT of its HTTP server."""
         return self._ready["http"]
 
-    def start(self) -> Self:
-        self._ready_file.unlink(missing_ok=True)
-        self._ready = {}
-        return super().start()
-
     def command(self) -> list[str]:
         return [
             str(self.binary),
@@ -293,42 +317,23 @@ class PegaServer(ChildProcess):
             *self.arguments,
         ]
 
-    def is_ready(self) -> bool:
-        try:
-            self._ready = json.loads(self._ready_file.read_text())
-        except FileNotFoundError:
-            return False
-        return True
 
-    def metrics(self) -> Metrics:
-        return read_metrics(self.http)
-
-
-class RouterServer(ChildProcess):
+class RouterServer(_OwnServer):
     """One pegaflow-router on a free port of 127.0.0.1, in front of engines by their HOST:PORT."""
-
-    start_timeout_s = 60.0
 
     def __init__(
         self, binary: Path, directory: Path, prefill: Sequence[str], decode: Sequence[str]
     ) -> None:
-        super().__init__("pegaflow-router", directory / "pegaflow-router.log")
-        self.binary = binary
+        super().__init__("pegaflow-router", binary, directory)
         self.arguments: list[str] = []
         for role, engines in (("prefill", prefill), ("decode", decode)):
             for engine in engines:
                 self.arguments += [f"--{role}", f"http://{engine}"]
-        self._ready_file = directory / "router.json"
-        self._ready: dict[str, Any] = {}
 
     @property
     def http(self) -> str:
         """HOST:PORT that clients talk to."""
         return self._ready["listen"]
-
-    def start(self) -> Self:
-        self._ready_file.unlink(missing_ok=True)
-        return super().start()
 
     def command(self) -> list[str]:
         return [
@@ -336,16 +341,6 @@ class RouterServer(ChildProcess):
             *("--listen", "127.0.0.1:0", "--ready-file", str(self._ready_file)),
             *self.arguments,
         ]
-
-    def is_ready(self) -> bool:
-        try:
-            self._ready = json.loads(self._ready_file.read_text())
-        except FileNotFoundError:
-            return False
-        return True
-
-    def metrics(self) -> Metrics:
-        return read_metrics(self.http)
 
 
 __all__ = [
