@@ -80,6 +80,20 @@ asio::awaitable<void> accept_all(std::function<asio::awaitable<void>(tcp::socket
   }
 }
 
+/// Reads a message to its end into `buffer`, with what `Content-Length` says; where its body
+/// begins.
+asio::awaitable<std::size_t> read_message(tcp::socket& socket, std::string& buffer) {
+  const std::size_t head = co_await asio::async_read_until(socket, asio::dynamic_buffer(buffer),
+                                                           "\r\n\r\n", use_awaitable);
+  const std::size_t at = buffer.find("Content-Length: ");
+  const std::size_t length = at < head ? number(std::string_view(buffer).substr(at + 16)) : 0;
+  if (buffer.size() < head + length) {
+    co_await asio::async_read(socket, asio::dynamic_buffer(buffer),
+                              asio::transfer_exactly(head + length - buffer.size()), use_awaitable);
+  }
+  co_return head;
+}
+
 // ---- an engine
 
 asio::awaitable<void> serve_engine(tcp::socket socket) {
@@ -94,15 +108,7 @@ asio::awaitable<void> serve_engine(tcp::socket socket) {
       body.size(), body);
   std::string buffer;
   while (true) {
-    const std::size_t head = co_await asio::async_read_until(socket, asio::dynamic_buffer(buffer),
-                                                             "\r\n\r\n", use_awaitable);
-    const std::size_t at = buffer.find("Content-Length: ");
-    const std::size_t length = at < head ? number(std::string_view(buffer).substr(at + 16)) : 0;
-    if (buffer.size() < head + length) {
-      co_await asio::async_read(socket, asio::dynamic_buffer(buffer),
-                                asio::transfer_exactly(head + length - buffer.size()),
-                                use_awaitable);
-    }
+    const std::size_t head = co_await read_message(socket, buffer);
     const bool streams = buffer.find("\"stream\":true", head) != std::string::npos;
     buffer = std::string();
     if (!streams) {
@@ -179,16 +185,8 @@ asio::awaitable<void> ask(unsigned long port, const std::string& request, Load& 
     --load.left;
     const auto began = SteadyTime::now();
     co_await asio::async_write(socket, asio::buffer(request), use_awaitable);
-    const std::size_t head = co_await asio::async_read_until(socket, asio::dynamic_buffer(buffer),
-                                                             "\r\n\r\n", use_awaitable);
+    co_await read_message(socket, buffer);
     if (buffer.compare(0, 12, "HTTP/1.1 200") != 0) ++load.failed;
-    const std::size_t at = buffer.find("Content-Length: ");
-    const std::size_t length = at < head ? number(std::string_view(buffer).substr(at + 16)) : 0;
-    if (buffer.size() < head + length) {
-      co_await asio::async_read(socket, asio::dynamic_buffer(buffer),
-                                asio::transfer_exactly(head + length - buffer.size()),
-                                use_awaitable);
-    }
     buffer.clear();
     load.times_us.push_back(
         std::chrono::duration<double, std::micro>(SteadyTime::now() - began).count());
