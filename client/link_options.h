@@ -24,7 +24,8 @@ struct LinkOptions {
   Duration connect_deadline = std::chrono::seconds(1);       ///< Local; longer means stopped.
   Duration lookup_deadline = std::chrono::milliseconds(50);  ///< 100 x a loaded 8,192-key lookup.
   Duration open_deadline = std::chrono::milliseconds(50);
-  Duration reserve_deadline = std::chrono::milliseconds(20);  ///< GPU blocks stay pinned meanwhile.
+  /// GPU blocks stay pinned meanwhile. time_to_make_room() of the save's bytes comes on top.
+  Duration reserve_deadline = std::chrono::milliseconds(20);
   Duration reconnect_interval = std::chrono::milliseconds(500);  ///< Back in use < 2 s.
   Duration refused_interval = std::chrono::seconds(10);  ///< A person has to change something.
 

@@ -11,6 +11,7 @@
 #include "base/thread.h"
 #include "base/units.h"
 #include "capnp/codec.h"
+#include "capnp/room_time.h"
 
 namespace pegaflow {
 namespace {
@@ -272,8 +273,10 @@ void MoverLoop::begin_save(std::uint64_t ticket) {
       capnp::MessageSize{keys_words(job.keys.size(), BlockKey::kMaxBytes) + 32, 0});
   write_job(job.job, request.initJob());
   write_keys(job.keys, BlockKey::kMaxBytes, request.initKeys());
+  const Duration deadline = state_.options.link.reserve_deadline +
+                            time_to_make_room(job.keys.size() * state_.layout.page_bytes());
   tasks_.add(link_
-                 .call(kj::mv(request), state_.options.link.reserve_deadline, "reserve",
+                 .call(kj::mv(request), deadline, "reserve",
                        [](auto& answer) -> Answer {
                          PEGA_TRY_LET(auto slots, read_slots(answer));
                          return Granted{std::move(slots), {}};

@@ -171,6 +171,9 @@ class BlockStore {
 
   // ---- writing
 
+  /// What becomes of a key whose room is not there yet.
+  enum class NoRoom : std::uint8_t { kSkip, kStop };
+
   /// Reserves a frame for each of `keys` that is neither sealed nor reserved, evicting if need be,
   /// under `job`. May be called several times for one job: that is how long jobs go in slices (of
   /// `slice_blocks` keys). Frames come in the order of `keys`; kNoSlot means skip it (already
@@ -183,13 +186,16 @@ class BlockStore {
   /// does not exist.
   ///
   /// Where nothing is at rest it does at most one slice of queued work, which may be that of claims
-  /// it revokes; keys for which that gives no frame are skipped.
+  /// it revokes; keys for which that gives no frame are skipped. With NoRoom::kStop it answers for
+  /// the keys before the first whose room is still being made by an exchange of extents, and no
+  /// more: ask for the rest in a later turn. Each such call does its share of the exchange.
   /// Errors: kGone for an unknown or lost holder, for a retired space, or when the job was
   /// forgotten meanwhile; kInvalidArgument when the job belongs to another holder, space or number
   /// of shards, was published by this one, or `first` lies beyond what this shard asked for; kBusy
   /// when there are `max_reservations` jobs.
   Result<std::vector<SlotIndex>> reserve(HolderId holder, SpaceId space, const JobId& job,
-                                         std::size_t first, std::span<const BlockKey> keys);
+                                         std::size_t first, std::span<const BlockKey> keys,
+                                         NoRoom no_room = NoRoom::kSkip);
   /// The frames that the job still has to publish, in the order in which reserve() gave them. Empty
   /// where publish() would say kGone. Valid until the next call that changes something.
   [[nodiscard]] std::span<const SlotIndex> slots_of(HolderId holder, const JobId& job) const;

@@ -92,13 +92,18 @@ struct BlockStore::Impl {
   void end_job_if_over(std::uint32_t row);
   /// The row of the job for which a call of `writer` may reserve, or kNone: none is there yet.
   Result<std::uint32_t> reservable(Holder& writer, const Space& where, const JobId& job) const;
-  /// What the key gets, a frame or kNoSlot. `add_job` makes the job's row if it is not there.
+  /// What the key gets, a frame or kNoSlot; no value with NoRoom::kStop when its room is not there
+  /// yet. `add_job` makes the job's row if it is not there.
   template <typename AddJob>
-  SlotIndex decide(const Space& space, const BlockKey& key, SlotIndex present, std::uint32_t& steps,
-                   AddJob&& add_job);
-  /// Sees to a free frame, by exchange or eviction if need be; false when `steps` of queued work
-  /// give none.
-  bool make_room(ShapeId shape, std::uint32_t& steps);
+  std::optional<SlotIndex> decide(const Space& space, const BlockKey& key, SlotIndex present,
+                                  std::uint32_t& steps, NoRoom no_room, AddJob&& add_job);
+  enum class Room : std::uint8_t {
+    kThere,
+    kLater,  ///< An exchange for this shape is under way.
+    kNone,
+  };
+  /// Sees to a free frame, by exchange or eviction if need be, with at most `steps` of queued work.
+  Room make_room(ShapeId shape, std::uint32_t& steps);
 
   // ---- queued work (block_store_work.cpp)
   void do_slice();

@@ -41,7 +41,7 @@ Result<std::uint32_t> BlockStore::Impl::reservable(Holder& writer, const Space& 
 
 Result<std::vector<SlotIndex>> BlockStore::reserve(HolderId holder, SpaceId space, const JobId& id,
                                                    std::size_t first,
-                                                   std::span<const BlockKey> keys) {
+                                                   std::span<const BlockKey> keys, NoRoom no_room) {
   Holder* const writer = impl_->active_holder(holder);
   if (writer == nullptr) return fail(Errc::kGone, "reserve for a holder that left");
   Space* const where = impl_->live_space(space);
@@ -69,7 +69,6 @@ Result<std::vector<SlotIndex>> BlockStore::reserve(HolderId holder, SpaceId spac
     }
     if (row != JobTable::kNone && known == nullptr) jobs.add_writer(row, *writer);
     add_job();
-    jobs.note_asked(row, writer->shard, first + keys.size());
     decided = std::min(answers - first, keys.size());
     std::copy_n(jobs[row].answers.begin() + static_cast<std::ptrdiff_t>(first), decided,
                 slots.begin());
@@ -77,19 +76,24 @@ Result<std::vector<SlotIndex>> BlockStore::reserve(HolderId holder, SpaceId spac
   impl_->look_at_clock();
   BlockTable& blocks = impl_->blocks;
   std::uint32_t steps = impl_->options.slice_blocks;
-  blocks.find_each(
-      where->shape, space, keys.subspan(decided), [&](std::size_t i, SlotIndex present) {
-        const SlotIndex slot = impl_->decide(*where, keys[decided + i], present, steps, add_job);
-        slots[decided + i] = slot;
-        if (is_shared) jobs.add_answer(row, slot);
-        return true;
-      });
+  decided += blocks.find_each(where->shape, space, keys.subspan(decided),
+                              [&, known = decided](std::size_t i, SlotIndex present) {
+                                const auto slot = impl_->decide(*where, keys[known + i], present,
+                                                                steps, no_room, add_job);
+                                if (!slot) return false;
+                                slots[known + i] = *slot;
+                                if (is_shared) jobs.add_answer(row, *slot);
+                                return true;
+                              });
+  slots.resize(decided);
+  if (is_shared) jobs.note_asked(row, writer->shard, first + decided);
   return slots;
 }
 
 template <typename AddJob>
-SlotIndex BlockStore::Impl::decide(const Space& space, const BlockKey& key, SlotIndex present,
-                                   std::uint32_t& steps, AddJob&& add_job) {
+std::optional<SlotIndex> BlockStore::Impl::decide(const Space& space, const BlockKey& key,
+                                                  SlotIndex present, std::uint32_t& steps,
+                                                  NoRoom no_room, AddJob&& add_job) {
   if (present != kNoSlot) {
     if (blocks.is_readable(present) || (blocks[present].state == SlotState::kWritten &&
                                         may_publish(jobs[blocks[present].owner]))) {
@@ -104,7 +108,9 @@ SlotIndex BlockStore::Impl::decide(const Space& space, const BlockKey& key, Slot
       blocks.unlist(present);
     }
   }
-  if (!make_room(space.shape, steps)) {
+  const Room room = make_room(space.shape, steps);
+  if (room == Room::kLater && no_room == NoRoom::kStop) return std::nullopt;
+  if (room != Room::kThere) {
     ++counted.skipped_no_room;
     losses.remember(key_hash(space.id, key), Miss::kNoRoom);
     return kNoSlot;
@@ -115,9 +121,9 @@ SlotIndex BlockStore::Impl::decide(const Space& space, const BlockKey& key, Slot
   return slot;
 }
 
-bool BlockStore::Impl::make_room(ShapeId shape, std::uint32_t& steps) {
+BlockStore::Impl::Room BlockStore::Impl::make_room(ShapeId shape, std::uint32_t& steps) {
   for (;;) {
-    if (blocks.has_free(shape) || blocks.grow(shape)) return true;
+    if (blocks.has_free(shape) || blocks.grow(shape)) return Room::kThere;
     const SlotIndex victim = blocks.victim(shape);
     for (const ExtentId extent : blocks.start_exchange(shape, victim)) {
       queue.emplace_back(LeavingWork{extent, blocks.extent(extent).serial, shape});
@@ -125,9 +131,10 @@ bool BlockStore::Impl::make_room(ShapeId shape, std::uint32_t& steps) {
     // What is under way for this shape comes before its own blocks, as far as the steps reach.
     const bool may_wait = steps != 0 && (blocks.is_exchanging(shape) || victim == kNoSlot);
     if (!may_wait) {
-      if (victim == kNoSlot) return false;
+      const Room otherwise = blocks.is_exchanging(shape) ? Room::kLater : Room::kNone;
+      if (victim == kNoSlot) return otherwise;
       if (blocks.is_leaving(victim)) {  // It frees nothing for this shape.
-        if (steps == 0) return false;
+        if (steps == 0) return otherwise;
         --steps;
       }
       ahead.step(blocks, victim, [this](SlotIndex next) { prefetch_drop(next); });
@@ -136,7 +143,7 @@ bool BlockStore::Impl::make_room(ShapeId shape, std::uint32_t& steps) {
     }
     if (queue.empty()) {
       const std::uint32_t claim = claims.first_to_revoke(clock.now(), options.claim_grace);
-      if (claim == ClaimTable::kNone) return false;
+      if (claim == ClaimTable::kNone) return Room::kNone;
       ++counted.claims_revoked;
       end_claim(claim);
     }

@@ -7,6 +7,7 @@
 #include "base/log.h"
 #include "base/page_layout.h"
 #include "base/units.h"
+#include "capnp/room_time.h"
 #include "server/cache_service_rows.h"
 
 namespace pegaflow {
@@ -16,6 +17,9 @@ constexpr Log kLog{"cache"};
 
 /// Between two lines about wrong pages: memory that goes bad gives many.
 constexpr Duration kCorruptLineInterval = std::chrono::seconds(10);
+
+/// Of a save whose bytes need no time: half of what clients wait for the answer.
+constexpr Duration kReservePatience = std::chrono::milliseconds(10);
 
 }  // namespace
 
@@ -542,7 +546,8 @@ Result<void> CacheService::corrupt(const Id128& connection, PinId pin,
 Result<std::vector<std::uint32_t>> CacheService::reserve(const Id128& connection, const JobId& job,
                                                          std::size_t first,
                                                          std::span<const BlockKey> keys,
-                                                         bool has_more) {
+                                                         bool has_more,
+                                                         BlockStore::NoRoom no_room) {
   PEGA_TRY_LET(Client* const caller, worker(connection));
   const Instance& instance = *caller->instance;
   const std::uint32_t shard = instance.ranks[caller->rank].shard;
@@ -557,12 +562,15 @@ Result<std::vector<std::uint32_t>> CacheService::reserve(const Id128& connection
                 instance.saver(shard));
   }
   const SpaceId space = space_of(instance);
-  if (shard == 0) demand_->saved(space, keys, instance.block_bytes);  // Once a block.
-  auto reserved = store_->reserve(*caller->holder, space, job, first, keys);
-  waits_.begun(job, shard, instance.shards, has_more && reserved.has_value());
+  auto reserved = store_->reserve(*caller->holder, space, job, first, keys, no_room);
+  waits_.begun(job, shard, instance.shards,
+               reserved.has_value() && (has_more || reserved->size() < keys.size()));
   waits_.settle();
   if (!reserved) return tl::unexpected<Error>(std::move(reserved.error()));
   const std::vector<SlotIndex>& frames = *reserved;
+  if (shard == 0) {  // Once a block.
+    demand_->saved(space, keys.first(frames.size()), instance.block_bytes);
+  }
   if (!checksums_.is_empty()) {
     // What was in the place before may have left its checksum.
     for (const SlotIndex frame : frames) {
@@ -570,6 +578,14 @@ Result<std::vector<std::uint32_t>> CacheService::reserve(const Id128& connection
     }
   }
   return pages_of(frames, *caller);
+}
+
+Duration CacheService::reserve_patience(const Id128& connection, std::size_t blocks) const {
+  const auto found = clients_.find(connection);
+  if (found == clients_.end() || !found->second->is_worker) return kReservePatience;
+  const Client& caller = *found->second;
+  return kReservePatience +
+         time_to_make_room(blocks * caller.instance->ranks[caller.rank].page_bytes);
 }
 
 Result<std::size_t> CacheService::publish(const Id128& connection, const JobId& job,

@@ -143,12 +143,14 @@ class CacheService {
   /// What reserve() should be asked for at once, and publish() does: so that no turn of the loop
   /// lasts over 500 us, with cold caches and beside other programs too.
   static constexpr std::size_t kSliceBlocks = 256;
-  /// At most a slice of a job's keys; see BlockStore::reserve.
+  /// At most a slice of a job's keys; see BlockStore::reserve, also for fewer answers than keys.
   /// `first` is the place of keys[0] in the job; `has_more`: more slices of it follow. Of an
   /// incomplete instance every key is skipped.
-  Result<std::vector<std::uint32_t>> reserve(const Id128& connection, const JobId& job,
-                                             std::size_t first, std::span<const BlockKey> keys,
-                                             bool has_more = false);
+  Result<std::vector<std::uint32_t>> reserve(
+      const Id128& connection, const JobId& job, std::size_t first, std::span<const BlockKey> keys,
+      bool has_more = false, BlockStore::NoRoom no_room = BlockStore::NoRoom::kSkip);
+  /// How long room may be made for a save of `blocks`, before the rest of them is skipped.
+  [[nodiscard]] Duration reserve_patience(const Id128& connection, std::size_t blocks) const;
   /// Seals a slice; returns how many blocks are left. `checksums` come with the first slice: none,
   /// or one for each slot of the job.
   /// Errors: those of the store, and kInvalidArgument for another number of checksums.

@@ -219,6 +219,8 @@ class SessionImpl final : public wire::Session::Server {
       return finish(measured, read);
     }
     keys.resize(read->size());
+    const TimePoint no_longer_than =
+        context_.clock.now() + service_.reserve_patience(connection_, keys.size());
     struct State {
       std::vector<BlockKey> keys;
       Result<std::vector<std::uint32_t>> slots;
@@ -228,8 +230,8 @@ class SessionImpl final : public wire::Session::Server {
     shared.slots->reserve(shared.keys.size());
     return jobs_
         .run(context_.timer,
-             [this, &shared, job, first]() {
-               return reserve_slice(job, first, shared.keys, shared.slots);
+             [this, &shared, job, first, no_longer_than]() {
+               return reserve_slice(job, first, shared.keys, no_longer_than, shared.slots);
              })
         .then([this, call, measured, state = kj::mv(state)]() mutable {
           answer_slots(state->slots, call);
@@ -372,13 +374,16 @@ class SessionImpl final : public wire::Session::Server {
     }
   }
 
-  /// True while there are keys left to reserve.
+  /// True while there are keys left to reserve. A slice may end early, or bring nothing, where
+  /// large blocks wait for small ones to make room.
   bool reserve_slice(const JobId& job, std::size_t first, std::span<const BlockKey> keys,
-                     Result<std::vector<std::uint32_t>>& slots) {
+                     TimePoint no_longer_than, Result<std::vector<std::uint32_t>>& slots) {
     const std::size_t done = slots->size();
     const std::size_t count = std::min(CacheService::kSliceBlocks, keys.size() - done);
+    const bool may_wait = context_.clock.now() < no_longer_than;
     auto slice = service_.reserve(connection_, job, first + done, keys.subspan(done, count),
-                                  done + count < keys.size());
+                                  done + count < keys.size(),
+                                  may_wait ? BlockStore::NoRoom::kStop : BlockStore::NoRoom::kSkip);
     if (!slice) {
       // The caller gets no slot, so nobody writes into those of earlier slices.
       if (done != 0) (void)service_.abandon(connection_, job);

@@ -60,7 +60,8 @@ class OracleStore {
   /// Mismatch when a choice is not legal.
   Result<std::vector<SlotIndex>> reserve(HolderId holder, SpaceId space, const JobId& job,
                                          std::size_t first, std::span<const BlockKey> keys,
-                                         const Result<std::vector<SlotIndex>>& chosen);
+                                         const Result<std::vector<SlotIndex>>& chosen,
+                                         BlockStore::NoRoom no_room = BlockStore::NoRoom::kSkip);
   Result<std::size_t> publish(HolderId holder, const JobId& job, std::size_t limit);
   void abandon(HolderId holder, const JobId& job);
 
@@ -212,7 +213,8 @@ class OracleStore {
   void settle(Job& job);
   void end_claim(std::uint64_t serial);
   void end_pin(HolderId holder, PinId name);
-  bool make_room(ShapeId shape, std::size_t& steps);
+  enum class Room : std::uint8_t { kThere, kLater, kNone };
+  Room make_room(ShapeId shape, std::size_t& steps);
   [[nodiscard]] bool has_free(ShapeId shape) const;
   /// Throws Mismatch when it is none that may be evicted.
   [[nodiscard]] SlotIndex victim(ShapeId shape);

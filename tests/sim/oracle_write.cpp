@@ -41,13 +41,13 @@ OracleStore::Job* OracleStore::job_of(std::uint64_t serial) {
   throw Mismatch{"the model has lost a job"};
 }
 
-bool OracleStore::make_room(ShapeId shape, std::size_t& steps) {
+OracleStore::Room OracleStore::make_room(ShapeId shape, std::size_t& steps) {
   while (!has_free(shape) && !grow(shape)) {
     const SlotIndex own = victim(shape);
     start_exchange(shape, own);
     if (steps != 0 && (own == kNoSlot || shapes_.at(shape).leaving_for_it != 0)) {
       if (queue_.empty()) {
-        if (claims_.empty()) return false;
+        if (claims_.empty()) return Room::kNone;
         // The oldest claim, but before all others the oldest that nobody opened within the grace.
         const auto unopened = std::find_if(claims_.begin(), claims_.end(), [&](const Claim& claim) {
           return !claim.opened && clock_.now() - claim.made >= options_.claim_grace;
@@ -58,20 +58,22 @@ bool OracleStore::make_room(ShapeId shape, std::size_t& steps) {
       if (step()) --steps;
       continue;
     }
-    if (own == kNoSlot) return false;
+    const Room otherwise = shapes_.at(shape).leaving_for_it != 0 ? Room::kLater : Room::kNone;
+    if (own == kNoSlot) return otherwise;
     if (extent_of(own)->leaving) {
-      if (steps == 0) return false;
+      if (steps == 0) return otherwise;
       --steps;
     }
     evict(own, EvictionPolicy::Freed::kEvicted);
   }
-  return true;
+  return Room::kThere;
 }
 
 Result<std::vector<SlotIndex>> OracleStore::reserve(HolderId holder, SpaceId space,
                                                     const JobId& job_id, std::size_t first,
                                                     std::span<const BlockKey> keys,
-                                                    const Result<std::vector<SlotIndex>>& chosen) {
+                                                    const Result<std::vector<SlotIndex>>& chosen,
+                                                    BlockStore::NoRoom no_room) {
   if (!is_active(holder)) return fail(Errc::kGone, "holder");
   if (!live_spaces_.contains(space)) return fail(Errc::kGone, "space");
   const Holder& who = holders_.at(holder);
@@ -108,15 +110,12 @@ Result<std::vector<SlotIndex>> OracleStore::reserve(HolderId holder, SpaceId spa
       return fail(Errc::kInvalidArgument, "first");
     }
     make_job();
-    job->writers[who.shard].asked = std::max(job->writers[who.shard].asked, first + keys.size());
   }
-  if (!chosen || chosen->size() != keys.size()) {
-    throw Mismatch{"reserve does not answer for each key"};
-  }
+  if (!chosen) throw Mismatch{"reserve does not answer"};
   const ShapeId shape = live_spaces_.at(space);
   std::vector<SlotIndex> slots;
   std::size_t steps = options_.slice_blocks;
-  const auto decide = [&](const BlockKey& key, SlotIndex choice) {
+  const auto decide = [&](const BlockKey& key, std::size_t i) -> std::optional<SlotIndex> {
     if (const SlotIndex present = find(space, key); present != kNoSlot) {
       if (is_readable(present) ||
           (slots_[present].state == State::kWritten && !is_doomed(*job_of(slots_[present].job)))) {
@@ -129,10 +128,13 @@ Result<std::vector<SlotIndex>> OracleStore::reserve(HolderId holder, SpaceId spa
         slots_[present].has_key = false;  // Forgotten: the key may be reserved in another frame.
       }
     }
-    if (!make_room(shape, steps)) {
+    const Room room = make_room(shape, steps);
+    if (room == Room::kLater && no_room == BlockStore::NoRoom::kStop) return std::nullopt;
+    if (room != Room::kThere) {
       ++counted_.skipped_no_room;
       return kNoSlot;
     }
+    const SlotIndex choice = i < chosen->size() ? (*chosen)[i] : kNoSlot;
     Extent* const extent = choice < slots_.size() ? extent_of(choice) : nullptr;
     if (extent == nullptr || extent->shape != shape || extent->leaving ||
         choice - first_slot(*extent) >= extent->frames || slots_[choice].state != State::kFree) {
@@ -155,8 +157,13 @@ Result<std::vector<SlotIndex>> OracleStore::reserve(HolderId holder, SpaceId spa
       slots.push_back(job->answers[first + i]);
       continue;
     }
-    slots.push_back(decide(keys[i], (*chosen)[i]));
+    const auto decided = decide(keys[i], i);
+    if (!decided) break;
+    slots.push_back(*decided);
     if (shared) job->answers.push_back(slots.back());
+  }
+  if (shared) {
+    job->writers[who.shard].asked = std::max(job->writers[who.shard].asked, first + slots.size());
   }
   return slots;
 }

@@ -28,15 +28,17 @@ void World::reserve() {
   note("reserve holder={} space={} job={} keys={}", number(holder), number(where), job.number,
        keys.size());
   remember(job);
-  const auto chosen = store_->reserve(holder, where, job, 0, keys);
-  const auto expected = oracle_->reserve(holder, where, job, 0, keys, chosen);
+  const auto no_room = chance(0.5) ? BlockStore::NoRoom::kStop : BlockStore::NoRoom::kSkip;
+  const auto chosen = store_->reserve(holder, where, job, 0, keys, no_room);
+  const auto expected = oracle_->reserve(holder, where, job, 0, keys, chosen, no_room);
   if (!same_outcome(chosen, expected) || (chosen && *chosen != *expected)) {
     throw Mismatch{
         fmt::format("reserve answers {} and should {}", outcome(chosen), outcome(expected))};
   }
   coverage_.hit("reserve " + outcome(chosen));
   if (!chosen) return;
-  for (std::size_t i = 0; i < keys.size(); ++i) {
+  if (chosen->size() != keys.size()) coverage_.hit("reserve stopped");
+  for (std::size_t i = 0; i < chosen->size(); ++i) {
     const SlotIndex slot = (*chosen)[i];
     if (slot == kNoSlot) continue;
     if (!save) {
@@ -104,8 +106,9 @@ void World::reserve_shared(std::size_t connection) {
   note("reserve holder={} shard={} space={} job={} first={} keys={}", number(holder), process.shard,
        number(job.space), job.job.number, first, keys.size());
   remember(job.job);
-  const auto chosen = store_->reserve(holder, job.space, job.job, first, keys);
-  const auto expected = oracle_->reserve(holder, job.space, job.job, first, keys, chosen);
+  const auto no_room = chance(0.5) ? BlockStore::NoRoom::kStop : BlockStore::NoRoom::kSkip;
+  const auto chosen = store_->reserve(holder, job.space, job.job, first, keys, no_room);
+  const auto expected = oracle_->reserve(holder, job.space, job.job, first, keys, chosen, no_room);
   if (!same_outcome(chosen, expected) || (chosen && *chosen != *expected)) {
     throw Mismatch{
         fmt::format("reserve answers {} and should {}", outcome(chosen), outcome(expected))};
@@ -117,8 +120,9 @@ void World::reserve_shared(std::size_t connection) {
     saves_.push_back({.job = job.job, .holder = holder, .space = job.space});
     save = &saves_.back();
   }
-  save->asked += keys.size();
-  for (std::size_t i = 0; i < keys.size(); ++i) {
+  if (chosen->size() != keys.size()) coverage_.hit("shared reserve stopped");
+  save->asked += chosen->size();
+  for (std::size_t i = 0; i < chosen->size(); ++i) {
     const SlotIndex frame = (*chosen)[i];
     if (frame == kNoSlot) continue;
     const bool is_new = !job.stamps.contains(frame);

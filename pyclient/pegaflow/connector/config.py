@@ -183,7 +183,8 @@ OPTIONS = (
     Option(
         "reserve_deadline_ms",
         20.0,
-        "Of the call that asks for slots; GPU blocks stay pinned meanwhile.",
+        "Of the call that asks for slots, and 1 ms more for each 8 MB to be saved, since room may "
+        "have to be made; GPU blocks stay pinned meanwhile.",
         unit="ms",
         bounds=(1, 60_000),
     ),

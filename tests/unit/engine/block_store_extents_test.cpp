@@ -187,6 +187,48 @@ TEST_SUITE("BlockStore, shapes and extents") {
     CHECK(f.store->reserve(f.holder, f.space, job(3), 0, keys(0, 1))->front() != kNoSlot);
   }
 
+  TEST_CASE("who can wait gets the room that an exchange makes, in slices") {
+    StoreFixture f({.pool_bytes = 256 * kPage, .slice_blocks = 8});  // 64 units of 4 pages.
+    f.save(keys(0, 256));
+    while (f.store->work()) {
+    }
+    f.space = f.store->make_space(f.add_shape(64 * kPage));
+    const auto ask = [&](std::uint64_t first, std::uint64_t count) {
+      const auto slots = f.store->reserve(f.holder, f.space, job(1), 0, keys(first, count),
+                                          BlockStore::NoRoom::kStop);
+      REQUIRE(slots);
+      return *slots;
+    };
+
+    // The first two blocks take 16 units each, with four small blocks in each of them.
+    std::size_t got = 0;
+    std::size_t turns = 0;
+    for (; got < 2; ++turns) {
+      REQUIRE(turns < 100);
+      const std::uint64_t before = f.store->stats().evictions;
+      for (const SlotIndex slot : ask(got, 2 - got)) {
+        CHECK(slot != kNoSlot);
+        ++got;
+      }
+      CHECK(f.store->stats().evictions - before <= 8);
+      CHECK(f.store->check());
+    }
+    CHECK(turns >= 2 * 64 / 8);
+    CHECK(f.store->stats().skipped_no_room == 0);
+    CHECK(f.store->publish(f.holder, job(1)) == 0);
+    CHECK(f.store->lookup(f.space, keys(0, 2)) == 2);
+  }
+
+  TEST_CASE("where no exchange makes room, nobody waits for it") {
+    StoreFixture f({.pool_bytes = 64 * kPage, .instance_share = 1, .node_share = 1});
+    f.save(keys(0, 64));
+    REQUIRE(f.store->claim(f.holder, f.space, keys(0, 64), token(1)) == 64);
+    REQUIRE(f.store->open(f.holder, token(1), 0, 64, PinId{1}));
+    const auto slots =
+        f.store->reserve(f.holder, f.space, job(1), 0, keys(100, 2), BlockStore::NoRoom::kStop);
+    CHECK(*slots == std::vector<SlotIndex>(2, kNoSlot));
+  }
+
   TEST_CASE("each page has a number of its own, without gaps within an extent") {
     StoreFixture f({.pool_bytes = 1024 * kPage, .nodes = 2});
     // On one node a page of 5 x 4 KiB, on the other two of 4 KiB; and blocks of one small page.

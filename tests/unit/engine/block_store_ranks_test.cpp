@@ -49,6 +49,34 @@ TEST_SUITE("BlockStore, several ranks") {
     CHECK(f.store->stats().reservations == 0);
   }
 
+  TEST_CASE("what one rank was not told while room was made the next one decides, for all") {
+    StoreFixture f({.pool_bytes = 256 * kPage, .slice_blocks = 8});  // 64 units of 4 pages.
+    f.save(keys(0, 256));
+    while (f.store->work()) {
+    }
+    const SpaceId space = f.store->make_space(f.add_shape(16 * kPage, 2));
+    const auto ranks = f.add_ranks(7, 2);
+    const auto ask = [&](HolderId rank, std::size_t first) {
+      const auto slots = f.store->reserve(rank, space, job(1), first, keys(first, 3 - first),
+                                          BlockStore::NoRoom::kStop);
+      REQUIRE(slots);
+      return *slots;
+    };
+    REQUIRE(ask(ranks[0], 0).empty());  // 8 units with 32 blocks have to go first.
+
+    std::vector<SlotIndex> of_second;
+    for (int turn = 0; of_second.size() < 3; ++turn) {
+      REQUIRE(turn < 100);
+      const auto more = ask(ranks[1], of_second.size());
+      of_second.insert(of_second.end(), more.begin(), more.end());
+    }
+    CHECK(f.store->publish(ranks[1], job(1)) == 0);
+    CHECK(ask(ranks[0], 0) == of_second);
+    CHECK(std::count(of_second.begin(), of_second.end(), kNoSlot) == 0);
+    CHECK(f.store->publish(ranks[0], job(1)) == 0);
+    CHECK(f.store->lookup(space, keys(0, 3)) == 3);
+  }
+
   TEST_CASE("a rank that asks again for what it has asked for changes nothing") {
     StoreFixture f({.pool_bytes = 64 * kPage});
     const SpaceId space = f.store->make_space(f.add_shape(kPage, 2));
