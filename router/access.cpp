@@ -54,7 +54,18 @@ Result<AccessList> AccessList::parse(std::string_view text, std::int64_t default
       return fail(Errc::kInvalidArgument, "line {}: the key is there already", number);
     }
   }
+  if (list.entries_.empty()) return fail(Errc::kInvalidArgument, "there is no key in it");
   return list;
+}
+
+void AccessList::continue_from(const AccessList& former) {
+  for (const auto& [hash, old] : former.entries_) {
+    const auto found = entries_.find(XXH3_64bits_withSeed(old.key.data(), old.key.size(), seed_));
+    if (found == entries_.end() || found->second.key != old.key) continue;
+    if (found->second.rate != old.rate) continue;
+    found->second.tokens = old.tokens;
+    found->second.filled = old.filled;
+  }
 }
 
 AccessList::Verdict AccessList::check(std::string_view key, TimePoint now) {

@@ -18,8 +18,13 @@ class AccessList {
   /// Lines `NAME KEY [REQUESTS_PER_SECOND]`; blank lines and those that begin with # do not count.
   /// A key without a rate has `default_rate`; 0 is without limit. A bucket holds the requests of
   /// one second, one at least.
-  /// Errors: kInvalidArgument that names the line, never the key.
+  /// Errors: kInvalidArgument that names the line, never the key; also for a text without a key,
+  /// which is a file that is just being written.
   static Result<AccessList> parse(std::string_view text, std::int64_t default_rate);
+
+  /// Takes over how full the buckets of `former` are, for keys that stay with their rate: reading
+  /// the file again gives nobody more requests.
+  void continue_from(const AccessList& former);
 
   struct Verdict {
     enum class Kind : unsigned char { kAllowed, kUnknown, kTooOften } kind = Kind::kUnknown;

@@ -89,7 +89,7 @@ class Exchange {
   const RequestHead& head_;
   Route route_;
   std::string request_id_;
-  std::string_view key_name_;
+  std::string key_name_;  // A copy: the list of keys may be replaced meanwhile.
   std::string body_;
   std::uint64_t key_ = 0;  // What belongs together, for policies.
   TimePoint began_;

@@ -12,12 +12,16 @@ std::string_view to_string(Role role) noexcept {
 
 Result<EngineUrl> EngineUrl::parse(std::string_view text) {
   const auto wrong = [&](std::string_view why) {
-    return fail(Errc::kInvalidArgument, "\"{}\" is no engine, which is http://HOST:PORT: {}", text,
-                why);
+    return fail(Errc::kInvalidArgument,
+                "\"{}\" is no engine, which is http://HOST:PORT, or dns://NAME:PORT for all "
+                "addresses of a name: {}",
+                text, why);
   };
-  constexpr std::string_view kScheme = "http://";
-  if (text.substr(0, kScheme.size()) != kScheme) return wrong("only plain http is spoken");
-  std::string_view place = text.substr(kScheme.size());
+  constexpr std::string_view kNameScheme = "dns://";
+  const bool is_name = text.substr(0, kNameScheme.size()) == kNameScheme;
+  const std::string_view scheme = is_name ? kNameScheme : "http://";
+  if (text.substr(0, scheme.size()) != scheme) return wrong("only plain http is spoken");
+  std::string_view place = text.substr(scheme.size());
   if (!place.empty() && place.back() == '/') place.remove_suffix(1);
   for (const char c : place) {
     const bool fits = (c >= '0' && c <= '9') || (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z') ||
@@ -25,6 +29,7 @@ Result<EngineUrl> EngineUrl::parse(std::string_view text) {
     if (!fits) return wrong("it has no path, and nothing but host and port");
   }
   EngineUrl url;
+  url.is_name = is_name;
   std::string_view port = "80";
   if (!place.empty() && place.front() == '[') {
     const std::size_t end = place.find(']');
@@ -47,7 +52,7 @@ Result<EngineUrl> EngineUrl::parse(std::string_view text) {
   }
   if (url.host.empty()) return wrong("the host is missing");
   url.port = port;
-  url.text = std::string(kScheme) + std::string(text.substr(kScheme.size()));
+  url.text = text;
   if (url.text.back() == '/') url.text.pop_back();
   return url;
 }

@@ -26,8 +26,9 @@ struct EngineUrl {
   std::string text;  ///< "http://host:port": its name everywhere.
   std::string host;
   std::string port;
+  bool is_name = false;  ///< "dns://host:port": each address of the host is an engine.
 
-  /// Errors: kInvalidArgument for anything but http://HOST[:PORT][/].
+  /// Errors: kInvalidArgument for anything but http://HOST[:PORT][/] and dns://HOST[:PORT][/].
   static Result<EngineUrl> parse(std::string_view text);
 };
 

@@ -1,8 +1,7 @@
 #include "router/health.h"
 
+#include <algorithm>
 #include <utility>
-
-#include <sys/stat.h>
 
 #include <boost/asio/co_spawn.hpp>
 #include <boost/asio/detached.hpp>
@@ -19,39 +18,83 @@ namespace {
 
 constexpr Log kLog{"router"};
 
-/// What of a file changes with its content, also when it is replaced within one second.
-std::string stamp_of(const std::string& path) {
-  struct stat info {};
-  if (path.empty() || ::stat(path.c_str(), &info) != 0) return {};
-  return fmt::format("{} {} {} {}", info.st_ino, info.st_size, info.st_mtim.tv_sec,
-                     info.st_mtim.tv_nsec);
-}
-
 }  // namespace
 
-HealthChecks::HealthChecks(Shared& shared)
-    : shared_(shared), timer_(shared.io), file_stamp_(stamp_of(shared.options.engines_file)) {}
+HealthChecks::HealthChecks(Shared& shared, const EngineList& list, RouterFiles files)
+    : shared_(shared),
+      timer_(shared.io),
+      files_(std::move(files)),
+      names_(
+          shared.io, [this] { use_engines(); },
+          [this](const std::string& sentence) {
+            ++shared_.metrics.name_errors;
+            if (!sentence.empty()) kLog.warn("a name is not known now: {}", sentence);
+          }) {
+  names_.set(list);
+  shared_.fleet.set(names_.engines());
+}
+
+void HealthChecks::find_engines() {
+  const TimePoint end = shared_.now() + shared_.options.health_timeout;
+  names_.ask();
+  while (names_.is_searching() && shared_.io.run_one_until(end) > 0) {
+  }
+  shared_.io.restart();
+}
+
+void HealthChecks::use_engines() {
+  const std::vector<std::shared_ptr<Engine>> before = shared_.fleet.engines();
+  shared_.fleet.set(names_.engines());
+  shared_.line.call_all();
+  const auto& now = shared_.fleet.engines();
+  kLog.info("engines changed engines={}", now.size());
+  // A new one is asked at once whether it is there; it is taken to be until it has answered.
+  for (const auto& engine : now) {
+    if (std::find(before.begin(), before.end(), engine) == before.end()) {
+      asio::co_spawn(shared_.io, check(engine), asio::detached);
+    }
+  }
+}
 
 void HealthChecks::stop() {
   stopped_ = true;
   timer_.cancel();
+  names_.stop();
 }
 
-void HealthChecks::look_at_file() {
-  const std::string& path = shared_.options.engines_file;
-  const std::string stamp = stamp_of(path);
-  if (stamp == file_stamp_) return;
-  file_stamp_ = stamp;
-  const Result<EngineList> list = shared_.options.engines();
-  if (!list) {
-    // What was there stays: a file that is being written must not stop the service.
-    ++shared_.metrics.engine_list_errors;
-    kLog.error("the engines stay as they were: {}", list.error().detail);
-    return;
+void HealthChecks::look_at_files() {
+  // What cannot be used changes nothing: a file that is being written must not stop the service.
+  if (files_.engines.has_changed()) {
+    Result<EngineList> list = shared_.options.engines();
+    if (list) {
+      names_.set(std::move(*list));
+      use_engines();
+    } else {
+      ++shared_.metrics.engine_list_errors;
+      kLog.error("the engines stay as they were: {}", list.error().detail);
+    }
   }
-  shared_.fleet.set(*list);
-  shared_.line.call_all();
-  kLog.info("engines read again engines={}", shared_.fleet.engines().size());
+  if (files_.api_keys.has_changed()) {
+    Result<std::optional<AccessList>> access = shared_.options.access();
+    if (access) {
+      (*access)->continue_from(*shared_.access);
+      shared_.access = std::move(*access);
+      kLog.info("API keys read again keys={}", shared_.access->size());
+    } else {
+      ++shared_.metrics.key_file_errors;
+      kLog.error("the API keys stay as they were: {}", access.error().detail);
+    }
+  }
+  if (files_.engine_key.has_changed()) {
+    Result<std::string> key = shared_.options.engine_key();
+    if (key) {
+      shared_.engine_key = std::move(*key);
+      kLog.info("the engines' API key was read again");
+    } else {
+      ++shared_.metrics.key_file_errors;
+      kLog.error("the engines' API key stays as it was: {}", key.error().detail);
+    }
+  }
 }
 
 void HealthChecks::note(Engine& engine, bool is_good, const std::string& why) {
@@ -96,7 +139,8 @@ asio::awaitable<void> HealthChecks::check(std::shared_ptr<Engine> engine) {
 
 asio::awaitable<void> HealthChecks::run() {
   while (!stopped_) {
-    look_at_file();
+    look_at_files();
+    names_.ask();
     for (const auto& engine : shared_.fleet.engines()) {
       asio::co_spawn(shared_.io, check(engine), asio::detached);
     }

@@ -49,6 +49,8 @@ struct Metrics {
   std::uint64_t queued = 0;      ///< Now.
   std::uint64_t body_bytes = 0;  ///< Of requests, now.
   std::uint64_t engine_list_errors = 0;
+  std::uint64_t key_file_errors = 0;
+  std::uint64_t name_errors = 0;  ///< Look-ups of dns:// names without an answer.
 };
 
 /// The page that Prometheus reads.

@@ -84,6 +84,10 @@ std::string metrics_page(const Metrics& metrics, const Fleet& fleet, TimePoint n
                metrics.connections_refused);
   page.counter("engine_list_errors_total", "Times that --engines-file could not be used",
                metrics.engine_list_errors);
+  page.counter("key_file_errors_total",
+               "Times that --api-keys-file or --engine-api-key-file could not be used",
+               metrics.key_file_errors);
+  page.counter("name_errors_total", "Look-ups of dns:// names that failed", metrics.name_errors);
   page.gauge("connections", "Connections of clients", metrics.connections);
   page.gauge("requests_in_flight", "Requests that are not answered yet", metrics.in_flight);
   page.gauge("queue_length", "Requests that wait for an engine", metrics.queued);

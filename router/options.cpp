@@ -12,9 +12,9 @@ using std::chrono::seconds;
 void RouterOptions::declare(OptionTable& table) {
   table.list(
       "prefill", prefill,
-      "Engines that prefill, as http://HOST:PORT. Without one every request goes to a decode "
-      "engine whole.");
-  table.list("decode", decode, "Engines that decode, as http://HOST:PORT; one at least.");
+      "Engines that prefill, as http://HOST:PORT, or dns://NAME:PORT for all addresses of a name, "
+      "asked for with each health check. Without one every request goes to a decode engine whole.");
+  table.list("decode", decode, "Engines that decode, named likewise; one at least.");
   table.text(
       "engines-file", engines_file,
       "A file with lines `prefill URL` and `decode URL` instead of the two above. It is read "
@@ -44,9 +44,10 @@ void RouterOptions::declare(OptionTable& table) {
   table.text("api-keys-file", api_keys_file,
              "A file with lines `NAME KEY [REQUESTS_PER_SECOND]`. With it every request but "
              "/health, /metrics and /version needs one of the keys, as a bearer or x-api-key; keys "
-             "are never forwarded.");
+             "are never forwarded. It is read again when it changes.");
   table.text("engine-api-key-file", engine_api_key_file,
-             "A file with the key that engines want (vllm serve --api-key).");
+             "A file with the key that engines want (vllm serve --api-key). It is read again when "
+             "it changes.");
   table.integer(
       "rate-limit", rate_limit, 0, 1'000'000,
       "Requests a second for each API key that names no rate itself; 0 is without limit.");
@@ -159,6 +160,28 @@ Result<EngineList> RouterOptions::engines() const {
     return fail(Errc::kInvalidArgument, "there is no decode engine: name one with --decode");
   }
   return list;
+}
+
+Result<std::optional<AccessList>> RouterOptions::access() const {
+  if (api_keys_file.empty()) return std::optional<AccessList>();
+  PEGA_TRY_LET(const std::string text, read_text_file(api_keys_file));
+  auto access = AccessList::parse(text, rate_limit);
+  if (!access) {
+    return fail(Errc::kInvalidArgument, "--api-keys-file {}: {}", api_keys_file,
+                access.error().detail);
+  }
+  return std::optional<AccessList>(std::move(*access));
+}
+
+Result<std::string> RouterOptions::engine_key() const {
+  if (engine_api_key_file.empty()) return std::string();
+  PEGA_TRY_LET(std::string text, read_text_file(engine_api_key_file));
+  text.erase(text.find_last_not_of(" \t\r\n") + 1);
+  if (text.empty() || text.find_first_of("\r\n") != std::string::npos) {
+    return fail(Errc::kInvalidArgument, "--engine-api-key-file {}: it has to be one line",
+                engine_api_key_file);
+  }
+  return text;
 }
 
 }  // namespace pegaflow

@@ -3,12 +3,14 @@
 /// Everything that can be told to pegaflow-router.
 
 #include <cstdint>
+#include <optional>
 #include <string>
 #include <vector>
 
 #include "base/clock.h"
 #include "base/error.h"
 #include "base/options.h"
+#include "router/access.h"
 #include "router/fleet.h"
 #include "router/split.h"
 
@@ -67,6 +69,12 @@ struct RouterOptions {
   /// Errors: kInvalidArgument for what is no URL, a file that cannot be read, both sources at once,
   /// or no decode engine.
   [[nodiscard]] Result<EngineList> engines() const;
+  /// The keys of --api-keys-file; none without it.
+  /// Errors: kInvalidArgument for a file that cannot be read or is no list of keys.
+  [[nodiscard]] Result<std::optional<AccessList>> access() const;
+  /// The key of --engine-api-key-file; empty without it.
+  /// Errors: kInvalidArgument for a file that cannot be read or has not one line.
+  [[nodiscard]] Result<std::string> engine_key() const;
 };
 
 /// A file's text. Errors: kInvalidArgument that names the file.

@@ -69,9 +69,9 @@ Result<tcp::endpoint> endpoint_of(asio::io_context& io, const std::string& liste
 /// Accepts, and ends in good order.
 class Service {
  public:
-  explicit Service(Shared& shared)
+  Service(Shared& shared, const EngineList& list, RouterFiles files)
       : shared_(shared),
-        health_(shared),
+        health_(shared, list, std::move(files)),
         acceptor_(shared.io),
         signals_(shared.io, SIGTERM, SIGINT),
         last_moment_(shared.io) {}
@@ -85,6 +85,7 @@ class Service {
     if (!ec) acceptor_.listen(4096, ec);
     if (!ec) acceptor_.non_blocking(true, ec);
     if (ec) return fail_socket(ec, "listen on " + shared_.options.listen);
+    health_.find_engines();
     const tcp::endpoint bound = acceptor_.local_endpoint(ec);
     const std::string shown =
         bound.address().is_v6() ? fmt::format("[{}]:{}", bound.address().to_string(), bound.port())
@@ -230,6 +231,7 @@ class Service {
 }  // namespace
 
 Result<void> run_router(const RouterOptions& options) {
+  RouterFiles files(options);
   PEGA_TRY_LET(const EngineList list, options.engines());
   PEGA_TRY_LET(const Flow flow, parse_flow(options.flow));
   std::random_device device;
@@ -245,7 +247,6 @@ Result<void> run_router(const RouterOptions& options) {
   fleet_options.max_inflight = {static_cast<std::size_t>(options.max_prefill_inflight),
                                 static_cast<std::size_t>(options.max_decode_inflight)};
   Fleet fleet(fleet_options, {std::move(prefill_policy), std::move(decode_policy)}, clock);
-  fleet.set(list);
 
   // run() returns once nothing is under way, so no coroutine outlives what it refers to.
   asio::io_context io(1);
@@ -260,25 +261,9 @@ Result<void> run_router(const RouterOptions& options) {
                 .engine_connections = engine_connections,
                 .deadlines = deadlines,
                 .random = std::mt19937_64(seed + 2)};
-  if (!options.api_keys_file.empty()) {
-    PEGA_TRY_LET(const std::string text, read_text_file(options.api_keys_file));
-    auto access = AccessList::parse(text, options.rate_limit);
-    if (!access) {
-      return fail(Errc::kInvalidArgument, "--api-keys-file {}: {}", options.api_keys_file,
-                  access.error().detail);
-    }
-    shared.access = std::move(*access);
-  }
-  if (!options.engine_api_key_file.empty()) {
-    PEGA_TRY_LET(std::string text, read_text_file(options.engine_api_key_file));
-    text.erase(text.find_last_not_of(" \t\r\n") + 1);
-    if (text.empty() || text.find_first_of("\r\n") != std::string::npos) {
-      return fail(Errc::kInvalidArgument, "--engine-api-key-file {}: it has to be one line",
-                  options.engine_api_key_file);
-    }
-    shared.engine_key = std::move(text);
-  }
-  Service service(shared);
+  PEGA_TRY_LET(shared.access, options.access());
+  PEGA_TRY_LET(shared.engine_key, options.engine_key());
+  Service service(shared, list, std::move(files));
   PEGA_TRY(service.listen());
   service.start();
   io.run();

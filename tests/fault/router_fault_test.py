@@ -5,14 +5,13 @@ import os
 import pathlib
 import resource
 import signal
-import socket
-import subprocess
 import sys
 import time
 import unittest
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent.parent / "support"))
 
+import name_server
 import streaming_engine
 from router_case import RouterTest
 from router_process import Client, Router
@@ -367,37 +366,34 @@ class Leaving(RouterTest):
         await self.all_is_over(router)
 
     async def test_a_resolver_that_says_nothing_holds_up_nobody(self) -> None:
-        # Each run has a name server of its own, which never answers.
-        address = f"127.1.{os.getpid() >> 8 & 255}.{os.getpid() & 255}"
-        config = self.scratch() / "resolv.conf"
-        config.write_text(f"nameserver {address}\noptions timeout:30 attempts:1\n")
-        own_names = ("unshare", "-m", "sh", "-c")
-        mount = f'mount --bind {config} /etc/resolv.conf && exec "$0" "$@"'
-        with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as name_server:
-            try:
-                name_server.bind((address, 53))
-                subprocess.run([*own_names, mount, "true"], check=True, capture_output=True)
-            except (OSError, subprocess.CalledProcessError) as why:
-                self.skipTest(f"no name server of its own: {why}")
-            words = ("--decode", "http://engine.test:1", "--retries", "0")
-            router = await Router.start(
-                *words, "--connect-timeout", "200ms", prefix=(*own_names, mount)
-            )
-            self.stack.push_async_callback(router.stop)
-            began = time.monotonic()
-            reply = await router.post("/v1/completions", STREAMED)
-            self.assertIn(reply.status, (502, 503))
-            self.assertLess(time.monotonic() - began, 20)
-            router = await Router.start(
-                *words, "--connect-timeout", "1m", prefix=(*own_names, mount)
-            )
-            self.stack.push_async_callback(router.stop)
-            async with router.client() as client:
-                await client.post("/v1/completions", STREAMED)
-                await router.wait_for_metrics(lambda m: m["requests_in_flight"] == 2)
-            began = time.monotonic()
-            await self.all_is_over(router)
-            self.assertLess(time.monotonic() - began, 20)
+        _silent, address = name_server.bind(self)
+        prefix = name_server.prefix(address, self.scratch())
+        words = ("--decode", "http://engine.test:1", "--retries", "0")
+        router = await Router.start(*words, "--connect-timeout", "200ms", prefix=prefix)
+        self.stack.push_async_callback(router.stop)
+        began = time.monotonic()
+        reply = await router.post("/v1/completions", STREAMED)
+        self.assertIn(reply.status, (502, 503))
+        self.assertLess(time.monotonic() - began, 20)
+        router = await Router.start(*words, "--connect-timeout", "1m", prefix=prefix)
+        self.stack.push_async_callback(router.stop)
+        async with router.client() as client:
+            await client.post("/v1/completions", STREAMED)
+            await router.wait_for_metrics(lambda m: m["requests_in_flight"] == 2)
+        began = time.monotonic()
+        await self.all_is_over(router)
+        self.assertLess(time.monotonic() - began, 20)
+
+    async def test_a_name_of_several_engines_without_an_answer_holds_up_nobody(self) -> None:
+        d = await self.engine()
+        _silent, address = name_server.bind(self)
+        router = await Router.start(
+            "--decode", d.url, "dns://engines.test:1", "--health-timeout", "100ms",
+            prefix=name_server.prefix(address, self.scratch()),
+        )  # fmt: skip
+        self.stack.push_async_callback(router.stop)
+        reply = await router.post("/v1/completions", STREAMED)
+        self.assertEqual((reply.status, reply.body), (200, WHOLE_STREAM))
 
     async def test_half_open_connections_end(self) -> None:
         d = await self.engine()

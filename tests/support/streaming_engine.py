@@ -100,12 +100,15 @@ async def wait_for_leaving(request: Request, _answer: Answer) -> None:
 class StreamingEngine:
     """An engine on a port of its own. `behavior` may be changed at any time."""
 
-    def __init__(self, behavior: Behavior = serve_normally) -> None:
+    def __init__(
+        self, behavior: Behavior = serve_normally, host: str = "127.0.0.1", port: int = 0
+    ) -> None:
         self.behavior = behavior
+        self._host = host
         self.is_healthy = True
         self.requests: list[Request] = []  # Without health checks.
         self.connections = 0
-        self._port = 0
+        self._port = port
         # Not the server of asyncio: what that has accepted and not begun when it is closed stays
         # open, with nobody behind it.
         self._listener: socket.socket | None = None
@@ -115,11 +118,15 @@ class StreamingEngine:
 
     @property
     def url(self) -> str:
-        return f"http://127.0.0.1:{self._port}"
+        return f"http://{self._host}:{self._port}"
+
+    @property
+    def port(self) -> int:
+        return self._port
 
     async def start(self) -> StreamingEngine:
         """On the same port as before, if it was there before."""
-        self._listener = socket.create_server(("127.0.0.1", self._port), backlog=1000)
+        self._listener = socket.create_server((self._host, self._port), backlog=1000)
         self._listener.setblocking(False)
         self._port = self._listener.getsockname()[1]
         self._begin(self._accept(self._listener))

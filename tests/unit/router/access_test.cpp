@@ -50,6 +50,24 @@ TEST_SUITE("access") {
     }
   }
 
+  TEST_CASE("a text without a key is no list") {
+    for (const char* const bad : {"", "# none\n\n"}) {
+      CHECK(AccessList::parse(bad, 0).error().code == Errc::kInvalidArgument);
+    }
+  }
+
+  TEST_CASE("a list that is read again gives nobody more requests") {
+    ManualClock clock;
+    AccessList old = AccessList::parse("ann k 1\nbob l 1\n", 0).value();
+    CHECK(old.check("k", clock.now()).kind == Kind::kAllowed);
+    CHECK(old.check("l", clock.now()).kind == Kind::kAllowed);
+    AccessList list = AccessList::parse("ann k 1\nbob l 2\neve m 1", 0).value();
+    list.continue_from(old);
+    CHECK(list.check("k", clock.now()).kind == Kind::kTooOften);
+    CHECK(list.check("l", clock.now()).kind == Kind::kAllowed);  // It has another rate now.
+    CHECK(list.check("m", clock.now()).kind == Kind::kAllowed);
+  }
+
   TEST_CASE("a bearer is spelled in any case") {
     CHECK(bearer_key("Bearer k") == "k");
     CHECK(bearer_key("bEARER k") == "k");

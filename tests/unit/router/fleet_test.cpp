@@ -32,10 +32,15 @@ TEST_SUITE("fleet") {
     const EngineUrl six = EngineUrl::parse("http://[::1]:8000").value();
     CHECK(six.host == "::1");
     CHECK(six.port == "8000");
+    CHECK_FALSE(six.is_name);
+    const EngineUrl name = EngineUrl::parse("dns://engines.svc:8000/").value();
+    CHECK(name.text == "dns://engines.svc:8000");
+    CHECK(name.host == "engines.svc");
+    CHECK(name.is_name);
     for (const char* const bad :
-         {"", "a:1", "https://a:1", "http://", "http://:1", "http://a:", "http://a:x",
-          "http://a:65536", "http://a:0", "http://a/v1", "http://u@a:1", "http://[::1",
-          "http://a b", "http://[::1]x", "http://a\r\nX: y"}) {
+         {"", "dns://", "dns:a:1", "a:1", "https://a:1", "http://", "http://:1",
+          "http://a:", "http://a:x", "http://a:65536", "http://a:0", "http://a/v1", "http://u@a:1",
+          "http://[::1", "http://a b", "http://[::1]x", "http://a\r\nX: y"}) {
       CAPTURE(bad);
       CHECK(EngineUrl::parse(bad).error().code == Errc::kInvalidArgument);
     }
