@@ -228,11 +228,12 @@ asio::awaitable<bool> Exchange::own_page() {
   std::string_view type = "application/json";
   unsigned status = 200;
   if (route_.kind == RouteKind::kHealth) {
-    const HealthPage health = health_page(shared_.fleet, shared_.is_draining, shared_.now());
+    const HealthPage health =
+        health_page(shared_.fleet, shared_.namespaces, shared_.is_draining, shared_.now());
     page = health.text;
     status = health.is_serving ? 200 : 503;
   } else if (route_.kind == RouteKind::kMetrics) {
-    page = metrics_page(shared_.metrics, shared_.fleet, shared_.now());
+    page = metrics_page(shared_.metrics, shared_.fleet, shared_.namespaces, shared_.now());
     type = "text/plain; version=0.0.4";
   } else {
     page = fmt::format("{{\"version\":{}}}\n", json_quote(kVersion));

@@ -13,7 +13,7 @@ std::string_view to_string(Role role) noexcept {
 Result<EngineUrl> EngineUrl::parse(std::string_view text) {
   const auto wrong = [&](std::string_view why) {
     return fail(Errc::kInvalidArgument,
-                "\"{}\" is no engine, which is http://HOST:PORT, or dns://NAME:PORT for all "
+                "\"{}\" is not http://HOST:PORT, or dns://NAME:PORT for all "
                 "addresses of a name: {}",
                 text, why);
   };

@@ -12,6 +12,7 @@
 #include "base/clock.h"
 #include "base/histogram.h"
 #include "router/fleet.h"
+#include "router/namespaces.h"
 #include "router/split.h"
 
 namespace pegaflow {
@@ -54,6 +55,7 @@ struct Metrics {
 };
 
 /// The page that Prometheus reads.
-std::string metrics_page(const Metrics& metrics, const Fleet& fleet, TimePoint now);
+std::string metrics_page(const Metrics& metrics, const Fleet& fleet,
+                         const NamespaceView& namespaces, TimePoint now);
 
 }  // namespace pegaflow

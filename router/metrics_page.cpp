@@ -39,9 +39,26 @@ void engines(MetricsPage& page, const Fleet& fleet, TimePoint now) {
        [](const Engine& e) { return e.breaker.opened(); });
 }
 
+void compared(MetricsPage& page, const NamespaceView& namespaces) {
+  page.gauge("namespaces", "Namespaces of the engines that --servers have; 1 is right",
+             namespaces.report.namespaces);
+  page.gauge("namespace_instances", "Connected engines whose namespaces are compared",
+             namespaces.report.instances);
+  page.begin(Type::Gauge, "namespace_values",
+             "Values of a factor that is not the same for all engines");
+  for (const FactorDifference& each : namespaces.report.differences) {
+    page.sample(each.values.size(), {{"factor", each.factor}});
+  }
+  page.begin(Type::Gauge, "server_up", "Whether a server of --servers says what it has");
+  for (const NamespaceView::Server& each : namespaces.servers) {
+    page.sample(each.is_up ? 1 : 0, {{"server", each.url}});
+  }
+}
+
 }  // namespace
 
-std::string metrics_page(const Metrics& metrics, const Fleet& fleet, TimePoint now) {
+std::string metrics_page(const Metrics& metrics, const Fleet& fleet,
+                         const NamespaceView& namespaces, TimePoint now) {
   MetricsPage page("pegaflow_router_");
   page.begin(Type::Counter, "requests_total", "Requests by route and class of status");
   for (const auto& [key, count] : metrics.requests) {
@@ -93,6 +110,7 @@ std::string metrics_page(const Metrics& metrics, const Fleet& fleet, TimePoint n
   page.gauge("queue_length", "Requests that wait for an engine", metrics.queued);
   page.gauge("body_bytes", "Bytes of requests that are kept", metrics.body_bytes);
   engines(page, fleet, now);
+  if (namespaces.is_watched) compared(page, namespaces);
   return page.text();
 }
 

@@ -19,6 +19,14 @@ void RouterOptions::declare(OptionTable& table) {
       "engines-file", engines_file,
       "A file with lines `prefill URL` and `decode URL` instead of the two above. It is read "
       "again when it changes; an engine that is gone from it finishes what it has.");
+  table.list(
+      "servers", servers,
+      "The pegaflow-servers of the engines (--http-addr of each), as http://HOST:PORT or "
+      "dns://NAME:PORT. Their /instances are asked for with each health check, and engines that do "
+      "not share one namespace are reported: they find nothing of each other.");
+  table.list("instances", instances,
+             "Only instances with these names, or with names that begin so, are compared: for "
+             "servers that have other engines too. Empty: all that are connected.");
   table.text("listen", listen, "HOST:PORT for clients; port 0 picks one and logs it.");
   table.text("ready-file", ready_file,
              "A file that is written once clients can connect: JSON with listen and pid.");
@@ -160,6 +168,16 @@ Result<EngineList> RouterOptions::engines() const {
     return fail(Errc::kInvalidArgument, "there is no decode engine: name one with --decode");
   }
   return list;
+}
+
+Result<std::vector<EngineUrl>> RouterOptions::server_urls() const {
+  std::vector<EngineUrl> urls;
+  for (const std::string& text : servers) {
+    auto url = EngineUrl::parse(text);
+    if (!url) return fail(Errc::kInvalidArgument, "--servers: {}", url.error().detail);
+    urls.push_back(std::move(*url));
+  }
+  return urls;
 }
 
 Result<std::optional<AccessList>> RouterOptions::access() const {

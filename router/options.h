@@ -21,6 +21,8 @@ struct RouterOptions {
   std::vector<std::string> prefill;
   std::vector<std::string> decode;
   std::string engines_file;
+  std::vector<std::string> servers;
+  std::vector<std::string> instances;
   std::string listen = "127.0.0.1:8080";
   std::string ready_file;
   std::string flow = "store";
@@ -69,6 +71,9 @@ struct RouterOptions {
   /// Errors: kInvalidArgument for what is no URL, a file that cannot be read, both sources at once,
   /// or no decode engine.
   [[nodiscard]] Result<EngineList> engines() const;
+  /// The servers of --servers.
+  /// Errors: kInvalidArgument for what is no URL.
+  [[nodiscard]] Result<std::vector<EngineUrl>> server_urls() const;
   /// The keys of --api-keys-file; none without it.
   /// Errors: kInvalidArgument for a file that cannot be read or is no list of keys.
   [[nodiscard]] Result<std::optional<AccessList>> access() const;

@@ -67,26 +67,29 @@ std::string error_frame(bool is_anthropic, Errc why) {
       json_quote(text));
 }
 
-HealthPage health_page(const Fleet& fleet, bool is_draining, TimePoint now) {
+HealthPage health_page(const Fleet& fleet, const NamespaceView& namespaces, bool is_draining,
+                       TimePoint now) {
   HealthPage page;
   page.is_serving = !is_draining && fleet.any_up(Role::kDecode);
-  bool all_up = true;
+  bool all_good = namespaces.is_good();
   std::string engines;
   for (const auto& engine : fleet.engines()) {
     constexpr std::array<std::string_view, 3> kBreaker = {"closed", "open", "half_open"};
-    all_up = all_up && engine->is_up;
+    all_good = all_good && engine->is_up;
     engines += fmt::format(
         "{}\n  {{\"role\":\"{}\",\"url\":{},\"up\":{},\"breaker\":\"{}\",\"inflight\":{}}}",
         engines.empty() ? "" : ",", to_string(engine->role), json_quote(engine->url.text),
         engine->is_up, kBreaker[static_cast<std::size_t>(engine->breaker.state(now))],
         engine->inflight);
   }
-  page.text = fmt::format("{{\"status\":\"{}\",\"engines\":[{}\n]}}\n",
+  const std::string rest =
+      namespaces.is_watched ? ",\n\"namespaces\":" + namespaces.json() : std::string();
+  page.text = fmt::format("{{\"status\":\"{}\",\"engines\":[{}\n]{}}}\n",
                           is_draining        ? "draining"
                           : !page.is_serving ? "down"
-                          : all_up           ? "ok"
+                          : all_good         ? "ok"
                                              : "degraded",
-                          engines);
+                          engines, rest);
   return page;
 }
 

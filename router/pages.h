@@ -9,6 +9,7 @@
 #include "base/clock.h"
 #include "base/error.h"
 #include "router/fleet.h"
+#include "router/namespaces.h"
 
 namespace pegaflow {
 
@@ -24,7 +25,8 @@ struct HealthPage {
   std::string text;  ///< JSON.
   bool is_serving = false;
 };
-HealthPage health_page(const Fleet& fleet, bool is_draining, TimePoint now);
+HealthPage health_page(const Fleet& fleet, const NamespaceView& namespaces, bool is_draining,
+                       TimePoint now);
 
 /// One list of models of the answers of several engines to GET /v1/models; a model that several
 /// have is listed once, as the first one has it. What is no such answer is left out.

@@ -24,6 +24,7 @@
 #include "router/health.h"
 #include "router/http_error.h"
 #include "router/pages.h"
+#include "router/server_watch.h"
 #include "router/shared.h"
 
 namespace pegaflow {
@@ -69,9 +70,11 @@ Result<tcp::endpoint> endpoint_of(asio::io_context& io, const std::string& liste
 /// Accepts, and ends in good order.
 class Service {
  public:
-  Service(Shared& shared, const EngineList& list, RouterFiles files)
+  Service(Shared& shared, const EngineList& list, const std::vector<EngineUrl>& servers,
+          RouterFiles files)
       : shared_(shared),
         health_(shared, list, std::move(files)),
+        servers_(shared, servers),
         acceptor_(shared.io),
         signals_(shared.io, SIGTERM, SIGINT),
         last_moment_(shared.io) {}
@@ -96,6 +99,7 @@ class Service {
 
   void start() {
     asio::co_spawn(shared_.io, health_.run(), asio::detached);
+    asio::co_spawn(shared_.io, servers_.run(), asio::detached);
     asio::co_spawn(shared_.io, accept(), asio::detached);
     signals_.async_wait([this](const error_code& ec, int number) {
       if (!ec) drain(number);
@@ -204,6 +208,7 @@ class Service {
       for (const auto& each : connections_) each->abort();
       // What no client's leaving ends: health checks, and questions to all engines at once.
       health_.stop();
+      servers_.stop();
       shared_.engine_connections.close_all();
     });
     // Behind what accept() has in hand.
@@ -214,6 +219,7 @@ class Service {
   void end_if_done() {
     if (!connections_.empty()) return;
     health_.stop();
+    servers_.stop();
     last_moment_.cancel();
     signals_.cancel();
     shared_.engine_connections.close_all();
@@ -221,6 +227,7 @@ class Service {
 
   Shared& shared_;
   HealthChecks health_;
+  ServerWatch servers_;
   tcp::acceptor acceptor_;
   asio::signal_set signals_;
   asio::steady_timer last_moment_;
@@ -233,6 +240,7 @@ class Service {
 Result<void> run_router(const RouterOptions& options) {
   RouterFiles files(options);
   PEGA_TRY_LET(const EngineList list, options.engines());
+  PEGA_TRY_LET(const std::vector<EngineUrl> servers, options.server_urls());
   PEGA_TRY_LET(const Flow flow, parse_flow(options.flow));
   std::random_device device;
   const std::uint64_t seed = (std::uint64_t{device()} << 32U) | device();
@@ -263,7 +271,7 @@ Result<void> run_router(const RouterOptions& options) {
                 .random = std::mt19937_64(seed + 2)};
   PEGA_TRY_LET(shared.access, options.access());
   PEGA_TRY_LET(shared.engine_key, options.engine_key());
-  Service service(shared, list, std::move(files));
+  Service service(shared, list, servers, std::move(files));
   PEGA_TRY(service.listen());
   service.start();
   io.run();

@@ -18,6 +18,7 @@
 #include "router/deadlines.h"
 #include "router/fleet.h"
 #include "router/metrics.h"
+#include "router/namespaces.h"
 #include "router/options.h"
 #include "router/upstream.h"
 
@@ -86,6 +87,7 @@ struct Shared {
   std::optional<AccessList> access{};  ///< Without it everybody may.
   std::string engine_key{};            ///< Sent to engines; empty: none.
   Metrics metrics{};
+  NamespaceView namespaces{};
   WaitingLine line{};
   ResponseOwners response_owners{};
   std::mt19937_64 random;

@@ -51,21 +51,25 @@ TEST_SUITE("pages") {
                  std::move(make_policy("least-load", 1).value())},
                 clock);
     fleet.set(EngineList::parse("prefill http://p:1\ndecode http://d:1").value());
-    HealthPage page = health_page(fleet, false, {});
+    NamespaceView namespaces;
+    const auto health = [&](bool is_draining) {
+      return health_page(fleet, namespaces, is_draining, {});
+    };
+    HealthPage page = health(false);
     CHECK(page.is_serving);
     CHECK(json::parse(page.text)["status"] == "ok");
     fleet.engines()[0]->is_up = false;
-    CHECK(json::parse(health_page(fleet, false, {}).text)["status"] == "degraded");
+    CHECK(json::parse(health(false).text)["status"] == "degraded");
     fleet.engines()[1]->is_up = false;
-    page = health_page(fleet, false, {});
+    page = health(false);
     CHECK_FALSE(page.is_serving);
     CHECK(json::parse(page.text)["engines"].size() == 2);
-    CHECK(json::parse(health_page(fleet, true, {}).text)["status"] == "draining");
+    CHECK(json::parse(health(true).text)["status"] == "draining");
 
     Metrics metrics;
     metrics.requests[{"chat", "2xx"}] = 3;
     metrics.first_event.record(std::chrono::milliseconds(3));
-    const std::string text = metrics_page(metrics, fleet, {});
+    const std::string text = metrics_page(metrics, fleet, namespaces, {});
     for (const char* const line :
          {"pegaflow_router_requests_total{route=\"chat\",status=\"2xx\"} 3",
           "pegaflow_router_engine_up{role=\"decode\",engine=\"http://d:1\"} 0",
@@ -74,6 +78,39 @@ TEST_SUITE("pages") {
       CAPTURE(line);
       CHECK(text.find(line) != std::string::npos);
     }
+    CHECK(text.find("namespace") == std::string::npos);  // Nobody asked for it.
+  }
+
+  TEST_CASE("a difference of namespaces is degraded, and named") {
+    const SteadyClock clock;
+    Fleet fleet({},
+                {std::move(make_policy("least-load", 1).value()),
+                 std::move(make_policy("least-load", 1).value())},
+                clock);
+    fleet.set(EngineList::parse("decode http://d:1").value());
+    NamespaceView namespaces{true, {{"http://s:1", true}}, {}};
+    CHECK(json::parse(health_page(fleet, namespaces, false, {}).text)["status"] == "ok");
+    const std::vector<InstanceNamespace> two = {{"p", "1", {{"tp", "1"}}},
+                                                {"d", "2", {{"tp", "2"}}}};
+    namespaces.report = compare_namespaces(two);
+    const HealthPage page = health_page(fleet, namespaces, false, {});
+    CHECK(page.is_serving);
+    CHECK(json::parse(page.text)["status"] == "degraded");
+    CHECK(json::parse(page.text)["namespaces"] ==
+          json::parse(R"({"instances":2,"different":2,"differs":[{"factor":"tp","values":[
+            {"value":"1","instances":["p"]},{"value":"2","instances":["d"]}]}],
+            "servers":[{"url":"http://s:1","up":true}]})"));
+    namespaces.servers[0].is_up = false;
+    const std::string text = metrics_page({}, fleet, namespaces, {});
+    for (const char* const line :
+         {"pegaflow_router_namespaces 2", "pegaflow_router_namespace_instances 2",
+          "pegaflow_router_namespace_values{factor=\"tp\"} 2",
+          "pegaflow_router_server_up{server=\"http://s:1\"} 0"}) {
+      CAPTURE(line);
+      CHECK(text.find(line) != std::string::npos);
+    }
+    namespaces.report = {};
+    CHECK(json::parse(health_page(fleet, namespaces, false, {}).text)["status"] == "degraded");
   }
 }
 
