@@ -167,6 +167,8 @@ class StreamingEngine:
             self._begin(self._connected(connection))
 
     async def _connected(self, connection: socket.socket) -> None:
+        # What asyncio does for sockets that it has made itself; else pieces wait for their like.
+        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         try:
             reader, writer = await asyncio.open_connection(sock=connection)
         except asyncio.CancelledError:
