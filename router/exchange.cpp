@@ -25,7 +25,8 @@ namespace {
 
 constexpr Log kAccessLog{"access"};
 
-constexpr std::size_t kPrefillAnswerBytes = std::size_t{4} * 1024 * 1024;
+/// With the token ids of the longest prompt that they are asked for.
+constexpr std::size_t kPrefillAnswerBytes = 8 * kFirstTokenBodyBytes;
 
 /// A client's own id is kept if it is harmless in a head and in a log.
 bool is_request_id(std::string_view id) {
@@ -117,6 +118,7 @@ bool Exchange::keeps_connection() {
 void Exchange::forget_body() {
   shared_.metrics.body_bytes -= std::exchange(client_.body_bytes_, 0);
   body_ = std::string();
+  if (splice_) splice_->body = std::string();
 }
 
 std::string Exchange::refusal() {
@@ -163,6 +165,15 @@ asio::awaitable<bool> Exchange::wait(Duration time) {
   timer_.expires_after(time);
   co_await timer_.async_wait(asio::redirect_error(asio::use_awaitable, ignored));
   co_return !client_.is_gone();
+}
+
+asio::awaitable<bool> Exchange::wait_before_retry(std::int64_t attempt) {
+  std::uniform_real_distribution<double> jitter(0.5, 1.5);
+  const std::chrono::duration<double> delay =
+      std::chrono::duration<double>(shared_.options.retry_delay) *
+      (std::ldexp(1.0, static_cast<int>(std::min<std::int64_t>(attempt, 16))) *
+       jitter(shared_.random));
+  co_return co_await wait(std::chrono::duration_cast<Duration>(delay));
 }
 
 asio::awaitable<bool> Exchange::answer(unsigned status, std::string_view text,
@@ -298,17 +309,29 @@ asio::awaitable<bool> Exchange::split() {
   const auto members = read_members(body_);
   if (!members) co_return co_await answer(400, members.error().detail);
   key_ = key_of(*members);
-  const std::string kv_params = co_await prefill(*members);
+  if (shared_.options.pd_first_token && shared_.flow == Flow::kStore) {
+    first_token_ = route_.name == "completions" ? decide_first_token(*members, body_.size())
+                                                : FirstToken::kRoute;
+  }
+  const bool wants_token = first_token_ == FirstToken::kSent;
+  Prefilled prefilled = co_await prefill(*members, wants_token);
   if (client_.is_gone()) co_return false;
-  if (!kv_params.empty() || find_member(*members, "kv_transfer_params") != nullptr) {
-    std::string changed = decode_body(body_, *members, kv_params);
+  if (wants_token) {
+    const Spliced spliced = co_await splice(*members, prefilled);
+    first_token_ = spliced.what;
+    if (client_.is_gone()) co_return false;
+    if (spliced.what == FirstToken::kSent) co_return spliced.keeps;
+  }
+  if (!prefilled.kv_params.empty() || find_member(*members, "kv_transfer_params") != nullptr) {
+    std::string changed = decode_body(body_, *members, prefilled.kv_params);
     body_ = std::move(changed);
   }
   co_return co_await forward(body_);
 }
 
-asio::awaitable<std::string> Exchange::prefill(const std::vector<JsonMember>& members) {
-  std::string kv_params;
+asio::awaitable<Exchange::Prefilled> Exchange::prefill(const std::vector<JsonMember>& members,
+                                                       bool wants_token) {
+  Prefilled prefilled;
   Prefill what = Prefill::kNoEngine;
   if (shared_.fleet.has(Role::kPrefill)) {
     what = decide(members, route_.is_anthropic,
@@ -316,7 +339,7 @@ asio::awaitable<std::string> Exchange::prefill(const std::vector<JsonMember>& me
   }
   if (what == Prefill::kDone) {
     const TimePoint began = shared_.now();
-    const std::string body = prefill_body(members, route_.is_anthropic, shared_.flow);
+    const std::string body = prefill_body(members, route_.is_anthropic, shared_.flow, wants_token);
     const CountedBytes counted(shared_.metrics.body_bytes, body.size());
     std::vector<const Engine*> tried;
     const std::size_t attempts = shared_.options.retries > 0 ? 2 : 1;
@@ -337,16 +360,16 @@ asio::awaitable<std::string> Exchange::prefill(const std::vector<JsonMember>& me
       tried.push_back(choice.engine.get());
       Slot slot(shared_, choice.engine);
       prefill_engine_ = choice.engine->url.text;
-      Prefilled done = co_await prefill_once(slot, body);
-      what = done.what;
-      kv_params = std::move(done.kv_params);
-      if (client_.is_gone() || !done.is_worth_another) break;
+      prefilled = co_await prefill_once(slot, body);
+      what = prefilled.what;
+      if (client_.is_gone() || !prefilled.is_worth_another) break;
     }
     prefill_time_ = shared_.now() - began;
   }
   prefill_ = what;
   if (!client_.is_gone()) ++shared_.metrics.prefill[static_cast<std::size_t>(what)];
-  co_return kv_params;
+  if (!wants_token) prefilled.answer = std::string();
+  co_return prefilled;
 }
 
 asio::awaitable<Exchange::Prefilled> Exchange::prefill_once(Slot& slot, const std::string& body) {
@@ -387,7 +410,7 @@ asio::awaitable<Exchange::Prefilled> Exchange::prefill_once(Slot& slot, const st
   }
   std::string kv_params = kv_params_of(text);
   const Prefill what = kv_params.empty() ? Prefill::kNoParams : Prefill::kDone;
-  co_return Prefilled{.what = what, .kv_params = std::move(kv_params)};
+  co_return Prefilled{.what = what, .kv_params = std::move(kv_params), .answer = std::move(text)};
 }
 
 asio::awaitable<Exchange::Admitted> Exchange::admit(std::vector<const Engine*>& tried) {
@@ -452,6 +475,15 @@ asio::awaitable<Exchange::Admitted> Exchange::admit(std::vector<const Engine*>& 
   }
 }
 
+void Exchange::judge(Slot& slot, unsigned status, const Error& error) {
+  if (is_engine_failure(status) || error.code == Errc::kPeerLost || error.code == Errc::kTimeout ||
+      error.code == Errc::kRefused || error.code == Errc::kCorrupt || error.code == Errc::kIo) {
+    slot.failed();
+  } else {
+    slot.succeeded();
+  }
+}
+
 asio::awaitable<bool> Exchange::forward(std::string_view body) {
   // What an engine keeps (a stored response) must not be made twice; the rest may.
   const bool may_repeat = route_.kind == RouteKind::kSplit ||
@@ -492,13 +524,7 @@ asio::awaitable<bool> Exchange::forward(std::string_view body) {
     }
     if (client_.is_gone() || how == Relay::kGone) co_return false;
     shared_.metrics.leg[static_cast<std::size_t>(Role::kDecode)].record(shared_.now() - began);
-    if (is_engine_failure(status) || error.code == Errc::kPeerLost ||
-        error.code == Errc::kTimeout || error.code == Errc::kRefused ||
-        error.code == Errc::kCorrupt || error.code == Errc::kIo) {
-      slot.failed();
-    } else {
-      slot.succeeded();
-    }
+    judge(slot, status, error);
     if (how == Relay::kWhole || how == Relay::kErrorFrame) co_return true;
     if (how == Relay::kBroken) co_return false;
     const bool repeats =
@@ -514,12 +540,7 @@ asio::awaitable<bool> Exchange::forward(std::string_view body) {
     ++retries_;
     tried.push_back(engine.get());
     admitted.slot.reset();
-    std::uniform_real_distribution<double> jitter(0.5, 1.5);
-    const std::chrono::duration<double> delay =
-        std::chrono::duration<double>(shared_.options.retry_delay) *
-        (std::ldexp(1.0, static_cast<int>(std::min<std::int64_t>(attempt, 16))) *
-         jitter(shared_.random));
-    if (!co_await wait(std::chrono::duration_cast<Duration>(delay))) co_return false;
+    if (!co_await wait_before_retry(attempt)) co_return false;
   }
 }
 
@@ -560,6 +581,9 @@ void Exchange::finished() {
   constexpr std::array<std::string_view, 6> kClasses = {"gone", "1xx", "2xx", "3xx", "4xx", "5xx"};
   const std::string_view status = client_.is_gone() ? kClasses[0] : kClasses[status_ / 100 % 6];
   ++shared_.metrics.requests[{route_.name, status}];
+  if (first_token_ && !client_.is_gone()) {
+    ++shared_.metrics.first_token[static_cast<std::size_t>(*first_token_)];
+  }
   if (status_ != 0 && !client_.is_gone()) shared_.metrics.whole.record(whole);
   if (first_event_time_) {
     shared_.metrics.first_event.record(*first_event_time_);
@@ -578,6 +602,7 @@ void Exchange::finished() {
   };
   text("key", key_name_);
   text("prefill", prefill_ ? to_string(*prefill_) : std::string_view());
+  text("first_token", first_token_ ? to_string(*first_token_) : std::string_view());
   text("p", prefill_engine_);
   text("d", decode_engine_);
   if (prefill_time_) line += fmt::format(" p_ms={:.3f}", milliseconds_of(*prefill_time_));

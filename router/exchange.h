@@ -14,6 +14,7 @@
 
 #include "base/clock.h"
 #include "base/error.h"
+#include "router/first_token.h"
 #include "router/http_message.h"
 #include "router/routes.h"
 #include "router/shared.h"
@@ -23,6 +24,9 @@
 namespace pegaflow {
 
 class ClientConnection;
+
+/// Whether an answer is a stream of events, by its type.
+bool is_event_stream(const ResponseHead& head);
 
 /// Decides where a request goes, sends it there, and relays the answer. Thread-bound.
 class Exchange {
@@ -55,6 +59,17 @@ class Exchange {
     Prefill what = Prefill::kLost;
     bool is_worth_another = false;  ///< Another prefill engine may do better with the same body.
     std::string kv_params{};
+    std::string answer{};  ///< Whole, where its token is wanted.
+  };
+  /// An answer that begins with the prefill engine's token.
+  struct Splice {
+    std::string event;
+    std::string body;       ///< For decode engines, until one has begun.
+    bool is_begun = false;  ///< The client has our head and the event.
+  };
+  struct Spliced {
+    FirstToken what = FirstToken::kSent;
+    bool keeps = false;  ///< With kSent: the connection goes on.
   };
   struct Admitted {
     std::optional<Slot> slot;
@@ -64,14 +79,23 @@ class Exchange {
   boost::asio::awaitable<bool> own_page();
   boost::asio::awaitable<bool> models();
   boost::asio::awaitable<bool> split();
-  boost::asio::awaitable<std::string> prefill(const std::vector<JsonMember>& members);
+  boost::asio::awaitable<Prefilled> prefill(const std::vector<JsonMember>& members,
+                                            bool wants_token);
   boost::asio::awaitable<Prefilled> prefill_once(Slot& slot, const std::string& body);
+  boost::asio::awaitable<Spliced> splice(const std::vector<JsonMember>& members,
+                                         Prefilled& prefilled);
   boost::asio::awaitable<bool> forward(std::string_view body);
   boost::asio::awaitable<Admitted> admit(std::vector<const Engine*>& tried);
   boost::asio::awaitable<Relay> relay(UpstreamCall& call, Error& error);
   boost::asio::awaitable<Relay> relay_stream(UpstreamCall& call, Error& error);
   boost::asio::awaitable<Relay> relay_whole(UpstreamCall& call, Error& error);
+  /// Ends a stream that the client has a part of. False when the client left.
+  boost::asio::awaitable<bool> end_with_error(const Error& error, bool is_in_event);
+  /// What an engine's breaker learns of a request.
+  static void judge(Slot& slot, unsigned status, const Error& error);
   boost::asio::awaitable<bool> wait(Duration time);
+  /// A drawn delay that doubles with each attempt. False when the client left meanwhile.
+  boost::asio::awaitable<bool> wait_before_retry(std::int64_t attempt);
   boost::asio::awaitable<bool> answer(unsigned status, std::string_view text,
                                       std::string_view fields = {});
   [[nodiscard]] std::string engine_request(const Engine& engine, std::size_t body_size,
@@ -96,10 +120,12 @@ class Exchange {
   boost::asio::steady_timer timer_;
   UpstreamCall* call_ = nullptr;    // What a client that leaves interrupts.
   std::shared_ptr<Engine> pinned_;  // The only engine that can answer.
+  std::optional<Splice> splice_;
 
   // For metrics and log.
   unsigned status_ = 0;
   std::optional<Prefill> prefill_;
+  std::optional<FirstToken> first_token_;
   std::string prefill_engine_;
   std::string decode_engine_;
   std::optional<Duration> prefill_time_;

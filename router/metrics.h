@@ -11,6 +11,7 @@
 
 #include "base/clock.h"
 #include "base/histogram.h"
+#include "router/first_token.h"
 #include "router/fleet.h"
 #include "router/namespaces.h"
 #include "router/split.h"
@@ -29,6 +30,7 @@ struct Metrics {
   /// By route and status class; "gone" is a client that left before it was answered.
   std::map<std::pair<std::string_view, std::string_view>, std::uint64_t> requests;
   std::array<std::uint64_t, kPrefillCount> prefill{};
+  std::array<std::uint64_t, kFirstTokenCount> first_token{};  ///< With --pd-first-token.
   std::array<LatencyHistogram, kRoleCount> leg;  ///< From the request to the end of the answer.
   LatencyHistogram first_event;                  ///< From the request to the first event sent.
   LatencyHistogram between_events;               ///< Mean of one stream.

@@ -69,6 +69,12 @@ std::string metrics_page(const Metrics& metrics, const Fleet& fleet,
   for (std::size_t i = 0; i < kPrefillCount; ++i) {
     page.sample(metrics.prefill[i], {{"reason", std::string(to_string(static_cast<Prefill>(i)))}});
   }
+  page.begin(Type::Counter, "first_token_total",
+             "With --pd-first-token: whether a prefill engine's token was sent first, by reason");
+  for (std::size_t i = 0; i < kFirstTokenCount; ++i) {
+    page.sample(metrics.first_token[i],
+                {{"reason", std::string(to_string(static_cast<FirstToken>(i)))}});
+  }
   page.begin(Type::Histogram, "leg_seconds", "Time of an engine's answer, by its role");
   for (std::size_t i = 0; i < kRoleCount; ++i) {
     page.histogram(metrics.leg[i], {{"role", std::string(to_string(static_cast<Role>(i)))}});

@@ -45,6 +45,10 @@ void RouterOptions::declare(OptionTable& table) {
   table.integer("min-prefill-tokens", min_prefill_tokens, 0, 1 << 20,
                 "Shorter prompts (bytes / 4) are not prefilled apart: the way costs more than the "
                 "prefill.");
+  table.flag("pd-first-token", pd_first_token,
+             "The token that the prefill engine computes is sent as the first one of the answer, "
+             "and the decode engine goes on behind it: for streams of /v1/completions without "
+             "grammar, seed, penalties, stop strings or log-probabilities.");
   table.list("pass", pass,
              "Further paths that one decode engine may answer. All that is neither here nor in "
              "docs/router.md is denied, above all the engines' development endpoints.");
@@ -121,8 +125,6 @@ void RouterOptions::declare(OptionTable& table) {
   table.text("log-level", log_level, "trace, debug, info, warn, error or off.");
 
   const char* const store_flow = "requests take the store flow, which needs no such bound.";
-  table.ignored("pd-first-token", false,
-                "the decode engine computes the first token too; see docs/router.md.");
   table.ignored("pd-flow-retries", true, "--retries says it.");
   table.ignored("pd-max-model-len", true, store_flow);
 }

@@ -30,6 +30,7 @@ struct RouterOptions {
   std::string decode_policy = "least-load";
   std::int64_t hash_prefix_bytes = 4096;
   std::int64_t min_prefill_tokens = 256;
+  bool pd_first_token = false;
   std::vector<std::string> pass;
 
   std::string api_keys_file;

@@ -23,13 +23,6 @@ constexpr std::size_t kWholeBytes = std::size_t{256} * 1024;
 /// An event that is longer goes out in pieces.
 constexpr std::size_t kEventBytes = std::size_t{256} * 1024;
 
-bool is_event_stream(const ResponseHead& head) {
-  const std::string* const type = find_field(head.fields, "content-type");
-  constexpr std::string_view kStream = "text/event-stream";
-  return type != nullptr && type->size() >= kStream.size() &&
-         equals_ignoring_case(std::string_view(*type).substr(0, kStream.size()), kStream);
-}
-
 /// Bytes of a body on their way to a client, with their chunk's frame if there is one.
 void append_piece(std::string& out, std::string_view bytes, bool is_chunked) {
   if (bytes.empty()) return;  // An empty chunk would be the last one.
@@ -39,6 +32,13 @@ void append_piece(std::string& out, std::string_view bytes, bool is_chunked) {
 }
 
 }  // namespace
+
+bool is_event_stream(const ResponseHead& head) {
+  const std::string* const type = find_field(head.fields, "content-type");
+  constexpr std::string_view kStream = "text/event-stream";
+  return type != nullptr && type->size() >= kStream.size() &&
+         equals_ignoring_case(std::string_view(*type).substr(0, kStream.size()), kStream);
+}
 
 std::string Exchange::answer_head(const ResponseHead& head, std::string_view framing) {
   status_ = head.status;
@@ -123,13 +123,36 @@ asio::awaitable<Exchange::Relay> Exchange::relay_whole(UpstreamCall& call, Error
   }
 }
 
+asio::awaitable<bool> Exchange::end_with_error(const Error& error, bool is_in_event) {
+  late_error_ = true;
+  ++shared_.metrics.late_errors;
+  kLog.warn("an engine failed in the middle of a stream id={} error=\"{}\"", request_id_,
+            error.detail);
+  const bool is_chunked = !head_.is_http_10;
+  std::string out;
+  const std::string frame =
+      (is_in_event ? "\n\n" : "") + error_frame(route_.is_anthropic, error.code);
+  append_piece(out, frame, is_chunked);
+  if (is_chunked) out += "0\r\n\r\n";
+  co_return co_await client_.send(out);
+}
+
 asio::awaitable<Exchange::Relay> Exchange::relay_stream(UpstreamCall& call, Error& error) {
   const bool is_chunked = !head_.is_http_10;
   SseTracker tracker;
   std::string pending;  // From the end of the last event on.
   std::string out;
-  bool has_begun = false;    // The client has our head.
+  bool has_begun = false;    // The client has our head, and something of this engine's.
   bool is_in_event = false;  // It has a piece of an event that was too long to be kept.
+  if (splice_ && !splice_->is_begun) {
+    out = answer_head(call.head(), is_chunked ? "Transfer-Encoding: chunked\r\n" : "");
+    append_piece(out, splice_->event, is_chunked);
+    bytes_out_ += splice_->event.size();
+    first_event_time_ = shared_.now() - began_;
+    splice_->is_begun = true;
+    const bool sent = co_await client_.send(out);
+    if (!sent) co_return Relay::kGone;
+  }
   while (true) {
     const std::size_t before = pending.size();
     Result<void> got = co_await call.more(
@@ -143,18 +166,22 @@ asio::awaitable<Exchange::Relay> Exchange::relay_stream(UpstreamCall& call, Erro
     const std::size_t ended = tracker.feed(std::string_view(pending).substr(before));
     std::size_t size = ended > 0 ? before + ended : 0;
     if (call.is_complete() || pending.size() - size > kEventBytes) size = pending.size();
-    events_ = tracker.events();
+    events_ = tracker.events() + (splice_ ? 1 : 0);
     if (size == 0 && !call.is_complete()) continue;
     is_in_event = size != before + ended;
     out.clear();
-    if (!has_begun) {
+    if (!has_begun && !splice_) {
       out = answer_head(call.head(), is_chunked ? "Transfer-Encoding: chunked\r\n" : "");
       first_event_time_ = shared_.now() - began_;
       if (route_.kind == RouteKind::kResponses) learn_response(pending, call.engine());
-      forget_body();  // From here on nothing is sent again.
-      has_begun = true;
     }
-    append_piece(out, std::string_view(pending).substr(0, size), is_chunked);
+    if (!std::exchange(has_begun, true)) forget_body();  // From here on nothing is sent again.
+    const std::string_view piece = std::string_view(pending).substr(0, size);
+    if (splice_) {
+      append_piece(out, with_first_token_counted(piece), is_chunked);
+    } else {
+      append_piece(out, piece, is_chunked);
+    }
     if (call.is_complete() && is_chunked) out += "0\r\n\r\n";
     bytes_out_ += size;
     if (size == pending.size()) {
@@ -169,17 +196,11 @@ asio::awaitable<Exchange::Relay> Exchange::relay_stream(UpstreamCall& call, Erro
     if (out.capacity() > 4096) out = std::string();
   }
   // The engine is gone in the middle. If its last event was the closing one, nothing is missing.
-  out.clear();
   if (!tracker.is_finished()) {
-    late_error_ = true;
-    ++shared_.metrics.late_errors;
-    kLog.warn("an engine failed in the middle of a stream id={} error=\"{}\"", request_id_,
-              error.detail);
-    const std::string frame =
-        (is_in_event ? "\n\n" : "") + error_frame(route_.is_anthropic, error.code);
-    append_piece(out, frame, is_chunked);
+    const bool sent = co_await end_with_error(error, is_in_event);
+    co_return sent ? Relay::kErrorFrame : Relay::kGone;
   }
-  if (is_chunked) out += "0\r\n\r\n";
+  out = is_chunked ? "0\r\n\r\n" : "";
   const bool sent = co_await client_.send(out);
   co_return sent ? Relay::kErrorFrame : Relay::kGone;
 }

@@ -247,6 +247,12 @@ Result<void> run_router(const RouterOptions& options) {
   PEGA_TRY_LET(auto prefill_policy, make_policy(options.prefill_policy, seed));
   PEGA_TRY_LET(auto decode_policy, make_policy(options.decode_policy, seed + 1));
   raise_descriptor_limit();
+  if (options.pd_first_token && flow != Flow::kStore) {
+    kLog.warn(
+        "--pd-first-token has no effect with --flow {}: those parameters are for the whole "
+        "prompt, and no token more",
+        options.flow);
+  }
 
   const SteadyClock clock;
   Fleet::Options fleet_options;

@@ -66,7 +66,8 @@ Prefill decide(const std::vector<JsonMember>& members, bool is_anthropic,
   return bytes / 4 < min_prefill_tokens ? Prefill::kShort : Prefill::kDone;
 }
 
-std::string prefill_body(const std::vector<JsonMember>& members, bool is_anthropic, Flow flow) {
+std::string prefill_body(const std::vector<JsonMember>& members, bool is_anthropic, Flow flow,
+                         bool wants_token) {
   std::size_t size = 512;
   for (const JsonMember& member : members) size += member.whole.size() + 1;
   std::string body;
@@ -80,6 +81,7 @@ std::string prefill_body(const std::vector<JsonMember>& members, bool is_anthrop
     body += member.whole;
     body += ',';
   }
+  if (wants_token) body += R"("return_token_ids":true,)";
   body += R"("max_tokens":1,"max_completion_tokens":1,"n":1,"stream":false,"kv_transfer_params":)";
   body += flow == Flow::kStore
               ? R"({"pegaflow":{"save_tail":true}})"

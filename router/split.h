@@ -54,7 +54,9 @@ Prefill decide(const std::vector<JsonMember>& members, bool is_anthropic,
 /// The prefill engine's body: all that shapes the prompt, and one token to compute. Of
 /// `is_anthropic` an enabled `thinking` is left out: its budget has to be below max_tokens, and in
 /// vLLM it limits the answer only. (`disabled` and `adaptive` stay: a template may look at them.)
-std::string prefill_body(const std::vector<JsonMember>& members, bool is_anthropic, Flow flow);
+/// `wants_token`: its answer should have the ids of the prompt's tokens and of its own.
+std::string prefill_body(const std::vector<JsonMember>& members, bool is_anthropic, Flow flow,
+                         bool wants_token = false);
 
 /// The decode engine's body: the client's bytes, with `kv_params` (an object as the prefill engine
 /// wrote it, or empty) as its kv_transfer_params. A client's own kv_transfer_params are left out:

@@ -256,16 +256,6 @@ class DecodeEngine(RouterTest):
 
 
 class Leaving(RouterTest):
-    async def all_is_over(self, router: Router) -> None:
-        await router.wait_for_metrics(
-            lambda m: (
-                m["requests_in_flight"] == 1  # The question itself.
-                and m["body_bytes"] == 0
-                and m["queue_length"] == 0
-                and not any(v for k, v in m.items() if k.startswith("engine_inflight"))
-            )
-        )
-
     async def test_the_engine_is_told_in_each_phase(self) -> None:
         async def after_the_prefill(request: Request, answer: Answer) -> None:
             await (serve_normally if request.is_prefill else d_behavior)(request, answer)

@@ -1,7 +1,8 @@
 // libFuzzer: any bytes as a body that is split, and as a stream of events.
 //
 // What our reader takes for JSON another one does too, and the other way round; the bodies for both
-// engines are JSON again, and mean what they should. A stream reads the same however it is cut.
+// engines are JSON again, and mean what they should, also those that go on behind a token. A stream
+// reads the same however it is cut. Nothing that a server says of its instances does harm.
 #include <cstddef>
 #include <cstdint>
 #include <optional>
@@ -11,7 +12,9 @@
 #include <nlohmann/json.hpp>
 
 #include "base/assert.h"
+#include "router/first_token.h"
 #include "router/json_text.h"
+#include "router/namespaces.h"
 #include "router/split.h"
 #include "router/sse.h"
 
@@ -46,6 +49,22 @@ void check_split(const std::vector<JsonMember>& members, bool is_anthropic) {
   PEGA_ASSERT(to_prefill["kv_transfer_params"]["pegaflow"]["save_tail"] == true, "no tail");
 }
 
+/// The text as the client's body, as the prefill engine's answer, and as events.
+void check_first_token(const std::string& text, const std::vector<JsonMember>& members) {
+  FirstToken why = FirstToken::kSent;
+  const auto token = read_first_token(text, why);
+  PEGA_ASSERT(token.has_value() == (why == FirstToken::kSent), "a token and no token");
+  if (token) {
+    const std::string event = first_event(*token);
+    PEGA_ASSERT(json::parse(event.substr(6), nullptr, false).is_object(), "no event");
+  }
+  if (decide_first_token(members, text.size()) != FirstToken::kSent) return;
+  const PrefilledToken one{"null", "0", "null", "\"a\"", "9", "[1]"};
+  const json body = json::parse(continued_body(members, one, "{}"), nullptr, false);
+  PEGA_ASSERT(body.is_object() && body["prompt"] == json({1, 9}), "another prompt");
+  PEGA_ASSERT(body["stream"] == true && body["max_tokens"].is_number_integer(), "another body");
+}
+
 void check_body(const std::string& text) {
   const auto members = read_members(text);
   if (!members && members.error().detail.find("too many") != std::string::npos) return;
@@ -59,6 +78,8 @@ void check_body(const std::string& text) {
   for (const bool is_anthropic : {false, true}) check_split(*members, is_anthropic);
   (void)prompt_prefix(*members, 16);
   for (const JsonMember& member : *members) (void)json_unescape(member.value);
+
+  check_first_token(text, *members);
 
   json wanted = parsed;
   wanted.erase("kv_transfer_params");
@@ -81,6 +102,13 @@ void check_stream(std::string_view bytes, std::size_t step) {
   PEGA_ASSERT(all == last, "events end at {} and at {}", all, last);
   PEGA_ASSERT(whole.events() == pieces.events(), "{} {}", whole.events(), pieces.events());
   PEGA_ASSERT(whole.is_finished() == pieces.is_finished(), "finished or not");
+  const std::string counted = with_first_token_counted(bytes);
+  PEGA_ASSERT(with_first_token_counted(bytes.substr(0, all)) +
+                      with_first_token_counted(bytes.substr(all)) ==
+                  counted,
+              "usage depends on the cut");
+  if (bytes.find("prompt_tokens") == std::string_view::npos)
+    PEGA_ASSERT(counted == bytes, "changed");
 }
 
 }  // namespace
@@ -91,6 +119,7 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size
   if (size < 2) return 0;
   const std::string text(reinterpret_cast<const char*>(data) + 1, size - 1);
   pegaflow::check_body(text);
+  (void)pegaflow::read_instances(text);
   pegaflow::check_stream(text, data[0] % 32 + 1);
   return 0;
 }

@@ -35,5 +35,16 @@ class RouterTest(unittest.IsolatedAsyncioTestCase):
         self.stack.push_async_callback(router.stop)
         return router
 
+    async def all_is_over(self, router: Router) -> None:
+        """Until nothing is left of any request."""
+        await router.wait_for_metrics(
+            lambda m: (
+                m["requests_in_flight"] == 1  # The question itself.
+                and m["body_bytes"] == 0
+                and m["queue_length"] == 0
+                and not any(v for k, v in m.items() if k.startswith("engine_inflight"))
+            )
+        )
+
     def scratch(self) -> pathlib.Path:
         return pathlib.Path(self.stack.enter_context(tempfile.TemporaryDirectory()))
