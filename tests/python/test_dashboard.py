@@ -1,17 +1,25 @@
 """The dashboard and the alert rules name only metrics and labels that exist."""
 
+import contextlib
 import json
+import os
 import re
+import time
+import urllib.request
 from pathlib import Path
 
+import numpy as np
 import pytest
 import yaml
 
+from pegaflow.api import Cache
 from pegaflow.connector.metrics import COUNTER, GAUGE, HISTOGRAM, METRICS
 from tests.python.harness import Engine
 from tests.support.prometheus import read_metrics
 from tests.support.promql import NotPromQL, selectors
+from tests.support.vllm_server import RouterServer
 
+ROUTER = Path(os.environ["PEGA_BUILD_DIR"]) / "router" / "pegaflow-router"
 DEPLOY = Path(__file__).resolve().parents[2] / "deploy"
 #: What Prometheus itself adds, and what vLLM adds to the connector's.
 FROM_PROMETHEUS = {"instance", "job"}
@@ -41,7 +49,28 @@ def expressions():
 
 
 @pytest.fixture(scope="module")
-def known(pega):
+def router_metrics(pega, tmp_path_factory):
+    """A router's page; its engine is not there, which changes no name. Two caches differ."""
+    if not ROUTER.exists():
+        pytest.skip("built without the router")
+    with contextlib.ExitStack() as stack:
+        for name in ("p", "d"):
+            memory = [np.zeros((4, 16, 64), np.float16)]
+            cache = Cache(memory, factors={"model": name}, endpoint=pega.address, instance=name)
+            stack.enter_context(cache)
+            cache.wait_ready(timeout_s=30)
+        router = RouterServer(ROUTER, tmp_path_factory.mktemp("router"), [], ["127.0.0.1:1"])
+        router.arguments += ["--servers", f"http://{pega.http}", "--prefill", "http://127.0.0.1:1"]
+        stack.enter_context(router)
+        urllib.request.urlopen(f"http://{router.http}/version", timeout=20).close()
+        end = time.monotonic() + 30
+        while not list((metrics := router.metrics()).items("pegaflow_router_namespace_values")):
+            assert time.monotonic() < end
+        return metrics
+
+
+@pytest.fixture(scope="module")
+def known(pega, router_metrics):
     """Of each metric: label -> values seen, None where values come later, and its kind."""
     with Engine(pega.address) as engine:
         engine.wait_ready()
@@ -51,7 +80,8 @@ def known(pega):
         engine.run()
         metrics = read_metrics(pega.http)
     found = {}
-    for name, labels, _ in metrics.items("pegaflow_"):
+    both = [*metrics.items("pegaflow_"), *router_metrics.items("pegaflow_")]
+    for name, labels, _ in both:
         its = found.setdefault(name, {})
         for label, value in labels.items():
             its.setdefault(label, set()).add(value)
@@ -164,7 +194,7 @@ def test_alerts_are_named_once_and_say_what_to_do():
     names = [rule["alert"] for rule in alerts()]
     assert len(names) == len(set(names))
     for rule in alerts():
-        assert rule["labels"]["severity"] in ("info", "warning")
+        assert rule["labels"]["severity"] in ("info", "warning", "critical")
         assert rule["annotations"].keys() == {"summary", "description"}, rule["alert"]
 
 
