@@ -146,21 +146,29 @@ class BlockStore {
   /// holder, kBusy when there are `max_claims` claims.
   Result<std::size_t> claim(HolderId holder, SpaceId space, std::span<const BlockKey> keys,
                             const Id128& token);
+  /// Goes on with a claim of this holder: adds the longest sealed prefix of `keys`, which come
+  /// behind those that it has, within the limits. Returns how many; so long claims go in slices.
+  /// Errors: kGone for a token that is unknown or was revoked, or a holder unknown or lost.
+  Result<std::size_t> claim_more(HolderId holder, const Id128& token,
+                                 std::span<const BlockKey> keys);
   /// Ends a claim of this holder; its pins stay. Unknown tokens are fine: it may have been revoked.
   void unclaim(HolderId holder, const Id128& token);
 
   struct OpenedPages {
     std::vector<SlotIndex> slots;     ///< In the order of the claimed keys.
     std::size_t by_this_process = 0;  ///< Of them, how many the opening process itself saved.
+    bool is_new = false;              ///< Pinned by this call; else it was a repeated one.
   };
   /// Pins the claimed blocks `first` to `first + count` for `holder` under the name `pin`. Repeated
-  /// under one name it changes nothing and answers the same.
-  /// Errors: kGone when the token is unknown or was revoked, when a block of the range was
-  /// condemned, or the holder is unknown or lost;
-  /// kInvalidArgument when the range is empty or beyond the claim, or when the name is used for
-  /// another range; kBusy when there are `max_pins` pins. It never fails for a share.
+  /// under one name it changes nothing and answers the same. A long range goes in slices: one call
+  /// pins at most `limit` blocks and answers for these; the same call goes on, until it has
+  /// answered for `count`. A pin that lacks slices is one on what it has. Errors: kGone when the
+  /// token is unknown or was revoked, when a block of the slice was condemned, or the holder is
+  /// unknown or lost; kInvalidArgument when the range is empty or beyond the claim, or when the
+  /// name is used for another range; kBusy when there are `max_pins` pins. It never fails for a
+  /// share.
   Result<OpenedPages> open(HolderId holder, const Id128& token, std::size_t first,
-                           std::size_t count, PinId pin);
+                           std::size_t count, PinId pin, std::size_t limit = ~std::size_t{0});
   /// The holder's copies out of the pin ended. Unknown pins are fine: a repeated release.
   void release(HolderId holder, PinId pin);
   /// The bytes of the pinned block at `place` of the pin are not what was saved: it is a miss from

@@ -57,13 +57,17 @@ struct BlockStore::Impl {
 
   // ---- claims and pins
   [[nodiscard]] std::uint64_t room_for_claim(const Holder& holder) const;
+  /// Holds the longest sealed prefix of `keys` within the limits; these are its frames.
+  std::vector<SlotIndex> hold_prefix(Holder& owner, const Space& where,
+                                     std::span<const BlockKey> keys);
   /// The row of a claim that may be opened, or kNone.
   [[nodiscard]] std::uint32_t openable(const Id128& token) const;
   /// A pin more on each of these claimed blocks; on none of them, and false, if one was condemned.
   bool hold_again(std::span<const SlotIndex> slots);
   void end_claim(std::uint32_t row);
   void end_pin(std::uint32_t row);
-  [[nodiscard]] OpenedPages pages_of(const Pin& pin, std::uint32_t writer_tag) const;
+  [[nodiscard]] OpenedPages pages_of(std::span<const SlotIndex> slots,
+                                     std::uint32_t writer_tag) const;
 
   // ---- what is lost, for people
   /// Brings `second` up to date; once a call or a slice, since a look costs as much as a block.

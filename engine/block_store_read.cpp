@@ -34,48 +34,60 @@ Result<std::size_t> BlockStore::claim(HolderId holder, SpaceId space,
   Space* const where = impl_->live_space(space);
   if (where == nullptr) return 0;
 
-  BlockTable& blocks = impl_->blocks;
-  const std::uint64_t frame_bytes = blocks.layout(where->shape).frame_bytes();
-  const std::uint64_t room = impl_->room_for_claim(*owner) / frame_bytes;
+  const std::vector<SlotIndex> found = impl_->hold_prefix(*owner, *where, keys);
+  if (found.empty()) return 0;
+  Claim claim;
+  claim.blocks = SlotList(found);
+  claim.token = token;
+  claim.holder = owner;
+  claim.space = where;
+  claim.made = impl_->clock.now();
+  claim.frame_bytes = impl_->blocks.layout(where->shape).frame_bytes();
+  impl_->claims.add(std::move(claim));
+  return found.size();
+}
+
+Result<std::size_t> BlockStore::claim_more(HolderId holder, const Id128& token,
+                                           std::span<const BlockKey> keys) {
+  const std::uint32_t row = impl_->openable(token);
+  if (row == ClaimTable::kNone || impl_->claims[row].holder->id != holder) {
+    return fail(Errc::kGone, "the claim was revoked or ended");
+  }
+  Claim& claim = impl_->claims[row];
+  const std::vector<SlotIndex> found = impl_->hold_prefix(*claim.holder, *claim.space, keys);
+  claim.blocks = SlotList(claim.blocks, found);
+  return found.size();
+}
+
+std::vector<SlotIndex> BlockStore::Impl::hold_prefix(Holder& owner, const Space& where,
+                                                     std::span<const BlockKey> keys) {
+  const std::uint64_t frame_bytes = blocks.layout(where.shape).frame_bytes();
+  const std::uint64_t room = room_for_claim(owner) / frame_bytes;
   // First which blocks, then hold them: so the neighbours in the order of eviction, which lie
   // anywhere, can be on their way meanwhile. One block over the limit tells that there is one.
   std::vector<SlotIndex> found;
   found.reserve(std::min<std::size_t>(keys.size(), room + 1));
-  blocks.find_each(where->shape, space, keys, [&](std::size_t, SlotIndex slot) {
+  blocks.find_each(where.shape, where.id, keys, [&](std::size_t, SlotIndex slot) {
     if (!blocks.is_readable(slot) || found.size() > room) return false;
     found.push_back(slot);
     return true;
   });
-  Claim claim;
-  bool is_shortened = false;
   for (std::size_t i = 0; i < found.size(); ++i) {
     constexpr std::size_t kAhead = 16;
     if (i + 2 * kAhead < found.size()) blocks.prefetch_block(found[i + 2 * kAhead]);
     if (i + kAhead < found.size()) blocks.prefetch_neighbours(found[i + kAhead]);
     const bool is_new_to_node = blocks[found[i]].holds == 0;
-    is_shortened =
-        i == room || (is_new_to_node && blocks.held_bytes() + frame_bytes > impl_->node_limit);
-    if (is_shortened) {
+    if (i == room || (is_new_to_node && blocks.held_bytes() + frame_bytes > node_limit)) {
+      ++counted.claims_shortened;
       found.resize(i);
       break;
     }
     blocks.hold(found[i]);
-    impl_->note(found[i], true);
+    note(found[i], true);
   }
-  claim.blocks = SlotList(found);
-  if (is_shortened) ++impl_->counted.claims_shortened;
-  const std::size_t count = claim.blocks.size();
-  if (count == 0) return 0;
-
-  claim.token = token;
-  claim.holder = owner;
-  claim.space = where;
-  claim.made = impl_->clock.now();
-  claim.frame_bytes = frame_bytes;
-  impl_->instances[owner->instance].held_bytes += count * frame_bytes;
-  impl_->listed_blocks += count;
-  impl_->claims.add(std::move(claim));
-  return count;
+  instances.at(owner.instance).held_bytes += found.size() * frame_bytes;
+  listed_blocks += found.size();
+  return found;
 }
 
 std::uint64_t BlockStore::Impl::room_for_claim(const Holder& holder) const {
@@ -100,44 +112,61 @@ std::uint32_t BlockStore::Impl::openable(const Id128& token) const {
 }
 
 Result<BlockStore::OpenedPages> BlockStore::open(HolderId holder, const Id128& token,
-                                                 std::size_t first, std::size_t count, PinId pin) {
+                                                 std::size_t first, std::size_t count, PinId pin,
+                                                 std::size_t limit) {
   Holder* const reader = impl_->active_holder(holder);
   if (reader == nullptr) return fail(Errc::kGone, "open for a holder that left");
-  if (const std::uint32_t row = impl_->pins.find(holder, pin); row != PinTable::kNone) {
-    const Pin& same = impl_->pins[row];
-    if (same.token != token || same.first != first || same.blocks.size() != count) {
+  const std::uint32_t begun = impl_->pins.find(holder, pin);
+  std::size_t done = 0;
+  if (begun != PinTable::kNone) {
+    const Pin& same = impl_->pins[begun];
+    if (same.token != token || same.first != first || same.count != count) {
       return fail(Errc::kInvalidArgument, "pin {} is open on another range",
                   static_cast<std::uint64_t>(pin));
     }
-    return impl_->pages_of(same, reader->writer_tag);
+    done = same.blocks.size();
+    if (done == count) {
+      return impl_->pages_of({same.blocks.data(), same.blocks.size()}, reader->writer_tag);
+    }
   }
   const std::uint32_t claim_row = impl_->openable(token);
   if (claim_row == ClaimTable::kNone) return fail(Errc::kGone, "the claim was revoked or ended");
   Claim& claim = impl_->claims[claim_row];
+  if (begun != PinTable::kNone && impl_->pins[begun].claim_serial != claim.serial) {
+    return fail(Errc::kGone, "the claim that pin {} began with has ended",
+                static_cast<std::uint64_t>(pin));
+  }
   if (count == 0 || first >= claim.blocks.size() || count > claim.blocks.size() - first) {
     return fail(Errc::kInvalidArgument, "open blocks {} to {} of a claim on {}", first,
                 first + count, claim.blocks.size());
   }
-  if (impl_->pins.is_full()) {
+  if (begun == PinTable::kNone && impl_->pins.is_full()) {
     return fail(Errc::kBusy, "there are {} pins already", impl_->pins.size());
   }
-  const std::span<const SlotIndex> range(claim.blocks.data() + first, count);
+  const std::span<const SlotIndex> slice(claim.blocks.data() + first + done,
+                                         std::min(limit, count - done));
+  if (!impl_->hold_again(slice)) return fail(Errc::kGone, "a block of the claim has wrong bytes");
+  claim.pinned_bytes += slice.size() * claim.frame_bytes;
+  impl_->claims.mark_opened(claim_row);
+  impl_->listed_blocks += slice.size();
+  OpenedPages pages = impl_->pages_of(slice, reader->writer_tag);
+  pages.is_new = true;
+  if (begun != PinTable::kNone) {
+    impl_->pins.extend(begun, slice);
+    return pages;
+  }
   Pin opened;
   opened.name = pin;
   opened.holder = reader;
   opened.token = token;
   opened.first = static_cast<std::uint32_t>(first);
+  opened.count = static_cast<std::uint32_t>(count);
   opened.claim = claim_row;
   opened.claim_serial = claim.serial;
   opened.instance = claim.holder->instance;
   opened.opened = impl_->clock.now();
   opened.frame_bytes = claim.frame_bytes;
-  if (!impl_->hold_again(range)) return fail(Errc::kGone, "a block of the claim has wrong bytes");
-  opened.blocks = SlotList(range);
-  claim.pinned_bytes += count * claim.frame_bytes;
-  impl_->claims.mark_opened(claim_row);
-  impl_->listed_blocks += count;
-  OpenedPages pages = impl_->pages_of(opened, reader->writer_tag);
+  opened.blocks = SlotList(slice);
   impl_->pins.add(std::move(opened));
   return pages;
 }
@@ -155,10 +184,11 @@ bool BlockStore::Impl::hold_again(std::span<const SlotIndex> slots) {
   return true;
 }
 
-BlockStore::OpenedPages BlockStore::Impl::pages_of(const Pin& pin, std::uint32_t writer_tag) const {
+BlockStore::OpenedPages BlockStore::Impl::pages_of(std::span<const SlotIndex> slots,
+                                                   std::uint32_t writer_tag) const {
   OpenedPages pages;
-  pages.slots.assign(pin.blocks.begin(), pin.blocks.end());
-  for (const SlotIndex slot : pin.blocks) {
+  pages.slots.assign(slots.begin(), slots.end());
+  for (const SlotIndex slot : slots) {
     pages.by_this_process += blocks[slot].owner == writer_tag ? 1 : 0;
   }
   return pages;

@@ -36,6 +36,11 @@ std::uint32_t PinTable::add(Pin pin) {
   return row;
 }
 
+void PinTable::extend(std::uint32_t row, std::span<const SlotIndex> more) {
+  rows_[row].blocks = SlotList(rows_[row].blocks, more);
+  rows_[row].holder->pinned_blocks += more.size();
+}
+
 Pin PinTable::remove(std::uint32_t row) {
   by_name_.erase(hash(rows_[row].holder->id, rows_[row].name), row);
   by_age_.erase(rows_, row);

@@ -3,6 +3,7 @@
 /// The pins: by (holder, name), and by age.
 
 #include <cstdint>
+#include <span>
 
 #include "base/error.h"
 #include "engine/flat_index.h"
@@ -24,6 +25,8 @@ class PinTable {
   [[nodiscard]] std::uint32_t find(HolderId holder, PinId name) const;
   /// Its name is not in use by that holder and the table is not full.
   std::uint32_t add(Pin pin);
+  /// It has these too, behind those that it has.
+  void extend(std::uint32_t row, std::span<const SlotIndex> more);
   /// Takes it out of every list and returns it.
   Pin remove(std::uint32_t row);
 

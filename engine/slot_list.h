@@ -14,9 +14,9 @@
 
 namespace pegaflow {
 
-/// A list that is made once and only gets shorter. A few frames lie in it: a hundred thousand pins
-/// on one block each would otherwise be as many pieces of memory, which the allocator, once they
-/// are free, sorts in the middle of somebody else's call.
+/// A list that is made, in one or several pieces, and then only gets shorter. A few frames lie in
+/// it: a hundred thousand pins on one block each would otherwise be as many pieces of memory, which
+/// the allocator, once they are free, sorts in the middle of somebody else's call.
 class SlotList {
  public:
   SlotList() = default;
@@ -24,6 +24,13 @@ class SlotList {
       : size_(static_cast<std::uint32_t>(slots.size())) {
     if (slots.size() > kInside) outside_ = std::make_unique_for_overwrite<SlotIndex[]>(size_);
     std::copy(slots.begin(), slots.end(), outside_ ? outside_.get() : inside_.data());
+  }
+  /// `first`, and then the others.
+  SlotList(const SlotList& first, std::span<const SlotIndex> others)
+      : size_(first.size_ + static_cast<std::uint32_t>(others.size())) {
+    if (size_ > kInside) outside_ = std::make_unique_for_overwrite<SlotIndex[]>(size_);
+    SlotIndex* const to = outside_ ? outside_.get() : inside_.data();
+    std::copy(others.begin(), others.end(), std::copy(first.begin(), first.end(), to));
   }
   SlotList(SlotList&& other) noexcept
       : size_(std::exchange(other.size_, 0)),

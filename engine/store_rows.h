@@ -47,6 +47,7 @@ struct Pin {
   Holder* holder = nullptr;
   Id128 token;  ///< What it was opened with, to recognize the same call again.
   std::uint32_t first = 0;
+  std::uint32_t count = 0;  ///< Of the call; `blocks` has as many once its last slice is pinned.
   std::uint32_t claim = 0;  ///< Row; still the same claim if its serial is `claim_serial`.
   std::uint64_t claim_serial = 0;
   std::uint32_t instance = 0;  ///< Whose share it takes once its claim has ended.

@@ -437,6 +437,17 @@ Result<CacheService::Found> CacheService::claim(const Id128& connection, const I
   return Found{.blocks = blocks, .complete = true};
 }
 
+Result<CacheService::Found> CacheService::claim_more(const Id128& connection, const Id128& token,
+                                                     std::span<const BlockKey> keys) {
+  PEGA_TRY_LET(Client* const caller, member(connection));
+  if (!caller->instance->is_complete()) {
+    store_->unclaim(*caller->holder, token);
+    return Found{};
+  }
+  PEGA_TRY_LET(const std::size_t blocks, store_->claim_more(*caller->holder, token, keys));
+  return Found{.blocks = blocks, .complete = true};
+}
+
 Result<void> CacheService::unclaim(const Id128& connection, const Id128& token) {
   PEGA_TRY_LET(Client* const caller, member(connection));
   store_->unclaim(*caller->holder, token);
@@ -495,12 +506,11 @@ std::vector<std::uint32_t> CacheService::pages_of(const std::vector<SlotIndex>& 
 }
 
 Result<CacheService::Opened> CacheService::open(const Id128& connection, const Id128& token,
-                                                std::size_t first, std::size_t count, PinId pin) {
+                                                std::size_t first, std::size_t count, PinId pin,
+                                                std::size_t limit) {
   PEGA_TRY_LET(Client* const caller, worker(connection));
-  const std::uint64_t pins_before = store_->stats().pins;
-  PEGA_TRY_LET(const auto opened, store_->open(*caller->holder, token, first, count, pin));
-  // A repeated call makes no second pin, and is no second load.
-  if (store_->stats().pins != pins_before) {
+  PEGA_TRY_LET(const auto opened, store_->open(*caller->holder, token, first, count, pin, limit));
+  if (opened.is_new) {  // A repeated call is no second load.
     counted_.load_bytes += opened.slots.size() * caller->instance->ranks[caller->rank].page_bytes;
     counted_.load_blocks_own += opened.by_this_process;
     counted_.load_blocks_other += opened.slots.size() - opened.by_this_process;
@@ -516,6 +526,15 @@ Result<CacheService::Opened> CacheService::open(const Id128& connection, const I
   }
   if (!has_one) answer.checksums.clear();
   return answer;
+}
+
+void CacheService::Opened::append(Opened next) {
+  if (!checksums.empty() || !next.checksums.empty()) {
+    checksums.resize(slots.size(), ChecksumTable::kNone);
+    next.checksums.resize(next.slots.size(), ChecksumTable::kNone);
+    checksums.insert(checksums.end(), next.checksums.begin(), next.checksums.end());
+  }
+  slots.insert(slots.end(), next.slots.begin(), next.slots.end());
 }
 
 Result<void> CacheService::release(const Id128& connection, PinId pin) {

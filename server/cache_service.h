@@ -109,6 +109,14 @@ class CacheService {
   Result<Found> lookup(const Id128& connection, std::span<const BlockKey> keys);
   /// Errors: as lookup(), and those of the store.
   Result<Found> claim(const Id128& connection, const Id128& token, std::span<const BlockKey> keys);
+  /// Of how many keys claim() and claim_more() may be asked at once, and open() answers at once: so
+  /// that no turn of the loop lasts over 500 us, with cold caches too.
+  static constexpr std::size_t kClaimSlice = 1024;
+  static constexpr std::size_t kOpenSlice = 2048;
+  /// Goes on with a claim; see BlockStore::claim_more. Where the instance is not complete any more
+  /// the claim is ended.
+  Result<Found> claim_more(const Id128& connection, const Id128& token,
+                           std::span<const BlockKey> keys);
   Result<void> unclaim(const Id128& connection, const Id128& token);
   struct Journal {
     std::uint64_t space = 0;       ///< Another number is another generation; 0: there is none yet.
@@ -133,9 +141,13 @@ class CacheService {
   struct Opened {
     std::vector<std::uint32_t> slots;      ///< Pages of the caller's shard.
     std::vector<std::uint64_t> checksums;  ///< One a slot; empty where none of them has one.
+    /// Those of the next slice come behind these.
+    void append(Opened next);
   };
+  /// Pins a slice of the range and answers for it; see BlockStore::open. All of it, with a `limit`
+  /// of `count`.
   Result<Opened> open(const Id128& connection, const Id128& token, std::size_t first,
-                      std::size_t count, PinId pin);
+                      std::size_t count, PinId pin, std::size_t limit = kOpenSlice);
   Result<void> release(const Id128& connection, PinId pin);
   /// The pages at these places of the pin are not what was saved; see BlockStore::condemn. Counted,
   /// and said in one line, at most one in 10 s.

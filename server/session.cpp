@@ -64,6 +64,8 @@ class PoolImpl final : public wire::Pool::Server {
 /// `abandon` that comes behind a `reserve` must find it done. Thread-bound.
 class InOrder {
  public:
+  [[nodiscard]] bool is_idle() const { return waiting_ == 0; }
+
   /// `step` is called again, a turn later, while it returns true. Runs in this turn as far as it
   /// can.
   template <typename Step>
@@ -148,63 +150,66 @@ class SessionImpl final : public wire::Session::Server {
   kj::Promise<void> claim(ClaimContext call) override {
     const Measured measured(context_, Method::kClaim);
     const Id128 token = read_id(call.getParams().getToken());
-    const auto found = read_keys(call.getParams().getKeys(), context_.keys)
-                           .and_then([&](std::span<const BlockKey> keys) {
-                             return service_.claim(connection_, token, keys);
-                           });
-    auto results = call.getResults();
-    if (found) {
-      results.setReady(static_cast<std::uint32_t>(found->blocks));
-      results.setComplete(found->complete);
-    } else {
-      write_error(found.error(), results.initError());
+    const auto keys = read_keys(call.getParams().getKeys(), context_.keys);
+    if (!keys || (loads_.is_idle() && keys->size() <= CacheService::kClaimSlice)) {
+      return answer_claim(
+          keys.and_then([&](auto each) { return service_.claim(connection_, token, each); }), call,
+          measured);
     }
-    return finish(measured, found);
+    struct State {
+      std::vector<BlockKey> keys;  // Of its own: other calls come between the slices.
+      Result<CacheService::Found> found;
+    };
+    auto state = kj::heap<State>(State{{keys->begin(), keys->end()}, {}});
+    State& shared = *state;
+    return loads_
+        .run(context_.timer,
+             [this, &shared, token]() { return claim_slice(token, shared.keys, shared.found); })
+        .then([this, call, measured, state = kj::mv(state)]() mutable {
+          return answer_claim(state->found, call, measured);
+        });
   }
 
   kj::Promise<void> unclaim(UnclaimContext call) override {
-    const Measured measured(context_, Method::kUnclaim);
-    const auto done = service_.unclaim(connection_, read_id(call.getParams().getToken()));
-    write_done(done, call.getResults());
-    return finish(measured, done);
+    const Id128 token = read_id(call.getParams().getToken());
+    return done_in_order(loads_, Method::kUnclaim, call,
+                         [this, token]() { return service_.unclaim(connection_, token); });
   }
 
   kj::Promise<void> open(OpenContext call) override {
     const Measured measured(context_, Method::kOpen);
     const auto params = call.getParams();
-    const auto opened = service_.open(connection_, read_id(params.getToken()), params.getFirst(),
-                                      params.getCount(), PinId{params.getPin()});
-    if (opened) {
-      const std::size_t slots = opened->slots.size();
-      const std::size_t checksums = opened->checksums.size();
-      auto results = call.getResults(capnp::MessageSize{slots / 2 + checksums + 8, 0});
-      write_slots(opened->slots, results.initSlots(static_cast<unsigned>(slots)));
-      if (checksums != 0) {
-        write_numbers<std::uint64_t>(opened->checksums,
-                                     results.initChecksums(static_cast<unsigned>(checksums)));
-      }
-    } else {
-      write_error(opened.error(), call.getResults().initError());
+    const Id128 token = read_id(params.getToken());
+    const std::size_t first = params.getFirst();
+    const std::size_t count = params.getCount();
+    const PinId pin{params.getPin()};
+    if (loads_.is_idle() && count <= CacheService::kOpenSlice) {
+      return answer_open(service_.open(connection_, token, first, count, pin), call, measured);
     }
-    return finish(measured, opened);
+    auto state = kj::heap<Result<CacheService::Opened>>();
+    Result<CacheService::Opened>& opened = *state;
+    return loads_
+        .run(context_.timer, [this, &opened, token, first, count,
+                              pin]() { return open_slice(token, first, count, pin, opened); })
+        .then([this, call, measured, state = kj::mv(state)]() mutable {
+          return answer_open(*state, call, measured);
+        });
   }
 
   kj::Promise<void> corrupt(CorruptContext call) override {
-    const Measured measured(context_, Method::kCorrupt);
-    const auto params = call.getParams();
-    const auto done = read_numbers<std::uint32_t>(params.getPages())
-                          .and_then([&](const std::vector<std::uint32_t>& places) {
-                            return service_.corrupt(connection_, PinId{params.getPin()}, places);
-                          });
-    write_done(done, call.getResults());
-    return finish(measured, done);
+    auto places = read_numbers<std::uint32_t>(call.getParams().getPages());
+    return done_in_order(
+        loads_, Method::kCorrupt, call,
+        [this, pin = PinId{call.getParams().getPin()}, places = std::move(places)]() {
+          return places.and_then(
+              [&](const auto& each) { return service_.corrupt(connection_, pin, each); });
+        });
   }
 
   kj::Promise<void> release(ReleaseContext call) override {
-    const Measured measured(context_, Method::kRelease);
-    const auto done = service_.release(connection_, PinId{call.getParams().getPin()});
-    write_done(done, call.getResults());
-    return finish(measured, done);
+    const PinId pin{call.getParams().getPin()};
+    return done_in_order(loads_, Method::kRelease, call,
+                         [this, pin]() { return service_.release(connection_, pin); });
   }
 
   kj::Promise<void> reserve(ReserveContext call) override {
@@ -264,20 +269,9 @@ class SessionImpl final : public wire::Session::Server {
   }
 
   kj::Promise<void> abandon(AbandonContext call) override {
-    const Measured measured(context_, Method::kAbandon);
     const JobId job = read_job(call.getParams().getJob());
-    auto state = kj::heap<Result<void>>();
-    Result<void>& done = *state;
-    return jobs_
-        .run(context_.timer,
-             [this, &done, job]() {
-               done = service_.abandon(connection_, job);
-               return false;
-             })
-        .then([this, call, measured, state = kj::mv(state)]() mutable {
-          write_done(*state, call.getResults());
-          return finish(measured, *state);
-        });
+    return done_in_order(jobs_, Method::kAbandon, call,
+                         [this, job]() { return service_.abandon(connection_, job); });
   }
 
   kj::Promise<void> resetCache(ResetCacheContext call) override {
@@ -341,19 +335,8 @@ class SessionImpl final : public wire::Session::Server {
   }
 
   kj::Promise<void> goodbye(GoodbyeContext call) override {
-    const Measured measured(context_, Method::kGoodbye);
-    auto state = kj::heap<Result<void>>();
-    Result<void>& done = *state;
-    return jobs_
-        .run(context_.timer,
-             [this, &done]() {
-               done = service_.goodbye(connection_);
-               return false;
-             })
-        .then([this, call, measured, state = kj::mv(state)]() mutable {
-          write_done(*state, call.getResults());
-          return finish(measured, *state);
-        });
+    return done_in_order(jobs_, Method::kGoodbye, call,
+                         [this]() { return service_.goodbye(connection_); });
   }
 
  private:
@@ -362,6 +345,87 @@ class SessionImpl final : public wire::Session::Server {
     measured.ended(result);
     context_.background.poke();
     return kj::READY_NOW;
+  }
+
+  /// Answers with what `act` says, behind the calls before it that take several turns.
+  template <typename Call, typename Act>
+  kj::Promise<void> done_in_order(InOrder& order, Method method, Call call, Act act) {
+    const Measured measured(context_, method);
+    if (order.is_idle()) {
+      const Result<void> done = act();
+      write_done(done, call.getResults());
+      return finish(measured, done);
+    }
+    auto state = kj::heap<Result<void>>();
+    Result<void>& done = *state;
+    return order
+        .run(context_.timer,
+             [&done, act = std::move(act)]() mutable {
+               done = act();
+               return false;
+             })
+        .then([this, call, measured, state = kj::mv(state)]() mutable {
+          write_done(*state, call.getResults());
+          return finish(measured, *state);
+        });
+  }
+
+  kj::Promise<void> answer_claim(const Result<CacheService::Found>& found, ClaimContext call,
+                                 const Measured& measured) {
+    auto results = call.getResults();
+    if (found) {
+      results.setReady(static_cast<std::uint32_t>(found->blocks));
+      results.setComplete(found->complete);
+    } else {
+      write_error(found.error(), results.initError());
+    }
+    return finish(measured, found);
+  }
+
+  kj::Promise<void> answer_open(const Result<CacheService::Opened>& opened, OpenContext call,
+                                const Measured& measured) {
+    if (opened) {
+      const std::size_t slots = opened->slots.size();
+      const std::size_t checksums = opened->checksums.size();
+      auto results = call.getResults(capnp::MessageSize{slots / 2 + checksums + 8, 0});
+      write_slots(opened->slots, results.initSlots(static_cast<unsigned>(slots)));
+      if (checksums != 0) {
+        write_numbers<std::uint64_t>(opened->checksums,
+                                     results.initChecksums(static_cast<unsigned>(checksums)));
+      }
+    } else {
+      write_error(opened.error(), call.getResults().initError());
+    }
+    return finish(measured, opened);
+  }
+
+  /// True while there are keys left to claim.
+  bool claim_slice(const Id128& token, std::span<const BlockKey> keys,
+                   Result<CacheService::Found>& found) {
+    const std::size_t done = found->blocks;
+    const auto part = keys.subspan(done, std::min(CacheService::kClaimSlice, keys.size() - done));
+    auto slice = done == 0 ? service_.claim(connection_, token, part)
+                           : service_.claim_more(connection_, token, part);
+    if (!slice || !slice->complete) {  // The slices before it are gone, or go with it.
+      found = std::move(slice);
+      return false;
+    }
+    *found = {.blocks = done + slice->blocks, .complete = true};
+    return slice->blocks == part.size() && found->blocks < keys.size();
+  }
+
+  /// True while there are blocks left to pin.
+  bool open_slice(const Id128& token, std::size_t first, std::size_t count, PinId pin,
+                  Result<CacheService::Opened>& opened) {
+    auto slice = service_.open(connection_, token, first, count, pin);
+    if (!slice) {
+      // The caller gets no page, so nobody reads those of earlier slices.
+      if (!opened->slots.empty()) (void)service_.release(connection_, pin);
+      opened = std::move(slice);
+      return false;
+    }
+    opened->append(std::move(*slice));
+    return opened->slots.size() < count;
   }
 
   template <typename Call>
@@ -409,7 +473,8 @@ class SessionImpl final : public wire::Session::Server {
   SessionContext& context_;
   CacheService& service_;
   Id128 connection_;
-  InOrder jobs_;
+  InOrder jobs_;   ///< Reserve, publish, abandon.
+  InOrder loads_;  ///< Claim and open, and what ends them.
 };
 
 class GateImpl final : public wire::Gate::Server {

@@ -23,12 +23,16 @@
 #include "base/assert.h"
 #include "base/clock.h"
 #include "engine/block_store.h"
+#include "engine/demand.h"
 
 namespace pegaflow {
 namespace {
 
 constexpr std::uint32_t kBlocks = 1'000'000;
+// As the server does.
 constexpr std::uint32_t kSlice = 256;
+constexpr std::size_t kClaimSlice = 1024;
+constexpr std::size_t kOpenSlice = 2048;
 constexpr std::uint32_t kShards = 8;  ///< A further one costs nothing in the tables.
 constexpr std::uint64_t kBlockBytes = kShards * std::uint64_t{32} * 1024;
 
@@ -62,6 +66,7 @@ class Figures {
   Figures(std::string name, std::string unit, double bound)
       : name_(std::move(name)), unit_(std::move(unit)), bound_(bound) {}
   void add(double figure) { figures_.push_back(figure); }
+  [[nodiscard]] double last() const { return figures_.back(); }
   void set_bound(double bound) { bound_ = bound; }
   /// The median beside the bound.
   void print() { print(0.5, "median"); }
@@ -153,6 +158,7 @@ class Bench {
       const double start = cpu_us();
       const std::size_t found = store_->lookup(space_, keys);
       figures.add(cpu_us() - start);
+      looked_up_us_.push_back(figures.last());
       PEGA_ASSERT(found == keys.size(), "{} found", found);
     }
     std::sort(bare.begin(), bare.end());
@@ -160,33 +166,75 @@ class Bench {
     figures.print();
   }
 
+  /// What the hit rates' ceilings cost beside the lookup that they watch.
+  void demand() {
+    std::sort(looked_up_us_.begin(), looked_up_us_.end());
+    using std::chrono::hours;
+    auto demand = Demand::create({std::chrono::minutes(5), hours(1), hours(24)}, clock_);
+    PEGA_ASSERT(demand, "{}", demand.error().detail);
+    const double lookup_us = looked_up_us_[looked_up_us_.size() / 2];
+    Figures found("these keys counted in 3 windows' sketches, beside lookup", "us", lookup_us);
+    Figures fresh("8,192 new keys counted there, beside lookup", "us", lookup_us);
+    for (int run = 0; run < 100; ++run) {
+      const auto keys = random_keys(8192);
+      emptier_.run();
+      double start = cpu_us();
+      (*demand)->asked(space_, keys, keys.size(), kBlockBytes);
+      found.add(cpu_us() - start);
+      std::vector<BlockKey> unknown;
+      for (int i = 0; i < 8192; ++i) unknown.push_back(new_key());
+      emptier_.run();
+      start = cpu_us();
+      (*demand)->asked(space_, unknown, 0, kBlockBytes);
+      fresh.add(cpu_us() - start);
+    }
+    found.print();
+    fresh.print();
+  }
+
   void claim() {
     Figures claim("claim of 8,192 of 1 M keys, cold caches", "us", 0);
+    Figures claim_slice("its longest slice, 1,024 keys", "us", 500);
     Figures unclaim("unclaim of them, longest slice", "us", 500);
     Figures open("open of them, cold caches", "us", 0);
+    Figures open_slice("its longest slice, 2,048 blocks", "us", 500);
     for (int run = 0; run < 50; ++run) {
       const auto keys = random_keys(8192);
       const Id128 token{2, ++names_};
       emptier_.run();
-      double start = cpu_us();
-      const auto count = store_->claim(holder_, space_, keys, token);
-      claim.add(cpu_us() - start);
-      PEGA_ASSERT(count && *count == keys.size(), "the claim is short");
+      double sum = 0;
+      for (std::size_t i = 0; i < keys.size(); i += kClaimSlice) {
+        const auto slice = std::span(keys).subspan(i, kClaimSlice);
+        const double start = cpu_us();
+        const auto count = i == 0 ? store_->claim(holder_, space_, slice, token)
+                                  : store_->claim_more(holder_, token, slice);
+        claim_slice.add(cpu_us() - start);
+        sum += claim_slice.last();
+        PEGA_ASSERT(count && *count == slice.size(), "the claim is short");
+      }
+      claim.add(sum);
       emptier_.run();
-      start = cpu_us();
-      const auto pages = store_->open(holder_, token, 0, *count, PinId{names_});
-      open.add(cpu_us() - start);
-      PEGA_ASSERT(pages, "{}", pages.error().detail);
+      sum = 0;
+      for (std::size_t i = 0; i < keys.size(); i += kOpenSlice) {
+        const double start = cpu_us();
+        const auto pages = store_->open(holder_, token, 0, keys.size(), PinId{names_}, kOpenSlice);
+        open_slice.add(cpu_us() - start);
+        sum += open_slice.last();
+        PEGA_ASSERT(pages && pages->slots.size() == kOpenSlice, "the pin is short");
+      }
+      open.add(sum);
       store_->release(holder_, PinId{names_});
       finish(nullptr);
       emptier_.run();
-      start = cpu_us();
+      const double start = cpu_us();
       store_->unclaim(holder_, token);
       unclaim.add(cpu_us() - start);
       finish(&unclaim);
     }
     claim.print();
+    claim_slice.print_longest();
     open.print();
+    open_slice.print_longest();
     unclaim.print_longest();
   }
 
@@ -351,6 +399,7 @@ class Bench {
   HolderId holder_{};
   std::vector<BlockKey> keys_;
   std::uint64_t names_ = 0;
+  std::vector<double> looked_up_us_;
 };
 
 }  // namespace
@@ -359,6 +408,7 @@ class Bench {
 int main() {
   pegaflow::Bench bench;
   bench.lookup();
+  bench.demand();
   bench.claim();
   bench.save();
   bench.save_with_journal();

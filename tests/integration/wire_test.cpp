@@ -16,6 +16,10 @@ namespace {
 
 constexpr std::uint64_t kPage = 4096;
 
+/// One engine may hold the whole pool.
+const std::vector<std::string> kNoShares = {"--instance-share-percent", "100",
+                                            "--node-share-percent", "100"};
+
 bool has(const std::string& text, const std::string& part) {
   return text.find(part) != std::string::npos;
 }
@@ -397,6 +401,83 @@ TEST_SUITE("save and load") {
     CHECK(engine.server.metric("pegaflow_reservations") == 0);
     CHECK(engine.server.metric_becomes(R"(pegaflow_pool_slots{state="reserved"})", 0));
     CHECK(engine.worker.publish(job).error().code == Errc::kGone);
+  }
+
+  TEST_CASE("a long claim and a long open come in slices, and as one answer") {
+    Engine engine({.arguments = kNoShares});
+    const auto keys = make_keys(1, 8192);
+    const JobId job = engine.job();
+    const auto slots = engine.worker.reserve(job, keys);
+    REQUIRE(slots);
+    REQUIRE(engine.worker.publish(job));
+    const Id128 token = Id128::random();
+    CHECK(engine.scheduler.claim(token, keys)->blocks == 8192);
+    const auto pages = engine.worker.open(token, 0, 8192, 1);
+    REQUIRE(pages);
+    CHECK(*pages == *slots);
+    CHECK(*engine.worker.open(token, 0, 8192, 1) == *slots);
+    CHECK(engine.server.metric("pegaflow_pins") == 1);
+  }
+
+  TEST_CASE("what ends a long claim or a long pin and comes behind it finds it done") {
+    Engine engine({.arguments = kNoShares});
+    const auto keys = make_keys(1, 8192);
+    REQUIRE(engine.worker.save(engine.pool, engine.job(), keys) == 8192);
+    const Id128 token = Id128::random();
+    const auto claim = [&](WireClient& client) {
+      auto request = client.session().claimRequest();
+      write_id(token, request.initToken());
+      write_keys(keys, 32, request.initKeys());
+      return request.send();
+    };
+    const auto unclaim = [&](WireClient& client) {
+      auto request = client.session().unclaimRequest();
+      write_id(token, request.initToken());
+      return request.send();
+    };
+    auto claimed = claim(engine.scheduler);
+    unclaim(engine.scheduler).wait(engine.io.waitScope);
+    CHECK(claimed.wait(engine.io.waitScope).getReady() == 8192);
+    CHECK(engine.server.metric_becomes("pegaflow_held_blocks", 0));
+
+    CHECK(engine.scheduler.claim(token, keys)->blocks == 8192);
+    auto open = engine.worker.session().openRequest();
+    write_id(token, open.initToken());
+    open.setCount(8192);
+    open.setPin(1);
+    auto release = engine.worker.session().releaseRequest();
+    release.setPin(1);
+    auto opened = open.send();
+    release.send().wait(engine.io.waitScope);
+    CHECK(opened.wait(engine.io.waitScope).getSlots().size() == 8192);
+    CHECK(engine.server.metric("pegaflow_pins") == 0);
+    CHECK(engine.scheduler.unclaim(token));
+    CHECK(engine.server.metric_becomes("pegaflow_held_blocks", 0));
+  }
+
+  TEST_CASE("a claim that is revoked between its slices says so, or has all of them") {
+    Engine engine({.arguments = kNoShares});
+    const auto keys = make_keys(1, 8192);
+    REQUIRE(engine.worker.save(engine.pool, engine.job(), keys) == 8192);
+    // Both lie in the socket, or come between two slices.
+    engine.server.signal(SIGSTOP);
+    auto claim = engine.scheduler.session().claimRequest();
+    write_id(Id128::random(), claim.initToken());
+    write_keys(keys, 32, claim.initKeys());
+    auto claimed = claim.send();
+    auto reset = engine.worker.session().resetCacheRequest().send();
+    engine.io.waitScope.poll();
+    engine.server.signal(SIGCONT);
+
+    reset.wait(engine.io.waitScope);
+    const auto answer = claimed.wait(engine.io.waitScope);
+    if (answer.hasError()) {
+      CHECK(read_error(answer.getError()).code == Errc::kGone);
+    } else {
+      CHECK((answer.getReady() == 8192 || answer.getReady() == 0));
+    }
+    CHECK(engine.server.metric_becomes("pegaflow_held_blocks", 0));
+    CHECK(engine.server.metric("pegaflow_claims") == 0);
   }
 
   TEST_CASE("a lookup passes a long reserve by") {

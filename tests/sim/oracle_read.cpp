@@ -65,22 +65,42 @@ Result<std::size_t> OracleStore::claim(HolderId holder, SpaceId space,
   if (claims_.size() == options_.max_claims) return fail(Errc::kBusy, "claims");
   if (!live_spaces_.contains(space)) return 0;
 
-  const std::uint32_t instance = holders_.at(holder).instance;
-  const auto share_of = [&](double share) {
-    return static_cast<std::uint64_t>(share * static_cast<double>(options_.pool_bytes));
-  };
-  const std::uint64_t frame = shapes_.at(live_spaces_.at(space)).frame_bytes;
-  const std::uint64_t held_before = held_by_instance(instance);
   Claim claim{.serial = next_serial_++,
               .token = token,
               .holder = holder,
               .space = space,
               .made = clock_.now()};
+  hold_prefix(claim, keys);
+  const std::size_t count = claim.blocks.size();
+  if (count != 0) claims_.push_back(std::move(claim));
+  return count;
+}
+
+Result<std::size_t> OracleStore::claim_more(HolderId holder, const Id128& token,
+                                            std::span<const BlockKey> keys) {
+  Claim* const claim = claim_of(token);
+  if (claim == nullptr || claim->holder != holder || !is_active(holder) ||
+      !live_spaces_.contains(claim->space)) {
+    return fail(Errc::kGone, "claim");
+  }
+  const std::size_t before = claim->blocks.size();
+  hold_prefix(*claim, keys);
+  return claim->blocks.size() - before;
+}
+
+void OracleStore::hold_prefix(Claim& claim, std::span<const BlockKey> keys) {
+  const std::uint32_t instance = holders_.at(claim.holder).instance;
+  const auto share_of = [&](double share) {
+    return static_cast<std::uint64_t>(share * static_cast<double>(options_.pool_bytes));
+  };
+  const std::uint64_t frame = shapes_.at(live_spaces_.at(claim.space)).frame_bytes;
+  const std::uint64_t held_before = held_by_instance(instance);
+  std::vector<SlotIndex> found;
   for (const BlockKey& key : keys) {
-    const SlotIndex slot = find(space, key);
+    const SlotIndex slot = find(claim.space, key);
     if (!is_readable(slot)) break;
     const bool over_instance =
-        held_before + (claim.blocks.size() + 1) * frame > share_of(options_.instance_share);
+        held_before + (found.size() + 1) * frame > share_of(options_.instance_share);
     const bool over_node =
         slots_[slot].holds == 0 && held_on_node() + frame > share_of(options_.node_share);
     if (over_instance || over_node) {
@@ -88,11 +108,9 @@ Result<std::size_t> OracleStore::claim(HolderId holder, SpaceId space,
       break;
     }
     hold(slot);
-    claim.blocks.push_back(slot);
+    found.push_back(slot);
   }
-  const std::size_t count = claim.blocks.size();
-  if (count != 0) claims_.push_back(std::move(claim));
-  return count;
+  claim.blocks.insert(claim.blocks.end(), found.begin(), found.end());
 }
 
 std::uint64_t OracleStore::held_by_instance(std::uint32_t instance) const {
@@ -135,30 +153,36 @@ void OracleStore::unclaim(HolderId holder, const Id128& token) {
 }
 
 Result<BlockStore::OpenedPages> OracleStore::open(HolderId holder, const Id128& token,
-                                                  std::size_t first, std::size_t count, PinId pin) {
+                                                  std::size_t first, std::size_t count, PinId pin,
+                                                  std::size_t limit) {
   if (!is_active(holder)) return fail(Errc::kGone, "holder");
-  const auto answer = [&](const Pin& opened) {
-    BlockStore::OpenedPages pages{.slots = opened.blocks};
-    for (const SlotIndex slot : opened.blocks) {
+  const auto answer = [&](std::vector<SlotIndex> slots, bool is_new) {
+    BlockStore::OpenedPages pages{.slots = std::move(slots), .is_new = is_new};
+    for (const SlotIndex slot : pages.slots) {
       if (slots_[slot].writer == holders_.at(holder).writer()) ++pages.by_this_process;
     }
     return pages;
   };
-  for (const Pin& known : pins_) {
+  Pin* begun = nullptr;
+  for (Pin& known : pins_) {
     if (known.holder != holder || known.name != pin) continue;
-    const bool same = known.token == token && known.first == first && known.blocks.size() == count;
+    const bool same = known.token == token && known.first == first && known.count == count;
     if (!same) return fail(Errc::kInvalidArgument, "another range");
-    return answer(known);
+    if (known.blocks.size() == count) return answer(known.blocks, false);
+    begun = &known;
   }
   Claim* const claim = claim_of(token);
-  if (claim == nullptr || !is_active(claim->holder) || !live_spaces_.contains(claim->space)) {
+  if (claim == nullptr || !is_active(claim->holder) || !live_spaces_.contains(claim->space) ||
+      (begun != nullptr && begun->claim != claim->serial)) {
     return fail(Errc::kGone, "claim");
   }
   if (count == 0 || first >= claim->blocks.size() || count > claim->blocks.size() - first) {
     return fail(Errc::kInvalidArgument, "range");
   }
-  if (pins_.size() == options_.max_pins) return fail(Errc::kBusy, "pins");
-  for (std::size_t i = first; i < first + count; ++i) {
+  if (begun == nullptr && pins_.size() == options_.max_pins) return fail(Errc::kBusy, "pins");
+  const std::size_t from = first + (begun == nullptr ? 0 : begun->blocks.size());
+  const std::size_t to = from + std::min(limit, first + count - from);
+  for (std::size_t i = from; i < to; ++i) {
     if (!slots_[claim->blocks[i]].has_key) return fail(Errc::kGone, "condemned");
   }
   claim->opened = true;
@@ -166,16 +190,22 @@ Result<BlockStore::OpenedPages> OracleStore::open(HolderId holder, const Id128& 
              .name = pin,
              .token = token,
              .first = first,
+             .count = count,
              .claim = claim->serial,
              .instance = holders_.at(claim->holder).instance,
              .opened = clock_.now()};
-  for (std::size_t i = first; i < first + count; ++i) {
-    ++slots_[claim->blocks[i]].holds;
-    opened.blocks.push_back(claim->blocks[i]);
-    opened.bytes += bytes_of(claim->blocks[i]);
+  if (begun == nullptr) {
+    pins_.push_back(opened);
+    begun = &pins_.back();
   }
-  pins_.push_back(opened);
-  return answer(opened);
+  std::vector<SlotIndex> slice;
+  for (std::size_t i = from; i < to; ++i) {
+    ++slots_[claim->blocks[i]].holds;
+    slice.push_back(claim->blocks[i]);
+    begun->blocks.push_back(claim->blocks[i]);
+    begun->bytes += bytes_of(claim->blocks[i]);
+  }
+  return answer(slice, true);
 }
 
 void OracleStore::release(HolderId holder, PinId pin) {

@@ -50,9 +50,12 @@ class OracleStore {
   std::size_t lookup(SpaceId space, std::span<const BlockKey> keys);
   Result<std::size_t> claim(HolderId holder, SpaceId space, std::span<const BlockKey> keys,
                             const Id128& token);
+  Result<std::size_t> claim_more(HolderId holder, const Id128& token,
+                                 std::span<const BlockKey> keys);
   void unclaim(HolderId holder, const Id128& token);
   Result<BlockStore::OpenedPages> open(HolderId holder, const Id128& token, std::size_t first,
-                                       std::size_t count, PinId pin);
+                                       std::size_t count, PinId pin,
+                                       std::size_t limit = ~std::size_t{0});
   void release(HolderId holder, PinId pin);
   Result<bool> condemn(HolderId holder, PinId pin, std::size_t place);
 
@@ -143,6 +146,7 @@ class OracleStore {
     PinId name{};
     Id128 token;
     std::size_t first = 0;
+    std::size_t count = 0;
     std::uint64_t claim = 0;
     std::uint32_t instance = 0;
     TimePoint opened;
@@ -213,6 +217,7 @@ class OracleStore {
   void settle(Job& job);
   void end_claim(std::uint64_t serial);
   void end_pin(HolderId holder, PinId name);
+  void hold_prefix(Claim& claim, std::span<const BlockKey> keys);
   enum class Room : std::uint8_t { kThere, kLater, kNone };
   Room make_room(ShapeId shape, std::size_t& steps);
   [[nodiscard]] bool has_free(ShapeId shape) const;

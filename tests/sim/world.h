@@ -104,6 +104,7 @@ class World {
     PinId pin{};
     Id128 token;
     std::size_t first = 0;
+    std::size_t count = 0;  ///< Of the call; `pages` has those of the slices that were pinned.
     std::vector<Page> pages = {};
     bool copies_ended = false;
   };
@@ -120,6 +121,8 @@ class World {
   void claim();
   void unclaim();
   void open();
+  /// What a call of open() has pinned is right, and read from now on.
+  void read_pages(Load& load, const Claim& claim, const std::vector<SlotIndex>& frames);
   void open_again();
   void release();
   void condemn();

@@ -25,6 +25,24 @@ void World::claim() {
   const auto who = pick_talking();
   if (!who) return;
   const HolderId holder = connections_[*who].holder;
+  // One more slice of a claim, or a new one.
+  if (!claims_.empty() && chance(0.2)) {
+    Claim& claim = claims_[pick(claims_.size())];
+    if (claim.holder != holder && chance(0.9)) return;
+    const std::vector<BlockKey> keys = pick_keys();
+    note("claim more holder={} token={} keys={}", number(holder), claim.token.low, keys.size());
+    const auto count = store_->claim_more(holder, claim.token, keys);
+    const auto expected = oracle_->claim_more(holder, claim.token, keys);
+    if (!same_outcome(count, expected) || (count && *count != *expected)) {
+      throw Mismatch{
+          fmt::format("claim more answers {} and should {}", outcome(count), outcome(expected))};
+    }
+    coverage_.hit("claim more " + outcome(count));
+    for (std::size_t i = 0; count && i < *count; ++i) {
+      claim.blocks.push_back(published_.at({claim.space, keys[i]}));
+    }
+    return;
+  }
   const SpaceId space = pick_space(processes_[connections_[*who].process].instance);
   const std::vector<BlockKey> keys = pick_keys();
   const Id128 token{0, next_token_++};
@@ -66,10 +84,11 @@ void World::open() {
   const std::size_t count =
       pick(claim.blocks.size() - std::min(first, claim.blocks.size()) + 1) + (chance(0.05) ? 1 : 0);
   const PinId pin{next_pin_++};
-  note("open holder={} token={} first={} count={} pin={}", number(holder), claim.token.low, first,
-       count, number(pin));
-  const auto pages = store_->open(holder, claim.token, first, count, pin);
-  const auto expected = oracle_->open(holder, claim.token, first, count, pin);
+  const std::size_t limit = chance(0.7) ? count : 1 + pick(count);
+  note("open holder={} token={} first={} count={} limit={} pin={}", number(holder), claim.token.low,
+       first, count, limit, number(pin));
+  const auto pages = store_->open(holder, claim.token, first, count, pin, limit);
+  const auto expected = oracle_->open(holder, claim.token, first, count, pin, limit);
   if (!same_outcome(pages, expected) ||
       (pages &&
        (pages->slots != expected->slots || pages->by_this_process != expected->by_this_process))) {
@@ -77,39 +96,53 @@ void World::open() {
   }
   coverage_.hit("open " + outcome(pages));
   if (!pages) return;
-  Load load{.holder = holder, .pin = pin, .token = claim.token, .first = first};
+  Load load{.holder = holder, .pin = pin, .token = claim.token, .first = first, .count = count};
+  read_pages(load, claim, pages->slots);
+  loads_.push_back(std::move(load));
+}
+
+void World::read_pages(Load& load, const Claim& claim, const std::vector<SlotIndex>& frames) {
   const ShapeId shape = shape_of(claim.space);
-  const std::uint32_t shard = processes_[connections_[*who].process].shard;
-  for (std::size_t i = 0; i < count; ++i) {
+  const auto reader =
+      std::find_if(connections_.begin(), connections_.end(),
+                   [&](const Connection& each) { return each.holder == load.holder; });
+  const std::uint32_t shard = processes_[reader->process].shard;
+  for (const SlotIndex frame : frames) {
     // Somebody of another instance may open the token; it reads the first shard.
     const std::uint32_t own = shard < shapes_.at(shape).shards.size() ? shard : 0;
-    const SlotIndex frame = pages->slots[i];
-    const Page page{frame, place_of(frame, own, shape), {}, claim.blocks[first + i].at(own)};
+    const Stamp stamp = claim.blocks[load.first + load.pages.size()].at(own);
+    const Page page{frame, place_of(frame, own, shape), {}, stamp};
     memory_->verify(page.place, page.stamp);
     memory_->begin_read(page.place);
     load.pages.push_back(page);
   }
-  loads_.push_back(std::move(load));
 }
 
 void World::open_again() {
   // The same name twice: the same call again, or one for something else.
   if (loads_.empty()) return;
-  const Load& load = loads_[pick(loads_.size())];
+  Load& load = loads_[pick(loads_.size())];
   if (!may_speak(load.holder)) return;
   const bool is_same = chance(0.5);
   const std::size_t first = is_same ? load.first : pick(4);
-  const std::size_t count = is_same ? load.pages.size() : 1 + pick(4);
+  const std::size_t count = is_same ? load.count : 1 + pick(4);
   const Id128 token = is_same || claims_.empty() ? load.token : claims_[pick(claims_.size())].token;
-  note("open again holder={} token={} first={} count={} pin={}", number(load.holder), token.low,
-       first, count, number(load.pin));
-  const auto pages = store_->open(load.holder, token, first, count, load.pin);
-  const auto expected = oracle_->open(load.holder, token, first, count, load.pin);
-  if (!same_outcome(pages, expected) || (pages && pages->slots != expected->slots)) {
+  const std::size_t limit = chance(0.5) ? count : 1 + pick(count);
+  note("open again holder={} token={} first={} count={} limit={} pin={}", number(load.holder),
+       token.low, first, count, limit, number(load.pin));
+  const auto pages = store_->open(load.holder, token, first, count, load.pin, limit);
+  const auto expected = oracle_->open(load.holder, token, first, count, load.pin, limit);
+  if (!same_outcome(pages, expected) ||
+      (pages && (pages->slots != expected->slots || pages->is_new != expected->is_new))) {
     throw Mismatch{
         fmt::format("open again answers {} and should {}", outcome(pages), outcome(expected))};
   }
   coverage_.hit("open again " + outcome(pages));
+  if (!pages || !pages->is_new) return;
+  coverage_.hit("open goes on");
+  const auto claim = std::find_if(claims_.begin(), claims_.end(),
+                                  [&](const Claim& each) { return each.token == token; });
+  read_pages(load, *claim, pages->slots);
 }
 
 void World::release() {

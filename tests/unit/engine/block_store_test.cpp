@@ -346,6 +346,58 @@ TEST_SUITE("BlockStore, read") {
     CHECK(code_of(f.store->open(f.holder, token(2), 0, 2, PinId{7})) == Errc::kInvalidArgument);
   }
 
+  TEST_CASE("a long claim and a long pin come in slices, and are one") {
+    StoreFixture f({.pool_bytes = 16 * kPage, .instance_share = 0.75});
+    const auto slots = f.save(keys(0, 16));
+    CHECK(f.store->claim(f.holder, f.space, keys(0, 3), token(1)) == 3);
+    CHECK(f.store->claim_more(f.holder, token(1), keys(3, 4)) == 4);
+    // Behind a block that is not there, and beyond the share, it ends.
+    CHECK(f.store->claim_more(f.holder, token(1), keys(99, 4)) == 0);
+    CHECK(f.store->claim_more(f.holder, token(1), keys(7, 9)) == 5);
+    CHECK(f.store->stats().claims_shortened == 1);
+
+    std::vector<SlotIndex> opened;
+    for (const std::size_t expected : {5, 5, 1}) {
+      const auto pages = f.store->open(f.holder, token(1), 1, 11, PinId{7}, 5);
+      REQUIRE(pages);
+      CHECK(pages->is_new);
+      CHECK(pages->slots.size() == expected);
+      CHECK(pages->by_this_process == expected);
+      opened.insert(opened.end(), pages->slots.begin(), pages->slots.end());
+    }
+    CHECK(opened == std::vector<SlotIndex>(slots.begin() + 1, slots.begin() + 12));
+    const auto again = f.store->open(f.holder, token(1), 1, 11, PinId{7}, 5);
+    CHECK(again->slots == opened);
+    CHECK_FALSE(again->is_new);
+
+    f.store->unclaim(f.holder, token(1));
+    CHECK(f.store->stats().held == 11);
+    f.store->release(f.holder, PinId{7});
+    while (f.store->work()) {
+    }
+    CHECK(f.store->is_at_rest());
+  }
+
+  TEST_CASE("a claim that ended between two slices does not go on, nor does a pin of it") {
+    StoreFixture f({.pool_bytes = 8 * kPage});
+    f.save(keys(0, 4));
+    REQUIRE(f.store->claim(f.holder, f.space, keys(0, 2), token(1)) == 2);
+    CHECK(code_of(f.store->claim_more(f.other, token(1), keys(2, 1))) == Errc::kGone);
+    CHECK(code_of(f.store->claim_more(f.holder, token(2), keys(2, 1))) == Errc::kGone);
+    REQUIRE(f.store->open(f.holder, token(1), 0, 2, PinId{7}, 1));
+    f.store->unclaim(f.holder, token(1));
+    CHECK(code_of(f.store->claim_more(f.holder, token(1), keys(2, 1))) == Errc::kGone);
+    CHECK(code_of(f.store->open(f.holder, token(1), 0, 2, PinId{7}, 1)) == Errc::kGone);
+    // Another claim of that name is not the one that the pin began with.
+    REQUIRE(f.store->claim(f.holder, f.space, keys(2, 2), token(1)) == 2);
+    CHECK(code_of(f.store->open(f.holder, token(1), 0, 2, PinId{7}, 1)) == Errc::kGone);
+    f.store->retire_space(f.space);
+    CHECK(code_of(f.store->claim_more(f.holder, token(1), keys(3, 1))) == Errc::kGone);
+    CHECK(f.store->stats().held == 1);
+    f.store->release(f.holder, PinId{7});
+    CHECK(f.store->is_at_rest());
+  }
+
   TEST_CASE("claims and opens that make no sense are refused") {
     StoreFixture f({.pool_bytes = 8 * kPage, .max_claims = 1, .max_pins = 1});
     f.save(keys(0, 2));
