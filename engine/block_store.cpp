@@ -18,7 +18,8 @@ constexpr std::uint64_t kMaxPoolBytes = kMaxRows * kSlotAlignment;
 /// Tells the writers of blocks apart, in the 4 bytes that a block has for it. Incarnations are
 /// random, so two given processes share a tag once in 2^32; it only feeds a counter.
 std::uint32_t writer_tag(const Id128& process) noexcept {
-  return mix_hash(process.high, process.low);
+  const std::uint32_t tag = mix_hash(process.high, process.low);
+  return tag == kReplica ? 1 : tag;
 }
 
 bool is_share(double share) noexcept { return share > 0.0 && share <= 1.0; }
@@ -40,15 +41,29 @@ Result<void> validate(const BlockStore::Options& options) {
     return fail(Errc::kInvalidArgument, "a reservation needs time, and the grace is not negative");
   }
   if (options.slice_blocks == 0) return fail(Errc::kInvalidArgument, "a slice has 1 block or more");
+  for (const double share : {options.fetch_share, options.save_reserve, options.lend_share}) {
+    if (share != 0.0 && !is_share(share)) {
+      return fail(Errc::kInvalidArgument, "shares of fetches and leases lie in 0 to 1, not {}",
+                  share);
+    }
+  }
+  if (options.longest_lease <= Duration::zero() || options.lease_margin < Duration::zero()) {
+    return fail(Errc::kInvalidArgument, "a lease needs time, and its margin is not negative");
+  }
+  if (options.max_leases == 0 || options.max_leases > 1U << LeaseTable::kRowBits) {
+    return fail(Errc::kInvalidArgument, "there are 1 to {} leases, not {}",
+                1U << LeaseTable::kRowBits, options.max_leases);
+  }
   for (const std::uint32_t rows :
        {options.max_claims, options.max_pins, options.max_reservations}) {
     if (rows == 0 || rows > kMaxRows) {
       return fail(Errc::kInvalidArgument, "a table has 1 to {} rows, not {}", kMaxRows, rows);
     }
   }
-  if (std::uint64_t{options.max_claims} + options.max_pins > kMaxHolds) {
-    return fail(Errc::kInvalidArgument, "there are at most {} claims and pins, not {} and {}",
-                kMaxHolds, options.max_claims, options.max_pins);
+  if (std::uint64_t{options.max_claims} + options.max_pins + options.max_leases > kMaxHolds) {
+    return fail(Errc::kInvalidArgument,
+                "there are at most {} claims, pins and leases, not {}, {} and {}", kMaxHolds,
+                options.max_claims, options.max_pins, options.max_leases);
   }
   return {};
 }
@@ -201,8 +216,11 @@ BlockStore::Stats BlockStore::stats() const {
   stats.sealed_bytes = impl_->blocks.sealed_bytes();
   stats.written_bytes = impl_->blocks.written_bytes();
   stats.used_bytes = stats.sealed_bytes + stats.written_bytes;
+  const BlockTable::Fetched& coming = impl_->blocks.fetched(Coming::kComing);
+  stats.fetch_bytes = impl_->blocks.fetched_bytes();
   stats.quarantined_bytes = impl_->jobs.slot_bytes(Job::Fate::kForgotten) +
-                            impl_->jobs.slot_bytes(Job::Fate::kWriterLost);
+                            impl_->jobs.slot_bytes(Job::Fate::kWriterLost) + stats.fetch_bytes -
+                            coming.bytes;
   stats.held_bytes = impl_->blocks.held_bytes();
   stats.units = impl_->blocks.extents().unit_count();
   stats.free_units = impl_->blocks.extents().free_units();
@@ -212,6 +230,16 @@ BlockStore::Stats BlockStore::stats() const {
   stats.quarantined_timeout = impl_->jobs.slots(Job::Fate::kForgotten);
   stats.quarantined_writer_lost = impl_->jobs.slots(Job::Fate::kWriterLost);
   stats.pinned_by_lost_readers = impl_->lost_pinned_blocks;
+  stats.coming = coming.frames;
+  stats.replicas = impl_->blocks.replica_count();
+  stats.quarantined_fetch =
+      impl_->blocks.fetched(Coming::kGivenUp).frames + impl_->blocks.fetched(Coming::kOver).frames;
+  stats.leases = impl_->leases.size();
+  stats.lent = impl_->leases.blocks();
+  stats.lent_bytes = impl_->leases.bytes();
+  if (impl_->leases.oldest() != LeaseTable::kNone) {
+    stats.oldest_lease = impl_->leases[impl_->leases.oldest()].made;
+  }
   stats.held = impl_->blocks.held_count();
   stats.claims = impl_->claims.size();
   stats.pins = impl_->pins.size();
@@ -237,8 +265,9 @@ std::vector<BlockStore::ShapeStats> BlockStore::shapes() const {
 std::uint64_t BlockStore::memory_bytes() const {
   const std::uint64_t listed = impl_->listed_blocks + impl_->blocks.written_count();
   return impl_->blocks.memory_bytes() + impl_->claims.memory_bytes() + impl_->pins.memory_bytes() +
-         impl_->jobs.memory_bytes() + impl_->losses.memory_bytes() + listed * sizeof(SlotIndex) +
-         impl_->queue.size() * sizeof(Work) + (impl_->journal ? impl_->journal->memory_bytes() : 0);
+         impl_->jobs.memory_bytes() + impl_->leases.memory_bytes() + impl_->losses.memory_bytes() +
+         listed * sizeof(SlotIndex) + impl_->queue.size() * sizeof(Work) +
+         (impl_->journal ? impl_->journal->memory_bytes() : 0);
 }
 
 std::optional<SlotIndex> BlockStore::recent_slot(std::size_t n) const {

@@ -33,13 +33,16 @@ enum class HolderId : std::uint64_t {};
 /// A worker's name for a pin: rising within its process.
 enum class PinId : std::uint64_t {};
 
+/// The store's name for what it lent to another node. Never used again; 0 is none.
+enum class LeaseId : std::uint64_t {};
+
 /// Owns the index from (space, key) to frame over one pool. Knows no bytes.
 ///
 /// A frame holds the pages of all shards of a block, so a block is there whole or not at all. It is
-/// free, reserved (somebody may be writing), sealed (findable) or quarantined (somebody might still
-/// touch it). It is given out again only when nobody can still touch it: see the table in
-/// docs/architecture.md. The store never grows: when nothing can be evicted, reserve() says so and
-/// the caller drops its save.
+/// free, reserved (somebody may be writing), coming (it is fetched from somewhere), sealed
+/// (findable) or quarantined (somebody might still touch it). It is given out again only when
+/// nobody can still touch it: see the table in docs/architecture.md. The store never grows: when
+/// nothing can be evicted, reserve() says so and the caller drops its save.
 ///
 /// Blocks of different shapes share the pool in *extents*, runs of units that one shape has for
 /// itself; see docs/decisions/0005. A shape without a free frame takes free units; then, from
@@ -47,10 +50,12 @@ enum class PinId : std::uint64_t {};
 /// use of the block it would evict itself; then it evicts its own. An extent with a block that is
 /// written or held stays where it is.
 ///
-/// Eviction takes the block at rest (sealed, neither pinned nor claimed) that its policy names; see
-/// engine/eviction.h. When none is at rest, the oldest claim is revoked whole; claims that nobody
-/// opened within `claim_grace` go before all others. Blocks of one chain come to rest last block
-/// first, so that a chain is eaten from its end: a block without its parent is useless.
+/// Eviction takes the block at rest (sealed, neither pinned, claimed nor lent) that its policy
+/// names; see engine/eviction.h. Replicas, which were fetched and so are elsewhere too, go before
+/// all others of their shape, oldest first. When none is at rest, the oldest claim is revoked
+/// whole; claims that nobody opened within `claim_grace` go before all others. Blocks of one chain
+/// come to rest last block first, so that a chain is eaten from its end: a block without its parent
+/// is useless.
 ///
 /// No call lasts longer than a few hundred microseconds. What may be longer (a lost holder with
 /// 100,000 pins, an emptied cache) takes effect at once for every caller, but its blocks are given
@@ -58,8 +63,9 @@ enum class PinId : std::uint64_t {};
 /// of that queue, work() does the others. Ask has_work() after a call that ends something.
 ///
 /// Thread-bound, no locks. 64 bytes a frame, 8 for what the policy remembers, and two to four
-/// 8-byte index cells, however many shards it has; claims, pins and reservations cost 4 bytes a
-/// block while they live, and about 150 bytes each.
+/// 8-byte index cells, however many shards it has; claims, pins, leases and reservations cost 4
+/// bytes a block while they live, and about 150 bytes each. A fetch costs nothing beside its
+/// frames.
 class BlockStore {
  public:
   struct Options {
@@ -68,7 +74,13 @@ class BlockStore {
     /// Of the pool: what one instance may hold: the blocks of its claims, and of pins that were
     /// opened from its claims and outlived them.
     double instance_share = 0.5;
-    double node_share = 0.8;  ///< Of the pool: distinct blocks that are claimed or pinned.
+    double node_share = 0.8;     ///< Of the pool: distinct blocks that are claimed, pinned or lent.
+    double fetch_share = 0.25;   ///< Of the pool: frames that fetches have, given-up ones included.
+    double save_reserve = 0.05;  ///< Of the pool: what fetches leave free or at rest, for saves.
+    double lend_share = 0.25;    ///< Of the pool: blocks that are lent, counted once a lease.
+    Duration longest_lease = std::chrono::seconds(60);
+    /// How much longer than it was asked for a lease lasts here: clocks differ in their rates.
+    Duration lease_margin = std::chrono::seconds(1);
     Duration reservation_timeout = std::chrono::seconds(30);
     Duration claim_grace = std::chrono::seconds(1);
     EvictionKind eviction = kDefaultEviction;
@@ -82,6 +94,7 @@ class BlockStore {
     std::uint32_t max_pins = 262144;
     std::uint32_t max_reservations =
         16384;  ///< Jobs, forgotten ones with a living writer included.
+    std::uint32_t max_leases = 4096;
   };
 
   /// `clock` outlives the store.
@@ -99,7 +112,7 @@ class BlockStore {
   /// shapes; kOutOfCapacity when there is no memory for the index.
   Result<ShapeId> add_shape(const Shape& shape);
   /// Where the shard's page of the block in `frame` begins in the pool, in bytes: a multiple of
-  /// 4 KiB. `frame` is one that reserve() or open() gave out.
+  /// 4 KiB. `frame` is one that reserve(), open(), fetch() or lend() gave out.
   [[nodiscard]] std::uint64_t page_offset(SlotIndex frame, std::uint32_t shard) const;
   [[nodiscard]] std::uint64_t page_bytes(SlotIndex frame, std::uint32_t shard) const;
   /// A number that no other page in the pool has, for tables beside this one; those of an extent
@@ -139,6 +152,8 @@ class BlockStore {
   /// taken for there, once in 2^32 / (blocks in the pool). Whoever wants them claims them, and that
   /// compares every key. docs/decisions/0010 has the reasons.
   [[nodiscard]] std::size_t lookup(SpaceId space, std::span<const BlockKey> keys) const;
+  /// The same for somebody who is no engine of this node: counted nowhere.
+  [[nodiscard]] std::size_t present(SpaceId space, std::span<const BlockKey> keys) const;
 
   /// A claim on the longest sealed prefix of `keys` within the limits, under `token`. Makes the
   /// blocks recent. Returns how many blocks it holds; with 0 no claim exists.
@@ -165,8 +180,8 @@ class BlockStore {
   /// answered for `count`. A pin that lacks slices is one on what it has. Errors: kGone when the
   /// token is unknown or was revoked, when a block of the slice was condemned, or the holder is
   /// unknown or lost; kInvalidArgument when the range is empty or beyond the claim, or when the
-  /// name is used for another range; kBusy when there are `max_pins` pins. It never fails for a
-  /// share.
+  /// name is used for another range; kBusy when a block of the slice is coming, see arrived(), or
+  /// when there are `max_pins` pins. It never fails for a share.
   Result<OpenedPages> open(HolderId holder, const Id128& token, std::size_t first,
                            std::size_t count, PinId pin, std::size_t limit = ~std::size_t{0});
   /// The holder's copies out of the pin ended. Unknown pins are fine: a repeated release.
@@ -177,6 +192,80 @@ class BlockStore {
   /// Errors: kGone when the holder has no such pin; kInvalidArgument for a place beyond it.
   Result<bool> condemn(HolderId holder, PinId pin, std::size_t place);
 
+  // ---- fetching, from another node or tier
+  //
+  // A claim may hold blocks that are not here yet. fetch() makes it longer by them, and gives out
+  // frames for those that nobody brings yet. Who called brings the bytes, then says of each frame
+  // fetched(), or, when they will not come, give_up() and settle(): once each, in any order, from
+  // any turn. Until give_up() the same frame may be filled again from somewhere else. A frame stays
+  // as it is until settle(), whatever becomes of the claim, its holder and the space.
+
+  struct Fetch {
+    struct Frame {
+      std::size_t place = 0;  ///< Of its key, in `keys`.
+      SlotIndex frame = kNoSlot;
+    };
+    std::size_t blocks = 0;          ///< By which the claim got longer.
+    std::size_t coming = 0;          ///< Of them, not here yet, those of earlier fetches included.
+    std::vector<Frame> frames = {};  ///< Of those, the caller's to bring; in the order of keys.
+  };
+  /// Makes the claim under `token` longer by the longest prefix of `keys` of which each block is
+  /// sealed, or coming already, or, among the first `fetchable` keys, gets a frame to be fetched
+  /// into. So one fetch a block is under way, however many want it, and with `fetchable` 0 this
+  /// only joins those under way. `first` is how many blocks the claim has; with 0 there is none,
+  /// and one is made unless nothing came of it.
+  ///
+  /// Ends, without waiting for anything, at the first key that is none of this; that is being
+  /// saved; that passes a limit of claims (see claim()), `fetch_share` or `save_reserve`; or for
+  /// which there is no room even after eviction. Never revokes a claim. reserve() skips a key that
+  /// is coming, as one that is being saved; so the first to ask for a key is the one that seals it.
+  /// Costs what reserve() costs: longer chains go in slices, each behind the one before.
+  ///
+  /// Errors: kGone for an unknown or lost holder, or when `first` is not 0 and the claim was
+  /// revoked or ended; kInvalidArgument when the claim is of another holder or space or has another
+  /// number of blocks, or `token` is none; kBusy when there are `max_claims` claims. Of a retired
+  /// or unknown space nothing comes.
+  Result<Fetch> fetch(HolderId holder, SpaceId space, const Id128& token, std::size_t first,
+                      std::span<const BlockKey> keys, std::size_t fetchable);
+  /// All bytes of the frame are there and whole, and nobody can write to it any more: its block is
+  /// sealed, as a replica, and at rest unless a claim waits for it. False when it was not, because
+  /// its space was retired or it had been given up; then this is settle(). `frame` is one that
+  /// fetch() gave out and that has not ended.
+  bool fetched(SlotIndex frame);
+  /// The block will not come, or not whole. At once its key may be fetched or saved again, in
+  /// another frame, and no claim that waits for it can be opened there. Somebody may still write to
+  /// the frame: it is in quarantine until settle(). Once given up, again changes nothing.
+  void give_up(SlotIndex frame);
+  /// Nobody can write to the frame any more; gives it up if that was not done. It is free once the
+  /// claims that waited for it have ended.
+  void settle(SlotIndex frame);
+  /// How many blocks of the claim, from `first` on and at most `count`, are there to be opened now:
+  /// up to the first that is coming. Ask again from that one on after a fetched(), give_up() or
+  /// settle(): each call looks at what it counts and one block more.
+  /// Errors: kGone when the token is unknown or was revoked, or the block at `first` was given up
+  /// or condemned; kInvalidArgument when the range is empty or beyond the claim.
+  [[nodiscard]] Result<std::size_t> arrived(const Id128& token, std::size_t first,
+                                            std::size_t count) const;
+
+  // ---- lending, to another node
+
+  struct Lent {
+    LeaseId lease{};  ///< None when there are no frames.
+    std::vector<SlotIndex> frames = {};
+  };
+  /// Lends the longest sealed prefix of `keys` within the limits, for reading from afar: its blocks
+  /// are recent, and stay where they are, like pinned ones, until end_lease(), or until `time` and
+  /// `lease_margin` have passed here. A lease is no claim: it is never revoked, survives a reset of
+  /// the space, and takes no share of an instance; shortened to what keeps `lend_share` and
+  /// `node_share`.
+  /// Errors: kInvalidArgument unless `time` is above 0 and at most `longest_lease`; kBusy when
+  /// there are `max_leases` leases.
+  Result<Lent> lend(SpaceId space, std::span<const BlockKey> keys, Duration time);
+  /// The reader ended it: nobody reads any more. Unknown ones are fine: it may have run out.
+  void end_lease(LeaseId lease);
+  /// Whether its frames may still be read: it was neither ended nor has run out, by expire().
+  [[nodiscard]] bool is_lent(LeaseId lease) const;
+
   // ---- writing
 
   /// What becomes of a key whose room is not there yet.
@@ -185,7 +274,7 @@ class BlockStore {
   /// Reserves a frame for each of `keys` that is neither sealed nor reserved, evicting if need be,
   /// under `job`. May be called several times for one job: that is how long jobs go in slices (of
   /// `slice_blocks` keys). Frames come in the order of `keys`; kNoSlot means skip it (already
-  /// there, being saved, or no room).
+  /// there, being saved or fetched, or no room).
   ///
   /// With several shards the first to ask decides each key, for all of them; the others get the
   /// same answer, and the timeout counts from the first call. `first` is the place of keys[0] in
@@ -248,10 +337,10 @@ class BlockStore {
 
   // ---- time and background work
 
-  /// Forgets reservations older than the timeout, at most `slice_blocks` of them. Call it at
-  /// next_deadline().
+  /// Forgets reservations older than the timeout, and ends leases that have run out, at most
+  /// `slice_blocks` of each. Call it at next_deadline().
   void expire();
-  /// When expire() has something to do; no value while nothing is reserved.
+  /// When expire() has something to do; no value while nothing is reserved or lent.
   [[nodiscard]] std::optional<TimePoint> next_deadline() const;
   /// Does one slice of what is queued; true while there is more.
   bool work();
@@ -260,7 +349,7 @@ class BlockStore {
   struct Cleanup {
     std::uint64_t evicted_blocks = 0;
     std::uint64_t evicted_bytes = 0;
-    std::uint64_t still_referenced_blocks = 0;  ///< Pinned, claimed or being written when passed.
+    std::uint64_t still_referenced_blocks = 0;  ///< Held or being written when passed.
     bool done = false;
   };
   /// Queues the eviction of every block at rest, in the order of frames; cleanup() tells how far it
@@ -268,7 +357,7 @@ class BlockStore {
   void start_cleanup();
   [[nodiscard]] const Cleanup& cleanup() const;
 
-  /// True when no frame is reserved, quarantined, pinned or claimed.
+  /// True when no frame is reserved, coming, quarantined, pinned, claimed or lent.
   [[nodiscard]] bool is_at_rest() const;
 
   struct Stats {
@@ -276,10 +365,12 @@ class BlockStore {
     std::uint64_t pool_bytes = 0;
     std::uint64_t used_bytes = 0;  ///< Of frames that are not free.
     std::uint64_t sealed_bytes = 0;
-    std::uint64_t written_bytes = 0;
+    std::uint64_t written_bytes = 0;  ///< Reserved, coming or quarantined.
     std::uint64_t quarantined_bytes = 0;
     std::uint64_t held_bytes = 0;
-    std::uint32_t units = 0;  ///< That extents are made of.
+    std::uint64_t fetch_bytes = 0;  ///< Coming or given up.
+    std::uint64_t lent_bytes = 0;   ///< Counted once a lease.
+    std::uint32_t units = 0;        ///< That extents are made of.
     std::uint32_t free_units = 0;
     std::uint32_t reserved = 0;
     std::uint32_t sealed = 0;  ///< Findable or of a retired space, pinned ones included.
@@ -288,7 +379,15 @@ class BlockStore {
     std::uint32_t quarantined_writer_lost = 0;  ///< The writer's connection ended.
     /// Sealed blocks whose reader's connection ended, counted once a pin.
     std::uint64_t pinned_by_lost_readers = 0;
-    std::uint32_t held = 0;  ///< Distinct blocks that are claimed or pinned.
+    std::uint32_t coming = 0;    ///< Blocks that are being fetched.
+    std::uint32_t replicas = 0;  ///< Of `sealed`, those that were fetched.
+    /// Frames of fetches that were given up: somebody may still write, or a claim waits for them.
+    std::uint32_t quarantined_fetch = 0;
+    std::uint32_t held =
+        0;  ///< Distinct blocks, also coming ones, that are claimed, pinned or lent.
+    std::uint64_t leases = 0;
+    std::uint64_t lent = 0;  ///< Blocks, counted once a lease.
+    std::optional<TimePoint> oldest_lease;
     std::uint64_t claims = 0;
     std::uint64_t pins = 0;          ///< Rows, those of lost holders included.
     std::uint64_t reservations = 0;  ///< Jobs, without the forgotten ones.
@@ -301,21 +400,30 @@ class BlockStore {
     /// Of lookup_misses, by Miss. Keys are chained: what comes behind an unknown block is unknown
     /// too, so the search for reasons ends some blocks behind the last that is remembered.
     MissCounts misses{};
-    std::uint64_t insertions = 0;       ///< Blocks sealed.
-    std::uint64_t evictions = 0;        ///< Blocks evicted to make room.
-    std::uint64_t extents_taken = 0;    ///< By one shape from another, with their blocks.
-    std::uint64_t cleaned = 0;          ///< Blocks evicted by cleanup.
-    std::uint64_t retired = 0;          ///< Blocks dropped with their space.
-    std::uint64_t condemned = 0;        ///< Blocks dropped because their bytes were wrong.
-    std::uint64_t skipped_present = 0;  ///< Keys that reserve() skipped: there or being saved.
+    std::uint64_t insertions = 0;        ///< Blocks sealed by saves.
+    std::uint64_t evictions = 0;         ///< Blocks evicted to make room.
+    std::uint64_t evicted_replicas = 0;  ///< Of them.
+    std::uint64_t extents_taken = 0;     ///< By one shape from another, with their blocks.
+    std::uint64_t cleaned = 0;           ///< Blocks evicted by cleanup.
+    std::uint64_t retired = 0;           ///< Blocks dropped with their space.
+    std::uint64_t condemned = 0;         ///< Blocks dropped because their bytes were wrong.
+    std::uint64_t skipped_present = 0;   ///< Keys that reserve() skipped: there or being saved.
     std::uint64_t skipped_no_room = 0;
     std::uint64_t claims_revoked = 0;
     std::uint64_t claims_shortened = 0;
     std::uint64_t reservations_timed_out = 0;
-    std::uint64_t late_publishes = 0;  ///< publish() of a job that had been forgotten.
-    AgeHistogram evicted_age;          ///< From the seal of an evicted block to its end.
-    AgeHistogram dropped_age;          ///< The same of blocks dropped by a cleanup or a reset.
-    AgeHistogram evicted_idle;         ///< How long an evicted block had been at rest.
+    std::uint64_t late_publishes = 0;    ///< publish() of a job that had been forgotten.
+    std::uint64_t fetches = 0;           ///< Blocks for which fetch() gave out a frame.
+    std::uint64_t fetches_joined = 0;    ///< Blocks that fetch() found coming.
+    std::uint64_t fetches_no_room = 0;   ///< Calls of fetch() that ended for want of a frame.
+    std::uint64_t fetched = 0;           ///< Blocks sealed by fetched().
+    std::uint64_t fetches_given_up = 0;  ///< Blocks that were not.
+    std::uint64_t leases_made = 0;
+    std::uint64_t leases_expired = 0;  ///< That ran out before the reader ended them.
+    std::uint64_t leases_shortened = 0;
+    AgeHistogram evicted_age;   ///< From the seal of an evicted block to its end.
+    AgeHistogram dropped_age;   ///< The same of blocks dropped by a cleanup or a reset.
+    AgeHistogram evicted_idle;  ///< How long an evicted block had been at rest.
   };
   [[nodiscard]] Stats stats() const;
   /// Whether the job may still be sealed: some shard has not published, or not all of it is sealed

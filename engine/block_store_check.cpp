@@ -10,6 +10,7 @@ Result<void> BlockStore::check() const {
   PEGA_TRY(impl_->blocks.check());
   PEGA_TRY(impl_->check_holds());
   PEGA_TRY(impl_->check_jobs());
+  PEGA_TRY(impl_->check_leases());
   const MissCounts& misses = impl_->counted.misses;
   const std::uint64_t told = std::accumulate(misses.begin(), misses.end(), std::uint64_t{0});
   if (told != impl_->counted.lookup_misses) {
@@ -31,6 +32,9 @@ Result<void> BlockStore::Impl::check_holds() const {
   }
   for (std::uint32_t row = pins.oldest(); row != PinTable::kNone; row = pins.newer(row)) {
     count(pins[row].blocks);
+  }
+  for (std::uint32_t row = leases.oldest(); row != LeaseTable::kNone; row = leases.newer(row)) {
+    count(leases[row].blocks);
   }
   for (const Work& work : queue) {
     if (const auto* const back = std::get_if<GiveBackWork>(&work)) count(back->blocks);
@@ -97,9 +101,13 @@ Result<void> BlockStore::Impl::check_jobs() const {
        {Job::Fate::kLive, Job::Fate::kForgotten, Job::Fate::kWriterLost, Job::Fate::kEnded}) {
     by_fate += jobs.slots(fate);
   }
-  if (slots != blocks.written_count() || slots != by_fate || rows != jobs.size()) {
+  std::uint32_t written = blocks.written_count();
+  for (const Coming coming : {Coming::kComing, Coming::kGivenUp, Coming::kOver}) {
+    written -= blocks.fetched(coming).frames;
+  }
+  if (slots != written || slots != by_fate || rows != jobs.size()) {
     return fail(Errc::kInternal, "{} jobs have {} frames, {} are written, {} counted by fate", rows,
-                slots, blocks.written_count(), by_fate);
+                slots, written, by_fate);
   }
   return {};
 }

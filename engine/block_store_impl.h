@@ -6,6 +6,8 @@
 /// block_store_read.cpp    lookup, claim, open, release
 /// block_store_reserve.cpp reserve, and how it finds room
 /// block_store_write.cpp   publish, abandon, timeouts
+/// block_store_fetch.cpp   fetch, and what becomes of it
+/// block_store_lend.cpp    lend, and how leases end
 /// block_store_work.cpp    the queue of what is given back in slices
 /// block_store_lost.cpp    why blocks are not there, and how long they lived
 /// block_store_journal.cpp what those are told who tell others
@@ -23,6 +25,7 @@
 #include "engine/job_table.h"
 #include "engine/journal.h"
 #include "engine/key_hash.h"
+#include "engine/lease_table.h"
 #include "engine/pin_table.h"
 #include "engine/store_rows.h"
 #include "engine/victims_ahead.h"
@@ -39,11 +42,15 @@ struct BlockStore::Impl {
         claims(std::move(claim_table)),
         pins(std::move(pin_table)),
         jobs(std::move(job_table)),
+        leases(given.max_leases),
         losses(std::move(lost_blocks)),
         made(time.now()) {
     const auto pool = static_cast<double>(given.pool_bytes);
     instance_limit = static_cast<std::uint64_t>(pool * given.instance_share);
     node_limit = static_cast<std::uint64_t>(pool * given.node_share);
+    fetch_limit = static_cast<std::uint64_t>(pool * given.fetch_share);
+    busy_limit = given.pool_bytes - static_cast<std::uint64_t>(pool * given.save_reserve);
+    lend_limit = static_cast<std::uint64_t>(pool * given.lend_share);
   }
 
   // ---- who is there
@@ -57,17 +64,44 @@ struct BlockStore::Impl {
 
   // ---- claims and pins
   [[nodiscard]] std::uint64_t room_for_claim(const Holder& holder) const;
-  /// Holds the longest sealed prefix of `keys` within the limits; these are its frames.
-  std::vector<SlotIndex> hold_prefix(Holder& owner, const Space& where,
-                                     std::span<const BlockKey> keys);
+  /// Whether the node's share leaves room to hold this block, or, for kNoSlot, one more.
+  [[nodiscard]] bool may_hold(const Space& space, SlotIndex slot) const;
+  struct HeldPrefix {
+    std::vector<SlotIndex> slots;
+    bool is_shortened = false;  ///< By `room` or the node's share.
+  };
+  /// Holds the longest sealed prefix of `keys` within the node's share, at most `room` blocks.
+  HeldPrefix hold_prefix(const Space& space, std::span<const BlockKey> keys, std::uint64_t room);
   /// The row of a claim that may be opened, or kNone.
   [[nodiscard]] std::uint32_t openable(const Id128& token) const;
-  /// A pin more on each of these claimed blocks; on none of them, and false, if one was condemned.
-  bool hold_again(std::span<const SlotIndex> slots);
+  /// Blocks `first` to `first + count` of the claim. Errors: kInvalidArgument.
+  static Result<std::span<const SlotIndex>> range_of(const Claim& claim, std::size_t first,
+                                                     std::size_t count);
+  /// The claimed block is there, and was not condemned.
+  [[nodiscard]] bool is_openable(SlotIndex slot) const {
+    return blocks[slot].state == SlotState::kSealed && blocks[slot].indexed;
+  }
+  /// A pin more on each of these claimed blocks; on none of them if one cannot be opened.
+  /// Errors: kBusy when that one is coming, else kGone.
+  Result<void> hold_again(std::span<const SlotIndex> slots);
+  /// Adds held blocks to the claim in `row`, or makes one if that is kNone.
+  void extend_claim(std::uint32_t row, Holder& owner, Space& space, const Id128& token,
+                    std::span<const SlotIndex> slots);
   void end_claim(std::uint32_t row);
   void end_pin(std::uint32_t row);
   [[nodiscard]] OpenedPages pages_of(std::span<const SlotIndex> slots,
                                      std::uint32_t writer_tag) const;
+
+  // ---- fetches and leases
+  /// The row of the claim of `first` blocks that fetch() may extend, or kNone: make one.
+  Result<std::uint32_t> extensible(const Holder& owner, SpaceId space, const Id128& token,
+                                   std::size_t first) const;
+  [[nodiscard]] bool is_being_saved(SlotIndex slot) const;
+  /// A frame into which that block, present in no way that counts, is fetched; kNoSlot when limits
+  /// or room do not allow it.
+  SlotIndex bring(const Space& space, const BlockKey& key, SlotIndex present, std::uint32_t& steps);
+  void end_lease(std::uint32_t row);
+  void expire_leases();
 
   // ---- what is lost, for people
   /// Brings `second` up to date; once a call or a slice, since a look costs as much as a block.
@@ -106,8 +140,12 @@ struct BlockStore::Impl {
     kLater,  ///< An exchange for this shape is under way.
     kNone,
   };
+  /// The key leads to a frame that will be sealed or found no more: it is to lead elsewhere.
+  void move_key(SlotIndex present);
+  enum class MayRevoke : bool { kNo, kYes };
   /// Sees to a free frame, by exchange or eviction if need be, with at most `steps` of queued work.
-  Room make_room(ShapeId shape, std::uint32_t& steps);
+  /// Revokes claims for it only if it may.
+  Room make_room(ShapeId shape, std::uint32_t& steps, MayRevoke may_revoke);
 
   // ---- queued work (block_store_work.cpp)
   void do_slice();
@@ -130,6 +168,7 @@ struct BlockStore::Impl {
   [[nodiscard]] Result<void> check_holds() const;
   [[nodiscard]] Result<void> check_jobs() const;
   [[nodiscard]] Result<void> check_shares() const;
+  [[nodiscard]] Result<void> check_leases() const;
 
   Options options;
   const Clock& clock;
@@ -137,6 +176,7 @@ struct BlockStore::Impl {
   ClaimTable claims;
   PinTable pins;
   JobTable jobs;
+  LeaseTable leases;
   LostBlocks losses;
   std::optional<Journal> journal;  ///< Once somebody has asked for it.
   VictimsAhead ahead;
@@ -151,11 +191,14 @@ struct BlockStore::Impl {
   std::uint32_t next_space = 1;
   std::uint64_t instance_limit = 0;  ///< Bytes.
   std::uint64_t node_limit = 0;
+  std::uint64_t fetch_limit = 0;
+  std::uint64_t busy_limit = 0;  ///< Of frames that no eviction can free, when a fetch gets one.
+  std::uint64_t lend_limit = 0;
 
   WorkQueue queue;
   std::uint32_t step_cost = 1;  ///< Of the last step, in blocks.
   Cleanup cleanup;
-  std::uint64_t listed_blocks = 0;  ///< In the lists of claims, pins and queued work.
+  std::uint64_t listed_blocks = 0;  ///< In the lists of claims, pins, leases and queued work.
   Stats counted;                    ///< The part "since the start".
   std::uint64_t lost_pinned_blocks = 0;
 };

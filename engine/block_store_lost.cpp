@@ -27,6 +27,7 @@ void BlockStore::Impl::drop(SlotIndex slot, Miss why, bool is_victim) {
   losses.remember(key_hash(block.space, block.key), reason);
   if (reason == Miss::kEvicted) {
     ++counted.evictions;
+    if (blocks.is_replica(slot)) ++counted.evicted_replicas;
     counted.evicted_age.record(second - block.sealed_s);
     counted.evicted_idle.record(second - block.rested_s);
     is_victim ? blocks.evict(slot) : blocks.free(slot);
@@ -71,6 +72,7 @@ Miss BlockStore::Impl::why_missing(const Space& space, const BlockKey& key, Slot
     if (blocks[slot].state == SlotState::kSealed) {
       return blocks.is_leaving(slot) ? Miss::kEvicted : Miss::kBehindHole;
     }
+    if (blocks.is_coming(slot)) return Miss::kComing;
     return may_publish(jobs[blocks[slot].owner]) ? Miss::kBeingSaved : Miss::kSaveFailed;
   }
   const Miss why = losses.why(key_hash(space.id, key));

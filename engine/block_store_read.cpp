@@ -20,6 +20,11 @@ std::size_t BlockStore::lookup(SpaceId space, std::span<const BlockKey> keys) co
   return found;
 }
 
+std::size_t BlockStore::present(SpaceId space, std::span<const BlockKey> keys) const {
+  const Space* const where = impl_->live_space(space);
+  return where == nullptr ? 0 : impl_->blocks.readable_prefix(where->shape, space, keys);
+}
+
 Result<std::size_t> BlockStore::claim(HolderId holder, SpaceId space,
                                       std::span<const BlockKey> keys, const Id128& token) {
   Holder* const owner = impl_->active_holder(holder);
@@ -34,16 +39,11 @@ Result<std::size_t> BlockStore::claim(HolderId holder, SpaceId space,
   Space* const where = impl_->live_space(space);
   if (where == nullptr) return 0;
 
-  const std::vector<SlotIndex> found = impl_->hold_prefix(*owner, *where, keys);
-  if (found.empty()) return 0;
-  Claim claim;
-  claim.blocks = SlotList(found);
-  claim.token = token;
-  claim.holder = owner;
-  claim.space = where;
-  claim.made = impl_->clock.now();
-  claim.frame_bytes = impl_->blocks.layout(where->shape).frame_bytes();
-  impl_->claims.add(std::move(claim));
+  const std::uint64_t frame_bytes = impl_->blocks.layout(where->shape).frame_bytes();
+  const auto [found, is_shortened] =
+      impl_->hold_prefix(*where, keys, impl_->room_for_claim(*owner) / frame_bytes);
+  if (is_shortened) ++impl_->counted.claims_shortened;
+  if (!found.empty()) impl_->extend_claim(ClaimTable::kNone, *owner, *where, token, found);
   return found.size();
 }
 
@@ -54,20 +54,22 @@ Result<std::size_t> BlockStore::claim_more(HolderId holder, const Id128& token,
     return fail(Errc::kGone, "the claim was revoked or ended");
   }
   Claim& claim = impl_->claims[row];
-  const std::vector<SlotIndex> found = impl_->hold_prefix(*claim.holder, *claim.space, keys);
-  claim.blocks = SlotList(claim.blocks, found);
+  const auto [found, is_shortened] = impl_->hold_prefix(
+      *claim.space, keys, impl_->room_for_claim(*claim.holder) / claim.frame_bytes);
+  if (is_shortened) ++impl_->counted.claims_shortened;
+  if (!found.empty()) impl_->extend_claim(row, *claim.holder, *claim.space, token, found);
   return found.size();
 }
 
-std::vector<SlotIndex> BlockStore::Impl::hold_prefix(Holder& owner, const Space& where,
-                                                     std::span<const BlockKey> keys) {
-  const std::uint64_t frame_bytes = blocks.layout(where.shape).frame_bytes();
-  const std::uint64_t room = room_for_claim(owner) / frame_bytes;
+BlockStore::Impl::HeldPrefix BlockStore::Impl::hold_prefix(const Space& space,
+                                                           std::span<const BlockKey> keys,
+                                                           std::uint64_t room) {
   // First which blocks, then hold them: so the neighbours in the order of eviction, which lie
   // anywhere, can be on their way meanwhile. One block over the limit tells that there is one.
-  std::vector<SlotIndex> found;
+  HeldPrefix held;
+  std::vector<SlotIndex>& found = held.slots;
   found.reserve(std::min<std::size_t>(keys.size(), room + 1));
-  blocks.find_each(where.shape, where.id, keys, [&](std::size_t, SlotIndex slot) {
+  blocks.find_each(space.shape, space.id, keys, [&](std::size_t, SlotIndex slot) {
     if (!blocks.is_readable(slot) || found.size() > room) return false;
     found.push_back(slot);
     return true;
@@ -76,18 +78,20 @@ std::vector<SlotIndex> BlockStore::Impl::hold_prefix(Holder& owner, const Space&
     constexpr std::size_t kAhead = 16;
     if (i + 2 * kAhead < found.size()) blocks.prefetch_block(found[i + 2 * kAhead]);
     if (i + kAhead < found.size()) blocks.prefetch_neighbours(found[i + kAhead]);
-    const bool is_new_to_node = blocks[found[i]].holds == 0;
-    if (i == room || (is_new_to_node && blocks.held_bytes() + frame_bytes > node_limit)) {
-      ++counted.claims_shortened;
+    held.is_shortened = i == room || !may_hold(space, found[i]);
+    if (held.is_shortened) {
       found.resize(i);
       break;
     }
     blocks.hold(found[i]);
     note(found[i], true);
   }
-  instances.at(owner.instance).held_bytes += found.size() * frame_bytes;
-  listed_blocks += found.size();
-  return found;
+  return held;
+}
+
+bool BlockStore::Impl::may_hold(const Space& space, SlotIndex slot) const {
+  const bool is_held = slot != kNoSlot && blocks[slot].holds != 0;
+  return is_held || blocks.held_bytes() + blocks.layout(space.shape).frame_bytes() <= node_limit;
 }
 
 std::uint64_t BlockStore::Impl::room_for_claim(const Holder& holder) const {
@@ -136,16 +140,12 @@ Result<BlockStore::OpenedPages> BlockStore::open(HolderId holder, const Id128& t
     return fail(Errc::kGone, "the claim that pin {} began with has ended",
                 static_cast<std::uint64_t>(pin));
   }
-  if (count == 0 || first >= claim.blocks.size() || count > claim.blocks.size() - first) {
-    return fail(Errc::kInvalidArgument, "open blocks {} to {} of a claim on {}", first,
-                first + count, claim.blocks.size());
-  }
+  PEGA_TRY_LET(const std::span<const SlotIndex> range, Impl::range_of(claim, first, count));
   if (begun == PinTable::kNone && impl_->pins.is_full()) {
     return fail(Errc::kBusy, "there are {} pins already", impl_->pins.size());
   }
-  const std::span<const SlotIndex> slice(claim.blocks.data() + first + done,
-                                         std::min(limit, count - done));
-  if (!impl_->hold_again(slice)) return fail(Errc::kGone, "a block of the claim has wrong bytes");
+  const auto slice = range.subspan(done, std::min(limit, count - done));
+  PEGA_TRY(impl_->hold_again(slice));
   claim.pinned_bytes += slice.size() * claim.frame_bytes;
   impl_->claims.mark_opened(claim_row);
   impl_->listed_blocks += slice.size();
@@ -171,17 +171,28 @@ Result<BlockStore::OpenedPages> BlockStore::open(HolderId holder, const Id128& t
   return pages;
 }
 
-bool BlockStore::Impl::hold_again(std::span<const SlotIndex> slots) {
+Result<std::span<const SlotIndex>> BlockStore::Impl::range_of(const Claim& claim, std::size_t first,
+                                                              std::size_t count) {
+  if (count == 0 || first >= claim.blocks.size() || count > claim.blocks.size() - first) {
+    return fail(Errc::kInvalidArgument, "blocks {} to {} of a claim on {}", first, first + count,
+                claim.blocks.size());
+  }
+  return std::span<const SlotIndex>(claim.blocks.data() + first, count);
+}
+
+Result<void> BlockStore::Impl::hold_again(std::span<const SlotIndex> slots) {
   constexpr std::size_t kAhead = 16;
   for (std::size_t i = 0; i < slots.size(); ++i) {
     if (i + kAhead < slots.size()) blocks.prefetch_row(slots[i + kAhead]);
-    if (!blocks[slots[i]].indexed) {  // Condemned since it was claimed.
+    if (!is_openable(slots[i])) {
+      const bool is_coming = blocks.is_coming(slots[i]);
       while (i != 0) blocks.let_go_again(slots[--i]);
-      return false;
+      if (is_coming) return fail(Errc::kBusy, "a block of the claim is coming");
+      return fail(Errc::kGone, "a block of the claim did not come, or has wrong bytes");
     }
     blocks.hold_again(slots[i]);
   }
-  return true;
+  return {};
 }
 
 BlockStore::OpenedPages BlockStore::Impl::pages_of(std::span<const SlotIndex> slots,

@@ -95,20 +95,14 @@ std::optional<SlotIndex> BlockStore::Impl::decide(const Space& space, const Bloc
                                                   SlotIndex present, std::uint32_t& steps,
                                                   NoRoom no_room, AddJob&& add_job) {
   if (present != kNoSlot) {
-    if (blocks.is_readable(present) || (blocks[present].state == SlotState::kWritten &&
-                                        may_publish(jobs[blocks[present].owner]))) {
+    if (blocks.is_readable(present) || blocks.is_coming(present) || is_being_saved(present)) {
       ++counted.skipped_present;
       if (blocks[present].state == SlotState::kSealed) note(present, true);
       return kNoSlot;
     }
-    if (blocks[present].state == SlotState::kSealed) {
-      drop(present, Miss::kEvicted);  // Its extent is leaving.
-    } else {
-      // Its job will never seal it, but a writer may still write: the key moves to another frame.
-      blocks.unlist(present);
-    }
+    move_key(present);
   }
-  const Room room = make_room(space.shape, steps);
+  const Room room = make_room(space.shape, steps, MayRevoke::kYes);
   if (room == Room::kLater && no_room == NoRoom::kStop) return std::nullopt;
   if (room != Room::kThere) {
     ++counted.skipped_no_room;
@@ -121,7 +115,17 @@ std::optional<SlotIndex> BlockStore::Impl::decide(const Space& space, const Bloc
   return slot;
 }
 
-BlockStore::Impl::Room BlockStore::Impl::make_room(ShapeId shape, std::uint32_t& steps) {
+void BlockStore::Impl::move_key(SlotIndex present) {
+  if (blocks[present].state == SlotState::kSealed) {
+    drop(present, Miss::kEvicted);  // Its extent is leaving.
+  } else {
+    // Its job will never seal it, but a writer may still write: the key moves to another frame.
+    blocks.unlist(present);
+  }
+}
+
+BlockStore::Impl::Room BlockStore::Impl::make_room(ShapeId shape, std::uint32_t& steps,
+                                                   MayRevoke may_revoke) {
   for (;;) {
     if (blocks.has_free(shape) || blocks.grow(shape)) return Room::kThere;
     const SlotIndex victim = blocks.victim(shape);
@@ -142,6 +146,7 @@ BlockStore::Impl::Room BlockStore::Impl::make_room(ShapeId shape, std::uint32_t&
       continue;
     }
     if (queue.empty()) {
+      if (may_revoke == MayRevoke::kNo) return Room::kNone;
       const std::uint32_t claim = claims.first_to_revoke(clock.now(), options.claim_grace);
       if (claim == ClaimTable::kNone) return Room::kNone;
       ++counted.claims_revoked;

@@ -55,8 +55,13 @@ bool BlockStore::Impl::step(GiveBackWork& work) {
 }
 
 void BlockStore::Impl::give_back(SlotIndex slot) {
-  if (!blocks.unhold(slot, second)) return;
+  const bool rests = blocks.unhold(slot, second);
   const Block& block = blocks[slot];
+  if (!rests) {
+    const bool is_over = block.state == SlotState::kFetched && blocks.coming(slot) == Coming::kOver;
+    if (is_over && block.holds == 0) blocks.free(slot);
+    return;
+  }
   if (!block.indexed) {
     blocks.free(slot);  // Condemned, and counted when it was.
   } else if (!is_live(block.space)) {
@@ -151,7 +156,7 @@ bool BlockStore::Impl::step(CleanupWork& work) {
   prefetch_sweep(slot);
   const Block& block = blocks[slot];
   if (block.state == SlotState::kFree) return true;
-  if (block.state == SlotState::kWritten || block.holds != 0) {
+  if (block.state != SlotState::kSealed || block.holds != 0) {
     ++cleanup.still_referenced_blocks;
     return true;
   }

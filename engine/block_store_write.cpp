@@ -108,6 +108,7 @@ void BlockStore::Impl::end_job_if_over(std::uint32_t row) {
 }
 
 void BlockStore::expire() {
+  impl_->expire_leases();
   const TimePoint now = impl_->clock.now();
   JobTable& jobs = impl_->jobs;
   for (std::uint32_t i = 0; i < impl_->options.slice_blocks; ++i) {
@@ -125,9 +126,15 @@ void BlockStore::expire() {
 }
 
 std::optional<TimePoint> BlockStore::next_deadline() const {
-  const std::uint32_t row = impl_->jobs.first_due();
-  if (row == JobTable::kNone) return std::nullopt;
-  return impl_->jobs[row].deadline;
+  const std::uint32_t job = impl_->jobs.first_due();
+  const std::uint32_t lease = impl_->leases.first_due();
+  std::optional<TimePoint> first;
+  if (job != JobTable::kNone) first = impl_->jobs[job].deadline;
+  if (lease != LeaseTable::kNone) {
+    const TimePoint end = impl_->leases[lease].end;
+    first = std::min(first.value_or(end), end);
+  }
+  return first;
 }
 
 }  // namespace pegaflow

@@ -46,11 +46,13 @@ Result<ShapeId> BlockTable::add_shape(const Shape& wanted) {
       static_cast<std::uint32_t>(std::max<std::uint64_t>(pool / layout.frame_bytes(), 1));
   PEGA_TRY_LET(FlatIndex index, FlatIndex::create(frames, PageUse::kDense));
   PEGA_TRY_LET(auto policy, EvictionPolicy::create(eviction_, *rows_, frames));
+  PEGA_TRY_LET(auto replicas, EvictionPolicy::create(EvictionKind::kLru, *rows_, frames));
   shapes_.push_back(std::make_unique<OneShape>(OneShape{.shape = shape,
                                                         .layout = std::move(layout),
                                                         .units = std::move(units),
                                                         .index = std::move(index),
-                                                        .policy = std::move(policy)}));
+                                                        .policy = std::move(policy),
+                                                        .replicas = std::move(replicas)}));
   return ShapeId{static_cast<std::uint32_t>(shapes_.size() - 1)};
 }
 
@@ -182,6 +184,31 @@ void BlockTable::note_use(Extent& extent, std::uint64_t before) noexcept {
 
 SlotIndex BlockTable::take_free(ShapeId id, SpaceId space, const BlockKey& key,
                                 std::uint32_t owner) {
+  return take(id, space, key, SlotState::kWritten, owner);
+}
+
+SlotIndex BlockTable::take_coming(ShapeId id, SpaceId space, const BlockKey& key) {
+  const SlotIndex row =
+      take(id, space, key, SlotState::kFetched, static_cast<std::uint32_t>(Coming::kComing));
+  count_fetched(extent_of(row), Coming::kComing, 1);
+  return row;
+}
+
+void BlockTable::count_fetched(const Extent& extent, Coming coming, int frames) noexcept {
+  Fetched& count = fetched_[static_cast<std::size_t>(coming)];
+  count.frames += static_cast<std::uint32_t>(frames);
+  count.bytes += static_cast<std::uint64_t>(frames) * frame_bytes(extent);
+}
+
+void BlockTable::set_coming(SlotIndex row, Coming coming) {
+  PEGA_ASSERT(block_at(row).state == SlotState::kFetched, "row {} is not fetched", row);
+  count_fetched(extent_of(row), this->coming(row), -1);
+  count_fetched(extent_of(row), coming, 1);
+  block_at(row).owner = static_cast<std::uint32_t>(coming);
+}
+
+SlotIndex BlockTable::take(ShapeId id, SpaceId space, const BlockKey& key, SlotState state,
+                           std::uint32_t owner) {
   OneShape& shape = of(id);
   const ExtentId from = shape.with_free.front();
   PEGA_ASSERT(from != ~ExtentId{0}, "no frame of shape {} is free", static_cast<std::uint32_t>(id));
@@ -200,7 +227,7 @@ SlotIndex BlockTable::take_free(ShapeId id, SpaceId space, const BlockKey& key,
   block.key = key;
   block.space = space;
   block.owner = owner;
-  block.state = SlotState::kWritten;
+  block.state = state;
   block.indexed = true;
   shape.index.insert(hash(space, key), row);
   ++shape.used;
@@ -220,8 +247,15 @@ void BlockTable::unlist(SlotIndex row) {
 
 void BlockTable::seal(SlotIndex row, std::uint32_t writer, std::uint32_t now_s) {
   Block& block = block_at(row);
-  PEGA_ASSERT(block.state == SlotState::kWritten && block.indexed, "row {} cannot be sealed", row);
+  const bool is_fetched = block.state == SlotState::kFetched;
+  PEGA_ASSERT((is_fetched || block.state == SlotState::kWritten) && block.indexed &&
+                  is_fetched == (writer == kReplica),
+              "row {} cannot be sealed", row);
   Extent& extent = extent_of(row);
+  if (is_fetched) {
+    count_fetched(extent, coming(row), -1);
+    ++replicas_;
+  }
   block.state = SlotState::kSealed;
   listed_[row / 64] |= std::uint64_t{1} << (row % 64);
   block.owner = writer;
@@ -231,16 +265,29 @@ void BlockTable::seal(SlotIndex row, std::uint32_t writer, std::uint32_t now_s) 
   ++sealed_;
   written_bytes_ -= frame_bytes(extent);
   sealed_bytes_ += frame_bytes(extent);
-  of(extent.shape()).policy->sealed(row, hash(row));
+  EvictionPolicy& policy = policy_of(of(extent.shape()), block);
+  policy.sealed(row, hash(row));
   note_use(extent, extent.made);
+  if (block.holds != 0) {
+    held_coming_bytes_ -= frame_bytes(extent);
+    policy.taken(row);
+    return;
+  }
   drop_busy(extent);
 }
 
 void BlockTable::hold(SlotIndex row) {
   Block& block = block_at(row);
-  PEGA_ASSERT(block.state == SlotState::kSealed, "row {} is held and not sealed", row);
   Extent& extent = extent_of(row);
-  EvictionPolicy& policy = *of(extent.shape()).policy;
+  if (block.state != SlotState::kSealed) {
+    PEGA_ASSERT(is_coming(row), "row {} is held, and neither sealed nor coming", row);
+    if (block.holds++ != 0) return;
+    ++held_;
+    held_bytes_ += frame_bytes(extent);
+    held_coming_bytes_ += frame_bytes(extent);
+    return;
+  }
+  EvictionPolicy& policy = policy_of(of(extent.shape()), block);
   if (block.holds++ != 0) {
     policy.used_again(row);
     return;
@@ -266,12 +313,16 @@ bool BlockTable::unhold(SlotIndex row, std::uint32_t now_s) {
   PEGA_ASSERT(block.holds != 0, "row {} is held by nobody", row);
   block.holds = (block.holds - 1) & kMaxHolds;
   if (block.holds != 0) return false;
-  block.rested_s = now_s;
   Extent& extent = extent_of(row);
   --held_;
   held_bytes_ -= frame_bytes(extent);
+  if (block.state != SlotState::kSealed) {
+    held_coming_bytes_ -= frame_bytes(extent);
+    return false;
+  }
+  block.rested_s = now_s;
   const std::uint64_t before = used_at(row);
-  of(extent.shape()).policy->rested(row);
+  policy_of(of(extent.shape()), block).rested(row);
   note_use(extent, before);
   drop_busy(extent);
   return true;
@@ -286,10 +337,12 @@ void BlockTable::free(SlotIndex row, EvictionPolicy::Freed why) {
   const std::uint64_t bytes = shape.layout.frame_bytes();
   if (block.state == SlotState::kSealed) {
     extent.use_sum -= used_at(row) - extent.made;
-    shape.policy->freed(row, hash(row), why);
+    policy_of(shape, block).freed(row, hash(row), why);
+    if (block.owner == kReplica) --replicas_;
     --sealed_;
     sealed_bytes_ -= bytes;
   } else {
+    if (block.state == SlotState::kFetched) count_fetched(extent, coming(row), -1);
     --written_;
     written_bytes_ -= bytes;
     drop_busy(extent);

@@ -80,7 +80,7 @@ class BlockTable {
 
   // ---- finding
 
-  /// The row of a block, sealed or written, or kNoSlot.
+  /// The row of a block, sealed, written or coming, or kNoSlot.
   [[nodiscard]] SlotIndex find(ShapeId shape, SpaceId space, const BlockKey& key) const;
   /// Calls `use(i, find(shape, space, keys[i]))` for each key in order, until it says false;
   /// returns how often it said true. While one group of keys is used, the rows of the next one and
@@ -119,25 +119,45 @@ class BlockTable {
 
   /// Puts a block that is not in the index into a free frame: written, owned by `owner`.
   SlotIndex take_free(ShapeId shape, SpaceId space, const BlockKey& key, std::uint32_t owner);
-  /// Makes a block that is written, or held, unfindable; its frame stays as it is.
+  /// The same for one that is fetched.
+  SlotIndex take_coming(ShapeId shape, SpaceId space, const BlockKey& key);
+  /// The fetch of the row goes on to `coming`.
+  void set_coming(SlotIndex row, Coming coming);
+  [[nodiscard]] Coming coming(SlotIndex row) const noexcept {
+    return static_cast<Coming>(block_at(row).owner);
+  }
+  [[nodiscard]] bool is_coming(SlotIndex row) const noexcept {
+    return block_at(row).state == SlotState::kFetched && coming(row) == Coming::kComing;
+  }
+  /// Makes a block that is written, coming, or held, unfindable; its frame stays as it is.
   void unlist(SlotIndex row);
-  /// A written block is whole: it comes to rest, a new one.
+  /// A block that was written or fetched is whole: a new one, which comes to rest unless it is
+  /// held. `writer` is kReplica for one that was fetched, and only then.
   void seal(SlotIndex row, std::uint32_t writer, std::uint32_t now_s);
 
   /// A claim more on a sealed block; a pin more on one that is claimed, or, of two or more, one
   /// less; one of them less. After the last one it comes to rest again; unhold() says whether it
-  /// did.
+  /// did. A coming block may be claimed too, and never comes to rest.
   void hold(SlotIndex row);
   void hold_again(SlotIndex row);
   void let_go_again(SlotIndex row);
   bool unhold(SlotIndex row, std::uint32_t now_s);
-  /// Frees a written frame, or one at rest. An extent without a used frame gives its units back.
+  /// Frees a written or fetched frame, or one at rest. An extent without a used frame gives its
+  /// units back.
   void free(SlotIndex row) { free(row, EvictionPolicy::Freed::kDropped); }
   /// Frees the victim.
   void evict(SlotIndex row) { free(row, EvictionPolicy::Freed::kEvicted); }
 
-  /// The block at rest that goes next; kNoSlot when nothing of that shape is at rest.
-  [[nodiscard]] SlotIndex victim(ShapeId shape) { return of(shape).policy->victim(); }
+  /// The block at rest that goes next, replicas first; kNoSlot when nothing of that shape is at
+  /// rest.
+  [[nodiscard]] SlotIndex victim(ShapeId shape) {
+    OneShape& from = of(shape);
+    const SlotIndex replica = from.replicas->victim();
+    return replica != kNoSlot ? replica : from.policy->victim();
+  }
+  [[nodiscard]] bool is_replica(SlotIndex row) const noexcept {
+    return block_at(row).state == SlotState::kSealed && block_at(row).owner == kReplica;
+  }
   /// The block behind one at rest in the list of its policy: after it, most likely the victim.
   [[nodiscard]] SlotIndex behind(SlotIndex row) const {
     return block_at(row).place.next_plus_1 - 1;
@@ -151,12 +171,29 @@ class BlockTable {
   /// The first row from `row` on whose frame was used since its extent was made, or kNoSlot.
   [[nodiscard]] SlotIndex next_touched(SlotIndex row) const;
 
+  /// Written ones: coming ones and given-up ones included.
   [[nodiscard]] std::uint32_t written_count() const noexcept { return written_; }
   [[nodiscard]] std::uint32_t sealed_count() const noexcept { return sealed_; }
   [[nodiscard]] std::uint32_t held_count() const noexcept { return held_; }
   [[nodiscard]] std::uint64_t written_bytes() const noexcept { return written_bytes_; }
   [[nodiscard]] std::uint64_t sealed_bytes() const noexcept { return sealed_bytes_; }
   [[nodiscard]] std::uint64_t held_bytes() const noexcept { return held_bytes_; }
+  /// Of frames that are written or held: what no eviction can free.
+  [[nodiscard]] std::uint64_t busy_bytes() const noexcept {
+    return written_bytes_ + held_bytes_ - held_coming_bytes_;
+  }
+  struct Fetched {
+    std::uint32_t frames = 0;
+    std::uint64_t bytes = 0;
+  };
+  /// Frames that are kFetched and that far.
+  [[nodiscard]] const Fetched& fetched(Coming coming) const noexcept {
+    return fetched_[static_cast<std::size_t>(coming)];
+  }
+  [[nodiscard]] std::uint64_t fetched_bytes() const noexcept {
+    return fetched_[0].bytes + fetched_[1].bytes + fetched_[2].bytes;
+  }
+  [[nodiscard]] std::uint32_t replica_count() const noexcept { return replicas_; }
   [[nodiscard]] std::uint64_t exchanged_extents() const noexcept { return exchanged_; }
   [[nodiscard]] const ExtentMap& extents() const noexcept { return extents_; }
   [[nodiscard]] std::uint64_t memory_bytes() const;
@@ -183,6 +220,7 @@ class BlockTable {
     std::vector<std::uint32_t> units;  ///< Of an extent, by part.
     FlatIndex index;
     std::unique_ptr<EvictionPolicy> policy{};
+    std::unique_ptr<EvictionPolicy> replicas{};  ///< Of those, in place of `policy`.
     IndexList<&Extent::with_free> with_free{};
     std::uint32_t extents = 0;
     std::uint64_t frames = 0;
@@ -213,7 +251,14 @@ class BlockTable {
   }
   [[nodiscard]] Block& block_at(SlotIndex row) noexcept { return (*rows_)[row]; }
   [[nodiscard]] const Block& block_at(SlotIndex row) const noexcept { return (*rows_)[row]; }
+  SlotIndex take(ShapeId shape, SpaceId space, const BlockKey& key, SlotState state,
+                 std::uint32_t owner);
   void free(SlotIndex row, EvictionPolicy::Freed why);
+  /// Who orders that sealed block.
+  [[nodiscard]] static EvictionPolicy& policy_of(OneShape& shape, const Block& block) noexcept {
+    return block.owner == kReplica ? *shape.replicas : *shape.policy;
+  }
+  void count_fetched(const Extent& extent, Coming coming, int frames) noexcept;
   void give_up(ExtentId id);
   [[nodiscard]] std::size_t readable_prefix_by_hash(const OneShape& shape, SpaceId space,
                                                     std::span<const BlockKey> keys) const;
@@ -248,6 +293,7 @@ class BlockTable {
     });
   }
   [[nodiscard]] Result<void> check_extent(ExtentId id) const;
+  [[nodiscard]] Result<void> check_fetched() const;
   [[nodiscard]] Result<void> check_shape(const OneShape& shape) const;
 
   EvictionKind eviction_;
@@ -266,6 +312,9 @@ class BlockTable {
   std::uint64_t written_bytes_ = 0;
   std::uint64_t sealed_bytes_ = 0;
   std::uint64_t held_bytes_ = 0;
+  std::uint64_t held_coming_bytes_ = 0;  ///< Of frames that are kFetched and held.
+  std::array<Fetched, 3> fetched_{};     ///< By Coming.
+  std::uint32_t replicas_ = 0;           ///< Sealed.
 };
 
 template <typename Use>

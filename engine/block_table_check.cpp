@@ -29,9 +29,36 @@ Result<void> BlockTable::check() const {
     used += shape->used;
     used_bytes += shape->used * shape->layout.frame_bytes();
   }
+  PEGA_TRY(check_fetched());
   if (extents != 0 || used != written_ + sealed_ || used_bytes != written_bytes_ + sealed_bytes_) {
     return fail(Errc::kInternal, "{} frames of {} bytes are used, {} + {} and {} + {} are counted",
                 used, used_bytes, written_, sealed_, written_bytes_, sealed_bytes_);
+  }
+  return {};
+}
+
+Result<void> BlockTable::check_fetched() const {
+  std::array<Fetched, 3> fetched{};
+  std::uint32_t replicas = 0;
+  std::uint64_t held_coming = 0;
+  for (SlotIndex row = next_touched(0); row != kNoSlot; row = next_touched(row + 1)) {
+    replicas += is_replica(row) ? 1 : 0;
+    if (block_at(row).state != SlotState::kFetched) continue;
+    const std::uint64_t bytes = frame_bytes(extent_of(row));
+    Fetched& count = fetched.at(static_cast<std::size_t>(coming(row)));
+    ++count.frames;
+    count.bytes += bytes;
+    if (block_at(row).holds != 0) held_coming += bytes;
+  }
+  for (std::size_t i = 0; i < fetched.size(); ++i) {
+    if (fetched[i].frames != fetched_[i].frames || fetched[i].bytes != fetched_[i].bytes) {
+      return fail(Errc::kInternal, "{} frames of {} bytes are fetched and {} far, {} of {} counted",
+                  fetched[i].frames, fetched[i].bytes, i, fetched_[i].frames, fetched_[i].bytes);
+    }
+  }
+  if (replicas != replicas_ || held_coming != held_coming_bytes_) {
+    return fail(Errc::kInternal, "{} replicas and {} bytes of claimed fetches, {} and {} counted",
+                replicas, held_coming, replicas_, held_coming_bytes_);
   }
   return {};
 }
@@ -46,10 +73,16 @@ Result<void> BlockTable::check_extent(ExtentId id) const {
     const SlotIndex row = first_row(id) + i;
     const Block& block = block_at(row);
     used += block.state != SlotState::kFree ? 1 : 0;
-    busy += block.state == SlotState::kWritten || block.holds != 0 ? 1 : 0;
+    const bool is_fetched = block.state == SlotState::kFetched;
+    busy += block.state == SlotState::kWritten || is_fetched || block.holds != 0 ? 1 : 0;
     if (block.state == SlotState::kSealed) use_sum += used_at(row) - extent.made;
-    if (block.holds != 0 && block.state != SlotState::kSealed) {
-      return fail(Errc::kInternal, "row {} is held and not sealed", row);
+    if (block.holds != 0 && block.state != SlotState::kSealed && !is_fetched) {
+      return fail(Errc::kInternal, "row {} is held, and neither sealed nor fetched", row);
+    }
+    if (is_fetched &&
+        (block.owner > static_cast<std::uint32_t>(Coming::kOver) ||
+         block.indexed != is_coming(row) || (coming(row) == Coming::kOver && block.holds == 0))) {
+      return fail(Errc::kInternal, "the fetch of row {} is nowhere", row);
     }
     if (block.state == SlotState::kSealed && !block.indexed && block.holds == 0) {
       return fail(Errc::kInternal, "row {} is at rest and not in the index", row);
@@ -87,6 +120,7 @@ Result<void> BlockTable::check_shape(const OneShape& shape) const {
   std::uint32_t with_free = 0;
   std::uint64_t indexed = 0;
   std::uint32_t at_rest = 0;
+  std::uint32_t replicas = 0;
   for (ExtentId id = 0; id < extents_.unit_count(); ++id) {
     const Extent& extent = extents_[id];
     if (extent.shape_plus_1 == 0 || &of(extent.shape()) != &shape) continue;
@@ -95,8 +129,9 @@ Result<void> BlockTable::check_shape(const OneShape& shape) const {
     used += extent.used;
     with_free += extent.has_free() ? 1 : 0;
     for (std::uint32_t i = 0; i < extent.touched; ++i) {
-      indexed += block_at(first_row(id) + i).indexed ? 1 : 0;
-      at_rest += is_at_rest(first_row(id) + i) ? 1 : 0;
+      const SlotIndex row = first_row(id) + i;
+      indexed += block_at(row).indexed ? 1 : 0;
+      if (is_at_rest(row)) ++(is_replica(row) ? replicas : at_rest);
     }
   }
   std::uint32_t listed = 0;
@@ -112,10 +147,13 @@ Result<void> BlockTable::check_shape(const OneShape& shape) const {
                 "a shape has {} extents, {} frames, {} used, {} extents with free ones, {} indexed",
                 extents, frames, used, with_free, indexed);
   }
-  PEGA_TRY(shape.policy->check([this](SlotIndex row) { return is_at_rest(row); }));
-  if (shape.policy->size() != at_rest) {
-    return fail(Errc::kInternal, "{} blocks are listed as at rest, {} are", shape.policy->size(),
-                at_rest);
+  PEGA_TRY(
+      shape.policy->check([this](SlotIndex row) { return is_at_rest(row) && !is_replica(row); }));
+  PEGA_TRY(
+      shape.replicas->check([this](SlotIndex row) { return is_at_rest(row) && is_replica(row); }));
+  if (shape.policy->size() != at_rest || shape.replicas->size() != replicas) {
+    return fail(Errc::kInternal, "{} blocks and {} replicas are listed as at rest, {} and {} are",
+                shape.policy->size(), shape.replicas->size(), at_rest, replicas);
   }
   return {};
 }

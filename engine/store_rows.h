@@ -58,6 +58,16 @@ struct Pin {
   IndexLink of_holder;
 };
 
+/// Blocks lent to another node for a while.
+struct Lease {
+  LeaseId id{};
+  TimePoint made;
+  TimePoint end;  ///< Here, the margin included.
+  std::uint64_t frame_bytes = 0;
+  SlotList blocks;
+  IndexLink by_age;
+};
+
 /// One shard's part in a reservation: its holder may write that shard's pages.
 struct Writer {
   Holder* holder = nullptr;

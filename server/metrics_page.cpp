@@ -34,7 +34,9 @@ void pool(MetricsPage& page, const Snapshot& now) {
               "state",
               {{"reserved", store.reserved},
                {"sealed", store.sealed},
-               {"quarantined", store.quarantined_timeout + store.quarantined_writer_lost}});
+               {"coming", store.coming},
+               {"quarantined", store.quarantined_timeout + store.quarantined_writer_lost +
+                                   store.quarantined_fetch}});
   page.gauges(
       "pool_units", "Units that the pool is dealt in to blocks of different sizes", "state",
       {{"free", number(store.free_units)}, {"used", number(store.units - store.free_units)}});
@@ -55,6 +57,7 @@ void pool(MetricsPage& page, const Snapshot& now) {
   page.gauges("quarantine_slots", "Slots that somebody who was lost may still touch", "reason",
               {{"timeout", store.quarantined_timeout},
                {"writer_lost", store.quarantined_writer_lost},
+               {"fetch", store.quarantined_fetch},
                {"reader_lost", store.pinned_by_lost_readers}});
 }
 

@@ -50,6 +50,7 @@ void OracleStore::add_shape(ShapeId id, const Shape& description) {
     shape.units.push_back(name == fullest.first ? count : std::min(wanted, range(name).count));
   }
   shape.order = make_order(shape.frame_bytes);
+  shape.replicas = make_replica_order(shape.frame_bytes);
   shapes_.emplace(id, std::move(shape));
 }
 
@@ -68,6 +69,14 @@ std::unique_ptr<OracleStore::Order> OracleStore::make_order(std::uint64_t frame_
       return std::make_unique<testing::PolicyModel>(options_.eviction, *rows_, frames);
   }
   throw Mismatch{"an eviction policy without a model"};
+}
+
+std::unique_ptr<OracleStore::Order> OracleStore::make_replica_order(std::uint64_t frame_bytes) {
+  if (options_.eviction != EvictionKind::kWeightedLru) return std::make_unique<testing::LruModel>();
+  // Its age of a block counts the uses of all, these included.
+  return std::make_unique<testing::PolicyModel>(
+      EvictionKind::kLru, *rows_,
+      static_cast<std::uint32_t>(std::max<std::uint64_t>(units_ * unit_bytes_ / frame_bytes, 1)));
 }
 
 OracleStore::Extent* OracleStore::extent_at(std::uint32_t unit) {
@@ -105,7 +114,7 @@ SlotIndex OracleStore::first_slot(const Extent& extent) const {
 std::size_t OracleStore::busy(const Extent& extent) const {
   std::size_t count = 0;
   for (SlotIndex slot = first_slot(extent); slot < first_slot(extent) + extent.frames; ++slot) {
-    count += slots_[slot].state == State::kWritten || slots_[slot].holds != 0 ? 1 : 0;
+    count += slots_[slot].is_written() || slots_[slot].holds != 0 ? 1 : 0;
   }
   return count;
 }

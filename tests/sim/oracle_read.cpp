@@ -15,6 +15,14 @@ SlotIndex OracleStore::find(SpaceId space, const BlockKey& key) const {
 }
 
 std::size_t OracleStore::lookup(SpaceId space, std::span<const BlockKey> keys) {
+  const std::size_t found = present(space, keys);
+  ++counted_.lookups;
+  counted_.lookup_hits += found;
+  counted_.lookup_misses += keys.size() - found;
+  return found;
+}
+
+std::size_t OracleStore::present(SpaceId space, std::span<const BlockKey> keys) const {
   std::size_t found = 0;
   while (live_spaces_.contains(space) && found < keys.size()) {
     const SlotIndex slot = find(space, keys[found]);
@@ -24,9 +32,6 @@ std::size_t OracleStore::lookup(SpaceId space, std::span<const BlockKey> keys) {
   if (const std::size_t more = prefix_by_name_hash(space, keys); more > found) {
     if (is_readable(find(space, keys[more - 1]))) found = more;
   }
-  ++counted_.lookups;
-  counted_.lookup_hits += found;
-  counted_.lookup_misses += keys.size() - found;
   return found;
 }
 
@@ -65,15 +70,9 @@ Result<std::size_t> OracleStore::claim(HolderId holder, SpaceId space,
   if (claims_.size() == options_.max_claims) return fail(Errc::kBusy, "claims");
   if (!live_spaces_.contains(space)) return 0;
 
-  Claim claim{.serial = next_serial_++,
-              .token = token,
-              .holder = holder,
-              .space = space,
-              .made = clock_.now()};
-  hold_prefix(claim, keys);
-  const std::size_t count = claim.blocks.size();
-  if (count != 0) claims_.push_back(std::move(claim));
-  return count;
+  const std::vector<SlotIndex> blocks = hold_prefix(holder, space, keys);
+  if (!blocks.empty()) extend_claim(nullptr, holder, space, token, blocks);
+  return blocks.size();
 }
 
 Result<std::size_t> OracleStore::claim_more(HolderId holder, const Id128& token,
@@ -83,34 +82,51 @@ Result<std::size_t> OracleStore::claim_more(HolderId holder, const Id128& token,
       !live_spaces_.contains(claim->space)) {
     return fail(Errc::kGone, "claim");
   }
-  const std::size_t before = claim->blocks.size();
-  hold_prefix(*claim, keys);
-  return claim->blocks.size() - before;
+  const std::vector<SlotIndex> blocks = hold_prefix(holder, claim->space, keys);
+  extend_claim(claim, holder, claim->space, token, blocks);
+  return blocks.size();
 }
 
-void OracleStore::hold_prefix(Claim& claim, std::span<const BlockKey> keys) {
-  const std::uint32_t instance = holders_.at(claim.holder).instance;
-  const auto share_of = [&](double share) {
-    return static_cast<std::uint64_t>(share * static_cast<double>(options_.pool_bytes));
-  };
-  const std::uint64_t frame = shapes_.at(live_spaces_.at(claim.space)).frame_bytes;
-  const std::uint64_t held_before = held_by_instance(instance);
-  std::vector<SlotIndex> found;
+std::vector<SlotIndex> OracleStore::hold_prefix(HolderId holder, SpaceId space,
+                                                std::span<const BlockKey> keys) {
+  const std::uint64_t frame = shapes_.at(live_spaces_.at(space)).frame_bytes;
+  const std::uint64_t held_before = held_by_instance(holders_.at(holder).instance);
+  std::vector<SlotIndex> blocks;
   for (const BlockKey& key : keys) {
-    const SlotIndex slot = find(claim.space, key);
+    const SlotIndex slot = find(space, key);
     if (!is_readable(slot)) break;
-    const bool over_instance =
-        held_before + (found.size() + 1) * frame > share_of(options_.instance_share);
-    const bool over_node =
-        slots_[slot].holds == 0 && held_on_node() + frame > share_of(options_.node_share);
-    if (over_instance || over_node) {
+    if (!is_within(options_.instance_share, held_before + (blocks.size() + 1) * frame) ||
+        !node_may_hold(space, slot)) {
       ++counted_.claims_shortened;
       break;
     }
     hold(slot);
-    found.push_back(slot);
+    blocks.push_back(slot);
   }
-  claim.blocks.insert(claim.blocks.end(), found.begin(), found.end());
+  return blocks;
+}
+
+void OracleStore::extend_claim(Claim* claim, HolderId holder, SpaceId space, const Id128& token,
+                               const std::vector<SlotIndex>& blocks) {
+  if (claim == nullptr) {
+    claims_.push_back({.serial = next_serial_++,
+                       .token = token,
+                       .holder = holder,
+                       .space = space,
+                       .made = clock_.now()});
+    claim = &claims_.back();
+  }
+  claim->blocks.insert(claim->blocks.end(), blocks.begin(), blocks.end());
+}
+
+bool OracleStore::is_within(double share, std::uint64_t bytes) const {
+  return bytes <= static_cast<std::uint64_t>(share * static_cast<double>(options_.pool_bytes));
+}
+
+bool OracleStore::node_may_hold(SpaceId space, SlotIndex slot) const {
+  const std::uint64_t frame = shapes_.at(live_spaces_.at(space)).frame_bytes;
+  return (slot != kNoSlot && slots_[slot].holds != 0) ||
+         is_within(options_.node_share, held_on_node() + frame);
 }
 
 std::uint64_t OracleStore::held_by_instance(std::uint32_t instance) const {
@@ -183,7 +199,8 @@ Result<BlockStore::OpenedPages> OracleStore::open(HolderId holder, const Id128& 
   const std::size_t from = first + (begun == nullptr ? 0 : begun->blocks.size());
   const std::size_t to = from + std::min(limit, first + count - from);
   for (std::size_t i = from; i < to; ++i) {
-    if (!slots_[claim->blocks[i]].has_key) return fail(Errc::kGone, "condemned");
+    if (slots_[claim->blocks[i]].state == State::kComing) return fail(Errc::kBusy, "coming");
+    if (!is_openable(claim->blocks[i])) return fail(Errc::kGone, "condemned, or did not come");
   }
   claim->opened = true;
   Pin opened{.holder = holder,

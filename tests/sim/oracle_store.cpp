@@ -90,11 +90,13 @@ bool OracleStore::is_active(HolderId holder) const {
 // ---- what changes the state of one thing
 
 OracleStore::Order& OracleStore::order_of(SlotIndex slot) {
-  return *shapes_.at(extent_of(slot)->shape).order;
+  const OneShape& shape = shapes_.at(extent_of(slot)->shape);
+  return slots_[slot].is_replica ? *shape.replicas : *shape.order;
 }
 
 SlotIndex OracleStore::victim(ShapeId shape) {
-  const std::uint32_t slot = shapes_.at(shape).order->victim();
+  std::uint32_t slot = shapes_.at(shape).replicas->victim();
+  if (slot == EvictionPolicy::kNone) slot = shapes_.at(shape).order->victim();
   const auto is_of_shape = [&](SlotIndex each) { return extent_of(each)->shape == shape; };
   if (slot == EvictionPolicy::kNone) {
     if (std::any_of(at_rest_.begin(), at_rest_.end(), is_of_shape)) {
@@ -113,9 +115,16 @@ void OracleStore::seal(SlotIndex slot, const Id128& writer) {
   slots_[slot].writer = writer;
   order_of(slot).seal(slot, name_hash(slots_[slot].space, slots_[slot].key));
   came_to_rest(slot);
+  if (slots_[slot].holds == 0) return;
+  at_rest_.remove(slot);
+  order_of(slot).take(slot);
 }
 
 void OracleStore::hold(SlotIndex slot) {
+  if (slots_[slot].is_fetched()) {
+    ++slots_[slot].holds;
+    return;
+  }
   if (slots_[slot].holds++ != 0) return order_of(slot).use_again(slot);
   at_rest_.remove(slot);
   order_of(slot).take(slot);
@@ -134,6 +143,10 @@ void OracleStore::came_to_rest(SlotIndex slot) {
 
 void OracleStore::give_back(SlotIndex slot) {
   if (--slots_[slot].holds != 0) return;
+  if (slots_[slot].is_fetched()) {
+    if (slots_[slot].state == State::kOver) free(slot);
+    return;
+  }
   rest(slot);
   if (!slots_[slot].has_key) return free(slot);  // Condemned, and counted then.
   if (!live_spaces_.contains(slots_[slot].space)) {
@@ -143,7 +156,7 @@ void OracleStore::give_back(SlotIndex slot) {
 }
 
 void OracleStore::free(SlotIndex slot, EvictionPolicy::Freed why) {
-  const bool was_written = slots_[slot].state == State::kWritten;
+  const bool was_written = slots_[slot].is_written();
   if (!was_written) order_of(slot).free(slot, why);
   at_rest_.remove(slot);
   slots_[slot] = {};
@@ -158,6 +171,7 @@ void OracleStore::free(SlotIndex slot, EvictionPolicy::Freed why) {
 void OracleStore::evict(SlotIndex slot, EvictionPolicy::Freed why) {
   if (live_spaces_.contains(slots_[slot].space)) {
     ++counted_.evictions;
+    if (slots_[slot].is_replica) ++counted_.evicted_replicas;
     return free(slot, why);
   }
   ++counted_.retired;  // Its space was reset: nobody will come back for it.
@@ -213,9 +227,8 @@ void OracleStore::end_pin(HolderId holder, PinId name) {
 // ---- what can be counted
 
 bool OracleStore::is_at_rest() const {
-  return std::all_of(slots_.begin(), slots_.end(), [](const Slot& slot) {
-    return slot.state != State::kWritten && slot.holds == 0;
-  });
+  return std::all_of(slots_.begin(), slots_.end(),
+                     [](const Slot& slot) { return !slot.is_written() && slot.holds == 0; });
 }
 
 BlockStore::Stats OracleStore::stats() const {
@@ -223,7 +236,14 @@ BlockStore::Stats OracleStore::stats() const {
   for (SlotIndex slot = 0; slot < slots_.size(); ++slot) {
     stats.sealed += slots_[slot].state == State::kSealed ? 1 : 0;
     stats.sealed_bytes += slots_[slot].state == State::kSealed ? bytes_of(slot) : 0;
-    stats.written_bytes += slots_[slot].state == State::kWritten ? bytes_of(slot) : 0;
+    stats.written_bytes += slots_[slot].is_written() ? bytes_of(slot) : 0;
+    stats.replicas += slots_[slot].is_replica ? 1 : 0;
+    if (slots_[slot].is_fetched()) {
+      const bool is_coming = slots_[slot].state == State::kComing;
+      ++(is_coming ? stats.coming : stats.quarantined_fetch);
+      stats.fetch_bytes += bytes_of(slot);
+      stats.quarantined_bytes += is_coming ? 0 : bytes_of(slot);
+    }
     stats.held += slots_[slot].holds != 0 ? 1 : 0;
   }
   stats.free_units = units_;
@@ -248,6 +268,12 @@ BlockStore::Stats OracleStore::stats() const {
   for (const Pin& pin : pins_) {
     if (holders_.at(pin.holder).lost) stats.pinned_by_lost_readers += pin.blocks.size();
   }
+  for (const Lease& lease : leases_) {
+    ++stats.leases;
+    stats.lent += lease.blocks.size();
+    for (const SlotIndex slot : lease.blocks) stats.lent_bytes += bytes_of(slot);
+  }
+  if (!leases_.empty()) stats.oldest_lease = leases_.front().made;
   stats.held_bytes = held_on_node();
   stats.claims = claims_.size();
   stats.pins = pins_.size();

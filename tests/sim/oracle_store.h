@@ -48,6 +48,7 @@ class OracleStore {
   void holder_gone(HolderId holder);
 
   std::size_t lookup(SpaceId space, std::span<const BlockKey> keys);
+  [[nodiscard]] std::size_t present(SpaceId space, std::span<const BlockKey> keys) const;
   Result<std::size_t> claim(HolderId holder, SpaceId space, std::span<const BlockKey> keys,
                             const Id128& token);
   Result<std::size_t> claim_more(HolderId holder, const Id128& token,
@@ -61,6 +62,21 @@ class OracleStore {
 
   /// `chosen` is what the store answered, for the choice of slots among the free ones. Throws
   /// Mismatch when a choice is not legal.
+  Result<BlockStore::Fetch> fetch(HolderId holder, SpaceId space, const Id128& token,
+                                  std::size_t first, std::span<const BlockKey> keys,
+                                  std::size_t fetchable, const Result<BlockStore::Fetch>& chosen);
+  bool fetched(SlotIndex frame);
+  void give_up(SlotIndex frame);
+  void settle(SlotIndex frame);
+  [[nodiscard]] Result<std::size_t> arrived(const Id128& token, std::size_t first,
+                                            std::size_t count);
+  /// `chosen` is what the store answered, for its choice of a name.
+  Result<std::vector<SlotIndex>> lend(SpaceId space, std::span<const BlockKey> keys, Duration time,
+                                      const Result<BlockStore::Lent>& chosen);
+  void end_lease(LeaseId lease);
+  [[nodiscard]] bool is_lent(LeaseId lease) const;
+
+  /// `chosen` as in fetch().
   Result<std::vector<SlotIndex>> reserve(HolderId holder, SpaceId space, const JobId& job,
                                          std::size_t first, std::span<const BlockKey> keys,
                                          const Result<std::vector<SlotIndex>>& chosen,
@@ -84,7 +100,7 @@ class OracleStore {
   [[nodiscard]] const std::list<SlotIndex>& at_rest() const { return at_rest_; }
 
  private:
-  enum class State { kFree, kWritten, kSealed };
+  enum class State { kFree, kWritten, kComing, kGivenUp, kOver, kSealed };
   struct Slot {
     State state = State::kFree;
     SpaceId space{};
@@ -94,7 +110,13 @@ class OracleStore {
     Id128 writer;
     std::uint64_t job = 0;
     std::uint64_t last_use = 0;  ///< When it came to rest.
-    int holds = 0;               ///< Claims and pins, until their blocks were given back.
+    int holds = 0;               ///< Claims, pins and leases, until their blocks were given back.
+    bool is_replica = false;
+    /// Somebody has been told to write it, and has not ended.
+    [[nodiscard]] bool is_written() const {
+      return state != State::kFree && state != State::kSealed;
+    }
+    [[nodiscard]] bool is_fetched() const { return is_written() && state != State::kWritten; }
   };
   /// Which of a shape's blocks goes next; blocks are named by their frames.
   using Order = testing::EvictionModel;
@@ -113,6 +135,7 @@ class OracleStore {
   };
   struct OneShape {
     std::unique_ptr<Order> order = {};
+    std::unique_ptr<Order> replicas = {};  ///< The oldest first; all of them before the others.
     std::vector<std::pair<std::uint32_t, std::uint64_t>> parts = {};  ///< Node, and bytes.
     std::vector<std::uint32_t> units = {};
     std::uint64_t frame_bytes = 0;
@@ -151,6 +174,12 @@ class OracleStore {
     std::uint32_t instance = 0;
     TimePoint opened;
     std::uint64_t bytes = 0;
+    std::vector<SlotIndex> blocks = {};
+  };
+  struct Lease {
+    LeaseId id{};
+    TimePoint made;
+    TimePoint end;
     std::vector<SlotIndex> blocks = {};
   };
   enum class Fate { kLive, kForgotten, kWriterLost, kEnded };
@@ -217,9 +246,21 @@ class OracleStore {
   void settle(Job& job);
   void end_claim(std::uint64_t serial);
   void end_pin(HolderId holder, PinId name);
-  void hold_prefix(Claim& claim, std::span<const BlockKey> keys);
+  std::vector<SlotIndex> hold_prefix(HolderId holder, SpaceId space,
+                                     std::span<const BlockKey> keys);
   enum class Room : std::uint8_t { kThere, kLater, kNone };
-  Room make_room(ShapeId shape, std::size_t& steps);
+  void extend_claim(Claim* claim, HolderId holder, SpaceId space, const Id128& token,
+                    const std::vector<SlotIndex>& blocks);
+  /// Whether that much stays within the share of the pool.
+  [[nodiscard]] bool is_within(double share, std::uint64_t bytes) const;
+  /// Whether the node may hold this block, or, for kNoSlot, one more.
+  [[nodiscard]] bool node_may_hold(SpaceId space, SlotIndex slot) const;
+  [[nodiscard]] bool may_fetch(std::uint64_t bytes) const;
+  [[nodiscard]] bool is_openable(SlotIndex slot) const;
+  void move_key(SlotIndex present);
+  /// Throws Mismatch unless that is a free frame of the shape, which it marks as touched.
+  void take(SlotIndex choice, ShapeId shape);
+  Room make_room(ShapeId shape, std::size_t& steps, bool may_revoke);
   [[nodiscard]] bool has_free(ShapeId shape) const;
   /// Throws Mismatch when it is none that may be evicted.
   [[nodiscard]] SlotIndex victim(ShapeId shape);
@@ -227,6 +268,7 @@ class OracleStore {
 
   // ---- the pool (oracle_pool.cpp)
   [[nodiscard]] std::unique_ptr<Order> make_order(std::uint64_t frame_bytes);
+  [[nodiscard]] std::unique_ptr<Order> make_replica_order(std::uint64_t frame_bytes);
   [[nodiscard]] std::uint64_t bytes_of(Run run) const;
   [[nodiscard]] Run range(std::uint32_t node) const;
   [[nodiscard]] std::optional<Run> free_run(std::uint32_t node, std::uint32_t count,
@@ -267,6 +309,7 @@ class OracleStore {
   std::list<Claim> claims_;  ///< Oldest first, and so the others.
   std::list<Pin> pins_;
   std::list<Job> jobs_;
+  std::list<Lease> leases_;
   std::deque<Work> queue_;
   std::uint64_t next_serial_ = 1;
   BlockStore::Cleanup cleanup_;

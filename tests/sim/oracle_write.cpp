@@ -41,13 +41,13 @@ OracleStore::Job* OracleStore::job_of(std::uint64_t serial) {
   throw Mismatch{"the model has lost a job"};
 }
 
-OracleStore::Room OracleStore::make_room(ShapeId shape, std::size_t& steps) {
+OracleStore::Room OracleStore::make_room(ShapeId shape, std::size_t& steps, bool may_revoke) {
   while (!has_free(shape) && !grow(shape)) {
     const SlotIndex own = victim(shape);
     start_exchange(shape, own);
     if (steps != 0 && (own == kNoSlot || shapes_.at(shape).leaving_for_it != 0)) {
       if (queue_.empty()) {
-        if (claims_.empty()) return Room::kNone;
+        if (claims_.empty() || !may_revoke) return Room::kNone;
         // The oldest claim, but before all others the oldest that nobody opened within the grace.
         const auto unopened = std::find_if(claims_.begin(), claims_.end(), [&](const Claim& claim) {
           return !claim.opened && clock_.now() - claim.made >= options_.claim_grace;
@@ -117,30 +117,21 @@ Result<std::vector<SlotIndex>> OracleStore::reserve(HolderId holder, SpaceId spa
   std::size_t steps = options_.slice_blocks;
   const auto decide = [&](const BlockKey& key, std::size_t i) -> std::optional<SlotIndex> {
     if (const SlotIndex present = find(space, key); present != kNoSlot) {
-      if (is_readable(present) ||
+      if (is_readable(present) || slots_[present].state == State::kComing ||
           (slots_[present].state == State::kWritten && !is_doomed(*job_of(slots_[present].job)))) {
         ++counted_.skipped_present;
         return kNoSlot;
       }
-      if (slots_[present].state == State::kSealed) {
-        evict(present);  // Its extent is leaving.
-      } else {
-        slots_[present].has_key = false;  // Forgotten: the key may be reserved in another frame.
-      }
+      move_key(present);
     }
-    const Room room = make_room(shape, steps);
+    const Room room = make_room(shape, steps, true);
     if (room == Room::kLater && no_room == BlockStore::NoRoom::kStop) return std::nullopt;
     if (room != Room::kThere) {
       ++counted_.skipped_no_room;
       return kNoSlot;
     }
     const SlotIndex choice = i < chosen->size() ? (*chosen)[i] : kNoSlot;
-    Extent* const extent = choice < slots_.size() ? extent_of(choice) : nullptr;
-    if (extent == nullptr || extent->shape != shape || extent->leaving ||
-        choice - first_slot(*extent) >= extent->frames || slots_[choice].state != State::kFree) {
-      throw Mismatch{fmt::format("a key got {}, which is no free frame of its shape",
-                                 choice == kNoSlot ? "none" : fmt::format("frame {}", choice))};
-    }
+    take(choice, shape);
     make_job();
     slots_[choice] = {.state = State::kWritten,
                       .space = space,
@@ -148,7 +139,6 @@ Result<std::vector<SlotIndex>> OracleStore::reserve(HolderId holder, SpaceId spa
                       .has_key = true,
                       .writer = who.writer(),
                       .job = job->serial};
-    extent->touched = std::max(extent->touched, choice - first_slot(*extent) + 1);
     job->slots.push_back(choice);
     return choice;
   };
@@ -166,6 +156,24 @@ Result<std::vector<SlotIndex>> OracleStore::reserve(HolderId holder, SpaceId spa
     job->writers[who.shard].asked = std::max(job->writers[who.shard].asked, first + slots.size());
   }
   return slots;
+}
+
+void OracleStore::move_key(SlotIndex present) {
+  if (slots_[present].state == State::kSealed) {
+    evict(present);  // Its extent is leaving.
+  } else {
+    slots_[present].has_key = false;  // Forgotten: the key may be reserved in another frame.
+  }
+}
+
+void OracleStore::take(SlotIndex choice, ShapeId shape) {
+  Extent* const extent = choice < slots_.size() ? extent_of(choice) : nullptr;
+  if (extent == nullptr || extent->shape != shape || extent->leaving ||
+      choice - first_slot(*extent) >= extent->frames || slots_[choice].state != State::kFree) {
+    throw Mismatch{fmt::format("a key got {}, which is no free frame of its shape",
+                               choice == kNoSlot ? "none" : fmt::format("frame {}", choice))};
+  }
+  extent->touched = std::max(extent->touched, choice - first_slot(*extent) + 1);
 }
 
 Result<std::size_t> OracleStore::publish(HolderId holder, const JobId& job_id, std::size_t limit) {
@@ -217,6 +225,15 @@ void OracleStore::abandon(HolderId holder, const JobId& job_id) {
 }
 
 void OracleStore::expire() {
+  for (std::size_t i = 0; i < options_.slice_blocks && !leases_.empty(); ++i) {
+    const auto first = std::min_element(
+        leases_.begin(), leases_.end(),
+        [](const Lease& left, const Lease& right) { return left.end < right.end; });
+    if (first->end > clock_.now()) break;
+    ++counted_.leases_expired;
+    queue_.push_back({.kind = Kind::kGiveBack, .blocks = first->blocks});
+    leases_.erase(first);
+  }
   for (std::size_t i = 0; i < options_.slice_blocks; ++i) {
     const auto first =
         std::find_if(jobs_.begin(), jobs_.end(), [](const Job& job) { return job.due; });
@@ -232,10 +249,12 @@ void OracleStore::expire() {
 }
 
 std::optional<TimePoint> OracleStore::next_deadline() const {
+  std::optional<TimePoint> first;
+  for (const Lease& lease : leases_) first = std::min(first.value_or(lease.end), lease.end);
   for (const Job& job : jobs_) {
-    if (job.due) return job.deadline;
+    if (job.due) first = std::min(first.value_or(job.deadline), job.deadline);
   }
-  return std::nullopt;
+  return first;
 }
 
 }  // namespace pegaflow::sim

@@ -44,6 +44,12 @@ World::World(std::uint64_t seed, EvictionKind eviction, Coverage& coverage)
     options_.max_pins = static_cast<std::uint32_t>(1 + pick(4));
     options_.max_reservations = static_cast<std::uint32_t>(1 + pick(4));
   }
+  options_.fetch_share = std::array{0.0, 0.25, 0.5, 1.0}[pick(4)];
+  options_.save_reserve = std::array{0.0, 0.05, 0.3}[pick(3)];
+  options_.lend_share = std::array{0.1, 0.25, 1.0}[pick(3)];
+  options_.longest_lease = std::chrono::seconds(10);
+  options_.lease_margin = std::chrono::milliseconds(pick(2) * 1000);
+  if (chance(0.3)) options_.max_leases = static_cast<std::uint32_t>(1 + pick(3));
   options_.journal_entries = chance(0.3) ? 8 : 1U << 12;
   options_.journal_first = chance(0.5) ? 0 : ~std::uint64_t{0} / 2;
   auto store = BlockStore::create(options_, clock_);
@@ -56,7 +62,8 @@ World::World(std::uint64_t seed, EvictionKind eviction, Coverage& coverage)
   chains_ = make_chains(random_);
   make_shapes();
   // Each world has its own habits, so that rare neighbourhoods of events are found too.
-  weights_ = {20, 20, 2, 10, 8, 14, 5, 20, 3, 10, 3, 6, 1.5, 0.5, 1.5, 0.5, 6, 3, 14, 0.3, 3};
+  weights_ = {20,  20,  2,   10, 8, 14, 5,   20, 3,  10, 3, 6, 1.5,
+              0.5, 1.5, 0.5, 6,  3, 14, 0.3, 3,  12, 24, 6, 6, 4};
   for (double& weight : weights_) weight *= std::array{0.3, 1.0, 1.0, 3.0}[pick(4)];
   note(
       "{} world of {} cells on {} nodes, slices of {}, shares {} and {}, {} claims, {} pins, {} "
@@ -114,13 +121,32 @@ Place World::place_of(SlotIndex frame, std::uint32_t shard, ShapeId shape) const
 
 void World::step() {
   using Event = void (World::*)();
-  static constexpr std::array<Event, kEventKinds> kEvents = {
-      &World::reserve,         &World::publish,     &World::abandon, &World::copy_some,
-      &World::lookup,          &World::claim,       &World::unclaim, &World::open,
-      &World::open_again,      &World::release,     &World::condemn, &World::connect,
-      &World::lose_connection, &World::end_process, &World::quiesce, &World::reset_space,
-      &World::pass_time,       &World::expire,      &World::work,    &World::start_cleanup,
-      &World::call_wrongly};
+  static constexpr std::array<Event, kEventKinds> kEvents = {&World::reserve,
+                                                             &World::publish,
+                                                             &World::abandon,
+                                                             &World::copy_some,
+                                                             &World::lookup,
+                                                             &World::claim,
+                                                             &World::unclaim,
+                                                             &World::open,
+                                                             &World::open_again,
+                                                             &World::release,
+                                                             &World::condemn,
+                                                             &World::connect,
+                                                             &World::lose_connection,
+                                                             &World::end_process,
+                                                             &World::quiesce,
+                                                             &World::reset_space,
+                                                             &World::pass_time,
+                                                             &World::expire,
+                                                             &World::work,
+                                                             &World::start_cleanup,
+                                                             &World::call_wrongly,
+                                                             &World::fetch,
+                                                             &World::bring,
+                                                             &World::look_for_arrivals,
+                                                             &World::lend,
+                                                             &World::end_lease};
   ++steps_;
   // Until one applies: a step that did nothing would only look like work.
   std::discrete_distribution<std::size_t> which(weights_.begin(), weights_.end());

@@ -98,6 +98,7 @@ class World {
     Id128 token;
     SpaceId space{};
     std::vector<Stamps> blocks = {};
+    std::set<std::size_t> came = {};  ///< Of them, those that were still coming.
   };
   struct Load {
     HolderId holder{};
@@ -107,6 +108,23 @@ class World {
     std::size_t count = 0;  ///< Of the call; `pages` has those of the slices that were pinned.
     std::vector<Page> pages = {};
     bool copies_ended = false;
+  };
+
+  /// A block that somebody brings from afar, into a frame that was given out for it.
+  struct Bringing {
+    SpaceId space{};
+    BlockKey key;
+    SlotIndex frame = kNoSlot;
+    std::vector<Page> pages = {};  ///< By shard.
+    Stamps stamps = {};
+    bool is_given_up = false;
+  };
+  /// Pages that another node may read until it ends the lease, or its time is over.
+  struct Loan {
+    LeaseId lease{};
+    TimePoint end;  ///< By when the last of its reads has ended, late ones included.
+    std::vector<Page> pages = {};
+    bool is_over = false;
   };
 
   // ---- what can happen; each returns without doing anything where it does not apply
@@ -126,6 +144,11 @@ class World {
   void open_again();
   void release();
   void condemn();
+  void fetch();
+  void bring();
+  void look_for_arrivals();
+  void lend();
+  void end_lease();
   void connect();
   void lose_connection();
   void end_process();
@@ -143,6 +166,13 @@ class World {
   void forget_records_of(HolderId holder);
   void do_publish(std::size_t save, HolderId caller, std::size_t limit);
   void release_load(std::size_t load);
+  /// The claim under `token` got longer by the first blocks of `keys`, or was made.
+  void note_fetch(HolderId holder, SpaceId space, const Id128& token,
+                  std::span<const BlockKey> keys, const BlockStore::Fetch& made);
+  [[nodiscard]] Bringing* bringing(SpaceId space, const BlockKey& key);
+  void end_writes(const Bringing& of, bool whole);
+  /// Readers afar whose lease is over by now stop, at the latest.
+  void end_late_reads();
 
   // ---- comparing
   void compare();
@@ -188,7 +218,7 @@ class World {
   static constexpr std::uint64_t kCell = 4096;
   /// The instance whose ranks hold a shard each.
   static constexpr std::uint32_t kShared = 2;
-  static constexpr std::size_t kEventKinds = 21;
+  static constexpr std::size_t kEventKinds = 26;
   std::array<double, kEventKinds> weights_{};
   std::vector<Process> processes_;
   std::vector<Connection> connections_;
@@ -204,6 +234,8 @@ class World {
   std::vector<Claim> claims_;
   std::vector<Id128> former_tokens_;
   std::vector<Load> loads_;
+  std::vector<Bringing> bringing_;
+  std::vector<Loan> loans_;
   std::map<std::pair<SpaceId, BlockKey>, Stamps> published_;
   /// Who has read the journal this far believes that these blocks are there.
   std::uint64_t journal_read_ = 0;

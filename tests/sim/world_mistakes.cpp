@@ -26,7 +26,7 @@ void World::call_wrongly() {
     }
     coverage_.hit("wrong " + outcome(answered));
   };
-  switch (pick(8)) {
+  switch (pick(10)) {
     case 0:
       expect("claim of a former holder", store_->claim(former, spaces_[0].id, keys, Id128{9, 9}),
              oracle_->claim(former, spaces_[0].id, keys, Id128{9, 9}));
@@ -77,6 +77,26 @@ void World::call_wrongly() {
       expect("publish of a foreign job", answered, oracle_->publish(other, job, 1));
       store_->abandon(other, job);
       oracle_->abandon(other, job);
+      break;
+    }
+    case 7: {
+      // Of nobody, without a token, behind the end of a claim, of somebody else's claim.
+      const bool has_claim = !claims_.empty();
+      const Claim claim = has_claim ? claims_[pick(claims_.size())] : Claim{};
+      const HolderId caller = chance(0.3) ? former : talking;
+      const Id128 token = chance(0.3) ? Id128{} : chance(0.5) ? old_token : claim.token;
+      const std::size_t first = claim.blocks.size() + pick(2);
+      const auto answered = store_->fetch(caller, spaces_[0].id, token, first, {}, 0);
+      expect("fetch", answered,
+             oracle_->fetch(caller, spaces_[0].id, token, first, {}, 0, answered));
+      break;
+    }
+    case 8: {
+      const Duration time = std::chrono::seconds(chance(0.5) ? 0 : 11);
+      const auto answered = store_->lend(spaces_[0].id, keys, time);
+      expect("lend for no time", answered, oracle_->lend(spaces_[0].id, keys, time, answered));
+      store_->end_lease(LeaseId{});
+      store_->end_lease(LeaseId{~std::uint64_t{0}});
       break;
     }
     default:

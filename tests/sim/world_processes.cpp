@@ -119,6 +119,7 @@ void World::pass_time() {
   const auto by = std::chrono::milliseconds(chance(0.2) ? 20000 : 100 + pick(900));
   note("time passes: {} ms", by.count());
   clock_.advance(by);
+  end_late_reads();
 }
 
 void World::expire() {
@@ -155,13 +156,20 @@ void World::shut_down() {
     holder_gone(which);
     compare();
   }
+  // What is brought ends, and what is lent: ended by the readers, or run out.
+  while (!bringing_.empty()) bring();
+  while (!loans_.empty() && chance(0.9)) end_lease();
+  clock_.advance(options_.longest_lease + options_.lease_margin);
+  end_late_reads();
+  while (store_->stats().leases != 0) expire();
+  loans_.clear();
   while (store_->has_work()) {
     work();
     compare();
   }
   const BlockStore::Stats stats = store_->stats();
-  if (!store_->is_at_rest() || stats.pins != 0 || stats.claims != 0 || stats.reservations != 0 ||
-      stats.used_bytes != stats.sealed_bytes) {
+  if (!store_->is_at_rest() || stats.pins != 0 || stats.leases != 0 || stats.fetch_bytes != 0 ||
+      stats.claims != 0 || stats.reservations != 0 || stats.used_bytes != stats.sealed_bytes) {
     throw Mismatch{"something is left when everybody is gone"};
   }
   start_cleanup();
@@ -172,6 +180,12 @@ void World::shut_down() {
   }
   if (!memory_->is_quiet()) throw Mismatch{"somebody touches a page that is free"};
   coverage_.hit("evictions, " + std::string(to_string(options_.eviction)), stats.evictions);
+  coverage_.hit("evicted replicas", stats.evicted_replicas);
+  coverage_.hit("fetched", stats.fetched);
+  coverage_.hit("fetches joined", stats.fetches_joined);
+  coverage_.hit("fetches without room", stats.fetches_no_room);
+  coverage_.hit("leases expired", stats.leases_expired);
+  coverage_.hit("leases shortened", stats.leases_shortened);
   coverage_.hit("extents taken", stats.extents_taken);
   coverage_.hit("retired", stats.retired);
   coverage_.hit("cleaned", store_->stats().cleaned);

@@ -17,6 +17,7 @@ void World::lookup() {
   const std::vector<BlockKey> keys = pick_keys();
   const std::size_t found = store_->lookup(space, keys);
   note("lookup space={} keys={} found={}", number(space), keys.size(), found);
+  if (store_->present(space, keys) != found) throw Mismatch{"another node is told another prefix"};
   if (found != oracle_->lookup(space, keys)) throw Mismatch{"lookup finds another prefix"};
   coverage_.hit("lookup hit", found);
 }
@@ -110,8 +111,9 @@ void World::read_pages(Load& load, const Claim& claim, const std::vector<SlotInd
   for (const SlotIndex frame : frames) {
     // Somebody of another instance may open the token; it reads the first shard.
     const std::uint32_t own = shard < shapes_.at(shape).shards.size() ? shard : 0;
-    const Stamp stamp = claim.blocks[load.first + load.pages.size()].at(own);
-    const Page page{frame, place_of(frame, own, shape), {}, stamp};
+    const std::size_t place = load.first + load.pages.size();
+    const Page page{frame, place_of(frame, own, shape), {}, claim.blocks[place].at(own)};
+    if (claim.came.contains(place)) coverage_.hit("opened what came");
     memory_->verify(page.place, page.stamp);
     memory_->begin_read(page.place);
     load.pages.push_back(page);

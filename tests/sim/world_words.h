@@ -19,8 +19,8 @@ std::string outcome(const Result<T>& result) {
   return result ? "ok" : std::string(to_string(result.error().code));
 }
 
-template <typename T>
-bool same_outcome(const Result<T>& left, const Result<T>& right) {
+template <typename Left, typename Right>
+bool same_outcome(const Result<Left>& left, const Result<Right>& right) {
   return left.has_value() == right.has_value() &&
          (left.has_value() || left.error().code == right.error().code);
 }

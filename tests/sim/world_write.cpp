@@ -145,6 +145,18 @@ void World::copy_some() {
     note("pin {} reads {} pages", number(load.pin), load.pages.size());
     coverage_.hit("pages read", load.pages.size());
   }
+  for (const Bringing& each : bringing_) {
+    if (!chance(0.5)) continue;
+    for (const Page& page : each.pages) memory_->write(page.place, page.stamp);
+    note("frame {} is filled from afar", each.frame);
+    coverage_.hit(each.is_given_up ? "pages brought late" : "pages brought", each.pages.size());
+  }
+  for (const Loan& loan : loans_) {
+    if (loan.is_over || !chance(0.5)) continue;
+    for (const Page& page : loan.pages) memory_->verify(page.place, page.stamp);
+    note("lease {} reads {} pages", number(loan.lease), loan.pages.size());
+    coverage_.hit("pages read from afar", loan.pages.size());
+  }
 }
 
 void World::publish() {

@@ -67,6 +67,14 @@ TEST_SUITE("BlockStore, made") {
     CHECK(refused([](auto& o) { o.max_pins = 0; }));
     CHECK(refused([](auto& o) { o.max_pins = 1U << 25U; }));
     CHECK(refused([](auto& o) { o.max_reservations = 0; }));
+    CHECK(refused([](auto& o) { o.fetch_share = 1.01; }));
+    CHECK(refused([](auto& o) { o.save_reserve = -0.1; }));
+    CHECK(refused([](auto& o) { o.lend_share = 2; }));
+    CHECK(refused([](auto& o) { o.longest_lease = Duration::zero(); }));
+    CHECK(refused([](auto& o) { o.lease_margin = -std::chrono::seconds(1); }));
+    CHECK(refused([](auto& o) { o.max_leases = 0; }));
+    CHECK(refused([](auto& o) { o.max_leases = (1U << 20U) + 1; }));
+    CHECK(refused([](auto& o) { o.max_pins = (1U << 25U) - 1 - o.max_claims; }));
   }
 
   TEST_CASE("without memory for the tables it says so, and goes on with those it has") {

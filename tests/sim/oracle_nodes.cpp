@@ -1,0 +1,182 @@
+// The model's fetches and leases.
+
+#include <algorithm>
+
+#include "tests/sim/oracle_store.h"
+
+namespace pegaflow::sim {
+
+Result<BlockStore::Fetch> OracleStore::fetch(HolderId holder, SpaceId space, const Id128& token,
+                                             std::size_t first, std::span<const BlockKey> keys,
+                                             std::size_t fetchable,
+                                             const Result<BlockStore::Fetch>& chosen) {
+  if (!is_active(holder)) return fail(Errc::kGone, "holder");
+  if (token.is_none()) return fail(Errc::kInvalidArgument, "token");
+  Claim* const claim = claim_of(token);
+  if (claim == nullptr) {
+    if (first != 0) return fail(Errc::kGone, "claim");
+    if (claims_.size() == options_.max_claims) return fail(Errc::kBusy, "claims");
+  } else {
+    if (claim->holder != holder || claim->space != space || claim->blocks.size() != first) {
+      return fail(Errc::kInvalidArgument, "claim");
+    }
+    if (!live_spaces_.contains(space)) return fail(Errc::kGone, "space");
+  }
+  BlockStore::Fetch made;
+  if (!live_spaces_.contains(space)) return made;
+  if (!chosen) throw Mismatch{"fetch fails, and should not"};
+
+  const ShapeId shape = live_spaces_.at(space);
+  const std::uint64_t frame = shapes_.at(shape).frame_bytes;
+  const std::uint64_t held_before = held_by_instance(holders_.at(holder).instance);
+  std::size_t steps = options_.slice_blocks;
+  std::vector<SlotIndex> blocks;
+  for (std::size_t i = 0; i < keys.size(); ++i) {
+    SlotIndex slot = find(space, keys[i]);
+    const bool is_there =
+        is_readable(slot) || (slot != kNoSlot && slots_[slot].state == State::kComing);
+    const bool is_being_saved = slot != kNoSlot && slots_[slot].state == State::kWritten &&
+                                !is_doomed(*job_of(slots_[slot].job));
+    if (!is_there && (i >= fetchable || is_being_saved)) break;
+    if (!is_within(options_.instance_share, held_before + (blocks.size() + 1) * frame) ||
+        !node_may_hold(space, is_there ? slot : kNoSlot)) {
+      ++counted_.claims_shortened;
+      break;
+    }
+    if (!is_there) {
+      const bool is_allowed = may_fetch(frame);
+      if (is_allowed && slot != kNoSlot) move_key(slot);
+      if (!is_allowed || make_room(shape, steps, false) != Room::kThere) {
+        ++counted_.fetches_no_room;
+        break;
+      }
+      const std::size_t nth = made.frames.size();
+      slot = nth < chosen->frames.size() ? chosen->frames[nth].frame : kNoSlot;
+      take(slot, shape);
+      slots_[slot] = Slot{};
+      slots_[slot].state = State::kComing;
+      slots_[slot].space = space;
+      slots_[slot].key = keys[i];
+      slots_[slot].has_key = true;
+      made.frames.push_back({i, slot});
+      ++counted_.fetches;
+      ++made.coming;
+    } else if (slots_[slot].state == State::kComing) {
+      ++counted_.fetches_joined;
+      ++made.coming;
+    }
+    hold(slot);
+    blocks.push_back(slot);
+  }
+  made.blocks = blocks.size();
+  if (!blocks.empty()) extend_claim(claim, holder, space, token, blocks);
+  return made;
+}
+
+bool OracleStore::may_fetch(std::uint64_t bytes) const {
+  std::uint64_t fetched = bytes;
+  std::uint64_t busy = bytes;
+  for (SlotIndex slot = 0; slot < slots_.size(); ++slot) {
+    if (slots_[slot].is_fetched()) fetched += bytes_of(slot);
+    if (slots_[slot].is_written() || slots_[slot].holds != 0) busy += bytes_of(slot);
+  }
+  const auto kept =
+      static_cast<std::uint64_t>(options_.save_reserve * static_cast<double>(options_.pool_bytes));
+  return is_within(options_.fetch_share, fetched) && busy + kept <= options_.pool_bytes;
+}
+
+bool OracleStore::is_openable(SlotIndex slot) const {
+  return slots_[slot].state == State::kSealed && slots_[slot].has_key;
+}
+
+bool OracleStore::fetched(SlotIndex frame) {
+  Slot& slot = slots_[frame];
+  if (slot.state != State::kComing || !live_spaces_.contains(slot.space)) {
+    settle(frame);
+    return false;
+  }
+  slot.is_replica = true;
+  seal(frame, Id128{});
+  ++counted_.fetched;
+  return true;
+}
+
+void OracleStore::give_up(SlotIndex frame) {
+  Slot& slot = slots_[frame];
+  if (slot.state != State::kComing) return;
+  slot.state = State::kGivenUp;
+  slot.has_key = false;
+  ++counted_.fetches_given_up;
+}
+
+void OracleStore::settle(SlotIndex frame) {
+  give_up(frame);
+  if (slots_[frame].holds == 0) return free(frame);
+  slots_[frame].state = State::kOver;
+}
+
+Result<std::size_t> OracleStore::arrived(const Id128& token, std::size_t first, std::size_t count) {
+  const Claim* const claim = claim_of(token);
+  if (claim == nullptr || !is_active(claim->holder) || !live_spaces_.contains(claim->space)) {
+    return fail(Errc::kGone, "claim");
+  }
+  if (count == 0 || first >= claim->blocks.size() || count > claim->blocks.size() - first) {
+    return fail(Errc::kInvalidArgument, "range");
+  }
+  std::size_t here = 0;
+  while (here < count && is_openable(claim->blocks[first + here])) ++here;
+  if (here == 0 && slots_[claim->blocks[first]].state != State::kComing) {
+    return fail(Errc::kGone, "did not come");
+  }
+  return here;
+}
+
+Result<std::vector<SlotIndex>> OracleStore::lend(SpaceId space, std::span<const BlockKey> keys,
+                                                 Duration time,
+                                                 const Result<BlockStore::Lent>& chosen) {
+  if (time <= Duration::zero() || time > options_.longest_lease) {
+    return fail(Errc::kInvalidArgument, "time");
+  }
+  if (leases_.size() == options_.max_leases) return fail(Errc::kBusy, "leases");
+  Lease lease{.made = clock_.now(), .end = clock_.now() + time + options_.lease_margin};
+  if (!live_spaces_.contains(space)) return lease.blocks;
+  std::uint64_t lent = shapes_.at(live_spaces_.at(space)).frame_bytes;
+  for (const Lease& each : leases_) {
+    for (const SlotIndex slot : each.blocks) lent += bytes_of(slot);
+  }
+  for (const BlockKey& key : keys) {
+    const SlotIndex slot = find(space, key);
+    if (!is_readable(slot)) break;
+    if (!is_within(options_.lend_share, lent) || !node_may_hold(space, slot)) {
+      ++counted_.leases_shortened;
+      break;
+    }
+    hold(slot);
+    lease.blocks.push_back(slot);
+    lent += bytes_of(slot);
+  }
+  if (lease.blocks.empty()) return lease.blocks;
+  if (!chosen || chosen->lease == LeaseId{} || is_lent(chosen->lease)) {
+    throw Mismatch{"a lease has no name of its own"};
+  }
+  lease.id = chosen->lease;
+  ++counted_.leases_made;
+  leases_.push_back(lease);
+  return lease.blocks;
+}
+
+void OracleStore::end_lease(LeaseId id) {
+  const auto lease = std::find_if(leases_.begin(), leases_.end(),
+                                  [&](const Lease& each) { return each.id == id; });
+  if (lease == leases_.end()) return;
+  queue_.push_back({.kind = Kind::kGiveBack, .blocks = lease->blocks});
+  leases_.erase(lease);
+  slice();
+}
+
+bool OracleStore::is_lent(LeaseId id) const {
+  return std::any_of(leases_.begin(), leases_.end(),
+                     [&](const Lease& lease) { return lease.id == id; });
+}
+
+}  // namespace pegaflow::sim

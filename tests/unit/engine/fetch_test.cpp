@@ -1,0 +1,419 @@
+// Blocks that come from elsewhere: BlockStore::fetch() and what becomes of it.
+#include <algorithm>
+#include <set>
+#include <vector>
+
+#include <doctest/doctest.h>
+
+#include "tests/unit/engine/store_fixture.h"
+
+namespace pegaflow {
+namespace {
+
+using testing::job;
+using testing::keys;
+using testing::kPage;
+using testing::StoreFixture;
+using testing::token;
+
+Errc code_of(const auto& result) {
+  REQUIRE_FALSE(result.has_value());
+  return result.error().code;
+}
+
+/// Every share is the whole pool, unless a test says so.
+BlockStore::Options pool_of(std::uint64_t frames) {
+  return {.pool_bytes = frames * kPage,
+          .instance_share = 1,
+          .node_share = 1,
+          .fetch_share = 1,
+          .save_reserve = 0};
+}
+
+std::vector<SlotIndex> frames_of(const BlockStore::Fetch& made) {
+  std::vector<SlotIndex> frames;
+  for (const auto& each : made.frames) frames.push_back(each.frame);
+  return frames;
+}
+
+TEST_SUITE("BlockStore, fetches") {
+  TEST_CASE("a claim holds what is here and what is coming, and opens each once it is there") {
+    StoreFixture f(pool_of(8));
+    f.save(keys(0, 2));
+    f.save(keys(3, 1));  // Behind a hole.
+
+    const auto made = f.store->fetch(f.holder, f.space, token(1), 0, keys(0, 6), 5).value();
+
+    CHECK(made.blocks == 5);  // The sixth is nowhere.
+    CHECK(made.coming == 2);
+    REQUIRE(made.frames.size() == 2);
+    CHECK(made.frames[0].place == 2);
+    CHECK(made.frames[1].place == 4);
+    CHECK(f.store->stats().coming == 2);
+    CHECK(f.store->stats().fetch_bytes == 2 * kPage);
+    CHECK(f.store->lookup(f.space, keys(0, 6)) == 2);
+    CHECK(f.store->arrived(token(1), 0, 5) == 2);
+    CHECK(f.store->arrived(token(1), 2, 3) == 0);
+    CHECK(f.store->open(f.holder, token(1), 0, 2, PinId{1}));
+    CHECK(code_of(f.store->open(f.holder, token(1), 0, 3, PinId{2})) == Errc::kBusy);
+
+    CHECK(f.store->fetched(made.frames[0].frame));
+
+    CHECK(f.store->arrived(token(1), 0, 5) == 4);
+    CHECK(f.store->lookup(f.space, keys(0, 6)) == 4);
+    CHECK(f.store->fetched(made.frames[1].frame));
+    CHECK(f.store->arrived(token(1), 4, 1) == 1);
+    const auto pages = f.store->open(f.holder, token(1), 0, 5, PinId{2}).value();
+    CHECK(pages.slots[2] == made.frames[0].frame);
+    CHECK(pages.by_this_process == 3);
+    CHECK(f.store->stats().replicas == 2);
+    CHECK(f.store->stats().fetched == 2);
+    CHECK(f.store->stats().insertions == 3);
+  }
+
+  TEST_CASE("a second asker joins, and nobody brings a block twice") {
+    StoreFixture f(pool_of(8));
+    const auto first = f.store->fetch(f.holder, f.space, token(1), 0, keys(0, 3), 3).value();
+
+    const auto joined = f.store->fetch(f.other, f.space, token(2), 0, keys(0, 4), 0).value();
+
+    CHECK(joined.blocks == 3);
+    CHECK(joined.coming == 3);
+    CHECK(joined.frames.empty());
+    CHECK(f.store->stats().fetches_joined == 3);
+    const auto more = f.store->fetch(f.other, f.space, token(2), 3, keys(3, 1), 1).value();
+    CHECK(more.blocks == 1);
+    CHECK(more.frames.size() == 1);
+    for (const SlotIndex frame : frames_of(first)) CHECK(f.store->fetched(frame));
+    CHECK(f.store->open(f.holder, token(1), 0, 3, PinId{1}));
+    CHECK(f.store->open(f.other, token(2), 0, 3, PinId{1}));
+    f.store->settle(more.frames[0].frame);
+  }
+
+  TEST_CASE("a claim that exists gets longer") {
+    StoreFixture f(pool_of(8));
+    f.save(keys(0, 2));
+    REQUIRE(f.store->claim(f.holder, f.space, keys(0, 3), token(1)) == 2);
+
+    const auto made = f.store->fetch(f.holder, f.space, token(1), 2, keys(2, 1), 1).value();
+
+    REQUIRE(made.frames.size() == 1);
+    REQUIRE(f.store->fetched(made.frames[0].frame));
+    CHECK(f.store->open(f.holder, token(1), 0, 3, PinId{1}).value().slots.size() == 3);
+    CHECK(f.store->stats().claims == 1);
+    f.store->release(f.holder, PinId{1});
+    f.store->unclaim(f.holder, token(1));
+    CHECK(f.store->is_at_rest());
+    CHECK(f.store->stats().sealed == 3);
+  }
+
+  TEST_CASE("a fetch of nothing makes no claim") {
+    StoreFixture f(pool_of(8));
+    CHECK(f.store->fetch(f.holder, f.space, token(1), 0, keys(0, 2), 0).value().blocks == 0);
+    CHECK(f.store->fetch(f.holder, SpaceId{77}, token(1), 0, keys(0, 2), 2).value().blocks == 0);
+    CHECK(f.store->stats().claims == 0);
+    CHECK(code_of(f.store->arrived(token(1), 0, 1)) == Errc::kGone);
+  }
+
+  TEST_CASE("who may fetch for which claim") {
+    auto options = pool_of(8);
+    options.max_claims = 1;
+    StoreFixture f(options);
+    const auto fetch = [&](HolderId holder, SpaceId space, Id128 name, std::size_t first) {
+      return code_of(f.store->fetch(holder, space, name, first, keys(5, 1), 1));
+    };
+    CHECK(fetch(HolderId{99}, f.space, token(1), 0) == Errc::kGone);
+    CHECK(fetch(f.holder, f.space, token(1), 1) == Errc::kGone);
+    CHECK(fetch(f.holder, f.space, Id128{}, 0) == Errc::kInvalidArgument);
+    f.save(keys(0, 1));
+    REQUIRE(f.store->claim(f.holder, f.space, keys(0, 1), token(1)) == 1);
+    CHECK(fetch(f.holder, f.space, token(2), 0) == Errc::kBusy);
+    CHECK(fetch(f.holder, f.space, token(1), 0) == Errc::kInvalidArgument);
+    CHECK(fetch(f.other, f.space, token(1), 1) == Errc::kInvalidArgument);
+    CHECK(fetch(f.holder, f.store->make_space(f.shape), token(1), 1) == Errc::kInvalidArgument);
+    f.store->holder_lost(f.other);
+    CHECK(fetch(f.other, f.space, token(1), 1) == Errc::kGone);
+    f.store->unclaim(f.holder, token(1));
+    CHECK(fetch(f.holder, f.space, token(1), 1) == Errc::kGone);
+  }
+
+  TEST_CASE("arrived() refuses a range that the claim does not have") {
+    StoreFixture f(pool_of(8));
+    f.save(keys(0, 2));
+    REQUIRE(f.store->claim(f.holder, f.space, keys(0, 2), token(1)) == 2);
+    CHECK(code_of(f.store->arrived(token(1), 0, 0)) == Errc::kInvalidArgument);
+    CHECK(code_of(f.store->arrived(token(1), 0, 3)) == Errc::kInvalidArgument);
+    CHECK(code_of(f.store->arrived(token(1), 2, 1)) == Errc::kInvalidArgument);
+    REQUIRE(f.store->open(f.holder, token(1), 0, 2, PinId{1}));
+    REQUIRE(f.store->condemn(f.holder, PinId{1}, 1) == true);
+    CHECK(f.store->arrived(token(1), 0, 2) == 1);
+    CHECK(code_of(f.store->arrived(token(1), 1, 1)) == Errc::kGone);
+  }
+
+  TEST_CASE("a frame that was given up waits until nobody can write to it") {
+    StoreFixture f(pool_of(4));
+    const auto made = f.store->fetch(f.holder, f.space, token(1), 0, keys(0, 1), 1).value();
+    const SlotIndex old = made.frames[0].frame;
+
+    f.store->give_up(old);
+    f.store->give_up(old);
+
+    CHECK(f.store->stats().coming == 0);
+    CHECK(f.store->stats().quarantined_fetch == 1);
+    CHECK(f.store->stats().quarantined_bytes == kPage);
+    CHECK(f.store->stats().fetches_given_up == 1);
+    CHECK(code_of(f.store->arrived(token(1), 0, 1)) == Errc::kGone);
+    CHECK(code_of(f.store->open(f.holder, token(1), 0, 1, PinId{1})) == Errc::kGone);
+    // The key may come, or be saved, in another frame at once.
+    const auto again = f.store->fetch(f.other, f.space, token(2), 0, keys(0, 1), 1).value();
+    REQUIRE(again.frames.size() == 1);
+    CHECK(again.frames[0].frame != old);
+    f.store->unclaim(f.holder, token(1));
+    CHECK(f.free() == 2);
+
+    f.store->settle(old);
+
+    CHECK(f.free() == 3);
+    CHECK(f.store->stats().quarantined_fetch == 0);
+    CHECK(f.store->fetched(again.frames[0].frame));
+    CHECK(f.store->lookup(f.space, keys(0, 1)) == 1);
+  }
+
+  TEST_CASE("a frame that is settled waits for the claims that counted on it") {
+    StoreFixture f(pool_of(4));
+    const auto made = f.store->fetch(f.holder, f.space, token(1), 0, keys(0, 2), 2).value();
+
+    f.store->settle(made.frames[0].frame);
+
+    CHECK(f.store->stats().quarantined_fetch == 1);
+    CHECK(code_of(f.store->open(f.holder, token(1), 0, 1, PinId{1})) == Errc::kGone);
+    f.store->unclaim(f.holder, token(1));
+    CHECK(f.free() == 3);
+    CHECK(f.store->fetched(made.frames[1].frame));  // Nobody waits; it is here all the same.
+    CHECK(f.store->is_at_rest());
+    CHECK(f.store->lookup(f.space, keys(1, 1)) == 1);
+  }
+
+  TEST_CASE("bytes that are whole too late seal nothing") {
+    StoreFixture f(pool_of(4));
+    const auto made = f.store->fetch(f.holder, f.space, token(1), 0, keys(0, 2), 2).value();
+    f.store->give_up(made.frames[0].frame);
+    f.store->retire_space(f.space);
+    while (f.store->work()) {
+    }
+
+    CHECK_FALSE(f.store->fetched(made.frames[0].frame));
+    CHECK_FALSE(f.store->fetched(made.frames[1].frame));
+
+    CHECK(f.free() == 4);
+    CHECK(f.store->stats().fetched == 0);
+    CHECK(f.store->stats().fetches_given_up == 2);
+    CHECK(code_of(f.store->open(f.holder, token(1), 0, 1, PinId{1})) == Errc::kGone);
+  }
+
+  TEST_CASE("what is coming is not saved, and what is being saved is not fetched") {
+    StoreFixture f(pool_of(8));
+    const auto made = f.store->fetch(f.holder, f.space, token(1), 0, keys(0, 1), 1).value();
+    const auto slots = f.store->reserve(f.other, f.space, job(1), 0, keys(0, 2)).value();
+    CHECK(slots[0] == kNoSlot);
+    CHECK(slots[1] != kNoSlot);
+
+    CHECK(f.store->fetch(f.holder, f.space, token(1), 1, keys(1, 1), 1).value().blocks == 0);
+
+    REQUIRE(f.store->publish(f.other, job(1)) == 0);
+    CHECK(f.store->fetch(f.holder, f.space, token(1), 1, keys(1, 1), 1).value().blocks == 1);
+    CHECK(f.store->fetched(made.frames[0].frame));
+    CHECK(f.store->lookup(f.space, keys(0, 2)) == 2);
+  }
+
+  TEST_CASE("a key of a forgotten save may be fetched, into another frame") {
+    StoreFixture f(pool_of(8));
+    const auto slots = f.store->reserve(f.holder, f.space, job(1), 0, keys(0, 1)).value();
+    f.store->holder_lost(f.holder);
+
+    const auto made = f.store->fetch(f.other, f.space, token(1), 0, keys(0, 1), 1).value();
+
+    REQUIRE(made.frames.size() == 1);
+    CHECK(made.frames[0].frame != slots[0]);
+    CHECK(f.store->fetched(made.frames[0].frame));
+    f.store->holder_gone(f.holder);
+    CHECK(f.store->lookup(f.space, keys(0, 1)) == 1);
+    CHECK(f.free() == 7);
+  }
+
+  TEST_CASE("fetches have a share of the pool, given-up frames included") {
+    auto options = pool_of(8);
+    options.fetch_share = 0.25;
+    StoreFixture f(options);
+    const auto made = f.store->fetch(f.holder, f.space, token(1), 0, keys(0, 4), 4).value();
+    REQUIRE(made.frames.size() == 2);
+    CHECK(made.blocks == 2);
+    CHECK(f.store->stats().fetches_no_room == 1);
+    f.store->give_up(made.frames[0].frame);
+    CHECK(f.store->fetch(f.other, f.space, token(2), 0, keys(4, 1), 1).value().blocks == 0);
+    f.store->settle(made.frames[0].frame);
+    CHECK(f.store->fetch(f.other, f.space, token(2), 0, keys(4, 1), 1).value().blocks == 0);
+
+    f.store->unclaim(f.holder, token(1));
+
+    const auto next = f.store->fetch(f.other, f.space, token(2), 0, keys(4, 2), 2).value();
+    REQUIRE(next.blocks == 1);
+    f.store->settle(next.frames[0].frame);
+    f.store->settle(made.frames[1].frame);
+  }
+
+  TEST_CASE("fetches leave room for saves") {
+    auto options = pool_of(20);
+    options.save_reserve = 0.1;
+    StoreFixture f(options);
+    f.save(keys(0, 15));
+    REQUIRE(f.store->claim(f.holder, f.space, keys(0, 15), token(1)) == 15);
+
+    const auto made = f.store->fetch(f.other, f.space, token(2), 0, keys(20, 8), 8).value();
+
+    CHECK(made.frames.size() == 3);  // 18 of 20 are taken for good now.
+    const auto slots = f.store->reserve(f.other, f.space, job(1), 0, keys(40, 2)).value();
+    CHECK(std::count(slots.begin(), slots.end(), kNoSlot) == 0);
+    CHECK(f.store->stats().claims_revoked == 0);
+    f.store->abandon(f.other, job(1));
+    for (const SlotIndex frame : frames_of(made)) f.store->settle(frame);
+  }
+
+  TEST_CASE("a fetch evicts blocks at rest, never those of a claim, also its own") {
+    StoreFixture f(pool_of(4));
+    f.save(keys(0, 1));
+    f.save(keys(10, 1));
+    f.save(keys(2, 1));
+    f.save(keys(20, 1));
+    REQUIRE(f.store->claim(f.other, f.space, keys(20, 1), token(2)) == 1);
+    f.clock.advance(std::chrono::seconds(5));
+
+    // The first and the third are here, and the oldest; only the tenth may go.
+    const auto made = f.store->fetch(f.holder, f.space, token(1), 0, keys(0, 4), 4).value();
+
+    CHECK(made.blocks == 3);
+    CHECK(made.coming == 1);
+    CHECK(f.store->lookup(f.space, keys(10, 1)) == 0);
+    CHECK(f.store->stats().claims_revoked == 0);
+    CHECK(f.store->stats().claims_shortened == 1);  // By the last key: all four frames are held.
+    f.store->settle(made.frames[0].frame);
+  }
+
+  TEST_CASE("a fetch keeps the limits of claims") {
+    auto options = pool_of(10);
+    options.instance_share = 0.3;
+    options.node_share = 0.5;
+    StoreFixture f(options);
+    f.save(keys(0, 1));
+    const auto made = f.store->fetch(f.holder, f.space, token(1), 0, keys(0, 6), 6).value();
+    CHECK(made.blocks == 3);
+    const auto second = f.store->fetch(f.other, f.space, token(2), 0, keys(20, 6), 6).value();
+    CHECK(second.blocks == 2);
+    CHECK(f.store->stats().held == 5);
+    CHECK(f.store->stats().claims_shortened == 2);
+    // Blocks that somebody holds already take nothing more of the node.
+    CHECK(f.store->fetch(f.other, f.space, token(3), 0, keys(0, 2), 0).value().blocks == 1);
+    for (const SlotIndex frame : frames_of(made)) f.store->settle(frame);
+    for (const SlotIndex frame : frames_of(second)) f.store->settle(frame);
+  }
+
+  TEST_CASE("replicas go before originals, the one longest at rest first") {
+    for (const EvictionKind kind : kEvictionKinds) {
+      CAPTURE(to_string(kind));
+      auto options = pool_of(4);
+      options.eviction = kind;
+      StoreFixture f(options);
+      f.save(keys(0, 2));
+      const auto made = f.store->fetch(f.holder, f.space, token(1), 0, keys(10, 2), 2).value();
+      CHECK(f.store->fetched(made.frames[1].frame));
+      CHECK(f.store->fetched(made.frames[0].frame));
+      f.store->unclaim(f.holder, token(1));  // The end of the chain comes to rest first.
+
+      f.save(keys(20, 1));
+
+      CHECK(f.store->lookup(f.space, keys(0, 2)) == 2);
+      CHECK(f.store->lookup(f.space, keys(10, 2)) == 1);
+      CHECK(f.store->stats().evicted_replicas == 1);
+      f.save(keys(30, 1));
+      CHECK(f.store->lookup(f.space, keys(0, 2)) == 2);
+      CHECK(f.store->lookup(f.space, keys(10, 2)) == 0);
+      f.save(keys(40, 1));
+      CHECK(f.store->stats().evictions == 3);
+      CHECK(f.store->stats().evicted_replicas == 2);
+      CHECK(f.store->stats().replicas == 0);
+    }
+  }
+
+  TEST_CASE("a block that came may be condemned, and a cleanup leaves coming ones alone") {
+    StoreFixture f(pool_of(4));
+    const auto made = f.store->fetch(f.holder, f.space, token(1), 0, keys(0, 2), 2).value();
+    REQUIRE(f.store->fetched(made.frames[0].frame));
+    REQUIRE(f.store->open(f.holder, token(1), 0, 1, PinId{1}));
+    CHECK(f.store->condemn(f.holder, PinId{1}, 0) == true);
+    f.store->release(f.holder, PinId{1});
+    f.store->unclaim(f.holder, token(1));
+
+    f.store->start_cleanup();
+
+    CHECK(f.store->cleanup().done);
+    CHECK(f.store->cleanup().still_referenced_blocks == 1);
+    CHECK(f.free() == 3);
+    CHECK(f.store->fetched(made.frames[1].frame));
+  }
+
+  TEST_CASE("frames of several shards come whole") {
+    StoreFixture f(pool_of(32));
+    const ShapeId shape = f.add_shape(kPage, 3);
+    const SpaceId space = f.store->make_space(shape);
+    const auto ranks = f.add_ranks(7, 3);
+
+    const auto made = f.store->fetch(ranks[0], space, token(1), 0, keys(0, 2), 2).value();
+
+    REQUIRE(made.frames.size() == 2);
+    std::set<std::uint64_t> offsets;
+    for (const SlotIndex frame : frames_of(made)) {
+      for (std::uint32_t shard = 0; shard < 3; ++shard) {
+        offsets.insert(f.store->page_offset(frame, shard));
+      }
+      CHECK(f.store->fetched(frame));
+    }
+    CHECK(offsets.size() == 6);
+    for (const HolderId rank : ranks) CHECK(f.store->open(rank, token(1), 0, 2, PinId{1}));
+  }
+
+  TEST_CASE("who reads the journal hears of what came, once it is there") {
+    StoreFixture f(pool_of(4));
+    REQUIRE(f.store->keep_journal());
+    const std::uint64_t begin = f.store->journal(f.space, BlockStore::kJournalEnd, 1).next;
+    const auto made = f.store->fetch(f.holder, f.space, token(1), 0, keys(0, 2), 2).value();
+    f.store->settle(made.frames[1].frame);
+    CHECK(f.store->journal(f.space, begin, 10).said.empty());
+
+    CHECK(f.store->fetched(made.frames[0].frame));
+
+    const auto said = f.store->journal(f.space, begin, 10).said;
+    REQUIRE(said.size() == 1);
+    CHECK(said[0].is_there);
+    CHECK(said[0].key == keys(0, 1)[0]);
+  }
+
+  TEST_CASE("a lookup that meets what is coming says so") {
+    StoreFixture f(pool_of(4));
+    const auto made = f.store->fetch(f.holder, f.space, token(1), 0, keys(0, 1), 1).value();
+    CHECK(f.store->lookup(f.space, keys(0, 1)) == 0);
+    CHECK(f.store->stats().misses[static_cast<std::size_t>(Miss::kComing)] == 1);
+    f.store->settle(made.frames[0].frame);
+  }
+
+  TEST_CASE("what another node asks for is counted nowhere") {
+    StoreFixture f(pool_of(4));
+    f.save(keys(0, 2));
+    CHECK(f.store->present(f.space, keys(0, 3)) == 2);
+    CHECK(f.store->present(SpaceId{77}, keys(0, 3)) == 0);
+    CHECK(f.store->stats().lookups == 0);
+    CHECK(f.store->stats().lookup_misses == 0);
+  }
+}
+
+}  // namespace
+}  // namespace pegaflow
