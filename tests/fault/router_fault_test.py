@@ -254,6 +254,42 @@ class DecodeEngine(RouterTest):
         self.assertEqual(set(statuses), {(200, True)})
         self.assertGreater(len(statuses), 80)
 
+    async def test_engines_that_drain_and_come_back_lose_no_stream(self) -> None:
+        async def slowly(request: Request, answer: Answer) -> None:
+            await answer.begin_stream()
+            for each in [*STREAM, b"data: [DONE]\n\n"]:
+                await answer.piece(each)
+                await asyncio.sleep(0.002)  # So that draining finds streams in each phase.
+            await answer.end_stream()
+
+        engines = [await self.engine(slowly) for _ in range(2)]
+        router = await self.router("--health-interval", "20ms", "--retry-delay", "1ms", d=engines)
+        answers: list[tuple[int, bool, bytes]] = []
+        stop = asyncio.Event()
+
+        async def ask() -> None:
+            async with router.client() as client:
+                while not stop.is_set():
+                    await client.post("/v1/completions", STREAMED)
+                    reply = await client.reply()
+                    answers.append((reply.status, reply.is_whole, reply.body))
+
+        asking = [asyncio.create_task(ask()) for _ in range(8)]
+        for engine in engines * 2:
+            before = len(answers)
+            while len(answers) < before + 20:
+                await asyncio.sleep(0.001)
+            router.log.clear()
+            await engine.drain()
+            await router.wait_for_line(f"engine is down role=decode engine={engine.url}")
+            await engine.start()
+            await router.wait_for_line(f"engine is up role=decode engine={engine.url}")
+        stop.set()
+        await asyncio.gather(*asking)
+        self.assertEqual(set(answers), {(200, True, WHOLE_STREAM)})
+        self.assertGreater(len(answers), 80)
+        self.assertEqual((await router.metrics())["late_errors_total"], 0)
+
 
 class Leaving(RouterTest):
     async def test_the_engine_is_told_in_each_phase(self) -> None:

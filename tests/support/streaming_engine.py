@@ -106,6 +106,10 @@ class StreamingEngine:
         self.behavior = behavior
         self._host = host
         self.is_healthy = True
+        self._is_draining = False
+        self._answering = 0
+        self._rest = asyncio.Event()  # Nothing is being answered.
+        self._rest.set()
         self.requests: list[Request] = []  # Without health checks.
         self.connections = 0
         self._port = port
@@ -126,10 +130,11 @@ class StreamingEngine:
 
     async def start(self) -> StreamingEngine:
         """On the same port as before, if it was there before."""
+        self._is_draining = False
         self._listener = socket.create_server((self._host, self._port), backlog=1000)
         self._listener.setblocking(False)
         self._port = self._listener.getsockname()[1]
-        self._begin(self._accept(self._listener))
+        self._accepting = self._begin(self._accept(self._listener))
         return self
 
     async def stop(self) -> None:
@@ -144,6 +149,18 @@ class StreamingEngine:
             self._listener.close()
             self._listener = None
 
+    async def drain(self) -> None:
+        """As vLLM with --shutdown-timeout: ends what it has, refuses the rest, then is gone."""
+        self._is_draining = True
+        assert self._listener is not None
+        # Ends the accepting by an error. Cancelled, asyncio may lose what it has just accepted.
+        self._listener.shutdown(socket.SHUT_RDWR)
+        await self._accepting
+        self._listener.close()
+        self._listener = None
+        await asyncio.wait_for(self._rest.wait(), timeout=60)
+        await self.stop()
+
     def close_idle(self) -> None:
         for writer in list(self._writers):
             writer.close()
@@ -156,14 +173,20 @@ class StreamingEngine:
             )
         return self.requests[count - 1]
 
-    def _begin(self, what: Coroutine[None, None, None]) -> None:
+    def _begin(self, what: Coroutine[None, None, None]) -> asyncio.Task[None]:
         task = asyncio.create_task(what)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
+        return task
 
     async def _accept(self, listener: socket.socket) -> None:
         while True:
-            connection, _ = await asyncio.get_running_loop().sock_accept(listener)
+            try:
+                connection, _ = await asyncio.get_running_loop().sock_accept(listener)
+            except OSError:
+                if self._is_draining:
+                    return
+                raise
             self._begin(self._connected(connection))
 
     async def _connected(self, connection: socket.socket) -> None:
@@ -192,6 +215,9 @@ class StreamingEngine:
             headers = {k.lower(): v.strip() for k, v in (line.split(":", 1) for line in lines)}
             body = await reader.readexactly(int(headers.get("content-length", "0")))
             request = Request(method, target, headers, body)
+            if self._is_draining:
+                await Answer(writer).whole(b"", 503, "Connection: close\r\n")
+                return
             if target == "/health":
                 await Answer(writer).whole(b"", 200 if self.is_healthy else 503)
                 continue
@@ -202,9 +228,14 @@ class StreamingEngine:
             async with self._arrived:
                 self._arrived.notify_all()
             watch = asyncio.create_task(self._watch(reader, request))
+            self._answering += 1
+            self._rest.clear()
             try:
                 await self.behavior(request, Answer(writer))
             finally:
+                self._answering -= 1
+                if self._answering == 0:
+                    self._rest.set()
                 watch.cancel()
                 with contextlib.suppress(asyncio.CancelledError):
                     await watch
