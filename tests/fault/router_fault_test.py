@@ -14,7 +14,7 @@ sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent.parent / "support
 import name_server
 import streaming_engine
 from router_case import RouterTest
-from router_process import Client, Router
+from router_process import IS_SANITIZED, Client, Router
 from streaming_engine import (
     STREAM,
     WHOLE_STREAM,
@@ -368,6 +368,8 @@ class Leaving(RouterTest):
         await self.all_is_over(router)
 
     async def test_memory_that_is_refused_ends_one_connection_and_no_more(self) -> None:
+        if IS_SANITIZED:
+            self.skipTest("the address sanitizer ends a program that gets no memory")
         # The decode engine's body is made when the prefill engine has answered.
         limits: list[tuple[int, int]] = []
 
