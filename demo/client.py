@@ -90,6 +90,48 @@ def complete(
     return Answer(tuple(tokens), first_logprob, ttft_s, time.monotonic() - start)
 
 
+@dataclasses.dataclass(frozen=True)
+class TextAnswer:
+    """What somebody reads who asks for nothing but text."""
+
+    text: str
+    #: prompt_tokens, completion_tokens and total_tokens.
+    usage: dict[str, int]
+
+
+def complete_text(
+    address: str, prompt: Sequence[int], max_tokens: int = 32, timeout_s: float = 300.0
+) -> TextAnswer:
+    """Answer a prompt as ``complete`` does, without token ids and log-probabilities.
+
+    Raises:
+        RequestFailed: the server is gone, or answered with an error.
+    """
+    request = completion_body(prompt, max_tokens)
+    del request["logprobs"], request["return_token_ids"]
+    request["stream_options"] = {"include_usage": True}
+    text, usage = "", {}
+    connection = http.client.HTTPConnection(address, timeout=timeout_s)
+    try:
+        connection.request(
+            "POST", "/v1/completions", json.dumps(request), {"Content-Type": "application/json"}
+        )
+        response = connection.getresponse()
+        if response.status != 200:
+            raise RequestFailed(f"status {response.status}: {response.read()[:500]!r}")
+        for event in _events(response):
+            if "error" in event:
+                raise RequestFailed(f"error in the stream: {event['error']}")
+            text += "".join(choice["text"] for choice in event["choices"])
+            usage = event.get("usage") or usage
+    except (OSError, http.client.HTTPException) as error:
+        raise RequestFailed(f"{address}: {error!r} after {len(text)} characters") from error
+    finally:
+        connection.close()
+    names = ("prompt_tokens", "completion_tokens", "total_tokens")
+    return TextAnswer(text, {name: usage.get(name, 0) for name in names})
+
+
 def _events(response: http.client.HTTPResponse) -> Iterator[dict[str, Any]]:
     """The JSON objects of a stream of server-sent events, until its [DONE]."""
     for line in response:

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from demo.client import Answer
+from demo.client import Answer, TextAnswer
 from demo.diagnosis import describe
 from demo.progress import Progress
 from demo.prompts import BLOCK_TOKENS, Prompt, PromptMaker
@@ -38,6 +38,7 @@ class PdStage:
         self.maker = PromptMaker(seed, self.shape.vocabulary)
         self.prompts = [Prompt(str(length), self.maker.tokens(length)) for length in LENGTHS]
         self.baseline: dict[str, Answer] = {}
+        self.texts: dict[str, TextAnswer] = {}
         self.figures: dict[str, Any] = {}
         self.diagnosis = ""
         self.pega = PegaServer(build_dir / "server" / "pegaflow-server", sockets, SMALL_POOL_SIZE)
@@ -87,11 +88,12 @@ class PdStage:
         self.progress.say(f"{what} is ready")
 
     @contextlib.contextmanager
-    def routed(self) -> Iterator[RouterServer]:
+    def routed(self, *options: str) -> Iterator[RouterServer]:
         """A router in front of both engines, which run."""
         router = RouterServer(
             self._router_binary, self._directory, [self.prefill.http], [self.decode.http]
         )
+        router.arguments += options
         router.log_file = self._logs / "pegaflow-router.log"
         with self.running(router):
             self.router = router
@@ -130,6 +132,14 @@ class PdStage:
     def engines(self) -> int:
         """Engines that the server knows."""
         return int(self.pega.metrics().total("pegaflow_instances"))
+
+    def generating(self) -> tuple[int, int]:
+        """Of the decode engine: requests under way, and tokens that it has computed so far."""
+        metrics = self.decode.metrics()
+        return (
+            int(metrics.total("vllm:num_requests_running")),
+            int(metrics.total("vllm:generation_tokens_total")),
+        )
 
     def prefilled(self) -> int:
         """Requests that the prefill engine has answered."""

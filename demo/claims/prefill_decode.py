@@ -6,13 +6,14 @@ import os
 import signal
 from collections.abc import Iterator
 
-from demo.client import complete
+from demo.client import complete, complete_text
 from demo.compare import computed_differences
 from demo.pd_stage import PdStage
 from demo.prompts import BLOCK_TOKENS, Prompt
 from demo.report import Checks, Claim
 from demo.stage import OUTPUT_TOKENS, wait_until
 from demo.streams import Seen, Stream
+from tests.support.vllm_server import RouterServer
 
 #: Of the answer of which the decode engine is killed in the middle; it takes many seconds.
 LONG_ANSWER = 600
@@ -23,6 +24,7 @@ def record_baseline(stage: PdStage) -> None:
     with stage.running(stage.plain):
         for prompt in stage.prompts:
             stage.baseline[prompt.name] = complete(stage.plain.http, prompt.tokens, OUTPUT_TOKENS)
+            stage.texts[prompt.name] = complete_text(stage.plain.http, prompt.tokens, OUTPUT_TOKENS)
             stage.progress.say(f"one engine alone: prompt of {prompt.name} tokens")
 
 
@@ -34,9 +36,14 @@ def run_split(stage: PdStage) -> Iterator[Claim]:
             warm_up(stage, router.http)
             yield split_all(stage, router.http)
             yield kill_before(stage, router.http)
-        with stage.running(stage.decode), stage.routed() as router:
-            yield comes_back(stage, router.http)
-            yield kill_after(stage, router.http)
+        with stage.running(stage.decode):
+            with stage.routed() as router:
+                yield comes_back(stage, router.http)
+            with stage.routed("--pd-first-token") as router:
+                yield first_token(stage, router)
+            with stage.routed() as router:
+                yield client_leaves(stage, router.http)
+                yield kill_after(stage, router.http)
 
 
 def warm_up(stage: PdStage, address: str) -> None:
@@ -134,6 +141,53 @@ def comes_back(stage: PdStage, address: str) -> Claim:
     )
 
 
+def first_token(stage: PdStage, router: RouterServer) -> Claim:
+    """The prefill engine's token goes first, unless it ends within a character."""
+    checks = Checks()
+    sent = withheld = 0
+    for prompt in stage.prompts:
+        answer = complete_text(router.http, prompt.tokens, OUTPUT_TOKENS)
+        alone = stage.texts[prompt.name]
+        what = f"prompt of {prompt.name} tokens"
+        checks.equal(f"{what}: text", answer.text, alone.text)
+        checks.equal(f"{what}: usage", answer.usage, alone.usage)
+
+    def counted() -> int:
+        nonlocal sent, withheld
+        metrics = router.metrics()
+        sent, withheld = (
+            int(metrics.total("pegaflow_router_first_token_total", reason=reason))
+            for reason in ("sent", "text")
+        )
+        return sent + withheld
+
+    wait_until("the router counts the last one", lambda: counted() >= len(stage.prompts), 10)
+    checks.require(sent > 0, "no answer began with the prefill engine's token")
+    stage.progress.say(f"--pd-first-token: {sent} answers began with the prefill engine's token")
+    return checks.claim(
+        "4   The prefill engine's token is sent first, and nobody sees a seam",
+        f"{sent} of {len(stage.prompts)} answers began with it (of {withheld} it was no whole "
+        "character); text and usage are those of one engine",
+    )
+
+
+def client_leaves(stage: PdStage, address: str) -> Claim:
+    checks = Checks()
+    prompt = Prompt("1000", stage.maker.tokens(1000))
+    before = stage.generating()[1]
+    with Stream(address, prompt.tokens, LONG_ANSWER) as stream:
+        stream.read_tokens(3)
+        checks.equal("requests at the decode engine", stage.generating()[0], 1)
+    wait_until("the decode engine stops generating", lambda: stage.generating()[0] == 0, 60)
+    computed = stage.generating()[1] - before
+    checks.require(computed < LONG_ANSWER, f"it computed all {computed} tokens")
+    stage.progress.say(f"client gone after 3 tokens: the decode engine stopped at {computed}")
+    return checks.claim(
+        "5   The client leaves: the decode engine stops generating",
+        f"{computed} of {LONG_ANSWER} tokens were computed",
+    )
+
+
 def kill_after(stage: PdStage, address: str) -> Claim:
     checks = Checks()
     prompt = Prompt("1000", stage.maker.tokens(1000))
@@ -148,7 +202,7 @@ def kill_after(stage: PdStage, address: str) -> Claim:
     checks.require(not seen.done, "[DONE] behind half an answer")
     stage.figures["killed_after"] = {"tokens": len(seen.tokens), "error": seen.error[:200]}
     return checks.claim(
-        "4   The decode engine is killed in the middle of an answer: an error, and no [DONE]",
+        "6   The decode engine is killed in the middle of an answer: an error, and no [DONE]",
         f"the client saw {_told(seen)}",
     )
 
