@@ -106,15 +106,21 @@ bool is_hop_by_hop(std::string_view name, const HttpFields& fields) {
 constexpr std::size_t kLastChunkBytes = 5;
 
 struct RequestParser::State {
-  explicit State(const Limits& limits) : max_fields(limits.fields) {
-    parser.header_limit(static_cast<std::uint32_t>(limits.header_bytes));
+  explicit State(const Limits& limits)
+      : max_head_bytes(limits.header_bytes), max_fields(limits.fields) {
+    // Beast counts the first line and the fields apart, and some bytes more or less where they come
+    // in pieces: the limit proper is ours, and its own only keeps it from searching on.
+    constexpr std::size_t kSlack = 16;
+    parser.header_limit(static_cast<std::uint32_t>(max_head_bytes + kSlack));
     parser.body_limit(limits.body_bytes);
     parser.eager(false);
     parser.get().body() = &body;
   }
 
   http::request_parser<AppendBody> parser;
+  const std::size_t max_head_bytes;
   const std::size_t max_fields;
+  std::size_t head_bytes = 0;
   RequestHead head;
   std::string body;
   bool has_head = false;
@@ -170,6 +176,13 @@ Result<std::size_t> RequestParser::feed(std::string_view bytes) {
     if (ec == http::error::body_limit) return state.refuse(413, "the body is too large");
     if (ec == http::error::header_limit) return state.refuse(431, "the head is too large");
     return state.refuse(400, ec.message());
+  }
+  if (!state.has_head) {
+    state.head_bytes += used;
+    const std::size_t unfinished = state.parser.is_header_done() ? 0 : bytes.size() - used;
+    if (state.head_bytes + unfinished > state.max_head_bytes) {
+      return state.refuse(431, "the head is too large");
+    }
   }
   if (!state.has_head && state.parser.is_header_done()) {
     state.has_head = true;

@@ -81,6 +81,26 @@ TEST_SUITE("HTTP messages") {
     CHECK(feed(bad, "nonsense\r\n\r\n", 3) == 400);
   }
 
+  TEST_CASE("the limit of a head is exact, however it is cut") {
+    const std::string start = "GET / HTTP/1.0\r\n";
+    for (std::size_t size = 60; size < 72; ++size) {
+      // Fields that end anywhere, the last of them with blanks behind it.
+      for (const std::string& fields : {std::string("Host: h\r\n"), std::string("A: 1  \r\n")}) {
+        std::string text = start;
+        while (text.size() + fields.size() + 8 < size) text += fields;
+        text += "B: " + std::string(size - text.size() - 7, 'x') + "\r\n\r\n";
+        REQUIRE(text.size() == size);
+        for (std::size_t step = 1; step <= size; ++step) {
+          CAPTURE(size);
+          CAPTURE(step);
+          RequestParser parser({.header_bytes = 66, .body_bytes = 4});
+          CHECK(feed(parser, text, step) == (size <= 66 ? 0 : 431));
+          if (size <= 66) CHECK(parser.is_complete());
+        }
+      }
+    }
+  }
+
   TEST_CASE("an answer is read to its end, whatever says where that is") {
     for (const char* const text :
          {"HTTP/1.1 200 OK\r\nContent-Length: 5\r\n\r\nhello",
