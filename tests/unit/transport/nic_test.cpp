@@ -1,0 +1,124 @@
+// Which cards there are, read from recorded trees of sysfs.
+#include "transport/ucx/nic.h"
+
+#include <filesystem>
+#include <fstream>
+#include <string>
+
+#include <stdlib.h>
+
+#include <doctest/doctest.h>
+
+namespace pegaflow::ucx {
+namespace {
+
+namespace fs = std::filesystem;
+
+/// What /sys has of cards, in a folder that goes with it.
+class Sysfs {
+ public:
+  Sysfs() {
+    std::string name = (fs::temp_directory_path() / "pega-nic-XXXXXX").string();
+    REQUIRE(::mkdtemp(name.data()) != nullptr);
+    root_ = name;
+  }
+  ~Sysfs() { fs::remove_all(root_); }
+  Sysfs(const Sysfs&) = delete;
+  Sysfs& operator=(const Sysfs&) = delete;
+
+  void port(const std::string& device, const std::string& number, const std::string& state,
+            const std::string& rate, const std::string& link_layer) {
+    const fs::path folder = root_ / "class/infiniband" / device / "ports" / number;
+    write(folder / "state", state);
+    write(folder / "rate", rate);
+    write(folder / "link_layer", link_layer);
+  }
+  void node(const std::string& device, const std::string& node) {
+    write(root_ / "class/infiniband" / device / "device/numa_node", node);
+  }
+  [[nodiscard]] const fs::path& root() const { return root_; }
+
+ private:
+  static void write(const fs::path& file, const std::string& line) {
+    fs::create_directories(file.parent_path());
+    std::ofstream(file) << line << '\n';
+  }
+  fs::path root_;
+};
+
+/// Two cards of a server with two sockets, as mlx5_core shows them, one of them with its second
+/// port unplugged, and a card in software, which has no place in the machine.
+void fill_with_server(Sysfs& sysfs) {
+  sysfs.port("mlx5_0", "1", "4: ACTIVE", "400 Gb/sec (4X NDR)", "InfiniBand");
+  sysfs.node("mlx5_0", "0");
+  sysfs.port("mlx5_1", "1", "4: ACTIVE", "100 Gb/sec (2X HDR)", "Ethernet");
+  sysfs.port("mlx5_1", "2", "1: DOWN", "2.5 Gb/sec (1X SDR)", "Ethernet");
+  sysfs.node("mlx5_1", "1");
+  sysfs.port("rxe0", "1", "4: ACTIVE", "2.5 Gb/sec (1X SDR)", "Ethernet");
+  sysfs.node("rxe0", "-1");
+}
+
+std::vector<std::string> names(const std::vector<Nic>& nics) {
+  std::vector<std::string> all;
+  for (const Nic& nic : nics) all.push_back(nic.name());
+  return all;
+}
+
+using Words = std::vector<std::string>;
+
+TEST_SUITE("Nic") {
+  TEST_CASE("every port is found, with its link and the memory beside it") {
+    Sysfs sysfs;
+    fill_with_server(sysfs);
+
+    const std::vector<Nic> nics = find_nics(sysfs.root());
+
+    REQUIRE(names(nics) == Words{"mlx5_0:1", "mlx5_1:1", "mlx5_1:2", "rxe0:1"});
+    CHECK(nics[0] == Nic{.device = "mlx5_0",
+                         .port = 1,
+                         .is_active = true,
+                         .link_layer = "InfiniBand",
+                         .gigabits_per_second = 400,
+                         .numa_node = 0});
+    CHECK(nics[1].numa_node == 1);
+    CHECK_FALSE(nics[2].is_active);
+    CHECK(nics[2].gigabits_per_second == 2.5);
+    CHECK_FALSE(nics[3].numa_node);
+    CHECK(numa_node_of("mlx5_1:1", sysfs.root()) == 1);
+    CHECK_FALSE(numa_node_of("mlx5_9:1", sysfs.root()));
+  }
+
+  TEST_CASE("a machine without cards has none, and files that make no sense are no reason to end") {
+    Sysfs sysfs;
+    CHECK(find_nics(sysfs.root()).empty());
+    sysfs.port("mlx5_0", "1", "", "", "");
+    sysfs.port("mlx5_0", "zero", "4: ACTIVE", "400 Gb/sec", "InfiniBand");
+    sysfs.node("mlx5_0", "none");
+
+    const std::vector<Nic> nics = find_nics(sysfs.root());
+
+    REQUIRE(names(nics) == Words{"mlx5_0:1"});
+    CHECK_FALSE(nics[0].is_active);
+    CHECK(nics[0].gigabits_per_second == 0);
+    CHECK_FALSE(nics[0].numa_node);
+  }
+
+  TEST_CASE("ports are used whose link is up, as far as the lists let them") {
+    Sysfs sysfs;
+    fill_with_server(sysfs);
+    const std::vector<Nic> nics = find_nics(sysfs.root());
+
+    const NicChoice all = choose_nics(nics, {}, {});
+    CHECK(names(all.rails) == Words{"mlx5_0:1", "mlx5_1:1", "rxe0:1"});
+    CHECK(all.refused == Words{"mlx5_1:2: its link is down"});
+    CHECK(names(choose_nics(nics, Words{"mlx5_*"}, {}).rails) == Words{"mlx5_0:1", "mlx5_1:1"});
+    CHECK(names(choose_nics(nics, Words{"mlx5_*"}, Words{"mlx5_1"}).rails) == Words{"mlx5_0:1"});
+    CHECK(names(choose_nics(nics, Words{"mlx5_1:1"}, {}).rails) == Words{"mlx5_1:1"});
+    const NicChoice none = choose_nics(nics, Words{"mlx5_7"}, {});
+    CHECK(none.rails.empty());
+    CHECK(none.refused.back() == "mlx5_7: there is no such card");
+  }
+}
+
+}  // namespace
+}  // namespace pegaflow::ucx

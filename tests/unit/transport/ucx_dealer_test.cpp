@@ -1,0 +1,211 @@
+// Which bytes rails are given, and what becomes of batches, without UCX.
+#include <map>
+#include <random>
+
+#include <doctest/doctest.h>
+
+#include "tests/support/seed.h"
+#include "transport/ucx/dealer.h"
+
+namespace pegaflow::ucx {
+namespace {
+
+constexpr Fabric::PeerId kPeer{1};
+constexpr RegionId kOurs{0};
+constexpr RegionId kTheirs{7};
+constexpr std::uint64_t kRegionBytes = std::uint64_t{64} << 20;
+constexpr Dealer::Room kMuch{.operations = 100000,
+                             .bytes = UINT64_MAX,
+                             .background_operations = 100000,
+                             .background_bytes = UINT64_MAX};
+
+struct Bench {
+  explicit Bench(std::size_t rails = 1, std::uint64_t piece_bytes = 1 << 20)
+      : dealer({.rails = rails, .piece_bytes = piece_bytes}, clock) {
+    dealer.add_region(kOurs, kRegionBytes);
+    dealer.add_peer(kPeer, {{.region = kTheirs, .size_bytes = kRegionBytes}});
+  }
+  [[nodiscard]] Fabric::Batch batch(std::uint64_t ticket, std::vector<Fabric::Chunk> chunks) const {
+    return {.ticket = ticket,
+            .peer = kPeer,
+            .deadline = clock.now() + std::chrono::seconds(1),
+            .chunks = std::move(chunks)};
+  }
+  [[nodiscard]] static Fabric::Chunk chunk(std::uint64_t from, std::uint64_t to,
+                                           std::uint64_t size) {
+    return {.remote_region = kTheirs,
+            .remote_offset = from,
+            .local_region = kOurs,
+            .local_offset = to,
+            .size_bytes = size};
+  }
+  std::vector<Operation> deal(const Dealer::Room& room = kMuch) {
+    return dealer.deal([&room](Fabric::PeerId) { return room; });
+  }
+  void end(const Operation& operation, Outcome::Kind kind = Outcome::Kind::kBrought,
+           Errc error = Errc::kInternal) {
+    const Outcome outcome{.operation = operation, .kind = kind, .error = error, .detail = "x"};
+    dealer.ended({&outcome, 1});
+  }
+
+  ManualClock clock;
+  Dealer dealer;
+};
+
+TEST_SUITE("Dealer") {
+  TEST_CASE("what lies side by side at both ends is one operation, and nothing else is") {
+    Bench bench;
+    bench.dealer.add(bench.batch(
+        1, {Bench::chunk(0, 0, 100), Bench::chunk(100, 100, 50), Bench::chunk(150, 500, 50),
+            Bench::chunk(300, 550, 50), Bench::chunk(350, 600, 2 << 20)}));
+
+    const std::vector<Operation> dealt = bench.deal();
+
+    REQUIRE(dealt.size() == 5);
+    CHECK(dealt[0].size_bytes == 150);
+    CHECK(dealt[1].size_bytes == 50);
+    CHECK(dealt[2].size_bytes == 50);
+    CHECK(dealt[3].size_bytes == 1 << 20);
+    CHECK(dealt[4].remote_offset == 350 + (1 << 20));
+    CHECK(dealt[4].size_bytes == 1 << 20);
+    for (const Operation& operation : dealt) bench.end(operation);
+    const auto completions = bench.dealer.take_completions();
+    REQUIRE(completions.size() == 1);
+    CHECK(completions[0].settled);
+    for (const auto& result : completions[0].chunks) CHECK_FALSE(result);
+  }
+
+  TEST_CASE("a small batch is cut for all rails, though not below the least piece") {
+    Bench bench(4);
+    bench.dealer.add(bench.batch(1, {Bench::chunk(0, 0, 1 << 20)}));
+    CHECK(bench.deal().size() == 8);
+    bench.dealer.add(bench.batch(2, {Bench::chunk(0, 0, 128 << 10)}));
+    CHECK(bench.deal().size() == 2);
+  }
+
+  TEST_CASE("a batch that is cancelled or late is answered at once, settled with its operations") {
+    Bench bench;
+    for (const bool late : {false, true}) {
+      bench.dealer.add(bench.batch(1, {Bench::chunk(0, 0, 3 << 20)}));
+      const std::vector<Operation> dealt = bench.deal({.operations = 2, .bytes = 2 << 20});
+      REQUIRE(dealt.size() == 2);
+      if (late) {
+        bench.clock.advance(std::chrono::seconds(2));
+        CHECK(bench.dealer.next_time() <= bench.clock.now());
+        bench.dealer.on_time(bench.clock.now());
+      } else {
+        bench.dealer.cancel(1);
+      }
+      auto completions = bench.dealer.take_completions();
+      REQUIRE(completions.size() == 1);
+      CHECK_FALSE(completions[0].settled);
+      CHECK(completions[0].chunks[0] == (late ? Errc::kTimeout : Errc::kCancelled));
+      CHECK(bench.deal().empty());
+
+      bench.end(dealt[0]);
+      CHECK_FALSE(bench.dealer.has_completions());
+      bench.end(dealt[1], Outcome::Kind::kAgain);
+      completions = bench.dealer.take_completions();
+      REQUIRE(completions.size() == 1);
+      CHECK(completions[0].settled);
+      CHECK(completions[0].chunks.empty());
+    }
+  }
+
+  TEST_CASE("what a broken way leaves goes to others, three times at most") {
+    Bench bench(2);
+    bench.dealer.add(bench.batch(1, {Bench::chunk(0, 0, 4096)}));
+    for (int tries = 1; tries <= 3; ++tries) {
+      const std::vector<Operation> dealt = bench.deal();
+      REQUIRE(dealt.size() == 1);
+      bench.end(dealt[0], Outcome::Kind::kAgain);
+    }
+    const auto completions = bench.dealer.take_completions();
+    REQUIRE(completions.size() == 1);
+    CHECK(completions[0].chunks[0] == Errc::kPeerLost);
+  }
+
+  TEST_CASE("a peer is lost when no rail reaches it, or when it is another one") {
+    const Error broke{Errc::kPeerLost, "it broke"};
+    Bench bench(2);
+    bench.dealer.add(bench.batch(1, {Bench::chunk(0, 0, 4096)}));
+    CHECK_FALSE(bench.dealer.lane_down(kPeer, 0, broke, false));
+    CHECK_FALSE(bench.dealer.lane_down(kPeer, 0, broke, false));
+    bench.dealer.lane_up(kPeer, 0);
+    CHECK_FALSE(bench.dealer.lane_down(kPeer, 1, broke, false));
+    CHECK_FALSE(bench.dealer.has_completions());
+    CHECK(bench.dealer.lane_down(kPeer, 0, broke, false));
+    CHECK(bench.dealer.take_completions().at(0).chunks[0] == Errc::kPeerLost);
+    bench.dealer.add(bench.batch(2, {Bench::chunk(0, 0, 4096)}));
+    CHECK(bench.dealer.take_completions().at(0).chunks[0] == Errc::kPeerLost);
+
+    Bench other(2);
+    other.dealer.add(other.batch(1, {Bench::chunk(0, 0, 4096)}));
+    CHECK(other.dealer.lane_down(kPeer, 1, {Errc::kGone, "another incarnation"}, true));
+    CHECK(other.dealer.take_completions().at(0).chunks[0] == Errc::kGone);
+  }
+
+  TEST_CASE("the foreground goes first, and leaves the background no room that it waits for") {
+    Bench bench;
+    Fabric::Batch background = bench.batch(1, {Bench::chunk(0, 0, 8 << 20)});
+    background.priority = Fabric::Priority::kBackground;
+    bench.dealer.add(std::move(background));
+    bench.dealer.add(bench.batch(2, {Bench::chunk(0, 8 << 20, 2 << 20)}));
+    const Dealer::Room room{
+        .operations = 1, .bytes = 1 << 20, .background_operations = 1, .background_bytes = 1 << 20};
+    for (int i = 0; i < 2; ++i) {
+      const auto dealt = bench.deal(room);
+      REQUIRE(dealt.size() == 1);
+      CHECK_FALSE(dealt[0].background);
+    }
+    CHECK(bench.deal(room).at(0).background);
+    // Its part of the window is full, the window is not.
+    CHECK(bench.deal({.operations = 5, .bytes = 5 << 20}).empty());
+  }
+
+  TEST_CASE("by whatever outcomes, each byte is asked for as often as it has to be, and no more") {
+    std::mt19937_64 random(testing::seed());
+    for (int round = 0; round < 200; ++round) {
+      Bench bench(1 + random() % 4, 4096 * (1 + random() % 20));
+      std::vector<Fabric::Chunk> chunks;
+      std::uint64_t at = 0;
+      for (std::uint64_t i = 0; i < 1 + random() % 40; ++i) {
+        const std::uint64_t size = 1 + random() % 100000;
+        chunks.push_back(Bench::chunk(at, at, size));
+        at += size + (random() % 2 == 0 ? 0 : 10);
+      }
+      bench.dealer.add(bench.batch(1, chunks));
+      std::map<std::uint64_t, std::uint64_t> brought;  // Begin and size, of ours.
+      std::vector<Operation> open;
+      while (!bench.dealer.has_completions()) {
+        const auto dealt = bench.deal({.operations = 1 + random() % 3, .bytes = 10 << 20});
+        open.insert(open.end(), dealt.begin(), dealt.end());
+        REQUIRE_FALSE(open.empty());
+        const std::size_t which = random() % open.size();
+        const Operation operation = open[which];
+        open.erase(open.begin() + static_cast<std::ptrdiff_t>(which));
+        if (operation.tries < 2 && random() % 4 == 0) {
+          bench.end(operation, Outcome::Kind::kAgain);
+        } else {
+          REQUIRE(brought.emplace(operation.local_offset, operation.size_bytes).second);
+          CHECK(operation.remote_offset == operation.local_offset);
+          bench.end(operation);
+        }
+      }
+      CHECK(open.empty());
+      const auto completions = bench.dealer.take_completions();
+      for (const auto& result : completions.at(0).chunks) CHECK_FALSE(result);
+      for (const Fabric::Chunk& chunk : chunks) {
+        std::uint64_t next = chunk.local_offset;
+        while (next < chunk.local_offset + chunk.size_bytes) {
+          const auto part = std::prev(brought.upper_bound(next));
+          REQUIRE(part->first + part->second > next);
+          next = part->first + part->second;
+        }
+      }
+    }
+  }
+}
+
+}  // namespace
+}  // namespace pegaflow::ucx

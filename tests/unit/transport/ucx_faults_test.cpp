@@ -1,0 +1,223 @@
+// What the RDMA lane does when the other process is killed, restarted or says nonsense; and what
+// its descriptions may be. Over TCP on the loopback device.
+#include <charconv>
+#include <csignal>
+#include <sstream>
+
+#include <fcntl.h>
+#include <spawn.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <doctest/doctest.h>
+
+#include "base/unique_fd.h"
+#include "tests/support/fabric_node.h"
+#include "tests/unit/transport/ucx_rails.h"
+#include "transport/ucx/ucx_fabric.h"
+#include "transport/ucx/wire.h"
+
+namespace pegaflow::testing {
+namespace {
+
+std::unique_ptr<Fabric> make(Fabric::CompletionSink sink) {
+  static const SteadyClock clock;
+  auto made = UcxFabric::create(ucx_options(), clock, std::move(sink));
+  REQUIRE_MESSAGE(made, to_string(made.error()));
+  return std::move(*made);
+}
+
+std::vector<std::byte> unhex(const std::string& text) {
+  std::vector<std::byte> bytes;
+  for (std::size_t i = 0; i + 1 < text.size(); i += 2) {
+    unsigned value = 0;
+    std::from_chars(text.data() + i, text.data() + i + 2, value, 16);
+    bytes.push_back(static_cast<std::byte>(value));
+  }
+  return bytes;
+}
+
+/// tests/unit/transport/ucx_holder, a child of ours.
+class HolderProcess {
+ public:
+  HolderProcess() {
+    int to[2] = {-1, -1};
+    int from[2] = {-1, -1};
+    REQUIRE(::pipe2(to, O_CLOEXEC) == 0);
+    REQUIRE(::pipe2(from, O_CLOEXEC) == 0);
+    input_ = UniqueFd(to[1]);
+    const UniqueFd theirs(to[0]);
+    const UniqueFd output(from[1]);
+    const UniqueFd answer(from[0]);
+    posix_spawn_file_actions_t actions;
+    posix_spawn_file_actions_init(&actions);
+    posix_spawn_file_actions_adddup2(&actions, theirs.get(), STDIN_FILENO);
+    posix_spawn_file_actions_adddup2(&actions, output.get(), STDOUT_FILENO);
+    std::string path = PEGA_UCX_HOLDER;
+    char* const arguments[] = {path.data(), nullptr};
+    REQUIRE(::posix_spawn(&pid_, path.c_str(), &actions, nullptr, arguments, environ) == 0);
+    posix_spawn_file_actions_destroy(&actions);
+    std::string line;
+    char byte = 0;
+    while (::read(answer.get(), &byte, 1) == 1 && byte != '\n') line += byte;
+    std::istringstream words(line);
+    std::string address;
+    std::string key;
+    words >> descriptor.incarnation.high >> descriptor.incarnation.low >> address >> key;
+    descriptor.backend = "ucx";
+    descriptor.address = unhex(address);
+    descriptor.regions = {
+        {.region = RegionId{0}, .size_bytes = std::uint64_t{4} << 20, .key = unhex(key)}};
+  }
+  ~HolderProcess() { kill(); }
+  HolderProcess(const HolderProcess&) = delete;
+  HolderProcess& operator=(const HolderProcess&) = delete;
+
+  void kill() {
+    if (pid_ <= 0) return;
+    ::kill(pid_, SIGKILL);
+    while (::waitpid(pid_, nullptr, 0) < 0 && errno == EINTR) {
+    }
+    pid_ = -1;
+  }
+
+  FabricDescriptor descriptor;
+
+ private:
+  UniqueFd input_;
+  pid_t pid_ = -1;
+};
+
+std::vector<Fabric::Chunk> pages(const FabricNode& reader, std::uint64_t size) {
+  std::vector<Fabric::Chunk> chunks;
+  for (std::uint64_t at = 0; at + size <= reader.memory.size(); at += size) {
+    chunks.push_back({.remote_region = RegionId{0},
+                      .remote_offset = at,
+                      .local_region = reader.region,
+                      .local_offset = at,
+                      .size_bytes = size});
+  }
+  return chunks;
+}
+
+TEST_SUITE("UcxFabric, faults") {
+  TEST_CASE("a peer that is killed in the middle of a read is lost, and no chunk lies") {
+    FabricNode reader(&make, 4 << 20, 2);
+    const std::vector<Fabric::Chunk> chunks = pages(reader, 64 << 10);
+    for (int round = 0; round < 3; ++round) {
+      HolderProcess holder;
+      const auto peer = reader.fabric->connect(holder.descriptor).value();
+      REQUIRE(!reader.read(peer, {chunks[0]}).chunks[0]);
+      fill_pattern(reader.memory, 2);
+      for (std::uint64_t ticket = 1; ticket <= 8; ++ticket) {
+        REQUIRE(reader.fabric->read({.ticket = 10 * static_cast<std::uint64_t>(round) + ticket,
+                                     .peer = peer,
+                                     .deadline = late(),
+                                     .chunks = chunks}));
+      }
+
+      holder.kill();
+
+      // All are settled before a place is looked at: they share them.
+      std::vector<Fabric::Completion> ended;
+      for (std::uint64_t ticket = 1; ticket <= 8; ++ticket) {
+        ended.push_back(reader.inbox.take(10 * static_cast<std::uint64_t>(round) + ticket));
+      }
+      for (const Fabric::Completion& completion : ended) {
+        for (std::size_t i = 0; i < chunks.size(); ++i) {
+          if (completion.chunks[i]) {
+            CHECK(*completion.chunks[i] == Errc::kPeerLost);
+            continue;
+          }
+          bool right = true;
+          for (std::uint64_t at = chunks[i].local_offset;
+               at < chunks[i].local_offset + chunks[i].size_bytes; ++at) {
+            right = right && reader.memory[at] == pattern_at(1, at);
+          }
+          CHECK(right);
+        }
+      }
+      CHECK(reader.read(peer, {chunks[0]}).chunks[0] == Errc::kPeerLost);
+      REQUIRE(reader.fabric->disconnect(peer));
+
+      // The next one in its place is greeted anew, by what it says of itself.
+      HolderProcess next;
+      const auto again = reader.fabric->connect(next.descriptor).value();
+      CHECK(!reader.read(again, {chunks[0]}).chunks[0]);
+      REQUIRE(reader.fabric->disconnect(again));
+    }
+  }
+
+  TEST_CASE("another one at the same address is not mistaken for the one before") {
+    FabricNode reader(&make, 4 << 20, 2);
+    HolderProcess holder;
+    FabricDescriptor before = holder.descriptor;
+    before.incarnation = Id128::random();
+    const auto peer = reader.fabric->connect(before).value();
+    CHECK(reader.read(peer, {pages(reader, 4096)[0]}).chunks[0] == Errc::kGone);
+    CHECK(reader.memory[0] == pattern_at(2, 0));
+  }
+
+  TEST_CASE("descriptions that are damaged or of another kind are refused before UCX sees them") {
+    FabricNode holder(&make, 1 << 16, 1);
+    FabricNode reader(&make, 1 << 16, 2);
+    const FabricDescriptor good = holder.fabric->describe();
+    for (std::size_t i = 0; i < good.address.size(); ++i) {
+      FabricDescriptor bad = good;
+      bad.address[i] ^= std::byte{1};
+      CHECK(reader.fabric->connect(bad).error().code == Errc::kInvalidArgument);
+      bad.address = good.address;
+      bad.address.resize(i);
+      CHECK(reader.fabric->connect(bad).error().code == Errc::kInvalidArgument);
+    }
+    for (std::size_t i = 0; i < good.regions[0].key.size(); ++i) {
+      FabricDescriptor bad = good;
+      bad.regions[0].key[i] ^= std::byte{1};
+      CHECK(reader.fabric->connect(bad).error().code == Errc::kInvalidArgument);
+    }
+    // Whole, and of another UCX, or with keys for more rails than there are.
+    FabricDescriptor other = good;
+    ucx::FabricAddress address = ucx::unpack_address(good.address).value();
+    address.ucx_version += 1;
+    other.address = ucx::pack(address);
+    CHECK(reader.fabric->connect(other).error().code == Errc::kRefused);
+    other = good;
+    ucx::RegionKey key = ucx::unpack_key(good.regions[0].key).value();
+    key.rail_keys.push_back(key.rail_keys[0]);
+    other.regions[0].key = ucx::pack(key);
+    CHECK(reader.fabric->connect(other).error().code == Errc::kInvalidArgument);
+    other = good;
+    other.regions.resize(1025);
+    CHECK(reader.fabric->connect(other).error().code == Errc::kInvalidArgument);
+  }
+
+  TEST_CASE("limits are answers") {
+    const SteadyClock clock;
+    FabricNode holder(&make, 1 << 16, 1);
+    FabricInbox inbox;
+    UcxFabric::Options few = ucx_options();
+    few.batches = 1;
+    few.chunks = 2;
+    few.peers = 1;
+    auto fabric = UcxFabric::create(few, clock, inbox.sink());
+    REQUIRE(fabric);
+    REQUIRE((*fabric)->connect(holder.fabric->describe()));
+    CHECK((*fabric)->connect(holder.fabric->describe()).error().code == Errc::kBusy);
+    CHECK((*fabric)
+              ->read({.ticket = 1, .deadline = late(), .chunks = std::vector<Fabric::Chunk>(3)})
+              .error()
+              .code == Errc::kInvalidArgument);
+    for (const UcxFabric::Options& wrong :
+         {UcxFabric::Options{}, UcxFabric::Options{.rails = {"lo"}, .window_operations = 256},
+          UcxFabric::Options{.rails = {"lo"}, .piece_bytes = 100},
+          UcxFabric::Options{.rails = {"lo"}, .stall_timeout = Duration::zero()}}) {
+      CHECK(UcxFabric::create(wrong, clock, inbox.sink()).error().code == Errc::kInvalidArgument);
+    }
+    const auto unknown = UcxFabric::create({.rails = {"no-such-card:1"}}, clock, inbox.sink());
+    REQUIRE_FALSE(unknown);
+    CHECK(unknown.error().code == Errc::kRefused);
+  }
+}
+
+}  // namespace
+}  // namespace pegaflow::testing

@@ -1,0 +1,45 @@
+// A holder in a process of its own, for tests that kill it: prints its description, lends 4 MiB of
+// pattern number 1, and holds until its standard input ends.
+#include <cstdio>
+
+#include <unistd.h>
+
+#include <fmt/format.h>
+
+#include "tests/support/fabric_node.h"
+#include "tests/unit/transport/ucx_rails.h"
+#include "transport/ucx/ucx_fabric.h"
+
+namespace pegaflow::testing {
+namespace {
+
+std::string hex(std::span<const std::byte> bytes) {
+  std::string text;
+  for (const std::byte byte : bytes) text += fmt::format("{:02x}", static_cast<unsigned>(byte));
+  return text;
+}
+
+int hold() {
+  const SteadyClock clock;
+  auto fabric = UcxFabric::create(ucx_options(), clock, [](auto&&) {});
+  if (!fabric) return 1;
+  std::vector<std::byte> memory(4 << 20);
+  fill_pattern(memory, 1);
+  const RegionId region = (*fabric)->register_region(memory).value();
+  if (!(*fabric)->lend(region, TimePoint::max())) return 1;
+  const FabricDescriptor descriptor = (*fabric)->describe();
+  std::printf("%s\n",
+              fmt::format("{} {} {} {}", descriptor.incarnation.high, descriptor.incarnation.low,
+                          hex(descriptor.address), hex(descriptor.regions.at(0).key))
+                  .c_str());
+  std::fflush(stdout);
+  char byte = 0;
+  while (::read(STDIN_FILENO, &byte, 1) > 0) {
+  }
+  return 0;
+}
+
+}  // namespace
+}  // namespace pegaflow::testing
+
+int main() { return pegaflow::testing::hold(); }

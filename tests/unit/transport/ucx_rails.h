@@ -1,0 +1,26 @@
+#pragma once
+/// \file
+/// Over what the tests of the RDMA lane run.
+
+#include <cstdlib>
+#include <string>
+#include <utility>
+
+#include "transport/ucx/ucx_fabric.h"
+
+namespace pegaflow::testing {
+
+/// UCX over TCP on the loopback device; or, with PEGA_TEST_UCX_RAIL=rxe0:1, the card of that name.
+/// More patient than in use: a busy machine, and more so a card in software, is slow to answer.
+inline UcxFabric::Options ucx_options(std::size_t rails = 1) {
+  const char* const card = std::getenv("PEGA_TEST_UCX_RAIL");
+  UcxFabric::Options options;
+  options.rails.assign(rails, card == nullptr ? "lo" : card);
+  options.sockets = card == nullptr;
+  options.connect_timeout = std::chrono::seconds(card == nullptr ? 10 : 20);
+  options.stall_timeout = std::chrono::seconds(10);
+  options.fence_timeout = std::chrono::seconds(10);
+  return options;
+}
+
+}  // namespace pegaflow::testing

@@ -1,0 +1,175 @@
+#pragma once
+/// \file
+/// Which bytes a fabric of several rails is to bring, and which of them a rail asks for next.
+
+#include <array>
+#include <atomic>
+#include <condition_variable>
+#include <cstddef>
+#include <cstdint>
+#include <deque>
+#include <functional>
+#include <mutex>
+#include <optional>
+#include <set>
+#include <span>
+#include <string>
+#include <unordered_map>
+#include <vector>
+
+#include "base/clock.h"
+#include "base/error.h"
+#include "transport/fabric.h"
+
+namespace pegaflow::ucx {
+
+/// A run of bytes that one GET brings: a part of a chunk, or several that lie side by side at both
+/// ends.
+struct Operation {
+  std::uint64_t batch = 0;  ///< The dealer's number for it.
+  Fabric::PeerId peer{};
+  std::uint32_t first_chunk = 0;   ///< Of the batch; it covers this one and those behind it ...
+  std::uint64_t first_offset = 0;  ///< ... from here on ...
+  std::uint64_t size_bytes = 0;    ///< ... as far as its size goes.
+  RegionId remote_region{};
+  std::uint64_t remote_offset = 0;
+  RegionId local_region{};
+  std::uint64_t local_offset = 0;
+  bool background = false;
+  unsigned tries = 0;
+};
+
+/// What became of an operation: nobody writes to its place any more.
+struct Outcome {
+  enum class Kind : std::uint8_t {
+    kBrought,
+    kFailed,  ///< For `error`.
+    kAgain,   ///< The way broke: another rail may bring it.
+  };
+  Operation operation{};
+  Kind kind = Kind::kBrought;
+  Errc error = Errc::kInternal;
+  std::string detail;
+};
+
+/// Takes batches apart into operations, hands them to the rails that have room, and says what
+/// became of each batch.
+///
+/// Rails pull: a slow one just takes less. What a broken way leaves undone goes to the others. A
+/// peer is lost when no rail has a way to it any more.
+///
+/// A batch that is cancelled or late is answered at once. Operations of it that a rail has still
+/// come back here, and only with the last of them is the batch settled.
+///
+/// Thread-safe, by one mutex that is held for moments: callers add, rails take up to a window at
+/// a time. Completions are kept until take_completions(), and their order is that of what they say.
+class Dealer {
+ public:
+  struct Options {
+    std::size_t rails = 1;
+    std::uint64_t piece_bytes = std::uint64_t{1} << 20;  ///< Of an operation at most.
+    /// A small batch is cut so that every rail gets two operations, but not below this.
+    std::uint64_t least_piece_bytes = std::uint64_t{64} << 10;
+  };
+  /// What a rail can take for one peer now.
+  struct Room {
+    std::size_t operations = 0;
+    std::uint64_t bytes = 0;
+    std::size_t background_operations = 0;  ///< Of these, for the background.
+    std::uint64_t background_bytes = 0;
+  };
+
+  Dealer(const Options& options, const Clock& clock) : options_(options), clock_(clock) {}
+
+  // ---- callers
+
+  void add_region(RegionId region, std::uint64_t size_bytes);
+  /// Cancels the batches that have a place there, and returns when none of their operations is
+  /// under way. Rails are `wake`d meanwhile.
+  void close_region(RegionId region, const std::function<void()>& wake);
+  void add_peer(Fabric::PeerId id, std::vector<RegionDescriptor> regions);
+  /// Answers its batches with kCancelled. False when there is no such peer.
+  bool remove_peer(Fabric::PeerId id);
+  void add(Fabric::Batch batch);
+  void cancel(std::uint64_t ticket);
+  /// Answers all batches with kCancelled.
+  void finish();
+
+  // ---- rails
+
+  /// What this rail is to ask for now, in order; `room` says how much a peer may have and is called
+  /// for peers with something to do.
+  std::vector<Operation> deal(const std::function<Room(Fabric::PeerId)>& room);
+  void ended(std::span<const Outcome> outcomes);
+  /// The rail can reach the peer: it counts until lane_down().
+  void lane_up(Fabric::PeerId peer, std::size_t rail);
+  /// The rail cannot reach the peer now. With `for_good` (another incarnation) nobody can.
+  /// Returns whether the peer is lost.
+  bool lane_down(Fabric::PeerId peer, std::size_t rail, const Error& error, bool for_good);
+
+  /// Ends the batches whose deadline has passed.
+  void on_time(TimePoint now);
+  /// Of the next deadline; TimePoint::max(): there is none.
+  [[nodiscard]] TimePoint next_time() const;
+
+  [[nodiscard]] bool has_work() const noexcept { return work_.load(std::memory_order_acquire); }
+  [[nodiscard]] bool has_completions() const noexcept {
+    return completed_.load(std::memory_order_acquire);
+  }
+  std::vector<Fabric::Completion> take_completions();
+
+ private:
+  static constexpr std::size_t kPriorities = 2;
+  static constexpr unsigned kMostTries = 3;
+
+  struct Peer {
+    std::vector<RegionDescriptor> regions;
+    /// Numbers of batches with something that nobody has asked for, by priority.
+    std::array<std::deque<std::uint64_t>, kPriorities> waiting;
+    std::set<std::size_t> down;  ///< Rails without a way to it.
+    std::optional<Error> lost;
+  };
+  struct Work {
+    std::uint64_t number = 0;
+    Fabric::Batch batch;
+    Fabric::Completion completion;
+    std::vector<std::uint64_t> bytes_left;  ///< By chunk.
+    std::uint64_t piece_bytes = 0;
+    std::size_t next_chunk = 0;  ///< What to ask for next ...
+    std::uint64_t next_offset = 0;
+    std::deque<Operation> again;  ///< ... but first of all these, whose way broke.
+    std::size_t open = 0;         ///< Operations that rails have.
+    bool waits = false;           ///< Its number is in Peer::waiting.
+    bool answered = false;
+  };
+  using Works = std::unordered_map<std::uint64_t, Work>;
+
+  void validate(Work& work, const Peer* peer) const;
+  bool next_operation(Work& work, Operation& operation);
+  void take(Peer& peer, std::size_t priority, Room& room, std::vector<Operation>& dealt);
+  void wait(Peer& peer, Work& work, bool first);
+  void fail_chunks(Work& work, const Operation& operation, Errc error, const std::string& detail);
+  void fail_rest(Work& work, Errc reason, const std::string& detail);
+  void withdraw(Works::iterator found, Errc reason, const std::string& detail);
+  void withdraw_all(const std::function<bool(const Work&)>& which, Errc reason,
+                    const std::string& detail);
+  void lose(Fabric::PeerId id, Peer& peer, const Error& error);
+  void complete_if_done(Works::iterator found);
+  [[nodiscard]] bool touches(RegionId region) const;
+  void see_work();
+
+  const Options options_;
+  const Clock& clock_;
+  mutable std::mutex mutex_;
+  std::condition_variable settled_;
+  std::unordered_map<std::uint32_t, std::uint64_t> regions_;  // Sizes of ours.
+  std::unordered_map<std::uint32_t, Peer> peers_;
+  Works works_;
+  std::uint64_t last_number_ = 0;
+  std::set<std::pair<TimePoint, std::uint64_t>> deadlines_;  // Of those not answered.
+  std::vector<Fabric::Completion> completions_;
+  std::atomic<bool> work_{false};
+  std::atomic<bool> completed_{false};
+};
+
+}  // namespace pegaflow::ucx

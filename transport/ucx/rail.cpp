@@ -1,0 +1,280 @@
+#include "transport/ucx/rail.h"
+
+#include <algorithm>
+#include <array>
+#include <optional>
+
+#include <poll.h>
+
+#include "base/log.h"
+#include "base/numa.h"
+#include "base/thread.h"
+
+namespace pegaflow::ucx {
+namespace {
+
+constexpr Log kLog{"ucx"};
+/// While GETs are under way the thread looks at UCX at least so often, whether an event came or
+/// not: events that were missed have been seen in the field.
+constexpr Duration kLongestSleep = std::chrono::milliseconds(100);
+/// What the end waits for callbacks before it destroys the worker, which needs none.
+constexpr Duration kSettlePatience = std::chrono::seconds(10);
+
+}  // namespace
+
+/// In the order of making; the last goes first.
+struct Rail::Loop {
+  std::unique_ptr<Context> context;
+  std::unique_ptr<Worker> asking_worker;
+  std::unique_ptr<Worker> serving_worker;
+  LocalRegions regions;
+  std::optional<Asking> asking;
+  std::optional<Serving> serving;
+  TimePoint last_progress;
+  bool progressed = false;
+};
+
+Result<std::unique_ptr<Rail>> Rail::open(const Options& options, const UcpApi& api,
+                                         const Id128& incarnation, Dealer& dealer,
+                                         const Clock& clock, Hooks hooks) {
+  std::unique_ptr<Rail> rail(new Rail(options, api, incarnation, dealer, clock, std::move(hooks)));
+  // Shared: we may be gone before the thread has left set_value().
+  const auto started = std::make_shared<std::promise<Result<void>>>();
+  PEGA_TRY_LET(rail->thread_, start_thread("pega-ucx", [at = rail.get(), started] {
+                 // A worker belongs to the thread that made it.
+                 Result<void> ready = at->start();
+                 const bool good = ready.has_value();
+                 started->set_value(std::move(ready));
+                 if (good) at->run();
+                 at->loop_.reset();
+               }));
+  PEGA_TRY(started->get_future().get());
+  return rail;
+}
+
+Rail::Rail(const Options& options, const UcpApi& api, const Id128& incarnation, Dealer& dealer,
+           const Clock& clock, Hooks hooks)
+    : options_(options),
+      api_(api),
+      incarnation_(incarnation),
+      dealer_(dealer),
+      clock_(clock),
+      hooks_(std::move(hooks)),
+      mailbox_(options.commands) {}
+
+Rail::~Rail() { stop(); }
+
+void Rail::stop() {
+  if (!thread_.joinable()) return;
+  stop_.store(true, std::memory_order_release);  // Pairs with the load in run().
+  wake_.signal();
+  thread_.join();
+}
+
+// ---- callers
+
+void Rail::hand_over(const Command& command) {
+  // Few and short; the thread empties the mailbox whatever happens, so a full one is tried again.
+  while (!mailbox_.try_send(command)) std::this_thread::yield();
+  commanded_.store(true, std::memory_order_release);  // Pairs with the exchange in turn().
+}
+
+std::future<Result<std::vector<std::byte>>> Rail::map(RegionId region,
+                                                      std::span<std::byte> memory) {
+  const auto done = std::make_shared<std::promise<Result<std::vector<std::byte>>>>();
+  hand_over(Map{region, memory, done});
+  return done->get_future();
+}
+
+std::future<void> Rail::unmap(RegionId region) {
+  const auto done = std::make_shared<std::promise<void>>();
+  hand_over(Unmap{region, done});
+  return done->get_future();
+}
+
+void Rail::lend(RegionId region, TimePoint until, bool revoke,
+                std::shared_ptr<std::promise<void>> done) {
+  hand_over(Lend{region, until, revoke, std::move(done)});
+}
+
+void Rail::connect(Fabric::PeerId id, std::shared_ptr<const PeerAddress> where) {
+  hand_over(Connect{id, std::move(where)});
+}
+
+void Rail::disconnect(Fabric::PeerId id) { hand_over(Disconnect{id}); }
+
+void Rail::nudge() {
+  // Pairs with the exchange in turn(): what the dealer was given before is seen there.
+  if (!nudged_.exchange(true, std::memory_order_acq_rel)) wake_.signal();
+}
+
+// ---- the thread
+
+Result<void> Rail::start() {
+  if (!options_.cores.empty() && !keep_thread_on(options_.cores)) {
+    kLog.debug("a rail's thread may not run near its card device={}", options_.device);
+  }
+  loop_ = std::make_unique<Loop>();
+  Loop& loop = *loop_;
+  PEGA_TRY_LET(loop.context, Context::open(api_, {.device = options_.device,
+                                                  .sockets = options_.sockets,
+                                                  .peers = options_.peers}));
+  PEGA_TRY_LET(loop.asking_worker, Worker::create(*loop.context));
+  PEGA_TRY_LET(loop.serving_worker, Worker::create(*loop.context));
+  loop.asking.emplace(options_.asking, *loop.asking_worker, loop.regions, dealer_, clock_);
+  loop.serving.emplace(options_.serving, *loop.serving_worker, incarnation_, clock_);
+  address_ = loop.serving_worker->address();
+  return {};
+}
+
+void Rail::run() {
+  // Pairs with the store in the destructor.
+  while (!stop_.load(std::memory_order_acquire)) {
+    if (turn()) continue;
+    sleep();
+  }
+  end();
+}
+
+bool Rail::turn() {
+  Loop& loop = *loop_;
+  bool did = loop.asking_worker->progress();
+  if (loop.serving_worker->progress()) did = true;
+  loop.progressed = did;
+  // Commands before messages: who was told of a lease by its owner finds it here.
+  if (commanded_.exchange(false, std::memory_order_acq_rel)) {
+    mailbox_.drain([this](Command&& command) { carry_out(std::move(command)); });
+    did = true;
+  }
+  take_messages();
+  loop.asking->turn(loop.progressed);
+  loop.serving->turn();
+  tell();
+  // Pairs with nudge().
+  const bool nudged = nudged_.exchange(false, std::memory_order_acq_rel);
+  if (nudged) wake_.clear();
+  if (dealer_.has_work() && (nudged || loop.asking->has_more_room())) {
+    if (loop.asking->fill()) did = true;
+    tell();
+  }
+  if (hooks_.keeps_time) {
+    if (dealer_.next_time() <= clock_.now()) dealer_.on_time(clock_.now());
+  }
+  if (dealer_.has_completions()) hooks_.deliver();
+  return did || nudged;
+}
+
+void Rail::take_messages() {
+  Loop& loop = *loop_;
+  for (const auto& arrived : loop.asking_worker->take_arrived()) {
+    loop.asking->on_message(arrived.message);
+  }
+  for (const auto& arrived : loop.serving_worker->take_arrived()) {
+    loop.serving->on_message(arrived);
+  }
+}
+
+void Rail::tell() {
+  if (loop_->asking->tell_ended()) hooks_.nudge_others();
+}
+
+void Rail::sleep() {
+  Loop& loop = *loop_;
+  const bool busy = loop.asking->is_busy();
+  if (busy && options_.spin > Duration::zero()) {
+    const TimePoint until = clock_.now() + options_.spin;
+    do {
+      if (turn()) return;
+    } while (clock_.now() < until && !stop_.load(std::memory_order_acquire));
+  }
+  if (!loop.asking_worker->arm() || !loop.serving_worker->arm()) return;
+  TimePoint next = std::min(loop.asking->next_time(), loop.serving->next_time());
+  if (hooks_.keeps_time) next = std::min(next, dealer_.next_time());
+  const TimePoint now = clock_.now();
+  if (busy) next = std::min(next, now + kLongestSleep);
+  int timeout_ms = -1;
+  if (next != TimePoint::max()) {
+    // Rounded up, so that it has passed when we look.
+    const auto left = std::chrono::ceil<std::chrono::milliseconds>(next - now);
+    timeout_ms = static_cast<int>(std::clamp<std::int64_t>(left.count(), 0, 3'600'000));
+  }
+  std::array<pollfd, 4> wait{{{.fd = loop.asking_worker->fd(), .events = POLLIN, .revents = 0},
+                              {.fd = loop.serving_worker->fd(), .events = POLLIN, .revents = 0},
+                              {.fd = mailbox_.fd(), .events = POLLIN, .revents = 0},
+                              {.fd = wake_.fd(), .events = POLLIN, .revents = 0}}};
+  (void)::poll(wait.data(), wait.size(), timeout_ms);
+  // The sender may not have come as far as its flag.
+  if (wait[2].revents != 0) commanded_.store(true, std::memory_order_relaxed);
+}
+
+void Rail::carry_out(Command command) {
+  Loop& loop = *loop_;
+  if (auto* const connect = std::get_if<Connect>(&command)) {
+    loop.asking->connect(connect->id, std::move(connect->where));
+  } else if (const auto* const disconnect = std::get_if<Disconnect>(&command)) {
+    loop.asking->disconnect(disconnect->id);
+  } else if (const auto* const map = std::get_if<Map>(&command)) {
+    Result<ucp_mem_h> handle = loop.context->map(map->memory);
+    if (!handle) return map->done->set_value(tl::unexpected<Error>(handle.error()));
+    loop.regions[static_cast<std::uint32_t>(map->region)] = {map->memory, *handle};
+    map->done->set_value(loop.context->pack_key(*handle));
+  } else if (const auto* const lend = std::get_if<Lend>(&command)) {
+    loop.serving->lend(lend->region, lend->until);
+    const auto done = [lend_done = lend->done] {
+      if (lend_done) lend_done->set_value();
+    };
+    if (lend->revoke) {
+      loop.serving->revoke(lend->region, done);
+    } else {
+      done();
+    }
+  } else if (const auto* const unmap = std::get_if<Unmap>(&command)) {
+    loop.serving->forget(unmap->region);
+    loop.serving->revoke(unmap->region, [this, region = unmap->region, done = unmap->done] {
+      const auto found = loop_->regions.find(static_cast<std::uint32_t>(region));
+      if (found != loop_->regions.end()) {
+        loop_->context->unmap(found->second.handle);
+        loop_->regions.erase(found);
+      }
+      done->set_value();
+    });
+  }
+}
+
+void Rail::end() {
+  Loop& loop = *loop_;
+  // What was handed over before the end is carried out like the rest.
+  mailbox_.drain([this](Command&& command) { carry_out(std::move(command)); });
+  loop.asking->close_all();
+  loop.serving->close_all();
+  const TimePoint begin = std::chrono::steady_clock::now();
+  bool asking_closed = false;
+  bool serving_closed = false;
+  while (std::chrono::steady_clock::now() < begin + kSettlePatience) {
+    const bool progressed = loop.asking_worker->progress();
+    (void)loop.serving_worker->progress();
+    take_messages();
+    loop.asking->turn(progressed);
+    asking_closed = loop.asking->all_closed();
+    // A reader that is gone takes nothing any more; nothing of ours depends on it.
+    serving_closed = loop.serving->all_closed() ||
+                     std::chrono::steady_clock::now() > begin + options_.serving.fence_timeout;
+    tell();
+    if (asking_closed && serving_closed) break;
+  }
+  if (!asking_closed) {
+    kLog.warn("UCX did not give back what was under way, its worker is destroyed device={}",
+              options_.device);
+  }
+  // Each needs the one before it.
+  loop.serving.reset();
+  loop.asking_worker.reset();
+  loop.serving_worker.reset();
+  if (!asking_closed) loop.asking->worker_is_gone();
+  tell();
+  loop.asking.reset();
+  for (const auto& [number, region] : loop.regions) loop.context->unmap(region.handle);
+  loop.context.reset();
+}
+
+}  // namespace pegaflow::ucx

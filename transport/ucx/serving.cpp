@@ -1,0 +1,186 @@
+#include "transport/ucx/serving.h"
+
+#include <algorithm>
+#include <limits>
+
+#include "base/log.h"
+#include "transport/ucx/ucx_error.h"
+
+namespace pegaflow::ucx {
+namespace {
+
+constexpr Log kLog{"ucx"};
+/// How often a closed endpoint is looked at: UCX tells of no event when it has let go of it.
+constexpr Duration kClosingCheck = std::chrono::milliseconds(1);
+
+}  // namespace
+
+Serving::Serving(const Options& options, Worker& worker, const Id128& incarnation,
+                 const Clock& clock)
+    : options_(options),
+      worker_(worker),
+      incarnation_(incarnation),
+      clock_(clock),
+      last_link_(Id128::random().low) {}
+
+void Serving::lend(RegionId region, TimePoint until) {
+  lent_[static_cast<std::uint32_t>(region)] = until;
+}
+
+void Serving::forget(RegionId region) { lent_.erase(static_cast<std::uint32_t>(region)); }
+
+void Serving::revoke(RegionId region, std::function<void()> done) {
+  const auto number = static_cast<std::uint32_t>(region);
+  const TimePoint now = clock_.now();
+  Fence fence{.number = ++last_fence_,
+              .region = number,
+              .waits_for = {},
+              .last = now + options_.fence_timeout,
+              .done = std::move(done)};
+  for (auto& [id, link] : links_) {
+    // Who still reads by a promise that was taken back before is waited for here, too.
+    const bool still = std::any_of(fences_.begin(), fences_.end(), [&](const Fence& earlier) {
+      return earlier.region == number && earlier.waits_for.contains(id);
+    });
+    if (link.promised.erase(number) == 0 && !still) continue;
+    // What a closing one was told ends with its endpoint.
+    fence.waits_for.insert(id);
+    if (link.closing) continue;
+    link.endpoint->send({.kind = Message::Kind::kRevoke,
+                         .to = link.theirs,
+                         .region = number,
+                         .value = fence.number});
+  }
+  check_by(fence.last);
+  fences_.push_back(std::move(fence));
+  settle_fences();
+}
+
+void Serving::settle_fences() {
+  std::vector<std::function<void()>> done;
+  std::erase_if(fences_, [&](Fence& fence) {
+    if (!fence.waits_for.empty()) return false;
+    done.push_back(std::move(fence.done));
+    return true;
+  });
+  for (const auto& call : done) call();
+}
+
+// ---- what readers say
+
+void Serving::on_message(const Worker::Arrived& arrived) {
+  const Message& message = arrived.message;
+  if (message.kind == Message::Kind::kHello) return on_hello(arrived);
+  const auto found = links_.find(message.to);
+  if (found == links_.end() || found->second.closing) return;
+  if (message.kind == Message::Kind::kAsk) return on_ask(found->second, message);
+  if (message.kind != Message::Kind::kRevoked) return;
+  // Messages of one reader keep their order: what is confirmed covers what was revoked before.
+  for (Fence& fence : fences_) {
+    if (fence.region == message.region && fence.number <= message.value) {
+      fence.waits_for.erase(found->first);
+    }
+  }
+  settle_fences();
+}
+
+void Serving::on_hello(const Worker::Arrived& arrived) {
+  const Message& hello = arrived.message;
+  if (links_.size() >= options_.readers) {
+    kLog.debug("a reader is not answered, there are {} already", links_.size());
+    return;
+  }
+  const bool speaks = hello.protocol == kProtocol;
+  const bool means_us = hello.incarnation == incarnation_;
+  auto endpoint = Endpoint::connect(worker_, arrived.rest);
+  if (!endpoint) {
+    kLog.debug("a reader cannot be answered reason={}", endpoint.error().detail);
+    return;
+  }
+  const std::uint64_t number = ++last_link_;
+  Link& link = links_[number];
+  link.theirs = hello.from;
+  link.address = arrived.rest;
+  link.endpoint = std::move(*endpoint);
+  Message::Verdict verdict = Message::Verdict::kWelcome;
+  if (!speaks) verdict = Message::Verdict::kRefused;
+  if (speaks && !means_us) verdict = Message::Verdict::kGone;
+  link.endpoint->send(
+      {.kind = Message::Kind::kWelcome, .to = hello.from, .from = number, .verdict = verdict});
+  if (verdict == Message::Verdict::kWelcome) return;
+  link.close_at = clock_.now() + options_.fence_timeout;
+  check_by(*link.close_at);
+}
+
+void Serving::on_ask(Link& link, const Message& message) {
+  if (link.close_at) return;
+  const TimePoint now = clock_.now();
+  const auto found = lent_.find(message.region);
+  std::int64_t left = 0;
+  if (found != lent_.end() && found->second > now) {
+    // A lease without an end is one here, and not the rest of the clock's life.
+    left = found->second == TimePoint::max() ? std::numeric_limits<std::int64_t>::max()
+                                             : (found->second - now).count();
+    link.promised.insert(message.region);
+  }
+  link.endpoint->send(
+      {.kind = Message::Kind::kLease, .to = link.theirs, .region = message.region, .value = left});
+}
+
+// ---- time
+
+void Serving::close(Link& link, Endpoint::Close how) {
+  if (link.closing) return;
+  link.closing = true;
+  link.endpoint->close(how);
+  check_by(clock_.now());
+}
+
+void Serving::turn() {
+  const TimePoint now = clock_.now();
+  if (!worker_.take_break() && now < next_check_) return;
+  next_check_ = TimePoint::max();
+  for (const Fence& fence : fences_) {
+    if (fence.last > now) {
+      check_by(fence.last);
+      continue;
+    }
+    for (const std::uint64_t number : fence.waits_for) {
+      Link& late = links_.at(number);
+      if (!late.closing) kLog.warn("a reader that does not let go of a region is cut off");
+      // Its card may read through any of its ways to us: all of one worker are closed.
+      for (auto& [id, link] : links_) {
+        if (link.address == late.address) close(link, Endpoint::Close::kNow);
+      }
+    }
+  }
+  for (auto& [number, link] : links_) {
+    if (link.endpoint->broken()) close(link, Endpoint::Close::kNow);
+    if (link.close_at && *link.close_at <= now) close(link, Endpoint::Close::kFlush);
+    if (link.close_at && !link.closing) check_by(*link.close_at);
+  }
+  bool any_closing = false;
+  for (auto at = links_.begin(); at != links_.end();) {
+    if (at->second.closing && at->second.endpoint->closed()) {
+      for (Fence& fence : fences_) fence.waits_for.erase(at->first);
+      at = links_.erase(at);
+    } else {
+      any_closing = any_closing || at->second.closing;
+      ++at;
+    }
+  }
+  if (any_closing) check_by(now + kClosingCheck);
+  settle_fences();
+}
+
+void Serving::close_all() {
+  for (auto& [number, link] : links_) close(link, Endpoint::Close::kFlush);
+}
+
+bool Serving::all_closed() {
+  next_check_ = TimePoint::min();
+  turn();
+  return links_.empty();
+}
+
+}  // namespace pegaflow::ucx

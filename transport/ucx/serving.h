@@ -1,0 +1,91 @@
+#pragma once
+/// \file
+/// The side of a rail that is read from: who may read, and until when.
+
+#include <cstddef>
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <optional>
+#include <set>
+#include <span>
+#include <unordered_map>
+#include <vector>
+
+#include "base/clock.h"
+#include "base/id128.h"
+#include "transport/region.h"
+#include "transport/ucx/wire.h"
+#include "transport/ucx/worker.h"
+
+namespace pegaflow::ucx {
+
+/// Answers the questions of readers. Their GETs it does not see: with a card nobody on this side
+/// does.
+///
+/// So a region ends by agreement: its readers are told, stop, and say so. Who has not said so after
+/// `fence_timeout` is cut off, by closing the endpoint that its card reads through.
+///
+/// Thread-bound: to the rail's thread.
+class Serving {
+ public:
+  struct Options {
+    std::size_t readers = 1024;
+    Duration fence_timeout{};
+  };
+
+  /// All references outlive it.
+  Serving(const Options& options, Worker& worker, const Id128& incarnation, const Clock& clock);
+
+  /// Until when readers are told that they may; TimePoint::min(): not.
+  void lend(RegionId region, TimePoint until);
+  /// Takes back what readers were told of the region; `done` is called when none reads it by an
+  /// older promise, which may be at once.
+  void revoke(RegionId region, std::function<void()> done);
+  void forget(RegionId region);
+
+  void on_message(const Worker::Arrived& arrived);
+  /// Looks after readers that are gone or do not answer.
+  void turn();
+  [[nodiscard]] TimePoint next_time() const noexcept { return next_check_; }
+
+  void close_all();
+  [[nodiscard]] bool all_closed();
+
+ private:
+  /// A reader's way to us, seen from here.
+  struct Link {
+    std::uint64_t theirs = 0;  ///< The reader's number for it.
+    std::vector<std::byte> address;
+    std::unique_ptr<Endpoint> endpoint;
+    std::set<std::uint32_t> promised;   ///< Regions that it was told it may read.
+    std::optional<TimePoint> close_at;  ///< It was refused: time for the answer to leave.
+    bool closing = false;
+  };
+  struct Fence {
+    std::int64_t number = 0;
+    std::uint32_t region = 0;
+    std::set<std::uint64_t> waits_for;  ///< Links.
+    TimePoint last;
+    std::function<void()> done;
+  };
+
+  void on_hello(const Worker::Arrived& arrived);
+  void on_ask(Link& link, const Message& message);
+  void close(Link& link, Endpoint::Close how);
+  void settle_fences();
+  void check_by(TimePoint time) noexcept { next_check_ = std::min(next_check_, time); }
+
+  const Options options_;
+  Worker& worker_;
+  const Id128 incarnation_;
+  const Clock& clock_;
+  std::unordered_map<std::uint32_t, TimePoint> lent_;
+  std::unordered_map<std::uint64_t, Link> links_;
+  std::vector<Fence> fences_;
+  std::uint64_t last_link_;
+  std::int64_t last_fence_ = 0;
+  TimePoint next_check_ = TimePoint::max();
+};
+
+}  // namespace pegaflow::ucx
