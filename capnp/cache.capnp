@@ -99,20 +99,28 @@ interface Session {
   # The scheduler's side of an instance. Allowed before its ranks are there. `scheduler` is what its
   # jobs are named after (JobId); none: nobody can await them.
 
-  lookup @2 Keys -> (sealed :UInt32, complete :Bool);
+  lookup @2 Keys -> (sealed :UInt32, complete :Bool, reachable :UInt32);
   # How many, from the first on, are sealed. Holds nothing. complete: all ranks are connected;
-  # otherwise everything is a miss.
+  # otherwise everything is a miss. From version 3 on, reachable: how many more, behind those, one
+  # other node has.
 
-  claim @3 (token :Id128, keys :Keys) -> (ready :UInt32, complete :Bool, error :Error);
-  # A claim on the longest sealed prefix that the limits allow. ready 0: no claim was made.
+  claim @3 (token :Id128, keys :Keys) -> (ready :UInt32, complete :Bool, error :Error,
+                                          coming :UInt32);
+  # A claim on the longest sealed prefix that the limits allow. From version 3 on, coming: how many
+  # more, behind those, are on their way from another node; the claim grows as they arrive. ready 0
+  # and coming 0: no claim was made.
 
   unclaim @4 (token :Id128) -> Done;
 
-  open @5 (token :Id128, first :UInt32, count :UInt32, pin :UInt64) -> (
+  open @5 (token :Id128, first :UInt32, count :UInt32, pin :UInt64, patienceMs :UInt32) -> (
     slots :List(UInt32), error :Error,    # error set: no slots.
-    checksums :List(UInt64));             # A slot each, 0: none was taken; empty: of none of them.
+    checksums :List(UInt64),              # A slot each, 0: none was taken; empty: of none of them.
+    coming :UInt32);                      # Of the others, how many may still come: open them again.
   # Pins the blocks first .. first + count of the claim under a name that the worker chose. The slots
   # are those of the rank's own pages. A slot is where its page begins in the pool, in units of 4 KiB.
+  # From version 3 on there may be fewer slots than count: of those blocks, from the first on, that
+  # are there. With none of them there, and some coming, the call waits for patienceMs at most, and
+  # then answers with no slots; no pin was made.
 
   release @6 (pin :UInt64) -> Done;
   # All copies out of the pin have ended.

@@ -23,9 +23,11 @@ namespace pegaflow {
 
 /// Versions of the schema that this build speaks.
 inline constexpr std::uint16_t kWireMinimum = 1;
-inline constexpr std::uint16_t kWireMaximum = 2;
+inline constexpr std::uint16_t kWireMaximum = 3;
 /// The version from which on a server knows awaitJob.
 inline constexpr std::uint16_t kWireAwaitsJobs = 2;
+/// The version from which on blocks may be at other nodes, and coming from there.
+inline constexpr std::uint16_t kWireKnowsNodes = 3;
 
 /// The version that both ends of [`minimum`, `maximum`] and ours speak; 0: none.
 std::uint16_t common_version(std::uint16_t minimum, std::uint16_t maximum);

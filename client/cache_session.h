@@ -38,17 +38,19 @@ class CacheSession {
   ~CacheSession();
 
   struct Answer {
-    std::size_t blocks = 0;  ///< Leading keys that are sealed, or claimed.
+    std::size_t blocks = 0;  ///< Leading keys that are sealed, here or at another node, or claimed.
     bool complete = false;   ///< All ranks of the instance are connected; else blocks is 0.
     Id128 token;             ///< Of the claim; none for a lookup or an empty claim.
+    std::size_t coming = 0;  ///< Of the blocks, those at the end that another node has.
   };
 
-  /// Asks how many leading keys are sealed; holds nothing. At most kMaxKeys; later ones are
-  /// not looked at.
-  /// Errors: kPeerLost when there is no server, kBusy when too many questions are under way.
+  /// Asks how many leading keys are sealed, or at one other node; holds nothing. At most kMaxKeys;
+  /// later ones are not looked at. Errors: kPeerLost when there is no server, kBusy when too many
+  /// questions are under way.
   Result<Ticket> lookup(std::span<const BlockKey> keys);
 
-  /// Asks for a claim on the longest sealed prefix of `keys`.
+  /// Asks for a claim on the longest sealed prefix of `keys`, and on blocks behind it that are on
+  /// their way from another node: a load waits for them, and some may not come.
   /// Errors: as lookup().
   Result<Ticket> claim(std::span<const BlockKey> keys);
 

@@ -205,7 +205,7 @@ Result<std::unique_ptr<Mover>> Mover::start(const Options& options, PageLayout l
     return fail(Errc::kInvalidArgument, "NUMA node {}", options.numa_node);
   }
   if (options.max_jobs == 0 || options.load_patience <= Duration::zero() ||
-      !(options.load_bytes_per_second > 0)) {
+      options.coming_patience < Duration::zero() || !(options.load_bytes_per_second > 0)) {
     return fail(Errc::kInvalidArgument,
                 "max_jobs {}, load_patience {} ns and load_bytes_per_second {} must be positive",
                 options.max_jobs, options.load_patience.count(), options.load_bytes_per_second);

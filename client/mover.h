@@ -61,6 +61,9 @@ class Mover {
     /// `load_bytes_per_second`; then the rest of it is given up and computed.
     Duration load_patience = std::chrono::milliseconds(250);
     double load_bytes_per_second = 1e9;
+    /// How long a load may wait for blocks that come from another node, all in all. Then the rest
+    /// of it is given up and computed.
+    Duration coming_patience = std::chrono::seconds(2);
     std::size_t max_jobs = 1024;  ///< Under way at once; more is kBusy.
     Verify verify = Verify::kOff;
     std::uint32_t sample_one_in = 16;  ///< Of kSample: pages a checksum, on average; at least 1.
@@ -81,7 +84,8 @@ class Mover {
   Result<void> save(Id128 scheduler, std::uint64_t job, std::span<const BlockKey> keys,
                     std::span<const std::uint32_t> blocks, Device::Event after);
 
-  /// Loads the claimed blocks `first`, `first` + 1, ... of `token` into `blocks`.
+  /// Loads the claimed blocks `first`, `first` + 1, ... of `token` into `blocks`. What is still
+  /// coming from another node is copied piece by piece as it arrives.
   /// Errors: as save(). `load` is the caller's name for it, unique among loads under way.
   Result<void> load(std::uint64_t load, const Id128& token, std::size_t first,
                     std::span<const std::uint32_t> blocks);

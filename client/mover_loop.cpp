@@ -220,7 +220,7 @@ kj::Promise<void> MoverLoop::end() {
   }
   for (const std::uint64_t ticket : unanswered) {
     const MoverJob& job = state_.jobs.at(ticket);
-    if (!lost) job.kind == Kind::kSave ? abandon(job.job) : release(ticket);
+    if (!lost) job.kind == Kind::kSave ? abandon(job.job) : release(job.pin);
     finish(ticket, 0, job.phase == Phase::kSettling ? job.copies : 0,
            lost ? Error{Errc::kPeerLost, "the server went away"}
                 : Error{Errc::kCancelled, "the mover is closed"});
@@ -249,6 +249,7 @@ void MoverLoop::handle(MoverCommand&& command) {
   }
   const std::uint64_t ticket = ++state_.last_ticket;
   const Kind kind = command.job.kind;
+  command.job.pin = ticket;
   state_.jobs.emplace(ticket, std::move(command.job));
   Result<void> may = ending_ ? Result<void>(fail(Errc::kPeerLost, "no server")) : link_.may_ask();
   if (!may) return finish(ticket, 0, 0, std::move(may.error()));
@@ -279,7 +280,7 @@ void MoverLoop::begin_save(std::uint64_t ticket) {
                  .call(kj::mv(request), deadline, "reserve",
                        [](auto& answer) -> Answer {
                          PEGA_TRY_LET(auto slots, read_slots(answer));
-                         return Granted{std::move(slots), {}};
+                         return Granted{.slots = std::move(slots), .checksums = {}};
                        })
                  .then([this, ticket](Answer&& granted) { on_slots(ticket, std::move(granted)); }));
 }
@@ -289,16 +290,24 @@ void MoverLoop::begin_load(std::uint64_t ticket) {
   using Answer = Result<Granted>;
   auto request = link_.session().openRequest();
   write_id(job.token, request.initToken());
-  request.setFirst(static_cast<std::uint32_t>(job.first));
-  request.setCount(static_cast<std::uint32_t>(job.blocks.size()));
-  request.setPin(ticket);
+  request.setFirst(static_cast<std::uint32_t>(job.first + job.done));
+  request.setCount(static_cast<std::uint32_t>(job.blocks.size() - job.done));
+  request.setPin(job.pin);
+  Duration patience = Duration::zero();
+  if (job.coming_until) {
+    patience = std::max(Duration::zero(), *job.coming_until - state_.clock.now());
+    request.setPatienceMs(static_cast<std::uint32_t>(
+        std::chrono::duration_cast<std::chrono::milliseconds>(patience).count()));
+  }
   tasks_.add(link_
-                 .call(kj::mv(request), state_.options.link.open_deadline, "open",
+                 .call(kj::mv(request), patience + state_.options.link.open_deadline, "open",
                        [](auto& answer) -> Answer {
                          PEGA_TRY_LET(auto slots, read_slots(answer));
                          PEGA_TRY_LET(auto checksums,
                                       read_numbers<std::uint64_t>(answer.getChecksums()));
-                         return Granted{std::move(slots), std::move(checksums)};
+                         return Granted{.slots = std::move(slots),
+                                        .checksums = std::move(checksums),
+                                        .coming = answer.getComing()};
                        })
                  .then([this, ticket](Answer&& granted) { on_slots(ticket, std::move(granted)); }));
 }
@@ -321,27 +330,30 @@ void MoverLoop::on_slots(std::uint64_t ticket, Result<Granted>&& granted) {
   MoverJob& job = found->second;
   PEGA_ASSERT(job.phase == Phase::kAsking, "job {} was given slots twice", ticket);
   const bool is_save = job.kind == Kind::kSave;
-  const auto give_back = [&] { is_save ? abandon(job.job) : release(ticket); };
+  const auto give_back = [&] { is_save ? abandon(job.job) : release(job.pin); };
 
   if (!granted) {
     // Past its deadline the call may still be carried out: what it gives then is given back by the
     // call that is sent behind it.
     if (granted.error().code == Errc::kTimeout) give_back();
-    return finish(ticket, 0, 0, std::move(granted.error()));
+    if (job.gave_up) granted.error() = std::move(*job.gave_up);
+    return finish(ticket, job.done, job.copied, std::move(granted.error()));
   }
   if (job.gave_up) {
     give_back();
-    return finish(ticket, 0, 0, std::move(job.gave_up));
+    return finish(ticket, job.done, job.copied, std::move(job.gave_up));
   }
   const std::uint64_t last_begin = pool_bytes_ - state_.layout.page_bytes();
   const std::vector<std::uint32_t>& slots = granted->slots;
   if (!is_save && state_.options.verify != Mover::Verify::kOff) {
     job.checksums = std::move(granted->checksums);
   }
-  bool sane = slots.size() == job.blocks.size() &&
+  const std::size_t asked = job.blocks.size() - job.done;
+  bool sane = (slots.size() == asked || (!is_save && slots.size() < asked && granted->coming != 0 &&
+                                         granted->coming <= asked - slots.size())) &&
               (job.checksums.empty() || job.checksums.size() == slots.size());
   std::vector<Device::Copy> copies;
-  copies.reserve(job.blocks.size());
+  copies.reserve(slots.size());
   for (std::size_t i = 0; sane && i < slots.size(); ++i) {
     const std::uint32_t slot = slots[i];
     if (is_save && slot == kNoSlot) continue;
@@ -349,13 +361,21 @@ void MoverLoop::on_slots(std::uint64_t ticket, Result<Granted>&& granted) {
     sane = offset <= last_begin;
     const bool checksum =
         is_save ? takes_checksum() : !job.checksums.empty() && job.checksums[i] != kNoChecksum;
-    copies.push_back({job.blocks[i], offset, checksum});
+    copies.push_back({job.blocks[job.done + i], offset, checksum});
   }
   if (!sane) {
     Error error{Errc::kInternal, fmt::format("{} slots for {} blocks, or one beyond the pool",
                                              slots.size(), job.blocks.size())};
     link_.drop(error);
     return finish(ticket, 0, 0, std::move(error));
+  }
+  if (!is_save) {
+    job.coming = granted->coming;
+    if (job.coming != 0 && !job.coming_until) {
+      job.coming_until = state_.clock.now() + state_.options.coming_patience;
+    }
+    if (slots.empty()) return wait_for_coming(ticket, job, granted->coming);
+    return submit(ticket, job, std::move(copies));
   }
   job.skipped = job.blocks.size() - copies.size();
   if (copies.empty()) {
@@ -367,6 +387,15 @@ void MoverLoop::on_slots(std::uint64_t ticket, Result<Granted>&& granted) {
   submit(ticket, job, std::move(copies));
 }
 
+void MoverLoop::wait_for_coming(std::uint64_t ticket, MoverJob& job, std::size_t coming) {
+  // The server kept the question until something came, or as long as we were patient.
+  if (state_.clock.now() < *job.coming_until) return begin_load(ticket);
+  finish(
+      ticket, job.done, job.copied,
+      Error{Errc::kTimeout, fmt::format("{} blocks did not come from another node within {}",
+                                        coming, format_duration(state_.options.coming_patience))});
+}
+
 void MoverLoop::submit(std::uint64_t ticket, MoverJob& job, std::vector<Device::Copy>&& copies) {
   const bool is_save = job.kind == Kind::kSave;
   job.copies = copies.size();
@@ -375,8 +404,8 @@ void MoverLoop::submit(std::uint64_t ticket, MoverJob& job, std::vector<Device::
       state_.device.submit({ticket, is_save ? Device::Direction::kSave : Device::Direction::kLoad,
                             job.after, std::move(copies)});
   if (!accepted) {
-    is_save ? abandon(job.job) : release(ticket);
-    return finish(ticket, 0, 0, std::move(accepted.error()));
+    is_save ? abandon(job.job) : release(job.pin);
+    return finish(ticket, job.done, job.copied, std::move(accepted.error()));
   }
   if (!is_save) start_load_deadline(ticket, job.copies * state_.layout.page_bytes());
 }
@@ -448,21 +477,29 @@ void MoverLoop::settle_load(std::uint64_t ticket, MoverJob& job,
   load_bytes_queued_ -= job.copies * state_.layout.page_bytes();
   // The kernel is asked, after the last copy: the loop may not have read the end of the stream yet.
   if (job.connection_lost || !link_.is_up()) {
-    return finish(ticket, 0, completion.copied,
+    return finish(ticket, 0, job.copied + completion.copied,
                   Error{Errc::kPeerLost, "the server went away before the last copy ended"});
   }
   const std::vector<std::uint32_t> corrupt = find_corrupt(job, completion);
-  if (!corrupt.empty()) report_corrupt(ticket, corrupt);
-  release(ticket);
+  if (!corrupt.empty()) report_corrupt(job.pin, corrupt);
+  release(job.pin);
   std::optional<Error> error = completion.error;
   if (error && job.gave_up) error = std::move(job.gave_up);
   std::size_t good = completion.copied;
   if (!corrupt.empty()) {
     good = corrupt.front();
     error = Error{Errc::kCorrupt, fmt::format("page {} of {} is not what was saved",
-                                              corrupt.front(), job.blocks.size())};
+                                              job.done + corrupt.front(), job.blocks.size())};
   }
-  finish(ticket, good, completion.copied, std::move(error));
+  job.done += good;
+  job.copied += completion.copied;
+  if (error || job.done == job.blocks.size()) {
+    return finish(ticket, job.done, job.copied, std::move(error));
+  }
+  // The next piece, under a name of its own.
+  job.phase = Phase::kAsking;
+  job.pin = ++state_.last_ticket;
+  begin_load(ticket);
 }
 
 std::vector<std::uint32_t> MoverLoop::find_corrupt(MoverJob& job,
@@ -477,7 +514,7 @@ std::vector<std::uint32_t> MoverLoop::find_corrupt(MoverJob& job,
       corrupt.push_back(static_cast<std::uint32_t>(i));
     }
   }
-  job.corrupt = corrupt.size();
+  job.corrupt += corrupt.size();
   return corrupt;
 }
 
@@ -486,6 +523,8 @@ void MoverLoop::cancel_load(std::uint64_t load) {
     if (job.kind != Kind::kLoad || job.id != load) continue;
     if (!job.gave_up) job.gave_up = Error{Errc::kCancelled, "the engine cancelled the load"};
     if (job.phase == Phase::kCopying) state_.device.cancel(ticket);
+    // The server may keep our question until something comes: it answers it now.
+    if (job.phase == Phase::kAsking && job.coming_until) release(job.pin);
   }
 }
 

@@ -37,8 +37,14 @@ struct MoverJob {
   Id128 token;  ///< Of a load, with `first`.
   std::uint64_t first = 0;
   std::vector<std::uint32_t> blocks;
-  std::size_t copies = 0;   ///< Pages that the device was given.
-  std::size_t skipped = 0;  ///< Of a save: blocks that got no slot.
+  // A load goes in pieces where its blocks come from another node, one behind the other.
+  std::uint64_t pin = 0;                    ///< Of the piece under way.
+  std::size_t done = 0;                     ///< Blocks of earlier pieces: loaded.
+  std::size_t copied = 0;                   ///< Their pages.
+  std::size_t coming = 0;                   ///< Behind this piece, what may still come.
+  std::optional<TimePoint> coming_until{};  ///< Since it is known that something does.
+  std::size_t copies = 0;                   ///< Pages that the device was given, of this piece.
+  std::size_t skipped = 0;                  ///< Of a save: blocks that got no slot.
   /// Of a load, by copy: what was taken when the page was saved. Empty: nothing is compared.
   std::vector<std::uint64_t> checksums;
   std::size_t verified = 0;

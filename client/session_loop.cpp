@@ -92,12 +92,14 @@ void SessionLoop::lookup(SessionCommand&& command) {
   tasks_.add(link_
                  .call(kj::mv(request), options_.lookup_deadline, "lookup",
                        [asked](auto& answer) -> Result<QuestionTable::Outcome> {
-                         if (answer.getSealed() > asked) {
-                           return fail(Errc::kInternal, "{} of {} keys are sealed",
-                                       answer.getSealed(), asked);
+                         const std::size_t here = answer.getSealed();
+                         const std::size_t elsewhere = answer.getReachable();
+                         if (here > asked || elsewhere > asked - here) {
+                           return fail(Errc::kInternal, "{} and {} of {} keys are sealed", here,
+                                       elsewhere, asked);
                          }
                          return QuestionTable::Outcome{
-                             {answer.getSealed(), answer.getComplete(), Id128{}}, 0};
+                             {here + elsewhere, answer.getComplete(), Id128{}, elsewhere}, 0};
                        })
                  .then([this, ticket = command.ticket](Result<QuestionTable::Outcome>&& outcome) {
                    static_cast<void>(questions_.answer(ticket, std::move(outcome)));
@@ -116,13 +118,15 @@ void SessionLoop::claim(SessionCommand&& command) {
                   if (answer.hasError()) {
                     return tl::unexpected<Error>(read_error(answer.getError()));
                   }
-                  if (answer.getReady() > asked) {
-                    return fail(Errc::kInternal, "{} of {} keys are claimed", answer.getReady(),
+                  const std::size_t ready = answer.getReady();
+                  const std::size_t coming = answer.getComing();
+                  if (ready > asked || coming > asked - ready) {
+                    return fail(Errc::kInternal, "{} and {} of {} keys are claimed", ready, coming,
                                 asked);
                   }
-                  return QuestionTable::Outcome{{answer.getReady(), answer.getComplete(),
-                                                 answer.getReady() > 0 ? token : Id128{}},
-                                                0};
+                  const std::size_t blocks = ready + coming;
+                  return QuestionTable::Outcome{
+                      {blocks, answer.getComplete(), blocks > 0 ? token : Id128{}, coming}, 0};
                 })
           .then([this, ticket = command.ticket,
                  token = command.token](Result<QuestionTable::Outcome>&& outcome) {

@@ -174,6 +174,7 @@ void take_link_options(py::dict& named, LinkOptions& options) {
 
 void take_mover_options(py::dict& named, Mover::Options& options) {
   take_duration(named, "load_patience", options.load_patience);
+  take_duration(named, "coming_patience", options.coming_patience);
   take(named, "load_bytes_per_second", options.load_bytes_per_second);
   take(named, "max_jobs", options.max_jobs);
   take_optional(named, "shard", options.shard);

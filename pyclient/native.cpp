@@ -93,7 +93,7 @@ class PySession {
     }
     if (!answer) return py::none();
     const CacheSession::Answer taken = value_or_raise(std::move(*answer));
-    return py::make_tuple(taken.blocks, taken.complete, from_id(taken.token));
+    return py::make_tuple(taken.blocks, taken.complete, from_id(taken.token), taken.coming);
   }
 
   std::uint64_t journal(std::uint64_t space, std::uint64_t position) {

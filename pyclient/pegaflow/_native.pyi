@@ -48,8 +48,11 @@ class CacheSession:
     ) -> None: ...
     def lookup(self, keys: bytes, key_bytes: int) -> int: ...
     def claim(self, keys: bytes, key_bytes: int) -> int: ...
-    def take(self, ticket: int, patience_s: float = 0.0) -> tuple[int, bool, bytes] | None:
-        """(blocks, complete, token, empty without a claim) or None: not yet.
+    def take(self, ticket: int, patience_s: float = 0.0) -> tuple[int, bool, bytes, int] | None:
+        """(blocks, complete, token, coming) or None: not yet.
+
+        The token is empty without a claim; ``coming`` of the blocks, the last ones, are at another
+        node: a load waits for them, and some may not come.
 
         Raises:
             Timeout, PeerLost: There will be no answer.

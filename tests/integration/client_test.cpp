@@ -484,7 +484,7 @@ TEST_SUITE("agreeing with the server") {
     TestEngine::Options options;
     options.socket = server.socket();
     for (LinkOptions* link : {&options.session, &options.mover.link}) {
-      link->minimum_version = link->maximum_version = 3;
+      link->minimum_version = link->maximum_version = 4;
       link->refused_interval = milliseconds(10);
     }
     TestEngine engine(options, memory, device);
@@ -495,8 +495,8 @@ TEST_SUITE("agreeing with the server") {
     const std::string why = engine.mover().status().detail;
     INFO(why);
     CHECK(has(why, "refused: "));
-    CHECK(has(why, "1 to 2"));
-    CHECK(has(why, "3 to 3"));
+    CHECK(has(why, "1 to 3"));
+    CHECK(has(why, "4 to 4"));
     CHECK(has(why, "upgrade the server"));
     CHECK(engine.session().lookup(numbered_keys({1})).error().code == Errc::kPeerLost);
     // It asks again by itself.

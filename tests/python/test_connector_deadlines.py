@@ -4,7 +4,7 @@ import pytest
 
 from pegaflow.connector.config import read_settings
 from pegaflow.connector.keys import KeyChain
-from pegaflow.connector.loads import REPORT_MARGIN_S, Loads
+from pegaflow.connector.loads import COMING_PATIENCE_S, REPORT_MARGIN_S, Loads
 from pegaflow.connector.lookups import STEP_PATIENCE_S, Lookups
 from pegaflow.connector.messages import Outcome, WorkerReport
 from pegaflow.connector.metrics import Counts
@@ -27,7 +27,7 @@ class SlowServer:
 
     def __init__(self, clock: Clock) -> None:
         self.clock = clock
-        self.answers: dict[int, tuple[int, bool, bytes]] = {}
+        self.answers: dict[int, tuple[int, bool, bytes, int]] = {}
         self.asked: list[str] = []
         self.ended: list[bytes] = []
         self.forgotten: list[int] = []
@@ -110,7 +110,7 @@ def begin(loads: Loads, of: RequestState, blocks: int = 10):
 def test_a_miss_is_believed_for_100_ms(clock, lookups, server):
     one = state()
     lookups.ask(one)
-    server.answers[1] = (0, True, b"")
+    server.answers[1] = (0, True, b"", 0)
     assert lookups.blocks_beyond(one, 0) == 0
 
     clock.now += 0.099
@@ -118,18 +118,41 @@ def test_a_miss_is_believed_for_100_ms(clock, lookups, server):
     assert server.asked == ["lookup"]
 
     clock.now += 0.002
-    server.answers[2] = (10, True, b"t" * 16)
+    server.answers[2] = (10, True, b"t" * 16, 0)
     assert lookups.blocks_beyond(one, 0) == 10
     assert server.asked == ["lookup", "claim"]
+
+
+def test_what_another_node_has_is_offered_and_still_saved_here(loads, lookups, server):
+    one = state()
+    lookups.ask(one)
+    server.answers[1] = (10, True, b"", 7)
+    server.answers[2] = (10, True, b"t" * 16, 6)
+
+    assert lookups.blocks_beyond(one, 0) == 10
+    # Of ten blocks four are here: of the others it is not known that they will be.
+    assert one.next_save == 4
+    assert one.claim.coming == 6
+
+
+def test_a_load_of_coming_blocks_has_longer_than_one_of_blocks_that_are_here(clock, loads):
+    here, coming = state(), state()
+    claim = Claim(first=0, ticket=None, asked_at=0.0, blocks=10, coming=4, token=b"t" * 16)
+    first = loads.begin(here, claim, 0, list(range(6)))
+    second = loads.begin(coming, claim, 0, list(range(7)))
+    assert (first.coming, second.coming) == (False, True)
+    loads.mark_handed_out([first, second])
+
+    assert second.deadline - first.deadline >= COMING_PATIENCE_S
 
 
 def test_an_old_miss_is_not_believed_at_all(clock, lookups, server):
     # The request waited in vLLM's queue while another one saved the prefix.
     one = state()
     lookups.ask(one)
-    server.answers[1] = (0, True, b"")
+    server.answers[1] = (0, True, b"", 0)
     clock.now += 5.0
-    server.answers[2] = (4, True, b"t" * 16)
+    server.answers[2] = (4, True, b"t" * 16, 0)
 
     assert lookups.blocks_beyond(one, 0) == 4
 
@@ -154,7 +177,7 @@ def test_an_answer_is_used_however_long_the_step_between_took(clock, lookups, se
     one = state()
     assert lookups.blocks_beyond(one, 0) is None
     clock.now += 10.0
-    server.answers[1] = (6, True, b"t" * 16)
+    server.answers[1] = (6, True, b"t" * 16, 0)
 
     assert lookups.blocks_beyond(one, 0) == 6
 
@@ -171,20 +194,20 @@ def test_all_the_waiting_of_one_step_is_bounded(lookups, server):
 
 def test_an_offer_follows_what_vllms_own_cache_has_now(lookups, server):
     one = state()
-    server.answers[1] = (6, True, b"t" * 16)
+    server.answers[1] = (6, True, b"t" * 16, 0)
     assert lookups.blocks_beyond(one, 2) == 6
     assert lookups.blocks_beyond(one, 2) == 6, "asked again, answered again"
     assert lookups.blocks_beyond(one, 5) == 3, "its own cache grew"
     assert server.asked == ["claim"]
 
-    server.answers[2] = (8, True, b"u" * 16)
+    server.answers[2] = (8, True, b"u" * 16, 0)
     assert lookups.blocks_beyond(one, 1) == 0, "it shrank: the claim begins too late"
     assert server.ended == [b"t" * 16]
 
 
 def test_a_server_without_our_worker_is_a_miss(lookups, server):
     one = state()
-    server.answers[1] = (0, False, b"")
+    server.answers[1] = (0, False, b"", 0)
     assert lookups.blocks_beyond(one, 0) == 0
     assert lookups._counts.data["misses"] == {"not_registered": 1}
 
@@ -223,7 +246,7 @@ def test_who_waited_for_a_late_load_asks_for_itself(clock, loads, lookups, serve
     assert server.asked == []
 
     clock.now += 1.0
-    server.answers[1] = (10, True, b"t" * 16)
+    server.answers[1] = (10, True, b"t" * 16, 0)
     assert lookups.blocks_beyond(follower, 0) == 10
 
 
@@ -238,7 +261,7 @@ def test_who_waited_for_a_failed_load_waits_for_no_other(loads, lookups, server)
     loads.report({load.id: Outcome(failed=10, error="gone", first_failed=0)})
     begin(loads, followers[0])
 
-    server.answers[1] = (10, True, b"t" * 16)
+    server.answers[1] = (10, True, b"t" * 16, 0)
     assert lookups.blocks_beyond(followers[1], 0) == 10
 
 
@@ -246,7 +269,7 @@ def test_a_load_of_other_blocks_is_no_reason_to_wait(loads, lookups, server):
     begin(loads, state(), 4)
     other = state()
     other.request.block_hashes = [bytes(32)] * 10
-    server.answers[1] = (10, True, b"t" * 16)
+    server.answers[1] = (10, True, b"t" * 16, 0)
 
     assert lookups.blocks_beyond(other, 0) == 10
 

@@ -120,9 +120,9 @@ def test_blocks_come_back_however_their_numbers_are_handed_over(kind, memory, tm
         assert (saved.error, saved.error_code, saved.failed_blocks) == (None, None, [])
         assert saved.took_s > 0
 
-        assert session.take(session.lookup(keys, 16), HANG_S) == (8, True, b"")
-        blocks_found, complete, token = session.take(session.claim(keys, 16), HANG_S)
-        assert (blocks_found, complete, len(token)) == (8, True, 16)
+        assert session.take(session.lookup(keys, 16), HANG_S) == (8, True, b"", 0)
+        blocks_found, complete, token, coming = session.take(session.claim(keys, 16), HANG_S)
+        assert (blocks_found, complete, len(token), coming) == (8, True, 16, 0)
         mover.load(9, token, 0, blocks(16))
         assert next_report(mover).blocks == 8
         assert all(memory.holds(16 + block, 1 + block) for block in range(8))

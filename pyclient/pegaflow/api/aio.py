@@ -40,7 +40,7 @@ class AsyncCache(CacheBase):
         """As ``Cache.lookup``."""
         packed = self._pack(keys)
         try:
-            blocks, _, _ = await self._answer(self._session.lookup(*packed))
+            blocks, *_ = await self._answer(self._session.lookup(*packed))
         except _native.PegaFlowError as error:
             self._failed(error)
             return 0
@@ -53,7 +53,7 @@ class AsyncCache(CacheBase):
             return Loaded()
         token = b""
         try:
-            found, _, token = await self._answer(self._session.claim(*packed))
+            found, _, token, _ = await self._answer(self._session.claim(*packed))
             if not found:
                 return Loaded()
             job = self._start_load(token, list(blocks[:found]))
@@ -99,7 +99,7 @@ class AsyncCache(CacheBase):
     async def __aexit__(self, *error: object) -> None:
         await self.close()
 
-    async def _answer(self, ticket: int) -> tuple[int, bool, bytes]:
+    async def _answer(self, ticket: int) -> tuple[int, bool, bytes, int]:
         session = self._session
         answer = session.take(ticket, 0.0)
         if answer is not None:

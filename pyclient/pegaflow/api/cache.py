@@ -31,7 +31,7 @@ class Cache(CacheBase):
         """How many of ``keys``, from the first on, the cache has now. Holds nothing."""
         packed = self._pack(keys)
         try:
-            blocks, _, _ = self._answer(self._session.lookup(*packed))
+            blocks, *_ = self._answer(self._session.lookup(*packed))
         except _native.PegaFlowError as error:
             self._failed(error)
             return 0
@@ -48,7 +48,7 @@ class Cache(CacheBase):
             return Loaded()
         token = b""
         try:
-            found, _, token = self._answer(self._session.claim(*packed))
+            found, _, token, _ = self._answer(self._session.claim(*packed))
             if not found:
                 return Loaded()
             done = self._wait(self._start_load(token, list(blocks[:found])))
@@ -106,7 +106,7 @@ class Cache(CacheBase):
     def __exit__(self, *error: object) -> None:
         self.close()
 
-    def _answer(self, ticket: int) -> tuple[int, bool, bytes]:
+    def _answer(self, ticket: int) -> tuple[int, bool, bytes, int]:
         session = self._session
         answer = session.take(ticket, self._answer_patience_s)
         if answer is None:  # past its own deadline, on a machine that is far behind

@@ -14,6 +14,8 @@ log = logging.getLogger("vllm.pegaflow")
 #: The worker counts its deadline from the answer to `open`; ours, from handing the load out, leaves
 #: it this long to get there and to report.
 REPORT_MARGIN_S = 1.0
+#: What the worker waits, all in all, for blocks that come from another node.
+COMING_PATIENCE_S = 2.0
 
 
 class Loads:
@@ -58,6 +60,7 @@ class Loads:
             keys=keys,
             blocks=list(blocks),
             bytes=len(blocks) * self._block_bytes,
+            coming=stop > claim.first + claim.blocks - claim.coming,
             full_stop=full_stop,
         )
         self._next_id += 1
@@ -78,6 +81,8 @@ class Loads:
             queued += load.bytes
             if load.deadline is None:
                 patience = self._patience_s + queued / self._bytes_per_second + REPORT_MARGIN_S
+                if load.coming:
+                    patience += COMING_PATIENCE_S
                 load.deadline = now + patience
         self._counts.add("loads", len(loads))
 

@@ -153,8 +153,9 @@ class Lookups:
         if answer is None:
             self._session.forget(ticket)  # the claim's answer comes behind it and says it all
             return None
-        blocks, complete, _ = answer
-        state.next_save = max(state.next_save, blocks)
+        blocks, complete, _, elsewhere = answer
+        # What another node has is saved here once it was loaded, or computed.
+        state.next_save = max(state.next_save, blocks - elsewhere)
         return blocks, complete
 
     def _claim(self, state: RequestState, local: int, usable: int) -> bool:
@@ -210,8 +211,9 @@ class Lookups:
             return False
         self._settle(claim)
         claim.ticket = None
-        claim.blocks, complete, claim.token = answer
-        state.next_save = max(state.next_save, claim.full_stop(claim.first + claim.blocks))
+        claim.blocks, complete, claim.token, claim.coming = answer
+        here = claim.first + claim.blocks - claim.coming
+        state.next_save = max(state.next_save, claim.full_stop(here))
         if not complete:
             self._drop_claim(state)
             self._missed(state, "not_registered")

@@ -20,6 +20,7 @@ class Claim:
     ticket: int | None  #: None once it is answered.
     asked_at: float
     blocks: int = 0
+    coming: int = 0  #: Of the blocks, the last ones: on their way from another node.
     token: bytes = b""
     offered: Sequence[bytes] = ()  #: Keys of which KV events will tell once it is answered.
     tail: bytes = b""  #: Key of the partial block asked for behind the full ones, if one was,
@@ -45,6 +46,7 @@ class Load:
     keys: list[bytes]
     blocks: list[int]
     bytes: int
+    coming: bool = False  #: Some of its blocks were not here yet when they were claimed.
     full_stop: int = 0  #: Index behind the last full block; a partial one may come after it.
     handed_at: float | None = None  #: None: no worker knows of it yet.
     deadline: float | None = None

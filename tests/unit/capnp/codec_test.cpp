@@ -188,14 +188,15 @@ TEST_SUITE("codec") {
   }
 
   TEST_CASE("versions meet at the newest that both speak") {
-    static_assert(kWireMinimum == 1 && kWireMaximum == 2, "extend the cases below");
+    static_assert(kWireMinimum == 1 && kWireMaximum == 3, "extend the cases below");
     CHECK(common_version(1, 1) == 1);
     CHECK(common_version(1, 2) == 2);
-    CHECK(common_version(2, 2) == 2);
-    CHECK(common_version(2, 3) == 2);
+    CHECK(common_version(2, 3) == 3);
+    CHECK(common_version(3, 3) == 3);
+    CHECK(common_version(3, 4) == 3);
     CHECK(common_version(0, 1) == 1);
-    CHECK(common_version(0, 65535) == 2);
-    CHECK(common_version(3, 4) == 0);
+    CHECK(common_version(0, 65535) == 3);
+    CHECK(common_version(4, 5) == 0);
     CHECK(common_version(0, 0) == 0);
     CHECK(common_version(3, 1) == 0);  // No range at all.
   }
