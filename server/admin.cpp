@@ -16,7 +16,7 @@ constexpr Log kLog{"admin"};
 }  // namespace
 
 Admin::Admin(CacheService& service, Background& background, kj::Timer& timer, const Clock& clock,
-             const RpcCounters& counters, const Pool& pool, HttpServer& http,
+             const RpcCounters& counters, const Pool& pool, const Nodes* nodes, HttpServer& http,
              Mailbox<AdminQuestion>& questions)
     : service_(service),
       background_(background),
@@ -24,6 +24,7 @@ Admin::Admin(CacheService& service, Background& background, kj::Timer& timer, co
       clock_(clock),
       counters_(counters),
       pool_(pool),
+      nodes_(nodes),
       http_(http),
       questions_(questions),
       tasks_(*this) {}
@@ -66,6 +67,10 @@ Snapshot Admin::snapshot() const {
   if (const auto oldest = now.cache.store.oldest_pin) {
     now.oldest_pin_seconds = std::chrono::duration<double>(clock_.now() - *oldest).count();
   }
+  if (const auto oldest = now.cache.store.oldest_lease) {
+    now.oldest_lease_seconds = std::chrono::duration<double>(clock_.now() - *oldest).count();
+  }
+  if (nodes_ != nullptr) now.nodes = nodes_->report();
   return now;
 }
 

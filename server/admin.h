@@ -23,7 +23,7 @@ class Admin final : private kj::TaskSet::ErrorHandler {
  public:
   /// All of them outlive it.
   Admin(CacheService& service, Background& background, kj::Timer& timer, const Clock& clock,
-        const RpcCounters& counters, const Pool& pool, HttpServer& http,
+        const RpcCounters& counters, const Pool& pool, const Nodes* nodes, HttpServer& http,
         Mailbox<AdminQuestion>& questions);
 
   /// Takes up every question that waits. A cleanup is answered when it is done, turns later.
@@ -44,6 +44,7 @@ class Admin final : private kj::TaskSet::ErrorHandler {
   const Clock& clock_;
   const RpcCounters& counters_;
   const Pool& pool_;
+  const Nodes* nodes_;
   HttpServer& http_;
   Mailbox<AdminQuestion>& questions_;
   std::vector<std::uint64_t> cleaning_for_;  ///< Tickets.

@@ -400,6 +400,7 @@ void CacheService::complete(Instance& instance) {
                instance.refused);
     return;
   }
+  name_space(instance);
   kLog.info("complete instance={} ranks={} shards={}", instance.id, instance.ranks.size(),
             instance.shards);
 }

@@ -22,6 +22,7 @@
 #include "engine/demand.h"
 #include "engine/namespace_table.h"
 #include "server/job_waits.h"
+#include "server/peer_proof.h"
 
 namespace pegaflow {
 
@@ -141,6 +142,7 @@ class CacheService {
   struct Opened {
     std::vector<std::uint32_t> slots;      ///< Pages of the caller's shard.
     std::vector<std::uint64_t> checksums;  ///< One a slot; empty where none of them has one.
+    std::size_t coming = 0;                ///< Of the others, how many may still come.
     /// Those of the next slice come behind these.
     void append(Opened next);
   };
@@ -155,6 +157,11 @@ class CacheService {
   /// What reserve() should be asked for at once, and publish() does: so that no turn of the loop
   /// lasts over 500 us, with cold caches and beside other programs too.
   static constexpr std::size_t kSliceBlocks = 256;
+  /// What is there to be opened now of the blocks `first` to `first` + `count`, which may be
+  /// coming: `coming` of the answer. Without any of them there: no slots and no pin. Errors: as
+  /// open(), and those of BlockStore::arrived().
+  Result<Opened> open_arrived(const Id128& connection, const Id128& token, std::size_t first,
+                              std::size_t count, PinId pin);
   /// At most a slice of a job's keys; see BlockStore::reserve, also for fewer answers than keys.
   /// `first` is the place of keys[0] in the job; `has_more`: more slices of it follow. Of an
   /// incomplete instance every key is skipped.
@@ -169,6 +176,51 @@ class CacheService {
   Result<std::size_t> publish(const Id128& connection, const JobId& job,
                               std::span<const std::uint64_t> checksums = {});
   Result<void> abandon(const Id128& connection, const JobId& job);
+
+  // ---- other nodes: what we fetch from them
+
+  /// What a connection's instance wants from other nodes.
+  struct Wants {
+    Bytes32 space{};                        ///< See space_name().
+    std::vector<std::uint64_t> page_bytes;  ///< Of a block, shard by shard.
+    [[nodiscard]] std::uint64_t block_bytes() const;
+  };
+  /// Errors: as lookup(); kGone while the instance is not complete.
+  Result<Wants> wants(const Id128& connection);
+  /// A block to be brought: where its pages go.
+  struct Fetched {
+    std::size_t place = 0;  ///< Of its key.
+    SlotIndex frame = kNoSlot;
+    std::vector<std::uint64_t> offsets;  ///< In the pool, shard by shard.
+  };
+  struct Fetch {
+    std::size_t blocks = 0;  ///< By which the claim got longer.
+    std::size_t coming = 0;  ///< Of them, not here yet.
+    std::vector<Fetched> frames;
+  };
+  /// Makes a claim longer by blocks that are coming or will be brought; see BlockStore::fetch. At
+  /// most kSliceBlocks keys. Errors: those of the store and of lookup(); kGone while the instance
+  /// is not complete.
+  Result<Fetch> fetch(const Id128& connection, const Id128& token, std::size_t first,
+                      std::span<const BlockKey> keys, std::size_t fetchable);
+  /// All bytes of a block are there; `checksums` as its owner has them, a page each, or none.
+  void fetched(SlotIndex frame, std::uint32_t shards, std::span<const std::uint64_t> checksums);
+  /// It will not come; see BlockStore::give_up and settle.
+  void give_up(SlotIndex frame);
+  void settle_fetch(SlotIndex frame);
+
+  // ---- other nodes: what they read here
+
+  /// How many blocks, from the first on, are here. Counts for nothing.
+  [[nodiscard]] std::size_t present(const Bytes32& space, std::span<const BlockKey> keys) const;
+  struct Lent {
+    LeaseId lease{};
+    std::vector<std::uint32_t> pages;      ///< Shard by shard, block by block.
+    std::vector<std::uint64_t> checksums;  ///< A page each, or none at all.
+  };
+  /// Errors: those of BlockStore::lend().
+  Result<Lent> lend(const Bytes32& space, std::span<const BlockKey> keys, Duration time);
+  void end_lease(LeaseId lease);
 
   // ---- time and background work
 
@@ -218,6 +270,8 @@ class CacheService {
     std::uint64_t load_blocks_own = 0;    ///< Written by the process that loads them.
     std::uint64_t load_blocks_other = 0;  ///< Written by another one.
     std::uint64_t save_bytes = 0;
+    std::uint64_t fetch_bytes = 0;               ///< Of blocks that were brought from other nodes.
+    std::uint64_t lent_bytes = 0;                ///< Of blocks that other nodes were lent.
     std::uint64_t refused_page_size = 0;         ///< Registrations.
     std::vector<Demand::Window> demand;          ///< Lately.
     std::uint64_t lookup_blocks_not_served = 0;  ///< Asked for by instances that are not complete.
@@ -250,6 +304,8 @@ class CacheService {
   void complete(Instance& instance);
   [[nodiscard]] std::uint32_t node_of(const Instance& instance, std::uint32_t shard) const;
   [[nodiscard]] SpaceId space_of(const Instance& instance) const;
+  [[nodiscard]] const NamespaceTable::Namespace* space_called(const Bytes32& name) const;
+  void name_space(Instance& instance);
   [[nodiscard]] std::vector<std::uint32_t> pages_of(const std::vector<SlotIndex>& frames,
                                                     const Client& caller) const;
   void leave_instance(Client& client);
@@ -271,6 +327,7 @@ class CacheService {
   std::optional<TimePoint> last_corrupt_line_;
   EndConnection end_connection_;
   std::map<std::string, Instance> instances_;
+  std::map<Bytes32, NamespaceId> spaces_;  ///< Of namespaces with a shape; may be gone by now.
   std::unordered_map<Id128, std::unique_ptr<Client>> clients_;
   std::unordered_map<Id128, std::unique_ptr<Parted>> parted_;
   std::uint32_t next_instance_ = 1;

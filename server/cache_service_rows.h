@@ -35,6 +35,7 @@ struct CacheService::Instance {
   std::vector<Rank> ranks;        ///< Empty before the first registers.
   NamespaceId space_name{};
   std::string namespace_hash;
+  Bytes32 space{};      ///< What other nodes call its namespace; since it was complete.
   std::string refused;  ///< Why it is not served although all ranks are there.
 
   [[nodiscard]] bool is_complete() const {

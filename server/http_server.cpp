@@ -82,11 +82,23 @@ nlohmann::json to_json(const PoolPlacement& placement) {
   return body;
 }
 
+/// A peer that is away makes a node no less healthy: it computes what it cannot fetch.
+nlohmann::json nodes_json(const Health& health) {
+  nlohmann::json peers = nlohmann::json::array();
+  for (const Health::Peer& peer : health.peers) {
+    nlohmann::json row = {{"peer", peer.address}, {"state", peer.state}};
+    if (!peer.why.empty()) row["reason"] = peer.why;
+    peers.push_back(std::move(row));
+  }
+  return {{"lane", health.lane}, {"listen", health.peer_listen}, {"peers", std::move(peers)}};
+}
+
 Reply health_reply(const Health& health) {
   nlohmann::json body = {
       {"status", health.status}, {"version", kVersion}, {"pool_bytes", health.pool_bytes}};
   if (health.is_ok) {
     body["numa"] = to_json(health.placement);
+    if (!health.lane.empty()) body["nodes"] = nodes_json(health);
   } else {
     body["done_bytes"] = health.done_bytes;
   }
@@ -420,7 +432,7 @@ class HttpServer::Loop final : private kj::TaskSet::ErrorHandler,
   kj::TaskSet tasks_;
 };
 
-Result<std::unique_ptr<HttpServer>> HttpServer::start(HttpListener listener, Options options,
+Result<std::unique_ptr<HttpServer>> HttpServer::start(TcpListener listener, Options options,
                                                       Mailbox<AdminQuestion>& questions) {
   std::unique_ptr<HttpServer> server(
       new HttpServer(std::move(listener), std::move(options), questions));
@@ -432,7 +444,7 @@ Result<std::unique_ptr<HttpServer>> HttpServer::start(HttpListener listener, Opt
   return server;
 }
 
-HttpServer::HttpServer(HttpListener listener, Options options, Mailbox<AdminQuestion>& questions)
+HttpServer::HttpServer(TcpListener listener, Options options, Mailbox<AdminQuestion>& questions)
     : listener_(std::move(listener)),
       options_(std::move(options)),
       questions_(questions),

@@ -34,7 +34,7 @@ class HttpServer {
 
   /// Starts the thread. `questions` outlives it.
   /// Errors: kInternal when no thread can start.
-  static Result<std::unique_ptr<HttpServer>> start(HttpListener listener, Options options,
+  static Result<std::unique_ptr<HttpServer>> start(TcpListener listener, Options options,
                                                    Mailbox<AdminQuestion>& questions);
   /// Ends requests under way and joins the thread.
   ~HttpServer();
@@ -45,10 +45,10 @@ class HttpServer {
 
  private:
   class Loop;
-  HttpServer(HttpListener listener, Options options, Mailbox<AdminQuestion>& questions);
+  HttpServer(TcpListener listener, Options options, Mailbox<AdminQuestion>& questions);
   void run();
 
-  HttpListener listener_;
+  TcpListener listener_;
   Options options_;
   Mailbox<AdminQuestion>& questions_;
   Mailbox<HttpNews> news_;

@@ -236,10 +236,10 @@ bool may_connect(std::uint32_t uid, const std::vector<std::uint32_t>& allowed) {
          std::find(allowed.begin(), allowed.end(), uid) != allowed.end();
 }
 
-Result<HttpListener> listen_http(const std::string& address) {
+Result<TcpListener> listen_tcp(const std::string& address, std::string_view option) {
   const std::size_t colon = address.rfind(':');
   if (colon == std::string::npos || colon == 0) {
-    return fail(Errc::kInvalidArgument, "--http-addr {}: HOST:PORT is needed", address);
+    return fail(Errc::kInvalidArgument, "{} {}: HOST:PORT is needed", option, address);
   }
   const std::string port = address.substr(colon + 1);
   PEGA_TRY(parse_port(port, address));
@@ -252,11 +252,11 @@ Result<HttpListener> listen_http(const std::string& address) {
   wanted.ai_flags = AI_PASSIVE | AI_NUMERICSERV;
   addrinfo* found = nullptr;
   if (const int status = ::getaddrinfo(host.c_str(), port.c_str(), &wanted, &found); status != 0) {
-    return fail(Errc::kInvalidArgument, "--http-addr {}: {}", address, ::gai_strerror(status));
+    return fail(Errc::kInvalidArgument, "{} {}: {}", option, address, ::gai_strerror(status));
   }
   const std::unique_ptr<addrinfo, AddressListDeleter> list(found);
 
-  HttpListener listener;
+  TcpListener listener;
   listener.fd = UniqueFd(
       ::socket(list->ai_family, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, list->ai_protocol));
   if (!listener.fd) return fail_errno(errno, "make a socket");
@@ -264,7 +264,7 @@ Result<HttpListener> listen_http(const std::string& address) {
   ::setsockopt(listener.fd.get(), SOL_SOCKET, SO_REUSEADDR, &on, sizeof on);
   if (::bind(listener.fd.get(), list->ai_addr, list->ai_addrlen) != 0 ||
       ::listen(listener.fd.get(), 64) != 0) {
-    return refuse_errno(errno, "--http-addr " + address);
+    return refuse_errno(errno, fmt::format("{} {}", option, address));
   }
   sockaddr_storage bound{};
   socklen_t size = sizeof bound;

@@ -75,11 +75,12 @@ Result<Peer> peer_of(int connection);
 bool may_connect(std::uint32_t uid, const std::vector<std::uint32_t>& allowed);
 
 /// A TCP socket that listens at HOST:PORT ([HOST]:PORT for IPv6), and the address it really has.
-struct HttpListener {
+struct TcpListener {
   UniqueFd fd;
   std::string address;
 };
+/// `option` is who asks for it, for what people read.
 /// Errors: kInvalidArgument for an address that is none; kRefused when it is taken or forbidden.
-Result<HttpListener> listen_http(const std::string& address);
+Result<TcpListener> listen_tcp(const std::string& address, std::string_view option);
 
 }  // namespace pegaflow

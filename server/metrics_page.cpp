@@ -221,6 +221,82 @@ void calls(MetricsPage& page, const RpcCounters& rpc) {
              rpc.turns_cpu.longest_seconds);
 }
 
+void peers(MetricsPage& page, const NodesReport& nodes) {
+  page.begin(Type::Gauge, "lane_info", "How bytes come from other nodes");
+  page.sample(1, {{"lane", nodes.lane}});
+  const auto by_peer = [&](Type type, const char* name, const char* help, auto&& value) {
+    page.begin(type, name, help);
+    for (const NodesReport::Peer& peer : nodes.peers) {
+      page.sample(value(peer.link), {{"peer", peer.address}});
+    }
+  };
+  using Link = PeerLink::Stats;
+  by_peer(Type::Gauge, "peer_ready", "1 while the other node can be asked",
+          [](const Link& link) { return link.state == PeerLink::State::kReady ? 1 : 0; });
+  by_peer(Type::Counter, "peer_greetings_total", "Times that the other node became ready",
+          [](const Link& link) { return number(link.greetings); });
+  by_peer(Type::Counter, "peer_losses_total", "Times that a ready node was lost",
+          [](const Link& link) { return number(link.losses); });
+  by_peer(Type::Counter, "peer_failures_total", "Attempts to greet the other node that failed",
+          [](const Link& link) { return number(link.failures); });
+  by_peer(Type::Counter, "peer_refusals_total",
+          "Attempts that failed for another version, secret or lane",
+          [](const Link& link) { return number(link.refusals); });
+  by_peer(Type::Counter, "peer_late_total", "Questions without an answer in time",
+          [](const Link& link) { return number(link.late); });
+  page.gauge("peer_connections", "Connections that other nodes made",
+             number(nodes.rpc.connections));
+  page.counter("peer_entered_total", "Other nodes that proved themselves", nodes.gate.greetings);
+  page.counters("peer_refused_total", "Other nodes that were not let in", "reason",
+                {{"version", number(nodes.gate.refused_version)},
+                 {"secret", number(nodes.gate.refused_secret)},
+                 {"limit", number(nodes.rpc.refused_limit)}});
+  page.counters("peer_connections_closed_total", "Connections of other nodes that were closed",
+                "reason",
+                {{"no_hello", number(nodes.rpc.closed_no_hello)},
+                 {"protocol", number(nodes.rpc.closed_protocol)}});
+  page.counter("peer_locates_total", "Questions of other nodes for blocks", nodes.gate.locates);
+}
+
+void fetches(MetricsPage& page, const Snapshot& now, const NodesReport& nodes) {
+  const Fetches::Stats& fetches = nodes.fetches;
+  const BlockStore::Stats& store = now.cache.store;
+  page.counter("fetch_lookups_total", "Lookups that asked other nodes", fetches.lookups);
+  page.counters("fetch_claims_total", "Claims that asked other nodes, by what came of it", "result",
+                {{"coming", number(fetches.claims_coming)},
+                 {"none", number(fetches.claims - fetches.claims_coming)}});
+  page.counters("fetch_blocks_total", "Blocks to be read from other nodes, by how that ended",
+                "result",
+                {{"whole", number(fetches.blocks)}, {"given_up", number(fetches.given_up)}});
+  page.counter("fetch_bytes_total", "Bytes of blocks read from other nodes, whole and in time",
+               fetches.bytes);
+  page.counters("fetch_troubles_total", "Blocks that did not come as they should", "reason",
+                {{"retried", number(fetches.retried)},
+                 {"lease_ended", number(fetches.outlived)},
+                 {"corrupt", number(fetches.corrupt)}});
+  page.counter("fetch_joined_blocks_total", "Blocks wanted that were on their way for another",
+               store.fetches_joined);
+  page.counter("fetch_no_room_total", "Claims that got no room for all that was lent",
+               store.fetches_no_room);
+  page.gauge("fetch_batches", "Reads from other nodes under way", number(fetches.batches));
+  page.gauge("fetch_bytes", "Bytes of slots that fetches have", number(store.fetch_bytes));
+  page.begin(Type::Histogram, "fetch_duration_seconds", "Reads from other nodes, a batch each");
+  page.histogram(fetches.duration, {});
+  page.gauge("replica_blocks", "Sealed blocks that came from other nodes", store.replicas);
+  page.counter("replica_evictions_total", "Of evicted blocks, those that came from other nodes",
+               store.evicted_replicas);
+  page.gauge("leases", "Leases of other nodes", number(store.leases));
+  page.gauge("lent_bytes", "Bytes of blocks lent to other nodes, counted once a lease",
+             number(store.lent_bytes));
+  page.gauge("oldest_lease_seconds", "Age of the oldest lease; 0 without one",
+             now.oldest_lease_seconds);
+  page.counter("lent_bytes_total", "Bytes of blocks lent to other nodes", now.cache.lent_bytes);
+  page.counters("leases_total", "Leases of other nodes", "result",
+                {{"made", number(store.leases_made)},
+                 {"ran_out", number(store.leases_expired)},
+                 {"shortened", number(store.leases_shortened)}});
+}
+
 }  // namespace
 
 std::string metrics_page(const Snapshot& snapshot) {
@@ -232,6 +308,10 @@ std::string metrics_page(const Snapshot& snapshot) {
   demand(page, snapshot.cache.demand);
   clients(page, snapshot);
   calls(page, snapshot.rpc);
+  if (snapshot.nodes) {
+    peers(page, *snapshot.nodes);
+    fetches(page, snapshot, *snapshot.nodes);
+  }
   page.begin(Type::Gauge, "build_info", "The server's version");
   page.sample(1, {{"version", kVersion}});
   return page.text();

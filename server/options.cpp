@@ -40,8 +40,10 @@ void ServerOptions::declare(OptionTable& table) {
   table.list("allow-uid", allow_uid,
              "Users beside our own and root whose processes may connect. All of them share the "
              "pool, so they have to trust each other.");
-  table.text("ready-file", ready_file,
-             "A file that is written once the server is ready: JSON with socket, http and pid.");
+  table.text(
+      "ready-file", ready_file,
+      "A file that is written once the server is ready: JSON with socket, http, pid and, among "
+      "other nodes, peer_listen.");
   table.text("log-level", log_level, "trace, debug, info, warn, error or off.");
 
   table.integer("max-connections", max_connections, 1, 65536,
@@ -70,6 +72,31 @@ void ServerOptions::declare(OptionTable& table) {
   table.list("metric-hll-windows", metric_windows,
              "Times, from 1m to 7d and eight at most, over which /metrics shows hit rates, their "
              "ceilings and working sets; see docs/operations.md.");
+
+  table.list("peers", peers,
+             "HOST:PORT of the --peer-listen of each other node, 64 at most. Blocks that are not "
+             "here are looked for at all of them. This node may be in the list, so that all nodes "
+             "can have the same.");
+  table.text(
+      "peer-listen", peer_listen,
+      "HOST:PORT where other nodes ask for blocks of this one; port 0 picks one and logs it. "
+      "Without it they cannot.");
+  table.text("peer-fabric-listen", peer_fabric_listen,
+             "IP:PORT from which other nodes read the bytes. By default the host of --peer-listen "
+             "and any port; needed where that is 0.0.0.0, since peers are told this address.");
+  table.text("peer-secret-file", peer_secret_file,
+             "A file with a secret of 16 bytes or more, the same on all nodes, that others may not "
+             "read. Nodes prove to each other that they know it and never send it. Without it "
+             "whoever reaches --peer-listen may read the cache.");
+  table.duration("peer-deadline", peer_deadline, milliseconds(1), seconds(10),
+                 "How long a lookup or a claim waits for a peer's answer: below the 20 ms that the "
+                 "connector waits for a claim. Three misses in a row and the peer counts as lost.");
+  table.duration(
+      "fetch-deadline", fetch_deadline, milliseconds(10), seconds(8),
+      "How long blocks may take to come from other nodes, from the claim on; what is not "
+      "there by then is computed. Below the 10 s for which peers lend, less a second.");
+  table.flag("require-rdma", require_rdma,
+             "Refuse to start when blocks of other nodes would come over TCP sockets.");
 
   const char* const no_device = "the server uses no GPU; each engine drives its own copies.";
   table.ignored("devices", true, no_device);

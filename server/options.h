@@ -36,6 +36,14 @@ struct ServerOptions {
   std::string eviction{to_string(kDefaultEviction)};
   bool enable_lfu_admission = false;
   bool disable_lfu_admission = false;
+  // Other nodes.
+  std::vector<std::string> peers;
+  std::string peer_listen;
+  std::string peer_fabric_listen;
+  std::string peer_secret_file;
+  Duration peer_deadline = std::chrono::milliseconds(15);
+  Duration fetch_deadline = std::chrono::seconds(2);
+  bool require_rdma = false;
   std::vector<std::string> metric_windows = {"5m", "1h", "1d"};
 
   /// Enters every option into `table`, which refers to this struct from then on.

@@ -5,12 +5,15 @@
 #include <utility>
 
 #include <fcntl.h>
+#include <netinet/in.h>
+#include <netinet/tcp.h>
 #include <sys/socket.h>
 
 #include <capnp/rpc-twoparty.h>
 
 #include "base/assert.h"
 #include "base/log.h"
+#include "server/background.h"
 #include "server/rpc_error.h"
 
 namespace pegaflow {
@@ -58,11 +61,12 @@ class RpcServer::Connection {
                               kj::LowLevelAsyncIoProvider::ALREADY_NONBLOCK)),
         messages_(*stream_, server.options_.limits, [this](const Error* why) { unreadable(why); }),
         network_(messages_, kFdsPerMessage, capnp::rpc::twoparty::Side::SERVER, reader_options()),
-        rpc_(capnp::makeRpcServer(network_, make_gate(*server.context_, id, peer,
-                                                      [this]() {
-                                                        messages_.greeted();
-                                                        server_.greeted(id_);
-                                                      }))),
+        rpc_(capnp::makeRpcServer(network_, KJ_ASSERT_NONNULL(server.service_)
+                                                .bootstrap(id, peer,
+                                                           [this]() {
+                                                             messages_.greeted();
+                                                             server_.greeted(id_);
+                                                           }))),
         ended_(network_.onDisconnect()
                    .then([this]() { server_.end_later(id_); })
                    .eagerlyEvaluate([this](kj::Exception&&) { server_.end_later(id_); })) {
@@ -115,8 +119,8 @@ RpcServer::~RpcServer() noexcept(false) {
   while (!connections_.empty()) end_connection(Id128(connections_.begin()->first));
 }
 
-void RpcServer::serve(SessionContext& context, int listening_fd) {
-  context_ = &context;
+void RpcServer::serve(Service service, int listening_fd) {
+  service_ = kj::mv(service);
   listening_fd_ = listening_fd;
   observer_ = kj::heap<kj::UnixEventPort::FdObserver>(io_.unixEventPort, listening_fd,
                                                       kj::UnixEventPort::FdObserver::OBSERVE_READ);
@@ -170,12 +174,20 @@ void RpcServer::shed_one() {
 }
 
 void RpcServer::add_connection(UniqueFd fd) {
-  const auto peer = peer_of(fd.get());
-  if (!peer || !may_connect(peer->uid, options_.allowed_uids)) {
-    ++counters_.refused_peer;
-    kLog.warn("connection refused uid={} reason=\"not ours, root's or in --allow-uid\"",
-              peer ? std::to_string(peer->uid) : "unknown");
-    return;
+  Peer user;
+  if (KJ_ASSERT_NONNULL(service_).has_users) {
+    const auto peer = peer_of(fd.get());
+    if (!peer || !may_connect(peer->uid, options_.allowed_uids)) {
+      ++counters_.refused_peer;
+      kLog.warn("connection refused uid={} reason=\"not ours, root's or in --allow-uid\"",
+                peer ? std::to_string(peer->uid) : "unknown");
+      return;
+    }
+    user = *peer;
+  } else {
+    const int on = 1;  // Answers are small, and somebody waits for each.
+    ::setsockopt(fd.get(), IPPROTO_TCP, TCP_NODELAY, &on, sizeof on);
+    ::setsockopt(fd.get(), SOL_SOCKET, SO_KEEPALIVE, &on, sizeof on);
   }
   if (connections_.size() >= options_.max_connections && !make_room()) {
     ++counters_.refused_limit;
@@ -185,7 +197,7 @@ void RpcServer::add_connection(UniqueFd fd) {
   enlarge(fd.get(), SO_RCVBUFFORCE, SO_RCVBUF);
   ++counters_.accepted;
   const Id128 id = Id128::random();
-  auto connection = kj::heap<Connection>(*this, id, *peer, std::move(fd));
+  auto connection = kj::heap<Connection>(*this, id, user, std::move(fd));
   const kj::TimePoint now = io_.provider->getTimer().now();
   connection->silent = silent_.insert(silent_.end(), {id, now + to_kj(options_.hello_timeout)});
   connections_.emplace(id, kj::mv(connection));
@@ -253,8 +265,7 @@ void RpcServer::end_connection(const Id128& connection) {
     ended->silent.reset();
     if (silent_.empty()) arm_hello_timer();
   }
-  context_->service.disconnected(connection);
-  context_->background.poke();
+  KJ_ASSERT_NONNULL(service_).ended(connection);
 }
 
 void RpcServer::taskFailed(kj::Exception&& exception) {

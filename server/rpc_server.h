@@ -7,19 +7,21 @@
 #include <unordered_map>
 #include <vector>
 
+#include <capnp/capability.h>
 #include <kj/async-io.h>
 #include <kj/async-unix.h>
+#include <kj/function.h>
 
 #include "base/clock.h"
 #include "base/id128.h"
 #include "base/unique_fd.h"
 #include "server/bounded_stream.h"
+#include "server/listener.h"
 #include "server/rpc_counters.h"
-#include "server/session.h"
 
 namespace pegaflow {
 
-/// Serves cache.capnp on a listening Unix socket.
+/// Serves a bootstrap interface, which has a hello, on a listening socket.
 ///
 /// Connections are capped, and a connection that says no hello in time is closed. A peer that
 /// misbehaves loses its own connection only. There is a timer only while a connection has not said
@@ -32,13 +34,25 @@ class RpcServer final : private kj::TaskSet::ErrorHandler {
     std::vector<std::uint32_t> allowed_uids;
     BoundedStream::Limits limits;
   };
+  /// What is served.
+  struct Service {
+    /// The bootstrap of a connection; it calls the function once it was greeted as it should be.
+    kj::Function<capnp::Capability::Client(const Id128& connection, const Peer& peer,
+                                           kj::Function<void()> greeted)>
+        bootstrap;
+    /// A connection is over; what was served on it goes next.
+    kj::Function<void(const Id128& connection)> ended;
+    /// Those of a Unix socket, who have to be of `allowed_uids`. Others are nobody.
+    bool has_users = true;
+  };
 
   /// `io` and `counters` outlive it.
   RpcServer(kj::AsyncIoContext& io, Options options, RpcCounters& counters);
   ~RpcServer() noexcept(false);
 
-  /// Accepts on `listening_fd`, which stays the caller's. `context` outlives the server.
-  void serve(SessionContext& context, int listening_fd);
+  /// Accepts on `listening_fd`, which stays the caller's. What `service` refers to outlives the
+  /// server.
+  void serve(Service service, int listening_fd);
   /// Accepts no more; connections that are there go on.
   void stop_accepting();
 
@@ -63,7 +77,7 @@ class RpcServer final : private kj::TaskSet::ErrorHandler {
   kj::AsyncIoContext& io_;
   Options options_;
   RpcCounters& counters_;
-  SessionContext* context_ = nullptr;
+  kj::Maybe<Service> service_;
 
   int listening_fd_ = -1;
   kj::Maybe<kj::Own<kj::UnixEventPort::FdObserver>> observer_;

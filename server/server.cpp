@@ -26,6 +26,7 @@
 #include "server/cache_service.h"
 #include "server/http_server.h"
 #include "server/main_loop.h"
+#include "server/nodes.h"
 #include "server/pool_preparation.h"
 #include "server/rpc_error.h"
 #include "server/rpc_server.h"
@@ -75,6 +76,9 @@ Result<void> write_ready_file(const std::string& path, const nlohmann::json& con
   return {};
 }
 
+/// Program and version, for the logs of others.
+std::string build() { return fmt::format("pegaflow-server {}", kVersion); }
+
 /// Which part of the pool is near each node of the machine: its own, or that of the node next to
 /// it.
 std::map<std::int32_t, std::uint32_t> part_of_node(const NumaTopology& topology,
@@ -109,18 +113,19 @@ class Server final : private kj::TaskSet::ErrorHandler {
  public:
   Server(const ServerOptions& options, std::vector<std::uint32_t> allowed_uids,
          std::vector<std::chrono::seconds> windows, EvictionKind eviction, NumaPolicy numa,
-         SocketLock lock)
+         SocketLock lock, std::optional<Nodes::Plan> nodes)
       : options_(options),
         allowed_uids_(std::move(allowed_uids)),
         windows_(std::move(windows)),
         eviction_(eviction),
         numa_(numa),
         lock_(std::move(lock)),
+        nodes_plan_(std::move(nodes)),
         io_(kj::setupAsyncIo()),
         questions_(2 * HttpServer::kQuestions),
         tasks_(*this) {}
 
-  Result<void> run(HttpListener http_listener, std::string token) {
+  Result<void> run(TcpListener http_listener, std::string token) {
     http_address_ = http_listener.address;
     HttpServer::Options http_options;
     http_options.token = std::move(token);
@@ -194,6 +199,35 @@ class Server final : private kj::TaskSet::ErrorHandler {
     PEGA_ASSERT(sent, "the HTTP thread does not read its news");
   }
 
+  /// Again whenever a peer comes or goes.
+  void publish_ready() {
+    if (!is_serving_ || is_stopping_) return;
+    Health health{.is_ok = true,
+                  .status = "ok",
+                  .pool_bytes = pool_->size_bytes(),
+                  .done_bytes = pool_->size_bytes(),
+                  .placement = pool_->placement()};
+    if (nodes_ != nullptr) {
+      const NodesReport report = nodes_->report();
+      health.lane = report.lane;
+      health.peer_listen = report.listen;
+      for (const NodesReport::Peer& peer : report.peers) {
+        health.peers.push_back({.address = peer.address,
+                                .state = std::string(to_string(peer.link.state)),
+                                .why = peer.link.why});
+      }
+    }
+    HttpNews news;
+    news.health = std::move(health);
+    if (http_->publish(std::move(news)) || is_republishing_) return;
+    // The HTTP thread is slow, and peers come and go: what it is told last is what counts.
+    is_republishing_ = true;
+    tasks_.add(io_.provider->getTimer().afterDelay(1 * kj::SECONDS).then([this]() {
+      is_republishing_ = false;
+      publish_ready();
+    }));
+  }
+
   void read_pool_news() {
     preparation_->news().drain([this](PoolNews&& news) {
       if (news.error) {
@@ -231,6 +265,11 @@ class Server final : private kj::TaskSet::ErrorHandler {
                                                   rpc_->end_connection(connection);
                                                 }));
     background_ = std::make_unique<Background>(*service_, io_.provider->getTimer(), clock_);
+    if (nodes_plan_) {
+      PEGA_TRY_LET(nodes_, Nodes::start(io_, std::move(*nodes_plan_), *pool_, *service_,
+                                        *background_, clock_, [this]() { publish_ready(); }));
+      watch_mailbox(fabric_news_, nodes_->completions(), [this]() { nodes_->read_completions(); });
+    }
     context_.reset(new SessionContext{.service = *service_,
                                       .background = *background_,
                                       .counters = counters_,
@@ -239,8 +278,9 @@ class Server final : private kj::TaskSet::ErrorHandler {
                                       .clock = clock_,
                                       .pool_fd = pool_->fd(),
                                       .pool_bytes = pool_->size_bytes(),
+                                      .fetches = nodes_ == nullptr ? nullptr : &nodes_->fetches(),
                                       .server = Id128::random(),
-                                      .build = fmt::format("pegaflow-server {}", kVersion),
+                                      .build = build(),
                                       .process_gone =
                                           [this](const Id128& connection) {
                                             tasks_.add(kj::evalLater([this, connection]() {
@@ -255,27 +295,25 @@ class Server final : private kj::TaskSet::ErrorHandler {
     rpc_options.allowed_uids = allowed_uids_;
     rpc_ = std::make_unique<RpcServer>(io_, std::move(rpc_options), counters_);
     admin_ = std::make_unique<Admin>(*service_, *background_, io_.provider->getTimer(), clock_,
-                                     counters_, *pool_, *http_, questions_);
+                                     counters_, *pool_, nodes_.get(), *http_, questions_);
     watch_mailbox(admin_news_, questions_, [this]() { admin_->read(); });
 
     auto listener = Listener::open(lock_, options_.socket_group);
     if (!listener) return tl::unexpected<Error>(std::move(listener.error()));
     listener_.emplace(std::move(*listener));
-    rpc_->serve(*context_, listener_->fd());
-    publish({.is_ok = true,
-             .status = "ok",
-             .pool_bytes = pool_->size_bytes(),
-             .done_bytes = pool_->size_bytes(),
-             .placement = placement});
+    rpc_->serve(client_service(*context_), listener_->fd());
+    is_serving_ = true;
+    publish_ready();
     const std::string advice = huge_page_advice(*pool_);
     kLog.info("ready socket={} http={} pool={} pages={} eviction={} numa=\"{}\"{}",
               lock_.socket().string(), http_address_, format_bytes(pool_->size_bytes()),
               format_bytes(pool_->page_bytes()), to_string(eviction_), to_string(placement),
               advice.empty() ? "" : fmt::format(" advice=\"{}\"", advice));
     if (options_.ready_file.empty()) return {};
-    return write_ready_file(
-        options_.ready_file,
-        {{"socket", lock_.socket().string()}, {"http", http_address_}, {"pid", ::getpid()}});
+    nlohmann::json ready = {
+        {"socket", lock_.socket().string()}, {"http", http_address_}, {"pid", ::getpid()}};
+    if (nodes_ != nullptr) ready["peer_listen"] = nodes_->report().listen;
+    return write_ready_file(options_.ready_file, ready);
   }
 
   void taskFailed(kj::Exception&& exception) override {
@@ -290,10 +328,13 @@ class Server final : private kj::TaskSet::ErrorHandler {
   NumaTopology topology_ = NumaTopology::read();
   SteadyClock clock_;
   SocketLock lock_;
+  std::optional<Nodes::Plan> nodes_plan_;
   kj::AsyncIoContext io_;
   RpcCounters counters_;
   std::string http_address_;
   bool is_stopping_ = false;
+  bool is_serving_ = false;
+  bool is_republishing_ = false;
   std::optional<Error> failure_;
 
   Mailbox<AdminQuestion> questions_;
@@ -302,12 +343,14 @@ class Server final : private kj::TaskSet::ErrorHandler {
   std::unique_ptr<Pool> pool_;
   std::unique_ptr<CacheService> service_;
   std::unique_ptr<Background> background_;
+  std::unique_ptr<Nodes> nodes_;  // Its fabric's thread writes into the pool.
   std::unique_ptr<SessionContext> context_;
   std::unique_ptr<Admin> admin_;
   std::optional<Listener> listener_;
   std::unique_ptr<RpcServer> rpc_;  // Watches the listener.
   kj::Own<kj::UnixEventPort::FdObserver> pool_news_;
   kj::Own<kj::UnixEventPort::FdObserver> admin_news_;
+  kj::Own<kj::UnixEventPort::FdObserver> fabric_news_;
   kj::TaskSet tasks_;
 };
 
@@ -326,7 +369,8 @@ Result<void> run_server(const ServerOptions& options, const RuntimeDirectories& 
   }
   PEGA_TRY_LET(const std::filesystem::path socket, socket_path(options.addr, directories));
   PEGA_TRY_LET(SocketLock lock, SocketLock::take(socket, options.socket_group));
-  PEGA_TRY_LET(HttpListener http, listen_http(options.http_addr));
+  PEGA_TRY_LET(std::optional<Nodes::Plan> nodes, Nodes::plan(options, build()));
+  PEGA_TRY_LET(TcpListener http, listen_tcp(options.http_addr, "--http-addr"));
 
   // Before any thread, so that all of them inherit the mask. A peer that closes its socket is an
   // error of write(), not a signal.
@@ -334,7 +378,8 @@ Result<void> run_server(const ServerOptions& options, const RuntimeDirectories& 
   kj::UnixEventPort::captureSignal(SIGINT);
   std::signal(SIGPIPE, SIG_IGN);
 
-  Server server(options, std::move(uids), std::move(windows), eviction, numa, std::move(lock));
+  Server server(options, std::move(uids), std::move(windows), eviction, numa, std::move(lock),
+                std::move(nodes));
   return server.run(std::move(http), std::move(token));
 }
 

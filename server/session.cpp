@@ -13,6 +13,7 @@
 #include "base/log.h"
 #include "base/unique_fd.h"
 #include "capnp/codec.h"
+#include "server/fetches.h"
 #include "server/process_watch.h"
 
 namespace pegaflow {
@@ -22,6 +23,9 @@ constexpr Log kLog{"rpc"};
 
 /// Keys that one turn of the loop handles when they change the store.
 constexpr std::size_t kMaxBuildBytes = 256;
+
+/// Of an open that waits for blocks, whatever its caller asks for.
+constexpr std::chrono::milliseconds kLongestPatience{10000};
 
 /// Counts one call when it has been answered.
 class Measured {
@@ -101,8 +105,11 @@ void write_slots(std::span<const std::uint32_t> from, capnp::List<std::uint32_t>
 
 class SessionImpl final : public wire::Session::Server {
  public:
-  SessionImpl(SessionContext& context, const Id128& connection)
-      : context_(context), service_(context.service), connection_(connection) {}
+  SessionImpl(SessionContext& context, const Id128& connection, std::uint16_t version)
+      : context_(context),
+        service_(context.service),
+        connection_(connection),
+        fetches_(version >= kWireKnowsNodes ? context.fetches : nullptr) {}
 
  protected:
   // `register` is a word of C++, hence the generated code's name for it.
@@ -134,8 +141,10 @@ class SessionImpl final : public wire::Session::Server {
 
   kj::Promise<void> lookup(LookupContext call) override {
     const Measured measured(context_, Method::kLookup);
+    std::span<const BlockKey> keys;
     const auto found =
-        read_keys(call.getParams(), context_.keys).and_then([&](std::span<const BlockKey> keys) {
+        read_keys(call.getParams(), context_.keys).and_then([&](std::span<const BlockKey> read) {
+          keys = read;
           return service_.lookup(connection_, keys);
         });
     // A lookup has no error on the wire: whoever has no instance, or keys that are none, misses.
@@ -144,7 +153,14 @@ class SessionImpl final : public wire::Session::Server {
       results.setSealed(static_cast<std::uint32_t>(found->blocks));
       results.setComplete(found->complete);
     }
-    return finish(measured, found);
+    if (!found || !found->complete || fetches_ == nullptr || found->blocks == keys.size()) {
+      return finish(measured, found);
+    }
+    return fetches_->reach(connection_, keys.subspan(found->blocks))
+        .then([this, call, measured, found](std::size_t reachable) mutable {
+          call.getResults().setReachable(static_cast<std::uint32_t>(reachable));
+          return finish(measured, found);
+        });
   }
 
   kj::Promise<void> claim(ClaimContext call) override {
@@ -152,9 +168,9 @@ class SessionImpl final : public wire::Session::Server {
     const Id128 token = read_id(call.getParams().getToken());
     const auto keys = read_keys(call.getParams().getKeys(), context_.keys);
     if (!keys || (loads_.is_idle() && keys->size() <= CacheService::kClaimSlice)) {
-      return answer_claim(
-          keys.and_then([&](auto each) { return service_.claim(connection_, token, each); }), call,
-          measured);
+      return extend_claim(
+          keys.and_then([&](auto each) { return service_.claim(connection_, token, each); }), token,
+          keys.value_or(std::span<const BlockKey>()), call, measured);
     }
     struct State {
       std::vector<BlockKey> keys;  // Of its own: other calls come between the slices.
@@ -165,15 +181,17 @@ class SessionImpl final : public wire::Session::Server {
     return loads_
         .run(context_.timer,
              [this, &shared, token]() { return claim_slice(token, shared.keys, shared.found); })
-        .then([this, call, measured, state = kj::mv(state)]() mutable {
-          return answer_claim(state->found, call, measured);
+        .then([this, call, measured, token, state = kj::mv(state)]() mutable {
+          return extend_claim(state->found, token, state->keys, call, measured);
         });
   }
 
   kj::Promise<void> unclaim(UnclaimContext call) override {
     const Id128 token = read_id(call.getParams().getToken());
-    return done_in_order(loads_, Method::kUnclaim, call,
-                         [this, token]() { return service_.unclaim(connection_, token); });
+    return done_in_order(loads_, Method::kUnclaim, call, [this, token]() {
+      if (fetches_ != nullptr) fetches_->ended(token);
+      return service_.unclaim(connection_, token);
+    });
   }
 
   kj::Promise<void> open(OpenContext call) override {
@@ -183,6 +201,18 @@ class SessionImpl final : public wire::Session::Server {
     const std::size_t first = params.getFirst();
     const std::size_t count = params.getCount();
     const PinId pin{params.getPin()};
+    if (fetches_ != nullptr) {
+      const auto patience = std::min<std::chrono::milliseconds>(
+          std::chrono::milliseconds(params.getPatienceMs()), kLongestPatience);
+      // Behind the claim that it may be of.
+      return loads_.run(context_.timer, []() { return false; })
+          .then([this, token, first, count, pin, patience]() {
+            return fetches_->open(connection_, token, first, count, pin, patience);
+          })
+          .then([this, call, measured](Result<CacheService::Opened>&& opened) mutable {
+            return answer_open(opened, call, measured);
+          });
+    }
     if (loads_.is_idle() && count <= CacheService::kOpenSlice) {
       return answer_open(service_.open(connection_, token, first, count, pin), call, measured);
     }
@@ -208,8 +238,10 @@ class SessionImpl final : public wire::Session::Server {
 
   kj::Promise<void> release(ReleaseContext call) override {
     const PinId pin{call.getParams().getPin()};
-    return done_in_order(loads_, Method::kRelease, call,
-                         [this, pin]() { return service_.release(connection_, pin); });
+    return done_in_order(loads_, Method::kRelease, call, [this, pin]() {
+      if (fetches_ != nullptr) fetches_->released(connection_, pin);
+      return service_.release(connection_, pin);
+    });
   }
 
   kj::Promise<void> reserve(ReserveContext call) override {
@@ -370,12 +402,26 @@ class SessionImpl final : public wire::Session::Server {
         });
   }
 
-  kj::Promise<void> answer_claim(const Result<CacheService::Found>& found, ClaimContext call,
+  /// Adds what other nodes have of `keys`, where there are any, and answers.
+  kj::Promise<void> extend_claim(const Result<CacheService::Found>& found, const Id128& token,
+                                 std::span<const BlockKey> keys, ClaimContext call,
                                  const Measured& measured) {
+    if (!found || !found->complete || fetches_ == nullptr || found->blocks == keys.size()) {
+      return answer_claim(found, 0, call, measured);
+    }
+    return fetches_->extend(connection_, token, keys, found->blocks)
+        .then([this, call, measured, found](std::size_t coming) mutable {
+          return answer_claim(found, coming, call, measured);
+        });
+  }
+
+  kj::Promise<void> answer_claim(const Result<CacheService::Found>& found, std::size_t coming,
+                                 ClaimContext call, const Measured& measured) {
     auto results = call.getResults();
     if (found) {
       results.setReady(static_cast<std::uint32_t>(found->blocks));
       results.setComplete(found->complete);
+      results.setComing(static_cast<std::uint32_t>(coming));
     } else {
       write_error(found.error(), results.initError());
     }
@@ -393,6 +439,7 @@ class SessionImpl final : public wire::Session::Server {
         write_numbers<std::uint64_t>(opened->checksums,
                                      results.initChecksums(static_cast<unsigned>(checksums)));
       }
+      results.setComing(static_cast<std::uint32_t>(opened->coming));
     } else {
       write_error(opened.error(), call.getResults().initError());
     }
@@ -473,8 +520,9 @@ class SessionImpl final : public wire::Session::Server {
   SessionContext& context_;
   CacheService& service_;
   Id128 connection_;
-  InOrder jobs_;   ///< Reserve, publish, abandon.
-  InOrder loads_;  ///< Claim and open, and what ends them.
+  Fetches* fetches_;  ///< Null: of blocks elsewhere this client is not told.
+  InOrder jobs_;      ///< Reserve, publish, abandon.
+  InOrder loads_;     ///< Claim and open, and what ends them.
 };
 
 class GateImpl final : public wire::Gate::Server {
@@ -567,7 +615,7 @@ class GateImpl final : public wire::Gate::Server {
     auto results = call.getResults();
     results.setVersion(version);
     write_id(connection_, results.initConnection());
-    results.setSession(kj::heap<SessionImpl>(context_, connection_));
+    results.setSession(kj::heap<SessionImpl>(context_, connection_, version));
     greeted_();
     measured.ok();
     kLog.debug("connected build=\"{}\" pid={} version={} connection={}", build_of(params),
@@ -587,6 +635,18 @@ class GateImpl final : public wire::Gate::Server {
 wire::Gate::Client make_gate(SessionContext& context, const Id128& connection, const Peer& peer,
                              kj::Function<void()> greeted) {
   return kj::heap<GateImpl>(context, connection, peer, kj::mv(greeted));
+}
+
+RpcServer::Service client_service(SessionContext& context) {
+  return {.bootstrap =
+              [&context](const Id128& connection, const Peer& peer, kj::Function<void()> greeted) {
+                return make_gate(context, connection, peer, kj::mv(greeted));
+              },
+          .ended =
+              [&context](const Id128& connection) {
+                context.service.disconnected(connection);
+                context.background.poke();
+              }};
 }
 
 }  // namespace pegaflow

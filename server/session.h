@@ -18,8 +18,11 @@
 #include "server/cache_service.h"
 #include "server/listener.h"
 #include "server/rpc_counters.h"
+#include "server/rpc_server.h"
 
 namespace pegaflow {
+
+class Fetches;
 
 /// What every connection's objects need; all of it outlives them.
 struct SessionContext {
@@ -31,8 +34,9 @@ struct SessionContext {
   const Clock& clock;
   int pool_fd = -1;
   std::uint64_t pool_bytes = 0;
-  Id128 server;       ///< Our incarnation.
-  std::string build;  ///< Program and version, for clients' logs.
+  Fetches* fetches = nullptr;  ///< Null: there are no other nodes.
+  Id128 server;                ///< Our incarnation.
+  std::string build;           ///< Program and version, for clients' logs.
   /// The process of a connection ended. Called from the watch's own turn, so it only schedules.
   kj::Function<void(const Id128&)> process_gone;
   std::vector<BlockKey> keys;  ///< Scratch for the calls that finish in their own turn.
@@ -42,5 +46,7 @@ struct SessionContext {
 /// session. `context` outlives it. Thread-bound.
 wire::Gate::Client make_gate(SessionContext& context, const Id128& connection, const Peer& peer,
                              kj::Function<void()> greeted);
+/// What an RpcServer serves to clients. `context` outlives it.
+RpcServer::Service client_service(SessionContext& context);
 
 }  // namespace pegaflow

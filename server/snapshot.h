@@ -3,12 +3,14 @@
 /// What crosses between the RPC thread and the HTTP thread: questions, and plain answers.
 
 #include <cstdint>
+#include <optional>
 #include <string>
 #include <variant>
 #include <vector>
 
 #include "engine/pool_placement.h"
 #include "server/cache_service.h"
+#include "server/nodes.h"
 #include "server/rpc_counters.h"
 
 namespace pegaflow {
@@ -18,8 +20,10 @@ struct Snapshot {
   CacheService::Stats cache;
   RpcCounters rpc;
   std::uint64_t pool_bytes = 0;
-  std::uint64_t pool_page_bytes = 0;  ///< Of the memory's pages: 4 KiB or huge.
-  double oldest_pin_seconds = 0;      ///< 0 without a pin.
+  std::uint64_t pool_page_bytes = 0;   ///< Of the memory's pages: 4 KiB or huge.
+  double oldest_pin_seconds = 0;       ///< 0 without a pin.
+  double oldest_lease_seconds = 0;     ///< 0 without a lease.
+  std::optional<NodesReport> nodes{};  ///< Where there are others.
 };
 
 struct CleanupReport {
@@ -53,6 +57,14 @@ struct Health {
   std::uint64_t pool_bytes = 0;
   std::uint64_t done_bytes = 0;  ///< Of the pool, while it is being prepared.
   PoolPlacement placement{};     ///< Of the pool, once it is there.
+  struct Peer {
+    std::string address;
+    std::string state;
+    std::string why;  ///< It is not ready.
+  };
+  std::string lane{};         ///< Between nodes: "tcp"; empty where there are no others.
+  std::string peer_listen{};  ///< Where they reach us.
+  std::vector<Peer> peers{};
 };
 
 /// From the RPC thread to the HTTP thread.

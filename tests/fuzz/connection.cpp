@@ -108,7 +108,7 @@ class Target {
                                       .process_gone = [](const Id128&) {},
                                       .keys = {}});
     rpc_ = std::make_unique<RpcServer>(io_, RpcServer::Options(), counters_);
-    rpc_->serve(*context_, listener_.get());
+    rpc_->serve(client_service(*context_), listener_.get());
   }
 
   void stop() {

@@ -10,7 +10,7 @@ namespace {
 
 TEST_SUITE("HttpServer") {
   TEST_CASE("/health before anything was published says what the server was started with") {
-    auto listener = listen_http("127.0.0.1:0");
+    auto listener = listen_tcp("127.0.0.1:0", "--http-addr");
     REQUIRE(listener);
     const std::string address = listener->address;
     Mailbox<AdminQuestion> questions(1);

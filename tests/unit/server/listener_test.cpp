@@ -187,27 +187,28 @@ TEST_SUITE("peers") {
   }
 }
 
-TEST_SUITE("listen_http") {
+TEST_SUITE("listen_tcp") {
   TEST_CASE("port 0 becomes a real one, in both families") {
-    const auto v4 = listen_http("127.0.0.1:0");
+    const auto v4 = listen_tcp("127.0.0.1:0", "--http-addr");
     REQUIRE(v4);
     CHECK(v4->address.starts_with("127.0.0.1:"));
     CHECK(v4->address != "127.0.0.1:0");
-    if (const auto v6 = listen_http("[::1]:0")) CHECK(v6->address.starts_with("[::1]:"));
+    if (const auto v6 = listen_tcp("[::1]:0", "--http-addr"))
+      CHECK(v6->address.starts_with("[::1]:"));
   }
 
   TEST_CASE("a port that is taken is refused, and what is no address is a mistake") {
-    const auto first = listen_http("127.0.0.1:0");
+    const auto first = listen_tcp("127.0.0.1:0", "--http-addr");
     REQUIRE(first);
 
-    const auto second = listen_http(first->address);
+    const auto second = listen_tcp(first->address, "--http-addr");
 
     REQUIRE_FALSE(second);
     CHECK(second.error().code == Errc::kRefused);
     CHECK(second.error().detail.find(first->address) != std::string::npos);
     for (const char* const wrong : {"", "9091", "127.0.0.1:", "127.0.0.1:http", "no host:1"}) {
       CAPTURE(wrong);
-      const auto none = listen_http(wrong);
+      const auto none = listen_tcp(wrong, "--http-addr");
       REQUIRE_FALSE(none);
       CHECK(none.error().code == Errc::kInvalidArgument);
     }

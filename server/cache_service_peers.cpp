@@ -1,0 +1,136 @@
+// What a CacheService does with and for other nodes.
+#include <algorithm>
+#include <numeric>
+#include <utility>
+
+#include "base/page_layout.h"
+#include "server/cache_service_rows.h"
+
+namespace pegaflow {
+namespace {
+
+/// Names of namespaces that are gone are looked for when there are more than this.
+constexpr std::size_t kManySpaces = 512;
+
+}  // namespace
+
+std::uint64_t CacheService::Wants::block_bytes() const {
+  return std::accumulate(page_bytes.begin(), page_bytes.end(), std::uint64_t{0});
+}
+
+void CacheService::name_space(Instance& instance) {
+  const NamespaceTable::Namespace* const space = namespaces_->find(instance.space_name);
+  std::vector<std::uint64_t> page_bytes;
+  for (const Shape::Shard& shard : space->shape.shards) page_bytes.push_back(shard.page_bytes);
+  instance.space = space_name(space->factors, page_bytes);
+  if (spaces_.size() > kManySpaces) {
+    std::erase_if(spaces_,
+                  [this](const auto& entry) { return namespaces_->find(entry.second) == nullptr; });
+  }
+  spaces_.insert_or_assign(instance.space, instance.space_name);
+}
+
+const NamespaceTable::Namespace* CacheService::space_called(const Bytes32& name) const {
+  const auto found = spaces_.find(name);
+  return found == spaces_.end() ? nullptr : namespaces_->find(found->second);
+}
+
+// ---- what we fetch
+
+Result<CacheService::Wants> CacheService::wants(const Id128& connection) {
+  PEGA_TRY_LET(Client* const caller, member(connection));
+  const Instance& instance = *caller->instance;
+  if (!instance.is_complete()) {
+    return fail(Errc::kGone, "a rank of instance {} is away", instance.id);
+  }
+  Wants wants{.space = instance.space, .page_bytes = {}};
+  for (const Shape::Shard& shard : namespaces_->find(instance.space_name)->shape.shards) {
+    wants.page_bytes.push_back(shard.page_bytes);
+  }
+  return wants;
+}
+
+Result<CacheService::Fetch> CacheService::fetch(const Id128& connection, const Id128& token,
+                                                std::size_t first, std::span<const BlockKey> keys,
+                                                std::size_t fetchable) {
+  PEGA_TRY_LET(Client* const caller, member(connection));
+  const Instance& instance = *caller->instance;
+  if (!instance.is_complete()) {
+    return fail(Errc::kGone, "a rank of instance {} is away", instance.id);
+  }
+  PEGA_TRY_LET(const BlockStore::Fetch planned,
+               store_->fetch(*caller->holder, space_of(instance), token, first, keys, fetchable));
+  Fetch fetch{.blocks = planned.blocks, .coming = planned.coming, .frames = {}};
+  fetch.frames.reserve(planned.frames.size());
+  for (const BlockStore::Fetch::Frame& frame : planned.frames) {
+    Fetched& to = fetch.frames.emplace_back();
+    to.place = frame.place;
+    to.frame = frame.frame;
+    for (std::uint32_t shard = 0; shard < instance.shards; ++shard) {
+      to.offsets.push_back(store_->page_offset(frame.frame, shard));
+    }
+  }
+  return fetch;
+}
+
+void CacheService::fetched(SlotIndex frame, std::uint32_t shards,
+                           std::span<const std::uint64_t> checksums) {
+  // Before anybody can open it. What was in the place before may have left its own.
+  std::uint64_t bytes = 0;
+  for (std::uint32_t shard = 0; shard < shards; ++shard) {
+    bytes += store_->page_bytes(frame, shard);
+    const std::uint64_t checksum = checksums.empty() ? ChecksumTable::kNone : checksums[shard];
+    if (checksum != ChecksumTable::kNone || !checksums_.is_empty()) {
+      checksums_.set(store_->page_number(frame, shard), checksum);
+    }
+  }
+  if (store_->fetched(frame)) counted_.fetch_bytes += bytes;
+}
+
+void CacheService::give_up(SlotIndex frame) { store_->give_up(frame); }
+void CacheService::settle_fetch(SlotIndex frame) { store_->settle(frame); }
+
+Result<CacheService::Opened> CacheService::open_arrived(const Id128& connection, const Id128& token,
+                                                        std::size_t first, std::size_t count,
+                                                        PinId pin) {
+  PEGA_TRY(worker(connection));
+  PEGA_TRY_LET(const std::size_t there, store_->arrived(token, first, std::min(count, kOpenSlice)));
+  if (there == 0) return Opened{.slots = {}, .checksums = {}, .coming = count};
+  PEGA_TRY_LET(Opened opened, open(connection, token, first, there, pin));
+  opened.coming = count - there;
+  return opened;
+}
+
+// ---- what they read
+
+std::size_t CacheService::present(const Bytes32& space, std::span<const BlockKey> keys) const {
+  const NamespaceTable::Namespace* const found = space_called(space);
+  return found == nullptr ? 0 : store_->present(found->space, keys);
+}
+
+Result<CacheService::Lent> CacheService::lend(const Bytes32& space, std::span<const BlockKey> keys,
+                                              Duration time) {
+  const NamespaceTable::Namespace* const found = space_called(space);
+  if (found == nullptr) return Lent{};
+  const auto shards = static_cast<std::uint32_t>(found->shape.shards.size());
+  PEGA_TRY_LET(const BlockStore::Lent lent, store_->lend(found->space, keys, time));
+  Lent answer{.lease = lent.lease, .pages = {}, .checksums = {}};
+  answer.pages.reserve(lent.frames.size() * shards);
+  bool has_one = false;
+  for (const SlotIndex frame : lent.frames) {
+    for (std::uint32_t shard = 0; shard < shards; ++shard) {
+      answer.pages.push_back(
+          static_cast<std::uint32_t>(store_->page_offset(frame, shard) / kSlotAlignment));
+      counted_.lent_bytes += store_->page_bytes(frame, shard);
+      if (checksums_.is_empty()) continue;
+      answer.checksums.push_back(checksums_[store_->page_number(frame, shard)]);
+      has_one = has_one || answer.checksums.back() != ChecksumTable::kNone;
+    }
+  }
+  if (!has_one) answer.checksums.clear();
+  return answer;
+}
+
+void CacheService::end_lease(LeaseId lease) { store_->end_lease(lease); }
+
+}  // namespace pegaflow

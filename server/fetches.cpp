@@ -1,0 +1,460 @@
+#include "server/fetches.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "base/assert.h"
+#include "base/log.h"
+#include "base/page_layout.h"
+#include "base/units.h"
+#include "server/rpc_error.h"
+
+namespace pegaflow {
+namespace {
+
+constexpr Log kLog{"fetch"};
+
+/// Blocks that are sealed in one turn of the loop.
+constexpr std::size_t kMaxBatchBlocks = 64;
+
+kj::Duration to_kj(Duration time) {
+  return std::max(Duration::zero(), time).count() * kj::NANOSECONDS;
+}
+
+}  // namespace
+
+/// What an owner lent to one fetch.
+struct Fetches::Lease {
+  PeerLink* peer = nullptr;
+  std::uint64_t life = 0;  ///< Of the peer, that granted it.
+  Fabric::PeerId fabric_peer{};
+  RegionId region{};
+  std::uint64_t number = 0;
+  TimePoint end;  ///< By our BootClock.
+  std::vector<std::uint32_t> pages;
+  std::vector<std::uint64_t> checksums;
+  std::size_t blocks = 0;
+  std::size_t users = 1;  ///< Batches that are not settled, and whoever still makes some.
+};
+
+/// What one claim wants.
+struct Fetches::Plan {
+  Id128 connection;
+  Id128 token;
+  CacheService::Wants wants;
+  std::vector<BlockKey> keys;
+  std::size_t claimed = 0;          ///< How many of them the claim has.
+  TimePoint deadline;               ///< By the fabric's clock.
+  std::vector<PeerLink*> failed{};  ///< Owners that lent nothing, or of which blocks did not come.
+
+  void note_failed(PeerLink* owner) {
+    if (std::find(failed.begin(), failed.end(), owner) == failed.end()) failed.push_back(owner);
+  }
+
+  [[nodiscard]] std::size_t shards() const { return wants.page_bytes.size(); }
+};
+
+/// A block on its way.
+struct Fetches::Block {
+  std::size_t place = 0;  ///< Of its key, in the plan's.
+  SlotIndex frame = kNoSlot;
+  std::vector<std::uint64_t> offsets;
+  std::size_t lent = 0;  ///< Its place in the lease.
+};
+
+/// What is read, and sealed, together.
+struct Fetches::Batch {
+  OnePlan plan;
+  OneLease lease;
+  std::vector<Block> blocks;
+  TimePoint since{};
+  bool is_answered = false;  ///< The blocks that are left were given up, and are not settled.
+};
+
+struct Fetches::Opening {
+  Id128 connection;
+  Id128 token;
+  std::size_t first = 0;
+  std::size_t count = 0;
+  PinId pin{};
+  TimePoint deadline;
+};
+
+Fetches::Fetches(CacheService& service, Peers& peers, Fabric& fabric, RegionId pool,
+                 Background& background, kj::Timer& timer, const Clock& clock, const Clock& boot,
+                 const Options& options)
+    : service_(service),
+      peers_(peers),
+      fabric_(fabric),
+      pool_(pool),
+      background_(background),
+      timer_(timer),
+      clock_(clock),
+      boot_(boot),
+      options_(options),
+      progress_made_(nullptr),
+      tasks_(*this) {
+  auto pair = kj::newPromiseAndFulfiller<void>();
+  progress_ = kj::mv(pair.fulfiller);
+  progress_made_ = pair.promise.fork();
+}
+
+Fetches::~Fetches() noexcept(false) = default;
+
+Fetches::Stats Fetches::stats() const {
+  Stats stats = stats_;
+  stats.batches = batches_.size() + queued_.size();
+  return stats;
+}
+
+// ---- what a scheduler asks
+
+kj::Promise<std::size_t> Fetches::reach(const Id128& connection, std::span<const BlockKey> keys) {
+  if (keys.empty() || !peers_.has_ready()) return std::size_t{0};
+  const auto wants = service_.wants(connection);
+  if (!wants) return std::size_t{0};
+  ++stats_.lookups;
+  return peers_.owners(wants->space, keys).then([](std::vector<Peers::Owner>&& owners) {
+    return owners.empty() ? std::size_t{0} : owners.front().blocks;
+  });
+}
+
+kj::Promise<std::size_t> Fetches::extend(const Id128& connection, const Id128& token,
+                                         std::span<const BlockKey> keys, std::size_t ready) {
+  auto wants = service_.wants(connection);
+  if (!wants || ready >= keys.size() || token.is_none()) return std::size_t{0};
+  auto plan = std::make_shared<Plan>(Plan{.connection = connection,
+                                          .token = token,
+                                          .wants = std::move(*wants),
+                                          .keys = {keys.begin(), keys.end()},
+                                          .claimed = ready,
+                                          .deadline = clock_.now() + options_.deadline});
+  extending_.insert(token);
+  // First what somebody else's claim has on its way already.
+  return take_frames(plan, nullptr, 0)
+      .then([this, plan]() -> kj::Promise<void> {
+        if (plan->claimed == plan->keys.size() || !peers_.has_ready()) return kj::READY_NOW;
+        ++stats_.claims;
+        const std::size_t before = plan->claimed;
+        return ask_peers(plan).then([this, plan, before]() {
+          if (plan->claimed != before) ++stats_.claims_coming;
+        });
+      })
+      .then([this, plan, ready]() {
+        extending_.erase(plan->token);
+        return plan->claimed - ready;
+      });
+}
+
+void Fetches::ended(const Id128& token) { extending_.erase(token); }
+
+kj::Promise<void> Fetches::ask_peers(const OnePlan& plan) {
+  const std::span<const BlockKey> wanted = std::span(plan->keys).subspan(plan->claimed);
+  return peers_.owners(plan->wants.space, wanted)
+      .then([this, plan](std::vector<Peers::Owner>&& owners) -> kj::Promise<OneLease> {
+        if (owners.empty() || !extending_.contains(plan->token)) return OneLease();
+        const auto first = plan->keys.begin() + static_cast<std::ptrdiff_t>(plan->claimed);
+        const auto count = static_cast<std::ptrdiff_t>(owners.front().blocks);
+        return take_lease(plan, {first, first + count}, std::move(owners));
+      })
+      .then([this, plan](OneLease&& lease) -> kj::Promise<void> {
+        if (lease == nullptr) return kj::READY_NOW;
+        return take_frames(plan, lease, plan->claimed).then([this, lease]() { let_go(*lease); });
+      });
+}
+
+kj::Promise<Fetches::OneLease> Fetches::take_lease(OnePlan plan, std::vector<BlockKey> keys,
+                                                   std::vector<Peers::Owner> owners) {
+  std::erase_if(owners, [&](const Peers::Owner& owner) {
+    return !owner.peer->is_ready() || owner.peer->life() != owner.life ||
+           std::find(plan->failed.begin(), plan->failed.end(), owner.peer) != plan->failed.end();
+  });
+  if (owners.empty() || plan->failed.size() >= kMostOwners || clock_.now() >= plan->deadline) {
+    return OneLease();
+  }
+  const Peers::Owner owner = owners.front();
+  keys.resize(std::min({keys.size(), owner.blocks, kMaxPagesPerLease / plan->shards()}));
+  const TimePoint asked = boot_.now();
+  auto granted = owner.peer->lease(plan->wants.space, keys, plan->shards(), options_.lease);
+  return granted.then(
+      [this, plan, owner, asked, keys = std::move(keys),
+       owners = std::move(owners)](Result<LeaseGrant>&& grant) mutable -> kj::Promise<OneLease> {
+        if (!grant || grant->pages.empty()) {
+          if (!grant) {
+            kLog.debug("no lease peer={} error=\"{}\"", owner.peer->address(),
+                       to_string(grant.error()));
+          }
+          plan->note_failed(owner.peer);
+          return take_lease(plan, std::move(keys), std::move(owners));
+        }
+        ++stats_.leases;
+        auto lease = std::make_shared<Lease>();
+        lease->peer = owner.peer;
+        lease->life = owner.life;
+        lease->fabric_peer = owner.peer->fabric_peer();
+        lease->region = owner.peer->pool();
+        lease->number = grant->lease;
+        lease->end = asked + std::min(grant->granted, options_.lease);
+        lease->blocks = grant->pages.size() / plan->shards();
+        lease->pages = std::move(grant->pages);
+        lease->checksums = std::move(grant->checksums);
+        return lease;
+      });
+}
+
+kj::Promise<void> Fetches::take_frames(const OnePlan& plan, const OneLease& lease,
+                                       std::size_t lent_from) {
+  // Ended meanwhile: to go on would make the claim anew, and nobody would end it.
+  if (!extending_.contains(plan->token)) return kj::READY_NOW;
+  const std::size_t lent_to = lease == nullptr ? 0 : lent_from + lease->blocks;
+  const std::size_t first = plan->claimed;
+  const std::size_t fetchable = lent_to > first ? lent_to - first : 0;
+  const auto keys =
+      std::span(plan->keys)
+          .subspan(first, std::min(CacheService::kSliceBlocks, plan->keys.size() - first));
+  auto fetch = service_.fetch(plan->connection, plan->token, first, keys, fetchable);
+  background_.poke();
+  if (!fetch) {
+    kLog.debug("a claim did not get longer error=\"{}\"", to_string(fetch.error()));
+    return kj::READY_NOW;
+  }
+  plan->claimed += fetch->blocks;
+  std::vector<Block> blocks;
+  blocks.reserve(fetch->frames.size());
+  for (CacheService::Fetched& frame : fetch->frames) {
+    blocks.push_back({.place = first + frame.place,
+                      .frame = frame.frame,
+                      .offsets = std::move(frame.offsets),
+                      .lent = first + frame.place - lent_from});
+  }
+  if (!blocks.empty()) read(plan, lease, std::move(blocks));
+  if (fetch->blocks < keys.size() || plan->claimed == plan->keys.size()) return kj::READY_NOW;
+  return next_turn(timer_).then(
+      [this, plan, lease, lent_from]() { return take_frames(plan, lease, lent_from); });
+}
+
+// ---- bytes
+
+void Fetches::read(const OnePlan& plan, const OneLease& lease, std::vector<Block>&& blocks) {
+  const std::size_t fit =
+      options_.batch_bytes / std::max<std::uint64_t>(1, plan->wants.block_bytes());
+  const std::size_t step = std::clamp<std::size_t>(fit, 1, kMaxBatchBlocks);
+  for (std::size_t from = 0; from < blocks.size(); from += step) {
+    auto batch = std::make_unique<Batch>();
+    batch->plan = plan;
+    batch->lease = lease;
+    ++lease->users;
+    const std::size_t to = std::min(blocks.size(), from + step);
+    for (std::size_t i = from; i < to; ++i) batch->blocks.push_back(std::move(blocks[i]));
+    submit(std::move(batch));
+  }
+}
+
+void Fetches::submit(std::unique_ptr<Batch> batch) {
+  if (batches_.size() >= options_.batches) {
+    queued_.push_back(std::move(batch));
+    return;
+  }
+  const Plan& plan = *batch->plan;
+  Lease& lease = *batch->lease;
+  const TimePoint now = clock_.now();
+  Fabric::Batch wanted{
+      .ticket = ++last_ticket_,
+      .peer = lease.fabric_peer,
+      .priority = Fabric::Priority::kForeground,
+      .deadline = std::min(plan.deadline, now + (lease.end - boot_.now()) - kLeaseMargin),
+      .chunks = {}};
+  const std::size_t shards = plan.shards();
+  wanted.chunks.reserve(batch->blocks.size() * shards);
+  for (const Block& block : batch->blocks) {
+    for (std::size_t shard = 0; shard < shards; ++shard) {
+      wanted.chunks.push_back({.remote_region = lease.region,
+                               .remote_offset = lease.pages[block.lent * shards + shard] *
+                                                std::uint64_t{kSlotAlignment},
+                               .local_region = pool_,
+                               .local_offset = block.offsets[shard],
+                               .size_bytes = plan.wants.page_bytes[shard]});
+    }
+  }
+  const bool is_late = wanted.deadline <= now;
+  const auto accepted = is_late ? Result<void>(fail(Errc::kTimeout, "no time is left"))
+                                : fabric_.read(std::move(wanted));
+  if (!accepted) {
+    kLog.debug("blocks are not read peer={} blocks={} error=\"{}\"", lease.peer->address(),
+               batch->blocks.size(), to_string(accepted.error()));
+    drop(batch->blocks);
+    let_go(lease);
+    return;
+  }
+  batch->since = now;
+  batches_.emplace(last_ticket_, std::move(batch));
+}
+
+void Fetches::submit_queued() {
+  while (!queued_.empty() && batches_.size() < options_.batches) {
+    auto next = std::move(queued_.front());
+    queued_.pop_front();
+    submit(std::move(next));
+  }
+}
+
+void Fetches::completed(const Fabric::Completion& completion) {
+  const auto found = batches_.find(completion.ticket);
+  PEGA_ASSERT(found != batches_.end(), "the fabric completed batch {} that nobody asked for",
+              completion.ticket);
+  Batch& batch = *found->second;
+  if (batch.is_answered) {
+    for (const Block& block : batch.blocks) service_.settle_fetch(block.frame);
+  } else {
+    batch.is_answered = true;
+    stats_.duration.record(clock_.now() - batch.since);
+    Plan& plan = *batch.plan;
+    Lease& lease = *batch.lease;
+    const std::size_t shards = plan.shards();
+    PEGA_ASSERT(completion.chunks.size() == batch.blocks.size() * shards,
+                "{} chunks were answered of {}", completion.chunks.size(),
+                batch.blocks.size() * shards);
+    // After the last byte, and before the first seal: only then what was read is what was lent.
+    const bool in_time = boot_.now() < lease.end;
+    std::vector<Block> failed;
+    std::optional<Errc> why;
+    for (std::size_t i = 0; i < batch.blocks.size(); ++i) {
+      Block& block = batch.blocks[i];
+      const auto chunks = std::span(completion.chunks).subspan(i * shards, shards);
+      const auto bad = std::find_if(chunks.begin(), chunks.end(),
+                                    [](const auto& chunk) { return chunk.has_value(); });
+      if (bad == chunks.end() && in_time) {
+        const std::span<const std::uint64_t> checksums(lease.checksums);
+        service_.fetched(
+            block.frame, static_cast<std::uint32_t>(shards),
+            checksums.empty() ? checksums : checksums.subspan(block.lent * shards, shards));
+        ++stats_.blocks;
+        stats_.bytes += plan.wants.block_bytes();
+        continue;
+      }
+      if (bad == chunks.end()) {
+        ++stats_.outlived;
+      } else {
+        why = *bad;
+        if (**bad == Errc::kCorrupt) ++stats_.corrupt;
+      }
+      failed.push_back(std::move(block));
+    }
+    if (!failed.empty()) {
+      kLog.warn("blocks did not come peer={} blocks={} of={} error=\"{}: {}\"",
+                lease.peer->address(), failed.size(), batch.blocks.size(),
+                why ? to_string(*why) : "the lease had ended", completion.detail);
+    }
+    // The way to it is broken, or it is another one by now: nobody else should wait for that.
+    if (why == Errc::kPeerLost || (why == Errc::kGone && in_time)) {
+      lease.peer->lost(lease.life, completion.detail);
+    }
+    if (!failed.empty()) plan.note_failed(lease.peer);
+    batch.blocks = std::move(failed);
+    if (!completion.settled) {
+      for (const Block& block : batch.blocks) service_.give_up(block.frame);
+      stats_.given_up += batch.blocks.size();
+    } else if (!batch.blocks.empty()) {
+      retry(batch.plan, std::move(batch.blocks));
+    }
+  }
+  if (completion.settled) {
+    let_go(*batch.lease);
+    batches_.erase(found);
+    submit_queued();
+  }
+  progressed();
+  background_.poke();
+}
+
+void Fetches::retry(const OnePlan& plan, std::vector<Block>&& blocks) {
+  if (clock_.now() >= plan->deadline || plan->failed.size() >= kMostOwners || !peers_.has_ready()) {
+    return drop(blocks);
+  }
+  std::vector<BlockKey> keys;
+  for (const Block& block : blocks) keys.push_back(plan->keys[block.place]);
+  auto kept = std::make_shared<std::vector<Block>>(std::move(blocks));
+  auto owners = peers_.owners(plan->wants.space, keys);
+  tasks_.add(
+      owners
+          .then([this, plan, keys = std::move(keys)](std::vector<Peers::Owner>&& found) mutable {
+            return take_lease(plan, std::move(keys), std::move(found));
+          })
+          .then([this, plan, kept](OneLease&& lease) {
+            const std::size_t lent = lease == nullptr ? 0 : lease->blocks;
+            std::vector<Block> again;
+            std::vector<Block> lost;
+            for (std::size_t i = 0; i < kept->size(); ++i) {
+              (*kept)[i].lent = i;
+              (i < lent ? again : lost).push_back(std::move((*kept)[i]));
+            }
+            stats_.retried += again.size();
+            if (!lost.empty()) drop(lost);
+            if (!again.empty()) read(plan, lease, std::move(again));
+            if (lease != nullptr) let_go(*lease);
+          }));
+}
+
+void Fetches::drop(const std::vector<Block>& blocks) {
+  for (const Block& block : blocks) service_.settle_fetch(block.frame);
+  stats_.given_up += blocks.size();
+  progressed();
+  background_.poke();
+}
+
+void Fetches::let_go(Lease& lease) {
+  if (--lease.users != 0) return;
+  if (lease.peer->is_ready() && lease.peer->life() == lease.life) lease.peer->release(lease.number);
+}
+
+// ---- what a worker asks
+
+kj::Promise<Result<CacheService::Opened>> Fetches::open(const Id128& connection, const Id128& token,
+                                                        std::size_t first, std::size_t count,
+                                                        PinId pin, Duration patience) {
+  opening_.emplace(connection, pin);
+  return wait_and_open(std::make_shared<Opening>(Opening{.connection = connection,
+                                                         .token = token,
+                                                         .first = first,
+                                                         .count = count,
+                                                         .pin = pin,
+                                                         .deadline = clock_.now() + patience}));
+}
+
+kj::Promise<Result<CacheService::Opened>> Fetches::wait_and_open(
+    const std::shared_ptr<Opening>& opening) {
+  auto opened = service_.open_arrived(opening->connection, opening->token, opening->first,
+                                      opening->count, opening->pin);
+  const TimePoint now = clock_.now();
+  if (!opened || !opened->slots.empty() || now >= opening->deadline) {
+    opening_.erase({opening->connection, opening->pin});
+    return opened;
+  }
+  return progress_made_.addBranch()
+      .exclusiveJoin(timer_.afterDelay(to_kj(opening->deadline - now)))
+      .then([this, opening]() -> kj::Promise<Result<CacheService::Opened>> {
+        if (!opening_.contains({opening->connection, opening->pin})) {
+          return Result<CacheService::Opened>(fail(Errc::kCancelled,
+                                                   "pin {} was released before it was made",
+                                                   static_cast<std::uint64_t>(opening->pin)));
+        }
+        return wait_and_open(opening);
+      });
+}
+
+void Fetches::released(const Id128& connection, PinId pin) {
+  if (opening_.erase({connection, pin}) != 0) progressed();
+}
+
+void Fetches::progressed() {
+  auto pair = kj::newPromiseAndFulfiller<void>();
+  progress_->fulfill();
+  progress_ = kj::mv(pair.fulfiller);
+  progress_made_ = pair.promise.fork();
+}
+
+void Fetches::taskFailed(kj::Exception&& exception) {
+  PEGA_ASSERT(false, "a fetch failed: {}", error_from(exception).detail);
+}
+
+}  // namespace pegaflow

@@ -1,0 +1,137 @@
+#pragma once
+/// \file
+/// Brings blocks from other nodes: who has them, a lease, the bytes, and the seal.
+
+#include <cstdint>
+#include <deque>
+#include <memory>
+#include <set>
+#include <span>
+#include <unordered_map>
+#include <utility>
+#include <vector>
+
+#include <kj/async-io.h>
+
+#include "base/block_key.h"
+#include "base/clock.h"
+#include "server/background.h"
+#include "server/cache_service.h"
+#include "server/histogram.h"
+#include "server/peers.h"
+#include "transport/fabric.h"
+
+namespace pegaflow {
+
+/// Fetches what claims want and this node has not.
+///
+/// A fetch asks every peer how much of a prefix it has, takes a lease from the one with most, gets
+/// frames for what was lent and reads into them, in the order of the prefix. When a read has ended,
+/// and only if the lease had not by then (by CLOCK_BOOTTIME, counted from before it was asked for),
+/// its blocks are sealed. What fails is asked for once more from another owner, and from one more;
+/// then it is given up, and whoever waits for it computes it. A frame that may still be written to
+/// stays as it is until the fabric says that it is settled.
+///
+/// Every wait has an end: a question to a peer its deadline, a read the fetch's own, which counts
+/// from the claim. Thread-bound: the RPC thread.
+class Fetches final : private kj::TaskSet::ErrorHandler {
+ public:
+  struct Options {
+    Duration deadline = std::chrono::seconds(2);  ///< Of all bytes of a claim.
+    std::chrono::milliseconds lease = kLease;
+    std::size_t batch_bytes = std::size_t{8} << 20;  ///< Sealed together.
+    std::size_t batches = 256;                       ///< At the fabric; others wait.
+  };
+  static constexpr std::chrono::milliseconds kLease{10000};
+  /// Before a lease's end nothing more is read by it.
+  static constexpr Duration kLeaseMargin = std::chrono::seconds(1);
+  static constexpr std::size_t kMostOwners = 3;
+
+  struct Stats {
+    std::uint64_t claims = 0;         ///< That asked the peers.
+    std::uint64_t claims_coming = 0;  ///< Of them, those that something came of.
+    std::uint64_t lookups = 0;        ///< That asked the peers.
+    std::uint64_t blocks = 0;         ///< Whole and in time.
+    std::uint64_t bytes = 0;          ///< Of them.
+    std::uint64_t given_up = 0;       ///< Blocks.
+    std::uint64_t retried = 0;        ///< Blocks, asked for from another owner.
+    std::uint64_t outlived = 0;       ///< Blocks that came whole after their lease's end.
+    std::uint64_t corrupt = 0;        ///< Blocks with wrong bytes, by the lane's own checksum.
+    std::uint64_t leases = 0;
+    std::size_t batches = 0;  ///< Under way now.
+    Histogram duration;       ///< Of reads: from the fabric's acceptance to the answer.
+  };
+
+  /// All outlive it. `pool` is ours, on the fabric; `boot` is a BootClock, `clock` the fabric's.
+  Fetches(CacheService& service, Peers& peers, Fabric& fabric, RegionId pool,
+          Background& background, kj::Timer& timer, const Clock& clock, const Clock& boot,
+          const Options& options);
+  /// Answers nothing any more. The fabric is gone by then, so nobody writes into a frame.
+  ~Fetches() noexcept(false);
+
+  /// How many of `keys`, none of which is here, one peer has from the first on.
+  kj::Promise<std::size_t> reach(const Id128& connection, std::span<const BlockKey> keys);
+
+  /// Makes the claim under `token`, which has the first `ready` of `keys`, longer by what is coming
+  /// already and what can be fetched. Returns by how many blocks; their frames are there then.
+  kj::Promise<std::size_t> extend(const Id128& connection, const Id128& token,
+                                  std::span<const BlockKey> keys, std::size_t ready);
+  /// The claim was ended: an extend() that is under way must not make it anew.
+  void ended(const Id128& token);
+
+  /// CacheService::open_arrived(), once it has something to answer, or after `patience`.
+  kj::Promise<Result<CacheService::Opened>> open(const Id128& connection, const Id128& token,
+                                                 std::size_t first, std::size_t count, PinId pin,
+                                                 Duration patience);
+  /// The worker lets go of a pin; an open() that waits under that name ends with kCancelled.
+  void released(const Id128& connection, PinId pin);
+
+  /// From the fabric.
+  void completed(const Fabric::Completion& completion);
+
+  [[nodiscard]] Stats stats() const;
+
+ private:
+  struct Lease;
+  struct Plan;
+  struct Block;
+  struct Batch;
+  struct Opening;
+  using OnePlan = std::shared_ptr<Plan>;
+  using OneLease = std::shared_ptr<Lease>;
+
+  kj::Promise<void> ask_peers(const OnePlan& plan);
+  kj::Promise<OneLease> take_lease(OnePlan plan, std::vector<BlockKey> keys,
+                                   std::vector<Peers::Owner> owners);
+  kj::Promise<void> take_frames(const OnePlan& plan, const OneLease& lease, std::size_t lent_from);
+  void read(const OnePlan& plan, const OneLease& lease, std::vector<Block>&& blocks);
+  void submit(std::unique_ptr<Batch> batch);
+  void submit_queued();
+  void retry(const OnePlan& plan, std::vector<Block>&& blocks);
+  void drop(const std::vector<Block>& blocks);
+  void let_go(Lease& lease);
+  void progressed();
+  kj::Promise<Result<CacheService::Opened>> wait_and_open(const std::shared_ptr<Opening>& opening);
+  void taskFailed(kj::Exception&& exception) override;
+
+  CacheService& service_;
+  Peers& peers_;
+  Fabric& fabric_;
+  const RegionId pool_;
+  Background& background_;
+  kj::Timer& timer_;
+  const Clock& clock_;
+  const Clock& boot_;
+  const Options options_;
+  std::uint64_t last_ticket_ = 0;
+  std::unordered_map<std::uint64_t, std::unique_ptr<Batch>> batches_;  ///< By ticket, not settled.
+  std::deque<std::unique_ptr<Batch>> queued_;  ///< For want of a place among them.
+  std::set<Id128> extending_;                  ///< Claims that extend() is at work on.
+  std::set<std::pair<Id128, PinId>> opening_;  ///< Waiting, by connection and name.
+  kj::Own<kj::PromiseFulfiller<void>> progress_;
+  kj::ForkedPromise<void> progress_made_;
+  Stats stats_;
+  kj::TaskSet tasks_;
+};
+
+}  // namespace pegaflow

@@ -1,0 +1,155 @@
+#include "server/nodes.h"
+
+#include <thread>
+#include <utility>
+
+#include "base/assert.h"
+#include "base/log.h"
+#include "transport/tcp/socket_address.h"
+#include "transport/tcp/tcp_fabric.h"
+
+namespace pegaflow {
+namespace {
+
+constexpr Log kLog{"peers"};
+
+/// Connections that peers may make: a restarted one may have two for a moment.
+constexpr std::size_t kConnectionsFromPeers = 4 * Peers::kMaxPeers;
+
+/// A question of 8,192 keys has 256 KiB; a greeting has next to nothing.
+constexpr BoundedStream::Limits kPeerLimits{.hello_words = 1024,
+                                            .message_words = std::size_t{256} << 10,
+                                            .questions = 1024,
+                                            .queued_bytes = std::size_t{16} << 20};
+
+/// The host of "HOST:PORT", to have another port.
+std::string on_any_port(const std::string& address) {
+  return address.substr(0, address.rfind(':')) + ":0";
+}
+
+bool is_loopback(const std::string& address) {
+  return address.starts_with("127.") || address.starts_with("[::1]:");
+}
+
+}  // namespace
+
+Result<std::optional<Nodes::Plan>> Nodes::plan(const ServerOptions& options,
+                                               const std::string& build) {
+  const bool has_listen = !options.peer_listen.empty();
+  if (options.peers.empty() && !has_listen) {
+    if (!options.peer_secret_file.empty() || !options.peer_fabric_listen.empty() ||
+        options.require_rdma) {
+      return fail(Errc::kInvalidArgument,
+                  "options of other nodes need --peers or --peer-listen, which name them");
+    }
+    return std::optional<Plan>();
+  }
+  if (options.require_rdma) {
+    return fail(Errc::kRefused,
+                "--require-rdma: this build reads from other nodes over TCP sockets only");
+  }
+  if (options.peers.size() > Peers::kMaxPeers) {
+    return fail(Errc::kInvalidArgument, "--peers: {} nodes, {} are the limit", options.peers.size(),
+                Peers::kMaxPeers);
+  }
+  Plan plan;
+  plan.own = {.node = Id128::random(), .build = build, .secret = {}};
+  if (!options.peer_secret_file.empty()) {
+    PEGA_TRY_LET(plan.own.secret, PeerSecret::read(options.peer_secret_file));
+  }
+  for (const std::string& peer : options.peers) {
+    const std::size_t colon = peer.rfind(':');
+    if (colon == 0 || colon == std::string::npos || colon + 1 == peer.size()) {
+      return fail(Errc::kInvalidArgument, "--peers: \"{}\" is not HOST:PORT", peer);
+    }
+  }
+  plan.peers.addresses = options.peers;
+  plan.peers.link.call_deadline = options.peer_deadline;
+  plan.fetches.deadline = options.fetch_deadline;
+  if (has_listen) {
+    PEGA_TRY_LET(plan.listener, listen_tcp(options.peer_listen, "--peer-listen"));
+    if (options.peer_secret_file.empty() && !is_loopback(plan.listener->address)) {
+      kLog.warn(
+          "whoever reaches this node may read its cache; --peer-secret-file closes it address={}",
+          plan.listener->address);
+    }
+  }
+  plan.fabric_listen = !options.peer_fabric_listen.empty() ? options.peer_fabric_listen
+                       : has_listen                        ? on_any_port(plan.listener->address)
+                                                           : "127.0.0.1:0";
+  const auto address = tcp::SocketAddress::parse(plan.fabric_listen);
+  if (!address || address->is_wildcard()) {
+    return fail(Errc::kInvalidArgument,
+                "--peer-fabric-listen: peers are told this address, so one of this machine is "
+                "needed, in figures: {}",
+                plan.fabric_listen);
+  }
+  return std::optional<Plan>(std::move(plan));
+}
+
+Nodes::Nodes(kj::AsyncIoContext& io, Plan plan)
+    : plan_(std::move(plan)),
+      // Each batch may be answered and settled apart.
+      completions_(2 * plan_.fetches.batches + 2),
+      io_(io) {}
+
+Nodes::~Nodes() noexcept(false) = default;
+
+Result<std::unique_ptr<Nodes>> Nodes::start(kj::AsyncIoContext& io, Plan plan, Pool& pool,
+                                            CacheService& service, Background& background,
+                                            const Clock& clock,
+                                            const std::function<void()>& changed) {
+  std::unique_ptr<Nodes> nodes(new Nodes(io, std::move(plan)));
+  Mailbox<Fabric::Completion>& completions = nodes->completions_;
+  PEGA_TRY_LET(nodes->fabric_, TcpFabric::create({.listen = nodes->plan_.fabric_listen}, clock,
+                                                 [&completions](Fabric::Completion&& done) {
+                                                   // There is a place for each.
+                                                   const bool sent =
+                                                       completions.try_send(std::move(done));
+                                                   PEGA_ASSERT(sent, "completions pile up");
+                                                 }));
+  PEGA_TRY_LET(const RegionId region, nodes->fabric_->register_region(pool.bytes()));
+  nodes->lane_ = nodes->fabric_->describe().backend;
+  nodes->peers_ =
+      std::make_unique<Peers>(io, nodes->plan_.own, nodes->plan_.peers, *nodes->fabric_, changed);
+  nodes->fetches_ =
+      std::make_unique<Fetches>(service, *nodes->peers_, *nodes->fabric_, region, background,
+                                io.provider->getTimer(), clock, nodes->boot_, nodes->plan_.fetches);
+  nodes->context_.reset(new PeerContext{.service = service,
+                                        .background = background,
+                                        .fabric = *nodes->fabric_,
+                                        .pool = region,
+                                        .own = nodes->plan_.own,
+                                        .clock = clock});
+  if (nodes->plan_.listener) {
+    RpcServer::Options options;
+    options.max_connections = kConnectionsFromPeers;
+    options.hello_timeout = std::chrono::seconds(2);
+    options.limits = kPeerLimits;
+    nodes->rpc_ = std::make_unique<RpcServer>(io, std::move(options), nodes->rpc_counters_);
+    nodes->rpc_->serve(peer_service(*nodes->context_), nodes->plan_.listener->fd.get());
+  }
+  kLog.info("among other nodes lane={} peers={} listen={}", nodes->lane_,
+            nodes->plan_.peers.addresses.size(),
+            nodes->plan_.listener ? nodes->plan_.listener->address : "nowhere");
+  return nodes;
+}
+
+void Nodes::read_completions() {
+  completions_.drain([this](Fabric::Completion&& done) { fetches_->completed(done); });
+}
+
+NodesReport Nodes::report() const {
+  NodesReport report;
+  report.lane = lane_;
+  if (plan_.listener) report.listen = plan_.listener->address;
+  for (const auto& link : peers_->links()) {
+    report.peers.push_back({.address = link->address(), .link = link->stats()});
+  }
+  report.fetches = fetches_->stats();
+  report.gate = context_->counters;
+  report.rpc = rpc_counters_;
+  return report;
+}
+
+}  // namespace pegaflow

@@ -1,0 +1,46 @@
+#pragma once
+/// \file
+/// Between messages of peer.capnp and our structs: the only place that knows both.
+///
+/// Reading checks every bound, so that whoever gets a struct need not. Thread-safe: no state.
+
+#include <chrono>
+#include <cstdint>
+#include <span>
+#include <vector>
+
+#include "base/error.h"
+#include "capnp/peer.capnp.h"
+#include "server/peer_proof.h"
+#include "transport/region.h"
+
+namespace pegaflow {
+
+/// Versions of peer.capnp that this build speaks. Not those of cache.capnp.
+inline constexpr std::uint16_t kPeerWireMinimum = 1;
+inline constexpr std::uint16_t kPeerWireMaximum = 1;
+
+/// Keys of a question to a peer. A page more than a message of cache.capnp would make the list of
+/// pages of a wide instance too long for one message.
+inline constexpr std::size_t kMaxPagesPerLease = 65536;
+
+/// Errors: kInvalidArgument unless there are 32 bytes.
+Result<Bytes32> read_bytes32(::capnp::Data::Reader data);
+
+/// Errors: kInvalidArgument for more regions, or longer words of the backend, than are sensible.
+Result<FabricDescriptor> read_fabric(wire::Fabric::Reader reader);
+void write_fabric(const FabricDescriptor& fabric, wire::Fabric::Builder builder);
+
+/// What an owner lent.
+struct LeaseGrant {
+  std::uint64_t lease = 0;  ///< 0: nothing.
+  std::chrono::milliseconds granted{};
+  std::vector<std::uint32_t> pages;      ///< Shard by shard, block by block; in units of 4 KiB.
+  std::vector<std::uint64_t> checksums;  ///< A page each, or none at all.
+};
+/// Errors: the owner's; kInternal when the numbers do not fit each other, `keys` or `shards`.
+Result<LeaseGrant> read_grant(wire::Peer::LeaseResults::Reader reader, std::size_t keys,
+                              std::size_t shards);
+void write_grant(const LeaseGrant& grant, wire::Peer::LeaseResults::Builder builder);
+
+}  // namespace pegaflow

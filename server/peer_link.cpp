@@ -1,0 +1,392 @@
+#include "server/peer_link.h"
+
+#include <algorithm>
+#include <utility>
+#include <vector>
+
+#include <netinet/in.h>
+#include <netinet/tcp.h>
+#include <sys/socket.h>
+
+#include <capnp/message.h>
+#include <capnp/rpc-twoparty.h>
+
+#include "base/assert.h"
+#include "base/log.h"
+#include "base/units.h"
+#include "capnp/codec.h"
+#include "server/rpc_error.h"
+
+namespace pegaflow {
+namespace {
+
+constexpr Log kLog{"peers"};
+
+/// The largest answer, a lease, has some 800 KiB; a broken peer is not to make us read more.
+constexpr std::uint64_t kTraversalLimitWords = 1 << 20;
+
+/// What a peer that does not read may let pile up here.
+constexpr std::size_t kMaxQueued = std::size_t{4} << 20;
+
+/// A machine that went away without a word is noticed within about this time, if it is asked.
+constexpr int kUserTimeoutMs = 2000;
+constexpr int kKeepAliveIdleS = 5;
+constexpr int kKeepAliveIntervalS = 1;
+constexpr int kKeepAliveProbes = 3;
+
+kj::Duration to_kj(Duration time) { return time.count() * kj::NANOSECONDS; }
+
+void set(kj::AsyncIoStream& stream, int level, int option, int value) {
+  stream.setsockopt(level, option, &value, sizeof value);
+}
+
+void prepare(kj::AsyncIoStream& stream) {
+  set(stream, IPPROTO_TCP, TCP_NODELAY, 1);
+  set(stream, IPPROTO_TCP, TCP_USER_TIMEOUT, kUserTimeoutMs);
+  set(stream, SOL_SOCKET, SO_KEEPALIVE, 1);
+  set(stream, IPPROTO_TCP, TCP_KEEPIDLE, kKeepAliveIdleS);
+  set(stream, IPPROTO_TCP, TCP_KEEPINTVL, kKeepAliveIntervalS);
+  set(stream, IPPROTO_TCP, TCP_KEEPCNT, kKeepAliveProbes);
+}
+
+::capnp::Data::Reader data_of(const Bytes32& bytes) {
+  return {reinterpret_cast<const kj::byte*>(bytes.data()), bytes.size()};
+}
+
+}  // namespace
+
+std::string_view to_string(PeerLink::State state) noexcept {
+  switch (state) {
+    case PeerLink::State::kConnecting:
+      return "connecting";
+    case PeerLink::State::kReady:
+      return "ready";
+    case PeerLink::State::kRefused:
+      return "refused";
+    case PeerLink::State::kSelf:
+      return "self";
+  }
+  return "connecting";
+}
+
+/// The parts of one connection; destroyed from the last to the first.
+struct PeerLink::Connection final : private kj::TaskSet::ErrorHandler {
+  explicit Connection(kj::Own<kj::AsyncIoStream> connected)
+      : stream(kj::mv(connected)),
+        network(*stream, capnp::rpc::twoparty::Side::CLIENT, reader_options()),
+        rpc(capnp::makeRpcClient(network)),
+        dropped(kj::newPromiseAndFulfiller<void>()),
+        over(network.onDisconnect().exclusiveJoin(kj::mv(dropped.promise)).fork()),
+        calls(*this) {}
+
+  static capnp::ReaderOptions reader_options() {
+    capnp::ReaderOptions options;
+    options.traversalLimitInWords = kTraversalLimitWords;
+    return options;
+  }
+
+  wire::PeerGate::Client gate() {
+    capnp::MallocMessageBuilder message;
+    auto server = message.initRoot<capnp::rpc::twoparty::VatId>();
+    server.setSide(capnp::rpc::twoparty::Side::SERVER);
+    return rpc.bootstrap(server).castAs<wire::PeerGate>();
+  }
+
+  void taskFailed(kj::Exception&& exception) override {
+    // Calls bring their own failures to whoever asked.
+    PEGA_ASSERT(false, "a call to a peer failed: {}", error_from(exception).detail);
+  }
+
+  kj::Own<kj::AsyncIoStream> stream;
+  capnp::TwoPartyVatNetwork network;
+  capnp::RpcSystem<capnp::rpc::twoparty::VatId> rpc;
+  kj::Maybe<wire::Peer::Client> peer;
+  kj::PromiseFulfillerPair<void> dropped;
+  std::string why_dropped;
+  kj::ForkedPromise<void> over;
+  bool on_fabric = false;
+  kj::TaskSet calls;  ///< Under way, also those that nobody waits for any more.
+};
+
+PeerLink::PeerLink(kj::AsyncIoContext& io, const OwnNode& own, Options options, Fabric& fabric,
+                   std::function<void()> changed)
+    : io_(io),
+      own_(own),
+      options_(std::move(options)),
+      fabric_(fabric),
+      changed_(std::move(changed)),
+      pause_(options_.first_pause) {}
+
+PeerLink::~PeerLink() noexcept(false) = default;
+
+kj::Promise<void> PeerLink::run() {
+  return attempt()
+      .then([this](Result<void>&& outcome) { return finish(outcome); })
+      .then([this]() -> kj::Promise<void> {
+        if (stats_.state == State::kSelf) return kj::NEVER_DONE;
+        return run();
+      });
+}
+
+kj::Promise<Result<void>> PeerLink::attempt() {
+  kj::Timer& timer = io_.provider->getTimer();
+  kj::Promise<Result<void>> greeted =
+      io_.provider->getNetwork()
+          .parseAddress(options_.address.c_str())
+          .then([](kj::Own<kj::NetworkAddress>&& address) {
+            auto connecting = address->connect();
+            return connecting.attach(kj::mv(address));
+          })
+          .then([this](kj::Own<kj::AsyncIoStream>&& stream) {
+            prepare(*stream);
+            connection_ = std::make_unique<Connection>(kj::mv(stream));
+            return greet();
+          })
+          .catch_([this](kj::Exception&& exception) {
+            return Result<void>(tl::unexpected<Error>(failed(exception)));
+          });
+  return greeted
+      .exclusiveJoin(timer.afterDelay(to_kj(options_.greet_deadline)).then([this]() {
+        return Result<void>(fail(Errc::kTimeout, "no greeting within {}",
+                                 format_duration(options_.greet_deadline)));
+      }))
+      .then([this](Result<void>&& outcome) -> kj::Promise<Result<void>> {
+        if (!outcome) return kj::mv(outcome);
+        return serve();
+      });
+}
+
+kj::Promise<Result<void>> PeerLink::greet() {
+  auto request = connection_->gate().greetRequest();
+  request.setMinimum(kPeerWireMinimum);
+  request.setMaximum(kPeerWireMaximum);
+  write_id(own_.node, request.initNode());
+  request.setBuild(own_.build.c_str());
+  const Bytes32 challenge = random_bytes32();
+  request.setChallenge(data_of(challenge));
+  return request.send().then(
+      [this, challenge](
+          capnp::Response<wire::PeerGate::GreetResults>&& answer) -> kj::Promise<Result<void>> {
+        const auto build = answer.getBuild();
+        stats_.build.assign(build.begin(), std::min<std::size_t>(build.size(), 256));
+        if (answer.getVersion() == 0) {
+          Error why = read_error(answer.getRefused());
+          if (answer.getMaximum() < kPeerWireMinimum || answer.getMinimum() > kPeerWireMaximum) {
+            why.code = Errc::kRefused;
+          }
+          return Result<void>(tl::unexpected<Error>(std::move(why)));
+        }
+        if (answer.getVersion() < kPeerWireMinimum || answer.getVersion() > kPeerWireMaximum) {
+          return Result<void>(fail(Errc::kRefused, "it chose version {} of {} to {}",
+                                   answer.getVersion(), kPeerWireMinimum, kPeerWireMaximum));
+        }
+        PeerSecret::Greeting greeting{.dialer = own_.node,
+                                      .answerer = read_id(answer.getNode()),
+                                      .dialer_challenge = challenge};
+        if (greeting.answerer == own_.node) {
+          stats_.state = State::kSelf;
+          return Result<void>(fail(Errc::kCancelled, "it is this node"));
+        }
+        auto theirs = read_bytes32(answer.getChallenge());
+        if (!theirs) return Result<void>(tl::unexpected<Error>(std::move(theirs.error())));
+        greeting.answerer_challenge = *theirs;
+        const auto proof = answer.getProof();
+        // Before we prove anything to somebody who does not know the secret.
+        if (!own_.secret.is_proof(
+                PeerSecret::Side::kAnswerer, greeting,
+                std::as_bytes(std::span<const kj::byte>(proof.begin(), proof.size())))) {
+          return Result<void>(fail(Errc::kRefused, "it has another --peer-secret-file"));
+        }
+        return enter(greeting);
+      });
+}
+
+kj::Promise<Result<void>> PeerLink::enter(const PeerSecret::Greeting& greeting) {
+  auto request = connection_->gate().enterRequest();
+  const Bytes32 proof = own_.secret.prove(PeerSecret::Side::kDialer, greeting);
+  request.setProof(data_of(proof));
+  return request.send().then(
+      [this](capnp::Response<wire::PeerGate::EnterResults>&& answer) -> Result<void> {
+        if (!answer.hasPeer()) return tl::unexpected<Error>(read_error(answer.getRefused()));
+        PEGA_TRY_LET(const FabricDescriptor fabric, read_fabric(answer.getFabric()));
+        if (fabric.regions.empty()) return fail(Errc::kInternal, "it names no region of its pool");
+        PEGA_TRY_LET(fabric_peer_, fabric_.connect(fabric));
+        pool_ = fabric.regions.front().region;
+        connection_->on_fabric = true;
+        connection_->peer = answer.getPeer();
+        return {};
+      });
+}
+
+kj::Promise<Result<void>> PeerLink::serve() {
+  ++stats_.greetings;
+  misses_ = 0;
+  pause_ = options_.first_pause;
+  say(State::kReady, "");
+  return connection_->over.addBranch().then([this]() -> Result<void> {
+    ++stats_.losses;
+    if (!connection_->why_dropped.empty()) {
+      return fail(Errc::kPeerLost, "{}", connection_->why_dropped);
+    }
+    return fail(Errc::kPeerLost, "it closed the connection");
+  });
+}
+
+kj::Promise<void> PeerLink::finish(const Result<void>& outcome) {
+  const bool was_ready = is_ready();
+  if (connection_ != nullptr && connection_->on_fabric) {
+    // A full queue of the fabric ends with the fabric's next turn.
+    if (const auto done = fabric_.disconnect(fabric_peer_); !done) {
+      kLog.warn("a lost peer still counts on the lane peer={} error=\"{}\"", options_.address,
+                to_string(done.error()));
+    }
+  }
+  connection_ = nullptr;
+  const Error& why = outcome.error();
+  if (stats_.state == State::kSelf) {
+    kLog.info("this node is in its own list of peers peer={}", options_.address);
+    changed_();
+    return kj::READY_NOW;
+  }
+  const bool is_refused = why.code == Errc::kRefused;
+  if (!was_ready) ++stats_.failures;
+  if (is_refused) ++stats_.refusals;
+  say(is_refused ? State::kRefused : State::kConnecting, why.detail);
+  const Duration pause = is_refused ? options_.longest_pause : pause_;
+  pause_ = std::min(2 * pause_, options_.longest_pause);
+  return io_.provider->getTimer().afterDelay(to_kj(pause));
+}
+
+void PeerLink::say(State state, std::string why) {
+  const bool is_news = stats_.state != state || stats_.why != why;
+  stats_.state = state;
+  stats_.why = std::move(why);
+  if (!is_news) return;
+  switch (state) {
+    case State::kReady:
+      kLog.info("peer ready peer={} build=\"{}\"", options_.address, stats_.build);
+      break;
+    case State::kRefused:
+      kLog.error(
+          "peer refused, a person has to change something peer={} build=\"{}\" reason=\"{}\"",
+          options_.address, stats_.build, stats_.why);
+      break;
+    case State::kConnecting:
+    case State::kSelf:
+      kLog.warn("peer not there, dialed again peer={} reason=\"{}\"", options_.address, stats_.why);
+      break;
+  }
+  changed_();
+}
+
+Error PeerLink::failed(const kj::Exception& exception) {
+  Error error = error_from(exception);
+  // Whatever it did to our call, it is the peer's doing and ends this life of it.
+  error.code = Errc::kPeerLost;
+  return error;
+}
+
+void PeerLink::missed() {
+  ++stats_.late;
+  if (++misses_ >= options_.misses) {
+    lost(life(), fmt::format("{} questions without an answer within {}", misses_,
+                             format_duration(options_.call_deadline)));
+  }
+}
+
+void PeerLink::lost(std::uint64_t life, const std::string& why) {
+  if (connection_ == nullptr || !is_ready() || life != this->life()) return;
+  if (connection_->why_dropped.empty()) connection_->why_dropped = why;
+  connection_->dropped.fulfiller->fulfill();
+}
+
+/// Waits for an answer until the deadline. `decode` gets the answer also when it comes later; what
+/// it then returns reaches nobody.
+template <typename T, typename Answer, typename Decode>
+kj::Promise<Result<T>> PeerLink::answered(kj::Promise<Answer>&& answer, Decode decode) {
+  auto pair = kj::newPromiseAndFulfiller<Result<T>>();
+  // Shared by both ends of the call, of which one runs.
+  auto fulfiller =
+      std::make_shared<kj::Own<kj::PromiseFulfiller<Result<T>>>>(kj::mv(pair.fulfiller));
+  const std::uint64_t asked_in = life();
+  connection_->calls.add(answer
+                             .then([fulfiller, decode](Answer&& response) mutable {
+                               Result<T> value = decode(response, (*fulfiller)->isWaiting());
+                               return value;
+                             })
+                             .catch_([this](kj::Exception&& exception) {
+                               return Result<T>(tl::unexpected<Error>(failed(exception)));
+                             })
+                             .then([this, fulfiller, asked_in](Result<T>&& value) {
+                               if (value) misses_ = 0;
+                               if (!value && value.error().code == Errc::kInternal) {
+                                 lost(asked_in, value.error().detail);
+                               }
+                               (*fulfiller)->fulfill(kj::mv(value));
+                             }));
+  return pair.promise
+      .catch_([](kj::Exception&&) {
+        // The connection went, with all that was asked on it.
+        return Result<T>(fail(Errc::kPeerLost, "the peer went away"));
+      })
+      .exclusiveJoin(
+          io_.provider->getTimer().afterDelay(to_kj(options_.call_deadline)).then([this]() {
+            missed();
+            return Result<T>(fail(Errc::kTimeout, "no answer within {}",
+                                  format_duration(options_.call_deadline)));
+          }));
+}
+
+kj::Promise<Result<std::size_t>> PeerLink::locate(const Bytes32& space,
+                                                  std::span<const BlockKey> keys) {
+  using Answer = capnp::Response<wire::Peer::LocateResults>;
+  if (!is_ready()) return Result<std::size_t>(fail(Errc::kPeerLost, "the peer is not ready"));
+  if (connection_->network.getCurrentQueueSize() > kMaxQueued) {
+    lost(life(), "it does not read what it is sent");
+    return Result<std::size_t>(fail(Errc::kPeerLost, "the peer does not read"));
+  }
+  auto request =
+      KJ_ASSERT_NONNULL(connection_->peer)
+          .locateRequest(capnp::MessageSize{keys_words(keys.size(), BlockKey::kMaxBytes) + 16, 0});
+  request.setSpace(data_of(space));
+  write_keys(keys, BlockKey::kMaxBytes, request.initKeys());
+  return answered<std::size_t>(kj::Promise<Answer>(request.send()),
+                               [asked = keys.size()](Answer& answer, bool) -> Result<std::size_t> {
+                                 if (answer.getSealed() > asked) {
+                                   return fail(Errc::kInternal, "it has {} of {} blocks",
+                                               answer.getSealed(), asked);
+                                 }
+                                 return answer.getSealed();
+                               });
+}
+
+kj::Promise<Result<LeaseGrant>> PeerLink::lease(const Bytes32& space,
+                                                std::span<const BlockKey> keys, std::size_t shards,
+                                                std::chrono::milliseconds time) {
+  using Answer = capnp::Response<wire::Peer::LeaseResults>;
+  if (!is_ready()) return Result<LeaseGrant>(fail(Errc::kPeerLost, "the peer is not ready"));
+  auto request =
+      KJ_ASSERT_NONNULL(connection_->peer)
+          .leaseRequest(capnp::MessageSize{keys_words(keys.size(), BlockKey::kMaxBytes) + 16, 0});
+  request.setSpace(data_of(space));
+  write_keys(keys, BlockKey::kMaxBytes, request.initKeys());
+  request.setMilliseconds(static_cast<std::uint32_t>(time.count()));
+  return answered<LeaseGrant>(
+      kj::Promise<Answer>(request.send()),
+      [this, shards, asked = keys.size()](Answer& answer, bool in_time) -> Result<LeaseGrant> {
+        auto grant = read_grant(answer, asked, shards);
+        if (grant && !in_time && grant->lease != 0) release(grant->lease);
+        return grant;
+      });
+}
+
+void PeerLink::release(std::uint64_t lease) {
+  if (!is_ready()) return;  // It ends by itself.
+  auto request = KJ_ASSERT_NONNULL(connection_->peer).releaseRequest();
+  request.setLease(lease);
+  connection_->calls.add(kj::Promise<capnp::Response<wire::Done>>(request.send())
+                             .then([](capnp::Response<wire::Done>&&) {},
+                                   [this](kj::Exception&& exception) { failed(exception); }));
+}
+
+}  // namespace pegaflow

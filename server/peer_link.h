@@ -1,0 +1,131 @@
+#pragma once
+/// \file
+/// The way to one other node: dialed, greeted, and dialed again.
+
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <optional>
+#include <span>
+#include <string>
+
+#include <kj/async-io.h>
+
+#include "base/block_key.h"
+#include "base/clock.h"
+#include "base/error.h"
+#include "base/id128.h"
+#include "server/peer_codec.h"
+#include "server/peer_proof.h"
+#include "transport/fabric.h"
+
+namespace pegaflow {
+
+/// What every way to another node, and every node that comes to us, is told of this one.
+struct OwnNode {
+  Id128 node;         ///< Our incarnation.
+  std::string build;  ///< Program and version, for logs.
+  PeerSecret secret;
+};
+
+/// Keeps one configured address connected and asks it questions.
+///
+/// A link is *ready* from the moment that both sides have proved themselves and the fabric was told
+/// of the peer, by the description that its present life gave, to the moment that either way to it
+/// is lost. Then it is dialed again, after a pause that doubles while it fails. A peer that misses
+/// `misses` deadlines in a row counts as lost: so one that hangs costs a few questions and not
+/// each. What was asked of one life is never carried to the next: see life().
+///
+/// Who finds itself at the other end stays there and asks nothing: one list of addresses does for
+/// all nodes. Thread-bound: the RPC thread.
+class PeerLink {
+ public:
+  struct Options {
+    std::string address;  ///< HOST:PORT of its --peer-listen.
+    Duration greet_deadline = std::chrono::seconds(1);
+    Duration call_deadline = std::chrono::milliseconds(15);
+    Duration first_pause = std::chrono::milliseconds(100);
+    Duration longest_pause = std::chrono::seconds(5);
+    unsigned misses = 3;
+  };
+  enum class State : std::uint8_t {
+    kConnecting,  ///< Not there now; tried again.
+    kReady,
+    kRefused,  ///< Another version, secret or backend: a person has to change something. Tried
+               ///< again.
+    kSelf,     ///< The address is our own.
+  };
+  struct Stats {
+    State state = State::kConnecting;
+    std::string why;    ///< It is not ready.
+    std::string build;  ///< Of the peer, once greeted.
+    std::uint64_t greetings = 0;
+    std::uint64_t failures = 0;  ///< Attempts that did not come to a greeting.
+    std::uint64_t refusals = 0;  ///< Of them.
+    std::uint64_t losses = 0;    ///< Of a ready peer.
+    std::uint64_t late = 0;      ///< Questions without an answer in time.
+  };
+
+  /// All outlive it. `changed` is called when the state has.
+  PeerLink(kj::AsyncIoContext& io, const OwnNode& own, Options options, Fabric& fabric,
+           std::function<void()> changed);
+  ~PeerLink() noexcept(false);
+  PeerLink(const PeerLink&) = delete;
+  PeerLink& operator=(const PeerLink&) = delete;
+
+  /// Dials for as long as the link lives. Call it once.
+  kj::Promise<void> run();
+
+  [[nodiscard]] bool is_ready() const noexcept { return stats_.state == State::kReady; }
+  /// Of the greeting that is in force: another number is another life of the peer or of our way to
+  /// it.
+  [[nodiscard]] std::uint64_t life() const noexcept { return stats_.greetings; }
+  [[nodiscard]] const std::string& address() const noexcept { return options_.address; }
+  [[nodiscard]] const Stats& stats() const noexcept { return stats_; }
+  /// Of a ready link.
+  [[nodiscard]] Fabric::PeerId fabric_peer() const { return fabric_peer_; }
+  [[nodiscard]] RegionId pool() const { return pool_; }
+
+  /// How many of `keys`, from the first on, the peer has. Errors: kPeerLost when it is not ready or
+  /// ends, kTimeout, and kInternal for nonsense, which also ends the connection.
+  kj::Promise<Result<std::size_t>> locate(const Bytes32& space, std::span<const BlockKey> keys);
+  /// Asks for a lease. Errors: as locate(), and the owner's. A grant that comes too late is given
+  /// back.
+  kj::Promise<Result<LeaseGrant>> lease(const Bytes32& space, std::span<const BlockKey> keys,
+                                        std::size_t shards, std::chrono::milliseconds time);
+  /// Nobody of us reads by it any more. Only under the life that it was granted in.
+  void release(std::uint64_t lease);
+
+  /// The fabric, or an answer, showed that this life of the peer is over.
+  void lost(std::uint64_t life, const std::string& why);
+
+ private:
+  struct Connection;
+
+  kj::Promise<Result<void>> attempt();
+  kj::Promise<Result<void>> greet();
+  kj::Promise<Result<void>> enter(const PeerSecret::Greeting& greeting);
+  kj::Promise<Result<void>> serve();
+  kj::Promise<void> finish(const Result<void>& outcome);
+  void say(State state, std::string why);
+  Error failed(const kj::Exception& exception);
+  void missed();
+  template <typename T, typename Answer, typename Decode>
+  kj::Promise<Result<T>> answered(kj::Promise<Answer>&& answer, Decode decode);
+
+  kj::AsyncIoContext& io_;
+  const OwnNode& own_;
+  const Options options_;
+  Fabric& fabric_;
+  std::function<void()> changed_;
+  std::unique_ptr<Connection> connection_;
+  Duration pause_;
+  unsigned misses_ = 0;
+  Fabric::PeerId fabric_peer_{};
+  RegionId pool_{};
+  Stats stats_;
+};
+
+std::string_view to_string(PeerLink::State state) noexcept;
+
+}  // namespace pegaflow

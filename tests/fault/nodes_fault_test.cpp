@@ -1,0 +1,293 @@
+// Nodes that die, hang, lie or are strangers while others read from them. Whatever happens: what is
+// loaded is right, what is not right is reported so, and everything comes back.
+#include <algorithm>
+#include <array>
+#include <csignal>
+#include <cstring>
+#include <random>
+#include <string>
+
+#include <netinet/in.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
+#include <capnp/rpc-twoparty.h>
+#include <doctest/doctest.h>
+#include <kj/async-io.h>
+
+#include "base/unique_fd.h"
+#include "capnp/peer.capnp.h"
+#include "tests/support/nodes.h"
+#include "tests/support/seed.h"
+#include "transport/tcp/socket_address.h"
+
+namespace pegaflow::testing {
+namespace {
+
+constexpr std::size_t kPiece = std::size_t{256} << 10;
+constexpr std::size_t kBlocks = 96;  // 48 MiB: some tens of milliseconds on the way.
+
+bool has(const std::string& text, const std::string& part) {
+  return text.find(part) != std::string::npos;
+}
+
+/// Two nodes of which B reads what A has.
+struct Pair {
+  explicit Pair(std::vector<std::string> more_of_b = {}, std::vector<std::string> more_of_a = {})
+      : a(node_options(at[0], {at[0]}, std::move(more_of_a), "256mb")),
+        b(node_options(at[1], {at[0]}, std::move(more_of_b), "256mb")),
+        on_b(b, kPiece, kBlocks) {}
+
+  void save_at_a(std::uint64_t first) {
+    EngineAt on_a(a, kPiece, kBlocks);
+    REQUIRE(on_a.engine->save(numbers_from(first, kBlocks), blocks_from(0, kBlocks)).blocks ==
+            kBlocks);
+  }
+  /// Loads a claim at B: every block is right, or named as failed.
+  Mover::Finished load_and_check(const CacheSession::Answer& claimed, std::uint64_t first) {
+    Mover::Finished loaded = on_b.engine->load(claimed.token, blocks_from(0, claimed.blocks));
+    CHECK(loaded.blocks + loaded.failed_blocks.size() == claimed.blocks);
+    CHECK(on_b.engine->wrong_blocks(numbers_from(first, claimed.blocks),
+                                    blocks_from(0, claimed.blocks), loaded.failed_blocks) == 0);
+    on_b.engine->session().unclaim(claimed.token);
+    return loaded;
+  }
+  /// Nothing of a fetch is left.
+  void check_rest() {
+    CHECK(b.metric_becomes("pegaflow_fetch_batches", 0));
+    CHECK(b.metric_becomes("pegaflow_fetch_bytes", 0));
+    CHECK(b.metric_becomes("pegaflow_quarantine_slots{reason=\"fetch\"}", 0));
+    CHECK(b.metric_becomes("pegaflow_claims", 0));
+    CHECK(b.metric_becomes("pegaflow_pins", 0));
+  }
+
+  std::vector<std::string> at = node_addresses(2);
+  ServerProcess a;
+  ServerProcess b;
+  EngineAt on_b;
+};
+
+TEST_SUITE("nodes that fail") {
+  TEST_CASE("a node is killed in the middle of a pull, and starts again under its name") {
+    Pair pair;
+    for (std::uint64_t round = 0; round < 3; ++round) {
+      const std::uint64_t first = 1 + 1000 * round;
+      REQUIRE(sees(pair.b, pair.at[0]));
+      pair.save_at_a(first);
+
+      const auto claimed = pair.on_b.engine->claim(numbers_from(first, kBlocks)).value();
+      pair.a.kill();
+      CHECK(claimed.blocks > 0);
+      pair.load_and_check(claimed, first);
+      CHECK(sees_no_more(pair.b, pair.at[0]));
+      pair.check_rest();
+      pair.a.start();
+    }
+    // And it is of use again.
+    REQUIRE(sees(pair.b, pair.at[0]));
+    pair.save_at_a(9001);
+    const auto claimed = pair.on_b.engine->claim(numbers_from(9001, kBlocks)).value();
+    CHECK(pair.load_and_check(claimed, 9001).blocks == claimed.blocks);
+  }
+
+  TEST_CASE("a node is stopped in the middle of a pull, and goes on") {
+    Pair pair({"--peer-deadline", "100ms", "--fetch-deadline", "2s"});
+    REQUIRE(sees(pair.b, pair.at[0]));
+    pair.save_at_a(1);
+
+    const auto claimed = pair.on_b.engine->claim(numbers_from(1, kBlocks)).value();
+    pair.a.signal(SIGSTOP);
+    pair.load_and_check(claimed, 1);
+    // A few questions find it out; afterwards nobody waits for it.
+    for (int i = 0; i < 4; ++i) {
+      CHECK(pair.on_b.engine->lookup(numbers_from(5001, 4)).value().blocks == 0);
+    }
+    CHECK(sees_no_more(pair.b, pair.at[0]));
+    pair.check_rest();
+    pair.a.signal(SIGCONT);
+
+    REQUIRE(sees(pair.b, pair.at[0]));
+    pair.save_at_a(7001);
+    const auto again = pair.on_b.engine->claim(numbers_from(7001, kBlocks)).value();
+    CHECK(again.blocks == kBlocks);
+    pair.load_and_check(again, 7001);
+  }
+
+  TEST_CASE("what one owner no longer gives comes from another") {
+    const auto at = node_addresses(3);
+    ServerProcess a(node_options(at[0], {}, {}, "256mb"));
+    const ServerProcess c(node_options(at[1], {}, {}, "256mb"));
+    const ServerProcess b(node_options(at[2], {at[0], at[1]}, {}, "256mb"));
+    EngineAt on_b(b, kPiece, kBlocks);
+    for (const ServerProcess* owner : {static_cast<const ServerProcess*>(&a), &c}) {
+      EngineAt engine(*owner, kPiece, kBlocks);
+      REQUIRE(engine.engine->save(numbers_from(1, kBlocks), blocks_from(0, kBlocks)).blocks ==
+              kBlocks);
+    }
+    REQUIRE(sees(b, at[0]));
+    REQUIRE(sees(b, at[1]));
+
+    // Equal owners: the first in the list is asked, and dies.
+    const auto claimed = on_b.engine->claim(numbers_from(1, kBlocks)).value();
+    CHECK(claimed.blocks == kBlocks);
+    a.kill();
+    const Mover::Finished loaded = on_b.engine->load(claimed.token, blocks_from(0, kBlocks));
+
+    CHECK(loaded.blocks == kBlocks);
+    CHECK(on_b.engine->wrong_blocks(numbers_from(1, kBlocks), blocks_from(0, kBlocks)) == 0);
+    CHECK(b.metric("pegaflow_fetch_blocks_total{result=\"given_up\"}") == 0);
+  }
+
+  TEST_CASE("an owner evicts as fast as it can while it is read from") {
+    Pair pair;
+    REQUIRE(sees(pair.b, pair.at[0]));
+    pair.save_at_a(1);
+    EngineAt on_a(pair.a, kPiece, kBlocks);
+
+    const auto claimed = pair.on_b.engine->claim(numbers_from(1, kBlocks)).value();
+    std::vector<std::uint64_t> jobs;
+    for (std::uint64_t job = 1; job <= 8; ++job) {
+      on_a.engine->save(numbers_from(100000 * job, kBlocks), blocks_from(0, kBlocks));
+    }
+    CHECK(pair.load_and_check(claimed, 1).blocks > 0);
+    CHECK(pair.a.metric("pegaflow_cache_block_evictions_total") > 0);
+    pair.check_rest();
+  }
+
+  TEST_CASE("a reader that dies leaves nothing lent for longer than its lease") {
+    Pair pair;
+    REQUIRE(sees(pair.b, pair.at[0]));
+    pair.save_at_a(1);
+
+    // Its claim is answered when the lease is there, and long before all bytes are.
+    REQUIRE(pair.on_b.engine->claim(numbers_from(1, kBlocks)).value().blocks > 0);
+    pair.b.kill();
+
+    CHECK(pair.a.metric_becomes("pegaflow_leases", 0));
+    CHECK(pair.a.metric_becomes("pegaflow_lent_bytes", 0));
+    CHECK(pair.a.metric_becomes("pegaflow_held_blocks", 0));
+  }
+
+  TEST_CASE("the engine that waits for blocks dies: they come, and nothing is kept for it") {
+    Pair pair;
+    REQUIRE(sees(pair.b, pair.at[0]));
+    pair.save_at_a(1);
+    REQUIRE(pair.on_b.engine->claim(numbers_from(1, kBlocks)).value().blocks > 0);
+
+    pair.on_b.engine->close_session();
+
+    pair.check_rest();
+    CHECK(pair.a.metric_becomes("pegaflow_leases", 0));
+  }
+
+  TEST_CASE("another secret: nothing is said but that, by both, once") {
+    const auto at = node_addresses(2);
+    const TemporaryDirectory directory;
+    const std::string ours = secret_file(directory.path(), "ours-ours-ours-ours");
+    const std::string other = secret_file(directory.path(), "other-other-other-other");
+    const ServerProcess a(node_options(at[0], {}, {"--peer-secret-file", ours}));
+    const ServerProcess b(node_options(at[1], {at[0]}, {"--peer-secret-file", other}));
+    const ServerProcess c(
+        node_options(at[1], {at[0]}, {"--peer-listen", "127.0.0.1:0", "--peer-secret-file", ours}));
+    const std::string refusals = fmt::format("pegaflow_peer_refusals_total{{peer=\"{}\"}}", at[0]);
+    REQUIRE(sees(c, at[0]));
+    CHECK(b.metric_becomes(refusals, 2));
+
+    CHECK(b.metric(fmt::format("pegaflow_peer_ready{{peer=\"{}\"}}", at[0])) == 0);
+    CHECK(a.metric("pegaflow_peer_entered_total") == 1);
+    const std::string log = b.log();
+    CHECK(has(log, "another --peer-secret-file"));
+    CHECK(log.find("a person has to change something") ==
+          log.rfind("a person has to change something"));
+  }
+
+  TEST_CASE("a stranger is told versions and a challenge, and nothing else") {
+    const auto at = node_addresses(1);
+    const TemporaryDirectory directory;
+    const std::string secret = secret_file(directory.path(), "ours-ours-ours-ours");
+    const ServerProcess a(node_options(at[0], {}, {"--peer-secret-file", secret}));
+    auto io = kj::setupAsyncIo();
+    const auto dial = [&]() {
+      return io.provider->getNetwork()
+          .parseAddress(at[0].c_str())
+          .wait(io.waitScope)
+          ->connect()
+          .wait(io.waitScope);
+    };
+    const std::array<kj::byte, 32> challenge{1, 2, 3};
+    const auto greet = [&](wire::PeerGate::Client& gate, std::uint16_t version) {
+      auto request = gate.greetRequest();
+      request.setMinimum(version);
+      request.setMaximum(version);
+      request.setChallenge(kj::arrayPtr(challenge.data(), challenge.size()));
+      return request.send().wait(io.waitScope);
+    };
+    const auto enter = [&](wire::PeerGate::Client& gate) {
+      auto request = gate.enterRequest();
+      request.setProof(kj::arrayPtr(challenge.data(), challenge.size()));
+      return request.send().wait(io.waitScope);
+    };
+    {
+      auto stream = dial();
+      capnp::TwoPartyClient client(*stream);
+      auto gate = client.bootstrap().castAs<wire::PeerGate>();
+      const auto old = greet(gate, 0);
+      CHECK(old.getVersion() == 0);
+      CHECK(has(old.getRefused().getDetail().cStr(), "upgrade the peer"));
+      const auto late = greet(gate, 9999);
+      CHECK(late.getVersion() == 0);
+      CHECK(has(late.getRefused().getDetail().cStr(), "upgrade the other one"));
+    }
+    {
+      auto stream = dial();
+      capnp::TwoPartyClient client(*stream);
+      auto gate = client.bootstrap().castAs<wire::PeerGate>();
+      CHECK_FALSE(enter(gate).hasPeer());  // Before a greeting.
+    }
+    {
+      auto stream = dial();
+      capnp::TwoPartyClient client(*stream);
+      auto gate = client.bootstrap().castAs<wire::PeerGate>();
+      CHECK(greet(gate, 1).getVersion() == 1);
+      const auto refused = enter(gate);
+      CHECK_FALSE(refused.hasPeer());
+      CHECK_FALSE(refused.hasFabric());
+      CHECK(has(refused.getRefused().getDetail().cStr(), "--peer-secret-file"));
+      CHECK_FALSE(enter(gate).hasPeer());  // One try a connection.
+      CHECK(greet(gate, 1).getVersion() == 0);
+    }
+    CHECK(a.metric("pegaflow_peer_refused_total{reason=\"version\"}") == 2);
+    CHECK(a.metric("pegaflow_peer_refused_total{reason=\"secret\"}") == 3);
+    CHECK(a.metric("pegaflow_peer_entered_total") == 0);
+  }
+
+  TEST_CASE("bytes without sense cost their connection only") {
+    Pair pair;
+    REQUIRE(sees(pair.b, pair.at[0]));
+    pair.save_at_a(1);
+    const std::uint64_t chosen = seed();
+    INFO("seed ", chosen);
+    std::mt19937_64 chance(chosen);
+    const auto address = tcp::SocketAddress::parse(pair.at[0]).value();
+    for (int i = 0; i < 64; ++i) {
+      const UniqueFd stranger(::socket(address.family(), SOCK_STREAM | SOCK_CLOEXEC, 0));
+      REQUIRE(::connect(stranger.get(), address.data(), address.size()) == 0);
+      std::string noise(chance() % 4096, '\0');
+      for (char& byte : noise) byte = static_cast<char>(chance());
+      // Half of them look like a message with a few segments.
+      if (i % 2 == 0 && noise.size() > 8) {
+        const std::uint32_t begin[2] = {static_cast<std::uint32_t>(chance() % 3),
+                                        static_cast<std::uint32_t>(chance() % 512)};
+        std::memcpy(noise.data(), begin, sizeof begin);
+      }
+      (void)::send(stranger.get(), noise.data(), noise.size(), MSG_NOSIGNAL);
+    }
+
+    CHECK(pair.a.metric_becomes("pegaflow_peer_connections", 1));
+    const auto claimed = pair.on_b.engine->claim(numbers_from(1, kBlocks)).value();
+    CHECK(pair.load_and_check(claimed, 1).blocks == kBlocks);
+  }
+}
+
+}  // namespace
+}  // namespace pegaflow::testing

@@ -1,0 +1,100 @@
+#pragma once
+/// \file
+/// Several nodes on one machine: real servers that know each other, each with an engine.
+
+#include <atomic>
+#include <chrono>
+#include <cstdint>
+#include <filesystem>
+#include <fstream>
+#include <memory>
+#include <numeric>
+#include <string>
+#include <vector>
+
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <fmt/format.h>
+
+#include "tests/support/engine_memory.h"
+#include "tests/support/server_process.h"
+#include "tests/support/test_engine.h"
+#include "transport/host/host_device.h"
+
+namespace pegaflow::testing {
+
+/// Addresses of nodes that have to know each other before any of them runs: loopback ones that are
+/// this process's alone, so that a port of its own is not needed.
+inline std::vector<std::string> node_addresses(std::size_t count) {
+  static std::atomic<unsigned> clusters{0};
+  const auto pid = static_cast<unsigned>(::getpid());
+  const unsigned cluster = clusters++;
+  std::vector<std::string> addresses;
+  for (unsigned i = 0; i < count; ++i) {
+    addresses.push_back(fmt::format("127.{}.{}.{}:{}", 1 + pid / 250 % 250, 1 + pid % 250, i + 1,
+                                    20000 + (pid / 62500 + cluster) % 10000));
+  }
+  return addresses;
+}
+
+inline std::string joined(const std::vector<std::string>& parts) {
+  std::string text;
+  for (const std::string& part : parts) text += (text.empty() ? "" : ",") + part;
+  return text;
+}
+
+/// Options of the node at `address` among `all`. Deadlines are such that a busy machine does not
+/// turn a hit into a miss.
+inline ServerProcess::Options node_options(const std::string& address,
+                                           const std::vector<std::string>& all,
+                                           std::vector<std::string> more = {},
+                                           const std::string& pool_size = "64mb") {
+  ServerProcess::Options options{.pool_size = pool_size};
+  options.arguments = {"--peers",         joined(all), "--peer-listen",    address,
+                       "--peer-deadline", "5s",        "--fetch-deadline", "8s"};
+  options.arguments.insert(options.arguments.end(), more.begin(), more.end());
+  return options;
+}
+
+inline std::vector<std::uint32_t> blocks_from(std::uint32_t first, std::size_t count) {
+  std::vector<std::uint32_t> blocks(count);
+  std::iota(blocks.begin(), blocks.end(), first);
+  return blocks;
+}
+
+/// One engine at a server. Memory of `blocks` blocks of two pieces each.
+struct EngineAt {
+  EngineAt(const ServerProcess& server, std::size_t piece_bytes, std::size_t blocks,
+           Mover::Options mover = patient_mover())
+      : memory(2, piece_bytes, blocks) {
+    mover.coming_patience = kHang;
+    TestEngine::Options options;
+    options.socket = server.socket();
+    options.mover = std::move(mover);
+    engine = std::make_unique<TestEngine>(std::move(options), memory, *device);
+    engine->wait_ready();
+  }
+
+  EngineMemory memory;
+  std::unique_ptr<HostDevice> device = HostDevice::create({}).value();
+  std::unique_ptr<TestEngine> engine;
+};
+
+/// Whether `server` can ask the node at `address`, waiting for it.
+inline bool sees(const ServerProcess& server, const std::string& address) {
+  return server.metric_becomes(fmt::format("pegaflow_peer_ready{{peer=\"{}\"}}", address), 1);
+}
+inline bool sees_no_more(const ServerProcess& server, const std::string& address) {
+  return server.metric_becomes(fmt::format("pegaflow_peer_ready{{peer=\"{}\"}}", address), 0);
+}
+
+/// Writes a secret that only we may read.
+inline std::string secret_file(const std::filesystem::path& directory, const std::string& secret) {
+  std::string path = (directory / ("secret-" + secret.substr(0, 8))).string();
+  std::ofstream(path) << secret << '\n';
+  ::chmod(path.c_str(), 0600);
+  return path;
+}
+
+}  // namespace pegaflow::testing

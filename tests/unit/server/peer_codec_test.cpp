@@ -1,0 +1,93 @@
+#include "server/peer_codec.h"
+
+#include <capnp/message.h>
+#include <doctest/doctest.h>
+
+#include "capnp/codec.h"
+
+namespace pegaflow::testing {
+namespace {
+
+/// A message of its own, and a root in it.
+template <typename T>
+struct Made {
+  capnp::MallocMessageBuilder message;
+  typename T::Builder root = message.initRoot<T>();
+};
+
+TEST_SUITE("peer codec") {
+  TEST_CASE("a fabric comes back as it was") {
+    const FabricDescriptor fabric{
+        .backend = "tcp",
+        .incarnation = Id128::random(),
+        .address = {std::byte{1}, std::byte{0}, std::byte{255}},
+        .regions = {{.region = RegionId{7}, .size_bytes = 1U << 20, .key = {std::byte{9}}},
+                    {.region = RegionId{8}, .size_bytes = 5}}};
+    Made<wire::Fabric> made;
+    write_fabric(fabric, made.root);
+
+    const auto read = read_fabric(made.root.asReader()).value();
+
+    CHECK(read.backend == fabric.backend);
+    CHECK(read.incarnation == fabric.incarnation);
+    CHECK(read.address == fabric.address);
+    REQUIRE(read.regions.size() == 2);
+    CHECK(read.regions[0].region == RegionId{7});
+    CHECK(read.regions[0].size_bytes == 1U << 20);
+    CHECK(read.regions[0].key == fabric.regions[0].key);
+    CHECK(read.regions[1].key.empty());
+  }
+
+  TEST_CASE("a fabric with more than is sensible is refused") {
+    const auto code = [](auto&& change) {
+      Made<wire::Fabric> made;
+      change(made.root);
+      const auto read = read_fabric(made.root.asReader());
+      REQUIRE_FALSE(read);
+      return read.error().code;
+    };
+    CHECK(code([](auto& root) { root.initRegions(65); }) == Errc::kInvalidArgument);
+    CHECK(code([](auto& root) { root.initAddress(65537); }) == Errc::kInvalidArgument);
+    CHECK(code([](auto& root) { root.initBackend(65); }) == Errc::kInvalidArgument);
+    CHECK(code([](auto& root) { root.initRegions(1)[0].initKey(65537); }) ==
+          Errc::kInvalidArgument);
+  }
+
+  TEST_CASE("32 bytes are 32") {
+    const std::array<kj::byte, 33> bytes{3};
+    CHECK(read_bytes32({bytes.data(), 32}).value()[0] == std::byte{3});
+    CHECK(read_bytes32({bytes.data(), 31}).error().code == Errc::kInvalidArgument);
+    CHECK(read_bytes32({bytes.data(), 33}).error().code == Errc::kInvalidArgument);
+  }
+
+  TEST_CASE("a grant comes back, and one that does not fit its question is nonsense") {
+    using Results = wire::Peer::LeaseResults;
+    const LeaseGrant grant{.lease = 5,
+                           .granted = std::chrono::milliseconds(10000),
+                           .pages = {1, 2, 3, 4},
+                           .checksums = {10, 0, 30, 40}};
+    Made<Results> made;
+    write_grant(grant, made.root);
+    const auto read = read_grant(made.root.asReader(), 2, 2).value();
+    CHECK(read.lease == 5);
+    CHECK(read.granted == grant.granted);
+    CHECK(read.pages == grant.pages);
+    CHECK(read.checksums == grant.checksums);
+    CHECK(read_grant(made.root.asReader(), 1, 2).error().code == Errc::kInternal);  // Too many.
+    CHECK(read_grant(made.root.asReader(), 4, 3).error().code == Errc::kInternal);  // Half a block.
+    made.root.setLease(0);
+    CHECK(read_grant(made.root.asReader(), 2, 2).error().code == Errc::kInternal);
+    made.root.setLease(5);
+    made.root.initChecksums(3);
+    CHECK(read_grant(made.root.asReader(), 2, 2).error().code == Errc::kInternal);
+
+    Made<Results> nothing;
+    write_grant({}, nothing.root);
+    CHECK(read_grant(nothing.root.asReader(), 2, 2).value().pages.empty());
+    write_error({Errc::kBusy, "too much is lent"}, nothing.root.initError());
+    CHECK(read_grant(nothing.root.asReader(), 2, 2).error().code == Errc::kBusy);
+  }
+}
+
+}  // namespace
+}  // namespace pegaflow::testing

@@ -1,0 +1,107 @@
+#include "server/peer_proof.h"
+
+#include <algorithm>
+#include <fstream>
+#include <string>
+
+#include <sys/stat.h>
+
+#include <doctest/doctest.h>
+
+#include "tests/support/server_process.h"
+
+namespace pegaflow::testing {
+namespace {
+
+PeerSecret secret_of(const TemporaryDirectory& directory, const std::string& text) {
+  const std::string path = (directory.path() / "secret").string();
+  std::ofstream(path) << text;
+  ::chmod(path.c_str(), 0600);
+  return PeerSecret::read(path).value();
+}
+
+PeerSecret::Greeting greeting() {
+  return {.dialer = Id128::random(),
+          .answerer = Id128::random(),
+          .dialer_challenge = random_bytes32(),
+          .answerer_challenge = random_bytes32()};
+}
+
+TEST_SUITE("PeerSecret") {
+  TEST_CASE("a proof is good for one greeting, one side and one secret") {
+    const TemporaryDirectory directory;
+    const PeerSecret ours = secret_of(directory, "a secret of 16 bytes or more\n");
+    const PeerSecret same = secret_of(directory, "a secret of 16 bytes or more");
+    const PeerSecret other = secret_of(directory, "a secret of 16 bytes or More");
+    using Side = PeerSecret::Side;
+    const auto said = greeting();
+    const Bytes32 proof = ours.prove(Side::kDialer, said);
+
+    CHECK(same.is_proof(Side::kDialer, said, proof));
+    CHECK_FALSE(same.is_proof(Side::kAnswerer, said, proof));
+    CHECK_FALSE(other.is_proof(Side::kDialer, said, proof));
+    CHECK_FALSE(PeerSecret().is_proof(Side::kDialer, said, proof));
+    CHECK_FALSE(same.is_proof(Side::kDialer, said, std::span(proof).first(31)));
+    CHECK_FALSE(same.is_proof(Side::kDialer, said, {}));
+    for (const auto change : {0, 1, 2, 3}) {
+      auto changed = said;
+      if (change == 0) ++changed.dialer.low;
+      if (change == 1) ++changed.answerer.high;
+      if (change == 2) changed.dialer_challenge[31] ^= std::byte{1};
+      if (change == 3) changed.answerer_challenge[0] ^= std::byte{1};
+      CHECK_FALSE(same.is_proof(Side::kDialer, changed, proof));
+    }
+    // What the other side proved is no proof of ours, though all else were swapped.
+    const PeerSecret::Greeting swapped{.dialer = said.answerer,
+                                       .answerer = said.dialer,
+                                       .dialer_challenge = said.answerer_challenge,
+                                       .answerer_challenge = said.dialer_challenge};
+    CHECK_FALSE(same.is_proof(Side::kAnswerer, swapped, proof));
+  }
+
+  TEST_CASE("nodes without a secret know each other") {
+    const auto said = greeting();
+    CHECK(PeerSecret().is_proof(PeerSecret::Side::kDialer, said,
+                                PeerSecret().prove(PeerSecret::Side::kDialer, said)));
+  }
+
+  TEST_CASE("a secret that is short, long, open to all or not there is told") {
+    const TemporaryDirectory directory;
+    const std::string path = (directory.path() / "secret").string();
+    CHECK(PeerSecret::read(path).error().code == Errc::kRefused);
+    const auto write = [&](std::size_t bytes, mode_t mode) {
+      std::ofstream(path) << std::string(bytes, 'x') << "  \n";
+      ::chmod(path.c_str(), mode);
+      return PeerSecret::read(path);
+    };
+    CHECK(write(15, 0600).error().code == Errc::kInvalidArgument);
+    CHECK(write(4097, 0600).error().code == Errc::kInvalidArgument);
+    const auto open = write(16, 0604);
+    REQUIRE_FALSE(open);
+    CHECK(open.error().code == Errc::kRefused);
+    CHECK(open.error().detail.find("chmod o=") != std::string::npos);
+    CHECK(write(16, 0640));
+  }
+}
+
+TEST_SUITE("space_name") {
+  TEST_CASE("equal lists and pages have one name, all others another") {
+    const std::vector<NamespaceFactor> factors = {{"a", "bc"}, {"d", ""}};
+    const std::vector<std::uint64_t> pages = {4096, 8192};
+    std::vector<Bytes32> names = {
+        space_name(factors, pages),
+        space_name(std::vector<NamespaceFactor>{{"ab", "c"}, {"d", ""}}, pages),
+        space_name(std::vector<NamespaceFactor>{{"a", "bc"}}, pages),
+        space_name(std::vector<NamespaceFactor>{{"a", "bcd"}, {"", ""}}, pages),
+        space_name(factors, std::vector<std::uint64_t>{8192, 4096}),
+        space_name(factors, std::vector<std::uint64_t>{4096}),
+        space_name({}, {}),
+    };
+    CHECK(space_name(factors, pages) == names.front());
+    std::sort(names.begin(), names.end());
+    CHECK(std::adjacent_find(names.begin(), names.end()) == names.end());
+  }
+}
+
+}  // namespace
+}  // namespace pegaflow::testing
