@@ -1,6 +1,7 @@
 #include "server/peer_link.h"
 
 #include <algorithm>
+#include <optional>
 #include <utility>
 #include <vector>
 
@@ -100,7 +101,7 @@ struct PeerLink::Connection final : private kj::TaskSet::ErrorHandler {
   kj::Own<kj::AsyncIoStream> stream;
   capnp::TwoPartyVatNetwork network;
   capnp::RpcSystem<capnp::rpc::twoparty::VatId> rpc;
-  kj::Maybe<wire::Peer::Client> peer;
+  std::optional<wire::Peer::Client> peer;
   kj::PromiseFulfillerPair<void> dropped;
   std::string why_dropped;
   kj::ForkedPromise<void> over;
@@ -345,9 +346,8 @@ kj::Promise<Result<std::size_t>> PeerLink::locate(const Bytes32& space,
     lost(life(), "it does not read what it is sent");
     return Result<std::size_t>(fail(Errc::kPeerLost, "the peer does not read"));
   }
-  auto request =
-      KJ_ASSERT_NONNULL(connection_->peer)
-          .locateRequest(capnp::MessageSize{keys_words(keys.size(), BlockKey::kMaxBytes) + 16, 0});
+  auto request = connection_->peer->locateRequest(
+      capnp::MessageSize{keys_words(keys.size(), BlockKey::kMaxBytes) + 16, 0});
   request.setSpace(data_of(space));
   write_keys(keys, BlockKey::kMaxBytes, request.initKeys());
   return answered<std::size_t>(kj::Promise<Answer>(request.send()),
@@ -365,9 +365,8 @@ kj::Promise<Result<LeaseGrant>> PeerLink::lease(const Bytes32& space,
                                                 std::chrono::milliseconds time) {
   using Answer = capnp::Response<wire::Peer::LeaseResults>;
   if (!is_ready()) return Result<LeaseGrant>(fail(Errc::kPeerLost, "the peer is not ready"));
-  auto request =
-      KJ_ASSERT_NONNULL(connection_->peer)
-          .leaseRequest(capnp::MessageSize{keys_words(keys.size(), BlockKey::kMaxBytes) + 16, 0});
+  auto request = connection_->peer->leaseRequest(
+      capnp::MessageSize{keys_words(keys.size(), BlockKey::kMaxBytes) + 16, 0});
   request.setSpace(data_of(space));
   write_keys(keys, BlockKey::kMaxBytes, request.initKeys());
   request.setMilliseconds(static_cast<std::uint32_t>(time.count()));
@@ -382,7 +381,7 @@ kj::Promise<Result<LeaseGrant>> PeerLink::lease(const Bytes32& space,
 
 void PeerLink::release(std::uint64_t lease) {
   if (!is_ready()) return;  // It ends by itself.
-  auto request = KJ_ASSERT_NONNULL(connection_->peer).releaseRequest();
+  auto request = connection_->peer->releaseRequest();
   request.setLease(lease);
   connection_->calls.add(kj::Promise<capnp::Response<wire::Done>>(request.send())
                              .then([](capnp::Response<wire::Done>&&) {},

@@ -61,12 +61,11 @@ class RpcServer::Connection {
                               kj::LowLevelAsyncIoProvider::ALREADY_NONBLOCK)),
         messages_(*stream_, server.options_.limits, [this](const Error* why) { unreadable(why); }),
         network_(messages_, kFdsPerMessage, capnp::rpc::twoparty::Side::SERVER, reader_options()),
-        rpc_(capnp::makeRpcServer(network_, KJ_ASSERT_NONNULL(server.service_)
-                                                .bootstrap(id, peer,
-                                                           [this]() {
-                                                             messages_.greeted();
-                                                             server_.greeted(id_);
-                                                           }))),
+        rpc_(capnp::makeRpcServer(network_, server.service_->bootstrap(id, peer,
+                                                                       [this]() {
+                                                                         messages_.greeted();
+                                                                         server_.greeted(id_);
+                                                                       }))),
         ended_(network_.onDisconnect()
                    .then([this]() { server_.end_later(id_); })
                    .eagerlyEvaluate([this](kj::Exception&&) { server_.end_later(id_); })) {
@@ -175,7 +174,7 @@ void RpcServer::shed_one() {
 
 void RpcServer::add_connection(UniqueFd fd) {
   Peer user;
-  if (KJ_ASSERT_NONNULL(service_).has_users) {
+  if (service_->has_users) {
     const auto peer = peer_of(fd.get());
     if (!peer || !may_connect(peer->uid, options_.allowed_uids)) {
       ++counters_.refused_peer;
@@ -265,7 +264,7 @@ void RpcServer::end_connection(const Id128& connection) {
     ended->silent.reset();
     if (silent_.empty()) arm_hello_timer();
   }
-  KJ_ASSERT_NONNULL(service_).ended(connection);
+  service_->ended(connection);
 }
 
 void RpcServer::taskFailed(kj::Exception&& exception) {

@@ -4,6 +4,7 @@
 
 #include <cstdint>
 #include <list>
+#include <optional>
 #include <unordered_map>
 #include <vector>
 
@@ -77,7 +78,7 @@ class RpcServer final : private kj::TaskSet::ErrorHandler {
   kj::AsyncIoContext& io_;
   Options options_;
   RpcCounters& counters_;
-  kj::Maybe<Service> service_;
+  std::optional<Service> service_;
 
   int listening_fd_ = -1;
   kj::Maybe<kj::Own<kj::UnixEventPort::FdObserver>> observer_;
