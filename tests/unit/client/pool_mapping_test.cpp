@@ -86,7 +86,8 @@ TEST_SUITE("PoolMapping") {
     moved.wait_populated();
 
     CHECK(faults_of_first_use(plain.bytes()) > kPages / 2);
-    CHECK(faults_of_first_use(moved.bytes()) < kPages / 8);
+    // Not none: a kernel that is short of memory, or moves it, takes some entries out again.
+    CHECK(faults_of_first_use(moved.bytes()) < kPages / 3);
   }
 
   TEST_CASE("a mapping may go while it is populated") {
