@@ -4,6 +4,7 @@
 
 #include "base/assert.h"
 #include "base/log.h"
+#include "transport/fabric_checks.h"
 #include "transport/tcp/socket.h"
 
 namespace pegaflow::tcp {
@@ -139,14 +140,7 @@ void Reader::validate(Work& work, const Peer* peer) const {
     const Fabric::Chunk& chunk = work.batch.chunks[i];
     bool good = chunk.size_bytes > 0 &&
                 regions_.part(chunk.local_region, chunk.local_offset, chunk.size_bytes).has_value();
-    if (good && peer != nullptr) {
-      good = std::any_of(peer->where.regions.begin(), peer->where.regions.end(),
-                         [&](const RegionDescriptor& region) {
-                           return region.region == chunk.remote_region &&
-                                  chunk.size_bytes <= region.size_bytes &&
-                                  chunk.remote_offset <= region.size_bytes - chunk.size_bytes;
-                         });
-    }
+    if (good && peer != nullptr) good = has(peer->where.regions, chunk);
     if (good) {
       work.pieces_left[i] = static_cast<std::uint32_t>(
           (chunk.size_bytes + options_.piece_bytes - 1) / options_.piece_bytes);

@@ -5,6 +5,7 @@
 
 #include "base/assert.h"
 #include "base/thread.h"
+#include "transport/fabric_checks.h"
 #include "transport/tcp/holder.h"
 #include "transport/tcp/limits.h"
 #include "transport/tcp/poller.h"
@@ -18,13 +19,6 @@ constexpr std::string_view kBackend = "tcp";
 
 /// Beside batches: peers that come and go, cancels.
 constexpr std::size_t kOtherCommands = 1024;
-
-template <typename T>
-Result<void> within(const char* name, T value, T minimum, T maximum) {
-  if (value >= minimum && value <= maximum) return {};
-  return fail(Errc::kInvalidArgument, "{} is {}, and may be {} to {}", name, value, minimum,
-              maximum);
-}
 
 Result<void> check(const TcpFabric::Options& options) {
   PEGA_TRY(within<std::size_t>("connections", options.connections, 1, 64));
@@ -160,16 +154,7 @@ FabricDescriptor TcpFabric::describe() const {
 }
 
 Result<Fabric::PeerId> TcpFabric::connect(const FabricDescriptor& peer) {
-  if (peer.backend != kBackend) {
-    return fail(Errc::kRefused, "the peer's lane is \"{}\", and ours \"{}\"", peer.backend,
-                kBackend);
-  }
-  if (peer.incarnation.is_none()) return fail(Errc::kInvalidArgument, "the peer has no name");
-  if (peer.regions.size() > tcp::RegionTable::kMaximum) {
-    return fail(Errc::kInvalidArgument,
-                "the peer says that it has {} regions, and none has over {}", peer.regions.size(),
-                tcp::RegionTable::kMaximum);
-  }
+  PEGA_TRY(check_peer(peer, kBackend, tcp::RegionTable::kMaximum));
   const std::string_view text(reinterpret_cast<const char*>(peer.address.data()),
                               peer.address.size());
   PEGA_TRY_LET(const tcp::SocketAddress address, tcp::SocketAddress::parse(text));
@@ -193,10 +178,7 @@ Result<Fabric::PeerId> TcpFabric::connect(const FabricDescriptor& peer) {
 Result<void> TcpFabric::disconnect(PeerId peer) { return hand_over(Disconnect{peer}); }
 
 Result<void> TcpFabric::read(Batch batch) {
-  if (batch.chunks.empty() || batch.chunks.size() > options_.chunks) {
-    return fail(Errc::kInvalidArgument, "a batch has 1 to {} chunks, not {}", options_.chunks,
-                batch.chunks.size());
-  }
+  PEGA_TRY(check_size(batch, options_.chunks));
   if (open_batches_.fetch_add(1, std::memory_order_relaxed) >= options_.batches) {
     open_batches_.fetch_sub(1, std::memory_order_relaxed);
     return fail(Errc::kBusy, "{} batches are under way", options_.batches);

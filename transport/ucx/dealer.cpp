@@ -6,6 +6,7 @@
 #include <fmt/format.h>
 
 #include "base/assert.h"
+#include "transport/fabric_checks.h"
 
 namespace pegaflow::ucx {
 namespace {
@@ -13,10 +14,6 @@ namespace {
 constexpr std::uint64_t kPageBytes = 4096;
 
 std::size_t queue_of(Fabric::Priority priority) { return static_cast<std::size_t>(priority); }
-
-bool fits(std::uint64_t region_bytes, std::uint64_t offset, std::uint64_t size_bytes) {
-  return size_bytes <= region_bytes && offset <= region_bytes - size_bytes;
-}
 
 }  // namespace
 
@@ -104,13 +101,7 @@ void Dealer::validate(Work& work, const Peer* peer) const {
     const auto local = regions_.find(static_cast<std::uint32_t>(chunk.local_region));
     bool good = chunk.size_bytes > 0 && local != regions_.end() &&
                 fits(local->second, chunk.local_offset, chunk.size_bytes);
-    if (good && peer != nullptr) {
-      good = std::any_of(peer->regions.begin(), peer->regions.end(),
-                         [&](const RegionDescriptor& region) {
-                           return region.region == chunk.remote_region &&
-                                  fits(region.size_bytes, chunk.remote_offset, chunk.size_bytes);
-                         });
-    }
+    if (good && peer != nullptr) good = has(peer->regions, chunk);
     if (good) {
       work.bytes_left[i] = chunk.size_bytes;
     } else {

@@ -6,6 +6,7 @@
 
 #include "base/log.h"
 #include "base/numa.h"
+#include "transport/fabric_checks.h"
 #include "transport/ucx/dealer.h"
 #include "transport/ucx/nic.h"
 #include "transport/ucx/rail.h"
@@ -19,13 +20,6 @@ constexpr Log kLog{"ucx"};
 constexpr std::string_view kBackend = "ucx";
 /// As many as one fabric can have in its life: the memory of a node is one or a few.
 constexpr std::size_t kMostRegions = 1024;
-
-template <typename T>
-Result<void> within(const char* name, T value, T minimum, T maximum) {
-  if (value >= minimum && value <= maximum) return {};
-  return fail(Errc::kInvalidArgument, "{} is {}, and may be {} to {}", name, value, minimum,
-              maximum);
-}
 
 Result<void> check(const UcxFabric::Options& options) {
   constexpr std::size_t kPage = 4096;
@@ -275,16 +269,7 @@ FabricDescriptor UcxFabric::describe() const {
 // ---- peers and batches
 
 Result<Fabric::PeerId> UcxFabric::connect(const FabricDescriptor& peer) {
-  if (peer.backend != kBackend) {
-    return fail(Errc::kRefused, "the peer's lane is \"{}\", and ours \"{}\"", peer.backend,
-                kBackend);
-  }
-  if (peer.incarnation.is_none()) return fail(Errc::kInvalidArgument, "the peer has no name");
-  if (peer.regions.size() > kMostRegions) {
-    return fail(Errc::kInvalidArgument,
-                "the peer says that it has {} regions, and none has over {}", peer.regions.size(),
-                kMostRegions);
-  }
+  PEGA_TRY(check_peer(peer, kBackend, kMostRegions));
   auto where = std::make_shared<ucx::PeerAddress>();
   PEGA_TRY_LET(where->address, ucx::unpack_address(peer.address));
   where->incarnation = peer.incarnation;
@@ -322,10 +307,7 @@ Result<void> UcxFabric::disconnect(PeerId peer) {
 }
 
 Result<void> UcxFabric::read(Batch batch) {
-  if (batch.chunks.empty() || batch.chunks.size() > options_.chunks) {
-    return fail(Errc::kInvalidArgument, "a batch has 1 to {} chunks, not {}", options_.chunks,
-                batch.chunks.size());
-  }
+  PEGA_TRY(check_size(batch, options_.chunks));
   if (open_batches_.fetch_add(1, std::memory_order_relaxed) >= options_.batches) {
     open_batches_.fetch_sub(1, std::memory_order_relaxed);
     return fail(Errc::kBusy, "{} batches are under way", options_.batches);
