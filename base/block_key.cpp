@@ -1,5 +1,7 @@
 #include "base/block_key.h"
 
+#include "base/hex.h"
+
 namespace pegaflow {
 
 Result<BlockKey> BlockKey::from_bytes(std::span<const std::byte> raw) {
@@ -12,11 +14,6 @@ Result<BlockKey> BlockKey::from_bytes(std::span<const std::byte> raw) {
   return key;
 }
 
-std::string to_string(const BlockKey& key) {
-  std::string text;
-  for (const std::byte byte : key.bytes)
-    text += fmt::format("{:02x}", std::to_integer<unsigned>(byte));
-  return text;
-}
+std::string to_string(const BlockKey& key) { return to_hex(key.bytes); }
 
 }  // namespace pegaflow

@@ -16,6 +16,7 @@
 #include <nlohmann/json.hpp>
 
 #include "base/clock.h"
+#include "base/hex.h"
 #include "base/log.h"
 #include "base/units.h"
 #include "engine/memory_room.h"
@@ -66,32 +67,16 @@ Result<std::string> read_line(int fd, TimePoint last = TimePoint::max()) {
   return fail(Errc::kCorrupt, "a line of more than {} bytes", kLineBytes);
 }
 
-std::string hex(std::span<const std::byte> bytes) {
-  std::string text;
-  for (const std::byte byte : bytes) text += fmt::format("{:02x}", static_cast<unsigned>(byte));
-  return text;
-}
-
-std::vector<std::byte> unhex(const std::string& text) {
-  std::vector<std::byte> bytes;
-  for (std::size_t i = 0; i + 1 < text.size(); i += 2) {
-    unsigned value = 0;
-    std::from_chars(text.data() + i, text.data() + i + 2, value, 16);
-    bytes.push_back(static_cast<std::byte>(value));
-  }
-  return bytes;
-}
-
 nlohmann::json to_json(const NetOffer& offer) {
   nlohmann::json regions = nlohmann::json::array();
   for (const RegionDescriptor& region : offer.fabric.regions) {
     regions.push_back({{"region", static_cast<std::uint32_t>(region.region)},
                        {"bytes", region.size_bytes},
-                       {"key", hex(region.key)}});
+                       {"key", to_hex(region.key)}});
   }
   return {{"backend", offer.fabric.backend},
           {"incarnation", {offer.fabric.incarnation.high, offer.fabric.incarnation.low}},
-          {"address", hex(offer.fabric.address)},
+          {"address", to_hex(offer.fabric.address)},
           {"regions", regions},
           {"plain", offer.plain}};
 }
@@ -106,11 +91,11 @@ Result<NetOffer> offer_of(const std::string& line) {
     offer.fabric.backend = json.at("backend").get<std::string>();
     offer.fabric.incarnation = {json.at("incarnation").at(0).get<std::uint64_t>(),
                                 json.at("incarnation").at(1).get<std::uint64_t>()};
-    offer.fabric.address = unhex(json.at("address").get<std::string>());
+    offer.fabric.address = from_hex(json.at("address").get<std::string>());
     for (const auto& region : json.at("regions")) {
       offer.fabric.regions.push_back({.region = RegionId{region.at("region").get<std::uint32_t>()},
                                       .size_bytes = region.at("bytes").get<std::uint64_t>(),
-                                      .key = unhex(region.at("key").get<std::string>())});
+                                      .key = from_hex(region.at("key").get<std::string>())});
     }
     offer.plain = json.at("plain").get<std::string>();
     if (offer.fabric.regions.size() != 1) return fail(Errc::kCorrupt, "it offers not one region");

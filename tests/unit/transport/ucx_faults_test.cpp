@@ -1,6 +1,5 @@
 // What the RDMA lane does when the other process is killed, restarted or says nonsense; and what
 // its descriptions may be. Over TCP on the loopback device.
-#include <charconv>
 #include <csignal>
 #include <sstream>
 
@@ -11,6 +10,7 @@
 
 #include <doctest/doctest.h>
 
+#include "base/hex.h"
 #include "base/unique_fd.h"
 #include "tests/support/fabric_node.h"
 #include "tests/unit/transport/ucx_rails.h"
@@ -25,16 +25,6 @@ std::unique_ptr<Fabric> make(Fabric::CompletionSink sink) {
   auto made = UcxFabric::create(ucx_options(), clock, std::move(sink));
   REQUIRE_MESSAGE(made, to_string(made.error()));
   return std::move(*made);
-}
-
-std::vector<std::byte> unhex(const std::string& text) {
-  std::vector<std::byte> bytes;
-  for (std::size_t i = 0; i + 1 < text.size(); i += 2) {
-    unsigned value = 0;
-    std::from_chars(text.data() + i, text.data() + i + 2, value, 16);
-    bytes.push_back(static_cast<std::byte>(value));
-  }
-  return bytes;
 }
 
 /// tests/unit/transport/ucx_holder, a child of ours.
@@ -65,9 +55,9 @@ class HolderProcess {
     std::string key;
     words >> descriptor.incarnation.high >> descriptor.incarnation.low >> address >> key;
     descriptor.backend = "ucx";
-    descriptor.address = unhex(address);
+    descriptor.address = from_hex(address);
     descriptor.regions = {
-        {.region = RegionId{0}, .size_bytes = std::uint64_t{4} << 20, .key = unhex(key)}};
+        {.region = RegionId{0}, .size_bytes = std::uint64_t{4} << 20, .key = from_hex(key)}};
   }
   ~HolderProcess() { kill(); }
   HolderProcess(const HolderProcess&) = delete;

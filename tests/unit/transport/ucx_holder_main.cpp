@@ -6,18 +6,13 @@
 
 #include <fmt/format.h>
 
+#include "base/hex.h"
 #include "tests/support/fabric_node.h"
 #include "tests/unit/transport/ucx_rails.h"
 #include "transport/ucx/ucx_fabric.h"
 
 namespace pegaflow::testing {
 namespace {
-
-std::string hex(std::span<const std::byte> bytes) {
-  std::string text;
-  for (const std::byte byte : bytes) text += fmt::format("{:02x}", static_cast<unsigned>(byte));
-  return text;
-}
 
 int hold() {
   const SteadyClock clock;
@@ -30,7 +25,7 @@ int hold() {
   const FabricDescriptor descriptor = (*fabric)->describe();
   std::printf("%s\n",
               fmt::format("{} {} {} {}", descriptor.incarnation.high, descriptor.incarnation.low,
-                          hex(descriptor.address), hex(descriptor.regions.at(0).key))
+                          to_hex(descriptor.address), to_hex(descriptor.regions.at(0).key))
                   .c_str());
   std::fflush(stdout);
   char byte = 0;
