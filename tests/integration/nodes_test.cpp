@@ -16,11 +16,17 @@ bool has(const std::string& text, const std::string& part) {
   return text.find(part) != std::string::npos;
 }
 
+/// Two nodes that know each other and themselves.
+struct TwoNodes {
+  std::vector<std::string> at = node_addresses(2);
+  ServerProcess a{node_options(at[0], at)};
+  ServerProcess b{node_options(at[1], at)};
+};
+
 TEST_SUITE("nodes") {
   TEST_CASE("what one node has is found, read and sealed by the other, byte for byte") {
-    const auto at = node_addresses(2);
-    const ServerProcess a(node_options(at[0], at));
-    const ServerProcess b(node_options(at[1], at));
+    const TwoNodes two;
+    const auto& [at, a, b] = two;
     EngineAt on_a(a, kPiece, 64);
     EngineAt on_b(b, kPiece, 64);
     REQUIRE(sees(b, at[0]));
@@ -60,9 +66,8 @@ TEST_SUITE("nodes") {
   }
 
   TEST_CASE("the prefix that is here and the rest that is there are one claim") {
-    const auto at = node_addresses(2);
-    const ServerProcess a(node_options(at[0], at));
-    const ServerProcess b(node_options(at[1], at));
+    const TwoNodes two;
+    const auto& [at, a, b] = two;
     EngineAt on_a(a, kPiece, 64);
     EngineAt on_b(b, kPiece, 64);
     REQUIRE(sees(b, at[0]));
@@ -80,9 +85,8 @@ TEST_SUITE("nodes") {
   }
 
   TEST_CASE("many claims on one prefix: it comes once") {
-    const auto at = node_addresses(2);
-    const ServerProcess a(node_options(at[0], at));
-    const ServerProcess b(node_options(at[1], at));
+    const TwoNodes two;
+    const auto& [at, a, b] = two;
     EngineAt on_a(a, kPiece, 64);
     EngineAt on_b(b, kPiece, 64);
     REQUIRE(sees(b, at[0]));
@@ -104,9 +108,8 @@ TEST_SUITE("nodes") {
   }
 
   TEST_CASE("both greet each other, and one list with themselves in it does for all") {
-    const auto at = node_addresses(2);
-    const ServerProcess a(node_options(at[0], at));
-    const ServerProcess b(node_options(at[1], at));
+    const TwoNodes two;
+    const auto& [at, a, b] = two;
     EngineAt on_a(a, kPiece, 16);
     EngineAt on_b(b, kPiece, 16);
     REQUIRE(sees(a, at[1]));
@@ -129,9 +132,8 @@ TEST_SUITE("nodes") {
   }
 
   TEST_CASE("other models and other page sizes never meet") {
-    const auto at = node_addresses(2);
-    const ServerProcess a(node_options(at[0], at));
-    const ServerProcess b(node_options(at[1], at));
+    const TwoNodes two;
+    const auto& [at, a, b] = two;
     EngineAt on_a(a, kPiece, 16);
     EngineAt other_pages(b, kPiece / 2, 16);
     REQUIRE(sees(b, at[0]));
@@ -151,9 +153,8 @@ TEST_SUITE("nodes") {
   }
 
   TEST_CASE("after a reset here, what is there may come again; after one there, it does not") {
-    const auto at = node_addresses(2);
-    const ServerProcess a(node_options(at[0], at));
-    const ServerProcess b(node_options(at[1], at));
+    const TwoNodes two;
+    const auto& [at, a, b] = two;
     EngineAt on_a(a, kPiece, 16);
     EngineAt on_b(b, kPiece, 16);
     REQUIRE(sees(b, at[0]));
@@ -166,9 +167,8 @@ TEST_SUITE("nodes") {
   }
 
   TEST_CASE("a client of an older version is told of what is here only") {
-    const auto at = node_addresses(2);
-    const ServerProcess a(node_options(at[0], at));
-    const ServerProcess b(node_options(at[1], at));
+    const TwoNodes two;
+    const auto& [at, a, b] = two;
     EngineAt on_a(a, kPiece, 16);
     Mover::Options old_mover = patient_mover();
     old_mover.link.maximum_version = 2;

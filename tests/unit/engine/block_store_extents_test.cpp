@@ -10,16 +10,12 @@
 namespace pegaflow {
 namespace {
 
+using testing::code_of;
 using testing::job;
 using testing::keys;
 using testing::kPage;
 using testing::StoreFixture;
 using testing::token;
-
-Errc code_of(const auto& result) {
-  REQUIRE_FALSE(result.has_value());
-  return result.error().code;
-}
 
 TEST_SUITE("BlockStore, shapes and extents") {
   TEST_CASE("shapes without sense or beyond the pool are refused") {

@@ -9,15 +9,11 @@
 namespace pegaflow {
 namespace {
 
+using testing::code_of;
 using testing::job;
 using testing::keys;
 using testing::kPage;
 using testing::StoreFixture;
-
-Errc code_of(const auto& result) {
-  REQUIRE_FALSE(result.has_value());
-  return result.error().code;
-}
 
 TEST_SUITE("BlockStore, several ranks") {
   TEST_CASE("the first rank decides each key, and the last one seals") {

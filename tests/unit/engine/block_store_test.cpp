@@ -15,16 +15,12 @@
 namespace pegaflow {
 namespace {
 
+using testing::code_of;
 using testing::job;
 using testing::keys;
 using testing::kPage;
 using testing::StoreFixture;
 using testing::token;
-
-Errc code_of(const auto& result) {
-  REQUIRE_FALSE(result.has_value());
-  return result.error().code;
-}
 
 /// While it lives the process may map 4 GiB more than it has, and no table of 64 GiB.
 class LittleMemory {

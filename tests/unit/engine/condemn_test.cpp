@@ -8,15 +8,11 @@
 namespace pegaflow {
 namespace {
 
+using testing::code_of;
 using testing::job;
 using testing::keys;
 using testing::StoreFixture;
 using testing::token;
-
-Errc code_of(const auto& result) {
-  REQUIRE_FALSE(result.has_value());
-  return result.error().code;
-}
 
 TEST_SUITE("BlockStore, wrong bytes") {
   TEST_CASE("a condemned block is a miss, and its slot comes back with its last pin") {

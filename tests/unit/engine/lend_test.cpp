@@ -11,15 +11,11 @@ namespace {
 
 using std::chrono::milliseconds;
 using std::chrono::seconds;
+using testing::code_of;
 using testing::keys;
 using testing::kPage;
 using testing::StoreFixture;
 using testing::token;
-
-Errc code_of(const auto& result) {
-  REQUIRE_FALSE(result.has_value());
-  return result.error().code;
-}
 
 BlockStore::Options pool_of(std::uint64_t frames) {
   return {.pool_bytes = frames * kPage, .instance_share = 1, .node_share = 1, .lend_share = 1};

@@ -32,6 +32,12 @@ inline std::vector<BlockKey> keys(std::uint64_t first, std::uint64_t count) {
   return made;
 }
 
+/// Why it failed; it has to have.
+inline Errc code_of(const auto& result) {
+  REQUIRE_FALSE(result.has_value());
+  return result.error().code;
+}
+
 struct StoreFixture {
   explicit StoreFixture(const BlockStore::Options& options) {
     auto made = BlockStore::create(options, clock);
