@@ -58,21 +58,9 @@ def complete(
     tokens: list[int] = []
     first_logprob = 0.0
     ttft_s = 0.0
-    connection = http.client.HTTPConnection(address, timeout=timeout_s)
     start = time.monotonic()
     try:
-        connection.request(
-            "POST",
-            "/v1/completions",
-            json.dumps(request),
-            {"Content-Type": "application/json"},
-        )
-        response = connection.getresponse()
-        if response.status != 200:
-            raise RequestFailed(f"status {response.status}: {response.read()[:500]!r}")
-        for event in _events(response):
-            if "error" in event:
-                raise RequestFailed(f"error in the stream: {event['error']}")
+        for event in _answer(address, request, timeout_s):
             choice = event["choices"][0]
             new_tokens = choice["token_ids"]
             if new_tokens and not tokens:
@@ -83,8 +71,6 @@ def complete(
             tokens += new_tokens
     except (OSError, http.client.HTTPException) as error:
         raise RequestFailed(f"{address}: {error!r} after {len(tokens)} tokens") from error
-    finally:
-        connection.close()
     if len(tokens) != max_tokens:
         raise RequestFailed(f"{len(tokens)} tokens instead of {max_tokens}")
     return Answer(tuple(tokens), first_logprob, ttft_s, time.monotonic() - start)
@@ -111,6 +97,23 @@ def complete_text(
     del request["logprobs"], request["return_token_ids"]
     request["stream_options"] = {"include_usage": True}
     text, usage = "", {}
+    try:
+        for event in _answer(address, request, timeout_s):
+            text += "".join(choice["text"] for choice in event["choices"])
+            usage = event.get("usage") or usage
+    except (OSError, http.client.HTTPException) as error:
+        raise RequestFailed(f"{address}: {error!r} after {len(text)} characters") from error
+    names = ("prompt_tokens", "completion_tokens", "total_tokens")
+    return TextAnswer(text, {name: usage.get(name, 0) for name in names})
+
+
+def _answer(address: str, request: dict[str, Any], timeout_s: float) -> Iterator[dict[str, Any]]:
+    """The events of a completion, as they come.
+
+    Raises:
+        RequestFailed: the server answered with an error, before or in the stream.
+        OSError, http.client.HTTPException: it is gone.
+    """
     connection = http.client.HTTPConnection(address, timeout=timeout_s)
     try:
         connection.request(
@@ -122,14 +125,9 @@ def complete_text(
         for event in _events(response):
             if "error" in event:
                 raise RequestFailed(f"error in the stream: {event['error']}")
-            text += "".join(choice["text"] for choice in event["choices"])
-            usage = event.get("usage") or usage
-    except (OSError, http.client.HTTPException) as error:
-        raise RequestFailed(f"{address}: {error!r} after {len(text)} characters") from error
+            yield event
     finally:
         connection.close()
-    names = ("prompt_tokens", "completion_tokens", "total_tokens")
-    return TextAnswer(text, {name: usage.get(name, 0) for name in names})
 
 
 def _events(response: http.client.HTTPResponse) -> Iterator[dict[str, Any]]:
