@@ -14,12 +14,16 @@
 #include "base/clock.h"
 #include "base/error.h"
 #include "base/id128.h"
+#include "transport/dealer.h"
 #include "transport/fabric.h"
-#include "transport/ucx/dealer.h"
 #include "transport/ucx/wire.h"
 #include "transport/ucx/worker.h"
 
 namespace pegaflow::ucx {
+
+using rails::Dealer;
+using rails::Operation;
+using rails::Outcome;
 
 /// A peer as its description has it; shared by the rails, read only.
 struct PeerAddress {

@@ -17,8 +17,8 @@
 #include "base/event_fd.h"
 #include "base/id128.h"
 #include "base/mailbox.h"
+#include "transport/dealer.h"
 #include "transport/ucx/asking.h"
-#include "transport/ucx/dealer.h"
 #include "transport/ucx/serving.h"
 #include "transport/ucx/worker.h"
 

@@ -6,8 +6,8 @@
 
 #include "base/log.h"
 #include "base/numa.h"
+#include "transport/dealer.h"
 #include "transport/fabric_checks.h"
-#include "transport/ucx/dealer.h"
 #include "transport/ucx/nic.h"
 #include "transport/ucx/rail.h"
 #include "transport/ucx/ucp_api.h"
@@ -81,12 +81,12 @@ struct UcxFabric::Parts {
     bool leaves = false;  ///< unregister_region() is at it.
   };
 
-  Parts(const ucx::UcpApi& ucp, const ucx::Dealer::Options& options, const Clock& with)
+  Parts(const ucx::UcpApi& ucp, const rails::Dealer::Options& options, const Clock& with)
       : api(ucp), clock(with), dealer(options, with) {}
 
   const ucx::UcpApi& api;
   const Clock& clock;
-  ucx::Dealer dealer;
+  rails::Dealer dealer;
   std::vector<std::unique_ptr<ucx::Rail>> rails;
   std::mutex regions_mutex;  // Callers only; never held while a rail is waited for.
   std::map<std::uint32_t, Region> regions;
@@ -116,7 +116,7 @@ Result<void> UcxFabric::start(const Clock& clock) {
   }
   parts_ = std::make_unique<Parts>(
       *api,
-      ucx::Dealer::Options{.rails = options_.rails.size(), .piece_bytes = options_.piece_bytes},
+      rails::Dealer::Options{.rails = options_.rails.size(), .piece_bytes = options_.piece_bytes},
       clock);
   std::vector<std::unique_ptr<ucx::Rail>>& rails = parts_->rails;
   for (std::size_t i = 0; i < options_.rails.size(); ++i) {

@@ -1,13 +1,14 @@
 // Which bytes rails are given, and what becomes of batches, without UCX.
+#include "transport/dealer.h"
+
 #include <map>
 #include <random>
 
 #include <doctest/doctest.h>
 
 #include "tests/support/seed.h"
-#include "transport/ucx/dealer.h"
 
-namespace pegaflow::ucx {
+namespace pegaflow::rails {
 namespace {
 
 constexpr Fabric::PeerId kPeer{1};
@@ -208,4 +209,4 @@ TEST_SUITE("Dealer") {
 }
 
 }  // namespace
-}  // namespace pegaflow::ucx
+}  // namespace pegaflow::rails

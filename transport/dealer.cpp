@@ -1,4 +1,4 @@
-#include "transport/ucx/dealer.h"
+#include "transport/dealer.h"
 
 #include <algorithm>
 #include <limits>
@@ -8,7 +8,7 @@
 #include "base/assert.h"
 #include "transport/fabric_checks.h"
 
-namespace pegaflow::ucx {
+namespace pegaflow::rails {
 namespace {
 
 constexpr std::uint64_t kPageBytes = 4096;
@@ -386,4 +386,4 @@ void Dealer::see_work() {
   work_.store(any, std::memory_order_release);
 }
 
-}  // namespace pegaflow::ucx
+}  // namespace pegaflow::rails

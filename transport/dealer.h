@@ -21,7 +21,7 @@
 #include "base/error.h"
 #include "transport/fabric.h"
 
-namespace pegaflow::ucx {
+namespace pegaflow::rails {
 
 /// A run of bytes that one GET brings: a part of a chunk, or several that lie side by side at both
 /// ends.
@@ -172,4 +172,4 @@ class Dealer {
   std::atomic<bool> completed_{false};
 };
 
-}  // namespace pegaflow::ucx
+}  // namespace pegaflow::rails
