@@ -25,7 +25,7 @@ kj::Duration to_kj(Duration time) {
 
 /// What an owner lent to one fetch.
 struct Fetches::Lease {
-  PeerLink* peer = nullptr;
+  Lender* peer = nullptr;
   std::uint64_t life = 0;  ///< Of the peer, that granted it.
   Fabric::PeerId fabric_peer{};
   RegionId region{};
@@ -43,11 +43,11 @@ struct Fetches::Plan {
   Id128 token;
   CacheService::Wants wants;
   std::vector<BlockKey> keys;
-  std::size_t claimed = 0;          ///< How many of them the claim has.
-  TimePoint deadline;               ///< By the fabric's clock.
-  std::vector<PeerLink*> failed{};  ///< Owners that lent nothing, or of which blocks did not come.
+  std::size_t claimed = 0;        ///< How many of them the claim has.
+  TimePoint deadline;             ///< By the fabric's clock.
+  std::vector<Lender*> failed{};  ///< Owners that lent nothing, or of which blocks did not come.
 
-  void note_failed(PeerLink* owner) {
+  void note_failed(Lender* owner) {
     if (std::find(failed.begin(), failed.end(), owner) == failed.end()) failed.push_back(owner);
   }
 
@@ -80,7 +80,7 @@ struct Fetches::Opening {
   TimePoint deadline;
 };
 
-Fetches::Fetches(CacheService& service, Peers& peers, Fabric& fabric, RegionId pool,
+Fetches::Fetches(CacheService& service, Lenders& peers, Fabric& fabric, RegionId pool,
                  Background& background, kj::Timer& timer, const Clock& clock, const Clock& boot,
                  const Options& options)
     : service_(service),
@@ -114,7 +114,7 @@ kj::Promise<std::size_t> Fetches::reach(const Id128& connection, std::span<const
   const auto wants = service_.wants(connection);
   if (!wants) return std::size_t{0};
   ++stats_.lookups;
-  return peers_.owners(wants->space, keys).then([](std::vector<Peers::Owner>&& owners) {
+  return peers_.owners(wants->space, keys).then([](std::vector<Lenders::Owner>&& owners) {
     return owners.empty() ? std::size_t{0} : owners.front().blocks;
   });
 }
@@ -151,7 +151,7 @@ void Fetches::ended(const Id128& token) { extending_.erase(token); }
 kj::Promise<void> Fetches::ask_peers(const OnePlan& plan) {
   const std::span<const BlockKey> wanted = std::span(plan->keys).subspan(plan->claimed);
   return peers_.owners(plan->wants.space, wanted)
-      .then([this, plan](std::vector<Peers::Owner>&& owners) -> kj::Promise<OneLease> {
+      .then([this, plan](std::vector<Lenders::Owner>&& owners) -> kj::Promise<OneLease> {
         if (owners.empty() || !extending_.contains(plan->token)) return OneLease();
         const auto first = plan->keys.begin() + static_cast<std::ptrdiff_t>(plan->claimed);
         const auto count = static_cast<std::ptrdiff_t>(owners.front().blocks);
@@ -164,15 +164,15 @@ kj::Promise<void> Fetches::ask_peers(const OnePlan& plan) {
 }
 
 kj::Promise<Fetches::OneLease> Fetches::take_lease(OnePlan plan, std::vector<BlockKey> keys,
-                                                   std::vector<Peers::Owner> owners) {
-  std::erase_if(owners, [&](const Peers::Owner& owner) {
+                                                   std::vector<Lenders::Owner> owners) {
+  std::erase_if(owners, [&](const Lenders::Owner& owner) {
     return !owner.peer->is_ready() || owner.peer->life() != owner.life ||
            std::find(plan->failed.begin(), plan->failed.end(), owner.peer) != plan->failed.end();
   });
   if (owners.empty() || plan->failed.size() >= kMostOwners || clock_.now() >= plan->deadline) {
     return OneLease();
   }
-  const Peers::Owner owner = owners.front();
+  const Lenders::Owner owner = owners.front();
   keys.resize(std::min({keys.size(), owner.blocks, kMaxPagesPerLease / plan->shards()}));
   const TimePoint asked = boot_.now();
   auto granted = owner.peer->lease(plan->wants.space, keys, plan->shards(), options_.lease);
@@ -377,7 +377,7 @@ void Fetches::retry(const OnePlan& plan, std::vector<Block>&& blocks) {
   auto owners = peers_.owners(plan->wants.space, keys);
   tasks_.add(
       owners
-          .then([this, plan, keys = std::move(keys)](std::vector<Peers::Owner>&& found) mutable {
+          .then([this, plan, keys = std::move(keys)](std::vector<Lenders::Owner>&& found) mutable {
             return take_lease(plan, std::move(keys), std::move(found));
           })
           .then([this, plan, kept](OneLease&& lease) {

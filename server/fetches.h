@@ -18,7 +18,7 @@
 #include "server/background.h"
 #include "server/cache_service.h"
 #include "server/histogram.h"
-#include "server/peers.h"
+#include "server/lender.h"
 #include "transport/fabric.h"
 
 namespace pegaflow {
@@ -63,7 +63,7 @@ class Fetches final : private kj::TaskSet::ErrorHandler {
   };
 
   /// All outlive it. `pool` is ours, on the fabric; `boot` is a BootClock, `clock` the fabric's.
-  Fetches(CacheService& service, Peers& peers, Fabric& fabric, RegionId pool,
+  Fetches(CacheService& service, Lenders& peers, Fabric& fabric, RegionId pool,
           Background& background, kj::Timer& timer, const Clock& clock, const Clock& boot,
           const Options& options);
   /// Answers nothing any more. The fabric is gone by then, so nobody writes into a frame.
@@ -102,7 +102,7 @@ class Fetches final : private kj::TaskSet::ErrorHandler {
 
   kj::Promise<void> ask_peers(const OnePlan& plan);
   kj::Promise<OneLease> take_lease(OnePlan plan, std::vector<BlockKey> keys,
-                                   std::vector<Peers::Owner> owners);
+                                   std::vector<Lenders::Owner> owners);
   kj::Promise<void> take_frames(const OnePlan& plan, const OneLease& lease, std::size_t lent_from);
   void read(const OnePlan& plan, const OneLease& lease, std::vector<Block>&& blocks);
   void submit(std::unique_ptr<Batch> batch);
@@ -115,7 +115,7 @@ class Fetches final : private kj::TaskSet::ErrorHandler {
   void taskFailed(kj::Exception&& exception) override;
 
   CacheService& service_;
-  Peers& peers_;
+  Lenders& peers_;
   Fabric& fabric_;
   const RegionId pool_;
   Background& background_;

@@ -15,6 +15,7 @@
 #include "base/clock.h"
 #include "base/error.h"
 #include "base/id128.h"
+#include "server/lender.h"
 #include "server/peer_codec.h"
 #include "server/peer_proof.h"
 #include "transport/fabric.h"
@@ -38,7 +39,7 @@ struct OwnNode {
 ///
 /// Who finds itself at the other end stays there and asks nothing: one list of addresses does for
 /// all nodes. Thread-bound: the RPC thread.
-class PeerLink {
+class PeerLink final : public Lender {
  public:
   struct Options {
     std::string address;  ///< HOST:PORT of its --peer-listen.
@@ -69,35 +70,30 @@ class PeerLink {
   /// All outlive it. `changed` is called when the state has.
   PeerLink(kj::AsyncIoContext& io, const OwnNode& own, Options options, Fabric& fabric,
            std::function<void()> changed);
-  ~PeerLink() noexcept(false);
+  ~PeerLink() noexcept(false) override;
   PeerLink(const PeerLink&) = delete;
   PeerLink& operator=(const PeerLink&) = delete;
 
   /// Dials for as long as the link lives. Call it once.
   kj::Promise<void> run();
 
-  [[nodiscard]] bool is_ready() const noexcept { return stats_.state == State::kReady; }
+  [[nodiscard]] bool is_ready() const noexcept override { return stats_.state == State::kReady; }
   /// Of the greeting that is in force: another number is another life of the peer or of our way to
   /// it.
-  [[nodiscard]] std::uint64_t life() const noexcept { return stats_.greetings; }
-  [[nodiscard]] const std::string& address() const noexcept { return options_.address; }
+  [[nodiscard]] std::uint64_t life() const noexcept override { return stats_.greetings; }
+  [[nodiscard]] const std::string& address() const noexcept override { return options_.address; }
   [[nodiscard]] const Stats& stats() const noexcept { return stats_; }
-  /// Of a ready link.
-  [[nodiscard]] Fabric::PeerId fabric_peer() const { return fabric_peer_; }
-  [[nodiscard]] RegionId pool() const { return pool_; }
+  [[nodiscard]] Fabric::PeerId fabric_peer() const override { return fabric_peer_; }
+  [[nodiscard]] RegionId pool() const override { return pool_; }
 
   /// How many of `keys`, from the first on, the peer has. Errors: kPeerLost when it is not ready or
   /// ends, kTimeout, and kInternal for nonsense, which also ends the connection.
   kj::Promise<Result<std::size_t>> locate(const Bytes32& space, std::span<const BlockKey> keys);
-  /// Asks for a lease. Errors: as locate(), and the owner's. A grant that comes too late is given
-  /// back.
   kj::Promise<Result<LeaseGrant>> lease(const Bytes32& space, std::span<const BlockKey> keys,
-                                        std::size_t shards, std::chrono::milliseconds time);
-  /// Nobody of us reads by it any more. Only under the life that it was granted in.
-  void release(std::uint64_t lease);
-
-  /// The fabric, or an answer, showed that this life of the peer is over.
-  void lost(std::uint64_t life, const std::string& why);
+                                        std::size_t shards,
+                                        std::chrono::milliseconds time) override;
+  void release(std::uint64_t lease) override;
+  void lost(std::uint64_t life, const std::string& why) override;
 
  private:
   struct Connection;

@@ -20,7 +20,7 @@ namespace pegaflow {
 ///
 /// A question goes to each peer that is ready, so that the number of nodes is bounded by what one
 /// may ask at once: docs/nodes.md. Thread-bound: the RPC thread.
-class Peers final : private kj::TaskSet::ErrorHandler {
+class Peers final : public Lenders, private kj::TaskSet::ErrorHandler {
  public:
   static constexpr std::size_t kMaxPeers = 64;
 
@@ -33,19 +33,14 @@ class Peers final : private kj::TaskSet::ErrorHandler {
   Peers(kj::AsyncIoContext& io, const OwnNode& own, const Options& options, Fabric& fabric,
         const std::function<void()>& changed);
 
-  [[nodiscard]] bool has_ready() const;
+  [[nodiscard]] bool has_ready() const override;
   [[nodiscard]] const std::vector<std::unique_ptr<PeerLink>>& links() const noexcept {
     return links_;
   }
 
-  struct Owner {
-    PeerLink* peer = nullptr;
-    std::uint64_t life = 0;  ///< Of the link when it said so.
-    std::size_t blocks = 0;
-  };
-  /// Who of the peers has blocks of the prefix `keys`: most first, and among equals the first in
-  /// the list. Answers when all have, or their deadline is over.
-  kj::Promise<std::vector<Owner>> owners(const Bytes32& space, std::span<const BlockKey> keys);
+  /// Among equals the first in the list comes first.
+  kj::Promise<std::vector<Owner>> owners(const Bytes32& space,
+                                         std::span<const BlockKey> keys) override;
 
  private:
   void taskFailed(kj::Exception&& exception) override;

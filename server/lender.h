@@ -1,0 +1,68 @@
+#pragma once
+/// \file
+/// Other nodes, as somebody sees them who fetches blocks from them.
+
+#include <chrono>
+#include <cstddef>
+#include <cstdint>
+#include <span>
+#include <string>
+#include <vector>
+
+#include <kj/async.h>
+
+#include "base/block_key.h"
+#include "base/error.h"
+#include "server/peer_codec.h"
+#include "server/peer_proof.h"
+#include "transport/fabric.h"
+
+namespace pegaflow {
+
+/// Another node, which may lend us blocks.
+///
+/// It is *ready* while it can be asked and read from. Each time that it becomes ready begins
+/// another *life*: what was asked of one life is never carried to the next. Thread-bound: the RPC
+/// thread.
+class Lender {
+ public:
+  virtual ~Lender() noexcept(false) = default;
+
+  [[nodiscard]] virtual bool is_ready() const noexcept = 0;
+  [[nodiscard]] virtual std::uint64_t life() const noexcept = 0;
+  /// What it is called in logs.
+  [[nodiscard]] virtual const std::string& address() const noexcept = 0;
+  /// Where to read from; of one that is ready.
+  [[nodiscard]] virtual Fabric::PeerId fabric_peer() const = 0;
+  [[nodiscard]] virtual RegionId pool() const = 0;
+
+  /// Asks for a lease on the longest prefix of `keys`, which it may shorten. Errors: kPeerLost when
+  /// it is not ready or ends, kTimeout, and its own. A grant that comes too late is given back.
+  virtual kj::Promise<Result<LeaseGrant>> lease(const Bytes32& space,
+                                                std::span<const BlockKey> keys, std::size_t shards,
+                                                std::chrono::milliseconds time) = 0;
+  /// Nobody of us reads by it any more. Only under the life that it was granted in.
+  virtual void release(std::uint64_t lease) = 0;
+  /// The fabric, or an answer, showed that this life is over.
+  virtual void lost(std::uint64_t life, const std::string& why) = 0;
+};
+
+/// All of them. Thread-bound: the RPC thread.
+class Lenders {
+ public:
+  virtual ~Lenders() noexcept(false) = default;
+
+  [[nodiscard]] virtual bool has_ready() const = 0;
+
+  struct Owner {
+    Lender* peer = nullptr;
+    std::uint64_t life = 0;  ///< Of the peer when it said so.
+    std::size_t blocks = 0;
+  };
+  /// Who has blocks of the prefix `keys`: most first, and among equals always in one order. Answers
+  /// when all have, or their deadline is over.
+  virtual kj::Promise<std::vector<Owner>> owners(const Bytes32& space,
+                                                 std::span<const BlockKey> keys) = 0;
+};
+
+}  // namespace pegaflow
