@@ -107,9 +107,9 @@ void ServerProcess::start(Wait wait) {
   const fs::path ready = directory() / "ready.json";
   fs::remove(ready);
   std::vector<std::string> command = options_.command_prefix;
-  command.insert(command.end(),
-                 {binary().string(), "--addr", "unix:" + socket(), "--http-addr", "127.0.0.1:0",
-                  "--ready-file", ready.string(), "--pool-size", options_.pool_size});
+  command.insert(command.end(), {binary().string(), "--addr", "unix:" + socket(), "--http-addr",
+                                 options_.http_host + ":0", "--ready-file", ready.string(),
+                                 "--pool-size", options_.pool_size});
   command.insert(command.end(), options_.arguments.begin(), options_.arguments.end());
   pid_ = spawn(command, {}, directory() / "log");
   pidfd_ = open_pidfd(pid_);

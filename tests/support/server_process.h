@@ -41,6 +41,7 @@ class ServerProcess {
         arguments{};  ///< Beside --addr, --http-addr, --ready-file, --pool-size.
     std::vector<std::string> command_prefix{};  ///< For example {"unshare", "--pid", "--fork"}.
     bool wait_until_ready = true;
+    std::string http_host = "127.0.0.1";
   };
 
   ServerProcess() : ServerProcess(Options()) {}

@@ -1,0 +1,268 @@
+// Links between nodes that break or are slow while blocks are on their way: real servers in network
+// namespaces. Whatever happens: what is loaded is right, what is not is reported so, everything
+// comes back, and afterwards the nodes are of use to each other again.
+#define DOCTEST_CONFIG_IMPLEMENT
+#include <csignal>
+#include <cstdio>
+#include <memory>
+#include <string>
+
+#include <doctest/doctest.h>
+
+#include "tests/support/nodes.h"
+#include "tests/support/seed.h"
+#include "tests/support/test_network.h"
+
+namespace pegaflow::testing {
+namespace {
+
+constexpr std::size_t kPiece = std::size_t{256} << 10;
+constexpr std::size_t kBlocks = 48;  // 24 MiB: the time of the faults is that of slow links.
+constexpr double kAllBytes = 2.0 * kPiece * kBlocks;
+
+/// 2.5 MB/s, and 8 s for all of it.
+constexpr const char* kSlow = "20mbit";
+
+std::string peer_address(const TestNetwork::Node& node) { return node.address() + ":50055"; }
+
+std::string ready_of(const TestNetwork::Node& node) {
+  return fmt::format("pegaflow_peer_ready{{peer=\"{}\"}}", peer_address(node));
+}
+
+/// Nodes A and B, each with an engine, and of both what may break.
+class Cluster {
+ public:
+  explicit Cluster(const std::vector<std::string>& more = {}) {
+    start(0, more, a_);
+    start(1, more, b_);
+    on_a = std::make_unique<EngineAt>(a(), kPiece, kBlocks);
+    on_b = std::make_unique<EngineAt>(b(), kPiece, kBlocks);
+    greet();
+  }
+
+  [[nodiscard]] ServerProcess& a() const { return *a_; }
+  [[nodiscard]] ServerProcess& b() const { return *b_; }
+  [[nodiscard]] const TestNetwork::Node& link_of_a() const { return network_[0]; }
+  [[nodiscard]] const TestNetwork::Node& link_of_b() const { return network_[1]; }
+
+  /// Both can ask the other.
+  void greet() const {
+    REQUIRE(sees(a(), peer_address(network_[1])));
+    REQUIRE(sees(b(), peer_address(network_[0])));
+  }
+
+  static void save(const EngineAt& at, std::uint64_t first) {
+    REQUIRE(at.engine->save(numbers_from(first, kBlocks), blocks_from(0, kBlocks)).blocks ==
+            kBlocks);
+  }
+
+  /// Claims what the other node has.
+  static CacheSession::Answer claim(const EngineAt& at, std::uint64_t first) {
+    auto claimed = at.engine->claim(numbers_from(first, kBlocks)).value();
+    CHECK(claimed.blocks == kBlocks);
+    CHECK(claimed.coming == kBlocks);
+    return claimed;
+  }
+
+  /// Loads a claim: every block is right, or named as failed.
+  static Mover::Finished load(const EngineAt& at, const CacheSession::Answer& claimed,
+                              std::uint64_t first) {
+    Mover::Finished loaded = at.engine->load(claimed.token, blocks_from(0, claimed.blocks));
+    CHECK(loaded.blocks + loaded.failed_blocks.size() == claimed.blocks);
+    CHECK(at.engine->wrong_blocks(numbers_from(first, claimed.blocks),
+                                  blocks_from(0, claimed.blocks), loaded.failed_blocks) == 0);
+    at.engine->session().unclaim(claimed.token);
+    return loaded;
+  }
+
+  /// Returns when at least `share` of A's bytes have left it since `before`.
+  void wait_for_bytes(std::uint64_t before, double share) const {
+    const auto end = std::chrono::steady_clock::now() + kHang;
+    while (static_cast<double>(link_of_a().sent_bytes() - before) < share * kAllBytes) {
+      REQUIRE(std::chrono::steady_clock::now() < end);
+    }
+  }
+
+  /// Nothing of a fetch or of a lease is left.
+  void check_rest() const {
+    for (const ServerProcess* server : {a_.get(), b_.get()}) {
+      CHECK(server->metric_becomes("pegaflow_fetch_batches", 0));
+      CHECK(server->metric_becomes("pegaflow_fetch_bytes", 0));
+      CHECK(server->metric_becomes("pegaflow_quarantine_slots{reason=\"fetch\"}", 0));
+      CHECK(server->metric_becomes("pegaflow_leases", 0));
+      CHECK(server->metric_becomes("pegaflow_claims", 0));
+      CHECK(server->metric_becomes("pegaflow_pins", 0));
+    }
+  }
+
+  /// They are of use to each other again, both ways at once and in full.
+  void check_use(std::uint64_t first) const {
+    greet();
+    save(*on_a, first);
+    save(*on_b, first + kBlocks);
+    const auto at_a = claim(*on_a, first + kBlocks);
+    const auto at_b = claim(*on_b, first);
+    CHECK(load(*on_a, at_a, first + kBlocks).blocks == kBlocks);
+    CHECK(load(*on_b, at_b, first).blocks == kBlocks);
+    check_rest();
+  }
+
+ private:
+  void start(std::size_t number, std::vector<std::string> more,
+             std::unique_ptr<ServerProcess>& server) const {
+    const TestNetwork::Node& node = network_[number];
+    auto options =
+        node_options(peer_address(node), {peer_address(network_[0]), peer_address(network_[1])},
+                     std::move(more), "256mb");
+    options.command_prefix = node.prefix();
+    options.http_host = node.control_address();
+    server = std::make_unique<ServerProcess>(std::move(options));
+  }
+
+  TestNetwork network_{2};
+  std::unique_ptr<ServerProcess> a_;
+  std::unique_ptr<ServerProcess> b_;
+
+ public:
+  std::unique_ptr<EngineAt> on_a;  ///< After the servers, so that they end before them.
+  std::unique_ptr<EngineAt> on_b;
+};
+
+TEST_SUITE("links that fail") {
+  TEST_CASE("a black hole in the middle of a pull: its end is the deadline, then nobody waits") {
+    const Cluster nodes({"--peer-deadline", "200ms", "--fetch-deadline", "1s"});
+    Cluster::save(*nodes.on_a, 1);
+    nodes.link_of_a().limit_sent(kSlow);
+    const std::uint64_t before = nodes.link_of_a().sent_bytes();
+    const auto claimed = Cluster::claim(*nodes.on_b, 1);
+    nodes.wait_for_bytes(before, 0.05);
+
+    nodes.link_of_a().cut();
+    CHECK(Cluster::load(*nodes.on_b, claimed, 1).blocks < kBlocks);
+    // A few questions find it out.
+    for (int i = 0; i < 4; ++i) {
+      CHECK(nodes.on_b->engine->lookup(numbers_from(5001, 4)).value().blocks == 0);
+    }
+    CHECK(sees_no_more(nodes.b(), peer_address(nodes.link_of_a())));
+
+    nodes.link_of_a().mend();
+    nodes.link_of_a().limit_sent("");
+    nodes.check_use(10001);
+  }
+
+  TEST_CASE("a link that goes down and up: what was on its way comes, or is named") {
+    const Cluster nodes;
+    Cluster::save(*nodes.on_a, 1);
+    nodes.link_of_a().limit_sent("100mbit");
+    const std::uint64_t before = nodes.link_of_a().sent_bytes();
+    const auto claimed = Cluster::claim(*nodes.on_b, 1);
+    for (int flap = 1; flap <= 5; ++flap) {
+      nodes.wait_for_bytes(before, 0.05 * flap);
+      nodes.link_of_a().pull_cable();
+      nodes.link_of_a().plug_cable();
+    }
+
+    CHECK(Cluster::load(*nodes.on_b, claimed, 1).blocks == kBlocks);
+    nodes.link_of_a().limit_sent("");
+    nodes.check_use(10001);
+  }
+
+  TEST_CASE("a slow link: what does not come in time is computed, and nothing is kept for it") {
+    const Cluster nodes({"--fetch-deadline", "500ms"});
+    Cluster::save(*nodes.on_a, 1);
+    nodes.link_of_a().limit_sent(kSlow);
+    const auto claimed = Cluster::claim(*nodes.on_b, 1);
+
+    CHECK(Cluster::load(*nodes.on_b, claimed, 1).blocks < kBlocks);
+    CHECK(nodes.b().metric("pegaflow_fetch_blocks_total{result=\"given_up\"}") > 0);
+    nodes.check_rest();
+    // Slow is not lost.
+    CHECK(sees(nodes.b(), peer_address(nodes.link_of_a())));
+    nodes.link_of_a().limit_sent("");
+  }
+
+  TEST_CASE("a link that is slow one way only: questions are small, bytes come") {
+    const Cluster nodes;
+    Cluster::save(*nodes.on_a, 1);
+    nodes.link_of_a().limit_received("2mbit");
+
+    CHECK(Cluster::load(*nodes.on_b, Cluster::claim(*nodes.on_b, 1), 1).blocks == kBlocks);
+    CHECK(nodes.b().metric("pegaflow_fetch_blocks_total{result=\"given_up\"}") == 0);
+    nodes.check_rest();
+  }
+
+  TEST_CASE("a reader that stands still for longer than its lease seals nothing of it") {
+    const Cluster nodes;
+    Cluster::save(*nodes.on_a, 1);
+    nodes.link_of_a().limit_sent(kSlow);
+    const std::uint64_t before = nodes.link_of_a().sent_bytes();
+    const auto claimed = Cluster::claim(*nodes.on_b, 1);
+    nodes.wait_for_bytes(before, 0.1);
+
+    const double whole = nodes.b().metric("pegaflow_fetch_blocks_total{result=\"whole\"}");
+    nodes.b().signal(SIGSTOP);
+    CHECK(nodes.a().metric_becomes("pegaflow_leases", 0));
+    CHECK(nodes.a().metric("pegaflow_leases_total{result=\"ran_out\"}") == 1);
+    nodes.link_of_a().limit_sent("");
+    // In the places that were lent is something else by now.
+    for (std::uint64_t job = 1; job <= 12; ++job) Cluster::save(*nodes.on_a, 100000 * job);
+    CHECK(nodes.a().metric("pegaflow_cache_block_evictions_total") >= kBlocks);
+    nodes.b().signal(SIGCONT);
+
+    CHECK(Cluster::load(*nodes.on_b, claimed, 1).blocks <= kBlocks);
+    CHECK(nodes.b().metric("pegaflow_fetch_blocks_total{result=\"whole\"}") == whole);
+    nodes.check_use(10001);
+  }
+
+  TEST_CASE("both dial at once, again and again, and each reads what the other has") {
+    const Cluster nodes({"--peer-deadline", "100ms"});
+    for (std::uint64_t round = 0; round < 3; ++round) {
+      nodes.link_of_a().cut();
+      // Who is asked and does not answer is lost; both ways, and both dial from now on.
+      while (nodes.a().metric(ready_of(nodes.link_of_b())) != 0) {
+        (void)nodes.on_a->engine->lookup(numbers_from(900001, 1));
+      }
+      while (nodes.b().metric(ready_of(nodes.link_of_a())) != 0) {
+        (void)nodes.on_b->engine->lookup(numbers_from(900001, 1));
+      }
+      nodes.link_of_a().mend();
+      nodes.check_use(1 + 1000 * round);
+    }
+  }
+
+  TEST_CASE("a node that was restarted unseen: its old life is not believed") {
+    const Cluster nodes({"--peer-deadline", "2s"});
+    Cluster::save(*nodes.on_a, 1);
+    nodes.link_of_a().limit_sent(kSlow);
+    const std::uint64_t before = nodes.link_of_a().sent_bytes();
+    const auto claimed = Cluster::claim(*nodes.on_b, 1);
+    nodes.wait_for_bytes(before, 0.05);
+
+    nodes.link_of_a().cut();
+    nodes.a().kill();
+    nodes.a().start();
+    // Under the same address, and the same page numbers, lies something else.
+    nodes.on_a->engine->wait_ready();
+    Cluster::save(*nodes.on_a, 7001);
+    nodes.link_of_a().limit_sent("");
+    nodes.link_of_a().mend();
+
+    CHECK(Cluster::load(*nodes.on_b, claimed, 1).blocks < kBlocks);
+    nodes.check_use(10001);
+  }
+}
+
+}  // namespace
+}  // namespace pegaflow::testing
+
+int main(int argc, char** argv) {
+  if (const auto why_not = pegaflow::testing::TestNetwork::why_not()) {
+    std::printf("%s\n", why_not->c_str());
+    return 77;
+  }
+  std::printf("seed: %llu (set PEGA_TEST_SEED to repeat)\n",
+              static_cast<unsigned long long>(pegaflow::testing::seed()));
+  std::fflush(stdout);
+  doctest::Context context(argc, argv);
+  return context.run();
+}
