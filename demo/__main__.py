@@ -8,6 +8,7 @@ are right. Exits with 0 only if each of these claims held.
 from __future__ import annotations
 
 import argparse
+import contextlib
 import importlib.metadata
 import os
 import platform
@@ -17,13 +18,14 @@ import signal
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import FrameType
 
 from demo.claims.cold import record_baseline, store_all, warm_up
 from demo.claims.damaged import NoTestHooks, damage_is_seen
 from demo.claims.engine_killed import kill_engine
+from demo.claims.nodes import run_nodes
 from demo.claims.prefill_decode import run_split
 from demo.claims.rank_killed import kill_rank
 from demo.claims.rank_page import damage_rank
@@ -31,14 +33,18 @@ from demo.claims.reload import compare_ttft, reload_all
 from demo.claims.second_engine import share
 from demo.claims.server_killed import kill_server
 from demo.client import RequestFailed
+from demo.nodes_stage import NAMES, NodesStage
 from demo.pd_stage import PdStage
 from demo.prompts import BLOCK_TOKENS
 from demo.report import Claim, claim_table, prompt_table, write_json
 from demo.stage import Late, Stage
+from tests.support.network import Network, NoNetwork
 from tests.support.vllm_server import REPOSITORY, ChildFailed
 
 EXIT_CLAIM_FAILED = 1
 EXIT_SETUP_FAILED = 2
+
+AnyStage = Stage | PdStage | NodesStage
 
 
 def main(argv: list[str]) -> int:
@@ -51,14 +57,22 @@ def main(argv: list[str]) -> int:
         return EXIT_SETUP_FAILED
 
     # A short path of its own: a Unix socket's may have 107 characters only.
-    with tempfile.TemporaryDirectory(prefix="pega-demo-") as sockets:
+    with (
+        tempfile.TemporaryDirectory(prefix="pega-demo-") as sockets,
+        contextlib.ExitStack() as networks,
+    ):
         logs = options.keep_logs or Path(tempfile.mkdtemp(prefix="pega-demo-logs-"))
         print(f"seed {options.seed} (the same again: --seed {options.seed}); logs in {logs}")
-        stage = _set_up(build, logs, Path(sockets), options)
+        stage = _set_up(build, logs, Path(sockets), options, networks)
         if stage is None:
             return EXIT_SETUP_FAILED
         try:
-            claims = _run_pd(stage) if isinstance(stage, PdStage) else _run(stage, options.prove)
+            if isinstance(stage, Stage):
+                claims = _run(stage, options.prove)
+            elif isinstance(stage, PdStage):
+                claims = _run_one_by_one(stage, run_split(stage))
+            else:
+                claims = _run_one_by_one(stage, run_nodes(stage))
         except (KeyboardInterrupt, SystemExit):
             if options.keep_logs is None:
                 shutil.rmtree(logs)
@@ -111,6 +125,15 @@ def _parse(argv: list[str]) -> argparse.Namespace:
         "other, which is killed before and in the middle of an answer",
     )
     parser.add_argument(
+        "--nodes",
+        type=int,
+        choices=[len(NAMES)],
+        metavar="3",
+        help="three nodes in network namespaces of their own (needs root), two vLLMs: prompts\n"
+        "computed on one node are hit on another, one node is killed in the middle of a\n"
+        "pull, and one is lost to a black hole",
+    )
+    parser.add_argument(
         "--build-dir",
         type=Path,
         metavar="DIR",
@@ -119,6 +142,8 @@ def _parse(argv: list[str]) -> argparse.Namespace:
     options = parser.parse_args(argv)
     if options.pd and (options.prove or options.tp != 1):
         parser.error("--pd goes with neither --prove nor --tp")
+    if options.nodes and (options.prove or options.tp != 1 or options.pd):
+        parser.error("--nodes goes with none of --prove, --tp and --pd")
     if options.seed is None:
         options.seed = random.SystemRandom().randrange(1 << 32)
     if options.keep_logs is not None:
@@ -132,19 +157,26 @@ def _end_by_signal(number: int, frame: FrameType | None) -> None:
 
 
 def _set_up(
-    build: Path, logs: Path, sockets: Path, options: argparse.Namespace
-) -> Stage | PdStage | None:
+    build: Path,
+    logs: Path,
+    sockets: Path,
+    options: argparse.Namespace,
+    networks: contextlib.ExitStack,
+) -> AnyStage | None:
     seed, tp = options.seed, options.tp
-    stage: Stage | PdStage
+    stage: AnyStage
     try:
-        if options.pd:
+        if options.nodes:
+            network = networks.enter_context(Network(NAMES))
+            stage = NodesStage(build, logs, sockets, seed, network)
+        elif options.pd:
             stage = PdStage(build, logs, sockets, seed)
         else:
             stage = Stage(build, logs, sockets, seed, tp=tp)
         version = subprocess.run(
             [stage.pega.binary, "--version"], capture_output=True, text=True, check=True
         ).stdout.strip()
-    except (ChildFailed, OSError, subprocess.CalledProcessError) as error:
+    except (ChildFailed, NoNetwork, OSError, subprocess.CalledProcessError) as error:
         print(f"demo: {error}", file=sys.stderr)
         return None
     stage.figures |= {
@@ -208,22 +240,22 @@ def _run(stage: Stage, prove: bool) -> list[Claim]:
     return claims
 
 
-def _run_pd(stage: PdStage) -> list[Claim]:
-    """The claims of --pd, in order."""
+def _run_one_by_one(stage: PdStage | NodesStage, parts: Iterator[Claim]) -> list[Claim]:
+    """The claims of --pd or --nodes, in order."""
     claims: list[Claim] = []
     try:
-        for claim in run_split(stage):
+        for claim in parts:
             claims.append(claim)
             if not claim.held:
                 stage.diagnose()
-    except (ChildFailed, RequestFailed, Late, OSError) as error:
+    except (ChildFailed, RequestFailed, Late, NoNetwork, OSError) as error:
         what = error.what if isinstance(error, ChildFailed) else error
         claims.append(Claim("the claim after the last one", False, f"ended early: {what}"))
     stage.figures["seconds"] = stage.progress.elapsed_s()
     return claims
 
 
-def _print_end(stage: Stage | PdStage, claims: list[Claim]) -> None:
+def _print_end(stage: AnyStage, claims: list[Claim]) -> None:
     print()
     if isinstance(stage, Stage) and any(row.loaded_s for row in stage.rows.values()):
         print(prompt_table(list(stage.rows.values())))
@@ -232,7 +264,7 @@ def _print_end(stage: Stage | PdStage, claims: list[Claim]) -> None:
     held = sum(claim.held for claim in claims)
     seed, seconds = stage.figures["seed"], stage.figures["seconds"]
     print(f"\n  {held} of {len(claims)} claims held, {seconds:.0f} s, seed {seed}")
-    if isinstance(stage, Stage) and stage.asked_again:
+    if not isinstance(stage, PdStage) and stage.asked_again:
         print(
             f"  {stage.asked_again} times a request missed a deadline, as happens on "
             "a busy machine, and was asked again"

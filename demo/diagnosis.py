@@ -8,6 +8,9 @@ from tests.support.vllm_server import PegaServer, VllmServer
 #: Counters of pegaflow-server that say why something was not stored or not found.
 _SERVER_COUNTERS = (
     "pegaflow_cache_block",
+    "pegaflow_fetch_",
+    "pegaflow_leases",
+    "pegaflow_peer_",
     "pegaflow_load_",
     "pegaflow_save_",
     "pegaflow_pool_alloc",
@@ -17,14 +20,14 @@ _SERVER_COUNTERS = (
 )
 
 
-def describe(vllm: VllmServer, pega: PegaServer) -> str:
+def describe(vllm: VllmServer | None, pega: PegaServer) -> str:
     """The counters of both that are not 0, and the ends of their logs."""
     parts = []
-    if vllm.running():
+    if vllm is not None and vllm.running():
         parts.append(_counters(vllm, ("vllm:pegaflow_",)))
     if pega.running():
         parts.append(_counters(pega, _SERVER_COUNTERS))
-    parts += [_log(child) for child in (vllm, pega) if child.log_file.exists()]
+    parts += [_log(child) for child in (vllm, pega) if child and child.log_file.exists()]
     return "\n\n".join(parts)
 
 

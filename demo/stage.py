@@ -94,6 +94,27 @@ class Counters:
         return self.loaded_own_blocks + self.loaded_foreign_blocks
 
 
+def forget_local(vllm: VllmServer, maker: PromptMaker) -> None:
+    """Empties vLLM's own prefix cache, and only that."""
+
+    def is_empty() -> bool:
+        return post(vllm.http, "/reset_prefix_cache")[1] == {"success": True}
+
+    # vLLM refuses while blocks are in use: those that wait for their save are, too.
+    tries = 6
+    for number in range(tries):
+        try:
+            wait_until("POST /reset_prefix_cache says true", is_empty, 5)
+            return
+        except Late:
+            if number + 1 == tries:
+                raise
+            # An idle vLLM steps for 10 s to hear of its saves; on a very busy machine these
+            # take longer, and it hears of them with the next request. This one is too short
+            # to be stored.
+            complete(vllm.http, maker.tokens(8), max_tokens=1)
+
+
 class Stage:
     """One run's servers and results. Belongs to the main thread; ask() is thread-safe."""
 
@@ -220,22 +241,7 @@ class Stage:
 
     def forget_local(self) -> None:
         """Empties vLLM's own prefix cache, and only that."""
-        # vLLM refuses while blocks are in use: those that wait for their save are, too.
-        tries = 6
-        for number in range(tries):
-            try:
-                wait_until("POST /reset_prefix_cache says true", self._empty_local, 5)
-                return
-            except Late:
-                if number + 1 == tries:
-                    raise
-                # An idle vLLM steps for 10 s to hear of its saves; on a very busy machine these
-                # take longer, and it hears of them with the next request. This one is too short
-                # to be stored.
-                self.ask(Prompt("a nudge", self.maker.tokens(8)), max_tokens=1)
-
-    def _empty_local(self) -> bool:
-        return post(self.vllm.http, "/reset_prefix_cache")[1] == {"success": True}
+        forget_local(self.vllm, self.maker)
 
     def ask_emptied(
         self, prompt: Prompt, max_tokens: int = OUTPUT_TOKENS

@@ -1,9 +1,12 @@
 """The demo's expected numbers and its comparison, without any server."""
 
 import math
+import types
+from pathlib import Path
 
 import pytest
 
+from demo.claims.nodes import MIDDLE, Broken, pulled_differences
 from demo.claims.prefill_decode import loaded_tokens
 from demo.client import Answer
 from demo.compare import (
@@ -13,8 +16,11 @@ from demo.compare import (
     differences,
 )
 from demo.expectations import full_blocks, local_hit_blocks, offered_blocks
+from demo.nodes_stage import DemoNode, NodeCounters
 from demo.prompts import BLOCK_TOKENS, Prompt, PromptMaker
 from demo.report import Checks, Spread
+from tests.support.network import Node
+from tests.support.vllm_server import PegaServer
 
 
 @pytest.mark.parametrize(
@@ -137,3 +143,52 @@ def test_one_failed_check_fails_the_claim_and_says_why() -> None:
 
 def test_a_spread_shows_median_and_range() -> None:
     assert str(Spread((3.0, 1.0, 2.0))) == "2.00 s (1.00 to 3.00)"
+
+
+PAGE = 1 << 17
+
+
+def demo_node(name: str) -> DemoNode:
+    return DemoNode(Node(name, 1), PegaServer(Path("server"), Path("directory")))
+
+
+def pulled(**changes: int) -> list[str]:
+    """What is wrong when B read 31 blocks of A, and ``changes`` of what B counted."""
+    right = {"fetched_blocks": 31, "fetched_bytes": 31 * PAGE}
+    counted = {
+        "a": NodeCounters(lent_bytes=31 * PAGE),
+        "b": NodeCounters(**(right | changes)),
+        "c": NodeCounters(questions=2),
+    }
+    return pulled_differences(counted, demo_node("b"), demo_node("a"), 31, PAGE)
+
+
+def test_a_pull_is_counted_by_who_read_and_who_lent() -> None:
+    assert pulled() == []
+    assert pulled(fetched_blocks=30)
+    assert pulled(fetched_bytes=31 * PAGE - 1)
+    assert pulled(given_up_blocks=1)
+    assert pulled(lent_bytes=PAGE) == [f"node B lent {PAGE} bytes"]
+
+
+def test_a_node_without_an_engine_counts_what_it_lent() -> None:
+    earlier, later = NodeCounters(lent_bytes=3), NodeCounters(lent_bytes=10, questions=4)
+    assert later - earlier == NodeCounters(lent_bytes=7, questions=4)
+
+
+@pytest.mark.parametrize(
+    ("share", "whole", "failures"),
+    [(0.5, 64, 0), (MIDDLE[0] / 2, 0, 1), (1.0, 64, 1), (0.5, 93, 1)],
+)
+def test_what_breaks_must_break_in_the_middle(share: float, whole: int, failures: int) -> None:
+    checks = Checks()
+    stage = types.SimpleNamespace(baseline={"x": answer(1, 2)})
+    Broken(answer(1, 2), share, whole, {}).check(checks, stage, Prompt("x", (5,) * 3000))
+    assert len(checks.failures) == failures
+
+
+def test_a_wrong_answer_after_a_break_is_seen() -> None:
+    checks = Checks()
+    stage = types.SimpleNamespace(baseline={"x": answer(1, 2)})
+    Broken(answer(1, 3), 0.5, 0, {}).check(checks, stage, Prompt("x", (5,) * 3000))
+    assert len(checks.failures) == 1

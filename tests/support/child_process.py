@@ -110,6 +110,8 @@ class ChildProcess:
         self.name = name
         self.log_file = log_file
         self.env = dict(env or {})
+        #: What command() is run by, as `nsenter`; it must replace itself by the command.
+        self.prefix: list[str] = []
         self._process: subprocess.Popen[bytes] | None = None
         self._log_start = 0
 
@@ -148,7 +150,7 @@ class ChildProcess:
         with self.log_file.open("ab") as log:
             self._log_start = log.tell()
             self._process = subprocess.Popen(
-                [setpriv, "--pdeathsig", "TERM", "--", *self.command()],
+                [setpriv, "--pdeathsig", "TERM", "--", *self.prefix, *self.command()],
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=subprocess.STDOUT,

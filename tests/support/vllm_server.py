@@ -121,7 +121,7 @@ class VllmOptions:
 
 
 class VllmServer(ChildProcess):
-    """One ``vllm serve`` on the CPU, offline, on a free port of 127.0.0.1.
+    """One ``vllm serve`` on the CPU, offline, on a free port.
 
     ``directory`` gets the log: vllm.log, appended by each start. vLLM's temporary files lie in a
     directory of their own while it runs, with a short path because Unix sockets are among them.
@@ -151,13 +151,15 @@ class VllmServer(ChildProcess):
             },
         )
         self.options = options
+        #: Where it listens.
+        self.host = "127.0.0.1"
         self._temporary: Path | None = None
         self._port = 0
 
     @property
     def http(self) -> str:
         """HOST:PORT of its HTTP server."""
-        return f"127.0.0.1:{self._port}"
+        return f"{self.host}:{self._port}"
 
     def start(self) -> Self:
         """Start and wait until GET /health says 200.
@@ -193,7 +195,7 @@ class VllmServer(ChildProcess):
             "serve",
             str(options.model),
             *("--served-model-name", MODEL_NAME),
-            *("--host", "127.0.0.1", "--port", str(self._port)),
+            *("--host", self.host, "--port", str(self._port)),
             "--disable-uvicorn-access-log",  # tests poll /metrics; the log is for what matters
             *("--dtype", options.dtype, "--enforce-eager"),
             *("--max-model-len", str(options.max_model_len)),
@@ -294,6 +296,8 @@ class PegaServer(_OwnServer):
     ) -> None:
         super().__init__("pegaflow-server", binary, directory, env)
         self.socket = directory / "pega.sock"
+        #: Where its HTTP server listens.
+        self.host = "127.0.0.1"
         self.pool_size = pool_size
         self.arguments = list(arguments)
 
@@ -311,7 +315,7 @@ class PegaServer(_OwnServer):
         return [
             str(self.binary),
             *("--addr", self.address),
-            *("--http-addr", "127.0.0.1:0"),
+            *("--http-addr", f"{self.host}:0"),
             *("--ready-file", str(self._ready_file)),
             *("--pool-size", self.pool_size),
             *self.arguments,
