@@ -162,7 +162,8 @@ interface Session {
 
   awaitJob @14 (server :Id128, job :JobId, patienceMs :UInt32) -> Done;
   # From version 2 on. Answers when that job and all of its scheduler before it are over: sealed on
-  # all shards, or dropped. kGone at once, or as soon as it is so: this is not that server, the
-  # scheduler is not attached, or a rank of its instance is away. kTimeout after patienceMs, at most
-  # 10,000. kBusy: too many wait already. Whatever the answer, what is sealed is found by a lookup.
+  # all shards, or dropped. kGone at once, or as soon as it is so: `server` is neither this one nor a
+  # node that is connected to it (from version 3 on), the scheduler is not attached there, or a rank
+  # of its instance is away. kTimeout after patienceMs, at most 10,000. kBusy: too many wait already.
+  # kRefused: that node is too old. Whatever the answer, what is sealed is found by a lookup.
 }

@@ -69,4 +69,8 @@ interface Peer {
   release @2 (lease :UInt64) -> Cache.Done;
   # The reader touches these pages no more. Leases that nobody releases end by themselves, also when
   # the connection is lost: reads may still be under way.
+
+  awaitJob @3 (job :Cache.JobId, milliseconds :UInt32) -> Cache.Done;
+  # From version 2 on. Answers when that job and all of its scheduler before it are over, as awaitJob
+  # of cache.capnp does, and with the same errors: at the latest after that time, at most 10,000.
 }

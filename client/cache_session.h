@@ -89,8 +89,8 @@ class CacheSession {
   /// most 10 s), with success or an error; in each case a lookup finds what there is.
   /// Errors: as lookup(), and kInvalidArgument for a patience that is not positive or longer.
   Result<Ticket> await_job(const Id128& server, const JobId& job, Duration patience);
-  /// The answer to it, as take(). Further errors: kGone when that is not the server or the engine
-  /// of the job is not there, kBusy when too many wait, kRefused by a server that is too old.
+  /// The answer to it, as take(). Further errors: kGone when that server or the engine of the job
+  /// is not there, kBusy when too many wait, kRefused when a server, ours or that, is too old.
   std::optional<Result<void>> take_wait(Ticket ticket, Duration patience = Duration::zero());
 
   /// Makes everything that the namespace holds unfindable. Waits at most `patience`.

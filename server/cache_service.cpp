@@ -473,12 +473,12 @@ Result<CacheService::Journal> CacheService::journal(const Id128& connection, std
 
 void CacheService::await_job(const Id128& connection, const JobId& job, Duration patience,
                              JobWaits::Answer answer) {
-  if (auto caller = member(connection); !caller) {
-    return answer(tl::unexpected<Error>(std::move(caller.error())));
-  }
-  const auto served = schedulers_.find(job.scheduler);
-  const bool is_served = served != schedulers_.end() && served->second->is_complete();
-  waits_.wait(connection, job, is_served, patience, std::move(answer));
+  if (auto caller = check_member(connection); !caller) return answer(std::move(caller));
+  await_job_for(connection, job, patience, std::move(answer));
+}
+
+Result<void> CacheService::check_member(const Id128& connection) {
+  return member(connection).map([](const Client*) {});
 }
 
 Result<std::uint64_t> CacheService::reset_cache(const Id128& connection) {

@@ -131,6 +131,8 @@ class CacheService {
   /// also while a rank of that scheduler's instance is away.
   void await_job(const Id128& connection, const JobId& job, Duration patience,
                  JobWaits::Answer answer);
+  /// Errors: kInvalidArgument for a connection that has neither attached nor registered; kGone.
+  Result<void> check_member(const Id128& connection);
   /// The new generation.
   /// Errors: kGone when no rank of the instance is there.
   Result<std::uint64_t> reset_cache(const Id128& connection);
@@ -221,6 +223,11 @@ class CacheService {
   /// Errors: those of BlockStore::lend().
   Result<Lent> lend(const Bytes32& space, std::span<const BlockKey> keys, Duration time);
   void end_lease(LeaseId lease);
+  /// As await_job(), for an engine of another node, whose server's connection that is.
+  void await_job_for(const Id128& peer_connection, const JobId& job, Duration patience,
+                     JobWaits::Answer answer);
+  /// That connection has ended; nobody waits by it any more.
+  void peer_left(const Id128& peer_connection);
 
   // ---- time and background work
 

@@ -133,4 +133,13 @@ Result<CacheService::Lent> CacheService::lend(const Bytes32& space, std::span<co
 
 void CacheService::end_lease(LeaseId lease) { store_->end_lease(lease); }
 
+void CacheService::await_job_for(const Id128& peer_connection, const JobId& job, Duration patience,
+                                 JobWaits::Answer answer) {
+  const auto served = schedulers_.find(job.scheduler);
+  const bool is_served = served != schedulers_.end() && served->second->is_complete();
+  waits_.wait(peer_connection, job, is_served, patience, std::move(answer));
+}
+
+void CacheService::peer_left(const Id128& peer_connection) { waits_.forget(peer_connection); }
+
 }  // namespace pegaflow

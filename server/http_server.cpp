@@ -87,10 +87,14 @@ nlohmann::json nodes_json(const Health& health) {
   nlohmann::json peers = nlohmann::json::array();
   for (const Health::Peer& peer : health.peers) {
     nlohmann::json row = {{"peer", peer.address}, {"state", peer.state}};
+    if (!peer.node.empty()) row["node"] = peer.node;
     if (!peer.why.empty()) row["reason"] = peer.why;
     peers.push_back(std::move(row));
   }
-  return {{"lane", health.lane}, {"listen", health.peer_listen}, {"peers", std::move(peers)}};
+  return {{"node", health.node},
+          {"lane", health.lane},
+          {"listen", health.peer_listen},
+          {"peers", std::move(peers)}};
 }
 
 Reply health_reply(const Health& health) {

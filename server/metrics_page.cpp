@@ -256,6 +256,18 @@ void peers(MetricsPage& page, const NodesReport& nodes) {
                 {{"no_hello", number(nodes.rpc.closed_no_hello)},
                  {"protocol", number(nodes.rpc.closed_protocol)}});
   page.counter("peer_locates_total", "Questions of other nodes for blocks", nodes.gate.locates);
+  page.counter("peer_awaits_total", "Waits of other nodes for saves of engines here",
+               nodes.gate.awaits);
+  page.gauge("peer_job_waits", "Calls that wait for saves of engines of other nodes",
+             number(nodes.waits.waiting));
+  page.counters("peer_job_waits_total",
+                "Waits for saves of engines of other nodes, by how they ended", "result",
+                {{"over", number(nodes.waits.over)},
+                 {"gone", number(nodes.waits.gone)},
+                 {"unknown", number(nodes.waits.unknown)},
+                 {"timeout", number(nodes.waits.timed_out)},
+                 {"busy", number(nodes.waits.busy)},
+                 {"refused", number(nodes.waits.refused)}});
 }
 
 void fetches(MetricsPage& page, const Snapshot& now, const NodesReport& nodes) {

@@ -141,12 +141,14 @@ void Nodes::read_completions() {
 
 NodesReport Nodes::report() const {
   NodesReport report;
+  report.node = plan_.own.node;
   report.lane = lane_;
   if (plan_.listener) report.listen = plan_.listener->address;
   for (const auto& link : peers_->links()) {
     report.peers.push_back({.address = link->address(), .link = link->stats()});
   }
   report.fetches = fetches_->stats();
+  report.waits = peers_->waits();
   report.gate = context_->counters;
   report.rpc = rpc_counters_;
   return report;

@@ -30,10 +30,12 @@ struct NodesReport {
     std::string address;
     PeerLink::Stats link;
   };
+  Id128 node;          ///< Our incarnation.
   std::string lane;    ///< "tcp".
   std::string listen;  ///< Where peers reach us; empty: nowhere.
   std::vector<Peer> peers;
   Fetches::Stats fetches;
+  Peers::Waits waits;
   PeerContext::Counters gate;
   RpcCounters rpc;  ///< Of connections that peers made.
 };
@@ -70,6 +72,8 @@ class Nodes {
   Nodes(const Nodes&) = delete;
   Nodes& operator=(const Nodes&) = delete;
 
+  [[nodiscard]] const Id128& node() const noexcept { return plan_.own.node; }
+  [[nodiscard]] Peers& peers() noexcept { return *peers_; }
   [[nodiscard]] Fetches& fetches() noexcept { return *fetches_; }
   /// Of batches: read them, in a turn of the loop, when the mailbox has something.
   [[nodiscard]] Mailbox<Fabric::Completion>& completions() noexcept { return completions_; }

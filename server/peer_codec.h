@@ -18,7 +18,9 @@ namespace pegaflow {
 
 /// Versions of peer.capnp that this build speaks. Not those of cache.capnp.
 inline constexpr std::uint16_t kPeerWireMinimum = 1;
-inline constexpr std::uint16_t kPeerWireMaximum = 1;
+inline constexpr std::uint16_t kPeerWireMaximum = 2;
+/// The version from which on a peer knows awaitJob.
+inline constexpr std::uint16_t kPeerWireAwaitsJobs = 2;
 
 /// Keys of a question to a peer. A page more than a message of cache.capnp would make the list of
 /// pages of a wide instance too long for one message.

@@ -1,6 +1,7 @@
 #include "server/peer_gate.h"
 
 #include <algorithm>
+#include <memory>
 #include <utility>
 
 #include "base/log.h"
@@ -21,7 +22,8 @@ constexpr Duration kRefusedLineInterval = std::chrono::seconds(10);
 /// What a peer that has proved itself may ask.
 class PeerImpl final : public wire::Peer::Server {
  public:
-  explicit PeerImpl(PeerContext& context) : context_(context) {}
+  PeerImpl(PeerContext& context, const Id128& connection)
+      : context_(context), connection_(connection) {}
 
  protected:
   kj::Promise<void> locate(LocateContext call) override {
@@ -63,6 +65,21 @@ class PeerImpl final : public wire::Peer::Server {
     return kj::READY_NOW;
   }
 
+  kj::Promise<void> awaitJob(AwaitJobContext call) override {
+    ++context_.counters.awaits;
+    const auto params = call.getParams();
+    // The fulfiller outlives the promise where the connection ends first.
+    auto answered = kj::newPromiseAndFulfiller<Result<void>>();
+    auto fulfiller =
+        std::make_shared<kj::Own<kj::PromiseFulfiller<Result<void>>>>(kj::mv(answered.fulfiller));
+    context_.service.await_job_for(
+        connection_, read_job(params.getJob()), std::chrono::milliseconds(params.getMilliseconds()),
+        [fulfiller](Result<void> result) { (*fulfiller)->fulfill(std::move(result)); });
+    context_.background.poke();  // A deadline to keep.
+    return answered.promise.then(
+        [call](Result<void>&& result) mutable { write_done(result, call.getResults()); });
+  }
+
  private:
   Result<LeaseGrant> lend(const Bytes32& space, std::span<const BlockKey> keys,
                           std::chrono::milliseconds time) {
@@ -85,12 +102,13 @@ class PeerImpl final : public wire::Peer::Server {
   }
 
   PeerContext& context_;
+  Id128 connection_;
 };
 
 class PeerGateImpl final : public wire::PeerGate::Server {
  public:
-  PeerGateImpl(PeerContext& context, kj::Function<void()> greeted)
-      : context_(context), greeted_(kj::mv(greeted)) {}
+  PeerGateImpl(PeerContext& context, const Id128& connection, kj::Function<void()> greeted)
+      : context_(context), connection_(connection), greeted_(kj::mv(greeted)) {}
 
  protected:
   kj::Promise<void> greet(GreetContext call) override {
@@ -149,7 +167,7 @@ class PeerGateImpl final : public wire::PeerGate::Server {
     ++context_.counters.greetings;
     kLog.info("peer entered node={} build=\"{}\"", to_string(greeting_.dialer), build_);
     auto results = call.getResults();
-    results.setPeer(kj::heap<PeerImpl>(context_));
+    results.setPeer(kj::heap<PeerImpl>(context_, connection_));
     FabricDescriptor fabric = context_.fabric.describe();
     // The pool comes first, whatever else the fabric knows.
     std::stable_partition(fabric.regions.begin(), fabric.regions.end(),
@@ -171,6 +189,7 @@ class PeerGateImpl final : public wire::PeerGate::Server {
   }
 
   PeerContext& context_;
+  Id128 connection_;
   kj::Function<void()> greeted_;
   PeerSecret::Greeting greeting_;
   std::string build_;
@@ -182,11 +201,12 @@ class PeerGateImpl final : public wire::PeerGate::Server {
 
 RpcServer::Service peer_service(PeerContext& context) {
   return {.bootstrap =
-              [&context](const Id128&, const Peer&, kj::Function<void()> greeted) {
-                return wire::PeerGate::Client(kj::heap<PeerGateImpl>(context, kj::mv(greeted)));
+              [&context](const Id128& connection, const Peer&, kj::Function<void()> greeted) {
+                return wire::PeerGate::Client(
+                    kj::heap<PeerGateImpl>(context, connection, kj::mv(greeted)));
               },
           // What was lent stays lent until its time: reads may be under way.
-          .ended = [](const Id128&) {},
+          .ended = [&context](const Id128& connection) { context.service.peer_left(connection); },
           .has_users = false};
 }
 

@@ -31,6 +31,7 @@ struct PeerContext {
     std::uint64_t refused_secret = 0;
     std::uint64_t locates = 0;
     std::uint64_t leases = 0;  ///< That lent something.
+    std::uint64_t awaits = 0;  ///< Waits for jobs of engines here.
   };
   Counters counters{};
   TimePoint lent_until{};                        ///< The pool, on the fabric.

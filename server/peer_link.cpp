@@ -16,6 +16,7 @@
 #include "base/log.h"
 #include "base/units.h"
 #include "capnp/codec.h"
+#include "server/job_waits.h"
 #include "server/rpc_error.h"
 
 namespace pegaflow {
@@ -106,7 +107,8 @@ struct PeerLink::Connection final : private kj::TaskSet::ErrorHandler {
   std::string why_dropped;
   kj::ForkedPromise<void> over;
   bool on_fabric = false;
-  kj::TaskSet calls;  ///< Under way, also those that nobody waits for any more.
+  std::size_t waits = 0;  ///< Of `calls`: for jobs.
+  kj::TaskSet calls;      ///< Under way, also those that nobody waits for any more.
 };
 
 PeerLink::PeerLink(kj::AsyncIoContext& io, const OwnNode& own, Options options, Fabric& fabric,
@@ -191,6 +193,8 @@ kj::Promise<Result<void>> PeerLink::greet() {
         auto theirs = read_bytes32(answer.getChallenge());
         if (!theirs) return Result<void>(tl::unexpected<Error>(std::move(theirs.error())));
         greeting.answerer_challenge = *theirs;
+        stats_.node = greeting.answerer;
+        stats_.version = answer.getVersion();
         const auto proof = answer.getProof();
         // Before we prove anything to somebody who does not know the secret.
         if (!own_.secret.is_proof(
@@ -304,14 +308,16 @@ void PeerLink::lost(std::uint64_t life, const std::string& why) {
 /// Waits for an answer until the deadline. `decode` gets the answer also when it comes later; what
 /// it then returns reaches nobody.
 template <typename T, typename Answer, typename Decode>
-kj::Promise<Result<T>> PeerLink::answered(kj::Promise<Answer>&& answer, Decode decode) {
+kj::Promise<Result<T>> PeerLink::answered(kj::Promise<Answer>&& answer, Duration deadline,
+                                          Decode decode) {
   auto pair = kj::newPromiseAndFulfiller<Result<T>>();
   // Shared by both ends of the call, of which one runs.
   auto fulfiller =
       std::make_shared<kj::Own<kj::PromiseFulfiller<Result<T>>>>(kj::mv(pair.fulfiller));
   const std::uint64_t asked_in = life();
   connection_->calls.add(answer
-                             .then([fulfiller, decode](Answer&& response) mutable {
+                             .then([this, fulfiller, decode](Answer&& response) mutable {
+                               misses_ = 0;  // It lives, whatever it says.
                                Result<T> value = decode(response, (*fulfiller)->isWaiting());
                                return value;
                              })
@@ -319,7 +325,6 @@ kj::Promise<Result<T>> PeerLink::answered(kj::Promise<Answer>&& answer, Decode d
                                return Result<T>(tl::unexpected<Error>(failed(exception)));
                              })
                              .then([this, fulfiller, asked_in](Result<T>&& value) {
-                               if (value) misses_ = 0;
                                if (!value && value.error().code == Errc::kInternal) {
                                  lost(asked_in, value.error().detail);
                                }
@@ -330,12 +335,10 @@ kj::Promise<Result<T>> PeerLink::answered(kj::Promise<Answer>&& answer, Decode d
         // The connection went, with all that was asked on it.
         return Result<T>(fail(Errc::kPeerLost, "the peer went away"));
       })
-      .exclusiveJoin(
-          io_.provider->getTimer().afterDelay(to_kj(options_.call_deadline)).then([this]() {
-            missed();
-            return Result<T>(fail(Errc::kTimeout, "no answer within {}",
-                                  format_duration(options_.call_deadline)));
-          }));
+      .exclusiveJoin(io_.provider->getTimer().afterDelay(to_kj(deadline)).then([this, deadline]() {
+        missed();
+        return Result<T>(fail(Errc::kTimeout, "no answer within {}", format_duration(deadline)));
+      }));
 }
 
 kj::Promise<Result<std::size_t>> PeerLink::locate(const Bytes32& space,
@@ -350,7 +353,7 @@ kj::Promise<Result<std::size_t>> PeerLink::locate(const Bytes32& space,
       capnp::MessageSize{keys_words(keys.size(), BlockKey::kMaxBytes) + 16, 0});
   request.setSpace(data_of(space));
   write_keys(keys, BlockKey::kMaxBytes, request.initKeys());
-  return answered<std::size_t>(kj::Promise<Answer>(request.send()),
+  return answered<std::size_t>(kj::Promise<Answer>(request.send()), options_.call_deadline,
                                [asked = keys.size()](Answer& answer, bool) -> Result<std::size_t> {
                                  if (answer.getSealed() > asked) {
                                    return fail(Errc::kInternal, "it has {} of {} blocks",
@@ -371,12 +374,36 @@ kj::Promise<Result<LeaseGrant>> PeerLink::lease(const Bytes32& space,
   write_keys(keys, BlockKey::kMaxBytes, request.initKeys());
   request.setMilliseconds(static_cast<std::uint32_t>(time.count()));
   return answered<LeaseGrant>(
-      kj::Promise<Answer>(request.send()),
+      kj::Promise<Answer>(request.send()), options_.call_deadline,
       [this, shards, asked = keys.size()](Answer& answer, bool in_time) -> Result<LeaseGrant> {
         auto grant = read_grant(answer, asked, shards);
         if (grant && !in_time && grant->lease != 0) release(grant->lease);
         return grant;
       });
+}
+
+kj::Promise<Result<void>> PeerLink::await_job(const JobId& job, Duration patience) {
+  using Answer = capnp::Response<wire::Done>;
+  if (!is_ready()) return Result<void>(fail(Errc::kPeerLost, "the peer is not ready"));
+  if (stats_.version < kPeerWireAwaitsJobs) {
+    return Result<void>(fail(Errc::kRefused, "peer {} is too old to wait for jobs", address()));
+  }
+  if (connection_->waits >= kMaxWaits) {
+    return Result<void>(fail(Errc::kBusy, "{} wait for jobs of {} already", kMaxWaits, address()));
+  }
+  patience = std::clamp(patience, Duration::zero(), Duration(JobWaits::kLongest));
+  const Duration asked = std::max<Duration>(patience - options_.call_deadline, patience * 3 / 4);
+  auto request = connection_->peer->awaitJobRequest();
+  write_job(job, request.initJob());
+  request.setMilliseconds(static_cast<std::uint32_t>(
+      std::chrono::duration_cast<std::chrono::milliseconds>(asked).count()));
+  ++connection_->waits;
+  // Given up or not, it is one of the peer's until that has answered.
+  auto sent = kj::Promise<Answer>(request.send()).attach(kj::defer([&waits = connection_->waits]() {
+    --waits;
+  }));
+  return answered<void>(kj::mv(sent), asked + options_.call_deadline,
+                        [](Answer& answer, bool) { return read_done(answer); });
 }
 
 void PeerLink::release(std::uint64_t lease) {

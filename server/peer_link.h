@@ -15,6 +15,7 @@
 #include "base/clock.h"
 #include "base/error.h"
 #include "base/id128.h"
+#include "base/job_id.h"
 #include "server/lender.h"
 #include "server/peer_codec.h"
 #include "server/peer_proof.h"
@@ -24,7 +25,7 @@ namespace pegaflow {
 
 /// What every way to another node, and every node that comes to us, is told of this one.
 struct OwnNode {
-  Id128 node;         ///< Our incarnation.
+  Id128 node;         ///< Our incarnation, the one that clients are told.
   std::string build;  ///< Program and version, for logs.
   PeerSecret secret;
 };
@@ -60,6 +61,9 @@ class PeerLink final : public Lender {
     State state = State::kConnecting;
     std::string why;    ///< It is not ready.
     std::string build;  ///< Of the peer, once greeted.
+    // Of a ready peer.
+    Id128 node{};               ///< Its incarnation.
+    std::uint16_t version = 0;  ///< Of peer.capnp, that both speak.
     std::uint64_t greetings = 0;
     std::uint64_t failures = 0;  ///< Attempts that did not come to a greeting.
     std::uint64_t refusals = 0;  ///< Of them.
@@ -95,6 +99,15 @@ class PeerLink final : public Lender {
   void release(std::uint64_t lease) override;
   void lost(std::uint64_t life, const std::string& why) override;
 
+  /// Waits until that job of an engine there, and its scheduler's jobs before it, are over. The
+  /// peer is asked to answer a call's deadline before `patience` has passed, but not before three
+  /// quarters of it have; who has not answered a call's deadline later is late. Errors: as
+  /// locate(), and those of JobWaits::wait(); kRefused when the peer is too old; kBusy while
+  /// kMaxWaits of ours wait there.
+  kj::Promise<Result<void>> await_job(const JobId& job, Duration patience);
+  /// Half of the calls that a connection may have open: lookups and claims need some, too.
+  static constexpr std::size_t kMaxWaits = 512;
+
  private:
   struct Connection;
 
@@ -107,7 +120,7 @@ class PeerLink final : public Lender {
   Error failed(const kj::Exception& exception);
   void missed();
   template <typename T, typename Answer, typename Decode>
-  kj::Promise<Result<T>> answered(kj::Promise<Answer>&& answer, Decode decode);
+  kj::Promise<Result<T>> answered(kj::Promise<Answer>&& answer, Duration deadline, Decode decode);
 
   kj::AsyncIoContext& io_;
   const OwnNode& own_;

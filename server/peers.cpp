@@ -46,6 +46,38 @@ kj::Promise<std::vector<Peers::Owner>> Peers::owners(const Bytes32& space,
   });
 }
 
+kj::Promise<Result<void>> Peers::await_job(const Id128& node, const JobId& job, Duration patience) {
+  const auto found = std::find_if(links_.begin(), links_.end(), [&](const auto& link) {
+    return link->is_ready() && link->stats().node == node;
+  });
+  if (found == links_.end()) {
+    ++waits_.unknown;
+    return Result<void>(fail(Errc::kGone, "job {} is of a server that is not at hand", job.number));
+  }
+  ++waits_.waiting;
+  return (*found)
+      ->await_job(job, patience)
+      .then([this](Result<void>&& result) {
+        if (!result && result.error().code == Errc::kPeerLost) result.error().code = Errc::kGone;
+        ++(result ? waits_.over : counter_of(result.error().code));
+        return kj::mv(result);
+      })
+      .attach(kj::defer([this]() { --waits_.waiting; }));
+}
+
+std::uint64_t& Peers::counter_of(Errc code) {
+  switch (code) {
+    case Errc::kTimeout:
+      return waits_.timed_out;
+    case Errc::kBusy:
+      return waits_.busy;
+    case Errc::kRefused:
+      return waits_.refused;
+    default:
+      return waits_.gone;
+  }
+}
+
 void Peers::taskFailed(kj::Exception&& exception) {
   PEGA_ASSERT(false, "dialing a peer failed: {}", error_from(exception).detail);
 }

@@ -42,10 +42,30 @@ class Peers final : public Lenders, private kj::TaskSet::ErrorHandler {
   kj::Promise<std::vector<Owner>> owners(const Bytes32& space,
                                          std::span<const BlockKey> keys) override;
 
+  /// Waits for a job at that life of a node; see PeerLink::await_job. Errors: kGone when no link
+  /// has that node at its other end, or it is lost meanwhile; kRefused when it is too old; kTimeout
+  /// and kBusy.
+  kj::Promise<Result<void>> await_job(const Id128& node, const JobId& job, Duration patience);
+
+  /// Of await_job().
+  struct Waits {
+    std::size_t waiting = 0;  ///< Now.
+    // Since the start.
+    std::uint64_t over = 0;
+    std::uint64_t gone = 0;     ///< The engine there, or the node, meanwhile.
+    std::uint64_t unknown = 0;  ///< No such node was at hand: nobody was asked.
+    std::uint64_t timed_out = 0;
+    std::uint64_t busy = 0;
+    std::uint64_t refused = 0;  ///< The node is too old.
+  };
+  [[nodiscard]] const Waits& waits() const noexcept { return waits_; }
+
  private:
+  std::uint64_t& counter_of(Errc code);
   void taskFailed(kj::Exception&& exception) override;
 
   std::vector<std::unique_ptr<PeerLink>> links_;
+  Waits waits_;
   kj::TaskSet tasks_;
 };
 

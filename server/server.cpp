@@ -209,11 +209,15 @@ class Server final : private kj::TaskSet::ErrorHandler {
                   .placement = pool_->placement()};
     if (nodes_ != nullptr) {
       const NodesReport report = nodes_->report();
+      health.node = to_string(report.node);
       health.lane = report.lane;
       health.peer_listen = report.listen;
       for (const NodesReport::Peer& peer : report.peers) {
         health.peers.push_back({.address = peer.address,
                                 .state = std::string(to_string(peer.link.state)),
+                                .node = peer.link.state == PeerLink::State::kReady
+                                            ? to_string(peer.link.node)
+                                            : std::string(),
                                 .why = peer.link.why});
       }
     }
@@ -270,6 +274,7 @@ class Server final : private kj::TaskSet::ErrorHandler {
                                         *background_, clock_, [this]() { publish_ready(); }));
       watch_mailbox(fabric_news_, nodes_->completions(), [this]() { nodes_->read_completions(); });
     }
+    const Id128 incarnation = nodes_ == nullptr ? Id128::random() : nodes_->node();
     context_.reset(new SessionContext{.service = *service_,
                                       .background = *background_,
                                       .counters = counters_,
@@ -279,7 +284,8 @@ class Server final : private kj::TaskSet::ErrorHandler {
                                       .pool_fd = pool_->fd(),
                                       .pool_bytes = pool_->size_bytes(),
                                       .fetches = nodes_ == nullptr ? nullptr : &nodes_->fetches(),
-                                      .server = Id128::random(),
+                                      .peers = nodes_ == nullptr ? nullptr : &nodes_->peers(),
+                                      .server = incarnation,
                                       .build = build(),
                                       .process_gone =
                                           [this](const Id128& connection) {

@@ -14,6 +14,7 @@
 #include "base/unique_fd.h"
 #include "capnp/codec.h"
 #include "server/fetches.h"
+#include "server/peers.h"
 #include "server/process_watch.h"
 
 namespace pegaflow {
@@ -109,7 +110,8 @@ class SessionImpl final : public wire::Session::Server {
       : context_(context),
         service_(context.service),
         connection_(connection),
-        fetches_(version >= kWireKnowsNodes ? context.fetches : nullptr) {}
+        fetches_(version >= kWireKnowsNodes ? context.fetches : nullptr),
+        peers_(version >= kWireKnowsNodes ? context.peers : nullptr) {}
 
  protected:
   // `register` is a word of C++, hence the generated code's name for it.
@@ -347,20 +349,11 @@ class SessionImpl final : public wire::Session::Server {
     const Measured measured(context_, Method::kAwaitJob);
     const auto params = call.getParams();
     const JobId job = read_job(params.getJob());
-    // The fulfiller outlives the promise where the connection ends first.
-    auto answered = kj::newPromiseAndFulfiller<Result<void>>();
-    if (read_id(params.getServer()) == context_.server) {
-      service_.await_job(connection_, job, std::chrono::milliseconds(params.getPatienceMs()),
-                         [fulfiller = std::make_shared<kj::Own<kj::PromiseFulfiller<Result<void>>>>(
-                              kj::mv(answered.fulfiller))](Result<void> result) {
-                           (*fulfiller)->fulfill(std::move(result));
-                         });
-    } else {
-      answered.fulfiller->fulfill(
-          fail(Errc::kGone, "job {} is of another server, which is not asked", job.number));
-    }
-    context_.background.poke();  // A deadline to keep.
-    return answered.promise.then([this, call, measured](Result<void>&& result) mutable {
+    const Id128 server = read_id(params.getServer());
+    const std::chrono::milliseconds patience(params.getPatienceMs());
+    auto over = server == context_.server ? await_job_here(job, patience)
+                                          : await_job_there(server, job, patience);
+    return over.then([this, call, measured](Result<void>&& result) mutable {
       write_done(result, call.getResults());
       return finish(measured, result);
     });
@@ -372,6 +365,27 @@ class SessionImpl final : public wire::Session::Server {
   }
 
  private:
+  kj::Promise<Result<void>> await_job_here(const JobId& job, Duration patience) {
+    // The fulfiller outlives the promise where the connection ends first.
+    auto answered = kj::newPromiseAndFulfiller<Result<void>>();
+    service_.await_job(connection_, job, patience,
+                       [fulfiller = std::make_shared<kj::Own<kj::PromiseFulfiller<Result<void>>>>(
+                            kj::mv(answered.fulfiller))](Result<void> result) {
+                         (*fulfiller)->fulfill(std::move(result));
+                       });
+    context_.background.poke();  // A deadline to keep.
+    return kj::mv(answered.promise);
+  }
+
+  kj::Promise<Result<void>> await_job_there(const Id128& server, const JobId& job,
+                                            Duration patience) {
+    if (auto caller = service_.check_member(connection_); !caller) return kj::mv(caller);
+    if (peers_ == nullptr) {
+      return Result<void>(fail(Errc::kGone, "job {} is of another server", job.number));
+    }
+    return peers_->await_job(server, job, patience);
+  }
+
   template <typename T>
   kj::Promise<void> finish(const Measured& measured, const Result<T>& result) {
     measured.ended(result);
@@ -521,6 +535,7 @@ class SessionImpl final : public wire::Session::Server {
   CacheService& service_;
   Id128 connection_;
   Fetches* fetches_;  ///< Null: of blocks elsewhere this client is not told.
+  Peers* peers_;      ///< The same.
   InOrder jobs_;      ///< Reserve, publish, abandon.
   InOrder loads_;     ///< Claim and open, and what ends them.
 };

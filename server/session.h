@@ -23,6 +23,7 @@
 namespace pegaflow {
 
 class Fetches;
+class Peers;
 
 /// What every connection's objects need; all of it outlives them.
 struct SessionContext {
@@ -35,6 +36,7 @@ struct SessionContext {
   int pool_fd = -1;
   std::uint64_t pool_bytes = 0;
   Fetches* fetches = nullptr;  ///< Null: there are no other nodes.
+  Peers* peers = nullptr;      ///< The same.
   Id128 server;                ///< Our incarnation.
   std::string build;           ///< Program and version, for clients' logs.
   /// The process of a connection ended. Called from the watch's own turn, so it only schedules.

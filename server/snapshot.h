@@ -60,8 +60,10 @@ struct Health {
   struct Peer {
     std::string address;
     std::string state;
-    std::string why;  ///< It is not ready.
+    std::string node;  ///< Its incarnation, while it is ready.
+    std::string why;   ///< It is not ready.
   };
+  std::string node{};         ///< Our incarnation.
   std::string lane{};         ///< Between nodes: "tcp"; empty where there are no others.
   std::string peer_listen{};  ///< Where they reach us.
   std::vector<Peer> peers{};

@@ -25,11 +25,13 @@ ANY_LENGTH = {"pegaflow.min_load_tokens": 1}
 
 
 @contextlib.contextmanager
-def engines(address: str, prefill: Any = None, decode: Any = None) -> Iterator[tuple[Any, Any]]:
-    """A prefill and a decode engine; nothing is left of them at the end."""
+def engines(
+    address: str, prefill: Any = None, decode: Any = None, decode_address: str = ""
+) -> Iterator[tuple[Any, Any]]:
+    """A prefill and a decode engine, at one server or two; nothing is left of them at the end."""
     decode = dict(decode or {})
     decode["extra"] = LONG | decode.get("extra", {})
-    with Engine(address, **prefill or {}) as p, Engine(address, **decode) as d:
+    with Engine(address, **prefill or {}) as p, Engine(decode_address or address, **decode) as d:
         p.wait_ready()
         d.wait_ready()
         yield p, d

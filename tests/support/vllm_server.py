@@ -311,6 +311,11 @@ class PegaServer(_OwnServer):
         """HOST:PORT of its HTTP server."""
         return self._ready["http"]
 
+    @property
+    def peer_listen(self) -> str:
+        """HOST:PORT where servers of other nodes reach it, with --peer-listen."""
+        return self._ready["peer_listen"]
+
     def command(self) -> list[str]:
         return [
             str(self.binary),

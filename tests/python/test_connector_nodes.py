@@ -1,0 +1,257 @@
+"""Prefill on one node, decode on another: the real connector, vLLM's scheduler, and real servers.
+
+What is handed over and how a request waits is the same as on one node (test_connector_handover);
+here the servers have to tell each other, and the blocks come over the lane between them.
+"""
+
+import contextlib
+import json
+import urllib.request
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pytest
+
+from tests.python.conftest import server_binary
+from tests.python.harness import BLOCK, Engine
+from tests.python.test_connector_engine import KINDS
+from tests.python.test_connector_faults import stopped, wait_until
+from tests.python.test_connector_handover import (
+    LONG,
+    engines,
+    is_waiting,
+    next_job,
+    prefill,
+    wait_steps,
+    waits,
+)
+from tests.python.test_connector_two_engines import run_together
+from tests.support.vllm_server import PegaServer
+
+#: A busy machine must not turn a hit into a miss.
+PATIENT_PEERS = ["--peer-deadline", "5s", "--fetch-deadline", "8s"]
+
+
+class Nodes(NamedTuple):
+    p: PegaServer  #: Lends.
+    d: PegaServer  #: Asks it.
+
+    def fetched(self) -> int:
+        """Bytes that D's node has read from P's."""
+        return int(self.d.metrics().total("pegaflow_fetch_bytes_total"))
+
+    def remote_waits(self, result: str) -> int:
+        return int(self.d.metrics().total("pegaflow_peer_job_waits_total", result=result))
+
+    def are_joined(self) -> bool:
+        return self.d.metrics().total("pegaflow_peer_ready") == 1
+
+
+@contextlib.contextmanager
+def two_nodes(directory: Path, *options: str) -> Iterator[Nodes]:
+    """Two servers of which one knows the other; ``options`` of that one."""
+    lends = ["--peer-listen", "127.0.0.1:0"]
+    with PegaServer(server_binary(), directory / "p", "64mb", lends) as p:
+        asks = ["--peers", p.peer_listen, *PATIENT_PEERS, *options]
+        with PegaServer(server_binary(), directory / "d", "64mb", asks) as d:
+            nodes = Nodes(p, d)
+            wait_until(nodes.are_joined)
+            yield nodes
+
+
+@pytest.fixture(scope="module")
+def nodes(short_path: Path) -> Iterator[Nodes]:
+    """For all tests that leave both alive."""
+    with two_nodes(short_path) as both:
+        yield both
+
+
+@pytest.fixture
+def own_nodes(short_path: Path, request: pytest.FixtureRequest) -> Iterator[Nodes]:
+    """For a test that stops or kills one."""
+    with two_nodes(short_path / f"own-{abs(hash(request.node.name)) % 10**6}") as both:
+        yield both
+
+
+def at_both(nodes: Nodes, prefill: Any = None, decode: Any = None) -> Any:
+    return engines(nodes.p.address, prefill, decode, nodes.d.address)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("length", [288, 290, 303])
+def test_all_but_the_last_token_comes_from_the_other_node(nodes, prompt, kind, length):
+    tokens = prompt(length)
+    with at_both(nodes, KINDS[kind], KINDS[kind]) as (p, d):
+        before = nodes.fetched()
+        params = prefill(p, "x", tokens)
+        assert params["pegaflow"]["tokens"] == length
+
+        answer = d.ask("x", tokens, 20, params=params)
+
+        # The partial block too, under its key of our own.
+        assert answer.loaded == (length - 1 if length % BLOCK else 288)
+        assert waits(d, "over") == 1
+        page = nodes.p.metrics().total("pegaflow_lent_bytes_total") / (
+            nodes.d.metrics().total("pegaflow_fetch_blocks_total", result="whole")
+        )
+        assert nodes.fetched() - before == -(-length // BLOCK) * page
+        # From now on it is D's own.
+        d.reset_local()
+        again = d.ask("again", tokens, 2, params=params)
+        assert again.loaded == answer.loaded
+        assert nodes.fetched() - before == -(-length // BLOCK) * page
+
+
+def test_a_chunked_prompt_is_waited_for_to_its_last_chunk(nodes, prompt):
+    tokens = prompt(805)
+    with at_both(nodes, {"blocks": 1024}, {"blocks": 1024}) as (p, d):
+        params = prefill(p, "x", tokens)
+        assert d.ask("x", tokens, 3, params=params).loaded == 804
+
+
+def test_what_each_node_has_in_part(nodes, prompt):
+    head, tail = prompt(160), prompt(140)
+    with at_both(nodes) as (p, d):
+        d.ask("head", head, 2)
+        d.run()
+        d.reset_local()
+        before = nodes.fetched()
+        params = prefill(p, "x", head + tail)
+
+        answer = d.ask("x", head + tail, 3, params=params)
+
+        assert (answer.local, answer.loaded) == (0, 299)
+        assert 0 < nodes.fetched() - before  # The head was here.
+        assert nodes.p.metrics().total("pegaflow_peer_awaits_total") >= 1
+
+
+def test_a_partial_block_that_is_not_there_leaves_the_full_ones(nodes, prompt):
+    tokens = prompt(300)
+    with at_both(nodes) as (p, d):
+        p.ask("x", tokens, 1)  # Nobody asked for the partial block.
+        p.run()
+        params = prefill(p, "y", prompt(40))
+        params["pegaflow"]["tokens"] = 300
+        assert d.ask("x", tokens, 3, params=params).loaded == 288
+
+
+def test_a_request_waits_without_blocks_and_others_go_on(nodes, prompt):
+    tokens = prompt(300)
+    with at_both(nodes) as (p, d):
+        params = next_job(prefill(p, "warm-up", prompt(40)))
+        params["pegaflow"]["tokens"] = 300
+        d.add("x", tokens, 5, params=params)
+        wait_steps(d, "x")
+        d.add("other", prompt(50), 5)
+        d.run(lambda: d.answers["other"].finish_reason != "")
+        assert is_waiting(d, "x")
+
+        prefill(p, "x", tokens)
+        run_together([p, d])
+
+        d.answers["x"].check()
+        assert d.answers["x"].loaded == 299
+        assert waits(d, "over") == 1
+
+
+def test_the_patience_ends(nodes, prompt):
+    tokens = prompt(300)
+    with at_both(nodes, None, {"extra": {"pegaflow.handover_wait_ms": 300}}) as (p, d):
+        params = next_job(prefill(p, "x", tokens))
+
+        answer = d.ask("x", tokens, 5, params=params)
+
+        # Not its saves were missing but the next ones.
+        assert answer.loaded == 299
+        assert waits(d, "timeout") == 1
+
+
+def test_a_prefill_engine_that_is_killed_is_not_waited_for(nodes, prompt):
+    tokens = prompt(300)
+    with (
+        Engine(nodes.p.address, process=True) as p,
+        Engine(nodes.d.address, extra=LONG) as d,
+    ):
+        p.wait_ready()
+        d.wait_ready()
+        params = next_job(prefill(p, "x", tokens))
+        p.run()
+        d.add("x", tokens, 5, params=params)
+        wait_steps(d, "x")
+
+        p.ranks[0].kill()
+
+        d.run()
+        d.answers["x"].check()
+        assert waits(d, "gone") == 1
+        # What it had saved is there all the same. Later ones are told at once.
+        assert d.answers["x"].loaded == 299
+        d.ask("y", prompt(300), 1, params=params)
+        assert waits(d, "gone") == 2
+        d.run()
+        d.check_at_rest()
+
+
+def test_a_node_that_is_killed_is_not_waited_for(own_nodes, prompt):
+    tokens = prompt(300)
+    with Engine(own_nodes.p.address) as p, Engine(own_nodes.d.address, extra=LONG) as d:
+        p.wait_ready()
+        d.wait_ready()
+        params = next_job(prefill(p, "x", tokens))
+        p.run()
+        d.add("x", tokens, 5, params=params)
+        wait_steps(d, "x")
+
+        own_nodes.p.kill()
+
+        d.run()
+        d.answers["x"].check()
+        assert d.answers["x"].loaded == 0
+        assert waits(d, "gone") == 1
+        assert own_nodes.remote_waits("gone") == 1
+        # Of a node that is not there nobody is asked.
+        d.ask("y", prompt(300), 1, params=params)
+        assert own_nodes.remote_waits("unknown") == 1
+        d.run()
+        d.check_at_rest()
+
+
+def test_a_node_that_hangs_is_waited_for_until_the_deadline(short_path, prompt):
+    tokens = prompt(300)
+    short = {"pegaflow.handover_wait_ms": 300}
+    with two_nodes(short_path / "hang", "--peer-deadline", "50ms") as nodes:
+        with at_both(nodes, None, {"extra": short}) as (p, d):
+            params = next_job(prefill(p, "x", tokens))
+            p.run()
+            with stopped(nodes.p):
+                answer = d.ask("x", tokens, 5, params=params)
+                assert answer.loaded == 0
+                assert waits(d, "timeout") == 1
+                # Some questions later it is left alone, and nobody waits any more.
+                for number in range(50):
+                    d.ask(f"y{number}", prompt(300), 1, params=params)
+                    if waits(d, "gone"):
+                        break
+                assert waits(d, "gone") == 1
+            wait_until(nodes.are_joined)
+
+
+def test_the_next_life_of_a_node_is_another_one(own_nodes, prompt):
+    tokens = prompt(300)
+    with Engine(own_nodes.p.address) as p, Engine(own_nodes.d.address, extra=LONG) as d:
+        p.wait_ready()
+        d.wait_ready()
+        params = prefill(p, "x", tokens)
+        p.run()
+        health = json.load(urllib.request.urlopen(f"http://{own_nodes.d.http}/health"))
+        assert health["nodes"]["peers"][0]["node"] == params["pegaflow"]["node"]
+        own_nodes.p.arguments[1] = own_nodes.p.peer_listen
+        own_nodes.p.kill()
+        own_nodes.p.start()
+        wait_until(own_nodes.are_joined)
+
+        assert d.ask("x", tokens, 5, params=params).loaded == 0
+        assert waits(d, "gone") == 1
+        d.run()
+        d.check_at_rest()
