@@ -51,7 +51,9 @@ bool Dealer::touches(RegionId region) const {
 
 void Dealer::add_peer(Fabric::PeerId id, std::vector<RegionDescriptor> regions) {
   const std::lock_guard lock(mutex_);
-  peers_[static_cast<std::uint32_t>(id)].regions = std::move(regions);
+  Peer& peer = peers_[static_cast<std::uint32_t>(id)];
+  peer.regions = std::move(regions);
+  peer.paces.resize(options_.rails);
 }
 
 bool Dealer::remove_peer(Fabric::PeerId id) {
@@ -88,6 +90,7 @@ void Dealer::add(Fabric::Batch batch) {
   } else {
     std::uint64_t all = 0;
     for (const std::uint64_t bytes : work.bytes_left) all += bytes;
+    work.waiting_bytes = all;
     const std::uint64_t share = all / (2 * options_.rails) / kPageBytes * kPageBytes;
     work.piece_bytes = std::clamp(share, std::min(options_.least_piece_bytes, options_.piece_bytes),
                                   options_.piece_bytes);
@@ -181,7 +184,8 @@ bool Dealer::next_operation(Work& work, Operation& operation) {
   return true;
 }
 
-std::vector<Operation> Dealer::deal(const std::function<Room(Fabric::PeerId)>& room) {
+std::vector<Operation> Dealer::deal(std::size_t rail,
+                                    const std::function<Room(Fabric::PeerId)>& room) {
   std::vector<Operation> dealt;
   const std::lock_guard lock(mutex_);
   for (auto& [number, peer] : peers_) {
@@ -190,7 +194,7 @@ std::vector<Operation> Dealer::deal(const std::function<Room(Fabric::PeerId)>& r
     if (!has) continue;
     Room left = room(Fabric::PeerId{number});
     for (std::size_t priority = 0; priority < kPriorities; ++priority) {
-      take(peer, priority, left, dealt);
+      take(peer, rail, priority, left, dealt);
       // The foreground waits for room: none of it is for the background.
       if (!peer.waiting[priority].empty()) break;
     }
@@ -199,18 +203,26 @@ std::vector<Operation> Dealer::deal(const std::function<Room(Fabric::PeerId)>& r
   return dealt;
 }
 
-void Dealer::take(Peer& peer, std::size_t priority, Room& room, std::vector<Operation>& dealt) {
+void Dealer::take(Peer& peer, std::size_t rail, std::size_t priority, Room& room,
+                  std::vector<Operation>& dealt) {
   auto& queue = peer.waiting[priority];
   const bool background = priority == queue_of(Fabric::Priority::kBackground);
-  while (!queue.empty()) {
-    const auto found = works_.find(queue.front());
+  const TimePoint now = clock_.now();
+  std::uint64_t before = 0;  // Waiting bytes of the batches that are left to other rails.
+  for (std::size_t place = 0; place < std::min(queue.size(), kMostLooks);) {
+    const auto found = works_.find(queue[place]);
     PEGA_ASSERT(found != works_.end() && !found->second.answered, "an ended batch waits");
     Work& work = found->second;
     Operation operation;
     if (!next_operation(work, operation)) {
-      queue.pop_front();
+      queue.erase(queue.begin() + static_cast<std::ptrdiff_t>(place));
       work.waits = false;
       complete_if_done(found);
+      continue;
+    }
+    if (!is_worth(peer, rail, operation.size_bytes, before + work.waiting_bytes)) {
+      before += work.waiting_bytes;
+      ++place;
       continue;
     }
     const std::size_t operations =
@@ -225,6 +237,9 @@ void Dealer::take(Peer& peer, std::size_t priority, Room& room, std::vector<Oper
       room.background_bytes -= operation.size_bytes;
     }
     ++work.open;
+    work.waiting_bytes -= std::min(work.waiting_bytes, operation.size_bytes);
+    peer.paces[rail].took(operation.size_bytes, now);
+    operation.rail = rail;
     if (!work.again.empty()) {
       work.again.pop_front();
     } else {
@@ -239,10 +254,59 @@ void Dealer::take(Peer& peer, std::size_t priority, Room& room, std::vector<Oper
   }
 }
 
+bool Dealer::is_worth(const Peer& peer, std::size_t rail, std::uint64_t size_bytes,
+                      std::uint64_t waiting_bytes) const {
+  const TimePoint now = clock_.now();
+  const Pace& own = peer.paces[rail];
+  if (options_.rails == 1) return true;
+  if (!own.is_known(now)) return own.open < kFirstOperations;
+  const auto size = static_cast<double>(size_bytes);
+  double bytes_per_s = 0;
+  auto theirs = static_cast<double>(waiting_bytes);
+  double soonest = std::numeric_limits<double>::max();
+  for (std::size_t i = 0; i < peer.paces.size(); ++i) {
+    const Pace& other = peer.paces[i];
+    if (i == rail || peer.down.contains(i) || !other.is_known(now)) continue;
+    bytes_per_s += 1 / other.seconds_for(1);
+    theirs += static_cast<double>(other.open_bytes);
+    soonest = std::min(soonest, other.seconds_for(static_cast<double>(other.open_bytes) + size));
+  }
+  if (bytes_per_s == 0) return true;
+  return own.seconds_for(static_cast<double>(own.open_bytes) + size) <=
+         std::max(soonest, theirs / bytes_per_s);
+}
+
+void Dealer::Pace::took(std::uint64_t size_bytes, TimePoint now) {
+  if (open == 0) {
+    if (now - looked >= kPaceLife) *this = {};
+    looked = now;
+  }
+  ++open;
+  open_bytes += size_bytes;
+}
+
+void Dealer::Pace::ended(std::uint64_t size_bytes, bool brought, TimePoint now) {
+  --open;
+  open_bytes -= size_bytes;
+  if (brought) bytes += static_cast<double>(size_bytes);
+  busy += now - looked;
+  looked = now;
+  while (busy > kPaceMemory) {
+    busy /= 2;
+    bytes /= 2;
+  }
+}
+
 void Dealer::ended(std::span<const Outcome> outcomes) {
   const std::lock_guard lock(mutex_);
+  const TimePoint now = clock_.now();
   for (const Outcome& outcome : outcomes) {
     const Operation& operation = outcome.operation;
+    const auto peer = peers_.find(static_cast<std::uint32_t>(operation.peer));
+    if (peer != peers_.end()) {
+      peer->second.paces[operation.rail].ended(operation.size_bytes,
+                                               outcome.kind == Outcome::Kind::kBrought, now);
+    }
     const auto found = works_.find(operation.batch);
     PEGA_ASSERT(found != works_.end(), "an operation of no batch ended");
     Work& work = found->second;
@@ -263,6 +327,7 @@ void Dealer::ended(std::span<const Outcome> outcomes) {
       } else {
         work.again.push_back(operation);
         ++work.again.back().tries;
+        work.waiting_bytes += operation.size_bytes;
         // Not answered, so its peer is there.
         wait(peers_.at(static_cast<std::uint32_t>(operation.peer)), work, true);
       }

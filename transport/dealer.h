@@ -2,6 +2,7 @@
 /// \file
 /// Which bytes a fabric of several rails is to bring, and which of them a rail asks for next.
 
+#include <algorithm>
 #include <array>
 #include <atomic>
 #include <condition_variable>
@@ -37,6 +38,7 @@ struct Operation {
   std::uint64_t local_offset = 0;
   bool background = false;
   unsigned tries = 0;
+  std::size_t rail = 0;  ///< That it was dealt to.
 };
 
 /// What became of an operation: nobody writes to its place any more.
@@ -55,8 +57,11 @@ struct Outcome {
 /// Takes batches apart into operations, hands them to the rails that have room, and says what
 /// became of each batch.
 ///
-/// Rails pull: a slow one just takes less. What a broken way leaves undone goes to the others. A
-/// peer is lost when no rail has a way to it any more.
+/// Rails pull: a slow one just takes less, and never what the others would have brought before it
+/// has: it works further ahead, on batches that are asked for later, or rests. How fast a rail is
+/// with a peer shows in what it has brought of late; until something is known it gets one
+/// operation. What a broken way leaves undone goes to the others. A peer is lost when no rail has
+/// a way to it any more.
 ///
 /// A batch that is cancelled or late is answered at once. Operations of it that a rail has still
 /// come back here, and only with the last of them is the batch settled.
@@ -99,7 +104,7 @@ class Dealer {
 
   /// What this rail is to ask for now, in order; `room` says how much a peer may have and is called
   /// for peers with something to do.
-  std::vector<Operation> deal(const std::function<Room(Fabric::PeerId)>& room);
+  std::vector<Operation> deal(std::size_t rail, const std::function<Room(Fabric::PeerId)>& room);
   void ended(std::span<const Outcome> outcomes);
   /// The rail can reach the peer: it counts until lane_down().
   void lane_up(Fabric::PeerId peer, std::size_t rail);
@@ -122,8 +127,35 @@ class Dealer {
   static constexpr std::size_t kPriorities = 2;
   static constexpr unsigned kMostTries = 3;
 
+  /// How far behind the first batch that a slow rail leaves alone it looks for another.
+  static constexpr std::size_t kMostLooks = 64;
+  /// Of a rail's pace: what lies back further than this counts half.
+  static constexpr Duration kPaceMemory = std::chrono::milliseconds(4);
+  /// After so long without work nothing is known any more: the rail may have become faster.
+  static constexpr Duration kPaceLife = std::chrono::seconds(1);
+  /// What a rail may have of which nothing is known: a slow one would keep the first batch waiting.
+  static constexpr std::size_t kFirstOperations = 1;
+
+  /// What one rail does for one peer.
+  struct Pace {
+    std::size_t open = 0;  ///< Operations it has, and their bytes.
+    std::uint64_t open_bytes = 0;
+    double bytes = 0;    ///< It has brought ...
+    Duration busy{};     ///< ... in so long with something to do.
+    TimePoint looked{};  ///< Up to when `busy` is counted.
+
+    [[nodiscard]] bool is_known(TimePoint now) const {
+      return busy > Duration::zero() && (open > 0 || now - looked < kPaceLife);
+    }
+    [[nodiscard]] double seconds_for(double more_bytes) const {
+      return std::chrono::duration<double>(busy).count() / std::max(bytes, 1.0) * more_bytes;
+    }
+    void took(std::uint64_t size_bytes, TimePoint now);
+    void ended(std::uint64_t size_bytes, bool brought, TimePoint now);
+  };
   struct Peer {
     std::vector<RegionDescriptor> regions;
+    std::vector<Pace> paces;  ///< By rail.
     /// Numbers of batches with something that nobody has asked for, by priority.
     std::array<std::deque<std::uint64_t>, kPriorities> waiting;
     std::set<std::size_t> down;  ///< Rails without a way to it.
@@ -137,16 +169,20 @@ class Dealer {
     std::uint64_t piece_bytes = 0;
     std::size_t next_chunk = 0;  ///< What to ask for next ...
     std::uint64_t next_offset = 0;
-    std::deque<Operation> again;  ///< ... but first of all these, whose way broke.
-    std::size_t open = 0;         ///< Operations that rails have.
-    bool waits = false;           ///< Its number is in Peer::waiting.
+    std::uint64_t waiting_bytes = 0;  ///< That no rail has; those of failed chunks included.
+    std::deque<Operation> again;      ///< ... but first of all these, whose way broke.
+    std::size_t open = 0;             ///< Operations that rails have.
+    bool waits = false;               ///< Its number is in Peer::waiting.
     bool answered = false;
   };
   using Works = std::unordered_map<std::uint64_t, Work>;
 
   void validate(Work& work, const Peer* peer) const;
   bool next_operation(Work& work, Operation& operation);
-  void take(Peer& peer, std::size_t priority, Room& room, std::vector<Operation>& dealt);
+  void take(Peer& peer, std::size_t rail, std::size_t priority, Room& room,
+            std::vector<Operation>& dealt);
+  [[nodiscard]] bool is_worth(const Peer& peer, std::size_t rail, std::uint64_t size_bytes,
+                              std::uint64_t waiting_bytes) const;
   void wait(Peer& peer, Work& work, bool first);
   void fail_chunks(Work& work, const Operation& operation, Errc error, const std::string& detail);
   void fail_rest(Work& work, Errc reason, const std::string& detail);

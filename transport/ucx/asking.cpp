@@ -158,7 +158,8 @@ Dealer::Room Asking::room(Fabric::PeerId id) const {
 
 bool Asking::fill() {
   more_room_ = false;
-  const std::vector<Operation> dealt = dealer_.deal([this](Fabric::PeerId id) { return room(id); });
+  const std::vector<Operation> dealt =
+      dealer_.deal(options_.rail, [this](Fabric::PeerId id) { return room(id); });
   if (dealt.empty()) return false;
   const TimePoint now = clock_.now();
   for (const Operation& operation : dealt) {
