@@ -31,7 +31,9 @@ interface PeerGate {
   enter @1 (proof :Data) -> (     # That the dialer knows it. Once, after greet.
     peer :Peer,                   # Null when refused.
     fabric :Fabric,
-    refused :Cache.Error);
+    refused :Cache.Error,
+    others :List(Fabric));        # Further lanes to the same pool, "ucx" beside "tcp": the dialer
+                                  # takes the one that it likes best of those that it has.
 }
 
 struct Fabric {

@@ -137,7 +137,8 @@ class NodesStage:
             directory = sockets / name
             directory.mkdir()
             arguments = ("--peers", peers, "--peer-listen", f"{node.address}:{PEER_PORT}")
-            arguments += ("--peer-secret-file", str(secret), *PATIENT_PEERS)
+            # A card of this machine would go around the links that are broken here.
+            arguments += ("--nics", "none", "--peer-secret-file", str(secret), *PATIENT_PEERS)
             server = PegaServer(
                 build_dir / "server" / "pegaflow-server", directory, POOL_SIZE, arguments
             )

@@ -27,8 +27,7 @@ kj::Duration to_kj(Duration time) {
 struct Fetches::Lease {
   Lender* peer = nullptr;
   std::uint64_t life = 0;  ///< Of the peer, that granted it.
-  Fabric::PeerId fabric_peer{};
-  RegionId region{};
+  Lender::Way way;
   std::uint64_t number = 0;
   TimePoint end;  ///< By our BootClock.
   std::vector<std::uint32_t> pages;
@@ -80,13 +79,12 @@ struct Fetches::Opening {
   TimePoint deadline;
 };
 
-Fetches::Fetches(CacheService& service, Lenders& peers, Fabric& fabric, RegionId pool,
+Fetches::Fetches(CacheService& service, Lenders& peers, std::vector<Lane> lanes,
                  Background& background, kj::Timer& timer, const Clock& clock, const Clock& boot,
                  const Options& options)
     : service_(service),
       peers_(peers),
-      fabric_(fabric),
-      pool_(pool),
+      lanes_(std::move(lanes)),
       background_(background),
       timer_(timer),
       clock_(clock),
@@ -191,8 +189,7 @@ kj::Promise<Fetches::OneLease> Fetches::take_lease(OnePlan plan, std::vector<Blo
         auto lease = std::make_shared<Lease>();
         lease->peer = owner.peer;
         lease->life = owner.life;
-        lease->fabric_peer = owner.peer->fabric_peer();
-        lease->region = owner.peer->pool();
+        lease->way = owner.peer->way();
         lease->number = grant->lease;
         lease->end = asked + std::min(grant->granted, options_.lease);
         lease->blocks = grant->pages.size() / plan->shards();
@@ -260,7 +257,7 @@ void Fetches::submit(std::unique_ptr<Batch> batch) {
   const TimePoint now = clock_.now();
   Fabric::Batch wanted{
       .ticket = ++last_ticket_,
-      .peer = lease.fabric_peer,
+      .peer = lease.way.peer,
       .priority = Fabric::Priority::kForeground,
       .deadline = std::min(plan.deadline, now + (lease.end - boot_.now()) - kLeaseMargin),
       .chunks = {}};
@@ -268,17 +265,17 @@ void Fetches::submit(std::unique_ptr<Batch> batch) {
   wanted.chunks.reserve(batch->blocks.size() * shards);
   for (const Block& block : batch->blocks) {
     for (std::size_t shard = 0; shard < shards; ++shard) {
-      wanted.chunks.push_back({.remote_region = lease.region,
+      wanted.chunks.push_back({.remote_region = lease.way.pool,
                                .remote_offset = lease.pages[block.lent * shards + shard] *
                                                 std::uint64_t{kSlotAlignment},
-                               .local_region = pool_,
+                               .local_region = lanes_.at(lease.way.lane).pool,
                                .local_offset = block.offsets[shard],
                                .size_bytes = plan.wants.page_bytes[shard]});
     }
   }
   const bool is_late = wanted.deadline <= now;
   const auto accepted = is_late ? Result<void>(fail(Errc::kTimeout, "no time is left"))
-                                : fabric_.read(std::move(wanted));
+                                : lanes_.at(lease.way.lane).fabric->read(std::move(wanted));
   if (!accepted) {
     kLog.debug("blocks are not read peer={} blocks={} error=\"{}\"", lease.peer->address(),
                batch->blocks.size(), to_string(accepted.error()));
@@ -330,6 +327,7 @@ void Fetches::completed(const Fabric::Completion& completion) {
             checksums.empty() ? checksums : checksums.subspan(block.lent * shards, shards));
         ++stats_.blocks;
         stats_.bytes += plan.wants.block_bytes();
+        stats_.lane_bytes.at(lease.way.lane) += plan.wants.block_bytes();
         continue;
       }
       if (bad == chunks.end()) {
@@ -346,14 +344,16 @@ void Fetches::completed(const Fabric::Completion& completion) {
                 why ? to_string(*why) : "the lease had ended", completion.detail);
     }
     // The way to it is broken, or it is another one by now: nobody else should wait for that.
-    if (why == Errc::kPeerLost || (why == Errc::kGone && in_time)) {
-      lease.peer->lost(lease.life, completion.detail);
-    }
-    if (!failed.empty()) plan.note_failed(lease.peer);
+    if (why == Errc::kPeerLost) lease.peer->way_lost(lease.life, lease.way, completion.detail);
+    if (why == Errc::kGone && in_time) lease.peer->lost(lease.life, completion.detail);
+    const bool has_other_way =
+        why == Errc::kPeerLost && lease.peer->is_ready() && lease.peer->way() != lease.way;
+    if (!failed.empty() && !has_other_way) plan.note_failed(lease.peer);
     batch.blocks = std::move(failed);
     if (!completion.settled) {
       for (const Block& block : batch.blocks) service_.give_up(block.frame);
       stats_.given_up += batch.blocks.size();
+      stats_.unsettled += batch.blocks.size();
     } else if (!batch.blocks.empty()) {
       retry(batch.plan, std::move(batch.blocks));
     }

@@ -2,6 +2,7 @@
 /// \file
 /// Brings blocks from other nodes: who has them, a lease, the bytes, and the seal.
 
+#include <array>
 #include <cstdint>
 #include <deque>
 #include <memory>
@@ -40,12 +41,13 @@ class Fetches final : private kj::TaskSet::ErrorHandler {
     Duration deadline = std::chrono::seconds(2);  ///< Of all bytes of a claim.
     std::chrono::milliseconds lease = kLease;
     std::size_t batch_bytes = std::size_t{8} << 20;  ///< Sealed together.
-    std::size_t batches = 256;                       ///< At the fabric; others wait.
+    std::size_t batches = 256;                       ///< At the fabrics; others wait.
   };
   static constexpr std::chrono::milliseconds kLease{10000};
   /// Before a lease's end nothing more is read by it.
   static constexpr Duration kLeaseMargin = std::chrono::seconds(1);
   static constexpr std::size_t kMostOwners = 3;
+  static constexpr std::size_t kMostLanes = 2;
 
   struct Stats {
     std::uint64_t claims = 0;         ///< That asked the peers.
@@ -57,16 +59,25 @@ class Fetches final : private kj::TaskSet::ErrorHandler {
     std::uint64_t retried = 0;        ///< Blocks, asked for from another owner.
     std::uint64_t outlived = 0;       ///< Blocks that came whole after their lease's end.
     std::uint64_t corrupt = 0;        ///< Blocks with wrong bytes, by the lane's own checksum.
+    /// Blocks given up while the lane could still write to their frames, which waited for it.
+    std::uint64_t unsettled = 0;
+    std::array<std::uint64_t, kMostLanes> lane_bytes{};  ///< `bytes`, by lane.
     std::uint64_t leases = 0;
     std::size_t batches = 0;  ///< Under way now.
     Histogram duration;       ///< Of reads: from the fabric's acceptance to the answer.
   };
 
-  /// All outlive it. `pool` is ours, on the fabric; `boot` is a BootClock, `clock` the fabric's.
-  Fetches(CacheService& service, Lenders& peers, Fabric& fabric, RegionId pool,
-          Background& background, kj::Timer& timer, const Clock& clock, const Clock& boot,
-          const Options& options);
-  /// Answers nothing any more. The fabric is gone by then, so nobody writes into a frame.
+  /// A way for bytes into our pool; the number of one is its place in the list.
+  struct Lane {
+    Fabric* fabric = nullptr;
+    RegionId pool{};  ///< Ours, on the fabric.
+  };
+
+  /// All outlive it. `boot` is a BootClock, `clock` the fabrics'. Tickets of batches are below
+  /// 2^63.
+  Fetches(CacheService& service, Lenders& peers, std::vector<Lane> lanes, Background& background,
+          kj::Timer& timer, const Clock& clock, const Clock& boot, const Options& options);
+  /// Answers nothing any more. Frames that are written to stay so until the fabrics are gone.
   ~Fetches() noexcept(false);
 
   /// How many of `keys`, none of which is here, one peer has from the first on.
@@ -86,7 +97,7 @@ class Fetches final : private kj::TaskSet::ErrorHandler {
   /// The worker lets go of a pin; an open() that waits under that name ends with kCancelled.
   void released(const Id128& connection, PinId pin);
 
-  /// From the fabric.
+  /// From a fabric.
   void completed(const Fabric::Completion& completion);
 
   [[nodiscard]] Stats stats() const;
@@ -116,8 +127,7 @@ class Fetches final : private kj::TaskSet::ErrorHandler {
 
   CacheService& service_;
   Lenders& peers_;
-  Fabric& fabric_;
-  const RegionId pool_;
+  const std::vector<Lane> lanes_;
   Background& background_;
   kj::Timer& timer_;
   const Clock& clock_;

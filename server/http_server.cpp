@@ -89,12 +89,18 @@ nlohmann::json nodes_json(const Health& health) {
     nlohmann::json row = {{"peer", peer.address}, {"state", peer.state}};
     if (!peer.node.empty()) row["node"] = peer.node;
     if (!peer.why.empty()) row["reason"] = peer.why;
+    if (!peer.lane.empty()) row["lane"] = peer.lane;
+    if (!peer.lane_why.empty()) row["lane_reason"] = peer.lane_why;
     peers.push_back(std::move(row));
   }
-  return {{"node", health.node},
-          {"lane", health.lane},
-          {"listen", health.peer_listen},
-          {"peers", std::move(peers)}};
+  nlohmann::json nodes = {{"node", health.node},
+                          {"lane", health.lane},
+                          {"listen", health.peer_listen},
+                          {"peers", std::move(peers)}};
+  if (!health.cards.empty()) nodes["cards"] = health.cards;
+  if (!health.refused_cards.empty()) nodes["refused_cards"] = health.refused_cards;
+  if (!health.why_not_rdma.empty()) nodes["no_rdma"] = health.why_not_rdma;
+  return nodes;
 }
 
 Reply health_reply(const Health& health) {

@@ -32,9 +32,15 @@ class Lender {
   [[nodiscard]] virtual std::uint64_t life() const noexcept = 0;
   /// What it is called in logs.
   [[nodiscard]] virtual const std::string& address() const noexcept = 0;
-  /// Where to read from; of one that is ready.
-  [[nodiscard]] virtual Fabric::PeerId fabric_peer() const = 0;
-  [[nodiscard]] virtual RegionId pool() const = 0;
+  /// Where to read from.
+  struct Way {
+    std::size_t lane = 0;  ///< Which of our fabrics.
+    Fabric::PeerId peer{};
+    RegionId pool{};  ///< Of the peer.
+    bool operator==(const Way&) const = default;
+  };
+  /// Of one that is ready. It may change in one life: what was leased before is read as it was.
+  [[nodiscard]] virtual const Way& way() const = 0;
 
   /// Asks for a lease on the longest prefix of `keys`, which it may shorten. Errors: kPeerLost when
   /// it is not ready or ends, kTimeout, and its own. A grant that comes too late is given back.
@@ -45,6 +51,9 @@ class Lender {
   virtual void release(std::uint64_t lease) = 0;
   /// The fabric, or an answer, showed that this life is over.
   virtual void lost(std::uint64_t life, const std::string& why) = 0;
+  /// The fabric showed that `way`, which it had in this life, is broken. With it ends the life,
+  /// unless there is another one.
+  virtual void way_lost(std::uint64_t life, const Way& way, const std::string& why) = 0;
 };
 
 /// All of them. Thread-bound: the RPC thread.

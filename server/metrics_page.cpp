@@ -222,8 +222,8 @@ void calls(MetricsPage& page, const RpcCounters& rpc) {
 }
 
 void peers(MetricsPage& page, const NodesReport& nodes) {
-  page.begin(Type::Gauge, "lane_info", "How bytes come from other nodes");
-  page.sample(1, {{"lane", nodes.lane}});
+  page.begin(Type::Gauge, "lane_info", "Lanes for bytes of other nodes that are open here");
+  for (const std::string& lane : nodes.lanes) page.sample(1, {{"lane", lane}});
   const auto by_peer = [&](Type type, const char* name, const char* help, auto&& value) {
     page.begin(type, name, help);
     for (const NodesReport::Peer& peer : nodes.peers) {
@@ -244,6 +244,17 @@ void peers(MetricsPage& page, const NodesReport& nodes) {
           [](const Link& link) { return number(link.refusals); });
   by_peer(Type::Counter, "peer_late_total", "Questions without an answer in time",
           [](const Link& link) { return number(link.late); });
+  page.begin(Type::Gauge, "peer_lane", "1 for the lane on which bytes come from the other node");
+  for (const NodesReport::Peer& peer : nodes.peers) {
+    for (const std::string& lane : nodes.lanes) {
+      page.sample(peer.link.lane == lane ? 1 : 0, {{"peer", peer.address}, {"lane", lane}});
+    }
+  }
+  by_peer(Type::Counter, "peer_lane_failures_total", "Trials of RDMA to the other node that failed",
+          [](const Link& link) { return number(link.lane_failures); });
+  by_peer(Type::Counter, "peer_lane_falls_total",
+          "Times that RDMA to the other node broke and sockets went on",
+          [](const Link& link) { return number(link.lane_falls); });
   page.gauge("peer_connections", "Connections that other nodes made",
              number(nodes.rpc.connections));
   page.counter("peer_entered_total", "Other nodes that proved themselves", nodes.gate.greetings);
@@ -285,7 +296,13 @@ void fetches(MetricsPage& page, const Snapshot& now, const NodesReport& nodes) {
   page.counters("fetch_troubles_total", "Blocks that did not come as they should", "reason",
                 {{"retried", number(fetches.retried)},
                  {"lease_ended", number(fetches.outlived)},
-                 {"corrupt", number(fetches.corrupt)}});
+                 {"corrupt", number(fetches.corrupt)},
+                 {"unsettled", number(fetches.unsettled)}});
+  page.begin(Type::Counter, "fetch_lane_bytes_total",
+             "Bytes of blocks read from other nodes, whole and in time, by lane");
+  for (std::size_t lane = 0; lane < nodes.lanes.size(); ++lane) {
+    page.sample(number(fetches.lane_bytes.at(lane)), {{"lane", nodes.lanes[lane]}});
+  }
   page.counter("fetch_joined_blocks_total", "Blocks wanted that were on their way for another",
                store.fetches_joined);
   page.counter("fetch_no_room_total", "Claims that got no room for all that was lent",

@@ -3,10 +3,10 @@
 #include <thread>
 #include <utility>
 
-#include "base/assert.h"
+#include <fmt/ranges.h>
+
 #include "base/log.h"
 #include "transport/tcp/socket_address.h"
-#include "transport/tcp/tcp_fabric.h"
 
 namespace pegaflow {
 namespace {
@@ -38,15 +38,11 @@ Result<std::optional<Nodes::Plan>> Nodes::plan(const ServerOptions& options,
   const bool has_listen = !options.peer_listen.empty();
   if (options.peers.empty() && !has_listen) {
     if (!options.peer_secret_file.empty() || !options.peer_fabric_listen.empty() ||
-        options.require_rdma) {
+        options.require_rdma || !options.nics.empty() || !options.deny_nics.empty()) {
       return fail(Errc::kInvalidArgument,
                   "options of other nodes need --peers or --peer-listen, which name them");
     }
     return std::optional<Plan>();
-  }
-  if (options.require_rdma) {
-    return fail(Errc::kRefused,
-                "--require-rdma: this build reads from other nodes over TCP sockets only");
   }
   if (options.peers.size() > Peers::kMaxPeers) {
     return fail(Errc::kInvalidArgument, "--peers: {} nodes, {} are the limit", options.peers.size(),
@@ -74,24 +70,21 @@ Result<std::optional<Nodes::Plan>> Nodes::plan(const ServerOptions& options,
           plan.listener->address);
     }
   }
-  plan.fabric_listen = !options.peer_fabric_listen.empty() ? options.peer_fabric_listen
-                       : has_listen                        ? on_any_port(plan.listener->address)
-                                                           : "127.0.0.1:0";
-  const auto address = tcp::SocketAddress::parse(plan.fabric_listen);
+  const std::string fabric_listen = !options.peer_fabric_listen.empty() ? options.peer_fabric_listen
+                                    : has_listen ? on_any_port(plan.listener->address)
+                                                 : "127.0.0.1:0";
+  const auto address = tcp::SocketAddress::parse(fabric_listen);
   if (!address || address->is_wildcard()) {
     return fail(Errc::kInvalidArgument,
                 "--peer-fabric-listen: peers are told this address, so one of this machine is "
                 "needed, in figures: {}",
-                plan.fabric_listen);
+                fabric_listen);
   }
+  PEGA_TRY_LET(plan.lanes, Lanes::plan(options, fabric_listen));
   return std::optional<Plan>(std::move(plan));
 }
 
-Nodes::Nodes(kj::AsyncIoContext& io, Plan plan)
-    : plan_(std::move(plan)),
-      // Each batch may be answered and settled apart.
-      completions_(2 * plan_.fetches.batches + 2),
-      io_(io) {}
+Nodes::Nodes(kj::AsyncIoContext& io, Plan plan) : plan_(std::move(plan)), io_(io) {}
 
 Nodes::~Nodes() noexcept(false) = default;
 
@@ -100,25 +93,20 @@ Result<std::unique_ptr<Nodes>> Nodes::start(kj::AsyncIoContext& io, Plan plan, P
                                             const Clock& clock,
                                             const std::function<void()>& changed) {
   std::unique_ptr<Nodes> nodes(new Nodes(io, std::move(plan)));
-  Mailbox<Fabric::Completion>& completions = nodes->completions_;
-  PEGA_TRY_LET(nodes->fabric_, TcpFabric::create({.listen = nodes->plan_.fabric_listen}, clock,
-                                                 [&completions](Fabric::Completion&& done) {
-                                                   // There is a place for each.
-                                                   const bool sent =
-                                                       completions.try_send(std::move(done));
-                                                   PEGA_ASSERT(sent, "completions pile up");
-                                                 }));
-  PEGA_TRY_LET(const RegionId region, nodes->fabric_->register_region(pool.bytes()));
-  nodes->lane_ = nodes->fabric_->describe().backend;
-  nodes->peers_ =
-      std::make_unique<Peers>(io, nodes->plan_.own, nodes->plan_.peers, *nodes->fabric_, changed);
+  PEGA_TRY_LET(nodes->lanes_,
+               Lanes::open(nodes->plan_.lanes, pool.bytes(), clock, nodes->plan_.fetches.batches));
+  Lanes& lanes = *nodes->lanes_;
+  nodes->peers_ = std::make_unique<Peers>(io, nodes->plan_.own, nodes->plan_.peers, lanes, changed);
+  std::vector<Fetches::Lane> open;
+  for (std::size_t lane = 0; lane < lanes.count(); ++lane) {
+    open.push_back({.fabric = &lanes.fabric(lane), .pool = lanes.pool(lane)});
+  }
   nodes->fetches_ =
-      std::make_unique<Fetches>(service, *nodes->peers_, *nodes->fabric_, region, background,
+      std::make_unique<Fetches>(service, *nodes->peers_, std::move(open), background,
                                 io.provider->getTimer(), clock, nodes->boot_, nodes->plan_.fetches);
   nodes->context_.reset(new PeerContext{.service = service,
                                         .background = background,
-                                        .fabric = *nodes->fabric_,
-                                        .pool = region,
+                                        .lanes = lanes,
                                         .own = nodes->plan_.own,
                                         .clock = clock});
   if (nodes->plan_.listener) {
@@ -129,20 +117,27 @@ Result<std::unique_ptr<Nodes>> Nodes::start(kj::AsyncIoContext& io, Plan plan, P
     nodes->rpc_ = std::make_unique<RpcServer>(io, std::move(options), nodes->rpc_counters_);
     nodes->rpc_->serve(peer_service(*nodes->context_), nodes->plan_.listener->fd.get());
   }
-  kLog.info("among other nodes lane={} peers={} listen={}", nodes->lane_,
-            nodes->plan_.peers.addresses.size(),
-            nodes->plan_.listener ? nodes->plan_.listener->address : "nowhere");
+  const NodesReport report = nodes->report();
+  kLog.info("among other nodes lanes={} peers={} listen={}{}", fmt::join(report.lanes, ","),
+            report.peers.size(), report.listen.empty() ? "nowhere" : report.listen,
+            report.why_not_rdma.empty() ? "" : fmt::format(" no_rdma=\"{}\"", report.why_not_rdma));
   return nodes;
 }
 
 void Nodes::read_completions() {
-  completions_.drain([this](Fabric::Completion&& done) { fetches_->completed(done); });
+  lanes_->read_completions([this](const Fabric::Completion& done) { fetches_->completed(done); });
 }
 
 NodesReport Nodes::report() const {
   NodesReport report;
   report.node = plan_.own.node;
-  report.lane = lane_;
+  const Lanes::Plan& lanes = lanes_->plan();
+  for (std::size_t lane = 0; lane < lanes_->count(); ++lane) {
+    report.lanes.push_back(lanes_->name(lane));
+  }
+  report.cards = lanes.cards;
+  report.refused_cards = lanes.refused;
+  report.why_not_rdma = lanes.why_not;
   if (plan_.listener) report.listen = plan_.listener->address;
   for (const auto& link : peers_->links()) {
     report.peers.push_back({.address = link->address(), .link = link->stats()});

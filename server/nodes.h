@@ -1,6 +1,6 @@
 #pragma once
 /// \file
-/// All that has to do with other nodes, put together: the lane, the peers, and what is fetched.
+/// All that has to do with other nodes, put together: the lanes, the peers, and what is fetched.
 
 #include <cstdint>
 #include <functional>
@@ -11,16 +11,15 @@
 
 #include <kj/async-io.h>
 
-#include "base/mailbox.h"
 #include "engine/pool.h"
 #include "server/boot_clock.h"
 #include "server/fetches.h"
+#include "server/lanes.h"
 #include "server/listener.h"
 #include "server/options.h"
 #include "server/peer_gate.h"
 #include "server/peers.h"
 #include "server/rpc_server.h"
-#include "transport/fabric.h"
 
 namespace pegaflow {
 
@@ -30,9 +29,12 @@ struct NodesReport {
     std::string address;
     PeerLink::Stats link;
   };
-  Id128 node;          ///< Our incarnation.
-  std::string lane;    ///< "tcp".
-  std::string listen;  ///< Where peers reach us; empty: nowhere.
+  Id128 node;                              ///< Our incarnation.
+  std::vector<std::string> lanes;          ///< That are open here, best first: "rdma", "tcp".
+  std::vector<std::string> cards;          ///< Of the lane over RDMA.
+  std::vector<std::string> refused_cards;  ///< And why.
+  std::string why_not_rdma;                ///< Empty: it is there.
+  std::string listen;                      ///< Where peers reach us; empty: nowhere.
   std::vector<Peer> peers;
   Fetches::Stats fetches;
   Peers::Waits waits;
@@ -43,8 +45,7 @@ struct NodesReport {
 /// This node among others.
 ///
 /// Without --peers and --peer-listen there is none of it: no thread, no socket, no timer. The whole
-/// pool is one region of the fabric, lent while a lease runs. Thread-bound: the RPC thread; the
-/// fabric's thread only puts completions into a mailbox.
+/// pool is one region of each lane, lent while a lease runs. Thread-bound: the RPC thread.
 class Nodes {
  public:
   /// What the options mean, checked and bound before anything else starts.
@@ -52,18 +53,19 @@ class Nodes {
     OwnNode own;
     Peers::Options peers;
     std::optional<TcpListener> listener;
-    std::string fabric_listen;
+    Lanes::Plan lanes;
     Fetches::Options fetches;
   };
   /// No value when no other node was named and nobody is to reach us.
+  /// Called before there are other threads: it may load UCX, which reads the environment.
   /// Errors: kInvalidArgument for options that contradict each other or make no sense; kRefused for
-  /// --require-rdma, which nothing here can keep yet, a secret that cannot be read, or an address
-  /// that is taken.
+  /// --require-rdma where there is no RDMA, a secret that cannot be read, or an address that is
+  /// taken.
   static Result<std::optional<Plan>> plan(const ServerOptions& options, const std::string& build);
 
   /// Registers the pool, listens and dials. All outlive it; `changed` is called when the state of a
   /// peer has.
-  /// Errors: those of the fabric.
+  /// Errors: those of the lanes.
   static Result<std::unique_ptr<Nodes>> start(kj::AsyncIoContext& io, Plan plan, Pool& pool,
                                               CacheService& service, Background& background,
                                               const Clock& clock,
@@ -76,7 +78,9 @@ class Nodes {
   [[nodiscard]] Peers& peers() noexcept { return *peers_; }
   [[nodiscard]] Fetches& fetches() noexcept { return *fetches_; }
   /// Of batches: read them, in a turn of the loop, when the mailbox has something.
-  [[nodiscard]] Mailbox<Fabric::Completion>& completions() noexcept { return completions_; }
+  [[nodiscard]] Mailbox<Fabric::Completion>& completions() noexcept {
+    return lanes_->completions();
+  }
   void read_completions();
   [[nodiscard]] NodesReport report() const;
 
@@ -85,9 +89,7 @@ class Nodes {
 
   Plan plan_;
   BootClock boot_;
-  Mailbox<Fabric::Completion> completions_;
-  std::unique_ptr<Fabric> fabric_;
-  std::string lane_;
+  std::unique_ptr<Lanes> lanes_;
   std::unique_ptr<Peers> peers_;
   std::unique_ptr<Fetches> fetches_;
   std::unique_ptr<PeerContext> context_;

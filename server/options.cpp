@@ -95,8 +95,16 @@ void ServerOptions::declare(OptionTable& table) {
       "fetch-deadline", fetch_deadline, milliseconds(10), seconds(8),
       "How long blocks may take to come from other nodes, from the claim on; what is not "
       "there by then is computed. Below the 10 s for which peers lend, less a second.");
+  table.list("nics", nics,
+             "RDMA cards for reading from other nodes: mlx5_0, mlx5_0:1 for one port, mlx5_* for "
+             "all that begin so; none: sockets only. By default all whose link is up.");
+  table.list(
+      "deny-nics", deny_nics,
+      "RDMA cards that are not used, in the words of --nics: those of a storage network, for "
+      "example.");
   table.flag("require-rdma", require_rdma,
-             "Refuse to start when blocks of other nodes would come over TCP sockets.");
+             "Refuse to start without RDMA, and neither read from other nodes nor be read from "
+             "over TCP sockets.");
 
   const char* const no_device = "the server uses no GPU; each engine drives its own copies.";
   table.ignored("devices", true, no_device);

@@ -43,6 +43,8 @@ struct ServerOptions {
   std::string peer_secret_file;
   Duration peer_deadline = std::chrono::milliseconds(15);
   Duration fetch_deadline = std::chrono::seconds(2);
+  std::vector<std::string> nics;
+  std::vector<std::string> deny_nics;
   bool require_rdma = false;
   std::vector<std::string> metric_windows = {"5m", "1h", "1d"};
 

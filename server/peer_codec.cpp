@@ -13,6 +13,7 @@ constexpr std::size_t kMaxBackendBytes = 64;
 constexpr std::size_t kMaxAddressBytes = std::size_t{64} << 10;  // A worker's address a rail.
 constexpr std::size_t kMaxKeyBytes = std::size_t{64} << 10;
 constexpr unsigned kMaxRegions = 64;
+constexpr unsigned kMaxLanes = 8;
 
 std::vector<std::byte> to_bytes(::capnp::Data::Reader data) {
   const std::span<const ::kj::byte> bytes(data.begin(), data.size());
@@ -67,6 +68,29 @@ void write_fabric(const FabricDescriptor& fabric, wire::Fabric::Builder builder)
     regions[i].setSizeBytes(fabric.regions[i].size_bytes);
     regions[i].setKey(data(fabric.regions[i].key));
   }
+}
+
+Result<std::vector<FabricDescriptor>> read_fabrics(wire::PeerGate::EnterResults::Reader reader) {
+  const auto others = reader.getOthers();
+  if (others.size() >= kMaxLanes) return fail(Errc::kInvalidArgument, "{} lanes", others.size());
+  std::vector<FabricDescriptor> fabrics;
+  PEGA_TRY_LET(fabrics.emplace_back(), read_fabric(reader.getFabric()));
+  for (const wire::Fabric::Reader other : others) {
+    PEGA_TRY_LET(fabrics.emplace_back(), read_fabric(other));
+  }
+  for (const FabricDescriptor& fabric : fabrics) {
+    if (fabric.regions.empty()) {
+      return fail(Errc::kInvalidArgument, "a lane of {} names no region", fabric.backend);
+    }
+  }
+  return fabrics;
+}
+
+void write_fabrics(std::span<const FabricDescriptor> fabrics,
+                   wire::PeerGate::EnterResults::Builder builder) {
+  write_fabric(fabrics.front(), builder.initFabric());
+  auto others = builder.initOthers(static_cast<unsigned>(fabrics.size() - 1));
+  for (unsigned i = 0; i < others.size(); ++i) write_fabric(fabrics[i + 1], others[i]);
 }
 
 Result<LeaseGrant> read_grant(wire::Peer::LeaseResults::Reader reader, std::size_t keys,

@@ -32,6 +32,11 @@ Result<Bytes32> read_bytes32(::capnp::Data::Reader data);
 /// Errors: kInvalidArgument for more regions, or longer words of the backend, than are sensible.
 Result<FabricDescriptor> read_fabric(wire::Fabric::Reader reader);
 void write_fabric(const FabricDescriptor& fabric, wire::Fabric::Builder builder);
+/// All lanes of a node, at least one region on each.
+/// Errors: kInvalidArgument as read_fabric(), for a lane without a region, and for too many lanes.
+Result<std::vector<FabricDescriptor>> read_fabrics(wire::PeerGate::EnterResults::Reader reader);
+void write_fabrics(std::span<const FabricDescriptor> fabrics,
+                   wire::PeerGate::EnterResults::Builder builder);
 
 /// What an owner lent.
 struct LeaseGrant {

@@ -88,7 +88,7 @@ class PeerImpl final : public wire::Peer::Server {
     // The store keeps the blocks a margin longer than the fabric lets them be read.
     const TimePoint until = context_.clock.now() + time;
     if (until > context_.lent_until) {
-      if (auto done = context_.fabric.lend(context_.pool, until); !done) {
+      if (auto done = context_.lanes.lend(until); !done) {
         context_.service.end_lease(lent.lease);
         return tl::unexpected<Error>(std::move(done.error()));
       }
@@ -168,11 +168,7 @@ class PeerGateImpl final : public wire::PeerGate::Server {
     kLog.info("peer entered node={} build=\"{}\"", to_string(greeting_.dialer), build_);
     auto results = call.getResults();
     results.setPeer(kj::heap<PeerImpl>(context_, connection_));
-    FabricDescriptor fabric = context_.fabric.describe();
-    // The pool comes first, whatever else the fabric knows.
-    std::stable_partition(fabric.regions.begin(), fabric.regions.end(),
-                          [&](const auto& region) { return region.region == context_.pool; });
-    write_fabric(fabric, results.initFabric());
+    write_fabrics(context_.lanes.describe(), results);
     greeted_();
     return kj::READY_NOW;
   }

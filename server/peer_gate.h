@@ -10,9 +10,9 @@
 #include "base/clock.h"
 #include "server/background.h"
 #include "server/cache_service.h"
+#include "server/lanes.h"
 #include "server/peer_link.h"
 #include "server/rpc_server.h"
-#include "transport/fabric.h"
 
 namespace pegaflow {
 
@@ -20,10 +20,9 @@ namespace pegaflow {
 struct PeerContext {
   CacheService& service;
   Background& background;
-  Fabric& fabric;
-  RegionId pool{};  ///< Of ours, on the fabric.
+  Lanes& lanes;
   const OwnNode& own;
-  const Clock& clock;  ///< The store's and the fabric's.
+  const Clock& clock;  ///< The store's and the fabrics'.
 
   struct Counters {
     std::uint64_t greetings = 0;  ///< Peers that entered.
@@ -34,7 +33,7 @@ struct PeerContext {
     std::uint64_t awaits = 0;  ///< Waits for jobs of engines here.
   };
   Counters counters{};
-  TimePoint lent_until{};                        ///< The pool, on the fabric.
+  TimePoint lent_until{};                        ///< The pool, on all lanes.
   std::optional<TimePoint> last_refused_line{};  ///< One line in a while is enough.
   std::vector<BlockKey> keys{};                  ///< Scratch.
 };

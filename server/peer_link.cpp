@@ -106,17 +106,20 @@ struct PeerLink::Connection final : private kj::TaskSet::ErrorHandler {
   kj::PromiseFulfillerPair<void> dropped;
   std::string why_dropped;
   kj::ForkedPromise<void> over;
-  bool on_fabric = false;
-  std::size_t waits = 0;  ///< Of `calls`: for jobs.
-  kj::TaskSet calls;      ///< Under way, also those that nobody waits for any more.
+  std::vector<FabricDescriptor> described;  ///< The peer's lanes.
+  std::vector<Way> ways;                    ///< That the fabrics know of.
+  std::size_t best_lane = 0;                ///< Of those that both have.
+  std::optional<Way> last_resort;           ///< What needs no trial.
+  std::size_t waits = 0;                    ///< Of `calls`: for jobs.
+  kj::TaskSet calls;  ///< Under way, also those that nobody waits for any more.
 };
 
-PeerLink::PeerLink(kj::AsyncIoContext& io, const OwnNode& own, Options options, Fabric& fabric,
+PeerLink::PeerLink(kj::AsyncIoContext& io, const OwnNode& own, Options options, Lanes& lanes,
                    std::function<void()> changed)
     : io_(io),
       own_(own),
       options_(std::move(options)),
-      fabric_(fabric),
+      lanes_(lanes),
       changed_(std::move(changed)),
       pause_(options_.first_pause) {}
 
@@ -153,6 +156,10 @@ kj::Promise<Result<void>> PeerLink::attempt() {
         return Result<void>(fail(Errc::kTimeout, "no greeting within {}",
                                  format_duration(options_.greet_deadline)));
       }))
+      .then([this](Result<void>&& outcome) -> kj::Promise<Result<void>> {
+        if (!outcome) return kj::mv(outcome);
+        return find_way();
+      })
       .then([this](Result<void>&& outcome) -> kj::Promise<Result<void>> {
         if (!outcome) return kj::mv(outcome);
         return serve();
@@ -213,14 +220,121 @@ kj::Promise<Result<void>> PeerLink::enter(const PeerSecret::Greeting& greeting) 
   return request.send().then(
       [this](capnp::Response<wire::PeerGate::EnterResults>&& answer) -> Result<void> {
         if (!answer.hasPeer()) return tl::unexpected<Error>(read_error(answer.getRefused()));
-        PEGA_TRY_LET(const FabricDescriptor fabric, read_fabric(answer.getFabric()));
-        if (fabric.regions.empty()) return fail(Errc::kInternal, "it names no region of its pool");
-        PEGA_TRY_LET(fabric_peer_, fabric_.connect(fabric));
-        pool_ = fabric.regions.front().region;
-        connection_->on_fabric = true;
+        PEGA_TRY_LET(connection_->described, read_fabrics(answer));
         connection_->peer = answer.getPeer();
         return {};
       });
+}
+
+// ---- how the bytes come
+
+kj::Promise<Result<void>> PeerLink::find_way() {
+  std::vector<std::size_t> common;
+  for (std::size_t lane = 0; lane < lanes_.count(); ++lane) {
+    if (lanes_.description_for(lane, connection_->described) != nullptr) common.push_back(lane);
+  }
+  stats_.lane_why.clear();
+  trial_pause_ = options_.first_trial_pause;
+  if (common.empty()) {
+    std::string theirs;
+    for (const FabricDescriptor& one : connection_->described) theirs += " " + one.backend;
+    return Result<void>(fail(Errc::kRefused, "no lane in common: this node has {} alone, it has{}",
+                             lanes_.name(0), theirs));
+  }
+  connection_->best_lane = common.front();
+  if (lanes_.needs_trial(common.back())) return try_lane(common.back());
+  auto way = connect(common.back());
+  if (!way) return Result<void>(tl::unexpected<Error>(std::move(way.error())));
+  connection_->last_resort = *way;
+  use(*way);
+  return Result<void>();
+}
+
+Result<PeerLink::Way> PeerLink::connect(std::size_t lane) {
+  const FabricDescriptor& theirs = *lanes_.description_for(lane, connection_->described);
+  PEGA_TRY_LET(const Fabric::PeerId peer, lanes_.fabric(lane).connect(theirs));
+  const Way way{.lane = lane, .peer = peer, .pool = theirs.regions.front().region};
+  connection_->ways.push_back(way);
+  return way;
+}
+
+void PeerLink::disconnect(const Way& way) {
+  std::erase(connection_->ways, way);
+  // A full queue of the fabric ends with the fabric's next turn.
+  if (const auto done = lanes_.fabric(way.lane).disconnect(way.peer); !done) {
+    kLog.warn("a lost peer still counts on the lane peer={} error=\"{}\"", options_.address,
+              to_string(done.error()));
+  }
+}
+
+void PeerLink::use(const Way& way) {
+  way_ = way;
+  stats_.lane = lanes_.name(way.lane);
+}
+
+kj::Promise<Result<void>> PeerLink::try_lane(std::size_t lane) {
+  if (!lanes_.is_link_up(lane)) {
+    return Result<void>(fail(Errc::kBusy, "the link of our card is down"));
+  }
+  auto way = connect(lane);
+  if (!way) return Result<void>(tl::unexpected<Error>(std::move(way.error())));
+  return lanes_
+      .try_way(lane, way->peer, *lanes_.description_for(lane, connection_->described),
+               options_.trial_deadline)
+      .then([this, way = *way](Result<void>&& tried) {
+        if (tried) {
+          stats_.lane_why.clear();
+          use(way);
+        } else {
+          ++stats_.lane_failures;
+          disconnect(way);
+        }
+        return kj::mv(tried);
+      });
+}
+
+Duration PeerLink::next_trial_pause() {
+  return std::exchange(trial_pause_, std::min(2 * trial_pause_, options_.longest_trial_pause));
+}
+
+kj::Promise<void> PeerLink::improve(Duration pause) {
+  return io_.provider->getTimer()
+      .afterDelay(to_kj(pause))
+      .then([this]() { return try_lane(connection_->best_lane); })
+      .then([this](Result<void>&& tried) -> kj::Promise<void> {
+        if (tried) {
+          kLog.info("peer is read over a better lane peer={} lane={}", options_.address,
+                    stats_.lane);
+          changed_();
+          return kj::READY_NOW;
+        }
+        const Error& why = tried.error();
+        if (stats_.lane_why != why.detail) {
+          stats_.lane_why = why.detail;
+          kLog.warn("peer is read over a lesser lane peer={} lane={} better={} reason=\"{}\"",
+                    options_.address, stats_.lane, lanes_.name(connection_->best_lane),
+                    to_string(why));
+          changed_();
+        }
+        // Other versions of the library: that does not change in this life of the peer.
+        if (why.code == Errc::kRefused) return kj::READY_NOW;
+        // Looked at often: it costs next to nothing, unlike a trial.
+        return improve(why.code == Errc::kBusy ? options_.first_trial_pause : next_trial_pause());
+      });
+}
+
+void PeerLink::way_lost(std::uint64_t life, const Way& way, const std::string& why) {
+  // Batches of one that is broken fail one after the other.
+  if (connection_ == nullptr || !is_ready() || life != this->life() || way != way_) return;
+  if (!connection_->last_resort || *connection_->last_resort == way) return lost(life, why);
+  disconnect(way);
+  use(*connection_->last_resort);
+  ++stats_.lane_falls;
+  stats_.lane_why = why;
+  kLog.warn("a lane to a peer broke, another goes on peer={} broken={} lane={} reason=\"{}\"",
+            options_.address, lanes_.name(way.lane), stats_.lane, why);
+  changed_();
+  connection_->calls.add(improve(next_trial_pause()));
 }
 
 kj::Promise<Result<void>> PeerLink::serve() {
@@ -228,6 +342,7 @@ kj::Promise<Result<void>> PeerLink::serve() {
   misses_ = 0;
   pause_ = options_.first_pause;
   say(State::kReady, "");
+  if (way_.lane != connection_->best_lane) connection_->calls.add(improve(Duration::zero()));
   return connection_->over.addBranch().then([this]() -> Result<void> {
     ++stats_.losses;
     if (!connection_->why_dropped.empty()) {
@@ -239,14 +354,11 @@ kj::Promise<Result<void>> PeerLink::serve() {
 
 kj::Promise<void> PeerLink::finish(const Result<void>& outcome) {
   const bool was_ready = is_ready();
-  if (connection_ != nullptr && connection_->on_fabric) {
-    // A full queue of the fabric ends with the fabric's next turn.
-    if (const auto done = fabric_.disconnect(fabric_peer_); !done) {
-      kLog.warn("a lost peer still counts on the lane peer={} error=\"{}\"", options_.address,
-                to_string(done.error()));
-    }
+  if (connection_ != nullptr) {
+    for (const Way& way : std::vector<Way>(connection_->ways)) disconnect(way);
   }
   connection_ = nullptr;
+  stats_.lane.clear();
   const Error& why = outcome.error();
   if (stats_.state == State::kSelf) {
     kLog.info("this node is in its own list of peers peer={}", options_.address);
@@ -269,7 +381,8 @@ void PeerLink::say(State state, std::string why) {
   if (!is_news) return;
   switch (state) {
     case State::kReady:
-      kLog.info("peer ready peer={} build=\"{}\"", options_.address, stats_.build);
+      kLog.info("peer ready peer={} lane={} build=\"{}\"", options_.address, stats_.lane,
+                stats_.build);
       break;
     case State::kRefused:
       kLog.error(

@@ -16,6 +16,7 @@
 #include "base/error.h"
 #include "base/id128.h"
 #include "base/job_id.h"
+#include "server/lanes.h"
 #include "server/lender.h"
 #include "server/peer_codec.h"
 #include "server/peer_proof.h"
@@ -38,6 +39,11 @@ struct OwnNode {
 /// `misses` deadlines in a row counts as lost: so one that hangs costs a few questions and not
 /// each. What was asked of one life is never carried to the next: see life().
 ///
+/// The bytes come on a lane that both ends have open. Where they have sockets and RDMA, the link is
+/// ready with sockets, tries RDMA beside that, and changes to it for what is leased from then on.
+/// When RDMA breaks it goes back to sockets, and tries again after a pause that doubles. With RDMA
+/// alone, as under --require-rdma, a link is ready once that works.
+///
 /// Who finds itself at the other end stays there and asks nothing: one list of addresses does for
 /// all nodes. Thread-bound: the RPC thread.
 class PeerLink final : public Lender {
@@ -48,6 +54,9 @@ class PeerLink final : public Lender {
     Duration call_deadline = std::chrono::milliseconds(15);
     Duration first_pause = std::chrono::milliseconds(100);
     Duration longest_pause = std::chrono::seconds(5);
+    Duration trial_deadline = std::chrono::seconds(6);  ///< Of a lane: connected, and a page read.
+    Duration first_trial_pause = std::chrono::seconds(1);  ///< After a lane broke.
+    Duration longest_trial_pause = std::chrono::minutes(1);
     unsigned misses = 3;
   };
   enum class State : std::uint8_t {
@@ -65,14 +74,18 @@ class PeerLink final : public Lender {
     Id128 node{};               ///< Its incarnation.
     std::uint16_t version = 0;  ///< Of peer.capnp, that both speak.
     std::uint64_t greetings = 0;
-    std::uint64_t failures = 0;  ///< Attempts that did not come to a greeting.
-    std::uint64_t refusals = 0;  ///< Of them.
-    std::uint64_t losses = 0;    ///< Of a ready peer.
-    std::uint64_t late = 0;      ///< Questions without an answer in time.
+    std::uint64_t failures = 0;       ///< Attempts that did not come to a greeting.
+    std::uint64_t refusals = 0;       ///< Of them.
+    std::uint64_t losses = 0;         ///< Of a ready peer.
+    std::uint64_t late = 0;           ///< Questions without an answer in time.
+    std::string lane;                 ///< On which bytes come; of a link that is ready.
+    std::string lane_why;             ///< A better one, which both have, is not used.
+    std::uint64_t lane_failures = 0;  ///< Trials of a better lane that failed.
+    std::uint64_t lane_falls = 0;     ///< Times that the better one broke, and sockets went on.
   };
 
   /// All outlive it. `changed` is called when the state has.
-  PeerLink(kj::AsyncIoContext& io, const OwnNode& own, Options options, Fabric& fabric,
+  PeerLink(kj::AsyncIoContext& io, const OwnNode& own, Options options, Lanes& lanes,
            std::function<void()> changed);
   ~PeerLink() noexcept(false) override;
   PeerLink(const PeerLink&) = delete;
@@ -87,8 +100,7 @@ class PeerLink final : public Lender {
   [[nodiscard]] std::uint64_t life() const noexcept override { return stats_.greetings; }
   [[nodiscard]] const std::string& address() const noexcept override { return options_.address; }
   [[nodiscard]] const Stats& stats() const noexcept { return stats_; }
-  [[nodiscard]] Fabric::PeerId fabric_peer() const override { return fabric_peer_; }
-  [[nodiscard]] RegionId pool() const override { return pool_; }
+  [[nodiscard]] const Way& way() const override { return way_; }
 
   /// How many of `keys`, from the first on, the peer has. Errors: kPeerLost when it is not ready or
   /// ends, kTimeout, and kInternal for nonsense, which also ends the connection.
@@ -98,6 +110,7 @@ class PeerLink final : public Lender {
                                         std::chrono::milliseconds time) override;
   void release(std::uint64_t lease) override;
   void lost(std::uint64_t life, const std::string& why) override;
+  void way_lost(std::uint64_t life, const Way& way, const std::string& why) override;
 
   /// Waits until that job of an engine there, and its scheduler's jobs before it, are over. The
   /// peer is asked to answer a call's deadline before `patience` has passed, but not before three
@@ -114,6 +127,13 @@ class PeerLink final : public Lender {
   kj::Promise<Result<void>> attempt();
   kj::Promise<Result<void>> greet();
   kj::Promise<Result<void>> enter(const PeerSecret::Greeting& greeting);
+  kj::Promise<Result<void>> find_way();
+  Result<Way> connect(std::size_t lane);
+  void disconnect(const Way& way);
+  void use(const Way& way);
+  kj::Promise<Result<void>> try_lane(std::size_t lane);
+  kj::Promise<void> improve(Duration pause);
+  Duration next_trial_pause();
   kj::Promise<Result<void>> serve();
   kj::Promise<void> finish(const Result<void>& outcome);
   void say(State state, std::string why);
@@ -125,13 +145,13 @@ class PeerLink final : public Lender {
   kj::AsyncIoContext& io_;
   const OwnNode& own_;
   const Options options_;
-  Fabric& fabric_;
+  Lanes& lanes_;
   std::function<void()> changed_;
   std::unique_ptr<Connection> connection_;
   Duration pause_;
   unsigned misses_ = 0;
-  Fabric::PeerId fabric_peer_{};
-  RegionId pool_{};
+  Way way_;
+  Duration trial_pause_{};
   Stats stats_;
 };
 

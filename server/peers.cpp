@@ -8,13 +8,13 @@
 
 namespace pegaflow {
 
-Peers::Peers(kj::AsyncIoContext& io, const OwnNode& own, const Options& options, Fabric& fabric,
+Peers::Peers(kj::AsyncIoContext& io, const OwnNode& own, const Options& options, Lanes& lanes,
              const std::function<void()>& changed)
     : tasks_(*this) {
   for (const std::string& address : options.addresses) {
     PeerLink::Options link = options.link;
     link.address = address;
-    links_.push_back(std::make_unique<PeerLink>(io, own, std::move(link), fabric, changed));
+    links_.push_back(std::make_unique<PeerLink>(io, own, std::move(link), lanes, changed));
     tasks_.add(links_.back()->run());
   }
 }

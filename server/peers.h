@@ -30,7 +30,7 @@ class Peers final : public Lenders, private kj::TaskSet::ErrorHandler {
   };
 
   /// All outlive it. `changed` is called when the state of a peer has. Dials at once.
-  Peers(kj::AsyncIoContext& io, const OwnNode& own, const Options& options, Fabric& fabric,
+  Peers(kj::AsyncIoContext& io, const OwnNode& own, const Options& options, Lanes& lanes,
         const std::function<void()>& changed);
 
   [[nodiscard]] bool has_ready() const override;

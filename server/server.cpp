@@ -210,7 +210,10 @@ class Server final : private kj::TaskSet::ErrorHandler {
     if (nodes_ != nullptr) {
       const NodesReport report = nodes_->report();
       health.node = to_string(report.node);
-      health.lane = report.lane;
+      health.lane = report.lanes.front();
+      health.why_not_rdma = report.why_not_rdma;
+      health.cards = report.cards;
+      health.refused_cards = report.refused_cards;
       health.peer_listen = report.listen;
       for (const NodesReport::Peer& peer : report.peers) {
         health.peers.push_back({.address = peer.address,
@@ -218,7 +221,9 @@ class Server final : private kj::TaskSet::ErrorHandler {
                                 .node = peer.link.state == PeerLink::State::kReady
                                             ? to_string(peer.link.node)
                                             : std::string(),
-                                .why = peer.link.why});
+                                .why = peer.link.why,
+                                .lane = peer.link.lane,
+                                .lane_why = peer.link.lane_why});
       }
     }
     HttpNews news;
@@ -270,6 +275,12 @@ class Server final : private kj::TaskSet::ErrorHandler {
                                                 }));
     background_ = std::make_unique<Background>(*service_, io_.provider->getTimer(), clock_);
     if (nodes_plan_) {
+      if (!nodes_plan_->lanes.cards.empty()) {
+        publish({.is_ok = false,
+                 .status = "registering the pool with RDMA cards",
+                 .pool_bytes = options_.pool_size_bytes,
+                 .done_bytes = options_.pool_size_bytes});
+      }
       PEGA_TRY_LET(nodes_, Nodes::start(io_, std::move(*nodes_plan_), *pool_, *service_,
                                         *background_, clock_, [this]() { publish_ready(); }));
       watch_mailbox(fabric_news_, nodes_->completions(), [this]() { nodes_->read_completions(); });
@@ -349,7 +360,7 @@ class Server final : private kj::TaskSet::ErrorHandler {
   std::unique_ptr<Pool> pool_;
   std::unique_ptr<CacheService> service_;
   std::unique_ptr<Background> background_;
-  std::unique_ptr<Nodes> nodes_;  // Its fabric's thread writes into the pool.
+  std::unique_ptr<Nodes> nodes_;  // Its lanes write into the pool.
   std::unique_ptr<SessionContext> context_;
   std::unique_ptr<Admin> admin_;
   std::optional<Listener> listener_;

@@ -62,9 +62,15 @@ struct Health {
     std::string state;
     std::string node;  ///< Its incarnation, while it is ready.
     std::string why;   ///< It is not ready.
+    std::string lane{};
+    std::string lane_why{};  ///< A better one is not used.
   };
-  std::string node{};         ///< Our incarnation.
-  std::string lane{};         ///< Between nodes: "tcp"; empty where there are no others.
+  std::string node{};  ///< Our incarnation.
+  /// The best between nodes, "rdma" or "tcp"; empty where there are no others.
+  std::string lane{};
+  std::string why_not_rdma{};
+  std::vector<std::string> cards{};
+  std::vector<std::string> refused_cards{};
   std::string peer_listen{};  ///< Where they reach us.
   std::vector<Peer> peers{};
 };

@@ -126,6 +126,8 @@ TEST_SUITE("nodes") {
     CHECK(on_b.engine->wrong_blocks(numbers_from(1, 8), blocks_from(8, 8)) == 0);
     const auto health = nlohmann::json::parse(a.get("/health").body);
     CHECK(health.at("nodes").at("lane") == "tcp");
+    CHECK(health.at("nodes").at("no_rdma") == "--nics none");
+    CHECK(health.at("nodes").at("peers").at(1).at("lane") == "tcp");
     CHECK(health.at("nodes").at("listen") == at[0]);
     CHECK(health.at("nodes").at("peers").at(0).at("state") == "self");
     CHECK(health.at("nodes").at("peers").at(1).at("state") == "ready");
@@ -200,7 +202,8 @@ TEST_SUITE("nodes") {
       return ran.output;
     };
     CHECK(has(refused({"--require-rdma"}), "need --peers or --peer-listen"));
-    CHECK(has(refused({"--require-rdma", "--peers", "x:1"}), "over TCP sockets only"));
+    CHECK(has(refused({"--nics", "mlx5_0"}), "need --peers or --peer-listen"));
+    CHECK(has(refused({"--require-rdma", "--nics", "none", "--peers", "x:1"}), "contradict"));
     CHECK(has(refused({"--peers", "nowhere"}), "\"nowhere\" is not HOST:PORT"));
     CHECK(has(refused({"--peer-listen", "0.0.0.0:0"}), "--peer-fabric-listen"));
     CHECK(has(refused({"--peer-listen", "127.0.0.1:0", "--peer-secret-file", "/nowhere/x"}),

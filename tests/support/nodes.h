@@ -2,6 +2,7 @@
 /// \file
 /// Several nodes on one machine: real servers that know each other, each with an engine.
 
+#include <algorithm>
 #include <atomic>
 #include <chrono>
 #include <cstdint>
@@ -44,8 +45,8 @@ inline std::string joined(const std::vector<std::string>& parts) {
   return text;
 }
 
-/// Options of the node at `address` among `all`. Deadlines are such that a busy machine does not
-/// turn a hit into a miss.
+/// Options of the node at `address` among `all`, over sockets alone unless `more` names --nics.
+/// Deadlines are such that a busy machine does not turn a hit into a miss.
 inline ServerProcess::Options node_options(const std::string& address,
                                            const std::vector<std::string>& all,
                                            std::vector<std::string> more = {},
@@ -53,6 +54,8 @@ inline ServerProcess::Options node_options(const std::string& address,
   ServerProcess::Options options{.pool_size = pool_size};
   options.arguments = {"--peers",         joined(all), "--peer-listen",    address,
                        "--peer-deadline", "5s",        "--fetch-deadline", "8s"};
+  const bool names_nics = std::find(more.begin(), more.end(), "--nics") != more.end();
+  if (!names_nics) options.arguments.insert(options.arguments.end(), {"--nics", "none"});
   options.arguments.insert(options.arguments.end(), more.begin(), more.end());
   return options;
 }

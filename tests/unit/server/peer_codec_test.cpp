@@ -53,6 +53,35 @@ TEST_SUITE("peer codec") {
           Errc::kInvalidArgument);
   }
 
+  TEST_CASE("all lanes of a node come back, the first where older nodes look for it") {
+    const FabricDescriptor tcp{.backend = "tcp", .regions = {{.region = RegionId{1}}}};
+    const FabricDescriptor ucx{.backend = "ucx", .regions = {{.region = RegionId{2}}}};
+    Made<wire::PeerGate::EnterResults> made;
+    write_fabrics(std::vector{tcp, ucx}, made.root);
+
+    const auto read = read_fabrics(made.root.asReader()).value();
+
+    REQUIRE(read.size() == 2);
+    CHECK(read[0].backend == "tcp");
+    CHECK(read[1].backend == "ucx");
+    CHECK(made.root.getFabric().getBackend() == "tcp");
+    // A node of an older version names no others.
+    Made<wire::PeerGate::EnterResults> older;
+    write_fabric(tcp, older.root.initFabric());
+    CHECK(read_fabrics(older.root.asReader()).value().size() == 1);
+  }
+
+  TEST_CASE("lanes without a pool, or too many of them, are refused") {
+    const FabricDescriptor good{.backend = "tcp", .regions = {{.region = RegionId{1}}}};
+    const FabricDescriptor empty{.backend = "ucx"};
+    Made<wire::PeerGate::EnterResults> without_pool;
+    write_fabrics(std::vector{good, empty}, without_pool.root);
+    CHECK(read_fabrics(without_pool.root.asReader()).error().code == Errc::kInvalidArgument);
+    Made<wire::PeerGate::EnterResults> many;
+    write_fabrics(std::vector<FabricDescriptor>(9, good), many.root);
+    CHECK(read_fabrics(many.root.asReader()).error().code == Errc::kInvalidArgument);
+  }
+
   TEST_CASE("32 bytes are 32") {
     const std::array<kj::byte, 33> bytes{3};
     CHECK(read_bytes32({bytes.data(), 32}).value()[0] == std::byte{3});

@@ -106,7 +106,7 @@ struct Fixture {
     auto changed = kj::newPromiseAndFulfiller<void>();
     kj::PromiseFulfiller<void>& told = *changed.fulfiller;
     became_ready = kj::mv(changed.fulfiller);
-    peers = std::make_unique<Peers>(io, own, options, *fabric, [this, &told]() {
+    peers = std::make_unique<Peers>(io, own, options, *lanes, [this, &told]() {
       if (peers->has_ready()) told.fulfill();
     });
     changed.promise.wait(io.waitScope);
@@ -120,7 +120,7 @@ struct Fixture {
   OwnNode own{.node = {6, 6}, .build = "test", .secret = {}};
   std::vector<std::byte> memory{4096};
   std::unique_ptr<TcpFabric> their_fabric = make_fabric(clock);
-  std::unique_ptr<TcpFabric> fabric = make_fabric(clock);
+  std::unique_ptr<Lanes> lanes = Lanes::open({.listen = "127.0.0.1:0"}, memory, clock, 4).value();
   TheirNode theirs;
   capnp::TwoPartyServer server{kj::heap<TheirGate>(theirs)};
   kj::Promise<void> listening = nullptr;

@@ -1,50 +1,16 @@
 // Which cards there are, read from recorded trees of sysfs.
 #include "transport/ucx/nic.h"
 
-#include <filesystem>
-#include <fstream>
 #include <string>
 
-#include <stdlib.h>
-
 #include <doctest/doctest.h>
+
+#include "tests/support/sysfs_cards.h"
 
 namespace pegaflow::ucx {
 namespace {
 
-namespace fs = std::filesystem;
-
-/// What /sys has of cards, in a folder that goes with it.
-class Sysfs {
- public:
-  Sysfs() {
-    std::string name = (fs::temp_directory_path() / "pega-nic-XXXXXX").string();
-    REQUIRE(::mkdtemp(name.data()) != nullptr);
-    root_ = name;
-  }
-  ~Sysfs() { fs::remove_all(root_); }
-  Sysfs(const Sysfs&) = delete;
-  Sysfs& operator=(const Sysfs&) = delete;
-
-  void port(const std::string& device, const std::string& number, const std::string& state,
-            const std::string& rate, const std::string& link_layer) {
-    const fs::path folder = root_ / "class/infiniband" / device / "ports" / number;
-    write(folder / "state", state);
-    write(folder / "rate", rate);
-    write(folder / "link_layer", link_layer);
-  }
-  void node(const std::string& device, const std::string& node) {
-    write(root_ / "class/infiniband" / device / "device/numa_node", node);
-  }
-  [[nodiscard]] const fs::path& root() const { return root_; }
-
- private:
-  static void write(const fs::path& file, const std::string& line) {
-    fs::create_directories(file.parent_path());
-    std::ofstream(file) << line << '\n';
-  }
-  fs::path root_;
-};
+using testing::Sysfs;
 
 /// Two cards of a server with two sockets, as mlx5_core shows them, one of them with its second
 /// port unplugged, and a card in software, which has no place in the machine.

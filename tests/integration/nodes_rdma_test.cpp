@@ -1,0 +1,130 @@
+// Nodes that read from each other over the RDMA lane: real servers, over UCX.
+//
+// No server is killed here: UCX over TCP may end the one that is left. tests/rxe does it.
+#include <csignal>
+#include <string>
+
+#include <doctest/doctest.h>
+#include <nlohmann/json.hpp>
+
+#include "tests/support/rdma_nodes.h"
+
+namespace pegaflow::testing {
+namespace {
+
+constexpr std::size_t kPiece = std::size_t{64} << 10;
+constexpr double kPage = 2 * kPiece;
+constexpr std::size_t kBlocks = 40;
+
+bool has(const std::string& text, const std::string& part) {
+  return text.find(part) != std::string::npos;
+}
+
+nlohmann::json nodes_of(const ServerProcess& server) {
+  return nlohmann::json::parse(server.get("/health").body).at("nodes");
+}
+
+/// Saves at `a` and loads at `b`: every byte is right, and came over `lane`.
+void check_read(const ServerProcess& a, const ServerProcess& b, const std::string& lane,
+                std::uint64_t first = 1) {
+  const std::string bytes = fmt::format("pegaflow_fetch_lane_bytes_total{{lane=\"{}\"}}", lane);
+  const double before = b.metric(bytes);
+  EngineAt on_a(a, kPiece, kBlocks);
+  EngineAt on_b(b, kPiece, kBlocks);
+  REQUIRE(on_a.engine->save(numbers_from(first, kBlocks), blocks_from(0, kBlocks)).blocks ==
+          kBlocks);
+
+  const auto claimed = on_b.engine->claim(numbers_from(first, kBlocks)).value();
+  CHECK(claimed.blocks == kBlocks);
+  const Mover::Finished loaded = on_b.engine->load(claimed.token, blocks_from(0, kBlocks));
+
+  CHECK(loaded.blocks == kBlocks);
+  CHECK(on_b.engine->wrong_blocks(numbers_from(first, kBlocks), blocks_from(0, kBlocks)) == 0);
+  CHECK(b.metric(bytes) - before == kBlocks * kPage);
+  CHECK(b.metric_becomes("pegaflow_fetch_batches", 0));
+  CHECK(a.metric_becomes("pegaflow_leases", 0));
+}
+
+TEST_SUITE("nodes over RDMA") {
+  TEST_CASE("two nodes with cards find it out, and read over them") {
+    const auto at = node_addresses(2);
+    const ServerProcess a(rdma_node(0, at));
+    const ServerProcess b(rdma_node(1, at));
+    REQUIRE(reads_over(b, at[0], "rdma"));
+    REQUIRE(reads_over(a, at[1], "rdma"));
+
+    check_read(a, b, "rdma", 1);
+    check_read(b, a, "rdma", 5001);
+
+    CHECK(nodes_of(b).at("lane") == "rdma");
+    CHECK(nodes_of(b).at("cards").size() == 1);
+    CHECK(nodes_of(b).at("peers").at(0).at("lane") == "rdma");
+    CHECK(b.metric("pegaflow_lane_info{lane=\"rdma\"}") == 1);
+    CHECK(b.metric("pegaflow_lane_info{lane=\"tcp\"}") == 1);
+    CHECK(has(b.log(), "pool registered with RDMA cards="));
+    CHECK(has(b.log(), "peer is read over a better lane"));
+  }
+
+  TEST_CASE("a node with cards and one without share their cache over sockets") {
+    const auto at = node_addresses(2);
+    const ServerProcess with(rdma_node(0, at));
+    const ServerProcess without(node_options(at[1], at));
+    REQUIRE(reads_over(with, at[1], "tcp"));
+    REQUIRE(reads_over(without, at[0], "tcp"));
+
+    check_read(with, without, "tcp", 1);
+    check_read(without, with, "tcp", 5001);
+
+    CHECK(with.metric(lane_sample(at[1], "rdma")) == 0);
+  }
+
+  TEST_CASE("--require-rdma: nothing comes over sockets, and who has those alone is refused") {
+    const auto at = node_addresses(3);
+    const ServerProcess a(rdma_node(0, at, {"--require-rdma"}));
+    const ServerProcess b(rdma_node(1, at, {"--require-rdma"}));
+    const ServerProcess plain(node_options(at[2], {at[0]}));
+    REQUIRE(reads_over(b, at[0], "rdma"));
+
+    check_read(a, b, "rdma");
+
+    const std::string refusals = "pegaflow_peer_refusals_total{peer=\"" + at[0] + "\"}";
+    CHECK(plain.metric_becomes(refusals, 1));
+    CHECK(has(plain.log(), "no lane in common: this node has tcp alone, it has ucx"));
+    CHECK(nodes_of(a).at("peers").at(1).at("state") == "ready");
+    CHECK_THROWS((void)b.metric("pegaflow_lane_info{lane=\"tcp\"}"));
+  }
+
+  TEST_CASE("what is given up while the card may still write to it is not used before it cannot") {
+    const auto at = node_addresses(2);
+    ServerProcess a(rdma_node(0, at, {}, "256mb"));
+    const ServerProcess b(
+        rdma_node(1, at, {"--peer-deadline", "100ms", "--fetch-deadline", "300ms"}, "256mb"));
+    constexpr std::size_t kMany = 384;  // 48 MiB: longer on the way than a claim takes.
+    EngineAt on_b(b, kPiece, kMany);
+    const std::string unsettled = "pegaflow_fetch_troubles_total{reason=\"unsettled\"}";
+    EngineAt on_a(a, kPiece, kMany);
+    for (std::uint64_t first = 1; b.metric(unsettled) == 0; first += 1000) {
+      REQUIRE(first < 20000);
+      REQUIRE(reads_over(b, at[0], "rdma"));
+      on_a.engine->save(numbers_from(first, kMany), blocks_from(0, kMany));
+
+      // The reads need A's processor here, and it stands still: they are late, and not settled.
+      const auto claimed = on_b.engine->claim(numbers_from(first, kMany)).value();
+      a.signal(SIGSTOP);
+      const Mover::Finished loaded =
+          on_b.engine->load(claimed.token, blocks_from(0, claimed.blocks));
+      CHECK(loaded.blocks + loaded.failed_blocks.size() == claimed.blocks);
+      CHECK(on_b.engine->wrong_blocks(numbers_from(first, claimed.blocks),
+                                      blocks_from(0, claimed.blocks), loaded.failed_blocks) == 0);
+      on_b.engine->session().unclaim(claimed.token);
+      a.signal(SIGCONT);
+    }
+    CHECK(b.metric_becomes("pegaflow_fetch_batches", 0));
+    CHECK(b.metric_becomes("pegaflow_fetch_bytes", 0));
+    CHECK(b.metric_becomes("pegaflow_quarantine_slots{reason=\"fetch\"}", 0));
+    CHECK(b.metric_becomes("pegaflow_pins", 0));
+  }
+}
+
+}  // namespace
+}  // namespace pegaflow::testing

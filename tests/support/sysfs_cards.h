@@ -1,0 +1,46 @@
+#pragma once
+/// \file
+/// RDMA cards of other machines, as the files under /sys that tell of them.
+
+#include <filesystem>
+#include <fstream>
+#include <stdexcept>
+#include <string>
+
+#include <stdlib.h>
+
+namespace pegaflow::testing {
+
+/// What /sys has of cards, in a folder that goes with it.
+class Sysfs {
+ public:
+  Sysfs() {
+    std::string name = (std::filesystem::temp_directory_path() / "pega-sysfs-XXXXXX").string();
+    if (::mkdtemp(name.data()) == nullptr) throw std::runtime_error("mkdtemp: " + name);
+    root_ = name;
+  }
+  ~Sysfs() { std::filesystem::remove_all(root_); }
+  Sysfs(const Sysfs&) = delete;
+  Sysfs& operator=(const Sysfs&) = delete;
+
+  void port(const std::string& device, const std::string& number, const std::string& state,
+            const std::string& rate, const std::string& link_layer) {
+    const std::filesystem::path folder = root_ / "class/infiniband" / device / "ports" / number;
+    write(folder / "state", state);
+    write(folder / "rate", rate);
+    write(folder / "link_layer", link_layer);
+  }
+  void node(const std::string& device, const std::string& node) {
+    write(root_ / "class/infiniband" / device / "device/numa_node", node);
+  }
+  [[nodiscard]] const std::filesystem::path& root() const { return root_; }
+
+ private:
+  static void write(const std::filesystem::path& file, const std::string& line) {
+    std::filesystem::create_directories(file.parent_path());
+    std::ofstream(file) << line << '\n';
+  }
+  std::filesystem::path root_;
+};
+
+}  // namespace pegaflow::testing
