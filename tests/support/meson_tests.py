@@ -8,10 +8,13 @@ import subprocess
 import sys
 from collections.abc import Sequence
 
-SUITES = ("unit", "integration", "sim", "fault", "fuzz", "python", "layering")
+SUITES = ("unit", "integration", "sim", "fault", "fuzz", "python", "layering", "rxe")
+
+# Run when they are named, and not with everything: they download a kernel and emulate a machine.
+ON_REQUEST = frozenset({"rxe"})
 
 # These start servers and engines, and share two cores with them.
-SERIAL_SUITES = frozenset({"integration", "fault", "python"})
+SERIAL_SUITES = frozenset({"integration", "fault", "python", "rxe"})
 
 
 class UsageError(Exception):
@@ -72,14 +75,14 @@ def select(tests: Sequence[Test], words: Sequence[str]) -> list[Test]:
     The most exact meaning wins, so that `unit` is the suite and not each name that holds it.
     """
     if not words:
-        return list(tests)
+        return [test for test in tests if test.suite not in ON_REQUEST]
     chosen: set[str] = set()
     for word in words:
         meanings = (
             [t.name for t in tests if t.suite == word],
             [t.name for t in tests if t.name == word],
             [t.name for t in tests if t.name.startswith(word.rstrip("/") + "/")],
-            [t.name for t in tests if word in t.name],
+            [t.name for t in tests if word in t.name and t.suite not in ON_REQUEST],
         )
         found = next((names for names in meanings if names), None)
         if found is None:

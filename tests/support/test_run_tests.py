@@ -257,6 +257,15 @@ class RunTestsTest(unittest.TestCase):
                 _, lines = self.run_tests(word)
                 self.assert_ends(lines, f"{count} passed, 0 failed, 0 skipped")
 
+    def test_a_suite_on_request_runs_when_it_is_named_and_only_then(self) -> None:
+        for name in ("unit/nodes", "rxe/nodes"):
+            self.add(name, "true")
+
+        for words, count in (((), 1), (("nodes",), 1), (("rxe",), 1), (("unit", "rxe/nodes"), 2)):
+            with self.subTest(words):
+                _, lines = self.run_tests(*words)
+                self.assert_ends(lines, f"{count} passed, 0 failed, 0 skipped")
+
     def test_an_unknown_name_is_refused_and_the_fix_named(self) -> None:
         self.add("unit/good", "true")
 
