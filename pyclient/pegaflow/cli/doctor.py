@@ -1,8 +1,9 @@
 """Says what is wrong on this machine, with the fix beside each line.
 
 Looks at the server's socket and who may use it, versions of client, server and wire, huge pages,
-memory limits, NUMA nodes, the server's health and metrics, and at the engines that are connected:
-which namespace each is in, and what keeps two engines of one model apart. Changes nothing.
+memory limits, NUMA nodes, RDMA cards and UCX, the server's health and metrics, other nodes and the
+lane each is read over, and at the engines that are connected: which namespace each is in, and what
+keeps two engines of one model apart. Changes nothing.
 
 The address is found as an engine's connector finds it: PEGAFLOW_ENGINE_ENDPOINT, PEGAFLOW_HOST and
 PEGAFLOW_PORT, or --addr. Exits with 1 if something has to be mended.
@@ -19,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from pegaflow import _native
-from pegaflow.cli import endpoint, machine, server_view
+from pegaflow.cli import endpoint, machine, rdma, server_view
 from pegaflow.cli.finding import OK, PROBLEM, Finding, as_json, as_text, exit_status
 
 #: The instance that the doctor attaches as; it is no engine, and not shown as one.
@@ -58,21 +59,23 @@ def examine(addr: str, http_addr: str) -> Iterator[Finding]:
         path = endpoint.socket_path(addr)
     except (endpoint.BadAddress, _native.PegaFlowError) as error:
         yield Finding("socket", PROBLEM, str(error), "name the server's --addr")
-        yield from _machine({}, 0)
+        yield from _machine({}, 0, None)
         return
     finding, listener = endpoint.check_socket(path, addr)
     yield finding
     if listener is None:
         yield Finding("client", OK, f"version {_native.__version__}")
-        yield from _machine({}, 0)
+        yield from _machine({}, 0, None)
         return
     server = server_view.ServerHttp(http_addr)
     # Before the hello, a connection of ours.
     health_finding, health, samples, instances = _look(server)
     yield check_versions(path)
     yield health_finding
-    yield from _machine(_pool(samples), listener.pid)
+    nodes = None if health is None else health.get("nodes")
+    yield from _machine(_pool(samples), listener.pid, nodes)
     if health is not None:
+        yield from rdma.check_peers(nodes)
         yield from server_view.check_numa(health, instances, machine.memory_nodes())
     if samples is not None:
         yield from server_view.check_metrics(samples)
@@ -134,8 +137,15 @@ def _pool(samples: server_view.Samples | None) -> dict[str, int]:
     }
 
 
-def _machine(pool: dict[str, int], server_pid: int) -> Iterator[Finding]:
+def _machine(
+    pool: dict[str, int], server_pid: int, nodes: dict[str, Any] | None
+) -> Iterator[Finding]:
     size = pool.get("bytes", 0)
     yield machine.check_huge_pages(size, pool.get("page_bytes", 0))
     yield machine.check_memory(size, server_pid if size else 0)
-    yield machine.check_locked_memory()
+    ports = rdma.ports()
+    yield rdma.check_locked_memory(ports, size, server_pid)
+    yield from rdma.check_ports(ports, nodes)
+    yield from rdma.check_devices(ports)
+    if finding := rdma.check_ucx(rdma.find_ucx(), ports):
+        yield finding

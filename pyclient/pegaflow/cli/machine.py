@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import resource
 from pathlib import Path
 
 from pegaflow.cli.finding import ADVICE, OK, PROBLEM, Finding
@@ -164,20 +163,6 @@ def check_memory(
             "choose a smaller --pool-size: the kernel kills processes when memory runs out",
         )
     return Finding("memory", OK, f"{detail} beside a pool of {format_bytes(pool_bytes)}")
-
-
-def check_locked_memory() -> Finding:
-    """RLIMIT_MEMLOCK, which registering the pool with a NIC counts against."""
-    soft, hard = resource.getrlimit(resource.RLIMIT_MEMLOCK)
-    if soft == resource.RLIM_INFINITY:
-        return Finding("locked memory", OK, "no limit")
-    return Finding(
-        "locked memory",
-        OK,
-        f"limit {format_bytes(soft)} (hard "
-        f"{'none' if hard == resource.RLIM_INFINITY else format_bytes(hard)}): the pool is not "
-        "locked, so it matters only where a NIC registers it",
-    )
 
 
 def memory_nodes(sys: Path = Path("/sys")) -> int:

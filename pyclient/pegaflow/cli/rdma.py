@@ -1,0 +1,272 @@
+"""What stands between this machine and RDMA: cards, UCX, limits. Reads files of the kernel only."""
+
+from __future__ import annotations
+
+import ctypes
+import dataclasses
+import os
+import re
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+from pegaflow.cli.finding import ADVICE, OK, PROBLEM, Finding
+from pegaflow.cli.machine import format_bytes
+
+_MEMLOCK_FIX = (
+    "LimitMEMLOCK=infinity in the server's unit, --ulimit memlock=-1 for a container, or "
+    "`ulimit -l unlimited` before it starts"
+)
+#: Built with an assertion that ends the process when a peer dies while it is greeted.
+_FRAGILE_BEFORE = (1, 14)
+_OLDEST = (1, 13)
+
+
+@dataclasses.dataclass(frozen=True)
+class Port:
+    """One port of an RDMA card, as the kernel shows it."""
+
+    device: str
+    number: int
+    state: str  #: "ACTIVE", "DOWN", "INIT", "ARMED"
+    link_layer: str  #: "InfiniBand" or "Ethernet"
+    rate: str  #: "400 Gb/sec (4X NDR)"; empty where the kernel does not say
+    numa_node: int | None
+    interface: str  #: The network interface of a RoCE port; empty where there is none.
+
+    @property
+    def name(self) -> str:
+        return f"{self.device}:{self.number}"
+
+
+def ports(sys: Path = Path("/sys")) -> list[Port]:
+    """All of them, by device and number."""
+    found = []
+    for folder in sorted(sys.glob("class/infiniband/*/ports/*")):
+        if not folder.name.isdigit():
+            continue
+        device = folder.parent.parent
+        node = _line(device / "device/numa_node")
+        state = _line(folder / "state")
+        interfaces = sorted(each.name for each in (device / "device/net").glob("*"))
+        found.append(
+            Port(
+                device=device.name,
+                number=int(folder.name),
+                state=state.rpartition(" ")[2] or "unknown",
+                link_layer=_line(folder / "link_layer"),
+                rate=_line(folder / "rate"),
+                numa_node=int(node) if node.isdigit() else None,
+                interface=_line(folder / "gid_attrs/ndevs/0") or next(iter(interfaces), ""),
+            )
+        )
+    return found
+
+
+def check_ports(found: Sequence[Port], nodes: dict[str, Any] | None) -> Iterator[Finding]:
+    """``nodes`` is that part of a running server's /health; None where there is no server, or it
+    has no other nodes."""
+    if not found:
+        yield Finding("rdma", OK, "no RDMA card here; nodes read from each other over sockets")
+        return
+    used = set((nodes or {}).get("cards", []))
+    refused = {
+        name: why
+        for name, _, why in (
+            each.partition(": ") for each in (nodes or {}).get("refused_cards", [])
+        )
+    }
+    for port in found:
+        detail = f"{port.name}, {port.link_layer}"
+        if port.interface:
+            detail += f" ({port.interface})"
+        if port.rate:
+            detail += f", {port.rate}"
+        if port.numa_node is not None:
+            detail += f", NUMA node {port.numa_node}"
+        if port.state != "ACTIVE":
+            yield Finding(
+                "rdma card", ADVICE, f"{detail}: its link is {port.state}", _link_fix(port)
+            )
+        elif port.name in used:
+            yield Finding("rdma card", OK, f"{detail}: up, and the server uses it")
+        elif port.name in refused:
+            yield Finding(
+                "rdma card",
+                ADVICE,
+                f"{detail}: up; the server does not use it, {refused[port.name]}",
+                "--nics and --deny-nics of the server; cards are looked for when it starts",
+            )
+        else:
+            yield Finding("rdma card", OK, f"{detail}: up")
+    if nodes is not None and not used and any(port.state == "ACTIVE" for port in found):
+        yield Finding(
+            "rdma",
+            ADVICE,
+            f"the server uses no card: {nodes.get('no_rdma', 'it does not say why')}",
+            "mend the other lines, then restart the server; --require-rdma makes it an error",
+        )
+
+
+def _link_fix(port: Port) -> str:
+    if port.link_layer == "InfiniBand":
+        if port.state in ("INIT", "ARMED"):
+            return "the port waits for a subnet manager: `systemctl start opensm` on one node"
+        return "the cable, the port of the switch, or `ibportstate`"
+    interface = port.interface or "the card's interface"
+    return f"`ip link set {interface} up`, the cable, or the port of the switch"
+
+
+def check_devices(
+    found: Sequence[Port], sys: Path = Path("/sys"), dev: Path = Path("/dev")
+) -> Iterator[Finding]:
+    """The files by which a program uses the cards."""
+    missing, closed = [], []
+    for device in dict.fromkeys(port.device for port in found):
+        for entry in sys.glob("class/infiniband_verbs/uverbs*/ibdev"):
+            if _line(entry) != device:
+                continue
+            path = dev / "infiniband" / entry.parent.name
+            if not path.exists():
+                missing.append(path)
+            elif not os.access(path, os.R_OK | os.W_OK):
+                closed.append(path)
+    if missing:
+        yield Finding(
+            "rdma device",
+            PROBLEM,
+            f"{_joined(missing)} is not there, as in a container that was not given it",
+            "--device=/dev/infiniband for a container; `modprobe ib_uverbs` elsewhere",
+        )
+    if closed:
+        yield Finding(
+            "rdma device",
+            ADVICE,
+            f"{_joined(closed)} may not be opened by us; the server's user may differ",
+            f"the group of the file: `usermod -aG {closed[0].group()} USER`",
+        )
+
+
+def check_locked_memory(
+    found: Sequence[Port], pool_bytes: int, server_pid: int, proc: Path = Path("/proc")
+) -> Finding:
+    """RLIMIT_MEMLOCK of the server, or ours without one: registering the pool counts against it,
+    once a card."""
+    try:
+        text = (proc / str(server_pid or "self") / "limits").read_text()
+    except OSError as error:
+        return Finding("locked memory", OK, f"the limit cannot be read ({error.strerror})")
+    match = re.search(r"^Max locked memory\s+(\S+)\s+(\S+)", text, re.MULTILINE)
+    soft = match[1] if match else "unlimited"
+    whose = "the server's limit" if server_pid else "our limit"
+    if soft == "unlimited":
+        return Finding("locked memory", OK, f"{whose}: none")
+    detail = f"{whose}: {format_bytes(int(soft))}"
+    cards = sum(port.state == "ACTIVE" for port in found)
+    if cards == 0:
+        return Finding("locked memory", OK, f"{detail}; only an RDMA card would need more")
+    needed = pool_bytes * cards
+    if pool_bytes and int(soft) >= needed:
+        return Finding("locked memory", OK, f"{detail}, enough for the pool on {cards} cards")
+    detail += f"; each of {cards} RDMA cards registers the whole pool"
+    if needed:
+        detail += f", {format_bytes(needed)} in all (root needs no limit)"
+    return Finding("locked memory", ADVICE, detail, _MEMLOCK_FIX)
+
+
+@dataclasses.dataclass(frozen=True)
+class Ucx:
+    """The UCX library that programs of this machine find."""
+
+    version: tuple[int, int, int]
+    path: Path
+    has_verbs: bool  #: Its module for cards lies beside it.
+
+    @property
+    def text(self) -> str:
+        return ".".join(map(str, self.version))
+
+
+def find_ucx() -> Ucx | None:
+    """Loads the library, as the server does; None where there is none."""
+    os.environ.setdefault("UCX_WARN_UNUSED_ENV_VARS", "n")
+    try:
+        library = ctypes.CDLL("libucp.so.0")
+    except OSError:
+        return None
+    numbers = [ctypes.c_uint() for _ in range(3)]
+    library.ucp_get_version(*map(ctypes.byref, numbers))
+    paths = re.findall(r"\s(/\S*libucp\.so\S*)$", Path("/proc/self/maps").read_text(), re.MULTILINE)
+    path = Path(paths[0]) if paths else Path("libucp.so.0")
+    major, minor, patch = (number.value for number in numbers)
+    return Ucx((major, minor, patch), path, has_verbs(path))
+
+
+def has_verbs(library: Path) -> bool:
+    return any((library.parent / "ucx").glob("libuct_ib.so*"))
+
+
+def check_ucx(ucx: Ucx | None, found: Sequence[Port]) -> Finding | None:
+    """Nothing is said of a machine that has neither UCX nor cards."""
+    wanted = any(port.state == "ACTIVE" for port in found)
+    bad = ADVICE if wanted else OK
+    if ucx is None:
+        if not found:
+            return None
+        return Finding("ucx", bad, "UCX is not on this machine", "apt-get install libucx0")
+    detail = f"{ucx.text}, {ucx.path}"
+    if ucx.version[:2] < _OLDEST:
+        return Finding("ucx", bad, f"{detail}: too old", "UCX 1.14 or newer")
+    if not ucx.has_verbs:
+        return Finding(
+            "ucx",
+            bad,
+            f"{detail}: built without RDMA, as the wheels of PyPI are",
+            "the distribution's libucx0, or the vendor's; LD_LIBRARY_PATH chooses",
+        )
+    if wanted and ucx.version[:2] < _FRAGILE_BEFORE:
+        return Finding(
+            "ucx",
+            ADVICE,
+            f"{detail}, with RDMA; as Debian builds it, it may end the server when a peer dies "
+            "while it is greeted",
+            "UCX 1.14 or newer, the same on all nodes; LD_LIBRARY_PATH chooses",
+        )
+    return Finding("ucx", OK, f"{detail}, with RDMA")
+
+
+def check_peers(nodes: dict[str, Any] | None) -> Iterator[Finding]:
+    """The lane that each other node is read over."""
+    for peer in (nodes or {}).get("peers", []):
+        name, state = peer["peer"], peer["state"]
+        if state == "self":
+            continue
+        if state != "ready":
+            yield Finding(
+                "peer",
+                PROBLEM if state == "refused" else ADVICE,
+                f"{name}: {state}, {peer.get('reason', 'no reason')}",
+                "what the reason says, on the side it names"
+                if state == "refused"
+                else "is its server running, and its --peer-listen reachable from here?",
+            )
+        elif peer.get("lane_reason"):
+            yield Finding(
+                "peer",
+                ADVICE,
+                f"{name}: read over {peer['lane']}, RDMA does not work: {peer['lane_reason']}",
+                "the cards' network between the two: docs/rdma.md",
+            )
+        else:
+            yield Finding("peer", OK, f"{name}: read over {peer.get('lane', 'tcp')}")
+
+
+def _line(path: Path) -> str:
+    try:
+        return path.read_text().strip()
+    except OSError:
+        return ""
+
+
+def _joined(paths: Sequence[Path]) -> str:
+    return ", ".join(map(str, paths))

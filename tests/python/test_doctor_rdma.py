@@ -1,0 +1,198 @@
+"""What `pegaflow doctor` says of RDMA, over recorded trees of /sys."""
+
+import os
+from pathlib import Path
+
+import pytest
+
+from pegaflow.cli import rdma
+from pegaflow.cli.finding import ADVICE, OK, PROBLEM
+
+
+class Machine:
+    """Cards as mlx5_core shows them, in files below a directory."""
+
+    def __init__(self, root):
+        self.sys, self.dev, self.proc = root / "sys", root / "dev", root / "proc"
+        for each in (self.sys, self.dev, self.proc):
+            each.mkdir()
+
+    def card(self, device, state="4: ACTIVE", layer="InfiniBand", node="0", interface=""):
+        folder = self.sys / "class/infiniband" / device
+        port = folder / "ports/1"
+        (port / "gid_attrs/ndevs").mkdir(parents=True)
+        (folder / "device").mkdir()
+        (folder / "device/numa_node").write_text(f"{node}\n")
+        (port / "state").write_text(f"{state}\n")
+        (port / "link_layer").write_text(f"{layer}\n")
+        (port / "rate").write_text("400 Gb/sec (4X NDR)\n")
+        if interface:
+            (port / "gid_attrs/ndevs/0").write_text(f"{interface}\n")
+        index = len(list(self.sys.glob("class/infiniband_verbs/*")))
+        verbs = self.sys / f"class/infiniband_verbs/uverbs{index}"
+        verbs.mkdir(parents=True)
+        (verbs / "ibdev").write_text(f"{device}\n")
+        (self.dev / "infiniband").mkdir(exist_ok=True)
+        device_file = self.dev / f"infiniband/uverbs{index}"
+        device_file.touch()
+        return device_file
+
+    def limit(self, soft):
+        folder = self.proc / "7"
+        folder.mkdir()
+        (folder / "limits").write_text(
+            "Limit                     Soft Limit           Hard Limit           Units\n"
+            "Max cpu time              unlimited            unlimited            seconds\n"
+            f"Max locked memory         {soft:<20} {soft:<20} bytes\n"
+        )
+
+    def ports(self):
+        return rdma.ports(self.sys)
+
+    def findings(self, nodes=None):
+        return list(rdma.check_ports(self.ports(), nodes))
+
+
+@pytest.fixture
+def box(tmp_path):
+    return Machine(tmp_path)
+
+
+def test_a_machine_without_cards_is_well(box):
+    (found,) = box.findings()
+    assert (found.check, found.status) == ("rdma", OK)
+    assert "over sockets" in found.detail
+    assert rdma.check_ucx(None, box.ports()) is None
+
+
+def test_each_port_is_shown_with_its_link_and_place(box):
+    box.card("mlx5_0", node="1")
+    box.card("rxe0", layer="Ethernet", node="-1", interface="eth1")
+    first, second = box.findings()
+    assert first.detail == "mlx5_0:1, InfiniBand, 400 Gb/sec (4X NDR), NUMA node 1: up"
+    assert second.detail == "rxe0:1, Ethernet (eth1), 400 Gb/sec (4X NDR): up"
+    assert first.status == second.status == OK
+
+
+@pytest.mark.parametrize(
+    ("state", "layer", "fix"),
+    [
+        ("1: DOWN", "Ethernet", "ip link set eth1 up"),
+        ("1: DOWN", "InfiniBand", "cable"),
+        ("2: INIT", "InfiniBand", "opensm"),
+    ],
+)
+def test_a_link_that_is_down_comes_with_what_to_do(box, state, layer, fix):
+    box.card("mlx5_0", state=state, layer=layer, interface="eth1")
+    (found,) = box.findings()
+    assert found.status == ADVICE
+    assert state.split()[1] in found.detail
+    assert fix in found.fix
+
+
+def test_it_says_which_cards_a_server_uses_and_why_not_others(box):
+    for name in ("mlx5_0", "mlx5_1", "mlx5_2"):
+        box.card(name)
+    nodes = {"cards": ["mlx5_0:1"], "refused_cards": ["mlx5_1:1: it is denied"]}
+    used, denied, later = box.findings(nodes)
+    assert "the server uses it" in used.detail
+    assert (denied.status, later.status) == (ADVICE, OK)
+    assert "it is denied" in denied.detail
+    assert "--deny-nics" in denied.fix
+
+
+def test_a_server_on_sockets_beside_good_cards_is_told(box):
+    box.card("mlx5_0")
+    *_, found = box.findings({"no_rdma": "UCX is not on this machine"})
+    assert (found.check, found.status) == ("rdma", ADVICE)
+    assert "UCX is not on this machine" in found.detail
+    assert "restart" in found.fix
+
+
+def test_device_files_that_a_container_was_not_given(box):
+    box.card("mlx5_0").unlink()
+    box.card("mlx5_1")
+    (found,) = rdma.check_devices(box.ports(), box.sys, box.dev)
+    assert found.status == PROBLEM
+    assert "uverbs0" in found.detail
+    assert "--device=/dev/infiniband" in found.fix
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root may open everything")
+def test_device_files_of_another_group(box):
+    box.card("mlx5_0").chmod(0)
+    (found,) = rdma.check_devices(box.ports(), box.sys, box.dev)
+    assert found.status == ADVICE
+    assert "usermod -aG" in found.fix
+
+
+def test_the_limit_of_locked_memory_is_the_servers(box):
+    box.card("mlx5_0")
+    box.card("mlx5_1")
+    box.limit(8 << 20)
+    found = rdma.check_locked_memory(box.ports(), 30 << 30, 7, box.proc)
+    assert found.status == ADVICE
+    assert "the server's limit: 8 MiB" in found.detail
+    assert "60 GiB" in found.detail
+    assert "LimitMEMLOCK=infinity" in found.fix
+
+
+def test_a_limit_that_is_enough_or_none_is_well(box):
+    box.card("mlx5_0")
+    box.limit(32 << 30)
+    assert rdma.check_locked_memory(box.ports(), 30 << 30, 7, box.proc).status == OK
+    (box.proc / "7/limits").write_text("Max locked memory  unlimited  unlimited  bytes\n")
+    assert "none" in rdma.check_locked_memory(box.ports(), 1 << 40, 7, box.proc).detail
+    # Without a card nothing is registered.
+    assert rdma.check_locked_memory([], 0, 0).status == OK
+
+
+def ucx(tmp_path, version=(1, 22, 0), verbs=True):
+    tmp_path.mkdir(exist_ok=True)
+    library = tmp_path / "libucp.so.0"
+    if verbs:
+        (tmp_path / "ucx").mkdir()
+        (tmp_path / "ucx/libuct_ib.so.0").touch()
+    return rdma.Ucx(version, library, rdma.has_verbs(library))
+
+
+def test_the_library_is_judged_by_what_the_cards_need(box, tmp_path):
+    box.card("mlx5_0")
+    ports = box.ports()
+    assert rdma.check_ucx(None, ports).fix == "apt-get install libucx0"
+    assert rdma.check_ucx(ucx(tmp_path), ports).status == OK
+    fragile = rdma.check_ucx(ucx(tmp_path / "a", (1, 13, 1)), ports)
+    assert fragile.status == ADVICE
+    assert "1.14 or newer" in fragile.fix
+    assert "too old" in rdma.check_ucx(ucx(tmp_path / "b", (1, 12, 0)), ports).detail
+    wheel = rdma.check_ucx(ucx(tmp_path / "c", verbs=False), ports)
+    assert "without RDMA" in wheel.detail
+    # The same is no concern of a machine without cards.
+    assert rdma.check_ucx(ucx(tmp_path / "d", (1, 13, 1)), []).status == OK
+
+
+def test_the_library_of_this_machine_is_found_or_not_there():
+    found = rdma.find_ucx()
+    if found is None:
+        pytest.skip("UCX is not on this machine")
+    assert found.version >= (1, 0, 0)
+    assert found.path.is_file()
+    assert isinstance(found.path, Path)
+
+
+def test_peers_are_shown_with_their_lane():
+    nodes = {
+        "peers": [
+            {"peer": "a:1", "state": "self"},
+            {"peer": "b:1", "state": "ready", "lane": "rdma"},
+            {"peer": "c:1", "state": "ready", "lane": "tcp", "lane_reason": "no answer"},
+            {"peer": "d:1", "state": "connecting", "reason": "connection refused"},
+            {"peer": "e:1", "state": "refused", "reason": "another --peer-secret-file"},
+        ]
+    }
+    ready, slower, away, refused = rdma.check_peers(nodes)
+    assert (ready.status, ready.detail) == (OK, "b:1: read over rdma")
+    assert (slower.status, away.status, refused.status) == (ADVICE, ADVICE, PROBLEM)
+    assert "no answer" in slower.detail
+    assert "--peer-secret-file" in refused.detail
+    assert list(rdma.check_peers(None)) == []
