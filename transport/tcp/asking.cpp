@@ -19,10 +19,17 @@ void append(std::vector<std::byte>& bytes, const Message& message) {
   bytes.insert(bytes.end(), begin, begin + sizeof message);
 }
 
+/// Between two batches: what comes meanwhile says nothing about how fast it can.
+constexpr Duration kRest = std::chrono::milliseconds(1);
+
 }  // namespace
 
 Asking::Asking(UniqueFd socket, const Id128& wanted, const Window& window, TimePoint now)
-    : socket_(std::move(socket)), wanted_(wanted), window_(window), progress_(now) {
+    : socket_(std::move(socket)),
+      wanted_(wanted),
+      window_(window),
+      progress_(now),
+      window_bytes_(std::min(window.least_bytes, window.bytes)) {
   slots_.resize(window.pieces);
   for (std::size_t i = window.pieces; i > 0; --i) {
     free_slots_.push_back(static_cast<std::uint32_t>(i - 1));
@@ -37,17 +44,25 @@ bool Asking::has_room(std::size_t size_bytes, bool background) const noexcept {
       open_background_bytes_ + size_bytes > window_.background_bytes) {
     return false;
   }
-  return open_bytes_ + size_bytes <= window_.bytes;
+  return !full_ && open_bytes_ + size_bytes <= window_bytes_;
 }
 
 void Asking::ask(const Piece& piece, TimePoint now) {
   PEGA_ASSERT(!free_slots_.empty(), "{} questions are open", slots_.size());
-  if (open_bytes_ == 0) progress_ = now;
+  if (open_bytes_ == 0) {
+    if (measured_bytes_ == 0 || now - progress_ > kRest) {
+      measured_since_ = now;
+      measured_bytes_ = 0;
+    }
+    progress_ = now;
+    asked_alone_ = now;
+  }
   const std::uint32_t slot = free_slots_.back();
   free_slots_.pop_back();
   slots_[slot] = {.open = true, .question = next_question_, .piece = piece};
   open_bytes_ += piece.place.size();
   if (piece.background) open_background_bytes_ += piece.place.size();
+  full_ = open_bytes_ + piece.place.size() > window_bytes_;
   append(questions_, Ask{.question = next_question_,
                          .slot = slot,
                          .region = static_cast<std::uint32_t>(piece.remote_region),
@@ -119,6 +134,7 @@ Result<void> Asking::receive(TimePoint now, const Ended& ended) {
 
     progress_ = last_heard_ = now;
     received += static_cast<std::size_t>(got);
+    if (state_ == State::kOpen) measure(now, static_cast<std::size_t>(got));
     auto rest = static_cast<std::size_t>(got);
     if (current_ != kNone) {
       const std::size_t of_place = std::min(rest, parts[0].iov_len);
@@ -133,6 +149,23 @@ Result<void> Asking::receive(TimePoint now, const Ended& ended) {
     if (static_cast<std::size_t>(got) < wanted) return {};  // There is no more now.
   }
   return {};
+}
+
+void Asking::measure(TimePoint now, std::size_t bytes) noexcept {
+  if (asked_alone_) round_trip_ = std::min(round_trip_, now - *asked_alone_);
+  asked_alone_.reset();
+  measured_bytes_ += bytes;
+  // Long enough that it is not the time of one wake-up.
+  if (measured_bytes_ < 4 * window_bytes_ || now <= measured_since_) return;
+  const std::chrono::duration<double> took = now - measured_since_;
+  const std::chrono::duration<double> round_trip = round_trip_;
+  // Twice, so that it grows where the window was what it came to.
+  const double holds = 2 * static_cast<double>(measured_bytes_) * (round_trip / took);
+  window_bytes_ = static_cast<std::size_t>(
+      std::clamp(holds, static_cast<double>(std::min(window_.least_bytes, window_.bytes)),
+                 static_cast<double>(window_.bytes)));
+  measured_since_ = now;
+  measured_bytes_ = 0;
 }
 
 Result<void> Asking::take_welcome() {
@@ -206,6 +239,7 @@ void Asking::end_piece(std::uint32_t slot, std::optional<Errc> error, const Ende
   free_slots_.push_back(slot);
   open_bytes_ -= piece.place.size();
   if (piece.background) open_background_bytes_ -= piece.place.size();
+  if (open_bytes_ + window_.group_bytes <= window_bytes_) full_ = false;
   ended_a_piece_ = true;
   ended(piece, error);
 }
@@ -223,6 +257,7 @@ std::vector<Piece> Asking::close() {
   for (const Slot* const slot : open) pieces.push_back(slot->piece);
   for (Slot& slot : slots_) slot.open = false;
   open_bytes_ = open_background_bytes_ = 0;
+  full_ = false;
   return pieces;
 }
 

@@ -34,6 +34,10 @@ struct Piece {
 
 /// Asks one holder for pieces and receives each straight into its place.
 ///
+/// It asks ahead for what the way holds and not for more: bytes that lie in the kernels' queues
+/// have left the caches by the time that they are copied on. So it begins with Window::least_bytes,
+/// and goes up to Window::bytes when what comes in the time of a question and its answer is more.
+///
 /// What an answer may touch is the place of the question that it names, if that is open, of the
 /// size that was asked. Everything else ends the connection.
 ///
@@ -42,9 +46,13 @@ class Asking {
  public:
   struct Window {
     std::size_t pieces = 64;
-    std::size_t bytes = std::size_t{2} << 20;
-    /// Of `bytes`, what pieces of the background may take: what a piece of the foreground that
-    /// comes later has to wait for.
+    std::size_t bytes = std::size_t{2} << 20;  ///< At most.
+    std::size_t least_bytes = std::size_t{256} << 10;
+    /// Questions go out for so much at once: where all that was asked for is open, this much of it
+    /// has to come first. The holder answers them with one system call.
+    std::size_t group_bytes = std::size_t{256} << 10;
+    /// What pieces of the background may take: what a piece of the foreground that comes later has
+    /// to wait for.
     std::size_t background_bytes = std::size_t{512} << 10;
   };
 
@@ -90,6 +98,8 @@ class Asking {
   [[nodiscard]] bool ended_a_piece() const noexcept { return ended_a_piece_; }
   [[nodiscard]] bool greeted() const noexcept { return state_ == State::kOpen; }
   [[nodiscard]] std::size_t open_bytes() const noexcept { return open_bytes_; }
+  /// What it asks ahead for now.
+  [[nodiscard]] std::size_t window_bytes() const noexcept { return window_bytes_; }
   [[nodiscard]] int fd() const noexcept { return socket_.get(); }
 
  private:
@@ -107,6 +117,7 @@ class Asking {
   Result<void> take_answer(const Ended& ended);
   void take_bytes(std::size_t count, const Ended& ended);
   void end_piece(std::uint32_t slot, std::optional<Errc> error, const Ended& ended);
+  void measure(TimePoint now, std::size_t bytes) noexcept;
   [[nodiscard]] std::size_t message_size() const noexcept {
     return state_ == State::kOpen ? sizeof(Answer) : sizeof(Welcome);
   }
@@ -126,6 +137,13 @@ class Asking {
   std::uint64_t next_question_ = 1;
   std::size_t open_bytes_ = 0;
   std::size_t open_background_bytes_ = 0;
+
+  std::size_t window_bytes_;
+  bool full_ = false;                      // Until a group of it is there.
+  std::optional<TimePoint> asked_alone_;   // When nothing else was open, and nothing came since.
+  Duration round_trip_ = Duration::max();  // From such a question to the first byte: the least.
+  TimePoint measured_since_{};             // What came since then: how fast it comes.
+  std::size_t measured_bytes_ = 0;
 
   std::vector<std::byte> questions_;  // Not yet sent, from questions_sent_ on.
   std::size_t questions_sent_ = 0;

@@ -89,6 +89,8 @@ Result<void> TcpFabric::start(const Clock& clock) {
           // As many questions as pages of 32 KiB fit; a quarter for what nobody waits for.
           .window = {.pieces = std::clamp<std::size_t>(options_.window_bytes / 32768, 16, 256),
                      .bytes = options_.window_bytes,
+                     .least_bytes = tcp::kGroupBytes,
+                     .group_bytes = std::min(tcp::kGroupBytes, options_.window_bytes / 8),
                      .background_bytes = options_.window_bytes / 4},
           .connect_timeout = options_.connect_timeout,
           .stall_timeout = options_.stall_timeout,

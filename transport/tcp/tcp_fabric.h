@@ -39,9 +39,9 @@ class TcpFabric final : public Fabric {
   struct Options {
     /// Numeric, "[::1]:0". Peers are told this address, so it is one, and not "0.0.0.0".
     std::string listen = "127.0.0.1:0";
-    unsigned connections = 4;                            ///< To each peer; 1 to 64.
-    std::size_t piece_bytes = std::size_t{256} << 10;    ///< Of a question; 4 KiB to 4 MiB.
-    std::size_t window_bytes = std::size_t{2} << 20;     ///< Asked for and not there, a connection.
+    unsigned connections = 4;                          ///< To each peer; 1 to 64.
+    std::size_t piece_bytes = std::size_t{256} << 10;  ///< Of a question; 4 KiB to 4 MiB.
+    std::size_t window_bytes = std::size_t{2} << 20;   ///< Asked for ahead, a connection, at most.
     Duration connect_timeout = std::chrono::seconds(1);  ///< To be connected and welcomed.
     Duration stall_timeout = std::chrono::seconds(2);
     std::size_t batches = 1024;  ///< Accepted and not settled.
