@@ -28,6 +28,8 @@ constexpr Subcommand kSubcommands[] = {
     {"server", "idle, memory a block, longest turn, CPU of reserve and publish", run_server},
     {"replay", "a request trace through pools of chosen sizes and eviction policies", run_replay},
     {"net", "pages from another node, beside plain sockets that carry the same bytes", run_net},
+    {"pull", "a prefix that another node has, at the engine: its first page beside all of them",
+     run_pull},
 };
 
 void print_help(std::ostream& out) {

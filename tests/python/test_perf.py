@@ -76,6 +76,7 @@ def test_a_table_is_for_people():
         (["copy", "--pages", "many"], "is no size"),
         (["copy", "--engines", "2", "--verify"], "with one engine"),
         (["lookup", "--blocks", "0"], "--blocks"),
+        (["pull", "--page", "96kb"], "no multiple of 64 KiB"),
         (["net", "--pages", "128mb"], "not from 4kb to 64mb"),
         (["net", "127.0.0.1"], "is not HOST:PORT"),
         (["net", "127.0.0.1:7000", "--listen", "127.0.0.1:0"], "the other end"),
@@ -95,7 +96,9 @@ def test_a_server_that_is_not_there_is_an_error():
     assert "/nonexistent/pegaflow-server" in done.stderr
 
 
-@pytest.mark.parametrize("subcommand", ["", "lookup", "copy", "start", "server", "replay", "net"])
+@pytest.mark.parametrize(
+    "subcommand", ["", "lookup", "copy", "start", "server", "replay", "net", "pull"]
+)
 def test_help(subcommand):
     done = perf(*filter(None, [subcommand, "--help"]))
     assert done.returncode == 0
@@ -129,6 +132,16 @@ def kill_a_run(directory):
         assert select.select([pidfd], [], [], 30)[0]
     finally:
         os.close(pidfd)
+
+
+def test_pull_loads_what_another_node_has():
+    figures = lines_of("pull", "--blocks", "6", "--page", "64kb", "--rounds", "2")
+    assert [(figure["unit"], figure["reach"]) for figure in figures] == [
+        ("ms", 0.2),
+        ("GB/s", None),
+    ]
+    assert figures[0]["n"] == 2
+    assert 0 < figures[0]["figure"] <= figures[0]["bound"]
 
 
 NET = ["net", "--pages", "4kb,192kb", "--batch", "5", "--rounds", "2", "--check"]

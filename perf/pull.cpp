@@ -1,0 +1,284 @@
+/// \file
+/// `pegaflow-perf pull`: a prefix that another node has, at the engine: its first page and its
+/// last.
+
+#include <algorithm>
+#include <atomic>
+#include <chrono>
+#include <iostream>
+#include <memory>
+#include <numeric>
+#include <optional>
+#include <thread>
+#include <utility>
+
+#include <poll.h>
+#include <unistd.h>
+
+#include "base/units.h"
+#include "client/cache_session.h"
+#include "client/mover.h"
+#include "perf/command.h"
+#include "perf/engine_memory.h"
+#include "perf/keys.h"
+#include "perf/server_process.h"
+#include "transport/host/host_device.h"
+
+namespace pegaflow::perf {
+namespace {
+
+using Clock = std::chrono::steady_clock;
+constexpr std::chrono::seconds kPatience{30};
+constexpr std::uint64_t kSegmentBytes = std::uint64_t{32} << 10;
+
+struct PullOptions {
+  CommonOptions common;
+  std::int64_t blocks = 64;
+  std::uint64_t page_bytes = std::uint64_t{2} << 20;
+  std::int64_t rounds = 10;
+};
+
+/// Says when the first batch after expect() was copied. Thread-safe, as every device.
+class WatchedDevice final : public Device {
+ public:
+  explicit WatchedDevice(std::unique_ptr<HostDevice> device) : device_(std::move(device)) {}
+
+  void expect() { first_ = Clock::time_point(); }
+  /// Of a batch that was whole; no value: there was none.
+  [[nodiscard]] std::optional<Clock::time_point> first() const {
+    const Clock::time_point at = first_;
+    if (at == Clock::time_point()) return std::nullopt;
+    return at;
+  }
+
+  Result<void> attach(const PageLayout& layout, std::span<std::byte> pool,
+                      CompletionSink sink) override {
+    return device_->attach(layout, pool, [this, sink = std::move(sink)](Completion&& done) {
+      Clock::time_point none{};
+      if (!done.error) first_.compare_exchange_strong(none, Clock::now());
+      sink(std::move(done));
+    });
+  }
+  void detach() override { device_->detach(); }
+  Result<Event> record_event(Queue queue) override { return device_->record_event(queue); }
+  Result<void> submit(Batch batch) override { return device_->submit(std::move(batch)); }
+  void cancel(std::uint64_t ticket) override { device_->cancel(ticket); }
+
+ private:
+  std::unique_ptr<HostDevice> device_;
+  std::atomic<Clock::time_point> first_{};
+};
+
+/// An engine with memory for one prefix.
+class Engine {
+ public:
+  static Result<std::unique_ptr<Engine>> start(const PullOptions& options,
+                                               const std::string& socket, const std::string& name) {
+    const auto count = static_cast<std::uint64_t>(options.blocks);
+    PEGA_TRY_LET(EngineMemory memory,
+                 EngineMemory::create(options.page_bytes,
+                                      std::min(kSegmentBytes, options.page_bytes), count));
+    PEGA_TRY_LET(auto device, HostDevice::create({}));
+    std::unique_ptr<Engine> engine(new Engine(std::move(memory), std::move(device), count));
+    LinkOptions link{.socket_path = socket, .instance = name, .build = "pegaflow-perf"};
+    // A busy machine makes a round slow, not another one.
+    link.lookup_deadline = link.open_deadline = link.reserve_deadline = kPatience;
+    Mover::Options mover{.link = link, .factors = {{"program", "pegaflow-perf pull"}}};
+    mover.load_patience = mover.coming_patience = kPatience;
+    PEGA_TRY_LET(engine->mover_, Mover::start(mover, engine->memory_.layout(), engine->device_));
+    PEGA_TRY_LET(engine->session_, CacheSession::start(link));
+    if (!engine->mover_->wait_for(LinkState::kReady, kPatience) ||
+        !engine->session_->wait_for(LinkState::kReady, kPatience)) {
+      return fail(Errc::kPeerLost, "the client library did not connect: {} {}",
+                  engine->mover_->status().detail, engine->session_->status().detail);
+    }
+    return engine;
+  }
+  ~Engine() {
+    if (mover_) mover_->close();  // Before its device and memory.
+  }
+  Engine(const Engine&) = delete;
+  Engine& operator=(const Engine&) = delete;
+
+  Result<void> save(std::uint64_t round, std::span<const BlockKey> keys) {
+    memory_.write_pattern(round);
+    PEGA_TRY(mover_->save(scheduler_, round, keys, blocks_, Device::Event::kNow));
+    return finished();
+  }
+
+  struct Times {
+    Duration first{};
+    Duration whole{};
+  };
+  /// From the claim to the first copied page and to the report of the load.
+  Result<Times> load(std::uint64_t round, std::span<const BlockKey> keys) {
+    memory_.clear();
+    device_.expect();
+    const auto begin = Clock::now();
+    PEGA_TRY_LET(const CacheSession::Ticket ticket, session_->claim(keys));
+    const auto answer = session_->take(ticket, kPatience);
+    if (!answer) return fail(Errc::kTimeout, "a claim is not answered");
+    if (!*answer) return tl::unexpected<Error>(answer->error());
+    const auto& claim = **answer;
+    if (claim.blocks != blocks_.size() || claim.coming != blocks_.size()) {
+      return fail(Errc::kInternal, "of {} blocks {} were claimed, and {} of them are coming",
+                  blocks_.size(), claim.blocks, claim.coming);
+    }
+    PEGA_TRY(mover_->load(round, claim.token, 0, blocks_));
+    PEGA_TRY(finished());
+    const auto end = Clock::now();
+    session_->unclaim(claim.token);
+    const std::optional<Clock::time_point> first = device_.first();
+    if (!first) return fail(Errc::kInternal, "a load without a copy");
+    for (const std::uint32_t block : blocks_) {
+      if (memory_.has_pattern(block, block, round)) continue;
+      return fail(Errc::kCorrupt, "block {} is not what was saved", block);
+    }
+    return Times{.first = *first - begin, .whole = end - begin};
+  }
+
+ private:
+  Engine(EngineMemory memory, std::unique_ptr<HostDevice> device, std::uint64_t count)
+      : memory_(std::move(memory)), device_(std::move(device)), blocks_(count) {
+    std::iota(blocks_.begin(), blocks_.end(), 0U);
+  }
+
+  /// Waits for the one job under way.
+  Result<void> finished() {
+    for (;;) {
+      pollfd entry{.fd = mover_->finished_fd(), .events = POLLIN, .revents = 0};
+      constexpr auto kMs = std::chrono::milliseconds(kPatience).count();
+      if (::poll(&entry, 1, static_cast<int>(kMs)) != 1) {
+        return fail(Errc::kTimeout, "a job is not reported");
+      }
+      for (const Mover::Finished& job : mover_->take_finished()) {
+        if (job.error) return tl::unexpected<Error>(*job.error);
+        if (job.blocks == blocks_.size()) return {};
+        return fail(Errc::kInternal, "{} of {} blocks were copied", job.blocks, blocks_.size());
+      }
+    }
+  }
+
+  EngineMemory memory_;
+  WatchedDevice device_;
+  std::vector<std::uint32_t> blocks_;
+  Id128 scheduler_ = Id128::random();
+  std::unique_ptr<Mover> mover_;
+  std::unique_ptr<CacheSession> session_;
+};
+
+/// Loopback addresses of two nodes, which have to know each other before either runs. They are this
+/// process's alone, so that a port of its own is not needed.
+std::vector<std::string> node_addresses() {
+  const auto pid = static_cast<unsigned>(::getpid());
+  std::vector<std::string> addresses;
+  for (unsigned i = 1; i <= 2; ++i) {
+    addresses.push_back(
+        fmt::format("127.{}.{}.{}:{}", 1 + pid / 250 % 250, 1 + pid % 250, i, 30000));
+  }
+  return addresses;
+}
+
+Result<ServerProcess> start_node(const PullOptions& options, const std::vector<std::string>& nodes,
+                                 std::size_t which) {
+  const std::uint64_t prefix_bytes =
+      static_cast<std::uint64_t>(options.blocks) * options.page_bytes;
+  return ServerProcess::start(
+      {.program = options.common.server,
+       // Fetches may take a quarter of it.
+       .pool_bytes = 6 * prefix_bytes,
+       .arguments = {"--peers", nodes[0] + "," + nodes[1], "--peer-listen", nodes[which],
+                     "--peer-deadline", "10s", "--fetch-deadline", "8s"}});
+}
+
+Result<void> wait_until_seen(const ServerProcess& server, const std::string& peer) {
+  const std::string name = fmt::format("pegaflow_peer_ready{{peer=\"{}\"}}", peer);
+  const auto last = Clock::now() + kPatience;
+  for (;;) {
+    PEGA_TRY_LET(const ServerProcess::Metrics metrics, server.metrics());
+    const auto found = metrics.find(name);
+    if (found != metrics.end() && found->second == 1) return {};
+    if (Clock::now() > last) return fail(Errc::kTimeout, "one node does not see the other");
+    std::this_thread::sleep_for(std::chrono::milliseconds(20));
+  }
+}
+
+}  // namespace
+
+Outcome run_pull(int argc, const char* const* argv) {
+  PullOptions options;
+  OptionTable table("pegaflow-perf pull",
+                    "A prefix that another node has, loaded by an engine: two servers on this "
+                    "machine, over loopback sockets. When the first page is in the engine's "
+                    "memory, beside when all of them are. Every byte is compared.");
+  declare(table, options.common);
+  table.integer("blocks", options.blocks, 2, 4096, "Of the prefix.");
+  table.bytes("page", options.page_bytes, 65536, 64 << 20, "Of one block; a multiple of 64 KiB.");
+  table.integer("rounds", options.rounds, 1, 1000, "Prefixes, each with blocks of its own.");
+  PEGA_TRY_LET(const OptionTable::Next next, table.parse(argc, argv, std::cout));
+  if (next == OptionTable::Next::kExit) return std::nullopt;
+  if (options.page_bytes % 65536 != 0) {
+    return fail(Errc::kInvalidArgument, "--page {}: no multiple of 64 KiB",
+                format_bytes(options.page_bytes));
+  }
+  PEGA_TRY_LET(const Conditions conditions, begin_run(options.common));
+
+  progress("start two nodes");
+  const std::vector<std::string> nodes = node_addresses();
+  PEGA_TRY_LET(ServerProcess owner, start_node(options, nodes, 0));
+  PEGA_TRY_LET(ServerProcess reader, start_node(options, nodes, 1));
+  PEGA_TRY_LET(const auto saving, Engine::start(options, owner.socket_path(), "saves"));
+  PEGA_TRY_LET(const auto loading, Engine::start(options, reader.socket_path(), "loads"));
+  PEGA_TRY(wait_until_seen(reader, nodes[0]));
+
+  const auto blocks = static_cast<std::uint64_t>(options.blocks);
+  const KeySource source(static_cast<std::uint64_t>(options.common.seed));
+  progress("save on one, load on the other");
+  std::vector<double> rates;
+  Rounds rounds;
+  for (std::uint64_t round = 1; round <= static_cast<std::uint64_t>(options.rounds) + 1; ++round) {
+    std::vector<BlockKey> keys;
+    for (std::uint64_t i = 0; i < blocks; ++i) keys.push_back(source.key(round * blocks + i));
+    PEGA_TRY(saving->save(round, keys));
+    PEGA_TRY_LET(const Engine::Times times, loading->load(round, keys));
+    if (round == 1) continue;  // Warms both sides up.
+    const auto ms = [](Duration time) {
+      return std::chrono::duration<double, std::milli>(time).count();
+    };
+    rounds.add({ms(times.first)}, {ms(times.whole)});
+    rates.push_back(static_cast<double>(blocks * options.page_bytes) / ms(times.whole) / 1e6);
+  }
+  PEGA_TRY_LET(const Rounds::Comparison compared, rounds.compare());
+  PEGA_TRY_LET(const Samples rate, Samples::of(std::move(rates)));
+  const Params params = {{"blocks", options.blocks},
+                         {"page_bytes", static_cast<std::int64_t>(options.page_bytes)},
+                         {"lane", std::string("tcp")}};
+  std::vector<Figure> figures;
+  figures.push_back({.run = fmt::format("first of {} pages of {} from another node, at the engine",
+                                        options.blocks, format_bytes(options.page_bytes)),
+                     .params = params,
+                     .figure = compared.figure.median(),
+                     .unit = "ms",
+                     .bound = compared.bound.median(),
+                     .bound_name = "the whole pull",
+                     .side = Reach::kAtMost,
+                     .reach = 0.2,
+                     .n = compared.rounds,
+                     .spread = fmt::format("ratio {:.2f} to {:.2f} (p10 to p90 of the rounds)",
+                                           compared.ratio_low, compared.ratio_high)});
+  figures.push_back({.run = "the whole pull, from claim to report",
+                     .params = params,
+                     .figure = rate.median(),
+                     .unit = "GB/s",
+                     .side = Reach::kAtLeast,
+                     .reach = std::nullopt,
+                     .n = rate.count(),
+                     .spread = fmt::format("p10 {:.2f} to p90 {:.2f} GB/s", rate.quantile(0.1),
+                                           rate.quantile(0.9))});
+  return Report{.title = "pegaflow-perf pull, two nodes on this machine",
+                .figures = std::move(figures),
+                .conditions = conditions,
+                .json = options.common.json};
+}
+
+}  // namespace pegaflow::perf
