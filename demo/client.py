@@ -137,6 +137,9 @@ def _events(response: http.client.HTTPResponse) -> Iterator[dict[str, Any]]:
             continue
         data = line.removeprefix(b"data: ").strip()
         if data == b"[DONE]":
+            # To the end of the answer, a chunk later: who leaves before it has left in its middle,
+            # and is counted so.
+            response.read()
             return
         yield json.loads(data)
     raise RequestFailed("the stream ended without [DONE]")
