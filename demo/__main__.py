@@ -127,9 +127,10 @@ def _parse(argv: list[str]) -> argparse.Namespace:
     parser.add_argument(
         "--nodes",
         type=int,
-        choices=[len(NAMES)],
-        metavar="3",
-        help="three nodes in network namespaces of their own (needs root), two vLLMs: prompts\n"
+        choices=[2, len(NAMES)],
+        metavar="N",
+        help="2, with --pd: the two engines are on two nodes, whose servers know each other\n"
+        "3: three nodes in network namespaces of their own (needs root), two vLLMs: prompts\n"
         "computed on one node are hit on another, one node is killed in the middle of a\n"
         "pull, and one is lost to a black hole",
     )
@@ -142,8 +143,10 @@ def _parse(argv: list[str]) -> argparse.Namespace:
     options = parser.parse_args(argv)
     if options.pd and (options.prove or options.tp != 1):
         parser.error("--pd goes with neither --prove nor --tp")
-    if options.nodes and (options.prove or options.tp != 1 or options.pd):
-        parser.error("--nodes goes with none of --prove, --tp and --pd")
+    if options.nodes and (options.prove or options.tp != 1):
+        parser.error("--nodes goes with neither --prove nor --tp")
+    if options.nodes and options.pd != (options.nodes == 2):
+        parser.error("two nodes are for --pd, and --pd has two at most")
     if options.seed is None:
         options.seed = random.SystemRandom().randrange(1 << 32)
     if options.keep_logs is not None:
@@ -166,11 +169,11 @@ def _set_up(
     seed, tp = options.seed, options.tp
     stage: AnyStage
     try:
-        if options.nodes:
+        if options.pd:
+            stage = PdStage(build, logs, sockets, seed, options.nodes or 1)
+        elif options.nodes:
             network = networks.enter_context(Network(NAMES))
             stage = NodesStage(build, logs, sockets, seed, network)
-        elif options.pd:
-            stage = PdStage(build, logs, sockets, seed)
         else:
             stage = Stage(build, logs, sockets, seed, tp=tp)
         version = subprocess.run(

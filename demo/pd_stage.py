@@ -1,4 +1,4 @@
-"""What the claims of --pd stand on: a server, a prefill and a decode engine, and a router."""
+"""What the claims of --pd stand on: a prefill and a decode engine, on one node or two, a router."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from demo.client import Answer, TextAnswer
 from demo.diagnosis import describe
 from demo.progress import Progress
 from demo.prompts import BLOCK_TOKENS, Prompt, PromptMaker
-from demo.stage import PATIENT, SMALL, SMALL_POOL_SIZE
+from demo.stage import PATIENT, SMALL, SMALL_POOL_SIZE, wait_until
 from tests.support.child_process import ChildProcess
 from tests.support.vllm_server import (
     PegaServer,
@@ -26,23 +26,37 @@ from tests.support.vllm_server import (
 LENGTHS = (500, 512, 1000, 3000)
 #: Two engines beside each other have one small model each.
 KV_CACHE_BYTES = 1 << 29
+#: Two servers and two engines share a few cores: 15 ms, as between nodes, are not to be had.
+PATIENT_PEERS = ("--peer-deadline", "500ms", "--fetch-deadline", "8s")
 
 
 class PdStage:
     """One run's servers and results. Belongs to the main thread."""
 
-    def __init__(self, build_dir: Path, logs: Path, sockets: Path, seed: int) -> None:
+    def __init__(
+        self, build_dir: Path, logs: Path, sockets: Path, seed: int, nodes: int = 1
+    ) -> None:
         self.shape = SMALL
         model = ensure_model(self.shape)
         self.progress = Progress()
         self.maker = PromptMaker(seed, self.shape.vocabulary)
         self.prompts = [Prompt(str(length), self.maker.tokens(length)) for length in LENGTHS]
+        #: Asked for when the prefill engine's server is gone.
+        self.last = Prompt("last", self.maker.tokens(2000))
         self.baseline: dict[str, Answer] = {}
         self.texts: dict[str, TextAnswer] = {}
         self.figures: dict[str, Any] = {}
         self.diagnosis = ""
-        self.pega = PegaServer(build_dir / "server" / "pegaflow-server", sockets, SMALL_POOL_SIZE)
+        binary = build_dir / "server" / "pegaflow-server"
+        #: Of the prefill engine, and of the decode engine: another one with two nodes.
+        self.pega = PegaServer(binary, sockets, SMALL_POOL_SIZE)
         self.pega.log_file = logs / "pegaflow-server.log"
+        self.decode_pega = self.pega
+        if nodes == 2:
+            self.pega.arguments += ["--peer-listen", "127.0.0.1:0"]
+            (sockets / "node-2").mkdir()
+            self.decode_pega = PegaServer(binary, sockets / "node-2", SMALL_POOL_SIZE)
+            self.decode_pega.log_file = logs / "pegaflow-server-2.log"
         plain = VllmOptions(model, kv_cache_bytes=KV_CACHE_BYTES)
         connected = dataclasses.replace(
             plain,
@@ -53,7 +67,9 @@ class PdStage:
         )
         self.plain = VllmServer(plain, sockets / "plain")
         self.prefill = VllmServer(connected, sockets / "prefill")
-        self.decode = VllmServer(connected, sockets / "decode")
+        self.decode = VllmServer(
+            dataclasses.replace(connected, connector=self.decode_pega.address), sockets / "decode"
+        )
         for vllm, name in (
             (self.plain, "without-connector"),
             (self.prefill, "prefill"),
@@ -81,6 +97,22 @@ class PdStage:
             for child in reversed(started):
                 child.stop()
 
+    @contextlib.contextmanager
+    def servers(self) -> Iterator[None]:
+        """pegaflow-server of each node; the decode engine's knows the other one."""
+        with self.running(self.pega):
+            if not self.has_two_nodes:
+                yield
+                return
+            self.decode_pega.arguments = ["--peers", self.pega.peer_listen, *PATIENT_PEERS]
+            with self.running(self.decode_pega):
+                wait_until(
+                    "the servers know each other",
+                    lambda: self.decode_pega.metrics().total("pegaflow_peer_ready") == 1,
+                    30,
+                )
+                yield
+
     def start(self, child: ChildProcess) -> None:
         what = child.log_file.stem
         with self.progress.step(f"{what} starts"):
@@ -104,12 +136,17 @@ class PdStage:
         if self.diagnosis:
             return
         self.diagnosis = "\n\n".join(
-            describe(vllm, self.pega) for vllm in (self.prefill, self.decode)
+            describe(vllm, pega)
+            for vllm, pega in ((self.prefill, self.pega), (self.decode, self.decode_pega))
         )
         if self.router is not None:
             self.diagnosis += f"\n\nthe router says:\n{self.router.log_text()[-4000:]}"
 
     # -- what is counted
+
+    @property
+    def has_two_nodes(self) -> bool:
+        return self.decode_pega is not self.pega
 
     @property
     def page_bytes(self) -> int:
@@ -129,9 +166,17 @@ class PdStage:
             "answered": int(metrics.total("vllm:request_success_total")),
         } | waits
 
-    def engines(self) -> int:
-        """Engines that the server knows."""
-        return int(self.pega.metrics().total("pegaflow_instances"))
+    def fetched_bytes(self) -> int:
+        """That the decode engine's node has read from the other one."""
+        return int(self.decode_pega.metrics().total("pegaflow_fetch_bytes_total"))
+
+    def lent_bytes(self) -> int:
+        return int(self.pega.metrics().total("pegaflow_lent_bytes_total"))
+
+    def decode_is_known(self) -> bool:
+        """Whether its server still has the decode engine among its engines."""
+        others = 0 if self.has_two_nodes else 1
+        return self.decode_pega.metrics().total("pegaflow_instances") > others
 
     def generating(self) -> tuple[int, int]:
         """Of the decode engine: requests under way, and tokens that it has computed so far."""

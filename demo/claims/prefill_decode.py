@@ -26,12 +26,16 @@ def record_baseline(stage: PdStage) -> None:
             stage.baseline[prompt.name] = complete(stage.plain.http, prompt.tokens, OUTPUT_TOKENS)
             stage.texts[prompt.name] = complete_text(stage.plain.http, prompt.tokens, OUTPUT_TOKENS)
             stage.progress.say(f"one engine alone: prompt of {prompt.name} tokens")
+        if stage.has_two_nodes:
+            stage.baseline[stage.last.name] = complete(
+                stage.plain.http, stage.last.tokens, OUTPUT_TOKENS
+            )
 
 
 def run_split(stage: PdStage) -> Iterator[Claim]:
     """The claims, one after the other."""
     record_baseline(stage)
-    with stage.running(stage.pega, stage.prefill):
+    with stage.servers(), stage.running(stage.prefill):
         with stage.running(stage.decode), stage.routed() as router:
             warm_up(stage, router.http)
             yield split_all(stage, router.http)
@@ -43,6 +47,8 @@ def run_split(stage: PdStage) -> Iterator[Claim]:
                 yield first_token(stage, router)
             with stage.routed() as router:
                 yield client_leaves(stage, router.http)
+                if stage.has_two_nodes:
+                    yield kill_server(stage, router.http)
                 yield kill_after(stage, router.http)
 
 
@@ -63,9 +69,10 @@ def loaded_tokens(prompt: Prompt) -> int:
 
 def split_all(stage: PdStage, address: str) -> Claim:
     checks = Checks()
-    loaded = 0
+    loaded = fetched = 0
     for prompt in stage.prompts:
         before, prefilled = stage.counted(), stage.prefilled()
+        bytes_before = stage.fetched_bytes(), stage.lent_bytes()
         answer = complete(address, prompt.tokens, OUTPUT_TOKENS)
         # The last event may be here before vLLM has added up that step's statistics.
         wait_until(
@@ -85,12 +92,19 @@ def split_all(stage: PdStage, address: str) -> Claim:
         checks.equal(f"{what}: loaded tokens", external, loaded_tokens(prompt))
         checks.equal(f"{what}: waits that ended well", after["over"] - before["over"], 1)
         checks.equal(f"{what}: requests at the prefill engine", stage.prefilled() - prefilled, 1)
-    stage.figures["loaded_tokens"] = loaded
+        if stage.has_two_nodes:
+            # Whole pages, also of the last block.
+            wanted = -(-len(prompt) // BLOCK_TOKENS) * stage.page_bytes
+            checks.equal(f"{what}: fetched bytes", stage.fetched_bytes() - bytes_before[0], wanted)
+            checks.equal(f"{what}: lent bytes", stage.lent_bytes() - bytes_before[1], wanted)
+            fetched += wanted
+    stage.figures |= {"loaded_tokens": loaded, "fetched_bytes": fetched}
     return checks.claim(
         "1   Prompts are prefilled on one engine, decoded on another, and answered as by one",
         f"{len(stage.prompts)} prompts of {min(map(len, stage.prompts))} to "
         f"{max(map(len, stage.prompts))} tokens; the decode engine took {loaded} tokens from the "
-        "cache and computed one of each",
+        "cache and computed one of each"
+        + (f"; {fetched / (1 << 20):.1f} MiB came from the other node" if fetched else ""),
     )
 
 
@@ -110,7 +124,7 @@ def kill_before(stage: PdStage, address: str) -> Claim:
     checks.equal("tokens seen", len(seen.tokens), 0)
     checks.require(bool(seen.error), "no word about what happened")
     stage.figures["killed_before"] = {"status": seen.status, "error": seen.error[:200]}
-    wait_until("the server knows that it is gone", lambda: stage.engines() == 1, 30)
+    wait_until("the server knows that it is gone", lambda: not stage.decode_is_known(), 30)
     return checks.claim(
         "2   The decode engine is killed before its first event: an honest status",
         f"the client saw {_told(seen)}",
@@ -188,6 +202,29 @@ def client_leaves(stage: PdStage, address: str) -> Claim:
     )
 
 
+def kill_server(stage: PdStage, address: str) -> Claim:
+    """Of the prefill engine's node: there is nothing to wait for, and nothing to fetch."""
+    checks = Checks()
+    before, fetched = stage.counted(), stage.fetched_bytes()
+    stage.pega.kill()
+    answer = complete(address, stage.last.tokens, OUTPUT_TOKENS)
+    wait_until(
+        "the decode engine counts the request",
+        lambda: stage.counted()["answered"] > before["answered"],
+        10,
+    )
+    after = stage.counted()
+    checks.none("answer", computed_differences(answer, stage.baseline[stage.last.name]))
+    checks.equal("loaded tokens", after["external"] - before["external"], 0)
+    checks.equal("waits that ran out", after["timeout"] - before["timeout"], 0)
+    checks.equal("fetched bytes", stage.fetched_bytes() - fetched, 0)
+    stage.progress.say(f"prefill node's server killed: first token after {answer.ttft_s:.2f} s")
+    return checks.claim(
+        "6   The prefill node's server is killed: the decode engine computes, and waits for nobody",
+        f"{len(stage.last)} tokens computed, answered as by one engine",
+    )
+
+
 def kill_after(stage: PdStage, address: str) -> Claim:
     checks = Checks()
     prompt = Prompt("1000", stage.maker.tokens(1000))
@@ -201,8 +238,10 @@ def kill_after(stage: PdStage, address: str) -> Claim:
     checks.require(bool(seen.error), "no error event: the answer looks whole")
     checks.require(not seen.done, "[DONE] behind half an answer")
     stage.figures["killed_after"] = {"tokens": len(seen.tokens), "error": seen.error[:200]}
+    number = 7 if stage.has_two_nodes else 6
     return checks.claim(
-        "6   The decode engine is killed in the middle of an answer: an error, and no [DONE]",
+        f"{number}   The decode engine is killed in the middle of an answer: an error, "
+        "and no [DONE]",
         f"the client saw {_told(seen)}",
     )
 
