@@ -12,7 +12,6 @@ import unittest
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent.parent / "support"))
 
 import name_server
-import streaming_engine
 from router_case import RouterTest
 from router_process import IS_SANITIZED, Client, Router
 from streaming_engine import (
@@ -165,11 +164,7 @@ class DecodeEngine(RouterTest):
         self.assertEqual((reply.body, reply.is_whole), (WHOLE_STREAM, True))
 
     async def test_a_killed_process_before_and_after_its_first_event(self) -> None:
-        process = await asyncio.create_subprocess_exec(
-            sys.executable, streaming_engine.__file__, stdout=asyncio.subprocess.PIPE
-        )
-        assert process.stdout is not None
-        url = (await process.stdout.readline()).decode().strip()
+        process, url = await self.engine_process()
         router = await Router.start("--decode", url, "--health-interval", "20ms")
         self.stack.push_async_callback(router.stop)
         async with router.client() as client:
@@ -289,6 +284,38 @@ class DecodeEngine(RouterTest):
         self.assertEqual(set(answers), {(200, True, WHOLE_STREAM)})
         self.assertGreater(len(answers), 80)
         self.assertEqual((await router.metrics())["late_errors_total"], 0)
+
+
+class PrefillEngine(RouterTest):
+    async def test_a_killed_process_in_a_leg_and_before_one(self) -> None:
+        process, url = await self.engine_process("--silent")
+        assert process.stdout is not None
+        d = await self.engine()
+        # No health check comes between: each request finds out by itself.
+        router = await Router.start(
+            "--prefill", url, "--decode", d.url, "--health-interval", "10m",
+            "--breaker-failures", "1000",
+        )  # fmt: skip
+        self.stack.push_async_callback(router.stop)
+        long = {"prompt": LONG, "stream": True}
+        async with router.client() as first, router.client() as second:
+            for client in (first, second):
+                await client.post("/v1/completions", long)
+                line = await asyncio.wait_for(process.stdout.readline(), 20)
+                self.assertEqual(line, b"asked\n")
+            process.kill()
+            await process.wait()
+            for client in (first, second):
+                reply = await client.reply()
+                self.assertEqual((reply.status, reply.body), (200, WHOLE_STREAM))
+        for _ in range(2):
+            reply = await router.post("/v1/completions", long)
+            self.assertEqual((reply.status, reply.body), (200, WHOLE_STREAM))
+        metrics = await router.metrics()
+        self.assertEqual(metrics['prefill_total{reason="lost"}'], 2)
+        self.assertEqual(metrics['prefill_total{reason="refused"}'], 2)
+        self.assertEqual(len(d.requests), 4)
+        await self.all_is_over(router)
 
 
 class Leaving(RouterTest):

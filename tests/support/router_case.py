@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import pathlib
+import sys
 import tempfile
 import unittest
 
+import streaming_engine
 from router_process import Router
 from streaming_engine import Behavior, StreamingEngine, serve_normally
 
@@ -22,6 +25,21 @@ class RouterTest(unittest.IsolatedAsyncioTestCase):
         engine = await StreamingEngine(behavior).start()
         self.stack.push_async_callback(engine.stop)
         return engine
+
+    async def engine_process(self, *options: str) -> tuple[asyncio.subprocess.Process, str]:
+        """An engine that can be killed, and its URL."""
+        process = await asyncio.create_subprocess_exec(
+            sys.executable, streaming_engine.__file__, *options, stdout=asyncio.subprocess.PIPE
+        )
+
+        async def end() -> None:
+            if process.returncode is None:
+                process.kill()
+            await process.wait()
+
+        self.stack.push_async_callback(end)
+        assert process.stdout is not None
+        return process, (await process.stdout.readline()).decode().strip()
 
     async def router(
         self,

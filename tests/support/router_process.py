@@ -198,3 +198,8 @@ class Router:
     def resident_bytes(self) -> int:
         text = pathlib.Path(f"/proc/{self.process.pid}/statm").read_text()
         return int(text.split()[1]) * os.sysconf("SC_PAGE_SIZE")
+
+    def most_resident_bytes(self) -> int:
+        """Since it started."""
+        text = pathlib.Path(f"/proc/{self.process.pid}/status").read_text()
+        return int(re.search(r"VmHWM:\s*(\d+) kB", text)[1]) << 10  # type: ignore[index]

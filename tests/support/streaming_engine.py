@@ -1,7 +1,8 @@
 """An engine as a router sees it: HTTP with answers of OpenAI's API, whole or as events.
 
 It runs in the event loop of the test, which decides what it does with each request and sees when
-its caller leaves. As a program it is a process that can be killed: it prints its URL.
+its caller leaves. As a program it is a process that can be killed: it prints its URL, and a line
+for each request. It ends no stream, and with --silent answers no prefill.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ import asyncio
 import contextlib
 import json
 import socket
+import sys
 from collections.abc import Awaitable, Callable, Coroutine
 from typing import Any
 
@@ -254,11 +256,14 @@ class StreamingEngine:
         request.gone.set()
 
 
-async def _program() -> None:
+async def _program(is_silent: bool) -> None:
     async def endless(request: Request, answer: Answer) -> None:
+        print("asked", flush=True)
         if request.json.get("stream") and not request.is_prefill:
             await answer.begin_stream()
             await answer.piece(STREAM[0])
+            await request.gone.wait()
+        elif is_silent and request.is_prefill:
             await request.gone.wait()
         else:
             await serve_normally(request, answer)
@@ -269,4 +274,4 @@ async def _program() -> None:
 
 
 if __name__ == "__main__":
-    asyncio.run(_program())
+    asyncio.run(_program("--silent" in sys.argv))

@@ -1,0 +1,352 @@
+"""Whatever engines and clients do, and however often: the router's memory is bounded.
+
+Each fault is repeated until what it leaves behind, one body a request, would be seen: in the
+router's counts, which have to return to nothing, and in its resident memory at rest. The most that
+it had at any time is bounded by what is under way.
+"""
+
+import asyncio
+import contextlib
+import os
+import pathlib
+import socket
+import sys
+import unittest
+from collections.abc import Awaitable, Callable
+
+sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent.parent / "support"))
+
+from router_case import RouterTest
+from router_process import IS_SANITIZED, PATIENCE_S, Client, Router
+from streaming_engine import (
+    STREAM,
+    WHOLE_STREAM,
+    Answer,
+    Behavior,
+    Request,
+    StreamingEngine,
+    serve_normally,
+    wait_for_leaving,
+)
+
+COMPLETIONS = "/v1/completions"
+PROMPT = "eins zwei drei " * 6000
+BODY = {"prompt": PROMPT, "stream": True}
+BODY_BYTES = len(PROMPT)
+#: What is not measured: buffers and connections are there by then.
+WARM = 60
+REPEATED = 120
+AT_ONCE = 30
+#: Half of what one body a request would be.
+MOST_GROWTH = REPEATED * BODY_BYTES // 2
+#: The requests that are under way, each with its body, that of an engine and an event, twice for
+#: strings that grow; and the router itself.
+#: The address sanitizer keeps what was freed for a while.
+MOST_AT_ONCE = (4 if IS_SANITIZED else 2) * AT_ONCE * (2 * BODY_BYTES + (256 << 10)) + (8 << 20)
+#: What an engine may answer to a prefill, twice for the same reason: one is let through.
+LONG_PREFILL = 2 * (8 << 20)
+
+OPTIONS = (
+    *("--prefill-timeout", "100ms", "--answer-timeout", "150ms", "--event-timeout", "100ms"),
+    *("--client-timeout", "200ms", "--retries", "1", "--retry-delay", "1ms"),
+    *("--breaker-failures", "1000", "--max-body-bytes", "256kb", "--max-header-bytes", "16kb"),
+    *("--body-memory", "16mb", "--access-log", "false"),
+)
+
+
+# ---- what an engine does
+
+
+async def die(request: Request, answer: Answer) -> None:
+    answer.die()
+
+
+async def overloaded(request: Request, answer: Answer) -> None:
+    await answer.whole(b"{}", 503)
+
+
+async def say_garbage(request: Request, answer: Answer) -> None:
+    await answer.raw(b"HTTP/1.1 banana\r\n\r\n")
+
+
+async def endless_head(request: Request, answer: Answer) -> None:
+    await answer.raw(b"HTTP/1.1 200 OK\r\n")
+    with contextlib.suppress(ConnectionError):
+        while not request.gone.is_set():
+            await answer.raw(b"X-Y: " + b"z" * 4000 + b"\r\n")
+
+
+async def endless_prefill(request: Request, answer: Answer) -> None:
+    await answer.raw(b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\n\r\n{")
+    with contextlib.suppress(ConnectionError):
+        while not request.gone.is_set():
+            await answer.raw(b" " * 60_000)
+
+
+async def one_event(request: Request, answer: Answer) -> None:
+    await answer.begin_stream()
+    await answer.piece(STREAM[0])
+
+
+async def die_after_one_event(request: Request, answer: Answer) -> None:
+    await one_event(request, answer)
+    answer.die()
+
+
+async def hang_after_one_event(request: Request, answer: Answer) -> None:
+    await one_event(request, answer)
+    await request.gone.wait()
+
+
+async def endless_event(request: Request, answer: Answer) -> None:
+    """An event that has no end: 2 MB of it."""
+    await answer.begin_stream()
+    with contextlib.suppress(ConnectionError):
+        await answer.piece(b"data: ")
+        for _ in range(32):
+            await answer.piece(b"x" * 65_536)
+        answer.die()
+
+
+async def byte_by_byte(request: Request, answer: Answer) -> None:
+    await answer.begin_stream()
+    for byte in WHOLE_STREAM:
+        await answer.piece(bytes([byte]))
+    await answer.end_stream()
+
+
+async def broken_text(request: Request, answer: Answer) -> None:
+    await answer.begin_stream()
+    await answer.piece(b"data: \xff\xfe\xc0{\n\n" * 100)
+    await answer.end_stream()
+
+
+# ---- what a client does
+
+
+async def ask(router: Router) -> None:
+    """To the end of the answer, or of the connection."""
+    async with router.client() as client:
+        with contextlib.suppress(ConnectionError, asyncio.IncompleteReadError):
+            await client.post(COMPLETIONS, BODY)
+            await client.reply()
+
+
+async def leave_at_once(router: Router) -> None:
+    async with router.client() as client:
+        await client.post(COMPLETIONS, BODY)
+
+
+async def leave_in_the_answer(router: Router) -> None:
+    async with router.client() as client:
+        await client.post(COMPLETIONS, BODY)
+        await client.head()
+
+
+class Told:
+    """What an engine does at a request that a client has to know of."""
+
+    def __init__(self) -> None:
+        self._told: list[asyncio.Event] = []
+
+    def tell(self, request: Request) -> None:
+        self._told[int(request.headers["x-number"])].set()
+
+    async def hang(self, request: Request, _answer: Answer) -> None:
+        self.tell(request)
+        await request.gone.wait()
+
+    async def flood(self, request: Request, answer: Answer) -> None:
+        """Events until the router reads no more, and leaves."""
+        await answer.begin_stream()
+        with contextlib.suppress(ConnectionError):
+            while not request.gone.is_set():
+                await answer.piece(b"data: " + b"x" * 16_000 + b"\n\n")
+        self.tell(request)
+
+    async def leave(self, router: Router) -> None:
+        """When an engine has the request."""
+        async with router.client() as client:
+            await self._post_and_wait(client)
+
+    async def read_nothing(self, router: Router) -> None:
+        small = socket.socket()
+        small.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 8192)
+        small.setblocking(False)
+        await asyncio.get_running_loop().sock_connect(small, ("127.0.0.1", router.port))
+        client = Client(*await asyncio.open_connection(sock=small, limit=4096))
+        try:
+            await self._post_and_wait(client)
+        finally:
+            client.leave()
+
+    async def _post_and_wait(self, client: Client) -> None:
+        told = asyncio.Event()
+        self._told.append(told)
+        await client.post(COMPLETIONS, BODY, f"X-Number: {len(self._told) - 1}\r\n")
+        await asyncio.wait_for(told.wait(), PATIENCE_S)
+
+
+def send(data: bytes, status: int | None) -> Callable[[Router], Awaitable[None]]:
+    """Raw bytes, what they are answered with, and the end of the connection; None: no answer."""
+
+    async def do(router: Router) -> None:
+        async with router.client() as client:
+            with contextlib.suppress(ConnectionError):
+                await client.send(data)
+            said = await client.ended()
+            # A client that still sends may see a reset in place of what was said.
+            if status is not None and said:
+                assert said.startswith(b"HTTP/1.1 %d" % status), said[:200]
+
+    return do
+
+
+def post(body: bytes, headers: str = "Content-Type: application/json\r\n") -> bytes:
+    head = f"POST {COMPLETIONS} HTTP/1.1\r\nHost: r\r\n{headers}Connection: close\r\n"
+    return f"{head}Content-Length: {len(body)}\r\n\r\n".encode() + body
+
+
+async def endless_body(router: Router) -> None:
+    async with router.client() as client:
+        head = f"POST {COMPLETIONS} HTTP/1.1\r\nHost: r\r\nContent-Type: application/json\r\n"
+        with contextlib.suppress(ConnectionError):
+            await client.send(head.encode() + b"Transfer-Encoding: chunked\r\n\r\n")
+            for _ in range(20):
+                await client.send(b"8000\r\n" + b"x" * 0x8000 + b"\r\n")
+        await client.ended()
+
+
+def both(prefill: Behavior, decode: Behavior) -> Behavior:
+    async def behave(request: Request, answer: Answer) -> None:
+        await (prefill if request.is_prefill else decode)(request, answer)
+
+    return behave
+
+
+QUEUE = ["--max-decode-inflight", "4", "--queue", "8", "--queue-timeout", "100ms"]
+LARGE = b'{"prompt":"' + b"y" * 200_000
+DO = Callable[[Router], Awaitable[None]]
+ENGINE_FAULTS: dict[str, tuple[Behavior, Behavior]] = {
+    "prefill dies": (die, serve_normally),
+    "prefill answers 503": (overloaded, serve_normally),
+    "prefill hangs": (wait_for_leaving, serve_normally),
+    "prefill says garbage": (say_garbage, serve_normally),
+    "prefill's head has no end": (endless_head, serve_normally),
+    "decode dies": (serve_normally, die),
+    "decode answers 503": (serve_normally, overloaded),
+    "decode hangs": (serve_normally, wait_for_leaving),
+    "decode says garbage": (serve_normally, say_garbage),
+    "decode's head has no end": (serve_normally, endless_head),
+    "decode dies after an event": (serve_normally, die_after_one_event),
+    "decode hangs after an event": (serve_normally, hang_after_one_event),
+    "an event has no end": (serve_normally, endless_event),
+    "a stream byte by byte": (serve_normally, byte_by_byte),
+    "a stream that is no UTF-8": (serve_normally, broken_text),
+}
+CLIENT_FAULTS: dict[str, DO] = {
+    "no JSON": send(post(b'{"prompt": ' + LARGE), 400),
+    "no UTF-8": send(post(LARGE + b'\xff\xfe", "stream": true}'), None),
+    "another content type": send(post(LARGE + b'"}', "Content-Type: text/plain\r\n"), 415),
+    "a body that is too long": send(post(b"x" * 300_000), 413),
+    "a body without an end": endless_body,
+    "a head without an end": send(b"GET / HTTP/1.1\r\n" + b"X-Y: zzzz\r\n" * 5000, 431),
+    "smuggling": send(
+        post(LARGE + b'"}', "Content-Type: application/json\r\nTransfer-Encoding: chunked\r\n"), 400
+    ),
+    "half a head": send(b"POST /v1/comp", None),
+    "half a body": send(post(LARGE + b'"}')[:150_000], None),
+}
+
+
+class EveryFault(RouterTest):
+    async def asyncSetUp(self) -> None:
+        await super().asyncSetUp()
+        asyncio.get_running_loop().set_debug(False)  # Which makes each request ten times as dear.
+
+    async def test_nothing_is_left_of_it_and_nothing_piles_up(self) -> None:
+        told = Told()
+        faults: dict[str, tuple[Behavior, Behavior, DO, list[str]]] = {
+            "a client leaves in the prefill": (told.hang, serve_normally, told.leave, []),
+            "a client leaves before an event": (serve_normally, told.hang, told.leave, []),
+            "a client leaves after an event": (
+                serve_normally, hang_after_one_event, leave_in_the_answer, [],
+            ),
+            "a client leaves at once": (serve_normally, serve_normally, leave_at_once, []),
+            "a client reads nothing": (serve_normally, told.flood, told.read_nothing, []),
+            "the queue is full": (serve_normally, wait_for_leaving, ask, QUEUE),
+            "a client leaves the queue": (serve_normally, wait_for_leaving, leave_at_once, QUEUE),
+        }  # fmt: skip
+        for name, (p_behavior, d_behavior) in ENGINE_FAULTS.items():
+            faults[name] = (p_behavior, d_behavior, ask, [])
+        for name, do in CLIENT_FAULTS.items():
+            faults[name] = (serve_normally, serve_normally, do, [])
+        for name, (p_behavior, d_behavior, do, options) in faults.items():
+            with self.subTest(fault=name):
+                p = await self.engine(both(p_behavior, serve_normally))
+                d = await self.engine(both(serve_normally, d_behavior))
+                await self.check(name, do, *options, p=p, d=d)
+
+    async def test_engines_that_are_gone_and_engines_that_come_and_go(self) -> None:
+        p, d = await self.engine(), await self.engine()
+        await p.stop()
+        await d.stop()
+        await self.check("gone", ask, "--health-interval", "10m", p=p, d=d)
+        await self.check("known to be gone", ask, "--health-interval", "20ms", p=p, d=d)
+
+        async def restart() -> None:
+            while True:
+                for engine in (p, d):
+                    await engine.start()
+                    await asyncio.sleep(0.02)  # They are there for a while, and away for a while.
+                    await engine.drain()
+
+        restarting = asyncio.create_task(restart())
+        await self.check("coming and going", ask, "--health-interval", "10ms", p=p, d=d)
+        restarting.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            await restarting
+
+    async def test_a_prefill_answer_without_an_end(self) -> None:
+        p, d = await self.engine(endless_prefill), await self.engine()
+        options = ("--max-prefill-inflight", "1")
+        await self.check("endless prefill", ask, *options, p=p, d=d, may_have=LONG_PREFILL)
+
+    async def check(
+        self,
+        name: str,
+        do: DO,
+        *options: str,
+        p: StreamingEngine,
+        d: StreamingEngine,
+        may_have: int = 0,
+    ) -> None:
+        """Repeats the fault at a router of its own."""
+        router = await self.router(*OPTIONS, *options, p=[p], d=[d])
+        started = router.resident_bytes()
+
+        async def repeat(count: int) -> int:
+            for begin in range(0, count, AT_ONCE):
+                # No more than that, so that what is under way is known.
+                await asyncio.gather(*(do(router) for _ in range(min(AT_ONCE, count - begin))))
+            await self.all_is_over(router)
+            await router.wait_for_metrics(lambda m: m["connections"] == 1)  # The question's.
+            return router.resident_bytes()
+
+        warm = await repeat(WARM)
+        growth = await repeat(REPEATED) - warm
+        most = router.most_resident_bytes() - started
+        print(f"{name}: {growth >> 10} KiB more after {REPEATED}, {most >> 10} KiB at most")
+        self.assertLess(most, MOST_AT_ONCE + may_have, name)
+        if not IS_SANITIZED:
+            self.assertLess(growth, MOST_GROWTH, name)
+        # Where it is sanitized this is what finds a leak.
+        self.assertEqual(await router.terminate(), 0, name)
+        await router.stop()
+
+
+if __name__ == "__main__":
+    # What is freed goes back to the system at once, so that the router's memory at rest is its own
+    # and not the allocator's.
+    os.environ |= {"MALLOC_MMAP_THRESHOLD_": "16384", "MALLOC_TRIM_THRESHOLD_": "65536"}
+    unittest.main()
