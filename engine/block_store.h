@@ -239,6 +239,9 @@ class BlockStore {
   /// Nobody can write to the frame any more; gives it up if that was not done. It is free once the
   /// claims that waited for it have ended.
   void settle(SlotIndex frame);
+  /// Whether a claim waits for a block that fetch() gave out and that has not ended. Without one it
+  /// need not be asked for; another claim may join until it is settled.
+  [[nodiscard]] bool is_awaited(SlotIndex frame) const;
   /// How many blocks of the claim, from `first` on and at most `count`, are there to be opened now:
   /// up to the first that is coming. Ask again from that one on after a fetched(), give_up() or
   /// settle(): each call looks at what it counts and one block more.

@@ -136,6 +136,11 @@ void BlockStore::settle(SlotIndex frame) {
   blocks.set_coming(frame, Coming::kOver);
 }
 
+bool BlockStore::is_awaited(SlotIndex frame) const {
+  PEGA_ASSERT(impl_->blocks[frame].state == SlotState::kFetched, "frame {} is not fetched", frame);
+  return impl_->blocks[frame].holds != 0;
+}
+
 Result<std::size_t> BlockStore::arrived(const Id128& token, std::size_t first,
                                         std::size_t count) const {
   const std::uint32_t row = impl_->openable(token);

@@ -210,6 +210,8 @@ class CacheService {
   /// It will not come; see BlockStore::give_up and settle.
   void give_up(SlotIndex frame);
   void settle_fetch(SlotIndex frame);
+  /// Whether a claim waits for it.
+  [[nodiscard]] bool is_awaited(SlotIndex frame) const;
 
   // ---- other nodes: what they read here
 

@@ -89,6 +89,7 @@ void CacheService::fetched(SlotIndex frame, std::uint32_t shards,
 
 void CacheService::give_up(SlotIndex frame) { store_->give_up(frame); }
 void CacheService::settle_fetch(SlotIndex frame) { store_->settle(frame); }
+bool CacheService::is_awaited(SlotIndex frame) const { return store_->is_awaited(frame); }
 
 Result<CacheService::Opened> CacheService::open_arrived(const Id128& connection, const Id128& token,
                                                         std::size_t first, std::size_t count,

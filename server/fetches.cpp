@@ -33,7 +33,9 @@ struct Fetches::Lease {
   std::vector<std::uint32_t> pages;
   std::vector<std::uint64_t> checksums;
   std::size_t blocks = 0;
-  std::size_t users = 1;  ///< Batches that are not settled, and whoever still makes some.
+  std::size_t users = 1;      ///< Batches that are not settled, and whoever still makes some.
+  std::size_t under_way = 0;  ///< Batches at the fabric, or in its queue.
+  std::deque<std::unique_ptr<Batch>> waiting{};  ///< The others, in the order of the prefix.
 };
 
 /// What one claim wants.
@@ -97,11 +99,19 @@ Fetches::Fetches(CacheService& service, Lenders& peers, std::vector<Lane> lanes,
   progress_made_ = pair.promise.fork();
 }
 
-Fetches::~Fetches() noexcept(false) = default;
+Fetches::~Fetches() noexcept(false) {
+  // These hold their lease, which holds them.
+  for (const auto& [ticket, batch] : batches_) batch->lease->waiting.clear();
+  for (const auto& batch : queued_) batch->lease->waiting.clear();
+}
 
 Fetches::Stats Fetches::stats() const {
   Stats stats = stats_;
-  stats.batches = batches_.size() + queued_.size();
+  stats.batches = batches_.size() + queued_.size() + waiting_;
+  const TimePoint now = clock_.now();
+  for (const auto& [ticket, batch] : batches_) {
+    stats.oldest = std::max(stats.oldest, now - batch->since);
+  }
   return stats;
 }
 
@@ -243,15 +253,47 @@ void Fetches::read(const OnePlan& plan, const OneLease& lease, std::vector<Block
     ++lease->users;
     const std::size_t to = std::min(blocks.size(), from + step);
     for (std::size_t i = from; i < to; ++i) batch->blocks.push_back(std::move(blocks[i]));
-    submit(std::move(batch));
+    lease->waiting.push_back(std::move(batch));
+    ++waiting_;
+  }
+  submit_next(lease);
+}
+
+void Fetches::submit_next(const OneLease& lease) {
+  while (lease->under_way < options_.batches_per_lease && !lease->waiting.empty()) {
+    auto next = std::move(lease->waiting.front());
+    lease->waiting.pop_front();
+    --waiting_;
+    ++lease->under_way;
+    if (batches_.size() >= options_.batches) {
+      queued_.push_back(std::move(next));
+    } else if (!submit(std::move(next))) {
+      ended(lease);
+    }
   }
 }
 
-void Fetches::submit(std::unique_ptr<Batch> batch) {
-  if (batches_.size() >= options_.batches) {
-    queued_.push_back(std::move(batch));
-    return;
-  }
+/// One batch of the lease is over, or never began.
+void Fetches::ended(const OneLease& lease) {
+  --lease->under_way;
+  let_go(*lease);
+}
+
+/// Takes those out that no claim waits for.
+void Fetches::forget_unwanted(std::vector<Block>& blocks) {
+  const std::size_t count = blocks.size();
+  std::erase_if(blocks, [this](const Block& block) {
+    if (service_.is_awaited(block.frame)) return false;
+    service_.settle_fetch(block.frame);
+    return true;
+  });
+  stats_.unwanted += count - blocks.size();
+}
+
+/// Gives a batch to the fabric. False when it is over already; its lease is the caller's to tell.
+bool Fetches::submit(std::unique_ptr<Batch> batch) {
+  forget_unwanted(batch->blocks);
+  if (batch->blocks.empty()) return false;
   const Plan& plan = *batch->plan;
   Lease& lease = *batch->lease;
   const TimePoint now = clock_.now();
@@ -280,18 +322,21 @@ void Fetches::submit(std::unique_ptr<Batch> batch) {
     kLog.debug("blocks are not read peer={} blocks={} error=\"{}\"", lease.peer->address(),
                batch->blocks.size(), to_string(accepted.error()));
     drop(batch->blocks);
-    let_go(lease);
-    return;
+    return false;
   }
   batch->since = now;
   batches_.emplace(last_ticket_, std::move(batch));
+  return true;
 }
 
 void Fetches::submit_queued() {
   while (!queued_.empty() && batches_.size() < options_.batches) {
     auto next = std::move(queued_.front());
     queued_.pop_front();
-    submit(std::move(next));
+    const OneLease lease = next->lease;
+    if (submit(std::move(next))) continue;
+    ended(lease);
+    submit_next(lease);
   }
 }
 
@@ -359,8 +404,10 @@ void Fetches::completed(const Fabric::Completion& completion) {
     }
   }
   if (completion.settled) {
-    let_go(*batch.lease);
+    const OneLease lease = batch.lease;
     batches_.erase(found);
+    ended(lease);
+    submit_next(lease);
     submit_queued();
   }
   progressed();
@@ -368,6 +415,8 @@ void Fetches::completed(const Fabric::Completion& completion) {
 }
 
 void Fetches::retry(const OnePlan& plan, std::vector<Block>&& blocks) {
+  forget_unwanted(blocks);
+  if (blocks.empty()) return;
   if (clock_.now() >= plan->deadline || plan->failed.size() >= kMostOwners || !peers_.has_ready()) {
     return drop(blocks);
   }

@@ -33,6 +33,9 @@ namespace pegaflow {
 /// then it is given up, and whoever waits for it computes it. A frame that may still be written to
 /// stays as it is until the fabric says that it is settled.
 ///
+/// Of one lease some batches at a time are at the fabric. So what no claim waits for any more is
+/// not asked for, but for those; what was read is sealed all the same.
+///
 /// Every wait has an end: a question to a peer its deadline, a read the fetch's own, which counts
 /// from the claim. Thread-bound: the RPC thread.
 class Fetches final : private kj::TaskSet::ErrorHandler {
@@ -42,6 +45,7 @@ class Fetches final : private kj::TaskSet::ErrorHandler {
     std::chrono::milliseconds lease = kLease;
     std::size_t batch_bytes = std::size_t{8} << 20;  ///< Sealed together.
     std::size_t batches = 256;                       ///< At the fabrics; others wait.
+    std::size_t batches_per_lease = 16;              ///< Of them; at least one.
   };
   static constexpr std::chrono::milliseconds kLease{10000};
   /// Before a lease's end nothing more is read by it.
@@ -56,6 +60,7 @@ class Fetches final : private kj::TaskSet::ErrorHandler {
     std::uint64_t blocks = 0;         ///< Whole and in time.
     std::uint64_t bytes = 0;          ///< Of them.
     std::uint64_t given_up = 0;       ///< Blocks.
+    std::uint64_t unwanted = 0;       ///< Blocks that were not asked for: their claims had ended.
     std::uint64_t retried = 0;        ///< Blocks, asked for from another owner.
     std::uint64_t outlived = 0;       ///< Blocks that came whole after their lease's end.
     std::uint64_t corrupt = 0;        ///< Blocks with wrong bytes, by the lane's own checksum.
@@ -64,6 +69,7 @@ class Fetches final : private kj::TaskSet::ErrorHandler {
     std::array<std::uint64_t, kMostLanes> lane_bytes{};  ///< `bytes`, by lane.
     std::uint64_t leases = 0;
     std::size_t batches = 0;  ///< Under way now.
+    Duration oldest{};        ///< Age of the oldest read that is not settled; 0 without one.
     Histogram duration;       ///< Of reads: from the fabric's acceptance to the answer.
   };
 
@@ -116,8 +122,11 @@ class Fetches final : private kj::TaskSet::ErrorHandler {
                                    std::vector<Lenders::Owner> owners);
   kj::Promise<void> take_frames(const OnePlan& plan, const OneLease& lease, std::size_t lent_from);
   void read(const OnePlan& plan, const OneLease& lease, std::vector<Block>&& blocks);
-  void submit(std::unique_ptr<Batch> batch);
+  bool submit(std::unique_ptr<Batch> batch);
+  void submit_next(const OneLease& lease);
   void submit_queued();
+  void ended(const OneLease& lease);
+  void forget_unwanted(std::vector<Block>& blocks);
   void retry(const OnePlan& plan, std::vector<Block>&& blocks);
   void drop(const std::vector<Block>& blocks);
   void let_go(Lease& lease);
@@ -135,7 +144,8 @@ class Fetches final : private kj::TaskSet::ErrorHandler {
   const Options options_;
   std::uint64_t last_ticket_ = 0;
   std::unordered_map<std::uint64_t, std::unique_ptr<Batch>> batches_;  ///< By ticket, not settled.
-  std::deque<std::unique_ptr<Batch>> queued_;  ///< For want of a place among them.
+  std::deque<std::unique_ptr<Batch>> queued_;  ///< For want of a place among them; a few a lease.
+  std::size_t waiting_ = 0;                    ///< Batches behind the others of their leases.
   std::set<Id128> extending_;                  ///< Claims that extend() is at work on.
   std::set<std::pair<Id128, PinId>> opening_;  ///< Waiting, by connection and name.
   kj::Own<kj::PromiseFulfiller<void>> progress_;

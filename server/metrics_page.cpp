@@ -290,7 +290,9 @@ void fetches(MetricsPage& page, const Snapshot& now, const NodesReport& nodes) {
                  {"none", number(fetches.claims - fetches.claims_coming)}});
   page.counters("fetch_blocks_total", "Blocks to be read from other nodes, by how that ended",
                 "result",
-                {{"whole", number(fetches.blocks)}, {"given_up", number(fetches.given_up)}});
+                {{"whole", number(fetches.blocks)},
+                 {"given_up", number(fetches.given_up)},
+                 {"unwanted", number(fetches.unwanted)}});
   page.counter("fetch_bytes_total", "Bytes of blocks read from other nodes, whole and in time",
                fetches.bytes);
   page.counters("fetch_troubles_total", "Blocks that did not come as they should", "reason",
@@ -308,6 +310,8 @@ void fetches(MetricsPage& page, const Snapshot& now, const NodesReport& nodes) {
   page.counter("fetch_no_room_total", "Claims that got no room for all that was lent",
                store.fetches_no_room);
   page.gauge("fetch_batches", "Reads from other nodes under way", number(fetches.batches));
+  page.gauge("oldest_fetch_seconds", "Age of the oldest read from other nodes; 0 without one",
+             std::chrono::duration<double>(fetches.oldest).count());
   page.gauge("fetch_bytes", "Bytes of slots that fetches have", number(store.fetch_bytes));
   page.begin(Type::Histogram, "fetch_duration_seconds", "Reads from other nodes, a batch each");
   page.histogram(fetches.duration, {});

@@ -1,0 +1,267 @@
+// What Fetches asks for, and what it leaves alone: owners and a fabric that the test plays, in
+// virtual time.
+#include "server/fetches.h"
+
+#include <cstring>
+#include <deque>
+#include <map>
+#include <string>
+#include <vector>
+
+#include <doctest/doctest.h>
+#include <kj/async-io.h>
+
+namespace pegaflow {
+namespace {
+
+constexpr std::uint64_t kPage = 4096;
+constexpr RegionId kOurPool{0};
+
+std::vector<BlockKey> keys(std::uint64_t chain, std::size_t count) {
+  std::vector<BlockKey> made(count);
+  for (std::size_t i = 0; i < count; ++i) {
+    const std::uint64_t words[2] = {(chain * 1000 + i + 1) * 0x9E3779B97F4A7C15ULL, chain};
+    std::memcpy(made[i].bytes.data(), words, sizeof words);
+  }
+  return made;
+}
+
+/// Lends as many blocks as it is asked for.
+class PlayedLender final : public Lender {
+ public:
+  [[nodiscard]] bool is_ready() const noexcept override { return true; }
+  [[nodiscard]] std::uint64_t life() const noexcept override { return 1; }
+  [[nodiscard]] const std::string& address() const noexcept override { return address_; }
+  [[nodiscard]] const Way& way() const override { return way_; }
+  kj::Promise<Result<LeaseGrant>> lease(const Bytes32&, std::span<const BlockKey> wanted,
+                                        std::size_t shards,
+                                        std::chrono::milliseconds time) override {
+    ++leases;
+    LeaseGrant grant{.lease = leases, .granted = time, .pages = {}, .checksums = {}};
+    for (std::size_t i = 0; i < wanted.size() * shards; ++i) {
+      grant.pages.push_back(static_cast<std::uint32_t>(i));
+    }
+    return Result<LeaseGrant>(std::move(grant));
+  }
+  void release(std::uint64_t lease) override { released.push_back(lease); }
+  void lost(std::uint64_t, const std::string&) override {}
+  void way_lost(std::uint64_t, const Way&, const std::string&) override {}
+
+  std::uint64_t leases = 0;
+  std::vector<std::uint64_t> released;
+
+ private:
+  std::string address_ = "played:1";
+  Way way_{.lane = 0, .peer = Fabric::PeerId{7}, .pool = RegionId{3}};
+};
+
+class PlayedLenders final : public Lenders {
+ public:
+  [[nodiscard]] bool has_ready() const override { return true; }
+  kj::Promise<std::vector<Owner>> owners(const Bytes32&,
+                                         std::span<const BlockKey> wanted) override {
+    ++questions;
+    std::vector<Owner> found;
+    for (PlayedLender& each : lenders) {
+      found.push_back({.peer = &each, .life = 1, .blocks = wanted.size()});
+    }
+    return found;
+  }
+
+  std::deque<PlayedLender> lenders{1};
+  std::size_t questions = 0;
+};
+
+/// Keeps what it is to read until the test says what became of it.
+class PlayedFabric final : public Fabric {
+ public:
+  Result<RegionId> register_region(std::span<std::byte>) override { return kOurPool; }
+  Result<void> lend(RegionId, TimePoint) override { return {}; }
+  void unregister_region(RegionId) override {}
+  [[nodiscard]] FabricDescriptor describe() const override { return {}; }
+  Result<PeerId> connect(const FabricDescriptor&) override { return PeerId{7}; }
+  Result<void> disconnect(PeerId) override { return {}; }
+  Result<void> read(Batch batch) override {
+    batches.push_back(std::move(batch));
+    return {};
+  }
+  Result<void> cancel(std::uint64_t) override { return {}; }
+
+  std::deque<Batch> batches;
+};
+
+/// A service of 64 slots with one engine. A batch is one block, and a lease has two at the fabric.
+struct Fixture {
+  explicit Fixture(std::size_t most_batches = 256) {
+    auto made = CacheService::create(
+        {.store = {.pool_bytes = 64 * kPage}}, clock,
+        [this](const Id128& connection) { service->disconnected(connection); });
+    REQUIRE(made);
+    service = std::move(*made);
+    background = std::make_unique<Background>(*service, io.provider->getTimer(), clock);
+    const std::vector<Fetches::Lane> lanes = {{.fabric = &fabric, .pool = kOurPool}};
+    fetches = std::make_unique<Fetches>(
+        *service, peers, lanes, *background, io.provider->getTimer(), clock, clock,
+        Fetches::Options{.batch_bytes = kPage, .batches = most_batches, .batches_per_lease = 2});
+    REQUIRE(service->connected(engine, {.process = engine,
+                                        .previous_connection = {},
+                                        .quiesced = false,
+                                        .build = "test",
+                                        .watch = std::make_shared<int>(0)}));
+    REQUIRE(service->register_rank(
+        engine, {.instance = "engine", .factors = {{"weights", "a"}}, .page_bytes = kPage}));
+  }
+
+  std::size_t claim(const Id128& token, std::span<const BlockKey> wanted) {
+    return fetches->extend(engine, token, wanted, 0).wait(io.waitScope);
+  }
+  void unclaim(const Id128& token) {
+    fetches->ended(token);
+    REQUIRE(service->unclaim(engine, token));
+    while (service->work()) {
+    }
+  }
+  /// The oldest batch at the fabric ends.
+  void complete(std::optional<Errc> why = std::nullopt) {
+    REQUIRE_FALSE(fabric.batches.empty());
+    const Fabric::Batch batch = std::move(fabric.batches.front());
+    fabric.batches.pop_front();
+    fetches->completed({.ticket = batch.ticket,
+                        .chunks = std::vector<std::optional<Errc>>(batch.chunks.size(), why),
+                        .detail = "played",
+                        .settled = true});
+    io.waitScope.poll();
+  }
+  [[nodiscard]] std::size_t here(std::span<const BlockKey> wanted) {
+    return service->lookup(engine, wanted).value().blocks;
+  }
+  void check_rest() {
+    while (service->work()) {
+    }
+    CHECK(fetches->stats().batches == 0);
+    CHECK(service->stats().store.fetch_bytes == 0);
+    CHECK(service->stats().store.coming == 0);
+    REQUIRE(service->store().check());
+    for (const PlayedLender& each : peers.lenders) CHECK(each.released.size() == each.leases);
+  }
+
+  kj::AsyncIoContext io = kj::setupAsyncIo();
+  ManualClock clock;
+  Id128 engine{1, 1};
+  PlayedLenders peers;
+  PlayedFabric fabric;
+  std::unique_ptr<CacheService> service;
+  std::unique_ptr<Background> background;
+  std::unique_ptr<Fetches> fetches;
+};
+
+constexpr Id128 kOne{5, 1};
+constexpr Id128 kTwo{5, 2};
+
+TEST_SUITE("Fetches") {
+  TEST_CASE("a lease has some batches at the fabric, in the order of the prefix") {
+    Fixture f;
+    REQUIRE(f.claim(kOne, keys(1, 6)) == 6);
+    CHECK(f.fetches->stats().batches == 6);
+    for (std::uint64_t block = 0; block < 6; ++block) {
+      CHECK(f.fabric.batches.size() == std::min<std::uint64_t>(2, 6 - block));
+      CHECK(f.fabric.batches.front().chunks.at(0).remote_offset == block * kPage);
+      f.complete();
+      CHECK(f.here(keys(1, 6)) == block + 1);
+    }
+    CHECK(f.fetches->stats().blocks == 6);
+    f.check_rest();
+  }
+
+  TEST_CASE("of a claim that has ended nothing more is asked for, and what was is kept") {
+    Fixture f;
+    REQUIRE(f.claim(kOne, keys(1, 6)) == 6);
+
+    f.unclaim(kOne);
+    f.complete();
+    CHECK(f.fabric.batches.size() == 1);
+    f.complete();
+
+    CHECK(f.fabric.batches.empty());
+    CHECK(f.here(keys(1, 6)) == 2);
+    CHECK(f.fetches->stats().blocks == 2);
+    CHECK(f.fetches->stats().unwanted == 4);
+    CHECK(f.fetches->stats().given_up == 0);
+    f.check_rest();
+  }
+
+  TEST_CASE("what another claim waits for is asked for, and only that") {
+    Fixture f;
+    REQUIRE(f.claim(kOne, keys(1, 6)) == 6);
+    REQUIRE(f.claim(kTwo, keys(1, 4)) == 4);
+
+    f.unclaim(kOne);
+    for (int i = 0; i < 4; ++i) f.complete();
+
+    CHECK(f.fabric.batches.empty());
+    CHECK(f.here(keys(1, 6)) == 4);
+    CHECK(f.fetches->stats().unwanted == 2);
+    CHECK(f.peers.lenders.front().leases == 1);
+    f.check_rest();
+  }
+
+  TEST_CASE("what failed is not asked for elsewhere when nobody waits for it") {
+    Fixture f;
+    f.peers.lenders.resize(2);
+    REQUIRE(f.claim(kOne, keys(1, 2)) == 2);
+    const std::size_t questions = f.peers.questions;
+    f.complete(Errc::kPeerLost);
+    CHECK(f.peers.questions == questions + 1);
+    CHECK(f.fetches->stats().retried == 1);
+
+    f.unclaim(kOne);
+    f.complete(Errc::kPeerLost);
+    CHECK(f.peers.questions == questions + 1);
+    CHECK(f.fetches->stats().unwanted == 1);
+    f.complete();
+    f.check_rest();
+  }
+
+  TEST_CASE("the age of the oldest read is told until it is settled") {
+    Fixture f;
+    CHECK(f.fetches->stats().oldest == Duration::zero());
+    REQUIRE(f.claim(kOne, keys(1, 3)) == 3);
+    f.clock.advance(std::chrono::milliseconds(300));
+    f.complete();
+    f.clock.advance(std::chrono::milliseconds(200));
+
+    CHECK(f.fetches->stats().oldest == std::chrono::milliseconds(500));
+    f.complete();
+    CHECK(f.fetches->stats().oldest == std::chrono::milliseconds(200));
+    f.complete();
+    CHECK(f.fetches->stats().oldest == Duration::zero());
+    f.check_rest();
+  }
+
+  TEST_CASE("leases share the places at the fabric, and those who wait get theirs") {
+    Fixture f(1);
+    REQUIRE(f.claim(kOne, keys(1, 3)) == 3);
+    REQUIRE(f.claim(kTwo, keys(2, 3)) == 3);
+    // What waits for a place, too, is not asked for when nobody wants it.
+    f.unclaim(kOne);
+    for (int i = 0; i < 4; ++i) {
+      CHECK(f.fabric.batches.size() == 1);
+      f.complete();
+    }
+
+    CHECK(f.here(keys(1, 3)) == 1);
+    CHECK(f.here(keys(2, 3)) == 3);
+    CHECK(f.fetches->stats().unwanted == 2);
+    f.check_rest();
+  }
+
+  TEST_CASE("it ends with batches that were never asked for") {
+    Fixture f;
+    REQUIRE(f.claim(kOne, keys(1, 6)) == 6);
+    f.fetches.reset();
+    CHECK(f.fabric.batches.size() == 2);
+  }
+}
+
+}  // namespace
+}  // namespace pegaflow
