@@ -17,7 +17,7 @@ from pegaflow.connector.metrics import COUNTER, GAUGE, HISTOGRAM, METRICS
 from tests.python.harness import Engine
 from tests.support.prometheus import read_metrics
 from tests.support.promql import NotPromQL, selectors
-from tests.support.vllm_server import RouterServer
+from tests.support.vllm_server import PegaServer, RouterServer
 
 ROUTER = Path(os.environ["PEGA_BUILD_DIR"]) / "router" / "pegaflow-router"
 DEPLOY = Path(__file__).resolve().parents[2] / "deploy"
@@ -70,7 +70,16 @@ def router_metrics(pega, tmp_path_factory):
 
 
 @pytest.fixture(scope="module")
-def known(pega, router_metrics):
+def node_metrics(short_path):
+    """The page of a server among other nodes, of which one is not there."""
+    peers = ["--peers", "127.0.0.1:1", "--peer-listen", "127.0.0.1:0"]
+    binary = Path(os.environ["PEGA_BUILD_DIR"]) / "server" / "pegaflow-server"
+    with PegaServer(binary, short_path / "node", pool_size="64mb", arguments=peers) as node:
+        return node.metrics()
+
+
+@pytest.fixture(scope="module")
+def known(pega, router_metrics, node_metrics):
     """Of each metric: label -> values seen, None where values come later, and its kind."""
     with Engine(pega.address) as engine:
         engine.wait_ready()
@@ -80,8 +89,8 @@ def known(pega, router_metrics):
         engine.run()
         metrics = read_metrics(pega.http)
     found = {}
-    both = [*metrics.items("pegaflow_"), *router_metrics.items("pegaflow_")]
-    for name, labels, _ in both:
+    pages = (metrics, router_metrics, node_metrics)
+    for name, labels, _ in (sample for page in pages for sample in page.items("pegaflow_")):
         its = found.setdefault(name, {})
         for label, value in labels.items():
             its.setdefault(label, set()).add(value)
@@ -162,12 +171,16 @@ def test_variables_are_filled_from_metrics_that_exist(known):
 
 
 def test_every_metric_of_trouble_is_on_the_dashboard(known):
-    """What docs/operations.md tells people to look at can be seen without typing its name."""
+    """What the documents tell people to look at can be seen without typing its name."""
     shown = {each.metric for _, expression in expressions() for each in selectors(expression)}
-    page = (DEPLOY.parent / "docs" / "operations.md").read_text()
-    table = page[page.index("## Metrics") : page.index("## Why did it miss?")]
-    rows = [line for line in table.splitlines() if line.startswith("| `pegaflow_")]
-    assert len(rows) > 15
+    docs = DEPLOY.parent / "docs"
+    rows = []
+    for name, at_least in (("operations.md", 15), ("nodes.md", 10)):
+        page = (docs / name).read_text()
+        table = page[page.index("## Metrics\n") :].split("\n## ")[0]
+        found = [line for line in table.splitlines() if line.startswith("| `pegaflow_")]
+        assert len(found) > at_least, name
+        rows += found
     for row in rows:
         names = re.findall(r"`(pegaflow_\w+)", row.split("|")[1])
         assert names
