@@ -71,16 +71,23 @@ def test_the_example_file_with_an_unknown_option_is_refused(tmp_path):
 
 
 @pytest.mark.skipif(not shutil.which("systemd-analyze"), reason="systemd is not installed")
-def test_systemd_understands_every_line_of_the_unit(tmp_path):
+@pytest.mark.parametrize("with_cards", [False, True])
+def test_systemd_understands_every_line_of_the_unit(tmp_path, with_cards):
     text = (SYSTEMD / "pegaflow-server.service").read_text()
     (tmp_path / "pegaflow-server.service").write_text(
         text.replace("/opt/pegaflow/bin/pegaflow-server", str(SERVER))
     )
 
+    if with_cards:
+        drop_in = tmp_path / "pegaflow-server.service.d"
+        drop_in.mkdir()
+        shutil.copy(SYSTEMD / "rdma.conf", drop_in)
+
     # Man pages and users are those of the machine that runs the unit.
     done = run("systemd-analyze", "verify", "--man=no", tmp_path / "pegaflow-server.service")
 
-    mine = [line for line in done.stderr.splitlines() if "pegaflow-server.service" in line]
+    lines = done.stderr.splitlines()
+    mine = [line for line in lines if "pegaflow-server.service" in line or "rdma.conf" in line]
     assert mine == []
 
 
