@@ -110,9 +110,8 @@ Result<std::unique_ptr<Lanes>> Lanes::open(Plan plan, std::span<std::byte> pool,
     }
   }
   if (!opened.requires_rdma) PEGA_TRY(lanes->add_sockets(pool, clock));
-  // Whoever has cards and does not use them should know; who has none knows.
   if (!opened.refused.empty()) {
-    kLog.warn("RDMA cards are not used reasons=\"{}\"", fmt::join(opened.refused, "; "));
+    kLog.info("RDMA cards are not used reasons=\"{}\"", fmt::join(opened.refused, "; "));
   }
   return lanes;
 }
