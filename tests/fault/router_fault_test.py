@@ -312,8 +312,11 @@ class PrefillEngine(RouterTest):
             reply = await router.post("/v1/completions", long)
             self.assertEqual((reply.status, reply.body), (200, WHOLE_STREAM))
         metrics = await router.metrics()
-        self.assertEqual(metrics['prefill_total{reason="lost"}'], 2)
-        self.assertEqual(metrics['prefill_total{reason="refused"}'], 2)
+        # Of the two legs one may have had the kept connection of the health check. That such a one
+        # ends says nothing: it is tried anew, and refused.
+        lost, refused = (metrics[f'prefill_total{{reason="{why}"}}'] for why in ("lost", "refused"))
+        self.assertEqual(lost + refused, 4)
+        self.assertIn(lost, (1, 2))
         self.assertEqual(len(d.requests), 4)
         await self.all_is_over(router)
 
