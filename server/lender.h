@@ -42,8 +42,12 @@ class Lender {
   /// Of one that is ready. It may change in one life: what was leased before is read as it was.
   [[nodiscard]] virtual const Way& way() const = 0;
 
-  /// Asks for a lease on the longest prefix of `keys`, which it may shorten. Errors: kPeerLost when
-  /// it is not ready or ends, kTimeout, and its own. A grant that comes too late is given back.
+  /// How many of `keys`, from the first on, it has. Errors: kPeerLost when it is not ready or ends,
+  /// kTimeout, and kInternal for nonsense.
+  virtual kj::Promise<Result<std::size_t>> locate(const Bytes32& space,
+                                                  std::span<const BlockKey> keys) = 0;
+  /// Asks for a lease on the longest prefix of `keys`, which it may shorten. Errors: those of
+  /// locate(), and its own. A grant that comes too late is given back.
   virtual kj::Promise<Result<LeaseGrant>> lease(const Bytes32& space,
                                                 std::span<const BlockKey> keys, std::size_t shards,
                                                 std::chrono::milliseconds time) = 0;
@@ -56,22 +60,28 @@ class Lender {
   virtual void way_lost(std::uint64_t life, const Way& way, const std::string& why) = 0;
 };
 
-/// All of them. Thread-bound: the RPC thread.
+/// All of them, and questions to all at once. Thread-bound: the RPC thread.
 class Lenders {
  public:
   virtual ~Lenders() noexcept(false) = default;
 
-  [[nodiscard]] virtual bool has_ready() const = 0;
+  /// `lender` outlives it.
+  void add(Lender& lender) { lenders_.push_back(&lender); }
+
+  [[nodiscard]] virtual bool has_ready() const;
 
   struct Owner {
     Lender* peer = nullptr;
     std::uint64_t life = 0;  ///< Of the peer when it said so.
     std::size_t blocks = 0;
   };
-  /// Who has blocks of the prefix `keys`: most first, and among equals always in one order. Answers
-  /// when all have, or their deadline is over.
+  /// Who has blocks of the prefix `keys`: most first, and among equals the one that was added
+  /// first. Answers when all have, or their deadline is over.
   virtual kj::Promise<std::vector<Owner>> owners(const Bytes32& space,
-                                                 std::span<const BlockKey> keys) = 0;
+                                                 std::span<const BlockKey> keys);
+
+ private:
+  std::vector<Lender*> lenders_;
 };
 
 }  // namespace pegaflow

@@ -104,7 +104,8 @@ class PeerLink final : public Lender {
 
   /// How many of `keys`, from the first on, the peer has. Errors: kPeerLost when it is not ready or
   /// ends, kTimeout, and kInternal for nonsense, which also ends the connection.
-  kj::Promise<Result<std::size_t>> locate(const Bytes32& space, std::span<const BlockKey> keys);
+  kj::Promise<Result<std::size_t>> locate(const Bytes32& space,
+                                          std::span<const BlockKey> keys) override;
   kj::Promise<Result<LeaseGrant>> lease(const Bytes32& space, std::span<const BlockKey> keys,
                                         std::size_t shards,
                                         std::chrono::milliseconds time) override;

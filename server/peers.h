@@ -33,14 +33,9 @@ class Peers final : public Lenders, private kj::TaskSet::ErrorHandler {
   Peers(kj::AsyncIoContext& io, const OwnNode& own, const Options& options, Lanes& lanes,
         const std::function<void()>& changed);
 
-  [[nodiscard]] bool has_ready() const override;
   [[nodiscard]] const std::vector<std::unique_ptr<PeerLink>>& links() const noexcept {
     return links_;
   }
-
-  /// Among equals the first in the list comes first.
-  kj::Promise<std::vector<Owner>> owners(const Bytes32& space,
-                                         std::span<const BlockKey> keys) override;
 
   /// Waits for a job at that life of a node; see PeerLink::await_job. Errors: kGone when no link
   /// has that node at its other end, or it is lost meanwhile; kRefused when it is too old; kTimeout

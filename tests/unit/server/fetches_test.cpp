@@ -33,6 +33,10 @@ class PlayedLender final : public Lender {
   [[nodiscard]] std::uint64_t life() const noexcept override { return 1; }
   [[nodiscard]] const std::string& address() const noexcept override { return address_; }
   [[nodiscard]] const Way& way() const override { return way_; }
+  kj::Promise<Result<std::size_t>> locate(const Bytes32&,
+                                          std::span<const BlockKey> wanted) override {
+    return Result<std::size_t>(wanted.size());
+  }
   kj::Promise<Result<LeaseGrant>> lease(const Bytes32&, std::span<const BlockKey> wanted,
                                         std::size_t shards,
                                         std::chrono::milliseconds time) override {
