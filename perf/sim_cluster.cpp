@@ -1,0 +1,389 @@
+#include "perf/sim_cluster.h"
+
+#include <algorithm>
+#include <string>
+
+#include "base/assert.h"
+#include "server/rpc_error.h"
+
+namespace pegaflow::perf {
+namespace {
+
+/// A lost link is greeted again after that.
+constexpr Duration kPause = std::chrono::milliseconds(100);
+/// Answers in a row that do not come: the link is lost.
+constexpr unsigned kMisses = 3;
+
+kj::Duration to_kj(Duration time) { return time.count() * kj::NANOSECONDS; }
+kj::TimePoint to_kj(TimePoint time) {
+  return kj::origin<kj::TimePoint>() + to_kj(time.time_since_epoch());
+}
+
+template <typename T>
+T must(Result<T> made, const char* what) {
+  PEGA_ASSERT(made, "{}: {}", what, made ? "" : to_string(made.error()));
+  return std::move(*made);
+}
+
+}  // namespace
+
+// ---- what a node sees of another one
+
+class SimCluster::Link final : public Lender {
+ public:
+  Link(SimCluster& cluster, const End& from, std::size_t to)
+      : cluster_(cluster), from_(from), to_{to, 0}, address_("node " + std::to_string(to)) {
+    dialing_ = dial(Duration::zero()).eagerlyEvaluate(nullptr);
+  }
+
+  [[nodiscard]] bool is_ready() const noexcept override { return is_ready_; }
+  [[nodiscard]] std::uint64_t life() const noexcept override { return life_; }
+  [[nodiscard]] const std::string& address() const noexcept override { return address_; }
+  [[nodiscard]] const Way& way() const override { return way_; }
+
+  kj::Promise<Result<std::size_t>> locate(const Bytes32& space,
+                                          std::span<const BlockKey> keys) override {
+    return ask<std::size_t>(
+        [space, keys = std::vector(keys.begin(), keys.end())](Node& owner) {
+          return Result<std::size_t>(owner.service_->present(space, keys));
+        },
+        [](Link&, const std::size_t&) {});
+  }
+  kj::Promise<Result<LeaseGrant>> lease(const Bytes32& space, std::span<const BlockKey> keys,
+                                        std::size_t, std::chrono::milliseconds time) override {
+    return ask<LeaseGrant>(
+        [space, keys = std::vector(keys.begin(), keys.end()), time](Node& owner) {
+          auto grant = owner.lend(space, keys, time);
+          owner.poke();
+          return grant;
+        },
+        [](Link& link, const LeaseGrant& grant) {
+          if (!grant.pages.empty()) link.release(grant.lease);
+        });
+  }
+  void release(std::uint64_t lease) override {
+    cluster_.send(from_, to_, [lease](Node& owner) {
+      owner.service_->end_lease(LeaseId{lease});
+      owner.poke();
+    });
+  }
+  void lost(std::uint64_t life, const std::string&) override {
+    if (life != life_ || !is_ready_) return;
+    is_ready_ = false;
+    if (Node* const self = cluster_.find(from_)) (void)self->fabric_->disconnect(way_.peer);
+    dialing_ = dial(kPause).eagerlyEvaluate(nullptr);
+  }
+  void way_lost(std::uint64_t life, const Way& way, const std::string& why) override {
+    if (way == way_) lost(life, why);
+  }
+
+ private:
+  /// Greets whoever has that name, again and again until it answers.
+  kj::Promise<void> dial(Duration pause) {
+    return cluster_.timer_.afterDelay(to_kj(pause)).then([this]() -> kj::Promise<void> {
+      if (is_ready_) return kj::READY_NOW;
+      const std::uint64_t number = ++dials_;
+      const Node* const other = cluster_.node(to_.index);
+      if (other != nullptr) {
+        const End found = other->self_;
+        cluster_.send(from_, found, [this_end = from_, found, number](Node& answerer) {
+          answerer.cluster_.send(
+              found, this_end,
+              [descriptor = answerer.fabric_->describe(), found, number](Node& self) mutable {
+                self.links_[found.index]->greeted(self, found, number, std::move(descriptor));
+              });
+        });
+      }
+      return dial(kPause);
+    });
+  }
+  void greeted(Node& self, const End& found, std::uint64_t number, FabricDescriptor descriptor) {
+    if (is_ready_ || number != dials_) return;
+    const auto peer = self.fabric_->connect(descriptor);
+    if (!peer) return;
+    way_ = {.lane = 0, .peer = *peer, .pool = descriptor.regions.front().region};
+    to_ = found;
+    is_ready_ = true;
+    misses_ = 0;
+    ++life_;
+  }
+
+  /// `ask` is done at the owner; `late` here, with an answer that nobody waits for any more.
+  template <typename T, typename Ask, typename Late>
+  kj::Promise<Result<T>> ask(Ask ask, Late late) {
+    if (!is_ready_) return Result<T>(fail(Errc::kPeerLost, "{} is not ready", address_));
+    auto answer = kj::newPromiseAndFulfiller<Result<T>>();
+    using Fulfiller = kj::Own<kj::PromiseFulfiller<Result<T>>>;
+    auto fulfiller = std::make_shared<Fulfiller>(kj::mv(answer.fulfiller));
+    cluster_.send(from_, to_,
+                  [ask = std::move(ask), late, fulfiller, from = from_, to = to_,
+                   life = life_](Node& owner) mutable {
+                    owner.cluster_.send(
+                        to, from,
+                        [result = ask(owner), late, fulfiller, to, life](Node& self) mutable {
+                          Link& link = *self.links_[to.index];
+                          if ((*fulfiller)->isWaiting()) {
+                            link.misses_ = 0;
+                            (*fulfiller)->fulfill(std::move(result));
+                          } else if (result && link.is_ready_ && link.life_ == life) {
+                            late(link, *result);
+                          }
+                        });
+                  });
+    return answer.promise.exclusiveJoin(cluster_.timer_.afterDelay(to_kj(cluster_.options_.answer))
+                                            .then([this, fulfiller, life = life_]() -> Result<T> {
+                                              if (life == life_ && ++misses_ == kMisses)
+                                                lost(life, "it does not answer");
+                                              return fail(Errc::kTimeout, "no answer of {}",
+                                                          address_);
+                                            }));
+  }
+
+  SimCluster& cluster_;
+  const End from_;
+  End to_;  ///< The life that was greeted.
+  const std::string address_;
+  bool is_ready_ = false;
+  std::uint64_t life_ = 0;
+  std::uint64_t dials_ = 0;
+  unsigned misses_ = 0;
+  Way way_;
+  kj::Promise<void> dialing_ = nullptr;
+
+  friend class SimCluster;
+};
+
+/// Lets somebody see what is read.
+class SimCluster::Watched final : public Fabric {
+ public:
+  Watched(Fabric& fabric, const SimCluster& cluster, std::size_t node)
+      : fabric_(fabric), cluster_(cluster), node_(node) {}
+  Result<RegionId> register_region(std::span<std::byte> memory) override {
+    return fabric_.register_region(memory);
+  }
+  Result<void> lend(RegionId region, TimePoint until) override {
+    return fabric_.lend(region, until);
+  }
+  void unregister_region(RegionId region) override { fabric_.unregister_region(region); }
+  [[nodiscard]] FabricDescriptor describe() const override { return fabric_.describe(); }
+  Result<PeerId> connect(const FabricDescriptor& peer) override { return fabric_.connect(peer); }
+  Result<void> disconnect(PeerId peer) override { return fabric_.disconnect(peer); }
+  Result<void> read(Batch batch) override {
+    if (cluster_.options_.on_read) cluster_.options_.on_read(node_, batch);
+    return fabric_.read(std::move(batch));
+  }
+  Result<void> cancel(std::uint64_t ticket) override { return fabric_.cancel(ticket); }
+
+ private:
+  Fabric& fabric_;
+  const SimCluster& cluster_;
+  const std::size_t node_;
+};
+
+// ---- a node
+
+SimCluster::Node::Node(SimCluster& cluster, const End& self)
+    : cluster_(cluster), self_(self), pool_(cluster.options_.blocks * kPageBytes) {
+  CacheService::Options options = cluster.options_.service;
+  options.store.pool_bytes = pool_.size();
+  service_ = must(
+      CacheService::create(options, cluster.clock_,
+                           [this](const Id128& connection) { service_->disconnected(connection); }),
+      "a service");
+  background_ = std::make_unique<Background>(*service_, cluster.timer_, cluster.clock_);
+  fabric_ = must(SimFabric::create(cluster.options_.fabric, cluster.network_,
+                                   [this](Fabric::Completion&& done) {
+                                     completions_.push_back(std::move(done));
+                                   }),
+                 "a fabric");
+  watched_ = std::make_unique<Watched>(*fabric_, cluster, self.index);
+  region_ = must(fabric_->register_region(pool_), "a region");
+  for (std::size_t other = 0; other < cluster.options_.nodes; ++other) {
+    links_.push_back(other == self.index ? nullptr : std::make_unique<Link>(cluster, self, other));
+    if (links_.back()) lenders_.add(*links_.back());
+  }
+  fetches_ = std::make_unique<Fetches>(
+      *service_, lenders_, std::vector<Fetches::Lane>{{.fabric = watched_.get(), .pool = region_}},
+      *background_, cluster.timer_, cluster.clock_, cluster.clock_, cluster.options_.fetches);
+}
+
+SimCluster::Node::~Node() noexcept(false) {
+  fabric_.reset();  // Before the fetches: nobody writes into a frame any more.
+}
+
+Result<LeaseGrant> SimCluster::Node::lend(const Bytes32& space, std::span<const BlockKey> keys,
+                                          std::chrono::milliseconds time) {
+  PEGA_TRY_LET(CacheService::Lent lent, service_->lend(space, keys, time));
+  if (lent.pages.empty()) return LeaseGrant{};
+  const TimePoint until = cluster_.clock_.now() + time;
+  if (until > lent_until_) {
+    PEGA_TRY(fabric_->lend(region_, until));
+    lent_until_ = until;
+  }
+  return LeaseGrant{.lease = static_cast<std::uint64_t>(lent.lease),
+                    .granted = time,
+                    .pages = std::move(lent.pages),
+                    .checksums = std::move(lent.checksums)};
+}
+
+Id128 SimCluster::Node::add_engine(const Id128& process) {
+  const Id128 connection{cluster_.random_() | 1, cluster_.random_()};
+  const auto connected = service_->connected(connection, {.process = process,
+                                                          .previous_connection = {},
+                                                          .build = "simulated",
+                                                          .watch = std::make_shared<int>(0)});
+  PEGA_ASSERT(connected, "an engine connects: {}", connected.error().detail);
+  (void)must(service_->register_rank(connection, {.instance = to_string(process),
+                                                  .factors = {{"weights", "simulated"}},
+                                                  .page_bytes = kPageBytes}),
+             "an engine registers");
+  poke();
+  return connection;
+}
+
+std::size_t SimCluster::Node::ready_peers() const {
+  return static_cast<std::size_t>(std::count_if(
+      links_.begin(), links_.end(), [](const auto& link) { return link && link->is_ready(); }));
+}
+
+// ---- all of them
+
+SimCluster::SimCluster(const Options& options, kj::WaitScope& scope)
+    : options_(options),
+      scope_(scope),
+      timer_(to_kj(clock_.now())),
+      network_(clock_, options.seed),
+      random_(options.seed),
+      messages_(*this),
+      nodes_(options.nodes) {
+  for (std::size_t i = 0; i < nodes_.size(); ++i) start(i);
+  run_for(std::chrono::milliseconds(1));
+}
+
+SimCluster::~SimCluster() noexcept(false) {
+  for (auto& node : nodes_) node.reset();
+}
+
+void SimCluster::start(std::size_t index) {
+  PEGA_ASSERT(!nodes_[index], "node {} lives", index);
+  nodes_[index] = std::make_unique<Node>(*this, End{index, ++births_});
+  for (const auto& [one, other] : cuts_) {
+    if (nodes_[one] && nodes_[other]) network_.cut(*nodes_[one]->fabric_, *nodes_[other]->fabric_);
+  }
+}
+
+void SimCluster::kill(std::size_t index) {
+  nodes_[index].reset();
+  for (const auto& other : nodes_) {
+    if (!other || is_cut(other->self_.index, index)) continue;
+    Link& link = *other->links_[index];
+    link.lost(link.life(), "its connection ended");
+  }
+}
+
+void SimCluster::cut(std::size_t one, std::size_t other) {
+  cuts_.insert(std::minmax(one, other));
+  if (nodes_[one] && nodes_[other]) network_.cut(*nodes_[one]->fabric_, *nodes_[other]->fabric_);
+}
+
+void SimCluster::heal(std::size_t one, std::size_t other) {
+  cuts_.erase(std::minmax(one, other));
+  if (nodes_[one] && nodes_[other]) network_.heal(*nodes_[one]->fabric_, *nodes_[other]->fabric_);
+}
+
+bool SimCluster::is_cut(std::size_t one, std::size_t other) const {
+  return cuts_.contains(std::minmax(one, other));
+}
+
+void SimCluster::freeze(std::size_t index, Duration time) {
+  Node& node = *nodes_[index];
+  node.stalled_until_ = std::max(node.stalled_until_, clock_.now() + time);
+  node.fabric_->freeze(time);
+}
+
+SimCluster::Node* SimCluster::find(const End& end) const {
+  Node* const node = nodes_[end.index].get();
+  return node != nullptr && node->self_.birth == end.birth ? node : nullptr;
+}
+
+void SimCluster::send(const End& from, const End& to, kj::Function<void(Node&)> act) {
+  const auto is_lost = [this] {
+    return options_.lost > 0 && std::uniform_real_distribution<>(0, 1)(random_) < options_.lost;
+  };
+  if (is_cut(from.index, to.index) || is_lost()) return;
+  messages_.add(timer_.afterDelay(to_kj(options_.message))
+                    .then([this, from, to, act = kj::mv(act)]() mutable {
+                      Node* const node = find(to);
+                      if (node != nullptr && !is_cut(from.index, to.index)) act(*node);
+                    }));
+}
+
+bool SimCluster::deliver() {
+  bool did = false;
+  for (const auto& node : nodes_) {
+    while (node && !node->completions_.empty() && node->stalled_until_ <= clock_.now()) {
+      const Fabric::Completion done = std::move(node->completions_.front());
+      node->completions_.pop_front();
+      node->fetches_->completed(done);
+      did = true;
+    }
+  }
+  return did;
+}
+
+void SimCluster::settle() {
+  const auto is_due = [this] {
+    if (network_.next_time() <= clock_.now()) return true;
+    KJ_IF_MAYBE (next, timer_.nextEvent()) {
+      return *next <= timer_.now();
+    }
+    return false;
+  };
+  bool more = true;
+  while (more) {
+    scope_.poll();
+    timer_.advanceTo(to_kj(clock_.now()));
+    network_.run();
+    more = deliver();
+    scope_.poll();
+    more = more || is_due();
+  }
+}
+
+TimePoint SimCluster::next_time() {
+  TimePoint next = network_.next_time();
+  KJ_IF_MAYBE (timed, timer_.nextEvent()) {
+    next = std::min(next,
+                    TimePoint(Duration((*timed - kj::origin<kj::TimePoint>()) / kj::NANOSECONDS)));
+  }
+  for (const auto& node : nodes_) {
+    if (node && !node->completions_.empty()) next = std::min(next, node->stalled_until_);
+  }
+  return next;
+}
+
+void SimCluster::advance(TimePoint to) {
+  if (to > clock_.now()) clock_.advance(to - clock_.now());
+  settle();
+}
+
+bool SimCluster::step() {
+  settle();
+  const TimePoint next = next_time();
+  if (next == TimePoint::max()) return false;
+  advance(next);
+  return true;
+}
+
+void SimCluster::run_for(Duration time) {
+  const TimePoint end = clock_.now() + time;
+  settle();
+  while (next_time() <= end) advance(next_time());
+  advance(end);
+}
+
+void SimCluster::taskFailed(kj::Exception&& exception) {
+  PEGA_ASSERT(false, "a message failed: {}", error_from(exception).detail);
+}
+
+}  // namespace pegaflow::perf

@@ -1,0 +1,169 @@
+#pragma once
+/// \file
+/// Several nodes in one thread and in virtual time: what is simulated is the network, and no more.
+
+#include <cstddef>
+#include <cstdint>
+#include <deque>
+#include <functional>
+#include <memory>
+#include <random>
+#include <set>
+#include <span>
+#include <utility>
+#include <vector>
+
+#include <kj/async.h>
+#include <kj/function.h>
+#include <kj/timer.h>
+
+#include "base/block_key.h"
+#include "base/clock.h"
+#include "base/error.h"
+#include "base/id128.h"
+#include "server/background.h"
+#include "server/cache_service.h"
+#include "server/fetches.h"
+#include "server/lender.h"
+#include "transport/sim/sim_fabric.h"
+
+namespace pegaflow::perf {
+
+/// Nodes that share blocks: of each the service, the store, the fetches, a fabric and a pool with
+/// bytes, as a server puts them together. Between them are a SimNetwork and messages that take
+/// their time; links are greeted, lost and greeted again.
+///
+/// Time stands still but in step() and run_for(). One seed gives one course of things.
+/// Thread-bound, with the event loop of the thread.
+class SimCluster final : private kj::TaskSet::ErrorHandler {
+ public:
+  static constexpr std::uint64_t kPageBytes = 4096;
+
+  struct Options {
+    std::size_t nodes = 3;
+    std::uint64_t blocks = 64;  ///< Of one page each, that a pool has.
+    std::uint64_t seed = 1;
+    CacheService::Options service{};  ///< But for the pool's size.
+    SimFabric::Options fabric{};
+    Fetches::Options fetches{};
+    Duration message = std::chrono::microseconds(25);  ///< That a message takes.
+    Duration answer = std::chrono::milliseconds(15);   ///< That an answer may take.
+    /// Of each message; Faults of the SimNetwork are beside them.
+    double lost = 0;
+    /// Hears of each batch before its fabric does.
+    std::function<void(std::size_t node, const Fabric::Batch& batch)> on_read;
+  };
+  class Node;
+
+  /// All nodes live. `scope` outlives it.
+  SimCluster(const Options& options, kj::WaitScope& scope);
+  ~SimCluster() noexcept(false);
+  SimCluster(const SimCluster&) = delete;
+  SimCluster& operator=(const SimCluster&) = delete;
+
+  /// Null: it is dead.
+  [[nodiscard]] Node* node(std::size_t index) const { return nodes_[index].get(); }
+  [[nodiscard]] std::size_t size() const { return nodes_.size(); }
+  [[nodiscard]] SimNetwork& network() noexcept { return network_; }
+  [[nodiscard]] const Clock& clock() const noexcept { return clock_; }
+  [[nodiscard]] kj::Timer& timer() noexcept { return timer_; }
+
+  /// The process ends, with its pool; others see its connections end, but over a cut way.
+  void kill(std::size_t index);
+  /// Another process of that name.
+  void start(std::size_t index);
+  void cut(std::size_t one, std::size_t other);
+  void heal(std::size_t one, std::size_t other);
+  /// It stands still, but for its cards; see SimFabric::freeze().
+  void freeze(std::size_t index, Duration time);
+  void set_lost(double lost) { options_.lost = lost; }
+
+  /// Goes on to what happens next, and does that. False: nothing ever will.
+  bool step();
+  void run_for(Duration time);
+  /// Does what is due.
+  void settle();
+  /// Steps until the promise is kept.
+  template <typename T>
+  T wait(kj::Promise<T> promise) {
+    while (!promise.poll(scope_)) step();
+    return promise.wait(scope_);
+  }
+
+ private:
+  class Link;
+  class Watched;
+  /// One life of a node.
+  struct End {
+    std::size_t index = 0;
+    std::uint64_t birth = 0;
+  };
+
+  [[nodiscard]] Node* find(const End& end) const;
+  void send(const End& from, const End& to, kj::Function<void(Node&)> act);
+  [[nodiscard]] bool is_cut(std::size_t one, std::size_t other) const;
+  [[nodiscard]] bool deliver();
+  [[nodiscard]] TimePoint next_time();
+  void advance(TimePoint to);
+  void taskFailed(kj::Exception&& exception) override;
+
+  Options options_;
+  kj::WaitScope& scope_;
+  ManualClock clock_;
+  kj::TimerImpl timer_;
+  SimNetwork network_;
+  std::mt19937_64 random_;
+  std::set<std::pair<std::size_t, std::size_t>> cuts_;
+  std::uint64_t births_ = 0;
+  kj::TaskSet messages_;
+  std::vector<std::unique_ptr<Node>> nodes_;
+};
+
+/// One life of a node.
+class SimCluster::Node {
+ public:
+  Node(SimCluster& cluster, const End& self);
+  ~Node() noexcept(false);
+  Node(const Node&) = delete;
+  Node& operator=(const Node&) = delete;
+
+  [[nodiscard]] CacheService& service() noexcept { return *service_; }
+  [[nodiscard]] Fetches& fetches() noexcept { return *fetches_; }
+  [[nodiscard]] SimFabric& fabric() noexcept { return *fabric_; }
+  void poke() { background_->poke(); }
+  /// A page of the pool, by the name that CacheService has for it.
+  [[nodiscard]] std::span<std::byte> page(std::uint32_t slot) {
+    return std::span(pool_).subspan(std::size_t{slot} * kPageBytes, kPageBytes);
+  }
+  /// By its place in the pool.
+  [[nodiscard]] std::span<const std::byte> place(std::uint64_t offset, std::uint64_t size) const {
+    return std::span(pool_).subspan(offset, size);
+  }
+  /// Registers an engine of one rank; the same namespace for all. Returns its connection.
+  Id128 add_engine(const Id128& process);
+  [[nodiscard]] std::size_t ready_peers() const;
+
+ private:
+  /// What the gate of a server does.
+  Result<LeaseGrant> lend(const Bytes32& space, std::span<const BlockKey> keys,
+                          std::chrono::milliseconds time);
+  friend class SimCluster;
+  friend class SimCluster::Link;
+
+  SimCluster& cluster_;
+  const End self_;
+  std::vector<std::byte> pool_;
+  std::unique_ptr<CacheService> service_;
+  std::unique_ptr<Background> background_;
+  std::deque<Fabric::Completion> completions_;
+  TimePoint stalled_until_ = TimePoint::min();
+  std::unique_ptr<SimFabric> fabric_;
+  std::unique_ptr<Watched> watched_;
+  RegionId region_{};
+  TimePoint lent_until_ = TimePoint::min();  ///< The pool, on the fabric.
+  Lenders lenders_;
+  std::vector<std::unique_ptr<Link>> links_;  ///< By the other node; null for itself.
+  std::unique_ptr<Fetches> fetches_;
+};
+
+}  // namespace pegaflow::perf

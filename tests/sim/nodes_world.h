@@ -1,0 +1,114 @@
+#pragma once
+/// \file
+/// Some nodes, their engines, and what goes wrong: one schedule, by its seed.
+
+#include <cstddef>
+#include <cstdint>
+#include <deque>
+#include <map>
+#include <memory>
+#include <optional>
+#include <random>
+#include <span>
+#include <string>
+#include <vector>
+
+#include <fmt/format.h>
+#include <kj/async.h>
+
+#include "base/block_key.h"
+#include "base/id128.h"
+#include "base/job_id.h"
+#include "perf/sim_cluster.h"
+
+namespace pegaflow::sim {
+
+/// What happened in all schedules; so that a run shows that it tried what it says.
+using NodesCoverage = std::map<std::string, std::uint64_t>;
+
+/// The real services, fetches and stores of a few nodes with small pools, under engines that load
+/// and save pages whose bytes follow from their keys.
+///
+/// Looks at every page that an engine has pinned, when it is opened and when it is let go, and at
+/// the end at every block of every node; at every frame that is given out, whether somebody may
+/// still write to it or read it; and at the end whether anything is left. Throws where it is not as
+/// it should be.
+class NodesWorld {
+ public:
+  NodesWorld(std::uint64_t seed, kj::WaitScope& scope, NodesCoverage& coverage);
+  ~NodesWorld() noexcept(false);
+  NodesWorld(const NodesWorld&) = delete;
+  NodesWorld& operator=(const NodesWorld&) = delete;
+
+  /// All of the schedule, and its end.
+  void run();
+  /// The last things that happened, oldest first.
+  [[nodiscard]] const std::deque<std::string>& history() const noexcept { return history_; }
+
+ private:
+  struct Engine;
+  struct Load;
+  /// What somebody does with a page of a pool, beside its server.
+  struct Use {
+    std::uint32_t readers = 0;
+    bool is_written = false;
+  };
+
+  // ---- what happens
+  void act();
+  void kill_or_start();
+  void cut_or_heal();
+  void change_faults();
+  void add_engine(std::size_t node);
+  void end_engine();
+  void forget_engines(std::size_t node);
+  /// `is_new`: for blocks that nobody has.
+  void begin_request(std::optional<std::size_t> node, bool is_new);
+  void outlive_a_lease();
+  void end_all();
+
+  // ---- what an engine does
+  kj::Promise<void> request(const std::shared_ptr<Engine>& engine, bool is_new);
+  kj::Promise<void> load(const std::shared_ptr<Load>& load);
+  kj::Promise<void> save(const std::shared_ptr<Engine>& engine, std::vector<BlockKey> keys);
+  kj::Promise<void> pause(Duration longest);
+
+  // ---- what is looked at
+  /// Only notes it: throwing is for where no promise catches it.
+  void wrong(const std::string& what);
+  void stop_if_wrong();
+  void look_at(const Engine& engine, std::uint32_t page, const BlockKey& key);
+  void look_at_free(std::size_t node, std::uint32_t page, const char* whose);
+  void look_at_everything();
+  [[nodiscard]] std::string unrest() const;
+
+  [[nodiscard]] std::vector<BlockKey> some_keys(bool is_new);
+  [[nodiscard]] BlockKey key(std::size_t chain, std::size_t block) const;
+  [[nodiscard]] bool chance(double probability);
+  [[nodiscard]] std::size_t pick(std::size_t count);
+  [[nodiscard]] Duration some(Duration longest);
+  [[nodiscard]] std::optional<std::size_t> living_node();
+  void count_up(std::size_t node);
+
+  template <typename... Args>
+  void note(fmt::format_string<Args...> format, Args&&... args) {
+    history_.push_back(fmt::format("{:>12.6f} ", seconds_now()) +
+                       fmt::format(format, std::forward<Args>(args)...));
+    if (history_.size() > 60) history_.pop_front();
+  }
+  [[nodiscard]] double seconds_now() const;
+
+  std::mt19937_64 random_;
+  NodesCoverage& coverage_;
+  const std::uint64_t name_;  ///< In keys, so that no two schedules have the same.
+  std::size_t chains_;
+  std::size_t chain_blocks_;
+  std::deque<std::string> history_;
+  std::string failure_;
+  std::unique_ptr<perf::SimCluster> cluster_;
+  std::vector<std::vector<Use>> uses_;                         ///< By node and page.
+  std::vector<std::vector<std::shared_ptr<Engine>>> engines_;  ///< By node, dead ones included.
+  std::uint64_t next_ = 1;  ///< Of tokens, pins, jobs and processes.
+};
+
+}  // namespace pegaflow::sim
