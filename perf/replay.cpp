@@ -8,6 +8,7 @@
 
 #include "engine/eviction.h"
 #include "perf/command.h"
+#include "perf/replay_nodes.h"
 #include "perf/replay_pool.h"
 #include "perf/replay_report.h"
 #include "perf/request_trace.h"
@@ -27,6 +28,8 @@ struct ReplayOptions {
   std::vector<std::string> eviction = {"lru", "slru", "s3-fifo", "weighted-lru"};
   std::int64_t requests = 0;
   std::int64_t rounds = 24;
+  std::int64_t nodes = 1;
+  std::string deal = "round-robin";
 };
 
 std::string about() {
@@ -130,6 +133,33 @@ Result<std::vector<ReplayResult>> replay_size(const ReplayOptions& options, std:
   return results;
 }
 
+/// The trace over several nodes, for each size and policy, each beside one pool of their size.
+Result<std::vector<Figure>> replay_nodes(const ReplayOptions& options,
+                                         std::span<const std::uint64_t> sizes,
+                                         const RequestTrace& trace) {
+  PEGA_TRY_LET(const NodeChoice choice, node_choice(options.deal));
+  std::vector<Figure> figures;
+  for (const std::uint64_t blocks : sizes) {
+    for (const std::string& name : options.eviction) {
+      progress(fmt::format("{} nodes with {} blocks, {}", options.nodes, grouped(blocks), name));
+      PEGA_TRY_LET(const EvictionKind eviction, eviction_kind(name));
+      NodesReplayOptions of_nodes{.nodes = static_cast<std::size_t>(options.nodes),
+                                  .blocks = blocks,
+                                  .eviction = eviction,
+                                  .choice = choice,
+                                  .seed = static_cast<std::uint64_t>(options.common.seed)};
+      PEGA_TRY_LET(const NodesReplayResult nodes, replay_over_nodes(of_nodes, trace));
+      NodesReplayOptions of_one = of_nodes;
+      of_one.blocks *= of_one.nodes;
+      of_one.nodes = 1;
+      PEGA_TRY_LET(const NodesReplayResult one, replay_over_nodes(of_one, trace));
+      std::vector<Figure> more = nodes_figures(of_nodes, trace, nodes, one);
+      std::move(more.begin(), more.end(), std::back_inserter(figures));
+    }
+  }
+  return figures;
+}
+
 }  // namespace
 
 Outcome run_replay(int argc, const char* const* argv) {
@@ -150,6 +180,10 @@ Outcome run_replay(int argc, const char* const* argv) {
       "rounds", options.rounds, 1, 10'000,
       "Parts of the trace after which the policies take turns; some hundred requests each "
       "are long beside the clock of a process.");
+  table.integer("nodes", options.nodes, 1, 64,
+                "Over so many nodes with pools of --blocks each, which fetch from each other: real "
+                "stores in this process over a simulated network, beside one pool of their size.");
+  table.text("deal", options.deal, "Which node gets a request: round-robin or random.");
   PEGA_TRY_LET(const OptionTable::Next next, table.parse(argc, argv, std::cout));
   if (next == OptionTable::Next::kExit) return std::nullopt;
 
@@ -159,6 +193,13 @@ Outcome run_replay(int argc, const char* const* argv) {
   PEGA_TRY_LET(const Conditions conditions, begin_run(options.common));
   const std::string what = fmt::format("{}: {}", trace.name, describe(trace));
   std::cerr << what << std::endl;
+  if (options.nodes > 1) {
+    PEGA_TRY_LET(std::vector<Figure> of_nodes, replay_nodes(options, sizes, trace));
+    return Report{.title = "pegaflow-perf replay, " + what,
+                  .figures = std::move(of_nodes),
+                  .conditions = conditions,
+                  .json = options.common.json};
+  }
   std::vector<ReplayResult> results;
   std::vector<Figure> figures;
   for (const std::uint64_t blocks : sizes) {

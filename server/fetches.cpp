@@ -45,6 +45,7 @@ struct Fetches::Plan {
   CacheService::Wants wants;
   std::vector<BlockKey> keys;
   std::size_t claimed = 0;        ///< How many of them the claim has.
+  std::size_t runs = 0;           ///< Owners that were asked for a part of them, one by one.
   TimePoint deadline;             ///< By the fabric's clock.
   std::vector<Lender*> failed{};  ///< Owners that lent nothing, or of which blocks did not come.
 
@@ -157,7 +158,8 @@ kj::Promise<std::size_t> Fetches::extend(const Id128& connection, const Id128& t
 void Fetches::ended(const Id128& token) { extending_.erase(token); }
 
 kj::Promise<void> Fetches::ask_peers(const OnePlan& plan) {
-  const std::span<const BlockKey> wanted = std::span(plan->keys).subspan(plan->claimed);
+  const std::size_t before = plan->claimed;
+  const std::span<const BlockKey> wanted = std::span(plan->keys).subspan(before);
   return peers_.owners(plan->wants.space, wanted)
       .then([this, plan](std::vector<Lenders::Owner>&& owners) -> kj::Promise<OneLease> {
         if (owners.empty() || !extending_.contains(plan->token)) return OneLease();
@@ -168,6 +170,12 @@ kj::Promise<void> Fetches::ask_peers(const OnePlan& plan) {
       .then([this, plan](OneLease&& lease) -> kj::Promise<void> {
         if (lease == nullptr) return kj::READY_NOW;
         return take_frames(plan, lease, plan->claimed).then([this, lease]() { let_go(*lease); });
+      })
+      .then([this, plan, before]() -> kj::Promise<void> {
+        // What comes next may be somebody else's: a chain is saved where its requests were.
+        const bool goes_on = plan->claimed != before && plan->claimed != plan->keys.size();
+        if (!goes_on || ++plan->runs == kMostRuns) return kj::READY_NOW;
+        return ask_peers(plan);
       });
 }
 

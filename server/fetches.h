@@ -52,6 +52,9 @@ class Fetches final : private kj::TaskSet::ErrorHandler {
   static constexpr Duration kLeaseMargin = std::chrono::seconds(1);
   static constexpr std::size_t kMostOwners = 3;
   static constexpr std::size_t kMostLanes = 2;
+  /// Parts of one chain that are taken from one owner after the other, before the claim is
+  /// answered.
+  static constexpr std::size_t kMostRuns = 8;
 
   struct Stats {
     std::uint64_t claims = 0;         ///< That asked the peers.

@@ -225,3 +225,43 @@ def test_a_pool_of_another_size_is_refused(tmp_path):
     done = perf("replay", "--workload", "scan", "--blocks", "600", "--server", str(server))
     assert done.returncode == 1
     assert "a pool of 512 blocks, not 600" in done.stderr
+
+
+def test_a_chain_that_lies_on_two_nodes_is_found_on_a_third(tmp_path):
+    """One part after the other, each from its owner; counted by hand."""
+    a, b, c = range(32), range(32, 64), range(100, 324)
+    # To nodes 0, 1, 2, 0, 1, 2. The second fetches a and saves b; c takes the place of its
+    # replicas of a, so that no node has both at the end.
+    prompts = [a, [*a, *b], [900], [901], c, [*a, *b]]
+    trace = write_trace(tmp_path / "parts.jsonl", prompts)
+
+    figures = lines_of(
+        "replay", "--trace", str(trace), "--nodes", "3", "--blocks", "256", "--eviction", "lru"
+    )
+
+    by_run = {f["run"]: f for f in figures}
+    rate = by_run["prefix hit rate of all nodes"]
+    assert rate["figure"] == pytest.approx(96 / 386)
+    assert rate["held"]
+    assert by_run["found at another node"]["figure"] == 96
+    assert by_run["evictions"]["figure"] == 32
+    assert by_run["evictions of replicas"]["figure"] == 32
+
+
+def test_nodes_are_dealt_requests_at_random_too_and_a_run_comes_again():
+    def run(seed):
+        figures = lines_of(
+            "replay", "--workload", "zipf", "--requests", "300", "--nodes", "4",
+            "--blocks", "512", "--deal", "random", "--eviction", "weighted-lru", "--seed", seed,
+        )  # fmt: skip
+        return [f["figure"] for f in figures]
+
+    assert run("1") == run("1")
+    assert run("1") != run("2")
+
+
+def test_an_unknown_way_to_deal_is_refused(known_trace):
+    trace, _ = known_trace
+    done = perf("replay", "--trace", str(trace), "--nodes", "2", "--deal", "fairly")
+    assert done.returncode != 0
+    assert "neither round-robin nor random" in done.stderr
