@@ -16,6 +16,8 @@
 #include <kj/async.h>
 
 #include "capnp/codec.h"
+#include "server/peer_codec.h"
+#include "tests/fuzz/peer_names.h"
 
 namespace pegaflow {
 namespace {
@@ -73,6 +75,20 @@ void write_messages(const fs::path& to) {
   write_id({1, 2}, hello.initProcess());
   hello.setBuild("corpus");
   write(to / "hello", 5, to_bytes(hello_message));
+  capnp::MallocMessageBuilder fabric_message;
+  write_fabric({.backend = "tcp",
+                .incarnation = {1, 2},
+                .address = std::vector<std::byte>(14, std::byte{'1'}),
+                .regions = {{.region = RegionId{0}, .size_bytes = 4096, .key = {}}}},
+               fabric_message.initRoot<wire::Fabric>());
+  write(to / "fabric", 6, to_bytes(fabric_message));
+  capnp::MallocMessageBuilder grant_message;
+  write_grant({.lease = 3,
+               .granted = std::chrono::milliseconds(10000),
+               .pages = {1, 2, 3, 4},
+               .checksums = {5, 6, 7, 8}},
+              grant_message.initRoot<wire::Peer::LeaseResults>());
+  write(to / "grant", 7, to_bytes(grant_message));
 }
 
 class Handle final : public wire::ProcessHandle::Server {};
@@ -181,6 +197,65 @@ void write_connections(const fs::path& to) {
   write(to / "whole_life", kWithPidfd | 4, life.bytes());
 }
 
+/// What another node asks once it was let in; see peer.cpp for the questions before.
+class PeerQuestions {
+ public:
+  template <typename Params, typename Fill>
+  void ask(std::uint16_t method, Fill fill) {
+    capnp::MallocMessageBuilder message;
+    fill(fuzz::call<Params>(message, number_++, capnp::typeId<wire::Peer>(), method, 2, true));
+    bytes_ += to_bytes(message);
+  }
+  [[nodiscard]] const std::string& bytes() const { return bytes_; }
+
+ private:
+  std::string bytes_;
+  std::uint32_t number_ = 3;
+};
+
+void write_peers(const fs::path& to) {
+  fs::create_directories(to);
+  constexpr unsigned char kGreeted = 2;
+  const Bytes32 space = fuzz::space();
+  const auto name = kj::arrayPtr(reinterpret_cast<const kj::byte*>(space.data()), space.size());
+  capnp::MallocMessageBuilder bootstrap;
+  bootstrap.initRoot<capnp::rpc::Message>().initBootstrap().setQuestionId(0);
+  capnp::MallocMessageBuilder greet;
+  auto greeting =
+      fuzz::call<wire::PeerGate::GreetParams>(greet, 1, capnp::typeId<wire::PeerGate>(), 0, 0);
+  greeting.setMinimum(kPeerWireMinimum);
+  greeting.setMaximum(kPeerWireMaximum);
+  greeting.setChallenge(name);
+  capnp::MallocMessageBuilder enter;
+  fuzz::call<wire::PeerGate::EnterParams>(enter, 2, capnp::typeId<wire::PeerGate>(), 1, 0)
+      .setProof(name);
+  write(to / "stranger", 0, to_bytes(bootstrap) + to_bytes(greet) + to_bytes(enter));
+
+  PeerQuestions questions;
+  questions.ask<wire::Peer::LocateParams>(0, [&](auto params) {
+    params.setSpace(name);
+    write_keys(fuzz::keys(8), BlockKey::kMaxBytes, params.initKeys());
+  });
+  write(to / "locate", kGreeted, questions.bytes());
+  questions.ask<wire::Peer::LeaseParams>(1, [&](auto params) {
+    params.setSpace(name);
+    write_keys(fuzz::keys(8), BlockKey::kMaxBytes, params.initKeys());
+    params.setMilliseconds(10000);
+  });
+  write(to / "lease", kGreeted, questions.bytes());
+  questions.ask<wire::Peer::ReleaseParams>(2, [](auto params) { params.setLease(1); });
+  write(to / "released", kGreeted, questions.bytes());
+  questions.ask<wire::Peer::AwaitJobParams>(3, [](auto params) {
+    write_job({.scheduler = {1, 1}, .number = 1}, params.initJob());
+    params.setMilliseconds(100);
+  });
+  questions.ask<wire::Peer::AwaitJobParams>(3, [](auto params) {
+    write_job({.scheduler = {5, 6}, .number = 9}, params.initJob());
+    params.setMilliseconds(10000);
+  });
+  write(to / "whole_life", kGreeted | 4, questions.bytes());
+}
+
 }  // namespace
 }  // namespace pegaflow
 
@@ -193,5 +268,6 @@ int main(int argc, char** argv) {
   kj::WaitScope scope(loop);
   pegaflow::write_messages(std::filesystem::path(argv[1]) / "message");
   pegaflow::write_connections(std::filesystem::path(argv[1]) / "connection");
+  pegaflow::write_peers(std::filesystem::path(argv[1]) / "peer");
   return 0;
 }

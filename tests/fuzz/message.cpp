@@ -12,12 +12,13 @@
 
 #include "base/assert.h"
 #include "capnp/codec.h"
+#include "server/peer_codec.h"
 
 namespace pegaflow {
 namespace {
 
 void read_one(unsigned kind, capnp::MessageReader& message) {
-  switch (kind % 6) {
+  switch (kind % 8) {
     case 0: {
       std::vector<BlockKey> scratch;
       if (const auto keys = read_keys(message.getRoot<wire::Keys>(), scratch)) {
@@ -48,6 +49,26 @@ void read_one(unsigned kind, capnp::MessageReader& message) {
     case 4:
       (void)read_done(message.getRoot<wire::Done>());
       break;
+    case 6:
+      if (const auto fabric = read_fabric(message.getRoot<wire::Fabric>())) {
+        PEGA_ASSERT(fabric->regions.size() <= 64, "{} regions", fabric->regions.size());
+        capnp::MallocMessageBuilder again;
+        write_fabric(*fabric, again.initRoot<wire::Fabric>());
+      }
+      break;
+    case 7: {
+      // What the answer was asked for, as the reader of it knows.
+      constexpr std::size_t kKeys = 8;
+      constexpr std::size_t kShards = 2;
+      const auto grant = read_grant(message.getRoot<wire::Peer::LeaseResults>(), kKeys, kShards);
+      if (!grant) break;
+      PEGA_ASSERT(grant->pages.size() <= kKeys * kShards && grant->pages.size() % kShards == 0,
+                  "{} pages", grant->pages.size());
+      PEGA_ASSERT(grant->checksums.empty() || grant->checksums.size() == grant->pages.size(),
+                  "{} checksums", grant->checksums.size());
+      PEGA_ASSERT(grant->pages.empty() == (grant->lease == 0), "a lease of nothing");
+      break;
+    }
     default: {
       const auto hello = message.getRoot<wire::Hello>();
       const std::uint16_t version = common_version(hello.getMinimum(), hello.getMaximum());
