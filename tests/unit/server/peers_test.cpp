@@ -1,6 +1,7 @@
 #include "server/peers.h"
 
 #include <chrono>
+#include <functional>
 #include <memory>
 #include <optional>
 #include <string>
@@ -10,10 +11,12 @@
 #include <doctest/doctest.h>
 #include <fmt/format.h>
 #include <kj/async-io.h>
+#include <kj/async-unix.h>
 
 #include "capnp/codec.h"
 #include "capnp/peer.capnp.h"
-#include "transport/tcp/tcp_fabric.h"
+#include "server/lanes.h"
+#include "transport/ucx/ucx_fabric.h"
 
 namespace pegaflow {
 namespace {
@@ -28,14 +31,14 @@ constexpr JobId kJob{{7, 7}, 3};
   return {reinterpret_cast<const kj::byte*>(bytes.data()), bytes.size()};
 }
 
-std::unique_ptr<TcpFabric> make_fabric(const Clock& clock) {
-  return TcpFabric::create({.listen = "127.0.0.1:0"}, clock, [](Fabric::Completion&&) {}).value();
-}
+const Lanes::Plan kSockets{.listen = "127.0.0.1:0"};
+/// UCX over TCP, as an RDMA lane, and sockets.
+const Lanes::Plan kBoth{.cards = {"lo"}, .is_test = true, .listen = "127.0.0.1:0"};
 
 /// What the node at the other end does. Shared by all of its connections.
 struct TheirNode {
   std::uint16_t version = kPeerWireMaximum;
-  Fabric& fabric;
+  Lanes& lanes;
   /// To each wait for a job; none: it is not answered.
   std::optional<Result<void>> answer = Result<void>();
   std::vector<std::uint32_t> asked_ms{};
@@ -84,7 +87,7 @@ class TheirGate final : public wire::PeerGate::Server {
   kj::Promise<void> enter(EnterContext call) override {
     auto results = call.getResults();
     results.setPeer(kj::heap<TheirPeer>(node_));
-    write_fabric(node_.fabric.describe(), results.initFabric());
+    write_fabrics(node_.lanes.describe(), results);
     return kj::READY_NOW;
   }
 
@@ -94,23 +97,40 @@ class TheirGate final : public wire::PeerGate::Server {
 
 /// Our links, and one other node that is really dialed; all in the loop of this thread.
 struct Fixture {
-  explicit Fixture(std::uint16_t version = kPeerWireMaximum, Duration call_deadline = seconds(5))
-      : theirs{.version = version, .fabric = *their_fabric} {
-    REQUIRE(their_fabric->register_region(memory));
+  explicit Fixture(std::uint16_t version = kPeerWireMaximum, Duration call_deadline = seconds(5),
+                   const Lanes::Plan& plan = kSockets)
+      : their_lanes(Lanes::open(plan, memory, clock, 4).value()),
+        lanes(Lanes::open(plan, memory, clock, 4).value()),
+        theirs{.version = version, .lanes = *their_lanes} {
     auto listener =
         io.provider->getNetwork().parseAddress("127.0.0.1", 0).wait(io.waitScope)->listen();
     Peers::Options options;
     options.addresses = {fmt::format("127.0.0.1:{}", listener->getPort())};
     options.link.call_deadline = call_deadline;
+    options.link.first_trial_pause = milliseconds(10);
     listening = server.listen(*listener).attach(kj::mv(listener)).eagerlyEvaluate(nullptr);
-    auto changed = kj::newPromiseAndFulfiller<void>();
-    kj::PromiseFulfiller<void>& told = *changed.fulfiller;
-    became_ready = kj::mv(changed.fulfiller);
-    peers = std::make_unique<Peers>(io, own, options, *lanes, [this, &told]() {
-      if (peers->has_ready()) told.fulfill();
+    reading = read_completions().eagerlyEvaluate(nullptr);
+    peers = std::make_unique<Peers>(io, own, options, *lanes, [this]() {
+      if (awaited && awaited()) told->fulfill();
     });
-    changed.promise.wait(io.waitScope);
+    until([this]() { return peers->has_ready(); });
   }
+  /// Until a link's news make it so.
+  void until(std::function<bool()> is_so) {
+    if (is_so()) return;
+    auto changed = kj::newPromiseAndFulfiller<void>();
+    told = kj::mv(changed.fulfiller);
+    awaited = std::move(is_so);
+    changed.promise.wait(io.waitScope);
+    awaited = nullptr;
+  }
+  kj::Promise<void> read_completions() {
+    return completions.whenBecomesReadable().then([this]() {
+      lanes->read_completions([](const Fabric::Completion&) {});
+      return read_completions();
+    });
+  }
+  [[nodiscard]] PeerLink& link() { return *peers->links().front(); }
   Result<void> wait(Duration patience = seconds(2), const Id128& node = kTheirNode) {
     return peers->await_job(node, kJob, patience).wait(io.waitScope);
   }
@@ -119,12 +139,16 @@ struct Fixture {
   kj::AsyncIoContext io = kj::setupAsyncIo();
   OwnNode own{.node = {6, 6}, .build = "test", .secret = {}};
   std::vector<std::byte> memory{4096};
-  std::unique_ptr<TcpFabric> their_fabric = make_fabric(clock);
-  std::unique_ptr<Lanes> lanes = Lanes::open({.listen = "127.0.0.1:0"}, memory, clock, 4).value();
+  std::unique_ptr<Lanes> their_lanes;
+  std::unique_ptr<Lanes> lanes;
+  kj::UnixEventPort::FdObserver completions{io.unixEventPort, lanes->completions().fd(),
+                                            kj::UnixEventPort::FdObserver::OBSERVE_READ};
   TheirNode theirs;
   capnp::TwoPartyServer server{kj::heap<TheirGate>(theirs)};
   kj::Promise<void> listening = nullptr;
-  kj::Own<kj::PromiseFulfiller<void>> became_ready;
+  kj::Promise<void> reading = nullptr;
+  std::function<bool()> awaited;
+  kj::Own<kj::PromiseFulfiller<void>> told;
   std::unique_ptr<Peers> peers;
 };
 
@@ -199,6 +223,40 @@ TEST_SUITE("Peers") {
     for (auto& wait : waits) CHECK(wait.wait(f.io.waitScope).error().code == Errc::kGone);
     CHECK(f.peers->waits().gone == PeerLink::kMaxWaits - 1);
     CHECK(f.peers->waits().waiting == 0);
+  }
+
+  TEST_CASE("RDMA is tried beside sockets, left when it breaks, and tried again, in one life") {
+    if (!UcxFabric::library_version()) return;  // Built without UCX, or it is not here.
+    Fixture f(kPeerWireMaximum, seconds(5), kBoth);
+    f.until([&]() { return f.link().stats().lane == "rdma"; });
+    const Lender::Way first = f.link().way();
+    const std::uint64_t life = f.link().life();
+
+    f.link().way_lost(life, first, "a test");
+    CHECK(f.link().is_ready());
+    CHECK(f.link().stats().lane == "tcp");
+    CHECK(f.link().stats().lane_why == "a test");
+    // Other batches of it fail, too.
+    f.link().way_lost(life, first, "again");
+    CHECK(f.link().stats().lane_falls == 1);
+    CHECK(f.link().is_ready());
+
+    f.until([&]() { return f.link().stats().lane == "rdma"; });
+    CHECK(f.link().way() != first);
+    CHECK(f.link().stats().lane_why.empty());
+    CHECK(f.link().life() == life);
+    CHECK(f.link().stats().losses == 0);
+  }
+
+  TEST_CASE("with sockets alone a way that breaks is the end of that life") {
+    Fixture f;
+    const std::uint64_t life = f.link().life();
+
+    f.link().way_lost(life, f.link().way(), "a test");
+
+    f.until([&]() { return f.link().stats().losses == 1; });
+    f.until([&]() { return f.link().is_ready(); });
+    CHECK(f.link().life() == life + 1);
   }
 }
 
