@@ -94,8 +94,9 @@ void chain(const HashArguments& a) {
 }  // namespace
 
 SoftwareCuda::SoftwareCuda(std::uint64_t seed, std::uint64_t memory_bytes)
-    : random_(seed), memory_left_(memory_bytes), thread_([this] { run(); }) {
+    : random_(seed), memory_left_(memory_bytes) {
   streams_.emplace(nullptr, std::make_unique<StreamState>());  // the default one
+  thread_ = std::thread([this] { run(); });
 }
 
 SoftwareCuda::~SoftwareCuda() {

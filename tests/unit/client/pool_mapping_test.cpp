@@ -85,9 +85,10 @@ TEST_SUITE("PoolMapping") {
     PoolMapping moved = std::move(populated);
     moved.wait_populated();
 
-    CHECK(faults_of_first_use(plain.bytes()) > kPages / 2);
-    // Not none: a kernel that is short of memory, or moves it, takes some entries out again.
-    CHECK(faults_of_first_use(moved.bytes()) < kPages / 3);
+    // A sanitizer's memory has faults of its own, in both; and a kernel that is short of memory, or
+    // moves it, takes some entries out again.
+    const auto first_faults = faults_of_first_use(plain.bytes());
+    CHECK(first_faults > faults_of_first_use(moved.bytes()) + kPages / 2);
   }
 
   TEST_CASE("a mapping may go while it is populated") {
