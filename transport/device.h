@@ -9,6 +9,7 @@
 #include <span>
 #include <vector>
 
+#include "base/clock.h"
 #include "base/error.h"
 #include "base/page_layout.h"
 #include "transport/checksum.h"
@@ -82,6 +83,16 @@ class Device {
   /// Accepts a batch. Errors: kBusy when its queue is full, kGone when not attached,
   /// kInvalidArgument for a block or an offset out of range, kInternal once the device is broken.
   virtual Result<void> submit(Batch batch) = 0;
+
+  /// Where a device and its engine queue their work: if all of a batch of loads is queued and will
+  /// have ended `within` so long, makes what the engine queues on `queue` from now on wait for it.
+  /// True: whatever is queued there later finds the loaded blocks whole. The batch completes as
+  /// always, later. False: not that far, unknown, over, or a device that does not do this. May be
+  /// called from any thread, and never waits itself.
+  /// Errors: kInternal when the device is broken.
+  virtual Result<bool> follow(std::uint64_t /*ticket*/, Queue /*queue*/, Duration /*within*/) {
+    return false;
+  }
 
   /// No further page of the batch is copied; its completion comes as soon as the pages under way
   /// have ended. Unknown tickets are fine.

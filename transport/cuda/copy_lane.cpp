@@ -16,9 +16,12 @@ constexpr Log kLog{"cuda"};
 /// Less staging than this is not worth the kernels. [16 MiB reach 22 of 55 GB/s beside a GEMM]
 constexpr std::uint64_t kLeastStaging = 32 << 20;
 
-/// Only to know when it is worth a look: a PCIe 5 link with 16 lanes, and a launch.
-constexpr double kBytesPerNanosecond = 60;
+/// Only to know when it is worth a look.
 constexpr Duration kLaunch = std::chrono::microseconds(10);
+
+/// Of the last flight in the rate that is expected of the next ones; smaller ones tell nothing.
+constexpr double kNewest = 0.25;
+constexpr double kTellingBytes = 8 << 20;
 
 constexpr std::size_t kSharedBytes = CopyLane::kMaxPages * sizeof(std::uint64_t);
 
@@ -91,7 +94,9 @@ Result<void> CopyLane::take_staging() {
 Result<std::optional<Slice>> CopyLane::queue(const Attached& attached, std::uint64_t ticket,
                                              std::span<const Device::Copy> copies, std::size_t copy,
                                              std::uint32_t piece, const Wait& wait) {
-  if (flights_.size() == slots_.size()) return std::nullopt;
+  if (flights_.size() == slots_.size() || queued_bytes_ >= options_.ahead_bytes) {
+    return std::nullopt;
+  }
   const std::uint64_t most =
       staging_ == 0 ? options_.slice_bytes : std::min(options_.slice_bytes, ring_.size_bytes());
   const Slice slice =
@@ -107,24 +112,25 @@ Result<std::optional<Slice>> CopyLane::queue(const Attached& attached, std::uint
     staged = hashed = take_staging().has_value();
   }
 
-  DeviceAddress at = 0;
-  if (staged) {
-    const std::optional<std::uint64_t> begin = ring_.take(slice.staged_bytes);
-    if (!begin) return std::nullopt;
-    at = staging_ + *begin;
-  } else {
-    if (direct_bytes_ != 0 && direct_bytes_ + slice.bytes() > options_.staging_bytes) {
-      return std::nullopt;
-    }
-    direct_bytes_ += slice.bytes();
-  }
+  StagingRing::Range range;
+  if (staged) range = ring_.take(slice.staged_bytes);
   const std::size_t slot = next_slot_;
   next_slot_ = (next_slot_ + 1) % slots_.size();
-  PEGA_TRY(staged ? queue_staged(attached, slice, slots_[slot], copies, at, hashed, wait)
+  PEGA_TRY(staged ? queue_staged(attached, slice, slots_[slot], copies, range, hashed, wait)
                   : queue_direct(attached, slice, slots_[slot], copies, wait));
   if (flights_.empty()) oldest_since_ = clock_.now();
-  flights_.push_back({ticket, slice, slot, staged, hashed});
+  flights_.push_back({ticket, slice, slot, staged, hashed, range.number});
+  queued_bytes_ += slice.bytes();
   return slice;
+}
+
+Result<void> CopyLane::wait_behind(std::uint64_t range, Stream stream) {
+  if (range == 0) return {};
+  const auto flight = std::find_if(flights_.begin(), flights_.end(), [&](const UnderWay& other) {
+    return other.staged && other.range == range;
+  });
+  PEGA_ASSERT(flight != flights_.end(), "the staging of a slice that is over is not free");
+  return check(*driver_, driver_->wait(stream, slots_[flight->slot].done), "wait for an event");
 }
 
 TimePoint CopyLane::expected_end() const {
@@ -132,13 +138,26 @@ TimePoint CopyLane::expected_end() const {
   return oldest_since_ + kLaunch + Duration(static_cast<std::int64_t>(bytes / kBytesPerNanosecond));
 }
 
+TimePoint CopyLane::expected_last_end() const {
+  const auto bytes = static_cast<double>(queued_bytes_);
+  return oldest_since_ + Duration(static_cast<std::int64_t>(bytes / bytes_per_nanosecond_));
+}
+
+Stream CopyLane::last_stream() const {
+  const bool on_kernels = flights_.back().staged && options_.direction == Device::Direction::kLoad;
+  return on_kernels ? kernel_stream_ : copy_stream_;
+}
+
 Result<void> CopyLane::queue_staged(const Attached& attached, const Slice& slice, const Slot& slot,
-                                    std::span<const Device::Copy> copies, DeviceAddress at,
-                                    bool hashed, const Wait& wait) {
+                                    std::span<const Device::Copy> copies,
+                                    const StagingRing::Range& range, bool hashed,
+                                    const Wait& wait) {
+  const DeviceAddress at = staging_ + range.begin;
   const std::vector<Transfer> transfers =
       attached.plan.staged_transfers(slice, copies, attached.pool.data(), at);
 
   if (options_.direction == Device::Direction::kSave) {
+    PEGA_TRY(wait_behind(range.behind, kernel_stream_));
     PEGA_TRY(wait(kernel_stream_));
     PEGA_TRY(move_pieces(kernels_.gather, attached, slice, copies, at));
     if (hashed) PEGA_TRY(hash(attached, slice, slot, at));
@@ -148,6 +167,7 @@ Result<void> CopyLane::queue_staged(const Attached& attached, const Slice& slice
                    "copy to the pool"));
     return check(*driver_, driver_->record(slot.done, copy_stream_), "record an event");
   }
+  PEGA_TRY(wait_behind(range.behind, copy_stream_));
   PEGA_TRY(check(*driver_,
                  driver_->copy(Way::kToDevice, transfers.data(), transfers.size(), copy_stream_),
                  "copy from the pool"));
@@ -227,12 +247,16 @@ Result<std::optional<CopyLane::Flight>> CopyLane::take_ended() {
   if (status == kNotReady) return std::nullopt;
   PEGA_TRY(check(*driver_, status, "copy pages"));
   flights_.pop_front();
-  oldest_since_ = clock_.now();
-  if (oldest.staged) {
-    ring_.give_back();
-  } else {
-    direct_bytes_ -= oldest.slice.bytes();
+  const TimePoint now = clock_.now();
+  const auto bytes = static_cast<double>(oldest.slice.bytes());
+  if (bytes >= kTellingBytes && now > oldest_since_) {
+    const double rate = bytes / static_cast<double>((now - oldest_since_).count());
+    bytes_per_nanosecond_ +=
+        kNewest * (std::min(rate, kBytesPerNanosecond) - bytes_per_nanosecond_);
   }
+  oldest_since_ = now;
+  queued_bytes_ -= oldest.slice.bytes();
+  if (oldest.staged) ring_.give_back();
   std::span<const std::uint64_t> hashes;
   if (oldest.hashed) {
     hashes = {reinterpret_cast<const std::uint64_t*>(slot.shared), oldest.slice.copies};
@@ -250,7 +274,7 @@ void CopyLane::drain() {
     if (flights_.front().staged) ring_.give_back();
     flights_.pop_front();
   }
-  direct_bytes_ = 0;
+  queued_bytes_ = 0;
 }
 
 }  // namespace pegaflow::cuda

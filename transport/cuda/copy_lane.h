@@ -40,8 +40,8 @@ struct Attached {
 /// Queues slices of pages and tells when they have ended, in the order they were queued.
 ///
 /// A save: the kernel stream gathers pages into staging, the copy stream moves them to the pool. A
-/// load the other way round. What one slice waits for it waits on the device, by events; only
-/// staging is handed out by the host, which so keeps count of what is under way.
+/// load the other way round. What one slice waits for it waits on the device, by events: also for
+/// the staging that an earlier one still uses.
 ///
 /// Bound to the copy thread, with the context current, but for create() and the destructor.
 class CopyLane {
@@ -49,11 +49,14 @@ class CopyLane {
   struct Options {
     Device::Direction direction = Device::Direction::kSave;
     int kernel_priority = 0;
-    unsigned kernel_blocks = 1;       ///< Thread blocks of a gather, at most.
-    std::uint64_t staging_bytes = 0;  ///< Also what may be under way without staging.
+    unsigned kernel_blocks = 1;  ///< Thread blocks of a gather, at most.
+    std::uint64_t staging_bytes = 0;
+    std::uint64_t ahead_bytes = 0;  ///< Queued at most; what lacks staging waits on the device.
     std::uint64_t slice_bytes = 0;
   };
 
+  /// What to expect before anything was seen: a PCIe 5 link with 16 lanes.
+  static constexpr double kBytesPerNanosecond = 60;
   /// Pages that one slice has at most.
   static constexpr std::size_t kMaxPages = kMovePages;
   /// Slices under way at most.
@@ -80,8 +83,8 @@ class CopyLane {
   using Wait = std::function<Result<void>(Stream)>;
 
   /// Queues the next part of `copies`, from page `copy`, piece `piece` on. `wait` is called with
-  /// the stream on which the engine's memory is read or written first. No value: there is no room,
-  /// and will be once a flight has ended.
+  /// the stream on which the engine's memory is read or written first. No value: enough is
+  /// queued, until a flight has ended.
   Result<std::optional<Slice>> queue(const Attached& attached, std::uint64_t ticket,
                                      std::span<const Device::Copy> copies, std::size_t copy,
                                      std::uint32_t piece, const Wait& wait);
@@ -95,6 +98,12 @@ class CopyLane {
 
   /// Waits until nothing is under way, or the device has said that nothing runs on it any more.
   void drain();
+
+  /// When all that is queued will have ended, by what the last flights took.
+  [[nodiscard]] TimePoint expected_last_end() const;
+
+  /// On which the newest flight ends. Not without one.
+  [[nodiscard]] Stream last_stream() const;
 
   [[nodiscard]] Stream copy_stream() const noexcept { return copy_stream_; }
   [[nodiscard]] DeviceAddress staging() const noexcept { return staging_; }
@@ -114,14 +123,17 @@ class CopyLane {
     std::size_t slot;
     bool staged;
     bool hashed;
+    std::uint64_t range;  ///< Of the staging, if it has any.
   };
 
   CopyLane(std::shared_ptr<Driver> driver, const Options& options, const Kernels& kernels)
       : driver_(std::move(driver)), options_(options), kernels_(kernels) {}
   Result<void> make();
   Result<void> queue_staged(const Attached& attached, const Slice& slice, const Slot& slot,
-                            std::span<const Device::Copy> copies, DeviceAddress at, bool hashed,
-                            const Wait& wait);
+                            std::span<const Device::Copy> copies, const StagingRing::Range& range,
+                            bool hashed, const Wait& wait);
+  /// Makes `stream` wait until the slice that has this range of the staging is over.
+  Result<void> wait_behind(std::uint64_t range, Stream stream);
   Result<void> queue_direct(const Attached& attached, const Slice& slice, const Slot& slot,
                             std::span<const Device::Copy> copies, const Wait& wait);
   Result<void> move_pieces(Function kernel, const Attached& attached, const Slice& slice,
@@ -144,7 +156,8 @@ class CopyLane {
   std::deque<UnderWay> flights_;
   TimePoint oldest_since_{};  ///< When the oldest flight became that.
   std::size_t next_slot_ = 0;
-  std::uint64_t direct_bytes_ = 0;  ///< Under way without staging.
+  std::uint64_t queued_bytes_ = 0;                     ///< Of all flights.
+  double bytes_per_nanosecond_ = kBytesPerNanosecond;  ///< Of the last flights, one after another.
 };
 
 }  // namespace pegaflow::cuda

@@ -184,6 +184,25 @@ class CudaDevice::Impl {
     work_.notify_all();
   }
 
+  Result<bool> follow(std::uint64_t ticket, Queue queue, Duration within) {
+    if (forked()) return false;
+    Event last = Event::kNow;
+    {
+      const std::lock_guard lock(mutex_);
+      const auto queued =
+          std::find_if(queued_.begin(), queued_.end(),
+                       [ticket](const Queued& load) { return load.ticket == ticket; });
+      if (queued == queued_.end() || queued->expected_end - clock_.now() > within) return false;
+      last = queued->last;
+    }
+    const CurrentContext current(*driver_, context_);
+    // NOLINTNEXTLINE(performance-no-int-to-ptr): as in record_event().
+    Result<void> waits = events_->wait(reinterpret_cast<cuda::Stream>(queue), last);
+    if (waits) return true;
+    if (waits.error().code == Errc::kGone) return false;
+    return fail(Errc::kInternal, "{}", waits.error().detail);
+  }
+
   [[nodiscard]] Info info() const {
     const std::lock_guard lock(mutex_);
     return info_;
@@ -206,6 +225,13 @@ class CudaDevice::Impl {
     [[nodiscard]] bool has_ended() const { return !has_work() && flights == 0; }
   };
 
+  /// A load whose copies are all on the device's queues.
+  struct Queued {
+    std::uint64_t ticket = 0;
+    Event last = Event::kNow;  ///< Behind its last copy.
+    TimePoint expected_end{};
+  };
+
   // ---- start
 
   Result<void> open() {
@@ -226,13 +252,16 @@ class CudaDevice::Impl {
     int greatest = 0;
     PEGA_TRY(cuda::check(driver, driver.priority_range(least, greatest), "ask for priorities"));
     for (const Direction direction : {Direction::kSave, Direction::kLoad}) {
-      const CopyLane::Options lane{.direction = direction,
-                                   .kernel_priority = options_.low_priority ? least : greatest,
-                                   .kernel_blocks = options_.kernel_blocks != 0
-                                                        ? options_.kernel_blocks
-                                                        : static_cast<unsigned>(multiprocessors),
-                                   .staging_bytes = options_.staging_bytes,
-                                   .slice_bytes = options_.slice_bytes};
+      const CopyLane::Options lane{
+          .direction = direction,
+          .kernel_priority = options_.low_priority ? least : greatest,
+          .kernel_blocks = options_.kernel_blocks != 0 ? options_.kernel_blocks
+                                                       : static_cast<unsigned>(multiprocessors),
+          .staging_bytes = options_.staging_bytes,
+          .ahead_bytes = direction == Direction::kLoad
+                             ? std::max(options_.ahead_bytes, options_.staging_bytes)
+                             : options_.staging_bytes,
+          .slice_bytes = options_.slice_bytes};
       PEGA_TRY_LET(lane_of(direction), CopyLane::create(driver_, lane, kernels_));
     }
     events_ = std::make_unique<cuda::EventRing>(driver_, options_.max_events);
@@ -439,6 +468,11 @@ class CudaDevice::Impl {
         ++job.flights;
         job.copy = slice->ends_pages ? slice->first_copy + slice->copies : slice->first_copy;
         job.piece = slice->ends_pages ? 0 : slice->first_piece + slice->pieces;
+        if (!job.has_work() && direction == Direction::kLoad && job.checksums.empty()) {
+          PEGA_TRY_LET(const Event last, events_->record(lane.last_stream()));
+          const std::lock_guard lock(mutex_);
+          queued_.push_back({job.batch.ticket, last, lane.expected_last_end()});
+        }
       }
     }
     return moved;
@@ -463,6 +497,10 @@ class CudaDevice::Impl {
   }
 
   void report(Job& job) {
+    {
+      const std::lock_guard lock(mutex_);
+      std::erase_if(queued_, [&](const Queued& load) { return load.ticket == job.batch.ticket; });
+    }
     Completion completion{job.batch.ticket, job.copied, std::move(job.gave_up),
                           std::move(job.checksums)};
     const std::size_t pages = job.batch.copies.size();
@@ -483,6 +521,7 @@ class CudaDevice::Impl {
     broken_here_ = true;
     Error told{Errc::kInternal, "the GPU's copies are off: " + error.detail};
     const std::lock_guard lock(mutex_);
+    queued_.clear();
     for (std::list<Job>& queue : queues_) {
       for (Job& job : queue) {
         job.flights = 0;
@@ -555,6 +594,7 @@ class CudaDevice::Impl {
   std::size_t counts_[kLaneCount] = {};  ///< The same, by direction.
   std::list<Job> incoming_;
   std::vector<std::uint64_t> cancelled_;
+  std::vector<Queued> queued_;
 
   // The copy thread's.
   std::list<Job> queues_[kLaneCount];  ///< By direction, oldest first.
@@ -595,6 +635,9 @@ void CudaDevice::detach() { impl_->detach(); }
 Result<Device::Event> CudaDevice::record_event(Queue queue) { return impl_->record_event(queue); }
 Result<void> CudaDevice::submit(Batch batch) { return impl_->submit(std::move(batch)); }
 void CudaDevice::cancel(std::uint64_t ticket) { impl_->cancel(ticket); }
+Result<bool> CudaDevice::follow(std::uint64_t ticket, Queue queue, Duration within) {
+  return impl_->follow(ticket, queue, within);
+}
 CudaDevice::Info CudaDevice::info() const { return impl_->info(); }
 
 }  // namespace pegaflow

@@ -42,6 +42,9 @@ class CudaDevice final : public Device {
     /// Device memory for staging, for each direction. With less than 128 MiB the copies wait for
     /// the engine's kernels to let ours in; more wins nothing.
     std::uint64_t staging_bytes = std::uint64_t{128} << 20;
+    /// Of loads, queued on the device at once, so that follow() can be said early: 11 ms at
+    /// 55 GB/s. A load that is cancelled goes on for as long.
+    std::uint64_t ahead_bytes = std::uint64_t{640} << 20;
     std::uint64_t slice_bytes = std::uint64_t{32} << 20;  ///< Copied at a time.
     /// Multiprocessors that a kernel of ours may be on at once. 0: all of them.
     unsigned kernel_blocks = 0;
@@ -69,6 +72,8 @@ class CudaDevice final : public Device {
   Result<Event> record_event(Queue queue) override;
   Result<void> submit(Batch batch) override;
   void cancel(std::uint64_t ticket) override;
+  /// Not for a batch with checksums, which are taken when its bytes are there.
+  Result<bool> follow(std::uint64_t ticket, Queue queue, Duration within) override;
 
   /// What is known of the device, for logs and measurements.
   struct Info {

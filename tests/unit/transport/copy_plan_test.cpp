@@ -163,13 +163,17 @@ TEST_SUITE("CopyPlan") {
 }
 
 TEST_SUITE("StagingRing") {
-  TEST_CASE("ranges never overlap, and come and go in order") {
+  TEST_CASE("a range waits for the newest one that lies where it does, and for no other") {
     std::mt19937_64 random(testing::seed());
     for (int round = 0; round < 50; ++round) {
       const std::uint64_t size = StagingRing::kAlignment * (4 + random() % 60);
       StagingRing ring(size);
-      std::deque<std::pair<std::uint64_t, std::uint64_t>> taken;
-      std::size_t refused = 0;
+      struct Taken {
+        StagingRing::Range range;
+        std::uint64_t bytes;
+      };
+      std::deque<Taken> taken;
+      std::size_t waits = 0;
       for (int step = 0; step < 2'000; ++step) {
         if (random() % 3 == 0 && !taken.empty()) {
           ring.give_back();
@@ -177,30 +181,38 @@ TEST_SUITE("StagingRing") {
           continue;
         }
         const std::uint64_t bytes = 1 + random() % (size / 2);
-        const auto begin = ring.take(bytes);
-        if (!begin) {
-          ++refused;
-          CHECK_FALSE(taken.empty());
-          continue;
-        }
-        CHECK(*begin % StagingRing::kAlignment == 0);
-        CHECK(*begin + bytes <= size);
+        const StagingRing::Range range = ring.take(bytes);
+        CHECK(range.begin % StagingRing::kAlignment == 0);
+        CHECK(range.begin + bytes <= size);
+        std::uint64_t newest = 0;
         for (const auto& [other, other_bytes] : taken) {
-          CHECK((*begin + bytes <= other || other + other_bytes <= *begin));
+          CHECK(other.number < range.number);
+          // Both have whole multiples of the alignment.
+          constexpr std::uint64_t kUnit = StagingRing::kAlignment;
+          const auto end = [](std::uint64_t begin, std::uint64_t length) {
+            return begin + (length + kUnit - 1) / kUnit * kUnit;
+          };
+          if (other.begin < end(range.begin, bytes) &&
+              range.begin < end(other.begin, other_bytes)) {
+            newest = other.number;
+          }
         }
-        taken.emplace_back(*begin, bytes);
+        CHECK(range.behind == newest);
+        waits += newest != 0 ? 1 : 0;
+        taken.push_back({range, bytes});
       }
-      CHECK(refused > 0);
+      CHECK(waits > 0);
     }
   }
 
   TEST_CASE("an empty ring has room for all of it at once") {
     StagingRing ring(8 * StagingRing::kAlignment);
-    REQUIRE(ring.take(3 * StagingRing::kAlignment) == 0);
+    REQUIRE(ring.take(3 * StagingRing::kAlignment).begin == 0);
     ring.give_back();
-    CHECK(ring.is_empty());
-    CHECK(ring.take(8 * StagingRing::kAlignment) == 0);
-    CHECK_FALSE(ring.take(1));
+    const StagingRing::Range all = ring.take(8 * StagingRing::kAlignment);
+    CHECK(all.begin == 0);
+    CHECK(all.behind == 0);
+    CHECK(ring.take(1).behind == all.number);
   }
 }
 

@@ -7,7 +7,9 @@
 
 #include <doctest/doctest.h>
 
+#include "base/clock.h"
 #include "tests/support/engine_memory.h"
+#include "tests/support/patience.h"
 #include "tests/support/seed.h"
 #include "tests/support/software_cuda.h"
 #include "tests/unit/transport/cuda_fixture.h"
@@ -23,6 +25,7 @@ namespace {
 using cuda::Path;
 using testing::CudaFixture;
 using testing::CudaShape;
+using testing::PoolMemory;
 using testing::SoftwareCuda;
 using Direction = Device::Direction;
 
@@ -73,6 +76,83 @@ TEST_SUITE("CudaDevice, disturbed") {
       CHECK_FALSE(is_zero(f.page(0)));
       s.software->destroy_stream(compute);
     }
+  }
+
+  TEST_CASE("what an engine queues behind a load that it follows finds the load's blocks whole") {
+    for (const Path path : {Path::kStaged, Path::kDirect}) {
+      CudaDevice::Options options = testing::small_options();
+      options.path = path;
+      // Eight times the staging: slices wait on the device for what earlier ones still use.
+      options.ahead_bytes = 2 << 20;
+      SoftwareFixture s({.segments = 2, .segment_bytes = 16 << 10, .blocks = 64}, options);
+      CudaFixture& f = s.f;
+      std::vector<std::uint64_t> seeds(64);
+      std::iota(seeds.begin(), seeds.end(), 1UL);
+      for (const std::uint32_t block : first(64)) f.memory.fill(block, seeds[block]);
+      REQUIRE(f.device->submit(f.batch(1, Direction::kSave, first(64))));
+      REQUIRE_FALSE(f.completions.wait_for(1)[0].error);
+      for (const std::uint32_t block : first(64)) f.memory.fill(block, 1000);
+      cuda::Stream compute = nullptr;
+      REQUIRE(s.software->create_stream(0, compute) == cuda::kSuccess);
+      const Device::Queue queue{reinterpret_cast<std::uintptr_t>(compute)};
+      constexpr Duration kSoon = std::chrono::hours(1);
+
+      s.software->hold();
+      REQUIRE(f.device->submit(f.batch(2, Direction::kLoad, first(60))));
+      const TimePoint limit = SteadyClock().now() + testing::kHang;
+      while (!f.device->follow(2, queue, kSoon).value() && SteadyClock().now() < limit) {
+        std::this_thread::yield();
+      }
+      CHECK_FALSE(f.device->follow(2, queue, -kSoon).value());  // Not as soon as that.
+      CHECK(f.completions.count() == 1);
+      // The engine's work: it reads all blocks of one segment.
+      const PageLayout layout = f.memory.layout();
+      const Segment& segment = layout.segments()[1];
+      const std::uint64_t bytes = segment.block_stride_bytes * 63 + segment.size_bytes;
+      const PoolMemory seen(bytes);
+      REQUIRE(s.software->register_host(seen.bytes().data(), bytes) == cuda::kSuccess);
+      const cuda::Transfer read{seen.bytes().data(), reinterpret_cast<std::uintptr_t>(segment.base),
+                                bytes};
+      REQUIRE(s.software->copy(cuda::Way::kToHost, &read, 1, compute) == cuda::kSuccess);
+      s.software->resume();
+      REQUIRE(s.software->synchronize(compute) == cuda::kSuccess);
+
+      for (const std::uint32_t block : first(60)) {
+        const auto expected = f.page(block).subspan(segment.size_bytes, segment.size_bytes);
+        CHECK(std::equal(expected.begin(), expected.end(),
+                         seen.bytes().begin() +
+                             static_cast<std::ptrdiff_t>(block * segment.block_stride_bytes)));
+      }
+      const auto done = f.completions.wait_for(2);
+      CHECK(done[1].ticket == 2);
+      CHECK_FALSE(done[1].error);
+      CHECK_FALSE(f.device->follow(2, queue, kSoon).value());  // Over.
+      s.software->unregister_host(seen.bytes().data());
+      s.software->destroy_stream(compute);
+    }
+  }
+
+  TEST_CASE("nobody follows a save, a batch that is not known, or one with checksums") {
+    SoftwareFixture s({.segments = 2, .segment_bytes = 16 << 10, .blocks = 64});
+    CudaFixture& f = s.f;
+    s.software->hold();
+    Device::Batch compared = f.batch(1, Direction::kLoad, first(4));
+    for (Device::Copy& copy : compared.copies) copy.checksum = true;
+    REQUIRE(f.device->submit(compared));
+    REQUIRE(f.device->submit(f.batch(2, Direction::kSave, {8, 9})));
+    // Queued behind both, so they are queued when this is.
+    REQUIRE(f.device->submit(f.batch(3, Direction::kLoad, {10})));
+    const TimePoint limit = SteadyClock().now() + testing::kHang;
+    constexpr Duration kSoon = std::chrono::hours(1);
+    const auto follows = [&](std::uint64_t ticket) {
+      return f.device->follow(ticket, Device::Queue::kDefault, kSoon).value();
+    };
+    while (!follows(3) && SteadyClock().now() < limit) std::this_thread::yield();
+    CHECK_FALSE(follows(1));
+    CHECK_FALSE(follows(2));
+    CHECK_FALSE(follows(4));
+    s.software->resume();
+    CHECK(f.completions.wait_for(3).size() == 3);
   }
 
   TEST_CASE("nothing is reported before its copies have ended, cancelled or not") {
