@@ -123,6 +123,21 @@ class Mover::Impl {
     }
   }
 
+  std::vector<Followed> follow(Device::Queue queue, Duration within) {
+    std::vector<Followed> followed;
+    if (forked()) return followed;
+    const std::lock_guard lock(state_.copying_mutex);
+    for (CopyingLoad& load : state_.copying) {
+      if (load.followed) continue;
+      // A device that is broken tells it in the completion.
+      load.followed = state_.device.follow(load.ticket, queue, within).value_or(false);
+      if (!load.followed) continue;
+      load.told.took = state_.clock.now() - load.accepted;
+      followed.push_back(load.told);
+    }
+    return followed;
+  }
+
   std::vector<Finished> take_finished() {
     std::vector<Finished> taken;
     const std::lock_guard lock(take_mutex_);
@@ -258,6 +273,9 @@ Result<void> Mover::load(std::uint64_t load, const Id128& token, std::size_t fir
 }
 
 void Mover::cancel_load(std::uint64_t load) { impl_->cancel_load(load); }
+std::vector<Mover::Followed> Mover::follow(Device::Queue queue, Duration within) {
+  return impl_->follow(queue, within);
+}
 std::vector<Mover::Finished> Mover::take_finished() { return impl_->take_finished(); }
 int Mover::finished_fd() const noexcept { return impl_->state().finished.fd(); }
 void Mover::close() { impl_->close(); }

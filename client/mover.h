@@ -110,6 +110,23 @@ class Mover {
     std::size_t corrupt = 0;
   };
 
+  /// A load that the engine need not wait for any more.
+  struct Followed {
+    std::uint64_t load = 0;
+    std::size_t blocks = 0;  ///< All of it.
+    std::uint64_t bytes = 0;
+    Duration took{};  ///< From acceptance until now.
+  };
+
+  /// Loads whose copies are all queued on the device and will have ended `within` so long: what the
+  /// engine queues on `queue` from now on waits for them there, and finds their blocks whole. Each
+  /// is told once here, and once more by take_finished() when it has ended. It has no error then
+  /// but the device's own, which has broken the engine's context too; and its blocks may be used in
+  /// the order of `queue` even if the server is lost meanwhile: whatever becomes of a server, pages
+  /// under a pin stay as they are until their reader is gone.
+  /// None with a device that copies at once, and for pages that are to be compared with checksums.
+  std::vector<Followed> follow(Device::Queue queue, Duration within);
+
   /// Everything that ended since the last call. Each once.
   std::vector<Finished> take_finished();
 

@@ -400,6 +400,8 @@ void MoverLoop::submit(std::uint64_t ticket, MoverJob& job, std::vector<Device::
   const bool is_save = job.kind == Kind::kSave;
   job.copies = copies.size();
   job.phase = Phase::kCopying;
+  const bool compared = std::any_of(copies.begin(), copies.end(),
+                                    [](const Device::Copy& copy) { return copy.checksum; });
   Result<void> accepted =
       state_.device.submit({ticket, is_save ? Device::Direction::kSave : Device::Direction::kLoad,
                             job.after, std::move(copies)});
@@ -407,7 +409,26 @@ void MoverLoop::submit(std::uint64_t ticket, MoverJob& job, std::vector<Device::
     is_save ? abandon(job.job) : release(job.pin);
     return finish(ticket, job.done, job.copied, std::move(accepted.error()));
   }
-  if (!is_save) start_load_deadline(ticket, job.copies * state_.layout.page_bytes());
+  if (is_save) return;
+  start_load_deadline(ticket, job.copies * state_.layout.page_bytes());
+  // Before its last piece nothing is whole; and what is compared is compared when it is there.
+  if (job.done + job.copies != job.blocks.size() || compared) return;
+  const std::lock_guard lock(state_.copying_mutex);
+  state_.copying.push_back({ticket,
+                            {.load = job.id,
+                             .blocks = job.blocks.size(),
+                             .bytes = (job.copied + job.copies) * state_.layout.page_bytes()},
+                            job.accepted});
+}
+
+bool MoverLoop::no_longer_copying(std::uint64_t ticket) {
+  const std::lock_guard lock(state_.copying_mutex);
+  const auto load = std::find_if(state_.copying.begin(), state_.copying.end(),
+                                 [&](const CopyingLoad& one) { return one.ticket == ticket; });
+  if (load == state_.copying.end()) return false;
+  const bool followed = load->followed;
+  state_.copying.erase(load);
+  return followed;
 }
 
 void MoverLoop::start_load_deadline(std::uint64_t ticket, std::uint64_t bytes) {
@@ -475,8 +496,9 @@ void MoverLoop::settle_load(std::uint64_t ticket, MoverJob& job,
                             const Device::Completion& completion) {
   load_deadlines_.erase(ticket);
   load_bytes_queued_ -= job.copies * state_.layout.page_bytes();
+  const bool followed = no_longer_copying(ticket);
   // The kernel is asked, after the last copy: the loop may not have read the end of the stream yet.
-  if (job.connection_lost || !link_.is_up()) {
+  if (!followed && (job.connection_lost || !link_.is_up())) {
     return finish(ticket, 0, job.copied + completion.copied,
                   Error{Errc::kPeerLost, "the server went away before the last copy ended"});
   }

@@ -74,6 +74,8 @@ class MoverLoop final : private Link::Role {
   void on_copied(const Device::Completion& completion);
   void settle_save(std::uint64_t ticket, MoverJob& job, const Device::Completion& completion);
   void settle_load(std::uint64_t ticket, MoverJob& job, const Device::Completion& completion);
+  /// The device has ended it. Whether the engine was told before that it need not wait.
+  bool no_longer_copying(std::uint64_t ticket);
   void cancel_load(std::uint64_t load);
   /// Takes the job out of the table and reports it.
   void finish(std::uint64_t ticket, std::size_t good_blocks, std::size_t copied_pages,

@@ -3,6 +3,7 @@
 /// What a Mover's parts share: the mailboxes between its threads, and the jobs under way.
 
 #include <atomic>
+#include <mutex>
 #include <optional>
 #include <unordered_map>
 #include <utility>
@@ -68,6 +69,14 @@ struct MoverEvent {
   Device::Completion completion;
 };
 
+/// The last piece of a load that the device has, for the engine's thread.
+struct CopyingLoad {
+  std::uint64_t ticket = 0;
+  Mover::Followed told;  ///< But for `took`.
+  TimePoint accepted{};
+  bool followed = false;
+};
+
 /// Lives as long as the Mover. A job takes its place when it is accepted and gives it back when it
 /// is taken by the engine, so that neither its completion nor its report can find a box full.
 struct MoverState {
@@ -87,6 +96,8 @@ struct MoverState {
   Mailbox<MoverCommand> commands;
   Mailbox<MoverEvent> events;
   Mailbox<Mover::Finished> finished;
+  std::mutex copying_mutex;
+  std::vector<CopyingLoad> copying;  ///< Under copying_mutex.
 
   // Bound to the private thread (the helper writes `mapping` while that thread waits for it).
   SteadyClock clock;

@@ -212,6 +212,9 @@ class PyMover {
   }
   void cancel_load(std::uint64_t load) { mover_->cancel_load(load); }
   std::vector<Mover::Finished> take_finished() { return mover_->take_finished(); }
+  std::vector<Mover::Followed> follow(double within_s, std::uintptr_t queue) {
+    return mover_->follow(Device::Queue{queue}, to_duration(within_s, "within_s"));
+  }
   [[nodiscard]] int finished_fd() const { return mover_->finished_fd(); }
   [[nodiscard]] py::dict status() const { return to_dict(mover_->status()); }
   [[nodiscard]] bool wait_ready(double patience_s) const {
@@ -328,6 +331,14 @@ void add_mover(py::module_& module) {
                            job.error ? to_string(*job.error) : "None");
       });
 
+  py::class_<Mover::Followed>(module, "Followed")
+      .def_readonly("load", &Mover::Followed::load)
+      .def_readonly("blocks", &Mover::Followed::blocks)
+      .def_readonly("bytes", &Mover::Followed::bytes)
+      .def_property_readonly("took_s", [](const Mover::Followed& load) {
+        return std::chrono::duration<double>(load.took).count();
+      });
+
   py::class_<PyMover>(module, "Mover")
       .def(py::init<std::string, std::string, std::shared_ptr<Device>, const py::sequence&,
                     std::uint64_t, std::vector<std::pair<std::string, std::string>>, std::uint32_t,
@@ -339,6 +350,7 @@ void add_mover(py::module_& module) {
            "queue"_a = 0)
       .def("load", &PyMover::load, "load"_a, "token"_a, "first"_a, "blocks"_a)
       .def("cancel_load", &PyMover::cancel_load, "load"_a)
+      .def("follow", &PyMover::follow, "within_s"_a, "queue"_a = 0)
       .def("take_finished", &PyMover::take_finished)
       .def("finished_fd", &PyMover::finished_fd)
       .def("status", &PyMover::status)

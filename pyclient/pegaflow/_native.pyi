@@ -103,6 +103,12 @@ class Finished:
     error: str | None  # "timeout: ..." or None
     error_code: str | None  # "timeout", "gone", ... or None
 
+class Followed:
+    load: int
+    blocks: int
+    bytes: int
+    took_s: float
+
 class Device:
     """What copies between an engine's memory and the pool; see transport/device.h."""
 
@@ -168,6 +174,9 @@ class Mover:
         """Saves after the engine's work on ``queue`` so far; with a GPU a CUDA stream's handle."""
     def load(self, load: int, token: bytes, first: int, blocks: Sequence[int]) -> None: ...
     def cancel_load(self, load: int) -> None: ...
+    def follow(self, within_s: float, queue: int = 0) -> list[Followed]:
+        """Loads that what is queued on `queue` from now on waits for on the device."""
+
     def take_finished(self) -> list[Finished]: ...
     def finished_fd(self) -> int: ...
     def status(self) -> dict[str, Any]: ...

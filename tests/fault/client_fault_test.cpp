@@ -173,6 +173,34 @@ TEST_SUITE("the server fails") {
     CHECK(code_of(f.engine->next_finished()) == Errc::kPeerLost);
   }
 
+  TEST_CASE("killed when the engine follows a load on its device: what it was told holds") {
+    Fixture f;
+    f.engine->save({1}, {0});
+    const auto claimed = f.engine->claim({1}).value();
+    f.device.hold();
+    REQUIRE(f.engine->mover().load(7, claimed.token, 0, Blocks{9}));
+    REQUIRE(f.device.wait_held(kHang));
+    const auto follow = [&] { return f.engine->mover().follow({}, std::chrono::hours(1)); };
+    CHECK(follow().empty());  // Not that far, the device says.
+    f.device.let_follow();
+    const std::vector<Mover::Followed> followed = follow();
+    REQUIRE(followed.size() == 1);
+    CHECK(followed[0].load == 7);
+    CHECK(followed[0].blocks == 1);
+    CHECK(followed[0].bytes == f.engine->mover().layout().page_bytes());
+    CHECK(follow().empty());  // Told once.
+
+    f.server.kill();
+    REQUIRE(f.device.wait_detaching(kHang));
+    f.device.allow_all();
+
+    const Mover::Finished ended = f.engine->next_finished();
+    CHECK(ended.id == 7);
+    CHECK_FALSE(ended.error);
+    CHECK(ended.blocks == 1);
+    CHECK(f.engine->wrong_blocks({1}, {9}) == 0);
+  }
+
   TEST_CASE("killed in the middle of a save: the save is dropped and its blocks are the engine's") {
     Fixture f;
     f.device.hold();

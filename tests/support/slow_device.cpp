@@ -57,6 +57,14 @@ void SlowDevice::fail_events(Error error) {
   fail_events_ = std::move(error);
 }
 
+void SlowDevice::let_follow() {
+  const std::lock_guard lock(mutex_);
+  may_follow_ = true;
+}
+Result<bool> SlowDevice::follow(std::uint64_t ticket, Queue /*queue*/, Duration /*within*/) {
+  const std::lock_guard lock(mutex_);
+  return may_follow_ && load_ == ticket;
+}
 void SlowDevice::complete_next_twice() {
   const std::lock_guard lock(mutex_);
   complete_twice_ = true;
@@ -152,7 +160,9 @@ void SlowDevice::run() {
     const Batch batch = std::move(queue_.front());
     queue_.pop_front();
     busy_ = true;
+    if (batch.direction == Direction::kLoad) load_ = batch.ticket;
     Completion completion = copy(lock, batch);
+    load_.reset();
     cancelled_.erase(batch.ticket);
     const bool twice = std::exchange(complete_twice_, false);
     const CompletionSink sink = sink_;

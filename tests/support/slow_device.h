@@ -38,6 +38,8 @@ class SlowDevice final : public Device {
   void fail_next_submit(Error error);
   /// record_event() fails so from now on.
   void fail_events(Error error);
+  /// Says of loads that are held back that the engine's work waits for them, which it does not.
+  void let_follow();
   /// The next completion is handed over twice: what no device may do.
   void complete_next_twice();
 
@@ -62,6 +64,7 @@ class SlowDevice final : public Device {
   Result<Event> record_event(Queue queue) override;
   Result<void> submit(Batch batch) override;
   void cancel(std::uint64_t ticket) override;
+  Result<bool> follow(std::uint64_t ticket, Queue queue, Duration within) override;
 
  private:
   void run();
@@ -90,6 +93,8 @@ class SlowDevice final : public Device {
   std::optional<Error> fail_submit_;
   std::optional<Error> fail_events_;
   bool complete_twice_ = false;
+  bool may_follow_ = false;
+  std::optional<std::uint64_t> load_;  ///< Which the thread has.
   std::thread thread_;
 };
 
