@@ -19,7 +19,7 @@ from pegaflow.connector.layout import Geometry, LayoutError, geometry
 from pegaflow.connector.off import SchedulerOff, WorkerOff
 from pegaflow.connector.scheduler_side import SchedulerSide
 from pegaflow.connector.support import unsupported
-from pegaflow.connector.worker_side import WorkerSide
+from pegaflow.connector.worker_side import StepsAhead, WorkerSide
 
 log = logging.getLogger("vllm.pegaflow")
 
@@ -147,7 +147,8 @@ def worker_side(vllm_config: Any, kv_cache_config: Any) -> WorkerSide | WorkerOf
         return _make_mover(vllm_config, kv_cache_config, settings, path, kv_caches)
 
     place = ranks.place(vllm_config, kv_cache_config)
-    return WorkerSide(make_mover, place.rank, saves=place.saves)
+    ahead = StepsAhead(bool(vllm_config.scheduler_config.async_scheduling))
+    return WorkerSide(make_mover, place.rank, saves=place.saves, ahead=ahead)
 
 
 def _make_mover(
@@ -215,7 +216,9 @@ def _make_device(where: Geometry, settings: Settings) -> Any:
 
 
 class _OnStream:
-    """A mover whose saves follow what the engine has queued on its GPU so far."""
+    """A mover whose saves follow what the engine has queued on its GPU so far, and whose loads what
+    the engine queues later may follow.
+    """
 
     def __init__(self, mover: Any, device_index: int) -> None:
         import torch
@@ -232,6 +235,10 @@ class _OnStream:
     ) -> None:
         stream = self._current_stream(self._device_index).cuda_stream
         self._mover.save(scheduler, job, keys, key_bytes, blocks, stream)
+
+    def follow(self, within_s: float) -> Sequence[Any]:
+        stream = self._current_stream(self._device_index).cuda_stream
+        return self._mover.follow(within_s, stream)
 
 
 def read_geometry(kv_cache_config: Any, kv_caches: Mapping[str, Any]) -> Geometry:

@@ -36,6 +36,7 @@ class StepPlan(KVConnectorMetadata):
     """From the scheduler to every worker."""
 
     scheduler: bytes = b""  #: Its incarnation; job numbers rise within it.
+    forward: bool = False  #: Whether the model runs in this step.
     saves: list[SaveOrder] = dataclasses.field(default_factory=list)
     loads: list[LoadOrder] = dataclasses.field(default_factory=list)
     #: Loads that vLLM waits for and that nobody shall begin: reported as failed at once.

@@ -253,6 +253,7 @@ class SchedulerSide:
         cancelled, discarded = self.loads.take_ends()
         plan = StepPlan(
             scheduler=self._incarnation,
+            forward=output.total_num_scheduled_tokens > 0,
             saves=orders,
             loads=[self.loads.order(load) for load in loads],
             cancelled=cancelled,

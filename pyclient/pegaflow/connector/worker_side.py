@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import logging
+import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -17,10 +18,11 @@ log = logging.getLogger("vllm.pegaflow")
 
 @dataclasses.dataclass
 class _Job:
-    """A load that was accepted, until it is reported."""
+    """A load that was accepted, until the mover has reported it."""
 
     order: LoadOrder
     discarded: bool = False
+    followed: bool = False  # vLLM was told that it has ended, and waits for its rest on the GPU
 
 
 class Reports:
@@ -71,16 +73,55 @@ class Reports:
         return report or None
 
 
+class StepsAhead:
+    """How long it will take from telling vLLM that a load has ended to the step that uses it.
+
+    That is some steps, since their results go to the scheduler, and on to the request, a step or
+    two later. A load is told so much early, so that its end and the step meet.
+    """
+
+    #: Longer is not believed: a step that was that long may have been any kind of stop.
+    LIMIT_S = 0.012
+
+    def __init__(
+        self, async_scheduling: bool, *, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        """``async_scheduling``: a step's results are looked at when the next one is queued."""
+        self._steps = {True: 2.0, False: 4.0} if async_scheduling else {True: 1.0, False: 2.0}
+        self._clock = clock
+        self._ended_at = clock()
+        self._forward = False
+        self._seconds = 0.0
+
+    def end_step(self, forward: bool) -> None:
+        """Once a step; ``forward``: the model has run in it."""
+        now = self._clock()
+        took, self._ended_at = now - self._ended_at, now
+        # A step of another kind than the one before tells nothing of the next ones, nor does one
+        # that waited for somebody to come.
+        alike, self._forward = forward == self._forward, forward
+        self._seconds = took * self._steps[forward] if alike and took < 4 * self.LIMIT_S else 0.0
+
+    def seconds(self) -> float:
+        return min(self._seconds, self.LIMIT_S)
+
+
 class WorkerSide:
     """Bound to the worker's thread; copies run on threads of the mover."""
 
     def __init__(
-        self, make_mover: Callable[[Any], Any], rank: int = 0, *, saves: bool = True
+        self,
+        make_mover: Callable[[Any], Any],
+        rank: int = 0,
+        *,
+        saves: bool = True,
+        ahead: StepsAhead | None = None,
     ) -> None:
         """
         Args:
             make_mover: Turns the registered tensors into a mover.
             saves: False for a rank whose bytes another one saves.
+            ahead: How early vLLM may be told of loads that its GPU waits for.
         """
         self.rank = rank
         self.name = f"worker-{rank}" if rank else "worker"
@@ -93,12 +134,15 @@ class WorkerSide:
         self._make_mover = make_mover
         self._saved_plan: StepPlan | None = None  # the last one whose saves were submitted
         self._link = ""
+        self._ahead = ahead or StepsAhead(False)
+        self._forward = False
 
     def register(self, kv_caches: Any) -> None:
         self.mover = self._make_mover(kv_caches)
         self.counts.set("serving", 1, self.name)
 
     def start_loads(self, plan: StepPlan) -> None:
+        self._forward = plan.forward
         for order in plan.refused:
             self.reports.refused_load(order, "off")
         for order in plan.loads:
@@ -140,6 +184,7 @@ class WorkerSide:
 
     def collect(self) -> None:
         """Notes the jobs that have ended."""
+        self._ahead.end_step(self._forward)
         if self.mover is None or not (self.loads or self.saves):
             return
         for done in self.mover.take_finished():
@@ -150,8 +195,15 @@ class WorkerSide:
             else:
                 self._save_ended(self.saves[done.id], done)
                 del self.saves[done.id]
+        if any(not job.followed for job in self.loads.values()):
+            self._follow()
 
     def _load_ended(self, job: _Job, done: Any) -> None:
+        if job.followed:
+            if done.error:
+                # Only the GPU can do this, in whose context the engine's work fails as well.
+                log.error("pegaflow: a load failed that the engine builds on: %s", done.error)
+            return
         blocks = job.order.blocks
         failed = set(done.failed_blocks)
         if job.discarded or len(blocks) - len(failed) != done.blocks:
@@ -195,6 +247,19 @@ class WorkerSide:
                 # Without a server all ranks are alike, and the scheduler's own link tells.
                 self.reports.away(status["detail"] if state == "refused" else "")
         return self.counts.take()
+
+    def _follow(self) -> None:
+        """Tells of loads whose last copies are on the GPU's queues, and that the model, when it
+        gets there, will hardly have to wait for.
+        """
+        for ahead in self.mover.follow(self._ahead.seconds()):
+            job = self.loads[ahead.load]
+            if job.discarded:
+                continue  # told when it has ended
+            job.followed = True
+            self.reports.load(
+                job.order, Outcome(blocks=ahead.blocks, bytes=ahead.bytes, took_s=ahead.took_s), ()
+            )
 
     def close(self) -> None:
         """Waits for the copies under way; the engine's memory may go afterwards."""

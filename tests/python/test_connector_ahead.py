@@ -1,0 +1,151 @@
+"""How early vLLM is told of loads that its GPU waits for."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+
+from pegaflow.connector.messages import LoadOrder, StepPlan
+from pegaflow.connector.worker_side import StepsAhead, WorkerSide
+
+
+class Clock:
+    def __init__(self) -> None:
+        self.now = 100.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+@pytest.mark.parametrize(
+    ("asynchronous", "forward", "steps"),
+    [(True, True, 2), (True, False, 4), (False, True, 1), (False, False, 2)],
+)
+def test_a_load_is_told_early_by_the_steps_until_its_request_runs(asynchronous, forward, steps):
+    clock = Clock()
+    ahead = StepsAhead(asynchronous, clock=clock)
+    for _ in range(3):
+        clock.now += 0.0015
+        ahead.end_step(forward)
+    assert ahead.seconds() == pytest.approx(steps * 0.0015)
+
+
+def test_long_steps_are_not_believed_beyond_a_limit():
+    clock = Clock()
+    ahead = StepsAhead(True, clock=clock)
+    for step_s, expected in ((0.01, StepsAhead.LIMIT_S), (0.5, 0.0), (0.002, 0.004)):
+        ahead.end_step(True)
+        clock.now += step_s
+        ahead.end_step(True)
+        assert ahead.seconds() == pytest.approx(expected)
+
+
+def test_a_step_after_one_of_another_kind_says_nothing():
+    clock = Clock()
+    ahead = StepsAhead(True, clock=clock)
+    for forward, expected in ((False, 0.008), (True, 0.0), (True, 0.004), (False, 0.0)):
+        clock.now += 0.002
+        ahead.end_step(forward)
+        assert ahead.seconds() == pytest.approx(expected)
+
+
+@dataclasses.dataclass
+class Followed:
+    load: int
+    blocks: int = 2
+    bytes: int = 8192
+    took_s: float = 0.5
+
+
+@dataclasses.dataclass
+class Done:
+    id: int
+    kind: str = "load"
+    blocks: int = 2
+    bytes: int = 8192
+    took_s: float = 0.6
+    skipped: int = 0
+    verified: int = 0
+    corrupt: int = 0
+    failed_blocks: tuple[int, ...] = ()
+    error: str | None = None
+    error_code: str | None = None
+
+
+class GpuMover:
+    """What a mover says whose copies are queued on a GPU, which is not here."""
+
+    def __init__(self) -> None:
+        self.followed: list[Followed] = []
+        self.finished: list[Done] = []
+        self.cancelled: list[int] = []
+        self.asked = 0
+
+    def load(self, load, token, first, blocks) -> None: ...
+
+    def cancel_load(self, load: int) -> None:
+        self.cancelled.append(load)
+
+    def follow(self, within_s: float) -> list[Followed]:
+        self.asked += 1
+        told, self.followed = self.followed, []
+        return told
+
+    def take_finished(self) -> list[Done]:
+        taken, self.finished = self.finished, []
+        return taken
+
+
+def worker_with_a_load() -> tuple[WorkerSide, GpuMover]:
+    mover = GpuMover()
+    worker = WorkerSide(lambda _: mover)
+    worker.register(None)
+    order = LoadOrder(load=5, request_id="r", token=b"t" * 16, first=0, blocks=[7, 9])
+    worker.start_loads(StepPlan(loads=[order]))
+    return worker, mover
+
+
+def test_a_followed_load_is_told_once_and_its_end_says_nothing_more():
+    worker, mover = worker_with_a_load()
+    worker.collect()
+    assert worker.reports.take_received() == set()
+
+    mover.followed = [Followed(5)]
+    worker.collect()
+    assert worker.reports.take_received() == {"r"}
+    assert worker.reports.take_bad_blocks() == set()
+    outcome = worker.reports.take_report().loads[5]
+    assert (outcome.blocks, outcome.bytes, outcome.failed) == (2, 8192, 0)
+    asked = mover.asked
+    worker.collect()
+    assert mover.asked == asked  # nothing left that could be followed
+
+    mover.finished = [Done(5)]
+    worker.collect()
+    assert worker.reports.take_received() == set()
+    assert worker.reports.take_report() is None
+    assert worker.loads == {}
+
+
+def test_a_gpu_that_breaks_under_a_followed_load_is_logged(caplog):
+    worker, mover = worker_with_a_load()
+    mover.followed = [Followed(5)]
+    worker.collect()
+    worker.reports.take_received()
+    mover.finished = [Done(5, blocks=0, failed_blocks=(7, 9), error="internal: illegal address")]
+    worker.collect()
+    assert "illegal address" in caplog.text
+    assert worker.reports.take_received() == set()
+
+
+def test_a_load_that_is_discarded_is_told_when_it_has_ended():
+    worker, mover = worker_with_a_load()
+    worker.start_loads(StepPlan(discarded=[5]))
+    mover.followed = [Followed(5)]
+    worker.collect()
+    assert worker.reports.take_received() == set()
+    mover.finished = [Done(5)]
+    worker.collect()
+    assert worker.reports.take_received() == {"r"}
+    assert worker.reports.take_bad_blocks() == {7, 9}
