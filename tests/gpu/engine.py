@@ -225,6 +225,9 @@ class Engine:
         names = ("blocks", "skipped", "failed_blocks", "verified", "corrupt", "error", "error_code")
         return {name: getattr(done, name) for name in names}
 
+    def _is_finished(self) -> bool:
+        return bool(select.select([self.mover.finished_fd()], [], [], 0)[0])
+
     def _take_number(self) -> int:
         self._next += 1
         return self._next
@@ -315,6 +318,42 @@ class Engine:
             if last is not None:
                 counts["wrong"] += len(self.wrong(last[0], last[0], salt=last[1]))
             last = (blocks, 1000 + number)
+        return dict(counts)
+
+    def follow_loads(self, space: str, origins: Sequence[int], rounds: int, seed: int) -> dict:
+        """Reads blocks on the GPU while they are still being loaded, as soon as that is allowed.
+
+        The work that reads them, and then gives them other bytes, is queued the moment that the
+        mover says it will wait for the load.
+        """
+        chance = random.Random(seed)
+        counts: collections.Counter[str] = collections.Counter()
+        stream = torch.cuda.current_stream(self.device).cuda_stream
+        for number in range(rounds):
+            blocks = chance.sample(range(self.blocks), len(origins))
+            self.fill(blocks, origins, salt=2000 + number)
+            found, token = self.claim(space, origins)
+            assert found == len(origins), f"{found} of {len(origins)} blocks are found"
+            load = self.start_load(token, blocks)
+            where = torch.tensor(blocks, device=self.device)
+            within = chance.choice((0.001, 0.005, 0.012, 1.0))
+            while not (told := self.mover.follow(within, stream)):
+                if self._is_finished():
+                    break
+            counts["ahead"] += bool(told) and not self._is_finished()
+            seen = [layer[where] for layer in self.layers]
+            for layer in self.layers:
+                layer[where] = number
+            if told:
+                assert told[0].load == load and told[0].blocks == len(blocks), told
+                counts["followed"] += 1
+            done = self.finished("load", load)
+            assert done["blocks"] == len(blocks) and not done["error"], done
+            self.session.unclaim(token)
+            for i, layer in enumerate(seen):
+                expected = self._pattern(origins, i, self.rank, 0)
+                counts["wrong"] += int((layer != expected).any(dim=1).sum())
+                counts["late"] += int((self.layers[i][where] != number).any(dim=1).sum())
         return dict(counts)
 
     def boom(self) -> None:

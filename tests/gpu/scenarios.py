@@ -318,7 +318,7 @@ def _disturbed(
 def cancelled_loads(place: Place) -> str:
     """Loads cut short at any moment; their blocks are used again as soon as they are reported."""
     sizes = place.sizes
-    amount = sizes.blocks // 8
+    amount = sizes.blocks // 2  # more than a GPU queues ahead
     with place.server(sizes.blocks) as server:
         engine = place.process().open(str(server.socket), "e", **sizes.shape())
         engine.call("wait_ready")
@@ -415,12 +415,34 @@ def planted_error(place: Place) -> str:
         return "one bit of one page: the load ends there, and what was before it is right"
 
 
+def followed_loads(place: Place) -> str:
+    """Work that is queued behind a load which has not ended reads its blocks whole."""
+    sizes = place.sizes
+    count = sizes.blocks // 4
+    with place.server(2 * count) as server:
+        engine = place.process()
+        engine.open(str(server.socket), "follow", **sizes.shape())
+        engine.call("wait_ready")
+        origins = list(range(count))
+        engine.call("fill", origins, origins)
+        saved = engine.call("save", "f", origins, origins)
+        assert saved["blocks"] == count, saved
+        counts = engine.call("follow_loads", "f", origins, sizes.cancels, place.seed)
+        assert counts["wrong"] == 0 and counts["late"] == 0, counts
+        assert counts["ahead"] > sizes.cancels // 2, counts
+        return (
+            f"{counts['followed']} of {sizes.cancels} loads followed, {counts['ahead']} before "
+            "their end; every byte right"
+        )
+
+
 SCENARIOS: dict[str, Callable[[Place], str]] = {
     scenario.__name__: scenario
     for scenario in (
         every_byte,
         two_engines,
         cancelled_loads,
+        followed_loads,
         small_pool,
         planted_error,
         cuda_error,
