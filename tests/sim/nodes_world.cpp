@@ -64,6 +64,7 @@ struct NodesWorld::Load {
   Id128 token;
   std::size_t total = 0;
   std::size_t next = 0;
+  bool is_aborted = false;  ///< Its claim was ended.
 };
 
 NodesWorld::NodesWorld(std::uint64_t seed, kj::WaitScope& scope, NodesCoverage& coverage)
@@ -338,6 +339,7 @@ kj::Promise<void> NodesWorld::request(const std::shared_ptr<Engine>& engine, boo
     self.fetches().ended(made->token);
     (void)self.service().unclaim(made->engine->connection, made->token);
     self.poke();
+    made->is_aborted = true;
     ++coverage_["aborted"];
   })
                               : kj::Promise<void>(kj::READY_NOW);
@@ -349,6 +351,8 @@ kj::Promise<void> NodesWorld::request(const std::shared_ptr<Engine>& engine, boo
       })
       .then([this, made]() { return load(made); })
       .then([this, made]() {
+        // Once only: what is made anew behind an abort would be left.
+        if (made->is_aborted) return kj::Promise<void>(kj::READY_NOW);
         perf::SimCluster::Node& self = *cluster_->node(made->engine->node);
         self.fetches().ended(made->token);
         (void)self.service().unclaim(made->engine->connection, made->token);
@@ -360,7 +364,7 @@ kj::Promise<void> NodesWorld::request(const std::shared_ptr<Engine>& engine, boo
 }
 
 kj::Promise<void> NodesWorld::load(const std::shared_ptr<Load>& load) {
-  if (load->next == load->total || chance(0.05)) return kj::READY_NOW;
+  if (load->is_aborted || load->next == load->total || chance(0.05)) return kj::READY_NOW;
   perf::SimCluster::Node& node = *cluster_->node(load->engine->node);
   const PinId pin{next_++};
   const std::size_t count = chance(0.7) ? load->total - load->next : 1;

@@ -278,12 +278,9 @@ void SimFabric::begin(std::size_t rail, const rails::Operation& operation) {
   Read& read = reads_[number];
   read = {.operation = operation,
           .fabric = peer.fabric,
-          .lease_end = now,
           .place = local.memory.subspan(operation.local_offset, operation.size_bytes),
           .breaks = network_.chance(network_.faults_.broken),
           .is_corrupt = network_.chance(network_.faults_.corrupt)};
-  const Region* source = nullptr;
-  if (look_for(read, source) == Way::kOpen) read.lease_end = source->until;
 
   Rail& card = rails_[rail];
   const TimePoint from = std::max(now, card.free_at);
@@ -350,8 +347,11 @@ void SimFabric::finish(std::uint64_t number) {
 rails::Outcome SimFabric::end_of(Read& read, bool breaks) const {
   using Kind = rails::Outcome::Kind;
   if (breaks) return {.operation = {}, .kind = Kind::kAgain, .detail = "its way to the peer broke"};
-  const bool came = bring(read, read.operation.size_bytes);
-  if (!came || network_.clock_.now() >= read.lease_end) {
+  const Region* source = nullptr;
+  const bool is_lent =
+      look_for(read, source) == Way::kOpen && network_.clock_.now() < source->until;
+  // Bytes of a region that is not lent come all the same, and are not believed.
+  if (!bring(read, read.operation.size_bytes) || !is_lent) {
     return {.operation = {},
             .kind = Kind::kFailed,
             .error = Errc::kGone,

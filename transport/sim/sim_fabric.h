@@ -100,7 +100,6 @@ class SimFabric final : public Fabric {
   struct Read {
     rails::Operation operation;
     std::uint64_t fabric = 0;
-    TimePoint lease_end;
     std::span<std::byte> place;
     std::uint64_t done = 0;  ///< Bytes that are there.
     bool breaks = false;
