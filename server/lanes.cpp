@@ -124,7 +124,8 @@ Fabric::CompletionSink Lanes::sink() {
 }
 
 Result<void> Lanes::add_sockets(std::span<std::byte> pool, const Clock& clock) {
-  Lane lane{.name = kSockets};
+  Lane lane;
+  lane.name = kSockets;
   PEGA_TRY_LET(lane.fabric, TcpFabric::create({.listen = plan_.listen}, clock, sink()));
   PEGA_TRY_LET(lane.pool, lane.fabric->register_region(pool));
   lane.backend = lane.fabric->describe().backend;
@@ -133,7 +134,8 @@ Result<void> Lanes::add_sockets(std::span<std::byte> pool, const Clock& clock) {
 }
 
 Result<void> Lanes::add_rdma(std::span<std::byte> pool, const Clock& clock) {
-  Lane lane{.name = kRdma};
+  Lane lane;
+  lane.name = kRdma;
   UcxFabric::Options options{.rails = plan_.cards, .sockets = plan_.is_test};
   // To connect two nodes is rare, and a busy card that needs longer is no broken one.
   options.connect_timeout = std::chrono::seconds(5);
