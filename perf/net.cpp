@@ -14,9 +14,10 @@
 #include "perf/command.h"
 #include "perf/engine_memory.h"
 #include "perf/net_holder.h"
+#include "perf/net_lane.h"
+#include "perf/net_perftest.h"
 #include "perf/net_plain.h"
 #include "transport/tcp/socket.h"
-#include "transport/tcp/tcp_fabric.h"
 
 namespace pegaflow::perf {
 namespace {
@@ -25,8 +26,8 @@ using SteadyTime = std::chrono::steady_clock;
 
 /// Larger than the caches of the cores, as a pool is.
 constexpr std::uint64_t kLeastMemory = std::uint64_t{64} << 20;
-/// What a round moves at least: some tenth of a second on an ordinary machine.
-constexpr std::uint64_t kRoundBytes = std::uint64_t{256} << 20;
+/// Of `ucx_perftest`: as many as UCX's own documentation takes for a bandwidth.
+constexpr unsigned kOutstanding = 16;
 constexpr std::size_t kLatencySamples = 200;
 constexpr Duration kPatience = std::chrono::seconds(30);
 
@@ -37,9 +38,14 @@ struct NetOptions {
   std::int64_t batch = 64;
   std::int64_t depth = 2;
   std::int64_t rounds = 10;
-  std::uint64_t piece_bytes = TcpFabric::Options().piece_bytes;
-  std::uint64_t window_bytes = TcpFabric::Options().window_bytes;
+  /// Some tenth of a second on an ordinary machine.
+  std::uint64_t round_bytes = std::uint64_t{256} << 20;
+  std::uint64_t piece_bytes = 0;
+  std::uint64_t window_bytes = 0;
   bool check = false;
+  NetLane lane;
+  std::vector<std::string> their_rails;
+  std::string no_bound_because;  ///< Found out, not chosen.
   std::vector<std::string> pages = {"64kb", "2mb"};
 };
 
@@ -82,25 +88,29 @@ class Puller {
     PEGA_TRY_LET(puller->expected_, Mapping::anonymous(memory_bytes));
     const auto seed = static_cast<std::uint64_t>(options.common.seed);
     fill_net_pattern(puller->expected_->bytes(), seed);
-    PEGA_TRY_LET(NetConnection connection,
-                 ask_holder(address, {.memory_bytes = memory_bytes, .seed = seed}));
+    PEGA_TRY_LET(NetConnection connection, ask_holder(address, {.backend = options.lane.backend,
+                                                                .memory_bytes = memory_bytes,
+                                                                .seed = seed}));
+    puller->host_ = address.substr(0, address.rfind(':'));
+    if (puller->host_.starts_with('[')) {
+      puller->host_ = puller->host_.substr(1, puller->host_.size() - 2);
+    }
     puller->connection_ = std::move(connection);
     PEGA_TRY_LET(const tcp::SocketAddress near,
                  tcp::SocketAddress::near_end(puller->connection_->socket.get()));
     const auto connections = static_cast<unsigned>(options.connections);
     PEGA_TRY_LET(puller->fabric_,
-                 TcpFabric::create({.listen = to_string(near.with_port(0)),
-                                    .connections = connections,
-                                    .piece_bytes = options.piece_bytes,
-                                    .window_bytes = options.window_bytes},
-                                   puller->clock_, [at = puller.get()](Fabric::Completion&& done) {
-                                     at->inbox_.put(std::move(done));
-                                   }));
+                 make_lane(options.lane, to_string(near.with_port(0)), puller->clock_,
+                           [at = puller.get()](Fabric::Completion&& done) {
+                             at->inbox_.put(std::move(done));
+                           }));
     PEGA_TRY_LET(puller->region_, puller->fabric_->register_region(puller->memory_->bytes()));
     PEGA_TRY_LET(puller->peer_, puller->fabric_->connect(puller->connection_->offer.fabric));
-    const std::string& plain = puller->connection_->offer.plain;
-    PEGA_TRY_LET(puller->plain_, PlainReceiver::connect(plain, connections));
-    PEGA_TRY_LET(puller->one_plain_, PlainReceiver::connect(plain, 1));
+    if (options.lane.backend == "tcp") {
+      const std::string& plain = puller->connection_->offer.plain;
+      PEGA_TRY_LET(puller->plain_, PlainReceiver::connect(plain, connections));
+      PEGA_TRY_LET(puller->one_plain_, PlainReceiver::connect(plain, 1));
+    }
     return puller;
   }
 
@@ -130,6 +140,13 @@ class Puller {
     PEGA_TRY(one_plain_->receive(memory_->bytes().subspan(at % memory_bytes(), page_bytes),
                                  page_bytes, at));
     return SteadyTime::now() - begin;
+  }
+
+  /// `ucx_perftest` between the same cards. It has one buffer at each end, which the caches keep.
+  [[nodiscard]] Result<Perftest> perftest(std::uint64_t size_bytes, std::uint64_t count,
+                                          unsigned outstanding) const {
+    PEGA_TRY_LET(const std::uint16_t port, ask_perftest(*connection_));
+    return run_perftest(options_.lane, host_, port, size_bytes, count, outstanding);
   }
 
   void clear() { std::memset(memory_->bytes().data(), 0, memory_->bytes().size()); }
@@ -176,7 +193,8 @@ class Puller {
   std::optional<Mapping> memory_;
   std::optional<Mapping> expected_;
   std::optional<NetConnection> connection_;
-  std::unique_ptr<TcpFabric> fabric_;  // Ends before the memory that it writes to.
+  std::string host_;
+  std::unique_ptr<Fabric> fabric_;  // Ends before the memory that it writes to.
   RegionId region_{};
   Fabric::PeerId peer_{};
   std::uint64_t last_ticket_ = 0;
@@ -184,18 +202,50 @@ class Puller {
   std::optional<PlainReceiver> one_plain_;
 };
 
-std::string spread_of(const Rounds::Comparison& compared) {
-  return fmt::format("ratio {:.2f} to {:.2f} (p10 to p90 of the rounds)", compared.ratio_low,
-                     compared.ratio_high);
-}
+/// What alternating rounds gave.
+class Series {
+ public:
+  /// `bound` is empty where there is none.
+  void add(const std::vector<double>& figure, std::vector<double> bound) {
+    figures_.insert(figures_.end(), figure.begin(), figure.end());
+    has_bound_ = !bound.empty();
+    if (has_bound_) rounds_.add(figure, std::move(bound));
+  }
+  /// The median, its bound, n and spread: of the ratios, or of the figure itself.
+  Result<void> put_into(Figure& to, bool ratios) const {
+    PEGA_TRY_LET(const Samples samples, Samples::of(figures_));
+    to.figure = samples.median();
+    to.n = samples.count();
+    to.spread = fmt::format("p10 {} to p90 {} {}", format_number(samples.quantile(0.1)),
+                            format_number(samples.quantile(0.9)), to.unit);
+    if (!has_bound_) {
+      to.bound_name.clear();
+      to.reach.reset();
+      return {};
+    }
+    PEGA_TRY_LET(const Rounds::Comparison compared, rounds_.compare());
+    to.bound = compared.bound.median();
+    if (ratios) {
+      to.spread = fmt::format("ratio {:.2f} to {:.2f} (p10 to p90 of the rounds)",
+                              compared.ratio_low, compared.ratio_high);
+    }
+    return {};
+  }
+
+ private:
+  Rounds rounds_;
+  std::vector<double> figures_;
+  bool has_bound_ = false;
+};
 
 Result<void> measure_rate(Puller& puller, const NetOptions& options, std::uint64_t page_bytes,
                           Params params, std::vector<Figure>& figures) {
+  const bool ucx = options.lane.backend == "ucx";
   const auto batch = static_cast<std::uint64_t>(options.batch);
   const std::uint64_t batch_bytes = page_bytes * batch;
   // Whole batches, and at least as many as are under way at once.
   const std::uint64_t bytes =
-      batch_bytes * std::max<std::uint64_t>(kRoundBytes / batch_bytes,
+      batch_bytes * std::max<std::uint64_t>(options.round_bytes / batch_bytes,
                                             2 * static_cast<std::uint64_t>(options.depth));
   const auto ours = [&](bool check) -> Result<double> {
     if (check) puller.clear();
@@ -204,17 +254,23 @@ Result<void> measure_rate(Puller& puller, const NetOptions& options, std::uint64
     if (check) PEGA_TRY(puller.compare(std::min(bytes, puller.memory_bytes())));
     return gigabytes_per_second(bytes, took);
   };
-  const auto bound = [&]() -> Result<double> {
+  const auto bound = [&]() -> Result<std::vector<double>> {
+    if (!options.no_bound_because.empty()) return std::vector<double>{};
+    if (ucx) {
+      PEGA_TRY_LET(const Perftest run,
+                   puller.perftest(page_bytes, bytes / page_bytes, kOutstanding));
+      return std::vector<double>{run.gigabytes_per_second};
+    }
     PEGA_TRY_LET(const Duration took, puller.plain(bytes));
-    return gigabytes_per_second(bytes, took);
+    return std::vector<double>{gigabytes_per_second(bytes, took)};
   };
   PEGA_TRY(ours(true));  // Also warms both sides up.
-  PEGA_TRY(bound());
-  Rounds rounds;
+  if (!ucx) PEGA_TRY(bound());
+  Series series;
   for (std::int64_t round = 0; round < options.rounds; ++round) {
     // In turns, and each first as often as the other.
     double figure = 0;
-    double beside = 0;
+    std::vector<double> beside;
     for (const bool first : {round % 2 == 0, round % 2 != 0}) {
       if (first) {
         PEGA_TRY_LET(figure, ours(options.check));
@@ -222,31 +278,31 @@ Result<void> measure_rate(Puller& puller, const NetOptions& options, std::uint64
         PEGA_TRY_LET(beside, bound());
       }
     }
-    rounds.add({figure}, {beside});
+    series.add({figure}, std::move(beside));
   }
-  PEGA_TRY_LET(const Rounds::Comparison compared, rounds.compare());
   params.emplace_back("batch", options.batch);
   params.emplace_back("depth", options.depth);
   std::optional<double> reach;
-  if (page_bytes >= 64 << 10) reach = 0.8;
+  if (page_bytes >= 64 << 10 && !ucx) reach = 0.8;
   if (page_bytes >= 2 << 20) reach = 0.9;
-  figures.push_back({.run = fmt::format("get, pages of {} in batches of {}",
-                                        format_bytes(page_bytes), options.batch),
-                     .params = std::move(params),
-                     .figure = compared.figure.median(),
-                     .unit = "GB/s",
-                     .bound = compared.bound.median(),
-                     .bound_name = "as many plain sockets",
-                     .side = Reach::kAtLeast,
-                     .reach = reach,
-                     .n = compared.rounds,
-                     .spread = spread_of(compared)});
+  Figure figure{.run = fmt::format("get, pages of {} in batches of {}", format_bytes(page_bytes),
+                                   options.batch),
+                .params = std::move(params),
+                .unit = "GB/s",
+                .bound_name = ucx ? fmt::format("ucx_perftest -t ucp_get -O {}", kOutstanding)
+                                  : "as many plain sockets",
+                .side = Reach::kAtLeast,
+                .reach = reach,
+                .spread = {}};
+  PEGA_TRY(series.put_into(figure, true));
+  figures.push_back(std::move(figure));
   return {};
 }
 
 Result<void> measure_latency(Puller& puller, const NetOptions& options, std::uint64_t page_bytes,
                              Params params, std::vector<Figure>& figures) {
-  Rounds rounds;
+  const bool ucx = options.lane.backend == "ucx";
+  Series series;
   const std::size_t each = std::max<std::size_t>(
       kLatencySamples / static_cast<std::size_t>(options.rounds), std::size_t{1});
   for (std::int64_t round = 0; round < options.rounds; ++round) {
@@ -261,34 +317,38 @@ Result<void> measure_latency(Puller& puller, const NetOptions& options, std::uin
                    puller.pull(page_bytes, page_bytes, 1, 1, place(i) * page_bytes));
       figure.push_back(microseconds(took));
     }
-    for (std::size_t i = 0; i < each; ++i) {
+    if (!options.no_bound_because.empty()) {
+      series.add(figure, {});
+      continue;
+    }
+    if (ucx) {
+      PEGA_TRY_LET(const Perftest run, puller.perftest(page_bytes, each, 1));
+      bound.push_back(run.p50_us);
+    }
+    for (std::size_t i = 0; i < each && !ucx; ++i) {
       PEGA_TRY_LET(const Duration took, puller.plain_page(page_bytes, place(i) * page_bytes));
       bound.push_back(microseconds(took));
     }
-    rounds.add(std::move(figure), std::move(bound));
+    series.add(figure, std::move(bound));
   }
-  PEGA_TRY_LET(const Rounds::Comparison compared, rounds.compare());
-  figures.push_back(
-      {.run = fmt::format("get of one page of {}, p50", format_bytes(page_bytes)),
-       .params = std::move(params),
-       .figure = compared.figure.median(),
-       .unit = "us",
-       .bound = compared.bound.median(),
-       .bound_name = "one plain socket",
-       .side = Reach::kAtMost,
-       .reach = std::nullopt,
-       .n = compared.figure.count(),
-       .spread = fmt::format("p10 {:.0f} to p90 {:.0f} us", compared.figure.quantile(0.1),
-                             compared.figure.quantile(0.9))});
+  Figure figure{.run = fmt::format("get of one page of {}, p50", format_bytes(page_bytes)),
+                .params = std::move(params),
+                .unit = "us",
+                .bound_name = ucx ? "ucx_perftest -t ucp_get -O 1" : "one plain socket",
+                .side = Reach::kAtMost,
+                .reach = std::nullopt,
+                .spread = {}};
+  PEGA_TRY(series.put_into(figure, false));
+  figures.push_back(std::move(figure));
   return {};
 }
 
-Result<void> listen_for_ever(const std::string& text) {
+Result<void> listen_for_ever(const std::string& text, const NetLane& lane) {
   PEGA_TRY_LET(const tcp::SocketAddress address, tcp::SocketAddress::parse(text, false));
   PEGA_TRY_LET(const UniqueFd listener, tcp::listen_at(address));
   PEGA_TRY_LET(const tcp::SocketAddress bound, tcp::SocketAddress::near_end(listener.get()));
   std::cout << "listening at " << to_string(bound) << std::endl;
-  return hold_net(listener.get());
+  return hold_net(listener.get(), lane);
 }
 
 }  // namespace
@@ -305,34 +365,56 @@ Outcome run_net(int argc, const char* const* argv) {
   OptionTable table(
       "pegaflow-perf net",
       "Pages from the memory of another node by the socket lane, beside plain sockets that carry "
-      "the same bytes. `net ADDRESS` measures against `net --listen` there; without an address "
-      "both "
-      "ends run here, in two network namespaces joined by a virtual cable (as root; else over "
-      "loopback). The lane has get only, no put.");
+      "the same bytes, or with --backend ucx by the RDMA lane, beside `ucx_perftest -t ucp_get` "
+      "over the same cards. `net ADDRESS` measures against `net --listen` there; without an "
+      "address both ends run here: sockets in two network namespaces joined by a virtual cable "
+      "(as root; else over loopback), cards with each other. The lanes have get only, no put. For "
+      "who knows ucx_perftest: --pages is its -s, --batch x --depth its -O, --rounds and --bytes "
+      "its -n.");
   declare(table, options.common);
   table.text("listen", options.listen,
              "Be the other end, at this HOST:PORT, until ended. Whoever connects may read memory "
              "that is made for it, and nothing else.");
+  table.text("backend", options.lane.backend, "tcp, the socket lane; or ucx, the RDMA lane.");
+  table.list(
+      "rails", options.lane.rails,
+      "With ucx: cards and ports of this end, as mlx5_0:1. Without it all whose link is up.");
+  table.list("their-rails", options.their_rails,
+             "With ucx and without an address: those of the other end. Without it the same.");
+  table.flag(
+      "ucx-over-tcp", options.lane.ucx_over_tcp,
+      "A test of --backend ucx without a card: UCX over TCP, where --rails are network "
+      "interfaces, as lo. Whoever reaches one can make this program read any of its memory.");
   table.integer("connections", options.connections, 1, 64, "Sockets, of the lane and plain.");
   table.integer("batch", options.batch, 1, 4096, "Pages that are asked for at once.");
   table.integer("depth", options.depth, 1, 64,
                 "Batches under way: with one, each waits for the last byte of the one before.");
   table.integer("rounds", options.rounds, 1, 1000, "Alternations for each page size.");
-  table.bytes("piece", options.piece_bytes, 4096, 4 << 20,
-              "What the lane asks for with one question; the default is the lane's.");
-  table.bytes("window", options.window_bytes, 4096, 1 << 30,
-              "What a connection of the lane asks for ahead; the default is the lane's.");
+  table.bytes("bytes", options.round_bytes, 4096, std::uint64_t{1} << 40,
+              "What a round moves at least.");
+  table.bytes("piece", options.piece_bytes, 0, 1 << 30,
+              "What the lane asks for with one question; 0: its own choice.");
+  table.bytes("window", options.window_bytes, 0, 1 << 30,
+              "What a connection or a card asks for ahead at most; 0: its own choice.");
   table.flag("check", options.check,
              "Compare all bytes after every round, not only after the first.");
   table.list("pages", options.pages, "Page sizes, 4kb to 64mb.");
   PEGA_TRY_LET(const OptionTable::Next next,
                table.parse(static_cast<int>(words.size()), words.data(), std::cout));
   if (next == OptionTable::Next::kExit) return std::nullopt;
+  options.lane.connections = static_cast<unsigned>(options.connections);
+  options.lane.piece_bytes = options.piece_bytes;
+  options.lane.window_bytes = options.window_bytes;
+  PEGA_TRY_LET(options.lane, with_rails(options.lane));
+  const bool ucx = options.lane.backend == "ucx";
+  if (!options.their_rails.empty() && (!ucx || !address.empty() || !options.listen.empty())) {
+    return fail(Errc::kInvalidArgument, "--their-rails is for both ends here, with --backend ucx");
+  }
   if (!options.listen.empty()) {
     if (!address.empty()) {
       return fail(Errc::kInvalidArgument, "--listen is the other end of `net {}`", address);
     }
-    PEGA_TRY(listen_for_ever(options.listen));
+    PEGA_TRY(listen_for_ever(options.listen, options.lane));
     return std::nullopt;
   }
   std::vector<std::uint64_t> sizes;
@@ -352,13 +434,19 @@ Outcome run_net(int argc, const char* const* argv) {
   std::optional<NetChild> child;
   std::string way = "to " + address;
   if (address.empty()) {
-    PEGA_TRY_LET(NetChild started, NetChild::start());
+    NetLane theirs = options.lane;
+    if (!options.their_rails.empty()) theirs.rails = options.their_rails;
+    PEGA_TRY_LET(NetChild started, NetChild::start(theirs));
     child.emplace(std::move(started));
     address = child->address();
-    way = child->loopback_because().empty() ? "between two namespaces" : "over loopback";
-    progress(child->loopback_because().empty()
-                 ? way + ", joined by a virtual cable"
-                 : way + ", no namespaces: " + child->loopback_because());
+    if (ucx) {
+      way = "between cards here";
+    } else {
+      way = child->loopback_because().empty() ? "between two namespaces" : "over loopback";
+      progress(child->loopback_because().empty()
+                   ? way + ", joined by a virtual cable"
+                   : way + ", no namespaces: " + child->loopback_because());
+    }
   }
   std::vector<Figure> figures;
   for (const std::uint64_t size : sizes) {
@@ -366,11 +454,18 @@ Outcome run_net(int argc, const char* const* argv) {
     // A multiple of the page: where a batch goes round, no page hangs over the end.
     const std::uint64_t fitting = (memory_bytes + size - 1) / size * size;
     PEGA_TRY_LET(const auto puller, Puller::connect(address, options, fitting));
+    if (ucx && options.no_bound_because.empty()) {
+      if (const Result<Perftest> tried = puller->perftest(size, 4, 1); !tried) {
+        options.no_bound_because = to_string(tried.error());
+        progress("no bound: " + options.no_bound_because);
+      }
+    }
     const Params params = {{"page_bytes", static_cast<std::int64_t>(size)},
                            {"connections", options.connections},
                            {"piece_bytes", static_cast<std::int64_t>(options.piece_bytes)},
                            {"window_bytes", static_cast<std::int64_t>(options.window_bytes)},
-                           {"lane", std::string("tcp")},
+                           {"lane", options.lane.backend},
+                           {"rails", static_cast<std::int64_t>(options.lane.rails.size())},
                            {"way", way}};
     PEGA_TRY(measure_rate(*puller, options, size, params, figures));
     PEGA_TRY(measure_latency(*puller, options, size, params, figures));

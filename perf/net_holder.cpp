@@ -22,18 +22,20 @@
 #include "engine/memory_room.h"
 #include "perf/command.h"
 #include "perf/engine_memory.h"
+#include "perf/net_perftest.h"
 #include "perf/net_plain.h"
 #include "transport/tcp/socket.h"
-#include "transport/tcp/tcp_fabric.h"
 
 namespace pegaflow::perf {
 namespace {
 
 constexpr Log kLog{"net"};
-constexpr int kProtocol = 1;
+constexpr int kProtocol = 2;
 constexpr std::size_t kLineBytes = 65536;
 constexpr std::uint64_t kMostMemory = std::uint64_t{64} << 30;
 constexpr std::chrono::seconds kGreetingPatience{10};
+constexpr std::chrono::hours kLease{24};
+constexpr const char* kPerftest = "perftest";
 
 constexpr const char* kOurs = "pega0";
 constexpr const char* kTheirs = "pega1";
@@ -111,7 +113,8 @@ Result<NetRequest> request_of(const std::string& line) {
     if (json.at("protocol").get<int>() != kProtocol) {
       return fail(Errc::kRefused, "the two ends are of different versions of pegaflow-perf");
     }
-    const NetRequest request{.memory_bytes = json.at("memory_bytes").get<std::uint64_t>(),
+    const NetRequest request{.backend = json.at("backend").get<std::string>(),
+                             .memory_bytes = json.at("memory_bytes").get<std::uint64_t>(),
                              .seed = json.at("seed").get<std::uint64_t>()};
     if (request.memory_bytes == 0 || request.memory_bytes > kMostMemory) {
       return fail(Errc::kInvalidArgument, "{} bytes of memory are asked for", request.memory_bytes);
@@ -147,13 +150,40 @@ Result<NetRequest> within_room(const NetRequest& request) {
               format_bytes(request.memory_bytes), format_bytes(room.available_bytes));
 }
 
-Result<void> hold_for(int socket) {
+/// Serves what is asked for while the lane is measured.
+Result<void> serve_perftest(int socket, const NetLane& lane) {
+  std::optional<PerftestServer> server;
+  for (;;) {
+    const Result<std::string> line = read_line(socket);
+    if (!line && line.error().code == Errc::kPeerLost) return {};
+    if (!line) return tl::unexpected<Error>(line.error());
+    if (*line != kPerftest || lane.backend != "ucx") {
+      return fail(Errc::kCorrupt, "a reader says what makes no sense");
+    }
+    server.reset();  // Before the next one listens.
+    Result<PerftestServer> started = PerftestServer::start(lane);
+    nlohmann::json answer;
+    if (started) {
+      server.emplace(std::move(*started));
+      answer = {{"port", server->port()}};
+    } else {
+      answer = {{"error", to_string(started.error())}};
+    }
+    PEGA_TRY(write_line(socket, answer.dump()));
+  }
+}
+
+Result<void> hold_for(int socket, const NetLane& lane) {
   // One reader after the other: who says nothing keeps nobody waiting for long.
   PEGA_TRY(set_patience(socket, kGreetingPatience));
   PEGA_TRY_LET(const std::string line,
                read_line(socket, std::chrono::steady_clock::now() + kGreetingPatience));
   PEGA_TRY(set_patience(socket, std::chrono::seconds(0)));
-  const Result<NetRequest> request = request_of(line).and_then(within_room);
+  const auto of_this_lane = [&](const NetRequest& asked) -> Result<NetRequest> {
+    if (asked.backend == lane.backend) return asked;
+    return fail(Errc::kRefused, "this end has --backend {}", lane.backend);
+  };
+  const Result<NetRequest> request = request_of(line).and_then(of_this_lane).and_then(within_room);
   if (!request) {
     PEGA_TRY(write_line(socket, nlohmann::json{{"error", to_string(request.error())}}.dump()));
     return tl::unexpected<Error>(request.error());
@@ -164,17 +194,17 @@ Result<void> hold_for(int socket) {
   PEGA_TRY_LET(const tcp::SocketAddress here, tcp::SocketAddress::near_end(socket));
   const std::string listen = to_string(here.with_port(0));
   const SteadyClock clock;
-  PEGA_TRY_LET(const auto fabric,
-               TcpFabric::create({.listen = listen}, clock, [](Fabric::Completion&&) {}));
+  PEGA_TRY_LET(const auto fabric, make_lane(lane, listen, clock, [](Fabric::Completion&&) {}));
   PEGA_TRY_LET(const RegionId region, fabric->register_region(memory.bytes()));
-  PEGA_TRY(fabric->lend(region, TimePoint::max()));
-  PEGA_TRY_LET(const auto plain, PlainSender::start(listen, memory.bytes()));
-  PEGA_TRY(write_line(socket,
-                      to_json({.fabric = fabric->describe(), .plain = plain->address()}).dump()));
-  char byte = 0;
-  while (::recv(socket, &byte, 1, 0) > 0) {
+  PEGA_TRY(fabric->lend(region, clock.now() + kLease));
+  NetOffer offer{.fabric = fabric->describe(), .plain = {}};
+  std::unique_ptr<PlainSender> plain;
+  if (lane.backend == "tcp") {
+    PEGA_TRY_LET(plain, PlainSender::start(listen, memory.bytes()));
+    offer.plain = plain->address();
   }
-  return {};
+  PEGA_TRY(write_line(socket, to_json(offer).dump()));
+  return serve_perftest(socket, lane);
 }
 
 // ---- namespaces
@@ -227,11 +257,11 @@ void fill_net_pattern(std::span<std::byte> memory, std::uint64_t seed) {
   }
 }
 
-Result<void> hold_net(int listener) {
+Result<void> hold_net(int listener, const NetLane& lane) {
   for (;;) {
     const UniqueFd socket(accept_one(listener));
     if (!socket) return fail_errno(errno, "accept a reader");
-    if (const Result<void> held = hold_for(socket.get()); !held) {
+    if (const Result<void> held = hold_for(socket.get(), lane); !held) {
       kLog.warn("a reader was not served reason={}", to_string(held.error()));
     }
   }
@@ -243,24 +273,43 @@ Result<NetConnection> ask_holder(const std::string& address, const NetRequest& r
   if (!socket || ::connect(socket.get(), to.data(), to.size()) != 0) {
     return fail_errno(errno, "connect to " + address);
   }
-  const nlohmann::json json = {
-      {"protocol", kProtocol}, {"memory_bytes", request.memory_bytes}, {"seed", request.seed}};
+  const nlohmann::json json = {{"protocol", kProtocol},
+                               {"backend", request.backend},
+                               {"memory_bytes", request.memory_bytes},
+                               {"seed", request.seed}};
   PEGA_TRY(write_line(socket.get(), json.dump()));
   PEGA_TRY_LET(const std::string line, read_line(socket.get()));
   PEGA_TRY_LET(NetOffer offer, offer_of(line));
   return NetConnection{.socket = std::move(socket), .offer = std::move(offer)};
 }
 
+Result<std::uint16_t> ask_perftest(const NetConnection& connection) {
+  PEGA_TRY(write_line(connection.socket.get(), kPerftest));
+  PEGA_TRY_LET(const std::string line, read_line(connection.socket.get()));
+  const auto json = nlohmann::json::parse(line, nullptr, false);
+  if (json.contains("error") && json["error"].is_string()) {
+    return fail(Errc::kRefused, "the other end says: {}", json["error"].get<std::string>());
+  }
+  if (!json.contains("port") || !json["port"].is_number_unsigned()) {
+    return fail(Errc::kCorrupt, "the other end names no port");
+  }
+  return json["port"].get<std::uint16_t>();
+}
+
 /// The body of the child. It says "ready" in its namespace or why it has none, hears "go" when the
 /// other end of the wire has been put there or "loopback", and answers with where it listens.
 Result<void> run_hold_net(std::span<const char* const> arguments) {
   int control = -1;
-  const std::string_view text = arguments.size() == 1 ? arguments[0] : "";
+  const std::string_view text = arguments.size() >= 3 ? arguments[0] : "";
   if (std::from_chars(text.data(), text.data() + text.size(), control).ec != std::errc()) {
-    return fail(Errc::kInvalidArgument, "hold-net takes the number of a descriptor");
+    return fail(Errc::kInvalidArgument, "hold-net takes the number of a descriptor, and a lane");
   }
+  NetLane lane{.backend = arguments[1], .ucx_over_tcp = std::string_view(arguments[2]) == "tcp"};
+  lane.rails.assign(arguments.begin() + 3, arguments.end());
   const UniqueFd home(::open("/proc/self/ns/net", O_RDONLY | O_CLOEXEC));
-  Result<void> own = own_namespace();
+  Result<void> own = lane.backend == "tcp"
+                         ? own_namespace()
+                         : fail(Errc::kRefused, "cards stay in the namespace where they are");
   PEGA_TRY(write_line(control, own ? "ready" : to_string(own.error())));
   PEGA_TRY_LET(const std::string order, read_line(control));
   std::string address = kTheirAddress;
@@ -274,10 +323,10 @@ Result<void> run_hold_net(std::span<const char* const> arguments) {
   PEGA_TRY_LET(const UniqueFd listener, tcp::listen_at(at));
   PEGA_TRY_LET(const tcp::SocketAddress bound, tcp::SocketAddress::near_end(listener.get()));
   PEGA_TRY(write_line(control, to_string(bound)));
-  return hold_net(listener.get());
+  return hold_net(listener.get(), lane);
 }
 
-Result<NetChild> NetChild::start() {
+Result<NetChild> NetChild::start(const NetLane& lane) {
   int pair[2] = {-1, -1};
   if (::socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, pair) != 0) {
     return fail_errno(errno, "make a pair of sockets");
@@ -285,9 +334,12 @@ Result<NetChild> NetChild::start() {
   UniqueFd ours(pair[0]);
   UniqueFd theirs(pair[1]);
   PEGA_TRY_LET(const std::string own, own_path());
-  PEGA_TRY_LET(Child child, Child::start({.command = {own, "hold-net", std::to_string(pair[1])},
-                                          .log_file = {},
-                                          .inherited_fd = pair[1]}));
+  std::vector<std::string> command = {own, "hold-net", std::to_string(pair[1]), lane.backend,
+                                      lane.ucx_over_tcp ? "tcp" : "card"};
+  command.insert(command.end(), lane.rails.begin(), lane.rails.end());
+  PEGA_TRY_LET(
+      Child child,
+      Child::start({.command = std::move(command), .log_file = {}, .inherited_fd = pair[1]}));
   theirs.reset();  // So that its end is seen.
   const pid_t pid = child.pid();
   NetChild started(std::move(child), std::move(ours));

@@ -11,12 +11,14 @@
 #include "base/error.h"
 #include "base/unique_fd.h"
 #include "perf/child.h"
+#include "perf/net_lane.h"
 #include "transport/region.h"
 
 namespace pegaflow::perf {
 
 /// What the end that measures wants from the other.
 struct NetRequest {
+  std::string backend;  ///< The lane that it has.
   std::uint64_t memory_bytes = 0;
   std::uint64_t seed = 0;  ///< Of what the memory is filled with.
 };
@@ -24,7 +26,7 @@ struct NetRequest {
 /// What it gets to know.
 struct NetOffer {
   FabricDescriptor fabric;
-  std::string plain;  ///< Where plain sockets are served.
+  std::string plain;  ///< Where plain sockets are served; empty beside another lane than "tcp".
 };
 
 /// The byte at `offset` of the memory of the holder: tells places and seeds apart.
@@ -33,8 +35,9 @@ void fill_net_pattern(std::span<std::byte> memory, std::uint64_t seed);
 /// Serves one reader after the other on `listener`, each until it closes its connection, and each
 /// with memory of its own. Returns only with an error: the kernel's. What goes wrong with one
 /// reader is logged, and ends only that: who asks for more memory than this machine has left is
-/// told kOutOfCapacity, and who does not ask within ten seconds is closed.
-Result<void> hold_net(int listener);
+/// told kOutOfCapacity, and who does not ask within ten seconds is closed. Beside "ucx" it runs
+/// `ucx_perftest` for who asks for it.
+Result<void> hold_net(int listener, const NetLane& lane);
 
 /// Asks a holder. The connection is what keeps the offer: it ends with the returned descriptor.
 /// Errors: the kernel's; kCorrupt when what answers is no holder; kRefused in the holder's words.
@@ -44,12 +47,17 @@ struct NetConnection {
 };
 Result<NetConnection> ask_holder(const std::string& address, const NetRequest& request);
 
+/// Has the holder start `ucx_perftest`; the port where it waits for one client.
+/// Errors: kRefused in the holder's words; the kernel's.
+Result<std::uint16_t> ask_perftest(const NetConnection& connection);
+
 /// A holder in a process of its own: in a network namespace of its own, joined to another one that
-/// this process moves to, where that may be; else on the loopback device.
+/// this process moves to, where that may be; else on the loopback device. Cards stay where they
+/// are.
 class NetChild {
  public:
   /// Errors: the kernel's when not even loopback works.
-  static Result<NetChild> start();
+  static Result<NetChild> start(const NetLane& lane);
   NetChild(NetChild&&) noexcept = default;
   NetChild& operator=(NetChild&&) = delete;
   ~NetChild();

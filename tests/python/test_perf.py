@@ -79,6 +79,10 @@ def test_a_table_is_for_people():
         (["pull", "--page", "96kb"], "no multiple of 64 KiB"),
         (["net", "--pages", "128mb"], "not from 4kb to 64mb"),
         (["net", "127.0.0.1"], "is not HOST:PORT"),
+        (["net", "--backend", "mail"], "not tcp or ucx"),
+        (["net", "--rails", "mlx5_0:1"], "rails are of --backend ucx"),
+        (["net", "--backend", "ucx", "--ucx-over-tcp"], "takes --rails"),
+        (["net", "--their-rails", "mlx5_0:1"], "for both ends here"),
         (["net", "127.0.0.1:7000", "--listen", "127.0.0.1:0"], "the other end"),
         (["lookup", "--bogus"], "--help"),
     ],
@@ -176,6 +180,18 @@ def test_net_measures_against_another_end_which_serves_several():
             holder.kill()
 
 
+def test_net_measures_only_the_lane_that_the_other_end_has():
+    listening = [PERF, "net", "--listen", "127.0.0.1:0"]
+    with subprocess.Popen(listening, stdout=subprocess.PIPE, text=True) as holder:
+        try:
+            address = holder.stdout.readline().split()[2]
+            done = perf("net", address, "--backend", "ucx", "--ucx-over-tcp", "--rails", "lo")
+        finally:
+            holder.kill()
+    assert done.returncode == 1
+    assert "this end has --backend tcp" in done.stderr
+
+
 def test_net_says_what_answers_when_it_is_no_other_end():
     with socket.create_server(("127.0.0.1", 0)) as stranger:
         address = "{}:{}".format(*stranger.getsockname())
@@ -197,7 +213,7 @@ def test_net_makes_no_more_memory_than_there_is():
         try:
             host, port = holder.stdout.readline().split()[2].split(":")
             with socket.create_connection((host, int(port)), timeout=60) as connection:
-                request = {"protocol": 1, "memory_bytes": total, "seed": 1}
+                request = {"protocol": 2, "backend": "tcp", "memory_bytes": total, "seed": 1}
                 connection.sendall(json.dumps(request).encode() + b"\n")
                 with connection.makefile() as answers:
                     assert "of memory are asked for" in json.loads(answers.readline())["error"]
