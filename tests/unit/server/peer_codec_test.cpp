@@ -1,5 +1,9 @@
 #include "server/peer_codec.h"
 
+#include <string>
+#include <utility>
+#include <vector>
+
 #include <capnp/message.h>
 #include <doctest/doctest.h>
 
@@ -14,6 +18,13 @@ struct Made {
   capnp::MallocMessageBuilder message;
   typename T::Builder root = message.initRoot<T>();
 };
+
+FabricDescriptor lane_with(std::string backend, std::vector<RegionDescriptor> regions) {
+  FabricDescriptor lane;
+  lane.backend = std::move(backend);
+  lane.regions = std::move(regions);
+  return lane;
+}
 
 TEST_SUITE("peer codec") {
   TEST_CASE("a fabric comes back as it was") {
@@ -54,8 +65,8 @@ TEST_SUITE("peer codec") {
   }
 
   TEST_CASE("all lanes of a node come back, the first where older nodes look for it") {
-    const FabricDescriptor tcp{.backend = "tcp", .regions = {{.region = RegionId{1}}}};
-    const FabricDescriptor ucx{.backend = "ucx", .regions = {{.region = RegionId{2}}}};
+    const FabricDescriptor tcp = lane_with("tcp", {{.region = RegionId{1}}});
+    const FabricDescriptor ucx = lane_with("ucx", {{.region = RegionId{2}}});
     Made<wire::PeerGate::EnterResults> made;
     write_fabrics(std::vector{tcp, ucx}, made.root);
 
@@ -72,8 +83,8 @@ TEST_SUITE("peer codec") {
   }
 
   TEST_CASE("lanes without a pool, or too many of them, are refused") {
-    const FabricDescriptor good{.backend = "tcp", .regions = {{.region = RegionId{1}}}};
-    const FabricDescriptor empty{.backend = "ucx"};
+    const FabricDescriptor good = lane_with("tcp", {{.region = RegionId{1}}});
+    const FabricDescriptor empty = lane_with("ucx", {});
     Made<wire::PeerGate::EnterResults> without_pool;
     write_fabrics(std::vector{good, empty}, without_pool.root);
     CHECK(read_fabrics(without_pool.root.asReader()).error().code == Errc::kInvalidArgument);
