@@ -400,18 +400,24 @@ void MoverLoop::submit(std::uint64_t ticket, MoverJob& job, std::vector<Device::
   const bool is_save = job.kind == Kind::kSave;
   job.copies = copies.size();
   job.phase = Phase::kCopying;
-  const bool compared = std::any_of(copies.begin(), copies.end(),
-                                    [](const Device::Copy& copy) { return copy.checksum; });
+  // Before the device has it, for the engine may ask at once.
+  if (!is_save) note_copying(ticket, job, copies);
   Result<void> accepted =
       state_.device.submit({ticket, is_save ? Device::Direction::kSave : Device::Direction::kLoad,
                             job.after, std::move(copies)});
   if (!accepted) {
+    no_longer_copying(ticket);
     is_save ? abandon(job.job) : release(job.pin);
     return finish(ticket, job.done, job.copied, std::move(accepted.error()));
   }
-  if (is_save) return;
-  start_load_deadline(ticket, job.copies * state_.layout.page_bytes());
+  if (!is_save) start_load_deadline(ticket, job.copies * state_.layout.page_bytes());
+}
+
+void MoverLoop::note_copying(std::uint64_t ticket, const MoverJob& job,
+                             std::span<const Device::Copy> copies) {
   // Before its last piece nothing is whole; and what is compared is compared when it is there.
+  const bool compared = std::any_of(copies.begin(), copies.end(),
+                                    [](const Device::Copy& copy) { return copy.checksum; });
   if (job.done + job.copies != job.blocks.size() || compared) return;
   const std::lock_guard lock(state_.copying_mutex);
   state_.copying.push_back({ticket,

@@ -74,6 +74,9 @@ class MoverLoop final : private Link::Role {
   void on_copied(const Device::Completion& completion);
   void settle_save(std::uint64_t ticket, MoverJob& job, const Device::Completion& completion);
   void settle_load(std::uint64_t ticket, MoverJob& job, const Device::Completion& completion);
+  /// Shows a load's last piece to whoever asks what may be followed.
+  void note_copying(std::uint64_t ticket, const MoverJob& job,
+                    std::span<const Device::Copy> copies);
   /// The device has ended it. Whether the engine was told before that it need not wait.
   bool no_longer_copying(std::uint64_t ticket);
   void cancel_load(std::uint64_t load);
