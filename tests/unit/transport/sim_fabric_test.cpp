@@ -63,13 +63,14 @@ struct Rig {
   SimNetwork network;
   std::vector<std::byte> holder_memory;
   std::vector<std::byte> reader_memory;
+  // Outlive the reader, which answers what is open when it goes.
+  std::vector<std::pair<TimePoint, Fabric::Completion>> answers;
+  std::size_t settled = 0;
   std::unique_ptr<SimFabric> holder;
   std::unique_ptr<SimFabric> reader;
   RegionId from{};
   RegionId to{};
   Fabric::PeerId peer{};
-  std::vector<std::pair<TimePoint, Fabric::Completion>> answers;
-  std::size_t settled = 0;
 };
 
 /// How long a pull of `batches` of 1 MiB, in eighths, takes over these rails; `is_warm`: after
