@@ -45,21 +45,10 @@ struct Pair {
   }
   /// Loads a claim at B: every block is right, or named as failed.
   Mover::Finished load_and_check(const CacheSession::Answer& claimed, std::uint64_t first) {
-    Mover::Finished loaded = on_b.engine->load(claimed.token, blocks_from(0, claimed.blocks));
-    CHECK(loaded.blocks + loaded.failed_blocks.size() == claimed.blocks);
-    CHECK(on_b.engine->wrong_blocks(numbers_from(first, claimed.blocks),
-                                    blocks_from(0, claimed.blocks), loaded.failed_blocks) == 0);
-    on_b.engine->session().unclaim(claimed.token);
-    return loaded;
+    return on_b.load_and_check(claimed, first);
   }
   /// Nothing of a fetch is left.
-  void check_rest() {
-    CHECK(b.metric_becomes("pegaflow_fetch_batches", 0));
-    CHECK(b.metric_becomes("pegaflow_fetch_bytes", 0));
-    CHECK(b.metric_becomes("pegaflow_quarantine_slots{reason=\"fetch\"}", 0));
-    CHECK(b.metric_becomes("pegaflow_claims", 0));
-    CHECK(b.metric_becomes("pegaflow_pins", 0));
-  }
+  void check_rest() { check_nothing_is_left(b); }
 
   std::vector<std::string> at = node_addresses(2);
   ServerProcess a;

@@ -67,12 +67,7 @@ class Cluster {
   /// Loads a claim: every block is right, or named as failed.
   static Mover::Finished load(const EngineAt& at, const CacheSession::Answer& claimed,
                               std::uint64_t first) {
-    Mover::Finished loaded = at.engine->load(claimed.token, blocks_from(0, claimed.blocks));
-    CHECK(loaded.blocks + loaded.failed_blocks.size() == claimed.blocks);
-    CHECK(at.engine->wrong_blocks(numbers_from(first, claimed.blocks),
-                                  blocks_from(0, claimed.blocks), loaded.failed_blocks) == 0);
-    at.engine->session().unclaim(claimed.token);
-    return loaded;
+    return at.load_and_check(claimed, first);
   }
 
   /// Returns when at least `share` of A's bytes have left it since `before`.
@@ -86,12 +81,8 @@ class Cluster {
   /// Nothing of a fetch or of a lease is left.
   void check_rest() const {
     for (const ServerProcess* server : {a_.get(), b_.get()}) {
-      CHECK(server->metric_becomes("pegaflow_fetch_batches", 0));
-      CHECK(server->metric_becomes("pegaflow_fetch_bytes", 0));
-      CHECK(server->metric_becomes("pegaflow_quarantine_slots{reason=\"fetch\"}", 0));
+      check_nothing_is_left(*server);
       CHECK(server->metric_becomes("pegaflow_leases", 0));
-      CHECK(server->metric_becomes("pegaflow_claims", 0));
-      CHECK(server->metric_becomes("pegaflow_pins", 0));
     }
   }
 

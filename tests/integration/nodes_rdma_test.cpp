@@ -111,18 +111,10 @@ TEST_SUITE("nodes over RDMA") {
       // The reads need A's processor here, and it stands still: they are late, and not settled.
       const auto claimed = on_b.engine->claim(numbers_from(first, kMany)).value();
       a.signal(SIGSTOP);
-      const Mover::Finished loaded =
-          on_b.engine->load(claimed.token, blocks_from(0, claimed.blocks));
-      CHECK(loaded.blocks + loaded.failed_blocks.size() == claimed.blocks);
-      CHECK(on_b.engine->wrong_blocks(numbers_from(first, claimed.blocks),
-                                      blocks_from(0, claimed.blocks), loaded.failed_blocks) == 0);
-      on_b.engine->session().unclaim(claimed.token);
+      on_b.load_and_check(claimed, first);
       a.signal(SIGCONT);
     }
-    CHECK(b.metric_becomes("pegaflow_fetch_batches", 0));
-    CHECK(b.metric_becomes("pegaflow_fetch_bytes", 0));
-    CHECK(b.metric_becomes("pegaflow_quarantine_slots{reason=\"fetch\"}", 0));
-    CHECK(b.metric_becomes("pegaflow_pins", 0));
+    check_nothing_is_left(b);
   }
 }
 

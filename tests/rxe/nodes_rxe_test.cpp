@@ -68,12 +68,7 @@ struct Pair {
             kBlocks);
   }
   Mover::Finished load_and_check(const CacheSession::Answer& claimed, std::uint64_t first) {
-    Mover::Finished loaded = on_b.engine->load(claimed.token, blocks_from(0, claimed.blocks));
-    CHECK(loaded.blocks + loaded.failed_blocks.size() == claimed.blocks);
-    CHECK(on_b.engine->wrong_blocks(numbers_from(first, claimed.blocks),
-                                    blocks_from(0, claimed.blocks), loaded.failed_blocks) == 0);
-    on_b.engine->session().unclaim(claimed.token);
-    return loaded;
+    return on_b.load_and_check(claimed, first);
   }
   /// All of a prefix of A comes to B, over `lane`.
   void check_read(std::uint64_t first, const std::string& lane) {
@@ -87,11 +82,7 @@ struct Pair {
   }
   void check_rest() {
     check_alive();
-    CHECK(b.metric_becomes("pegaflow_fetch_batches", 0));
-    CHECK(b.metric_becomes("pegaflow_fetch_bytes", 0));
-    CHECK(b.metric_becomes("pegaflow_quarantine_slots{reason=\"fetch\"}", 0));
-    CHECK(b.metric_becomes("pegaflow_claims", 0));
-    CHECK(b.metric_becomes("pegaflow_pins", 0));
+    check_nothing_is_left(b);
   }
 
   std::vector<std::string> at = node_addresses(2);

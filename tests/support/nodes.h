@@ -16,6 +16,7 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include <doctest/doctest.h>
 #include <fmt/format.h>
 
 #include "tests/support/engine_memory.h"
@@ -79,6 +80,17 @@ struct EngineAt {
     engine->wait_ready();
   }
 
+  /// Loads a claim of the blocks `first`, `first` + 1, ...: each is right, or named as failed.
+  Mover::Finished load_and_check(const CacheSession::Answer& claimed, std::uint64_t first) const {
+    const auto blocks = blocks_from(0, claimed.blocks);
+    Mover::Finished loaded = engine->load(claimed.token, blocks);
+    CHECK(loaded.blocks + loaded.failed_blocks.size() == claimed.blocks);
+    CHECK(engine->wrong_blocks(numbers_from(first, claimed.blocks), blocks, loaded.failed_blocks) ==
+          0);
+    engine->session().unclaim(claimed.token);
+    return loaded;
+  }
+
   EngineMemory memory;
   std::unique_ptr<HostDevice> device = HostDevice::create({}).value();
   std::unique_ptr<TestEngine> engine;
@@ -90,6 +102,15 @@ inline bool sees(const ServerProcess& server, const std::string& address) {
 }
 inline bool sees_no_more(const ServerProcess& server, const std::string& address) {
   return server.metric_becomes(fmt::format("pegaflow_peer_ready{{peer=\"{}\"}}", address), 0);
+}
+
+/// Nothing is left of what `server` has fetched and handed out, waiting for it.
+inline void check_nothing_is_left(const ServerProcess& server) {
+  for (const char* const name :
+       {"pegaflow_fetch_batches", "pegaflow_fetch_bytes",
+        "pegaflow_quarantine_slots{reason=\"fetch\"}", "pegaflow_claims", "pegaflow_pins"}) {
+    CHECK_MESSAGE(server.metric_becomes(name, 0), name);
+  }
 }
 
 /// Writes a secret that only we may read.
