@@ -2,6 +2,7 @@
 /// \file
 /// Questions that were asked on one thread and are answered on another.
 
+#include <atomic>
 #include <condition_variable>
 #include <cstdint>
 #include <mutex>
@@ -34,16 +35,22 @@ class QuestionTable {
   /// False when nobody will take it: the caller ends a claim that it carries.
   [[nodiscard]] bool answer(Ticket ticket, Result<Outcome> outcome);
 
-  /// As CacheSession::take().
+  /// As CacheSession::take(). Who has patience looks for a moment before it sleeps.
   std::optional<Result<Outcome>> take(Ticket ticket, Duration patience);
 
   /// Gives the answer if it was there already: the caller ends a claim that it carries.
   std::optional<Outcome> forget(Ticket ticket);
 
  private:
+  /// Returns, with the lock held again, when `decided()` or after `patience`. Processor time is
+  /// what it costs: it yields, but does not sleep.
+  template <typename Decided>
+  void look(std::unique_lock<std::mutex>& lock, Duration patience, Decided decided);
+
   const std::size_t capacity_;
   std::mutex mutex_;
   std::condition_variable answered_;
+  std::atomic<std::uint64_t> answers_ = 0;  ///< Ever given; changes under the lock.
   std::uint64_t last_ = 0;
   std::unordered_map<std::uint64_t, std::optional<Result<Outcome>>> rows_;
 };
