@@ -71,10 +71,17 @@ def router_metrics(pega, tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def node_metrics(short_path):
-    """The page of a server among other nodes, of which one is not there."""
+    """The page of a server with both lanes among other nodes, of which one is not there."""
     peers = ["--peers", "127.0.0.1:1", "--peer-listen", "127.0.0.1:0"]
     binary = Path(os.environ["PEGA_BUILD_DIR"]) / "server" / "pegaflow-server"
-    with PegaServer(binary, short_path / "node", pool_size="64mb", arguments=peers) as node:
+    node = PegaServer(
+        binary,
+        short_path / "node",
+        pool_size="64mb",
+        arguments=peers,
+        env={"PEGAFLOW_TEST_UCX_OVER_TCP": "lo"},
+    )
+    with node:
         return node.metrics()
 
 
@@ -95,6 +102,9 @@ def known(pega, router_metrics, node_metrics):
         for label, value in labels.items():
             its.setdefault(label, set()).add(value)
     assert len(found) > 60, "the server's page"
+    if found["pegaflow_lane_info"]["lane"] == {"tcp"}:  # Built without UCX.
+        for labels in found.values():
+            labels |= {"lane": None} if "lane" in labels else {}
     for metric in METRICS:
         labels = dict.fromkeys((*metric.labels, *FROM_VLLM))
         name = f"vllm:pegaflow_{metric.name}"
@@ -185,6 +195,23 @@ def test_every_metric_of_trouble_is_on_the_dashboard(known):
         names = re.findall(r"`(pegaflow_\w+)", row.split("|")[1])
         assert names
         assert any(shown & {name, f"{name}_bucket"} for name in names), row
+
+
+def test_every_metric_of_lanes_is_on_the_dashboard_and_has_an_alert(known):
+    def named(sources):
+        return {each.metric for expression in sources for each in selectors(expression)}
+
+    lanes = {metric for metric in known if "_lane_" in metric or metric.endswith("_lane")}
+    shown = named(
+        target["expr"].replace("$server", ".*").replace("$model", ".*")
+        for panel in panels()
+        for target in panel["targets"]
+    )
+    assert len(lanes) == 5
+    assert lanes <= shown
+    # Two of them are what the alerts are about: which lane, and that it broke.
+    watched = named(rule["expr"] for rule in alerts())
+    assert {"pegaflow_peer_lane", "pegaflow_peer_lane_falls_total"} <= watched
 
 
 def test_panels_have_ids_and_places_of_their_own():
