@@ -52,6 +52,7 @@ Outcome run_server(int argc, const char* const* argv);
 Outcome run_replay(int argc, const char* const* argv);
 Outcome run_net(int argc, const char* const* argv);
 Outcome run_pull(int argc, const char* const* argv);
+Outcome run_miss(int argc, const char* const* argv);
 
 // Bodies of child processes; not for people.
 Result<void> run_serve_echo(std::span<const char* const> arguments);

@@ -30,6 +30,8 @@ constexpr Subcommand kSubcommands[] = {
     {"net", "pages from another node, beside plain sockets that carry the same bytes", run_net},
     {"pull", "a prefix that another node has, at the engine: its first page beside all of them",
      run_pull},
+    {"miss", "a question for what nobody has, on a node with peers, beside one on a node without",
+     run_miss},
 };
 
 void print_help(std::ostream& out) {

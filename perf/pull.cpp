@@ -9,11 +9,9 @@
 #include <memory>
 #include <numeric>
 #include <optional>
-#include <thread>
 #include <utility>
 
 #include <poll.h>
-#include <unistd.h>
 
 #include "base/units.h"
 #include "client/cache_session.h"
@@ -21,6 +19,7 @@
 #include "perf/command.h"
 #include "perf/engine_memory.h"
 #include "perf/keys.h"
+#include "perf/loopback_nodes.h"
 #include "perf/server_process.h"
 #include "transport/host/host_device.h"
 
@@ -167,18 +166,6 @@ class Engine {
   std::unique_ptr<CacheSession> session_;
 };
 
-/// Loopback addresses of two nodes, which have to know each other before either runs. They are this
-/// process's alone, so that a port of its own is not needed.
-std::vector<std::string> node_addresses() {
-  const auto pid = static_cast<unsigned>(::getpid());
-  std::vector<std::string> addresses;
-  for (unsigned i = 1; i <= 2; ++i) {
-    addresses.push_back(
-        fmt::format("127.{}.{}.{}:{}", 1 + pid / 250 % 250, 1 + pid % 250, i, 30000));
-  }
-  return addresses;
-}
-
 Result<ServerProcess> start_node(const PullOptions& options, const std::vector<std::string>& nodes,
                                  std::size_t which) {
   const std::uint64_t prefix_bytes =
@@ -189,18 +176,6 @@ Result<ServerProcess> start_node(const PullOptions& options, const std::vector<s
        .pool_bytes = 6 * prefix_bytes,
        .arguments = {"--peers", nodes[0] + "," + nodes[1], "--peer-listen", nodes[which],
                      "--peer-deadline", "10s", "--fetch-deadline", "8s"}});
-}
-
-Result<void> wait_until_seen(const ServerProcess& server, const std::string& peer) {
-  const std::string name = fmt::format("pegaflow_peer_ready{{peer=\"{}\"}}", peer);
-  const auto last = Clock::now() + kPatience;
-  for (;;) {
-    PEGA_TRY_LET(const ServerProcess::Metrics metrics, server.metrics());
-    const auto found = metrics.find(name);
-    if (found != metrics.end() && found->second == 1) return {};
-    if (Clock::now() > last) return fail(Errc::kTimeout, "one node does not see the other");
-    std::this_thread::sleep_for(std::chrono::milliseconds(20));
-  }
 }
 
 }  // namespace
@@ -224,12 +199,12 @@ Outcome run_pull(int argc, const char* const* argv) {
   PEGA_TRY_LET(const Conditions conditions, begin_run(options.common));
 
   progress("start two nodes");
-  const std::vector<std::string> nodes = node_addresses();
+  const std::vector<std::string> nodes = loopback_addresses(2);
   PEGA_TRY_LET(ServerProcess owner, start_node(options, nodes, 0));
   PEGA_TRY_LET(ServerProcess reader, start_node(options, nodes, 1));
   PEGA_TRY_LET(const auto saving, Engine::start(options, owner.socket_path(), "saves"));
   PEGA_TRY_LET(const auto loading, Engine::start(options, reader.socket_path(), "loads"));
-  PEGA_TRY(wait_until_seen(reader, nodes[0]));
+  PEGA_TRY(wait_until_ready(reader, nodes[0]));
 
   const auto blocks = static_cast<std::uint64_t>(options.blocks);
   const KeySource source(static_cast<std::uint64_t>(options.common.seed));

@@ -77,6 +77,7 @@ def test_a_table_is_for_people():
         (["copy", "--engines", "2", "--verify"], "with one engine"),
         (["lookup", "--blocks", "0"], "--blocks"),
         (["pull", "--page", "96kb"], "no multiple of 64 KiB"),
+        (["miss", "--peers", "0"], "--peers"),
         (["net", "--pages", "128mb"], "not from 4kb to 64mb"),
         (["net", "127.0.0.1"], "is not HOST:PORT"),
         (["net", "--backend", "mail"], "not tcp or ucx"),
@@ -101,7 +102,7 @@ def test_a_server_that_is_not_there_is_an_error():
 
 
 @pytest.mark.parametrize(
-    "subcommand", ["", "lookup", "copy", "start", "server", "replay", "net", "pull"]
+    "subcommand", ["", "lookup", "copy", "start", "server", "replay", "net", "pull", "miss"]
 )
 def test_help(subcommand):
     done = perf(*filter(None, [subcommand, "--help"]))
@@ -146,6 +147,27 @@ def test_pull_loads_what_another_node_has():
     ]
     assert figures[0]["n"] == 2
     assert 0 < figures[0]["figure"] <= figures[0]["bound"]
+
+
+def test_miss_asks_nodes_with_and_without_peers():
+    figures = lines_of("miss", "--peers", "2", "--keys", "40", "--rounds", "2")
+    *with_peers, vain, longest = figures
+    assert [figure["params"] for figure in with_peers] == [
+        {"keys": 40, "peers": peers} for peers in (1, 2) for _ in range(8)
+    ]
+    for question in ("lookup", "claim"):
+        of_it = [figure for figure in with_peers if figure["run"].startswith(question)]
+        assert [figure["n"] for figure in of_it] == 2 * [32, 32, 2, 2]
+        assert all(figure["figure"] > 0 for figure in of_it)
+    # The peer that was stopped was asked in vain until it counted as lost, and no longer.
+    assert vain["unit"] == "claims"
+    assert 1 <= vain["figure"] <= vain["bound"] == 3
+    assert longest["figure"] >= 15, "what --peer-deadline is by itself"
+
+
+def test_miss_asks_one_peer_once():
+    figures = lines_of("miss", "--peers", "1", "--keys", "1", "--rounds", "1")
+    assert len(figures) == 2 * 4 + 2
 
 
 NET = ["net", "--pages", "4kb,192kb", "--batch", "5", "--rounds", "2", "--check"]
