@@ -120,6 +120,7 @@ def test_a_number_that_equals_a_boolean_is_shown_as_a_number():
     assert "| 1 |" in rows["`pegaflow.claim_wait_ms`"]
     assert "| false |" in rows["`pegaflow.keep_failure_policy`"]
     assert "| empty |" in rows["`pegaflow.weights_id`"]
+    assert "| 1,000,000,000 |" in rows["`pegaflow.load_bytes_per_second`"]
 
 
 TABLES = {

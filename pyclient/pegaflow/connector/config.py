@@ -37,6 +37,10 @@ class Option:
     def key(self) -> str:
         return PREFIX + self.name
 
+    def plain(self, number: float) -> str:
+        """A number as people write it: 0.5, 65535 without a unit, 1,000,000,000 with one."""
+        return f"{number:,.0f}" if self.unit and number >= 1e4 else f"{number:.10g}"
+
     def read(self, value: Any, source: str) -> Any:
         """Turns what was configured into a value of this option's type.
 
@@ -52,7 +56,8 @@ class Option:
             raise ConfigError(f"{source}={value!r} is none of {', '.join(self.choices)}")
         if self.bounds and not self.bounds[0] <= value <= self.bounds[1]:
             low, high = self.bounds
-            raise ConfigError(f"{source}={value!r} is not between {low:g} and {high:g} {self.unit}")
+            between = f"between {self.plain(low)} and {self.plain(high)} {self.unit}".strip()
+            raise ConfigError(f"{source}={value!r} is not {between}")
         return value
 
     def _convert(self, value: Any) -> Any:
@@ -344,11 +349,12 @@ def options_markdown() -> str:
         if option.default == "" or isinstance(option.default, bool):
             default = str(option.default).lower() or "empty"
         else:
-            default = f"{option.default:g}" if option.unit else str(option.default)
+            default = option.plain(option.default) if option.unit else str(option.default)
         if option.choices:
             takes = ", ".join(f"`{choice}`" for choice in option.choices)
         elif option.bounds:
-            takes = f"{option.bounds[0]:g} to {option.bounds[1]:g} {option.unit}".strip()
+            low, high = option.bounds
+            takes = f"{option.plain(low)} to {option.plain(high)} {option.unit}".strip()
         else:
             takes = {bool: "`true`, `false`", str: "text"}[type(option.default)]
         meaning = option.sentence + (f" Environment: `{option.env}`." if option.env else "")
