@@ -156,6 +156,12 @@ class View:
             return None
         return min(bound for bound, count in found.items() if count >= share * total)
 
+    def _turns(self) -> dict[str, float | None]:
+        """The percentile's bucket may end beyond the longest turn ever: that is the bound then."""
+        p99 = self._percentile("rpc_turn_seconds", 0.99)
+        longest = self._get("rpc_turn_longest_seconds")
+        return {"p99": p99 and min(p99, longest), "longest_seconds": longest}
+
     def numbers(self) -> dict[str, Any]:
         """All of it for machines: bytes, blocks, seconds.
 
@@ -215,10 +221,7 @@ class View:
                 }
                 for method in _METHODS
             },
-            "turns": {
-                "p99": self._percentile("rpc_turn_seconds", 0.99),
-                "longest_seconds": self._get("rpc_turn_longest_seconds"),
-            },
+            "turns": self._turns(),
         }
 
     def text(self, address: str) -> list[str]:
