@@ -112,12 +112,14 @@ Result<std::optional<Slice>> CopyLane::queue(const Attached& attached, std::uint
     staged = hashed = take_staging().has_value();
   }
 
+  // On both: the batch's first slice may go directly and a later one, with checksums, be staged.
+  for (const Stream stream : {copy_stream_, kernel_stream_}) PEGA_TRY(wait(stream));
   StagingRing::Range range;
   if (staged) range = ring_.take(slice.staged_bytes);
   const std::size_t slot = next_slot_;
   next_slot_ = (next_slot_ + 1) % slots_.size();
-  PEGA_TRY(staged ? queue_staged(attached, slice, slots_[slot], copies, range, hashed, wait)
-                  : queue_direct(attached, slice, slots_[slot], copies, wait));
+  PEGA_TRY(staged ? queue_staged(attached, slice, slots_[slot], copies, range, hashed)
+                  : queue_direct(attached, slice, slots_[slot], copies));
   if (flights_.empty()) oldest_since_ = clock_.now();
   flights_.push_back({ticket, slice, slot, staged, hashed, range.number});
   queued_bytes_ += slice.bytes();
@@ -150,15 +152,13 @@ Stream CopyLane::last_stream() const {
 
 Result<void> CopyLane::queue_staged(const Attached& attached, const Slice& slice, const Slot& slot,
                                     std::span<const Device::Copy> copies,
-                                    const StagingRing::Range& range, bool hashed,
-                                    const Wait& wait) {
+                                    const StagingRing::Range& range, bool hashed) {
   const DeviceAddress at = staging_ + range.begin;
   const std::vector<Transfer> transfers =
       attached.plan.staged_transfers(slice, copies, attached.pool.data(), at);
 
   if (options_.direction == Device::Direction::kSave) {
     PEGA_TRY(wait_behind(range.behind, kernel_stream_));
-    PEGA_TRY(wait(kernel_stream_));
     PEGA_TRY(move_pieces(kernels_.gather, attached, slice, copies, at));
     if (hashed) PEGA_TRY(hash(attached, slice, slot, at));
     PEGA_TRY(order(slot.middle, kernel_stream_, copy_stream_));
@@ -172,7 +172,6 @@ Result<void> CopyLane::queue_staged(const Attached& attached, const Slice& slice
                  driver_->copy(Way::kToDevice, transfers.data(), transfers.size(), copy_stream_),
                  "copy from the pool"));
   PEGA_TRY(order(slot.middle, copy_stream_, kernel_stream_));
-  PEGA_TRY(wait(kernel_stream_));
   PEGA_TRY(move_pieces(kernels_.scatter, attached, slice, copies, at));
   if (hashed) {
     // Of what the engine's memory holds now: so it is fetched back from there.
@@ -183,11 +182,10 @@ Result<void> CopyLane::queue_staged(const Attached& attached, const Slice& slice
 }
 
 Result<void> CopyLane::queue_direct(const Attached& attached, const Slice& slice, const Slot& slot,
-                                    std::span<const Device::Copy> copies, const Wait& wait) {
+                                    std::span<const Device::Copy> copies) {
   const std::vector<Transfer> transfers =
       attached.plan.direct_transfers(slice, copies, attached.pool.data());
   const Way way = options_.direction == Device::Direction::kSave ? Way::kToHost : Way::kToDevice;
-  PEGA_TRY(wait(copy_stream_));
   PEGA_TRY(check(*driver_, driver_->copy(way, transfers.data(), transfers.size(), copy_stream_),
                  "copy between GPU and pool"));
   return check(*driver_, driver_->record(slot.done, copy_stream_), "record an event");

@@ -83,8 +83,8 @@ class CopyLane {
   using Wait = std::function<Result<void>(Stream)>;
 
   /// Queues the next part of `copies`, from page `copy`, piece `piece` on. `wait` is called with
-  /// the stream on which the engine's memory is read or written first. No value: enough is
-  /// queued, until a flight has ended.
+  /// each stream on which this slice or a later one may read or write the engine's memory. No
+  /// value: enough is queued, until a flight has ended.
   Result<std::optional<Slice>> queue(const Attached& attached, std::uint64_t ticket,
                                      std::span<const Device::Copy> copies, std::size_t copy,
                                      std::uint32_t piece, const Wait& wait);
@@ -131,11 +131,11 @@ class CopyLane {
   Result<void> make();
   Result<void> queue_staged(const Attached& attached, const Slice& slice, const Slot& slot,
                             std::span<const Device::Copy> copies, const StagingRing::Range& range,
-                            bool hashed, const Wait& wait);
+                            bool hashed);
   /// Makes `stream` wait until the slice that has this range of the staging is over.
   Result<void> wait_behind(std::uint64_t range, Stream stream);
   Result<void> queue_direct(const Attached& attached, const Slice& slice, const Slot& slot,
-                            std::span<const Device::Copy> copies, const Wait& wait);
+                            std::span<const Device::Copy> copies);
   Result<void> move_pieces(Function kernel, const Attached& attached, const Slice& slice,
                            std::span<const Device::Copy> copies, DeviceAddress at);
   Result<void> hash(const Attached& attached, const Slice& slice, const Slot& slot,

@@ -456,7 +456,7 @@ class CudaDevice::Impl {
           job.gave_up = Error{Errc::kGone, "the event it waits for was used again"};
           break;
         }
-        // Streams keep their order, so the batch's first slice waits for all of it.
+        // Streams keep their order, so what the first slice waits for all of the batch does.
         const auto wait = [&](cuda::Stream stream) -> Result<void> {
           return first ? events_->wait(stream, job.batch.after) : Result<void>();
         };
