@@ -36,8 +36,9 @@ ROOT = pathlib.Path(__file__).resolve().parent.parent
 TOOLS = ROOT / "tools" / "vllm-gpu"
 PORT = 8000
 
-#: Names of configurations; `upstream` is the Rust system, from --upstream.
-CONFIGURATIONS = ("base", "ours", "offload", "upstream")
+#: Names of configurations; `upstream` is the Rust system, from --upstream, with its default way of
+#: copying and with its kernels.
+CONFIGURATIONS = ("base", "ours", "offload", "upstream", "upstream-kernel")
 
 
 def connector(name: str, pool_bytes: int) -> dict | None:
@@ -50,7 +51,11 @@ def connector(name: str, pool_bytes: int) -> dict | None:
             "kv_role": "kv_both",
             "kv_connector_extra_config": {"cpu_bytes_to_use": pool_bytes},
         }
-    extra = {"pegaflow.weights_id": "pegaflow_seeded"} if name == "ours" else {}
+    extra = {
+        "ours": {"pegaflow.weights_id": "pegaflow_seeded"},
+        "upstream": {},
+        "upstream-kernel": {"pegaflow.transfer_backend": "kernel"},
+    }[name]
     return {
         "kv_connector": "PegaKVConnector",
         "kv_role": "kv_both",
@@ -211,7 +216,7 @@ class Run:
         options = self.options
         env = dict(os.environ)
         path = [str(TOOLS / "plugin"), env.get("PYTHONPATH", "")]
-        if name == "upstream":
+        if name.startswith("upstream"):
             path.insert(0, str(options.upstream))
         env |= {
             "PYTHONPATH": ":".join(part for part in path if part),
@@ -262,7 +267,7 @@ class Run:
             command += ["--http-addr", "127.0.0.1:9092", *pool]
             child = stack.enter_context(process(command, log, env))
             wait_until(child, "http://127.0.0.1:9092/health", log, 60)
-        elif name == "upstream":
+        elif name.startswith("upstream"):
             program = options.upstream / "pegaflow" / "pegaflow-server-py"
             command = [str(program), "--devices", "0", "--http-addr", "127.0.0.1:9091", *pool]
             child = stack.enter_context(process(command, log, env))
@@ -362,7 +367,9 @@ def main(argv: Sequence[str]) -> int:
     if options.unit is None:
         options.without.append("unit")
     if options.upstream is None:
-        options.configurations = [name for name in options.configurations if name != "upstream"]
+        options.configurations = [
+            name for name in options.configurations if not name.startswith("upstream")
+        ]
 
     run = Run(options)
     run.step("machine", run.machine)
