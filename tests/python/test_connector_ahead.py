@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
+import logging
 
 import pytest
 
 from pegaflow.connector.messages import LoadOrder, StepPlan
+from pegaflow.connector.off import WorkerOff
 from pegaflow.connector.worker_side import StepsAhead, WorkerSide
 
 
@@ -81,6 +83,7 @@ class GpuMover:
         self.finished: list[Done] = []
         self.cancelled: list[int] = []
         self.asked = 0
+        self.broken = False
 
     def load(self, load, token, first, blocks) -> None: ...
 
@@ -93,8 +96,12 @@ class GpuMover:
         return told
 
     def take_finished(self) -> list[Done]:
+        if self.broken:
+            raise RuntimeError("planted")
         taken, self.finished = self.finished, []
         return taken
+
+    def close(self) -> None: ...
 
 
 def worker_with_a_load() -> tuple[WorkerSide, GpuMover]:
@@ -149,3 +156,20 @@ def test_a_load_that_is_discarded_is_told_when_it_has_ended():
     worker.collect()
     assert worker.reports.take_received() == {"r"}
     assert worker.reports.take_bad_blocks() == {7, 9}
+
+
+def test_a_load_that_was_told_is_not_told_again_after_a_mistake_of_ours(caplog):
+    """vLLM asserts that it waits for a load that is reported: its engine would end."""
+    worker, mover = worker_with_a_load()
+    worker.start_loads(StepPlan(loads=[LoadOrder(6, "s", b"t" * 16, 0, [3, 4])]))
+    mover.followed = [Followed(5)]
+    worker.collect()
+    assert worker.reports.take_received() == {"r"}
+
+    mover.broken = True
+    off = WorkerOff(worker)
+    with caplog.at_level(logging.ERROR):
+        off.collect()
+    assert "planted" in caplog.text
+    assert off.reports.take_received() == {"s"}
+    assert off.reports.take_bad_blocks() == {3, 4}

@@ -138,7 +138,8 @@ class WorkerOff:
         except Exception:
             log.exception("pegaflow: what the mover has finished is not known, all of it failed")
         for job in was.loads.values():
-            self.reports.refused_load(job.order, "off")
+            if not job.followed:  # of those vLLM knows, and it ends by an assertion if told twice
+                self.reports.refused_load(job.order, "off")
         for order in was.saves.values():
             self.reports.failed_save(order, "off")
 
