@@ -6,10 +6,16 @@ import dataclasses
 import logging
 
 import pytest
+from vllm.config import KVTransferConfig
+from vllm.distributed.kv_transfer import kv_transfer_state
+from vllm.distributed.kv_transfer.kv_connector.factory import KVConnectorFactory
+from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorRole
 
 from pegaflow.connector.messages import LoadOrder, StepPlan
 from pegaflow.connector.off import WorkerOff
 from pegaflow.connector.worker_side import StepsAhead, WorkerSide
+from tests.python.fake_model import FakeModel
+from tests.python.harness import kv_cache_config, vllm_config
 
 
 class Clock:
@@ -173,3 +179,37 @@ def test_a_load_that_was_told_is_not_told_again_after_a_mistake_of_ours(caplog):
     assert "planted" in caplog.text
     assert off.reports.take_received() == {"s"}
     assert off.reports.take_bad_blocks() == {3, 4}
+
+
+@pytest.mark.parametrize("others", [False, True])
+def test_beside_another_connector_a_load_is_told_when_it_has_ended(tmp_path, monkeypatch, others):
+    """Such a one may be given the blocks of an aborted load, and writes in no order with it."""
+    config = vllm_config(f"unix:{tmp_path}/nobody.sock", max_model_len=128)
+    if others:
+        ours = config.kv_transfer_config
+        names = ("kv_connector", "kv_connector_module_path", "kv_role", "kv_connector_extra_config")
+        config.kv_transfer_config = KVTransferConfig(
+            kv_connector="MultiConnector",
+            kv_role="kv_both",
+            kv_connector_extra_config={
+                "connectors": [
+                    {name: getattr(ours, name) for name in names},
+                    {"kv_connector": "DecodeBenchConnector", "kv_role": "kv_both"},
+                ]
+            },
+        )
+    caches = kv_cache_config(config, 16)
+    group = KVConnectorFactory.create_connector(config, KVConnectorRole.WORKER, caches)
+    monkeypatch.setattr(kv_transfer_state, "_KV_CONNECTOR_AGENT", group)
+    group.register_kv_caches(FakeModel(caches).tensors)
+    connector = group._connectors[0] if others else group
+    worker = connector._worker
+    worker.close()
+    worker.mover = mover = GpuMover()
+    worker.start_loads(StepPlan(loads=[LoadOrder(5, "r", b"t" * 16, 0, [7, 9])]))
+    mover.followed = [Followed(5)]
+    worker.collect()
+    assert worker.reports.take_received() == (set() if others else {"r"})
+    mover.finished = [Done(5)]
+    worker.collect()
+    assert worker.reports.take_received() == ({"r"} if others else set())

@@ -10,6 +10,7 @@ import logging
 from collections.abc import Iterable, Sequence
 from typing import Any
 
+from vllm.distributed.kv_transfer import get_kv_transfer_group, has_kv_transfer_group
 from vllm.distributed.kv_transfer.kv_connector.v1.base import (
     KVConnectorBase_V1,
     KVConnectorMetadata,
@@ -164,10 +165,14 @@ class PegaKVConnector(KVConnectorBase_V1, SupportsHMA):
     @hook(_nothing)
     def register_kv_caches(self, kv_caches: dict[str, Any]) -> None:
         try:
-            self._worker.register(kv_caches)
+            self._worker.register(kv_caches, alone=self._is_alone())
         except build.Unservable as reason:
             log.warning("pegaflow: this engine runs without the cache: %s", reason)
             self._worker = WorkerOff(rank=self._worker.rank, reason=str(reason))
+
+    def _is_alone(self) -> bool:
+        """Whether no other connector works on vLLM's blocks, as others in a MultiConnector do."""
+        return not has_kv_transfer_group() or get_kv_transfer_group() is self
 
     @hook(_nothing)
     def start_load_kv(self, forward_context: Any, **kwargs: Any) -> None:

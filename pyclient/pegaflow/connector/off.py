@@ -113,7 +113,7 @@ class WorkerOff:
         self.reports.away("it failed, see its log" if was else reason)
         self._was = was
 
-    def register(self, kv_caches: Any) -> None:
+    def register(self, kv_caches: Any, *, alone: bool = True) -> None:
         return None
 
     def start_loads(self, plan: StepPlan) -> None:

@@ -136,8 +136,14 @@ class WorkerSide:
         self._link = ""
         self._ahead = ahead or StepsAhead(False)
         self._forward = False
+        self._tells_early = True
 
-    def register(self, kv_caches: Any) -> None:
+    def register(self, kv_caches: Any, *, alone: bool = True) -> None:
+        """``alone``: nobody but vLLM's model and we writes to the blocks. Another connector may be
+        given the blocks of a load that was told, and its request aborted, and write to them in no
+        order with our last copies.
+        """
+        self._tells_early = alone
         self.mover = self._make_mover(kv_caches)
         self.counts.set("serving", 1, self.name)
 
@@ -195,7 +201,7 @@ class WorkerSide:
             else:
                 self._save_ended(self.saves[done.id], done)
                 del self.saves[done.id]
-        if any(not job.followed for job in self.loads.values()):
+        if self._tells_early and any(not job.followed for job in self.loads.values()):
             self._follow()
 
     def _load_ended(self, job: _Job, done: Any) -> None:
