@@ -265,6 +265,7 @@ Result<void> ResponseParser::feed_end() {
   std::string unused;
   state.parser->get().body() = &unused;
   if (state.has_head) state.parser->put_eof(ec);
+  state.parser->get().body() = nullptr;
   if (ec || !state.has_head) {
     return fail(Errc::kPeerLost, "the connection ended in the middle of an answer");
   }
