@@ -16,7 +16,7 @@ from typing import Any
 class Figure:
     """One measured number, the number that it is held against, and how far it may go.
 
-    ``figure``, ``bound`` and ``reach`` are upper limits in the sense that less is better.
+    Less is better, but for what is a rate (``at_least``).
     """
 
     run: str
@@ -25,12 +25,13 @@ class Figure:
     unit: str
     bound: float
     bound_name: str
-    #: The ratio may be this at most.
+    #: The ratio may be this at most, or at least.
     reach: float
     #: Samples, or rounds.
     n: int
     #: How they spread, in words.
     spread: str
+    at_least: bool = False
 
     @property
     def ratio(self) -> float:
@@ -38,13 +39,17 @@ class Figure:
 
     @property
     def reached(self) -> bool:
-        return self.ratio <= self.reach
+        return self.ratio >= self.reach if self.at_least else self.ratio <= self.reach
+
+    @property
+    def side(self) -> str:
+        return "at least" if self.at_least else "at most"
 
     def line(self) -> str:
         word = "reached" if self.reached else "MISSED"
         return (
             f"{self.run}: {self.figure:.4g} {self.unit} beside {self.bound:.4g} ({self.bound_name})"
-            f": {self.ratio:.3f} x, at most {self.reach:g} x: {word}; n={self.n}, {self.spread}"
+            f": {self.ratio:.3f} x, {self.side} {self.reach:g} x: {word}; n={self.n}, {self.spread}"
         )
 
     def json(self) -> str:
@@ -59,7 +64,7 @@ class Figure:
                 "bound_name": self.bound_name,
                 "ratio": self.ratio,
                 "reach": self.reach,
-                "reach_is": "at most",
+                "reach_is": self.side,
                 "held": self.reached,
                 "n": self.n,
                 "spread": self.spread,

@@ -1,5 +1,6 @@
 """The arithmetic of the Python benchmarks."""
 
+import dataclasses
 import json
 import statistics
 
@@ -44,3 +45,11 @@ def test_a_figure_is_held_against_its_bound(
     assert [line["held"] for line in lines] == [True, reached]
     assert {"run", "params", "figure", "unit", "bound", "bound_name", "ratio"} <= lines[0].keys()
     assert ("MISSED" in figure(value).line()) is not reached
+
+
+@pytest.mark.parametrize(("value", "reached"), [(2.3, True), (2.1, False)])
+def test_a_rate_is_to_be_above_its_bound(value: float, reached: bool) -> None:
+    rate = dataclasses.replace(figure(value), at_least=True)
+    assert rate.reached is reached
+    assert "at least 1.1 x" in rate.line()
+    assert json.loads(rate.json())["reach_is"] == "at least"
