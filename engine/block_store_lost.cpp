@@ -41,8 +41,7 @@ void BlockStore::Impl::drop(SlotIndex slot, Miss why, bool is_victim) {
 void BlockStore::Impl::prefetch_drop(SlotIndex slot) const {
   const Block& block = blocks[slot];
   losses.prefetch(key_hash(block.space, block.key));
-  blocks.prefetch_cell(slot);
-  blocks.prefetch_name(slot);
+  blocks.prefetch_free(slot);
 }
 
 void BlockStore::Impl::count_misses(const Space& space, std::span<const BlockKey> missing) {

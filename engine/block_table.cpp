@@ -83,7 +83,7 @@ bool BlockTable::touch(ShapeId shape, std::size_t page) {
   return page < of_index ? of(shape).index.touch(page) : of(shape).policy->touch(page - of_index);
 }
 
-bool BlockTable::grow(ShapeId id) {
+bool BlockTable::make_extent(ShapeId id) {
   OneShape& shape = of(id);
   const auto made = extents_.make(id, shape.layout, shape.units, uses_);
   if (!made) return false;
@@ -169,10 +169,15 @@ std::size_t BlockTable::readable_prefix_by_hash(const OneShape& shape, SpaceId s
   return keys.size();
 }
 
-void BlockTable::prefetch_cell(SlotIndex row) const { of(shape_of(row)).index.prefetch(hash(row)); }
-
 void BlockTable::prefetch_name(SlotIndex row) const {
   of(shape_of(row)).policy->prefetch(hash(row));
+}
+
+void BlockTable::prefetch_free(SlotIndex row) const {
+  const OneShape& shape = of(shape_of(row));
+  const std::uint32_t name = hash(row);
+  shape.index.prefetch_walk(name);
+  shape.policy->prefetch(name);
 }
 
 // ---- changing
@@ -236,10 +241,12 @@ SlotIndex BlockTable::take(ShapeId id, SpaceId space, const BlockKey& key, SlotS
   return row;
 }
 
-void BlockTable::unlist(SlotIndex row) {
+void BlockTable::unlist(SlotIndex row) { unlist(of(shape_of(row)), row, hash(row)); }
+
+void BlockTable::unlist(OneShape& shape, SlotIndex row, std::uint32_t hash) {
   Block& block = block_at(row);
   if (!block.indexed) return;
-  const bool was_there = of(shape_of(row)).index.erase(hash(row), row);
+  const bool was_there = shape.index.erase(hash, row);
   PEGA_ASSERT(was_there, "row {} is not in the index", row);
   block.indexed = false;
   listed_[row / 64] &= ~(std::uint64_t{1} << (row % 64));
@@ -335,9 +342,10 @@ void BlockTable::free(SlotIndex row, EvictionPolicy::Freed why) {
   Extent& extent = extents_[id];
   OneShape& shape = of(extent.shape());
   const std::uint64_t bytes = shape.layout.frame_bytes();
+  const std::uint32_t name = hash(row);
   if (block.state == SlotState::kSealed) {
     extent.use_sum -= used_at(row) - extent.made;
-    policy_of(shape, block).freed(row, hash(row), why);
+    policy_of(shape, block).freed(row, name, why);
     if (block.owner == kReplica) --replicas_;
     --sealed_;
     sealed_bytes_ -= bytes;
@@ -347,7 +355,7 @@ void BlockTable::free(SlotIndex row, EvictionPolicy::Freed why) {
     written_bytes_ -= bytes;
     drop_busy(extent);
   }
-  unlist(row);
+  unlist(shape, row, name);
   block.state = SlotState::kFree;
   const bool had_free = extent.has_free();
   --extent.used;

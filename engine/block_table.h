@@ -64,7 +64,7 @@ class BlockTable {
   [[nodiscard]] bool has_free(ShapeId shape) const noexcept {
     return !of(shape).with_free.is_empty();
   }
-  bool grow(ShapeId shape);
+  bool grow(ShapeId shape) { return extents_.free_units() != 0 && make_extent(shape); }
   /// Chooses extents of other shapes that make room for one of this shape, if they were used longer
   /// ago on average than `victim`, its own next one; always, if that is kNoSlot. Their blocks are
   /// unfindable from now on, and the caller evicts them, row by row. At most one such exchange a
@@ -110,10 +110,10 @@ class BlockTable {
     extents_.prefetch(extent_id_of(row));
   }
   void prefetch_neighbours(SlotIndex row) const { rows_->prefetch_neighbours(row); }
-  void prefetch_cell(SlotIndex row) const;
-  /// Fetches what the policy will touch for the block's name in seal() and evict(); once its row
-  /// has arrived.
+  /// Fetches what the policy will touch for the block's name in seal(); once its row has arrived.
   void prefetch_name(SlotIndex row) const;
+  /// The same for free() and evict(), and what the index will touch.
+  void prefetch_free(SlotIndex row) const;
 
   // ---- changing
 
@@ -254,11 +254,14 @@ class BlockTable {
   SlotIndex take(ShapeId shape, SpaceId space, const BlockKey& key, SlotState state,
                  std::uint32_t owner);
   void free(SlotIndex row, EvictionPolicy::Freed why);
+  /// unlist() where its shape and hash are at hand.
+  void unlist(OneShape& shape, SlotIndex row, std::uint32_t hash);
   /// Who orders that sealed block.
   [[nodiscard]] static EvictionPolicy& policy_of(OneShape& shape, const Block& block) noexcept {
     return block.owner == kReplica ? *shape.replicas : *shape.policy;
   }
   void count_fetched(const Extent& extent, Coming coming, int frames) noexcept;
+  bool make_extent(ShapeId shape);
   void give_up(ExtentId id);
   [[nodiscard]] std::size_t readable_prefix_by_hash(const OneShape& shape, SpaceId space,
                                                     std::span<const BlockKey> keys) const;
@@ -328,7 +331,7 @@ std::size_t BlockTable::find_each(ShapeId id, SpaceId space, std::span<const Blo
   };
   const auto fetch_cell = [&](std::size_t i, std::uint32_t& key_hash) {
     key_hash = hash(space, keys[i]);
-    shape.index.prefetch(key_hash);
+    shape.index.prefetch_walk(key_hash);
   };
   const auto fetch_block = [&](std::size_t, std::uint32_t key_hash) {
     const std::uint32_t guess = shape.index.first_guess(key_hash);

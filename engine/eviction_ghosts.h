@@ -45,16 +45,25 @@ class EvictedBlocks {
   [[nodiscard]] std::uint64_t memory_bytes() const noexcept { return buckets_.size_bytes(); }
 
  private:
-  struct Entry {
-    std::uint16_t tag;
-    std::uint16_t uses : 4;  ///< 0: nobody.
-    std::uint16_t when : 12;
-  };
-  static_assert(sizeof(Entry) == 4);
-  static constexpr std::size_t kWays = 16;
+  /// 16 bits of tag, 4 of uses (0: nobody), 12 of when. One plain number, and all that is made of
+  /// it signed, since this is what compilers know to do several of at a time.
+  using Entry = std::uint32_t;
+  static constexpr std::int32_t kTimes = 1 << 12;
+  static constexpr std::int32_t kWays = 16;
   struct alignas(64) Bucket {
     Entry entries[kWays];
   };
+  static_assert(sizeof(Bucket) == 64);
+  [[nodiscard]] static Entry make_entry(std::int32_t tag, std::uint32_t uses,
+                                        std::int32_t when) noexcept {
+    return static_cast<Entry>(tag) | (uses & 0xFU) << 16U | static_cast<Entry>(when) << 20U;
+  }
+  [[nodiscard]] static std::int32_t tag_of(Entry entry) noexcept {
+    return static_cast<std::int32_t>(entry & 0xFFFFU);
+  }
+  [[nodiscard]] static std::int32_t uses_of(Entry entry) noexcept {
+    return static_cast<std::int32_t>(entry >> 16U & 0xFU);
+  }
 
   EvictedBlocks(ZeroPages<Bucket> buckets, unsigned shift)
       : buckets_(std::move(buckets)), shift_(shift) {}
@@ -66,13 +75,15 @@ class EvictedBlocks {
   [[nodiscard]] const Bucket& bucket(std::uint32_t hash) const noexcept {
     return buckets_[place(hash)];
   }
-  [[nodiscard]] static std::uint16_t tag(std::uint32_t hash) noexcept {
-    return static_cast<std::uint16_t>((hash * 0x85EBCA6BU) >> 16U);
+  [[nodiscard]] static std::int32_t tag(std::uint32_t hash) noexcept {
+    return static_cast<std::int32_t>((hash * 0x85EBCA6BU) >> 16U);
   }
-  /// In steps of 2^shift_ evictions, modulo 2^12: 16 times as many as an entry lives.
-  [[nodiscard]] std::uint32_t now() const noexcept { return (added_ >> shift_) & 0xFFFU; }
-  [[nodiscard]] std::uint32_t age(const Entry& entry) const noexcept {
-    return (now() - entry.when) & 0xFFFU;
+  /// In steps of 2^shift_ evictions, modulo kTimes: 16 times as many as an entry lives.
+  [[nodiscard]] std::int32_t now() const noexcept {
+    return static_cast<std::int32_t>(added_ >> shift_) & (kTimes - 1);
+  }
+  [[nodiscard]] static std::int32_t age(Entry entry, std::int32_t now) noexcept {
+    return (now - static_cast<std::int32_t>(entry >> 20U)) & (kTimes - 1);
   }
 
   ZeroPages<Bucket> buckets_;
