@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cstring>
+#include <type_traits>
 
 namespace pegaflow {
 namespace {
@@ -66,16 +67,17 @@ Result<std::span<const BlockKey>> read_keys(wire::Keys::Reader reader,
     return fail(Errc::kInvalidArgument, "{} keys in one call: {} are the limit", count,
                 kMaxKeysPerCall);
   }
-  if (scratch.size() < count) scratch.resize(count);
   if (key_bytes == BlockKey::kMaxBytes) {
-    static_assert(sizeof(BlockKey) == BlockKey::kMaxBytes);
-    if (count != 0) std::memcpy(scratch.data(), packed.begin(), packed.size());
-  } else {
-    const ::kj::byte* from = packed.begin();
-    for (std::size_t i = 0; i < count; ++i, from += key_bytes) {
-      scratch[i].bytes.fill(std::byte{0});
-      std::memcpy(scratch[i].bytes.data(), from, key_bytes);
-    }
+    // Nothing but bytes, so an array of them is what the message holds.
+    static_assert(sizeof(BlockKey) == BlockKey::kMaxBytes && alignof(BlockKey) == 1 &&
+                  std::is_trivially_copyable_v<BlockKey>);
+    return std::span<const BlockKey>(reinterpret_cast<const BlockKey*>(packed.begin()), count);
+  }
+  if (scratch.size() < count) scratch.resize(count);
+  const ::kj::byte* from = packed.begin();
+  for (std::size_t i = 0; i < count; ++i, from += key_bytes) {
+    scratch[i].bytes.fill(std::byte{0});
+    std::memcpy(scratch[i].bytes.data(), from, key_bytes);
   }
   return std::span<const BlockKey>(scratch.data(), count);
 }

@@ -48,8 +48,9 @@ void write_error(const Error& error, wire::Error::Builder builder);
 void write_done(const Result<void>& result, wire::Done::Builder builder);
 Result<void> read_done(wire::Done::Reader reader);
 
-/// The keys, in `scratch`, which keeps its memory from call to call: a fresh quarter of a mebibyte
-/// would cost more than the lookup. Valid until `scratch` changes.
+/// The keys: where they lie in the message if they have 32 bytes, as most have; shorter ones in
+/// `scratch`, which keeps its memory from call to call. A fresh quarter of a mebibyte would cost
+/// more than the lookup. Valid while the message is there and `scratch` does not change.
 /// Errors: kInvalidArgument for a key size out of 1 to 32, a length that is no multiple of it, or
 /// more than kMaxKeysPerCall keys.
 Result<std::span<const BlockKey>> read_keys(wire::Keys::Reader reader,

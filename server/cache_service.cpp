@@ -623,7 +623,7 @@ Result<std::size_t> CacheService::publish(const Id128& connection, const JobId& 
     }
   }
   const std::uint64_t sealed_before = store_->stats().insertions;
-  auto left = store_->publish(*caller->holder, job, kSliceBlocks);
+  auto left = store_->publish(*caller->holder, job, kPublishSlice);
   const std::uint64_t sealed = store_->stats().insertions - sealed_before;
   counted_.save_bytes += sealed * caller->instance->block_bytes;
   waits_.settle();

@@ -175,11 +175,14 @@ class SessionImpl final : public wire::Session::Server {
           keys.value_or(std::span<const BlockKey>()), call, measured);
     }
     struct State {
-      std::vector<BlockKey> keys;  // Of its own: other calls come between the slices.
+      std::vector<BlockKey> scratch;  // Of its own: other calls come between the slices.
+      std::span<const BlockKey> keys;
       Result<CacheService::Found> found;
     };
-    auto state = kj::heap<State>(State{{keys->begin(), keys->end()}, {}});
+    auto state = kj::heap<State>();
     State& shared = *state;
+    // A second time, and as well as the first.
+    shared.keys = read_keys(call.getParams().getKeys(), shared.scratch).value();
     return loads_
         .run(context_.timer,
              [this, &shared, token]() { return claim_slice(token, shared.keys, shared.found); })
@@ -250,22 +253,21 @@ class SessionImpl final : public wire::Session::Server {
     const Measured measured(context_, Method::kReserve);
     const JobId job = read_job(call.getParams().getJob());
     const std::size_t first = call.getParams().getFirst();
-    // Of its own, unlike the scratch: other calls come between the slices.
-    std::vector<BlockKey> keys;
-    auto read = read_keys(call.getParams().getKeys(), keys);
+    struct State {
+      std::vector<BlockKey> scratch;  // Of its own: other calls come between the slices.
+      std::span<const BlockKey> keys;
+      Result<std::vector<std::uint32_t>> slots;
+    };
+    auto state = kj::heap<State>();
+    State& shared = *state;
+    const auto read = read_keys(call.getParams().getKeys(), shared.scratch);
     if (!read) {
       write_error(read.error(), call.getResults().initError());
       return finish(measured, read);
     }
-    keys.resize(read->size());
+    shared.keys = *read;
     const TimePoint no_longer_than =
-        context_.clock.now() + service_.reserve_patience(connection_, keys.size());
-    struct State {
-      std::vector<BlockKey> keys;
-      Result<std::vector<std::uint32_t>> slots;
-    };
-    auto state = kj::heap<State>(State{std::move(keys), {}});
-    State& shared = *state;
+        context_.clock.now() + service_.reserve_patience(connection_, shared.keys.size());
     shared.slots->reserve(shared.keys.size());
     return jobs_
         .run(context_.timer,

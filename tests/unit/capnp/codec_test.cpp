@@ -93,6 +93,21 @@ TEST_SUITE("codec") {
     }
   }
 
+  TEST_CASE("keys of 32 bytes stay where they are, and the scratch as it was") {
+    const auto keys = some_keys(37, BlockKey::kMaxBytes);
+    capnp::MallocMessageBuilder message;
+    auto builder = message.initRoot<wire::Keys>();
+    write_keys(keys, BlockKey::kMaxBytes, builder);
+    std::vector<BlockKey> scratch;
+
+    const auto read = read_keys(builder.asReader(), scratch);
+
+    REQUIRE(read);
+    const auto* const first = reinterpret_cast<const kj::byte*>(read->data());
+    CHECK(first == builder.asReader().getPacked().begin());
+    CHECK(scratch.empty());
+  }
+
   TEST_CASE("no key is a list of none, and the limit is the limit") {
     capnp::MallocMessageBuilder message;
     auto builder = message.initRoot<wire::Keys>();
