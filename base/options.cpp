@@ -4,6 +4,7 @@
 #include <cctype>
 #include <charconv>
 #include <cstdlib>
+#include <filesystem>
 #include <ostream>
 #include <utility>
 
@@ -58,10 +59,25 @@ std::vector<std::string> split_list(const std::string& text) {
   return items;
 }
 
-std::string join(const std::vector<std::string>& items) {
+std::string join(const std::vector<std::string>& items, std::string_view between = ",") {
   std::string text;
-  for (const std::string& item : items) text += (text.empty() ? "" : ",") + item;
+  for (const std::string& item : items) {
+    if (!text.empty()) text += between;
+    text += item;
+  }
   return text;
+}
+
+/// What is wrong with words of the command line that no option took.
+tl::unexpected<Error> refuse_words(const std::vector<std::string>& words) {
+  const auto named = std::find_if(words.begin(), words.end(),
+                                  [](const std::string& word) { return word.starts_with('-'); });
+  if (named != words.end()) {
+    return fail(Errc::kInvalidArgument, "there is no option {}; --help lists what there is",
+                named->substr(0, named->find('=')));
+  }
+  return fail(Errc::kInvalidArgument, "\"{}\" belongs to no option; --help lists what there is",
+              words.front());
 }
 
 }  // namespace
@@ -211,7 +227,7 @@ Result<OptionTable::Next> OptionTable::parse(int argc, const char* const* argv, 
     given.push_back(std::make_unique<Given>());
     Given& entry = *given.back();
     entry.option = option.get();
-    std::string sentence = option->sentence;
+    std::string sentence = (option->has_no_effect ? "No effect: " : "") + option->sentence;
     if (!option->default_text.empty()) sentence += " [" + option->default_text + "]";
     entry.cli = app.add_option("--" + option->name, entry.values, sentence);
     entry.cli->type_name(option->kind)->group("Options");
@@ -220,9 +236,12 @@ Result<OptionTable::Next> OptionTable::parse(int argc, const char* const* argv, 
     } else if (option->is_list) {
       entry.cli->expected(1, -1)->delimiter(',');
     } else {
+      // Given twice the last one counts; one time takes one word and not those behind it.
       entry.cli->expected(1)->multi_option_policy(CLI::MultiOptionPolicy::TakeLast);
+      entry.cli->allow_extra_args(false);
     }
   }
+  app.allow_extras();
   try {
     app.parse(argc, argv);
   } catch (const CLI::CallForHelp&) {
@@ -231,6 +250,7 @@ Result<OptionTable::Next> OptionTable::parse(int argc, const char* const* argv, 
   } catch (const CLI::ParseError& problem) {
     return fail(Errc::kInvalidArgument, "{}; --help lists what there is", problem.what());
   }
+  if (const auto words = app.remaining(); !words.empty()) return refuse_words(words);
   if (wants_version) {
     out << program_ << ' ' << kVersion << '\n';
     return Next::kExit;
@@ -241,6 +261,10 @@ Result<OptionTable::Next> OptionTable::parse(int argc, const char* const* argv, 
   }
   if (!file.empty()) {
     std::vector<CLI::ConfigItem> items;
+    std::error_code ignored;
+    if (std::filesystem::is_directory(file, ignored)) {  // It would be read as an empty file.
+      return fail(Errc::kInvalidArgument, "--config {}: it is a directory", file);
+    }
     try {
       items = CLI::ConfigBase().from_file(file);
     } catch (const CLI::Error& problem) {
@@ -255,7 +279,9 @@ Result<OptionTable::Next> OptionTable::parse(int argc, const char* const* argv, 
                     "--config {}: there is no option \"{}\"; --help lists them", file,
                     item.fullname());
       }
-      PEGA_TRY(assign(**found, join(item.inputs), "file " + file));
+      // Words of a value, as in `512 MiB`, come apart; items of a list are apart.
+      const std::string_view between = (**found).is_list ? "," : " ";
+      PEGA_TRY(assign(**found, join(item.inputs, between), "file " + file));
     }
   }
   for (const auto& option : options_) {

@@ -96,6 +96,9 @@ Result<std::chrono::nanoseconds> parse_duration(std::string_view text) {
     nanoseconds *= 60e9;
   } else if (quantity.unit == "h") {
     nanoseconds *= 3600e9;
+  } else if (quantity.unit.empty()) {
+    return fail(Errc::kInvalidArgument, "\"{}\" has no unit; write for example 250ms, 2s or 1m",
+                text);
   } else {
     return fail(Errc::kInvalidArgument, "\"{}\": unknown unit \"{}\"; use us, ms, s, m or h", text,
                 quantity.unit);

@@ -25,8 +25,9 @@ pegaflow::Result<void> run(int argc, char** argv) {
   }
   PEGA_TRY_LET(const auto next, table.parse(argc, argv, std::cout));
   if (next == pegaflow::OptionTable::Next::kExit) return {};
-  PEGA_TRY_LET(const pegaflow::LogLevel level, pegaflow::parse_log_level(options.log_level));
-  pegaflow::set_log_level(level);
+  const auto level = pegaflow::parse_log_level(options.log_level);
+  if (!level) return pegaflow::fail(level.error().code, "--log-level: {}", level.error().detail);
+  pegaflow::set_log_level(*level);
   for (const std::string& sentence : table.ignored()) kLog.warn("{}", sentence);
   return pegaflow::run_router(options);
 }

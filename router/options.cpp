@@ -1,9 +1,29 @@
 #include "router/options.h"
 
+#include <cerrno>
 #include <fstream>
-#include <iterator>
+#include <sstream>
+#include <string_view>
+#include <system_error>
 
 namespace pegaflow {
+namespace {
+
+/// The text of the file that `option` names.
+Result<std::string> read_text_file(std::string_view option, const std::string& path) {
+  errno = 0;
+  std::ifstream file(path);
+  std::ostringstream text;
+  // Nothing is copied from an empty file, which sets the target's failbit and no other one.
+  if (file.is_open()) text << file.rdbuf();
+  if (!file.is_open() || text.bad() || errno == EISDIR) {
+    return fail(Errc::kInvalidArgument, "{} {}: cannot be read: {}", option, path,
+                std::generic_category().message(errno == 0 ? EIO : errno));
+  }
+  return text.str();
+}
+
+}  // namespace
 
 using std::chrono::milliseconds;
 using std::chrono::minutes;
@@ -129,15 +149,6 @@ void RouterOptions::declare(OptionTable& table) {
   table.ignored("pd-max-model-len", true, store_flow);
 }
 
-Result<std::string> read_text_file(const std::string& path) {
-  std::ifstream file(path);
-  std::string text((std::istreambuf_iterator<char>(file)), std::istreambuf_iterator<char>());
-  if (!file.is_open() || file.bad()) {
-    return fail(Errc::kInvalidArgument, "{} cannot be read", path);
-  }
-  return text;
-}
-
 Result<EngineList> RouterOptions::engines() const {
   EngineList list;
   if (!engines_file.empty()) {
@@ -146,7 +157,7 @@ Result<EngineList> RouterOptions::engines() const {
           Errc::kInvalidArgument,
           "--engines-file does not go with --prefill and --decode: one of them says it all");
     }
-    PEGA_TRY_LET(const std::string text, read_text_file(engines_file));
+    PEGA_TRY_LET(const std::string text, read_text_file("--engines-file", engines_file));
     auto parsed = EngineList::parse(text);
     if (!parsed) {
       return fail(Errc::kInvalidArgument, "--engines-file {}: {}", engines_file,
@@ -173,6 +184,9 @@ Result<EngineList> RouterOptions::engines() const {
 }
 
 Result<std::vector<EngineUrl>> RouterOptions::server_urls() const {
+  if (servers.empty() && !instances.empty()) {
+    return fail(Errc::kInvalidArgument, "--instances needs --servers, which are asked for them");
+  }
   std::vector<EngineUrl> urls;
   for (const std::string& text : servers) {
     auto url = EngineUrl::parse(text);
@@ -182,9 +196,18 @@ Result<std::vector<EngineUrl>> RouterOptions::server_urls() const {
   return urls;
 }
 
+Result<void> RouterOptions::check_passed() const {
+  for (const std::string& path : pass) {
+    if (!path.starts_with('/')) {
+      return fail(Errc::kInvalidArgument, "--pass: \"{}\" is no path: it begins with /", path);
+    }
+  }
+  return {};
+}
+
 Result<std::optional<AccessList>> RouterOptions::access() const {
   if (api_keys_file.empty()) return std::optional<AccessList>();
-  PEGA_TRY_LET(const std::string text, read_text_file(api_keys_file));
+  PEGA_TRY_LET(const std::string text, read_text_file("--api-keys-file", api_keys_file));
   auto access = AccessList::parse(text, rate_limit);
   if (!access) {
     return fail(Errc::kInvalidArgument, "--api-keys-file {}: {}", api_keys_file,
@@ -195,7 +218,7 @@ Result<std::optional<AccessList>> RouterOptions::access() const {
 
 Result<std::string> RouterOptions::engine_key() const {
   if (engine_api_key_file.empty()) return std::string();
-  PEGA_TRY_LET(std::string text, read_text_file(engine_api_key_file));
+  PEGA_TRY_LET(std::string text, read_text_file("--engine-api-key-file", engine_api_key_file));
   text.erase(text.find_last_not_of(" \t\r\n") + 1);
   if (text.empty() || text.find_first_of("\r\n") != std::string::npos) {
     return fail(Errc::kInvalidArgument, "--engine-api-key-file {}: it has to be one line",

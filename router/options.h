@@ -73,8 +73,11 @@ struct RouterOptions {
   /// or no decode engine.
   [[nodiscard]] Result<EngineList> engines() const;
   /// The servers of --servers.
-  /// Errors: kInvalidArgument for what is no URL.
+  /// Errors: kInvalidArgument for what is no URL, and for --instances without them.
   [[nodiscard]] Result<std::vector<EngineUrl>> server_urls() const;
+  /// The paths of --pass.
+  /// Errors: kInvalidArgument for one that does not begin with a slash.
+  [[nodiscard]] Result<void> check_passed() const;
   /// The keys of --api-keys-file; none without it.
   /// Errors: kInvalidArgument for a file that cannot be read or is no list of keys.
   [[nodiscard]] Result<std::optional<AccessList>> access() const;
@@ -82,8 +85,5 @@ struct RouterOptions {
   /// Errors: kInvalidArgument for a file that cannot be read or has not one line.
   [[nodiscard]] Result<std::string> engine_key() const;
 };
-
-/// A file's text. Errors: kInvalidArgument that names the file.
-Result<std::string> read_text_file(const std::string& path);
 
 }  // namespace pegaflow

@@ -114,7 +114,7 @@ class Service {
     {
       std::ofstream file(temporary);
       file << fmt::format("{{\"listen\":{},\"pid\":{}}}\n", json_quote(listen), ::getpid());
-      if (!file.flush()) return fail(Errc::kIo, "{} cannot be written", temporary);
+      if (!file.flush()) return fail(Errc::kIo, "--ready-file {}: cannot be written", temporary);
     }
     if (::rename(temporary.c_str(), shared_.options.ready_file.c_str()) != 0) {
       return fail_errno(errno, "rename " + temporary);
@@ -235,17 +235,27 @@ class Service {
   std::unordered_set<std::shared_ptr<ClientConnection>> connections_;
 };
 
+/// `value`, or its error with the option that it is of.
+template <typename T>
+Result<T> of_option(std::string_view option, Result<T> value) {
+  if (!value) value.error().detail = fmt::format("{}: {}", option, value.error().detail);
+  return value;
+}
+
 }  // namespace
 
 Result<void> run_router(const RouterOptions& options) {
   RouterFiles files(options);
   PEGA_TRY_LET(const EngineList list, options.engines());
   PEGA_TRY_LET(const std::vector<EngineUrl> servers, options.server_urls());
-  PEGA_TRY_LET(const Flow flow, parse_flow(options.flow));
+  PEGA_TRY(options.check_passed());
+  PEGA_TRY_LET(const Flow flow, of_option("--flow", parse_flow(options.flow)));
   std::random_device device;
   const std::uint64_t seed = (std::uint64_t{device()} << 32U) | device();
-  PEGA_TRY_LET(auto prefill_policy, make_policy(options.prefill_policy, seed));
-  PEGA_TRY_LET(auto decode_policy, make_policy(options.decode_policy, seed + 1));
+  PEGA_TRY_LET(auto prefill_policy,
+               of_option("--prefill-policy", make_policy(options.prefill_policy, seed)));
+  PEGA_TRY_LET(auto decode_policy,
+               of_option("--decode-policy", make_policy(options.decode_policy, seed + 1)));
   raise_descriptor_limit();
   if (options.pd_first_token && flow != Flow::kStore) {
     kLog.warn(

@@ -1,5 +1,6 @@
 #include "server/http_server.h"
 
+#include <cerrno>
 #include <charconv>
 #include <fstream>
 #include <map>
@@ -478,10 +479,12 @@ void HttpServer::run() {
 }
 
 Result<std::string> read_token(const std::string& path) {
+  errno = 0;
   std::ifstream file(path);
   std::string token;
-  if (!file || !std::getline(file, token)) {
-    return fail(Errc::kRefused, "--http-token-file {}: cannot be read", path);
+  if (!std::getline(file, token) && (!file.is_open() || file.bad())) {
+    return fail(Errc::kRefused, "--http-token-file {}: cannot be read: {}", path,
+                std::generic_category().message(errno == 0 ? EIO : errno));
   }
   while (!token.empty() && (token.back() == '\r' || token.back() == ' ')) token.pop_back();
   if (token.size() < 16) {

@@ -73,6 +73,9 @@ Result<Lanes::Plan> Lanes::plan(const ServerOptions& options, std::string listen
     for (const ucx::Nic& nic : choice.rails) plan.cards.push_back(nic.name());
     plan.refused = std::move(choice.refused);
     if (plan.cards.empty()) {
+      if (!options.nics.empty() && !options.require_rdma) {
+        kLog.warn("no card of --nics can be used, sockets are");
+      }
       return refuse_or(plan.refused.empty() ? "this machine has no RDMA card"
                                             : fmt::format("no RDMA card can be used ({})",
                                                           fmt::join(plan.refused, "; ")));

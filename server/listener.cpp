@@ -25,11 +25,13 @@ namespace fs = std::filesystem;
 
 constexpr int kBacklog = 1024;  // As many as may be connected by default.
 
-Result<std::uint16_t> parse_port(std::string_view text, std::string_view whole) {
+/// Of `whole`, which `option` has.
+Result<std::uint16_t> parse_port(std::string_view text, std::string_view option,
+                                 std::string_view whole) {
   std::uint16_t port = 0;
   const auto [rest, status] = std::from_chars(text.data(), text.data() + text.size(), port);
   if (text.empty() || status != std::errc() || rest != text.data() + text.size()) {
-    return fail(Errc::kInvalidArgument, "\"{}\" is no port in \"{}\"", text, whole);
+    return fail(Errc::kInvalidArgument, "{} {}: \"{}\" is no port", option, whole, text);
   }
   return port;
 }
@@ -134,7 +136,7 @@ Result<fs::path> socket_path(std::string_view addr, const RuntimeDirectories& di
       return fail(Errc::kInvalidArgument,
                   "--addr {}: neither HOST:PORT (as 127.0.0.1:50055) nor unix:/path/x.sock", addr);
     }
-    PEGA_TRY_LET(const std::uint16_t port, parse_port(addr.substr(colon + 1), addr));
+    PEGA_TRY_LET(const std::uint16_t port, parse_port(addr.substr(colon + 1), "--addr", addr));
     const std::string name = fmt::format("{}.sock", port);
     const fs::path user = directories.user;
     if (!directories.explicit_directory.empty()) {
@@ -242,7 +244,7 @@ Result<TcpListener> listen_tcp(const std::string& address, std::string_view opti
     return fail(Errc::kInvalidArgument, "{} {}: HOST:PORT is needed", option, address);
   }
   const std::string port = address.substr(colon + 1);
-  PEGA_TRY(parse_port(port, address));
+  PEGA_TRY(parse_port(port, option, address));
   std::string host = address.substr(0, colon);
   if (host.size() > 2 && host.front() == '[' && host.back() == ']') {
     host = host.substr(1, host.size() - 2);

@@ -28,8 +28,9 @@ pegaflow::Result<void> run(int argc, char** argv) {
   const std::uint64_t default_bytes = options.pool_size_bytes;
   PEGA_TRY_LET(const auto next, table.parse(argc, argv, std::cout));
   if (next == pegaflow::OptionTable::Next::kExit) return {};
-  PEGA_TRY_LET(const pegaflow::LogLevel level, pegaflow::parse_log_level(options.log_level));
-  pegaflow::set_log_level(level);
+  const auto level = pegaflow::parse_log_level(options.log_level);
+  if (!level) return pegaflow::fail(level.error().code, "--log-level: {}", level.error().detail);
+  pegaflow::set_log_level(*level);
   for (const std::string& sentence : table.ignored()) kLog.warn("{}", sentence);
   if (options.pool_size_bytes == default_bytes) {
     kLog.info("pool size chosen: 30 GiB or half of the free memory pool={}",

@@ -76,9 +76,11 @@ Result<std::optional<Nodes::Plan>> Nodes::plan(const ServerOptions& options,
   const auto address = tcp::SocketAddress::parse(fabric_listen);
   if (!address || address->is_wildcard()) {
     return fail(Errc::kInvalidArgument,
-                "--peer-fabric-listen: peers are told this address, so one of this machine is "
-                "needed, in figures: {}",
-                fabric_listen);
+                "{}: peers are told where to read the bytes; name an IP address of this machine "
+                "with --peer-fabric-listen IP:PORT",
+                options.peer_fabric_listen.empty()
+                    ? "--peer-listen " + options.peer_listen
+                    : "--peer-fabric-listen " + options.peer_fabric_listen);
   }
   PEGA_TRY_LET(plan.lanes, Lanes::plan(options, fabric_listen));
   return std::optional<Plan>(std::move(plan));

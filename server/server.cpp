@@ -379,7 +379,9 @@ Result<void> run_server(const ServerOptions& options, const RuntimeDirectories& 
   // Told now, not when the pool is ready.
   PEGA_TRY_LET(const EvictionKind eviction, options.eviction_policy());
   PEGA_TRY_LET(const NumaPolicy numa, options.numa_policy());
-  PEGA_TRY(Demand::check(windows));
+  if (const auto checked = Demand::check(windows); !checked) {
+    return fail(checked.error().code, "--metric-hll-windows: {}", checked.error().detail);
+  }
   std::string token;
   if (!options.http_token_file.empty()) {
     PEGA_TRY_LET(token, read_token(options.http_token_file));

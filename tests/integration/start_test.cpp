@@ -238,15 +238,19 @@ TEST_SUITE("start") {
     check_refused(run_server_binary({"--pool-size", "10"}), "1 MiB");
     check_refused(run_server_binary({"--reservation-timeout", "30"}), "--reservation-timeout");
     check_refused(run_server_binary({"--instance-share-percent", "101"}), "1 and 100");
-    check_refused(run_server_binary({"--log-level", "loud"}), "loud");
+    check_refused(run_server_binary({"--log-level", "loud"}), "--log-level: \"loud\"");
     check_refused(run_server_binary({"--numa", "sideways"}), "auto, interleave");
     check_refused(run_server_binary({"--allow-uid", "bob"}), "bob");
     check_refused(run_server_binary({"--config", "/nonexistent.conf"}), "/nonexistent.conf");
-    check_refused(run_server_binary({"--http-token-file", "/nonexistent"}), "/nonexistent");
+    check_refused(run_server_binary({"--http-token-file", "/nonexistent"}),
+                  "/nonexistent: cannot be read: No such file");
+    check_refused(run_server_binary({"--http-token-file", "/dev/null"}), "16 characters");
+    check_refused(run_server_binary({"--metric-hll-windows", "5s"}), "--metric-hll-windows: ");
     check_refused(run_server_binary({"--addr", "here"}), "unix:/path/x.sock");
     check_refused(run_server_binary({"--addr", "unix:relative.sock"}), "absolute path");
     check_refused(run_server_binary({"--addr", "unix:/" + std::string(200, 'x')}), "too long");
-    check_refused(run_server_binary({"--addr", "127.0.0.1:70000"}), "no port");
+    check_refused(run_server_binary({"--addr", "127.0.0.1:70000"}),
+                  "--addr 127.0.0.1:70000: \"70000\" is no port");
   }
 
   TEST_CASE("paths that cannot be used are refused") {

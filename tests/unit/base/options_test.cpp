@@ -101,6 +101,52 @@ TEST_SUITE("OptionTable") {
           std::string::npos);
   }
 
+  TEST_CASE("a size in a file may have a blank, and a list there has commas") {
+    const TemporaryFile file("pool-size = 512 MiB\npeers = a:1,b:2\nname = two words\n");
+    Fixture f;
+    REQUIRE(f.parse({"--config", file.path()}));
+    CHECK(f.pool_size == std::uint64_t{512} << 20);
+    CHECK(f.peers == std::vector<std::string>{"a:1", "b:2"});
+    CHECK(f.name == "two words");
+  }
+
+  TEST_CASE("what --print-options prints is a file of options") {
+    Fixture f;
+    REQUIRE(f.parse({"--pool-size", "2gb", "--verbose", "--deadline", "2s", "--peers", "a:1,b:2",
+                     "--print-options"}));
+    const TemporaryFile file(f.out.str());
+    Fixture g;
+    REQUIRE(g.parse({"--config", file.path()}));
+    CHECK(g.pool_size == std::uint64_t{2} << 30);
+    CHECK(g.verbose);
+    CHECK(g.deadline == std::chrono::seconds(2));
+    CHECK(g.peers == std::vector<std::string>{"a:1", "b:2"});
+    CHECK(g.name == "x");
+  }
+
+  TEST_CASE("a directory is no file of options") {
+    Fixture f;
+    CHECK(f.parse({"--config", "/tmp"}).error().detail == "--config /tmp: it is a directory");
+  }
+
+  TEST_CASE("a word behind a value belongs to no option, and given twice the last value counts") {
+    Fixture f;
+    CHECK(f.parse({"--workers", "2", "stray"}).error().detail ==
+          "\"stray\" belongs to no option; --help lists what there is");
+    CHECK(f.parse({"--nosuch=1", "--workers", "2"}).error().detail ==
+          "there is no option --nosuch; --help lists what there is");
+    Fixture g;
+    REQUIRE(g.parse({"--workers", "2", "--workers", "3"}));
+    CHECK(g.workers == 3);
+  }
+
+  TEST_CASE("a time without a unit is refused with one that has") {
+    Fixture f;
+    CHECK(f.parse({"--deadline", "5"}).error().detail ==
+          "--deadline (from the command line): \"5\" has no unit; write for example 250ms, 2s or "
+          "1m");
+  }
+
   TEST_CASE("a flag without a meaning is accepted and said") {
     Fixture f;
     REQUIRE(f.parse({"--blockwise-alloc", "--shards", "4", "--workers", "2"}));
