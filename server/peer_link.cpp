@@ -376,6 +376,7 @@ kj::Promise<void> PeerLink::finish(const Result<void>& outcome) {
 
 void PeerLink::say(State state, std::string why) {
   const bool is_news = stats_.state != state || stats_.why != why;
+  const bool was_ready = stats_.state == State::kReady;
   stats_.state = state;
   stats_.why = std::move(why);
   if (!is_news) return;
@@ -391,7 +392,8 @@ void PeerLink::say(State state, std::string why) {
       break;
     case State::kConnecting:
     case State::kSelf:
-      kLog.warn("peer not there, dialed again peer={} reason=\"{}\"", options_.address, stats_.why);
+      kLog.warn("{}, dialed again peer={} reason=\"{}\"",
+                was_ready ? "peer lost" : "peer not there", options_.address, stats_.why);
       break;
   }
   changed_();

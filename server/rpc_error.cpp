@@ -1,6 +1,8 @@
 #include "server/rpc_error.h"
 
 #include <string>
+#include <string_view>
+#include <utility>
 
 #include <kj/string.h>
 
@@ -20,7 +22,18 @@ Error error_from(const kj::Exception& exception) {
     case kj::Exception::Type::FAILED:
       break;
   }
-  return {.code = code, .detail = std::string(detail.begin(), detail.size())};
+  std::string said(detail.begin(), detail.size());
+  // KJ shows its expressions with their values; of a name that is not found the last one says all.
+  constexpr std::string_view kName = "params.host = ";
+  constexpr std::string_view kReason = "gai_strerror(status) = ";
+  const auto name = said.find(kName);
+  const auto reason = said.find(kReason);
+  if (name != std::string::npos && reason != std::string::npos) {
+    const auto from = name + kName.size();
+    said = said.substr(from, said.find(';', from) - from) + ": " +
+           said.substr(reason + kReason.size());
+  }
+  return {.code = code, .detail = std::move(said)};
 }
 
 kj::Exception to_exception(const Error& error) {
