@@ -53,6 +53,42 @@ class DevTest(unittest.TestCase):
                 self.assertIn(fix, done.stderr)
 
 
+class SetupTest(unittest.TestCase):
+    """Missing packages, asked for by a user who is not root and has these programs only."""
+
+    TOOLS = ("dpkg-query", "comm", "sort", "sed", "cat")
+
+    def need_packages(self, sudo: str | None) -> subprocess.CompletedProcess:
+        if not shutil.which("dpkg-query"):
+            self.skipTest("no dpkg-query: not a Debian")
+        with tempfile.TemporaryDirectory() as folder:
+            for name in self.TOOLS:
+                os.symlink(str(shutil.which(name)), f"{folder}/{name}")
+            programs = {"id": "echo 1000", "sudo": sudo}
+            for name, script in programs.items():
+                if script is not None:
+                    path = pathlib.Path(folder, name)
+                    path.write_text(f"#!/bin/bash\n{script}\n")
+                    path.chmod(0o755)
+            script = "source tools/setup.sh; packages_odd=(pega-none-a pega-none-b)"
+            return run("/bin/bash", "-c", f'cd "{ROOT}"; {script}; need_packages odd', PATH=folder)
+
+    def test_without_sudo_the_line_for_root_is_shown_and_nothing_is_said_to_be_installed(self):
+        done = self.need_packages(sudo=None)
+
+        self.assertEqual(done.returncode, 1)
+        self.assertEqual(done.stdout, "")
+        self.assertIn("2 packages are missing, and there is no sudo", done.stderr)
+        self.assertIn("-y --no-install-recommends pega-none-a pega-none-b\n", done.stderr)
+
+    def test_a_sudo_that_refuses_is_told_apart_from_apt(self):
+        done = self.need_packages(sudo="echo sudo: not for you >&2; exit 1")
+
+        self.assertEqual(done.returncode, 1)
+        self.assertIn("sudo: not for you\n", done.stderr)
+        self.assertIn("sudo does not let you install them. Have root run: apt-get", done.stderr)
+
+
 class CiRunTest(unittest.TestCase):
     """Runs .ci/run beside a `dev` that only counts."""
 
