@@ -27,6 +27,8 @@ HERE = pathlib.Path(__file__).resolve().parent
 ROOT = HERE.parent.parent
 
 SHOWN_LINES = 200
+#: The build directories whose programs have a sanitizer in them.
+SANITIZED = ("asan", "fuzz", "tsan")
 # Readers of our output count on one closing line only: ours. Pytest's own is left out.
 PYTEST_CLOSING = re.compile(r"^=*\s*(?:\d+ \w+,? ?)+ in [\d.]+s\b.*$|^=+ .* in [\d.]+s.* =+$")
 
@@ -72,7 +74,8 @@ class Runner:
     ) -> tuple[counting.Outcome, float]:
         junit, report, tmp = scratch / "junit.xml", scratch / "report.json", scratch / "t"
         tmp.mkdir()
-        command = [*self.args.wrapper.split(), *test.command]
+        wrapper = self.args.sanitizer_wrapper if test.build_dir.name in SANITIZED else ""
+        command = [*wrapper.split(), *test.command]
         limit_s = test.timeout_s * self.args.timeout_multiplier
         if os.environ.get("PEGA_TEST_NO_LIMIT"):  # `./dev soak`: as long as it was asked for
             limit_s = 0.0
@@ -179,7 +182,9 @@ def parse(argv: list[str]) -> argparse.Namespace:
     parser.add_argument("--fuzz-seconds", type=int, default=5, help="for each fuzz target")
     parser.add_argument("--jobs", type=int, default=2, help="suites that may run side by side do")
     parser.add_argument("--timeout-multiplier", type=float, default=1.0)
-    parser.add_argument("--wrapper", default="", help="words before each command")
+    parser.add_argument(
+        "--sanitizer-wrapper", default="", help="words before each command of a sanitizer's build"
+    )
     parser.add_argument("--counts-file", type=pathlib.Path, help="add the sums to this file")
     parser.add_argument("--list", action="store_true", help="name the tests and run none")
     parser.add_argument("--no-build", action="store_true")

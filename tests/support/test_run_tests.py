@@ -68,6 +68,22 @@ class RunTestsTest(unittest.TestCase):
         self.assert_ends(lines, "1 passed, 0 failed, 0 skipped")
         self.assertEqual(code, 0)
 
+    def test_only_programs_with_a_sanitizer_get_its_wrapper(self) -> None:
+        for name, word in (("release", "unwrapped"), ("fuzz", "wrapped"), ("asan", "wrapped")):
+            with self.subTest(name):
+                self.tests.clear()
+                self.build = pathlib.Path(self._scratch.name) / name
+                (self.build / "meson-info").mkdir(parents=True)
+                (self.build / "meson-info" / "intro-targets.json").write_text("[]")
+                self.add("unit/one", f"test ${{PEGA_WRAPPER:-unwrapped}} = {word}")
+
+                code, lines = self.run_tests(
+                    "--sanitizer-wrapper", "env PEGA_WRAPPER=wrapped", "unit"
+                )
+
+                self.assert_ends(lines, "1 passed, 0 failed, 0 skipped")
+                self.assertEqual(code, 0)
+
     def test_doctest_cases_are_counted_one_by_one(self) -> None:
         self.add(
             "unit/cases",
