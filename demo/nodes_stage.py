@@ -9,13 +9,13 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from demo.children import StartsChildren
 from demo.client import Answer, complete
 from demo.diagnosis import describe
 from demo.expectations import full_blocks
 from demo.progress import Progress
 from demo.prompts import BLOCK_TOKENS, Prompt, PromptMaker
 from demo.stage import MAX_ASKED_AGAIN, PATIENT, SMALL, Late, forget_local, wait_until
-from tests.support.child_process import ChildProcess
 from tests.support.network import Network, Node
 from tests.support.vllm_server import PegaServer, VllmOptions, VllmServer, ensure_model
 
@@ -111,7 +111,7 @@ class DemoNode:
         return self.vllm
 
 
-class NodesStage:
+class NodesStage(StartsChildren):
     """One run's nodes and results. Belongs to the main thread, which is in ``network``."""
 
     def __init__(
@@ -155,13 +155,13 @@ class NodesStage:
         """A vLLM without the connector, on no node."""
         plain = VllmServer(VllmOptions(self._model, kv_cache_bytes=KV_CACHE_BYTES), self._sockets)
         plain.log_file = self._logs / "vllm-without-connector.log"
-        with self._running(plain):
+        with self.running(plain):
             yield plain
 
     @contextlib.contextmanager
     def servers(self) -> Iterator[None]:
         """The three servers, which know each other when this begins."""
-        with self._running(*(node.server for node in self.nodes.values())):
+        with self.running(*(node.server for node in self.nodes.values())):
             self.wait_for_peers()
             yield
 
@@ -179,33 +179,12 @@ class NodesStage:
         vllm = VllmServer(options, self._sockets / node.name, {"VLLM_HOST_IP": "127.0.0.1"})
         vllm.log_file = self._logs / f"vllm-{node.name.lower()}.log"
         vllm.host, vllm.prefix = node.network.control_address, node.network.prefix
-        with self._running(vllm):
+        with self.running(vllm):
             node.vllm = vllm
             try:
                 yield
             finally:
                 node.vllm = None
-
-    @contextlib.contextmanager
-    def _running(self, *children: ChildProcess) -> Iterator[None]:
-        started: list[ChildProcess] = []
-        try:
-            for child in children:
-                started.append(child)
-                self.start(child)
-            yield
-        except Exception:
-            self.diagnose()
-            raise
-        finally:
-            for child in reversed(started):
-                child.stop()
-
-    def start(self, child: ChildProcess) -> None:
-        what = child.log_file.stem
-        with self.progress.step(f"{what} starts"):
-            child.start()
-        self.progress.say(f"{what} is ready")
 
     def wait_for_peers(self) -> None:
         for node in self.nodes.values():

@@ -8,12 +8,12 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from demo.children import StartsChildren
 from demo.client import Answer, TextAnswer
 from demo.diagnosis import describe
 from demo.progress import Progress
 from demo.prompts import BLOCK_TOKENS, Prompt, PromptMaker
 from demo.stage import PATIENT, SMALL, SMALL_POOL_SIZE, wait_until
-from tests.support.child_process import ChildProcess
 from tests.support.vllm_server import (
     PegaServer,
     RouterServer,
@@ -30,7 +30,7 @@ KV_CACHE_BYTES = 1 << 29
 PATIENT_PEERS = ("--peer-deadline", "500ms", "--fetch-deadline", "8s")
 
 
-class PdStage:
+class PdStage(StartsChildren):
     """One run's servers and results. Belongs to the main thread."""
 
     def __init__(
@@ -82,22 +82,6 @@ class PdStage:
         self.router: RouterServer | None = None
 
     @contextlib.contextmanager
-    def running(self, *children: ChildProcess) -> Iterator[None]:
-        """These servers, one start after the other; nothing of them is left at the end."""
-        started: list[ChildProcess] = []
-        try:
-            for child in children:
-                started.append(child)
-                self.start(child)
-            yield
-        except Exception:
-            self.diagnose()
-            raise
-        finally:
-            for child in reversed(started):
-                child.stop()
-
-    @contextlib.contextmanager
     def servers(self) -> Iterator[None]:
         """pegaflow-server of each node; the decode engine's knows the other one."""
         with self.running(self.pega):
@@ -112,12 +96,6 @@ class PdStage:
                     30,
                 )
                 yield
-
-    def start(self, child: ChildProcess) -> None:
-        what = child.log_file.stem
-        with self.progress.step(f"{what} starts"):
-            child.start()
-        self.progress.say(f"{what} is ready")
 
     @contextlib.contextmanager
     def routed(self, *options: str) -> Iterator[RouterServer]:

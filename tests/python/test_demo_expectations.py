@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from demo.children import StartsChildren
 from demo.claims.nodes import MIDDLE, Broken, pulled_differences
 from demo.claims.prefill_decode import loaded_tokens
 from demo.client import Answer
@@ -17,6 +18,7 @@ from demo.compare import (
 )
 from demo.expectations import full_blocks, local_hit_blocks, offered_blocks
 from demo.nodes_stage import DemoNode, NodeCounters
+from demo.progress import Progress
 from demo.prompts import BLOCK_TOKENS, Prompt, PromptMaker
 from demo.report import Checks, Spread
 from tests.support.network import Node
@@ -192,3 +194,48 @@ def test_a_wrong_answer_after_a_break_is_seen() -> None:
     stage = types.SimpleNamespace(baseline={"x": answer(1, 2)})
     Broken(answer(1, 3), 0.5, 0, {}).check(checks, stage, Prompt("x", (5,) * 3000))
     assert len(checks.failures) == 1
+
+
+class NotedStage(StartsChildren):
+    """Notes what happens to its children, which are none."""
+
+    def __init__(self) -> None:
+        self.progress = Progress()
+        self.noted: list[str] = []
+
+    def diagnose(self) -> None:
+        self.noted.append("diagnose")
+
+    def child(self, name: str, starts: bool = True) -> types.SimpleNamespace:
+        def start() -> None:
+            self.noted.append(f"start {name}")
+            if not starts:
+                raise RuntimeError(name)
+
+        return types.SimpleNamespace(
+            log_file=Path(f"{name}.log"),
+            start=start,
+            stop=lambda: self.noted.append(f"stop {name}"),
+        )
+
+
+def test_a_stage_stops_what_it_started_last_one_first() -> None:
+    stage = NotedStage()
+    with stage.running(stage.child("a"), stage.child("b")):
+        stage.noted.append("work")
+    assert stage.noted == ["start a", "start b", "work", "stop b", "stop a"]
+
+
+def test_a_stage_asks_its_servers_what_went_wrong_before_it_stops_them() -> None:
+    stage = NotedStage()
+    with (
+        pytest.raises(RuntimeError),
+        stage.running(stage.child("a"), stage.child("b", starts=False), stage.child("c")),
+    ):
+        pytest.fail("b did not start")
+    assert stage.noted == ["start a", "start b", "diagnose", "stop b", "stop a"]
+
+    stage = NotedStage()
+    with pytest.raises(ZeroDivisionError), stage.running(stage.child("a")):
+        _ = 1 / 0
+    assert stage.noted == ["start a", "diagnose", "stop a"]
