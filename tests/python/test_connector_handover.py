@@ -109,14 +109,6 @@ def test_a_prompt_of_less_than_two_blocks(pega, prompt, length, loaded):
         assert answer.loaded == loaded
 
 
-def test_a_chunked_prompt_is_waited_for_to_its_last_chunk(pega, prompt):
-    # 256 tokens a step; enough blocks that all of them may wait for their save at once.
-    tokens = prompt(805)
-    with engines(pega.address, {"blocks": 1024}) as (p, d):
-        params = prefill(p, "x", tokens)
-        assert d.ask("x", tokens, 3, params=params).loaded == 804
-
-
 def test_what_both_engines_have_in_part(pega, prompt):
     head, tail = prompt(160), prompt(140)
     with engines(pega.address) as (p, d):
@@ -212,17 +204,6 @@ def test_the_partial_block_of_another_prompt_is_another_block(pega, prompt):
         assert d.ask("y", head + prompt(10), 20, params=params).loaded == 288
 
 
-def test_a_partial_block_that_is_not_there_leaves_the_full_ones(pega, prompt):
-    tokens = prompt(300)
-    with engines(pega.address) as (p, d):
-        p.ask("x", tokens, 1)
-        p.run()
-        params = prefill(p, "other", prompt(40))
-        params["pegaflow"]["tokens"] = 300
-
-        assert d.ask("x", tokens, 3, params=params).loaded == 288
-
-
 def test_no_event_tells_of_a_partial_block(pega, prompt, short_path, monkeypatch):
     monkeypatch.setenv("VLLM_KV_EVENTS_USE_INT_BLOCK_HASHES", "0")
     tokens = prompt(300)
@@ -246,37 +227,6 @@ def test_no_event_tells_of_a_partial_block(pega, prompt, short_path, monkeypatch
 
 
 # ---- who waits, and for how long
-
-
-def test_a_request_waits_without_blocks_and_others_go_on(pega, prompt):
-    tokens = prompt(300)
-    with engines(pega.address) as (p, d):
-        params = next_job(prefill(p, "warm-up", prompt(40)))
-        params["pegaflow"]["tokens"] = 300
-        d.add("x", tokens, 5, params=params)
-        wait_steps(d, "x")
-        d.add("other", prompt(50), 5)
-        d.run(lambda: d.answers["other"].finish_reason != "")
-        assert is_waiting(d, "x")
-
-        prefill(p, "x", tokens)
-        run_together([p, d])
-
-        d.answers["x"].check()
-        assert d.answers["x"].loaded == 299
-        assert waits(d, "over") == 1
-
-
-def test_the_patience_ends(pega, prompt):
-    tokens = prompt(300)
-    with engines(pega.address, None, {"extra": {"pegaflow.handover_wait_ms": 50}}) as (p, d):
-        params = next_job(prefill(p, "x", tokens))
-
-        answer = d.ask("x", tokens, 5, params=params)
-
-        # Not its saves were missing but the next ones.
-        assert answer.loaded == 299
-        assert waits(d, "timeout") == 1
 
 
 def test_without_patience_nobody_waits(pega, prompt):
@@ -345,28 +295,6 @@ def test_a_preempted_request_does_not_wait_again(pega, prompt):
         d.run()
         d.answers["x"].check()
         assert waits(d, "over") == 1
-
-
-def test_a_prefill_engine_that_is_killed_is_not_waited_for(own_pega, prompt):
-    tokens = prompt(300)
-    with Engine(own_pega.address, process=True) as p, Engine(own_pega.address, extra=LONG) as d:
-        p.wait_ready()
-        d.wait_ready()
-        params = next_job(prefill(p, "x", tokens))
-        p.run()
-        d.add("x", tokens, 5, params=params)
-        wait_steps(d, "x")
-
-        p.ranks[0].kill()
-
-        d.run()
-        d.answers["x"].check()
-        assert waits(d, "gone") == 1
-        # Later ones are told at once.
-        d.ask("y", prompt(300), 1, params=params)
-        assert waits(d, "gone") == 2
-        d.run()
-        d.check_at_rest()
 
 
 def test_a_prefill_engine_that_left_is_not_waited_for(own_pega, prompt):

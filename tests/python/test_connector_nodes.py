@@ -20,13 +20,11 @@ from tests.python.test_connector_faults import stopped, wait_until
 from tests.python.test_connector_handover import (
     LONG,
     engines,
-    is_waiting,
     next_job,
     prefill,
     wait_steps,
     waits,
 )
-from tests.python.test_connector_two_engines import run_together
 from tests.support.vllm_server import PegaServer
 
 #: A busy machine must not turn a hit into a miss.
@@ -103,13 +101,6 @@ def test_all_but_the_last_token_comes_from_the_other_node(nodes, prompt, kind, l
         assert nodes.fetched() - before == -(-length // BLOCK) * page
 
 
-def test_a_chunked_prompt_is_waited_for_to_its_last_chunk(nodes, prompt):
-    tokens = prompt(805)
-    with at_both(nodes, {"blocks": 1024}, {"blocks": 1024}) as (p, d):
-        params = prefill(p, "x", tokens)
-        assert d.ask("x", tokens, 3, params=params).loaded == 804
-
-
 def test_what_each_node_has_in_part(nodes, prompt):
     head, tail = prompt(160), prompt(140)
     with at_both(nodes) as (p, d):
@@ -124,73 +115,6 @@ def test_what_each_node_has_in_part(nodes, prompt):
         assert (answer.local, answer.loaded) == (0, 299)
         assert 0 < nodes.fetched() - before  # The head was here.
         assert nodes.p.metrics().total("pegaflow_peer_awaits_total") >= 1
-
-
-def test_a_partial_block_that_is_not_there_leaves_the_full_ones(nodes, prompt):
-    tokens = prompt(300)
-    with at_both(nodes) as (p, d):
-        p.ask("x", tokens, 1)  # Nobody asked for the partial block.
-        p.run()
-        params = prefill(p, "y", prompt(40))
-        params["pegaflow"]["tokens"] = 300
-        assert d.ask("x", tokens, 3, params=params).loaded == 288
-
-
-def test_a_request_waits_without_blocks_and_others_go_on(nodes, prompt):
-    tokens = prompt(300)
-    with at_both(nodes) as (p, d):
-        params = next_job(prefill(p, "warm-up", prompt(40)))
-        params["pegaflow"]["tokens"] = 300
-        d.add("x", tokens, 5, params=params)
-        wait_steps(d, "x")
-        d.add("other", prompt(50), 5)
-        d.run(lambda: d.answers["other"].finish_reason != "")
-        assert is_waiting(d, "x")
-
-        prefill(p, "x", tokens)
-        run_together([p, d])
-
-        d.answers["x"].check()
-        assert d.answers["x"].loaded == 299
-        assert waits(d, "over") == 1
-
-
-def test_the_patience_ends(nodes, prompt):
-    tokens = prompt(300)
-    with at_both(nodes, None, {"extra": {"pegaflow.handover_wait_ms": 300}}) as (p, d):
-        params = next_job(prefill(p, "x", tokens))
-
-        answer = d.ask("x", tokens, 5, params=params)
-
-        # Not its saves were missing but the next ones.
-        assert answer.loaded == 299
-        assert waits(d, "timeout") == 1
-
-
-def test_a_prefill_engine_that_is_killed_is_not_waited_for(nodes, prompt):
-    tokens = prompt(300)
-    with (
-        Engine(nodes.p.address, process=True) as p,
-        Engine(nodes.d.address, extra=LONG) as d,
-    ):
-        p.wait_ready()
-        d.wait_ready()
-        params = next_job(prefill(p, "x", tokens))
-        p.run()
-        d.add("x", tokens, 5, params=params)
-        wait_steps(d, "x")
-
-        p.ranks[0].kill()
-
-        d.run()
-        d.answers["x"].check()
-        assert waits(d, "gone") == 1
-        # What it had saved is there all the same. Later ones are told at once.
-        assert d.answers["x"].loaded == 299
-        d.ask("y", prompt(300), 1, params=params)
-        assert waits(d, "gone") == 2
-        d.run()
-        d.check_at_rest()
 
 
 def test_a_node_that_is_killed_is_not_waited_for(own_nodes, prompt):
