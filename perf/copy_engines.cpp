@@ -11,16 +11,14 @@
 #include <thread>
 #include <utility>
 
-#include <poll.h>
 #include <sys/mman.h>
 
 #include "base/unique_fd.h"
 #include "base/units.h"
-#include "client/cache_session.h"
-#include "client/mover.h"
 #include "perf/cores.h"
 #include "perf/engine_memory.h"
 #include "perf/keys.h"
+#include "perf/linked_engine.h"
 #include "perf/server_process.h"
 #include "transport/host/host_device.h"
 
@@ -29,7 +27,6 @@ namespace {
 
 using Clock = std::chrono::steady_clock;
 using Blocks = std::vector<std::uint32_t>;
-constexpr std::chrono::seconds kPatience{30};
 /// The first round has nothing to load.
 constexpr std::uint64_t kWarmUpRounds = 1;
 
@@ -57,15 +54,12 @@ class Engine {
     PEGA_TRY_LET(Mapping target, like_a_pool(2 * kCopyRoundBytes));
     auto engine = std::unique_ptr<Engine>(new Engine(run.seed + number, count, std::move(memory),
                                                      std::move(device), std::move(target)));
-    PEGA_TRY(engine->connect(socket, fmt::format("engine {}", number)));
+    PEGA_TRY_LET(engine->link_, LinkedEngine::connect({.socket = socket,
+                                                       .instance = fmt::format("engine {}", number),
+                                                       .program = "pegaflow-perf copy"},
+                                                      engine->memory_.layout(), *engine->device_));
     return engine;
   }
-
-  ~Engine() {
-    if (mover_) mover_->close();  // Before its device and memory.
-  }
-  Engine(const Engine&) = delete;
-  Engine& operator=(const Engine&) = delete;
 
   /// Makes the keys of a round, which an engine has from its own hashing.
   void prepare(std::uint64_t round) { saved_ = std::exchange(saving_, names(round)); }
@@ -73,34 +67,15 @@ class Engine {
   /// Saves this round's blocks and loads those of the round before; of the first one there are
   /// none.
   Result<void> work(std::uint64_t round) {
-    PEGA_TRY(mover_->save(scheduler_, round + 1, saving_, from_, Device::Event::kNow));
+    PEGA_TRY(link_->save(round + 1, saving_, from_));
     std::optional<Id128> token;
     if (round != 0) {
-      PEGA_TRY_LET(const CacheSession::Ticket ticket, session_->claim(saved_));
-      const auto answer = session_->take(ticket, kPatience);
-      if (!answer) return fail(Errc::kTimeout, "a claim is not answered");
-      if (!*answer) return tl::unexpected<Error>(answer->error());
-      if ((*answer)->blocks != count_) {
-        return fail(Errc::kInternal, "{} of {} blocks were claimed", (*answer)->blocks, count_);
-      }
-      token = (*answer)->token;
-      PEGA_TRY(mover_->load(round, *token, 0, to_));
+      PEGA_TRY_LET(const CacheSession::Answer claim, link_->claim(saved_));
+      token = claim.token;
+      PEGA_TRY(link_->load(round, *token, to_));
     }
-    for (std::size_t ended = 0; ended < (token ? 2 : 1);) {
-      pollfd entry{.fd = mover_->finished_fd(), .events = POLLIN, .revents = 0};
-      constexpr auto kMs = std::chrono::milliseconds(kPatience).count();
-      if (::poll(&entry, 1, static_cast<int>(kMs)) != 1) {
-        return fail(Errc::kTimeout, "a job is not reported");
-      }
-      for (const Mover::Finished& job : mover_->take_finished()) {
-        if (job.error) return tl::unexpected<Error>(*job.error);
-        if (job.blocks != count_) {
-          return fail(Errc::kInternal, "{} of {} blocks were copied", job.blocks, count_);
-        }
-        ++ended;
-      }
-    }
-    if (token) session_->unclaim(*token);
+    PEGA_TRY(link_->finish(token ? 2 : 1, count_));
+    if (token) link_->unclaim(*token);
     return {};
   }
 
@@ -145,22 +120,6 @@ class Engine {
     std::shuffle(to_.begin(), to_.end(), random);
   }
 
-  Result<void> connect(const std::string& socket, const std::string& name) {
-    LinkOptions link{.socket_path = socket, .instance = name, .build = "pegaflow-perf"};
-    // A busy machine makes a round slow, not another one.
-    link.lookup_deadline = link.open_deadline = link.reserve_deadline = kPatience;
-    Mover::Options options{.link = link, .factors = {{"program", "pegaflow-perf copy"}}};
-    options.load_patience = kPatience;
-    PEGA_TRY_LET(mover_, Mover::start(options, memory_.layout(), *device_));
-    PEGA_TRY_LET(session_, CacheSession::start(link));
-    if (!mover_->wait_for(LinkState::kReady, kPatience) ||
-        !session_->wait_for(LinkState::kReady, kPatience)) {
-      return fail(Errc::kPeerLost, "the client library did not connect: {} {}",
-                  mover_->status().detail, session_->status().detail);
-    }
-    return {};
-  }
-
   [[nodiscard]] std::vector<BlockKey> names(std::uint64_t round) const {
     const KeySource keys(~seed_);
     std::vector<BlockKey> names;
@@ -178,9 +137,7 @@ class Engine {
   Blocks to_;
   std::vector<BlockKey> saving_;
   std::vector<BlockKey> saved_;
-  Id128 scheduler_ = Id128::random();
-  std::unique_ptr<Mover> mover_;
-  std::unique_ptr<CacheSession> session_;
+  std::unique_ptr<LinkedEngine> link_;  ///< Goes before its device and memory.
 };
 
 using Engines = std::vector<std::unique_ptr<Engine>>;

@@ -11,14 +11,11 @@
 #include <optional>
 #include <utility>
 
-#include <poll.h>
-
 #include "base/units.h"
-#include "client/cache_session.h"
-#include "client/mover.h"
 #include "perf/command.h"
 #include "perf/engine_memory.h"
 #include "perf/keys.h"
+#include "perf/linked_engine.h"
 #include "perf/loopback_nodes.h"
 #include "perf/server_process.h"
 #include "transport/host/host_device.h"
@@ -27,7 +24,6 @@ namespace pegaflow::perf {
 namespace {
 
 using Clock = std::chrono::steady_clock;
-constexpr std::chrono::seconds kPatience{30};
 constexpr std::uint64_t kSegmentBytes = std::uint64_t{32} << 10;
 
 struct PullOptions {
@@ -79,30 +75,16 @@ class Engine {
                                       std::min(kSegmentBytes, options.page_bytes), count));
     PEGA_TRY_LET(auto device, HostDevice::create({}));
     std::unique_ptr<Engine> engine(new Engine(std::move(memory), std::move(device), count));
-    LinkOptions link{.socket_path = socket, .instance = name, .build = "pegaflow-perf"};
-    // A busy machine makes a round slow, not another one.
-    link.lookup_deadline = link.open_deadline = link.reserve_deadline = kPatience;
-    Mover::Options mover{.link = link, .factors = {{"program", "pegaflow-perf pull"}}};
-    mover.load_patience = mover.coming_patience = kPatience;
-    PEGA_TRY_LET(engine->mover_, Mover::start(mover, engine->memory_.layout(), engine->device_));
-    PEGA_TRY_LET(engine->session_, CacheSession::start(link));
-    if (!engine->mover_->wait_for(LinkState::kReady, kPatience) ||
-        !engine->session_->wait_for(LinkState::kReady, kPatience)) {
-      return fail(Errc::kPeerLost, "the client library did not connect: {} {}",
-                  engine->mover_->status().detail, engine->session_->status().detail);
-    }
+    PEGA_TRY_LET(
+        engine->link_,
+        LinkedEngine::connect({.socket = socket, .instance = name, .program = "pegaflow-perf pull"},
+                              engine->memory_.layout(), engine->device_));
     return engine;
   }
-  ~Engine() {
-    if (mover_) mover_->close();  // Before its device and memory.
-  }
-  Engine(const Engine&) = delete;
-  Engine& operator=(const Engine&) = delete;
-
   Result<void> save(std::uint64_t round, std::span<const BlockKey> keys) {
     memory_.write_pattern(round);
-    PEGA_TRY(mover_->save(scheduler_, round, keys, blocks_, Device::Event::kNow));
-    return finished();
+    PEGA_TRY(link_->save(round, keys, blocks_));
+    return link_->finish(1, blocks_.size());
   }
 
   struct Times {
@@ -114,19 +96,14 @@ class Engine {
     memory_.clear();
     device_.expect();
     const auto begin = Clock::now();
-    PEGA_TRY_LET(const CacheSession::Ticket ticket, session_->claim(keys));
-    const auto answer = session_->take(ticket, kPatience);
-    if (!answer) return fail(Errc::kTimeout, "a claim is not answered");
-    if (!*answer) return tl::unexpected<Error>(answer->error());
-    const auto& claim = **answer;
-    if (claim.blocks != blocks_.size() || claim.coming != blocks_.size()) {
-      return fail(Errc::kInternal, "of {} blocks {} were claimed, and {} of them are coming",
-                  blocks_.size(), claim.blocks, claim.coming);
+    PEGA_TRY_LET(const CacheSession::Answer claim, link_->claim(keys));
+    if (claim.coming != blocks_.size()) {
+      return fail(Errc::kInternal, "of {} blocks {} are coming", blocks_.size(), claim.coming);
     }
-    PEGA_TRY(mover_->load(round, claim.token, 0, blocks_));
-    PEGA_TRY(finished());
+    PEGA_TRY(link_->load(round, claim.token, blocks_));
+    PEGA_TRY(link_->finish(1, blocks_.size()));
     const auto end = Clock::now();
-    session_->unclaim(claim.token);
+    link_->unclaim(claim.token);
     const std::optional<Clock::time_point> first = device_.first();
     if (!first) return fail(Errc::kInternal, "a load without a copy");
     for (const std::uint32_t block : blocks_) {
@@ -142,28 +119,10 @@ class Engine {
     std::iota(blocks_.begin(), blocks_.end(), 0U);
   }
 
-  /// Waits for the one job under way.
-  Result<void> finished() {
-    for (;;) {
-      pollfd entry{.fd = mover_->finished_fd(), .events = POLLIN, .revents = 0};
-      constexpr auto kMs = std::chrono::milliseconds(kPatience).count();
-      if (::poll(&entry, 1, static_cast<int>(kMs)) != 1) {
-        return fail(Errc::kTimeout, "a job is not reported");
-      }
-      for (const Mover::Finished& job : mover_->take_finished()) {
-        if (job.error) return tl::unexpected<Error>(*job.error);
-        if (job.blocks == blocks_.size()) return {};
-        return fail(Errc::kInternal, "{} of {} blocks were copied", job.blocks, blocks_.size());
-      }
-    }
-  }
-
   EngineMemory memory_;
   WatchedDevice device_;
   std::vector<std::uint32_t> blocks_;
-  Id128 scheduler_ = Id128::random();
-  std::unique_ptr<Mover> mover_;
-  std::unique_ptr<CacheSession> session_;
+  std::unique_ptr<LinkedEngine> link_;  ///< Goes before its device and memory.
 };
 
 Result<ServerProcess> start_node(const PullOptions& options, const std::vector<std::string>& nodes,
