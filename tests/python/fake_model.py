@@ -80,7 +80,7 @@ class FakeModel:
             )
             self.tensors |= dict(zip(tensor.layers, views, strict=True))
         # NumPy has no bfloat16; bytes are bytes.
-        self._arrays = [
+        self.arrays = [
             view.view(torch.int16 if view.dtype == torch.bfloat16 else view.dtype)
             .numpy()
             .view(np.uint64)
@@ -91,7 +91,7 @@ class FakeModel:
 
     def poison(self, blocks: list[int]) -> None:
         """vLLM zeroes blocks that it hands out; this is a zero that nobody mistakes for KV."""
-        for array in self._arrays:
+        for array in self.arrays:
             array[blocks] = 0xDDDDDDDDDDDDDDDD
 
     def add(self, request_id: str, seed: int, tokens: list[int], blocks: list[int]) -> None:
@@ -142,7 +142,7 @@ class FakeModel:
         blocks = np.asarray(row.blocks)[positions // self.block_size]
         offsets = positions % self.block_size
         values = np.asarray(row.values[start:stop], dtype=np.uint64)
-        for layer, array in enumerate(self._arrays):
+        for layer, array in enumerate(self.arrays):
             heads, content = array.shape[1], array.shape[3]
             # Each head and each part of the content has a number of its own.
             salt = np.arange(heads * content, dtype=np.uint64).reshape(heads, content)

@@ -10,6 +10,7 @@ import signal
 import pytest
 
 from tests.python.harness import Engine
+from tests.python.telling_mover import tell_early
 
 ACTS = int(os.environ.get("PEGA_SOAK_STEPS", "250"))
 
@@ -130,3 +131,27 @@ def test_random_acts(own_pega, seed, kind):
             f"failed {stats['load_failed_blocks']}, saved {stats['saved_blocks']}"
         )
         assert stats["loaded_blocks"] > 0, "it was not about loads"
+
+
+@pytest.mark.parametrize("kind", ["v2_asynchronous", "without_prefix_caching"])
+def test_random_acts_where_loads_are_told_before_they_end(own_pega, seed, kind):
+    rng = random.Random(f"{seed}/{kind}/told")
+    with Engine(
+        own_pega.address, blocks=90, max_model_len=600, patient=False, **KINDS[kind]
+    ) as made:
+        made.wait_ready()
+        mover = tell_early(made, rng)
+        tokens = list(range(10, 310))
+        made.ask("stored", tokens)
+        made.reset_local()
+        made.ask("loaded", [*tokens, 5])
+        assert mover.told == 1
+        mover.leaves_nothing_to_chance = False
+        soak = Soak(made, own_pega, rng)
+        for _ in range(ACTS):
+            soak.act()
+        made.run()
+        mover.is_at_end = True
+        made.worker._worker.collect()  # vLLM knows of those, and takes no step for their end
+        soak.finish()
+        print(f"{kind}: {soak.serial} requests, {made.steps} steps, {mover.told} loads told")
