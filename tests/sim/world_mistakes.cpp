@@ -73,8 +73,12 @@ void World::call_wrongly() {
       const auto reserved = store_->reserve(other, save.space, job, 0, keys);
       expect("reserve for a foreign job", reserved,
              oracle_->reserve(other, save.space, job, 0, keys, reserved));
-      const auto answered = store_->publish(other, job, 1);
-      expect("publish of a foreign job", answered, oracle_->publish(other, job, 1));
+      // Where the job is over already, that has begun it anew as the other's own, and nobody has
+      // written its frames.
+      if (!reserved) {
+        const auto answered = store_->publish(other, job, 1);
+        expect("publish of a foreign job", answered, oracle_->publish(other, job, 1));
+      }
       store_->abandon(other, job);
       oracle_->abandon(other, job);
       break;
