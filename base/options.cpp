@@ -2,11 +2,15 @@
 
 #include <algorithm>
 #include <cctype>
+#include <cerrno>
 #include <charconv>
 #include <cstdlib>
 #include <filesystem>
 #include <ostream>
+#include <system_error>
 #include <utility>
+
+#include <unistd.h>
 
 #include <CLI/CLI.hpp>
 
@@ -260,11 +264,15 @@ Result<OptionTable::Next> OptionTable::parse(int argc, const char* const* argv, 
     if (const char* const named = std::getenv("PEGA_CONFIG")) file = named;
   }
   if (!file.empty()) {
-    std::vector<CLI::ConfigItem> items;
     std::error_code ignored;
     if (std::filesystem::is_directory(file, ignored)) {  // It would be read as an empty file.
       return fail(Errc::kInvalidArgument, "--config {}: it is a directory", file);
     }
+    if (::access(file.c_str(), R_OK) != 0) {
+      return fail(Errc::kInvalidArgument, "--config {}: cannot be read: {}", file,
+                  std::generic_category().message(errno));
+    }
+    std::vector<CLI::ConfigItem> items;
     try {
       items = CLI::ConfigBase().from_file(file);
     } catch (const CLI::Error& problem) {

@@ -147,8 +147,9 @@ Result<fs::path> socket_path(std::string_view addr, const RuntimeDirectories& di
       path = user / name;
     } else {
       return fail(Errc::kRefused,
-                  "--addr {}: {} cannot be written to{}: make it, or set PEGAFLOW_RUNTIME_DIR",
-                  addr, directories.system, user.empty() ? std::string() : " nor " + user.string());
+                  "--addr {}: no place for the socket: {}{} cannot be written to; make that "
+                  "directory for this user, or set PEGAFLOW_RUNTIME_DIR",
+                  addr, directories.system, user.empty() ? std::string() : " and " + user.string());
     }
   }
   if (path.string().size() >= sizeof(sockaddr_un::sun_path)) {

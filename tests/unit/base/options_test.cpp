@@ -97,8 +97,8 @@ TEST_SUITE("OptionTable") {
     const TemporaryFile file("wrkers = 5\n");
     CHECK(f.parse({"--config", file.path()}).error().detail.find("\"wrkers\"") !=
           std::string::npos);
-    CHECK(f.parse({"--config", "/nonexistent/file"}).error().detail.find("/nonexistent/file") !=
-          std::string::npos);
+    CHECK(f.parse({"--config", "/nonexistent/file"}).error().detail ==
+          "--config /nonexistent/file: cannot be read: No such file or directory");
   }
 
   TEST_CASE("a size in a file may have a blank, and a list there has commas") {
