@@ -1,10 +1,11 @@
 #!/usr/bin/env python3
 """Say what a bundle needs from a system, and refuse what a plain one does not have.
 
-usage: check_tree.py DIR [--glibc VERSION]
+usage: check_tree.py DIR [--glibc VERSION] [--this-system]
 
 Every program and library below DIR finds what it loads by a path relative to itself, or it is on
-every Linux; and no symbol is newer than those of glibc 2.35 (or VERSION) and GCC 12.
+every Linux; and no symbol is newer than those of glibc 2.35 (or VERSION) and GCC 12, or with
+--this-system than those of the C and C++ library here, where these are newer.
 """
 
 import argparse
@@ -13,7 +14,7 @@ import pathlib
 import sys
 from collections.abc import Iterator
 
-from elf import FLOOR, PLAIN_SYSTEM, Elf, as_numbers, is_elf, read_elf
+from elf import FLOOR, PLAIN_SYSTEM, Elf, as_numbers, floor_here, is_elf, newest_of, read_elf
 
 
 def inside(elf: Elf, soname: str, root: pathlib.Path) -> bool:
@@ -43,23 +44,32 @@ def main(argv: list[str]) -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("dir", type=pathlib.Path)
     parser.add_argument("--glibc", default=FLOOR["GLIBC"], help="the newest allowed (%(default)s)")
+    parser.add_argument(
+        "--this-system", action="store_true", help="allow what the libraries of this system have"
+    )
     options = parser.parse_args(argv)
     root = options.dir.resolve()
     files = [read_elf(path) for path in sorted(root.rglob("*")) if is_elf(path)]
     if not files:
         print(f"no program and no library below {root}", file=sys.stderr)
         return 1
-    floor = FLOOR | {"GLIBC": options.glibc}
-    problems = [line for elf in files for line in problems_of(elf, root, floor)]
+    promised = FLOOR | {"GLIBC": options.glibc}
+    allowed = floor_here() if options.this_system else promised
+    problems = [line for elf in files for line in problems_of(elf, root, allowed)]
     print("\n".join(problems), end="\n" if problems else "")
-    newest = {
-        family: max((elf.versions.get(family, "0") for elf in files), key=as_numbers)
-        for family in ("GLIBC", "GLIBCXX")
-    }
+    newest = newest_of([version for elf in files for version in elf.versions.items()])
     print(
         f"{len(files)} programs and libraries: they need glibc {newest['GLIBC']} and a libstdc++ "
         f"with GLIBCXX_{newest['GLIBCXX']}, {len(problems)} problems"
     )
+    if not problems and any(
+        as_numbers(newest.get(family, "0")) > as_numbers(version)
+        for family, version in promised.items()
+    ):
+        print(
+            "This system is newer than Debian 12: these run here and on newer ones; made on"
+            f" Debian 12 they would need glibc {promised['GLIBC']}."
+        )
     return 1 if problems else 0
 
 

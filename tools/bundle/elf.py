@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import os
 import pathlib
 import re
 import subprocess
@@ -29,6 +30,7 @@ FLOOR = {"GLIBC": "2.35", "GLIBCXX": "3.4.30", "CXXABI": "1.3.13", "GCC": "12.0.
 _NEEDED = re.compile(r"^\s+NEEDED\s+(\S+)$", re.MULTILINE)
 _RUNPATH = re.compile(r"^\s+(?:RUNPATH|RPATH)\s+(\S+)$", re.MULTILINE)
 _VERSIONS = re.compile(r"^\s+0x\w+ 0x\w+ \d+ ([A-Z]+)_([0-9.]+)$", re.MULTILINE)
+_DEFINITIONS = re.compile(r"^\d+ 0x\w+ 0x\w+ ([A-Z]+)_([0-9.]+)\s*$", re.MULTILINE)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -52,15 +54,32 @@ def is_elf(path: pathlib.Path) -> bool:
         return file.read(4) == b"\x7fELF"
 
 
+def newest_of(found: list[tuple[str, str]]) -> dict[str, str]:
+    """The newest version of each family."""
+    newest: dict[str, str] = {}
+    for family, version in found:
+        if as_numbers(version) > as_numbers(newest.get(family, "0")):
+            newest[family] = version
+    return newest
+
+
+def floor_here() -> dict[str, str]:
+    """FLOOR, or where this system's C and C++ library are newer, what they have."""
+    here = [("GLIBC", os.confstr("CS_GNU_LIBC_VERSION").split()[1])]
+    for library in ("libstdc++.so.6", "libgcc_s.so.1"):
+        path = _output("gcc", f"-print-file-name={library}").strip()
+        here += _DEFINITIONS.findall(_output("objdump", "-p", path))
+    return newest_of([*FLOOR.items(), *((name, at) for name, at in here if name in FLOOR)])
+
+
+def _output(*command: str | pathlib.Path) -> str:
+    return subprocess.run(command, check=True, capture_output=True, text=True).stdout
+
+
 def read_elf(path: pathlib.Path) -> Elf:
     """What ``objdump`` says of one file."""
-    told = subprocess.run(
-        ["objdump", "-p", path], check=True, capture_output=True, text=True
-    ).stdout
+    told = _output("objdump", "-p", path)
     _, _, references = told.partition("Version References:")
-    versions: dict[str, str] = {}
-    for family, version in _VERSIONS.findall(references):
-        if as_numbers(version) > as_numbers(versions.get(family, "0")):
-            versions[family] = version
+    versions = newest_of(_VERSIONS.findall(references))
     runpath = [entry for found in _RUNPATH.findall(told) for entry in found.split(":")]
     return Elf(path, _NEEDED.findall(told), runpath, versions)
