@@ -132,10 +132,11 @@ struct Copied {
 /// Everything of one segment size.
 class Bench {
  public:
-  Bench(const GpuOptions& options, std::shared_ptr<cuda::Driver> driver, Pool& pool, Gemm* gemm,
-        std::vector<Figure>& figures)
+  Bench(const GpuOptions& options, std::shared_ptr<cuda::Driver> driver, CudaDevice& device,
+        Pool& pool, Gemm* gemm, std::vector<Figure>& figures)
       : options_(options),
         driver_(std::move(driver)),
+        device_(device),
         pool_(pool),
         gemm_(gemm),
         figures_(figures) {}
@@ -146,10 +147,31 @@ class Bench {
     PEGA_TRY_LET(memory_, GpuMemory::create(driver_, static_cast<int>(options_.device), page_bytes_,
                                             page_bytes_, 8));
     // Only to page-lock the pool.
-    PEGA_TRY_LET(device_, CudaDevice::create({.ordinal = static_cast<int>(options_.device),
-                                              .path = cuda::Path::kDirect},
-                                             driver_));
-    PEGA_TRY(device_->attach(memory_->layout(), pool_.bytes(), [](Device::Completion&&) {}));
+    PEGA_TRY(device_.attach(memory_->layout(), pool_.bytes(), [](Device::Completion&&) {}));
+    const Result<void> done = compare_contiguous();
+    device_.detach();
+    return done;
+  }
+
+  Result<void> run(std::uint64_t segment_bytes) {
+    segment_bytes_ = segment_bytes;
+    page_bytes_ = std::max(segment_bytes, options_.page);
+    const std::uint64_t count = options_.set / page_bytes_;
+    PEGA_TRY_LET(memory_, GpuMemory::create(driver_, static_cast<int>(options_.device), page_bytes_,
+                                            segment_bytes, count));
+    PEGA_TRY(device_.attach(memory_->layout(), pool_.bytes(), [this](Device::Completion&& done) {
+      inboxes_[done.ticket % 2]->put(std::move(done));
+    }));
+    Result<void> done;
+    for (const std::string& order : options_.orders) {
+      if (done) done = run_order(order);
+    }
+    device_.detach();  // Also on the way out: the pool and the memory go after it.
+    return done;
+  }
+
+ private:
+  Result<void> compare_contiguous() {
     const double seconds = static_cast<double>(options_.milliseconds) / 1e3;
     const std::chrono::milliseconds window(options_.milliseconds);
     for (const Ways ways : {Ways::kToHost, Ways::kToDevice, Ways::kBoth}) {
@@ -176,32 +198,6 @@ class Bench {
     return {};
   }
 
-  Result<void> run(std::uint64_t segment_bytes) {
-    segment_bytes_ = segment_bytes;
-    page_bytes_ = std::max(segment_bytes, options_.page);
-    const std::uint64_t count = options_.set / page_bytes_;
-    PEGA_TRY_LET(memory_, GpuMemory::create(driver_, static_cast<int>(options_.device), page_bytes_,
-                                            segment_bytes, count));
-    CudaDevice::Options device{.ordinal = static_cast<int>(options_.device),
-                               .staging_bytes = options_.staging,
-                               .slice_bytes = options_.slice,
-                               .kernel_blocks = static_cast<unsigned>(options_.blocks),
-                               .low_priority = options_.low_priority};
-    if (options_.path == "staged") device.path = cuda::Path::kStaged;
-    if (options_.path == "direct") device.path = cuda::Path::kDirect;
-    PEGA_TRY_LET(device_, CudaDevice::create(device, driver_));
-    PEGA_TRY(device_->attach(memory_->layout(), pool_.bytes(), [this](Device::Completion&& done) {
-      inboxes_[done.ticket % 2]->put(std::move(done));
-    }));
-    Result<void> done;
-    for (const std::string& order : options_.orders) {
-      if (done) done = run_order(order);
-    }
-    device_->detach();  // Also on the way out: the pool goes after it.
-    return done;
-  }
-
- private:
   Result<void> run_order(const std::string& order) {
     order_ = order;
     const std::uint64_t count = options_.set / page_bytes_;
@@ -230,8 +226,8 @@ class Bench {
     Copied copied;
     copied.begin = Clock::now();
     const auto until = copied.begin + std::chrono::milliseconds(options_.milliseconds);
-    Stream saves(*device_, *inboxes_[0], sets_[0], page_bytes_, Direction::kSave);
-    Stream loads(*device_, *inboxes_[1], sets_[1], page_bytes_, Direction::kLoad);
+    Stream saves(device_, *inboxes_[0], sets_[0], page_bytes_, Direction::kSave);
+    Stream loads(device_, *inboxes_[1], sets_[1], page_bytes_, Direction::kLoad);
     Result<void> saved;
     std::thread other;
     if (ways == Ways::kBoth) {
@@ -296,7 +292,7 @@ class Bench {
     const std::string way = ways == Ways::kToHost     ? "save"
                             : ways == Ways::kToDevice ? "load"
                                                       : "both";
-    const CudaDevice::Info info = device_->info();
+    const CudaDevice::Info info = device_.info();
     const std::string path = what.starts_with("contiguous")     ? "plain"
                              : info.path == cuda::Path::kDirect ? "direct"
                                                                 : "staged";
@@ -342,10 +338,10 @@ class Bench {
       origins.push_back(static_cast<std::uint32_t>(i));
     }
     for (std::unique_ptr<Inbox>& inbox : inboxes_) inbox = std::make_unique<Inbox>();
-    PEGA_TRY(device_->submit(load));
+    PEGA_TRY(device_.submit(load));
     PEGA_TRY(inboxes_[1]->wait(1, 0));
     PEGA_TRY(memory_->check(blocks, origins, salt));
-    PEGA_TRY(device_->submit(save));
+    PEGA_TRY(device_.submit(save));
     PEGA_TRY(inboxes_[0]->wait(1, 0));
     for (std::size_t i = 0; i < count; ++i) {
       if (!is_pattern(page_at(sets_[1].slots[i]), salt, static_cast<std::uint32_t>(i), 0)) {
@@ -357,6 +353,7 @@ class Bench {
 
   const GpuOptions& options_;
   const std::shared_ptr<cuda::Driver> driver_;
+  CudaDevice& device_;
   Pool& pool_;
   Gemm* const gemm_;
   std::vector<Figure>& figures_;
@@ -366,8 +363,20 @@ class Bench {
   Set sets_[2];  ///< Of saves and of loads: no page in both.
   std::unique_ptr<Inbox> inboxes_[2];
   std::unique_ptr<GpuMemory> memory_;
-  std::unique_ptr<CudaDevice> device_;  // Goes first.
 };
+
+/// One for all sizes, as an engine has one for all its life.
+Result<std::unique_ptr<CudaDevice>> make_device(const GpuOptions& options,
+                                                const std::shared_ptr<cuda::Driver>& driver) {
+  CudaDevice::Options device{.ordinal = static_cast<int>(options.device),
+                             .staging_bytes = options.staging,
+                             .slice_bytes = options.slice,
+                             .kernel_blocks = static_cast<unsigned>(options.blocks),
+                             .low_priority = options.low_priority};
+  if (options.path == "staged") device.path = cuda::Path::kStaged;
+  if (options.path == "direct") device.path = cuda::Path::kDirect;
+  return CudaDevice::create(device, driver);
+}
 
 Result<Pool> make_pool(std::uint64_t bytes) {
   const std::atomic<bool> stop{false};
@@ -488,14 +497,15 @@ Outcome run_gpu(int argc, const char* const* argv) {
   if (!o.no_gemm) {
     PEGA_TRY_LET(gemm, Gemm::start(driver, static_cast<int>(o.device), o.cublas));
   }
+  PEGA_TRY_LET(const std::unique_ptr<CudaDevice> device, make_device(o, driver));
   if (gemm) {
     progress("contiguous copies beside matrix products");
-    Bench bench(o, driver, pool, gemm.get(), figures);
+    Bench bench(o, driver, *device, pool, gemm.get(), figures);
     PEGA_TRY(bench.run_contiguous());
   }
   for (const std::uint64_t bytes : sizes) {
     progress("segments of " + format_bytes(bytes));
-    Bench bench(o, driver, pool, gemm.get(), figures);
+    Bench bench(o, driver, *device, pool, gemm.get(), figures);
     PEGA_TRY(bench.run(bytes));
   }
   return Report{.title = "pegaflow-perf gpu, pool on " + memory_of(pool),
