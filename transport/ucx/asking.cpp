@@ -16,6 +16,9 @@ constexpr std::size_t kBackgroundPart = 4;
 /// How long a broken way rests before it is tried again, while others reach the peer.
 constexpr Duration kFirstPause = std::chrono::seconds(1);
 constexpr unsigned kMostDoublings = 6;
+/// A lease is asked for anew so long before its end: what is posted has this long to come, a whole
+/// window of 16 MiB even at 17 MB/s. Used to its very end it failed reads that came a moment later.
+constexpr Duration kRenewBefore = std::chrono::seconds(1);
 /// A closed way whose callbacks have not come is looked at so often; UCX tells of no event then.
 constexpr Duration kClosingCheck = std::chrono::milliseconds(1);
 
@@ -178,7 +181,7 @@ void Asking::take(Lane& lane, const Operation& operation, TimePoint now) {
   }
   const auto number = static_cast<std::uint32_t>(operation.remote_region);
   Region& region = lane.regions[number];
-  if (now < region.lease_end) return post(lane, region, operation, now);
+  if (now < region.renew_at) return post(lane, region, operation, now);
   region.parked.push_back(operation);
   if (region.asked) return;
   if (lane.posted == 0) lane.progress = now;
@@ -300,7 +303,7 @@ void Asking::on_message(const Message& message) {
       return on_lease(lane, message);
     case Message::Kind::kRevoke: {
       Region& region = lane.regions[message.region];
-      region.lease_end = TimePoint::min();
+      region.lease_end = region.renew_at = TimePoint::min();
       region.revocation = message.value;
       return confirm(lane, message.region, region);
     }
@@ -344,9 +347,9 @@ void Asking::on_lease(Lane& lane, const Message& message) {
   Region& region = lane.regions[message.region];
   if (!region.asked) return;
   const TimePoint asked = *std::exchange(region.asked, std::nullopt);
-  region.lease_end = message.value > 0 ? after(asked, message.value) : TimePoint::min();
   std::deque<Operation> parked = std::exchange(region.parked, {});
   if (message.value <= 0) {
+    region.lease_end = region.renew_at = TimePoint::min();
     for (const Operation& operation : parked) {
       give_back(lane, operation,
                 {.kind = Outcome::Kind::kFailed,
@@ -355,6 +358,9 @@ void Asking::on_lease(Lane& lane, const Message& message) {
     }
     return;
   }
+  region.lease_end = after(asked, message.value);
+  // Of what is shorter a half: near the end of what the peer lends not every read has a question.
+  region.renew_at = region.lease_end - std::min(kRenewBefore, (region.lease_end - asked) / 2);
   const TimePoint now = clock_.now();
   for (const Operation& operation : parked) {
     if (now < region.lease_end) {

@@ -44,7 +44,8 @@ using LocalRegions = std::unordered_map<std::uint32_t, LocalRegion>;
 /// A way to a peer (a *lane*) is greeted first: the peer says whether it still is the incarnation
 /// that we want. Then each region is asked for: for how long may it be read? Our clock starts
 /// before the question, so a lease ends here first. A GET whose bytes come after that end has
-/// failed. When the peer revokes a region, no further GET is posted, and it hears from us when the
+/// failed, so the region is asked for again a second before, and what comes meanwhile waits for the
+/// answer. When the peer revokes a region, no further GET is posted, and it hears from us when the
 /// last one is through.
 ///
 /// An operation is over with its callback and not before: closing an endpoint only makes the
@@ -99,7 +100,8 @@ class Asking {
  private:
   struct Region {
     ucp_rkey_h key = nullptr;
-    TimePoint lease_end = TimePoint::min();  ///< GETs may be posted until then.
+    TimePoint lease_end = TimePoint::min();  ///< What comes later is thrown away.
+    TimePoint renew_at = TimePoint::min();   ///< GETs are posted until then without a question.
     std::optional<TimePoint> asked;          ///< Since when an answer is due.
     std::size_t open = 0;                    ///< GETs under way.
     std::optional<std::int64_t> revocation;  ///< To be confirmed when none is.

@@ -13,6 +13,7 @@
 #include "base/hex.h"
 #include "base/unique_fd.h"
 #include "tests/support/fabric_node.h"
+#include "tests/support/shifted_clock.h"
 #include "tests/unit/transport/ucx_rails.h"
 #include "transport/ucx/ucx_fabric.h"
 #include "transport/ucx/wire.h"
@@ -30,7 +31,8 @@ std::unique_ptr<Fabric> make(Fabric::CompletionSink sink) {
 /// tests/unit/transport/ucx_holder, a child of ours.
 class HolderProcess {
  public:
-  HolderProcess() {
+  /// It lends for so many seconds; 0: without an end.
+  explicit HolderProcess(int seconds = 0) {
     int to[2] = {-1, -1};
     int from[2] = {-1, -1};
     REQUIRE(::pipe2(to, O_CLOEXEC) == 0);
@@ -38,19 +40,17 @@ class HolderProcess {
     input_ = UniqueFd(to[1]);
     const UniqueFd theirs(to[0]);
     const UniqueFd output(from[1]);
-    const UniqueFd answer(from[0]);
+    output_ = UniqueFd(from[0]);
     posix_spawn_file_actions_t actions;
     posix_spawn_file_actions_init(&actions);
     posix_spawn_file_actions_adddup2(&actions, theirs.get(), STDIN_FILENO);
     posix_spawn_file_actions_adddup2(&actions, output.get(), STDOUT_FILENO);
     std::string path = PEGA_UCX_HOLDER;
-    char* const arguments[] = {path.data(), nullptr};
+    std::string lease = std::to_string(seconds);
+    char* const arguments[] = {path.data(), lease.data(), nullptr};
     REQUIRE(::posix_spawn(&pid_, path.c_str(), &actions, nullptr, arguments, environ) == 0);
     posix_spawn_file_actions_destroy(&actions);
-    std::string line;
-    char byte = 0;
-    while (::read(answer.get(), &byte, 1) == 1 && byte != '\n') line += byte;
-    std::istringstream words(line);
+    std::istringstream words(line());
     std::string address;
     std::string key;
     words >> descriptor.incarnation.high >> descriptor.incarnation.low >> address >> key;
@@ -63,6 +63,17 @@ class HolderProcess {
   HolderProcess(const HolderProcess&) = delete;
   HolderProcess& operator=(const HolderProcess&) = delete;
 
+  /// Lends anew, from now on.
+  void lend() {
+    REQUIRE(::write(input_.get(), "+", 1) == 1);
+    REQUIRE(line() == "lent");
+  }
+  void stop() const {
+    REQUIRE(::kill(pid_, SIGSTOP) == 0);
+    siginfo_t info{};
+    REQUIRE(::waitid(P_PID, static_cast<id_t>(pid_), &info, WSTOPPED | WNOWAIT) == 0);
+  }
+  void go_on() const { REQUIRE(::kill(pid_, SIGCONT) == 0); }
   void kill() {
     if (pid_ <= 0) return;
     ::kill(pid_, SIGKILL);
@@ -74,7 +85,15 @@ class HolderProcess {
   FabricDescriptor descriptor;
 
  private:
+  [[nodiscard]] std::string line() const {
+    std::string text;
+    char byte = 0;
+    while (::read(output_.get(), &byte, 1) == 1 && byte != '\n') text += byte;
+    return text;
+  }
+
   UniqueFd input_;
+  UniqueFd output_;
   pid_t pid_ = -1;
 };
 
@@ -136,6 +155,45 @@ TEST_SUITE("UcxFabric, faults") {
       CHECK(!reader.read(again, {chunks[0]}).chunks[0]);
       REQUIRE(reader.fabric->disconnect(again));
     }
+  }
+
+  TEST_CASE("a read near the end of a lease that was renewed at the holder waits for the new end") {
+    ShiftedClock clock;
+    const auto make_shifted = [&](Fabric::CompletionSink sink) -> std::unique_ptr<Fabric> {
+      auto made = UcxFabric::create(ucx_options(), clock, std::move(sink));
+      REQUIRE_MESSAGE(made, to_string(made.error()));
+      return std::move(*made);
+    };
+    FabricNode reader(make_shifted, 1 << 20, 2);
+    HolderProcess holder(60);
+    const auto peer = reader.fabric->connect(holder.descriptor).value();
+    REQUIRE(!reader.read(peer, {pages(reader, 4096)[0]}).chunks[0]);
+    // For the reader 59.5 s pass; what it was told then ends within half a second.
+    clock.advance(std::chrono::milliseconds(59'500));
+    holder.lend();
+
+    // The holder is slow, and the old end passes while the read is under way.
+    holder.stop();
+    REQUIRE(reader.fabric->read({.ticket = 1,
+                                 .peer = peer,
+                                 .deadline = late() + std::chrono::minutes(2),
+                                 .chunks = {pages(reader, 4096)[1]}}));
+    let_turn(*reader.fabric);
+    clock.advance(std::chrono::seconds(1));
+    holder.go_on();
+
+    const Fabric::Completion done = reader.inbox.take(1);
+    CHECK_MESSAGE(!done.chunks[0], done.detail);
+    CHECK(reader.memory[4096] == pattern_at(1, 4096));
+  }
+
+  TEST_CASE("a lease shorter than its renewal's time ahead is used") {
+    FabricNode reader(&make, 1 << 20, 2);
+    HolderProcess holder(1);
+    const auto peer = reader.fabric->connect(holder.descriptor).value();
+    holder.lend();
+    const Fabric::Completion done = reader.read(peer, {pages(reader, 4096)[0]});
+    CHECK_MESSAGE(!done.chunks[0], done.detail);
   }
 
   TEST_CASE("another one at the same address is not mistaken for the one before") {

@@ -1,6 +1,8 @@
 // A holder in a process of its own, for tests that kill it: prints its description, lends 4 MiB of
-// pattern number 1, and holds until its standard input ends.
+// pattern number 1, without an end or for the seconds that it is told, and holds until its standard
+// input ends. For each byte of that it lends anew, and says so with a line.
 #include <cstdio>
+#include <cstdlib>
 
 #include <unistd.h>
 
@@ -14,14 +16,17 @@
 namespace pegaflow::testing {
 namespace {
 
-int hold() {
+int hold(int seconds) {
   const SteadyClock clock;
+  const auto end = [&] {
+    return seconds == 0 ? TimePoint::max() : clock.now() + std::chrono::seconds(seconds);
+  };
   auto fabric = UcxFabric::create(ucx_options(), clock, [](auto&&) {});
   if (!fabric) return 1;
   std::vector<std::byte> memory(4 << 20);
   fill_pattern(memory, 1);
   const RegionId region = (*fabric)->register_region(memory).value();
-  if (!(*fabric)->lend(region, TimePoint::max())) return 1;
+  if (!(*fabric)->lend(region, end())) return 1;
   const FabricDescriptor descriptor = (*fabric)->describe();
   std::printf("%s\n",
               fmt::format("{} {} {} {}", descriptor.incarnation.high, descriptor.incarnation.low,
@@ -30,6 +35,9 @@ int hold() {
   std::fflush(stdout);
   char byte = 0;
   while (::read(STDIN_FILENO, &byte, 1) > 0) {
+    if (!(*fabric)->lend(region, end())) return 1;
+    std::printf("lent\n");
+    std::fflush(stdout);
   }
   return 0;
 }
@@ -37,4 +45,6 @@ int hold() {
 }  // namespace
 }  // namespace pegaflow::testing
 
-int main() { return pegaflow::testing::hold(); }
+int main(int argc, char** argv) {
+  return pegaflow::testing::hold(argc > 1 ? std::atoi(argv[1]) : 0);
+}
