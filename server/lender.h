@@ -5,6 +5,7 @@
 #include <chrono>
 #include <cstddef>
 #include <cstdint>
+#include <memory>
 #include <span>
 #include <string>
 #include <vector>
@@ -75,12 +76,26 @@ class Lenders {
     std::uint64_t life = 0;  ///< Of the peer when it said so.
     std::size_t blocks = 0;
   };
+  /// Each is asked for so many keys, and only who has all of them for the others. Most questions
+  /// are for what nobody has, and cost a kilobyte a peer so, however long the prompt is; who has a
+  /// prefix is asked twice, which is little beside bringing it.
+  static constexpr std::size_t kFirstKeys = 32;
+
   /// Who has blocks of the prefix `keys`: most first, and among equals the one that was added
-  /// first. Answers when all have, or their deadline is over.
+  /// first. Answers when all have, or the deadlines of their questions are over.
   virtual kj::Promise<std::vector<Owner>> owners(const Bytes32& space,
                                                  std::span<const BlockKey> keys);
 
  private:
+  /// What is asked in the second question.
+  struct Rest {
+    Bytes32 space;
+    std::vector<BlockKey> keys;
+  };
+  static kj::Promise<Owner> ask(Lender& lender, const Bytes32& space,
+                                std::span<const BlockKey> first,
+                                const std::shared_ptr<const Rest>& rest);
+
   std::vector<Lender*> lenders_;
 };
 
