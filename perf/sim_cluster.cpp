@@ -4,6 +4,7 @@
 #include <string>
 
 #include "base/assert.h"
+#include "base/page_layout.h"
 #include "server/rpc_error.h"
 
 namespace pegaflow::perf {
@@ -52,16 +53,25 @@ class SimCluster::Link final : public Lender {
   kj::Promise<Result<LeaseGrant>> lease(const Bytes32& space, std::span<const BlockKey> keys,
                                         std::size_t, std::chrono::milliseconds time) override {
     return ask<LeaseGrant>(
-        [space, keys = std::vector(keys.begin(), keys.end()), time](Node& owner) {
-          auto grant = owner.lend(space, keys, time);
-          owner.poke();
-          return grant;
-        },
-        [](Link& link, const LeaseGrant& grant) {
-          if (!grant.pages.empty()) link.release(grant.lease);
+               [space, keys = std::vector(keys.begin(), keys.end()), time](Node& owner) {
+                 auto grant = owner.lend(space, keys, time);
+                 owner.poke();
+                 return grant;
+               },
+               [](Link& link, const LeaseGrant& grant) {
+                 if (grant.pages.empty()) return;
+                 link.granted_.emplace(grant.lease, offsets_of(grant));
+                 link.release(grant.lease);
+               })
+        .then([this, life = life_](Result<LeaseGrant>&& grant) {
+          if (grant && !grant->pages.empty() && life == life_) {
+            granted_.emplace(grant->lease, offsets_of(*grant));
+          }
+          return std::move(grant);
         });
   }
   void release(std::uint64_t lease) override {
+    check_release(lease);
     cluster_.send(from_, to_, [lease](Node& owner) {
       owner.service_->end_lease(LeaseId{lease});
       owner.poke();
@@ -97,6 +107,37 @@ class SimCluster::Link final : public Lender {
       return dial(kPause);
     });
   }
+  static std::set<std::uint64_t> offsets_of(const LeaseGrant& grant) {
+    std::set<std::uint64_t> offsets;
+    for (const std::uint32_t page : grant.pages) {
+      offsets.insert(std::uint64_t{page} * kSlotAlignment);
+    }
+    return offsets;
+  }
+  /// It is of this life, ended once, and nobody reads by it any more.
+  void check_release(std::uint64_t lease) {
+    const auto wrong = [&](const char* what) {
+      if (cluster_.options_.on_wrong) {
+        cluster_.options_.on_wrong(
+            fmt::format("node {} releases lease {} of {}, {}", from_.index, lease, address_, what));
+      }
+    };
+    const auto released = granted_.extract(lease);
+    if (released.empty()) return wrong("which it has not in this life");
+    const Node* const self = cluster_.find(from_);
+    if (self == nullptr) return;
+    for (const auto& [ticket, read] : self->reads_) {
+      if (read.peer != way_.peer) continue;
+      for (const std::uint64_t offset : read.remote_offsets) {
+        const bool is_lent_twice =
+            std::any_of(granted_.begin(), granted_.end(),
+                        [&](const auto& other) { return other.second.contains(offset); });
+        if (released.mapped().contains(offset) && !is_lent_twice) {
+          return wrong("by which it still reads");
+        }
+      }
+    }
+  }
   void greeted(Node& self, const End& found, std::uint64_t number, FabricDescriptor descriptor) {
     if (is_ready_ || number != dials_) return;
     const auto peer = self.fabric_->connect(descriptor);
@@ -106,6 +147,7 @@ class SimCluster::Link final : public Lender {
     is_ready_ = true;
     misses_ = 0;
     ++life_;
+    granted_.clear();
   }
 
   /// `ask` is done at the owner; `late` here, with an answer that nobody waits for any more.
@@ -148,6 +190,8 @@ class SimCluster::Link final : public Lender {
   std::uint64_t dials_ = 0;
   unsigned misses_ = 0;
   Way way_;
+  /// What each lease of this life lends, until it is released.
+  std::map<std::uint64_t, std::set<std::uint64_t>> granted_;
   kj::Promise<void> dialing_ = nullptr;
 
   friend class SimCluster;
@@ -170,7 +214,14 @@ class SimCluster::Watched final : public Fabric {
   Result<void> disconnect(PeerId peer) override { return fabric_.disconnect(peer); }
   Result<void> read(Batch batch) override {
     if (cluster_.options_.on_read) cluster_.options_.on_read(node_, batch);
-    return fabric_.read(std::move(batch));
+    auto& reads = cluster_.node(node_)->reads_;
+    const std::uint64_t ticket = batch.ticket;
+    Node::Read& read = reads[ticket];
+    read.peer = batch.peer;
+    for (const Fabric::Chunk& chunk : batch.chunks) read.remote_offsets.insert(chunk.remote_offset);
+    auto accepted = fabric_.read(std::move(batch));
+    if (!accepted) reads.erase(ticket);
+    return accepted;
   }
   Result<void> cancel(std::uint64_t ticket) override { return fabric_.cancel(ticket); }
 
@@ -193,6 +244,7 @@ SimCluster::Node::Node(SimCluster& cluster, const End& self)
   background_ = std::make_unique<Background>(*service_, cluster.timer_, cluster.clock_);
   fabric_ = must(SimFabric::create(cluster.options_.fabric, cluster.network_,
                                    [this](Fabric::Completion&& done) {
+                                     if (done.settled) reads_.erase(done.ticket);
                                      completions_.push_back(std::move(done));
                                    }),
                  "a fabric");

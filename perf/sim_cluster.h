@@ -6,10 +6,12 @@
 #include <cstdint>
 #include <deque>
 #include <functional>
+#include <map>
 #include <memory>
 #include <random>
 #include <set>
 #include <span>
+#include <string>
 #include <utility>
 #include <vector>
 
@@ -52,6 +54,9 @@ class SimCluster final : private kj::TaskSet::ErrorHandler {
     double lost = 0;
     /// Hears of each batch before its fabric does.
     std::function<void(std::size_t node, const Fabric::Batch& batch)> on_read;
+    /// Hears of what a node must never do to another one: it says what a Lender asks of who uses
+    /// it.
+    std::function<void(const std::string& what)> on_wrong;
   };
   class Node;
 
@@ -149,12 +154,20 @@ class SimCluster::Node {
                           std::chrono::milliseconds time);
   friend class SimCluster;
   friend class SimCluster::Link;
+  friend class SimCluster::Watched;
+
+  /// What a batch reads that is not settled.
+  struct Read {
+    Fabric::PeerId peer{};
+    std::set<std::uint64_t> remote_offsets;
+  };
 
   SimCluster& cluster_;
   const End self_;
   std::vector<std::byte> pool_;
   std::unique_ptr<CacheService> service_;
   std::unique_ptr<Background> background_;
+  std::map<std::uint64_t, Read> reads_;  ///< By ticket.
   std::deque<Fabric::Completion> completions_;
   TimePoint stalled_until_ = TimePoint::min();
   std::unique_ptr<SimFabric> fabric_;

@@ -18,6 +18,8 @@ constexpr std::size_t kWords = perf::SimCluster::kPageBytes / sizeof(std::uint64
 constexpr std::size_t kActions = 60;
 /// Until everything has run out: leases, reservations, reads that are late.
 constexpr Duration kLongEnough = seconds(120);
+/// For a request when nothing goes wrong; below any lease.
+constexpr Duration kSoonDone = milliseconds(500);
 
 std::uint64_t mix(std::uint64_t x) {
   x = (x ^ (x >> 31)) * 0xBF58476D1CE4E5B9ULL;
@@ -70,7 +72,8 @@ struct NodesWorld::Load {
 NodesWorld::NodesWorld(std::uint64_t seed, kj::WaitScope& scope, NodesCoverage& coverage)
     : random_(seed), coverage_(coverage), name_(mix(seed)) {
   chains_ = 2 + pick(6);
-  chain_blocks_ = 4 + pick(20);
+  // Some are longer than a peer is asked for at once.
+  chain_blocks_ = 4 + pick(chance(0.2) ? 2 * Lenders::kFirstKeys : 20);
   perf::SimCluster::Options options;
   options.nodes = 2 + pick(3);
   options.blocks = 16 + pick(80);
@@ -99,6 +102,7 @@ NodesWorld::NodesWorld(std::uint64_t seed, kj::WaitScope& scope, NodesCoverage& 
                    "a fetch");
     }
   };
+  options.on_wrong = [this](const std::string& what) { wrong(what); };
   uses_.assign(options.nodes, std::vector<Use>(options.blocks));
   engines_.resize(options.nodes);
   cluster_ = std::make_unique<perf::SimCluster>(options, scope);
@@ -535,7 +539,44 @@ void NodesWorld::end_all() {
   while (!unrest().empty() && cluster_->clock().now() < end) cluster_->run_for(seconds(1));
   stop_if_wrong();
   if (const std::string why = unrest(); !why.empty()) return wrong("something is left: " + why);
+  give_back();
+  stop_if_wrong();
   look_at_everything();
+}
+
+void NodesWorld::give_back() {
+  cluster_->run_for(seconds(20));  // Nobody stands still for longer.
+  const auto stats = [this](std::size_t node) {
+    return cluster_->node(node)->service().stats().store;
+  };
+  // A way that was cut may show only now, by a read that fails: then its lease runs out.
+  const auto given_up = [this]() {
+    std::uint64_t sum = 0;
+    for (std::size_t i = 0; i < cluster_->size(); ++i) {
+      sum += cluster_->node(i)->fetches().stats().given_up;
+    }
+    return sum;
+  };
+  const std::uint64_t given_up_before = given_up();
+  std::vector<BlockStore::Stats> before;
+  for (std::size_t i = 0; i < cluster_->size(); ++i) {
+    before.push_back(stats(i));
+    if (engines_[i].empty()) add_engine(i);
+    begin_request(i, false);
+  }
+  cluster_->run_for(kSoonDone);
+  for (std::size_t i = 0; given_up() == given_up_before && i < cluster_->size(); ++i) {
+    const BlockStore::Stats now = stats(i);
+    coverage_["leases given back at the end"] += now.leases_made - before[i].leases_made;
+    if (now.claims + now.pins != 0) {
+      wrong(fmt::format("a request at node {} waits for what has come", i));
+    }
+    if (now.leases == 0 && now.leases_expired == before[i].leases_expired) continue;
+    wrong(fmt::format("of node {} {} leases are not given back", i,
+                      now.leases + now.leases_expired - before[i].leases_expired));
+  }
+  const TimePoint end = cluster_->clock().now() + kLongEnough;
+  while (!unrest().empty() && cluster_->clock().now() < end) cluster_->run_for(seconds(1));
 }
 
 void NodesWorld::look_at_everything() {

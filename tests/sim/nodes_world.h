@@ -80,6 +80,8 @@ class NodesWorld {
   void look_at(const Engine& engine, std::uint32_t page, const BlockKey& key);
   void look_at_free(std::size_t node, std::uint32_t page, const char* whose);
   void look_at_everything();
+  /// After the end: readers give their leases back.
+  void give_back();
   [[nodiscard]] std::string unrest() const;
 
   [[nodiscard]] std::vector<BlockKey> some_keys(bool is_new);
