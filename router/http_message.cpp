@@ -57,6 +57,16 @@ HttpFields copy_fields(const Fields& from) {
   return fields;
 }
 
+/// Of an engine's head, and of one chunk's first line or trailer.
+constexpr std::size_t kAnswerHeadBytes = std::size_t{256} * 1024;
+
+/// Beast has no limit for a chunk's first line and the trailer, and whoever feeds it keeps what it
+/// has not used. How long one is at least before its last byte, which is the same however it is
+/// cut: all of `bytes` where none was used, and none of them has the end.
+std::size_t framing_bytes(std::size_t used, std::string_view bytes) {
+  return used == 0 ? bytes.size() : used - 1;
+}
+
 std::size_t count_fields(const HttpFields& fields, std::string_view name) {
   return static_cast<std::size_t>(std::count_if(
       fields.begin(), fields.end(),
@@ -170,6 +180,8 @@ Result<std::size_t> RequestParser::feed(std::string_view bytes) {
   State& state = *state_;
   if (state.parser.is_done() || bytes.empty()) return std::size_t{0};
   if (state.is_stuck && bytes.size() < kLastChunkBytes) return std::size_t{0};
+  const std::size_t body_before = state.body.size();
+  const bool had_head = state.has_head;
   beast::error_code ec;
   const std::size_t used = state.parser.put(asio::buffer(bytes.data(), bytes.size()), ec);
   if (ec && ec != http::error::need_more) {
@@ -177,19 +189,22 @@ Result<std::size_t> RequestParser::feed(std::string_view bytes) {
     if (ec == http::error::header_limit) return state.refuse(431, "the head is too large");
     return state.refuse(400, ec.message());
   }
-  if (!state.has_head) {
-    state.head_bytes += used;
-    const std::size_t unfinished = state.parser.is_header_done() ? 0 : bytes.size() - used;
-    if (state.head_bytes + unfinished > state.max_head_bytes) {
-      return state.refuse(431, "the head is too large");
+  if (had_head) {
+    state.is_stuck = used == 0;
+    const std::size_t framing = state.body.size() == body_before ? framing_bytes(used, bytes) : 0;
+    if (framing > state.max_head_bytes) {
+      return state.refuse(400, "a chunk's first line, or the trailer, is too large");
     }
+    return used;
   }
-  if (!state.has_head && state.parser.is_header_done()) {
+  state.head_bytes += used;
+  const std::size_t unfinished = state.parser.is_header_done() ? 0 : bytes.size() - used;
+  if (state.head_bytes + unfinished > state.max_head_bytes) {
+    return state.refuse(431, "the head is too large");
+  }
+  if (state.parser.is_header_done()) {
     state.has_head = true;
-    state.parser.eager(true);
     PEGA_TRY(state.read_head());
-  } else {
-    state.is_stuck = state.has_head && used == 0;
   }
   return used;
 }
@@ -206,7 +221,7 @@ struct ResponseParser::State {
 
   void start() {
     parser.emplace();
-    parser->header_limit(256 * 1024);
+    parser->header_limit(kAnswerHeadBytes);
     parser->body_limit(boost::none);
     parser->eager(false);
     parser->skip(head_only);
@@ -231,12 +246,17 @@ Result<std::size_t> ResponseParser::feed(std::string_view bytes, std::string& bo
     if (state.is_stuck && bytes.size() - used < kLastChunkBytes) break;
     state.parser->get().body() = &body;
     beast::error_code ec;
-    const std::size_t step =
-        state.parser->put(asio::buffer(bytes.data() + used, bytes.size() - used), ec);
+    const std::size_t body_before = body.size();
+    const std::string_view left = bytes.substr(used);
+    const std::size_t step = state.parser->put(asio::buffer(left.data(), left.size()), ec);
     used += step;
     state.is_stuck = state.has_head && step == 0;
     if (ec && ec != http::error::need_more) {
       return fail(Errc::kCorrupt, "no HTTP response: {}", ec.message());
+    }
+    if (state.has_head && body.size() == body_before &&
+        framing_bytes(step, left) > kAnswerHeadBytes) {
+      return fail(Errc::kCorrupt, "no HTTP response: a chunk's first line or trailer without end");
     }
     if (!state.has_head && state.parser->is_header_done()) {
       const auto& message = state.parser->get();
@@ -245,7 +265,6 @@ Result<std::size_t> ResponseParser::feed(std::string_view bytes, std::string& bo
         continue;
       }
       state.has_head = true;
-      state.parser->eager(true);
       state.head.status = message.result_int();
       state.head.reason = text(message.reason());
       state.head.fields = copy_fields(message);

@@ -86,8 +86,10 @@ void RouterOptions::declare(OptionTable& table) {
 
   table.integer("max-connections", max_connections, 1, 1'000'000,
                 "Connections of clients at once; the next ones get 503.");
-  table.bytes("max-header-bytes", max_header_bytes, 1024, 1 << 20,
-              "Of a request's head; beyond it 431.");
+  table.bytes(
+      "max-header-bytes", max_header_bytes, 1024, 1 << 20,
+      "Of a request's head; beyond it 431. And of the first line of a chunk, or of a trailer, "
+      "of its body; beyond it 400.");
   table.bytes("max-body-bytes", max_body_bytes, 1024, std::uint64_t{1} << 30,
               "Of a request's body; beyond it 413. A prompt of 1M tokens has about 5 MB, images "
               "have more.");

@@ -333,6 +333,15 @@ class Refusing(RouterTest):
                 for _ in range(200):
                     await client.send(b"400\r\n" + b"x" * 1024 + b"\r\n")
             self.assertEqual((await client.reply()).status, 413)
+        for begin in (b"2;a=", b"0\r\nT: "):  # A chunk's first line, and a trailer, without an end.
+            async with router.client() as client:
+                await client.send(
+                    b"POST /v1/completions HTTP/1.1\r\nHost: r\r\nTransfer-Encoding: chunked\r\n"
+                    + b"\r\n"
+                    + begin
+                    + b"x" * 100_000
+                )
+                self.assertEqual((await client.reply()).status, 400)
         self.assertEqual(d.requests, [])
         # All bodies together.
         small = await self.router("--body-memory", "1mb", "--max-body-bytes", "8mb", d=[d])

@@ -81,6 +81,56 @@ TEST_SUITE("HTTP messages") {
     CHECK(feed(bad, "nonsense\r\n\r\n", 3) == 400);
   }
 
+  TEST_CASE("a chunk's first line and a trailer are no way to fill memory") {
+    const std::string head = "Transfer-Encoding: chunked\r\n\r\n3\r\nabc\r\n";
+    for (const std::string_view begin : {"2;a=", "0;a=", "0\r\nT: "}) {
+      CAPTURE(begin);
+      for (const std::size_t step : {1, 7, 5000}) {
+        RequestParser parser({.header_bytes = 200, .body_bytes = 1000});
+        const std::string request = "POST / HTTP/1.1\r\nHost: h\r\n" + head;
+        CHECK(feed(parser, request + std::string(begin) + std::string(400, 'x'), step) == 400);
+        RequestParser short_one({.header_bytes = 200, .body_bytes = 1000});
+        CHECK(feed(short_one, request + std::string(begin) + std::string(100, 'x'), step) == 0);
+      }
+      ResponseParser reader;
+      std::string kept = "HTTP/1.1 200 OK\r\n" + head + std::string(begin);
+      std::string body;
+      bool is_refused = false;
+      // A megabyte of it: what is not used is presented again, with more.
+      for (std::size_t piece = 0; piece < 16 && !is_refused; ++piece) {
+        kept += std::string(65536, 'x');
+        for (std::size_t used = 1; used > 0 && !is_refused;) {
+          const auto fed = reader.feed(kept, body);
+          is_refused = !fed;
+          used = fed.value_or(0);
+          kept.erase(0, used);
+        }
+      }
+      CHECK(is_refused);
+      CHECK(kept.size() <= 6 * 65536);
+      CHECK(body == "abc");
+    }
+  }
+
+  TEST_CASE("the limit of a chunk's first line and of a trailer is exact, however it is cut") {
+    const std::string head = "POST / HTTP/1.1\r\nHost: h\r\nTransfer-Encoding: chunked\r\n\r\n";
+    constexpr std::size_t kLimit = 80;
+    for (std::size_t size = kLimit - 2; size <= kLimit + 4; ++size) {
+      const auto fill = [&](std::size_t others) { return std::string(size - others, 'x'); };
+      for (const std::string& body :
+           {"2;a=" + fill(6) + "\r\nab\r\n0\r\n\r\n", "0;a=" + fill(8) + "\r\n\r\n",
+            "0\r\nT: " + fill(10) + "\r\n\r\n"}) {
+        for (std::size_t step = 1; step <= head.size() + body.size(); ++step) {
+          CAPTURE(size);
+          CAPTURE(step);
+          RequestParser parser({.header_bytes = kLimit, .body_bytes = 4});
+          CHECK(feed(parser, head + body, step) == (size <= kLimit + 1 ? 0 : 400));
+          if (size <= kLimit + 1) CHECK(parser.is_complete());
+        }
+      }
+    }
+  }
+
   TEST_CASE("the limit of a head is exact, however it is cut") {
     const std::string start = "GET / HTTP/1.0\r\n";
     for (std::size_t size = 60; size < 72; ++size) {
