@@ -396,11 +396,13 @@ void Fetches::completed(const Fabric::Completion& completion) {
                 lease.peer->address(), failed.size(), batch.blocks.size(),
                 why ? to_string(*why) : "the lease had ended", completion.detail);
     }
-    // The way to it is broken, or it is another one by now: nobody else should wait for that.
-    if (why == Errc::kPeerLost) lease.peer->way_lost(lease.life, lease.way, completion.detail);
+    // The way to it is broken, or it is another one by now: nobody else should wait for that. A
+    // lane that was told nonsense gives the peer up, and is of no use until it is greeted anew.
+    const bool way_broke = why == Errc::kPeerLost || why == Errc::kCorrupt;
+    if (way_broke) lease.peer->way_lost(lease.life, lease.way, completion.detail);
     if (why == Errc::kGone && in_time) lease.peer->lost(lease.life, completion.detail);
     const bool has_other_way =
-        why == Errc::kPeerLost && lease.peer->is_ready() && lease.peer->way() != lease.way;
+        way_broke && lease.peer->is_ready() && lease.peer->way() != lease.way;
     if (!failed.empty() && !has_other_way) plan.note_failed(lease.peer);
     batch.blocks = std::move(failed);
     if (!completion.settled) {

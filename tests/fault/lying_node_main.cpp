@@ -1,0 +1,280 @@
+// A node that knows the secret, has the blocks that are asked for, and lies about their bytes: for
+// tests of who reads from it. It does what docs/nodes.md says of an owner until a chunk is asked
+// for; then it tells the lie that it was started for, and says so with a line on standard output.
+#include <cstdio>
+#include <cstdlib>
+#include <map>
+#include <string>
+#include <string_view>
+#include <thread>
+#include <vector>
+
+#include <sys/socket.h>
+#include <unistd.h>
+
+#include <capnp/rpc-twoparty.h>
+#include <kj/async-io.h>
+
+#include "base/unique_fd.h"
+#include "capnp/codec.h"
+#include "capnp/peer.capnp.h"
+#include "server/peer_codec.h"
+#include "server/peer_proof.h"
+#include "tests/fault/lying_node.h"
+#include "tests/support/engine_memory.h"
+#include "tests/support/test_engine.h"
+#include "transport/checksum.h"
+#include "transport/tcp/socket_address.h"
+#include "transport/tcp/wire.h"
+
+namespace pegaflow::testing {
+namespace {
+
+using tcp::Answer;
+using tcp::Ask;
+using tcp::Hello;
+using tcp::Verdict;
+using tcp::Welcome;
+
+/// What it has, and where: block number `kFirstLyingBlock` + i is page i.
+struct Held {
+  std::vector<std::byte> pages = std::vector<std::byte>(kLyingBlocks * kLyingPageBytes);
+  std::map<BlockKey, std::uint32_t> places;
+
+  Held() {
+    for (std::uint32_t i = 0; i < kLyingBlocks; ++i) {
+      fill_page(pages.data() + i * kLyingPageBytes, kLyingPageBytes, kFirstLyingBlock + i);
+      places[numbered_key(kFirstLyingBlock + i)] = i;
+    }
+  }
+};
+
+// ---- the lane
+
+/// One connection of a reader.
+class LyingLane {
+ public:
+  LyingLane(UniqueFd socket, Lie lie, const Id128& self, const Held& held)
+      : socket_(std::move(socket)), lie_(lie), self_(self), held_(held) {}
+
+  void run() {
+    Hello hello;
+    if (!receive(hello)) return;
+    Welcome welcome{.holder_high = self_.high, .holder_low = self_.low};
+    if (lie_ == Lie::kOldLife) {
+      welcome.holder_low ^= 1;  // Of the life before: it is the same address.
+      tell();
+    }
+    if (lie_ == Lie::kOldVerdict) {
+      welcome.verdict = Verdict::kGone;
+      tell();
+    }
+    send(&welcome, sizeof welcome);
+    for (Ask ask; receive(ask);) answer(ask);
+  }
+
+ private:
+  void answer(const Ask& ask) {
+    const std::byte* const truth = held_.pages.data() + ask.offset;
+    Answer good{.question = ask.question,
+                .slot = ask.slot,
+                .size_bytes = ask.size_bytes,
+                .checksum = PageChecksum::of({truth, ask.size_bytes})};
+    if (lie_ == Lie::kNone) return say(good, {truth, ask.size_bytes});
+    std::vector<std::byte> lies(ask.size_bytes + kLyingPageBytes);
+    for (std::size_t i = 0; i < lies.size(); ++i) lies[i] = lying_byte(i);
+    const auto told = [&](Answer header) {
+      header.checksum = PageChecksum::of({lies.data(), header.size_bytes});
+      tell();
+      say(header, {lies.data(), header.size_bytes});
+    };
+    Answer bad = good;
+    switch (lie_) {
+      case Lie::kUnasked:
+        bad.question += 1'000'000;
+        return told(bad);
+      case Lie::kOtherPlace:
+        bad.slot ^= 1;  // Another one that is open, or none.
+        return told(bad);
+      case Lie::kBeyondPlaces:
+        bad.slot = 0xFFFF'FFFF;
+        return told(bad);
+      case Lie::kTwice:
+        say(good, {truth, ask.size_bytes});
+        return told(bad);
+      case Lie::kLonger:
+        bad.size_bytes += 4096;
+        return told(bad);
+      case Lie::kShorter:
+        bad.size_bytes -= 4096;
+        return told(bad);
+      case Lie::kOtherBytes:  // Under the checksum of the right ones.
+        tell();
+        return say(good, {lies.data(), ask.size_bytes});
+      case Lie::kNone:
+      case Lie::kOldLife:  // Whoever asks all the same gets lies.
+      case Lie::kOldVerdict:
+        return told(bad);
+    }
+  }
+
+  static void tell() {
+    const ssize_t wrote = ::write(STDOUT_FILENO, "lied\n", 5);
+    if (wrote != 5) std::abort();
+  }
+  void say(const Answer& answer, std::span<const std::byte> bytes) {
+    send(&answer, sizeof answer);
+    send(bytes.data(), bytes.size());
+  }
+  /// Whatever the reader makes of it: it may have closed.
+  void send(const void* data, std::size_t size) {
+    const auto* at = static_cast<const std::byte*>(data);
+    while (size > 0) {
+      const ssize_t sent = ::send(socket_.get(), at, size, MSG_NOSIGNAL);
+      if (sent <= 0) return;
+      at += sent;
+      size -= static_cast<std::size_t>(sent);
+    }
+  }
+  template <typename Message>
+  bool receive(Message& message) {
+    return ::recv(socket_.get(), &message, sizeof message, MSG_WAITALL) ==
+           static_cast<ssize_t>(sizeof message);
+  }
+
+  UniqueFd socket_;
+  const Lie lie_;
+  const Id128 self_;
+  const Held& held_;
+};
+
+// ---- what servers say to each other
+
+class LyingPeer final : public wire::Peer::Server {
+ public:
+  explicit LyingPeer(const Held& held) : held_(held) {}
+
+ private:
+  ::kj::Promise<void> locate(LocateContext call) override {
+    call.getResults().setSealed(
+        static_cast<std::uint32_t>(places(call.getParams().getKeys()).size()));
+    return ::kj::READY_NOW;
+  }
+  ::kj::Promise<void> lease(LeaseContext call) override {
+    const auto found = places(call.getParams().getKeys());
+    LeaseGrant grant{.lease = found.empty() ? 0 : ++last_lease_,
+                     .granted = std::chrono::milliseconds(call.getParams().getMilliseconds()),
+                     .pages = {},
+                     .checksums = {}};
+    for (const std::uint32_t place : found) {
+      grant.pages.push_back(place * static_cast<std::uint32_t>(kLyingPageBytes / 4096));
+    }
+    write_grant(grant, call.getResults());
+    return ::kj::READY_NOW;
+  }
+  ::kj::Promise<void> release(ReleaseContext call) override {
+    write_done({}, call.getResults());
+    return ::kj::READY_NOW;
+  }
+
+  /// Of the longest prefix that it has.
+  std::vector<std::uint32_t> places(wire::Keys::Reader reader) {
+    std::vector<std::uint32_t> found;
+    std::vector<BlockKey> scratch;
+    const auto keys = read_keys(reader, scratch);
+    if (!keys) return found;
+    for (const BlockKey& key : *keys) {
+      const auto at = held_.places.find(key);
+      if (at == held_.places.end()) break;
+      found.push_back(at->second);
+    }
+    return found;
+  }
+
+  const Held& held_;
+  std::uint64_t last_lease_ = 0;
+};
+
+class LyingGate final : public wire::PeerGate::Server {
+ public:
+  LyingGate(const Id128& self, const PeerSecret& secret, const FabricDescriptor& fabric,
+            const Held& held)
+      : self_(self), secret_(secret), fabric_(fabric), held_(held) {}
+
+ private:
+  ::kj::Promise<void> greet(GreetContext call) override {
+    const auto params = call.getParams();
+    const PeerSecret::Greeting greeting{
+        .dialer = read_id(params.getNode()),
+        .answerer = self_,
+        .dialer_challenge = read_bytes32(params.getChallenge()).value(),
+        .answerer_challenge = random_bytes32()};
+    const auto data = [](const Bytes32& bytes) {
+      return ::capnp::Data::Reader(reinterpret_cast<const ::kj::byte*>(bytes.data()), bytes.size());
+    };
+    auto results = call.getResults();
+    results.setVersion(params.getMaximum());
+    results.setMinimum(kPeerWireMinimum);
+    results.setMaximum(kPeerWireMaximum);
+    write_id(self_, results.initNode());
+    results.setBuild("a node that lies");
+    results.setChallenge(data(greeting.answerer_challenge));
+    results.setProof(data(secret_.prove(PeerSecret::Side::kAnswerer, greeting)));
+    return ::kj::READY_NOW;
+  }
+  ::kj::Promise<void> enter(EnterContext call) override {
+    auto results = call.getResults();
+    results.setPeer(::kj::heap<LyingPeer>(held_));
+    write_fabrics({&fabric_, 1}, results);
+    return ::kj::READY_NOW;
+  }
+
+  const Id128 self_;
+  const PeerSecret& secret_;
+  const FabricDescriptor& fabric_;
+  const Held& held_;
+};
+
+int run(const std::string& address, const std::string& secret_file, Lie lie) {
+  const auto secret = PeerSecret::read(secret_file);
+  const auto at = tcp::SocketAddress::parse(address);
+  if (!secret || !at) return 2;
+  const Held held;
+  const Id128 self = Id128::random();
+  const tcp::SocketAddress any = at->with_port(0);
+  const UniqueFd listener(::socket(any.family(), SOCK_STREAM | SOCK_CLOEXEC, 0));
+  if (::bind(listener.get(), any.data(), any.size()) != 0 || ::listen(listener.get(), 16) != 0) {
+    return 3;
+  }
+  const std::string lane = to_string(tcp::SocketAddress::near_end(listener.get()).value());
+  const auto bytes = std::as_bytes(std::span(lane.data(), lane.size()));
+  const FabricDescriptor fabric{
+      .backend = "tcp",
+      .incarnation = self,
+      .address = {bytes.begin(), bytes.end()},
+      .regions = {{.region = RegionId{0}, .size_bytes = held.pages.size()}}};
+  std::thread([&]() {
+    for (;;) {
+      UniqueFd socket(::accept4(listener.get(), nullptr, nullptr, SOCK_CLOEXEC));
+      if (!socket) std::abort();
+      std::thread([&held, self, lie, socket = std::move(socket)]() mutable {
+        LyingLane(std::move(socket), lie, self, held).run();
+      }).detach();
+    }
+  }).detach();
+  auto io = ::kj::setupAsyncIo();
+  ::capnp::TwoPartyServer server(::kj::heap<LyingGate>(self, *secret, fabric, held));
+  auto receiver =
+      io.provider->getNetwork().parseAddress(address.c_str()).wait(io.waitScope)->listen();
+  server.listen(*receiver).wait(io.waitScope);
+  return 0;
+}
+
+}  // namespace
+}  // namespace pegaflow::testing
+
+int main(int argc, char** argv) {
+  if (argc != 4) return 2;
+  return pegaflow::testing::run(argv[1], argv[2],
+                                static_cast<pegaflow::testing::Lie>(std::atoi(argv[3])));
+}
