@@ -549,15 +549,17 @@ void NodesWorld::give_back() {
   const auto stats = [this](std::size_t node) {
     return cluster_->node(node)->service().stats().store;
   };
-  // A way that was cut may show only now, by a read that fails: then its lease runs out.
-  const auto given_up = [this]() {
+  // A way that was cut may show only now, by a read that fails: then its lease runs out, whether
+  // its blocks come from another owner or not at all.
+  const auto failed = [this]() {
     std::uint64_t sum = 0;
     for (std::size_t i = 0; i < cluster_->size(); ++i) {
-      sum += cluster_->node(i)->fetches().stats().given_up;
+      const auto told = cluster_->node(i)->fetches().stats();
+      sum += told.given_up + told.retried;
     }
     return sum;
   };
-  const std::uint64_t given_up_before = given_up();
+  const std::uint64_t failed_before = failed();
   std::vector<BlockStore::Stats> before;
   for (std::size_t i = 0; i < cluster_->size(); ++i) {
     before.push_back(stats(i));
@@ -565,7 +567,7 @@ void NodesWorld::give_back() {
     begin_request(i, false);
   }
   cluster_->run_for(kSoonDone);
-  for (std::size_t i = 0; given_up() == given_up_before && i < cluster_->size(); ++i) {
+  for (std::size_t i = 0; failed() == failed_before && i < cluster_->size(); ++i) {
     const BlockStore::Stats now = stats(i);
     coverage_["leases given back at the end"] += now.leases_made - before[i].leases_made;
     if (now.claims + now.pins != 0) {
