@@ -148,7 +148,7 @@ class Bench {
                                             page_bytes_, 8));
     // Only to page-lock the pool.
     PEGA_TRY(device_.attach(memory_->layout(), pool_.bytes(), [](Device::Completion&&) {}));
-    const Result<void> done = compare_contiguous();
+    Result<void> done = compare_contiguous();
     device_.detach();
     return done;
   }
