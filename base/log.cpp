@@ -6,6 +6,8 @@
 #include <spdlog/sinks/stdout_color_sinks.h>
 #include <spdlog/spdlog.h>
 
+#include "base/printable.h"
+
 namespace pegaflow {
 namespace {
 
@@ -64,7 +66,7 @@ bool Log::enabled(LogLevel level) noexcept {
 }
 
 void Log::write(LogLevel level, const std::string& line) const {
-  const std::string whole = fmt::format("{}: {}", module_, line);
+  const std::string whole = printable(fmt::format("{}: {}", module_, line));
   if (const LogSink sink = g_sink.load(std::memory_order_acquire)) {
     sink(level, whole);
   } else {

@@ -1,4 +1,4 @@
-// The one main() of all C++ tests: doctest's, with the seed that a failure has to show.
+// The main() of the C++ tests that need no GPU: doctest with a printed seed.
 #define DOCTEST_CONFIG_IMPLEMENT
 #include <cstdio>
 
