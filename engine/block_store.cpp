@@ -90,11 +90,14 @@ BlockStore::~BlockStore() = default;
 // ---- shapes
 
 Result<ShapeId> BlockStore::add_shape(const Shape& shape) {
-  const std::size_t before = impl_->blocks.shapes().size();
-  PEGA_TRY_LET(const ShapeId id, impl_->blocks.add_shape(shape));
-  if (impl_->blocks.shapes().size() != before) impl_->queue.emplace_back(TouchWork{id});
-  return id;
+  PEGA_TRY_LET(const BlockTable::Added added, impl_->blocks.add_shape(shape));
+  if (added.is_new) impl_->queue.emplace_back(TouchWork{added.id});
+  return added.id;
 }
+
+void BlockStore::leave_shape(ShapeId shape) { impl_->blocks.leave_shape(shape); }
+
+bool BlockStore::has_blocks(ShapeId shape) const { return impl_->blocks.has_extents(shape); }
 
 std::uint64_t BlockStore::page_bytes(SlotIndex frame, std::uint32_t shard) const {
   return impl_->blocks.shape(impl_->blocks.shape_of(frame)).shards[shard].page_bytes;
@@ -116,6 +119,7 @@ SpaceId BlockStore::make_space(ShapeId shape, std::optional<SpaceId> former) {
   impl_->spaces[id].id = id;
   impl_->spaces[id].shape = shape;
   impl_->spaces[id].former = former;
+  impl_->blocks.add_space(shape);
   return id;
 }
 
@@ -224,6 +228,7 @@ BlockStore::Stats BlockStore::stats() const {
   stats.held_bytes = impl_->blocks.held_bytes();
   stats.units = impl_->blocks.extents().unit_count();
   stats.free_units = impl_->blocks.extents().free_units();
+  stats.unit_steps = impl_->blocks.extents().visited();
   stats.extents_taken = impl_->blocks.exchanged_extents();
   stats.reserved = impl_->jobs.slots(Job::Fate::kLive) + impl_->jobs.slots(Job::Fate::kEnded);
   stats.sealed = impl_->blocks.sealed_count();

@@ -105,12 +105,18 @@ class BlockStore {
 
   // ---- shapes
 
-  /// The name of a shape, made if no block had it before. Its index is made once, for as many
+  /// The name of a shape, made if there is none, with one user more. Its index has room for as many
   /// blocks as the pool can hold of it: about 20 bytes each, which come in slices through work().
   /// Errors: kInvalidArgument for a shape without shards or with an empty page; kRefused when a
-  /// page passes 1 GiB or the pages of a block do not fit the pool; kBusy when there are 256
-  /// shapes; kOutOfCapacity when there is no memory for the index.
+  /// page passes 1 GiB or the pages of a block do not fit the pool; kBusy when 256 shapes have
+  /// users, or as many others still have blocks; kOutOfCapacity when there is no memory for the
+  /// index.
   Result<ShapeId> add_shape(const Shape& shape);
+  /// Gives one add_shape() back. Once a shape has no user, no space and no block, its memory is
+  /// given back through work() and its name is void: the last user must not make a space of it.
+  void leave_shape(ShapeId shape);
+  /// Whether frames of that shape are in the pool.
+  [[nodiscard]] bool has_blocks(ShapeId shape) const;
   /// Where the shard's page of the block in `frame` begins in the pool, in bytes: a multiple of
   /// 4 KiB. `frame` is one that reserve(), open(), fetch() or lend() gave out.
   [[nodiscard]] std::uint64_t page_offset(SlotIndex frame, std::uint32_t shard) const;
@@ -184,6 +190,8 @@ class BlockStore {
   /// when there are `max_pins` pins. It never fails for a share.
   Result<OpenedPages> open(HolderId holder, const Id128& token, std::size_t first,
                            std::size_t count, PinId pin, std::size_t limit = ~std::size_t{0});
+  /// The space of a claim that may be opened; no value where open() would answer kGone.
+  [[nodiscard]] std::optional<SpaceId> space_of_claim(const Id128& token) const;
   /// The holder's copies out of the pin ended. Unknown pins are fine: a repeated release.
   void release(HolderId holder, PinId pin);
   /// The bytes of the pinned block at `place` of the pin are not what was saved: it is a miss from
@@ -375,6 +383,7 @@ class BlockStore {
     std::uint64_t lent_bytes = 0;   ///< Counted once a lease.
     std::uint32_t units = 0;        ///< That extents are made of.
     std::uint32_t free_units = 0;
+    std::uint64_t unit_steps = 0;  ///< Of looking for free units, since the start: its cost.
     std::uint32_t reserved = 0;
     std::uint32_t sealed = 0;  ///< Findable or of a retired space, pinned ones included.
     std::uint32_t quarantined_timeout =
@@ -435,7 +444,7 @@ class BlockStore {
   /// How long the block has been at rest that goes next, of the shape where it is longest; no value
   /// when none is at rest.
   [[nodiscard]] std::optional<std::uint32_t> next_victim_idle_s() const;
-  /// What each shape that was ever added has of the pool.
+  /// What each shape has of the pool.
   struct ShapeStats {
     Shape shape{};
     std::uint64_t frame_bytes = 0;

@@ -160,6 +160,7 @@ struct BlockStore::Impl {
   bool step(CleanupWork& work);
   bool step(LeavingWork& work);
   bool step(TouchWork& work);
+  bool step(ForgetShapeWork& work);
   /// A claim or pin less; frees the block if that was the last and its space is retired.
   void give_back(SlotIndex slot);
   void prefetch_sweep(SlotIndex slot) const;

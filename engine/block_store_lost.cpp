@@ -13,6 +13,7 @@ std::optional<std::uint32_t> BlockStore::next_victim_idle_s() const {
   impl_->look_at_clock();
   std::optional<std::uint32_t> longest;
   for (std::uint32_t shape = 0; shape < impl_->blocks.shape_count(); ++shape) {
+    if (!impl_->blocks.has_shape(ShapeId{shape})) continue;
     const SlotIndex victim = impl_->blocks.victim(ShapeId{shape});
     if (victim == kNoSlot) continue;
     longest = std::max(longest.value_or(0), impl_->second - impl_->blocks[victim].rested_s);

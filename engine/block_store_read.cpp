@@ -115,6 +115,12 @@ std::uint32_t BlockStore::Impl::openable(const Id128& token) const {
   return is_doomed ? ClaimTable::kNone : row;
 }
 
+std::optional<SpaceId> BlockStore::space_of_claim(const Id128& token) const {
+  const std::uint32_t row = impl_->openable(token);
+  if (row == ClaimTable::kNone) return std::nullopt;
+  return impl_->claims[row].space->id;
+}
+
 Result<BlockStore::OpenedPages> BlockStore::open(HolderId holder, const Id128& token,
                                                  std::size_t first, std::size_t count, PinId pin,
                                                  std::size_t limit) {

@@ -26,19 +26,35 @@ BlockTable::BlockTable(const Options& options, ExtentMap extents, std::unique_pt
 
 // ---- shapes and extents
 
-Result<ShapeId> BlockTable::add_shape(const Shape& wanted) {
+Result<BlockTable::Added> BlockTable::add_shape(const Shape& wanted) {
   // A pool too small to be dealt to its nodes lies on one: two parts there would be one.
   Shape shape = wanted;
   for (Shape::Shard& shard : shape.shards) {
     if (shard.node >= extents_.node_count()) shard.node = 0;
   }
+  std::size_t with_users = 0;
+  std::size_t known = 0;
+  std::size_t place = shapes_.size();  // The first without a shape.
   for (std::size_t i = 0; i < shapes_.size(); ++i) {
-    if (shapes_[i]->shape == shape) return ShapeId{static_cast<std::uint32_t>(i)};
+    OneShape* const each = shapes_[i].get();
+    if (each == nullptr) {
+      place = std::min(place, i);
+      continue;
+    }
+    ++known;
+    with_users += each->users != 0 ? 1 : 0;
+    if (each->is_unused || each->shape != shape) continue;
+    ++each->users;
+    return Added{.id = ShapeId{static_cast<std::uint32_t>(i)}, .is_new = false};
   }
   PEGA_TRY_LET(FrameLayout layout, FrameLayout::create(shape));
   PEGA_TRY_LET(std::vector<std::uint32_t> units, extents_.units_for(layout));
-  if (shapes_.size() == kMaxShapes) {
-    return fail(Errc::kBusy, "{} sizes of pages are in use", shapes_.size());
+  if (with_users == kMaxShapes) {
+    return fail(Errc::kBusy, "{} sizes of pages are in use", with_users);
+  }
+  if (known == 2 * kMaxShapes) {
+    return fail(Errc::kBusy, "blocks of {} former sizes of pages are still being given back",
+                known - with_users);
   }
   // As many frames as the pool can ever have of it, so that the index never grows.
   const std::uint64_t pool = extents_.unit_count() * extents_.unit_bytes();
@@ -47,19 +63,54 @@ Result<ShapeId> BlockTable::add_shape(const Shape& wanted) {
   PEGA_TRY_LET(FlatIndex index, FlatIndex::create(frames, PageUse::kDense));
   PEGA_TRY_LET(auto policy, EvictionPolicy::create(eviction_, *rows_, frames));
   PEGA_TRY_LET(auto replicas, EvictionPolicy::create(EvictionKind::kLru, *rows_, frames));
-  shapes_.push_back(std::make_unique<OneShape>(OneShape{.shape = shape,
-                                                        .layout = std::move(layout),
-                                                        .units = std::move(units),
-                                                        .index = std::move(index),
-                                                        .policy = std::move(policy),
-                                                        .replicas = std::move(replicas)}));
-  return ShapeId{static_cast<std::uint32_t>(shapes_.size() - 1)};
+  if (place == shapes_.size()) shapes_.emplace_back();
+  shapes_[place] = std::make_unique<OneShape>(OneShape{.shape = shape,
+                                                       .layout = std::move(layout),
+                                                       .units = std::move(units),
+                                                       .index = std::move(index),
+                                                       .policy = std::move(policy),
+                                                       .replicas = std::move(replicas),
+                                                       .users = 1});
+  return Added{.id = ShapeId{static_cast<std::uint32_t>(place)}, .is_new = true};
+}
+
+void BlockTable::leave_shape(ShapeId shape) {
+  PEGA_ASSERT(of(shape).users != 0, "shape {} has no user", static_cast<std::uint32_t>(shape));
+  --of(shape).users;
+  note_unused(shape);
+}
+
+void BlockTable::drop_space(ShapeId shape) {
+  PEGA_ASSERT(of(shape).spaces != 0, "shape {} has no space", static_cast<std::uint32_t>(shape));
+  --of(shape).spaces;
+  note_unused(shape);
+}
+
+std::optional<ShapeId> BlockTable::take_unused() {
+  while (!unused_.empty()) {
+    const ShapeId id = unused_.back();
+    unused_.pop_back();
+    OneShape* const shape = shapes_[static_cast<std::uint32_t>(id)].get();
+    if (shape == nullptr || !is_over(*shape)) continue;
+    shape->is_unused = true;
+    return id;
+  }
+  return std::nullopt;
+}
+
+bool BlockTable::forget(ShapeId shape, std::size_t page, std::size_t count) {
+  const std::size_t of_index =
+      (of(shape).index.memory_bytes() + kSlotAlignment - 1) / kSlotAlignment;
+  return page < of_index ? of(shape).index.forget(page, count)
+                         : of(shape).policy->forget(page - of_index, count);
 }
 
 std::uint64_t BlockTable::page_offset(SlotIndex row, std::uint32_t shard) const {
   const ExtentId id = extent_id_of(row);
   const Extent& extent = extents_[id];
   const FrameLayout& layout = of(extent.shape()).layout;
+  PEGA_ASSERT(shard < layout.shard_count(), "shard {} of {} in row {}", shard, layout.shard_count(),
+              row);
   const FrameLayout::Place& place = layout.place(shard);
   return extent.runs[place.part].first * extents_.unit_bytes() +
          (row - first_row(id)) * layout.parts()[place.part].bytes + place.offset;
@@ -69,6 +120,8 @@ std::uint32_t BlockTable::page_number(SlotIndex row, std::uint32_t shard) const 
   const ExtentId id = extent_id_of(row);
   const Extent& extent = extents_[id];
   const FrameLayout& layout = of(extent.shape()).layout;
+  PEGA_ASSERT(shard < layout.shard_count(), "shard {} of {} in row {}", shard, layout.shard_count(),
+              row);
   const FrameLayout::Place& place = layout.place(shard);
   // A page has at least 4 KiB, so those of a run have fewer numbers than it has 4 KiB pages.
   const std::uint64_t before =
@@ -78,6 +131,7 @@ std::uint32_t BlockTable::page_number(SlotIndex row, std::uint32_t shard) const 
 }
 
 bool BlockTable::touch(ShapeId shape, std::size_t page) {
+  if (!has_shape(shape)) return false;
   const std::size_t of_index =
       (of(shape).index.memory_bytes() + kSlotAlignment - 1) / kSlotAlignment;
   return page < of_index ? of(shape).index.touch(page) : of(shape).policy->touch(page - of_index);
@@ -125,7 +179,9 @@ void BlockTable::give_up(ExtentId id) {
   --shape.extents;
   shape.frames -= extent.frames;
   rows_->forget(first_row(id), extent.touched);
+  const ShapeId of_it = extent.shape();
   extents_.release(id);
+  note_unused(of_it);
 }
 
 // ---- finding
@@ -413,6 +469,7 @@ std::uint64_t BlockTable::memory_bytes() const {
     counted_pages = std::max(counted_pages, end);
   }
   for (const auto& shape : shapes_) {
+    if (shape == nullptr) continue;
     bytes += shape->index.memory_bytes() + shape->policy->memory_bytes();
   }
   return bytes + rows * sizeof(Block) + bit_pages * kSlotAlignment;
@@ -421,6 +478,7 @@ std::uint64_t BlockTable::memory_bytes() const {
 std::vector<BlockTable::ShapeInfo> BlockTable::shapes() const {
   std::vector<ShapeInfo> list;
   for (const auto& shape : shapes_) {
+    if (shape == nullptr || shape->is_unused) continue;
     list.push_back({.shape = &shape->shape,
                     .frame_bytes = shape->layout.frame_bytes(),
                     .extents = shape->extents,

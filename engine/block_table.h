@@ -43,11 +43,33 @@ class BlockTable {
 
   // ---- shapes and extents
 
-  /// The number of an equal shape, or of a new one. Never forgotten: its index is made once.
-  /// Errors: those of FrameLayout::create() and ExtentMap::units_for(); kBusy when there are
-  /// kMaxShapes; kOutOfCapacity.
-  Result<ShapeId> add_shape(const Shape& wanted);
+  struct Added {
+    ShapeId id{};
+    bool is_new = false;  ///< Its index was made for this call.
+  };
+  /// An equal shape or a new one, with one user more.
+  /// Errors: those of FrameLayout::create() and ExtentMap::units_for(); kBusy when kMaxShapes have
+  /// users, or as many again still have blocks without one; kOutOfCapacity.
+  Result<Added> add_shape(const Shape& wanted);
   static constexpr std::size_t kMaxShapes = 256;
+  /// One user less. Without users, spaces and extents the shape is unused, and it stays so.
+  void leave_shape(ShapeId shape);
+  void add_space(ShapeId shape) { ++of(shape).spaces; }
+  void drop_space(ShapeId shape);
+  /// A shape that has become unused, once each: the caller forgets its tables in slices, and then
+  /// removes it. No equal shape is taken for it from then on.
+  std::optional<ShapeId> take_unused();
+  [[nodiscard]] bool has_unused() const noexcept { return !unused_.empty(); }
+  /// Gives the memory of `count` pages of an unused shape's tables back; false when they have less.
+  bool forget(ShapeId shape, std::size_t page, std::size_t count);
+  void remove_shape(ShapeId shape) { shapes_[static_cast<std::uint32_t>(shape)].reset(); }
+  /// Whether there is a shape of that number: blocks may have it.
+  [[nodiscard]] bool has_shape(ShapeId shape) const noexcept {
+    const auto& found = shapes_[static_cast<std::uint32_t>(shape)];
+    return found != nullptr && !found->is_unused;
+  }
+  [[nodiscard]] bool has_extents(ShapeId shape) const noexcept { return of(shape).extents != 0; }
+  [[nodiscard]] std::uint32_t spaces(ShapeId shape) const noexcept { return of(shape).spaces; }
   [[nodiscard]] const FrameLayout& layout(ShapeId shape) const noexcept { return of(shape).layout; }
   [[nodiscard]] const Shape& shape(ShapeId shape) const noexcept { return of(shape).shape; }
   /// Where a shard's page of the block in `row` begins in the pool.
@@ -73,7 +95,10 @@ class BlockTable {
   [[nodiscard]] bool is_exchanging(ShapeId shape) const noexcept {
     return of(shape).leaving_for_it != 0;
   }
-  void end_exchange(ShapeId shape) noexcept { --of(shape).leaving_for_it; }
+  void end_exchange(ShapeId shape) {
+    --of(shape).leaving_for_it;
+    note_unused(shape);
+  }
   [[nodiscard]] bool is_leaving(SlotIndex row) const { return extent_of(row).is_leaving; }
   [[nodiscard]] const Extent& extent(ExtentId id) const { return extents_[id]; }
   [[nodiscard]] SlotIndex first_row(ExtentId id) const noexcept { return id << unit_shift_; }
@@ -198,6 +223,7 @@ class BlockTable {
   [[nodiscard]] const ExtentMap& extents() const noexcept { return extents_; }
   [[nodiscard]] std::uint64_t memory_bytes() const;
 
+  /// One more than the highest number of a shape; not each below it is there, see has_shape().
   [[nodiscard]] std::uint32_t shape_count() const noexcept {
     return static_cast<std::uint32_t>(shapes_.size());
   }
@@ -226,6 +252,9 @@ class BlockTable {
     std::uint64_t frames = 0;
     std::uint32_t used = 0;
     std::uint32_t leaving_for_it = 0;  ///< Extents under exchange.
+    std::uint32_t users = 0;           ///< add_shape() without leave_shape().
+    std::uint32_t spaces = 0;          ///< Retired ones, whose claims and jobs still end, included.
+    bool is_unused = false;            ///< Taken by take_unused().
     // When looking for an exchange was in vain: not again before something changed.
     std::uint64_t in_vain_use = ~std::uint64_t{0};
     std::uint64_t in_vain_quiet = ~std::uint64_t{0};
@@ -261,6 +290,13 @@ class BlockTable {
     return block.owner == kReplica ? *shape.replicas : *shape.policy;
   }
   void count_fetched(const Extent& extent, Coming coming, int frames) noexcept;
+  [[nodiscard]] static bool is_over(const OneShape& shape) noexcept {
+    return shape.users == 0 && shape.spaces == 0 && shape.extents == 0 &&
+           shape.leaving_for_it == 0 && !shape.is_unused;
+  }
+  void note_unused(ShapeId shape) {
+    if (is_over(of(shape))) unused_.push_back(shape);
+  }
   bool make_extent(ShapeId shape);
   void give_up(ExtentId id);
   [[nodiscard]] std::size_t readable_prefix_by_hash(const OneShape& shape, SpaceId space,
@@ -304,7 +340,8 @@ class BlockTable {
   unsigned unit_shift_;  ///< Rows of a unit, as a power of two.
   std::unique_ptr<BlockRows> rows_;
   ZeroPages<std::uint64_t> listed_;                ///< is_listed(), a bit a row.
-  std::vector<std::unique_ptr<OneShape>> shapes_;  ///< Policies refer to `rows_`.
+  std::vector<std::unique_ptr<OneShape>> shapes_;  ///< Policies refer to `rows_`. Null: removed.
+  std::vector<ShapeId> unused_;                    ///< For take_unused(); they may be in use again.
   std::uint64_t uses_ = 0;                         ///< BlockRows::uses(), and never wraps.
   std::uint64_t quiet_ = 0;                        ///< How often an extent had no busy frame left.
   std::uint64_t exchanged_ = 0;

@@ -24,6 +24,11 @@ Result<void> BlockTable::check() const {
   std::uint32_t used = 0;
   std::uint64_t used_bytes = 0;
   for (const auto& shape : shapes_) {
+    if (shape == nullptr) continue;
+    if (shape->is_unused && (shape->users != 0 || shape->spaces != 0 || shape->extents != 0)) {
+      return fail(Errc::kInternal, "a shape without use has {} users, {} spaces and {} extents",
+                  shape->users, shape->spaces, shape->extents);
+    }
     PEGA_TRY(check_shape(*shape));
     extents -= shape->extents;
     used += shape->used;

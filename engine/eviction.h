@@ -64,6 +64,10 @@ class EvictionPolicy {
   }
   /// Has one page of 4 KiB of what it keeps beside the rows come now; false beyond the last.
   bool touch(std::size_t page) { return evicted_ && evicted_->touch(page); }
+  /// It is of no more use: gives `count` pages of that back; false beyond the last.
+  bool forget(std::size_t page, std::size_t count) {
+    return evicted_ && evicted_->forget(page, count);
+  }
   /// Of what it keeps beside the rows.
   [[nodiscard]] std::uint64_t memory_bytes() const {
     return evicted_ ? evicted_->memory_bytes() : 0;

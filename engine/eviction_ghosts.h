@@ -41,6 +41,10 @@ class EvictedBlocks {
 
   /// Has one page of 4 KiB come now; false beyond the last.
   bool touch(std::size_t page) noexcept { return buckets_.touch(page, 1); }
+  /// It is of no more use: gives `count` pages from `page` on back; false beyond the last.
+  bool forget(std::size_t page, std::size_t count) noexcept {
+    return buckets_.forget_pages(page, count);
+  }
 
   [[nodiscard]] std::uint64_t memory_bytes() const noexcept { return buckets_.size_bytes(); }
 

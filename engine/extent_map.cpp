@@ -20,9 +20,9 @@ ExtentMap::ExtentMap(std::uint64_t pool_bytes, std::uint32_t nodes)
       unit_bytes_(unit_bytes_for(pool_bytes)) {
   const std::uint64_t units = (pool_bytes_ + unit_bytes_ - 1) / unit_bytes_;
   for (const NodeRange& range : node_ranges(pool_bytes_, nodes)) {
-    ranges_.push_back(
-        {.begin = static_cast<std::uint32_t>(range.begin / unit_bytes_),
-         .end = static_cast<std::uint32_t>((range.end + unit_bytes_ - 1) / unit_bytes_)});
+    const auto begin = static_cast<std::uint32_t>(range.begin / unit_bytes_);
+    const auto end = static_cast<std::uint32_t>((range.end + unit_bytes_ - 1) / unit_bytes_);
+    ranges_.push_back({.begin = begin, .end = end, .free = FreeRuns(end - begin)});
   }
   owner_plus_1_.resize(units);
   extents_.resize(units);
@@ -70,29 +70,48 @@ Result<std::vector<std::uint32_t>> ExtentMap::units_for(const FrameLayout& layou
   return units;
 }
 
-std::optional<UnitRun> ExtentMap::free_run(const Range& range, std::uint32_t count,
-                                           std::uint64_t part_bytes) const {
+std::uint64_t ExtentMap::visited() const noexcept {
+  std::uint64_t sum = 0;
+  for (const Range& range : ranges_) sum += range.free.visited();
+  return sum;
+}
+
+std::uint64_t ExtentMap::memory_bytes() const noexcept {
+  std::uint64_t bytes = extents_.size() * (sizeof(Extent) + sizeof(std::uint32_t));
+  for (const Range& range : ranges_) bytes += range.free.memory_bytes();
+  return bytes;
+}
+
+ExtentMap::Range& ExtentMap::range_with(std::uint32_t unit) noexcept {
+  return *std::find_if(ranges_.begin(), ranges_.end(),
+                       [unit](const Range& range) { return unit < range.end; });
+}
+
+std::optional<UnitRun> ExtentMap::any_free_run(const Range& range, std::uint32_t count,
+                                               std::uint64_t part_bytes) const {
+  const std::uint32_t longest = range.free.longest();
+  if (longest == 0) return std::nullopt;
   // Extents of one unit grow from the beginning, longer ones from the end, so that small ones leave
-  // long runs whole.
-  std::optional<UnitRun> longest;
-  std::optional<UnitRun> last_fit;
-  std::uint32_t run = 0;
-  for (std::uint32_t unit = range.begin; unit < range.end; ++unit) {
-    run = owner_plus_1_[unit] == 0 ? run + 1 : 0;
-    if (run == 0) continue;
-    if (run >= count) {
-      const UnitRun fit{unit + 1 - count, count};
-      if (bytes_of(fit) >= part_bytes) {
-        if (count == 1) return fit;
-        last_fit = fit;
-      }
-    }
-    const UnitRun whole{unit + 1 - run, run};
-    if (run < count && bytes_of(whole) >= part_bytes && (!longest || run > longest->count)) {
-      longest = whole;
-    }
-  }
-  return last_fit ? last_fit : longest;
+  // long runs whole. Where no run is long enough, the first of the longest.
+  const std::uint32_t length = std::min(count, longest);
+  const auto begin =
+      length == count && count > 1 ? range.free.highest(count) : range.free.lowest(length);
+  const UnitRun run{range.begin + *begin, length};
+  if (bytes_of(run) < part_bytes) return std::nullopt;
+  return run;
+}
+
+std::optional<UnitRun> ExtentMap::free_run(Range& range, std::uint32_t count,
+                                           std::uint64_t part_bytes) const {
+  if (const auto run = any_free_run(range, count, part_bytes)) return run;
+  // The pool's last unit may be a shorter one: another run of as many units holds more.
+  const std::uint32_t last = range.end - 1;
+  const std::uint32_t place = last - range.begin;
+  if (bytes_of({last, 1}) == unit_bytes_ || !range.free.is_free(place)) return std::nullopt;
+  range.free.take(place, 1);
+  const auto run = any_free_run(range, count, part_bytes);
+  range.free.give(place, 1);
+  return run;
 }
 
 std::optional<ExtentId> ExtentMap::make(ShapeId shape, const FrameLayout& layout,
@@ -123,6 +142,8 @@ std::optional<ExtentId> ExtentMap::make(ShapeId shape, const FrameLayout& layout
     for (std::uint32_t unit = 0; unit < runs[i].count; ++unit) {
       owner_plus_1_[runs[i].first + unit] = id + 1;
     }
+    Range& range = range_with(runs[i].first);
+    range.free.take(runs[i].first - range.begin, runs[i].count);
     free_units_ -= runs[i].count;
   }
   return id;
@@ -135,6 +156,8 @@ void ExtentMap::release(ExtentId id) {
     for (std::uint32_t unit = 0; unit < extent.runs[i].count; ++unit) {
       owner_plus_1_[extent.runs[i].first + unit] = 0;
     }
+    Range& range = range_with(extent.runs[i].first);
+    range.free.give(extent.runs[i].first - range.begin, extent.runs[i].count);
     free_units_ += extent.runs[i].count;
   }
   extent = {};

@@ -9,6 +9,7 @@
 
 #include "base/error.h"
 #include "engine/block_row.h"
+#include "engine/free_runs.h"
 #include "engine/index_list.h"
 #include "engine/node_ranges.h"
 #include "engine/prefetch.h"
@@ -53,7 +54,9 @@ struct alignas(64) Extent {
 
 /// Owns the units and extents. Which extent is made or given up, and when, is decided above it.
 ///
-/// Thread-bound. Finding a run looks at every unit: 480 of a pool of 30 GiB.
+/// Thread-bound. A run of free units is found, or found to be missing, in steps that grow with the
+/// logarithm of the units, whatever the other NUMA nodes have: reserve() asks once a block.
+/// oldest_of_others() walks all units of the shape's NUMA nodes, 480 of a pool of 30 GiB.
 class ExtentMap {
  public:
   /// `nodes` is 1 to kMaxNodes.
@@ -104,22 +107,29 @@ class ExtentMap {
     return static_cast<std::uint32_t>(owner_plus_1_.size());
   }
   [[nodiscard]] std::uint32_t free_units() const noexcept { return free_units_; }
-  [[nodiscard]] std::uint64_t memory_bytes() const noexcept {
-    return extents_.size() * (sizeof(Extent) + sizeof(std::uint32_t));
-  }
+  /// Steps of looking for free runs, and of keeping them, since the start.
+  [[nodiscard]] std::uint64_t visited() const noexcept;
+  [[nodiscard]] std::uint64_t memory_bytes() const noexcept;
 
  private:
   /// Units of one node.
   struct Range {
     std::uint32_t begin = 0;
     std::uint32_t end = 0;
+    FreeRuns free;
   };
   [[nodiscard]] std::uint64_t bytes_of(UnitRun run) const noexcept;
   [[nodiscard]] const Range& range_of(std::uint32_t node) const noexcept {
     return ranges_[node < ranges_.size() ? node : 0];
   }
-  [[nodiscard]] std::optional<UnitRun> free_run(const Range& range, std::uint32_t count,
+  [[nodiscard]] Range& range_of(std::uint32_t node) noexcept {
+    return ranges_[node < ranges_.size() ? node : 0];
+  }
+  [[nodiscard]] Range& range_with(std::uint32_t unit) noexcept;
+  [[nodiscard]] std::optional<UnitRun> free_run(Range& range, std::uint32_t count,
                                                 std::uint64_t part_bytes) const;
+  [[nodiscard]] std::optional<UnitRun> any_free_run(const Range& range, std::uint32_t count,
+                                                    std::uint64_t part_bytes) const;
   [[nodiscard]] std::optional<Choice> oldest_window(ShapeId shape, const Range& range,
                                                     std::uint32_t count,
                                                     std::uint64_t part_bytes) const;

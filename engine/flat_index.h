@@ -78,6 +78,12 @@ class FlatIndex {
   /// millisecond in one call.
   bool touch(std::size_t page) noexcept { return cells_.touch(page, 1); }
 
+  /// The index is of no more use: gives the memory of `count` pages from `page` on back; false
+  /// beyond the last.
+  bool forget(std::size_t page, std::size_t count) noexcept {
+    return cells_.forget_pages(page, count);
+  }
+
   void prefetch(std::uint32_t hash) const noexcept { prefetch_to_read(&cells_[hash & mask_]); }
   /// Of a hash that most likely is not there, or will be erased: such a walk ends at an empty cell,
   /// at half full in one of four cases on the line behind the first one.

@@ -146,7 +146,19 @@ void NamespaceTable::leave(NamespaceId id) {
   Row* const found = row(id);
   PEGA_ASSERT(found != nullptr && found->space.users != 0, "namespace {} has no user",
               static_cast<std::uint32_t>(id));
-  if (--found->space.users == 0) found->left = next_left_++;
+  if (--found->space.users != 0) return;
+  found->left = next_left_++;
+  Namespace& space = found->space;
+  // What it keeps is its name and generation: without blocks the tables of its shape are of no use.
+  if (!space.shape.shards.empty() && !store_.has_blocks(space.shape_id)) unsettle(space);
+}
+
+void NamespaceTable::unsettle(Namespace& space) {
+  store_.leave_shape(space.shape_id);
+  store_.retire_space(space.space);
+  space.shape = {};
+  space.shape_id = {};
+  space.space = {};
 }
 
 bool NamespaceTable::make_room() {
@@ -156,7 +168,7 @@ bool NamespaceTable::make_room() {
     if (oldest == rows_.end() || (*each)->left < (*oldest)->left) oldest = each;
   }
   if (oldest == rows_.end()) return false;
-  store_.retire_space((*oldest)->space.space);
+  if (!(*oldest)->space.shape.shards.empty()) unsettle((*oldest)->space);
   rows_.erase(oldest);
   return true;
 }

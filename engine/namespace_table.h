@@ -64,7 +64,8 @@ class NamespaceTable {
     NamespaceId id{};
     std::vector<NamespaceFactor> factors;  ///< Canonical.
     std::string hash;                      ///< For people: namespace_hash(factors).
-    /// Of its blocks; without shards until the first engine is complete, see settle().
+    /// Of its blocks; without shards until the first engine is complete, see settle(), and again
+    /// when the last one has left no block behind.
     Shape shape{};
     ShapeId shape_id{};
     SpaceId space{};               ///< Of the current generation; none until then.
@@ -109,6 +110,8 @@ class NamespaceTable {
  private:
   struct Row;
   bool make_room();
+  /// Gives up its space, with the blocks in it, and its shape.
+  void unsettle(Namespace& space);
   [[nodiscard]] Row* row(NamespaceId id) const;
 
   BlockStore& store_;

@@ -58,8 +58,14 @@ struct TouchWork {
   std::size_t next = 0;
 };
 
+/// Gives the memory of an unused shape's tables back, for the same reason in slices.
+struct ForgetShapeWork {
+  ShapeId shape{};
+  std::size_t next = 0;
+};
+
 using Work = std::variant<GiveBackWork, FreeJobWork, LeaveWork, RetireWork, DeadSweepWork,
-                          CleanupWork, LeavingWork, TouchWork>;
+                          CleanupWork, LeavingWork, TouchWork, ForgetShapeWork>;
 
 /// First in, first out. What a step of it does appends further work at the end, so no entry of the
 /// queue waits for a later one. It is bounded by the rows and holders there are.

@@ -2,6 +2,7 @@
 /// \file
 /// Large arrays that cost only the memory that was touched.
 
+#include <algorithm>
 #include <cstddef>
 #include <type_traits>
 #include <utility>
@@ -56,6 +57,16 @@ class ZeroPages {
   /// Pages of 4 KiB from `first` on; false when there are none of them.
   bool touch(std::size_t first, std::size_t pages) noexcept {
     return touch_zero_pages(first_, size_bytes(), first, pages);
+  }
+  /// Gives the memory of the pages of 4 KiB from `first` on back, `pages` of them, as touch() has
+  /// it come; false when there are none of them.
+  bool forget_pages(std::size_t first, std::size_t pages) noexcept {
+    constexpr std::size_t kPageBytes = 4096;
+    if (first * kPageBytes >= size_bytes()) return false;
+    auto* const bytes = reinterpret_cast<char*>(first_);
+    const std::size_t end = std::min(size_bytes(), (first + pages) * kPageBytes);
+    forget_zero_pages(bytes + first * kPageBytes, bytes + end);
+    return true;
   }
   /// These are of no more use; each is zero or as it was.
   void forget(std::size_t first, std::size_t count) noexcept {

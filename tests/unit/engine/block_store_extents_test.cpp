@@ -39,6 +39,70 @@ TEST_SUITE("BlockStore, shapes and extents") {
     CHECK(f.store->add_shape({{{.page_bytes = kPage}}}));
   }
 
+  TEST_CASE("a shape goes with its last user, space and block, and its memory with it") {
+    StoreFixture f({.pool_bytes = 4096 * kPage});
+    const ShapeId odd = f.add_shape(3 * kPage);
+    CHECK(f.add_shape(3 * kPage) == odd);  // Its second user.
+    while (f.store->work()) {
+    }
+    const SpaceId space = f.space = f.store->make_space(odd);
+    const std::uint64_t with_it = f.store->memory_bytes();
+    const std::size_t shapes = f.store->shapes().size();
+    REQUIRE(f.save(keys(0, 5)).size() == 5);
+
+    f.store->leave_shape(odd);
+    f.store->retire_space(space);
+    while (f.store->work()) {
+    }
+    CHECK_FALSE(f.store->has_blocks(odd));
+    CHECK(f.store->shapes().size() == shapes);  // It has a user.
+
+    f.store->leave_shape(odd);
+    CHECK(f.store->has_work());
+    while (f.store->work()) {
+    }
+    CHECK(f.store->shapes().size() == shapes - 1);
+    CHECK(f.store->memory_bytes() < with_it);
+    CHECK(f.store->check());
+  }
+
+  TEST_CASE("a shape that is left stays until its last pinned block is released") {
+    StoreFixture f({.pool_bytes = 4096 * kPage});
+    const ShapeId odd = f.add_shape(3 * kPage);
+    f.space = f.store->make_space(odd);
+    REQUIRE(f.save(keys(0, 5)).size() == 5);
+    REQUIRE(f.store->claim(f.holder, f.space, keys(0, 5), token(1)) == 5);
+    REQUIRE(f.store->open(f.holder, token(1), 0, 5, PinId{1}));
+
+    f.store->leave_shape(odd);
+    f.store->retire_space(f.space);
+    while (f.store->work()) {
+    }
+    CHECK(f.store->has_blocks(odd));
+
+    f.store->release(f.holder, PinId{1});
+    while (f.store->work()) {
+    }
+    CHECK(f.store->shapes().size() == 1);
+    CHECK(f.store->check());
+  }
+
+  TEST_CASE("after 256 shapes have gone another is made, in their places") {
+    StoreFixture f({.pool_bytes = 1024 * kPage});
+    for (std::uint64_t pages = 2; pages <= 1000; ++pages) {
+      const auto added = f.store->add_shape({{{.page_bytes = pages * kPage}}});
+      REQUIRE(added);
+      CHECK(static_cast<std::uint32_t>(*added) < 512);
+      f.space = f.store->make_space(*added);
+      f.store->retire_space(f.space);
+      f.store->leave_shape(*added);
+      f.store->work();
+    }
+    while (f.store->work()) {
+    }
+    CHECK(f.store->shapes().size() == 1);
+  }
+
   TEST_CASE("the pages of a block lie one behind the other, and no two blocks meet") {
     StoreFixture f({.pool_bytes = 1000 * kPage});
     const Shape shape{{{.page_bytes = 5000}, {.page_bytes = 100}, {.page_bytes = 3 * kPage}}};
@@ -249,6 +313,44 @@ TEST_SUITE("BlockStore, shapes and extents") {
     CHECK(f.store->page_number(frames[1], 1) == f.store->page_number(frames[0], 1) + 1);
     CHECK(f.store->page_number(frames[0], 2) == f.store->page_number(frames[0], 0) + 1);
     CHECK(f.store->page_number(frames[1], 0) == f.store->page_number(frames[0], 0) + 2);
+  }
+
+  TEST_CASE("a reserve costs no more units looked at beside another NUMA node's free ones") {
+    // 2,048 units on each NUMA node.
+    constexpr std::uint64_t kUnits = 4096;
+    const auto steps_of_a_save = [&](std::uint32_t nodes) {
+      const std::uint64_t pool = kUnits * (std::uint64_t{64} << 20);
+      constexpr std::uint64_t kLargePage = std::uint64_t{32} << 20;  // 2 frames a unit.
+      StoreFixture f({.pool_bytes = nodes * pool / 2, .nodes = nodes, .node_share = 1.0});
+      f.space = f.store->make_space(f.add_shape(kLargePage));
+      f.save(keys(0, kUnits));  // All of NUMA node 0.
+      const std::uint64_t before = f.store->stats().unit_steps;
+      f.save(keys(10'000, 256));
+      CHECK(f.store->stats().evictions == 256);
+      return f.store->stats().unit_steps - before;
+    };
+
+    const std::uint64_t one = steps_of_a_save(1);
+    const std::uint64_t two = steps_of_a_save(2);
+
+    CHECK(two <= one + one / 4);
+    CHECK(two <= 256 * 40);
+  }
+
+  TEST_CASE("free units too few for a block cost a reserve no walk over the pool") {
+    // Blocks of a unit and a half in extents of three units; one unit stays free at the end.
+    constexpr std::uint64_t kUnit = std::uint64_t{64} << 20;
+    constexpr std::uint64_t kUnits = 3 * 1000 + 1;
+    StoreFixture f({.pool_bytes = kUnits * kUnit, .node_share = 1.0});
+    f.space = f.store->make_space(f.add_shape(kUnit * 3 / 2));
+    f.save(keys(0, 2000));
+    CHECK(f.store->stats().free_units == 1);
+    const std::uint64_t before = f.store->stats().unit_steps;
+
+    f.save(keys(10'000, 256));
+
+    CHECK(f.store->stats().evictions == 256);
+    CHECK(f.store->stats().unit_steps - before <= 256 * 60);
   }
 
   TEST_CASE("pages lie on the node that their shard names") {
