@@ -638,6 +638,8 @@ void CudaDevice::cancel(std::uint64_t ticket) { impl_->cancel(ticket); }
 Result<bool> CudaDevice::follow(std::uint64_t ticket, Queue queue, Duration within) {
   return impl_->follow(ticket, queue, within);
 }
+bool CudaDevice::has_kernels() noexcept { return !cuda::kernel_image().empty(); }
+
 CudaDevice::Info CudaDevice::info() const { return impl_->info(); }
 
 }  // namespace pegaflow

@@ -75,6 +75,9 @@ class CudaDevice final : public Device {
   /// Not for a batch with checksums, which are taken when its bytes are there.
   Result<bool> follow(std::uint64_t ticket, Queue queue, Duration within) override;
 
+  /// True if this program contains the CUDA kernels; false for a build without nvcc.
+  [[nodiscard]] static bool has_kernels() noexcept;
+
   /// What is known of the device, for logs and measurements.
   struct Info {
     std::string name;                      ///< "NVIDIA H200, compute capability 9.0"

@@ -84,7 +84,7 @@ void Holder::accept_some() {
 }
 
 void Holder::take(UniqueFd socket) {
-  if (connections_.size() >= options_.connections) {
+  if (connections_.size() >= options_.connections && !make_room()) {
     turned_away(fmt::format("{} readers are connected", connections_.size()));
     return;
   }
@@ -102,6 +102,22 @@ void Holder::take(UniqueFd socket) {
                                 .accepted = now,
                                 .events = EPOLLIN}));
   check_by(now + options_.greeting_timeout);
+}
+
+/// A stranger that connects and is silent may not take a reader's place.
+bool Holder::make_room() {
+  auto oldest = connections_.end();
+  for (auto at = connections_.begin(); at != connections_.end(); ++at) {
+    if (at->second->serving.greeted()) continue;
+    if (oldest == connections_.end() || at->second->accepted < oldest->second->accepted) {
+      oldest = at;
+    }
+  }
+  if (oldest == connections_.end()) return false;
+  poller_->remove(oldest->second->serving.fd());
+  connections_.erase(oldest);
+  turned_away("connections that did not greet made room for others");
+  return true;
 }
 
 void Holder::turned_away(const std::string& reason) {

@@ -22,7 +22,9 @@ namespace pegaflow::tcp {
 class Holder {
  public:
   struct Options {
-    std::size_t connections = 0;  ///< More are closed at once.
+    /// At the limit the oldest connection that has not greeted makes room; without one the newest
+    /// is closed at once.
+    std::size_t connections = 0;
     Duration greeting_timeout{};  ///< Who has not greeted by then is closed.
     Duration user_timeout{};
   };
@@ -61,6 +63,7 @@ class Holder {
 
   void accept_some();
   void take(UniqueFd socket);
+  bool make_room();
   void turned_away(const std::string& reason);
   void check_by(TimePoint time) noexcept { next_check_ = std::min(next_check_, time); }
 

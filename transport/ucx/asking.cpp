@@ -69,9 +69,9 @@ void Asking::dial(Fabric::PeerId id, Peer& peer) {
   auto endpoint = Endpoint::connect(worker_, peer.where->address.rails[peer.remote_rail].address);
   if (!endpoint) return break_lane(id, peer, {Errc::kPeerLost, endpoint.error().detail}, false);
   lane->endpoint = std::move(*endpoint);
-  lane->endpoint->send(
-      {.kind = Message::Kind::kHello, .from = lane->number, .incarnation = peer.where->incarnation},
-      worker_.address());
+  const Message hello{
+      .kind = Message::Kind::kHello, .from = lane->number, .incarnation = peer.where->incarnation};
+  lane->endpoint->send(hello, seal_hello(hello, worker_.address()));
   lanes_[lane->number] = lane.get();
   peer.lane = std::move(lane);
   check_by(now + options_.connect_timeout);

@@ -90,9 +90,14 @@ void Serving::on_hello(const Worker::Arrived& arrived) {
     kLog.debug("a reader is not answered, there are {} already", links_.size());
     return;
   }
-  const bool speaks = hello.protocol == kProtocol;
-  const bool means_us = hello.incarnation == incarnation_;
-  auto endpoint = Endpoint::connect(worker_, arrived.rest);
+  // Before UCX unpacks the address, which it believes. A stranger is not answered: an answer needs
+  // an endpoint to the address that the stranger sent.
+  const auto address = open_hello(hello, arrived.rest, incarnation_);
+  if (!address) {
+    kLog.debug("a hello is not answered reason=\"{}\"", address.error().detail);
+    return;
+  }
+  auto endpoint = Endpoint::connect(worker_, *address);
   if (!endpoint) {
     kLog.debug("a reader cannot be answered reason={}", endpoint.error().detail);
     return;
@@ -100,11 +105,10 @@ void Serving::on_hello(const Worker::Arrived& arrived) {
   const std::uint64_t number = ++last_link_;
   Link& link = links_[number];
   link.theirs = hello.from;
-  link.address = arrived.rest;
+  link.address.assign(address->begin(), address->end());
   link.endpoint = std::move(*endpoint);
-  Message::Verdict verdict = Message::Verdict::kWelcome;
-  if (!speaks) verdict = Message::Verdict::kRefused;
-  if (speaks && !means_us) verdict = Message::Verdict::kGone;
+  const auto verdict =
+      hello.protocol == kProtocol ? Message::Verdict::kWelcome : Message::Verdict::kRefused;
   link.endpoint->send(
       {.kind = Message::Kind::kWelcome, .to = hello.from, .from = number, .verdict = verdict});
   if (verdict == Message::Verdict::kWelcome) return;

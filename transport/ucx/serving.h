@@ -20,8 +20,8 @@
 
 namespace pegaflow::ucx {
 
-/// Answers the questions of readers. Their GETs it does not see: with a card nobody on this side
-/// does.
+/// Answers the questions of readers that name this incarnation, and of no other. Their GETs it does
+/// not see: with a card no code on this side does.
 ///
 /// So a region ends by agreement: its readers are told, stop, and say so. Who has not said so after
 /// `fence_timeout` is cut off, by closing the endpoint that its card reads through.

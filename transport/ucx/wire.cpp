@@ -79,7 +79,41 @@ std::span<const std::byte> bytes_of(const std::string& text) {
   return std::as_bytes(std::span(text));
 }
 
+/// XXH3 of the message and the address behind it.
+std::uint64_t hello_checksum(const Message& hello, std::span<const std::byte> address) {
+  std::vector<std::byte> bytes(sizeof hello + address.size());
+  std::memcpy(bytes.data(), &hello, sizeof hello);
+  std::memcpy(bytes.data() + sizeof hello, address.data(), address.size());
+  return PageChecksum::of(bytes);
+}
+
 }  // namespace
+
+std::vector<std::byte> seal_hello(const Message& hello, std::span<const std::byte> address) {
+  std::vector<std::byte> sealed(address.begin(), address.end());
+  const std::uint64_t sum = hello_checksum(hello, address);
+  const auto* const begin = reinterpret_cast<const std::byte*>(&sum);
+  sealed.insert(sealed.end(), begin, begin + sizeof sum);
+  return sealed;
+}
+
+Result<std::span<const std::byte>> open_hello(const Message& hello, std::span<const std::byte> rest,
+                                              const Id128& self) {
+  if (hello.incarnation != self) {
+    return fail(Errc::kGone, "a reader's hello is for another incarnation");
+  }
+  std::uint64_t sum = 0;
+  if (rest.size() < kLeastAddressBytes + sizeof sum ||
+      rest.size() > kMostPackedBytes + sizeof sum) {
+    return fail(Errc::kInvalidArgument, "a reader's hello has {} bytes of address", rest.size());
+  }
+  const auto address = rest.first(rest.size() - sizeof sum);
+  std::memcpy(&sum, rest.data() + address.size(), sizeof sum);
+  if (sum != hello_checksum(hello, address)) {
+    return fail(Errc::kInvalidArgument, "a reader's hello is damaged");
+  }
+  return address;
+}
 
 std::vector<std::byte> pack(const FabricAddress& address) {
   Writer writer;

@@ -19,6 +19,8 @@ inline constexpr std::uint32_t kProtocol = 1;
 inline constexpr std::size_t kMostRails = 64;
 /// Of a worker or of a region, as UCX packs it.
 inline constexpr std::size_t kMostPackedBytes = 16384;
+/// The identity of a worker, with which each address begins, and one byte more.
+inline constexpr std::size_t kLeastAddressBytes = 9;
 
 /// Where one rail of a fabric is reached.
 struct RailAddress {
@@ -48,7 +50,7 @@ Result<RegionKey> unpack_key(std::span<const std::byte> bytes);
 /// One active message. Both ends are of the same byte order: UCX's GET needs that anyway.
 struct Message {
   enum class Kind : std::uint32_t {
-    kHello = 1,  ///< Reader: who it wants; its worker's address follows.
+    kHello = 1,  ///< Reader: who it wants; what seal_hello() returns follows.
     kWelcome,    ///< Holder: what it thinks of that.
     kAsk,        ///< Reader: until when may this region be read?
     kLease,      ///< Holder: for `value` ns from the question on; 0: not.
@@ -67,5 +69,15 @@ struct Message {
   std::int64_t value = 0;
 };
 static_assert(std::is_trivially_copyable_v<Message> && sizeof(Message) == 56);
+
+/// Follows kHello: the address of the reader's worker and a checksum of the message and the
+/// address. The holder of an earlier version ignores the checksum, as UCX knows where an address
+/// ends.
+std::vector<std::byte> seal_hello(const Message& hello, std::span<const std::byte> address);
+/// The address in `rest` of a hello to `self`, which UCX may unpack.
+/// Errors: kInvalidArgument when it is too short, too long or damaged; kGone when it is for another
+/// incarnation: only a reader that was let in knows ours.
+Result<std::span<const std::byte>> open_hello(const Message& hello, std::span<const std::byte> rest,
+                                              const Id128& self);
 
 }  // namespace pegaflow::ucx

@@ -164,7 +164,7 @@ ucs_status_t Worker::on_message(void* self, const void*, std::size_t, void* data
   auto* const worker = static_cast<Worker*>(self);
   // Ours are all eager and at least of that size; what is not is none of ours.
   if ((parameters->recv_attr & UCP_AM_RECV_ATTR_FLAG_RNDV) != 0 || size < sizeof(Message) ||
-      size > sizeof(Message) + kMostPackedBytes) {
+      size > sizeof(Message) + kMostPackedBytes + sizeof(std::uint64_t)) {
     return UCS_OK;
   }
   Arrived& arrived = worker->arrived_.emplace_back();

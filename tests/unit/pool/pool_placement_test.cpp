@@ -14,6 +14,7 @@
 #include "engine/shape.h"
 #include "tests/support/numa_machines.h"
 #include "tests/support/refuse.h"
+#include "tests/support/skip.h"
 
 namespace pegaflow {
 namespace {
@@ -85,10 +86,7 @@ TEST_SUITE("PoolPlacement") {
   }
 
   TEST_CASE("each node has its part of the pool, as the store deals it") {
-    if (!may_place()) {
-      MESSAGE("skipped: this kernel refuses mbind");
-      return;
-    }
+    if (!may_place()) PEGA_SKIP("this kernel refuses mbind");
     const Untouched memory(64 * kMiB + 12 * kPage);
     auto placement = place_pool(memory.bytes(), kPage, NumaPolicy::kAuto, node_0(4));
     CHECK(placement.policy == NumaPolicy::kAuto);
@@ -107,10 +105,7 @@ TEST_SUITE("PoolPlacement") {
         {.size_bytes = 16 * kMiB, .numa = NumaPolicy::kAuto, .nodes = node_0(2)}, kGoOn, {});
     REQUIRE(pool);
     PoolPlacement placement = pool->placement();
-    if (!placement.in_place) {
-      MESSAGE("skipped: this kernel does not say where a page is");
-      return;
-    }
+    if (!placement.in_place) PEGA_SKIP("this kernel does not say where a page is");
     CHECK(placement.in_place == 1.0);
 
     // As if the second part had been meant for a node that was full.
@@ -149,10 +144,7 @@ TEST_SUITE("PoolPlacement") {
   }
 
   TEST_CASE("of more nodes than a pool is dealt to the first have it") {
-    if (!may_place()) {
-      MESSAGE("skipped: this kernel refuses mbind");
-      return;
-    }
+    if (!may_place()) PEGA_SKIP("this kernel refuses mbind");
     const Untouched memory(64 * kMiB);
     const auto placement = place_pool(memory.bytes(), kPage, NumaPolicy::kAuto, node_0(16));
     CHECK(placement.ranges.size() == kMaxNodes);
@@ -182,10 +174,8 @@ TEST_SUITE("PoolPlacement") {
 
   TEST_CASE("where a filter refuses the system call there is a pool, and what to do about it") {
     std::thread([] {  // The filter ends with its thread.
-      if (!testing::answer_mbind_with(EPERM)) {
-        MESSAGE("skipped: this kernel has no filters of system calls");
-        return;
-      }
+      if (!testing::answer_mbind_with(EPERM))
+        PEGA_SKIP("this kernel has no filters of system calls");
       for (const auto& machine : {testing::two_sockets(), testing::eight_nodes()}) {
         const auto pool = Pool::create(
             {.size_bytes = 8 * kMiB, .numa = NumaPolicy::kAuto, .nodes = nodes_of(machine)}, kGoOn,
@@ -203,8 +193,7 @@ TEST_SUITE("PoolPlacement") {
   TEST_CASE("machines with several nodes have a part of the pool on each that has memory") {
     std::thread([] {
       if (!testing::answer_mbind_with(0)) {  // Their nodes are not here.
-        MESSAGE("skipped: this kernel has no filters of system calls");
-        return;
+        PEGA_SKIP("this kernel has no filters of system calls");
       }
       const auto numbers_on = [](const testing::NumaMachine& machine) {
         const Untouched memory(256 * kMiB);

@@ -16,6 +16,7 @@
 #include <doctest/doctest.h>
 
 #include "engine/memory_room.h"
+#include "tests/support/skip.h"
 
 namespace pegaflow {
 namespace {
@@ -152,10 +153,8 @@ TEST_SUITE("Pool") {
     const auto other = make(1200 * kMiB);
     const auto room = memory_room();
     REQUIRE(room);
-    if (!other || room->limited_by != "MemAvailable") {
-      MESSAGE("skipped: too little memory, or a cgroup limits it");
-      return;
-    }
+    if (!other || room->limited_by != "MemAvailable")
+      PEGA_SKIP("too little memory, or a cgroup limits it");
     // Not more than there is, whoever gives memory back meanwhile: the other pool stays.
     const std::uint64_t size = room->possible_bytes - 1024 * kMiB;
     REQUIRE(size + 1024 * kMiB > room->available_bytes);
@@ -195,8 +194,7 @@ TEST_SUITE("Pool") {
     if (before->page_bytes != 2 * kMiB || !set(before->total + 8) ||
         huge_pages()->free < before->free + 8) {
       set(before->total);
-      MESSAGE("skipped: this process cannot reserve huge pages");
-      return;
+      PEGA_SKIP("this process cannot reserve huge pages");
     }
 
     {

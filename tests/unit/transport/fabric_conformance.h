@@ -219,7 +219,9 @@ TEST_CASE_TEMPLATE_DEFINE("a fabric", Backend, fabric_conformance) {
     REQUIRE(peer);
 
     const Chunk chunk = pair.chunk(0, 0, 4096);
-    CHECK(pair.reader.read(*peer, {chunk}).chunks[0] == Errc::kGone);
+    // A lane that has to unpack a stranger's address to answer does not.
+    const auto outcome = pair.reader.read(*peer, {chunk}).chunks[0];
+    CHECK((outcome == Errc::kGone || outcome == Errc::kPeerLost));
 
     CHECK(pair.reader.memory[0] == pattern_at(kReaderSeed, 0));
     CHECK(all_good(pair.reader.read(pair.peer, {chunk})));

@@ -434,6 +434,24 @@ TEST_SUITE("the socket lane, holding") {
     first.send(Ask{.size_bytes = 1});
     CHECK(first.receive<Answer>().verdict == Verdict::kGood);
   }
+
+  TEST_CASE("connections that do not greet cannot keep readers out") {
+    const HolderOfPlayed holder({.connect_timeout = kHang, .readers = 3});
+    const Played reader = holder.greeted();
+    const Played oldest = Played::connect(holder.address);
+    const Played other = Played::connect(holder.address);
+
+    const Played late_reader = holder.greeted();
+    CHECK(oldest.closed());
+    const Played last_reader = holder.greeted();
+    CHECK(other.closed());
+
+    CHECK(Played::connect(holder.address).closed());  // All three places are readers' now.
+    for (const Played* const one : {&reader, &late_reader, &last_reader}) {
+      one->send(Ask{.size_bytes = 1});
+      CHECK(one->receive<Answer>().verdict == Verdict::kGood);
+    }
+  }
 }
 
 TEST_SUITE("the socket lane") {

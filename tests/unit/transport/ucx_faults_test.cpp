@@ -1,7 +1,11 @@
 // What the RDMA lane does when the other process is killed, restarted or says nonsense; and what
 // its descriptions may be. Over TCP on the loopback device.
+#include <chrono>
 #include <csignal>
+#include <random>
+#include <span>
 #include <sstream>
+#include <vector>
 
 #include <fcntl.h>
 #include <spawn.h>
@@ -13,10 +17,12 @@
 #include "base/hex.h"
 #include "base/unique_fd.h"
 #include "tests/support/fabric_node.h"
+#include "tests/support/patience.h"
 #include "tests/support/shifted_clock.h"
 #include "tests/unit/transport/ucx_rails.h"
 #include "transport/ucx/ucx_fabric.h"
 #include "transport/ucx/wire.h"
+#include "transport/ucx/worker.h"
 
 namespace pegaflow::testing {
 namespace {
@@ -202,8 +208,59 @@ TEST_SUITE("UcxFabric, faults") {
     FabricDescriptor before = holder.descriptor;
     before.incarnation = Id128::random();
     const auto peer = reader.fabric->connect(before).value();
-    CHECK(reader.read(peer, {pages(reader, 4096)[0]}).chunks[0] == Errc::kGone);
+    CHECK(reader.read(peer, {pages(reader, 4096)[0]}).chunks[0] == Errc::kPeerLost);
     CHECK(reader.memory[0] == pattern_at(2, 0));
+  }
+
+  TEST_CASE("hellos that are truncated, damaged or of strangers are not answered, nor unpacked") {
+    FabricNode holder(&make, 1 << 16, 1);
+    const UcxFabric::Options options = ucx_options();
+    const ucx::UcpApi* const api = ucx::UcpApi::load().value();
+    const auto context =
+        ucx::Context::open(*api, {.device = options.rails[0], .sockets = options.sockets}).value();
+    const auto worker = ucx::Worker::create(*context).value();
+    const ucx::FabricAddress address =
+        ucx::unpack_address(holder.fabric->describe().address).value();
+    const auto endpoint = ucx::Endpoint::connect(*worker, address.rails[0].address).value();
+    const ucx::Message right{.kind = ucx::Message::Kind::kHello,
+                             .from = 1,
+                             .incarnation = holder.fabric->describe().incarnation};
+    const auto sealed = ucx::seal_hello(right, worker->address());
+    std::mt19937_64 chance(4711);
+
+    for (std::size_t length = 0; length < sealed.size(); ++length) {
+      endpoint->send(right, std::span(sealed).first(length));
+    }
+    for (std::size_t i = 0; i < sealed.size(); ++i) {
+      auto damaged = sealed;
+      damaged[i] ^= static_cast<std::byte>(1 + chance() % 255);
+      endpoint->send(right, damaged);
+    }
+    endpoint->send(right, worker->address());  // Without a seal, as versions before this one.
+    endpoint->send(right, std::vector<std::byte>(ucx::kMostPackedBytes));
+    ucx::Message stranger = right;
+    stranger.incarnation = Id128::random();
+    endpoint->send(stranger, ucx::seal_hello(stranger, worker->address()));
+    ucx::Message other = right;  // Whole, but not the message that was sealed.
+    other.from = 2;
+    endpoint->send(other, sealed);
+
+    // Messages of one endpoint keep their order: the first answer is to the last hello.
+    ucx::Message last = right;
+    last.from = 3;
+    endpoint->send(last, ucx::seal_hello(last, worker->address()));
+    std::vector<ucx::Worker::Arrived> arrived;
+    const auto end = std::chrono::steady_clock::now() + kHang;
+    while (arrived.empty()) {
+      REQUIRE(std::chrono::steady_clock::now() < end);
+      worker->progress();
+      arrived = worker->take_arrived();
+    }
+    CHECK(arrived.size() == 1);
+    CHECK(arrived[0].message.to == 3);
+    CHECK(arrived[0].message.verdict == ucx::Message::Verdict::kWelcome);
+    endpoint->close(ucx::Endpoint::Close::kNow);
+    while (!endpoint->closed()) worker->progress();
   }
 
   TEST_CASE("descriptions that are damaged or of another kind are refused before UCX sees them") {
