@@ -40,7 +40,7 @@ std::array<char, std::size_t{64} * 1024>& read_buffer() {
 ClientConnection::ClientConnection(tcp::socket socket, Shared& shared)
     : socket_(std::move(socket)),
       shared_(shared),
-      deadline_(shared.deadlines, [this] { close(); }) {
+      deadline_(shared.deadlines, [this] { deadline_over(); }) {
   ++shared_.metrics.connections;
 }
 
@@ -52,6 +52,15 @@ ClientConnection::~ClientConnection() {
 void ClientConnection::close() {
   error_code ignored;
   socket_.close(ignored);
+}
+
+void ClientConnection::deadline_over() {
+  error_code ignored;
+  if (is_reading_) {
+    socket_.cancel(ignored);  // receive() fails, and there is still a connection for the answer.
+  } else {
+    close();
+  }
 }
 
 bool ClientConnection::has_unread() const {
@@ -185,8 +194,29 @@ asio::awaitable<void> ClientConnection::refuse(RequestParser& parser) {
   co_await linger();
 }
 
+asio::awaitable<void> ClientConnection::time_out() {
+  is_reading_ = false;
+  ++shared_.metrics.slow_requests;
+  co_await send(error_answer(408, "the request took too long to arrive", false, {}, false));
+  co_await linger();
+}
+
+Duration ClientConnection::body_patience(std::size_t received, Duration passed) const {
+  const RouterOptions& options = shared_.options;
+  Duration left = std::min(options.client_timeout, options.body_timeout - passed);
+  if (options.min_body_rate > 0) {
+    const std::chrono::duration<double> earned(static_cast<double>(received) /
+                                               static_cast<double>(options.min_body_rate));
+    left = std::min(left,
+                    options.client_timeout + std::chrono::duration_cast<Duration>(earned) - passed);
+  }
+  return std::max(left, Duration::zero());
+}
+
 asio::awaitable<bool> ClientConnection::read_body(RequestParser& parser) {
-  deadline_.set(shared_.options.client_timeout);
+  const TimePoint began = shared_.now();
+  deadline_.set(body_patience(0, Duration::zero()));
+  is_reading_ = true;
   std::size_t before = 0;
   while (!parser.is_complete()) {
     const Result<void> fed = feed(parser);
@@ -195,11 +225,13 @@ asio::awaitable<bool> ClientConnection::read_body(RequestParser& parser) {
     shared_.metrics.body_bytes += grown;
     body_bytes_ += grown;
     if (!fed) {
+      is_reading_ = false;
       co_await refuse(parser);
       co_return false;
     }
     if (shared_.metrics.body_bytes > shared_.options.body_memory_bytes) {
       ++shared_.metrics.memory_refused;
+      is_reading_ = false;
       (void)parser.take_body();
       shared_.metrics.body_bytes -= std::exchange(body_bytes_, 0);
       co_await send(error_answer(503, "the router holds too many requests already", false,
@@ -208,9 +240,14 @@ asio::awaitable<bool> ClientConnection::read_body(RequestParser& parser) {
       co_return false;
     }
     if (parser.is_complete()) break;
-    if (!co_await receive()) co_return false;
-    if (!deadline_.is_over()) deadline_.set(shared_.options.client_timeout);
+    const bool received = co_await receive();
+    if (!received || deadline_.is_over()) {
+      if (deadline_.is_over()) co_await time_out();
+      co_return false;
+    }
+    deadline_.set(body_patience(parser.body_size() + received_.size(), shared_.now() - began));
   }
+  is_reading_ = false;
   deadline_.clear();
   co_return true;
 }
@@ -221,18 +258,25 @@ asio::awaitable<bool> ClientConnection::serve_one() {
   // For the whole head: not renewed by each byte.
   deadline_.set(shared_.is_draining ? std::min<Duration>(shared_.options.client_timeout, kGrace)
                                     : shared_.options.client_timeout);
+  is_reading_ = true;
   while (!parser.has_head()) {
     if (!received_.empty()) {
       if (!feed(parser)) {
+        is_reading_ = false;
         co_await refuse(parser);
         co_return false;
       }
       if (parser.has_head()) break;
-      is_idle_ = is_new_ = false;
+      if (parser.has_begun() || !received_.empty()) is_idle_ = is_new_ = false;
     }
-    if (!co_await receive()) co_return false;
+    const bool received = co_await receive();
+    if (!received || deadline_.is_over()) {
+      is_reading_ = false;
+      if (deadline_.is_over() && !is_idle_) co_await time_out();
+      co_return false;
+    }
   }
-  is_idle_ = is_new_ = false;
+  is_reading_ = is_idle_ = is_new_ = false;
   deadline_.clear();
   Exchange exchange(*this, parser.head());
   bool keeps = parser.head().keep_alive && !parser.head().is_http_10;

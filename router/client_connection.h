@@ -50,6 +50,11 @@ class ClientConnection : public std::enable_shared_from_this<ClientConnection> {
   boost::asio::awaitable<bool> serve_one();
   boost::asio::awaitable<bool> receive();
   boost::asio::awaitable<bool> read_body(RequestParser& parser);
+  /// How long the rest of a body that has come for `passed` may be silent now.
+  [[nodiscard]] Duration body_patience(std::size_t received, Duration passed) const;
+  /// Answers 408 to a client that took too long for its request.
+  boost::asio::awaitable<void> time_out();
+  void deadline_over();
   Result<void> feed(RequestParser& parser);
   boost::asio::awaitable<void> refuse(RequestParser& parser);
   boost::asio::awaitable<void> linger();
@@ -68,6 +73,7 @@ class ClientConnection : public std::enable_shared_from_this<ClientConnection> {
   bool is_idle_ = true;  // No request is being read or answered.
   bool is_new_ = true;   // Nothing has come yet.
   bool is_last_ = false;
+  bool is_reading_ = false;  // A request: a client that is too slow is told so.
 
   friend class Exchange;
 };

@@ -13,7 +13,10 @@
 
 #include "base/log.h"
 #include "router/client_connection.h"
+#include "router/cors.h"
+#include "router/model_watch.h"
 #include "router/pages.h"
+#include "router/steering.h"
 #include "version.h"
 
 namespace pegaflow {
@@ -23,7 +26,14 @@ using boost::system::error_code;
 
 namespace {
 
+constexpr Log kLog{"router"};
 constexpr Log kAccessLog{"access"};
+
+/// Between two times that engines are asked for their models out of turn: what clients ask for must
+/// not become questions without end.
+constexpr std::chrono::seconds kModelsPause(1);
+
+constexpr std::string_view kNoAnswer = "the engine could not be reached or gave no answer";
 
 /// With the token ids of the longest prompt that they are asked for.
 constexpr std::size_t kPrefillAnswerBytes = 8 * kFirstTokenBodyBytes;
@@ -43,11 +53,23 @@ bool is_worth_another_engine(unsigned status) {
 /// Failures of the engine; 503 is only that it has enough to do.
 bool is_engine_failure(unsigned status) { return status >= 500 && status != 503; }
 
-bool is_json_type(const std::string& type) {
+std::string_view media_type(const std::string& type) {
   const std::string_view media = std::string_view(type).substr(0, type.find(';'));
   const std::size_t end = media.find_last_not_of(" \t");
-  return equals_ignoring_case(media.substr(0, end == std::string_view::npos ? 0 : end + 1),
-                              "application/json");
+  return media.substr(0, end == std::string_view::npos ? 0 : end + 1);
+}
+
+bool is_json_type(const std::string& type) {
+  return equals_ignoring_case(media_type(type), "application/json");
+}
+
+/// Whether a web framework may read such a body as JSON.
+bool is_like_json(const std::string& type) {
+  constexpr std::string_view kSuffix = "+json";
+  const std::string_view media = media_type(type);
+  return is_json_type(type) ||
+         (media.size() > kSuffix.size() &&
+          equals_ignoring_case(media.substr(media.size() - kSuffix.size()), kSuffix));
 }
 
 /// Watches a client, and stops also when something throws: what it calls has gone by then.
@@ -97,6 +119,7 @@ Exchange::Exchange(ClientConnection& client, const RequestHead& head)
   request_id_ = id != nullptr && is_request_id(*id)
                     ? *id
                     : fmt::format("{:016x}{:016x}", shared_.random(), shared_.random());
+  cors_ = cors_lines(shared_.options.cors_origins, head.fields);
 }
 
 Exchange::~Exchange() { --shared_.metrics.in_flight; }
@@ -121,26 +144,47 @@ void Exchange::forget_body() {
   if (splice_) splice_->body = std::string();
 }
 
+AccessList::Verdict Exchange::check_key() {
+  // A proxy in front may have put an Authorization of its own there.
+  const std::string* const bearer = find_field(head_.fields, "authorization");
+  const std::string* const plain = find_field(head_.fields, "x-api-key");
+  AccessList::Verdict verdict;
+  if (bearer != nullptr) verdict = shared_.access->check(bearer_key(*bearer), shared_.now());
+  if (verdict.kind == AccessList::Verdict::Kind::kUnknown && plain != nullptr) {
+    verdict = shared_.access->check(*plain, shared_.now());
+  }
+  return verdict;
+}
+
 std::string Exchange::refusal() {
   const bool keeps = keeps_connection();
+  if (answers_cors(shared_.options.cors_origins) && is_preflight(head_.method, head_.fields)) {
+    route_ = {RouteKind::kOptions, "options", false, false};
+    PreflightAnswer preflight = preflight_answer(shared_.options.cors_origins, head_.fields, keeps);
+    status_ = preflight.status;
+    return std::move(preflight.text);
+  }
   const auto refuse = [&](unsigned status, std::string_view text, std::string_view fields = {}) {
     status_ = status;
-    std::string whole = error_answer(status, text, route_.is_anthropic, fields, keeps);
+    std::string whole =
+        error_answer(status, text, route_.is_anthropic, fmt::format("{}{}", fields, cors_), keeps);
     // A client of HEAD reads no body: it would take it for its next answer.
-    if (head_.method == "HEAD") whole.resize(whole.find("\r\n\r\n") + 4);
+    if (is_head()) whole.resize(whole.find("\r\n\r\n") + 4);
     return whole;
   };
   if (route_.kind == RouteKind::kDenied) return refuse(404, "the router does not serve this path");
+  if (route_.kind == RouteKind::kOptions) {
+    status_ = 204;
+    return fmt::format("HTTP/1.1 204 No Content\r\nAllow: {}\r\n{}{}\r\n", route_.methods, cors_,
+                       keeps ? "" : "Connection: close\r\n");
+  }
   if (route_.kind == RouteKind::kWrongMethod) {
-    return refuse(405, "the router does not serve this path with this method");
+    return refuse(
+        405, "the router does not serve this path with this method",
+        route_.methods.empty() ? std::string() : fmt::format("Allow: {}\r\n", route_.methods));
   }
   if (shared_.access && route_.needs_key) {
-    const std::string* const bearer = find_field(head_.fields, "authorization");
-    const std::string* const plain = find_field(head_.fields, "x-api-key");
-    const std::string_view key = bearer != nullptr  ? bearer_key(*bearer)
-                                 : plain != nullptr ? std::string_view(*plain)
-                                                    : std::string_view();
-    const AccessList::Verdict verdict = shared_.access->check(key, shared_.now());
+    const AccessList::Verdict verdict = check_key();
     key_name_ = verdict.name;
     if (verdict.kind == AccessList::Verdict::Kind::kUnknown) {
       ++shared_.metrics.refused_keys;
@@ -154,7 +198,11 @@ std::string Exchange::refusal() {
     }
   }
   const std::string* const type = find_field(head_.fields, "content-type");
-  if (route_.kind == RouteKind::kSplit && type != nullptr && !is_json_type(*type)) {
+  const bool is_answered_by_engines = route_.kind == RouteKind::kSplit ||
+                                      route_.kind == RouteKind::kOne ||
+                                      route_.kind == RouteKind::kResponses;
+  if (is_answered_by_engines && route_.body == BodyKind::kJson && type != nullptr &&
+      !is_json_type(*type)) {
     return refuse(415, "the body has to be application/json");
   }
   return {};
@@ -180,8 +228,9 @@ asio::awaitable<bool> Exchange::answer(unsigned status, std::string_view text,
                                        std::string_view fields) {
   status_ = status;
   const bool keeps = keeps_connection();
-  const std::string lines = fmt::format("{}X-Request-Id: {}\r\n", fields, request_id_);
-  const std::string whole = error_answer(status, text, route_.is_anthropic, lines, keeps);
+  const std::string lines = fmt::format("{}X-Request-Id: {}\r\n{}", fields, request_id_, cors_);
+  std::string whole = error_answer(status, text, route_.is_anthropic, lines, keeps);
+  if (is_head()) whole.resize(whole.find("\r\n\r\n") + 4);
   bytes_out_ += whole.size();
   co_return co_await client_.send(whole);
 }
@@ -194,44 +243,138 @@ std::uint64_t Exchange::key_of(const std::vector<JsonMember>& members) const {
   return prefix.empty() ? 0 : hash_key(prefix);
 }
 
+Exchange::Refusal Exchange::read_body(std::vector<JsonMember>& members) {
+  if (route_.body == BodyKind::kForm) return {};
+  const std::string* const type = find_field(head_.fields, "content-type");
+  const bool is_known = route_.body == BodyKind::kJson;
+  if (!is_known && (body_.empty() || (type != nullptr && !is_like_json(*type)))) return {};
+  auto read = read_members(body_);
+  if (is_known && !read) return {400, read.error().detail};
+  if (!is_known || may_steer(*read)) {
+    auto cut =
+        without_steering(body_, is_known ? SteeringDepth::kKnownPath : SteeringDepth::kAnywhere);
+    if (!cut) {
+      // Without a type it may be anything; with one an engine could read what we cannot.
+      return is_known || type != nullptr ? Refusal{400, cut.error().detail} : Refusal{};
+    }
+    if (*cut) {
+      ++shared_.metrics.steering_removed;
+      body_ = std::move(**cut);
+      read = read_members(body_);
+    }
+  }
+  if (read) members = std::move(*read);
+  const JsonMember* const model = find_member(members, "model");
+  if (model != nullptr) model_ = json_unescape(model->value);
+  if (model_.empty() && is_known) model_ = shared_.fleet.unnamed_model();
+  return {};
+}
+
+asio::awaitable<void> Exchange::ask_engines(
+    const std::function<asio::awaitable<void>(std::shared_ptr<Engine>)>& ask) {
+  // All at once; the slowest one that answers in time decides how long it takes.
+  struct Asked {
+    std::size_t open = 0;
+    asio::steady_timer* waiting = nullptr;  // None once the client left.
+  };
+  const auto asked = std::make_shared<Asked>();
+  asked->waiting = &timer_;
+  timer_.expires_at(TimePoint::max());
+  const auto wait_for = [](std::shared_ptr<Asked> all,
+                           asio::awaitable<void> question) -> asio::awaitable<void> {
+    co_await std::move(question);
+    if (--all->open == 0 && all->waiting != nullptr) all->waiting->cancel();
+  };
+  for (const auto& engine : shared_.fleet.engines()) {
+    if (!engine->is_up) continue;
+    ++asked->open;
+    asio::co_spawn(shared_.io, wait_for(asked, ask(engine)), asio::detached);
+  }
+  error_code ignored;
+  if (asked->open > 0) {
+    co_await timer_.async_wait(asio::redirect_error(asio::use_awaitable, ignored));
+  }
+  asked->waiting = nullptr;
+}
+
+asio::awaitable<bool> Exchange::is_unknown_model() {
+  if (model_.empty() || pinned_ || !shared_.fleet.is_unknown_model(model_)) co_return false;
+  if (shared_.now() - shared_.models_refreshed < kModelsPause) co_return true;
+  // An adapter may have been loaded since the engines were asked.
+  shared_.models_refreshed = shared_.now();
+  co_await ask_engines([this](std::shared_ptr<Engine> engine) {
+    return read_model_list(shared_, std::move(engine));
+  });
+  co_return shared_.fleet.is_unknown_model(model_);
+}
+
+Fleet::Request Exchange::wanted(const std::vector<const Engine*>& tried) const {
+  return {.key = key_, .model = model_, .tried = tried, .excluded = ended_at_};
+}
+
+void Exchange::note_end(const UpstreamCall& call, const Error& error) {
+  const bool ended =
+      error.code == Errc::kPeerLost || error.code == Errc::kIo || error.code == Errc::kGone;
+  if (ended && call.was_sent()) ended_at_.push_back(call.engine()->url.text);
+}
+
+void Exchange::count_suspect() {
+  ++shared_.metrics.suspect_requests;
+  kLog.warn(
+      "a request is not tried again: two engines ended while they had it id={} route={} "
+      "engines={},{}",
+      request_id_, route_.name, ended_at_[0], ended_at_[1]);
+}
+
+asio::awaitable<bool> Exchange::answer_suspect() {
+  // Clients of OpenAI and Anthropic go by that field, and send again after any other 5xx.
+  return answer(502, "two engines ended while they had this request; it is not tried again",
+                "X-Should-Retry: false\r\n");
+}
+
 asio::awaitable<bool> Exchange::run(std::string body) {
   body_ = std::move(body);
   bytes_in_ = body_.size();
   const Watching watching(client_, [this] { interrupt(); });
-  bool keeps = false;
+  std::vector<JsonMember> members;  // Views into body_.
   switch (route_.kind) {
     case RouteKind::kHealth:
     case RouteKind::kMetrics:
     case RouteKind::kVersion:
-      keeps = co_await own_page();
-      break;
+      co_return co_await own_page();
     case RouteKind::kModels:
-      keeps = co_await models();
-      break;
+      co_return co_await models();
     case RouteKind::kSplit:
-      keeps = co_await split();
-      break;
-    case RouteKind::kResponses: {
-      std::string id(response_id_of(head_.target));
-      const auto members = read_members(body_);
-      if (members) {
-        key_ = key_of(*members);
-        const JsonMember* const previous = find_member(*members, "previous_response_id");
-        if (previous != nullptr) id = json_unescape(previous->value);
-      }
-      pinned_ = shared_.response_owners.find(id);
-      keeps = co_await forward(body_);
-      break;
-    }
+    case RouteKind::kResponses:
     case RouteKind::kOne:
-      key_ = key_of({});
-      keeps = co_await forward(body_);
       break;
     case RouteKind::kDenied:
     case RouteKind::kWrongMethod:
-      break;  // refusal() has answered.
+    case RouteKind::kOptions:
+      co_return false;  // refusal() has answered.
   }
-  co_return keeps;
+  const Refusal refusal = read_body(members);
+  if (refusal.status != 0) co_return co_await answer(refusal.status, refusal.text);
+  key_ = key_of(members);
+  if (route_.kind == RouteKind::kResponses) {
+    std::string id(response_id_of(head_.target));
+    const JsonMember* const previous = find_member(members, "previous_response_id");
+    if (previous != nullptr) id = json_unescape(previous->value);
+    pinned_ = shared_.response_owners.find(id);
+  }
+  if (co_await is_unknown_model()) {
+    if (client_.is_gone()) co_return false;
+    ++shared_.metrics.unknown_models;
+    status_ = 404;
+    const std::string lines = fmt::format("X-Request-Id: {}\r\n{}", request_id_, cors_);
+    const std::string whole =
+        unknown_model_answer(model_, route_.is_anthropic, lines, keeps_connection());
+    bytes_out_ += whole.size();
+    co_return co_await client_.send(whole);
+  }
+  if (client_.is_gone()) co_return false;
+  if (route_.kind == RouteKind::kSplit) co_return co_await split(members);
+  co_return co_await forward(body_);
 }
 
 asio::awaitable<bool> Exchange::own_page() {
@@ -240,7 +383,7 @@ asio::awaitable<bool> Exchange::own_page() {
   unsigned status = 200;
   if (route_.kind == RouteKind::kHealth) {
     const HealthPage health =
-        health_page(shared_.fleet, shared_.namespaces, shared_.is_draining, shared_.now());
+        health_page(shared_.fleet, shared_.namespaces, shared_.is_leaving, shared_.now());
     page = health.text;
     status = health.is_serving ? 200 : 503;
   } else if (route_.kind == RouteKind::kMetrics) {
@@ -251,80 +394,67 @@ asio::awaitable<bool> Exchange::own_page() {
   }
   status_ = status;
   const std::string head =
-      fmt::format("HTTP/1.1 {} {}\r\nContent-Type: {}\r\nContent-Length: {}\r\n{}\r\n", status,
-                  status == 200 ? "OK" : "Service Unavailable", type, page.size(),
+      fmt::format("HTTP/1.1 {} {}\r\nContent-Type: {}\r\nContent-Length: {}\r\n{}{}\r\n", status,
+                  status == 200 ? "OK" : "Service Unavailable", type, page.size(), cors_,
                   keeps_connection() ? "" : "Connection: close\r\n");
-  co_return co_await client_.send(head, page);
+  co_return co_await client_.send(head, is_head() ? std::string_view() : page);
 }
 
 asio::awaitable<bool> Exchange::models() {
-  // All engines are asked at once; the slowest one that answers in time decides how long it takes.
-  struct Asked {
-    std::vector<std::string> answers;
-    std::size_t open = 0;
-    asio::steady_timer* waiting = nullptr;  // None once the client left.
+  const auto answers = std::make_shared<std::vector<std::string>>();
+  const auto ask = [](std::shared_ptr<std::vector<std::string>> all, Shared& shared,
+                      std::shared_ptr<Engine> engine,
+                      std::string request) -> asio::awaitable<void> {
+    const Result<ShortAnswer> got =
+        co_await get_from_engine(shared.engine_connections, engine, std::move(request),
+                                 shared.options.health_timeout, kModelListBytes);
+    if (!got || got->status != 200) co_return;
+    if (const auto ids = read_model_ids(got->body)) engine->models.set(*ids);
+    all->push_back(got->body);
   };
-  const auto asked = std::make_shared<Asked>();
-  asked->waiting = &timer_;
-  timer_.expires_at(TimePoint::max());
-  std::vector<std::string> urls;
-  for (const auto& engine : shared_.fleet.engines()) {
-    if (!engine->is_up || std::find(urls.begin(), urls.end(), engine->url.text) != urls.end()) {
-      continue;
-    }
-    urls.push_back(engine->url.text);
-    ++asked->open;
-    const auto ask = [](std::shared_ptr<Asked> all, Shared& shared, std::shared_ptr<Engine> one,
-                        std::string request) -> asio::awaitable<void> {
-      const Result<ShortAnswer> got =
-          co_await get_from_engine(shared.engine_connections, one, std::move(request),
-                                   shared.options.health_timeout, std::size_t{1024} * 1024);
-      if (got && got->status == 200) all->answers.push_back(got->body);
-      if (--all->open == 0 && all->waiting != nullptr) all->waiting->cancel();
-    };
-    asio::co_spawn(shared_.io, ask(asked, shared_, engine, engine_request(*engine, 0, false)),
-                   asio::detached);
-  }
-  error_code ignored;
-  if (asked->open > 0) {
-    co_await timer_.async_wait(asio::redirect_error(asio::use_awaitable, ignored));
-  }
-  asked->waiting = nullptr;
+  co_await ask_engines([&](std::shared_ptr<Engine> engine) {
+    std::string request = engine_request(*engine, 0, false);
+    return ask(answers, shared_, std::move(engine), std::move(request));
+  });
   if (client_.is_gone()) co_return false;
-  if (asked->answers.empty()) {
+  if (answers->empty()) {
     ++shared_.metrics.no_engine;
     co_return co_await answer(503, "no engine says which models it has", "Retry-After: 1\r\n");
   }
-  const std::string page = merge_models(asked->answers);
+  const std::string page = merge_models(*answers);
   status_ = 200;
   const std::string head = fmt::format(
       "HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nContent-Length: {}\r\n"
-      "X-Request-Id: {}\r\n{}\r\n",
-      page.size(), request_id_, keeps_connection() ? "" : "Connection: close\r\n");
-  co_return co_await client_.send(head, page);
+      "X-Request-Id: {}\r\n{}{}\r\n",
+      page.size(), request_id_, cors_, keeps_connection() ? "" : "Connection: close\r\n");
+  co_return co_await client_.send(head, is_head() ? std::string_view() : page);
 }
 
-asio::awaitable<bool> Exchange::split() {
-  // The views lie in body_, which stays as it is until the decode engine has answered.
-  const auto members = read_members(body_);
-  if (!members) co_return co_await answer(400, members.error().detail);
-  key_ = key_of(*members);
+asio::awaitable<bool> Exchange::split(const std::vector<JsonMember>& members) {
   if (shared_.options.pd_first_token && shared_.flow == Flow::kStore) {
-    first_token_ = route_.name == "completions" ? decide_first_token(*members, body_.size())
+    first_token_ = route_.name == "completions" ? decide_first_token(members, body_.size())
                                                 : FirstToken::kRoute;
   }
   const bool wants_token = first_token_ == FirstToken::kSent;
-  Prefilled prefilled = co_await prefill(*members, wants_token);
+  Prefilled prefilled = co_await prefill(members, wants_token);
   if (client_.is_gone()) co_return false;
+  if (is_suspect()) {
+    count_suspect();
+    co_return co_await answer_suspect();
+  }
   if (wants_token) {
-    const Spliced spliced = co_await splice(*members, prefilled);
+    const Spliced spliced = co_await splice(members, prefilled);
     first_token_ = spliced.what;
     if (client_.is_gone()) co_return false;
+    if (spliced.what != FirstToken::kSent && is_suspect()) {
+      count_suspect();
+      co_return co_await answer_suspect();
+    }
     if (spliced.what == FirstToken::kSent) co_return spliced.keeps;
   }
-  if (!prefilled.kv_params.empty() || find_member(*members, "kv_transfer_params") != nullptr) {
-    std::string changed = decode_body(body_, *members, prefilled.kv_params);
-    body_ = std::move(changed);
+  if (!prefilled.kv_params.empty()) {
+    std::string changed = decode_body(body_, members, prefilled.kv_params);
+    body_ = std::move(changed);  // From here on `members` lead nowhere.
   }
   co_return co_await forward(body_);
 }
@@ -344,10 +474,13 @@ asio::awaitable<Exchange::Prefilled> Exchange::prefill(const std::vector<JsonMem
     std::vector<const Engine*> tried;
     const std::size_t attempts = shared_.options.retries > 0 ? 2 : 1;
     for (std::size_t attempt = 0; attempt < attempts; ++attempt) {
-      const Fleet::Choice choice = shared_.fleet.choose(Role::kPrefill, key_, tried);
+      const Fleet::Choice choice = shared_.fleet.choose(Role::kPrefill, wanted(tried));
       if (choice.why != Fleet::Why::kFound) {
         if (attempt == 0) {
-          what = choice.why == Fleet::Why::kBusy ? Prefill::kBusy : Prefill::kDown;
+          what = choice.why == Fleet::Why::kBusy        ? Prefill::kBusy
+                 : choice.why == Fleet::Why::kSuspended ? Prefill::kSuspended
+                 : choice.why == Fleet::Why::kNone      ? Prefill::kNoEngine
+                                                        : Prefill::kDown;
         }
         break;
       }
@@ -362,7 +495,7 @@ asio::awaitable<Exchange::Prefilled> Exchange::prefill(const std::vector<JsonMem
       prefill_engine_ = choice.engine->url.text;
       prefilled = co_await prefill_once(slot, body);
       what = prefilled.what;
-      if (client_.is_gone() || !prefilled.is_worth_another) break;
+      if (client_.is_gone() || !prefilled.is_worth_another || is_suspect()) break;
     }
     prefill_time_ = shared_.now() - began;
   }
@@ -374,12 +507,20 @@ asio::awaitable<Exchange::Prefilled> Exchange::prefill(const std::vector<JsonMem
 
 asio::awaitable<Exchange::Prefilled> Exchange::prefill_once(Slot& slot, const std::string& body) {
   const TimePoint began = shared_.now();
-  const TimePoint end = began + shared_.options.prefill_timeout;
+  const RouterOptions& options = shared_.options;
+  Duration limit = options.prefill_timeout;
+  if (options.min_prefill_rate > 0) {
+    const std::chrono::duration<double> earned(static_cast<double>(body.size()) / 4 /
+                                               static_cast<double>(options.min_prefill_rate));
+    limit = std::min(limit + std::chrono::duration_cast<Duration>(earned),
+                     std::max(limit, options.answer_timeout));
+  }
+  const TimePoint end = began + limit;
+  slot.engine()->handover.started(began);
   UpstreamCall call(shared_.engine_connections, slot.engine());
   call_ = &call;
   std::string request = engine_request(*slot.engine(), body.size(), true);
-  Result<void> done =
-      co_await call.open(std::move(request), body, shared_.options.prefill_timeout, true);
+  Result<void> done = co_await call.open(std::move(request), body, limit, Resend::kUnlessSent);
   std::string text;
   while (done) {
     const Duration left = std::max<Duration>(end - shared_.now(), std::chrono::milliseconds(1));
@@ -392,6 +533,8 @@ asio::awaitable<Exchange::Prefilled> Exchange::prefill_once(Slot& slot, const st
   shared_.metrics.leg[static_cast<std::size_t>(Role::kPrefill)].record(shared_.now() - began);
   if (!done) {
     slot.failed();
+    note_end(call, done.error());
+    if (done.error().code == Errc::kGone) co_return Prefilled{.what = Prefill::kDown};
     // What took too long once would take as long again.
     if (done.error().code == Errc::kTimeout) co_return Prefilled{.what = Prefill::kTimeout};
     const bool is_refused = done.error().code == Errc::kRefused;
@@ -410,6 +553,15 @@ asio::awaitable<Exchange::Prefilled> Exchange::prefill_once(Slot& slot, const st
   }
   std::string kv_params = kv_params_of(text);
   const Prefill what = kv_params.empty() ? Prefill::kNoParams : Prefill::kDone;
+  Engine& engine = *slot.engine();
+  if (what == Prefill::kNoParams && engine.handover.missed(shared_.now())) {
+    kLog.warn(
+        "a prefill engine is suspended: {} answers in a row announce no blocks, so each prompt "
+        "is computed twice; is its connector on and its model served? engine={}",
+        HandoverWatch::kMisses, engine.url.text);
+  } else if (what == Prefill::kDone && engine.handover.worked()) {
+    kLog.info("a prefill engine announces blocks again engine={}", engine.url.text);
+  }
   co_return Prefilled{.what = what, .kv_params = std::move(kv_params), .answer = std::move(text)};
 }
 
@@ -420,9 +572,9 @@ asio::awaitable<Exchange::Admitted> Exchange::admit(std::vector<const Engine*>& 
   const bool keeps = keeps_connection();
   const auto refuse = [&](unsigned status, std::string_view text) {
     status_ = status;
-    result.refusal =
-        error_answer(status, text, route_.is_anthropic,
-                     fmt::format("Retry-After: 1\r\nX-Request-Id: {}\r\n", request_id_), keeps);
+    result.refusal = error_answer(
+        status, text, route_.is_anthropic,
+        fmt::format("Retry-After: 1\r\nX-Request-Id: {}\r\n{}", request_id_, cors_), keeps);
   };
   if (pinned_) {
     result.slot.emplace(shared_, pinned_);
@@ -431,13 +583,17 @@ asio::awaitable<Exchange::Admitted> Exchange::admit(std::vector<const Engine*>& 
   bool waited = false;
   while (true) {
     // Who comes now goes behind those that wait already.
-    const bool must_wait = !waited && shared_.line.size() > 0;
+    const bool must_wait = !waited && shared_.line.has(model_);
     Fleet::Choice choice;
     choice.why = Fleet::Why::kBusy;
-    if (!must_wait) choice = shared_.fleet.choose(Role::kDecode, key_, tried);
+    if (!must_wait) choice = shared_.fleet.choose(Role::kDecode, wanted(tried));
     if (choice.why == Fleet::Why::kFound) {
       if (waited) shared_.metrics.queue_wait.record(shared_.now() - began);
       result.slot.emplace(shared_, choice.engine);
+      co_return result;
+    }
+    if (choice.why == Fleet::Why::kNone && !ended_at_.empty()) {
+      refuse(502, kNoAnswer);
       co_return result;
     }
     if (choice.why != Fleet::Why::kBusy) {
@@ -450,7 +606,7 @@ asio::awaitable<Exchange::Admitted> Exchange::admit(std::vector<const Engine*>& 
       refuse(429, "all engines are busy, and the queue is full");
       co_return result;
     }
-    WaitingLine::Place place{&timer_};
+    WaitingLine::Place place{&timer_, model_};
     if (waited) {
       shared_.line.join_first(place);
     } else {
@@ -464,7 +620,7 @@ asio::awaitable<Exchange::Admitted> Exchange::admit(std::vector<const Engine*>& 
     --shared_.metrics.queued;
     if (!place.is_called) shared_.line.leave(place);
     if (client_.is_gone()) {
-      if (place.is_called) shared_.line.call_next();
+      if (place.is_called) shared_.line.call_next(model_);
       co_return result;
     }
     if (!place.is_called) {
@@ -496,6 +652,10 @@ asio::awaitable<bool> Exchange::forward(std::string_view body) {
       bytes_out_ += admitted.refusal.size();
       co_return co_await client_.send(admitted.refusal);
     }
+    if (attempt > 0) {
+      ++shared_.metrics.retries[static_cast<std::size_t>(Role::kDecode)];
+      ++retries_;
+    }
     Slot& slot = *admitted.slot;
     const std::shared_ptr<Engine> engine = slot.engine();
     decode_engine_ = engine->url.text;
@@ -509,7 +669,8 @@ asio::awaitable<bool> Exchange::forward(std::string_view body) {
       call_ = &call;
       std::string request = engine_request(*engine, body.size(), false);
       const Result<void> opened =
-          co_await call.open(std::move(request), body, shared_.options.answer_timeout, may_repeat);
+          co_await call.open(std::move(request), body, shared_.options.answer_timeout,
+                             may_repeat ? Resend::kUnlessSent : Resend::kNever);
       if (!opened) {
         error = opened.error();
       } else {
@@ -521,23 +682,26 @@ asio::awaitable<bool> Exchange::forward(std::string_view body) {
         }
       }
       call_ = nullptr;
+      note_end(call, error);
     }
     if (client_.is_gone() || how == Relay::kGone) co_return false;
     shared_.metrics.leg[static_cast<std::size_t>(Role::kDecode)].record(shared_.now() - began);
     judge(slot, status, error);
+    // An adapter may have been unloaded.
+    if (status == 404 && !model_.empty()) refresh_model_list(shared_, engine, kModelsPause);
+    if (is_suspect()) count_suspect();
     if (how == Relay::kWhole || how == Relay::kErrorFrame) co_return true;
     if (how == Relay::kBroken) co_return false;
+    if (is_suspect()) co_return co_await answer_suspect();
     const bool repeats =
         (may_repeat && error.code != Errc::kTimeout) || (error.code == Errc::kRefused && !pinned_);
     if (is_last || !repeats) {
       const bool late = error.code == Errc::kTimeout;
-      co_return co_await answer(late ? 504 : 502,
-                                late ? "the engine did not answer in time"
-                                     : "the engine could not be reached or gave no answer",
-                                "Retry-After: 1\r\n");
+      co_return co_await answer(
+          late ? 504 : 502,
+          late ? std::string_view("the engine did not answer in time") : kNoAnswer,
+          "Retry-After: 1\r\n");
     }
-    ++shared_.metrics.retries[static_cast<std::size_t>(Role::kDecode)];
-    ++retries_;
     tried.push_back(engine.get());
     admitted.slot.reset();
     if (!co_await wait_before_retry(attempt)) co_return false;
@@ -549,8 +713,9 @@ std::string Exchange::engine_request(const Engine& engine, std::size_t body_size
   // A head that shapes no answer of P is not left out: LoRA routing, tenants and tracing go by it.
   std::string request;
   request.reserve(512);
-  request += fmt::format("{} {} HTTP/1.1\r\nHost: {}\r\n", head_.method, head_.target,
-                         std::string_view(engine.url.text).substr(7));
+  // HEAD is the router's own affair: its answer has no body, and engines know no HEAD.
+  request += fmt::format("{} {} HTTP/1.1\r\nHost: {}\r\n", is_head() ? "GET" : head_.method,
+                         head_.target, std::string_view(engine.url.text).substr(7));
   const bool hides_keys = shared_.access.has_value() || !shared_.engine_key.empty();
   for (const HttpField& field : head_.fields) {
     const auto is = [&](std::string_view name) { return equals_ignoring_case(field.name, name); };
@@ -558,6 +723,7 @@ std::string Exchange::engine_request(const Engine& engine, std::size_t body_size
         is("accept-encoding") || is_hop_by_hop(field.name, head_.fields)) {
       continue;
     }
+    if (is("x-session-id") && is_own_session(field.value)) continue;
     if (hides_keys && (is("authorization") || is("x-api-key"))) continue;
     if (is_prefill && is("accept")) continue;  // P is asked for JSON whatever D is asked for.
     request += field.name;
@@ -569,10 +735,10 @@ std::string Exchange::engine_request(const Engine& engine, std::size_t body_size
     request += fmt::format("Authorization: Bearer {}\r\n", shared_.engine_key);
   }
   // Without its length a body would be the engine's next request, whatever the method is.
-  if (head_.method != "GET" || body_size > 0) {
+  if ((head_.method != "GET" && !is_head()) || body_size > 0) {
     request += fmt::format("Content-Length: {}\r\n", body_size);
   }
-  request += fmt::format("X-Request-Id: {}\r\n\r\n", request_id_);
+  request += fmt::format("Via: 1.1 pegaflow-router\r\nX-Request-Id: {}\r\n\r\n", request_id_);
   return request;
 }
 

@@ -3,6 +3,7 @@
 /// One request of a client, from its head to the end of its answer.
 
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <optional>
 #include <string>
@@ -76,9 +77,29 @@ class Exchange {
     std::string refusal;  ///< The answer when there is no slot; empty when the client left.
   };
 
+  [[nodiscard]] bool is_head() const noexcept { return head_.method == "HEAD"; }
+  AccessList::Verdict check_key();
   boost::asio::awaitable<bool> own_page();
   boost::asio::awaitable<bool> models();
-  boost::asio::awaitable<bool> split();
+  boost::asio::awaitable<bool> split(const std::vector<JsonMember>& members);
+  /// Reads what there is to read of the body: its members, and the model. Cuts out what only a
+  /// router may send. The status to refuse with and why; 0 when it may go on.
+  struct Refusal {
+    unsigned status = 0;
+    std::string text{};
+  };
+  Refusal read_body(std::vector<JsonMember>& members);
+  /// Whether the model is one that no engine serves; all engines are asked again before it is.
+  boost::asio::awaitable<bool> is_unknown_model();
+  /// Begins a question to each engine that is up, one for a URL, and waits for all of them.
+  boost::asio::awaitable<void> ask_engines(
+      const std::function<boost::asio::awaitable<void>(std::shared_ptr<Engine>)>& ask);
+  [[nodiscard]] Fleet::Request wanted(const std::vector<const Engine*>& tried) const;
+  /// Remembers an engine that ended the connection, or went down, while it had the request.
+  void note_end(const UpstreamCall& call, const Error& error);
+  [[nodiscard]] bool is_suspect() const noexcept { return ended_at_.size() >= 2; }
+  void count_suspect();
+  boost::asio::awaitable<bool> answer_suspect();
   boost::asio::awaitable<Prefilled> prefill(const std::vector<JsonMember>& members,
                                             bool wants_token);
   boost::asio::awaitable<Prefilled> prefill_once(Slot& slot, const std::string& body);
@@ -113,9 +134,12 @@ class Exchange {
   const RequestHead& head_;
   Route route_;
   std::string request_id_;
+  std::string cors_;      // Lines of each answer.
   std::string key_name_;  // A copy: the list of keys may be replaced meanwhile.
   std::string body_;
-  std::uint64_t key_ = 0;  // What belongs together, for policies.
+  std::uint64_t key_ = 0;              // What belongs together, for policies.
+  std::string model_;                  // Which engines may have it; empty: all.
+  std::vector<std::string> ended_at_;  // Engines that had the request when they ended.
   TimePoint began_;
   boost::asio::steady_timer timer_;
   UpstreamCall* call_ = nullptr;    // What a client that leaves interrupts.

@@ -111,19 +111,53 @@ void Fleet::set(const EngineList& list) {
   engines_ = std::move(engines);
 }
 
-Fleet::Choice Fleet::choose(Role role, std::uint64_t key, const std::vector<const Engine*>& tried) {
+Serves Fleet::wanted(Role role, const Request& request) const {
+  if (request.model.empty()) return Serves::kNo;  // Every engine does.
+  Serves best = Serves::kNo;                      // Of those that are up.
+  Serves listed = Serves::kNo;                    // Of all.
+  for (const auto& engine : engines_) {
+    if (engine->role != role) continue;
+    const Serves serves = engine->models.serves(request.model);
+    listed = std::max(listed, serves);
+    if (engine->is_up) best = std::max(best, serves);
+  }
+  if (best != Serves::kNo) return best;
+  if (listed == Serves::kYes) return Serves::kYes;  // And all of them are down.
+  // An engine that never listed its models may have it. Until it does, another one says that it
+  // has not.
+  const bool any_may = listed == Serves::kUnknown || options_.passes_unknown_models;
+  return any_may && role == Role::kDecode ? Serves::kNo : Serves::kUnknown;
+}
+
+Fleet::Choice Fleet::choose(Role role, const Request& request) {
   const TimePoint now = clock_.now();
+  const Serves least = wanted(role, request);
   bool any = false;
   bool up = false;
+  bool suspended = false;
+  bool busy = false;
   // By how willing we are: breaker closed and not tried, tried, breaker open.
   std::array<std::vector<const std::shared_ptr<Engine>*>, 3> found;
   for (const auto& engine : engines_) {
     if (engine->role != role) continue;
+    if (least != Serves::kNo && engine->models.serves(request.model) < least) continue;
+    if (std::find(request.excluded.begin(), request.excluded.end(), engine->url.text) !=
+        request.excluded.end()) {
+      continue;
+    }
     any = true;
     if (!engine->is_up) continue;
     up = true;
-    if (engine->inflight >= options_.max_inflight[static_cast<std::size_t>(role)]) continue;
-    const bool was_tried = std::find(tried.begin(), tried.end(), engine.get()) != tried.end();
+    if (role == Role::kPrefill && !engine->handover.allows(now)) {
+      suspended = true;
+      continue;
+    }
+    if (engine->inflight >= options_.max_inflight[static_cast<std::size_t>(role)]) {
+      busy = true;
+      continue;
+    }
+    const bool was_tried =
+        std::find(request.tried.begin(), request.tried.end(), engine.get()) != request.tried.end();
     found[!engine->breaker.allows(now) ? 2 : was_tried ? 1 : 0].push_back(&engine);
   }
   for (const auto& group : found) {
@@ -131,9 +165,29 @@ Fleet::Choice Fleet::choose(Role role, std::uint64_t key, const std::vector<cons
     std::vector<Candidate> candidates;
     candidates.reserve(group.size());
     for (const auto* each : group) candidates.push_back({(*each)->id, (*each)->inflight});
-    return {*group[policies_[static_cast<std::size_t>(role)]->choose(candidates, key)]};
+    return {*group[policies_[static_cast<std::size_t>(role)]->choose(candidates, request.key)]};
   }
+  if (suspended && !busy) return {nullptr, Why::kSuspended};
   return {nullptr, !any ? Why::kNone : !up ? Why::kDown : Why::kBusy};
+}
+
+bool Fleet::is_unknown_model(std::string_view model) const {
+  if (options_.passes_unknown_models) return false;
+  return std::all_of(engines_.begin(), engines_.end(), [&](const auto& engine) {
+    return engine->role != Role::kDecode || engine->models.serves(model) == Serves::kNo;
+  });
+}
+
+std::string Fleet::unnamed_model() const {
+  const auto first = std::find_if(engines_.begin(), engines_.end(), [](const auto& engine) {
+    return engine->role == Role::kDecode && !engine->models.first().empty();
+  });
+  if (first == engines_.end()) return {};
+  const std::string& model = (*first)->models.first();
+  const bool all = std::none_of(engines_.begin(), engines_.end(), [&](const auto& engine) {
+    return engine->models.serves(model) == Serves::kNo;
+  });
+  return all ? std::string() : model;
 }
 
 bool Fleet::has(Role role) const {

@@ -13,6 +13,8 @@
 #include "base/clock.h"
 #include "base/error.h"
 #include "router/breaker.h"
+#include "router/handover_watch.h"
+#include "router/model_list.h"
 #include "router/policy.h"
 
 namespace pegaflow {
@@ -49,6 +51,8 @@ struct Engine {
   const Role role;
   const std::uint64_t id;  ///< For policies.
   Breaker breaker;
+  HandoverWatch handover;  ///< Of a prefill engine.
+  ModelList models;
   bool is_up = true;        ///< By its health checks; taken to be so before the first.
   bool is_removed = false;  ///< No longer listed: finishes what it has.
   std::size_t inflight = 0;
@@ -68,6 +72,15 @@ class Fleet {
   struct Options {
     Breaker::Options breaker;
     std::array<std::size_t, kRoleCount> max_inflight{64, 256};  ///< Of one engine, by role.
+    bool passes_unknown_models = false;  ///< A model that no engine lists may go to any of them.
+  };
+
+  /// What a request needs of its engine.
+  struct Request {
+    std::uint64_t key = 0;
+    std::string_view model{};             ///< Empty: any.
+    std::vector<const Engine*> tried{};   ///< Only when there is no other.
+    std::vector<std::string> excluded{};  ///< URLs of engines that must not get it.
   };
 
   /// `policies` by role; `clock` outlives the fleet.
@@ -78,14 +91,27 @@ class Fleet {
   /// forgotten once nobody has a request there.
   void set(const EngineList& list);
 
-  enum class Why : unsigned char { kFound, kNone, kDown, kBusy };
+  enum class Why : unsigned char {
+    kFound,
+    kNone,  ///< No engine of the role serves the model, or all are excluded.
+    kDown,  ///< Those that do are down.
+    kBusy,
+    kSuspended,  ///< They hand nothing over: see HandoverWatch.
+  };
   struct Choice {
     std::shared_ptr<Engine> engine;  ///< Set when `why` is kFound.
     Why why = Why::kFound;
   };
-  /// The engine for a request. Those in `tried` only when there is no other. An open breaker is
-  /// passed over only while another engine is there: to try is better than to refuse.
-  Choice choose(Role role, std::uint64_t key, const std::vector<const Engine*>& tried);
+  /// The engine for a request: of those that list its model, else of those whose models are not
+  /// known. An open breaker is passed over only while another engine is there: to try is better
+  /// than to refuse.
+  Choice choose(Role role, const Request& request);
+
+  /// Whether the models of all decode engines are known, and this is none of them.
+  [[nodiscard]] bool is_unknown_model(std::string_view model) const;
+  /// The model of a request that names none, so that all its engines have the same: empty while all
+  /// engines serve the same one.
+  [[nodiscard]] std::string unnamed_model() const;
 
   [[nodiscard]] const std::vector<std::shared_ptr<Engine>>& engines() const { return engines_; }
   [[nodiscard]] bool has(Role role) const;
@@ -93,6 +119,9 @@ class Fleet {
   [[nodiscard]] bool any_up(Role role) const;
 
  private:
+  /// An engine has to serve the model at least so surely; kNo: any engine.
+  [[nodiscard]] Serves wanted(Role role, const Request& request) const;
+
   Options options_;
   std::array<std::unique_ptr<Policy>, kRoleCount> policies_;
   const Clock& clock_;

@@ -9,6 +9,7 @@
 #include <boost/asio/use_awaitable.hpp>
 
 #include "base/log.h"
+#include "router/model_watch.h"
 
 namespace pegaflow {
 
@@ -102,7 +103,8 @@ void HealthChecks::note(Engine& engine, bool is_good, const std::string& why) {
     engine.failed_checks = 0;
     if (engine.is_up) return;
     engine.is_up = true;
-    engine.breaker.succeeded();  // What failed before it was down says nothing about it now.
+    engine.breaker.succeeded();      // What failed before it was down says nothing about it now.
+    engine.models.asked_at.reset();  // It may have been started with another model.
     kLog.info("engine is up role={} engine={}", to_string(engine.role), engine.url.text);
     shared_.line.call_all();
     return;
@@ -116,7 +118,9 @@ void HealthChecks::note(Engine& engine, bool is_good, const std::string& why) {
   engine.is_up = false;
   kLog.warn("engine is down role={} engine={} why=\"{}\"", to_string(engine.role), engine.url.text,
             why);
-  shared_.line.call_all();  // Who waits for the last engine is told so.
+  // The decode engine prefills what this one had.
+  if (engine.role == Role::kPrefill) shared_.engine_connections.give_up(engine);
+  shared_.line.call_all();  // Requests that wait for the last engine are refused.
 }
 
 asio::awaitable<void> HealthChecks::check(std::shared_ptr<Engine> engine) {
@@ -134,6 +138,9 @@ asio::awaitable<void> HealthChecks::check(std::shared_ptr<Engine> engine) {
     note(*engine, false, resolved ? got.error().detail : resolved.error().detail);
   } else {
     note(*engine, got->status == 200, fmt::format("it answered {}", got->status));
+    if (got->status == 200) {
+      refresh_model_list(shared_, engine, shared_.options.models_interval);
+    }
   }
 }
 

@@ -9,9 +9,9 @@
 #include <boost/asio/awaitable.hpp>
 #include <boost/asio/steady_timer.hpp>
 
+#include "base/watched_file.h"
 #include "router/engine_names.h"
 #include "router/shared.h"
-#include "router/watched_file.h"
 
 namespace pegaflow {
 

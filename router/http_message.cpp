@@ -67,6 +67,10 @@ std::size_t framing_bytes(std::size_t used, std::string_view bytes) {
   return used == 0 ? bytes.size() : used - 1;
 }
 
+/// RFC 9112, 2.2: a reader should skip one before a request line. Some clients send one behind a
+/// body.
+constexpr std::size_t kEmptyLines = 4;
+
 std::size_t count_fields(const HttpFields& fields, std::string_view name) {
   return static_cast<std::size_t>(std::count_if(
       fields.begin(), fields.end(),
@@ -131,6 +135,7 @@ struct RequestParser::State {
   const std::size_t max_head_bytes;
   const std::size_t max_fields;
   std::size_t head_bytes = 0;
+  std::size_t empty_lines = 0;
   RequestHead head;
   std::string body;
   bool has_head = false;
@@ -142,10 +147,32 @@ struct RequestParser::State {
     return fail(status == 400 ? Errc::kInvalidArgument : Errc::kOutOfCapacity, "{}", what);
   }
 
+  /// RFC 9112, 3.2.2: a server takes `http://HOST/PATH` for /PATH. We send our own Host in any
+  /// case.
+  Result<void> read_target(std::string_view target) {
+    for (const char c : target) {
+      if (c < 0x21 || c > 0x7E) return refuse(400, "a byte in the target that is no character");
+    }
+    for (const std::string_view scheme : {"http://", "https://"}) {
+      if (!equals_ignoring_case(target.substr(0, scheme.size()), scheme)) continue;
+      target.remove_prefix(scheme.size());
+      const std::size_t end = std::min(target.find_first_of("/?"), target.size());
+      const std::string_view authority = target.substr(0, end);
+      if (authority.empty() || authority.find('@') != std::string_view::npos) {
+        return refuse(400, "a target without a host");
+      }
+      target.remove_prefix(end);
+      if (target.substr(0, 1) != "/") head.target.push_back('/');
+      break;
+    }
+    head.target += target;
+    return {};
+  }
+
   Result<void> read_head() {
     const auto& message = parser.get();
     head.method = text(message.method_string());
-    head.target = text(message.target());
+    PEGA_TRY(read_target({message.target().data(), message.target().size()}));
     head.is_http_10 = message.version() == 10;
     head.fields = copy_fields(message);
     head.keep_alive = parser.keep_alive();
@@ -157,6 +184,10 @@ struct RequestParser::State {
     const std::size_t lengths = count_fields(head.fields, "content-length");
     if (codings + lengths > 1) {
       return refuse(400, "more than one of Content-Length and Transfer-Encoding");
+    }
+    // Beast takes a list of equal ones for one.
+    if (lengths == 1 && find_field(head.fields, "content-length")->find(',') != std::string::npos) {
+      return refuse(400, "more than one Content-Length");
     }
     if (codings == 1 &&
         !equals_ignoring_case(*find_field(head.fields, "transfer-encoding"), "chunked")) {
@@ -180,6 +211,13 @@ Result<std::size_t> RequestParser::feed(std::string_view bytes) {
   State& state = *state_;
   if (state.parser.is_done() || bytes.empty()) return std::size_t{0};
   if (state.is_stuck && bytes.size() < kLastChunkBytes) return std::size_t{0};
+  if (state.head_bytes == 0 && state.empty_lines < kEmptyLines) {
+    if (bytes == "\r") return std::size_t{0};
+    if (bytes.substr(0, 2) == "\r\n") {
+      ++state.empty_lines;
+      return std::size_t{2};
+    }
+  }
   const std::size_t body_before = state.body.size();
   const bool had_head = state.has_head;
   beast::error_code ec;
@@ -209,6 +247,7 @@ Result<std::size_t> RequestParser::feed(std::string_view bytes) {
   return used;
 }
 
+bool RequestParser::has_begun() const noexcept { return state_->head_bytes > 0; }
 bool RequestParser::has_head() const noexcept { return state_->has_head; }
 bool RequestParser::is_complete() const noexcept { return state_->parser.is_done(); }
 const RequestHead& RequestParser::head() const noexcept { return state_->head; }

@@ -45,8 +45,9 @@ struct ResponseHead {
 };
 
 /// Reads one request. Refuses what two readers could understand differently: Content-Length with
-/// Transfer-Encoding, either of them twice, another coding than chunked, blanks in names.
-/// Thread-bound.
+/// Transfer-Encoding, either of them twice, another coding than chunked, blanks in names, bytes in
+/// a target that are no ASCII characters. Skips up to four empty lines before the request; of a
+/// target in absolute form the path remains. Thread-bound.
 class RequestParser {
  public:
   struct Limits {
@@ -66,6 +67,7 @@ class RequestParser {
   /// limit. error_status() has the status to answer.
   Result<std::size_t> feed(std::string_view bytes);
 
+  [[nodiscard]] bool has_begun() const noexcept;  ///< Of empty lines alone no request begins.
   [[nodiscard]] bool has_head() const noexcept;
   [[nodiscard]] bool is_complete() const noexcept;
   [[nodiscard]] const RequestHead& head() const noexcept;  ///< Once has_head().

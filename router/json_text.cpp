@@ -122,10 +122,28 @@ class Scanner {
   /// A key, its colon, and the blanks up to the value.
   Result<void> skip_key() {
     PEGA_TRY(skip_string());
+    return skip_colon();
+  }
+
+  Result<void> skip_colon() {
     skip_blanks();
     if (!take(':')) return wrong("a colon is missing");
     skip_blanks();
     return {};
+  }
+
+  Result<void> skip_scalar() {
+    if (ended()) return wrong("a value is missing");
+    const char c = text_[at_];
+    if (c == '"') return skip_string();
+    if (c == '-' || (c >= '0' && c <= '9')) return skip_number();
+    for (const std::string_view word : {"true", "false", "null"}) {
+      if (text_.substr(at_, word.size()) == word) {
+        at_ += word.size();
+        return {};
+      }
+    }
+    return wrong("a value is missing");
   }
 
  private:
@@ -163,20 +181,6 @@ class Scanner {
       if (!skip_digits()) return wrong("a bad number");
     }
     return {};
-  }
-
-  Result<void> skip_scalar() {
-    if (ended()) return wrong("a value is missing");
-    const char c = text_[at_];
-    if (c == '"') return skip_string();
-    if (c == '-' || (c >= '0' && c <= '9')) return skip_number();
-    for (const std::string_view word : {"true", "false", "null"}) {
-      if (text_.substr(at_, word.size()) == word) {
-        at_ += word.size();
-        return {};
-      }
-    }
-    return wrong("a value is missing");
   }
 
   std::string_view text_;
@@ -303,6 +307,90 @@ Result<std::vector<std::string_view>> read_elements(std::string_view text) {
   scan.skip_blanks();
   if (!scan.ended()) return scan.wrong("more after the array");
   return elements;
+}
+
+Result<void> find_members(std::string_view text,
+                          const std::function<bool(std::size_t level, const JsonMember* parent,
+                                                   const JsonMember& member)>& is_wanted,
+                          std::vector<JsonCut>& cuts) {
+  // An object or array that is open. Of an array only `is_object` counts.
+  struct Level {
+    bool is_object = false;
+    bool has_kept = false;
+    std::size_t kept_end = 0;     // Of the last member that stays.
+    std::size_t begin = 0;        // Of the present member's key.
+    std::size_t value_begin = 0;  // Of its value.
+    std::size_t cut_begin = 0;    // Of a wanted member that waits for what follows it.
+    bool is_cutting = false;
+    JsonMember member{};
+  };
+  Scanner scan(text);
+  std::vector<Level> open;
+  const auto key = [&]() -> Result<void> {
+    Level& level = open.back();
+    if (level.is_cutting) cuts.push_back({level.cut_begin, scan.at()});
+    level.is_cutting = false;
+    level.begin = scan.at();
+    PEGA_TRY(scan.skip_string());
+    const std::string_view quoted = scan.from(level.begin);
+    level.member = {quoted.substr(1, quoted.size() - 2), {}, {}};
+    PEGA_TRY(scan.skip_colon());
+    level.value_begin = scan.at();
+    return {};
+  };
+  const auto value_ended = [&] {
+    if (open.empty() || !open.back().is_object) return;
+    Level& level = open.back();
+    level.member.value = scan.from(level.value_begin);
+    level.member.whole = scan.from(level.begin);
+    const bool has_parent = open.size() > 1 && open[open.size() - 2].is_object;
+    const JsonMember* const parent = has_parent ? &open[open.size() - 2].member : nullptr;
+    if (is_wanted(open.size(), parent, level.member)) {
+      level.cut_begin = level.begin;
+      level.is_cutting = true;
+    } else {
+      level.has_kept = true;
+      level.kept_end = scan.at();
+    }
+  };
+  scan.skip_blanks();
+  while (true) {  // At the beginning of a value.
+    if (scan.sees('{') || scan.sees('[')) {
+      const bool is_object = scan.take('{');
+      if (!is_object) scan.take('[');
+      scan.skip_blanks();
+      if (!scan.take(is_object ? '}' : ']')) {
+        if (open.size() >= kJsonDepth) return scan.wrong("too many levels");
+        open.emplace_back().is_object = is_object;
+        if (is_object) PEGA_TRY(key());
+        continue;
+      }
+    } else {
+      PEGA_TRY(scan.skip_scalar());
+    }
+    while (true) {  // Behind a value.
+      value_ended();
+      const std::size_t end = scan.at();
+      scan.skip_blanks();
+      if (open.empty()) {
+        if (!scan.ended()) return scan.wrong("more after the value");
+        return {};
+      }
+      Level& level = open.back();
+      if (scan.take(level.is_object ? '}' : ']')) {
+        // Nothing follows: the comma before it goes.
+        if (level.is_cutting) {
+          cuts.push_back({level.has_kept ? level.kept_end : level.cut_begin, end});
+        }
+        open.pop_back();
+        continue;
+      }
+      if (!scan.take(',')) return scan.wrong("a comma or an end is missing");
+      scan.skip_blanks();
+      if (level.is_object) PEGA_TRY(key());
+      break;
+    }
+  }
 }
 
 const JsonMember* find_member(const std::vector<JsonMember>& members, std::string_view name) {

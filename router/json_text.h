@@ -4,6 +4,7 @@
 /// spacing and the order of members stay what the client wrote.
 
 #include <cstddef>
+#include <functional>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -37,6 +38,23 @@ Result<std::vector<JsonMember>> read_members(std::string_view text);
 /// The elements of an array, as written.
 /// Errors: kInvalidArgument as read_members().
 Result<std::vector<std::string_view>> read_elements(std::string_view text);
+
+/// Bytes to leave out of a text.
+struct JsonCut {
+  std::size_t begin = 0;
+  std::size_t end = 0;
+};
+
+/// Judges the whole text (any value at the top) and calls `is_wanted` for each member of each
+/// object, inner ones before their outer ones, with how many objects and arrays it is in and the
+/// member whose value is its object (without its value yet; nullptr for other objects). Appends to
+/// `cuts` what to leave out so that the text without the wanted members is JSON still. Cuts of one
+/// object may overlap.
+/// Errors: kInvalidArgument as read_members().
+Result<void> find_members(std::string_view text,
+                          const std::function<bool(std::size_t level, const JsonMember* parent,
+                                                   const JsonMember& member)>& is_wanted,
+                          std::vector<JsonCut>& cuts);
 
 /// The last member named `name`, which is the one that parsers go by; nullptr when there is none.
 const JsonMember* find_member(const std::vector<JsonMember>& members, std::string_view name);

@@ -37,8 +37,11 @@ struct Metrics {
   LatencyHistogram whole;                        ///< From the request to the end of the answer.
   LatencyHistogram queue_wait;
   std::array<std::uint64_t, kRoleCount> retries{};
-  std::uint64_t late_errors = 0;     ///< Streams that ended with an error frame.
-  std::uint64_t cancelled_legs = 0;  ///< Requests to engines ended because the client left.
+  std::uint64_t suspect_requests = 0;  ///< They ended the connections of two engines.
+  std::uint64_t unknown_models = 0;    ///< 404 of the router's own.
+  std::uint64_t steering_removed = 0;  ///< Requests with members that only a router may send.
+  std::uint64_t late_errors = 0;       ///< Streams that ended with an error frame.
+  std::uint64_t cancelled_legs = 0;    ///< Requests to engines ended because the client left.
   std::uint64_t refused_keys = 0;
   std::uint64_t rate_limited = 0;
   std::uint64_t queue_refused = 0;   ///< 429: the queue was full.
@@ -46,11 +49,13 @@ struct Metrics {
   std::uint64_t no_engine = 0;       ///< 503: none was up.
   std::uint64_t memory_refused = 0;  ///< 503: --body-memory was full.
   std::uint64_t bad_requests = 0;    ///< What is no request of HTTP.
+  std::uint64_t slow_requests = 0;   ///< 408.
   std::uint64_t connections = 0;     ///< Now.
   std::uint64_t connections_refused = 0;
-  std::uint64_t in_flight = 0;   ///< Requests now.
-  std::uint64_t queued = 0;      ///< Now.
-  std::uint64_t body_bytes = 0;  ///< Of requests, now.
+  std::uint64_t address_refused = 0;  ///< Connections beyond --max-connections-per-address.
+  std::uint64_t in_flight = 0;        ///< Requests now.
+  std::uint64_t queued = 0;           ///< Now.
+  std::uint64_t body_bytes = 0;       ///< Of requests, now.
   std::uint64_t engine_list_errors = 0;
   std::uint64_t key_file_errors = 0;
   std::uint64_t name_errors = 0;  ///< Look-ups of dns:// names without an answer.

@@ -26,6 +26,14 @@ void engines(MetricsPage& page, const Fleet& fleet, TimePoint now) {
        [&](const Engine& e) { return static_cast<int>(e.breaker.state(now)); });
   each(Type::Gauge, "engine_inflight", "Requests that it has now",
        [](const Engine& e) { return e.inflight; });
+  each(Type::Gauge, "engine_models", "Models that the engine lists; 0 until it has listed them",
+       [](const Engine& e) { return e.models.size(); });
+  page.begin(Type::Gauge, "engine_handover_suspended",
+             "1 while a prefill engine gets no prompts because its answers announce no blocks");
+  for (const auto& engine : fleet.engines()) {
+    if (engine->role != Role::kPrefill) continue;
+    page.sample(engine->handover.is_suspended() ? 1 : 0, engine_labels(*engine));
+  }
   each(Type::Counter, "engine_requests_total", "Requests sent to it",
        [](const Engine& e) { return e.counters.requests; });
   each(Type::Counter, "engine_failures_total",
@@ -90,6 +98,15 @@ std::string metrics_page(const Metrics& metrics, const Fleet& fleet,
   for (std::size_t i = 0; i < kRoleCount; ++i) {
     page.sample(metrics.retries[i], {{"role", std::string(to_string(static_cast<Role>(i)))}});
   }
+  page.counter("suspect_requests_total",
+               "Requests that are not tried again because two engines ended their connections or "
+               "went down while they had them",
+               metrics.suspect_requests);
+  page.counter("unknown_models_total", "Requests for a model that no engine lists, answered 404",
+               metrics.unknown_models);
+  page.counter("steering_removed_total",
+               "Requests from which kv_transfer_params and the like were removed",
+               metrics.steering_removed);
   page.counter("late_errors_total", "Streams that ended with an error frame", metrics.late_errors);
   page.counter("cancelled_legs_total", "Requests ended at an engine because the client left",
                metrics.cancelled_legs);
@@ -101,10 +118,16 @@ std::string metrics_page(const Metrics& metrics, const Fleet& fleet,
   page.counter("no_engine_total", "Requests refused because no engine was up", metrics.no_engine);
   page.counter("memory_refused_total", "Requests refused because --body-memory was full",
                metrics.memory_refused);
-  page.counter("bad_requests_total", "Connections that sent what is no request",
+  page.counter("bad_requests_total", "Connections closed after an invalid HTTP request",
                metrics.bad_requests);
+  page.counter("slow_requests_total",
+               "Requests refused with 408 because their head or body took too long to arrive",
+               metrics.slow_requests);
   page.counter("connections_refused_total", "Connections beyond --max-connections",
                metrics.connections_refused);
+  page.counter("connections_per_address_refused_total",
+               "Connections refused because their address had --max-connections-per-address",
+               metrics.address_refused);
   page.counter("engine_list_errors_total", "Times that --engines-file could not be used",
                metrics.engine_list_errors);
   page.counter("key_file_errors_total",

@@ -48,6 +48,13 @@ void RouterOptions::declare(OptionTable& table) {
              "Only instances with these names, or with names that begin so, are compared: for "
              "servers that have other engines too. Empty: all that are connected.");
   table.text("listen", listen, "HOST:PORT for clients; port 0 picks one and logs it.");
+  table.text("own-listen", own_listen,
+             "A second HOST:PORT that serves the same. Where several routers share --listen it is "
+             "the address of this one, for probes and scrapes.");
+  table.flag(
+      "reuse-port", reuse_port,
+      "Several routers may listen at the same --listen (SO_REUSEPORT), and the kernel spreads "
+      "connections over them: one thread each.");
   table.text("ready-file", ready_file,
              "A file that is written once clients can connect: JSON with listen and pid.");
   table.text("flow", flow,
@@ -73,6 +80,10 @@ void RouterOptions::declare(OptionTable& table) {
              "Further paths that one decode engine may answer. All that is neither here nor in "
              "docs/router.md is denied, above all the engines' development endpoints.");
 
+  table.list("cors-origins", cors_origins,
+             "Origins whose pages in a browser may call the router, as vllm serve's "
+             "--allowed-origins; * is every origin, and none leaves the answer to the engines.");
+
   table.text("api-keys-file", api_keys_file,
              "A file with lines `NAME KEY [REQUESTS_PER_SECOND]`. With it every request but "
              "/health, /metrics and /version needs one of the keys, as a bearer or x-api-key; keys "
@@ -86,6 +97,9 @@ void RouterOptions::declare(OptionTable& table) {
 
   table.integer("max-connections", max_connections, 1, 1'000'000,
                 "Connections of clients at once; the next ones get 503.");
+  table.integer("max-connections-per-address", max_connections_per_address, 0, 1'000'000,
+                "Connections of one client address (of IPv6, one /64) at once; the next ones get "
+                "429. 0 is without limit, since behind a proxy all clients have its address.");
   table.bytes(
       "max-header-bytes", max_header_bytes, 1024, 1 << 20,
       "Of a request's head; beyond it 431. And of the first line of a chunk, or of a trailer, "
@@ -108,21 +122,35 @@ void RouterOptions::declare(OptionTable& table) {
   table.duration("connect-timeout", connect_timeout, milliseconds(1), minutes(1),
                  "For a connection to an engine. Within a data center it takes a millisecond.");
   table.duration("prefill-timeout", prefill_timeout, milliseconds(1), minutes(60),
-                 "For the prefill engine's whole answer; then the decode engine prefills.");
+                 "For the prefill engine's whole answer to a short prompt; then the decode engine "
+                 "prefills. An engine whose health checks fail is given up before.");
+  table.integer(
+      "min-prefill-rate", min_prefill_rate, 0, 1'000'000,
+      "Tokens (bytes / 4) a second that a prefill engine computes at least: a long prompt "
+      "has as much longer than --prefill-timeout, up to --answer-timeout. 0: no longer.");
   table.duration(
       "answer-timeout", answer_timeout, milliseconds(1), minutes(24 * 60),
       "For the first byte of an engine's answer: a whole answer when it is not streamed.");
   table.duration("event-timeout", event_timeout, milliseconds(1), minutes(60),
                  "Between two pieces of an answer. An engine that is stopped sends none.");
   table.duration("client-timeout", client_timeout, milliseconds(1), minutes(60),
-                 "For a client to send its request, to take what is sent to it, and between two "
-                 "requests.");
+                 "For a client to send the head of its request, between two pieces of its body, to "
+                 "take what is sent to it, and between two requests. Beyond it 408 for a request "
+                 "that has begun.");
+  table.duration("body-timeout", body_timeout, milliseconds(1), minutes(24 * 60),
+                 "For the whole body of a request, however it comes; beyond it 408.");
+  table.bytes("min-body-rate", min_body_rate, 0, std::uint64_t{1} << 30,
+              "Bytes a second of a body that is slower than --client-timeout allows it to be as a "
+              "whole; below it 408. 0: only the two limits above.");
   table.duration(
       "engine-idle-time", engine_idle_time, Duration::zero(), minutes(60),
       "How long a connection to an engine is kept unused. vLLM's server closes them after "
       "5 s.");
+  table.duration("drain-delay", drain_delay, Duration::zero(), minutes(60),
+                 "After SIGTERM: how long new connections are still accepted while /health is 503, "
+                 "until balancers have taken the router out.");
   table.duration("shutdown-timeout", shutdown_timeout, Duration::zero(), minutes(60),
-                 "After SIGTERM: how long requests may go on.");
+                 "After SIGTERM and --drain-delay: how long requests may go on.");
 
   table.duration("health-interval", health_interval, milliseconds(10), minutes(10),
                  "Between two GET /health of each engine.");
@@ -131,6 +159,12 @@ void RouterOptions::declare(OptionTable& table) {
       "health-failures", health_failures, 1, 100,
       "Checks in a row that fail until an engine counts as down; one that succeeds brings "
       "it back.");
+  table.duration("models-interval", models_interval, milliseconds(10), minutes(60),
+                 "Between two GET /v1/models of each engine. A request goes to engines that list "
+                 "its model.");
+  table.flag("pass-unknown-models", pass_unknown_models,
+             "A model that no engine lists goes to any engine instead of getting 404: for engines "
+             "that load adapters when they are asked for them.");
   table.integer("breaker-failures", breaker_failures, 1, 1000,
                 "Requests in a row that fail until an engine is left alone.");
   table.duration("breaker-time", breaker_time, milliseconds(1), minutes(10),

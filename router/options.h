@@ -24,6 +24,8 @@ struct RouterOptions {
   std::vector<std::string> servers;
   std::vector<std::string> instances;
   std::string listen = "127.0.0.1:8080";
+  std::string own_listen;
+  bool reuse_port = false;
   std::string ready_file;
   std::string flow = "store";
   std::string prefill_policy = "least-load";
@@ -32,12 +34,14 @@ struct RouterOptions {
   std::int64_t min_prefill_tokens = 256;
   bool pd_first_token = false;
   std::vector<std::string> pass;
+  std::vector<std::string> cors_origins = {"*"};
 
   std::string api_keys_file;
   std::string engine_api_key_file;
   std::int64_t rate_limit = 0;
 
   std::int64_t max_connections = 20'000;
+  std::int64_t max_connections_per_address = 0;
   std::uint64_t max_header_bytes = 64 * 1024;
   std::uint64_t max_body_bytes = std::uint64_t{32} << 20;
   std::uint64_t body_memory_bytes = std::uint64_t{1} << 30;
@@ -47,16 +51,22 @@ struct RouterOptions {
   Duration queue_timeout = std::chrono::seconds(30);
 
   Duration connect_timeout = std::chrono::seconds(1);
-  Duration prefill_timeout = std::chrono::seconds(60);
+  Duration prefill_timeout = std::chrono::seconds(30);
+  std::int64_t min_prefill_rate = 1000;
   Duration answer_timeout = std::chrono::minutes(10);
   Duration event_timeout = std::chrono::minutes(2);
   Duration client_timeout = std::chrono::seconds(60);
+  Duration body_timeout = std::chrono::minutes(5);
+  std::uint64_t min_body_rate = 16 * 1024;
   Duration engine_idle_time = std::chrono::seconds(4);
+  Duration drain_delay = Duration::zero();
   Duration shutdown_timeout = std::chrono::seconds(60);
 
   Duration health_interval = std::chrono::seconds(2);
   Duration health_timeout = std::chrono::seconds(2);
   std::int64_t health_failures = 2;
+  Duration models_interval = std::chrono::seconds(10);
+  bool pass_unknown_models = false;
   std::int64_t breaker_failures = 5;
   Duration breaker_time = std::chrono::seconds(2);
   std::int64_t retries = 2;

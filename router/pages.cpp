@@ -24,6 +24,7 @@ constexpr std::array kStatusWords = {
     StatusWords{401, "Unauthorized", "authentication_error", "authentication_error"},
     StatusWords{404, "Not Found", "not_found_error", "not_found_error"},
     StatusWords{405, "Method Not Allowed", "invalid_request_error", "invalid_request_error"},
+    StatusWords{408, "Request Timeout", "invalid_request_error", "invalid_request_error"},
     StatusWords{413, "Content Too Large", "invalid_request_error", "request_too_large"},
     StatusWords{415, "Unsupported Media Type", "invalid_request_error", "invalid_request_error"},
     StatusWords{429, "Too Many Requests", "rate_limit_error", "rate_limit_error"},
@@ -36,6 +37,22 @@ constexpr std::array kStatusWords = {
 
 }  // namespace
 
+namespace {
+
+std::string answer_with(unsigned status, std::string_view reason, std::string_view body,
+                        std::string_view fields, bool keep_alive) {
+  return fmt::format(
+      "HTTP/1.1 {} {}\r\nContent-Type: application/json\r\nContent-Length: {}\r\n{}{}\r\n{}",
+      status, reason, body.size(), fields, keep_alive ? "" : "Connection: close\r\n", body);
+}
+
+std::string anthropic_error(std::string_view type, std::string_view text) {
+  return fmt::format(R"({{"type":"error","error":{{"type":"{}","message":{}}}}})", type,
+                     json_quote(text));
+}
+
+}  // namespace
+
 std::string error_answer(unsigned status, std::string_view text, bool is_anthropic,
                          std::string_view fields, bool keep_alive) {
   const auto* words = std::find_if(kStatusWords.begin(), kStatusWords.end(),
@@ -43,13 +60,38 @@ std::string error_answer(unsigned status, std::string_view text, bool is_anthrop
   if (words == kStatusWords.end()) words = kStatusWords.begin();
   const std::string body =
       is_anthropic
-          ? fmt::format(R"({{"type":"error","error":{{"type":"{}","message":{}}}}})",
-                        words->anthropic, json_quote(text))
+          ? anthropic_error(words->anthropic, text)
           : fmt::format(R"({{"error":{{"message":{},"type":"{}","param":null,"code":{}}}}})",
                         json_quote(text), words->type, status);
-  return fmt::format(
-      "HTTP/1.1 {} {}\r\nContent-Type: application/json\r\nContent-Length: {}\r\n{}{}\r\n{}",
-      status, words->reason, body.size(), fields, keep_alive ? "" : "Connection: close\r\n", body);
+  return answer_with(status, words->reason, body, fields, keep_alive);
+}
+
+std::string unknown_model_answer(std::string_view model, bool is_anthropic, std::string_view fields,
+                                 bool keep_alive) {
+  constexpr std::size_t kShown = 256;  // A name may be as long as a body.
+  const std::string text = fmt::format("The model `{}` does not exist.", model.substr(0, kShown));
+  const std::string body =
+      is_anthropic
+          ? anthropic_error("not_found_error", text)
+          : fmt::format(
+                R"({{"error":{{"message":{},"type":"NotFoundError","param":"model","code":404}}}})",
+                json_quote(text));
+  return answer_with(404, "Not Found", body, fields, keep_alive);
+}
+
+std::optional<std::vector<std::string>> read_model_ids(std::string_view answer) {
+  const auto members = read_members(answer);
+  const JsonMember* const list = members ? find_member(*members, "data") : nullptr;
+  if (list == nullptr || list->value.front() != '[') return std::nullopt;
+  const auto elements = read_elements(list->value);
+  if (!elements) return std::nullopt;
+  std::vector<std::string> ids;
+  for (const std::string_view model : *elements) {
+    const auto fields = read_members(model);
+    const JsonMember* const id = fields ? find_member(*fields, "id") : nullptr;
+    if (id != nullptr) ids.push_back(json_unescape(id->value));
+  }
+  return ids;
 }
 
 std::string error_frame(bool is_anthropic, Errc why) {

@@ -2,9 +2,12 @@
 /// \file
 /// What the router itself says: errors, its health, the models of all engines.
 
+#include <cstddef>
+#include <optional>
 #include <span>
 #include <string>
 #include <string_view>
+#include <vector>
 
 #include "base/clock.h"
 #include "base/error.h"
@@ -27,6 +30,16 @@ struct HealthPage {
 };
 HealthPage health_page(const Fleet& fleet, const NamespaceView& namespaces, bool is_draining,
                        TimePoint now);
+
+/// The answer to a request for a model that no engine serves, as vLLM gives it.
+std::string unknown_model_answer(std::string_view model, bool is_anthropic, std::string_view fields,
+                                 bool keep_alive);
+
+/// Of an engine's list of models.
+inline constexpr std::size_t kModelListBytes = std::size_t{1024} * 1024;
+
+/// The ids in an answer to GET /v1/models, in order; nothing for what is no such answer.
+std::optional<std::vector<std::string>> read_model_ids(std::string_view answer);
 
 /// One list of models of the answers of several engines to GET /v1/models; a model that several
 /// have is listed once, as the first one has it. What is no such answer is left out.

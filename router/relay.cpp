@@ -5,6 +5,7 @@
 
 #include "base/log.h"
 #include "router/client_connection.h"
+#include "router/cors.h"
 #include "router/exchange.h"
 #include "router/pages.h"
 #include "router/sse.h"
@@ -46,7 +47,9 @@ std::string Exchange::answer_head(const ResponseHead& head, std::string_view fra
   out.reserve(512);
   out += fmt::format("HTTP/1.1 {} {}\r\n", head.status, head.reason);
   bool has_id = false;
+  const bool answers = answers_cors(shared_.options.cors_origins);
   for (const HttpField& field : head.fields) {
+    if (answers && is_cors_field(field.name)) continue;
     if (equals_ignoring_case(field.name, "content-length") ||
         is_hop_by_hop(field.name, head.fields)) {
       continue;
@@ -58,6 +61,7 @@ std::string Exchange::answer_head(const ResponseHead& head, std::string_view fra
     out += "\r\n";
   }
   if (!has_id) out += fmt::format("X-Request-Id: {}\r\n", request_id_);
+  out += cors_;
   out += framing;
   if (!keeps_connection()) out += "Connection: close\r\n";
   out += "\r\n";

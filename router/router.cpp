@@ -5,14 +5,19 @@
 #include <exception>
 #include <fstream>
 #include <memory>
+#include <string>
+#include <string_view>
+#include <unordered_map>
 #include <unordered_set>
 #include <utility>
 
 #include <sys/resource.h>
+#include <sys/socket.h>
 #include <unistd.h>
 
 #include <boost/asio/co_spawn.hpp>
 #include <boost/asio/detached.hpp>
+#include <boost/asio/ip/address.hpp>
 #include <boost/asio/ip/tcp.hpp>
 #include <boost/asio/post.hpp>
 #include <boost/asio/redirect_error.hpp>
@@ -50,10 +55,11 @@ void raise_descriptor_limit() {
   }
 }
 
-Result<tcp::endpoint> endpoint_of(asio::io_context& io, const std::string& listen) {
+Result<tcp::endpoint> endpoint_of(asio::io_context& io, std::string_view option,
+                                  const std::string& listen) {
   const std::size_t colon = listen.rfind(':');
   if (colon == std::string::npos) {
-    return fail(Errc::kInvalidArgument, "--listen {}: it is HOST:PORT", listen);
+    return fail(Errc::kInvalidArgument, "{} {}: it is HOST:PORT", option, listen);
   }
   std::string host = listen.substr(0, colon);
   if (host.size() > 1 && host.front() == '[' && host.back() == ']') {
@@ -62,9 +68,28 @@ Result<tcp::endpoint> endpoint_of(asio::io_context& io, const std::string& liste
   error_code ec;
   const auto found = tcp::resolver(io).resolve(host, listen.substr(colon + 1), ec);
   if (ec || found.empty()) {
-    return fail(Errc::kInvalidArgument, "--listen {}: {}", listen, ec.message());
+    return fail(Errc::kInvalidArgument, "{} {}: {}", option, listen, ec.message());
   }
   return found.begin()->endpoint();
+}
+
+std::string shown(const tcp::endpoint& bound) {
+  return fmt::format(fmt::runtime(bound.address().is_v6() ? "[{}]:{}" : "{}:{}"),
+                     bound.address().to_string(), bound.port());
+}
+
+/// What --max-connections-per-address counts: an address of IPv4, or 64 bits of one of IPv6, which
+/// is what one customer has.
+std::string address_of(const tcp::socket& socket) {
+  error_code ec;
+  asio::ip::address address = socket.remote_endpoint(ec).address();
+  if (ec) return {};
+  if (address.is_v6() && address.to_v6().is_v4_mapped()) {
+    address = asio::ip::make_address_v4(asio::ip::v4_mapped, address.to_v6());
+  }
+  if (address.is_v4()) return address.to_string();
+  const auto bytes = address.to_v6().to_bytes();
+  return {bytes.begin(), bytes.begin() + 8};
 }
 
 /// Accepts, and ends in good order.
@@ -76,44 +101,80 @@ class Service {
         health_(shared, list, std::move(files)),
         servers_(shared, servers),
         acceptor_(shared.io),
+        own_acceptor_(shared.io),
         signals_(shared.io, SIGTERM, SIGINT),
         last_moment_(shared.io) {}
 
   Result<void> listen() {
-    PEGA_TRY_LET(const tcp::endpoint place, endpoint_of(shared_.io, shared_.options.listen));
-    error_code ec;
-    acceptor_.open(place.protocol(), ec);
-    if (!ec) acceptor_.set_option(tcp::acceptor::reuse_address(true), ec);
-    if (!ec) acceptor_.bind(place, ec);
-    if (!ec) acceptor_.listen(4096, ec);
-    if (!ec) acceptor_.non_blocking(true, ec);
-    if (ec) return fail_socket(ec, "listen on " + shared_.options.listen);
+    PEGA_TRY_LET(const std::string place,
+                 open(acceptor_, "--listen", shared_.options.listen, shared_.options.reuse_port));
+    std::string own;
+    if (!shared_.options.own_listen.empty()) {
+      PEGA_TRY_LET(own, open(own_acceptor_, "--own-listen", shared_.options.own_listen, false));
+    }
     health_.find_engines();
-    const tcp::endpoint bound = acceptor_.local_endpoint(ec);
-    const std::string shown =
-        bound.address().is_v6() ? fmt::format("[{}]:{}", bound.address().to_string(), bound.port())
-                                : fmt::format("{}:{}", bound.address().to_string(), bound.port());
-    kLog.info("ready listen={} engines={}", shown, shared_.fleet.engines().size());
-    return write_ready_file(shown);
+    kLog.info("ready listen={}{}{} engines={}", place, own.empty() ? "" : " own=", own,
+              shared_.fleet.engines().size());
+    return write_ready_file(place, own);
   }
 
   void start() {
     asio::co_spawn(shared_.io, health_.run(), asio::detached);
     asio::co_spawn(shared_.io, servers_.run(), asio::detached);
-    asio::co_spawn(shared_.io, accept(), asio::detached);
-    signals_.async_wait([this](const error_code& ec, int number) {
-      if (!ec) drain(number);
-    });
+    asio::co_spawn(shared_.io, accept(acceptor_), asio::detached);
+    if (own_acceptor_.is_open()) {
+      asio::co_spawn(shared_.io, accept(own_acceptor_), asio::detached);
+    }
+    wait_for_signal();
   }
 
  private:
-  Result<void> write_ready_file(const std::string& listen) const {
+  /// Listens, and returns where.
+  Result<std::string> open(tcp::acceptor& acceptor, std::string_view option,
+                           const std::string& listen, bool reuse_port) {
+    PEGA_TRY_LET(const tcp::endpoint place, endpoint_of(shared_.io, option, listen));
+    error_code ec;
+    acceptor.open(place.protocol(), ec);
+    if (!ec) acceptor.set_option(tcp::acceptor::reuse_address(true), ec);
+    const int on = 1;
+    if (!ec && reuse_port &&
+        ::setsockopt(acceptor.native_handle(), SOL_SOCKET, SO_REUSEPORT, &on, sizeof(on)) != 0) {
+      return fail_errno(errno, "--reuse-port at " + listen);
+    }
+    if (!ec) acceptor.bind(place, ec);
+    if (!ec) acceptor.listen(4096, ec);
+    if (!ec) acceptor.non_blocking(true, ec);
+    if (ec) return fail_socket(ec, "listen on " + listen);
+    return shown(acceptor.local_endpoint(ec));
+  }
+
+  /// The first signal begins --drain-delay; without one, or at the second signal, the drain begins.
+  void wait_for_signal() {
+    signals_.async_wait([this](const error_code& ec, int number) {
+      if (ec) return;
+      if (shared_.is_leaving || shared_.options.drain_delay <= Duration::zero()) {
+        drain(number);
+        return;
+      }
+      kLog.info("leaving signal={} requests={}", number, shared_.metrics.in_flight);
+      shared_.is_leaving = true;
+      last_moment_.expires_after(shared_.options.drain_delay);
+      last_moment_.async_wait([this, number](const error_code& why) {
+        if (!why) drain(number);
+      });
+      wait_for_signal();
+    });
+  }
+
+  Result<void> write_ready_file(const std::string& listen, const std::string& own) const {
     if (shared_.options.ready_file.empty()) return {};
     // Under another name first, so that a reader never sees half of it.
     const std::string temporary = shared_.options.ready_file + ".new";
     {
       std::ofstream file(temporary);
-      file << fmt::format("{{\"listen\":{},\"pid\":{}}}\n", json_quote(listen), ::getpid());
+      file << fmt::format("{{\"listen\":{},{}\"pid\":{}}}\n", json_quote(listen),
+                          own.empty() ? "" : fmt::format("\"own_listen\":{},", json_quote(own)),
+                          ::getpid());
       if (!file.flush()) return fail(Errc::kIo, "--ready-file {}: cannot be written", temporary);
     }
     if (::rename(temporary.c_str(), shared_.options.ready_file.c_str()) != 0) {
@@ -122,15 +183,15 @@ class Service {
     return {};
   }
 
-  asio::awaitable<void> accept() {
+  asio::awaitable<void> accept(tcp::acceptor& acceptor) {
     asio::steady_timer pause(shared_.io);
-    while (acceptor_.is_open()) {
+    while (acceptor.is_open()) {
       error_code ec;
       tcp::socket socket(shared_.io);
-      co_await acceptor_.async_accept(socket, asio::redirect_error(asio::use_awaitable, ec));
+      co_await acceptor.async_accept(socket, asio::redirect_error(asio::use_awaitable, ec));
       if (!ec) {
         begin(std::move(socket));  // Also one that was accepted just before drain() began.
-      } else if (acceptor_.is_open()) {
+      } else if (acceptor.is_open()) {
         // Out of descriptors, most likely: who waits in the backlog is served when some are free.
         kLog.warn("a connection could not be accepted: {}", ec.message());
         pause.expires_after(std::chrono::milliseconds(50));
@@ -171,10 +232,20 @@ class Service {
       asio::co_spawn(shared_.io, turn_away(std::move(socket), answer), asio::detached);
       return;
     }
+    const auto limit = static_cast<std::size_t>(shared_.options.max_connections_per_address);
+    const std::string address = limit > 0 ? address_of(socket) : std::string();
+    if (limit > 0 && addresses_[address] >= limit) {
+      ++shared_.metrics.address_refused;
+      const std::string answer = error_answer(429, "too many connections from this address", false,
+                                              "Retry-After: 1\r\n", false);
+      asio::co_spawn(shared_.io, turn_away(std::move(socket), answer), asio::detached);
+      return;
+    }
+    if (limit > 0) ++addresses_[address];
     const auto connection = std::make_shared<ClientConnection>(std::move(socket), shared_);
     connections_.insert(connection);
     asio::co_spawn(shared_.io, connection->run(),
-                   [this, connection](const std::exception_ptr& problem) {
+                   [this, connection, address](const std::exception_ptr& problem) {
                      if (problem) {
                        try {
                          std::rethrow_exception(problem);
@@ -184,6 +255,10 @@ class Service {
                        connection->abort();  // Others may hold it still.
                      }
                      connections_.erase(connection);
+                     const auto counted = addresses_.find(address);
+                     if (counted != addresses_.end() && --counted->second == 0) {
+                       addresses_.erase(counted);
+                     }
                      if (shared_.is_draining) end_if_done();
                    });
   }
@@ -191,16 +266,19 @@ class Service {
   void drain(int number) {
     if (shared_.is_draining) return;
     kLog.info("draining signal={} requests={}", number, shared_.metrics.in_flight);
-    shared_.is_draining = true;
+    shared_.is_leaving = shared_.is_draining = true;
     for (const auto& each : connections_) each->drain();
-    // Who has connected already is served: the kernel would reset them otherwise.
-    error_code ec;
-    while (!ec) {
-      tcp::socket socket(shared_.io);
-      acceptor_.accept(socket, ec);
-      if (!ec) begin(std::move(socket));
+    // Clients that have connected already are served: the kernel would reset them otherwise.
+    for (tcp::acceptor* const acceptor : {&acceptor_, &own_acceptor_}) {
+      if (!acceptor->is_open()) continue;
+      error_code ec;
+      while (!ec) {
+        tcp::socket socket(shared_.io);
+        acceptor->accept(socket, ec);
+        if (!ec) begin(std::move(socket));
+      }
+      acceptor->close(ec);
     }
-    acceptor_.close(ec);
     last_moment_.expires_after(shared_.options.shutdown_timeout);
     last_moment_.async_wait([this](const error_code& why) {
       if (why) return;
@@ -229,10 +307,12 @@ class Service {
   HealthChecks health_;
   ServerWatch servers_;
   tcp::acceptor acceptor_;
+  tcp::acceptor own_acceptor_;
   asio::signal_set signals_;
   asio::steady_timer last_moment_;
   std::size_t turned_away_ = 0;  // Connections that wait for their clients to read why.
   std::unordered_set<std::shared_ptr<ClientConnection>> connections_;
+  std::unordered_map<std::string, std::size_t> addresses_;  // With a limit: connections of each.
 };
 
 /// `value`, or its error with the option that it is of.
@@ -270,11 +350,22 @@ Result<void> run_router(const RouterOptions& options) {
   fleet_options.breaker.open_time = options.breaker_time;
   fleet_options.max_inflight = {static_cast<std::size_t>(options.max_prefill_inflight),
                                 static_cast<std::size_t>(options.max_decode_inflight)};
+  fleet_options.passes_unknown_models = options.pass_unknown_models;
   Fleet fleet(fleet_options, {std::move(prefill_policy), std::move(decode_policy)}, clock);
 
   // run() returns once nothing is under way, so no coroutine outlives what it refers to.
   asio::io_context io(1);
-  Deadlines deadlines(io);
+  asio::steady_timer next_deadline(io);
+  Deadlines deadlines(clock, [&](TimePoint when) {
+    if (when == TimePoint::max()) {
+      next_deadline.cancel();
+      return;
+    }
+    next_deadline.expires_at(when);
+    next_deadline.async_wait([&](const error_code& ec) {
+      if (!ec) deadlines.run();
+    });
+  });
   EngineConnections engine_connections(
       io, deadlines,
       {.connect_timeout = options.connect_timeout, .idle_time = options.engine_idle_time});

@@ -23,8 +23,10 @@ constexpr std::array kRows = {
     Row{"/v1/messages/count_tokens", "POST", {RouteKind::kOne, "count_tokens", true}},
     Row{"/v1/responses", "POST", {RouteKind::kResponses, "responses"}},
     Row{"/v1/embeddings", "POST", {RouteKind::kOne, "embeddings"}},
-    Row{"/v1/audio/transcriptions", "POST", {RouteKind::kOne, "audio"}},
-    Row{"/v1/audio/translations", "POST", {RouteKind::kOne, "audio"}},
+    Row{"/v1/audio/transcriptions",
+        "POST",
+        {RouteKind::kOne, "audio", false, true, BodyKind::kForm}},
+    Row{"/v1/audio/translations", "POST", {RouteKind::kOne, "audio", false, true, BodyKind::kForm}},
     Row{"/v1/audio/speech", "POST", {RouteKind::kOne, "audio"}},
     Row{"/rerank", "POST", {RouteKind::kOne, "rerank"}},
     Row{"/v1/rerank", "POST", {RouteKind::kOne, "rerank"}},
@@ -50,27 +52,47 @@ std::string_view response_id_of(std::string_view target) {
   return path.substr(0, slash);
 }
 
+namespace {
+
+/// `route` for one of its methods; otherwise what answers that.
+Route by_method(std::string_view method, std::string_view methods, const Route& route) {
+  const auto is_listed = [&] {
+    for (std::string_view rest = methods; !rest.empty();) {
+      const std::size_t end = std::min(rest.find(','), rest.size());
+      if (rest.substr(0, end) == method) return true;
+      rest.remove_prefix(std::min(end + 2, rest.size()));
+    }
+    return false;
+  };
+  if (is_listed()) return route;
+  const RouteKind kind = method == "OPTIONS" ? RouteKind::kOptions : RouteKind::kWrongMethod;
+  return {kind, route.name, route.is_anthropic, false, BodyKind::kUnknown, methods};
+}
+
+}  // namespace
+
 Route find_route(std::string_view method, std::string_view target,
                  const std::vector<std::string>& passed) {
   const std::string_view path = target.substr(0, target.find('?'));
   for (const Row& row : kRows) {
     if (row.path != path) continue;
-    if (row.method == method) return row.route;
-    return {RouteKind::kWrongMethod, row.route.name, row.route.is_anthropic, false};
+    return by_method(method, row.method == "GET" ? "GET, HEAD" : row.method, row.route);
   }
   if (!response_id_of(target).empty()) {
     const bool cancels = path.substr(path.rfind('/')) == "/cancel";
-    if (method != (cancels ? "POST" : "GET")) {
-      return {RouteKind::kWrongMethod, "responses", false, false};
-    }
-    return {RouteKind::kResponses, "responses"};
+    return by_method(method, cancels ? "POST" : "GET",
+                     {RouteKind::kResponses, "responses", false, true, BodyKind::kUnknown});
   }
   if (std::find(passed.begin(), passed.end(), path) != passed.end()) {
     // Their answers have no body, whatever the answer's head says of its length.
     if (method == "HEAD" || method == "CONNECT") {
       return {RouteKind::kWrongMethod, "passed", false, false};
     }
-    return {RouteKind::kOne, "passed"};
+    return {RouteKind::kOne, "passed", false, true, BodyKind::kUnknown};
+  }
+  if (path == "*" && method == "OPTIONS") {
+    return {RouteKind::kOptions,       "options", false, false, BodyKind::kUnknown,
+            "GET, HEAD, POST, OPTIONS"};
   }
   return {RouteKind::kDenied, "denied", false, false};
 }

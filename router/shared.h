@@ -2,12 +2,14 @@
 /// \file
 /// What all connections of one router have in common.
 
+#include <algorithm>
 #include <cstdint>
 #include <deque>
 #include <memory>
 #include <optional>
 #include <random>
 #include <string>
+#include <string_view>
 #include <unordered_map>
 
 #include <boost/asio/io_context.hpp>
@@ -24,31 +26,53 @@
 
 namespace pegaflow {
 
-/// Requests that wait for a decode engine, first come first served. Thread-bound.
+/// Requests that wait for a decode engine, first come first served among those for one model.
+/// Thread-bound.
 class WaitingLine {
  public:
   /// One request in the line; its timer ends the wait.
   struct Place {
     boost::asio::steady_timer* timer = nullptr;
+    std::string_view model{};  ///< Empty: any.
     bool is_called = false;
   };
 
   void join(Place& place) { places_.push_back(&place); }
   void join_first(Place& place) { places_.push_front(&place); }
   void leave(Place& place) { std::erase(places_, &place); }
-  void call_next() {
-    if (places_.empty()) return;
-    Place* const first = places_.front();
-    places_.pop_front();
-    first->is_called = true;
-    first->timer->cancel();
+  /// `engine` has room for one more.
+  void call_next(const Engine& engine) {
+    call_first([&](const Place& place) {
+      return place.model.empty() || engine.models.serves(place.model) != Serves::kNo;
+    });
+  }
+  /// The one that was called has left.
+  void call_next(std::string_view model) {
+    call_first([&](const Place& place) { return place.model == model; });
   }
   void call_all() {
-    for (std::size_t left = places_.size(); left > 0; --left) call_next();
+    const auto any = [](const Place&) { return true; };
+    while (call_first(any)) {
+    }
   }
   [[nodiscard]] std::size_t size() const noexcept { return places_.size(); }
+  [[nodiscard]] bool has(std::string_view model) const {
+    return std::any_of(places_.begin(), places_.end(),
+                       [&](const Place* place) { return place->model == model; });
+  }
 
  private:
+  bool call_first(const auto& is_wanted) {
+    const auto found = std::find_if(places_.begin(), places_.end(),
+                                    [&](const Place* place) { return is_wanted(*place); });
+    if (found == places_.end()) return false;
+    Place* const first = *found;
+    places_.erase(found);
+    first->is_called = true;
+    first->timer->cancel();
+    return true;
+  }
+
   std::deque<Place*> places_;
 };
 
@@ -91,7 +115,9 @@ struct Shared {
   WaitingLine line{};
   ResponseOwners response_owners{};
   std::mt19937_64 random;
-  bool is_draining = false;
+  TimePoint models_refreshed{};  ///< For a request of an unknown model, at all engines.
+  bool is_leaving = false;       ///< /health is 503; connections are still accepted.
+  bool is_draining = false;      ///< No new connections, and each answer ends its connection.
 
   [[nodiscard]] TimePoint now() const { return std::chrono::steady_clock::now(); }
 };
@@ -108,7 +134,7 @@ class Slot {
     if (!engine_) return;
     --engine_->inflight;
     if (!judged_) engine_->breaker.withdrawn();
-    if (engine_->role == Role::kDecode) shared_->line.call_next();
+    if (engine_->role == Role::kDecode) shared_->line.call_next(*engine_);
   }
   Slot(Slot&& other) noexcept
       : shared_(other.shared_), engine_(std::move(other.engine_)), judged_(other.judged_) {}

@@ -37,7 +37,7 @@ asio::awaitable<Exchange::Spliced> Exchange::splice(const std::vector<JsonMember
   for (std::int64_t attempt = 0; attempt <= shared_.options.retries; ++attempt) {
     if (attempt > 0 && !co_await wait_before_retry(attempt - 1)) co_return Spliced{};
     Fleet::Choice choice;
-    if (shared_.line.size() == 0) choice = shared_.fleet.choose(Role::kDecode, key_, tried);
+    if (!shared_.line.has(model_)) choice = shared_.fleet.choose(Role::kDecode, wanted(tried));
     if (!choice.engine) break;
     if (attempt > 0) {
       ++shared_.metrics.retries[static_cast<std::size_t>(Role::kDecode)];
@@ -54,8 +54,8 @@ asio::awaitable<Exchange::Spliced> Exchange::splice(const std::vector<JsonMember
       UpstreamCall call(shared_.engine_connections, choice.engine);
       call_ = &call;
       std::string request = engine_request(*choice.engine, splice_->body.size(), false);
-      const Result<void> opened = co_await call.open(std::move(request), splice_->body,
-                                                     shared_.options.answer_timeout, true);
+      const Result<void> opened = co_await call.open(
+          std::move(request), splice_->body, shared_.options.answer_timeout, Resend::kUnlessSent);
       if (!opened) {
         error = opened.error();
       } else if (status = call.head().status; status == 200 && is_event_stream(call.head())) {
@@ -65,12 +65,13 @@ asio::awaitable<Exchange::Spliced> Exchange::splice(const std::vector<JsonMember
         error = {code, fmt::format("{} answered {} and no stream", decode_engine_, status)};
       }
       call_ = nullptr;
+      note_end(call, error);
     }
     if (client_.is_gone() || how == Relay::kGone) co_return Spliced{};
     shared_.metrics.leg[static_cast<std::size_t>(Role::kDecode)].record(shared_.now() - began);
     judge(slot, status, error);
     if (how != Relay::kNothingSent) co_return Spliced{FirstToken::kSent, true};
-    if (!splice_->is_begun) break;
+    if (!splice_->is_begun || is_suspect()) break;
   }
   if (!splice_->is_begun) {
     kLog.debug("a prefill engine's token is of no use id={} why=\"{}\"", request_id_, error.detail);
@@ -79,6 +80,7 @@ asio::awaitable<Exchange::Spliced> Exchange::splice(const std::vector<JsonMember
     splice_.reset();
     co_return Spliced{FirstToken::kDecode};
   }
+  if (is_suspect()) count_suspect();
   const bool sent = co_await end_with_error(error, false);
   co_return Spliced{FirstToken::kSent, sent};
 }

@@ -6,10 +6,9 @@ namespace pegaflow {
 namespace {
 
 constexpr std::array<std::string_view, kPrefillCount> kNames = {
-    "done",        "no_engine",     "short",       "prompt_logprobs",
-    "echo",        "prompt_embeds", "beam_search", "tool_choice",
-    "engine_down", "busy",          "refused",     "status",
-    "timeout",     "lost",          "no_params"};
+    "done",        "no_engine",   "short",       "prompt_logprobs", "echo", "prompt_embeds",
+    "beam_search", "tool_choice", "engine_down", "suspended",       "busy", "refused",
+    "status",      "timeout",     "lost",        "no_params"};
 
 /// What the prefill engine gets other values of, or none. The rest shapes the prompt.
 constexpr std::array<std::string_view, 10> kReplaced = {"max_tokens",
@@ -93,24 +92,11 @@ std::string prefill_body(const std::vector<JsonMember>& members, bool is_anthrop
 
 std::string decode_body(std::string_view body, const std::vector<JsonMember>& members,
                         std::string_view kv_params) {
-  const bool clients_own = find_member(members, "kv_transfer_params") != nullptr;
-  if (kv_params.empty() && !clients_own) return std::string(body);
+  if (kv_params.empty()) return std::string(body);
   std::string out;
   out.reserve(body.size() + kv_params.size() + 32);
-  out += '{';
-  if (!kv_params.empty()) {
-    out += R"("kv_transfer_params":)";
-    out += kv_params;
-  }
-  if (clients_own) {
-    for (const JsonMember& member : members) {
-      if (member.is("kv_transfer_params")) continue;
-      if (out.size() > 1) out += ',';
-      out += member.whole;
-    }
-    out += '}';
-    return out;
-  }
+  out += R"({"kv_transfer_params":)";
+  out += kv_params;
   if (!members.empty()) out += ',';
   out += body.substr(body.find('{') + 1);
   return out;

@@ -22,11 +22,12 @@ enum class Prefill : unsigned char {
   kPromptEmbeds,    ///< Embeddings have no token ids, so no blocks that could be found.
   kBeamSearch,      ///< Not a request of one prompt for the engine.
   kToolChoice,      ///< A named tool in /v1/messages: see decide().
-  kDown,            ///< No prefill engine is up.
+  kDown,            ///< No prefill engine is up, or the one that had the prompt went down.
+  kSuspended,       ///< All of them hand nothing over: see HandoverWatch.
   kBusy,            ///< All of them have --max-prefill-inflight requests.
   kRefused,         ///< No connection to it.
   kStatus,          ///< It answered another status than 200.
-  kTimeout,         ///< No answer within --prefill-timeout.
+  kTimeout,         ///< No answer within --prefill-timeout and what the prompt adds to it.
   kLost,            ///< The connection ended in the middle.
   kNoParams,        ///< Its answer has no kv_transfer_params: saved at most, but not announced.
 };
@@ -59,8 +60,8 @@ std::string prefill_body(const std::vector<JsonMember>& members, bool is_anthrop
                          bool wants_token = false);
 
 /// The decode engine's body: the client's bytes, with `kv_params` (an object as the prefill engine
-/// wrote it, or empty) as its kv_transfer_params. A client's own kv_transfer_params are left out:
-/// they would make an engine read from where a client says.
+/// wrote it, or empty) as its kv_transfer_params. Those of a client were cut out before
+/// (steering.h).
 std::string decode_body(std::string_view body, const std::vector<JsonMember>& members,
                         std::string_view kv_params);
 

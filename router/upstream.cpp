@@ -101,6 +101,13 @@ void EngineConnections::sweep(const std::vector<std::shared_ptr<Engine>>& engine
   std::erase_if(known_, [&](const auto& entry) { return !is_listed(entry.first); });
 }
 
+void EngineConnections::give_up(const Engine& engine) {
+  for (UpstreamCall* const call : calls_) {
+    if (call->engine().get() == &engine) call->give_up();
+  }
+  idle_.erase(engine.url.text);
+}
+
 void EngineConnections::close_all() {
   is_closed_ = true;
   for (UpstreamCall* const call : calls_) call->cancel();
@@ -184,7 +191,13 @@ void UpstreamCall::cancel() {
   if (socket_) socket_->close(ignored);
 }
 
+void UpstreamCall::give_up() {
+  given_up_ = true;
+  cancel();
+}
+
 Error UpstreamCall::failure(Error error) const {
+  if (given_up_) return {Errc::kGone, engine_->url.text + ": its health checks fail"};
   if (cancelled_) return {Errc::kCancelled, "nobody waits for it any more"};
   if (deadline_.is_over()) return {Errc::kTimeout, "no answer in time from " + engine_->url.text};
   error.detail = engine_->url.text + ": " + error.detail;
@@ -270,6 +283,7 @@ asio::awaitable<Result<void>> UpstreamCall::send_and_read_head(const std::string
                                                      asio::buffer(body.data(), body.size())};
   co_await asio::async_write(*socket_, request, asio::redirect_error(asio::use_awaitable, ec));
   if (ec) co_return Result<void>(fail_socket(ec, "send"));
+  was_sent_ = true;
   while (!parser_.has_head()) {
     Result<void> got = co_await receive(first_body_);
     if (!got) co_return got;
@@ -278,12 +292,12 @@ asio::awaitable<Result<void>> UpstreamCall::send_and_read_head(const std::string
 }
 
 asio::awaitable<Result<void>> UpstreamCall::open(std::string head, std::string_view body,
-                                                 Duration timeout, bool may_resend) {
+                                                 Duration timeout, Resend resend) {
   ++engine_->counters.requests;
   const TimePoint end = std::chrono::steady_clock::now() + timeout;
   while (true) {
     if (cancelled_) co_return Result<void>(tl::unexpected<Error>(failure({})));
-    socket_ = may_resend ? connections_.take(*engine_) : nullptr;
+    socket_ = resend != Resend::kNever ? connections_.take(*engine_) : nullptr;
     const bool reused = socket_ != nullptr;
     if (!reused) {
       Result<void> connected = co_await connect(end);
@@ -296,7 +310,8 @@ asio::awaitable<Result<void>> UpstreamCall::open(std::string head, std::string_v
       co_return done;
     }
     // The engine may have closed it just when we took it.
-    if (reused && !received_ && !cancelled_ && !deadline_.is_over()) continue;
+    const bool may_resend = resend == Resend::kAlways || !was_sent_;
+    if (reused && may_resend && !received_ && !cancelled_ && !deadline_.is_over()) continue;
     co_return Result<void>(tl::unexpected<Error>(failure(std::move(done.error()))));
   }
 }
@@ -326,7 +341,7 @@ asio::awaitable<Result<ShortAnswer>> get_from_engine(EngineConnections& connecti
                                                      std::size_t limit) {
   const TimePoint end = std::chrono::steady_clock::now() + timeout;
   UpstreamCall call(connections, engine);
-  Result<void> done = co_await call.open(std::move(head), {}, timeout, true);
+  Result<void> done = co_await call.open(std::move(head), {}, timeout, Resend::kAlways);
   ShortAnswer answer;
   while (done && !call.is_complete() && answer.body.size() <= limit) {
     done = co_await call.more(answer.body, time_until(end));

@@ -44,6 +44,8 @@ class EngineConnections {
   void give_back(const Engine& engine, std::unique_ptr<boost::asio::ip::tcp::socket> socket);
   /// Closes those that waited too long, and those of engines that are not in `engines`.
   void sweep(const std::vector<std::shared_ptr<Engine>>& engines);
+  /// Ends all calls of an engine that is down with kGone, and closes its connections.
+  void give_up(const Engine& engine);
   /// Ends all calls, those too that begin later, and closes all connections.
   void close_all();
 
@@ -91,6 +93,14 @@ class EngineConnections {
   friend class UpstreamCall;
 };
 
+/// What may be done with a request whose kept connection ends without an answer. The engine may
+/// have closed it as unused, or may have been ended by the request.
+enum class Resend : unsigned char {
+  kNever,       ///< No kept connection is used at all.
+  kUnlessSent,  ///< It goes over a new connection unless it was written to its end.
+  kAlways,      ///< It asks for something and changes nothing, as a health check.
+};
+
 /// One request and its answer. Thread-bound; its calls follow each other.
 ///
 /// When it is destroyed the connection is kept if the answer was read to its end, and closed
@@ -103,12 +113,15 @@ class UpstreamCall {
   UpstreamCall(const UpstreamCall&) = delete;
   UpstreamCall& operator=(const UpstreamCall&) = delete;
 
-  /// Sends the request and reads the answer's head, in `timeout`. `body` stays until then. With
-  /// `may_resend` a kept connection is used, and replaced unseen when the engine has closed it
-  /// meanwhile; whether it had read the request by then is not known.
-  /// Errors: kRefused (no connection; nothing was sent), kTimeout, kCancelled, kPeerLost, kCorrupt.
+  /// Sends the request and reads the answer's head, in `timeout`. `body` stays until then. A kept
+  /// connection that the engine has closed is found out before anything is written.
+  /// Errors: kRefused (no connection; nothing was sent), kTimeout, kCancelled, kPeerLost, kCorrupt,
+  /// kGone (the engine was given up).
   boost::asio::awaitable<Result<void>> open(std::string head, std::string_view body,
-                                            Duration timeout, bool may_resend);
+                                            Duration timeout, Resend resend);
+
+  /// Whether the engine may have read the request to its end.
+  [[nodiscard]] bool was_sent() const noexcept { return was_sent_; }
 
   [[nodiscard]] const std::shared_ptr<Engine>& engine() const noexcept { return engine_; }
   [[nodiscard]] const ResponseHead& head() const noexcept { return parser_.head(); }
@@ -120,6 +133,8 @@ class UpstreamCall {
 
   /// Ends whatever is under way with kCancelled. May be called at any time.
   void cancel();
+  /// The same with kGone: the engine is down.
+  void give_up();
 
   /// Bytes that fit into what one read takes.
   static constexpr std::size_t kReadBytes = std::size_t{64} * 1024;
@@ -140,7 +155,9 @@ class UpstreamCall {
   std::string unparsed_;    // Of a head that is not whole.
   std::string first_body_;  // What came with the head.
   bool received_ = false;   // Any byte.
+  bool was_sent_ = false;
   bool cancelled_ = false;
+  bool given_up_ = false;
 };
 
 /// GET of a short answer, whole, in `timeout` from the first to the last byte.

@@ -8,6 +8,8 @@
 #include <optional>
 #include <string>
 #include <string_view>
+#include <utility>
+#include <vector>
 
 #include <nlohmann/json.hpp>
 
@@ -17,6 +19,7 @@
 #include "router/namespaces.h"
 #include "router/split.h"
 #include "router/sse.h"
+#include "router/steering.h"
 
 namespace pegaflow {
 namespace {
@@ -65,6 +68,50 @@ void check_first_token(const std::string& text, const std::vector<JsonMember>& m
   PEGA_ASSERT(body["stream"] == true && body["max_tokens"].is_number_integer(), "another body");
 }
 
+void erase_steering(json& object) {
+  for (const char* name :
+       {"kv_transfer_params", "ec_transfer_params", "kv_hints", "kv_cache_report_mode"}) {
+    object.erase(name);
+  }
+  const auto session = object.find("session_id");
+  if (session != object.end() && session->is_string() &&
+      is_own_session(session->get_ref<const std::string&>())) {
+    object.erase(session);
+  }
+}
+
+/// Of two session ids in one object a reader takes the last, and the cut may leave the first.
+bool has_several_sessions(const std::string& text) {
+  int sessions = 0;
+  std::vector<JsonCut> none;
+  const auto count = [&](std::size_t, const JsonMember*, const JsonMember& member) {
+    if (member.is("session_id")) ++sessions;
+    return false;
+  };
+  PEGA_ASSERT(find_members(text, count, none).has_value(), "two opinions");
+  return sessions > 1;
+}
+
+/// The router cuts the steering members out of every body and then adds its own.
+void check_steering(const std::string& text, const std::vector<JsonMember>& members,
+                    const json& parsed) {
+  const auto cut = without_steering(text, SteeringDepth::kKnownPath);
+  PEGA_ASSERT(cut.has_value(), "two opinions");
+  if (*cut) PEGA_ASSERT(may_steer(members), "the quick look missed a steering member");
+  const std::string body = *cut ? **cut : text;
+  const auto left = read_members(body);
+  PEGA_ASSERT(left.has_value(), "no JSON after the cut");
+  if (has_several_sessions(text)) return;
+
+  json wanted = parsed;
+  erase_steering(wanted);
+  const auto extra = wanted.find("vllm_xargs");
+  if (extra != wanted.end() && extra->is_object()) erase_steering(*extra);
+  PEGA_ASSERT(json::parse(decode_body(body, *left, "")) == wanted, "another body");
+  wanted["kv_transfer_params"] = {{"a", 1}};
+  PEGA_ASSERT(json::parse(decode_body(body, *left, "{\"a\":1}")) == wanted, "another body");
+}
+
 void check_body(const std::string& text) {
   const auto members = read_members(text);
   if (!members && members.error().detail.find("too many") != std::string::npos) return;
@@ -81,11 +128,7 @@ void check_body(const std::string& text) {
 
   check_first_token(text, *members);
 
-  json wanted = parsed;
-  wanted.erase("kv_transfer_params");
-  PEGA_ASSERT(json::parse(decode_body(text, *members, "")) == wanted, "another body");
-  wanted["kv_transfer_params"] = {{"a", 1}};
-  PEGA_ASSERT(json::parse(decode_body(text, *members, "{\"a\":1}")) == wanted, "another body");
+  check_steering(text, *members, parsed);
 }
 
 void check_stream(std::string_view bytes, std::size_t step) {

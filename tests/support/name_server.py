@@ -32,10 +32,12 @@ def bind(test: unittest.TestCase) -> tuple[socket.socket, str]:
     return at, address
 
 
-def prefix(address: str, scratch: pathlib.Path, timeout_s: int = 30) -> tuple[str, ...]:
-    """The beginning of a command that asks the name server at `address`."""
+def prefix(
+    address: str, scratch: pathlib.Path, timeout_s: int = 30, attempts: int = 1
+) -> tuple[str, ...]:
+    """The beginning of a command that asks the name server at `address`, so often and so long."""
     config = scratch / "resolv.conf"
-    config.write_text(f"nameserver {address}\noptions timeout:{timeout_s} attempts:1\n")
+    config.write_text(f"nameserver {address}\noptions timeout:{timeout_s} attempts:{attempts}\n")
     return (*OWN_MOUNTS, f'mount --bind {config} /etc/resolv.conf && exec "$0" "$@"')
 
 

@@ -108,11 +108,14 @@ class StreamingEngine:
         self.behavior = behavior
         self._host = host
         self.is_healthy = True
+        # What a router's own questions for models are answered with; None: 404.
+        self.models: list[str] | None = ["m"]
         self._is_draining = False
         self._answering = 0
         self._rest = asyncio.Event()  # Nothing is being answered.
         self._rest.set()
-        self.requests: list[Request] = []  # Without health checks.
+        self.requests: list[Request] = []  # Without a router's own questions.
+        self.model_questions = 0
         self.connections = 0
         self._port = port
         # Not the server of asyncio: what that has accepted and not begun when it is closed stays
@@ -163,9 +166,14 @@ class StreamingEngine:
         await asyncio.wait_for(self._rest.wait(), timeout=60)
         await self.stop()
 
-    def close_idle(self) -> None:
-        for writer in list(self._writers):
+    async def close_idle(self) -> None:
+        """Closes all connections. The other side can see it when this returns."""
+        writers = list(self._writers)
+        for writer in writers:
             writer.close()
+        for writer in writers:
+            with contextlib.suppress(ConnectionError):
+                await writer.wait_closed()
 
     async def wait_for(self, count: int) -> Request:
         """The request number `count`, once it is here."""
@@ -222,6 +230,12 @@ class StreamingEngine:
                 return
             if target == "/health":
                 await Answer(writer).whole(b"", 200 if self.is_healthy else 503)
+                continue
+            if target == "/v1/models" and "x-request-id" not in headers:
+                self.model_questions += 1
+                data = [{"id": model} for model in self.models or []]
+                body = json.dumps({"object": "list", "data": data}).encode()
+                await Answer(writer).whole(body, 404 if self.models is None else 200)
                 continue
             if not counted:
                 counted = True

@@ -18,7 +18,7 @@ struct Fixture {
     fleet->set(EngineList::parse(engines).value());
   }
   Fleet::Choice decode(const std::vector<const Engine*>& tried = {}) {
-    return fleet->choose(Role::kDecode, 0, tried);
+    return fleet->choose(Role::kDecode, {.tried = tried});
   }
 
   ManualClock clock;
@@ -57,7 +57,7 @@ TEST_SUITE("fleet") {
 
   TEST_CASE("why there is no engine is told") {
     Fixture f("decode http://d:1");
-    CHECK(f.fleet->choose(Role::kPrefill, 0, {}).why == Fleet::Why::kNone);
+    CHECK(f.fleet->choose(Role::kPrefill, {}).why == Fleet::Why::kNone);
     const auto found = f.decode();
     REQUIRE(found.why == Fleet::Why::kFound);
     found.engine->inflight = 2;
@@ -77,6 +77,77 @@ TEST_SUITE("fleet") {
     CHECK(f.decode(tried).engine == all[1]);
     all[1]->is_up = false;
     CHECK(f.decode(tried).engine == all[0]);  // To try is better than to refuse.
+  }
+
+  TEST_CASE("an excluded engine gets nothing, even where there is no other") {
+    Fixture f("decode http://d:1\ndecode http://d:2");
+    for (int i = 0; i < 4; ++i) {
+      const auto choice = f.fleet->choose(Role::kDecode, {.excluded = {"http://d:1"}});
+      CHECK(choice.engine == f.fleet->engines()[1]);
+    }
+    const Fleet::Request both{.excluded = {"http://d:1", "http://d:2"}};
+    CHECK(f.fleet->choose(Role::kDecode, both).why == Fleet::Why::kNone);
+  }
+
+  TEST_CASE("a model goes to engines that list it, else to those that have listed nothing") {
+    Fixture f("decode http://d:1\ndecode http://d:2\ndecode http://d:3");
+    const auto& all = f.fleet->engines();
+    const Fleet::Request a{.model = "a"};
+    CHECK_FALSE(f.fleet->is_unknown_model("a"));
+    CHECK(all[0]->models.set({"a", "adapter"}));
+    CHECK_FALSE(all[0]->models.set({"a", "adapter"}));
+    all[1]->models.set({"b"});
+    for (int i = 0; i < 4; ++i) CHECK(f.fleet->choose(Role::kDecode, a).engine == all[0]);
+    const Fleet::Request other{.model = "other"};
+    for (int i = 0; i < 4; ++i) CHECK(f.fleet->choose(Role::kDecode, other).engine == all[2]);
+    CHECK_FALSE(f.fleet->is_unknown_model("other"));
+    CHECK(f.fleet->unnamed_model() == "a");
+
+    all[0]->is_up = false;
+    CHECK(f.fleet->choose(Role::kDecode, a).engine == all[2]);  // It may have it.
+    all[2]->models.set({"c"});
+    CHECK(f.fleet->choose(Role::kDecode, a).why == Fleet::Why::kDown);
+    CHECK(f.fleet->is_unknown_model("other"));
+    CHECK_FALSE(f.fleet->is_unknown_model("a"));  // Its engine is only down.
+    CHECK(f.fleet->choose(Role::kDecode, other).why == Fleet::Why::kNone);
+  }
+
+  TEST_CASE("while an engine that is down never listed its models another one answers for it") {
+    Fixture f("decode http://d:1\ndecode http://d:2");
+    const auto& all = f.fleet->engines();
+    all[0]->models.set({"a"});
+    all[1]->is_up = false;
+    CHECK(f.fleet->choose(Role::kDecode, {.model = "b"}).engine == all[0]);
+    CHECK_FALSE(f.fleet->is_unknown_model("b"));
+  }
+
+  TEST_CASE("engines of one model need no name for it") {
+    Fixture f("prefill http://p:1\ndecode http://d:1\ndecode http://d:2");
+    const auto& all = f.fleet->engines();
+    CHECK(f.fleet->unnamed_model().empty());
+    all[1]->models.set({"a"});
+    all[2]->models.set({"b", "a"});
+    CHECK(f.fleet->unnamed_model().empty());
+    all[0]->models.set({"b"});
+    CHECK(f.fleet->unnamed_model() == "a");
+    CHECK(f.fleet->choose(Role::kPrefill, {.model = "a"}).why == Fleet::Why::kNone);
+  }
+
+  TEST_CASE("a prefill engine that hands nothing over gets one prompt in ten seconds") {
+    Fixture f("prefill http://p:1");
+    Engine& engine = *f.fleet->engines()[0];
+    for (int i = 0; i < HandoverWatch::kMisses; ++i) {
+      CHECK(f.fleet->choose(Role::kPrefill, {}).why == Fleet::Why::kFound);
+      CHECK(engine.handover.missed(f.clock.now()) == (i == HandoverWatch::kMisses - 1));
+    }
+    CHECK(f.fleet->choose(Role::kPrefill, {}).why == Fleet::Why::kSuspended);
+    f.clock.advance(HandoverWatch::kRetryTime);
+    CHECK(f.fleet->choose(Role::kPrefill, {}).why == Fleet::Why::kFound);
+    engine.handover.started(f.clock.now());
+    CHECK(f.fleet->choose(Role::kPrefill, {}).why == Fleet::Why::kSuspended);
+    CHECK(engine.handover.worked());
+    CHECK(f.fleet->choose(Role::kPrefill, {}).why == Fleet::Why::kFound);
+    CHECK_FALSE(engine.handover.is_suspended());
   }
 
   TEST_CASE("a new list keeps the state of those that stay") {

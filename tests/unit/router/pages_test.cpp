@@ -112,6 +112,25 @@ TEST_SUITE("pages") {
     namespaces.report = {};
     CHECK(json::parse(health_page(fleet, namespaces, false, {}).text)["status"] == "degraded");
   }
+
+  TEST_CASE("a model that no engine serves is refused as vLLM refuses it") {
+    const std::string answer = unknown_model_answer("a\"b", false, "X: y\r\n", true);
+    CHECK(answer.starts_with("HTTP/1.1 404 Not Found\r\n"));
+    CHECK(answer.ends_with(R"({"error":{"message":"The model `a\"b` does not exist.",)"
+                           R"("type":"NotFoundError","param":"model","code":404}})"));
+    CHECK(unknown_model_answer("m", true, "", false).find(R"("type":"not_found_error")") !=
+          std::string::npos);
+    CHECK(unknown_model_answer(std::string(100'000, 'x'), false, "", true).size() < 1000);
+  }
+
+  TEST_CASE("the models of an answer are read in order") {
+    CHECK(read_model_ids(R"({"data":[{"id":"b"},{"id":"a","x":[1]},{"no":1}]})").value() ==
+          std::vector<std::string>{"b", "a"});
+    CHECK(read_model_ids(R"({"data":[]})").value().empty());
+    for (const char* const bad : {"", "{}", R"({"data":1})", R"([])", R"({"data":[1})"}) {
+      CHECK_FALSE(read_model_ids(bad).has_value());
+    }
+  }
 }
 
 }  // namespace

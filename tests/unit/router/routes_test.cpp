@@ -25,6 +25,9 @@ TEST_SUITE("routes") {
     CHECK(find_route("POST", "/v1/responses/resp_1", {}).kind == RouteKind::kWrongMethod);
     CHECK_FALSE(find_route("GET", "/health", {}).needs_key);
     CHECK(find_route("GET", "/v1/models", {}).needs_key);
+    CHECK(find_route("HEAD", "/health", {}).kind == RouteKind::kHealth);
+    CHECK(find_route("OPTIONS", "/health", {}).methods == "GET, HEAD");
+    CHECK(find_route("GE", "/health", {}).kind == RouteKind::kWrongMethod);
     CHECK(find_route("PUT", "/extra?x", {"/extra"}).kind == RouteKind::kOne);
     CHECK(find_route("HEAD", "/extra?x", {"/extra"}).kind == RouteKind::kWrongMethod);
     CHECK(find_route("CONNECT", "/extra", {"/extra"}).kind == RouteKind::kWrongMethod);

@@ -78,13 +78,6 @@ TEST_SUITE("split") {
     CHECK(decode_body(body, members, R"({"x":1})") ==
           R"({"kv_transfer_params":{"x":1}, "n": 1.0 })");
     CHECK(decode_body("{}", {}, R"({"x":1})") == R"({"kv_transfer_params":{"x":1}})");
-
-    const std::string own = R"({"a":1 , "kv_transfer_params":{"b":2}, "c": 3.0})";
-    const auto own_members = read_members(own).value();
-    CHECK(decode_body(own, own_members, "") == R"({"a":1,"c": 3.0})");
-    CHECK(decode_body(own, own_members, "{}") == R"({"kv_transfer_params":{},"a":1,"c": 3.0})");
-    const std::string only = R"({"kv_transfer_params":1})";
-    CHECK(decode_body(only, read_members(only).value(), "") == "{}");
   }
 
   TEST_CASE("parameters come from an answer as they are, or not at all") {
