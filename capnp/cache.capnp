@@ -53,7 +53,15 @@ struct Hello {
   quiesced @4 :Bool;              # All copies that began under that connection have ended.
   build @5 :Text;                 # Program and version, for logs.
   handle @6 :ProcessHandle;       # Absent for a client that only looks up.
+  features @7 :UInt64;            # Bits of the list below that the client implements; version 4.
 }
+
+# Features, by the bit in `hello`, for what a version alone does not decide. Each side sets the bits
+# that it implements, ignores bits that it does not know, and uses a feature only if the other side
+# has set its bit. A bit is never given a second meaning. 0 is what versions 1 to 3 send.
+#
+#   0  notices: `describe` and `decline`
+#   1 to 63  free; the next addition takes the lowest and is entered here and in docs/wire.md
 
 interface Gate {
   # The bootstrap of every connection.
@@ -65,7 +73,8 @@ interface Gate {
     connection :Id128,
     build :Text,
     session :Session,             # Null when refused.
-    refused :Error);              # Set when version is 0.
+    refused :Error,               # Set when version is 0.
+    features :UInt64);            # Bits that the server implements; version 4.
 }
 
 struct Factor {
@@ -86,6 +95,58 @@ struct Registration {
   node @8 :Int32 = -1;            # NUMA node of its memory; -1: unknown.
 }
 
+struct Engine {
+  # What one side of an engine reports about itself: for /instances, metrics and `pegaflow doctor`.
+  # It changes nothing else. The engine's version is in Hello.build.
+
+  device @0 :Text;                # Where the KV cache is: the GPU's name; empty: unknown.
+  kernels @1 :Kernels;
+  copyPath @2 :CopyPath;
+  loads @3 :Bool = true;          # Whether this side is set up to load blocks, and to save them.
+  saves @4 :Bool = true;
+
+  enum Kernels {
+    # Whether the client's build contains GPU kernels: without them small pieces are copied slowly
+    # and pages get no checksums.
+    unknown @0;
+    missing @1;
+    present @2;
+    notNeeded @3;                 # The KV cache is in ordinary memory.
+  }
+
+  enum CopyPath {
+    unknown @0;
+    host @1;                      # Between ordinary memory and the pool.
+    direct @2;                    # A GPU's copy engine moves each piece of a page by itself.
+    staged @3;                    # Kernels gather pages in GPU memory, which are moved as a whole.
+  }
+}
+
+enum Side {
+  scheduler @0;
+  worker @1;
+}
+
+enum DeclineReason {
+  # Bounded, because it is a label of a metric. An unknown one counts as other.
+  other @0;
+  configuration @1;               # An option of the connector does not make sense.
+  engine @2;                      # A setting or the version of the engine is not supported.
+  model @3;                       # The kinds of KV cache of the model are not supported.
+  weights @4;                     # The weights have no id.
+  device @5;                      # The device or the arrangement of the KV cache is not supported.
+  failure @6;                     # The connector failed and was disabled; the engine's log says why.
+}
+
+struct Decline {
+  # Why an engine that is configured to use this cache does not use it.
+  instance @0 :Text;
+  side @1 :Side;
+  rank @2 :UInt32;                # Of a worker.
+  reason @3 :DeclineReason;
+  detail @4 :Text;                # One sentence; the server keeps the first 512 bytes.
+}
+
 interface Session {
   # One connection's rights. A client is a worker (register), a scheduler (attach) or both.
 
@@ -104,11 +165,17 @@ interface Session {
   # otherwise everything is a miss. From version 3 on, reachable: how many more, behind those, one
   # other node has.
 
-  claim @3 (token :Id128, keys :Keys) -> (ready :UInt32, complete :Bool, error :Error,
-                                          coming :UInt32);
+  claim @3 (token :Id128, keys :Keys, computeDelayMicros :UInt32, computeBlockNanos :UInt32) -> (
+    ready :UInt32, complete :Bool, error :Error, coming :UInt32,
+    firstMicros :UInt32, lastMicros :UInt32);
   # A claim on the longest sealed prefix that the limits allow. From version 3 on, coming: how many
   # more, behind those, are on their way from another node; the claim grows as they arrive. ready 0
   # and coming 0: no claim was made.
+  # From version 4 on, computeBlockNanos: how long the engine computes one block, once it has begun
+  # computeDelayMicros from now; blocks of another node are fetched only if they are predicted to
+  # arrive sooner than that. 0: not known, whatever can be fetched is. firstMicros and lastMicros:
+  # when the first and the last coming block are predicted to arrive, from the answer on; 0: not
+  # known.
 
   unclaim @4 (token :Id128) -> Done;
 
@@ -138,8 +205,11 @@ interface Session {
   abandon @9 (job :JobId) -> Done;
   # All copies into the rank's slots of the job have ended; forget the blocks, on all ranks.
 
-  resetCache @10 () -> (generation :UInt64, error :Error);
-  # Nothing that the namespace holds now is ever found again.
+  resetCache @10 () -> (generation :UInt64, error :Error, unconfirmed :List(Text));
+  # Nothing that the namespace holds now is ever found again, at this node and at all nodes that it
+  # can reach. unconfirmed: the peers that did not confirm it in time, by address; this node does not
+  # read their blocks of the namespace until they have. kGone while the ranks of the instance, which
+  # give the sizes of the pages, have never been there together.
 
   goodbye @11 () -> Done;
   # All copies have ended, the pool is unmapped, nothing more will be asked.
@@ -166,4 +236,14 @@ interface Session {
   # node that is connected to it (from version 3 on), the scheduler is not attached there, or a rank
   # of its instance is away. kTimeout after patienceMs, at most 10,000. kBusy: too many wait already.
   # kRefused: that node is too old. Whatever the answer, what is sealed is found by a lookup.
+
+  describe @15 Engine -> Done;
+  # Feature 0. Sent by a worker or a scheduler once it knows, and again when something has changed;
+  # replaces what the connection reported before. kInvalidArgument before register and attach.
+
+  decline @16 Decline -> Done;
+  # Feature 0. The engine is configured to use the cache and does not: the server shows it, with the
+  # reason, until the connection ends or says goodbye. Replaces an earlier one of this connection.
+  # kInvalidArgument for a connection that has registered or attached; kBusy beyond 256 connections
+  # that have declined.
 }

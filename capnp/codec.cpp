@@ -2,12 +2,42 @@
 
 #include <algorithm>
 #include <cstring>
+#include <iterator>
 #include <type_traits>
 
 namespace pegaflow {
 namespace {
 
 std::string to_std(::capnp::Text::Reader text) { return {text.begin(), text.size()}; }
+
+/// The first `limit` bytes, without a character that the limit would cut in two (UTF-8).
+std::string first_bytes(::capnp::Text::Reader text, std::size_t limit) {
+  std::size_t size = std::min<std::size_t>(text.size(), limit);
+  const auto continues = [&](std::size_t at) {
+    return (static_cast<unsigned char>(text[at]) & 0xC0) == 0x80;
+  };
+  if (size < text.size()) {
+    while (size != 0 && continues(size)) --size;
+  }
+  return {text.begin(), size};
+}
+
+/// By the number of the value.
+constexpr std::string_view kKernels[] = {"unknown", "missing", "present", "not needed"};
+constexpr std::string_view kCopyPaths[] = {"unknown", "host", "direct", "staged"};
+constexpr std::string_view kSides[] = {"scheduler", "worker"};
+constexpr std::string_view kReasons[kDeclineReasons] = {
+    "other", "configuration", "engine", "model", "weights", "device", "failure"};
+
+template <typename Enum, std::size_t kCount>
+bool is_known(Enum value, const std::string_view (&)[kCount]) {
+  return static_cast<std::size_t>(value) < kCount;
+}
+
+template <typename Enum, std::size_t kCount>
+std::string_view name_of(Enum value, const std::string_view (&names)[kCount]) {
+  return is_known(value, names) ? names[static_cast<std::size_t>(value)] : names[0];
+}
 
 }  // namespace
 
@@ -154,6 +184,63 @@ void write_registration(const Registration& registration, wire::Registration::Bu
     factors[i].setName(registration.factors[i].first.c_str());
     factors[i].setValue(registration.factors[i].second.c_str());
   }
+}
+
+EngineInfo read_engine(wire::Engine::Reader reader) {
+  EngineInfo engine{.device = first_bytes(reader.getDevice(), kMaxDeviceBytes),
+                    .loads = reader.getLoads(),
+                    .saves = reader.getSaves()};
+  if (is_known(reader.getKernels(), kKernels)) engine.kernels = reader.getKernels();
+  if (is_known(reader.getCopyPath(), kCopyPaths)) engine.copy_path = reader.getCopyPath();
+  return engine;
+}
+
+void write_engine(const EngineInfo& engine, wire::Engine::Builder builder) {
+  builder.setDevice(engine.device.c_str());
+  builder.setKernels(engine.kernels);
+  builder.setCopyPath(engine.copy_path);
+  builder.setLoads(engine.loads);
+  builder.setSaves(engine.saves);
+}
+
+std::string_view to_string(wire::Engine::Kernels kernels) noexcept {
+  return name_of(kernels, kKernels);
+}
+std::string_view to_string(wire::Engine::CopyPath path) noexcept {
+  return name_of(path, kCopyPaths);
+}
+std::string_view to_string(wire::Side side) noexcept { return name_of(side, kSides); }
+std::string_view to_string(wire::DeclineReason reason) noexcept {
+  return name_of(reason, kReasons);
+}
+
+std::optional<wire::DeclineReason> parse_decline_reason(std::string_view name) noexcept {
+  const auto* const found = std::find(std::begin(kReasons), std::end(kReasons), name);
+  if (found == std::end(kReasons)) return std::nullopt;
+  return static_cast<wire::DeclineReason>(found - std::begin(kReasons));
+}
+
+Result<Decline> read_decline(wire::Decline::Reader reader) {
+  Decline decline;
+  PEGA_TRY_LET(decline.instance, read_instance(reader.getInstance()));
+  if (!is_known(reader.getSide(), kSides)) {
+    return fail(Errc::kInvalidArgument,
+                "decline: side {} is neither the scheduler's nor a worker's",
+                static_cast<unsigned>(reader.getSide()));
+  }
+  decline.side = reader.getSide();
+  decline.rank = reader.getRank();
+  if (is_known(reader.getReason(), kReasons)) decline.reason = reader.getReason();
+  decline.detail = first_bytes(reader.getDetail(), kMaxNoticeBytes);
+  return decline;
+}
+
+void write_decline(const Decline& decline, wire::Decline::Builder builder) {
+  builder.setInstance(decline.instance.c_str());
+  builder.setSide(decline.side);
+  builder.setRank(decline.rank);
+  builder.setReason(decline.reason);
+  builder.setDetail(decline.detail.c_str());
 }
 
 }  // namespace pegaflow

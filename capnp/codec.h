@@ -8,8 +8,10 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <optional>
 #include <span>
 #include <string>
+#include <string_view>
 #include <utility>
 #include <vector>
 
@@ -23,11 +25,18 @@ namespace pegaflow {
 
 /// Versions of the schema that this build speaks.
 inline constexpr std::uint16_t kWireMinimum = 1;
-inline constexpr std::uint16_t kWireMaximum = 3;
+inline constexpr std::uint16_t kWireMaximum = 4;
 /// The version from which on a server knows awaitJob.
 inline constexpr std::uint16_t kWireAwaitsJobs = 2;
 /// The version from which on blocks may be at other nodes, and coming from there.
 inline constexpr std::uint16_t kWireKnowsNodes = 3;
+/// The version from which on `hello` carries features.
+inline constexpr std::uint16_t kWireHasFeatures = 4;
+
+/// Features of `hello`, by bit; see the list in cache.capnp.
+inline constexpr std::uint64_t kFeatureNotices = std::uint64_t{1} << 0;  ///< describe, decline.
+/// The features that this build implements.
+inline constexpr std::uint64_t kFeatures = kFeatureNotices;
 
 /// The version that both ends of [`minimum`, `maximum`] and ours speak; 0: none.
 std::uint16_t common_version(std::uint16_t minimum, std::uint16_t maximum);
@@ -36,6 +45,8 @@ inline constexpr std::size_t kMaxKeysPerCall = 8192;     ///< 128 Ki tokens in b
 inline constexpr std::size_t kMaxJournalEntries = 2048;  ///< That one answer looks at.
 inline constexpr std::size_t kMaxInstanceBytes = 256;    ///< Of an instance's id.
 inline constexpr std::size_t kMaxFactorsOnWire = 1024;   ///< The engine's own limit is lower.
+inline constexpr std::size_t kMaxNoticeBytes = 512;      ///< Of a decline's detail, that are kept.
+inline constexpr std::size_t kMaxDeviceBytes = 128;      ///< Of a device's name, that are kept.
 
 Id128 read_id(wire::Id128::Reader reader);
 void write_id(const Id128& id, wire::Id128::Builder builder);
@@ -90,6 +101,43 @@ struct Registration {
 /// a rank that is not below `ranks`, a shard that is not below `shards`, or more shards than ranks.
 Result<Registration> read_registration(wire::Registration::Reader reader);
 void write_registration(const Registration& registration, wire::Registration::Builder builder);
+
+/// What one side of an engine reports about itself, for people.
+struct EngineInfo {
+  std::string device{};  ///< Empty: unknown.
+  wire::Engine::Kernels kernels = wire::Engine::Kernels::UNKNOWN;
+  wire::Engine::CopyPath copy_path = wire::Engine::CopyPath::UNKNOWN;
+  bool loads = true;
+  bool saves = true;
+};
+/// Names longer than the limit are cut; values of a later version count as unknown.
+EngineInfo read_engine(wire::Engine::Reader reader);
+void write_engine(const EngineInfo& engine, wire::Engine::Builder builder);
+/// "unknown", "missing", "present" or "not needed".
+std::string_view to_string(wire::Engine::Kernels kernels) noexcept;
+/// "unknown", "host", "direct" or "staged".
+std::string_view to_string(wire::Engine::CopyPath path) noexcept;
+
+/// Why an engine that is configured to use the cache does not use it.
+struct Decline {
+  std::string instance{};
+  wire::Side side = wire::Side::SCHEDULER;
+  std::uint32_t rank = 0;  ///< Of a worker.
+  wire::DeclineReason reason = wire::DeclineReason::OTHER;
+  std::string detail{};
+};
+inline constexpr std::size_t kDeclineReasons = 7;
+/// A detail beyond the limit is cut between two characters; a reason of a later version counts as
+/// OTHER. Errors: those of read_instance(); kInvalidArgument for a side that does not exist.
+Result<Decline> read_decline(wire::Decline::Reader reader);
+void write_decline(const Decline& decline, wire::Decline::Builder builder);
+/// The reason as metrics and /instances name it: "other", "configuration", "engine", "model",
+/// "weights", "device" or "failure".
+std::string_view to_string(wire::DeclineReason reason) noexcept;
+/// The reason that to_string() names so; none for another text.
+std::optional<wire::DeclineReason> parse_decline_reason(std::string_view name) noexcept;
+/// "scheduler" or "worker".
+std::string_view to_string(wire::Side side) noexcept;
 
 /// Errors: kInvalidArgument for an id that is empty or longer than kMaxInstanceBytes.
 Result<std::string> read_instance(::capnp::Text::Reader text);

@@ -149,8 +149,13 @@ Result<CacheSession::Ticket> CacheSession::lookup(std::span<const BlockKey> keys
   return impl_->ask(Kind::kLookup, keys, Id128{}, {});
 }
 
-Result<CacheSession::Ticket> CacheSession::claim(std::span<const BlockKey> keys) {
-  return impl_->ask(Kind::kClaim, keys, Id128::random(), {});
+Result<CacheSession::Ticket> CacheSession::claim(std::span<const BlockKey> keys,
+                                                 const Compute& compute) {
+  keys = keys.first(std::min(keys.size(), kMaxKeys));
+  return impl_->ask({.kind = Kind::kClaim,
+                     .token = Id128::random(),
+                     .keys = {keys.begin(), keys.end()},
+                     .compute = compute});
 }
 
 std::optional<Result<CacheSession::Answer>> CacheSession::take(Ticket ticket, Duration patience) {

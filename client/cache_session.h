@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "base/block_key.h"
+#include "base/clock.h"
 #include "base/error.h"
 #include "base/id128.h"
 #include "base/job_id.h"
@@ -42,6 +43,10 @@ class CacheSession {
     bool complete = false;   ///< All ranks of the instance are connected; else blocks is 0.
     Id128 token;             ///< Of the claim; none for a lookup or an empty claim.
     std::size_t coming = 0;  ///< Of the blocks, those at the end that another node has.
+    /// Of a claim: when the first and the last of them are predicted to arrive, counted from the
+    /// answer; 0: not known.
+    Duration first{};
+    Duration last{};
   };
 
   /// Asks how many leading keys are sealed, or at one other node; holds nothing. At most kMaxKeys;
@@ -49,10 +54,17 @@ class CacheSession {
   /// questions are under way.
   Result<Ticket> lookup(std::span<const BlockKey> keys);
 
-  /// Asks for a claim on the longest sealed prefix of `keys`, and on blocks behind it that are on
-  /// their way from another node: a load waits for them, and some may not come.
+  /// How long the engine computes what it does not load.
+  struct Compute {
+    Duration delay{};      ///< Before it begins.
+    Duration per_block{};  ///< 0: not known.
+  };
+  /// Asks for a claim on the longest sealed prefix of `keys`, and on blocks behind it that are in
+  /// flight from another node: a load waits for them, and some may not come. With `compute` only
+  /// those are fetched that are predicted to arrive sooner than they would be computed.
   /// Errors: as lookup().
-  Result<Ticket> claim(std::span<const BlockKey> keys);
+  Result<Ticket> claim(std::span<const BlockKey> keys, const Compute& compute);
+  Result<Ticket> claim(std::span<const BlockKey> keys) { return claim(keys, Compute{}); }
 
   /// The answer to a question, waiting at most `patience` for it; no value: not yet. An answer is
   /// handed out once, and the ticket is then forgotten. The error is kTimeout after the question's

@@ -64,6 +64,7 @@ struct Welcome {
   std::string build;
   wire::Session::Client session;
   std::uint16_t version = 0;
+  std::uint64_t features = 0;
 };
 
 std::string to_std(capnp::Text::Reader text) { return {text.begin(), text.size()}; }
@@ -86,8 +87,12 @@ Result<Welcome> read_welcome(capnp::Response<wire::Gate::HelloResults>& answer,
     return fail(Errc::kInternal, "the server ({}) chose version {} of {} to {}", build,
                 answer.getVersion(), minimum, maximum);
   }
-  return Welcome{read_id(answer.getServer()), read_id(answer.getConnection()), build,
-                 answer.getSession(), answer.getVersion()};
+  return Welcome{read_id(answer.getServer()),
+                 read_id(answer.getConnection()),
+                 build,
+                 answer.getSession(),
+                 answer.getVersion(),
+                 answer.getFeatures()};
 }
 
 bool is_tried_again_soon(Errc code) {
@@ -130,6 +135,7 @@ struct Link::Connection {
   capnp::RpcSystem<capnp::rpc::twoparty::VatId> rpc;
   kj::Maybe<wire::Session::Client> session;
   std::uint16_t version = 0;
+  std::uint64_t features = 0;
   bool ready = false;
   kj::Own<kj::PromiseFulfiller<void>> breaker_opened;
   kj::PromiseFulfillerPair<void> dropped;
@@ -195,6 +201,7 @@ kj::Promise<Result<void>> Link::say_hello() {
   auto request = connection_->gate().helloRequest();
   request.setMinimum(minimum_);
   request.setMaximum(maximum_);
+  if (maximum_ >= kWireHasFeatures) request.setFeatures(kFeatures);
   write_id(identity_.process, request.initProcess());
   write_id(connection_->previous, request.initPreviousConnection());
   request.setQuiesced(true);  // Role::end() of that connection has resolved.
@@ -207,6 +214,7 @@ kj::Promise<Result<void>> Link::say_hello() {
         previous_connection_ = welcome->connection;
         connection_->session = kj::mv(welcome->session);
         connection_->version = welcome->version;
+        connection_->features = welcome->version >= kWireHasFeatures ? welcome->features : 0;
         board_.set_server(welcome->server, std::move(welcome->build));
         return {};
       });
@@ -278,6 +286,11 @@ kj::Promise<void> Link::pause() {
 
 void Link::say(LinkState state, std::string detail) {
   if (!board_.set(state, detail)) return;
+  if (identity_.is_quiet) {
+    kLog.debug("{} instance={} side={} detail=\"{}\"", to_string(state), options_.instance,
+               identity_.side, detail);
+    return;
+  }
   switch (state) {
     case LinkState::kReady:
       kLog.info("the cache is in use instance={} side={} server=\"{}\"", options_.instance,
@@ -301,6 +314,27 @@ void Link::say(LinkState state, std::string detail) {
       kLog.debug("closed instance={} side={}", options_.instance, identity_.side);
       break;
   }
+}
+
+kj::Promise<void> Link::describe(const DeviceReport& device) {
+  if (!server_has(kFeatureNotices)) return kj::READY_NOW;
+  // The two enumerations are one: see link_options.h.
+  static_assert(static_cast<int>(DeviceReport::Kernels::kNotNeeded) ==
+                    static_cast<int>(wire::Engine::Kernels::NOT_NEEDED) &&
+                static_cast<int>(DeviceReport::CopyPath::kStaged) ==
+                    static_cast<int>(wire::Engine::CopyPath::STAGED));
+  auto request = session().describeRequest();
+  write_engine({.device = device.name,
+                .kernels = static_cast<wire::Engine::Kernels>(device.kernels),
+                .copy_path = static_cast<wire::Engine::CopyPath>(device.copy_path),
+                .loads = options_.offers_loads,
+                .saves = options_.offers_saves},
+               request);
+  return call(kj::mv(request), options_.connect_deadline, "describe",
+              [](auto& answer) { return read_done(answer); })
+      .then([](Result<void>&& done) {
+        if (!done) kLog.debug("describe failed error=\"{}\"", to_string(done.error()));
+      });
 }
 
 Result<void> Link::may_ask() const {
@@ -328,6 +362,10 @@ bool Link::is_connected() const {
 }
 
 std::uint16_t Link::version() const { return connection_ == nullptr ? 0 : connection_->version; }
+
+bool Link::server_has(std::uint64_t feature) const {
+  return connection_ != nullptr && (connection_->features & feature) != 0;
+}
 
 bool Link::is_up() const {
   if (connection_ == nullptr) return false;

@@ -53,6 +53,7 @@ class Link {
     Id128 process = Id128::random();
     /// Of this process, if the server is to know when it is gone; -1: a client that only looks up.
     int pidfd = -1;
+    bool is_quiet = false;  ///< Logs nothing above the debug level.
   };
 
   /// All outlive the link.
@@ -87,6 +88,10 @@ class Link {
   /// The version of the wire that this connection speaks; 0 without one.
   [[nodiscard]] std::uint16_t version() const;
 
+  /// Whether the server implements a feature of the list in cache.capnp; false without a
+  /// connection.
+  [[nodiscard]] bool server_has(std::uint64_t feature) const;
+
   /// The session that begin() is about. Only while is_connected().
   wire::Session::Client& session();
 
@@ -98,6 +103,10 @@ class Link {
   auto call(capnp::Request<Params, Results>&& request, Duration deadline, const char* what,
             Decode decode)
       -> kj::Promise<decltype(decode(kj::instance<capnp::Response<Results>&>()))>;
+
+  /// Reports what this side is and has to the server, where that implements notices; for people,
+  /// so a failure is logged at the debug level and that is all. Resolves once it is answered.
+  kj::Promise<void> describe(const DeviceReport& device);
 
   [[nodiscard]] kj::Timer& timer() { return io_.provider->getTimer(); }
 

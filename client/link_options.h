@@ -13,6 +13,16 @@
 
 namespace pegaflow {
 
+/// What the worker's side reports about its engine's device, for people. The numbers of the values
+/// are those of the wire.
+struct DeviceReport {
+  enum class Kernels : std::uint8_t { kUnknown, kMissing, kPresent, kNotNeeded };
+  enum class CopyPath : std::uint8_t { kUnknown, kHost, kDirect, kStaged };
+  std::string name{};  ///< Where the KV cache is, as "NVIDIA H200"; empty: unknown.
+  Kernels kernels = Kernels::kUnknown;
+  CopyPath copy_path = CopyPath::kUnknown;
+};
+
 /// How to reach the server of this node. Every deadline has its reason beside it; an engine never
 /// waits longer than these for us.
 struct LinkOptions {
@@ -20,6 +30,10 @@ struct LinkOptions {
   std::string instance;     ///< The engine core's id; the same in its scheduler and its workers.
   std::string build;        ///< Program and version, for the server's log.
   Id128 scheduler{};        ///< What a CacheSession's side names its jobs after; none: not told.
+
+  /// What this side is set up to do; reported to the server for people, and changes nothing here.
+  bool offers_loads = true;
+  bool offers_saves = true;
 
   Duration connect_deadline = std::chrono::seconds(1);       ///< Local; longer means stopped.
   Duration lookup_deadline = std::chrono::milliseconds(50);  ///< 100 x a loaded 8,192-key lookup.

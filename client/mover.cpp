@@ -50,12 +50,15 @@ int node_of_process() {
 
 void MoverState::report(MoverJob&& job, std::size_t good_blocks, std::size_t copied_pages,
                         std::optional<Error> error) {
+  if (!error) job.cut.reset();  // It was whole all the same.
   Mover::Finished finished_job{.kind = job.kind,
                                .id = job.id,
                                .blocks = good_blocks,
                                .skipped = job.skipped,
                                .bytes = copied_pages * layout.page_bytes(),
                                .took = clock.now() - job.accepted,
+                               .copying = job.copying,
+                               .cut = job.cut,
                                .failed_blocks = {},
                                .error = std::move(error),
                                .verified = job.verified,
@@ -97,6 +100,7 @@ class Mover::Impl {
       }
     }
     job.accepted = state_.clock.now();
+    job.pace = LoadPace(job.promise, job.accepted);
 
     // Under the lock no job can slip in behind the command to close.
     const std::lock_guard lock(accept_mutex_);
@@ -258,13 +262,14 @@ Result<void> Mover::save(Id128 scheduler, std::uint64_t job, std::span<const Blo
 }
 
 Result<void> Mover::load(std::uint64_t load, const Id128& token, std::size_t first,
-                         std::span<const std::uint32_t> blocks) {
+                         std::span<const std::uint32_t> blocks, const LoadPace::Promise& promise) {
   if (first > kMaxKeysPerCall) {
     return fail(Errc::kInvalidArgument, "block {} of a claim of at most {}", first,
                 kMaxKeysPerCall);
   }
   MoverJob accepted;
   accepted.kind = Finished::Kind::kLoad;
+  accepted.promise = promise;
   accepted.id = load;
   accepted.token = token;
   accepted.first = first;

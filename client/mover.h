@@ -3,6 +3,7 @@
 /// The worker's side of an engine: moves blocks between its memory and the pool.
 
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <optional>
 #include <span>
@@ -15,6 +16,7 @@
 #include "base/id128.h"
 #include "base/page_layout.h"
 #include "client/link_options.h"
+#include "client/load_pace.h"
 #include "transport/device.h"
 
 namespace pegaflow {
@@ -67,6 +69,9 @@ class Mover {
     std::size_t max_jobs = 1024;  ///< Under way at once; more is kBusy.
     Verify verify = Verify::kOff;
     std::uint32_t sample_one_in = 16;  ///< Of kSample: pages a checksum, on average; at least 1.
+    /// Describes the device to the server, for /instances and doctor. Called on the private thread
+    /// each time the pool was attached; if empty, the server shows the device as unknown.
+    std::function<DeviceReport()> describe_device{};
   };
 
   /// Starts the thread; it connects and registers in the background.
@@ -85,10 +90,11 @@ class Mover {
                     std::span<const std::uint32_t> blocks, Device::Event after);
 
   /// Loads the claimed blocks `first`, `first` + 1, ... of `token` into `blocks`. What is still
-  /// coming from another node is copied piece by piece as it arrives.
-  /// Errors: as save(). `load` is the caller's name for it, unique among loads under way.
+  /// in flight from another node is copied piece by piece as it arrives. With a promise the load is
+  /// cut where it falls behind: the blocks that are not loaded then have failed with kTimeout.
+  /// Errors: as save(). `load` is the caller's name for it, unique among loads in flight.
   Result<void> load(std::uint64_t load, const Id128& token, std::size_t first,
-                    std::span<const std::uint32_t> blocks);
+                    std::span<const std::uint32_t> blocks, const LoadPace::Promise& promise = {});
 
   /// The load is of no more use: no further page is copied. It is still reported.
   void cancel_load(std::uint64_t load);
@@ -101,6 +107,8 @@ class Mover {
     std::size_t skipped = 0;  ///< Of a save: there already, being saved, or no room.
     std::uint64_t bytes = 0;  ///< Copied.
     Duration took{};          ///< From acceptance to its end.
+    Duration copying{};       ///< Of a load: what the device took for it, behind earlier ones.
+    std::optional<LoadPace::Cut> cut;          ///< Of a load that computing would have overtaken.
     std::vector<std::uint32_t> failed_blocks;  ///< Of a load: their bytes are not to be used.
     std::optional<Error> error;                ///< Why not all of it.
     /// Of a load: pages that were compared with their checksums, and those of them that were not

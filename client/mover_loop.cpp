@@ -24,6 +24,9 @@ constexpr std::uint32_t kNoSlot = 0xFFFFFFFF;
 /// The target for the end of copies after a lost server; longer is worth a line.
 constexpr Duration kSlowDetach = std::chrono::milliseconds(500);
 
+/// How much longer than computing a copy may take: what a stuck source may add.
+constexpr Duration kCutAfter = std::chrono::milliseconds(20);
+
 /// Between two lines about wrong pages: memory that goes bad gives many.
 constexpr Duration kCorruptLineInterval = std::chrono::seconds(10);
 
@@ -182,6 +185,10 @@ void MoverLoop::on_helper_done() {
   pool_fd_.reset();
   if (pool_ == Pool::kMapping) {
     pool_ = mapped_ ? Pool::kMapped : Pool::kUnmapped;
+    if (mapped_ && !ending_ && link_.is_connected()) {
+      const auto& describe = state_.options.describe_device;
+      tasks_.add(link_.describe(describe ? describe() : DeviceReport()));
+    }
     on_mapped_->fulfill(kj::mv(mapped_));  // A caller that left is no error: end() was called.
     if (ending_) unmap_pool();
   } else {
@@ -296,6 +303,7 @@ void MoverLoop::begin_load(std::uint64_t ticket) {
   Duration patience = Duration::zero();
   if (job.coming_until) {
     patience = std::max(Duration::zero(), *job.coming_until - state_.clock.now());
+    if (job.pace.is_judged()) patience = std::min(patience, LoadPace::kInterval);
     request.setPatienceMs(static_cast<std::uint32_t>(
         std::chrono::duration_cast<std::chrono::milliseconds>(patience).count()));
   }
@@ -373,6 +381,9 @@ void MoverLoop::on_slots(std::uint64_t ticket, Result<Granted>&& granted) {
     job.coming = granted->coming;
     if (job.coming != 0 && !job.coming_until) {
       job.coming_until = state_.clock.now() + state_.options.coming_patience;
+      job.awaited = job.coming;
+    } else if (job.coming_until) {
+      job.pace.arrived(slots.size(), job.awaited, state_.clock.now());
     }
     if (slots.empty()) return wait_for_coming(ticket, job, granted->coming);
     return submit(ticket, job, std::move(copies));
@@ -389,17 +400,27 @@ void MoverLoop::on_slots(std::uint64_t ticket, Result<Granted>&& granted) {
 
 void MoverLoop::wait_for_coming(std::uint64_t ticket, MoverJob& job, std::size_t coming) {
   // The server kept the question until something came, or as long as we were patient.
-  if (state_.clock.now() < *job.coming_until) return begin_load(ticket);
+  const TimePoint now = state_.clock.now();
+  if (job.pace.is_stuck(now)) return cut(ticket, job, LoadPace::Cut::kStuck);
+  if (now < *job.coming_until) return begin_load(ticket);
   finish(
       ticket, job.done, job.copied,
       Error{Errc::kTimeout, fmt::format("{} blocks did not come from another node within {}",
                                         coming, format_duration(state_.options.coming_patience))});
 }
 
+void MoverLoop::cut(std::uint64_t ticket, MoverJob& job, LoadPace::Cut why) {
+  job.cut = why;
+  finish(ticket, job.done, job.copied,
+         Error{Errc::kTimeout, fmt::format("{} of {} blocks are computed sooner than they arrive",
+                                           job.blocks.size() - job.done, job.blocks.size())});
+}
+
 void MoverLoop::submit(std::uint64_t ticket, MoverJob& job, std::vector<Device::Copy>&& copies) {
   const bool is_save = job.kind == Kind::kSave;
   job.copies = copies.size();
   job.phase = Phase::kCopying;
+  job.submitted = state_.clock.now();
   // Before the device has it, for the engine may ask at once.
   if (!is_save) note_copying(ticket, job, copies);
   Result<void> accepted =
@@ -410,7 +431,7 @@ void MoverLoop::submit(std::uint64_t ticket, MoverJob& job, std::vector<Device::
     is_save ? abandon(job.job) : release(job.pin);
     return finish(ticket, job.done, job.copied, std::move(accepted.error()));
   }
-  if (!is_save) start_load_deadline(ticket, job.copies * state_.layout.page_bytes());
+  if (!is_save) start_load_deadline(ticket, job);
 }
 
 void MoverLoop::note_copying(std::uint64_t ticket, const MoverJob& job,
@@ -437,20 +458,29 @@ bool MoverLoop::no_longer_copying(std::uint64_t ticket) {
   return followed;
 }
 
-void MoverLoop::start_load_deadline(std::uint64_t ticket, std::uint64_t bytes) {
-  load_bytes_queued_ += bytes;
+void MoverLoop::start_load_deadline(std::uint64_t ticket, const MoverJob& job) {
+  load_bytes_queued_ += job.copies * state_.layout.page_bytes();
   const double copy_seconds =
       static_cast<double>(load_bytes_queued_) / state_.options.load_bytes_per_second;
-  const Duration deadline =
+  Duration deadline =
       state_.options.load_patience +
       std::chrono::duration_cast<Duration>(std::chrono::duration<double>(copy_seconds));
+  bool is_cut = false;
+  if (const auto computing = job.pace.computing(job.blocks.size())) {
+    const Duration longest =
+        std::max<Duration>(kCutAfter, *computing + kCutAfter - (state_.clock.now() - job.accepted));
+    is_cut = longest < deadline;
+    deadline = std::min(deadline, longest);
+  }
   load_deadlines_.emplace(
       ticket,
       link_.timer()
           .afterDelay(deadline.count() * kj::NANOSECONDS)
-          .then([this, ticket, deadline] {
-            state_.jobs.at(ticket).gave_up = Error{
-                Errc::kTimeout, fmt::format("not loaded within {}", format_duration(deadline))};
+          .then([this, ticket, deadline, is_cut] {
+            MoverJob& late = state_.jobs.at(ticket);
+            if (is_cut) late.cut = LoadPace::Cut::kSlow;
+            late.gave_up = Error{Errc::kTimeout,
+                                 fmt::format("not loaded within {}", format_duration(deadline))};
             state_.device.cancel(ticket);
           })
           .eagerlyEvaluate([this](kj::Exception&& exception) { tasks_.add(kj::mv(exception)); }));
@@ -502,6 +532,10 @@ void MoverLoop::settle_load(std::uint64_t ticket, MoverJob& job,
                             const Device::Completion& completion) {
   load_deadlines_.erase(ticket);
   load_bytes_queued_ -= job.copies * state_.layout.page_bytes();
+  const TimePoint now = state_.clock.now();
+  // Loads overlap on the device: each counts from the end of the one before it.
+  job.copying += now - std::max(job.submitted, last_load_end_);
+  last_load_end_ = now;
   const bool followed = no_longer_copying(ticket);
   // The kernel is asked, after the last copy: the loop may not have read the end of the stream yet.
   if (!followed && (job.connection_lost || !link_.is_up())) {
@@ -523,6 +557,9 @@ void MoverLoop::settle_load(std::uint64_t ticket, MoverJob& job,
   job.copied += completion.copied;
   if (error || job.done == job.blocks.size()) {
     return finish(ticket, job.done, job.copied, std::move(error));
+  }
+  if (job.pace.is_slow(job.blocks.size() - job.done, now)) {
+    return cut(ticket, job, LoadPace::Cut::kSlow);
   }
   // The next piece, under a name of its own.
   job.phase = Phase::kAsking;

@@ -70,7 +70,9 @@ class MoverLoop final : private Link::Role {
   static std::vector<std::uint32_t> find_corrupt(MoverJob& job,
                                                  const Device::Completion& completion);
   void submit(std::uint64_t ticket, MoverJob& job, std::vector<Device::Copy>&& copies);
-  void start_load_deadline(std::uint64_t ticket, std::uint64_t bytes);
+  void start_load_deadline(std::uint64_t ticket, const MoverJob& job);
+  /// Ends a load whose other blocks are computed sooner than they arrive.
+  void cut(std::uint64_t ticket, MoverJob& job, LoadPace::Cut why);
   void on_copied(const Device::Completion& completion);
   void settle_save(std::uint64_t ticket, MoverJob& job, const Device::Completion& completion);
   void settle_load(std::uint64_t ticket, MoverJob& job, const Device::Completion& completion);
@@ -105,6 +107,7 @@ class MoverLoop final : private Link::Role {
   kj::Own<kj::PromiseFulfiller<void>> on_end_;
 
   std::uint64_t load_bytes_queued_ = 0;
+  TimePoint last_load_end_{};                        ///< Of the device's copies.
   std::minstd_rand chance_{std::random_device{}()};  ///< Which pages a sample takes.
   std::optional<TimePoint> last_corrupt_line_;
   std::uint64_t corrupt_pages_ = 0;

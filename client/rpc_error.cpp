@@ -3,8 +3,10 @@
 namespace pegaflow {
 
 Error to_error(const kj::Exception& exception) {
-  const Errc code =
-      exception.getType() == kj::Exception::Type::DISCONNECTED ? Errc::kPeerLost : Errc::kInternal;
+  // KJ fails the calls that are open when this side drops the connection, too.
+  const bool is_lost = exception.getType() == kj::Exception::Type::DISCONNECTED ||
+                       exception.getDescription() == "RpcSystem was destroyed.";
+  const Errc code = is_lost ? Errc::kPeerLost : Errc::kInternal;
   return Error{code, exception.getDescription().cStr()};
 }
 

@@ -1,5 +1,6 @@
 #include "client/session_loop.h"
 
+#include <algorithm>
 #include <cstring>
 #include <utility>
 #include <vector>
@@ -14,6 +15,12 @@ constexpr Log kLog{"session"};
 
 capnp::MessageSize size_of(std::size_t keys) {
   return {keys_words(keys, BlockKey::kMaxBytes) + 16, 0};
+}
+
+/// A time on the wire.
+template <typename Time>
+std::uint32_t at_most_32_bits(Time time) {
+  return static_cast<std::uint32_t>(std::clamp<std::int64_t>(time.count(), 0, UINT32_MAX));
 }
 
 Result<CacheSession::Journal> read_journal(wire::Session::JournalResults::Reader answer) {
@@ -56,8 +63,13 @@ kj::Promise<Result<void>> SessionLoop::begin() {
   auto request = link_.session().attachRequest();
   request.setInstance(options_.instance.c_str());
   write_id(options_.scheduler, request.initScheduler());
-  return link_.call(kj::mv(request), options_.connect_deadline, "attach",
-                    [](auto& answer) { return read_done(answer); });
+  return link_
+      .call(kj::mv(request), options_.connect_deadline, "attach",
+            [](auto& answer) { return read_done(answer); })
+      .then([this](Result<void>&& attached) {
+        if (attached) tasks_.add(link_.describe(DeviceReport()));
+        return kj::mv(attached);
+      });
 }
 
 void SessionLoop::handle(SessionCommand&& command) {
@@ -110,6 +122,9 @@ void SessionLoop::claim(SessionCommand&& command) {
   auto request = link_.session().claimRequest(size_of(command.keys.size()));
   write_id(command.token, request.initToken());
   write_keys(command.keys, BlockKey::kMaxBytes, request.initKeys());
+  request.setComputeDelayMicros(at_most_32_bits(
+      std::chrono::duration_cast<std::chrono::microseconds>(command.compute.delay)));
+  request.setComputeBlockNanos(at_most_32_bits(command.compute.per_block));
   const std::size_t asked = command.keys.size();
   tasks_.add(
       link_
@@ -126,7 +141,10 @@ void SessionLoop::claim(SessionCommand&& command) {
                   }
                   const std::size_t blocks = ready + coming;
                   return QuestionTable::Outcome{
-                      {blocks, answer.getComplete(), blocks > 0 ? token : Id128{}, coming}, 0};
+                      {blocks, answer.getComplete(), blocks > 0 ? token : Id128{}, coming,
+                       std::chrono::microseconds(answer.getFirstMicros()),
+                       std::chrono::microseconds(answer.getLastMicros())},
+                      0};
                 })
           .then([this, ticket = command.ticket,
                  token = command.token](Result<QuestionTable::Outcome>&& outcome) {

@@ -23,7 +23,8 @@ struct SessionCommand {
   Id128 token{};  ///< Of a claim: the client names it.
   std::vector<BlockKey> keys{};
   Duration deadline{};
-  std::uint64_t space = 0;  ///< And the position in its journal.
+  CacheSession::Compute compute{};  ///< Of a claim.
+  std::uint64_t space = 0;          ///< And the position in its journal.
   std::uint64_t position = 0;
   Id128 server{};  ///< That knows of the job.
   JobId job{};

@@ -86,7 +86,8 @@ class Replay {
       claimed.blocks += more.blocks;
     }
     const std::size_t total =
-        claimed.blocks + cluster_.wait(node.fetches().extend(engine, token, keys, claimed.blocks));
+        claimed.blocks +
+        cluster_.wait(node.fetches().extend(engine, token, keys, claimed.blocks)).blocks;
     std::size_t next = 0;
     while (next < total) {
       const PinId pin{++last_};

@@ -14,6 +14,7 @@
 #include <poll.h>
 #include <sys/inotify.h>
 #include <sys/socket.h>
+#include <sys/un.h>
 #include <unistd.h>
 
 #include <nlohmann/json.hpp>
@@ -76,13 +77,9 @@ Result<std::optional<std::size_t>> answer_length(const std::string& answer) {
   return fail(Errc::kInternal, "an answer without Content-Length: {}", headers);
 }
 
-/// One request over a connection of its own.
-Result<std::string> request(const std::string& host, std::uint16_t port, std::string_view method,
-                            const std::string& path) {
-  const UniqueFd socket(::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0));
+Result<UniqueFd> connect_tcp(const std::string& host, std::uint16_t port) {
+  UniqueFd socket(::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0));
   if (!socket) return fail_errno(errno, "make a TCP socket");
-  const timeval patience{.tv_sec = 30, .tv_usec = 0};
-  ::setsockopt(socket.get(), SOL_SOCKET, SO_RCVTIMEO, &patience, sizeof patience);
   sockaddr_in address{};
   address.sin_family = AF_INET;
   address.sin_port = htons(port);
@@ -92,12 +89,35 @@ Result<std::string> request(const std::string& host, std::uint16_t port, std::st
   if (::connect(socket.get(), reinterpret_cast<const sockaddr*>(&address), sizeof address) != 0) {
     return fail(Errc::kPeerLost, "connect to http://{}:{}: {}", host, port, std::strerror(errno));
   }
-  const std::string question =
-      fmt::format("{} {} HTTP/1.1\r\nHost: {}:{}\r\nContent-Length: 0\r\nConnection: close\r\n\r\n",
-                  method, path, host, port);
+  return socket;
+}
+
+Result<UniqueFd> connect_socket(const std::string& path) {
+  UniqueFd socket(::socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0));
+  if (!socket) return fail_errno(errno, "make a Unix socket");
+  sockaddr_un address{};
+  address.sun_family = AF_UNIX;
+  if (path.size() >= sizeof address.sun_path) {
+    return fail(Errc::kInternal, "{} is too long for a socket", path);
+  }
+  path.copy(address.sun_path, path.size());
+  if (::connect(socket.get(), reinterpret_cast<const sockaddr*>(&address), sizeof address) != 0) {
+    return fail(Errc::kPeerLost, "connect to {}: {}", path, std::strerror(errno));
+  }
+  return socket;
+}
+
+/// One request over a connection of its own.
+Result<std::string> request(const UniqueFd& socket, std::string_view method,
+                            const std::string& path) {
+  const timeval patience{.tv_sec = 30, .tv_usec = 0};
+  ::setsockopt(socket.get(), SOL_SOCKET, SO_RCVTIMEO, &patience, sizeof patience);
+  const std::string question = fmt::format(
+      "{} {} HTTP/1.1\r\nHost: localhost\r\nContent-Length: 0\r\nConnection: close\r\n\r\n", method,
+      path);
   if (::send(socket.get(), question.data(), question.size(), MSG_NOSIGNAL) !=
       static_cast<ssize_t>(question.size())) {
-    return fail(Errc::kPeerLost, "send to http://{}:{}: {}", host, port, std::strerror(errno));
+    return fail(Errc::kPeerLost, "send {} {}: {}", method, path, std::strerror(errno));
   }
   std::string answer;
   // KJ's server keeps the connection open whatever we ask, so its length says where the body ends.
@@ -173,16 +193,21 @@ Result<ServerProcess> ServerProcess::start(const Options& options) {
   server.socket_path_ = socket_path;
   server.http_host_ = http.substr(0, colon);
   server.http_port_ = port;
+  server.http_socket_ = object.value("http_socket", "");
   server.start_time_ = start_time;
   return server;
 }
 
 Result<std::string> ServerProcess::get(const std::string& path) const {
-  return request(http_host_, http_port_, "GET", path);
+  PEGA_TRY_LET(const UniqueFd connection, connect_tcp(http_host_, http_port_));
+  return request(connection, "GET", path);
 }
 
 Result<std::string> ServerProcess::post(const std::string& path) const {
-  return request(http_host_, http_port_, "POST", path);
+  // Releases before the Unix socket took POST from loopback.
+  PEGA_TRY_LET(const UniqueFd connection, http_socket_.empty() ? connect_tcp(http_host_, http_port_)
+                                                               : connect_socket(http_socket_));
+  return request(connection, "POST", path);
 }
 
 Result<ServerProcess::Metrics> ServerProcess::metrics() const {

@@ -53,6 +53,7 @@ class ServerProcess {
   Child child_;
   std::string socket_path_;
   std::string http_host_;
+  std::string http_socket_;
   std::uint16_t http_port_ = 0;
   Duration start_time_{};
 };

@@ -44,31 +44,66 @@ class SimCluster::Link final : public Lender {
 
   kj::Promise<Result<std::size_t>> locate(const Bytes32& space,
                                           std::span<const BlockKey> keys) override {
-    return ask<std::size_t>(
-        [space, keys = std::vector(keys.begin(), keys.end())](Node& owner) {
-          return Result<std::size_t>(owner.service_->present(space, keys));
-        },
-        [](Link&, const std::size_t&) {});
+    Node* const self = cluster_.find(from_);
+    const Epoch epoch = self->service_->epochs().of(space);
+    std::function<void(std::size_t, std::span<const BlockKey>)> seen;
+    if (cluster_.options_.on_locate) seen = cluster_.options_.on_locate(from_.index);
+    return ask<std::pair<std::size_t, Epoch>>(
+               [space, epoch, seen = std::move(seen),
+                keys = std::vector(keys.begin(), keys.end())](Node& owner) {
+                 const std::size_t found = owner.locate(space, epoch, keys);
+                 if (seen && found != 0) seen(owner.self_.index, std::span(keys).first(found));
+                 return Result<std::pair<std::size_t, Epoch>>(
+                     {found, owner.service_->epochs().of(space)});
+               },
+               [](Link&, const std::pair<std::size_t, Epoch>&) {})
+        .then([this, space](Result<std::pair<std::size_t, Epoch>>&& answer) {
+          return answer.map([&](const std::pair<std::size_t, Epoch>& found) {
+            learn(space, found.second);
+            return found.first;
+          });
+        });
   }
   kj::Promise<Result<LeaseGrant>> lease(const Bytes32& space, std::span<const BlockKey> keys,
                                         std::size_t, std::chrono::milliseconds time) override {
-    return ask<LeaseGrant>(
-               [space, keys = std::vector(keys.begin(), keys.end()), time](Node& owner) {
-                 auto grant = owner.lend(space, keys, time);
+    const Epoch epoch = cluster_.find(from_)->service_->epochs().of(space);
+    return ask<std::pair<LeaseGrant, Epoch>>(
+               [space, epoch, keys = std::vector(keys.begin(), keys.end()),
+                time](Node& owner) -> Result<std::pair<LeaseGrant, Epoch>> {
+                 PEGA_TRY_LET(LeaseGrant grant, owner.lend(space, epoch, keys, time));
                  owner.poke();
-                 return grant;
+                 return std::pair(std::move(grant), owner.service_->epochs().of(space));
                },
-               [](Link& link, const LeaseGrant& grant) {
+               [](Link& link, const std::pair<LeaseGrant, Epoch>& answer) {
+                 const LeaseGrant& grant = answer.first;
                  if (grant.pages.empty()) return;
                  link.granted_.emplace(grant.lease, offsets_of(grant));
                  link.release(grant.lease);
                })
-        .then([this, life = life_](Result<LeaseGrant>&& grant) {
-          if (grant && !grant->pages.empty() && life == life_) {
-            granted_.emplace(grant->lease, offsets_of(*grant));
+        .then([this, space,
+               life = life_](Result<std::pair<LeaseGrant, Epoch>>&& answer) -> Result<LeaseGrant> {
+          if (!answer) return tl::unexpected<Error>(std::move(answer.error()));
+          learn(space, answer->second);
+          LeaseGrant grant = std::move(answer->first);
+          if (!grant.pages.empty() && life == life_) {
+            granted_.emplace(grant.lease, offsets_of(grant));
           }
-          return std::move(grant);
+          return grant;
         });
+  }
+  kj::Promise<Result<bool>> confirm(std::uint64_t lease, Duration) override {
+    return ask<bool>(
+        [lease](Node& owner) { return Result<bool>(owner.service_->is_lent(LeaseId{lease})); },
+        [](Link&, const bool&) {});
+  }
+  kj::Promise<Result<Epoch>> reset(const Bytes32& space, const Epoch& epoch, Duration) override {
+    return ask<Epoch>(
+        [space, epoch](Node& owner) {
+          owner.service_->epochs().learn(space, epoch);
+          owner.poke();
+          return Result<Epoch>(owner.service_->epochs().of(space));
+        },
+        [](Link&, const Epoch&) {});
   }
   void release(std::uint64_t lease) override {
     check_release(lease);
@@ -96,13 +131,23 @@ class SimCluster::Link final : public Lender {
       const Node* const other = cluster_.node(to_.index);
       if (other != nullptr) {
         const End found = other->self_;
-        cluster_.send(from_, found, [this_end = from_, found, number](Node& answerer) {
-          answerer.cluster_.send(
-              found, this_end,
-              [descriptor = answerer.fabric_->describe(), found, number](Node& self) mutable {
-                self.links_[found.index]->greeted(self, found, number, std::move(descriptor));
-              });
-        });
+        const Node* const dialer = cluster_.find(from_);
+        if (dialer == nullptr) return kj::READY_NOW;
+        cluster_.send(from_, found,
+                      [this_end = from_, found, number,
+                       ours = dialer->service_->epochs().known()](Node& answerer) {
+                        answerer.service_->epochs().learn(ours);
+                        answerer.poke();
+                        answerer.cluster_.send(
+                            found, this_end,
+                            [descriptor = answerer.fabric_->describe(), found, number,
+                             theirs = answerer.service_->epochs().known()](Node& self) mutable {
+                              self.service_->epochs().learn(theirs);
+                              self.poke();
+                              self.links_[found.index]->greeted(self, found, number,
+                                                                std::move(descriptor));
+                            });
+                      });
       }
       return dial(kPause);
     });
@@ -113,6 +158,12 @@ class SimCluster::Link final : public Lender {
       offsets.insert(std::uint64_t{page} * kSlotAlignment);
     }
     return offsets;
+  }
+  void learn(const Bytes32& space, const Epoch& epoch) {
+    if (Node* const self = cluster_.find(from_)) {
+      self->service_->epochs().learn(space, epoch);
+      self->poke();
+    }
   }
   /// It is of this life, ended once, and nobody reads by it any more.
   void check_release(std::uint64_t lease) {
@@ -234,9 +285,16 @@ class SimCluster::Watched final : public Fabric {
 // ---- a node
 
 SimCluster::Node::Node(SimCluster& cluster, const End& self)
-    : cluster_(cluster), self_(self), pool_(cluster.options_.blocks * kPageBytes) {
+    : cluster_(cluster),
+      self_(self),
+      boot_(cluster.clock_),
+      pool_(cluster.options_.blocks * kPageBytes) {
   CacheService::Options options = cluster.options_.service;
   options.store.pool_bytes = pool_.size();
+  // System clocks that agree.
+  options.next_epoch = [this](const Epoch&) {
+    return Epoch{.counter = ++cluster_.resets_, .id = cluster_.random_()};
+  };
   service_ = must(
       CacheService::create(options, cluster.clock_,
                            [this](const Id128& connection) { service_->disconnected(connection); }),
@@ -256,17 +314,36 @@ SimCluster::Node::Node(SimCluster& cluster, const End& self)
   }
   fetches_ = std::make_unique<Fetches>(
       *service_, lenders_, std::vector<Fetches::Lane>{{.fabric = watched_.get(), .pool = region_}},
-      *background_, cluster.timer_, cluster.clock_, cluster.clock_, cluster.options_.fetches);
+      *background_, cluster.timer_, cluster.clock_, boot_, cluster.options_.fetches);
 }
 
 SimCluster::Node::~Node() noexcept(false) {
   fabric_.reset();  // Before the fetches: nobody writes into a frame any more.
 }
 
-Result<LeaseGrant> SimCluster::Node::lend(const Bytes32& space, std::span<const BlockKey> keys,
+std::size_t SimCluster::Node::locate(const Bytes32& space, const Epoch& epoch,
+                                     std::span<const BlockKey> keys) {
+  if (!cluster_.options_.mistakes.locate_drops_epoch && !service_->meets(space, epoch)) return 0;
+  const std::size_t found = service_->present(space, keys);
+  if (found != 0) check_epoch(space, epoch);
+  return found;
+}
+
+void SimCluster::Node::check_epoch(const Bytes32& space, const Epoch& asked) {
+  if (service_->epochs().of(space) == asked || !cluster_.options_.on_wrong) return;
+  cluster_.options_.on_wrong(
+      fmt::format("node {} gives blocks to a reader of another epoch", self_.index));
+}
+
+Result<LeaseGrant> SimCluster::Node::lend(const Bytes32& space, const Epoch& epoch,
+                                          std::span<const BlockKey> keys,
                                           std::chrono::milliseconds time) {
+  if (!cluster_.options_.mistakes.lease_drops_epoch && !service_->meets(space, epoch)) {
+    return LeaseGrant{};
+  }
   PEGA_TRY_LET(CacheService::Lent lent, service_->lend(space, keys, time));
   if (lent.pages.empty()) return LeaseGrant{};
+  check_epoch(space, epoch);
   const TimePoint until = cluster_.clock_.now() + time;
   if (until > lent_until_) {
     PEGA_TRY(fabric_->lend(region_, until));
@@ -351,6 +428,11 @@ void SimCluster::freeze(std::size_t index, Duration time) {
   Node& node = *nodes_[index];
   node.stalled_until_ = std::max(node.stalled_until_, clock_.now() + time);
   node.fabric_->freeze(time);
+}
+
+void SimCluster::pause_machine(std::size_t index, Duration time) {
+  freeze(index, time);
+  nodes_[index]->boot_.pause(time);
 }
 
 SimCluster::Node* SimCluster::find(const End& end) const {

@@ -52,11 +52,21 @@ class SimCluster final : private kj::TaskSet::ErrorHandler {
     Duration answer = std::chrono::milliseconds(15);   ///< That an answer may take.
     /// Of each message; Faults of the SimNetwork are beside them.
     double lost = 0;
+    /// Rules that the other end of a question breaks; those of Fetches::Options are beside them.
+    struct Mistakes {
+      bool locate_drops_epoch = false;
+      bool lease_drops_epoch = false;
+    } mistakes{};
     /// Hears of each batch before its fabric does.
     std::function<void(std::size_t node, const Fabric::Batch& batch)> on_read;
     /// Hears of what a node must never do to another one: it says what a Lender asks of who uses
     /// it.
     std::function<void(const std::string& what)> on_wrong;
+    /// When a reader asks which blocks another node has; what it returns hears of those that the
+    /// owner names, when it does.
+    std::function<std::function<void(std::size_t owner, std::span<const BlockKey> found)>(
+        std::size_t reader)>
+        on_locate;
   };
   class Node;
 
@@ -81,6 +91,9 @@ class SimCluster final : private kj::TaskSet::ErrorHandler {
   void heal(std::size_t one, std::size_t other);
   /// It stands still, but for its cards; see SimFabric::freeze().
   void freeze(std::size_t index, Duration time);
+  /// The same, and no clock of the machine by which it keeps its leases goes on meanwhile: its
+  /// hypervisor stopped it.
+  void pause_machine(std::size_t index, Duration time);
   void set_lost(double lost) { options_.lost = lost; }
 
   /// Goes on to what happens next, and does that. False: nothing ever will.
@@ -120,6 +133,7 @@ class SimCluster final : private kj::TaskSet::ErrorHandler {
   std::mt19937_64 random_;
   std::set<std::pair<std::size_t, std::size_t>> cuts_;
   std::uint64_t births_ = 0;
+  std::uint64_t resets_ = 0;
   kj::TaskSet messages_;
   std::vector<std::unique_ptr<Node>> nodes_;
 };
@@ -147,10 +161,25 @@ class SimCluster::Node {
   /// Registers an engine of one rank; the same namespace for all. Returns its connection.
   Id128 add_engine(const Id128& process);
   [[nodiscard]] std::size_t ready_peers() const;
+  [[nodiscard]] Lenders& lenders() noexcept { return lenders_; }
 
  private:
+  /// The cluster's clock, without the times in which the machine was paused.
+  class MachineClock final : public Clock {
+   public:
+    explicit MachineClock(const Clock& clock) : clock_(clock) {}
+    [[nodiscard]] TimePoint now() const noexcept override { return clock_.now() - lag_; }
+    void pause(Duration time) { lag_ += time; }
+
+   private:
+    const Clock& clock_;
+    Duration lag_{};
+  };
   /// What the gate of a server does.
-  Result<LeaseGrant> lend(const Bytes32& space, std::span<const BlockKey> keys,
+  /// Reports blocks that are given to a reader of another epoch.
+  void check_epoch(const Bytes32& space, const Epoch& asked);
+  std::size_t locate(const Bytes32& space, const Epoch& epoch, std::span<const BlockKey> keys);
+  Result<LeaseGrant> lend(const Bytes32& space, const Epoch& epoch, std::span<const BlockKey> keys,
                           std::chrono::milliseconds time);
   friend class SimCluster;
   friend class SimCluster::Link;
@@ -164,6 +193,7 @@ class SimCluster::Node {
 
   SimCluster& cluster_;
   const End self_;
+  MachineClock boot_;
   std::vector<std::byte> pool_;
   std::unique_ptr<CacheService> service_;
   std::unique_ptr<Background> background_;

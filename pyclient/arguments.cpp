@@ -165,6 +165,8 @@ void take_link_options(py::dict& named, LinkOptions& options) {
   take(named, "breaker_failures", options.breaker_failures);
   take_duration(named, "breaker_window", options.breaker_window);
   take_duration(named, "breaker_probe_interval", options.breaker_probe_interval);
+  take(named, "offers_loads", options.offers_loads);
+  take(named, "offers_saves", options.offers_saves);
   take(named, "minimum_version", options.minimum_version);
   take(named, "maximum_version", options.maximum_version);
   py::bytes scheduler;

@@ -5,7 +5,9 @@
 /// locks are held for moments by threads that never take the GIL, while getting the GIL back from a
 /// busy Python thread may take 5 ms.
 
+#include <array>
 #include <chrono>
+#include <functional>
 #include <memory>
 #include <optional>
 #include <string>
@@ -17,6 +19,7 @@
 
 #include "base/log.h"
 #include "client/cache_session.h"
+#include "client/decline_notice.h"
 #include "client/mover.h"
 #include "client/socket_path.h"
 #include "pyclient/arguments.h"
@@ -45,6 +48,8 @@ auto without_gil(Work&& work) {
   const py::gil_scoped_release release;
   return work();
 }
+
+double to_seconds(Duration time) { return std::chrono::duration<double>(time).count(); }
 
 py::dict to_dict(const LinkStatus& status) {
   return py::dict("state"_a = std::string(to_string(status.state)), "detail"_a = status.detail,
@@ -79,21 +84,25 @@ class PySession {
   std::uint64_t lookup(const py::bytes& packed, std::size_t key_bytes) {
     return static_cast<std::uint64_t>(value_or_raise(open()->lookup(to_keys(packed, key_bytes))));
   }
-  std::uint64_t claim(const py::bytes& packed, std::size_t key_bytes) {
-    return static_cast<std::uint64_t>(value_or_raise(open()->claim(to_keys(packed, key_bytes))));
+  std::uint64_t claim(const py::bytes& packed, std::size_t key_bytes, double compute_delay_s,
+                      double compute_block_s) {
+    const CacheSession::Compute compute{
+        .delay = to_duration(compute_delay_s, "compute_delay_s"),
+        .per_block = to_duration(compute_block_s, "compute_block_s")};
+    return static_cast<std::uint64_t>(
+        value_or_raise(open()->claim(to_keys(packed, key_bytes), compute)));
   }
 
   py::object take(std::uint64_t number, double patience_s) {
-    const auto session = open();
-    const CacheSession::Ticket ticket{number};
-    const Duration patience = to_duration(patience_s, "patience_s");
-    auto answer = session->take(ticket);
-    if (!answer && patience > Duration::zero()) {
-      answer = without_gil([&] { return session->take(ticket, patience); });
-    }
-    if (!answer) return py::none();
-    const CacheSession::Answer taken = value_or_raise(std::move(*answer));
-    return py::make_tuple(taken.blocks, taken.complete, from_id(taken.token), taken.coming);
+    const auto taken = take_answer(number, patience_s);
+    if (!taken) return py::none();
+    return py::make_tuple(taken->blocks, taken->complete, from_id(taken->token), taken->coming);
+  }
+  py::object take_claim(std::uint64_t number, double patience_s) {
+    const auto taken = take_answer(number, patience_s);
+    if (!taken) return py::none();
+    return py::make_tuple(taken->blocks, taken->complete, from_id(taken->token), taken->coming,
+                          to_seconds(taken->first), to_seconds(taken->last));
   }
 
   std::uint64_t journal(std::uint64_t space, std::uint64_t position) {
@@ -160,6 +169,18 @@ class PySession {
   }
 
  private:
+  std::optional<CacheSession::Answer> take_answer(std::uint64_t number, double patience_s) {
+    const auto session = open();
+    const CacheSession::Ticket ticket{number};
+    const Duration patience = to_duration(patience_s, "patience_s");
+    auto answer = session->take(ticket);
+    if (!answer && patience > Duration::zero()) {
+      answer = without_gil([&] { return session->take(ticket, patience); });
+    }
+    if (!answer) return std::nullopt;
+    return value_or_raise(std::move(*answer));
+  }
+
   [[nodiscard]] std::shared_ptr<CacheSession> open() const {
     if (session_ == nullptr) raise({Errc::kPeerLost, "the session was closed"});
     return session_;
@@ -168,7 +189,75 @@ class PySession {
   std::shared_ptr<CacheSession> session_;  ///< The GIL guards the pointer.
 };
 
+// ---- a side that does not use the cache
+
+class PyNotice {
+ public:
+  PyNotice(std::string socket_path, std::string instance, std::string build,
+           const std::string& side, std::uint32_t rank, std::string reason, std::string detail,
+           const py::kwargs& named) {
+    DeclineNotice::Options options;
+    options.link.socket_path = std::move(socket_path);
+    options.link.instance = std::move(instance);
+    options.link.build = std::move(build);
+    options.is_worker = side == "worker";
+    options.rank = rank;
+    options.reason = std::move(reason);
+    options.detail = std::move(detail);
+    py::dict left = named;
+    py_arguments::take_link_options(left, options.link);
+    py_arguments::refuse_unknown(left);
+    if (!options.is_worker && side != "scheduler") {
+      raise({Errc::kInvalidArgument, fmt::format("side=\"{}\" is no side of an engine", side)});
+    }
+    notice_ = value_or_raise(without_gil([&] { return DeclineNotice::start(options); }));
+  }
+  ~PyNotice() { close(); }
+
+  void close() {
+    without_gil([notice = std::exchange(notice_, nullptr)]() mutable { notice.reset(); });
+  }
+  [[nodiscard]] py::dict status() const {
+    if (notice_ != nullptr) return to_dict(notice_->status());
+    LinkStatus closed;
+    closed.state = LinkState::kRetired;
+    closed.detail = "closed";
+    return to_dict(closed);
+  }
+
+ private:
+  std::unique_ptr<DeclineNotice> notice_;  ///< The GIL guards the pointer.
+};
+
 // ---- the worker's side
+
+DeviceReport report_of(const CudaDevice::Info& info) {
+  using Path = DeviceReport::CopyPath;
+  return {
+      .name = info.name,
+      .kernels = info.kernels ? DeviceReport::Kernels::kPresent : DeviceReport::Kernels::kMissing,
+      .copy_path = !info.path                          ? Path::kUnknown
+                   : *info.path == cuda::Path::kStaged ? Path::kStaged
+                                                       : Path::kDirect};
+}
+
+/// Asks no Python object, so that the mover's thread needs no GIL.
+std::function<DeviceReport()> describer_of(const std::shared_ptr<Device>& device) {
+  if (const auto cuda = std::dynamic_pointer_cast<CudaDevice>(device)) {
+    return [cuda = std::weak_ptr(cuda)] {
+      const auto there = cuda.lock();
+      return there ? report_of(there->info()) : DeviceReport();
+    };
+  }
+  if (std::dynamic_pointer_cast<HostDevice>(device)) {
+    return [] {
+      return DeviceReport{.name = "host memory",
+                          .kernels = DeviceReport::Kernels::kNotNeeded,
+                          .copy_path = DeviceReport::CopyPath::kHost};
+    };
+  }
+  return {};
+}
 
 /// Keeps the device alive as long as the mover.
 class PyMover {
@@ -185,6 +274,7 @@ class PyMover {
     options.rank = rank;
     options.ranks = ranks;
     options.factors = std::move(factors);
+    options.describe_device = describer_of(device_);
     py::dict left = named;
     py_arguments::take_link_options(left, options.link);
     py_arguments::take_mover_options(left, options);
@@ -206,9 +296,16 @@ class PyMover {
     value_or_raise(
         mover_->save(to_id(scheduler), job, to_keys(packed, key_bytes), to_blocks(blocks), after));
   }
-  void load(std::uint64_t load, const py::bytes& token, std::size_t first,
-            const py::object& blocks) {
-    value_or_raise(mover_->load(load, to_id(token), first, to_blocks(blocks)));
+  void load(std::uint64_t load, const py::bytes& token, std::size_t first, const py::object& blocks,
+            const std::optional<std::array<double, 4>>& promise) {
+    LoadPace::Promise promised;
+    if (promise) {
+      promised = {.first = to_duration((*promise)[0], "promise"),
+                  .last = to_duration((*promise)[1], "promise"),
+                  .compute_delay = to_duration((*promise)[2], "promise"),
+                  .compute_block = to_duration((*promise)[3], "promise")};
+    }
+    value_or_raise(mover_->load(load, to_id(token), first, to_blocks(blocks), promised));
   }
   void cancel_load(std::uint64_t load) { mover_->cancel_load(load); }
   std::vector<Mover::Finished> take_finished() { return mover_->take_finished(); }
@@ -255,8 +352,10 @@ void add_session(py::module_& module) {
       .def(py::init<std::string, std::string, std::string, const py::kwargs&>(), "socket_path"_a,
            "instance"_a, "build"_a = "")
       .def("lookup", &PySession::lookup, "keys"_a, "key_bytes"_a)
-      .def("claim", &PySession::claim, "keys"_a, "key_bytes"_a)
+      .def("claim", &PySession::claim, "keys"_a, "key_bytes"_a, "compute_delay_s"_a = 0.0,
+           "compute_block_s"_a = 0.0)
       .def("take", &PySession::take, "ticket"_a, "patience_s"_a = 0.0)
+      .def("take_claim", &PySession::take_claim, "ticket"_a, "patience_s"_a = 0.0)
       .def("journal", &PySession::journal, "space"_a, "position"_a)
       .def("take_journal", &PySession::take_journal, "ticket"_a, "patience_s"_a = 0.0)
       .def("await_job", &PySession::await_job, "server"_a, "scheduler"_a, "number"_a,
@@ -268,6 +367,16 @@ void add_session(py::module_& module) {
       .def("status", &PySession::status)
       .def("wait_ready", &PySession::wait_ready, "patience_s"_a)
       .def("close", &PySession::close);
+}
+
+void add_notice(py::module_& module) {
+  py::class_<PyNotice>(module, "DeclineNotice")
+      .def(py::init<std::string, std::string, std::string, const std::string&, std::uint32_t,
+                    std::string, std::string, const py::kwargs&>(),
+           "socket_path"_a, "instance"_a, "build"_a = "", "side"_a = "scheduler", "rank"_a = 0,
+           "reason"_a = "other", "detail"_a = "")
+      .def("status", &PyNotice::status)
+      .def("close", &PyNotice::close);
 }
 
 /// Loads CUDA's driver, if there is one.
@@ -311,6 +420,14 @@ void add_mover(py::module_& module) {
                              [](const Mover::Finished& job) {
                                return std::chrono::duration<double>(job.took).count();
                              })
+      .def_property_readonly("copying_s",
+                             [](const Mover::Finished& job) { return to_seconds(job.copying); })
+      .def_property_readonly(
+          "cut",
+          [](const Mover::Finished& job) {
+            if (!job.cut) return std::string();
+            return std::string(*job.cut == LoadPace::Cut::kStuck ? "stuck" : "slow");
+          })
       .def_readonly("failed_blocks", &Mover::Finished::failed_blocks)
       .def_readonly("verified", &Mover::Finished::verified)
       .def_readonly("corrupt", &Mover::Finished::corrupt)
@@ -348,7 +465,8 @@ void add_mover(py::module_& module) {
       .def_property_readonly("page_bytes", &PyMover::page_bytes)
       .def("save", &PyMover::save, "scheduler"_a, "job"_a, "keys"_a, "key_bytes"_a, "blocks"_a,
            "queue"_a = 0)
-      .def("load", &PyMover::load, "load"_a, "token"_a, "first"_a, "blocks"_a)
+      .def("load", &PyMover::load, "load"_a, "token"_a, "first"_a, "blocks"_a,
+           "promise"_a = py::none())
       .def("cancel_load", &PyMover::cancel_load, "load"_a)
       .def("follow", &PyMover::follow, "within_s"_a, "queue"_a = 0)
       .def("take_finished", &PyMover::take_finished)
@@ -365,10 +483,12 @@ PYBIND11_MODULE(_native, module) {
   module.doc() = "The C++ client of PegaFlow. Importing it starts no thread and opens no socket.";
   module.attr("__version__") = pegaflow::kVersion;
   module.attr("MAX_KEYS") = pegaflow::CacheSession::kMaxKeys;
+  module.attr("HAS_CUDA_KERNELS") = pegaflow::CudaDevice::has_kernels();
   module.attr("JOURNAL_END") = pegaflow::CacheSession::kJournalEnd;
   pegaflow::py_error::add_exceptions(module);
   pegaflow::add_functions(module);
   pegaflow::add_session(module);
+  pegaflow::add_notice(module);
   pegaflow::add_devices(module);
   pegaflow::add_mover(module);
 }

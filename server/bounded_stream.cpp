@@ -57,13 +57,20 @@ void BoundedStream::count(capnp::MessageReader& message) {
         {.code = Errc::kBusy,
          .detail = fmt::format("more than {} calls at once on one connection", limits_.questions)});
   }
+  if (queue_is_full()) stop(queue_error());
+}
+
+bool BoundedStream::queue_is_full() {
   KJ_IF_MAYBE (network, network_) {
-    if (network->getCurrentQueueSize() > limits_.queued_bytes) {
-      stop({.code = Errc::kBusy,
-            .detail = fmt::format("more than {} bytes of answers wait to be read",
-                                  limits_.queued_bytes)});
-    }
+    return network->getCurrentQueueSize() > limits_.queued_bytes;
   }
+  return false;
+}
+
+Error BoundedStream::queue_error() const {
+  return {
+      .code = Errc::kBusy,
+      .detail = fmt::format("more than {} bytes of answers wait to be read", limits_.queued_bytes)};
 }
 
 void BoundedStream::ended(const Error* why) {

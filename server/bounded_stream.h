@@ -37,6 +37,10 @@ class BoundedStream final : public capnp::MessageStream {
 
   /// The network that reads from this stream; its queue is watched. Before the first message.
   void watch_queue_of(capnp::TwoPartyVatNetwork& network) { network_ = network; }
+  /// Whether more answers wait than a peer that reads would leave. Looked at when a message
+  /// arrives, and by the owner when an answer is queued.
+  [[nodiscard]] bool queue_is_full();
+  [[nodiscard]] Error queue_error() const;
   /// The peer said hello: its messages may have full size now.
   void greeted() { is_greeted_ = true; }
 

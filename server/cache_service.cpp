@@ -20,6 +20,10 @@ constexpr Duration kCorruptLineInterval = std::chrono::seconds(10);
 /// Of a save whose bytes need no time: half of what clients wait for the answer.
 constexpr Duration kReservePatience = std::chrono::milliseconds(10);
 
+std::string not_served_state(const std::vector<CacheService::DeclinedInfo>& sides) {
+  return "not served: " + sides.front().decline.detail;
+}
+
 }  // namespace
 
 Result<std::unique_ptr<CacheService>> CacheService::create(const Options& options,
@@ -44,7 +48,8 @@ CacheService::CacheService(std::unique_ptr<BlockStore> store, std::unique_ptr<De
       part_of_node_(options.part_of_node),
       max_parted_(options.max_parted),
       clock_(clock),
-      end_connection_(std::move(end_connection)) {}
+      end_connection_(std::move(end_connection)),
+      epochs_([this]() { retire_outdated(); }, options.next_epoch) {}
 CacheService::~CacheService() = default;
 
 // ---- who is asking
@@ -149,14 +154,22 @@ Result<void> CacheService::check_member(const Id128& connection) {
   return member(connection).map([](const Client*) {});
 }
 
-Result<std::uint64_t> CacheService::reset_cache(const Id128& connection) {
+Result<CacheService::Reset> CacheService::reset_cache(const Id128& connection) {
   PEGA_TRY_LET(Client* const caller, member(connection));
   const Instance& instance = *caller->instance;
   if (instance.connected == 0) {
     return fail(Errc::kGone, "no rank of instance {} is connected", instance.id);
   }
-  namespaces_->reset(instance.space_name);
-  return namespaces_->find(instance.space_name)->generation;
+  const NamespaceTable::Namespace& space = *namespaces_->find(instance.space_name);
+  if (space.shape.shards.empty()) {
+    return fail(Errc::kGone, "not all ranks of instance {} have registered yet", instance.id);
+  }
+  const Bytes32 name = name_of(space);
+  const std::uint64_t learned = counted_.resets_learned;
+  epochs_.raise(name);
+  counted_.resets_learned = learned;  // It was not.
+  ++counted_.resets_here;
+  return Reset{.generation = space.generation, .space = name};
 }
 
 // ---- calls of a worker
@@ -174,10 +187,30 @@ std::vector<std::uint32_t> CacheService::pages_of(const std::vector<SlotIndex>& 
   return pages;
 }
 
+Result<void> CacheService::check_claim(const Client& caller, const Id128& token) const {
+  const std::optional<SpaceId> claimed = store_->space_of_claim(token);
+  if (!claimed) return {};
+  const Instance& instance = *caller.instance;
+  if (*claimed != space_of(instance)) {
+    return fail(Errc::kInvalidArgument,
+                "open: the claim is on blocks of another namespace or generation than instance {}",
+                instance.id);
+  }
+  // A rank that came before the namespace had a shape may not fit it.
+  const Rank& rank = instance.ranks[caller.rank];
+  if (auto fits =
+          namespaces_->fits(instance.space_name, rank.shard, instance.shards, rank.page_bytes);
+      !fits) {
+    return fail(Errc::kInvalidArgument, "open: {}", fits.error().detail);
+  }
+  return {};
+}
+
 Result<CacheService::Opened> CacheService::open(const Id128& connection, const Id128& token,
                                                 std::size_t first, std::size_t count, PinId pin,
                                                 std::size_t limit) {
   PEGA_TRY_LET(Client* const caller, worker(connection));
+  PEGA_TRY(check_claim(*caller, token));
   PEGA_TRY_LET(const auto opened, store_->open(*caller->holder, token, first, count, pin, limit));
   if (opened.is_new) {  // A repeated call is no second load.
     counted_.load_bytes += opened.slots.size() * caller->instance->ranks[caller->rank].page_bytes;
@@ -331,11 +364,17 @@ void CacheService::expire() {
 
 std::vector<CacheService::InstanceInfo> CacheService::instances() const {
   std::vector<InstanceInfo> list;
-  list.reserve(instances_.size());
+  auto not_served = declined();
+  list.reserve(instances_.size() + not_served.size());
   for (const auto& [id, instance] : instances_) {
     InstanceInfo& info = list.emplace_back();
     info.id = id;
-    info.state = instance.connected == 0     ? "disconnected"
+    if (const auto found = not_served.find(id); found != not_served.end()) {
+      info.not_served = std::move(found->second);
+      not_served.erase(found);
+    }
+    info.state = !info.not_served.empty()    ? not_served_state(info.not_served)
+                 : instance.connected == 0   ? "disconnected"
                  : !instance.refused.empty() ? "refused: " + instance.refused
                  : instance.is_complete()    ? "connected"
                                              : "waiting for ranks";
@@ -353,6 +392,9 @@ std::vector<CacheService::InstanceInfo> CacheService::instances() const {
                             .page_bytes = rank.page_bytes,
                             .block_count = rank.block_count,
                             .node = rank.node});
+      if (const auto client = clients_.find(rank.worker); client != clients_.end()) {
+        info.ranks.back().engine = client->second->engine;
+      }
     }
     info.schedulers = instance.schedulers;
     if (const auto* const space = namespaces_->find(instance.space_name)) {
@@ -360,6 +402,21 @@ std::vector<CacheService::InstanceInfo> CacheService::instances() const {
       info.generation = space->generation;
     }
   }
+  for (const auto& [connection, client] : clients_) {
+    if (!client->is_scheduler || !client->engine) continue;
+    const auto info = std::find_if(list.begin(), list.end(), [&](const InstanceInfo& each) {
+      return each.id == client->instance->id;
+    });
+    info->scheduler = client->engine;
+  }
+  for (auto& [id, sides] : not_served) {
+    InstanceInfo& info = list.emplace_back();
+    info.id = id;
+    info.state = not_served_state(sides);
+    info.not_served = std::move(sides);
+  }
+  std::sort(list.begin(), list.end(),
+            [](const InstanceInfo& a, const InstanceInfo& b) { return a.id < b.id; });
   return list;
 }
 
@@ -373,11 +430,16 @@ CacheService::Stats CacheService::stats() const {
   stats.instances = instances_.size();
   for (const auto& [id, instance] : instances_) {
     if (instance.connected != 0 && !instance.is_complete()) ++stats.instances_waiting;
+    if (!instance.refused.empty()) ++stats.instances_refused;
+  }
+  for (const auto& [id, sides] : declined()) {
+    ++stats.instances_declined[static_cast<std::size_t>(sides.front().decline.reason)];
   }
   stats.namespaces = namespaces_->all().size();
   stats.demand = demand_->windows();
   stats.next_victim_idle_s = store_->next_victim_idle_s();
   stats.waits = waits_.stats();
+  stats.epochs = epochs_.size();
   return stats;
 }
 

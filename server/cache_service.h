@@ -2,6 +2,7 @@
 /// \file
 /// What each call of a client means: instances, namespaces, and who may touch which page how long.
 
+#include <array>
 #include <cstdint>
 #include <functional>
 #include <map>
@@ -21,6 +22,7 @@
 #include "engine/checksum_table.h"
 #include "engine/demand.h"
 #include "engine/namespace_table.h"
+#include "server/epochs.h"
 #include "server/job_waits.h"
 #include "server/peer_proof.h"
 
@@ -53,6 +55,7 @@ class CacheService {
         std::chrono::minutes(5), std::chrono::hours(1), std::chrono::hours(24)};
     /// Of await_job(), of all connections: each holds a call open for seconds.
     std::size_t max_waits = 1024;
+    Epochs::Next next_epoch{};  ///< See Epochs.
   };
 
   /// Ends a connection that was taken over; it calls disconnected() before it returns.
@@ -99,6 +102,15 @@ class CacheService {
   /// to another instance; kGone.
   Result<void> attach(const Id128& connection, const std::string& instance,
                       const Id128& scheduler = {});
+  /// What the engine's side behind the connection reports about itself; for people only. Replaces
+  /// what it reported before. Errors: kInvalidArgument before attach or register; kGone.
+  Result<void> describe(const Id128& connection, EngineInfo engine);
+  /// Connections that may have declined at once.
+  static constexpr std::size_t kMaxDeclined = 256;
+  /// The connection's engine is configured to use the cache and does not. Shown until the
+  /// connection ends or says goodbye; replaces an earlier one. Errors: kInvalidArgument when the
+  /// connection belongs to an instance; kBusy beyond kMaxDeclined connections; kGone.
+  Result<void> decline(const Id128& connection, Decline decline);
 
   // ---- calls of a scheduler
 
@@ -133,9 +145,14 @@ class CacheService {
                  JobWaits::Answer answer);
   /// Errors: kInvalidArgument for a connection that has neither attached nor registered; kGone.
   Result<void> check_member(const Id128& connection);
-  /// The new generation.
-  /// Errors: kGone when no rank of the instance is there.
-  Result<std::uint64_t> reset_cache(const Id128& connection);
+  struct Reset {
+    std::uint64_t generation = 0;
+    Bytes32 space{};  ///< The namespace, whose epoch was raised; see spread_reset().
+  };
+  /// Nothing that the namespace holds is ever found again at this node.
+  /// Errors: kGone when no rank of the instance is there, or all of them never were: without the
+  /// sizes of their pages the namespace has no name among nodes.
+  Result<Reset> reset_cache(const Id128& connection);
 
   // ---- calls of a worker; all say kInvalidArgument to one that did not register
 
@@ -149,7 +166,8 @@ class CacheService {
     void append(Opened next);
   };
   /// Pins a slice of the range and answers for it; see BlockStore::open. All of it, with a `limit`
-  /// of `count`.
+  /// of `count`. Errors: those of the store; kInvalidArgument for a claim on blocks of another
+  /// namespace, generation or page size than the caller's.
   Result<Opened> open(const Id128& connection, const Id128& token, std::size_t first,
                       std::size_t count, PinId pin, std::size_t limit = kOpenSlice);
   Result<void> release(const Id128& connection, PinId pin);
@@ -186,6 +204,7 @@ class CacheService {
   /// What a connection's instance wants from other nodes.
   struct Wants {
     Bytes32 space{};                        ///< See space_name().
+    SpaceId generation{};                   ///< Of the namespace, as it is now.
     std::vector<std::uint64_t> page_bytes;  ///< Of a block, shard by shard.
     [[nodiscard]] std::uint64_t block_bytes() const;
   };
@@ -205,8 +224,10 @@ class CacheService {
   /// Makes a claim longer by blocks that are coming or will be brought; see BlockStore::fetch. At
   /// most kSliceBlocks keys. Errors: those of the store and of lookup(); kGone while the instance
   /// is not complete.
-  Result<Fetch> fetch(const Id128& connection, const Id128& token, std::size_t first,
-                      std::span<const BlockKey> keys, std::size_t fetchable);
+  /// kGone also when the namespace has another generation than `generation`, which wants() gave: it
+  /// was reset since.
+  Result<Fetch> fetch(const Id128& connection, SpaceId generation, const Id128& token,
+                      std::size_t first, std::span<const BlockKey> keys, std::size_t fetchable);
   /// All bytes of a block are there; `checksums` as its owner has them, a page each, or none.
   void fetched(SlotIndex frame, std::uint32_t shards, std::span<const std::uint64_t> checksums);
   /// It will not come; see BlockStore::give_up and settle.
@@ -227,6 +248,18 @@ class CacheService {
   /// Errors: those of BlockStore::lend().
   Result<Lent> lend(const Bytes32& space, std::span<const BlockKey> keys, Duration time);
   void end_lease(LeaseId lease);
+  /// Whether its pages are kept in place now: it was not ended, and its time is not over here.
+  [[nodiscard]] bool is_lent(LeaseId lease) const;
+
+  // ---- epochs
+
+  /// Whoever learns of an epoch gives it here; the namespace is reset if that is newer.
+  [[nodiscard]] Epochs& epochs() noexcept { return epochs_; }
+  /// Learns a reader's epoch of a namespace. True when it is ours: only then there is anything for
+  /// that reader.
+  bool meets(const Bytes32& space, const Epoch& theirs);
+  /// So many nodes did not confirm a reset.
+  void note_unconfirmed(std::size_t nodes) { counted_.resets_unconfirmed += nodes; }
   /// As await_job(), for an engine of another node, whose server's connection that is.
   void await_job_for(const Id128& peer_connection, const JobId& job, Duration patience,
                      JobWaits::Answer answer);
@@ -251,11 +284,18 @@ class CacheService {
     Id128 process;
     std::uint64_t page_bytes = 0;
     std::uint64_t block_count = 0;
-    std::int32_t node = -1;  ///< Of its memory, as it said.
+    std::int32_t node = -1;              ///< Of its memory, as it said.
+    std::optional<EngineInfo> engine{};  ///< While it is connected and has described itself.
+  };
+  /// A side of an engine that is configured to use the cache and does not.
+  struct DeclinedInfo {
+    Decline decline;
+    std::string build;
   };
   struct InstanceInfo {
     std::string id;
-    /// "connected", "waiting for ranks", "refused: REASON" or "disconnected".
+    /// "connected", "waiting for ranks", "not served: REASON", "refused: REASON" or
+    /// "disconnected".
     std::string state;
     std::string namespace_hash;
     std::vector<NamespaceFactor> factors;
@@ -264,7 +304,10 @@ class CacheService {
     std::vector<RankInfo> ranks;  ///< That were ever there, in order.
     std::uint32_t rank_count = 0;
     std::uint32_t schedulers = 0;
+    std::optional<EngineInfo> scheduler{};   ///< As a scheduler of it described the engine.
+    std::vector<DeclinedInfo> not_served{};  ///< The scheduler first, then by rank.
   };
+  /// In the order of their ids, those that only declined among them.
   [[nodiscard]] std::vector<InstanceInfo> instances() const;
 
   struct Stats {
@@ -275,6 +318,10 @@ class CacheService {
     std::size_t parted = 0;
     std::size_t instances = 0;
     std::size_t instances_waiting = 0;  ///< Some of their ranks are connected, and not all.
+    /// Instances of which a side has declined, each counted once, by the reason that /instances
+    /// shows.
+    std::array<std::size_t, kDeclineReasons> instances_declined{};
+    std::size_t instances_refused = 0;  ///< All of their ranks are connected, and refused.
     std::size_t namespaces = 0;
     // Since the start.
     std::uint64_t load_bytes = 0;
@@ -287,6 +334,10 @@ class CacheService {
     std::vector<Demand::Window> demand;          ///< Lately.
     std::uint64_t lookup_blocks_not_served = 0;  ///< Asked for by instances that are not complete.
     std::uint64_t corrupt_pages = 0;             ///< Reported by the workers that loaded them.
+    std::size_t epochs = 0;                      ///< Namespaces with an epoch of their own.
+    std::uint64_t resets_here = 0;               ///< That an engine of this node asked for.
+    std::uint64_t resets_learned = 0;            ///< Of a namespace here, from other nodes.
+    std::uint64_t resets_unconfirmed = 0;        ///< Nodes that did not confirm one in time.
     std::optional<std::uint32_t> next_victim_idle_s;
     JobWaits::Stats waits;
   };
@@ -306,6 +357,10 @@ class CacheService {
   Result<Client*> member(const Id128& connection);
   Result<Client*> worker(const Id128& connection);
   Result<void> join(Client& client, const std::string& instance);
+  /// Whether the claim is on blocks that have a page of the caller's shard and size: it is of the
+  /// caller's namespace generation. What open() finds gone is not looked at.
+  /// Errors: kInvalidArgument.
+  [[nodiscard]] Result<void> check_claim(const Client& caller, const Id128& token) const;
   /// Whether the registration goes with what is known of its instance; ends the connection that it
   /// takes over.
   Result<void> check_rank(const Client& caller, const Registration& registration);
@@ -317,10 +372,15 @@ class CacheService {
   [[nodiscard]] SpaceId space_of(const Instance& instance) const;
   [[nodiscard]] const NamespaceTable::Namespace* space_called(const Bytes32& name) const;
   void name_space(Instance& instance);
+  [[nodiscard]] Bytes32 name_of(const NamespaceTable::Namespace& space) const;
+  /// Starts a new generation of each namespace whose epoch is newer than the generation's.
+  void retire_outdated();
   [[nodiscard]] std::vector<std::uint32_t> pages_of(const std::vector<SlotIndex>& frames,
                                                     const Client& caller) const;
   void leave_instance(Client& client);
   void leave_schedulers(Client& client);
+  /// By instance, the scheduler's first and then those of ranks in order.
+  [[nodiscard]] std::map<std::string, std::vector<DeclinedInfo>> declined() const;
   void end_parted(std::unordered_map<Id128, std::unique_ptr<Parted>>::iterator parted);
   void drop_reference(Instance& instance);
 
@@ -338,7 +398,13 @@ class CacheService {
   std::optional<TimePoint> last_corrupt_line_;
   EndConnection end_connection_;
   std::map<std::string, Instance> instances_;
-  std::map<Bytes32, NamespaceId> spaces_;  ///< Of namespaces with a shape; may be gone by now.
+  Epochs epochs_;
+  /// A namespace with a shape; may be gone by now.
+  struct Named {
+    NamespaceId id{};
+    Epoch epoch;  ///< Of its present generation.
+  };
+  std::map<Bytes32, Named> spaces_;
   std::unordered_map<Id128, std::unique_ptr<Client>> clients_;
   std::unordered_map<Id128, std::unique_ptr<Parted>> parted_;
   std::uint32_t next_instance_ = 1;

@@ -1,4 +1,5 @@
 // Which connections there are, which engines they belong to, and who of them may still touch what.
+#include <algorithm>
 #include <utility>
 
 #include "base/log.h"
@@ -10,6 +11,15 @@ namespace pegaflow {
 namespace {
 
 constexpr Log kLog{"cache"};
+
+/// One line without control characters, for logs and terminals.
+std::string printable(std::string text) {
+  for (char& each : text) {
+    const auto byte = static_cast<unsigned char>(each);
+    if (byte < 0x20 || byte == 0x7F) each = ' ';
+  }
+  return text;
+}
 
 }  // namespace
 
@@ -95,6 +105,7 @@ Result<void> CacheService::goodbye(const Id128& connection) {
   if (caller->holder) store_->holder_gone(*caller->holder);
   caller->holder.reset();
   caller->said_goodbye = true;
+  caller->declined.reset();
   waits_.forget(connection);
   leave_instance(*caller);
   waits_.settle();
@@ -133,6 +144,10 @@ void CacheService::drop_reference(Instance& instance) {
 }
 
 Result<void> CacheService::join(Client& client, const std::string& id) {
+  if (client.declined) {
+    return fail(Errc::kInvalidArgument, "this connection has declined for instance {}",
+                client.declined->instance);
+  }
   if (client.instance != nullptr) {
     if (client.instance->id == id) return {};
     return fail(Errc::kInvalidArgument, "this connection belongs to instance {}",
@@ -165,6 +180,50 @@ Result<void> CacheService::attach(const Id128& connection, const std::string& in
     waits_.attached(scheduler);
   }
   return {};
+}
+
+Result<void> CacheService::describe(const Id128& connection, EngineInfo engine) {
+  PEGA_TRY_LET(Client* const caller, member(connection));
+  engine.device = printable(std::move(engine.device));
+  caller->engine = std::move(engine);
+  return {};
+}
+
+Result<void> CacheService::decline(const Id128& connection, Decline decline) {
+  PEGA_TRY_LET(Client* const caller, client(connection));
+  if (caller->instance != nullptr) {
+    return fail(Errc::kInvalidArgument, "decline: this connection belongs to instance {}",
+                caller->instance->id);
+  }
+  const bool is_first = !caller->declined;
+  const auto has_declined = [](const auto& row) { return row.second->declined.has_value(); };
+  if (is_first && std::count_if(clients_.begin(), clients_.end(), has_declined) >=
+                      static_cast<std::ptrdiff_t>(kMaxDeclined)) {
+    return fail(Errc::kBusy, "decline: {} connections have declined already", kMaxDeclined);
+  }
+  decline.detail = printable(std::move(decline.detail));
+  caller->declined = std::move(decline);
+  const Decline& why = *caller->declined;
+  if (is_first) {  // What a connection repeats is no news.
+    kLog.warn("an engine does not use the cache instance={} side={} rank={} reason={}: {}",
+              printable(why.instance), to_string(why.side), why.rank, to_string(why.reason),
+              why.detail);
+  }
+  return {};
+}
+
+std::map<std::string, std::vector<CacheService::DeclinedInfo>> CacheService::declined() const {
+  std::map<std::string, std::vector<DeclinedInfo>> sides;
+  for (const auto& [connection, client] : clients_) {
+    if (!client->declined) continue;
+    sides[client->declined->instance].push_back({*client->declined, client->build});
+  }
+  for (auto& [id, each] : sides) {
+    std::sort(each.begin(), each.end(), [](const DeclinedInfo& a, const DeclinedInfo& b) {
+      return std::pair(a.decline.side, a.decline.rank) < std::pair(b.decline.side, b.decline.rank);
+    });
+  }
+  return sides;
 }
 
 Result<void> CacheService::check_rank(const Client& caller, const Registration& registration) {

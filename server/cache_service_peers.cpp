@@ -3,11 +3,14 @@
 #include <numeric>
 #include <utility>
 
+#include "base/log.h"
 #include "base/page_layout.h"
 #include "server/cache_service_rows.h"
 
 namespace pegaflow {
 namespace {
+
+constexpr Log kLog{"cache"};
 
 /// Names of namespaces that are gone are looked for when there are more than this.
 constexpr std::size_t kManySpaces = 512;
@@ -18,21 +21,47 @@ std::uint64_t CacheService::Wants::block_bytes() const {
   return std::accumulate(page_bytes.begin(), page_bytes.end(), std::uint64_t{0});
 }
 
-void CacheService::name_space(Instance& instance) {
-  const NamespaceTable::Namespace* const space = namespaces_->find(instance.space_name);
+Bytes32 CacheService::name_of(const NamespaceTable::Namespace& space) const {
   std::vector<std::uint64_t> page_bytes;
-  for (const Shape::Shard& shard : space->shape.shards) page_bytes.push_back(shard.page_bytes);
-  instance.space = space_name(space->factors, page_bytes);
+  for (const Shape::Shard& shard : space.shape.shards) page_bytes.push_back(shard.page_bytes);
+  return space_name(space.factors, page_bytes);
+}
+
+void CacheService::name_space(Instance& instance) {
+  instance.space = name_of(*namespaces_->find(instance.space_name));
   if (spaces_.size() > kManySpaces) {
-    std::erase_if(spaces_,
-                  [this](const auto& entry) { return namespaces_->find(entry.second) == nullptr; });
+    std::erase_if(spaces_, [this](const auto& entry) {
+      return namespaces_->find(entry.second.id) == nullptr;
+    });
   }
-  spaces_.insert_or_assign(instance.space, instance.space_name);
+  // One that was known has this epoch already: see retire_outdated().
+  spaces_.insert_or_assign(instance.space,
+                           Named{.id = instance.space_name, .epoch = epochs_.of(instance.space)});
+}
+
+void CacheService::retire_outdated() {
+  for (auto& [name, named] : spaces_) {
+    const Epoch epoch = epochs_.of(name);
+    if (named.epoch == epoch) continue;
+    named.epoch = epoch;
+    const NamespaceTable::Namespace* const space = namespaces_->find(named.id);
+    if (space == nullptr) continue;
+    namespaces_->reset(named.id);
+    ++counted_.resets_learned;
+    kLog.info("a namespace was reset namespace={} generation={} epoch={}.{:x}", space->hash,
+              space->generation, epoch.counter, epoch.id);
+  }
+  waits_.settle();
+}
+
+bool CacheService::meets(const Bytes32& space, const Epoch& theirs) {
+  epochs_.learn(space, theirs);
+  return epochs_.of(space) == theirs;
 }
 
 const NamespaceTable::Namespace* CacheService::space_called(const Bytes32& name) const {
   const auto found = spaces_.find(name);
-  return found == spaces_.end() ? nullptr : namespaces_->find(found->second);
+  return found == spaces_.end() ? nullptr : namespaces_->find(found->second.id);
 }
 
 // ---- what we fetch
@@ -43,23 +72,27 @@ Result<CacheService::Wants> CacheService::wants(const Id128& connection) {
   if (!instance.is_complete()) {
     return fail(Errc::kGone, "a rank of instance {} is away", instance.id);
   }
-  Wants wants{.space = instance.space, .page_bytes = {}};
+  Wants wants{.space = instance.space, .generation = space_of(instance), .page_bytes = {}};
   for (const Shape::Shard& shard : namespaces_->find(instance.space_name)->shape.shards) {
     wants.page_bytes.push_back(shard.page_bytes);
   }
   return wants;
 }
 
-Result<CacheService::Fetch> CacheService::fetch(const Id128& connection, const Id128& token,
-                                                std::size_t first, std::span<const BlockKey> keys,
+Result<CacheService::Fetch> CacheService::fetch(const Id128& connection, SpaceId generation,
+                                                const Id128& token, std::size_t first,
+                                                std::span<const BlockKey> keys,
                                                 std::size_t fetchable) {
   PEGA_TRY_LET(Client* const caller, member(connection));
   const Instance& instance = *caller->instance;
   if (!instance.is_complete()) {
     return fail(Errc::kGone, "a rank of instance {} is away", instance.id);
   }
+  if (space_of(instance) != generation) {
+    return fail(Errc::kGone, "the namespace was reset since the claim was made");
+  }
   PEGA_TRY_LET(const BlockStore::Fetch planned,
-               store_->fetch(*caller->holder, space_of(instance), token, first, keys, fetchable));
+               store_->fetch(*caller->holder, generation, token, first, keys, fetchable));
   Fetch fetch{.blocks = planned.blocks, .coming = planned.coming, .frames = {}};
   fetch.frames.reserve(planned.frames.size());
   for (const BlockStore::Fetch::Frame& frame : planned.frames) {
@@ -94,7 +127,8 @@ bool CacheService::is_awaited(SlotIndex frame) const { return store_->is_awaited
 Result<CacheService::Opened> CacheService::open_arrived(const Id128& connection, const Id128& token,
                                                         std::size_t first, std::size_t count,
                                                         PinId pin) {
-  PEGA_TRY(worker(connection));
+  PEGA_TRY_LET(Client* const caller, worker(connection));
+  PEGA_TRY(check_claim(*caller, token));
   PEGA_TRY_LET(const std::size_t there, store_->arrived(token, first, std::min(count, kOpenSlice)));
   if (there == 0) return Opened{.slots = {}, .checksums = {}, .coming = count};
   PEGA_TRY_LET(Opened opened, open(connection, token, first, there, pin));
@@ -133,6 +167,7 @@ Result<CacheService::Lent> CacheService::lend(const Bytes32& space, std::span<co
 }
 
 void CacheService::end_lease(LeaseId lease) { store_->end_lease(lease); }
+bool CacheService::is_lent(LeaseId lease) const { return store_->is_lent(lease); }
 
 void CacheService::await_job_for(const Id128& peer_connection, const JobId& job, Duration patience,
                                  JobWaits::Answer answer) {

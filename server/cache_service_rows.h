@@ -62,6 +62,8 @@ struct CacheService::Client {
   bool is_scheduler = false;
   Id128 scheduler;  ///< What its jobs are named after; none: it did not say.
   bool said_goodbye = false;
+  std::optional<EngineInfo> engine;  ///< What describe() reported.
+  std::optional<Decline> declined;   ///< It belongs to no instance then.
 };
 
 /// What a connection left behind that its process may still touch.

@@ -17,11 +17,22 @@ constexpr Log kLog{"fetch"};
 /// Blocks that are sealed in one turn of the loop.
 constexpr std::size_t kMaxBatchBlocks = 64;
 
+/// A confirmation is waited for at least so long, where the fetch's own deadline is sooner.
+constexpr Duration kConfirmPatience = std::chrono::milliseconds(20);
+
 kj::Duration to_kj(Duration time) {
   return std::max(Duration::zero(), time).count() * kj::NANOSECONDS;
 }
 
 }  // namespace
+
+/// A block on its way.
+struct Fetches::Block {
+  std::size_t place = 0;  ///< Of its key, in the plan's.
+  SlotIndex frame = kNoSlot;
+  std::vector<std::uint64_t> offsets;
+  std::size_t lent = 0;  ///< Its place in the lease.
+};
 
 /// What an owner lent to one fetch.
 struct Fetches::Lease {
@@ -33,9 +44,11 @@ struct Fetches::Lease {
   std::vector<std::uint32_t> pages;
   std::vector<std::uint64_t> checksums;
   std::size_t blocks = 0;
-  std::size_t users = 1;      ///< Batches that are not settled, and whoever still makes some.
+  std::size_t users = 1;      ///< Batches that are not settled or confirmed, and who makes some.
   std::size_t under_way = 0;  ///< Batches at the fabric, or in its queue.
   std::deque<std::unique_ptr<Batch>> waiting{};  ///< The others, in the order of the prefix.
+  std::vector<Block> whole{};                    ///< Read, and to be confirmed by the owner.
+  bool is_confirming = false;                    ///< It is asked about others.
 };
 
 /// What one claim wants.
@@ -46,6 +59,9 @@ struct Fetches::Plan {
   std::vector<BlockKey> keys;
   std::size_t claimed = 0;        ///< How many of them the claim has.
   std::size_t runs = 0;           ///< Owners that were asked for a part of them, one by one.
+  ComputeTime compute;            ///< Of blocks that are fetched, if that is known.
+  std::size_t ready = 0;          ///< Of the keys, those whose blocks were here.
+  Arrival arrival;                ///< Of the others that the claim has.
   TimePoint deadline;             ///< By the fabric's clock.
   std::vector<Lender*> failed{};  ///< Owners that lent nothing, or of which blocks did not come.
 
@@ -56,19 +72,12 @@ struct Fetches::Plan {
   [[nodiscard]] std::size_t shards() const { return wants.page_bytes.size(); }
 };
 
-/// A block on its way.
-struct Fetches::Block {
-  std::size_t place = 0;  ///< Of its key, in the plan's.
-  SlotIndex frame = kNoSlot;
-  std::vector<std::uint64_t> offsets;
-  std::size_t lent = 0;  ///< Its place in the lease.
-};
-
-/// What is read, and sealed, together.
+/// What is read together.
 struct Fetches::Batch {
   OnePlan plan;
   OneLease lease;
   std::vector<Block> blocks;
+  std::optional<SourceRate::Queued> queued;
   TimePoint since{};
   bool is_answered = false;  ///< The blocks that are left were given up, and are not settled.
 };
@@ -108,7 +117,7 @@ Fetches::~Fetches() noexcept(false) {
 
 Fetches::Stats Fetches::stats() const {
   Stats stats = stats_;
-  stats.batches = batches_.size() + queued_.size() + waiting_;
+  stats.batches = batches_.size() + queued_.size() + waiting_ + confirming_;
   const TimePoint now = clock_.now();
   for (const auto& [ticket, batch] : batches_) {
     stats.oldest = std::max(stats.oldest, now - batch->since);
@@ -128,20 +137,25 @@ kj::Promise<std::size_t> Fetches::reach(const Id128& connection, std::span<const
   });
 }
 
-kj::Promise<std::size_t> Fetches::extend(const Id128& connection, const Id128& token,
-                                         std::span<const BlockKey> keys, std::size_t ready) {
+kj::Promise<Fetches::Extension> Fetches::extend(const Id128& connection, const Id128& token,
+                                                std::span<const BlockKey> keys, std::size_t ready,
+                                                const ComputeTime& compute) {
   auto wants = service_.wants(connection);
-  if (!wants || ready >= keys.size() || token.is_none()) return std::size_t{0};
+  if (!wants || ready >= keys.size() || token.is_none()) return Extension{};
   auto plan = std::make_shared<Plan>(Plan{.connection = connection,
                                           .token = token,
                                           .wants = std::move(*wants),
                                           .keys = {keys.begin(), keys.end()},
                                           .claimed = ready,
+                                          .compute = compute,
+                                          .ready = ready,
+                                          .arrival = {},
                                           .deadline = clock_.now() + options_.deadline});
   extending_.insert(token);
   // First what somebody else's claim has on its way already.
   return take_frames(plan, nullptr, 0)
       .then([this, plan]() -> kj::Promise<void> {
+        note_joined(*plan);
         if (plan->claimed == plan->keys.size() || !peers_.has_ready()) return kj::READY_NOW;
         ++stats_.claims;
         const std::size_t before = plan->claimed;
@@ -151,8 +165,53 @@ kj::Promise<std::size_t> Fetches::extend(const Id128& connection, const Id128& t
       })
       .then([this, plan, ready]() {
         extending_.erase(plan->token);
-        return plan->claimed - ready;
+        return Extension{.blocks = plan->claimed - ready, .arrival = plan->arrival};
       });
+}
+
+/// Blocks that another claim fetches already: they come with what is queued now.
+void Fetches::note_joined(Plan& plan) const {
+  if (plan.claimed == plan.ready) return;
+  for (const auto& [lender, rate] : rates_) {
+    plan.arrival.last = std::max(plan.arrival.last, rate->predict(0, 0).last);
+  }
+  plan.arrival.first = plan.arrival.last;
+}
+
+std::shared_ptr<SourceRate>& Fetches::rate_of(const Lender& lender) {
+  std::shared_ptr<SourceRate>& rate = rates_[&lender];
+  if (rate == nullptr) rate = std::make_shared<SourceRate>();
+  return rate;
+}
+
+const SourceRate* Fetches::rate(const Lender& lender) const {
+  const auto found = rates_.find(&lender);
+  return found == rates_.end() ? nullptr : found->second.get();
+}
+
+/// How many of the owner's blocks are fetched and not computed: all of them, none, or those of a
+/// probe. Time and bytes are proportional to blocks, so a part of them is never better than all.
+std::size_t Fetches::worth_fetching(Plan& plan, const Lenders::Owner& owner) {
+  const ComputeTime& compute = plan.compute;
+  const std::size_t before = plan.claimed - plan.ready;
+  const SourceRate& rate = *rate_of(*owner.peer);
+  const std::uint64_t block = std::max<std::uint64_t>(1, plan.wants.block_bytes());
+  Arrival arrival = rate.predict(owner.blocks * block, options_.batch_bytes);
+  arrival.last = std::max(arrival.last, plan.arrival.last);
+  if (before != 0) arrival.first = plan.arrival.first;
+  std::size_t blocks = owner.blocks;
+  if (compute.is_known() && (!rate.is_known() || arrival.last > compute.of(before + blocks))) {
+    // One probe at a time: what is queued tells the rate soon.
+    if (rate.is_fresh(clock_.now()) || rate.queued_bytes() != 0 || before != 0) {
+      stats_.declined += owner.blocks;
+      return 0;
+    }
+    blocks = std::min<std::size_t>(blocks, std::max<std::size_t>(1, options_.batch_bytes / block));
+    stats_.declined += owner.blocks - blocks;
+    arrival = {.first = compute.of(blocks), .last = compute.of(blocks)};
+  }
+  plan.arrival = arrival;
+  return blocks;
 }
 
 void Fetches::ended(const Id128& token) { extending_.erase(token); }
@@ -164,7 +223,8 @@ kj::Promise<void> Fetches::ask_peers(const OnePlan& plan) {
       .then([this, plan](std::vector<Lenders::Owner>&& owners) -> kj::Promise<OneLease> {
         if (owners.empty() || !extending_.contains(plan->token)) return OneLease();
         const auto first = plan->keys.begin() + static_cast<std::ptrdiff_t>(plan->claimed);
-        const auto count = static_cast<std::ptrdiff_t>(owners.front().blocks);
+        const auto count = static_cast<std::ptrdiff_t>(worth_fetching(*plan, owners.front()));
+        if (count == 0) return OneLease();
         return take_lease(plan, {first, first + count}, std::move(owners));
       })
       .then([this, plan](OneLease&& lease) -> kj::Promise<void> {
@@ -227,7 +287,11 @@ kj::Promise<void> Fetches::take_frames(const OnePlan& plan, const OneLease& leas
   const auto keys =
       std::span(plan->keys)
           .subspan(first, std::min(CacheService::kSliceBlocks, plan->keys.size() - first));
-  auto fetch = service_.fetch(plan->connection, plan->token, first, keys, fetchable);
+  SpaceId generation = plan->wants.generation;
+  if (options_.mistakes.forgets_generation) {
+    if (const auto now = service_.wants(plan->connection)) generation = now->generation;
+  }
+  auto fetch = service_.fetch(plan->connection, generation, plan->token, first, keys, fetchable);
   background_.poke();
   if (!fetch) {
     kLog.debug("a claim did not get longer error=\"{}\"", to_string(fetch.error()));
@@ -261,6 +325,7 @@ void Fetches::read(const OnePlan& plan, const OneLease& lease, std::vector<Block
     ++lease->users;
     const std::size_t to = std::min(blocks.size(), from + step);
     for (std::size_t i = from; i < to; ++i) batch->blocks.push_back(std::move(blocks[i]));
+    batch->queued.emplace(rate_of(*lease->peer), (to - from) * plan->wants.block_bytes());
     lease->waiting.push_back(std::move(batch));
     ++waiting_;
   }
@@ -364,8 +429,9 @@ void Fetches::completed(const Fabric::Completion& completion) {
     PEGA_ASSERT(completion.chunks.size() == batch.blocks.size() * shards,
                 "{} chunks were answered of {}", completion.chunks.size(),
                 batch.blocks.size() * shards);
-    // After the last byte, and before the first seal: only then what was read is what was lent.
+    // After the last byte: only then what was read is what was lent.
     const bool in_time = boot_.now() < lease.end;
+    std::uint64_t arrived = 0;
     std::vector<Block> failed;
     std::optional<Errc> why;
     for (std::size_t i = 0; i < batch.blocks.size(); ++i) {
@@ -374,13 +440,8 @@ void Fetches::completed(const Fabric::Completion& completion) {
       const auto bad = std::find_if(chunks.begin(), chunks.end(),
                                     [](const auto& chunk) { return chunk.has_value(); });
       if (bad == chunks.end() && in_time) {
-        const std::span<const std::uint64_t> checksums(lease.checksums);
-        service_.fetched(
-            block.frame, static_cast<std::uint32_t>(shards),
-            checksums.empty() ? checksums : checksums.subspan(block.lent * shards, shards));
-        ++stats_.blocks;
-        stats_.bytes += plan.wants.block_bytes();
-        stats_.lane_bytes.at(lease.way.lane) += plan.wants.block_bytes();
+        arrived += plan.wants.block_bytes();
+        lease.whole.push_back(std::move(block));
         continue;
       }
       if (bad == chunks.end()) {
@@ -391,6 +452,8 @@ void Fetches::completed(const Fabric::Completion& completion) {
       }
       failed.push_back(std::move(block));
     }
+    if (arrived != 0) rate_of(*lease.peer)->arrived(arrived, batch.since, clock_.now());
+    batch.queued.reset();
     if (!failed.empty()) {
       kLog.warn("blocks did not come peer={} blocks={} of={} error=\"{}: {}\"",
                 lease.peer->address(), failed.size(), batch.blocks.size(),
@@ -405,6 +468,7 @@ void Fetches::completed(const Fabric::Completion& completion) {
         way_broke && lease.peer->is_ready() && lease.peer->way() != lease.way;
     if (!failed.empty() && !has_other_way) plan.note_failed(lease.peer);
     batch.blocks = std::move(failed);
+    confirm(batch.plan, batch.lease);
     if (!completion.settled) {
       for (const Block& block : batch.blocks) service_.give_up(block.frame);
       stats_.given_up += batch.blocks.size();
@@ -422,6 +486,67 @@ void Fetches::completed(const Fabric::Completion& completion) {
   }
   progressed();
   background_.poke();
+}
+
+// ---- the seal
+
+void Fetches::confirm(const OnePlan& plan, const OneLease& lease) {
+  if (lease->is_confirming || lease->whole.empty()) return;
+  auto blocks = std::exchange(lease->whole, {});
+  if (options_.mistakes.skips_confirmation) return seal_some(*plan, *lease, blocks);
+  lease->is_confirming = true;
+  ++lease->users;
+  ++confirming_;
+  const bool may_ask = lease->peer->is_ready() && lease->peer->can_release(lease->life);
+  const Duration patience = std::max(plan->deadline - clock_.now(), kConfirmPatience);
+  auto asked = may_ask ? lease->peer->confirm(lease->number, patience)
+                       : kj::Promise<Result<bool>>(Result<bool>(
+                             fail(Errc::kPeerLost, "the peer has gone that granted the lease")));
+  tasks_.add(asked
+                 .then([this, plan, lease, blocks = std::move(blocks)](
+                           Result<bool>&& held) mutable -> kj::Promise<void> {
+                   if (held && *held) return seal(plan, lease, std::move(blocks));
+                   kLog.warn("blocks are not confirmed peer={} blocks={} error=\"{}\"",
+                             lease->peer->address(), blocks.size(),
+                             held ? "the lease had ended there" : to_string(held.error()));
+                   stats_.unconfirmed += blocks.size();
+                   plan->note_failed(lease->peer);
+                   retry(plan, std::move(blocks));
+                   return kj::READY_NOW;
+                 })
+                 .then([this, plan, lease]() {
+                   lease->is_confirming = false;
+                   --confirming_;
+                   confirm(plan, lease);
+                   let_go(*lease);
+                   progressed();
+                   background_.poke();
+                 }));
+}
+
+kj::Promise<void> Fetches::seal(OnePlan plan, OneLease lease, std::vector<Block> blocks) {
+  const std::size_t now = std::min(blocks.size(), kMaxBatchBlocks);
+  seal_some(*plan, *lease, std::span(blocks).first(now));
+  if (now == blocks.size()) return kj::READY_NOW;
+  progressed();
+  blocks.erase(blocks.begin(), blocks.begin() + static_cast<std::ptrdiff_t>(now));
+  return next_turn(timer_).then([this, plan = std::move(plan), lease = std::move(lease),
+                                 blocks = std::move(blocks)]() mutable {
+    return seal(std::move(plan), std::move(lease), std::move(blocks));
+  });
+}
+
+void Fetches::seal_some(const Plan& plan, const Lease& lease, std::span<const Block> blocks) {
+  const std::size_t shards = plan.shards();
+  const std::span<const std::uint64_t> checksums(lease.checksums);
+  for (const Block& block : blocks) {
+    service_.fetched(
+        block.frame, static_cast<std::uint32_t>(shards),
+        checksums.empty() ? checksums : checksums.subspan(block.lent * shards, shards));
+    ++stats_.blocks;
+    stats_.bytes += plan.wants.block_bytes();
+    stats_.lane_bytes.at(lease.way.lane) += plan.wants.block_bytes();
+  }
 }
 
 void Fetches::retry(const OnePlan& plan, std::vector<Block>&& blocks) {
@@ -463,7 +588,7 @@ void Fetches::drop(const std::vector<Block>& blocks) {
 
 void Fetches::let_go(Lease& lease) {
   if (--lease.users != 0) return;
-  if (lease.peer->is_ready() && lease.peer->life() == lease.life) lease.peer->release(lease.number);
+  if (lease.peer->can_release(lease.life)) lease.peer->release(lease.number);
 }
 
 // ---- what a worker asks

@@ -9,8 +9,7 @@
 #include <system_error>
 #include <utility>
 
-#include <netinet/in.h>
-#include <sys/socket.h>
+#include <unistd.h>
 
 #include <kj/async-io.h>
 #include <kj/async-unix.h>
@@ -19,6 +18,9 @@
 
 #include "base/assert.h"
 #include "base/log.h"
+#include "server/background.h"
+#include "server/http_connections.h"
+#include "server/http_guard.h"
 #include "server/metrics_page.h"
 #include "server/rpc_error.h"
 #include "version.h"
@@ -28,8 +30,6 @@ namespace {
 
 constexpr Log kLog{"http"};
 
-/// A scraper, a probe and a person, many times over.
-constexpr std::size_t kConnections = 128;
 constexpr std::size_t kNews = 512;
 
 struct Reply {
@@ -116,6 +116,26 @@ Reply health_reply(const Health& health) {
   return json_reply(health.is_ok ? 200 : 503, body);
 }
 
+/// Adds what one side of an engine reported about itself.
+void add_engine(nlohmann::json& body, const std::optional<EngineInfo>& engine) {
+  if (!engine) return;
+  body["loads"] = engine->loads;
+  body["saves"] = engine->saves;
+}
+
+nlohmann::json to_json(const std::vector<CacheService::DeclinedInfo>& sides) {
+  nlohmann::json list = nlohmann::json::array();
+  for (const auto& [decline, build] : sides) {
+    nlohmann::json row = {{"side", to_string(decline.side)},
+                          {"reason", to_string(decline.reason)},
+                          {"detail", decline.detail},
+                          {"build", build}};
+    if (decline.side == wire::Side::WORKER) row["rank"] = decline.rank;
+    list.push_back(std::move(row));
+  }
+  return list;
+}
+
 nlohmann::json to_json(const CacheService::InstanceInfo& info) {
   nlohmann::json factors = nlohmann::json::array();
   for (const NamespaceFactor& factor : info.factors) {
@@ -131,6 +151,12 @@ nlohmann::json to_json(const CacheService::InstanceInfo& info) {
                      {"page_bytes", rank.page_bytes},
                      {"block_count", rank.block_count},
                      {"numa_node", rank.node}});
+    add_engine(ranks.back(), rank.engine);
+    if (rank.engine) {
+      ranks.back()["device"] = rank.engine->device;
+      ranks.back()["kernels"] = to_string(rank.engine->kernels);
+      ranks.back()["copy_path"] = to_string(rank.engine->copy_path);
+    }
   }
   nlohmann::json body = {{"instance", info.id},
                          {"state", info.state},
@@ -141,7 +167,9 @@ nlohmann::json to_json(const CacheService::InstanceInfo& info) {
                          {"rank_count", info.rank_count},
                          {"shard_count", info.shards},
                          {"ranks", std::move(ranks)},
-                         {"schedulers", info.schedulers}};
+                         {"schedulers", info.schedulers},
+                         {"not_served", to_json(info.not_served)}};
+  add_engine(body, info.scheduler);
   if (!info.ranks.empty()) {
     // Of the first rank, as they stood here when an instance had one.
     const CacheService::RankInfo& first = info.ranks.front();
@@ -155,10 +183,13 @@ nlohmann::json to_json(const CacheService::InstanceInfo& info) {
 }
 
 struct ToReply {
+  const HttpCounters& http;
+
   Reply operator()(std::monostate /*none*/) const {
     return error_reply(503, "the server is not ready; see /health");
   }
-  Reply operator()(const Snapshot& snapshot) const {
+  Reply operator()(Snapshot& snapshot) const {
+    snapshot.http = http;
     return {.body = metrics_page(snapshot), .type = "text/plain; version=0.0.4; charset=utf-8"};
   }
   Reply operator()(const std::vector<CacheService::InstanceInfo>& instances) const {
@@ -179,30 +210,9 @@ struct ToReply {
   }
 };
 
-bool is_loopback(kj::AsyncIoStream& stream) {
-  sockaddr_storage peer{};
-  kj::uint size = sizeof peer;
-  stream.getpeername(reinterpret_cast<sockaddr*>(&peer), &size);
-  if (peer.ss_family == AF_INET) {
-    const auto& v4 = reinterpret_cast<const sockaddr_in&>(peer);
-    return (ntohl(v4.sin_addr.s_addr) >> 24U) == 127;
-  }
-  if (peer.ss_family == AF_INET6) {
-    const auto& v6 = reinterpret_cast<const sockaddr_in6&>(peer);
-    if (IN6_IS_ADDR_V4MAPPED(&v6.sin6_addr)) return v6.sin6_addr.s6_addr[12] == 127;
-    return IN6_IS_ADDR_LOOPBACK(&v6.sin6_addr);
-  }
-  return false;
-}
-
-/// Takes as long for a wrong token as for the right one.
-bool is_same(std::string_view given, std::string_view wanted) {
-  if (given.size() != wanted.size()) return false;
-  unsigned difference = 0;
-  for (std::size_t i = 0; i < given.size(); ++i) {
-    difference |= static_cast<unsigned char>(given[i]) ^ static_cast<unsigned char>(wanted[i]);
-  }
-  return difference == 0;
+std::string machine_name() {
+  char name[256] = {};
+  return ::gethostname(name, sizeof name - 1) == 0 ? name : "";
 }
 
 /// N of "recent=N".
@@ -242,27 +252,31 @@ class HttpServer::Loop final : private kj::TaskSet::ErrorHandler,
         io_(kj::setupAsyncIo()),
         stop_(kj::newPromiseAndFulfiller<void>()),
         news_(io_.unixEventPort, server.news_.fd(), kj::UnixEventPort::FdObserver::OBSERVE_READ),
-        listener_(io_.lowLevelProvider->wrapListenSocketFd(
-            server.listener_.fd.get(), kj::LowLevelAsyncIoProvider::ALREADY_CLOEXEC |
-                                           kj::LowLevelAsyncIoProvider::ALREADY_NONBLOCK)),
+        listener_(wrap(server.listener_.fd.get())),
+        guard_(server.options_.token, server.socket_ ? server.socket_->path().string() : "",
+               machine_name()),
         health_(server.options_.health),
+        connections_(server.options_.connections, io_.provider->getTimer()),
         tasks_(*this) {
+    if (server.socket_) socket_ = wrap(server.socket_->fd());
     kj::HttpHeaderTable::Builder builder;
     authorization_ = builder.add("Authorization");
+    origin_ = builder.add("Origin");
     headers_ = builder.build();
     kj::HttpServerSettings settings;
     settings.errorHandler = *this;
     http_ = kj::heap<kj::HttpServer>(
         io_.provider->getTimer(), *headers_,
         [this](kj::AsyncIoStream& stream) -> kj::Own<kj::HttpService> {
-          return kj::heap<Service>(*this, is_loopback(stream));
+          return kj::heap<Service>(*this, kj::downcast<HttpConnection>(stream));
         },
         settings);
   }
 
   void run() {
     tasks_.add(read_news());
-    tasks_.add(accept());
+    tasks_.add(accept(*listener_, false));
+    if (socket_.get() != nullptr) tasks_.add(accept(*socket_, true));
     stop_.promise.wait(io_.waitScope);
   }
 
@@ -270,27 +284,24 @@ class HttpServer::Loop final : private kj::TaskSet::ErrorHandler,
   /// Of one connection.
   class Service final : public kj::HttpService {
    public:
-    Service(Loop& loop, bool is_from_here) : loop_(loop), is_from_here_(is_from_here) {}
+    Service(Loop& loop, HttpConnection& connection) : loop_(loop), connection_(connection) {}
 
     kj::Promise<void> request(kj::HttpMethod method, kj::StringPtr url,
                               const kj::HttpHeaders& headers, kj::AsyncInputStream& /*body*/,
                               Response& response) override {
-      return loop_
-          .reply_to(method, std::string_view(url.begin(), url.size()),
-                    is_from_here_ || has_token(headers))
-          .then([this, &response](Reply reply) { return send(kj::mv(reply), response); });
+      connection_.begin_request();
+      // One request of a connection in an event-loop iteration: thousands of pipelined requests,
+      // all of them received already, would keep the loop from polling its other descriptors.
+      return next_turn(loop_.io_.provider->getTimer())
+          .then([this, method, url, &headers]() {
+            return loop_.reply_to(method, std::string_view(url.begin(), url.size()), headers,
+                                  connection_.is_socket());
+          })
+          .then([this, &response](Reply reply) { return send(kj::mv(reply), response); })
+          .attach(kj::defer([this]() { connection_.end_request(); }));
     }
 
    private:
-    [[nodiscard]] bool has_token(const kj::HttpHeaders& headers) const {
-      const std::string& token = loop_.server_.options_.token;
-      if (token.empty()) return false;
-      KJ_IF_MAYBE (value, headers.get(loop_.authorization_)) {
-        return is_same(std::string_view(value->begin(), value->size()), "Bearer " + token);
-      }
-      return false;
-    }
-
     kj::Promise<void> send(Reply reply, Response& response) {
       kj::HttpHeaders headers(*loop_.headers_);
       headers.set(kj::HttpHeaderId::CONTENT_TYPE, reply.type);
@@ -301,32 +312,50 @@ class HttpServer::Loop final : private kj::TaskSet::ErrorHandler,
     }
 
     Loop& loop_;
-    bool is_from_here_;
+    HttpConnection& connection_;
   };
 
-  kj::Promise<void> accept() {
-    return listener_->accept().then(
-        [this](kj::Own<kj::AsyncIoStream>&& stream) {
-          if (connections_ < kConnections) serve(kj::mv(stream));
-          return accept();
+  kj::Own<kj::ConnectionReceiver> wrap(int listening_fd) {
+    return io_.lowLevelProvider->wrapListenSocketFd(
+        listening_fd, kj::LowLevelAsyncIoProvider::ALREADY_CLOEXEC |
+                          kj::LowLevelAsyncIoProvider::ALREADY_NONBLOCK);
+  }
+
+  kj::Promise<void> accept(kj::ConnectionReceiver& listener, bool is_socket) {
+    return listener.accept().then(
+        [this, &listener, is_socket](kj::Own<kj::AsyncIoStream>&& stream) {
+          if (!is_socket || is_allowed(*stream)) serve(kj::mv(stream), is_socket);
+          return accept(listener, is_socket);
         },
-        [this](kj::Exception&& problem) {
+        [this, &listener, is_socket](kj::Exception&& problem) {
           // Out of descriptors, most likely: it passes, and nobody waits for us.
           kLog.warn("accepting failed, trying again reason=\"{}\"", error_from(problem).detail);
-          return io_.provider->getTimer().afterDelay(100 * kj::MILLISECONDS).then([this]() {
-            return accept();
-          });
+          return io_.provider->getTimer()
+              .afterDelay(100 * kj::MILLISECONDS)
+              .then([this, &listener, is_socket]() { return accept(listener, is_socket); });
         });
   }
 
-  void serve(kj::Own<kj::AsyncIoStream> stream) {
-    ++connections_;
+  /// The user at the other end of the Unix socket.
+  bool is_allowed(kj::AsyncIoStream& stream) {
+    KJ_IF_MAYBE (fd, stream.getFd()) {
+      const auto peer = peer_of(*fd);
+      if (peer && may_connect(peer->uid, server_.options_.allowed_uids)) return true;
+    }
+    connections_.note_refused_user();
+    return false;
+  }
+
+  void serve(kj::Own<kj::AsyncIoStream> stream, bool is_socket) {
+    kj::Own<HttpConnection> connection = connections_.add(kj::mv(stream), is_socket);
+    if (connection.get() == nullptr) return;
+    auto end = connection->on_end();
     // A client that goes away in the middle is no error of ours.
-    tasks_.add(http_->listenHttp(kj::mv(stream))
+    tasks_.add(http_->listenHttp(kj::mv(connection))
+                   .exclusiveJoin(kj::mv(end))
                    .catch_([](kj::Exception&& problem) {
                      kLog.debug("connection ended reason=\"{}\"", error_from(problem).detail);
-                   })
-                   .then([this]() { --connections_; }));
+                   }));
   }
 
   kj::Promise<void> read_news() {
@@ -341,7 +370,9 @@ class HttpServer::Loop final : private kj::TaskSet::ErrorHandler,
       if (news.is_stop) {
         stop_.fulfiller->fulfill();
       } else if (news.ticket == 0) {
-        health_ = std::move(news.health);
+        server_.health_noted_.store(false, std::memory_order_release);
+        const std::lock_guard lock(server_.health_mutex_);
+        health_ = server_.latest_health_;
       } else if (const auto asked = asked_.find(news.ticket); asked != asked_.end()) {
         asked->second->fulfill(kj::mv(news.answer));
         asked_.erase(asked);
@@ -349,7 +380,16 @@ class HttpServer::Loop final : private kj::TaskSet::ErrorHandler,
     });
   }
 
-  kj::Promise<Reply> reply_to(kj::HttpMethod method, std::string_view url, bool may_post) {
+  [[nodiscard]] std::optional<std::string_view> value_of(const kj::HttpHeaders& headers,
+                                                         kj::HttpHeaderId name) const {
+    KJ_IF_MAYBE (value, headers.get(name)) {
+      return std::string_view(value->begin(), value->size());
+    }
+    return std::nullopt;
+  }
+
+  kj::Promise<Reply> reply_to(kj::HttpMethod method, std::string_view url,
+                              const kj::HttpHeaders& headers, bool is_socket) {
     // Who has read the ready file is not to be told that the server is not ready: the loop may see
     // the request before the news that were sent earlier.
     take_news();
@@ -363,10 +403,11 @@ class HttpServer::Loop final : private kj::TaskSet::ErrorHandler,
       if (method != wanted) {
         return error_reply(405, fmt::format("{} takes {}", path, route.is_post ? "POST" : "GET"));
       }
-      if (route.is_post && !may_post) {
-        return server_.options_.token.empty()
-                   ? error_reply(403, "POST from beyond this machine needs --http-token-file")
-                   : error_reply(401, "the token is missing or wrong");
+      if (route.is_post && !is_socket) {
+        const auto refusal = guard_.refuse({.host = value_of(headers, kj::HttpHeaderId::HOST),
+                                            .origin = value_of(headers, origin_),
+                                            .authorization = value_of(headers, authorization_)});
+        if (refusal) return error_reply(refusal->status, refusal->why);
       }
       if (!route.question) return health_reply(health_);
       AdminQuestion question{.kind = *route.question, .ticket = 0, .argument = 0};
@@ -393,11 +434,14 @@ class HttpServer::Loop final : private kj::TaskSet::ErrorHandler,
     return io_.provider->getTimer()
         .timeoutAfter(server_.options_.answer_timeout.count() * kj::NANOSECONDS,
                       kj::mv(answer.promise))
-        .then([](AdminAnswer&& told) { return std::visit(ToReply(), told); },
-              [](kj::Exception&& problem) {
-                return error_reply(503,
-                                   "the RPC thread did not answer: " + error_from(problem).detail);
-              });
+        .then(
+            [this](AdminAnswer&& told) {
+              return std::visit(ToReply{connections_.counters()}, told);
+            },
+            [](kj::Exception&& problem) {
+              return error_reply(503,
+                                 "the RPC thread did not answer: " + error_from(problem).detail);
+            });
   }
 
   // ---- what is not HTTP, or fails
@@ -433,20 +477,25 @@ class HttpServer::Loop final : private kj::TaskSet::ErrorHandler,
   kj::PromiseFulfillerPair<void> stop_;
   kj::UnixEventPort::FdObserver news_;
   kj::Own<kj::ConnectionReceiver> listener_;
+  kj::Own<kj::ConnectionReceiver> socket_;
+  HttpGuard guard_;
   kj::HttpHeaderId authorization_;
+  kj::HttpHeaderId origin_;
   kj::Own<kj::HttpHeaderTable> headers_;
   kj::Own<kj::HttpServer> http_;
   Health health_;
   std::uint64_t last_ticket_ = 0;
-  std::size_t connections_ = 0;
+  HttpConnections connections_;
   std::map<std::uint64_t, kj::Own<kj::PromiseFulfiller<AdminAnswer>>> asked_;
   kj::TaskSet tasks_;
 };
 
-Result<std::unique_ptr<HttpServer>> HttpServer::start(TcpListener listener, Options options,
+Result<std::unique_ptr<HttpServer>> HttpServer::start(TcpListener listener,
+                                                      std::optional<Listener> socket,
+                                                      Options options,
                                                       Mailbox<AdminQuestion>& questions) {
   std::unique_ptr<HttpServer> server(
-      new HttpServer(std::move(listener), std::move(options), questions));
+      new HttpServer(std::move(listener), std::move(socket), std::move(options), questions));
   try {
     server->thread_ = std::thread([&self = *server]() { self.run(); });
   } catch (const std::system_error& problem) {
@@ -455,8 +504,10 @@ Result<std::unique_ptr<HttpServer>> HttpServer::start(TcpListener listener, Opti
   return server;
 }
 
-HttpServer::HttpServer(TcpListener listener, Options options, Mailbox<AdminQuestion>& questions)
+HttpServer::HttpServer(TcpListener listener, std::optional<Listener> socket, Options options,
+                       Mailbox<AdminQuestion>& questions)
     : listener_(std::move(listener)),
+      socket_(std::move(socket)),
       options_(std::move(options)),
       questions_(questions),
       news_(kNews) {}
@@ -471,6 +522,18 @@ HttpServer::~HttpServer() {
 }
 
 bool HttpServer::publish(HttpNews news) { return news_.try_send(std::move(news)); }
+
+void HttpServer::publish_health(Health health) {
+  {
+    const std::lock_guard lock(health_mutex_);
+    latest_health_ = std::move(health);
+  }
+  // Pairs with the store in take_news(): either that reader sees this health, or we see its false
+  // and leave a note.
+  if (health_noted_.exchange(true, std::memory_order_acq_rel)) return;
+  const bool sent = news_.try_send(HttpNews());
+  PEGA_ASSERT(sent, "answers have {} places of {}, and health two", kQuestions, news_.capacity());
+}
 
 void HttpServer::run() {
   KJ_IF_MAYBE (problem, kj::runCatchingExceptions([this]() { Loop(*this).run(); })) {

@@ -2,13 +2,18 @@
 /// \file
 /// /health, /metrics, /instances and POST /cache/memory/cleanup, on a thread of its own.
 
+#include <atomic>
 #include <cstddef>
 #include <memory>
+#include <mutex>
+#include <optional>
 #include <string>
 #include <thread>
+#include <vector>
 
 #include "base/error.h"
 #include "base/mailbox.h"
+#include "server/http_connections.h"
 #include "server/listener.h"
 #include "server/snapshot.h"
 
@@ -17,13 +22,15 @@ namespace pegaflow {
 /// Serves HTTP with kj-http on one thread, so that a scrape never delays a lookup.
 ///
 /// It knows nothing itself: it puts a question into the RPC thread's mailbox and answers with what
-/// comes back. POST from beyond loopback needs the token.
+/// comes back. POST needs the token, wherever it comes from, or the Unix socket: http_guard.h.
 ///
 /// Constructor and destructor belong to one thread; publish() is thread-safe.
 class HttpServer {
  public:
   struct Options {
-    std::string token;  ///< Of POST beyond loopback; empty: refused.
+    std::string token;                          ///< Of POST over TCP; empty: refused there.
+    std::vector<std::uint32_t> allowed_uids{};  ///< At the Unix socket, beside root and ourselves.
+    HttpConnections::Options connections{};
     bool test_hooks = false;
     Health health;  ///< Until the first publish(): requests may come before it.
     Duration answer_timeout = std::chrono::seconds(5);  ///< Then 503: the RPC thread hangs.
@@ -32,26 +39,37 @@ class HttpServer {
   /// Questions under way at once; more is 503. The place for each answer is reserved so.
   static constexpr std::size_t kQuestions = 32;
 
-  /// Starts the thread. `questions` outlives it.
+  /// Starts the thread. The same is served at `socket`, where POST needs no token. `questions`
+  /// outlives it.
   /// Errors: kInternal when no thread can start.
-  static Result<std::unique_ptr<HttpServer>> start(TcpListener listener, Options options,
+  static Result<std::unique_ptr<HttpServer>> start(TcpListener listener,
+                                                   std::optional<Listener> socket, Options options,
                                                    Mailbox<AdminQuestion>& questions);
   /// Ends requests under way and joins the thread.
   ~HttpServer();
 
-  /// An answer, or new health. False when the mailbox is full, which takes more progress reports
-  /// than anybody sends.
+  /// An answer, whose place was reserved with its question. False when the mailbox is full.
   bool publish(HttpNews news);
+  /// What /health answers from now on. Only the latest is kept, beside the mailbox, where at most
+  /// two notes of it wait: health never takes the place of an answer, however often it changes.
+  void publish_health(Health health);
 
  private:
   class Loop;
-  HttpServer(TcpListener listener, Options options, Mailbox<AdminQuestion>& questions);
+  HttpServer(TcpListener listener, std::optional<Listener> socket, Options options,
+             Mailbox<AdminQuestion>& questions);
   void run();
 
   TcpListener listener_;
+  std::optional<Listener> socket_;
   Options options_;
   Mailbox<AdminQuestion>& questions_;
   Mailbox<HttpNews> news_;
+  std::mutex health_mutex_;
+  Health latest_health_;  ///< Under health_mutex_.
+  /// A note of new health is in the mailbox. Set by the sender behind the health itself, cleared by
+  /// the HTTP thread before it reads that.
+  std::atomic<bool> health_noted_{false};
   std::thread thread_;
 };
 

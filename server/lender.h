@@ -13,7 +13,9 @@
 #include <kj/async.h>
 
 #include "base/block_key.h"
+#include "base/clock.h"
 #include "base/error.h"
+#include "server/epochs.h"
 #include "server/peer_codec.h"
 #include "server/peer_proof.h"
 #include "transport/fabric.h"
@@ -33,6 +35,8 @@ class Lender {
   [[nodiscard]] virtual std::uint64_t life() const noexcept = 0;
   /// What it is called in logs.
   [[nodiscard]] virtual const std::string& address() const noexcept = 0;
+  /// The address turned out to be our own.
+  [[nodiscard]] virtual bool is_this_node() const noexcept { return false; }
   /// Where to read from.
   struct Way {
     std::size_t lane = 0;  ///< Which of our fabrics.
@@ -43,16 +47,31 @@ class Lender {
   /// Of one that is ready. It may change in one life: what was leased before is read as it was.
   [[nodiscard]] virtual const Way& way() const = 0;
 
-  /// How many of `keys`, from the first on, it has. Errors: kPeerLost when it is not ready or ends,
-  /// kTimeout, and kInternal for nonsense.
+  /// How many of `keys`, from the first on, it has in the epoch of the namespace that this node
+  /// knows; a newer one in its answer is learned. Errors: kPeerLost when it is not ready or ends,
+  /// kTimeout, kBusy while it owes answers, and kInternal for nonsense.
   virtual kj::Promise<Result<std::size_t>> locate(const Bytes32& space,
                                                   std::span<const BlockKey> keys) = 0;
-  /// Asks for a lease on the longest prefix of `keys`, which it may shorten. Errors: those of
-  /// locate(), and its own. A grant that comes too late is given back.
+  /// Asks for a lease on the longest prefix of `keys`, which it may shorten, as locate() in the
+  /// epoch that we know. Errors: those of locate(), and its own. A grant that comes too late is
+  /// given back.
   virtual kj::Promise<Result<LeaseGrant>> lease(const Bytes32& space,
                                                 std::span<const BlockKey> keys, std::size_t shards,
                                                 std::chrono::milliseconds time) = 0;
-  /// Nobody of us reads by it any more. Only under the life that it was granted in.
+  /// Whether a lease that was granted in that life can still be released: it is one of the process
+  /// that is, or was last, at the other end.
+  [[nodiscard]] virtual bool can_release(std::uint64_t granted_in) const {
+    return is_ready() && life() == granted_in;
+  }
+  /// Whether the owner has kept the pages of `lease` in place until it was asked, by its own clock.
+  /// True of a peer that is too old to be asked. Only while can_release().
+  /// Errors: those of locate(), without kBusy.
+  virtual kj::Promise<Result<bool>> confirm(std::uint64_t lease, Duration patience) = 0;
+  /// Sends the epoch of a reset. Returns the epoch that the peer has then. Errors: those of
+  /// locate(); kRefused for a peer that is too old.
+  virtual kj::Promise<Result<Epoch>> reset(const Bytes32& space, const Epoch& epoch,
+                                           Duration patience) = 0;
+  /// No local read uses this lease any more. Only while can_release().
   virtual void release(std::uint64_t lease) = 0;
   /// The fabric, or an answer, showed that this life is over.
   virtual void lost(std::uint64_t life, const std::string& why) = 0;
@@ -70,6 +89,7 @@ class Lenders {
   void add(Lender& lender) { lenders_.push_back(&lender); }
 
   [[nodiscard]] virtual bool has_ready() const;
+  [[nodiscard]] const std::vector<Lender*>& all() const noexcept { return lenders_; }
 
   struct Owner {
     Lender* peer = nullptr;

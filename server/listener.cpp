@@ -104,6 +104,13 @@ bool is_same_file(const fs::path& path, int fd) {
 
 fs::path lock_path(const fs::path& socket) { return socket.string() + ".lock"; }
 
+Result<void> check_length(const fs::path& socket) {
+  constexpr std::size_t kLongest = sizeof(sockaddr_un::sun_path) - 1;
+  if (socket.string().size() <= kLongest) return {};
+  return fail(Errc::kInvalidArgument, "{} is too long for a socket: {} bytes are the limit",
+              socket.string(), kLongest);
+}
+
 struct AddressListDeleter {
   void operator()(addrinfo* list) const noexcept { ::freeaddrinfo(list); }
 };
@@ -152,11 +159,14 @@ Result<fs::path> socket_path(std::string_view addr, const RuntimeDirectories& di
                   addr, directories.system, user.empty() ? std::string() : " and " + user.string());
     }
   }
-  if (path.string().size() >= sizeof(sockaddr_un::sun_path)) {
-    return fail(Errc::kInvalidArgument, "{} is too long for a socket: {} bytes are the limit",
-                path.string(), sizeof(sockaddr_un::sun_path) - 1);
-  }
+  PEGA_TRY(check_length(path));
   return path;
+}
+
+fs::path http_socket_path(const fs::path& socket) {
+  fs::path path = socket;
+  if (path.extension() == ".sock") path.replace_extension();
+  return path += ".http";
 }
 
 Result<SocketLock> SocketLock::take(const fs::path& socket, const std::string& group) {
@@ -191,8 +201,17 @@ SocketLock::~SocketLock() {
 }
 
 Result<Listener> Listener::open(const SocketLock& lock, const std::string& group) {
+  return open_at(lock.socket(), group);
+}
+
+Result<Listener> Listener::open_http(const SocketLock& lock, const std::string& group) {
+  const fs::path path = http_socket_path(lock.socket());
+  PEGA_TRY(check_length(path));
+  return open_at(path, group);
+}
+
+Result<Listener> Listener::open_at(const fs::path& path, const std::string& group) {
   PEGA_TRY_LET(const std::optional<gid_t> gid, find_group(group));
-  const fs::path& path = lock.socket();
   struct stat there {};
   if (::lstat(path.c_str(), &there) == 0) {
     if (!S_ISSOCK(there.st_mode)) {
@@ -266,7 +285,7 @@ Result<TcpListener> listen_tcp(const std::string& address, std::string_view opti
   const int on = 1;  // A server that starts again finds its port free.
   ::setsockopt(listener.fd.get(), SOL_SOCKET, SO_REUSEADDR, &on, sizeof on);
   if (::bind(listener.fd.get(), list->ai_addr, list->ai_addrlen) != 0 ||
-      ::listen(listener.fd.get(), 64) != 0) {
+      ::listen(listener.fd.get(), kBacklog) != 0) {
     return refuse_errno(errno, fmt::format("{} {}", option, address));
   }
   sockaddr_storage bound{};

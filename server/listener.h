@@ -20,6 +20,9 @@ namespace pegaflow {
 Result<std::filesystem::path> socket_path(std::string_view addr,
                                           const RuntimeDirectories& directories);
 
+/// The socket of the HTTP pages beside the engines' one: `50055.http` beside `50055.sock`.
+std::filesystem::path http_socket_path(const std::filesystem::path& socket);
+
 /// Holds a socket's name for one server, with flock() on NAME.lock, which the kernel gives back
 /// whatever way we end. Movable; thread-bound.
 class SocketLock {
@@ -49,6 +52,9 @@ class Listener {
   /// connect. `lock` outlives the listener.
   /// Errors: kRefused when permissions forbid it; kIo for what else the kernel says.
   static Result<Listener> open(const SocketLock& lock, const std::string& group);
+  /// The same for http_socket_path().
+  /// Errors: also kInvalidArgument for a path too long for a socket.
+  static Result<Listener> open_http(const SocketLock& lock, const std::string& group);
 
   Listener(Listener&&) noexcept = default;
   Listener& operator=(Listener&&) = delete;
@@ -56,8 +62,10 @@ class Listener {
   ~Listener();
 
   [[nodiscard]] int fd() const noexcept { return fd_.get(); }
+  [[nodiscard]] const std::filesystem::path& path() const noexcept { return socket_; }
 
  private:
+  static Result<Listener> open_at(const std::filesystem::path& path, const std::string& group);
   Listener(std::filesystem::path socket, UniqueFd fd) noexcept;
   std::filesystem::path socket_;
   UniqueFd fd_;
@@ -66,7 +74,8 @@ class Listener {
 /// Who is at the other end of a connection, as the kernel knows it.
 struct Peer {
   std::uint32_t uid = 0;
-  std::int32_t pid = 0;  ///< 0 when it lives in a PID namespace that we cannot see.
+  std::int32_t pid = 0;   ///< 0 when it lives in a PID namespace that we cannot see.
+  std::string address{};  ///< IP address of the other end of a TCP connection.
 };
 /// Errors: kIo.
 Result<Peer> peer_of(int connection);

@@ -80,6 +80,15 @@ void cache(MetricsPage& page, const Snapshot& now) {
                 {{"cleanup", number(store.cleaned)},
                  {"reset", number(store.retired)},
                  {"corrupt", number(store.condemned)}});
+  page.gauge("epochs", "Namespaces with an epoch of their own: that were reset in this cluster",
+             number(cache.epochs));
+  page.counters("namespace_resets_total",
+                "Resets of a namespace, by where they were asked for: at this node or at a peer",
+                "origin",
+                {{"here", number(cache.resets_here)}, {"peer", number(cache.resets_learned)}});
+  page.counter("reset_unconfirmed_nodes_total",
+               "Peers that did not confirm a reset of this node before its deadline",
+               cache.resets_unconfirmed);
   page.counter("corrupt_pages_total",
                "Pages that were not what was saved, found by engines with pegaflow.verify",
                cache.corrupt_pages);
@@ -182,6 +191,13 @@ void clients(MetricsPage& page, const Snapshot& now) {
   page.gauge("instances_waiting",
              "Engine cores that are served without the cache until all their ranks are there",
              number(now.cache.instances_waiting));
+  page.begin(Type::Gauge, "instances_not_served",
+             "Engine cores that are configured to use the cache and do not, by reason");
+  for (std::size_t i = 0; i < kDeclineReasons; ++i) {
+    page.sample(number(now.cache.instances_declined[i]),
+                {{"reason", std::string(to_string(static_cast<wire::DeclineReason>(i)))}});
+  }
+  page.sample(number(now.cache.instances_refused), {{"reason", "refused"}});
   page.gauge("namespaces", "Namespaces that are known", number(now.cache.namespaces));
   page.counter("connections_accepted_total", "Connections accepted", rpc.accepted);
   page.counters("connections_refused_total", "Connections closed at once", "reason",
@@ -189,6 +205,16 @@ void clients(MetricsPage& page, const Snapshot& now) {
   page.counters(
       "connections_closed_total", "Connections that the server closed", "reason",
       {{"no_hello", number(rpc.closed_no_hello)}, {"protocol", number(rpc.closed_protocol)}});
+  page.gauge("http_connections", "Connections of HTTP clients, over TCP and the Unix socket",
+             number(now.http.open));
+  page.counters("http_connections_closed_total",
+                "Connections of HTTP clients that the server closed: the client did not take a "
+                "response within 10 s, made room for a newer connection when all places were "
+                "taken, or is a user whom the Unix socket does not serve",
+                "reason",
+                {{"unread", number(now.http.unread)},
+                 {"displaced", number(now.http.displaced)},
+                 {"user", number(now.http.refused_user)}});
   page.counters("registrations_refused_total", "Engines that serve without the cache", "reason",
                 {{"page_size", number(now.cache.refused_page_size)}});
 }
@@ -244,6 +270,19 @@ void peers(MetricsPage& page, const NodesReport& nodes) {
           [](const Link& link) { return number(link.refusals); });
   by_peer(Type::Counter, "peer_late_total", "Questions without an answer in time",
           [](const Link& link) { return number(link.late); });
+  page.begin(Type::Gauge, "peer_read_bytes_per_second",
+             "Rate at which the other node was read from lately; 0 while it is not known");
+  for (const NodesReport::Peer& peer : nodes.peers) {
+    page.sample(peer.bytes_per_second, {{"peer", peer.address}});
+  }
+  page.begin(Type::Gauge, "peer_queued_bytes",
+             "Bytes that were asked of the other node and have not arrived");
+  for (const NodesReport::Peer& peer : nodes.peers) {
+    page.sample(number(peer.queued_bytes), {{"peer", peer.address}});
+  }
+  by_peer(Type::Counter, "peer_withheld_total",
+          "Questions that were not sent because the other node owed answers",
+          [](const Link& link) { return number(link.withheld); });
   page.begin(Type::Gauge, "peer_lane", "1 for the lane on which bytes come from the other node");
   for (const NodesReport::Peer& peer : nodes.peers) {
     for (const std::string& lane : nodes.lanes) {
@@ -266,6 +305,19 @@ void peers(MetricsPage& page, const NodesReport& nodes) {
                 "reason",
                 {{"no_hello", number(nodes.rpc.closed_no_hello)},
                  {"protocol", number(nodes.rpc.closed_protocol)}});
+  page.counter("peer_connections_replaced_total",
+               "Connections of other nodes that a newer greeting of the same link ended",
+               nodes.gate.replaced);
+  if (nodes.secrets.has_file) {
+    page.gauge("peer_secrets", "Secrets of --peer-secret-file that are accepted, two in a rotation",
+               number(nodes.secrets.accepted));
+    page.gauge("peer_secret_file_valid",
+               "0 while the changed --peer-secret-file cannot be used and the former secrets stay",
+               nodes.secrets.is_file_good ? 1 : 0);
+    page.counters(
+        "peer_secret_reloads_total", "Times that --peer-secret-file changed", "result",
+        {{"used", number(nodes.secrets.changed)}, {"rejected", number(nodes.secrets.rejected)}});
+  }
   page.counter("peer_locates_total", "Questions of other nodes for blocks", nodes.gate.locates);
   page.counter("peer_awaits_total", "Waits of other nodes for saves of engines here",
                nodes.gate.awaits);
@@ -293,11 +345,15 @@ void fetches(MetricsPage& page, const Snapshot& now, const NodesReport& nodes) {
                 {{"whole", number(fetches.blocks)},
                  {"given_up", number(fetches.given_up)},
                  {"unwanted", number(fetches.unwanted)}});
+  page.counter("fetch_declined_blocks_total",
+               "Blocks that were not read from another node because computing them is faster",
+               fetches.declined);
   page.counter("fetch_bytes_total", "Bytes of blocks read from other nodes, whole and in time",
                fetches.bytes);
   page.counters("fetch_troubles_total", "Blocks that did not come as they should", "reason",
                 {{"retried", number(fetches.retried)},
                  {"lease_ended", number(fetches.outlived)},
+                 {"unconfirmed", number(fetches.unconfirmed)},
                  {"corrupt", number(fetches.corrupt)},
                  {"unsettled", number(fetches.unsettled)}});
   page.begin(Type::Counter, "fetch_lane_bytes_total",

@@ -5,7 +5,9 @@
 
 #include <fmt/ranges.h>
 
+#include "base/assert.h"
 #include "base/log.h"
+#include "server/rpc_error.h"
 #include "transport/tcp/socket_address.h"
 
 namespace pegaflow {
@@ -21,6 +23,19 @@ constexpr BoundedStream::Limits kPeerLimits{.hello_words = 1024,
                                             .message_words = std::size_t{256} << 10,
                                             .questions = 1024,
                                             .queued_bytes = std::size_t{16} << 20};
+
+/// The secret file is looked at this often: one stat().
+constexpr kj::Duration kSecretCheck = 1 * kj::SECONDS;
+
+/// A secret of 32 random bytes cannot be guessed, in whatever digits it is written.
+void warn_of_short(const PeerSecrets& secrets) {
+  constexpr std::size_t kLongEnough = 32;
+  if (secrets.shortest() >= kLongEnough) return;
+  kLog.warn(
+      "the peer secret is short: whoever reaches --peer-listen gets a proof to try guesses on; "
+      "make one with `head -c 32 /dev/urandom | base64` bytes={}",
+      secrets.shortest());
+}
 
 /// The host of "HOST:PORT", to have another port.
 std::string on_any_port(const std::string& address) {
@@ -49,9 +64,12 @@ Result<std::optional<Nodes::Plan>> Nodes::plan(const ServerOptions& options,
                 Peers::kMaxPeers);
   }
   Plan plan;
-  plan.own = {.node = Id128::random(), .build = build, .secret = {}};
+  plan.own = {.node = Id128::random(), .build = build, .secrets = {}, .listen = {}};
   if (!options.peer_secret_file.empty()) {
-    PEGA_TRY_LET(plan.own.secret, PeerSecret::read(options.peer_secret_file));
+    plan.secret_file = options.peer_secret_file;
+    plan.secret_at.emplace(plan.secret_file);
+    PEGA_TRY_LET(plan.own.secrets, PeerSecrets::read(plan.secret_file));
+    warn_of_short(plan.own.secrets);
   }
   for (const std::string& peer : options.peers) {
     const std::size_t colon = peer.rfind(':');
@@ -64,6 +82,7 @@ Result<std::optional<Nodes::Plan>> Nodes::plan(const ServerOptions& options,
   plan.fetches.deadline = options.fetch_deadline;
   if (has_listen) {
     PEGA_TRY_LET(plan.listener, listen_tcp(options.peer_listen, "--peer-listen"));
+    plan.own.listen = plan.listener->address;
     if (options.peer_secret_file.empty() && !is_loopback(plan.listener->address)) {
       kLog.warn(
           "whoever reaches this node may read its cache; --peer-secret-file closes it address={}",
@@ -98,7 +117,8 @@ Result<std::unique_ptr<Nodes>> Nodes::start(kj::AsyncIoContext& io, Plan plan, P
   PEGA_TRY_LET(nodes->lanes_,
                Lanes::open(nodes->plan_.lanes, pool.bytes(), clock, nodes->plan_.fetches.batches));
   Lanes& lanes = *nodes->lanes_;
-  nodes->peers_ = std::make_unique<Peers>(io, nodes->plan_.own, nodes->plan_.peers, lanes, changed);
+  nodes->peers_ = std::make_unique<Peers>(io, nodes->plan_.own, service.epochs(),
+                                          nodes->plan_.peers, lanes, changed);
   std::vector<Fetches::Lane> open;
   for (std::size_t lane = 0; lane < lanes.count(); ++lane) {
     open.push_back({.fabric = &lanes.fabric(lane), .pool = lanes.pool(lane)});
@@ -117,13 +137,51 @@ Result<std::unique_ptr<Nodes>> Nodes::start(kj::AsyncIoContext& io, Plan plan, P
     options.hello_timeout = std::chrono::seconds(2);
     options.limits = kPeerLimits;
     nodes->rpc_ = std::make_unique<RpcServer>(io, std::move(options), nodes->rpc_counters_);
+    nodes->context_->end_connection = [rpc = nodes->rpc_.get()](const Id128& connection) {
+      rpc->end_later(connection);
+    };
     nodes->rpc_->serve(peer_service(*nodes->context_), nodes->plan_.listener->fd.get());
+  }
+  nodes->secrets_.accepted = nodes->plan_.own.secrets.count();
+  nodes->secrets_.has_file = nodes->plan_.secret_at.has_value();
+  if (nodes->secrets_.has_file) {
+    nodes->watching_ = nodes->watch_secrets().eagerlyEvaluate([](kj::Exception&& problem) {
+      PEGA_ASSERT(false, "reading the secret file again failed: {}", error_from(problem).detail);
+    });
   }
   const NodesReport report = nodes->report();
   kLog.info("among other nodes lanes={} peers={} listen={}{}", fmt::join(report.lanes, ","),
             report.peers.size(), report.listen.empty() ? "nowhere" : report.listen,
             report.why_not_rdma.empty() ? "" : fmt::format(" no_rdma=\"{}\"", report.why_not_rdma));
   return nodes;
+}
+
+kj::Promise<void> Nodes::watch_secrets() {
+  return io_.provider->getTimer().afterDelay(kSecretCheck).then([this]() {
+    // Permissions that are put right change nothing that a stamp shows: a bad file is tried each
+    // time.
+    if (plan_.secret_at->has_changed() || !secrets_.is_file_good) read_secrets();
+    return watch_secrets();
+  });
+}
+
+/// The connections that there are stay: a proof is for a greeting.
+void Nodes::read_secrets() {
+  auto read = PeerSecrets::read(plan_.secret_file);
+  if (!read) {
+    if (!std::exchange(secrets_.is_file_good, false)) return;
+    ++secrets_.rejected;
+    kLog.error("the changed secret file is not used, the former secrets stay reason=\"{}\"",
+               read.error().detail);
+    return;
+  }
+  secrets_.is_file_good = true;
+  if (*read == plan_.own.secrets) return;
+  plan_.own.secrets = std::move(*read);
+  secrets_.accepted = plan_.own.secrets.count();
+  ++secrets_.changed;
+  kLog.info("the secret file was read again secrets={}", secrets_.accepted);
+  warn_of_short(plan_.own.secrets);
 }
 
 void Nodes::read_completions() {
@@ -142,12 +200,17 @@ NodesReport Nodes::report() const {
   report.why_not_rdma = lanes.why_not;
   if (plan_.listener) report.listen = plan_.listener->address;
   for (const auto& link : peers_->links()) {
-    report.peers.push_back({.address = link->address(), .link = link->stats()});
+    const SourceRate* const rate = fetches_->rate(*link);
+    report.peers.push_back({.address = link->address(),
+                            .link = link->stats(),
+                            .bytes_per_second = rate == nullptr ? 0 : rate->bytes_per_second(),
+                            .queued_bytes = rate == nullptr ? 0 : rate->queued_bytes()});
   }
   report.fetches = fetches_->stats();
   report.waits = peers_->waits();
   report.gate = context_->counters;
   report.rpc = rpc_counters_;
+  report.secrets = secrets_;
   return report;
 }
 

@@ -11,6 +11,7 @@
 
 #include <kj/async-io.h>
 
+#include "base/watched_file.h"
 #include "engine/pool.h"
 #include "server/boot_clock.h"
 #include "server/fetches.h"
@@ -28,6 +29,8 @@ struct NodesReport {
   struct Peer {
     std::string address;
     PeerLink::Stats link;
+    double bytes_per_second = 0;     ///< At which it is read from, lately; 0: not known.
+    std::uint64_t queued_bytes = 0;  ///< That were asked for and have not arrived.
   };
   Id128 node;                              ///< Our incarnation.
   std::vector<std::string> lanes;          ///< That are open here, best first: "rdma", "tcp".
@@ -40,6 +43,15 @@ struct NodesReport {
   Peers::Waits waits;
   PeerContext::Counters gate;
   RpcCounters rpc;  ///< Of connections that peers made.
+  /// Of --peer-secret-file.
+  struct Secrets {
+    bool has_file = false;
+    bool is_file_good = true;   ///< It was when it was last looked at.
+    std::size_t accepted = 0;   ///< Secrets of which a peer may prove either.
+    std::uint64_t changed = 0;  ///< Times that other secrets were read.
+    std::uint64_t rejected = 0;
+  };
+  Secrets secrets;
 };
 
 /// This node among others.
@@ -55,6 +67,8 @@ class Nodes {
     std::optional<TcpListener> listener;
     Lanes::Plan lanes;
     Fetches::Options fetches;
+    std::string secret_file;                 ///< Empty: there is none.
+    std::optional<WatchedFile> secret_at{};  ///< As it was before it was read.
   };
   /// No value when no other node was named and nobody is to reach us.
   /// Called before there are other threads: it may load UCX, which reads the environment.
@@ -86,6 +100,8 @@ class Nodes {
 
  private:
   Nodes(kj::AsyncIoContext& io, Plan plan);
+  kj::Promise<void> watch_secrets();
+  void read_secrets();
 
   Plan plan_;
   BootClock boot_;
@@ -96,6 +112,8 @@ class Nodes {
   RpcCounters rpc_counters_;
   std::unique_ptr<RpcServer> rpc_;
   kj::AsyncIoContext& io_;
+  NodesReport::Secrets secrets_;
+  kj::Promise<void> watching_ = nullptr;  ///< The secret file.
 };
 
 }  // namespace pegaflow

@@ -19,8 +19,9 @@ void ServerOptions::declare(OptionTable& table) {
              "HOST:PORT of /health, /metrics, /instances and POST /cache/memory/cleanup; port 0 "
              "picks one and logs it.");
   table.text("http-token-file", http_token_file,
-             "A file with a token that POST requests from beyond loopback must carry as "
-             "`Authorization: Bearer TOKEN`. Without it such requests are refused.");
+             "A file with a token that POST requests over TCP must carry as `Authorization: Bearer "
+             "TOKEN`, also from this machine. Without it they are refused; the Unix socket beside "
+             "that of --addr (PORT.http) needs none.");
   table.bytes("pool-size", pool_size_bytes, std::uint64_t{1} << 20, std::uint64_t{1} << 46,
               "Memory for cached blocks. The default is 30gb or half of the free memory, whichever "
               "is less.");
@@ -86,11 +87,13 @@ void ServerOptions::declare(OptionTable& table) {
              "and any port; needed where that is 0.0.0.0, since peers are told this address.");
   table.text("peer-secret-file", peer_secret_file,
              "A file with a secret of 16 bytes or more, the same on all nodes, that others may not "
-             "read. Nodes prove to each other that they know it and never send it. Without it "
-             "whoever reaches --peer-listen may read the cache.");
+             "read, or with two while one replaces the other, a blank line between them. It is "
+             "read again when it changes. Nodes prove to each other that they know it and never "
+             "send it. Without it any host that reaches --peer-listen may read the cache.");
   table.duration("peer-deadline", peer_deadline, milliseconds(1), seconds(10),
                  "How long a lookup or a claim waits for a peer's answer: below the 20 ms that the "
-                 "connector waits for a claim. Three misses in a row and the peer counts as lost.");
+                 "connector waits for a claim. A peer that misses it is asked nothing more until "
+                 "it answers, and counts as lost after three times this long, at least 500 ms.");
   table.duration(
       "fetch-deadline", fetch_deadline, milliseconds(10), seconds(8),
       "How long blocks may take to come from other nodes, from the claim on; what is not "

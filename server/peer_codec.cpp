@@ -93,6 +93,45 @@ void write_fabrics(std::span<const FabricDescriptor> fabrics,
   for (unsigned i = 0; i < others.size(); ++i) write_fabric(fabrics[i + 1], others[i]);
 }
 
+Result<Epoch> read_epoch(wire::Epoch::Reader reader) {
+  if (reader.getCounter() >= Epoch::kEnd) {
+    return fail(Errc::kInvalidArgument, "an epoch with counter {}", reader.getCounter());
+  }
+  return Epoch{.counter = reader.getCounter(), .id = reader.getId()};
+}
+
+void write_epoch(const Epoch& epoch, wire::Epoch::Builder builder) {
+  builder.setCounter(epoch.counter);
+  builder.setId(epoch.id);
+}
+
+Result<Epochs::Known> read_epochs(wire::Epochs::Reader reader) {
+  const auto entries = reader.getOf();
+  if (entries.size() > Epochs::kMaxSpaces) {
+    return fail(Errc::kInvalidArgument, "epochs of {} namespaces, {} are the limit", entries.size(),
+                Epochs::kMaxSpaces);
+  }
+  Epochs::Known known;
+  PEGA_TRY_LET(known.floor, read_epoch(reader.getFloor()));
+  known.spaces.reserve(entries.size());
+  for (const wire::Epochs::Entry::Reader entry : entries) {
+    PEGA_TRY_LET(const Bytes32 space, read_bytes32(entry.getSpace()));
+    PEGA_TRY_LET(const Epoch epoch, read_epoch(entry.getEpoch()));
+    known.spaces.emplace_back(space, epoch);
+  }
+  return known;
+}
+
+void write_epochs(const Epochs::Known& epochs, wire::Epochs::Builder builder) {
+  auto entries = builder.initOf(static_cast<unsigned>(epochs.spaces.size()));
+  for (unsigned i = 0; i < entries.size(); ++i) {
+    const auto& [space, epoch] = epochs.spaces[i];
+    entries[i].setSpace({reinterpret_cast<const ::kj::byte*>(space.data()), space.size()});
+    write_epoch(epoch, entries[i].initEpoch());
+  }
+  write_epoch(epochs.floor, builder.initFloor());
+}
+
 Result<LeaseGrant> read_grant(wire::Peer::LeaseResults::Reader reader, std::size_t keys,
                               std::size_t shards) {
   if (reader.hasError()) return tl::unexpected<Error>(read_error(reader.getError()));

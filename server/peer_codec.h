@@ -11,6 +11,7 @@
 
 #include "base/error.h"
 #include "capnp/peer.capnp.h"
+#include "server/epochs.h"
 #include "server/peer_proof.h"
 #include "transport/region.h"
 
@@ -18,9 +19,13 @@ namespace pegaflow {
 
 /// Versions of peer.capnp that this build speaks. Not those of cache.capnp.
 inline constexpr std::uint16_t kPeerWireMinimum = 1;
-inline constexpr std::uint16_t kPeerWireMaximum = 2;
+inline constexpr std::uint16_t kPeerWireMaximum = 3;
 /// The version from which on a peer knows awaitJob.
 inline constexpr std::uint16_t kPeerWireAwaitsJobs = 2;
+/// The version from which on a peer knows epochs, and confirms leases.
+inline constexpr std::uint16_t kPeerWireKnowsEpochs = 3;
+/// Features of `greet`, by bit, that this build implements; see the list in peer.capnp.
+inline constexpr std::uint64_t kPeerFeatures = 0;
 
 /// Keys of a question to a peer. A page more than a message of cache.capnp would make the list of
 /// pages of a wide instance too long for one message.
@@ -37,6 +42,13 @@ void write_fabric(const FabricDescriptor& fabric, wire::Fabric::Builder builder)
 Result<std::vector<FabricDescriptor>> read_fabrics(wire::PeerGate::EnterResults::Reader reader);
 void write_fabrics(std::span<const FabricDescriptor> fabrics,
                    wire::PeerGate::EnterResults::Builder builder);
+
+/// Errors: kInvalidArgument for a counter that no node has.
+Result<Epoch> read_epoch(wire::Epoch::Reader reader);
+void write_epoch(const Epoch& epoch, wire::Epoch::Builder builder);
+/// Errors: those of read_epoch() and read_bytes32(); kInvalidArgument for more than a node keeps.
+Result<Epochs::Known> read_epochs(wire::Epochs::Reader reader);
+void write_epochs(const Epochs::Known& epochs, wire::Epochs::Builder builder);
 
 /// What an owner lent.
 struct LeaseGrant {

@@ -13,7 +13,13 @@ namespace {
 
 constexpr Log kLog{"peers"};
 
-constexpr Duration kRefusedLineInterval = std::chrono::seconds(10);
+/// Of what a dialer says of itself.
+constexpr std::size_t kMostTextBytes = 256;
+
+/// The first bytes of a text that a stranger sent.
+std::string beginning_of(::capnp::Text::Reader text) {
+  return {text.begin(), std::min<std::size_t>(text.size(), kMostTextBytes)};
+}
 
 ::capnp::Data::Reader data_of(const Bytes32& bytes) {
   return {reinterpret_cast<const kj::byte*>(bytes.data()), bytes.size()};
@@ -22,8 +28,8 @@ constexpr Duration kRefusedLineInterval = std::chrono::seconds(10);
 /// What a peer that has proved itself may ask.
 class PeerImpl final : public wire::Peer::Server {
  public:
-  PeerImpl(PeerContext& context, const Id128& connection)
-      : context_(context), connection_(connection) {}
+  PeerImpl(PeerContext& context, const Id128& connection, std::uint16_t version)
+      : context_(context), connection_(connection), version_(version) {}
 
  protected:
   kj::Promise<void> locate(LocateContext call) override {
@@ -31,11 +37,12 @@ class PeerImpl final : public wire::Peer::Server {
     const auto params = call.getParams();
     const auto space = read_bytes32(params.getSpace());
     const auto keys = read_keys(params.getKeys(), context_.keys);
-    auto results = call.getResults(capnp::MessageSize{4, 0});
+    auto results = call.getResults(capnp::MessageSize{8, 0});
     // As a lookup it has no error on the wire: who asks nonsense finds nothing.
-    if (space && keys) {
+    if (space && keys && meets(*space, params.getEpoch())) {
       results.setSealed(static_cast<std::uint32_t>(context_.service.present(*space, *keys)));
     }
+    if (space) write_epoch(context_.service.epochs().of(*space), results.initEpoch());
     return kj::READY_NOW;
   }
 
@@ -46,13 +53,19 @@ class PeerImpl final : public wire::Peer::Server {
     auto grant =
         read_bytes32(params.getSpace()).and_then([&](const Bytes32& space) -> Result<LeaseGrant> {
           PEGA_TRY_LET(const auto keys, read_keys(params.getKeys(), context_.keys));
+          if (!meets(space, params.getEpoch())) return LeaseGrant{};
           return lend(space, keys, time);
         });
+    const std::size_t words =
+        grant ? grant->pages.size() / 2 + grant->checksums.size() + 24 : std::size_t{256};
+    auto results = call.getResults(capnp::MessageSize{words, 0});
     if (!grant) {
-      write_error(grant.error(), call.getResults().initError());
+      write_error(grant.error(), results.initError());
     } else {
-      const std::size_t words = grant->pages.size() / 2 + grant->checksums.size() + 16;
-      write_grant(*grant, call.getResults(capnp::MessageSize{words, 0}));
+      write_grant(*grant, results);
+    }
+    if (const auto space = read_bytes32(params.getSpace())) {
+      write_epoch(context_.service.epochs().of(*space), results.initEpoch());
     }
     context_.background.poke();
     return kj::READY_NOW;
@@ -62,6 +75,32 @@ class PeerImpl final : public wire::Peer::Server {
     context_.service.end_lease(LeaseId{call.getParams().getLease()});
     call.getResults().setOk();
     context_.background.poke();
+    return kj::READY_NOW;
+  }
+
+  kj::Promise<void> confirm(ConfirmContext call) override {
+    call.getResults().setHeld(context_.service.is_lent(LeaseId{call.getParams().getLease()}));
+    return kj::READY_NOW;
+  }
+
+  kj::Promise<void> exchange(ExchangeContext call) override {
+    if (const auto theirs = read_epochs(call.getParams())) {
+      context_.service.epochs().learn(*theirs);
+      context_.background.poke();
+    }
+    write_epochs(context_.service.epochs().known(), call.getResults());
+    return kj::READY_NOW;
+  }
+
+  kj::Promise<void> reset(ResetContext call) override {
+    const auto params = call.getParams();
+    const auto space = read_bytes32(params.getSpace());
+    const auto theirs = read_epoch(params.getEpoch());
+    if (space && theirs) {
+      context_.service.epochs().learn(*space, *theirs);
+      context_.background.poke();
+      write_epoch(context_.service.epochs().of(*space), call.getResults().initEpoch());
+    }
     return kj::READY_NOW;
   }
 
@@ -81,6 +120,13 @@ class PeerImpl final : public wire::Peer::Server {
   }
 
  private:
+  /// Whether the reader's epoch of the namespace is ours; takes the newer one.
+  [[nodiscard]] bool meets(const Bytes32& space, wire::Epoch::Reader epoch) {
+    if (version_ < kPeerWireKnowsEpochs) return context_.service.epochs().of(space).is_zero();
+    const auto theirs = read_epoch(epoch);
+    return theirs && context_.service.meets(space, *theirs);
+  }
+
   Result<LeaseGrant> lend(const Bytes32& space, std::span<const BlockKey> keys,
                           std::chrono::milliseconds time) {
     PEGA_TRY_LET(CacheService::Lent lent, context_.service.lend(space, keys, time));
@@ -103,12 +149,16 @@ class PeerImpl final : public wire::Peer::Server {
 
   PeerContext& context_;
   Id128 connection_;
+  std::uint16_t version_;
 };
 
 class PeerGateImpl final : public wire::PeerGate::Server {
  public:
-  PeerGateImpl(PeerContext& context, const Id128& connection, kj::Function<void()> greeted)
-      : context_(context), connection_(connection), greeted_(kj::mv(greeted)) {}
+  PeerGateImpl(PeerContext& context, const Id128& connection, const Peer& peer,
+               kj::Function<void()> greeted)
+      : context_(context), connection_(connection), greeted_(kj::mv(greeted)) {
+    dialer_.host = peer.address;
+  }
 
  protected:
   kj::Promise<void> greet(GreetContext call) override {
@@ -118,8 +168,7 @@ class PeerGateImpl final : public wire::PeerGate::Server {
     results.setMaximum(kPeerWireMaximum);
     write_id(context_.own.node, results.initNode());
     results.setBuild(context_.own.build.c_str());
-    const auto build = params.getBuild();
-    build_.assign(build.begin(), std::min<std::size_t>(build.size(), 256));
+    build_ = beginning_of(params.getBuild());
 
     const std::uint16_t version = std::min(params.getMaximum(), kPeerWireMaximum);
     if (version < std::max(params.getMinimum(), kPeerWireMinimum)) {
@@ -144,9 +193,15 @@ class PeerGateImpl final : public wire::PeerGate::Server {
                  .answerer = context_.own.node,
                  .dialer_challenge = *challenge,
                  .answerer_challenge = random_bytes32()};
+    dialer_.node = greeting_.dialer;
+    dialer_.listen = beginning_of(params.getListen());
+    dialer_.dialed = beginning_of(params.getDialed());
     results.setVersion(version);
+    results.setFeatures(kPeerFeatures);
+    version_ = version;
     results.setChallenge(data_of(greeting_.answerer_challenge));
-    const Bytes32 proof = context_.own.secret.prove(PeerSecret::Side::kAnswerer, greeting_);
+    const Bytes32 proof =
+        context_.own.secrets.first().prove(PeerSecret::Side::kAnswerer, greeting_);
     results.setProof(data_of(proof));
     return kj::READY_NOW;
   }
@@ -156,39 +211,54 @@ class PeerGateImpl final : public wire::PeerGate::Server {
     // One try a greeting.
     const bool may_try = std::exchange(is_greeted_, false) && !has_tried_;
     has_tried_ = true;
-    if (!may_try || !context_.own.secret.is_proof(
-                        PeerSecret::Side::kDialer, greeting_,
-                        std::as_bytes(std::span<const kj::byte>(proof.begin(), proof.size())))) {
+    if (!may_try || context_.own.secrets.find(PeerSecret::Side::kDialer, greeting_,
+                                              std::as_bytes(std::span<const kj::byte>(
+                                                  proof.begin(), proof.size()))) == nullptr) {
       ++context_.counters.refused_secret;
       refuse({.code = Errc::kRefused, .detail = "it has another --peer-secret-file"},
              call.getResults().initRefused());
       return kj::READY_NOW;
     }
     ++context_.counters.greetings;
-    kLog.info("peer entered node={} build=\"{}\"", to_string(greeting_.dialer), build_);
+    kLog.info("peer entered node={} address={} build=\"{}\"", to_string(greeting_.dialer),
+              dialer_.host, build_);
+    replace_older();
     auto results = call.getResults();
-    results.setPeer(kj::heap<PeerImpl>(context_, connection_));
+    results.setPeer(kj::heap<PeerImpl>(context_, connection_, version_));
     write_fabrics(context_.lanes.describe(), results);
     greeted_();
     return kj::READY_NOW;
   }
 
  private:
+  /// A dialer that lost its connection has none of the older ones, though the kernel here may not
+  /// know it yet: without this they would add up, hole by hole, until none is let in.
+  void replace_older() {
+    for (const auto& [connection, older] : context_.entered) {
+      if (!older.is_replaced_by(dialer_)) continue;
+      ++context_.counters.replaced;
+      kLog.debug("connection replaced by a newer one node={} address={}", to_string(older.node),
+                 older.host);
+      context_.end_connection(connection);
+    }
+    context_.entered.insert_or_assign(connection_, dialer_);
+  }
+
   void refuse(const Error& why, wire::Error::Builder to) {
     write_error(why, to);
-    const TimePoint now = context_.clock.now();
-    if (context_.last_refused_line && now - *context_.last_refused_line < kRefusedLineInterval) {
-      return;
-    }
-    context_.last_refused_line = now;
-    kLog.error("peer refused build=\"{}\" reason=\"{}\"", build_, why.detail);
+    const auto suppressed = context_.refused_lines.pass(context_.clock.now());
+    if (!suppressed) return;
+    kLog.error("peer refused address={} build=\"{}\" suppressed={} reason=\"{}\"", dialer_.host,
+               build_, *suppressed, why.detail);
   }
 
   PeerContext& context_;
   Id128 connection_;
   kj::Function<void()> greeted_;
   PeerSecret::Greeting greeting_;
+  PeerContext::Entered dialer_;
   std::string build_;
+  std::uint16_t version_ = 0;
   bool is_greeted_ = false;
   bool has_tried_ = false;
 };
@@ -197,12 +267,16 @@ class PeerGateImpl final : public wire::PeerGate::Server {
 
 RpcServer::Service peer_service(PeerContext& context) {
   return {.bootstrap =
-              [&context](const Id128& connection, const Peer&, kj::Function<void()> greeted) {
+              [&context](const Id128& connection, const Peer& peer, kj::Function<void()> greeted) {
                 return wire::PeerGate::Client(
-                    kj::heap<PeerGateImpl>(context, connection, kj::mv(greeted)));
+                    kj::heap<PeerGateImpl>(context, connection, peer, kj::mv(greeted)));
               },
-          // What was lent stays lent until its time: reads may be under way.
-          .ended = [&context](const Id128& connection) { context.service.peer_left(connection); },
+          // What was lent stays lent until its time: reads may be in flight.
+          .ended =
+              [&context](const Id128& connection) {
+                context.entered.erase(connection);
+                context.service.peer_left(connection);
+              },
           .has_users = false};
 }
 

@@ -3,11 +3,16 @@
 /// peer.capnp on the side that answers: who may enter, and what they may ask.
 
 #include <cstdint>
+#include <functional>
+#include <string>
+#include <unordered_map>
 #include <vector>
 
 #include <kj/function.h>
 
 #include "base/clock.h"
+#include "base/id128.h"
+#include "base/line_limit.h"
 #include "server/background.h"
 #include "server/cache_service.h"
 #include "server/lanes.h"
@@ -26,6 +31,7 @@ struct PeerContext {
 
   struct Counters {
     std::uint64_t greetings = 0;  ///< Peers that entered.
+    std::uint64_t replaced = 0;   ///< Connections ended by a newer greeting of the same link.
     std::uint64_t refused_version = 0;
     std::uint64_t refused_secret = 0;
     std::uint64_t locates = 0;
@@ -33,9 +39,27 @@ struct PeerContext {
     std::uint64_t awaits = 0;  ///< Waits for jobs of engines here.
   };
   Counters counters{};
-  TimePoint lent_until{};                        ///< The pool, on all lanes.
-  std::optional<TimePoint> last_refused_line{};  ///< One line in a while is enough.
-  std::vector<BlockKey> keys{};                  ///< Scratch.
+  TimePoint lent_until{};  ///< The pool, on all lanes.
+  LineLimit refused_lines{std::chrono::seconds(10)};
+  std::vector<BlockKey> keys{};  ///< Scratch.
+
+  /// A peer that entered, by its connection.
+  struct Entered {
+    Id128 node;          ///< The dialer's incarnation.
+    std::string host;    ///< Its IP address.
+    std::string listen;  ///< Its --peer-listen, as it says; may be empty.
+    std::string dialed;  ///< The address of ours that it dialed; empty from older nodes.
+    /// Whether `newer` comes from the same link of the same node, which has no use for this
+    /// connection any more. One node may have several links to this one, by several names.
+    [[nodiscard]] bool is_replaced_by(const Entered& newer) const {
+      if (dialed.empty() || dialed != newer.dialed) return false;
+      if (node == newer.node) return true;
+      return !listen.empty() && listen == newer.listen && host == newer.host;
+    }
+  };
+  std::unordered_map<Id128, Entered> entered{};
+  /// Ends a connection soon: RpcServer::end_later().
+  std::function<void(const Id128& connection)> end_connection = [](const Id128&) {};
 };
 
 /// Longest lease of a peer: it reads within seconds, or never.

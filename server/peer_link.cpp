@@ -5,10 +5,6 @@
 #include <utility>
 #include <vector>
 
-#include <netinet/in.h>
-#include <netinet/tcp.h>
-#include <sys/socket.h>
-
 #include <capnp/message.h>
 #include <capnp/rpc-twoparty.h>
 
@@ -17,6 +13,7 @@
 #include "base/units.h"
 #include "capnp/codec.h"
 #include "server/job_waits.h"
+#include "server/peer_socket.h"
 #include "server/rpc_error.h"
 
 namespace pegaflow {
@@ -30,25 +27,15 @@ constexpr std::uint64_t kTraversalLimitWords = 1 << 20;
 /// What a peer that does not read may let pile up here.
 constexpr std::size_t kMaxQueued = std::size_t{4} << 20;
 
-/// A machine that went away without a word is noticed within about this time, if it is asked.
-constexpr int kUserTimeoutMs = 2000;
-constexpr int kKeepAliveIdleS = 5;
-constexpr int kKeepAliveIntervalS = 1;
-constexpr int kKeepAliveProbes = 3;
+/// Leases that ended here while the link was greeted anew; others run out at the owner.
+constexpr std::size_t kMostUnreleased = 1024;
 
 kj::Duration to_kj(Duration time) { return time.count() * kj::NANOSECONDS; }
 
-void set(kj::AsyncIoStream& stream, int level, int option, int value) {
-  stream.setsockopt(level, option, &value, sizeof value);
-}
-
 void prepare(kj::AsyncIoStream& stream) {
-  set(stream, IPPROTO_TCP, TCP_NODELAY, 1);
-  set(stream, IPPROTO_TCP, TCP_USER_TIMEOUT, kUserTimeoutMs);
-  set(stream, SOL_SOCKET, SO_KEEPALIVE, 1);
-  set(stream, IPPROTO_TCP, TCP_KEEPIDLE, kKeepAliveIdleS);
-  set(stream, IPPROTO_TCP, TCP_KEEPINTVL, kKeepAliveIntervalS);
-  set(stream, IPPROTO_TCP, TCP_KEEPCNT, kKeepAliveProbes);
+  prepare_peer_socket([&stream](int level, int option, int value) {
+    stream.setsockopt(level, option, &value, sizeof value);
+  });
 }
 
 ::capnp::Data::Reader data_of(const Bytes32& bytes) {
@@ -105,19 +92,23 @@ struct PeerLink::Connection final : private kj::TaskSet::ErrorHandler {
   std::optional<wire::Peer::Client> peer;
   kj::PromiseFulfillerPair<void> dropped;
   std::string why_dropped;
+  bool keeps_ways = false;  ///< The peer may live: what it lent is still read.
   kj::ForkedPromise<void> over;
   std::vector<FabricDescriptor> described;  ///< The peer's lanes.
   std::vector<Way> ways;                    ///< That the fabrics know of.
   std::size_t best_lane = 0;                ///< Of those that both have.
   std::optional<Way> last_resort;           ///< What needs no trial.
   std::size_t waits = 0;                    ///< Of `calls`: for jobs.
-  kj::TaskSet calls;  ///< Under way, also those that nobody waits for any more.
+  OpenQuestions open;
+  bool is_watched = false;  ///< A task waits for the end of a silence.
+  kj::TaskSet calls;        ///< Under way, also those that nobody waits for any more.
 };
 
-PeerLink::PeerLink(kj::AsyncIoContext& io, const OwnNode& own, Options options, Lanes& lanes,
-                   std::function<void()> changed)
+PeerLink::PeerLink(kj::AsyncIoContext& io, const OwnNode& own, Epochs& epochs, Options options,
+                   Lanes& lanes, std::function<void()> changed)
     : io_(io),
       own_(own),
+      epochs_(epochs),
       options_(std::move(options)),
       lanes_(lanes),
       changed_(std::move(changed)),
@@ -169,61 +160,83 @@ kj::Promise<Result<void>> PeerLink::attempt() {
 kj::Promise<Result<void>> PeerLink::greet() {
   auto request = connection_->gate().greetRequest();
   request.setMinimum(kPeerWireMinimum);
-  request.setMaximum(kPeerWireMaximum);
+  request.setMaximum(options_.maximum_version);
+  request.setFeatures(kPeerFeatures);
   write_id(own_.node, request.initNode());
   request.setBuild(own_.build.c_str());
   const Bytes32 challenge = random_bytes32();
   request.setChallenge(data_of(challenge));
+  request.setListen(own_.listen.c_str());
+  request.setDialed(options_.address.c_str());
+  return request.send().then([this,
+                              challenge](capnp::Response<wire::PeerGate::GreetResults>&& answer)
+                                 -> kj::Promise<Result<void>> {
+    const auto build = answer.getBuild();
+    stats_.build.assign(build.begin(), std::min<std::size_t>(build.size(), 256));
+    if (answer.getVersion() == 0) {
+      Error why = read_error(answer.getRefused());
+      if (answer.getMaximum() < kPeerWireMinimum || answer.getMinimum() > kPeerWireMaximum) {
+        why.code = Errc::kRefused;
+      }
+      return Result<void>(tl::unexpected<Error>(std::move(why)));
+    }
+    if (answer.getVersion() < kPeerWireMinimum || answer.getVersion() > options_.maximum_version) {
+      return Result<void>(fail(Errc::kRefused, "it chose version {} of {} to {}",
+                               answer.getVersion(), kPeerWireMinimum, options_.maximum_version));
+    }
+    PeerSecret::Greeting greeting{
+        .dialer = own_.node, .answerer = read_id(answer.getNode()), .dialer_challenge = challenge};
+    if (greeting.answerer == own_.node) {
+      stats_.state = State::kSelf;
+      return Result<void>(fail(Errc::kCancelled, "it is this node"));
+    }
+    auto theirs = read_bytes32(answer.getChallenge());
+    if (!theirs) return Result<void>(tl::unexpected<Error>(std::move(theirs.error())));
+    greeting.answerer_challenge = *theirs;
+    stats_.node = greeting.answerer;
+    stats_.version = answer.getVersion();
+    const auto proof = answer.getProof();
+    // Before this side proves anything to one that does not know the secret. With two secrets
+    // the answer takes the one that the answerer has proved to know.
+    const PeerSecret* const shared =
+        own_.secrets.find(PeerSecret::Side::kAnswerer, greeting,
+                          std::as_bytes(std::span<const kj::byte>(proof.begin(), proof.size())));
+    if (shared == nullptr) {
+      return Result<void>(fail(Errc::kRefused, "it has another --peer-secret-file"));
+    }
+    return enter(greeting, *shared);
+  });
+}
+
+kj::Promise<Result<void>> PeerLink::enter(const PeerSecret::Greeting& greeting,
+                                          const PeerSecret& secret) {
+  auto request = connection_->gate().enterRequest();
+  const Bytes32 proof = secret.prove(PeerSecret::Side::kDialer, greeting);
+  request.setProof(data_of(proof));
   return request.send().then(
-      [this, challenge](
-          capnp::Response<wire::PeerGate::GreetResults>&& answer) -> kj::Promise<Result<void>> {
-        const auto build = answer.getBuild();
-        stats_.build.assign(build.begin(), std::min<std::size_t>(build.size(), 256));
-        if (answer.getVersion() == 0) {
-          Error why = read_error(answer.getRefused());
-          if (answer.getMaximum() < kPeerWireMinimum || answer.getMinimum() > kPeerWireMaximum) {
-            why.code = Errc::kRefused;
-          }
-          return Result<void>(tl::unexpected<Error>(std::move(why)));
+      [this](capnp::Response<wire::PeerGate::EnterResults>&& answer) -> kj::Promise<Result<void>> {
+        if (!answer.hasPeer()) {
+          return Result<void>(tl::unexpected<Error>(read_error(answer.getRefused())));
         }
-        if (answer.getVersion() < kPeerWireMinimum || answer.getVersion() > kPeerWireMaximum) {
-          return Result<void>(fail(Errc::kRefused, "it chose version {} of {} to {}",
-                                   answer.getVersion(), kPeerWireMinimum, kPeerWireMaximum));
-        }
-        PeerSecret::Greeting greeting{.dialer = own_.node,
-                                      .answerer = read_id(answer.getNode()),
-                                      .dialer_challenge = challenge};
-        if (greeting.answerer == own_.node) {
-          stats_.state = State::kSelf;
-          return Result<void>(fail(Errc::kCancelled, "it is this node"));
-        }
-        auto theirs = read_bytes32(answer.getChallenge());
-        if (!theirs) return Result<void>(tl::unexpected<Error>(std::move(theirs.error())));
-        greeting.answerer_challenge = *theirs;
-        stats_.node = greeting.answerer;
-        stats_.version = answer.getVersion();
-        const auto proof = answer.getProof();
-        // Before we prove anything to somebody who does not know the secret.
-        if (!own_.secret.is_proof(
-                PeerSecret::Side::kAnswerer, greeting,
-                std::as_bytes(std::span<const kj::byte>(proof.begin(), proof.size())))) {
-          return Result<void>(fail(Errc::kRefused, "it has another --peer-secret-file"));
-        }
-        return enter(greeting);
+        auto described = read_fabrics(answer);
+        if (!described) return Result<void>(tl::unexpected<Error>(std::move(described.error())));
+        connection_->described = std::move(*described);
+        connection_->peer = answer.getPeer();
+        if (!knows_epochs()) return Result<void>();
+        return exchange_epochs();
       });
 }
 
-kj::Promise<Result<void>> PeerLink::enter(const PeerSecret::Greeting& greeting) {
-  auto request = connection_->gate().enterRequest();
-  const Bytes32 proof = own_.secret.prove(PeerSecret::Side::kDialer, greeting);
-  request.setProof(data_of(proof));
-  return request.send().then(
-      [this](capnp::Response<wire::PeerGate::EnterResults>&& answer) -> Result<void> {
-        if (!answer.hasPeer()) return tl::unexpected<Error>(read_error(answer.getRefused()));
-        PEGA_TRY_LET(connection_->described, read_fabrics(answer));
-        connection_->peer = answer.getPeer();
-        return {};
-      });
+/// Before the link is ready: a node that has forgotten epochs learns them before it reads, and one
+/// that missed a reset learns of it before it is read from.
+kj::Promise<Result<void>> PeerLink::exchange_epochs() {
+  auto request = connection_->peer->exchangeRequest();
+  write_epochs(epochs_.known(), request);
+  return request.send().then([this](capnp::Response<wire::Epochs>&& answer) -> Result<void> {
+    PEGA_TRY_LET(const Epochs::Known known, read_epochs(answer));
+    epochs_.learn(known);
+    return {};
+  });
 }
 
 // ---- how the bytes come
@@ -242,6 +255,18 @@ kj::Promise<Result<void>> PeerLink::find_way() {
                              lanes_.name(0), theirs));
   }
   connection_->best_lane = common.front();
+  if (kept_ && kept_->node == stats_.node) {
+    // The same process, that this side took for lost: batches may still read by these ways.
+    const Kept kept = *std::exchange(kept_, std::nullopt);
+    connection_->ways = {kept.way};
+    if (kept.last_resort && *kept.last_resort != kept.way) {
+      connection_->ways.push_back(*kept.last_resort);
+    }
+    connection_->last_resort = kept.last_resort;
+    use(kept.way);
+    return Result<void>();
+  }
+  forget_kept();
   if (lanes_.needs_trial(common.back())) return try_lane(common.back());
   auto way = connect(common.back());
   if (!way) return Result<void>(tl::unexpected<Error>(std::move(way.error())));
@@ -258,8 +283,15 @@ Result<PeerLink::Way> PeerLink::connect(std::size_t lane) {
   return way;
 }
 
+void PeerLink::forget_kept() {
+  if (!kept_) return;
+  const Kept kept = *std::exchange(kept_, std::nullopt);
+  disconnect(kept.way);
+  if (kept.last_resort && *kept.last_resort != kept.way) disconnect(*kept.last_resort);
+}
+
 void PeerLink::disconnect(const Way& way) {
-  std::erase(connection_->ways, way);
+  if (connection_ != nullptr) std::erase(connection_->ways, way);
   // A full queue of the fabric ends with the fabric's next turn.
   if (const auto done = lanes_.fabric(way.lane).disconnect(way.peer); !done) {
     kLog.warn("a lost peer still counts on the lane peer={} error=\"{}\"", options_.address,
@@ -324,8 +356,13 @@ kj::Promise<void> PeerLink::improve(Duration pause) {
 }
 
 void PeerLink::way_lost(std::uint64_t life, const Way& way, const std::string& why) {
+  if (!can_release(life)) return;
+  if (!is_ready()) {
+    if (kept_ && (kept_->way == way || kept_->last_resort == way)) forget_kept();
+    return;
+  }
   // Batches of one that is broken fail one after the other.
-  if (connection_ == nullptr || !is_ready() || life != this->life() || way != way_) return;
+  if (way != way_) return;
   if (!connection_->last_resort || *connection_->last_resort == way) return lost(life, why);
   disconnect(way);
   use(*connection_->last_resort);
@@ -339,9 +376,13 @@ void PeerLink::way_lost(std::uint64_t life, const Way& way, const std::string& w
 
 kj::Promise<Result<void>> PeerLink::serve() {
   ++stats_.greetings;
-  misses_ = 0;
   pause_ = options_.first_pause;
+  if (std::exchange(ready_node_, stats_.node) != stats_.node) {
+    node_since_ = stats_.greetings;
+    unreleased_.clear();
+  }
   say(State::kReady, "");
+  for (const std::uint64_t lease : std::exchange(unreleased_, {})) release(lease);
   if (way_.lane != connection_->best_lane) connection_->calls.add(improve(Duration::zero()));
   return connection_->over.addBranch().then([this]() -> Result<void> {
     ++stats_.losses;
@@ -355,7 +396,11 @@ kj::Promise<Result<void>> PeerLink::serve() {
 kj::Promise<void> PeerLink::finish(const Result<void>& outcome) {
   const bool was_ready = is_ready();
   if (connection_ != nullptr) {
-    for (const Way& way : std::vector<Way>(connection_->ways)) disconnect(way);
+    const bool keeps = was_ready && connection_->keeps_ways;
+    if (keeps) kept_ = {ready_node_, way_, connection_->last_resort};
+    for (const Way& way : std::vector<Way>(connection_->ways)) {
+      if (!keeps || (way != kept_->way && kept_->last_resort != way)) disconnect(way);
+    }
   }
   connection_ = nullptr;
   stats_.lane.clear();
@@ -406,37 +451,82 @@ Error PeerLink::failed(const kj::Exception& exception) {
   return error;
 }
 
-void PeerLink::missed() {
+// ---- questions
+
+/// Errors: kPeerLost when the link is not ready; kBusy while the peer is silent.
+Result<void> PeerLink::check_askable() {
+  if (!is_ready()) return fail(Errc::kPeerLost, "the peer is not ready");
+  if (!connection_->open.is_silent()) return {};
+  ++stats_.withheld;
+  return fail(Errc::kBusy, "the peer owes answers");
+}
+
+void PeerLink::missed(OpenQuestions::Number question) {
   ++stats_.late;
-  if (++misses_ >= options_.misses) {
-    lost(life(), fmt::format("{} questions without an answer within {}", misses_,
-                             format_duration(options_.call_deadline)));
+  if (!connection_->open.missed(question) || connection_->is_watched) return;
+  connection_->is_watched = true;
+  connection_->calls.add(watch_silence());
+}
+
+/// Ends when the peer has answered something, or is lost.
+kj::Promise<void> PeerLink::watch_silence() {
+  const Duration patience = std::max(3 * options_.call_deadline, options_.least_silence);
+  kj::Timer& timer = io_.provider->getTimer();
+  const auto since = connection_->open.silent_since();
+  if (!since) {
+    connection_->is_watched = false;
+    return kj::READY_NOW;
   }
+  const Duration left = *since + patience - clock_.now();
+  if (left > Duration::zero()) {
+    return timer.afterDelay(to_kj(left)).then([this]() { return watch_silence(); });
+  }
+  // It may be this process that stood still, with the answer in its socket: that is read first.
+  return timer.afterDelay(to_kj(options_.call_deadline)).then([this, since, patience]() {
+    if (connection_->open.silent_since() == since) {
+      drop(fmt::format("no answer for {}", format_duration(patience)));
+      return kj::Promise<void>(kj::READY_NOW);
+    }
+    return watch_silence();
+  });
+}
+
+/// The peer does not answer, and may live. Its lanes see for themselves.
+void PeerLink::drop(const std::string& why) {
+  if (connection_->why_dropped.empty()) {
+    connection_->why_dropped = why;
+    connection_->keeps_ways = true;
+  }
+  connection_->dropped.fulfiller->fulfill();
 }
 
 void PeerLink::lost(std::uint64_t life, const std::string& why) {
-  if (connection_ == nullptr || !is_ready() || life != this->life()) return;
+  if (!can_release(life)) return;
+  if (!is_ready()) return forget_kept();
+  connection_->keeps_ways = false;
   if (connection_->why_dropped.empty()) connection_->why_dropped = why;
   connection_->dropped.fulfiller->fulfill();
 }
 
-/// Waits for an answer until the deadline. `decode` gets the answer also when it comes later; what
-/// it then returns reaches nobody.
+/// Waits for an answer, for which the peer may work for `work`, until the deadline behind that.
+/// `decode` gets the answer also when it comes later; what it then returns is discarded.
 template <typename T, typename Answer, typename Decode>
-kj::Promise<Result<T>> PeerLink::answered(kj::Promise<Answer>&& answer, Duration deadline,
+kj::Promise<Result<T>> PeerLink::answered(kj::Promise<Answer>&& answer, Duration work,
                                           Decode decode) {
   auto pair = kj::newPromiseAndFulfiller<Result<T>>();
   // Shared by both ends of the call, of which one runs.
   auto fulfiller =
       std::make_shared<kj::Own<kj::PromiseFulfiller<Result<T>>>>(kj::mv(pair.fulfiller));
   const std::uint64_t asked_in = life();
+  const OpenQuestions::Number question = connection_->open.ask(clock_.now() + work);
   connection_->calls.add(answer
-                             .then([this, fulfiller, decode](Answer&& response) mutable {
-                               misses_ = 0;  // It lives, whatever it says.
+                             .then([this, question, fulfiller, decode](Answer&& response) mutable {
+                               connection_->open.answered(question, clock_.now());
                                Result<T> value = decode(response, (*fulfiller)->isWaiting());
                                return value;
                              })
-                             .catch_([this](kj::Exception&& exception) {
+                             .catch_([this, question](kj::Exception&& exception) {
+                               connection_->open.ended(question);
                                return Result<T>(tl::unexpected<Error>(failed(exception)));
                              })
                              .then([this, fulfiller, asked_in](Result<T>&& value) {
@@ -445,13 +535,14 @@ kj::Promise<Result<T>> PeerLink::answered(kj::Promise<Answer>&& answer, Duration
                                }
                                (*fulfiller)->fulfill(kj::mv(value));
                              }));
+  const Duration deadline = work + options_.call_deadline;
   return pair.promise
       .catch_([](kj::Exception&&) {
         // The connection went, with all that was asked on it.
         return Result<T>(fail(Errc::kPeerLost, "the peer went away"));
       })
-      .exclusiveJoin(io_.provider->getTimer().afterDelay(to_kj(deadline)).then([this, deadline]() {
-        missed();
+      .exclusiveJoin(io_.provider->getTimer().afterDelay(to_kj(deadline)).then([=, this]() {
+        if (is_ready() && life() == asked_in) missed(question);
         return Result<T>(fail(Errc::kTimeout, "no answer within {}", format_duration(deadline)));
       }));
 }
@@ -459,47 +550,102 @@ kj::Promise<Result<T>> PeerLink::answered(kj::Promise<Answer>&& answer, Duration
 kj::Promise<Result<std::size_t>> PeerLink::locate(const Bytes32& space,
                                                   std::span<const BlockKey> keys) {
   using Answer = capnp::Response<wire::Peer::LocateResults>;
-  if (!is_ready()) return Result<std::size_t>(fail(Errc::kPeerLost, "the peer is not ready"));
+  if (auto may = check_askable(); !may) {
+    return Result<std::size_t>(tl::unexpected<Error>(std::move(may.error())));
+  }
   if (connection_->network.getCurrentQueueSize() > kMaxQueued) {
     lost(life(), "it does not read what it is sent");
     return Result<std::size_t>(fail(Errc::kPeerLost, "the peer does not read"));
   }
+  const Epoch epoch = epochs_.of(space);
+  // An older node may have missed any reset.
+  if (!knows_epochs() && !epoch.is_zero()) return Result<std::size_t>(std::size_t{0});
   auto request = connection_->peer->locateRequest(
       capnp::MessageSize{keys_words(keys.size(), BlockKey::kMaxBytes) + 16, 0});
   request.setSpace(data_of(space));
   write_keys(keys, BlockKey::kMaxBytes, request.initKeys());
-  return answered<std::size_t>(kj::Promise<Answer>(request.send()), options_.call_deadline,
-                               [asked = keys.size()](Answer& answer, bool) -> Result<std::size_t> {
-                                 if (answer.getSealed() > asked) {
-                                   return fail(Errc::kInternal, "it has {} of {} blocks",
-                                               answer.getSealed(), asked);
-                                 }
-                                 return answer.getSealed();
-                               });
+  write_epoch(epoch, request.initEpoch());
+  return answered<std::size_t>(
+      kj::Promise<Answer>(request.send()), Duration::zero(),
+      [this, space, epoch, asked = keys.size()](Answer& answer, bool) -> Result<std::size_t> {
+        if (answer.getSealed() > asked) {
+          return fail(Errc::kInternal, "it has {} of {} blocks", answer.getSealed(), asked);
+        }
+        PEGA_TRY_LET(const bool is_same, is_of_epoch(space, epoch, answer.getEpoch()));
+        return is_same ? answer.getSealed() : 0;
+      });
 }
 
 kj::Promise<Result<LeaseGrant>> PeerLink::lease(const Bytes32& space,
                                                 std::span<const BlockKey> keys, std::size_t shards,
                                                 std::chrono::milliseconds time) {
   using Answer = capnp::Response<wire::Peer::LeaseResults>;
-  if (!is_ready()) return Result<LeaseGrant>(fail(Errc::kPeerLost, "the peer is not ready"));
+  if (auto may = check_askable(); !may) {
+    return Result<LeaseGrant>(tl::unexpected<Error>(std::move(may.error())));
+  }
+  const Epoch epoch = epochs_.of(space);
+  if (!knows_epochs() && !epoch.is_zero()) return Result<LeaseGrant>(LeaseGrant{});
   auto request = connection_->peer->leaseRequest(
       capnp::MessageSize{keys_words(keys.size(), BlockKey::kMaxBytes) + 16, 0});
   request.setSpace(data_of(space));
   write_keys(keys, BlockKey::kMaxBytes, request.initKeys());
   request.setMilliseconds(static_cast<std::uint32_t>(time.count()));
-  return answered<LeaseGrant>(
-      kj::Promise<Answer>(request.send()), options_.call_deadline,
-      [this, shards, asked = keys.size()](Answer& answer, bool in_time) -> Result<LeaseGrant> {
-        auto grant = read_grant(answer, asked, shards);
-        if (grant && !in_time && grant->lease != 0) release(grant->lease);
-        return grant;
-      });
+  write_epoch(epoch, request.initEpoch());
+  return answered<LeaseGrant>(kj::Promise<Answer>(request.send()), Duration::zero(),
+                              [this, space, epoch, shards, asked = keys.size()](
+                                  Answer& answer, bool in_time) -> Result<LeaseGrant> {
+                                PEGA_TRY_LET(LeaseGrant grant, read_grant(answer, asked, shards));
+                                PEGA_TRY_LET(const bool is_same,
+                                             is_of_epoch(space, epoch, answer.getEpoch()));
+                                if (grant.lease != 0 && (!in_time || !is_same)) {
+                                  release(grant.lease);
+                                  return LeaseGrant{};
+                                }
+                                return grant;
+                              });
+}
+
+/// Whether an answer is of the epoch that was asked for, and is still ours.
+Result<bool> PeerLink::is_of_epoch(const Bytes32& space, const Epoch& asked,
+                                   wire::Epoch::Reader answer) {
+  if (!knows_epochs()) return epochs_.of(space).is_zero();
+  const auto theirs = read_epoch(answer);
+  if (!theirs) return fail(Errc::kInternal, "{}", theirs.error().detail);
+  epochs_.learn(space, *theirs);
+  return *theirs == asked && epochs_.of(space) == asked;
+}
+
+kj::Promise<Result<bool>> PeerLink::confirm(std::uint64_t lease, Duration patience) {
+  using Answer = capnp::Response<wire::Peer::ConfirmResults>;
+  if (!is_ready()) return Result<bool>(fail(Errc::kPeerLost, "the peer is not ready"));
+  if (!knows_epochs()) return Result<bool>(true);
+  auto request = connection_->peer->confirmRequest();
+  request.setLease(lease);
+  return answered<bool>(kj::Promise<Answer>(request.send()), work_of(patience),
+                        [](Answer& answer, bool) -> Result<bool> { return answer.getHeld(); });
+}
+
+kj::Promise<Result<Epoch>> PeerLink::reset(const Bytes32& space, const Epoch& epoch,
+                                           Duration patience) {
+  using Answer = capnp::Response<wire::Peer::ResetResults>;
+  if (!is_ready()) return Result<Epoch>(fail(Errc::kPeerLost, "the peer is not ready"));
+  if (!knows_epochs()) {
+    return Result<Epoch>(fail(Errc::kRefused, "peer {} is too old to be reset", address()));
+  }
+  auto request = connection_->peer->resetRequest();
+  request.setSpace(data_of(space));
+  write_epoch(epoch, request.initEpoch());
+  return answered<Epoch>(kj::Promise<Answer>(request.send()), work_of(patience),
+                         [](Answer& answer, bool) -> Result<Epoch> {
+                           auto theirs = read_epoch(answer.getEpoch());
+                           if (!theirs) theirs.error().code = Errc::kInternal;
+                           return theirs;
+                         });
 }
 
 kj::Promise<Result<void>> PeerLink::await_job(const JobId& job, Duration patience) {
   using Answer = capnp::Response<wire::Done>;
-  if (!is_ready()) return Result<void>(fail(Errc::kPeerLost, "the peer is not ready"));
+  if (auto may = check_askable(); !may) return kj::mv(may);
   if (stats_.version < kPeerWireAwaitsJobs) {
     return Result<void>(fail(Errc::kRefused, "peer {} is too old to wait for jobs", address()));
   }
@@ -517,12 +663,15 @@ kj::Promise<Result<void>> PeerLink::await_job(const JobId& job, Duration patienc
   auto sent = kj::Promise<Answer>(request.send()).attach(kj::defer([&waits = connection_->waits]() {
     --waits;
   }));
-  return answered<void>(kj::mv(sent), asked + options_.call_deadline,
+  return answered<void>(kj::mv(sent), asked,
                         [](Answer& answer, bool) { return read_done(answer); });
 }
 
 void PeerLink::release(std::uint64_t lease) {
-  if (!is_ready()) return;  // It ends by itself.
+  if (!is_ready()) {
+    if (unreleased_.size() < kMostUnreleased) unreleased_.push_back(lease);
+    return;
+  }
   auto request = connection_->peer->releaseRequest();
   request.setLease(lease);
   connection_->calls.add(kj::Promise<capnp::Response<wire::Done>>(request.send())

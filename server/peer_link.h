@@ -8,6 +8,7 @@
 #include <optional>
 #include <span>
 #include <string>
+#include <vector>
 
 #include <kj/async-io.h>
 
@@ -18,6 +19,7 @@
 #include "base/job_id.h"
 #include "server/lanes.h"
 #include "server/lender.h"
+#include "server/open_questions.h"
 #include "server/peer_codec.h"
 #include "server/peer_proof.h"
 #include "transport/fabric.h"
@@ -26,18 +28,24 @@ namespace pegaflow {
 
 /// What every way to another node, and every node that comes to us, is told of this one.
 struct OwnNode {
-  Id128 node;         ///< Our incarnation, the one that clients are told.
-  std::string build;  ///< Program and version, for logs.
-  PeerSecret secret;
+  Id128 node;            ///< Our incarnation, the one that clients are told.
+  std::string build;     ///< Program and version, for logs.
+  PeerSecrets secrets;   ///< Change when the file does.
+  std::string listen{};  ///< HOST:PORT of our --peer-listen; empty: there is none.
 };
 
 /// Keeps one configured address connected and asks it questions.
 ///
 /// A link is *ready* from the moment that both sides have proved themselves and the fabric was told
 /// of the peer, by the description that its present life gave, to the moment that either way to it
-/// is lost. Then it is dialed again, after a pause that doubles while it fails. A peer that misses
-/// `misses` deadlines in a row counts as lost: so one that hangs costs a few questions and not
-/// each. What was asked of one life is never carried to the next: see life().
+/// is lost. Then it is dialed again, after a pause that doubles while it fails. What was asked of
+/// one life is never carried to the next: see life().
+///
+/// A peer that misses a deadline is asked nothing more until it answers, so that one that hangs
+/// costs one round of questions. It is lost after a time of silence, three deadlines but at least
+/// `least_silence`: longer than a retransmission of TCP or a moment without a processor. Its lanes
+/// are left alone then. They notice a peer that is gone by themselves, and go on under the next
+/// life if the same process answers the next greeting; so do releases of leases.
 ///
 /// The bytes come on a lane that both ends have open. Where they have sockets and RDMA, the link is
 /// ready with sockets, tries RDMA beside that, and changes to it for what is leased from then on.
@@ -57,7 +65,8 @@ class PeerLink final : public Lender {
     Duration trial_deadline = std::chrono::seconds(6);  ///< Of a lane: connected, and a page read.
     Duration first_trial_pause = std::chrono::seconds(1);  ///< After a lane broke.
     Duration longest_trial_pause = std::chrono::minutes(1);
-    unsigned misses = 3;
+    Duration least_silence = std::chrono::milliseconds(500);
+    std::uint16_t maximum_version = kPeerWireMaximum;  ///< Lower in tests of older nodes.
   };
   enum class State : std::uint8_t {
     kConnecting,  ///< Not there now; tried again.
@@ -78,6 +87,7 @@ class PeerLink final : public Lender {
     std::uint64_t refusals = 0;       ///< Of them.
     std::uint64_t losses = 0;         ///< Of a ready peer.
     std::uint64_t late = 0;           ///< Questions without an answer in time.
+    std::uint64_t withheld = 0;       ///< Questions not sent, for the peer owed answers.
     std::string lane;                 ///< On which bytes come; of a link that is ready.
     std::string lane_why;             ///< A better one, which both have, is not used.
     std::uint64_t lane_failures = 0;  ///< Trials of a better lane that failed.
@@ -85,8 +95,8 @@ class PeerLink final : public Lender {
   };
 
   /// All outlive it. `changed` is called when the state has.
-  PeerLink(kj::AsyncIoContext& io, const OwnNode& own, Options options, Lanes& lanes,
-           std::function<void()> changed);
+  PeerLink(kj::AsyncIoContext& io, const OwnNode& own, Epochs& epochs, Options options,
+           Lanes& lanes, std::function<void()> changed);
   ~PeerLink() noexcept(false) override;
   PeerLink(const PeerLink&) = delete;
   PeerLink& operator=(const PeerLink&) = delete;
@@ -99,16 +109,29 @@ class PeerLink final : public Lender {
   /// it.
   [[nodiscard]] std::uint64_t life() const noexcept override { return stats_.greetings; }
   [[nodiscard]] const std::string& address() const noexcept override { return options_.address; }
+  [[nodiscard]] bool is_this_node() const noexcept override { return stats_.state == State::kSelf; }
+  /// Whether the first attempt to reach it is over, with a greeting or without.
+  [[nodiscard]] bool was_tried() const noexcept {
+    return is_ready() || is_this_node() || stats_.greetings + stats_.failures != 0;
+  }
   [[nodiscard]] const Stats& stats() const noexcept { return stats_; }
   [[nodiscard]] const Way& way() const override { return way_; }
 
   /// How many of `keys`, from the first on, the peer has. Errors: kPeerLost when it is not ready or
-  /// ends, kTimeout, and kInternal for nonsense, which also ends the connection.
+  /// ends, kTimeout, kBusy while it owes answers, and kInternal for nonsense, which also ends the
+  /// connection.
   kj::Promise<Result<std::size_t>> locate(const Bytes32& space,
                                           std::span<const BlockKey> keys) override;
   kj::Promise<Result<LeaseGrant>> lease(const Bytes32& space, std::span<const BlockKey> keys,
                                         std::size_t shards,
                                         std::chrono::milliseconds time) override;
+  [[nodiscard]] bool can_release(std::uint64_t life) const noexcept override {
+    return life != 0 && life >= node_since_;
+  }
+  kj::Promise<Result<bool>> confirm(std::uint64_t lease, Duration patience) override;
+  kj::Promise<Result<Epoch>> reset(const Bytes32& space, const Epoch& epoch,
+                                   Duration patience) override;
+  /// While the link is not ready it is kept for the next greeting of the same process.
   void release(std::uint64_t lease) override;
   void lost(std::uint64_t life, const std::string& why) override;
   void way_lost(std::uint64_t life, const Way& way, const std::string& why) override;
@@ -124,13 +147,22 @@ class PeerLink final : public Lender {
 
  private:
   struct Connection;
+  /// The ways of a lost link that batches may still use.
+  struct Kept {
+    Id128 node;
+    Way way;
+    std::optional<Way> last_resort;
+  };
 
   kj::Promise<Result<void>> attempt();
   kj::Promise<Result<void>> greet();
-  kj::Promise<Result<void>> enter(const PeerSecret::Greeting& greeting);
+  kj::Promise<Result<void>> enter(const PeerSecret::Greeting& greeting, const PeerSecret& secret);
+  kj::Promise<Result<void>> exchange_epochs();
+  [[nodiscard]] bool knows_epochs() const { return stats_.version >= kPeerWireKnowsEpochs; }
   kj::Promise<Result<void>> find_way();
   Result<Way> connect(std::size_t lane);
   void disconnect(const Way& way);
+  void forget_kept();
   void use(const Way& way);
   kj::Promise<Result<void>> try_lane(std::size_t lane);
   kj::Promise<void> improve(Duration pause);
@@ -139,19 +171,32 @@ class PeerLink final : public Lender {
   kj::Promise<void> finish(const Result<void>& outcome);
   void say(State state, std::string why);
   Error failed(const kj::Exception& exception);
-  void missed();
+  Result<bool> is_of_epoch(const Bytes32& space, const Epoch& asked, wire::Epoch::Reader answer);
+  /// What of `patience` is left beyond the deadline that each call has.
+  [[nodiscard]] Duration work_of(Duration patience) const {
+    return std::max(patience - options_.call_deadline, Duration::zero());
+  }
+  Result<void> check_askable();
+  void missed(OpenQuestions::Number question);
+  kj::Promise<void> watch_silence();
+  void drop(const std::string& why);
   template <typename T, typename Answer, typename Decode>
-  kj::Promise<Result<T>> answered(kj::Promise<Answer>&& answer, Duration deadline, Decode decode);
+  kj::Promise<Result<T>> answered(kj::Promise<Answer>&& answer, Duration work, Decode decode);
 
   kj::AsyncIoContext& io_;
   const OwnNode& own_;
+  Epochs& epochs_;
   const Options options_;
+  const SteadyClock clock_{};
   Lanes& lanes_;
   std::function<void()> changed_;
   std::unique_ptr<Connection> connection_;
   Duration pause_;
-  unsigned misses_ = 0;
   Way way_;
+  std::optional<Kept> kept_;
+  Id128 ready_node_{};                     ///< The process that answered the latest greeting...
+  std::uint64_t node_since_ = 0;           ///< ...and the first life that is its.
+  std::vector<std::uint64_t> unreleased_;  ///< Its leases that ended here while it was away.
   Duration trial_pause_{};
   Stats stats_;
 };

@@ -1,9 +1,13 @@
 #include "server/peer_proof.h"
 
+#include <algorithm>
 #include <cerrno>
 #include <cstring>
 #include <fstream>
 #include <iterator>
+#include <set>
+#include <string_view>
+#include <vector>
 
 #include <sodium.h>
 #include <sys/stat.h>
@@ -15,6 +19,9 @@ namespace {
 
 constexpr std::size_t kMinSecretBytes = 16;
 constexpr std::size_t kMaxSecretBytes = 4096;
+constexpr std::size_t kMaxSecrets = 2;
+/// Even 16 random hexadecimal digits have fewer only once in some 100,000.
+constexpr std::size_t kMinDifferentBytes = 6;
 
 /// BLAKE2b-256, piece by piece. Numbers count as 8 bytes, the least first, and texts come behind
 /// their length, so that no two lists look the same.
@@ -61,6 +68,39 @@ class Digest {
   crypto_generichash_state state_{};
 };
 
+constexpr std::string_view kSpace = " \t\r\n";
+
+std::string_view without_space_at_end(std::string_view text) {
+  const std::size_t last = text.find_last_not_of(kSpace);
+  return text.substr(0, last == std::string_view::npos ? 0 : last + 1);
+}
+
+/// The secrets of a file: what lies between lines without text. One of other bytes than those of
+/// text is one secret, in which two line ends are as likely as any other pair.
+std::vector<std::string_view> parts_of(std::string_view text) {
+  const std::string_view whole = without_space_at_end(text);
+  const bool is_text = std::all_of(whole.begin(), whole.end(), [](char byte) {
+    return kSpace.find(byte) != std::string_view::npos || (byte >= 0x20 && byte < 0x7f);
+  });
+  if (!is_text) return {whole};
+  std::vector<std::string_view> parts;
+  std::size_t begin = 0;
+  std::size_t line = 0;
+  while (line <= whole.size()) {
+    const std::size_t end = std::min(whole.find('\n', line), whole.size());
+    const bool is_blank = without_space_at_end(whole.substr(line, end - line)).empty();
+    if (is_blank || end == whole.size()) {
+      const std::string_view part =
+          without_space_at_end(whole.substr(begin, (is_blank ? line : end) - begin));
+      if (!part.empty()) parts.push_back(part);
+      begin = end + 1;
+    }
+    line = end + 1;
+  }
+  if (parts.empty()) parts.push_back({});
+  return parts;
+}
+
 }  // namespace
 
 Bytes32 random_bytes32() {
@@ -70,29 +110,10 @@ Bytes32 random_bytes32() {
   return bytes;
 }
 
-Result<PeerSecret> PeerSecret::read(const std::string& path) {
-  struct stat about {};
-  std::ifstream file(path, std::ios::binary);
-  if (!file || ::stat(path.c_str(), &about) != 0) {
-    return fail(Errc::kRefused, "--peer-secret-file {}: cannot be read: {}", path,
-                std::strerror(errno));
-  }
-  if ((about.st_mode & S_IRWXO) != 0) {
-    return fail(Errc::kRefused, "--peer-secret-file {}: every user may read it; chmod o= {}", path,
-                path);
-  }
-  std::string text{std::istreambuf_iterator<char>(file), std::istreambuf_iterator<char>()};
-  const std::size_t last = text.find_last_not_of(" \t\r\n");
-  text.resize(last == std::string::npos ? 0 : last + 1);
-  if (text.size() < kMinSecretBytes || text.size() > kMaxSecretBytes) {
-    return fail(Errc::kInvalidArgument, "--peer-secret-file {}: {} bytes, {} to {} are right", path,
-                text.size(), kMinSecretBytes, kMaxSecretBytes);
-  }
+PeerSecret::PeerSecret(std::string_view text) {
   Digest digest({});
-  digest.add(text);
-  PeerSecret secret;
-  secret.key_ = digest.end();
-  return secret;
+  digest.add(std::string(text));
+  key_ = digest.end();
 }
 
 Bytes32 PeerSecret::prove(Side side, const Greeting& greeting) const {
@@ -111,6 +132,53 @@ bool PeerSecret::is_proof(Side side, const Greeting& greeting,
   const Bytes32 right = prove(side, greeting);
   return proof.size() == right.size() &&
          ::sodium_memcmp(proof.data(), right.data(), right.size()) == 0;
+}
+
+Result<PeerSecrets> PeerSecrets::read(const std::string& path) {
+  struct stat about {};
+  std::ifstream file(path, std::ios::binary);
+  if (!file || ::stat(path.c_str(), &about) != 0) {
+    return fail(Errc::kRefused, "--peer-secret-file {}: cannot be read: {}", path,
+                std::strerror(errno));
+  }
+  if ((about.st_mode & S_IRWXO) != 0) {
+    return fail(Errc::kRefused, "--peer-secret-file {}: every user may read it; chmod o= {}", path,
+                path);
+  }
+  const std::string text{std::istreambuf_iterator<char>(file), std::istreambuf_iterator<char>()};
+  PeerSecrets secrets;
+  secrets.all_.clear();
+  secrets.shortest_ = kMaxSecretBytes;
+  for (const std::string_view one : parts_of(text)) {
+    if (one.size() < kMinSecretBytes || one.size() > kMaxSecretBytes) {
+      return fail(Errc::kInvalidArgument,
+                  "--peer-secret-file {}: a secret has {} bytes, {} to {} are right", path,
+                  one.size(), kMinSecretBytes, kMaxSecretBytes);
+    }
+    if (std::set<char>(one.begin(), one.end()).size() < kMinDifferentBytes) {
+      return fail(Errc::kInvalidArgument,
+                  "--peer-secret-file {}: a secret has fewer than {} different bytes and can be "
+                  "guessed; make one with `head -c 32 /dev/urandom | base64`",
+                  path, kMinDifferentBytes);
+    }
+    secrets.all_.emplace_back(one);
+    secrets.shortest_ = std::min(secrets.shortest_, one.size());
+  }
+  if (secrets.all_.size() > kMaxSecrets) {
+    return fail(Errc::kInvalidArgument, "--peer-secret-file {}: {} secrets, {} are the limit", path,
+                secrets.all_.size(), kMaxSecrets);
+  }
+  return secrets;
+}
+
+const PeerSecret* PeerSecrets::find(PeerSecret::Side side, const PeerSecret::Greeting& greeting,
+                                    std::span<const std::byte> proof) const {
+  const PeerSecret* found = nullptr;
+  // All are compared, so that the time does not show which one it was.
+  for (const PeerSecret& secret : all_) {
+    if (secret.is_proof(side, greeting, proof) && found == nullptr) found = &secret;
+  }
+  return found;
 }
 
 Bytes32 space_name(std::span<const NamespaceFactor> canonical,

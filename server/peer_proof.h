@@ -7,6 +7,8 @@
 #include <cstdint>
 #include <span>
 #include <string>
+#include <string_view>
+#include <vector>
 
 #include "base/error.h"
 #include "base/id128.h"
@@ -29,10 +31,7 @@ class PeerSecret {
  public:
   /// That of nodes without a secret: whoever reaches one may enter.
   PeerSecret() = default;
-  /// What the file holds, without white space at its end.
-  /// Errors: kRefused when it cannot be read, or others than its owner and group may read it;
-  /// kInvalidArgument for fewer than 16 bytes or more than 4096.
-  static Result<PeerSecret> read(const std::string& path);
+  explicit PeerSecret(std::string_view text);
 
   enum class Side : std::uint8_t { kDialer = 1, kAnswerer = 2 };
   /// What was said before a proof.
@@ -48,8 +47,39 @@ class PeerSecret {
   [[nodiscard]] bool is_proof(Side side, const Greeting& greeting,
                               std::span<const std::byte> proof) const;
 
+  bool operator==(const PeerSecret&) const = default;
+
  private:
   Bytes32 key_{};
+};
+
+/// The content of --peer-secret-file: one secret, or two while one replaces the other.
+///
+/// A node accepts either and proves itself with the first, as answerer; as dialer with the one that
+/// the answerer proved. docs/nodes.md has the order of a rotation. A value.
+class PeerSecrets {
+ public:
+  /// Those of nodes without a secret file.
+  PeerSecrets() : all_(1) {}
+  /// White space at the end of a secret does not count. In a file of text a line without text
+  /// separates two secrets; a secret may have several lines, and one of other bytes is a whole.
+  /// Errors: kRefused when the file cannot be read, or others than its owner and group may read it;
+  /// kInvalidArgument for a secret of fewer than 16 bytes or more than 4096, with fewer than 6
+  /// different bytes, and for more than two.
+  static Result<PeerSecrets> read(const std::string& path);
+
+  [[nodiscard]] const PeerSecret& first() const noexcept { return all_.front(); }
+  [[nodiscard]] std::size_t count() const noexcept { return all_.size(); }
+  /// Bytes of the shortest secret; 0 without a file.
+  [[nodiscard]] std::size_t shortest() const noexcept { return shortest_; }
+  /// The secret that `proof` of `side` was made with; nullptr: none of ours.
+  [[nodiscard]] const PeerSecret* find(PeerSecret::Side side, const PeerSecret::Greeting& greeting,
+                                       std::span<const std::byte> proof) const;
+  bool operator==(const PeerSecrets&) const = default;
+
+ private:
+  std::vector<PeerSecret> all_;  ///< One or two.
+  std::size_t shortest_ = 0;
 };
 
 /// A namespace by the name that every node gives it: BLAKE2b-256 over its canonical factors and the

@@ -8,16 +8,21 @@
 
 namespace pegaflow {
 
-Peers::Peers(kj::AsyncIoContext& io, const OwnNode& own, const Options& options, Lanes& lanes,
-             const std::function<void()>& changed)
+Peers::Peers(kj::AsyncIoContext& io, const OwnNode& own, Epochs& epochs, const Options& options,
+             Lanes& lanes, const std::function<void()>& changed)
     : tasks_(*this) {
   for (const std::string& address : options.addresses) {
     PeerLink::Options link = options.link;
     link.address = address;
-    links_.push_back(std::make_unique<PeerLink>(io, own, std::move(link), lanes, changed));
+    links_.push_back(std::make_unique<PeerLink>(io, own, epochs, std::move(link), lanes, changed));
     add(*links_.back());
     tasks_.add(links_.back()->run());
   }
+}
+
+bool Peers::has_ready() const {
+  return Lenders::has_ready() && std::all_of(links_.begin(), links_.end(),
+                                             [](const auto& link) { return link->was_tried(); });
 }
 
 kj::Promise<Result<void>> Peers::await_job(const Id128& node, const JobId& job, Duration patience) {

@@ -30,8 +30,12 @@ class Peers final : public Lenders, private kj::TaskSet::ErrorHandler {
   };
 
   /// All outlive it. `changed` is called when the state of a peer has. Dials at once.
-  Peers(kj::AsyncIoContext& io, const OwnNode& own, const Options& options, Lanes& lanes,
-        const std::function<void()>& changed);
+  Peers(kj::AsyncIoContext& io, const OwnNode& own, Epochs& epochs, const Options& options,
+        Lanes& lanes, const std::function<void()>& changed);
+
+  /// False also until the first attempt to reach each peer is over: a node that has restarted asks
+  /// for nothing before all that can be reached have given it their epochs.
+  [[nodiscard]] bool has_ready() const override;
 
   [[nodiscard]] const std::vector<std::unique_ptr<PeerLink>>& links() const noexcept {
     return links_;

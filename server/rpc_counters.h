@@ -30,14 +30,16 @@ enum class Method : std::uint8_t {
   kCorrupt,
   kJournal,
   kAwaitJob,
+  kDescribe,
+  kDecline,
 };
-inline constexpr std::size_t kMethodCount = static_cast<std::size_t>(Method::kAwaitJob) + 1;
+inline constexpr std::size_t kMethodCount = static_cast<std::size_t>(Method::kDecline) + 1;
 
 constexpr std::string_view to_string(Method method) noexcept {
   constexpr std::array<std::string_view, kMethodCount> kNames = {
-      "hello",   "register", "attach",  "lookup",   "claim",   "unclaim",
-      "open",    "release",  "reserve", "publish",  "abandon", "reset_cache",
-      "goodbye", "corrupt",  "journal", "await_job"};
+      "hello",   "register", "attach",  "lookup",    "claim",    "unclaim",
+      "open",    "release",  "reserve", "publish",   "abandon",  "reset_cache",
+      "goodbye", "corrupt",  "journal", "await_job", "describe", "decline"};
   return kNames[static_cast<std::size_t>(method)];
 }
 

@@ -18,8 +18,11 @@ Error error_from(const kj::Exception& exception) {
     case kj::Exception::Type::OVERLOADED:
       code = Errc::kBusy;
       break;
-    case kj::Exception::Type::UNIMPLEMENTED:
     case kj::Exception::Type::FAILED:
+      // What calls end with that are open when this side drops the connection.
+      if (detail == "RpcSystem was destroyed.") code = Errc::kPeerLost;
+      break;
+    case kj::Exception::Type::UNIMPLEMENTED:
       break;
   }
   std::string said(detail.begin(), detail.size());

@@ -1,12 +1,14 @@
 #include "server/rpc_server.h"
 
+#include <array>
 #include <cerrno>
 #include <optional>
+#include <string>
 #include <utility>
 
+#include <arpa/inet.h>
 #include <fcntl.h>
 #include <netinet/in.h>
-#include <netinet/tcp.h>
 #include <sys/socket.h>
 
 #include <capnp/rpc-twoparty.h>
@@ -14,6 +16,8 @@
 #include "base/assert.h"
 #include "base/log.h"
 #include "server/background.h"
+#include "server/bounded_network.h"
+#include "server/peer_socket.h"
 #include "server/rpc_error.h"
 
 namespace pegaflow {
@@ -36,6 +40,30 @@ constexpr int kAcceptsPerTurn = 32;
 
 /// Time for the reason to reach a peer whose connection ends.
 constexpr kj::Duration kFarewell = 1 * kj::SECONDS;
+
+/// The system has no descriptor or memory for a connection that waits: asked again after this.
+constexpr kj::Duration kAcceptPause = 100 * kj::MILLISECONDS;
+
+/// A stranger connects as often as it likes; its log line is written once in this time.
+constexpr Duration kLineInterval = std::chrono::seconds(10);
+
+/// The IP address of the other end; empty when it is gone already.
+std::string host_of(int fd) {
+  sockaddr_storage address{};
+  socklen_t size = sizeof address;
+  if (::getpeername(fd, reinterpret_cast<sockaddr*>(&address), &size) != 0) return {};
+  std::array<char, INET6_ADDRSTRLEN> text{};
+  const void* host = nullptr;
+  if (address.ss_family == AF_INET) {
+    host = &reinterpret_cast<const sockaddr_in*>(&address)->sin_addr;
+  } else if (address.ss_family == AF_INET6) {
+    host = &reinterpret_cast<const sockaddr_in6*>(&address)->sin6_addr;
+  } else {
+    return {};
+  }
+  return ::inet_ntop(address.ss_family, host, text.data(), text.size()) == nullptr ? ""
+                                                                                   : text.data();
+}
 
 void enlarge(int fd, int forced_option, int option) {
   // The forced one ignores the system's limit and needs a privilege.
@@ -61,7 +89,8 @@ class RpcServer::Connection {
                               kj::LowLevelAsyncIoProvider::ALREADY_NONBLOCK)),
         messages_(*stream_, server.options_.limits, [this](const Error* why) { unreadable(why); }),
         network_(messages_, kFdsPerMessage, capnp::rpc::twoparty::Side::SERVER, reader_options()),
-        rpc_(capnp::makeRpcServer(network_, server.service_->bootstrap(id, peer,
+        answers_(network_, [this]() { check_answers(); }),
+        rpc_(capnp::makeRpcServer(answers_, server.service_->bootstrap(id, peer,
                                                                        [this]() {
                                                                          messages_.greeted();
                                                                          server_.greeted(id_);
@@ -85,14 +114,20 @@ class RpcServer::Connection {
   /// The peer closed, or broke a rule. RpcSystem tells it why and closes, but would wait for ever
   /// for a peer that does not read.
   void unreadable(const Error* why) {
-    if (why != nullptr) {
-      ++server_.counters_.closed_protocol;
-      kLog.warn("connection closed pid={} uid={} reason=\"{}\"", peer_.pid, peer_.uid, why->detail);
-    }
+    if (why != nullptr) server_.tell_closed(peer_, *why);
     farewell_ = server_.io_.provider->getTimer()
                     .afterDelay(kFarewell)
                     .then([this]() { server_.end_later(id_); })
                     .eagerlyEvaluate(nullptr);
+  }
+
+  /// An answer was queued. What the connection holds goes with it, before the next answer is made:
+  /// a peer that does not read would not read a farewell.
+  void check_answers() {
+    if (is_overflowing_ || !messages_.queue_is_full()) return;
+    is_overflowing_ = true;
+    server_.tell_closed(peer_, messages_.queue_error());
+    server_.end_next(id_);
   }
 
   RpcServer& server_;
@@ -101,7 +136,9 @@ class RpcServer::Connection {
   kj::Own<kj::AsyncCapabilityStream> stream_;
   BoundedStream messages_;
   capnp::TwoPartyVatNetwork network_;
+  BoundedNetwork answers_;
   capnp::RpcSystem<capnp::rpc::twoparty::VatId> rpc_;
+  bool is_overflowing_ = false;
   kj::Promise<void> ended_;
   kj::Maybe<kj::Promise<void>> farewell_;
 };
@@ -111,6 +148,8 @@ RpcServer::RpcServer(kj::AsyncIoContext& io, Options options, RpcCounters& count
       options_(std::move(options)),
       counters_(counters),
       spare_(::open("/dev/null", O_RDONLY | O_CLOEXEC)),
+      protocol_lines_(kLineInterval),
+      refused_lines_(kLineInterval),
       tasks_(*this) {}
 
 RpcServer::~RpcServer() noexcept(false) {
@@ -134,15 +173,23 @@ void RpcServer::stop_accepting() {
 }
 
 kj::Promise<void> RpcServer::accept_loop() {
-  if (accept_some())
-    return next_turn(io_.provider->getTimer()).then([this]() { return accept_loop(); });
+  switch (accept_some()) {
+    case Queue::kMore:
+      return next_turn(io_.provider->getTimer()).then([this]() { return accept_loop(); });
+    case Queue::kUnreached:
+      return io_.provider->getTimer().afterDelay(kAcceptPause).then([this]() {
+        return accept_loop();
+      });
+    case Queue::kEmpty:
+      break;
+  }
   KJ_IF_MAYBE (observer, observer_) {
     return (*observer)->whenBecomesReadable().then([this]() { return accept_loop(); });
   }
   return kj::NEVER_DONE;
 }
 
-bool RpcServer::accept_some() {
+RpcServer::Queue RpcServer::accept_some() {
   for (int i = 0; i < kAcceptsPerTurn; ++i) {
     UniqueFd fd(::accept4(listening_fd_, nullptr, nullptr, SOCK_NONBLOCK | SOCK_CLOEXEC));
     if (fd) {
@@ -151,25 +198,33 @@ bool RpcServer::accept_some() {
     }
     switch (errno) {
       case EAGAIN:
-        return false;
+        return Queue::kEmpty;
       case EMFILE:
       case ENFILE:
-        shed_one();
+        if (const Queue left = shed_one(); left != Queue::kMore) return left;
         continue;
-      default:  // ECONNABORTED, EINTR, ENOMEM: the next attempt tells.
-        continue;
+      case ECONNABORTED:
+      case EINTR:
+      case EPROTO:
+        continue;  // That connection alone.
+      default:     // ENOMEM, ENOBUFS.
+        return Queue::kUnreached;
     }
   }
-  return true;
+  return Queue::kMore;
 }
 
-void RpcServer::shed_one() {
-  // Edge-triggered: a connection left in the queue would wake nobody again.
-  ++counters_.refused_limit;
+/// Closes a connection for which there is no descriptor. accept4() fails so before it looks at the
+/// queue: whether there is one at all shows only with the spare descriptor.
+RpcServer::Queue RpcServer::shed_one() {
+  // Edge-triggered: a connection left in the queue would not wake the loop again.
   spare_.reset();
   UniqueFd refused(::accept4(listening_fd_, nullptr, nullptr, SOCK_CLOEXEC));
+  const Queue left = refused ? Queue::kMore : errno == EAGAIN ? Queue::kEmpty : Queue::kUnreached;
+  if (refused) ++counters_.refused_limit;
   refused.reset();
   spare_ = UniqueFd(::open("/dev/null", O_RDONLY | O_CLOEXEC));
+  return left;
 }
 
 void RpcServer::add_connection(UniqueFd fd) {
@@ -178,15 +233,19 @@ void RpcServer::add_connection(UniqueFd fd) {
     const auto peer = peer_of(fd.get());
     if (!peer || !may_connect(peer->uid, options_.allowed_uids)) {
       ++counters_.refused_peer;
-      kLog.warn("connection refused uid={} reason=\"not ours, root's or in --allow-uid\"",
-                peer ? std::to_string(peer->uid) : "unknown");
+      if (const auto suppressed = refused_lines_.pass(clock_.now())) {
+        kLog.warn(
+            "connection refused uid={} suppressed={} reason=\"not ours, root's or in --allow-uid\"",
+            peer ? std::to_string(peer->uid) : "unknown", *suppressed);
+      }
       return;
     }
     user = *peer;
   } else {
-    const int on = 1;  // Answers are small, and somebody waits for each.
-    ::setsockopt(fd.get(), IPPROTO_TCP, TCP_NODELAY, &on, sizeof on);
-    ::setsockopt(fd.get(), SOL_SOCKET, SO_KEEPALIVE, &on, sizeof on);
+    user.address = host_of(fd.get());
+    prepare_peer_socket([&fd](int level, int option, int value) {
+      ::setsockopt(fd.get(), level, option, &value, sizeof value);
+    });
   }
   if (connections_.size() >= options_.max_connections && !make_room()) {
     ++counters_.refused_limit;
@@ -247,9 +306,29 @@ void RpcServer::close_silent() {
   arm_hello_timer();
 }
 
+void RpcServer::tell_closed(const Peer& peer, const Error& why) {
+  ++counters_.closed_protocol;
+  const auto suppressed = protocol_lines_.pass(clock_.now());
+  if (!suppressed) return;
+  if (service_->has_users) {
+    kLog.warn("connection closed pid={} uid={} suppressed={} reason=\"{}\"", peer.pid, peer.uid,
+              *suppressed, why.detail);
+  } else {
+    kLog.warn("connection closed address={} suppressed={} reason=\"{}\"", peer.address, *suppressed,
+              why.detail);
+  }
+}
+
 void RpcServer::end_later(const Id128& connection) {
-  // Called from within the connection's own promises, which end with it.
+  // A connection's own promises end with it.
   tasks_.add(kj::evalLater([this, connection]() { end_connection(connection); }));
+}
+
+void RpcServer::end_next(const Id128& connection) {
+  // What is fulfilled runs before all events that are queued, unlike what evalLater() adds.
+  auto pair = kj::newPromiseAndFulfiller<void>();
+  tasks_.add(pair.promise.then([this, connection]() { end_connection(connection); }));
+  pair.fulfiller->fulfill();
 }
 
 void RpcServer::end_connection(const Id128& connection) {

@@ -15,6 +15,7 @@
 
 #include "base/clock.h"
 #include "base/id128.h"
+#include "base/line_limit.h"
 #include "base/unique_fd.h"
 #include "server/bounded_stream.h"
 #include "server/listener.h"
@@ -59,18 +60,26 @@ class RpcServer final : private kj::TaskSet::ErrorHandler {
 
   /// Ends a connection at once. Unknown ones are fine. Not from within a call on it.
   void end_connection(const Id128& connection);
+  /// Ends a connection in a task of its own, which may be asked for from within a call on it.
+  void end_later(const Id128& connection);
 
  private:
   class Connection;
+  /// What accept_some() leaves behind.
+  enum class Queue : std::uint8_t {
+    kEmpty,      ///< The listener wakes us for the next connection.
+    kMore,       ///< There may be more, for the next event-loop iteration.
+    kUnreached,  ///< The system refuses to hand one over: no event announces when it will.
+  };
 
   kj::Promise<void> accept_loop();
-  /// True when there may be more to accept.
-  bool accept_some();
-  void shed_one();
+  Queue accept_some();
+  Queue shed_one();
   void add_connection(UniqueFd fd);
   bool make_room();
   void greeted(const Id128& connection);
-  void end_later(const Id128& connection);
+  void end_next(const Id128& connection);
+  void tell_closed(const Peer& peer, const Error& why);
   void arm_hello_timer();
   void close_silent();
   void taskFailed(kj::Exception&& exception) override;
@@ -92,6 +101,10 @@ class RpcServer final : private kj::TaskSet::ErrorHandler {
   std::list<Silent> silent_;  ///< Said no hello yet, oldest first.
   kj::Maybe<kj::Promise<void>> hello_timer_;
   bool is_hello_timer_armed_ = false;
+
+  SteadyClock clock_;         // Of log lines.
+  LineLimit protocol_lines_;  ///< Connections closed for what they sent.
+  LineLimit refused_lines_;   ///< Connections of users that are not allowed.
 
   std::unordered_map<Id128, kj::Own<Connection>> connections_;
   kj::TaskSet tasks_;

@@ -43,16 +43,27 @@ constexpr std::uint64_t kOwnDescriptors = 256;
 /// A connection's socket, its pidfd, and the pidfd of one that parted.
 constexpr std::uint64_t kDescriptorsPerConnection = 3;
 
+/// Of another node, either way: its control connection and the sockets of its lane.
+constexpr std::uint64_t kDescriptorsPerPeer = 5;
+
+/// Descriptors for other nodes. As many come as are listed; of a node without a list, any number.
+std::uint64_t descriptors_for_peers(const ServerOptions& options) {
+  const std::uint64_t dialed = options.peers.size();
+  const std::uint64_t dialing = options.peer_listen.empty() ? 0
+                                : dialed == 0               ? Peers::kMaxPeers
+                                                            : dialed;
+  return (dialed + dialing) * kDescriptorsPerPeer;
+}
+
 /// Raises the limit of descriptors to what the kernel allows, and returns how many connections
-/// fit.
-std::size_t connections_that_fit(std::size_t wanted) {
+/// of clients fit beside `own`.
+std::size_t connections_that_fit(std::size_t wanted, std::uint64_t own) {
   rlimit limit{};
   if (::getrlimit(RLIMIT_NOFILE, &limit) != 0) return wanted;
   limit.rlim_cur = limit.rlim_max;
   ::setrlimit(RLIMIT_NOFILE, &limit);
   ::getrlimit(RLIMIT_NOFILE, &limit);
-  const std::uint64_t usable =
-      limit.rlim_cur - std::min<std::uint64_t>(limit.rlim_cur, kOwnDescriptors);
+  const std::uint64_t usable = limit.rlim_cur - std::min<std::uint64_t>(limit.rlim_cur, own);
   const std::size_t fit = std::max<std::size_t>(1, usable / kDescriptorsPerConnection);
   if (fit >= wanted) return wanted;
   kLog.warn(
@@ -129,6 +140,7 @@ class Server final : private kj::TaskSet::ErrorHandler {
     http_address_ = http_listener.address;
     HttpServer::Options http_options;
     http_options.token = std::move(token);
+    http_options.allowed_uids = allowed_uids_;
     http_options.health = {.is_ok = false,
                            .status = "preparing the pool",
                            .pool_bytes = options_.pool_size_bytes,
@@ -136,9 +148,12 @@ class Server final : private kj::TaskSet::ErrorHandler {
 #ifdef PEGA_TEST_HOOKS
     http_options.test_hooks = true;
 #endif
-    PEGA_TRY_LET(http_,
-                 HttpServer::start(std::move(http_listener), std::move(http_options), questions_));
+    PEGA_TRY_LET(Listener http_socket, Listener::open_http(lock_, options_.socket_group));
+    http_socket_ = http_socket.path().string();
+    PEGA_TRY_LET(http_, HttpServer::start(std::move(http_listener), std::move(http_socket),
+                                          std::move(http_options), questions_));
     kLog.info("answering http address={}", http_address_);
+    kLog.info("answering http socket={}", http_socket_);
     tasks_.add(wait_for_signal());
     PEGA_TRY_LET(preparation_,
                  PoolPreparation::start(
@@ -194,10 +209,7 @@ class Server final : private kj::TaskSet::ErrorHandler {
         });
   }
 
-  void publish(Health health) {
-    const bool sent = http_->publish({.ticket = 0, .answer = {}, .health = std::move(health)});
-    PEGA_ASSERT(sent, "the HTTP thread does not read its news");
-  }
+  void publish(Health health) { http_->publish_health(std::move(health)); }
 
   /// Again whenever a peer comes or goes.
   void publish_ready() {
@@ -226,15 +238,7 @@ class Server final : private kj::TaskSet::ErrorHandler {
                                 .lane_why = peer.link.lane_why});
       }
     }
-    HttpNews news;
-    news.health = std::move(health);
-    if (http_->publish(std::move(news)) || is_republishing_) return;
-    // The HTTP thread is slow, and peers come and go: what it is told last is what counts.
-    is_republishing_ = true;
-    tasks_.add(io_.provider->getTimer().afterDelay(1 * kj::SECONDS).then([this]() {
-      is_republishing_ = false;
-      publish_ready();
-    }));
+    publish(std::move(health));
   }
 
   void read_pool_news() {
@@ -255,7 +259,8 @@ class Server final : private kj::TaskSet::ErrorHandler {
   Result<void> serve(std::unique_ptr<Pool> pool) {
     pool_ = std::move(pool);
     const std::size_t connections =
-        connections_that_fit(static_cast<std::size_t>(options_.max_connections));
+        connections_that_fit(static_cast<std::size_t>(options_.max_connections),
+                             kOwnDescriptors + descriptors_for_peers(options_));
     BlockStore::Options store;
     store.pool_bytes = pool_->size_bytes();
     store.instance_share = static_cast<double>(options_.instance_share_percent) / 100;
@@ -327,8 +332,10 @@ class Server final : private kj::TaskSet::ErrorHandler {
               format_bytes(pool_->page_bytes()), to_string(eviction_), to_string(placement),
               advice.empty() ? "" : fmt::format(" advice=\"{}\"", advice));
     if (options_.ready_file.empty()) return {};
-    nlohmann::json ready = {
-        {"socket", lock_.socket().string()}, {"http", http_address_}, {"pid", ::getpid()}};
+    nlohmann::json ready = {{"socket", lock_.socket().string()},
+                            {"http", http_address_},
+                            {"http_socket", http_socket_},
+                            {"pid", ::getpid()}};
     if (nodes_ != nullptr) ready["peer_listen"] = nodes_->report().listen;
     return write_ready_file(options_.ready_file, ready);
   }
@@ -349,9 +356,9 @@ class Server final : private kj::TaskSet::ErrorHandler {
   kj::AsyncIoContext io_;
   RpcCounters counters_;
   std::string http_address_;
+  std::string http_socket_;
   bool is_stopping_ = false;
   bool is_serving_ = false;
-  bool is_republishing_ = false;
   std::optional<Error> failure_;
 
   Mailbox<AdminQuestion> questions_;

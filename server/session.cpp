@@ -16,6 +16,7 @@
 #include "server/fetches.h"
 #include "server/peers.h"
 #include "server/process_watch.h"
+#include "server/resets.h"
 
 namespace pegaflow {
 namespace {
@@ -104,6 +105,12 @@ void write_slots(std::span<const std::uint32_t> from, capnp::List<std::uint32_t>
   for (unsigned i = 0; i < to.size(); ++i) to.set(i, from[i]);
 }
 
+/// Of a time on the wire; the longest is more than an hour.
+std::uint32_t to_micros(Duration time) {
+  const auto micros = std::chrono::duration_cast<std::chrono::microseconds>(time).count();
+  return static_cast<std::uint32_t>(std::clamp<std::int64_t>(micros, 0, UINT32_MAX));
+}
+
 class SessionImpl final : public wire::Session::Server {
  public:
   SessionImpl(SessionContext& context, const Id128& connection, std::uint16_t version)
@@ -122,7 +129,9 @@ class SessionImpl final : public wire::Session::Server {
     });
     auto results = call.getResults();
     if (done) {
-      results.setPool(kj::heap<PoolImpl>(context_.pool_fd));
+      // One for the session: a repeated call names the export that the first one made.
+      if (pool_ == nullptr) pool_ = wire::Pool::Client(kj::heap<PoolImpl>(context_.pool_fd));
+      KJ_IF_MAYBE (pool, pool_) results.setPool(*pool);
       results.setPoolBytes(context_.pool_bytes);
       results.setNamespace(done->namespace_hash.c_str());
     } else {
@@ -312,14 +321,20 @@ class SessionImpl final : public wire::Session::Server {
 
   kj::Promise<void> resetCache(ResetCacheContext call) override {
     const Measured measured(context_, Method::kResetCache);
-    const auto generation = service_.reset_cache(connection_);
-    auto results = call.getResults();
-    if (generation) {
-      results.setGeneration(*generation);
-    } else {
-      write_error(generation.error(), results.initError());
+    const auto reset = service_.reset_cache(connection_);
+    if (!reset) {
+      write_error(reset.error(), call.getResults().initError());
+      return finish(measured, reset);
     }
-    return finish(measured, generation);
+    call.getResults().setGeneration(reset->generation);
+    if (context_.peers == nullptr) return finish(measured, reset);
+    context_.background.poke();
+    return spread_reset(service_, *context_.peers, context_.clock, reset->space)
+        .then([this, call, measured, reset](std::vector<std::string>&& unconfirmed) mutable {
+          auto list = call.getResults().initUnconfirmed(static_cast<unsigned>(unconfirmed.size()));
+          for (unsigned i = 0; i < list.size(); ++i) list.set(i, unconfirmed[i].c_str());
+          return finish(measured, reset);
+        });
   }
 
   kj::Promise<void> journal(JournalContext call) override {
@@ -359,6 +374,22 @@ class SessionImpl final : public wire::Session::Server {
       write_done(result, call.getResults());
       return finish(measured, result);
     });
+  }
+
+  kj::Promise<void> describe(DescribeContext call) override {
+    const Measured measured(context_, Method::kDescribe);
+    const auto done = service_.describe(connection_, read_engine(call.getParams()));
+    write_done(done, call.getResults());
+    return finish(measured, done);
+  }
+
+  kj::Promise<void> decline(DeclineContext call) override {
+    const Measured measured(context_, Method::kDecline);
+    const auto done = read_decline(call.getParams()).and_then([&](Decline decline) {
+      return service_.decline(connection_, std::move(decline));
+    });
+    write_done(done, call.getResults());
+    return finish(measured, done);
   }
 
   kj::Promise<void> goodbye(GoodbyeContext call) override {
@@ -423,21 +454,27 @@ class SessionImpl final : public wire::Session::Server {
                                  std::span<const BlockKey> keys, ClaimContext call,
                                  const Measured& measured) {
     if (!found || !found->complete || fetches_ == nullptr || found->blocks == keys.size()) {
-      return answer_claim(found, 0, call, measured);
+      return answer_claim(found, {}, call, measured);
     }
-    return fetches_->extend(connection_, token, keys, found->blocks)
-        .then([this, call, measured, found](std::size_t coming) mutable {
-          return answer_claim(found, coming, call, measured);
+    const auto params = call.getParams();
+    const ComputeTime compute{.delay = std::chrono::microseconds(params.getComputeDelayMicros()),
+                              .per_block = std::chrono::nanoseconds(params.getComputeBlockNanos())};
+    return fetches_->extend(connection_, token, keys, found->blocks, compute)
+        .then([this, call, measured, found](const Fetches::Extension& extension) mutable {
+          return answer_claim(found, extension, call, measured);
         });
   }
 
-  kj::Promise<void> answer_claim(const Result<CacheService::Found>& found, std::size_t coming,
-                                 ClaimContext call, const Measured& measured) {
+  kj::Promise<void> answer_claim(const Result<CacheService::Found>& found,
+                                 const Fetches::Extension& extension, ClaimContext call,
+                                 const Measured& measured) {
     auto results = call.getResults();
     if (found) {
       results.setReady(static_cast<std::uint32_t>(found->blocks));
       results.setComplete(found->complete);
-      results.setComing(static_cast<std::uint32_t>(coming));
+      results.setComing(static_cast<std::uint32_t>(extension.blocks));
+      results.setFirstMicros(to_micros(extension.arrival.first));
+      results.setLastMicros(to_micros(extension.arrival.last));
     } else {
       write_error(found.error(), results.initError());
     }
@@ -536,10 +573,11 @@ class SessionImpl final : public wire::Session::Server {
   SessionContext& context_;
   CacheService& service_;
   Id128 connection_;
-  Fetches* fetches_;  ///< Null: of blocks elsewhere this client is not told.
-  Peers* peers_;      ///< The same.
-  InOrder jobs_;      ///< Reserve, publish, abandon.
-  InOrder loads_;     ///< Claim and open, and what ends them.
+  Fetches* fetches_;                    ///< Null: of blocks elsewhere this client is not told.
+  Peers* peers_;                        ///< The same.
+  InOrder jobs_;                        ///< Reserve, publish, abandon.
+  InOrder loads_;                       ///< Claim and open, and what ends them.
+  kj::Maybe<wire::Pool::Client> pool_;  ///< Once it has registered.
 };
 
 class GateImpl final : public wire::Gate::Server {
@@ -555,6 +593,7 @@ class GateImpl final : public wire::Gate::Server {
     auto results = call.getResults();
     results.setMinimum(kWireMinimum);
     results.setMaximum(kWireMaximum);
+    results.setFeatures(kFeatures);
     write_id(context_.server, results.initServer());
     results.setBuild(context_.build.c_str());
 

@@ -15,6 +15,14 @@
 
 namespace pegaflow {
 
+/// What happened to HTTP connections. Counted on the HTTP thread.
+struct HttpCounters {
+  std::uint64_t open = 0;
+  std::uint64_t unread = 0;        ///< Closed: the client did not take a response in time.
+  std::uint64_t displaced = 0;     ///< Closed to make room for a new one.
+  std::uint64_t refused_user = 0;  ///< At the Unix socket.
+};
+
 /// Everything that /metrics prints.
 struct Snapshot {
   CacheService::Stats cache;
@@ -24,6 +32,7 @@ struct Snapshot {
   double oldest_pin_seconds = 0;       ///< 0 without a pin.
   double oldest_lease_seconds = 0;     ///< 0 without a lease.
   std::optional<NodesReport> nodes{};  ///< Where there are others.
+  HttpCounters http{};                 ///< Filled in by the HTTP thread.
 };
 
 struct CleanupReport {
@@ -77,9 +86,8 @@ struct Health {
 
 /// From the RPC thread to the HTTP thread.
 struct HttpNews {
-  std::uint64_t ticket = 0;  ///< 0: no answer, but new health.
+  std::uint64_t ticket = 0;  ///< 0: no answer, but a note that there is new health.
   AdminAnswer answer;
-  Health health;
   bool is_stop = false;
 };
 

@@ -403,10 +403,97 @@ class Bench {
   std::vector<double> looked_up_us_;
 };
 
+/// A full store on one or two NUMA nodes whose blocks all lie on the first.
+class NumaBench {
+ public:
+  NumaBench(std::uint64_t bytes_of_node, std::uint32_t nodes, std::uint64_t page_bytes) {
+    BlockStore::Options options;
+    options.pool_bytes = bytes_of_node * nodes;
+    options.nodes = nodes;
+    options.instance_share = 1.0;
+    options.node_share = 1.0;
+    options.slice_blocks = kSlice;
+    auto store = BlockStore::create(options, clock_);
+    PEGA_ASSERT(store, "{}", store.error().detail);
+    store_ = std::move(*store);
+    const auto shape = store_->add_shape({{Shape::Shard{.page_bytes = page_bytes}}});
+    PEGA_ASSERT(shape, "{}", shape.error().detail);
+    while (store_->work()) {
+    }
+    space_ = store_->make_space(*shape);
+    holder_ = store_->add_holder(1, Id128{1, 1});
+    while (store_->stats().evictions == 0) save();
+  }
+
+  /// A reserve of 256 blocks, all by eviction, with cold caches.
+  double reserve_us() {
+    emptier_.run();
+    return save();
+  }
+
+ private:
+  double save() {
+    std::vector<BlockKey> keys(kSlice);
+    for (BlockKey& key : keys) {
+      for (std::size_t i = 0; i < key.bytes.size(); i += 8) {
+        const std::uint64_t word = random_();
+        std::memcpy(key.bytes.data() + i, &word, sizeof word);
+      }
+    }
+    const JobId job{Id128{1, 1}, ++jobs_};
+    const double start = cpu_us();
+    const auto slots = store_->reserve(holder_, space_, job, 0, keys);
+    const double took = cpu_us() - start;
+    PEGA_ASSERT(slots, "{}", slots.error().detail);
+    PEGA_ASSERT(store_->publish(holder_, job), "job {} was forgotten", jobs_);
+    while (store_->work()) {
+    }
+    return took;
+  }
+
+  SteadyClock clock_;
+  std::mt19937_64 random_{2};
+  CacheEmptier emptier_;
+  std::unique_ptr<BlockStore> store_;
+  SpaceId space_{};
+  HolderId holder_{};
+  std::uint64_t jobs_ = 0;
+};
+
+/// What another NUMA node's free units cost a reserve, and free units that are too few for a block:
+/// the stores take turns, so that both see the same machine.
+void reserve_beside_free_units() {
+  constexpr std::uint64_t kTiB = std::uint64_t{1} << 40;
+  constexpr std::uint64_t kUnit = std::uint64_t{64} << 20;
+  struct Row {
+    const char* what;
+    std::uint64_t bytes_of_node;
+    std::uint32_t nodes;
+    std::uint64_t page_bytes;
+  };
+  constexpr std::uint64_t kMiB = std::uint64_t{1} << 20;
+  for (const Row& row :
+       {Row{"two NUMA nodes, 4 TiB, one full, pages of 2 MiB", 2 * kTiB, 2, 2 * kMiB},
+        Row{"one unit left, blocks of 1.5 units, 2 TiB", 2 * kTiB, 1, kUnit * 3 / 2}}) {
+    NumaBench plain(2 * kTiB, 1, row.nodes == 2 ? row.page_bytes : kUnit);
+    NumaBench beside(row.bytes_of_node, row.nodes, row.page_bytes);
+    std::vector<double> bound;
+    Figures figures(fmt::format("reserve of 256: {}", row.what), "us", 0);
+    for (int run = 0; run < 100; ++run) {
+      bound.push_back(plain.reserve_us());
+      figures.add(beside.reserve_us());
+    }
+    std::sort(bound.begin(), bound.end());
+    figures.set_bound(bound[bound.size() / 2]);
+    figures.print();
+  }
+}
+
 }  // namespace
 }  // namespace pegaflow
 
 int main() {
+  pegaflow::reserve_beside_free_units();
   pegaflow::Bench bench;
   bench.lookup();
   bench.demand();

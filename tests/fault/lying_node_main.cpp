@@ -1,6 +1,7 @@
 // A node that knows the secret, has the blocks that are asked for, and lies about their bytes: for
 // tests of who reads from it. It does what docs/nodes.md says of an owner until a chunk is asked
 // for; then it tells the lie that it was started for, and says so with a line on standard output.
+#include <algorithm>
 #include <cstdio>
 #include <cstdlib>
 #include <map>
@@ -213,7 +214,7 @@ class LyingGate final : public wire::PeerGate::Server {
       return ::capnp::Data::Reader(reinterpret_cast<const ::kj::byte*>(bytes.data()), bytes.size());
     };
     auto results = call.getResults();
-    results.setVersion(params.getMaximum());
+    results.setVersion(std::min<std::uint16_t>(params.getMaximum(), kPeerWireAwaitsJobs));
     results.setMinimum(kPeerWireMinimum);
     results.setMaximum(kPeerWireMaximum);
     write_id(self_, results.initNode());
@@ -236,7 +237,7 @@ class LyingGate final : public wire::PeerGate::Server {
 };
 
 int run(const std::string& address, const std::string& secret_file, Lie lie) {
-  const auto secret = PeerSecret::read(secret_file);
+  const auto secret = PeerSecrets::read(secret_file);
   const auto at = tcp::SocketAddress::parse(address);
   if (!secret || !at) return 2;
   const Held held;
@@ -263,7 +264,7 @@ int run(const std::string& address, const std::string& secret_file, Lie lie) {
     }
   }).detach();
   auto io = ::kj::setupAsyncIo();
-  ::capnp::TwoPartyServer server(::kj::heap<LyingGate>(self, *secret, fabric, held));
+  ::capnp::TwoPartyServer server(::kj::heap<LyingGate>(self, secret->first(), fabric, held));
   auto receiver =
       io.provider->getNetwork().parseAddress(address.c_str()).wait(io.waitScope)->listen();
   server.listen(*receiver).wait(io.waitScope);

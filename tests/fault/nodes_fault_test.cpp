@@ -4,8 +4,15 @@
 #include <array>
 #include <csignal>
 #include <cstring>
+#include <filesystem>
+#include <fstream>
+#include <memory>
 #include <random>
+#include <sstream>
 #include <string>
+#include <string_view>
+#include <utility>
+#include <vector>
 
 #include <netinet/in.h>
 #include <sys/socket.h>
@@ -48,7 +55,7 @@ struct Pair {
     return on_b.load_and_check(claimed, first);
   }
   /// Nothing of a fetch is left.
-  void check_rest() { check_nothing_is_left(b); }
+  void check_rest() { check_nothing_is_left(b, 0); }
 
   std::vector<std::string> at = node_addresses(2);
   ServerProcess a;
@@ -100,6 +107,50 @@ TEST_SUITE("nodes that fail") {
     const auto again = pair.on_b.engine->claim(numbers_from(7001, kBlocks)).value();
     CHECK(again.blocks == kBlocks);
     pair.load_and_check(again, 7001);
+  }
+
+  TEST_CASE("an owner that stands still for a moment is not lost, nor what comes from it") {
+    constexpr std::size_t kHalfMiB = std::size_t{512} << 10;
+    const auto at = node_addresses(2);
+    const ServerProcess a(node_options(at[0], {at[0]}, {}, "512mb"));
+    const ServerProcess b(node_options(at[1], {at[0]}, {"--peer-deadline", "300ms"}, "512mb"));
+    EngineAt on_a(a, kHalfMiB, kBlocks);
+    EngineAt on_b(b, kHalfMiB, kBlocks);
+    REQUIRE(sees(b, at[0]));
+    const auto of_a = [&](const char* name) {
+      return b.metric(fmt::format("pegaflow_peer_{}_total{{peer=\"{}\"}}", name, at[0]));
+    };
+    for (std::uint64_t round = 0; round < 3; ++round) {
+      const std::uint64_t first = 1 + 1000 * round;
+      REQUIRE(on_a.engine->save(numbers_from(first, kBlocks), blocks_from(0, kBlocks)).blocks ==
+              kBlocks);
+      const auto claimed = on_b.engine->claim(numbers_from(first, kBlocks)).value();
+      REQUIRE(claimed.blocks == kBlocks);
+
+      // More questions at once than could once be missed in a row.
+      a.signal(SIGSTOP);
+      std::vector<CacheSession::Ticket> lookups;
+      for (std::uint64_t i = 0; i < 4; ++i) {
+        const auto keys = numbered_keys(numbers_from(500001 + 10 * i, 4));
+        lookups.push_back(on_b.engine->session().lookup(keys).value());
+      }
+      for (const auto ticket : lookups) {
+        const auto answer = on_b.engine->session().take(ticket, kHang);
+        REQUIRE(answer);
+        CHECK(answer->value().blocks == 0);
+      }
+      CHECK(of_a("late") == 4 * static_cast<double>(round + 1));
+      a.signal(SIGCONT);
+
+      CHECK(on_b.load_and_check(claimed, first).blocks == kBlocks);
+      // It answered late, and is asked again.
+      CHECK(b.metric_becomes("pegaflow_fetch_batches", 0));
+    }
+    CHECK(of_a("losses") == 0);
+    CHECK(of_a("greetings") == 1);
+    CHECK(a.metric_becomes("pegaflow_leases", 0));
+    CHECK(a.metric("pegaflow_leases_total{result=\"ran_out\"}") == 0);
+    check_nothing_is_left(a, 1);
   }
 
   TEST_CASE("what one owner no longer gives comes from another") {
@@ -172,8 +223,8 @@ TEST_SUITE("nodes that fail") {
   TEST_CASE("another secret: nothing is said but that, by both, once") {
     const auto at = node_addresses(2);
     const TemporaryDirectory directory;
-    const std::string ours = secret_file(directory.path(), "ours-ours-ours-ours");
-    const std::string other = secret_file(directory.path(), "other-other-other-other");
+    const std::string ours = secret_file(directory.path(), "ours, and of no other");
+    const std::string other = secret_file(directory.path(), "other nodes have this one");
     const ServerProcess a(node_options(at[0], {}, {"--peer-secret-file", ours}));
     const ServerProcess b(node_options(at[1], {at[0]}, {"--peer-secret-file", other}));
     const ServerProcess c(
@@ -190,10 +241,119 @@ TEST_SUITE("nodes that fail") {
           log.rfind("a person has to change something"));
   }
 
+  TEST_CASE("the secret is replaced on three nodes while they read from each other") {
+    const std::string former = "the former secret, of 32 bytes or more";
+    const std::string coming = "a new secret, also of 32 bytes or more";
+    const auto at = node_addresses(3);
+    const TemporaryDirectory directory;
+    const auto file_of = [&](std::size_t node) {
+      return (directory.path() / fmt::format("secret-{}", node)).string();
+    };
+    // Beside it and renamed, as the documents say.
+    const auto write = [](const std::string& path, const std::string& text) {
+      std::ofstream(path + ".new") << text << '\n';
+      ::chmod((path + ".new").c_str(), 0600);
+      std::filesystem::rename(path + ".new", path);
+    };
+    std::vector<std::unique_ptr<ServerProcess>> nodes;
+    std::vector<std::unique_ptr<EngineAt>> engines;
+    for (std::size_t i = 0; i < 3; ++i) {
+      write(file_of(i), former);
+      nodes.push_back(std::make_unique<ServerProcess>(
+          node_options(at[i], at, {"--peer-secret-file", file_of(i)})));
+    }
+    for (const auto& node : nodes) engines.push_back(std::make_unique<EngineAt>(*node, 8192, 16));
+    std::uint64_t next = 1;
+    const auto check_traffic = [&]() {
+      for (std::size_t i = 0; i < 3; ++i) {
+        const std::uint64_t first = std::exchange(next, next + 100);
+        REQUIRE(engines[i]->engine->save(numbers_from(first, 16), blocks_from(0, 16)).blocks == 16);
+        for (std::size_t j = 0; j < 3; ++j) {
+          if (i == j) continue;
+          const auto claimed = engines[j]->engine->claim(numbers_from(first, 16)).value();
+          CHECK(claimed.blocks == 16);
+          CHECK(engines[j]->load_and_check(claimed, first).blocks == 16);
+        }
+      }
+    };
+    /// Another node with that file greets all of them, whatever each has read by now.
+    const auto check_greetings = [&](const std::string& text) {
+      const std::string path = (directory.path() / "newcomer").string();
+      write(path, text);
+      auto options = node_options("127.0.0.1:0", at, {"--peer-secret-file", path}, "16mb");
+      const ServerProcess newcomer(std::move(options));
+      for (const std::string& address : at) CHECK(sees(newcomer, address));
+    };
+    for (const auto& node : nodes) {
+      for (const std::string& address : at) {
+        if (address != at[static_cast<std::size_t>(&node - nodes.data())]) {
+          REQUIRE(sees(*node, address));
+        }
+      }
+    }
+
+    const std::vector<std::string> steps = {former + "\n\n" + coming, coming + "\n\n" + former,
+                                            coming};
+    std::string before = former;
+    for (std::size_t step = 0; step < steps.size(); ++step) {
+      for (std::size_t i = 0; i < 3; ++i) {
+        write(file_of(i), steps[step]);
+        CHECK(nodes[i]->metric_becomes("pegaflow_peer_secret_reloads_total{result=\"used\"}",
+                                       static_cast<double>(step + 1)));
+        check_traffic();
+        if (i != 0) continue;
+        // One node is ahead: newcomers of either step are let in by all.
+        check_greetings(before);
+        check_greetings(steps[step]);
+      }
+      before = steps[step];
+    }
+
+    for (const auto& node : nodes) {
+      CHECK(node->metric("pegaflow_peer_secrets") == 1);
+      CHECK(node->metric("pegaflow_peer_refused_total{reason=\"secret\"}") == 0);
+      for (const std::string& address : at) {
+        CHECK(node->metric(fmt::format("pegaflow_peer_losses_total{{peer=\"{}\"}}", address)) == 0);
+      }
+      check_nothing_is_left(*node, 2);
+    }
+
+    // A file that is no good changes nothing, and is told once.
+    write(file_of(0), "short");
+    CHECK(nodes[0]->metric_becomes("pegaflow_peer_secret_file_valid", 0));
+    check_greetings(coming);
+    CHECK(nodes[0]->metric("pegaflow_peer_secret_reloads_total{result=\"rejected\"}") == 1);
+    const std::string log = nodes[0]->log();
+    CHECK(has(log, "the former secrets stay"));
+    CHECK(log.find("the former secrets stay") == log.rfind("the former secrets stay"));
+    write(file_of(0), coming);
+    CHECK(nodes[0]->metric_becomes("pegaflow_peer_secret_file_valid", 1));
+  }
+
+  TEST_CASE("strangers fill no log: one line for many of them, on one line each") {
+    const auto at = node_addresses(1);
+    const ServerProcess a(node_options(at[0], {}));
+    const auto address = tcp::SocketAddress::parse(at[0]).value();
+    for (int i = 0; i < 200; ++i) {
+      const UniqueFd stranger(::socket(address.family(), SOCK_STREAM | SOCK_CLOEXEC, 0));
+      REQUIRE(::connect(stranger.get(), address.data(), address.size()) == 0);
+      constexpr std::string_view kRequest = "GET / HTTP/1.1\r\nHost: a\r\n\r\n";
+      (void)::send(stranger.get(), kRequest.data(), kRequest.size(), MSG_NOSIGNAL);
+    }
+    CHECK(a.metric_becomes("pegaflow_peer_connections_closed_total{reason=\"protocol\"}", 200));
+
+    std::istringstream log(a.log());
+    std::size_t lines = 0;
+    for (std::string line; std::getline(log, line);)
+      lines += has(line, "connection closed") ? 1 : 0;
+    CHECK(lines >= 1);
+    CHECK(lines <= 20);  // One in ten seconds, on a machine that is very slow.
+  }
+
   TEST_CASE("a stranger is told versions and a challenge, and nothing else") {
     const auto at = node_addresses(1);
     const TemporaryDirectory directory;
-    const std::string secret = secret_file(directory.path(), "ours-ours-ours-ours");
+    const std::string secret = secret_file(directory.path(), "ours, and of no other");
     const ServerProcess a(node_options(at[0], {}, {"--peer-secret-file", secret}));
     auto io = kj::setupAsyncIo();
     const auto dial = [&]() {

@@ -134,7 +134,7 @@ void check_lie(Lie lie, bool in_place = false) {
 
   CHECK(nodes.load() == 0);
   CHECK(nodes.reader.metric(kWhole) == 0);
-  check_nothing_is_left(nodes.reader);
+  check_nothing_is_left(nodes.reader, 0);
   const std::size_t lies = nodes.liar.lies();
   CHECK(lies > 0);
   if (!in_place) CHECK(lies_in_pool(nodes.reader) == 0);
@@ -150,7 +150,7 @@ void check_lie(Lie lie, bool in_place = false) {
   CHECK(nodes.load() == kLyingBlocks);
   CHECK(nodes.reader.metric(kWhole) == kLyingBlocks);
   CHECK(nodes.liar.lies() > lies);
-  check_nothing_is_left(nodes.reader);
+  check_nothing_is_left(nodes.reader, 0);
   if (!in_place) CHECK(lies_in_pool(nodes.reader) == 0);
   nodes.check_own_blocks();
 }
@@ -162,7 +162,7 @@ TEST_SUITE("a node that lies") {
     CHECK(nodes.load() == kLyingBlocks);
     CHECK(nodes.reader.metric(kWhole) == kLyingBlocks);
     CHECK(nodes.liar.lies() == 0);
-    check_nothing_is_left(nodes.reader);
+    check_nothing_is_left(nodes.reader, 0);
   }
 
   TEST_CASE("bytes for a question that nobody asked") { check_lie(Lie::kUnasked); }
@@ -180,7 +180,7 @@ TEST_SUITE("a node that lies") {
     (void)nodes.load();  // What came before the lie was found out is right.
     CHECK(nodes.liar.lies() > 0);
     CHECK(lies_in_pool(nodes.reader) == 0);
-    check_nothing_is_left(nodes.reader);
+    check_nothing_is_left(nodes.reader, 0);
     nodes.check_own_blocks();
   }
 }

@@ -2,9 +2,13 @@
 // namespaces. Whatever happens: what is loaded is right, what is not is reported so, everything
 // comes back, and afterwards the nodes are of use to each other again.
 #define DOCTEST_CONFIG_IMPLEMENT
+#include <chrono>
 #include <csignal>
 #include <cstdio>
+#include <cstdlib>
+#include <fstream>
 #include <memory>
+#include <sstream>
 #include <string>
 
 #include <doctest/doctest.h>
@@ -81,7 +85,7 @@ class Cluster {
   /// Nothing of a fetch or of a lease is left.
   void check_rest() const {
     for (const ServerProcess* server : {a_.get(), b_.get()}) {
-      check_nothing_is_left(*server);
+      check_nothing_is_left(*server, 1);
       CHECK(server->metric_becomes("pegaflow_leases", 0));
     }
   }
@@ -124,6 +128,34 @@ class Cluster {
   std::unique_ptr<EngineAt> on_a;  ///< After the servers, so that they end before them.
   std::unique_ptr<EngineAt> on_b;
 };
+
+/// Asks until `server` counts the other node as lost.
+void lose(const ServerProcess& server, const TestNetwork::Node& other, const EngineAt& at) {
+  while (server.metric(ready_of(other)) != 0) {
+    (void)at.engine->lookup(numbers_from(900001, 1));
+  }
+}
+
+/// Connections that `server` dialed to port 50055 and that its kernel still has, also those that
+/// the server has closed.
+std::size_t open_to_peer(const ServerProcess& server) {
+  constexpr const char* kPort = ":C387";  // 50055
+  std::size_t open = 0;
+  for (const char* const table : {"net/tcp", "net/tcp6"}) {
+    std::ifstream lines(fmt::format("/proc/{}/{}", server.pid(), table));
+    std::string number;
+    std::string local;
+    std::string remote;
+    std::string state;
+    for (std::string line; std::getline(lines, line);) {
+      std::istringstream words(line);
+      words >> number >> local >> remote >> state;
+      const bool is_dialing = state == "02";  // SYN_SENT: the next attempt.
+      if (remote.ends_with(kPort) && !is_dialing && state != "06") ++open;
+    }
+  }
+  return open;
+}
 
 TEST_SUITE("links that fail") {
   TEST_CASE("a black hole in the middle of a pull: its end is the deadline, then nobody waits") {
@@ -225,6 +257,31 @@ TEST_SUITE("links that fail") {
       nodes.link_of_a().mend();
       nodes.check_use(1 + 1000 * round);
     }
+  }
+
+  TEST_CASE("hole after hole: each peer has one connection again, none of the dead ones stays") {
+    const Cluster nodes({"--peer-deadline", "50ms"});
+    const char* const wanted = std::getenv("PEGA_TEST_HOLES");
+    const int holes = wanted == nullptr ? 10 : std::stoi(wanted);
+    for (int hole = 1; hole <= holes; ++hole) {
+      CAPTURE(hole);
+      nodes.link_of_a().cut();
+      lose(nodes.a(), nodes.link_of_b(), *nodes.on_a);
+      lose(nodes.b(), nodes.link_of_a(), *nodes.on_b);
+      // Until the dialers' kernels have given up: the end of a connection that is still there would
+      // come through when the link is mended, and leave nothing behind.
+      const auto end = std::chrono::steady_clock::now() + kHang;
+      while (open_to_peer(nodes.a()) + open_to_peer(nodes.b()) != 0) {
+        REQUIRE(std::chrono::steady_clock::now() < end);
+      }
+
+      nodes.link_of_a().mend();
+      nodes.greet();
+      for (const ServerProcess* const server : {&nodes.a(), &nodes.b()}) {
+        CHECK(server->metric_becomes("pegaflow_peer_connections", 1));
+      }
+    }
+    nodes.check_use(1);
   }
 
   TEST_CASE("a node that was restarted unseen: its old life is not believed") {

@@ -10,6 +10,7 @@
 #include "engine/memory_room.h"
 #include "tests/support/seed.h"
 #include "tests/support/server_process.h"
+#include "tests/support/skip.h"
 #include "tests/support/test_engine.h"
 #include "transport/host/host_device.h"
 
@@ -89,10 +90,7 @@ TEST_SUITE("page sizes") {
   TEST_CASE("from 4 KiB to 512 MiB side by side: right bytes, while they evict each other") {
     const auto room = memory_room();
     REQUIRE(room);
-    if (room->available_bytes < 5 * kKiB * kMiB) {
-      MESSAGE("skipped: less than 5 GiB are free");
-      return;
-    }
+    if (room->available_bytes < 5 * kKiB * kMiB) PEGA_SKIP("less than 5 GiB are free");
     // A round writes 0.95 GiB: nobody can keep what it had.
     ServerProcess server({.pool_size = "1536mb"});
     std::vector<std::unique_ptr<Sized>> engines;

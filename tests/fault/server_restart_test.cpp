@@ -8,6 +8,7 @@
 #include "base/units.h"
 #include "engine/memory_room.h"
 #include "tests/support/server_process.h"
+#include "tests/support/skip.h"
 #include "tests/support/wire_client.h"
 
 namespace pegaflow::testing {
@@ -38,10 +39,7 @@ TEST_SUITE("restart") {
   TEST_CASE("10 restarts with 60 % of the free memory: no OOM, and memory stays flat") {
     const std::uint64_t free_before = available_bytes();
     const std::uint64_t shared_before = shared_bytes();
-    if (free_before < 4 * kGiB) {
-      MESSAGE("skipped: less than 4 GiB are free");
-      return;
-    }
+    if (free_before < 4 * kGiB) PEGA_SKIP("less than 4 GiB are free");
     const std::uint64_t size = free_before / 10 * 6;
     MESSAGE("pool of " << format_bytes(size));
     auto io = kj::setupAsyncIo();

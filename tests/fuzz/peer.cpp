@@ -196,7 +196,7 @@ class Target {
           message.getReturn().getResults().getContent().getAs<wire::PeerGate::GreetResults>();
       Bytes32 ours;
       std::memcpy(ours.data(), challenge_.data(), ours.size());
-      return own_.secret.prove(
+      return own_.secrets.first().prove(
           PeerSecret::Side::kDialer,
           {.dialer = kDialer,
            .answerer = read_id(results.getNode()),
@@ -210,7 +210,7 @@ class Target {
   kj::AsyncIoContext io_;
   ManualClock clock_;
   RpcCounters counters_;
-  OwnNode own_{.node = Id128{1, 2}, .build = "fuzz", .secret = {}};
+  OwnNode own_{.node = Id128{1, 2}, .build = "fuzz", .secrets = {}};
   std::array<kj::byte, 32> challenge_{1, 2, 3};
   std::vector<std::byte> memory_;
   std::unique_ptr<CacheService> service_;

@@ -452,8 +452,8 @@ TEST_SUITE("claims and resets") {
 TEST_SUITE("agreeing with the server") {
   TEST_CASE("a client that speaks the server's version and the next is served") {
     TestEngine::Options options;
-    options.session.minimum_version = options.mover.link.minimum_version = 2;
-    options.session.maximum_version = options.mover.link.maximum_version = 3;
+    options.session.minimum_version = options.mover.link.minimum_version = 4;
+    options.session.maximum_version = options.mover.link.maximum_version = 5;
     Fixture f(options);
     CHECK(f.engine->save({1}, {0}).blocks == 1);
   }
@@ -484,7 +484,7 @@ TEST_SUITE("agreeing with the server") {
     TestEngine::Options options;
     options.socket = server.socket();
     for (LinkOptions* link : {&options.session, &options.mover.link}) {
-      link->minimum_version = link->maximum_version = 4;
+      link->minimum_version = link->maximum_version = 5;
       link->refused_interval = milliseconds(10);
     }
     TestEngine engine(options, memory, device);
@@ -495,8 +495,8 @@ TEST_SUITE("agreeing with the server") {
     const std::string why = engine.mover().status().detail;
     INFO(why);
     CHECK(has(why, "refused: "));
-    CHECK(has(why, "1 to 3"));
-    CHECK(has(why, "4 to 4"));
+    CHECK(has(why, "1 to 4"));
+    CHECK(has(why, "5 to 5"));
     CHECK(has(why, "upgrade the server"));
     CHECK(engine.session().lookup(numbered_keys({1})).error().code == Errc::kPeerLost);
     // It asks again by itself.

@@ -1,11 +1,21 @@
 // The HTTP side of a real server.
 #include <fstream>
+#include <stdexcept>
 #include <string>
+#include <vector>
+
+#include <netinet/in.h>
+#include <sys/socket.h>
+#include <sys/stat.h>
+#include <unistd.h>
 
 #include <doctest/doctest.h>
 #include <nlohmann/json.hpp>
 
+#include "base/unique_fd.h"
+#include "tests/support/forked.h"
 #include "tests/support/server_process.h"
+#include "tests/support/skip.h"
 #include "tests/support/wire_client.h"
 
 namespace pegaflow::testing {
@@ -106,34 +116,108 @@ TEST_SUITE("HTTP") {
     CHECK(server.metric(R"(pegaflow_cache_blocks_dropped_total{reason="cleanup"})") == 2900);
   }
 
-  TEST_CASE("POST from beyond loopback needs the token") {
+  TEST_CASE("a POST over TCP needs the token, from this machine too") {
     const TemporaryDirectory directory;
     const std::string token_file = (directory.path() / "token").string();
     std::ofstream(token_file) << "0123456789abcdef\n";
-    const std::string here = own_address();
-    if (here.empty()) {
-      MESSAGE("skipped: this machine has no address but loopback");
-      return;
-    }
     const std::string path = "/cache/memory/cleanup";
 
     {
-      ServerProcess without({.arguments = {"--http-addr", here + ":0"}});
-      const auto response = without.post(path);
+      ServerProcess without;
+      const auto response = http_request(without.http(), "POST", path);
       CHECK(response.status == 403);
       CHECK(response.body.find("--http-token-file") != std::string::npos);
+      CHECK(response.body.find(without.http_socket()) != std::string::npos);
+      CHECK(without.post(path).status == 200);
       CHECK(without.get("/health").status == 200);
     }
-    ServerProcess server(
-        {.arguments = {"--http-addr", here + ":0", "--http-token-file", token_file}});
-    CHECK(server.post(path).status == 401);
-    const auto with = [&](const std::string& value) {
-      return http_request(server.http(), "POST", path, {"Authorization: " + value}).status;
+    ServerProcess server({.arguments = {"--http-token-file", token_file}});
+    CHECK(server.post(path).status == 200);
+    CHECK(http_request(server.http(), "POST", path).status == 401);
+    const auto with = [&](const std::string& value, std::vector<std::string> headers = {}) {
+      headers.push_back("Authorization: " + value);
+      return http_request(server.http(), "POST", path, headers).status;
     };
     CHECK(with("Bearer 0123456789abcdeX") == 401);
     CHECK(with("Bearer 0123456789abcdef0") == 401);
     CHECK(with("0123456789abcdef") == 401);
     CHECK(with("Bearer 0123456789abcdef") == 200);
+    CHECK(with("Bearer 0123456789abcdef", {"Host: evil.example"}) == 403);
+    CHECK(with("Bearer 0123456789abcdef", {"Origin: http://evil.example"}) == 403);
+    CHECK(with("Bearer 0123456789abcdef", {"Origin: http://" + server.http()}) == 200);
+  }
+
+  TEST_CASE("another user of this machine empties no cache, neither over TCP nor at the socket") {
+    if (::geteuid() != 0) PEGA_SKIP("only root can act as another user");
+    ServerProcess server;
+    // What a careless operator may have opened: the user is refused all the same.
+    ::chmod(server.directory().c_str(), 0777);
+    ::chmod(server.http_socket().c_str(), 0666);
+    const std::string path = "/cache/memory/cleanup";
+    {
+      const Forked stranger([&]() {
+        if (::setgid(65534) != 0 || ::setuid(65534) != 0) throw std::runtime_error("setuid");
+        if (http_request(server.http(), "POST", path).status != 403) {
+          throw std::runtime_error("POST over TCP was not refused");
+        }
+        try {
+          http_request(server.http_socket(), "POST", path);
+        } catch (const std::runtime_error&) {
+          return;  // The connection was closed without an answer.
+        }
+        throw std::runtime_error("POST at the Unix socket was answered");
+      });
+    }
+    CHECK(server.metric(R"(pegaflow_http_connections_closed_total{reason="user"})") == 1);
+    CHECK(server.post(path).status == 200);
+  }
+
+  TEST_CASE("the Unix socket has the same pages, is its group's, and goes with the server") {
+    ServerProcess server;
+    CHECK(http_request(server.http_socket(), "GET", "/health").body == server.get("/health").body);
+    CHECK(http_request(server.http_socket(), "GET", "/nothing").status == 404);
+    struct stat made {};
+    REQUIRE(::stat(server.http_socket().c_str(), &made) == 0);
+    CHECK(S_ISSOCK(made.st_mode));
+    CHECK((made.st_mode & 0777) == 0660);
+
+    // One that a killed server left behind is replaced.
+    server.kill();
+    CHECK(::stat(server.http_socket().c_str(), &made) == 0);
+    server.start();
+    CHECK(http_request(server.http_socket(), "GET", "/health").status == 200);
+
+    CHECK(server.terminate() == 0);
+    CHECK(::stat(server.http_socket().c_str(), &made) != 0);
+  }
+
+  TEST_CASE("128 clients that ask for pages and never read do not keep others from /health") {
+    ServerProcess server;
+    std::string questions;
+    for (int i = 0; i < 64; ++i) questions += "GET /metrics HTTP/1.1\r\nHost: localhost\r\n\r\n";
+    std::vector<UniqueFd> clients;
+    sockaddr_in to{};
+    to.sin_family = AF_INET;
+    to.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
+    to.sin_port = htons(
+        static_cast<std::uint16_t>(std::stoi(server.http().substr(server.http().rfind(':') + 1))));
+    for (int i = 0; i < 128; ++i) {
+      UniqueFd& client = clients.emplace_back(::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0));
+      const int small = 4096;
+      ::setsockopt(client.get(), SOL_SOCKET, SO_RCVBUF, &small, sizeof small);
+      REQUIRE(::connect(client.get(), reinterpret_cast<const sockaddr*>(&to), sizeof to) == 0);
+      ::send(client.get(), questions.data(), questions.size(), MSG_NOSIGNAL | MSG_DONTWAIT);
+    }
+
+    for (int i = 0; i < 20; ++i) CHECK(server.get("/health").status == 200);
+
+    clients.clear();
+    while (server.get("/metrics").status != 200) {  // Until the last of their questions is over.
+    }
+    const double displaced =
+        server.metric(R"(pegaflow_http_connections_closed_total{reason="displaced"})");
+    CHECK(displaced >= 1);
+    CHECK(server.metric("pegaflow_http_connections") <= 128);
   }
 
   TEST_CASE("the metrics say which eviction policy was chosen") {

@@ -7,6 +7,7 @@
 
 #include "tests/support/forked.h"
 #include "tests/support/server_process.h"
+#include "tests/support/skip.h"
 #include "tests/support/wire_client.h"
 
 namespace pegaflow::testing {
@@ -205,10 +206,7 @@ TEST_SUITE("lifetime") {
   }
 
   TEST_CASE("an engine in a PID namespace of its own is known gone when it is killed") {
-    if (!may_make_pid_namespaces()) {
-      MESSAGE("skipped: this process may not make PID namespaces");
-      return;
-    }
+    if (!may_make_pid_namespaces()) PEGA_SKIP("this process may not make PID namespaces");
     ServerProcess server;
     const auto keys = make_keys(1, 10);
     Forked engine([&] { hang_with_pins(server.socket(), keys, make_keys(2, 3), Id128::random()); },
@@ -223,10 +221,7 @@ TEST_SUITE("lifetime") {
   }
 
   TEST_CASE("engine and server in two sibling PID namespaces, as in two containers") {
-    if (!may_make_pid_namespaces()) {
-      MESSAGE("skipped: this process may not make PID namespaces");
-      return;
-    }
+    if (!may_make_pid_namespaces()) PEGA_SKIP("this process may not make PID namespaces");
     ServerProcess server({.command_prefix = {"unshare", "--pid", "--fork", "--kill-child"}});
     const auto keys = make_keys(1, 10);
     Forked engine([&] { hang_with_pins(server.socket(), keys, make_keys(2, 3), Id128::random()); },

@@ -114,7 +114,7 @@ TEST_SUITE("nodes over RDMA") {
       on_b.load_and_check(claimed, first);
       a.signal(SIGCONT);
     }
-    check_nothing_is_left(b);
+    check_nothing_is_left(b, 1);
   }
 }
 

@@ -154,7 +154,7 @@ TEST_SUITE("nodes") {
     CHECK(other_model.lookup(numbers_from(1, 8)).value().blocks == 0);
   }
 
-  TEST_CASE("after a reset here, what is there may come again; after one there, it does not") {
+  TEST_CASE("a reset at one node is one at both, and what is claimed between two stays forgotten") {
     const TwoNodes two;
     const auto& [at, a, b] = two;
     EngineAt on_a(a, kPiece, 16);
@@ -162,10 +162,22 @@ TEST_SUITE("nodes") {
     REQUIRE(sees(b, at[0]));
     on_a.engine->save(numbers_from(1, 8), blocks_from(0, 8));
 
+    REQUIRE(sees(a, at[1]));
+
     REQUIRE(on_b.engine->session().reset_cache(kHang));
-    CHECK(on_b.engine->lookup(numbers_from(1, 8)).value().coming == 8);
+    const auto between = on_b.engine->claim(numbers_from(1, 8)).value();
+    CHECK(between.blocks == 0);
+    CHECK(on_a.engine->lookup(numbers_from(1, 8)).value().blocks == 0);
+    CHECK(a.metric("pegaflow_namespace_resets_total{origin=\"peer\"}") == 1);
+    CHECK(b.metric("pegaflow_namespace_resets_total{origin=\"here\"}") == 1);
+    CHECK(b.metric("pegaflow_reset_unconfirmed_nodes_total") == 0);
     REQUIRE(on_a.engine->session().reset_cache(kHang));
-    CHECK(on_b.engine->lookup(numbers_from(1, 8)).value().blocks == 0);
+    CHECK(on_b.engine->claim(numbers_from(1, 8)).value().blocks == 0);
+    CHECK(on_a.engine->claim(numbers_from(1, 8)).value().blocks == 0);
+
+    // What is saved from then on is shared as before.
+    on_a.engine->save(numbers_from(1, 8), blocks_from(0, 8));
+    CHECK(on_b.engine->lookup(numbers_from(1, 8)).value().coming == 8);
   }
 
   TEST_CASE("a client of an older version is told of what is here only") {

@@ -14,6 +14,7 @@
 
 #include "engine/memory_room.h"
 #include "tests/support/server_process.h"
+#include "tests/support/skip.h"
 #include "tests/support/wire_client.h"
 
 namespace pegaflow::testing {
@@ -150,10 +151,7 @@ TEST_SUITE("start") {
     ServerProcess other({.pool_size = "1200mb"});
     const auto room = memory_room();
     REQUIRE(room);
-    if (room->limited_by != "MemAvailable") {
-      MESSAGE("skipped: a cgroup limits the memory");
-      return;
-    }
+    if (room->limited_by != "MemAvailable") PEGA_SKIP("a cgroup limits the memory");
     // Whoever gives memory back meanwhile: the other pool stays.
     const std::string size = std::to_string(room->possible_bytes - (std::uint64_t{1} << 30));
     const TemporaryDirectory directory;
@@ -168,10 +166,7 @@ TEST_SUITE("start") {
 
   TEST_CASE("while it waits for memory health is 503, and it goes on when the memory is back") {
     const ReservedHugePages pages(32);
-    if (!pages.are_there()) {
-      MESSAGE("skipped: this process cannot reserve huge pages");
-      return;
-    }
+    if (!pages.are_there()) PEGA_SKIP("this process cannot reserve huge pages");
     ServerProcess other({.arguments = {"--use-hugepages"}});
     ServerProcess server({.arguments = {"--use-hugepages"}, .wait_until_ready = false});
     const std::string address = server.wait_for_http_address();
@@ -183,7 +178,7 @@ TEST_SUITE("start") {
     CHECK(health.status == 503);
     CHECK(has(health.body, "waiting for the memory of a previous server"));
     CHECK(http_request(address, "GET", "/metrics").status == 503);
-    CHECK(http_request(address, "POST", "/cache/memory/cleanup").status == 503);
+    CHECK(http_request(server.http_socket(), "POST", "/cache/memory/cleanup").status == 503);
     CHECK_FALSE(fs::exists(server.socket()));
 
     other.kill();
@@ -194,10 +189,7 @@ TEST_SUITE("start") {
 
   TEST_CASE("SIGTERM ends it while it waits for memory") {
     const ReservedHugePages pages(32);
-    if (!pages.are_there()) {
-      MESSAGE("skipped: this process cannot reserve huge pages");
-      return;
-    }
+    if (!pages.are_there()) PEGA_SKIP("this process cannot reserve huge pages");
     ServerProcess other({.arguments = {"--use-hugepages"}});
     ServerProcess server({.arguments = {"--use-hugepages"}, .wait_until_ready = false});
     (void)server.wait_for_http_address();
@@ -209,10 +201,7 @@ TEST_SUITE("start") {
     const TemporaryDirectory directory;
     const auto pages = huge_pages();
     REQUIRE(pages);
-    if (pages->free != 0) {
-      MESSAGE("skipped: this machine has reserved huge pages");
-      return;
-    }
+    if (pages->free != 0) PEGA_SKIP("this machine has reserved huge pages");
 
     const Ran ran = run_server_binary({"--addr", "unix:" + (directory.path() / "x.sock").string(),
                                        "--http-addr", "127.0.0.1:0", "--use-hugepages",

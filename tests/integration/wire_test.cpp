@@ -70,7 +70,7 @@ TEST_SUITE("hello") {
     auto io = kj::setupAsyncIo();
 
     WireClient newer(io, server.socket());
-    const auto too_new = newer.hello({.minimum = 4, .maximum = 5});
+    const auto too_new = newer.hello({.minimum = 5, .maximum = 6});
     WireClient older(io, server.socket());
     const auto too_old = older.hello({.minimum = 0, .maximum = 0});
 
@@ -79,8 +79,8 @@ TEST_SUITE("hello") {
     CHECK(too_new.maximum == kWireMaximum);
     REQUIRE(too_new.refused);
     CHECK(too_new.refused->code == Errc::kRefused);
-    CHECK(has(too_new.refused->detail, "versions 4 to 5"));
-    CHECK(has(too_new.refused->detail, "1 to 3"));
+    CHECK(has(too_new.refused->detail, "versions 5 to 6"));
+    CHECK(has(too_new.refused->detail, "1 to 4"));
     CHECK(has(too_new.refused->detail, "upgrade the server"));
     REQUIRE(too_old.refused);
     CHECK(has(too_old.refused->detail, "upgrade the client"));

@@ -1,6 +1,8 @@
 // Schedules of faults over a few simulated nodes: every page that an engine reads has the bytes of
 // its block, no frame is given out that somebody may still touch, and nothing is left at the end.
 //
+// With --mistakes it breaks one rule of nodes after the other and looks whether that is found.
+//
 // PEGA_TEST_SEED repeats a run; PEGA_NODES_SCHEDULES says how many schedules, and without it they
 // go on for some seconds.
 
@@ -8,6 +10,7 @@
 #include <cstdio>
 #include <cstdlib>
 #include <exception>
+#include <memory>
 #include <string>
 
 #include <fmt/format.h>
@@ -20,6 +23,7 @@
 namespace {
 
 using pegaflow::sim::NodesCoverage;
+using pegaflow::sim::NodesMistakes;
 using pegaflow::sim::NodesWorld;
 
 constexpr std::chrono::seconds kTime{15};
@@ -30,6 +34,7 @@ constexpr const char* kRequired[] = {"aborted",
                                      "blocks corrupt",
                                      "blocks fetched",
                                      "blocks given up",
+                                     "blocks not confirmed",
                                      "blocks retried",
                                      "blocks too late for their lease",
                                      "claims revoked",
@@ -41,14 +46,57 @@ constexpr const char* kRequired[] = {"aborted",
                                      "killed",
                                      "leases given back at the end",
                                      "leases run out",
+                                     "located blocks looked at",
                                      "open: gone",
                                      "open: not yet",
                                      "opened",
+                                     "paused from outside",
                                      "replicas evicted",
                                      "reservations timed out",
                                      "reset",
+                                     "reset confirmed",
+                                     "reset not confirmed",
                                      "saved",
                                      "saved too late"};
+
+/// Each of these has to be found.
+struct Mistake {
+  const char* what;
+  NodesMistakes mistakes;
+  bool is_rare = false;  ///< Takes a minute to be found: only with PEGA_RARE_MISTAKES, in the soak.
+};
+const Mistake kMistakes[] = {
+    {"the epoch is dropped in locate", {.nodes = {.locate_drops_epoch = true}}},
+    {"the epoch is dropped in lease", {.nodes = {.lease_drops_epoch = true}}},
+    {"a fetch goes on after a reset", {.fetches = {.forgets_generation = true}}},
+    {"blocks are sealed without a confirmation",
+     {.fetches = {.skips_confirmation = true}, .outlived_leases = 40},
+     true},
+};
+constexpr std::uint64_t kMistakeSchedules = 20000;
+
+/// True when it was found within so many schedules.
+bool finds(const Mistake& mistake, std::uint64_t seed, kj::WaitScope& scope) {
+  const auto start = std::chrono::steady_clock::now();
+  for (std::uint64_t done = 0; done < kMistakeSchedules; ++done) {
+    const pegaflow::ThrowOnAssert guard;
+    NodesCoverage coverage;
+    auto world = std::make_unique<NodesWorld>(seed + done * 0x9E3779B97F4A7C15ULL, scope, coverage,
+                                              mistake.mistakes);
+    try {
+      world->run();
+    } catch (const std::exception& broken) {
+      // A world in the middle of something may not be able to end.
+      (void)world.release();
+      const std::chrono::duration<double> took = std::chrono::steady_clock::now() - start;
+      fmt::print("found: {}, schedule {}, {:.1f} s: {}\n", mistake.what, done, took.count(),
+                 broken.what());
+      return true;
+    }
+  }
+  fmt::print("FAILED: not found: {}\n", mistake.what);
+  return false;
+}
 
 /// True when all was as it should be.
 bool run_schedule(std::uint64_t seed, kj::WaitScope& scope, NodesCoverage& coverage) {
@@ -71,7 +119,8 @@ bool run_schedule(std::uint64_t seed, kj::WaitScope& scope, NodesCoverage& cover
 
 }  // namespace
 
-int main() {
+int main(int argc, char** argv) {
+  const bool plants = argc == 2 && std::string(argv[1]) == "--mistakes";
   const std::uint64_t seed = pegaflow::testing::seed();
   const char* const given = std::getenv("PEGA_NODES_SCHEDULES");
   const std::uint64_t most = given != nullptr ? std::stoull(given) : ~std::uint64_t{0};
@@ -79,6 +128,15 @@ int main() {
   pegaflow::set_log_sink([](pegaflow::LogLevel, std::string_view) {});
   kj::EventLoop loop;
   kj::WaitScope scope(loop);
+  if (plants) {
+    bool all = true;
+    const bool with_rare = std::getenv("PEGA_RARE_MISTAKES") != nullptr;
+    for (const Mistake& mistake : kMistakes) {
+      if (with_rare || !mistake.is_rare) all = finds(mistake, seed, scope) && all;
+    }
+    std::fflush(stdout);
+    std::_Exit(all ? 0 : 1);  // Worlds are left in the middle of something.
+  }
   const auto start = std::chrono::steady_clock::now();
   NodesCoverage coverage;
   std::uint64_t done = 0;

@@ -5,6 +5,7 @@
 #include <stdexcept>
 #include <utility>
 
+#include "server/resets.h"
 #include "server/rpc_error.h"
 
 namespace pegaflow::sim {
@@ -26,19 +27,27 @@ std::uint64_t mix(std::uint64_t x) {
   return x ^ (x >> 29);
 }
 
-/// Word `i` of the page of `key`.
-std::uint64_t word_of(const BlockKey& key, std::size_t i) {
-  return mix(key.hash() + (i + 1) * 0x9E3779B97F4A7C15ULL);
+/// Word `i` of the page of `key` that was saved at `written`, which is word 0 as it is.
+std::uint64_t word_of(const BlockKey& key, std::uint64_t written, std::size_t i) {
+  if (i == 0) return written;
+  return mix(key.hash() + mix(written) + (i + 1) * 0x9E3779B97F4A7C15ULL);
 }
 
-void write_page(std::span<std::byte> page, const BlockKey& key, std::size_t from, std::size_t to) {
+void write_page(std::span<std::byte> page, const BlockKey& key, std::uint64_t written,
+                std::size_t from, std::size_t to) {
   for (std::size_t i = from; i < to; ++i) {
-    const std::uint64_t word = word_of(key, i);
+    const std::uint64_t word = word_of(key, written, i);
     std::memcpy(page.data() + i * sizeof word, &word, sizeof word);
   }
 }
 
 }  // namespace
+
+/// What a page of an engine is.
+struct NodesWorld::Page {
+  BlockKey key;
+  std::uint64_t time = 0;  ///< Of a write: when it was reserved. Of a read: no older one is right.
+};
 
 /// A process that loads and saves, with one connection.
 struct NodesWorld::Engine final : kj::TaskSet::ErrorHandler {
@@ -53,9 +62,9 @@ struct NodesWorld::Engine final : kj::TaskSet::ErrorHandler {
   const Id128 process;
   Id128 connection;
   bool is_dead = false;
-  std::map<std::uint32_t, BlockKey> reads;  ///< Pages that it has pinned; one pin each at a time.
+  std::map<std::uint32_t, Page> reads;  ///< Pages that it has pinned; one pin each at a time.
   std::map<std::uint32_t, std::uint32_t> pins;  ///< How often.
-  std::map<std::uint32_t, BlockKey> writes;
+  std::map<std::uint32_t, Page> writes;
   std::optional<std::string> failure;
   kj::Own<kj::TaskSet> tasks;
 };
@@ -64,13 +73,18 @@ struct NodesWorld::Load {
   std::shared_ptr<Engine> engine;
   std::vector<BlockKey> keys;
   Id128 token;
+  std::uint64_t oldest = 0;  ///< What was saved before that must not be found.
   std::size_t total = 0;
   std::size_t next = 0;
   bool is_aborted = false;  ///< Its claim was ended.
 };
 
-NodesWorld::NodesWorld(std::uint64_t seed, kj::WaitScope& scope, NodesCoverage& coverage)
-    : random_(seed), coverage_(coverage), name_(mix(seed)) {
+NodesWorld::NodesWorld(std::uint64_t seed, kj::WaitScope& scope, NodesCoverage& coverage,
+                       const NodesMistakes& mistakes)
+    : random_(seed),
+      coverage_(coverage),
+      name_(mix(seed)),
+      outlived_leases_(mistakes.outlived_leases) {
   chains_ = 2 + pick(6);
   // Some are longer than a peer is asked for at once.
   chain_blocks_ = 4 + pick(chance(0.2) ? 2 * Lenders::kFirstKeys : 20);
@@ -102,9 +116,18 @@ NodesWorld::NodesWorld(std::uint64_t seed, kj::WaitScope& scope, NodesCoverage& 
                    "a fetch");
     }
   };
+  options.on_locate = [this](std::size_t reader) {
+    return [this, oldest = oldest_[reader]](std::size_t owner, std::span<const BlockKey> found) {
+      if (oldest != 0) look_at_located(owner, found, oldest);
+    };
+  };
   options.on_wrong = [this](const std::string& what) { wrong(what); };
   uses_.assign(options.nodes, std::vector<Use>(options.blocks));
   engines_.resize(options.nodes);
+  oldest_.resize(options.nodes);
+  lives_.resize(options.nodes);
+  options.mistakes = mistakes.nodes;
+  options.fetches.mistakes = mistakes.fetches;
   cluster_ = std::make_unique<perf::SimCluster>(options, scope);
   for (std::size_t i = 0; i < options.nodes; ++i) add_engine(i);
 }
@@ -184,7 +207,7 @@ void NodesWorld::run() {
 
 void NodesWorld::act() {
   const std::size_t what = pick(100);
-  if (what < 3) return outlive_a_lease();
+  if (what < outlived_leases_) return outlive_a_lease();
   if (what < 70) return begin_request(living_node(), chance(0.1));
   if (what < 76) return kill_or_start();
   if (what < 82) return cut_or_heal();
@@ -202,12 +225,55 @@ void NodesWorld::act() {
     for (const auto& engine : engines_[*node]) {
       if (engine->is_dead) continue;
       note("node {} forgets all", *node);
-      (void)cluster_->node(*node)->service().reset_cache(engine->connection);
-      cluster_->node(*node)->poke();
-      ++coverage_["reset"];
+      reset(engine);
       return;
     }
   }
+}
+
+void NodesWorld::reset(const std::shared_ptr<Engine>& engine) {
+  const std::uint64_t now = ++time_;
+  perf::SimCluster::Node& node = *cluster_->node(engine->node);
+  const auto made = node.service().reset_cache(engine->connection);
+  if (!made) return wrong("a reset fails: " + made.error().detail);
+  node.poke();
+  oldest_[engine->node] = now;
+  ++coverage_["reset"];
+  engine->tasks->add(
+      spread_reset(node.service(), node.lenders(), cluster_->clock(), made->space)
+          .then([this, now, lives = lives_](const std::vector<std::string>& unconfirmed) {
+            ++coverage_[unconfirmed.empty() ? "reset confirmed" : "reset not confirmed"];
+            for (std::size_t i = 0; i < cluster_->size(); ++i) {
+              const std::string name = "node " + std::to_string(i);
+              if (cluster_->node(i) == nullptr || lives_[i] != lives[i] ||
+                  std::find(unconfirmed.begin(), unconfirmed.end(), name) != unconfirmed.end()) {
+                continue;
+              }
+              oldest_[i] = std::max(oldest_[i], now);
+            }
+          }));
+}
+
+/// An owner names blocks only to a reader that may have them as they are.
+void NodesWorld::look_at_located(std::size_t owner, std::span<const BlockKey> found,
+                                 std::uint64_t oldest) {
+  const auto& engines = engines_[owner];
+  const auto living = std::find_if(engines.begin(), engines.end(),
+                                   [](const auto& engine) { return !engine->is_dead; });
+  if (living == engines.end()) return;
+  CacheService& service = cluster_->node(owner)->service();
+  const Id128 token{4, next_++};
+  const auto claimed = service.claim((*living)->connection, token, found);
+  if (!claimed || claimed->blocks == 0) return;
+  const PinId pin{next_++};
+  if (const auto opened = service.open((*living)->connection, token, 0, claimed->blocks, pin)) {
+    for (std::size_t i = 0; i < opened->slots.size(); ++i) {
+      look_at(**living, opened->slots[i], {found[i], oldest});
+    }
+    ++coverage_["located blocks looked at"];
+    (void)service.release((*living)->connection, pin);
+  }
+  (void)service.unclaim((*living)->connection, token);
 }
 
 void NodesWorld::kill_or_start() {
@@ -222,6 +288,8 @@ void NodesWorld::kill_or_start() {
   count_up(node);
   forget_engines(node);
   std::fill(uses_[node].begin(), uses_[node].end(), Use{});
+  oldest_[node] = 0;
+  ++lives_[node];
   cluster_->kill(node);
   ++coverage_["killed"];
 }
@@ -279,7 +347,7 @@ void NodesWorld::end_engine() {
       look_at(*engine, page, engine->reads.at(page));
       uses_[*node][page].readers -= count;
     }
-    for (const auto& [page, key] : engine->writes) {
+    for (const auto& [page, written] : engine->writes) {
       const std::span<std::byte> bytes = cluster_->node(*node)->page(page);
       std::fill(bytes.begin(), bytes.end(), std::byte{0xEE});
       uses_[*node][page].is_written = false;
@@ -306,8 +374,12 @@ void NodesWorld::outlive_a_lease() {
   cluster_->network().set_faults({.slow = 1, .slowest = seconds(15)});
   for (int i = 0; i < 3; ++i) begin_request(*node, false);
   cluster_->run_for(microseconds(300));
-  note("node {} stands still for 16 s, with reads under way", *node);
-  cluster_->freeze(*node, seconds(16));
+  // A machine that its hypervisor pauses does not see that time passes.
+  const bool is_paused = chance(0.5);
+  note("node {} {} for 16 s, with reads in flight", *node,
+       is_paused ? "is paused" : "stands still");
+  is_paused ? cluster_->pause_machine(*node, seconds(16)) : cluster_->freeze(*node, seconds(16));
+  if (is_paused) ++coverage_["paused from outside"];
   cluster_->network().set_faults({});
   cluster_->run_for(milliseconds(2000 + pick(10000)));
   for (int i = 0; i < 30; ++i) {
@@ -330,12 +402,15 @@ kj::Promise<void> NodesWorld::request(const std::shared_ptr<Engine>& engine, boo
   made->engine = engine;
   made->keys = some_keys(is_new);
   made->token = {2, next_++};
+  made->oldest = oldest_[engine->node];
   const auto found = node.service().claim(engine->connection, made->token, made->keys);
   node.poke();
   const std::size_t ready = found ? found->blocks : 0;
   note("engine {} of node {} claims {} blocks of {:x}, {} are there", engine->process.low,
        engine->node, made->keys.size(), made->keys[0].hash(), ready);
-  auto extended = found ? node.fetches().extend(engine->connection, made->token, made->keys, ready)
+  auto extended = found ? node.fetches()
+                              .extend(engine->connection, made->token, made->keys, ready)
+                              .then([](const Fetches::Extension& more) { return more.blocks; })
                         : kj::Promise<std::size_t>(std::size_t{0});
   auto aborted = chance(0.05) ? pause(milliseconds(1)).then([this, made]() {
     // Before it is answered, perhaps.
@@ -382,16 +457,17 @@ kj::Promise<void> NodesWorld::load(const std::shared_ptr<Load>& load) {
         Engine& engine = *load->engine;
         const std::vector<std::uint32_t> pages = opened->slots;
         for (std::size_t i = 0; i < pages.size(); ++i) {
-          look_at(engine, pages[i], load->keys[load->next + i]);
+          const Page page{load->keys[load->next + i], load->oldest};
+          look_at(engine, pages[i], page);
           ++uses_[engine.node][pages[i]].readers;
           ++engine.pins[pages[i]];
-          engine.reads[pages[i]] = load->keys[load->next + i];
+          engine.reads[pages[i]] = page;
         }
         coverage_["opened"] += pages.size();
         return pause(milliseconds(20)).then([this, load, pin, pages]() {
           Engine& reader = *load->engine;
           for (std::size_t i = 0; i < pages.size(); ++i) {
-            look_at(reader, pages[i], load->keys[load->next + i]);
+            look_at(reader, pages[i], {load->keys[load->next + i], load->oldest});
             --uses_[reader.node][pages[i]].readers;
             if (--reader.pins[pages[i]] == 0) reader.pins.erase(pages[i]);
           }
@@ -413,13 +489,14 @@ kj::Promise<void> NodesWorld::save(const std::shared_ptr<Engine>& engine,
   node.poke();
   if (!slots) return kj::READY_NOW;
   std::vector<std::uint32_t> pages;
+  const std::uint64_t now = ++time_;
   for (std::size_t i = 0; i < slots->size(); ++i) {
     const std::uint32_t page = (*slots)[i];
     if (page == CacheService::kNoPage) continue;
     look_at_free(engine->node, page, "a save");
     uses_[engine->node][page].is_written = true;
-    engine->writes[page] = keys[i];
-    write_page(node.page(page), keys[i], 0, kWords / 2);
+    engine->writes[page] = {keys[i], now};
+    write_page(node.page(page), keys[i], now, 0, kWords / 2);
     pages.push_back(page);
   }
   if (pages.empty()) return kj::READY_NOW;
@@ -427,7 +504,8 @@ kj::Promise<void> NodesWorld::save(const std::shared_ptr<Engine>& engine,
       .then([this, engine, job, pages]() {
         perf::SimCluster::Node& self = *cluster_->node(engine->node);
         for (const std::uint32_t page : pages) {
-          write_page(self.page(page), engine->writes.at(page), kWords / 2, kWords);
+          const Page& written = engine->writes.at(page);
+          write_page(self.page(page), written.key, written.time, kWords / 2, kWords);
           uses_[engine->node][page].is_written = false;
           engine->writes.erase(page);
         }
@@ -444,15 +522,20 @@ kj::Promise<void> NodesWorld::save(const std::shared_ptr<Engine>& engine,
 
 // ---- what is looked at
 
-void NodesWorld::look_at(const Engine& engine, std::uint32_t page, const BlockKey& key) {
+void NodesWorld::look_at(const Engine& engine, std::uint32_t page, const Page& expected) {
   const std::span<const std::byte> bytes = cluster_->node(engine.node)->page(page);
-  for (std::size_t i = 0; i < kWords; ++i) {
+  std::uint64_t written = 0;
+  std::memcpy(&written, bytes.data(), sizeof written);
+  for (std::size_t i = 1; i < kWords; ++i) {
     std::uint64_t word = 0;
     std::memcpy(&word, bytes.data() + i * sizeof word, sizeof word);
-    if (word == word_of(key, i)) continue;
+    if (word == word_of(expected.key, written, i)) continue;
     return wrong(fmt::format("page {} of node {} has other bytes than block {:x}, from word {} on",
-                             page, engine.node, key.hash(), i));
+                             page, engine.node, expected.key.hash(), i));
   }
+  if (written >= expected.time) return;
+  wrong(fmt::format("node {} serves block {:x} as it was saved at {}, before the reset at {}",
+                    engine.node, expected.key.hash(), written, expected.time));
 }
 
 void NodesWorld::look_at_free(std::size_t node, std::uint32_t page, const char* whose) {
@@ -498,6 +581,7 @@ void NodesWorld::count_up(std::size_t node) {
   coverage_["blocks given up"] += fetches.given_up;
   coverage_["blocks retried"] += fetches.retried;
   coverage_["blocks too late for their lease"] += fetches.outlived;
+  coverage_["blocks not confirmed"] += fetches.unconfirmed;
   coverage_["blocks corrupt"] += fetches.corrupt;
   coverage_["fetches joined"] += store.fetches_joined;
   coverage_["fetches without room"] += store.fetches_no_room;
@@ -530,7 +614,8 @@ void NodesWorld::end_all() {
         look_at(*engine, page, engine->reads.at(page));
         uses_[engine->node][page].readers -= count;
       }
-      for (const auto& [page, key] : engine->writes) uses_[engine->node][page].is_written = false;
+      for (const auto& [page, written] : engine->writes)
+        uses_[engine->node][page].is_written = false;
       cluster_->node(engine->node)->service().process_gone(engine->connection);
       cluster_->node(engine->node)->poke();
     }
@@ -541,6 +626,9 @@ void NodesWorld::end_all() {
   if (const std::string why = unrest(); !why.empty()) return wrong("something is left: " + why);
   give_back();
   stop_if_wrong();
+  // All have greeted each other: no node has missed a reset that another one knows.
+  const std::uint64_t newest = *std::max_element(oldest_.begin(), oldest_.end());
+  std::fill(oldest_.begin(), oldest_.end(), newest);
   look_at_everything();
 }
 
@@ -596,7 +684,7 @@ void NodesWorld::look_at_everything() {
         if (!found || found->blocks == 0) continue;
         const auto opened = node.service().open(engine.connection, token, 0, 1, pin);
         if (!opened) return wrong("a block that is claimed at rest is not opened");
-        look_at(engine, opened->slots[0], one);
+        look_at(engine, opened->slots[0], {one, oldest_[i]});
         ++coverage_["blocks at the end"];
         (void)node.service().release(engine.connection, pin);
         (void)node.service().unclaim(engine.connection, token);

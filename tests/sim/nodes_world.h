@@ -26,8 +26,20 @@ namespace pegaflow::sim {
 /// What happened in all schedules; so that a run shows that it tried what it says.
 using NodesCoverage = std::map<std::string, std::uint64_t>;
 
+/// Rules that are broken on purpose, to see that it is found.
+struct NodesMistakes {
+  perf::SimCluster::Options::Mistakes nodes{};
+  Fetches::Options::Mistakes fetches{};
+  /// Of 100 things that happen, how many are a reader that outlives its lease: what is rare is
+  /// found sooner so.
+  std::size_t outlived_leases = 3;
+};
+
 /// The real services, fetches and stores of a few nodes with small pools, under engines that load
-/// and save pages whose bytes follow from their keys.
+/// and save pages whose bytes follow from their keys and from when they were saved.
+///
+/// A reset at a node has a time. What any node saved before that time is never found again at that
+/// node, in its present life, by a claim made after it, and at no node that has confirmed it.
 ///
 /// Looks at every page that an engine has pinned, when it is opened and when it is let go, and at
 /// the end at every block of every node; at every frame that is given out, whether somebody may
@@ -35,7 +47,8 @@ using NodesCoverage = std::map<std::string, std::uint64_t>;
 /// it should be.
 class NodesWorld {
  public:
-  NodesWorld(std::uint64_t seed, kj::WaitScope& scope, NodesCoverage& coverage);
+  NodesWorld(std::uint64_t seed, kj::WaitScope& scope, NodesCoverage& coverage,
+             const NodesMistakes& mistakes = {});
   ~NodesWorld() noexcept(false);
   NodesWorld(const NodesWorld&) = delete;
   NodesWorld& operator=(const NodesWorld&) = delete;
@@ -48,6 +61,7 @@ class NodesWorld {
  private:
   struct Engine;
   struct Load;
+  struct Page;
   /// What somebody does with a page of a pool, beside its server.
   struct Use {
     std::uint32_t readers = 0;
@@ -56,6 +70,7 @@ class NodesWorld {
 
   // ---- what happens
   void act();
+  void reset(const std::shared_ptr<Engine>& engine);
   void kill_or_start();
   void cut_or_heal();
   void change_faults();
@@ -77,7 +92,8 @@ class NodesWorld {
   /// Only notes it: throwing is for where no promise catches it.
   void wrong(const std::string& what);
   void stop_if_wrong();
-  void look_at(const Engine& engine, std::uint32_t page, const BlockKey& key);
+  void look_at(const Engine& engine, std::uint32_t page, const Page& expected);
+  void look_at_located(std::size_t owner, std::span<const BlockKey> found, std::uint64_t oldest);
   void look_at_free(std::size_t node, std::uint32_t page, const char* whose);
   void look_at_everything();
   /// After the end: readers give their leases back.
@@ -110,7 +126,11 @@ class NodesWorld {
   std::unique_ptr<perf::SimCluster> cluster_;
   std::vector<std::vector<Use>> uses_;                         ///< By node and page.
   std::vector<std::vector<std::shared_ptr<Engine>>> engines_;  ///< By node, dead ones included.
-  std::uint64_t next_ = 1;  ///< Of tokens, pins, jobs and processes.
+  std::vector<std::uint64_t> oldest_;  ///< By node: the time of the last reset that it knows.
+  std::vector<std::uint64_t> lives_;   ///< By node: how often it was killed.
+  std::uint64_t time_ = 0;             ///< Of saves and resets.
+  const std::size_t outlived_leases_;  ///< See NodesMistakes.
+  std::uint64_t next_ = 1;             ///< Of tokens, pins, jobs and processes.
 };
 
 }  // namespace pegaflow::sim

@@ -10,6 +10,7 @@
 #include <fstream>
 #include <memory>
 #include <numeric>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -104,13 +105,15 @@ inline bool sees_no_more(const ServerProcess& server, const std::string& address
   return server.metric_becomes(fmt::format("pegaflow_peer_ready{{peer=\"{}\"}}", address), 0);
 }
 
-/// Nothing is left of what `server` has fetched and handed out, waiting for it.
-inline void check_nothing_is_left(const ServerProcess& server) {
+/// Nothing is left of what `server` has fetched and handed out, and of connections of other nodes
+/// only one for each of the `dialers` that are there, when their number is known; waiting for it.
+inline void check_nothing_is_left(const ServerProcess& server, std::optional<double> dialers) {
   for (const char* const name :
        {"pegaflow_fetch_batches", "pegaflow_fetch_bytes",
         "pegaflow_quarantine_slots{reason=\"fetch\"}", "pegaflow_claims", "pegaflow_pins"}) {
     CHECK_MESSAGE(server.metric_becomes(name, 0), name);
   }
+  if (dialers) CHECK(server.metric_becomes("pegaflow_peer_connections", *dialers));
 }
 
 /// Writes a secret that only we may read.

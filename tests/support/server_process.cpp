@@ -1,5 +1,6 @@
 #include "tests/support/server_process.h"
 
+#include <algorithm>
 #include <cerrno>
 #include <csignal>
 #include <cstdlib>
@@ -19,6 +20,7 @@
 #include <sys/prctl.h>
 #include <sys/socket.h>
 #include <sys/syscall.h>
+#include <sys/un.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -197,7 +199,7 @@ ServerProcess::Response ServerProcess::get(const std::string& path) const {
 }
 
 ServerProcess::Response ServerProcess::post(const std::string& path) const {
-  return http_request(http_, "POST", path);
+  return http_request(http_socket(), "POST", path);
 }
 
 double ServerProcess::metric(std::string_view sample) const {
@@ -217,21 +219,44 @@ bool ServerProcess::metric_becomes(std::string_view sample, double value,
   return true;
 }
 
+namespace {
+
+UniqueFd connect_to(const std::string& address) {
+  const bool is_path = address.starts_with('/');
+  UniqueFd fd(::socket(is_path ? AF_UNIX : AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0));
+  const timeval patience{.tv_sec = 20, .tv_usec = 0};
+  ::setsockopt(fd.get(), SOL_SOCKET, SO_RCVTIMEO, &patience, sizeof patience);
+  sockaddr_un path{};
+  path.sun_family = AF_UNIX;
+  address.copy(path.sun_path, sizeof path.sun_path - 1);
+  sockaddr_in to{};
+  to.sin_family = AF_INET;
+  if (!is_path) {
+    const std::size_t colon = address.rfind(':');
+    to.sin_port = htons(static_cast<std::uint16_t>(std::stoi(address.substr(colon + 1))));
+    ::inet_pton(AF_INET, address.substr(0, colon).c_str(), &to.sin_addr);
+  }
+  const auto* const where =
+      is_path ? reinterpret_cast<const sockaddr*>(&path) : reinterpret_cast<const sockaddr*>(&to);
+  if (::connect(fd.get(), where, is_path ? sizeof path : sizeof to) != 0) {
+    throw std::runtime_error("connect to " + address + ": " + std::strerror(errno));
+  }
+  return fd;
+}
+
+}  // namespace
+
 ServerProcess::Response http_request(const std::string& address, std::string_view method,
                                      const std::string& path,
                                      const std::vector<std::string>& headers) {
-  const std::size_t colon = address.rfind(':');
-  sockaddr_in to{};
-  to.sin_family = AF_INET;
-  to.sin_port = htons(static_cast<std::uint16_t>(std::stoi(address.substr(colon + 1))));
-  ::inet_pton(AF_INET, address.substr(0, colon).c_str(), &to.sin_addr);
-  const UniqueFd fd(::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0));
-  const timeval patience{.tv_sec = 20, .tv_usec = 0};
-  ::setsockopt(fd.get(), SOL_SOCKET, SO_RCVTIMEO, &patience, sizeof patience);
-  if (::connect(fd.get(), reinterpret_cast<const sockaddr*>(&to), sizeof to) != 0) {
-    throw std::runtime_error("connect to " + address + ": " + std::strerror(errno));
+  const UniqueFd fd = connect_to(address);
+  std::string request = fmt::format("{} {} HTTP/1.1\r\n", method, path);
+  const bool has_host = std::any_of(headers.begin(), headers.end(), [](const std::string& header) {
+    return header.starts_with("Host:");
+  });
+  if (!has_host) {
+    request += fmt::format("Host: {}\r\n", address.starts_with('/') ? "localhost" : address);
   }
-  std::string request = fmt::format("{} {} HTTP/1.1\r\nHost: {}\r\n", method, path, address);
   if (method == "POST") request += "Content-Length: 0\r\n";
   for (const std::string& header : headers) request += header + "\r\n";
   request += "\r\n";

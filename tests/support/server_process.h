@@ -76,6 +76,8 @@ class ServerProcess {
     return directory_.path();
   }
   [[nodiscard]] std::string socket() const { return (directory() / "pega.sock").string(); }
+  /// The Unix socket of the HTTP pages, where POST needs no token.
+  [[nodiscard]] std::string http_socket() const { return (directory() / "pega.http").string(); }
   /// HOST:PORT. Known once it is ready.
   [[nodiscard]] const std::string& http() const noexcept { return http_; }
   [[nodiscard]] pid_t pid() const noexcept { return pid_; }
@@ -87,6 +89,7 @@ class ServerProcess {
     std::string body;
   };
   [[nodiscard]] Response get(const std::string& path) const;
+  /// Over http_socket().
   [[nodiscard]] Response post(const std::string& path) const;
 
   /// A sample of /metrics by its whole name, labels included:
@@ -106,7 +109,8 @@ class ServerProcess {
   UniqueFd pidfd_;
 };
 
-/// One HTTP request to HOST:PORT; throws std::runtime_error when nobody answers.
+/// One HTTP request to HOST:PORT, or to the Unix socket at an absolute path; `headers` may have a
+/// Host of their own; throws std::runtime_error when nobody answers.
 ServerProcess::Response http_request(const std::string& address, std::string_view method,
                                      const std::string& path,
                                      const std::vector<std::string>& headers = {});

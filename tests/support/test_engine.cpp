@@ -93,7 +93,9 @@ void TestEngine::wait_ready() {
 
 Result<void> TestEngine::start_save(std::uint64_t job, const std::vector<std::uint64_t>& numbers,
                                     const std::vector<std::uint32_t>& blocks) {
-  for (std::size_t i = 0; i < numbers.size(); ++i) memory_.fill(blocks[i], numbers[i]);
+  for (std::size_t i = 0; i < numbers.size(); ++i) {
+    memory_.fill(blocks[i], seed_of(numbers[i], weights));
+  }
   return mover_->save(scheduler, job, numbered_keys(numbers), blocks, Device::Event::kNow);
 }
 
@@ -147,7 +149,7 @@ std::size_t TestEngine::wrong_blocks(const std::vector<std::uint64_t>& numbers,
   std::size_t wrong = 0;
   for (std::size_t i = 0; i < blocks.size(); ++i) {
     const bool counts = std::find(failed.begin(), failed.end(), blocks[i]) == failed.end();
-    if (counts && !memory_.holds(blocks[i], numbers[i])) ++wrong;
+    if (counts && !memory_.holds(blocks[i], seed_of(numbers[i], weights))) ++wrong;
   }
   return wrong;
 }

@@ -74,6 +74,12 @@ class TestEngine {
 
   Id128 scheduler = Id128::random();
   std::uint64_t last_job = 0;
+  /// What it computes with: the bytes of a block follow from its number and from this.
+  std::uint64_t weights = 0;
+  /// The bytes of a block, for EngineMemory.
+  [[nodiscard]] static std::uint64_t seed_of(std::uint64_t number, std::uint64_t weights) {
+    return number + (weights << 40);
+  }
 
  private:
   EngineMemory& memory_;

@@ -187,6 +187,71 @@ TEST_SUITE("codec") {
     CHECK(code(wrong) == Errc::kInvalidArgument);
   }
 
+  TEST_CASE("an engine's description comes back as it was, and a later value counts as unknown") {
+    const EngineInfo engine{.device = "NVIDIA H200",
+                            .kernels = wire::Engine::Kernels::PRESENT,
+                            .copy_path = wire::Engine::CopyPath::STAGED,
+                            .loads = false,
+                            .saves = true};
+    capnp::MallocMessageBuilder message;
+    auto builder = message.initRoot<wire::Engine>();
+    write_engine(engine, builder);
+
+    const EngineInfo read = read_engine(builder);
+
+    CHECK(read.device == "NVIDIA H200");
+    CHECK(to_string(read.kernels) == "present");
+    CHECK(to_string(read.copy_path) == "staged");
+    CHECK_FALSE(read.loads);
+    CHECK(read.saves);
+
+    builder.setKernels(static_cast<wire::Engine::Kernels>(77));
+    builder.setCopyPath(static_cast<wire::Engine::CopyPath>(77));
+    builder.setDevice(std::string(kMaxDeviceBytes + 1, 'x').c_str());
+    CHECK(to_string(read_engine(builder).kernels) == "unknown");
+    CHECK(to_string(read_engine(builder).copy_path) == "unknown");
+    CHECK(read_engine(builder).device.size() == kMaxDeviceBytes);
+  }
+
+  TEST_CASE("a decline comes back as it was, its text cut between two characters") {
+    const Decline decline{.instance = "engine",
+                          .side = wire::Side::WORKER,
+                          .rank = 3,
+                          .reason = wire::DeclineReason::WEIGHTS,
+                          .detail = "no id"};
+    capnp::MallocMessageBuilder message;
+    auto builder = message.initRoot<wire::Decline>();
+    write_decline(decline, builder);
+
+    const auto read = read_decline(builder);
+
+    REQUIRE(read);
+    CHECK(read->instance == "engine");
+    CHECK(to_string(read->side) == "worker");
+    CHECK(read->rank == 3);
+    CHECK(to_string(read->reason) == "weights");
+    CHECK(read->detail == "no id");
+
+    // The limit falls into the second byte of the last character.
+    builder.setDetail((std::string(kMaxNoticeBytes - 1, 'x') + "\xc3\xa9").c_str());
+    CHECK(read_decline(builder)->detail == std::string(kMaxNoticeBytes - 1, 'x'));
+    builder.setReason(static_cast<wire::DeclineReason>(77));
+    CHECK(read_decline(builder)->reason == wire::DeclineReason::OTHER);
+    builder.setSide(static_cast<wire::Side>(2));
+    CHECK(read_decline(builder).error().code == Errc::kInvalidArgument);
+    builder.setSide(wire::Side::SCHEDULER);
+    builder.setInstance("");
+    CHECK(read_decline(builder).error().code == Errc::kInvalidArgument);
+  }
+
+  TEST_CASE("each reason of a decline has a name of its own that is read back") {
+    for (std::size_t i = 0; i < kDeclineReasons; ++i) {
+      const auto reason = static_cast<wire::DeclineReason>(i);
+      CHECK(parse_decline_reason(to_string(reason)) == reason);
+    }
+    CHECK_FALSE(parse_decline_reason("unheard"));
+  }
+
   TEST_CASE("numbers come back as they are, and too many are refused") {
     capnp::MallocMessageBuilder message;
     auto builder = message.getRoot<capnp::AnyPointer>();
@@ -203,15 +268,16 @@ TEST_SUITE("codec") {
   }
 
   TEST_CASE("versions meet at the newest that both speak") {
-    static_assert(kWireMinimum == 1 && kWireMaximum == 3, "extend the cases below");
+    static_assert(kWireMinimum == 1 && kWireMaximum == 4, "extend the cases below");
     CHECK(common_version(1, 1) == 1);
     CHECK(common_version(1, 2) == 2);
     CHECK(common_version(2, 3) == 3);
     CHECK(common_version(3, 3) == 3);
-    CHECK(common_version(3, 4) == 3);
+    CHECK(common_version(3, 4) == 4);
+    CHECK(common_version(4, 5) == 4);
     CHECK(common_version(0, 1) == 1);
-    CHECK(common_version(0, 65535) == 3);
-    CHECK(common_version(4, 5) == 0);
+    CHECK(common_version(0, 65535) == 4);
+    CHECK(common_version(5, 6) == 0);
     CHECK(common_version(0, 0) == 0);
     CHECK(common_version(3, 1) == 0);  // No range at all.
   }

@@ -47,12 +47,23 @@ class PlayedLender final : public Lender {
     }
     return Result<LeaseGrant>(std::move(grant));
   }
+  kj::Promise<Result<bool>> confirm(std::uint64_t lease, Duration) override {
+    confirmed.push_back(lease);
+    if (!is_confirming) return kj::NEVER_DONE;
+    return Result<bool>(holds);
+  }
+  kj::Promise<Result<Epoch>> reset(const Bytes32&, const Epoch& epoch, Duration) override {
+    return Result<Epoch>(epoch);
+  }
   void release(std::uint64_t lease) override { released.push_back(lease); }
   void lost(std::uint64_t, const std::string&) override {}
   void way_lost(std::uint64_t, const Way&, const std::string&) override {}
 
   std::uint64_t leases = 0;
   std::vector<std::uint64_t> released;
+  std::vector<std::uint64_t> confirmed;  ///< That it was asked about.
+  bool is_confirming = true;
+  bool holds = true;  ///< What it says of leases.
 
  private:
   std::string address_ = "played:1";
@@ -94,6 +105,11 @@ class PlayedFabric final : public Fabric {
   std::deque<Batch> batches;
 };
 
+using std::chrono::microseconds;
+using std::chrono::milliseconds;
+
+constexpr Id128 kMeasured{5, 99};
+
 /// A service of 64 slots with one engine. A batch is one block, and a lease has two at the fabric.
 struct Fixture {
   explicit Fixture(std::size_t most_batches = 256) {
@@ -117,7 +133,22 @@ struct Fixture {
   }
 
   std::size_t claim(const Id128& token, std::span<const BlockKey> wanted) {
-    return fetches->extend(engine, token, wanted, 0).wait(io.waitScope);
+    return fetches->extend(engine, token, wanted, 0).wait(io.waitScope).blocks;
+  }
+  /// What a claim gets whose engine computes a block in so long, and begins after `delay`.
+  Fetches::Extension claim(const Id128& token, std::span<const BlockKey> wanted, Duration per_block,
+                           Duration delay = {}) {
+    return fetches->extend(engine, token, wanted, 0, {.delay = delay, .per_block = per_block})
+        .wait(io.waitScope);
+  }
+  /// From now on it is known that a block takes 10 ms.
+  void measure() {
+    REQUIRE(claim(kMeasured, keys(99, 4)) == 4);
+    for (int i = 0; i < 4; ++i) {
+      clock.advance(milliseconds(10));
+      complete();
+    }
+    unclaim(kMeasured);
   }
   void unclaim(const Id128& token) {
     fetches->ended(token);
@@ -174,6 +205,45 @@ TEST_SUITE("Fetches") {
       CHECK(f.here(keys(1, 6)) == block + 1);
     }
     CHECK(f.fetches->stats().blocks == 6);
+    f.check_rest();
+  }
+
+  TEST_CASE("what was read is sealed only after the owner confirmed the lease") {
+    Fixture f;
+    f.peers.lenders.front().is_confirming = false;
+    REQUIRE(f.claim(kOne, keys(1, 3)) == 3);
+    f.complete();
+    f.complete();
+
+    // The next blocks are read meanwhile, and one question is asked.
+    CHECK(f.fabric.batches.size() == 1);
+    CHECK(f.peers.lenders.front().confirmed.size() == 1);
+    CHECK(f.here(keys(1, 3)) == 0);
+  }
+
+  TEST_CASE("what the owner does not confirm is not sealed, whatever our clock says") {
+    Fixture f;
+    f.peers.lenders.front().holds = false;
+    REQUIRE(f.claim(kOne, keys(1, 2)) == 2);
+    f.complete();
+    f.complete();
+
+    CHECK(f.here(keys(1, 2)) == 0);
+    CHECK(f.fetches->stats().blocks == 0);
+    CHECK(f.fetches->stats().unconfirmed == 2);
+    f.unclaim(kOne);
+    f.check_rest();
+  }
+
+  TEST_CASE("what was read before a reset is not sealed after it") {
+    Fixture f;
+    REQUIRE(f.claim(kOne, keys(1, 2)) == 2);
+    REQUIRE(f.service->reset_cache(f.engine));
+    f.complete();
+    f.complete();
+
+    CHECK(f.here(keys(1, 2)) == 0);
+    f.unclaim(kOne);
     f.check_rest();
   }
 
@@ -256,6 +326,81 @@ TEST_SUITE("Fetches") {
     CHECK(f.here(keys(1, 3)) == 1);
     CHECK(f.here(keys(2, 3)) == 3);
     CHECK(f.fetches->stats().unwanted == 2);
+    f.check_rest();
+  }
+
+  TEST_CASE("what is computed sooner than it arrives is not fetched") {
+    Fixture f;
+    f.measure();
+    const std::uint64_t leases = f.peers.lenders.front().leases;
+
+    CHECK(f.claim(kOne, keys(1, 4), milliseconds(9)).blocks == 0);
+    CHECK(f.peers.lenders.front().leases == leases);
+    CHECK(f.fetches->stats().declined == 4);
+
+    const auto fetched = f.claim(kTwo, keys(1, 4), milliseconds(11));
+    CHECK(fetched.blocks == 4);
+    CHECK(fetched.arrival.first == milliseconds(10) + SourceRate::kLatency);
+    CHECK(fetched.arrival.last == milliseconds(40) + SourceRate::kLatency);
+    for (int i = 0; i < 4; ++i) f.complete();
+    f.check_rest();
+  }
+
+  TEST_CASE("what is queued at a node comes first, and what the engine computes first counts too") {
+    Fixture f;
+    f.measure();
+    REQUIRE(f.claim(kOne, keys(1, 6)) == 6);
+
+    CHECK(f.claim(kTwo, keys(2, 4), milliseconds(20)).blocks == 0);
+    const auto fetched = f.claim(kTwo, keys(2, 4), milliseconds(20), milliseconds(30));
+    CHECK(fetched.blocks == 4);
+    CHECK(fetched.arrival.first == milliseconds(70) + SourceRate::kLatency);
+    CHECK(fetched.arrival.last == milliseconds(100) + SourceRate::kLatency);
+    for (int i = 0; i < 10; ++i) f.complete();
+    f.check_rest();
+  }
+
+  TEST_CASE("a node whose rate is not known is probed with one batch, and with one at a time") {
+    Fixture f;
+    const auto probe = f.claim(kOne, keys(1, 6), milliseconds(3));
+    CHECK(probe.blocks == 1);
+    CHECK(probe.arrival.last == milliseconds(3));
+    CHECK(f.claim(kTwo, keys(2, 6), milliseconds(3)).blocks == 0);
+
+    f.clock.advance(milliseconds(1));
+    f.complete();
+    CHECK(f.claim(kTwo, keys(2, 6), milliseconds(3)).blocks == 6);
+    for (int i = 0; i < 6; ++i) f.complete();
+    f.check_rest();
+  }
+
+  TEST_CASE("a slow node is probed again when its rate is 10 s old, and a fast one is believed") {
+    Fixture f;
+    f.measure();
+    f.clock.advance(SourceRate::kBelieved);
+    CHECK(f.claim(kOne, keys(1, 6), milliseconds(20)).blocks == 6);
+    for (int i = 0; i < 6; ++i) {
+      f.clock.advance(milliseconds(10));
+      f.complete();
+    }
+    CHECK(f.claim(kTwo, keys(2, 6), milliseconds(5)).blocks == 0);
+
+    f.clock.advance(SourceRate::kBelieved);
+    CHECK(f.claim(kTwo, keys(2, 6), milliseconds(5)).blocks == 1);
+    f.complete();
+    f.check_rest();
+  }
+
+  TEST_CASE("what another claim fetches already is joined, however slow it is") {
+    Fixture f;
+    f.measure();
+    REQUIRE(f.claim(kOne, keys(1, 4)) == 4);
+
+    const auto joined = f.claim(kTwo, keys(1, 4), microseconds(1));
+
+    CHECK(joined.blocks == 4);
+    CHECK(joined.arrival.last == milliseconds(40) + SourceRate::kLatency);
+    for (int i = 0; i < 4; ++i) f.complete();
     f.check_rest();
   }
 

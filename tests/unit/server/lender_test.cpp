@@ -55,6 +55,10 @@ class PlayedLender final : public Lender {
                                         std::chrono::milliseconds) override {
     return Result<LeaseGrant>(fail(Errc::kInternal, "nobody asks for a lease here"));
   }
+  kj::Promise<Result<bool>> confirm(std::uint64_t, Duration) override { return Result<bool>(true); }
+  kj::Promise<Result<Epoch>> reset(const Bytes32&, const Epoch& epoch, Duration) override {
+    return Result<Epoch>(epoch);
+  }
   void release(std::uint64_t) override {}
   void lost(std::uint64_t, const std::string&) override {}
   void way_lost(std::uint64_t, const Way&, const std::string&) override {}

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <fstream>
+#include <numeric>
 #include <string>
 
 #include <sys/stat.h>
@@ -17,7 +18,7 @@ PeerSecret secret_of(const TemporaryDirectory& directory, const std::string& tex
   const std::string path = (directory.path() / "secret").string();
   std::ofstream(path) << text;
   ::chmod(path.c_str(), 0600);
-  return PeerSecret::read(path).value();
+  return PeerSecrets::read(path).value().first();
 }
 
 PeerSecret::Greeting greeting() {
@@ -68,11 +69,13 @@ TEST_SUITE("PeerSecret") {
   TEST_CASE("a secret that is short, long, open to all or not there is told") {
     const TemporaryDirectory directory;
     const std::string path = (directory.path() / "secret").string();
-    CHECK(PeerSecret::read(path).error().code == Errc::kRefused);
+    CHECK(PeerSecrets::read(path).error().code == Errc::kRefused);
     const auto write = [&](std::size_t bytes, mode_t mode) {
-      std::ofstream(path) << std::string(bytes, 'x') << "  \n";
+      std::string secret(bytes, 'x');
+      std::iota(secret.begin(), secret.begin() + 10, '0');
+      std::ofstream(path) << secret << "  \n";
       ::chmod(path.c_str(), mode);
-      return PeerSecret::read(path);
+      return PeerSecrets::read(path);
     };
     CHECK(write(15, 0600).error().code == Errc::kInvalidArgument);
     CHECK(write(4097, 0600).error().code == Errc::kInvalidArgument);
@@ -81,6 +84,68 @@ TEST_SUITE("PeerSecret") {
     CHECK(open.error().code == Errc::kRefused);
     CHECK(open.error().detail.find("chmod o=") != std::string::npos);
     CHECK(write(16, 0640));
+  }
+
+  TEST_CASE("a secret of a few different bytes is refused, with what makes a good one") {
+    const TemporaryDirectory directory;
+    const std::string path = (directory.path() / "secret").string();
+    std::ofstream(path) << "aaaabbbbccccddddeeee\n";
+    ::chmod(path.c_str(), 0600);
+
+    const auto guessed = PeerSecrets::read(path);
+    REQUIRE_FALSE(guessed);
+    CHECK(guessed.error().code == Errc::kInvalidArgument);
+    CHECK(guessed.error().detail.find("/dev/urandom") != std::string::npos);
+  }
+
+  TEST_CASE("a file has two secrets with a line without text between them, and one without") {
+    const TemporaryDirectory directory;
+    const std::string path = (directory.path() / "secret").string();
+    const auto read = [&](const std::string& text) {
+      std::ofstream(path, std::ios::binary) << text;
+      ::chmod(path.c_str(), 0600);
+      return PeerSecrets::read(path);
+    };
+    const std::string one = "the first secret, in one line";
+    const std::string two = "the second secret";
+    const auto both = read(one + "\n\n" + two + "\n").value();
+    CHECK(both.count() == 2);
+    CHECK(both.first() == PeerSecret(one));
+    CHECK(both == read(one + " \r\n \t\r\n\n" + two + "\r\n\r\n").value());
+    CHECK(both.shortest() == two.size());
+    // As before there could be two: base64 breaks long lines.
+    CHECK(read(one + "\n" + two + "\n").value().first() == PeerSecret(one + "\n" + two));
+    CHECK(read(one + "\n" + two).value().count() == 1);
+    // Of random bytes each pair is as likely as any other.
+    const std::string binary = "\x01\x02 binary \xff\n\n and more of it";
+    CHECK(read(binary).value().first() == PeerSecret(binary));
+
+    CHECK(read(one + "\n\ntoo short").error().code == Errc::kInvalidArgument);
+    CHECK(read(one + "\n\n" + two + "\n\n" + one + "?").error().code == Errc::kInvalidArgument);
+    CHECK(read("\n\n").error().code == Errc::kInvalidArgument);
+    CHECK(read("").error().code == Errc::kInvalidArgument);
+  }
+
+  TEST_CASE("a proof by either secret is found") {
+    const TemporaryDirectory directory;
+    const std::string path = (directory.path() / "secret").string();
+    std::ofstream(path) << "the former secret\n\nthe coming secret\n";
+    ::chmod(path.c_str(), 0600);
+    const PeerSecrets both = PeerSecrets::read(path).value();
+    const auto said = greeting();
+    const auto side = PeerSecret::Side::kDialer;
+    const auto find = [&](const std::string& secret) {
+      return both.find(side, said, PeerSecret(secret).prove(side, said));
+    };
+
+    REQUIRE(find("the coming secret") != nullptr);
+    CHECK(*find("the coming secret") == PeerSecret("the coming secret"));
+    CHECK(*find("the former secret") == both.first());
+    CHECK(find("a stranger's secret") == nullptr);
+    // Without a file: the secret that all such nodes have, and no other.
+    CHECK(PeerSecrets().find(side, said, PeerSecret().prove(side, said)) != nullptr);
+    CHECK(PeerSecrets().find(side, said, PeerSecret("the former secret").prove(side, said)) ==
+          nullptr);
   }
 }
 

@@ -2,8 +2,11 @@
 
 #include <string>
 
+#include <capnp/rpc-twoparty.h>
 #include <doctest/doctest.h>
 #include <kj/async-io.h>
+
+#include "capnp/peer.capnp.h"
 
 namespace pegaflow {
 namespace {
@@ -18,6 +21,22 @@ TEST_SUITE("errors of KJ") {
     CHECK(error_from(thrown(kj::Exception::Type::OVERLOADED, "full")).code == Errc::kBusy);
     CHECK(error_from(thrown(kj::Exception::Type::FAILED, "odd")).code == Errc::kInternal);
     CHECK(error_from(thrown(kj::Exception::Type::FAILED, "odd")).detail == "odd");
+  }
+
+  TEST_CASE("calls that are open when this side drops the connection end as on a lost one") {
+    auto io = kj::setupAsyncIo();
+    auto pipe = kj::newTwoWayPipe();
+    auto client = kj::heap<capnp::TwoPartyClient>(*pipe.ends[0]);
+    auto call = client->bootstrap().castAs<wire::PeerGate>().greetRequest().send();
+
+    client = nullptr;
+
+    const auto problem = kj::runCatchingExceptions([&]() { call.wait(io.waitScope); });
+    KJ_IF_MAYBE (failed, problem) {
+      CHECK(error_from(*failed).code == Errc::kPeerLost);
+    } else {
+      FAIL("the call was answered");
+    }
   }
 
   TEST_CASE("an error of ours comes back with its sentence") {

@@ -1,0 +1,72 @@
+#include "server/epochs.h"
+
+#include <algorithm>
+#include <chrono>
+
+#include "base/id128.h"
+
+namespace pegaflow {
+namespace {
+
+Epoch next_by_clock(const Epoch& known) {
+  const auto now = std::chrono::duration_cast<std::chrono::microseconds>(
+      std::chrono::system_clock::now().time_since_epoch());
+  const auto wall = static_cast<std::uint64_t>(std::max<std::int64_t>(0, now.count()));
+  return {.counter = std::min(std::max(known.counter + 1, wall), Epoch::kEnd - 1),
+          .id = Id128::random().low};
+}
+
+}  // namespace
+
+Epochs::Epochs(std::function<void()> news, Next next, std::size_t max_spaces)
+    : news_(std::move(news)),
+      next_(next ? std::move(next) : Next(next_by_clock)),
+      max_spaces_(max_spaces) {}
+
+Epoch Epochs::of(const Bytes32& space) const {
+  const auto found = epochs_.find(space);
+  return found == epochs_.end() ? floor_ : found->second;
+}
+
+bool Epochs::take_floor(const Epoch& epoch) {
+  if (epoch <= floor_) return false;
+  floor_ = epoch;
+  std::erase_if(epochs_, [&](const auto& entry) { return entry.second <= floor_; });
+  return true;
+}
+
+bool Epochs::take(const Bytes32& space, const Epoch& epoch) {
+  if (epoch <= of(space)) return false;
+  epochs_.insert_or_assign(space, epoch);
+  if (epochs_.size() > max_spaces_) {
+    const auto oldest =
+        std::min_element(epochs_.begin(), epochs_.end(),
+                         [](const auto& a, const auto& b) { return a.second < b.second; });
+    take_floor(Epoch(oldest->second));
+  }
+  return true;
+}
+
+bool Epochs::learn(const Bytes32& space, const Epoch& epoch) {
+  const bool is_news = take(space, epoch);
+  if (is_news && news_) news_();
+  return is_news;
+}
+
+Epoch Epochs::raise(const Bytes32& space) {
+  const Epoch raised = next_(of(space));
+  learn(space, raised);
+  return of(space);
+}
+
+Epochs::Known Epochs::known() const {
+  return {.spaces = {epochs_.begin(), epochs_.end()}, .floor = floor_};
+}
+
+void Epochs::learn(const Known& known) {
+  bool is_news = take_floor(known.floor);
+  for (const auto& [space, epoch] : known.spaces) is_news = take(space, epoch) || is_news;
+  if (is_news && news_) news_();
+}
+
+}  // namespace pegaflow

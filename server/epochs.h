@@ -1,0 +1,69 @@
+#pragma once
+/// \file
+/// Which reset of each namespace came last in the cluster.
+
+#include <compare>
+#include <cstddef>
+#include <cstdint>
+#include <functional>
+#include <map>
+#include <utility>
+#include <vector>
+
+#include "server/peer_proof.h"
+
+namespace pegaflow {
+
+/// One reset of a namespace. The newer of two is the greater one; nodes that meet take that.
+struct Epoch {
+  std::uint64_t counter = 0;  ///< Below kEnd.
+  std::uint64_t id = 0;       ///< Random: two nodes that reset at once differ.
+
+  static constexpr std::uint64_t kEnd = std::uint64_t{1} << 63;
+  [[nodiscard]] bool is_zero() const noexcept { return *this == Epoch{}; }
+  auto operator<=>(const Epoch&) const = default;
+};
+
+/// The epoch of each namespace that was ever reset, by its name among nodes.
+///
+/// Epochs never go back. The table is bounded: when it is full, the oldest entry gives way and its
+/// epoch becomes the *floor*, the epoch of every namespace that is not listed. That forgets blocks
+/// of namespaces that nobody reset, and never keeps one that was. Thread-bound.
+class Epochs {
+ public:
+  static constexpr std::size_t kMaxSpaces = 1024;
+  /// Makes an epoch newer than the one given.
+  using Next = std::function<Epoch(const Epoch& known)>;
+
+  /// `news` is called after an epoch has become newer. The default of `next` counts on from the
+  /// system clock in microseconds, so that a node that restarted, and has forgotten an epoch, does
+  /// not reset below it.
+  explicit Epochs(std::function<void()> news = {}, Next next = {},
+                  std::size_t max_spaces = kMaxSpaces);
+
+  [[nodiscard]] Epoch of(const Bytes32& space) const;
+  /// Takes the newer one of both. True: that was `epoch`.
+  bool learn(const Bytes32& space, const Epoch& epoch);
+  /// A reset: the new epoch, which is newer than every one that was known.
+  Epoch raise(const Bytes32& space);
+
+  struct Known {
+    std::vector<std::pair<Bytes32, Epoch>> spaces;
+    Epoch floor;
+  };
+  [[nodiscard]] Known known() const;
+  void learn(const Known& known);
+  [[nodiscard]] std::size_t size() const noexcept { return epochs_.size(); }
+
+ private:
+  bool take(const Bytes32& space, const Epoch& epoch);
+  bool take_floor(const Epoch& epoch);
+
+  std::function<void()> news_;
+  Next next_;
+  std::size_t max_spaces_;
+  std::map<Bytes32, Epoch> epochs_;  ///< All above the floor.
+  Epoch floor_;
+};
+
+}  // namespace pegaflow

@@ -1,0 +1,66 @@
+#include "server/http_connections.h"
+
+#include <utility>
+
+namespace pegaflow {
+
+kj::Own<HttpConnection> HttpConnections::add(kj::Own<kj::AsyncIoStream> stream, bool is_socket) {
+  if (open_.size() >= options_.places) {
+    HttpConnection* const oldest = oldest_to_close();
+    ++counters_.displaced;
+    if (oldest == nullptr) return {};
+    oldest->close();
+  }
+  return kj::heap<HttpConnection>(*this, kj::mv(stream), is_socket);
+}
+
+HttpConnection* HttpConnections::oldest_to_close() const {
+  for (HttpConnection* const each : open_) {
+    if (each->writing_ != 0) return each;
+  }
+  for (HttpConnection* const each : open_) {
+    if (!each->is_pending_) return each;
+  }
+  return nullptr;
+}
+
+HttpConnection::HttpConnection(HttpConnections& all, kj::Own<kj::AsyncIoStream> stream,
+                               bool is_socket)
+    : all_(all),
+      stream_(kj::mv(stream)),
+      end_(kj::newPromiseAndFulfiller<void>()),
+      place_(all.open_.insert(all.open_.end(), this)),
+      is_socket_(is_socket) {
+  all_.counters_.open = all_.open_.size();
+}
+
+HttpConnection::~HttpConnection() noexcept(false) {
+  if (!is_closing_) all_.open_.erase(place_);
+  all_.counters_.open = all_.open_.size();
+}
+
+void HttpConnection::begin_request() {
+  is_pending_ = true;
+  due_ = all_.timer_.now() + all_.options_.take_timeout.count() * kj::NANOSECONDS;
+}
+
+kj::Promise<void> HttpConnection::in_time(kj::Promise<void> writing) {
+  ++writing_;
+  // What answers bytes that are no request has its time from now on.
+  if (!is_pending_) due_ = all_.timer_.now() + all_.options_.take_timeout.count() * kj::NANOSECONDS;
+  auto late = all_.timer_.atTime(due_).then([this]() -> kj::Promise<void> {
+    ++all_.counters_.unread;
+    close();
+    return kj::NEVER_DONE;
+  });
+  return writing.exclusiveJoin(kj::mv(late)).attach(kj::defer([this]() { --writing_; }));
+}
+
+void HttpConnection::close() {
+  if (std::exchange(is_closing_, true)) return;
+  all_.open_.erase(place_);
+  all_.counters_.open = all_.open_.size();
+  end_.fulfiller->fulfill();
+}
+
+}  // namespace pegaflow

@@ -1,0 +1,131 @@
+#include "server/http_connections.h"
+
+#include <chrono>
+#include <utility>
+
+#include <doctest/doctest.h>
+#include <kj/async-io.h>
+#include <kj/timer.h>
+
+namespace pegaflow {
+namespace {
+
+/// Connections over pipes without a buffer, on a clock of the test.
+struct Fixture {
+  explicit Fixture(std::size_t places)
+      : all({.places = places, .take_timeout = std::chrono::seconds(10)}, timer) {}
+
+  struct Client {
+    kj::Own<kj::AsyncIoStream> end;
+    kj::Own<HttpConnection> connection;
+    kj::Promise<void> closed = kj::NEVER_DONE;
+  };
+  Client connect() {
+    auto pipe = kj::newTwoWayPipe();
+    Client client{kj::mv(pipe.ends[0]), all.add(kj::mv(pipe.ends[1]), false)};
+    if (client.connection.get() != nullptr) client.closed = client.connection->on_end();
+    return client;
+  }
+  void advance(std::chrono::milliseconds time) {
+    now = now + time.count() * kj::MILLISECONDS;
+    timer.advanceTo(now);
+  }
+
+  kj::EventLoop loop;
+  kj::WaitScope scope{loop};
+  kj::TimePoint now = kj::origin<kj::TimePoint>();
+  kj::TimerImpl timer{now};
+  HttpConnections all;
+};
+
+TEST_SUITE("HttpConnections") {
+  using std::chrono::milliseconds;
+
+  TEST_CASE("a response that is not taken within 10 s of its request ends the connection") {
+    Fixture f(4);
+    auto client = f.connect();
+    client.connection->begin_request();
+    f.advance(milliseconds(6000));  // The RPC thread took its time.
+    auto writing = client.connection->write("x", 1);
+
+    f.advance(milliseconds(3999));
+    CHECK_FALSE(client.closed.poll(f.scope));
+    CHECK(f.all.counters().unread == 0);
+    f.advance(milliseconds(1));
+
+    CHECK(client.closed.poll(f.scope));
+    CHECK_FALSE(writing.poll(f.scope));
+    CHECK(f.all.counters().unread == 1);
+    CHECK(f.all.counters().open == 0);
+  }
+
+  TEST_CASE("what answers no request has 10 s of its own") {
+    Fixture f(4);
+    auto client = f.connect();
+    client.connection->begin_request();
+    client.connection->end_request();
+    f.advance(milliseconds(60'000));
+    auto writing = client.connection->write("x", 1);
+
+    f.advance(milliseconds(9999));
+    CHECK_FALSE(client.closed.poll(f.scope));
+    f.advance(milliseconds(1));
+    CHECK(client.closed.poll(f.scope));
+  }
+
+  TEST_CASE("a client that takes its responses stays as long as it likes") {
+    Fixture f(1);
+    auto client = f.connect();
+    for (int request = 0; request < 5; ++request) {
+      client.connection->begin_request();
+      auto writing = client.connection->write("x", 1);
+      char byte = 0;
+      client.end->tryRead(&byte, 1, 1).wait(f.scope);
+      writing.wait(f.scope);
+      client.connection->end_request();
+      f.advance(milliseconds(60'000));
+    }
+    CHECK_FALSE(client.closed.poll(f.scope));
+    CHECK(f.all.counters().unread == 0);
+  }
+
+  TEST_CASE(
+      "room is made by the oldest client that does not take its response, then by the oldest "
+      "without a request") {
+    Fixture f(3);
+    auto silent = f.connect();
+    auto waiting = f.connect();
+    waiting.connection->begin_request();
+    auto stalled = f.connect();
+    stalled.connection->begin_request();
+    auto writing = stalled.connection->write("x", 1);
+    CHECK_FALSE(writing.poll(f.scope));
+
+    auto fourth = f.connect();
+    CHECK(stalled.closed.poll(f.scope));
+    CHECK_FALSE(silent.closed.poll(f.scope));
+
+    auto fifth = f.connect();
+    CHECK(silent.closed.poll(f.scope));
+    CHECK_FALSE(waiting.closed.poll(f.scope));
+    CHECK_FALSE(fourth.closed.poll(f.scope));
+    CHECK(f.all.counters().displaced == 2);
+    CHECK(f.all.counters().open == 3);
+  }
+
+  TEST_CASE("a client is turned away only while every other one waits for the server") {
+    Fixture f(1);
+    auto waiting = f.connect();
+    waiting.connection->begin_request();
+
+    CHECK(f.connect().connection.get() == nullptr);
+    CHECK_FALSE(waiting.closed.poll(f.scope));
+
+    waiting.connection->end_request();
+    CHECK(f.connect().connection.get() != nullptr);
+    CHECK(waiting.closed.poll(f.scope));
+  }
+}
+
+}  // namespace
+}  // namespace pegaflow
