@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from demo.claims.reload import answer_differences, reload
-from demo.client import post
 from demo.prompts import Prompt
 from demo.report import Checks, Claim
 from demo.stage import Stage, wait_until
@@ -48,7 +47,7 @@ def _overwrite_one_block(stage: Stage, prompt: Prompt, blocks: int) -> None:
     # Only blocks at rest are counted, so nobody may still hold those of the last load.
     wait_until("no block is claimed or pinned", lambda: not _held_blocks(stage), 10)
     # Its blocks are the ones used most recently, in whatever order: the middle one is its own.
-    status, answer = post(stage.pega.http, f"/test/overwrite_block?recent={blocks // 2}")
+    status, answer = stage.pega.post(f"/test/overwrite_block?recent={blocks // 2}")
     if status != 200:
         raise NoTestHooks(f"POST /test/overwrite_block: status {status}, {answer}")
     stage.progress.say(f"prompt {prompt.name}: one of its blocks is overwritten")

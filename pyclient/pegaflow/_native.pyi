@@ -9,6 +9,7 @@ from typing import Any
 
 __version__: str
 MAX_KEYS: int  # A lookup or claim looks at this many leading keys, 8192.
+HAS_CUDA_KERNELS: bool  # Whether this build contains the kernels for NVIDIA GPUs.
 JOURNAL_END: int  # A position in the journal: from now on.
 
 class PegaFlowError(RuntimeError): ...  # str(error) is the detail.
@@ -128,6 +129,29 @@ class CudaDevice(Device):
     def __init__(self, ordinal: int = 0) -> None: ...
     def info(self) -> dict[str, Any]:
         """Keys: name, kernels, path ("staged", "direct", "none"), direct_share, register_s."""
+
+class DeclineNotice:
+    """Reports why an engine that is configured to use the cache does not; see
+    client/decline_notice.h. Thread-safe.
+
+    ``side``: "scheduler" or "worker", with its ``rank``. ``reason``: "other", "configuration",
+    "engine", "model", "weights", "device" or "failure". ``options`` as for CacheSession.
+    """
+
+    def __init__(
+        self,
+        socket_path: str,
+        instance: str,
+        build: str = "",
+        side: str = "scheduler",
+        rank: int = 0,
+        reason: str = "other",
+        detail: str = "",
+        **options: Any,
+    ) -> None: ...
+    def status(self) -> dict[str, Any]: ...
+    def close(self) -> None:
+        """Ends the connection, within 1 s. Idempotent."""
 
 class Mover:
     """The worker's side; see client/mover.h. Thread-safe.

@@ -63,6 +63,7 @@ class GpuVllm(ChildProcess):
             "kv_connector_extra_config": {
                 "pegaflow.host": self._server.address,
                 "pegaflow.weights_id": "pegaflow_seeded",
+                "pegaflow.load_policy": "always",
                 **self._extra,
             },
         }

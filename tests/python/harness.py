@@ -39,6 +39,7 @@ from vllm.v1.outputs import ModelRunnerOutput
 from vllm.v1.request import Request, RequestStatus
 from vllm.v1.structured_output import StructuredOutputManager
 
+from pegaflow.connector.adapters import AdapterFiles
 from tests.python import rank
 from tests.python.fake_model import answer
 from tests.python.rank import Rank, RankOptions, RankProcess
@@ -56,6 +57,9 @@ PATIENT = {
     "pegaflow.claim_limit_ms": 10_000,
     "pegaflow.load_patience_ms": 20_000,
 }
+
+#: The model here computes faster than anything is loaded.
+ALWAYS = {"pegaflow.load_policy": "always"}
 
 MODEL = {
     "architectures": ["LlamaForCausalLM"],
@@ -89,7 +93,9 @@ def vllm_config(address: str, **changes: Any) -> VllmConfig:
     """
     layout = changes.pop("layout", "LBHNC")
     index, size = changes.pop("data_parallel", (0, 1))
-    extra = {"pegaflow.host": address} | changes.pop("extra", {})
+    # There are no weights here, and a namespace is wanted all the same.
+    extra = {"pegaflow.host": address, "pegaflow.weights_id": "fake-model"}
+    extra |= changes.pop("extra", {})
     transfer = KVTransferConfig(
         kv_connector="PegaKVConnector",
         kv_connector_module_path="pegaflow.connector",
@@ -166,6 +172,28 @@ def _kv_cache_configs(config: VllmConfig, blocks: int, specs: list[dict[str, Any
     return made
 
 
+#: Of an adapter's files the one whose text is what the fake model computes with.
+WEIGHTS = "adapter_model.safetensors"
+
+
+@functools.cache
+def adapter(name: str) -> LoRARequest:
+    """An adapter that has files."""
+    directory = Path(tempfile.mkdtemp(prefix="pega-adapter-"))
+    return train(directory, f"weights of {name}", name=name, number=1 + zlib.crc32(name.encode()))
+
+
+def train(directory: Path, weights: str, *, name: str, number: int, **more: Any) -> LoRARequest:
+    """Writes an adapter, so that its files count as settled when this returns."""
+    directory.mkdir(exist_ok=True)
+    (directory / "adapter_config.json").write_text('{"r": 8}')
+    (directory / WEIGHTS).write_text(weights)
+    poller = select.poll()
+    while not AdapterFiles(str(directory)).is_settled(time.time_ns()):
+        poller.poll(5)
+    return LoRARequest(name, number, str(directory), **more)
+
+
 @dataclasses.dataclass
 class Answer:
     """What a client of the engine gets."""
@@ -207,7 +235,7 @@ class Engine:
         mla: bool = False,
         **changes: Any,
     ) -> None:
-        changes["extra"] = (PATIENT if patient else {}) | changes.get("extra", {})
+        changes["extra"] = ALWAYS | (PATIENT if patient else {}) | changes.get("extra", {})
         self.config = vllm_config(address, **changes)
         if asynchronous:
             self.config.scheduler_config.async_scheduling = True  # vLLM turns it off on a CPU
@@ -265,11 +293,15 @@ class Engine:
         tokens: int = 4,
         *,
         salt: str | None = None,
-        lora: str | None = None,
+        lora: str | LoRARequest | None = None,
         skip_reading: bool | None = None,
         params: dict[str, Any] | None = None,
     ) -> Answer:
-        seed = zlib.crc32(f"{salt}/{lora}".encode()) if salt or lora else 0
+        lora = adapter(lora) if isinstance(lora, str) else lora
+        if lora is not None:
+            self.connector._scheduler._adapters.wait(lora, 30)
+        weights = (Path(lora.lora_path) / WEIGHTS).read_text() if lora else None
+        seed = zlib.crc32(f"{salt}/{weights}".encode()) if salt or lora else 0
         params = SamplingParams(
             max_tokens=tokens,
             ignore_eos=True,
@@ -281,7 +313,7 @@ class Engine:
             prompt,
             params,
             cache_salt=salt,
-            lora_request=LoRARequest(lora, 1, f"/adapters/{lora}") if lora else None,
+            lora_request=lora,
         )
         made = Answer(list(prompt), seed, tokens)
         self.answers[request_id] = made

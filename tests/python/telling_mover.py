@@ -41,8 +41,10 @@ class TellingMover:
     def __getattr__(self, name: str) -> Any:
         return getattr(self._mover, name)
 
-    def load(self, load: int, token: bytes, first: int, blocks: list[int]) -> None:
-        self._mover.load(load, token, first, blocks)
+    def load(
+        self, load: int, token: bytes, first: int, blocks: list[int], promise: Any = None
+    ) -> None:
+        self._mover.load(load, token, first, blocks, promise=promise)
         self._blocks[load] = blocks
 
     def take_finished(self) -> list[Any]:

@@ -76,6 +76,8 @@ class Done:
     skipped: int = 0
     verified: int = 0
     corrupt: int = 0
+    copying_s: float = 0.0
+    cut: str = ""
     failed_blocks: tuple[int, ...] = ()
     error: str | None = None
     error_code: str | None = None
@@ -91,7 +93,9 @@ class GpuMover:
         self.asked = 0
         self.broken = False
 
-    def load(self, load, token, first, blocks) -> None: ...
+    page_bytes = 4096
+
+    def load(self, load, token, first, blocks, promise=None) -> None: ...
 
     def cancel_load(self, load: int) -> None:
         self.cancelled.append(load)

@@ -69,7 +69,8 @@ def test_an_unknown_key_names_the_nearest_right_one(wrong, right):
 
 
 def test_keys_of_other_connectors_are_none_of_our_business():
-    read_settings({"connectors": [], "spec_name": "x"}, {})
+    others = {"connectors": [], "spec_name": "x"}
+    assert read_settings(others, {}) == read_settings({}, {})
 
 
 def test_keys_of_the_older_connector_are_accepted_and_explained():

@@ -8,6 +8,7 @@ from pegaflow.connector.loads import COMING_PATIENCE_S, REPORT_MARGIN_S, Loads
 from pegaflow.connector.lookups import STEP_PATIENCE_S, Lookups
 from pegaflow.connector.messages import Outcome, WorkerReport
 from pegaflow.connector.metrics import Counts
+from pegaflow.connector.rates import LoadPolicy
 from pegaflow.connector.requests import Claim, RequestState
 from tests.python.test_connector_keys import FakeRequest
 
@@ -37,7 +38,9 @@ class SlowServer:
         self.asked.append("lookup")
         return len(self.asked)
 
-    def claim(self, keys: bytes, key_bytes: int) -> int:
+    def claim(
+        self, keys: bytes, key_bytes: int, compute_delay_s: float, compute_block_s: float
+    ) -> int:
         self.asked.append("claim")
         return len(self.asked)
 
@@ -47,6 +50,10 @@ class SlowServer:
             self.waited_s += patience_s
             return None
         return self.answers.pop(ticket)
+
+    def take_claim(self, ticket: int, patience_s: float = 0.0):
+        answer = self.take(ticket, patience_s)
+        return answer if answer is None or len(answer) == 6 else (*answer, 0.0, 0.0)
 
     def forget(self, ticket: int) -> None:
         self.forgotten.append(ticket)
@@ -78,11 +85,23 @@ def server(clock) -> SlowServer:
 
 
 @pytest.fixture
-def lookups(clock, loads, server) -> Lookups:
+def policy(clock, loads) -> LoadPolicy:
+    return LoadPolicy(
+        always=False,
+        block_size=BLOCK,
+        most_tokens=8192,
+        queued_blocks=loads.queued_blocks,
+        clock=clock,
+    )
+
+
+@pytest.fixture
+def lookups(clock, loads, policy, server) -> Lookups:
     return Lookups(
         server,
         read_settings({}, {}),
         loads,
+        policy,
         min_blocks=2,
         block_size=BLOCK,
         follow=True,

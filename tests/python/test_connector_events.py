@@ -4,7 +4,6 @@ vLLM's real scheduler, publisher and event types, the real connector and a real 
 """
 
 import contextlib
-import http.client
 import random
 import time
 from collections.abc import Iterator
@@ -198,10 +197,7 @@ def test_a_cleanup_is_reported(own_pega, short_path, prompt):
     with listened(own_pega, short_path, "clean") as one:
         one.engine.ask("a", prompt(300))
         assert len(one.believed()) == 18
-        connection = http.client.HTTPConnection(own_pega.http, timeout=30)
-        with contextlib.closing(connection):
-            connection.request("POST", "/cache/memory/cleanup")
-            assert connection.getresponse().status == 200
+        assert own_pega.post("/cache/memory/cleanup")[0] == 200
         one.poke_until(lambda: not one.believed())
 
 

@@ -1,6 +1,16 @@
 """A key names a block only if it was computed over exactly the tokens in it."""
 
 import hashlib
+from typing import Any
+
+import pytest
+from PIL import Image
+from vllm.multimodal.hasher import MultiModalHasher
+from vllm.multimodal.inputs import MultiModalFeatureSpec, PlaceholderRange
+from vllm.sampling_params import SamplingParams
+from vllm.utils.hashing import get_hash_fn_by_name
+from vllm.v1.core.kv_cache_utils import get_request_block_hasher, init_none_hash
+from vllm.v1.request import Request
 
 from pegaflow.connector.keys import KeyChain
 
@@ -123,3 +133,48 @@ def test_a_prompt_without_a_full_block_has_no_key():
 
     assert chain.usable_blocks() == 0
     assert not chain.broken
+
+
+# ---- images, by vLLM's own functions
+
+
+def image_keys(color: str, first: int = 20, **hash_factors: Any) -> list[bytes]:
+    """The keys of a prompt with one image, whose 20 tokens begin at ``first``."""
+    hash_fn = get_hash_fn_by_name("sha256_cbor")
+    init_none_hash(hash_fn)
+    identifier = MultiModalHasher.hash_kwargs(
+        "blake3", model_id="m", image=Image.new("RGB", (32, 32), color), **hash_factors
+    )
+    feature = MultiModalFeatureSpec(
+        data=None,
+        modality="image",
+        identifier=identifier,
+        mm_position=PlaceholderRange(offset=first, length=20),
+    )
+    request = Request(
+        "r",
+        list(range(100, 180)),
+        SamplingParams(max_tokens=1),
+        None,
+        mm_features=[feature],
+        block_hasher=get_request_block_hasher(16, hash_fn),
+    )
+    chain = KeyChain(request, block_size=16, hash_unit=16)
+    assert chain.usable_blocks() == 5
+    return chain.keys(0, 5)
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        {"color": "blue"},
+        {"color": "red", "first": 21},
+        {"color": "red", "mm_processor_kwargs": {"num_crops": 4}},
+    ],
+)
+def test_blocks_from_an_image_on_are_named_by_its_content(other):
+    red = image_keys("red")
+    assert image_keys("red") == red
+    keys = image_keys(**other)
+    assert keys[0] == red[0], "the text before it"
+    assert not set(keys[1:]) & set(red[1:])

@@ -113,7 +113,7 @@ def test_layouts_that_differ_have_arrangements_that_differ():
     texts = {
         layout: geometry(
             make_caches(spec, KVCacheLayout[layout]), NAMES, specs(spec), BLOCKS
-        ).arrangement
+        ).arrangements
         for layout in ("LBHNC", "LBNHC")
     }
     assert texts["LBHNC"] != texts["LBNHC"]
@@ -131,7 +131,7 @@ def test_kernel_blocks_smaller_than_a_block_are_parts_of_it(layout, kernel_block
     assert len(where.segments) == LAYERS
     check_copy(caches, where)
     whole = geometry(make_caches(spec, KVCacheLayout[layout]), NAMES, specs(spec), BLOCKS)
-    assert where.arrangement != whole.arrangement
+    assert where.arrangements != whole.arrangements
 
 
 @pytest.mark.parametrize("layout", ["LBHNC", "BLHNC"])

@@ -1,6 +1,7 @@
 """What the connector counts arrives in vLLM's metrics, and in a line a minute."""
 
 import json
+from types import SimpleNamespace
 from typing import Any
 
 import prometheus_client
@@ -109,7 +110,9 @@ def test_an_engine_tells_what_it_did(pega, prompt):
         assert stats["saved_bytes"] == stats["loaded_bytes"]
         assert stats["pinned_blocks"] == 0
         assert stats["link_state{scheduler|ready}"] == stats["link_state{worker|ready}"] == 1
-        sources = engine.connector.get_external_cache_hit_sources(None, 32)
+        sources = engine.connector.get_external_cache_hit_sources(
+            SimpleNamespace(request_id="again"), 32
+        )
         assert {str(source.value): n for source, n in sources.items()} == {"host": 32}
 
 

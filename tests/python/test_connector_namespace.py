@@ -2,15 +2,22 @@
 
 import copy
 import dataclasses
+import hashlib
+import json
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
+from vllm.config.multimodal import MultiModalConfig
 from vllm.v1.kv_cache_interface import (
+    ChunkedLocalAttentionSpec,
     FullAttentionSpec,
     KVCacheGroupSpec,
     MambaSpec,
     MLAAttentionSpec,
+    RSWASpec,
+    SinkFullAttentionSpec,
     SlidingWindowSpec,
     UniformTypeKVCacheSpecs,
 )
@@ -43,7 +50,7 @@ def factors(config: Any, kv_config: Any, weights: str = "named:x") -> dict[str, 
             instance=instance_id(config),
             hash_unit=hash_unit(config, kv_config),
             layers=where.layers,
-            arrangement=where.arrangement,
+            arrangements=where.arrangements,
         )
     )
 
@@ -74,7 +81,7 @@ def test_every_factor_is_text_and_named_once(made):
         instance="i",
         hash_unit=16,
         layers=where.layers,
-        arrangement=where.arrangement,
+        arrangements=where.arrangements,
     )
     assert len({name for name, _ in listed}) == len(listed)
     assert all(isinstance(text, str) for pair in listed for text in pair)
@@ -96,10 +103,13 @@ def test_every_factor_is_text_and_named_once(made):
             lambda c: setattr(
                 c.model_config.hf_text_config, "rope_parameters", {"rope_type": "linear"}
             ),
-            {"rope"},
+            {"rope", "config"},
         ),
         (lambda c: setattr(c.parallel_config, "tensor_parallel_size", 2), {"tp"}),
-        (lambda c: setattr(c.parallel_config, "pipeline_parallel_size", 2), {"pp", "layers"}),
+        (
+            lambda c: setattr(c.parallel_config, "pipeline_parallel_size", 2),
+            {"pp", "layers", "group", "layout"},  # of no layer alone, for stages differ in them
+        ),
         (lambda c: setattr(c.parallel_config, "decode_context_parallel_size", 2), {"dcp"}),
         (lambda c: setattr(c.parallel_config, "prefill_context_parallel_size", 2), {"pcp"}),
     ],
@@ -108,6 +118,43 @@ def test_what_changes_the_bytes_or_the_keys_changes_its_factor(made, configs, ch
     config, kv_config = configs
     change(config)
     assert differing(factors(*made), factors(config, kv_config)) == expected
+
+
+@pytest.mark.parametrize(
+    ("options", "expected"),
+    [
+        ({}, None),
+        ({"mm_processor_cache_gb": 1, "mm_encoder_tp_mode": "data"}, None),
+        ({"mm_processor_kwargs": {"num_crops": 4}}, '{"mm_processor_kwargs":{"num_crops":4}}'),
+        (
+            {"media_io_kwargs": {"video": {"num_frames": 40}}},
+            '{"media_io_kwargs":{"video":{"num_frames":40}}}',
+        ),
+        ({"mm_device_do_normalize": False}, '{"mm_device_do_normalize":false}'),
+    ],
+)
+def test_options_that_change_embeddings_and_no_hash_are_a_factor(configs, options, expected):
+    config, kv_config = configs
+    view = _Loose(config)
+    view.model_config.multimodal_config = MultiModalConfig(**options)
+    assert factors(view, kv_config).get("multimodal") == expected
+
+
+def test_a_base_of_rope_that_stands_alone_is_a_factor(configs):
+    config, kv_config = configs
+    view = SimpleNamespace(rope_parameters=None, rope_scaling=None, rope_theta=10_000.0)
+    model = SimpleNamespace(hf_text_config=view, hf_config=view, max_model_len=1024)
+    first = namespace._rope(model)
+    view.rope_theta = 500_000.0
+    assert (first, namespace._rope(model)) == ("{}; rope_theta=10000.0", "{}; rope_theta=500000.0")
+
+
+@pytest.mark.parametrize("change", [{"sliding_window": 64}, {"attention_chunk_size": 64}])
+def test_windows_are_in_the_factor_of_the_group(made, configs, change):
+    config, kv_config = configs
+    group = kv_config.kv_cache_groups[0]
+    group.kv_cache_spec = dataclasses.replace(group.kv_cache_spec, **change)
+    assert differing(factors(*made), factors(config, kv_config)) == {"group"}
 
 
 def test_the_weights_are_a_factor(made):
@@ -138,69 +185,120 @@ def test_rope_that_depends_on_the_longest_sequence_has_it_in_its_factor(configs)
     assert differing(first, factors(config, kv_config)) == {"rope"}
 
 
-# ---- weights
+# ---- ids that must not change
 
 
-def test_configured_weights_come_first(made):
-    assert namespace.weights_id(made[0], "llama-7") == "named:llama-7"
+def golden(group: Any, arrangements: list[str], **changes: Any) -> str:
+    """A digest over the factors of a configuration that consists of plain values."""
+    layers = list(group.layer_names)
+    hf_config = SimpleNamespace(
+        architectures=["LlamaForCausalLM"],
+        rope_parameters={"rope_type": "default", "rope_theta": 500000.0},
+        num_key_value_heads=2,
+    )
+    model = {
+        "hf_config": hf_config,
+        "dtype": "torch.bfloat16",
+        "quantization": None,
+        "hf_overrides": {},
+        "max_model_len": 4096,
+        "get_total_num_kv_heads": lambda: 2,
+        "get_total_num_hidden_layers": lambda: 4,
+        "multimodal_config": None,
+    }
+    parallel = {"tensor_parallel_size": 1, "pipeline_parallel_size": 1}
+    cache = {"prefix_caching_hash_algo": "sha256_cbor", "cache_dtype": "auto"}
+    for values in (model, parallel, cache):
+        values.update({name: changes.pop(name) for name in list(changes) if name in values})
+    listed = namespace.factors(
+        SimpleNamespace(
+            model_config=SimpleNamespace(**model),
+            cache_config=SimpleNamespace(**cache, **changes),
+            parallel_config=SimpleNamespace(**parallel),
+        ),
+        SimpleNamespace(kv_cache_groups=[group], kv_cache_layout="LBHNC"),
+        weights="named:x",
+        instance="i",
+        hash_unit=16,
+        layers=layers,
+        arrangements=arrangements,
+    )
+    return hashlib.sha256(json.dumps(listed).encode()).hexdigest()[:16]
 
 
-def test_dummy_weights_are_named_by_their_seed_and_shape(configs):
-    config, _ = configs
-    first = namespace.weights_id(config, "")
-    assert first.startswith("dummy:")
-    config.model_config.seed += 1
-    second = namespace.weights_id(config, "")
-    config.model_config.hf_config.hidden_size *= 2
-    assert len({first, second, namespace.weights_id(config, "")}) == 3
+def test_later_factors_leave_the_ids_of_engines_without_them_as_they_are(monkeypatch):
+    """An id that changes loses each user's cache at the upgrade: raise VERSION if it has to be."""
+    monkeypatch.setenv("PYTHONHASHSEED", "0")
+    dense = ["float32[1:2,2:16]"] * 3
+    window = dataclasses.replace(FULL, sliding_window=64)
+    ids = {
+        "dense": golden(group(FULL), dense),
+        "mla": golden(group(MLA), ["uint8[1:16,2:576]"] * 3),
+        "mixed": golden(group(FULL, window, FULL), dense),
+        "fp8": golden(group(FULL), dense, cache_dtype="fp8"),
+        "tensor parallel": golden(group(FULL), dense, tensor_parallel_size=2),
+        "stages": golden(group(FULL, window, FULL), dense, pipeline_parallel_size=2),
+        "images": golden(
+            group(FULL),
+            dense,
+            multimodal_config=MultiModalConfig(mm_processor_kwargs={"num_crops": 4}),
+        ),
+        "images, vLLM's options": golden(group(FULL), dense, multimodal_config=MultiModalConfig()),
+    }
+    assert len(set(ids.values())) == len(ids) - 1
+    assert ids["images, vLLM's options"] == ids["dense"]
+    assert ids == GOLDEN
 
 
-def test_the_hub_commit_names_weights_wherever_they_lie(configs):
-    config, _ = configs
-    config.load_config.load_format = "auto"
-    commit = "0123456789abcdef0123456789abcdef01234567"
-    config.model_config.model = f"/home/a/.cache/hub/models--x--y/snapshots/{commit}"
-    assert namespace.weights_id(config, "") == f"commit:{commit}"
-    config.model_config.model = "x/y"
-    config.model_config.hf_config._commit_hash = commit
-    assert namespace.weights_id(config, "") == f"commit:{commit}"
+GOLDEN = {
+    "dense": "89be2962a8445c62",
+    "mla": "41e6a4acf1188d84",
+    "mixed": "c3d749bc8a67ab79",
+    "fp8": "3732cfff73b16816",
+    "tensor parallel": "3eb3fdcd4668d377",
+    "stages": "9064888082f3966d",
+    "images": "53e418069985b0c8",
+    "images, vLLM's options": "89be2962a8445c62",
+}
 
 
-def test_local_files_are_named_by_their_edges(configs, tmp_path):
-    config, _ = configs
-    config.load_config.load_format = "auto"
-    config.model_config.hf_config._commit_hash = None
-
-    def identity(directory: str, **parts: bytes) -> str:
-        folder = tmp_path / directory
-        folder.mkdir()
-        for name, data in parts.items():
-            (folder / f"{name}.safetensors").write_bytes(data)
-        (folder / "config.json").write_text(directory)
-        config.model_config.model = str(folder)
-        return namespace.weights_id(config, "")
-
-    size = 300_000
-    weights = bytes(range(256)) * (size // 256)
-    first = identity("a", model=weights)
-    assert identity("b", model=weights) == first, "where they lie does not matter"
-    assert identity("c", model=b"\1" + weights[1:]) != first
-    assert identity("d", model=weights[:-1] + b"\0") != first
-    assert identity("e", model=weights + b"\0") != first
-    assert identity("f", other=weights) != first
-    assert identity("g", model=weights, more=weights) != first
+# ---- the model's configuration
 
 
-def test_weights_that_nothing_names_are_refused(configs, tmp_path):
-    config, _ = configs
-    config.load_config.load_format = "auto"
-    config.model_config.hf_config._commit_hash = None
-    config.model_config.model = str(tmp_path)
-    with pytest.raises(namespace.UnknownWeights, match="name the weights with pegaflow.weights_id"):
-        namespace.weights_id(config, "")
-    config.load_config.load_format = "runai_streamer"
-    with pytest.raises(namespace.UnknownWeights, match="load format runai_streamer"):
-        namespace.weights_id(config, "")
+def test_the_configuration_is_a_factor(made, configs):
+    config, kv_config = configs
+    config.model_config.hf_config.rms_norm_eps *= 10
+    assert differing(factors(*made), factors(config, kv_config)) == {"config"}
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("_name_or_path", "/elsewhere"),
+        ("transformers_version", "4.1"),
+        ("_commit_hash", "0123456789abcdef0123456789abcdef01234567"),
+    ],
+)
+def test_where_a_configuration_lies_and_what_wrote_it_is_none(made, configs, name, value):
+    config, kv_config = configs
+    setattr(config.model_config.hf_config, name, value)
+    assert factors(config, kv_config) == factors(*made)
+
+
+def test_classes_of_a_models_own_code_are_the_same_in_a_directory_and_in_a_repository(configs):
+    config, kv_config = configs
+    config.model_config.hf_config.auto_map = {"AutoConfig": "configuration_x.XConfig"}
+    local = factors(config, kv_config)
+    config.model_config.hf_config.auto_map = {"AutoConfig": "org/name--configuration_x.XConfig"}
+    assert factors(config, kv_config) == local
+
+
+def test_a_value_without_a_text_of_its_own_does_not_tell_processes_apart(configs):
+    config, kv_config = configs
+    config.model_config.hf_config.extra = object()
+    first = factors(config, kv_config)
+    config.model_config.hf_config.extra = object()
+    assert factors(config, kv_config) == first
 
 
 # ---- the hash chains' beginning
@@ -265,6 +363,9 @@ HEADS = {"block_size": 16, "num_kv_heads": 2, "head_size": 16, "dtype": torch.fl
 FULL = FullAttentionSpec(**HEADS)
 MLA = MLAAttentionSpec(**HEADS | {"num_kv_heads": 1})
 WINDOW = SlidingWindowSpec(**HEADS, sliding_window=64)
+CHUNK = ChunkedLocalAttentionSpec(**HEADS, attention_chunk_size=64)
+SINK = SinkFullAttentionSpec(**HEADS, sink_len=16)
+RSWA = RSWASpec(**HEADS, rswa_window=64)
 MAMBA = MambaSpec(block_size=16, shapes=((4, 4),), dtypes=(torch.float32,))
 
 
@@ -274,14 +375,20 @@ MAMBA = MambaSpec(block_size=16, shapes=((4, 4),), dtypes=(torch.float32,))
         ([group(FULL)], ""),
         ([group(MLA)], ""),
         ([group(FULL, FULL, dataclasses.replace(FULL, head_size=32))], ""),
+        ([group(dataclasses.replace(FULL, sliding_window=64))], ""),
+        ([group(dataclasses.replace(FULL, attention_chunk_size=64))], ""),
+        ([group(FULL, FULL, dataclasses.replace(FULL, sliding_window=64))], ""),
         ([], "0 cache groups"),
-        ([group(FULL), group(WINDOW)], "2 cache groups"),
+        ([group(FULL), group(WINDOW)], "--disable-hybrid-kv-cache-manager makes them one"),
+        ([group(FULL), group(CHUNK)], "--disable-hybrid-kv-cache-manager makes them one"),
+        ([group(FULL), group(MAMBA)], "(FullAttentionSpec, MambaSpec) are not supported yet, one"),
+        ([group(WINDOW), group(CHUNK)], "SlidingWindowSpec) are not supported yet, one is"),
         ([group(WINDOW)], "kind SlidingWindowSpec"),
         ([group(MAMBA)], "kind MambaSpec"),
-        ([group(dataclasses.replace(FULL, sliding_window=64))], "window of attention"),
-        ([group(dataclasses.replace(FULL, attention_chunk_size=64))], "window of attention"),
+        ([group(SINK)], "kind SinkFullAttentionSpec"),
+        ([group(RSWA)], "kind RSWASpec"),
         ([group(dataclasses.replace(FULL, non_causal=True))], "look ahead"),
-        ([group(FULL, FULL, dataclasses.replace(FULL, sliding_window=64))], "window of attention"),
+        ([dataclasses.replace(group(FULL), is_eagle_group=True)], "draft model"),
         ([dataclasses.replace(group(FULL), host_resident=True)], "not one that a connector"),
         ([dataclasses.replace(group(FULL), enable_kv_transfer=False)], "not one that a connector"),
     ],
@@ -305,7 +412,14 @@ def test_cache_groups(configs, groups, words):
             lambda c: setattr(c.parallel_config, "prefill_context_parallel_size", 2),
             "prefill context",
         ),
-        (lambda c: setattr(c, "speculative_config", object()), "speculative decoding"),
+        (lambda c: setattr(c, "speculative_config", object()), "speculative decoding by None"),
+        (lambda c: setattr(c, "speculative_config", drafts("eagle3")), "decoding by eagle3 is not"),
+        (lambda c: setattr(c, "speculative_config", drafts("mtp")), "decoding by mtp is not"),
+        (
+            lambda c: setattr(c, "speculative_config", drafts("ngram", draft="other")),
+            "ngram with a draft model",
+        ),
+        (lambda c: images_by_number(c), "blocks with images have no name"),
         (lambda c: setattr(c.model_config, "enable_sleep_mode", True), "sleep mode"),
         (
             lambda c: setattr(c.cache_config, "calculate_kv_scales", True),
@@ -322,6 +436,38 @@ def test_configurations(made, change, words):
     view = _Loose(config)
     change(view)
     assert words in unsupported(view, kv_config)
+
+
+@pytest.mark.parametrize("method", ["ngram", "suffix"])
+def test_drafts_without_kv_are_served(made, method):
+    config, kv_config = made
+    view = _Loose(config)
+    view.speculative_config = drafts(method, draft="model" if method == "ngram" else None)
+    assert unsupported(view, kv_config) == ""
+
+
+def drafts(method: str, draft: str | None = None) -> Any:
+    target = SimpleNamespace(model="model")
+    other = SimpleNamespace(model=draft) if draft else None
+    return SimpleNamespace(method=method, draft_model_config=other, target_model_config=target)
+
+
+def images_by_number(config: Any) -> None:
+    config.model_config.multimodal_config = MultiModalConfig(mm_processor_cache_gb=0)
+    config.cache_config.enable_prefix_caching = False
+
+
+@pytest.mark.parametrize(("cache_gb", "prefix_caching"), [(4, False), (0, True), (4, True)])
+def test_images_that_vllm_hashes_are_served(made, cache_gb, prefix_caching):
+    config, kv_config = made
+    config = copy.copy(config)
+    for part in ("model_config", "cache_config"):
+        object.__setattr__(config, part, copy.copy(getattr(config, part)))
+    view = _Loose(config)
+    images_by_number(view)
+    view.model_config.multimodal_config = MultiModalConfig(mm_processor_cache_gb=cache_gb)
+    view.cache_config.enable_prefix_caching = prefix_caching
+    assert unsupported(view, kv_config) == ""
 
 
 class _Loose:

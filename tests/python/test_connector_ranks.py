@@ -1,18 +1,21 @@
 """Tensor- and pipeline-parallel engines: each rank a process with the real worker side."""
 
+import os
+import shutil
+import time
 from typing import Any
 
 import pytest
 
 from tests.python import rank
-from tests.python.harness import BLOCK, Engine
+from tests.python.harness import BLOCK, Engine, model_directory
 from tests.python.test_connector_faults import (
     state_of,
     wait_for_zero,
     wait_until,
     when_load_is_ordered,
 )
-from tests.python.test_connector_two_engines import insertions
+from tests.python.test_connector_two_engines import insertions, instances
 
 #: The model has 2 KV heads: with 4 ranks two of them hold each, and MLA's latent is on all.
 KINDS: dict[str, dict[str, Any]] = {
@@ -66,6 +69,30 @@ def test_another_engine_of_as_many_ranks_loads_them(own_pega, prompt, kind):
         second.run()
         for one in (first, second):
             one.check_at_rest()
+
+
+def test_ranks_agree_on_a_namespace_while_their_weights_have_no_id(own_pega, prompt, tmp_path):
+    tokens = prompt(300)
+    shutil.copytree(model_directory(), tmp_path, dirs_exist_ok=True)
+    (tmp_path / "model.safetensors").write_bytes(b"weights")
+    in_an_hour = time.time() + 3600  # so it is younger than the process that starts the ranks
+    os.utime(tmp_path / "model.safetensors", (in_an_hour, in_an_hour))
+    options = {
+        "model": str(tmp_path),
+        "load_format": "auto",
+        "extra": {"pegaflow.weights_id": ""},
+    }
+    for name in ("first", "second"):
+        with engine(own_pega.address, transfer={"engine_id": name}, **options) as made:
+            made.wait_ready()
+            assert made.ask("cold", tokens).loaded == 0, "another engine's blocks"
+            made.reset_local()
+            assert made.ask("again", tokens).loaded == 288
+            made.run()
+            made.check_at_rest()
+            (shown,) = (one for one in instances(own_pega) if one["instance"] == name)
+            (weights,) = (f["value"] for f in shown["factors"] if f["name"] == "weights")
+            assert weights.startswith(f"private:{name}:")
 
 
 def test_engines_of_other_numbers_of_ranks_never_meet(own_pega, prompt):

@@ -105,7 +105,7 @@ def test_all_ranks_of_an_engine_have_one_list_of_factors(changes):
                 instance=instance_id(config),
                 hash_unit=hash_unit(config, kv_config),
                 layers=where.layers,
-                arrangement=where.arrangement,
+                arrangements=where.arrangements,
             )
         )
         assert not unsupported(config, kv_config)

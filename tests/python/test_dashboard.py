@@ -72,7 +72,11 @@ def router_metrics(pega, tmp_path_factory):
 @pytest.fixture(scope="module")
 def node_metrics(short_path):
     """The page of a server with both lanes among other nodes, of which one is not there."""
+    secret = short_path / "peers.secret"
+    secret.write_bytes(os.urandom(32))
+    secret.chmod(0o600)
     peers = ["--peers", "127.0.0.1:1", "--peer-listen", "127.0.0.1:0"]
+    peers += ["--peer-secret-file", str(secret)]
     binary = Path(os.environ["PEGA_BUILD_DIR"]) / "server" / "pegaflow-server"
     node = PegaServer(
         binary,

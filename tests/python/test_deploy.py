@@ -150,6 +150,27 @@ def test_the_compose_file_builds_stages_that_the_dockerfile_has(services, docker
     assert set(re.findall(r"--from=(\w+)", dockerfile)) <= stages
 
 
+def test_the_image_of_vllm_is_a_release_and_not_whatever_is_the_latest(dockerfile):
+    (stage,) = re.findall(r"^FROM (\S+) AS vllm$", dockerfile, re.MULTILINE)
+    name, value = re.findall(r"^ARG (\w+)=(\S+)$", dockerfile, re.MULTILINE)[0]
+
+    # An ARG after a FROM is not visible to another FROM.
+    assert dockerfile.index(f"ARG {name}=") < dockerfile.index("FROM ")
+    image, tag = stage.replace("${" + name + "}", value).split(":")
+    assert image == "vllm/vllm-openai"
+    assert re.fullmatch(r"v\d+\.\d+\.\d+", tag)
+
+
+def test_the_build_stage_of_the_dockerfile_gets_nvcc_of_the_pinned_packages(dockerfile):
+    stages = dict(re.findall(r"^FROM \S+ AS (\w+)\n(.*?)(?=^FROM|\Z)", dockerfile, re.M | re.S))
+
+    assert "COPY tools/bundle/requirements-nvcc.txt" in stages["nvcc"]
+    source, target = re.search(r"COPY --from=nvcc (\S+) (\S+)", stages["build"]).groups()
+    assert re.search(r"--target (\S+)", stages["nvcc"])[1] in source
+    assert target == "/usr/local/cuda"  # where meson looks
+    assert "--without-kernels" not in dockerfile
+
+
 def test_the_dockerfile_calls_subcommands_that_dev_has_and_programs_that_a_bundle_has(dockerfile):
     for subcommand in re.findall(r"\./dev (\w+)", dockerfile):
         assert run(ROOT / "dev", subcommand, "--help").returncode == 0

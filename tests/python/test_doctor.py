@@ -102,7 +102,7 @@ def test_with_a_server_all_is_well(server):
     assert "they agree" in found["versions"][0]["detail"]
     assert found["pool"][0]["detail"].startswith("0 B of 64 MiB")
     assert found["quarantine"][0]["status"] == OK
-    assert found["instances"][0]["detail"] == "no engine has registered yet"
+    assert found["instances"][0]["detail"] == "no engine is served yet"
 
 
 def test_it_finds_the_server_as_an_engine_does(server):

@@ -63,10 +63,17 @@ def bundle(tmp_path_factory) -> Path:
 
 
 @pytest.fixture(scope="session")
-def wheel(tmp_path_factory) -> Path:
+def debug_files(tmp_path_factory) -> Path:
+    """The folder of the wheel's debug files, which are written when the wheel is made."""
+    return tmp_path_factory.mktemp("debug")
+
+
+@pytest.fixture(scope="session")
+def wheel(tmp_path_factory, debug_files) -> Path:
     folder = tmp_path_factory.mktemp("wheel")
     environment = os.environ | {"PYTHONPATH": ""}
-    said(run(ROOT / "dev", "bundle", "--wheel", folder, env=environment, timeout=COMPILE_S))
+    words = [ROOT / "dev", "bundle", "--wheel", "--debug-files", debug_files, folder]
+    said(run(*words, env=environment, timeout=COMPILE_S))
     (made,) = folder.glob("*.whl")
     return made
 
@@ -78,6 +85,60 @@ def fresh(tmp_path_factory, wheel) -> Path:
     said(run(PYTHON, "-m", "venv", folder))
     said(run(folder / "bin/python", "-m", "pip", "install", "--no-index", "--no-deps", wheel))
     return folder / "bin"
+
+
+# ---- what both contain
+
+#: Whether a build in this environment contains the kernels, and is that of the wheel.
+PROBE_KERNELS = (
+    "import pegaflow, pegaflow._native as n; print(n.HAS_CUDA_KERNELS, pegaflow.__file__)"
+)
+
+
+def test_a_wheel_and_a_bundle_contain_the_cuda_kernels(bundle, fresh):
+    in_wheel = said(run(fresh / "python", "-c", PROBE_KERNELS))
+    env = os.environ | {"PYTHONPATH": str(bundle / "python")}
+    in_bundle = said(run(PYTHON, "-c", PROBE_KERNELS, env=env))
+
+    assert in_wheel.split() == ["True", str(fresh.parent / in_wheel.split()[1])]
+    assert in_bundle.split() == ["True", str(bundle / "python/pegaflow/__init__.py")]
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can hide the CUDA toolkit")
+def test_a_bundle_is_refused_where_nvcc_is_missing_and_cannot_be_installed(tmp_path):
+    clone = tmp_path / "clone"
+    said(run("git", "clone", "-q", "--shared", ROOT, clone))
+    hide = "for d in /usr/local/cuda*; do [ ! -d $d ] || mount -t tmpfs none $d; done; exec $@"
+    words = ["unshare", "-m", "sh", "-c", hide, "-", clone / "dev", "bundle", tmp_path / "made"]
+    env = {"PATH": "/usr/bin:/bin", "PIP_INDEX_URL": "http://127.0.0.1:9/", "PIP_RETRIES": "0"}
+
+    done = run(*words, env=env)
+
+    assert done.returncode == 1
+    assert "pass --without-kernels" in done.stderr
+    assert not (tmp_path / "made").exists()
+
+
+def test_the_programs_of_a_wheel_are_stripped_and_it_is_smaller_than_10_mb(wheel, fresh):
+    package = next((fresh.parent / "lib").glob("python3*/site-packages/pegaflow"))
+    files = [path for path in package.rglob("*") if elf.is_elf(path)]
+
+    assert {"pegaflow-server", "pegaflow-router", "pegaflow-perf"} <= {path.name for path in files}
+    for path in files:
+        sections = said(run("readelf", "-S", "-W", path))
+        assert ".debug_info" not in sections, path
+        assert ".symtab" not in sections, path
+    assert wheel.stat().st_size < 10e6
+
+
+def test_debug_files_fit_the_programs_of_the_wheel_that_was_made_with_them(wheel, debug_files):
+    with zipfile.ZipFile(wheel) as archive:
+        for name in ("bin/pegaflow-server", "bin/pegaflow-router", "bin/pegaflow-perf"):
+            extracted = Path(archive.extract(f"pegaflow/{name}", debug_files / "unpacked"))
+            notes = said(run("readelf", "-n", extracted))
+            build_id = re.search(r"Build ID: ([0-9a-f]+)", notes)[1]
+            debug = debug_files / ".build-id" / build_id[:2] / f"{build_id[2:]}.debug"
+            assert ".debug_info" in said(run("readelf", "-S", "-W", debug)), name
 
 
 # ---- the bundle

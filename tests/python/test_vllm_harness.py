@@ -42,6 +42,7 @@ def test_the_connector_is_told_the_address_and_more(tmp_path: Path) -> None:
     assert config["kv_connector_module_path"] == "pegaflow.connector"
     assert config["kv_connector_extra_config"] == {
         "pegaflow.host": "unix:/x/pega.sock",
+        "pegaflow.load_policy": "always",
         "pegaflow.mode": "save_only",
     }
     assert "--no-enable-prefix-caching" in command
@@ -90,8 +91,11 @@ def test_another_port_is_tried_when_the_first_one_is_taken(
 
 
 def test_a_free_port_can_be_bound() -> None:
+    port = free_port()
     with socket.socket() as taker:
-        taker.bind(("127.0.0.1", free_port()))
+        taker.bind(("127.0.0.1", port))
+        assert taker.getsockname() == ("127.0.0.1", port)
+    assert port != 0
 
 
 def test_the_server_is_ready_when_its_file_says_where(tmp_path: Path) -> None:

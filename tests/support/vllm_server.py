@@ -10,6 +10,7 @@ The demo, tests/python and perf/ share this. Both classes are context managers:
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import fcntl
 import http.client
@@ -221,7 +222,11 @@ class VllmServer(ChildProcess):
             "kv_connector": "PegaKVConnector",
             "kv_connector_module_path": "pegaflow.connector",
             "kv_role": "kv_both",
-            "kv_connector_extra_config": {"pegaflow.host": options.connector}
+            # What a test stored should be loaded, however fast the model is.
+            "kv_connector_extra_config": {
+                "pegaflow.host": options.connector,
+                "pegaflow.load_policy": "always",
+            }
             | dict(options.extra_config),
         }
 
@@ -280,6 +285,19 @@ class _OwnServer(ChildProcess):
         return read_metrics(self.http)
 
 
+class _SocketConnection(http.client.HTTPConnection):
+    """HTTP over a Unix socket."""
+
+    def __init__(self, path: str, timeout: float) -> None:
+        super().__init__("localhost", timeout=timeout)
+        self._path = path
+
+    def connect(self) -> None:
+        self.sock = socket.socket(socket.AF_UNIX)
+        self.sock.settimeout(self.timeout)
+        self.sock.connect(self._path)
+
+
 class PegaServer(_OwnServer):
     """One pegaflow-server on a Unix socket in ``directory``, with HTTP on a free port.
 
@@ -310,6 +328,14 @@ class PegaServer(_OwnServer):
     def http(self) -> str:
         """HOST:PORT of its HTTP server."""
         return self._ready["http"]
+
+    def post(self, path: str) -> tuple[int, Any]:
+        """POST over the server's Unix socket for HTTP; returns status and the JSON answer."""
+        connection = _SocketConnection(self._ready["http_socket"], timeout=60)
+        with contextlib.closing(connection):
+            connection.request("POST", path, headers={"Content-Length": "0"})
+            response = connection.getresponse()
+            return response.status, json.loads(response.read())
 
     @property
     def peer_listen(self) -> str:

@@ -6,7 +6,7 @@ import argparse
 from collections.abc import Sequence
 
 import pegaflow
-from pegaflow.cli import doctor, top
+from pegaflow.cli import doctor, top, weights_id
 
 
 def parser() -> argparse.ArgumentParser:
@@ -33,10 +33,19 @@ def parser() -> argparse.ArgumentParser:
             formatter_class=argparse.RawDescriptionHelpFormatter,
         )
     )
+    weights_id.add_arguments(
+        commands.add_parser(
+            "weights-id",
+            help="print the id of a model's weights, and keep it for engines that start later",
+            description=weights_id.__doc__,
+            formatter_class=argparse.RawDescriptionHelpFormatter,
+        )
+    )
     return made
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs one command; its exit status. Wrong usage exits with 2, as argparse does."""
     options = parser().parse_args(argv)
-    return {"doctor": doctor.run, "top": top.run}[options.command](options)
+    runs = {"doctor": doctor.run, "top": top.run, "weights-id": weights_id.run}
+    return runs[options.command](options)

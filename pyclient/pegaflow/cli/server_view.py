@@ -23,7 +23,8 @@ _LABEL = re.compile(r'([A-Za-z_]\w*)="((?:[^"\\]|\\.)*)"')
 
 #: What to do when two engines of one model differ in a factor; see docs/connector.md.
 _FACTOR_FIX = {
-    "weights": "serve the same weights, or name them alike with pegaflow.weights_id",
+    "weights": "serve the same weights; compare what `pegaflow weights-id MODEL` prints for both",
+    "config": "serve both with the same config.json and --hf-config-path",
     "dtype": "give both the same --dtype",
     "quantization": "give both the same --quantization",
     "overrides": "give both the same --hf-overrides",
@@ -245,13 +246,71 @@ def check_metrics(samples: Samples) -> Iterator[Finding]:
             yield Finding("connections", ADVICE, f"{count:.0f} refused: {reason}", fix)
 
 
+#: What to do about an engine that is configured and not served, by its reason.
+_DECLINE_FIX = {
+    "configuration": "correct that option in the engine's --kv-transfer-config or environment; "
+    "docs/configuration.md has them all",
+    "engine": 'start the engine without that setting; "What is served" in docs/connector.md lists '
+    "the supported settings",
+    "model": '"What is served" in docs/connector.md lists the kinds of KV cache that are; run this '
+    "model without the connector",
+    "weights": "run pegaflow weights-id MODEL on this machine, or set pegaflow.weights_id to a "
+    "name that no other weights have, then restart the engine",
+    "device": "docs/gpu.md lists devices and arrangements of the KV cache that are served; the "
+    "engine's log has the whole error",
+    "failure": "the engine's log has the traceback: report it, and restart the engine",
+}
+
+
+def check_declined(instances: Sequence[Mapping[str, Any]]) -> Iterator[Finding]:
+    """Engines that are configured to use the cache and do not, a line a side."""
+    for engine in instances:
+        for row in engine.get("not_served", ()):
+            side = row["side"] + (f" of rank {row['rank']}" if "rank" in row else "")
+            yield Finding(
+                "instance",
+                PROBLEM,
+                f"{engine['instance']} is configured to use the cache and runs without it "
+                f"({side}, {row['build']}): {row['detail']}",
+                _DECLINE_FIX.get(row["reason"], "the engine's log has the whole reason"),
+            )
+
+
+def check_devices(engine: Mapping[str, Any]) -> Iterator[Finding]:
+    """What the ranks of an engine copy with: a line each kind of device."""
+    seen = []
+    for rank in engine.get("ranks", ()):
+        device = tuple(rank.get(name, "") for name in ("device", "kernels", "copy_path"))
+        if not rank.get("connected") or not device[0] or device in seen:
+            continue
+        seen.append(device)
+        name, kernels, path = device
+        detail = f"{engine['instance']}: KV cache on {name}, copy path {path}, kernels {kernels}"
+        if kernels == "missing":
+            yield Finding(
+                "device",
+                ADVICE,
+                f"{detail}: pieces below some 512 KiB are copied slowly, and pages get no "
+                "checksums",
+                "install a wheel that was built with nvcc; docs/packages.md says how",
+            )
+        else:
+            yield Finding("device", OK, detail)
+
+
 def check_instances(instances: Sequence[Mapping[str, Any]]) -> Iterator[Finding]:
     """A line an instance, and for two of one model what keeps them apart."""
-    engines = [instance for instance in instances if instance.get("factors")]
+    yield from check_declined(instances)
+    engines = [
+        instance
+        for instance in instances
+        if instance.get("factors") and not instance.get("not_served")
+    ]
     if not engines:
-        yield Finding("instances", OK, "no engine has registered yet")
+        yield Finding("instances", OK, "no engine is served yet")
         return
     for engine in engines:
+        yield from check_devices(engine)
         name, state = engine["instance"], engine.get("state", "")
         detail = f"{name}: {state}, namespace {engine['namespace']}, {engine.get('build', '')}"
         if state == "disconnected":
@@ -285,6 +344,14 @@ def check_instances(instances: Sequence[Mapping[str, Any]]) -> Iterator[Finding]
                 f"{name} draws a secret hash seed at each start: nobody else finds its blocks, nor "
                 "does it after a restart",
                 "set PYTHONHASHSEED=0 for the engine",
+            )
+        if str(_factors(engine).get("weights", "")).startswith("private:"):
+            yield Finding(
+                "instance",
+                ADVICE,
+                f"{name} has weights without an id: no other engine finds its blocks, nor does it "
+                "after a restart",
+                "run pegaflow weights-id MODEL on this machine, then restart the engine",
             )
     yield from _differences(engines)
 

@@ -99,7 +99,10 @@ class PegaKVConnector(KVConnectorBase_V1, SupportsHMA):
             self._scheduler = SchedulerOff()
         else:
             self._worker = WorkerOff()
-        (self._scheduler or self._worker).counts.add("internal_errors", 1, self._side_name())
+        off = self._scheduler or self._worker
+        off.counts.add("internal_errors", 1, self._side_name())
+        rank = getattr(side, "rank", 0)
+        off.notice = build.decline(self._vllm_config, self._side_name(), error, rank)
         return True
 
     def _side_name(self) -> str:
@@ -130,6 +133,17 @@ class PegaKVConnector(KVConnectorBase_V1, SupportsHMA):
     def update_state_after_alloc(self, request: Any, blocks: Any, num_external_tokens: int) -> None:
         self._scheduler.allocated(request, blocks.get_block_ids()[0], num_external_tokens)
 
+    def get_external_cache_hit_sources(  # 0.32 and later
+        self, request: Any, num_external_tokens: int
+    ) -> dict[Any, int]:
+        here, elsewhere = self._loaded_from(request, num_external_tokens)
+        sources = {CacheHitSource.HOST: here, CacheHitSource.P2P: elsewhere}
+        return {source: tokens for source, tokens in sources.items() if tokens}
+
+    @hook(lambda: (0, 0))
+    def _loaded_from(self, request: Any, tokens: int) -> tuple[int, int]:
+        return self._scheduler.loaded_from(request, tokens)
+
     @hook(StepPlan)
     def build_connector_meta(self, scheduler_output: Any) -> KVConnectorMetadata:
         return self._scheduler.plan(scheduler_output)
@@ -156,6 +170,10 @@ class PegaKVConnector(KVConnectorBase_V1, SupportsHMA):
     def has_pending_push_work(self) -> bool:
         return self._scheduler.keep_stepping()
 
+    @hook(lambda: False)
+    def has_pending_block_frees(self) -> bool:  # 0.32 and later
+        return self._scheduler.frees_soon()
+
     @hook(lambda: True)
     def reset_cache(self) -> bool:
         return self._scheduler.reset_cache()
@@ -168,7 +186,9 @@ class PegaKVConnector(KVConnectorBase_V1, SupportsHMA):
             self._worker.register(kv_caches, alone=self._is_alone())
         except build.Unservable as reason:
             log.warning("pegaflow: this engine runs without the cache: %s", reason)
-            self._worker = WorkerOff(rank=self._worker.rank, reason=str(reason))
+            rank = self._worker.rank
+            told = build.decline(self._vllm_config, "worker", reason, rank)
+            self._worker = WorkerOff(rank=rank, reason=str(reason), notice=told)
 
     def _is_alone(self) -> bool:
         """Whether no other connector works on vLLM's blocks, as others in a MultiConnector do."""

@@ -7,7 +7,7 @@ import os
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from pegaflow.connector import namespace, ranks
+from pegaflow.connector import adapters, namespace, notice, ranks, weights
 from pegaflow.connector.config import (
     INSTANCE_ENV,
     ConfigError,
@@ -18,28 +18,56 @@ from pegaflow.connector.config import (
 from pegaflow.connector.layout import Geometry, LayoutError, geometry
 from pegaflow.connector.off import SchedulerOff, WorkerOff
 from pegaflow.connector.scheduler_side import SchedulerSide
-from pegaflow.connector.support import unsupported
+from pegaflow.connector.support import kind_of_refusal, unsupported
 from pegaflow.connector.worker_side import StepsAhead, WorkerSide
 
 log = logging.getLogger("vllm.pegaflow")
 
 
 class Unservable(Exception):
-    """This engine cannot use the cache; the text says why."""
+    """This engine cannot use the cache; the text says why.
+
+    ``kind`` is the reason as the server's metrics name it.
+    """
+
+    def __init__(self, text: str, kind: str = "device") -> None:
+        super().__init__(text)
+        self.kind = kind
+
+
+def decline(vllm_config: Any, side: str, why: Exception, rank: int = 0) -> Any:
+    """A light connection that tells the server why this side does not use the cache, until it is
+    closed; None where there can be none. Never raises: the engine runs as plain vLLM either way.
+    """
+    kind = why.kind if isinstance(why, Unservable) else "failure"
+    try:
+        extra = vllm_config.kv_transfer_config.kv_connector_extra_config or {}
+        return notice.report(
+            extra, instance_id(vllm_config), build(), side, kind, str(why) or repr(why), rank
+        )
+    except Exception:  # an exception that reached vLLM would end the engine
+        log.debug("pegaflow: a notice for the server failed", exc_info=True)
+        return None
 
 
 def _settings(vllm_config: Any) -> Settings:
     try:
         return read_settings(vllm_config.kv_transfer_config.kv_connector_extra_config or {})
     except ConfigError as error:
-        raise Unservable(str(error)) from None
+        raise Unservable(str(error), "configuration") from None
 
 
 def _socket(settings: Settings) -> str:
     try:
         return socket_path(settings)
     except ConfigError as error:
-        raise Unservable(str(error)) from None
+        raise Unservable(str(error), "configuration") from None
+
+
+def _refusal(vllm_config: Any, kv_cache_config: Any, settings: Settings) -> str:
+    return unsupported(vllm_config, kv_cache_config) or weights.refusal(
+        vllm_config, settings.weights_id
+    )
 
 
 def instance_id(vllm_config: Any, environ: Mapping[str, str] = os.environ) -> str:
@@ -69,7 +97,7 @@ def hash_unit(vllm_config: Any, kv_cache_config: Any) -> int:
     )
     unit = unit or block_size
     if block_size % unit != 0:
-        raise Unservable(f"hashes every {unit} tokens do not fit blocks of {block_size}")
+        raise Unservable(f"hashes every {unit} tokens do not fit blocks of {block_size}", "engine")
     return unit
 
 
@@ -78,15 +106,15 @@ def scheduler_side(vllm_config: Any, kv_cache_config: Any) -> SchedulerSide | Sc
         return _scheduler_side(vllm_config, kv_cache_config)
     except Unservable as reason:
         log.warning("pegaflow: this engine runs without the cache: %s", reason)
-        return SchedulerOff()
+        return SchedulerOff(notice=decline(vllm_config, "scheduler", reason))
 
 
 def _scheduler_side(vllm_config: Any, kv_cache_config: Any) -> SchedulerSide:
     settings = _settings(vllm_config)
     for remark in settings.remarks:
         log.info("pegaflow: %s", remark)
-    if reason := unsupported(vllm_config, kv_cache_config):
-        raise Unservable(reason)
+    if reason := _refusal(vllm_config, kv_cache_config, settings):
+        raise Unservable(reason, kind_of_refusal(vllm_config, kv_cache_config))
     unit = hash_unit(vllm_config, kv_cache_config)
     path = _socket(settings)
     transfer = vllm_config.kv_transfer_config
@@ -108,15 +136,17 @@ def _scheduler_side(vllm_config: Any, kv_cache_config: Any) -> SchedulerSide:
         from pegaflow.connector.event_format import EventFormat
 
         event_format = EventFormat(group, group.kv_cache_spec.block_size)
+    may_load = transfer.is_kv_consumer and settings.mode != "save_only"
     scheduler = _native.random_id()
     session = _native.CacheSession(
         path,
         instance_id(vllm_config),
         build(),
         scheduler=scheduler,
+        offers_loads=may_load,
+        offers_saves=transfer.is_kv_producer,
         **settings.link_options(),
     )
-    log.info("pegaflow: server %s instance %s", path, instance_id(vllm_config))
     return SchedulerSide(
         session,
         settings,
@@ -125,19 +155,22 @@ def _scheduler_side(vllm_config: Any, kv_cache_config: Any) -> SchedulerSide:
         hash_unit=unit,
         block_bytes=block_bytes,
         ranks=vllm_config.parallel_config.world_size,
-        may_load=transfer.is_kv_consumer and settings.mode != "save_only",
+        may_load=may_load,
         may_save=transfer.is_kv_producer,
         prefix_caching=bool(vllm_config.cache_config.enable_prefix_caching),
         own_tables="kv_connector_block_state" not in SchedulerOutput.__dataclass_fields__,
         async_scheduling=bool(vllm_config.scheduler_config.async_scheduling),
+        most_tokens=vllm_config.scheduler_config.max_num_batched_tokens,
         event_format=event_format,
+        adapters=adapters.Adapters(adapters.salt(vllm_config)),
+        name=f"server {path} instance {instance_id(vllm_config)}",
     )
 
 
 def worker_side(vllm_config: Any, kv_cache_config: Any) -> WorkerSide | WorkerOff:
     try:
         settings = _settings(vllm_config)
-        if unsupported(vllm_config, kv_cache_config):
+        if _refusal(vllm_config, kv_cache_config, settings):
             raise Unservable("")
         path = _socket(settings)
     except Unservable:
@@ -163,11 +196,11 @@ def _make_mover(
 
     where = read_geometry(kv_cache_config, kv_caches)
     device = _make_device(where, settings)
-    try:
-        weights = namespace.weights_id(vllm_config, settings.weights_id)
-    except namespace.UnknownWeights as error:
-        raise Unservable(str(error)) from None
     instance = instance_id(vllm_config)
+    try:
+        weights_id = weights.weights_id(vllm_config, settings.weights_id, instance)
+    except weights.UnknownWeights as error:
+        raise Unservable(str(error), "weights") from None
     place = ranks.place(vllm_config, kv_cache_config)
     mover = _native.Mover(
         path,
@@ -178,17 +211,18 @@ def _make_mover(
         namespace.factors(
             vllm_config,
             kv_cache_config,
-            weights=weights,
+            weights=weights_id,
             instance=instance,
             hash_unit=hash_unit(vllm_config, kv_cache_config),
             layers=where.layers,
-            arrangement=where.arrangement,
+            arrangements=where.arrangements,
         ),
         rank=place.rank,
         ranks=place.ranks,
         shard=place.shard,
         shards=place.shards,
         saves=place.saves,
+        offers_saves=place.saves,
         build=build(),
         load_patience=settings.load_patience_ms / 1e3,
         load_bytes_per_second=settings.load_bytes_per_second,

@@ -99,8 +99,8 @@ OPTIONS = (
     Option(
         "weights_id",
         "",
-        "Names the weights; engines with equal names share blocks. Empty: the hub commit, "
-        "else a hash over the weight files.",
+        "Names the weights; engines with equal names share blocks, so equal names for different "
+        "weights are wrong answers. Empty: the SHA-256 digests of the weight files.",
     ),
     Option(
         "min_load_tokens",
@@ -149,6 +149,13 @@ OPTIONS = (
         "How long a miss is believed before the server is asked again.",
         unit="ms",
         bounds=(0, 60_000),
+    ),
+    Option(
+        "load_policy",
+        "auto",
+        "`auto` offers a load only if it is predicted to end before the prompt would be computed, "
+        "and computes the rest of one that falls behind; `always` loads whatever is cached.",
+        choices=("auto", "always"),
     ),
     Option(
         "load_patience_ms",
@@ -242,6 +249,7 @@ class Settings:
     claim_limit_ms: float
     handover_wait_ms: float
     miss_ttl_ms: float
+    load_policy: str
     load_patience_ms: float
     load_bytes_per_second: float
     connect_deadline_ms: float

@@ -30,8 +30,9 @@ class Run:
     Copied from the request when its keys are known to fit its tokens, for it goes on and ends.
     """
 
-    keys: list[bytes]
-    parent: bytes | None
+    keys: list[bytes]  #: As the cache has them.
+    hashes: list[bytes]  #: As vLLM and its consumers name them.
+    parent: bytes | None  #: vLLM's, too.
     token_ids: list[int]
     extra_keys: list[tuple[Any, ...] | None]
     lora_id: int | None
@@ -58,7 +59,8 @@ class EventFormat:
         lora = request.lora_request
         return Run(
             keys=chain.keys(first, stop),
-            parent=chain.key(first - 1) if first else None,
+            hashes=chain.hashes(first, stop),
+            parent=chain.hash(first - 1) if first else None,
             token_ids=list(request.all_token_ids[first * size : stop * size]),
             extra_keys=self._extra_keys(request, first, stop),
             lora_id=lora.adapter_id if lora else None,
@@ -85,10 +87,10 @@ class EventFormat:
 
     def stored(self, run: Run, first: int, stop: int) -> BlockStored:
         """The blocks ``first`` to ``stop`` - 1 of a run."""
-        parent = run.keys[first - 1] if first else run.parent
+        parent = run.hashes[first - 1] if first else run.parent
         size = self.block_size
         return BlockStored(
-            block_hashes=[maybe_convert_block_hash(key) for key in run.keys[first:stop]],
+            block_hashes=[maybe_convert_block_hash(name) for name in run.hashes[first:stop]],
             parent_block_hash=None if parent is None else maybe_convert_block_hash(parent),
             token_ids=run.token_ids[first * size : stop * size],
             block_size=size,
@@ -103,9 +105,9 @@ class EventFormat:
     def clears_all(self, event: Any) -> bool:
         return isinstance(event, AllBlocksCleared)
 
-    def removed(self, keys: Sequence[bytes]) -> BlockRemoved:
+    def removed(self, hashes: Sequence[bytes]) -> BlockRemoved:
         return BlockRemoved(
-            block_hashes=[maybe_convert_block_hash(key) for key in keys],
+            block_hashes=[maybe_convert_block_hash(name) for name in hashes],
             medium=MEDIUM,
             group_idx=0,
             locality=LOCALITY,

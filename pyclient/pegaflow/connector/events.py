@@ -40,7 +40,6 @@ class _Block:
 
     run: Any
     index: int
-    key_bytes: int
     waiting: int = 0  #: Saves and claims of it that have not ended.
     is_there: bool = False
 
@@ -67,7 +66,7 @@ class BlockEvents:
         self._clock = clock
         self._blocks: dict[bytes, _Block] = {}
         self._settled: collections.deque[tuple[int, Sequence[bytes]]] = collections.deque()
-        self._reported: dict[bytes, int] = {}  # how long each key is
+        self._reported: dict[bytes, bytes] = {}  # vLLM's hash of each key
         self._events: list[Any] = []
         self._space = 0
         self._position: int = _native.JOURNAL_END
@@ -91,7 +90,7 @@ class BlockEvents:
         key = run.keys[index]
         block = self._blocks.get(_padded(key))
         if block is None:
-            block = self._blocks[_padded(key)] = _Block(run, index, len(key))
+            block = self._blocks[_padded(key)] = _Block(run, index)
         block.waiting += 1
 
     def offer_unreported(self, state: Any, first: int, stop: int) -> Sequence[bytes]:
@@ -211,8 +210,8 @@ class BlockEvents:
         for key, is_there in said:
             if block := self._blocks.get(key):
                 block.is_there = is_there
-            if not is_there and (length := self._reported.pop(key, 0)):
-                removed.append(key[:length])
+            if not is_there and (block_hash := self._reported.pop(key, b"")):
+                removed.append(block_hash)
         if removed:
             self._removed(removed)
 
@@ -227,7 +226,7 @@ class BlockEvents:
                 del self._blocks[padded]
             if not block.is_there or padded in self._reported:
                 continue
-            self._reported[padded] = block.key_bytes
+            self._reported[padded] = block.run.hashes[block.index]
             if block.run is not run or block.index != stop:
                 self._stored(run, first, stop)
                 run, first = block.run, block.index
@@ -239,9 +238,9 @@ class BlockEvents:
             self._events.append(self._format.stored(run, first, stop))
             self._counts.add("event_stored_blocks", stop - first)
 
-    def _removed(self, keys: Sequence[bytes]) -> None:
-        self._events.append(self._format.removed(keys))
-        self._counts.add("event_removed_blocks", len(keys))
+    def _removed(self, hashes: Sequence[bytes]) -> None:
+        self._events.append(self._format.removed(hashes))
+        self._counts.add("event_removed_blocks", len(hashes))
 
     def _lost(self) -> None:
         """What the journal said before this is void."""
@@ -254,8 +253,8 @@ class BlockEvents:
 
         Not AllBlocksCleared, which would take vLLM's own blocks with it.
         """
-        keys = [key[:length] for key, length in self._reported.items()]
+        hashes = list(self._reported.values())
         self._reported.clear()
-        self._counts.add("event_take_backs", bool(keys))
-        for first in range(0, len(keys), BATCH):
-            self._removed(keys[first : first + BATCH])
+        self._counts.add("event_take_backs", bool(hashes))
+        for first in range(0, len(hashes), BATCH):
+            self._removed(hashes[first : first + BATCH])

@@ -173,9 +173,14 @@ def tail_key(state: RequestState, block_size: int) -> bytes:
         return b""  # embeddings, which have no tokens
     if getattr(request, "resumable", False):
         return b""  # its prompt is not complete
+    adapter = state.chain.adapter
+    if adapter is not None and not adapter.digest:
+        return b""
     extra = _extra_keys(request, blocks * block_size)
     if extra is None:
         return b""
+    if adapter is not None:
+        extra += [b"adapter", adapter.digest]
     parent = state.chain.key(blocks - 1) if blocks else b""
     digest = hashlib.sha256(b"pegaflow tail 1\0")
     for part in (

@@ -1,6 +1,7 @@
 """Which keys name a request's blocks, and which of them can be trusted.
 
-The key of a block is vLLM's chained hash at the *end* of the block. It names the block only if it
+The key of a block is vLLM's chained hash at the *end* of the block, or, for requests with an
+adapter, made of that hash and of the adapter's files (adapters.py). It names the block only if it
 was computed over exactly the tokens that are in it, so everything here is about doubt: hashes that
 do not fit the tokens make the request one that is not cached. A wrong key would hand somebody
 another conversation's KV, and the hit rate would look healthy.
@@ -8,7 +9,10 @@ another conversation's KV, and the hit rate would look healthy.
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from pegaflow.connector.adapters import Adapters
 
 #: The wire's limit.
 MAX_KEY_BYTES = 32
@@ -18,13 +22,31 @@ class KeyChain:
     """The keys of one request, by block index. Bound to the scheduler's thread.
 
     ``hash_unit`` tokens lie between two hashes, ``block_size`` in a block; a block's key is the
-    last hash inside it.
+    last hash inside it, with an adapter's digest where the request has an adapter.
     """
 
-    __slots__ = ("_request", "_block_size", "_unit", "_scale", "_trusted", "_broken", "key_bytes")
+    __slots__ = (
+        "_request",
+        "_block_size",
+        "_unit",
+        "_scale",
+        "_trusted",
+        "_broken",
+        "_made",
+        "adapters",
+        "adapter",
+        "key_bytes",
+    )
 
-    def __init__(self, request: Any, block_size: int, hash_unit: int) -> None:
+    def __init__(
+        self, request: Any, block_size: int, hash_unit: int, adapters: Adapters | None = None
+    ) -> None:
+        """``adapters``: of the engine; None only where no request has one."""
         self._request = request
+        self.adapters = adapters
+        self.adapter = adapters.of(request) if adapters is not None else None
+        #: Keys made with the adapter's digest, by block, and of which hash each was made.
+        self._made: dict[int, tuple[bytes, bytes]] = {}
         self._block_size = block_size
         self._unit = hash_unit
         self._scale = block_size // hash_unit
@@ -38,6 +60,16 @@ class KeyChain:
         """Why the request cannot be cached; empty while it can."""
         return self._broken
 
+    @property
+    def doubt(self) -> str:
+        """Why no block has a key, as the metric's label; empty if the prompt may have some."""
+        if self._broken:
+            return "uncacheable"
+        return "" if self._adapter_is_known() else "adapter"
+
+    def _adapter_is_known(self) -> bool:
+        return self.adapter is None or self.adapters.is_known(self.adapter)
+
     def usable_blocks(self) -> int:
         """How many leading blocks have a key that can be trusted now.
 
@@ -45,7 +77,7 @@ class KeyChain:
         may take its last prompt token away after vLLM hashed it. That leaves one hash too many,
         which is tolerated, but neither that hash nor any that chains over it is used again.
         """
-        if self._broken:
+        if self._broken or not self._adapter_is_known():
             return 0
         hashes = self._request.block_hashes
         fit = self._request.num_tokens // self._unit
@@ -72,9 +104,27 @@ class KeyChain:
 
     def key(self, block: int) -> bytes:
         """The key of one block below usable_blocks()."""
-        return self._request.block_hashes[(block + 1) * self._scale - 1]
+        return self._key(block, self.hash(block))
 
     def keys(self, first: int, last: int) -> list[bytes]:
         """The keys of blocks ``first`` to ``last`` - 1, all below usable_blocks()."""
+        hashes = self.hashes(first, last)
+        if self.adapter is None:
+            return hashes
+        return [self._key(first + i, block_hash) for i, block_hash in enumerate(hashes)]
+
+    def hash(self, block: int) -> bytes:
+        """What vLLM names the block: in its own cache and in KV events."""
+        return self._request.block_hashes[(block + 1) * self._scale - 1]
+
+    def hashes(self, first: int, last: int) -> list[bytes]:
         start = (first + 1) * self._scale - 1
         return list(self._request.block_hashes[start : last * self._scale : self._scale])
+
+    def _key(self, block: int, block_hash: bytes) -> bytes:
+        if self.adapter is None:
+            return block_hash
+        made = self._made.get(block)
+        if made is None or made[0] != block_hash:
+            made = self._made[block] = (block_hash, self.adapter.key(block_hash))
+        return made[1]

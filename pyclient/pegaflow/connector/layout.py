@@ -32,7 +32,8 @@ class Geometry:
     segments: tuple[Segment, ...]  #: In the page's order, neighbors merged.
     layers: tuple[str, ...]  #: In the page's order, aliases left out.
     block_count: int
-    arrangement: str  #: How a block's bytes lie; equal texts mean equal pages.
+    #: How a block's bytes lie, of each layer; equal texts in equal order mean equal pages.
+    arrangements: tuple[str, ...]
     device: str  #: torch's device type.
     device_index: int = 0  #: Among the devices of that type that this process sees.
 
@@ -73,8 +74,7 @@ def geometry(
             continue  # another name for memory that is in the page already
         kept.append(layer)
         pieces += cut.pieces
-        if cut.arrangement not in arrangements:
-            arrangements.append(cut.arrangement)
+        arrangements.append(cut.arrangement)
     segments = _merge(pieces)
     if len(segments) > MAX_SEGMENTS:
         raise LayoutError(f"a block lies in {len(segments)} pieces")
@@ -82,7 +82,7 @@ def geometry(
         tuple(segments),
         tuple(kept),
         block_count,
-        " | ".join(arrangements),
+        tuple(arrangements),
         device,
         device_index,
     )

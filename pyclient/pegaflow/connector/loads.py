@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 
 from pegaflow.connector.messages import LoadOrder, Outcome
 from pegaflow.connector.metrics import Counts
+from pegaflow.connector.rates import Computing, promise
 from pegaflow.connector.requests import Claim, Load, RequestState
 
 log = logging.getLogger("vllm.pegaflow")
@@ -60,9 +61,12 @@ class Loads:
             keys=keys,
             blocks=list(blocks),
             bytes=len(blocks) * self._block_bytes,
-            coming=stop > claim.first + claim.blocks - claim.coming,
+            coming=max(0, stop - (claim.first + claim.blocks - claim.coming)),
             full_stop=full_stop,
         )
+        if load.coming and claim.last_s:
+            load.first_at = claim.answered_at + claim.first_s
+            load.last_at = claim.answered_at + claim.last_s
         self._next_id += 1
         self._under_way[load.id] = load
         state.load = load
@@ -85,6 +89,10 @@ class Loads:
                     patience += COMING_PATIENCE_S
                 load.deadline = now + patience
         self._counts.add("loads", len(loads))
+
+    def queued_blocks(self) -> int:
+        """Blocks that loads in flight copy out of the pool before a new one."""
+        return sum(len(load.blocks) - load.coming for load in self._under_way.values())
 
     def overlapping(self, chain_keys: Callable[[int], bytes], start: int, stop: int) -> Load | None:
         """A load in time that brings one of the chain's blocks ``start`` to ``stop`` - 1.
@@ -172,11 +180,23 @@ class Loads:
             state.next_save = max(state.next_save, load.full_stop)
             return
         self._counts.add("load_failed_blocks", outcome.failed)
-        self._counts.add("load_failures", 1, outcome.error or "unknown")
+        if outcome.cut:
+            self._counts.add("load_cuts", 1, outcome.cut)
+        else:
+            self._counts.add("load_failures", 1, outcome.error or "unknown")
         load.failed = True
         state.load_failed = True
         # From here on it is computed, and the cache may no longer have it.
         state.next_save = min(state.next_save, load.start + outcome.first_failed)
 
-    def order(self, load: Load) -> LoadOrder:
-        return LoadOrder(load.id, load.request_id, load.token, load.offset, load.blocks)
+    def order(self, load: Load, computing: Computing) -> LoadOrder:
+        now = self._clock()
+        arrival = max(0.0, load.first_at - now), max(0.0, load.last_at - now)
+        return LoadOrder(
+            load.id,
+            load.request_id,
+            load.token,
+            load.offset,
+            load.blocks,
+            promise(*arrival, computing),
+        )

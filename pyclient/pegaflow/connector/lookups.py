@@ -11,6 +11,7 @@ from pegaflow.connector.errors import error_code
 from pegaflow.connector.handover import tail_key
 from pegaflow.connector.loads import Loads
 from pegaflow.connector.metrics import Counts
+from pegaflow.connector.rates import LoadPolicy
 from pegaflow.connector.requests import Claim, RequestState
 
 #: All the waiting that one step may do. Answers take some 50 us, so a step with many new requests
@@ -31,6 +32,7 @@ class Lookups:
         session: Any,
         settings: Settings,
         loads: Loads,
+        policy: LoadPolicy,
         *,
         min_blocks: int,
         block_size: int,
@@ -45,6 +47,7 @@ class Lookups:
         self._limit_s = settings.claim_limit_ms / 1e3
         self._miss_ttl_s = settings.miss_ttl_ms / 1e3
         self._loads = loads
+        self._policy = policy
         self._min_blocks = min_blocks
         self._block_size = block_size
         self._follow = follow
@@ -76,7 +79,7 @@ class Lookups:
         usable = state.chain.usable_blocks()
         if not self.is_worth_asking(state, local):
             if usable < self._min_blocks:  # otherwise vLLM's own cache has nearly all of it
-                self._count_once(state, "uncacheable" if state.chain.broken else "too_short")
+                self._count_once(state, state.chain.doubt or "too_short")
             self._drop_claim(state)
             return 0
         if self._waits_for_another(state, local, usable):
@@ -162,8 +165,11 @@ class Lookups:
         stop = min(usable, local + _native.MAX_KEYS)
         tail = self._tail(state) if usable - local < _native.MAX_KEYS else b""
         keys = b"".join(state.chain.keys(local, stop)) + tail
+        computing = self._policy.computing(stop - local)
         try:
-            ticket = self._session.claim(keys, len(tail) or state.chain.key_bytes)
+            ticket = self._session.claim(
+                keys, len(tail) or state.chain.key_bytes, computing.delay_s, computing.block_s
+            )
         except _native.PegaFlowError as error:
             self._missed(state, _reason(error))
             return False
@@ -181,6 +187,12 @@ class Lookups:
             return None if state.claim is not None else 0
         # vLLM's own cache may have grown or shrunk since the question.
         offered = claim.first + claim.blocks - local if claim.first <= local else 0
+        if offered >= self._min_blocks and not claim.accepted:
+            offered = self._worth_loading(claim, offered)
+            if offered < self._min_blocks:
+                self._drop_claim(state)
+                self._missed(state, "slower")
+                return 0
         if offered >= self._min_blocks:
             if "hit" not in state.counted:
                 state.counted.add("hit")
@@ -190,13 +202,32 @@ class Lookups:
         self._missed(state, "not_cached")
         return 0
 
+    def _worth_loading(self, claim: Claim, offered: int) -> int:
+        """How many of the ``offered`` blocks are loaded sooner than they are computed. Decided once
+        a claim: what is fetched for it should be used.
+        """
+        now = self._clock()
+        last_s = max(0.0, claim.answered_at + claim.last_s - now) if claim.last_s else 0.0
+        source = self._policy.slower_source(offered, min(claim.coming, offered), last_s)
+        if source == "peer":
+            self._counts.add("declined", 1, source)
+            offered -= claim.coming
+            claim.blocks -= claim.coming
+            claim.coming = 0
+            source = self._policy.slower_source(offered, 0, 0.0) if offered > 0 else ""
+        if source:
+            self._counts.add("declined", 1, source)
+            return 0
+        claim.accepted = True
+        return offered
+
     def _take_claim(self, state: RequestState, claim: Claim) -> bool:
         """Whether the claim has its answer now. Without one, the claim may be given up."""
         started = self._clock()
         fresh = started - claim.asked_at < self._wait_s
         patience = min(self._wait_s, self._patience_s) if fresh else 0.0
         try:
-            answer = self._session.take(claim.ticket, patience)
+            answer = self._session.take_claim(claim.ticket, patience)
         except _native.PegaFlowError as error:
             self._settle(claim)
             state.claim = None
@@ -211,7 +242,8 @@ class Lookups:
             return False
         self._settle(claim)
         claim.ticket = None
-        claim.blocks, complete, claim.token, claim.coming = answer
+        claim.blocks, complete, claim.token, claim.coming, claim.first_s, claim.last_s = answer
+        claim.answered_at = now
         here = claim.first + claim.blocks - claim.coming
         state.next_save = max(state.next_save, claim.full_stop(here))
         if not complete:

@@ -29,6 +29,9 @@ class LoadOrder:
     token: bytes
     first: int  #: Within the claim.
     blocks: list[int]
+    #: In seconds: when the first and the last block of another node should arrive, what is computed
+    #: before this prompt, and how long one of its blocks is computed. None: not known.
+    promise: tuple[float, float, float, float] | None = None
 
 
 @dataclasses.dataclass
@@ -37,6 +40,7 @@ class StepPlan(KVConnectorMetadata):
 
     scheduler: bytes = b""  #: Its incarnation; job numbers rise within it.
     forward: bool = False  #: Whether the model runs in this step.
+    measured: int = 0  #: The step's number, if its end should be reported.
     saves: list[SaveOrder] = dataclasses.field(default_factory=list)
     loads: list[LoadOrder] = dataclasses.field(default_factory=list)
     #: Loads that vLLM waits for and that nobody shall begin: reported as failed at once.
@@ -59,6 +63,7 @@ class Outcome:
     took_s: float = 0.0
     error: str = ""  #: The code of the first error.
     detail: str = ""
+    cut: str = ""  #: Of a load that computing would have overtaken: "stuck" or "slow".
     #: Of a load: the first position in its order that failed on any rank.
     first_failed: int | None = None
     #: Of a save, by a rank that holds the same bytes as another one, which saves them.
@@ -87,6 +92,7 @@ class Outcome:
         self.took_s = max(self.took_s, other.took_s)
         self.error = self.error or other.error
         self.detail = self.detail or other.detail
+        self.cut = self.cut or other.cut
         if other.first_failed is not None:
             mine = other.first_failed if self.first_failed is None else self.first_failed
             self.first_failed = min(mine, other.first_failed)
@@ -100,10 +106,15 @@ class WorkerReport(KVConnectorWorkerMetadata):
     away: dict[int, str] = dataclasses.field(default_factory=dict)
     saves: dict[int, Outcome] = dataclasses.field(default_factory=dict)
     loads: dict[int, Outcome] = dataclasses.field(default_factory=dict)
+    #: By rank: blocks that were copied out of the pool, and the seconds that it took.
+    copied: dict[int, tuple[float, float]] = dataclasses.field(default_factory=dict)
+    step: int = 0  #: The last step that was to be measured and has ended.
 
     def aggregate(self, other: KVConnectorWorkerMetadata) -> WorkerReport:
         assert isinstance(other, WorkerReport)
         self.away |= other.away
+        self.copied |= other.copied
+        self.step = max(self.step, other.step)
         for mine, theirs in ((self.saves, other.saves), (self.loads, other.loads)):
             for job, outcome in theirs.items():
                 if job in mine:
@@ -113,4 +124,4 @@ class WorkerReport(KVConnectorWorkerMetadata):
         return self
 
     def __bool__(self) -> bool:
-        return bool(self.saves or self.loads or self.away)
+        return bool(self.saves or self.loads or self.away or self.copied or self.step)

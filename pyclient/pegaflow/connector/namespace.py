@@ -2,15 +2,20 @@
 
 Everything that changes a byte of the KV cache, or the meaning of a key, is a factor. What does not
 change them is left out on purpose: data-parallel rank, instance, path, host, engine version.
+
+A factor of features that most engines do not use is absent from their lists: what a later release
+adds (further kinds of blocks, drafts) leaves the lists of all other engines as they are.
+tests/python/test_connector_namespace.py pins the ids of several configurations.
 """
 
 from __future__ import annotations
 
+import enum
 import hashlib
+import itertools
 import json
 import os
-import re
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -19,76 +24,7 @@ from pegaflow.connector import ranks
 Factors = list[tuple[str, str]]
 
 #: Raised when the meaning of a factor changes, so that old and new engines do not meet.
-VERSION = "1"
-
-_WEIGHT_FILES = (".safetensors", ".bin", ".pt", ".pth", ".gguf")
-_EDGE_BYTES = 64 * 1024
-#: Formats whose loaders read files of the model's directory.
-_FILE_FORMATS = ("auto", "hf", "safetensors", "pt", "mistral", "gguf", "fastsafetensors", "npcache")
-
-
-class UnknownWeights(Exception):
-    """Nothing tells which weights these are; the text says what to do."""
-
-
-def weights_id(vllm_config: Any, configured: str) -> str:
-    """Names the weights: as configured, else the hub commit, else a hash over their files.
-
-    Raises:
-        UnknownWeights: none of these is there.
-    """
-    if configured:
-        return f"named:{configured}"
-    model_config = vllm_config.model_config
-    load_format = str(getattr(vllm_config.load_config, "load_format", "auto"))
-    if load_format == "dummy":
-        # vLLM fills dummy weights from a seed of its own, shape by shape.
-        return f"dummy:{model_config.seed}:{_digest(_config_json(model_config))}"
-    if load_format not in _FILE_FORMATS:
-        raise UnknownWeights(
-            f"load format {load_format} does not tell which weights it loads: "
-            "name them with pegaflow.weights_id"
-        )
-    for path in (model_config.model, getattr(model_config, "model_weights", "")):
-        if match := re.search(r"/snapshots/([0-9a-f]{40})(?:/|$)", str(path)):
-            return f"commit:{match[1]}"
-    if commit := getattr(model_config.hf_config, "_commit_hash", None):
-        return f"commit:{commit}"
-    return "files:" + hash_weight_files(weight_files(Path(model_config.model)))
-
-
-def weight_files(model: Path) -> list[Path]:
-    """The files with weights of a local model.
-
-    Raises:
-        UnknownWeights: there are none.
-    """
-    if model.is_file():
-        return [model]
-    files = sorted(file for file in model.glob("*") if file.suffix in _WEIGHT_FILES)
-    if not files:
-        raise UnknownWeights(
-            f"{model} has no weight files and names no hub commit: "
-            "name the weights with pegaflow.weights_id"
-        )
-    return files
-
-
-def hash_weight_files(files: Iterable[Path]) -> str:
-    """A digest over name, size, first and last 64 KiB of each file.
-
-    The header of a safetensors file (names, shapes) is in the first part. Reading it all would take
-    minutes for a large model; fine-tuned weights differ from the first tensor on.
-    """
-    digest = hashlib.sha256()
-    for file in sorted(files, key=lambda file: file.name):
-        size = file.stat().st_size
-        digest.update(f"{file.name}\0{size}\0".encode())
-        with file.open("rb") as stream:
-            digest.update(stream.read(_EDGE_BYTES))
-            stream.seek(max(0, size - _EDGE_BYTES))
-            digest.update(stream.read(_EDGE_BYTES))
-    return digest.hexdigest()
+VERSION = "2"
 
 
 def hash_fingerprint(algorithm: str, instance: str) -> str:
@@ -113,23 +49,33 @@ def hash_fingerprint(algorithm: str, instance: str) -> str:
 def spec_factor(spec: Any) -> str:
     """What the bytes of one layer's pages mean.
 
-    A list of ours, not the dataclass: a field that a later release adds with a default must not
-    change the namespace.
+    A list of ours, not the dataclass, and only what differs from its default: a field that a later
+    release adds with a default must not change the namespace.
     """
-    fields = (
-        "block_size",
-        "num_kv_heads",
-        "head_size",
-        "head_size_v",
-        "dtype",
-        "num_head_slots",
-        "state_content_bytes",
-        "tokens_per_state",
-        "page_size_padded",
-        "cache_dtype_str",
-    )
-    values = [f"{name}={getattr(spec, name, None)}" for name in fields]
+    values = [f"block_size={spec.block_size}"]
+    for name, default in _SPEC_FIELDS:
+        value = getattr(spec, name, default)
+        if value is not None and value != default:
+            values.append(f"{name}={int(value) if isinstance(value, enum.IntEnum) else value}")
     return f"{type(spec).__name__}({', '.join(values)})"
+
+
+#: What a spec may state beside its block size, and the value that leaves it out of the factor.
+_SPEC_FIELDS = (
+    ("num_kv_heads", None),
+    ("head_size", None),
+    ("head_size_v", None),
+    ("dtype", None),
+    ("kv_quant_mode", 0),
+    ("num_head_slots", None),
+    ("state_content_bytes", None),
+    ("tokens_per_state", 1),
+    ("page_size_padded", None),
+    ("cache_dtype_str", None),
+    # They do not change where bytes lie, but what deeper layers compute from them.
+    ("sliding_window", None),
+    ("attention_chunk_size", None),
+)
 
 
 def factors(
@@ -140,47 +86,91 @@ def factors(
     instance: str,
     hash_unit: int,
     layers: Sequence[str],
-    arrangement: str,
+    arrangements: Sequence[str],
 ) -> Factors:
-    """The list, in its fixed order.
+    """The list, in its fixed order; behind it the factors that only some engines have.
 
-    ``layers`` are the names in the page's order, ``arrangement`` says how the bytes of a block lie
-    (layout.Geometry); both come from the registered tensors.
+    ``layers`` are the names in the page's order, ``arrangements`` say how the bytes of each of them
+    lie (layout.Geometry); both come from the registered tensors.
     """
     model, cache = vllm_config.model_config, vllm_config.cache_config
     parallel = vllm_config.parallel_config
     (group,) = kv_cache_config.kv_cache_groups
     specs = getattr(group.kv_cache_spec, "kv_cache_specs", None)
-    spec_texts = (
-        sorted({spec_factor(spec) for spec in specs.values()})
-        if specs
-        else [spec_factor(group.kv_cache_spec)]
-    )
+    spec_texts = [spec_factor(specs[layer] if specs else group.kv_cache_spec) for layer in layers]
     algorithm = str(cache.prefix_caching_hash_algo)
-    stages = ranks.stages(vllm_config) if parallel.pipeline_parallel_size > 1 else ""
-    return [
+    # All ranks of an instance have one list, though each stage has layers of its own. Which layer
+    # has which format follows from the model, its stages and the layers that are left out.
+    is_staged = parallel.pipeline_parallel_size > 1
+    by_layer = _each_once if is_staged else _runs
+    skipped = ",".join(map(str, getattr(cache, "kv_cache_dtype_skip_layers", None) or ()))
+    layout = getattr(kv_cache_config, "kv_cache_layout", None)
+    listed = [
         ("pegaflow.namespace", VERSION),
         ("weights", weights),
+        ("config", _config(model)),
         ("architecture", ",".join(getattr(model.hf_config, "architectures", None) or ())),
         ("dtype", str(model.dtype)),
         ("quantization", str(model.quantization)),
         ("overrides", _overrides(model)),
         ("rope", _rope(model)),
         ("kv_dtype", str(cache.cache_dtype)),
-        ("layout", f"{getattr(kv_cache_config, 'kv_cache_layout', None)}; {arrangement}"),
+        ("layout", f"{layout}; {by_layer(arrangements)}"),
         ("block_tokens", str(group.kv_cache_spec.block_size)),
         ("hash_unit_tokens", str(hash_unit)),
         ("hash_algorithm", algorithm),
         ("hash_fingerprint", hash_fingerprint(algorithm, instance)),
-        ("group", "; ".join(spec_texts)),
-        # All ranks of an instance have one list, though each stage has layers of its own.
-        ("layers", ",".join(layers) if parallel.pipeline_parallel_size == 1 else stages),
+        ("group", by_layer(spec_texts)),
+        ("layers", ranks.stages(vllm_config) if is_staged else ",".join(layers)),
         ("tp", str(parallel.tensor_parallel_size)),
         ("pp", str(parallel.pipeline_parallel_size)),
         ("dcp", str(getattr(parallel, "decode_context_parallel_size", 1))),
         ("pcp", str(getattr(parallel, "prefill_context_parallel_size", 1))),
         ("replicas", str(ranks.replicas(vllm_config, kv_cache_config))),
     ]
+    some = [
+        ("kv_dtype_skip_layers", skipped if is_staged else ""),
+        ("multimodal", _multimodal(model)),
+    ]
+    return listed + [(name, text) for name, text in some if text]
+
+
+def _runs(texts: Sequence[str]) -> str:
+    """The texts in their order, equal neighbors counted."""
+    runs = [(len(list(run)), text) for text, run in itertools.groupby(texts)]
+    return " | ".join(f"{count}x {text}" for count, text in runs)
+
+
+def _each_once(texts: Sequence[str]) -> str:
+    return " | ".join(sorted(set(texts)))
+
+
+#: Of the engine's multimodal options those that change embeddings and are in no content hash of
+#: vLLM's, and their defaults.
+_MULTIMODAL_OPTIONS = (
+    ("mm_processor_kwargs", None),
+    ("media_io_kwargs", None),
+    ("video_pruning_rate", None),
+    ("video_pruning_method", "evs"),
+    ("mm_device_do_normalize", True),
+    ("mm_encoder_attn_dtype", None),
+    ("mm_encoder_fp8_scale_path", None),
+)
+
+
+def _multimodal(model: Any) -> str:
+    """The multimodal options that are not vLLM's defaults; empty if there are none."""
+    config = getattr(model, "multimodal_config", None)
+    if config is None:
+        return ""
+    options = {}
+    for name, default in _MULTIMODAL_OPTIONS:
+        value = getattr(config, name, default)
+        if value not in (None, {}, default):
+            options[name] = value
+    if path := options.get("mm_encoder_fp8_scale_path"):
+        options["mm_encoder_fp8_scale_path"] = hashlib.sha256(Path(path).read_bytes()).hexdigest()
+    return _canonical(options) if options else ""
 
 
 def _overrides(model: Any) -> str:
@@ -196,24 +186,48 @@ def _rope(model: Any) -> str:
     config = getattr(model, "hf_text_config", model.hf_config)
     rope = getattr(config, "rope_parameters", None) or getattr(config, "rope_scaling", None) or {}
     text = _canonical(rope)
+    if "rope_theta" not in text and (theta := getattr(config, "rope_theta", None)) is not None:
+        text += f"; rope_theta={theta}"  # configurations of transformers 4
     if any(kind in text for kind in ("longrope", "dynamic", '"su"')):
         text += f"; max_model_len={model.max_model_len}"
     return text
 
 
-def _config_json(model: Any) -> str:
+def _config(model: Any) -> str:
+    """A digest of the model's configuration as vLLM uses it: norms, experts, activations.
+
+    It may come from another repository than the weights (--hf-config-path).
+    """
     to_dict = getattr(model.hf_config, "to_dict", None)
     config = to_dict() if to_dict else vars(model.hf_config)
-    # Neither the directory nor the library that wrote it belongs to the model.
-    return _canonical({k: v for k, v in config.items() if k not in _NOT_OF_THE_MODEL})
+    return hashlib.sha256(_canonical(_of_the_model(config)).encode()).hexdigest()
 
 
+#: Neither the directory nor the library that wrote it belongs to the model.
 _NOT_OF_THE_MODEL = ("_name_or_path", "name_or_path", "transformers_version", "_commit_hash")
+
+
+def _of_the_model(value: Any, inside: Any = "") -> Any:
+    """What says how the model computes, wherever it lies."""
+    if isinstance(value, dict):
+        # The classes of code that comes with a model; before them transformers writes the
+        # repository, if it is one: ORG/NAME--FILE.CLASS. The code itself is in no digest.
+        return {
+            str(key): str(one).rpartition("--")[2]
+            if inside == "auto_map"
+            else _of_the_model(one, key)
+            for key, one in value.items()
+            if key not in _NOT_OF_THE_MODEL
+        }
+    if isinstance(value, list | tuple):
+        return [_of_the_model(one) for one in value]
+    if isinstance(value, set | frozenset):
+        return sorted(str(one) for one in value)
+    if value is None or isinstance(value, bool | int | float | str):
+        return value
+    text = str(value)
+    return text if " at 0x" not in text else type(value).__qualname__
 
 
 def _canonical(value: Any) -> str:
     return json.dumps(value, sort_keys=True, default=str, separators=(",", ":"))
-
-
-def _digest(text: str) -> str:
-    return hashlib.sha256(text.encode()).hexdigest()

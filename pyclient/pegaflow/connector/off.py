@@ -24,7 +24,9 @@ log = logging.getLogger("vllm.pegaflow")
 class SchedulerOff:
     """The scheduler's side: offers nothing, saves nothing."""
 
-    def __init__(self, was: SchedulerSide | None = None) -> None:
+    def __init__(self, was: SchedulerSide | None = None, *, notice: Any = None) -> None:
+        """``notice`` tells the server why, until we are closed."""
+        self.notice = notice
         self.counts = was.counts if was else Counts()
         self.counts.set("serving", 0, "scheduler")
         self._was = was
@@ -64,6 +66,9 @@ class SchedulerOff:
         # No load has this number: they rise from 1.
         self._refused.append(LoadOrder(0, request.request_id, b"", 0, list(block_ids[-count:])))
 
+    def loaded_from(self, request: Any, tokens: int) -> tuple[int, int]:
+        return tokens, 0
+
     def finished(self, request: Any, block_ids: Sequence[int]) -> None:
         return None
 
@@ -83,6 +88,9 @@ class SchedulerOff:
     def keep_stepping(self) -> bool:
         return bool(self._pins) and time.monotonic() - self._since < IDLE_LIMIT_S
 
+    def frees_soon(self) -> bool:
+        return False
+
     def take_events(self) -> Sequence[Any]:
         events, self._events = self._events, ()
         return events
@@ -94,7 +102,8 @@ class SchedulerOff:
         return self.counts.take()
 
     def close(self) -> None:
-        return None
+        if self.notice is not None:
+            self.notice.close()
 
 
 class WorkerOff:
@@ -104,13 +113,24 @@ class WorkerOff:
     blocks again then.
     """
 
-    def __init__(self, was: WorkerSide | None = None, *, rank: int = 0, reason: str = "") -> None:
-        """``reason`` is for the scheduler, where it does not know that we are off."""
+    def __init__(
+        self,
+        was: WorkerSide | None = None,
+        *,
+        rank: int = 0,
+        reason: str = "",
+        notice: Any = None,
+    ) -> None:
+        """``reason`` is for the scheduler, where it does not know that we are off; ``notice`` tells
+        the server, until we are closed.
+        """
+        self.notice = notice
         self.counts = was.counts if was else Counts()
         rank = was.rank if was else rank
         self.counts.set("serving", 0, f"worker-{rank}" if rank else "worker")
         self.reports = was.reports if was else Reports(rank)
-        self.reports.away("it failed, see its log" if was else reason)
+        if was or reason:
+            self.reports.away("it failed, see its log" if was else reason)
         self._was = was
 
     def register(self, kv_caches: Any, *, alone: bool = True) -> None:
@@ -147,4 +167,6 @@ class WorkerOff:
         return self.counts.take()
 
     def close(self) -> None:
+        if self.notice is not None:
+            self.notice.close()
         self.collect()

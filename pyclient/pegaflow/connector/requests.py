@@ -22,6 +22,10 @@ class Claim:
     blocks: int = 0
     coming: int = 0  #: Of the blocks, the last ones: on their way from another node.
     token: bytes = b""
+    answered_at: float = 0.0
+    first_s: float = 0.0  #: When the first and the last coming block should be here, from the
+    last_s: float = 0.0  #: answer on; 0: not known.
+    accepted: bool = False  #: Its load is predicted to be faster than computing.
     offered: Sequence[bytes] = ()  #: Keys of which KV events will tell once it is answered.
     tail: bytes = b""  #: Key of the partial block asked for behind the full ones, if one was,
     tail_at: int = 0  #: and its index.
@@ -46,7 +50,9 @@ class Load:
     keys: list[bytes]
     blocks: list[int]
     bytes: int
-    coming: bool = False  #: Some of its blocks were not here yet when they were claimed.
+    coming: int = 0  #: Of its blocks, those that were not here yet when they were claimed.
+    first_at: float = 0.0  #: When the first and the last of those should be here; 0: not known.
+    last_at: float = 0.0
     full_stop: int = 0  #: Index behind the last full block; a partial one may come after it.
     handed_at: float | None = None  #: None: no worker knows of it yet.
     deadline: float | None = None

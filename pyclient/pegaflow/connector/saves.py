@@ -20,6 +20,9 @@ log = logging.getLogger("vllm.pegaflow")
 #: How long an idle engine is kept stepping to hear of its last saves. Copies take milliseconds; a
 #: worker that says nothing for so long is stuck, and an engine must not spin for it.
 IDLE_LIMIT_S = 10.0
+#: How long vLLM is asked to wait for blocks of a save before it preempts a request. A copy takes a
+#: few milliseconds, a preempted request is computed anew from its first token.
+FREES_LIMIT_S = 0.05
 
 
 class GpuBlocks:
@@ -44,17 +47,22 @@ class GpuBlocks:
         self._pool.touch(([block],) if self._by_group else [block])
         return block
 
-    def holds(self, block_id: int, key: bytes) -> bool:
-        """Whether a block that nobody keeps in place still has what ``key`` names.
+    def holds(self, block_id: int, block_hash: bytes) -> bool:
+        """Whether a block that is not pinned still has what vLLM names ``block_hash``.
 
         vLLM's own cache knows: the block carries its hash (and a group number of 4 bytes) until it
         is handed out again.
         """
-        block_hash = self._pool.blocks[block_id].block_hash
-        return isinstance(block_hash, bytes) and block_hash[:-4] == key
+        held = self._pool.blocks[block_id].block_hash
+        return isinstance(held, bytes) and held[:-4] == block_hash
 
     def unpin(self, blocks: Sequence[Any]) -> None:
         self._pool.free_blocks(list(reversed(blocks)))
+
+    @staticmethod
+    def is_ours_alone(block: Any) -> bool:
+        """Whether a pinned block becomes free as soon as it is unpinned."""
+        return block.ref_cnt == 1
 
 
 @dataclasses.dataclass
@@ -74,6 +82,7 @@ class _Late:
     """A block of a request that has ended, which waits for its turn."""
 
     key: bytes
+    hash: bytes  #: What vLLM names it.
     block_id: int
     run: Any  #: And its place in it: what KV events will say of it; None without them.
     index: int
@@ -114,6 +123,7 @@ class Saves:
         # Of all jobs, and whose they are: another copy of a block is not saved too.
         self._keys: dict[bytes, int] = {}
         self._pinned = 0
+        self._frees_awaited_since: float | None = None  # until a job gives its blocks back
 
     @property
     def pinned(self) -> int:
@@ -125,6 +135,30 @@ class Saves:
             return True  # the next step's plan takes them
         now = self._clock()
         return any(now - (job.handed_at or now) < IDLE_LIMIT_S for job in self._jobs.values())
+
+    def frees_soon(self) -> bool:
+        """Whether a save that is in flight is about to give back blocks that vLLM is short of.
+
+        vLLM asks when it has no free block, and at True leaves a request out of the step instead of
+        preempting one. True for FREES_LIMIT_S at most from the first such question on, whatever is
+        saved meanwhile; a save that ends begins another such time.
+        """
+        now = self._clock()
+        # What a request that has just ended left is handed out with the step that is being planned.
+        jobs = [*self._jobs.values(), *([self._open] if self._open else [])]
+        if not any(self._frees(job, now) for job in jobs):
+            return False
+        if self._frees_awaited_since is None:
+            self._frees_awaited_since = now
+        if now - self._frees_awaited_since >= FREES_LIMIT_S:
+            return False
+        self._counts.add("pin_waits")
+        return True
+
+    def _frees(self, job: _Job, now: float) -> bool:
+        if job.handed_at is not None and now - job.handed_at >= FREES_LIMIT_S:
+            return False
+        return any(self.blocks.is_ours_alone(block) for block in job.pinned)
 
     def collect(
         self, state: RequestState, table: Sequence[int], tokens: int, *, last: bool = False
@@ -149,7 +183,9 @@ class Saves:
                 elif not last:
                     return
                 elif len(self._late) < self.blocks.count:
-                    self._late.append(_Late(key, table[index], run, index - first))
+                    self._late.append(
+                        _Late(key, state.chain.hash(index), table[index], run, index - first)
+                    )
                 else:
                     self._counts.add("save_dropped_blocks", 1, "pin_limit")
             state.next_save = index + 1
@@ -164,7 +200,7 @@ class Saves:
             late = self._late.popleft()
             if late.key in self._keys:
                 continue
-            if self.blocks.holds(late.block_id, late.key):
+            if self.blocks.holds(late.block_id, late.hash):
                 self._add(late.key, late.block_id, late.run, late.index)
             else:
                 self._counts.add("save_dropped_blocks", 1, "pin_limit")
@@ -265,6 +301,7 @@ class Saves:
         for key in job.keys:
             del self._keys[key]
         self._pinned -= len(job.pinned)
+        self._frees_awaited_since = None
         if self._events is not None:
             self._events.settle(job.told)
         self.blocks.unpin(job.pinned)

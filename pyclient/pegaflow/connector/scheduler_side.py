@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from pegaflow import _native
+from pegaflow.connector.adapters import Adapters
 from pegaflow.connector.config import Settings
 from pegaflow.connector.events import BlockEvents
 from pegaflow.connector.handover import Handover, Waits, is_asked_for, tail_tokens
@@ -16,6 +17,7 @@ from pegaflow.connector.loads import Loads
 from pegaflow.connector.lookups import Lookups
 from pegaflow.connector.messages import StepPlan, WorkerReport
 from pegaflow.connector.metrics import Counts, Summary
+from pegaflow.connector.rates import LoadPolicy, preempted_in
 from pegaflow.connector.requests import RequestState
 from pegaflow.connector.saves import GpuBlocks, Saves
 
@@ -46,7 +48,10 @@ class SchedulerSide:
         prefix_caching: bool = True,
         own_tables: bool = False,
         async_scheduling: bool = False,
+        most_tokens: int = 8192,
         event_format: Any = None,
+        adapters: Adapters | None = None,
+        name: str = "",
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.counts = Counts()
@@ -59,6 +64,7 @@ class SchedulerSide:
         self._own_tables = own_tables
         self._async_scheduling = async_scheduling
         self._clock = clock
+        self._adapters = adapters or Adapters()
         #: What the jobs are named after, as the session tells the server.
         self._incarnation = scheduler or _native.random_id()
         self.ranks = ranks
@@ -75,11 +81,19 @@ class SchedulerSide:
             if event_format is not None
             else None
         )
+        self.policy = LoadPolicy(
+            always=settings.load_policy == "always",
+            block_size=block_size,
+            most_tokens=most_tokens,
+            queued_blocks=self.loads.queued_blocks,
+            clock=clock,
+        )
         wanted = settings.min_load_tokens or 2 * block_size
         self._lookups = Lookups(
             session,
             settings,
             self.loads,
+            self.policy,
             min_blocks=max(1, -(-wanted // block_size)),
             block_size=block_size,
             follow=prefix_caching,
@@ -101,6 +115,8 @@ class SchedulerSide:
         self._link: dict[str, Any] = {"state": "connecting"}
         self._server: Any = None  # incarnation of the one that was ready last
         self._away: dict[int, str] = {}  # ranks that cannot use the cache, and why
+        self._name = name  # of server and instance, for one line once all ranks use the cache
+        self._serving: set[int] = set()  # ranks that have reported it
         self._link_seen_at = -LINK_INTERVAL_S
         self._summary = Summary(settings.log_interval_s, clock())
         self._shown: dict[str, Any] = {}
@@ -167,6 +183,8 @@ class SchedulerSide:
         self._waits.drop(state)
         if tokens == 0:
             self._lookups.drop(state)
+            known = max(state.local * self.block_size, request.num_computed_tokens)
+            self.policy.compute.begin(request.request_id, request.num_tokens - known)
             return
         if state.load is not None:
             return  # said again for the same admission
@@ -177,12 +195,23 @@ class SchedulerSide:
             raise AssertionError(f"{tokens} tokens were never offered to {request.request_id}")
         self.loads.begin(state, claim, start, block_ids[start:stop])
 
+    def loaded_from(self, request: Any, tokens: int) -> tuple[int, int]:
+        """Of the tokens that a request loads: those from the pool, and those from other nodes."""
+        state = self._states.get(request.request_id)
+        load = state.load if state is not None else None
+        if load is None:
+            return tokens, 0
+        here = min(tokens, (len(load.blocks) - load.coming) * self.block_size)
+        return here, tokens - here
+
     def finished(self, request: Any, block_ids: Sequence[int]) -> dict[str, Any] | None:
         """What the response says to a router that asked for it."""
         state = self._states.get(request.request_id)
         if state is None or state.request is not request:
             return None
         del self._states[request.request_id]
+        self._adapters.look_again()
+        self.policy.compute.end(request.request_id)
         self._lookups.drop(state)
         self._waits.drop(state)
         if state.load is not None:
@@ -226,7 +255,8 @@ class SchedulerSide:
         return min(request.num_computed_tokens - in_flight, request.num_tokens)
 
     def _new_state(self, request: Any) -> RequestState:
-        chain = KeyChain(request, self.block_size, self._hash_unit)
+        self._adapters.look_again()
+        chain = KeyChain(request, self.block_size, self._hash_unit, self._adapters)
         state = RequestState(request, chain, self._generation)
         self._states[request.request_id] = state
         return state
@@ -251,11 +281,17 @@ class SchedulerSide:
             orders = self.saves.orders()
         loads = self.loads.not_handed_out()
         cancelled, discarded = self.loads.take_ends()
+        for request_id in preempted_in(output):
+            self.policy.compute.end(request_id)
+        total = output.total_num_scheduled_tokens
         plan = StepPlan(
             scheduler=self._incarnation,
-            forward=output.total_num_scheduled_tokens > 0,
+            forward=total > 0,
+            measured=self.policy.compute.plan(output.num_scheduled_tokens, total),
             saves=orders,
-            loads=[self.loads.order(load) for load in loads],
+            loads=[
+                self.loads.order(load, self.policy.computing(len(load.blocks))) for load in loads
+            ],
             cancelled=cancelled,
             discarded=discarded,
         )
@@ -266,6 +302,7 @@ class SchedulerSide:
         return plan
 
     def _collect(self, output: Any, saves: Saves) -> None:
+        self._adapters.look_again()
         if self._own_tables:
             self._follow_tables(output)
         if self._link["state"] != "ready" or self._away:
@@ -281,6 +318,9 @@ class SchedulerSide:
             # no hash: a block is saved in the step that completes it, or in the one after.
             computed = request.num_computed_tokens + scheduled - len(drafts.get(request_id, ()))
             tokens = min(computed, request.num_tokens)
+            if state.chain.adapter is not None:
+                # Its files are looked at after its KV was computed, not before.
+                tokens = self._written_tokens(request)
             wants_tail = self._wants_tail(state, tokens)
             if tokens // self.block_size <= state.next_save and not wants_tail:
                 continue
@@ -319,6 +359,9 @@ class SchedulerSide:
                 state.table += ids[0]
 
     def report(self, report: WorkerReport) -> None:
+        if report.step:
+            self.policy.compute.ended(report.step)
+        self.policy.copies.report(report.copied)
         for rank, reason in report.away.items():
             self._note_away(rank, reason)
         if self.saves is not None:
@@ -327,7 +370,8 @@ class SchedulerSide:
             if not load.aborted:  # then its claim has ended already
                 self._session.unclaim(load.token)
             if (outcome := report.loads.get(load.id)) and outcome.first_failed is not None:
-                log.warning(
+                log.log(
+                    logging.DEBUG if outcome.cut else logging.WARNING,
                     "pegaflow: %d of %d blocks did not come and are computed request=%s error=%s",
                     outcome.failed,
                     len(load.blocks),
@@ -340,6 +384,10 @@ class SchedulerSide:
 
         The server may say otherwise: under an instance's name it may know another engine's ranks.
         """
+        if not reason and self._serving != (served := self._serving | {rank}):
+            self._serving = served
+            if len(served) == self.ranks:
+                log.info("pegaflow: all ranks use the cache: %s", self._name)
         if reason and not self._away:
             log.warning("pegaflow: without the cache while rank %d is: %s", rank, reason)
         if reason:
@@ -351,6 +399,10 @@ class SchedulerSide:
         if self.events is not None and self.events.keep_stepping():
             return True
         return self.saves is not None and self.saves.keep_stepping()
+
+    def frees_soon(self) -> bool:
+        """Whether vLLM gets blocks by waiting for a save, without preempting a request."""
+        return self.saves is not None and self.saves.frees_soon()
 
     def take_events(self) -> Sequence[Any]:
         """For vLLM's event consumers: what became of the cache since the last step."""
@@ -417,7 +469,7 @@ class SchedulerSide:
         self._reset_tried_at = self._clock()
 
     def take_counts(self) -> Counts | None:
-        self._show("serving", 1, "scheduler")
+        self._show("serving", int(not self._away), "scheduler")
         if self.saves is not None:
             self._show("pinned_blocks", self.saves.pinned)
         if self._shown.get("link") != self._link["state"]:
@@ -434,4 +486,5 @@ class SchedulerSide:
 
     def close(self) -> None:
         """Ends all claims."""
+        self._adapters.close()
         self._session.close()

@@ -33,7 +33,7 @@ class Reports:
 
     def __init__(self, rank: int = 0) -> None:
         self._rank = rank
-        self._away = ""
+        self._away: str | None = None  # nothing is known yet
         self._received: set[str] = set()
         self._bad_blocks: set[int] = set()
         self._report = WorkerReport()
@@ -54,11 +54,24 @@ class Reports:
     def failed_save(self, order: SaveOrder, error: str, detail: str = "") -> None:
         self.save(order.job, Outcome(failed=len(order.blocks), error=error, detail=detail))
 
+    def copied(self, blocks: float, seconds: float) -> None:
+        """Blocks that a load has copied, and how long that took behind those before it."""
+        before = self._report.copied.get(self._rank, (0.0, 0.0))
+        self._report.copied[self._rank] = before[0] + blocks, before[1] + seconds
+
+    def step(self, number: int) -> None:
+        """A step has ended that is measured."""
+        self._report.step = number
+
     def away(self, reason: str) -> None:
         """Why this rank cannot use the cache; empty if it can."""
         if reason != self._away:
             self._away = reason
             self._report.away[self._rank] = reason
+
+    @property
+    def is_away(self) -> bool:
+        return bool(self._away)
 
     def take_received(self) -> set[str]:
         received, self._received = self._received, set()
@@ -136,6 +149,7 @@ class WorkerSide:
         self._link = ""
         self._ahead = ahead or StepsAhead(False)
         self._forward = False
+        self._measured = 0  # the step that the scheduler's side wants to know the end of
         self._tells_early = True
 
     def register(self, kv_caches: Any, *, alone: bool = True) -> None:
@@ -149,11 +163,14 @@ class WorkerSide:
 
     def start_loads(self, plan: StepPlan) -> None:
         self._forward = plan.forward
+        self._measured = plan.measured
         for order in plan.refused:
             self.reports.refused_load(order, "off")
         for order in plan.loads:
             try:
-                self.mover.load(order.load, order.token, order.first, order.blocks)
+                self.mover.load(
+                    order.load, order.token, order.first, order.blocks, promise=order.promise
+                )
             except _native.PegaFlowError as error:
                 self.reports.refused_load(order, error_code(error), str(error))
             else:
@@ -191,6 +208,9 @@ class WorkerSide:
     def collect(self) -> None:
         """Notes the jobs that have ended."""
         self._ahead.end_step(self._forward)
+        if self._measured:
+            self.reports.step(self._measured)
+            self._measured = 0
         if self.mover is None or not (self.loads or self.saves):
             return
         for done in self.mover.take_finished():
@@ -205,6 +225,8 @@ class WorkerSide:
             self._follow()
 
     def _load_ended(self, job: _Job, done: Any) -> None:
+        if done.copying_s:
+            self.reports.copied(done.bytes / self.mover.page_bytes, done.copying_s)
         if job.followed:
             if done.error:
                 # Only the GPU can do this, in whose context the engine's work fails as well.
@@ -223,6 +245,7 @@ class WorkerSide:
             took_s=done.took_s,
             error=error if failed else "",
             detail=done.error or "",
+            cut="" if job.discarded else done.cut,
             first_failed=bad.index(True) if failed else None,
             verified=done.verified,
             corrupt=done.corrupt,
@@ -251,7 +274,10 @@ class WorkerSide:
                 self._link = state
                 self.counts.set_link_state(self.name, state)
                 # Without a server all ranks are alike, and the scheduler's own link tells.
-                self.reports.away(status["detail"] if state == "refused" else "")
+                if state == "refused":
+                    self.reports.away(status["detail"])
+                elif state == "ready" or self.reports.is_away:
+                    self.reports.away("")
         return self.counts.take()
 
     def _follow(self) -> None:

@@ -1,0 +1,369 @@
+"""Which weights an adapter (LoRA) stands for, so that a block of it is named by their content.
+
+vLLM's block hash has the adapter's name and path. That is enough for a cache that ends with the
+process; ours outlives it and is shared, while adapters are trained again in place. So the keys of
+an adapter's blocks are made of vLLM's hash and a digest of the adapter's files.
+
+The digest must be of the weights that the workers hold, not of what lies in the directory later.
+Workers read the files when an adapter is loaded, and again whenever it was evicted from their own
+cache. So the files' stamps are taken before the first load and must be the same ever after: then
+every load, at any time, read the same bytes. When they change, what an engine has computed under
+this name is unknown, also in vLLM's own cache, and the adapter is not cached any more by this
+engine. Loaded from another path, or by another engine, it is.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import hashlib
+import json
+import logging
+import os
+import queue
+import threading
+import time
+import weakref
+from pathlib import Path
+from typing import Any
+
+from pegaflow.weights import hub
+from pegaflow.weights.digests import DigestCache, FileChanged, Stamp, hash_file, stamp
+from pegaflow.weights.files import UnknownWeights
+
+log = logging.getLogger("vllm.pegaflow")
+
+#: What vLLM's releases read of an adapter's directory.
+_FILES = (
+    "adapter_config.json",
+    *(
+        f"{name}.{suffix}"
+        for name in ("adapter_model", "new_embeddings")
+        for suffix in ("safetensors", "bin", "pt")
+    ),
+)
+#: The kernel stamps files in ticks: a file that changed so recently may change again unseen. Where
+#: stamps have whole seconds only, the file system counts in seconds.
+_TICK_NS = 20_000_000
+_COARSE_TICK_NS = 2_000_000_000
+
+
+@dataclasses.dataclass(frozen=True)
+class _File:
+    """One version of a file that an adapter consists of."""
+
+    name: str
+    path: Path  #: Without links.
+    stamp: Stamp
+
+
+class AdapterFiles:
+    """The files of an adapter, as they were at one moment. Immutable."""
+
+    def __init__(self, path: str) -> None:
+        """
+        Args:
+            path: ``lora_path`` of the request, as vLLM resolves it.
+
+        Raises:
+            OSError: there is no adapter.
+            UnknownWeights: it is not in the cache of the hub.
+        """
+        directory, found = _resolve(path)
+        for name in _FILES:
+            try:
+                real = Path(os.path.realpath(directory / name))
+                found.append(_File(name, real, stamp(real)))
+            except FileNotFoundError:
+                continue  # an adapter has some of them; below, whether it has weights
+        self.files = tuple(found)
+        if not any(file.name.startswith("adapter_model.") for file in found):
+            raise FileNotFoundError(f"{directory} has no adapter_model file")
+
+    def is_settled(self, now_ns: int) -> bool:
+        """Whether a change after ``now_ns`` would give a file another stamp."""
+        for file in self.files:
+            changed = file.stamp.changed_ns
+            tick = _COARSE_TICK_NS if changed % 1_000_000_000 == 0 else _TICK_NS
+            if not changed + tick < now_ns:
+                return False
+        return True
+
+    def digest(self, cache: DigestCache) -> bytes:
+        """Over all bytes of all files. Takes the time that reading them takes.
+
+        Raises:
+            OSError: a file cannot be read.
+            FileChanged: it is not the version that it was.
+        """
+        digests = [(file.name, _file_digest(file, cache)) for file in self.files]
+        return hashlib.sha256(json.dumps(digests).encode()).digest()
+
+
+def _file_digest(file: _File, cache: DigestCache) -> str:
+    digest = hub.blob_digest(file.path) or cache.get(file.path, file.stamp)
+    if digest is None:
+        digest = hash_file(file.path)
+        if stamp(file.path) == file.stamp:
+            cache.put(file.path, file.stamp, digest)
+    if stamp(file.path) != file.stamp:
+        raise FileChanged(f"{file.path} was changed")
+    return digest
+
+
+def _resolve(path: str) -> tuple[Path, list[_File]]:
+    """The directory that vLLM reads, and what else decides which one that is."""
+    directory = Path(path).expanduser()
+    if directory.is_absolute() or directory.exists():
+        return directory.absolute(), []
+    if os.environ.get("VLLM_USE_MODELSCOPE", "").lower() in ("1", "true"):
+        raise UnknownWeights(f"{path} is a repository of ModelScope, whose cache is not read")
+    if not hub.is_repository(path):
+        raise FileNotFoundError(f"{path} is neither a directory nor a repository")
+    repository = hub.repository(path)
+    snapshot = hub.snapshot(repository)
+    ref = hub.ref(repository, "main")
+    return snapshot, [_File("ref", ref, stamp(ref))]
+
+
+class Adapter:
+    """One name and path, during the life of an engine. Bound to the scheduler's thread."""
+
+    def __init__(self, name: str, path: str) -> None:
+        self.name = name
+        self.path = path
+        self.ids: set[int] = set()  #: Under which the engine loaded it.
+        self.files: AdapterFiles | None = None
+        self.interpretation: Any = None  #: What else the request states about the files.
+        self.digest = b""  #: Empty: not known yet, or never.
+        self.refused = ""  #: Why its requests are never cached by this engine.
+        self.looked_at = -1  #: In which round its files were looked at last.
+
+    def key(self, block_hash: bytes) -> bytes:
+        """The key of a block that vLLM names ``block_hash``; as long as that is."""
+        digest = hashlib.sha256(b"pegaflow adapter 1\0" + self.digest + block_hash).digest()
+        return digest[: len(block_hash)]
+
+    def refuse(self, reason: str) -> None:
+        if not self.refused:
+            self.refused = reason
+            self.digest = b""
+            log.warning(
+                "pegaflow: requests of adapter %s (%s) are not cached by this engine: %s",
+                self.name,
+                self.path,
+                reason,
+            )
+
+
+class Adapters:
+    """The adapters of an engine. Bound to the scheduler's thread, but for the digests.
+
+    Files are read by a thread of its own, which lives as long as there is something to read.
+    """
+
+    def __init__(self, salt: str = "", *, cache: DigestCache | None = None) -> None:
+        """``salt``: what else of the engine's configuration changes an adapter's weights."""
+        self._salt = salt
+        self._cache = cache or DigestCache()
+        self._adapters: dict[tuple[str, str], Adapter] = {}
+        self._round = 0
+        self._work: queue.SimpleQueue[tuple[Adapter, AdapterFiles] | None] = queue.SimpleQueue()
+        self._results: queue.SimpleQueue[tuple[Adapter, bytes, str]] = queue.SimpleQueue()
+        self._thread: threading.Thread | None = None
+        self._is_watching = watch_loads(self)
+
+    def look_again(self) -> None:
+        """What follows is about KV that is computed by now: files are looked at again for it."""
+        self._round += 1
+
+    def of(self, request: Any) -> Adapter | None:
+        """The adapter of a request; None for the base model."""
+        lora = getattr(request, "lora_request", None)
+        if lora is None:
+            return None
+        adapter = self._find(lora)
+        if not adapter.refused:
+            for other in self._others(adapter, lora.lora_int_id):
+                # The workers have one of them.
+                other.refuse("another one has its id")
+                adapter.refuse("another one has its id")
+            adapter.ids.add(lora.lora_int_id)
+            self.is_known(adapter)
+        return adapter
+
+    def is_known(self, adapter: Adapter) -> bool:
+        """Whether its digest is that of all weights which the engine has loaded for it so far."""
+        while not self._results.empty():
+            done, digest, reason = self._results.get()
+            if reason:
+                done.refuse(reason)
+            elif not done.refused:
+                stated = f"{self._salt}\0{done.interpretation}\0".encode()
+                done.digest = hashlib.sha256(stated + digest).digest()
+        if not adapter.refused and adapter.looked_at != self._round:
+            self._look(adapter)
+        return bool(adapter.digest)
+
+    def loading(self, lora: Any) -> None:
+        """The engine is about to load an adapter, for the first time or again."""
+        adapter = self._find(lora)
+        for other in self._others(adapter, lora.lora_int_id):
+            # Its running requests go on with the weights of the new one, if that is loaded at all.
+            other.refuse("another one was loaded in its place")
+            other.ids.discard(lora.lora_int_id)
+            if not getattr(lora, "load_inplace", False):
+                adapter.refuse("another one has its id")
+        adapter.ids.add(lora.lora_int_id)
+        self._look(adapter)
+
+    def loaded(self, lora: Any) -> None:
+        """The engine has read the files, or failed to."""
+        self._look(self._find(lora))
+
+    def give_up(self) -> None:
+        """A load was not seen: nothing is known of any adapter any more."""
+        self._is_watching = False
+        for adapter in self._adapters.values():
+            adapter.refuse("a load of adapters was not seen")
+
+    def close(self) -> None:
+        self._work.put(None)
+
+    def _find(self, lora: Any) -> Adapter:
+        place = _place(lora)
+        adapter = self._adapters.get(place)
+        stated = (
+            getattr(lora, "tensorizer_config_dict", None),
+            bool(getattr(lora, "is_3d_lora_weight", False)),
+        )
+        if adapter is None:
+            adapter = self._adapters[place] = Adapter(*place)
+            adapter.interpretation = stated
+            if not self._is_watching:
+                adapter.refuse("this vLLM does not show when it loads adapters")
+            elif stated[0]:
+                adapter.refuse("a tensorizer reads it from elsewhere")
+            else:
+                self._begin(adapter)
+        elif adapter.interpretation != stated:
+            adapter.refuse("its files were loaded in two ways")
+        return adapter
+
+    def _others(self, adapter: Adapter, number: int) -> list[Adapter]:
+        """Further adapters that the engine loaded under the same number."""
+        return [
+            other
+            for other in self._adapters.values()
+            if other is not adapter and number in other.ids
+        ]
+
+    def _begin(self, adapter: Adapter) -> None:
+        try:
+            adapter.files = AdapterFiles(adapter.path)
+        except (OSError, UnknownWeights) as error:
+            adapter.refuse(str(error))
+            return
+        if not adapter.files.is_settled(time.time_ns()):
+            adapter.refuse("its files were written while it was loaded; load it from a new path")
+            return
+        adapter.looked_at = self._round
+        if self._thread is None:
+            self._thread = threading.Thread(
+                target=_read,
+                args=(self._work, self._results, self._cache),
+                name="pegaflow-adapters",
+                daemon=True,
+            )
+            self._thread.start()
+        self._work.put((adapter, adapter.files))
+
+    def _look(self, adapter: Adapter) -> None:
+        adapter.looked_at = self._round
+        if adapter.refused or adapter.files is None:
+            return
+        try:
+            same = AdapterFiles(adapter.path).files == adapter.files.files
+        except (OSError, UnknownWeights):
+            same = False
+        if not same:
+            adapter.refuse(
+                "its files have changed since it was loaded; load it from a new path, "
+                "or start the engine again"
+            )
+
+    def wait(self, lora: Any, timeout_s: float) -> bool:
+        """Begins with an adapter ahead of its first request and waits; whether it is known."""
+        adapter = self._find(lora)
+        deadline = time.monotonic() + timeout_s
+        while not self.is_known(adapter) and not adapter.refused:
+            try:
+                self._results.put(self._results.get(timeout=max(0, deadline - time.monotonic())))
+            except queue.Empty:
+                break
+        return bool(adapter.digest)
+
+
+def _place(lora: Any) -> tuple[str, str]:
+    return str(lora.lora_name), str(lora.lora_path)
+
+
+def _read(work: Any, results: Any, cache: DigestCache) -> None:
+    """The thread that reads files."""
+    while (job := work.get()) is not None:
+        adapter, files = job
+        try:
+            results.put((adapter, files.digest(cache), ""))
+        except (OSError, FileChanged) as error:
+            results.put((adapter, b"", str(error)))
+
+
+# ---- when the engine loads adapters
+
+_watching: weakref.WeakSet[Adapters] = weakref.WeakSet()
+
+
+def watch_loads(adapters: Adapters) -> bool:
+    """Has ``adapters`` see each load that a client asks for; whether this vLLM allows it.
+
+    vLLM shows a connector the requests only. An adapter that is loaded ahead of its first request,
+    or in place of another one, is read in ``EngineCore.add_lora``, in the scheduler's thread.
+    """
+    try:
+        from vllm.v1.engine.core import EngineCore
+    except ImportError:
+        return False
+    original = getattr(EngineCore, "add_lora", None)
+    if original is None:
+        return False
+    _watching.add(adapters)
+    if getattr(original, "pegaflow_watches", False):
+        return True
+
+    @functools.wraps(original)
+    def add_lora(self: Any, lora_request: Any, *args: Any, **kwargs: Any) -> Any:
+        _note("loading", lora_request)
+        try:
+            return original(self, lora_request, *args, **kwargs)
+        finally:
+            _note("loaded", lora_request)
+
+    add_lora.pegaflow_watches = True  # type: ignore[attr-defined]
+    EngineCore.add_lora = add_lora
+    return True
+
+
+def _note(what: str, lora_request: Any) -> None:
+    for adapters in list(_watching):
+        try:
+            getattr(adapters, what)(lora_request)
+        except Exception:
+            # vLLM must load its adapter whatever happens to us; without the note it is not cached.
+            log.exception("pegaflow: adapters are not cached any more")
+            adapters.give_up()
+
+
+def salt(vllm_config: Any) -> str:
+    """What an engine's configuration does to the weights of its adapters."""
+    lora = getattr(vllm_config, "lora_config", None)
+    return str(getattr(lora, "lora_dtype", ""))

@@ -1,0 +1,209 @@
+"""Whether loading a prefix is faster than computing it, from what was measured lately.
+
+Three rates decide: how fast this engine computes prompts, how fast its slowest rank copies out of
+the pool, and when blocks of other nodes arrive, which the server predicts in a claim's answer.
+"""
+
+from __future__ import annotations
+
+import collections
+import dataclasses
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
+
+#: Of measurements the older ones count half after so many seconds of work.
+WINDOW_S = 1.0
+#: A step tells how fast prompts are computed if so many of its tokens are of prompts.
+LEAST_TOKENS = 64
+#: Steps of different sizes are measured apart, by the tokens from which on each counts: a small
+#: step is bound by memory and computes fewer tokens in a second.
+STEP_SIZES = (LEAST_TOKENS, 512, 2048)
+#: What a load takes besides its copies: a call to the server, and a step to hand it out.
+LOAD_OVERHEAD_S = 0.001
+#: Longer times mean the same, and fit no message: a block's time has 32 bits of nanoseconds.
+LONGEST_S = 4.0
+
+
+class Rate:
+    """Work in a second, as it was lately."""
+
+    def __init__(self) -> None:
+        self._amount = 0.0
+        self._seconds = 0.0
+
+    def add(self, amount: float, seconds: float) -> None:
+        self._amount += amount
+        self._seconds += max(seconds, 1e-9)
+        if self._seconds > WINDOW_S:
+            self._amount /= 2
+            self._seconds /= 2
+
+    @property
+    def per_second(self) -> float:
+        """0 while nothing was measured."""
+        return self._amount / self._seconds if self._seconds else 0.0
+
+
+class ComputeRate:
+    """How fast the engine computes prompts, and what it has to compute first.
+
+    Measured from steps that compute prompts: from the plan of a step, or the end of the one before
+    if that is later, to the report of its workers. Steps that only decode tell nothing. Bound to
+    the scheduler's thread.
+    """
+
+    def __init__(self, *, most_tokens: int, clock: Callable[[], float]) -> None:
+        """``most_tokens``: what one step computes at most."""
+        self._most_tokens = most_tokens
+        self._clock = clock
+        self._rates = [Rate() for _ in STEP_SIZES]
+        self._prompts: dict[str, int] = {}  # requests that are computed, and their tokens left
+        self._backlog = 0  # tokens of all of them
+        self._step = 0
+        self._steps: collections.deque[tuple[int, int, float]] = collections.deque()
+        self._ended_at = 0.0
+
+    def begin(self, request_id: str, tokens: int) -> None:
+        """vLLM has admitted the request, and computes ``tokens`` of it."""
+        self.end(request_id)
+        if tokens > 1:
+            self._prompts[request_id] = tokens
+            self._backlog += tokens
+
+    def end(self, request_id: str) -> None:
+        """The request is gone, or was preempted."""
+        self._backlog -= self._prompts.pop(request_id, 0)
+
+    def plan(self, scheduled: Mapping[str, int], total: int) -> int:
+        """Notes a step; returns its number if its workers should report its end, else 0."""
+        prompts = 0
+        for request_id in list(self._prompts):
+            tokens = min(scheduled.get(request_id, 0), self._prompts[request_id])
+            prompts += tokens
+            self._backlog -= tokens
+            self._prompts[request_id] -= tokens
+            if self._prompts[request_id] == 0:
+                del self._prompts[request_id]
+        self._step += 1
+        if prompts < LEAST_TOKENS:
+            return 0
+        self._steps.append((self._step, total, self._clock()))
+        return self._step
+
+    def ended(self, step: int) -> None:
+        """The workers have reported that step."""
+        while self._steps and self._steps[0][0] <= step:
+            number, tokens, planned_at = self._steps.popleft()
+            now = self._clock()
+            if number == step:
+                size = sum(tokens >= least for least in STEP_SIZES) - 1
+                self._rates[size].add(tokens, now - max(planned_at, self._ended_at))
+            self._ended_at = now
+
+    def tokens_per_second(self, tokens: int) -> float:
+        """Of a prompt with so many tokens; 0 while nothing was measured."""
+        tokens = min(tokens, self._most_tokens)
+        size = max(0, sum(tokens >= least for least in STEP_SIZES) - 1)
+        if smaller := max(rate.per_second for rate in self._rates[: size + 1]):
+            return smaller
+        return next((rate.per_second for rate in self._rates[size + 1 :] if rate.per_second), 0.0)
+
+    @property
+    def backlog(self) -> int:
+        """Tokens of admitted prompts that are not in a step yet."""
+        return self._backlog
+
+
+class CopyRate:
+    """How long the slowest rank copies a block out of the pool. Bound to the scheduler thread."""
+
+    def __init__(self) -> None:
+        self._ranks: dict[int, Rate] = {}
+
+    def report(self, copied: Mapping[int, tuple[float, float]]) -> None:
+        """By rank: blocks, and the seconds that they took."""
+        for rank, (blocks, seconds) in copied.items():
+            self._ranks.setdefault(rank, Rate()).add(blocks, seconds)
+
+    @property
+    def block_s(self) -> float:
+        """0 while nothing was measured."""
+        return max((1 / rate.per_second for rate in self._ranks.values()), default=0.0)
+
+
+@dataclasses.dataclass(frozen=True)
+class Computing:
+    """What computing a request's blocks takes, if it is not loaded."""
+
+    delay_s: float = 0.0  #: Until it begins, behind the prompts that are being computed.
+    block_s: float = 0.0  #: 0: not known.
+
+    def seconds(self, blocks: int) -> float:
+        return self.delay_s + blocks * self.block_s
+
+
+class LoadPolicy:
+    """Decides whether a load is offered. Bound to the scheduler's thread."""
+
+    def __init__(
+        self,
+        *,
+        always: bool,
+        block_size: int,
+        most_tokens: int,
+        queued_blocks: Callable[[], int],
+        clock: Callable[[], float],
+    ) -> None:
+        """
+        Args:
+            always: Every load is offered, and none is cut.
+            queued_blocks: How many blocks loads that are in flight copy before a new one.
+        """
+        self._always = always
+        self._block_size = block_size
+        self._queued_blocks = queued_blocks
+        self.compute = ComputeRate(most_tokens=most_tokens, clock=clock)
+        self.copies = CopyRate()
+
+    def computing(self, blocks: int) -> Computing:
+        """Of ``blocks`` of a prompt, from now on."""
+        rate = 0.0 if self._always else self.compute.tokens_per_second(blocks * self._block_size)
+        if not rate:
+            return Computing()
+        return Computing(
+            min(self.compute.backlog / rate, LONGEST_S), min(self._block_size / rate, LONGEST_S)
+        )
+
+    def slower_source(self, blocks: int, coming: int, last_s: float) -> str:
+        """Which source, "pool" or "peer", makes a load slower than computing; empty: none does.
+
+        Args:
+            blocks: What the load would bring.
+            coming: Of them, those that arrive from another node.
+            last_s: In how many seconds the last of those is predicted to arrive; 0: not known.
+        """
+        computing = self.computing(blocks)
+        if not computing.block_s:
+            return ""
+        limit = computing.seconds(blocks)
+        if coming and last_s + LOAD_OVERHEAD_S > limit:
+            return "peer"
+        block_s = self.copies.block_s
+        if not block_s:
+            return ""
+        here = self._queued_blocks() + blocks - coming
+        return "pool" if here * block_s + LOAD_OVERHEAD_S > limit else ""
+
+
+def promise(
+    first_s: float, last_s: float, computing: Computing
+) -> tuple[float, float, float, float] | None:
+    """What a worker holds a load to; None: to nothing but its deadline."""
+    if not computing.block_s:
+        return None
+    return first_s, last_s, computing.delay_s, computing.block_s
+
+
+def preempted_in(output: Any) -> Iterable[str]:
+    """Requests that a step has preempted, where the release tells."""
+    return getattr(output, "preempted_req_ids", None) or ()

@@ -1,0 +1,307 @@
+"""Blocks of an adapter are named by what is in its files, and by no files that may be others."""
+
+import os
+import threading
+import time
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from vllm.lora.request import LoRARequest
+from vllm.v1.engine.core import EngineCore
+
+from pegaflow.connector.adapters import AdapterFiles, Adapters
+from pegaflow.weights.digests import DigestCache
+from tests.python.harness import WEIGHTS, Engine, train
+
+HASH = bytes(range(32))
+WAIT_S = 30.0
+
+
+@pytest.fixture(autouse=True)
+def digests_of_the_test(tmp_path, monkeypatch):
+    monkeypatch.setenv("PEGAFLOW_CACHE_DIR", str(tmp_path / "cache"))
+
+
+def key(lora: LoRARequest, adapters: Adapters | None = None) -> bytes:
+    """The key that an engine gives a block of this adapter; empty if none."""
+    adapters = adapters or Adapters()
+    adapters.look_again()  # as the connector does for each new request
+    known = adapters.wait(lora, WAIT_S)
+    adapter = adapters.of(SimpleNamespace(lora_request=lora))
+    return adapter.key(HASH) if known and adapter.digest else b""
+
+
+def reason(lora: LoRARequest, adapters: Adapters) -> str:
+    return adapters.of(SimpleNamespace(lora_request=lora)).refused
+
+
+def load(lora: LoRARequest, then: Any = lambda: None) -> None:
+    """Loads an adapter as vLLM's engine core does when a client asks for it."""
+    core = object.__new__(EngineCore)
+    core.model_executor = SimpleNamespace(add_lora=lambda request: then() or True)
+    assert core.add_lora(lora)
+
+
+# ---- the files
+
+
+def test_every_byte_of_every_file_is_in_the_key(tmp_path):
+    size = 300_000
+    first = key(train(tmp_path / "a", "w" * size, name="x", number=1))
+    assert len(first) == 32 and first != HASH
+    assert key(train(tmp_path / "b", "w" * size, name="x", number=1)) == first
+    middle = "w" * (size // 2) + "v" + "w" * (size // 2 - 1)
+    assert key(train(tmp_path / "c", middle, name="x", number=1)) != first
+
+    other = train(tmp_path / "d", "w" * size, name="x", number=1)
+    (tmp_path / "d" / "adapter_config.json").write_text('{"r": 8, "lora_alpha": 2}')
+    wait_settled(tmp_path / "d")
+    assert key(other) != first
+    more = train(tmp_path / "e", "w" * size, name="x", number=1)
+    (tmp_path / "e" / "new_embeddings.bin").write_text("e")
+    wait_settled(tmp_path / "e")
+    assert key(more) != first
+    assert key(LoRARequest("x", 1, str(tmp_path / "a"), is_3d_lora_weight=True)) != first
+    assert key(LoRARequest("x", 1, str(tmp_path / "a")), Adapters("torch.float16")) != first
+
+
+def wait_settled(directory: Path) -> None:
+    deadline = time.monotonic() + WAIT_S
+    wake = threading.Event()
+    while not AdapterFiles(str(directory)).is_settled(time.time_ns()):
+        assert not wake.wait(0.005)
+        assert time.monotonic() < deadline
+
+
+def test_two_adapters_of_one_name_have_keys_of_their_own(tmp_path):
+    adapters = Adapters()
+    one = train(tmp_path / "a", "one", name="x", number=1)
+    two = train(tmp_path / "b", "two", name="x", number=2)
+    assert key(one, adapters) != key(two, adapters)
+
+
+def test_a_key_is_as_long_as_vllms_hash(tmp_path):
+    adapters = Adapters()
+    lora = train(tmp_path / "a", "one", name="x", number=1)
+    assert adapters.wait(lora, WAIT_S)
+    adapter = adapters.of(SimpleNamespace(lora_request=lora))
+    assert len(adapter.key(HASH[:16])) == 16
+    assert adapter.key(HASH[:16]) != adapter.key(HASH[:15] + b"\0")
+
+
+@pytest.mark.parametrize("path", ["", "not/there", "org/name/more"])
+def test_an_adapter_without_files_is_refused(tmp_path, monkeypatch, path):
+    monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path / "hub"))
+    adapters = Adapters()
+    lora = LoRARequest("x", 1, path or str(tmp_path))
+    assert key(lora, adapters) == b""
+    assert reason(lora, adapters)
+
+
+# ---- what the engine has loaded
+
+
+def test_files_that_change_after_the_load_are_refused_for_good(tmp_path):
+    adapters = Adapters()
+    lora = train(tmp_path / "a", "monday", name="x", number=1)
+    load(lora)
+    train(tmp_path / "a", "tuesday", name="x", number=1)
+
+    assert key(lora, adapters) == b""
+    assert "changed" in reason(lora, adapters)
+
+    # As they were, but vLLM may have read them in between.
+    train(tmp_path / "a", "monday", name="x", number=1)
+    assert key(lora, adapters) == b""
+
+
+def test_files_that_change_while_requests_run_are_seen(tmp_path):
+    adapters = Adapters()
+    lora = train(tmp_path / "a", "monday", name="x", number=1)
+    assert key(lora, adapters)
+    adapter = adapters.of(SimpleNamespace(lora_request=lora))
+    adapters.look_again()
+    assert adapters.is_known(adapter)
+    train(tmp_path / "a", "tuesday", name="x", number=1)
+    adapters.look_again()
+    assert not adapters.is_known(adapter)
+
+
+def test_files_that_change_during_the_load_are_refused(tmp_path):
+    adapters = Adapters()
+    lora = train(tmp_path / "a", "monday", name="x", number=1)
+    load(lora, lambda: (tmp_path / "a" / WEIGHTS).write_text("tuesday") and None)
+    assert key(lora, adapters) == b""
+
+
+def test_files_written_at_the_moment_of_the_load_are_refused(tmp_path):
+    adapters = Adapters()
+    lora = train(tmp_path / "a", "monday", name="x", number=1)
+    now = time.time_ns() + 60_000_000_000
+    os.utime(tmp_path / "a" / WEIGHTS, ns=(now, now))
+    assert key(lora, adapters) == b""
+    assert "written while it was loaded" in reason(lora, adapters)
+
+
+def test_an_adapter_loaded_again_unchanged_keeps_its_key(tmp_path):
+    adapters = Adapters()
+    lora = train(tmp_path / "a", "monday", name="x", number=1)
+    load(lora)
+    first = key(lora, adapters)
+    for again in (
+        LoRARequest("x", 1, str(tmp_path / "a"), load_inplace=True),
+        LoRARequest("x", 2, str(tmp_path / "a")),
+    ):
+        load(again)
+        assert key(again, adapters) == first != b""
+
+
+@pytest.mark.parametrize("how", ["in place", "under a new id"])
+def test_an_adapter_trained_again_and_loaded_again_has_no_key(tmp_path, how):
+    # vLLM's own cache has blocks of the former one under the same hashes.
+    adapters = Adapters()
+    lora = train(tmp_path / "a", "monday", name="x", number=1)
+    load(lora)
+    assert key(lora, adapters)
+    inplace = {"load_inplace": True} if how == "in place" else {}
+    again = train(tmp_path / "a", "tuesday", name="x", number=1 if inplace else 2, **inplace)
+    load(again)
+    assert key(again, adapters) == b""
+    # From a new path it has, and so it has in another engine.
+    moved = train(tmp_path / "b", "tuesday", name="x", number=3)
+    load(moved)
+    assert key(moved, adapters) == key(again) != b""
+
+
+def test_an_adapter_that_takes_the_place_of_another_ends_the_other_one(tmp_path):
+    adapters = Adapters()
+    one = train(tmp_path / "a", "one", name="x", number=1)
+    load(one)
+    running = adapters.of(SimpleNamespace(lora_request=one))
+    assert adapters.wait(one, WAIT_S)
+
+    two = train(tmp_path / "b", "two", name="x", number=1, load_inplace=True)
+    load(two)
+
+    assert not adapters.is_known(running), "its request goes on with the weights of the new one"
+    assert key(two, adapters)
+
+
+def test_two_adapters_with_one_id_have_no_keys(tmp_path):
+    adapters = Adapters()
+    one = train(tmp_path / "a", "one", name="x", number=1)
+    two = train(tmp_path / "b", "two", name="y", number=1)
+    assert key(one, adapters)
+    assert key(two, adapters) == b""
+    assert key(one, adapters) == b""
+
+
+# ---- the hub
+
+
+def hub_adapter(cache: Path, commit: str, weights: str) -> None:
+    repository = cache / "models--org--name"
+    snapshot = repository / "snapshots" / commit
+    train_at = repository / "blobs-of-the-test" / commit
+    train_at.mkdir(parents=True)
+    train(train_at, weights, name="x", number=1)
+    snapshot.mkdir(parents=True)
+    for file in train_at.iterdir():
+        (snapshot / file.name).symlink_to(file)
+    (repository / "refs").mkdir(exist_ok=True)
+    (repository / "refs" / "main").write_text(commit)
+    wait_ref(repository / "refs" / "main")
+
+
+def wait_ref(ref: Path) -> None:
+    wake = threading.Event()
+    while time.time_ns() < ref.stat().st_ctime_ns + 100_000_000:
+        assert not wake.wait(0.02)
+
+
+def test_a_repository_is_its_snapshot_until_its_branch_moves(tmp_path, monkeypatch):
+    monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path))
+    hub_adapter(tmp_path, "a" * 40, "one")
+    adapters = Adapters()
+    lora = LoRARequest("x", 1, "org/name")
+    load(lora)
+    first = key(lora, adapters)
+    assert first
+
+    hub_adapter(tmp_path, "b" * 40, "two")
+    assert key(lora, adapters) == b""
+    assert key(lora) not in (b"", first)
+
+
+# ---- in an engine
+
+
+def test_an_adapter_trained_again_gets_no_block_of_the_former_one(pega, prompt, tmp_path):
+    tokens = prompt(100)
+    monday = train(tmp_path / "x", "monday", name="x", number=1)
+    with Engine(pega.address) as engine:
+        engine.wait_ready()
+        assert engine.ask("cold", tokens, lora=monday).loaded == 0
+        engine.reset_local()
+        assert engine.ask("again", tokens, lora=monday).loaded == 96
+    with Engine(pega.address) as engine:
+        engine.wait_ready()
+        assert engine.ask("restarted", tokens, lora=monday).loaded == 96
+    tuesday = train(tmp_path / "x", "tuesday", name="x", number=1)
+    with Engine(pega.address) as engine:
+        engine.wait_ready()
+        # ask() compares the answer, and the fake model each block that it reads.
+        assert engine.ask("other weights", tokens, lora=tuesday).loaded == 0
+        engine.reset_local()
+        assert engine.ask("its own", tokens, lora=tuesday).loaded == 96
+
+
+def test_an_adapter_trained_again_under_a_running_engine_is_not_cached(pega, prompt, tmp_path):
+    tokens = prompt(100)
+    monday = train(tmp_path / "x", "monday", name="x", number=1)
+    with Engine(pega.address) as engine:
+        engine.wait_ready()
+        engine.ask("cold", tokens, lora=monday)
+        engine.reset_local()
+        tuesday = train(tmp_path / "x", "tuesday", name="x", number=1)
+        assert engine.ask("loaded again", tokens, lora=tuesday).loaded == 0
+        engine.reset_local()
+        assert engine.ask("again", tokens, lora=tuesday).loaded == 0
+        assert engine.stats["misses{adapter}"] == 2
+        assert engine.ask("the base model", tokens).loaded == 0
+        engine.reset_local()
+        assert engine.ask("the base model again", tokens).loaded == 96
+
+
+class SlowCache(DigestCache):
+    """A disk that takes its time."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.may_go_on = threading.Event()
+
+    def get(self, *args: Any, **kwargs: Any) -> str | None:
+        assert self.may_go_on.wait(WAIT_S)
+        return super().get(*args, **kwargs)
+
+
+def test_the_engine_does_not_wait_for_a_digest(pega, prompt, tmp_path):
+    tokens = prompt(100)
+    lora = train(tmp_path / "x", "monday", name="x", number=1)
+    with Engine(pega.address) as engine:
+        engine.wait_ready()
+        side = engine.connector._scheduler
+        side._adapters = Adapters(cache=SlowCache())
+        side._adapters.wait = lambda lora, timeout_s: False  # what the harness does for other tests
+        assert engine.ask("early", tokens, lora=lora).loaded == 0
+        assert engine.stats["misses{adapter}"] == 1
+        assert engine.stats["saves"] == 0
+        engine.reset_local()
+
+        side._adapters._cache.may_go_on.set()
+        assert Adapters.wait(side._adapters, lora, WAIT_S)
+        assert engine.ask("saved", tokens, lora=lora).loaded == 0
+        engine.reset_local()
+        assert engine.ask("again", tokens, lora=lora).loaded == 96

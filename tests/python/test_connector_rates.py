@@ -1,0 +1,267 @@
+"""Load or compute: what is measured, what is predicted, and what is offered."""
+
+import dataclasses
+
+import pytest
+
+from pegaflow.connector.config import read_settings
+from pegaflow.connector.loads import Loads
+from pegaflow.connector.lookups import Lookups
+from pegaflow.connector.messages import Outcome, WorkerReport
+from pegaflow.connector.metrics import Counts
+from pegaflow.connector.rates import ComputeRate, CopyRate, LoadPolicy
+from tests.python.harness import BLOCK, Engine
+from tests.python.test_connector_deadlines import Clock, SlowServer, begin, state
+
+TOKEN = b"t" * 16
+
+
+class Side:
+    """What the scheduler's side is made of, with a server that the test plays."""
+
+    def __init__(self, policy: str = "auto") -> None:
+        self.clock = Clock()
+        self.counts = Counts()
+        self.server = SlowServer(self.clock)
+        self.loads = Loads(
+            ranks=1,
+            block_bytes=1_000_000,
+            patience_s=0.25,
+            bytes_per_second=1e9,
+            counts=self.counts,
+            clock=self.clock,
+        )
+        self.policy = LoadPolicy(
+            always=policy == "always",
+            block_size=BLOCK,
+            most_tokens=8192,
+            queued_blocks=self.loads.queued_blocks,
+            clock=self.clock,
+        )
+        self.lookups = Lookups(
+            self.server,
+            read_settings({}, {}),
+            self.loads,
+            self.policy,
+            min_blocks=2,
+            block_size=BLOCK,
+            follow=True,
+            counts=self.counts,
+            clock=self.clock,
+        )
+
+    def teach(self, tokens_per_second: float) -> None:
+        """The engine computes as fast."""
+        step(self.policy.compute, self.clock, 4096, 4096 / tokens_per_second)
+
+
+@pytest.fixture
+def side() -> Side:
+    return Side()
+
+
+@pytest.fixture
+def clock() -> Clock:
+    return Clock()
+
+
+@pytest.fixture
+def compute(clock) -> ComputeRate:
+    return ComputeRate(most_tokens=8192, clock=clock)
+
+
+def step(compute: ComputeRate, clock: Clock, prompt: int, seconds: float, others: int = 0) -> int:
+    """One step that computes so many tokens of a prompt, and decodes for other requests."""
+    if prompt:
+        compute.begin("prompt", prompt)
+    scheduled = {"prompt": prompt} | {f"d{i}": 1 for i in range(others)}
+    number = compute.plan(scheduled, prompt + others)
+    clock.now += seconds
+    if number:
+        compute.ended(number)
+    return number
+
+
+# ---- what is measured
+
+
+def test_steps_that_compute_prompts_tell_how_fast_that_is(compute, clock):
+    assert compute.tokens_per_second(1000) == 0
+    step(compute, clock, 4096, 0.1)
+    assert compute.tokens_per_second(8000) == pytest.approx(40960)
+    assert compute.backlog == 0
+
+
+def test_steps_that_only_decode_tell_nothing(compute, clock):
+    step(compute, clock, 4096, 0.1)
+    for _ in range(1000):
+        assert step(compute, clock, 0, 0.02, others=200) == 0
+        assert step(compute, clock, 32, 0.02, others=200) == 0
+    assert compute.tokens_per_second(8000) == pytest.approx(40960)
+
+
+def test_time_in_which_the_engine_is_idle_is_no_part_of_a_step(compute, clock):
+    for _ in range(5):
+        clock.now += 10.0
+        step(compute, clock, 4096, 0.1)
+    assert compute.tokens_per_second(8000) == pytest.approx(40960)
+
+
+def test_steps_that_are_planned_ahead_are_counted_from_the_end_of_the_one_before(compute, clock):
+    compute.begin("prompt", 5 * 4096)
+    numbers = [compute.plan({"prompt": 4096}, 4096) for _ in range(2)]
+    for _ in range(3):
+        clock.now += 0.1
+        compute.ended(numbers.pop(0))
+        numbers.append(compute.plan({"prompt": 4096}, 4096))
+    assert compute.tokens_per_second(8000) == pytest.approx(40960)
+
+
+def test_small_steps_do_not_say_that_long_prompts_are_computed_slowly(compute, clock):
+    step(compute, clock, 4096, 0.1)
+    for _ in range(50):
+        step(compute, clock, 100, 0.02)
+    assert compute.tokens_per_second(8000) == pytest.approx(40960)
+    assert compute.tokens_per_second(100) == pytest.approx(5000)
+
+
+def test_prompts_that_are_being_computed_come_first(compute, clock):
+    compute.begin("a", 10_000)
+    compute.begin("b", 5_000)
+    compute.begin("loaded", 1)
+    assert compute.backlog == 15_000
+    compute.plan({"a": 8_000}, 8_000)
+    assert compute.backlog == 7_000
+    compute.end("b")
+    compute.end("b")
+    compute.plan({"a": 1_999}, 1_999)
+    assert compute.backlog == 1
+    compute.plan({"a": 2}, 2)
+    assert compute.backlog == 0
+
+
+def test_the_slowest_rank_decides_how_fast_blocks_are_copied():
+    copies = CopyRate()
+    assert copies.block_s == 0
+    both = WorkerReport(copied={0: (100, 0.1)}).aggregate(WorkerReport(copied={1: (100, 0.4)}))
+    copies.report(both.copied)
+    assert copies.block_s == pytest.approx(0.004)
+
+
+# ---- what is predicted
+
+
+def test_nothing_is_declined_while_a_rate_is_not_known(side):
+    assert side.policy.slower_source(100, 50, 1e3) == ""
+    side.teach(1e9)
+    assert side.policy.slower_source(100, 0, 0.0) == ""
+
+
+def test_a_policy_of_always_declines_nothing():
+    always = Side("always")
+    always.teach(1e9)
+    always.policy.copies.report({0: (1, 10.0)})
+    assert always.policy.slower_source(100, 50, 1e3) == ""
+    assert always.policy.computing(100).block_s == 0
+
+
+@pytest.mark.parametrize(("network", "source"), [(3.4e9, "peer"), (40e9, "")])
+def test_ten_thousand_tokens_of_an_8b_model_on_an_h200(side, network, source):
+    """128 KiB a token: 1.31 GB, in 385 ms over sockets; 10,000 tokens are computed in 284 ms."""
+    side.teach(10_000 / 0.284)
+    side.policy.copies.report({0: (1000, 1000 * BLOCK * (128 << 10) / 50e9)})
+    assert side.policy.slower_source(625, 625, 10_000 * (128 << 10) / network) == source
+
+
+def test_loads_in_flight_are_copied_first(side):
+    side.teach(16_000)  # a block in 1 ms
+    side.policy.copies.report({0: (1000, 0.5)})
+    assert side.policy.slower_source(100, 0, 0.0) == ""
+    begin(side.loads, state(100), 100)
+    assert side.policy.slower_source(100, 0, 0.0) == "pool"
+    side.policy.compute.begin("another", 1600)
+    assert side.policy.slower_source(100, 0, 0.0) == "", "that is computed first"
+
+
+# ---- what is offered
+
+
+def test_a_claim_says_what_computing_takes(side):
+    side.teach(16_000)
+    asked = []
+    claim = side.server.claim
+    side.server.claim = lambda *arguments: asked.append(arguments[2:]) or claim(*arguments)
+    assert side.lookups.blocks_beyond(state(), 0) is None
+    assert asked == [(0.0, pytest.approx(0.001))]
+
+
+def test_blocks_that_arrive_too_late_are_not_offered_and_those_in_the_pool_are(side):
+    side.teach(16_000)
+    one = state()
+    side.server.answers[1] = (10, True, TOKEN, 6, 0.001, 0.5)
+    assert side.lookups.blocks_beyond(one, 0) == 4
+    assert side.lookups._counts.data["declined"] == {"peer": 1}
+    assert side.lookups.blocks_beyond(one, 0) == 4, "decided once"
+    assert side.server.ended == []
+
+
+def test_a_claim_whose_load_is_slower_is_ended_and_is_a_miss(side):
+    side.teach(16_000)
+    side.policy.copies.report({0: (10, 1.0)})
+    side.server.answers[1] = (10, True, TOKEN, 0, 0.0, 0.0)
+    assert side.lookups.blocks_beyond(state(), 0) == 0
+    assert side.lookups._counts.data["declined"] == {"pool": 1}
+    assert side.lookups._counts.data["misses"] == {"slower": 1}
+    assert side.server.ended == [TOKEN]
+
+
+def test_a_load_that_was_cut_is_no_failure(side):
+    of = state()
+    load = begin(side.loads, of)
+    cut = Outcome(blocks=4, failed=6, error="timeout", cut="stuck", first_failed=4)
+    assert side.loads.report({load.id: cut}) == [load]
+    assert side.loads._counts.data["load_cuts"] == {"stuck": 1}
+    assert "load_failures" not in side.loads._counts.data
+    assert of.load_failed, "it is not offered again"
+
+
+def test_what_a_worker_is_promised_counts_from_now(side):
+    side.teach(16_000)
+    load = begin(side.loads, state())
+    load.first_at, load.last_at = side.clock.now + 0.010, side.clock.now + 0.050
+    side.clock.now += 0.020
+    order = side.loads.order(load, side.policy.computing(10))
+    assert order.promise == (0.0, pytest.approx(0.030), 0.0, pytest.approx(0.001))
+    assert dataclasses.replace(order, promise=None).promise is None
+
+
+# ---- with vLLM's scheduler and a server
+
+
+def measured(engine: Engine) -> float:
+    return engine.connector._scheduler.policy.compute.tokens_per_second(256)
+
+
+def test_an_engine_measures_itself_and_declines_what_it_computes_sooner(pega, prompt):
+    with Engine(pega.address, extra={"pegaflow.load_policy": "auto"}) as engine:
+        engine.wait_ready()
+        side = engine.connector._scheduler
+        tokens = prompt(320)
+        engine.ask("cold", tokens)
+        assert measured(engine) > 0
+        engine.reset_local()
+
+        # As fast as nothing is, and copies that take long: it is not worth it.
+        side.policy.copies.report({0: (1, 1e6)})
+        assert engine.ask("computed", tokens).loaded == 0
+        assert engine.stats["declined{pool}"] == 1
+        assert engine.stats["misses{slower}"] == 1
+        engine.reset_local()
+
+        # The other way round.
+        side.policy.copies._ranks.clear()
+        side.policy.compute._rates[0]._seconds = side.policy.compute._rates[1]._seconds = 1e9
+        assert engine.ask("loaded", tokens).loaded == 320
+        assert side.policy.copies.block_s > 0, "the worker has measured its copies"
+        engine.run()
+        engine.check_at_rest()
