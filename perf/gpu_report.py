@@ -52,7 +52,7 @@ def connector(name: str, pool_bytes: int) -> dict | None:
             "kv_connector_extra_config": {"cpu_bytes_to_use": pool_bytes},
         }
     extra = {
-        "ours": {"pegaflow.weights_id": "pegaflow_seeded"},
+        "ours": {"pegaflow.weights_id": "pegaflow_seeded", "pegaflow.load_policy": "always"},
         "upstream": {},
         "upstream-kernel": {"pegaflow.transfer_backend": "kernel"},
     }[name]

@@ -89,6 +89,33 @@ need_venv() {
     printf '%s\n' "$stamp" >.venv/.dev-tools
 }
 
+# need_nvcc: a CUDA compiler, version 12.8 or newer; the one from PyPI where the machine has none.
+need_nvcc() {
+    # Absolute, for PATH: meson changes the directory.
+    local found version folder="$PWD/build/nvcc" packages=build/nvcc/packages
+    found=$(PATH="$PATH:/usr/local/cuda/bin" command -v nvcc || true)
+    if [ -n "$found" ]; then
+        version=$("$found" --version 2>/dev/null | sed -n 's/.*release \([0-9.]*\),.*/\1/p')
+        [ "$(printf '%s\n' 12.8 "${version:-0}" | sort -V | head -n 1)" = 12.8 ] && return 0
+        say "setup: $found is CUDA ${version:-of an unknown version}; the kernels need 12.8 or newer"
+    fi
+    # First in PATH, so that the build finds it before one that is too old.
+    export PATH="$folder/bin:$PATH"
+    [ ! -x "$folder/bin/nvcc" ] || return 0
+    need_packages build
+    say "setup: installing nvcc 13.0 from PyPI into build/nvcc (100 MB," \
+        "tools/bundle/requirements-nvcc.txt)"
+    rm -rf "$folder"
+    if ! { /usr/bin/python3 -m venv "$folder/pip" &&
+        "$folder/pip/bin/python" -m pip install -q --no-input --no-deps --only-binary=:all: \
+            --target "$packages" -r tools/bundle/requirements-nvcc.txt; }; then
+        die "nvcc could not be installed from pypi.org. Install the CUDA toolkit 12.8 or newer, or" \
+            "pass --without-kernels: pages below 512 KiB are then copied several times slower, and" \
+            "pegaflow.verify has no checksums on GPUs"
+    fi
+    ln -s packages/nvidia/cu13/bin "$folder/bin"
+}
+
 # need_vllm: the CPU build of vLLM in .venv; 0.8 GB are downloaded the first time.
 need_vllm() {
     need_packages build vllm

@@ -118,6 +118,16 @@ class CiRunTest(unittest.TestCase):
         self.assertIn("failed: check", lines)
         self.assertNotEqual(code, 0)
 
+    def test_a_failure_with_the_drawn_seed_is_shown_and_fails_no_gate(self) -> None:
+        advice = 'case "$*" in *" sim "*) exit 1 ;; esac\n'
+        code, lines = self.run_with('[ "$1" = check ] && exit 0\n' + advice + self.COUNT)
+
+        self.assertEqual(lines[-1], "20 passed, 0 failed, 4 skipped")
+        self.assertIn("advice FAILED, which fails no gate; the same again: ", lines[-2])
+        seed = lines[-2].split("--seed ")[1].split()[0]
+        self.assertIn(f"==== advice: seed {seed}", lines)
+        self.assertEqual(code, 0)
+
     def test_a_run_without_tests_fails(self) -> None:
         code, lines = self.run_with("exit 0\n")
 

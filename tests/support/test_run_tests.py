@@ -98,6 +98,21 @@ class RunTestsTest(unittest.TestCase):
         self.assert_ends(lines, "5 passed, 2 failed, 1 skipped")
         self.assertEqual(code, 1)
 
+    def test_a_doctest_case_that_skips_itself_is_skipped_with_its_reason(self) -> None:
+        self.add(
+            "unit/cases",
+            """
+            echo '[skipped] checksums are right: built without CUDA kernels'
+            echo '[doctest] test cases:  3 |  3 passed | 0 failed | 0 skipped'
+            """,
+        )
+
+        code, lines = self.run_tests()
+
+        self.assertIn("        skipped: checksums are right: built without CUDA kernels", lines)
+        self.assert_ends(lines, "2 passed, 0 failed, 1 skipped")
+        self.assertEqual(code, 0)
+
     def test_unittest_cases_are_counted_one_by_one(self) -> None:
         self.add(
             "layering/cases",
