@@ -41,42 +41,26 @@ void FreeRuns::set(std::uint32_t first, std::uint32_t count, std::uint32_t is_fr
   }
 }
 
-std::optional<std::uint32_t> FreeRuns::lowest(std::uint32_t count) const {
+std::optional<std::uint32_t> FreeRuns::find(std::uint32_t count, End end) const {
   ++visited_;
   if (longest() < count) return std::nullopt;
+  const std::uint32_t near = end == End::kLowest ? 0 : 1;  // Of the two children.
   std::uint32_t node = 1;
   std::uint32_t begin = 0;
   for (std::uint32_t half = leaves_ / 2; half != 0; half /= 2) {
     ++visited_;
     const Node& left = nodes_[2 * node];
-    if (left.longest >= count) {
-      node = 2 * node;
-    } else if (left.suffix + nodes_[2 * node + 1].prefix >= count) {
-      return begin + half - left.suffix;
-    } else {
-      node = 2 * node + 1;
-      begin += half;
-    }
-  }
-  return begin;
-}
-
-std::optional<std::uint32_t> FreeRuns::highest(std::uint32_t count) const {
-  ++visited_;
-  if (longest() < count) return std::nullopt;
-  std::uint32_t node = 1;
-  std::uint32_t begin = 0;
-  for (std::uint32_t half = leaves_ / 2; half != 0; half /= 2) {
-    ++visited_;
     const Node& right = nodes_[2 * node + 1];
-    if (right.longest >= count) {
-      node = 2 * node + 1;
-      begin += half;
-    } else if (nodes_[2 * node].suffix + right.prefix >= count) {
-      return begin + half + right.prefix - count;
-    } else {
-      node = 2 * node;
+    std::uint32_t child = near;
+    if (nodes_[2 * node + near].longest < count) {
+      if (left.suffix + right.prefix >= count) {
+        const std::uint32_t middle = begin + half;
+        return end == End::kLowest ? middle - left.suffix : middle + right.prefix - count;
+      }
+      child = 1 - near;
     }
+    node = 2 * node + child;
+    begin += child * half;
   }
   return begin;
 }

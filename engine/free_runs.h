@@ -28,8 +28,12 @@ class FreeRuns {
   /// The length of the longest run, 0 when no unit is free.
   [[nodiscard]] std::uint32_t longest() const noexcept { return nodes_[1].longest; }
   /// Where the lowest, or the highest, `count` free units in a row begin; `count` is 1 or more.
-  [[nodiscard]] std::optional<std::uint32_t> lowest(std::uint32_t count) const;
-  [[nodiscard]] std::optional<std::uint32_t> highest(std::uint32_t count) const;
+  [[nodiscard]] std::optional<std::uint32_t> lowest(std::uint32_t count) const {
+    return find(count, End::kLowest);
+  }
+  [[nodiscard]] std::optional<std::uint32_t> highest(std::uint32_t count) const {
+    return find(count, End::kHighest);
+  }
 
   /// Nodes of the tree that searches and changes visited since the start: their cost, without a
   /// clock.
@@ -43,6 +47,10 @@ class FreeRuns {
     std::uint32_t prefix = 0;
     std::uint32_t suffix = 0;
   };
+  enum class End : bool { kLowest, kHighest };
+  /// Of each group: the half at that end comes first, then the run across the middle, then the
+  /// other half.
+  [[nodiscard]] std::optional<std::uint32_t> find(std::uint32_t count, End end) const;
   void set(std::uint32_t first, std::uint32_t count, std::uint32_t is_free);
   void combine(std::uint32_t node, std::uint32_t half);
 
