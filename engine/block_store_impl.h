@@ -88,6 +88,7 @@ struct BlockStore::Impl {
   void extend_claim(std::uint32_t row, Holder& owner, Space& space, const Id128& token,
                     std::span<const SlotIndex> slots);
   void end_claim(std::uint32_t row);
+  /// Gives a few blocks back at once, which is the cost of the step that does it; queues more.
   void end_pin(std::uint32_t row);
   [[nodiscard]] OpenedPages pages_of(std::span<const SlotIndex> slots,
                                      std::uint32_t writer_tag) const;
@@ -163,6 +164,8 @@ struct BlockStore::Impl {
   bool step(ForgetShapeWork& work);
   /// A claim or pin less; frees the block if that was the last and its space is retired.
   void give_back(SlotIndex slot);
+  /// The same for the last one of the list, which it leaves.
+  void give_back_last(SlotList& slots);
   void prefetch_sweep(SlotIndex slot) const;
 
   // ---- invariants (block_store_check.cpp)

@@ -257,7 +257,13 @@ void BlockStore::Impl::end_pin(std::uint32_t row) {
     forget_instance_if_unused(pin.instance);
   }
   if (pin.holder->is_lost) lost_pinned_blocks -= pin.blocks.size();
-  queue.emplace_back(GiveBackWork{std::move(pin.blocks)});
+  if (pin.blocks.size() > SlotList::kInside) {
+    queue.emplace_back(GiveBackWork{std::move(pin.blocks)});
+    return;
+  }
+  // Now: a client with 100,000 pins of one block each would leave as many entries in the queue.
+  step_cost = static_cast<std::uint32_t>(pin.blocks.size());
+  while (!pin.blocks.empty()) give_back_last(pin.blocks);
 }
 
 }  // namespace pegaflow

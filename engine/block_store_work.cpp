@@ -49,10 +49,15 @@ bool BlockStore::Impl::step(GiveBackWork& work) {
   constexpr std::size_t kAhead = 8;
   const std::size_t last = work.blocks.size() - 1;
   if (last >= kAhead) blocks.prefetch_block(work.blocks[last - kAhead]);
-  give_back(work.blocks[last]);
-  work.blocks.pop_back();
-  --listed_blocks;
+  give_back_last(work.blocks);
   return true;
+}
+
+void BlockStore::Impl::give_back_last(SlotList& slots) {
+  const SlotIndex slot = slots[slots.size() - 1];
+  slots.pop_back();
+  --listed_blocks;
+  give_back(slot);
 }
 
 void BlockStore::Impl::give_back(SlotIndex slot) {

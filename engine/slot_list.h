@@ -19,6 +19,8 @@ namespace pegaflow {
 /// the allocator, once they are free, sorts in the middle of somebody else's call.
 class SlotList {
  public:
+  static constexpr std::size_t kInside = 3;  ///< Frames that need no memory of their own.
+
   SlotList() = default;
   explicit SlotList(std::span<const SlotIndex> slots)
       : size_(static_cast<std::uint32_t>(slots.size())) {
@@ -55,8 +57,6 @@ class SlotList {
   void pop_back() noexcept { --size_; }
 
  private:
-  static constexpr std::size_t kInside = 3;
-
   std::uint32_t size_ = 0;
   std::array<SlotIndex, kInside> inside_{};
   std::unique_ptr<SlotIndex[]> outside_;

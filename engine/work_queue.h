@@ -22,7 +22,8 @@ struct FreeJobWork {
   std::uint32_t job = 0;
 };
 
-/// Claims, reservations and, once its process is gone, pins of a holder that left.
+/// Claims, reservations and, once its process is gone, pins of a holder that left. Pins of a few
+/// blocks are given back in the same step.
 struct LeaveWork {
   HolderId holder{};
 };

@@ -4,6 +4,7 @@
 #include <cstring>
 
 #include "engine/flat_index.h"
+#include "engine/slot_list.h"
 
 namespace pegaflow::sim {
 
@@ -220,8 +221,14 @@ void OracleStore::end_pin(HolderId holder, PinId name) {
   const auto pin = std::find_if(pins_.begin(), pins_.end(), [&](const Pin& each) {
     return each.holder == holder && each.name == name;
   });
-  queue_.push_back({.kind = Kind::kGiveBack, .blocks = pin->blocks});
+  std::vector<SlotIndex> blocks = std::move(pin->blocks);
   pins_.erase(pin);
+  if (blocks.size() > SlotList::kInside) {
+    queue_.push_back({.kind = Kind::kGiveBack, .blocks = std::move(blocks)});
+    return;
+  }
+  step_cost_ = blocks.size();
+  for (; !blocks.empty(); blocks.pop_back()) give_back(blocks.back());
 }
 
 // ---- what can be counted

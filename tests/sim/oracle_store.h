@@ -311,6 +311,7 @@ class OracleStore {
   std::list<Job> jobs_;
   std::list<Lease> leases_;
   std::deque<Work> queue_;
+  std::size_t step_cost_ = 1;  ///< Of the last step, in blocks.
   std::uint64_t next_serial_ = 1;
   BlockStore::Cleanup cleanup_;
   BlockStore::Stats counted_;

@@ -22,12 +22,13 @@ void OracleStore::start_cleanup() {
 }
 
 void OracleStore::slice() {
-  for (std::size_t i = 0; i < options_.slice_blocks; ++i) {
+  for (std::size_t i = 0; i < options_.slice_blocks; i += step_cost_) {
     if (!step()) return;
   }
 }
 
 bool OracleStore::step() {
+  step_cost_ = 1;
   while (!queue_.empty()) {
     if (step(queue_.front())) return true;
     queue_.pop_front();

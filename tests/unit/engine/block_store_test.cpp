@@ -645,6 +645,37 @@ TEST_SUITE("BlockStore, in slices") {
     CHECK(f.store->lookup(f.space, keys(0, 10)) == 10);
   }
 
+  TEST_CASE("the end of a holder with many small pins needs no memory, and no slice more blocks") {
+    constexpr std::uint64_t kPins = 20'000;
+    StoreFixture f(
+        {.pool_bytes = 64 * kPage, .instance_share = 1, .node_share = 1, .slice_blocks = 8});
+    f.save(keys(0, 12));
+    REQUIRE(f.store->claim(f.other, f.space, keys(0, 12), token(1)) == 12);
+    std::uint64_t blocks = 0;
+    for (std::uint64_t pin = 1; pin <= kPins; ++pin) {
+      const std::uint64_t count = pin % 3 + 1;
+      REQUIRE(f.store->open(f.holder, token(1), pin % 9, count, PinId{pin}));
+      blocks += count;
+    }
+    f.store->holder_lost(f.holder);
+    std::uint64_t memory = f.store->memory_bytes();
+
+    f.store->holder_gone(f.holder);
+
+    std::uint64_t left = f.store->stats().pinned_by_lost_readers;
+    CHECK(left >= blocks - 10);
+    while (f.store->work()) {
+      const std::uint64_t now_left = f.store->stats().pinned_by_lost_readers;
+      const std::uint64_t now_memory = f.store->memory_bytes();
+      REQUIRE(now_left < left);
+      REQUIRE(left - now_left <= 10);  // The last pin of a slice may have 3 blocks.
+      REQUIRE(now_memory < memory);
+      left = now_left;
+      memory = now_memory;
+    }
+    CHECK(f.store->stats().pins == 0);
+  }
+
   TEST_CASE("cleanup evicts what is at rest and counts what is not") {
     StoreFixture f(
         {.pool_bytes = 64 * kPage, .instance_share = 1, .node_share = 1, .slice_blocks = 8});
