@@ -15,6 +15,9 @@ constexpr Duration kPause = std::chrono::milliseconds(100);
 /// Answers in a row that do not come: the link is lost.
 constexpr unsigned kMisses = 3;
 
+/// The cluster's time by a system clock when it begins.
+constexpr Duration kSystemStart = std::chrono::hours(10000);
+
 kj::Duration to_kj(Duration time) { return time.count() * kj::NANOSECONDS; }
 kj::TimePoint to_kj(TimePoint time) {
   return kj::origin<kj::TimePoint>() + to_kj(time.time_since_epoch());
@@ -284,22 +287,32 @@ class SimCluster::Watched final : public Fabric {
 
 // ---- a node
 
+TimePoint SimCluster::Node::MachineClock::now() const noexcept {
+  const Duration gone = std::max(Duration::zero(), clock_.now() - since_);
+  return then_ + Duration(static_cast<Duration::rep>(static_cast<double>(gone.count()) * rate_));
+}
+
+void SimCluster::Node::MachineClock::pause(Duration time) {
+  then_ = now();
+  since_ = std::max(since_, clock_.now() + time);
+}
+
 SimCluster::Node::Node(SimCluster& cluster, const End& self)
     : cluster_(cluster),
       self_(self),
-      boot_(cluster.clock_),
+      machine_(cluster.clock_, cluster.options_.clocks[self.index].rate,
+               cluster.options_.clocks[self.index].ahead),
       pool_(cluster.options_.blocks * kPageBytes) {
   CacheService::Options options = cluster.options_.service;
   options.store.pool_bytes = pool_.size();
-  // System clocks that agree.
-  options.next_epoch = [this](const Epoch&) {
-    return Epoch{.counter = ++cluster_.resets_, .id = cluster_.random_()};
+  options.next_epoch = [this](const Epoch& known) {
+    return cluster_.next_epoch(self_.index, known);
   };
   service_ = must(
-      CacheService::create(options, cluster.clock_,
+      CacheService::create(options, machine_,
                            [this](const Id128& connection) { service_->disconnected(connection); }),
       "a service");
-  background_ = std::make_unique<Background>(*service_, cluster.timer_, cluster.clock_);
+  background_ = std::make_unique<Background>(*service_, cluster.timer_, machine_);
   fabric_ = must(SimFabric::create(cluster.options_.fabric, cluster.network_,
                                    [this](Fabric::Completion&& done) {
                                      if (done.settled) reads_.erase(done.ticket);
@@ -314,7 +327,7 @@ SimCluster::Node::Node(SimCluster& cluster, const End& self)
   }
   fetches_ = std::make_unique<Fetches>(
       *service_, lenders_, std::vector<Fetches::Lane>{{.fabric = watched_.get(), .pool = region_}},
-      *background_, cluster.timer_, cluster.clock_, boot_, cluster.options_.fetches);
+      *background_, cluster.timer_, cluster.clock_, machine_, cluster.options_.fetches);
 }
 
 SimCluster::Node::~Node() noexcept(false) {
@@ -385,6 +398,7 @@ SimCluster::SimCluster(const Options& options, kj::WaitScope& scope)
       random_(options.seed),
       messages_(*this),
       nodes_(options.nodes) {
+  options_.clocks.resize(options_.nodes);
   for (std::size_t i = 0; i < nodes_.size(); ++i) start(i);
   run_for(std::chrono::milliseconds(1));
 }
@@ -432,7 +446,18 @@ void SimCluster::freeze(std::size_t index, Duration time) {
 
 void SimCluster::pause_machine(std::size_t index, Duration time) {
   freeze(index, time);
-  nodes_[index]->boot_.pause(time);
+  nodes_[index]->machine_.pause(time);
+}
+
+void SimCluster::set_system_clock(std::size_t index, Duration ahead) {
+  options_.clocks[index].system_ahead = ahead;
+}
+
+Epoch SimCluster::next_epoch(std::size_t index, const Epoch& known) {
+  // Clocks that agree tell apart which of two resets came first.
+  const Duration now = kSystemStart + clock_.now().time_since_epoch() +
+                       std::chrono::microseconds(++resets_) + options_.clocks[index].system_ahead;
+  return epoch_after(known, std::chrono::duration_cast<std::chrono::microseconds>(now), random_());
 }
 
 SimCluster::Node* SimCluster::find(const End& end) const {

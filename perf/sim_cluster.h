@@ -50,6 +50,13 @@ class SimCluster final : private kj::TaskSet::ErrorHandler {
     Fetches::Options fetches{};
     Duration message = std::chrono::microseconds(25);  ///< That a message takes.
     Duration answer = std::chrono::milliseconds(15);   ///< That an answer may take.
+    /// The clocks of a node's machine, beside the cluster's.
+    struct Clocks {
+      double rate = 1;          ///< Of the monotonic ones, in each life of the node.
+      Duration ahead{};         ///< Of the monotonic ones, when a life begins.
+      Duration system_ahead{};  ///< Of the system clock.
+    };
+    std::vector<Clocks> clocks;  ///< By node; those of others agree with the cluster's.
     /// Of each message; Faults of the SimNetwork are beside them.
     double lost = 0;
     /// Rules that the other end of a question breaks; those of Fetches::Options are beside them.
@@ -91,9 +98,10 @@ class SimCluster final : private kj::TaskSet::ErrorHandler {
   void heal(std::size_t one, std::size_t other);
   /// It stands still, but for its cards; see SimFabric::freeze().
   void freeze(std::size_t index, Duration time);
-  /// The same, and no clock of the machine by which it keeps its leases goes on meanwhile: its
-  /// hypervisor stopped it.
+  /// The same, and no monotonic clock of the machine goes on meanwhile: its hypervisor stopped it.
   void pause_machine(std::size_t index, Duration time);
+  /// Somebody sets the system clock, which is `ahead` of the cluster's from now on.
+  void set_system_clock(std::size_t index, Duration ahead);
   void set_lost(double lost) { options_.lost = lost; }
 
   /// Goes on to what happens next, and does that. False: nothing ever will.
@@ -123,6 +131,7 @@ class SimCluster final : private kj::TaskSet::ErrorHandler {
   [[nodiscard]] bool deliver();
   [[nodiscard]] TimePoint next_time();
   void advance(TimePoint to);
+  [[nodiscard]] Epoch next_epoch(std::size_t index, const Epoch& known);
   void taskFailed(kj::Exception&& exception) override;
 
   Options options_;
@@ -164,16 +173,20 @@ class SimCluster::Node {
   [[nodiscard]] Lenders& lenders() noexcept { return lenders_; }
 
  private:
-  /// The cluster's clock, without the times in which the machine was paused.
+  /// The monotonic clocks of the node's machine: at a rate of their own, and standing still while
+  /// the machine is paused. By them an owner and a reader keep their leases.
   class MachineClock final : public Clock {
    public:
-    explicit MachineClock(const Clock& clock) : clock_(clock) {}
-    [[nodiscard]] TimePoint now() const noexcept override { return clock_.now() - lag_; }
-    void pause(Duration time) { lag_ += time; }
+    MachineClock(const Clock& clock, double rate, Duration ahead)
+        : clock_(clock), rate_(rate), since_(clock.now()), then_(since_ + ahead) {}
+    [[nodiscard]] TimePoint now() const noexcept override;
+    void pause(Duration time);
 
    private:
     const Clock& clock_;
-    Duration lag_{};
+    const double rate_;
+    TimePoint since_;  ///< It goes on from `then_` when the cluster's clock is here.
+    TimePoint then_;
   };
   /// What the gate of a server does.
   /// Reports blocks that are given to a reader of another epoch.
@@ -193,7 +206,7 @@ class SimCluster::Node {
 
   SimCluster& cluster_;
   const End self_;
-  MachineClock boot_;
+  MachineClock machine_;
   std::vector<std::byte> pool_;
   std::unique_ptr<CacheService> service_;
   std::unique_ptr<Background> background_;

@@ -9,14 +9,18 @@ namespace pegaflow {
 namespace {
 
 Epoch next_by_clock(const Epoch& known) {
-  const auto now = std::chrono::duration_cast<std::chrono::microseconds>(
-      std::chrono::system_clock::now().time_since_epoch());
-  const auto wall = static_cast<std::uint64_t>(std::max<std::int64_t>(0, now.count()));
-  return {.counter = std::min(std::max(known.counter + 1, wall), Epoch::kEnd - 1),
-          .id = Id128::random().low};
+  return epoch_after(known,
+                     std::chrono::duration_cast<std::chrono::microseconds>(
+                         std::chrono::system_clock::now().time_since_epoch()),
+                     Id128::random().low);
 }
 
 }  // namespace
+
+Epoch epoch_after(const Epoch& known, std::chrono::microseconds system_time, std::uint64_t id) {
+  const auto time = static_cast<std::uint64_t>(std::max<std::int64_t>(0, system_time.count()));
+  return {.counter = std::min(std::max(known.counter + 1, time), Epoch::kEnd - 1), .id = id};
+}
 
 Epochs::Epochs(std::function<void()> news, Next next, std::size_t max_spaces)
     : news_(std::move(news)),

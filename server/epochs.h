@@ -2,6 +2,7 @@
 /// \file
 /// Which reset of each namespace came last in the cluster.
 
+#include <chrono>
 #include <compare>
 #include <cstddef>
 #include <cstdint>
@@ -24,6 +25,10 @@ struct Epoch {
   auto operator<=>(const Epoch&) const = default;
 };
 
+/// The epoch of a reset at a node that knows `known`: above it, and not below the system's time, so
+/// that a node that restarted, and has forgotten an epoch, does not reset below it.
+Epoch epoch_after(const Epoch& known, std::chrono::microseconds system_time, std::uint64_t id);
+
 /// The epoch of each namespace that was ever reset, by its name among nodes.
 ///
 /// Epochs never go back. The table is bounded: when it is full, the oldest entry gives way and its
@@ -35,9 +40,8 @@ class Epochs {
   /// Makes an epoch newer than the one given.
   using Next = std::function<Epoch(const Epoch& known)>;
 
-  /// `news` is called after an epoch has become newer. The default of `next` counts on from the
-  /// system clock in microseconds, so that a node that restarted, and has forgotten an epoch, does
-  /// not reset below it.
+  /// `news` is called after an epoch has become newer. The default of `next` is epoch_after() by
+  /// the system clock.
   explicit Epochs(std::function<void()> news = {}, Next next = {},
                   std::size_t max_spaces = kMaxSpaces);
 

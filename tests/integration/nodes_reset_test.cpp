@@ -1,85 +1,66 @@
 // Weights are replaced under traffic on three nodes: nothing that was saved before a reset is
-// served after it, by any node. The bytes of a block follow from its key and from when it was
-// saved.
+// served after it, by any node, whether requests and resets come in turn or at once.
 #include <algorithm>
 #include <array>
 #include <csignal>
+#include <exception>
 #include <random>
-#include <set>
+#include <thread>
 
-#include "tests/support/nodes.h"
+#include "tests/support/reset_traffic.h"
 #include "tests/support/seed.h"
 
 namespace pegaflow::testing {
 namespace {
 
-constexpr std::size_t kPiece = std::size_t{8} << 10;
-constexpr std::size_t kBlocks = 24;
+constexpr std::size_t kPiece = ResetEngine::kPiece;
+constexpr std::size_t kBlocks = ResetEngine::kBlocks;
 const std::string kUnconfirmed = "pegaflow_reset_unconfirmed_nodes_total";
 const std::string kFromPeers = "pegaflow_namespace_resets_total{origin=\"peer\"}";
 
-/// Three nodes with an engine each, and what may be served.
+/// Three nodes with an engine each.
 struct Cluster {
   Cluster() {
     for (std::size_t i = 0; i < servers.size(); ++i) {
-      engines.push_back(std::make_unique<EngineAt>(servers[i], kPiece, kBlocks));
+      engines.push_back(std::make_unique<ResetEngine>(servers[i], i, history));
       for (std::size_t j = 0; j < servers.size(); ++j) {
         if (i != j) REQUIRE(sees(servers[i], at[j]));
       }
     }
   }
 
-  /// Loads what there is of a prefix, looks at each block, and saves the rest.
-  void request(std::size_t node, std::uint64_t chain, std::size_t count) {
-    const std::uint64_t oldest = last_reset;
-    EngineAt& on = *engines[node];
-    const auto numbers = numbers_from(1 + chain * 100, count);
-    const auto claimed = on.engine->claim(numbers).value();
-    if (claimed.blocks != 0) {
-      const auto loaded = on.engine->load(claimed.token, blocks_from(0, claimed.blocks));
-      const std::set<std::uint32_t> failed(loaded.failed_blocks.begin(),
-                                           loaded.failed_blocks.end());
-      for (std::uint32_t i = 0; i < claimed.blocks; ++i) {
-        if (failed.contains(i)) continue;
-        CHECK_MESSAGE(was_saved_since(on.memory, i, numbers[i], oldest), "block ", numbers[i],
-                      " at node ", node, ", after the reset at ", oldest);
-        ++looked_at;
-        if (i >= claimed.blocks - claimed.coming) ++from_peers;
-      }
-      on.engine->session().unclaim(claimed.token);
-    }
-    on.engine->weights = ++time;
-    const std::vector<std::uint64_t> rest(
-        numbers.begin() + static_cast<std::ptrdiff_t>(claimed.blocks), numbers.end());
-    if (!rest.empty()) on.engine->save(rest, blocks_from(0, rest.size()));
-  }
-
-  [[nodiscard]] bool was_saved_since(const EngineMemory& memory, std::uint32_t block,
-                                     std::uint64_t number, std::uint64_t since) const {
-    for (std::uint64_t saved = since + 1; saved <= time; ++saved) {
-      if (memory.holds(block, TestEngine::seed_of(number, saved))) return true;
-    }
-    return false;
-  }
-
-  /// Returns when all nodes have confirmed.
-  void reset(std::size_t node) {
-    const std::uint64_t now = ++time;
+  /// At one node. Whether all have confirmed it. Nobody else resets at that node meanwhile.
+  bool reset(std::size_t node) {
+    const std::uint64_t now = history.begin_reset();
     const double unconfirmed = servers[node].metric(kUnconfirmed);
-    REQUIRE(engines[node]->engine->session().reset_cache(kHang));
-    REQUIRE(servers[node].metric(kUnconfirmed) == unconfirmed);
-    last_reset = now;
+    if (!engines[node]->engine().session().reset_cache(kHang)) return false;
+    if (servers[node].metric(kUnconfirmed) != unconfirmed) return false;
+    for (std::size_t i = 0; i < servers.size(); ++i) history.end_reset(now, i);
+    return true;
+  }
+
+  void check() const {
+    for (const auto& engine : engines) {
+      for (const std::string& complaint : engine->complaints) FAIL_CHECK(complaint);
+    }
+  }
+  [[nodiscard]] std::size_t looked_at() const {
+    std::size_t sum = 0;
+    for (const auto& engine : engines) sum += engine->looked_at;
+    return sum;
+  }
+  [[nodiscard]] std::size_t from_peers() const {
+    std::size_t sum = 0;
+    for (const auto& engine : engines) sum += engine->from_peers;
+    return sum;
   }
 
   std::vector<std::string> at = node_addresses(3);
   std::array<ServerProcess, 3> servers{ServerProcess(node_options(at[0], at)),
                                        ServerProcess(node_options(at[1], at)),
                                        ServerProcess(node_options(at[2], at))};
-  std::vector<std::unique_ptr<EngineAt>> engines;
-  std::uint64_t time = 0;        ///< Of saves and resets.
-  std::uint64_t last_reset = 0;  ///< Nothing older is right.
-  std::size_t looked_at = 0;
-  std::size_t from_peers = 0;
+  ResetHistory history{3};
+  std::vector<std::unique_ptr<ResetEngine>> engines;
 };
 
 TEST_SUITE("resets of nodes") {
@@ -91,15 +72,53 @@ TEST_SUITE("resets of nodes") {
     for (int i = 0; i < 240; ++i) {
       const std::size_t node = random() % 3;
       if (random() % 8 == 0) {
-        cluster.reset(node);
+        REQUIRE(cluster.reset(node));
         ++resets;
       } else {
-        cluster.request(node, random() % 4, 1 + random() % 20);
+        cluster.engines[node]->request(random() % 4, 1 + random() % 20);
       }
     }
+    cluster.check();
     CHECK(resets > 10);
-    CHECK(cluster.looked_at > 200);
-    CHECK(cluster.from_peers > 50);
+    CHECK(cluster.looked_at() > 200);
+    CHECK(cluster.from_peers() > 50);
+  }
+
+  TEST_CASE("requests and resets at three nodes at once: no block of before is served") {
+    MESSAGE("seed ", seed());
+    Cluster cluster;
+    std::array<std::size_t, 3> confirmed{};
+    std::vector<std::thread> nodes;
+    for (std::size_t node = 0; node < 3; ++node) {
+      nodes.emplace_back([&cluster, &confirmed, node] {
+        std::mt19937_64 random(seed() + node);
+        try {
+          for (int i = 0; i < 150; ++i) {
+            if (random() % 10 != 0) {
+              cluster.engines[node]->request(random() % 3, 1 + random() % 20);
+            } else if (cluster.reset(node)) {
+              ++confirmed[node];
+            }
+          }
+        } catch (const std::exception& problem) {
+          cluster.engines[node]->complaints.emplace_back(problem.what());
+        }
+      });
+    }
+    for (std::thread& node : nodes) node.join();
+
+    cluster.check();
+    // At rest, after one more reset, nothing of all that is found.
+    REQUIRE(cluster.reset(0));
+    for (std::size_t node = 0; node < 3; ++node) {
+      for (std::uint64_t chain = 0; chain < 3; ++chain) {
+        const auto found = cluster.engines[node]->engine().claim(numbers_from(1 + chain * 100, 20));
+        CHECK(found.value().blocks == 0);
+      }
+    }
+    CHECK(confirmed[0] + confirmed[1] + confirmed[2] > 5);
+    CHECK(cluster.looked_at() > 200);
+    CHECK(cluster.from_peers() > 20);
   }
 
   TEST_CASE("a weight update, engine by engine: after the last reset all serve the new weights") {
@@ -109,13 +128,14 @@ TEST_SUITE("resets of nodes") {
       std::array<std::size_t, 3> order{0, 1, 2};
       std::shuffle(order.begin(), order.end(), random);
       for (const std::size_t node : order) {
-        cluster.request(random() % 3, 0, 16);
-        cluster.reset(node);
-        cluster.request(random() % 3, 0, 16);
+        cluster.engines[random() % 3]->request(0, 16);
+        REQUIRE(cluster.reset(node));
+        cluster.engines[random() % 3]->request(0, 16);
       }
-      for (std::size_t node = 0; node < 3; ++node) cluster.request(node, 0, 16);
+      for (const auto& engine : cluster.engines) engine->request(0, 16);
     }
-    CHECK(cluster.from_peers != 0);
+    cluster.check();
+    CHECK(cluster.from_peers() != 0);
   }
 
   TEST_CASE("a node that was stopped during a reset is named, and serves nothing old afterwards") {

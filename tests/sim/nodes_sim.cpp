@@ -55,9 +55,11 @@ constexpr const char* kRequired[] = {"aborted",
                                      "reservations timed out",
                                      "reset",
                                      "reset confirmed",
+                                     "reset confirmed, system clocks disagree",
                                      "reset not confirmed",
                                      "saved",
-                                     "saved too late"};
+                                     "saved too late",
+                                     "system clock set"};
 
 /// Each of these has to be found.
 struct Mistake {

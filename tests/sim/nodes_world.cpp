@@ -6,7 +6,7 @@
 #include <utility>
 
 #include "server/resets.h"
-#include "server/rpc_error.h"
+#include "tests/sim/nodes_world_impl.h"
 
 namespace pegaflow::sim {
 namespace {
@@ -15,23 +15,7 @@ using std::chrono::microseconds;
 using std::chrono::milliseconds;
 using std::chrono::seconds;
 
-constexpr std::size_t kWords = perf::SimCluster::kPageBytes / sizeof(std::uint64_t);
 constexpr std::size_t kActions = 60;
-/// Until everything has run out: leases, reservations, reads that are late.
-constexpr Duration kLongEnough = seconds(120);
-/// For a request when nothing goes wrong; below any lease.
-constexpr Duration kSoonDone = milliseconds(500);
-
-std::uint64_t mix(std::uint64_t x) {
-  x = (x ^ (x >> 31)) * 0xBF58476D1CE4E5B9ULL;
-  return x ^ (x >> 29);
-}
-
-/// Word `i` of the page of `key` that was saved at `written`, which is word 0 as it is.
-std::uint64_t word_of(const BlockKey& key, std::uint64_t written, std::size_t i) {
-  if (i == 0) return written;
-  return mix(key.hash() + mix(written) + (i + 1) * 0x9E3779B97F4A7C15ULL);
-}
 
 void write_page(std::span<std::byte> page, const BlockKey& key, std::uint64_t written,
                 std::size_t from, std::size_t to) {
@@ -42,32 +26,6 @@ void write_page(std::span<std::byte> page, const BlockKey& key, std::uint64_t wr
 }
 
 }  // namespace
-
-/// What a page of an engine is.
-struct NodesWorld::Page {
-  BlockKey key;
-  std::uint64_t time = 0;  ///< Of a write: when it was reserved. Of a read: no older one is right.
-};
-
-/// A process that loads and saves, with one connection.
-struct NodesWorld::Engine final : kj::TaskSet::ErrorHandler {
-  Engine(std::size_t of, const Id128& called) : node(of), process(called) {
-    tasks = kj::heap<kj::TaskSet>(*this);
-  }
-  void taskFailed(kj::Exception&& exception) override {
-    if (!failure) failure = error_from(exception).detail;
-  }
-
-  const std::size_t node;
-  const Id128 process;
-  Id128 connection;
-  bool is_dead = false;
-  std::map<std::uint32_t, Page> reads;  ///< Pages that it has pinned; one pin each at a time.
-  std::map<std::uint32_t, std::uint32_t> pins;  ///< How often.
-  std::map<std::uint32_t, Page> writes;
-  std::optional<std::string> failure;
-  kj::Own<kj::TaskSet> tasks;
-};
 
 struct NodesWorld::Load {
   std::shared_ptr<Engine> engine;
@@ -92,6 +50,7 @@ NodesWorld::NodesWorld(std::uint64_t seed, kj::WaitScope& scope, NodesCoverage& 
   options.nodes = 2 + pick(3);
   options.blocks = 16 + pick(80);
   options.seed = random_();
+  options.clocks = some_clocks(options.nodes);
   auto& store = options.service.store;
   store.remembered_losses = 64;
   store.max_claims = 256;
@@ -163,6 +122,27 @@ std::vector<BlockKey> NodesWorld::some_keys(bool is_new) {
   return keys;
 }
 
+Duration NodesWorld::some_system_time() {
+  return std::chrono::microseconds(pick(7'200'000'000)) - std::chrono::hours(1);
+}
+
+std::vector<perf::SimCluster::Options::Clocks> NodesWorld::some_clocks(std::size_t nodes) {
+  std::vector<perf::SimCluster::Options::Clocks> clocks(nodes);
+  const bool are_alike = chance(0.3);
+  const double most = chance(0.5) ? 0.001 : 0.5;
+  system_clocks_agree_ = chance(0.5);
+  for (auto& one : clocks) {
+    if (!are_alike) {
+      // Between 1 / (1 + most) and 1 + most.
+      const double faster = 1 + std::uniform_real_distribution<>(0, most)(random_);
+      one.rate = chance(0.5) ? faster : 1 / faster;
+      one.ahead = std::chrono::hours(pick(1000));
+    }
+    if (!system_clocks_agree_) one.system_ahead = some_system_time();
+  }
+  return clocks;
+}
+
 std::optional<std::size_t> NodesWorld::living_node() {
   std::vector<std::size_t> living;
   for (std::size_t i = 0; i < cluster_->size(); ++i) {
@@ -178,19 +158,6 @@ double NodesWorld::seconds_now() const {
 }
 
 // ---- what happens
-
-void NodesWorld::wrong(const std::string& what) {
-  if (failure_.empty()) failure_ = what;
-}
-
-void NodesWorld::stop_if_wrong() {
-  for (const auto& engines : engines_) {
-    for (const auto& engine : engines) {
-      if (engine->failure) wrong(*engine->failure);
-    }
-  }
-  if (!failure_.empty()) throw std::runtime_error(failure_);
-}
 
 void NodesWorld::run() {
   for (std::size_t i = 0; i < kActions; ++i) {
@@ -216,9 +183,7 @@ void NodesWorld::act() {
   const auto node = living_node();
   if (!node) return;
   if (what < 96) {
-    const Duration time = some(seconds(15));
-    note("node {} stands still for {} ms", *node, time.count() / 1000000);
-    cluster_->freeze(*node, time);
+    stand_still(*node);
   } else if (what < 98) {
     add_engine(*node);
   } else {
@@ -231,18 +196,36 @@ void NodesWorld::act() {
   }
 }
 
+void NodesWorld::stand_still(std::size_t node) {
+  const Duration time = some(seconds(15));
+  const bool is_paused = chance(0.4);
+  note("node {} {} for {} ms", node, is_paused ? "is paused" : "stands still",
+       time.count() / 1000000);
+  is_paused ? cluster_->pause_machine(node, time) : cluster_->freeze(node, time);
+  if (is_paused) ++coverage_["paused from outside"];
+  if (system_clocks_agree_ || !chance(0.5)) return;
+  note("the system clock of node {} is set", node);
+  cluster_->set_system_clock(node, some_system_time());
+  ++coverage_["system clock set"];
+}
+
 void NodesWorld::reset(const std::shared_ptr<Engine>& engine) {
   const std::uint64_t now = ++time_;
   perf::SimCluster::Node& node = *cluster_->node(engine->node);
   const auto made = node.service().reset_cache(engine->connection);
   if (!made) return wrong("a reset fails: " + made.error().detail);
   node.poke();
-  oldest_[engine->node] = now;
+  // By another clock an epoch of which this node has not heard may be above its reset.
+  if (system_clocks_agree_) oldest_[engine->node] = now;
   ++coverage_["reset"];
   engine->tasks->add(
       spread_reset(node.service(), node.lenders(), cluster_->clock(), made->space)
           .then([this, now, lives = lives_](const std::vector<std::string>& unconfirmed) {
             ++coverage_[unconfirmed.empty() ? "reset confirmed" : "reset not confirmed"];
+            if (!system_clocks_agree_) {
+              if (!unconfirmed.empty()) return;
+              ++coverage_["reset confirmed, system clocks disagree"];
+            }
             for (std::size_t i = 0; i < cluster_->size(); ++i) {
               const std::string name = "node " + std::to_string(i);
               if (cluster_->node(i) == nullptr || lives_[i] != lives[i] ||
@@ -252,28 +235,6 @@ void NodesWorld::reset(const std::shared_ptr<Engine>& engine) {
               oldest_[i] = std::max(oldest_[i], now);
             }
           }));
-}
-
-/// An owner names blocks only to a reader that may have them as they are.
-void NodesWorld::look_at_located(std::size_t owner, std::span<const BlockKey> found,
-                                 std::uint64_t oldest) {
-  const auto& engines = engines_[owner];
-  const auto living = std::find_if(engines.begin(), engines.end(),
-                                   [](const auto& engine) { return !engine->is_dead; });
-  if (living == engines.end()) return;
-  CacheService& service = cluster_->node(owner)->service();
-  const Id128 token{4, next_++};
-  const auto claimed = service.claim((*living)->connection, token, found);
-  if (!claimed || claimed->blocks == 0) return;
-  const PinId pin{next_++};
-  if (const auto opened = service.open((*living)->connection, token, 0, claimed->blocks, pin)) {
-    for (std::size_t i = 0; i < opened->slots.size(); ++i) {
-      look_at(**living, opened->slots[i], {found[i], oldest});
-    }
-    ++coverage_["located blocks looked at"];
-    (void)service.release((*living)->connection, pin);
-  }
-  (void)service.unclaim((*living)->connection, token);
 }
 
 void NodesWorld::kill_or_start() {
@@ -518,183 +479,6 @@ kj::Promise<void> NodesWorld::save(const std::shared_ptr<Engine>& engine,
         }
         self.poke();
       });
-}
-
-// ---- what is looked at
-
-void NodesWorld::look_at(const Engine& engine, std::uint32_t page, const Page& expected) {
-  const std::span<const std::byte> bytes = cluster_->node(engine.node)->page(page);
-  std::uint64_t written = 0;
-  std::memcpy(&written, bytes.data(), sizeof written);
-  for (std::size_t i = 1; i < kWords; ++i) {
-    std::uint64_t word = 0;
-    std::memcpy(&word, bytes.data() + i * sizeof word, sizeof word);
-    if (word == word_of(expected.key, written, i)) continue;
-    return wrong(fmt::format("page {} of node {} has other bytes than block {:x}, from word {} on",
-                             page, engine.node, expected.key.hash(), i));
-  }
-  if (written >= expected.time) return;
-  wrong(fmt::format("node {} serves block {:x} as it was saved at {}, before the reset at {}",
-                    engine.node, expected.key.hash(), written, expected.time));
-}
-
-void NodesWorld::look_at_free(std::size_t node, std::uint32_t page, const char* whose) {
-  const Use& use = uses_[node][page];
-  const auto place = cluster_->node(node)->place(page * perf::SimCluster::kPageBytes,
-                                                 perf::SimCluster::kPageBytes);
-  const bool is_brought = cluster_->node(node)->fabric().is_written(place);
-  if (use.readers == 0 && !use.is_written && !is_brought) return;
-  wrong(fmt::format("{} gets page {} of node {}, which {}", whose, page, node,
-                    is_brought       ? "a card may still write"
-                    : use.is_written ? "an engine writes"
-                                     : "is pinned"));
-}
-
-std::string NodesWorld::unrest() const {
-  for (std::size_t i = 0; i < cluster_->size(); ++i) {
-    perf::SimCluster::Node& node = *cluster_->node(i);
-    const BlockStore::Stats stats = node.service().stats().store;
-    if (node.fetches().stats().batches != 0) {
-      return fmt::format("node {} has {} batches", i, node.fetches().stats().batches);
-    }
-    if (node.fabric().batches() != 0) {
-      return fmt::format("the fabric of node {} has {} batches", i, node.fabric().batches());
-    }
-    if (node.ready_peers() + 1 != cluster_->size()) {
-      return fmt::format("node {} has {} peers", i, node.ready_peers());
-    }
-    if (!node.service().store().is_at_rest() || node.service().has_work()) {
-      return fmt::format(
-          "the store of node {} is not at rest: {} coming, {} given up, {} reserved, {} held, {} "
-          "claims, {} pins, {} leases",
-          i, stats.coming, stats.quarantined_fetch, stats.reserved, stats.held, stats.claims,
-          stats.pins, stats.leases);
-    }
-  }
-  return {};
-}
-
-void NodesWorld::count_up(std::size_t node) {
-  const Fetches::Stats fetches = cluster_->node(node)->fetches().stats();
-  const BlockStore::Stats store = cluster_->node(node)->service().stats().store;
-  coverage_["blocks fetched"] += fetches.blocks;
-  coverage_["blocks given up"] += fetches.given_up;
-  coverage_["blocks retried"] += fetches.retried;
-  coverage_["blocks too late for their lease"] += fetches.outlived;
-  coverage_["blocks not confirmed"] += fetches.unconfirmed;
-  coverage_["blocks corrupt"] += fetches.corrupt;
-  coverage_["fetches joined"] += store.fetches_joined;
-  coverage_["fetches without room"] += store.fetches_no_room;
-  coverage_["evictions"] += store.evictions;
-  coverage_["replicas evicted"] += store.evicted_replicas;
-  coverage_["leases run out"] += store.leases_expired;
-  coverage_["reservations timed out"] += store.reservations_timed_out;
-  coverage_["claims revoked"] += store.claims_revoked;
-}
-
-void NodesWorld::end_all() {
-  note("the end begins");
-  cluster_->network().set_faults({});
-  cluster_->set_lost(0);
-  for (std::size_t i = 0; i < cluster_->size(); ++i) {
-    if (cluster_->node(i) == nullptr) {
-      cluster_->start(i);
-      add_engine(i);
-    }
-    for (std::size_t j = 0; j < i; ++j) cluster_->heal(i, j);
-  }
-  const TimePoint end = cluster_->clock().now() + kLongEnough;
-  for (auto& engines : engines_) {
-    std::vector<std::shared_ptr<Engine>> dead;
-    for (const auto& engine : engines) {
-      if (engine->is_dead) dead.push_back(engine);
-    }
-    for (const auto& engine : dead) {
-      for (const auto& [page, count] : engine->pins) {
-        look_at(*engine, page, engine->reads.at(page));
-        uses_[engine->node][page].readers -= count;
-      }
-      for (const auto& [page, written] : engine->writes)
-        uses_[engine->node][page].is_written = false;
-      cluster_->node(engine->node)->service().process_gone(engine->connection);
-      cluster_->node(engine->node)->poke();
-    }
-    std::erase_if(engines, [](const auto& engine) { return engine->is_dead; });
-  }
-  while (!unrest().empty() && cluster_->clock().now() < end) cluster_->run_for(seconds(1));
-  stop_if_wrong();
-  if (const std::string why = unrest(); !why.empty()) return wrong("something is left: " + why);
-  give_back();
-  stop_if_wrong();
-  // All have greeted each other: no node has missed a reset that another one knows.
-  const std::uint64_t newest = *std::max_element(oldest_.begin(), oldest_.end());
-  std::fill(oldest_.begin(), oldest_.end(), newest);
-  look_at_everything();
-}
-
-void NodesWorld::give_back() {
-  cluster_->run_for(seconds(20));  // Nobody stands still for longer.
-  const auto stats = [this](std::size_t node) {
-    return cluster_->node(node)->service().stats().store;
-  };
-  // A way that was cut may show only now, by a read that fails: then its lease runs out, whether
-  // its blocks come from another owner or not at all.
-  const auto failed = [this]() {
-    std::uint64_t sum = 0;
-    for (std::size_t i = 0; i < cluster_->size(); ++i) {
-      const auto told = cluster_->node(i)->fetches().stats();
-      sum += told.given_up + told.retried;
-    }
-    return sum;
-  };
-  const std::uint64_t failed_before = failed();
-  std::vector<BlockStore::Stats> before;
-  for (std::size_t i = 0; i < cluster_->size(); ++i) {
-    before.push_back(stats(i));
-    if (engines_[i].empty()) add_engine(i);
-    begin_request(i, false);
-  }
-  cluster_->run_for(kSoonDone);
-  for (std::size_t i = 0; failed() == failed_before && i < cluster_->size(); ++i) {
-    const BlockStore::Stats now = stats(i);
-    coverage_["leases given back at the end"] += now.leases_made - before[i].leases_made;
-    if (now.claims + now.pins != 0) {
-      wrong(fmt::format("a request at node {} waits for what has come", i));
-    }
-    if (now.leases == 0 && now.leases_expired == before[i].leases_expired) continue;
-    wrong(fmt::format("of node {} {} leases are not given back", i,
-                      now.leases + now.leases_expired - before[i].leases_expired));
-  }
-  const TimePoint end = cluster_->clock().now() + kLongEnough;
-  while (!unrest().empty() && cluster_->clock().now() < end) cluster_->run_for(seconds(1));
-}
-
-void NodesWorld::look_at_everything() {
-  for (std::size_t i = 0; i < cluster_->size(); ++i) {
-    count_up(i);
-    perf::SimCluster::Node& node = *cluster_->node(i);
-    if (engines_[i].empty()) add_engine(i);
-    const Engine& engine = *engines_[i].front();
-    for (std::size_t chain = 0; chain < chains_; ++chain) {
-      for (std::size_t block = 0; block < chain_blocks_; ++block) {
-        const BlockKey one = key(chain, block);
-        const Id128 token{3, next_++};
-        const PinId pin{next_++};
-        const auto found = node.service().claim(engine.connection, token, {&one, 1});
-        if (!found || found->blocks == 0) continue;
-        const auto opened = node.service().open(engine.connection, token, 0, 1, pin);
-        if (!opened) return wrong("a block that is claimed at rest is not opened");
-        look_at(engine, opened->slots[0], {one, oldest_[i]});
-        ++coverage_["blocks at the end"];
-        (void)node.service().release(engine.connection, pin);
-        (void)node.service().unclaim(engine.connection, token);
-      }
-    }
-    while (node.service().work()) {
-    }
-    const auto checked = node.service().store().check();
-    if (!checked) wrong(fmt::format("node {}: {}", i, checked.error().detail));
-  }
 }
 
 }  // namespace pegaflow::sim

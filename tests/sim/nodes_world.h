@@ -39,7 +39,9 @@ struct NodesMistakes {
 /// and save pages whose bytes follow from their keys and from when they were saved.
 ///
 /// A reset at a node has a time. What any node saved before that time is never found again at that
-/// node, in its present life, by a claim made after it, and at no node that has confirmed it.
+/// node, in its present life, by a claim made after it, and at no node that has confirmed it. Where
+/// system clocks disagree that is so for resets that all nodes have confirmed. Monotonic clocks
+/// have rates of their own and stand still while a machine is paused, in all schedules.
 ///
 /// Looks at every page that an engine has pinned, when it is opened and when it is let go, and at
 /// the end at every block of every node; at every frame that is given out, whether somebody may
@@ -74,6 +76,10 @@ class NodesWorld {
   void kill_or_start();
   void cut_or_heal();
   void change_faults();
+  void stand_still(std::size_t node);
+  /// Draws the clocks of `nodes` machines.
+  std::vector<perf::SimCluster::Options::Clocks> some_clocks(std::size_t nodes);
+  [[nodiscard]] Duration some_system_time();
   void add_engine(std::size_t node);
   void end_engine();
   void forget_engines(std::size_t node);
@@ -121,6 +127,7 @@ class NodesWorld {
   const std::uint64_t name_;  ///< In keys, so that no two schedules have the same.
   std::size_t chains_;
   std::size_t chain_blocks_;
+  bool system_clocks_agree_ = true;
   std::deque<std::string> history_;
   std::string failure_;
   std::unique_ptr<perf::SimCluster> cluster_;

@@ -1,0 +1,57 @@
+#pragma once
+/// \file
+/// What the files of NodesWorld share.
+
+#include <cstddef>
+#include <cstdint>
+#include <map>
+#include <optional>
+#include <string>
+
+#include <kj/async.h>
+
+#include "server/rpc_error.h"
+#include "tests/sim/nodes_world.h"
+
+namespace pegaflow::sim {
+
+inline constexpr std::size_t kWords = perf::SimCluster::kPageBytes / sizeof(std::uint64_t);
+
+inline std::uint64_t mix(std::uint64_t x) {
+  x = (x ^ (x >> 31)) * 0xBF58476D1CE4E5B9ULL;
+  return x ^ (x >> 29);
+}
+
+/// Word `i` of the page of `key` that was saved at `written`, which is word 0 as it is.
+inline std::uint64_t word_of(const BlockKey& key, std::uint64_t written, std::size_t i) {
+  if (i == 0) return written;
+  return mix(key.hash() + mix(written) + (i + 1) * 0x9E3779B97F4A7C15ULL);
+}
+
+/// What a page of an engine is.
+struct NodesWorld::Page {
+  BlockKey key;
+  std::uint64_t time = 0;  ///< Of a write: when it was reserved. Of a read: no older one is right.
+};
+
+/// A process that loads and saves, with one connection.
+struct NodesWorld::Engine final : kj::TaskSet::ErrorHandler {
+  Engine(std::size_t of, const Id128& called) : node(of), process(called) {
+    tasks = kj::heap<kj::TaskSet>(*this);
+  }
+  void taskFailed(kj::Exception&& exception) override {
+    if (!failure) failure = error_from(exception).detail;
+  }
+
+  const std::size_t node;
+  const Id128 process;
+  Id128 connection;
+  bool is_dead = false;
+  std::map<std::uint32_t, Page> reads;  ///< Pages that it has pinned; one pin each at a time.
+  std::map<std::uint32_t, std::uint32_t> pins;  ///< How often.
+  std::map<std::uint32_t, Page> writes;
+  std::optional<std::string> failure;
+  kj::Own<kj::TaskSet> tasks;
+};
+
+}  // namespace pegaflow::sim
