@@ -6,8 +6,6 @@
 #include <functional>
 #include <utility>
 
-#include <boost/asio/co_spawn.hpp>
-#include <boost/asio/detached.hpp>
 #include <boost/asio/redirect_error.hpp>
 #include <boost/asio/use_awaitable.hpp>
 
@@ -16,6 +14,7 @@
 #include "router/cors.h"
 #include "router/model_watch.h"
 #include "router/pages.h"
+#include "router/request_body.h"
 #include "router/steering.h"
 #include "version.h"
 
@@ -29,14 +28,7 @@ namespace {
 constexpr Log kLog{"router"};
 constexpr Log kAccessLog{"access"};
 
-/// Between two times that engines are asked for their models out of turn: what clients ask for must
-/// not become questions without end.
-constexpr std::chrono::seconds kModelsPause(1);
-
 constexpr std::string_view kNoAnswer = "the engine could not be reached or gave no answer";
-
-/// With the token ids of the longest prompt that they are asked for.
-constexpr std::size_t kPrefillAnswerBytes = 8 * kFirstTokenBodyBytes;
 
 /// A client's own id is kept if it is harmless in a head and in a log.
 bool is_request_id(std::string_view id) {
@@ -48,28 +40,6 @@ bool is_request_id(std::string_view id) {
 
 bool is_worth_another_engine(unsigned status) {
   return status == 500 || status == 502 || status == 503 || status == 504;
-}
-
-/// Failures of the engine; 503 is only that it has enough to do.
-bool is_engine_failure(unsigned status) { return status >= 500 && status != 503; }
-
-std::string_view media_type(const std::string& type) {
-  const std::string_view media = std::string_view(type).substr(0, type.find(';'));
-  const std::size_t end = media.find_last_not_of(" \t");
-  return media.substr(0, end == std::string_view::npos ? 0 : end + 1);
-}
-
-bool is_json_type(const std::string& type) {
-  return equals_ignoring_case(media_type(type), "application/json");
-}
-
-/// Whether a web framework may read such a body as JSON.
-bool is_like_json(const std::string& type) {
-  constexpr std::string_view kSuffix = "+json";
-  const std::string_view media = media_type(type);
-  return is_json_type(type) ||
-         (media.size() > kSuffix.size() &&
-          equals_ignoring_case(media.substr(media.size() - kSuffix.size()), kSuffix));
 }
 
 /// Watches a client, and stops also when something throws: what it calls has gone by then.
@@ -84,21 +54,6 @@ class Watching {
 
  private:
   ClientConnection& client_;
-};
-
-/// Counts bytes for as long as it lives.
-class CountedBytes {
- public:
-  CountedBytes(std::uint64_t& sum, std::uint64_t bytes) : sum_(sum), bytes_(bytes) {
-    sum_ += bytes_;
-  }
-  ~CountedBytes() { sum_ -= bytes_; }
-  CountedBytes(const CountedBytes&) = delete;
-  CountedBytes& operator=(const CountedBytes&) = delete;
-
- private:
-  std::uint64_t& sum_;
-  std::uint64_t bytes_;
 };
 
 double milliseconds_of(Duration time) {
@@ -243,71 +198,6 @@ std::uint64_t Exchange::key_of(const std::vector<JsonMember>& members) const {
   return prefix.empty() ? 0 : hash_key(prefix);
 }
 
-Exchange::Refusal Exchange::read_body(std::vector<JsonMember>& members) {
-  if (route_.body == BodyKind::kForm) return {};
-  const std::string* const type = find_field(head_.fields, "content-type");
-  const bool is_known = route_.body == BodyKind::kJson;
-  if (!is_known && (body_.empty() || (type != nullptr && !is_like_json(*type)))) return {};
-  auto read = read_members(body_);
-  if (is_known && !read) return {400, read.error().detail};
-  if (!is_known || may_steer(*read)) {
-    auto cut =
-        without_steering(body_, is_known ? SteeringDepth::kKnownPath : SteeringDepth::kAnywhere);
-    if (!cut) {
-      // Without a type it may be anything; with one an engine could read what we cannot.
-      return is_known || type != nullptr ? Refusal{400, cut.error().detail} : Refusal{};
-    }
-    if (*cut) {
-      ++shared_.metrics.steering_removed;
-      body_ = std::move(**cut);
-      read = read_members(body_);
-    }
-  }
-  if (read) members = std::move(*read);
-  const JsonMember* const model = find_member(members, "model");
-  if (model != nullptr) model_ = json_unescape(model->value);
-  if (model_.empty() && is_known) model_ = shared_.fleet.unnamed_model();
-  return {};
-}
-
-asio::awaitable<void> Exchange::ask_engines(
-    const std::function<asio::awaitable<void>(std::shared_ptr<Engine>)>& ask) {
-  // All at once; the slowest one that answers in time decides how long it takes.
-  struct Asked {
-    std::size_t open = 0;
-    asio::steady_timer* waiting = nullptr;  // None once the client left.
-  };
-  const auto asked = std::make_shared<Asked>();
-  asked->waiting = &timer_;
-  timer_.expires_at(TimePoint::max());
-  const auto wait_for = [](std::shared_ptr<Asked> all,
-                           asio::awaitable<void> question) -> asio::awaitable<void> {
-    co_await std::move(question);
-    if (--all->open == 0 && all->waiting != nullptr) all->waiting->cancel();
-  };
-  for (const auto& engine : shared_.fleet.engines()) {
-    if (!engine->is_up) continue;
-    ++asked->open;
-    asio::co_spawn(shared_.io, wait_for(asked, ask(engine)), asio::detached);
-  }
-  error_code ignored;
-  if (asked->open > 0) {
-    co_await timer_.async_wait(asio::redirect_error(asio::use_awaitable, ignored));
-  }
-  asked->waiting = nullptr;
-}
-
-asio::awaitable<bool> Exchange::is_unknown_model() {
-  if (model_.empty() || pinned_ || !shared_.fleet.is_unknown_model(model_)) co_return false;
-  if (shared_.now() - shared_.models_refreshed < kModelsPause) co_return true;
-  // An adapter may have been loaded since the engines were asked.
-  shared_.models_refreshed = shared_.now();
-  co_await ask_engines([this](std::shared_ptr<Engine> engine) {
-    return read_model_list(shared_, std::move(engine));
-  });
-  co_return shared_.fleet.is_unknown_model(model_);
-}
-
 Fleet::Request Exchange::wanted(const std::vector<const Engine*>& tried) const {
   return {.key = key_, .model = model_, .tried = tried, .excluded = ended_at_};
 }
@@ -336,7 +226,6 @@ asio::awaitable<bool> Exchange::run(std::string body) {
   body_ = std::move(body);
   bytes_in_ = body_.size();
   const Watching watching(client_, [this] { interrupt(); });
-  std::vector<JsonMember> members;  // Views into body_.
   switch (route_.kind) {
     case RouteKind::kHealth:
     case RouteKind::kMetrics:
@@ -353,8 +242,13 @@ asio::awaitable<bool> Exchange::run(std::string body) {
     case RouteKind::kOptions:
       co_return false;  // refusal() has answered.
   }
-  const Refusal refusal = read_body(members);
-  if (refusal.status != 0) co_return co_await answer(refusal.status, refusal.text);
+  Result<BodyReading> reading =
+      read_request_body(body_, route_.body, find_field(head_.fields, "content-type"));
+  if (!reading) co_return co_await answer(400, reading.error().detail);
+  if (reading->lost_steering) ++shared_.metrics.steering_removed;
+  const std::vector<JsonMember> members = std::move(reading->members);  // Views into body_.
+  model_ = std::move(reading->model);
+  if (model_.empty() && route_.body == BodyKind::kJson) model_ = shared_.fleet.unnamed_model();
   key_ = key_of(members);
   if (route_.kind == RouteKind::kResponses) {
     std::string id(response_id_of(head_.target));
@@ -398,171 +292,6 @@ asio::awaitable<bool> Exchange::own_page() {
                   status == 200 ? "OK" : "Service Unavailable", type, page.size(), cors_,
                   keeps_connection() ? "" : "Connection: close\r\n");
   co_return co_await client_.send(head, is_head() ? std::string_view() : page);
-}
-
-asio::awaitable<bool> Exchange::models() {
-  const auto answers = std::make_shared<std::vector<std::string>>();
-  const auto ask = [](std::shared_ptr<std::vector<std::string>> all, Shared& shared,
-                      std::shared_ptr<Engine> engine,
-                      std::string request) -> asio::awaitable<void> {
-    const Result<ShortAnswer> got =
-        co_await get_from_engine(shared.engine_connections, engine, std::move(request),
-                                 shared.options.health_timeout, kModelListBytes);
-    if (!got || got->status != 200) co_return;
-    if (const auto ids = read_model_ids(got->body)) engine->models.set(*ids);
-    all->push_back(got->body);
-  };
-  co_await ask_engines([&](std::shared_ptr<Engine> engine) {
-    std::string request = engine_request(*engine, 0, false);
-    return ask(answers, shared_, std::move(engine), std::move(request));
-  });
-  if (client_.is_gone()) co_return false;
-  if (answers->empty()) {
-    ++shared_.metrics.no_engine;
-    co_return co_await answer(503, "no engine says which models it has", "Retry-After: 1\r\n");
-  }
-  const std::string page = merge_models(*answers);
-  status_ = 200;
-  const std::string head = fmt::format(
-      "HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nContent-Length: {}\r\n"
-      "X-Request-Id: {}\r\n{}{}\r\n",
-      page.size(), request_id_, cors_, keeps_connection() ? "" : "Connection: close\r\n");
-  co_return co_await client_.send(head, is_head() ? std::string_view() : page);
-}
-
-asio::awaitable<bool> Exchange::split(const std::vector<JsonMember>& members) {
-  if (shared_.options.pd_first_token && shared_.flow == Flow::kStore) {
-    first_token_ = route_.name == "completions" ? decide_first_token(members, body_.size())
-                                                : FirstToken::kRoute;
-  }
-  const bool wants_token = first_token_ == FirstToken::kSent;
-  Prefilled prefilled = co_await prefill(members, wants_token);
-  if (client_.is_gone()) co_return false;
-  if (is_suspect()) {
-    count_suspect();
-    co_return co_await answer_suspect();
-  }
-  if (wants_token) {
-    const Spliced spliced = co_await splice(members, prefilled);
-    first_token_ = spliced.what;
-    if (client_.is_gone()) co_return false;
-    if (spliced.what != FirstToken::kSent && is_suspect()) {
-      count_suspect();
-      co_return co_await answer_suspect();
-    }
-    if (spliced.what == FirstToken::kSent) co_return spliced.keeps;
-  }
-  if (!prefilled.kv_params.empty()) {
-    std::string changed = decode_body(body_, members, prefilled.kv_params);
-    body_ = std::move(changed);  // From here on `members` lead nowhere.
-  }
-  co_return co_await forward(body_);
-}
-
-asio::awaitable<Exchange::Prefilled> Exchange::prefill(const std::vector<JsonMember>& members,
-                                                       bool wants_token) {
-  Prefilled prefilled;
-  Prefill what = Prefill::kNoEngine;
-  if (shared_.fleet.has(Role::kPrefill)) {
-    what = decide(members, route_.is_anthropic,
-                  static_cast<std::size_t>(shared_.options.min_prefill_tokens));
-  }
-  if (what == Prefill::kDone) {
-    const TimePoint began = shared_.now();
-    const std::string body = prefill_body(members, route_.is_anthropic, shared_.flow, wants_token);
-    const CountedBytes counted(shared_.metrics.body_bytes, body.size());
-    std::vector<const Engine*> tried;
-    const std::size_t attempts = shared_.options.retries > 0 ? 2 : 1;
-    for (std::size_t attempt = 0; attempt < attempts; ++attempt) {
-      const Fleet::Choice choice = shared_.fleet.choose(Role::kPrefill, wanted(tried));
-      if (choice.why != Fleet::Why::kFound) {
-        if (attempt == 0) {
-          what = choice.why == Fleet::Why::kBusy        ? Prefill::kBusy
-                 : choice.why == Fleet::Why::kSuspended ? Prefill::kSuspended
-                 : choice.why == Fleet::Why::kNone      ? Prefill::kNoEngine
-                                                        : Prefill::kDown;
-        }
-        break;
-      }
-      // The decode engine can do it too: no second attempt at the same engine.
-      if (!tried.empty() && choice.engine.get() == tried.front()) break;
-      if (attempt > 0) {
-        ++shared_.metrics.retries[static_cast<std::size_t>(Role::kPrefill)];
-        ++retries_;
-      }
-      tried.push_back(choice.engine.get());
-      Slot slot(shared_, choice.engine);
-      prefill_engine_ = choice.engine->url.text;
-      prefilled = co_await prefill_once(slot, body);
-      what = prefilled.what;
-      if (client_.is_gone() || !prefilled.is_worth_another || is_suspect()) break;
-    }
-    prefill_time_ = shared_.now() - began;
-  }
-  prefill_ = what;
-  if (!client_.is_gone()) ++shared_.metrics.prefill[static_cast<std::size_t>(what)];
-  if (!wants_token) prefilled.answer = std::string();
-  co_return prefilled;
-}
-
-asio::awaitable<Exchange::Prefilled> Exchange::prefill_once(Slot& slot, const std::string& body) {
-  const TimePoint began = shared_.now();
-  const RouterOptions& options = shared_.options;
-  Duration limit = options.prefill_timeout;
-  if (options.min_prefill_rate > 0) {
-    const std::chrono::duration<double> earned(static_cast<double>(body.size()) / 4 /
-                                               static_cast<double>(options.min_prefill_rate));
-    limit = std::min(limit + std::chrono::duration_cast<Duration>(earned),
-                     std::max(limit, options.answer_timeout));
-  }
-  const TimePoint end = began + limit;
-  slot.engine()->handover.started(began);
-  UpstreamCall call(shared_.engine_connections, slot.engine());
-  call_ = &call;
-  std::string request = engine_request(*slot.engine(), body.size(), true);
-  Result<void> done = co_await call.open(std::move(request), body, limit, Resend::kUnlessSent);
-  std::string text;
-  while (done) {
-    const Duration left = std::max<Duration>(end - shared_.now(), std::chrono::milliseconds(1));
-    done = co_await call.more(text, left);
-    if (call.is_complete()) break;
-    if (text.size() > kPrefillAnswerBytes) done = fail(Errc::kCorrupt, "a long answer");
-  }
-  call_ = nullptr;
-  if (client_.is_gone()) co_return Prefilled{};
-  shared_.metrics.leg[static_cast<std::size_t>(Role::kPrefill)].record(shared_.now() - began);
-  if (!done) {
-    slot.failed();
-    note_end(call, done.error());
-    if (done.error().code == Errc::kGone) co_return Prefilled{.what = Prefill::kDown};
-    // What took too long once would take as long again.
-    if (done.error().code == Errc::kTimeout) co_return Prefilled{.what = Prefill::kTimeout};
-    const bool is_refused = done.error().code == Errc::kRefused;
-    co_return Prefilled{.what = is_refused ? Prefill::kRefused : Prefill::kLost,
-                        .is_worth_another = true};
-  }
-  const unsigned status = call.head().status;
-  if (is_engine_failure(status)) {
-    slot.failed();
-  } else {
-    slot.succeeded();
-  }
-  if (status != 200) {
-    // An engine that refuses the body as such (4xx) speaks for all of them.
-    co_return Prefilled{.what = Prefill::kStatus, .is_worth_another = status >= 500};
-  }
-  std::string kv_params = kv_params_of(text);
-  const Prefill what = kv_params.empty() ? Prefill::kNoParams : Prefill::kDone;
-  Engine& engine = *slot.engine();
-  if (what == Prefill::kNoParams && engine.handover.missed(shared_.now())) {
-    kLog.warn(
-        "a prefill engine is suspended: {} answers in a row announce no blocks, so each prompt "
-        "is computed twice; is its connector on and its model served? engine={}",
-        HandoverWatch::kMisses, engine.url.text);
-  } else if (what == Prefill::kDone && engine.handover.worked()) {
-    kLog.info("a prefill engine announces blocks again engine={}", engine.url.text);
-  }
-  co_return Prefilled{.what = what, .kv_params = std::move(kv_params), .answer = std::move(text)};
 }
 
 asio::awaitable<Exchange::Admitted> Exchange::admit(std::vector<const Engine*>& tried) {

@@ -29,6 +29,9 @@ class ClientConnection;
 /// Whether an answer is a stream of events, by its type.
 bool is_event_stream(const ResponseHead& head);
 
+/// Whether a status is a failure of the engine; 503 only means that it is busy.
+constexpr bool is_engine_failure(unsigned status) { return status >= 500 && status != 503; }
+
 /// Decides where a request goes, sends it there, and relays the answer. Thread-bound.
 class Exchange {
  public:
@@ -82,13 +85,6 @@ class Exchange {
   boost::asio::awaitable<bool> own_page();
   boost::asio::awaitable<bool> models();
   boost::asio::awaitable<bool> split(const std::vector<JsonMember>& members);
-  /// Reads what there is to read of the body: its members, and the model. Cuts out what only a
-  /// router may send. The status to refuse with and why; 0 when it may go on.
-  struct Refusal {
-    unsigned status = 0;
-    std::string text{};
-  };
-  Refusal read_body(std::vector<JsonMember>& members);
   /// Whether the model is one that no engine serves; all engines are asked again before it is.
   boost::asio::awaitable<bool> is_unknown_model();
   /// Begins a question to each engine that is up, one for a URL, and waits for all of them.

@@ -2,6 +2,7 @@
 /// \file
 /// Asks engines which models they serve.
 
+#include <chrono>
 #include <memory>
 
 #include <boost/asio/awaitable.hpp>
@@ -9,6 +10,10 @@
 #include "router/shared.h"
 
 namespace pegaflow {
+
+/// The shortest time between two questions that requests of clients cause, so that clients cannot
+/// flood an engine with them.
+inline constexpr std::chrono::seconds kModelsPause(1);
 
 /// Asks for the engine's /v1/models and keeps its list up to date, within --health-timeout. An
 /// answer that is no list leaves the former one; a question that is open already is enough.

@@ -1,0 +1,30 @@
+#pragma once
+/// \file
+/// Reads the body of a request before an engine gets it, and removes what only a router may send.
+
+#include <string>
+#include <vector>
+
+#include "base/error.h"
+#include "router/json_text.h"
+#include "router/routes.h"
+
+namespace pegaflow {
+
+/// What the router reads of a body.
+struct BodyReading {
+  std::vector<JsonMember> members{};  ///< Views into the body; none of a body that is not read.
+  std::string model{};                ///< Empty: the body names none.
+  bool lost_steering = false;         ///< Steering members were cut out of the body.
+};
+
+/// Reads `body` as its route and its `content_type` (nullptr: none given) require, and cuts the
+/// members out that only a router may send (steering.h). A body that is not read stays as it is.
+/// Errors: kInvalidArgument for a body that has to be JSON and is not; the client gets the detail.
+Result<BodyReading> read_request_body(std::string& body, BodyKind kind,
+                                      const std::string* content_type);
+
+/// Whether a Content-Type is application/json.
+bool is_json_type(const std::string& type);
+
+}  // namespace pegaflow
