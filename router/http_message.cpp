@@ -299,7 +299,10 @@ Result<std::size_t> ResponseParser::feed(std::string_view bytes, std::string& bo
     }
     if (!state.has_head && state.parser->is_header_done()) {
       const auto& message = state.parser->get();
-      if (message.result_int() / 100 == 1 && message.result_int() != 101) {
+      if (message.result_int() == 101) {
+        return fail(Errc::kCorrupt, "no HTTP response: an upgrade that was not asked for");
+      }
+      if (message.result_int() / 100 == 1) {
         state.start();
         continue;
       }

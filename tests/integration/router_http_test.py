@@ -162,6 +162,24 @@ class Requests(RouterTest):
         for got in d.requests:
             self.assertNotIn("k-ann", str(got.headers))
 
+    async def test_an_upgrade_that_nobody_asked_for_reaches_no_client(self) -> None:
+        async def upgrade(request: Request, answer: Answer) -> None:
+            await answer.raw(
+                b"HTTP/1.1 101 Switching Protocols\r\nUpgrade: x\r\nConnection: upgrade\r\n\r\nx"
+            )
+
+        odd = await self.engine(upgrade)
+        router = await self.router("--retries", "0", d=[odd])
+        async with router.client() as client:
+            for path in ("/v1/completions", "/v1/responses"):
+                await client.post(path, {"prompt": "x"}, "Upgrade: x\r\nConnection: upgrade\r\n")
+                reply = await client.reply()
+                self.assertEqual((reply.status, reply.headers.get("upgrade")), (502, None))
+        good = await self.engine()
+        router = await self.router("--decode-policy", "round-robin", d=[odd, good])
+        for _ in range(4):
+            self.assertEqual((await router.post("/v1/completions", {"prompt": "x"})).status, 200)
+
     async def test_engines_see_that_a_router_was_between(self) -> None:
         d = await self.engine()
         router = await self.router(d=[d])

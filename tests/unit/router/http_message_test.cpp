@@ -191,6 +191,11 @@ TEST_SUITE("HTTP messages") {
     CHECK(none.feed_end().error().code == Errc::kPeerLost);
     ResponseParser garbage;
     CHECK(garbage.feed("SSH-2.0-x\r\n\r\n", body).error().code == Errc::kCorrupt);
+    // A router asks for no upgrade, and what follows one is not HTTP.
+    ResponseParser upgrade;
+    CHECK(
+        upgrade.feed("HTTP/1.1 101 Switching Protocols\r\nUpgrade: x\r\n\r\n", body).error().code ==
+        Errc::kCorrupt);
     ResponseParser head(true);
     REQUIRE(head.feed("HTTP/1.1 200 OK\r\nContent-Length: 5\r\n\r\n", body));
     CHECK(head.is_complete());
