@@ -248,7 +248,7 @@ asio::awaitable<bool> Exchange::run(std::string body) {
   if (reading->lost_steering) ++shared_.metrics.steering_removed;
   const std::vector<JsonMember> members = std::move(reading->members);  // Views into body_.
   model_ = std::move(reading->model);
-  if (model_.empty() && route_.body == BodyKind::kJson) model_ = shared_.fleet.unnamed_model();
+  if (model_.empty() && route_.body != BodyKind::kUnknown) model_ = shared_.fleet.unnamed_model();
   key_ = key_of(members);
   if (route_.kind == RouteKind::kResponses) {
     std::string id(response_id_of(head_.target));

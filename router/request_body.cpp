@@ -3,6 +3,7 @@
 #include <string_view>
 #include <utility>
 
+#include "router/form_text.h"
 #include "router/http_message.h"
 #include "router/steering.h"
 
@@ -33,7 +34,12 @@ bool is_json_type(const std::string& type) {
 Result<BodyReading> read_request_body(std::string& body, BodyKind kind,
                                       const std::string* content_type) {
   BodyReading reading;
-  if (kind == BodyKind::kForm) return reading;
+  if (kind == BodyKind::kForm) {
+    if (content_type != nullptr) {
+      reading.model = form_field(body, *content_type, "model").value_or(std::string_view());
+    }
+    return reading;
+  }
   const bool is_known = kind == BodyKind::kJson;
   if (!is_known && (body.empty() || (content_type != nullptr && !is_like_json(*content_type)))) {
     return reading;

@@ -19,7 +19,8 @@ struct BodyReading {
 };
 
 /// Reads `body` as its route and its `content_type` (nullptr: none given) require, and cuts the
-/// members out that only a router may send (steering.h). A body that is not read stays as it is.
+/// members out that only a router may send (steering.h). Of a form the model is read. A body that
+/// is not read stays as it is.
 /// Errors: kInvalidArgument for a body that has to be JSON and is not; the client gets the detail.
 Result<BodyReading> read_request_body(std::string& body, BodyKind kind,
                                       const std::string* content_type);

@@ -1,4 +1,4 @@
-// libFuzzer: any bytes as requests and as an answer, whole and in pieces.
+// libFuzzer: any bytes as requests and as an answer, whole and in pieces, and as a form.
 //
 // Nothing may crash, limits hold, and how the bytes are cut changes nothing. The first byte says
 // how long the pieces are.
@@ -8,6 +8,7 @@
 #include <string_view>
 
 #include "base/assert.h"
+#include "router/form_text.h"
 #include "router/http_message.h"
 #include "router/routes.h"
 
@@ -80,6 +81,20 @@ Seen read_response(std::string_view bytes, std::size_t step) {
   return seen;
 }
 
+/// Any bytes as a form, as its type, and as the content of one of its fields.
+void check_form(std::string_view bytes) {
+  (void)form_field("--B\r\n\r\n\r\n--B--", bytes, "model");
+  if (const auto value = form_field(bytes, "multipart/form-data; boundary=B", "model")) {
+    const char* const end = bytes.data() + bytes.size();
+    PEGA_ASSERT(value->data() >= bytes.data() && value->data() + value->size() <= end, "outside");
+  }
+  if (bytes.find("--B") != std::string_view::npos) return;
+  const std::string head = "--B\r\nContent-Disposition: form-data; name=\"model\"\r\n\r\n";
+  const std::string form = head + "former\r\n" + head + std::string(bytes) + "\r\n--B--\r\n";
+  PEGA_ASSERT(form_field(form, "multipart/form-data; boundary=B", "model") == bytes,
+              "another value than the form has");
+}
+
 void compare(const Seen& whole, const Seen& pieces) {
   PEGA_ASSERT(whole.complete == pieces.complete, "complete {} {}", whole.complete, pieces.complete);
   PEGA_ASSERT(whole.text == pieces.text, "it reads differently in pieces");
@@ -96,5 +111,6 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size
   using namespace pegaflow;  // NOLINT(google-build-using-namespace): C's function, our names.
   compare(read_request(bytes, bytes.size()), read_request(bytes, step));
   compare(read_response(bytes, bytes.size()), read_response(bytes, step));
+  check_form(bytes);
   return 0;
 }

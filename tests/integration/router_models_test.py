@@ -58,6 +58,39 @@ class Models(RouterTest):
             await router.post("/v1/completions", {"prompt": "x"})
         self.assertEqual((len(a.requests), len(b.requests)), (6, 2))
 
+    async def test_a_form_goes_to_the_engines_that_list_its_model(self) -> None:
+        a, b = await self.engine(ok), await self.engine(ok)
+        a.models, b.models = ["a"], ["b"]
+        router = await self.router("--decode-policy", "round-robin", d=[a, b])
+        await self.known(router, a, b)
+        file = (
+            b'--B\r\nContent-Disposition: form-data; name="file"; filename="model"\r\n'
+            b"Content-Type: audio/wav\r\n\r\n" + bytes(range(256)) * 400 + b"\r\n"
+        )
+        kind = 'Content-Type: multipart/form-data; boundary="B"\r\n'
+
+        def form(*models: str) -> bytes:
+            name = b'--B\r\nContent-Disposition: form-data; name="model"\r\n\r\n'
+            fields = b"".join(name + model.encode() + b"\r\n" for model in models)
+            return file + fields + b"--B--\r\n"
+
+        for path in ("/v1/audio/transcriptions", "/v1/audio/translations"):
+            for model, engine in (("a", a), ("b", b)):
+                for each in (a, b):
+                    each.requests.clear()
+                for _ in range(4):
+                    self.assertEqual((await router.post(path, form(model), kind)).status, 200)
+                self.assertEqual(len(engine.requests), 4, (path, model))
+                self.assertEqual({r.body for r in engine.requests}, {form(model)})
+            reply = await router.post(path, form("b", "c"), kind)  # Frameworks take the last one.
+            self.assertEqual((reply.status, reply.json["error"]["param"]), (404, "model"))
+        # One that names none is like a request that names none; the engine judges broken ones.
+        for each in (a, b):
+            each.requests.clear()
+        for body in (form(), form(), file, b"--B"):
+            self.assertEqual((await router.post(path, body, kind)).status, 200)
+        self.assertEqual((len(a.requests), len(b.requests)), (4, 0))
+
     async def test_an_unknown_model_is_refused_as_vllm_does_without_an_engine(self) -> None:
         d = await self.serving("m")
         router = await self.router(d=[d])
