@@ -265,7 +265,6 @@ class Service {
 
   void drain(int number) {
     if (shared_.is_draining) return;
-    kLog.info("draining signal={} requests={}", number, shared_.metrics.in_flight);
     shared_.is_leaving = shared_.is_draining = true;
     for (const auto& each : connections_) each->drain();
     // Clients that have connected already are served: the kernel would reset them otherwise.
@@ -279,6 +278,8 @@ class Service {
       }
       acceptor->close(ec);
     }
+    // Connections are refused from here on.
+    kLog.info("draining signal={} requests={}", number, shared_.metrics.in_flight);
     last_moment_.expires_after(shared_.options.shutdown_timeout);
     last_moment_.async_wait([this](const error_code& why) {
       if (why) return;

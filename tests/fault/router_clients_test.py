@@ -136,7 +136,7 @@ class Leaving(RouterTest):
             self.assertEqual(await streaming.chunk(), STREAM[0])
             await kept.send(b"GET /health HTTP/1.1\r\nHost: r\r\n\r\n")
             self.assertEqual((await kept.reply()).status, 200)
-            router.process.send_signal(signal.SIGTERM)
+            router.signal(signal.SIGTERM)
             await router.wait_for_line("leaving signal=15")
             reply = await router.get("/health")  # Over a new connection.
             self.assertEqual((reply.status, reply.json["status"]), (503, "draining"))
@@ -144,7 +144,7 @@ class Leaving(RouterTest):
             await kept.send(b"GET /health HTTP/1.1\r\nHost: r\r\n\r\n")
             self.assertEqual((await kept.reply()).status, 503)
             # A second signal ends the delay.
-            router.process.send_signal(signal.SIGTERM)
+            router.signal(signal.SIGTERM)
             await router.wait_for_line("draining signal=15")
             self.assertEqual(await kept.ended(), b"")
             with self.assertRaises(ConnectionError):
@@ -152,7 +152,7 @@ class Leaving(RouterTest):
             go_on.set()
             self.assertEqual(await streaming.chunk(), b"data: [DONE]\n\n")
             self.assertEqual(await streaming.chunk(), b"")
-            self.assertEqual(await asyncio.wait_for(router.process.wait(), 20), 0)
+            self.assertEqual(await router.ended(), 0)
 
     async def test_the_delay_ends_by_itself(self) -> None:
         d = await self.engine()

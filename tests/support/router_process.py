@@ -102,6 +102,9 @@ class Router:
 
     def __init__(self, process: asyncio.subprocess.Process) -> None:
         self.process = process
+        self._pidfd: int | None = None
+        with contextlib.suppress(ProcessLookupError):  # It may have ended already.
+            self._pidfd = os.pidfd_open(process.pid)
         self.log: list[str] = []
         self.port = 0
         self._said = asyncio.Condition()
@@ -141,18 +144,34 @@ class Router:
         assert line, f"no line with {pattern}:\n{''.join(self.log)}"
         return line
 
+    def signal(self, number: signal.Signals) -> None:
+        """Sends a signal; none to a router that has ended.
+
+        Not with ``process.send_signal``: that polls first, and if the router has just ended it
+        takes the return code away from asyncio, which then reports 255.
+        """
+        with contextlib.suppress(ProcessLookupError):
+            if self._pidfd is not None:
+                signal.pidfd_send_signal(self._pidfd, number)
+
+    async def ended(self) -> int:
+        """The return code, once the router has ended and its log is whole."""
+        code = await asyncio.wait_for(self.process.wait(), PATIENCE_S)
+        await asyncio.wait_for(self._reading, PATIENCE_S)
+        return code
+
     async def stop(self) -> None:
-        if self.process.returncode is None:
-            with contextlib.suppress(ProcessLookupError):
-                self.process.kill()
-        await self.process.wait()
-        await self._reading
+        self.signal(signal.SIGKILL)
+        await self.ended()
+        if self._pidfd is not None:
+            os.close(self._pidfd)
+            self._pidfd = None
         text = "".join(self.log)
         assert "Sanitizer" not in text and "runtime error:" not in text, text
 
     async def terminate(self) -> int:
-        self.process.send_signal(signal.SIGTERM)
-        return await asyncio.wait_for(self.process.wait(), PATIENCE_S)
+        self.signal(signal.SIGTERM)
+        return await self.ended()
 
     async def wait_until_stopped(self) -> None:
         """A SIGSTOP was sent; until then its sockets may still be read."""

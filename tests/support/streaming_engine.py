@@ -248,6 +248,9 @@ class StreamingEngine:
             self._rest.clear()
             try:
                 await self.behavior(request, Answer(writer))
+            except ConnectionError:
+                request.gone.set()  # Writing may find it out before the watch reads it.
+                raise
             finally:
                 self._answering -= 1
                 if self._answering == 0:
