@@ -101,8 +101,6 @@ def write_weights(source: Path, target: Path, mlp_seed: int) -> None:
 class HubVllm(ChildProcess):
     """`vllm serve ORG/NAME` as the README has it."""
 
-    start_timeout_s = 240.0  # It compiles the model and captures CUDA graphs.
-
     def __init__(self, name: str, options: argparse.Namespace, hub: Hub, model: str, cached: bool):
         super().__init__(f"vllm {name}", options.out / f"{name}.log", environment(options, hub))
         self._python, self._model, self._cached = options.python, model, cached
