@@ -194,15 +194,26 @@ std::optional<Result<void>> CacheSession::take_wait(Ticket ticket, Duration pati
   return std::move(*outcome).map([](const QuestionTable::Outcome&) {});
 }
 
-Result<std::uint64_t> CacheSession::reset_cache(Duration patience) {
-  PEGA_TRY_LET(const Ticket ticket, impl_->ask(Kind::kReset, {}, Id128{}, patience));
+Result<CacheSession::Ticket> CacheSession::ask_reset(Duration deadline) {
+  return impl_->ask(Kind::kReset, {}, Id128{}, deadline);
+}
+
+std::optional<Result<CacheSession::Reset>> CacheSession::take_reset(Ticket ticket,
+                                                                    Duration patience) {
+  std::optional<Result<QuestionTable::Outcome>> outcome = impl_->take(ticket, patience);
+  if (!outcome) return std::nullopt;
+  return std::move(*outcome).map([](QuestionTable::Outcome&& row) { return std::move(row.reset); });
+}
+
+Result<CacheSession::Reset> CacheSession::reset_cache(Duration patience) {
+  PEGA_TRY_LET(const Ticket ticket, ask_reset(patience));
   // The private thread answers at the deadline; the second is for a machine that is busy.
-  auto outcome = impl_->take(ticket, patience + std::chrono::seconds(1));
-  if (!outcome) {
+  auto answer = take_reset(ticket, patience + std::chrono::seconds(1));
+  if (!answer) {
     impl_->forget(ticket);
     return fail(Errc::kTimeout, "reset_cache: no answer");
   }
-  return std::move(*outcome).map([](const QuestionTable::Outcome& row) { return row.generation; });
+  return std::move(*answer);
 }
 
 LinkStatus CacheSession::status() const { return impl_->board().get(); }

@@ -7,6 +7,7 @@
 #include <memory>
 #include <optional>
 #include <span>
+#include <string>
 #include <vector>
 
 #include "base/block_key.h"
@@ -105,9 +106,23 @@ class CacheSession {
   /// is not there, kBusy when too many wait, kRefused when a server, ours or that, is too old.
   std::optional<Result<void>> take_wait(Ticket ticket, Duration patience = Duration::zero());
 
-  /// Makes everything that the namespace holds unfindable. Waits at most `patience`.
+  /// Outcome of a reset that the server of this session has done.
+  struct Reset {
+    std::uint64_t generation = 0;
+    /// Addresses of nodes that did not confirm it in time: their own engines may still find what
+    /// was saved before, until those nodes can be reached.
+    std::vector<std::string> unconfirmed = {};
+  };
+
+  /// Makes everything that the namespace holds unfindable. The answer comes within `deadline`; the
+  /// server waits for nodes that do not confirm, so it may take half a second.
+  /// Errors: as lookup().
+  Result<Ticket> ask_reset(Duration deadline);
+  /// The answer to it, as take(). After an error the reset may have happened all the same.
+  std::optional<Result<Reset>> take_reset(Ticket ticket, Duration patience = Duration::zero());
+  /// Both at once. Waits at most `patience`.
   /// Errors: kTimeout, kPeerLost.
-  Result<std::uint64_t> reset_cache(Duration patience);
+  Result<Reset> reset_cache(Duration patience);
 
   [[nodiscard]] LinkStatus status() const;
   /// Waits at most `patience` until the link stands so; false if it does not. For tools and tests:

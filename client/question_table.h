@@ -23,7 +23,7 @@ class QuestionTable {
 
   struct Outcome {
     CacheSession::Answer answer = {};
-    std::uint64_t generation = 0;  ///< Of reset_cache().
+    CacheSession::Reset reset = {};
     CacheSession::Journal journal = {};
   };
 

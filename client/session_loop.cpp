@@ -111,7 +111,7 @@ void SessionLoop::lookup(SessionCommand&& command) {
                                        elsewhere, asked);
                          }
                          return QuestionTable::Outcome{
-                             {here + elsewhere, answer.getComplete(), Id128{}, elsewhere}, 0};
+                             {here + elsewhere, answer.getComplete(), Id128{}, elsewhere}};
                        })
                  .then([this, ticket = command.ticket](Result<QuestionTable::Outcome>&& outcome) {
                    static_cast<void>(questions_.answer(ticket, std::move(outcome)));
@@ -143,8 +143,7 @@ void SessionLoop::claim(SessionCommand&& command) {
                   return QuestionTable::Outcome{
                       {blocks, answer.getComplete(), blocks > 0 ? token : Id128{}, coming,
                        std::chrono::microseconds(answer.getFirstMicros()),
-                       std::chrono::microseconds(answer.getLastMicros())},
-                      0};
+                       std::chrono::microseconds(answer.getLastMicros())}};
                 })
           .then([this, ticket = command.ticket,
                  token = command.token](Result<QuestionTable::Outcome>&& outcome) {
@@ -170,7 +169,11 @@ void SessionLoop::reset(SessionCommand&& command) {
                          if (answer.hasError()) {
                            return tl::unexpected<Error>(read_error(answer.getError()));
                          }
-                         return QuestionTable::Outcome{{}, answer.getGeneration()};
+                         CacheSession::Reset reset{.generation = answer.getGeneration()};
+                         for (const auto node : answer.getUnconfirmed()) {
+                           reset.unconfirmed.emplace_back(node.cStr());
+                         }
+                         return QuestionTable::Outcome{.reset = std::move(reset)};
                        })
                  .then([this, ticket = command.ticket](Result<QuestionTable::Outcome>&& outcome) {
                    static_cast<void>(questions_.answer(ticket, std::move(outcome)));

@@ -148,10 +148,24 @@ class PySession {
   void forget(std::uint64_t ticket) { open()->forget(CacheSession::Ticket{ticket}); }
   void unclaim(const py::bytes& token) { open()->unclaim(to_id(token)); }
 
-  std::uint64_t reset_cache(double patience_s) {
+  std::uint64_t ask_reset(double deadline_s) {
+    const Duration deadline = to_duration(deadline_s, "deadline_s");
+    return static_cast<std::uint64_t>(value_or_raise(open()->ask_reset(deadline)));
+  }
+
+  py::object take_reset(std::uint64_t number, double patience_s) {
+    const auto session = open();
+    const CacheSession::Ticket ticket{number};
+    const Duration patience = to_duration(patience_s, "patience_s");
+    auto answer = without_gil([&] { return session->take_reset(ticket, patience); });
+    if (!answer) return py::none();
+    return reset_tuple(value_or_raise(std::move(*answer)));
+  }
+
+  py::tuple reset_cache(double patience_s) {
     const auto session = open();
     const Duration patience = to_duration(patience_s, "patience_s");
-    return value_or_raise(without_gil([&] { return session->reset_cache(patience); }));
+    return reset_tuple(value_or_raise(without_gil([&] { return session->reset_cache(patience); })));
   }
 
   [[nodiscard]] bool wait_ready(double patience_s) const {
@@ -169,6 +183,10 @@ class PySession {
   }
 
  private:
+  static py::tuple reset_tuple(const CacheSession::Reset& reset) {
+    return py::make_tuple(reset.generation, reset.unconfirmed);
+  }
+
   std::optional<CacheSession::Answer> take_answer(std::uint64_t number, double patience_s) {
     const auto session = open();
     const CacheSession::Ticket ticket{number};
@@ -363,6 +381,8 @@ void add_session(py::module_& module) {
       .def("take_wait", &PySession::take_wait, "ticket"_a, "patience_s"_a = 0.0)
       .def("forget", &PySession::forget, "ticket"_a)
       .def("unclaim", &PySession::unclaim, "token"_a)
+      .def("ask_reset", &PySession::ask_reset, "deadline_s"_a)
+      .def("take_reset", &PySession::take_reset, "ticket"_a, "patience_s"_a = 0.0)
       .def("reset_cache", &PySession::reset_cache, "patience_s"_a)
       .def("status", &PySession::status)
       .def("wait_ready", &PySession::wait_ready, "patience_s"_a)

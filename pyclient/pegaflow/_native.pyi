@@ -81,7 +81,12 @@ class CacheSession:
         """
     def forget(self, ticket: int) -> None: ...
     def unclaim(self, token: bytes) -> None: ...
-    def reset_cache(self, patience_s: float) -> int: ...
+    def ask_reset(self, deadline_s: float) -> int:
+        """Makes everything that the namespace holds unfindable; a ticket for take_reset()."""
+    def take_reset(self, ticket: int, patience_s: float = 0.0) -> tuple[int, list[str]] | None:
+        """As reset_cache() returns it, or None: not known yet. Raises as take()."""
+    def reset_cache(self, patience_s: float) -> tuple[int, list[str]]:
+        """The new generation, and the addresses of nodes that did not confirm the reset."""
     def status(self) -> dict[str, Any]:
         """Keys: state, detail, connections, server, server_build, namespace_hash.
 

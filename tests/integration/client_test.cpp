@@ -435,7 +435,7 @@ TEST_SUITE("claims and resets") {
     const auto first = f.engine->session().reset_cache(kHang);
     REQUIRE(first);
     CHECK(f.engine->lookup(numbers_from(1, 4)).value().blocks == 0);
-    CHECK(f.engine->session().reset_cache(kHang).value() == *first + 1);
+    CHECK(f.engine->session().reset_cache(kHang).value().generation == first->generation + 1);
     f.device.allow_all();
 
     CHECK(f.engine->next_finished().blocks == 4);

@@ -150,7 +150,9 @@ TEST_SUITE("resets of nodes") {
     REQUIRE(on_a.engine->lookup(numbers_from(1, 8)).value().coming == 8);
 
     b.signal(SIGSTOP);
-    REQUIRE(on_a.engine->session().reset_cache(kHang));
+    const auto reset = on_a.engine->session().reset_cache(kHang);
+    REQUIRE(reset);
+    CHECK(reset->unconfirmed == std::vector{at[1]});
     CHECK(a.metric(kUnconfirmed) == 1);
     b.signal(SIGCONT);
 

@@ -341,8 +341,9 @@ def test_nothing_is_loaded_until_a_server_has_confirmed_a_reset(own_pega, prompt
             engine.reset_local()
         # The server runs again; it may have got the first question by now, or gets the next one.
         for i in range(100):
-            confirmed = not engine.connector._scheduler._reset_owed
-            assert confirmed or engine.ask(f"after-{i}", tokens, 1).loaded == 0, "in doubt"
+            made = engine.ask(f"after-{i}", tokens, 1)
+            confirmed = not engine.connector._scheduler._resets.is_owed
+            assert confirmed or made.loaded == 0, "in doubt"
             engine.reset_local()
             if confirmed:
                 break

@@ -125,7 +125,7 @@ def test_a_failing_hook_costs_the_cache_only(pega, prompt, path, skip, asynchron
 
 
 @pytest.mark.parametrize("kind", [e for e in vars(_native).values() if is_error(e)])
-@pytest.mark.parametrize("call", ["lookup", "claim", "take", "reset_cache"])
+@pytest.mark.parametrize("call", ["lookup", "claim", "take", "ask_reset", "take_reset"])
 def test_whatever_the_server_answers_is_a_miss_and_no_mistake(pega, prompt, kind, call):
     tokens = prompt(300)
     with Engine(pega.address) as engine:
@@ -133,15 +133,16 @@ def test_whatever_the_server_answers_is_a_miss_and_no_mistake(pega, prompt, kind
         engine.ask("stored", tokens)
         engine.reset_local()
         side = engine.connector._scheduler
-        side._session = side._lookups._session = _Answering(side._session, call, kind)
-        if call == "reset_cache":
+        answering = _Answering(side._session, call, kind)
+        side._session = side._lookups._session = side._resets._session = answering
+        if call.endswith("reset"):
             assert engine.scheduler.reset_prefix_cache(reset_connector=True)
-            assert side._reset_owed
+            assert side._resets.is_owed
 
         made = engine.ask("x", tokens)
 
         assert made.loaded == 0
-        if call != "reset_cache":
+        if not call.endswith("reset"):
             reason = "no_server" if kind is _native.PeerLost else error_code(kind())
             assert engine.stats[f"misses{{{reason}}}"] >= 1
         engine.run()

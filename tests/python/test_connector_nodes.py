@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 
 import pytest
 
+from pegaflow.connector import resets
 from tests.python.conftest import server_binary
 from tests.python.harness import BLOCK, Engine
 from tests.python.test_connector_engine import KINDS
@@ -179,4 +180,33 @@ def test_the_next_life_of_a_node_is_another_one(own_nodes, prompt):
         assert d.ask("x", tokens, 5, params=params).loaded == 0
         assert waits(d, "gone") == 1
         d.run()
+        d.check_at_rest()
+
+
+def test_nodes_that_do_not_confirm_a_reset_are_named_and_counted(short_path, prompt, monkeypatch):
+    warnings = []
+    monkeypatch.setattr(resets.log, "warning", lambda text, *words: warnings.append(text % words))
+    with (
+        two_nodes(short_path / "deaf", "--peer-deadline", "200ms") as nodes,
+        Engine(nodes.d.address) as d,
+    ):
+        address = nodes.p.peer_listen
+        d.wait_ready()
+        d.ask("x", prompt(300))
+        d.run()
+        assert d.scheduler.reset_prefix_cache(reset_connector=True)
+        wait_until(d.connector._scheduler._resets.is_done)
+        assert not [text for text in warnings if "not confirmed by" in text]
+
+        with stopped(nodes.p):
+            d.reset_local()
+            assert d.scheduler.reset_prefix_cache(reset_connector=True)
+            wait_until(d.connector._scheduler._resets.is_done)
+
+        (line,) = [text for text in warnings if "not confirmed by" in text]
+        assert "1 node(s)" in line and address in line
+        d.ask("y", prompt(40))
+        d.run()
+        assert d.stats["reset_unconfirmed_nodes"] == 1
+        assert d.stats["resets{explicit}"] == 2
         d.check_at_rest()

@@ -19,7 +19,7 @@ from vllm.distributed.kv_transfer.kv_connector.v1.base import (
     SupportsHMA,
 )
 
-from pegaflow.connector import build
+from pegaflow.connector import build, engine_calls
 from pegaflow.connector.config import ConfigError, read_settings
 from pegaflow.connector.guard import hook
 from pegaflow.connector.messages import StepPlan, WorkerReport
@@ -61,6 +61,7 @@ class PegaKVConnector(KVConnectorBase_V1, SupportsHMA):
         if role == KVConnectorRole.SCHEDULER:
             if self._scheduler is None:
                 self._scheduler = build.scheduler_side(self._vllm_config, self._kv_cache_config)
+                engine_calls.watch(self)
         elif self._worker is None:
             self._worker = build.worker_side(self._vllm_config, self._kv_cache_config)
 
@@ -176,7 +177,17 @@ class PegaKVConnector(KVConnectorBase_V1, SupportsHMA):
 
     @hook(lambda: True)
     def reset_cache(self) -> bool:
-        return self._scheduler.reset_cache()
+        return self._scheduler.reset_cache(local=engine_calls.is_local_reset())
+
+    @hook(_nothing)
+    def weights_may_change(self, call: str) -> None:
+        """vLLM is about to make all workers do ``call``, which may replace weights."""
+        self._scheduler.weights_may_change(call)
+
+    @hook(_nothing)
+    def set_weight_version(self, version: str) -> None:
+        """vLLM is about to note that its weights are those of ``version``."""
+        self._scheduler.set_weight_version(version)
 
     # ---- worker
 
@@ -238,6 +249,7 @@ class PegaKVConnector(KVConnectorBase_V1, SupportsHMA):
 
     @hook(_nothing)
     def shutdown(self) -> None:
+        engine_calls.unwatch(self)
         (self._scheduler or self._worker).close()
 
     @hook(tuple)

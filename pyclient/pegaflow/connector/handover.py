@@ -181,6 +181,8 @@ def tail_key(state: RequestState, block_size: int) -> bytes:
         return b""
     if adapter is not None:
         extra += [b"adapter", adapter.digest]
+    if state.chain.salt:
+        extra += [b"view", state.chain.salt]
     parent = state.chain.key(blocks - 1) if blocks else b""
     digest = hashlib.sha256(b"pegaflow tail 1\0")
     for part in (

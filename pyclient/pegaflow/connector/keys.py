@@ -1,15 +1,18 @@
 """Which keys name a request's blocks, and which of them can be trusted.
 
 The key of a block is vLLM's chained hash at the *end* of the block, or, for requests with an
-adapter, made of that hash and of the adapter's files (adapters.py). It names the block only if it
-was computed over exactly the tokens that are in it, so everything here is about doubt: hashes that
-do not fit the tokens make the request one that is not cached. A wrong key would hand somebody
-another conversation's KV, and the hit rate would look healthy.
+adapter, made of that hash and of the adapter's files (adapters.py), and of the engine's view, if
+its weights may have changed (view.py). It names the block only if it was computed over exactly the
+tokens that are in it, so everything here is about doubt: hashes that do not fit the tokens make the
+request one that is not cached. A wrong key would hand somebody another conversation's KV, and the
+hit rate would look healthy.
 """
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
+
+from pegaflow.connector.view import salted
 
 if TYPE_CHECKING:
     from pegaflow.connector.adapters import Adapters
@@ -35,17 +38,26 @@ class KeyChain:
         "_made",
         "adapters",
         "adapter",
+        "salt",
         "key_bytes",
     )
 
     def __init__(
-        self, request: Any, block_size: int, hash_unit: int, adapters: Adapters | None = None
+        self,
+        request: Any,
+        block_size: int,
+        hash_unit: int,
+        adapters: Adapters | None = None,
+        salt: bytes = b"",
     ) -> None:
-        """``adapters``: of the engine; None only where no request has one."""
+        """``adapters``: of the engine; None only where no request has one. ``salt``: of the view
+        that the engine works in.
+        """
         self._request = request
+        self.salt = salt
         self.adapters = adapters
         self.adapter = adapters.of(request) if adapters is not None else None
-        #: Keys made with the adapter's digest, by block, and of which hash each was made.
+        #: Keys that are not vLLM's hashes, by block, and of which hash each was made.
         self._made: dict[int, tuple[bytes, bytes]] = {}
         self._block_size = block_size
         self._unit = hash_unit
@@ -109,7 +121,7 @@ class KeyChain:
     def keys(self, first: int, last: int) -> list[bytes]:
         """The keys of blocks ``first`` to ``last`` - 1, all below usable_blocks()."""
         hashes = self.hashes(first, last)
-        if self.adapter is None:
+        if self._keys_are_hashes():
             return hashes
         return [self._key(first + i, block_hash) for i, block_hash in enumerate(hashes)]
 
@@ -122,9 +134,13 @@ class KeyChain:
         return list(self._request.block_hashes[start : last * self._scale : self._scale])
 
     def _key(self, block: int, block_hash: bytes) -> bytes:
-        if self.adapter is None:
+        if self._keys_are_hashes():
             return block_hash
         made = self._made.get(block)
         if made is None or made[0] != block_hash:
-            made = self._made[block] = (block_hash, self.adapter.key(block_hash))
+            key = block_hash if self.adapter is None else self.adapter.key(block_hash)
+            made = self._made[block] = (block_hash, salted(self.salt, key))
         return made[1]
+
+    def _keys_are_hashes(self) -> bool:
+        return self.adapter is None and not self.salt

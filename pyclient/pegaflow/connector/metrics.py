@@ -60,6 +60,22 @@ METRICS = (
     Metric("save_failed_blocks", COUNTER, "Blocks whose save failed, by error.", ("error",)),
     Metric("save_dropped_blocks", COUNTER, "Blocks no save was asked for, by reason.", ("reason",)),
     Metric("save_seconds", HISTOGRAM, "From handing a save job out to its report."),
+    Metric(
+        "resets",
+        COUNTER,
+        "Resets by vLLM: `explicit` ones forget everywhere, `local` ones (pause, sleep) do not.",
+        ("kind",),
+    ),
+    Metric(
+        "reset_unconfirmed_nodes",
+        COUNTER,
+        "Nodes that did not confirm an explicit reset; the log names them.",
+    ),
+    Metric(
+        "private_view",
+        GAUGE,
+        "1 while the engine shares no blocks because its weights may have changed.",
+    ),
     Metric("event_stored_blocks", COUNTER, "Blocks of the cache that KV events reported."),
     Metric("event_removed_blocks", COUNTER, "Of them, those reported as gone."),
     Metric("event_take_backs", COUNTER, "Times that all of them were: reset, restart, overrun."),

@@ -95,8 +95,14 @@ class SchedulerOff:
         events, self._events = self._events, ()
         return events
 
-    def reset_cache(self) -> bool:
+    def reset_cache(self, local: bool = False) -> bool:
         return True
+
+    def weights_may_change(self, call: str) -> None:
+        return None
+
+    def set_weight_version(self, version: str) -> None:
+        return None
 
     def take_counts(self) -> Counts | None:
         return self.counts.take()

@@ -42,6 +42,10 @@ class GpuBlocks:
     def count(self) -> int:
         return len(self._pool.blocks)
 
+    def all_free(self) -> bool:
+        """Whether no block is in use, but the one that stands for none."""
+        return self._pool.get_num_free_blocks() == self.count - 1
+
     def pin(self, block_id: int) -> Any:
         block = self._pool.blocks[block_id]
         self._pool.touch(([block],) if self._by_group else [block])

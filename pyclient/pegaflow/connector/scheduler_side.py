@@ -19,15 +19,14 @@ from pegaflow.connector.messages import StepPlan, WorkerReport
 from pegaflow.connector.metrics import Counts, Summary
 from pegaflow.connector.rates import LoadPolicy, preempted_in
 from pegaflow.connector.requests import RequestState
+from pegaflow.connector.resets import Resets
 from pegaflow.connector.saves import GpuBlocks, Saves
+from pegaflow.connector.view import View
 
 log = logging.getLogger("vllm.pegaflow")
 
 #: How often a step looks at the link; also how long a new server may go unnoticed.
 LINK_INTERVAL_S = 0.1
-#: reset_cache() is a person's or a trainer's call, not a step: it may wait.
-RESET_PATIENCE_S = 0.5
-RESET_RETRY_PATIENCE_S = 0.001
 
 
 class SchedulerSide:
@@ -110,8 +109,8 @@ class SchedulerSide:
         self.saves: Saves | None = None  # until vLLM shows its block pool
         self._states: dict[str, RequestState] = {}
         self._generation = 0
-        self._reset_owed = False
-        self._reset_tried_at = 0.0
+        self._view = View(named=bool(settings.weights_id))
+        self._resets = Resets(session, counts=self.counts, clock=clock)
         self._link: dict[str, Any] = {"state": "connecting"}
         self._server: Any = None  # incarnation of the one that was ready last
         self._away: dict[int, str] = {}  # ranks that cannot use the cache, and why
@@ -153,6 +152,7 @@ class SchedulerSide:
         if state.generation != self._generation:
             # vLLM asks only for a request that begins anew, so all its KV is of now.
             state.generation = self._generation
+            state.chain = self._chain(request)
             state.forget_saves()
         if not self._may_load or getattr(request, "skip_reading_prefix_cache", False):
             # Nobody tells what the cache has; vLLM's own blocks were offered to it when computed.
@@ -232,7 +232,7 @@ class SchedulerSide:
         return None
 
     def _hand_over(self, state: RequestState) -> dict[str, Any] | None:
-        if not is_asked_for(state.request):
+        if not is_asked_for(state.request) or self._view.is_private:
             return None
         return Handover(
             node=bytes.fromhex(self._link["server"]),
@@ -256,10 +256,12 @@ class SchedulerSide:
 
     def _new_state(self, request: Any) -> RequestState:
         self._adapters.look_again()
-        chain = KeyChain(request, self.block_size, self._hash_unit, self._adapters)
-        state = RequestState(request, chain, self._generation)
+        state = RequestState(request, self._chain(request), self._generation)
         self._states[request.request_id] = state
         return state
+
+    def _chain(self, request: Any) -> KeyChain:
+        return KeyChain(request, self.block_size, self._hash_unit, self._adapters, self._view.salt)
 
     def _state(self, request: Any) -> RequestState:
         state = self._states.get(request.request_id)
@@ -284,6 +286,8 @@ class SchedulerSide:
         for request_id in preempted_in(output):
             self.policy.compute.end(request_id)
         total = output.total_num_scheduled_tokens
+        if total > 0 or loads:
+            self._view.computed()
         plan = StepPlan(
             scheduler=self._incarnation,
             forward=total > 0,
@@ -429,15 +433,41 @@ class SchedulerSide:
 
     # ---- the cache as a whole
 
-    def reset_cache(self) -> bool:
-        """Nothing that was saved before is offered again.
+    def reset_cache(self, local: bool = False) -> bool:
+        """Nothing that was saved before is offered again: anywhere, or ``local`` to this engine.
 
         True also without a server, for False would make vLLM's pause and sleep fail: until a server
         has confirmed the reset, nothing is offered at all.
         """
-        self._generation += 1
+        self.counts.add("resets", 1, "local" if local else "explicit")
         # vLLM empties its own cache first, which it cannot while blocks are referenced: after a
         # reset that succeeds no save or load is under way. One that does not is tried again.
+        if local or self.saves is None or self.saves.blocks.all_free():
+            self._view.emptied()
+        if local:
+            # Weights may be replaced while vLLM is paused, in ways that nothing shows.
+            self._forget(self._view.leave(), "vLLM has emptied its cache to pause or to sleep")
+            return True
+        self._forget(self._view.reset(), "the cache was reset")
+        self._resets.begin()
+        if self.events is not None:
+            self.events.paused = self._resets.is_owed
+        return True
+
+    def weights_may_change(self, call: str) -> None:
+        """The workers are called with something that may replace their weights."""
+        if self._view.leave():
+            self._forget(True, f"{call} may change the weights")
+
+    def set_weight_version(self, version: str) -> None:
+        if self._view.set_version(version):
+            self._forget(True, f"the weights have version {version!r}")
+
+    def _forget(self, viewed_anew: bool, why: str) -> None:
+        """Requests that are alive save and load no more of what they have computed so far."""
+        if viewed_anew:
+            log.info("pegaflow: %s: from now on this engine uses %s", why, self._view)
+        self._generation += 1
         if self.saves is not None:
             self.saves.drop_unsent("reset")
         self.loads.discard_all()
@@ -446,30 +476,16 @@ class SchedulerSide:
             self._waits.drop(state)
         if self.events is not None:
             self.events.reset()
-        self._reset_owed = True
-        self._try_reset(RESET_PATIENCE_S)
-        return True
 
     def _reset_done(self) -> bool:
-        """Whether the server has confirmed the last reset; asks again now and then if not."""
-        if self._reset_owed and self._clock() - self._reset_tried_at >= LINK_INTERVAL_S:
-            self._try_reset(RESET_RETRY_PATIENCE_S)
-        return not self._reset_owed
-
-    def _try_reset(self, patience_s: float) -> None:
-        try:
-            generation = self._session.reset_cache(patience_s)
-        except _native.PegaFlowError as error:
-            log.warning("pegaflow: no server confirms the reset, nothing is loaded: %s", error)
-        else:
-            self._reset_owed = False
-            log.info("pegaflow: the cache was reset generation=%d", generation)
+        done = self._resets.is_done()
         if self.events is not None:
-            self.events.paused = self._reset_owed
-        self._reset_tried_at = self._clock()
+            self.events.paused = not done
+        return done
 
     def take_counts(self) -> Counts | None:
         self._show("serving", int(not self._away), "scheduler")
+        self._show("private_view", int(self._view.is_private))
         if self.saves is not None:
             self._show("pinned_blocks", self.saves.pinned)
         if self._shown.get("link") != self._link["state"]:

@@ -1,0 +1,74 @@
+"""Two real vLLM engines on one server: what a pause of one costs the other, and what a reset."""
+
+import shutil
+from pathlib import Path
+from typing import Any
+
+import numpy
+from safetensors import safe_open
+from safetensors.numpy import save_file
+
+from tests.python.vllm_cases import BLOCK, SMALL, ask, call, serve
+from tests.support.vllm_server import PegaServer, ensure_model
+
+WHOLE = 500 // BLOCK * BLOCK
+
+
+def trained(base: Path, made: Path) -> Path:
+    """The same model with another MLP."""
+    shutil.copytree(base, made)
+    with safe_open(base / "model.safetensors", "np") as file:
+        tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+    chance = numpy.random.default_rng(1)
+    for name, tensor in tensors.items():
+        if ".mlp." in name:
+            noise = chance.standard_normal(tensor.shape, dtype=tensor.dtype)
+            tensors[name] = tensor + noise * tensor.std()
+    save_file(tensors, made / "model.safetensors", metadata={"format": "pt"})
+    return made
+
+
+def test_a_pause_costs_one_engine_its_hits_and_a_reset_costs_all(
+    own_pega: PegaServer, short_path: Path, prompt: Any
+) -> None:
+    tokens, others = prompt(500), prompt(500)
+    base = ensure_model(SMALL)
+    tuned = trained(base, short_path / "tuned")
+    with (
+        serve(base, short_path / "a", own_pega) as a,
+        serve(base, short_path / "b", own_pega) as b,
+    ):
+        answer, _ = ask(a, tokens)
+        assert ask(b, tokens) == (answer, WHOLE)
+
+        # Nothing changes in the pause, which a connector cannot know.
+        call(a, "/pause")
+        call(a, "/resume")
+        assert ask(b, tokens) == (answer, WHOLE)
+        assert ask(a, tokens) == (answer, 0)
+        assert ask(a, tokens) == (answer, WHOLE)
+
+        call(a, "/sleep?level=1")
+        call(
+            a,
+            "/collective_rpc",
+            {"method": "reload_weights", "kwargs": {"weights_path": str(tuned)}},
+        )
+        call(a, "/wake_up")
+        by_tuned, hits = ask(a, tokens)
+        assert by_tuned != answer and hits == 0
+        assert ask(a, tokens) == (by_tuned, WHOLE)
+        ask(a, others)
+        assert ask(b, tokens) == (answer, WHOLE)
+        by_base, hits = ask(b, others)
+        assert hits == 0
+        assert ask(a, others)[0] != by_base
+        assert a.metrics().total("vllm:pegaflow_resets_total", kind="local") == 2
+        assert a.metrics().total("vllm:pegaflow_private_view") == 1
+
+        call(a, "/reset_prefix_cache?reset_external=true")
+        assert ask(b, tokens) == (answer, 0)
+        assert ask(a, tokens) == (by_tuned, 0)
+        assert ask(b, tokens) == (answer, WHOLE)
+        assert a.metrics().total("vllm:pegaflow_resets_total", kind="explicit") == 1
+        assert b.metrics().total("vllm:pegaflow_private_view") == 0

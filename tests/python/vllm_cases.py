@@ -1,0 +1,103 @@
+"""What tests with a real vLLM share: how it is served, asked, and made to use the cache alone."""
+
+import contextlib
+import http.client
+import json
+import os
+import select
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from demo.client import post
+from tests.support.vllm_server import (
+    MODEL_NAME,
+    ModelShape,
+    PegaServer,
+    VllmOptions,
+    VllmServer,
+)
+
+BLOCK = 32
+SMALL = ModelShape(layers=4, hidden=256, heads=8, kv_heads=4, head_dim=32)
+#: Generous deadlines: what a busy machine makes late would be computed, which is not the subject.
+PATIENT = {
+    "pegaflow.claim_limit_ms": 5000,
+    "pegaflow.lookup_deadline_ms": 5000,
+    "pegaflow.open_deadline_ms": 5000,
+    "pegaflow.reserve_deadline_ms": 5000,
+    "pegaflow.load_patience_ms": 5000,
+}
+
+
+def serve(
+    model: Path,
+    directory: Path,
+    pega: PegaServer | None,
+    *arguments: str,
+    env: dict[str, str] | None = None,
+) -> VllmServer:
+    """A vLLM with the connector, or a plain one without a server."""
+    options = VllmOptions(
+        model=model,
+        connector=pega.address if pega is not None else None,
+        extra_config=PATIENT,
+        block_size=BLOCK,
+        max_model_len=1024,
+        kv_cache_bytes=128 << 20,
+        python_path=[Path(os.environ["PEGA_BUILD_DIR"]) / "python"],
+        arguments=arguments,
+    )
+    return VllmServer(options, directory, env)
+
+
+def wait_until(condition: Callable[[], bool], what: str) -> None:
+    deadline = time.monotonic() + 60
+    while not condition():
+        assert time.monotonic() < deadline, what
+        select.select([], [], [], 0.02)
+
+
+def call(vllm: VllmServer, path: str, body: dict[str, Any] | None = None) -> Any:
+    """POST; returns the JSON answer, or its text."""
+    connection = http.client.HTTPConnection(vllm.http, timeout=300)
+    with contextlib.closing(connection):
+        headers = {"Content-Type": "application/json"}
+        connection.request("POST", path, json.dumps(body or {}), headers)
+        response = connection.getresponse()
+        text = response.read().decode()
+    assert response.status == 200, (path, response.status, text)
+    with contextlib.suppress(ValueError):
+        return json.loads(text)
+    return text
+
+
+def hits(vllm: VllmServer) -> float:
+    """Tokens that vLLM has counted as loaded by the connector."""
+    return vllm.metrics().total("vllm:external_prefix_cache_hits_total")
+
+
+def forget(vllm: VllmServer) -> None:
+    """Empties vLLM's own cache, which waits for blocks that are being saved."""
+    wait_until(
+        lambda: post(vllm.http, "/reset_prefix_cache")[1]["success"], "the cache is still in use"
+    )
+
+
+def ask(
+    vllm: VllmServer, tokens: Sequence[int], length: int = 8, model: str = MODEL_NAME
+) -> tuple[list[int], float]:
+    """A greedy answer, and how many tokens the cache brought where vLLM's own has nothing."""
+    forget(vllm)
+    before = hits(vllm)
+    body = {
+        "model": model,
+        "prompt": list(tokens),
+        "max_tokens": length,
+        "temperature": 0,
+        "ignore_eos": True,
+        "return_token_ids": True,
+    }
+    answer = call(vllm, "/v1/completions", body)["choices"][0]["token_ids"]
+    return answer, hits(vllm) - before
