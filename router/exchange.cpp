@@ -242,8 +242,10 @@ asio::awaitable<bool> Exchange::run(std::string body) {
     case RouteKind::kOptions:
       co_return false;  // refusal() has answered.
   }
-  Result<BodyReading> reading =
-      read_request_body(body_, route_.body, find_field(head_.fields, "content-type"));
+  std::optional<Tenant> tenant;
+  if (shared_.salts) tenant.emplace(Tenant{*shared_.salts, key_name_});
+  Result<BodyReading> reading = read_request_body(
+      body_, route_.body, find_field(head_.fields, "content-type"), tenant ? &*tenant : nullptr);
   if (!reading) co_return co_await answer(400, reading.error().detail);
   if (reading->lost_steering) ++shared_.metrics.steering_removed;
   const std::vector<JsonMember> members = std::move(reading->members);  // Views into body_.

@@ -96,6 +96,16 @@ void HealthChecks::look_at_files() {
       kLog.error("the engines' API key stays as it was: {}", key.error().detail);
     }
   }
+  if (files_.salt_key.has_changed()) {
+    Result<std::optional<CacheSalts>> salts = shared_.options.cache_salts();
+    if (salts) {
+      shared_.salts = std::move(*salts);
+      kLog.warn("the key of cache salts has changed: what tenants have cached is not found again");
+    } else {
+      ++shared_.metrics.key_file_errors;
+      kLog.error("the key of cache salts stays as it was: {}", salts.error().detail);
+    }
+  }
 }
 
 void HealthChecks::note(Engine& engine, bool is_good, const std::string& why) {

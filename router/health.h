@@ -20,11 +20,13 @@ struct RouterFiles {
   explicit RouterFiles(const RouterOptions& options)
       : engines(options.engines_file),
         api_keys(options.api_keys_file),
-        engine_key(options.engine_api_key_file) {}
+        engine_key(options.engine_api_key_file),
+        salt_key(options.cache_salt_key_file) {}
 
   WatchedFile engines;
   WatchedFile api_keys;
   WatchedFile engine_key;
+  WatchedFile salt_key;
 };
 
 /// Runs until stop(). Thread-bound.

@@ -91,6 +91,15 @@ void RouterOptions::declare(OptionTable& table) {
   table.text("engine-api-key-file", engine_api_key_file,
              "A file with the key that engines want (vllm serve --api-key). It is read again when "
              "it changes.");
+  table.text("cache-salt-key-file", cache_salt_key_file,
+             "A file with a secret of 16 bytes at least, the same for all routers of the same "
+             "engines. The cache_salt of each tenant is derived from it; without it, from the "
+             "tenant's name alone. It is read again when it changes, and what was cached before is "
+             "not found any more.");
+  table.flag("share-cache-among-tenants", share_cache_among_tenants,
+             "Tenants of --api-keys-file find each other's cached prompts, and a client's "
+             "cache_salt goes to the engines as it is. By default the router salts the prompts of "
+             "each tenant (NAME), so that nobody learns by timing what others have asked.");
   table.integer(
       "rate-limit", rate_limit, 0, 1'000'000,
       "Requests a second for each API key that names no rate itself; 0 is without limit.");
@@ -250,6 +259,28 @@ Result<std::optional<AccessList>> RouterOptions::access() const {
                 access.error().detail);
   }
   return std::optional<AccessList>(std::move(*access));
+}
+
+Result<std::optional<CacheSalts>> RouterOptions::cache_salts() const {
+  constexpr std::string_view kOption = "--cache-salt-key-file";
+  if (!cache_salt_key_file.empty() && (api_keys_file.empty() || share_cache_among_tenants)) {
+    return fail(Errc::kInvalidArgument, "{} {}", kOption,
+                api_keys_file.empty() ? "needs --api-keys-file, whose names are the tenants"
+                                      : "has no effect with --share-cache-among-tenants");
+  }
+  if (api_keys_file.empty() || share_cache_among_tenants) return std::optional<CacheSalts>();
+  std::string secret;
+  if (!cache_salt_key_file.empty()) {
+    PEGA_TRY_LET(secret, read_text_file(kOption, cache_salt_key_file));
+    secret.erase(secret.find_last_not_of(" \t\r\n") + 1);
+    if (secret.size() < CacheSalts::kMinSecretBytes) {
+      return fail(Errc::kInvalidArgument,
+                  "{} {}: it has {} bytes, fewer than {}; make one with "
+                  "`head -c 32 /dev/urandom | base64`",
+                  kOption, cache_salt_key_file, secret.size(), CacheSalts::kMinSecretBytes);
+    }
+  }
+  return std::optional<CacheSalts>(CacheSalts(secret));
 }
 
 Result<std::string> RouterOptions::engine_key() const {

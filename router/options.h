@@ -11,6 +11,7 @@
 #include "base/error.h"
 #include "base/options.h"
 #include "router/access.h"
+#include "router/cache_salt.h"
 #include "router/fleet.h"
 #include "router/split.h"
 
@@ -38,6 +39,8 @@ struct RouterOptions {
 
   std::string api_keys_file;
   std::string engine_api_key_file;
+  std::string cache_salt_key_file;
+  bool share_cache_among_tenants = false;
   std::int64_t rate_limit = 0;
 
   std::int64_t max_connections = 20'000;
@@ -94,6 +97,10 @@ struct RouterOptions {
   /// The key of --engine-api-key-file; empty without it.
   /// Errors: kInvalidArgument for a file that cannot be read or has not one line.
   [[nodiscard]] Result<std::string> engine_key() const;
+  /// What salts the prompts of tenants: none without API keys, or where tenants share the cache.
+  /// Errors: kInvalidArgument for a --cache-salt-key-file that cannot be read, is too short, or has
+  /// no effect.
+  [[nodiscard]] Result<std::optional<CacheSalts>> cache_salts() const;
 };
 
 }  // namespace pegaflow

@@ -32,7 +32,7 @@ bool is_json_type(const std::string& type) {
 }
 
 Result<BodyReading> read_request_body(std::string& body, BodyKind kind,
-                                      const std::string* content_type) {
+                                      const std::string* content_type, const Tenant* tenant) {
   BodyReading reading;
   if (kind == BodyKind::kForm) {
     if (content_type != nullptr) {
@@ -59,6 +59,12 @@ Result<BodyReading> read_request_body(std::string& body, BodyKind kind,
       body = std::move(**cut);
       read = read_members(body);
     }
+  }
+  if (tenant != nullptr && is_known) {
+    PEGA_TRY(set_cache_salt(body, *read, *tenant));
+  } else if (tenant != nullptr) {
+    PEGA_TRY(set_cache_salt_anywhere(body, *tenant));
+    read = read_members(body);
   }
   if (read) reading.members = std::move(*read);
   const JsonMember* const model = find_member(reading.members, "model");

@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "base/error.h"
+#include "router/cache_salt.h"
 #include "router/json_text.h"
 #include "router/routes.h"
 
@@ -20,10 +21,12 @@ struct BodyReading {
 
 /// Reads `body` as its route and its `content_type` (nullptr: none given) require, and cuts the
 /// members out that only a router may send (steering.h). Of a form the model is read. A body that
-/// is not read stays as it is.
-/// Errors: kInvalidArgument for a body that has to be JSON and is not; the client gets the detail.
+/// is not read stays as it is. With a `tenant`, JSON gets its cache_salt (cache_salt.h).
+/// Errors: kInvalidArgument for a body that has to be JSON and is not, and for a cache_salt that
+/// vLLM would not accept either; the client gets the detail.
 Result<BodyReading> read_request_body(std::string& body, BodyKind kind,
-                                      const std::string* content_type);
+                                      const std::string* content_type,
+                                      const Tenant* tenant = nullptr);
 
 /// Whether a Content-Type is application/json.
 bool is_json_type(const std::string& type);

@@ -379,6 +379,7 @@ Result<void> run_router(const RouterOptions& options) {
                 .random = std::mt19937_64(seed + 2)};
   PEGA_TRY_LET(shared.access, options.access());
   PEGA_TRY_LET(shared.engine_key, options.engine_key());
+  PEGA_TRY_LET(shared.salts, options.cache_salts());
   Service service(shared, list, servers, std::move(files));
   PEGA_TRY(service.listen());
   service.start();

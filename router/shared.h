@@ -17,6 +17,7 @@
 
 #include "base/clock.h"
 #include "router/access.h"
+#include "router/cache_salt.h"
 #include "router/deadlines.h"
 #include "router/fleet.h"
 #include "router/metrics.h"
@@ -109,6 +110,7 @@ struct Shared {
   EngineConnections& engine_connections;
   Deadlines& deadlines;
   std::optional<AccessList> access{};  ///< Without it everybody may.
+  std::optional<CacheSalts> salts{};   ///< With it the prompts of tenants are cached apart.
   std::string engine_key{};            ///< Sent to engines; empty: none.
   Metrics metrics{};
   NamespaceView namespaces{};

@@ -3,6 +3,7 @@
 // What our reader takes for JSON another one does too, and the other way round; the bodies for both
 // engines are JSON again, and mean what they should, also those that go on behind a token. A stream
 // reads the same however it is cut. Nothing that a server says of its instances does harm.
+#include <algorithm>
 #include <cstddef>
 #include <cstdint>
 #include <optional>
@@ -14,6 +15,7 @@
 #include <nlohmann/json.hpp>
 
 #include "base/assert.h"
+#include "router/cache_salt.h"
 #include "router/first_token.h"
 #include "router/json_text.h"
 #include "router/namespaces.h"
@@ -112,6 +114,50 @@ void check_steering(const std::string& text, const std::vector<JsonMember>& memb
   PEGA_ASSERT(json::parse(decode_body(body, *left, "{\"a\":1}")) == wanted, "another body");
 }
 
+/// What vLLM lets pass: nothing, null, or a string that is not empty. In a text with several salts
+/// the last one is used, but each of them has to be one.
+bool are_salts(const std::vector<JsonMember>& members) {
+  return std::all_of(members.begin(), members.end(), [](const JsonMember& member) {
+    return !member.is("cache_salt") || member.value == "null" ||
+           (member.value.front() == '"' && member.value.size() > 2);
+  });
+}
+
+/// A tenant's body is the client's, with a salt that depends on the tenant and the client's salt.
+void check_salt(const std::string& text, const std::vector<JsonMember>& members,
+                const json& parsed) {
+  static const CacheSalts salts("a secret of some bytes");
+  const Tenant tenant{salts, "ann"};
+  std::string body = text;
+  std::vector<JsonMember> read = read_members(body).value();
+  const bool is_set = set_cache_salt(body, read, tenant).has_value();
+  PEGA_ASSERT(is_set == are_salts(members), "another opinion of a salt");
+
+  json wanted = parsed;
+  const auto own = parsed.find("cache_salt");
+  const bool has_own = own != parsed.end() && own->is_string();
+  wanted["cache_salt"] = salts.salt("ann", has_own ? own->get<std::string>() : std::string());
+  if (is_set) {
+    PEGA_ASSERT(json::parse(body) == wanted, "another body");
+    const auto again = read_members(body);
+    PEGA_ASSERT(again && again->size() == read.size(), "no JSON, or other members");
+    for (std::size_t i = 0; i < read.size(); ++i) {
+      PEGA_ASSERT((*again)[i].whole.data() == read[i].whole.data() &&
+                      (*again)[i].whole.size() == read[i].whole.size() &&
+                      (*again)[i].value.data() == read[i].value.data() &&
+                      (*again)[i].value.size() == read[i].value.size() &&
+                      (*again)[i].raw_key.data() == read[i].raw_key.data() &&
+                      (*again)[i].raw_key.size() == read[i].raw_key.size(),
+                  "the members lie elsewhere");
+    }
+  }
+  body = text;
+  PEGA_ASSERT(set_cache_salt_anywhere(body, tenant).has_value(), "two opinions");
+  const json anywhere = json::parse(body);
+  PEGA_ASSERT(anywhere.contains("cache_salt"), "no salt");
+  if (is_set) PEGA_ASSERT(anywhere["cache_salt"] == wanted["cache_salt"], "another salt");
+}
+
 void check_body(const std::string& text) {
   const auto members = read_members(text);
   if (!members && members.error().detail.find("too many") != std::string::npos) return;
@@ -129,6 +175,7 @@ void check_body(const std::string& text) {
   check_first_token(text, *members);
 
   check_steering(text, *members, parsed);
+  check_salt(text, *members, parsed);
 }
 
 void check_stream(std::string_view bytes, std::size_t step) {

@@ -78,7 +78,7 @@ LIBRARIES: dict[str, tuple[str, tuple[str, ...]]] = {
         ),
     ),
     "xxh_x86dispatch.h": ("xxHash", ("transport/checksum.cpp",)),
-    "sodium.h": ("libsodium", ("server/peer_proof.cpp",)),
+    "sodium.h": ("libsodium", ("server/peer_proof.cpp", "router/cache_salt.cpp")),
     "kj/compat/http.h": ("kj-http", ("server/", *TESTS_AND_PERF)),
     "kj/": ("KJ", KJ_HOMES),
     "capnp/": ("Cap'n Proto", KJ_HOMES),

@@ -59,17 +59,19 @@ BODIES += [
 ]
 
 
-def sent_to_prefill(bodies: list[tuple[str, dict[str, Any]]]) -> list[dict[str, Any] | None]:
+def sent_to_prefill(
+    bodies: list[tuple[str, dict[str, Any]]], *options: str, headers: str = ""
+) -> list[dict[str, Any] | None]:
     """What a real router sends to its prefill engine for each; None: nothing."""
 
     async def ask() -> list[dict[str, Any] | None]:
         p, d = await StreamingEngine().start(), await StreamingEngine().start()
-        router = await Router.start("--prefill", p.url, "--decode", d.url)
+        router = await Router.start("--prefill", p.url, "--decode", d.url, *options)
         sent: list[dict[str, Any] | None] = []
         try:
             for path, body in bodies:
                 p.requests.clear()
-                assert (await router.post(path, body)).status == 200
+                assert (await router.post(path, body, headers)).status == 200
                 sent.append(p.requests[0].json if p.requests else None)
         finally:
             await router.stop()
@@ -113,3 +115,19 @@ def test_thinking_shapes_nothing_of_the_prompt_that_is_prefilled() -> None:
 def test_a_named_tool_of_messages_is_not_prefilled_apart() -> None:
     choice = {"tool_choice": {"type": "tool", "name": "t"}}
     assert sent_to_prefill([("/v1/messages", ANTHROPIC | ANTHROPIC_TOOLS | choice)]) == [None]
+
+
+def test_vllm_takes_the_salt_of_a_tenant(tmp_path: pathlib.Path) -> None:
+    (tmp_path / "keys").write_text("ann k-ann\n")
+    clients = {"cache_salt": "not for vLLM: @ / \\"}
+    salts = set()
+    for more in ({}, clients):
+        bodies = sent_to_prefill(
+            [(path, body | more) for path, _, body in BODIES],
+            "--api-keys-file", str(tmp_path / "keys"),
+            headers="x-api-key: k-ann\r\n",
+        )  # fmt: skip
+        for (_, model, _), body in zip(BODIES, bodies, strict=True):
+            assert body is not None
+            salts.add(model.model_validate(json.loads(json.dumps(body))).cache_salt)
+    assert len(salts) == 2 and None not in salts
