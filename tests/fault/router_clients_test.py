@@ -58,13 +58,14 @@ class SlowBodies(RouterTest):
 
     async def test_a_slow_body_that_keeps_the_rate_is_served(self) -> None:
         d = await self.engine()
-        router = await self.router("--client-timeout", "200ms", "--min-body-rate", "1kb", d=[d])
+        # Longer than a busy machine delays a piece.
+        router = await self.router("--client-timeout", "1s", "--min-body-rate", "1kb", d=[d])
         body = json.dumps({"prompt": "x" * 8000}).encode()
         async with router.client() as client:
             await client.send(HEAD % len(body))
             for at in range(0, len(body), 400):
                 await client.send(body[at : at + 400])
-                await asyncio.sleep(0.05)  # The client's pace: 20 pieces, five times the timeout.
+                await asyncio.sleep(0.1)  # The client's pace: 21 pieces, twice the timeout.
             self.assertEqual((await client.reply()).status, 200)
 
     async def test_a_head_that_stops_gets_408_and_an_idle_connection_nothing(self) -> None:
