@@ -8,13 +8,17 @@
 #include <kj/string.h>
 
 #include "capnp/cache.capnp.h"
+#include "capnp/peer.capnp.h"
 
 namespace pegaflow::testing {
 namespace {
 
 constexpr std::string_view kDrawnAnew[] = {
-    "server", "connection", "process", "previousConnection", "token",  "position", "space",
-    "build",  "minimum",    "maximum", "features",           "detail", "node",     "generation"};
+    "server",  "connection", "process",   "previousConnection",
+    "token",   "position",   "space",     "build",
+    "minimum", "maximum",    "features",  "detail",
+    "node",    "generation", "challenge", "proof",
+    "fabric",  "others",     "lease"};
 
 std::string text_of(capnp::DynamicValue::Reader value) {
   const kj::String text = kj::str(value);
@@ -39,7 +43,7 @@ void compare(capnp::StructSchema::Field field, capnp::DynamicStruct::Reader olde
     const auto inner =
         differences(was.as<capnp::DynamicStruct>(), is.as<capnp::DynamicStruct>(), where);
     found.insert(found.end(), inner.begin(), inner.end());
-  } else if (name == "slots") {
+  } else if (name == "slots" || name == "pages") {
     const auto before = was.as<capnp::DynamicList>().size();
     const auto after = is.as<capnp::DynamicList>().size();
     if (before != after) found.push_back(fmt::format("{}: {} instead of {}", where, after, before));
@@ -53,7 +57,9 @@ void compare(capnp::StructSchema::Field field, capnp::DynamicStruct::Reader olde
 capnp::InterfaceSchema::Method method_of(MethodId id) {
   for (const capnp::InterfaceSchema schema :
        {capnp::InterfaceSchema(capnp::Schema::from<wire::Gate>()),
-        capnp::InterfaceSchema(capnp::Schema::from<wire::Session>())}) {
+        capnp::InterfaceSchema(capnp::Schema::from<wire::Session>()),
+        capnp::InterfaceSchema(capnp::Schema::from<wire::PeerGate>()),
+        capnp::InterfaceSchema(capnp::Schema::from<wire::Peer>())}) {
     if (schema.getProto().getId() == id.interface_id) return schema.getMethods()[id.method];
   }
   throw std::runtime_error(fmt::format("there is no interface {:x}", id.interface_id));

@@ -1,6 +1,7 @@
 #pragma once
 /// \file
-/// Recorded messages of Cap'n Proto's RPC as calls of cache.capnp and their answers.
+/// Recorded messages of Cap'n Proto's RPC as calls of cache.capnp and peer.capnp, and their
+/// answers.
 
 #include <cstdint>
 #include <map>
@@ -31,7 +32,7 @@ class RpcMessage {
   capnp::FlatArrayMessageReader reader_;
 };
 
-/// A method of Gate or Session.
+/// A method of Gate or Session, PeerGate or Peer.
 struct MethodId {
   std::uint64_t interface_id = 0;
   std::uint16_t method = 0;
@@ -42,9 +43,9 @@ capnp::InterfaceSchema::Method method_of(MethodId id);
 /// The differences between two structs of one type, a line each; a field that is absent from the
 /// older one may have any value in the newer, since it may have been added after it.
 ///
-/// Not compared: what each life of a process draws anew (ids, tokens, positions), what names the
-/// build and its versions, texts of errors, capabilities, and where a page lies in the pool: of
-/// slots it is compared how many there are.
+/// Not compared: what each life of a process draws anew (ids, tokens, positions, challenges and
+/// proofs, lanes), what names the build and its versions, texts of errors, capabilities, and where
+/// a page lies in the pool: of slots and pages it is compared how many there are.
 std::vector<std::string> differences(capnp::DynamicStruct::Reader older,
                                      capnp::DynamicStruct::Reader newer, const std::string& path);
 
