@@ -1,6 +1,6 @@
 /// \file
 /// `pegaflow-perf pull`: a prefix that another node has, at the engine: its first page and its
-/// last.
+/// last, and what the owner's confirmation of the lease has of that.
 
 #include <algorithm>
 #include <atomic>
@@ -17,6 +17,7 @@
 #include "perf/keys.h"
 #include "perf/linked_engine.h"
 #include "perf/loopback_nodes.h"
+#include "perf/peer_question.h"
 #include "perf/server_process.h"
 #include "transport/host/host_device.h"
 
@@ -25,6 +26,10 @@ namespace {
 
 using Clock = std::chrono::steady_clock;
 constexpr std::uint64_t kSegmentBytes = std::uint64_t{32} << 10;
+/// What is fetched takes a part of the pool, in whole extents.
+constexpr std::uint64_t kLeastPool = std::uint64_t{64} << 20;
+/// Questions to the owner behind each pull.
+constexpr int kConfirmations = 20;
 
 struct PullOptions {
   CommonOptions common;
@@ -132,7 +137,7 @@ Result<ServerProcess> start_node(const PullOptions& options, const std::vector<s
   return ServerProcess::start(
       {.program = options.common.server,
        // Fetches may take a quarter of it.
-       .pool_bytes = 6 * prefix_bytes,
+       .pool_bytes = std::max(kLeastPool, 6 * prefix_bytes),
        .arguments = {"--peers", nodes[0] + "," + nodes[1], "--peer-listen", nodes[which],
                      "--peer-deadline", "10s", "--fetch-deadline", "8s"}});
 }
@@ -146,7 +151,7 @@ Outcome run_pull(int argc, const char* const* argv) {
                     "machine, over loopback sockets. When the first page is in the engine's "
                     "memory, beside when all of them are. Every byte is compared.");
   declare(table, options.common);
-  table.integer("blocks", options.blocks, 2, 4096, "Of the prefix.");
+  table.integer("blocks", options.blocks, 1, 4096, "Of the prefix.");
   table.bytes("page", options.page_bytes, 65536, 64 << 20, "Of one block; a multiple of 64 KiB.");
   table.integer("rounds", options.rounds, 1, 1000, "Prefixes, each with blocks of its own.");
   PEGA_TRY_LET(const OptionTable::Next next, table.parse(argc, argv, std::cout));
@@ -164,25 +169,34 @@ Outcome run_pull(int argc, const char* const* argv) {
   PEGA_TRY_LET(const auto saving, Engine::start(options, owner.socket_path(), "saves"));
   PEGA_TRY_LET(const auto loading, Engine::start(options, reader.socket_path(), "loads"));
   PEGA_TRY(wait_until_ready(reader, nodes[0]));
+  PEGA_TRY_LET(const auto question, PeerQuestion::greet(nodes[0]));
 
   const auto blocks = static_cast<std::uint64_t>(options.blocks);
   const KeySource source(static_cast<std::uint64_t>(options.common.seed));
   progress("save on one, load on the other");
   std::vector<double> rates;
   Rounds rounds;
+  Rounds confirmations;
   for (std::uint64_t round = 1; round <= static_cast<std::uint64_t>(options.rounds) + 1; ++round) {
     std::vector<BlockKey> keys;
     for (std::uint64_t i = 0; i < blocks; ++i) keys.push_back(source.key(round * blocks + i));
     PEGA_TRY(saving->save(round, keys));
     PEGA_TRY_LET(const Engine::Times times, loading->load(round, keys));
-    if (round == 1) continue;  // Warms both sides up.
     const auto ms = [](Duration time) {
       return std::chrono::duration<double, std::milli>(time).count();
     };
+    std::vector<double> answers;
+    for (int i = 0; i < kConfirmations; ++i) {
+      PEGA_TRY_LET(const Duration answer, question->confirm());
+      answers.push_back(ms(answer));
+    }
+    if (round == 1) continue;  // Warms both sides up.
     rounds.add({ms(times.first)}, {ms(times.whole)});
+    confirmations.add(std::move(answers), {ms(times.whole)});
     rates.push_back(static_cast<double>(blocks * options.page_bytes) / ms(times.whole) / 1e6);
   }
   PEGA_TRY_LET(const Rounds::Comparison compared, rounds.compare());
+  PEGA_TRY_LET(const Rounds::Comparison confirmed, confirmations.compare());
   PEGA_TRY_LET(const Samples rate, Samples::of(std::move(rates)));
   const Params params = {{"blocks", options.blocks},
                          {"page_bytes", static_cast<std::int64_t>(options.page_bytes)},
@@ -196,10 +210,23 @@ Outcome run_pull(int argc, const char* const* argv) {
                      .bound = compared.bound.median(),
                      .bound_name = "the whole pull",
                      .side = Reach::kAtMost,
-                     .reach = 0.2,
+                     // One page is the whole pull.
+                     .reach = options.blocks == 1 ? std::nullopt : std::optional(0.2),
                      .n = compared.rounds,
                      .spread = fmt::format("ratio {:.2f} to {:.2f} (p10 to p90 of the rounds)",
                                            compared.ratio_low, compared.ratio_high)});
+  // Of a lease with several batches only the last one waits for it.
+  figures.push_back({.run = "the owner's confirmation of a lease, one round trip",
+                     .params = params,
+                     .figure = confirmed.figure.median(),
+                     .unit = "ms",
+                     .bound = confirmed.bound.median(),
+                     .bound_name = "the whole pull",
+                     .side = Reach::kAtMost,
+                     .reach = std::nullopt,
+                     .n = confirmed.rounds,
+                     .spread = fmt::format("ratio {:.3f} to {:.3f} (p10 to p90 of the rounds)",
+                                           confirmed.ratio_low, confirmed.ratio_high)});
   figures.push_back({.run = "the whole pull, from claim to report",
                      .params = params,
                      .figure = rate.median(),
