@@ -24,13 +24,13 @@
 #include "server/admin.h"
 #include "server/background.h"
 #include "server/cache_service.h"
+#include "server/client_gate.h"
 #include "server/http_server.h"
 #include "server/main_loop.h"
 #include "server/nodes.h"
 #include "server/pool_preparation.h"
 #include "server/rpc_error.h"
 #include "server/rpc_server.h"
-#include "server/session.h"
 #include "version.h"
 
 namespace pegaflow {

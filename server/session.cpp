@@ -1,61 +1,23 @@
 #include "server/session.h"
 
 #include <algorithm>
-#include <cerrno>
-#include <cstring>
 #include <optional>
 #include <utility>
 
-#include <fcntl.h>
-
 #include <kj/memory.h>
 
-#include "base/log.h"
-#include "base/unique_fd.h"
 #include "capnp/codec.h"
 #include "server/fetches.h"
+#include "server/in_order.h"
+#include "server/measured.h"
 #include "server/peers.h"
-#include "server/process_watch.h"
 #include "server/resets.h"
 
 namespace pegaflow {
 namespace {
 
-constexpr Log kLog{"rpc"};
-
-/// Keys that one turn of the loop handles when they change the store.
-constexpr std::size_t kMaxBuildBytes = 256;
-
 /// Of an open that waits for blocks, whatever its caller asks for.
 constexpr std::chrono::milliseconds kLongestPatience{10000};
-
-/// Counts one call when it has been answered.
-class Measured {
- public:
-  Measured(SessionContext& context, Method method)
-      : context_(context), method_(method), begin_(context.clock.now()) {}
-
-  void ok() const {
-    RpcCounters::PerMethod& counters = context_.counters.of(method_);
-    ++counters.ok;
-    counters.duration.record(context_.clock.now() - begin_);
-  }
-  void failed(const Error& error) const {
-    RpcCounters::PerMethod& counters = context_.counters.of(method_);
-    ++counters.failed[static_cast<std::size_t>(error.code)];
-    counters.duration.record(context_.clock.now() - begin_);
-    kLog.debug("call failed method={} error=\"{}\"", to_string(method_), to_string(error));
-  }
-  template <typename T>
-  void ended(const Result<T>& result) const {
-    result ? ok() : failed(result.error());
-  }
-
- private:
-  SessionContext& context_;
-  Method method_;
-  TimePoint begin_;
-};
 
 class PoolImpl final : public wire::Pool::Server {
  public:
@@ -64,41 +26,6 @@ class PoolImpl final : public wire::Pool::Server {
 
  private:
   int fd_;
-};
-
-/// Runs what takes several turns of the loop one after the other, in the order of the calls: an
-/// `abandon` that comes behind a `reserve` must find it done. Thread-bound.
-class InOrder {
- public:
-  [[nodiscard]] bool is_idle() const { return waiting_ == 0; }
-
-  /// `step` is called again, a turn later, while it returns true. Runs in this turn as far as it
-  /// can.
-  template <typename Step>
-  kj::Promise<void> run(kj::Timer& timer, Step step) {
-    if (waiting_ == 0 && !step()) return kj::READY_NOW;
-    ++waiting_;
-    auto done =
-        last_.addBranch()
-            .then([&timer, step = kj::mv(step)]() mutable { return repeat(timer, kj::mv(step)); })
-            .then([this]() { --waiting_; })
-            .fork();
-    auto answer = done.addBranch();
-    last_ = kj::mv(done);
-    return answer;
-  }
-
- private:
-  template <typename Step>
-  static kj::Promise<void> repeat(kj::Timer& timer, Step step) {
-    return next_turn(timer).then([&timer, step = kj::mv(step)]() mutable -> kj::Promise<void> {
-      if (!step()) return kj::READY_NOW;
-      return repeat(timer, kj::mv(step));
-    });
-  }
-
-  std::size_t waiting_ = 0;
-  kj::ForkedPromise<void> last_ = kj::Promise<void>(kj::READY_NOW).fork();
 };
 
 void write_slots(std::span<const std::uint32_t> from, capnp::List<std::uint32_t>::Builder to) {
@@ -580,129 +507,11 @@ class SessionImpl final : public wire::Session::Server {
   kj::Maybe<wire::Pool::Client> pool_;  ///< Once it has registered.
 };
 
-class GateImpl final : public wire::Gate::Server {
- public:
-  GateImpl(SessionContext& context, const Id128& connection, const Peer& peer,
-           kj::Function<void()> greeted)
-      : context_(context), connection_(connection), peer_(peer), greeted_(kj::mv(greeted)) {}
-
- protected:
-  kj::Promise<void> hello(HelloContext call) override {
-    const Measured measured(context_, Method::kHello);
-    const auto params = call.getParams();
-    auto results = call.getResults();
-    results.setMinimum(kWireMinimum);
-    results.setMaximum(kWireMaximum);
-    results.setFeatures(kFeatures);
-    write_id(context_.server, results.initServer());
-    results.setBuild(context_.build.c_str());
-
-    const std::uint16_t version = common_version(params.getMinimum(), params.getMaximum());
-    if (version == 0) return refuse(call, measured, no_version(params));
-    if (std::exchange(said_hello_, true)) {
-      return refuse(call, measured,
-                    {.code = Errc::kInvalidArgument, .detail = "hello was said already"});
-    }
-    if (!params.hasHandle()) return accept(call, measured, version, nullptr);
-    return params.getHandle().getFd().then(
-        [this, call, measured, version](kj::Maybe<int> fd) mutable -> kj::Promise<void> {
-          return accept(call, measured, version, watch(fd));
-        });
-  }
-
- private:
-  static Error no_version(wire::Hello::Reader params) {
-    const bool client_is_older = params.getMaximum() < kWireMinimum;
-    return {.code = Errc::kRefused,
-            .detail = fmt::format(
-                "the client speaks versions {} to {} of the protocol, this server {} to {}: "
-                "upgrade the {}",
-                params.getMinimum(), params.getMaximum(), kWireMinimum, kWireMaximum,
-                client_is_older ? "client" : "server")};
-  }
-
-  kj::Promise<void> refuse(HelloContext call, const Measured& measured, const Error& why) {
-    kLog.warn("hello refused build=\"{}\" pid={} reason=\"{}\"", build_of(call.getParams()),
-              peer_.pid, why.detail);
-    write_error(why, call.getResults().initRefused());
-    measured.failed(why);
-    return kj::READY_NOW;
-  }
-
-  static std::string build_of(wire::Hello::Reader params) {
-    const auto text = params.getBuild();
-    return {text.begin(), std::min(text.size(), kMaxBuildBytes)};
-  }
-
-  /// Null when the process cannot be watched: it may look up, and gets no pool.
-  std::shared_ptr<ProcessWatch> watch(kj::Maybe<int> fd) {
-    KJ_IF_MAYBE (sent, fd) {
-      // Of our own: the sent one goes with the capability.
-      UniqueFd own(::fcntl(*sent, F_DUPFD_CLOEXEC, 0));
-      if (!own) {
-        kLog.warn("a process cannot be watched error=\"{}\"",
-                  fail_errno(errno, "duplicate its pidfd").value().detail);
-        return nullptr;
-      }
-      auto started = ProcessWatch::start(
-          context_.port, std::move(own), peer_,
-          [&context = context_, connection = connection_]() { context.process_gone(connection); });
-      if (started) return std::move(*started);
-      kLog.warn("a process cannot be watched pid={} reason=\"{}\"", peer_.pid,
-                started.error().detail);
-    } else {
-      kLog.warn("a process cannot be watched pid={} reason=\"its handle has no descriptor\"",
-                peer_.pid);
-    }
-    return nullptr;
-  }
-
-  kj::Promise<void> accept(HelloContext call, const Measured& measured, std::uint16_t version,
-                           std::shared_ptr<ProcessWatch> watched) {
-    const auto params = call.getParams();
-    const auto done = context_.service.connected(
-        connection_, {.process = read_id(params.getProcess()),
-                      .previous_connection = read_id(params.getPreviousConnection()),
-                      .quiesced = params.getQuiesced(),
-                      .build = build_of(params),
-                      .watch = std::move(watched)});
-    context_.background.poke();
-    if (!done) return refuse(call, measured, done.error());
-    auto results = call.getResults();
-    results.setVersion(version);
-    write_id(connection_, results.initConnection());
-    results.setSession(kj::heap<SessionImpl>(context_, connection_, version));
-    greeted_();
-    measured.ok();
-    kLog.debug("connected build=\"{}\" pid={} version={} connection={}", build_of(params),
-               peer_.pid, version, to_string(connection_));
-    return kj::READY_NOW;
-  }
-
-  SessionContext& context_;
-  Id128 connection_;
-  Peer peer_;
-  kj::Function<void()> greeted_;
-  bool said_hello_ = false;
-};
-
 }  // namespace
 
-wire::Gate::Client make_gate(SessionContext& context, const Id128& connection, const Peer& peer,
-                             kj::Function<void()> greeted) {
-  return kj::heap<GateImpl>(context, connection, peer, kj::mv(greeted));
-}
-
-RpcServer::Service client_service(SessionContext& context) {
-  return {.bootstrap =
-              [&context](const Id128& connection, const Peer& peer, kj::Function<void()> greeted) {
-                return make_gate(context, connection, peer, kj::mv(greeted));
-              },
-          .ended =
-              [&context](const Id128& connection) {
-                context.service.disconnected(connection);
-                context.background.poke();
-              }};
+wire::Session::Client make_session(SessionContext& context, const Id128& connection,
+                                   std::uint16_t version) {
+  return kj::heap<SessionImpl>(context, connection, version);
 }
 
 }  // namespace pegaflow

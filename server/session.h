@@ -3,7 +3,6 @@
 /// cache.capnp on the server's side: decodes a call, asks the CacheService, encodes the answer.
 
 #include <cstdint>
-#include <span>
 #include <string>
 #include <vector>
 
@@ -16,9 +15,7 @@
 #include "capnp/cache.capnp.h"
 #include "server/background.h"
 #include "server/cache_service.h"
-#include "server/listener.h"
 #include "server/rpc_counters.h"
-#include "server/rpc_server.h"
 
 namespace pegaflow {
 
@@ -44,11 +41,9 @@ struct SessionContext {
   std::vector<BlockKey> keys;  ///< Scratch for the calls that finish in their own turn.
 };
 
-/// The bootstrap of one connection. `greeted` is called once, when hello was answered with a
-/// session. `context` outlives it. Thread-bound.
-wire::Gate::Client make_gate(SessionContext& context, const Id128& connection, const Peer& peer,
-                             kj::Function<void()> greeted);
-/// What an RpcServer serves to clients. `context` outlives it.
-RpcServer::Service client_service(SessionContext& context);
+/// What a greeted connection calls, in that version of the protocol. `context` outlives it.
+/// Thread-bound.
+wire::Session::Client make_session(SessionContext& context, const Id128& connection,
+                                   std::uint16_t version);
 
 }  // namespace pegaflow

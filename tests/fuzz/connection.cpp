@@ -26,8 +26,8 @@
 #include "capnp/codec.h"
 #include "server/background.h"
 #include "server/cache_service.h"
+#include "server/client_gate.h"
 #include "server/rpc_server.h"
-#include "server/session.h"
 
 namespace pegaflow {
 namespace {
