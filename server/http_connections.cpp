@@ -6,22 +6,20 @@ namespace pegaflow {
 
 kj::Own<HttpConnection> HttpConnections::add(kj::Own<kj::AsyncIoStream> stream, bool is_socket) {
   if (open_.size() >= options_.places) {
-    HttpConnection* const oldest = oldest_to_close();
     ++counters_.displaced;
-    if (oldest == nullptr) return {};
-    oldest->close();
+    displaced()->close();
   }
   return kj::heap<HttpConnection>(*this, kj::mv(stream), is_socket);
 }
 
-HttpConnection* HttpConnections::oldest_to_close() const {
+HttpConnection* HttpConnections::displaced() const {
   for (HttpConnection* const each : open_) {
     if (each->writing_ != 0) return each;
   }
   for (HttpConnection* const each : open_) {
     if (!each->is_pending_) return each;
   }
-  return nullptr;
+  return open_.front();
 }
 
 HttpConnection::HttpConnection(HttpConnections& all, kj::Own<kj::AsyncIoStream> stream,

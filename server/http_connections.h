@@ -23,15 +23,15 @@ class HttpConnection;
 class HttpConnections {
  public:
   struct Options {
-    std::size_t places = 128;  ///< A scraper, a probe and a person, many times over.
+    std::size_t places = 128;  ///< 1 or more. A scraper, a probe and a person, many times over.
     Duration take_timeout = std::chrono::seconds(10);  ///< From a request to its last byte taken.
   };
 
   HttpConnections(const Options& options, kj::Timer& timer) : options_(options), timer_(timer) {}
 
-  /// Takes a place for `stream`. With all places taken, the oldest connection whose client does not
-  /// take its response is closed, or else the oldest that has no request pending. Null when all
-  /// wait for the server itself, which HttpServer::kQuestions makes impossible.
+  /// Takes a place for `stream`. With all places taken, it displaces the oldest connection whose
+  /// client does not take its response, or else the oldest without a pending request, or else the
+  /// oldest: a client that sends its requests without a pause has one pending all the time.
   kj::Own<HttpConnection> add(kj::Own<kj::AsyncIoStream> stream, bool is_socket);
 
   [[nodiscard]] const HttpCounters& counters() const noexcept { return counters_; }
@@ -39,7 +39,8 @@ class HttpConnections {
 
  private:
   friend class HttpConnection;
-  [[nodiscard]] HttpConnection* oldest_to_close() const;
+  /// The connection that makes room for the next one.
+  [[nodiscard]] HttpConnection* displaced() const;
 
   Options options_;
   kj::Timer& timer_;

@@ -9,6 +9,7 @@
 #include <system_error>
 #include <utility>
 
+#include <sys/socket.h>
 #include <unistd.h>
 
 #include <kj/async-io.h>
@@ -21,6 +22,7 @@
 #include "server/background.h"
 #include "server/http_connections.h"
 #include "server/http_guard.h"
+#include "server/http_turns.h"
 #include "server/metrics_page.h"
 #include "server/rpc_error.h"
 #include "version.h"
@@ -31,6 +33,7 @@ namespace {
 constexpr Log kLog{"http"};
 
 constexpr std::size_t kNews = 512;
+constexpr int kSendBufferBytes = 64 << 10;  ///< Two pages of /metrics; the kernel doubles it.
 
 struct Reply {
   unsigned status = 200;
@@ -233,8 +236,9 @@ struct Route {
   std::optional<AdminQuestion::Kind> question;  ///< None: /health, which we know ourselves.
   bool is_test_hook = false;
 };
+constexpr std::string_view kHealthPath = "/health";
 constexpr Route kRoutes[] = {
-    {"/health", false, std::nullopt, false},
+    {kHealthPath, false, std::nullopt, false},
     {"/metrics", false, AdminQuestion::Kind::kMetrics, false},
     {"/instances", false, AdminQuestion::Kind::kInstances, false},
     {"/cache/memory/cleanup", true, AdminQuestion::Kind::kCleanup, false},
@@ -292,10 +296,10 @@ class HttpServer::Loop final : private kj::TaskSet::ErrorHandler,
       connection_.begin_request();
       // One request of a connection in an event-loop iteration: thousands of pipelined requests,
       // all of them received already, would keep the loop from polling its other descriptors.
-      return next_turn(loop_.io_.provider->getTimer())
+      return next_turn(loop_.timer())
           .then([this, method, url, &headers]() {
-            return loop_.reply_to(method, std::string_view(url.begin(), url.size()), headers,
-                                  connection_.is_socket());
+            return loop_.reply_in_turn(method, std::string_view(url.begin(), url.size()), headers,
+                                       connection_.is_socket());
           })
           .then([this, &response](Reply reply) { return send(kj::mv(reply), response); })
           .attach(kj::defer([this]() { connection_.end_request(); }));
@@ -315,6 +319,8 @@ class HttpServer::Loop final : private kj::TaskSet::ErrorHandler,
     HttpConnection& connection_;
   };
 
+  kj::Timer& timer() { return io_.provider->getTimer(); }
+
   kj::Own<kj::ConnectionReceiver> wrap(int listening_fd) {
     return io_.lowLevelProvider->wrapListenSocketFd(
         listening_fd, kj::LowLevelAsyncIoProvider::ALREADY_CLOEXEC |
@@ -330,9 +336,9 @@ class HttpServer::Loop final : private kj::TaskSet::ErrorHandler,
         [this, &listener, is_socket](kj::Exception&& problem) {
           // Out of descriptors, most likely: it passes, and nobody waits for us.
           kLog.warn("accepting failed, trying again reason=\"{}\"", error_from(problem).detail);
-          return io_.provider->getTimer()
-              .afterDelay(100 * kj::MILLISECONDS)
-              .then([this, &listener, is_socket]() { return accept(listener, is_socket); });
+          return timer().afterDelay(100 * kj::MILLISECONDS).then([this, &listener, is_socket]() {
+            return accept(listener, is_socket);
+          });
         });
   }
 
@@ -347,8 +353,10 @@ class HttpServer::Loop final : private kj::TaskSet::ErrorHandler,
   }
 
   void serve(kj::Own<kj::AsyncIoStream> stream, bool is_socket) {
+    // Or 128 clients that do not read would have the kernel keep megabytes for each.
+    const int send_buffer = kSendBufferBytes;
+    stream->setsockopt(SOL_SOCKET, SO_SNDBUF, &send_buffer, sizeof send_buffer);
     kj::Own<HttpConnection> connection = connections_.add(kj::mv(stream), is_socket);
-    if (connection.get() == nullptr) return;
     auto end = connection->on_end();
     // A client that goes away in the middle is no error of ours.
     tasks_.add(http_->listenHttp(kj::mv(connection))
@@ -386,6 +394,30 @@ class HttpServer::Loop final : private kj::TaskSet::ErrorHandler,
       return std::string_view(value->begin(), value->size());
     }
     return std::nullopt;
+  }
+
+  /// One request of all connections in an event-loop iteration, but for /health, which is answered
+  /// at once: what it waits for does not depend on what the other clients ask for.
+  kj::Promise<Reply> reply_in_turn(kj::HttpMethod method, std::string_view url,
+                                   const kj::HttpHeaders& headers, bool is_socket) {
+    if (url.substr(0, url.find('?')) == kHealthPath) {
+      return reply_to(method, url, headers, is_socket);
+    }
+    auto reply = turns_.next().then(
+        [this, method, url, &headers, is_socket](kj::Own<HttpTurns::Turn>&& turn) {
+          return next_turn(timer())
+              .then([this, method, url, &headers, is_socket]() {
+                return reply_to(method, url, headers, is_socket);
+              })
+              .attach(kj::mv(turn));
+        });
+    // The wait for the turn counts too: an RPC thread that hangs delays every client once.
+    // The answer to a question that timed out is discarded; until then it keeps its place.
+    return timer()
+        .timeoutAfter(server_.options_.answer_timeout.count() * kj::NANOSECONDS, kj::mv(reply))
+        .catch_([](kj::Exception&& problem) {
+          return error_reply(503, "the RPC thread did not answer: " + error_from(problem).detail);
+        });
   }
 
   kj::Promise<Reply> reply_to(kj::HttpMethod method, std::string_view url,
@@ -430,18 +462,8 @@ class HttpServer::Loop final : private kj::TaskSet::ErrorHandler,
     }
     auto answer = kj::newPromiseAndFulfiller<AdminAnswer>();
     asked_.emplace(question.ticket, kj::mv(answer.fulfiller));
-    // A question that timed out keeps its place until the answer comes, which then nobody reads.
-    return io_.provider->getTimer()
-        .timeoutAfter(server_.options_.answer_timeout.count() * kj::NANOSECONDS,
-                      kj::mv(answer.promise))
-        .then(
-            [this](AdminAnswer&& told) {
-              return std::visit(ToReply{connections_.counters()}, told);
-            },
-            [](kj::Exception&& problem) {
-              return error_reply(503,
-                                 "the RPC thread did not answer: " + error_from(problem).detail);
-            });
+    return answer.promise.then(
+        [this](AdminAnswer&& told) { return std::visit(ToReply{connections_.counters()}, told); });
   }
 
   // ---- what is not HTTP, or fails
@@ -486,6 +508,7 @@ class HttpServer::Loop final : private kj::TaskSet::ErrorHandler,
   Health health_;
   std::uint64_t last_ticket_ = 0;
   HttpConnections connections_;
+  HttpTurns turns_;
   std::map<std::uint64_t, kj::Own<kj::PromiseFulfiller<AdminAnswer>>> asked_;
   kj::TaskSet tasks_;
 };

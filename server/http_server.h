@@ -21,8 +21,10 @@ namespace pegaflow {
 
 /// Serves HTTP with kj-http on one thread, so that a scrape never delays a lookup.
 ///
-/// It knows nothing itself: it puts a question into the RPC thread's mailbox and answers with what
-/// comes back. POST needs the token, wherever it comes from, or the Unix socket: http_guard.h.
+/// It knows only the health: for anything else it puts a question into the RPC thread's mailbox and
+/// answers with what comes back, one request after the other (http_turns.h). /health is answered at
+/// once, so that clients that ask for many pages, or never read them, do not delay it. POST needs
+/// the token, wherever it comes from, or the Unix socket: http_guard.h.
 ///
 /// Constructor and destructor belong to one thread; publish() is thread-safe.
 class HttpServer {
@@ -36,7 +38,8 @@ class HttpServer {
     Duration answer_timeout = std::chrono::seconds(5);  ///< Then 503: the RPC thread hangs.
   };
 
-  /// Questions under way at once; more is 503. The place for each answer is reserved so.
+  /// Questions without an answer, all but one of which have timed out; more is 503. The place for
+  /// each answer is reserved so.
   static constexpr std::size_t kQuestions = 32;
 
   /// Starts the thread. The same is served at `socket`, where POST needs no token. `questions`

@@ -194,7 +194,7 @@ TEST_SUITE("HTTP") {
   TEST_CASE("128 clients that ask for pages and never read do not keep others from /health") {
     ServerProcess server;
     std::string questions;
-    for (int i = 0; i < 64; ++i) questions += "GET /metrics HTTP/1.1\r\nHost: localhost\r\n\r\n";
+    for (int i = 0; i < 3000; ++i) questions += "GET /metrics HTTP/1.1\r\nHost: localhost\r\n\r\n";
     std::vector<UniqueFd> clients;
     sockaddr_in to{};
     to.sin_family = AF_INET;

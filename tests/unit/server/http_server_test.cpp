@@ -4,6 +4,7 @@
 #include <chrono>
 #include <string>
 #include <utility>
+#include <vector>
 
 #include <arpa/inet.h>
 #include <netinet/in.h>
@@ -36,7 +37,16 @@ struct Fixture {
     return testing::http_request(address, "GET", "/health").status;
   }
 
-  Mailbox<AdminQuestion> questions{1};
+  /// The questions that the RPC thread would find, once there is one.
+  std::vector<AdminQuestion> wait_for_questions() {
+    pollfd wanted{questions.fd(), POLLIN, 0};
+    ::poll(&wanted, 1, std::chrono::milliseconds(testing::kHang).count());
+    std::vector<AdminQuestion> found;
+    questions.drain([&](AdminQuestion&& each) { found.push_back(each); });
+    return found;
+  }
+
+  Mailbox<AdminQuestion> questions{2 * HttpServer::kQuestions};
   std::string address;
   std::unique_ptr<HttpServer> server;
 };
@@ -53,6 +63,14 @@ UniqueFd connect_to(const std::string& address) {
   to.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
   REQUIRE(::connect(fd.get(), reinterpret_cast<const sockaddr*>(&to), sizeof to) == 0);
   return fd;
+}
+
+/// Sends `count` requests for /metrics at once.
+void ask_for_pages(const UniqueFd& client, int count) {
+  std::string requests;
+  for (int i = 0; i < count; ++i) requests += "GET /metrics HTTP/1.1\r\nHost: localhost\r\n\r\n";
+  const ssize_t sent = ::send(client.get(), requests.data(), requests.size(), MSG_NOSIGNAL);
+  REQUIRE(sent == static_cast<ssize_t>(requests.size()));
 }
 
 /// Sends requests and reads nothing, until the server closes the connection; false at the limit.
@@ -106,6 +124,44 @@ TEST_SUITE("HttpServer") {
     CHECK(::recv(oldest.get(), &byte, 1, 0) == 0);
     CHECK(::recv(other.get(), &byte, 1, MSG_DONTWAIT) == -1);
     CHECK(errno == EAGAIN);
+  }
+
+  TEST_CASE("pages are asked for one at a time, and /health waits for none of them") {
+    constexpr int kClients = 16;
+    constexpr int kPages = 20;
+    Fixture f;
+    f.server->publish_health({.is_ok = true, .status = "ok"});
+    std::vector<UniqueFd> clients;
+    for (int i = 0; i < kClients; ++i) {
+      clients.push_back(connect_to(f.address));
+      ask_for_pages(clients.back(), kPages);
+    }
+
+    for (int page = 0; page < kClients * kPages; ++page) {
+      const std::vector<AdminQuestion> asked = f.wait_for_questions();
+      REQUIRE(asked.size() == 1);
+      // Every connection has been read by now, and the RPC thread has not answered.
+      if (page % 32 == 0) CHECK(f.health() == 200);
+      HttpNews answer;
+      answer.ticket = asked[0].ticket;
+      REQUIRE(f.server->publish(std::move(answer)));
+    }
+    CHECK(f.health() == 200);
+  }
+
+  TEST_CASE("with a page pending on every connection /health is answered") {
+    HttpServer::Options options;
+    options.connections.places = 4;
+    Fixture f(std::move(options));
+    f.server->publish_health({.is_ok = true, .status = "ok"});
+    std::vector<UniqueFd> clients;
+    for (int i = 0; i < 4; ++i) {
+      clients.push_back(connect_to(f.address));
+      ask_for_pages(clients.back(), 1);
+    }
+    CHECK(f.wait_for_questions().size() == 1);
+
+    CHECK(f.health() == 200);
   }
 
   TEST_CASE("health that changes faster than it is read takes no place of an answer") {
