@@ -151,13 +151,14 @@ std::vector<ExtentId> BlockTable::start_exchange(ShapeId id, SlotIndex victim) {
   OneShape& shape = of(id);
   if (shape.leaving_for_it != 0 || shapes_.size() == 1) return {};
   const bool has_own = victim != kNoSlot;
-  // Looking takes long in a large pool: with something of its own to evict, once a use of a block;
-  // without, once an extent has become quiet.
+  // With something of its own to evict, it looks once a use of a block, in a large pool at the next
+  // part of it; without, at all of it, once an extent has become quiet.
   if (has_own ? shape.in_vain_use == uses_ : shape.in_vain_quiet == quiet_) return {};
-  auto choice = extents_.oldest_of_others(id, shape.layout, shape.units);
+  const auto part = has_own ? std::optional(shape.next_look++) : std::nullopt;
+  auto choice = extents_.oldest_of_others(id, shape.layout, shape.units, part);
   if (!choice || choice->extents.empty() || (has_own && choice->mean_use >= used_at(victim))) {
     shape.in_vain_use = uses_;
-    shape.in_vain_quiet = quiet_;
+    if (!has_own) shape.in_vain_quiet = quiet_;
     return {};
   }
   for (const ExtentId each : choice->extents) {

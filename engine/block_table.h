@@ -255,6 +255,7 @@ class BlockTable {
     std::uint32_t users = 0;           ///< add_shape() without leave_shape().
     std::uint32_t spaces = 0;          ///< Retired ones, whose claims and jobs still end, included.
     bool is_unused = false;            ///< Taken by take_unused().
+    std::uint32_t next_look = 0;       ///< The part of a large pool that is looked at next.
     // When looking for an exchange was in vain: not again before something changed.
     std::uint64_t in_vain_use = ~std::uint64_t{0};
     std::uint64_t in_vain_quiet = ~std::uint64_t{0};

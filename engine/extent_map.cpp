@@ -71,7 +71,7 @@ Result<std::vector<std::uint32_t>> ExtentMap::units_for(const FrameLayout& layou
 }
 
 std::uint64_t ExtentMap::visited() const noexcept {
-  std::uint64_t sum = 0;
+  std::uint64_t sum = looked_;
   for (const Range& range : ranges_) sum += range.free.visited();
   return sum;
 }
@@ -165,7 +165,9 @@ void ExtentMap::release(ExtentId id) {
 
 std::optional<ExtentMap::Choice> ExtentMap::oldest_window(ShapeId shape, const Range& range,
                                                           std::uint32_t count,
-                                                          std::uint64_t part_bytes) const {
+                                                          std::uint64_t part_bytes,
+                                                          std::optional<std::uint32_t> part) const {
+  if (range.end - range.begin < count) return std::nullopt;
   std::optional<Choice> best;
   std::optional<UnitRun> where;
   const auto look = [&](std::uint32_t begin) {
@@ -176,6 +178,7 @@ std::optional<ExtentMap::Choice> ExtentMap::oldest_window(ShapeId shape, const R
       const std::uint32_t id = owner_plus_1_[unit] - 1;
       if (owner_plus_1_[unit] == 0 || id == last) continue;
       last = id;
+      ++looked_;
       const Extent& extent = extents_[id];
       if (extent.shape() == shape || extent.is_leaving || extent.busy != 0) return;
       uses += extent.use_sum;
@@ -186,7 +189,11 @@ std::optional<ExtentMap::Choice> ExtentMap::oldest_window(ShapeId shape, const R
     best = Choice{.mean_use = mean};
     where = UnitRun{begin, count};
   };
-  for (std::uint32_t begin = range.begin; begin + count <= range.end; ++begin) {
+  const std::uint32_t places = range.end - range.begin - count + 1;
+  const bool is_large = part && places > kLook;
+  const std::uint64_t first = is_large ? std::uint64_t{*part} * kLook : 0;
+  for (std::uint32_t i = 0; i < (is_large ? kLook : places); ++i) {
+    const std::uint32_t begin = range.begin + static_cast<std::uint32_t>((first + i) % places);
     if (bytes_of({begin, count}) >= part_bytes) look(begin);
   }
   if (!where) return std::nullopt;
@@ -198,11 +205,12 @@ std::optional<ExtentMap::Choice> ExtentMap::oldest_window(ShapeId shape, const R
 }
 
 std::optional<ExtentMap::Choice> ExtentMap::oldest_of_others(
-    ShapeId shape, const FrameLayout& layout, const std::vector<std::uint32_t>& units) const {
+    ShapeId shape, const FrameLayout& layout, const std::vector<std::uint32_t>& units,
+    std::optional<std::uint32_t> part) const {
   Choice all;
   for (std::size_t i = 0; i < units.size(); ++i) {
-    const FrameLayout::Part& part = layout.parts()[i];
-    auto choice = oldest_window(shape, range_of(part.node), units[i], part.bytes);
+    const FrameLayout::Part& wanted = layout.parts()[i];
+    auto choice = oldest_window(shape, range_of(wanted.node), units[i], wanted.bytes, part);
     if (!choice) return std::nullopt;
     for (const ExtentId id : choice->extents) {
       if (std::find(all.extents.begin(), all.extents.end(), id) == all.extents.end()) {

@@ -56,7 +56,8 @@ struct alignas(64) Extent {
 ///
 /// Thread-bound. A run of free units is found, or found to be missing, in steps that grow with the
 /// logarithm of the units, whatever the other NUMA nodes have: reserve() asks once a block.
-/// oldest_of_others() walks all units of the shape's NUMA nodes, 480 of a pool of 30 GiB.
+/// oldest_of_others() looks at kLook places in each of the shape's NUMA nodes, unless it is told to
+/// look at all.
 class ExtentMap {
  public:
   /// `nodes` is 1 to kMaxNodes.
@@ -78,10 +79,15 @@ class ExtentMap {
     std::vector<ExtentId> extents{};
     std::uint64_t mean_use = 0;  ///< When their frames were used last, on average.
   };
+  /// Places that one search looks at in a NUMA node: all of a pool of 30 GiB, which has 480 units.
+  static constexpr std::uint32_t kLook = 512;
   /// The extents of other shapes whose units would make room for one of this shape: with no busy
-  /// frame, and of all such the ones used longest ago on average.
-  [[nodiscard]] std::optional<Choice> oldest_of_others(
-      ShapeId shape, const FrameLayout& layout, const std::vector<std::uint32_t>& units) const;
+  /// frame, and of all such the ones used longest ago on average. Of NUMA nodes with more than
+  /// kLook places, only those of part `part` are looked at, counted round and round; all places
+  /// without it.
+  [[nodiscard]] std::optional<Choice> oldest_of_others(ShapeId shape, const FrameLayout& layout,
+                                                       const std::vector<std::uint32_t>& units,
+                                                       std::optional<std::uint32_t> part) const;
 
   /// The extent that a unit belongs to, or no value.
   [[nodiscard]] std::optional<ExtentId> owner(std::uint32_t unit) const noexcept {
@@ -107,7 +113,8 @@ class ExtentMap {
     return static_cast<std::uint32_t>(owner_plus_1_.size());
   }
   [[nodiscard]] std::uint32_t free_units() const noexcept { return free_units_; }
-  /// Steps of looking for free runs, and of keeping them, since the start.
+  /// Steps of looking for free runs and for extents of others, and of keeping the runs, since the
+  /// start.
   [[nodiscard]] std::uint64_t visited() const noexcept;
   [[nodiscard]] std::uint64_t memory_bytes() const noexcept;
 
@@ -131,8 +138,8 @@ class ExtentMap {
   [[nodiscard]] std::optional<UnitRun> any_free_run(const Range& range, std::uint32_t count,
                                                     std::uint64_t part_bytes) const;
   [[nodiscard]] std::optional<Choice> oldest_window(ShapeId shape, const Range& range,
-                                                    std::uint32_t count,
-                                                    std::uint64_t part_bytes) const;
+                                                    std::uint32_t count, std::uint64_t part_bytes,
+                                                    std::optional<std::uint32_t> part) const;
 
   std::uint64_t pool_bytes_;
   std::uint64_t unit_bytes_;
@@ -141,6 +148,7 @@ class ExtentMap {
   std::vector<Extent> extents_;              ///< By first unit.
   std::uint32_t free_units_;
   std::uint64_t next_serial_ = 1;
+  mutable std::uint64_t looked_ = 0;  ///< Units, by oldest_of_others().
 };
 
 }  // namespace pegaflow

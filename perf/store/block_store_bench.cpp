@@ -404,35 +404,50 @@ class Bench {
 };
 
 /// A full store on one or two NUMA nodes whose blocks all lie on the first.
-class NumaBench {
+class FullStore {
  public:
-  NumaBench(std::uint64_t bytes_of_node, std::uint32_t nodes, std::uint64_t page_bytes) {
+  struct Options {
+    std::uint64_t bytes_of_node = 0;
+    std::uint32_t nodes = 1;
+    std::uint64_t page_bytes = 0;
+    std::uint64_t rival_page_bytes =
+        0;  ///< Of a second shape that saves as much; 0: there is none.
+  };
+  explicit FullStore(const Options& wanted) {
     BlockStore::Options options;
-    options.pool_bytes = bytes_of_node * nodes;
-    options.nodes = nodes;
+    options.pool_bytes = wanted.bytes_of_node * wanted.nodes;
+    options.nodes = wanted.nodes;
     options.instance_share = 1.0;
     options.node_share = 1.0;
     options.slice_blocks = kSlice;
     auto store = BlockStore::create(options, clock_);
     PEGA_ASSERT(store, "{}", store.error().detail);
     store_ = std::move(*store);
+    add_shape(wanted.page_bytes);
+    if (wanted.rival_page_bytes != 0) add_shape(wanted.rival_page_bytes);
+    holder_ = store_->add_holder(1, Id128{1, 1});
+    while (store_->stats().evictions == 0) save_all();
+  }
+
+  /// A reserve of 256 blocks of the first shape, all by eviction, with cold caches.
+  double reserve_us() {
+    for (std::size_t rival = 1; rival < spaces_.size(); ++rival) save(spaces_[rival]);
+    emptier_.run();
+    return save(spaces_[0]);
+  }
+
+ private:
+  void add_shape(std::uint64_t page_bytes) {
     const auto shape = store_->add_shape({{Shape::Shard{.page_bytes = page_bytes}}});
     PEGA_ASSERT(shape, "{}", shape.error().detail);
     while (store_->work()) {
     }
-    space_ = store_->make_space(*shape);
-    holder_ = store_->add_holder(1, Id128{1, 1});
-    while (store_->stats().evictions == 0) save();
+    spaces_.push_back(store_->make_space(*shape));
   }
-
-  /// A reserve of 256 blocks, all by eviction, with cold caches.
-  double reserve_us() {
-    emptier_.run();
-    return save();
+  void save_all() {
+    for (const SpaceId space : spaces_) save(space);
   }
-
- private:
-  double save() {
+  double save(SpaceId space) {
     std::vector<BlockKey> keys(kSlice);
     for (BlockKey& key : keys) {
       for (std::size_t i = 0; i < key.bytes.size(); i += 8) {
@@ -442,7 +457,7 @@ class NumaBench {
     }
     const JobId job{Id128{1, 1}, ++jobs_};
     const double start = cpu_us();
-    const auto slots = store_->reserve(holder_, space_, job, 0, keys);
+    const auto slots = store_->reserve(holder_, space, job, 0, keys);
     const double took = cpu_us() - start;
     PEGA_ASSERT(slots, "{}", slots.error().detail);
     PEGA_ASSERT(store_->publish(holder_, job), "job {} was forgotten", jobs_);
@@ -455,28 +470,37 @@ class NumaBench {
   std::mt19937_64 random_{2};
   CacheEmptier emptier_;
   std::unique_ptr<BlockStore> store_;
-  SpaceId space_{};
+  std::vector<SpaceId> spaces_;
   HolderId holder_{};
   std::uint64_t jobs_ = 0;
 };
 
-/// What another NUMA node's free units cost a reserve, and free units that are too few for a block:
-/// the stores take turns, so that both see the same machine.
-void reserve_beside_free_units() {
+/// What a large pool costs a reserve: free units of another NUMA node, free units that are too few
+/// for an extent, extents of another shape that might be taken. The bound is a store without that
+/// and with blocks of the same size; the two take turns, so that both see the same machine.
+void reserve_in_large_pools() {
+  constexpr std::uint64_t kMiB = std::uint64_t{1} << 20;
   constexpr std::uint64_t kTiB = std::uint64_t{1} << 40;
-  constexpr std::uint64_t kUnit = std::uint64_t{64} << 20;
+  constexpr std::uint64_t kUnit = 64 * kMiB;
+  constexpr std::uint64_t kUnits = 32'766;  // A multiple of 3, just below 2 TiB.
   struct Row {
     const char* what;
-    std::uint64_t bytes_of_node;
-    std::uint32_t nodes;
-    std::uint64_t page_bytes;
+    FullStore::Options plain;
+    FullStore::Options beside;
   };
-  constexpr std::uint64_t kMiB = std::uint64_t{1} << 20;
-  for (const Row& row :
-       {Row{"two NUMA nodes, 4 TiB, one full, pages of 2 MiB", 2 * kTiB, 2, 2 * kMiB},
-        Row{"one unit left, blocks of 1.5 units, 2 TiB", 2 * kTiB, 1, kUnit * 3 / 2}}) {
-    NumaBench plain(2 * kTiB, 1, row.nodes == 2 ? row.page_bytes : kUnit);
-    NumaBench beside(row.bytes_of_node, row.nodes, row.page_bytes);
+  const FullStore::Options one_node{.bytes_of_node = 2 * kTiB, .page_bytes = 2 * kMiB};
+  const FullStore::Options two_nodes{.bytes_of_node = 2 * kTiB, .nodes = 2, .page_bytes = 2 * kMiB};
+  FullStore::Options two_shapes = two_nodes;
+  two_shapes.rival_page_bytes = 3 * kMiB;
+  for (const Row& row : {
+           Row{"4 TiB, two NUMA nodes, one full, pages of 2 MiB", one_node, two_nodes},
+           Row{"2 TiB, one unit left, blocks of 1.5 units",
+               {.bytes_of_node = kUnits * kUnit, .page_bytes = kUnit * 3 / 2},
+               {.bytes_of_node = (kUnits + 1) * kUnit, .page_bytes = kUnit * 3 / 2}},
+           Row{"4 TiB, two NUMA nodes, beside a second shape", two_nodes, two_shapes},
+       }) {
+    FullStore plain(row.plain);
+    FullStore beside(row.beside);
     std::vector<double> bound;
     Figures figures(fmt::format("reserve of 256: {}", row.what), "us", 0);
     for (int run = 0; run < 100; ++run) {
@@ -493,7 +517,7 @@ void reserve_beside_free_units() {
 }  // namespace pegaflow
 
 int main() {
-  pegaflow::reserve_beside_free_units();
+  pegaflow::reserve_in_large_pools();
   pegaflow::Bench bench;
   bench.lookup();
   bench.demand();

@@ -238,7 +238,7 @@ void OracleStore::start_exchange(ShapeId id, SlotIndex victim) {
   }
   if (!possible || leaving.empty() || (has_own && newest_mean >= slots_[victim].last_use)) {
     shape.in_vain_use = uses_;
-    shape.in_vain_quiet = quiet_;
+    if (!has_own) shape.in_vain_quiet = quiet_;
     return;
   }
   for (Extent* const extent : leaving) {

@@ -353,6 +353,28 @@ TEST_SUITE("BlockStore, shapes and extents") {
     CHECK(f.store->stats().unit_steps - before <= 256 * 60);
   }
 
+  TEST_CASE(
+      "beside a second shape a reserve looks at a part of a large pool, and all parts in turn") {
+    // A block is a unit: 8,192 of them, one half for each shape.
+    constexpr std::uint64_t kUnit = std::uint64_t{64} << 20;
+    constexpr std::uint64_t kUnits = 8192;
+    StoreFixture f({.pool_bytes = kUnits * kUnit, .node_share = 1.0});
+    f.space = f.store->make_space(f.add_shape(kUnit - kPage));
+    f.save(keys(0, kUnits / 2));
+    f.space = f.store->make_space(f.add_shape(kUnit));
+    f.save(keys(100'000, kUnits / 2));
+    const auto steps_of_a_save = [&](std::uint64_t number) {
+      const std::uint64_t before = f.store->stats().unit_steps;
+      f.save(keys(200'000 + number, 1));
+      return f.store->stats().unit_steps - before;
+    };
+
+    // The rival's blocks are the oldest, wherever they lie: each save takes the place of one.
+    for (std::uint64_t save = 0; save < 200; ++save) REQUIRE(steps_of_a_save(save) <= 600);
+
+    CHECK(f.store->stats().extents_taken > 50);
+  }
+
   TEST_CASE("pages lie on the node that their shard names") {
     StoreFixture f({.pool_bytes = 256 * kPage, .nodes = 2});
     const Shape shape{{{.page_bytes = kPage, .node = 1}, {.page_bytes = 2 * kPage, .node = 0}}};
