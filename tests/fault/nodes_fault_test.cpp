@@ -2,6 +2,7 @@
 // loaded is right, what is not right is reported so, and everything comes back.
 #include <algorithm>
 #include <array>
+#include <chrono>
 #include <csignal>
 #include <cstring>
 #include <filesystem>
@@ -11,6 +12,7 @@
 #include <sstream>
 #include <string>
 #include <string_view>
+#include <thread>
 #include <utility>
 #include <vector>
 
@@ -151,6 +153,47 @@ TEST_SUITE("nodes that fail") {
     CHECK(a.metric_becomes("pegaflow_leases", 0));
     CHECK(a.metric("pegaflow_leases_total{result=\"ran_out\"}") == 0);
     check_nothing_is_left(a, 1);
+  }
+
+  TEST_CASE(
+      "an owner that stands still for 20 ms costs no block and no peer, with usual deadlines") {
+    constexpr std::chrono::milliseconds kStop{20};
+    constexpr std::uint64_t kRounds = 10;
+    Pair pair;
+    REQUIRE(sees(pair.b, pair.at[0]));
+    const auto of_a = [&](const char* name) {
+      return pair.b.metric(fmt::format("pegaflow_peer_{}_total{{peer=\"{}\"}}", name, pair.at[0]));
+    };
+    std::uint64_t whole = 0;
+    for (std::uint64_t round = 0; round < kRounds; ++round) {
+      const std::uint64_t first = 1 + 1000 * round;
+      pair.save_at_a(first);
+      // On a busy machine A may be late by itself: this is about what comes from it.
+      auto claimed = pair.on_b.engine->claim(numbers_from(first, kBlocks)).value();
+      while (claimed.blocks != kBlocks) {
+        if (claimed.blocks != 0) pair.load_and_check(claimed, first);
+        claimed = pair.on_b.engine->claim(numbers_from(first, kBlocks)).value();
+      }
+
+      pair.a.signal(SIGSTOP);
+      const auto stopped = std::chrono::steady_clock::now();
+      std::vector<CacheSession::Ticket> lookups;
+      for (std::uint64_t i = 0; i < 4; ++i) {
+        const auto keys = numbered_keys(numbers_from(500001 + 100 * round + 10 * i, 4));
+        lookups.push_back(pair.on_b.engine->session().lookup(keys).value());
+      }
+      std::this_thread::sleep_until(stopped + kStop);
+      pair.a.signal(SIGCONT);
+
+      whole += pair.load_and_check(claimed, first).blocks == kBlocks ? 1 : 0;
+      for (const auto ticket : lookups) {
+        REQUIRE(pair.on_b.engine->session().take(ticket, kHang));
+      }
+    }
+    CHECK(whole == kRounds);
+    CHECK(of_a("losses") == 0);
+    CHECK(of_a("greetings") == 1);
+    pair.check_rest();
   }
 
   TEST_CASE("what one owner no longer gives comes from another") {
