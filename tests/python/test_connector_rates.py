@@ -125,6 +125,21 @@ def test_small_steps_do_not_say_that_long_prompts_are_computed_slowly(compute, c
     assert compute.tokens_per_second(100) == pytest.approx(5000)
 
 
+def test_half_of_a_prompt_at_most_is_computed_to_know_how_fast_that_is(compute, clock):
+    assert [compute.unknown(tokens) for tokens in (100, 200, 1024, 3000, 8192)] == [
+        0,
+        64,
+        512,
+        512,
+        2048,
+    ]
+    step(compute, clock, 600, 0.1)
+    assert compute.unknown(1024) == 0, "steps of that size are known"
+    assert compute.unknown(8192) == 2048
+    step(compute, clock, 4096, 0.1)
+    assert [compute.unknown(tokens) for tokens in (200, 1024, 8192)] == [0, 0, 0]
+
+
 def test_prompts_that_are_being_computed_come_first(compute, clock):
     compute.begin("a", 10_000)
     compute.begin("b", 5_000)
@@ -203,6 +218,21 @@ def test_blocks_that_arrive_too_late_are_not_offered_and_those_in_the_pool_are(s
     assert side.lookups._counts.data["declined"] == {"peer": 1}
     assert side.lookups.blocks_beyond(one, 0) == 4, "decided once"
     assert side.server.ended == []
+
+
+def test_an_engine_that_knows_no_rate_computes_a_part_of_what_it_could_load(side):
+    side.server.answers[1] = (20, True, TOKEN, 20, 0.001, 0.5)
+    one = state(400)
+    assert side.lookups.blocks_beyond(one, 0) == 16, "64 tokens are computed"
+    assert side.lookups.blocks_beyond(one, 0) == 16, "decided once"
+    side.teach(16_000)
+    assert side.policy.learning_blocks(20) == 0
+
+
+def test_a_policy_of_always_computes_nothing_that_it_could_load():
+    always = Side("always")
+    always.server.answers[1] = (20, True, TOKEN, 20, 0.001, 0.5)
+    assert always.lookups.blocks_beyond(state(400), 0) == 20
 
 
 def test_a_claim_whose_load_is_slower_is_ended_and_is_a_miss(side):

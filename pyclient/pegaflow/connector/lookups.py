@@ -55,6 +55,8 @@ class Lookups:
         self._clock = clock
         self._events = events
         self._patience_s = STEP_PATIENCE_S
+        # Blocks of claims of which it is not decided whether they are loaded, by their place.
+        self._undecided: dict[int, int] = {}
 
     def new_step(self) -> None:
         self._patience_s = STEP_PATIENCE_S
@@ -165,7 +167,8 @@ class Lookups:
         stop = min(usable, local + _native.MAX_KEYS)
         tail = self._tail(state) if usable - local < _native.MAX_KEYS else b""
         keys = b"".join(state.chain.keys(local, stop)) + tail
-        computing = self._policy.computing(stop - local)
+        # Those before it may be computed first. What is offered is decided when that is known.
+        computing = self._policy.computing(stop - local, sum(self._undecided.values()))
         try:
             ticket = self._session.claim(
                 keys, len(tail) or state.chain.key_bytes, computing.delay_s, computing.block_s
@@ -176,6 +179,7 @@ class Lookups:
         state.claim = Claim(
             first=local, ticket=ticket, asked_at=self._clock(), tail=tail, tail_at=stop
         )
+        self._undecided[id(state.claim)] = stop - local
         if self._events is not None:
             state.claim.offered = self._events.offer_unreported(state, local, stop)
         return True
@@ -206,6 +210,7 @@ class Lookups:
         """How many of the ``offered`` blocks are loaded sooner than they are computed. Decided once
         a claim: what is fetched for it should be used.
         """
+        self._undecided.pop(id(claim), None)
         now = self._clock()
         last_s = max(0.0, claim.answered_at + claim.last_s - now) if claim.last_s else 0.0
         source = self._policy.slower_source(offered, min(claim.coming, offered), last_s)
@@ -219,6 +224,11 @@ class Lookups:
             self._counts.add("declined", 1, source)
             return 0
         claim.accepted = True
+        left = self._policy.learning_blocks(offered)
+        if offered - left >= self._min_blocks:
+            claim.blocks -= left
+            claim.coming = max(0, claim.coming - left)
+            offered -= left
         return offered
 
     def _take_claim(self, state: RequestState, claim: Claim) -> bool:
@@ -230,6 +240,7 @@ class Lookups:
             answer = self._session.take_claim(claim.ticket, patience)
         except _native.PegaFlowError as error:
             self._settle(claim)
+            self._undecided.pop(id(claim), None)
             state.claim = None
             self._missed(state, _reason(error))
             return False
@@ -272,6 +283,7 @@ class Lookups:
         claim, state.claim = state.claim, None
         if claim is None:
             return
+        self._undecided.pop(id(claim), None)
         self._settle(claim)
         if claim.ticket is not None:
             self._session.forget(claim.ticket)

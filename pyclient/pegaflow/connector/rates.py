@@ -108,6 +108,17 @@ class ComputeRate:
             return smaller
         return next((rate.per_second for rate in self._rates[size + 1 :] if rate.per_second), 0.0)
 
+    def unknown(self, tokens: int) -> int:
+        """How many of a prompt's ``tokens`` to compute, so that their rate becomes known.
+
+        The largest step of which nothing is known, at most half of the prompt; 0: enough is known.
+        """
+        most = min(tokens // 2, self._most_tokens)
+        size = sum(most >= least for least in STEP_SIZES) - 1
+        if size < 0 or any(rate.per_second for rate in self._rates[size:]):
+            return 0
+        return STEP_SIZES[size]
+
     @property
     def backlog(self) -> int:
         """Tokens of admitted prompts that are not in a step yet."""
@@ -165,13 +176,25 @@ class LoadPolicy:
         self.compute = ComputeRate(most_tokens=most_tokens, clock=clock)
         self.copies = CopyRate()
 
-    def computing(self, blocks: int) -> Computing:
-        """Of ``blocks`` of a prompt, from now on."""
+    def computing(self, blocks: int, ahead: int = 0) -> Computing:
+        """Of ``blocks`` of a prompt, from now on; behind ``ahead`` more that may be computed."""
         rate = 0.0 if self._always else self.compute.tokens_per_second(blocks * self._block_size)
         if not rate:
             return Computing()
         return Computing(
-            min(self.compute.backlog / rate, LONGEST_S), min(self._block_size / rate, LONGEST_S)
+            min((self.compute.backlog + ahead * self._block_size) / rate, LONGEST_S),
+            min(self._block_size / rate, LONGEST_S),
+        )
+
+    def learning_blocks(self, blocks: int) -> int:
+        """How many of ``blocks`` that could be loaded are computed, for want of a rate.
+
+        An engine that loads whatever it is asked for would never know that it computes faster.
+        """
+        return (
+            0
+            if self._always
+            else -(-self.compute.unknown(blocks * self._block_size) // self._block_size)
         )
 
     def slower_source(self, blocks: int, coming: int, last_s: float) -> str:
