@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import dataclasses
 import random
 import shutil
 import signal
@@ -29,19 +30,22 @@ def parser(description: str | None) -> argparse.ArgumentParser:
 class Servers:
     """One pegaflow-server, and vLLMs with and without the connector, in one directory."""
 
-    def __init__(self, build_dir: Path, directory: Path, pool_size: str) -> None:
-        self.model = ensure_model()
+    def __init__(
+        self, build_dir: Path, directory: Path, pool_size: str, plain: VllmOptions
+    ) -> None:
         self.pega = PegaServer(build_dir / "server" / "pegaflow-server", directory, pool_size)
-        self.plain = VllmServer(VllmOptions(self.model), directory / "plain")
-        options = VllmOptions(
-            self.model, connector=self.pega.address, python_path=[build_dir / "python"]
+        self.plain = VllmServer(plain, directory / "plain")
+        connected = dataclasses.replace(
+            plain, connector=self.pega.address, python_path=[build_dir / "python"]
         )
-        self.connected = VllmServer(options, directory / "pega")
+        self.connected = VllmServer(connected, directory / "pega")
 
 
 @contextlib.contextmanager
-def servers(build_dir: Path, pool_size: str) -> Iterator[Servers]:
+def servers(build_dir: Path, pool_size: str, plain: VllmOptions | None = None) -> Iterator[Servers]:
     """Servers that are not started yet; all that were are stopped at the end.
+
+    ``plain`` is the vLLM without the connector, and but for that the other one too.
 
     The logs are kept, and their place is printed, when an error ends the run.
     """
@@ -51,7 +55,7 @@ def servers(build_dir: Path, pool_size: str) -> Iterator[Servers]:
 
     signal.signal(signal.SIGTERM, end)
     directory = Path(tempfile.mkdtemp(prefix="pega-perf-"))
-    made = Servers(build_dir, directory, pool_size)
+    made = Servers(build_dir, directory, pool_size, plain or VllmOptions(ensure_model()))
     try:
         yield made
     except Exception:

@@ -41,7 +41,7 @@ from vllm.v1.structured_output import StructuredOutputManager
 
 from pegaflow.connector.adapters import AdapterFiles
 from tests.python import rank
-from tests.python.fake_model import answer
+from tests.python.fake_model import FakeModel, answer
 from tests.python.rank import Rank, RankOptions, RankProcess
 
 BLOCK = 16
@@ -139,17 +139,19 @@ def kv_cache_configs(config: VllmConfig, blocks: int, mla: bool = False) -> list
 
 def rank_specs(config: VllmConfig, rank: int, mla: bool = False) -> dict[str, Any]:
     """What the layers of one rank say of their KV: those of its stage, with its share of heads."""
-    parallel = config.parallel_config
+    parallel, model = config.parallel_config, config.model_config.hf_config
     tensor, stages = parallel.tensor_parallel_size, parallel.pipeline_parallel_size
-    common = {"block_size": BLOCK, "head_size": 16, "dtype": config.model_config.dtype}
+    common = {
+        "block_size": BLOCK,
+        "head_size": model.head_dim,
+        "dtype": config.model_config.dtype,
+    }
     spec = (
         MLAAttentionSpec(num_kv_heads=1, max_tp_shards=1, **common)
         if mla
-        else FullAttentionSpec(
-            num_kv_heads=max(1, MODEL["num_key_value_heads"] // tensor), **common
-        )
+        else FullAttentionSpec(num_kv_heads=max(1, model.num_key_value_heads // tensor), **common)
     )
-    first, end = get_pp_indices(MODEL["num_hidden_layers"], rank // tensor, stages)
+    first, end = get_pp_indices(model.num_hidden_layers, rank // tensor, stages)
     return {f"model.layers.{i}.self_attn.attn": spec for i in range(first, end)}
 
 
@@ -233,6 +235,7 @@ class Engine:
         patient: bool = True,
         process: bool = False,
         mla: bool = False,
+        model_class: type[FakeModel] = FakeModel,
         **changes: Any,
     ) -> None:
         changes["extra"] = ALWAYS | (PATIENT if patient else {}) | changes.get("extra", {})
@@ -247,7 +250,9 @@ class Engine:
             config = copy.deepcopy(self.config)
             config.parallel_config.rank = number
             content = content_of(config, number, mla)
-            options = RankOptions(config, worker_config, v2_runner, old_release, content)
+            options = RankOptions(
+                config, worker_config, v2_runner, old_release, content, model_class
+            )
             several = parallel.world_size > 1
             self.ranks.append((RankProcess if process or several else Rank)(options))
         hash_fn = get_hash_fn_by_name(self.config.cache_config.prefix_caching_hash_algo)

@@ -32,6 +32,7 @@ class RankOptions:
     v2_runner: bool = False
     old_release: bool = False
     content: int = 0  #: Ranks with equal numbers hold the same bytes.
+    model_class: type[FakeModel] = FakeModel
 
 
 class Rank:
@@ -39,7 +40,7 @@ class Rank:
 
     def __init__(self, options: RankOptions) -> None:
         self._options = options
-        self.model = FakeModel(options.kv_cache_config, options.content)
+        self.model = options.model_class(options.kv_cache_config, options.content)
         self._computed: dict[str, int] = {}
         # vLLM's workers get a pickled copy of the configuration.
         self.worker = KVConnectorFactory.create_connector(

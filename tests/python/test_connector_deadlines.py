@@ -87,7 +87,7 @@ def server(clock) -> SlowServer:
 @pytest.fixture
 def policy(clock, loads) -> LoadPolicy:
     return LoadPolicy(
-        always=False,
+        always=True,
         block_size=BLOCK,
         most_tokens=8192,
         queued_blocks=loads.queued_blocks,

@@ -331,11 +331,19 @@ class PegaServer(_OwnServer):
 
     def post(self, path: str) -> tuple[int, Any]:
         """POST over the server's Unix socket for HTTP; returns status and the JSON answer."""
+        status, body = self._ask("POST", path)
+        return status, json.loads(body)
+
+    def metrics_by_socket(self) -> Metrics:
+        """metrics() of a server in a network namespace of its own."""
+        return Metrics(self._ask("GET", "/metrics")[1].decode())
+
+    def _ask(self, method: str, path: str) -> tuple[int, bytes]:
         connection = _SocketConnection(self._ready["http_socket"], timeout=60)
         with contextlib.closing(connection):
-            connection.request("POST", path, headers={"Content-Length": "0"})
+            connection.request(method, path, headers={"Content-Length": "0"})
             response = connection.getresponse()
-            return response.status, json.loads(response.read())
+            return response.status, response.read()
 
     @property
     def peer_listen(self) -> str:

@@ -1,0 +1,172 @@
+#!/usr/bin/env python3
+"""Whether the connector makes vLLM preempt: requests that do not fit into its KV cache at once.
+
+Two vLLMs with the same small KV cache, one with the connector and one without, get the same
+requests in turns, all of a round at once and so many that the cache is full and some of them are
+preempted. In each round the prompts are new, so that they are saved; and then they come again, so
+that what vLLM has dropped is loaded. Counts vLLM's preemptions and the requests that finished, and
+compares every token of the answers. The connector may not preempt more, within the 95 % interval
+of the rounds' differences, and every request must finish with the tokens of the vLLM without it.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import random
+import statistics
+import sys
+from concurrent.futures import ThreadPoolExecutor
+
+from demo.client import RequestFailed, complete
+from demo.stage import wait_until
+from perf.support.figure import Figure, mean_interval, note, publish
+from perf.support.servers import Servers, parser, servers
+from tests.support.vllm_server import ModelShape, VllmOptions, VllmServer, ensure_model
+
+#: Small, so that a step takes little time and many requests are in flight.
+SHAPE = ModelShape(layers=4, hidden=256, heads=4, kv_heads=2)
+BLOCK_TOKENS = 32
+#: At most so much more than without the connector.
+REACH = 1.0
+
+
+@dataclasses.dataclass(frozen=True)
+class Round:
+    """What became of one burst at one vLLM."""
+
+    answers: list[tuple[int, ...] | None]  #: None: it failed.
+    preemptions: int
+
+
+def burst(vllm: VllmServer, prompts: list[list[int]], output: int) -> Round:
+    """All prompts at once."""
+
+    def ask(prompt: list[int]) -> tuple[int, ...] | None:
+        try:
+            return complete(vllm.http, prompt, output).tokens
+        except RequestFailed as why:
+            note(f"a request failed: {why}")
+            return None
+
+    before = preemptions(vllm)
+    with ThreadPoolExecutor(len(prompts)) as pool:
+        answers = list(pool.map(ask, prompts))
+    return Round(answers, preemptions(vllm) - before)
+
+
+def preemptions(vllm: VllmServer) -> int:
+    return int(vllm.metrics().total("vllm:num_preemptions_total"))
+
+
+def loaded_blocks(run: Servers) -> int:
+    return int(run.connected.metrics().total("vllm:pegaflow_loaded_blocks_total"))
+
+
+def main() -> int:
+    arguments = parser(__doc__)
+    arguments.add_argument("--rounds", type=int, default=10, help="two bursts each; at least 5")
+    arguments.add_argument("--requests", type=int, default=24, help="in flight")
+    arguments.add_argument("--tokens", type=int, default=256, help="of a prompt")
+    arguments.add_argument("--output", type=int, default=128, help="tokens to answer")
+    arguments.add_argument(
+        "--fit", type=int, default=8, help="requests that fit into the KV cache with their answers"
+    )
+    options = arguments.parse_args()
+    note(f"seed {options.seed}")
+    draw = random.Random(options.seed)
+    needed = -(-(options.tokens + options.output) // BLOCK_TOKENS) * BLOCK_TOKENS
+    plain = VllmOptions(
+        ensure_model(SHAPE),
+        kv_cache_bytes=options.fit * needed * SHAPE.kv_bytes_per_token(),
+        max_model_len=needed,
+    )
+    with_, without = [], []
+    finished, differ, asked = 0, 0, 0
+    with servers(options.build_dir, "1gb", plain) as run:
+        run.pega.start()
+        for vllm in (run.plain, run.connected):
+            vllm.start()
+        wait_until("the cache is used", lambda: is_used(run), 60)
+        for number in range(-1, options.rounds):  # one to warm up
+            prompts = [
+                [draw.randrange(3, SHAPE.vocabulary) for _ in range(options.tokens)]
+                for _ in range(options.requests)
+            ]
+            for again in (False, True):
+                made = {}
+                for is_ours in (number % 2 == 0, number % 2 != 0):
+                    vllm = run.connected if is_ours else run.plain
+                    made[is_ours] = burst(vllm, prompts, options.output)
+                note(
+                    f"round {number + 1}, {'again' if again else 'new'}: preemptions without "
+                    f"{made[False].preemptions}, with {made[True].preemptions}; "
+                    f"{loaded_blocks(run)} blocks loaded so far"
+                    + (" (warm-up)" if number < 0 else "")
+                )
+                if number < 0:
+                    continue
+                without.append(made[False].preemptions)
+                with_.append(made[True].preemptions)
+                asked += options.requests
+                pairs = list(zip(made[True].answers, made[False].answers, strict=True))
+                finished += sum(ours is not None for ours, _ in pairs)
+                differ += sum(ours != theirs for ours, theirs in pairs)
+        loaded = loaded_blocks(run)
+        waits = int(run.connected.metrics().total("vllm:pegaflow_pin_waits_total"))
+    if not sum(without):
+        note("nothing was preempted: the KV cache was not full")
+        return 1
+    mean, low, high = mean_interval([a - b for a, b in zip(with_, without, strict=True)])
+    params = {
+        "requests": options.requests,
+        "prompt_tokens": options.tokens,
+        "output_tokens": options.output,
+        "fit": options.fit,
+        "rounds": options.rounds,
+        "seed": options.seed,
+        "with": with_,
+        "without": without,
+        "difference_mean": mean,
+        "difference_interval": [low, high],
+        "loaded_blocks": loaded,
+        "pin_waits": waits,
+    }
+    figures = [
+        Figure(
+            run="preemptions of a burst with the connector, lower end of the 95 % interval",
+            params=params,
+            figure=statistics.fmean(without) + low,
+            unit="preemptions",
+            bound=statistics.fmean(without),
+            bound_name="vLLM without the connector",
+            reach=REACH,
+            n=len(with_),
+            spread=(
+                f"bursts of {options.requests}; with {sum(with_)}, without {sum(without)}, "
+                f"difference {mean:+.2f} ({low:+.2f} to {high:+.2f}); {loaded} blocks loaded"
+            ),
+        ),
+        Figure(
+            run="requests that finished with the connector, with the tokens of those without",
+            params=params,
+            figure=asked - differ,
+            unit="requests",
+            bound=asked,
+            bound_name="requests asked",
+            reach=1.0,
+            n=asked,
+            spread=f"{finished} finished, {differ} with other tokens or none",
+            at_least=True,
+        ),
+    ]
+    return 0 if publish(figures, options.json) else 1
+
+
+def is_used(run: Servers) -> bool:
+    """Whether the vLLM with the connector saves and loads."""
+    complete(run.connected.http, [5] * (2 * BLOCK_TOKENS), 1)
+    return run.pega.metrics().total("pegaflow_cache_block_insertions_total") > 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
