@@ -99,7 +99,7 @@ void HealthChecks::look_at_files() {
   if (files_.salt_key.has_changed()) {
     Result<std::optional<CacheSalts>> salts = shared_.options.cache_salts();
     if (salts) {
-      shared_.salts = std::move(*salts);
+      shared_.salts = *salts;
       kLog.warn("the key of cache salts has changed: what tenants have cached is not found again");
     } else {
       ++shared_.metrics.key_file_errors;
