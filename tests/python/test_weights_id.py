@@ -2,6 +2,7 @@
 
 import argparse
 import contextlib
+import errno
 import json
 import os
 import random
@@ -364,6 +365,51 @@ def test_a_directory_that_cannot_be_written_costs_the_digest_only(old_file, monk
     read = read_count(monkeypatch)
     assert id_of(old_file.parent) == id_of(old_file.parent)
     assert len(read) == 2
+
+
+@pytest.mark.parametrize(
+    "environ",
+    [
+        {"PEGAFLOW_CACHE_DIR": "~no-such-user/cache"},
+        {"XDG_CACHE_HOME": "~no-such-user/cache"},
+    ],
+)
+def test_a_cache_below_a_home_that_is_not_there_costs_the_digest_only(
+    old_file, monkeypatch, environ
+):
+    monkeypatch.delenv("PEGAFLOW_CACHE_DIR")
+    for name, value in environ.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.chdir(old_file.parent)
+    read = read_count(monkeypatch)
+    assert id_of(old_file.parent) == id_of(old_file.parent)
+    assert len(read) == 2
+    assert os.listdir() == [old_file.name]
+
+
+def test_a_user_without_a_home_has_caches_that_are_not_there(monkeypatch):
+    """As in a container that runs under any number: neither HOME nor an entry in passwd."""
+    code = (
+        "import os; os.environ.clear(); os.setuid(54321)\n"
+        "from pegaflow.weights import digests, hub\n"
+        "assert not digests.DigestCache().put(digests.Path('/x'), digests.Stamp(1, 0, 0, 1, 1),"
+        " 'a' * 64)\n"
+        "print(digests.cache_directory(), hub.cache_directory())"
+    )
+    if os.getuid() != 0:
+        pytest.skip("needs root to become another user")
+    made = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    assert made.stdout == "/dev/null/pegaflow ~/.cache/huggingface/hub\n", made.stderr
+
+
+def test_a_file_system_without_locks_costs_another_hash_only(old_file, monkeypatch):
+    def no_locks(*_: object) -> None:
+        raise OSError(errno.ENOSYS, os.strerror(errno.ENOSYS))
+
+    monkeypatch.setattr(digests.fcntl, "flock", no_locks)
+    read = read_count(monkeypatch)
+    assert id_of(old_file.parent) == id_of(old_file.parent)
+    assert read == [old_file]
 
 
 def test_a_file_that_was_just_written_is_not_kept(tmp_path, cache_directory):

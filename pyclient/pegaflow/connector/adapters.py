@@ -113,7 +113,7 @@ def _file_digest(file: _File, cache: DigestCache) -> str:
 
 def _resolve(path: str) -> tuple[Path, list[_File]]:
     """The directory that vLLM reads, and what else decides which one that is."""
-    directory = Path(path).expanduser()
+    directory = Path(os.path.expanduser(path))  # Path's own raises where there is no home
     if directory.is_absolute() or directory.exists():
         return directory.absolute(), []
     if os.environ.get("VLLM_USE_MODELSCOPE", "").lower() in ("1", "true"):

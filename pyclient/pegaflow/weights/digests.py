@@ -61,9 +61,12 @@ def _stamp(status: os.stat_result, path: Path) -> Stamp:
 
 
 def cache_directory(environ: Mapping[str, str] = os.environ) -> Path:
-    if own := environ.get("PEGAFLOW_CACHE_DIR"):
-        return Path(own).expanduser()
-    return Path(environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "pegaflow"
+    """Where digests are kept; a directory that cannot exist where the user has no home."""
+    own = environ.get("PEGAFLOW_CACHE_DIR")
+    cache = environ.get("XDG_CACHE_HOME") or "~/.cache"
+    # Not Path.expanduser(), which raises then.
+    made = os.path.expanduser(own or os.path.join(cache, "pegaflow"))
+    return Path("/dev/null/pegaflow" if made.startswith("~") else made)
 
 
 def hash_file(path: Path, on_bytes: Callable[[int], None] = lambda count: None) -> str:
@@ -156,7 +159,8 @@ class DigestCache:
             yield  # without a directory each hashes for itself
             return
         with lock:
-            fcntl.flock(lock, fcntl.LOCK_EX)
+            with contextlib.suppress(OSError):  # a file system without locks
+                fcntl.flock(lock, fcntl.LOCK_EX)
             yield
 
     def _entry(self, path: Path) -> Path:

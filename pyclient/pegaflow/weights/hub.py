@@ -21,11 +21,15 @@ def cache_directory(environ: Mapping[str, str] = os.environ) -> Path:
     """Where huggingface_hub keeps its cache."""
     for name in ("HF_HUB_CACHE", "HUGGINGFACE_HUB_CACHE"):
         if value := environ.get(name):
-            return Path(os.path.expandvars(value)).expanduser()
+            return _expanded(value)
     if home := environ.get("HF_HOME"):
-        return Path(os.path.expandvars(home)).expanduser() / "hub"
-    cache = environ.get("XDG_CACHE_HOME") or "~/.cache"
-    return Path(cache).expanduser() / "huggingface" / "hub"
+        return _expanded(home) / "hub"
+    return _expanded(environ.get("XDG_CACHE_HOME") or "~/.cache") / "huggingface" / "hub"
+
+
+def _expanded(path: str) -> Path:
+    # Path.expanduser() raises where the user has no home.
+    return Path(os.path.expanduser(os.path.expandvars(path)))
 
 
 def is_repository(name: str) -> bool:
