@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 from vllm.config.multimodal import MultiModalConfig
+from vllm.config.quantization import QuantizationConfigArgs
 from vllm.v1.kv_cache_interface import (
     ChunkedLocalAttentionSpec,
     FullAttentionSpec,
@@ -138,6 +139,30 @@ def test_options_that_change_embeddings_and_no_hash_are_a_factor(configs, option
     view = _Loose(config)
     view.model_config.multimodal_config = MultiModalConfig(**options)
     assert factors(view, kv_config).get("multimodal") == expected
+
+
+@pytest.mark.parametrize(
+    ("options", "expected"),
+    [
+        ({}, None),
+        ({"linear": "fp8_per_tensor"}, '"float8_e4m3fn"'),
+        ({"linear": "mxfp8"}, '"group_shape":[1,32]'),
+        ({"linear": "mxfp8", "ignore": ["model.layers.0.*"]}, '"ignore":["model.layers.0.*"]'),
+    ],
+)
+def test_what_is_quantized_while_it_is_loaded_is_a_factor(made, options, expected):
+    if not options:
+        assert "quantization_config" not in factors(*made)
+        return
+    config = vllm_config(
+        "unix:/nowhere.sock", dtype="bfloat16", quantization="online", quantization_config=options
+    )
+    text = factors(config, kv_cache_config(config, 80))["quantization_config"]
+    assert expected in text.replace("torch.", "")
+    others = [{"linear": "fp8_per_block"}, {"linear": "mxfp8", "ignore": ["lm_head"]}]
+    for other in others:
+        changed = QuantizationConfigArgs(**other)
+        assert namespace._quantization_config(SimpleNamespace(quantization_config=changed)) != text
 
 
 def test_a_base_of_rope_that_stands_alone_is_a_factor(configs):

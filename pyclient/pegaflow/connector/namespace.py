@@ -10,6 +10,7 @@ tests/python/test_connector_namespace.py pins the ids of several configurations.
 
 from __future__ import annotations
 
+import dataclasses
 import enum
 import hashlib
 import itertools
@@ -130,6 +131,7 @@ def factors(
     ]
     some = [
         ("kv_dtype_skip_layers", skipped if is_staged else ""),
+        ("quantization_config", _quantization_config(model)),
         ("multimodal", _multimodal(model)),
     ]
     return listed + [(name, text) for name, text in some if text]
@@ -171,6 +173,14 @@ def _multimodal(model: Any) -> str:
     if path := options.get("mm_encoder_fp8_scale_path"):
         options["mm_encoder_fp8_scale_path"] = hashlib.sha256(Path(path).read_bytes()).hexdigest()
     return _canonical(options) if options else ""
+
+
+def _quantization_config(model: Any) -> str:
+    """--quantization-config: which layers are quantized when they are loaded, and how."""
+    stated = getattr(model, "quantization_config", None)
+    if stated is None:
+        return ""
+    return _canonical(dataclasses.asdict(stated) if dataclasses.is_dataclass(stated) else stated)
 
 
 def _overrides(model: Any) -> str:
