@@ -238,6 +238,84 @@ def test_a_file_that_is_replaced_while_it_is_identified_makes_no_id(tmp_path, en
     assert weights_id(made).startswith("private:")
 
 
+def by_link(root: Path) -> None:
+    (root / "new").symlink_to("v2")
+    (root / "new").replace(root / "current")
+
+
+def by_link_above(root: Path) -> None:
+    (root / "new").symlink_to("other")
+    (root / "new").replace(root / "models")
+
+
+def by_name(root: Path) -> None:
+    (root / "v1").rename(root / "old")
+    (root / "v2").rename(root / "v1")
+
+
+def by_name_above(root: Path) -> None:
+    (root / "all").rename(root / "old")
+    (root / "other").rename(root / "all")
+
+
+def by_name_and_an_entry(root: Path) -> None:
+    by_name(root)
+    (root / "v1" / "deployed").touch()
+
+
+@pytest.mark.parametrize(
+    ("switch", "inside", "model_path"),
+    [
+        (by_link, "", "current"),
+        (by_link_above, "", "models/v1"),
+        (by_name, "all", "all/v1"),
+        (by_name, "all", "all/current"),
+        (by_name, "all", "all/v1/model.safetensors"),
+        (by_name_above, "", "all/v1"),
+        (by_name_and_an_entry, "all", "all/v1"),
+    ],
+)
+def test_a_path_that_leads_elsewhere_since_the_engine_started_makes_the_namespace_private(
+    tmp_path, engine, switch, inside, model_path
+):
+    root = tmp_path / "root"
+    first, other = (root if "/" not in model_path else root / name for name in ("all", "other"))
+    model(first / "v1", b"loaded")
+    model(first / "v2", b"others")
+    model(other / "v1", b"others")
+    (first / "current").symlink_to("v1")
+    (root / "models").symlink_to("all")
+    engine.ns = after_the_files()
+    made = config(root / model_path)
+    before = weights_id(made)
+
+    switch(root / inside)
+    assert before.startswith("sha256:")
+    assert weights_id(made) == "private:engine:core"
+
+
+def after_the_files() -> int:
+    """A time between all stamps so far and all that come."""
+    now = time.time_ns() + 10**7
+    threading.Event().wait(0.05)
+    return now
+
+
+def test_what_comes_and_goes_beside_a_model_does_not_make_its_namespace_private(tmp_path, engine):
+    model(tmp_path / "all" / "v1")
+    (tmp_path / "all" / "current").symlink_to("v1")
+    (tmp_path / "link").symlink_to("all")
+    # ".." behind a link is not the directory that holds the link.
+    (tmp_path / "links").mkdir()
+    (tmp_path / "links" / "up").symlink_to("../link/current/../v1")
+    engine.ns = after_the_files()
+    (tmp_path / "all" / "another").mkdir()
+    (tmp_path / "links" / "file").touch()
+    (tmp_path / "links" / "file").unlink()
+    for path in ("all/v1", "link/current", "links/up", "link/current/../v1/model.safetensors"):
+        assert weights_id(config(tmp_path / path)) == of_files(tmp_path / "all" / "v1"), path
+
+
 def background() -> threading.Thread | None:
     return next((t for t in threading.enumerate() if t.name == "pega-weights"), None)
 

@@ -20,6 +20,7 @@ from pegaflow.weights import hub
 from pegaflow.weights.digests import DigestCache
 from pegaflow.weights.files import FORMATS, UnknownWeights, weight_files
 from pegaflow.weights.identity import WeightFile, digest_of, identify, look_at
+from pegaflow.weights.paths import switched
 
 log = logging.getLogger("vllm.pegaflow")
 
@@ -78,7 +79,8 @@ def weights_id(vllm_config: Any, configured: str, instance: str) -> str:
     try:
         chosen = _choose(vllm_config)
         files = look_at(chosen.files)
-        if reason := chosen.moved(core.started_ns) or _changed(files, core.started_ns):
+        since = core.started_ns
+        if reason := chosen.moved(since) or _changed(files, since) or _switched(chosen.path, since):
             return _private(vllm_config, instance, core, reason)
         cache = DigestCache()
         if reason := _too_long(files, cache, core.digests_before_ns):
@@ -87,7 +89,8 @@ def weights_id(vllm_config: Any, configured: str, instance: str) -> str:
             return _private(vllm_config, instance, core, reason)
         made = identify(files, cache)
         # Once more: a file that was replaced since vLLM read it has another stamp, and is young.
-        if reason := _changed(look_at(_choose(vllm_config).files), core.started_ns):
+        again = _choose(vllm_config)
+        if reason := _changed(look_at(again.files), since) or _switched(again.path, since):
             return _private(vllm_config, instance, core, reason)
         return made
     except (UnknownWeights, OSError) as error:
@@ -100,6 +103,7 @@ class _Chosen:
 
     files: Sequence[Path]
     ref: Path | None = None  #: Of the hub's cache, where it alone says which snapshot was loaded.
+    path: Path | None = None  #: The model's, where it is no repository of the hub.
 
     def moved(self, since_ns: int) -> str:
         """Whether another snapshot may have been loaded than the one that the ref names now."""
@@ -120,7 +124,7 @@ def _choose(vllm_config: Any) -> _Chosen:
     load_format = _load_format(vllm_config)
     path = Path(model.model)
     if path.exists():
-        return _Chosen(weight_files(path, load_format))
+        return _Chosen(weight_files(path, load_format), path=path)
     if os.environ.get("VLLM_USE_MODELSCOPE", "").lower() in ("1", "true"):
         raise UnknownWeights(f"{model.model} is of ModelScope")
     if not hub.is_repository(str(model.model)):
@@ -166,6 +170,12 @@ def _changed(files: Sequence[WeightFile], since_ns: int) -> str:
         if not file.blob and file.stamp.changed_ns > since_ns:
             return f"{file.path} was changed while the engine started"
     return ""
+
+
+def _switched(path: Path | None, since_ns: int) -> str:
+    """Whether a model's path may have led to other files when vLLM read them."""
+    reason = switched(path, since_ns) if path is not None else ""
+    return f"{reason} while the engine started" if reason else ""
 
 
 def _too_long(files: Sequence[WeightFile], cache: DigestCache, before_ns: int | None) -> str:
