@@ -11,9 +11,9 @@ import pytest
 from vllm.lora.request import LoRARequest
 from vllm.v1.engine.core import EngineCore
 
-from pegaflow.connector.adapters import AdapterFiles, Adapters
+from pegaflow.connector.adapters import AdapterFiles, Adapters, salt
 from pegaflow.weights.digests import DigestCache
-from tests.python.harness import WEIGHTS, Engine, train
+from tests.python.harness import WEIGHTS, Engine, train, vllm_config
 
 HASH = bytes(range(32))
 WAIT_S = 30.0
@@ -65,6 +65,37 @@ def test_every_byte_of_every_file_is_in_the_key(tmp_path):
     assert key(more) != first
     assert key(LoRARequest("x", 1, str(tmp_path / "a"), is_3d_lora_weight=True)) != first
     assert key(LoRARequest("x", 1, str(tmp_path / "a")), Adapters("torch.float16")) != first
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"lora_dtype": "bfloat16"},
+        {"lora_target_modules": ["q_proj"]},
+        {"lora_target_modules": ["k_proj", "q_proj"]},
+        {"enable_tower_connector_lora": True},
+        {"enable_mixed_moe_lora_format": True},
+        {"enable_moe_shared_loras": True},
+    ],
+)
+def test_options_that_change_which_weights_apply_are_in_the_key(tmp_path, options):
+    lora = train(tmp_path / "a", "weights", name="x", number=1)
+
+    def made(**options: Any) -> bytes:
+        config = vllm_config("unix:/nowhere.sock", enable_lora=True, **options)
+        return key(lora, Adapters(salt(config)))
+
+    assert made(**options) not in (b"", made(), made(lora_target_modules=["o_proj"]))
+    assert made(**options) == made(**{name: _reversed(value) for name, value in options.items()})
+
+
+def _reversed(value: Any) -> Any:
+    return value[::-1] if isinstance(value, list) else value
+
+
+def test_the_keys_of_engines_without_these_options_stay_as_they_are():
+    assert salt(vllm_config("unix:/nowhere.sock", enable_lora=True)) == "torch.float32"
+    assert salt(SimpleNamespace(lora_config=None)) == ""
 
 
 def wait_settled(directory: Path) -> None:

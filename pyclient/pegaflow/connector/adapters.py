@@ -366,4 +366,19 @@ def _note(what: str, lora_request: Any) -> None:
 def salt(vllm_config: Any) -> str:
     """What an engine's configuration does to the weights of its adapters."""
     lora = getattr(vllm_config, "lora_config", None)
-    return str(getattr(lora, "lora_dtype", ""))
+    stated = [str(getattr(lora, "lora_dtype", ""))]
+    for name in _OPTIONS:
+        # Absent where it is not given, so that the keys of all other engines stay as they are.
+        if value := getattr(lora, name, None):
+            stated.append(f"{name}={sorted(value) if isinstance(value, list) else value}")
+    return "; ".join(stated)
+
+
+#: Of vLLM's options those that say which of an adapter's modules are applied, or how its files are
+#: read.
+_OPTIONS = (
+    "target_modules",
+    "enable_tower_connector_lora",
+    "enable_mixed_moe_lora_format",
+    "enable_moe_shared_loras",
+)
