@@ -165,6 +165,29 @@ def test_what_is_quantized_while_it_is_loaded_is_a_factor(made, options, expecte
         assert namespace._quantization_config(SimpleNamespace(quantization_config=changed)) != text
 
 
+def test_the_processor_is_a_factor_of_models_that_have_one(made):
+    config, kv_config = made
+    where = read_geometry(kv_config, FakeModel(kv_config).tensors)
+    more = {"weights": "named:x", "instance": instance_id(config), "hash_unit": 16}
+    more |= {"layers": where.layers, "arrangements": where.arrangements}
+    without = namespace.factors(config, kv_config, **more)
+    assert namespace.factors(config, kv_config, processor="", **more) == without
+    listed = namespace.factors(config, kv_config, processor="0123", **more)
+    assert listed == [*without, ("processor", "0123")]
+
+
+@pytest.mark.parametrize(("stages", "expected"), [(1, None), (2, "0,2")])
+def test_which_layers_have_another_format_is_a_factor_of_stages(configs, stages, expected):
+    """The layers of a stage alone do not tell which layers of the others are left out."""
+    config, kv_config = configs
+    config.parallel_config.pipeline_parallel_size = stages
+    without = factors(config, kv_config)
+    config.cache_config.kv_cache_dtype_skip_layers = ["0", "2"]
+    listed = factors(config, kv_config)
+    assert listed.pop("kv_dtype_skip_layers", None) == expected
+    assert listed == without
+
+
 def test_a_base_of_rope_that_stands_alone_is_a_factor(configs):
     config, kv_config = configs
     view = SimpleNamespace(rope_parameters=None, rope_scaling=None, rope_theta=10_000.0)

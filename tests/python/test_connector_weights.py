@@ -380,3 +380,85 @@ def test_doctor_names_the_command_for_an_engine_without_an_id():
     _, advice = check_instances([engine])
     assert advice.status == ADVICE
     assert "pegaflow weights-id" in advice.fix
+
+
+# ---- the processor of images, audio and video
+
+
+def with_images(path: Any, **changes: Any) -> Any:
+    made = config(path, **changes)
+    made.model_config.multimodal_config = SimpleNamespace()
+    return made
+
+
+def processor_id(vllm_config: Any) -> str:
+    return weights.processor_id(vllm_config, "engine")
+
+
+def with_processor(directory: Path, mean: float, name: str = "preprocessor_config.json") -> Path:
+    (model(directory) / name).write_text(f'{{"image_mean": [{mean}, 0.5, 0.5]}}')
+    return directory
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["preprocessor_config.json", "processor_config.json", "video_preprocessor_config.json"],
+)
+def test_a_processor_that_was_changed_is_another_factor(tmp_path, name):
+    made = with_images(with_processor(tmp_path, 0.1, name))
+    first, weights_before = processor_id(made), weights_id(made)
+    assert len(first) == 64
+    with_processor(tmp_path, 0.2, name)
+    assert processor_id(made) not in ("", first)
+    assert weights_id(made) == weights_before
+    with_processor(tmp_path, 0.1, name)
+    assert processor_id(made) == first, "neither the place nor the time is part of it"
+
+
+def test_models_of_text_and_models_without_such_files_have_no_processor(tmp_path):
+    made = config(with_processor(tmp_path / "text", 0.1))
+    made.model_config.multimodal_config = None
+    assert processor_id(made) == ""
+    assert processor_id(with_images(model(tmp_path / "none"))) == ""
+    assert processor_id(with_images("org/elsewhere")) == ""
+
+
+def test_a_processor_is_that_of_the_snapshot_that_was_loaded(tmp_path, monkeypatch):
+    monkeypatch.setattr(weights, "_hub_cache", lambda: tmp_path)
+    made = repository(tmp_path, **{COMMIT: b"one", OTHER: b"one"})
+    for commit, mean in ((COMMIT, 0.1), (OTHER, 0.2)):
+        with_processor(made / "snapshots" / commit, mean)
+    by_name, by_commit = (
+        processor_id(with_images("org/name", revision=revision)) for revision in (None, OTHER)
+    )
+    assert by_name == processor_id(with_images(with_processor(tmp_path / "copy", 0.1)))
+    assert by_commit == processor_id(with_images(with_processor(tmp_path / "copy", 0.2)))
+
+
+def test_a_processor_that_changed_since_the_engine_started_makes_the_namespace_private(
+    tmp_path, engine
+):
+    made = with_images(with_processor(tmp_path, 0.1))
+    engine.ns = after_the_files()
+    first = processor_id(made)
+    (tmp_path / "preprocessor_config.json").write_text("{}")
+    assert len(first) == 64
+    assert processor_id(made) == "private:engine:core"
+
+
+def test_a_processor_that_cannot_be_read_makes_the_namespace_private(tmp_path):
+    made = with_images(model(tmp_path))
+    (tmp_path / "preprocessor_config.json").mkdir()
+    assert processor_id(made) == "private:engine:core"
+
+
+def test_a_processor_that_this_start_has_fetched_is_shared(tmp_path, monkeypatch, engine):
+    monkeypatch.setattr(weights, "_hub_cache", lambda: tmp_path)
+    made = repository(tmp_path, **{COMMIT: b"one"})
+    copy = with_processor(tmp_path / "copy", 0.1)
+    blob = made / "blobs" / ("1" * 40)
+    blob.write_bytes((copy / "preprocessor_config.json").read_bytes())
+    (made / "snapshots" / COMMIT / "preprocessor_config.json").symlink_to(blob)
+    expected = processor_id(with_images(copy))
+    engine.ns = time.time_ns() - 10**10  # all of it was written since
+    assert processor_id(with_images("org/name")) == expected != ""

@@ -212,6 +212,7 @@ def _make_mover(
             vllm_config,
             kv_cache_config,
             weights=weights_id,
+            processor=weights.processor_id(vllm_config, instance),
             instance=instance,
             hash_unit=hash_unit(vllm_config, kv_cache_config),
             layers=where.layers,

@@ -84,6 +84,7 @@ def factors(
     kv_cache_config: Any,
     *,
     weights: str,
+    processor: str = "",
     instance: str,
     hash_unit: int,
     layers: Sequence[str],
@@ -91,8 +92,9 @@ def factors(
 ) -> Factors:
     """The list, in its fixed order; behind it the factors that only some engines have.
 
-    ``layers`` are the names in the page's order, ``arrangements`` say how the bytes of each of them
-    lie (layout.Geometry); both come from the registered tensors.
+    ``weights`` and ``processor`` name what was read from files (weights.py). ``layers`` are the
+    names in the page's order, ``arrangements`` say how the bytes of each of them lie
+    (layout.Geometry); both come from the registered tensors.
     """
     model, cache = vllm_config.model_config, vllm_config.cache_config
     parallel = vllm_config.parallel_config
@@ -133,6 +135,7 @@ def factors(
         ("kv_dtype_skip_layers", skipped if is_staged else ""),
         ("quantization_config", _quantization_config(model)),
         ("multimodal", _multimodal(model)),
+        ("processor", processor),
     ]
     return listed + [(name, text) for name, text in some if text]
 

@@ -2,12 +2,16 @@
 
 The id is made of SHA-256 digests of whole files (``pegaflow.weights``). Digests that take long are
 made in the background for later starts: a running engine keeps its namespace.
+
+And the factor ``processor``, for the small files beside the weights that say how images, audio and
+video become the model's input.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import hashlib
+import json
 import logging
 import os
 import threading
@@ -28,6 +32,14 @@ log = logging.getLogger("vllm.pegaflow")
 AT_START_BYTES = 1 << 30
 
 _FIX = "name the weights with pegaflow.weights_id"
+
+#: What transformers reads, and of mistral_common what has more than a vocabulary.
+_OF_THE_PROCESSOR = (
+    "preprocessor_config.json",
+    "processor_config.json",
+    "video_preprocessor_config.json",
+    "tekken.json",
+)
 
 
 def refusal(vllm_config: Any, configured: str) -> str:
@@ -95,6 +107,43 @@ def weights_id(vllm_config: Any, configured: str, instance: str) -> str:
         return made
     except (UnknownWeights, OSError) as error:
         raise UnknownWeights(f"{error}: {_FIX}") from None
+
+
+def processor_id(vllm_config: Any, instance: str) -> str:
+    """Names how a multimodal model's processor is configured; empty for models of text only.
+
+    In none of vLLM's hashes: equal images become other input if a file was changed. Empty also if
+    there are no such files, or not where they can be found, as with ModelScope.
+    """
+    model = vllm_config.model_config
+    if getattr(model, "multimodal_config", None) is None:
+        return ""
+    path = Path(model.model)
+    is_local = path.exists()
+    if is_local:
+        directory = path if path.is_dir() else path.parent
+    else:
+        # Not in the load configuration's download_dir, which is of the weights alone.
+        repository = hub.repository(str(model.model), _hub_cache())
+        try:
+            directory = hub.snapshot(repository, _revision(model, repository))
+        except UnknownWeights:
+            return ""
+    core = _EngineCore.of(vllm_config.parallel_config)
+    try:
+        names = [name for name in _OF_THE_PROCESSOR if (directory / name).exists()]
+        files = look_at([directory / name for name in names])
+        reason = _changed(files, core.started_ns)
+        reason = reason or _switched(path if is_local else None, core.started_ns)
+        cache = DigestCache()
+        digests = [(name, digest_of(file, cache)) for name, file in zip(names, files, strict=True)]
+    except (UnknownWeights, OSError) as error:
+        reason = str(error)
+    if reason:
+        if vllm_config.parallel_config.rank == 0:
+            log.warning("pegaflow: this engine shares no blocks with others: %s", reason)
+        return f"private:{instance}:{core.name}"
+    return hashlib.sha256(json.dumps(digests).encode()).hexdigest() if digests else ""
 
 
 @dataclasses.dataclass(frozen=True)
