@@ -436,6 +436,7 @@ CacheService::Stats CacheService::stats() const {
     ++stats.instances_declined[static_cast<std::size_t>(sides.front().decline.reason)];
   }
   stats.namespaces = namespaces_->all().size();
+  stats.space_names = spaces_.size();
   stats.demand = demand_->windows();
   stats.next_victim_idle_s = store_->next_victim_idle_s();
   stats.waits = waits_.stats();

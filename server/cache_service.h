@@ -323,6 +323,7 @@ class CacheService {
     std::array<std::size_t, kDeclineReasons> instances_declined{};
     std::size_t instances_refused = 0;  ///< All of their ranks are connected, and refused.
     std::size_t namespaces = 0;
+    std::size_t space_names = 0;  ///< By which other nodes may ask for namespaces.
     // Since the start.
     std::uint64_t load_bytes = 0;
     std::uint64_t load_blocks_own = 0;    ///< Written by the process that loads them.
@@ -402,9 +403,10 @@ class CacheService {
   /// A namespace with a shape; may be gone by now.
   struct Named {
     NamespaceId id{};
-    Epoch epoch;  ///< Of its present generation.
+    std::vector<std::uint64_t> page_bytes;  ///< What the name says of a block, shard by shard.
+    Epoch epoch;                            ///< Of its present generation.
   };
-  std::map<Bytes32, Named> spaces_;
+  std::map<Bytes32, Named> spaces_;  ///< One for each namespace, by its name among nodes.
   std::unordered_map<Id128, std::unique_ptr<Client>> clients_;
   std::unordered_map<Id128, std::unique_ptr<Parted>> parted_;
   std::uint32_t next_instance_ = 1;

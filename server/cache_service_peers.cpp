@@ -15,6 +15,12 @@ constexpr Log kLog{"cache"};
 /// Names of namespaces that are gone are looked for when there are more than this.
 constexpr std::size_t kManySpaces = 512;
 
+std::vector<std::uint64_t> page_bytes_of(const NamespaceTable::Namespace& space) {
+  std::vector<std::uint64_t> sizes;
+  for (const Shape::Shard& shard : space.shape.shards) sizes.push_back(shard.page_bytes);
+  return sizes;
+}
+
 }  // namespace
 
 std::uint64_t CacheService::Wants::block_bytes() const {
@@ -22,9 +28,7 @@ std::uint64_t CacheService::Wants::block_bytes() const {
 }
 
 Bytes32 CacheService::name_of(const NamespaceTable::Namespace& space) const {
-  std::vector<std::uint64_t> page_bytes;
-  for (const Shape::Shard& shard : space.shape.shards) page_bytes.push_back(shard.page_bytes);
-  return space_name(space.factors, page_bytes);
+  return space_name(space.factors, page_bytes_of(space));
 }
 
 void CacheService::name_space(Instance& instance) {
@@ -34,9 +38,16 @@ void CacheService::name_space(Instance& instance) {
       return namespaces_->find(entry.second.id) == nullptr;
     });
   }
+  const NamespaceTable::Namespace& space = *namespaces_->find(instance.space_name);
+  // A namespace that lost its shape with its last user has another one now, and with it another
+  // name; see NamespaceTable::leave().
+  std::erase_if(spaces_, [&](const auto& entry) {
+    return entry.second.id == space.id && entry.first != instance.space;
+  });
   // One that was known has this epoch already: see retire_outdated().
-  spaces_.insert_or_assign(instance.space,
-                           Named{.id = instance.space_name, .epoch = epochs_.of(instance.space)});
+  spaces_.insert_or_assign(instance.space, Named{.id = space.id,
+                                                 .page_bytes = page_bytes_of(space),
+                                                 .epoch = epochs_.of(instance.space)});
 }
 
 void CacheService::retire_outdated() {
@@ -61,7 +72,17 @@ bool CacheService::meets(const Bytes32& space, const Epoch& theirs) {
 
 const NamespaceTable::Namespace* CacheService::space_called(const Bytes32& name) const {
   const auto found = spaces_.find(name);
-  return found == spaces_.end() ? nullptr : namespaces_->find(found->second.id);
+  if (found == spaces_.end()) return nullptr;
+  const NamespaceTable::Namespace* const space = namespaces_->find(found->second.id);
+  // The reader copies pages of the sizes that the name stands for: whatever became of the
+  // namespace, none of another size are found or lent by it.
+  const auto has_size = [](const Shape::Shard& shard, std::uint64_t bytes) {
+    return shard.page_bytes == bytes;
+  };
+  return space != nullptr &&
+                 std::ranges::equal(space->shape.shards, found->second.page_bytes, has_size)
+             ? space
+             : nullptr;
 }
 
 // ---- what we fetch
@@ -72,11 +93,9 @@ Result<CacheService::Wants> CacheService::wants(const Id128& connection) {
   if (!instance.is_complete()) {
     return fail(Errc::kGone, "a rank of instance {} is away", instance.id);
   }
-  Wants wants{.space = instance.space, .generation = space_of(instance), .page_bytes = {}};
-  for (const Shape::Shard& shard : namespaces_->find(instance.space_name)->shape.shards) {
-    wants.page_bytes.push_back(shard.page_bytes);
-  }
-  return wants;
+  return Wants{.space = instance.space,
+               .generation = space_of(instance),
+               .page_bytes = page_bytes_of(*namespaces_->find(instance.space_name))};
 }
 
 Result<CacheService::Fetch> CacheService::fetch(const Id128& connection, SpaceId generation,

@@ -133,6 +133,23 @@ TEST_SUITE("nodes") {
     CHECK(health.at("nodes").at("peers").at(1).at("state") == "ready");
   }
 
+  TEST_CASE("a node whose engines change their page size lends no page of another size") {
+    const TwoNodes two;
+    const auto& [at, a, b] = two;
+    EngineAt on_a(a, 2 * kPiece, 16);
+    REQUIRE(sees(b, at[0]));
+    REQUIRE(sees(a, at[1]));
+    { const EngineAt leaves_nothing(b, 2 * kPiece, 16); }
+    REQUIRE(b.metric_becomes("pegaflow_clients", 0));
+    EngineAt other_pages(b, kPiece, 16);
+    REQUIRE_FALSE(other_pages.engine->save(numbers_from(1, 8), blocks_from(0, 8)).error);
+
+    CHECK(on_a.engine->lookup(numbers_from(1, 8)).value().blocks == 0);
+    const auto claimed = on_a.engine->claim(numbers_from(1, 8)).value();
+    CHECK(claimed.blocks == 0);
+    if (claimed.blocks != 0) on_a.load_and_check(claimed, 1);
+  }
+
   TEST_CASE("other models and other page sizes never meet") {
     const TwoNodes two;
     const auto& [at, a, b] = two;

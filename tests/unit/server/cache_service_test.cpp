@@ -313,6 +313,31 @@ TEST_SUITE("CacheService") {
     CHECK(told);
   }
 
+  TEST_CASE("a namespace has one name among nodes, the one that tells its present page sizes") {
+    Fixture f;
+    std::vector<Bytes32> names;
+    for (std::uint64_t pages = 1; pages <= 16; ++pages) {
+      const Id128 connection = f.connect(Id128::random());
+      REQUIRE(f.register_rank(connection, "engine", pages * kPage));
+      names.push_back(f.service->wants(connection).value().space);
+      CHECK(f.service->stats().space_names == 1);
+      CHECK(f.service->stats().namespaces == 1);
+      f.save(connection, keys(pages, 2));
+      CHECK(f.service->present(names.back(), keys(pages, 2)) == 2);
+      for (std::size_t former = 0; former + 1 < names.size(); ++former) {
+        CHECK(names[former] != names.back());
+        CHECK(f.service->present(names[former], keys(pages, 2)) == 0);
+        CHECK(
+            f.service->lend(names[former], keys(pages, 2), std::chrono::seconds(1))->pages.empty());
+      }
+      // Its blocks go before its engine does: nothing keeps the namespace to its page size.
+      f.service->store().start_cleanup();
+      f.work();
+      f.service->disconnected(connection);
+      f.work();
+    }
+  }
+
   TEST_CASE("a refused registration leaves no trace") {
     Fixture f;
     const Id128 worker = f.connect(Id128::random());
