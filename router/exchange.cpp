@@ -299,7 +299,6 @@ asio::awaitable<bool> Exchange::own_page() {
 asio::awaitable<Exchange::Admitted> Exchange::admit(std::vector<const Engine*>& tried) {
   Admitted result;
   const TimePoint began = shared_.now();
-  const TimePoint end = began + shared_.options.queue_timeout;
   const bool keeps = keeps_connection();
   const auto refuse = [&](unsigned status, std::string_view text) {
     status_ = status;
@@ -311,55 +310,49 @@ asio::awaitable<Exchange::Admitted> Exchange::admit(std::vector<const Engine*>& 
     result.slot.emplace(shared_, pinned_);
     co_return result;
   }
-  bool waited = false;
-  while (true) {
-    // Who comes now goes behind those that wait already.
-    const bool must_wait = !waited && shared_.line.has(model_);
-    Fleet::Choice choice;
-    choice.why = Fleet::Why::kBusy;
-    if (!must_wait) choice = shared_.fleet.choose(Role::kDecode, wanted(tried));
-    if (choice.why == Fleet::Why::kFound) {
-      if (waited) shared_.metrics.queue_wait.record(shared_.now() - began);
-      result.slot.emplace(shared_, choice.engine);
-      co_return result;
-    }
-    if (choice.why == Fleet::Why::kNone && !ended_at_.empty()) {
-      refuse(502, kNoAnswer);
-      co_return result;
-    }
-    if (choice.why != Fleet::Why::kBusy) {
-      ++shared_.metrics.no_engine;
-      refuse(503, "no engine is up");
-      co_return result;
-    }
-    if (!waited && shared_.line.size() >= static_cast<std::size_t>(shared_.options.queue)) {
+  // Who waits already could not use an engine that is found here: it would have it.
+  Fleet::Choice choice = shared_.fleet.choose(Role::kDecode, wanted(tried));
+  if (choice.why == Fleet::Why::kFound) {
+    result.slot.emplace(shared_, choice.engine);
+    co_return result;
+  }
+  if (choice.why == Fleet::Why::kBusy) {
+    if (shared_.line.size() >= static_cast<std::size_t>(shared_.options.queue)) {
       ++shared_.metrics.queue_refused;
       refuse(429, "all engines are busy, and the queue is full");
       co_return result;
     }
-    WaitingLine::Place place{&timer_, model_};
-    if (waited) {
-      shared_.line.join_first(place);
-    } else {
-      shared_.line.join(place);
-    }
-    waited = true;
+    WaitingLine::Place place{wanted(tried), [&](const Fleet::Choice& called_with) {
+                               choice = called_with;
+                               if (choice.engine) result.slot.emplace(shared_, choice.engine);
+                               timer_.cancel();
+                             }};
+    shared_.line.join(place);
     ++shared_.metrics.queued;
-    error_code ignored;
-    timer_.expires_at(end);
-    co_await timer_.async_wait(asio::redirect_error(asio::use_awaitable, ignored));
+    co_await wait(shared_.options.queue_timeout);
     --shared_.metrics.queued;
-    if (!place.is_called) shared_.line.leave(place);
+    shared_.line.leave(place);
     if (client_.is_gone()) {
-      if (place.is_called) shared_.line.call_next(model_);
+      result.slot.reset();  // The next one gets it.
       co_return result;
     }
-    if (!place.is_called) {
+    if (result.slot) {
+      shared_.metrics.queue_wait.record(shared_.now() - began);
+      co_return result;
+    }
+    if (choice.why == Fleet::Why::kBusy) {
       ++shared_.metrics.queue_timeouts;
       refuse(503, "no engine had room in time");
       co_return result;
     }
   }
+  if (choice.why == Fleet::Why::kNone && !ended_at_.empty()) {
+    refuse(502, kNoAnswer);
+    co_return result;
+  }
+  ++shared_.metrics.no_engine;
+  refuse(503, "no engine is up");
+  co_return result;
 }
 
 void Exchange::judge(Slot& slot, unsigned status, const Error& error) {

@@ -5,6 +5,15 @@
 #include <utility>
 
 namespace pegaflow {
+namespace {
+
+bool may_have(const Engine& engine, const Fleet::Request& request, Serves least) {
+  return (least == Serves::kNo || engine.models.serves(request.model) >= least) &&
+         std::find(request.excluded.begin(), request.excluded.end(), engine.url.text) ==
+             request.excluded.end();
+}
+
+}  // namespace
 
 std::string_view to_string(Role role) noexcept {
   return role == Role::kPrefill ? "prefill" : "decode";
@@ -129,6 +138,15 @@ Serves Fleet::wanted(Role role, const Request& request) const {
   return any_may && role == Role::kDecode ? Serves::kNo : Serves::kUnknown;
 }
 
+bool Fleet::has_room(const Engine& engine) const {
+  return engine.inflight < options_.max_inflight[static_cast<std::size_t>(engine.role)];
+}
+
+bool Fleet::has_room_for(const Engine& engine, const Request& request) const {
+  return !engine.is_removed && engine.is_up && has_room(engine) &&
+         may_have(engine, request, wanted(engine.role, request));
+}
+
 Fleet::Choice Fleet::choose(Role role, const Request& request) {
   const TimePoint now = clock_.now();
   const Serves least = wanted(role, request);
@@ -140,11 +158,7 @@ Fleet::Choice Fleet::choose(Role role, const Request& request) {
   std::array<std::vector<const std::shared_ptr<Engine>*>, 3> found;
   for (const auto& engine : engines_) {
     if (engine->role != role) continue;
-    if (least != Serves::kNo && engine->models.serves(request.model) < least) continue;
-    if (std::find(request.excluded.begin(), request.excluded.end(), engine->url.text) !=
-        request.excluded.end()) {
-      continue;
-    }
+    if (!may_have(*engine, request, least)) continue;
     any = true;
     if (!engine->is_up) continue;
     up = true;
@@ -152,7 +166,7 @@ Fleet::Choice Fleet::choose(Role role, const Request& request) {
       suspended = true;
       continue;
     }
-    if (engine->inflight >= options_.max_inflight[static_cast<std::size_t>(role)]) {
+    if (!has_room(*engine)) {
       busy = true;
       continue;
     }

@@ -107,6 +107,9 @@ class Fleet {
   /// than to refuse.
   Choice choose(Role role, const Request& request);
 
+  /// Whether choose() could return `engine` for the request now.
+  [[nodiscard]] bool has_room_for(const Engine& engine, const Request& request) const;
+
   /// Whether the models of all decode engines are known, and this is none of them.
   [[nodiscard]] bool is_unknown_model(std::string_view model) const;
   /// The model of a request that names none, so that all its engines have the same: empty while all
@@ -119,6 +122,7 @@ class Fleet {
   [[nodiscard]] bool any_up(Role role) const;
 
  private:
+  [[nodiscard]] bool has_room(const Engine& engine) const;
   /// An engine has to serve the model at least so surely; kNo: any engine.
   [[nodiscard]] Serves wanted(Role role, const Request& request) const;
 

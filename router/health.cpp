@@ -46,7 +46,7 @@ void HealthChecks::find_engines() {
 void HealthChecks::use_engines() {
   const std::vector<std::shared_ptr<Engine>> before = shared_.fleet.engines();
   shared_.fleet.set(names_.engines());
-  shared_.line.call_all();
+  shared_.line.serve_all(shared_.fleet);
   const auto& now = shared_.fleet.engines();
   kLog.info("engines changed engines={}", now.size());
   // A new one is asked at once whether it is there; it is taken to be until it has answered.
@@ -116,7 +116,7 @@ void HealthChecks::note(Engine& engine, bool is_good, const std::string& why) {
     engine.breaker.succeeded();      // What failed before it was down says nothing about it now.
     engine.models.asked_at.reset();  // It may have been started with another model.
     kLog.info("engine is up role={} engine={}", to_string(engine.role), engine.url.text);
-    shared_.line.call_all();
+    shared_.line.serve_all(shared_.fleet);
     return;
   }
   ++engine.counters.checks_failed;
@@ -130,7 +130,7 @@ void HealthChecks::note(Engine& engine, bool is_good, const std::string& why) {
             why);
   // The decode engine prefills what this one had.
   if (engine.role == Role::kPrefill) shared_.engine_connections.give_up(engine);
-  shared_.line.call_all();  // Requests that wait for the last engine are refused.
+  shared_.line.serve_all(shared_.fleet);  // Who waits for the last engine is refused.
 }
 
 asio::awaitable<void> HealthChecks::check(std::shared_ptr<Engine> engine) {

@@ -29,7 +29,7 @@ asio::awaitable<void> read_model_list(Shared& shared, std::shared_ptr<Engine> en
   if (!got || got->status != 200) co_return;
   const auto ids = read_model_ids(got->body);
   // A request may wait for a model that this engine has now.
-  if (ids && engine->models.set(*ids)) shared.line.call_all();
+  if (ids && engine->models.set(*ids)) shared.line.serve_all(shared.fleet);
 }
 
 void refresh_model_list(Shared& shared, const std::shared_ptr<Engine>& engine, Duration pause) {

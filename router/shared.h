@@ -2,7 +2,6 @@
 /// \file
 /// What all connections of one router have in common.
 
-#include <algorithm>
 #include <cstdint>
 #include <deque>
 #include <memory>
@@ -13,7 +12,6 @@
 #include <unordered_map>
 
 #include <boost/asio/io_context.hpp>
-#include <boost/asio/steady_timer.hpp>
 
 #include "base/clock.h"
 #include "router/access.h"
@@ -24,58 +22,9 @@
 #include "router/namespaces.h"
 #include "router/options.h"
 #include "router/upstream.h"
+#include "router/waiting_line.h"
 
 namespace pegaflow {
-
-/// Requests that wait for a decode engine, first come first served among those for one model.
-/// Thread-bound.
-class WaitingLine {
- public:
-  /// One request in the line; its timer ends the wait.
-  struct Place {
-    boost::asio::steady_timer* timer = nullptr;
-    std::string_view model{};  ///< Empty: any.
-    bool is_called = false;
-  };
-
-  void join(Place& place) { places_.push_back(&place); }
-  void join_first(Place& place) { places_.push_front(&place); }
-  void leave(Place& place) { std::erase(places_, &place); }
-  /// `engine` has room for one more.
-  void call_next(const Engine& engine) {
-    call_first([&](const Place& place) {
-      return place.model.empty() || engine.models.serves(place.model) != Serves::kNo;
-    });
-  }
-  /// The one that was called has left.
-  void call_next(std::string_view model) {
-    call_first([&](const Place& place) { return place.model == model; });
-  }
-  void call_all() {
-    const auto any = [](const Place&) { return true; };
-    while (call_first(any)) {
-    }
-  }
-  [[nodiscard]] std::size_t size() const noexcept { return places_.size(); }
-  [[nodiscard]] bool has(std::string_view model) const {
-    return std::any_of(places_.begin(), places_.end(),
-                       [&](const Place* place) { return place->model == model; });
-  }
-
- private:
-  bool call_first(const auto& is_wanted) {
-    const auto found = std::find_if(places_.begin(), places_.end(),
-                                    [&](const Place* place) { return is_wanted(*place); });
-    if (found == places_.end()) return false;
-    Place* const first = *found;
-    places_.erase(found);
-    first->is_called = true;
-    first->timer->cancel();
-    return true;
-  }
-
-  std::deque<Place*> places_;
-};
 
 /// Which engine made which response, for what follows on it. Forgets the oldest. Thread-bound.
 class ResponseOwners {
@@ -136,7 +85,7 @@ class Slot {
     if (!engine_) return;
     --engine_->inflight;
     if (!judged_) engine_->breaker.withdrawn();
-    if (engine_->role == Role::kDecode) shared_->line.call_next(*engine_);
+    if (engine_->role == Role::kDecode) shared_->line.serve(shared_->fleet, engine_);
   }
   Slot(Slot&& other) noexcept
       : shared_(other.shared_), engine_(std::move(other.engine_)), judged_(other.judged_) {}

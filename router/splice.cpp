@@ -36,8 +36,7 @@ asio::awaitable<Exchange::Spliced> Exchange::splice(const std::vector<JsonMember
   // not take the prompt's tokens, one that is gone. Then only an engine that can go on is of use.
   for (std::int64_t attempt = 0; attempt <= shared_.options.retries; ++attempt) {
     if (attempt > 0 && !co_await wait_before_retry(attempt - 1)) co_return Spliced{};
-    Fleet::Choice choice;
-    if (!shared_.line.has(model_)) choice = shared_.fleet.choose(Role::kDecode, wanted(tried));
+    const Fleet::Choice choice = shared_.fleet.choose(Role::kDecode, wanted(tried));
     if (!choice.engine) break;
     if (attempt > 0) {
       ++shared_.metrics.retries[static_cast<std::size_t>(Role::kDecode)];

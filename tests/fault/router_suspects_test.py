@@ -105,6 +105,54 @@ class Suspects(RouterTest):
             self.assertEqual((reply.status, reply.body), (200, WHOLE_STREAM))
         self.assertEqual(poisoned(d), 2)
 
+    async def test_who_may_not_have_an_engine_holds_nobody_up_who_may(self) -> None:
+        end = asyncio.Event()  # Of the long answers, by what is in their prompts.
+        end_second = asyncio.Event()
+
+        async def hold_long(request: Request, answer: Answer) -> None:
+            if b"first long" in request.body:
+                await end.wait()
+            elif b"second long" in request.body:
+                await end_second.wait()
+            await end_at_poison(request, answer)
+
+        def has_got(engine: StreamingEngine, prompt: bytes) -> bool:
+            return any(prompt in request.body for request in engine.requests)
+
+        d = [await self.engine(hold_long) for _ in range(2)]
+        router = await self.router(
+            "--max-decode-inflight", "1", "--queue-timeout", "10m", "--retry-delay", "1ms", d=d
+        )  # fmt: skip
+        clients = [await self.stack.enter_async_context(router.client()) for _ in range(4)]
+        long, suspect, second, innocent = clients
+        await long.post("/v1/completions", {"prompt": "first long"})
+        await router.wait_for_metrics(lambda _: any(has_got(e, b"first long") for e in d))
+        busy, idle = d if has_got(d[0], b"first long") else d[::-1]
+        await suspect.post("/v1/completions", POISON)
+        await router.wait_for_metrics(lambda m: m["queue_length"] == 1)
+        self.assertEqual((poisoned([busy]), poisoned([idle])), (0, 1))
+
+        # Who comes behind it gets the engine that it may not have, at once,
+        await innocent.post("/v1/completions", STREAMED)
+        self.assertEqual((await innocent.reply()).body, WHOLE_STREAM)
+        # and when it has room again.
+        await second.post("/v1/completions", {"prompt": "second long"})
+        await router.wait_for_metrics(lambda _: has_got(idle, b"second long"))
+        await innocent.post("/v1/completions", STREAMED)
+        await router.wait_for_metrics(lambda m: m["queue_length"] == 2)
+        end_second.set()
+        self.assertEqual((await second.reply()).status, 200)
+        self.assertEqual((await innocent.reply()).body, WHOLE_STREAM)
+        self.assertEqual((len(busy.requests), len(idle.requests)), (1, 4))
+
+        # It has its turn as soon as the engine that it waits for has room.
+        busy.behavior = serve_normally
+        end.set()
+        self.assertEqual((await long.reply()).status, 200)
+        self.assertEqual((await suspect.reply()).body, WHOLE_STREAM)
+        self.assertEqual(poisoned([busy]), 1)
+        await self.all_is_over(router)
+
     async def test_connections_that_were_closed_before_cost_no_request(self) -> None:
         d = await self.engine()
         router = await self.router("--health-interval", "10m", d=[d])
