@@ -30,7 +30,7 @@ class LoadPace {
   /// How far behind its promise a load may be. A source that stops costs this, half of the time
   /// between two arrivals, and kInterval.
   static constexpr Duration kSlack = std::chrono::milliseconds(8);
-  /// How often a load that waits is looked at.
+  /// How often a load whose blocks are due is looked at.
   static constexpr Duration kInterval = std::chrono::milliseconds(5);
 
   LoadPace() = default;
@@ -62,6 +62,11 @@ class LoadPace {
     due_ = std::max(now, accepted_ + promise_.first) + interval * 3 / 2 + kSlack;
   }
 
+  /// How long a question for the next blocks may be kept: an answer with none tells nothing before
+  /// they are due.
+  [[nodiscard]] Duration patience(TimePoint now) const noexcept {
+    return std::max<Duration>(kInterval, due_ - now);
+  }
   /// Whether the next blocks should be here and are not. Asked after a question for them was
   /// answered with none.
   [[nodiscard]] bool is_stuck(TimePoint now) const noexcept { return is_judged() && now > due_; }

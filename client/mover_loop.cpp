@@ -302,8 +302,9 @@ void MoverLoop::begin_load(std::uint64_t ticket) {
   request.setPin(job.pin);
   Duration patience = Duration::zero();
   if (job.coming_until) {
-    patience = std::max(Duration::zero(), *job.coming_until - state_.clock.now());
-    if (job.pace.is_judged()) patience = std::min(patience, LoadPace::kInterval);
+    const TimePoint now = state_.clock.now();
+    patience = std::max(Duration::zero(), *job.coming_until - now);
+    if (job.pace.is_judged()) patience = std::min(patience, job.pace.patience(now));
     request.setPatienceMs(static_cast<std::uint32_t>(
         std::chrono::duration_cast<std::chrono::milliseconds>(patience).count()));
   }

@@ -36,6 +36,24 @@ TEST_SUITE("LoadPace") {
     CHECK(pace.is_stuck(kBegin + milliseconds(19)));
   }
 
+  TEST_CASE(
+      "a source that sends nothing is asked for until its blocks are due, not again and again") {
+    // The promise of a source that is far behind: a second until its first block.
+    const LoadPace pace({.first = milliseconds(1000),
+                         .last = milliseconds(1100),
+                         .compute_delay = {},
+                         .compute_block = milliseconds(100)},
+                        kBegin);
+    int questions = 0;
+    TimePoint now = kBegin;
+    while (!pace.is_stuck(now)) {
+      now += pace.patience(now);
+      ++questions;
+    }
+    CHECK(questions == 2);  // The second, since stuck is what comes later than it is due.
+    CHECK(now == kBegin + milliseconds(1000) + LoadPace::kSlack + LoadPace::kInterval);
+  }
+
   TEST_CASE("a source that stops is stuck half an interval and 8 ms after the next was due") {
     LoadPace pace = promised();
     pace.arrived(8, 100, kBegin + milliseconds(10));
