@@ -166,7 +166,10 @@ Result<CacheService::Reset> CacheService::reset_cache(const Id128& connection) {
   }
   const Bytes32 name = name_of(space);
   const std::uint64_t learned = counted_.resets_learned;
-  epochs_.raise(name);
+  if (!epochs_.raise(name)) {
+    return fail(Errc::kInternal, "there is no epoch after the last one of namespace {}",
+                space.hash);
+  }
   counted_.resets_learned = learned;  // It was not.
   ++counted_.resets_here;
   return Reset{.generation = space.generation, .space = name};

@@ -42,24 +42,29 @@ bool Epochs::take_floor(const Epoch& epoch) {
 bool Epochs::take(const Bytes32& space, const Epoch& epoch) {
   if (epoch <= of(space)) return false;
   epochs_.insert_or_assign(space, epoch);
-  if (epochs_.size() > max_spaces_) {
-    const auto oldest =
-        std::min_element(epochs_.begin(), epochs_.end(),
-                         [](const auto& a, const auto& b) { return a.second < b.second; });
-    take_floor(Epoch(oldest->second));
-  }
   return true;
+}
+
+void Epochs::cut() {
+  if (epochs_.size() <= max_spaces_) return;
+  std::vector<Epoch> sorted;
+  sorted.reserve(epochs_.size());
+  for (const auto& [space, epoch] : epochs_) sorted.push_back(epoch);
+  const auto newest_gone =
+      sorted.begin() + static_cast<std::ptrdiff_t>(sorted.size() - max_spaces_ - 1);
+  std::nth_element(sorted.begin(), newest_gone, sorted.end());
+  take_floor(*newest_gone);
 }
 
 bool Epochs::learn(const Bytes32& space, const Epoch& epoch) {
   const bool is_news = take(space, epoch);
+  cut();
   if (is_news && news_) news_();
   return is_news;
 }
 
-Epoch Epochs::raise(const Bytes32& space) {
-  const Epoch raised = next_(of(space));
-  learn(space, raised);
+std::optional<Epoch> Epochs::raise(const Bytes32& space) {
+  if (!learn(space, next_(of(space)))) return std::nullopt;
   return of(space);
 }
 
@@ -70,6 +75,7 @@ Epochs::Known Epochs::known() const {
 void Epochs::learn(const Known& known) {
   bool is_news = take_floor(known.floor);
   for (const auto& [space, epoch] : known.spaces) is_news = take(space, epoch) || is_news;
+  cut();
   if (is_news && news_) news_();
 }
 

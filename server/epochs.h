@@ -8,6 +8,7 @@
 #include <cstdint>
 #include <functional>
 #include <map>
+#include <optional>
 #include <utility>
 #include <vector>
 
@@ -48,8 +49,9 @@ class Epochs {
   [[nodiscard]] Epoch of(const Bytes32& space) const;
   /// Takes the newer one of both. True: that was `epoch`.
   bool learn(const Bytes32& space, const Epoch& epoch);
-  /// A reset: the new epoch, which is newer than every one that was known.
-  Epoch raise(const Bytes32& space);
+  /// A reset: the new epoch, which is newer than every one that was known. No value: there is none
+  /// above the one that is known, and nothing was reset.
+  std::optional<Epoch> raise(const Bytes32& space);
 
   struct Known {
     std::vector<std::pair<Bytes32, Epoch>> spaces;
@@ -62,6 +64,8 @@ class Epochs {
  private:
   bool take(const Bytes32& space, const Epoch& epoch);
   bool take_floor(const Epoch& epoch);
+  /// Raises the floor until the table has its size: once for all that was taken together.
+  void cut();
 
   std::function<void()> news_;
   Next next_;

@@ -1,6 +1,8 @@
 #include "server/peer_codec.h"
 
 #include <algorithm>
+#include <chrono>
+#include <cstdint>
 #include <cstring>
 #include <string>
 
@@ -94,8 +96,12 @@ void write_fabrics(std::span<const FabricDescriptor> fabrics,
 }
 
 Result<Epoch> read_epoch(wire::Epoch::Reader reader) {
-  if (reader.getCounter() >= Epoch::kEnd) {
-    return fail(Errc::kInvalidArgument, "an epoch with counter {}", reader.getCounter());
+  const auto latest = std::chrono::system_clock::now().time_since_epoch() + kMostEpochAhead;
+  const auto limit = std::chrono::duration_cast<std::chrono::microseconds>(latest).count();
+  if (reader.getCounter() > static_cast<std::uint64_t>(std::max<std::int64_t>(0, limit))) {
+    return fail(Errc::kInvalidArgument,
+                "an epoch with counter {}, more than a day ahead of the clock here",
+                reader.getCounter());
   }
   return Epoch{.counter = reader.getCounter(), .id = reader.getId()};
 }

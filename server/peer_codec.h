@@ -43,7 +43,11 @@ Result<std::vector<FabricDescriptor>> read_fabrics(wire::PeerGate::EnterResults:
 void write_fabrics(std::span<const FabricDescriptor> fabrics,
                    wire::PeerGate::EnterResults::Builder builder);
 
-/// Errors: kInvalidArgument for a counter that no node has.
+/// How far ahead of this node's system clock a counter may be. A node's own is at most its clock
+/// and one for each reset; one near the end would leave no room for later resets in the whole
+/// cluster.
+inline constexpr std::chrono::hours kMostEpochAhead{24};
+/// Errors: kInvalidArgument for a counter that is further ahead than that.
 Result<Epoch> read_epoch(wire::Epoch::Reader reader);
 void write_epoch(const Epoch& epoch, wire::Epoch::Builder builder);
 /// Errors: those of read_epoch() and read_bytes32(); kInvalidArgument for more than a node keeps.

@@ -29,8 +29,8 @@ TEST_SUITE("Epochs") {
   TEST_CASE("two nodes that reset at once agree, whoever learns first") {
     Epochs one({}, [](const Epoch& known) { return Epoch{known.counter + 1, 1}; });
     Epochs two({}, [](const Epoch& known) { return Epoch{known.counter + 1, 2}; });
-    const Epoch by_one = one.raise(space(1));
-    const Epoch by_two = two.raise(space(1));
+    const Epoch by_one = one.raise(space(1)).value();
+    const Epoch by_two = two.raise(space(1)).value();
     one.learn(space(1), by_two);
     two.learn(space(1), by_one);
     CHECK(one.of(space(1)) == by_two);
@@ -39,7 +39,7 @@ TEST_SUITE("Epochs") {
 
   TEST_CASE("a reset is newer than what is known, and than what a former life may have known") {
     Epochs former;
-    const Epoch before = former.raise(space(1));
+    const Epoch before = former.raise(space(1)).value();
     CHECK(former.raise(space(1)) > before);
     Epochs forgetful;
     CHECK(forgetful.raise(space(1)) > before);
@@ -67,6 +67,37 @@ TEST_SUITE("Epochs") {
     for (std::uint64_t i = 1; i <= 5; ++i) CHECK(other.of(space(i)) == full.of(space(i)));
     CHECK(other.of(space(4)) == Epoch{9, 9});
     CHECK(news == 2);
+  }
+
+  TEST_CASE("two full tables meet: the newest stay, and the floor rises once") {
+    constexpr std::uint64_t kMany = Epochs::kMaxSpaces;
+    int news = 0;
+    Epochs old([&]() { ++news; });
+    Epochs recent;
+    for (std::uint64_t i = 0; i < kMany; ++i) {
+      old.learn(space(i), {.counter = 1000 + i, .id = 1});
+      recent.learn(space(kMany + i), {.counter = 5000 + i, .id = 1});
+    }
+    news = 0;
+    old.learn(recent.known());
+    CHECK(news == 1);
+    CHECK(old.size() == kMany);
+    CHECK(old.known().floor == Epoch{1000 + kMany - 1, 1});
+    for (std::uint64_t i = 0; i < kMany; ++i) {
+      REQUIRE(old.of(space(i)) == old.known().floor);
+      REQUIRE(old.of(space(kMany + i)) == Epoch{5000 + i, 1});
+    }
+  }
+
+  TEST_CASE("a reset that has no epoch left above the known one says so") {
+    int news = 0;
+    Epochs epochs([&]() { ++news; });
+    const Epoch last{.counter = Epoch::kEnd - 1, .id = ~std::uint64_t{0}};
+    REQUIRE(epochs.learn(space(1), last));
+    CHECK_FALSE(epochs.raise(space(1)));
+    CHECK(epochs.of(space(1)) == last);
+    CHECK(news == 1);
+    CHECK(epochs.raise(space(2)));
   }
 }
 

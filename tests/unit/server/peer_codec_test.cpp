@@ -1,5 +1,7 @@
 #include "server/peer_codec.h"
 
+#include <chrono>
+#include <cstdint>
 #include <string>
 #include <utility>
 #include <vector>
@@ -91,6 +93,30 @@ TEST_SUITE("peer codec") {
     Made<wire::PeerGate::EnterResults> many;
     write_fabrics(std::vector<FabricDescriptor>(9, good), many.root);
     CHECK(read_fabrics(many.root.asReader()).error().code == Errc::kInvalidArgument);
+  }
+
+  TEST_CASE("an epoch comes back, and one more than a day ahead of the clock is refused") {
+    using std::chrono::hours;
+    using std::chrono::microseconds;
+    const auto epoch_at = [](hours ahead) {
+      const auto at = std::chrono::system_clock::now().time_since_epoch() + ahead;
+      const auto counter = std::chrono::duration_cast<microseconds>(at).count();
+      return Epoch{.counter = static_cast<std::uint64_t>(counter), .id = 7};
+    };
+    const auto passed_on = [](const Epoch& epoch) {
+      capnp::MallocMessageBuilder message;
+      const auto builder = message.initRoot<wire::Epoch>();
+      write_epoch(epoch, builder);
+      return read_epoch(builder.asReader());
+    };
+    for (const Epoch& fine : {Epoch{}, Epoch{.counter = 1, .id = 2}, epoch_at(hours(-1)),
+                              epoch_at(kMostEpochAhead - hours(1))}) {
+      CHECK(passed_on(fine).value() == fine);
+    }
+    for (const Epoch& wrong : {epoch_at(kMostEpochAhead + hours(1)),
+                               Epoch{.counter = Epoch::kEnd - 1}, Epoch{.counter = Epoch::kEnd}}) {
+      CHECK(passed_on(wrong).error().code == Errc::kInvalidArgument);
+    }
   }
 
   TEST_CASE("32 bytes are 32") {

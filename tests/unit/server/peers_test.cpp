@@ -361,7 +361,7 @@ TEST_SUITE("Peers") {
     const std::vector<BlockKey> keys(1);
     CHECK(f.link().locate(space, keys).wait(f.io.waitScope).value() == 1);
 
-    const Epoch epoch = f.epochs.raise(space);
+    const Epoch epoch = f.epochs.raise(space).value();
 
     CHECK(f.link().locate(space, keys).wait(f.io.waitScope).value() == 0);
     CHECK(f.link().lease(space, keys, 1, seconds(1)).wait(f.io.waitScope).value().pages.empty());
@@ -376,7 +376,7 @@ TEST_SUITE("Peers") {
     Fixture f;
     const Bytes32 space{std::byte{1}};
     const std::vector<BlockKey> keys(1);
-    const Epoch newer = f.theirs.epochs.raise(space);
+    const Epoch newer = f.theirs.epochs.raise(space).value();
 
     CHECK(f.link().locate(space, keys).wait(f.io.waitScope).value() == 0);
     CHECK(f.epochs.of(space) == newer);
