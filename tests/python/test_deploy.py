@@ -128,6 +128,15 @@ def test_the_compose_file_shares_the_directory_of_the_socket(services):
     assert "pegaflow-run:/run/pegaflow" in set.intersection(*mounts)
 
 
+def test_the_compose_file_keeps_digests_of_weights_in_a_volume(services):
+    vllm = services["vllm"]
+    directory = vllm["environment"]["PEGAFLOW_CACHE_DIR"]
+
+    (volume,) = [one for one in vllm["volumes"] if one.endswith(f":{directory}")]
+    declared = yaml.safe_load((CONTAINER / "compose.yaml").read_text())["volumes"]
+    assert volume.partition(":")[0] in declared
+
+
 def test_the_connector_takes_the_configuration_of_the_compose_file(services):
     from pegaflow.connector.config import read_settings, socket_path
 
