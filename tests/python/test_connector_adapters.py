@@ -14,6 +14,7 @@ from vllm.v1.engine.core import EngineCore
 from pegaflow.connector.adapters import AdapterFiles, Adapters, salt
 from pegaflow.weights.digests import DigestCache
 from tests.python.harness import WEIGHTS, Engine, train, vllm_config
+from tests.python.test_connector_engine import KINDS
 
 HASH = bytes(range(32))
 WAIT_S = 30.0
@@ -167,13 +168,34 @@ def test_files_that_change_during_the_load_are_refused(tmp_path):
     assert key(lora, adapters) == b""
 
 
-def test_files_written_at_the_moment_of_the_load_are_refused(tmp_path):
+def test_files_written_at_the_moment_of_the_load_are_refused(tmp_path, monkeypatch):
+    adapters = Adapters()
+    lora = train(tmp_path / "a", "monday", name="x", number=1)
+    now = (tmp_path / "a" / WEIGHTS).stat().st_ctime_ns + 1
+    clock = SimpleNamespace(time_ns=lambda: now, monotonic=time.monotonic)
+    monkeypatch.setattr("pegaflow.connector.adapters.time", clock)
+    assert key(lora, adapters) == b""
+    assert "written while it was loaded" in reason(lora, adapters)
+
+
+def test_files_with_times_in_the_future_are_refused_for_that(tmp_path):
     adapters = Adapters()
     lora = train(tmp_path / "a", "monday", name="x", number=1)
     now = time.time_ns() + 60_000_000_000
     os.utime(tmp_path / "a" / WEIGHTS, ns=(now, now))
     assert key(lora, adapters) == b""
-    assert "written while it was loaded" in reason(lora, adapters)
+    assert "in the future" in reason(lora, adapters)
+
+
+@pytest.mark.parametrize(("part_ns", "wait_ns"), [(0, 2_000_000_000), (1_000_000, 20_000_000)])
+def test_files_are_settled_once_their_file_system_would_show_a_change(tmp_path, part_ns, wait_ns):
+    """A file system whose stamps have whole seconds shows the next change a second later."""
+    train(tmp_path / "a", "monday", name="x", number=1)
+    changed = (time.time_ns() // 10**9 + 60) * 10**9 + part_ns
+    os.utime(tmp_path / "a" / WEIGHTS, ns=(changed, changed))
+    files = AdapterFiles(str(tmp_path / "a"))
+    assert not files.is_settled(changed + wait_ns)
+    assert files.is_settled(changed + wait_ns + 1)
 
 
 def test_an_adapter_loaded_again_unchanged_keeps_its_key(tmp_path):
@@ -304,6 +326,34 @@ def test_an_adapter_trained_again_under_a_running_engine_is_not_cached(pega, pro
         assert engine.ask("the base model", tokens).loaded == 0
         engine.reset_local()
         assert engine.ask("the base model again", tokens).loaded == 96
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("tokens", [1, 4])
+def test_files_replaced_between_a_steps_plan_and_its_end_name_no_block(
+    pega, prompt, tmp_path, kind, tokens
+):
+    """The workers may read the files at any time in a step, also after its plan was made.
+
+    With one token the blocks are collected when the request ends, else in the next step.
+    """
+    words = prompt(100)
+    lora = train(tmp_path / "x", "monday", name="x", number=1)
+
+    def replace(output: Any) -> None:
+        if output.scheduled_new_reqs:
+            train(tmp_path / "x", "tuesday", name="x", number=1)
+
+    with Engine(pega.address, **KINDS[kind]) as engine:
+        engine.wait_ready()
+        engine.on_schedule = replace
+        assert engine.ask("cold", words, tokens, lora=lora).loaded == 0
+        engine.run()
+        assert engine.stats["saves"] == 0
+    train(tmp_path / "x", "monday", name="x", number=1)
+    with Engine(pega.address) as engine:
+        engine.wait_ready()
+        assert engine.ask("of monday", words, lora=lora).loaded == 0
 
 
 class SlowCache(DigestCache):

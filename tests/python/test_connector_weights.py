@@ -224,6 +224,16 @@ def test_a_file_that_changed_since_the_engine_started_makes_the_namespace_privat
     assert f"pegaflow weights-id {tmp_path}" in caplog.text
 
 
+def test_a_file_from_the_future_is_named_as_the_reason(tmp_path, engine, caplog):
+    made = config(model(tmp_path))
+    engine.ns = time.time_ns() + 10**9
+    ahead = time.time_ns() + 3600 * 10**9
+    os.utime(tmp_path / "model.safetensors", ns=(ahead, ahead))
+    with caplog.at_level(logging.WARNING, "vllm.pegaflow"):
+        assert weights_id(made) == "private:engine:core"
+    assert "model.safetensors is in the future" in caplog.text
+
+
 def test_a_file_that_is_replaced_while_it_is_identified_makes_no_id(tmp_path, engine, monkeypatch):
     made = config(model(tmp_path))
     engine.ns = time.time_ns() + 10**7

@@ -2,6 +2,7 @@
 
 import argparse
 import contextlib
+import dataclasses
 import errno
 import json
 import os
@@ -400,6 +401,54 @@ def test_a_user_without_a_home_has_caches_that_are_not_there(monkeypatch):
         pytest.skip("needs root to become another user")
     made = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
     assert made.stdout == "/dev/null/pegaflow ~/.cache/huggingface/hub\n", made.stderr
+
+
+class Image:
+    """Stands for os.stat() of files in a read-only image that was built with one time for all."""
+
+    def __init__(self, real: os.stat_result, at_ns: int) -> None:
+        self._real = real
+        self.st_mtime_ns = self.st_ctime_ns = at_ns
+
+    def __getattr__(self, name: str) -> object:
+        return getattr(self._real, name)
+
+
+@pytest.mark.parametrize(("at_ns", "reads"), [(1_700_000_000 * 10**9, 2), (17 * 10**17 + 1, 1)])
+def test_a_stamp_that_an_image_was_built_with_is_not_trusted(
+    old_file, cache_directory, monkeypatch, at_ns, reads
+):
+    stamp_of = digests._stamp
+    monkeypatch.setattr(
+        digests, "_stamp", lambda status, path: stamp_of(Image(status, at_ns), path)
+    )
+    read = read_count(monkeypatch)
+    first = id_of(old_file.parent)
+    inode = old_file.stat().st_ino
+    with old_file.open("r+b") as file:  # Another image, with the file at the same place.
+        file.write(b"WEIGHTS")
+    assert old_file.stat().st_ino == inode
+    assert (id_of(old_file.parent) != first) == (reads == 2)
+    assert len(read) == reads
+    assert bool(list(cache_directory.rglob("*.json"))) == (reads == 1)
+
+
+def test_an_entry_with_such_a_stamp_that_is_there_is_not_used(old_file):
+    cache, stamp = DigestCache(), digests.stamp(old_file)
+    assert cache.put(old_file, stamp, "a" * 64)
+    entry = cache._entry(old_file)
+    whole = dataclasses.replace(stamp, mtime_ns=10**18, ctime_ns=10**18)
+    kept = json.loads(entry.read_text()) | dataclasses.asdict(whole)
+    entry.write_text(json.dumps(kept))
+    assert cache.get(old_file, whole) is None
+
+
+def test_a_small_weight_file_of_the_hub_has_the_id_of_its_content(tmp_path):
+    """It is named by Git's object id, which is no SHA-256."""
+    model = tmp_path / "m"
+    model.mkdir()
+    (model / "pytorch_model.bin").write_bytes(b"weights")
+    assert id_of(hub_snapshot(tmp_path / "hub", "org/name", model)) == id_of(model)
 
 
 def test_a_file_system_without_locks_costs_another_hash_only(old_file, monkeypatch):

@@ -56,7 +56,8 @@ def run(options: argparse.Namespace) -> int:
     if any(file.digest(cache) is None for file in files):
         print(
             f"pegaflow weights-id: the digests are not kept: {cache.directory} cannot be written, "
-            "or a file was changed less than 2 s ago",
+            "a file was changed less than 2 s ago, or its times are one whole second, as in "
+            "reproducible images: name such weights with pegaflow.weights_id",
             file=sys.stderr,
         )
     return 0

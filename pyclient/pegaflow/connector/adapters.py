@@ -264,8 +264,16 @@ class Adapters:
         except (OSError, UnknownWeights) as error:
             adapter.refuse(str(error))
             return
-        if not adapter.files.is_settled(time.time_ns()):
-            adapter.refuse("its files were written while it was loaded; load it from a new path")
+        now = time.time_ns()
+        if not adapter.files.is_settled(now):
+            if any(file.stamp.changed_ns > now for file in adapter.files.files):
+                adapter.refuse(
+                    "the times of its files are in the future; `touch` a copy of them and load that"
+                )
+            else:
+                adapter.refuse(
+                    "its files were written while it was loaded; load it from a new path"
+                )
             return
         adapter.looked_at = self._round
         if self._thread is None:

@@ -217,6 +217,8 @@ def _changed(files: Sequence[WeightFile], since_ns: int) -> str:
     for file in files:
         # A blob is named by its content; the engine may just have fetched it.
         if not file.blob and file.stamp.changed_ns > since_ns:
+            if file.stamp.changed_ns > time.time_ns():
+                return f"the time of {file.path} is in the future; `touch` it before the start"
             return f"{file.path} was changed while the engine started"
     return ""
 
@@ -263,7 +265,13 @@ def _hash_in_background(model: str, files: Sequence[WeightFile], cache: DigestCa
         if known:
             log.info("pegaflow: the weights of %s have an id, from the next start on", model)
         else:
-            log.warning("pegaflow: cannot keep digests in %s", cache.directory)
+            log.warning(
+                "pegaflow: the digests of %s are not kept: %s cannot be written, or the times of "
+                "the files are one whole second, as in reproducible images: %s",
+                model,
+                cache.directory,
+                _FIX,
+            )
 
     threading.Thread(target=run, name="pega-weights", daemon=True).start()
 

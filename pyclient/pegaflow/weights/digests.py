@@ -43,6 +43,15 @@ class Stamp:
     def changed_ns(self) -> int:
         return max(self.mtime_ns, self.ctime_ns)
 
+    @property
+    def may_be_made_up(self) -> bool:
+        """Whether an image may have been built with these times.
+
+        A reproducible one (squashfs, EROFS) has one time in whole seconds in all its files, as both
+        times, and small inodes: another image at the same place has equal stamps.
+        """
+        return self.ctime_ns == self.mtime_ns and self.ctime_ns % 1_000_000_000 == 0
+
 
 def stamp(path: Path) -> Stamp:
     """
@@ -111,6 +120,8 @@ class DigestCache:
             stamp: The file's stamp now.
             recorded_before_ns: Leaves out younger entries; see identity.py.
         """
+        if stamp.may_be_made_up:
+            return None
         try:
             entry = json.loads(self._entry(path).read_text())
             expected = {"version": _VERSION, "path": str(path), **dataclasses.asdict(stamp)}
@@ -124,9 +135,9 @@ class DigestCache:
         return digest
 
     def put(self, path: Path, stamp: Stamp, digest: str) -> bool:
-        """Keeps a digest; False where it cannot be written, or the file is too young to trust."""
+        """Keeps a digest; False where it cannot be written, or the stamp cannot be trusted."""
         now = time.time_ns()
-        if now - stamp.changed_ns < _STILL_NS:
+        if now - stamp.changed_ns < _STILL_NS or stamp.may_be_made_up:
             return False
         entry = {
             "version": _VERSION,
