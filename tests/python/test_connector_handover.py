@@ -11,7 +11,7 @@ import pytest
 from vllm.config.kv_events import KVEventsConfig
 
 from pegaflow.connector import handover
-from tests.python.harness import BLOCK, Answer, Engine
+from tests.python.harness import BLOCK, Answer, Engine, train
 from tests.python.test_connector_engine import KINDS
 from tests.python.test_connector_two_engines import run_together
 from tests.support.event_consumer import consumer
@@ -194,6 +194,24 @@ def test_another_tenant_or_adapter_has_other_blocks(pega, prompt, kind, mine, th
             d.reset_local()
             assert d.ask(name, words, 3, params=params, **{kind: mine}).loaded == len(words) - 1
             d.reset_local()
+
+
+@pytest.mark.parametrize("length", [11, 43])
+def test_the_partial_block_of_an_adapter_trained_again_is_another_block(
+    pega, prompt, tmp_path, length
+):
+    words = prompt(length)
+    extra = {"extra": ANY_LENGTH, "enable_lora": True}
+    monday = train(tmp_path / "x", "monday", name="x", number=1)
+    with engines(pega.address, extra, extra) as (p, d):
+        params = prefill(p, "x", words, lora=monday)
+        assert d.ask("x", words, 3, params=params, lora=monday).loaded == length - 1
+    tuesday = train(tmp_path / "x", "tuesday", name="x", number=1)
+    with engines(pega.address, extra, extra) as (p, d):
+        # The name and the path are those of monday, and so are vLLM's hashes.
+        assert d.ask("x", words, 3, params=params, lora=tuesday).loaded == 0
+        params = prefill(p, "x", words, lora=tuesday)
+        assert d.ask("own", words[:-1], 3, params=params, lora=tuesday).loaded == 0 or length > 16
 
 
 def test_the_partial_block_of_another_prompt_is_another_block(pega, prompt):
