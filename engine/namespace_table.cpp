@@ -148,9 +148,16 @@ void NamespaceTable::leave(NamespaceId id) {
               static_cast<std::uint32_t>(id));
   if (--found->space.users != 0) return;
   found->left = next_left_++;
-  Namespace& space = found->space;
-  // What it keeps is its name and generation: without blocks the tables of its shape are of no use.
-  if (!space.shape.shards.empty() && !store_.has_blocks(space.shape_id)) unsettle(space);
+  forget_shape(found->space);
+}
+
+void NamespaceTable::forget_shapes() {
+  for (const auto& row : rows_) forget_shape(row->space);
+}
+
+void NamespaceTable::forget_shape(Namespace& space) {
+  if (space.users != 0 || space.shape.shards.empty()) return;
+  if (!store_.has_blocks(space.shape_id)) unsettle(space);
 }
 
 void NamespaceTable::unsettle(Namespace& space) {

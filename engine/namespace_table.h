@@ -65,7 +65,7 @@ class NamespaceTable {
     std::vector<NamespaceFactor> factors;  ///< Canonical.
     std::string hash;                      ///< For people: namespace_hash(factors).
     /// Of its blocks; without shards until the first engine is complete, see settle(), and again
-    /// when the last one has left no block behind.
+    /// when the last one has left and no block is left of it.
     Shape shape{};
     ShapeId shape_id{};
     SpaceId space{};               ///< Of the current generation; none until then.
@@ -95,6 +95,9 @@ class NamespaceTable {
   Result<void> settle(NamespaceId id, const Shape& shape);
   /// Gives one enter() back. The namespace and its blocks stay.
   void leave(NamespaceId id);
+  /// Gives up the shapes of namespaces without users whose last block is gone, as leave() does
+  /// where none was left. For whoever has just worked on the store.
+  void forget_shapes();
 
   /// Raises the generation: blocks saved before are never found again. Unknown ids are fine.
   void reset(NamespaceId id);
@@ -110,6 +113,9 @@ class NamespaceTable {
  private:
   struct Row;
   bool make_room();
+  /// A namespace without users keeps its name and generation: without blocks the tables of its
+  /// shape are of no use.
+  void forget_shape(Namespace& space);
   /// Gives up its space, with the blocks in it, and its shape.
   void unsettle(Namespace& space);
   [[nodiscard]] Row* row(NamespaceId id) const;

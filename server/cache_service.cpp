@@ -344,7 +344,11 @@ Result<void> CacheService::abandon(const Id128& connection, const JobId& job) {
 // ---- time and background work
 
 bool CacheService::work() {
-  const bool has_more = store_->work();
+  bool has_more = store_->work();
+  if (!has_more) {
+    namespaces_->forget_shapes();
+    has_more = store_->has_work();
+  }
   waits_.settle();
   return has_more;
 }

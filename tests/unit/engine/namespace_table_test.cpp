@@ -117,6 +117,40 @@ TEST_SUITE("NamespaceTable") {
     CHECK(f.store->lookup(f.space, testing::keys(0, 3)) == 0);
   }
 
+  TEST_CASE("a shape goes with the last block of a namespace that nobody uses, and not before") {
+    Fixture f;
+    const Shape pages{{{.page_bytes = 8192}}};
+    const std::size_t shapes = f.store->shapes().size();
+    const NamespaceTable::Namespace& space = **f.table.enter(kLlama);
+    REQUIRE(f.table.settle(space.id, pages));
+    f.space = space.space;
+    f.save(testing::keys(0, 3));
+    const auto work = [&] {
+      while (f.store->work()) {
+      }
+      f.table.forget_shapes();
+      while (f.store->work()) {
+      }
+    };
+    f.table.leave(space.id);
+    work();
+    CHECK(f.store->shapes().size() == shapes + 1);
+    CHECK(f.store->lookup(space.space, testing::keys(0, 3)) == 3);
+
+    REQUIRE(f.table.enter(kLlama));
+    f.store->start_cleanup();
+    work();
+    CHECK(f.store->shapes().size() == shapes + 1);  // Somebody uses it.
+    CHECK(space.shape == pages);
+
+    f.table.leave(space.id);
+    work();
+    CHECK(f.store->shapes().size() == shapes);
+    CHECK(f.table.find(space.id)->generation == 1);
+    REQUIRE(f.table.enter(kLlama));
+    CHECK(f.table.settle(space.id, kShape));
+  }
+
   TEST_CASE("of two unused namespaces the one left first makes room") {
     Fixture f(2);
     const NamespaceId llama = (*f.table.enter(kLlama))->id;

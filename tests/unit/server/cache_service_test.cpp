@@ -338,6 +338,25 @@ TEST_SUITE("CacheService") {
     }
   }
 
+  TEST_CASE("the tables of engines that left go with their last blocks") {
+    Fixture f;
+    constexpr std::uint64_t kEngines = 8;
+    for (std::uint64_t pages = 1; pages <= kEngines; ++pages) {
+      const Id128 connection = f.connect(Id128::random());
+      REQUIRE(f.register_rank(connection, "engine", pages * kPage, std::to_string(pages)));
+      f.save(connection, keys(pages, 1));
+      f.service->disconnected(connection);
+      f.work();
+    }
+    CHECK(f.service->stats().shapes.size() == kEngines);
+
+    f.service->store().start_cleanup();
+    f.work();
+
+    CHECK(f.service->stats().shapes.empty());
+    CHECK(f.service->stats().namespaces == kEngines);
+  }
+
   TEST_CASE("a refused registration leaves no trace") {
     Fixture f;
     const Id128 worker = f.connect(Id128::random());
