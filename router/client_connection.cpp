@@ -12,6 +12,7 @@
 #include <boost/asio/write.hpp>
 
 #include "base/log.h"
+#include "router/cors.h"
 #include "router/exchange.h"
 #include "router/pages.h"
 
@@ -33,6 +34,14 @@ constexpr std::chrono::seconds kGrace(1);
 std::array<char, std::size_t{64} * 1024>& read_buffer() {
   static std::array<char, std::size_t{64} * 1024> buffer;
   return buffer;
+}
+
+/// The CORS lines of an answer to what is only partly here.
+std::string cors_of(const RequestParser& parser, const RouterOptions& options) {
+  const HttpFields& fields = parser.head().fields;
+  return parser.has_head() || find_field(fields, "origin") != nullptr
+             ? cors_lines(options.cors_origins, fields)
+             : cors_lines_without_head(options.cors_origins);
 }
 
 }  // namespace
@@ -182,22 +191,23 @@ asio::awaitable<void> ClientConnection::linger() {
   received_.clear();
 }
 
-asio::awaitable<void> ClientConnection::refuse(RequestParser& parser) {
+asio::awaitable<void> ClientConnection::refuse(const RequestParser& parser) {
   ++shared_.metrics.bad_requests;
   const unsigned status = parser.error_status();
   const std::string answer = error_answer(status,
                                           status == 413   ? "the body is too large"
                                           : status == 431 ? "the head is too large"
                                                           : "this is no request of HTTP/1.1",
-                                          false, {}, false);
+                                          false, cors_of(parser, shared_.options), false);
   co_await send(answer);
   co_await linger();
 }
 
-asio::awaitable<void> ClientConnection::time_out() {
+asio::awaitable<void> ClientConnection::time_out(const RequestParser& parser) {
   is_reading_ = false;
   ++shared_.metrics.slow_requests;
-  co_await send(error_answer(408, "the request took too long to arrive", false, {}, false));
+  co_await send(error_answer(408, "the request took too long to arrive", false,
+                             cors_of(parser, shared_.options), false));
   co_await linger();
 }
 
@@ -235,14 +245,14 @@ asio::awaitable<bool> ClientConnection::read_body(RequestParser& parser) {
       (void)parser.take_body();
       shared_.metrics.body_bytes -= std::exchange(body_bytes_, 0);
       co_await send(error_answer(503, "the router holds too many requests already", false,
-                                 "Retry-After: 1\r\n", false));
+                                 "Retry-After: 1\r\n" + cors_of(parser, shared_.options), false));
       co_await linger();
       co_return false;
     }
     if (parser.is_complete()) break;
     const bool received = co_await receive();
     if (!received || deadline_.is_over()) {
-      if (deadline_.is_over()) co_await time_out();
+      if (deadline_.is_over()) co_await time_out(parser);
       co_return false;
     }
     deadline_.set(body_patience(parser.body_size() + received_.size(), shared_.now() - began));
@@ -272,7 +282,7 @@ asio::awaitable<bool> ClientConnection::serve_one() {
     const bool received = co_await receive();
     if (!received || deadline_.is_over()) {
       is_reading_ = false;
-      if (deadline_.is_over() && !is_idle_) co_await time_out();
+      if (deadline_.is_over() && !is_idle_) co_await time_out(parser);
       co_return false;
     }
   }

@@ -53,10 +53,10 @@ class ClientConnection : public std::enable_shared_from_this<ClientConnection> {
   /// How long the rest of a body that has come for `passed` may be silent now.
   [[nodiscard]] Duration body_patience(std::size_t received, Duration passed) const;
   /// Answers 408 to a client that took too long for its request.
-  boost::asio::awaitable<void> time_out();
+  boost::asio::awaitable<void> time_out(const RequestParser& parser);
   void deadline_over();
   Result<void> feed(RequestParser& parser);
-  boost::asio::awaitable<void> refuse(RequestParser& parser);
+  boost::asio::awaitable<void> refuse(const RequestParser& parser);
   boost::asio::awaitable<void> linger();
   void look_again();
   void close();

@@ -32,6 +32,11 @@ std::string cors_lines(const std::vector<std::string>& origins, const HttpFields
   return fmt::format("Access-Control-Allow-Origin: {}\r\nVary: Origin\r\n", *origin);
 }
 
+std::string cors_lines_without_head(const std::vector<std::string>& origins) {
+  return answers_cors(origins) && has_any(origins) ? "Access-Control-Allow-Origin: *\r\n"
+                                                   : std::string();
+}
+
 bool is_preflight(std::string_view method, const HttpFields& fields) {
   return method == "OPTIONS" && find_field(fields, "origin") != nullptr &&
          find_field(fields, "access-control-request-method") != nullptr;

@@ -17,6 +17,10 @@ bool answers_cors(const std::vector<std::string>& origins);
 /// or one that is not allowed.
 std::string cors_lines(const std::vector<std::string>& origins, const HttpFields& fields);
 
+/// The same for an answer to what is not read as far as its Origin: only where every origin is
+/// allowed can a page read it.
+std::string cors_lines_without_head(const std::vector<std::string>& origins);
+
 /// Whether it is the question of a browser that comes before the request proper.
 bool is_preflight(std::string_view method, const HttpFields& fields);
 

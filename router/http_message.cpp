@@ -223,6 +223,8 @@ Result<std::size_t> RequestParser::feed(std::string_view bytes) {
   beast::error_code ec;
   const std::size_t used = state.parser.put(asio::buffer(bytes.data(), bytes.size()), ec);
   if (ec && ec != http::error::need_more) {
+    // Beast refuses a Content-Length when it has all fields, but before the head counts as read.
+    if (!had_head) state.head.fields = copy_fields(state.parser.get());
     if (ec == http::error::body_limit) return state.refuse(413, "the body is too large");
     if (ec == http::error::header_limit) return state.refuse(431, "the head is too large");
     return state.refuse(400, ec.message());

@@ -64,13 +64,13 @@ class RequestParser {
   /// rest again with what follows. Stops once behind the head, so that it can be judged before the
   /// body is read.
   /// Errors: kInvalidArgument for what is no request; kOutOfCapacity for a head or body beyond its
-  /// limit. error_status() has the status to answer.
+  /// limit. error_status() has the status to answer; head() has the fields that could be read.
   Result<std::size_t> feed(std::string_view bytes);
 
   [[nodiscard]] bool has_begun() const noexcept;  ///< Of empty lines alone no request begins.
   [[nodiscard]] bool has_head() const noexcept;
   [[nodiscard]] bool is_complete() const noexcept;
-  [[nodiscard]] const RequestHead& head() const noexcept;  ///< Once has_head().
+  [[nodiscard]] const RequestHead& head() const noexcept;  ///< Once has_head(); see feed().
   [[nodiscard]] std::size_t body_size() const noexcept;    ///< So far.
   std::string take_body();                                 ///< Leaves none behind.
   [[nodiscard]] unsigned error_status() const noexcept;

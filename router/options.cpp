@@ -1,26 +1,21 @@
 #include "router/options.h"
 
-#include <cerrno>
-#include <fstream>
-#include <sstream>
+#include <algorithm>
 #include <string_view>
-#include <system_error>
+
+#include "base/text_file.h"
+#include "router/routes.h"
 
 namespace pegaflow {
 namespace {
 
 /// The text of the file that `option` names.
-Result<std::string> read_text_file(std::string_view option, const std::string& path) {
-  errno = 0;
-  std::ifstream file(path);
-  std::ostringstream text;
-  // Nothing is copied from an empty file, which sets the target's failbit and no other one.
-  if (file.is_open()) text << file.rdbuf();
-  if (!file.is_open() || text.bad() || errno == EISDIR) {
-    return fail(Errc::kInvalidArgument, "{} {}: cannot be read: {}", option, path,
-                std::generic_category().message(errno == 0 ? EIO : errno));
+Result<std::string> read_file_of(std::string_view option, const std::string& path) {
+  auto text = read_text_file(path);
+  if (!text) {
+    return fail(Errc::kInvalidArgument, "{} {}: {}", option, path, text.error().detail);
   }
-  return text.str();
+  return text;
 }
 
 }  // namespace
@@ -202,7 +197,7 @@ Result<EngineList> RouterOptions::engines() const {
           Errc::kInvalidArgument,
           "--engines-file does not go with --prefill and --decode: one of them says it all");
     }
-    PEGA_TRY_LET(const std::string text, read_text_file("--engines-file", engines_file));
+    PEGA_TRY_LET(const std::string text, read_file_of("--engines-file", engines_file));
     auto parsed = EngineList::parse(text);
     if (!parsed) {
       return fail(Errc::kInvalidArgument, "--engines-file {}: {}", engines_file,
@@ -246,13 +241,29 @@ Result<void> RouterOptions::check_passed() const {
     if (!path.starts_with('/')) {
       return fail(Errc::kInvalidArgument, "--pass: \"{}\" is no path: it begins with /", path);
     }
+    if (path.find('?') != std::string::npos) {
+      return fail(Errc::kInvalidArgument, "--pass: \"{}\" has a query: name the path alone", path);
+    }
+    if (find_route("GET", path, {}).kind != RouteKind::kDenied) {
+      return fail(Errc::kInvalidArgument,
+                  "--pass: \"{}\" is a path that the router serves itself, in its own way", path);
+    }
+  }
+  return {};
+}
+
+Result<void> RouterOptions::check_cors_origins() const {
+  if (cors_origins.size() > 1 &&
+      std::find(cors_origins.begin(), cors_origins.end(), "none") != cors_origins.end()) {
+    return fail(Errc::kInvalidArgument,
+                "--cors-origins: \"none\" leaves CORS to the engines; it does not go with others");
   }
   return {};
 }
 
 Result<std::optional<AccessList>> RouterOptions::access() const {
   if (api_keys_file.empty()) return std::optional<AccessList>();
-  PEGA_TRY_LET(const std::string text, read_text_file("--api-keys-file", api_keys_file));
+  PEGA_TRY_LET(const std::string text, read_file_of("--api-keys-file", api_keys_file));
   auto access = AccessList::parse(text, rate_limit);
   if (!access) {
     return fail(Errc::kInvalidArgument, "--api-keys-file {}: {}", api_keys_file,
@@ -271,7 +282,7 @@ Result<std::optional<CacheSalts>> RouterOptions::cache_salts() const {
   if (api_keys_file.empty() || share_cache_among_tenants) return std::optional<CacheSalts>();
   std::string secret;
   if (!cache_salt_key_file.empty()) {
-    PEGA_TRY_LET(secret, read_text_file(kOption, cache_salt_key_file));
+    PEGA_TRY_LET(secret, read_file_of(kOption, cache_salt_key_file));
     secret.erase(secret.find_last_not_of(" \t\r\n") + 1);
     if (secret.size() < CacheSalts::kMinSecretBytes) {
       return fail(Errc::kInvalidArgument,
@@ -285,7 +296,7 @@ Result<std::optional<CacheSalts>> RouterOptions::cache_salts() const {
 
 Result<std::string> RouterOptions::engine_key() const {
   if (engine_api_key_file.empty()) return std::string();
-  PEGA_TRY_LET(std::string text, read_text_file("--engine-api-key-file", engine_api_key_file));
+  PEGA_TRY_LET(std::string text, read_file_of("--engine-api-key-file", engine_api_key_file));
   text.erase(text.find_last_not_of(" \t\r\n") + 1);
   if (text.empty() || text.find_first_of("\r\n") != std::string::npos) {
     return fail(Errc::kInvalidArgument, "--engine-api-key-file {}: it has to be one line",

@@ -89,8 +89,10 @@ struct RouterOptions {
   /// Errors: kInvalidArgument for what is no URL, and for --instances without them.
   [[nodiscard]] Result<std::vector<EngineUrl>> server_urls() const;
   /// The paths of --pass.
-  /// Errors: kInvalidArgument for one that does not begin with a slash.
+  /// Errors: kInvalidArgument for what is no path, or one that the router serves anyway.
   [[nodiscard]] Result<void> check_passed() const;
+  /// Errors: kInvalidArgument for --cors-origins with "none" among others.
+  [[nodiscard]] Result<void> check_cors_origins() const;
   /// The keys of --api-keys-file; none without it.
   /// Errors: kInvalidArgument for a file that cannot be read or is no list of keys.
   [[nodiscard]] Result<std::optional<AccessList>> access() const;

@@ -26,6 +26,7 @@
 
 #include "base/log.h"
 #include "router/client_connection.h"
+#include "router/cors.h"
 #include "router/health.h"
 #include "router/http_error.h"
 #include "router/pages.h"
@@ -223,12 +224,16 @@ class Service {
     --turned_away_;
   }
 
+  [[nodiscard]] std::string turned_away_fields() const {
+    return "Retry-After: 1\r\n" + cors_lines_without_head(shared_.options.cors_origins);
+  }
+
   void begin(tcp::socket socket) {
     if (shared_.metrics.connections >=
         static_cast<std::uint64_t>(shared_.options.max_connections)) {
       ++shared_.metrics.connections_refused;
       const std::string answer =
-          error_answer(503, "too many connections", false, "Retry-After: 1\r\n", false);
+          error_answer(503, "too many connections", false, turned_away_fields(), false);
       asio::co_spawn(shared_.io, turn_away(std::move(socket), answer), asio::detached);
       return;
     }
@@ -237,7 +242,7 @@ class Service {
     if (limit > 0 && addresses_[address] >= limit) {
       ++shared_.metrics.address_refused;
       const std::string answer = error_answer(429, "too many connections from this address", false,
-                                              "Retry-After: 1\r\n", false);
+                                              turned_away_fields(), false);
       asio::co_spawn(shared_.io, turn_away(std::move(socket), answer), asio::detached);
       return;
     }
@@ -330,6 +335,7 @@ Result<void> run_router(const RouterOptions& options) {
   PEGA_TRY_LET(const EngineList list, options.engines());
   PEGA_TRY_LET(const std::vector<EngineUrl> servers, options.server_urls());
   PEGA_TRY(options.check_passed());
+  PEGA_TRY(options.check_cors_origins());
   PEGA_TRY_LET(const Flow flow, of_option("--flow", parse_flow(options.flow)));
   std::random_device device;
   const std::uint64_t seed = (std::uint64_t{device()} << 32U) | device();

@@ -75,6 +75,34 @@ class Browsers(RouterTest):
             self.assertEqual(reply.status, 400)
             self.assertNotIn("access-control-allow-origin", reply.headers)
 
+    async def test_pages_may_read_what_is_refused_before_a_request_is_whole(self) -> None:
+        words = ("--max-header-bytes", "1KiB", "--max-body-bytes", "1KiB", "--body-timeout", "1ms")
+        d = await self.engine()
+        every = await self.router(*words, d=[d])
+        some = await self.router(*words, "--cors-origins", "http://a", d=[d])
+        head = b"POST /v1/completions HTTP/1.1\r\nHost: r\r\nOrigin: http://a\r\n"
+        many = b"X-Y: z\r\n" * 200
+        for request, status, of_some in (
+            (b"GET / HTTP/1.1\r\n" + many + b"Origin: http://a\r\n", 431, None),  # It is not read.
+            (b"GET\r\n\r\n", 400, None),
+            (head + b"Content-Length: 5000\r\n\r\n", 413, "http://a"),
+            (head + b"Content-Length: 5\r\n\r\n", 408, "http://a"),
+        ):
+            for router, allowed in ((every, "*"), (some, of_some)):
+                async with router.client() as client:
+                    await client.send(request)
+                    reply = await client.reply()
+                    self.assertEqual(reply.status, status)
+                    self.assertEqual(reply.headers.get("access-control-allow-origin"), allowed)
+        for limit, status in (("--max-connections-per-address", 429), ("--max-connections", 503)):
+            router = await self.router(limit, "1", d=[d])
+            async with router.client() as first:
+                await self.ask(first, "GET", "/health")
+                async with router.client() as second:
+                    reply = await second.reply()
+                    self.assertEqual(reply.status, status)
+                    self.assertEqual(reply.headers["access-control-allow-origin"], "*")
+
     async def test_methods_of_a_path_are_named(self) -> None:
         d = await self.engine()
         router = await self.router("--pass", "/extra", d=[d])

@@ -48,8 +48,17 @@ class Options(unittest.TestCase):
             (["--decode", "http://a:1", "--flow", "best"], "--flow: there is no"),
             (["--decode", "http://a:1", "--log-level", "best"], "--log-level: "),
             (["--decode", "http://a:1", "--pass", "x"], "--pass: "),
+            (["--decode", "http://a:1", "--pass", "/x?y"], '--pass: "/x?y" has a query'),
+            (["--decode", "http://a:1", "--pass", "/x,/v1/completions"], '"/v1/completions" is a'),
+            (["--decode", "http://a:1", "--pass", "/v1/responses/x"], '"/v1/responses/x" is a'),
+            (
+                ["--decode", "http://a:1", "--cors-origins", "none,http://a"],
+                '--cors-origins: "none"',
+            ),
             (["--decode", "http://a:1", "--instances", "x"], "--instances needs --servers"),
             (["--decode", "http://a:1", "--api-keys-file", "/"], "Is a directory"),
+            (["--decode", "http://a:1", "--engine-api-key-file", "/dev/zero"], "no regular file"),
+            (["--engines-file", "/dev/zero"], "--engines-file /dev/zero: cannot be read: it is no"),
             (["--decode", "http://a:1", "--listen", "nowhere"], "HOST:PORT"),
             (["--decode", "http://a:1", "--api-keys-file", "/nowhere"], "cannot be read"),
         ):
