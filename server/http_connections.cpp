@@ -3,6 +3,12 @@
 #include <utility>
 
 namespace pegaflow {
+namespace {
+
+/// A client that asks for nothing for so long keeps its place for nothing.
+constexpr kj::Duration kIdle = 1 * kj::SECONDS;
+
+}  // namespace
 
 kj::Own<HttpConnection> HttpConnections::add(kj::Own<kj::AsyncIoStream> stream, bool is_socket) {
   if (open_.size() >= options_.places) {
@@ -16,8 +22,12 @@ HttpConnection* HttpConnections::displaced() const {
   for (HttpConnection* const each : open_) {
     if (each->writing_ != 0) return each;
   }
+  const kj::TimePoint now = timer_.now();
   for (HttpConnection* const each : open_) {
-    if (!each->is_pending_) return each;
+    if (!each->is_pending_ && now - each->idle_since_ >= kIdle) return each;
+  }
+  for (HttpConnection* const each : open_) {
+    if (each->was_answered_) return each;
   }
   return open_.front();
 }
@@ -28,6 +38,7 @@ HttpConnection::HttpConnection(HttpConnections& all, kj::Own<kj::AsyncIoStream> 
       stream_(kj::mv(stream)),
       end_(kj::newPromiseAndFulfiller<void>()),
       place_(all.open_.insert(all.open_.end(), this)),
+      idle_since_(all.timer_.now()),
       is_socket_(is_socket) {
   all_.counters_.open = all_.open_.size();
 }
@@ -40,6 +51,12 @@ HttpConnection::~HttpConnection() noexcept(false) {
 void HttpConnection::begin_request() {
   is_pending_ = true;
   due_ = all_.timer_.now() + all_.options_.take_timeout.count() * kj::NANOSECONDS;
+}
+
+void HttpConnection::end_request() noexcept {
+  is_pending_ = false;
+  was_answered_ = true;
+  idle_since_ = all_.timer_.now();
 }
 
 kj::Promise<void> HttpConnection::in_time(kj::Promise<void> writing) {

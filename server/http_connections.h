@@ -30,8 +30,10 @@ class HttpConnections {
   HttpConnections(const Options& options, kj::Timer& timer) : options_(options), timer_(timer) {}
 
   /// Takes a place for `stream`. With all places taken, it displaces the oldest connection whose
-  /// client does not take its response, or else the oldest without a pending request, or else the
-  /// oldest: a client that sends its requests without a pause has one pending all the time.
+  /// client does not take its response, or else the oldest that has asked for nothing for a second,
+  /// or else the oldest that was answered before, or else the oldest: a client that sends its
+  /// requests without a pause has one pending all the time, and one that has just come, like
+  /// /health's, had no time to ask.
   kj::Own<HttpConnection> add(kj::Own<kj::AsyncIoStream> stream, bool is_socket);
 
   [[nodiscard]] const HttpCounters& counters() const noexcept { return counters_; }
@@ -63,7 +65,7 @@ class HttpConnection final : public kj::AsyncIoStream {
   /// A request was read, and its response, if any, is written. Between the two the connection
   /// waits for the server, and the response's deadline counts from the first.
   void begin_request();
-  void end_request() noexcept { is_pending_ = false; }
+  void end_request() noexcept;
 
   kj::Promise<std::size_t> tryRead(void* buffer, std::size_t min, std::size_t max) override {
     return stream_->tryRead(buffer, min, max);
@@ -88,9 +90,11 @@ class HttpConnection final : public kj::AsyncIoStream {
   kj::PromiseFulfillerPair<void> end_;
   std::list<HttpConnection*>::iterator place_;
   kj::TimePoint due_ = kj::origin<kj::TimePoint>();  ///< Of a pending request's response.
+  kj::TimePoint idle_since_;                         ///< Without a pending request.
   std::uint32_t writing_ = 0;
   bool is_socket_;
   bool is_pending_ = false;
+  bool was_answered_ = false;
   bool is_closing_ = false;
 };
 

@@ -94,6 +94,7 @@ TEST_SUITE("HttpConnections") {
       "without a request") {
     Fixture f(3);
     auto silent = f.connect();
+    f.advance(milliseconds(1000));
     auto waiting = f.connect();
     waiting.connection->begin_request();
     auto stalled = f.connect();
@@ -126,6 +127,28 @@ TEST_SUITE("HttpConnections") {
     CHECK_FALSE(other.closed.poll(f.scope));
     CHECK_FALSE(third.closed.poll(f.scope));
     CHECK(f.all.counters().displaced == 1);
+  }
+
+  TEST_CASE("who has just come has time to ask, while others ask without a pause and come again") {
+    Fixture f(3);
+    auto first = f.connect();
+    auto second = f.connect();
+    for (auto* const busy : {&first, &second}) {
+      busy->connection->begin_request();
+      busy->connection->end_request();
+      busy->connection->begin_request();
+    }
+    auto probe = f.connect();
+
+    auto third = f.connect();
+    CHECK(first.closed.poll(f.scope));
+    probe.connection->begin_request();
+    auto fourth = f.connect();
+
+    CHECK(second.closed.poll(f.scope));
+    CHECK_FALSE(probe.closed.poll(f.scope));
+    CHECK_FALSE(third.closed.poll(f.scope));
+    CHECK_FALSE(fourth.closed.poll(f.scope));
   }
 }
 
