@@ -45,7 +45,8 @@ interface PeerGate {
 # Features, by the bit in `greet`, for what a version alone does not decide; the rules are those of the
 # list in cache.capnp. Versions 1 and 2 send 0.
 #
-#   0 to 63  free; the next addition takes the lowest and is entered here and in docs/nodes.md
+#   0        watch
+#   1 to 63  free; the next addition takes the lowest and is entered here and in docs/nodes.md
 
 struct Epoch {
   # Which reset of a namespace came last in the cluster; docs/nodes.md. The greater counter is the
@@ -124,4 +125,10 @@ interface Peer {
   reset @6 (space :Data, epoch :Epoch) -> (epoch :Epoch);
   # From version 3 on. Blocks of an older epoch are never found or lent again here once this is
   # answered. Answers the epoch that the node has then: this one, or a newer one.
+
+  watch @7 (seen :UInt64, epochs :Epochs, milliseconds :UInt32) -> (changes :UInt64, epochs :Epochs);
+  # With feature 0. How a node that cannot be dialed learns of a reset. The owner counts the changes of
+  # its epochs in this life. `seen` is the count of which the dialer has all epochs, 0 at first. Answers
+  # when the count is another one, or after that time, at most 10,000: the count, and if it is another
+  # one all epochs. Null epochs are no news; those of the dialer are as in `exchange`.
 }

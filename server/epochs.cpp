@@ -56,10 +56,16 @@ void Epochs::cut() {
   take_floor(*newest_gone);
 }
 
+void Epochs::note_change() {
+  ++changes_;
+  if (news_) news_();
+  if (changed_) changed_();
+}
+
 bool Epochs::learn(const Bytes32& space, const Epoch& epoch) {
   const bool is_news = take(space, epoch);
   cut();
-  if (is_news && news_) news_();
+  if (is_news) note_change();
   return is_news;
 }
 
@@ -76,7 +82,7 @@ void Epochs::learn(const Known& known) {
   bool is_news = take_floor(known.floor);
   for (const auto& [space, epoch] : known.spaces) is_news = take(space, epoch) || is_news;
   cut();
-  if (is_news && news_) news_();
+  if (is_news) note_change();
 }
 
 }  // namespace pegaflow

@@ -61,13 +61,21 @@ class Epochs {
   void learn(const Known& known);
   [[nodiscard]] std::size_t size() const noexcept { return epochs_.size(); }
 
+  /// How many times an epoch became newer since the start.
+  [[nodiscard]] std::uint64_t changes() const noexcept { return changes_; }
+  /// Called after `news`, to tell others; one function at a time.
+  void on_change(std::function<void()> changed) { changed_ = std::move(changed); }
+
  private:
   bool take(const Bytes32& space, const Epoch& epoch);
   bool take_floor(const Epoch& epoch);
   /// Raises the floor until the table has its size: once for all that was taken together.
   void cut();
+  void note_change();
 
   std::function<void()> news_;
+  std::function<void()> changed_;
+  std::uint64_t changes_ = 0;
   Next next_;
   std::size_t max_spaces_;
   std::map<Bytes32, Epoch> epochs_;  ///< All above the floor.

@@ -126,7 +126,13 @@ Result<std::unique_ptr<Nodes>> Nodes::start(kj::AsyncIoContext& io, Plan plan, P
   nodes->fetches_ =
       std::make_unique<Fetches>(service, *nodes->peers_, std::move(open), background,
                                 io.provider->getTimer(), clock, nodes->boot_, nodes->plan_.fetches);
+  nodes->watches_ =
+      std::make_unique<EpochWatches>(service.epochs(), io.provider->getTimer(),
+                                     [&peers = *nodes->peers_](const EpochWatches::Dialer& dialer) {
+                                       return peers.names(dialer.node, dialer.name);
+                                     });
   nodes->context_.reset(new PeerContext{.service = service,
+                                        .watches = *nodes->watches_,
                                         .background = background,
                                         .lanes = lanes,
                                         .own = nodes->plan_.own,

@@ -14,6 +14,7 @@
 #include "base/watched_file.h"
 #include "engine/pool.h"
 #include "server/boot_clock.h"
+#include "server/epoch_watches.h"
 #include "server/fetches.h"
 #include "server/lanes.h"
 #include "server/listener.h"
@@ -91,6 +92,7 @@ class Nodes {
   [[nodiscard]] const Id128& node() const noexcept { return plan_.own.node; }
   [[nodiscard]] Peers& peers() noexcept { return *peers_; }
   [[nodiscard]] Fetches& fetches() noexcept { return *fetches_; }
+  [[nodiscard]] EpochWatches& watches() noexcept { return *watches_; }
   /// Of batches: read them, in a turn of the loop, when the mailbox has something.
   [[nodiscard]] Mailbox<Fabric::Completion>& completions() noexcept {
     return lanes_->completions();
@@ -108,6 +110,7 @@ class Nodes {
   std::unique_ptr<Lanes> lanes_;
   std::unique_ptr<Peers> peers_;
   std::unique_ptr<Fetches> fetches_;
+  std::unique_ptr<EpochWatches> watches_;
   std::unique_ptr<PeerContext> context_;
   RpcCounters rpc_counters_;
   std::unique_ptr<RpcServer> rpc_;

@@ -25,7 +25,8 @@ inline constexpr std::uint16_t kPeerWireAwaitsJobs = 2;
 /// The version from which on a peer knows epochs, and confirms leases.
 inline constexpr std::uint16_t kPeerWireKnowsEpochs = 3;
 /// Features of `greet`, by bit, that this build implements; see the list in peer.capnp.
-inline constexpr std::uint64_t kPeerFeatures = 0;
+inline constexpr std::uint64_t kPeerWatches = 1;  ///< `watch`.
+inline constexpr std::uint64_t kPeerFeatures = kPeerWatches;
 
 /// Keys of a question to a peer. A page more than a message of cache.capnp would make the list of
 /// pages of a wide instance too long for one message.

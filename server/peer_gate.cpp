@@ -104,6 +104,25 @@ class PeerImpl final : public wire::Peer::Server {
     return kj::READY_NOW;
   }
 
+  kj::Promise<void> watch(WatchContext call) override {
+    const auto params = call.getParams();
+    if (params.hasEpochs()) {
+      if (const auto theirs = read_epochs(params.getEpochs())) {
+        context_.service.epochs().learn(*theirs);
+        context_.background.poke();
+      }
+    }
+    const std::uint64_t seen = params.getSeen();
+    const std::chrono::milliseconds patience = std::min<std::chrono::milliseconds>(
+        std::chrono::milliseconds(params.getMilliseconds()), kLongestPeerWatch);
+    return context_.watches.await_news(connection_, seen, patience)
+        .then([&epochs = context_.service.epochs(), seen, call]() mutable {
+          auto results = call.getResults();
+          results.setChanges(epochs.changes());
+          if (epochs.changes() != seen) write_epochs(epochs.known(), results.initEpochs());
+        });
+  }
+
   kj::Promise<void> awaitJob(AwaitJobContext call) override {
     ++context_.counters.awaits;
     const auto params = call.getParams();
@@ -242,6 +261,7 @@ class PeerGateImpl final : public wire::PeerGate::Server {
       context_.end_connection(connection);
     }
     context_.entered.insert_or_assign(connection_, dialer_);
+    context_.watches.entered(connection_, {.node = dialer_.node, .name = dialer_.name()});
   }
 
   void refuse(const Error& why, wire::Error::Builder to) {
@@ -275,6 +295,7 @@ RpcServer::Service peer_service(PeerContext& context) {
           .ended =
               [&context](const Id128& connection) {
                 context.entered.erase(connection);
+                context.watches.left(connection);
                 context.service.peer_left(connection);
               },
           .has_users = false};

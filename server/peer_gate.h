@@ -15,6 +15,7 @@
 #include "base/line_limit.h"
 #include "server/background.h"
 #include "server/cache_service.h"
+#include "server/epoch_watches.h"
 #include "server/lanes.h"
 #include "server/peer_link.h"
 #include "server/rpc_server.h"
@@ -24,6 +25,7 @@ namespace pegaflow {
 /// What every connection of a peer needs; all of it outlives them.
 struct PeerContext {
   CacheService& service;
+  EpochWatches& watches;
   Background& background;
   Lanes& lanes;
   const OwnNode& own;
@@ -49,6 +51,12 @@ struct PeerContext {
     std::string host;    ///< Its IP address.
     std::string listen;  ///< Its --peer-listen, as it says; may be empty.
     std::string dialed;  ///< The address of ours that it dialed; empty from older nodes.
+    /// How a person finds it: where it listens, unless that is nowhere or any address.
+    [[nodiscard]] std::string name() const {
+      const bool is_found =
+          !listen.empty() && !listen.starts_with("0.0.0.0:") && !listen.starts_with("[::]:");
+      return is_found ? listen : host;
+    }
     /// Whether `newer` comes from the same link of the same node, which has no use for this
     /// connection any more. One node may have several links to this one, by several names.
     [[nodiscard]] bool is_replaced_by(const Entered& newer) const {
@@ -64,6 +72,8 @@ struct PeerContext {
 
 /// Longest lease of a peer: it reads within seconds, or never.
 inline constexpr std::chrono::seconds kLongestPeerLease{10};
+/// Longest wait of a peer for news.
+inline constexpr std::chrono::seconds kLongestPeerWatch{10};
 
 /// What an RpcServer serves to other nodes. `context` outlives it.
 RpcServer::Service peer_service(PeerContext& context);

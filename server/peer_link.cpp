@@ -30,6 +30,9 @@ constexpr std::size_t kMaxQueued = std::size_t{4} << 20;
 /// Leases that ended here while the link was greeted anew; others run out at the owner.
 constexpr std::size_t kMostUnreleased = 1024;
 
+/// The longest that a change of epochs here, which no reset sent there, waits to be told.
+constexpr std::chrono::milliseconds kWatchPatience{1000};
+
 kj::Duration to_kj(Duration time) { return time.count() * kj::NANOSECONDS; }
 
 void prepare(kj::AsyncIoStream& stream) {
@@ -98,6 +101,9 @@ struct PeerLink::Connection final : private kj::TaskSet::ErrorHandler {
   std::vector<Way> ways;                    ///< That the fabrics know of.
   std::size_t best_lane = 0;                ///< Of those that both have.
   std::optional<Way> last_resort;           ///< What needs no trial.
+  std::uint64_t features = 0;               ///< Of the peer.
+  std::uint64_t told = 0;                   ///< Changes of our epochs that it knows.
+  std::uint64_t seen = 0;                   ///< Changes of its epochs that we know.
   std::size_t waits = 0;                    ///< Of `calls`: for jobs.
   OpenQuestions open;
   bool is_watched = false;  ///< A task waits for the end of a silence.
@@ -195,6 +201,7 @@ kj::Promise<Result<void>> PeerLink::greet() {
     greeting.answerer_challenge = *theirs;
     stats_.node = greeting.answerer;
     stats_.version = answer.getVersion();
+    connection_->features = answer.getFeatures();
     const auto proof = answer.getProof();
     // Before this side proves anything to one that does not know the secret. With two secrets
     // the answer takes the one that the answerer has proved to know.
@@ -232,11 +239,58 @@ kj::Promise<Result<void>> PeerLink::enter(const PeerSecret::Greeting& greeting,
 kj::Promise<Result<void>> PeerLink::exchange_epochs() {
   auto request = connection_->peer->exchangeRequest();
   write_epochs(epochs_.known(), request);
+  connection_->told = epochs_.changes();
   return request.send().then([this](capnp::Response<wire::Epochs>&& answer) -> Result<void> {
     PEGA_TRY_LET(const Epochs::Known known, read_epochs(answer));
-    epochs_.learn(known);
+    learn(known);
+    if ((connection_->features & kPeerWatches) != 0) connection_->calls.add(watch_epochs());
     return {};
   });
+}
+
+/// What a peer said need not be told to it.
+void PeerLink::learn(const Epochs::Known& known) {
+  const bool has_told_all = connection_->told == epochs_.changes();
+  epochs_.learn(known);
+  if (has_told_all) connection_->told = epochs_.changes();
+}
+
+/// For as long as the connection lives: a reset at the peer is heard of at once, one that this node
+/// heard of elsewhere is told soon. A peer that does not answer is found out by other questions.
+kj::Promise<void> PeerLink::watch_epochs() {
+  auto request = connection_->peer->watchRequest();
+  request.setSeen(connection_->seen);
+  request.setMilliseconds(static_cast<std::uint32_t>(kWatchPatience.count()));
+  if (const std::uint64_t changes = epochs_.changes(); connection_->told != changes) {
+    connection_->told = changes;
+    write_epochs(epochs_.known(), request.initEpochs());
+  }
+  const TimePoint asked = clock_.now();
+  return request.send()
+      .then([this, asked](capnp::Response<wire::Peer::WatchResults>&& answer) -> Result<Duration> {
+        if (answer.hasEpochs()) {
+          PEGA_TRY_LET(const Epochs::Known known, read_epochs(answer.getEpochs()));
+          learn(known);
+        }
+        const std::uint64_t before = std::exchange(connection_->seen, answer.getChanges());
+        const bool is_news = before != connection_->seen;
+        const bool waited = clock_.now() - asked >= kWatchPatience / 2;
+        return is_news || waited ? Duration::zero() : Duration(kWatchPatience);
+      })
+      .catch_([this](kj::Exception&& exception) {
+        return Result<Duration>(tl::unexpected<Error>(failed(exception)));
+      })
+      .then([this](Result<Duration>&& pause) -> kj::Promise<void> {
+        if (!pause) {
+          kLog.debug("no news of epochs from a peer peer={} error=\"{}\"", options_.address,
+                     to_string(pause.error()));
+          return kj::READY_NOW;
+        }
+        if (*pause == Duration::zero()) return watch_epochs();
+        return io_.provider->getTimer().afterDelay(to_kj(*pause)).then([this]() {
+          return watch_epochs();
+        });
+      });
 }
 
 // ---- how the bytes come

@@ -158,6 +158,8 @@ class PeerLink final : public Lender {
   kj::Promise<Result<void>> greet();
   kj::Promise<Result<void>> enter(const PeerSecret::Greeting& greeting, const PeerSecret& secret);
   kj::Promise<Result<void>> exchange_epochs();
+  kj::Promise<void> watch_epochs();
+  void learn(const Epochs::Known& known);
   [[nodiscard]] bool knows_epochs() const { return stats_.version >= kPeerWireKnowsEpochs; }
   kj::Promise<Result<void>> find_way();
   Result<Way> connect(std::size_t lane);

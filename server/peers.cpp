@@ -25,6 +25,13 @@ bool Peers::has_ready() const {
                                              [](const auto& link) { return link->was_tried(); });
 }
 
+bool Peers::names(const Id128& node, const std::string& address) const {
+  return std::any_of(links_.begin(), links_.end(), [&](const auto& link) {
+    if (link->is_this_node()) return false;
+    return link->stats().node == node || (!link->is_ready() && link->address() == address);
+  });
+}
+
 kj::Promise<Result<void>> Peers::await_job(const Id128& node, const JobId& job, Duration patience) {
   const auto found = std::find_if(links_.begin(), links_.end(), [&](const auto& link) {
     return link->is_ready() && link->stats().node == node;

@@ -41,6 +41,9 @@ class Peers final : public Lenders, private kj::TaskSet::ErrorHandler {
     return links_;
   }
 
+  /// Whether a link leads to that node, or is to lead to that address and has not got there.
+  [[nodiscard]] bool names(const Id128& node, const std::string& address) const;
+
   /// Waits for a job at that life of a node; see PeerLink::await_job. Errors: kGone when no link
   /// has that node at its other end, or it is lost meanwhile; kRefused when it is too old; kTimeout
   /// and kBusy.

@@ -1,6 +1,6 @@
 #pragma once
 /// \file
-/// A reset at all nodes that this one reaches.
+/// A reset at all nodes that this one reaches, or that are connected to it.
 
 #include <chrono>
 #include <string>
@@ -10,19 +10,22 @@
 
 #include "base/clock.h"
 #include "server/cache_service.h"
+#include "server/epoch_watches.h"
 #include "server/lender.h"
 
 namespace pegaflow {
 
-/// Sends the epoch of `space`, which was just raised, to all of `peers`. Returns the addresses of
-/// those that did not confirm it before the deadline; not an error: their blocks of the namespace
-/// are not read until they have the epoch, which they get with the next greeting at the latest.
+/// Sends the epoch of `space`, which was just raised, to all of `peers`, and waits until the nodes
+/// of `watches` have fetched it. Returns the addresses of those that did not confirm it before the
+/// deadline; not an error: their blocks of the namespace are not read until they have the epoch,
+/// which they get with the next greeting at the latest.
 ///
 /// A peer may know a newer epoch that this node had not heard of, because it had restarted or both
 /// reset at once. Then blocks that were saved before this reset could have that epoch, so the reset
-/// is made again above it. All arguments but `space` outlive the promise. The RPC thread.
+/// is made again above it. `watches` may be null. All arguments but `space` outlive the promise.
+/// The RPC thread.
 kj::Promise<std::vector<std::string>> spread_reset(
-    CacheService& service, Lenders& peers, const Clock& clock, const Bytes32& space,
-    Duration deadline = std::chrono::milliseconds(400));
+    CacheService& service, Lenders& peers, EpochWatches* watches, const Clock& clock,
+    const Bytes32& space, Duration deadline = std::chrono::milliseconds(400));
 
 }  // namespace pegaflow

@@ -301,6 +301,7 @@ class Server final : private kj::TaskSet::ErrorHandler {
                                       .pool_bytes = pool_->size_bytes(),
                                       .fetches = nodes_ == nullptr ? nullptr : &nodes_->fetches(),
                                       .peers = nodes_ == nullptr ? nullptr : &nodes_->peers(),
+                                      .watches = nodes_ == nullptr ? nullptr : &nodes_->watches(),
                                       .server = incarnation,
                                       .build = build(),
                                       .process_gone =

@@ -256,7 +256,7 @@ class SessionImpl final : public wire::Session::Server {
     call.getResults().setGeneration(reset->generation);
     if (context_.peers == nullptr) return finish(measured, reset);
     context_.background.poke();
-    return spread_reset(service_, *context_.peers, context_.clock, reset->space)
+    return spread_reset(service_, *context_.peers, context_.watches, context_.clock, reset->space)
         .then([this, call, measured, reset](std::vector<std::string>&& unconfirmed) mutable {
           auto list = call.getResults().initUnconfirmed(static_cast<unsigned>(unconfirmed.size()));
           for (unsigned i = 0; i < list.size(); ++i) list.set(i, unconfirmed[i].c_str());

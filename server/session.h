@@ -19,6 +19,7 @@
 
 namespace pegaflow {
 
+class EpochWatches;
 class Fetches;
 class Peers;
 
@@ -32,10 +33,11 @@ struct SessionContext {
   const Clock& clock;
   int pool_fd = -1;
   std::uint64_t pool_bytes = 0;
-  Fetches* fetches = nullptr;  ///< Null: there are no other nodes.
-  Peers* peers = nullptr;      ///< The same.
-  Id128 server;                ///< Our incarnation.
-  std::string build;           ///< Program and version, for clients' logs.
+  Fetches* fetches = nullptr;       ///< Null: there are no other nodes.
+  Peers* peers = nullptr;           ///< The same.
+  EpochWatches* watches = nullptr;  ///< The same.
+  Id128 server;                     ///< Our incarnation.
+  std::string build;                ///< Program and version, for clients' logs.
   /// The process of a connection ended. Called from the watch's own turn, so it only schedules.
   kj::Function<void(const Id128&)> process_gone;
   std::vector<BlockKey> keys;  ///< Scratch for the calls that finish in their own turn.

@@ -63,7 +63,10 @@ class Target {
     auto lanes = Lanes::open({.listen = "127.0.0.1:0"}, memory_, clock_, 1);
     PEGA_ASSERT(lanes, "{}", lanes.error().detail);
     lanes_ = std::move(*lanes);
+    watches_ = std::make_unique<EpochWatches>(service_->epochs(), io_.provider->getTimer(),
+                                              [](const EpochWatches::Dialer&) { return false; });
     context_.reset(new PeerContext{.service = *service_,
+                                   .watches = *watches_,
                                    .background = *background_,
                                    .lanes = *lanes_,
                                    .own = own_,
@@ -216,6 +219,7 @@ class Target {
   std::unique_ptr<CacheService> service_;
   std::unique_ptr<Background> background_;
   std::unique_ptr<Lanes> lanes_;
+  std::unique_ptr<EpochWatches> watches_;
   std::unique_ptr<PeerContext> context_;
   sockaddr_un address_{};
   UniqueFd listener_;

@@ -18,6 +18,16 @@ constexpr std::size_t kBlocks = ResetEngine::kBlocks;
 const std::string kUnconfirmed = "pegaflow_reset_unconfirmed_nodes_total";
 const std::string kFromPeers = "pegaflow_namespace_resets_total{origin=\"peer\"}";
 
+ServerProcess::Options lender_options(const std::string& address) {
+  return {.pool_size = "64mb", .arguments = {"--peer-listen", address, "--nics", "none"}};
+}
+
+ServerProcess::Options reader_options(const std::string& address) {
+  return {.pool_size = "64mb",
+          .arguments = {"--peers", address, "--nics", "none", "--peer-deadline", "5s",
+                        "--fetch-deadline", "8s"}};
+}
+
 /// Three nodes with an engine each.
 struct Cluster {
   Cluster() {
@@ -160,6 +170,60 @@ TEST_SUITE("resets of nodes") {
     REQUIRE(b.metric_becomes(kFromPeers, 1));
     CHECK(on_b.engine->lookup(numbers_from(1, 8)).value().blocks == 0);
     CHECK(on_a.engine->claim(numbers_from(1, 8)).value().blocks == 0);
+  }
+
+  TEST_CASE("a reset at a node that only lends reaches the nodes that read from it") {
+    const std::vector<std::string> at = node_addresses(1);
+    const ServerProcess lender(lender_options(at[0]));
+    const ServerProcess reader(reader_options(at[0]));
+    EngineAt on_lender(lender, kPiece, kBlocks);
+    EngineAt on_reader(reader, kPiece, kBlocks);
+    REQUIRE(sees(reader, at[0]));
+    REQUIRE_FALSE(on_lender.engine->save(numbers_from(1, 8), blocks_from(0, 8)).error);
+    const auto fetch = [&]() {
+      const auto claimed = on_reader.engine->claim(numbers_from(1, 8)).value();
+      REQUIRE(claimed.coming == 8);
+      on_reader.load_and_check(claimed, 1);
+      on_reader.engine->session().unclaim(claimed.token);
+      REQUIRE(on_reader.engine->lookup(numbers_from(1, 8)).value().blocks == 8);
+    };
+    fetch();
+
+    auto reset = on_lender.engine->session().reset_cache(kHang);
+    REQUIRE(reset);
+    CHECK(lender.metric(kUnconfirmed) == static_cast<double>(reset->unconfirmed.size()));
+    // It is confirmed unless this machine is too busy to answer in 0.4 s.
+    if (!reset->unconfirmed.empty()) REQUIRE(reader.metric_becomes(kFromPeers, 1));
+    CHECK(on_reader.engine->lookup(numbers_from(1, 8)).value().blocks == 0);
+
+    // One that stands still is named, by its host: it has no address of its own.
+    REQUIRE_FALSE(on_lender.engine->save(numbers_from(1, 8), blocks_from(0, 8)).error);
+    fetch();
+    reader.signal(SIGSTOP);
+    reset = on_lender.engine->session().reset_cache(kHang);
+    REQUIRE(reset);
+    CHECK(reset->unconfirmed == std::vector<std::string>{"127.0.0.1"});
+    reader.signal(SIGCONT);
+    REQUIRE(reader.metric_becomes(kFromPeers, 2));
+    CHECK(on_reader.engine->lookup(numbers_from(1, 8)).value().blocks == 0);
+  }
+
+  TEST_CASE("a reset is passed on along a chain of nodes of which each reads from the next") {
+    const std::vector<std::string> at = node_addresses(2);
+    const ServerProcess first(lender_options(at[0]));
+    const ServerProcess second(node_options(at[1], {at[0]}));
+    const ServerProcess third(reader_options(at[1]));
+    const EngineAt on_first(first, kPiece, kBlocks);
+    const EngineAt on_second(second, kPiece, kBlocks);
+    const EngineAt on_third(third, kPiece, kBlocks);
+    REQUIRE(sees(second, at[0]));
+    REQUIRE(sees(third, at[1]));
+    REQUIRE(on_first.engine->session().reset_cache(kHang));
+    REQUIRE(second.metric_becomes(kFromPeers, 1));
+    REQUIRE(third.metric_becomes(kFromPeers, 1));
+    REQUIRE(on_third.engine->session().reset_cache(kHang));
+    REQUIRE(second.metric_becomes(kFromPeers, 2));
+    REQUIRE(first.metric_becomes(kFromPeers, 1));
   }
 
   TEST_CASE("a node that restarts learns the epochs, and a reset that it makes is above them") {

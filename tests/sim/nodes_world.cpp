@@ -219,7 +219,7 @@ void NodesWorld::reset(const std::shared_ptr<Engine>& engine) {
   if (system_clocks_agree_) oldest_[engine->node] = now;
   ++coverage_["reset"];
   engine->tasks->add(
-      spread_reset(node.service(), node.lenders(), cluster_->clock(), made->space)
+      spread_reset(node.service(), node.lenders(), nullptr, cluster_->clock(), made->space)
           .then([this, now, lives = lives_](const std::vector<std::string>& unconfirmed) {
             ++coverage_[unconfirmed.empty() ? "reset confirmed" : "reset not confirmed"];
             if (!system_clocks_agree_) {
