@@ -245,6 +245,20 @@ kj::Promise<Result<void>> PeerLink::exchange_epochs() {
     learn(known);
     if ((connection_->features & kPeerWatches) != 0) connection_->calls.add(watch_epochs());
     return {};
+/// A reset that was made while the link was greeted was sent to nobody here.
+void PeerLink::tell_epochs() {
+  if (!knows_epochs() || connection_->told == epochs_.changes()) return;
+  auto request = connection_->peer->exchangeRequest();
+  write_epochs(epochs_.known(), request);
+  connection_->told = epochs_.changes();
+  connection_->calls.add(kj::Promise<capnp::Response<wire::Epochs>>(request.send())
+                             .then(
+                                 [this](capnp::Response<wire::Epochs>&& answer) {
+                                   if (const auto known = read_epochs(answer)) learn(*known);
+                                 },
+                                 [this](kj::Exception&& exception) { failed(exception); }));
+}
+
   });
 }
 
@@ -434,6 +448,7 @@ kj::Promise<Result<void>> PeerLink::serve() {
   if (std::exchange(ready_node_, stats_.node) != stats_.node) {
     node_since_ = stats_.greetings;
     unreleased_.clear();
+  tell_epochs();
   }
   say(State::kReady, "");
   for (const std::uint64_t lease : std::exchange(unreleased_, {})) release(lease);

@@ -160,6 +160,7 @@ class PeerLink final : public Lender {
   kj::Promise<Result<void>> exchange_epochs();
   kj::Promise<void> watch_epochs();
   void learn(const Epochs::Known& known);
+  void tell_epochs();
   [[nodiscard]] bool knows_epochs() const { return stats_.version >= kPeerWireKnowsEpochs; }
   kj::Promise<Result<void>> find_way();
   Result<Way> connect(std::size_t lane);

@@ -56,6 +56,7 @@ struct TheirNode {
   std::vector<std::uint32_t> asked_ms{};
   JobId asked_for{};
   Epochs epochs{};
+  std::function<void()> exchanging{};  ///< Called while a dialer waits for its epochs.
   std::size_t locates = 0;
 };
 
@@ -67,6 +68,7 @@ class TheirPeer final : public wire::Peer::Server {
   kj::Promise<void> exchange(ExchangeContext call) override {
     node_.epochs.learn(read_epochs(call.getParams()).value());
     write_epochs(node_.epochs.known(), call.getResults());
+    if (node_.exchanging) node_.exchanging();
     return kj::READY_NOW;
   }
   kj::Promise<void> locate(LocateContext call) override {
@@ -381,6 +383,20 @@ TEST_SUITE("Peers") {
     CHECK(f.link().locate(space, keys).wait(f.io.waitScope).value() == 0);
     CHECK(f.epochs.of(space) == newer);
     CHECK(f.link().locate(space, keys).wait(f.io.waitScope).value() == 1);
+  }
+
+  TEST_CASE("a peer is told of a reset that was made while it was greeted") {
+    Fixture f;
+    const Bytes32 space{std::byte{1}};
+    f.theirs.exchanging = [&]() {
+      f.theirs.exchanging = nullptr;
+      f.epochs.raise(space);
+    };
+    f.link().lost(f.link().life(), "a test");
+    f.turn_until([&]() {
+      return !f.epochs.of(space).is_zero() && f.theirs.epochs.of(space) == f.epochs.of(space);
+    });
+    CHECK(f.link().is_ready());
   }
 
   TEST_CASE("so many wait at one node, and all are told when it is lost") {
