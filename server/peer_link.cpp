@@ -123,12 +123,9 @@ PeerLink::PeerLink(kj::AsyncIoContext& io, const OwnNode& own, Epochs& epochs, O
 PeerLink::~PeerLink() noexcept(false) = default;
 
 kj::Promise<void> PeerLink::run() {
-  return attempt()
-      .then([this](Result<void>&& outcome) { return finish(outcome); })
-      .then([this]() -> kj::Promise<void> {
-        if (stats_.state == State::kSelf) return kj::NEVER_DONE;
-        return run();
-      });
+  return attempt().then([this](Result<void>&& outcome) { return finish(outcome); }).then([this]() {
+    return run();
+  });
 }
 
 kj::Promise<Result<void>> PeerLink::attempt() {
@@ -192,14 +189,9 @@ kj::Promise<Result<void>> PeerLink::greet() {
     }
     PeerSecret::Greeting greeting{
         .dialer = own_.node, .answerer = read_id(answer.getNode()), .dialer_challenge = challenge};
-    if (greeting.answerer == own_.node) {
-      stats_.state = State::kSelf;
-      return Result<void>(fail(Errc::kCancelled, "it is this node"));
-    }
     auto theirs = read_bytes32(answer.getChallenge());
     if (!theirs) return Result<void>(tl::unexpected<Error>(std::move(theirs.error())));
     greeting.answerer_challenge = *theirs;
-    stats_.node = greeting.answerer;
     stats_.version = answer.getVersion();
     connection_->features = answer.getFeatures();
     const auto proof = answer.getProof();
@@ -211,6 +203,11 @@ kj::Promise<Result<void>> PeerLink::greet() {
     if (shared == nullptr) {
       return Result<void>(fail(Errc::kRefused, "it has another --peer-secret-file"));
     }
+    if (greeting.answerer == own_.node) {
+      found_self_ = true;
+      return Result<void>(fail(Errc::kCancelled, "it is this node"));
+    }
+    stats_.node = greeting.answerer;
     return enter(greeting, *shared);
   });
 }
@@ -245,6 +242,9 @@ kj::Promise<Result<void>> PeerLink::exchange_epochs() {
     learn(known);
     if ((connection_->features & kPeerWatches) != 0) connection_->calls.add(watch_epochs());
     return {};
+  });
+}
+
 /// A reset that was made while the link was greeted was sent to nobody here.
 void PeerLink::tell_epochs() {
   if (!knows_epochs() || connection_->told == epochs_.changes()) return;
@@ -257,9 +257,6 @@ void PeerLink::tell_epochs() {
                                    if (const auto known = read_epochs(answer)) learn(*known);
                                  },
                                  [this](kj::Exception&& exception) { failed(exception); }));
-}
-
-  });
 }
 
 /// What a peer said need not be told to it.
@@ -448,10 +445,10 @@ kj::Promise<Result<void>> PeerLink::serve() {
   if (std::exchange(ready_node_, stats_.node) != stats_.node) {
     node_since_ = stats_.greetings;
     unreleased_.clear();
-  tell_epochs();
   }
   say(State::kReady, "");
   for (const std::uint64_t lease : std::exchange(unreleased_, {})) release(lease);
+  tell_epochs();
   if (way_.lane != connection_->best_lane) connection_->calls.add(improve(Duration::zero()));
   return connection_->over.addBranch().then([this]() -> Result<void> {
     ++stats_.losses;
@@ -474,10 +471,10 @@ kj::Promise<void> PeerLink::finish(const Result<void>& outcome) {
   connection_ = nullptr;
   stats_.lane.clear();
   const Error& why = outcome.error();
-  if (stats_.state == State::kSelf) {
-    kLog.info("this node is in its own list of peers peer={}", options_.address);
-    changed_();
-    return kj::READY_NOW;
+  if (std::exchange(found_self_, false)) {
+    say(State::kSelf, "");
+    pause_ = options_.first_pause;
+    return io_.provider->getTimer().afterDelay(to_kj(options_.longest_pause));
   }
   const bool is_refused = why.code == Errc::kRefused;
   if (!was_ready) ++stats_.failures;
@@ -504,8 +501,10 @@ void PeerLink::say(State state, std::string why) {
           "peer refused, a person has to change something peer={} build=\"{}\" reason=\"{}\"",
           options_.address, stats_.build, stats_.why);
       break;
-    case State::kConnecting:
     case State::kSelf:
+      kLog.info("this node is in its own list of peers peer={}", options_.address);
+      break;
+    case State::kConnecting:
       kLog.warn("{}, dialed again peer={} reason=\"{}\"",
                 was_ready ? "peer lost" : "peer not there", options_.address, stats_.why);
       break;

@@ -52,8 +52,9 @@ struct OwnNode {
 /// When RDMA breaks it goes back to sockets, and tries again after a pause that doubles. With RDMA
 /// alone, as under --require-rdma, a link is ready once that works.
 ///
-/// Who finds itself at the other end stays there and asks nothing: one list of addresses does for
-/// all nodes. Thread-bound: the RPC thread.
+/// Who finds itself at the other end asks nothing: one list of addresses does for all nodes. It is
+/// dialed again all the same, for a name may come to lead to another node. Thread-bound: the RPC
+/// thread.
 class PeerLink final : public Lender {
  public:
   struct Options {
@@ -73,7 +74,7 @@ class PeerLink final : public Lender {
     kReady,
     kRefused,  ///< Another version, secret or backend: a person has to change something. Tried
                ///< again.
-    kSelf,     ///< The address is our own.
+    kSelf,     ///< The address leads to us now. Tried again.
   };
   struct Stats {
     State state = State::kConnecting;
@@ -159,8 +160,8 @@ class PeerLink final : public Lender {
   kj::Promise<Result<void>> enter(const PeerSecret::Greeting& greeting, const PeerSecret& secret);
   kj::Promise<Result<void>> exchange_epochs();
   kj::Promise<void> watch_epochs();
-  void learn(const Epochs::Known& known);
   void tell_epochs();
+  void learn(const Epochs::Known& known);
   [[nodiscard]] bool knows_epochs() const { return stats_.version >= kPeerWireKnowsEpochs; }
   kj::Promise<Result<void>> find_way();
   Result<Way> connect(std::size_t lane);
@@ -195,6 +196,7 @@ class PeerLink final : public Lender {
   std::function<void()> changed_;
   std::unique_ptr<Connection> connection_;
   Duration pause_;
+  bool found_self_ = false;  ///< In the attempt that is under way.
   Way way_;
   std::optional<Kept> kept_;
   Id128 ready_node_{};                     ///< The process that answered the latest greeting...

@@ -58,6 +58,7 @@ struct TheirNode {
   Epochs epochs{};
   std::function<void()> exchanging{};  ///< Called while a dialer waits for its epochs.
   std::size_t locates = 0;
+  bool knows_secret = true;
 };
 
 class TheirPeer final : public wire::Peer::Server {
@@ -120,7 +121,8 @@ class TheirGate final : public wire::PeerGate::Server {
     write_id(node_.node, results.initNode());
     node_.dialed.emplace_back(params.getDialed().cStr());
     results.setChallenge(data_of(greeting.answerer_challenge));
-    const Bytes32 proof = PeerSecret().prove(PeerSecret::Side::kAnswerer, greeting);
+    Bytes32 proof = PeerSecret().prove(PeerSecret::Side::kAnswerer, greeting);
+    if (!node_.knows_secret) proof = Bytes32{};
     results.setProof(data_of(proof));
     return kj::READY_NOW;
   }
@@ -150,6 +152,7 @@ struct Fixture {
     options.link.call_deadline = call_deadline;
     options.link.least_silence = least_silence;
     options.link.first_trial_pause = milliseconds(10);
+    options.link.longest_pause = milliseconds(200);
     listening = server.listen(*listener).attach(kj::mv(listener)).eagerlyEvaluate(nullptr);
     reading = read_completions().eagerlyEvaluate(nullptr);
     peers = std::make_unique<Peers>(io, own, epochs, options, *lanes, [this]() {
@@ -397,6 +400,25 @@ TEST_SUITE("Peers") {
       return !f.epochs.of(space).is_zero() && f.theirs.epochs.of(space) == f.epochs.of(space);
     });
     CHECK(f.link().is_ready());
+  }
+
+  TEST_CASE("an address that leads to this node is dialed again, and may lead to another one") {
+    Fixture f;
+    f.theirs.node = f.own.node;
+    f.link().lost(f.link().life(), "a test");
+    f.until([&]() { return f.link().is_this_node(); });
+    f.theirs.node = kTheirNode;
+    f.until([&]() { return f.link().is_ready(); });
+    CHECK_FALSE(f.link().is_this_node());
+  }
+
+  TEST_CASE("who says that it is this node has to know the secret") {
+    Fixture f;
+    f.theirs.node = f.own.node;
+    f.theirs.knows_secret = false;
+    f.link().lost(f.link().life(), "a test");
+    f.until([&]() { return f.link().stats().refusals != 0; });
+    CHECK_FALSE(f.link().is_this_node());
   }
 
   TEST_CASE("so many wait at one node, and all are told when it is lost") {
