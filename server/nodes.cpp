@@ -1,5 +1,6 @@
 #include "server/nodes.h"
 
+#include <algorithm>
 #include <thread>
 #include <utility>
 
@@ -77,7 +78,13 @@ Result<std::optional<Nodes::Plan>> Nodes::plan(const ServerOptions& options,
       return fail(Errc::kInvalidArgument, "--peers: \"{}\" is not HOST:PORT", peer);
     }
   }
-  plan.peers.addresses = options.peers;
+  for (const std::string& peer : options.peers) {
+    // Two links by one name would replace each other's connection without end.
+    auto& addresses = plan.peers.addresses;
+    if (std::find(addresses.begin(), addresses.end(), peer) == addresses.end()) {
+      addresses.push_back(peer);
+    }
+  }
   plan.peers.link.call_deadline = options.peer_deadline;
   plan.fetches.deadline = options.fetch_deadline;
   if (has_listen) {

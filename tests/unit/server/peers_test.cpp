@@ -16,6 +16,7 @@
 #include "capnp/codec.h"
 #include "capnp/peer.capnp.h"
 #include "server/lanes.h"
+#include "server/nodes.h"
 #include "server/peer_gate.h"
 #include "tests/support/skip.h"
 #include "transport/ucx/ucx_fabric.h"
@@ -419,6 +420,15 @@ TEST_SUITE("Peers") {
     f.link().lost(f.link().life(), "a test");
     f.until([&]() { return f.link().stats().refusals != 0; });
     CHECK_FALSE(f.link().is_this_node());
+  }
+
+  TEST_CASE("a peer that is named twice is dialed once") {
+    ServerOptions options;
+    options.peers = {"127.0.0.1:1", "127.0.0.1:2", "127.0.0.1:1"};
+    options.nics = {"none"};
+    const auto plan = Nodes::plan(options, "test");
+    REQUIRE(plan);
+    CHECK((*plan)->peers.addresses == std::vector<std::string>{"127.0.0.1:1", "127.0.0.1:2"});
   }
 
   TEST_CASE("so many wait at one node, and all are told when it is lost") {
