@@ -60,9 +60,10 @@ struct PeerContext {
     /// Whether `newer` comes from the same link of the same node, which has no use for this
     /// connection any more. One node may have several links to this one, by several names.
     [[nodiscard]] bool is_replaced_by(const Entered& newer) const {
-      if (dialed.empty() || dialed != newer.dialed) return false;
-      if (node == newer.node) return true;
-      return !listen.empty() && listen == newer.listen && host == newer.host;
+      // Not a former process there: behind one address translation or proxy two nodes may have the
+      // same host and --peer-listen. The connection of a process that ended is closed by its
+      // kernel, or by the probes.
+      return !dialed.empty() && dialed == newer.dialed && node == newer.node;
     }
   };
   std::unordered_map<Id128, Entered> entered{};

@@ -214,9 +214,10 @@ TEST_SUITE("connections of peers") {
     const Entered old{.node = {1, 1}, .host = "10.0.0.7", .listen = "a:50055", .dialed = "b:50055"};
     Entered newer = old;
     CHECK(old.is_replaced_by(newer));
-    newer.node = {1, 2};  // It was restarted.
+    newer.host = "10.0.0.8";  // Its address was changed by who is between the two.
     CHECK(old.is_replaced_by(newer));
-    newer.host = "10.0.0.8";  // Another node whose --peer-listen is the same, as 0.0.0.0:50055.
+    newer = old;
+    newer.node = {1, 2};  // Another node behind the same proxy, or a restarted one.
     CHECK_FALSE(old.is_replaced_by(newer));
     newer = old;
     newer.dialed = "other-name-of-b:50055";  // A second link of that node, by another name.
