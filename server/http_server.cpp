@@ -1,8 +1,6 @@
 #include "server/http_server.h"
 
-#include <cerrno>
 #include <charconv>
-#include <fstream>
 #include <map>
 #include <optional>
 #include <string_view>
@@ -19,6 +17,7 @@
 
 #include "base/assert.h"
 #include "base/log.h"
+#include "base/text_file.h"
 #include "server/background.h"
 #include "server/http_connections.h"
 #include "server/http_guard.h"
@@ -565,13 +564,9 @@ void HttpServer::run() {
 }
 
 Result<std::string> read_token(const std::string& path) {
-  errno = 0;
-  std::ifstream file(path);
-  std::string token;
-  if (!std::getline(file, token) && (!file.is_open() || file.bad())) {
-    return fail(Errc::kRefused, "--http-token-file {}: cannot be read: {}", path,
-                std::generic_category().message(errno == 0 ? EIO : errno));
-  }
+  const Result<std::string> text = read_text_file(path);
+  if (!text) return fail(Errc::kRefused, "--http-token-file {}: {}", path, text.error().detail);
+  std::string token = text->substr(0, text->find('\n'));
   while (!token.empty() && (token.back() == '\r' || token.back() == ' ')) token.pop_back();
   if (token.size() < 16) {
     return fail(Errc::kRefused, "--http-token-file {}: a token has at least 16 characters", path);

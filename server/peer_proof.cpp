@@ -3,8 +3,6 @@
 #include <algorithm>
 #include <cerrno>
 #include <cstring>
-#include <fstream>
-#include <iterator>
 #include <set>
 #include <string_view>
 #include <vector>
@@ -13,6 +11,7 @@
 #include <sys/stat.h>
 
 #include "base/assert.h"
+#include "base/text_file.h"
 
 namespace pegaflow {
 namespace {
@@ -136,20 +135,17 @@ bool PeerSecret::is_proof(Side side, const Greeting& greeting,
 
 Result<PeerSecrets> PeerSecrets::read(const std::string& path) {
   struct stat about {};
-  std::ifstream file(path, std::ios::binary);
-  if (!file || ::stat(path.c_str(), &about) != 0) {
-    return fail(Errc::kRefused, "--peer-secret-file {}: cannot be read: {}", path,
-                std::strerror(errno));
-  }
+  const Result<std::string> text = read_text_file(path);
+  if (!text) return fail(Errc::kRefused, "--peer-secret-file {}: {}", path, text.error().detail);
+  if (::stat(path.c_str(), &about) != 0) return fail_errno(errno, "--peer-secret-file " + path);
   if ((about.st_mode & S_IRWXO) != 0) {
     return fail(Errc::kRefused, "--peer-secret-file {}: every user may read it; chmod o= {}", path,
                 path);
   }
-  const std::string text{std::istreambuf_iterator<char>(file), std::istreambuf_iterator<char>()};
   PeerSecrets secrets;
   secrets.all_.clear();
   secrets.shortest_ = kMaxSecretBytes;
-  for (const std::string_view one : parts_of(text)) {
+  for (const std::string_view one : parts_of(*text)) {
     if (one.size() < kMinSecretBytes || one.size() > kMaxSecretBytes) {
       return fail(Errc::kInvalidArgument,
                   "--peer-secret-file {}: a secret has {} bytes, {} to {} are right", path,
