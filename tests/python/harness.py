@@ -270,6 +270,8 @@ class Engine:
         self.scheduler.needs_kv_cache_zeroing = True
         self.scheduler.use_v2_model_runner = v2_runner
         self.connector = self.scheduler.connector
+        if patient and (adapters := getattr(self.connector._scheduler, "_adapters", None)):
+            adapters.looks.patience_s = 20
         if old_release:  # which has no block state to hand out
             self.connector._scheduler._own_tables = True
         aggregate = aggregate or parallel.world_size > 1

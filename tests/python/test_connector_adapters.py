@@ -356,6 +356,101 @@ def test_files_replaced_between_a_steps_plan_and_its_end_name_no_block(
         assert engine.ask("of monday", words, lora=lora).loaded == 0
 
 
+def test_a_request_that_ends_has_the_files_looked_at_again(pega, prompt, tmp_path):
+    words = prompt(100)
+    lora = train(tmp_path / "x", "monday", name="x", number=1)
+
+    with Engine(pega.address) as engine:
+        engine.wait_ready()
+        adapters = engine.connector._scheduler._adapters
+
+        def replace(output: Any) -> None:
+            if output.scheduled_new_reqs:
+                # As for another request of the adapter, in the plan of this step.
+                assert adapters.is_known(adapters.of(SimpleNamespace(lora_request=lora)))
+                train(tmp_path / "x", "tuesday", name="x", number=1)
+
+        engine.on_schedule = replace
+        engine.ask("cold", words, 1, lora=lora)
+        engine.run()
+        assert engine.stats["saves"] == 0
+    train(tmp_path / "x", "monday", name="x", number=1)
+    with Engine(pega.address) as engine:
+        engine.wait_ready()
+        assert engine.ask("of monday", words, lora=lora).loaded == 0
+
+
+class DeadDisk:
+    """Files that answer until they are told not to, and then with what they were when asked."""
+
+    def __init__(self, monkeypatch: Any) -> None:
+        self.answers = threading.Event()
+        self.answers.set()
+        self.asked = threading.Event()
+        real = AdapterFiles
+
+        def look(path: str) -> AdapterFiles:
+            made = real(path)
+            self.asked.set()
+            assert self.answers.wait(WAIT_S)
+            return made
+
+        monkeypatch.setattr("pegaflow.connector.adapters.AdapterFiles", look)
+
+
+@pytest.mark.parametrize("length", [11, 100])
+def test_a_disk_that_does_not_answer_stops_no_engine(pega, prompt, tmp_path, monkeypatch, length):
+    words, others = prompt(length), prompt(100)
+    lora = train(tmp_path / "x", "monday", name="x", number=1)
+    params = {"pegaflow": {"save_tail": True}}
+    disk = DeadDisk(monkeypatch)
+    with Engine(pega.address, extra={"pegaflow.min_load_tokens": 1}) as engine:
+        engine.wait_ready()
+        adapters = engine.connector._scheduler._adapters
+        assert adapters.wait(lora, WAIT_S)
+        adapters.looks.patience_s = 0.05
+        adapters.wait = lambda lora, timeout_s: False  # the harness waits for the files
+        disk.answers.clear()
+        disk.asked.clear()
+        try:
+            # Nothing is known of the files, so that nothing is saved, however the request ends.
+            assert engine.ask("dead", words, 1, lora=lora, params=params).loaded == 0
+            assert disk.asked.is_set()
+            engine.reset_local()
+            assert engine.ask("dead too", words, lora=lora).loaded == 0
+            engine.reset_local()
+            assert engine.stats["saves"] == 0
+            assert engine.stats["misses{adapter}"] == 2
+            assert engine.ask("the base model", others).loaded == 0
+            engine.reset_local()
+            assert engine.ask("the base model again", others).loaded == 96
+        finally:
+            disk.answers.set()
+        adapters.looks.patience_s = WAIT_S
+        assert engine.ask("alive", prompt(100), lora=lora).loaded == 0
+        engine.run(lambda: adapters.is_known(adapters.of(SimpleNamespace(lora_request=lora))))
+
+
+def test_a_look_that_began_before_counts_for_nothing_that_was_computed_since(tmp_path, monkeypatch):
+    adapters = Adapters()
+    lora = train(tmp_path / "a", "monday", name="x", number=1)
+    assert key(lora, adapters)
+    adapter = adapters.of(SimpleNamespace(lora_request=lora))
+    adapters.looks.patience_s = 0.05
+    disk = DeadDisk(monkeypatch)
+    disk.answers.clear()
+    adapters.look_again()
+    assert not adapters.is_known(adapter)
+    assert disk.asked.wait(WAIT_S)
+
+    train(tmp_path / "a", "tuesday", name="x", number=1)
+    adapters.looks.patience_s = WAIT_S
+    disk.answers.set()
+    while not adapter.refused:
+        adapters.look_again()
+        assert not adapters.is_known(adapter)
+
+
 class SlowCache(DigestCache):
     """A disk that takes its time."""
 
@@ -375,6 +470,7 @@ def test_the_engine_does_not_wait_for_a_digest(pega, prompt, tmp_path):
         engine.wait_ready()
         side = engine.connector._scheduler
         side._adapters = Adapters(cache=SlowCache())
+        side._adapters.looks.patience_s = WAIT_S
         side._adapters.wait = lambda lora, timeout_s: False  # what the harness does for other tests
         assert engine.ask("early", tokens, lora=lora).loaded == 0
         assert engine.stats["misses{adapter}"] == 1

@@ -46,6 +46,9 @@ _FILES = (
 #: stamps have whole seconds only, the file system counts in seconds.
 _TICK_NS = 20_000_000
 _COARSE_TICK_NS = 2_000_000_000
+#: How long a step waits to hear of an adapter's files. A disk that does not answer stops looks, and
+#: with them saves and loads of adapters, but no engine.
+LOOK_PATIENCE_S = 0.1
 
 
 @dataclasses.dataclass(frozen=True)
@@ -144,6 +147,19 @@ class Adapter:
         digest = hashlib.sha256(b"pegaflow adapter 1\0" + self.digest + block_hash).digest()
         return digest[: len(block_hash)]
 
+    def has_its_files(self) -> bool:
+        """Looks at the files: whether they are those of its load. In any thread."""
+        try:
+            return self.files is None or AdapterFiles(self.path).files == self.files.files
+        except (OSError, UnknownWeights):
+            return False
+
+    def refuse_changed(self) -> None:
+        self.refuse(
+            "its files have changed since it was loaded; load it from a new path, "
+            "or start the engine again"
+        )
+
     def refuse(self, reason: str) -> None:
         if not self.refused:
             self.refused = reason
@@ -156,10 +172,60 @@ class Adapter:
             )
 
 
-class Adapters:
-    """The adapters of an engine. Bound to the scheduler's thread, but for the digests.
+class _Looks:
+    """Looks at files of adapters that are loaded, in a thread of its own, one after another.
 
-    Files are read by a thread of its own, which lives as long as there is something to read.
+    Bound to the scheduler's thread, which waits for ``patience_s`` at most each time that the disk
+    stops to answer, and not at all until it answers again.
+    """
+
+    def __init__(self, patience_s: float) -> None:
+        self.patience_s = patience_s
+        self._work: queue.SimpleQueue[Adapter | None] = queue.SimpleQueue()
+        self._results: queue.SimpleQueue[tuple[Adapter, bool]] = queue.SimpleQueue()
+        self._thread: threading.Thread | None = None
+        self._is_out = False  # a look was begun, and its result was not taken
+
+    def are_same(self, adapter: Adapter) -> bool:
+        """Whether a look that began after this call has found the files of the adapter's load.
+
+        Refuses each adapter whose files it finds changed.
+        """
+        if self._is_out and not self._take(0):
+            return False
+        if adapter.refused:
+            return False  # by the look that was taken just now
+        if self._thread is None:
+            self._thread = threading.Thread(target=self._run, name="pegaflow-looks", daemon=True)
+            self._thread.start()
+        self._is_out = True
+        self._work.put(adapter)
+        return self._take(self.patience_s) and not adapter.refused
+
+    def close(self) -> None:
+        self._work.put(None)
+
+    def _take(self, timeout_s: float) -> bool:
+        try:
+            adapter, same = self._results.get(timeout=timeout_s)
+        except queue.Empty:
+            return False
+        self._is_out = False
+        if not same:
+            adapter.refuse_changed()
+        return True
+
+    def _run(self) -> None:
+        while (adapter := self._work.get()) is not None:
+            self._results.put((adapter, adapter.has_its_files()))
+
+
+class Adapters:
+    """The adapters of an engine. Bound to the scheduler's thread, but for what threads of its own
+    do: one reads files for their digests, one looks at files while requests run.
+
+    The scheduler's thread itself looks at an adapter's files only when the engine loads them, for
+    which it waits in any case.
     """
 
     def __init__(self, salt: str = "", *, cache: DigestCache | None = None) -> None:
@@ -171,6 +237,7 @@ class Adapters:
         self._work: queue.SimpleQueue[tuple[Adapter, AdapterFiles] | None] = queue.SimpleQueue()
         self._results: queue.SimpleQueue[tuple[Adapter, bytes, str]] = queue.SimpleQueue()
         self._thread: threading.Thread | None = None
+        self.looks = _Looks(LOOK_PATIENCE_S)
         self._is_watching = watch_loads(self)
 
     def look_again(self) -> None:
@@ -193,7 +260,10 @@ class Adapters:
         return adapter
 
     def is_known(self, adapter: Adapter) -> bool:
-        """Whether its digest is that of all weights which the engine has loaded for it so far."""
+        """Whether its digest is that of all weights which the engine has loaded for it so far.
+
+        False also where its files do not answer: nothing may be saved or loaded until they do.
+        """
         while not self._results.empty():
             done, digest, reason = self._results.get()
             if reason:
@@ -201,9 +271,11 @@ class Adapters:
             elif not done.refused:
                 stated = f"{self._salt}\0{done.interpretation}\0".encode()
                 done.digest = hashlib.sha256(stated + digest).digest()
-        if not adapter.refused and adapter.looked_at != self._round:
-            self._look(adapter)
-        return bool(adapter.digest)
+        if adapter.refused or adapter.files is None:
+            return False
+        if adapter.looked_at != self._round and self.looks.are_same(adapter):
+            adapter.looked_at = self._round
+        return bool(adapter.digest) and adapter.looked_at == self._round
 
     def loading(self, lora: Any) -> None:
         """The engine is about to load an adapter, for the first time or again."""
@@ -229,6 +301,7 @@ class Adapters:
 
     def close(self) -> None:
         self._work.put(None)
+        self.looks.close()
 
     def _find(self, lora: Any) -> Adapter:
         place = _place(lora)
@@ -288,17 +361,8 @@ class Adapters:
 
     def _look(self, adapter: Adapter) -> None:
         adapter.looked_at = self._round
-        if adapter.refused or adapter.files is None:
-            return
-        try:
-            same = AdapterFiles(adapter.path).files == adapter.files.files
-        except (OSError, UnknownWeights):
-            same = False
-        if not same:
-            adapter.refuse(
-                "its files have changed since it was loaded; load it from a new path, "
-                "or start the engine again"
-            )
+        if not adapter.refused and not adapter.has_its_files():
+            adapter.refuse_changed()
 
     def wait(self, lora: Any, timeout_s: float) -> bool:
         """Begins with an adapter ahead of its first request and waits; whether it is known."""

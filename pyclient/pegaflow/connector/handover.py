@@ -174,7 +174,7 @@ def tail_key(state: RequestState, block_size: int) -> bytes:
     if getattr(request, "resumable", False):
         return b""  # its prompt is not complete
     adapter = state.chain.adapter
-    if adapter is not None and not adapter.digest:
+    if state.chain.doubt:
         return b""
     extra = _extra_keys(request, blocks * block_size)
     if extra is None:
