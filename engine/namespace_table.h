@@ -98,6 +98,8 @@ class NamespaceTable {
   /// Gives up the shapes of namespaces without users whose last block is gone, as leave() does
   /// where none was left. For whoever has just worked on the store.
   void forget_shapes();
+  /// Whether forget_shapes() has something to do.
+  [[nodiscard]] bool has_unneeded_shape() const;
 
   /// Raises the generation: blocks saved before are never found again. Unknown ids are fine.
   void reset(NamespaceId id);
@@ -116,6 +118,7 @@ class NamespaceTable {
   /// A namespace without users keeps its name and generation: without blocks the tables of its
   /// shape are of no use.
   void forget_shape(Namespace& space);
+  [[nodiscard]] bool needs_no_shape(const Namespace& space) const;
   /// Gives up its space, with the blocks in it, and its shape.
   void unsettle(Namespace& space);
   [[nodiscard]] Row* row(NamespaceId id) const;

@@ -353,7 +353,9 @@ bool CacheService::work() {
   return has_more;
 }
 
-bool CacheService::has_work() const { return store_->has_work(); }
+bool CacheService::has_work() const {
+  return store_->has_work() || namespaces_->has_unneeded_shape();
+}
 
 std::optional<TimePoint> CacheService::next_deadline() const {
   const std::optional<TimePoint> wait = waits_.next_deadline();

@@ -350,9 +350,12 @@ TEST_SUITE("CacheService") {
     }
     CHECK(f.service->stats().shapes.size() == kEngines);
 
-    f.service->store().start_cleanup();
+    f.service->store().start_cleanup();  // So few blocks go in this call.
+    REQUIRE(f.service->store().cleanup().done);
+    REQUIRE(f.service->has_work());  // Or nobody would call work().
     f.work();
 
+    CHECK_FALSE(f.service->has_work());
     CHECK(f.service->stats().shapes.empty());
     CHECK(f.service->stats().namespaces == kEngines);
   }
