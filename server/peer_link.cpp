@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <optional>
+#include <set>
 #include <utility>
 #include <vector>
 
@@ -105,6 +106,7 @@ struct PeerLink::Connection final : private kj::TaskSet::ErrorHandler {
   std::uint64_t told = 0;                   ///< Changes of our epochs that it knows.
   std::uint64_t seen = 0;                   ///< Changes of its epochs that we know.
   std::size_t waits = 0;                    ///< Of `calls`: for jobs.
+  std::set<std::uint64_t> releasing;        ///< Leases whose release is not answered.
   OpenQuestions open;
   bool is_watched = false;  ///< A task waits for the end of a silence.
   kj::TaskSet calls;        ///< Under way, also those that nobody waits for any more.
@@ -464,6 +466,10 @@ kj::Promise<void> PeerLink::finish(const Result<void>& outcome) {
   if (connection_ != nullptr) {
     const bool keeps = was_ready && connection_->keeps_ways;
     if (keeps) kept_ = {ready_node_, way_, connection_->last_resort};
+    // A connection that breaks may take with it what it had delivered.
+    for (const std::uint64_t lease : connection_->releasing) {
+      if (unreleased_.size() < kMostUnreleased) unreleased_.push_back(lease);
+    }
     for (const Way& way : std::vector<Way>(connection_->ways)) {
       if (!keeps || (way != kept_->way && kept_->last_resort != way)) disconnect(way);
     }
@@ -742,9 +748,12 @@ void PeerLink::release(std::uint64_t lease) {
   }
   auto request = connection_->peer->releaseRequest();
   request.setLease(lease);
-  connection_->calls.add(kj::Promise<capnp::Response<wire::Done>>(request.send())
-                             .then([](capnp::Response<wire::Done>&&) {},
-                                   [this](kj::Exception&& exception) { failed(exception); }));
+  connection_->releasing.insert(lease);
+  connection_->calls.add(
+      kj::Promise<capnp::Response<wire::Done>>(request.send())
+          .then(
+              [this, lease](capnp::Response<wire::Done>&&) { connection_->releasing.erase(lease); },
+              [this](kj::Exception&& exception) { failed(exception); }));
 }
 
 }  // namespace pegaflow

@@ -201,7 +201,7 @@ class PeerLink final : public Lender {
   std::optional<Kept> kept_;
   Id128 ready_node_{};                     ///< The process that answered the latest greeting...
   std::uint64_t node_since_ = 0;           ///< ...and the first life that is its.
-  std::vector<std::uint64_t> unreleased_;  ///< Its leases that ended here while it was away.
+  std::vector<std::uint64_t> unreleased_;  ///< Its leases that ended here; it may not know it.
   Duration trial_pause_{};
   Stats stats_;
 };

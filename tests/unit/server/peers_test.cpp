@@ -60,6 +60,7 @@ struct TheirNode {
   std::function<void()> exchanging{};  ///< Called while a dialer waits for its epochs.
   std::size_t locates = 0;
   bool knows_secret = true;
+  bool answers_releases = true;
 };
 
 class TheirPeer final : public wire::Peer::Server {
@@ -95,6 +96,7 @@ class TheirPeer final : public wire::Peer::Server {
   }
   kj::Promise<void> release(ReleaseContext call) override {
     node_.released.push_back(call.getParams().getLease());
+    if (!node_.answers_releases) return kj::NEVER_DONE;
     call.getResults().setOk();
     return kj::READY_NOW;
   }
@@ -338,6 +340,20 @@ TEST_SUITE("Peers") {
     f.until([&]() { return f.link().stats().losses == 2; });
     f.until([&]() { return f.link().is_ready(); });
     CHECK(f.link().way() != way);
+  }
+
+  TEST_CASE("a release whose answer was lost with the connection is sent again") {
+    Fixture f;
+    const std::uint64_t life = f.link().life();
+    f.link().release(4711);
+    f.turn_until([&]() { return f.theirs.released.size() == 1; });
+    f.theirs.answers_releases = false;
+    f.link().release(4712);
+    f.turn_until([&]() { return f.theirs.released.size() == 2; });
+    f.link().lost(life, "a test");
+    f.theirs.answers_releases = true;
+    f.turn_until([&]() { return f.theirs.released.size() == 3; });
+    CHECK(f.theirs.released == std::vector<std::uint64_t>{4711, 4712, 4712});
   }
 
   TEST_CASE("another process at the address has no use for leases of the one before") {
