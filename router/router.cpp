@@ -114,9 +114,11 @@ class Service {
       PEGA_TRY_LET(own, open(own_acceptor_, "--own-listen", shared_.options.own_listen, false));
     }
     health_.find_engines();
+    // Before the log line: those who wait for either find both.
+    PEGA_TRY(write_ready_file(place, own));
     kLog.info("ready listen={}{}{} engines={}", place, own.empty() ? "" : " own=", own,
               shared_.fleet.engines().size());
-    return write_ready_file(place, own);
+    return {};
   }
 
   void start() {
