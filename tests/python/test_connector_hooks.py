@@ -6,6 +6,7 @@ import pytest
 
 from pegaflow import _native
 from pegaflow.connector.errors import error_code
+from tests.python.fake_model import FakeModel
 from tests.python.harness import Engine
 from tests.python.test_connector_faults import when_load_is_ordered
 
@@ -235,16 +236,13 @@ class _Watched:
         return getattr(self._mover, name)
 
 
-def test_tensors_that_are_not_understood_cost_the_cache_only(pega, prompt, monkeypatch, caplog):
-    from tests.python import rank
-
-    class Odd(rank.FakeModel):
+def test_tensors_that_are_not_understood_cost_the_cache_only(pega, prompt, caplog):
+    class Odd(FakeModel):
         def __init__(self, config: Any, content: int) -> None:
             super().__init__(config, content)
             self.tensors["model.layers.9.attn"] = next(iter(self.tensors.values()))
 
-    monkeypatch.setattr(rank, "FakeModel", Odd)
-    with Engine(pega.address) as engine:
+    with Engine(pega.address, model_class=Odd) as engine:
         tokens = prompt(100)
         for name in ("a", "b"):
             engine.ask(name, tokens)
