@@ -143,10 +143,14 @@ def test_pull_loads_what_another_node_has():
     figures = lines_of("pull", "--blocks", "6", "--page", "64kb", "--rounds", "2")
     assert [(figure["unit"], figure["reach"]) for figure in figures] == [
         ("ms", 0.2),
+        ("ms", None),
         ("GB/s", None),
     ]
-    assert figures[0]["n"] == 2
-    assert 0 < figures[0]["figure"] <= figures[0]["bound"]
+    first, confirmation, _ = figures
+    assert first["n"] == confirmation["n"] == 2
+    assert 0 < first["figure"] <= first["bound"]
+    assert confirmation["run"] == "the owner's confirmation of a lease, one round trip"
+    assert 0 < confirmation["figure"] <= confirmation["bound"]
 
 
 def test_miss_asks_nodes_with_and_without_peers():
