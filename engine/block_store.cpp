@@ -99,6 +99,8 @@ void BlockStore::leave_shape(ShapeId shape) { impl_->blocks.leave_shape(shape); 
 
 bool BlockStore::has_blocks(ShapeId shape) const { return impl_->blocks.has_extents(shape); }
 
+std::uint64_t BlockStore::emptied_shapes() const { return impl_->blocks.emptied_shapes(); }
+
 std::uint64_t BlockStore::page_bytes(SlotIndex frame, std::uint32_t shard) const {
   return impl_->blocks.shape(impl_->blocks.shape_of(frame)).shards[shard].page_bytes;
 }

@@ -117,6 +117,9 @@ class BlockStore {
   void leave_shape(ShapeId shape);
   /// Whether frames of that shape are in the pool.
   [[nodiscard]] bool has_blocks(ShapeId shape) const;
+  /// The number of times that a shape lost its last frame. While it stays the same, no shape that
+  /// had blocks is without them.
+  [[nodiscard]] std::uint64_t emptied_shapes() const;
   /// Where the shard's page of the block in `frame` begins in the pool, in bytes: a multiple of
   /// 4 KiB. `frame` is one that reserve(), open(), fetch() or lend() gave out.
   [[nodiscard]] std::uint64_t page_offset(SlotIndex frame, std::uint32_t shard) const;

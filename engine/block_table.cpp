@@ -177,7 +177,7 @@ void BlockTable::give_up(ExtentId id) {
   OneShape& shape = of(extent.shape());
   if (extent.has_free()) shape.with_free.erase(extents_, id);
   if (extent.is_leaving) --leaving_;
-  --shape.extents;
+  if (--shape.extents == 0) ++emptied_;
   shape.frames -= extent.frames;
   rows_->forget(first_row(id), extent.touched);
   const ShapeId of_it = extent.shape();

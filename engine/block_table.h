@@ -69,6 +69,8 @@ class BlockTable {
     return found != nullptr && !found->is_unused;
   }
   [[nodiscard]] bool has_extents(ShapeId shape) const noexcept { return of(shape).extents != 0; }
+  /// How often a shape lost its last extent.
+  [[nodiscard]] std::uint64_t emptied_shapes() const noexcept { return emptied_; }
   [[nodiscard]] std::uint32_t spaces(ShapeId shape) const noexcept { return of(shape).spaces; }
   [[nodiscard]] const FrameLayout& layout(ShapeId shape) const noexcept { return of(shape).layout; }
   [[nodiscard]] const Shape& shape(ShapeId shape) const noexcept { return of(shape).shape; }
@@ -346,6 +348,7 @@ class BlockTable {
   std::uint64_t uses_ = 0;                         ///< BlockRows::uses(), and never wraps.
   std::uint64_t quiet_ = 0;                        ///< How often an extent had no busy frame left.
   std::uint64_t exchanged_ = 0;
+  std::uint64_t emptied_ = 0;
   std::uint32_t leaving_ = 0;  ///< Extents that are; mostly none, so that no reader need look.
   std::uint32_t written_ = 0;
   std::uint32_t sealed_ = 0;

@@ -152,20 +152,15 @@ void NamespaceTable::leave(NamespaceId id) {
 }
 
 void NamespaceTable::forget_shapes() {
+  emptied_seen_ = store_.emptied_shapes();
   for (const auto& row : rows_) forget_shape(row->space);
 }
 
-bool NamespaceTable::has_unneeded_shape() const {
-  return std::any_of(rows_.begin(), rows_.end(),
-                     [this](const auto& row) { return needs_no_shape(row->space); });
-}
+bool NamespaceTable::has_emptied_shape() const { return store_.emptied_shapes() != emptied_seen_; }
 
 void NamespaceTable::forget_shape(Namespace& space) {
-  if (needs_no_shape(space)) unsettle(space);
-}
-
-bool NamespaceTable::needs_no_shape(const Namespace& space) const {
-  return space.users == 0 && !space.shape.shards.empty() && !store_.has_blocks(space.shape_id);
+  if (space.users != 0 || space.shape.shards.empty()) return;
+  if (!store_.has_blocks(space.shape_id)) unsettle(space);
 }
 
 void NamespaceTable::unsettle(Namespace& space) {

@@ -96,10 +96,10 @@ class NamespaceTable {
   /// Gives one enter() back. The namespace and its blocks stay.
   void leave(NamespaceId id);
   /// Gives up the shapes of namespaces without users whose last block is gone, as leave() does
-  /// where none was left. For whoever has just worked on the store.
+  /// where none was left.
   void forget_shapes();
-  /// Whether forget_shapes() has something to do.
-  [[nodiscard]] bool has_unneeded_shape() const;
+  /// Whether a shape lost its last block since forget_shapes(). Asked with each call: O(1).
+  [[nodiscard]] bool has_emptied_shape() const;
 
   /// Raises the generation: blocks saved before are never found again. Unknown ids are fine.
   void reset(NamespaceId id);
@@ -118,7 +118,6 @@ class NamespaceTable {
   /// A namespace without users keeps its name and generation: without blocks the tables of its
   /// shape are of no use.
   void forget_shape(Namespace& space);
-  [[nodiscard]] bool needs_no_shape(const Namespace& space) const;
   /// Gives up its space, with the blocks in it, and its shape.
   void unsettle(Namespace& space);
   [[nodiscard]] Row* row(NamespaceId id) const;
@@ -127,6 +126,7 @@ class NamespaceTable {
   std::size_t max_namespaces_;
   std::uint32_t next_id_ = 1;
   std::uint64_t next_left_ = 1;
+  std::uint64_t emptied_seen_ = 0;  ///< emptied_shapes() of the store at the last forget_shapes().
   std::vector<std::unique_ptr<Row>> rows_;
 };
 

@@ -345,7 +345,7 @@ Result<void> CacheService::abandon(const Id128& connection, const JobId& job) {
 
 bool CacheService::work() {
   bool has_more = store_->work();
-  if (!has_more) {
+  if (!has_more && namespaces_->has_emptied_shape()) {
     namespaces_->forget_shapes();
     has_more = store_->has_work();
   }
@@ -354,7 +354,7 @@ bool CacheService::work() {
 }
 
 bool CacheService::has_work() const {
-  return store_->has_work() || namespaces_->has_unneeded_shape();
+  return store_->has_work() || namespaces_->has_emptied_shape();
 }
 
 std::optional<TimePoint> CacheService::next_deadline() const {
