@@ -3,15 +3,9 @@
 #include <algorithm>
 #include <utility>
 
+#include "server/kj_time.h"
+
 namespace pegaflow {
-namespace {
-
-kj::Duration to_kj(Duration time) {
-  return std::max(Duration::zero(), time).count() * kj::NANOSECONDS;
-}
-
-}  // namespace
-
 EpochWatches::Signal::Signal() : raised_(nullptr) {
   auto pair = kj::newPromiseAndFulfiller<void>();
   fulfiller_ = kj::mv(pair.fulfiller);

@@ -7,6 +7,7 @@
 #include "base/log.h"
 #include "base/page_layout.h"
 #include "base/units.h"
+#include "server/kj_time.h"
 #include "server/rpc_error.h"
 
 namespace pegaflow {
@@ -19,10 +20,6 @@ constexpr std::size_t kMaxBatchBlocks = 64;
 
 /// A confirmation is waited for at least so long, where the fetch's own deadline is sooner.
 constexpr Duration kConfirmPatience = std::chrono::milliseconds(20);
-
-kj::Duration to_kj(Duration time) {
-  return std::max(Duration::zero(), time).count() * kj::NANOSECONDS;
-}
 
 }  // namespace
 

@@ -34,6 +34,10 @@ Result<Bytes32> read_bytes32(::capnp::Data::Reader data) {
   return bytes;
 }
 
+::capnp::Data::Reader data_of(const Bytes32& bytes) {
+  return {reinterpret_cast<const kj::byte*>(bytes.data()), bytes.size()};
+}
+
 Result<FabricDescriptor> read_fabric(wire::Fabric::Reader reader) {
   const auto regions = reader.getRegions();
   if (reader.getBackend().size() > kMaxBackendBytes ||

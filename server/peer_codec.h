@@ -34,6 +34,8 @@ inline constexpr std::size_t kMaxPagesPerLease = 65536;
 
 /// Errors: kInvalidArgument unless there are 32 bytes.
 Result<Bytes32> read_bytes32(::capnp::Data::Reader data);
+/// Views `bytes`.
+::capnp::Data::Reader data_of(const Bytes32& bytes);
 
 /// Errors: kInvalidArgument for more regions, or longer words of the backend, than are sensible.
 Result<FabricDescriptor> read_fabric(wire::Fabric::Reader reader);

@@ -21,10 +21,6 @@ std::string beginning_of(::capnp::Text::Reader text) {
   return {text.begin(), std::min<std::size_t>(text.size(), kMostTextBytes)};
 }
 
-::capnp::Data::Reader data_of(const Bytes32& bytes) {
-  return {reinterpret_cast<const kj::byte*>(bytes.data()), bytes.size()};
-}
-
 /// What a peer that has proved itself may ask.
 class PeerImpl final : public wire::Peer::Server {
  public:

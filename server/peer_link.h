@@ -180,6 +180,7 @@ class PeerLink final : public Lender {
   [[nodiscard]] Duration work_of(Duration patience) const {
     return std::max(patience - options_.call_deadline, Duration::zero());
   }
+  void release_later(std::uint64_t lease);
   Result<void> check_askable();
   void missed(OpenQuestions::Number question);
   kj::Promise<void> watch_silence();
