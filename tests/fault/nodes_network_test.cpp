@@ -1,10 +1,8 @@
 // Links between nodes that break or are slow while blocks are on their way: real servers in network
 // namespaces. Whatever happens: what is loaded is right, what is not is reported so, everything
 // comes back, and afterwards the nodes are of use to each other again.
-#define DOCTEST_CONFIG_IMPLEMENT
 #include <chrono>
 #include <csignal>
-#include <cstdio>
 #include <cstdlib>
 #include <fstream>
 #include <memory>
@@ -14,7 +12,6 @@
 #include <doctest/doctest.h>
 
 #include "tests/support/nodes.h"
-#include "tests/support/seed.h"
 #include "tests/support/test_network.h"
 
 namespace pegaflow::testing {
@@ -308,15 +305,3 @@ TEST_SUITE("links that fail") {
 
 }  // namespace
 }  // namespace pegaflow::testing
-
-int main(int argc, char** argv) {
-  if (const auto why_not = pegaflow::testing::TestNetwork::why_not()) {
-    std::printf("%s\n", why_not->c_str());
-    return 77;
-  }
-  std::printf("seed: %llu (set PEGA_TEST_SEED to repeat)\n",
-              static_cast<unsigned long long>(pegaflow::testing::seed()));
-  std::fflush(stdout);
-  doctest::Context context(argc, argv);
-  return context.run();
-}

@@ -1,11 +1,9 @@
 // Weights are replaced while one of three nodes is cut off: real servers in network namespaces.
 // Whatever the order: no node serves what was saved before a reset that it knows, the reset names
 // the node that it did not reach, and that node serves nothing old once the network is whole.
-#define DOCTEST_CONFIG_IMPLEMENT
 #include <algorithm>
 #include <array>
 #include <chrono>
-#include <cstdio>
 #include <cstdlib>
 #include <memory>
 #include <random>
@@ -234,15 +232,3 @@ TEST_SUITE("resets of a network that is not whole") {
 
 }  // namespace
 }  // namespace pegaflow::testing
-
-int main(int argc, char** argv) {
-  if (const auto why_not = pegaflow::testing::TestNetwork::why_not()) {
-    std::printf("%s\n", why_not->c_str());
-    return 77;
-  }
-  std::printf("seed: %llu (set PEGA_TEST_SEED to repeat)\n",
-              static_cast<unsigned long long>(pegaflow::testing::seed()));
-  std::fflush(stdout);
-  doctest::Context context(argc, argv);
-  return context.run();
-}

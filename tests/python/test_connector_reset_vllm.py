@@ -1,31 +1,12 @@
 """Two real vLLM engines on one server: what a pause of one costs the other, and what a reset."""
 
-import shutil
 from pathlib import Path
 from typing import Any
 
-import numpy
-from safetensors import safe_open
-from safetensors.numpy import save_file
-
-from tests.python.vllm_cases import BLOCK, SMALL, ask, call, serve
+from tests.python.vllm_cases import BLOCK, SMALL, ask, call, serve, train_mlp
 from tests.support.vllm_server import PegaServer, ensure_model
 
 WHOLE = 500 // BLOCK * BLOCK
-
-
-def trained(base: Path, made: Path) -> Path:
-    """The same model with another MLP."""
-    shutil.copytree(base, made)
-    with safe_open(base / "model.safetensors", "np") as file:
-        tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
-    chance = numpy.random.default_rng(1)
-    for name, tensor in tensors.items():
-        if ".mlp." in name:
-            noise = chance.standard_normal(tensor.shape, dtype=tensor.dtype)
-            tensors[name] = tensor + noise * tensor.std()
-    save_file(tensors, made / "model.safetensors", metadata={"format": "pt"})
-    return made
 
 
 def test_a_pause_costs_one_engine_its_hits_and_a_reset_costs_all(
@@ -33,7 +14,7 @@ def test_a_pause_costs_one_engine_its_hits_and_a_reset_costs_all(
 ) -> None:
     tokens, others = prompt(500), prompt(500)
     base = ensure_model(SMALL)
-    tuned = trained(base, short_path / "tuned")
+    tuned = train_mlp(base, short_path / "tuned")
     with (
         serve(base, short_path / "a", own_pega) as a,
         serve(base, short_path / "b", own_pega) as b,

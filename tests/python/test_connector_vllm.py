@@ -4,9 +4,7 @@ import contextlib
 import http.client
 import json
 import os
-import select
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -14,27 +12,15 @@ import pytest
 
 from demo.client import complete, post
 from pegaflow.connector.metrics import COUNTER, HISTOGRAM, METRICS
+from tests.python.vllm_cases import BLOCK, PATIENT, SMALL, wait_until
 from tests.support.event_consumer import consumer
 from tests.support.vllm_server import (
     MODEL_NAME,
-    ModelShape,
     PegaServer,
     VllmOptions,
     VllmServer,
     ensure_model,
 )
-
-BLOCK = 32
-SMALL = ModelShape(layers=4, hidden=256, heads=8, kv_heads=4, head_dim=32)
-#: Generous deadlines: what a busy machine makes late would be computed, which is not the subject.
-PATIENT = {
-    "pegaflow.claim_limit_ms": 5000,
-    "pegaflow.lookup_deadline_ms": 5000,
-    "pegaflow.open_deadline_ms": 5000,
-    "pegaflow.reserve_deadline_ms": 5000,
-    "pegaflow.load_patience_ms": 5000,
-    "pegaflow.log_interval_s": 1,
-}
 
 
 @pytest.fixture(scope="module")
@@ -48,7 +34,7 @@ def vllm(pega: PegaServer, short_path: Path, events: Any) -> Iterator[VllmServer
     options = VllmOptions(
         model=ensure_model(SMALL),
         connector=pega.address,
-        extra_config=PATIENT,
+        extra_config=PATIENT | {"pegaflow.log_interval_s": 1},
         block_size=BLOCK,
         kv_cache_bytes=256 << 20,
         python_path=[Path(os.environ["PEGA_BUILD_DIR"]) / "python"],
@@ -56,13 +42,6 @@ def vllm(pega: PegaServer, short_path: Path, events: Any) -> Iterator[VllmServer
     )
     with VllmServer(options, short_path / "v") as server:
         yield server
-
-
-def wait_until(condition: Callable[[], bool], what: str) -> None:
-    deadline = time.monotonic() + 60
-    while not condition():
-        assert time.monotonic() < deadline, what
-        select.select([], [], [], 0.02)
 
 
 def forget(vllm: VllmServer) -> None:

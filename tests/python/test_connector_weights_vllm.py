@@ -4,39 +4,23 @@ huggingface_hub, online, with a stand-in of the hub (tests/support/hub.py).
 
 import json
 import os
-import select
-import shutil
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import numpy
 import pytest
-from safetensors import safe_open
-from safetensors.numpy import save_file
 
 from demo.client import complete, post
+from tests.python.vllm_cases import BLOCK, PATIENT, SMALL, train_mlp, wait_until
 from tests.support.hub import Hub
 from tests.support.vllm_server import (
-    ModelShape,
     PegaServer,
     VllmOptions,
     VllmServer,
     ensure_model,
 )
-
-SMALL = ModelShape(layers=4, hidden=256, heads=8, kv_heads=4, head_dim=32)
-BLOCK = 32
-PATIENT = {
-    "pegaflow.claim_limit_ms": 5000,
-    "pegaflow.lookup_deadline_ms": 5000,
-    "pegaflow.open_deadline_ms": 5000,
-    "pegaflow.reserve_deadline_ms": 5000,
-    "pegaflow.load_patience_ms": 5000,
-}
 
 #: Run in a process of its own, for huggingface_hub reads its environment when it is imported.
 CONFIGURE = """
@@ -62,16 +46,7 @@ def base() -> Path:
 @pytest.fixture(scope="module")
 def tuned(base: Path, short_path: Path) -> Path:
     """The base with an MLP that was trained, and another norm."""
-    made = short_path / "tuned"
-    shutil.copytree(base, made)
-    with safe_open(base / "model.safetensors", "np") as file:
-        tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
-    chance = numpy.random.default_rng(1)
-    for name, tensor in tensors.items():
-        if ".mlp." in name:
-            noise = chance.standard_normal(tensor.shape, dtype=tensor.dtype)
-            tensors[name] = tensor + noise * tensor.std()
-    save_file(tensors, made / "model.safetensors", metadata={"format": "pt"})
+    made = train_mlp(base, short_path / "tuned")
     config = json.loads((base / "config.json").read_text())
     (made / "config.json").write_text(json.dumps(config | {"rms_norm_eps": 1e-3}))
     return made
@@ -138,10 +113,9 @@ def test_a_name_on_the_hub_is_identified_by_the_files_that_were_loaded(hub, onli
 
 def forget(vllm: VllmServer) -> None:
     """Empties vLLM's own cache, which waits for blocks that are being saved."""
-    deadline = time.monotonic() + 60
-    while not post(vllm.http, "/reset_prefix_cache")[1]["success"]:
-        assert time.monotonic() < deadline, "the cache is still in use"
-        select.select([], [], [], 0.02)
+    wait_until(
+        lambda: post(vllm.http, "/reset_prefix_cache")[1]["success"], "the cache is still in use"
+    )
 
 
 def hits(vllm: VllmServer) -> float:

@@ -5,10 +5,15 @@ import http.client
 import json
 import os
 import select
+import shutil
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
+
+import numpy
+from safetensors import safe_open
+from safetensors.numpy import save_file
 
 from demo.client import post
 from tests.support.vllm_server import (
@@ -50,6 +55,20 @@ def serve(
         arguments=arguments,
     )
     return VllmServer(options, directory, env)
+
+
+def train_mlp(base: Path, made: Path) -> Path:
+    """A copy of the model ``base`` in the new directory ``made``, with another MLP."""
+    shutil.copytree(base, made)
+    with safe_open(base / "model.safetensors", "np") as file:
+        tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+    chance = numpy.random.default_rng(1)
+    for name, tensor in tensors.items():
+        if ".mlp." in name:
+            noise = chance.standard_normal(tensor.shape, dtype=tensor.dtype)
+            tensors[name] = tensor + noise * tensor.std()
+    save_file(tensors, made / "model.safetensors", metadata={"format": "pt"})
+    return made
 
 
 def wait_until(condition: Callable[[], bool], what: str) -> None:
