@@ -44,12 +44,11 @@ void RouterOptions::declare(OptionTable& table) {
              "servers that have other engines too. Empty: all that are connected.");
   table.text("listen", listen, "HOST:PORT for clients; port 0 picks one and logs it.");
   table.text("own-listen", own_listen,
-             "A second HOST:PORT that serves the same. Where several routers share --listen it is "
-             "the address of this one, for probes and scrapes.");
-  table.flag(
-      "reuse-port", reuse_port,
-      "Several routers may listen at the same --listen (SO_REUSEPORT), and the kernel spreads "
-      "connections over them: one thread each.");
+             "A second HOST:PORT with the same service. Where several routers share --listen it is "
+             "the address of this router alone, for probes and scrapes.");
+  table.flag("reuse-port", reuse_port,
+             "Several routers may listen at the same --listen (SO_REUSEPORT), and the kernel "
+             "distributes connections among them. Each router has one thread.");
   table.text("ready-file", ready_file,
              "A file that is written once clients can connect: JSON with listen and pid.");
   table.text("flow", flow,
@@ -76,8 +75,8 @@ void RouterOptions::declare(OptionTable& table) {
              "docs/router.md is denied, above all the engines' development endpoints.");
 
   table.list("cors-origins", cors_origins,
-             "Origins whose pages in a browser may call the router, as vllm serve's "
-             "--allowed-origins; * is every origin, and none leaves the answer to the engines.");
+             "Origins whose web pages may call the router, like --allowed-origins of vllm serve; * "
+             "allows every origin, and the value none leaves CORS to the engines.");
 
   table.text("api-keys-file", api_keys_file,
              "A file with lines `NAME KEY [REQUESTS_PER_SECOND]`. With it every request but "
@@ -86,15 +85,15 @@ void RouterOptions::declare(OptionTable& table) {
   table.text("engine-api-key-file", engine_api_key_file,
              "A file with the key that engines want (vllm serve --api-key). It is read again when "
              "it changes.");
-  table.text("cache-salt-key-file", cache_salt_key_file,
-             "A file with a secret of 16 bytes at least, the same for all routers of the same "
-             "engines. The cache_salt of each tenant is derived from it; without it, from the "
-             "tenant's name alone. It is read again when it changes, and what was cached before is "
-             "not found any more.");
+  table.text(
+      "cache-salt-key-file", cache_salt_key_file,
+      "A file with a secret of 16 bytes or more, the same for all routers of the same engines. The "
+      "cache_salt of each tenant is derived from it, or without it from the tenant's name alone. "
+      "It is read again when it changes; blocks that were cached before are then no longer found.");
   table.flag("share-cache-among-tenants", share_cache_among_tenants,
-             "Tenants of --api-keys-file find each other's cached prompts, and a client's "
-             "cache_salt goes to the engines as it is. By default the router salts the prompts of "
-             "each tenant (NAME), so that nobody learns by timing what others have asked.");
+             "Tenants of --api-keys-file share cached prompts, and a client's cache_salt is passed "
+             "to the engines unchanged. By default the router salts the prompts of each tenant "
+             "(NAME), so that no tenant can find out by timing what others have asked.");
   table.integer(
       "rate-limit", rate_limit, 0, 1'000'000,
       "Requests a second for each API key that names no rate itself; 0 is without limit.");
@@ -102,8 +101,8 @@ void RouterOptions::declare(OptionTable& table) {
   table.integer("max-connections", max_connections, 1, 1'000'000,
                 "Connections of clients at once; the next ones get 503.");
   table.integer("max-connections-per-address", max_connections_per_address, 0, 1'000'000,
-                "Connections of one client address (of IPv6, one /64) at once; the next ones get "
-                "429. 0 is without limit, since behind a proxy all clients have its address.");
+                "Connections of one client address (of IPv6, one /64) at once; further ones get "
+                "429. 0 is no limit, because behind a proxy all clients have its address.");
   table.bytes(
       "max-header-bytes", max_header_bytes, 1024, 1 << 20,
       "Of a request's head; beyond it 431. And of the first line of a chunk, or of a trailer, "
@@ -125,13 +124,14 @@ void RouterOptions::declare(OptionTable& table) {
 
   table.duration("connect-timeout", connect_timeout, milliseconds(1), minutes(1),
                  "For a connection to an engine. Within a data center it takes a millisecond.");
-  table.duration("prefill-timeout", prefill_timeout, milliseconds(1), minutes(60),
-                 "For the prefill engine's whole answer to a short prompt; then the decode engine "
-                 "prefills. An engine whose health checks fail is given up before.");
-  table.integer(
-      "min-prefill-rate", min_prefill_rate, 0, 1'000'000,
-      "Tokens (bytes / 4) a second that a prefill engine computes at least: a long prompt "
-      "has as much longer than --prefill-timeout, up to --answer-timeout. 0: no longer.");
+  table.duration(
+      "prefill-timeout", prefill_timeout, milliseconds(1), minutes(60),
+      "For the prefill engine's whole answer to a short prompt; then the decode engine prefills. "
+      "When the engine's health checks fail, the router stops waiting before that.");
+  table.integer("min-prefill-rate", min_prefill_rate, 0, 1'000'000,
+                "The lowest number of tokens (bytes / 4) per second that a prefill engine is "
+                "expected to compute: it extends --prefill-timeout for long prompts, up to "
+                "--answer-timeout. 0: no extension.");
   table.duration(
       "answer-timeout", answer_timeout, milliseconds(1), minutes(24 * 60),
       "For the first byte of an engine's answer: a whole answer when it is not streamed.");
@@ -139,22 +139,22 @@ void RouterOptions::declare(OptionTable& table) {
                  "Between two pieces of an answer. An engine that is stopped sends none.");
   table.duration("client-timeout", client_timeout, milliseconds(1), minutes(60),
                  "For a client to send the head of its request, between two pieces of its body, to "
-                 "take what is sent to it, and between two requests. Beyond it 408 for a request "
-                 "that has begun.");
+                 "receive what is sent to it, and between two requests. When it expires a request "
+                 "that has begun gets 408.");
   table.duration("body-timeout", body_timeout, milliseconds(1), minutes(24 * 60),
-                 "For the whole body of a request, however it comes; beyond it 408.");
+                 "For the whole body of a request, at any rate; beyond it 408.");
   table.bytes("min-body-rate", min_body_rate, 0, std::uint64_t{1} << 30,
-              "Bytes a second of a body that is slower than --client-timeout allows it to be as a "
-              "whole; below it 408. 0: only the two limits above.");
+              "Bytes per second that a body must reach once it has taken longer than "
+              "--client-timeout; below it 408. 0: only the two limits above apply.");
   table.duration(
       "engine-idle-time", engine_idle_time, Duration::zero(), minutes(60),
       "How long a connection to an engine is kept unused. vLLM's server closes them after "
       "5 s.");
   table.duration("drain-delay", drain_delay, Duration::zero(), minutes(60),
                  "After SIGTERM: how long new connections are still accepted while /health is 503, "
-                 "until balancers have taken the router out.");
+                 "until load balancers have removed the router.");
   table.duration("shutdown-timeout", shutdown_timeout, Duration::zero(), minutes(60),
-                 "After SIGTERM and --drain-delay: how long requests may go on.");
+                 "After SIGTERM and --drain-delay: how long requests in flight may continue.");
 
   table.duration("health-interval", health_interval, milliseconds(10), minutes(10),
                  "Between two GET /health of each engine.");
@@ -163,12 +163,12 @@ void RouterOptions::declare(OptionTable& table) {
       "health-failures", health_failures, 1, 100,
       "Checks in a row that fail until an engine counts as down; one that succeeds brings "
       "it back.");
-  table.duration("models-interval", models_interval, milliseconds(10), minutes(60),
-                 "Between two GET /v1/models of each engine. A request goes to engines that list "
-                 "its model.");
+  table.duration(
+      "models-interval", models_interval, milliseconds(10), minutes(60),
+      "Between two GET /v1/models to each engine. A request goes to engines that list its model.");
   table.flag("pass-unknown-models", pass_unknown_models,
              "A model that no engine lists goes to any engine instead of getting 404: for engines "
-             "that load adapters when they are asked for them.");
+             "that load adapters on demand.");
   table.integer("breaker-failures", breaker_failures, 1, 1000,
                 "Requests in a row that fail until an engine is left alone.");
   table.duration("breaker-time", breaker_time, milliseconds(1), minutes(10),

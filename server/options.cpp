@@ -20,8 +20,8 @@ void ServerOptions::declare(OptionTable& table) {
              "picks one and logs it.");
   table.text("http-token-file", http_token_file,
              "A file with a token that POST requests over TCP must carry as `Authorization: Bearer "
-             "TOKEN`, also from this machine. Without it they are refused; the Unix socket beside "
-             "that of --addr (PORT.http) needs none.");
+             "TOKEN`, also from this machine. Without it they are rejected; the Unix socket beside "
+             "that of --addr (PORT.http) needs no token.");
   table.bytes("pool-size", pool_size_bytes, std::uint64_t{1} << 20, std::uint64_t{1} << 46,
               "Memory for cached blocks. The default is 30gb or half of the free memory, whichever "
               "is less.");
@@ -85,15 +85,17 @@ void ServerOptions::declare(OptionTable& table) {
   table.text("peer-fabric-listen", peer_fabric_listen,
              "IP:PORT from which other nodes read the bytes. By default the host of --peer-listen "
              "and any port; needed where that is 0.0.0.0, since peers are told this address.");
-  table.text("peer-secret-file", peer_secret_file,
-             "A file with a secret of 16 bytes or more, the same on all nodes, that others may not "
-             "read, or with two while one replaces the other, a blank line between them. It is "
-             "read again when it changes. Nodes prove to each other that they know it and never "
-             "send it. Without it any host that reaches --peer-listen may read the cache.");
-  table.duration("peer-deadline", peer_deadline, milliseconds(1), seconds(10),
-                 "How long a lookup or a claim waits for a peer's answer: below the 20 ms that the "
-                 "connector waits for a claim. A peer that misses it is asked nothing more until "
-                 "it answers, and counts as lost after three times this long, at least 500 ms.");
+  table.text(
+      "peer-secret-file", peer_secret_file,
+      "A file with a secret of 16 bytes or more, the same on all nodes and not readable by other "
+      "users, or with two secrets and a blank line between them while one replaces the other. It "
+      "is read again when it changes. Nodes prove to each other that they have the secret and "
+      "never send it. Without it any host that reaches --peer-listen may read the cache.");
+  table.duration(
+      "peer-deadline", peer_deadline, milliseconds(1), seconds(10),
+      "How long a lookup or a claim waits for a peer's response: below the 20 ms that the "
+      "connector waits for a claim. A peer that misses it receives no further requests until it "
+      "responds, and counts as lost after three times this long, at least 500 ms.");
   table.duration(
       "fetch-deadline", fetch_deadline, milliseconds(10), seconds(8),
       "How long blocks may take to come from other nodes, from the claim on; what is not "
