@@ -55,8 +55,8 @@ enum class NamespaceId : std::uint32_t {};
 /// The namespaces of this server, each with the space of the store that its current generation
 /// uses.
 ///
-/// A namespace stays while nobody uses it, since its blocks are what an engine that starts again
-/// wants. When the table is full the one unused for longest makes room, with its blocks.
+/// A namespace without users stays, since an engine that restarts needs its blocks. When the table
+/// is full, the namespace that has been unused for longest is removed with its blocks.
 /// Thread-bound.
 class NamespaceTable {
  public:

@@ -45,7 +45,7 @@ class EpochWatches {
   /// there are more, or after `patience`.
   kj::Promise<void> await_news(const Id128& connection, std::uint64_t seen, Duration patience);
 
-  /// Whether there are dialers that nobody else asks.
+  /// Whether there are dialers that are not asked by another way.
   [[nodiscard]] bool has_unasked() const;
   /// Waits until they have all epochs that are known here now. Returns the names of those that do
   /// not after `patience`.

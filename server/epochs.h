@@ -33,8 +33,8 @@ Epoch epoch_after(const Epoch& known, std::chrono::microseconds system_time, std
 /// The epoch of each namespace that was ever reset, by its name among nodes.
 ///
 /// Epochs never go back. The table is bounded: when it is full, the oldest entry gives way and its
-/// epoch becomes the *floor*, the epoch of every namespace that is not listed. That forgets blocks
-/// of namespaces that nobody reset, and never keeps one that was. Thread-bound.
+/// epoch becomes the *floor*, the epoch of every namespace that is not listed. That discards
+/// blocks of namespaces that were not reset, and never keeps blocks of one that was. Thread-bound.
 class Epochs {
  public:
   static constexpr std::size_t kMaxSpaces = 1024;

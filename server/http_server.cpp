@@ -333,7 +333,7 @@ class HttpServer::Loop final : private kj::TaskSet::ErrorHandler,
           return accept(listener, is_socket);
         },
         [this, &listener, is_socket](kj::Exception&& problem) {
-          // Out of descriptors, most likely: it passes, and nobody waits for us.
+          // Out of descriptors, most likely: that is temporary, and no request waits.
           kLog.warn("accepting failed, trying again reason=\"{}\"", error_from(problem).detail);
           return timer().afterDelay(100 * kj::MILLISECONDS).then([this, &listener, is_socket]() {
             return accept(listener, is_socket);
@@ -421,8 +421,8 @@ class HttpServer::Loop final : private kj::TaskSet::ErrorHandler,
 
   kj::Promise<Reply> reply_to(kj::HttpMethod method, std::string_view url,
                               const kj::HttpHeaders& headers, bool is_socket) {
-    // Who has read the ready file is not to be told that the server is not ready: the loop may see
-    // the request before the news that were sent earlier.
+    // A client that has read the ready file must not receive "not ready": the loop may see the
+    // request before the news that were sent earlier.
     take_news();
     const std::size_t mark = url.find('?');
     const std::string_view path = url.substr(0, mark);

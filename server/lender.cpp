@@ -13,7 +13,7 @@ bool Lenders::has_ready() const {
                      [](const Lender* lender) { return lender->is_ready(); });
 }
 
-/// Asks one of them, first for a few keys: who has not all of those is not sent the others.
+/// Asks one peer, first for a few keys: a peer that lacks one of them does not receive the rest.
 /// `rest` holds a copy of the others, if there are any.
 kj::Promise<Lenders::Owner> Lenders::ask(Lender& lender, const Bytes32& space,
                                          std::span<const BlockKey> first,

@@ -1,6 +1,6 @@
 #pragma once
 /// \file
-/// Other nodes, as somebody sees them who fetches blocks from them.
+/// Other nodes, as the source of blocks that this node fetches.
 
 #include <chrono>
 #include <cstddef>
@@ -96,9 +96,10 @@ class Lenders {
     std::uint64_t life = 0;  ///< Of the peer when it said so.
     std::size_t blocks = 0;
   };
-  /// Each is asked for so many keys, and only who has all of them for the others. Most questions
-  /// are for what nobody has, and cost a kilobyte a peer so, however long the prompt is; who has a
-  /// prefix is asked twice, which is little beside bringing it.
+  /// Each peer is probed with so many keys, and only peers that hold all of them receive the rest.
+  /// Most requests are for blocks that no peer has; this way they cost a kilobyte per peer, however
+  /// long the prompt is. A peer that has a prefix receives two requests, which cost little compared
+  /// with reading it.
   static constexpr std::size_t kFirstKeys = 32;
 
   /// Who has blocks of the prefix `keys`: most first, and among equals the one that was added

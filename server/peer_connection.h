@@ -43,7 +43,7 @@ struct PeerLink::Connection final : private kj::TaskSet::ErrorHandler {
   }
 
   void taskFailed(kj::Exception&& exception) override {
-    // Calls bring their own failures to whoever asked.
+    // Each call reports its failure to its caller.
     PEGA_ASSERT(false, "a call to a peer failed: {}", error_from(exception).detail);
   }
 
@@ -53,20 +53,20 @@ struct PeerLink::Connection final : private kj::TaskSet::ErrorHandler {
   std::optional<wire::Peer::Client> peer;
   kj::PromiseFulfillerPair<void> dropped;
   std::string why_dropped;
-  bool keeps_ways = false;  ///< The peer may live: what it lent is still read.
+  bool keeps_ways = false;  ///< The peer may live: its leases are still in use.
   kj::ForkedPromise<void> over;
   std::vector<FabricDescriptor> described;  ///< The peer's lanes.
   std::vector<Way> ways;                    ///< That the fabrics know of.
   std::size_t best_lane = 0;                ///< Of those that both have.
   std::optional<Way> last_resort;           ///< What needs no trial.
   std::uint64_t features = 0;               ///< Of the peer.
-  std::uint64_t told = 0;                   ///< Changes of our epochs that it knows.
-  std::uint64_t seen = 0;                   ///< Changes of its epochs that we know.
+  std::uint64_t sent = 0;                   ///< Changes of our epochs that the peer has.
+  std::uint64_t seen = 0;                   ///< Changes of the peer's epochs that we have.
   std::size_t waits = 0;                    ///< Of `calls`: for jobs.
   std::set<std::uint64_t> releasing;        ///< Leases whose release is not answered.
   OpenQuestions open;
   bool is_watched = false;  ///< A task waits for the end of a silence.
-  kj::TaskSet calls;        ///< Under way, also those that nobody waits for any more.
+  kj::TaskSet calls;        ///< In flight, abandoned ones included.
 };
 
 }  // namespace pegaflow

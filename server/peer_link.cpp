@@ -18,7 +18,7 @@ namespace {
 
 constexpr Log kLog{"peers"};
 
-/// The longest that a change of epochs here, which no reset sent there, waits to be told.
+/// The longest time until a change of epochs that no reset has sent to the peer is sent to it.
 constexpr std::chrono::milliseconds kWatchPatience{1000};
 
 void prepare(kj::AsyncIoStream& stream) {
@@ -165,12 +165,12 @@ kj::Promise<Result<void>> PeerLink::enter(const PeerSecret::Greeting& greeting,
       });
 }
 
-/// Before the link is ready: a node that has forgotten epochs learns them before it reads, and one
-/// that missed a reset learns of it before it is read from.
+/// Before the link is ready: a node that has lost its epochs receives them before it reads, and a
+/// node that missed a reset receives it before others read from it.
 kj::Promise<Result<void>> PeerLink::exchange_epochs() {
   auto request = connection_->peer->exchangeRequest();
   write_epochs(epochs_.known(), request);
-  connection_->told = epochs_.changes();
+  connection_->sent = epochs_.changes();
   return request.send().then([this](capnp::Response<wire::Epochs>&& answer) -> Result<void> {
     PEGA_TRY_LET(const Epochs::Known known, read_epochs(answer));
     learn(known);
@@ -179,12 +179,13 @@ kj::Promise<Result<void>> PeerLink::exchange_epochs() {
   });
 }
 
-/// A reset that was made while the link was greeted was sent to nobody here.
-void PeerLink::tell_epochs() {
-  if (!knows_epochs() || connection_->told == epochs_.changes()) return;
+/// Sends the changes that were made during the greeting, when a reset could not be sent by this
+/// link.
+void PeerLink::send_epochs() {
+  if (!knows_epochs() || connection_->sent == epochs_.changes()) return;
   auto request = connection_->peer->exchangeRequest();
   write_epochs(epochs_.known(), request);
-  connection_->told = epochs_.changes();
+  connection_->sent = epochs_.changes();
   connection_->calls.add(kj::Promise<capnp::Response<wire::Epochs>>(request.send())
                              .then(
                                  [this](capnp::Response<wire::Epochs>&& answer) {
@@ -193,21 +194,22 @@ void PeerLink::tell_epochs() {
                                  [this](kj::Exception&& exception) { failed(exception); }));
 }
 
-/// What a peer said need not be told to it.
+/// Epochs that the peer has sent are not sent back to it.
 void PeerLink::learn(const Epochs::Known& known) {
-  const bool has_told_all = connection_->told == epochs_.changes();
+  const bool has_sent_all = connection_->sent == epochs_.changes();
   epochs_.learn(known);
-  if (has_told_all) connection_->told = epochs_.changes();
+  if (has_sent_all) connection_->sent = epochs_.changes();
 }
 
-/// For as long as the connection lives: a reset at the peer is heard of at once, one that this node
-/// heard of elsewhere is told soon. A peer that does not answer is found out by other questions.
+/// Runs while the connection is open: receives a reset at the peer at once, and sends a reset that
+/// this node received elsewhere within kWatchPatience. Other requests detect a peer that does not
+/// answer.
 kj::Promise<void> PeerLink::watch_epochs() {
   auto request = connection_->peer->watchRequest();
   request.setSeen(connection_->seen);
   request.setMilliseconds(static_cast<std::uint32_t>(kWatchPatience.count()));
-  if (const std::uint64_t changes = epochs_.changes(); connection_->told != changes) {
-    connection_->told = changes;
+  if (const std::uint64_t changes = epochs_.changes(); connection_->sent != changes) {
+    connection_->sent = changes;
     write_epochs(epochs_.known(), request.initEpochs());
   }
   const TimePoint asked = clock_.now();
@@ -382,7 +384,7 @@ kj::Promise<Result<void>> PeerLink::serve() {
   }
   say(State::kReady, "");
   for (const std::uint64_t lease : std::exchange(unreleased_, {})) release(lease);
-  tell_epochs();
+  send_epochs();
   if (way_.lane != connection_->best_lane) connection_->calls.add(improve(Duration::zero()));
   return connection_->over.addBranch().then([this]() -> Result<void> {
     ++stats_.losses;

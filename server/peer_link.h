@@ -26,9 +26,9 @@
 
 namespace pegaflow {
 
-/// What every way to another node, and every node that comes to us, is told of this one.
+/// What this node reports about itself to every node that it dials, and that dials it.
 struct OwnNode {
-  Id128 node;            ///< Our incarnation, the one that clients are told.
+  Id128 node;            ///< Our incarnation, the same as clients receive.
   std::string build;     ///< Program and version, for logs.
   PeerSecrets secrets;   ///< Change when the file does.
   std::string listen{};  ///< HOST:PORT of our --peer-listen; empty: there is none.
@@ -36,25 +36,25 @@ struct OwnNode {
 
 /// Keeps one configured address connected and asks it questions.
 ///
-/// A link is *ready* from the moment that both sides have proved themselves and the fabric was told
-/// of the peer, by the description that its present life gave, to the moment that either way to it
-/// is lost. Then it is dialed again, after a pause that doubles while it fails. What was asked of
-/// one life is never carried to the next: see life().
+/// A link is *ready* from the moment that both sides have authenticated and the fabric has the
+/// description of the peer's present life, until the control connection or the lane is lost. Then
+/// the address is dialed again, after a pause that doubles while it fails. Requests of one life are
+/// never carried to the next: see life().
 ///
-/// A peer that misses a deadline is asked nothing more until it answers, so that one that hangs
-/// costs one round of questions. It is lost after a time of silence, three deadlines but at least
+/// A peer that misses a deadline receives no further requests until it answers, so that a peer that
+/// hangs costs one round of requests. It is lost after three deadlines of silence, at least
 /// `least_silence`: longer than a retransmission of TCP or a moment without a processor. Its lanes
-/// are left alone then. They notice a peer that is gone by themselves, and go on under the next
-/// life if the same process answers the next greeting; so do releases of leases.
+/// stay open then. They detect a lost peer by themselves, and stay in use in the next life if the
+/// same process answers the next greeting; leases are released in the next life as well.
 ///
 /// The bytes come on a lane that both ends have open. Where they have sockets and RDMA, the link is
 /// ready with sockets, tries RDMA beside that, and changes to it for what is leased from then on.
-/// When RDMA breaks it goes back to sockets, and tries again after a pause that doubles. With RDMA
-/// alone, as under --require-rdma, a link is ready once that works.
+/// When RDMA breaks it goes back to sockets, and tries again after a pause that doubles. Where RDMA
+/// is the only lane, as under --require-rdma, a link is ready once RDMA works.
 ///
-/// Who finds itself at the other end asks nothing: one list of addresses does for all nodes. It is
-/// dialed again all the same, for a name may come to lead to another node. Thread-bound: the RPC
-/// thread.
+/// A node that dials its own address detects it and sends no requests, so every node can use the
+/// same list of addresses. It still dials the address again, since the name may later belong to
+/// another node. Thread-bound: the RPC thread.
 class PeerLink final : public Lender {
  public:
   struct Options {
@@ -138,8 +138,8 @@ class PeerLink final : public Lender {
   void way_lost(std::uint64_t life, const Way& way, const std::string& why) override;
 
   /// Waits until that job of an engine there, and its scheduler's jobs before it, are over. The
-  /// peer is asked to answer a call's deadline before `patience` has passed, but not before three
-  /// quarters of it have; who has not answered a call's deadline later is late. Errors: as
+  /// request asks the peer to answer one call's deadline before the end of `patience`, but not
+  /// before three quarters of it; a peer that takes a call's deadline longer is late. Errors: as
   /// locate(), and those of JobWaits::wait(); kRefused when the peer is too old; kBusy while
   /// kMaxWaits of ours wait there.
   kj::Promise<Result<void>> await_job(const JobId& job, Duration patience);
@@ -160,7 +160,7 @@ class PeerLink final : public Lender {
   kj::Promise<Result<void>> enter(const PeerSecret::Greeting& greeting, const PeerSecret& secret);
   kj::Promise<Result<void>> exchange_epochs();
   kj::Promise<void> watch_epochs();
-  void tell_epochs();
+  void send_epochs();
   void learn(const Epochs::Known& known);
   [[nodiscard]] bool knows_epochs() const { return stats_.version >= kPeerWireKnowsEpochs; }
   kj::Promise<Result<void>> find_way();
@@ -197,7 +197,7 @@ class PeerLink final : public Lender {
   std::function<void()> changed_;
   std::unique_ptr<Connection> connection_;
   Duration pause_;
-  bool found_self_ = false;  ///< In the attempt that is under way.
+  bool found_self_ = false;  ///< In the present attempt.
   Way way_;
   std::optional<Kept> kept_;
   Id128 ready_node_{};                     ///< The process that answered the latest greeting...

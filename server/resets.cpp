@@ -88,7 +88,7 @@ kj::Promise<std::vector<std::string>> Spread::round(unsigned rounds) {
             }
           }
           if (!is_raised) return report(kj::mv(unconfirmed));
-          // No time is left, or there is no epoch above: nobody has the last one.
+          // No time is left, or there is no greater epoch: no dialer has the last one.
           return await_dialers().then(
               [this, unconfirmed = kj::mv(unconfirmed)](std::vector<std::string>&& behind) mutable {
                 unconfirmed.insert(unconfirmed.end(), behind.begin(), behind.end());

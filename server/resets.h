@@ -20,10 +20,10 @@ namespace pegaflow {
 /// deadline; not an error: their blocks of the namespace are not read until they have the epoch,
 /// which they get with the next greeting at the latest.
 ///
-/// A peer may know a newer epoch that this node had not heard of, because it had restarted or both
-/// reset at once. Then blocks that were saved before this reset could have that epoch, so the reset
-/// is made again above it. `watches` may be null. All arguments but `space` outlive the promise.
-/// The RPC thread.
+/// A peer may have a newer epoch that this node does not know yet, because this node had restarted
+/// or both reset at once. Then blocks that were saved before this reset could have that epoch, so
+/// the reset is made again above it. `watches` may be null. All arguments but `space` outlive the
+/// promise. The RPC thread.
 kj::Promise<std::vector<std::string>> spread_reset(
     CacheService& service, Lenders& peers, EpochWatches* watches, const Clock& clock,
     const Bytes32& space, Duration deadline = std::chrono::milliseconds(400));
