@@ -23,7 +23,6 @@ import shutil
 import signal
 import subprocess
 import sys
-import time
 import urllib.request
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -34,6 +33,7 @@ from tests.support.child_process import ChildProcess
 from tests.support.hub import Hub
 from tests.support.prometheus import read_metrics
 from tests.support.vllm_server import free_port
+from tests.support.waiting import wait_until
 
 BASE, TUNED = "acme/llama", "acme/llama-tuned"
 #: No multiples of the block size: a reload of a whole prompt computes one token, a hit a block.
@@ -144,10 +144,11 @@ class HubVllm(ChildProcess):
         return read_metrics(f"127.0.0.1:{self.port}").total(name)
 
     def wait_for_saves(self, blocks: int) -> None:
-        deadline = time.monotonic() + PATIENCE_S
-        while self.total("vllm:pegaflow_saved_blocks_total") < blocks:
-            assert time.monotonic() < deadline, f"fewer than {blocks} blocks were saved"
-            time.sleep(0.1)
+        wait_until(
+            lambda: self.total("vllm:pegaflow_saved_blocks_total") >= blocks,
+            f"fewer than {blocks} blocks were saved",
+            PATIENCE_S,
+        )
 
 
 def environment(options: argparse.Namespace, hub: Hub) -> Mapping[str, str]:

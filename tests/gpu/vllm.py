@@ -29,6 +29,7 @@ from tests.gpu.scenarios import PATIENCE_S, PoolView
 from tests.support.child_process import ChildProcess
 from tests.support.prometheus import read_metrics
 from tests.support.vllm_server import REPOSITORY, PegaServer, free_port
+from tests.support.waiting import wait_until
 
 PROMPTS, LENGTH, BLOCK = 6, 4008, 16
 BLOCKS = 1540  # On the GPU: for all prompts, but not for what is computed of all of them.
@@ -136,20 +137,20 @@ class GpuVllm(ChildProcess):
         connection.close()
 
     def reset(self) -> None:
-        """Empties vLLM's own cache, as soon as nothing is under way."""
-        deadline = time.monotonic() + PATIENCE_S
-        while not json.loads(self._ask("POST", "/reset_prefix_cache")[1] or b"{}").get("success"):
-            assert time.monotonic() < deadline, "the prefix cache could not be emptied"
-            time.sleep(0.02)
+        """Empties vLLM's own cache, as soon as nothing is in flight."""
+        wait_until(
+            lambda: bool(
+                json.loads(self._ask("POST", "/reset_prefix_cache")[1] or b"{}").get("success")
+            ),
+            "the prefix cache could not be emptied",
+            PATIENCE_S,
+        )
 
     def total(self, name: str) -> float:
         return read_metrics(f"127.0.0.1:{self.port}").total(name)
 
     def wait_for(self, name: str, least: float) -> None:
-        deadline = time.monotonic() + PATIENCE_S
-        while self.total(name) < least:
-            assert time.monotonic() < deadline, f"{name} stays below {least}"
-            time.sleep(0.05)
+        wait_until(lambda: self.total(name) >= least, f"{name} stays below {least}", PATIENCE_S)
 
 
 class Session:

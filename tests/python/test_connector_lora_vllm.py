@@ -10,8 +10,9 @@ import numpy
 from safetensors.numpy import save_file
 
 from pegaflow.connector.adapters import AdapterFiles
-from tests.python.vllm_cases import BLOCK, SMALL, ask, call, serve, wait_until
+from tests.python.vllm_cases import BLOCK, SMALL, ask, call, serve
 from tests.support.vllm_server import MODEL_NAME, PegaServer, VllmServer, ensure_model
+from tests.support.waiting import wait_until
 
 RANK = 8
 WHOLE = 500 // BLOCK * BLOCK

@@ -3,11 +3,8 @@
 import json
 import logging
 import os
-import select
 import shutil
-import time
 import urllib.request
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -18,18 +15,12 @@ from pegaflow.connector.build import Unservable
 from tests.python.harness import Engine
 from tests.support.prometheus import read_metrics
 from tests.support.vllm_server import ModelShape, VllmOptions, VllmServer, ensure_model
+from tests.support.waiting import wait_until
 
 
 def instances(pega: Any) -> list[dict[str, Any]]:
     with urllib.request.urlopen(f"http://{pega.http}/instances", timeout=20) as answer:
         return json.load(answer)["instances"]
-
-
-def wait_until(condition: Callable[[], bool], what: str, timeout_s: float = 60.0) -> None:
-    deadline = time.monotonic() + timeout_s
-    while not condition():
-        assert time.monotonic() < deadline, what
-        select.select([], [], [], 0.02)
 
 
 def not_served(pega: Any) -> list[dict[str, Any]]:

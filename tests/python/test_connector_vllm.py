@@ -12,7 +12,7 @@ import pytest
 
 from demo.client import complete, post
 from pegaflow.connector.metrics import COUNTER, HISTOGRAM, METRICS
-from tests.python.vllm_cases import BLOCK, PATIENT, SMALL, wait_until
+from tests.python.vllm_cases import BLOCK, PATIENT, SMALL
 from tests.support.event_consumer import consumer
 from tests.support.vllm_server import (
     MODEL_NAME,
@@ -21,6 +21,7 @@ from tests.support.vllm_server import (
     VllmServer,
     ensure_model,
 )
+from tests.support.waiting import wait_until
 
 
 @pytest.fixture(scope="module")

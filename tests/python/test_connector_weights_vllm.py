@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from demo.client import complete, post
-from tests.python.vllm_cases import BLOCK, PATIENT, SMALL, train_mlp, wait_until
+from tests.python.vllm_cases import BLOCK, PATIENT, SMALL, train_mlp
 from tests.support.hub import Hub
 from tests.support.vllm_server import (
     PegaServer,
@@ -21,6 +21,7 @@ from tests.support.vllm_server import (
     VllmServer,
     ensure_model,
 )
+from tests.support.waiting import wait_until
 
 #: Run in a process of its own, for huggingface_hub reads its environment when it is imported.
 CONFIGURE = """

@@ -4,10 +4,8 @@ import contextlib
 import http.client
 import json
 import os
-import select
 import shutil
-import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +21,7 @@ from tests.support.vllm_server import (
     VllmOptions,
     VllmServer,
 )
+from tests.support.waiting import wait_until
 
 BLOCK = 32
 SMALL = ModelShape(layers=4, hidden=256, heads=8, kv_heads=4, head_dim=32)
@@ -69,13 +68,6 @@ def train_mlp(base: Path, made: Path) -> Path:
             tensors[name] = tensor + noise * tensor.std()
     save_file(tensors, made / "model.safetensors", metadata={"format": "pt"})
     return made
-
-
-def wait_until(condition: Callable[[], bool], what: str) -> None:
-    deadline = time.monotonic() + 60
-    while not condition():
-        assert time.monotonic() < deadline, what
-        select.select([], [], [], 0.02)
 
 
 def call(vllm: VllmServer, path: str, body: dict[str, Any] | None = None) -> Any:
