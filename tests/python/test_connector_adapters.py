@@ -288,6 +288,59 @@ def test_a_repository_is_its_snapshot_until_its_branch_moves(tmp_path, monkeypat
     assert key(lora) not in (b"", first)
 
 
+def downloads(cache: Path, *commits: str) -> Any:
+    """What vLLM's workers do in a load of org/name that is not in the cache."""
+
+    def download() -> None:
+        for commit in commits:
+            hub_adapter(cache, commit * 40, commit)
+
+    return download
+
+
+def test_an_adapter_that_vllm_downloads_is_cached_from_its_load_on(tmp_path, monkeypatch):
+    monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path))
+    adapters = Adapters()
+    lora = LoRARequest("x", 1, "org/name")
+    load(lora, downloads(tmp_path, "a"))
+    first = key(lora, adapters)
+    assert first
+    assert key(lora) == first, "an engine that finds it in the cache has another key"
+
+    hub_adapter(tmp_path, "b" * 40, "b")
+    assert key(lora, adapters) == b""
+
+
+def test_files_that_were_downloaded_just_now_are_those_of_the_load(tmp_path, monkeypatch):
+    monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path))
+    monkeypatch.setattr("tests.python.test_connector_adapters.wait_ref", lambda ref: None)
+    adapters = Adapters()
+    lora = LoRARequest("x", 1, "org/name")
+    load(lora, downloads(tmp_path, "a"))
+    assert key(lora, adapters)
+
+
+def test_an_adapter_whose_branch_moves_in_its_first_load_is_refused(tmp_path, monkeypatch):
+    monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path))
+    adapters = Adapters()
+    lora = LoRARequest("x", 1, "org/name")
+    load(lora, downloads(tmp_path, "a", "b"))  # one worker has read a, another one b
+    assert key(lora, adapters) == b""
+    assert "moved" in reason(lora, adapters)
+
+
+def test_a_download_that_failed_is_tried_again(tmp_path, monkeypatch):
+    monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path))
+    adapters = Adapters()
+    lora = LoRARequest("x", 1, "org/name")
+    snapshot = tmp_path / "models--org--name" / "snapshots" / ("a" * 40)
+    load(lora)
+    load(lora, lambda: snapshot.mkdir(parents=True))
+    snapshot.rmdir()
+    load(lora, downloads(tmp_path, "a"))
+    assert key(lora, adapters)
+
+
 # ---- in an engine
 
 

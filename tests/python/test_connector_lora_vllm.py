@@ -11,6 +11,7 @@ from safetensors.numpy import save_file
 
 from pegaflow.connector.adapters import AdapterFiles
 from tests.python.vllm_cases import BLOCK, SMALL, ask, call, serve
+from tests.support.hub import Hub
 from tests.support.vllm_server import MODEL_NAME, PegaServer, VllmServer, ensure_model
 from tests.support.waiting import wait_until
 
@@ -114,3 +115,24 @@ def test_blocks_of_an_adapter_are_for_the_weights_that_computed_them(
         assert ask(c, tokens, model="one")[0] == retrained
         assert ask(c, tokens, model="before")[0] == first["one"]
     assert len({tuple(answer) for answer in (*first.values(), retrained)}) == 4
+
+
+def test_an_adapter_that_vllm_downloads_is_cached(
+    own_pega: PegaServer, short_path: Path, prompt: Any
+) -> None:
+    tokens = prompt(500)
+    home = short_path / "home"
+    write_adapter(short_path / "pushed", 1)
+    with Hub() as hub:
+        hub.push("org/adapter", short_path / "pushed")
+        online = {"HF_HUB_OFFLINE": "0", "TRANSFORMERS_OFFLINE": "0", "HF_ENDPOINT": hub.url}
+        online |= {"HF_HOME": str(home), "HF_HUB_CACHE": str(home / "hub")}
+        model = ensure_model(SMALL)
+        with serve(model, short_path / "d", own_pega, *LORA, env=RUNTIME | online) as vllm:
+            assert not home.joinpath("hub", "models--org--adapter").exists()
+            load(vllm, "one", Path("org/adapter"))
+            base, _ = ask(vllm, tokens)
+            answer, loaded = ask(vllm, tokens, model="one")
+            assert loaded == 0 and answer != base
+            assert ask(vllm, tokens, model="one") == (answer, WHOLE)
+        assert not hub.unknown, hub.unknown

@@ -10,6 +10,10 @@ cache. So the files' stamps are taken before the first load and must be the same
 every load, at any time, read the same bytes. When they change, what an engine has computed under
 this name is unknown, also in vLLM's own cache, and the adapter is not cached any more by this
 engine. Loaded from another path, or by another engine, it is.
+
+The files of an adapter that vLLM downloads from the hub do not exist before its first load. Their
+stamps are taken right after it, provided that the hub's cache then holds one snapshot alone: the
+snapshot that every worker has read.
 """
 
 from __future__ import annotations
@@ -60,6 +64,10 @@ class _File:
     stamp: Stamp
 
 
+class NotDownloaded(UnknownWeights):
+    """An adapter of the hub that is not, or not completely, in the hub's cache."""
+
+
 class AdapterFiles:
     """The files of an adapter, as they were at one moment. Immutable."""
 
@@ -70,9 +78,10 @@ class AdapterFiles:
 
         Raises:
             OSError: there is no adapter.
-            UnknownWeights: it is not in the cache of the hub.
+            NotDownloaded: it is not in the cache of the hub.
+            UnknownWeights: vLLM does not read it from files that are known here.
         """
-        directory, found = _resolve(path)
+        directory, found, self.repository = _resolve(path)
         for name in _FILES:
             try:
                 real = Path(os.path.realpath(directory / name))
@@ -81,7 +90,8 @@ class AdapterFiles:
                 continue  # an adapter has some of them; below, whether it has weights
         self.files = tuple(found)
         if not any(file.name.startswith("adapter_model.") for file in found):
-            raise FileNotFoundError(f"{directory} has no adapter_model file")
+            kind = FileNotFoundError if self.repository is None else NotDownloaded
+            raise kind(f"{directory} has no adapter_model file")
 
     def is_settled(self, now_ns: int) -> bool:
         """Whether a change after ``now_ns`` would give a file another stamp."""
@@ -114,19 +124,24 @@ def _file_digest(file: _File, cache: DigestCache) -> str:
     return digest
 
 
-def _resolve(path: str) -> tuple[Path, list[_File]]:
-    """The directory that vLLM reads, and what else decides which one that is."""
+def _resolve(path: str) -> tuple[Path, list[_File], Path | None]:
+    """The directory that vLLM reads, what else decides which one that is, and the repository in
+    the hub's cache, if it is of one.
+    """
     directory = Path(os.path.expanduser(path))  # Path's own raises where there is no home
     if directory.is_absolute() or directory.exists():
-        return directory.absolute(), []
+        return directory.absolute(), [], None
     if os.environ.get("VLLM_USE_MODELSCOPE", "").lower() in ("1", "true"):
         raise UnknownWeights(f"{path} is a repository of ModelScope, whose cache is not read")
     if not hub.is_repository(path):
         raise FileNotFoundError(f"{path} is neither a directory nor a repository")
     repository = hub.repository(path)
-    snapshot = hub.snapshot(repository)
-    ref = hub.ref(repository, "main")
-    return snapshot, [_File("ref", ref, stamp(ref))]
+    try:
+        snapshot = hub.snapshot(repository)
+        ref = hub.ref(repository, "main")
+        return snapshot, [_File("ref", ref, stamp(ref))], repository
+    except (OSError, UnknownWeights) as error:
+        raise NotDownloaded(str(error)) from None
 
 
 class Adapter:
@@ -137,6 +152,7 @@ class Adapter:
         self.path = path
         self.ids: set[int] = set()  #: Under which the engine loaded it.
         self.files: AdapterFiles | None = None
+        self.is_downloading = False  #: During its first load, by vLLM.
         self.interpretation: Any = None  #: What else the request states about the files.
         self.digest = b""  #: Empty: not known yet, or never.
         self.refused = ""  #: Why its requests are never cached by this engine.
@@ -279,7 +295,7 @@ class Adapters:
 
     def loading(self, lora: Any) -> None:
         """The engine is about to load an adapter, for the first time or again."""
-        adapter = self._find(lora)
+        adapter = self._find(lora, is_load=True)
         for other in self._others(adapter, lora.lora_int_id):
             # Its running requests go on with the weights of the new one, if that is loaded at all.
             other.refuse("another one was loaded in its place")
@@ -291,7 +307,11 @@ class Adapters:
 
     def loaded(self, lora: Any) -> None:
         """The engine has read the files, or failed to."""
-        self._look(self._find(lora))
+        adapter = self._find(lora)
+        if adapter.is_downloading:
+            self._begin_downloaded(adapter)
+        else:
+            self._look(adapter)
 
     def give_up(self) -> None:
         """A load was not seen: nothing is known of any adapter any more."""
@@ -303,7 +323,7 @@ class Adapters:
         self._work.put(None)
         self.looks.close()
 
-    def _find(self, lora: Any) -> Adapter:
+    def _find(self, lora: Any, *, is_load: bool = False) -> Adapter:
         place = _place(lora)
         adapter = self._adapters.get(place)
         stated = (
@@ -318,7 +338,7 @@ class Adapters:
             elif stated[0]:
                 adapter.refuse("a tensorizer reads it from elsewhere")
             else:
-                self._begin(adapter)
+                self._begin(adapter, is_load)
         elif adapter.interpretation != stated:
             adapter.refuse("its files were loaded in two ways")
         return adapter
@@ -331,15 +351,50 @@ class Adapters:
             if other is not adapter and number in other.ids
         ]
 
-    def _begin(self, adapter: Adapter) -> None:
+    def _begin(self, adapter: Adapter, is_load: bool) -> None:
         try:
-            adapter.files = AdapterFiles(adapter.path)
+            files = AdapterFiles(adapter.path)
+        except NotDownloaded as error:
+            if is_load:
+                adapter.is_downloading = True
+            else:
+                adapter.refuse(str(error))
         except (OSError, UnknownWeights) as error:
             adapter.refuse(str(error))
+        else:
+            if is_load and files.repository is not None and not files.is_settled(time.time_ns()):
+                adapter.is_downloading = True  # another engine is downloading it
+            else:
+                self._take(adapter, files)
+
+    def _begin_downloaded(self, adapter: Adapter) -> None:
+        """Begins with an adapter whose files were not in the hub's cache before its first load.
+
+        Each worker has read the snapshot that main named when it loaded the adapter. If the cache
+        holds one snapshot alone, all have read that one; a branch that moves later is detected.
+        """
+        adapter.is_downloading = False
+        try:
+            files = AdapterFiles(adapter.path)
+        except (OSError, UnknownWeights):
+            # The load has failed. The next one begins anew.
+            del self._adapters[(adapter.name, adapter.path)]
             return
+        if files.repository is None or hub.snapshot_count(files.repository) != 1:
+            adapter.refuse("its hub branch moved while it was loaded; start the engine again")
+            return
+        if not files.is_settled(time.time_ns()):
+            time.sleep(_TICK_NS / 1e9)  # short compared with the download
+        self._take(adapter, files)
+
+    def _take(self, adapter: Adapter, files: AdapterFiles) -> None:
+        """Queues the digest of the files that the engine loads, or has loaded."""
+        if adapter.refused:
+            return
+        adapter.files = files
         now = time.time_ns()
-        if not adapter.files.is_settled(now):
-            if any(file.stamp.changed_ns > now for file in adapter.files.files):
+        if not files.is_settled(now):
+            if any(file.stamp.changed_ns > now for file in files.files):
                 adapter.refuse(
                     "the times of its files are in the future; `touch` a copy of them and load that"
                 )

@@ -71,6 +71,14 @@ def snapshot(repository: Path, revision: str = "main") -> Path:
     return made
 
 
+def snapshot_count(repository: Path) -> int:
+    """The number of a repository's snapshots in the cache."""
+    try:
+        return len(os.listdir(repository / "snapshots"))
+    except OSError:
+        return 0
+
+
 def in_cache(file: Path) -> bool:
     """Whether a resolved path is a blob of the cache: named by its content, never written again."""
     return (
