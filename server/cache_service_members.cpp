@@ -297,7 +297,7 @@ Result<CacheService::Registered> CacheService::register_rank(const Id128& connec
   if (!caller->watch) {
     return fail(
         Errc::kRefused,
-        "without a pidfd that can be polled nobody could tell when this process ends, so it "
+        "without a pidfd that can be polled the end of this process cannot be detected, so it "
         "gets no pool (Linux 5.3 or newer is needed)");
   }
   // Before the namespace hears of it: a size that can never be would stay its size.

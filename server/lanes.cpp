@@ -145,7 +145,7 @@ Result<void> Lanes::add_rdma(std::span<std::byte> pool, const Clock& clock) {
   PEGA_TRY_LET(lane.fabric, UcxFabric::create(options, clock, sink()));
   if (plan_.is_test) {
     kLog.warn(
-        "UCX over TCP is for tests: whoever reaches interface={} may read all memory of this "
+        "UCX over TCP is for tests: any host that reaches interface={} may read all memory of this "
         "process",
         plan_.cards.front());
   }

@@ -54,7 +54,8 @@ void pool(MetricsPage& page, const Snapshot& now) {
                store.skipped_no_room);
   page.gauge("inflight_bytes", "Bytes of slots that are being written",
              number(store.written_bytes - store.quarantined_bytes));
-  page.gauges("quarantine_slots", "Slots that somebody who was lost may still touch", "reason",
+  page.gauges("quarantine_slots", "Slots that a lost client, reader or device may still access",
+              "reason",
               {{"timeout", store.quarantined_timeout},
                {"writer_lost", store.quarantined_writer_lost},
                {"fetch", store.quarantined_fetch},
@@ -105,7 +106,7 @@ void cache(MetricsPage& page, const Snapshot& now) {
   page.gauge("pins", "Pins of workers", number(store.pins));
   page.gauge("held_blocks", "Distinct blocks that are claimed or pinned", store.held);
   page.gauge("oldest_pin_seconds", "Age of the oldest pin; 0 without one", now.oldest_pin_seconds);
-  page.gauge("reservations", "Saves under way", number(store.reservations));
+  page.gauge("reservations", "Saves in flight", number(store.reservations));
   page.counter("claims_revoked_total", "Claims revoked to make room, or by a reset",
                store.claims_revoked);
   page.counter("claims_shortened_total", "Claims shortened by a share's limit",
@@ -145,9 +146,9 @@ void ages(MetricsPage& page, const Snapshot& now) {
   page.histogram(store.evicted_age, {{"reason", "evicted"}});
   page.histogram(store.dropped_age, {{"reason", "dropped"}});
   page.histogram("cache_evicted_idle_seconds",
-                 "How long nobody had used the blocks that were evicted", store.evicted_idle);
+                 "Time since the last use of blocks at their eviction", store.evicted_idle);
   page.gauge("cache_next_victim_idle_seconds",
-             "How long nobody has used the block that goes next; 0 without one",
+             "Time since the last use of the next block to be evicted; 0 without one",
              now.cache.next_victim_idle_s.value_or(0));
 }
 
@@ -365,7 +366,7 @@ void fetches(MetricsPage& page, const Snapshot& now, const NodesReport& nodes) {
                store.fetches_joined);
   page.counter("fetch_no_room_total", "Claims that got no room for all that was lent",
                store.fetches_no_room);
-  page.gauge("fetch_batches", "Reads from other nodes under way", number(fetches.batches));
+  page.gauge("fetch_batches", "Reads from other nodes in flight", number(fetches.batches));
   page.gauge("oldest_fetch_seconds", "Age of the oldest read from other nodes; 0 without one",
              std::chrono::duration<double>(fetches.oldest).count());
   page.gauge("fetch_bytes", "Bytes of slots that fetches have", number(store.fetch_bytes));

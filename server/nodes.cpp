@@ -33,7 +33,7 @@ void warn_of_short(const PeerSecrets& secrets) {
   constexpr std::size_t kLongEnough = 32;
   if (secrets.shortest() >= kLongEnough) return;
   kLog.warn(
-      "the peer secret is short: whoever reaches --peer-listen gets a proof to try guesses on; "
+      "the peer secret is short: any host that reaches --peer-listen can try guesses offline; "
       "make one with `head -c 32 /dev/urandom | base64` bytes={}",
       secrets.shortest());
 }
@@ -92,7 +92,7 @@ Result<std::optional<Nodes::Plan>> Nodes::plan(const ServerOptions& options,
     plan.own.listen = plan.listener->address;
     if (options.peer_secret_file.empty() && !is_loopback(plan.listener->address)) {
       kLog.warn(
-          "whoever reaches this node may read its cache; --peer-secret-file closes it address={}",
+          "any host that reaches this node may read its cache; set --peer-secret-file address={}",
           plan.listener->address);
     }
   }

@@ -84,7 +84,7 @@ void ServerOptions::declare(OptionTable& table) {
       "Without it they cannot.");
   table.text("peer-fabric-listen", peer_fabric_listen,
              "IP:PORT from which other nodes read the bytes. By default the host of --peer-listen "
-             "and any port; needed where that is 0.0.0.0, since peers are told this address.");
+             "and any port; needed where that is 0.0.0.0, since this address is sent to peers.");
   table.text(
       "peer-secret-file", peer_secret_file,
       "A file with a secret of 16 bytes or more, the same on all nodes and not readable by other "
