@@ -138,17 +138,16 @@ def test_random_models_have_equal_ids_only_if_their_weights_are_equal(tmp_path, 
     base = base_model(chance)
     models: list[Tensors] = [base]
     ids = [id_of(write(tmp_path / "0", base, 3))]
-    for i in range(1, 40):
-        # Of any model so far; now and then nothing is changed.
-        parent = chance.choice(models)
-        kind = chance.choice([*KINDS, "nothing"])
+    kinds = ["nothing", *(chance.choice([*KINDS, "nothing"]) for _ in range(38))]
+    for i, kind in enumerate(kinds, 1):
+        parent = chance.choice(models)  # any model so far
         tensors = dict(parent) if kind == "nothing" else fine_tune(parent, kind, chance)
         made = id_of(write(tmp_path / str(i), tensors, 3))
         for other, its in zip(models, ids, strict=True):
             assert (other == tensors) == (its == made), (i, kind)
         models.append(tensors)
         ids.append(made)
-    assert len(set(ids)) < len(ids), "no two were equal, so half of the property was not looked at"
+    assert len(set(ids)) < len(ids), "no two were equal, so half of the property was not checked"
 
 
 def test_equal_files_have_one_id_wherever_they_lie(tmp_path, seed):
