@@ -77,6 +77,12 @@ interface Gate {
     features :UInt64);            # Bits that the server implements; version 4.
 }
 
+enum Late {
+  no @0;
+  stuck @1;                       # The node that has the blocks does not answer.
+  slow @2;                        # They are predicted to arrive too late to be of use.
+}
+
 struct Factor {
   # One line of a namespace's canonical list.
   name @0 :Text;
@@ -179,15 +185,22 @@ interface Session {
 
   unclaim @4 (token :Id128) -> Done;
 
-  open @5 (token :Id128, first :UInt32, count :UInt32, pin :UInt64, patienceMs :UInt32) -> (
+  open @5 (token :Id128, first :UInt32, count :UInt32, pin :UInt64, patienceMs :UInt32,
+           worthMicros :UInt32) -> (
     slots :List(UInt32), error :Error,    # error set: no slots.
     checksums :List(UInt64),              # A slot each, 0: none was taken; empty: of none of them.
-    coming :UInt32);                      # Of the others, how many may still come: open them again.
+    coming :UInt32,                       # Of the others, how many may still come: open them again.
+    late :Late);                          # Why the call did not wait for them any longer.
   # Pins the blocks first .. first + count of the claim under a name that the worker chose. The slots
   # are those of the rank's own pages. A slot is where its page begins in the pool, in units of 4 KiB.
   # From version 3 on there may be fewer slots than count: of those blocks, from the first on, that
   # are there. With none of them there, and some coming, the call waits for patienceMs at most, and
   # then answers with no slots; no pin was made.
+  # worthMicros: waiting is of use while the last of the blocks is predicted to arrive within so much
+  # time from now; 0xFFFFFFFF: however long that is, as long as the node that they come from answers;
+  # 0, and what clients before this field send: for patienceMs, whatever happens. Servers before this
+  # field wait for patienceMs. With no block there the call ends early where waiting is of no use, and
+  # `late` says why.
 
   release @6 (pin :UInt64) -> Done;
   # All copies out of the pin have ended.

@@ -41,6 +41,9 @@ inline constexpr std::uint64_t kFeatures = kFeatureNotices;
 /// The version that both ends of [`minimum`, `maximum`] and ours speak; 0: none.
 std::uint16_t common_version(std::uint16_t minimum, std::uint16_t maximum);
 
+/// Of `worthMicros` of an open: however long it takes, as long as the source answers.
+inline constexpr std::uint32_t kWorthForever = 0xFFFFFFFF;
+
 inline constexpr std::size_t kMaxKeysPerCall = 8192;     ///< 128 Ki tokens in blocks of 16.
 inline constexpr std::size_t kMaxJournalEntries = 2048;  ///< That one answer looks at.
 inline constexpr std::size_t kMaxInstanceBytes = 256;    ///< Of an instance's id.

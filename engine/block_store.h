@@ -260,6 +260,9 @@ class BlockStore {
   /// or condemned; kInvalidArgument when the range is empty or beyond the claim.
   [[nodiscard]] Result<std::size_t> arrived(const Id128& token, std::size_t first,
                                             std::size_t count) const;
+  /// The frame of the claim's block at `place`; no value where open() would answer kGone, or beyond
+  /// the claim's end.
+  [[nodiscard]] std::optional<SlotIndex> claimed_frame(const Id128& token, std::size_t place) const;
 
   // ---- lending, to another node
 

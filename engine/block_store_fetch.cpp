@@ -154,4 +154,12 @@ Result<std::size_t> BlockStore::arrived(const Id128& token, std::size_t first,
   return here;
 }
 
+std::optional<SlotIndex> BlockStore::claimed_frame(const Id128& token, std::size_t place) const {
+  const std::uint32_t row = impl_->openable(token);
+  if (row == ClaimTable::kNone) return std::nullopt;
+  const auto range = impl_->range_of(impl_->claims[row], place, 1);
+  if (!range) return std::nullopt;
+  return (*range)[0];
+}
+
 }  // namespace pegaflow

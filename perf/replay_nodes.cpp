@@ -91,9 +91,10 @@ class Replay {
     std::size_t next = 0;
     while (next < total) {
       const PinId pin{++last_};
-      PEGA_TRY_LET(const CacheService::Opened opened,
+      PEGA_TRY_LET(const Fetches::Arrived arrived,
                    cluster_.wait(node.fetches().open(engine, token, next, total - next, pin,
-                                                     std::chrono::seconds(2))));
+                                                     {.patience = std::chrono::seconds(2)})));
+      const CacheService::Opened& opened = arrived.opened;
       if (opened.slots.empty()) {
         return fail(Errc::kInternal, "a block that was to come did not");
       }

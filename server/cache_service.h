@@ -184,6 +184,9 @@ class CacheService {
   /// open(), and those of BlockStore::arrived().
   Result<Opened> open_arrived(const Id128& connection, const Id128& token, std::size_t first,
                               std::size_t count, PinId pin);
+  /// The frame of the claim's block at `place`; no value where the claim has none there, or was
+  /// revoked.
+  [[nodiscard]] std::optional<SlotIndex> claimed_frame(const Id128& token, std::size_t place) const;
   /// At most a slice of a job's keys; see BlockStore::reserve, also for fewer answers than keys.
   /// `first` is the place of keys[0] in the job; `has_more`: more slices of it follow. Of an
   /// incomplete instance every key is skipped.

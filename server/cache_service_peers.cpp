@@ -155,6 +155,10 @@ Result<CacheService::Opened> CacheService::open_arrived(const Id128& connection,
   return opened;
 }
 
+std::optional<SlotIndex> CacheService::claimed_frame(const Id128& token, std::size_t place) const {
+  return store_->claimed_frame(token, place);
+}
+
 // ---- what they read
 
 std::size_t CacheService::present(const Bytes32& space, std::span<const BlockKey> keys) const {

@@ -7,7 +7,7 @@
 #include "base/log.h"
 #include "base/page_layout.h"
 #include "base/units.h"
-#include "server/kj_time.h"
+#include "server/fetch_parts.h"
 #include "server/rpc_error.h"
 
 namespace pegaflow {
@@ -22,71 +22,6 @@ constexpr std::size_t kMaxBatchBlocks = 64;
 constexpr Duration kConfirmPatience = std::chrono::milliseconds(20);
 
 }  // namespace
-
-/// A block on its way.
-struct Fetches::Block {
-  std::size_t place = 0;  ///< Of its key, in the plan's.
-  SlotIndex frame = kNoSlot;
-  std::vector<std::uint64_t> offsets;
-  std::size_t lent = 0;  ///< Its place in the lease.
-};
-
-/// What an owner lent to one fetch.
-struct Fetches::Lease {
-  Lender* peer = nullptr;
-  std::uint64_t life = 0;  ///< Of the peer, that granted it.
-  Lender::Way way;
-  std::uint64_t number = 0;
-  TimePoint end;  ///< By our BootClock.
-  std::vector<std::uint32_t> pages;
-  std::vector<std::uint64_t> checksums;
-  std::size_t blocks = 0;
-  std::size_t users = 1;      ///< Batches that are not settled or confirmed, and who makes some.
-  std::size_t under_way = 0;  ///< Batches at the fabric, or in its queue.
-  std::deque<std::unique_ptr<Batch>> waiting{};  ///< The others, in the order of the prefix.
-  std::vector<Block> whole{};                    ///< Read, and to be confirmed by the owner.
-  bool is_confirming = false;                    ///< It is asked about others.
-};
-
-/// What one claim wants.
-struct Fetches::Plan {
-  Id128 connection;
-  Id128 token;
-  CacheService::Wants wants;
-  std::vector<BlockKey> keys;
-  std::size_t claimed = 0;        ///< How many of them the claim has.
-  std::size_t runs = 0;           ///< Owners that were asked for a part of them, one by one.
-  ComputeTime compute;            ///< Of blocks that are fetched, if that is known.
-  std::size_t ready = 0;          ///< Of the keys, those whose blocks were here.
-  Arrival arrival;                ///< Of the others that the claim has.
-  TimePoint deadline;             ///< By the fabric's clock.
-  std::vector<Lender*> failed{};  ///< Owners that lent nothing, or of which blocks did not come.
-
-  void note_failed(Lender* owner) {
-    if (std::find(failed.begin(), failed.end(), owner) == failed.end()) failed.push_back(owner);
-  }
-
-  [[nodiscard]] std::size_t shards() const { return wants.page_bytes.size(); }
-};
-
-/// What is read together.
-struct Fetches::Batch {
-  OnePlan plan;
-  OneLease lease;
-  std::vector<Block> blocks;
-  std::optional<SourceRate::Queued> queued;
-  TimePoint since{};
-  bool is_answered = false;  ///< The blocks that are left were given up, and are not settled.
-};
-
-struct Fetches::Opening {
-  Id128 connection;
-  Id128 token;
-  std::size_t first = 0;
-  std::size_t count = 0;
-  PinId pin{};
-  TimePoint deadline;
-};
 
 Fetches::Fetches(CacheService& service, Lenders& peers, std::vector<Lane> lanes,
                  Background& background, kj::Timer& timer, const Clock& clock, const Clock& boot,
@@ -106,15 +41,11 @@ Fetches::Fetches(CacheService& service, Lenders& peers, std::vector<Lane> lanes,
   progress_made_ = pair.promise.fork();
 }
 
-Fetches::~Fetches() noexcept(false) {
-  // These hold their lease, which holds them.
-  for (const auto& [ticket, batch] : batches_) batch->lease->waiting.clear();
-  for (const auto& batch : queued_) batch->lease->waiting.clear();
-}
+Fetches::~Fetches() noexcept(false) = default;
 
 Fetches::Stats Fetches::stats() const {
   Stats stats = stats_;
-  stats.batches = batches_.size() + queued_.size() + waiting_ + confirming_;
+  stats.batches = batches_.size() + waiting_ + confirming_;
   const TimePoint now = clock_.now();
   for (const auto& [ticket, batch] : batches_) {
     stats.oldest = std::max(stats.oldest, now - batch->since);
@@ -166,24 +97,18 @@ kj::Promise<Fetches::Extension> Fetches::extend(const Id128& connection, const I
       });
 }
 
-/// Blocks that another claim fetches already: they come with what is queued now.
+/// Blocks that another claim fetches already: they come when that does.
 void Fetches::note_joined(Plan& plan) const {
   if (plan.claimed == plan.ready) return;
-  for (const auto& [lender, rate] : rates_) {
-    plan.arrival.last = std::max(plan.arrival.last, rate->predict(0, 0).last);
-  }
+  const Coming* const last = coming(plan.token, plan.claimed - 1);
+  if (last == nullptr) return;
+  plan.arrival.last = last->source->rate->until(last->end);
   plan.arrival.first = plan.arrival.last;
 }
 
-std::shared_ptr<SourceRate>& Fetches::rate_of(const Lender& lender) {
-  std::shared_ptr<SourceRate>& rate = rates_[&lender];
-  if (rate == nullptr) rate = std::make_shared<SourceRate>();
-  return rate;
-}
-
 const SourceRate* Fetches::rate(const Lender& lender) const {
-  const auto found = rates_.find(&lender);
-  return found == rates_.end() ? nullptr : found->second.get();
+  const auto found = sources_.find(&lender);
+  return found == sources_.end() ? nullptr : found->second.rate.get();
 }
 
 /// How many of the owner's blocks are fetched and not computed: all of them, none, or those of a
@@ -191,15 +116,20 @@ const SourceRate* Fetches::rate(const Lender& lender) const {
 std::size_t Fetches::worth_fetching(Plan& plan, const Lenders::Owner& owner) {
   const ComputeTime& compute = plan.compute;
   const std::size_t before = plan.claimed - plan.ready;
-  const SourceRate& rate = *rate_of(*owner.peer);
+  const SourceRate& rate = *sources_[owner.peer].rate;
+  const TimePoint now = clock_.now();
   const std::uint64_t block = std::max<std::uint64_t>(1, plan.wants.block_bytes());
   Arrival arrival = rate.predict(owner.blocks * block, options_.batch_bytes);
   arrival.last = std::max(arrival.last, plan.arrival.last);
   if (before != 0) arrival.first = plan.arrival.first;
   std::size_t blocks = owner.blocks;
+  if (compute.is_known() && now >= rate.stuck_at()) {
+    stats_.declined += owner.blocks;
+    return 0;
+  }
   if (compute.is_known() && (!rate.is_known() || arrival.last > compute.of(before + blocks))) {
     // One probe at a time: what is queued tells the rate soon.
-    if (rate.is_fresh(clock_.now()) || rate.queued_bytes() != 0 || before != 0) {
+    if (rate.is_fresh(now) || rate.queued_bytes() != 0 || before != 0) {
       stats_.declined += owner.blocks;
       return 0;
     }
@@ -208,6 +138,7 @@ std::size_t Fetches::worth_fetching(Plan& plan, const Lenders::Owner& owner) {
     arrival = {.first = compute.of(blocks), .last = compute.of(blocks)};
   }
   plan.arrival = arrival;
+  plan.reserved = std::make_unique<SourceRate::Reserved>(sources_[owner.peer].rate, blocks * block);
   return blocks;
 }
 
@@ -229,6 +160,7 @@ kj::Promise<void> Fetches::ask_peers(const OnePlan& plan) {
         return take_frames(plan, lease, plan->claimed).then([this, lease]() { let_go(*lease); });
       })
       .then([this, plan, before]() -> kj::Promise<void> {
+        plan->reserved.reset();
         // What comes next may be somebody else's: a chain is saved where its requests were.
         const bool goes_on = plan->claimed != before && plan->claimed != plan->keys.size();
         if (!goes_on || ++plan->runs == kMostRuns) return kj::READY_NOW;
@@ -312,41 +244,51 @@ kj::Promise<void> Fetches::take_frames(const OnePlan& plan, const OneLease& leas
 // ---- bytes
 
 void Fetches::read(const OnePlan& plan, const OneLease& lease, std::vector<Block>&& blocks) {
-  const std::size_t fit =
-      options_.batch_bytes / std::max<std::uint64_t>(1, plan->wants.block_bytes());
+  Source& source = sources_[lease->peer];
+  const std::uint64_t block_bytes = std::max<std::uint64_t>(1, plan->wants.block_bytes());
+  const std::uint64_t fit =
+      source.rate->bytes_within(kBatchTime, options_.batch_bytes) / block_bytes;
   const std::size_t step = std::clamp<std::size_t>(fit, 1, kMaxBatchBlocks);
+  if (plan->reserved) plan->reserved->queued(blocks.size() * block_bytes);
   for (std::size_t from = 0; from < blocks.size(); from += step) {
     auto batch = std::make_unique<Batch>();
     batch->plan = plan;
     batch->lease = lease;
     ++lease->users;
     const std::size_t to = std::min(blocks.size(), from + step);
-    for (std::size_t i = from; i < to; ++i) batch->blocks.push_back(std::move(blocks[i]));
-    batch->queued.emplace(rate_of(*lease->peer), (to - from) * plan->wants.block_bytes());
-    lease->waiting.push_back(std::move(batch));
+    batch->queued.emplace(source.rate, (to - from) * block_bytes);
+    for (std::size_t i = from; i < to; ++i) {
+      coming_[blocks[i].frame] = {.source = &source, .end = batch->queued->end()};
+      batch->blocks.push_back(std::move(blocks[i]));
+    }
+    source.queue.push_back(std::move(batch));
     ++waiting_;
   }
-  submit_next(lease);
+  submit_some(source);
 }
 
-void Fetches::submit_next(const OneLease& lease) {
-  while (lease->under_way < options_.batches_per_lease && !lease->waiting.empty()) {
-    auto next = std::move(lease->waiting.front());
-    lease->waiting.pop_front();
+void Fetches::submit_some(Source& source) {
+  const SourceRate& rate = *source.rate;
+  while (!source.queue.empty() && batches_.size() < options_.batches) {
+    // Two, so that the way is never idle between one batch and the next.
+    const std::uint64_t bytes = rate.read_bytes() + source.queue.front()->queued->bytes();
+    const bool fits = rate.reads() < 2 || bytes <= rate.bytes_within(kWindowTime, bytes);
+    if (rate.reads() >= options_.batches_per_owner || !fits) return;
+    auto next = std::move(source.queue.front());
+    source.queue.pop_front();
     --waiting_;
-    ++lease->under_way;
-    if (batches_.size() >= options_.batches) {
-      queued_.push_back(std::move(next));
-    } else if (!submit(std::move(next))) {
-      ended(lease);
-    }
+    const OneLease lease = next->lease;
+    if (!submit(source, std::move(next))) let_go(*lease);
   }
 }
 
-/// One batch of the lease is over, or never began.
-void Fetches::ended(const OneLease& lease) {
-  --lease->under_way;
-  let_go(*lease);
+/// Every owner gets what it may have at the fabrics; `last` after all others.
+void Fetches::submit_all(Source& last) {
+  if (waiting_ == 0) return;
+  for (auto& [lender, source] : sources_) {
+    if (&source != &last) submit_some(source);
+  }
+  submit_some(last);
 }
 
 /// Takes those out that no claim waits for.
@@ -354,14 +296,14 @@ void Fetches::forget_unwanted(std::vector<Block>& blocks) {
   const std::size_t count = blocks.size();
   std::erase_if(blocks, [this](const Block& block) {
     if (service_.is_awaited(block.frame)) return false;
-    service_.settle_fetch(block.frame);
+    settle(block.frame);
     return true;
   });
   stats_.unwanted += count - blocks.size();
 }
 
 /// Gives a batch to the fabric. False when it is over already; its lease is the caller's to tell.
-bool Fetches::submit(std::unique_ptr<Batch> batch) {
+bool Fetches::submit(Source& source, std::unique_ptr<Batch> batch) {
   forget_unwanted(batch->blocks);
   if (batch->blocks.empty()) return false;
   const Plan& plan = *batch->plan;
@@ -395,19 +337,9 @@ bool Fetches::submit(std::unique_ptr<Batch> batch) {
     return false;
   }
   batch->since = now;
+  source.rate->read_began(batch->queued->bytes(), now);
   batches_.emplace(last_ticket_, std::move(batch));
   return true;
-}
-
-void Fetches::submit_queued() {
-  while (!queued_.empty() && batches_.size() < options_.batches) {
-    auto next = std::move(queued_.front());
-    queued_.pop_front();
-    const OneLease lease = next->lease;
-    if (submit(std::move(next))) continue;
-    ended(lease);
-    submit_next(lease);
-  }
 }
 
 void Fetches::completed(const Fabric::Completion& completion) {
@@ -416,9 +348,11 @@ void Fetches::completed(const Fabric::Completion& completion) {
               completion.ticket);
   Batch& batch = *found->second;
   if (batch.is_answered) {
-    for (const Block& block : batch.blocks) service_.settle_fetch(block.frame);
+    for (const Block& block : batch.blocks) settle(block.frame);
   } else {
     batch.is_answered = true;
+    SourceRate& rate = *sources_.at(batch.lease->peer).rate;
+    rate.read_ended(batch.queued->bytes());
     stats_.duration.record(clock_.now() - batch.since);
     Plan& plan = *batch.plan;
     Lease& lease = *batch.lease;
@@ -449,7 +383,7 @@ void Fetches::completed(const Fabric::Completion& completion) {
       }
       failed.push_back(std::move(block));
     }
-    if (arrived != 0) rate_of(*lease.peer)->arrived(arrived, batch.since, clock_.now());
+    if (arrived != 0) rate.arrived(arrived, batch.since, clock_.now());
     batch.queued.reset();
     if (!failed.empty()) {
       kLog.warn("blocks did not come peer={} blocks={} of={} error=\"{}: {}\"",
@@ -467,7 +401,10 @@ void Fetches::completed(const Fabric::Completion& completion) {
     batch.blocks = std::move(failed);
     confirm(batch.plan, batch.lease);
     if (!completion.settled) {
-      for (const Block& block : batch.blocks) service_.give_up(block.frame);
+      for (const Block& block : batch.blocks) {
+        coming_.erase(block.frame);
+        service_.give_up(block.frame);
+      }
       stats_.given_up += batch.blocks.size();
       stats_.unsettled += batch.blocks.size();
     } else if (!batch.blocks.empty()) {
@@ -477,9 +414,8 @@ void Fetches::completed(const Fabric::Completion& completion) {
   if (completion.settled) {
     const OneLease lease = batch.lease;
     batches_.erase(found);
-    ended(lease);
-    submit_next(lease);
-    submit_queued();
+    let_go(*lease);
+    submit_all(sources_.at(lease->peer));
   }
   progressed();
   background_.poke();
@@ -494,14 +430,17 @@ void Fetches::confirm(const OnePlan& plan, const OneLease& lease) {
   lease->is_confirming = true;
   ++lease->users;
   ++confirming_;
+  const std::shared_ptr<SourceRate> rate = sources_.at(lease->peer).rate;
+  const std::uint64_t question = rate->confirm_began(clock_.now());
   const bool may_ask = lease->peer->is_ready() && lease->peer->can_release(lease->life);
   const Duration patience = std::max(plan->deadline - clock_.now(), kConfirmPatience);
   auto asked = may_ask ? lease->peer->confirm(lease->number, patience)
                        : kj::Promise<Result<bool>>(Result<bool>(
                              fail(Errc::kPeerLost, "the peer has gone that granted the lease")));
   tasks_.add(asked
-                 .then([this, plan, lease, blocks = std::move(blocks)](
+                 .then([this, plan, lease, rate, question, blocks = std::move(blocks)](
                            Result<bool>&& held) mutable -> kj::Promise<void> {
+                   rate->confirm_ended(question);
                    if (held && *held) return seal(plan, lease, std::move(blocks));
                    kLog.warn("blocks are not confirmed peer={} blocks={} error=\"{}\"",
                              lease->peer->address(), blocks.size(),
@@ -537,6 +476,7 @@ void Fetches::seal_some(const Plan& plan, const Lease& lease, std::span<const Bl
   const std::size_t shards = plan.shards();
   const std::span<const std::uint64_t> checksums(lease.checksums);
   for (const Block& block : blocks) {
+    coming_.erase(block.frame);
     service_.fetched(
         block.frame, static_cast<std::uint32_t>(shards),
         checksums.empty() ? checksums : checksums.subspan(block.lent * shards, shards));
@@ -577,61 +517,21 @@ void Fetches::retry(const OnePlan& plan, std::vector<Block>&& blocks) {
 }
 
 void Fetches::drop(const std::vector<Block>& blocks) {
-  for (const Block& block : blocks) service_.settle_fetch(block.frame);
+  for (const Block& block : blocks) settle(block.frame);
   stats_.given_up += blocks.size();
   progressed();
   background_.poke();
 }
 
+/// Nothing is written to the frame any more, and nothing arrives in it.
+void Fetches::settle(SlotIndex frame) {
+  coming_.erase(frame);
+  service_.settle_fetch(frame);
+}
+
 void Fetches::let_go(Lease& lease) {
   if (--lease.users != 0) return;
   if (lease.peer->can_release(lease.life)) lease.peer->release(lease.number);
-}
-
-// ---- what a worker asks
-
-kj::Promise<Result<CacheService::Opened>> Fetches::open(const Id128& connection, const Id128& token,
-                                                        std::size_t first, std::size_t count,
-                                                        PinId pin, Duration patience) {
-  opening_.emplace(connection, pin);
-  return wait_and_open(std::make_shared<Opening>(Opening{.connection = connection,
-                                                         .token = token,
-                                                         .first = first,
-                                                         .count = count,
-                                                         .pin = pin,
-                                                         .deadline = clock_.now() + patience}));
-}
-
-kj::Promise<Result<CacheService::Opened>> Fetches::wait_and_open(
-    const std::shared_ptr<Opening>& opening) {
-  auto opened = service_.open_arrived(opening->connection, opening->token, opening->first,
-                                      opening->count, opening->pin);
-  const TimePoint now = clock_.now();
-  if (!opened || !opened->slots.empty() || now >= opening->deadline) {
-    opening_.erase({opening->connection, opening->pin});
-    return opened;
-  }
-  return progress_made_.addBranch()
-      .exclusiveJoin(timer_.afterDelay(to_kj(opening->deadline - now)))
-      .then([this, opening]() -> kj::Promise<Result<CacheService::Opened>> {
-        if (!opening_.contains({opening->connection, opening->pin})) {
-          return Result<CacheService::Opened>(fail(Errc::kCancelled,
-                                                   "pin {} was released before it was made",
-                                                   static_cast<std::uint64_t>(opening->pin)));
-        }
-        return wait_and_open(opening);
-      });
-}
-
-void Fetches::released(const Id128& connection, PinId pin) {
-  if (opening_.erase({connection, pin}) != 0) progressed();
-}
-
-void Fetches::progressed() {
-  auto pair = kj::newPromiseAndFulfiller<void>();
-  progress_->fulfill();
-  progress_ = kj::mv(pair.fulfiller);
-  progress_made_ = pair.promise.fork();
 }
 
 void Fetches::taskFailed(kj::Exception&& exception) {

@@ -6,6 +6,7 @@
 #include <cstdint>
 #include <deque>
 #include <memory>
+#include <optional>
 #include <set>
 #include <span>
 #include <unordered_map>
@@ -36,13 +37,16 @@ namespace pegaflow {
 /// one more; then it is given up, and whoever waits for it computes it. A frame that may still be
 /// written to stays as it is until the fabric says that it is settled.
 ///
-/// Of one lease some batches at a time are at the fabric. So what no claim waits for any more is
-/// not asked for, but for those; what was read is sealed all the same.
+/// Each owner has one queue, in the order of the claims. What a few milliseconds of its rate bring
+/// is at the fabric at a time, in batches of about kBatchTime. So what no claim waits for any more
+/// is not read, except for those batches; what was read is sealed all the same.
 ///
 /// A claim that names what computing takes gets blocks of another node only where they are
 /// predicted to arrive sooner: by the rate of what was read from that node lately, behind what is
 /// queued there. A node whose rate is not known, or was low and not measured for a while, is probed
-/// with one batch.
+/// with one batch. While a load waits for its blocks, the prediction is made anew each time
+/// something arrives: a load that would be computed sooner by now, or whose source has stopped
+/// answering, is told so at once (open()).
 ///
 /// A fetch belongs to the generation of the namespace in which its claim was made; after a reset it
 /// brings nothing more.
@@ -56,7 +60,7 @@ class Fetches final : private kj::TaskSet::ErrorHandler {
     std::chrono::milliseconds lease = kLease;
     std::size_t batch_bytes = std::size_t{8} << 20;  ///< Sealed together.
     std::size_t batches = 256;                       ///< At the fabrics; others wait.
-    std::size_t batches_per_lease = 16;              ///< Of them; at least one.
+    std::size_t batches_per_owner = 16;              ///< Of them; at least one.
     /// For tests that show that the simulator finds a broken rule.
     struct Mistakes {
       bool forgets_generation = false;  ///< A fetch goes on in the generation after a reset.
@@ -64,6 +68,9 @@ class Fetches final : private kj::TaskSet::ErrorHandler {
     } mistakes{};
   };
   static constexpr std::chrono::milliseconds kLease{10000};
+  /// How long a batch takes at the rate of its owner, and what is at the fabric of one owner.
+  static constexpr Duration kBatchTime = std::chrono::milliseconds(2);
+  static constexpr Duration kWindowTime = std::chrono::milliseconds(6);
   /// Before a lease's end nothing more is read by it.
   static constexpr Duration kLeaseMargin = std::chrono::seconds(1);
   static constexpr std::size_t kMostOwners = 3;
@@ -124,10 +131,26 @@ class Fetches final : private kj::TaskSet::ErrorHandler {
   /// The claim was ended: an extend() that is under way must not make it anew.
   void ended(const Id128& token);
 
-  /// CacheService::open_arrived(), once it has something to answer, or after `patience`.
-  kj::Promise<Result<CacheService::Opened>> open(const Id128& connection, const Id128& token,
-                                                 std::size_t first, std::size_t count, PinId pin,
-                                                 Duration patience);
+  /// Why an open() did not wait any longer.
+  enum class Late : std::uint8_t {
+    kNo,
+    kStuck,  ///< The blocks' source does not answer.
+    kSlow,   ///< The last of them is predicted to arrive too late.
+  };
+  struct Arrived {
+    CacheService::Opened opened;
+    Late late = Late::kNo;
+  };
+  /// How long a load may take until it is of no use.
+  struct Wait {
+    Duration patience{};  ///< For the first blocks, whatever happens.
+    /// Until the last block; kForever: as long as the source answers; no value: for `patience`.
+    std::optional<Duration> worth{};
+    static constexpr Duration kForever = Duration::max();
+  };
+  /// CacheService::open_arrived(), once it has something to answer, or when waiting has no use.
+  kj::Promise<Result<Arrived>> open(const Id128& connection, const Id128& token, std::size_t first,
+                                    std::size_t count, PinId pin, const Wait& wait);
   /// The worker lets go of a pin; an open() that waits under that name ends with kCancelled.
   void released(const Id128& connection, PinId pin);
 
@@ -144,30 +167,42 @@ class Fetches final : private kj::TaskSet::ErrorHandler {
   struct Block;
   struct Batch;
   struct Opening;
+  /// One owner of blocks that are read.
+  struct Source {
+    std::shared_ptr<SourceRate> rate = std::make_shared<SourceRate>();
+    std::deque<std::unique_ptr<Batch>> queue{};  ///< Not at the fabric yet.
+  };
+  /// Where a block is that has not arrived.
+  struct Coming {
+    Source* source = nullptr;
+    std::uint64_t end = 0;  ///< Of its batch, as a position of the source.
+  };
   using OnePlan = std::shared_ptr<Plan>;
   using OneLease = std::shared_ptr<Lease>;
 
   kj::Promise<void> ask_peers(const OnePlan& plan);
   std::size_t worth_fetching(Plan& plan, const Lenders::Owner& owner);
   void note_joined(Plan& plan) const;
-  std::shared_ptr<SourceRate>& rate_of(const Lender& lender);
   kj::Promise<OneLease> take_lease(OnePlan plan, std::vector<BlockKey> keys,
                                    std::vector<Lenders::Owner> owners);
   kj::Promise<void> take_frames(const OnePlan& plan, const OneLease& lease, std::size_t lent_from);
   void read(const OnePlan& plan, const OneLease& lease, std::vector<Block>&& blocks);
-  bool submit(std::unique_ptr<Batch> batch);
-  void submit_next(const OneLease& lease);
-  void submit_queued();
-  void ended(const OneLease& lease);
+  bool submit(Source& source, std::unique_ptr<Batch> batch);
+  void submit_some(Source& source);
+  void submit_all(Source& last);
   void forget_unwanted(std::vector<Block>& blocks);
   void confirm(const OnePlan& plan, const OneLease& lease);
   kj::Promise<void> seal(OnePlan plan, OneLease lease, std::vector<Block> blocks);
   void seal_some(const Plan& plan, const Lease& lease, std::span<const Block> blocks);
   void retry(const OnePlan& plan, std::vector<Block>&& blocks);
   void drop(const std::vector<Block>& blocks);
+  void settle(SlotIndex frame);
   void let_go(Lease& lease);
   void progressed();
-  kj::Promise<Result<CacheService::Opened>> wait_and_open(const std::shared_ptr<Opening>& opening);
+  kj::Promise<Result<Arrived>> wait_and_open(const std::shared_ptr<Opening>& opening);
+  [[nodiscard]] const Coming* coming(const Id128& token, std::size_t place) const;
+  [[nodiscard]] Late is_late(const Opening& opening, TimePoint now) const;
+  [[nodiscard]] TimePoint judged_at(const Opening& opening) const;
   void taskFailed(kj::Exception&& exception) override;
 
   CacheService& service_;
@@ -179,10 +214,10 @@ class Fetches final : private kj::TaskSet::ErrorHandler {
   const Clock& boot_;
   const Options options_;
   std::uint64_t last_ticket_ = 0;
-  std::unordered_map<const Lender*, std::shared_ptr<SourceRate>> rates_;
+  std::unordered_map<const Lender*, Source> sources_;
+  std::unordered_map<SlotIndex, Coming> coming_;
   std::unordered_map<std::uint64_t, std::unique_ptr<Batch>> batches_;  ///< By ticket, not settled.
-  std::deque<std::unique_ptr<Batch>> queued_;  ///< For want of a place among them; a few a lease.
-  std::size_t waiting_ = 0;                    ///< Batches behind the others of their leases.
+  std::size_t waiting_ = 0;                    ///< Batches in the queues of sources.
   std::size_t confirming_ = 0;                 ///< Leases whose owners are asked.
   std::set<Id128> extending_;                  ///< Claims that extend() is at work on.
   std::set<std::pair<Id128, PinId>> opening_;  ///< Waiting, by connection and name.

@@ -38,6 +38,18 @@ std::uint32_t to_micros(Duration time) {
   return static_cast<std::uint32_t>(std::clamp<std::int64_t>(micros, 0, UINT32_MAX));
 }
 
+wire::Late to_wire(Fetches::Late late) {
+  switch (late) {
+    case Fetches::Late::kNo:
+      break;
+    case Fetches::Late::kStuck:
+      return wire::Late::STUCK;
+    case Fetches::Late::kSlow:
+      return wire::Late::SLOW;
+  }
+  return wire::Late::NO;
+}
+
 class SessionImpl final : public wire::Session::Server {
  public:
   SessionImpl(SessionContext& context, const Id128& connection, std::uint16_t version)
@@ -143,15 +155,23 @@ class SessionImpl final : public wire::Session::Server {
     const std::size_t count = params.getCount();
     const PinId pin{params.getPin()};
     if (fetches_ != nullptr) {
-      const auto patience = std::min<std::chrono::milliseconds>(
-          std::chrono::milliseconds(params.getPatienceMs()), kLongestPatience);
+      Fetches::Wait wait{.patience = std::min<std::chrono::milliseconds>(
+                             std::chrono::milliseconds(params.getPatienceMs()), kLongestPatience)};
+      if (const std::uint32_t worth = params.getWorthMicros(); worth == kWorthForever) {
+        wait.worth = Fetches::Wait::kForever;
+      } else if (worth != 0) {
+        wait.worth = std::chrono::microseconds(worth);
+      }
       // Behind the claim that it may be of.
       return loads_.run(context_.timer, []() { return false; })
-          .then([this, token, first, count, pin, patience]() {
-            return fetches_->open(connection_, token, first, count, pin, patience);
+          .then([this, token, first, count, pin, wait]() {
+            return fetches_->open(connection_, token, first, count, pin, wait);
           })
-          .then([this, call, measured](Result<CacheService::Opened>&& opened) mutable {
-            return answer_open(opened, call, measured);
+          .then([this, call, measured](Result<Fetches::Arrived>&& arrived) mutable {
+            const auto late = arrived ? arrived->late : Fetches::Late::kNo;
+            return answer_open(std::move(arrived).map(
+                                   [](Fetches::Arrived&& one) { return std::move(one.opened); }),
+                               call, measured, late);
           });
     }
     if (loads_.is_idle() && count <= CacheService::kOpenSlice) {
@@ -409,7 +429,7 @@ class SessionImpl final : public wire::Session::Server {
   }
 
   kj::Promise<void> answer_open(const Result<CacheService::Opened>& opened, OpenContext call,
-                                const Measured& measured) {
+                                const Measured& measured, Fetches::Late late = Fetches::Late::kNo) {
     if (opened) {
       const std::size_t slots = opened->slots.size();
       const std::size_t checksums = opened->checksums.size();
@@ -420,6 +440,7 @@ class SessionImpl final : public wire::Session::Server {
                                      results.initChecksums(static_cast<unsigned>(checksums)));
       }
       results.setComing(static_cast<std::uint32_t>(opened->coming));
+      results.setLate(to_wire(late));
     } else {
       write_error(opened.error(), call.getResults().initError());
     }

@@ -408,15 +408,18 @@ kj::Promise<void> NodesWorld::load(const std::shared_ptr<Load>& load) {
   perf::SimCluster::Node& node = *cluster_->node(load->engine->node);
   const PinId pin{next_++};
   const std::size_t count = chance(0.7) ? load->total - load->next : 1;
+  Fetches::Wait wait{.patience = some(seconds(3))};
+  if (chance(0.5)) wait.worth = chance(0.5) ? Fetches::Wait::kForever : some(milliseconds(500));
   return node.fetches()
-      .open(load->engine->connection, load->token, load->next, count, pin, some(seconds(3)))
-      .then([this, load, pin](Result<CacheService::Opened>&& opened) -> kj::Promise<void> {
-        if (!opened || opened->slots.empty()) {
-          ++coverage_[opened ? "open: not yet" : "open: gone"];
+      .open(load->engine->connection, load->token, load->next, count, pin, wait)
+      .then([this, load, pin](Result<Fetches::Arrived>&& arrived) -> kj::Promise<void> {
+        if (!arrived || arrived->opened.slots.empty()) {
+          const bool is_late = arrived && arrived->late != Fetches::Late::kNo;
+          ++coverage_[is_late ? "open: late" : arrived ? "open: not yet" : "open: gone"];
           return kj::READY_NOW;
         }
         Engine& engine = *load->engine;
-        const std::vector<std::uint32_t> pages = opened->slots;
+        const std::vector<std::uint32_t> pages = arrived->opened.slots;
         for (std::size_t i = 0; i < pages.size(); ++i) {
           const Page page{load->keys[load->next + i], load->oldest};
           look_at(engine, pages[i], page);

@@ -107,12 +107,16 @@ class PlayedFabric final : public Fabric {
 
 using std::chrono::microseconds;
 using std::chrono::milliseconds;
+using Late = Fetches::Late;
 
 constexpr Id128 kMeasured{5, 99};
 
-/// A service of 64 slots with one engine. A batch is one block, and a lease has two at the fabric.
+/// A service of 64 slots with one engine. A batch is one block, and an owner has two at the fabric.
 struct Fixture {
-  explicit Fixture(std::size_t most_batches = 256) {
+  explicit Fixture(std::size_t most_batches = 256)
+      : Fixture(most_batches, {.batch_bytes = kPage, .batches_per_owner = 2}) {}
+  Fixture(std::size_t most_batches, Fetches::Options options) {
+    options.batches = most_batches;
     auto made = CacheService::create(
         {.store = {.pool_bytes = 64 * kPage}}, clock,
         [this](const Id128& connection) { service->disconnected(connection); });
@@ -120,9 +124,8 @@ struct Fixture {
     service = std::move(*made);
     background = std::make_unique<Background>(*service, io.provider->getTimer(), clock);
     const std::vector<Fetches::Lane> lanes = {{.fabric = &fabric, .pool = kOurPool}};
-    fetches = std::make_unique<Fetches>(
-        *service, peers, lanes, *background, io.provider->getTimer(), clock, clock,
-        Fetches::Options{.batch_bytes = kPage, .batches = most_batches, .batches_per_lease = 2});
+    fetches = std::make_unique<Fetches>(*service, peers, lanes, *background,
+                                        io.provider->getTimer(), clock, clock, options);
     REQUIRE(service->connected(engine, {.process = engine,
                                         .previous_connection = {},
                                         .quiesced = false,
@@ -167,6 +170,33 @@ struct Fixture {
                         .settled = true});
     io.waitScope.poll();
   }
+  /// What a worker asks, and what it was answered.
+  struct Question {
+    std::optional<Result<Fetches::Arrived>> answer;
+    kj::Promise<void> asked = nullptr;
+  };
+  std::shared_ptr<Question> open(const Id128& token, std::size_t count,
+                                 const std::optional<Duration>& worth) {
+    last_token = token;
+    auto question = std::make_shared<Question>();
+    question->asked =
+        fetches
+            ->open(engine, token, 0, count, PinId{++last_pin},
+                   {.patience = std::chrono::hours(1), .worth = worth})
+            .then([to = question.get()](Result<Fetches::Arrived>&& got) { to->answer = got; })
+            .eagerlyEvaluate(nullptr);
+    return question;
+  }
+  [[nodiscard]] bool is_answered(const std::shared_ptr<Question>& question) {
+    io.waitScope.poll();
+    return question->answer.has_value();
+  }
+  /// A question looks at the clock when something has happened, such as the end of another one.
+  void look_again() {
+    const auto another = open(last_token, 1, std::nullopt);
+    fetches->released(engine, PinId{last_pin});
+    io.waitScope.poll();
+  }
   [[nodiscard]] std::size_t here(std::span<const BlockKey> wanted) {
     return service->lookup(engine, wanted).value().blocks;
   }
@@ -183,6 +213,8 @@ struct Fixture {
   kj::AsyncIoContext io = kj::setupAsyncIo();
   ManualClock clock;
   Id128 engine{1, 1};
+  std::uint64_t last_pin = 0;
+  Id128 last_token;
   PlayedLenders peers;
   PlayedFabric fabric;
   std::unique_ptr<CacheService> service;
@@ -192,9 +224,10 @@ struct Fixture {
 
 constexpr Id128 kOne{5, 1};
 constexpr Id128 kTwo{5, 2};
+constexpr Id128 kThree{5, 3};
 
 TEST_SUITE("Fetches") {
-  TEST_CASE("a lease has some batches at the fabric, in the order of the prefix") {
+  TEST_CASE("an owner has some batches at the fabric, in the order of the prefix") {
     Fixture f;
     REQUIRE(f.claim(kOne, keys(1, 6)) == 6);
     CHECK(f.fetches->stats().batches == 6);
@@ -360,6 +393,22 @@ TEST_SUITE("Fetches") {
     f.check_rest();
   }
 
+  TEST_CASE("claims that ask for leases at the same time count on each other's bytes") {
+    Fixture f;
+    f.measure();
+    const ComputeTime slow{.delay = {}, .per_block = milliseconds(25)};
+    const std::vector<BlockKey> one = keys(1, 4);
+    const std::vector<BlockKey> two = keys(2, 4);
+    auto first = f.fetches->extend(f.engine, kOne, one, 0, slow);
+    auto second = f.fetches->extend(f.engine, kTwo, two, 0, slow);
+
+    CHECK(first.wait(f.io.waitScope).arrival.last == milliseconds(40) + SourceRate::kLatency);
+    CHECK(second.wait(f.io.waitScope).arrival.last == milliseconds(80) + SourceRate::kLatency);
+    for (int i = 0; i < 8; ++i) f.complete();
+    CHECK(f.fetches->rate(f.peers.lenders.front())->queued_bytes() == 0);
+    f.check_rest();
+  }
+
   TEST_CASE("a node whose rate is not known is probed with one batch, and with one at a time") {
     Fixture f;
     const auto probe = f.claim(kOne, keys(1, 6), milliseconds(3));
@@ -387,7 +436,13 @@ TEST_SUITE("Fetches") {
 
     f.clock.advance(SourceRate::kBelieved);
     CHECK(f.claim(kTwo, keys(2, 6), milliseconds(5)).blocks == 1);
+    f.clock.advance(milliseconds(1));
     f.complete();
+    f.unclaim(kTwo);
+
+    // It is fast again, and what was measured before does not count.
+    CHECK(f.claim(kThree, keys(3, 6), milliseconds(5)).blocks == 6);
+    for (int i = 0; i < 6; ++i) f.complete();
     f.check_rest();
   }
 
@@ -401,6 +456,137 @@ TEST_SUITE("Fetches") {
     CHECK(joined.blocks == 4);
     CHECK(joined.arrival.last == milliseconds(40) + SourceRate::kLatency);
     for (int i = 0; i < 4; ++i) f.complete();
+    f.check_rest();
+  }
+
+  TEST_CASE("owners are read in the order of the claims, whatever else waits") {
+    Fixture f;
+    f.measure();
+    REQUIRE(f.claim(kOne, keys(1, 3)) == 3);
+    REQUIRE(f.claim(kTwo, keys(2, 3)) == 3);
+    for (int i = 0; i < 3; ++i) f.complete();
+
+    CHECK(f.here(keys(1, 3)) == 3);
+    CHECK(f.here(keys(2, 3)) == 0);
+    for (int i = 0; i < 3; ++i) f.complete();
+    f.check_rest();
+  }
+
+  TEST_CASE("a load waits while the blocks before its own arrive, however long its own take") {
+    Fixture f;
+    f.measure();
+    REQUIRE(f.claim(kOne, keys(1, 6)) == 6);
+    REQUIRE(f.claim(kTwo, keys(2, 4)) == 4);
+    const auto waiting = f.open(kTwo, 4, milliseconds(200));
+
+    for (int i = 0; i < 6; ++i) {
+      f.clock.advance(milliseconds(15));
+      f.complete();
+      CHECK_FALSE(f.is_answered(waiting));
+    }
+    f.clock.advance(milliseconds(15));
+    f.complete();
+
+    REQUIRE(f.is_answered(waiting));
+    CHECK(waiting->answer->value().opened.slots.size() == 1);
+    CHECK(waiting->answer->value().late == Late::kNo);
+    for (int i = 0; i < 3; ++i) f.complete();
+  }
+
+  TEST_CASE("a load is slow once its last block is predicted to arrive too late to be of use") {
+    Fixture f;
+    f.measure();
+    REQUIRE(f.claim(kOne, keys(1, 6)) == 6);
+    REQUIRE(f.claim(kTwo, keys(2, 4)) == 4);
+    const auto waiting = f.open(kTwo, 4, milliseconds(105));
+    CHECK_FALSE(f.is_answered(waiting));
+
+    f.clock.advance(milliseconds(19));  // Instead of 10: 9 blocks are left, and 86 ms.
+    f.complete();
+
+    REQUIRE(f.is_answered(waiting));
+    CHECK(waiting->answer->value().opened.slots.empty());
+    CHECK(waiting->answer->value().late == Late::kSlow);
+    for (int i = 0; i < 9; ++i) f.complete();
+  }
+
+  TEST_CASE("a load whose time is over is slow, also where no rate is known") {
+    Fixture f;
+    REQUIRE(f.claim(kOne, keys(1, 4)) == 4);
+    const auto waiting = f.open(kOne, 4, milliseconds(10));
+
+    f.clock.advance(milliseconds(10));
+    f.look_again();
+
+    REQUIRE(f.is_answered(waiting));
+    CHECK(waiting->answer->value().late == Late::kSlow);
+  }
+
+  TEST_CASE("a source is stuck half a batch's time and 6 ms after the next batch was due") {
+    Fixture f;
+    f.measure();
+    REQUIRE(f.claim(kOne, keys(1, 4)) == 4);
+    const auto waiting = f.open(kOne, 4, Fetches::Wait::kForever);
+    const Duration allowed = (milliseconds(10) + SourceRate::kLatency) * 3 / 2 + milliseconds(6);
+
+    f.clock.advance(allowed - milliseconds(1));
+    f.look_again();
+    CHECK_FALSE(f.is_answered(waiting));
+    f.clock.advance(milliseconds(1));
+    f.look_again();
+
+    REQUIRE(f.is_answered(waiting));
+    CHECK(waiting->answer->value().late == Late::kStuck);
+    // Nobody else waits for it, and without a comparison it is asked all the same.
+    CHECK(f.claim(kTwo, keys(2, 4), milliseconds(1000)).blocks == 0);
+    CHECK(f.claim(kTwo, keys(2, 4)) == 4);
+  }
+
+  TEST_CASE("a source that delivers blocks and does not confirm their lease is stuck, too") {
+    Fixture f;
+    f.measure();
+    f.peers.lenders.front().is_confirming = false;
+    REQUIRE(f.claim(kOne, keys(1, 1)) == 1);
+    const auto waiting = f.open(kOne, 1, Fetches::Wait::kForever);
+    f.complete();
+    CHECK_FALSE(f.is_answered(waiting));
+
+    f.clock.advance(milliseconds(9));
+    f.look_again();
+
+    REQUIRE(f.is_answered(waiting));
+    CHECK(waiting->answer->value().late == Late::kStuck);
+  }
+
+  TEST_CASE("a load that is not judged waits for a source that is stuck") {
+    Fixture f;
+    REQUIRE(f.claim(kOne, keys(1, 4)) == 4);
+    const auto waiting = f.open(kOne, 4, std::nullopt);
+    f.clock.advance(milliseconds(900));
+    f.look_again();
+    CHECK_FALSE(f.is_answered(waiting));
+    for (int i = 0; i < 4; ++i) f.complete();
+    REQUIRE(f.is_answered(waiting));
+    CHECK(waiting->answer->value().late == Late::kNo);
+  }
+
+  TEST_CASE("a batch is what arrives in 2 ms, and 6 ms are at the fabric") {
+    Fixture f(256, {.batch_bytes = 8 * kPage});
+    REQUIRE(f.claim(kMeasured, keys(99, 8)) == 8);
+    REQUIRE(f.fabric.batches.size() == 1);  // Nothing is known: the largest batch.
+    f.clock.advance(microseconds(7900));    // A little more than a block a millisecond.
+    f.complete();
+    f.unclaim(kMeasured);
+
+    REQUIRE(f.claim(kOne, keys(1, 16)) == 16);
+
+    CHECK(f.fabric.batches.size() == 3);
+    CHECK(f.fabric.batches.front().chunks.size() == 2);
+    for (int i = 0; i < 8; ++i) {
+      f.clock.advance(milliseconds(2));
+      f.complete();
+    }
+    f.unclaim(kOne);
     f.check_rest();
   }
 
