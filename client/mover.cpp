@@ -100,7 +100,7 @@ class Mover::Impl {
       }
     }
     job.accepted = state_.clock.now();
-    job.pace = LoadPace(job.promise, job.accepted);
+    job.pace = LoadPace(job.computing, job.accepted);
 
     // Under the lock no job can slip in behind the command to close.
     const std::lock_guard lock(accept_mutex_);
@@ -262,14 +262,15 @@ Result<void> Mover::save(Id128 scheduler, std::uint64_t job, std::span<const Blo
 }
 
 Result<void> Mover::load(std::uint64_t load, const Id128& token, std::size_t first,
-                         std::span<const std::uint32_t> blocks, const LoadPace::Promise& promise) {
+                         std::span<const std::uint32_t> blocks,
+                         const std::optional<LoadPace::Computing>& computing) {
   if (first > kMaxKeysPerCall) {
     return fail(Errc::kInvalidArgument, "block {} of a claim of at most {}", first,
                 kMaxKeysPerCall);
   }
   MoverJob accepted;
   accepted.kind = Finished::Kind::kLoad;
-  accepted.promise = promise;
+  accepted.computing = computing;
   accepted.id = load;
   accepted.token = token;
   accepted.first = first;

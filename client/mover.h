@@ -90,11 +90,13 @@ class Mover {
                     std::span<const std::uint32_t> blocks, Device::Event after);
 
   /// Loads the claimed blocks `first`, `first` + 1, ... of `token` into `blocks`. What is still
-  /// in flight from another node is copied piece by piece as it arrives. With a promise the load is
-  /// cut where it falls behind: the blocks that are not loaded then have failed with kTimeout.
-  /// Errors: as save(). `load` is the caller's name for it, unique among loads in flight.
+  /// in flight from another node is copied piece by piece as it arrives. With `computing` the load
+  /// is cut where it falls behind that, or where the other node stops answering: the blocks that
+  /// are not loaded then have failed with kTimeout. Errors: as save(). `load` is the caller's name
+  /// for it, unique among loads in flight.
   Result<void> load(std::uint64_t load, const Id128& token, std::size_t first,
-                    std::span<const std::uint32_t> blocks, const LoadPace::Promise& promise = {});
+                    std::span<const std::uint32_t> blocks,
+                    const std::optional<LoadPace::Computing>& computing = std::nullopt);
 
   /// The load is of no more use: no further page is copied. It is still reported.
   void cancel_load(std::uint64_t load);

@@ -43,6 +43,23 @@ Result<Registered> read_registered(capnp::Response<wire::Session::RegisterResult
                     std::string(hash.begin(), hash.size())};
 }
 
+std::uint32_t to_micros(Duration time) {
+  const auto micros = std::chrono::duration_cast<std::chrono::microseconds>(time).count();
+  return static_cast<std::uint32_t>(std::clamp<std::int64_t>(micros, 1, kWorthForever - 1));
+}
+
+std::optional<LoadPace::Cut> read_late(wire::Late late) {
+  switch (late) {
+    case wire::Late::NO:
+      break;
+    case wire::Late::STUCK:
+      return LoadPace::Cut::kStuck;
+    case wire::Late::SLOW:
+      return LoadPace::Cut::kSlow;
+  }
+  return std::nullopt;
+}
+
 template <typename Answer>
 Result<std::vector<std::uint32_t>> read_slots(Answer& answer) {
   if (answer.hasError()) return tl::unexpected<Error>(read_error(answer.getError()));
@@ -293,7 +310,7 @@ void MoverLoop::begin_save(std::uint64_t ticket) {
 }
 
 void MoverLoop::begin_load(std::uint64_t ticket) {
-  const MoverJob& job = state_.jobs.at(ticket);
+  MoverJob& job = state_.jobs.at(ticket);
   using Answer = Result<Granted>;
   auto request = link_.session().openRequest();
   write_id(job.token, request.initToken());
@@ -301,10 +318,17 @@ void MoverLoop::begin_load(std::uint64_t ticket) {
   request.setCount(static_cast<std::uint32_t>(job.blocks.size() - job.done));
   request.setPin(job.pin);
   Duration patience = Duration::zero();
+  job.worth_until.reset();
   if (job.coming_until) {
     const TimePoint now = state_.clock.now();
     patience = std::max(Duration::zero(), *job.coming_until - now);
-    if (job.pace.is_judged()) patience = std::min(patience, job.pace.patience(now));
+    if (const auto worth = job.pace.worth(job.blocks.size() - job.done, now)) {
+      job.worth_until = now + *worth;
+      patience = std::min(patience, *worth + LoadPace::kSlack);
+      request.setWorthMicros(to_micros(*worth));
+    } else if (job.pace.is_judged()) {
+      request.setWorthMicros(kWorthForever);
+    }
     request.setPatienceMs(static_cast<std::uint32_t>(
         std::chrono::duration_cast<std::chrono::milliseconds>(patience).count()));
   }
@@ -316,7 +340,8 @@ void MoverLoop::begin_load(std::uint64_t ticket) {
                                       read_numbers<std::uint64_t>(answer.getChecksums()));
                          return Granted{.slots = std::move(slots),
                                         .checksums = std::move(checksums),
-                                        .coming = answer.getComing()};
+                                        .coming = answer.getComing(),
+                                        .late = read_late(answer.getLate())};
                        })
                  .then([this, ticket](Answer&& granted) { on_slots(ticket, std::move(granted)); }));
 }
@@ -382,11 +407,8 @@ void MoverLoop::on_slots(std::uint64_t ticket, Result<Granted>&& granted) {
     job.coming = granted->coming;
     if (job.coming != 0 && !job.coming_until) {
       job.coming_until = state_.clock.now() + state_.options.coming_patience;
-      job.awaited = job.coming;
-    } else if (job.coming_until) {
-      job.pace.arrived(slots.size(), job.awaited, state_.clock.now());
     }
-    if (slots.empty()) return wait_for_coming(ticket, job, granted->coming);
+    if (slots.empty()) return wait_for_coming(ticket, job, granted->coming, granted->late);
     return submit(ticket, job, std::move(copies));
   }
   job.skipped = job.blocks.size() - copies.size();
@@ -399,10 +421,13 @@ void MoverLoop::on_slots(std::uint64_t ticket, Result<Granted>&& granted) {
   submit(ticket, job, std::move(copies));
 }
 
-void MoverLoop::wait_for_coming(std::uint64_t ticket, MoverJob& job, std::size_t coming) {
-  // The server kept the question until something came, or as long as we were patient.
+void MoverLoop::wait_for_coming(std::uint64_t ticket, MoverJob& job, std::size_t coming,
+                                const std::optional<LoadPace::Cut>& late) {
+  // The server kept the question until something came, or as long as waiting was of use.
+  if (late) return cut(ticket, job, *late);
   const TimePoint now = state_.clock.now();
-  if (job.pace.is_stuck(now)) return cut(ticket, job, LoadPace::Cut::kStuck);
+  // An older server does not judge.
+  if (job.worth_until && now >= *job.worth_until) return cut(ticket, job, LoadPace::Cut::kSlow);
   if (now < *job.coming_until) return begin_load(ticket);
   finish(
       ticket, job.done, job.copied,
@@ -558,9 +583,6 @@ void MoverLoop::settle_load(std::uint64_t ticket, MoverJob& job,
   job.copied += completion.copied;
   if (error || job.done == job.blocks.size()) {
     return finish(ticket, job.done, job.copied, std::move(error));
-  }
-  if (job.pace.is_slow(job.blocks.size() - job.done, now)) {
-    return cut(ticket, job, LoadPace::Cut::kSlow);
   }
   // The next piece, under a name of its own.
   job.phase = Phase::kAsking;

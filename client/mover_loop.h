@@ -60,10 +60,12 @@ class MoverLoop final : private Link::Role {
     std::vector<std::uint32_t> slots;
     std::vector<std::uint64_t> checksums;  ///< Of a load; empty where there are none.
     std::size_t coming = 0;                ///< Of a load: blocks behind them that may still come.
+    std::optional<LoadPace::Cut> late{};   ///< Of a load: why waiting for them is of no use.
   };
   void on_slots(std::uint64_t ticket, Result<Granted>&& granted);
   /// Nothing of the load is there yet.
-  void wait_for_coming(std::uint64_t ticket, MoverJob& job, std::size_t coming);
+  void wait_for_coming(std::uint64_t ticket, MoverJob& job, std::size_t coming,
+                       const std::optional<LoadPace::Cut>& late);
   /// Whether a page that is being saved gets a checksum.
   bool takes_checksum();
   /// The places of a load's pages that are not what was saved.

@@ -42,7 +42,6 @@ struct MoverJob {
   std::uint64_t pin = 0;                    ///< Of the piece under way.
   std::size_t done = 0;                     ///< Blocks of earlier pieces: loaded.
   std::size_t copied = 0;                   ///< Their pages.
-  std::size_t awaited = 0;                  ///< Blocks that were not here at first.
   std::size_t coming = 0;                   ///< Behind this piece, what may still come.
   std::optional<TimePoint> coming_until{};  ///< Since it is known that something does.
   std::size_t copies = 0;                   ///< Pages that the device was given, of this piece.
@@ -51,10 +50,11 @@ struct MoverJob {
   std::vector<std::uint64_t> checksums;
   std::size_t verified = 0;
   std::size_t corrupt = 0;
-  LoadPace::Promise promise;  ///< Of a load, with the next ones.
+  std::optional<LoadPace::Computing> computing{};  ///< Of a load, with the next ones.
   LoadPace pace;
-  TimePoint submitted{};  ///< When the device was given the piece.
-  Duration copying{};     ///< What the device took for all pieces.
+  std::optional<TimePoint> worth_until{};  ///< Of the question under way.
+  TimePoint submitted{};                   ///< When the device was given the piece.
+  Duration copying{};                      ///< What the device took for all pieces.
   std::optional<LoadPace::Cut> cut{};
   std::optional<Error> gave_up;  ///< Why no further page is wanted; it may have come too late.
   bool connection_lost = false;  ///< Then nothing that it copied counts.

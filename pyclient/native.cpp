@@ -315,15 +315,13 @@ class PyMover {
         mover_->save(to_id(scheduler), job, to_keys(packed, key_bytes), to_blocks(blocks), after));
   }
   void load(std::uint64_t load, const py::bytes& token, std::size_t first, const py::object& blocks,
-            const std::optional<std::array<double, 4>>& promise) {
-    LoadPace::Promise promised;
-    if (promise) {
-      promised = {.first = to_duration((*promise)[0], "promise"),
-                  .last = to_duration((*promise)[1], "promise"),
-                  .compute_delay = to_duration((*promise)[2], "promise"),
-                  .compute_block = to_duration((*promise)[3], "promise")};
+            const std::optional<std::pair<double, double>>& computing) {
+    std::optional<LoadPace::Computing> takes;
+    if (computing) {
+      takes = {.delay = to_duration(computing->first, "computing"),
+               .per_block = to_duration(computing->second, "computing")};
     }
-    value_or_raise(mover_->load(load, to_id(token), first, to_blocks(blocks), promised));
+    value_or_raise(mover_->load(load, to_id(token), first, to_blocks(blocks), takes));
   }
   void cancel_load(std::uint64_t load) { mover_->cancel_load(load); }
   std::vector<Mover::Finished> take_finished() { return mover_->take_finished(); }
@@ -486,7 +484,7 @@ void add_mover(py::module_& module) {
       .def("save", &PyMover::save, "scheduler"_a, "job"_a, "keys"_a, "key_bytes"_a, "blocks"_a,
            "queue"_a = 0)
       .def("load", &PyMover::load, "load"_a, "token"_a, "first"_a, "blocks"_a,
-           "promise"_a = py::none())
+           "computing"_a = py::none())
       .def("cancel_load", &PyMover::cancel_load, "load"_a)
       .def("follow", &PyMover::follow, "within_s"_a, "queue"_a = 0)
       .def("take_finished", &PyMover::take_finished)

@@ -42,9 +42,9 @@ class TellingMover:
         return getattr(self._mover, name)
 
     def load(
-        self, load: int, token: bytes, first: int, blocks: list[int], promise: Any = None
+        self, load: int, token: bytes, first: int, blocks: list[int], computing: Any = None
     ) -> None:
-        self._mover.load(load, token, first, blocks, promise=promise)
+        self._mover.load(load, token, first, blocks, computing=computing)
         self._blocks[load] = blocks
 
     def take_finished(self) -> list[Any]:

@@ -95,7 +95,7 @@ class GpuMover:
 
     page_bytes = 4096
 
-    def load(self, load, token, first, blocks, promise=None) -> None: ...
+    def load(self, load, token, first, blocks, computing=None) -> None: ...
 
     def cancel_load(self, load: int) -> None:
         self.cancelled.append(load)

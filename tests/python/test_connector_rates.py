@@ -1,7 +1,5 @@
 """Load or compute: what is measured, what is predicted, and what is offered."""
 
-import dataclasses
-
 import pytest
 
 from pegaflow.connector.config import read_settings
@@ -53,6 +51,10 @@ class Side:
     def teach(self, tokens_per_second: float) -> None:
         """The engine computes as fast."""
         step(self.policy.compute, self.clock, 4096, 4096 / tokens_per_second)
+
+    def slower(self, blocks: int, coming: int, last_s: float) -> str:
+        """The source that makes a load slower than computing from now on."""
+        return self.policy.slower_source(blocks, coming, last_s, self.policy.computing(blocks))
 
 
 @pytest.fixture
@@ -167,16 +169,16 @@ def test_the_slowest_rank_decides_how_fast_blocks_are_copied():
 
 
 def test_nothing_is_declined_while_a_rate_is_not_known(side):
-    assert side.policy.slower_source(100, 50, 1e3) == ""
+    assert side.slower(100, 50, 1e3) == ""
     side.teach(1e9)
-    assert side.policy.slower_source(100, 0, 0.0) == ""
+    assert side.slower(100, 0, 0.0) == ""
 
 
 def test_a_policy_of_always_declines_nothing():
     always = Side("always")
     always.teach(1e9)
     always.policy.copies.report({0: (1, 10.0)})
-    assert always.policy.slower_source(100, 50, 1e3) == ""
+    assert always.slower(100, 50, 1e3) == ""
     assert always.policy.computing(100).block_s == 0
 
 
@@ -185,17 +187,17 @@ def test_ten_thousand_tokens_of_an_8b_model_on_an_h200(side, network, source):
     """128 KiB a token: 1.31 GB, in 385 ms over sockets; 10,000 tokens are computed in 284 ms."""
     side.teach(10_000 / 0.284)
     side.policy.copies.report({0: (1000, 1000 * BLOCK * (128 << 10) / 50e9)})
-    assert side.policy.slower_source(625, 625, 10_000 * (128 << 10) / network) == source
+    assert side.slower(625, 625, 10_000 * (128 << 10) / network) == source
 
 
 def test_loads_in_flight_are_copied_first(side):
     side.teach(16_000)  # a block in 1 ms
     side.policy.copies.report({0: (1000, 0.5)})
-    assert side.policy.slower_source(100, 0, 0.0) == ""
+    assert side.slower(100, 0, 0.0) == ""
     begin(side.loads, state(100), 100)
-    assert side.policy.slower_source(100, 0, 0.0) == "pool"
+    assert side.slower(100, 0, 0.0) == "pool"
     side.policy.compute.begin("another", 1600)
-    assert side.policy.slower_source(100, 0, 0.0) == "", "that is computed first"
+    assert side.slower(100, 0, 0.0) == "", "that is computed first"
 
 
 # ---- what is offered
@@ -218,6 +220,34 @@ def test_blocks_that_arrive_too_late_are_not_offered_and_those_in_the_pool_are(s
     assert side.lookups._counts.data["declined"] == {"peer": 1}
     assert side.lookups.blocks_beyond(one, 0) == 4, "decided once"
     assert side.server.ended == []
+
+
+def test_prompts_that_wait_together_are_compared_with_computing_all_of_them(side):
+    side.teach(16_000)
+    one, two = state(), state()
+    # Each is computed in 10 ms, and the second one arrives 15 ms after the question.
+    assert side.lookups.blocks_beyond(one, 0) is None
+    assert side.lookups.blocks_beyond(two, 0) is None
+    side.clock.now = two.claim.asked_at
+    side.server.answers[1] = (10, True, TOKEN, 10, 0.001, 0.008)
+    side.server.answers[2] = (10, True, TOKEN, 10, 0.001, 0.015)
+    assert side.lookups.blocks_beyond(one, 0) == 10
+    assert side.lookups.blocks_beyond(two, 0) == 10, "the first one would be computed before it"
+    load = side.loads.begin(two, two.claim, 0, range(1, 11))
+    computing = side.loads.order(load, side.policy.held_to(10)).computing
+    assert computing == (pytest.approx(0.010), pytest.approx(0.001))
+    side.clock.now += 0.006
+    computing = side.loads.order(load, side.policy.held_to(10)).computing
+    assert computing == (pytest.approx(0.004), pytest.approx(0.001))
+
+
+def test_an_answer_that_is_late_does_not_make_its_blocks_late(side):
+    side.teach(16_000)
+    one = state()
+    assert side.lookups.blocks_beyond(one, 0) is None
+    side.clock.now = one.claim.asked_at + 0.050
+    side.server.answers[1] = (10, True, TOKEN, 10, 0.001, 0.055)
+    assert side.lookups.blocks_beyond(one, 0) == 10, "they arrive in 5 ms, and are computed in 10"
 
 
 def test_an_engine_that_knows_no_rate_computes_a_part_of_what_it_could_load(side):
@@ -255,14 +285,19 @@ def test_a_load_that_was_cut_is_no_failure(side):
     assert of.load_failed, "it is not offered again"
 
 
-def test_what_a_worker_is_promised_counts_from_now(side):
-    side.teach(16_000)
+def test_a_worker_learns_what_computing_takes_and_with_an_unknown_rate_that_it_is_unknown(side):
     load = begin(side.loads, state())
-    load.first_at, load.last_at = side.clock.now + 0.010, side.clock.now + 0.050
-    side.clock.now += 0.020
-    order = side.loads.order(load, side.policy.computing(10))
-    assert order.promise == (0.0, pytest.approx(0.030), 0.0, pytest.approx(0.001))
-    assert dataclasses.replace(order, promise=None).promise is None
+    assert side.loads.order(load, side.policy.held_to(10)).computing == (0.0, 0.0)
+    side.teach(16_000)
+    order = side.loads.order(load, side.policy.held_to(10))
+    assert order.computing == (0.0, pytest.approx(0.001))
+
+
+def test_a_load_is_compared_with_nothing_where_every_load_is_wanted():
+    side = Side("always")
+    side.teach(16_000)
+    order = side.loads.order(begin(side.loads, state()), side.policy.held_to(10))
+    assert order.computing is None
 
 
 # ---- with vLLM's scheduler and a server

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 
 from pegaflow.connector.messages import LoadOrder, Outcome
 from pegaflow.connector.metrics import Counts
-from pegaflow.connector.rates import Computing, promise
+from pegaflow.connector.rates import Computing
 from pegaflow.connector.requests import Claim, Load, RequestState
 
 log = logging.getLogger("vllm.pegaflow")
@@ -63,10 +63,9 @@ class Loads:
             bytes=len(blocks) * self._block_bytes,
             coming=max(0, stop - (claim.first + claim.blocks - claim.coming)),
             full_stop=full_stop,
+            claimed_at=claim.asked_at,
+            computing=claim.computing,
         )
-        if load.coming and claim.last_s:
-            load.first_at = claim.answered_at + claim.first_s
-            load.last_at = claim.answered_at + claim.last_s
         self._next_id += 1
         self._under_way[load.id] = load
         state.load = load
@@ -189,14 +188,15 @@ class Loads:
         # From here on it is computed, and the cache may no longer have it.
         state.next_save = min(state.next_save, load.start + outcome.first_failed)
 
-    def order(self, load: Load, computing: Computing) -> LoadOrder:
-        now = self._clock()
-        arrival = max(0.0, load.first_at - now), max(0.0, load.last_at - now)
+    def order(self, load: Load, computing: Computing | None) -> LoadOrder:
+        """``computing``: what it takes now; None: the load is compared with nothing."""
+        if computing:
+            computing = computing.or_later(load.computing, self._clock() - load.claimed_at)
         return LoadOrder(
             load.id,
             load.request_id,
             load.token,
             load.offset,
             load.blocks,
-            promise(*arrival, computing),
+            (computing.delay_s, computing.block_s) if computing else None,
         )

@@ -177,7 +177,12 @@ class Lookups:
             self._missed(state, _reason(error))
             return False
         state.claim = Claim(
-            first=local, ticket=ticket, asked_at=self._clock(), tail=tail, tail_at=stop
+            first=local,
+            ticket=ticket,
+            asked_at=self._clock(),
+            computing=computing,
+            tail=tail,
+            tail_at=stop,
         )
         self._undecided[id(state.claim)] = stop - local
         if self._events is not None:
@@ -211,15 +216,16 @@ class Lookups:
         a claim: what is fetched for it should be used.
         """
         self._undecided.pop(id(claim), None)
-        now = self._clock()
-        last_s = max(0.0, claim.answered_at + claim.last_s - now) if claim.last_s else 0.0
-        source = self._policy.slower_source(offered, min(claim.coming, offered), last_s)
+        waited_s = self._clock() - claim.asked_at
+        held_to = self._policy.computing(offered).or_later(claim.computing, waited_s)
+        last_s = max(0.0, claim.last_s - waited_s)
+        source = self._policy.slower_source(offered, min(claim.coming, offered), last_s, held_to)
         if source == "peer":
             self._counts.add("declined", 1, source)
             offered -= claim.coming
             claim.blocks -= claim.coming
             claim.coming = 0
-            source = self._policy.slower_source(offered, 0, 0.0) if offered > 0 else ""
+            source = self._policy.slower_source(offered, 0, 0.0, held_to) if offered > 0 else ""
         if source:
             self._counts.add("declined", 1, source)
             return 0
@@ -254,7 +260,6 @@ class Lookups:
         self._settle(claim)
         claim.ticket = None
         claim.blocks, complete, claim.token, claim.coming, claim.first_s, claim.last_s = answer
-        claim.answered_at = now
         here = claim.first + claim.blocks - claim.coming
         state.next_save = max(state.next_save, claim.full_stop(here))
         if not complete:

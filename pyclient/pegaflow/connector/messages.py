@@ -29,9 +29,9 @@ class LoadOrder:
     token: bytes
     first: int  #: Within the claim.
     blocks: list[int]
-    #: In seconds: when the first and the last block of another node should arrive, what is computed
-    #: before this prompt, and how long one of its blocks is computed. None: not known.
-    promise: tuple[float, float, float, float] | None = None
+    #: In seconds: what is computed before this prompt, and how long one of its blocks is computed
+    #: (0: not known). None: the load is waited for, however long computing takes.
+    computing: tuple[float, float] | None = None
 
 
 @dataclasses.dataclass

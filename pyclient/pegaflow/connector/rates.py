@@ -152,6 +152,17 @@ class Computing:
     def seconds(self, blocks: int) -> float:
         return self.delay_s + blocks * self.block_s
 
+    def or_later(self, former: Computing, age_s: float) -> Computing:
+        """This, or ``former``, which was true ``age_s`` ago, if computing begins later then.
+
+        Requests that wait beside each other are computed one after the other. A claim is made with
+        all of them before it; once some of them load, nothing seems to be before it any more. To
+        compare anew with that would decline the load of each, and compute all of them.
+        """
+        if not self.block_s:
+            return self
+        return Computing(max(self.delay_s, former.delay_s - age_s), self.block_s)
+
 
 class LoadPolicy:
     """Decides whether a load is offered. Bound to the scheduler's thread."""
@@ -186,6 +197,10 @@ class LoadPolicy:
             min(self._block_size / rate, LONGEST_S),
         )
 
+    def held_to(self, blocks: int) -> Computing | None:
+        """What a load of ``blocks`` is compared with while it is under way; None: with nothing."""
+        return None if self._always else self.computing(blocks)
+
     def learning_blocks(self, blocks: int) -> int:
         """How many of ``blocks`` that could be loaded are computed, for want of a rate.
 
@@ -197,15 +212,15 @@ class LoadPolicy:
             else -(-self.compute.unknown(blocks * self._block_size) // self._block_size)
         )
 
-    def slower_source(self, blocks: int, coming: int, last_s: float) -> str:
+    def slower_source(self, blocks: int, coming: int, last_s: float, computing: Computing) -> str:
         """Which source, "pool" or "peer", makes a load slower than computing; empty: none does.
 
         Args:
             blocks: What the load would bring.
             coming: Of them, those that arrive from another node.
             last_s: In how many seconds the last of those is predicted to arrive; 0: not known.
+            computing: What the load is compared with.
         """
-        computing = self.computing(blocks)
         if not computing.block_s:
             return ""
         limit = computing.seconds(blocks)
@@ -216,15 +231,6 @@ class LoadPolicy:
             return ""
         here = self._queued_blocks() + blocks - coming
         return "pool" if here * block_s + LOAD_OVERHEAD_S > limit else ""
-
-
-def promise(
-    first_s: float, last_s: float, computing: Computing
-) -> tuple[float, float, float, float] | None:
-    """What a worker holds a load to; None: to nothing but its deadline."""
-    if not computing.block_s:
-        return None
-    return first_s, last_s, computing.delay_s, computing.block_s
 
 
 def preempted_in(output: Any) -> Iterable[str]:

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from pegaflow.connector.keys import KeyChain
+from pegaflow.connector.rates import Computing
 
 if TYPE_CHECKING:
     from pegaflow.connector.handover import Handover
@@ -22,9 +23,9 @@ class Claim:
     blocks: int = 0
     coming: int = 0  #: Of the blocks, the last ones: on their way from another node.
     token: bytes = b""
-    answered_at: float = 0.0
     first_s: float = 0.0  #: When the first and the last coming block should be here, from the
-    last_s: float = 0.0  #: answer on; 0: not known.
+    last_s: float = 0.0  #: question on; 0: not known.
+    computing: Computing = Computing()  #: What computing took when the question was asked.
     accepted: bool = False  #: Its load is predicted to be faster than computing.
     offered: Sequence[bytes] = ()  #: Keys of which KV events will tell once it is answered.
     tail: bytes = b""  #: Key of the partial block asked for behind the full ones, if one was,
@@ -51,9 +52,9 @@ class Load:
     blocks: list[int]
     bytes: int
     coming: int = 0  #: Of its blocks, those that were not here yet when they were claimed.
-    first_at: float = 0.0  #: When the first and the last of those should be here; 0: not known.
-    last_at: float = 0.0
     full_stop: int = 0  #: Index behind the last full block; a partial one may come after it.
+    claimed_at: float = 0.0
+    computing: Computing = Computing()  #: As its claim has it.
     handed_at: float | None = None  #: None: no worker knows of it yet.
     deadline: float | None = None
     cancelled: bool = False  #: The workers were told that it is of no more use.

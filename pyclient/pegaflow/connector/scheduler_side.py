@@ -293,9 +293,7 @@ class SchedulerSide:
             forward=total > 0,
             measured=self.policy.compute.plan(output.num_scheduled_tokens, total),
             saves=orders,
-            loads=[
-                self.loads.order(load, self.policy.computing(len(load.blocks))) for load in loads
-            ],
+            loads=[self.loads.order(load, self.policy.held_to(len(load.blocks))) for load in loads],
             cancelled=cancelled,
             discarded=discarded,
         )

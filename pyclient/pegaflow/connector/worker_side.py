@@ -169,7 +169,7 @@ class WorkerSide:
         for order in plan.loads:
             try:
                 self.mover.load(
-                    order.load, order.token, order.first, order.blocks, promise=order.promise
+                    order.load, order.token, order.first, order.blocks, computing=order.computing
                 )
             except _native.PegaFlowError as error:
                 self.reports.refused_load(order, error_code(error), str(error))
