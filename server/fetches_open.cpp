@@ -66,9 +66,10 @@ Fetches::Late Fetches::is_late(const Opening& opening, TimePoint now) const {
   if (now >= *opening.worth_until) return Late::kSlow;
   if (*opening.worth_until == TimePoint::max()) return Late::kNo;
   const Coming* const last = coming(opening.token, opening.first + opening.count - 1);
-  const bool is_slow =
-      last != nullptr && last->source->rate->until(last->end) > *opening.worth_until - now;
-  return is_slow ? Late::kSlow : Late::kNo;
+  // By an older rate a probe would be judged that is to replace it.
+  if (last == nullptr || !last->source->rate->is_fresh(now)) return Late::kNo;
+  const Duration left = *opening.worth_until - now;
+  return last->source->rate->until(last->end) > left ? Late::kSlow : Late::kNo;
 }
 
 /// When is_late() may answer otherwise although nothing has arrived.
