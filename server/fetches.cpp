@@ -337,7 +337,7 @@ bool Fetches::submit(Source& source, std::unique_ptr<Batch> batch) {
     return false;
   }
   batch->since = now;
-  source.rate->read_began(batch->queued->bytes(), now);
+  source.rate->read_began(last_ticket_, batch->queued->bytes(), now);
   batches_.emplace(last_ticket_, std::move(batch));
   return true;
 }
@@ -347,12 +347,13 @@ void Fetches::completed(const Fabric::Completion& completion) {
   PEGA_ASSERT(found != batches_.end(), "the fabric completed batch {} that nobody asked for",
               completion.ticket);
   Batch& batch = *found->second;
+  Source& source = sources_.at(batch.lease->peer);
   if (batch.is_answered) {
     for (const Block& block : batch.blocks) settle(block.frame);
   } else {
     batch.is_answered = true;
-    SourceRate& rate = *sources_.at(batch.lease->peer).rate;
-    rate.read_ended(batch.queued->bytes());
+    SourceRate& rate = *source.rate;
+    rate.read_ended(completion.ticket);
     stats_.duration.record(clock_.now() - batch.since);
     Plan& plan = *batch.plan;
     Lease& lease = *batch.lease;
@@ -415,8 +416,8 @@ void Fetches::completed(const Fabric::Completion& completion) {
     const OneLease lease = batch.lease;
     batches_.erase(found);
     let_go(*lease);
-    submit_all(sources_.at(lease->peer));
   }
+  submit_all(source);
   progressed();
   background_.poke();
 }
@@ -513,6 +514,7 @@ void Fetches::retry(const OnePlan& plan, std::vector<Block>&& blocks) {
             if (!lost.empty()) drop(lost);
             if (!again.empty()) read(plan, lease, std::move(again));
             if (lease != nullptr) let_go(*lease);
+            progressed();  // Loads that wait for them are judged by the other owner now.
           }));
 }
 

@@ -105,15 +105,17 @@ class SourceRate {
     }
   }
 
-  /// A read of so many bytes was handed to the fabric.
-  void read_began(std::uint64_t bytes, TimePoint now) {
-    if (reads_++ == 0) moved_at_ = now;
+  /// A read of so many bytes was handed to the fabric. The numbers of reads ascend.
+  void read_began(std::uint64_t number, std::uint64_t bytes, TimePoint now) {
+    if (reads_.empty()) moved_at_ = now;
+    reads_.emplace(number, bytes);
     read_bytes_ += bytes;
   }
   /// It was answered, whatever the answer was.
-  void read_ended(std::uint64_t bytes) {
-    --reads_;
-    read_bytes_ -= bytes;
+  void read_ended(std::uint64_t number) {
+    const auto read = reads_.find(number);
+    read_bytes_ -= read->second;
+    reads_.erase(read);
   }
   /// The node was asked whether it still holds a lease; returns a number for confirm_ended().
   std::uint64_t confirm_began(TimePoint now) {
@@ -122,7 +124,7 @@ class SourceRate {
   }
   void confirm_ended(std::uint64_t number) { confirms_.erase(number); }
 
-  [[nodiscard]] std::size_t reads() const noexcept { return reads_; }
+  [[nodiscard]] std::size_t reads() const noexcept { return reads_.size(); }
   [[nodiscard]] std::uint64_t read_bytes() const noexcept { return read_bytes_; }
 
   /// When the source counts as stuck, unless it answers by then; TimePoint::max(): nothing is due.
@@ -130,8 +132,8 @@ class SourceRate {
     TimePoint at = TimePoint::max();
     // A question for a lease is answered behind the bytes that are on the same way.
     if (!confirms_.empty()) at = confirms_.begin()->second + kSlack + expected(read_bytes_) * 3 / 2;
-    if (reads_ != 0) at = std::min(at, moved_at_ + kSlack + expected(read_bytes_ / reads_) * 3 / 2);
-    return at;
+    if (reads_.empty()) return at;
+    return std::min(at, moved_at_ + kSlack + expected(reads_.begin()->second) * 3 / 2);
   }
 
   [[nodiscard]] bool is_known() const noexcept { return seconds_ > 0; }
@@ -179,9 +181,9 @@ class SourceRate {
   std::uint64_t requested_ = 0;  ///< Bytes, since the beginning.
   std::uint64_t over_ = 0;       ///< Of them, those that arrived or were given up.
   std::uint64_t reserved_ = 0;
-  std::size_t reads_ = 0;  ///< At the fabric.
-  std::uint64_t read_bytes_ = 0;
-  std::map<std::uint64_t, TimePoint> confirms_;  ///< Under way, the oldest first.
+  std::map<std::uint64_t, std::uint64_t> reads_;  ///< Bytes, of those at the fabric, by number.
+  std::uint64_t read_bytes_ = 0;                  ///< Of all of them.
+  std::map<std::uint64_t, TimePoint> confirms_;   ///< Under way, the oldest first.
   std::uint64_t last_confirm_ = 0;
 };
 

@@ -160,14 +160,19 @@ struct Fixture {
     }
   }
   /// The oldest batch at the fabric ends.
-  void complete(std::optional<Errc> why = std::nullopt) {
+  void complete(std::optional<Errc> why = std::nullopt, bool settled = true) {
     REQUIRE_FALSE(fabric.batches.empty());
     const Fabric::Batch batch = std::move(fabric.batches.front());
     fabric.batches.pop_front();
     fetches->completed({.ticket = batch.ticket,
                         .chunks = std::vector<std::optional<Errc>>(batch.chunks.size(), why),
                         .detail = "played",
-                        .settled = true});
+                        .settled = settled});
+    io.waitScope.poll();
+  }
+  /// A batch that was answered before is not written to any more.
+  void settle(std::uint64_t ticket) {
+    fetches->completed({.ticket = ticket, .chunks = {}, .detail = "played", .settled = true});
     io.waitScope.poll();
   }
   /// What a worker asks, and what it was answered.
@@ -177,11 +182,15 @@ struct Fixture {
   };
   std::shared_ptr<Question> open(const Id128& token, std::size_t count,
                                  const std::optional<Duration>& worth) {
+    return open_rest(token, 0, count, worth);
+  }
+  std::shared_ptr<Question> open_rest(const Id128& token, std::size_t first, std::size_t count,
+                                      const std::optional<Duration>& worth) {
     last_token = token;
     auto question = std::make_shared<Question>();
     question->asked =
         fetches
-            ->open(engine, token, 0, count, PinId{++last_pin},
+            ->open(engine, token, first, count, PinId{++last_pin},
                    {.patience = std::chrono::hours(1), .worth = worth})
             .then([to = question.get()](Result<Fetches::Arrived>&& got) { to->answer = got; })
             .eagerlyEvaluate(nullptr);
@@ -191,9 +200,15 @@ struct Fixture {
     io.waitScope.poll();
     return question->answer.has_value();
   }
+  /// Whether it is answered without anything else that happens, by a timer of a few milliseconds.
+  [[nodiscard]] bool is_answered_soon(const std::shared_ptr<Question>& question) {
+    auto limit = io.provider->getTimer().afterDelay(2 * kj::SECONDS);
+    std::exchange(question->asked, nullptr).exclusiveJoin(kj::mv(limit)).wait(io.waitScope);
+    return question->answer.has_value();
+  }
   /// A question looks at the clock when something has happened, such as the end of another one.
-  void look_again() {
-    const auto another = open(last_token, 1, std::nullopt);
+  void look_again(std::size_t coming = 0) {
+    const auto another = open_rest(last_token, coming, 1, std::nullopt);
     fetches->released(engine, PinId{last_pin});
     io.waitScope.poll();
   }
@@ -556,6 +571,72 @@ TEST_SUITE("Fetches") {
 
     REQUIRE(f.is_answered(waiting));
     CHECK(waiting->answer->value().late == Late::kStuck);
+  }
+
+  TEST_CASE("a read that was given up leaves its place at the fabric to what waits") {
+    Fixture f;
+    REQUIRE(f.claim(kOne, keys(1, 2)) == 2);
+    REQUIRE(f.claim(kTwo, keys(2, 2)) == 2);
+    const std::uint64_t first = f.fabric.batches.front().ticket;
+    f.complete(Errc::kTimeout, false);
+    f.complete(Errc::kTimeout, false);
+
+    REQUIRE(f.fabric.batches.size() == 2);
+    f.complete();
+    f.complete();
+    CHECK(f.here(keys(2, 2)) == 2);
+    f.settle(first);
+    f.settle(first + 1);
+    f.unclaim(kOne);
+    f.check_rest();
+  }
+
+  TEST_CASE("a load whose blocks are asked for from another owner learns that it is stuck, too") {
+    Fixture f;
+    f.peers.lenders.resize(2);
+    REQUIRE(f.claim(kOne, keys(1, 1)) == 1);
+    const auto waiting = f.open(kOne, 1, Fetches::Wait::kForever);
+    CHECK_FALSE(f.is_answered(waiting));
+    f.complete(Errc::kPeerLost);
+    REQUIRE(f.fabric.batches.size() == 1);
+    CHECK_FALSE(f.is_answered(waiting));
+
+    f.clock.advance(milliseconds(100));
+    REQUIRE(f.is_answered_soon(waiting));
+    CHECK(waiting->answer->value().late == Late::kStuck);
+  }
+
+  TEST_CASE("a load that probes a slow node is not judged by the rate that is not believed") {
+    Fixture f;
+    f.measure();
+    f.clock.advance(SourceRate::kBelieved);
+    REQUIRE(f.claim(kOne, keys(1, 6), milliseconds(5)).blocks == 1);
+    const auto waiting = f.open(kOne, 1, milliseconds(6));
+    CHECK_FALSE(f.is_answered(waiting));
+
+    f.clock.advance(milliseconds(1));
+    f.complete();
+    REQUIRE(f.is_answered(waiting));
+    CHECK(waiting->answer->value().opened.slots.size() == 1);
+  }
+
+  TEST_CASE("a large read is not expected sooner because a small one is behind it") {
+    Fixture f(256, {.batch_bytes = 6 * kPage});
+    REQUIRE(f.claim(kOne, keys(1, 13)) == 13);
+    f.clock.advance(milliseconds(120));
+    f.complete();
+    REQUIRE(f.fabric.batches.front().chunks.size() == 6);
+    REQUIRE(f.fabric.batches.back().chunks.size() == 1);
+    const auto waiting = f.open_rest(kOne, 6, 7, Fetches::Wait::kForever);
+
+    f.clock.advance(milliseconds(120));
+    f.look_again(6);
+    CHECK_FALSE(f.is_answered(waiting));
+    f.complete();
+    REQUIRE(f.is_answered(waiting));
+    CHECK(waiting->answer->value().late == Late::kNo);
+    f.complete();
+    f.check_rest();
   }
 
   TEST_CASE("a load that is not judged waits for a source that is stuck") {
