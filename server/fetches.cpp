@@ -282,13 +282,17 @@ void Fetches::submit_some(Source& source) {
   }
 }
 
-/// Every owner gets what it may have at the fabrics; `last` after all others.
-void Fetches::submit_all(Source& last) {
+/// Every owner gets what it may have at the fabrics, in turns where places are short.
+void Fetches::submit_all() {
   if (waiting_ == 0) return;
+  std::vector<Source*> turns;
   for (auto& [lender, source] : sources_) {
-    if (&source != &last) submit_some(source);
+    if (!source.queue.empty()) turns.push_back(&source);
   }
-  submit_some(last);
+  std::sort(turns.begin(), turns.end(), [](const Source* one, const Source* other) {
+    return one->last_ticket < other->last_ticket;
+  });
+  for (Source* const source : turns) submit_some(*source);
 }
 
 /// Takes those out that no claim waits for.
@@ -337,6 +341,7 @@ bool Fetches::submit(Source& source, std::unique_ptr<Batch> batch) {
     return false;
   }
   batch->since = now;
+  source.last_ticket = last_ticket_;
   source.rate->read_began(last_ticket_, batch->queued->bytes(), now);
   batches_.emplace(last_ticket_, std::move(batch));
   return true;
@@ -347,12 +352,11 @@ void Fetches::completed(const Fabric::Completion& completion) {
   PEGA_ASSERT(found != batches_.end(), "the fabric completed batch {} that nobody asked for",
               completion.ticket);
   Batch& batch = *found->second;
-  Source& source = sources_.at(batch.lease->peer);
   if (batch.is_answered) {
     for (const Block& block : batch.blocks) settle(block.frame);
   } else {
     batch.is_answered = true;
-    SourceRate& rate = *source.rate;
+    SourceRate& rate = *sources_.at(batch.lease->peer).rate;
     rate.read_ended(completion.ticket);
     stats_.duration.record(clock_.now() - batch.since);
     Plan& plan = *batch.plan;
@@ -417,7 +421,7 @@ void Fetches::completed(const Fabric::Completion& completion) {
     batches_.erase(found);
     let_go(*lease);
   }
-  submit_all(source);
+  submit_all();
   progressed();
   background_.poke();
 }

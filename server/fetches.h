@@ -171,6 +171,7 @@ class Fetches final : private kj::TaskSet::ErrorHandler {
   struct Source {
     std::shared_ptr<SourceRate> rate = std::make_shared<SourceRate>();
     std::deque<std::unique_ptr<Batch>> queue{};  ///< Not at the fabric yet.
+    std::uint64_t last_ticket = 0;               ///< Of what the fabric was given last.
   };
   /// Where a block is that has not arrived.
   struct Coming {
@@ -189,7 +190,7 @@ class Fetches final : private kj::TaskSet::ErrorHandler {
   void read(const OnePlan& plan, const OneLease& lease, std::vector<Block>&& blocks);
   bool submit(Source& source, std::unique_ptr<Batch> batch);
   void submit_some(Source& source);
-  void submit_all(Source& last);
+  void submit_all();
   void forget_unwanted(std::vector<Block>& blocks);
   void confirm(const OnePlan& plan, const OneLease& lease);
   kj::Promise<void> seal(OnePlan plan, OneLease lease, std::vector<Block> blocks);

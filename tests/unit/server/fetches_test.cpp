@@ -77,13 +77,15 @@ class PlayedLenders final : public Lenders {
                                          std::span<const BlockKey> wanted) override {
     ++questions;
     std::vector<Owner> found;
-    for (PlayedLender& each : lenders) {
+    for (std::size_t i = 0; i < lenders.size(); ++i) {
+      PlayedLender& each = lenders.at((best + i) % lenders.size());
       found.push_back({.peer = &each, .life = 1, .blocks = wanted.size()});
     }
     return found;
   }
 
   std::deque<PlayedLender> lenders{1};
+  std::size_t best = 0;  ///< The one that is asked first.
   std::size_t questions = 0;
 };
 
@@ -374,6 +376,20 @@ TEST_SUITE("Fetches") {
     CHECK(f.here(keys(1, 3)) == 1);
     CHECK(f.here(keys(2, 3)) == 3);
     CHECK(f.fetches->stats().unwanted == 2);
+    f.check_rest();
+  }
+
+  TEST_CASE("owners take turns where places at the fabric are short") {
+    Fixture f(1);
+    f.peers.lenders.resize(4);
+    for (std::uint64_t owner = 0; owner < 4; ++owner) {
+      f.peers.best = owner;
+      REQUIRE(f.claim(Id128{5, owner}, keys(owner, 3)) == 3);
+    }
+    for (int i = 0; i < 4; ++i) f.complete();
+
+    for (std::uint64_t owner = 0; owner < 4; ++owner) CHECK(f.here(keys(owner, 3)) == 1);
+    for (int i = 0; i < 8; ++i) f.complete();
     f.check_rest();
   }
 
