@@ -52,7 +52,7 @@ struct MoverJob {
   std::size_t corrupt = 0;
   std::optional<LoadPace::Computing> computing{};  ///< Of a load, with the next ones.
   LoadPace pace;
-  std::optional<TimePoint> worth_until{};  ///< Of the question under way.
+  std::optional<TimePoint> worth_until{};  ///< Of the open that is in flight.
   TimePoint submitted{};                   ///< When the device was given the piece.
   Duration copying{};                      ///< What the device took for all pieces.
   std::optional<LoadPace::Cut> cut{};

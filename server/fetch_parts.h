@@ -13,7 +13,7 @@
 
 namespace pegaflow {
 
-/// A block on its way.
+/// A block that is being read.
 struct Fetches::Block {
   std::size_t place = 0;  ///< Of its key, in the plan's.
   SlotIndex frame = kNoSlot;
@@ -48,7 +48,7 @@ struct Fetches::Plan {
   std::size_t ready = 0;    ///< Of the keys, those whose blocks were here.
   Arrival arrival;          ///< Of the others that the claim has.
   TimePoint deadline;       ///< By the fabric's clock.
-  std::unique_ptr<SourceRate::Reserved> reserved{};  ///< What the lease under way is to bring.
+  std::unique_ptr<SourceRate::Reserved> reserved{};  ///< Of the lease that is requested.
   std::vector<Lender*> failed{};  ///< Owners that lent nothing, or of which blocks did not come.
 
   void note_failed(Lender* owner) {
@@ -75,7 +75,7 @@ struct Fetches::Opening {
   std::size_t count = 0;
   PinId pin{};
   TimePoint deadline;
-  /// When the load is of no use any more; max: however late it is; no value: it is not judged.
+  /// Until when the load is of use; max: not known; no value: the load is not judged.
   std::optional<TimePoint> worth_until{};
 };
 

@@ -529,7 +529,7 @@ void Fetches::drop(const std::vector<Block>& blocks) {
   background_.poke();
 }
 
-/// Nothing is written to the frame any more, and nothing arrives in it.
+/// Frees the frame: no read writes to it, and its block does not arrive.
 void Fetches::settle(SlotIndex frame) {
   coming_.erase(frame);
   service_.settle_fetch(frame);

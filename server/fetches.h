@@ -45,8 +45,8 @@ namespace pegaflow {
 /// predicted to arrive sooner: by the rate of what was read from that node lately, behind what is
 /// queued there. A node whose rate is not known, or was low and not measured for a while, is probed
 /// with one batch. While a load waits for its blocks, the prediction is made anew each time
-/// something arrives: a load that would be computed sooner by now, or whose source has stopped
-/// answering, is told so at once (open()).
+/// something arrives: open() ends the wait of a load that would be computed sooner by now, or whose
+/// source has stopped answering.
 ///
 /// A fetch belongs to the generation of the namespace in which its claim was made; after a reset it
 /// brings nothing more.

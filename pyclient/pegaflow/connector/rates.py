@@ -198,7 +198,7 @@ class LoadPolicy:
         )
 
     def held_to(self, blocks: int) -> Computing | None:
-        """What a load of ``blocks`` is compared with while it is under way; None: with nothing."""
+        """Computing that a load in flight is compared with; None: every load is wanted."""
         return None if self._always else self.computing(blocks)
 
     def learning_blocks(self, blocks: int) -> int:
