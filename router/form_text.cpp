@@ -132,7 +132,7 @@ std::optional<std::string_view> form_field(std::string_view body, std::string_vi
       if (next == std::string_view::npos) end += 2;  // Content that begins like a delimiter.
     }
     if (is_field(lines, name)) {
-      value = end > content ? body.substr(content, end - content) : std::string_view();
+      value = body.substr(content, end > content ? end - content : 0);
     }
     at = next;
   }

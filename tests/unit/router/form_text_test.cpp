@@ -84,6 +84,17 @@ TEST_SUITE("form_field") {
           "m");
   }
 
+  TEST_CASE("the value is a view into the form, an empty one too") {
+    const std::string head = "--B\r\nContent-Disposition: form-data; name=\"model\"\r\n\r\n";
+    for (const char* const content : {"m\r\n", "\r\n", ""}) {  // An empty part without its CRLF.
+      CAPTURE(content);
+      const std::string body = head + content + "--B--";
+      const auto value = form_field(body, kType, "model");
+      REQUIRE(value.has_value());
+      CHECK(value->data() == body.data() + head.size());
+    }
+  }
+
   TEST_CASE("a form that breaks off anywhere does no harm") {
     const std::string whole = field("a", "1") + field("model", "m") + "--B--\r\n";
     for (std::size_t size = 0; size < whole.size(); ++size) {
