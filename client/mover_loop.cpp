@@ -329,8 +329,8 @@ void MoverLoop::begin_load(std::uint64_t ticket) {
     } else if (job.pace.is_judged()) {
       request.setWorthMicros(kWorthForever);
     }
-    request.setPatienceMs(static_cast<std::uint32_t>(
-        std::chrono::duration_cast<std::chrono::milliseconds>(patience).count()));
+    request.setPatienceMs(
+        static_cast<std::uint32_t>(std::chrono::ceil<std::chrono::milliseconds>(patience).count()));
   }
   tasks_.add(link_
                  .call(kj::mv(request), patience + state_.options.link.open_deadline, "open",

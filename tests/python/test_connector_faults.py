@@ -11,6 +11,7 @@ import pytest
 
 from tests.python.harness import BLOCK, Engine
 from tests.support.vllm_server import PegaServer
+from tests.support.waiting import wait_until
 
 
 @contextmanager
@@ -206,17 +207,8 @@ def store_patiently(engine: Engine, tokens: list[int]) -> None:
             engine.reset_local()
             return
         engine.reset_local()
-        wait_until(lambda: engine.states() == ("ready", "ready"))
+        wait_until(lambda: engine.states() == ("ready", "ready"), "the links are back")
     raise AssertionError("never stored")
-
-
-def wait_until(condition: Callable[[], bool]) -> None:
-    import select
-
-    deadline = time.monotonic() + 60
-    while not condition():
-        assert time.monotonic() < deadline
-        select.select([], [], [], 0.005)
 
 
 # ---- a server that is not there, stops, dies, comes back
@@ -347,7 +339,7 @@ def test_nothing_is_loaded_until_a_server_has_confirmed_a_reset(own_pega, prompt
             engine.reset_local()
             if confirmed:
                 break
-            wait_until(lambda: engine.states() == ("ready", "ready"))
+            wait_until(lambda: engine.states() == ("ready", "ready"), "the links are back")
         assert confirmed
         store_patiently(engine, tokens)
         engine.run()
