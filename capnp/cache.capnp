@@ -186,7 +186,7 @@ interface Session {
   unclaim @4 (token :Id128) -> Done;
 
   open @5 (token :Id128, first :UInt32, count :UInt32, pin :UInt64, patienceMs :UInt32,
-           worthMicros :UInt32) -> (
+           worthMicros :UInt32, computeMicros :UInt32) -> (
     slots :List(UInt32), error :Error,    # error set: no slots.
     checksums :List(UInt64),              # A slot each, 0: none was taken; empty: of none of them.
     coming :UInt32,                       # Of the others, how many may still come: open them again.
@@ -201,6 +201,9 @@ interface Session {
   # 0, and what clients before this field send: for patienceMs, whatever happens. Servers before this
   # field wait for patienceMs. With no block there the call ends early where waiting is of no use, and
   # `late` says why.
+  # computeMicros: how long the engine computes these blocks; 0: not known. Of several calls that wait
+  # for a node that does not answer one ends first, and the others so much later, unless the node
+  # answers again by then: the engine computes one prompt after the other anyway.
 
   release @6 (pin :UInt64) -> Done;
   # All copies out of the pin have ended.

@@ -38,23 +38,23 @@ class LoadPace {
     return is_judged() && computing_->per_block > Duration::zero();
   }
 
-  /// How long computing `blocks` takes; no value: not known.
+  /// How long computing `blocks` takes, with the time before it begins; no value: not known.
   [[nodiscard]] std::optional<Duration> computing(std::size_t blocks) const noexcept {
     if (!is_compared()) return std::nullopt;
-    return computing_->delay + times(computing_->per_block, blocks);
+    return computing_->delay + of(blocks);
+  }
+  /// How long it takes once it has begun; 0: not known.
+  [[nodiscard]] Duration of(std::size_t blocks) const noexcept {
+    return is_compared() ? computing_->per_block * static_cast<Duration::rep>(blocks) : Duration{};
   }
   /// How long from `now` on it is worth waiting for the last of `left` blocks; no value: not known.
   [[nodiscard]] std::optional<Duration> worth(std::size_t left, TimePoint now) const {
     if (!is_compared()) return std::nullopt;
     const Duration delay = std::max(Duration::zero(), computing_->delay - (now - accepted_));
-    return (delay + times(computing_->per_block, left)) * 11 / 10 + kSlack;
+    return (delay + of(left)) * 11 / 10 + kSlack;
   }
 
  private:
-  static Duration times(Duration time, std::size_t count) {
-    return time * static_cast<Duration::rep>(count);
-  }
-
   std::optional<Computing> computing_;
   TimePoint accepted_{};
 };

@@ -77,6 +77,7 @@ struct Fetches::Opening {
   TimePoint deadline;
   /// Until when the load is of use; max: not known; no value: the load is not judged.
   std::optional<TimePoint> worth_until{};
+  Duration computing{};  ///< Of the blocks; 0: not known.
 };
 
 }  // namespace pegaflow

@@ -46,7 +46,8 @@ namespace pegaflow {
 /// queued there. A node whose rate is not known, or was low and not measured for a while, is probed
 /// with one batch. While a load waits for its blocks, the prediction is made anew each time
 /// something arrives: open() ends the wait of a load that would be computed sooner by now, or whose
-/// source has stopped answering.
+/// source has stopped answering. Of the loads of one engine that wait for such a source one ends at
+/// once, and the others when that one is computed: a source that pauses for a moment costs no more.
 ///
 /// A fetch belongs to the generation of the namespace in which its claim was made; after a reset it
 /// brings nothing more.
@@ -147,6 +148,7 @@ class Fetches final : private kj::TaskSet::ErrorHandler {
     /// Until the last block; kForever: as long as the source answers; no value: for `patience`.
     std::optional<Duration> worth{};
     static constexpr Duration kForever = Duration::max();
+    Duration computing{};  ///< Of the blocks, by the engine that waits; 0: not known.
   };
   /// CacheService::open_arrived(), once it has something to answer, or when waiting has no use.
   kj::Promise<Result<Arrived>> open(const Id128& connection, const Id128& token, std::size_t first,
@@ -162,6 +164,11 @@ class Fetches final : private kj::TaskSet::ErrorHandler {
   [[nodiscard]] const SourceRate* rate(const Lender& lender) const;
 
  private:
+  /// An engine that computes what it has stopped loading.
+  struct Recomputing {
+    TimePoint stuck_at{};  ///< When its source counted as stuck.
+    TimePoint until{};
+  };
   struct Lease;
   struct Plan;
   struct Block;
@@ -202,6 +209,8 @@ class Fetches final : private kj::TaskSet::ErrorHandler {
   void progressed();
   kj::Promise<Result<Arrived>> wait_and_open(const std::shared_ptr<Opening>& opening);
   [[nodiscard]] const Coming* coming(const Id128& token, std::size_t place) const;
+  [[nodiscard]] TimePoint stuck_at(const Opening& opening) const;
+  void note_recomputing(const Opening& opening, TimePoint now);
   [[nodiscard]] Late is_late(const Opening& opening, TimePoint now) const;
   [[nodiscard]] TimePoint judged_at(const Opening& opening) const;
   void taskFailed(kj::Exception&& exception) override;
@@ -218,10 +227,11 @@ class Fetches final : private kj::TaskSet::ErrorHandler {
   std::unordered_map<const Lender*, Source> sources_;
   std::unordered_map<SlotIndex, Coming> coming_;
   std::unordered_map<std::uint64_t, std::unique_ptr<Batch>> batches_;  ///< By ticket, not settled.
-  std::size_t waiting_ = 0;                    ///< Batches in the queues of sources.
-  std::size_t confirming_ = 0;                 ///< Leases whose owners are asked.
-  std::set<Id128> extending_;                  ///< Claims that extend() is at work on.
-  std::set<std::pair<Id128, PinId>> opening_;  ///< Waiting, by connection and name.
+  std::size_t waiting_ = 0;                             ///< Batches in the queues of sources.
+  std::size_t confirming_ = 0;                          ///< Leases whose owners are asked.
+  std::set<Id128> extending_;                           ///< Claims that extend() is at work on.
+  std::set<std::pair<Id128, PinId>> opening_;           ///< Waiting, by connection and name.
+  std::unordered_map<Id128, Recomputing> recomputing_;  ///< By connection; some are over.
   kj::Own<kj::PromiseFulfiller<void>> progress_;
   kj::ForkedPromise<void> progress_made_;
   Stats stats_;

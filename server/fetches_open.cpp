@@ -19,7 +19,9 @@ kj::Promise<Result<Fetches::Arrived>> Fetches::open(const Id128& connection, con
                                                    .first = first,
                                                    .count = count,
                                                    .pin = pin,
-                                                   .deadline = now + wait.patience});
+                                                   .deadline = now + wait.patience,
+                                                   .worth_until = {},
+                                                   .computing = wait.computing});
   if (wait.worth) {
     opening->worth_until = *wait.worth == Wait::kForever ? TimePoint::max() : now + *wait.worth;
   }
@@ -35,6 +37,7 @@ kj::Promise<Result<Fetches::Arrived>> Fetches::wait_and_open(
   const Late late = is_waiting ? is_late(*opening, now) : Late::kNo;
   if (!is_waiting || late != Late::kNo || now >= opening->deadline) {
     opening_.erase({opening->connection, opening->pin});
+    if (late == Late::kStuck) note_recomputing(*opening, now);
     if (!opened) return Result<Arrived>(tl::unexpected<Error>(std::move(opened.error())));
     return Result<Arrived>(Arrived{.opened = std::move(*opened), .late = late});
   }
@@ -58,11 +61,30 @@ const Fetches::Coming* Fetches::coming(const Id128& token, std::size_t place) co
   return found == coming_.end() ? nullptr : &found->second;
 }
 
+/// When the source of the first of the blocks counts as stuck for this load; max: it has none.
+TimePoint Fetches::stuck_at(const Opening& opening) const {
+  const Coming* const next = coming(opening.token, opening.first);
+  if (next == nullptr) return TimePoint::max();
+  const TimePoint stuck_at = next->source->rate->stuck_at();
+  const auto found = recomputing_.find(opening.connection);
+  return found == recomputing_.end() ? stuck_at : std::max(stuck_at, found->second.until);
+}
+
+/// A load ends because its source is stuck. The next ones of its engine wait until it is computed,
+/// and then, if the source is stuck since, end together.
+void Fetches::note_recomputing(const Opening& opening, TimePoint now) {
+  if (opening.computing <= Duration::zero()) return;
+  const TimePoint stuck_at = coming(opening.token, opening.first)->source->rate->stuck_at();
+  const auto found = recomputing_.find(opening.connection);
+  if (found != recomputing_.end() && found->second.stuck_at == stuck_at) return;
+  std::erase_if(recomputing_, [&](const auto& each) { return each.second.until < now; });
+  recomputing_[opening.connection] = {.stuck_at = stuck_at, .until = now + opening.computing};
+}
+
 /// Whether the blocks, of which none is here, are not worth waiting for.
 Fetches::Late Fetches::is_late(const Opening& opening, TimePoint now) const {
   if (!opening.worth_until) return Late::kNo;
-  const Coming* const next = coming(opening.token, opening.first);
-  if (next != nullptr && now >= next->source->rate->stuck_at()) return Late::kStuck;
+  if (now >= stuck_at(opening)) return Late::kStuck;
   if (now >= *opening.worth_until) return Late::kSlow;
   if (*opening.worth_until == TimePoint::max()) return Late::kNo;
   const Coming* const last = coming(opening.token, opening.first + opening.count - 1);
@@ -74,10 +96,7 @@ Fetches::Late Fetches::is_late(const Opening& opening, TimePoint now) const {
 
 /// When is_late() may answer otherwise although nothing has arrived.
 TimePoint Fetches::judged_at(const Opening& opening) const {
-  if (!opening.worth_until) return TimePoint::max();
-  const Coming* const next = coming(opening.token, opening.first);
-  return next == nullptr ? *opening.worth_until
-                         : std::min(*opening.worth_until, next->source->rate->stuck_at());
+  return opening.worth_until ? std::min(*opening.worth_until, stuck_at(opening)) : TimePoint::max();
 }
 
 void Fetches::released(const Id128& connection, PinId pin) {

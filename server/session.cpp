@@ -162,6 +162,7 @@ class SessionImpl final : public wire::Session::Server {
       } else if (worth != 0) {
         wait.worth = std::chrono::microseconds(worth);
       }
+      wait.computing = std::chrono::microseconds(params.getComputeMicros());
       // Behind the claim that it may be of.
       return loads_.run(context_.timer, []() { return false; })
           .then([this, token, first, count, pin, wait]() {

@@ -410,6 +410,7 @@ kj::Promise<void> NodesWorld::load(const std::shared_ptr<Load>& load) {
   const std::size_t count = chance(0.7) ? load->total - load->next : 1;
   Fetches::Wait wait{.patience = some(seconds(3))};
   if (chance(0.5)) wait.worth = chance(0.5) ? Fetches::Wait::kForever : some(milliseconds(500));
+  if (wait.worth && chance(0.5)) wait.computing = some(milliseconds(100));
   return node.fetches()
       .open(load->engine->connection, load->token, load->next, count, pin, wait)
       .then([this, load, pin](Result<Fetches::Arrived>&& arrived) -> kj::Promise<void> {

@@ -183,17 +183,18 @@ struct Fixture {
     kj::Promise<void> asked = nullptr;
   };
   std::shared_ptr<Question> open(const Id128& token, std::size_t count,
-                                 const std::optional<Duration>& worth) {
-    return open_rest(token, 0, count, worth);
+                                 const std::optional<Duration>& worth, Duration computing = {}) {
+    return open_rest(token, 0, count, worth, computing);
   }
   std::shared_ptr<Question> open_rest(const Id128& token, std::size_t first, std::size_t count,
-                                      const std::optional<Duration>& worth) {
+                                      const std::optional<Duration>& worth,
+                                      Duration computing = {}) {
     last_token = token;
     auto question = std::make_shared<Question>();
     question->asked =
         fetches
             ->open(engine, token, first, count, PinId{++last_pin},
-                   {.patience = std::chrono::hours(1), .worth = worth})
+                   {.patience = std::chrono::hours(1), .worth = worth, .computing = computing})
             .then([to = question.get()](Result<Fetches::Arrived>&& got) { to->answer = got; })
             .eagerlyEvaluate(nullptr);
     return question;
@@ -571,6 +572,75 @@ TEST_SUITE("Fetches") {
     // Nobody else waits for it, and without a comparison it is asked all the same.
     CHECK(f.claim(kTwo, keys(2, 4), milliseconds(1000)).blocks == 0);
     CHECK(f.claim(kTwo, keys(2, 4)) == 4);
+  }
+
+  TEST_CASE(
+      "of loads that wait for a stuck source one ends, and the others once that is computed") {
+    Fixture f;
+    f.measure();
+    std::vector<std::shared_ptr<Fixture::Question>> loads;
+    for (const Id128& token : {kOne, kTwo, kThree}) {
+      REQUIRE(f.claim(token, keys(token.low, 1)) == 1);
+      loads.push_back(f.open(token, 1, milliseconds(1000), milliseconds(40)));
+    }
+    const auto ended = [&]() {
+      return std::count_if(loads.begin(), loads.end(),
+                           [&](const auto& load) { return f.is_answered(load); });
+    };
+
+    f.clock.advance(milliseconds(30));
+    f.look_again();
+    CHECK(ended() == 1);
+    f.clock.advance(milliseconds(39));
+    f.look_again();
+    CHECK(ended() == 1);
+    f.clock.advance(milliseconds(1));
+    f.look_again();
+
+    CHECK(ended() == 3);
+    for (const auto& load : loads) CHECK(load->answer->value().late == Late::kStuck);
+  }
+
+  TEST_CASE("a source that answers again keeps the loads that had not ended") {
+    Fixture f;
+    f.measure();
+    REQUIRE(f.claim(kOne, keys(1, 1)) == 1);
+    REQUIRE(f.claim(kTwo, keys(2, 1)) == 1);
+    const auto one = f.open(kOne, 1, milliseconds(1000), milliseconds(40));
+    const auto two = f.open(kTwo, 1, milliseconds(1000), milliseconds(40));
+    f.clock.advance(milliseconds(30));
+    f.look_again();
+    REQUIRE(f.is_answered(one));
+    CHECK_FALSE(f.is_answered(two));
+
+    f.complete();
+    f.complete();
+
+    REQUIRE(f.is_answered(two));
+    CHECK(two->answer->value().opened.slots.size() == 1);
+  }
+
+  TEST_CASE("a source that pauses again ends a load only when the former one is computed") {
+    Fixture f;
+    f.measure();
+    std::vector<std::shared_ptr<Fixture::Question>> loads;
+    for (const Id128& token : {kOne, kTwo, kThree}) {
+      REQUIRE(f.claim(token, keys(token.low, 1)) == 1);
+      loads.push_back(f.open(token, 1, milliseconds(1000), milliseconds(100)));
+    }
+    f.clock.advance(milliseconds(30));
+    f.look_again();
+    REQUIRE(f.is_answered(loads[0]));
+    f.complete();  // Of the load that has ended.
+
+    f.clock.advance(milliseconds(60));
+    f.look_again();
+    CHECK_FALSE(f.is_answered(loads[1]));
+    f.clock.advance(milliseconds(40));
+    f.look_again();
+
+    CHECK(f.is_answered(loads[1]));
+    CHECK_FALSE(f.is_answered(loads[2]));
   }
 
   TEST_CASE("a source that delivers blocks and does not confirm their lease is stuck, too") {
