@@ -25,6 +25,8 @@ stage 'many schedules of faults between nodes' env PEGA_NODES_SCHEDULES=100000 \
     PEGA_TEST_NO_LIMIT=1 ./dev test sim/nodes --seed "$seed" --counts-file "$counts"
 stage 'planted mistakes between nodes, the rare one too' env PEGA_RARE_MISTAKES=1 \
     PEGA_TEST_NO_LIMIT=1 ./dev test sim/nodes_mistakes --seed "$seed" --counts-file "$counts"
+stage 'many outages of a network' env PEGA_TEST_HOLES=100 \
+    PEGA_TEST_NO_LIMIT=1 ./dev test fault/nodes_network --seed "$seed" --counts-file "$counts"
 stage 'many resets of a network that is not whole' env PEGA_TEST_PARTITIONS=100 \
     PEGA_TEST_NO_LIMIT=1 ./dev test fault/nodes_partition --seed "$seed" --counts-file "$counts"
 stage 'long fuzzing' ./dev test fuzz --seed "$seed" --fuzz-seconds $((minutes * 60)) \
