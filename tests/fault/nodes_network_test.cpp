@@ -71,6 +71,27 @@ class Cluster {
     return at.load_and_check(claimed, first);
   }
 
+  /// Claims what A has, over a slow link, and stops A in the middle of it.
+  [[nodiscard]] CacheSession::Answer claim_and_stop() const {
+    link_of_a().limit_sent(kSlow);
+    const std::uint64_t before = link_of_a().sent_bytes();
+    auto claimed = claim(*on_b, 1);
+    wait_for_bytes(before, 0.05);
+    a().signal(SIGSTOP);
+    link_of_a().limit_sent("");
+    return claimed;
+  }
+  /// Half of the blocks of a claim, from `first` on.
+  void start_load(const CacheSession::Answer& claimed, std::uint32_t first,
+                  const LoadPace::Computing& computing) const {
+    REQUIRE(on_b->engine->mover().load(++on_b->engine->last_job, claimed.token, first,
+                                       blocks_from(first, kBlocks / 2), computing));
+  }
+  void end(const CacheSession::Answer& claimed) const {
+    on_b->engine->session().unclaim(claimed.token);
+    check_use(10001);
+  }
+
   /// Returns when at least `share` of A's bytes have left it since `before`.
   void wait_for_bytes(std::uint64_t before, double share) const {
     const auto end = std::chrono::steady_clock::now() + kHang;
@@ -205,6 +226,40 @@ TEST_SUITE("links that fail") {
     // Slow is not lost.
     CHECK(sees(nodes.b(), peer_address(nodes.link_of_a())));
     nodes.link_of_a().limit_sent("");
+  }
+
+  TEST_CASE("the first load of an engine ends before its deadline when its node has stopped") {
+    const Cluster nodes({"--peer-deadline", "10s", "--fetch-deadline", "8s"});
+    Cluster::save(*nodes.on_a, 1);
+    const auto claimed = nodes.claim_and_stop();
+
+    // Its own rate is not known: it is not compared with computing.
+    nodes.start_load(claimed, 0, LoadPace::Computing{});
+    CHECK(nodes.on_b->engine->next_finished().cut == LoadPace::Cut::kStuck);
+
+    nodes.a().signal(SIGCONT);
+    nodes.end(claimed);
+  }
+
+  TEST_CASE("of two loads from a stopped node one ends, and the other one waits for the node") {
+    const Cluster nodes({"--peer-deadline", "10s", "--fetch-deadline", "8s"});
+    Cluster::save(*nodes.on_a, 1);
+    const auto claimed = nodes.claim_and_stop();
+
+    // Computing takes longer than anything here.
+    const LoadPace::Computing computing{.delay = {}, .per_block = std::chrono::seconds(2)};
+    nodes.start_load(claimed, 0, computing);
+    nodes.start_load(claimed, kBlocks / 2, computing);
+    const auto ended = nodes.on_b->engine->next_finished();
+    CHECK(ended.cut == LoadPace::Cut::kStuck);
+    nodes.a().signal(SIGCONT);
+    const auto whole = nodes.on_b->engine->next_finished();
+
+    CHECK_FALSE(whole.cut.has_value());
+    CHECK(whole.blocks == kBlocks / 2);
+    CHECK(nodes.on_b->engine->wrong_blocks(numbers_from(1, kBlocks), blocks_from(0, kBlocks),
+                                           ended.failed_blocks) == 0);
+    nodes.end(claimed);
   }
 
   TEST_CASE("a link that is slow one way only: questions are small, bytes come") {
