@@ -24,6 +24,7 @@ shell_scripts() {
 stage format tools/format.sh check
 stage layering python3 tests/layering/check.py .
 stage text python3 tools/check_text.py
+stage language python3 tools/check_language.py
 if command -v shellcheck >/dev/null; then
     # shellcheck disable=SC2046 # no name of ours holds a blank
     stage shell shellcheck -x $(shell_scripts)
