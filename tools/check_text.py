@@ -5,7 +5,7 @@ usage: check_text.py [ROOT]
 
 Looks at every text file that git tracks, or would: no absolute path into a home or a work
 directory, no host of a private package registry, no conflict mark, no blank at a line's end, and
-in Markdown no link to a file that is not there.
+in Markdown no link to a file or to a heading that is not there.
 """
 
 import pathlib
@@ -33,16 +33,38 @@ RULES = (
 )
 
 
-MARKDOWN_LINK = re.compile(r"\]\(([^)\s#]+)(?:#[^)]*)?\)")
+MARKDOWN_LINK = re.compile(r"\]\(([^)\s#]*)(?:#([^)\s]*))?\)")
+HEADING = re.compile(r"^#+ +(.*?) *$", re.MULTILINE)
+CODE_BLOCK = re.compile(r"^```.*?^```", re.MULTILINE | re.DOTALL)
+
+
+def anchors(text: str) -> set[str]:
+    """What links may name in a Markdown file: its headings as GitHub writes them."""
+    found: set[str] = set()
+    for heading in HEADING.findall(CODE_BLOCK.sub("", text)):
+        words = re.sub(r"\[([^\]]*)\]\([^)]*\)", r"\1", heading).lower()
+        slug = re.sub(r"[^\w\- ]", "", words).replace(" ", "-")
+        number = 0
+        while (one := f"{slug}-{number}" if number else slug) in found:
+            number += 1
+        found.add(one)
+    return found
 
 
 def dead_links(root: pathlib.Path, name: str, text: str) -> list[str]:
     """Relative links of a Markdown file that lead nowhere."""
-    return [
-        f"{name}: a link to {target}, which is not there"
-        for target in MARKDOWN_LINK.findall(text)
-        if "://" not in target and not (root / name).parent.joinpath(target).exists()
-    ]
+    found = []
+    for target, anchor in MARKDOWN_LINK.findall(CODE_BLOCK.sub("", text)):
+        if "://" in target or not (target or anchor):
+            continue
+        path = (root / name).parent.joinpath(target) if target else root / name
+        if target and not path.exists():
+            found.append(f"{name}: a link to {target}, which is not there")
+        elif anchor and path.suffix == ".md":
+            there = text if not target else path.read_text(errors="replace")
+            if anchor not in anchors(there):
+                found.append(f"{name}: a link to {target}#{anchor}: there is no such heading")
+    return found
 
 
 def problems_of(name: str, text: str) -> list[str]:

@@ -35,12 +35,24 @@ class CheckTextTest(unittest.TestCase):
         with tempfile.TemporaryDirectory() as folder:
             root = pathlib.Path(folder)
             (root / "docs").mkdir()
-            (root / "STYLE.md").touch()
-            text = "[a](../STYLE.md#x) [b](https://x.org/y.md) [c](#here) [d](gone.md)\n"
+            (root / "STYLE.md").write_text("# A `header`, twice\n\n## Here\n\n## Here\n")
+            text = (
+                "# Here\n[a](../STYLE.md#a-header-twice) [a](../STYLE.md#here-1) [b](https://x.org/y.md)"
+                " [c](#here) [d](gone.md) [e](../STYLE.md#gone) [f](#gone)\n"
+                "```\n# No heading [g](gone.md)\n```\n[h](#no-heading-g)\n"
+            )
 
             problems = check_text.dead_links(root, "docs/page.md", text)
 
-        self.assertEqual(problems, ["docs/page.md: a link to gone.md, which is not there"])
+        self.assertEqual(
+            problems,
+            [
+                "docs/page.md: a link to gone.md, which is not there",
+                "docs/page.md: a link to ../STYLE.md#gone: there is no such heading",
+                "docs/page.md: a link to #gone: there is no such heading",
+                "docs/page.md: a link to #no-heading-g: there is no such heading",
+            ],
+        )
 
     def test_a_last_line_without_an_end_is_refused(self) -> None:
         self.assertEqual(len(check_text.problems_of("x", "one\ntwo")), 1)
