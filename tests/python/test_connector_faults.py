@@ -207,7 +207,7 @@ def store_patiently(engine: Engine, tokens: list[int]) -> None:
             engine.reset_local()
             return
         engine.reset_local()
-        wait_until(lambda: engine.states() == ("ready", "ready"), "the links are back")
+        wait_until(lambda: engine.states() == ("ready", "ready"), "the links are not back")
     raise AssertionError("never stored")
 
 
@@ -339,7 +339,7 @@ def test_nothing_is_loaded_until_a_server_has_confirmed_a_reset(own_pega, prompt
             engine.reset_local()
             if confirmed:
                 break
-            wait_until(lambda: engine.states() == ("ready", "ready"), "the links are back")
+            wait_until(lambda: engine.states() == ("ready", "ready"), "the links are not back")
         assert confirmed
         store_patiently(engine, tokens)
         engine.run()

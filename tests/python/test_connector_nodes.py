@@ -17,7 +17,7 @@ from pegaflow.connector import resets
 from tests.python.conftest import server_binary
 from tests.python.harness import BLOCK, Engine
 from tests.python.test_connector_engine import KINDS
-from tests.python.test_connector_faults import stopped, wait_until
+from tests.python.test_connector_faults import stopped
 from tests.python.test_connector_handover import (
     LONG,
     engines,
@@ -27,6 +27,7 @@ from tests.python.test_connector_handover import (
     waits,
 )
 from tests.support.vllm_server import PegaServer
+from tests.support.waiting import wait_until
 
 #: A busy machine must not turn a hit into a miss.
 PATIENT_PEERS = ["--peer-deadline", "5s", "--fetch-deadline", "8s"]
@@ -55,7 +56,7 @@ def two_nodes(directory: Path, *options: str) -> Iterator[Nodes]:
         asks = ["--peers", p.peer_listen, *PATIENT_PEERS, *options]
         with PegaServer(server_binary(), directory / "d", "64mb", asks) as d:
             nodes = Nodes(p, d)
-            wait_until(nodes.are_joined)
+            wait_until(nodes.are_joined, "the nodes are not joined")
             yield nodes
 
 
@@ -156,11 +157,11 @@ def test_a_node_that_hangs_is_waited_for_until_the_deadline(short_path, prompt):
                 # The node owes an answer: it is not asked again, and is lost after a while.
                 d.ask("y", prompt(300), 1, params=params)
                 assert waits(d, "busy") + waits(d, "gone") == 1
-                wait_until(lambda: not nodes.are_joined())
+                wait_until(lambda: not nodes.are_joined(), "the nodes stay joined")
                 d.ask("z", prompt(300), 1, params=params)
                 assert waits(d, "busy") + waits(d, "gone") == 2
                 assert waits(d, "gone") >= 1
-            wait_until(nodes.are_joined)
+            wait_until(nodes.are_joined, "the nodes are not joined")
 
 
 def test_the_next_life_of_a_node_is_another_one(own_nodes, prompt):
@@ -175,7 +176,7 @@ def test_the_next_life_of_a_node_is_another_one(own_nodes, prompt):
         own_nodes.p.arguments[1] = own_nodes.p.peer_listen
         own_nodes.p.kill()
         own_nodes.p.start()
-        wait_until(own_nodes.are_joined)
+        wait_until(own_nodes.are_joined, "the nodes are not joined")
 
         assert d.ask("x", tokens, 5, params=params).loaded == 0
         assert waits(d, "gone") == 1
@@ -195,13 +196,13 @@ def test_nodes_that_do_not_confirm_a_reset_are_named_and_counted(short_path, pro
         d.ask("x", prompt(300))
         d.run()
         assert d.scheduler.reset_prefix_cache(reset_connector=True)
-        wait_until(d.connector._scheduler._resets.is_done)
+        wait_until(d.connector._scheduler._resets.is_done, "the reset does not end")
         assert not [text for text in warnings if "not confirmed by" in text]
 
         with stopped(nodes.p):
             d.reset_local()
             assert d.scheduler.reset_prefix_cache(reset_connector=True)
-            wait_until(d.connector._scheduler._resets.is_done)
+            wait_until(d.connector._scheduler._resets.is_done, "the reset does not end")
 
         (line,) = [text for text in warnings if "not confirmed by" in text]
         assert "1 node(s)" in line and address in line

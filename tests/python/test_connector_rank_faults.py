@@ -16,11 +16,11 @@ from tests.python.conftest import server_binary
 from tests.python.harness import BLOCK, Engine
 from tests.python.test_connector_faults import (
     wait_for_zero,
-    wait_until,
     when_load_is_ordered,
     when_save_is_ordered,
 )
 from tests.support.vllm_server import PegaServer
+from tests.support.waiting import wait_until
 
 #: As long as the fault lasts: far above every deadline of ours, so that each has passed.
 STANDSTILL_S = 3.0
@@ -73,7 +73,7 @@ def test_a_rank_that_stands_still_for_3_seconds_costs_no_answer(own_pega, prompt
             assert time.monotonic() - started >= STANDSTILL_S, "it never stood still"
         made.answers["again"].check()
         made.answers["cold"].check()
-        wait_until(lambda: set(made.states()) == {"ready"})
+        wait_until(lambda: set(made.states()) == {"ready"}, "the links are not back")
         made.run()
         made.check_at_rest()
     wait_for_zero(own_pega, "pegaflow_claims", "pegaflow_pins", "pegaflow_reservations")
@@ -113,7 +113,7 @@ def test_a_server_that_stops_under_two_ranks_costs_their_deadlines(own_pega, pro
         assert stops
         made.answers["again"].check()
         made.answers["cold"].check()
-        wait_until(lambda: set(made.states()) == {"ready"})
+        wait_until(lambda: set(made.states()) == {"ready"}, "the links are not back")
         made.run()
         made.check_at_rest()
     wait_for_zero(own_pega, "pegaflow_claims", "pegaflow_pins", "pegaflow_reservations")

@@ -12,10 +12,10 @@ from tests.python.harness import BLOCK, Engine, model_directory
 from tests.python.test_connector_faults import (
     state_of,
     wait_for_zero,
-    wait_until,
     when_load_is_ordered,
 )
 from tests.python.test_connector_two_engines import insertions, instances
+from tests.support.waiting import wait_until
 
 #: The model has 2 KV heads: with 4 ranks two of them hold each, and MLA's latent is on all.
 KINDS: dict[str, dict[str, Any]] = {
@@ -117,7 +117,7 @@ def test_nothing_is_offered_while_a_rank_is_away(own_pega, prompt):
         made.reset_local()
         assert complete(made)
         made.ranks[1].do(close_mover)
-        wait_until(lambda: not complete(made))
+        wait_until(lambda: not complete(made), "the instance stays complete")
 
         assert made.ask("again", tokens).loaded == 0
 

@@ -14,8 +14,9 @@ import pytest
 
 from tests.python import rank
 from tests.python.harness import BLOCK, Engine
-from tests.python.test_connector_faults import stopped, wait_for_zero, wait_until
+from tests.python.test_connector_faults import stopped, wait_for_zero
 from tests.support.vllm_server import PegaServer
+from tests.support.waiting import wait_until
 
 
 def engines(address: str, count: int = 2, **options: Any) -> list[Engine]:
@@ -334,7 +335,7 @@ def test_a_server_that_stops_while_two_engines_load_costs_their_deadlines(own_pe
     for one in made:
         for i in range(len(prompts)):
             one.answers[f"again-{i}"].check()
-        wait_until(lambda one=one: set(one.states()) == {"ready"})
+        wait_until(lambda one=one: set(one.states()) == {"ready"}, "the links are not back")
         one.run()
         one.check_at_rest()
     wait_for_zero(own_pega, "pegaflow_claims", "pegaflow_pins")
