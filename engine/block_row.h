@@ -9,7 +9,7 @@
 
 #include "base/block_key.h"
 #include "base/error.h"
-#include "engine/block_store.h"
+#include "engine/ids.h"
 #include "engine/index_list.h"
 #include "engine/prefetch.h"
 #include "engine/zero_pages.h"

@@ -15,26 +15,11 @@
 #include "base/id128.h"
 #include "base/job_id.h"
 #include "engine/eviction_kind.h"
+#include "engine/ids.h"
 #include "engine/lost_blocks.h"
 #include "engine/shape.h"
 
 namespace pegaflow {
-
-/// A frame: the place in the pool for all pages of one block. Where they are says page_offset().
-using SlotIndex = std::uint32_t;
-inline constexpr SlotIndex kNoSlot = ~SlotIndex{0};
-
-/// One namespace in one generation. Blocks of different spaces never meet.
-enum class SpaceId : std::uint32_t {};
-
-/// One connection of one process, as the store sees it: it owns claims, pins and reservations.
-enum class HolderId : std::uint64_t {};
-
-/// A worker's name for a pin: rising within its process.
-enum class PinId : std::uint64_t {};
-
-/// The store's name for what it lent to another node. Never used again; 0 is none.
-enum class LeaseId : std::uint64_t {};
 
 /// Owns the index from (space, key) to frame over one pool. Knows no bytes.
 ///

@@ -11,7 +11,7 @@
 #include "base/block_key.h"
 #include "base/clock.h"
 #include "base/error.h"
-#include "engine/block_store.h"
+#include "engine/ids.h"
 #include "engine/sliding_sketch.h"
 
 namespace pegaflow {

@@ -10,7 +10,7 @@
 
 #include "base/block_key.h"
 #include "base/error.h"
-#include "engine/block_store.h"
+#include "engine/ids.h"
 #include "engine/zero_pages.h"
 
 namespace pegaflow {

@@ -7,7 +7,7 @@
 #include <cstring>
 
 #include "base/block_key.h"
-#include "engine/block_store.h"
+#include "engine/ids.h"
 
 namespace pegaflow {
 

@@ -10,7 +10,7 @@
 #include <span>
 #include <utility>
 
-#include "engine/block_store.h"
+#include "engine/ids.h"
 
 namespace pegaflow {
 

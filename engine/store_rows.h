@@ -8,7 +8,8 @@
 
 #include "base/clock.h"
 #include "base/id128.h"
-#include "engine/block_store.h"
+#include "base/job_id.h"
+#include "engine/ids.h"
 #include "engine/index_list.h"
 #include "engine/shape.h"
 #include "engine/slot_list.h"

@@ -6,7 +6,8 @@
 #include <deque>
 #include <variant>
 
-#include "engine/block_store.h"
+#include "engine/ids.h"
+#include "engine/shape.h"
 #include "engine/slot_list.h"
 
 namespace pegaflow {

@@ -1,11 +1,4 @@
-#include "engine/eviction.h"
-
-#include <utility>
-
-#include "engine/eviction_lru.h"
-#include "engine/eviction_s3_fifo.h"
-#include "engine/eviction_slru.h"
-#include "engine/eviction_weighted.h"
+#include "engine/eviction_kind.h"
 
 namespace pegaflow {
 
@@ -38,21 +31,6 @@ Result<EvictionKind> eviction_kind(std::string_view name) {
   }
   return fail(Errc::kInvalidArgument, "there is no eviction policy \"{}\", but {}", name,
               eviction_names());
-}
-
-Result<std::unique_ptr<EvictionPolicy>> EvictionPolicy::create(EvictionKind kind, BlockRows& rows,
-                                                               std::uint32_t row_count) {
-  switch (kind) {
-    case EvictionKind::kLru:
-      return std::make_unique<LruPolicy>(rows);
-    case EvictionKind::kSlru:
-      return std::make_unique<SlruPolicy>(rows);
-    case EvictionKind::kS3Fifo:
-      return S3FifoPolicy::create(rows, row_count);
-    case EvictionKind::kWeightedLru:
-      return WeightedLruPolicy::create(rows, row_count);
-  }
-  return fail(Errc::kInternal, "an eviction policy without a name");
 }
 
 }  // namespace pegaflow
