@@ -152,6 +152,48 @@ def check_public_headers(tree: Tree) -> Iterator[str]:
                     yield f"{name}:{number}: a public header of the client names {hidden}::"
 
 
+def part_of(name: str) -> str:
+    """A header and its source are one part; a class has its private side in NAME_impl.h."""
+    return name.rpartition(".")[0].removesuffix("_impl")
+
+
+def find_circle(uses: dict[str, set[str]]) -> list[str]:
+    """Some parts of which each uses the next one and the last one the first; empty if none do."""
+    done: set[str] = set()
+
+    def walk(part: str, above: list[str]) -> list[str]:
+        if part in above:
+            return [*above[above.index(part) :], part]
+        if part in done:
+            return []
+        for used in sorted(uses.get(part, ())):
+            if circle := walk(used, [*above, part]):
+                return circle
+        done.add(part)
+        return []
+
+    for part in sorted(uses):
+        if circle := walk(part, []):
+            return circle
+    return []
+
+
+def check_circles(tree: Tree) -> Iterator[str]:
+    """Inside a module of table.WITHOUT_CIRCLES no part uses one that is built upon it."""
+    for module in table.WITHOUT_CIRCLES:
+        uses: dict[str, set[str]] = {}
+        for user, includes in tree.includes.items():
+            if not user.startswith(f"{module}/"):
+                continue
+            part = part_of(user)
+            for include in includes:
+                if include.quoted and include.name.startswith(f"{module}/"):
+                    uses.setdefault(part, set()).add(part_of(include.name))
+            uses.get(part, set()).discard(part)
+        if circle := find_circle(uses):
+            yield f"{module}: a circle of includes: {' -> '.join(circle)}"
+
+
 def check_shadowing(root: pathlib.Path) -> Iterator[str]:
     for path in sorted((root / "capnp").glob("*")):
         if path.suffix in (*SOURCES, ".capnp") and path.name.split(".")[0] in table.LIBRARY_STEMS:
@@ -170,7 +212,12 @@ def long_files(root: pathlib.Path) -> Iterator[str]:
 
 def problems_in(root: pathlib.Path) -> list[str]:
     tree = read_tree(root)
-    return [*check_includes(tree), *check_public_headers(tree), *check_shadowing(root)]
+    return [
+        *check_includes(tree),
+        *check_public_headers(tree),
+        *check_circles(tree),
+        *check_shadowing(root),
+    ]
 
 
 def main(argv: list[str]) -> int:

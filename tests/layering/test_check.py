@@ -73,6 +73,32 @@ class LayeringTest(unittest.TestCase):
                     found = self.problems({name: "", bad: f'\n#include "{name}"\n'})
                     self.assertEqual(found, [f'{bad}:2: {module} may not use "{name}"'])
 
+    def test_a_part_that_uses_what_is_built_upon_it_is_refused(self) -> None:
+        found = self.problems(
+            {
+                "engine/row.h": '#include "engine/table.h"\n',
+                "engine/table.h": '#include "engine/list.h"\n',
+                "engine/list.h": "",
+                "engine/list.cpp": '#include "engine/list.h"\n#include "engine/row.h"\n',
+            }
+        )
+        self.assertEqual(
+            found,
+            [
+                "engine: a circle of includes: "
+                "engine/list -> engine/row -> engine/table -> engine/list"
+            ],
+        )
+
+    def test_a_class_with_a_private_header_is_no_circle(self) -> None:
+        good = {
+            "engine/store.h": "",
+            "engine/store_impl.h": '#include "engine/store.h"\n',
+            "engine/store.cpp": '#include "engine/store.h"\n#include "engine/store_impl.h"\n',
+            "engine/store_read.cpp": '#include "engine/store_impl.h"\n',
+        }
+        self.assertEqual(self.problems(good), [])
+
     def test_a_backend_does_not_know_its_sibling(self) -> None:
         bad = {"transport/cuda/copy.cpp": '#include "transport/host/host_device.h"\n'}
         self.assertEqual(len(self.problems(bad)), 1)
