@@ -1,0 +1,251 @@
+#pragma once
+/// \file
+/// Fetches over owners and a fabric that the test plays, in virtual time.
+
+#include <cstring>
+#include <deque>
+#include <memory>
+#include <optional>
+#include <span>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include <doctest/doctest.h>
+#include <kj/async-io.h>
+
+#include "server/fetches.h"
+
+namespace pegaflow::testing {
+
+inline constexpr std::uint64_t kPage = 4096;
+inline constexpr RegionId kOurPool{0};
+
+inline std::vector<BlockKey> keys(std::uint64_t chain, std::size_t count) {
+  std::vector<BlockKey> made(count);
+  for (std::size_t i = 0; i < count; ++i) {
+    const std::uint64_t words[2] = {(chain * 1000 + i + 1) * 0x9E3779B97F4A7C15ULL, chain};
+    std::memcpy(made[i].bytes.data(), words, sizeof words);
+  }
+  return made;
+}
+
+/// Lends as many blocks as it is asked for.
+class PlayedLender final : public Lender {
+ public:
+  [[nodiscard]] bool is_ready() const noexcept override { return true; }
+  [[nodiscard]] std::uint64_t life() const noexcept override { return 1; }
+  [[nodiscard]] const std::string& address() const noexcept override { return address_; }
+  [[nodiscard]] const Way& way() const override { return way_; }
+  kj::Promise<Result<std::size_t>> locate(const Bytes32&,
+                                          std::span<const BlockKey> wanted) override {
+    return Result<std::size_t>(wanted.size());
+  }
+  kj::Promise<Result<LeaseGrant>> lease(const Bytes32&, std::span<const BlockKey> wanted,
+                                        std::size_t shards,
+                                        std::chrono::milliseconds time) override {
+    ++leases;
+    LeaseGrant grant{.lease = leases, .granted = time, .pages = {}, .checksums = {}};
+    for (std::size_t i = 0; i < wanted.size() * shards; ++i) {
+      grant.pages.push_back(static_cast<std::uint32_t>(i));
+    }
+    return Result<LeaseGrant>(std::move(grant));
+  }
+  kj::Promise<Result<bool>> confirm(std::uint64_t lease, Duration) override {
+    confirmed.push_back(lease);
+    if (!is_confirming) return kj::NEVER_DONE;
+    return Result<bool>(holds);
+  }
+  kj::Promise<Result<Epoch>> reset(const Bytes32&, const Epoch& epoch, Duration) override {
+    return Result<Epoch>(epoch);
+  }
+  void release(std::uint64_t lease) override { released.push_back(lease); }
+  void lost(std::uint64_t, const std::string&) override {}
+  void way_lost(std::uint64_t, const Way&, const std::string&) override {}
+
+  std::uint64_t leases = 0;
+  std::vector<std::uint64_t> released;
+  std::vector<std::uint64_t> confirmed;  ///< That it was asked about.
+  bool is_confirming = true;
+  bool holds = true;  ///< What it says of leases.
+
+ private:
+  std::string address_ = "played:1";
+  Way way_{.lane = 0, .peer = Fabric::PeerId{7}, .pool = RegionId{3}};
+};
+
+class PlayedLenders final : public Lenders {
+ public:
+  [[nodiscard]] bool has_ready() const override { return true; }
+  kj::Promise<std::vector<Owner>> owners(const Bytes32&,
+                                         std::span<const BlockKey> wanted) override {
+    ++questions;
+    std::vector<Owner> found;
+    for (std::size_t i = 0; i < lenders.size(); ++i) {
+      PlayedLender& each = lenders.at((best + i) % lenders.size());
+      found.push_back({.peer = &each, .life = 1, .blocks = wanted.size()});
+    }
+    return found;
+  }
+
+  std::deque<PlayedLender> lenders{1};
+  std::size_t best = 0;  ///< The one that is asked first.
+  std::size_t questions = 0;
+};
+
+/// Keeps what it is to read until the test says what became of it.
+class PlayedFabric final : public Fabric {
+ public:
+  Result<RegionId> register_region(std::span<std::byte>) override { return kOurPool; }
+  Result<void> lend(RegionId, TimePoint) override { return {}; }
+  void unregister_region(RegionId) override {}
+  [[nodiscard]] FabricDescriptor describe() const override { return {}; }
+  Result<PeerId> connect(const FabricDescriptor&) override { return PeerId{7}; }
+  Result<void> disconnect(PeerId) override { return {}; }
+  Result<void> read(Batch batch) override {
+    batches.push_back(std::move(batch));
+    return {};
+  }
+  Result<void> cancel(std::uint64_t) override { return {}; }
+
+  std::deque<Batch> batches;
+};
+
+using std::chrono::microseconds;
+using std::chrono::milliseconds;
+using Late = Fetches::Late;
+
+inline constexpr Id128 kMeasured{5, 99};
+
+/// A service of 64 slots with one engine. A batch is one block, and an owner has two at the fabric.
+struct Fixture {
+  explicit Fixture(std::size_t most_batches = 256)
+      : Fixture(most_batches, {.batch_bytes = kPage, .batches_per_owner = 2}) {}
+  Fixture(std::size_t most_batches, Fetches::Options options) {
+    options.batches = most_batches;
+    auto made = CacheService::create(
+        {.store = {.pool_bytes = 64 * kPage}}, clock,
+        [this](const Id128& connection) { service->disconnected(connection); });
+    REQUIRE(made);
+    service = std::move(*made);
+    background = std::make_unique<Background>(*service, io.provider->getTimer(), clock);
+    const std::vector<Fetches::Lane> lanes = {{.fabric = &fabric, .pool = kOurPool}};
+    fetches = std::make_unique<Fetches>(*service, peers, lanes, *background,
+                                        io.provider->getTimer(), clock, clock, options);
+    REQUIRE(service->connected(engine, {.process = engine,
+                                        .previous_connection = {},
+                                        .quiesced = false,
+                                        .build = "test",
+                                        .watch = std::make_shared<int>(0)}));
+    REQUIRE(service->register_rank(
+        engine, {.instance = "engine", .factors = {{"weights", "a"}}, .page_bytes = kPage}));
+  }
+
+  std::size_t claim(const Id128& token, std::span<const BlockKey> wanted) {
+    return fetches->extend(engine, token, wanted, 0).wait(io.waitScope).blocks;
+  }
+  /// What a claim gets whose engine computes a block in so long, and begins after `delay`.
+  Fetches::Extension claim(const Id128& token, std::span<const BlockKey> wanted, Duration per_block,
+                           Duration delay = {}) {
+    return fetches->extend(engine, token, wanted, 0, {.delay = delay, .per_block = per_block})
+        .wait(io.waitScope);
+  }
+  /// From now on it is known that a block takes 10 ms.
+  void measure() {
+    REQUIRE(claim(kMeasured, keys(99, 4)) == 4);
+    for (int i = 0; i < 4; ++i) {
+      clock.advance(milliseconds(10));
+      complete();
+    }
+    unclaim(kMeasured);
+  }
+  void unclaim(const Id128& token) {
+    fetches->ended(token);
+    REQUIRE(service->unclaim(engine, token));
+    while (service->work()) {
+    }
+  }
+  /// The oldest batch at the fabric ends.
+  void complete(std::optional<Errc> why = std::nullopt, bool settled = true) {
+    REQUIRE_FALSE(fabric.batches.empty());
+    const Fabric::Batch batch = std::move(fabric.batches.front());
+    fabric.batches.pop_front();
+    fetches->completed({.ticket = batch.ticket,
+                        .chunks = std::vector<std::optional<Errc>>(batch.chunks.size(), why),
+                        .detail = "played",
+                        .settled = settled});
+    io.waitScope.poll();
+  }
+  /// A batch that was answered before is not written to any more.
+  void settle(std::uint64_t ticket) {
+    fetches->completed({.ticket = ticket, .chunks = {}, .detail = "played", .settled = true});
+    io.waitScope.poll();
+  }
+  /// What a worker asks, and what it was answered.
+  struct Question {
+    std::optional<Result<Fetches::Arrived>> answer;
+    kj::Promise<void> asked = nullptr;
+  };
+  std::shared_ptr<Question> open(const Id128& token, std::size_t count,
+                                 const std::optional<Duration>& worth, Duration computing = {}) {
+    return open_rest(token, 0, count, worth, computing);
+  }
+  std::shared_ptr<Question> open_rest(const Id128& token, std::size_t first, std::size_t count,
+                                      const std::optional<Duration>& worth,
+                                      Duration computing = {}) {
+    last_token = token;
+    auto question = std::make_shared<Question>();
+    question->asked =
+        fetches
+            ->open(engine, token, first, count, PinId{++last_pin},
+                   {.patience = std::chrono::hours(1), .worth = worth, .computing = computing})
+            .then([to = question.get()](Result<Fetches::Arrived>&& got) { to->answer = got; })
+            .eagerlyEvaluate(nullptr);
+    return question;
+  }
+  [[nodiscard]] bool is_answered(const std::shared_ptr<Question>& question) {
+    io.waitScope.poll();
+    return question->answer.has_value();
+  }
+  /// Whether it is answered without anything else that happens, by a timer of a few milliseconds.
+  [[nodiscard]] bool is_answered_soon(const std::shared_ptr<Question>& question) {
+    auto limit = io.provider->getTimer().afterDelay(2 * kj::SECONDS);
+    std::exchange(question->asked, nullptr).exclusiveJoin(kj::mv(limit)).wait(io.waitScope);
+    return question->answer.has_value();
+  }
+  /// A question looks at the clock when something has happened, such as the end of another one.
+  void look_again(std::size_t coming = 0) {
+    const auto another = open_rest(last_token, coming, 1, std::nullopt);
+    fetches->released(engine, PinId{last_pin});
+    io.waitScope.poll();
+  }
+  [[nodiscard]] std::size_t here(std::span<const BlockKey> wanted) {
+    return service->lookup(engine, wanted).value().blocks;
+  }
+  void check_rest() {
+    while (service->work()) {
+    }
+    CHECK(fetches->stats().batches == 0);
+    CHECK(service->stats().store.fetch_bytes == 0);
+    CHECK(service->stats().store.coming == 0);
+    REQUIRE(service->store().check());
+    for (const PlayedLender& each : peers.lenders) CHECK(each.released.size() == each.leases);
+  }
+
+  kj::AsyncIoContext io = kj::setupAsyncIo();
+  ManualClock clock;
+  Id128 engine{1, 1};
+  std::uint64_t last_pin = 0;
+  Id128 last_token;
+  PlayedLenders peers;
+  PlayedFabric fabric;
+  std::unique_ptr<CacheService> service;
+  std::unique_ptr<Background> background;
+  std::unique_ptr<Fetches> fetches;
+};
+
+inline constexpr Id128 kOne{5, 1};
+inline constexpr Id128 kTwo{5, 2};
+inline constexpr Id128 kThree{5, 3};
+
+}  // namespace pegaflow::testing
