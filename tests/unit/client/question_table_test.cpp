@@ -11,7 +11,7 @@ using std::chrono::milliseconds;
 using std::chrono::seconds;
 
 QuestionTable::Outcome outcome(std::size_t blocks) {
-  return {{.blocks = blocks, .complete = true, .token = {}}, 0};
+  return {.answer = {.blocks = blocks, .complete = true, .token = {}}};
 }
 
 TEST_SUITE("QuestionTable") {
