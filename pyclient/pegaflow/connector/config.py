@@ -80,73 +80,74 @@ OPTIONS = (
     Option(
         "host",
         "127.0.0.1",
-        "This machine, or `unix:PATH` for the server's socket itself.",
+        "An address of this machine, or `unix:PATH`, the path of the server's socket.",
         env="PEGAFLOW_HOST",
     ),
     Option(
         "port",
         50055,
-        "The port in the server's `--addr`; it names the socket.",
+        "The port in the server's `--addr`, which names the socket.",
         bounds=(1, 65535),
         env="PEGAFLOW_PORT",
     ),
     Option(
         "mode",
         "read_write",
-        "`save_only` never asks and never loads.",
+        "`save_only` saves blocks and never loads any.",
         choices=("read_write", "save_only"),
     ),
     Option(
         "weights_id",
         "",
-        "Names the weights; engines with equal names share blocks, so equal names for different "
-        "weights are wrong answers. Empty: the SHA-256 digests of the weight files.",
+        "Names the weights. Engines with equal names share blocks, so equal names for different "
+        "weights produce wrong answers. Empty: the SHA-256 digests of the weight files.",
     ),
     Option(
         "min_load_tokens",
         0,
-        "Shorter hits are computed, for they cost more than they save. 0: two blocks.",
+        "The shortest hit that is loaded; shorter ones are computed. 0 means two blocks.",
         unit="tokens",
         bounds=(0, 1 << 30),
     ),
     Option(
         "keep_failure_policy",
         False,
-        "Leaves vLLM's `kv_load_failure_policy` as it is. Otherwise `fail`, vLLM's default, "
-        "which answers HTTP 500, becomes `recompute`.",
+        "Leaves vLLM's `kv_load_failure_policy` unchanged. Otherwise `fail`, vLLM's default, which "
+        "responds with HTTP 500, becomes `recompute`.",
     ),
     Option(
         "max_pinned_percent",
         10,
-        "Of the GPU's blocks, how many may wait for their save; beyond, saves are dropped.",
+        "The share of the GPU's blocks that may be pinned for saves at once. Further blocks wait; "
+        "those of a finished request are dropped if vLLM reuses them first.",
         unit="%",
         bounds=(1, 50),
     ),
     Option(
         "claim_wait_ms",
         1.0,
-        "How long one scheduler call waits for the answer to a question.",
+        "How long one scheduler call waits for the response to a claim.",
         unit="ms",
         bounds=(0, 100),
     ),
     Option(
         "claim_limit_ms",
         20.0,
-        "After this long without an answer the prompt is computed.",
+        "The prompt is computed after this time without a response.",
         unit="ms",
         bounds=(0, 10_000),
     ),
     Option(
         "handover_wait_ms",
         2000.0,
-        "How long a request waits for what a prefill engine saves for it; 0: it does not.",
+        "How long a request waits for blocks that a prefill engine saves for it. 0: not at all.",
         unit="ms",
         bounds=(0, 10_000),
     ),
     Option(
         "miss_ttl_ms",
         100.0,
-        "How long a miss is believed before the server is asked again.",
+        "How long a miss is remembered before the next lookup of the same prefix.",
         unit="ms",
         bounds=(0, 60_000),
     ),
@@ -154,13 +155,13 @@ OPTIONS = (
         "load_policy",
         "auto",
         "`auto` offers a load only if it is predicted to end before the prompt would be computed, "
-        "and computes the rest of one that falls behind; `always` loads whatever is cached.",
+        "and computes the rest of a load that falls behind. `always` loads all cached blocks.",
         choices=("auto", "always"),
     ),
     Option(
         "load_patience_ms",
         250.0,
-        "A load may take this long and the time its bytes need; then the rest is computed.",
+        "A load may take this long, and the time that its bytes need. Then the rest is computed.",
         unit="ms",
         bounds=(1, 600_000),
     ),
@@ -174,50 +175,50 @@ OPTIONS = (
     Option(
         "connect_deadline_ms",
         1000.0,
-        "A server that does not answer `hello` for so long counts as stopped.",
+        "A server that does not respond to `hello` within this time counts as stopped.",
         unit="ms",
         bounds=(1, 60_000),
     ),
     Option(
         "lookup_deadline_ms",
         50.0,
-        "Of one question; three missed within a second open the breaker.",
+        "The deadline of one lookup or claim. Three misses within a second open the breaker.",
         unit="ms",
         bounds=(1, 60_000),
     ),
     Option(
         "open_deadline_ms",
         50.0,
-        "Of the call with which a worker takes a claim's pages.",
+        "The deadline of the call with which a worker opens a claim.",
         unit="ms",
         bounds=(1, 60_000),
     ),
     Option(
         "reserve_deadline_ms",
         20.0,
-        "Of the call that asks for slots, and 1 ms more for each 8 MB to be saved, since room may "
-        "have to be made; GPU blocks stay pinned meanwhile.",
+        "The deadline of the call that reserves slots, plus 1 ms for each 8 MB to be saved: the "
+        "server may have to evict blocks. GPU blocks stay pinned until the response.",
         unit="ms",
         bounds=(1, 60_000),
     ),
     Option(
         "copy_threads",
         1,
-        "Threads that copy, where the engine's memory is the host's.",
+        "The number of copy threads, if the KV cache lies in host memory.",
         bounds=(1, 64),
     ),
     Option(
         "verify",
         "off",
-        "`all` takes a checksum of each page that is saved, `sample` of one in 16, and both "
-        "compare those that loaded pages have. A wrong page is computed, counted, and forgotten by "
-        "the server. Engines that share blocks should have the same value.",
+        "`all` computes a checksum of each saved page, `sample` of one page in 16. Both compare "
+        "loaded pages with their checksums. A wrong page is counted and computed, and the server "
+        "removes its block. Engines that share blocks should have the same value.",
         choices=("off", "sample", "all"),
     ),
     Option(
         "log_interval_s",
         60.0,
-        "How often a line says what the cache did, if it did anything. 0: never.",
+        "The interval of the log line that summarizes loads and saves, if there were any. 0: none.",
         unit="s",
         bounds=(0, 86_400),
     ),

@@ -28,11 +28,13 @@ class Metric:
 
 
 METRICS = (
-    Metric("hits", COUNTER, "Requests that were offered blocks of the cache."),
-    Metric("misses", COUNTER, "Requests that were not, by reason.", ("reason",)),
-    Metric("followed", COUNTER, "Requests that waited for another's load of the same blocks."),
-    Metric("handovers", COUNTER, "Waits for a prefill engine's saves, by end.", ("result",)),
-    Metric("handover_seconds", HISTOGRAM, "How long those waits were."),
+    Metric("hits", COUNTER, "Requests that were offered cached blocks."),
+    Metric("misses", COUNTER, "Requests that were offered no blocks, by reason.", ("reason",)),
+    Metric(
+        "followed", COUNTER, "Requests that waited for another request's load of the same blocks."
+    ),
+    Metric("handovers", COUNTER, "Waits for a prefill engine's saves, by result.", ("result",)),
+    Metric("handover_seconds", HISTOGRAM, "Duration of waits for a prefill engine's saves."),
     Metric("loads", COUNTER, "Loads handed to the workers."),
     Metric(
         "declined",
@@ -43,27 +45,45 @@ METRICS = (
     Metric(
         "load_cuts",
         COUNTER,
-        "Loads of which the rest was computed because it would have arrived later, by reason.",
+        "Loads that were cut because the engine computes the rest sooner, by reason.",
         ("reason",),
     ),
     Metric("loaded_blocks", COUNTER, "Blocks loaded."),
-    Metric("loaded_bytes", COUNTER, "Bytes loaded, all ranks."),
-    Metric("load_failures", COUNTER, "Loads that did not bring all blocks, by error.", ("error",)),
-    Metric("load_failed_blocks", COUNTER, "Blocks of loads that were computed in the end."),
+    Metric("loaded_bytes", COUNTER, "Bytes loaded by all ranks."),
+    Metric(
+        "load_failures",
+        COUNTER,
+        "Loads that failed for some of their blocks, by error.",
+        ("error",),
+    ),
+    Metric("load_failed_blocks", COUNTER, "Blocks of loads that failed and were computed."),
     Metric("verified_pages", COUNTER, "Loaded pages that were compared with their checksums."),
-    Metric("corrupt_pages", COUNTER, "Of them, those that were not what had been saved."),
-    Metric("load_seconds", HISTOGRAM, "From handing a load out to its report."),
-    Metric("saves", COUNTER, "Save jobs handed to the workers; one a step at most."),
-    Metric("saved_blocks", COUNTER, "Blocks that a save put into the cache."),
-    Metric("saved_bytes", COUNTER, "Bytes saved, all ranks."),
-    Metric("save_skipped_blocks", COUNTER, "Blocks that the cache had, or had no room for."),
+    Metric(
+        "corrupt_pages",
+        COUNTER,
+        "Loaded pages whose checksum differed from that of the saved page.",
+    ),
+    Metric("load_seconds", HISTOGRAM, "Duration of loads, from the order to the report."),
+    Metric("saves", COUNTER, "Save jobs handed to the workers, at most one for each step."),
+    Metric("saved_blocks", COUNTER, "Blocks that saves added to the cache."),
+    Metric("saved_bytes", COUNTER, "Bytes saved by all ranks."),
+    Metric(
+        "save_skipped_blocks",
+        COUNTER,
+        "Blocks that were not saved because they were cached or there was no room.",
+    ),
     Metric("save_failed_blocks", COUNTER, "Blocks whose save failed, by error.", ("error",)),
-    Metric("save_dropped_blocks", COUNTER, "Blocks no save was asked for, by reason.", ("reason",)),
-    Metric("save_seconds", HISTOGRAM, "From handing a save job out to its report."),
+    Metric(
+        "save_dropped_blocks",
+        COUNTER,
+        "Blocks for which no save was requested, by reason.",
+        ("reason",),
+    ),
+    Metric("save_seconds", HISTOGRAM, "Duration of save jobs, from the order to the report."),
     Metric(
         "resets",
         COUNTER,
-        "Resets by vLLM: `explicit` ones forget everywhere, `local` ones (pause, sleep) do not.",
+        "Resets by vLLM: `explicit` resets apply to all nodes, `local` ones (pause, sleep) do not.",
         ("kind",),
     ),
     Metric(
@@ -76,10 +96,14 @@ METRICS = (
         GAUGE,
         "1 while the engine shares no blocks because its weights may have changed.",
     ),
-    Metric("event_stored_blocks", COUNTER, "Blocks of the cache that KV events reported."),
-    Metric("event_removed_blocks", COUNTER, "Of them, those reported as gone."),
-    Metric("event_take_backs", COUNTER, "Times that all of them were: reset, restart, overrun."),
-    Metric("pinned_blocks", GAUGE, "GPU blocks that wait for their save."),
+    Metric("event_stored_blocks", COUNTER, "Cached blocks that KV events reported as stored."),
+    Metric("event_removed_blocks", COUNTER, "Cached blocks that KV events reported as removed."),
+    Metric(
+        "event_take_backs",
+        COUNTER,
+        "Times that all reported blocks were withdrawn: reset, restart or overrun.",
+    ),
+    Metric("pinned_blocks", GAUGE, "GPU blocks that are pinned for a save."),
     Metric(
         "pin_waits",
         COUNTER,
@@ -87,7 +111,12 @@ METRICS = (
     ),
     Metric("link_state", GAUGE, "1 for the state of the link to the server.", ("side", "state")),
     Metric("serving", GAUGE, "1 while this side uses the cache, 0 as plain vLLM.", ("side",)),
-    Metric("internal_errors", COUNTER, "Mistakes of ours; the first retires its side.", ("side",)),
+    Metric(
+        "internal_errors",
+        COUNTER,
+        "Internal errors; the first one disables the cache on its side.",
+        ("side",),
+    ),
 )
 _BY_NAME = {metric.name: metric for metric in METRICS}
 
