@@ -11,8 +11,9 @@ write; exits with 1 if there is one.
 import functools
 import pathlib
 import re
-import subprocess
 import sys
+
+import check_text
 
 RULES_FILE = pathlib.Path(__file__).with_name("language.tsv")
 FENCE = re.compile(r"\s*(```|~~~)")
@@ -60,12 +61,10 @@ def problems_of(name: str, text: str) -> list[str]:
 
 def main(argv: list[str]) -> int:
     root = pathlib.Path(argv[0] if argv else ".")
-    command = ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard", "*.md"]
-    listed = subprocess.run(command, cwd=root, check=True, capture_output=True, text=True).stdout
     problems = []
-    for name in sorted(name for name in listed.split("\0") if name):
+    for name in check_text.tracked(root):
         path = root / name
-        if path.is_file():
+        if name.endswith(".md") and path.is_file():
             problems += problems_of(name, path.read_text())
     print("\n".join(problems), end="\n" if problems else "")
     return 1 if problems else 0
