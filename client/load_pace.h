@@ -41,17 +41,17 @@ class LoadPace {
   /// How long computing `blocks` takes, with the time before it begins; no value: not known.
   [[nodiscard]] std::optional<Duration> computing(std::size_t blocks) const noexcept {
     if (!is_compared()) return std::nullopt;
-    return computing_->delay + of(blocks);
+    return computing_->delay + once_begun(blocks);
   }
   /// How long it takes once it has begun; 0: not known.
-  [[nodiscard]] Duration of(std::size_t blocks) const noexcept {
+  [[nodiscard]] Duration once_begun(std::size_t blocks) const noexcept {
     return is_compared() ? computing_->per_block * static_cast<Duration::rep>(blocks) : Duration{};
   }
   /// How long from `now` on it is worth waiting for the last of `left` blocks; no value: not known.
   [[nodiscard]] std::optional<Duration> worth(std::size_t left, TimePoint now) const {
     if (!is_compared()) return std::nullopt;
     const Duration delay = std::max(Duration::zero(), computing_->delay - (now - accepted_));
-    return (delay + of(left)) * 11 / 10 + kSlack;
+    return (delay + once_begun(left)) * 11 / 10 + kSlack;
   }
 
  private:

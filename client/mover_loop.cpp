@@ -326,7 +326,7 @@ void MoverLoop::begin_load(std::uint64_t ticket) {
       job.worth_until = now + *worth;
       patience = std::min(patience, *worth + LoadPace::kSlack);
       request.setWorthMicros(to_micros(*worth));
-      request.setComputeMicros(to_micros(job.pace.of(job.blocks.size() - job.done)));
+      request.setComputeMicros(to_micros(job.pace.once_begun(job.blocks.size() - job.done)));
     } else if (job.pace.is_judged()) {
       request.setWorthMicros(kWorthForever);
     }
