@@ -11,6 +11,18 @@
 namespace pegaflow::testing {
 namespace {
 
+/// Loads of one block each that wait, of an engine that computes a block in `computing`.
+std::vector<std::shared_ptr<Fixture::Question>> loads_of_a_block(Fixture& f,
+                                                                 const std::vector<Id128>& tokens,
+                                                                 Duration computing) {
+  std::vector<std::shared_ptr<Fixture::Question>> loads;
+  for (const Id128& token : tokens) {
+    REQUIRE(f.claim(token, keys(token.low, 1)) == 1);
+    loads.push_back(f.open(token, 1, milliseconds(1000), computing));
+  }
+  return loads;
+}
+
 TEST_SUITE("Fetches::open") {
   TEST_CASE("a load waits while the blocks before its own arrive, however long its own take") {
     Fixture f;
@@ -86,11 +98,7 @@ TEST_SUITE("Fetches::open") {
       "of loads that wait for a stuck source one ends, and the others once that is computed") {
     Fixture f;
     f.measure();
-    std::vector<std::shared_ptr<Fixture::Question>> loads;
-    for (const Id128& token : {kOne, kTwo, kThree}) {
-      REQUIRE(f.claim(token, keys(token.low, 1)) == 1);
-      loads.push_back(f.open(token, 1, milliseconds(1000), milliseconds(40)));
-    }
+    const auto loads = loads_of_a_block(f, {kOne, kTwo, kThree}, milliseconds(40));
     const auto ended = [&]() {
       return std::count_if(loads.begin(), loads.end(),
                            [&](const auto& load) { return f.is_answered(load); });
@@ -112,30 +120,23 @@ TEST_SUITE("Fetches::open") {
   TEST_CASE("a source that answers again keeps the loads that had not ended") {
     Fixture f;
     f.measure();
-    REQUIRE(f.claim(kOne, keys(1, 1)) == 1);
-    REQUIRE(f.claim(kTwo, keys(2, 1)) == 1);
-    const auto one = f.open(kOne, 1, milliseconds(1000), milliseconds(40));
-    const auto two = f.open(kTwo, 1, milliseconds(1000), milliseconds(40));
+    const auto loads = loads_of_a_block(f, {kOne, kTwo}, milliseconds(40));
     f.clock.advance(milliseconds(30));
     f.look_again();
-    REQUIRE(f.is_answered(one));
-    CHECK_FALSE(f.is_answered(two));
+    REQUIRE(f.is_answered(loads[0]));
+    CHECK_FALSE(f.is_answered(loads[1]));
 
     f.complete();
     f.complete();
 
-    REQUIRE(f.is_answered(two));
-    CHECK(two->answer->value().opened.slots.size() == 1);
+    REQUIRE(f.is_answered(loads[1]));
+    CHECK(loads[1]->answer->value().opened.slots.size() == 1);
   }
 
   TEST_CASE("a source that pauses again ends a load only when the former one is computed") {
     Fixture f;
     f.measure();
-    std::vector<std::shared_ptr<Fixture::Question>> loads;
-    for (const Id128& token : {kOne, kTwo, kThree}) {
-      REQUIRE(f.claim(token, keys(token.low, 1)) == 1);
-      loads.push_back(f.open(token, 1, milliseconds(1000), milliseconds(100)));
-    }
+    const auto loads = loads_of_a_block(f, {kOne, kTwo, kThree}, milliseconds(100));
     f.clock.advance(milliseconds(30));
     f.look_again();
     REQUIRE(f.is_answered(loads[0]));
