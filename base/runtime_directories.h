@@ -7,8 +7,8 @@
 namespace pegaflow {
 
 /// What the socket's directory is chosen from: the explicit one decides, else the system's, else
-/// the user's. The server takes the first that it can write to (server/listener.h), a client the
-/// first that has the socket (client/socket_path.h).
+/// the user's. The server takes the first that it can write to (server/rpc/listener.h), a client
+/// the first that has the socket (client/socket_path.h).
 struct RuntimeDirectories {
   std::string explicit_directory{};  ///< $PEGAFLOW_RUNTIME_DIR; empty when not set.
   std::string system = "/run/pegaflow";

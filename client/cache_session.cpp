@@ -9,13 +9,13 @@
 #include <unistd.h>
 
 #include "base/log.h"
-#include "base/mailbox.h"
-#include "base/thread.h"
+#include "base/os/mailbox.h"
+#include "base/os/thread.h"
 #include "base/units.h"
-#include "capnp/codec.h"
+#include "capnp/wire/codec.h"
 #include "client/loop.h"
-#include "client/question_table.h"
-#include "client/session_loop.h"
+#include "client/session/question_table.h"
+#include "client/session/session_loop.h"
 #include "client/status_board.h"
 
 namespace pegaflow {

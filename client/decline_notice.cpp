@@ -7,9 +7,9 @@
 #include <unistd.h>
 
 #include "base/log.h"
-#include "base/mailbox.h"
-#include "base/thread.h"
-#include "capnp/codec.h"
+#include "base/os/mailbox.h"
+#include "base/os/thread.h"
+#include "capnp/wire/codec.h"
 #include "client/link.h"
 #include "client/loop.h"
 #include "client/status_board.h"

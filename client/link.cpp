@@ -11,7 +11,8 @@
 #include "base/assert.h"
 #include "base/log.h"
 #include "base/units.h"
-#include "capnp/codec.h"
+#include "capnp/wire/codec.h"
+#include "capnp/wire/rpc_error.h"
 
 namespace pegaflow {
 namespace {
@@ -388,7 +389,7 @@ wire::Session::Client& Link::session() {
 }
 
 Error Link::on_exception(const kj::Exception& exception, const char* what) {
-  Error error = to_error(exception);
+  Error error = error_from(exception);
   error.detail = fmt::format("{}: {}", what, error.detail);
   // Expected outcomes are values: after an exception this connection is of no more use.
   if (error.code != Errc::kPeerLost) drop(error);

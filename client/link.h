@@ -12,11 +12,10 @@
 #include "base/clock.h"
 #include "base/error.h"
 #include "base/id128.h"
-#include "base/unique_fd.h"
+#include "base/os/unique_fd.h"
 #include "capnp/cache.capnp.h"
 #include "client/breaker.h"
 #include "client/link_options.h"
-#include "client/rpc_error.h"
 #include "client/status_board.h"
 
 namespace pegaflow {

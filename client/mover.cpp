@@ -13,13 +13,13 @@
 
 #include "base/assert.h"
 #include "base/log.h"
-#include "base/numa.h"
-#include "base/thread.h"
-#include "base/unique_fd.h"
-#include "capnp/codec.h"
+#include "base/os/numa.h"
+#include "base/os/thread.h"
+#include "base/os/unique_fd.h"
+#include "capnp/wire/codec.h"
 #include "client/loop.h"
-#include "client/mover_loop.h"
-#include "client/mover_state.h"
+#include "client/mover/mover_loop.h"
+#include "client/mover/mover_state.h"
 
 namespace pegaflow {
 namespace {

@@ -12,7 +12,7 @@
 
 #include "base/assert.h"
 #include "base/log.h"
-#include "base/thread.h"
+#include "base/os/thread.h"
 #include "base/units.h"
 
 namespace pegaflow {

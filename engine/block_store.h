@@ -14,12 +14,12 @@
 #include "base/error.h"
 #include "base/id128.h"
 #include "base/job_id.h"
-#include "engine/eviction_kind.h"
+#include "engine/eviction/kind.h"
 #include "engine/ids.h"
 #include "engine/lost_blocks.h"
 #include "engine/shape.h"
 
-namespace pegaflow {
+namespace pegaflow::engine {
 
 /// Owns the index from (space, key) to frame over one pool. Knows no bytes.
 ///
@@ -36,11 +36,11 @@ namespace pegaflow {
 /// written or held stays where it is.
 ///
 /// Eviction takes the block at rest (sealed, neither pinned, claimed nor lent) that its policy
-/// names; see engine/eviction.h. Replicas, which were fetched and so are elsewhere too, go before
-/// all others of their shape, oldest first. When none is at rest, the oldest claim is revoked
-/// whole; claims that nobody opened within `claim_grace` go before all others. Blocks of one chain
-/// come to rest last block first, so that a chain is eaten from its end: a block without its parent
-/// is useless.
+/// names; see engine/eviction/eviction.h. Replicas, which were fetched and so are elsewhere too, go
+/// before all others of their shape, oldest first. When none is at rest, the oldest claim is
+/// revoked whole; claims that nobody opened within `claim_grace` go before all others. Blocks of
+/// one chain come to rest last block first, so that a chain is eaten from its end: a block without
+/// its parent is useless.
 ///
 /// No call lasts longer than a few hundred microseconds. What may be longer (a lost holder with
 /// 100,000 pins, an emptied cache) takes effect at once for every caller, but its blocks are given
@@ -107,11 +107,11 @@ class BlockStore {
   [[nodiscard]] std::uint64_t emptied_shapes() const;
   /// Where the shard's page of the block in `frame` begins in the pool, in bytes: a multiple of
   /// 4 KiB. `frame` is one that reserve(), open(), fetch() or lend() gave out.
-  [[nodiscard]] std::uint64_t page_offset(SlotIndex frame, std::uint32_t shard) const;
-  [[nodiscard]] std::uint64_t page_bytes(SlotIndex frame, std::uint32_t shard) const;
+  [[nodiscard]] std::uint64_t page_offset(FrameIndex frame, std::uint32_t shard) const;
+  [[nodiscard]] std::uint64_t page_bytes(FrameIndex frame, std::uint32_t shard) const;
   /// A number that no other page in the pool has, for tables beside this one; those of an extent
   /// follow each other without a gap. Below the pool's bytes / 4 KiB.
-  [[nodiscard]] std::uint32_t page_number(SlotIndex frame, std::uint32_t shard) const;
+  [[nodiscard]] std::uint32_t page_number(FrameIndex frame, std::uint32_t shard) const;
 
   // ---- spaces and holders
 
@@ -164,7 +164,7 @@ class BlockStore {
   void unclaim(HolderId holder, const Id128& token);
 
   struct OpenedPages {
-    std::vector<SlotIndex> slots;     ///< In the order of the claimed keys.
+    std::vector<FrameIndex> slots;    ///< In the order of the claimed keys.
     std::size_t by_this_process = 0;  ///< Of them, how many the opening process itself saved.
     bool is_new = false;              ///< Pinned by this call; else it was a repeated one.
   };
@@ -199,7 +199,7 @@ class BlockStore {
   struct Fetch {
     struct Frame {
       std::size_t place = 0;  ///< Of its key, in `keys`.
-      SlotIndex frame = kNoSlot;
+      FrameIndex frame = kNoFrame;
     };
     std::size_t blocks = 0;          ///< By which the claim got longer.
     std::size_t coming = 0;          ///< Of them, not here yet, those of earlier fetches included.
@@ -227,17 +227,17 @@ class BlockStore {
   /// sealed, as a replica, and at rest unless a claim waits for it. False when it was not, because
   /// its space was retired or it had been given up; then this is settle(). `frame` is one that
   /// fetch() gave out and that has not ended.
-  bool fetched(SlotIndex frame);
+  bool fetched(FrameIndex frame);
   /// The block will not come, or not whole. At once its key may be fetched or saved again, in
   /// another frame, and no claim that waits for it can be opened there. Somebody may still write to
   /// the frame: it is in quarantine until settle(). Once given up, again changes nothing.
-  void give_up(SlotIndex frame);
+  void give_up(FrameIndex frame);
   /// Nobody can write to the frame any more; gives it up if that was not done. It is free once the
   /// claims that waited for it have ended.
-  void settle(SlotIndex frame);
+  void settle(FrameIndex frame);
   /// Whether a claim waits for a block that fetch() gave out and that has not ended. Without one it
   /// need not be asked for; another claim may join until it is settled.
-  [[nodiscard]] bool is_awaited(SlotIndex frame) const;
+  [[nodiscard]] bool is_awaited(FrameIndex frame) const;
   /// How many blocks of the claim, from `first` on and at most `count`, are there to be opened now:
   /// up to the first that is coming. Ask again from that one on after a fetched(), give_up() or
   /// settle(): each call looks at what it counts and one block more.
@@ -247,13 +247,14 @@ class BlockStore {
                                             std::size_t count) const;
   /// The frame of the claim's block at `place`; no value where open() would answer kGone, or beyond
   /// the claim's end.
-  [[nodiscard]] std::optional<SlotIndex> claimed_frame(const Id128& token, std::size_t place) const;
+  [[nodiscard]] std::optional<FrameIndex> claimed_frame(const Id128& token,
+                                                        std::size_t place) const;
 
   // ---- lending, to another node
 
   struct Lent {
     LeaseId lease{};  ///< None when there are no frames.
-    std::vector<SlotIndex> frames = {};
+    std::vector<FrameIndex> frames = {};
   };
   /// Lends the longest sealed prefix of `keys` within the limits, for reading from afar: its blocks
   /// are recent, and stay where they are, like pinned ones, until end_lease(), or until `time` and
@@ -275,7 +276,7 @@ class BlockStore {
 
   /// Reserves a frame for each of `keys` that is neither sealed nor reserved, evicting if need be,
   /// under `job`. May be called several times for one job: that is how long jobs go in slices (of
-  /// `slice_blocks` keys). Frames come in the order of `keys`; kNoSlot means skip it (already
+  /// `slice_blocks` keys). Frames come in the order of `keys`; kNoFrame means skip it (already
   /// there, being saved or fetched, or no room).
   ///
   /// With several shards the first to ask decides each key, for all of them; the others get the
@@ -292,12 +293,12 @@ class BlockStore {
   /// forgotten meanwhile; kInvalidArgument when the job belongs to another holder, space or number
   /// of shards, was published by this one, or `first` lies beyond what this shard asked for; kBusy
   /// when there are `max_reservations` jobs.
-  Result<std::vector<SlotIndex>> reserve(HolderId holder, SpaceId space, const JobId& job,
-                                         std::size_t first, std::span<const BlockKey> keys,
-                                         NoRoom no_room = NoRoom::kSkip);
+  Result<std::vector<FrameIndex>> reserve(HolderId holder, SpaceId space, const JobId& job,
+                                          std::size_t first, std::span<const BlockKey> keys,
+                                          NoRoom no_room = NoRoom::kSkip);
   /// The frames that the job still has to publish, in the order in which reserve() gave them. Empty
   /// where publish() would say kGone. Valid until the next call that changes something.
-  [[nodiscard]] std::span<const SlotIndex> slots_of(HolderId holder, const JobId& job) const;
+  [[nodiscard]] std::span<const FrameIndex> slots_of(HolderId holder, const JobId& job) const;
   /// All copies of the job into this holder's shard ended and are whole. The last shard seals at
   /// most `limit` of its blocks, the last one first, and is told how many are left: it calls again
   /// until 0. The others are told 0.
@@ -449,7 +450,7 @@ class BlockStore {
 
   /// The frame of the `n`-th block at rest, counted from the one that came to rest last. O(frames);
   /// for tests that damage one.
-  [[nodiscard]] std::optional<SlotIndex> recent_slot(std::size_t n) const;
+  [[nodiscard]] std::optional<FrameIndex> recent_slot(std::size_t n) const;
 
   /// Checks every invariant of the tables, in O(frames). For tests and simulations.
   /// Errors: kInternal that names the first broken one.
@@ -461,4 +462,4 @@ class BlockStore {
   std::unique_ptr<Impl> impl_;
 };
 
-}  // namespace pegaflow
+}  // namespace pegaflow::engine

@@ -4,12 +4,12 @@
 
 #include <cstdint>
 
-namespace pegaflow {
+namespace pegaflow::engine {
 
 /// A frame: the place in the pool for all pages of one block. BlockStore::page_offset() translates
 /// it into bytes.
-using SlotIndex = std::uint32_t;
-inline constexpr SlotIndex kNoSlot = ~SlotIndex{0};
+using FrameIndex = std::uint32_t;
+inline constexpr FrameIndex kNoFrame = ~FrameIndex{0};
 
 /// One namespace in one generation. A lookup in one never finds blocks of another.
 enum class SpaceId : std::uint32_t {};
@@ -23,4 +23,4 @@ enum class PinId : std::uint64_t {};
 /// The store's name for what it lent to another node. Never used again; 0 is not used.
 enum class LeaseId : std::uint64_t {};
 
-}  // namespace pegaflow
+}  // namespace pegaflow::engine

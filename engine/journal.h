@@ -11,9 +11,9 @@
 #include "base/block_key.h"
 #include "base/error.h"
 #include "engine/ids.h"
-#include "engine/zero_pages.h"
+#include "engine/tables/zero_pages.h"
 
-namespace pegaflow {
+namespace pegaflow::engine {
 
 /// The last statements about blocks, each with its position: that the block of a key is there, or
 /// that it is gone. Statements about one key are in the order in which they became true; that a
@@ -62,4 +62,4 @@ class Journal {
   std::uint64_t end_;
 };
 
-}  // namespace pegaflow
+}  // namespace pegaflow::engine

@@ -10,10 +10,10 @@
 #include <string_view>
 
 #include "base/error.h"
-#include "engine/prefetch.h"
-#include "engine/zero_pages.h"
+#include "engine/tables/prefetch.h"
+#include "engine/tables/zero_pages.h"
 
-namespace pegaflow {
+namespace pegaflow::engine {
 
 /// Why a block that a lookup asked for was not found.
 enum class Miss : std::uint8_t {
@@ -99,4 +99,4 @@ struct AgeHistogram {
   }
 };
 
-}  // namespace pegaflow
+}  // namespace pegaflow::engine

@@ -4,82 +4,9 @@
 #include <limits>
 #include <utility>
 
-#include <xxhash.h>
-
 #include "base/assert.h"
-#include "base/id128.h"
 
-namespace pegaflow {
-
-Result<std::vector<NamespaceFactor>> canonical_factors(std::vector<NamespaceFactor> factors) {
-  if (factors.empty() || factors.size() > kMaxNamespaceFactors) {
-    return fail(Errc::kInvalidArgument, "a namespace has 1 to {} factors, not {}",
-                kMaxNamespaceFactors, factors.size());
-  }
-  std::size_t bytes = 0;
-  for (const NamespaceFactor& factor : factors) {
-    if (factor.name.empty()) return fail(Errc::kInvalidArgument, "a factor without a name");
-    bytes += factor.name.size() + factor.value.size();
-  }
-  if (bytes > kMaxNamespaceBytes) {
-    return fail(Errc::kInvalidArgument, "a namespace has at most {} bytes, not {}",
-                kMaxNamespaceBytes, bytes);
-  }
-  std::sort(factors.begin(), factors.end());
-  const auto twice =
-      std::adjacent_find(factors.begin(), factors.end(),
-                         [](const NamespaceFactor& left, const NamespaceFactor& right) {
-                           return left.name == right.name;
-                         });
-  if (twice != factors.end()) {
-    return fail(Errc::kInvalidArgument, "the factor {} comes twice", twice->name);
-  }
-  return factors;
-}
-
-std::string namespace_hash(std::span<const NamespaceFactor> canonical) {
-  // Lengths go in too: {"ab", "c"} and {"a", "bc"} are not the same.
-  std::string text;
-  for (const NamespaceFactor& factor : canonical) {
-    text += fmt::format("{}:{}={}:{};", factor.name.size(), factor.name, factor.value.size(),
-                        factor.value);
-  }
-  const XXH128_hash_t hash = XXH3_128bits(text.data(), text.size());
-  return to_string(Id128{hash.high64, hash.low64});
-}
-
-std::vector<FactorDifference> difference(std::span<const NamespaceFactor> left,
-                                         std::span<const NamespaceFactor> right) {
-  std::vector<FactorDifference> differences;
-  while (!left.empty() || !right.empty()) {
-    const bool only_left =
-        right.empty() || (!left.empty() && left.front().name < right.front().name);
-    const bool only_right =
-        left.empty() || (!right.empty() && right.front().name < left.front().name);
-    if (only_left) {
-      differences.push_back({left.front().name, left.front().value, std::nullopt});
-    } else if (only_right) {
-      differences.push_back({right.front().name, std::nullopt, right.front().value});
-    } else if (left.front().value != right.front().value) {
-      differences.push_back({left.front().name, left.front().value, right.front().value});
-    }
-    if (!only_right) left = left.subspan(1);
-    if (!only_left) right = right.subspan(1);
-  }
-  return differences;
-}
-
-std::string to_string(std::span<const FactorDifference> differences) {
-  const auto quoted = [](const std::optional<std::string>& value) {
-    return value ? fmt::format("\"{}\"", *value) : std::string("none");
-  };
-  std::string text;
-  for (const FactorDifference& each : differences) {
-    text += fmt::format("{}{}: {} here, {} there", text.empty() ? "" : "; ", each.name,
-                        quoted(each.left), quoted(each.right));
-  }
-  return text;
-}
+namespace pegaflow::engine {
 
 struct NamespaceTable::Row {
   Namespace space;
@@ -212,19 +139,4 @@ std::vector<const NamespaceTable::Namespace*> NamespaceTable::all() const {
   return namespaces;
 }
 
-const NamespaceTable::Namespace* NamespaceTable::closest(NamespaceId id) const {
-  const Row* const self = row(id);
-  const Namespace* best = nullptr;
-  std::size_t fewest = std::numeric_limits<std::size_t>::max();
-  for (const auto& each : rows_) {
-    if (self == nullptr || each.get() == self) continue;
-    const std::size_t count = difference(self->space.factors, each->space.factors).size();
-    if (count < fewest) {
-      fewest = count;
-      best = &each->space;
-    }
-  }
-  return best;
-}
-
-}  // namespace pegaflow
+}  // namespace pegaflow::engine

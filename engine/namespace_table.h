@@ -11,43 +11,9 @@
 
 #include "base/error.h"
 #include "engine/block_store.h"
+#include "engine/namespace_factors.h"
 
-namespace pegaflow {
-
-/// One thing that decides whether two engines compute the same bytes, for example
-/// {"kv_cache_dtype", "float16"}.
-struct NamespaceFactor {
-  std::string name;
-  std::string value;
-  auto operator<=>(const NamespaceFactor&) const = default;
-};
-
-/// Sorts factors by name, so that lists that say the same are equal.
-/// Errors: kInvalidArgument when the list is empty, passes the limits below, or a name is empty or
-/// comes twice.
-Result<std::vector<NamespaceFactor>> canonical_factors(std::vector<NamespaceFactor> factors);
-
-inline constexpr std::size_t kMaxNamespaceFactors = 256;
-inline constexpr std::size_t kMaxNamespaceBytes = 64 * 1024;  ///< Of all names and values.
-
-/// XXH3-128 over a canonical list, 32 hexadecimal digits. A name for people only: whether two
-/// namespaces are the same is decided by comparing the lists.
-std::string namespace_hash(std::span<const NamespaceFactor> canonical);
-
-/// A factor in which two lists differ; no value where a list lacks it.
-struct FactorDifference {
-  std::string name;
-  std::optional<std::string> left;
-  std::optional<std::string> right;
-  bool operator==(const FactorDifference&) const = default;
-};
-
-/// In which factors two canonical lists differ, sorted by name; empty when they are the same.
-std::vector<FactorDifference> difference(std::span<const NamespaceFactor> left,
-                                         std::span<const NamespaceFactor> right);
-
-/// `kv_cache_dtype: "float16" here, "fp8" there; scales: none here, "per_tensor" there`.
-std::string to_string(std::span<const FactorDifference> differences);
+namespace pegaflow::engine {
 
 /// A row of the NamespaceTable; never used again for another namespace.
 enum class NamespaceId : std::uint32_t {};
@@ -108,9 +74,6 @@ class NamespaceTable {
   [[nodiscard]] const Namespace* find(NamespaceId id) const;
   /// Every namespace, oldest first. Valid until the next call that is not const.
   [[nodiscard]] std::vector<const Namespace*> all() const;
-  /// The other namespace that differs from `id` in the fewest factors,
-  /// to tell people why two engines do not share; no value when there is no other.
-  [[nodiscard]] const Namespace* closest(NamespaceId id) const;
 
  private:
   struct Row;
@@ -130,4 +93,4 @@ class NamespaceTable {
   std::vector<std::unique_ptr<Row>> rows_;
 };
 
-}  // namespace pegaflow
+}  // namespace pegaflow::engine

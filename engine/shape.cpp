@@ -5,7 +5,7 @@
 #include "base/page_layout.h"
 #include "base/units.h"
 
-namespace pegaflow {
+namespace pegaflow::engine {
 
 Result<FrameLayout> FrameLayout::create(const Shape& shape) {
   if (shape.shards.empty() || shape.shards.size() > kMaxShards) {
@@ -34,4 +34,4 @@ Result<FrameLayout> FrameLayout::create(const Shape& shape) {
   return layout;
 }
 
-}  // namespace pegaflow
+}  // namespace pegaflow::engine

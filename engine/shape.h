@@ -7,7 +7,7 @@
 
 #include "base/error.h"
 
-namespace pegaflow {
+namespace pegaflow::engine {
 
 /// A shape that the store knows.
 enum class ShapeId : std::uint32_t {};
@@ -64,4 +64,4 @@ class FrameLayout {
   std::uint64_t frame_bytes_ = 0;
 };
 
-}  // namespace pegaflow
+}  // namespace pegaflow::engine

@@ -5,7 +5,7 @@
 #include <string_view>
 
 #include "base/log.h"
-#include "perf/command.h"
+#include "perf/lib/command.h"
 #include "version.h"
 
 namespace {

@@ -8,7 +8,7 @@
 
 #include <xxhash.h>
 
-namespace pegaflow {
+namespace pegaflow::router {
 namespace {
 
 bool same_bytes(std::string_view a, std::string_view b) {
@@ -97,4 +97,4 @@ std::string_view bearer_key(std::string_view authorization) {
   return authorization;
 }
 
-}  // namespace pegaflow
+}  // namespace pegaflow::router

@@ -10,7 +10,7 @@
 #include "base/clock.h"
 #include "base/error.h"
 
-namespace pegaflow {
+namespace pegaflow::router {
 
 /// The API keys of a file, each with a bucket of requests. Thread-bound.
 class AccessList {
@@ -51,4 +51,4 @@ class AccessList {
 /// The key in `Authorization: Bearer KEY`; empty for anything else.
 std::string_view bearer_key(std::string_view authorization);
 
-}  // namespace pegaflow
+}  // namespace pegaflow::router

@@ -12,11 +12,11 @@
 #include <boost/asio/write.hpp>
 
 #include "base/log.h"
-#include "router/cors.h"
-#include "router/exchange.h"
-#include "router/pages.h"
+#include "router/exchange/exchange.h"
+#include "router/http/cors.h"
+#include "router/page/pages.h"
 
-namespace pegaflow {
+namespace pegaflow::router {
 
 namespace asio = boost::asio;
 using asio::ip::tcp;
@@ -314,4 +314,4 @@ asio::awaitable<bool> ClientConnection::serve_one() {
   co_return keeps && !is_gone_;
 }
 
-}  // namespace pegaflow
+}  // namespace pegaflow::router

@@ -11,11 +11,11 @@
 #include <boost/asio/awaitable.hpp>
 #include <boost/asio/ip/tcp.hpp>
 
-#include "router/deadlines.h"
-#include "router/http_message.h"
+#include "router/http/deadlines.h"
+#include "router/http/http_message.h"
 #include "router/shared.h"
 
-namespace pegaflow {
+namespace pegaflow::router {
 
 /// Reads requests one after the other and has each answered by an Exchange. Thread-bound; lives as
 /// long as run(), or as somebody holds it.
@@ -78,4 +78,4 @@ class ClientConnection : public std::enable_shared_from_this<ClientConnection> {
   friend class Exchange;
 };
 
-}  // namespace pegaflow
+}  // namespace pegaflow::router

@@ -5,7 +5,7 @@
 #include <string_view>
 
 #include "base/log.h"
-#include "base/options.h"
+#include "base/program/options.h"
 #include "router/options.h"
 #include "router/router.h"
 
@@ -14,7 +14,7 @@ namespace {
 constexpr pegaflow::Log kLog{"router"};
 
 pegaflow::Result<void> run(int argc, char** argv) {
-  pegaflow::RouterOptions options;
+  pegaflow::router::RouterOptions options;
   pegaflow::OptionTable table("pegaflow-router",
                               "Prefills here and decodes there, in front of engines that share "
                               "PegaFlow's cache.");
@@ -29,7 +29,7 @@ pegaflow::Result<void> run(int argc, char** argv) {
   if (!level) return pegaflow::fail(level.error().code, "--log-level: {}", level.error().detail);
   pegaflow::set_log_level(*level);
   for (const std::string& sentence : table.ignored()) kLog.warn("{}", sentence);
-  return pegaflow::run_router(options);
+  return pegaflow::router::run_router(options);
 }
 
 }  // namespace

@@ -3,10 +3,10 @@
 #include <algorithm>
 #include <string_view>
 
-#include "base/text_file.h"
+#include "base/os/text_file.h"
 #include "router/routes.h"
 
-namespace pegaflow {
+namespace pegaflow::router {
 namespace {
 
 /// The text of the file that `option` names.
@@ -305,4 +305,4 @@ Result<std::string> RouterOptions::engine_key() const {
   return text;
 }
 
-}  // namespace pegaflow
+}  // namespace pegaflow::router

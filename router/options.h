@@ -9,13 +9,13 @@
 
 #include "base/clock.h"
 #include "base/error.h"
-#include "base/options.h"
+#include "base/program/options.h"
 #include "router/access.h"
-#include "router/cache_salt.h"
-#include "router/fleet.h"
-#include "router/split.h"
+#include "router/exchange/cache_salt.h"
+#include "router/routing/fleet.h"
+#include "router/routing/split.h"
 
-namespace pegaflow {
+namespace pegaflow::router {
 
 /// The options of one router, with their defaults. `declare` gives each its name and its reason.
 struct RouterOptions {
@@ -105,4 +105,4 @@ struct RouterOptions {
   [[nodiscard]] Result<std::optional<CacheSalts>> cache_salts() const;
 };
 
-}  // namespace pegaflow
+}  // namespace pegaflow::router

@@ -26,14 +26,14 @@
 
 #include "base/log.h"
 #include "router/client_connection.h"
-#include "router/cors.h"
-#include "router/health.h"
-#include "router/http_error.h"
-#include "router/pages.h"
-#include "router/server_watch.h"
+#include "router/http/cors.h"
+#include "router/http/http_error.h"
+#include "router/page/pages.h"
 #include "router/shared.h"
+#include "router/watch/health.h"
+#include "router/watch/server_watch.h"
 
-namespace pegaflow {
+namespace pegaflow::router {
 
 namespace asio = boost::asio;
 using asio::ip::tcp;
@@ -396,4 +396,4 @@ Result<void> run_router(const RouterOptions& options) {
   return {};
 }
 
-}  // namespace pegaflow
+}  // namespace pegaflow::router

@@ -5,11 +5,11 @@
 #include "base/error.h"
 #include "router/options.h"
 
-namespace pegaflow {
+namespace pegaflow::router {
 
 /// Serves until SIGTERM or SIGINT, then finishes what it has and returns.
 /// Errors: kInvalidArgument for options that name no engine, policy or readable file; kIo and
 /// kRefused for a place where it cannot listen.
 Result<void> run_router(const RouterOptions& options);
 
-}  // namespace pegaflow
+}  // namespace pegaflow::router

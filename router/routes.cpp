@@ -3,7 +3,7 @@
 #include <algorithm>
 #include <array>
 
-namespace pegaflow {
+namespace pegaflow::router {
 namespace {
 
 struct Row {
@@ -97,4 +97,4 @@ Route find_route(std::string_view method, std::string_view target,
   return {RouteKind::kDenied, "denied", false, false};
 }
 
-}  // namespace pegaflow
+}  // namespace pegaflow::router

@@ -6,7 +6,7 @@
 #include <string_view>
 #include <vector>
 
-namespace pegaflow {
+namespace pegaflow::router {
 
 enum class RouteKind : unsigned char {
   kDenied,       ///< 404: above all the development endpoints of engines.
@@ -45,4 +45,4 @@ Route find_route(std::string_view method, std::string_view target,
 /// The ID in /v1/responses/ID and /v1/responses/ID/cancel; empty for other paths.
 std::string_view response_id_of(std::string_view target);
 
-}  // namespace pegaflow
+}  // namespace pegaflow::router

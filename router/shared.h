@@ -15,16 +15,16 @@
 
 #include "base/clock.h"
 #include "router/access.h"
-#include "router/cache_salt.h"
-#include "router/deadlines.h"
-#include "router/fleet.h"
-#include "router/metrics.h"
-#include "router/namespaces.h"
+#include "router/exchange/cache_salt.h"
+#include "router/exchange/upstream.h"
+#include "router/http/deadlines.h"
 #include "router/options.h"
-#include "router/upstream.h"
-#include "router/waiting_line.h"
+#include "router/page/metrics.h"
+#include "router/routing/fleet.h"
+#include "router/routing/namespaces.h"
+#include "router/routing/waiting_line.h"
 
-namespace pegaflow {
+namespace pegaflow::router {
 
 /// Which engine made which response, for what follows on it. Forgets the oldest. Thread-bound.
 class ResponseOwners {
@@ -110,4 +110,4 @@ class Slot {
   bool judged_ = false;
 };
 
-}  // namespace pegaflow
+}  // namespace pegaflow::router

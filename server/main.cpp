@@ -4,10 +4,10 @@
 #include <string_view>
 
 #include "base/log.h"
-#include "base/options.h"
+#include "base/program/options.h"
 #include "base/runtime_directories.h"
 #include "base/units.h"
-#include "engine/pool.h"
+#include "engine/pool/pool.h"
 #include "server/options.h"
 #include "server/server.h"
 
@@ -16,7 +16,7 @@ namespace {
 constexpr pegaflow::Log kLog{"server"};
 
 pegaflow::Result<void> run(int argc, char** argv) {
-  pegaflow::ServerOptions options;
+  pegaflow::server::ServerOptions options;
   pegaflow::OptionTable table("pegaflow-server",
                               "Keeps KV cache of LLM inference engines in this node's memory.");
   options.declare(table);
@@ -24,7 +24,7 @@ pegaflow::Result<void> run(int argc, char** argv) {
     std::cout << table.markdown();
     return {};
   }
-  PEGA_TRY_LET(options.pool_size_bytes, pegaflow::default_pool_bytes());
+  PEGA_TRY_LET(options.pool_size_bytes, pegaflow::engine::default_pool_bytes());
   const std::uint64_t default_bytes = options.pool_size_bytes;
   PEGA_TRY_LET(const auto next, table.parse(argc, argv, std::cout));
   if (next == pegaflow::OptionTable::Next::kExit) return {};
@@ -36,7 +36,7 @@ pegaflow::Result<void> run(int argc, char** argv) {
     kLog.info("pool size chosen: 30 GiB or half of the free memory pool={}",
               pegaflow::format_bytes(default_bytes));
   }
-  return pegaflow::run_server(options, pegaflow::RuntimeDirectories::from_environment());
+  return pegaflow::server::run_server(options, pegaflow::RuntimeDirectories::from_environment());
 }
 
 }  // namespace

@@ -8,9 +8,9 @@
 #include <kj/function.h>
 
 #include "base/clock.h"
-#include "server/histogram.h"
+#include "server/cache/histogram.h"
 
-namespace pegaflow {
+namespace pegaflow::server {
 
 /// Processor time of the calling thread.
 inline Duration thread_cpu_time() noexcept {
@@ -38,4 +38,4 @@ inline void run_loop(kj::AsyncIoContext& io, const Clock& clock, Histogram& turn
   }
 }
 
-}  // namespace pegaflow
+}  // namespace pegaflow::server

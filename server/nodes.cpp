@@ -8,16 +8,16 @@
 
 #include "base/assert.h"
 #include "base/log.h"
-#include "server/rpc_error.h"
+#include "capnp/wire/rpc_error.h"
 #include "transport/tcp/socket_address.h"
 
-namespace pegaflow {
+namespace pegaflow::server {
 namespace {
 
 constexpr Log kLog{"peers"};
 
 /// Connections that peers may make: a restarted one may have two for a moment.
-constexpr std::size_t kConnectionsFromPeers = 4 * Peers::kMaxPeers;
+constexpr std::size_t kConnectionsFromPeers = 4 * cluster::Peers::kMaxPeers;
 
 /// A question of 8,192 keys has 256 KiB; a greeting has next to nothing.
 constexpr BoundedStream::Limits kPeerLimits{.hello_words = 1024,
@@ -29,7 +29,7 @@ constexpr BoundedStream::Limits kPeerLimits{.hello_words = 1024,
 constexpr kj::Duration kSecretCheck = 1 * kj::SECONDS;
 
 /// A secret of 32 random bytes cannot be guessed, in whatever digits it is written.
-void warn_of_short(const PeerSecrets& secrets) {
+void warn_of_short(const cluster::PeerSecrets& secrets) {
   constexpr std::size_t kLongEnough = 32;
   if (secrets.shortest() >= kLongEnough) return;
   kLog.warn(
@@ -60,16 +60,16 @@ Result<std::optional<Nodes::Plan>> Nodes::plan(const ServerOptions& options,
     }
     return std::optional<Plan>();
   }
-  if (options.peers.size() > Peers::kMaxPeers) {
+  if (options.peers.size() > cluster::Peers::kMaxPeers) {
     return fail(Errc::kInvalidArgument, "--peers: {} nodes, {} are the limit", options.peers.size(),
-                Peers::kMaxPeers);
+                cluster::Peers::kMaxPeers);
   }
   Plan plan;
   plan.own = {.node = Id128::random(), .build = build, .secrets = {}, .listen = {}};
   if (!options.peer_secret_file.empty()) {
     plan.secret_file = options.peer_secret_file;
     plan.secret_at.emplace(plan.secret_file);
-    PEGA_TRY_LET(plan.own.secrets, PeerSecrets::read(plan.secret_file));
+    PEGA_TRY_LET(plan.own.secrets, cluster::PeerSecrets::read(plan.secret_file));
     warn_of_short(plan.own.secrets);
   }
   for (const std::string& peer : options.peers) {
@@ -108,7 +108,10 @@ Result<std::optional<Nodes::Plan>> Nodes::plan(const ServerOptions& options,
                     ? "--peer-listen " + options.peer_listen
                     : "--peer-fabric-listen " + options.peer_fabric_listen);
   }
-  PEGA_TRY_LET(plan.lanes, Lanes::plan(options, fabric_listen));
+  PEGA_TRY_LET(plan.lanes, cluster::Lanes::plan({.nics = options.nics,
+                                                 .deny_nics = options.deny_nics,
+                                                 .require_rdma = options.require_rdma},
+                                                fabric_listen));
   return std::optional<Plan>(std::move(plan));
 }
 
@@ -116,16 +119,16 @@ Nodes::Nodes(kj::AsyncIoContext& io, Plan plan) : plan_(std::move(plan)), io_(io
 
 Nodes::~Nodes() noexcept(false) = default;
 
-Result<std::unique_ptr<Nodes>> Nodes::start(kj::AsyncIoContext& io, Plan plan, Pool& pool,
+Result<std::unique_ptr<Nodes>> Nodes::start(kj::AsyncIoContext& io, Plan plan, engine::Pool& pool,
                                             CacheService& service, Background& background,
                                             const Clock& clock,
                                             const std::function<void()>& changed) {
   std::unique_ptr<Nodes> nodes(new Nodes(io, std::move(plan)));
-  PEGA_TRY_LET(nodes->lanes_,
-               Lanes::open(nodes->plan_.lanes, pool.bytes(), clock, nodes->plan_.fetches.batches));
-  Lanes& lanes = *nodes->lanes_;
-  nodes->peers_ = std::make_unique<Peers>(io, nodes->plan_.own, service.epochs(),
-                                          nodes->plan_.peers, lanes, changed);
+  PEGA_TRY_LET(nodes->lanes_, cluster::Lanes::open(nodes->plan_.lanes, pool.bytes(), clock,
+                                                   nodes->plan_.fetches.batches));
+  cluster::Lanes& lanes = *nodes->lanes_;
+  nodes->peers_ = std::make_unique<cluster::Peers>(io, nodes->plan_.own, service.epochs(),
+                                                   nodes->plan_.peers, lanes, changed);
   std::vector<Fetches::Lane> open;
   for (std::size_t lane = 0; lane < lanes.count(); ++lane) {
     open.push_back({.fabric = &lanes.fabric(lane), .pool = lanes.pool(lane)});
@@ -133,11 +136,11 @@ Result<std::unique_ptr<Nodes>> Nodes::start(kj::AsyncIoContext& io, Plan plan, P
   nodes->fetches_ =
       std::make_unique<Fetches>(service, *nodes->peers_, std::move(open), background,
                                 io.provider->getTimer(), clock, nodes->boot_, nodes->plan_.fetches);
-  nodes->watches_ =
-      std::make_unique<EpochWatches>(service.epochs(), io.provider->getTimer(),
-                                     [&peers = *nodes->peers_](const EpochWatches::Dialer& dialer) {
-                                       return peers.names(dialer.node, dialer.name);
-                                     });
+  nodes->watches_ = std::make_unique<cluster::EpochWatches>(
+      service.epochs(), io.provider->getTimer(),
+      [&peers = *nodes->peers_](const cluster::EpochWatches::Dialer& dialer) {
+        return peers.names(dialer.node, dialer.name);
+      });
   nodes->context_.reset(new PeerContext{.service = service,
                                         .watches = *nodes->watches_,
                                         .background = background,
@@ -180,7 +183,7 @@ kj::Promise<void> Nodes::watch_secrets() {
 
 /// The connections that there are stay: a proof is for a greeting.
 void Nodes::read_secrets() {
-  auto read = PeerSecrets::read(plan_.secret_file);
+  auto read = cluster::PeerSecrets::read(plan_.secret_file);
   if (!read) {
     if (!std::exchange(secrets_.is_file_good, false)) return;
     ++secrets_.rejected;
@@ -204,7 +207,7 @@ void Nodes::read_completions() {
 NodesReport Nodes::report() const {
   NodesReport report;
   report.node = plan_.own.node;
-  const Lanes::Plan& lanes = lanes_->plan();
+  const cluster::Lanes::Plan& lanes = lanes_->plan();
   for (std::size_t lane = 0; lane < lanes_->count(); ++lane) {
     report.lanes.push_back(lanes_->name(lane));
   }
@@ -213,7 +216,7 @@ NodesReport Nodes::report() const {
   report.why_not_rdma = lanes.why_not;
   if (plan_.listener) report.listen = plan_.listener->address;
   for (const auto& link : peers_->links()) {
-    const SourceRate* const rate = fetches_->rate(*link);
+    const cluster::SourceRate* const rate = fetches_->rate(*link);
     report.peers.push_back({.address = link->address(),
                             .link = link->stats(),
                             .bytes_per_second = rate == nullptr ? 0 : rate->bytes_per_second(),
@@ -227,4 +230,4 @@ NodesReport Nodes::report() const {
   return report;
 }
 
-}  // namespace pegaflow
+}  // namespace pegaflow::server

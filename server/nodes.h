@@ -11,25 +11,25 @@
 
 #include <kj/async-io.h>
 
-#include "base/watched_file.h"
-#include "engine/pool.h"
-#include "server/boot_clock.h"
-#include "server/epoch_watches.h"
-#include "server/fetches.h"
-#include "server/lanes.h"
-#include "server/listener.h"
+#include "base/os/watched_file.h"
+#include "cluster/boot_clock.h"
+#include "cluster/epoch_watches.h"
+#include "cluster/lanes.h"
+#include "cluster/peers.h"
+#include "engine/pool/pool.h"
+#include "server/cache/fetches.h"
 #include "server/options.h"
-#include "server/peer_gate.h"
-#include "server/peers.h"
-#include "server/rpc_server.h"
+#include "server/rpc/listener.h"
+#include "server/rpc/peer_gate.h"
+#include "server/rpc/rpc_server.h"
 
-namespace pegaflow {
+namespace pegaflow::server {
 
 /// What /health and /metrics say of other nodes. A plain value.
 struct NodesReport {
   struct Peer {
     std::string address;
-    PeerLink::Stats link;
+    cluster::PeerLink::Stats link;
     double bytes_per_second = 0;     ///< At which it is read from, lately; 0: not known.
     std::uint64_t queued_bytes = 0;  ///< That were asked for and have not arrived.
   };
@@ -41,7 +41,7 @@ struct NodesReport {
   std::string listen;                      ///< Where peers reach us; empty: nowhere.
   std::vector<Peer> peers;
   Fetches::Stats fetches;
-  Peers::Waits waits;
+  cluster::Peers::Waits waits;
   PeerContext::Counters gate;
   RpcCounters rpc;  ///< Of connections that peers made.
   /// Of --peer-secret-file.
@@ -63,10 +63,10 @@ class Nodes {
  public:
   /// What the options mean, checked and bound before anything else starts.
   struct Plan {
-    OwnNode own;
-    Peers::Options peers;
+    cluster::OwnNode own;
+    cluster::Peers::Options peers;
     std::optional<TcpListener> listener;
-    Lanes::Plan lanes;
+    cluster::Lanes::Plan lanes;
     Fetches::Options fetches;
     std::string secret_file;                 ///< Empty: there is none.
     std::optional<WatchedFile> secret_at{};  ///< As it was before it was read.
@@ -81,7 +81,7 @@ class Nodes {
   /// Registers the pool, listens and dials. All outlive it; `changed` is called when the state of a
   /// peer has.
   /// Errors: those of the lanes.
-  static Result<std::unique_ptr<Nodes>> start(kj::AsyncIoContext& io, Plan plan, Pool& pool,
+  static Result<std::unique_ptr<Nodes>> start(kj::AsyncIoContext& io, Plan plan, engine::Pool& pool,
                                               CacheService& service, Background& background,
                                               const Clock& clock,
                                               const std::function<void()>& changed);
@@ -90,9 +90,9 @@ class Nodes {
   Nodes& operator=(const Nodes&) = delete;
 
   [[nodiscard]] const Id128& node() const noexcept { return plan_.own.node; }
-  [[nodiscard]] Peers& peers() noexcept { return *peers_; }
+  [[nodiscard]] cluster::Peers& peers() noexcept { return *peers_; }
   [[nodiscard]] Fetches& fetches() noexcept { return *fetches_; }
-  [[nodiscard]] EpochWatches& watches() noexcept { return *watches_; }
+  [[nodiscard]] cluster::EpochWatches& watches() noexcept { return *watches_; }
   /// Of batches: read them, in a turn of the loop, when the mailbox has something.
   [[nodiscard]] Mailbox<Fabric::Completion>& completions() noexcept {
     return lanes_->completions();
@@ -106,11 +106,11 @@ class Nodes {
   void read_secrets();
 
   Plan plan_;
-  BootClock boot_;
-  std::unique_ptr<Lanes> lanes_;
-  std::unique_ptr<Peers> peers_;
+  cluster::BootClock boot_;
+  std::unique_ptr<cluster::Lanes> lanes_;
+  std::unique_ptr<cluster::Peers> peers_;
   std::unique_ptr<Fetches> fetches_;
-  std::unique_ptr<EpochWatches> watches_;
+  std::unique_ptr<cluster::EpochWatches> watches_;
   std::unique_ptr<PeerContext> context_;
   RpcCounters rpc_counters_;
   std::unique_ptr<RpcServer> rpc_;
@@ -119,4 +119,4 @@ class Nodes {
   kj::Promise<void> watching_ = nullptr;  ///< The secret file.
 };
 
-}  // namespace pegaflow
+}  // namespace pegaflow::server

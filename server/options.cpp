@@ -4,7 +4,7 @@
 
 #include "base/units.h"
 
-namespace pegaflow {
+namespace pegaflow::server {
 
 using std::chrono::milliseconds;
 using std::chrono::minutes;
@@ -63,7 +63,7 @@ void ServerOptions::declare(OptionTable& table) {
                  "A save that has not been published by then is forgotten. A copy takes "
                  "milliseconds; this is for an engine that hangs.");
   table.text("eviction", eviction,
-             "Which block goes when the pool is full: " + eviction_names() +
+             "Which block goes when the pool is full: " + engine::eviction_names() +
                  ". The default is the one with the most hits over many sizes and workloads; see "
                  "docs/operations.md.");
   table.flag("enable-lfu-admission", enable_lfu_admission,
@@ -140,19 +140,19 @@ Result<std::vector<std::uint32_t>> ServerOptions::allowed_uids() const {
   return uids;
 }
 
-Result<NumaPolicy> ServerOptions::numa_policy() const {
-  const auto named = pegaflow::numa_policy(numa);
+Result<engine::NumaPolicy> ServerOptions::numa_policy() const {
+  const auto named = pegaflow::engine::numa_policy(numa);
   if (!named) return fail(Errc::kInvalidArgument, "--numa: {}", named.error().detail);
   return *named;
 }
 
-Result<EvictionKind> ServerOptions::eviction_policy() const {
-  const auto named = eviction_kind(eviction);
+Result<engine::EvictionKind> ServerOptions::eviction_policy() const {
+  const auto named = engine::eviction_kind(eviction);
   if (!named) return fail(Errc::kInvalidArgument, "--eviction: {}", named.error().detail);
   if (!enable_lfu_admission && !disable_lfu_admission) return *named;
-  const EvictionKind meant =
-      disable_lfu_admission ? EvictionKind::kLru : EvictionKind::kWeightedLru;
-  const bool is_other = *named != meant && *named != kDefaultEviction;
+  const engine::EvictionKind meant =
+      disable_lfu_admission ? engine::EvictionKind::kLru : engine::EvictionKind::kWeightedLru;
+  const bool is_other = *named != meant && *named != engine::kDefaultEviction;
   if ((enable_lfu_admission && disable_lfu_admission) || is_other) {
     return fail(Errc::kInvalidArgument,
                 "--enable-lfu-admission, --disable-lfu-admission and --eviction {} contradict each "
@@ -181,4 +181,4 @@ Result<std::vector<seconds>> ServerOptions::window_lengths() const {
   return lengths;
 }
 
-}  // namespace pegaflow
+}  // namespace pegaflow::server

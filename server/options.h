@@ -8,11 +8,11 @@
 
 #include "base/clock.h"
 #include "base/error.h"
-#include "base/options.h"
-#include "engine/eviction.h"
-#include "engine/pool_placement.h"
+#include "base/program/options.h"
+#include "engine/eviction/eviction.h"
+#include "engine/pool/placement.h"
 
-namespace pegaflow {
+namespace pegaflow::server {
 
 /// The options of one server, with their defaults. `declare` gives each its name and its reason.
 struct ServerOptions {
@@ -21,7 +21,7 @@ struct ServerOptions {
   std::string http_token_file;
   std::uint64_t pool_size_bytes = std::uint64_t{30} << 30;
   bool use_hugepages = false;
-  std::string numa{to_string(NumaPolicy::kAuto)};
+  std::string numa{to_string(engine::NumaPolicy::kAuto)};
   Duration pool_wait = std::chrono::seconds(30);
   std::string socket_group;
   std::vector<std::string> allow_uid;
@@ -33,7 +33,7 @@ struct ServerOptions {
   std::int64_t instance_share_percent = 50;
   std::int64_t node_share_percent = 80;
   Duration reservation_timeout = std::chrono::seconds(30);
-  std::string eviction{to_string(kDefaultEviction)};
+  std::string eviction{to_string(engine::kDefaultEviction)};
   bool enable_lfu_admission = false;
   bool disable_lfu_admission = false;
   // Other nodes.
@@ -56,14 +56,14 @@ struct ServerOptions {
   [[nodiscard]] Result<std::vector<std::uint32_t>> allowed_uids() const;
   /// What `numa` names.
   /// Errors: kInvalidArgument for no name of a policy.
-  [[nodiscard]] Result<NumaPolicy> numa_policy() const;
+  [[nodiscard]] Result<engine::NumaPolicy> numa_policy() const;
   /// What `eviction` names, or the two flags that stand for a name.
   /// Errors: kInvalidArgument for no name of a policy, and for flags that contradict it or each
   /// other.
-  [[nodiscard]] Result<EvictionKind> eviction_policy() const;
+  [[nodiscard]] Result<engine::EvictionKind> eviction_policy() const;
   /// The lengths of `metric_windows`.
   /// Errors: kInvalidArgument for one that is no time of whole seconds.
   [[nodiscard]] Result<std::vector<std::chrono::seconds>> window_lengths() const;
 };
 
-}  // namespace pegaflow
+}  // namespace pegaflow::server

@@ -19,21 +19,21 @@
 
 #include "base/assert.h"
 #include "base/log.h"
-#include "base/numa.h"
+#include "base/os/numa.h"
 #include "base/units.h"
-#include "server/admin.h"
-#include "server/background.h"
-#include "server/cache_service.h"
-#include "server/client_gate.h"
-#include "server/http_server.h"
+#include "capnp/wire/rpc_error.h"
+#include "server/cache/background.h"
+#include "server/cache/cache_service.h"
+#include "server/cache/pool_preparation.h"
+#include "server/http/admin.h"
+#include "server/http/http_server.h"
 #include "server/main_loop.h"
 #include "server/nodes.h"
-#include "server/pool_preparation.h"
-#include "server/rpc_error.h"
-#include "server/rpc_server.h"
+#include "server/rpc/client_gate.h"
+#include "server/rpc/rpc_server.h"
 #include "version.h"
 
-namespace pegaflow {
+namespace pegaflow::server {
 namespace {
 
 constexpr Log kLog{"server"};
@@ -50,7 +50,7 @@ constexpr std::uint64_t kDescriptorsPerPeer = 5;
 std::uint64_t descriptors_for_peers(const ServerOptions& options) {
   const std::uint64_t dialed = options.peers.size();
   const std::uint64_t dialing = options.peer_listen.empty() ? 0
-                                : dialed == 0               ? Peers::kMaxPeers
+                                : dialed == 0               ? cluster::Peers::kMaxPeers
                                                             : dialed;
   return (dialed + dialing) * kDescriptorsPerPeer;
 }
@@ -93,7 +93,7 @@ std::string build() { return fmt::format("pegaflow-server {}", kVersion); }
 /// Which part of the pool is near each node of the machine: its own, or that of the node next to
 /// it.
 std::map<std::int32_t, std::uint32_t> part_of_node(const NumaTopology& topology,
-                                                   const PoolPlacement& placement) {
+                                                   const engine::PoolPlacement& placement) {
   std::map<std::int32_t, std::uint32_t> parts;
   if (placement.ranges.empty()) return parts;
   for (const NumaNode& node : topology.nodes()) {
@@ -105,7 +105,7 @@ std::map<std::int32_t, std::uint32_t> part_of_node(const NumaTopology& topology,
 }
 
 /// Says what is not as it was asked for.
-void tell_placement(const PoolPlacement& placement) {
+void tell_placement(const engine::PoolPlacement& placement) {
   if (!placement.refused.empty()) {
     kLog.warn(
         "the pool is not placed by NUMA node, engines may reach over to another's memory "
@@ -123,8 +123,8 @@ void tell_placement(const PoolPlacement& placement) {
 class Server final : private kj::TaskSet::ErrorHandler {
  public:
   Server(const ServerOptions& options, std::vector<std::uint32_t> allowed_uids,
-         std::vector<std::chrono::seconds> windows, EvictionKind eviction, NumaPolicy numa,
-         SocketLock lock, std::optional<Nodes::Plan> nodes)
+         std::vector<std::chrono::seconds> windows, engine::EvictionKind eviction,
+         engine::NumaPolicy numa, SocketLock lock, std::optional<Nodes::Plan> nodes)
       : options_(options),
         allowed_uids_(std::move(allowed_uids)),
         windows_(std::move(windows)),
@@ -155,15 +155,16 @@ class Server final : private kj::TaskSet::ErrorHandler {
     kLog.info("answering http address={}", http_address_);
     kLog.info("answering http socket={}", http_socket_);
     tasks_.add(wait_for_signal());
-    PEGA_TRY_LET(preparation_,
-                 PoolPreparation::start(
-                     {.pool = {.size_bytes = options_.pool_size_bytes,
-                               .huge_pages = options_.use_hugepages ? Pool::HugePages::kRequired
-                                                                    : Pool::HugePages::kIfReserved,
-                               .numa = numa_,
-                               .nodes = topology_.memory_nodes()},
-                      .patience = options_.pool_wait},
-                     clock_));
+    PEGA_TRY_LET(
+        preparation_,
+        PoolPreparation::start(
+            {.pool = {.size_bytes = options_.pool_size_bytes,
+                      .huge_pages = options_.use_hugepages ? engine::Pool::HugePages::kRequired
+                                                           : engine::Pool::HugePages::kIfReserved,
+                      .numa = numa_,
+                      .nodes = topology_.memory_nodes()},
+             .patience = options_.pool_wait},
+            clock_));
     watch_mailbox(pool_news_, preparation_->news(), [this]() { read_pool_news(); });
 
     run_loop(io_, clock_, counters_.turns, counters_.turns_cpu,
@@ -230,7 +231,7 @@ class Server final : private kj::TaskSet::ErrorHandler {
       for (const NodesReport::Peer& peer : report.peers) {
         health.peers.push_back({.address = peer.address,
                                 .state = std::string(to_string(peer.link.state)),
-                                .node = peer.link.state == PeerLink::State::kReady
+                                .node = peer.link.state == cluster::PeerLink::State::kReady
                                             ? to_string(peer.link.node)
                                             : std::string(),
                                 .why = peer.link.why,
@@ -256,19 +257,19 @@ class Server final : private kj::TaskSet::ErrorHandler {
     });
   }
 
-  Result<void> serve(std::unique_ptr<Pool> pool) {
+  Result<void> serve(std::unique_ptr<engine::Pool> pool) {
     pool_ = std::move(pool);
     const std::size_t connections =
         connections_that_fit(static_cast<std::size_t>(options_.max_connections),
                              kOwnDescriptors + descriptors_for_peers(options_));
-    BlockStore::Options store;
+    engine::BlockStore::Options store;
     store.pool_bytes = pool_->size_bytes();
     store.instance_share = static_cast<double>(options_.instance_share_percent) / 100;
     store.node_share = static_cast<double>(options_.node_share_percent) / 100;
     store.reservation_timeout = options_.reservation_timeout;
     store.eviction = eviction_;
     store.journal_first = Id128::random().high >> 2;  // Far from that of any other life of ours.
-    const PoolPlacement& placement = pool_->placement();
+    const engine::PoolPlacement& placement = pool_->placement();
     store.nodes = std::max<std::uint32_t>(1, static_cast<std::uint32_t>(placement.ranges.size()));
     tell_placement(placement);
     PEGA_TRY_LET(service_, CacheService::create({.store = store,
@@ -348,8 +349,8 @@ class Server final : private kj::TaskSet::ErrorHandler {
   const ServerOptions& options_;
   std::vector<std::uint32_t> allowed_uids_;
   std::vector<std::chrono::seconds> windows_;
-  EvictionKind eviction_;
-  NumaPolicy numa_;
+  engine::EvictionKind eviction_;
+  engine::NumaPolicy numa_;
   NumaTopology topology_ = NumaTopology::read();
   SteadyClock clock_;
   SocketLock lock_;
@@ -365,7 +366,7 @@ class Server final : private kj::TaskSet::ErrorHandler {
   Mailbox<AdminQuestion> questions_;
   std::unique_ptr<HttpServer> http_;
   std::unique_ptr<PoolPreparation> preparation_;
-  std::unique_ptr<Pool> pool_;
+  std::unique_ptr<engine::Pool> pool_;
   std::unique_ptr<CacheService> service_;
   std::unique_ptr<Background> background_;
   std::unique_ptr<Nodes> nodes_;  // Its lanes write into the pool.
@@ -385,9 +386,9 @@ Result<void> run_server(const ServerOptions& options, const RuntimeDirectories& 
   PEGA_TRY_LET(std::vector<std::uint32_t> uids, options.allowed_uids());
   PEGA_TRY_LET(std::vector<std::chrono::seconds> windows, options.window_lengths());
   // Told now, not when the pool is ready.
-  PEGA_TRY_LET(const EvictionKind eviction, options.eviction_policy());
-  PEGA_TRY_LET(const NumaPolicy numa, options.numa_policy());
-  if (const auto checked = Demand::check(windows); !checked) {
+  PEGA_TRY_LET(const engine::EvictionKind eviction, options.eviction_policy());
+  PEGA_TRY_LET(const engine::NumaPolicy numa, options.numa_policy());
+  if (const auto checked = engine::Demand::check(windows); !checked) {
     return fail(checked.error().code, "--metric-hll-windows: {}", checked.error().detail);
   }
   std::string token;
@@ -410,4 +411,4 @@ Result<void> run_server(const ServerOptions& options, const RuntimeDirectories& 
   return server.run(std::move(http), std::move(token));
 }
 
-}  // namespace pegaflow
+}  // namespace pegaflow::server

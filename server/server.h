@@ -8,10 +8,10 @@
 #include <vector>
 
 #include "base/error.h"
-#include "server/listener.h"
 #include "server/options.h"
+#include "server/rpc/listener.h"
 
-namespace pegaflow {
+namespace pegaflow::server {
 
 /// Serves until SIGTERM or SIGINT, then ends in order: nobody new, sockets removed, threads joined.
 /// A second signal ends the process at once.
@@ -21,4 +21,4 @@ namespace pegaflow {
 /// Errors: what stood in the way of the start, in one sentence for the operator.
 Result<void> run_server(const ServerOptions& options, const RuntimeDirectories& directories);
 
-}  // namespace pegaflow
+}  // namespace pegaflow::server

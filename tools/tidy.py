@@ -26,10 +26,12 @@ OURS = (
     "capnp",
     "transport",
     "engine",
+    "cluster",
     "client",
     "server",
     "router",
     "pyclient",
+    "harness",
     "perf",
     "tests",
 )

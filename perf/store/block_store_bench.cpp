@@ -23,7 +23,7 @@
 #include "base/assert.h"
 #include "base/clock.h"
 #include "engine/block_store.h"
-#include "engine/demand.h"
+#include "engine/demand/demand.h"
 
 namespace pegaflow {
 namespace {
@@ -98,17 +98,17 @@ class Figures {
 class Bench {
  public:
   Bench() {
-    BlockStore::Options options;
+    engine::BlockStore::Options options;
     options.pool_bytes = kBlocks * kBlockBytes;
     options.instance_share = 1.0;
     options.node_share = 1.0;
     options.slice_blocks = kSlice;
     const std::uint64_t before = resident_bytes();
-    auto store = BlockStore::create(options, clock_);
+    auto store = engine::BlockStore::create(options, clock_);
     PEGA_ASSERT(store, "{}", store.error().detail);
     store_ = std::move(*store);
     const auto shape = store_->add_shape(
-        {std::vector(kShards, Shape::Shard{.page_bytes = kBlockBytes / kShards})});
+        {std::vector(kShards, engine::Shape::Shard{.page_bytes = kBlockBytes / kShards})});
     PEGA_ASSERT(shape, "{}", shape.error().detail);
     while (store_->work()) {
     }
@@ -171,7 +171,7 @@ class Bench {
   void demand() {
     std::sort(looked_up_us_.begin(), looked_up_us_.end());
     using std::chrono::hours;
-    auto demand = Demand::create({std::chrono::minutes(5), hours(1), hours(24)}, clock_);
+    auto demand = engine::Demand::create({std::chrono::minutes(5), hours(1), hours(24)}, clock_);
     PEGA_ASSERT(demand, "{}", demand.error().detail);
     const double lookup_us = looked_up_us_[looked_up_us_.size() / 2];
     Figures found("these keys counted in 3 windows' sketches, beside lookup", "us", lookup_us);
@@ -218,13 +218,14 @@ class Bench {
       sum = 0;
       for (std::size_t i = 0; i < keys.size(); i += kOpenSlice) {
         const double start = cpu_us();
-        const auto pages = store_->open(holder_, token, 0, keys.size(), PinId{names_}, kOpenSlice);
+        const auto pages =
+            store_->open(holder_, token, 0, keys.size(), engine::PinId{names_}, kOpenSlice);
         open_slice.add(cpu_us() - start);
         sum += open_slice.last();
         PEGA_ASSERT(pages && pages->slots.size() == kOpenSlice, "the pin is short");
       }
       open.add(sum);
-      store_->release(holder_, PinId{names_});
+      store_->release(holder_, engine::PinId{names_});
       finish(nullptr);
       emptier_.run();
       const double start = cpu_us();
@@ -245,12 +246,12 @@ class Bench {
   void save_with_journal() {
     const auto kept = store_->keep_journal();
     PEGA_ASSERT(kept, "{}", kept.error().detail);
-    std::uint64_t position = store_->journal(space_, BlockStore::kJournalEnd, 0).next;
+    std::uint64_t position = store_->journal(space_, engine::BlockStore::kJournalEnd, 0).next;
     Figures read("journal of a save of 4,096 read, cold caches", "us", 500);
     measure_save("the same with a journal for KV events", [&] {
       emptier_.run();
       const double start = cpu_us();
-      const BlockStore::JournalPart part = store_->journal(space_, position, 1 << 20);
+      const engine::BlockStore::JournalPart part = store_->journal(space_, position, 1 << 20);
       read.add(cpu_us() - start);
       PEGA_ASSERT(!part.has_lost && !part.has_more, "a part of the journal is missing");
       PEGA_ASSERT(part.said.size() == 2 * 4096, "{} statements", part.said.size());
@@ -260,7 +261,7 @@ class Bench {
   }
 
   void holder_gone() {
-    const HolderId reader = store_->add_holder(2, Id128{1, 2});
+    const engine::HolderId reader = store_->add_holder(2, Id128{1, 2});
     const auto keys = std::span(keys_).last(100'000);
     const std::size_t there = store_->lookup(space_, keys);
     PEGA_ASSERT(there == keys.size(), "{} of the latest blocks are there", there);
@@ -269,7 +270,7 @@ class Bench {
       const auto count = store_->claim(reader, space_, keys.subspan(i, 1000), token);
       PEGA_ASSERT(count && *count == 1000, "the claim is short");
       for (std::size_t j = 0; j < 1000; ++j) {
-        const auto pages = store_->open(reader, token, j, 1, PinId{++names_});
+        const auto pages = store_->open(reader, token, j, 1, engine::PinId{++names_});
         PEGA_ASSERT(pages, "{}", pages.error().detail);
       }
     }
@@ -373,7 +374,7 @@ class Bench {
   }
   void reserve_slice(std::span<const BlockKey> keys) {
     const auto slots = store_->reserve(holder_, space_, job(), 0, keys);
-    PEGA_ASSERT(slots && std::find(slots->begin(), slots->end(), kNoSlot) == slots->end(),
+    PEGA_ASSERT(slots && std::find(slots->begin(), slots->end(), engine::kNoFrame) == slots->end(),
                 "a block got no slot");
   }
   void reserve(std::span<const BlockKey> keys) {
@@ -395,9 +396,9 @@ class Bench {
   SteadyClock clock_;
   std::mt19937_64 random_{1};
   CacheEmptier emptier_;
-  std::unique_ptr<BlockStore> store_;
-  SpaceId space_{};
-  HolderId holder_{};
+  std::unique_ptr<engine::BlockStore> store_;
+  engine::SpaceId space_{};
+  engine::HolderId holder_{};
   std::vector<BlockKey> keys_;
   std::uint64_t names_ = 0;
   std::vector<double> looked_up_us_;
@@ -414,13 +415,13 @@ class FullStore {
         0;  ///< Of a second shape that saves as much; 0: there is none.
   };
   explicit FullStore(const Options& wanted) {
-    BlockStore::Options options;
+    engine::BlockStore::Options options;
     options.pool_bytes = wanted.bytes_of_node * wanted.nodes;
     options.nodes = wanted.nodes;
     options.instance_share = 1.0;
     options.node_share = 1.0;
     options.slice_blocks = kSlice;
-    auto store = BlockStore::create(options, clock_);
+    auto store = engine::BlockStore::create(options, clock_);
     PEGA_ASSERT(store, "{}", store.error().detail);
     store_ = std::move(*store);
     add_shape(wanted.page_bytes);
@@ -438,16 +439,16 @@ class FullStore {
 
  private:
   void add_shape(std::uint64_t page_bytes) {
-    const auto shape = store_->add_shape({{Shape::Shard{.page_bytes = page_bytes}}});
+    const auto shape = store_->add_shape({{engine::Shape::Shard{.page_bytes = page_bytes}}});
     PEGA_ASSERT(shape, "{}", shape.error().detail);
     while (store_->work()) {
     }
     spaces_.push_back(store_->make_space(*shape));
   }
   void save_all() {
-    for (const SpaceId space : spaces_) save(space);
+    for (const engine::SpaceId space : spaces_) save(space);
   }
-  double save(SpaceId space) {
+  double save(engine::SpaceId space) {
     std::vector<BlockKey> keys(kSlice);
     for (BlockKey& key : keys) {
       for (std::size_t i = 0; i < key.bytes.size(); i += 8) {
@@ -469,9 +470,9 @@ class FullStore {
   SteadyClock clock_;
   std::mt19937_64 random_{2};
   CacheEmptier emptier_;
-  std::unique_ptr<BlockStore> store_;
-  std::vector<SpaceId> spaces_;
-  HolderId holder_{};
+  std::unique_ptr<engine::BlockStore> store_;
+  std::vector<engine::SpaceId> spaces_;
+  engine::HolderId holder_{};
   std::uint64_t jobs_ = 0;
 };
 

@@ -16,11 +16,11 @@
 #include <capnp/rpc-twoparty.h>
 #include <kj/async-io.h>
 
-#include "base/unique_fd.h"
-#include "capnp/codec.h"
+#include "base/os/unique_fd.h"
 #include "capnp/peer.capnp.h"
-#include "server/peer_codec.h"
-#include "server/peer_proof.h"
+#include "capnp/wire/codec.h"
+#include "capnp/wire/peer_codec.h"
+#include "cluster/peer_proof.h"
 #include "tests/fault/lying_node.h"
 #include "tests/support/engine_memory.h"
 #include "tests/support/test_engine.h"
@@ -198,18 +198,18 @@ class LyingPeer final : public wire::Peer::Server {
 
 class LyingGate final : public wire::PeerGate::Server {
  public:
-  LyingGate(const Id128& self, const PeerSecret& secret, const FabricDescriptor& fabric,
+  LyingGate(const Id128& self, const cluster::PeerSecret& secret, const FabricDescriptor& fabric,
             const Held& held)
       : self_(self), secret_(secret), fabric_(fabric), held_(held) {}
 
  private:
   ::kj::Promise<void> greet(GreetContext call) override {
     const auto params = call.getParams();
-    const PeerSecret::Greeting greeting{
+    const cluster::PeerSecret::Greeting greeting{
         .dialer = read_id(params.getNode()),
         .answerer = self_,
         .dialer_challenge = read_bytes32(params.getChallenge()).value(),
-        .answerer_challenge = random_bytes32()};
+        .answerer_challenge = cluster::random_bytes32()};
     const auto data = [](const Bytes32& bytes) {
       return ::capnp::Data::Reader(reinterpret_cast<const ::kj::byte*>(bytes.data()), bytes.size());
     };
@@ -220,7 +220,7 @@ class LyingGate final : public wire::PeerGate::Server {
     write_id(self_, results.initNode());
     results.setBuild("a node that lies");
     results.setChallenge(data(greeting.answerer_challenge));
-    results.setProof(data(secret_.prove(PeerSecret::Side::kAnswerer, greeting)));
+    results.setProof(data(secret_.prove(cluster::PeerSecret::Side::kAnswerer, greeting)));
     return ::kj::READY_NOW;
   }
   ::kj::Promise<void> enter(EnterContext call) override {
@@ -231,13 +231,13 @@ class LyingGate final : public wire::PeerGate::Server {
   }
 
   const Id128 self_;
-  const PeerSecret& secret_;
+  const cluster::PeerSecret& secret_;
   const FabricDescriptor& fabric_;
   const Held& held_;
 };
 
 int run(const std::string& address, const std::string& secret_file, Lie lie) {
-  const auto secret = PeerSecrets::read(secret_file);
+  const auto secret = cluster::PeerSecrets::read(secret_file);
   const auto at = tcp::SocketAddress::parse(address);
   if (!secret || !at) return 2;
   const Held held;

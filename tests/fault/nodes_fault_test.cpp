@@ -24,7 +24,7 @@
 #include <doctest/doctest.h>
 #include <kj/async-io.h>
 
-#include "base/unique_fd.h"
+#include "base/os/unique_fd.h"
 #include "capnp/peer.capnp.h"
 #include "tests/support/nodes.h"
 #include "tests/support/seed.h"

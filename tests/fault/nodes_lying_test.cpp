@@ -17,7 +17,7 @@
 
 #include <doctest/doctest.h>
 
-#include "base/unique_fd.h"
+#include "base/os/unique_fd.h"
 #include "tests/fault/lying_node.h"
 #include "tests/support/nodes.h"
 

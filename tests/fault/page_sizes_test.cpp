@@ -7,7 +7,7 @@
 
 #include <doctest/doctest.h>
 
-#include "engine/memory_room.h"
+#include "engine/pool/memory_room.h"
 #include "tests/support/seed.h"
 #include "tests/support/server_process.h"
 #include "tests/support/skip.h"
@@ -88,7 +88,7 @@ struct Sized {
 
 TEST_SUITE("page sizes") {
   TEST_CASE("from 4 KiB to 512 MiB side by side: right bytes, while they evict each other") {
-    const auto room = memory_room();
+    const auto room = engine::memory_room();
     REQUIRE(room);
     if (room->available_bytes < 5 * kKiB * kMiB) PEGA_SKIP("less than 5 GiB are free");
     // A round writes 0.95 GiB: nobody can keep what it had.

@@ -6,7 +6,7 @@
 #include <doctest/doctest.h>
 
 #include "base/units.h"
-#include "engine/memory_room.h"
+#include "engine/pool/memory_room.h"
 #include "tests/support/server_process.h"
 #include "tests/support/skip.h"
 #include "tests/support/wire_client.h"
@@ -19,7 +19,7 @@ using std::chrono::seconds;
 constexpr std::uint64_t kGiB = std::uint64_t{1} << 30;
 
 std::uint64_t available_bytes() {
-  const auto room = memory_room();
+  const auto room = engine::memory_room();
   REQUIRE(room);
   return room->available_bytes;
 }

@@ -11,7 +11,7 @@
 
 #include <doctest/doctest.h>
 
-#include "base/unique_fd.h"
+#include "base/os/unique_fd.h"
 #include "tests/support/server_process.h"
 #include "tests/support/test_engine.h"
 #include "transport/host/host_device.h"

@@ -23,11 +23,11 @@
 
 #include "base/assert.h"
 #include "base/log.h"
-#include "capnp/codec.h"
-#include "server/background.h"
-#include "server/cache_service.h"
-#include "server/client_gate.h"
-#include "server/rpc_server.h"
+#include "capnp/wire/codec.h"
+#include "server/cache/background.h"
+#include "server/cache/cache_service.h"
+#include "server/rpc/client_gate.h"
+#include "server/rpc/rpc_server.h"
 
 namespace pegaflow {
 namespace {
@@ -89,25 +89,25 @@ class Target {
 
  private:
   void start() {
-    auto made =
-        CacheService::create({.store = {.pool_bytes = kPoolBytes}}, clock_,
-                             [this](const Id128& connection) { rpc_->end_connection(connection); });
+    auto made = server::CacheService::create(
+        {.store = {.pool_bytes = kPoolBytes}}, clock_,
+        [this](const Id128& connection) { rpc_->end_connection(connection); });
     PEGA_ASSERT(made, "{}", made.error().detail);
     service_ = std::move(*made);
-    background_ = std::make_unique<Background>(*service_, io_.provider->getTimer(), clock_);
-    context_.reset(new SessionContext{.service = *service_,
-                                      .background = *background_,
-                                      .counters = counters_,
-                                      .port = io_.unixEventPort,
-                                      .timer = io_.provider->getTimer(),
-                                      .clock = clock_,
-                                      .pool_fd = pool_.get(),
-                                      .pool_bytes = kPoolBytes,
-                                      .server = Id128{1, 2},
-                                      .build = "fuzz",
-                                      .process_gone = [](const Id128&) {},
-                                      .keys = {}});
-    rpc_ = std::make_unique<RpcServer>(io_, RpcServer::Options(), counters_);
+    background_ = std::make_unique<server::Background>(*service_, io_.provider->getTimer(), clock_);
+    context_.reset(new server::SessionContext{.service = *service_,
+                                              .background = *background_,
+                                              .counters = counters_,
+                                              .port = io_.unixEventPort,
+                                              .timer = io_.provider->getTimer(),
+                                              .clock = clock_,
+                                              .pool_fd = pool_.get(),
+                                              .pool_bytes = kPoolBytes,
+                                              .server = Id128{1, 2},
+                                              .build = "fuzz",
+                                              .process_gone = [](const Id128&) {},
+                                              .keys = {}});
+    rpc_ = std::make_unique<server::RpcServer>(io_, server::RpcServer::Options(), counters_);
     rpc_->serve(client_service(*context_), listener_.get());
   }
 
@@ -187,16 +187,16 @@ class Target {
 
   kj::AsyncIoContext io_;
   SteadyClock clock_;
-  RpcCounters counters_;
+  server::RpcCounters counters_;
   std::string bootstrap_ = bootstrap();
   UniqueFd pidfd_;
   UniqueFd pool_;
-  std::unique_ptr<CacheService> service_;
-  std::unique_ptr<Background> background_;
-  std::unique_ptr<SessionContext> context_;
+  std::unique_ptr<server::CacheService> service_;
+  std::unique_ptr<server::Background> background_;
+  std::unique_ptr<server::SessionContext> context_;
   sockaddr_un address_{};
   UniqueFd listener_;
-  std::unique_ptr<RpcServer> rpc_;
+  std::unique_ptr<server::RpcServer> rpc_;
   std::uint64_t inputs_ = 0;
 };
 

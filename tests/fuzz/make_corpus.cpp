@@ -15,8 +15,8 @@
 #include <capnp/serialize.h>
 #include <kj/async.h>
 
-#include "capnp/codec.h"
-#include "server/peer_codec.h"
+#include "capnp/wire/codec.h"
+#include "capnp/wire/peer_codec.h"
 #include "tests/fuzz/peer_names.h"
 
 namespace pegaflow {

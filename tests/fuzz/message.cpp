@@ -11,8 +11,8 @@
 #include <kj/exception.h>
 
 #include "base/assert.h"
-#include "capnp/codec.h"
-#include "server/peer_codec.h"
+#include "capnp/wire/codec.h"
+#include "capnp/wire/peer_codec.h"
 
 namespace pegaflow {
 namespace {

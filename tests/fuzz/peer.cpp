@@ -24,14 +24,14 @@
 
 #include "base/assert.h"
 #include "base/log.h"
-#include "capnp/codec.h"
-#include "server/background.h"
-#include "server/cache_service.h"
-#include "server/lanes.h"
-#include "server/peer_codec.h"
-#include "server/peer_gate.h"
-#include "server/peer_proof.h"
-#include "server/rpc_server.h"
+#include "capnp/wire/codec.h"
+#include "capnp/wire/peer_codec.h"
+#include "cluster/lanes.h"
+#include "cluster/peer_proof.h"
+#include "server/cache/background.h"
+#include "server/cache/cache_service.h"
+#include "server/rpc/peer_gate.h"
+#include "server/rpc/rpc_server.h"
 #include "tests/fuzz/peer_names.h"
 
 namespace pegaflow {
@@ -55,24 +55,25 @@ class Target {
     PEGA_ASSERT(::listen(listener_.get(), 16) == 0, "listen");
     std::atexit([]() { ::unlink(socket_path().c_str()); });
 
-    auto made =
-        CacheService::create({.store = {.pool_bytes = kPoolBytes}}, clock_, [](const Id128&) {});
+    auto made = server::CacheService::create({.store = {.pool_bytes = kPoolBytes}}, clock_,
+                                             [](const Id128&) {});
     PEGA_ASSERT(made, "{}", made.error().detail);
     service_ = std::move(*made);
-    background_ = std::make_unique<Background>(*service_, io_.provider->getTimer(), clock_);
-    auto lanes = Lanes::open({.listen = "127.0.0.1:0"}, memory_, clock_, 1);
+    background_ = std::make_unique<server::Background>(*service_, io_.provider->getTimer(), clock_);
+    auto lanes = cluster::Lanes::open({.listen = "127.0.0.1:0"}, memory_, clock_, 1);
     PEGA_ASSERT(lanes, "{}", lanes.error().detail);
     lanes_ = std::move(*lanes);
-    watches_ = std::make_unique<EpochWatches>(service_->epochs(), io_.provider->getTimer(),
-                                              [](const EpochWatches::Dialer&) { return false; });
-    context_.reset(new PeerContext{.service = *service_,
-                                   .watches = *watches_,
-                                   .background = *background_,
-                                   .lanes = *lanes_,
-                                   .own = own_,
-                                   .clock = clock_});
+    watches_ = std::make_unique<cluster::EpochWatches>(
+        service_->epochs(), io_.provider->getTimer(),
+        [](const cluster::EpochWatches::Dialer&) { return false; });
+    context_.reset(new server::PeerContext{.service = *service_,
+                                           .watches = *watches_,
+                                           .background = *background_,
+                                           .lanes = *lanes_,
+                                           .own = own_,
+                                           .clock = clock_});
     store_blocks();
-    rpc_ = std::make_unique<RpcServer>(io_, RpcServer::Options(), counters_);
+    rpc_ = std::make_unique<server::RpcServer>(io_, server::RpcServer::Options(), counters_);
     rpc_->serve(peer_service(*context_), listener_.get());
   }
 
@@ -200,7 +201,7 @@ class Target {
       Bytes32 ours;
       std::memcpy(ours.data(), challenge_.data(), ours.size());
       return own_.secrets.first().prove(
-          PeerSecret::Side::kDialer,
+          cluster::PeerSecret::Side::kDialer,
           {.dialer = kDialer,
            .answerer = read_id(results.getNode()),
            .dialer_challenge = ours,
@@ -212,18 +213,18 @@ class Target {
 
   kj::AsyncIoContext io_;
   ManualClock clock_;
-  RpcCounters counters_;
-  OwnNode own_{.node = Id128{1, 2}, .build = "fuzz", .secrets = {}};
+  server::RpcCounters counters_;
+  cluster::OwnNode own_{.node = Id128{1, 2}, .build = "fuzz", .secrets = {}};
   std::array<kj::byte, 32> challenge_{1, 2, 3};
   std::vector<std::byte> memory_;
-  std::unique_ptr<CacheService> service_;
-  std::unique_ptr<Background> background_;
-  std::unique_ptr<Lanes> lanes_;
-  std::unique_ptr<EpochWatches> watches_;
-  std::unique_ptr<PeerContext> context_;
+  std::unique_ptr<server::CacheService> service_;
+  std::unique_ptr<server::Background> background_;
+  std::unique_ptr<cluster::Lanes> lanes_;
+  std::unique_ptr<cluster::EpochWatches> watches_;
+  std::unique_ptr<server::PeerContext> context_;
   sockaddr_un address_{};
   UniqueFd listener_;
-  std::unique_ptr<RpcServer> rpc_;
+  std::unique_ptr<server::RpcServer> rpc_;
   std::uint64_t inputs_ = 0;
 };
 

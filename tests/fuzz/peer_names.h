@@ -9,9 +9,9 @@
 #include <capnp/rpc.capnp.h>
 
 #include "base/block_key.h"
-#include "capnp/codec.h"
 #include "capnp/peer.capnp.h"
-#include "server/peer_proof.h"
+#include "capnp/wire/codec.h"
+#include "cluster/peer_proof.h"
 
 namespace pegaflow::fuzz {
 
@@ -29,7 +29,7 @@ inline Registration engine() {
 /// The namespace of that engine.
 inline Bytes32 space() {
   const Registration of = engine();
-  std::vector<NamespaceFactor> factors;
+  std::vector<engine::NamespaceFactor> factors;
   for (const auto& [name, value] : of.factors) factors.push_back({name, value});
   const std::uint64_t page_bytes[] = {of.page_bytes};
   return space_name(factors, page_bytes);

@@ -8,8 +8,8 @@
 #include <string_view>
 
 #include "base/assert.h"
-#include "router/form_text.h"
-#include "router/http_message.h"
+#include "router/http/form_text.h"
+#include "router/http/http_message.h"
 #include "router/routes.h"
 
 namespace pegaflow {
@@ -24,7 +24,7 @@ struct Seen {
 Seen read_request(std::string_view bytes, std::size_t step) {
   constexpr std::size_t kHead = 512;
   constexpr std::size_t kBody = 256;
-  RequestParser parser({.header_bytes = kHead, .body_bytes = kBody});
+  router::RequestParser parser({.header_bytes = kHead, .body_bytes = kBody});
   Seen seen;
   std::string kept;
   for (std::size_t at = 0; at < bytes.size() && !seen.failed; at += step) {
@@ -45,9 +45,9 @@ Seen read_request(std::string_view bytes, std::size_t step) {
   }
   if (parser.is_complete() && !seen.failed) {
     seen.complete = true;
-    const RequestHead& head = parser.head();
+    const router::RequestHead& head = parser.head();
     seen.text = head.method + " " + head.target;
-    for (const HttpField& field : head.fields) {
+    for (const router::HttpField& field : head.fields) {
       PEGA_ASSERT(field.value.find_first_of("\r\n") == std::string::npos, "a line in a value");
       (void)is_hop_by_hop(field.name, head.fields);
       seen.text += field.name + ":" + field.value + "\n";
@@ -62,7 +62,7 @@ Seen read_request(std::string_view bytes, std::size_t step) {
 }
 
 Seen read_response(std::string_view bytes, std::size_t step) {
-  ResponseParser parser;
+  router::ResponseParser parser;
   Seen seen;
   std::string kept;
   std::string body;

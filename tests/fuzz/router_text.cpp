@@ -15,13 +15,13 @@
 #include <nlohmann/json.hpp>
 
 #include "base/assert.h"
-#include "router/cache_salt.h"
-#include "router/first_token.h"
-#include "router/json_text.h"
-#include "router/namespaces.h"
-#include "router/split.h"
-#include "router/sse.h"
-#include "router/steering.h"
+#include "router/exchange/cache_salt.h"
+#include "router/exchange/first_token.h"
+#include "router/exchange/steering.h"
+#include "router/http/json_text.h"
+#include "router/http/sse.h"
+#include "router/routing/namespaces.h"
+#include "router/routing/split.h"
 
 namespace pegaflow {
 namespace {
@@ -45,26 +45,26 @@ std::optional<json> other_opinion(const std::string& text) {
   }
 }
 
-void check_split(const std::vector<JsonMember>& members, bool is_anthropic) {
+void check_split(const std::vector<router::JsonMember>& members, bool is_anthropic) {
   (void)decide(members, is_anthropic, 1);
   const json to_prefill =
-      json::parse(prefill_body(members, is_anthropic, Flow::kStore), nullptr, false);
+      json::parse(prefill_body(members, is_anthropic, router::Flow::kStore), nullptr, false);
   PEGA_ASSERT(to_prefill.is_object(), "no JSON for the prefill engine");
   PEGA_ASSERT(to_prefill["max_tokens"] == 1 && to_prefill["stream"] == false, "too much to do");
   PEGA_ASSERT(to_prefill["kv_transfer_params"]["pegaflow"]["save_tail"] == true, "no tail");
 }
 
 /// The text as the client's body, as the prefill engine's answer, and as events.
-void check_first_token(const std::string& text, const std::vector<JsonMember>& members) {
-  FirstToken why = FirstToken::kSent;
+void check_first_token(const std::string& text, const std::vector<router::JsonMember>& members) {
+  router::FirstToken why = router::FirstToken::kSent;
   const auto token = read_first_token(text, why);
-  PEGA_ASSERT(token.has_value() == (why == FirstToken::kSent), "a token and no token");
+  PEGA_ASSERT(token.has_value() == (why == router::FirstToken::kSent), "a token and no token");
   if (token) {
     const std::string event = first_event(*token);
     PEGA_ASSERT(json::parse(event.substr(6), nullptr, false).is_object(), "no event");
   }
-  if (decide_first_token(members, text.size()) != FirstToken::kSent) return;
-  const PrefilledToken one{"null", "0", "null", "\"a\"", "9", "[1]"};
+  if (decide_first_token(members, text.size()) != router::FirstToken::kSent) return;
+  const router::PrefilledToken one{"null", "0", "null", "\"a\"", "9", "[1]"};
   const json body = json::parse(continued_body(members, one, "{}"), nullptr, false);
   PEGA_ASSERT(body.is_object() && body["prompt"] == json({1, 9}), "another prompt");
   PEGA_ASSERT(body["stream"] == true && body["max_tokens"].is_number_integer(), "another body");
@@ -85,8 +85,8 @@ void erase_steering(json& object) {
 /// Of two session ids in one object a reader takes the last, and the cut may leave the first.
 bool has_several_sessions(const std::string& text) {
   int sessions = 0;
-  std::vector<JsonCut> none;
-  const auto count = [&](std::size_t, const JsonMember*, const JsonMember& member) {
+  std::vector<router::JsonCut> none;
+  const auto count = [&](std::size_t, const router::JsonMember*, const router::JsonMember& member) {
     if (member.is("session_id")) ++sessions;
     return false;
   };
@@ -95,9 +95,9 @@ bool has_several_sessions(const std::string& text) {
 }
 
 /// The router cuts the steering members out of every body and then adds its own.
-void check_steering(const std::string& text, const std::vector<JsonMember>& members,
+void check_steering(const std::string& text, const std::vector<router::JsonMember>& members,
                     const json& parsed) {
-  const auto cut = without_steering(text, SteeringDepth::kKnownPath);
+  const auto cut = without_steering(text, router::SteeringDepth::kKnownPath);
   PEGA_ASSERT(cut.has_value(), "two opinions");
   if (*cut) PEGA_ASSERT(may_steer(members), "the quick look missed a steering member");
   const std::string body = *cut ? **cut : text;
@@ -116,20 +116,20 @@ void check_steering(const std::string& text, const std::vector<JsonMember>& memb
 
 /// What vLLM lets pass: nothing, null, or a string that is not empty. In a text with several salts
 /// the last one is used, but each of them has to be one.
-bool are_salts(const std::vector<JsonMember>& members) {
-  return std::all_of(members.begin(), members.end(), [](const JsonMember& member) {
+bool are_salts(const std::vector<router::JsonMember>& members) {
+  return std::all_of(members.begin(), members.end(), [](const router::JsonMember& member) {
     return !member.is("cache_salt") || member.value == "null" ||
            (member.value.front() == '"' && member.value.size() > 2);
   });
 }
 
 /// A tenant's body is the client's, with a salt that depends on the tenant and the client's salt.
-void check_salt(const std::string& text, const std::vector<JsonMember>& members,
+void check_salt(const std::string& text, const std::vector<router::JsonMember>& members,
                 const json& parsed) {
-  static const CacheSalts salts("a secret of some bytes");
-  const Tenant tenant{salts, "ann"};
+  static const router::CacheSalts salts("a secret of some bytes");
+  const router::Tenant tenant{salts, "ann"};
   std::string body = text;
-  std::vector<JsonMember> read = read_members(body).value();
+  std::vector<router::JsonMember> read = read_members(body).value();
   const bool is_set = set_cache_salt(body, read, tenant).has_value();
   PEGA_ASSERT(is_set == are_salts(members), "another opinion of a salt");
 
@@ -170,7 +170,7 @@ void check_body(const std::string& text) {
 
   for (const bool is_anthropic : {false, true}) check_split(*members, is_anthropic);
   (void)prompt_prefix(*members, 16);
-  for (const JsonMember& member : *members) (void)json_unescape(member.value);
+  for (const router::JsonMember& member : *members) (void)json_unescape(member.value);
 
   check_first_token(text, *members);
 
@@ -179,9 +179,9 @@ void check_body(const std::string& text) {
 }
 
 void check_stream(std::string_view bytes, std::size_t step) {
-  SseTracker whole;
+  router::SseTracker whole;
   const std::size_t all = whole.feed(bytes);
-  SseTracker pieces;
+  router::SseTracker pieces;
   std::size_t last = 0;
   for (std::size_t at = 0; at < bytes.size(); at += step) {
     const std::string_view piece = bytes.substr(at, step);

@@ -13,7 +13,7 @@
 #include <sys/socket.h>
 #include <unistd.h>
 
-#include "base/unique_fd.h"
+#include "base/os/unique_fd.h"
 #include "tests/golden/peer_scenario.h"
 #include "tests/golden/transcript.h"
 #include "tests/support/nodes.h"

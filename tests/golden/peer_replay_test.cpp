@@ -14,11 +14,11 @@
 #include <capnp/schema.h>
 #include <doctest/doctest.h>
 
-#include "base/unique_fd.h"
-#include "capnp/codec.h"
+#include "base/os/unique_fd.h"
 #include "capnp/peer.capnp.h"
-#include "server/peer_codec.h"
-#include "server/peer_proof.h"
+#include "capnp/wire/codec.h"
+#include "capnp/wire/peer_codec.h"
+#include "cluster/peer_proof.h"
 #include "tests/golden/peer_scenario.h"
 #include "tests/golden/rpc_message.h"
 #include "tests/golden/transcript.h"
@@ -94,7 +94,7 @@ struct Replay {
         // The proof is of this answerer's challenge.
         const auto params = content.getAs<wire::PeerGate::EnterParams>();
         replace(bytes, read_bytes32(params.getProof()).value(),
-                PeerSecret().prove(PeerSecret::Side::kDialer, greeting));
+                cluster::PeerSecret().prove(cluster::PeerSecret::Side::kDialer, greeting));
       }
     }
     dialer.send(bytes);
@@ -132,7 +132,7 @@ struct Replay {
   RawDialer dialer;
   std::map<std::uint32_t, std::optional<MethodId>> questions;
   std::map<MethodId, std::size_t> calls;
-  PeerSecret::Greeting greeting;
+  cluster::PeerSecret::Greeting greeting;
 };
 
 }  // namespace

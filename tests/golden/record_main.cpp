@@ -14,7 +14,7 @@
 #include <sys/un.h>
 #include <unistd.h>
 
-#include "base/unique_fd.h"
+#include "base/os/unique_fd.h"
 #include "tests/golden/scenario.h"
 #include "tests/golden/transcript.h"
 #include "tests/support/server_process.h"

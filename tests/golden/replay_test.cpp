@@ -22,8 +22,8 @@
 #include <doctest/doctest.h>
 #include <kj/async-io.h>
 
-#include "base/unique_fd.h"
-#include "capnp/codec.h"
+#include "base/os/unique_fd.h"
+#include "capnp/wire/codec.h"
 #include "tests/golden/rpc_message.h"
 #include "tests/golden/scenario.h"
 #include "tests/golden/transcript.h"

@@ -12,7 +12,7 @@
 #include <doctest/doctest.h>
 #include <nlohmann/json.hpp>
 
-#include "base/unique_fd.h"
+#include "base/os/unique_fd.h"
 #include "tests/support/forked.h"
 #include "tests/support/server_process.h"
 #include "tests/support/skip.h"

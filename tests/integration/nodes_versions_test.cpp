@@ -10,10 +10,10 @@
 #include <capnp/rpc-twoparty.h>
 #include <kj/async-io.h>
 
-#include "capnp/codec.h"
 #include "capnp/peer.capnp.h"
-#include "server/peer_codec.h"
-#include "server/peer_proof.h"
+#include "capnp/wire/codec.h"
+#include "capnp/wire/peer_codec.h"
+#include "cluster/peer_proof.h"
 #include "tests/support/fabric_node.h"
 #include "tests/support/nodes.h"
 #include "transport/tcp/tcp_fabric.h"
@@ -44,10 +44,10 @@ class OldReader {
 
   /// Greets, and enters. Returns the version that both speak.
   std::uint16_t enter() {
-    PeerSecret::Greeting greeting{.dialer = {2, 2},
-                                  .answerer = {},
-                                  .dialer_challenge = random_bytes32(),
-                                  .answerer_challenge = {}};
+    cluster::PeerSecret::Greeting greeting{.dialer = {2, 2},
+                                           .answerer = {},
+                                           .dialer_challenge = cluster::random_bytes32(),
+                                           .answerer_challenge = {}};
     auto greet = gate_.typelessRequest(capnp::typeId<wire::PeerGate>(), 0, nullptr);
     auto params = greet.initAsAnyStruct(1, 3);
     put<std::uint16_t>(params, 0, 1);
@@ -61,14 +61,14 @@ class OldReader {
     greeting.answerer = read_id(answer.getNode());
     greeting.answerer_challenge = read_bytes32(answer.getChallenge()).value();
     const auto proof = answer.getProof();
-    CHECK(PeerSecret().is_proof(
-        PeerSecret::Side::kAnswerer, greeting,
+    CHECK(cluster::PeerSecret().is_proof(
+        cluster::PeerSecret::Side::kAnswerer, greeting,
         std::as_bytes(std::span<const kj::byte>(proof.begin(), proof.size()))));
 
     auto enter = gate_.typelessRequest(capnp::typeId<wire::PeerGate>(), 1, nullptr);
     auto said = enter.initAsAnyStruct(0, 1);
     said.getPointerSection()[0].setAs<capnp::Data>(
-        data_of(PeerSecret().prove(PeerSecret::Side::kDialer, greeting)));
+        data_of(cluster::PeerSecret().prove(cluster::PeerSecret::Side::kDialer, greeting)));
     AnyAnswer entered = enter.send().wait(io_.waitScope);
     const auto let_in = entered.getAs<wire::PeerGate::EnterResults>();
     REQUIRE(let_in.hasPeer());
@@ -156,8 +156,8 @@ struct Engine {
 
 /// The namespace of an engine, by its name among nodes.
 Bytes32 space_of(const std::string& model) {
-  return space_name(std::vector<NamespaceFactor>{{"model", model}},
-                    std::vector<std::uint64_t>{kPage});
+  return cluster::space_name(std::vector<engine::NamespaceFactor>{{"model", model}},
+                             std::vector<std::uint64_t>{kPage});
 }
 
 /// A server of today with an engine that has saved something.

@@ -9,7 +9,7 @@
 #include <doctest/doctest.h>
 #include <nlohmann/json.hpp>
 
-#include "engine/node_ranges.h"
+#include "engine/numa_ranges.h"
 #include "tests/support/numa_machines.h"
 #include "tests/support/server_process.h"
 #include "tests/support/skip.h"
@@ -77,7 +77,7 @@ struct Ranks {
     const JobId job{.scheduler = scheduler, .number = 1};
     const auto slots = workers[rank]->reserve(job, make_keys(1, 20));
     REQUIRE(slots);
-    const auto ranges = node_ranges(kPool, parts);
+    const auto ranges = engine::node_ranges(kPool, parts);
     std::optional<std::size_t> found;
     for (const std::uint32_t slot : *slots) {
       REQUIRE(slot != ~std::uint32_t{0});

@@ -3,7 +3,7 @@
 
 #include <doctest/doctest.h>
 
-#include "perf/replay_pool.h"
+#include "perf/replay/replay_pool.h"
 
 namespace pegaflow::perf {
 namespace {
@@ -28,13 +28,14 @@ struct Fixture {
 
   /// Another engine of the same server, with its pool.
   struct Other {
-    std::unique_ptr<WireClient> client;
-    Mapping pool;
+    std::unique_ptr<harness::WireClient> client;
+    harness::Mapping pool;
   };
   Other other() {
-    auto client = WireClient::connect(io, pool->socket_path()).value();
+    auto client = harness::WireClient::connect(io, pool->socket_path()).value();
     const auto registered = client->register_worker("other", kPageBytes, 1).value();
-    Mapping mapped = Mapping::shared(registered.pool.get(), registered.pool_bytes).value();
+    harness::Mapping mapped =
+        harness::Mapping::shared(registered.pool.get(), registered.pool_bytes).value();
     return {std::move(client), std::move(mapped)};
   }
 };

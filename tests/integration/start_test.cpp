@@ -12,7 +12,7 @@
 #include <doctest/doctest.h>
 #include <nlohmann/json.hpp>
 
-#include "engine/memory_room.h"
+#include "engine/pool/memory_room.h"
 #include "tests/support/server_process.h"
 #include "tests/support/skip.h"
 #include "tests/support/wire_client.h"
@@ -44,10 +44,10 @@ mode_t permissions(const fs::path& path) {
 class ReservedHugePages {
  public:
   explicit ReservedHugePages(std::uint64_t count) {
-    const auto pages = huge_pages();
+    const auto pages = engine::huge_pages();
     before_ = pages ? pages->total : 0;
     set(before_ + count);
-    const auto now = huge_pages();
+    const auto now = engine::huge_pages();
     are_there_ = now && now->page_bytes == 2 << 20 && now->free == count;
   }
   ~ReservedHugePages() { set(before_); }
@@ -149,7 +149,7 @@ TEST_SUITE("start") {
   TEST_CASE("more pool than is free now is waited for, health says so, and then refused") {
     // Holds more than the gibibyte that is kept, so that there is a size between free and all.
     ServerProcess other({.pool_size = "1200mb"});
-    const auto room = memory_room();
+    const auto room = engine::memory_room();
     REQUIRE(room);
     if (room->limited_by != "MemAvailable") PEGA_SKIP("a cgroup limits the memory");
     // Whoever gives memory back meanwhile: the other pool stays.
@@ -199,7 +199,7 @@ TEST_SUITE("start") {
 
   TEST_CASE("huge pages that were asked for and are not there are refused with the command") {
     const TemporaryDirectory directory;
-    const auto pages = huge_pages();
+    const auto pages = engine::huge_pages();
     REQUIRE(pages);
     if (pages->free != 0) PEGA_SKIP("this machine has reserved huge pages");
 
@@ -214,7 +214,7 @@ TEST_SUITE("start") {
 
   TEST_CASE("the start says how to get huge pages when it has none") {
     ServerProcess server;
-    const auto pages = huge_pages();
+    const auto pages = engine::huge_pages();
     REQUIRE(pages);
     if (pages->page_bytes != 0 && pages->free == 0) {
       CHECK(has(server.log(), "sysctl -w vm.nr_hugepages=32"));

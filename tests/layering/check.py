@@ -194,10 +194,28 @@ def check_circles(tree: Tree) -> Iterator[str]:
             yield f"{module}: a circle of includes: {' -> '.join(circle)}"
 
 
-def check_shadowing(root: pathlib.Path) -> Iterator[str]:
-    for path in sorted((root / "capnp").glob("*")):
-        if path.suffix in (*SOURCES, ".capnp") and path.name.split(".")[0] in table.LIBRARY_STEMS:
-            yield f"capnp/{path.name}: would shadow the library's <capnp/{path.name.split('.')[0]}>"
+def floor_of(name: str) -> tuple[str, str]:
+    """The module and the folder in it of a file; "*" for one directly in its module."""
+    module, _, rest = name.partition("/")
+    return module, rest.split("/")[0] if "/" in rest else "*"
+
+
+def check_floors(tree: Tree) -> Iterator[str]:
+    """Inside a module of table.FLOORS no folder uses one that is built upon it."""
+    for user, includes in tree.includes.items():
+        module, folder = floor_of(user)
+        floors = table.FLOORS.get(module)
+        if floors is None:
+            continue
+        if folder not in floors:
+            yield f"{user}: {module}/{folder}/ is missing in FLOORS of tests/layering/table.py"
+            continue
+        for include in includes:
+            used_module, used = floor_of(include.name)
+            if not include.quoted or used_module != module or include.name not in tree.includes:
+                continue
+            if used in floors and floors.index(used) > floors.index(folder):
+                yield f'{user}:{include.line}: {module}/{folder} may not use "{include.name}"'
 
 
 def long_files(root: pathlib.Path) -> Iterator[str]:
@@ -216,7 +234,7 @@ def problems_in(root: pathlib.Path) -> list[str]:
         *check_includes(tree),
         *check_public_headers(tree),
         *check_circles(tree),
-        *check_shadowing(root),
+        *check_floors(tree),
     ]
 
 

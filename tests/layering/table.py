@@ -8,9 +8,10 @@ the files directly in a folder (`transport/*`).
 
 MODULES: dict[str, tuple[str, ...]] = {
     "base": ("base/",),
-    "capnp": ("base/", "capnp/"),
+    "capnp": ("base/", "capnp/", "transport/region.h"),
     "transport": ("base/", "transport/"),
     "engine": ("base/", "engine/", "transport/fabric.h", "transport/region.h"),
+    "cluster": ("base/", "capnp/", "cluster/", "engine/namespace_factors.h", "transport/"),
     "client": (
         "base/",
         "capnp/",
@@ -20,7 +21,7 @@ MODULES: dict[str, tuple[str, ...]] = {
         "transport/host/",
         "transport/cuda/",
     ),
-    "server": ("base/", "capnp/", "engine/", "server/", "transport/"),
+    "server": ("base/", "capnp/", "cluster/", "engine/", "server/", "transport/"),
     "router": ("base/", "client/", "router/"),
     # The native module is where the engine's side is put together, so it names concrete devices.
     "pyclient": (
@@ -31,18 +32,18 @@ MODULES: dict[str, tuple[str, ...]] = {
         "transport/host/host_device.h",
         "transport/cuda/cuda_device.h",
     ),
-    "perf": (
+    "harness": (
         "base/",
         "capnp/",
         "client/",
+        "cluster/",
         "engine/",
-        "perf/",
-        "pyclient/",
-        "router/",
+        "harness/",
         "server/",
         "transport/",
     ),
 }
+MODULES["perf"] = (*MODULES["harness"], "perf/", "pyclient/", "router/")
 # Tests may use everything, and nothing uses them.
 MODULES["tests"] = (*MODULES["perf"], "tests/")
 
@@ -52,8 +53,15 @@ SUBFOLDERS: dict[str, tuple[str, ...]] = {
     for name in ("host", "cuda", "tcp", "ucx", "sim")
 }
 
+# The folders of a module, from the lowest to the highest: a file uses its own folder and those
+# before it. "*" stands for the files directly in the module.
+FLOORS: dict[str, tuple[str, ...]] = {
+    "base": ("*", "os", "program"),
+    "perf": ("lib", "gpu", "net", "replay", "server", "store", "fabric", "router", "*"),
+}
+
 # Modules in which no part uses one that is built upon it.
-WITHOUT_CIRCLES = ("base", "capnp", "engine", "perf", "pyclient")
+WITHOUT_CIRCLES = ("base", "capnp", "engine", "harness", "perf", "pyclient")
 
 # Made by the build, so not found in the tree.
 GENERATED = {"version.h": "base"}
@@ -61,27 +69,27 @@ GENERATED = {"version.h": "base"}
 # ---- foreign libraries: include prefix -> (name, where it may be named)
 
 EVERYWHERE = ("",)
-TESTS_AND_PERF = ("perf/", "tests/")
-KJ_HOMES = ("capnp/", "server/", "client/", *TESTS_AND_PERF)
+TESTS_AND_PERF = ("harness/", "perf/", "tests/")
+KJ_HOMES = ("capnp/", "cluster/", "server/", "client/", *TESTS_AND_PERF)
 
 LIBRARIES: dict[str, tuple[str, tuple[str, ...]]] = {
     "fmt/": ("fmt", EVERYWHERE),
     "tl/expected.hpp": ("tl::expected", ("base/error.h",)),
     "spdlog/": ("spdlog", ("base/log.cpp",)),
-    "CLI/": ("CLI11", ("base/options.cpp",)),
+    "CLI/": ("CLI11", ("base/program/options.cpp",)),
     "prometheus/": ("prometheus-cpp", ("base/",)),
     "xxhash.h": (
         "xxHash",
         (
-            "engine/namespace_table.cpp",
+            "engine/namespace_factors.cpp",
             "transport/checksum.cpp",
             "router/access.cpp",
-            "router/policy.cpp",
+            "router/routing/policy.cpp",
             *TESTS_AND_PERF,
         ),
     ),
     "xxh_x86dispatch.h": ("xxHash", ("transport/checksum.cpp",)),
-    "sodium.h": ("libsodium", ("server/peer_proof.cpp", "router/cache_salt.cpp")),
+    "sodium.h": ("libsodium", ("cluster/peer_proof.cpp", "router/exchange/cache_salt.cpp")),
     "kj/compat/http.h": ("kj-http", ("server/", *TESTS_AND_PERF)),
     "kj/": ("KJ", KJ_HOMES),
     "capnp/": ("Cap'n Proto", KJ_HOMES),
@@ -109,16 +117,5 @@ SYSTEM_FOLDERS = ("sys/", "linux/", "netinet/", "arpa/", "net/", "asm/", "saniti
 # What pyclient and router include of client/ is found by itself; these two are public by design.
 PUBLIC_CLIENT_HEADERS = ("client/cache_session.h", "client/mover.h")
 HIDDEN_NAMESPACES = ("kj", "capnp")
-
-# ---- names in capnp/ that would shadow the library's own <capnp/...> headers
-
-LIBRARY_STEMS = frozenset(
-    """
-    any arena blob c++ capability common compat compiler-service dynamic endian ez-rpc
-    generated-header-support layout list membrane message orphan persistent pointer-helpers
-    pretty-print raw-schema reconstruct rpc rpc-prelude rpc-twoparty schema schema-lite
-    schema-loader schema-parser serialize serialize-async serialize-packed serialize-text stream
-    """.split()
-)
 
 LINES_WARNED = 700

@@ -110,7 +110,7 @@ std::uint64_t steps_to_do() {
 }
 
 /// True when the world behaved.
-bool run_world(std::uint64_t seed, pegaflow::EvictionKind eviction, std::uint64_t steps,
+bool run_world(std::uint64_t seed, pegaflow::engine::EvictionKind eviction, std::uint64_t steps,
                Coverage& coverage) {
   // A broken invariant inside the store is a finding with a history, not the end of the process.
   const pegaflow::ThrowOnAssert guard;
@@ -143,7 +143,8 @@ int main() {
   std::uint64_t worlds = 0;
   for (std::uint64_t done = 0; done < steps; done += kStepsPerWorld) {
     // Each policy in turn.
-    const auto eviction = pegaflow::kEvictionKinds[worlds % pegaflow::kEvictionKinds.size()];
+    const auto eviction =
+        pegaflow::engine::kEvictionKinds[worlds % pegaflow::engine::kEvictionKinds.size()];
     if (!run_world(seed + worlds * 0x9E3779B97F4A7C15ULL, eviction,
                    std::min(kStepsPerWorld, steps - done), coverage)) {
       fmt::print("seed: {}, world {}, steps {} to {}\n", seed, worlds, done, done + kStepsPerWorld);

@@ -41,11 +41,11 @@ void NodesWorld::look_at_located(std::size_t owner, std::span<const BlockKey> fo
   const auto living = std::find_if(engines.begin(), engines.end(),
                                    [](const auto& engine) { return !engine->is_dead; });
   if (living == engines.end()) return;
-  CacheService& service = cluster_->node(owner)->service();
+  server::CacheService& service = cluster_->node(owner)->service();
   const Id128 token{4, next_++};
   const auto claimed = service.claim((*living)->connection, token, found);
   if (!claimed || claimed->blocks == 0) return;
-  const PinId pin{next_++};
+  const engine::PinId pin{next_++};
   if (const auto opened = service.open((*living)->connection, token, 0, claimed->blocks, pin)) {
     for (std::size_t i = 0; i < opened->slots.size(); ++i) {
       look_at(**living, opened->slots[i], {found[i], oldest});
@@ -74,8 +74,8 @@ void NodesWorld::look_at(const Engine& engine, std::uint32_t page, const Page& e
 
 void NodesWorld::look_at_free(std::size_t node, std::uint32_t page, const char* whose) {
   const Use& use = uses_[node][page];
-  const auto place = cluster_->node(node)->place(page * perf::SimCluster::kPageBytes,
-                                                 perf::SimCluster::kPageBytes);
+  const auto place = cluster_->node(node)->place(page * harness::SimCluster::kPageBytes,
+                                                 harness::SimCluster::kPageBytes);
   const bool is_brought = cluster_->node(node)->fabric().is_written(place);
   if (use.readers == 0 && !use.is_written && !is_brought) return;
   wrong(fmt::format("{} gets page {} of node {}, which {}", whose, page, node,
@@ -86,8 +86,8 @@ void NodesWorld::look_at_free(std::size_t node, std::uint32_t page, const char* 
 
 std::string NodesWorld::unrest() const {
   for (std::size_t i = 0; i < cluster_->size(); ++i) {
-    perf::SimCluster::Node& node = *cluster_->node(i);
-    const BlockStore::Stats stats = node.service().stats().store;
+    harness::SimCluster::Node& node = *cluster_->node(i);
+    const engine::BlockStore::Stats stats = node.service().stats().store;
     if (node.fetches().stats().batches != 0) {
       return fmt::format("node {} has {} batches", i, node.fetches().stats().batches);
     }
@@ -109,8 +109,8 @@ std::string NodesWorld::unrest() const {
 }
 
 void NodesWorld::count_up(std::size_t node) {
-  const Fetches::Stats fetches = cluster_->node(node)->fetches().stats();
-  const BlockStore::Stats store = cluster_->node(node)->service().stats().store;
+  const server::Fetches::Stats fetches = cluster_->node(node)->fetches().stats();
+  const engine::BlockStore::Stats store = cluster_->node(node)->service().stats().store;
   coverage_["blocks fetched"] += fetches.blocks;
   coverage_["blocks given up"] += fetches.given_up;
   coverage_["blocks retried"] += fetches.retried;
@@ -182,7 +182,7 @@ void NodesWorld::give_back() {
     return sum;
   };
   const std::uint64_t failed_before = failed();
-  std::vector<BlockStore::Stats> before;
+  std::vector<engine::BlockStore::Stats> before;
   for (std::size_t i = 0; i < cluster_->size(); ++i) {
     before.push_back(stats(i));
     if (engines_[i].empty()) add_engine(i);
@@ -190,7 +190,7 @@ void NodesWorld::give_back() {
   }
   cluster_->run_for(kSoonDone);
   for (std::size_t i = 0; failed() == failed_before && i < cluster_->size(); ++i) {
-    const BlockStore::Stats now = stats(i);
+    const engine::BlockStore::Stats now = stats(i);
     coverage_["leases given back at the end"] += now.leases_made - before[i].leases_made;
     if (now.claims + now.pins != 0) {
       wrong(fmt::format("a request at node {} waits for what has come", i));
@@ -206,14 +206,14 @@ void NodesWorld::give_back() {
 void NodesWorld::look_at_everything() {
   for (std::size_t i = 0; i < cluster_->size(); ++i) {
     count_up(i);
-    perf::SimCluster::Node& node = *cluster_->node(i);
+    harness::SimCluster::Node& node = *cluster_->node(i);
     if (engines_[i].empty()) add_engine(i);
     const Engine& engine = *engines_[i].front();
     for (std::size_t chain = 0; chain < chains_; ++chain) {
       for (std::size_t block = 0; block < chain_blocks_; ++block) {
         const BlockKey one = key(chain, block);
         const Id128 token{3, next_++};
-        const PinId pin{next_++};
+        const engine::PinId pin{next_++};
         const auto found = node.service().claim(engine.connection, token, {&one, 1});
         if (!found || found->blocks == 0) continue;
         const auto opened = node.service().open(engine.connection, token, 0, 1, pin);

@@ -5,7 +5,7 @@
 #include <stdexcept>
 #include <utility>
 
-#include "server/resets.h"
+#include "server/cache/resets.h"
 #include "tests/sim/nodes_world_impl.h"
 
 namespace pegaflow::sim {
@@ -45,8 +45,8 @@ NodesWorld::NodesWorld(std::uint64_t seed, kj::WaitScope& scope, NodesCoverage& 
       outlived_leases_(mistakes.outlived_leases) {
   chains_ = 2 + pick(6);
   // Some are longer than a peer is asked for at once.
-  chain_blocks_ = 4 + pick(chance(0.2) ? 2 * Lenders::kFirstKeys : 20);
-  perf::SimCluster::Options options;
+  chain_blocks_ = 4 + pick(chance(0.2) ? 2 * cluster::Lenders::kFirstKeys : 20);
+  harness::SimCluster::Options options;
   options.nodes = 2 + pick(3);
   options.blocks = 16 + pick(80);
   options.seed = random_();
@@ -57,21 +57,21 @@ NodesWorld::NodesWorld(std::uint64_t seed, kj::WaitScope& scope, NodesCoverage& 
   store.max_pins = 1024;
   store.max_reservations = 256;
   store.max_leases = 64;
-  store.eviction = kEvictionKinds[pick(kEvictionKinds.size())];
+  store.eviction = engine::kEvictionKinds[pick(engine::kEvictionKinds.size())];
   store.fetch_share = chance(0.5) ? 0.25 : 0.6;
   store.lend_share = chance(0.5) ? 0.25 : 0.8;
   options.service.demand_windows = {seconds(60)};
   options.fabric.rails_bytes_per_s.assign(1 + pick(3), 1e9);
   options.fabric.batches = 300;
   options.fabric.stall_timeout = chance(0.5) ? seconds(2) : milliseconds(50);
-  options.fetches.batch_bytes = perf::SimCluster::kPageBytes * (1 + pick(8));
+  options.fetches.batch_bytes = harness::SimCluster::kPageBytes * (1 + pick(8));
   options.fetches.batches = chance(0.2) ? 2 : 256;
   options.fetches.deadline = chance(0.5) ? seconds(2) : seconds(60);
   options.fetches.lease = milliseconds(chance(0.5) ? 10000 : 1200 + pick(1000));
   options.on_read = [this](std::size_t node, const Fabric::Batch& batch) {
     for (const Fabric::Chunk& chunk : batch.chunks) {
       look_at_free(node,
-                   static_cast<std::uint32_t>(chunk.local_offset / perf::SimCluster::kPageBytes),
+                   static_cast<std::uint32_t>(chunk.local_offset / harness::SimCluster::kPageBytes),
                    "a fetch");
     }
   };
@@ -87,7 +87,7 @@ NodesWorld::NodesWorld(std::uint64_t seed, kj::WaitScope& scope, NodesCoverage& 
   lives_.resize(options.nodes);
   options.mistakes = mistakes.nodes;
   options.fetches.mistakes = mistakes.fetches;
-  cluster_ = std::make_unique<perf::SimCluster>(options, scope);
+  cluster_ = std::make_unique<harness::SimCluster>(options, scope);
   for (std::size_t i = 0; i < options.nodes; ++i) add_engine(i);
 }
 
@@ -126,8 +126,8 @@ Duration NodesWorld::some_system_time() {
   return std::chrono::microseconds(pick(7'200'000'000)) - std::chrono::hours(1);
 }
 
-std::vector<perf::SimCluster::Options::Clocks> NodesWorld::some_clocks(std::size_t nodes) {
-  std::vector<perf::SimCluster::Options::Clocks> clocks(nodes);
+std::vector<harness::SimCluster::Options::Clocks> NodesWorld::some_clocks(std::size_t nodes) {
+  std::vector<harness::SimCluster::Options::Clocks> clocks(nodes);
   const bool are_alike = chance(0.3);
   const double most = chance(0.5) ? 0.001 : 0.5;
   system_clocks_agree_ = chance(0.5);
@@ -211,7 +211,7 @@ void NodesWorld::stand_still(std::size_t node) {
 
 void NodesWorld::reset(const std::shared_ptr<Engine>& engine) {
   const std::uint64_t now = ++time_;
-  perf::SimCluster::Node& node = *cluster_->node(engine->node);
+  harness::SimCluster::Node& node = *cluster_->node(engine->node);
   const auto made = node.service().reset_cache(engine->connection);
   if (!made) return wrong("a reset fails: " + made.error().detail);
   node.poke();
@@ -295,7 +295,7 @@ void NodesWorld::end_engine() {
   auto& engines = engines_[*node];
   const std::size_t which = pick(engines.size());
   const std::shared_ptr<Engine> engine = engines[which];
-  CacheService& service = cluster_->node(*node)->service();
+  server::CacheService& service = cluster_->node(*node)->service();
   if (!engine->is_dead) {
     note("engine {} of node {} disconnects", engine->process.low, *node);
     engine->is_dead = true;
@@ -358,7 +358,7 @@ kj::Promise<void> NodesWorld::pause(Duration longest) {
 }
 
 kj::Promise<void> NodesWorld::request(const std::shared_ptr<Engine>& engine, bool is_new) {
-  perf::SimCluster::Node& node = *cluster_->node(engine->node);
+  harness::SimCluster::Node& node = *cluster_->node(engine->node);
   auto made = std::make_shared<Load>();
   made->engine = engine;
   made->keys = some_keys(is_new);
@@ -369,13 +369,14 @@ kj::Promise<void> NodesWorld::request(const std::shared_ptr<Engine>& engine, boo
   const std::size_t ready = found ? found->blocks : 0;
   note("engine {} of node {} claims {} blocks of {:x}, {} are there", engine->process.low,
        engine->node, made->keys.size(), made->keys[0].hash(), ready);
-  auto extended = found ? node.fetches()
-                              .extend(engine->connection, made->token, made->keys, ready)
-                              .then([](const Fetches::Extension& more) { return more.blocks; })
-                        : kj::Promise<std::size_t>(std::size_t{0});
+  auto extended =
+      found ? node.fetches()
+                  .extend(engine->connection, made->token, made->keys, ready)
+                  .then([](const server::Fetches::Extension& more) { return more.blocks; })
+            : kj::Promise<std::size_t>(std::size_t{0});
   auto aborted = chance(0.05) ? pause(milliseconds(1)).then([this, made]() {
     // Before it is answered, perhaps.
-    perf::SimCluster::Node& self = *cluster_->node(made->engine->node);
+    harness::SimCluster::Node& self = *cluster_->node(made->engine->node);
     self.fetches().ended(made->token);
     (void)self.service().unclaim(made->engine->connection, made->token);
     self.poke();
@@ -393,7 +394,7 @@ kj::Promise<void> NodesWorld::request(const std::shared_ptr<Engine>& engine, boo
       .then([this, made]() {
         // Once only: what is made anew behind an abort would be left.
         if (made->is_aborted) return kj::Promise<void>(kj::READY_NOW);
-        perf::SimCluster::Node& self = *cluster_->node(made->engine->node);
+        harness::SimCluster::Node& self = *cluster_->node(made->engine->node);
         self.fetches().ended(made->token);
         (void)self.service().unclaim(made->engine->connection, made->token);
         self.poke();
@@ -405,17 +406,18 @@ kj::Promise<void> NodesWorld::request(const std::shared_ptr<Engine>& engine, boo
 
 kj::Promise<void> NodesWorld::load(const std::shared_ptr<Load>& load) {
   if (load->is_aborted || load->next == load->total || chance(0.05)) return kj::READY_NOW;
-  perf::SimCluster::Node& node = *cluster_->node(load->engine->node);
-  const PinId pin{next_++};
+  harness::SimCluster::Node& node = *cluster_->node(load->engine->node);
+  const engine::PinId pin{next_++};
   const std::size_t count = chance(0.7) ? load->total - load->next : 1;
-  Fetches::Wait wait{.patience = some(seconds(3))};
-  if (chance(0.5)) wait.worth = chance(0.5) ? Fetches::Wait::kForever : some(milliseconds(500));
+  server::Fetches::Wait wait{.patience = some(seconds(3))};
+  if (chance(0.5))
+    wait.worth = chance(0.5) ? server::Fetches::Wait::kForever : some(milliseconds(500));
   if (wait.worth && chance(0.5)) wait.computing = some(milliseconds(100));
   return node.fetches()
       .open(load->engine->connection, load->token, load->next, count, pin, wait)
-      .then([this, load, pin](Result<Fetches::Arrived>&& arrived) -> kj::Promise<void> {
+      .then([this, load, pin](Result<server::Fetches::Arrived>&& arrived) -> kj::Promise<void> {
         if (!arrived || arrived->opened.slots.empty()) {
-          const bool is_late = arrived && arrived->late != Fetches::Late::kNo;
+          const bool is_late = arrived && arrived->late != server::Fetches::Late::kNo;
           ++coverage_[is_late ? "open: late" : arrived ? "open: not yet" : "open: gone"];
           return kj::READY_NOW;
         }
@@ -436,7 +438,7 @@ kj::Promise<void> NodesWorld::load(const std::shared_ptr<Load>& load) {
             --uses_[reader.node][pages[i]].readers;
             if (--reader.pins[pages[i]] == 0) reader.pins.erase(pages[i]);
           }
-          perf::SimCluster::Node& self = *cluster_->node(reader.node);
+          harness::SimCluster::Node& self = *cluster_->node(reader.node);
           (void)self.service().release(reader.connection, pin);
           self.poke();
           load->next += pages.size();
@@ -448,7 +450,7 @@ kj::Promise<void> NodesWorld::load(const std::shared_ptr<Load>& load) {
 kj::Promise<void> NodesWorld::save(const std::shared_ptr<Engine>& engine,
                                    std::vector<BlockKey> keys) {
   if (keys.empty()) return kj::READY_NOW;
-  perf::SimCluster::Node& node = *cluster_->node(engine->node);
+  harness::SimCluster::Node& node = *cluster_->node(engine->node);
   const JobId job{.scheduler = engine->process, .number = next_++};
   const auto slots = node.service().reserve(engine->connection, job, 0, keys);
   node.poke();
@@ -457,7 +459,7 @@ kj::Promise<void> NodesWorld::save(const std::shared_ptr<Engine>& engine,
   const std::uint64_t now = ++time_;
   for (std::size_t i = 0; i < slots->size(); ++i) {
     const std::uint32_t page = (*slots)[i];
-    if (page == CacheService::kNoPage) continue;
+    if (page == server::CacheService::kNoPage) continue;
     look_at_free(engine->node, page, "a save");
     uses_[engine->node][page].is_written = true;
     engine->writes[page] = {keys[i], now};
@@ -467,7 +469,7 @@ kj::Promise<void> NodesWorld::save(const std::shared_ptr<Engine>& engine,
   if (pages.empty()) return kj::READY_NOW;
   return pause(chance(0.02) ? Duration(seconds(40)) : Duration(milliseconds(2)))
       .then([this, engine, job, pages]() {
-        perf::SimCluster::Node& self = *cluster_->node(engine->node);
+        harness::SimCluster::Node& self = *cluster_->node(engine->node);
         for (const std::uint32_t page : pages) {
           const Page& written = engine->writes.at(page);
           write_page(self.page(page), written.key, written.time, kWords / 2, kWords);

@@ -19,7 +19,7 @@
 #include "base/block_key.h"
 #include "base/id128.h"
 #include "base/job_id.h"
-#include "perf/sim_cluster.h"
+#include "harness/sim_cluster.h"
 
 namespace pegaflow::sim {
 
@@ -28,8 +28,8 @@ using NodesCoverage = std::map<std::string, std::uint64_t>;
 
 /// Rules that are broken on purpose, to see that it is found.
 struct NodesMistakes {
-  perf::SimCluster::Options::Mistakes nodes{};
-  Fetches::Options::Mistakes fetches{};
+  harness::SimCluster::Options::Mistakes nodes{};
+  server::Fetches::Options::Mistakes fetches{};
   /// Of 100 things that happen, how many are a reader that outlives its lease: what is rare is
   /// found sooner so.
   std::size_t outlived_leases = 3;
@@ -78,7 +78,7 @@ class NodesWorld {
   void change_faults();
   void stand_still(std::size_t node);
   /// Draws the clocks of `nodes` machines.
-  std::vector<perf::SimCluster::Options::Clocks> some_clocks(std::size_t nodes);
+  std::vector<harness::SimCluster::Options::Clocks> some_clocks(std::size_t nodes);
   [[nodiscard]] Duration some_system_time();
   void add_engine(std::size_t node);
   void end_engine();
@@ -130,7 +130,7 @@ class NodesWorld {
   bool system_clocks_agree_ = true;
   std::deque<std::string> history_;
   std::string failure_;
-  std::unique_ptr<perf::SimCluster> cluster_;
+  std::unique_ptr<harness::SimCluster> cluster_;
   std::vector<std::vector<Use>> uses_;                         ///< By node and page.
   std::vector<std::vector<std::shared_ptr<Engine>>> engines_;  ///< By node, dead ones included.
   std::vector<std::uint64_t> oldest_;  ///< By node: the time of the last reset that it knows.

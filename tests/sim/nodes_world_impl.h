@@ -10,12 +10,12 @@
 
 #include <kj/async.h>
 
-#include "server/rpc_error.h"
+#include "capnp/wire/rpc_error.h"
 #include "tests/sim/nodes_world.h"
 
 namespace pegaflow::sim {
 
-inline constexpr std::size_t kWords = perf::SimCluster::kPageBytes / sizeof(std::uint64_t);
+inline constexpr std::size_t kWords = harness::SimCluster::kPageBytes / sizeof(std::uint64_t);
 
 inline std::uint64_t mix(std::uint64_t x) {
   x = (x ^ (x >> 31)) * 0xBF58476D1CE4E5B9ULL;

@@ -6,10 +6,10 @@
 
 namespace pegaflow::sim {
 
-Result<BlockStore::Fetch> OracleStore::fetch(HolderId holder, SpaceId space, const Id128& token,
-                                             std::size_t first, std::span<const BlockKey> keys,
-                                             std::size_t fetchable,
-                                             const Result<BlockStore::Fetch>& chosen) {
+Result<engine::BlockStore::Fetch> OracleStore::fetch(
+    engine::HolderId holder, engine::SpaceId space, const Id128& token, std::size_t first,
+    std::span<const BlockKey> keys, std::size_t fetchable,
+    const Result<engine::BlockStore::Fetch>& chosen) {
   if (!is_active(holder)) return fail(Errc::kGone, "holder");
   if (token.is_none()) return fail(Errc::kInvalidArgument, "token");
   Claim* const claim = claim_of(token);
@@ -22,36 +22,36 @@ Result<BlockStore::Fetch> OracleStore::fetch(HolderId holder, SpaceId space, con
     }
     if (!live_spaces_.contains(space)) return fail(Errc::kGone, "space");
   }
-  BlockStore::Fetch made;
+  engine::BlockStore::Fetch made;
   if (!live_spaces_.contains(space)) return made;
   if (!chosen) throw Mismatch{"fetch fails, and should not"};
 
-  const ShapeId shape = live_spaces_.at(space);
+  const engine::ShapeId shape = live_spaces_.at(space);
   const std::uint64_t frame = shapes_.at(shape).frame_bytes;
   const std::uint64_t held_before = held_by_instance(holders_.at(holder).instance);
   std::size_t steps = options_.slice_blocks;
-  std::vector<SlotIndex> blocks;
+  std::vector<engine::FrameIndex> blocks;
   for (std::size_t i = 0; i < keys.size(); ++i) {
-    SlotIndex slot = find(space, keys[i]);
+    engine::FrameIndex slot = find(space, keys[i]);
     const bool is_there =
-        is_readable(slot) || (slot != kNoSlot && slots_[slot].state == State::kComing);
-    const bool is_being_saved = slot != kNoSlot && slots_[slot].state == State::kWritten &&
+        is_readable(slot) || (slot != engine::kNoFrame && slots_[slot].state == State::kComing);
+    const bool is_being_saved = slot != engine::kNoFrame && slots_[slot].state == State::kWritten &&
                                 !is_doomed(*job_of(slots_[slot].job));
     if (!is_there && (i >= fetchable || is_being_saved)) break;
     if (!is_within(options_.instance_share, held_before + (blocks.size() + 1) * frame) ||
-        !node_may_hold(space, is_there ? slot : kNoSlot)) {
+        !node_may_hold(space, is_there ? slot : engine::kNoFrame)) {
       ++counted_.claims_shortened;
       break;
     }
     if (!is_there) {
       const bool is_allowed = may_fetch(frame);
-      if (is_allowed && slot != kNoSlot) move_key(slot);
+      if (is_allowed && slot != engine::kNoFrame) move_key(slot);
       if (!is_allowed || make_room(shape, steps, false) != Room::kThere) {
         ++counted_.fetches_no_room;
         break;
       }
       const std::size_t nth = made.frames.size();
-      slot = nth < chosen->frames.size() ? chosen->frames[nth].frame : kNoSlot;
+      slot = nth < chosen->frames.size() ? chosen->frames[nth].frame : engine::kNoFrame;
       take(slot, shape);
       slots_[slot] = Slot{};
       slots_[slot].state = State::kComing;
@@ -76,7 +76,7 @@ Result<BlockStore::Fetch> OracleStore::fetch(HolderId holder, SpaceId space, con
 bool OracleStore::may_fetch(std::uint64_t bytes) const {
   std::uint64_t fetched = bytes;
   std::uint64_t busy = bytes;
-  for (SlotIndex slot = 0; slot < slots_.size(); ++slot) {
+  for (engine::FrameIndex slot = 0; slot < slots_.size(); ++slot) {
     if (slots_[slot].is_fetched()) fetched += bytes_of(slot);
     if (slots_[slot].is_written() || slots_[slot].holds != 0) busy += bytes_of(slot);
   }
@@ -85,11 +85,11 @@ bool OracleStore::may_fetch(std::uint64_t bytes) const {
   return is_within(options_.fetch_share, fetched) && busy + kept <= options_.pool_bytes;
 }
 
-bool OracleStore::is_openable(SlotIndex slot) const {
+bool OracleStore::is_openable(engine::FrameIndex slot) const {
   return slots_[slot].state == State::kSealed && slots_[slot].has_key;
 }
 
-bool OracleStore::fetched(SlotIndex frame) {
+bool OracleStore::fetched(engine::FrameIndex frame) {
   Slot& slot = slots_[frame];
   if (slot.state != State::kComing || !live_spaces_.contains(slot.space)) {
     settle(frame);
@@ -101,7 +101,7 @@ bool OracleStore::fetched(SlotIndex frame) {
   return true;
 }
 
-void OracleStore::give_up(SlotIndex frame) {
+void OracleStore::give_up(engine::FrameIndex frame) {
   Slot& slot = slots_[frame];
   if (slot.state != State::kComing) return;
   slot.state = State::kGivenUp;
@@ -109,7 +109,7 @@ void OracleStore::give_up(SlotIndex frame) {
   ++counted_.fetches_given_up;
 }
 
-void OracleStore::settle(SlotIndex frame) {
+void OracleStore::settle(engine::FrameIndex frame) {
   give_up(frame);
   if (slots_[frame].holds == 0) return free(frame);
   slots_[frame].state = State::kOver;
@@ -131,9 +131,9 @@ Result<std::size_t> OracleStore::arrived(const Id128& token, std::size_t first, 
   return here;
 }
 
-Result<std::vector<SlotIndex>> OracleStore::lend(SpaceId space, std::span<const BlockKey> keys,
-                                                 Duration time,
-                                                 const Result<BlockStore::Lent>& chosen) {
+Result<std::vector<engine::FrameIndex>> OracleStore::lend(
+    engine::SpaceId space, std::span<const BlockKey> keys, Duration time,
+    const Result<engine::BlockStore::Lent>& chosen) {
   if (time <= Duration::zero() || time > options_.longest_lease) {
     return fail(Errc::kInvalidArgument, "time");
   }
@@ -142,10 +142,10 @@ Result<std::vector<SlotIndex>> OracleStore::lend(SpaceId space, std::span<const 
   if (!live_spaces_.contains(space)) return lease.blocks;
   std::uint64_t lent = shapes_.at(live_spaces_.at(space)).frame_bytes;
   for (const Lease& each : leases_) {
-    for (const SlotIndex slot : each.blocks) lent += bytes_of(slot);
+    for (const engine::FrameIndex slot : each.blocks) lent += bytes_of(slot);
   }
   for (const BlockKey& key : keys) {
-    const SlotIndex slot = find(space, key);
+    const engine::FrameIndex slot = find(space, key);
     if (!is_readable(slot)) break;
     if (!is_within(options_.lend_share, lent) || !node_may_hold(space, slot)) {
       ++counted_.leases_shortened;
@@ -156,7 +156,7 @@ Result<std::vector<SlotIndex>> OracleStore::lend(SpaceId space, std::span<const 
     lent += bytes_of(slot);
   }
   if (lease.blocks.empty()) return lease.blocks;
-  if (!chosen || chosen->lease == LeaseId{} || is_lent(chosen->lease)) {
+  if (!chosen || chosen->lease == engine::LeaseId{} || is_lent(chosen->lease)) {
     throw Mismatch{"a lease has no name of its own"};
   }
   lease.id = chosen->lease;
@@ -165,7 +165,7 @@ Result<std::vector<SlotIndex>> OracleStore::lend(SpaceId space, std::span<const 
   return lease.blocks;
 }
 
-void OracleStore::end_lease(LeaseId id) {
+void OracleStore::end_lease(engine::LeaseId id) {
   const auto lease = std::find_if(leases_.begin(), leases_.end(),
                                   [&](const Lease& each) { return each.id == id; });
   if (lease == leases_.end()) return;
@@ -174,7 +174,7 @@ void OracleStore::end_lease(LeaseId id) {
   slice();
 }
 
-bool OracleStore::is_lent(LeaseId id) const {
+bool OracleStore::is_lent(engine::LeaseId id) const {
   return std::any_of(leases_.begin(), leases_.end(),
                      [&](const Lease& lease) { return lease.id == id; });
 }

@@ -20,11 +20,11 @@ OracleStore::Run OracleStore::range(std::uint32_t node) const {
   return {node * each, each};
 }
 
-void OracleStore::add_shape(ShapeId id, const Shape& description) {
+void OracleStore::add_shape(engine::ShapeId id, const engine::Shape& description) {
   if (shapes_.contains(id)) return;
   OneShape shape;
   const bool is_dealt = options_.nodes > 1 && range(0).count < units_;
-  for (Shape::Shard shard : description.shards) {
+  for (engine::Shape::Shard shard : description.shards) {
     if (!is_dealt) shard.node = 0;
     auto part = std::find_if(shape.parts.begin(), shape.parts.end(),
                              [&](const auto& known) { return known.first == shard.node; });
@@ -59,23 +59,24 @@ std::unique_ptr<OracleStore::Order> OracleStore::make_order(std::uint64_t frame_
   const auto frames =
       static_cast<std::uint32_t>(std::max<std::uint64_t>(units_ * unit_bytes_ / frame_bytes, 1));
   switch (options_.eviction) {
-    case EvictionKind::kLru:
+    case engine::EvictionKind::kLru:
       return std::make_unique<testing::LruModel>();
-    case EvictionKind::kSlru:
+    case engine::EvictionKind::kSlru:
       return std::make_unique<testing::SlruModel>();
-    case EvictionKind::kS3Fifo:
+    case engine::EvictionKind::kS3Fifo:
       return std::make_unique<testing::S3FifoModel>(std::make_unique<testing::SomeGhosts>(frames));
-    case EvictionKind::kWeightedLru:
+    case engine::EvictionKind::kWeightedLru:
       return std::make_unique<testing::PolicyModel>(options_.eviction, *rows_, frames);
   }
   throw Mismatch{"an eviction policy without a model"};
 }
 
 std::unique_ptr<OracleStore::Order> OracleStore::make_replica_order(std::uint64_t frame_bytes) {
-  if (options_.eviction != EvictionKind::kWeightedLru) return std::make_unique<testing::LruModel>();
+  if (options_.eviction != engine::EvictionKind::kWeightedLru)
+    return std::make_unique<testing::LruModel>();
   // Its age of a block counts the uses of all, these included.
   return std::make_unique<testing::PolicyModel>(
-      EvictionKind::kLru, *rows_,
+      engine::EvictionKind::kLru, *rows_,
       static_cast<std::uint32_t>(std::max<std::uint64_t>(units_ * unit_bytes_ / frame_bytes, 1)));
 }
 
@@ -92,11 +93,11 @@ const OracleStore::Extent* OracleStore::extent_at(std::uint32_t unit) const {
   return const_cast<OracleStore*>(this)->extent_at(unit);
 }
 
-OracleStore::Extent* OracleStore::extent_of(SlotIndex slot) {
+OracleStore::Extent* OracleStore::extent_of(engine::FrameIndex slot) {
   return extent_at(slot / slots_a_unit_);
 }
 
-const OracleStore::Extent* OracleStore::extent_of(SlotIndex slot) const {
+const OracleStore::Extent* OracleStore::extent_of(engine::FrameIndex slot) const {
   return extent_at(slot / slots_a_unit_);
 }
 
@@ -107,30 +108,32 @@ OracleStore::Extent* OracleStore::extent_with(std::uint64_t serial) {
   return nullptr;
 }
 
-SlotIndex OracleStore::first_slot(const Extent& extent) const {
+engine::FrameIndex OracleStore::first_slot(const Extent& extent) const {
   return extent.runs.front().first * slots_a_unit_;
 }
 
 std::size_t OracleStore::busy(const Extent& extent) const {
   std::size_t count = 0;
-  for (SlotIndex slot = first_slot(extent); slot < first_slot(extent) + extent.frames; ++slot) {
+  for (engine::FrameIndex slot = first_slot(extent); slot < first_slot(extent) + extent.frames;
+       ++slot) {
     count += slots_[slot].is_written() || slots_[slot].holds != 0 ? 1 : 0;
   }
   return count;
 }
 
-bool OracleStore::is_readable(SlotIndex slot) const {
-  return slot != kNoSlot && slots_[slot].state == State::kSealed && !extent_of(slot)->leaving;
+bool OracleStore::is_readable(engine::FrameIndex slot) const {
+  return slot != engine::kNoFrame && slots_[slot].state == State::kSealed &&
+         !extent_of(slot)->leaving;
 }
 
-std::uint64_t OracleStore::bytes_of(SlotIndex slot) const {
+std::uint64_t OracleStore::bytes_of(engine::FrameIndex slot) const {
   return shapes_.at(extent_of(slot)->shape).frame_bytes;
 }
 
-bool OracleStore::has_free(ShapeId shape) const {
+bool OracleStore::has_free(engine::ShapeId shape) const {
   for (const Extent& extent : extents_) {
     if (extent.shape != shape || extent.leaving) continue;
-    const SlotIndex begin = first_slot(extent);
+    const engine::FrameIndex begin = first_slot(extent);
     if (std::any_of(slots_.begin() + begin, slots_.begin() + begin + extent.frames,
                     [](const Slot& slot) { return slot.state == State::kFree; })) {
       return true;
@@ -139,15 +142,15 @@ bool OracleStore::has_free(ShapeId shape) const {
   return false;
 }
 
-SlotIndex OracleStore::next_touched(SlotIndex from) const {
-  for (SlotIndex slot = from; slot < slots_.size(); ++slot) {
+engine::FrameIndex OracleStore::next_touched(engine::FrameIndex from) const {
+  for (engine::FrameIndex slot = from; slot < slots_.size(); ++slot) {
     const Extent* const extent = extent_of(slot);
     if (extent != nullptr && slot >= first_slot(*extent) &&
         slot < first_slot(*extent) + extent->touched) {
       return slot;
     }
   }
-  return kNoSlot;
+  return engine::kNoFrame;
 }
 
 std::optional<OracleStore::Run> OracleStore::free_run(std::uint32_t node, std::uint32_t count,
@@ -171,7 +174,7 @@ std::optional<OracleStore::Run> OracleStore::free_run(std::uint32_t node, std::u
   return found;
 }
 
-bool OracleStore::grow(ShapeId id) {
+bool OracleStore::grow(engine::ShapeId id) {
   const OneShape& shape = shapes_.at(id);
   Extent extent{.serial = next_serial_++, .shape = id, .made = uses_};
   extent.frames = ~std::uint32_t{0};
@@ -186,10 +189,10 @@ bool OracleStore::grow(ShapeId id) {
   return true;
 }
 
-void OracleStore::start_exchange(ShapeId id, SlotIndex victim) {
+void OracleStore::start_exchange(engine::ShapeId id, engine::FrameIndex victim) {
   OneShape& shape = shapes_.at(id);
   if (shape.leaving_for_it != 0) return;
-  const bool has_own = victim != kNoSlot;
+  const bool has_own = victim != engine::kNoFrame;
   if (has_own ? shape.in_vain_use == uses_ : shape.in_vain_quiet == quiet_) return;
   std::vector<Extent*> leaving;
   std::uint64_t newest_mean = 0;
@@ -217,7 +220,7 @@ void OracleStore::start_exchange(ShapeId id, SlotIndex victim) {
       std::uint64_t frames = 0;
       for (const Extent* const extent : extents) {
         frames += extent->frames;
-        for (SlotIndex k = 0; k < extent->frames; ++k) {
+        for (engine::FrameIndex k = 0; k < extent->frames; ++k) {
           const Slot& slot = slots_[first_slot(*extent) + k];
           sum += slot.state == State::kSealed ? slot.last_use : extent->made;
         }

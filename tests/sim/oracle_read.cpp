@@ -7,14 +7,14 @@
 
 namespace pegaflow::sim {
 
-SlotIndex OracleStore::find(SpaceId space, const BlockKey& key) const {
-  for (SlotIndex slot = 0; slot < slots_.size(); ++slot) {
+engine::FrameIndex OracleStore::find(engine::SpaceId space, const BlockKey& key) const {
+  for (engine::FrameIndex slot = 0; slot < slots_.size(); ++slot) {
     if (slots_[slot].has_key && slots_[slot].space == space && slots_[slot].key == key) return slot;
   }
-  return kNoSlot;
+  return engine::kNoFrame;
 }
 
-std::size_t OracleStore::lookup(SpaceId space, std::span<const BlockKey> keys) {
+std::size_t OracleStore::lookup(engine::SpaceId space, std::span<const BlockKey> keys) {
   const std::size_t found = present(space, keys);
   ++counted_.lookups;
   counted_.lookup_hits += found;
@@ -22,10 +22,10 @@ std::size_t OracleStore::lookup(SpaceId space, std::span<const BlockKey> keys) {
   return found;
 }
 
-std::size_t OracleStore::present(SpaceId space, std::span<const BlockKey> keys) const {
+std::size_t OracleStore::present(engine::SpaceId space, std::span<const BlockKey> keys) const {
   std::size_t found = 0;
   while (live_spaces_.contains(space) && found < keys.size()) {
-    const SlotIndex slot = find(space, keys[found]);
+    const engine::FrameIndex slot = find(space, keys[found]);
     if (!is_readable(slot)) break;
     ++found;
   }
@@ -35,13 +35,14 @@ std::size_t OracleStore::present(SpaceId space, std::span<const BlockKey> keys) 
   return found;
 }
 
-std::size_t OracleStore::prefix_by_name_hash(SpaceId space, std::span<const BlockKey> keys) const {
+std::size_t OracleStore::prefix_by_name_hash(engine::SpaceId space,
+                                             std::span<const BlockKey> keys) const {
   const auto is_leaving = [](const auto& extent) { return extent.leaving; };
   if (!live_spaces_.contains(space) || std::any_of(extents_.begin(), extents_.end(), is_leaving)) {
     return 0;
   }
   const auto is_like = [&](const BlockKey& key) {
-    for (SlotIndex slot = 0; slot < slots_.size(); ++slot) {
+    for (engine::FrameIndex slot = 0; slot < slots_.size(); ++slot) {
       if (is_readable(slot) && extent_of(slot)->shape == live_spaces_.at(space) &&
           slots_[slot].has_key &&
           name_hash(slots_[slot].space, slots_[slot].key) == name_hash(space, key)) {
@@ -55,7 +56,7 @@ std::size_t OracleStore::prefix_by_name_hash(SpaceId space, std::span<const Bloc
   return count;
 }
 
-std::set<BlockKey> OracleStore::sealed(SpaceId space) const {
+std::set<BlockKey> OracleStore::sealed(engine::SpaceId space) const {
   std::set<BlockKey> keys;
   for (const Slot& slot : slots_) {
     if (slot.state == State::kSealed && slot.has_key && slot.space == space) keys.insert(slot.key);
@@ -63,37 +64,38 @@ std::set<BlockKey> OracleStore::sealed(SpaceId space) const {
   return keys;
 }
 
-Result<std::size_t> OracleStore::claim(HolderId holder, SpaceId space,
+Result<std::size_t> OracleStore::claim(engine::HolderId holder, engine::SpaceId space,
                                        std::span<const BlockKey> keys, const Id128& token) {
   if (!is_active(holder)) return fail(Errc::kGone, "holder");
   if (token.is_none() || claim_of(token) != nullptr) return fail(Errc::kInvalidArgument, "token");
   if (claims_.size() == options_.max_claims) return fail(Errc::kBusy, "claims");
   if (!live_spaces_.contains(space)) return 0;
 
-  const std::vector<SlotIndex> blocks = hold_prefix(holder, space, keys);
+  const std::vector<engine::FrameIndex> blocks = hold_prefix(holder, space, keys);
   if (!blocks.empty()) extend_claim(nullptr, holder, space, token, blocks);
   return blocks.size();
 }
 
-Result<std::size_t> OracleStore::claim_more(HolderId holder, const Id128& token,
+Result<std::size_t> OracleStore::claim_more(engine::HolderId holder, const Id128& token,
                                             std::span<const BlockKey> keys) {
   Claim* const claim = claim_of(token);
   if (claim == nullptr || claim->holder != holder || !is_active(holder) ||
       !live_spaces_.contains(claim->space)) {
     return fail(Errc::kGone, "claim");
   }
-  const std::vector<SlotIndex> blocks = hold_prefix(holder, claim->space, keys);
+  const std::vector<engine::FrameIndex> blocks = hold_prefix(holder, claim->space, keys);
   extend_claim(claim, holder, claim->space, token, blocks);
   return blocks.size();
 }
 
-std::vector<SlotIndex> OracleStore::hold_prefix(HolderId holder, SpaceId space,
-                                                std::span<const BlockKey> keys) {
+std::vector<engine::FrameIndex> OracleStore::hold_prefix(engine::HolderId holder,
+                                                         engine::SpaceId space,
+                                                         std::span<const BlockKey> keys) {
   const std::uint64_t frame = shapes_.at(live_spaces_.at(space)).frame_bytes;
   const std::uint64_t held_before = held_by_instance(holders_.at(holder).instance);
-  std::vector<SlotIndex> blocks;
+  std::vector<engine::FrameIndex> blocks;
   for (const BlockKey& key : keys) {
-    const SlotIndex slot = find(space, key);
+    const engine::FrameIndex slot = find(space, key);
     if (!is_readable(slot)) break;
     if (!is_within(options_.instance_share, held_before + (blocks.size() + 1) * frame) ||
         !node_may_hold(space, slot)) {
@@ -106,8 +108,8 @@ std::vector<SlotIndex> OracleStore::hold_prefix(HolderId holder, SpaceId space,
   return blocks;
 }
 
-void OracleStore::extend_claim(Claim* claim, HolderId holder, SpaceId space, const Id128& token,
-                               const std::vector<SlotIndex>& blocks) {
+void OracleStore::extend_claim(Claim* claim, engine::HolderId holder, engine::SpaceId space,
+                               const Id128& token, const std::vector<engine::FrameIndex>& blocks) {
   if (claim == nullptr) {
     claims_.push_back({.serial = next_serial_++,
                        .token = token,
@@ -123,9 +125,9 @@ bool OracleStore::is_within(double share, std::uint64_t bytes) const {
   return bytes <= static_cast<std::uint64_t>(share * static_cast<double>(options_.pool_bytes));
 }
 
-bool OracleStore::node_may_hold(SpaceId space, SlotIndex slot) const {
+bool OracleStore::node_may_hold(engine::SpaceId space, engine::FrameIndex slot) const {
   const std::uint64_t frame = shapes_.at(live_spaces_.at(space)).frame_bytes;
-  return (slot != kNoSlot && slots_[slot].holds != 0) ||
+  return (slot != engine::kNoFrame && slots_[slot].holds != 0) ||
          is_within(options_.node_share, held_on_node() + frame);
 }
 
@@ -133,7 +135,7 @@ std::uint64_t OracleStore::held_by_instance(std::uint32_t instance) const {
   std::uint64_t held = 0;
   for (const Claim& claim : claims_) {
     if (holders_.at(claim.holder).instance != instance) continue;
-    for (const SlotIndex slot : claim.blocks) held += bytes_of(slot);
+    for (const engine::FrameIndex slot : claim.blocks) held += bytes_of(slot);
   }
   for (const Pin& pin : pins_) {
     if (pin.instance == instance && !has_claim(pin.claim)) held += pin.bytes;
@@ -143,7 +145,7 @@ std::uint64_t OracleStore::held_by_instance(std::uint32_t instance) const {
 
 std::uint64_t OracleStore::held_on_node() const {
   std::uint64_t held = 0;
-  for (SlotIndex slot = 0; slot < slots_.size(); ++slot) {
+  for (engine::FrameIndex slot = 0; slot < slots_.size(); ++slot) {
     if (slots_[slot].holds != 0) held += bytes_of(slot);
   }
   return held;
@@ -161,20 +163,21 @@ OracleStore::Claim* OracleStore::claim_of(const Id128& token) {
   return nullptr;
 }
 
-void OracleStore::unclaim(HolderId holder, const Id128& token) {
+void OracleStore::unclaim(engine::HolderId holder, const Id128& token) {
   const Claim* const claim = claim_of(token);
   if (claim == nullptr || claim->holder != holder) return;
   end_claim(claim->serial);
   slice();
 }
 
-Result<BlockStore::OpenedPages> OracleStore::open(HolderId holder, const Id128& token,
-                                                  std::size_t first, std::size_t count, PinId pin,
-                                                  std::size_t limit) {
+Result<engine::BlockStore::OpenedPages> OracleStore::open(engine::HolderId holder,
+                                                          const Id128& token, std::size_t first,
+                                                          std::size_t count, engine::PinId pin,
+                                                          std::size_t limit) {
   if (!is_active(holder)) return fail(Errc::kGone, "holder");
-  const auto answer = [&](std::vector<SlotIndex> slots, bool is_new) {
-    BlockStore::OpenedPages pages{.slots = std::move(slots), .is_new = is_new};
-    for (const SlotIndex slot : pages.slots) {
+  const auto answer = [&](std::vector<engine::FrameIndex> slots, bool is_new) {
+    engine::BlockStore::OpenedPages pages{.slots = std::move(slots), .is_new = is_new};
+    for (const engine::FrameIndex slot : pages.slots) {
       if (slots_[slot].writer == holders_.at(holder).writer()) ++pages.by_this_process;
     }
     return pages;
@@ -215,7 +218,7 @@ Result<BlockStore::OpenedPages> OracleStore::open(HolderId holder, const Id128& 
     pins_.push_back(opened);
     begun = &pins_.back();
   }
-  std::vector<SlotIndex> slice;
+  std::vector<engine::FrameIndex> slice;
   for (std::size_t i = from; i < to; ++i) {
     ++slots_[claim->blocks[i]].holds;
     slice.push_back(claim->blocks[i]);
@@ -225,7 +228,7 @@ Result<BlockStore::OpenedPages> OracleStore::open(HolderId holder, const Id128& 
   return answer(slice, true);
 }
 
-void OracleStore::release(HolderId holder, PinId pin) {
+void OracleStore::release(engine::HolderId holder, engine::PinId pin) {
   if (!is_known(holder)) return;
   const bool exists = std::any_of(pins_.begin(), pins_.end(), [&](const Pin& each) {
     return each.holder == holder && each.name == pin;
@@ -235,7 +238,7 @@ void OracleStore::release(HolderId holder, PinId pin) {
   slice();
 }
 
-Result<bool> OracleStore::condemn(HolderId holder, PinId name, std::size_t place) {
+Result<bool> OracleStore::condemn(engine::HolderId holder, engine::PinId name, std::size_t place) {
   const auto pin = std::find_if(pins_.begin(), pins_.end(), [&](const Pin& each) {
     return each.holder == holder && each.name == name;
   });

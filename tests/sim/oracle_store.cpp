@@ -3,18 +3,19 @@
 #include <algorithm>
 #include <cstring>
 
-#include "engine/flat_index.h"
-#include "engine/slot_list.h"
+#include "engine/tables/flat_index.h"
+#include "engine/tables/frame_list.h"
 
 namespace pegaflow::sim {
 
-std::uint32_t OracleStore::name_hash(SpaceId space, const BlockKey& key) {
+std::uint32_t OracleStore::name_hash(engine::SpaceId space, const BlockKey& key) {
   std::uint64_t second = 0;
   std::memcpy(&second, key.bytes.data() + sizeof second, sizeof second);
-  return mix_hash(key.hash(), second + static_cast<std::uint64_t>(space) * 0x9E3779B97F4A7C15ULL);
+  return engine::mix_hash(key.hash(),
+                          second + static_cast<std::uint64_t>(space) * 0x9E3779B97F4A7C15ULL);
 }
 
-OracleStore::OracleStore(const BlockStore::Options& options, const Clock& clock)
+OracleStore::OracleStore(const engine::BlockStore::Options& options, const Clock& clock)
     : options_(options), clock_(clock) {
   // Units are the largest power of two of which the pool has 64, at least one page of 4 KiB.
   unit_bytes_ = 4096;
@@ -22,21 +23,21 @@ OracleStore::OracleStore(const BlockStore::Options& options, const Clock& clock)
   units_ = static_cast<std::uint32_t>((options.pool_bytes + unit_bytes_ - 1) / unit_bytes_);
   slots_a_unit_ = static_cast<std::uint32_t>(unit_bytes_ / 4096);
   slots_.resize(std::size_t{units_} * slots_a_unit_);
-  rows_ = BlockRows::create(slots_.size()).value();
+  rows_ = engine::BlockRows::create(slots_.size()).value();
 }
 
 // ---- spaces and holders
 
-void OracleStore::add_space(SpaceId space, ShapeId shape) {
+void OracleStore::add_space(engine::SpaceId space, engine::ShapeId shape) {
   if (!live_spaces_.emplace(space, shape).second) throw Mismatch{"a space was made twice"};
 }
 
-void OracleStore::set_shard(HolderId holder, std::uint32_t shard, std::uint32_t shards) {
+void OracleStore::set_shard(engine::HolderId holder, std::uint32_t shard, std::uint32_t shards) {
   holders_.at(holder).shard = shard;
   holders_.at(holder).shards = shards;
 }
 
-void OracleStore::retire_space(SpaceId space) {
+void OracleStore::retire_space(engine::SpaceId space) {
   if (live_spaces_.erase(space) == 0) return;
   queue_.push_back({.kind = Kind::kRetire, .space = space});
   const auto sweep = std::find_if(queue_.begin(), queue_.end(),
@@ -49,20 +50,21 @@ void OracleStore::retire_space(SpaceId space) {
   slice();
 }
 
-void OracleStore::add_holder(HolderId holder, std::uint32_t instance, const Id128& process) {
+void OracleStore::add_holder(engine::HolderId holder, std::uint32_t instance,
+                             const Id128& process) {
   if (!holders_.emplace(holder, Holder{instance, process}).second) {
     throw Mismatch{"a holder was made twice"};
   }
 }
 
-void OracleStore::holder_lost(HolderId holder) {
+void OracleStore::holder_lost(engine::HolderId holder) {
   if (!is_active(holder)) return;
   holders_.at(holder).lost = true;
   queue_.push_back({.kind = Kind::kLeave, .holder = holder});
   slice();
 }
 
-bool OracleStore::may_touch(HolderId holder) const {
+bool OracleStore::may_touch(engine::HolderId holder) const {
   const auto is_its = [&](const Pin& pin) { return pin.holder == holder; };
   const auto writes = [&](const Job& job) {
     return std::any_of(job.writers.begin(), job.writers.end(), [&](const Writer& writer) {
@@ -73,37 +75,37 @@ bool OracleStore::may_touch(HolderId holder) const {
                               std::any_of(jobs_.begin(), jobs_.end(), writes));
 }
 
-void OracleStore::holder_gone(HolderId holder) {
+void OracleStore::holder_gone(engine::HolderId holder) {
   if (!is_known(holder)) return;
   holders_.at(holder).gone = true;
   queue_.push_back({.kind = Kind::kLeave, .holder = holder});
   slice();
 }
 
-bool OracleStore::is_known(HolderId holder) const {
+bool OracleStore::is_known(engine::HolderId holder) const {
   const auto found = holders_.find(holder);
   return found != holders_.end() && !found->second.gone;
 }
 
-bool OracleStore::is_active(HolderId holder) const {
+bool OracleStore::is_active(engine::HolderId holder) const {
   return is_known(holder) && !holders_.at(holder).lost;
 }
 // ---- what changes the state of one thing
 
-OracleStore::Order& OracleStore::order_of(SlotIndex slot) {
+OracleStore::Order& OracleStore::order_of(engine::FrameIndex slot) {
   const OneShape& shape = shapes_.at(extent_of(slot)->shape);
   return slots_[slot].is_replica ? *shape.replicas : *shape.order;
 }
 
-SlotIndex OracleStore::victim(ShapeId shape) {
+engine::FrameIndex OracleStore::victim(engine::ShapeId shape) {
   std::uint32_t slot = shapes_.at(shape).replicas->victim();
-  if (slot == EvictionPolicy::kNone) slot = shapes_.at(shape).order->victim();
-  const auto is_of_shape = [&](SlotIndex each) { return extent_of(each)->shape == shape; };
-  if (slot == EvictionPolicy::kNone) {
+  if (slot == engine::EvictionPolicy::kNone) slot = shapes_.at(shape).order->victim();
+  const auto is_of_shape = [&](engine::FrameIndex each) { return extent_of(each)->shape == shape; };
+  if (slot == engine::EvictionPolicy::kNone) {
     if (std::any_of(at_rest_.begin(), at_rest_.end(), is_of_shape)) {
       throw Mismatch{"no block goes next, and one is at rest"};
     }
-    return kNoSlot;
+    return engine::kNoFrame;
   }
   if (slots_.at(slot).state != State::kSealed || slots_[slot].holds != 0 || !is_of_shape(slot)) {
     throw Mismatch{"a block goes next that is not at rest"};
@@ -111,7 +113,7 @@ SlotIndex OracleStore::victim(ShapeId shape) {
   return slot;
 }
 
-void OracleStore::seal(SlotIndex slot, const Id128& writer) {
+void OracleStore::seal(engine::FrameIndex slot, const Id128& writer) {
   slots_[slot].state = State::kSealed;
   slots_[slot].writer = writer;
   order_of(slot).seal(slot, name_hash(slots_[slot].space, slots_[slot].key));
@@ -121,7 +123,7 @@ void OracleStore::seal(SlotIndex slot, const Id128& writer) {
   order_of(slot).take(slot);
 }
 
-void OracleStore::hold(SlotIndex slot) {
+void OracleStore::hold(engine::FrameIndex slot) {
   if (slots_[slot].is_fetched()) {
     ++slots_[slot].holds;
     return;
@@ -131,18 +133,18 @@ void OracleStore::hold(SlotIndex slot) {
   order_of(slot).take(slot);
 }
 
-void OracleStore::rest(SlotIndex slot) {
+void OracleStore::rest(engine::FrameIndex slot) {
   order_of(slot).rest(slot);
   came_to_rest(slot);
 }
 
-void OracleStore::came_to_rest(SlotIndex slot) {
+void OracleStore::came_to_rest(engine::FrameIndex slot) {
   slots_[slot].last_use = ++uses_;
   at_rest_.push_back(slot);
   if (busy(*extent_of(slot)) == 0) ++quiet_;
 }
 
-void OracleStore::give_back(SlotIndex slot) {
+void OracleStore::give_back(engine::FrameIndex slot) {
   if (--slots_[slot].holds != 0) return;
   if (slots_[slot].is_fetched()) {
     if (slots_[slot].state == State::kOver) free(slot);
@@ -156,20 +158,20 @@ void OracleStore::give_back(SlotIndex slot) {
   }
 }
 
-void OracleStore::free(SlotIndex slot, EvictionPolicy::Freed why) {
+void OracleStore::free(engine::FrameIndex slot, engine::EvictionPolicy::Freed why) {
   const bool was_written = slots_[slot].is_written();
   if (!was_written) order_of(slot).free(slot, why);
   at_rest_.remove(slot);
   slots_[slot] = {};
   const Extent& extent = *extent_of(slot);
   if (was_written && busy(extent) == 0) ++quiet_;
-  const SlotIndex begin = first_slot(extent);
+  const engine::FrameIndex begin = first_slot(extent);
   const bool is_empty = std::all_of(slots_.begin() + begin, slots_.begin() + begin + extent.frames,
                                     [](const Slot& each) { return each.state == State::kFree; });
   if (is_empty) extents_.remove_if([&](const Extent& each) { return &each == &extent; });
 }
 
-void OracleStore::evict(SlotIndex slot, EvictionPolicy::Freed why) {
+void OracleStore::evict(engine::FrameIndex slot, engine::EvictionPolicy::Freed why) {
   if (live_spaces_.contains(slots_[slot].space)) {
     ++counted_.evictions;
     if (slots_[slot].is_replica) ++counted_.evicted_replicas;
@@ -217,13 +219,13 @@ void OracleStore::end_claim(std::uint64_t serial) {
   claims_.erase(claim);
 }
 
-void OracleStore::end_pin(HolderId holder, PinId name) {
+void OracleStore::end_pin(engine::HolderId holder, engine::PinId name) {
   const auto pin = std::find_if(pins_.begin(), pins_.end(), [&](const Pin& each) {
     return each.holder == holder && each.name == name;
   });
-  std::vector<SlotIndex> blocks = std::move(pin->blocks);
+  std::vector<engine::FrameIndex> blocks = std::move(pin->blocks);
   pins_.erase(pin);
-  if (blocks.size() > SlotList::kInside) {
+  if (blocks.size() > engine::FrameList::kInside) {
     queue_.push_back({.kind = Kind::kGiveBack, .blocks = std::move(blocks)});
     return;
   }
@@ -238,9 +240,9 @@ bool OracleStore::is_at_rest() const {
                      [](const Slot& slot) { return !slot.is_written() && slot.holds == 0; });
 }
 
-BlockStore::Stats OracleStore::stats() const {
-  BlockStore::Stats stats = counted_;
-  for (SlotIndex slot = 0; slot < slots_.size(); ++slot) {
+engine::BlockStore::Stats OracleStore::stats() const {
+  engine::BlockStore::Stats stats = counted_;
+  for (engine::FrameIndex slot = 0; slot < slots_.size(); ++slot) {
     stats.sealed += slots_[slot].state == State::kSealed ? 1 : 0;
     stats.sealed_bytes += slots_[slot].state == State::kSealed ? bytes_of(slot) : 0;
     stats.written_bytes += slots_[slot].is_written() ? bytes_of(slot) : 0;
@@ -260,7 +262,7 @@ BlockStore::Stats OracleStore::stats() const {
   for (const Job& job : jobs_) {
     const auto slots = static_cast<std::uint32_t>(job.slots.size());
     std::uint64_t bytes = 0;
-    for (const SlotIndex slot : job.slots) bytes += bytes_of(slot);
+    for (const engine::FrameIndex slot : job.slots) bytes += bytes_of(slot);
     if (job.fate == Fate::kLive) ++stats.reservations;
     if (job.fate == Fate::kForgotten) {
       stats.quarantined_timeout += slots;
@@ -278,7 +280,7 @@ BlockStore::Stats OracleStore::stats() const {
   for (const Lease& lease : leases_) {
     ++stats.leases;
     stats.lent += lease.blocks.size();
-    for (const SlotIndex slot : lease.blocks) stats.lent_bytes += bytes_of(slot);
+    for (const engine::FrameIndex slot : lease.blocks) stats.lent_bytes += bytes_of(slot);
   }
   if (!leases_.empty()) stats.oldest_lease = leases_.front().made;
   stats.held_bytes = held_on_node();

@@ -21,7 +21,7 @@
 #include "base/error.h"
 #include "base/id128.h"
 #include "engine/block_store.h"
-#include "engine/eviction.h"
+#include "engine/eviction/eviction.h"
 #include "engine/shape.h"
 #include "tests/support/eviction_models.h"
 
@@ -36,53 +36,56 @@ namespace pegaflow::sim {
 /// looked at. Each call that ends something does a slice of steps, and so does work().
 class OracleStore {
  public:
-  OracleStore(const BlockStore::Options& options, const Clock& clock);
+  OracleStore(const engine::BlockStore::Options& options, const Clock& clock);
 
-  void add_shape(ShapeId shape, const Shape& description);
-  void add_space(SpaceId space, ShapeId shape);
-  void retire_space(SpaceId space);
-  void add_holder(HolderId holder, std::uint32_t instance, const Id128& process);
-  void set_shard(HolderId holder, std::uint32_t shard, std::uint32_t shards);
-  void holder_lost(HolderId holder);
-  [[nodiscard]] bool may_touch(HolderId holder) const;
-  void holder_gone(HolderId holder);
+  void add_shape(engine::ShapeId shape, const engine::Shape& description);
+  void add_space(engine::SpaceId space, engine::ShapeId shape);
+  void retire_space(engine::SpaceId space);
+  void add_holder(engine::HolderId holder, std::uint32_t instance, const Id128& process);
+  void set_shard(engine::HolderId holder, std::uint32_t shard, std::uint32_t shards);
+  void holder_lost(engine::HolderId holder);
+  [[nodiscard]] bool may_touch(engine::HolderId holder) const;
+  void holder_gone(engine::HolderId holder);
 
-  std::size_t lookup(SpaceId space, std::span<const BlockKey> keys);
-  [[nodiscard]] std::size_t present(SpaceId space, std::span<const BlockKey> keys) const;
-  Result<std::size_t> claim(HolderId holder, SpaceId space, std::span<const BlockKey> keys,
-                            const Id128& token);
-  Result<std::size_t> claim_more(HolderId holder, const Id128& token,
+  std::size_t lookup(engine::SpaceId space, std::span<const BlockKey> keys);
+  [[nodiscard]] std::size_t present(engine::SpaceId space, std::span<const BlockKey> keys) const;
+  Result<std::size_t> claim(engine::HolderId holder, engine::SpaceId space,
+                            std::span<const BlockKey> keys, const Id128& token);
+  Result<std::size_t> claim_more(engine::HolderId holder, const Id128& token,
                                  std::span<const BlockKey> keys);
-  void unclaim(HolderId holder, const Id128& token);
-  Result<BlockStore::OpenedPages> open(HolderId holder, const Id128& token, std::size_t first,
-                                       std::size_t count, PinId pin,
-                                       std::size_t limit = ~std::size_t{0});
-  void release(HolderId holder, PinId pin);
-  Result<bool> condemn(HolderId holder, PinId pin, std::size_t place);
+  void unclaim(engine::HolderId holder, const Id128& token);
+  Result<engine::BlockStore::OpenedPages> open(engine::HolderId holder, const Id128& token,
+                                               std::size_t first, std::size_t count,
+                                               engine::PinId pin,
+                                               std::size_t limit = ~std::size_t{0});
+  void release(engine::HolderId holder, engine::PinId pin);
+  Result<bool> condemn(engine::HolderId holder, engine::PinId pin, std::size_t place);
 
   /// `chosen` is what the store answered, for the choice of slots among the free ones. Throws
   /// Mismatch when a choice is not legal.
-  Result<BlockStore::Fetch> fetch(HolderId holder, SpaceId space, const Id128& token,
-                                  std::size_t first, std::span<const BlockKey> keys,
-                                  std::size_t fetchable, const Result<BlockStore::Fetch>& chosen);
-  bool fetched(SlotIndex frame);
-  void give_up(SlotIndex frame);
-  void settle(SlotIndex frame);
+  Result<engine::BlockStore::Fetch> fetch(engine::HolderId holder, engine::SpaceId space,
+                                          const Id128& token, std::size_t first,
+                                          std::span<const BlockKey> keys, std::size_t fetchable,
+                                          const Result<engine::BlockStore::Fetch>& chosen);
+  bool fetched(engine::FrameIndex frame);
+  void give_up(engine::FrameIndex frame);
+  void settle(engine::FrameIndex frame);
   [[nodiscard]] Result<std::size_t> arrived(const Id128& token, std::size_t first,
                                             std::size_t count);
   /// `chosen` is what the store answered, for its choice of a name.
-  Result<std::vector<SlotIndex>> lend(SpaceId space, std::span<const BlockKey> keys, Duration time,
-                                      const Result<BlockStore::Lent>& chosen);
-  void end_lease(LeaseId lease);
-  [[nodiscard]] bool is_lent(LeaseId lease) const;
+  Result<std::vector<engine::FrameIndex>> lend(engine::SpaceId space,
+                                               std::span<const BlockKey> keys, Duration time,
+                                               const Result<engine::BlockStore::Lent>& chosen);
+  void end_lease(engine::LeaseId lease);
+  [[nodiscard]] bool is_lent(engine::LeaseId lease) const;
 
   /// `chosen` as in fetch().
-  Result<std::vector<SlotIndex>> reserve(HolderId holder, SpaceId space, const JobId& job,
-                                         std::size_t first, std::span<const BlockKey> keys,
-                                         const Result<std::vector<SlotIndex>>& chosen,
-                                         BlockStore::NoRoom no_room = BlockStore::NoRoom::kSkip);
-  Result<std::size_t> publish(HolderId holder, const JobId& job, std::size_t limit);
-  void abandon(HolderId holder, const JobId& job);
+  Result<std::vector<engine::FrameIndex>> reserve(
+      engine::HolderId holder, engine::SpaceId space, const JobId& job, std::size_t first,
+      std::span<const BlockKey> keys, const Result<std::vector<engine::FrameIndex>>& chosen,
+      engine::BlockStore::NoRoom no_room = engine::BlockStore::NoRoom::kSkip);
+  Result<std::size_t> publish(engine::HolderId holder, const JobId& job, std::size_t limit);
+  void abandon(engine::HolderId holder, const JobId& job);
 
   [[nodiscard]] bool is_saving(const JobId& job);
 
@@ -91,19 +94,19 @@ class OracleStore {
   bool work();
   [[nodiscard]] bool has_work() const { return !queue_.empty(); }
   void start_cleanup();
-  [[nodiscard]] const BlockStore::Cleanup& cleanup() const { return cleanup_; }
+  [[nodiscard]] const engine::BlockStore::Cleanup& cleanup() const { return cleanup_; }
   [[nodiscard]] bool is_at_rest() const;
-  [[nodiscard]] BlockStore::Stats stats() const;
+  [[nodiscard]] engine::BlockStore::Stats stats() const;
   /// Keys of the blocks that are sealed, those included whose extent is leaving.
-  [[nodiscard]] std::set<BlockKey> sealed(SpaceId space) const;
+  [[nodiscard]] std::set<BlockKey> sealed(engine::SpaceId space) const;
   /// Frames of the blocks at rest of all shapes, the one that came to rest first in front.
-  [[nodiscard]] const std::list<SlotIndex>& at_rest() const { return at_rest_; }
+  [[nodiscard]] const std::list<engine::FrameIndex>& at_rest() const { return at_rest_; }
 
  private:
   enum class State { kFree, kWritten, kComing, kGivenUp, kOver, kSealed };
   struct Slot {
     State state = State::kFree;
-    SpaceId space{};
+    engine::SpaceId space{};
     BlockKey key;
     /// The key leads to this frame; not so once it was reserved elsewhere, or condemned.
     bool has_key = false;
@@ -126,7 +129,7 @@ class OracleStore {
   };
   struct Extent {
     std::uint64_t serial = 0;
-    ShapeId shape{};
+    engine::ShapeId shape{};
     std::vector<Run> runs = {};  ///< By part of the frame.
     std::uint32_t frames = 0;
     std::uint32_t touched = 0;
@@ -158,15 +161,15 @@ class OracleStore {
   struct Claim {
     std::uint64_t serial = 0;
     Id128 token;
-    HolderId holder{};
-    SpaceId space{};
+    engine::HolderId holder{};
+    engine::SpaceId space{};
     TimePoint made;
     bool opened = false;
-    std::vector<SlotIndex> blocks = {};
+    std::vector<engine::FrameIndex> blocks = {};
   };
   struct Pin {
-    HolderId holder{};
-    PinId name{};
+    engine::HolderId holder{};
+    engine::PinId name{};
     Id128 token;
     std::size_t first = 0;
     std::size_t count = 0;
@@ -174,58 +177,58 @@ class OracleStore {
     std::uint32_t instance = 0;
     TimePoint opened;
     std::uint64_t bytes = 0;
-    std::vector<SlotIndex> blocks = {};
+    std::vector<engine::FrameIndex> blocks = {};
   };
   struct Lease {
-    LeaseId id{};
+    engine::LeaseId id{};
     TimePoint made;
     TimePoint end;
-    std::vector<SlotIndex> blocks = {};
+    std::vector<engine::FrameIndex> blocks = {};
   };
   enum class Fate { kLive, kForgotten, kWriterLost, kEnded };
   enum class Part { kNotAsked, kWriting, kPublished, kDone };
   struct Writer {
     Part part = Part::kNotAsked;
-    HolderId holder{};
+    engine::HolderId holder{};
     std::size_t asked = 0;
     std::uint64_t listed = 0;  ///< Rising: which of a holder's comes first.
   };
   struct Job {
     std::uint64_t serial = 0;
     JobId id;
-    SpaceId space{};
+    engine::SpaceId space{};
     Fate fate = Fate::kLive;
     bool named = true;
     bool due = true;
     bool queued = false;
     TimePoint deadline;
     std::vector<Writer> writers = {};  ///< By shard.
-    std::vector<SlotIndex> answers = {};
-    std::vector<SlotIndex> slots = {};
+    std::vector<engine::FrameIndex> answers = {};
+    std::vector<engine::FrameIndex> slots = {};
     [[nodiscard]] std::size_t count(Part part) const;
   };
   enum class Kind { kGiveBack, kFreeJob, kLeave, kRetire, kDeadSweep, kCleanup, kLeaving };
   struct Work {
     Kind kind{};
-    std::vector<SlotIndex> blocks = {};  ///< kGiveBack
-    std::uint64_t job = 0;               ///< kFreeJob
-    HolderId holder{};                   ///< kLeave
-    SpaceId space{};                     ///< kRetire
-    SlotIndex next = 0;                  ///< The sweeps.
-    bool again = false;                  ///< kDeadSweep
-    std::uint64_t extent = 0;            ///< kLeaving: serial
-    ShapeId for_shape{};                 ///< kLeaving
+    std::vector<engine::FrameIndex> blocks = {};  ///< kGiveBack
+    std::uint64_t job = 0;                        ///< kFreeJob
+    engine::HolderId holder{};                    ///< kLeave
+    engine::SpaceId space{};                      ///< kRetire
+    engine::FrameIndex next = 0;                  ///< The sweeps.
+    bool again = false;                           ///< kDeadSweep
+    std::uint64_t extent = 0;                     ///< kLeaving: serial
+    engine::ShapeId for_shape{};                  ///< kLeaving
   };
 
-  [[nodiscard]] bool is_active(HolderId holder) const;
-  [[nodiscard]] bool is_known(HolderId holder) const;
+  [[nodiscard]] bool is_active(engine::HolderId holder) const;
+  [[nodiscard]] bool is_known(engine::HolderId holder) const;
   [[nodiscard]] bool is_doomed(const Job& job) const;
-  [[nodiscard]] SlotIndex find(SpaceId space, const BlockKey& key) const;
+  [[nodiscard]] engine::FrameIndex find(engine::SpaceId space, const BlockKey& key) const;
   /// That of the store: it decides which names a lookup, and a policy's memory, take for each
   /// other.
-  [[nodiscard]] static std::uint32_t name_hash(SpaceId space, const BlockKey& key);
+  [[nodiscard]] static std::uint32_t name_hash(engine::SpaceId space, const BlockKey& key);
   /// How many of the keys have the hash of some block that can be read; 0 when nobody goes by that.
-  [[nodiscard]] std::size_t prefix_by_name_hash(SpaceId space,
+  [[nodiscard]] std::size_t prefix_by_name_hash(engine::SpaceId space,
                                                 std::span<const BlockKey> keys) const;
   [[nodiscard]] std::uint64_t held_by_instance(std::uint32_t instance) const;
   [[nodiscard]] std::uint64_t held_on_node() const;
@@ -234,37 +237,39 @@ class OracleStore {
   Job* job_of(const JobId& id);
   Job* job_of(std::uint64_t serial);
 
-  void seal(SlotIndex slot, const Id128& writer);
-  void hold(SlotIndex slot);
-  void rest(SlotIndex slot);
-  void came_to_rest(SlotIndex slot);
-  void give_back(SlotIndex slot);
-  void free(SlotIndex slot, EvictionPolicy::Freed why = EvictionPolicy::Freed::kDropped);
-  void evict(SlotIndex slot, EvictionPolicy::Freed why = EvictionPolicy::Freed::kDropped);
+  void seal(engine::FrameIndex slot, const Id128& writer);
+  void hold(engine::FrameIndex slot);
+  void rest(engine::FrameIndex slot);
+  void came_to_rest(engine::FrameIndex slot);
+  void give_back(engine::FrameIndex slot);
+  void free(engine::FrameIndex slot,
+            engine::EvictionPolicy::Freed why = engine::EvictionPolicy::Freed::kDropped);
+  void evict(engine::FrameIndex slot,
+             engine::EvictionPolicy::Freed why = engine::EvictionPolicy::Freed::kDropped);
   void forget(Job& job);
   void end_shard(Job& job, std::uint32_t shard);
   void settle(Job& job);
   void end_claim(std::uint64_t serial);
-  void end_pin(HolderId holder, PinId name);
-  std::vector<SlotIndex> hold_prefix(HolderId holder, SpaceId space,
-                                     std::span<const BlockKey> keys);
+  void end_pin(engine::HolderId holder, engine::PinId name);
+  std::vector<engine::FrameIndex> hold_prefix(engine::HolderId holder, engine::SpaceId space,
+                                              std::span<const BlockKey> keys);
   enum class Room : std::uint8_t { kThere, kLater, kNone };
-  void extend_claim(Claim* claim, HolderId holder, SpaceId space, const Id128& token,
-                    const std::vector<SlotIndex>& blocks);
+  void extend_claim(Claim* claim, engine::HolderId holder, engine::SpaceId space,
+                    const Id128& token, const std::vector<engine::FrameIndex>& blocks);
   /// Whether that much stays within the share of the pool.
   [[nodiscard]] bool is_within(double share, std::uint64_t bytes) const;
-  /// Whether the node may hold this block, or, for kNoSlot, one more.
-  [[nodiscard]] bool node_may_hold(SpaceId space, SlotIndex slot) const;
+  /// Whether the node may hold this block, or, for kNoFrame, one more.
+  [[nodiscard]] bool node_may_hold(engine::SpaceId space, engine::FrameIndex slot) const;
   [[nodiscard]] bool may_fetch(std::uint64_t bytes) const;
-  [[nodiscard]] bool is_openable(SlotIndex slot) const;
-  void move_key(SlotIndex present);
+  [[nodiscard]] bool is_openable(engine::FrameIndex slot) const;
+  void move_key(engine::FrameIndex present);
   /// Throws Mismatch unless that is a free frame of the shape, which it marks as touched.
-  void take(SlotIndex choice, ShapeId shape);
-  Room make_room(ShapeId shape, std::size_t& steps, bool may_revoke);
-  [[nodiscard]] bool has_free(ShapeId shape) const;
+  void take(engine::FrameIndex choice, engine::ShapeId shape);
+  Room make_room(engine::ShapeId shape, std::size_t& steps, bool may_revoke);
+  [[nodiscard]] bool has_free(engine::ShapeId shape) const;
   /// Throws Mismatch when it is none that may be evicted.
-  [[nodiscard]] SlotIndex victim(ShapeId shape);
-  [[nodiscard]] Order& order_of(SlotIndex slot);
+  [[nodiscard]] engine::FrameIndex victim(engine::ShapeId shape);
+  [[nodiscard]] Order& order_of(engine::FrameIndex slot);
 
   // ---- the pool (oracle_pool.cpp)
   [[nodiscard]] std::unique_ptr<Order> make_order(std::uint64_t frame_bytes);
@@ -273,39 +278,39 @@ class OracleStore {
   [[nodiscard]] Run range(std::uint32_t node) const;
   [[nodiscard]] std::optional<Run> free_run(std::uint32_t node, std::uint32_t count,
                                             std::uint64_t part_bytes) const;
-  bool grow(ShapeId shape);
-  void start_exchange(ShapeId shape, SlotIndex victim);
+  bool grow(engine::ShapeId shape);
+  void start_exchange(engine::ShapeId shape, engine::FrameIndex victim);
   [[nodiscard]] Extent* extent_at(std::uint32_t unit);
   [[nodiscard]] const Extent* extent_at(std::uint32_t unit) const;
-  [[nodiscard]] Extent* extent_of(SlotIndex slot);
-  [[nodiscard]] const Extent* extent_of(SlotIndex slot) const;
+  [[nodiscard]] Extent* extent_of(engine::FrameIndex slot);
+  [[nodiscard]] const Extent* extent_of(engine::FrameIndex slot) const;
   [[nodiscard]] Extent* extent_with(std::uint64_t serial);
-  [[nodiscard]] SlotIndex first_slot(const Extent& extent) const;
+  [[nodiscard]] engine::FrameIndex first_slot(const Extent& extent) const;
   [[nodiscard]] std::size_t busy(const Extent& extent) const;
-  [[nodiscard]] bool is_readable(SlotIndex slot) const;
-  [[nodiscard]] SlotIndex next_touched(SlotIndex slot) const;
-  [[nodiscard]] std::uint64_t bytes_of(SlotIndex slot) const;
+  [[nodiscard]] bool is_readable(engine::FrameIndex slot) const;
+  [[nodiscard]] engine::FrameIndex next_touched(engine::FrameIndex slot) const;
+  [[nodiscard]] std::uint64_t bytes_of(engine::FrameIndex slot) const;
 
   void slice();
   bool step();
   bool step(Work& work);
-  bool step_leave(HolderId holder);
-  bool step_retire(SpaceId space);
+  bool step_leave(engine::HolderId holder);
+  bool step_retire(engine::SpaceId space);
 
-  BlockStore::Options options_;
+  engine::BlockStore::Options options_;
   const Clock& clock_;
   std::uint64_t unit_bytes_;
   std::uint32_t units_;
   std::uint32_t slots_a_unit_;
   std::vector<Slot> slots_;
   std::list<Extent> extents_;
-  std::unique_ptr<BlockRows> rows_;  ///< Of orders that are policies.
-  std::map<ShapeId, OneShape> shapes_;
+  std::unique_ptr<engine::BlockRows> rows_;  ///< Of orders that are policies.
+  std::map<engine::ShapeId, OneShape> shapes_;
   std::uint64_t uses_ = 0;
   std::uint64_t quiet_ = 0;
-  std::list<SlotIndex> at_rest_;
-  std::map<SpaceId, ShapeId> live_spaces_;
-  std::map<HolderId, Holder> holders_;
+  std::list<engine::FrameIndex> at_rest_;
+  std::map<engine::SpaceId, engine::ShapeId> live_spaces_;
+  std::map<engine::HolderId, Holder> holders_;
   std::list<Claim> claims_;  ///< Oldest first, and so the others.
   std::list<Pin> pins_;
   std::list<Job> jobs_;
@@ -313,8 +318,8 @@ class OracleStore {
   std::deque<Work> queue_;
   std::size_t step_cost_ = 1;  ///< Of the last step, in blocks.
   std::uint64_t next_serial_ = 1;
-  BlockStore::Cleanup cleanup_;
-  BlockStore::Stats counted_;
+  engine::BlockStore::Cleanup cleanup_;
+  engine::BlockStore::Stats counted_;
 };
 
 /// What the simulation throws when the store and the model disagree.

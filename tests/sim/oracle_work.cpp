@@ -40,7 +40,8 @@ bool OracleStore::step(Work& work) {
   switch (work.kind) {
     case Kind::kGiveBack: {
       if (work.blocks.empty()) return false;
-      const SlotIndex slot = work.blocks.back();  // The end of a chain comes to rest first.
+      const engine::FrameIndex slot =
+          work.blocks.back();  // The end of a chain comes to rest first.
       work.blocks.pop_back();
       give_back(slot);
       return true;
@@ -61,9 +62,10 @@ bool OracleStore::step(Work& work) {
     case Kind::kRetire:
       return step_retire(work.space);
     case Kind::kDeadSweep: {
-      if (next_touched(work.next) == kNoSlot && work.again) work = {.kind = Kind::kDeadSweep};
-      const SlotIndex slot = next_touched(work.next);
-      if (slot == kNoSlot) return false;
+      if (next_touched(work.next) == engine::kNoFrame && work.again)
+        work = {.kind = Kind::kDeadSweep};
+      const engine::FrameIndex slot = next_touched(work.next);
+      if (slot == engine::kNoFrame) return false;
       work.next = slot + 1;
       const Slot& content = slots_[slot];
       if (content.state == State::kSealed && content.holds == 0 &&
@@ -74,8 +76,8 @@ bool OracleStore::step(Work& work) {
       return true;
     }
     case Kind::kCleanup: {
-      const SlotIndex slot = next_touched(work.next);
-      if (slot == kNoSlot) {
+      const engine::FrameIndex slot = next_touched(work.next);
+      if (slot == engine::kNoFrame) {
         cleanup_.done = true;
         return false;
       }
@@ -94,7 +96,7 @@ bool OracleStore::step(Work& work) {
     case Kind::kLeaving: {
       while (const Extent* const extent = extent_with(work.extent)) {
         if (work.next >= extent->touched) throw Mismatch{"an extent leaves with blocks in it"};
-        const SlotIndex slot = first_slot(*extent) + work.next++;
+        const engine::FrameIndex slot = first_slot(*extent) + work.next++;
         if (slots_[slot].state != State::kSealed) continue;
         evict(slot);
         return true;
@@ -106,7 +108,7 @@ bool OracleStore::step(Work& work) {
   return false;
 }
 
-bool OracleStore::step_leave(HolderId holder) {
+bool OracleStore::step_leave(engine::HolderId holder) {
   if (!holders_.contains(holder)) return false;
   for (const Claim& claim : claims_) {
     if (claim.holder != holder) continue;
@@ -148,7 +150,7 @@ bool OracleStore::step_leave(HolderId holder) {
   return false;
 }
 
-bool OracleStore::step_retire(SpaceId space) {
+bool OracleStore::step_retire(engine::SpaceId space) {
   for (const Claim& claim : claims_) {
     if (claim.space != space) continue;
     ++counted_.claims_revoked;

@@ -41,11 +41,12 @@ OracleStore::Job* OracleStore::job_of(std::uint64_t serial) {
   throw Mismatch{"the model has lost a job"};
 }
 
-OracleStore::Room OracleStore::make_room(ShapeId shape, std::size_t& steps, bool may_revoke) {
+OracleStore::Room OracleStore::make_room(engine::ShapeId shape, std::size_t& steps,
+                                         bool may_revoke) {
   while (!has_free(shape) && !grow(shape)) {
-    const SlotIndex own = victim(shape);
+    const engine::FrameIndex own = victim(shape);
     start_exchange(shape, own);
-    if (steps != 0 && (own == kNoSlot || shapes_.at(shape).leaving_for_it != 0)) {
+    if (steps != 0 && (own == engine::kNoFrame || shapes_.at(shape).leaving_for_it != 0)) {
       if (queue_.empty()) {
         if (claims_.empty() || !may_revoke) return Room::kNone;
         // The oldest claim, but before all others the oldest that nobody opened within the grace.
@@ -59,21 +60,20 @@ OracleStore::Room OracleStore::make_room(ShapeId shape, std::size_t& steps, bool
       continue;
     }
     const Room otherwise = shapes_.at(shape).leaving_for_it != 0 ? Room::kLater : Room::kNone;
-    if (own == kNoSlot) return otherwise;
+    if (own == engine::kNoFrame) return otherwise;
     if (extent_of(own)->leaving) {
       if (steps == 0) return otherwise;
       --steps;
     }
-    evict(own, EvictionPolicy::Freed::kEvicted);
+    evict(own, engine::EvictionPolicy::Freed::kEvicted);
   }
   return Room::kThere;
 }
 
-Result<std::vector<SlotIndex>> OracleStore::reserve(HolderId holder, SpaceId space,
-                                                    const JobId& job_id, std::size_t first,
-                                                    std::span<const BlockKey> keys,
-                                                    const Result<std::vector<SlotIndex>>& chosen,
-                                                    BlockStore::NoRoom no_room) {
+Result<std::vector<engine::FrameIndex>> OracleStore::reserve(
+    engine::HolderId holder, engine::SpaceId space, const JobId& job_id, std::size_t first,
+    std::span<const BlockKey> keys, const Result<std::vector<engine::FrameIndex>>& chosen,
+    engine::BlockStore::NoRoom no_room) {
   if (!is_active(holder)) return fail(Errc::kGone, "holder");
   if (!live_spaces_.contains(space)) return fail(Errc::kGone, "space");
   const Holder& who = holders_.at(holder);
@@ -112,25 +112,25 @@ Result<std::vector<SlotIndex>> OracleStore::reserve(HolderId holder, SpaceId spa
     make_job();
   }
   if (!chosen) throw Mismatch{"reserve does not answer"};
-  const ShapeId shape = live_spaces_.at(space);
-  std::vector<SlotIndex> slots;
+  const engine::ShapeId shape = live_spaces_.at(space);
+  std::vector<engine::FrameIndex> slots;
   std::size_t steps = options_.slice_blocks;
-  const auto decide = [&](const BlockKey& key, std::size_t i) -> std::optional<SlotIndex> {
-    if (const SlotIndex present = find(space, key); present != kNoSlot) {
+  const auto decide = [&](const BlockKey& key, std::size_t i) -> std::optional<engine::FrameIndex> {
+    if (const engine::FrameIndex present = find(space, key); present != engine::kNoFrame) {
       if (is_readable(present) || slots_[present].state == State::kComing ||
           (slots_[present].state == State::kWritten && !is_doomed(*job_of(slots_[present].job)))) {
         ++counted_.skipped_present;
-        return kNoSlot;
+        return engine::kNoFrame;
       }
       move_key(present);
     }
     const Room room = make_room(shape, steps, true);
-    if (room == Room::kLater && no_room == BlockStore::NoRoom::kStop) return std::nullopt;
+    if (room == Room::kLater && no_room == engine::BlockStore::NoRoom::kStop) return std::nullopt;
     if (room != Room::kThere) {
       ++counted_.skipped_no_room;
-      return kNoSlot;
+      return engine::kNoFrame;
     }
-    const SlotIndex choice = i < chosen->size() ? (*chosen)[i] : kNoSlot;
+    const engine::FrameIndex choice = i < chosen->size() ? (*chosen)[i] : engine::kNoFrame;
     take(choice, shape);
     make_job();
     slots_[choice] = {.state = State::kWritten,
@@ -158,7 +158,7 @@ Result<std::vector<SlotIndex>> OracleStore::reserve(HolderId holder, SpaceId spa
   return slots;
 }
 
-void OracleStore::move_key(SlotIndex present) {
+void OracleStore::move_key(engine::FrameIndex present) {
   if (slots_[present].state == State::kSealed) {
     evict(present);  // Its extent is leaving.
   } else {
@@ -166,17 +166,19 @@ void OracleStore::move_key(SlotIndex present) {
   }
 }
 
-void OracleStore::take(SlotIndex choice, ShapeId shape) {
+void OracleStore::take(engine::FrameIndex choice, engine::ShapeId shape) {
   Extent* const extent = choice < slots_.size() ? extent_of(choice) : nullptr;
   if (extent == nullptr || extent->shape != shape || extent->leaving ||
       choice - first_slot(*extent) >= extent->frames || slots_[choice].state != State::kFree) {
-    throw Mismatch{fmt::format("a key got {}, which is no free frame of its shape",
-                               choice == kNoSlot ? "none" : fmt::format("frame {}", choice))};
+    throw Mismatch{
+        fmt::format("a key got {}, which is no free frame of its shape",
+                    choice == engine::kNoFrame ? "none" : fmt::format("frame {}", choice))};
   }
   extent->touched = std::max(extent->touched, choice - first_slot(*extent) + 1);
 }
 
-Result<std::size_t> OracleStore::publish(HolderId holder, const JobId& job_id, std::size_t limit) {
+Result<std::size_t> OracleStore::publish(engine::HolderId holder, const JobId& job_id,
+                                         std::size_t limit) {
   Job* const job = job_of(job_id);
   if (job == nullptr || !is_known(holder)) return fail(Errc::kGone, "unknown");
   const Holder& who = holders_.at(holder);
@@ -199,7 +201,7 @@ Result<std::size_t> OracleStore::publish(HolderId holder, const JobId& job_id, s
     return fail(Errc::kGone, "different keys");
   }
   while (limit-- != 0 && !job->slots.empty()) {
-    const SlotIndex slot = job->slots.back();
+    const engine::FrameIndex slot = job->slots.back();
     job->slots.pop_back();
     seal(slot, who.writer());
     ++counted_.insertions;
@@ -209,7 +211,7 @@ Result<std::size_t> OracleStore::publish(HolderId holder, const JobId& job_id, s
   return left;
 }
 
-void OracleStore::abandon(HolderId holder, const JobId& job_id) {
+void OracleStore::abandon(engine::HolderId holder, const JobId& job_id) {
   Job* const job = job_of(job_id);
   if (job == nullptr || !is_known(holder)) return;
   const Holder& who = holders_.at(holder);

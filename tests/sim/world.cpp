@@ -29,7 +29,7 @@ std::vector<std::vector<BlockKey>> make_chains(std::mt19937_64& random) {
 
 }  // namespace
 
-World::World(std::uint64_t seed, EvictionKind eviction, Coverage& coverage)
+World::World(std::uint64_t seed, engine::EvictionKind eviction, Coverage& coverage)
     : random_(seed), coverage_(coverage) {
   options_.pool_bytes = (1 + pick(chance(0.3) ? 12 : 300)) * kCell;
   options_.eviction = eviction;
@@ -52,11 +52,11 @@ World::World(std::uint64_t seed, EvictionKind eviction, Coverage& coverage)
   if (chance(0.3)) options_.max_leases = static_cast<std::uint32_t>(1 + pick(3));
   options_.journal_entries = chance(0.3) ? 8 : 1U << 12;
   options_.journal_first = chance(0.5) ? 0 : ~std::uint64_t{0} / 2;
-  auto store = BlockStore::create(options_, clock_);
+  auto store = engine::BlockStore::create(options_, clock_);
   if (!store) throw Mismatch{"the store cannot be made: " + to_string(store.error())};
   store_ = std::move(*store);
   if (!store_->keep_journal()) throw Mismatch{"no memory for the journal"};
-  journal_read_ = store_->journal(SpaceId{}, BlockStore::kJournalEnd, 1).next;
+  journal_read_ = store_->journal(engine::SpaceId{}, engine::BlockStore::kJournalEnd, 1).next;
   oracle_ = std::make_unique<OracleStore>(options_, clock_);
   memory_ = std::make_unique<PageMemory>(static_cast<std::uint32_t>(options_.pool_bytes / kCell));
   chains_ = make_chains(random_);
@@ -77,7 +77,7 @@ World::World(std::uint64_t seed, EvictionKind eviction, Coverage& coverage)
 void World::make_shapes() {
   shards_ = static_cast<std::uint32_t>(2 + pick(2));
   const auto space_of = [&](std::uint32_t shards) {
-    Shape shape;
+    engine::Shape shape;
     for (std::uint32_t shard = 0; shard < shards; ++shard) {
       const std::uint64_t cells = chance(0.6) ? 1 : 1 + pick(chance(0.2) ? 40 : 5);
       shape.shards.push_back({.page_bytes = cells * kCell - pick(2) * 100,
@@ -105,13 +105,13 @@ std::uint32_t World::shards_of(std::uint32_t instance) const {
   return instance == kShared ? shards_ : 1;
 }
 
-ShapeId World::shape_of(SpaceId space) const { return shape_of_space_.at(space); }
+engine::ShapeId World::shape_of(engine::SpaceId space) const { return shape_of_space_.at(space); }
 
-Place World::place_of(SlotIndex frame, std::uint32_t shard, ShapeId shape) const {
+Place World::place_of(engine::FrameIndex frame, std::uint32_t shard, engine::ShapeId shape) const {
   const std::uint64_t offset = store_->page_offset(frame, shard);
-  const Shape::Shard& page = shapes_.at(shape).shards[shard];
-  const auto ranges = node_ranges(options_.pool_bytes, options_.nodes);
-  const NodeRange& range = ranges[page.node < ranges.size() ? page.node : 0];
+  const engine::Shape::Shard& page = shapes_.at(shape).shards[shard];
+  const auto ranges = engine::node_ranges(options_.pool_bytes, options_.nodes);
+  const engine::NodeRange& range = ranges[page.node < ranges.size() ? page.node : 0];
   if (offset % kCell != 0 || offset < range.begin || offset + page.page_bytes > range.end) {
     throw Mismatch{fmt::format("a page of node {} lies at {}", page.node, offset)};
   }
@@ -173,13 +173,13 @@ std::optional<std::size_t> World::pick_talking() {
   return std::nullopt;
 }
 
-bool World::may_speak(HolderId holder) const {
+bool World::may_speak(engine::HolderId holder) const {
   return std::any_of(connections_.begin(), connections_.end(), [&](const Connection& each) {
     return each.holder == holder && !processes_[each.process].killed;
   });
 }
 
-bool World::touches_memory(HolderId holder) const {
+bool World::touches_memory(engine::HolderId holder) const {
   const auto copies = [&](const auto& each) { return each.holder == holder && !each.copies_ended; };
   return std::any_of(saves_.begin(), saves_.end(), copies) ||
          std::any_of(loads_.begin(), loads_.end(), copies);
@@ -196,8 +196,8 @@ std::vector<BlockKey> World::pick_keys() {
   return keys;
 }
 
-SpaceId World::pick_space(std::uint32_t instance) {
-  std::vector<SpaceId> possible;
+engine::SpaceId World::pick_space(std::uint32_t instance) {
+  std::vector<engine::SpaceId> possible;
   for (const OneSpace& space : spaces_) {
     if (space.shards == shards_of(instance)) possible.push_back(space.id);
   }

@@ -18,8 +18,8 @@
 
 #include "base/clock.h"
 #include "engine/block_store.h"
-#include "engine/eviction.h"
-#include "engine/node_ranges.h"
+#include "engine/eviction/eviction.h"
+#include "engine/numa_ranges.h"
 #include "engine/shape.h"
 #include "tests/sim/oracle_store.h"
 #include "tests/sim/page_memory.h"
@@ -38,7 +38,7 @@ struct Coverage {
 /// Everything follows from the seed. Thread-bound.
 class World {
  public:
-  World(std::uint64_t seed, EvictionKind eviction, Coverage& coverage);
+  World(std::uint64_t seed, engine::EvictionKind eviction, Coverage& coverage);
 
   /// Throws Mismatch when the store and the model, or the bytes, disagree.
   void step();
@@ -57,12 +57,12 @@ class World {
     bool killed = false;
   };
   struct Connection {
-    HolderId holder{};
+    engine::HolderId holder{};
     std::size_t process = 0;
     bool lost = false;
   };
   struct Page {
-    SlotIndex slot = kNoSlot;
+    engine::FrameIndex slot = engine::kNoFrame;
     Place place = {};  ///< Of one shard's page.
     BlockKey key;
     Stamp stamp{};
@@ -70,8 +70,8 @@ class World {
   /// What one shard does of a job.
   struct Save {
     JobId job;
-    HolderId holder{};
-    SpaceId space{};
+    engine::HolderId holder{};
+    engine::SpaceId space{};
     std::size_t asked = 0;         ///< Keys of a job of several shards.
     std::vector<Page> pages = {};  ///< Not sealed yet, in the order of reserving.
     bool copies_ended = false;
@@ -81,28 +81,29 @@ class World {
   struct SharedJob {
     JobId job;
     std::uint32_t instance = 0;
-    SpaceId space{};
+    engine::SpaceId space{};
     std::vector<BlockKey> keys = {};
-    std::map<SlotIndex, std::map<std::uint32_t, Stamp>> stamps = {};  ///< By frame, by shard.
-    std::vector<SlotIndex> frames = {};  ///< Not sealed yet, in the order of reserving.
+    std::map<engine::FrameIndex, std::map<std::uint32_t, Stamp>> stamps =
+        {};                                       ///< By frame, by shard.
+    std::vector<engine::FrameIndex> frames = {};  ///< Not sealed yet, in the order of reserving.
   };
   struct OneSpace {
-    SpaceId id{};
-    ShapeId shape{};
+    engine::SpaceId id{};
+    engine::ShapeId shape{};
     std::uint32_t shards = 1;
   };
   /// The pages of a sealed block, by shard.
   using Stamps = std::map<std::uint32_t, Stamp>;
   struct Claim {
-    HolderId holder{};
+    engine::HolderId holder{};
     Id128 token;
-    SpaceId space{};
+    engine::SpaceId space{};
     std::vector<Stamps> blocks = {};
     std::set<std::size_t> came = {};  ///< Of them, those that were still coming.
   };
   struct Load {
-    HolderId holder{};
-    PinId pin{};
+    engine::HolderId holder{};
+    engine::PinId pin{};
     Id128 token;
     std::size_t first = 0;
     std::size_t count = 0;  ///< Of the call; `pages` has those of the slices that were pinned.
@@ -112,16 +113,16 @@ class World {
 
   /// A block that somebody brings from afar, into a frame that was given out for it.
   struct Bringing {
-    SpaceId space{};
+    engine::SpaceId space{};
     BlockKey key;
-    SlotIndex frame = kNoSlot;
+    engine::FrameIndex frame = engine::kNoFrame;
     std::vector<Page> pages = {};  ///< By shard.
     Stamps stamps = {};
     bool is_given_up = false;
   };
   /// Pages that another node may read until it ends the lease, or its time is over.
   struct Loan {
-    LeaseId lease{};
+    engine::LeaseId lease{};
     TimePoint end;  ///< By when the last of its reads has ended, late ones included.
     std::vector<Page> pages = {};
     bool is_over = false;
@@ -140,7 +141,7 @@ class World {
   void unclaim();
   void open();
   /// What a call of open() has pinned is right, and read from now on.
-  void read_pages(Load& load, const Claim& claim, const std::vector<SlotIndex>& frames);
+  void read_pages(Load& load, const Claim& claim, const std::vector<engine::FrameIndex>& frames);
   void open_again();
   void release();
   void condemn();
@@ -161,15 +162,15 @@ class World {
   void call_wrongly();
 
   // ---- parts of them
-  void end_copies_of(HolderId holder, bool whole);
+  void end_copies_of(engine::HolderId holder, bool whole);
   void holder_gone(std::size_t connection);
-  void forget_records_of(HolderId holder);
-  void do_publish(std::size_t save, HolderId caller, std::size_t limit);
+  void forget_records_of(engine::HolderId holder);
+  void do_publish(std::size_t save, engine::HolderId caller, std::size_t limit);
   void release_load(std::size_t load);
   /// The claim under `token` got longer by the first blocks of `keys`, or was made.
-  void note_fetch(HolderId holder, SpaceId space, const Id128& token,
-                  std::span<const BlockKey> keys, const BlockStore::Fetch& made);
-  [[nodiscard]] Bringing* bringing(SpaceId space, const BlockKey& key);
+  void note_fetch(engine::HolderId holder, engine::SpaceId space, const Id128& token,
+                  std::span<const BlockKey> keys, const engine::BlockStore::Fetch& made);
+  [[nodiscard]] Bringing* bringing(engine::SpaceId space, const BlockKey& key);
   void end_writes(const Bringing& of, bool whole);
   /// Readers afar whose lease is over by now stop, at the latest.
   void end_late_reads();
@@ -186,18 +187,19 @@ class World {
   /// A connection that is up, of a process that lives.
   [[nodiscard]] std::optional<std::size_t> pick_talking();
   /// Its process lives; the connection may be lost with some calls still under way.
-  [[nodiscard]] bool may_speak(HolderId holder) const;
+  [[nodiscard]] bool may_speak(engine::HolderId holder) const;
   /// Copies of it are under way.
-  [[nodiscard]] bool touches_memory(HolderId holder) const;
+  [[nodiscard]] bool touches_memory(engine::HolderId holder) const;
   std::vector<BlockKey> pick_keys();
   /// One whose blocks have the shards of that instance.
-  SpaceId pick_space(std::uint32_t instance);
+  engine::SpaceId pick_space(std::uint32_t instance);
   void make_shapes();
   [[nodiscard]] std::uint32_t shards_of(std::uint32_t instance) const;
-  [[nodiscard]] Place place_of(SlotIndex frame, std::uint32_t shard, ShapeId shape) const;
-  [[nodiscard]] ShapeId shape_of(SpaceId space) const;
+  [[nodiscard]] Place place_of(engine::FrameIndex frame, std::uint32_t shard,
+                               engine::ShapeId shape) const;
+  [[nodiscard]] engine::ShapeId shape_of(engine::SpaceId space) const;
   [[nodiscard]] std::uint32_t shards_of_save(const Save& save) const;
-  void add_page(Save& save, SlotIndex frame, const BlockKey& key, std::uint32_t shard);
+  void add_page(Save& save, engine::FrameIndex frame, const BlockKey& key, std::uint32_t shard);
   template <typename... Args>
   void note(fmt::format_string<Args...> format, Args&&... args) {
     history_.push_back(fmt::format("{}: ", steps_) +
@@ -209,8 +211,8 @@ class World {
   std::mt19937_64 random_;
   Coverage& coverage_;
   ManualClock clock_;
-  BlockStore::Options options_;
-  std::unique_ptr<BlockStore> store_;
+  engine::BlockStore::Options options_;
+  std::unique_ptr<engine::BlockStore> store_;
   std::unique_ptr<OracleStore> oracle_;
   std::unique_ptr<PageMemory> memory_;
 
@@ -222,13 +224,13 @@ class World {
   std::array<double, kEventKinds> weights_{};
   std::vector<Process> processes_;
   std::vector<Connection> connections_;
-  std::vector<HolderId> former_holders_;
+  std::vector<engine::HolderId> former_holders_;
   std::vector<OneSpace> spaces_;
-  std::map<SpaceId, ShapeId> shape_of_space_;
-  std::map<ShapeId, Shape> shapes_;
+  std::map<engine::SpaceId, engine::ShapeId> shape_of_space_;
+  std::map<engine::ShapeId, engine::Shape> shapes_;
   std::uint32_t shards_ = 2;  ///< Of instance 2; the others have one.
   std::vector<SharedJob> shared_jobs_;
-  std::vector<SpaceId> former_spaces_;
+  std::vector<engine::SpaceId> former_spaces_;
   std::vector<std::vector<BlockKey>> chains_;
   std::vector<Save> saves_;
   std::vector<Claim> claims_;
@@ -236,11 +238,11 @@ class World {
   std::vector<Load> loads_;
   std::vector<Bringing> bringing_;
   std::vector<Loan> loans_;
-  std::map<std::pair<SpaceId, BlockKey>, Stamps> published_;
+  std::map<std::pair<engine::SpaceId, BlockKey>, Stamps> published_;
   /// Who has read the journal this far believes that these blocks are there.
   std::uint64_t journal_read_ = 0;
-  std::map<SpaceId, std::set<BlockKey>> believed_;
-  std::set<SpaceId> not_all_read_;  ///< Something was said of them that nobody read.
+  std::map<engine::SpaceId, std::set<BlockKey>> believed_;
+  std::set<engine::SpaceId> not_all_read_;  ///< Something was said of them that nobody read.
   std::uint64_t next_stamp_ = 1;
   std::uint64_t next_token_ = 1;
   std::uint64_t next_job_ = 1;

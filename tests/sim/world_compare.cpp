@@ -45,8 +45,8 @@ void World::compare() {
 }
 
 void World::compare_stats() {
-  const BlockStore::Stats got = store_->stats();
-  const BlockStore::Stats want = oracle_->stats();
+  const engine::BlockStore::Stats got = store_->stats();
+  const engine::BlockStore::Stats want = oracle_->stats();
   const auto same = [](const char* name, std::uint64_t left, std::uint64_t right) {
     if (left != right) throw Mismatch{fmt::format("{} is {} and should be {}", name, left, right)};
   };
@@ -136,8 +136,8 @@ void World::compare_journal() {
 
 void World::compare_order() {
   // One place each step, the whole order of eviction now and then.
-  const std::list<SlotIndex>& order = oracle_->at_rest();
-  const auto expected_at = [&](std::size_t n) -> std::optional<SlotIndex> {
+  const std::list<engine::FrameIndex>& order = oracle_->at_rest();
+  const auto expected_at = [&](std::size_t n) -> std::optional<engine::FrameIndex> {
     if (n >= order.size()) return std::nullopt;
     return *std::next(order.rbegin(), static_cast<std::ptrdiff_t>(n));
   };

@@ -13,9 +13,10 @@ namespace pegaflow::sim {
 void World::call_wrongly() {
   const std::vector<BlockKey> keys = pick_keys();
   const auto who = pick_talking();
-  const HolderId talking = who ? connections_[*who].holder : HolderId{0};
-  const HolderId former =
-      former_holders_.empty() ? HolderId{1U << 30} : former_holders_[pick(former_holders_.size())];
+  const engine::HolderId talking = who ? connections_[*who].holder : engine::HolderId{0};
+  const engine::HolderId former = former_holders_.empty()
+                                      ? engine::HolderId{1U << 30}
+                                      : former_holders_[pick(former_holders_.size())];
   const Id128 old_token =
       former_tokens_.empty() ? Id128{7, 7} : former_tokens_[pick(former_tokens_.size())];
   const auto expect = [&](const char* what, auto answered, auto expected) {
@@ -44,8 +45,9 @@ void World::call_wrongly() {
       break;
     }
     case 3:
-      expect("open of an old token", store_->open(talking, old_token, 0, 1, PinId{next_pin_}),
-             oracle_->open(talking, old_token, 0, 1, PinId{next_pin_}));
+      expect("open of an old token",
+             store_->open(talking, old_token, 0, 1, engine::PinId{next_pin_}),
+             oracle_->open(talking, old_token, 0, 1, engine::PinId{next_pin_}));
       break;
     case 4: {
       const JobId job{Id128{3, 3}, 1};
@@ -56,7 +58,7 @@ void World::call_wrongly() {
     }
     case 5: {
       if (former_spaces_.empty()) break;
-      const SpaceId space = former_spaces_[pick(former_spaces_.size())];
+      const engine::SpaceId space = former_spaces_[pick(former_spaces_.size())];
       const JobId job{Id128{3, 3}, 2};
       const auto answered = store_->reserve(talking, space, job, 0, keys);
       expect("reserve in a former space", answered,
@@ -68,7 +70,7 @@ void World::call_wrongly() {
       if (saves_.empty()) break;
       const Save& save = saves_[pick(saves_.size())];
       const JobId job = save.job;
-      const HolderId other = chance(0.5) ? talking : former;
+      const engine::HolderId other = chance(0.5) ? talking : former;
       if (other == save.holder || shards_of_save(save) > 1) break;
       const auto reserved = store_->reserve(other, save.space, job, 0, keys);
       expect("reserve for a foreign job", reserved,
@@ -87,7 +89,7 @@ void World::call_wrongly() {
       // Of nobody, without a token, behind the end of a claim, of somebody else's claim.
       const bool has_claim = !claims_.empty();
       const Claim claim = has_claim ? claims_[pick(claims_.size())] : Claim{};
-      const HolderId caller = chance(0.3) ? former : talking;
+      const engine::HolderId caller = chance(0.3) ? former : talking;
       const Id128 token = chance(0.3) ? Id128{} : chance(0.5) ? old_token : claim.token;
       const std::size_t first = claim.blocks.size() + pick(2);
       const auto answered = store_->fetch(caller, spaces_[0].id, token, first, {}, 0);
@@ -99,14 +101,14 @@ void World::call_wrongly() {
       const Duration time = std::chrono::seconds(chance(0.5) ? 0 : 11);
       const auto answered = store_->lend(spaces_[0].id, keys, time);
       expect("lend for no time", answered, oracle_->lend(spaces_[0].id, keys, time, answered));
-      store_->end_lease(LeaseId{});
-      store_->end_lease(LeaseId{~std::uint64_t{0}});
+      store_->end_lease(engine::LeaseId{});
+      store_->end_lease(engine::LeaseId{~std::uint64_t{0}});
       break;
     }
     default:
       note("wrong: release, unclaim, lost and gone of nobody");
-      store_->release(former, PinId{1});
-      oracle_->release(former, PinId{1});
+      store_->release(former, engine::PinId{1});
+      oracle_->release(former, engine::PinId{1});
       store_->unclaim(talking, old_token);
       oracle_->unclaim(talking, old_token);
       store_->holder_lost(former);

@@ -13,8 +13,8 @@ namespace pegaflow::sim {
 void World::fetch() {
   const auto who = pick_talking();
   if (!who) return;
-  HolderId holder = connections_[*who].holder;
-  SpaceId space = pick_space(processes_[connections_[*who].process].instance);
+  engine::HolderId holder = connections_[*who].holder;
+  engine::SpaceId space = pick_space(processes_[connections_[*who].process].instance);
   Id128 token{0, next_token_++};
   std::size_t first = 0;
   if (!claims_.empty() && chance(0.5)) {  // Behind what a claim has.
@@ -43,10 +43,10 @@ void World::fetch() {
   if (made && made->blocks != 0) note_fetch(holder, space, token, keys, *made);
 }
 
-void World::note_fetch(HolderId holder, SpaceId space, const Id128& token,
-                       std::span<const BlockKey> keys, const BlockStore::Fetch& made) {
-  const ShapeId shape = shape_of(space);
-  for (const BlockStore::Fetch::Frame& each : made.frames) {
+void World::note_fetch(engine::HolderId holder, engine::SpaceId space, const Id128& token,
+                       std::span<const BlockKey> keys, const engine::BlockStore::Fetch& made) {
+  const engine::ShapeId shape = shape_of(space);
+  for (const engine::BlockStore::Fetch::Frame& each : made.frames) {
     Bringing brought{.space = space, .key = keys[each.place], .frame = each.frame};
     const auto shards = static_cast<std::uint32_t>(shapes_.at(shape).shards.size());
     for (std::uint32_t shard = 0; shard < shards; ++shard) {
@@ -73,7 +73,7 @@ void World::note_fetch(HolderId holder, SpaceId space, const Id128& token,
   }
 }
 
-World::Bringing* World::bringing(SpaceId space, const BlockKey& key) {
+World::Bringing* World::bringing(engine::SpaceId space, const BlockKey& key) {
   for (Bringing& each : bringing_) {
     if (each.space == space && each.key == key && !each.is_given_up) return &each;
   }
@@ -134,9 +134,9 @@ void World::look_for_arrivals() {
 }
 
 void World::lend() {
-  const SpaceId space = chance(0.95) || former_spaces_.empty()
-                            ? spaces_[pick(spaces_.size())].id
-                            : former_spaces_[pick(former_spaces_.size())];
+  const engine::SpaceId space = chance(0.95) || former_spaces_.empty()
+                                    ? spaces_[pick(spaces_.size())].id
+                                    : former_spaces_[pick(former_spaces_.size())];
   const std::vector<BlockKey> keys = pick_keys();
   const auto time = std::chrono::milliseconds(chance(0.3) ? 10000 : 1 + pick(4000));
   note("lend space={} keys={} for {} ms", number(space), keys.size(), time.count());

@@ -20,7 +20,7 @@ void World::connect() {
     processes_.push_back(
         {Id128{1, process + 1}, instance, static_cast<std::uint32_t>(pick(shards_of(instance)))});
   }
-  const HolderId holder =
+  const engine::HolderId holder =
       store_->add_holder(processes_[process].instance, processes_[process].incarnation);
   oracle_->add_holder(holder, processes_[process].instance, processes_[process].incarnation);
   const std::uint32_t shards = shards_of(processes_[process].instance);
@@ -41,7 +41,7 @@ void World::lose_connection() {
   coverage_.hit("lost");
 }
 
-void World::end_copies_of(HolderId holder, bool whole) {
+void World::end_copies_of(engine::HolderId holder, bool whole) {
   for (Save& save : saves_) {
     if (save.holder != holder || save.copies_ended) continue;
     for (const Page& page : save.pages) memory_->end_write(page.place, page.stamp, whole);
@@ -83,7 +83,7 @@ void World::quiesce() {
 }
 
 void World::holder_gone(std::size_t which) {
-  const HolderId holder = connections_[which].holder;
+  const engine::HolderId holder = connections_[which].holder;
   connections_.erase(connections_.begin() + static_cast<std::ptrdiff_t>(which));
   note("gone holder={}", number(holder));
   store_->holder_gone(holder);
@@ -92,7 +92,7 @@ void World::holder_gone(std::size_t which) {
   former_holders_.push_back(holder);
 }
 
-void World::forget_records_of(HolderId holder) {
+void World::forget_records_of(engine::HolderId holder) {
   std::erase_if(saves_, [&](const Save& save) { return save.holder == holder; });
   std::erase_if(loads_, [&](const Load& load) { return load.holder == holder; });
   for (const Claim& claim : claims_) {
@@ -147,7 +147,7 @@ void World::shut_down() {
   // In any order: killed, lost first, or quiesced.
   while (!connections_.empty()) {
     const std::size_t which = pick(connections_.size());
-    const HolderId holder = connections_[which].holder;
+    const engine::HolderId holder = connections_[which].holder;
     end_copies_of(holder, chance(0.5));
     if (chance(0.5)) {
       store_->holder_lost(holder);
@@ -167,7 +167,7 @@ void World::shut_down() {
     work();
     compare();
   }
-  const BlockStore::Stats stats = store_->stats();
+  const engine::BlockStore::Stats stats = store_->stats();
   if (!store_->is_at_rest() || stats.pins != 0 || stats.leases != 0 || stats.fetch_bytes != 0 ||
       stats.claims != 0 || stats.reservations != 0 || stats.used_bytes != stats.sealed_bytes) {
     throw Mismatch{"something is left when everybody is gone"};

@@ -11,9 +11,9 @@
 namespace pegaflow::sim {
 
 void World::lookup() {
-  const SpaceId space = chance(0.95) || former_spaces_.empty()
-                            ? spaces_[pick(spaces_.size())].id
-                            : former_spaces_[pick(former_spaces_.size())];
+  const engine::SpaceId space = chance(0.95) || former_spaces_.empty()
+                                    ? spaces_[pick(spaces_.size())].id
+                                    : former_spaces_[pick(former_spaces_.size())];
   const std::vector<BlockKey> keys = pick_keys();
   const std::size_t found = store_->lookup(space, keys);
   note("lookup space={} keys={} found={}", number(space), keys.size(), found);
@@ -25,7 +25,7 @@ void World::lookup() {
 void World::claim() {
   const auto who = pick_talking();
   if (!who) return;
-  const HolderId holder = connections_[*who].holder;
+  const engine::HolderId holder = connections_[*who].holder;
   // One more slice of a claim, or a new one.
   if (!claims_.empty() && chance(0.2)) {
     Claim& claim = claims_[pick(claims_.size())];
@@ -44,7 +44,7 @@ void World::claim() {
     }
     return;
   }
-  const SpaceId space = pick_space(processes_[connections_[*who].process].instance);
+  const engine::SpaceId space = pick_space(processes_[connections_[*who].process].instance);
   const std::vector<BlockKey> keys = pick_keys();
   const Id128 token{0, next_token_++};
   note("claim holder={} space={} token={} keys={}", number(holder), number(space), token.low,
@@ -80,11 +80,11 @@ void World::open() {
   const auto who = pick_talking();
   if (!who || claims_.empty()) return;
   const Claim& claim = claims_[pick(claims_.size())];
-  const HolderId holder = connections_[*who].holder;
+  const engine::HolderId holder = connections_[*who].holder;
   const std::size_t first = pick(claim.blocks.size() + (chance(0.1) ? 2 : 0));
   const std::size_t count =
       pick(claim.blocks.size() - std::min(first, claim.blocks.size()) + 1) + (chance(0.05) ? 1 : 0);
-  const PinId pin{next_pin_++};
+  const engine::PinId pin{next_pin_++};
   const std::size_t limit = chance(0.7) ? count : 1 + pick(count);
   note("open holder={} token={} first={} count={} limit={} pin={}", number(holder), claim.token.low,
        first, count, limit, number(pin));
@@ -102,13 +102,14 @@ void World::open() {
   loads_.push_back(std::move(load));
 }
 
-void World::read_pages(Load& load, const Claim& claim, const std::vector<SlotIndex>& frames) {
-  const ShapeId shape = shape_of(claim.space);
+void World::read_pages(Load& load, const Claim& claim,
+                       const std::vector<engine::FrameIndex>& frames) {
+  const engine::ShapeId shape = shape_of(claim.space);
   const auto reader =
       std::find_if(connections_.begin(), connections_.end(),
                    [&](const Connection& each) { return each.holder == load.holder; });
   const std::uint32_t shard = processes_[reader->process].shard;
-  for (const SlotIndex frame : frames) {
+  for (const engine::FrameIndex frame : frames) {
     // Somebody of another instance may open the token; it reads the first shard.
     const std::uint32_t own = shard < shapes_.at(shape).shards.size() ? shard : 0;
     const std::size_t place = load.first + load.pages.size();
@@ -176,7 +177,7 @@ void World::condemn() {
   const Load& load = loads_[pick(loads_.size())];
   if (!may_speak(load.holder)) return;
   const std::size_t place = pick(load.pages.size() + (chance(0.1) ? 2 : 0));
-  const PinId pin = chance(0.8) ? load.pin : PinId{next_pin_};
+  const engine::PinId pin = chance(0.8) ? load.pin : engine::PinId{next_pin_};
   note("condemn holder={} pin={} place={}", number(load.holder), number(pin), place);
   const auto news = store_->condemn(load.holder, pin, place);
   const auto expected = oracle_->condemn(load.holder, pin, place);

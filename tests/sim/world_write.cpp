@@ -13,22 +13,23 @@ namespace pegaflow::sim {
 void World::reserve() {
   const auto who = pick_talking();
   if (!who) return;
-  const HolderId holder = connections_[*who].holder;
+  const engine::HolderId holder = connections_[*who].holder;
   const Process& process = processes_[connections_[*who].process];
   if (shards_of(process.instance) > 1) return reserve_shared(*who);
-  const SpaceId space = pick_space(process.instance);
+  const engine::SpaceId space = pick_space(process.instance);
   // A slice more of a job, or a new one.
   std::optional<std::size_t> save;
   for (std::size_t i = 0; i < saves_.size() && chance(0.5); ++i) {
     if (saves_[i].holder == holder && !saves_[i].copies_ended) save = i;
   }
   const JobId job = save ? saves_[*save].job : JobId{process.incarnation, next_job_++};
-  const SpaceId where = save && chance(0.9) ? saves_[*save].space : space;
+  const engine::SpaceId where = save && chance(0.9) ? saves_[*save].space : space;
   const std::vector<BlockKey> keys = pick_keys();
   note("reserve holder={} space={} job={} keys={}", number(holder), number(where), job.number,
        keys.size());
   remember(job);
-  const auto no_room = chance(0.5) ? BlockStore::NoRoom::kStop : BlockStore::NoRoom::kSkip;
+  const auto no_room =
+      chance(0.5) ? engine::BlockStore::NoRoom::kStop : engine::BlockStore::NoRoom::kSkip;
   const auto chosen = store_->reserve(holder, where, job, 0, keys, no_room);
   const auto expected = oracle_->reserve(holder, where, job, 0, keys, chosen, no_room);
   if (!same_outcome(chosen, expected) || (chosen && *chosen != *expected)) {
@@ -39,8 +40,8 @@ void World::reserve() {
   if (!chosen) return;
   if (chosen->size() != keys.size()) coverage_.hit("reserve stopped");
   for (std::size_t i = 0; i < chosen->size(); ++i) {
-    const SlotIndex slot = (*chosen)[i];
-    if (slot == kNoSlot) continue;
+    const engine::FrameIndex slot = (*chosen)[i];
+    if (slot == engine::kNoFrame) continue;
     if (!save) {
       saves_.push_back({.job = job, .holder = holder, .space = where});
       save = saves_.size() - 1;
@@ -55,7 +56,8 @@ void World::remember(const JobId& job) {
   if (last_jobs_.size() > 32) last_jobs_.pop_front();
 }
 
-void World::add_page(Save& save, SlotIndex frame, const BlockKey& key, std::uint32_t shard) {
+void World::add_page(Save& save, engine::FrameIndex frame, const BlockKey& key,
+                     std::uint32_t shard) {
   const Stamp stamp{next_stamp_++};
   const Place place = place_of(frame, shard, shape_of(save.space));
   note("copy {} of job {} into frame {}, cells {} to {}", number(stamp), save.job.number, frame,
@@ -67,7 +69,7 @@ void World::add_page(Save& save, SlotIndex frame, const BlockKey& key, std::uint
 void World::reserve_shared(std::size_t connection) {
   // What its scheduler handed out, to all ranks: a job that others know, or a new one; whole or in
   // slices; now and then beyond what was decided.
-  const HolderId holder = connections_[connection].holder;
+  const engine::HolderId holder = connections_[connection].holder;
   const Process& process = processes_[connections_[connection].process];
   std::optional<std::size_t> which;
   for (std::size_t i = 0; i < shared_jobs_.size(); ++i) {
@@ -106,7 +108,8 @@ void World::reserve_shared(std::size_t connection) {
   note("reserve holder={} shard={} space={} job={} first={} keys={}", number(holder), process.shard,
        number(job.space), job.job.number, first, keys.size());
   remember(job.job);
-  const auto no_room = chance(0.5) ? BlockStore::NoRoom::kStop : BlockStore::NoRoom::kSkip;
+  const auto no_room =
+      chance(0.5) ? engine::BlockStore::NoRoom::kStop : engine::BlockStore::NoRoom::kSkip;
   const auto chosen = store_->reserve(holder, job.space, job.job, first, keys, no_room);
   const auto expected = oracle_->reserve(holder, job.space, job.job, first, keys, chosen, no_room);
   if (!same_outcome(chosen, expected) || (chosen && *chosen != *expected)) {
@@ -123,8 +126,8 @@ void World::reserve_shared(std::size_t connection) {
   if (chosen->size() != keys.size()) coverage_.hit("shared reserve stopped");
   save->asked += chosen->size();
   for (std::size_t i = 0; i < chosen->size(); ++i) {
-    const SlotIndex frame = (*chosen)[i];
-    if (frame == kNoSlot) continue;
+    const engine::FrameIndex frame = (*chosen)[i];
+    if (frame == engine::kNoFrame) continue;
     const bool is_new = !job.stamps.contains(frame);
     add_page(*save, frame, keys[i], process.shard);
     job.stamps[frame][process.shard] = save->pages.back().stamp;
@@ -168,7 +171,7 @@ void World::publish() {
   do_publish(which, saves_[which].holder, limit);
 }
 
-void World::do_publish(std::size_t which, HolderId caller, std::size_t limit) {
+void World::do_publish(std::size_t which, engine::HolderId caller, std::size_t limit) {
   Save& save = saves_[which];
   if (!save.copies_ended) {
     for (const Page& page : save.pages) memory_->end_write(page.place, page.stamp, true);

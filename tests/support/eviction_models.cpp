@@ -67,7 +67,7 @@ std::uint32_t SlruModel::victim() {
       if (!find(name).is_taken && find(name).is_special == special) return name;
     }
   }
-  return EvictionPolicy::kNone;
+  return engine::EvictionPolicy::kNone;
 }
 
 // ---- S3-FIFO
@@ -90,7 +90,7 @@ void S3FifoModel::freed(const Item& item, Freed why) {
 std::uint32_t S3FifoModel::victim() {
   const auto is_at_rest = [&](std::uint32_t name) { return !find(name).is_taken; };
   if (std::none_of(items_.begin(), items_.end(), [](const Item& item) { return !item.is_taken; })) {
-    return EvictionPolicy::kNone;
+    return engine::EvictionPolicy::kNone;
   }
   for (;;) {
     const bool is_small =

@@ -7,15 +7,15 @@
 #include <utility>
 #include <vector>
 
-#include "engine/eviction.h"
-#include "engine/eviction_ghosts.h"
+#include "engine/eviction/eviction.h"
+#include "engine/eviction/ghosts.h"
 
 namespace pegaflow::testing {
 
 /// Says what an EvictionPolicy that is told the same has to say. Thread-bound.
 class EvictionModel {
  public:
-  using Freed = EvictionPolicy::Freed;
+  using Freed = engine::EvictionPolicy::Freed;
 
   /// A block under a number that no other one has while it is there.
   struct Item {
@@ -49,7 +49,7 @@ class EvictionModel {
     for (Item& item : items_) {
       if (!item.is_taken && (best == nullptr || key(item) < key(*best))) best = &item;
     }
-    return best == nullptr ? EvictionPolicy::kNone : best->name;
+    return best == nullptr ? engine::EvictionPolicy::kNone : best->name;
   }
   [[nodiscard]] std::uint64_t now() const { return now_; }
   std::vector<Item> items_;
@@ -103,12 +103,12 @@ class AllGhosts final : public Ghosts {
 /// As many as a policy for that many rows remembers, and as well.
 class SomeGhosts final : public Ghosts {
  public:
-  explicit SomeGhosts(std::uint32_t rows) : evicted_(EvictedBlocks::create(rows).value()) {}
+  explicit SomeGhosts(std::uint32_t rows) : evicted_(engine::EvictedBlocks::create(rows).value()) {}
   void add(std::uint32_t hash) override { evicted_.add(hash, 1); }
   bool take(std::uint32_t hash) override { return evicted_.take(hash).has_value(); }
 
  private:
-  EvictedBlocks evicted_;
+  engine::EvictedBlocks evicted_;
 };
 
 class S3FifoModel final : public EvictionModel {
@@ -130,8 +130,8 @@ class S3FifoModel final : public EvictionModel {
 class PolicyModel final : public EvictionModel {
  public:
   /// `rows` outlives it; item names are row numbers.
-  PolicyModel(EvictionKind kind, BlockRows& rows, std::uint32_t row_count)
-      : policy_(EvictionPolicy::create(kind, rows, row_count).value()) {}
+  PolicyModel(engine::EvictionKind kind, engine::BlockRows& rows, std::uint32_t row_count)
+      : policy_(engine::EvictionPolicy::create(kind, rows, row_count).value()) {}
   void seal(std::uint32_t name, std::uint32_t hash) override;
   void take(std::uint32_t name) override;
   void use_again(std::uint32_t name) override;
@@ -141,7 +141,7 @@ class PolicyModel final : public EvictionModel {
 
  private:
   void used(Item& /*item*/) override {}
-  std::unique_ptr<EvictionPolicy> policy_;
+  std::unique_ptr<engine::EvictionPolicy> policy_;
 };
 
 }  // namespace pegaflow::testing

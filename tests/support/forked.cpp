@@ -13,7 +13,7 @@
 
 #include <kj/exception.h>
 
-#include "base/unique_fd.h"
+#include "base/os/unique_fd.h"
 
 namespace pegaflow::testing {
 namespace {

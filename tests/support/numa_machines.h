@@ -7,7 +7,7 @@
 #include <string>
 #include <vector>
 
-#include "base/numa.h"
+#include "base/os/numa.h"
 
 namespace pegaflow::testing {
 

@@ -13,7 +13,7 @@
 
 #include <sys/types.h>
 
-#include "base/unique_fd.h"
+#include "base/os/unique_fd.h"
 #include "tests/support/patience.h"
 
 namespace pegaflow::testing {

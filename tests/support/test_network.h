@@ -7,7 +7,7 @@
 #include <string>
 #include <vector>
 
-#include "base/unique_fd.h"
+#include "base/os/unique_fd.h"
 
 namespace pegaflow::testing {
 

@@ -16,10 +16,10 @@
 #include "base/error.h"
 #include "base/id128.h"
 #include "base/job_id.h"
+#include "base/os/unique_fd.h"
 #include "base/page_layout.h"
-#include "base/unique_fd.h"
 #include "capnp/cache.capnp.h"
-#include "capnp/codec.h"
+#include "capnp/wire/codec.h"
 
 namespace pegaflow::testing {
 

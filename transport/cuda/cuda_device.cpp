@@ -12,7 +12,7 @@
 
 #include "base/assert.h"
 #include "base/log.h"
-#include "base/thread.h"
+#include "base/os/thread.h"
 #include "transport/cuda/copy_lane.h"
 #include "transport/cuda/cuda_error.h"
 #include "transport/cuda/direct_share.h"

@@ -6,7 +6,7 @@
 #include <utility>
 
 #include "base/log.h"
-#include "base/thread.h"
+#include "base/os/thread.h"
 #include "transport/cuda/cuda_error.h"
 
 namespace pegaflow::cuda {

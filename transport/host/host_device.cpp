@@ -11,7 +11,7 @@
 
 #include <unistd.h>
 
-#include "base/thread.h"
+#include "base/os/thread.h"
 #include "transport/host/page_copy.h"
 
 namespace pegaflow {

@@ -15,7 +15,7 @@
 #include "base/clock.h"
 #include "base/error.h"
 #include "base/id128.h"
-#include "base/unique_fd.h"
+#include "base/os/unique_fd.h"
 #include "transport/checksum.h"
 #include "transport/region.h"
 #include "transport/tcp/wire.h"

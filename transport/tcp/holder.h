@@ -10,7 +10,7 @@
 #include "base/clock.h"
 #include "base/error.h"
 #include "base/id128.h"
-#include "base/unique_fd.h"
+#include "base/os/unique_fd.h"
 #include "transport/tcp/poller.h"
 #include "transport/tcp/region_table.h"
 #include "transport/tcp/serving.h"

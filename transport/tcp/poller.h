@@ -10,7 +10,7 @@
 #include <sys/epoll.h>
 
 #include "base/error.h"
-#include "base/unique_fd.h"
+#include "base/os/unique_fd.h"
 
 namespace pegaflow::tcp {
 

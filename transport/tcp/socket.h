@@ -4,7 +4,7 @@
 
 #include "base/clock.h"
 #include "base/error.h"
-#include "base/unique_fd.h"
+#include "base/os/unique_fd.h"
 #include "transport/tcp/socket_address.h"
 
 namespace pegaflow::tcp {

@@ -4,7 +4,7 @@
 #include <cstring>
 
 #include "base/assert.h"
-#include "base/thread.h"
+#include "base/os/thread.h"
 #include "transport/fabric_checks.h"
 #include "transport/tcp/holder.h"
 #include "transport/tcp/limits.h"

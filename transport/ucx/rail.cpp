@@ -7,8 +7,8 @@
 #include <poll.h>
 
 #include "base/log.h"
-#include "base/numa.h"
-#include "base/thread.h"
+#include "base/os/numa.h"
+#include "base/os/thread.h"
 
 namespace pegaflow::ucx {
 namespace {

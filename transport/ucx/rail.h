@@ -14,9 +14,9 @@
 
 #include "base/clock.h"
 #include "base/error.h"
-#include "base/event_fd.h"
 #include "base/id128.h"
-#include "base/mailbox.h"
+#include "base/os/event_fd.h"
+#include "base/os/mailbox.h"
 #include "transport/dealer.h"
 #include "transport/ucx/asking.h"
 #include "transport/ucx/serving.h"

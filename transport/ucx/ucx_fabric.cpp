@@ -5,7 +5,7 @@
 #include <map>
 
 #include "base/log.h"
-#include "base/numa.h"
+#include "base/os/numa.h"
 #include "transport/dealer.h"
 #include "transport/fabric_checks.h"
 #include "transport/ucx/nic.h"

@@ -1,4 +1,4 @@
-#include "base/mailbox.h"
+#include "base/os/mailbox.h"
 
 #include <array>
 #include <string>

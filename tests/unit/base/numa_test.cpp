@@ -1,4 +1,4 @@
-#include "base/numa.h"
+#include "base/os/numa.h"
 
 #include <fstream>
 #include <string>

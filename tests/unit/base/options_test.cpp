@@ -1,4 +1,4 @@
-#include "base/options.h"
+#include "base/program/options.h"
 
 #include <cstdlib>
 #include <fstream>

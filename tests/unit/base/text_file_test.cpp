@@ -1,4 +1,4 @@
-#include "base/text_file.h"
+#include "base/os/text_file.h"
 
 #include <cstdlib>
 #include <filesystem>

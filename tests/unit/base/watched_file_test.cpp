@@ -1,4 +1,4 @@
-#include "base/watched_file.h"
+#include "base/os/watched_file.h"
 
 #include <cstdio>
 #include <cstdlib>

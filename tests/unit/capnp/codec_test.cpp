@@ -1,4 +1,4 @@
-#include "capnp/codec.h"
+#include "capnp/wire/codec.h"
 
 #include <string>
 #include <vector>

@@ -1,4 +1,4 @@
-#include "client/question_table.h"
+#include "client/session/question_table.h"
 
 #include <thread>
 

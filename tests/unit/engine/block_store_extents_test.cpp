@@ -7,7 +7,7 @@
 
 #include "tests/unit/engine/store_fixture.h"
 
-namespace pegaflow {
+namespace pegaflow::engine {
 namespace {
 
 using testing::code_of;
@@ -110,7 +110,7 @@ TEST_SUITE("BlockStore, shapes and extents") {
     std::set<std::uint64_t> begins;
     std::uint64_t end = 0;
     f.store->set_shard(f.holder, 0, 1);
-    for (const SlotIndex frame : f.save(keys(0, 150))) {
+    for (const FrameIndex frame : f.save(keys(0, 150))) {
       const std::uint64_t begin = f.store->page_offset(frame, 0);
       CHECK(f.store->page_offset(frame, 1) == begin + 2 * kPage);
       CHECK(f.store->page_offset(frame, 2) == begin + 3 * kPage);
@@ -131,7 +131,7 @@ TEST_SUITE("BlockStore, shapes and extents") {
       const auto slots = f.store->reserve(f.holder, f.space, job(1), 0, keys(0, 2000));
       REQUIRE(slots);
       const auto got = static_cast<std::uint64_t>(
-          std::count_if(slots->begin(), slots->end(), [](SlotIndex s) { return s != kNoSlot; }));
+          std::count_if(slots->begin(), slots->end(), [](FrameIndex s) { return s != kNoFrame; }));
       INFO(pages, " pages a block: ", got, " blocks");
       CHECK(got * pages >= 2000 * 94 / 100 - pages);
     }
@@ -220,11 +220,11 @@ TEST_SUITE("BlockStore, shapes and extents") {
     f.space = f.store->make_space(f.add_shape(2 * kPage));
 
     const auto none = f.store->reserve(f.holder, f.space, job(1), 0, keys(0, 2));
-    CHECK(none->front() == kNoSlot);
+    CHECK(none->front() == kNoFrame);
     f.store->release(f.holder, PinId{1});
     while (f.store->work()) {
     }
-    CHECK(f.store->reserve(f.holder, f.space, job(2), 0, keys(0, 2))->front() != kNoSlot);
+    CHECK(f.store->reserve(f.holder, f.space, job(2), 0, keys(0, 2))->front() != kNoFrame);
   }
 
   TEST_CASE("blocks in an extent that leaves are found no more, and their keys can be saved anew") {
@@ -235,7 +235,7 @@ TEST_SUITE("BlockStore, shapes and extents") {
     }
     f.space = f.store->make_space(f.add_shape(64 * kPage));
     // One step a call: the extents that have to go are on their way for a while.
-    CHECK(f.store->reserve(f.holder, f.space, job(1), 0, keys(0, 1))->front() == kNoSlot);
+    CHECK(f.store->reserve(f.holder, f.space, job(1), 0, keys(0, 1))->front() == kNoFrame);
     CHECK(f.store->has_work());
     const std::size_t found = f.store->lookup(old_space, keys(0, 256));
     CHECK(found < 256);
@@ -244,7 +244,7 @@ TEST_SUITE("BlockStore, shapes and extents") {
     CHECK(f.store->check());
     while (f.store->work()) {
     }
-    CHECK(f.store->reserve(f.holder, f.space, job(3), 0, keys(0, 1))->front() != kNoSlot);
+    CHECK(f.store->reserve(f.holder, f.space, job(3), 0, keys(0, 1))->front() != kNoFrame);
   }
 
   TEST_CASE("who can wait gets the room that an exchange makes, in slices") {
@@ -266,8 +266,8 @@ TEST_SUITE("BlockStore, shapes and extents") {
     for (; got < 2; ++turns) {
       REQUIRE(turns < 100);
       const std::uint64_t before = f.store->stats().evictions;
-      for (const SlotIndex slot : ask(got, 2 - got)) {
-        CHECK(slot != kNoSlot);
+      for (const FrameIndex slot : ask(got, 2 - got)) {
+        CHECK(slot != kNoFrame);
         ++got;
       }
       CHECK(f.store->stats().evictions - before <= 8);
@@ -286,7 +286,7 @@ TEST_SUITE("BlockStore, shapes and extents") {
     REQUIRE(f.store->open(f.holder, token(1), 0, 64, PinId{1}));
     const auto slots =
         f.store->reserve(f.holder, f.space, job(1), 0, keys(100, 2), BlockStore::NoRoom::kStop);
-    CHECK(*slots == std::vector<SlotIndex>(2, kNoSlot));
+    CHECK(*slots == std::vector<FrameIndex>(2, kNoFrame));
   }
 
   TEST_CASE("each page has a number of its own, without gaps within an extent") {
@@ -296,7 +296,7 @@ TEST_SUITE("BlockStore, shapes and extents") {
                        {.page_bytes = 5 * kPage, .node = 0},
                        {.page_bytes = 100, .node = 1}}};
     std::set<std::uint32_t> numbers;
-    const auto add = [&](SlotIndex frame, std::uint32_t shards) {
+    const auto add = [&](FrameIndex frame, std::uint32_t shards) {
       for (std::uint32_t shard = 0; shard < shards; ++shard) {
         const std::uint32_t number = f.store->page_number(frame, shard);
         CHECK(number < 1024);
@@ -305,11 +305,11 @@ TEST_SUITE("BlockStore, shapes and extents") {
         CHECK(number <= f.store->page_offset(frame, shard) / kPage);
       }
     };
-    for (const SlotIndex frame : f.save(keys(0, 100))) add(frame, 1);
+    for (const FrameIndex frame : f.save(keys(0, 100))) add(frame, 1);
     f.space = f.store->make_space(*f.store->add_shape(shape));
     f.store->set_shard(f.holder, 0, 1);
     const auto frames = f.save(keys(0, 3));
-    for (const SlotIndex frame : frames) add(frame, 3);
+    for (const FrameIndex frame : frames) add(frame, 3);
     CHECK(f.store->page_number(frames[1], 1) == f.store->page_number(frames[0], 1) + 1);
     CHECK(f.store->page_number(frames[0], 2) == f.store->page_number(frames[0], 0) + 1);
     CHECK(f.store->page_number(frames[1], 0) == f.store->page_number(frames[0], 0) + 2);
@@ -379,7 +379,7 @@ TEST_SUITE("BlockStore, shapes and extents") {
     StoreFixture f({.pool_bytes = 256 * kPage, .nodes = 2});
     const Shape shape{{{.page_bytes = kPage, .node = 1}, {.page_bytes = 2 * kPage, .node = 0}}};
     f.space = f.store->make_space(*f.store->add_shape(shape));
-    for (const SlotIndex frame : f.save(keys(0, 60))) {
+    for (const FrameIndex frame : f.save(keys(0, 60))) {
       CHECK(f.store->page_offset(frame, 0) >= 128 * kPage);
       CHECK(f.store->page_offset(frame, 1) < 128 * kPage);
     }
@@ -390,4 +390,4 @@ TEST_SUITE("BlockStore, shapes and extents") {
 }
 
 }  // namespace
-}  // namespace pegaflow
+}  // namespace pegaflow::engine

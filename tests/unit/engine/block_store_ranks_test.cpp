@@ -6,7 +6,7 @@
 
 #include "tests/unit/engine/store_fixture.h"
 
-namespace pegaflow {
+namespace pegaflow::engine {
 namespace {
 
 using testing::code_of;
@@ -60,7 +60,7 @@ TEST_SUITE("BlockStore, several ranks") {
     };
     REQUIRE(ask(ranks[0], 0).empty());  // 8 units with 32 blocks have to go first.
 
-    std::vector<SlotIndex> of_second;
+    std::vector<FrameIndex> of_second;
     for (int turn = 0; of_second.size() < 3; ++turn) {
       REQUIRE(turn < 100);
       const auto more = ask(ranks[1], of_second.size());
@@ -68,7 +68,7 @@ TEST_SUITE("BlockStore, several ranks") {
     }
     CHECK(f.store->publish(ranks[1], job(1)) == 0);
     CHECK(ask(ranks[0], 0) == of_second);
-    CHECK(std::count(of_second.begin(), of_second.end(), kNoSlot) == 0);
+    CHECK(std::count(of_second.begin(), of_second.end(), kNoFrame) == 0);
     CHECK(f.store->publish(ranks[0], job(1)) == 0);
     CHECK(f.store->lookup(space, keys(0, 3)) == 3);
   }
@@ -83,7 +83,7 @@ TEST_SUITE("BlockStore, several ranks") {
 
     const auto again = f.store->reserve(ranks[1], space, job(1), 1, keys(1, 2));
 
-    CHECK(again.value() == std::vector<SlotIndex>{(*slots)[1], (*slots)[2]});
+    CHECK(again.value() == std::vector<FrameIndex>{(*slots)[1], (*slots)[2]});
     CHECK(f.store->stats().reserved == 4);
     CHECK(f.store->publish(ranks[0], job(1)) == 0);
     CHECK(f.store->publish(ranks[1], job(1)) == 0);
@@ -101,7 +101,7 @@ TEST_SUITE("BlockStore, several ranks") {
     // Reserved anew in other frames, while rank 1 may still write the old ones.
     const auto again = f.store->reserve(ranks[0], space, job(2), 0, keys(0, 2));
     REQUIRE(again);
-    for (const SlotIndex slot : *again) {
+    for (const FrameIndex slot : *again) {
       CHECK(std::find(slots->begin(), slots->end(), slot) == slots->end());
     }
     CHECK(f.store->stats().quarantined_timeout == 2);
@@ -195,4 +195,4 @@ TEST_SUITE("BlockStore, several ranks") {
 }
 
 }  // namespace
-}  // namespace pegaflow
+}  // namespace pegaflow::engine

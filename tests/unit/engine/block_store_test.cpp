@@ -12,7 +12,7 @@
 
 #include "tests/unit/engine/store_fixture.h"
 
-namespace pegaflow {
+namespace pegaflow::engine {
 namespace {
 
 using testing::code_of;
@@ -103,7 +103,7 @@ TEST_SUITE("BlockStore, written") {
     const auto chain = keys(0, 4);
     const auto slots = f.store->reserve(f.holder, f.space, job(1), 0, chain);
     REQUIRE(slots);
-    CHECK(std::set<SlotIndex>(slots->begin(), slots->end()).size() == 4);
+    CHECK(std::set<FrameIndex>(slots->begin(), slots->end()).size() == 4);
     CHECK(f.store->lookup(f.space, chain) == 0);
 
     CHECK(f.store->publish(f.holder, job(1)) == 0);
@@ -154,10 +154,10 @@ TEST_SUITE("BlockStore, written") {
     REQUIRE(f.store->reserve(f.holder, f.space, job(50), 0, keys(2, 1)));
     const auto slots = f.store->reserve(f.other, f.space, job(51), 0, keys(0, 4));
     REQUIRE(slots);
-    CHECK((*slots)[0] == kNoSlot);
-    CHECK((*slots)[1] == kNoSlot);
-    CHECK((*slots)[2] == kNoSlot);
-    CHECK((*slots)[3] != kNoSlot);
+    CHECK((*slots)[0] == kNoFrame);
+    CHECK((*slots)[1] == kNoFrame);
+    CHECK((*slots)[2] == kNoFrame);
+    CHECK((*slots)[3] != kNoFrame);
     CHECK(f.store->stats().skipped_present == 3);
   }
 
@@ -176,7 +176,7 @@ TEST_SUITE("BlockStore, written") {
     REQUIRE(f.store->reserve(f.holder, f.space, job(1), 0, keys(0, 2)));
     const auto slots = f.store->reserve(f.holder, f.space, job(2), 0, keys(5, 1));
     REQUIRE(slots);
-    CHECK(slots->front() == kNoSlot);
+    CHECK(slots->front() == kNoFrame);
     CHECK(f.store->stats().skipped_no_room == 1);
   }
 
@@ -232,9 +232,9 @@ TEST_SUITE("BlockStore, quarantined") {
     // The keys may be reserved at once, in other slots.
     const auto again = f.store->reserve(f.other, f.space, job(2), 0, keys(0, 3));
     REQUIRE(again);
-    CHECK((*again)[0] != kNoSlot);
-    CHECK((*again)[1] != kNoSlot);
-    CHECK((*again)[2] == kNoSlot);
+    CHECK((*again)[0] != kNoFrame);
+    CHECK((*again)[1] != kNoFrame);
+    CHECK((*again)[2] == kNoFrame);
 
     CHECK(code_of(f.store->reserve(f.holder, f.space, job(1), 0, keys(4, 1))) == Errc::kGone);
     CHECK(code_of(f.store->publish(f.holder, job(1))) == Errc::kGone);
@@ -254,7 +254,7 @@ TEST_SUITE("BlockStore, quarantined") {
     CHECK(f.store->stats().quarantined_writer_lost == 2);
     const auto none = f.store->reserve(f.other, f.space, job(2), 0, keys(0, 2));
     REQUIRE(none);
-    CHECK(none->front() == kNoSlot);
+    CHECK(none->front() == kNoFrame);
 
     f.store->holder_gone(f.holder);
 
@@ -314,7 +314,7 @@ TEST_SUITE("BlockStore, read") {
     CHECK(f.store->claim(f.holder, f.space, keys(0, 6), token(1)) == 4);
     const auto pages = f.store->open(f.holder, token(1), 1, 2, PinId{7});
     REQUIRE(pages);
-    CHECK(pages->slots == std::vector<SlotIndex>{slots[1], slots[2]});
+    CHECK(pages->slots == std::vector<FrameIndex>{slots[1], slots[2]});
     CHECK(pages->by_this_process == 2);
     CHECK(f.store->stats().held == 4);
 
@@ -360,7 +360,7 @@ TEST_SUITE("BlockStore, read") {
     CHECK(f.store->claim_more(f.holder, token(1), keys(7, 9)) == 5);
     CHECK(f.store->stats().claims_shortened == 1);
 
-    std::vector<SlotIndex> opened;
+    std::vector<FrameIndex> opened;
     for (const std::size_t expected : {5, 5, 1}) {
       const auto pages = f.store->open(f.holder, token(1), 1, 11, PinId{7}, 5);
       REQUIRE(pages);
@@ -369,7 +369,7 @@ TEST_SUITE("BlockStore, read") {
       CHECK(pages->by_this_process == expected);
       opened.insert(opened.end(), pages->slots.begin(), pages->slots.end());
     }
-    CHECK(opened == std::vector<SlotIndex>(slots.begin() + 1, slots.begin() + 12));
+    CHECK(opened == std::vector<FrameIndex>(slots.begin() + 1, slots.begin() + 12));
     const auto again = f.store->open(f.holder, token(1), 1, 11, PinId{7}, 5);
     CHECK(again->slots == opened);
     CHECK_FALSE(again->is_new);
@@ -519,7 +519,7 @@ TEST_SUITE("BlockStore, limited") {
     REQUIRE(f.store->open(f.holder, token(1), 0, 4, PinId{1}));
     const auto slots = f.store->reserve(f.holder, f.space, job(99), 0, keys(50, 2));
     REQUIRE(slots);
-    CHECK(slots->front() == kNoSlot);
+    CHECK(slots->front() == kNoFrame);
     CHECK(f.store->stats().skipped_no_room == 2);
     CHECK(f.store->stats().claims_revoked == 1);
     CHECK(f.store->lookup(f.space, keys(0, 4)) == 4);
@@ -622,10 +622,10 @@ TEST_SUITE("BlockStore, in slices") {
     REQUIRE(f.store->claim(f.holder, f.space, keys(0, 20), token(1)) == 20);
     const auto slots = f.store->reserve(f.holder, f.space, job(99), 0, keys(50, 6));
     REQUIRE(slots);
-    CHECK(std::count(slots->begin(), slots->end(), kNoSlot) == 2);
+    CHECK(std::count(slots->begin(), slots->end(), kNoFrame) == 2);
     const auto more = f.store->reserve(f.holder, f.space, job(99), 0, keys(60, 2));
     REQUIRE(more);
-    CHECK(std::count(more->begin(), more->end(), kNoSlot) == 0);
+    CHECK(std::count(more->begin(), more->end(), kNoFrame) == 0);
   }
 
   TEST_CASE("a holder with many pins goes in slices") {
@@ -697,4 +697,4 @@ TEST_SUITE("BlockStore, in slices") {
 }
 
 }  // namespace
-}  // namespace pegaflow
+}  // namespace pegaflow::engine

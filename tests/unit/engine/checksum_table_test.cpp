@@ -1,8 +1,8 @@
-#include "engine/checksum_table.h"
+#include "engine/frames/checksum_table.h"
 
 #include <doctest/doctest.h>
 
-namespace pegaflow {
+namespace pegaflow::engine {
 namespace {
 
 TEST_SUITE("ChecksumTable") {
@@ -52,4 +52,4 @@ TEST_SUITE("ChecksumTable") {
 }
 
 }  // namespace
-}  // namespace pegaflow
+}  // namespace pegaflow::engine

@@ -5,7 +5,7 @@
 
 #include "tests/unit/engine/store_fixture.h"
 
-namespace pegaflow {
+namespace pegaflow::engine {
 namespace {
 
 using testing::code_of;
@@ -91,7 +91,7 @@ TEST_SUITE("BlockStore, wrong bytes") {
     const auto slots = f.store->reserve(f.holder, f.space, job(1), 0, keys(0, 3));
     REQUIRE(slots);
     const auto known = f.store->slots_of(f.holder, job(1));
-    CHECK(std::vector<SlotIndex>(known.begin(), known.end()) == *slots);
+    CHECK(std::vector<FrameIndex>(known.begin(), known.end()) == *slots);
     CHECK(f.store->slots_of(f.other, job(1)).empty());
     CHECK(f.store->slots_of(f.holder, job(2)).empty());
     f.store->retire_space(f.space);
@@ -101,4 +101,4 @@ TEST_SUITE("BlockStore, wrong bytes") {
 }
 
 }  // namespace
-}  // namespace pegaflow
+}  // namespace pegaflow::engine

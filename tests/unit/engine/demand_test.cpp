@@ -1,4 +1,4 @@
-#include "engine/demand.h"
+#include "engine/demand/demand.h"
 
 #include <cmath>
 #include <set>
@@ -7,7 +7,7 @@
 
 #include "tests/unit/engine/store_fixture.h"
 
-namespace pegaflow {
+namespace pegaflow::engine {
 namespace {
 
 using std::chrono::hours;
@@ -213,4 +213,4 @@ TEST_SUITE("Demand") {
 }
 
 }  // namespace
-}  // namespace pegaflow
+}  // namespace pegaflow::engine

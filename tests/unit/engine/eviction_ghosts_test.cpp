@@ -1,11 +1,11 @@
-#include "engine/eviction_ghosts.h"
-
 #include <cstdint>
 #include <vector>
 
 #include <doctest/doctest.h>
 
-namespace pegaflow {
+#include "engine/eviction/ghosts.h"
+
+namespace pegaflow::engine {
 namespace {
 
 /// Each falls into the one bucket of a memory of 16, and has a tag of its own.
@@ -74,4 +74,4 @@ TEST_SUITE("evicted blocks") {
 }
 
 }  // namespace
-}  // namespace pegaflow
+}  // namespace pegaflow::engine

@@ -11,12 +11,12 @@
 
 #include <doctest/doctest.h>
 
-#include "engine/eviction.h"
-#include "engine/eviction_weighted.h"
+#include "engine/eviction/eviction.h"
+#include "engine/eviction/weighted.h"
 #include "tests/support/eviction_models.h"
 #include "tests/support/seed.h"
 
-namespace pegaflow {
+namespace pegaflow::engine {
 
 namespace {
 
@@ -175,4 +175,4 @@ TEST_SUITE("EvictionPolicy, beside its model") {
   }
 }
 
-}  // namespace pegaflow
+}  // namespace pegaflow::engine

@@ -1,4 +1,4 @@
-#include "engine/eviction.h"
+#include "engine/eviction/eviction.h"
 
 #include <array>
 #include <cstdint>
@@ -8,7 +8,7 @@
 
 #include <doctest/doctest.h>
 
-namespace pegaflow {
+namespace pegaflow::engine {
 
 namespace {
 
@@ -132,4 +132,4 @@ TEST_SUITE("LruPolicy") {
   }
 }
 
-}  // namespace pegaflow
+}  // namespace pegaflow::engine

@@ -1,5 +1,3 @@
-#include "engine/eviction_weighted.h"
-
 #include <algorithm>
 #include <cmath>
 #include <cstdint>
@@ -9,9 +7,10 @@
 
 #include <doctest/doctest.h>
 
-#include "engine/eviction_ghosts.h"
+#include "engine/eviction/ghosts.h"
+#include "engine/eviction/weighted.h"
 
-namespace pegaflow {
+namespace pegaflow::engine {
 
 namespace {
 
@@ -249,4 +248,4 @@ TEST_SUITE("EvictedBlocks") {
   }
 }
 
-}  // namespace pegaflow
+}  // namespace pegaflow::engine

@@ -7,7 +7,7 @@
 
 #include "tests/unit/engine/store_fixture.h"
 
-namespace pegaflow {
+namespace pegaflow::engine {
 namespace {
 
 using testing::code_of;
@@ -26,8 +26,8 @@ BlockStore::Options pool_of(std::uint64_t frames) {
           .save_reserve = 0};
 }
 
-std::vector<SlotIndex> frames_of(const BlockStore::Fetch& made) {
-  std::vector<SlotIndex> frames;
+std::vector<FrameIndex> frames_of(const BlockStore::Fetch& made) {
+  std::vector<FrameIndex> frames;
   for (const auto& each : made.frames) frames.push_back(each.frame);
   return frames;
 }
@@ -80,7 +80,7 @@ TEST_SUITE("BlockStore, fetches") {
     const auto more = f.store->fetch(f.other, f.space, token(2), 3, keys(3, 1), 1).value();
     CHECK(more.blocks == 1);
     CHECK(more.frames.size() == 1);
-    for (const SlotIndex frame : frames_of(first)) CHECK(f.store->fetched(frame));
+    for (const FrameIndex frame : frames_of(first)) CHECK(f.store->fetched(frame));
     CHECK(f.store->open(f.holder, token(1), 0, 3, PinId{1}));
     CHECK(f.store->open(f.other, token(2), 0, 3, PinId{1}));
     f.store->settle(more.frames[0].frame);
@@ -149,7 +149,7 @@ TEST_SUITE("BlockStore, fetches") {
   TEST_CASE("a frame that was given up waits until nobody can write to it") {
     StoreFixture f(pool_of(4));
     const auto made = f.store->fetch(f.holder, f.space, token(1), 0, keys(0, 1), 1).value();
-    const SlotIndex old = made.frames[0].frame;
+    const FrameIndex old = made.frames[0].frame;
 
     f.store->give_up(old);
     f.store->give_up(old);
@@ -211,8 +211,8 @@ TEST_SUITE("BlockStore, fetches") {
     StoreFixture f(pool_of(8));
     const auto made = f.store->fetch(f.holder, f.space, token(1), 0, keys(0, 1), 1).value();
     const auto slots = f.store->reserve(f.other, f.space, job(1), 0, keys(0, 2)).value();
-    CHECK(slots[0] == kNoSlot);
-    CHECK(slots[1] != kNoSlot);
+    CHECK(slots[0] == kNoFrame);
+    CHECK(slots[1] != kNoFrame);
 
     CHECK(f.store->fetch(f.holder, f.space, token(1), 1, keys(1, 1), 1).value().blocks == 0);
 
@@ -269,10 +269,10 @@ TEST_SUITE("BlockStore, fetches") {
 
     CHECK(made.frames.size() == 3);  // 18 of 20 are taken for good now.
     const auto slots = f.store->reserve(f.other, f.space, job(1), 0, keys(40, 2)).value();
-    CHECK(std::count(slots.begin(), slots.end(), kNoSlot) == 0);
+    CHECK(std::count(slots.begin(), slots.end(), kNoFrame) == 0);
     CHECK(f.store->stats().claims_revoked == 0);
     f.store->abandon(f.other, job(1));
-    for (const SlotIndex frame : frames_of(made)) f.store->settle(frame);
+    for (const FrameIndex frame : frames_of(made)) f.store->settle(frame);
   }
 
   TEST_CASE("a fetch evicts blocks at rest, never those of a claim, also its own") {
@@ -309,8 +309,8 @@ TEST_SUITE("BlockStore, fetches") {
     CHECK(f.store->stats().claims_shortened == 2);
     // Blocks that somebody holds already take nothing more of the node.
     CHECK(f.store->fetch(f.other, f.space, token(3), 0, keys(0, 2), 0).value().blocks == 1);
-    for (const SlotIndex frame : frames_of(made)) f.store->settle(frame);
-    for (const SlotIndex frame : frames_of(second)) f.store->settle(frame);
+    for (const FrameIndex frame : frames_of(made)) f.store->settle(frame);
+    for (const FrameIndex frame : frames_of(second)) f.store->settle(frame);
   }
 
   TEST_CASE("replicas go before originals, the one longest at rest first") {
@@ -367,7 +367,7 @@ TEST_SUITE("BlockStore, fetches") {
 
     REQUIRE(made.frames.size() == 2);
     std::set<std::uint64_t> offsets;
-    for (const SlotIndex frame : frames_of(made)) {
+    for (const FrameIndex frame : frames_of(made)) {
       for (std::uint32_t shard = 0; shard < 3; ++shard) {
         offsets.insert(f.store->page_offset(frame, shard));
       }
@@ -412,4 +412,4 @@ TEST_SUITE("BlockStore, fetches") {
 }
 
 }  // namespace
-}  // namespace pegaflow
+}  // namespace pegaflow::engine

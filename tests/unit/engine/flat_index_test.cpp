@@ -1,4 +1,4 @@
-#include "engine/flat_index.h"
+#include "engine/tables/flat_index.h"
 
 #include <map>
 #include <random>
@@ -8,7 +8,7 @@
 
 #include "tests/support/seed.h"
 
-namespace pegaflow {
+namespace pegaflow::engine {
 namespace {
 
 const auto kAny = [](std::uint32_t) { return true; };
@@ -63,4 +63,4 @@ TEST_SUITE("FlatIndex") {
 }
 
 }  // namespace
-}  // namespace pegaflow
+}  // namespace pegaflow::engine

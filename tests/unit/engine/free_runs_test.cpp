@@ -1,4 +1,4 @@
-#include "engine/free_runs.h"
+#include "engine/tables/free_runs.h"
 
 #include <algorithm>
 #include <optional>
@@ -9,7 +9,7 @@
 
 #include "tests/support/seed.h"
 
-namespace pegaflow {
+namespace pegaflow::engine {
 namespace {
 
 /// The same by a walk over all units.
@@ -86,4 +86,4 @@ TEST_SUITE("FreeRuns") {
 }
 
 }  // namespace
-}  // namespace pegaflow
+}  // namespace pegaflow::engine

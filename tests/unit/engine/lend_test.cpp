@@ -6,7 +6,7 @@
 
 #include "tests/unit/engine/store_fixture.h"
 
-namespace pegaflow {
+namespace pegaflow::engine {
 namespace {
 
 using std::chrono::milliseconds;
@@ -198,13 +198,13 @@ TEST_SUITE("BlockStore, leases") {
     const auto lent = f.store->lend(f.space, keys(0, 1), seconds(1)).value();
     REQUIRE(f.store->claim(f.holder, f.space, keys(0, 2), token(1)) == 2);
     const auto slots = f.store->reserve(f.other, f.space, testing::job(1), 0, keys(8, 2)).value();
-    CHECK(slots[0] != kNoSlot);
+    CHECK(slots[0] != kNoFrame);
     CHECK(slots[0] != lent.frames[0]);
-    CHECK(slots[1] == kNoSlot);
+    CHECK(slots[1] == kNoFrame);
     CHECK(f.store->stats().claims_revoked == 1);
     f.store->abandon(f.other, testing::job(1));
   }
 }
 
 }  // namespace
-}  // namespace pegaflow
+}  // namespace pegaflow::engine

@@ -4,12 +4,12 @@
 
 #include <doctest/doctest.h>
 
-#include "engine/block_table.h"
+#include "engine/frames/block_table.h"
 #include "engine/namespace_table.h"
 #include "tests/support/seed.h"
 #include "tests/unit/engine/store_fixture.h"
 
-namespace pegaflow {
+namespace pegaflow::engine {
 namespace {
 
 using std::chrono::seconds;
@@ -248,7 +248,7 @@ TEST_SUITE("ages of the BlockStore") {
     REQUIRE(f.store->reserve(f.holder, f.space, job(1), 0, keys(0, 1)));
     f.store->holder_lost(f.holder);
     // Somebody else saves the block while the lost one may still write its frame.
-    REQUIRE(f.store->reserve(f.other, f.space, job(2), 0, keys(0, 1))->front() != kNoSlot);
+    REQUIRE(f.store->reserve(f.other, f.space, job(2), 0, keys(0, 1))->front() != kNoFrame);
     REQUIRE(f.store->publish(f.other, job(2)) == 0);
     f.store->start_cleanup();
     finish(f);
@@ -267,7 +267,7 @@ TEST_SUITE("ages of the BlockStore") {
     finish(f);
     const SpaceId large = f.store->make_space(f.add_shape(64 * testing::kPage));
     // One step a call: the extents that have to go are on their way for a while.
-    REQUIRE(f.store->reserve(f.holder, large, job(1), 0, keys(0, 1))->front() == kNoSlot);
+    REQUIRE(f.store->reserve(f.holder, large, job(1), 0, keys(0, 1))->front() == kNoFrame);
     REQUIRE(f.store->has_work());
     // Each key alone, so that none lies behind another.
     std::uint64_t missing = 0;
@@ -304,4 +304,4 @@ TEST_SUITE("ages of the BlockStore") {
 }
 
 }  // namespace
-}  // namespace pegaflow
+}  // namespace pegaflow::engine

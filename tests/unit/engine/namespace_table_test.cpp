@@ -4,7 +4,7 @@
 
 #include "tests/unit/engine/store_fixture.h"
 
-namespace pegaflow {
+namespace pegaflow::engine {
 namespace {
 
 using Factors = std::vector<NamespaceFactor>;
@@ -161,37 +161,9 @@ TEST_SUITE("NamespaceTable") {
     CHECK(f.table.find(qwen) == nullptr);
     CHECK(f.table.find(llama) != nullptr);
   }
-
-  TEST_CASE("the closest other namespace tells why two engines do not share") {
-    Fixture f;
-    const auto llama = f.table.enter(kLlama);
-    REQUIRE(llama);
-    CHECK(f.table.closest((*llama)->id) == nullptr);
-    REQUIRE(f.table.enter(kQwen));
-    const auto fp8 = f.table.enter(kLlamaFp8);
-    REQUIRE(fp8);
-    const auto* const closest = f.table.closest((*llama)->id);
-    REQUIRE(closest == *fp8);
-    CHECK(to_string(difference((*llama)->factors, closest->factors)) ==
-          "kv_dtype: \"float16\" here, \"fp8\" there");
-    CHECK(f.table.closest(NamespaceId{99}) == nullptr);
-  }
 }
 
 TEST_SUITE("namespace factors") {
-  TEST_CASE("differences name what one list lacks") {
-    const auto left = canonical_factors({{"a", "1"}, {"b", "2"}, {"d", "4"}});
-    const auto right = canonical_factors({{"b", "3"}, {"c", "5"}, {"d", "4"}});
-    REQUIRE(left);
-    REQUIRE(right);
-    const auto differences = difference(*left, *right);
-    CHECK(differences == std::vector<FactorDifference>{
-                             {"a", "1", std::nullopt}, {"b", "2", "3"}, {"c", std::nullopt, "5"}});
-    CHECK(to_string(differences) ==
-          "a: \"1\" here, none there; b: \"2\" here, \"3\" there; c: none here, \"5\" there");
-    CHECK(difference(*left, *left).empty());
-  }
-
   TEST_CASE("the hash knows where a name ends") {
     CHECK(namespace_hash(Factors{{"ab", "c"}}) != namespace_hash(Factors{{"a", "bc"}}));
     CHECK(namespace_hash(Factors{{"a", "1"}}) == namespace_hash(Factors{{"a", "1"}}));
@@ -199,4 +171,4 @@ TEST_SUITE("namespace factors") {
 }
 
 }  // namespace
-}  // namespace pegaflow
+}  // namespace pegaflow::engine

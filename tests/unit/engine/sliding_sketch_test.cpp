@@ -1,4 +1,4 @@
-#include "engine/sliding_sketch.h"
+#include "engine/demand/sliding_sketch.h"
 
 #include <cmath>
 #include <random>
@@ -7,7 +7,7 @@
 
 #include "tests/support/seed.h"
 
-namespace pegaflow {
+namespace pegaflow::engine {
 namespace {
 
 /// Of a count with 4,096 registers, and of the sums that add() gives; five of them hold in all but
@@ -108,4 +108,4 @@ TEST_SUITE("SlidingSketch") {
 }
 
 }  // namespace
-}  // namespace pegaflow
+}  // namespace pegaflow::engine

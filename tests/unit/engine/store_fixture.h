@@ -39,8 +39,8 @@ inline Errc code_of(const auto& result) {
 }
 
 struct StoreFixture {
-  explicit StoreFixture(const BlockStore::Options& options) {
-    auto made = BlockStore::create(options, clock);
+  explicit StoreFixture(const engine::BlockStore::Options& options) {
+    auto made = engine::BlockStore::create(options, clock);
     REQUIRE(made);
     store = std::move(*made);
     shape = add_shape(kPage);
@@ -56,17 +56,17 @@ struct StoreFixture {
   StoreFixture& operator=(const StoreFixture&) = delete;
 
   /// Blocks of one shard, or of several, with pages of that size.
-  ShapeId add_shape(std::uint64_t page_bytes, std::uint32_t shards = 1) {
-    const auto added = store->add_shape(
-        Shape{std::vector<Shape::Shard>(shards, Shape::Shard{.page_bytes = page_bytes})});
+  engine::ShapeId add_shape(std::uint64_t page_bytes, std::uint32_t shards = 1) {
+    const auto added = store->add_shape(engine::Shape{
+        std::vector<engine::Shape::Shard>(shards, engine::Shape::Shard{.page_bytes = page_bytes})});
     REQUIRE(added);
     while (store->work()) {
     }
     return *added;
   }
   /// Holders of the ranks of one instance.
-  std::vector<HolderId> add_ranks(std::uint32_t instance, std::uint32_t shards) {
-    std::vector<HolderId> ranks;
+  std::vector<engine::HolderId> add_ranks(std::uint32_t instance, std::uint32_t shards) {
+    std::vector<engine::HolderId> ranks;
     for (std::uint32_t shard = 0; shard < shards; ++shard) {
       ranks.push_back(store->add_holder(instance, Id128{instance, shard + 1}));
       store->set_shard(ranks.back(), shard, shards);
@@ -79,21 +79,21 @@ struct StoreFixture {
   }
 
   /// Saves blocks, all of which get a slot; which ones it returns.
-  std::vector<SlotIndex> save(const std::vector<BlockKey>& blocks) {
+  std::vector<engine::FrameIndex> save(const std::vector<BlockKey>& blocks) {
     const JobId saved{kProcess, ++jobs_saved + 1'000'000};
     const auto slots = store->reserve(holder, space, saved, 0, blocks);
     REQUIRE(slots);
-    for (const SlotIndex slot : *slots) REQUIRE(slot != kNoSlot);
+    for (const engine::FrameIndex slot : *slots) REQUIRE(slot != engine::kNoFrame);
     REQUIRE(store->publish(holder, saved) == 0);
     return *slots;
   }
 
   ManualClock clock;
-  std::unique_ptr<BlockStore> store;
-  ShapeId shape{};
-  SpaceId space{};
-  HolderId holder{};
-  HolderId other{};
+  std::unique_ptr<engine::BlockStore> store;
+  engine::ShapeId shape{};
+  engine::SpaceId space{};
+  engine::HolderId holder{};
+  engine::HolderId other{};
   std::uint64_t jobs_saved = 0;
 };
 

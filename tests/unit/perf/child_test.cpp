@@ -1,4 +1,4 @@
-#include "perf/child.h"
+#include "harness/child.h"
 
 #include <filesystem>
 
@@ -22,7 +22,7 @@ constexpr std::string_view kSmaps =
 
 TEST_SUITE("child") {
   TEST_CASE("resident bytes are told apart by the name of their mapping") {
-    const Resident resident = sum_smaps(kSmaps, "memfd:pegaflow-pool").value();
+    const harness::Resident resident = harness::sum_smaps(kSmaps, "memfd:pegaflow-pool").value();
     CHECK(resident.pool_bytes == 1024 * 1024);
     CHECK(resident.beside_bytes == 48 * 1024);
   }
@@ -32,33 +32,35 @@ TEST_SUITE("child") {
     const auto without = [&](std::string_view line) {
       std::string shorter = text;
       shorter.erase(shorter.find(line), line.size());
-      return sum_smaps(shorter, "pool");
+      return harness::sum_smaps(shorter, "pool");
     };
     CHECK(without("Rss:                  40 kB\n").error().code == Errc::kCorrupt);
     CHECK(without("Rss:                   8 kB\n").error().code == Errc::kCorrupt);
-    CHECK(sum_smaps("55a0-55b0 r-xp 0 08:01 42 x\nRss: none\n", "pool").error().code ==
+    CHECK(harness::sum_smaps("55a0-55b0 r-xp 0 08:01 42 x\nRss: none\n", "pool").error().code ==
           Errc::kCorrupt);
   }
 
   TEST_CASE("our own process can be added up") {
-    const Resident resident = resident_of(::getpid(), "no such mapping").value();
+    const harness::Resident resident = harness::resident_of(::getpid(), "no such mapping").value();
     CHECK(resident.pool_bytes == 0);
     CHECK(resident.beside_bytes > 100 * 1024);
   }
 
   TEST_CASE("a process that is gone has no memory and no threads") {
-    Child child = Child::start({.command = {"/bin/true"}, .log_file = {}}).value();
+    harness::Child child =
+        harness::Child::start({.command = {"/bin/true"}, .log_file = {}}).value();
     const pid_t pid = child.pid();
     child.kill();
-    CHECK_FALSE(resident_of(pid, "pool"));
-    CHECK_FALSE(voluntary_switches(pid));
+    CHECK_FALSE(harness::resident_of(pid, "pool"));
+    CHECK_FALSE(harness::voluntary_switches(pid));
   }
 
   TEST_CASE("a child lives until it is told, and its output goes to the log") {
-    const TemporaryDirectory directory = TemporaryDirectory::create().value();
+    const harness::TemporaryDirectory directory = harness::TemporaryDirectory::create().value();
     const std::string log = directory.path() + "/log";
-    Child child =
-        Child::start({.command = {"/bin/sh", "-c", "echo out; echo err >&2; cat"}, .log_file = log})
+    harness::Child child =
+        harness::Child::start(
+            {.command = {"/bin/sh", "-c", "echo out; echo err >&2; cat"}, .log_file = log})
             .value();
     REQUIRE(child.pid() > 0);
     child.kill();
@@ -69,7 +71,7 @@ TEST_SUITE("child") {
   TEST_CASE("a child that ends well when asked is no error, one that does not is") {
     // Each says that it is ready through the descriptor that it inherited, and then reads what
     // nobody writes. No `<(...)` in the loop: bash may take a signal in the middle of its parsing.
-    const TemporaryDirectory directory = TemporaryDirectory::create().value();
+    const harness::TemporaryDirectory directory = harness::TemporaryDirectory::create().value();
     const std::string silent = directory.path() + "/silent";
     REQUIRE(::mkfifo(silent.c_str(), 0600) == 0);
     const auto start = [&](const std::string& trap) {
@@ -80,39 +82,41 @@ TEST_SUITE("child") {
       const std::string number = std::to_string(writer.get());
       const std::string script =
           "trap '" + trap + "' TERM; exec 9<>$2; echo >&$1; while :; do read -t 1 -u 9; done";
-      Child child = Child::start({.command = {"/bin/bash", "-c", script, "sh", number, silent},
-                                  .log_file = {},
-                                  .inherited_fd = writer.get()})
-                        .value();
+      harness::Child child =
+          harness::Child::start({.command = {"/bin/bash", "-c", script, "sh", number, silent},
+                                 .log_file = {},
+                                 .inherited_fd = writer.get()})
+              .value();
       writer.reset();
       char byte = 0;
       REQUIRE(::read(reader.get(), &byte, 1) == 1);
       return child;
     };
-    Child good = start("exit 0");
+    harness::Child good = start("exit 0");
     CHECK(good.stop(std::chrono::seconds(60)));
-    Child bad = start("exit 3");
+    harness::Child bad = start("exit 3");
     CHECK(bad.stop(std::chrono::seconds(60)).error().code == Errc::kInternal);
-    Child deaf = start("");
+    harness::Child deaf = start("");
     CHECK(deaf.stop(std::chrono::milliseconds(50)).error().code == Errc::kTimeout);
   }
 
   TEST_CASE("CPU time and wake-ups of a child are those of the kernel") {
-    const Child child = Child::start({.command = {"/bin/sleep", "100"}, .log_file = {}}).value();
+    const harness::Child child =
+        harness::Child::start({.command = {"/bin/sleep", "100"}, .log_file = {}}).value();
     CHECK(child.running());
     CHECK(child.cpu_time().value() >= Duration::zero());
-    CHECK(voluntary_switches(child.pid()));
-    CHECK(voluntary_switches(child.pid(), child.pid()).value() == 0);
+    CHECK(harness::voluntary_switches(child.pid()));
+    CHECK(harness::voluntary_switches(child.pid(), child.pid()).value() == 0);
   }
 
   TEST_CASE("a program that is not there cannot be started") {
-    CHECK_FALSE(Child::start({.command = {"/nonexistent/program"}, .log_file = {}}));
+    CHECK_FALSE(harness::Child::start({.command = {"/nonexistent/program"}, .log_file = {}}));
   }
 
   TEST_CASE("a temporary directory goes with all in it") {
     std::string path;
     {
-      const TemporaryDirectory directory = TemporaryDirectory::create().value();
+      const harness::TemporaryDirectory directory = harness::TemporaryDirectory::create().value();
       path = directory.path();
       std::filesystem::create_directory(path + "/below");
       CHECK(std::filesystem::exists(path));

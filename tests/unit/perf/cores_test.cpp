@@ -1,4 +1,4 @@
-#include "perf/cores.h"
+#include "perf/lib/cores.h"
 
 #include <latch>
 #include <thread>

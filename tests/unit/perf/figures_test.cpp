@@ -1,4 +1,4 @@
-#include "perf/figures.h"
+#include "perf/lib/figures.h"
 
 #include <doctest/doctest.h>
 #include <nlohmann/json.hpp>

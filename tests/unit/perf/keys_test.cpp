@@ -1,4 +1,4 @@
-#include "perf/keys.h"
+#include "perf/lib/keys.h"
 
 #include <algorithm>
 #include <set>

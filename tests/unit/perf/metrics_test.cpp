@@ -2,14 +2,14 @@
 
 #include <doctest/doctest.h>
 
-#include "perf/server_process.h"
+#include "harness/server_process.h"
 
 namespace pegaflow::perf {
 namespace {
 
 TEST_SUITE("metrics") {
   TEST_CASE("samples are found by their name with labels") {
-    const auto metrics = parse_metrics(
+    const auto metrics = harness::parse_metrics(
         "# HELP pegaflow_pins Pins now.\n"
         "# TYPE pegaflow_pins gauge\n"
         "pegaflow_pins 12\n"
@@ -26,18 +26,18 @@ TEST_SUITE("metrics") {
   }
 
   TEST_CASE("an infinite value is a value") {
-    CHECK(std::isinf(parse_metrics("age +Inf\n").at("age")));
+    CHECK(std::isinf(harness::parse_metrics("age +Inf\n").at("age")));
   }
 
   TEST_CASE("a server that is no program says so") {
-    const auto started =
-        ServerProcess::start({.program = "/nonexistent", .pool_bytes = 1, .arguments = {}});
+    const auto started = harness::ServerProcess::start(
+        {.program = "/nonexistent", .pool_bytes = 1, .arguments = {}});
     CHECK_FALSE(started);
   }
 
   TEST_CASE("a server that ends instead of becoming ready is an error with its log") {
     const auto started =
-        ServerProcess::start({.program = "/bin/false", .pool_bytes = 1, .arguments = {}});
+        harness::ServerProcess::start({.program = "/bin/false", .pool_bytes = 1, .arguments = {}});
     REQUIRE_FALSE(started);
     CHECK(started.error().code == Errc::kInternal);
     CHECK(started.error().detail.find("ended before it was ready") != std::string::npos);

@@ -1,7 +1,7 @@
 // What ucx_perftest prints.
 #include <doctest/doctest.h>
 
-#include "perf/net_perftest.h"
+#include "perf/net/net_perftest.h"
 
 namespace pegaflow::perf {
 namespace {

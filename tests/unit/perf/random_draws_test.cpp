@@ -1,11 +1,11 @@
-#include "perf/random_draws.h"
+#include "perf/lib/random_draws.h"
 
 #include <algorithm>
 #include <cmath>
 
 #include <doctest/doctest.h>
 
-#include "perf/figures.h"
+#include "perf/lib/figures.h"
 
 namespace pegaflow::perf {
 namespace {

@@ -1,4 +1,4 @@
-#include "perf/replay_report.h"
+#include "perf/replay/replay_report.h"
 
 #include <algorithm>
 

@@ -1,4 +1,4 @@
-#include "perf/request_trace.h"
+#include "perf/replay/request_trace.h"
 
 #include <sstream>
 
@@ -6,7 +6,7 @@
 
 #include <doctest/doctest.h>
 
-#include "perf/child.h"
+#include "harness/child.h"
 
 namespace pegaflow::perf {
 namespace {
@@ -122,7 +122,7 @@ TEST_SUITE("request_trace") {
     const Result<RequestTrace> missing = read_trace_file("/nonexistent/trace.jsonl", 0);
     CHECK(missing.error().code == Errc::kIo);
     CHECK(has(missing.error().detail, "/nonexistent/trace.jsonl: No such file"));
-    const TemporaryDirectory directory = TemporaryDirectory::create().value();
+    const harness::TemporaryDirectory directory = harness::TemporaryDirectory::create().value();
     CHECK(read_trace_file(directory.path(), 0).error().code == Errc::kIo);
   }
 

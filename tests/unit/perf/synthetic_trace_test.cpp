@@ -1,4 +1,4 @@
-#include "perf/synthetic_trace.h"
+#include "perf/replay/synthetic_trace.h"
 
 #include <algorithm>
 #include <map>

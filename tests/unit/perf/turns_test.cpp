@@ -1,4 +1,4 @@
-#include "perf/turns.h"
+#include "perf/server/turns.h"
 
 #include <cmath>
 
@@ -7,8 +7,8 @@
 namespace pegaflow::perf {
 namespace {
 
-ServerProcess::Metrics page(int up_to_100us, int up_to_500us, int up_to_1ms, int all) {
-  return parse_metrics(fmt::format(
+harness::ServerProcess::Metrics page(int up_to_100us, int up_to_500us, int up_to_1ms, int all) {
+  return harness::parse_metrics(fmt::format(
       "t_bucket{{le=\"0.0001\"}} {}\nt_bucket{{le=\"0.0005\"}} {}\nt_bucket{{le=\"0.001\"}} {}\n"
       "t_bucket{{le=\"+Inf\"}} {}\n",
       up_to_100us, up_to_500us, up_to_1ms, all));
@@ -31,8 +31,8 @@ TEST_SUITE("turns") {
   }
 
   TEST_CASE("the gauge of the longest turn is exact, if it rose meanwhile") {
-    ServerProcess::Metrics before = page(0, 0, 0, 0);
-    ServerProcess::Metrics after = page(1, 2, 2, 2);
+    harness::ServerProcess::Metrics before = page(0, 0, 0, 0);
+    harness::ServerProcess::Metrics after = page(1, 2, 2, 2);
     before["longest"] = 0.0002;
     after["longest"] = 0.0003;
     CHECK(turns_between(before, after, "t", "longest").value().longest_seconds == 0.0003);
@@ -50,7 +50,8 @@ TEST_SUITE("turns") {
     CHECK(turns_between(page(1, 1, 1, 1), page(1, 1, 1, 1), "t", "longest").error().code ==
           Errc::kInternal);
     CHECK(turns_between({}, {}, "t", "longest").error().code == Errc::kInternal);
-    const auto coarse = parse_metrics("t_bucket{le=\"0.001\"} 3\nt_bucket{le=\"+Inf\"} 3\n");
+    const auto coarse =
+        harness::parse_metrics("t_bucket{le=\"0.001\"} 3\nt_bucket{le=\"+Inf\"} 3\n");
     CHECK(turns_between({}, coarse, "t", "longest").error().code == Errc::kInternal);
   }
 }

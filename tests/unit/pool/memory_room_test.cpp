@@ -1,4 +1,4 @@
-#include "engine/memory_room.h"
+#include "engine/pool/memory_room.h"
 
 #include <cstdlib>
 #include <filesystem>
@@ -33,8 +33,8 @@ class Machine {
     fs::create_directories((root_ / path).parent_path());
     std::ofstream(root_ / path) << text;
   }
-  [[nodiscard]] Result<MemoryRoom> room() const {
-    return memory_room(root_ / "proc", root_ / "cgroup");
+  [[nodiscard]] Result<engine::MemoryRoom> room() const {
+    return engine::memory_room(root_ / "proc", root_ / "cgroup");
   }
   [[nodiscard]] fs::path proc() const { return root_ / "proc"; }
 
@@ -109,18 +109,18 @@ TEST_SUITE("memory_room") {
   }
 
   TEST_CASE("an unreadable meminfo is an error that names it") {
-    const auto room = memory_room("/nonexistent", "/nonexistent");
+    const auto room = engine::memory_room("/nonexistent", "/nonexistent");
 
     REQUIRE_FALSE(room);
     CHECK(room.error().code == Errc::kIo);
     CHECK(room.error().detail.find("/nonexistent/meminfo") != std::string::npos);
-    CHECK_FALSE(huge_pages("/nonexistent"));
+    CHECK_FALSE(engine::huge_pages("/nonexistent"));
   }
 
   TEST_CASE("huge pages that are promised to somebody are not free") {
     const Machine machine;
 
-    const auto pages = huge_pages(machine.proc());
+    const auto pages = engine::huge_pages(machine.proc());
 
     REQUIRE(pages);
     CHECK(pages->page_bytes == 2 * kMiB);

@@ -1,5 +1,3 @@
-#include "engine/pool_placement.h"
-
 #include <cerrno>
 #include <string>
 #include <thread>
@@ -10,7 +8,8 @@
 
 #include <doctest/doctest.h>
 
-#include "engine/pool.h"
+#include "engine/pool/placement.h"
+#include "engine/pool/pool.h"
 #include "engine/shape.h"
 #include "tests/support/numa_machines.h"
 #include "tests/support/refuse.h"
@@ -57,15 +56,16 @@ std::vector<NumaNode> nodes_of(const testing::NumaMachine& machine) {
 /// see.
 bool may_place() {
   const Untouched memory(2 * kMiB);
-  return place_pool(memory.bytes(), kPage, NumaPolicy::kAuto, node_0(2)).refused.empty();
+  return place_pool(memory.bytes(), kPage, engine::NumaPolicy::kAuto, node_0(2)).refused.empty();
 }
 
 TEST_SUITE("PoolPlacement") {
   TEST_CASE("policies have names, and nothing else is one") {
-    for (const NumaPolicy policy : {NumaPolicy::kAuto, NumaPolicy::kInterleave, NumaPolicy::kOff}) {
-      CHECK(numa_policy(to_string(policy)).value() == policy);
+    for (const engine::NumaPolicy policy :
+         {engine::NumaPolicy::kAuto, engine::NumaPolicy::kInterleave, engine::NumaPolicy::kOff}) {
+      CHECK(engine::numa_policy(to_string(policy)).value() == policy);
     }
-    const auto wrong = numa_policy("sideways");
+    const auto wrong = engine::numa_policy("sideways");
     REQUIRE_FALSE(wrong);
     CHECK(wrong.error().code == Errc::kInvalidArgument);
     CHECK(wrong.error().detail.find("interleave") != std::string::npos);
@@ -73,25 +73,26 @@ TEST_SUITE("PoolPlacement") {
 
   TEST_CASE("with one node, or none, there is nothing to place") {
     const Untouched memory(kMiB);
-    for (const NumaPolicy policy : {NumaPolicy::kAuto, NumaPolicy::kInterleave}) {
+    for (const engine::NumaPolicy policy :
+         {engine::NumaPolicy::kAuto, engine::NumaPolicy::kInterleave}) {
       for (const std::size_t nodes : {0, 1}) {
         const auto placement = place_pool(memory.bytes(), kPage, policy, node_0(nodes));
-        CHECK(placement.policy == NumaPolicy::kOff);
+        CHECK(placement.policy == engine::NumaPolicy::kOff);
         CHECK(placement.nodes.empty());
         CHECK(placement.refused.empty());
         CHECK(to_string(placement) == "off");
       }
     }
-    CHECK(place_pool(memory.bytes(), kPage, NumaPolicy::kOff, node_0(2)).nodes.empty());
+    CHECK(place_pool(memory.bytes(), kPage, engine::NumaPolicy::kOff, node_0(2)).nodes.empty());
   }
 
   TEST_CASE("each node has its part of the pool, as the store deals it") {
     if (!may_place()) PEGA_SKIP("this kernel refuses mbind");
     const Untouched memory(64 * kMiB + 12 * kPage);
-    auto placement = place_pool(memory.bytes(), kPage, NumaPolicy::kAuto, node_0(4));
-    CHECK(placement.policy == NumaPolicy::kAuto);
+    auto placement = place_pool(memory.bytes(), kPage, engine::NumaPolicy::kAuto, node_0(4));
+    CHECK(placement.policy == engine::NumaPolicy::kAuto);
     REQUIRE(placement.ranges.size() == 4);
-    const auto dealt = node_ranges(memory.bytes().size(), 4);
+    const auto dealt = engine::node_ranges(memory.bytes().size(), 4);
     for (std::size_t i = 0; i < 4; ++i) {
       CHECK(placement.ranges[i].begin == dealt[i].begin);
       CHECK(placement.ranges[i].end == dealt[i].end);
@@ -101,10 +102,11 @@ TEST_SUITE("PoolPlacement") {
   }
 
   TEST_CASE("pages are looked for where they were to be") {
-    const auto pool = Pool::create(
-        {.size_bytes = 16 * kMiB, .numa = NumaPolicy::kAuto, .nodes = node_0(2)}, kGoOn, {});
+    const auto pool = engine::Pool::create(
+        {.size_bytes = 16 * kMiB, .numa = engine::NumaPolicy::kAuto, .nodes = node_0(2)}, kGoOn,
+        {});
     REQUIRE(pool);
-    PoolPlacement placement = pool->placement();
+    engine::PoolPlacement placement = pool->placement();
     if (!placement.in_place) PEGA_SKIP("this kernel does not say where a page is");
     CHECK(placement.in_place == 1.0);
 
@@ -121,11 +123,11 @@ TEST_SUITE("PoolPlacement") {
     nodes[1].cores = {cores.back()};
     nodes[2].cores = {65'000};  // Which this thread may not use: then from anywhere.
     for (const unsigned threads : {1U, 2U, 7U}) {
-      const auto pool = Pool::create({.size_bytes = 200 * kMiB + 5 * kPage,
-                                      .threads = threads,
-                                      .numa = NumaPolicy::kAuto,
-                                      .nodes = nodes},
-                                     kGoOn, {});
+      const auto pool = engine::Pool::create({.size_bytes = 200 * kMiB + 5 * kPage,
+                                              .threads = threads,
+                                              .numa = engine::NumaPolicy::kAuto,
+                                              .nodes = nodes},
+                                             kGoOn, {});
       REQUIRE(pool);
       std::vector<unsigned char> there(pool->size_bytes() / kPage);
       REQUIRE(::mincore(pool->bytes().data(), pool->size_bytes(), there.data()) == 0);
@@ -138,34 +140,37 @@ TEST_SUITE("PoolPlacement") {
 
   TEST_CASE("a pool that is too small to be dealt lies anywhere") {
     const Untouched memory(kPage);
-    const auto placement = place_pool(memory.bytes(), kPage, NumaPolicy::kAuto, node_0(2));
-    CHECK(placement.policy == NumaPolicy::kOff);
+    const auto placement = place_pool(memory.bytes(), kPage, engine::NumaPolicy::kAuto, node_0(2));
+    CHECK(placement.policy == engine::NumaPolicy::kOff);
     CHECK(placement.refused.empty());
   }
 
   TEST_CASE("of more nodes than a pool is dealt to the first have it") {
     if (!may_place()) PEGA_SKIP("this kernel refuses mbind");
     const Untouched memory(64 * kMiB);
-    const auto placement = place_pool(memory.bytes(), kPage, NumaPolicy::kAuto, node_0(16));
-    CHECK(placement.ranges.size() == kMaxNodes);
-    CHECK(placement.nodes.size() == kMaxNodes);
+    const auto placement = place_pool(memory.bytes(), kPage, engine::NumaPolicy::kAuto, node_0(16));
+    CHECK(placement.ranges.size() == engine::kMaxNodes);
+    CHECK(placement.nodes.size() == engine::kMaxNodes);
     // Page by page it is over all of them.
     const Untouched other(kMiB);
-    const auto interleaved = place_pool(other.bytes(), kPage, NumaPolicy::kInterleave, node_0(16));
-    CHECK(interleaved.policy == NumaPolicy::kInterleave);
+    const auto interleaved =
+        place_pool(other.bytes(), kPage, engine::NumaPolicy::kInterleave, node_0(16));
+    CHECK(interleaved.policy == engine::NumaPolicy::kInterleave);
     CHECK(interleaved.nodes.size() == 16);
     CHECK(interleaved.ranges.empty());
   }
 
   TEST_CASE("nodes that this machine does not have are refused, and the pool lies anywhere") {
-    for (const NumaPolicy policy : {NumaPolicy::kAuto, NumaPolicy::kInterleave}) {
-      const auto pool = Pool::create({.size_bytes = 8 * kMiB,
-                                      .numa = policy,
-                                      .nodes = {{.number = 901, .cores = {0}, .distances = {}},
-                                                {.number = 902, .cores = {0}, .distances = {}}}},
-                                     kGoOn, {});
+    for (const engine::NumaPolicy policy :
+         {engine::NumaPolicy::kAuto, engine::NumaPolicy::kInterleave}) {
+      const auto pool =
+          engine::Pool::create({.size_bytes = 8 * kMiB,
+                                .numa = policy,
+                                .nodes = {{.number = 901, .cores = {0}, .distances = {}},
+                                          {.number = 902, .cores = {0}, .distances = {}}}},
+                               kGoOn, {});
       REQUIRE(pool);
-      CHECK(pool->placement().policy == NumaPolicy::kOff);
+      CHECK(pool->placement().policy == engine::NumaPolicy::kOff);
       CHECK(pool->placement().ranges.empty());
       CHECK(pool->placement().refused.find("mbind") != std::string::npos);
       CHECK_FALSE(pool->placement().in_place);
@@ -177,11 +182,11 @@ TEST_SUITE("PoolPlacement") {
       if (!testing::answer_mbind_with(EPERM))
         PEGA_SKIP("this kernel has no filters of system calls");
       for (const auto& machine : {testing::two_sockets(), testing::eight_nodes()}) {
-        const auto pool = Pool::create(
-            {.size_bytes = 8 * kMiB, .numa = NumaPolicy::kAuto, .nodes = nodes_of(machine)}, kGoOn,
-            {});
+        const auto pool = engine::Pool::create(
+            {.size_bytes = 8 * kMiB, .numa = engine::NumaPolicy::kAuto, .nodes = nodes_of(machine)},
+            kGoOn, {});
         REQUIRE(pool);
-        CHECK(pool->placement().policy == NumaPolicy::kOff);
+        CHECK(pool->placement().policy == engine::NumaPolicy::kOff);
         CHECK(pool->placement().nodes.empty());
         CHECK(pool->placement().refused.find("SYS_NICE") != std::string::npos);
         CHECK(to_string(pool->placement()).find("refused") != std::string::npos);
@@ -198,7 +203,7 @@ TEST_SUITE("PoolPlacement") {
       const auto numbers_on = [](const testing::NumaMachine& machine) {
         const Untouched memory(256 * kMiB);
         const auto placement =
-            place_pool(memory.bytes(), kPage, NumaPolicy::kAuto, nodes_of(machine));
+            place_pool(memory.bytes(), kPage, engine::NumaPolicy::kAuto, nodes_of(machine));
         CHECK(placement.ranges.size() == placement.nodes.size());
         std::vector<std::uint32_t> numbers;
         for (const NumaNode& node : placement.nodes) numbers.push_back(node.number);

@@ -1,4 +1,4 @@
-#include "engine/pool.h"
+#include "engine/pool/pool.h"
 
 #include <algorithm>
 #include <cerrno>
@@ -15,7 +15,7 @@
 
 #include <doctest/doctest.h>
 
-#include "engine/memory_room.h"
+#include "engine/pool/memory_room.h"
 #include "tests/support/skip.h"
 
 namespace pegaflow {
@@ -24,8 +24,8 @@ namespace {
 constexpr std::uint64_t kMiB = std::uint64_t{1} << 20;
 const std::atomic<bool> kGoOn{false};
 
-Result<Pool> make(std::uint64_t size_bytes) {
-  return Pool::create({.size_bytes = size_bytes}, kGoOn, {});
+Result<engine::Pool> make(std::uint64_t size_bytes) {
+  return engine::Pool::create({.size_bytes = size_bytes}, kGoOn, {});
 }
 
 /// How many of the pages of a mapping are in memory.
@@ -99,12 +99,12 @@ TEST_SUITE("Pool") {
     std::vector<std::uint64_t> told;
     int fd = -1;
     {
-      const auto pool = Pool::create({.size_bytes = 100 * kMiB, .threads = 2}, kGoOn,
-                                     [&](std::uint64_t done, std::uint64_t size) {
-                                       const std::scoped_lock lock(mutex);
-                                       told.push_back(done);
-                                       CHECK(size == 100 * kMiB);
-                                     });
+      const auto pool = engine::Pool::create({.size_bytes = 100 * kMiB, .threads = 2}, kGoOn,
+                                             [&](std::uint64_t done, std::uint64_t size) {
+                                               const std::scoped_lock lock(mutex);
+                                               told.push_back(done);
+                                               CHECK(size == 100 * kMiB);
+                                             });
       REQUIRE(pool);
       fd = pool->fd();
     }
@@ -116,7 +116,7 @@ TEST_SUITE("Pool") {
   TEST_CASE("a moved pool has one owner") {
     auto first = make(kMiB);
     REQUIRE(first);
-    Pool second = std::move(*first);
+    engine::Pool second = std::move(*first);
 
     CHECK(first->bytes().empty());
     CHECK(second.size_bytes() == kMiB);
@@ -126,7 +126,7 @@ TEST_SUITE("Pool") {
   TEST_CASE("stop ends it early") {
     const std::atomic<bool> stop{true};
 
-    const auto pool = Pool::create({.size_bytes = 64 * kMiB}, stop, {});
+    const auto pool = engine::Pool::create({.size_bytes = 64 * kMiB}, stop, {});
 
     REQUIRE_FALSE(pool);
     CHECK(pool.error().code == Errc::kCancelled);
@@ -151,7 +151,7 @@ TEST_SUITE("Pool") {
   TEST_CASE("more than is free now, but not more than there is, may be had later") {
     // Somebody holds more than the gibibyte that is kept, so that such a size exists.
     const auto other = make(1200 * kMiB);
-    const auto room = memory_room();
+    const auto room = engine::memory_room();
     REQUIRE(room);
     if (!other || room->limited_by != "MemAvailable")
       PEGA_SKIP("too little memory, or a cgroup limits it");
@@ -167,11 +167,11 @@ TEST_SUITE("Pool") {
   }
 
   TEST_CASE("required huge pages that are not there are refused with the command") {
-    const auto pages = huge_pages();
+    const auto pages = engine::huge_pages();
     REQUIRE(pages);
-    const auto pool = Pool::create(
+    const auto pool = engine::Pool::create(
         {.size_bytes = (pages->free + 1) * std::max<std::uint64_t>(pages->page_bytes, 2 * kMiB),
-         .huge_pages = Pool::HugePages::kRequired},
+         .huge_pages = engine::Pool::HugePages::kRequired},
         kGoOn, {});
 
     REQUIRE_FALSE(pool);
@@ -184,7 +184,7 @@ TEST_SUITE("Pool") {
   }
 
   TEST_CASE("huge pages are used where enough are reserved") {
-    const auto before = huge_pages();
+    const auto before = engine::huge_pages();
     REQUIRE(before);
     const auto set = [](std::uint64_t count) {
       std::ofstream file("/proc/sys/vm/nr_hugepages");
@@ -192,7 +192,7 @@ TEST_SUITE("Pool") {
       return static_cast<bool>(file.flush());
     };
     if (before->page_bytes != 2 * kMiB || !set(before->total + 8) ||
-        huge_pages()->free < before->free + 8) {
+        engine::huge_pages()->free < before->free + 8) {
       set(before->total);
       PEGA_SKIP("this process cannot reserve huge pages");
     }
@@ -209,7 +209,7 @@ TEST_SUITE("Pool") {
   }
 
   TEST_CASE("without huge pages the advice is a command") {
-    const auto pages = huge_pages();
+    const auto pages = engine::huge_pages();
     REQUIRE(pages);
     const auto pool = make(kMiB);  // Smaller than any huge page.
     REQUIRE(pool);
@@ -224,10 +224,10 @@ TEST_SUITE("Pool") {
   }
 
   TEST_CASE("the default leaves as much as it takes") {
-    const auto room = memory_room();
+    const auto room = engine::memory_room();
     REQUIRE(room);
 
-    const auto size = default_pool_bytes();
+    const auto size = engine::default_pool_bytes();
 
     REQUIRE(size);
     CHECK(*size <= std::uint64_t{30} << 30);

@@ -2,7 +2,7 @@
 
 #include <doctest/doctest.h>
 
-namespace pegaflow {
+namespace pegaflow::router {
 namespace {
 
 using Kind = AccessList::Verdict::Kind;
@@ -78,4 +78,4 @@ TEST_SUITE("access") {
 }
 
 }  // namespace
-}  // namespace pegaflow
+}  // namespace pegaflow::router

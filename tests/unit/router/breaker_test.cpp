@@ -1,8 +1,8 @@
-#include "router/breaker.h"
+#include "router/routing/breaker.h"
 
 #include <doctest/doctest.h>
 
-namespace pegaflow {
+namespace pegaflow::router {
 namespace {
 
 using std::chrono::seconds;
@@ -63,4 +63,4 @@ TEST_SUITE("Breaker") {
 }
 
 }  // namespace
-}  // namespace pegaflow
+}  // namespace pegaflow::router

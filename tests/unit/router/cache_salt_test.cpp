@@ -1,4 +1,4 @@
-#include "router/cache_salt.h"
+#include "router/exchange/cache_salt.h"
 
 #include <algorithm>
 #include <random>
@@ -10,9 +10,9 @@
 #include <doctest/doctest.h>
 #include <nlohmann/json.hpp>
 
-#include "router/request_body.h"
+#include "router/exchange/request_body.h"
 
-namespace pegaflow {
+namespace pegaflow::router {
 namespace {
 
 using nlohmann::json;
@@ -168,4 +168,4 @@ TEST_SUITE("CacheSalts") {
 }
 
 }  // namespace
-}  // namespace pegaflow
+}  // namespace pegaflow::router

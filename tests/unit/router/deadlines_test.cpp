@@ -1,4 +1,4 @@
-#include "router/deadlines.h"
+#include "router/http/deadlines.h"
 
 #include <memory>
 #include <random>
@@ -6,7 +6,7 @@
 
 #include <doctest/doctest.h>
 
-namespace pegaflow {
+namespace pegaflow::router {
 namespace {
 
 using std::chrono::milliseconds;
@@ -169,4 +169,4 @@ TEST_SUITE("Deadlines") {
 }
 
 }  // namespace
-}  // namespace pegaflow
+}  // namespace pegaflow::router

@@ -1,10 +1,10 @@
-#include "router/first_token.h"
+#include "router/exchange/first_token.h"
 
 #include <doctest/doctest.h>
 #include <fmt/format.h>
 #include <nlohmann/json.hpp>
 
-namespace pegaflow {
+namespace pegaflow::router {
 namespace {
 
 using nlohmann::json;
@@ -156,4 +156,4 @@ TEST_SUITE("first_token") {
 }
 
 }  // namespace
-}  // namespace pegaflow
+}  // namespace pegaflow::router

@@ -1,8 +1,8 @@
-#include "router/fleet.h"
+#include "router/routing/fleet.h"
 
 #include <doctest/doctest.h>
 
-namespace pegaflow {
+namespace pegaflow::router {
 namespace {
 
 struct Fixture {
@@ -166,4 +166,4 @@ TEST_SUITE("fleet") {
 }
 
 }  // namespace
-}  // namespace pegaflow
+}  // namespace pegaflow::router

@@ -1,4 +1,4 @@
-#include "router/form_text.h"
+#include "router/http/form_text.h"
 
 #include <optional>
 #include <random>
@@ -8,7 +8,7 @@
 
 #include <doctest/doctest.h>
 
-namespace pegaflow {
+namespace pegaflow::router {
 namespace {
 
 const std::string kType = "multipart/form-data; boundary=B";
@@ -139,4 +139,4 @@ TEST_SUITE("form_field") {
 }
 
 }  // namespace
-}  // namespace pegaflow
+}  // namespace pegaflow::router

@@ -1,8 +1,8 @@
-#include "router/http_message.h"
+#include "router/http/http_message.h"
 
 #include <doctest/doctest.h>
 
-namespace pegaflow {
+namespace pegaflow::router {
 namespace {
 
 /// Feeds in pieces of `step` bytes, as a connection does. The error's status, or 0.
@@ -214,4 +214,4 @@ TEST_SUITE("HTTP messages") {
 }
 
 }  // namespace
-}  // namespace pegaflow
+}  // namespace pegaflow::router

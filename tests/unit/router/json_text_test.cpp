@@ -1,4 +1,4 @@
-#include "router/json_text.h"
+#include "router/http/json_text.h"
 
 #include <optional>
 #include <random>
@@ -8,7 +8,7 @@
 
 #include "tests/support/seed.h"
 
-namespace pegaflow {
+namespace pegaflow::router {
 namespace {
 
 /// The other opinion on what JSON is; none on numbers that no double holds.
@@ -128,4 +128,4 @@ TEST_SUITE("JSON text") {
 }
 
 }  // namespace
-}  // namespace pegaflow
+}  // namespace pegaflow::router

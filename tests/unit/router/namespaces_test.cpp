@@ -1,9 +1,9 @@
-#include "router/namespaces.h"
+#include "router/routing/namespaces.h"
 
 #include <doctest/doctest.h>
 #include <nlohmann/json.hpp>
 
-namespace pegaflow {
+namespace pegaflow::router {
 namespace {
 
 TEST_SUITE("namespaces") {
@@ -83,4 +83,4 @@ TEST_SUITE("namespaces") {
 }
 
 }  // namespace
-}  // namespace pegaflow
+}  // namespace pegaflow::router

@@ -1,11 +1,11 @@
-#include "router/pages.h"
+#include "router/page/pages.h"
 
 #include <doctest/doctest.h>
 #include <nlohmann/json.hpp>
 
-#include "router/metrics.h"
+#include "router/page/metrics.h"
 
-namespace pegaflow {
+namespace pegaflow::router {
 namespace {
 
 using nlohmann::json;
@@ -134,4 +134,4 @@ TEST_SUITE("pages") {
 }
 
 }  // namespace
-}  // namespace pegaflow
+}  // namespace pegaflow::router

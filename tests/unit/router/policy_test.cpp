@@ -1,4 +1,4 @@
-#include "router/policy.h"
+#include "router/routing/policy.h"
 
 #include <map>
 #include <vector>
@@ -7,7 +7,7 @@
 
 #include "tests/support/seed.h"
 
-namespace pegaflow {
+namespace pegaflow::router {
 namespace {
 
 std::unique_ptr<Policy> policy(const char* name) {
@@ -90,4 +90,4 @@ TEST_SUITE("policies") {
 }
 
 }  // namespace
-}  // namespace pegaflow
+}  // namespace pegaflow::router

@@ -2,7 +2,7 @@
 
 #include <doctest/doctest.h>
 
-namespace pegaflow {
+namespace pegaflow::router {
 namespace {
 
 TEST_SUITE("routes") {
@@ -41,4 +41,4 @@ TEST_SUITE("routes") {
 }
 
 }  // namespace
-}  // namespace pegaflow
+}  // namespace pegaflow::router

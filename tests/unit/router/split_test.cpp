@@ -1,9 +1,9 @@
-#include "router/split.h"
+#include "router/routing/split.h"
 
 #include <doctest/doctest.h>
 #include <nlohmann/json.hpp>
 
-namespace pegaflow {
+namespace pegaflow::router {
 namespace {
 
 using nlohmann::json;
@@ -101,4 +101,4 @@ TEST_SUITE("split") {
 }
 
 }  // namespace
-}  // namespace pegaflow
+}  // namespace pegaflow::router

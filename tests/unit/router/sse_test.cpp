@@ -1,8 +1,8 @@
-#include "router/sse.h"
+#include "router/http/sse.h"
 
 #include <doctest/doctest.h>
 
-namespace pegaflow {
+namespace pegaflow::router {
 namespace {
 
 TEST_SUITE("SSE") {
@@ -65,4 +65,4 @@ TEST_SUITE("SSE") {
 }
 
 }  // namespace
-}  // namespace pegaflow
+}  // namespace pegaflow::router

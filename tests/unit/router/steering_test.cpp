@@ -1,4 +1,4 @@
-#include "router/steering.h"
+#include "router/exchange/steering.h"
 
 #include <cstdint>
 #include <functional>
@@ -10,7 +10,7 @@
 #include <doctest/doctest.h>
 #include <nlohmann/json.hpp>
 
-namespace pegaflow {
+namespace pegaflow::router {
 namespace {
 
 using nlohmann::json;
@@ -109,4 +109,4 @@ TEST_SUITE("steering") {
 }
 
 }  // namespace
-}  // namespace pegaflow
+}  // namespace pegaflow::router

@@ -1,4 +1,4 @@
-#include "router/waiting_line.h"
+#include "router/routing/waiting_line.h"
 
 #include <list>
 #include <string>
@@ -6,7 +6,7 @@
 
 #include <doctest/doctest.h>
 
-namespace pegaflow {
+namespace pegaflow::router {
 namespace {
 
 /// Decode engines with room for one each, and requests that wait for them.
@@ -144,4 +144,4 @@ TEST_SUITE("waiting_line") {
 }
 
 }  // namespace
-}  // namespace pegaflow
+}  // namespace pegaflow::router

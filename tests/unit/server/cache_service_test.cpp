@@ -1,4 +1,4 @@
-#include "server/cache_service.h"
+#include "server/cache/cache_service.h"
 
 #include <cstring>
 #include <map>
@@ -7,7 +7,7 @@
 
 #include <doctest/doctest.h>
 
-namespace pegaflow {
+namespace pegaflow::server {
 namespace {
 
 constexpr std::uint64_t kPage = 4096;
@@ -237,8 +237,8 @@ TEST_SUITE("CacheService") {
         Errc::kInvalidArgument);
     const Id128 token = Id128::random();
     REQUIRE(f.service->claim(saves, token, keys(1, 3))->blocks == 3);
-    CHECK(f.service->open(saves, token, 0, 3, PinId{1})->slots ==
-          f.service->open(loads, token, 0, 3, PinId{1})->slots);
+    CHECK(f.service->open(saves, token, 0, 3, engine::PinId{1})->slots ==
+          f.service->open(loads, token, 0, 3, engine::PinId{1})->slots);
   }
 
   TEST_CASE("a rank's pages lie in the part of the pool that is near its node") {
@@ -412,18 +412,18 @@ TEST_SUITE("CacheService") {
     REQUIRE(f.service->publish(worker, job, sums) == 0);
     REQUIRE(f.service->claim(worker, {1, 1}, keys(1, 3)));
 
-    const auto opened = f.service->open(worker, {1, 1}, 0, 3, PinId{1});
+    const auto opened = f.service->open(worker, {1, 1}, 0, 3, engine::PinId{1});
 
     REQUIRE(opened);
     CHECK(opened->checksums == sums);
-    CHECK(f.service->open(worker, {1, 1}, 1, 1, PinId{2})->checksums.empty());
-    REQUIRE(f.service->release(worker, PinId{1}));
-    REQUIRE(f.service->release(worker, PinId{2}));
+    CHECK(f.service->open(worker, {1, 1}, 1, 1, engine::PinId{2})->checksums.empty());
+    REQUIRE(f.service->release(worker, engine::PinId{1}));
+    REQUIRE(f.service->release(worker, engine::PinId{2}));
     REQUIRE(f.service->unclaim(worker, {1, 1}));
     // All 64 slots get new blocks, whose writer took none.
     f.save(worker, keys(2, 64));
     REQUIRE(f.service->claim(worker, {1, 2}, keys(2, 32)));
-    CHECK(f.service->open(worker, {1, 2}, 0, 32, PinId{3})->checksums.empty());
+    CHECK(f.service->open(worker, {1, 2}, 0, 32, engine::PinId{3})->checksums.empty());
   }
 
   TEST_CASE("another number of checksums than of pages is refused, and nothing is found") {
@@ -441,7 +441,7 @@ TEST_SUITE("CacheService") {
 
   TEST_CASE("the journal of a namespace: from now on, in order, and lost with its generation") {
     Fixture f;
-    constexpr std::uint64_t kEnd = BlockStore::kJournalEnd;
+    constexpr std::uint64_t kEnd = engine::BlockStore::kJournalEnd;
     const Id128 scheduler = f.connect(Id128::random());
     CHECK(f.service->journal(scheduler, 0, kEnd).error().code == Errc::kInvalidArgument);
     CHECK(f.service->journal(Id128::random(), 0, kEnd).error().code == Errc::kGone);
@@ -576,20 +576,22 @@ TEST_SUITE("CacheService") {
     REQUIRE(f.register_rank(worker));
     f.save(worker, keys(1, 3));
     REQUIRE(f.service->claim(worker, {1, 1}, keys(1, 3)));
-    REQUIRE(f.service->open(worker, {1, 1}, 0, 3, PinId{1}));
+    REQUIRE(f.service->open(worker, {1, 1}, 0, 3, engine::PinId{1}));
 
     const std::vector<std::uint32_t> places = {1, 2};
-    REQUIRE(f.service->corrupt(worker, PinId{1}, places));
+    REQUIRE(f.service->corrupt(worker, engine::PinId{1}, places));
 
     CHECK(f.service->stats().corrupt_pages == 2);
     CHECK(f.service->stats().store.condemned == 2);
     CHECK(f.service->lookup(worker, keys(1, 3))->blocks == 1);
     const std::vector<std::uint32_t> beyond = {3};
-    CHECK(f.service->corrupt(worker, PinId{1}, beyond).error().code == Errc::kInvalidArgument);
-    CHECK(f.service->corrupt(worker, PinId{9}, places).error().code == Errc::kGone);
+    CHECK(f.service->corrupt(worker, engine::PinId{1}, beyond).error().code ==
+          Errc::kInvalidArgument);
+    CHECK(f.service->corrupt(worker, engine::PinId{9}, places).error().code == Errc::kGone);
     const Id128 scheduler = f.connect(Id128::random());
     REQUIRE(f.service->attach(scheduler, "engine"));
-    CHECK(f.service->corrupt(scheduler, PinId{1}, places).error().code == Errc::kInvalidArgument);
+    CHECK(f.service->corrupt(scheduler, engine::PinId{1}, places).error().code ==
+          Errc::kInvalidArgument);
     CHECK(f.service->stats().corrupt_pages == 2);
     f.service->disconnected(worker);
     f.work();
@@ -597,4 +599,4 @@ TEST_SUITE("CacheService") {
 }
 
 }  // namespace
-}  // namespace pegaflow
+}  // namespace pegaflow::server

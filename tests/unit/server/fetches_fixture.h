@@ -14,7 +14,7 @@
 #include <doctest/doctest.h>
 #include <kj/async-io.h>
 
-#include "server/fetches.h"
+#include "server/cache/fetches.h"
 
 namespace pegaflow::testing {
 
@@ -31,7 +31,7 @@ inline std::vector<BlockKey> keys(std::uint64_t chain, std::size_t count) {
 }
 
 /// Lends as many blocks as it is asked for.
-class PlayedLender final : public Lender {
+class PlayedLender final : public cluster::Lender {
  public:
   [[nodiscard]] bool is_ready() const noexcept override { return true; }
   [[nodiscard]] std::uint64_t life() const noexcept override { return 1; }
@@ -74,7 +74,7 @@ class PlayedLender final : public Lender {
   Way way_{.lane = 0, .peer = Fabric::PeerId{7}, .pool = RegionId{3}};
 };
 
-class PlayedLenders final : public Lenders {
+class PlayedLenders final : public cluster::Lenders {
  public:
   [[nodiscard]] bool has_ready() const override { return true; }
   kj::Promise<std::vector<Owner>> owners(const Bytes32&,
@@ -113,7 +113,7 @@ class PlayedFabric final : public Fabric {
 
 using std::chrono::microseconds;
 using std::chrono::milliseconds;
-using Late = Fetches::Late;
+using Late = server::Fetches::Late;
 
 inline constexpr Id128 kMeasured{5, 99};
 
@@ -121,17 +121,17 @@ inline constexpr Id128 kMeasured{5, 99};
 struct Fixture {
   explicit Fixture(std::size_t most_batches = 256)
       : Fixture(most_batches, {.batch_bytes = kPage, .batches_per_owner = 2}) {}
-  Fixture(std::size_t most_batches, Fetches::Options options) {
+  Fixture(std::size_t most_batches, server::Fetches::Options options) {
     options.batches = most_batches;
-    auto made = CacheService::create(
+    auto made = server::CacheService::create(
         {.store = {.pool_bytes = 64 * kPage}}, clock,
         [this](const Id128& connection) { service->disconnected(connection); });
     REQUIRE(made);
     service = std::move(*made);
-    background = std::make_unique<Background>(*service, io.provider->getTimer(), clock);
-    const std::vector<Fetches::Lane> lanes = {{.fabric = &fabric, .pool = kOurPool}};
-    fetches = std::make_unique<Fetches>(*service, peers, lanes, *background,
-                                        io.provider->getTimer(), clock, clock, options);
+    background = std::make_unique<server::Background>(*service, io.provider->getTimer(), clock);
+    const std::vector<server::Fetches::Lane> lanes = {{.fabric = &fabric, .pool = kOurPool}};
+    fetches = std::make_unique<server::Fetches>(*service, peers, lanes, *background,
+                                                io.provider->getTimer(), clock, clock, options);
     REQUIRE(service->connected(engine, {.process = engine,
                                         .previous_connection = {},
                                         .quiesced = false,
@@ -145,8 +145,8 @@ struct Fixture {
     return fetches->extend(engine, token, wanted, 0).wait(io.waitScope).blocks;
   }
   /// What a claim gets whose engine computes a block in so long, and begins after `delay`.
-  Fetches::Extension claim(const Id128& token, std::span<const BlockKey> wanted, Duration per_block,
-                           Duration delay = {}) {
+  server::Fetches::Extension claim(const Id128& token, std::span<const BlockKey> wanted,
+                                   Duration per_block, Duration delay = {}) {
     return fetches->extend(engine, token, wanted, 0, {.delay = delay, .per_block = per_block})
         .wait(io.waitScope);
   }
@@ -183,7 +183,7 @@ struct Fixture {
   }
   /// What a worker asks, and what it was answered.
   struct Question {
-    std::optional<Result<Fetches::Arrived>> answer;
+    std::optional<Result<server::Fetches::Arrived>> answer;
     kj::Promise<void> asked = nullptr;
   };
   std::shared_ptr<Question> open(const Id128& token, std::size_t count,
@@ -197,9 +197,10 @@ struct Fixture {
     auto question = std::make_shared<Question>();
     question->asked =
         fetches
-            ->open(engine, token, first, count, PinId{++last_pin},
+            ->open(engine, token, first, count, engine::PinId{++last_pin},
                    {.patience = std::chrono::hours(1), .worth = worth, .computing = computing})
-            .then([to = question.get()](Result<Fetches::Arrived>&& got) { to->answer = got; })
+            .then(
+                [to = question.get()](Result<server::Fetches::Arrived>&& got) { to->answer = got; })
             .eagerlyEvaluate(nullptr);
     return question;
   }
@@ -216,7 +217,7 @@ struct Fixture {
   /// A question looks at the clock when something has happened, such as the end of another one.
   void look_again(std::size_t coming = 0) {
     const auto another = open_rest(last_token, coming, 1, std::nullopt);
-    fetches->released(engine, PinId{last_pin});
+    fetches->released(engine, engine::PinId{last_pin});
     io.waitScope.poll();
   }
   [[nodiscard]] std::size_t here(std::span<const BlockKey> wanted) {
@@ -239,9 +240,9 @@ struct Fixture {
   Id128 last_token;
   PlayedLenders peers;
   PlayedFabric fabric;
-  std::unique_ptr<CacheService> service;
-  std::unique_ptr<Background> background;
-  std::unique_ptr<Fetches> fetches;
+  std::unique_ptr<server::CacheService> service;
+  std::unique_ptr<server::Background> background;
+  std::unique_ptr<server::Fetches> fetches;
 };
 
 inline constexpr Id128 kOne{5, 1};

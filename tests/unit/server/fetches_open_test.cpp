@@ -5,7 +5,7 @@
 
 #include <doctest/doctest.h>
 
-#include "server/fetches.h"
+#include "server/cache/fetches.h"
 #include "tests/unit/server/fetches_fixture.h"
 
 namespace pegaflow::testing {
@@ -78,8 +78,9 @@ TEST_SUITE("Fetches::open") {
     Fixture f;
     f.measure();
     REQUIRE(f.claim(kOne, keys(1, 4)) == 4);
-    const auto waiting = f.open(kOne, 4, Fetches::Wait::kForever);
-    const Duration allowed = (milliseconds(10) + SourceRate::kLatency) * 3 / 2 + milliseconds(6);
+    const auto waiting = f.open(kOne, 4, server::Fetches::Wait::kForever);
+    const Duration allowed =
+        (milliseconds(10) + cluster::SourceRate::kLatency) * 3 / 2 + milliseconds(6);
 
     f.clock.advance(allowed - milliseconds(1));
     f.look_again();
@@ -157,7 +158,7 @@ TEST_SUITE("Fetches::open") {
     f.measure();
     f.peers.lenders.front().is_confirming = false;
     REQUIRE(f.claim(kOne, keys(1, 1)) == 1);
-    const auto waiting = f.open(kOne, 1, Fetches::Wait::kForever);
+    const auto waiting = f.open(kOne, 1, server::Fetches::Wait::kForever);
     f.complete();
     CHECK_FALSE(f.is_answered(waiting));
 
@@ -172,7 +173,7 @@ TEST_SUITE("Fetches::open") {
     Fixture f;
     f.peers.lenders.resize(2);
     REQUIRE(f.claim(kOne, keys(1, 1)) == 1);
-    const auto waiting = f.open(kOne, 1, Fetches::Wait::kForever);
+    const auto waiting = f.open(kOne, 1, server::Fetches::Wait::kForever);
     CHECK_FALSE(f.is_answered(waiting));
     f.complete(Errc::kPeerLost);
     REQUIRE(f.fabric.batches.size() == 1);
@@ -186,7 +187,7 @@ TEST_SUITE("Fetches::open") {
   TEST_CASE("a load that probes a slow node is not judged by the rate that is not believed") {
     Fixture f;
     f.measure();
-    f.clock.advance(SourceRate::kBelieved);
+    f.clock.advance(cluster::SourceRate::kBelieved);
     REQUIRE(f.claim(kOne, keys(1, 6), milliseconds(5)).blocks == 1);
     const auto waiting = f.open(kOne, 1, milliseconds(6));
     CHECK_FALSE(f.is_answered(waiting));
@@ -204,7 +205,7 @@ TEST_SUITE("Fetches::open") {
     f.complete();
     REQUIRE(f.fabric.batches.front().chunks.size() == 6);
     REQUIRE(f.fabric.batches.back().chunks.size() == 1);
-    const auto waiting = f.open_rest(kOne, 6, 7, Fetches::Wait::kForever);
+    const auto waiting = f.open_rest(kOne, 6, 7, server::Fetches::Wait::kForever);
 
     f.clock.advance(milliseconds(120));
     f.look_again(6);

@@ -1,5 +1,5 @@
 // What Fetches requests from owners, and what it leaves out.
-#include "server/fetches.h"
+#include "server/cache/fetches.h"
 
 #include <cstdint>
 
@@ -171,8 +171,8 @@ TEST_SUITE("Fetches") {
 
     const auto fetched = f.claim(kTwo, keys(1, 4), milliseconds(11));
     CHECK(fetched.blocks == 4);
-    CHECK(fetched.arrival.first == milliseconds(10) + SourceRate::kLatency);
-    CHECK(fetched.arrival.last == milliseconds(40) + SourceRate::kLatency);
+    CHECK(fetched.arrival.first == milliseconds(10) + cluster::SourceRate::kLatency);
+    CHECK(fetched.arrival.last == milliseconds(40) + cluster::SourceRate::kLatency);
     for (int i = 0; i < 4; ++i) f.complete();
     f.check_rest();
   }
@@ -185,8 +185,8 @@ TEST_SUITE("Fetches") {
     CHECK(f.claim(kTwo, keys(2, 4), milliseconds(20)).blocks == 0);
     const auto fetched = f.claim(kTwo, keys(2, 4), milliseconds(20), milliseconds(30));
     CHECK(fetched.blocks == 4);
-    CHECK(fetched.arrival.first == milliseconds(70) + SourceRate::kLatency);
-    CHECK(fetched.arrival.last == milliseconds(100) + SourceRate::kLatency);
+    CHECK(fetched.arrival.first == milliseconds(70) + cluster::SourceRate::kLatency);
+    CHECK(fetched.arrival.last == milliseconds(100) + cluster::SourceRate::kLatency);
     for (int i = 0; i < 10; ++i) f.complete();
     f.check_rest();
   }
@@ -194,14 +194,16 @@ TEST_SUITE("Fetches") {
   TEST_CASE("claims that ask for leases at the same time count on each other's bytes") {
     Fixture f;
     f.measure();
-    const ComputeTime slow{.delay = {}, .per_block = milliseconds(25)};
+    const cluster::ComputeTime slow{.delay = {}, .per_block = milliseconds(25)};
     const std::vector<BlockKey> one = keys(1, 4);
     const std::vector<BlockKey> two = keys(2, 4);
     auto first = f.fetches->extend(f.engine, kOne, one, 0, slow);
     auto second = f.fetches->extend(f.engine, kTwo, two, 0, slow);
 
-    CHECK(first.wait(f.io.waitScope).arrival.last == milliseconds(40) + SourceRate::kLatency);
-    CHECK(second.wait(f.io.waitScope).arrival.last == milliseconds(80) + SourceRate::kLatency);
+    CHECK(first.wait(f.io.waitScope).arrival.last ==
+          milliseconds(40) + cluster::SourceRate::kLatency);
+    CHECK(second.wait(f.io.waitScope).arrival.last ==
+          milliseconds(80) + cluster::SourceRate::kLatency);
     for (int i = 0; i < 8; ++i) f.complete();
     CHECK(f.fetches->rate(f.peers.lenders.front())->queued_bytes() == 0);
     f.check_rest();
@@ -224,7 +226,7 @@ TEST_SUITE("Fetches") {
   TEST_CASE("a slow node is probed again when its rate is 10 s old, and a fast one is believed") {
     Fixture f;
     f.measure();
-    f.clock.advance(SourceRate::kBelieved);
+    f.clock.advance(cluster::SourceRate::kBelieved);
     CHECK(f.claim(kOne, keys(1, 6), milliseconds(20)).blocks == 6);
     for (int i = 0; i < 6; ++i) {
       f.clock.advance(milliseconds(10));
@@ -232,7 +234,7 @@ TEST_SUITE("Fetches") {
     }
     CHECK(f.claim(kTwo, keys(2, 6), milliseconds(5)).blocks == 0);
 
-    f.clock.advance(SourceRate::kBelieved);
+    f.clock.advance(cluster::SourceRate::kBelieved);
     CHECK(f.claim(kTwo, keys(2, 6), milliseconds(5)).blocks == 1);
     f.clock.advance(milliseconds(1));
     f.complete();
@@ -252,7 +254,7 @@ TEST_SUITE("Fetches") {
     const auto joined = f.claim(kTwo, keys(1, 4), microseconds(1));
 
     CHECK(joined.blocks == 4);
-    CHECK(joined.arrival.last == milliseconds(40) + SourceRate::kLatency);
+    CHECK(joined.arrival.last == milliseconds(40) + cluster::SourceRate::kLatency);
     for (int i = 0; i < 4; ++i) f.complete();
     f.check_rest();
   }

@@ -1,4 +1,4 @@
-#include "server/http_connections.h"
+#include "server/http/http_connections.h"
 
 #include <chrono>
 #include <utility>
@@ -7,7 +7,7 @@
 #include <kj/async-io.h>
 #include <kj/timer.h>
 
-namespace pegaflow {
+namespace pegaflow::server {
 namespace {
 
 /// Connections over pipes without a buffer, on a clock of the test.
@@ -153,4 +153,4 @@ TEST_SUITE("HttpConnections") {
 }
 
 }  // namespace
-}  // namespace pegaflow
+}  // namespace pegaflow::server

@@ -1,10 +1,10 @@
-#include "server/http_guard.h"
+#include "server/http/http_guard.h"
 
 #include <optional>
 
 #include <doctest/doctest.h>
 
-namespace pegaflow {
+namespace pegaflow::server {
 namespace {
 
 constexpr const char* kRight = "Bearer 0123456789abcdef";
@@ -67,4 +67,4 @@ TEST_SUITE("HttpGuard") {
 }
 
 }  // namespace
-}  // namespace pegaflow
+}  // namespace pegaflow::server

@@ -1,4 +1,4 @@
-#include "server/http_server.h"
+#include "server/http/http_server.h"
 
 #include <cerrno>
 #include <chrono>
@@ -14,11 +14,11 @@
 #include <doctest/doctest.h>
 #include <nlohmann/json.hpp>
 
-#include "base/unique_fd.h"
+#include "base/os/unique_fd.h"
 #include "tests/support/patience.h"
 #include "tests/support/server_process.h"
 
-namespace pegaflow {
+namespace pegaflow::server {
 namespace {
 
 struct Fixture {
@@ -189,4 +189,4 @@ TEST_SUITE("HttpServer") {
 }
 
 }  // namespace
-}  // namespace pegaflow
+}  // namespace pegaflow::server

@@ -1,11 +1,11 @@
-#include "server/http_turns.h"
+#include "server/http/http_turns.h"
 
 #include <cstddef>
 #include <vector>
 
 #include <doctest/doctest.h>
 
-namespace pegaflow {
+namespace pegaflow::server {
 namespace {
 
 struct Fixture {
@@ -51,4 +51,4 @@ TEST_SUITE("HttpTurns") {
 }
 
 }  // namespace
-}  // namespace pegaflow
+}  // namespace pegaflow::server

@@ -1,4 +1,4 @@
-#include "server/job_waits.h"
+#include "server/cache/job_waits.h"
 
 #include <memory>
 #include <optional>
@@ -8,7 +8,7 @@
 
 #include "tests/unit/engine/store_fixture.h"
 
-namespace pegaflow {
+namespace pegaflow::server {
 namespace {
 
 using std::chrono::milliseconds;
@@ -59,8 +59,8 @@ struct Fixture {
 
   StoreFixture f;
   JobWaits waits;
-  std::vector<HolderId> ranks;
-  SpaceId space{};
+  std::vector<engine::HolderId> ranks;
+  engine::SpaceId space{};
 };
 
 TEST_SUITE("JobWaits") {
@@ -259,4 +259,4 @@ TEST_SUITE("JobWaits") {
 }
 
 }  // namespace
-}  // namespace pegaflow
+}  // namespace pegaflow::server

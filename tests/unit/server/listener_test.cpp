@@ -1,4 +1,4 @@
-#include "server/listener.h"
+#include "server/rpc/listener.h"
 
 #include <cstdlib>
 #include <filesystem>
@@ -12,7 +12,7 @@
 
 #include <doctest/doctest.h>
 
-namespace pegaflow {
+namespace pegaflow::server {
 namespace {
 
 namespace fs = std::filesystem;
@@ -216,4 +216,4 @@ TEST_SUITE("listen_tcp") {
 }
 
 }  // namespace
-}  // namespace pegaflow
+}  // namespace pegaflow::server

@@ -1,10 +1,10 @@
-#include "server/metrics_page.h"
+#include "server/http/metrics_page.h"
 
 #include <string>
 
 #include <doctest/doctest.h>
 
-namespace pegaflow {
+namespace pegaflow::server {
 namespace {
 
 bool has_line(const std::string& page, const std::string& line) {
@@ -44,13 +44,13 @@ TEST_SUITE("metrics_page") {
   }
 
   TEST_CASE("the eviction policy is named, and no other") {
-    for (const EvictionKind kind : kEvictionKinds) {
+    for (const engine::EvictionKind kind : engine::kEvictionKinds) {
       Snapshot now;
       now.cache.store.eviction = kind;
 
       const std::string page = metrics_page(now);
 
-      for (const EvictionKind each : kEvictionKinds) {
+      for (const engine::EvictionKind each : engine::kEvictionKinds) {
         CAPTURE(to_string(each));
         const std::string line =
             "pegaflow_eviction_info{policy=\"" + std::string(to_string(each)) + "\"} 1";
@@ -62,8 +62,8 @@ TEST_SUITE("metrics_page") {
 
   TEST_CASE("misses have a reason, and blocks that went an age") {
     Snapshot now;
-    now.cache.store.misses[static_cast<std::size_t>(Miss::kNew)] = 7;
-    now.cache.store.misses[static_cast<std::size_t>(Miss::kBehindHole)] = 3;
+    now.cache.store.misses[static_cast<std::size_t>(engine::Miss::kNew)] = 7;
+    now.cache.store.misses[static_cast<std::size_t>(engine::Miss::kBehindHole)] = 3;
     now.cache.lookup_blocks_not_served = 2;
     now.cache.store.evicted_age.record(61);
     now.cache.store.evicted_idle.record(60);
@@ -135,4 +135,4 @@ TEST_SUITE("metrics_page") {
 }
 
 }  // namespace
-}  // namespace pegaflow
+}  // namespace pegaflow::server

@@ -6,7 +6,7 @@
 
 #include <doctest/doctest.h>
 
-namespace pegaflow {
+namespace pegaflow::server {
 namespace {
 
 TEST_SUITE("ServerOptions") {
@@ -45,7 +45,7 @@ TEST_SUITE("ServerOptions") {
     CHECK(options.addr == "127.0.0.1:50056");
     CHECK(options.metric_windows == std::vector<std::string>{"15m", "1h", "1d"});
     CHECK(table.ignored().size() == 12);
-    CHECK(options.eviction_policy() == EvictionKind::kLru);
+    CHECK(options.eviction_policy() == engine::EvictionKind::kLru);
   }
 
   TEST_CASE("windows are times of whole seconds, or days") {
@@ -68,17 +68,17 @@ TEST_SUITE("ServerOptions") {
 
   TEST_CASE("a policy is named, or meant by a flag; what contradicts itself is refused") {
     ServerOptions options;
-    CHECK(options.eviction_policy() == kDefaultEviction);
+    CHECK(options.eviction_policy() == engine::kDefaultEviction);
     options.eviction = "s3-fifo";
-    CHECK(options.eviction_policy() == EvictionKind::kS3Fifo);
+    CHECK(options.eviction_policy() == engine::EvictionKind::kS3Fifo);
     options.enable_lfu_admission = true;
     CHECK(options.eviction_policy().error().code == Errc::kInvalidArgument);
     options.eviction = "weighted-lru";
-    CHECK(options.eviction_policy() == EvictionKind::kWeightedLru);
+    CHECK(options.eviction_policy() == engine::EvictionKind::kWeightedLru);
     options.disable_lfu_admission = true;
     CHECK(options.eviction_policy().error().code == Errc::kInvalidArgument);
     options.enable_lfu_admission = false;
-    CHECK(options.eviction_policy() == EvictionKind::kLru);
+    CHECK(options.eviction_policy() == engine::EvictionKind::kLru);
 
     options.eviction = "fifo";
     const auto unknown = options.eviction_policy();
@@ -86,7 +86,7 @@ TEST_SUITE("ServerOptions") {
     REQUIRE_FALSE(unknown);
     CHECK(unknown.error().code == Errc::kInvalidArgument);
     CHECK(unknown.error().detail ==
-          "--eviction: there is no eviction policy \"fifo\", but " + eviction_names());
+          "--eviction: there is no eviction policy \"fifo\", but " + engine::eviction_names());
   }
 
   TEST_CASE("uids are numbers") {
@@ -100,4 +100,4 @@ TEST_SUITE("ServerOptions") {
 }
 
 }  // namespace
-}  // namespace pegaflow
+}  // namespace pegaflow::server

@@ -1,4 +1,4 @@
-#include "server/pool_preparation.h"
+#include "server/cache/pool_preparation.h"
 
 #include <string>
 #include <vector>
@@ -7,7 +7,7 @@
 
 #include <doctest/doctest.h>
 
-namespace pegaflow {
+namespace pegaflow::server {
 namespace {
 
 constexpr std::uint64_t kMiB = std::uint64_t{1} << 20;
@@ -58,4 +58,4 @@ TEST_SUITE("PoolPreparation") {
 }
 
 }  // namespace
-}  // namespace pegaflow
+}  // namespace pegaflow::server

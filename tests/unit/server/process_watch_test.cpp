@@ -1,4 +1,4 @@
-#include "server/process_watch.h"
+#include "server/rpc/process_watch.h"
 
 #include <csignal>
 
@@ -10,7 +10,7 @@
 #include <doctest/doctest.h>
 #include <kj/async-io.h>
 
-namespace pegaflow {
+namespace pegaflow::server {
 namespace {
 
 UniqueFd pidfd_of(pid_t pid) {
@@ -88,4 +88,4 @@ TEST_SUITE("ProcessWatch") {
 }
 
 }  // namespace
-}  // namespace pegaflow
+}  // namespace pegaflow::server

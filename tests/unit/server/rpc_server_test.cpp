@@ -1,4 +1,4 @@
-#include "server/rpc_server.h"
+#include "server/rpc/rpc_server.h"
 
 #include <chrono>
 #include <cstdint>
@@ -13,12 +13,12 @@
 #include <capnp/serialize.h>
 #include <doctest/doctest.h>
 
-#include "base/unique_fd.h"
+#include "base/os/unique_fd.h"
 #include "capnp/peer.capnp.h"
-#include "server/listener.h"
+#include "server/rpc/listener.h"
 #include "transport/tcp/socket_address.h"
 
-namespace pegaflow {
+namespace pegaflow::server {
 namespace {
 
 constexpr std::uint32_t kCalls = 1000;
@@ -122,4 +122,4 @@ TEST_SUITE("RpcServer") {
 }
 
 }  // namespace
-}  // namespace pegaflow
+}  // namespace pegaflow::server

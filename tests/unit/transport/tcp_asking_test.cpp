@@ -10,7 +10,7 @@
 
 #include <doctest/doctest.h>
 
-#include "base/unique_fd.h"
+#include "base/os/unique_fd.h"
 #include "transport/checksum.h"
 #include "transport/tcp/asking.h"
 

@@ -12,7 +12,7 @@
 
 #include <doctest/doctest.h>
 
-#include "base/unique_fd.h"
+#include "base/os/unique_fd.h"
 #include "tests/support/fabric_node.h"
 #include "tests/support/shifted_clock.h"
 #include "transport/checksum.h"

@@ -1,0 +1,341 @@
+#include "base/program/options.h"
+
+#include <algorithm>
+#include <cctype>
+#include <cerrno>
+#include <charconv>
+#include <cstdlib>
+#include <filesystem>
+#include <ostream>
+#include <system_error>
+#include <utility>
+
+#include <unistd.h>
+
+#include <CLI/CLI.hpp>
+
+#include "base/units.h"
+#include "version.h"
+
+namespace pegaflow {
+
+struct OptionTable::Option {
+  std::string name;
+  std::string sentence;
+  std::string kind;    // "text", "size", ...: what a value looks like.
+  std::string bounds;  // Empty when there are none.
+  std::function<Result<void>(const std::string&)> set;
+  std::function<std::string()> show;
+  bool is_flag = false;
+  bool is_list = false;
+  bool has_no_effect = false;
+  std::string default_text;
+  std::string source = "default";
+};
+
+namespace {
+
+std::string environment_name(std::string_view option) {
+  std::string name = "PEGA_";
+  for (const char letter : option) {
+    name +=
+        letter == '-' ? '_' : static_cast<char>(std::toupper(static_cast<unsigned char>(letter)));
+  }
+  return name;
+}
+
+Result<bool> parse_bool(const std::string& text) {
+  if (text == "true" || text == "1" || text == "yes" || text == "on") return true;
+  if (text == "false" || text == "0" || text == "no" || text == "off") return false;
+  return fail(Errc::kInvalidArgument, "\"{}\" is neither true nor false", text);
+}
+
+std::vector<std::string> split_list(const std::string& text) {
+  std::vector<std::string> items;
+  std::string item;
+  for (const char letter : text + ",") {
+    if (letter != ',') {
+      item += letter;
+    } else if (!item.empty()) {
+      items.push_back(std::exchange(item, {}));
+    }
+  }
+  return items;
+}
+
+std::string join(const std::vector<std::string>& items, std::string_view between = ",") {
+  std::string text;
+  for (const std::string& item : items) {
+    if (!text.empty()) text += between;
+    text += item;
+  }
+  return text;
+}
+
+/// What is wrong with words of the command line that no option took.
+tl::unexpected<Error> refuse_words(const std::vector<std::string>& words) {
+  const auto named = std::find_if(words.begin(), words.end(),
+                                  [](const std::string& word) { return word.starts_with('-'); });
+  if (named != words.end()) {
+    return fail(Errc::kInvalidArgument, "there is no option {}; --help lists what there is",
+                named->substr(0, named->find('=')));
+  }
+  return fail(Errc::kInvalidArgument, "\"{}\" belongs to no option; --help lists what there is",
+              words.front());
+}
+
+}  // namespace
+
+OptionTable::OptionTable(std::string program, std::string about)
+    : program_(std::move(program)), about_(std::move(about)) {}
+OptionTable::~OptionTable() = default;
+
+OptionTable::Option& OptionTable::add(std::string name, std::string sentence) {
+  options_.push_back(std::make_unique<Option>());
+  options_.back()->name = std::move(name);
+  options_.back()->sentence = std::move(sentence);
+  return *options_.back();
+}
+
+void OptionTable::text(std::string name, std::string& target, std::string sentence) {
+  Option& option = add(std::move(name), std::move(sentence));
+  option.kind = "TEXT";
+  option.set = [&target](const std::string& value) -> Result<void> {
+    target = value;
+    return {};
+  };
+  option.show = [&target] { return target; };
+}
+
+void OptionTable::list(std::string name, std::vector<std::string>& target, std::string sentence) {
+  Option& option = add(std::move(name), std::move(sentence));
+  option.kind = "LIST";
+  option.is_list = true;
+  option.set = [&target](const std::string& value) -> Result<void> {
+    target = split_list(value);
+    return {};
+  };
+  option.show = [&target] { return join(target); };
+}
+
+void OptionTable::flag(std::string name, bool& target, std::string sentence) {
+  Option& option = add(std::move(name), std::move(sentence));
+  option.kind = "true|false";
+  option.is_flag = true;
+  option.set = [&target](const std::string& value) -> Result<void> {
+    PEGA_TRY_LET(target, parse_bool(value));
+    return {};
+  };
+  option.show = [&target] { return std::string(target ? "true" : "false"); };
+}
+
+void OptionTable::integer(std::string name, std::int64_t& target, std::int64_t minimum,
+                          std::int64_t maximum, std::string sentence) {
+  Option& option = add(std::move(name), std::move(sentence));
+  option.kind = "NUMBER";
+  option.bounds = fmt::format("{} to {}", minimum, maximum);
+  option.set = [&target, minimum, maximum](const std::string& value) -> Result<void> {
+    std::int64_t number = 0;
+    const char* const end = value.data() + value.size();
+    const auto [rest, status] = std::from_chars(value.data(), end, number);
+    if (status != std::errc() || rest != end) {
+      return fail(Errc::kInvalidArgument, "\"{}\" is no whole number", value);
+    }
+    if (number < minimum || number > maximum) {
+      return fail(Errc::kInvalidArgument, "{} is not between {} and {}", number, minimum, maximum);
+    }
+    target = number;
+    return {};
+  };
+  option.show = [&target] { return std::to_string(target); };
+}
+
+void OptionTable::bytes(std::string name, std::uint64_t& target, std::uint64_t minimum,
+                        std::uint64_t maximum, std::string sentence) {
+  Option& option = add(std::move(name), std::move(sentence));
+  option.kind = "SIZE";
+  option.bounds = fmt::format("{} to {}", format_bytes(minimum), format_bytes(maximum));
+  option.set = [&target, minimum, maximum](const std::string& value) -> Result<void> {
+    PEGA_TRY_LET(const std::uint64_t size, parse_bytes(value));
+    if (size < minimum || size > maximum) {
+      return fail(Errc::kInvalidArgument, "{} is not between {} and {}", value,
+                  format_bytes(minimum), format_bytes(maximum));
+    }
+    target = size;
+    return {};
+  };
+  option.show = [&target] { return format_bytes(target); };
+}
+
+void OptionTable::duration(std::string name, Duration& target, Duration minimum, Duration maximum,
+                           std::string sentence) {
+  Option& option = add(std::move(name), std::move(sentence));
+  option.kind = "TIME";
+  option.bounds = fmt::format("{} to {}", format_duration(minimum), format_duration(maximum));
+  option.set = [&target, minimum, maximum](const std::string& value) -> Result<void> {
+    PEGA_TRY_LET(const Duration time, parse_duration(value));
+    if (time < minimum || time > maximum) {
+      return fail(Errc::kInvalidArgument, "{} is not between {} and {}", value,
+                  format_duration(minimum), format_duration(maximum));
+    }
+    target = time;
+    return {};
+  };
+  option.show = [&target] { return format_duration(target); };
+}
+
+void OptionTable::ignored(std::string name, bool takes_value, std::string sentence) {
+  Option& option = add(std::move(name), std::move(sentence));
+  option.kind = takes_value ? "VALUE" : "true|false";
+  option.is_flag = !takes_value;
+  option.has_no_effect = true;
+  option.set = [](const std::string&) -> Result<void> { return {}; };
+  option.show = [] { return std::string(); };
+}
+
+Result<void> OptionTable::assign(Option& option, const std::string& value,
+                                 std::string_view source) {
+  if (Result<void> set = option.set(value); !set) {
+    return fail(set.error().code, "--{} (from the {}): {}", option.name, source,
+                set.error().detail);
+  }
+  option.source = std::string(source);
+  if (option.has_no_effect) {
+    ignored_.push_back(fmt::format("--{} has no effect: {}", option.name, option.sentence));
+  }
+  return {};
+}
+
+Result<OptionTable::Next> OptionTable::parse(int argc, const char* const* argv, std::ostream& out) {
+  for (const auto& option : options_) option->default_text = option->show();
+
+  // CLI11 gives us the words of the command line and of the file; values are judged by our table,
+  // so that all three sources get the same messages. (Its own order would let a file override the
+  // environment.)
+  CLI::App app(about_, program_);
+  app.set_help_flag("-h,--help", "Print this and exit.");
+  bool wants_version = false;
+  bool wants_options = false;
+  std::string file;
+  app.add_flag("--version", wants_version, "Print the version and exit.");
+  app.add_flag("--print-options", wants_options,
+               "Print every option with the value it has, and exit.");
+  app.add_option("--config", file, "A file of `name = value` lines (environment: PEGA_CONFIG).");
+  struct Given {
+    Option* option = nullptr;
+    CLI::Option* cli = nullptr;
+    std::vector<std::string> values;
+  };
+  std::vector<std::unique_ptr<Given>> given;
+  for (const auto& option : options_) {
+    given.push_back(std::make_unique<Given>());
+    Given& entry = *given.back();
+    entry.option = option.get();
+    std::string sentence = (option->has_no_effect ? "No effect: " : "") + option->sentence;
+    if (!option->default_text.empty()) sentence += " [" + option->default_text + "]";
+    entry.cli = app.add_option("--" + option->name, entry.values, sentence);
+    entry.cli->type_name(option->kind)->group("Options");
+    if (option->is_flag) {
+      entry.cli->expected(0, 1)->default_str("");
+    } else if (option->is_list) {
+      entry.cli->expected(1, -1)->delimiter(',');
+    } else {
+      // Given twice the last one counts; one time takes one word and not those behind it.
+      entry.cli->expected(1)->multi_option_policy(CLI::MultiOptionPolicy::TakeLast);
+      entry.cli->allow_extra_args(false);
+    }
+  }
+  app.allow_extras();
+  try {
+    app.parse(argc, argv);
+  } catch (const CLI::CallForHelp&) {
+    out << app.help();
+    return Next::kExit;
+  } catch (const CLI::ParseError& problem) {
+    return fail(Errc::kInvalidArgument, "{}; --help lists what there is", problem.what());
+  }
+  if (const auto words = app.remaining(); !words.empty()) return refuse_words(words);
+  if (wants_version) {
+    out << program_ << ' ' << kVersion << '\n';
+    return Next::kExit;
+  }
+
+  if (file.empty()) {
+    if (const char* const named = std::getenv("PEGA_CONFIG")) file = named;
+  }
+  if (!file.empty()) {
+    std::error_code ignored;
+    if (std::filesystem::is_directory(file, ignored)) {  // It would be read as an empty file.
+      return fail(Errc::kInvalidArgument, "--config {}: it is a directory", file);
+    }
+    if (::access(file.c_str(), R_OK) != 0) {
+      return fail(Errc::kInvalidArgument, "--config {}: cannot be read: {}", file,
+                  std::generic_category().message(errno));
+    }
+    std::vector<CLI::ConfigItem> items;
+    try {
+      items = CLI::ConfigBase().from_file(file);
+    } catch (const CLI::Error& problem) {
+      return fail(Errc::kInvalidArgument, "--config {}: {}", file, problem.what());
+    }
+    for (const CLI::ConfigItem& item : items) {
+      const auto found = std::find_if(options_.begin(), options_.end(), [&](const auto& option) {
+        return option->name == item.name;
+      });
+      if (found == options_.end()) {
+        return fail(Errc::kInvalidArgument,
+                    "--config {}: there is no option \"{}\"; --help lists them", file,
+                    item.fullname());
+      }
+      // Words of a value, as in `512 MiB`, come apart; items of a list are apart.
+      const std::string_view between = (**found).is_list ? "," : " ";
+      PEGA_TRY(assign(**found, join(item.inputs, between), "file " + file));
+    }
+  }
+  for (const auto& option : options_) {
+    const std::string name = environment_name(option->name);
+    if (const char* const value = std::getenv(name.c_str())) {
+      PEGA_TRY(assign(*option, value, "environment variable " + name));
+    }
+  }
+  for (const auto& entry : given) {
+    if (entry->cli->count() == 0) continue;
+    const bool bare_flag =
+        entry->option->is_flag && (entry->values.empty() || entry->values.back().empty());
+    const std::string value = bare_flag                ? "true"
+                              : entry->option->is_list ? join(entry->values)
+                                                       : entry->values.back();
+    PEGA_TRY(assign(*entry->option, value, "command line"));
+  }
+  if (wants_options) {
+    out << print_options();
+    return Next::kExit;
+  }
+  return Next::kRun;
+}
+
+std::string OptionTable::print_options() const {
+  std::string text;
+  for (const auto& option : options_) {
+    if (option->has_no_effect) continue;
+    text += fmt::format("{} = {}  # {}\n", option->name, option->show(), option->source);
+  }
+  return text;
+}
+
+std::string OptionTable::markdown() const {
+  std::string text =
+      "| option | default | bounds | environment | what for |\n|---|---|---|---|---|\n";
+  for (const auto& option : options_) {
+    const std::string shown = option->default_text.empty() ? option->show() : option->default_text;
+    text += fmt::format("| `--{}` | {} | {} | `{}` | {} |\n", option->name,
+                        shown.empty() ? "-" : "`" + shown + "`",
+                        option->has_no_effect    ? "no effect"
+                        : option->bounds.empty() ? option->kind
+                                                 : option->bounds,
+                        environment_name(option->name), option->sentence);
+  }
+  return text;
+}
+
+}  // namespace pegaflow

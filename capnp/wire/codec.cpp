@@ -1,0 +1,246 @@
+#include "capnp/wire/codec.h"
+
+#include <algorithm>
+#include <cstring>
+#include <iterator>
+#include <type_traits>
+
+namespace pegaflow {
+namespace {
+
+std::string to_std(::capnp::Text::Reader text) { return {text.begin(), text.size()}; }
+
+/// The first `limit` bytes, without a character that the limit would cut in two (UTF-8).
+std::string first_bytes(::capnp::Text::Reader text, std::size_t limit) {
+  std::size_t size = std::min<std::size_t>(text.size(), limit);
+  const auto continues = [&](std::size_t at) {
+    return (static_cast<unsigned char>(text[at]) & 0xC0) == 0x80;
+  };
+  if (size < text.size()) {
+    while (size != 0 && continues(size)) --size;
+  }
+  return {text.begin(), size};
+}
+
+/// By the number of the value.
+constexpr std::string_view kKernels[] = {"unknown", "missing", "present", "not needed"};
+constexpr std::string_view kCopyPaths[] = {"unknown", "host", "direct", "staged"};
+constexpr std::string_view kSides[] = {"scheduler", "worker"};
+constexpr std::string_view kReasons[kDeclineReasons] = {
+    "other", "configuration", "engine", "model", "weights", "device", "failure"};
+
+template <typename Enum, std::size_t kCount>
+bool is_known(Enum value, const std::string_view (&)[kCount]) {
+  return static_cast<std::size_t>(value) < kCount;
+}
+
+template <typename Enum, std::size_t kCount>
+std::string_view name_of(Enum value, const std::string_view (&names)[kCount]) {
+  return is_known(value, names) ? names[static_cast<std::size_t>(value)] : names[0];
+}
+
+}  // namespace
+
+std::uint16_t common_version(std::uint16_t minimum, std::uint16_t maximum) {
+  const std::uint16_t version = std::min(maximum, kWireMaximum);
+  return version >= std::max(minimum, kWireMinimum) ? version : std::uint16_t{0};
+}
+
+Id128 read_id(wire::Id128::Reader reader) {
+  return {.high = reader.getHigh(), .low = reader.getLow()};
+}
+
+void write_id(const Id128& id, wire::Id128::Builder builder) {
+  builder.setHigh(id.high);
+  builder.setLow(id.low);
+}
+
+Error read_error(wire::Error::Reader reader) {
+  const std::uint16_t code = reader.getCode();
+  return {.code = code < kErrcCount ? static_cast<Errc>(code) : Errc::kInternal,
+          .detail = to_std(reader.getDetail())};
+}
+
+void write_error(const Error& error, wire::Error::Builder builder) {
+  builder.setCode(static_cast<std::uint16_t>(error.code));
+  builder.setDetail(::kj::StringPtr(error.detail.c_str(), error.detail.size()));
+}
+
+void write_done(const Result<void>& result, wire::Done::Builder builder) {
+  if (result) {
+    builder.setOk();
+  } else {
+    write_error(result.error(), builder.initError());
+  }
+}
+
+Result<void> read_done(wire::Done::Reader reader) {
+  if (reader.isOk()) return {};
+  if (reader.isError()) return tl::unexpected<Error>(read_error(reader.getError()));
+  return fail(Errc::kInternal, "the server answered in words of a later version");
+}
+
+Result<std::span<const BlockKey>> read_keys(wire::Keys::Reader reader,
+                                            std::vector<BlockKey>& scratch) {
+  const std::size_t key_bytes = reader.getKeyBytes();
+  const ::capnp::Data::Reader packed = reader.getPacked();
+  if (key_bytes == 0 || key_bytes > BlockKey::kMaxBytes) {
+    return fail(Errc::kInvalidArgument, "keys of {} bytes: 1 to {} are possible", key_bytes,
+                BlockKey::kMaxBytes);
+  }
+  if (packed.size() % key_bytes != 0) {
+    return fail(Errc::kInvalidArgument, "{} bytes are no whole number of {}-byte keys",
+                packed.size(), key_bytes);
+  }
+  const std::size_t count = packed.size() / key_bytes;
+  if (count > kMaxKeysPerCall) {
+    return fail(Errc::kInvalidArgument, "{} keys in one call: {} are the limit", count,
+                kMaxKeysPerCall);
+  }
+  if (key_bytes == BlockKey::kMaxBytes) {
+    // Nothing but bytes, so an array of them is what the message holds.
+    static_assert(sizeof(BlockKey) == BlockKey::kMaxBytes && alignof(BlockKey) == 1 &&
+                  std::is_trivially_copyable_v<BlockKey>);
+    return std::span<const BlockKey>(reinterpret_cast<const BlockKey*>(packed.begin()), count);
+  }
+  if (scratch.size() < count) scratch.resize(count);
+  const ::kj::byte* from = packed.begin();
+  for (std::size_t i = 0; i < count; ++i, from += key_bytes) {
+    scratch[i].bytes.fill(std::byte{0});
+    std::memcpy(scratch[i].bytes.data(), from, key_bytes);
+  }
+  return std::span<const BlockKey>(scratch.data(), count);
+}
+
+void write_keys(std::span<const BlockKey> keys, std::size_t key_bytes,
+                wire::Keys::Builder builder) {
+  builder.setKeyBytes(static_cast<std::uint8_t>(key_bytes));
+  ::capnp::Data::Builder packed =
+      builder.initPacked(static_cast<unsigned>(keys.size() * key_bytes));
+  ::kj::byte* to = packed.begin();
+  for (const BlockKey& key : keys) {
+    std::memcpy(to, key.bytes.data(), key_bytes);
+    to += key_bytes;
+  }
+}
+
+JobId read_job(wire::JobId::Reader reader) {
+  return {.scheduler = read_id(reader.getScheduler()), .number = reader.getNumber()};
+}
+
+void write_job(const JobId& job, wire::JobId::Builder builder) {
+  write_id(job.scheduler, builder.initScheduler());
+  builder.setNumber(job.number);
+}
+
+Result<std::string> read_instance(::capnp::Text::Reader text) {
+  if (text.size() == 0 || text.size() > kMaxInstanceBytes) {
+    return fail(Errc::kInvalidArgument, "an instance's id of {} bytes: 1 to {} are possible",
+                text.size(), kMaxInstanceBytes);
+  }
+  return to_std(text);
+}
+
+Result<Registration> read_registration(wire::Registration::Reader reader) {
+  Registration registration;
+  PEGA_TRY_LET(registration.instance, read_instance(reader.getInstance()));
+  registration.rank = reader.getRank();
+  registration.ranks = reader.getRanks();
+  registration.page_bytes = reader.getPageBytes();
+  registration.block_count = reader.getBlockCount();
+  if (registration.rank >= registration.ranks) {
+    return fail(Errc::kInvalidArgument, "rank {} of {}", registration.rank, registration.ranks);
+  }
+  registration.shard = reader.getShard();
+  registration.shards = reader.getShards();
+  registration.node = reader.getNode();
+  if (registration.shard >= registration.shards || registration.shards > registration.ranks) {
+    return fail(Errc::kInvalidArgument, "shard {} of {} for {} ranks", registration.shard,
+                registration.shards, registration.ranks);
+  }
+  const auto factors = reader.getFactors();
+  if (factors.size() > kMaxFactorsOnWire) {
+    return fail(Errc::kInvalidArgument, "{} factors of a namespace: {} are the limit",
+                factors.size(), kMaxFactorsOnWire);
+  }
+  registration.factors.reserve(factors.size());
+  for (const wire::Factor::Reader factor : factors) {
+    registration.factors.emplace_back(to_std(factor.getName()), to_std(factor.getValue()));
+  }
+  return registration;
+}
+
+void write_registration(const Registration& registration, wire::Registration::Builder builder) {
+  builder.setInstance(registration.instance.c_str());
+  builder.setRank(registration.rank);
+  builder.setRanks(registration.ranks);
+  builder.setShard(registration.shard);
+  builder.setShards(registration.shards);
+  builder.setNode(registration.node);
+  builder.setPageBytes(registration.page_bytes);
+  builder.setBlockCount(registration.block_count);
+  auto factors = builder.initFactors(static_cast<unsigned>(registration.factors.size()));
+  for (unsigned i = 0; i < factors.size(); ++i) {
+    factors[i].setName(registration.factors[i].first.c_str());
+    factors[i].setValue(registration.factors[i].second.c_str());
+  }
+}
+
+EngineInfo read_engine(wire::Engine::Reader reader) {
+  EngineInfo engine{.device = first_bytes(reader.getDevice(), kMaxDeviceBytes),
+                    .loads = reader.getLoads(),
+                    .saves = reader.getSaves()};
+  if (is_known(reader.getKernels(), kKernels)) engine.kernels = reader.getKernels();
+  if (is_known(reader.getCopyPath(), kCopyPaths)) engine.copy_path = reader.getCopyPath();
+  return engine;
+}
+
+void write_engine(const EngineInfo& engine, wire::Engine::Builder builder) {
+  builder.setDevice(engine.device.c_str());
+  builder.setKernels(engine.kernels);
+  builder.setCopyPath(engine.copy_path);
+  builder.setLoads(engine.loads);
+  builder.setSaves(engine.saves);
+}
+
+std::string_view to_string(wire::Engine::Kernels kernels) noexcept {
+  return name_of(kernels, kKernels);
+}
+std::string_view to_string(wire::Engine::CopyPath path) noexcept {
+  return name_of(path, kCopyPaths);
+}
+std::string_view to_string(wire::Side side) noexcept { return name_of(side, kSides); }
+std::string_view to_string(wire::DeclineReason reason) noexcept {
+  return name_of(reason, kReasons);
+}
+
+std::optional<wire::DeclineReason> parse_decline_reason(std::string_view name) noexcept {
+  const auto* const found = std::find(std::begin(kReasons), std::end(kReasons), name);
+  if (found == std::end(kReasons)) return std::nullopt;
+  return static_cast<wire::DeclineReason>(found - std::begin(kReasons));
+}
+
+Result<Decline> read_decline(wire::Decline::Reader reader) {
+  Decline decline;
+  PEGA_TRY_LET(decline.instance, read_instance(reader.getInstance()));
+  if (!is_known(reader.getSide(), kSides)) {
+    return fail(Errc::kInvalidArgument,
+                "decline: side {} is neither the scheduler's nor a worker's",
+                static_cast<unsigned>(reader.getSide()));
+  }
+  decline.side = reader.getSide();
+  decline.rank = reader.getRank();
+  if (is_known(reader.getReason(), kReasons)) decline.reason = reader.getReason();
+  decline.detail = first_bytes(reader.getDetail(), kMaxNoticeBytes);
+  return decline;
+}
+
+void write_decline(const Decline& decline, wire::Decline::Builder builder) {
+  builder.setInstance(decline.instance.c_str());
+  builder.setSide(decline.side);
+  builder.setRank(decline.rank);
+  builder.setReason(decline.reason);
+  builder.setDetail(decline.detail.c_str());
+}
+
+}  // namespace pegaflow

@@ -1,0 +1,164 @@
+#pragma once
+/// \file
+/// Between messages of cache.capnp and the structs of base: the only place that knows both.
+///
+/// Reading checks every bound that the schema promises, so that whoever gets a struct need not.
+/// Pointers that lead out of their message throw kj::Exception, as Cap'n Proto does; it ends the
+/// call. Thread-safe: no state.
+
+#include <chrono>
+#include <cstddef>
+#include <cstdint>
+#include <optional>
+#include <span>
+#include <string>
+#include <string_view>
+#include <utility>
+#include <vector>
+
+#include "base/block_key.h"
+#include "base/error.h"
+#include "base/id128.h"
+#include "base/job_id.h"
+#include "capnp/cache.capnp.h"
+
+namespace pegaflow {
+
+/// Versions of the schema that this build speaks.
+inline constexpr std::uint16_t kWireMinimum = 1;
+inline constexpr std::uint16_t kWireMaximum = 4;
+/// The version from which on a server knows awaitJob.
+inline constexpr std::uint16_t kWireAwaitsJobs = 2;
+/// The version from which on blocks may be at other nodes, and coming from there.
+inline constexpr std::uint16_t kWireKnowsNodes = 3;
+/// The version from which on `hello` carries features.
+inline constexpr std::uint16_t kWireHasFeatures = 4;
+
+/// Features of `hello`, by bit; see the list in cache.capnp.
+inline constexpr std::uint64_t kFeatureNotices = std::uint64_t{1} << 0;  ///< describe, decline.
+/// The features that this build implements.
+inline constexpr std::uint64_t kFeatures = kFeatureNotices;
+
+/// The version that both ends of [`minimum`, `maximum`] and ours speak; 0: none.
+std::uint16_t common_version(std::uint16_t minimum, std::uint16_t maximum);
+
+/// The longest `patience` of an awaitJob.
+inline constexpr std::chrono::seconds kLongestJobWait{10};
+
+/// Of `worthMicros` of an open: however long it takes, as long as the source answers.
+inline constexpr std::uint32_t kWorthForever = 0xFFFFFFFF;
+
+inline constexpr std::size_t kMaxKeysPerCall = 8192;     ///< 128 Ki tokens in blocks of 16.
+inline constexpr std::size_t kMaxJournalEntries = 2048;  ///< That one answer looks at.
+inline constexpr std::size_t kMaxInstanceBytes = 256;    ///< Of an instance's id.
+inline constexpr std::size_t kMaxFactorsOnWire = 1024;   ///< The engine's own limit is lower.
+inline constexpr std::size_t kMaxNoticeBytes = 512;      ///< Of a decline's detail, that are kept.
+inline constexpr std::size_t kMaxDeviceBytes = 128;      ///< Of a device's name, that are kept.
+
+Id128 read_id(wire::Id128::Reader reader);
+void write_id(const Id128& id, wire::Id128::Builder builder);
+
+/// A code that this build does not know counts as kInternal.
+Error read_error(wire::Error::Reader reader);
+void write_error(const Error& error, wire::Error::Builder builder);
+
+/// Sets `ok` or `error`.
+void write_done(const Result<void>& result, wire::Done::Builder builder);
+Result<void> read_done(wire::Done::Reader reader);
+
+/// The keys: where they lie in the message if they have 32 bytes, as most have; shorter ones in
+/// `scratch`, which keeps its memory from call to call. A fresh quarter of a mebibyte would cost
+/// more than the lookup. Valid while the message is there and `scratch` does not change.
+/// Errors: kInvalidArgument for a key size out of 1 to 32, a length that is no multiple of it, or
+/// more than kMaxKeysPerCall keys.
+Result<std::span<const BlockKey>> read_keys(wire::Keys::Reader reader,
+                                            std::vector<BlockKey>& scratch);
+/// Writes the first `key_bytes` (1 to 32) of every key.
+void write_keys(std::span<const BlockKey> keys, std::size_t key_bytes, wire::Keys::Builder builder);
+/// Words that write_keys() takes, for the size hint of a request.
+constexpr std::uint64_t keys_words(std::size_t keys, std::size_t key_bytes) {
+  return 4 + (keys * key_bytes + 7) / 8;
+}
+
+JobId read_job(wire::JobId::Reader reader);
+void write_job(const JobId& job, wire::JobId::Builder builder);
+
+/// Checksums or places of pages: at most as many as keys in a call.
+/// Errors: kInvalidArgument for more.
+template <typename T>
+Result<std::vector<T>> read_numbers(typename ::capnp::List<T>::Reader reader);
+template <typename T>
+void write_numbers(std::span<const T> numbers, typename ::capnp::List<T>::Builder builder) {
+  for (unsigned i = 0; i < builder.size(); ++i) builder.set(i, numbers[i]);
+}
+
+/// What an engine's rank says of itself.
+struct Registration {
+  std::string instance{};
+  std::uint32_t rank = 0;
+  std::uint32_t ranks = 1;
+  std::uint32_t shard = 0;
+  std::uint32_t shards = 1;
+  std::int32_t node = -1;  ///< NUMA node; -1: unknown.
+  std::vector<std::pair<std::string, std::string>> factors{};
+  std::uint64_t page_bytes = 0;
+  std::uint64_t block_count = 0;
+};
+/// Errors: kInvalidArgument for an instance's id or a list of factors beyond the limits above, or
+/// a rank that is not below `ranks`, a shard that is not below `shards`, or more shards than ranks.
+Result<Registration> read_registration(wire::Registration::Reader reader);
+void write_registration(const Registration& registration, wire::Registration::Builder builder);
+
+/// What one side of an engine reports about itself, for people.
+struct EngineInfo {
+  std::string device{};  ///< Empty: unknown.
+  wire::Engine::Kernels kernels = wire::Engine::Kernels::UNKNOWN;
+  wire::Engine::CopyPath copy_path = wire::Engine::CopyPath::UNKNOWN;
+  bool loads = true;
+  bool saves = true;
+};
+/// Names longer than the limit are cut; values of a later version count as unknown.
+EngineInfo read_engine(wire::Engine::Reader reader);
+void write_engine(const EngineInfo& engine, wire::Engine::Builder builder);
+/// "unknown", "missing", "present" or "not needed".
+std::string_view to_string(wire::Engine::Kernels kernels) noexcept;
+/// "unknown", "host", "direct" or "staged".
+std::string_view to_string(wire::Engine::CopyPath path) noexcept;
+
+/// Why an engine that is configured to use the cache does not use it.
+struct Decline {
+  std::string instance{};
+  wire::Side side = wire::Side::SCHEDULER;
+  std::uint32_t rank = 0;  ///< Of a worker.
+  wire::DeclineReason reason = wire::DeclineReason::OTHER;
+  std::string detail{};
+};
+inline constexpr std::size_t kDeclineReasons = 7;
+/// A detail beyond the limit is cut between two characters; a reason of a later version counts as
+/// OTHER. Errors: those of read_instance(); kInvalidArgument for a side that does not exist.
+Result<Decline> read_decline(wire::Decline::Reader reader);
+void write_decline(const Decline& decline, wire::Decline::Builder builder);
+/// The reason as metrics and /instances name it: "other", "configuration", "engine", "model",
+/// "weights", "device" or "failure".
+std::string_view to_string(wire::DeclineReason reason) noexcept;
+/// The reason that to_string() names so; none for another text.
+std::optional<wire::DeclineReason> parse_decline_reason(std::string_view name) noexcept;
+/// "scheduler" or "worker".
+std::string_view to_string(wire::Side side) noexcept;
+
+/// Errors: kInvalidArgument for an id that is empty or longer than kMaxInstanceBytes.
+Result<std::string> read_instance(::capnp::Text::Reader text);
+
+template <typename T>
+Result<std::vector<T>> read_numbers(typename ::capnp::List<T>::Reader reader) {
+  if (reader.size() > kMaxKeysPerCall) {
+    return fail(Errc::kInvalidArgument, "{} numbers in one call: {} are the limit", reader.size(),
+                kMaxKeysPerCall);
+  }
+  std::vector<T> numbers;
+  numbers.reserve(reader.size());
+  for (const T number : reader) numbers.push_back(number);
+  return numbers;
+}
+
+}  // namespace pegaflow

@@ -1,0 +1,175 @@
+#include "capnp/wire/peer_codec.h"
+
+#include <algorithm>
+#include <chrono>
+#include <cstdint>
+#include <cstring>
+#include <string>
+
+#include "capnp/wire/codec.h"
+
+namespace pegaflow {
+namespace {
+
+constexpr std::size_t kMaxBackendBytes = 64;
+constexpr std::size_t kMaxAddressBytes = std::size_t{64} << 10;  // A worker's address a rail.
+constexpr std::size_t kMaxKeyBytes = std::size_t{64} << 10;
+constexpr unsigned kMaxRegions = 64;
+constexpr unsigned kMaxLanes = 8;
+
+std::vector<std::byte> to_bytes(::capnp::Data::Reader data) {
+  const std::span<const ::kj::byte> bytes(data.begin(), data.size());
+  const auto as_bytes = std::as_bytes(bytes);
+  return {as_bytes.begin(), as_bytes.end()};
+}
+
+}  // namespace
+
+Result<Bytes32> read_bytes32(::capnp::Data::Reader data) {
+  Bytes32 bytes;
+  if (data.size() != bytes.size()) {
+    return fail(Errc::kInvalidArgument, "{} bytes where {} are needed", data.size(), bytes.size());
+  }
+  std::memcpy(bytes.data(), data.begin(), bytes.size());
+  return bytes;
+}
+
+::capnp::Data::Reader data_of(const Bytes32& bytes) {
+  return {reinterpret_cast<const kj::byte*>(bytes.data()), bytes.size()};
+}
+
+Result<FabricDescriptor> read_fabric(wire::Fabric::Reader reader) {
+  const auto regions = reader.getRegions();
+  if (reader.getBackend().size() > kMaxBackendBytes ||
+      reader.getAddress().size() > kMaxAddressBytes || regions.size() > kMaxRegions) {
+    return fail(Errc::kInvalidArgument, "a fabric of {} regions, or with long names",
+                regions.size());
+  }
+  FabricDescriptor fabric;
+  const auto backend = reader.getBackend();
+  fabric.backend.assign(backend.begin(), backend.size());
+  fabric.incarnation = read_id(reader.getIncarnation());
+  fabric.address = to_bytes(reader.getAddress());
+  for (const wire::Fabric::Region::Reader region : regions) {
+    if (region.getKey().size() > kMaxKeyBytes) {
+      return fail(Errc::kInvalidArgument, "a region's key of {} bytes", region.getKey().size());
+    }
+    fabric.regions.push_back({.region = RegionId{region.getNumber()},
+                              .size_bytes = region.getSizeBytes(),
+                              .key = to_bytes(region.getKey())});
+  }
+  return fabric;
+}
+
+void write_fabric(const FabricDescriptor& fabric, wire::Fabric::Builder builder) {
+  const auto data = [](const std::vector<std::byte>& bytes) {
+    return ::capnp::Data::Reader(reinterpret_cast<const ::kj::byte*>(bytes.data()), bytes.size());
+  };
+  builder.setBackend(fabric.backend.c_str());
+  write_id(fabric.incarnation, builder.initIncarnation());
+  builder.setAddress(data(fabric.address));
+  auto regions = builder.initRegions(static_cast<unsigned>(fabric.regions.size()));
+  for (unsigned i = 0; i < regions.size(); ++i) {
+    regions[i].setNumber(static_cast<std::uint32_t>(fabric.regions[i].region));
+    regions[i].setSizeBytes(fabric.regions[i].size_bytes);
+    regions[i].setKey(data(fabric.regions[i].key));
+  }
+}
+
+Result<std::vector<FabricDescriptor>> read_fabrics(wire::PeerGate::EnterResults::Reader reader) {
+  const auto others = reader.getOthers();
+  if (others.size() >= kMaxLanes) return fail(Errc::kInvalidArgument, "{} lanes", others.size());
+  std::vector<FabricDescriptor> fabrics;
+  PEGA_TRY_LET(fabrics.emplace_back(), read_fabric(reader.getFabric()));
+  for (const wire::Fabric::Reader other : others) {
+    PEGA_TRY_LET(fabrics.emplace_back(), read_fabric(other));
+  }
+  for (const FabricDescriptor& fabric : fabrics) {
+    if (fabric.regions.empty()) {
+      return fail(Errc::kInvalidArgument, "a lane of {} names no region", fabric.backend);
+    }
+  }
+  return fabrics;
+}
+
+void write_fabrics(std::span<const FabricDescriptor> fabrics,
+                   wire::PeerGate::EnterResults::Builder builder) {
+  write_fabric(fabrics.front(), builder.initFabric());
+  auto others = builder.initOthers(static_cast<unsigned>(fabrics.size() - 1));
+  for (unsigned i = 0; i < others.size(); ++i) write_fabric(fabrics[i + 1], others[i]);
+}
+
+Result<Epoch> read_epoch(wire::Epoch::Reader reader) {
+  const auto latest = std::chrono::system_clock::now().time_since_epoch() + kMostEpochAhead;
+  const auto limit = std::chrono::duration_cast<std::chrono::microseconds>(latest).count();
+  if (reader.getCounter() > static_cast<std::uint64_t>(std::max<std::int64_t>(0, limit))) {
+    return fail(Errc::kInvalidArgument,
+                "an epoch with counter {}, more than a day ahead of the clock here",
+                reader.getCounter());
+  }
+  return Epoch{.counter = reader.getCounter(), .id = reader.getId()};
+}
+
+void write_epoch(const Epoch& epoch, wire::Epoch::Builder builder) {
+  builder.setCounter(epoch.counter);
+  builder.setId(epoch.id);
+}
+
+Result<KnownEpochs> read_epochs(wire::Epochs::Reader reader) {
+  const auto entries = reader.getOf();
+  if (entries.size() > KnownEpochs::kMaxSpaces) {
+    return fail(Errc::kInvalidArgument, "epochs of {} namespaces, {} are the limit", entries.size(),
+                KnownEpochs::kMaxSpaces);
+  }
+  KnownEpochs known;
+  PEGA_TRY_LET(known.floor, read_epoch(reader.getFloor()));
+  known.spaces.reserve(entries.size());
+  for (const wire::Epochs::Entry::Reader entry : entries) {
+    PEGA_TRY_LET(const Bytes32 space, read_bytes32(entry.getSpace()));
+    PEGA_TRY_LET(const Epoch epoch, read_epoch(entry.getEpoch()));
+    known.spaces.emplace_back(space, epoch);
+  }
+  return known;
+}
+
+void write_epochs(const KnownEpochs& epochs, wire::Epochs::Builder builder) {
+  auto entries = builder.initOf(static_cast<unsigned>(epochs.spaces.size()));
+  for (unsigned i = 0; i < entries.size(); ++i) {
+    const auto& [space, epoch] = epochs.spaces[i];
+    entries[i].setSpace({reinterpret_cast<const ::kj::byte*>(space.data()), space.size()});
+    write_epoch(epoch, entries[i].initEpoch());
+  }
+  write_epoch(epochs.floor, builder.initFloor());
+}
+
+Result<LeaseGrant> read_grant(wire::Peer::LeaseResults::Reader reader, std::size_t keys,
+                              std::size_t shards) {
+  if (reader.hasError()) return tl::unexpected<Error>(read_error(reader.getError()));
+  const auto pages = reader.getPages();
+  const auto checksums = reader.getChecksums();
+  if (pages.size() % shards != 0 || pages.size() > keys * shards ||
+      (checksums.size() != 0 && checksums.size() != pages.size()) ||
+      (pages.size() != 0) != (reader.getLease() != 0)) {
+    return fail(Errc::kInternal, "{} pages and {} checksums for {} blocks of {} pages",
+                pages.size(), checksums.size(), keys, shards);
+  }
+  LeaseGrant grant;
+  grant.lease = reader.getLease();
+  grant.granted = std::chrono::milliseconds(reader.getGranted());
+  grant.pages.reserve(pages.size());
+  for (const std::uint32_t page : pages) grant.pages.push_back(page);
+  grant.checksums.reserve(checksums.size());
+  for (const std::uint64_t checksum : checksums) grant.checksums.push_back(checksum);
+  return grant;
+}
+
+void write_grant(const LeaseGrant& grant, wire::Peer::LeaseResults::Builder builder) {
+  builder.setLease(grant.lease);
+  builder.setGranted(static_cast<std::uint32_t>(grant.granted.count()));
+  write_numbers<std::uint32_t>(grant.pages,
+                               builder.initPages(static_cast<unsigned>(grant.pages.size())));
+  write_numbers<std::uint64_t>(
+      grant.checksums, builder.initChecksums(static_cast<unsigned>(grant.checksums.size())));
+}
+
+}  // namespace pegaflow

@@ -1,0 +1,36 @@
+#pragma once
+/// \file
+/// Values that nodes exchange: challenges and names of 32 bytes, and epochs of resets.
+
+#include <array>
+#include <compare>
+#include <cstddef>
+#include <cstdint>
+#include <utility>
+#include <vector>
+
+namespace pegaflow {
+
+/// A challenge, a proof or a name: 32 bytes that look random to every node that did not make them.
+using Bytes32 = std::array<std::byte, 32>;
+
+/// One reset of a namespace. The newer of two is the greater one; nodes that meet take that.
+struct Epoch {
+  std::uint64_t counter = 0;  ///< Below kEnd.
+  std::uint64_t id = 0;       ///< Random: two nodes that reset at once differ.
+
+  static constexpr std::uint64_t kEnd = std::uint64_t{1} << 63;
+  [[nodiscard]] bool is_zero() const noexcept { return *this == Epoch{}; }
+  auto operator<=>(const Epoch&) const = default;
+};
+
+/// The epochs that a node knows.
+struct KnownEpochs {
+  /// The most namespaces that a node lists.
+  static constexpr std::size_t kMaxSpaces = 1024;
+
+  std::vector<std::pair<Bytes32, Epoch>> spaces;  ///< By the name among nodes.
+  Epoch floor;                                    ///< Of every namespace that is not listed.
+};
+
+}  // namespace pegaflow

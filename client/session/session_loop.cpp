@@ -1,0 +1,236 @@
+#include "client/session/session_loop.h"
+
+#include <algorithm>
+#include <cstring>
+#include <utility>
+#include <vector>
+
+#include "base/log.h"
+#include "capnp/wire/codec.h"
+
+namespace pegaflow {
+namespace {
+
+constexpr Log kLog{"session"};
+
+capnp::MessageSize size_of(std::size_t keys) {
+  return {keys_words(keys, BlockKey::kMaxBytes) + 16, 0};
+}
+
+/// A time on the wire.
+template <typename Time>
+std::uint32_t at_most_32_bits(Time time) {
+  return static_cast<std::uint32_t>(std::clamp<std::int64_t>(time.count(), 0, UINT32_MAX));
+}
+
+Result<CacheSession::Journal> read_journal(wire::Session::JournalResults::Reader answer) {
+  const auto keys = answer.getKeys();
+  const auto there = answer.getThere();
+  if (keys.size() != there.size() * BlockKey::kMaxBytes || there.size() > kMaxJournalEntries) {
+    return fail(Errc::kInternal, "{} bytes of keys for {} statements", keys.size(), there.size());
+  }
+  CacheSession::Journal journal{.space = answer.getSpace(),
+                                .position = answer.getPosition(),
+                                .lost = answer.getLost(),
+                                .more = answer.getMore(),
+                                .keys = std::vector<BlockKey>(there.size()),
+                                .there = {}};
+  for (unsigned i = 0; i < there.size(); ++i) {
+    std::memcpy(journal.keys[i].bytes.data(), keys.begin() + i * BlockKey::kMaxBytes,
+                BlockKey::kMaxBytes);
+    journal.there.push_back(there[i] != 0);
+  }
+  return journal;
+}
+
+}  // namespace
+
+SessionLoop::SessionLoop(kj::AsyncIoContext& io, const LinkOptions& options, StatusBoard& board,
+                         Mailbox<SessionCommand>& commands, QuestionTable& questions)
+    : options_(options),
+      questions_(questions),
+      commands_(commands),
+      link_(io, options, Link::Identity{.side = "scheduler"}, board, *this),
+      pump_(io.unixEventPort, commands.fd(), [this] {
+        commands_.drain([this](SessionCommand&& command) { handle(std::move(command)); });
+      }) {}
+
+kj::Promise<void> SessionLoop::run() {
+  return link_.run().exclusiveJoin(pump_.run()).exclusiveJoin(tasks_.failure());
+}
+
+kj::Promise<Result<void>> SessionLoop::begin() {
+  auto request = link_.session().attachRequest();
+  request.setInstance(options_.instance.c_str());
+  write_id(options_.scheduler, request.initScheduler());
+  return link_
+      .call(kj::mv(request), options_.connect_deadline, "attach",
+            [](auto& answer) { return read_done(answer); })
+      .then([this](Result<void>&& attached) {
+        if (attached) tasks_.add(link_.describe(DeviceReport()));
+        return kj::mv(attached);
+      });
+}
+
+void SessionLoop::handle(SessionCommand&& command) {
+  switch (command.kind) {
+    case SessionCommand::Kind::kClose:
+      return link_.close();
+    case SessionCommand::Kind::kUnclaim:
+      return unclaim(command.token);
+    case SessionCommand::Kind::kLookup:
+    case SessionCommand::Kind::kClaim:
+    case SessionCommand::Kind::kReset:
+    case SessionCommand::Kind::kJournal:
+    case SessionCommand::Kind::kAwait:
+      break;
+  }
+  if (Result<void> may = link_.may_ask(); !may) {
+    static_cast<void>(
+        questions_.answer(command.ticket, tl::unexpected<Error>(std::move(may.error()))));
+    return;
+  }
+  if (command.kind == SessionCommand::Kind::kLookup) return lookup(std::move(command));
+  if (command.kind == SessionCommand::Kind::kClaim) return claim(std::move(command));
+  if (command.kind == SessionCommand::Kind::kJournal) return journal(std::move(command));
+  if (command.kind == SessionCommand::Kind::kAwait) return await_job(std::move(command));
+  reset(std::move(command));
+}
+
+void SessionLoop::lookup(SessionCommand&& command) {
+  auto request = link_.session().lookupRequest(size_of(command.keys.size()));
+  write_keys(command.keys, BlockKey::kMaxBytes, request);
+  const std::size_t asked = command.keys.size();
+  tasks_.add(link_
+                 .call(kj::mv(request), options_.lookup_deadline, "lookup",
+                       [asked](auto& answer) -> Result<QuestionTable::Outcome> {
+                         const std::size_t here = answer.getSealed();
+                         const std::size_t elsewhere = answer.getReachable();
+                         if (here > asked || elsewhere > asked - here) {
+                           return fail(Errc::kInternal, "{} and {} of {} keys are sealed", here,
+                                       elsewhere, asked);
+                         }
+                         return QuestionTable::Outcome{
+                             {here + elsewhere, answer.getComplete(), Id128{}, elsewhere}};
+                       })
+                 .then([this, ticket = command.ticket](Result<QuestionTable::Outcome>&& outcome) {
+                   static_cast<void>(questions_.answer(ticket, std::move(outcome)));
+                 }));
+}
+
+void SessionLoop::claim(SessionCommand&& command) {
+  auto request = link_.session().claimRequest(size_of(command.keys.size()));
+  write_id(command.token, request.initToken());
+  write_keys(command.keys, BlockKey::kMaxBytes, request.initKeys());
+  request.setComputeDelayMicros(at_most_32_bits(
+      std::chrono::duration_cast<std::chrono::microseconds>(command.compute.delay)));
+  request.setComputeBlockNanos(at_most_32_bits(command.compute.per_block));
+  const std::size_t asked = command.keys.size();
+  tasks_.add(
+      link_
+          .call(kj::mv(request), options_.lookup_deadline, "claim",
+                [asked, token = command.token](auto& answer) -> Result<QuestionTable::Outcome> {
+                  if (answer.hasError()) {
+                    return tl::unexpected<Error>(read_error(answer.getError()));
+                  }
+                  const std::size_t ready = answer.getReady();
+                  const std::size_t coming = answer.getComing();
+                  if (ready > asked || coming > asked - ready) {
+                    return fail(Errc::kInternal, "{} and {} of {} keys are claimed", ready, coming,
+                                asked);
+                  }
+                  const std::size_t blocks = ready + coming;
+                  return QuestionTable::Outcome{
+                      {blocks, answer.getComplete(), blocks > 0 ? token : Id128{}, coming,
+                       std::chrono::microseconds(answer.getFirstMicros()),
+                       std::chrono::microseconds(answer.getLastMicros())}};
+                })
+          .then([this, ticket = command.ticket,
+                 token = command.token](Result<QuestionTable::Outcome>&& outcome) {
+            answer_claim(ticket, token, std::move(outcome));
+          }));
+}
+
+void SessionLoop::answer_claim(QuestionTable::Ticket ticket, const Id128& token,
+                               Result<QuestionTable::Outcome>&& outcome) {
+  // After a missed deadline the claim may still be made: the call behind it ends it.
+  const bool may_hold =
+      outcome ? outcome->answer.blocks > 0 : outcome.error().code == Errc::kTimeout;
+  const bool late = !outcome;
+  if (!questions_.answer(ticket, std::move(outcome)) || late) {
+    if (may_hold) unclaim(token);
+  }
+}
+
+void SessionLoop::reset(SessionCommand&& command) {
+  tasks_.add(link_
+                 .call(link_.session().resetCacheRequest(), command.deadline, "reset_cache",
+                       [](auto& answer) -> Result<QuestionTable::Outcome> {
+                         if (answer.hasError()) {
+                           return tl::unexpected<Error>(read_error(answer.getError()));
+                         }
+                         CacheSession::Reset reset{.generation = answer.getGeneration()};
+                         for (const auto node : answer.getUnconfirmed()) {
+                           reset.unconfirmed.emplace_back(node.cStr());
+                         }
+                         return QuestionTable::Outcome{.reset = std::move(reset)};
+                       })
+                 .then([this, ticket = command.ticket](Result<QuestionTable::Outcome>&& outcome) {
+                   static_cast<void>(questions_.answer(ticket, std::move(outcome)));
+                 }));
+}
+
+void SessionLoop::journal(SessionCommand&& command) {
+  auto request = link_.session().journalRequest();
+  request.setSpace(command.space);
+  request.setPosition(command.position);
+  tasks_.add(link_
+                 .call(kj::mv(request), options_.lookup_deadline, "journal",
+                       [](auto& answer) -> Result<QuestionTable::Outcome> {
+                         if (answer.hasError()) {
+                           return tl::unexpected<Error>(read_error(answer.getError()));
+                         }
+                         PEGA_TRY_LET(CacheSession::Journal journal, read_journal(answer));
+                         return QuestionTable::Outcome{.journal = std::move(journal)};
+                       })
+                 .then([this, ticket = command.ticket](Result<QuestionTable::Outcome>&& outcome) {
+                   static_cast<void>(questions_.answer(ticket, std::move(outcome)));
+                 }));
+}
+
+void SessionLoop::await_job(SessionCommand&& command) {
+  if (link_.version() < kWireAwaitsJobs) {
+    static_cast<void>(questions_.answer(
+        command.ticket, fail(Errc::kRefused, "the server is too old to wait for jobs")));
+    return;
+  }
+  auto request = link_.session().awaitJobRequest();
+  write_id(command.server, request.initServer());
+  write_job(command.job, request.initJob());
+  request.setPatienceMs(static_cast<std::uint32_t>(
+      std::chrono::duration_cast<std::chrono::milliseconds>(command.deadline).count()));
+  // The server keeps that deadline; beyond it, it is as slow as with any other question.
+  tasks_.add(link_
+                 .call(kj::mv(request), command.deadline + options_.lookup_deadline, "await_job",
+                       [](auto& answer) {
+                         return read_done(answer).map([] { return QuestionTable::Outcome{}; });
+                       })
+                 .then([this, ticket = command.ticket](Result<QuestionTable::Outcome>&& outcome) {
+                   static_cast<void>(questions_.answer(ticket, std::move(outcome)));
+                 }));
+}
+
+void SessionLoop::unclaim(const Id128& token) {
+  if (!link_.is_connected()) return;  // Claims end with their connection.
+  auto request = link_.session().unclaimRequest();
+  write_id(token, request.initToken());
+  tasks_.add(link_
+                 .call(kj::mv(request), options_.lookup_deadline, "unclaim",
+                       [](auto& answer) { return read_done(answer); })
+                 .then([](Result<void>&& done) {
+                   // It dies with the request's connection, or is revoked when its room is needed.
+                   if (!done) kLog.debug("unclaim failed error=\"{}\"", to_string(done.error()));
+                 }));
+}
+
+}  // namespace pegaflow

@@ -1,0 +1,140 @@
+#pragma once
+/// \file
+/// The ways on which bytes come from other nodes, as far as they are open here.
+
+#include <cstddef>
+#include <cstdint>
+#include <filesystem>
+#include <functional>
+#include <memory>
+#include <optional>
+#include <span>
+#include <string>
+#include <unordered_map>
+#include <vector>
+
+#include <kj/async.h>
+
+#include "base/clock.h"
+#include "base/error.h"
+#include "base/os/mailbox.h"
+#include "transport/fabric.h"
+
+namespace pegaflow::cluster {
+
+/// One or two fabrics over the same pool: RDMA, where there are cards for it, and sockets.
+///
+/// A node with RDMA serves sockets too, so that nodes without it, or that cannot be reached by
+/// theirs, still share its cache; only --require-rdma leaves sockets out. Which lane carries what
+/// is decided by the reader for each peer (PeerLink).
+///
+/// That both ends have cards does not say that packets pass between them. So an RDMA lane is tried
+/// before it is used: a page of it is read and compared (try_way()).
+///
+/// Thread-bound: the RPC thread; the fabrics' threads only put completions into a mailbox.
+class Lanes {
+ public:
+  /// The options about cards.
+  struct Cards {
+    std::vector<std::string> nics{};       ///< --nics; empty: every card that can be used.
+    std::vector<std::string> deny_nics{};  ///< --deny-nics.
+    bool require_rdma = false;             ///< --require-rdma.
+  };
+  /// What the options and the machine give, before anything is opened.
+  struct Plan {
+    std::vector<std::string> cards{};    ///< Of the RDMA lane, "mlx5_0:1"; empty: there is none.
+    std::vector<std::string> refused{};  ///< Cards that are not used, and why.
+    std::string why_not{};               ///< There is no RDMA lane.
+    bool requires_rdma = false;          ///< No sockets.
+    bool is_test = false;                ///< UCX over TCP; `cards` are network interfaces.
+    std::string listen{};                ///< Of sockets: IP:PORT.
+  };
+  /// Which lanes there will be. Loads UCX, so it is called before there are other threads.
+  /// `sysfs` is another place in tests.
+  /// Errors: kRefused for --require-rdma where there can be no RDMA; kInvalidArgument for options
+  /// that contradict each other.
+  static Result<Plan> plan(const Cards& options, std::string listen,
+                           const std::filesystem::path& sysfs = "/sys");
+
+  /// Opens the lanes and registers `pool`, which outlives them, with each. `batches` are under way
+  /// at most, on all lanes together. Without --require-rdma an RDMA lane that cannot be opened is
+  /// left out, and told.
+  /// Errors: those of the fabrics.
+  static Result<std::unique_ptr<Lanes>> open(Plan plan, std::span<std::byte> pool,
+                                             const Clock& clock, std::size_t batches);
+  /// Afterwards nothing touches the pool.
+  ~Lanes();
+  Lanes(const Lanes&) = delete;
+  Lanes& operator=(const Lanes&) = delete;
+
+  /// Best first. "rdma" or "tcp".
+  [[nodiscard]] std::size_t count() const noexcept { return lanes_.size(); }
+  [[nodiscard]] const std::string& name(std::size_t lane) const { return lanes_.at(lane).name; }
+  [[nodiscard]] Fabric& fabric(std::size_t lane) const { return *lanes_.at(lane).fabric; }
+  [[nodiscard]] RegionId pool(std::size_t lane) const { return lanes_.at(lane).pool; }
+  [[nodiscard]] const Plan& plan() const noexcept { return plan_; }
+  /// Whether the link of one of the lane's cards is up, as far as the kernel says.
+  [[nodiscard]] bool is_link_up(std::size_t lane) const;
+
+  /// Lends the pool on every lane. Errors: those of Fabric::lend().
+  [[nodiscard]] Result<void> lend(TimePoint until);
+
+  /// What peers are told, sockets first. The pool is the first region of each.
+  [[nodiscard]] std::vector<FabricDescriptor> describe() const;
+  /// Which of `theirs` is for this lane; none where they have it not.
+  [[nodiscard]] const FabricDescriptor* description_for(
+      std::size_t lane, const std::vector<FabricDescriptor>& theirs) const;
+
+  /// Whether a way on this lane is used only after try_way().
+  [[nodiscard]] bool needs_trial(std::size_t lane) const {
+    return lanes_.at(lane).trial.has_value();
+  }
+  /// Reads the trial page of `peer`, which `described` itself, and compares it. Answers within
+  /// `patience`.
+  /// Errors: why it did not come, by the words of the fabric; kCorrupt for other bytes; kBusy when
+  /// too many are tried at once.
+  kj::Promise<Result<void>> try_way(std::size_t lane, Fabric::PeerId peer,
+                                    const FabricDescriptor& described, Duration patience);
+
+  /// Of batches: read them, in a turn of the loop, when the mailbox has something.
+  [[nodiscard]] Mailbox<Fabric::Completion>& completions() noexcept { return completions_; }
+  /// Hands on all that are not of trials.
+  void read_completions(const std::function<void(const Fabric::Completion&)>& use);
+
+  /// Tickets of batches are the caller's, below this.
+  static constexpr std::uint64_t kFirstTrialTicket = std::uint64_t{1} << 63;
+
+ private:
+  struct Lane {
+    std::string name;
+    std::string backend;
+    std::unique_ptr<std::byte[]> trial_memory;  ///< Our page, then one for each trial.
+    std::unique_ptr<Fabric> fabric;
+    RegionId pool{};
+    std::optional<RegionId> trial;
+  };
+  struct Trial {
+    std::size_t lane = 0;
+    std::size_t place = 0;  ///< Where its bytes go, in trial_memory.
+    std::vector<std::byte> expected;
+    kj::Own<kj::PromiseFulfiller<Result<void>>> caller;
+    bool is_answered = false;
+  };
+
+  Lanes(Plan plan, std::size_t batches);
+  Result<void> add_sockets(std::span<std::byte> pool, const Clock& clock);
+  Result<void> add_rdma(std::span<std::byte> pool, const Clock& clock);
+  Result<void> add_trial(Lane& lane);
+  [[nodiscard]] Fabric::CompletionSink sink();
+  void completed_trial(const Fabric::Completion& completion);
+
+  Plan plan_;
+  const Clock* clock_ = nullptr;
+  Mailbox<Fabric::Completion> completions_;
+  std::vector<Lane> lanes_;
+  std::uint64_t last_trial_ = kFirstTrialTicket;
+  std::unordered_map<std::uint64_t, Trial> trials_;  ///< By ticket, not settled.
+  std::vector<std::size_t> free_places_;
+};
+
+}  // namespace pegaflow::cluster

@@ -1,0 +1,60 @@
+#include "cluster/lender.h"
+
+#include <algorithm>
+#include <memory>
+#include <utility>
+
+#include <kj/vector.h>
+
+namespace pegaflow::cluster {
+
+bool Lenders::has_ready() const {
+  return std::any_of(lenders_.begin(), lenders_.end(),
+                     [](const Lender* lender) { return lender->is_ready(); });
+}
+
+/// Asks one peer, first for a few keys: a peer that lacks one of them does not receive the rest.
+/// `rest` holds a copy of the others, if there are any.
+kj::Promise<Lenders::Owner> Lenders::ask(Lender& lender, const Bytes32& space,
+                                         std::span<const BlockKey> first,
+                                         const std::shared_ptr<const Rest>& rest) {
+  const std::uint64_t life = lender.life();
+  return lender.locate(space, first)
+      .then([&lender, life, asked = first.size(),
+             rest](Result<std::size_t>&& blocks) -> kj::Promise<Owner> {
+        // Who does not answer has nothing.
+        Owner owner{.peer = &lender, .life = life, .blocks = blocks ? *blocks : 0};
+        const bool may_have_more = rest != nullptr && owner.blocks == asked;
+        if (!may_have_more || !lender.is_ready() || lender.life() != life) return owner;
+        return lender.locate(rest->space, rest->keys)
+            .then([owner](Result<std::size_t>&& more) mutable {
+              owner.blocks += more ? *more : 0;
+              return owner;
+            });
+      });
+}
+
+kj::Promise<std::vector<Lenders::Owner>> Lenders::owners(const Bytes32& space,
+                                                         std::span<const BlockKey> keys) {
+  const auto first = keys.first(std::min(keys.size(), kFirstKeys));
+  std::shared_ptr<const Rest> rest;
+  if (first.size() != keys.size()) {
+    rest = std::make_shared<const Rest>(
+        Rest{.space = space, .keys = {keys.begin() + kFirstKeys, keys.end()}});
+  }
+  kj::Vector<kj::Promise<Owner>> asked;
+  for (Lender* const lender : lenders_) {
+    if (lender->is_ready()) asked.add(ask(*lender, space, first, rest));
+  }
+  return kj::joinPromises(asked.releaseAsArray()).then([](kj::Array<Owner>&& answers) {
+    std::vector<Owner> owners;
+    for (const Owner& owner : answers) {
+      if (owner.blocks != 0) owners.push_back(owner);
+    }
+    std::stable_sort(owners.begin(), owners.end(),
+                     [](const Owner& a, const Owner& b) { return a.blocks > b.blocks; });
+    return owners;
+  });
+}
+
+}  // namespace pegaflow::cluster

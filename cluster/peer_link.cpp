@@ -1,0 +1,479 @@
+#include "cluster/peer_link.h"
+
+#include <algorithm>
+#include <optional>
+#include <utility>
+#include <vector>
+
+#include "base/log.h"
+#include "base/units.h"
+#include "capnp/wire/codec.h"
+#include "capnp/wire/kj_time.h"
+#include "capnp/wire/rpc_error.h"
+#include "cluster/peer_link_impl.h"
+#include "cluster/peer_socket.h"
+
+namespace pegaflow::cluster {
+namespace {
+
+constexpr Log kLog{"peers"};
+
+/// The longest time until a change of epochs that no reset has sent to the peer is sent to it.
+constexpr std::chrono::milliseconds kWatchPatience{1000};
+
+void prepare(kj::AsyncIoStream& stream) {
+  prepare_peer_socket([&stream](int level, int option, int value) {
+    stream.setsockopt(level, option, &value, sizeof value);
+  });
+}
+
+}  // namespace
+
+std::string_view to_string(PeerLink::State state) noexcept {
+  switch (state) {
+    case PeerLink::State::kConnecting:
+      return "connecting";
+    case PeerLink::State::kReady:
+      return "ready";
+    case PeerLink::State::kRefused:
+      return "refused";
+    case PeerLink::State::kSelf:
+      return "self";
+  }
+  return "connecting";
+}
+
+/// The parts of one connection; destroyed from the last to the first.
+PeerLink::PeerLink(kj::AsyncIoContext& io, const OwnNode& own, Epochs& epochs, Options options,
+                   Lanes& lanes, std::function<void()> changed)
+    : io_(io),
+      own_(own),
+      epochs_(epochs),
+      options_(std::move(options)),
+      lanes_(lanes),
+      changed_(std::move(changed)),
+      pause_(options_.first_pause) {}
+
+PeerLink::~PeerLink() noexcept(false) = default;
+
+kj::Promise<void> PeerLink::run() {
+  return attempt().then([this](Result<void>&& outcome) { return finish(outcome); }).then([this]() {
+    return run();
+  });
+}
+
+kj::Promise<Result<void>> PeerLink::attempt() {
+  kj::Timer& timer = io_.provider->getTimer();
+  kj::Promise<Result<void>> greeted =
+      io_.provider->getNetwork()
+          .parseAddress(options_.address.c_str())
+          .then([](kj::Own<kj::NetworkAddress>&& address) {
+            auto connecting = address->connect();
+            return connecting.attach(kj::mv(address));
+          })
+          .then([this](kj::Own<kj::AsyncIoStream>&& stream) {
+            prepare(*stream);
+            connection_ = std::make_unique<Connection>(kj::mv(stream));
+            return greet();
+          })
+          .catch_([this](kj::Exception&& exception) {
+            return Result<void>(tl::unexpected<Error>(failed(exception)));
+          });
+  return greeted
+      .exclusiveJoin(timer.afterDelay(to_kj(options_.greet_deadline)).then([this]() {
+        return Result<void>(fail(Errc::kTimeout, "no greeting within {}",
+                                 format_duration(options_.greet_deadline)));
+      }))
+      .then([this](Result<void>&& outcome) -> kj::Promise<Result<void>> {
+        if (!outcome) return kj::mv(outcome);
+        return find_way();
+      })
+      .then([this](Result<void>&& outcome) -> kj::Promise<Result<void>> {
+        if (!outcome) return kj::mv(outcome);
+        return serve();
+      });
+}
+
+kj::Promise<Result<void>> PeerLink::greet() {
+  auto request = connection_->gate().greetRequest();
+  request.setMinimum(kPeerWireMinimum);
+  request.setMaximum(options_.maximum_version);
+  request.setFeatures(kPeerFeatures);
+  write_id(own_.node, request.initNode());
+  request.setBuild(own_.build.c_str());
+  const Bytes32 challenge = random_bytes32();
+  request.setChallenge(data_of(challenge));
+  request.setListen(own_.listen.c_str());
+  request.setDialed(options_.address.c_str());
+  return request.send().then([this,
+                              challenge](capnp::Response<wire::PeerGate::GreetResults>&& answer)
+                                 -> kj::Promise<Result<void>> {
+    const auto build = answer.getBuild();
+    stats_.build.assign(build.begin(), std::min<std::size_t>(build.size(), 256));
+    if (answer.getVersion() == 0) {
+      Error why = read_error(answer.getRefused());
+      if (answer.getMaximum() < kPeerWireMinimum || answer.getMinimum() > kPeerWireMaximum) {
+        why.code = Errc::kRefused;
+      }
+      return Result<void>(tl::unexpected<Error>(std::move(why)));
+    }
+    if (answer.getVersion() < kPeerWireMinimum || answer.getVersion() > options_.maximum_version) {
+      return Result<void>(fail(Errc::kRefused, "it chose version {} of {} to {}",
+                               answer.getVersion(), kPeerWireMinimum, options_.maximum_version));
+    }
+    PeerSecret::Greeting greeting{
+        .dialer = own_.node, .answerer = read_id(answer.getNode()), .dialer_challenge = challenge};
+    auto theirs = read_bytes32(answer.getChallenge());
+    if (!theirs) return Result<void>(tl::unexpected<Error>(std::move(theirs.error())));
+    greeting.answerer_challenge = *theirs;
+    stats_.version = answer.getVersion();
+    connection_->features = answer.getFeatures();
+    const auto proof = answer.getProof();
+    // Before this side proves anything to one that does not know the secret. With two secrets
+    // the answer takes the one that the answerer has proved to know.
+    const PeerSecret* const shared =
+        own_.secrets.find(PeerSecret::Side::kAnswerer, greeting,
+                          std::as_bytes(std::span<const kj::byte>(proof.begin(), proof.size())));
+    if (shared == nullptr) {
+      return Result<void>(fail(Errc::kRefused, "it has another --peer-secret-file"));
+    }
+    if (greeting.answerer == own_.node) {
+      found_self_ = true;
+      return Result<void>(fail(Errc::kCancelled, "it is this node"));
+    }
+    stats_.node = greeting.answerer;
+    return enter(greeting, *shared);
+  });
+}
+
+kj::Promise<Result<void>> PeerLink::enter(const PeerSecret::Greeting& greeting,
+                                          const PeerSecret& secret) {
+  auto request = connection_->gate().enterRequest();
+  const Bytes32 proof = secret.prove(PeerSecret::Side::kDialer, greeting);
+  request.setProof(data_of(proof));
+  return request.send().then(
+      [this](capnp::Response<wire::PeerGate::EnterResults>&& answer) -> kj::Promise<Result<void>> {
+        if (!answer.hasPeer()) {
+          return Result<void>(tl::unexpected<Error>(read_error(answer.getRefused())));
+        }
+        auto described = read_fabrics(answer);
+        if (!described) return Result<void>(tl::unexpected<Error>(std::move(described.error())));
+        connection_->described = std::move(*described);
+        connection_->peer = answer.getPeer();
+        if (!knows_epochs()) return Result<void>();
+        return exchange_epochs();
+      });
+}
+
+/// Before the link is ready: a node that has lost its epochs receives them before it reads, and a
+/// node that missed a reset receives it before others read from it.
+kj::Promise<Result<void>> PeerLink::exchange_epochs() {
+  auto request = connection_->peer->exchangeRequest();
+  write_epochs(epochs_.known(), request);
+  connection_->sent = epochs_.changes();
+  return request.send().then([this](capnp::Response<wire::Epochs>&& answer) -> Result<void> {
+    PEGA_TRY_LET(const KnownEpochs known, read_epochs(answer));
+    learn(known);
+    if ((connection_->features & kPeerWatches) != 0) connection_->calls.add(watch_epochs());
+    return {};
+  });
+}
+
+/// Sends the changes that were made during the greeting, when a reset could not be sent by this
+/// link.
+void PeerLink::send_epochs() {
+  if (!knows_epochs() || connection_->sent == epochs_.changes()) return;
+  auto request = connection_->peer->exchangeRequest();
+  write_epochs(epochs_.known(), request);
+  connection_->sent = epochs_.changes();
+  connection_->calls.add(kj::Promise<capnp::Response<wire::Epochs>>(request.send())
+                             .then(
+                                 [this](capnp::Response<wire::Epochs>&& answer) {
+                                   if (const auto known = read_epochs(answer)) learn(*known);
+                                 },
+                                 [this](kj::Exception&& exception) { failed(exception); }));
+}
+
+/// Epochs that the peer has sent are not sent back to it.
+void PeerLink::learn(const KnownEpochs& known) {
+  const bool has_sent_all = connection_->sent == epochs_.changes();
+  epochs_.learn(known);
+  if (has_sent_all) connection_->sent = epochs_.changes();
+}
+
+/// Runs while the connection is open: receives a reset at the peer at once, and sends a reset that
+/// this node received elsewhere within kWatchPatience. Other requests detect a peer that does not
+/// answer.
+kj::Promise<void> PeerLink::watch_epochs() {
+  auto request = connection_->peer->watchRequest();
+  request.setSeen(connection_->seen);
+  request.setMilliseconds(static_cast<std::uint32_t>(kWatchPatience.count()));
+  if (const std::uint64_t changes = epochs_.changes(); connection_->sent != changes) {
+    connection_->sent = changes;
+    write_epochs(epochs_.known(), request.initEpochs());
+  }
+  const TimePoint asked = clock_.now();
+  return request.send()
+      .then([this, asked](capnp::Response<wire::Peer::WatchResults>&& answer) -> Result<Duration> {
+        if (answer.hasEpochs()) {
+          PEGA_TRY_LET(const KnownEpochs known, read_epochs(answer.getEpochs()));
+          learn(known);
+        }
+        const std::uint64_t before = std::exchange(connection_->seen, answer.getChanges());
+        const bool is_news = before != connection_->seen;
+        const bool waited = clock_.now() - asked >= kWatchPatience / 2;
+        return is_news || waited ? Duration::zero() : Duration(kWatchPatience);
+      })
+      .catch_([this](kj::Exception&& exception) {
+        return Result<Duration>(tl::unexpected<Error>(failed(exception)));
+      })
+      .then([this](Result<Duration>&& pause) -> kj::Promise<void> {
+        if (!pause) {
+          kLog.debug("no news of epochs from a peer peer={} error=\"{}\"", options_.address,
+                     to_string(pause.error()));
+          return kj::READY_NOW;
+        }
+        if (*pause == Duration::zero()) return watch_epochs();
+        return io_.provider->getTimer().afterDelay(to_kj(*pause)).then([this]() {
+          return watch_epochs();
+        });
+      });
+}
+
+// ---- how the bytes come
+
+kj::Promise<Result<void>> PeerLink::find_way() {
+  std::vector<std::size_t> common;
+  for (std::size_t lane = 0; lane < lanes_.count(); ++lane) {
+    if (lanes_.description_for(lane, connection_->described) != nullptr) common.push_back(lane);
+  }
+  stats_.lane_why.clear();
+  trial_pause_ = options_.first_trial_pause;
+  if (common.empty()) {
+    std::string theirs;
+    for (const FabricDescriptor& one : connection_->described) theirs += " " + one.backend;
+    return Result<void>(fail(Errc::kRefused, "no lane in common: this node has {} alone, it has{}",
+                             lanes_.name(0), theirs));
+  }
+  connection_->best_lane = common.front();
+  if (kept_ && kept_->node == stats_.node) {
+    // The same process, that this side took for lost: batches may still read by these ways.
+    const Kept kept = *std::exchange(kept_, std::nullopt);
+    connection_->ways = {kept.way};
+    if (kept.last_resort && *kept.last_resort != kept.way) {
+      connection_->ways.push_back(*kept.last_resort);
+    }
+    connection_->last_resort = kept.last_resort;
+    use(kept.way);
+    return Result<void>();
+  }
+  forget_kept();
+  if (lanes_.needs_trial(common.back())) return try_lane(common.back());
+  auto way = connect(common.back());
+  if (!way) return Result<void>(tl::unexpected<Error>(std::move(way.error())));
+  connection_->last_resort = *way;
+  use(*way);
+  return Result<void>();
+}
+
+Result<PeerLink::Way> PeerLink::connect(std::size_t lane) {
+  const FabricDescriptor& theirs = *lanes_.description_for(lane, connection_->described);
+  PEGA_TRY_LET(const Fabric::PeerId peer, lanes_.fabric(lane).connect(theirs));
+  const Way way{.lane = lane, .peer = peer, .pool = theirs.regions.front().region};
+  connection_->ways.push_back(way);
+  return way;
+}
+
+void PeerLink::forget_kept() {
+  if (!kept_) return;
+  const Kept kept = *std::exchange(kept_, std::nullopt);
+  disconnect(kept.way);
+  if (kept.last_resort && *kept.last_resort != kept.way) disconnect(*kept.last_resort);
+}
+
+void PeerLink::disconnect(const Way& way) {
+  if (connection_ != nullptr) std::erase(connection_->ways, way);
+  // A full queue of the fabric ends with the fabric's next turn.
+  if (const auto done = lanes_.fabric(way.lane).disconnect(way.peer); !done) {
+    kLog.warn("a lost peer still counts on the lane peer={} error=\"{}\"", options_.address,
+              to_string(done.error()));
+  }
+}
+
+void PeerLink::use(const Way& way) {
+  way_ = way;
+  stats_.lane = lanes_.name(way.lane);
+}
+
+kj::Promise<Result<void>> PeerLink::try_lane(std::size_t lane) {
+  if (!lanes_.is_link_up(lane)) {
+    return Result<void>(fail(Errc::kBusy, "the link of our card is down"));
+  }
+  auto way = connect(lane);
+  if (!way) return Result<void>(tl::unexpected<Error>(std::move(way.error())));
+  return lanes_
+      .try_way(lane, way->peer, *lanes_.description_for(lane, connection_->described),
+               options_.trial_deadline)
+      .then([this, way = *way](Result<void>&& tried) {
+        if (tried) {
+          stats_.lane_why.clear();
+          use(way);
+        } else {
+          ++stats_.lane_failures;
+          disconnect(way);
+        }
+        return kj::mv(tried);
+      });
+}
+
+Duration PeerLink::next_trial_pause() {
+  return std::exchange(trial_pause_, std::min(2 * trial_pause_, options_.longest_trial_pause));
+}
+
+kj::Promise<void> PeerLink::improve(Duration pause) {
+  return io_.provider->getTimer()
+      .afterDelay(to_kj(pause))
+      .then([this]() { return try_lane(connection_->best_lane); })
+      .then([this](Result<void>&& tried) -> kj::Promise<void> {
+        if (tried) {
+          kLog.info("peer is read over a better lane peer={} lane={}", options_.address,
+                    stats_.lane);
+          changed_();
+          return kj::READY_NOW;
+        }
+        const Error& why = tried.error();
+        if (stats_.lane_why != why.detail) {
+          stats_.lane_why = why.detail;
+          kLog.warn("peer is read over a lesser lane peer={} lane={} better={} reason=\"{}\"",
+                    options_.address, stats_.lane, lanes_.name(connection_->best_lane),
+                    to_string(why));
+          changed_();
+        }
+        // Other versions of the library: that does not change in this life of the peer.
+        if (why.code == Errc::kRefused) return kj::READY_NOW;
+        // Looked at often: it costs next to nothing, unlike a trial.
+        return improve(why.code == Errc::kBusy ? options_.first_trial_pause : next_trial_pause());
+      });
+}
+
+void PeerLink::way_lost(std::uint64_t life, const Way& way, const std::string& why) {
+  if (!can_release(life)) return;
+  if (!is_ready()) {
+    if (kept_ && (kept_->way == way || kept_->last_resort == way)) forget_kept();
+    return;
+  }
+  // Batches of one that is broken fail one after the other.
+  if (way != way_) return;
+  if (!connection_->last_resort || *connection_->last_resort == way) return lost(life, why);
+  disconnect(way);
+  use(*connection_->last_resort);
+  ++stats_.lane_falls;
+  stats_.lane_why = why;
+  kLog.warn("a lane to a peer broke, another goes on peer={} broken={} lane={} reason=\"{}\"",
+            options_.address, lanes_.name(way.lane), stats_.lane, why);
+  changed_();
+  connection_->calls.add(improve(next_trial_pause()));
+}
+
+kj::Promise<Result<void>> PeerLink::serve() {
+  ++stats_.greetings;
+  pause_ = options_.first_pause;
+  if (std::exchange(ready_node_, stats_.node) != stats_.node) {
+    node_since_ = stats_.greetings;
+    unreleased_.clear();
+  }
+  say(State::kReady, "");
+  for (const std::uint64_t lease : std::exchange(unreleased_, {})) release(lease);
+  send_epochs();
+  if (way_.lane != connection_->best_lane) connection_->calls.add(improve(Duration::zero()));
+  return connection_->over.addBranch().then([this]() -> Result<void> {
+    ++stats_.losses;
+    if (!connection_->why_dropped.empty()) {
+      return fail(Errc::kPeerLost, "{}", connection_->why_dropped);
+    }
+    return fail(Errc::kPeerLost, "it closed the connection");
+  });
+}
+
+kj::Promise<void> PeerLink::finish(const Result<void>& outcome) {
+  const bool was_ready = is_ready();
+  if (connection_ != nullptr) {
+    const bool keeps = was_ready && connection_->keeps_ways;
+    if (keeps) kept_ = {ready_node_, way_, connection_->last_resort};
+    // A connection that breaks may take with it what it had delivered.
+    for (const std::uint64_t lease : connection_->releasing) {
+      release_later(lease);
+    }
+    for (const Way& way : std::vector<Way>(connection_->ways)) {
+      if (!keeps || (way != kept_->way && kept_->last_resort != way)) disconnect(way);
+    }
+  }
+  connection_ = nullptr;
+  stats_.lane.clear();
+  const Error& why = outcome.error();
+  if (std::exchange(found_self_, false)) {
+    say(State::kSelf, "");
+    pause_ = options_.first_pause;
+    return io_.provider->getTimer().afterDelay(to_kj(options_.longest_pause));
+  }
+  const bool is_refused = why.code == Errc::kRefused;
+  if (!was_ready) ++stats_.failures;
+  if (is_refused) ++stats_.refusals;
+  say(is_refused ? State::kRefused : State::kConnecting, why.detail);
+  const Duration pause = is_refused ? options_.longest_pause : pause_;
+  pause_ = std::min(2 * pause_, options_.longest_pause);
+  return io_.provider->getTimer().afterDelay(to_kj(pause));
+}
+
+void PeerLink::say(State state, std::string why) {
+  const bool is_news = stats_.state != state || stats_.why != why;
+  const bool was_ready = stats_.state == State::kReady;
+  stats_.state = state;
+  stats_.why = std::move(why);
+  if (!is_news) return;
+  switch (state) {
+    case State::kReady:
+      kLog.info("peer ready peer={} lane={} build=\"{}\"", options_.address, stats_.lane,
+                stats_.build);
+      break;
+    case State::kRefused:
+      kLog.error(
+          "peer refused, a person has to change something peer={} build=\"{}\" reason=\"{}\"",
+          options_.address, stats_.build, stats_.why);
+      break;
+    case State::kSelf:
+      kLog.info("this node is in its own list of peers peer={}", options_.address);
+      break;
+    case State::kConnecting:
+      kLog.warn("{}, dialed again peer={} reason=\"{}\"",
+                was_ready ? "peer lost" : "peer not there", options_.address, stats_.why);
+      break;
+  }
+  changed_();
+}
+
+Error PeerLink::failed(const kj::Exception& exception) {
+  Error error = error_from(exception);
+  // Whatever it did to our call, it is the peer's doing and ends this life of it.
+  error.code = Errc::kPeerLost;
+  return error;
+}
+
+/// The peer does not answer, and may live. Its lanes see for themselves.
+void PeerLink::drop(const std::string& why) {
+  if (connection_->why_dropped.empty()) {
+    connection_->why_dropped = why;
+    connection_->keeps_ways = true;
+  }
+  connection_->dropped.fulfiller->fulfill();
+}
+
+void PeerLink::lost(std::uint64_t life, const std::string& why) {
+  if (!can_release(life)) return;
+  if (!is_ready()) return forget_kept();
+  connection_->keeps_ways = false;
+  if (connection_->why_dropped.empty()) connection_->why_dropped = why;
+  connection_->dropped.fulfiller->fulfill();
+}
+
+}  // namespace pegaflow::cluster

@@ -1,0 +1,212 @@
+#pragma once
+/// \file
+/// The way to one other node: dialed, greeted, and dialed again.
+
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <optional>
+#include <span>
+#include <string>
+#include <vector>
+
+#include <kj/async-io.h>
+
+#include "base/block_key.h"
+#include "base/clock.h"
+#include "base/error.h"
+#include "base/id128.h"
+#include "base/job_id.h"
+#include "capnp/wire/peer_codec.h"
+#include "cluster/lanes.h"
+#include "cluster/lender.h"
+#include "cluster/open_questions.h"
+#include "cluster/peer_proof.h"
+#include "transport/fabric.h"
+
+namespace pegaflow::cluster {
+
+/// What this node reports about itself to every node that it dials, and that dials it.
+struct OwnNode {
+  Id128 node;            ///< Our incarnation, the same as clients receive.
+  std::string build;     ///< Program and version, for logs.
+  PeerSecrets secrets;   ///< Change when the file does.
+  std::string listen{};  ///< HOST:PORT of our --peer-listen; empty: there is none.
+};
+
+/// Keeps one configured address connected and asks it questions.
+///
+/// A link is *ready* from the moment that both sides have authenticated and the fabric has the
+/// description of the peer's present life, until the control connection or the lane is lost. Then
+/// the address is dialed again, after a pause that doubles while it fails. Requests of one life are
+/// never carried to the next: see life().
+///
+/// A peer that misses a deadline receives no further requests until it answers, so that a peer that
+/// hangs costs one round of requests. It is lost after three deadlines of silence, at least
+/// `least_silence`: longer than a retransmission of TCP or a moment without a processor. Its lanes
+/// stay open then. They detect a lost peer by themselves, and stay in use in the next life if the
+/// same process answers the next greeting; leases are released in the next life as well.
+///
+/// The bytes come on a lane that both ends have open. Where they have sockets and RDMA, the link is
+/// ready with sockets, tries RDMA beside that, and changes to it for what is leased from then on.
+/// When RDMA breaks it goes back to sockets, and tries again after a pause that doubles. Where RDMA
+/// is the only lane, as under --require-rdma, a link is ready once RDMA works.
+///
+/// A node that dials its own address detects it and sends no requests, so every node can use the
+/// same list of addresses. It still dials the address again, since the name may later belong to
+/// another node. Thread-bound: the RPC thread.
+class PeerLink final : public Lender {
+ public:
+  struct Options {
+    std::string address;  ///< HOST:PORT of its --peer-listen.
+    Duration greet_deadline = std::chrono::seconds(1);
+    Duration call_deadline = std::chrono::milliseconds(15);
+    Duration first_pause = std::chrono::milliseconds(100);
+    Duration longest_pause = std::chrono::seconds(5);
+    Duration trial_deadline = std::chrono::seconds(6);  ///< Of a lane: connected, and a page read.
+    Duration first_trial_pause = std::chrono::seconds(1);  ///< After a lane broke.
+    Duration longest_trial_pause = std::chrono::minutes(1);
+    Duration least_silence = std::chrono::milliseconds(500);
+    std::uint16_t maximum_version = kPeerWireMaximum;  ///< Lower in tests of older nodes.
+  };
+  enum class State : std::uint8_t {
+    kConnecting,  ///< Not there now; tried again.
+    kReady,
+    kRefused,  ///< Another version, secret or backend: a person has to change something. Tried
+               ///< again.
+    kSelf,     ///< The address leads to us now. Tried again.
+  };
+  struct Stats {
+    State state = State::kConnecting;
+    std::string why;    ///< It is not ready.
+    std::string build;  ///< Of the peer, once greeted.
+    // Of a ready peer.
+    Id128 node{};               ///< Its incarnation.
+    std::uint16_t version = 0;  ///< Of peer.capnp, that both speak.
+    std::uint64_t greetings = 0;
+    std::uint64_t failures = 0;       ///< Attempts that did not come to a greeting.
+    std::uint64_t refusals = 0;       ///< Of them.
+    std::uint64_t losses = 0;         ///< Of a ready peer.
+    std::uint64_t late = 0;           ///< Questions without an answer in time.
+    std::uint64_t withheld = 0;       ///< Questions not sent, for the peer owed answers.
+    std::string lane;                 ///< On which bytes come; of a link that is ready.
+    std::string lane_why;             ///< A better one, which both have, is not used.
+    std::uint64_t lane_failures = 0;  ///< Trials of a better lane that failed.
+    std::uint64_t lane_falls = 0;     ///< Times that the better one broke, and sockets went on.
+  };
+
+  /// All outlive it. `changed` is called when the state has.
+  PeerLink(kj::AsyncIoContext& io, const OwnNode& own, Epochs& epochs, Options options,
+           Lanes& lanes, std::function<void()> changed);
+  ~PeerLink() noexcept(false) override;
+  PeerLink(const PeerLink&) = delete;
+  PeerLink& operator=(const PeerLink&) = delete;
+
+  /// Dials for as long as the link lives. Call it once.
+  kj::Promise<void> run();
+
+  [[nodiscard]] bool is_ready() const noexcept override { return stats_.state == State::kReady; }
+  /// Of the greeting that is in force: another number is another life of the peer or of our way to
+  /// it.
+  [[nodiscard]] std::uint64_t life() const noexcept override { return stats_.greetings; }
+  [[nodiscard]] const std::string& address() const noexcept override { return options_.address; }
+  [[nodiscard]] bool is_this_node() const noexcept override { return stats_.state == State::kSelf; }
+  /// Whether the first attempt to reach it is over, with a greeting or without.
+  [[nodiscard]] bool was_tried() const noexcept {
+    return is_ready() || is_this_node() || stats_.greetings + stats_.failures != 0;
+  }
+  [[nodiscard]] const Stats& stats() const noexcept { return stats_; }
+  [[nodiscard]] const Way& way() const override { return way_; }
+
+  /// How many of `keys`, from the first on, the peer has. Errors: kPeerLost when it is not ready or
+  /// ends, kTimeout, kBusy while it owes answers, and kInternal for nonsense, which also ends the
+  /// connection.
+  kj::Promise<Result<std::size_t>> locate(const Bytes32& space,
+                                          std::span<const BlockKey> keys) override;
+  kj::Promise<Result<LeaseGrant>> lease(const Bytes32& space, std::span<const BlockKey> keys,
+                                        std::size_t shards,
+                                        std::chrono::milliseconds time) override;
+  [[nodiscard]] bool can_release(std::uint64_t life) const noexcept override {
+    return life != 0 && life >= node_since_;
+  }
+  kj::Promise<Result<bool>> confirm(std::uint64_t lease, Duration patience) override;
+  kj::Promise<Result<Epoch>> reset(const Bytes32& space, const Epoch& epoch,
+                                   Duration patience) override;
+  /// While the link is not ready it is kept for the next greeting of the same process.
+  void release(std::uint64_t lease) override;
+  void lost(std::uint64_t life, const std::string& why) override;
+  void way_lost(std::uint64_t life, const Way& way, const std::string& why) override;
+
+  /// Waits until that job of an engine there, and its scheduler's jobs before it, are over. The
+  /// request asks the peer to answer one call's deadline before the end of `patience`, but not
+  /// before three quarters of it; a peer that takes a call's deadline longer is late. Errors: as
+  /// locate(), and those of JobWaits::wait(); kRefused when the peer is too old; kBusy while
+  /// kMaxWaits of ours wait there.
+  kj::Promise<Result<void>> await_job(const JobId& job, Duration patience);
+  /// Half of the calls that a connection may have open: lookups and claims need some, too.
+  static constexpr std::size_t kMaxWaits = 512;
+
+ private:
+  struct Connection;
+  /// The ways of a lost link that batches may still use.
+  struct Kept {
+    Id128 node;
+    Way way;
+    std::optional<Way> last_resort;
+  };
+
+  kj::Promise<Result<void>> attempt();
+  kj::Promise<Result<void>> greet();
+  kj::Promise<Result<void>> enter(const PeerSecret::Greeting& greeting, const PeerSecret& secret);
+  kj::Promise<Result<void>> exchange_epochs();
+  kj::Promise<void> watch_epochs();
+  void send_epochs();
+  void learn(const KnownEpochs& known);
+  [[nodiscard]] bool knows_epochs() const { return stats_.version >= kPeerWireKnowsEpochs; }
+  kj::Promise<Result<void>> find_way();
+  Result<Way> connect(std::size_t lane);
+  void disconnect(const Way& way);
+  void forget_kept();
+  void use(const Way& way);
+  kj::Promise<Result<void>> try_lane(std::size_t lane);
+  kj::Promise<void> improve(Duration pause);
+  Duration next_trial_pause();
+  kj::Promise<Result<void>> serve();
+  kj::Promise<void> finish(const Result<void>& outcome);
+  void say(State state, std::string why);
+  Error failed(const kj::Exception& exception);
+  Result<bool> is_of_epoch(const Bytes32& space, const Epoch& asked, wire::Epoch::Reader answer);
+  /// What of `patience` is left beyond the deadline that each call has.
+  [[nodiscard]] Duration work_of(Duration patience) const {
+    return std::max(patience - options_.call_deadline, Duration::zero());
+  }
+  void release_later(std::uint64_t lease);
+  Result<void> check_askable();
+  void missed(OpenQuestions::Number question);
+  kj::Promise<void> watch_silence();
+  void drop(const std::string& why);
+  template <typename T, typename Answer, typename Decode>
+  kj::Promise<Result<T>> answered(kj::Promise<Answer>&& answer, Duration work, Decode decode);
+
+  kj::AsyncIoContext& io_;
+  const OwnNode& own_;
+  Epochs& epochs_;
+  const Options options_;
+  const SteadyClock clock_{};
+  Lanes& lanes_;
+  std::function<void()> changed_;
+  std::unique_ptr<Connection> connection_;
+  Duration pause_;
+  bool found_self_ = false;  ///< In the present attempt.
+  Way way_;
+  std::optional<Kept> kept_;
+  Id128 ready_node_{};                     ///< The process that answered the latest greeting...
+  std::uint64_t node_since_ = 0;           ///< ...and the first life that is its.
+  std::vector<std::uint64_t> unreleased_;  ///< Its leases that ended here; it may not know it.
+  Duration trial_pause_{};
+  Stats stats_;
+};
+
+std::string_view to_string(PeerLink::State state) noexcept;
+
+}  // namespace pegaflow::cluster

@@ -1,0 +1,236 @@
+// What a link asks a node that is ready, and how long it waits for the answers.
+#include <algorithm>
+#include <memory>
+#include <utility>
+
+#include "base/units.h"
+#include "capnp/wire/codec.h"
+#include "capnp/wire/kj_time.h"
+#include "cluster/peer_link.h"
+#include "cluster/peer_link_impl.h"
+
+namespace pegaflow::cluster {
+namespace {
+
+/// What a peer that does not read may let pile up here.
+constexpr std::size_t kMaxQueued = std::size_t{4} << 20;
+
+/// Leases that ended here while the link was greeted anew; others run out at the owner.
+constexpr std::size_t kMostUnreleased = 1024;
+
+}  // namespace
+
+/// Errors: kPeerLost when the link is not ready; kBusy while the peer is silent.
+Result<void> PeerLink::check_askable() {
+  if (!is_ready()) return fail(Errc::kPeerLost, "the peer is not ready");
+  if (!connection_->open.is_silent()) return {};
+  ++stats_.withheld;
+  return fail(Errc::kBusy, "the peer owes answers");
+}
+
+void PeerLink::missed(OpenQuestions::Number question) {
+  ++stats_.late;
+  if (!connection_->open.missed(question) || connection_->is_watched) return;
+  connection_->is_watched = true;
+  connection_->calls.add(watch_silence());
+}
+
+/// Ends when the peer has answered something, or is lost.
+kj::Promise<void> PeerLink::watch_silence() {
+  const Duration patience = std::max(3 * options_.call_deadline, options_.least_silence);
+  kj::Timer& timer = io_.provider->getTimer();
+  const auto since = connection_->open.silent_since();
+  if (!since) {
+    connection_->is_watched = false;
+    return kj::READY_NOW;
+  }
+  const Duration left = *since + patience - clock_.now();
+  if (left > Duration::zero()) {
+    return timer.afterDelay(to_kj(left)).then([this]() { return watch_silence(); });
+  }
+  // It may be this process that stood still, with the answer in its socket: that is read first.
+  return timer.afterDelay(to_kj(options_.call_deadline)).then([this, since, patience]() {
+    if (connection_->open.silent_since() == since) {
+      drop(fmt::format("no answer for {}", format_duration(patience)));
+      return kj::Promise<void>(kj::READY_NOW);
+    }
+    return watch_silence();
+  });
+}
+
+/// Waits for an answer, for which the peer may work for `work`, until the deadline behind that.
+/// `decode` gets the answer also when it comes later; what it then returns is discarded.
+template <typename T, typename Answer, typename Decode>
+kj::Promise<Result<T>> PeerLink::answered(kj::Promise<Answer>&& answer, Duration work,
+                                          Decode decode) {
+  auto pair = kj::newPromiseAndFulfiller<Result<T>>();
+  // Shared by both ends of the call, of which one runs.
+  auto fulfiller =
+      std::make_shared<kj::Own<kj::PromiseFulfiller<Result<T>>>>(kj::mv(pair.fulfiller));
+  const std::uint64_t asked_in = life();
+  const OpenQuestions::Number question = connection_->open.ask(clock_.now() + work);
+  connection_->calls.add(answer
+                             .then([this, question, fulfiller, decode](Answer&& response) mutable {
+                               connection_->open.answered(question, clock_.now());
+                               Result<T> value = decode(response, (*fulfiller)->isWaiting());
+                               return value;
+                             })
+                             .catch_([this, question](kj::Exception&& exception) {
+                               connection_->open.ended(question);
+                               return Result<T>(tl::unexpected<Error>(failed(exception)));
+                             })
+                             .then([this, fulfiller, asked_in](Result<T>&& value) {
+                               if (!value && value.error().code == Errc::kInternal) {
+                                 lost(asked_in, value.error().detail);
+                               }
+                               (*fulfiller)->fulfill(kj::mv(value));
+                             }));
+  const Duration deadline = work + options_.call_deadline;
+  return pair.promise
+      .catch_([](kj::Exception&&) {
+        // The connection went, with all that was asked on it.
+        return Result<T>(fail(Errc::kPeerLost, "the peer went away"));
+      })
+      .exclusiveJoin(io_.provider->getTimer().afterDelay(to_kj(deadline)).then([=, this]() {
+        if (is_ready() && life() == asked_in) missed(question);
+        return Result<T>(fail(Errc::kTimeout, "no answer within {}", format_duration(deadline)));
+      }));
+}
+
+kj::Promise<Result<std::size_t>> PeerLink::locate(const Bytes32& space,
+                                                  std::span<const BlockKey> keys) {
+  using Answer = capnp::Response<wire::Peer::LocateResults>;
+  if (auto may = check_askable(); !may) {
+    return Result<std::size_t>(tl::unexpected<Error>(std::move(may.error())));
+  }
+  if (connection_->network.getCurrentQueueSize() > kMaxQueued) {
+    lost(life(), "it does not read what it is sent");
+    return Result<std::size_t>(fail(Errc::kPeerLost, "the peer does not read"));
+  }
+  const Epoch epoch = epochs_.of(space);
+  // An older node may have missed any reset.
+  if (!knows_epochs() && !epoch.is_zero()) return Result<std::size_t>(std::size_t{0});
+  auto request = connection_->peer->locateRequest(
+      capnp::MessageSize{keys_words(keys.size(), BlockKey::kMaxBytes) + 16, 0});
+  request.setSpace(data_of(space));
+  write_keys(keys, BlockKey::kMaxBytes, request.initKeys());
+  write_epoch(epoch, request.initEpoch());
+  return answered<std::size_t>(
+      kj::Promise<Answer>(request.send()), Duration::zero(),
+      [this, space, epoch, asked = keys.size()](Answer& answer, bool) -> Result<std::size_t> {
+        if (answer.getSealed() > asked) {
+          return fail(Errc::kInternal, "it has {} of {} blocks", answer.getSealed(), asked);
+        }
+        PEGA_TRY_LET(const bool is_same, is_of_epoch(space, epoch, answer.getEpoch()));
+        return is_same ? answer.getSealed() : 0;
+      });
+}
+
+kj::Promise<Result<LeaseGrant>> PeerLink::lease(const Bytes32& space,
+                                                std::span<const BlockKey> keys, std::size_t shards,
+                                                std::chrono::milliseconds time) {
+  using Answer = capnp::Response<wire::Peer::LeaseResults>;
+  if (auto may = check_askable(); !may) {
+    return Result<LeaseGrant>(tl::unexpected<Error>(std::move(may.error())));
+  }
+  const Epoch epoch = epochs_.of(space);
+  if (!knows_epochs() && !epoch.is_zero()) return Result<LeaseGrant>(LeaseGrant{});
+  auto request = connection_->peer->leaseRequest(
+      capnp::MessageSize{keys_words(keys.size(), BlockKey::kMaxBytes) + 16, 0});
+  request.setSpace(data_of(space));
+  write_keys(keys, BlockKey::kMaxBytes, request.initKeys());
+  request.setMilliseconds(static_cast<std::uint32_t>(time.count()));
+  write_epoch(epoch, request.initEpoch());
+  return answered<LeaseGrant>(kj::Promise<Answer>(request.send()), Duration::zero(),
+                              [this, space, epoch, shards, asked = keys.size()](
+                                  Answer& answer, bool in_time) -> Result<LeaseGrant> {
+                                PEGA_TRY_LET(LeaseGrant grant, read_grant(answer, asked, shards));
+                                PEGA_TRY_LET(const bool is_same,
+                                             is_of_epoch(space, epoch, answer.getEpoch()));
+                                if (grant.lease != 0 && (!in_time || !is_same)) {
+                                  release(grant.lease);
+                                  return LeaseGrant{};
+                                }
+                                return grant;
+                              });
+}
+
+/// Whether an answer is of the epoch that was asked for, and is still ours.
+Result<bool> PeerLink::is_of_epoch(const Bytes32& space, const Epoch& asked,
+                                   wire::Epoch::Reader answer) {
+  if (!knows_epochs()) return epochs_.of(space).is_zero();
+  const auto theirs = read_epoch(answer);
+  if (!theirs) return fail(Errc::kInternal, "{}", theirs.error().detail);
+  epochs_.learn(space, *theirs);
+  return *theirs == asked && epochs_.of(space) == asked;
+}
+
+kj::Promise<Result<bool>> PeerLink::confirm(std::uint64_t lease, Duration patience) {
+  using Answer = capnp::Response<wire::Peer::ConfirmResults>;
+  if (!is_ready()) return Result<bool>(fail(Errc::kPeerLost, "the peer is not ready"));
+  if (!knows_epochs()) return Result<bool>(true);
+  auto request = connection_->peer->confirmRequest();
+  request.setLease(lease);
+  return answered<bool>(kj::Promise<Answer>(request.send()), work_of(patience),
+                        [](Answer& answer, bool) -> Result<bool> { return answer.getHeld(); });
+}
+
+kj::Promise<Result<Epoch>> PeerLink::reset(const Bytes32& space, const Epoch& epoch,
+                                           Duration patience) {
+  using Answer = capnp::Response<wire::Peer::ResetResults>;
+  if (!is_ready()) return Result<Epoch>(fail(Errc::kPeerLost, "the peer is not ready"));
+  if (!knows_epochs()) {
+    return Result<Epoch>(fail(Errc::kRefused, "peer {} is too old to be reset", address()));
+  }
+  auto request = connection_->peer->resetRequest();
+  request.setSpace(data_of(space));
+  write_epoch(epoch, request.initEpoch());
+  return answered<Epoch>(kj::Promise<Answer>(request.send()), work_of(patience),
+                         [](Answer& answer, bool) -> Result<Epoch> {
+                           auto theirs = read_epoch(answer.getEpoch());
+                           if (!theirs) theirs.error().code = Errc::kInternal;
+                           return theirs;
+                         });
+}
+
+kj::Promise<Result<void>> PeerLink::await_job(const JobId& job, Duration patience) {
+  using Answer = capnp::Response<wire::Done>;
+  if (auto may = check_askable(); !may) return kj::mv(may);
+  if (stats_.version < kPeerWireAwaitsJobs) {
+    return Result<void>(fail(Errc::kRefused, "peer {} is too old to wait for jobs", address()));
+  }
+  if (connection_->waits >= kMaxWaits) {
+    return Result<void>(fail(Errc::kBusy, "{} wait for jobs of {} already", kMaxWaits, address()));
+  }
+  patience = std::clamp(patience, Duration::zero(), Duration(kLongestJobWait));
+  const Duration asked = std::max<Duration>(patience - options_.call_deadline, patience * 3 / 4);
+  auto request = connection_->peer->awaitJobRequest();
+  write_job(job, request.initJob());
+  request.setMilliseconds(static_cast<std::uint32_t>(
+      std::chrono::duration_cast<std::chrono::milliseconds>(asked).count()));
+  ++connection_->waits;
+  // Given up or not, it is one of the peer's until that has answered.
+  auto sent = kj::Promise<Answer>(request.send()).attach(kj::defer([&waits = connection_->waits]() {
+    --waits;
+  }));
+  return answered<void>(kj::mv(sent), asked,
+                        [](Answer& answer, bool) { return read_done(answer); });
+}
+
+void PeerLink::release(std::uint64_t lease) {
+  if (!is_ready()) return release_later(lease);
+  auto request = connection_->peer->releaseRequest();
+  request.setLease(lease);
+  connection_->releasing.insert(lease);
+  connection_->calls.add(
+      kj::Promise<capnp::Response<wire::Done>>(request.send())
+          .then(
+              [this, lease](capnp::Response<wire::Done>&&) { connection_->releasing.erase(lease); },
+              [this](kj::Exception&& exception) { failed(exception); }));
+}
+
+void PeerLink::release_later(std::uint64_t lease) {
+  if (unreleased_.size() < kMostUnreleased) unreleased_.push_back(lease);
+}
+
+}  // namespace pegaflow::cluster

@@ -1,0 +1,87 @@
+#pragma once
+/// \file
+/// What nodes show each other: that they know the secret, and which namespace they mean.
+
+#include <cstddef>
+#include <cstdint>
+#include <span>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "base/error.h"
+#include "base/id128.h"
+#include "capnp/wire/peer_types.h"
+#include "engine/namespace_factors.h"
+
+namespace pegaflow::cluster {
+
+/// From the kernel's random source.
+Bytes32 random_bytes32();
+
+/// What the nodes of one cluster know and others do not.
+///
+/// It never travels: each side proves with a keyed BLAKE2b over both challenges and both
+/// incarnations that it knows it. So a stranger learns nothing, and a proof is good for one
+/// connection and one direction. It does not hide or protect what is said afterwards. Immutable.
+class PeerSecret {
+ public:
+  /// That of nodes without a secret: whoever reaches one may enter.
+  PeerSecret() = default;
+  explicit PeerSecret(std::string_view text);
+
+  enum class Side : std::uint8_t { kDialer = 1, kAnswerer = 2 };
+  /// What was said before a proof.
+  struct Greeting {
+    Id128 dialer;  ///< Incarnations.
+    Id128 answerer;
+    Bytes32 dialer_challenge{};
+    Bytes32 answerer_challenge{};
+  };
+  /// The proof of `side`.
+  [[nodiscard]] Bytes32 prove(Side side, const Greeting& greeting) const;
+  /// Whether `proof` is that of `side`, in the same time whatever it is.
+  [[nodiscard]] bool is_proof(Side side, const Greeting& greeting,
+                              std::span<const std::byte> proof) const;
+
+  bool operator==(const PeerSecret&) const = default;
+
+ private:
+  Bytes32 key_{};
+};
+
+/// The content of --peer-secret-file: one secret, or two while one replaces the other.
+///
+/// A node accepts either and proves itself with the first, as answerer; as dialer with the one that
+/// the answerer proved. docs/nodes.md has the order of a rotation. A value.
+class PeerSecrets {
+ public:
+  /// Those of nodes without a secret file.
+  PeerSecrets() : all_(1) {}
+  /// White space at the end of a secret does not count. In a file of text a line without text
+  /// separates two secrets; a secret may have several lines, and one of other bytes is a whole.
+  /// Errors: kRefused when the file cannot be read, or others than its owner and group may read it;
+  /// kInvalidArgument for a secret of fewer than 16 bytes or more than 4096, with fewer than 6
+  /// different bytes, and for more than two.
+  static Result<PeerSecrets> read(const std::string& path);
+
+  [[nodiscard]] const PeerSecret& first() const noexcept { return all_.front(); }
+  [[nodiscard]] std::size_t count() const noexcept { return all_.size(); }
+  /// Bytes of the shortest secret; 0 without a file.
+  [[nodiscard]] std::size_t shortest() const noexcept { return shortest_; }
+  /// The secret that `proof` of `side` was made with; nullptr: none of ours.
+  [[nodiscard]] const PeerSecret* find(PeerSecret::Side side, const PeerSecret::Greeting& greeting,
+                                       std::span<const std::byte> proof) const;
+  bool operator==(const PeerSecrets&) const = default;
+
+ private:
+  std::vector<PeerSecret> all_;  ///< One or two.
+  std::size_t shortest_ = 0;
+};
+
+/// A namespace by the name that every node gives it: BLAKE2b-256 over its canonical factors and the
+/// bytes of its pages, shard by shard. Equal names are equal namespaces, whoever chose the factors.
+Bytes32 space_name(std::span<const engine::NamespaceFactor> canonical,
+                   std::span<const std::uint64_t> page_bytes);
+
+}  // namespace pegaflow::cluster

@@ -1,0 +1,71 @@
+#include "cluster/peers.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "base/assert.h"
+#include "capnp/wire/rpc_error.h"
+
+namespace pegaflow::cluster {
+
+Peers::Peers(kj::AsyncIoContext& io, const OwnNode& own, Epochs& epochs, const Options& options,
+             Lanes& lanes, const std::function<void()>& changed)
+    : tasks_(*this) {
+  for (const std::string& address : options.addresses) {
+    PeerLink::Options link = options.link;
+    link.address = address;
+    links_.push_back(std::make_unique<PeerLink>(io, own, epochs, std::move(link), lanes, changed));
+    add(*links_.back());
+    tasks_.add(links_.back()->run());
+  }
+}
+
+bool Peers::has_ready() const {
+  return Lenders::has_ready() && std::all_of(links_.begin(), links_.end(),
+                                             [](const auto& link) { return link->was_tried(); });
+}
+
+bool Peers::names(const Id128& node, const std::string& address) const {
+  return std::any_of(links_.begin(), links_.end(), [&](const auto& link) {
+    if (link->is_this_node()) return false;
+    return link->stats().node == node || (!link->is_ready() && link->address() == address);
+  });
+}
+
+kj::Promise<Result<void>> Peers::await_job(const Id128& node, const JobId& job, Duration patience) {
+  const auto found = std::find_if(links_.begin(), links_.end(), [&](const auto& link) {
+    return link->is_ready() && link->stats().node == node;
+  });
+  if (found == links_.end()) {
+    ++waits_.unknown;
+    return Result<void>(fail(Errc::kGone, "job {} is of a server that is not at hand", job.number));
+  }
+  ++waits_.waiting;
+  return (*found)
+      ->await_job(job, patience)
+      .then([this](Result<void>&& result) {
+        if (!result && result.error().code == Errc::kPeerLost) result.error().code = Errc::kGone;
+        ++(result ? waits_.over : counter_of(result.error().code));
+        return kj::mv(result);
+      })
+      .attach(kj::defer([this]() { --waits_.waiting; }));
+}
+
+std::uint64_t& Peers::counter_of(Errc code) {
+  switch (code) {
+    case Errc::kTimeout:
+      return waits_.timed_out;
+    case Errc::kBusy:
+      return waits_.busy;
+    case Errc::kRefused:
+      return waits_.refused;
+    default:
+      return waits_.gone;
+  }
+}
+
+void Peers::taskFailed(kj::Exception&& exception) {
+  PEGA_ASSERT(false, "dialing a peer failed: {}", error_from(exception).detail);
+}
+
+}  // namespace pegaflow::cluster

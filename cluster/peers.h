@@ -1,0 +1,74 @@
+#pragma once
+/// \file
+/// All other nodes of the cluster: a list of addresses, each asked directly.
+
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <span>
+#include <string>
+#include <vector>
+
+#include <kj/async-io.h>
+
+#include "base/block_key.h"
+#include "cluster/peer_link.h"
+
+namespace pegaflow::cluster {
+
+/// The links to the peers, and questions to all of them at once.
+///
+/// A question goes to each peer that is ready, so that the number of nodes is bounded by what one
+/// may ask at once: docs/nodes.md. Thread-bound: the RPC thread.
+class Peers final : public Lenders, private kj::TaskSet::ErrorHandler {
+ public:
+  static constexpr std::size_t kMaxPeers = 64;
+
+  struct Options {
+    std::vector<std::string> addresses;  ///< At most kMaxPeers.
+    PeerLink::Options link{};            ///< Of each, but for the address.
+  };
+
+  /// All outlive it. `changed` is called when the state of a peer has. Dials at once.
+  Peers(kj::AsyncIoContext& io, const OwnNode& own, Epochs& epochs, const Options& options,
+        Lanes& lanes, const std::function<void()>& changed);
+
+  /// False also until the first attempt to reach each peer is over: a node that has restarted asks
+  /// for nothing before all that can be reached have given it their epochs.
+  [[nodiscard]] bool has_ready() const override;
+
+  [[nodiscard]] const std::vector<std::unique_ptr<PeerLink>>& links() const noexcept {
+    return links_;
+  }
+
+  /// Whether a link leads to that node, or is to lead to that address and has not got there.
+  [[nodiscard]] bool names(const Id128& node, const std::string& address) const;
+
+  /// Waits for a job at that life of a node; see PeerLink::await_job. Errors: kGone when no link
+  /// has that node at its other end, or it is lost meanwhile; kRefused when it is too old; kTimeout
+  /// and kBusy.
+  kj::Promise<Result<void>> await_job(const Id128& node, const JobId& job, Duration patience);
+
+  /// Of await_job().
+  struct Waits {
+    std::size_t waiting = 0;  ///< Now.
+    // Since the start.
+    std::uint64_t over = 0;
+    std::uint64_t gone = 0;     ///< The engine there, or the node, meanwhile.
+    std::uint64_t unknown = 0;  ///< No such node was at hand: nobody was asked.
+    std::uint64_t timed_out = 0;
+    std::uint64_t busy = 0;
+    std::uint64_t refused = 0;  ///< The node is too old.
+  };
+  [[nodiscard]] const Waits& waits() const noexcept { return waits_; }
+
+ private:
+  std::uint64_t& counter_of(Errc code);
+  void taskFailed(kj::Exception&& exception) override;
+
+  std::vector<std::unique_ptr<PeerLink>> links_;
+  Waits waits_;
+  kj::TaskSet tasks_;
+};
+
+}  // namespace pegaflow::cluster

@@ -1,0 +1,28 @@
+#pragma once
+/// \file
+/// The block longest at rest goes first, exactly.
+
+#include "engine/eviction/eviction.h"
+
+namespace pegaflow::engine {
+
+/// One list, oldest first. Claims only take rows out of it; see docs/decisions/0002.
+class LruPolicy final : public EvictionPolicy {
+ public:
+  explicit LruPolicy(BlockRows& rows) : EvictionPolicy(rows) {}
+
+  void sealed(std::uint32_t row, std::uint32_t hash) override;
+  void taken(std::uint32_t row) override;
+  void used_again(std::uint32_t /*row*/) override {}
+  void rested(std::uint32_t row) override;
+  void freed(std::uint32_t row, std::uint32_t hash, Freed why) override;
+  [[nodiscard]] std::uint32_t victim() override { return at_rest_.front(); }
+  [[nodiscard]] std::uint32_t size() const override { return at_rest_.size(); }
+  [[nodiscard]] Result<void> check(
+      const std::function<bool(std::uint32_t)>& is_at_rest) const override;
+
+ private:
+  IndexList<&Block::place> at_rest_;
+};
+
+}  // namespace pegaflow::engine

@@ -1,0 +1,74 @@
+#pragma once
+/// \file
+/// A block that was used n times may rest n^k times as long, and k follows what comes back.
+
+#include <array>
+#include <cstdint>
+
+#include "engine/eviction/eviction.h"
+
+namespace pegaflow::engine {
+
+/// LRU in which use counts. docs/decisions/0006 has the evidence.
+///
+/// Of the oldest block at rest for each number of uses (1 to 8 and more), the one goes next whose
+/// age divided by uses^k is the largest. The uses of an evicted block are remembered (two for each
+/// row, and at least 65,536: a small pool needs a memory that is long beside its own), so that a
+/// block that keeps coming back is recognized though it never stayed.
+///
+/// Since every use of a block is one of its parent too, a parent has at least the uses and at most
+/// the age of its children: chains are eaten from their ends for any k.
+///
+/// k lies between 1/4, which is almost LRU, and 2, and starts at 1. What a longer rest would have
+/// been worth is measured: blocks that come back after no more evictions than they had rested for,
+/// for each tick of rest that was given, once for those used once and once for the others. Every
+/// quarter of the rows evicted, k moves towards the side that was worth more.
+class WeightedLruPolicy final : public EvictionPolicy {
+ public:
+  /// Errors: kOutOfCapacity.
+  static Result<std::unique_ptr<EvictionPolicy>> create(BlockRows& rows, std::uint32_t row_count);
+
+  void sealed(std::uint32_t row, std::uint32_t hash) override;
+  void taken(std::uint32_t row) override;
+  void used_again(std::uint32_t row) override;
+  void rested(std::uint32_t row) override;
+  void freed(std::uint32_t row, std::uint32_t hash, Freed why) override;
+  [[nodiscard]] std::uint32_t victim() override;
+  [[nodiscard]] std::uint32_t size() const override { return at_rest_; }
+  [[nodiscard]] Result<void> check(
+      const std::function<bool(std::uint32_t)>& is_at_rest) const override;
+
+  static constexpr std::uint32_t kMaxUses = 8;
+  static constexpr double kLeastExponent = 0.25;
+  static constexpr double kMostExponent = 2;
+  [[nodiscard]] double exponent() const noexcept { return exponent_; }
+
+ private:
+  WeightedLruPolicy(BlockRows& rows, EvictedBlocks evicted);
+  /// The number of uses whose oldest row goes next, or 0.
+  [[nodiscard]] std::uint32_t next_uses() const;
+  void came_back(const EvictedBlocks::Found& found);
+  void adapt();
+  void set_exponent(double exponent);
+
+  /// Of the blocks used once, or of the others; halved at each step, so that it follows.
+  struct Worth {
+    double returned = 0;  ///< Came back soon.
+    double evicted = 0;
+    double rested = 0;  ///< The ages of those evicted, in sum.
+    [[nodiscard]] double age() const { return evicted > 0 ? rested / evicted : 0; }
+    [[nodiscard]] double per_tick() const { return rested > 0 ? returned / rested : 0; }
+  };
+
+  std::array<IndexList<&Block::place>, kMaxUses + 1> lists_;  ///< By uses; oldest first.
+  std::array<double, kMaxUses + 1> weights_{};                ///< uses^-k
+  std::uint32_t at_rest_ = 0;
+  std::uint32_t known_ = 0;
+  double exponent_ = 0;
+  std::array<Worth, 2> worth_;
+  std::uint32_t evictions_ = 0;     ///< Since the last step.
+  std::uint32_t uses_at_step_ = 0;  ///< BlockRows::uses() then.
+  double ticks_per_eviction_ = 1;   ///< Between the last two steps.
+};
+
+}  // namespace pegaflow::engine

@@ -1,0 +1,395 @@
+#pragma once
+/// \file
+/// One row for each frame of the pool: which block is in it, whether it is findable; and the shapes
+/// that frames are cut for.
+
+#include <algorithm>
+#include <array>
+#include <cstddef>
+#include <cstdint>
+#include <cstring>
+#include <memory>
+#include <optional>
+#include <span>
+#include <vector>
+
+#include "base/block_key.h"
+#include "base/error.h"
+#include "engine/eviction/eviction.h"
+#include "engine/frames/extent_map.h"
+#include "engine/shape.h"
+#include "engine/tables/block_row.h"
+#include "engine/tables/flat_index.h"
+#include "engine/tables/prefetch.h"
+#include "engine/tables/zero_pages.h"
+
+namespace pegaflow::engine {
+
+/// The rows, and for each shape its extents, the index from (space, key) to row, and the policy
+/// that orders its blocks at rest. It changes states as told; why and when is decided above it.
+///
+/// Rows are numbered by where the frame lies: unit u of the pool owns the rows from u * R on, with
+/// R = unit / 4 KiB, of which an extent uses as many as it has frames. So a row names its frame for
+/// ever, no memory moves, and rows that no frame uses cost nothing but addresses.
+class BlockTable {
+ public:
+  struct Options {
+    std::uint64_t pool_bytes = 0;
+    std::uint32_t nodes = 1;
+    EvictionKind eviction = kDefaultEviction;
+  };
+  /// Errors: kOutOfCapacity.
+  static Result<BlockTable> create(const Options& options);
+
+  // ---- shapes and extents
+
+  struct Added {
+    ShapeId id{};
+    bool is_new = false;  ///< Its index was made for this call.
+  };
+  /// An equal shape or a new one, with one user more.
+  /// Errors: those of FrameLayout::create() and ExtentMap::units_for(); kBusy when kMaxShapes have
+  /// users, or as many again still have blocks without one; kOutOfCapacity.
+  Result<Added> add_shape(const Shape& wanted);
+  static constexpr std::size_t kMaxShapes = 256;
+  /// One user less. Without users, spaces and extents the shape is unused, and it stays so.
+  void leave_shape(ShapeId shape);
+  void add_space(ShapeId shape) { ++of(shape).spaces; }
+  void drop_space(ShapeId shape);
+  /// A shape that has become unused, once each: the caller forgets its tables in slices, and then
+  /// removes it. No equal shape is taken for it from then on.
+  std::optional<ShapeId> take_unused();
+  [[nodiscard]] bool has_unused() const noexcept { return !unused_.empty(); }
+  /// Gives the memory of `count` pages of an unused shape's tables back; false when they have less.
+  bool forget(ShapeId shape, std::size_t page, std::size_t count);
+  void remove_shape(ShapeId shape) { shapes_[static_cast<std::uint32_t>(shape)].reset(); }
+  /// Whether there is a shape of that number: blocks may have it.
+  [[nodiscard]] bool has_shape(ShapeId shape) const noexcept {
+    const auto& found = shapes_[static_cast<std::uint32_t>(shape)];
+    return found != nullptr && !found->is_unused;
+  }
+  [[nodiscard]] bool has_extents(ShapeId shape) const noexcept { return of(shape).extents != 0; }
+  /// How often a shape lost its last extent.
+  [[nodiscard]] std::uint64_t emptied_shapes() const noexcept { return emptied_; }
+  [[nodiscard]] std::uint32_t spaces(ShapeId shape) const noexcept { return of(shape).spaces; }
+  [[nodiscard]] const FrameLayout& layout(ShapeId shape) const noexcept { return of(shape).layout; }
+  [[nodiscard]] const Shape& shape(ShapeId shape) const noexcept { return of(shape).shape; }
+  /// Where a shard's page of the block in `row` begins in the pool.
+  [[nodiscard]] std::uint64_t page_offset(FrameIndex row, std::uint32_t shard) const;
+  /// Counts pages instead of bytes: no two pages in the pool have one number, and those of an
+  /// extent follow each other without a gap. Below the pool's 4 KiB pages.
+  [[nodiscard]] std::uint32_t page_number(FrameIndex row, std::uint32_t shard) const;
+  [[nodiscard]] ShapeId shape_of(FrameIndex row) const { return extent_of(row).shape(); }
+  /// Has memory of a shape's index, and of what its policy remembers, come: page `page` of 4 KiB;
+  /// false when they have less.
+  bool touch(ShapeId shape, std::size_t page);
+
+  /// A free frame is there; or was made from free units.
+  [[nodiscard]] bool has_free(ShapeId shape) const noexcept {
+    return !of(shape).with_free.is_empty();
+  }
+  bool grow(ShapeId shape) { return extents_.free_units() != 0 && make_extent(shape); }
+  /// Chooses extents of other shapes that make room for one of this shape, if they were used longer
+  /// ago on average than `victim`, its own next one; always, if that is kNoFrame. Their blocks are
+  /// unfindable from now on, and the caller evicts them, row by row. At most one such exchange a
+  /// shape is under way. Empty when there is none to be had.
+  std::vector<ExtentId> start_exchange(ShapeId shape, FrameIndex victim);
+  [[nodiscard]] bool is_exchanging(ShapeId shape) const noexcept {
+    return of(shape).leaving_for_it != 0;
+  }
+  void end_exchange(ShapeId shape) {
+    --of(shape).leaving_for_it;
+    note_unused(shape);
+  }
+  [[nodiscard]] bool is_leaving(FrameIndex row) const { return extent_of(row).is_leaving; }
+  [[nodiscard]] const Extent& extent(ExtentId id) const { return extents_[id]; }
+  [[nodiscard]] FrameIndex first_row(ExtentId id) const noexcept { return id << unit_shift_; }
+
+  // ---- finding
+
+  /// The row of a block, sealed, written or coming, or kNoFrame.
+  [[nodiscard]] FrameIndex find(ShapeId shape, SpaceId space, const BlockKey& key) const;
+  /// Calls `use(i, find(shape, space, keys[i]))` for each key in order, until it says false;
+  /// returns how often it said true. While one group of keys is used, the rows of the next one and
+  /// the index cells of the one behind it are on their way, so that misses hide behind each other.
+  template <typename Use>
+  std::size_t find_each(ShapeId shape, SpaceId space, std::span<const BlockKey> keys,
+                        Use&& use) const;
+  /// How many of `keys`, from the first on, are readable. Goes by their hashes, without a look at
+  /// any row, and then compares the key of the last one: a block that is missing *before* one that
+  /// is there counts as there if its 32-bit hash is that of some readable block of this shape. The
+  /// rows of 8,192 keys lie on as many lines of memory, which is half of what looking them up
+  /// costs.
+  [[nodiscard]] std::size_t readable_prefix(ShapeId shape, SpaceId space,
+                                            std::span<const BlockKey> keys) const;
+  static constexpr std::size_t kGroup = 32;
+  /// Sealed, and not in an extent that is leaving.
+  [[nodiscard]] bool is_readable(FrameIndex row) const {
+    return row != kNoFrame && block_at(row).state == SlotState::kSealed &&
+           (leaving_ == 0 || !is_leaving(row));
+  }
+  void prefetch_row(FrameIndex row) const { rows_->prefetch(row); }
+  /// Fetches what hold(), unhold() or free() of a block will touch; the second call, once the first
+  /// has arrived, what lies beside it in the order of eviction.
+  void prefetch_block(FrameIndex row) const {
+    rows_->prefetch(row);
+    prefetch_to_write(&listed_[row / 64]);
+    extents_.prefetch(extent_id_of(row));
+  }
+  void prefetch_neighbours(FrameIndex row) const { rows_->prefetch_neighbours(row); }
+  /// Fetches what the policy will touch for the block's name in seal(); once its row has arrived.
+  void prefetch_name(FrameIndex row) const;
+  /// The same for free() and evict(), and what the index will touch.
+  void prefetch_free(FrameIndex row) const;
+
+  // ---- changing
+
+  /// Puts a block that is not in the index into a free frame: written, owned by `owner`.
+  FrameIndex take_free(ShapeId shape, SpaceId space, const BlockKey& key, std::uint32_t owner);
+  /// The same for one that is fetched.
+  FrameIndex take_coming(ShapeId shape, SpaceId space, const BlockKey& key);
+  /// The fetch of the row goes on to `coming`.
+  void set_coming(FrameIndex row, Coming coming);
+  [[nodiscard]] Coming coming(FrameIndex row) const noexcept {
+    return static_cast<Coming>(block_at(row).owner);
+  }
+  [[nodiscard]] bool is_coming(FrameIndex row) const noexcept {
+    return block_at(row).state == SlotState::kFetched && coming(row) == Coming::kComing;
+  }
+  /// Makes a block that is written, coming, or held, unfindable; its frame stays as it is.
+  void unlist(FrameIndex row);
+  /// A block that was written or fetched is whole: a new one, which comes to rest unless it is
+  /// held. `writer` is kReplica for one that was fetched, and only then.
+  void seal(FrameIndex row, std::uint32_t writer, std::uint32_t now_s);
+
+  /// A claim more on a sealed block; a pin more on one that is claimed, or, of two or more, one
+  /// less; one of them less. After the last one it comes to rest again; unhold() says whether it
+  /// did. A coming block may be claimed too, and never comes to rest.
+  void hold(FrameIndex row);
+  void hold_again(FrameIndex row);
+  void let_go_again(FrameIndex row);
+  bool unhold(FrameIndex row, std::uint32_t now_s);
+  /// Frees a written or fetched frame, or one at rest. An extent without a used frame gives its
+  /// units back.
+  void free(FrameIndex row) { free(row, EvictionPolicy::Freed::kDropped); }
+  /// Frees the victim.
+  void evict(FrameIndex row) { free(row, EvictionPolicy::Freed::kEvicted); }
+
+  /// The block at rest that goes next, replicas first; kNoFrame when nothing of that shape is at
+  /// rest.
+  [[nodiscard]] FrameIndex victim(ShapeId shape) {
+    OneShape& from = of(shape);
+    const FrameIndex replica = from.replicas->victim();
+    return replica != kNoFrame ? replica : from.policy->victim();
+  }
+  [[nodiscard]] bool is_replica(FrameIndex row) const noexcept {
+    return block_at(row).state == SlotState::kSealed && block_at(row).owner == kReplica;
+  }
+  /// The block behind one at rest in the list of its policy: after it, most likely the victim.
+  [[nodiscard]] FrameIndex behind(FrameIndex row) const {
+    return block_at(row).place.next_plus_1 - 1;
+  }
+  /// The `n`-th block counted from the one that came to rest last, or kNoFrame. O(rows).
+  [[nodiscard]] FrameIndex recent_at_rest(std::size_t n) const;
+
+  // ---- looking
+
+  [[nodiscard]] const Block& operator[](FrameIndex row) const noexcept { return block_at(row); }
+  /// The first row from `row` on whose frame was used since its extent was made, or kNoFrame.
+  [[nodiscard]] FrameIndex next_touched(FrameIndex row) const;
+
+  /// Written ones: coming ones and given-up ones included.
+  [[nodiscard]] std::uint32_t written_count() const noexcept { return written_; }
+  [[nodiscard]] std::uint32_t sealed_count() const noexcept { return sealed_; }
+  [[nodiscard]] std::uint32_t held_count() const noexcept { return held_; }
+  [[nodiscard]] std::uint64_t written_bytes() const noexcept { return written_bytes_; }
+  [[nodiscard]] std::uint64_t sealed_bytes() const noexcept { return sealed_bytes_; }
+  [[nodiscard]] std::uint64_t held_bytes() const noexcept { return held_bytes_; }
+  /// Of frames that are written or held: what no eviction can free.
+  [[nodiscard]] std::uint64_t busy_bytes() const noexcept {
+    return written_bytes_ + held_bytes_ - held_coming_bytes_;
+  }
+  struct Fetched {
+    std::uint32_t frames = 0;
+    std::uint64_t bytes = 0;
+  };
+  /// Frames that are kFetched and that far.
+  [[nodiscard]] const Fetched& fetched(Coming coming) const noexcept {
+    return fetched_[static_cast<std::size_t>(coming)];
+  }
+  [[nodiscard]] std::uint64_t fetched_bytes() const noexcept {
+    return fetched_[0].bytes + fetched_[1].bytes + fetched_[2].bytes;
+  }
+  [[nodiscard]] std::uint32_t replica_count() const noexcept { return replicas_; }
+  [[nodiscard]] std::uint64_t exchanged_extents() const noexcept { return exchanged_; }
+  [[nodiscard]] const ExtentMap& extents() const noexcept { return extents_; }
+  [[nodiscard]] std::uint64_t memory_bytes() const;
+
+  /// One more than the highest number of a shape; not each below it is there, see has_shape().
+  [[nodiscard]] std::uint32_t shape_count() const noexcept {
+    return static_cast<std::uint32_t>(shapes_.size());
+  }
+  struct ShapeInfo {
+    const Shape* shape = nullptr;
+    std::uint64_t frame_bytes = 0;
+    std::uint32_t extents = 0;
+    std::uint64_t frames = 0;  ///< Of its extents.
+    std::uint32_t used = 0;    ///< Of them, not free.
+  };
+  [[nodiscard]] std::vector<ShapeInfo> shapes() const;
+
+  /// Errors: kInternal that names the first broken invariant.
+  [[nodiscard]] Result<void> check() const;
+
+ private:
+  struct OneShape {
+    Shape shape;
+    FrameLayout layout;
+    std::vector<std::uint32_t> units;  ///< Of an extent, by part.
+    FlatIndex index;
+    std::unique_ptr<EvictionPolicy> policy{};
+    std::unique_ptr<EvictionPolicy> replicas{};  ///< Of those, in place of `policy`.
+    IndexList<&Extent::with_free> with_free{};
+    std::uint32_t extents = 0;
+    std::uint64_t frames = 0;
+    std::uint32_t used = 0;
+    std::uint32_t leaving_for_it = 0;  ///< Extents under exchange.
+    std::uint32_t users = 0;           ///< add_shape() without leave_shape().
+    std::uint32_t spaces = 0;          ///< Retired ones, whose claims and jobs still end, included.
+    bool is_unused = false;            ///< Taken by take_unused().
+    std::uint32_t next_look = 0;       ///< The part of a large pool that is looked at next.
+    // When looking for an exchange was in vain: not again before something changed.
+    std::uint64_t in_vain_use = ~std::uint64_t{0};
+    std::uint64_t in_vain_quiet = ~std::uint64_t{0};
+  };
+
+  BlockTable(const Options& options, ExtentMap extents, std::unique_ptr<BlockRows> rows,
+             ZeroPages<std::uint64_t> listed);
+  [[nodiscard]] OneShape& of(ShapeId shape) noexcept {
+    return *shapes_[static_cast<std::uint32_t>(shape)];
+  }
+  [[nodiscard]] const OneShape& of(ShapeId shape) const noexcept {
+    return *shapes_[static_cast<std::uint32_t>(shape)];
+  }
+  [[nodiscard]] ExtentId extent_id_of(FrameIndex row) const noexcept {
+    return extents_.known_owner(row >> unit_shift_);
+  }
+  [[nodiscard]] Extent& extent_of(FrameIndex row) noexcept { return extents_[extent_id_of(row)]; }
+  [[nodiscard]] const Extent& extent_of(FrameIndex row) const noexcept {
+    return extents_[extent_id_of(row)];
+  }
+  [[nodiscard]] std::uint64_t frame_bytes(const Extent& extent) const noexcept {
+    return of(extent.shape()).layout.frame_bytes();
+  }
+  [[nodiscard]] Block& block_at(FrameIndex row) noexcept { return (*rows_)[row]; }
+  [[nodiscard]] const Block& block_at(FrameIndex row) const noexcept { return (*rows_)[row]; }
+  FrameIndex take(ShapeId shape, SpaceId space, const BlockKey& key, SlotState state,
+                  std::uint32_t owner);
+  void free(FrameIndex row, EvictionPolicy::Freed why);
+  /// unlist() where its shape and hash are at hand.
+  void unlist(OneShape& shape, FrameIndex row, std::uint32_t hash);
+  /// Who orders that sealed block.
+  [[nodiscard]] static EvictionPolicy& policy_of(OneShape& shape, const Block& block) noexcept {
+    return block.owner == kReplica ? *shape.replicas : *shape.policy;
+  }
+  void count_fetched(const Extent& extent, Coming coming, int frames) noexcept;
+  [[nodiscard]] static bool is_over(const OneShape& shape) noexcept {
+    return shape.users == 0 && shape.spaces == 0 && shape.extents == 0 &&
+           shape.leaving_for_it == 0 && !shape.is_unused;
+  }
+  void note_unused(ShapeId shape) {
+    if (is_over(of(shape))) unused_.push_back(shape);
+  }
+  bool make_extent(ShapeId shape);
+  void give_up(ExtentId id);
+  [[nodiscard]] std::size_t readable_prefix_by_hash(const OneShape& shape, SpaceId space,
+                                                    std::span<const BlockKey> keys) const;
+  /// Sealed and in the index: what is_readable() says while no extent is leaving.
+  [[nodiscard]] bool is_listed(FrameIndex row) const noexcept {
+    return (listed_[row / 64] >> (row % 64) & 1) != 0;
+  }
+  void add_busy(Extent& extent) noexcept { ++extent.busy; }
+  void drop_busy(Extent& extent) noexcept {
+    if (--extent.busy == 0) ++quiet_;
+  }
+  [[nodiscard]] std::uint64_t used_at(FrameIndex row) const { return uses_ - rows_->age(row); }
+  /// Keeps up with the 32-bit count of `rows_`, and the extent's sum with the row.
+  void note_use(Extent& extent, std::uint64_t before) noexcept;
+
+  [[nodiscard]] std::uint32_t hash(FrameIndex row) const noexcept {
+    return hash(block_at(row).space, block_at(row).key);
+  }
+  [[nodiscard]] bool is_at_rest(FrameIndex row) const {
+    return block_at(row).state == SlotState::kSealed && block_at(row).holds == 0;
+  }
+  [[nodiscard]] static std::uint32_t hash(SpaceId space, const BlockKey& key) noexcept {
+    // The engine's hash is uniform; its second word is zero where the algorithm has 8 bytes only.
+    std::uint64_t second = 0;
+    std::memcpy(&second, key.bytes.data() + sizeof second, sizeof second);
+    return mix_hash(key.hash(), second + static_cast<std::uint64_t>(space) * 0x9E3779B97F4A7C15ULL);
+  }
+  [[nodiscard]] FrameIndex find(const OneShape& shape, std::uint32_t hash, SpaceId space,
+                                const BlockKey& key) const {
+    return shape.index.find(hash, [&](std::uint32_t row) {
+      return block_at(row).space == space && block_at(row).key == key;
+    });
+  }
+  [[nodiscard]] Result<void> check_extent(ExtentId id) const;
+  [[nodiscard]] Result<void> check_fetched() const;
+  [[nodiscard]] Result<void> check_shape(const OneShape& shape) const;
+
+  EvictionKind eviction_;
+  ExtentMap extents_;
+  unsigned unit_shift_;  ///< Rows of a unit, as a power of two.
+  std::unique_ptr<BlockRows> rows_;
+  ZeroPages<std::uint64_t> listed_;                ///< is_listed(), a bit a row.
+  std::vector<std::unique_ptr<OneShape>> shapes_;  ///< Policies refer to `rows_`. Null: removed.
+  std::vector<ShapeId> unused_;                    ///< For take_unused(); they may be in use again.
+  std::uint64_t uses_ = 0;                         ///< BlockRows::uses(), and never wraps.
+  std::uint64_t quiet_ = 0;                        ///< How often an extent had no busy frame left.
+  std::uint64_t exchanged_ = 0;
+  std::uint64_t emptied_ = 0;
+  std::uint32_t leaving_ = 0;  ///< Extents that are; mostly none, so that no reader need look.
+  std::uint32_t written_ = 0;
+  std::uint32_t sealed_ = 0;
+  std::uint32_t held_ = 0;
+  std::uint64_t written_bytes_ = 0;
+  std::uint64_t sealed_bytes_ = 0;
+  std::uint64_t held_bytes_ = 0;
+  std::uint64_t held_coming_bytes_ = 0;  ///< Of frames that are kFetched and held.
+  std::array<Fetched, 3> fetched_{};     ///< By Coming.
+  std::uint32_t replicas_ = 0;           ///< Sealed.
+};
+
+template <typename Use>
+std::size_t BlockTable::find_each(ShapeId id, SpaceId space, std::span<const BlockKey> keys,
+                                  Use&& use) const {
+  const OneShape& shape = of(id);
+  std::array<std::uint32_t, 4 * kGroup> hashes;
+  const auto group = [&](std::size_t begin, auto&& each) {
+    const std::size_t end = std::min(begin + kGroup, keys.size());
+    for (std::size_t i = begin; i < end; ++i) each(i, hashes[i % hashes.size()]);
+  };
+  const auto fetch_cell = [&](std::size_t i, std::uint32_t& key_hash) {
+    key_hash = hash(space, keys[i]);
+    shape.index.prefetch_walk(key_hash);
+  };
+  const auto fetch_block = [&](std::size_t, std::uint32_t key_hash) {
+    const std::uint32_t guess = shape.index.first_guess(key_hash);
+    if (guess != FlatIndex::kNone) rows_->prefetch_to_read(guess);
+  };
+  group(0, fetch_cell);
+  group(kGroup, fetch_cell);
+  group(0, fetch_block);
+  for (std::size_t begin = 0; begin < keys.size(); begin += kGroup) {
+    group(begin + 2 * kGroup, fetch_cell);
+    group(begin + kGroup, fetch_block);
+    const std::size_t end = std::min(begin + kGroup, keys.size());
+    for (std::size_t i = begin; i < end; ++i) {
+      if (!use(i, find(shape, hashes[i % hashes.size()], space, keys[i]))) return i;
+    }
+  }
+  return keys.size();
+}
+
+}  // namespace pegaflow::engine

@@ -1,0 +1,43 @@
+#pragma once
+/// \file
+/// How a pool is cut in units, and which of them lie on which node of memory.
+
+#include <algorithm>
+#include <bit>
+#include <cstdint>
+#include <vector>
+
+#include "base/page_layout.h"
+
+namespace pegaflow::engine {
+
+/// Extents are made of units: 64 MiB, as large as one block of an engine gets and still 1/480 of
+/// the default pool. A small pool has smaller ones, the largest power of two of which it holds 64,
+/// so that engines of different pages share it in steps of at most 1/64.
+constexpr std::uint64_t unit_bytes_for(std::uint64_t pool_bytes) noexcept {
+  constexpr std::uint64_t kLargest = std::uint64_t{64} << 20;
+  constexpr std::uint64_t kUnits = 64;
+  return std::clamp(std::bit_floor(pool_bytes / kUnits), kSlotAlignment, kLargest);
+}
+
+/// Bytes of the pool on one node.
+struct NodeRange {
+  std::uint64_t begin = 0;
+  std::uint64_t end = 0;
+};
+
+/// The pool dealt to `nodes` nodes in equal parts, which begin at whole units and at whole pages of
+/// memory. One node for a pool too small to be dealt so.
+inline std::vector<NodeRange> node_ranges(std::uint64_t pool_bytes, std::uint32_t nodes,
+                                          std::uint64_t memory_page_bytes = kSlotAlignment) {
+  const std::uint64_t step = std::max(unit_bytes_for(pool_bytes), memory_page_bytes);
+  const std::uint64_t each = pool_bytes / std::max(nodes, std::uint32_t{1}) / step * step;
+  if (nodes <= 1 || each == 0) return {{.begin = 0, .end = pool_bytes}};
+  std::vector<NodeRange> ranges(nodes);
+  for (std::uint32_t i = 0; i < nodes; ++i) {
+    ranges[i] = {.begin = i * each, .end = i + 1 == nodes ? pool_bytes : (i + 1) * each};
+  }
+  return ranges;
+}
+
+}  // namespace pegaflow::engine

@@ -1,0 +1,211 @@
+#pragma once
+/// \file
+/// The inside of BlockStore; only engine/block_store*.cpp include it.
+///
+/// block_store.cpp         making it, spaces and holders, statistics
+/// block_store_read.cpp    lookup, claim, open, release
+/// block_store_reserve.cpp reserve, and how it finds room
+/// block_store_write.cpp   publish, abandon, timeouts
+/// block_store_fetch.cpp   fetch, and what becomes of it
+/// block_store_lend.cpp    lend, and how leases end
+/// block_store_work.cpp    the queue of what is given back in slices
+/// block_store_lost.cpp    why blocks are not there, and how long they lived
+/// block_store_journal.cpp what those are told who tell others
+/// block_store_check.cpp   every invariant
+
+#include <cstdint>
+#include <optional>
+#include <span>
+#include <unordered_map>
+#include <vector>
+
+#include "engine/block_store.h"
+#include "engine/frames/block_table.h"
+#include "engine/frames/victims_ahead.h"
+#include "engine/journal.h"
+#include "engine/store/claim_table.h"
+#include "engine/store/job_table.h"
+#include "engine/store/lease_table.h"
+#include "engine/store/pin_table.h"
+#include "engine/store/store_rows.h"
+#include "engine/store/work_queue.h"
+#include "engine/tables/key_hash.h"
+
+namespace pegaflow::engine {
+
+struct BlockStore::Impl {
+  Impl(const Options& given, const Clock& time, BlockTable block_table, ClaimTable claim_table,
+       PinTable pin_table, JobTable job_table, LostBlocks lost_blocks)
+      : options(given),
+        clock(time),
+        blocks(std::move(block_table)),
+        claims(std::move(claim_table)),
+        pins(std::move(pin_table)),
+        jobs(std::move(job_table)),
+        leases(given.max_leases),
+        losses(std::move(lost_blocks)),
+        made(time.now()) {
+    const auto pool = static_cast<double>(given.pool_bytes);
+    instance_limit = static_cast<std::uint64_t>(pool * given.instance_share);
+    node_limit = static_cast<std::uint64_t>(pool * given.node_share);
+    fetch_limit = static_cast<std::uint64_t>(pool * given.fetch_share);
+    busy_limit = given.pool_bytes - static_cast<std::uint64_t>(pool * given.save_reserve);
+    lend_limit = static_cast<std::uint64_t>(pool * given.lend_share);
+  }
+
+  // ---- who is there
+  [[nodiscard]] Space* live_space(SpaceId id);
+  [[nodiscard]] bool is_live(SpaceId id) const;
+  /// The holder if it may still ask for something: neither unknown nor lost nor gone.
+  [[nodiscard]] Holder* active_holder(HolderId id);
+  /// The holder if callers know it: lost ones may still say that their copies ended.
+  [[nodiscard]] Holder* known_holder(HolderId id);
+  void forget_instance_if_unused(std::uint32_t instance);
+
+  // ---- claims and pins
+  [[nodiscard]] std::uint64_t room_for_claim(const Holder& holder) const;
+  /// Whether the node's share leaves room to hold this block, or, for kNoFrame, one more.
+  [[nodiscard]] bool may_hold(const Space& space, FrameIndex slot) const;
+  struct HeldPrefix {
+    std::vector<FrameIndex> slots;
+    bool is_shortened = false;  ///< By `room` or the node's share.
+  };
+  /// Holds the longest sealed prefix of `keys` within the node's share, at most `room` blocks.
+  HeldPrefix hold_prefix(const Space& space, std::span<const BlockKey> keys, std::uint64_t room);
+  /// The row of a claim that may be opened, or kNone.
+  [[nodiscard]] std::uint32_t openable(const Id128& token) const;
+  /// Blocks `first` to `first + count` of the claim. Errors: kInvalidArgument.
+  static Result<std::span<const FrameIndex>> range_of(const Claim& claim, std::size_t first,
+                                                      std::size_t count);
+  /// The claimed block is there, and was not condemned.
+  [[nodiscard]] bool is_openable(FrameIndex slot) const {
+    return blocks[slot].state == SlotState::kSealed && blocks[slot].indexed;
+  }
+  /// A pin more on each of these claimed blocks; on none of them if one cannot be opened.
+  /// Errors: kBusy when that one is coming, else kGone.
+  Result<void> hold_again(std::span<const FrameIndex> slots);
+  /// Adds held blocks to the claim in `row`, or makes one if that is kNone.
+  void extend_claim(std::uint32_t row, Holder& owner, Space& space, const Id128& token,
+                    std::span<const FrameIndex> slots);
+  void end_claim(std::uint32_t row);
+  /// Gives a few blocks back at once, which is the cost of the step that does it; queues more.
+  void end_pin(std::uint32_t row);
+  [[nodiscard]] OpenedPages pages_of(std::span<const FrameIndex> slots,
+                                     std::uint32_t writer_tag) const;
+
+  // ---- fetches and leases
+  /// The row of the claim of `first` blocks that fetch() may extend, or kNone: make one.
+  Result<std::uint32_t> extensible(const Holder& owner, SpaceId space, const Id128& token,
+                                   std::size_t first) const;
+  [[nodiscard]] bool is_being_saved(FrameIndex slot) const;
+  /// A frame into which that block, present in no way that counts, is fetched; kNoFrame when limits
+  /// or room do not allow it.
+  FrameIndex bring(const Space& space, const BlockKey& key, FrameIndex present,
+                   std::uint32_t& steps);
+  void end_lease(std::uint32_t row);
+  void expire_leases();
+
+  // ---- what is lost, for people
+  /// Brings `second` up to date; once a call or a slice, since a look costs as much as a block.
+  void look_at_clock();
+  /// Frees a block at rest, counts it, and remembers why: `why`, or that its space is retired.
+  void drop(FrameIndex slot, Miss why, bool is_victim = false);
+  /// Fetches what drop() of a block will touch beside its row, once that has arrived.
+  void prefetch_drop(FrameIndex slot) const;
+  /// Counts why the first of `missing` and those behind it were not found.
+  void count_misses(const Space& space, std::span<const BlockKey> missing);
+  [[nodiscard]] Miss why_missing(const Space& space, const BlockKey& key, FrameIndex slot) const;
+
+  // ---- what is told, see Journal
+  /// The block of this row is there, or is about to be gone.
+  void note(FrameIndex slot, bool is_there) noexcept {
+    if (journal) journal->add(blocks[slot].space, blocks[slot].key, is_there);
+  }
+
+  // ---- reservations
+  /// False when a writer of it or its space left, though the queued work has not come to it yet.
+  [[nodiscard]] bool may_publish(const Job& job) const;
+  void forget_job(std::uint32_t row);
+  /// That shard's copies into a forgotten job have ended, or never began.
+  void end_shard(std::uint32_t row, std::uint32_t shard);
+  /// If nobody writes a forgotten job any more, queues what it has left.
+  void end_job_if_over(std::uint32_t row);
+  /// The row of the job for which a call of `writer` may reserve, or kNone: none is there yet.
+  Result<std::uint32_t> reservable(Holder& writer, const Space& where, const JobId& job) const;
+  /// What the key gets, a frame or kNoFrame; no value with NoRoom::kStop when its room is not there
+  /// yet. `add_job` makes the job's row if it is not there.
+  template <typename AddJob>
+  std::optional<FrameIndex> decide(const Space& space, const BlockKey& key, FrameIndex present,
+                                   std::uint32_t& steps, NoRoom no_room, AddJob&& add_job);
+  enum class Room : std::uint8_t {
+    kThere,
+    kLater,  ///< An exchange for this shape is under way.
+    kNone,
+  };
+  /// The key leads to a frame that will be sealed or found no more: it is to lead elsewhere.
+  void move_key(FrameIndex present);
+  enum class MayRevoke : bool { kNo, kYes };
+  /// Sees to a free frame, by exchange or eviction if need be, with at most `steps` of queued work.
+  /// Revokes claims for it only if it may.
+  Room make_room(ShapeId shape, std::uint32_t& steps, MayRevoke may_revoke);
+
+  // ---- queued work (block_store_work.cpp)
+  void do_slice();
+  /// One block, row or slot of the first work; drops finished work. False when nothing is queued.
+  bool do_step();
+  // One step of each kind; false when there is nothing left to do.
+  bool step(GiveBackWork& work);
+  bool step(FreeJobWork& work);
+  bool step(LeaveWork& work);
+  bool step(RetireWork& work);
+  bool step(DeadSweepWork& work);
+  bool step(CleanupWork& work);
+  bool step(LeavingWork& work);
+  bool step(TouchWork& work);
+  bool step(ForgetShapeWork& work);
+  /// A claim or pin less; frees the block if that was the last and its space is retired.
+  void give_back(FrameIndex slot);
+  /// The same for the last one of the list, which it leaves.
+  void give_back_last(FrameList& slots);
+  void prefetch_sweep(FrameIndex slot) const;
+
+  // ---- invariants (block_store_check.cpp)
+  [[nodiscard]] Result<void> check_holds() const;
+  [[nodiscard]] Result<void> check_jobs() const;
+  [[nodiscard]] Result<void> check_shares() const;
+  [[nodiscard]] Result<void> check_leases() const;
+
+  Options options;
+  const Clock& clock;
+  BlockTable blocks;
+  ClaimTable claims;
+  PinTable pins;
+  JobTable jobs;
+  LeaseTable leases;
+  LostBlocks losses;
+  std::optional<Journal> journal;  ///< Once somebody has asked for it.
+  VictimsAhead ahead;
+  TimePoint made;
+  std::uint32_t second = 0;  ///< Since `made`, at the last look_at_clock().
+
+  // Few, with stable addresses: rows point to them.
+  std::unordered_map<HolderId, Holder> holders;
+  std::unordered_map<SpaceId, Space> spaces;
+  std::unordered_map<std::uint32_t, Instance> instances;
+  std::uint64_t next_holder = 1;
+  std::uint32_t next_space = 1;
+  std::uint64_t instance_limit = 0;  ///< Bytes.
+  std::uint64_t node_limit = 0;
+  std::uint64_t fetch_limit = 0;
+  std::uint64_t busy_limit = 0;  ///< Of frames that no eviction can free, when a fetch gets one.
+  std::uint64_t lend_limit = 0;
+
+  WorkQueue queue;
+  std::uint32_t step_cost = 1;  ///< Of the last step, in blocks.
+  Cleanup cleanup;
+  std::uint64_t listed_blocks = 0;  ///< In the lists of claims, pins, leases and queued work.
+  Stats counted;                    ///< The part "since the start".
+  std::uint64_t lost_pinned_blocks = 0;
+};
+
+}  // namespace pegaflow::engine

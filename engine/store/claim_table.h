@@ -1,0 +1,57 @@
+#pragma once
+/// \file
+/// The claims: by token, by age, and which of them is revoked first.
+
+#include <cstdint>
+#include <optional>
+
+#include "base/clock.h"
+#include "base/error.h"
+#include "engine/store/store_rows.h"
+#include "engine/tables/flat_index.h"
+#include "engine/tables/row_table.h"
+
+namespace pegaflow::engine {
+
+/// Keeps each claim in its lists: by age, unopened, of its holder, of its space.
+class ClaimTable {
+ public:
+  static constexpr std::uint32_t kNone = FlatIndex::kNone;
+
+  /// Errors: kOutOfCapacity.
+  static Result<ClaimTable> create(std::uint32_t max_claims);
+
+  [[nodiscard]] bool is_full() const noexcept { return rows_.size() == max_claims_; }
+  [[nodiscard]] std::uint32_t size() const noexcept { return rows_.size(); }
+  [[nodiscard]] std::uint32_t find(const Id128& token) const;
+  /// The row if it is still the claim with that serial.
+  [[nodiscard]] std::uint32_t find(std::uint32_t row, std::uint64_t serial) const;
+  /// Its token is not in use and the table is not full. Its serial and lists are set here.
+  std::uint32_t add(Claim claim);
+  void mark_opened(std::uint32_t row);
+  /// Takes it out of every list and returns it.
+  Claim remove(std::uint32_t row);
+
+  /// Which claim goes first: the oldest that nobody opened within `grace`, else the oldest.
+  [[nodiscard]] std::uint32_t first_to_revoke(TimePoint now, Duration grace) const;
+
+  [[nodiscard]] Claim& operator[](std::uint32_t row) noexcept { return rows_[row]; }
+  [[nodiscard]] const Claim& operator[](std::uint32_t row) const noexcept { return rows_[row]; }
+  [[nodiscard]] std::uint32_t oldest() const noexcept { return by_age_.front(); }
+  [[nodiscard]] std::uint32_t newer(std::uint32_t row) const { return by_age_.next(rows_, row); }
+  [[nodiscard]] std::uint64_t memory_bytes() const noexcept {
+    return rows_.memory_bytes() + by_token_.memory_bytes();
+  }
+
+ private:
+  ClaimTable(std::uint32_t max_claims, FlatIndex by_token);
+
+  std::uint32_t max_claims_;
+  std::uint64_t next_serial_ = 1;
+  RowTable<Claim> rows_;
+  FlatIndex by_token_;
+  IndexList<&Claim::by_age> by_age_;      ///< Oldest first.
+  IndexList<&Claim::unopened> unopened_;  ///< Oldest first.
+};
+
+}  // namespace pegaflow::engine

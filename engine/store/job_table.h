@@ -1,0 +1,99 @@
+#pragma once
+/// \file
+/// The reservations: by job, by deadline, and the forgotten ones whose writers may still write.
+
+#include <array>
+#include <cstddef>
+#include <cstdint>
+
+#include "base/error.h"
+#include "engine/store/store_rows.h"
+#include "engine/tables/flat_index.h"
+#include "engine/tables/row_table.h"
+
+namespace pegaflow::engine {
+
+/// Keeps each job in its lists (by deadline, of its space), and its writers in those of their
+/// holders.
+///
+/// Forgetting a job costs a step a shard, however many frames it has: a frame that is being written
+/// is in quarantine when its job is forgotten.
+class JobTable {
+ public:
+  static constexpr std::uint32_t kNone = FlatIndex::kNone;
+
+  /// Errors: kOutOfCapacity.
+  static Result<JobTable> create(std::uint32_t max_jobs);
+
+  [[nodiscard]] bool is_full() const noexcept { return rows_.size() == max_jobs_; }
+  [[nodiscard]] std::uint32_t size() const noexcept { return rows_.size(); }
+  [[nodiscard]] std::uint32_t live_count() const noexcept { return live_; }
+  [[nodiscard]] std::uint32_t find(const JobId& id) const;
+  /// A live job without frames and writers. Its name is not in use and the table is not full.
+  std::uint32_t add(const JobId& id, std::uint32_t shards, Space& space, std::uint64_t frame_bytes,
+                    TimePoint deadline);
+  /// The holder writes its shard of a live job from now on; it has not asked before.
+  void add_writer(std::uint32_t row, Holder& holder);
+  /// The writer of that shard has the answers to the first `keys` keys.
+  void note_asked(std::uint32_t row, std::uint32_t shard, std::size_t keys);
+  /// Every shard has the answer to every key that was decided.
+  [[nodiscard]] bool all_know_all(std::uint32_t row) const;
+  /// The writer of that shard, or null: it has not asked, or is done.
+  [[nodiscard]] const Writer* writer(std::uint32_t row, std::uint32_t shard) const;
+  /// What was decided for the next key of a job of several shards.
+  void add_answer(std::uint32_t row, FrameIndex slot) { rows_[row].answers.push_back(slot); }
+  /// A live job gets one frame more; one job less frames it had.
+  void add_slot(std::uint32_t row, FrameIndex slot);
+  FrameIndex pop_slot(std::uint32_t row);
+  /// The copies of that shard ended, and are whole.
+  void publish(std::uint32_t row, std::uint32_t shard);
+  /// A live job becomes a forgotten one: `fate` is kForgotten or kWriterLost. Who has published is
+  /// done with it.
+  void forget(std::uint32_t row, Job::Fate fate);
+  /// Nothing of a forgotten job is written by that shard any more, if it ever was.
+  void end_shard(std::uint32_t row, std::uint32_t shard);
+  /// Nobody writes a forgotten job any more: its frames are to be freed by the queued work.
+  void end(std::uint32_t row);
+  /// Its deadline has passed: nobody is told about it any more.
+  void leave_due(std::uint32_t row);
+  /// A live job without frames, all of whose shards published: it is gone.
+  void finish(std::uint32_t row);
+  void set_queued(std::uint32_t row, bool queued) { rows_[row].is_queued = queued; }
+  /// Removes an ended job that nothing refers to any more; true if it did.
+  bool remove_if_unused(std::uint32_t row);
+
+  [[nodiscard]] const Job& operator[](std::uint32_t row) const noexcept { return rows_[row]; }
+  [[nodiscard]] const Writer& writer_row(std::uint32_t row) const noexcept { return writers_[row]; }
+  [[nodiscard]] bool knows(std::uint32_t row) const noexcept { return rows_.knows(row); }
+  /// The job whose deadline comes first, or kNone.
+  [[nodiscard]] std::uint32_t first_due() const noexcept { return by_deadline_.front(); }
+  /// Frames of all jobs with that fate, and their bytes.
+  [[nodiscard]] std::uint32_t slots(Job::Fate fate) const noexcept {
+    return slots_[static_cast<std::size_t>(fate)];
+  }
+  [[nodiscard]] std::uint64_t slot_bytes(Job::Fate fate) const noexcept {
+    return slot_bytes_[static_cast<std::size_t>(fate)];
+  }
+  [[nodiscard]] std::uint64_t memory_bytes() const noexcept {
+    return rows_.memory_bytes() + writers_.memory_bytes() + by_id_.memory_bytes();
+  }
+
+ private:
+  JobTable(std::uint32_t max_jobs, FlatIndex by_id);
+  void leave_live(Job& job, std::uint32_t row);
+  void drop_writer(Job& job, std::uint32_t shard, IndexList<&Writer::of_holder>& list);
+  void unname_if_over(Job& job, std::uint32_t row);
+  void count(const Job& job, std::size_t slots, bool more) noexcept;
+  void set_fate(Job& job, Job::Fate fate);
+
+  std::uint32_t max_jobs_;
+  RowTable<Job> rows_;
+  RowTable<Writer> writers_;
+  FlatIndex by_id_;
+  IndexList<&Job::by_deadline> by_deadline_;  ///< One timeout for all: the order of adding.
+  std::uint32_t live_ = 0;
+  std::array<std::uint32_t, 4> slots_{};       ///< By fate.
+  std::array<std::uint64_t, 4> slot_bytes_{};  ///< By fate.
+};
+
+}  // namespace pegaflow::engine

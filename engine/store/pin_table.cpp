@@ -1,0 +1,54 @@
+#include "engine/store/pin_table.h"
+
+#include <utility>
+
+namespace pegaflow::engine {
+
+namespace {
+
+std::uint32_t hash(HolderId holder, PinId name) noexcept {
+  return mix_hash(static_cast<std::uint64_t>(holder), static_cast<std::uint64_t>(name));
+}
+
+}  // namespace
+
+Result<PinTable> PinTable::create(std::uint32_t max_pins) {
+  PEGA_TRY_LET(auto by_name, FlatIndex::create(max_pins));
+  return PinTable(max_pins, std::move(by_name));
+}
+
+PinTable::PinTable(std::uint32_t max_pins, FlatIndex by_name)
+    : max_pins_(max_pins), by_name_(std::move(by_name)) {}
+
+std::uint32_t PinTable::find(HolderId holder, PinId name) const {
+  return by_name_.find(hash(holder, name), [&](std::uint32_t row) {
+    return rows_[row].name == name && rows_[row].holder->id == holder;
+  });
+}
+
+std::uint32_t PinTable::add(Pin pin) {
+  const std::uint32_t row = rows_.add();
+  by_name_.insert(hash(pin.holder->id, pin.name), row);
+  rows_[row] = std::move(pin);
+  by_age_.push_back(rows_, row);
+  rows_[row].holder->pins.push_back(rows_, row);
+  rows_[row].holder->pinned_blocks += rows_[row].blocks.size();
+  return row;
+}
+
+void PinTable::extend(std::uint32_t row, std::span<const FrameIndex> more) {
+  rows_[row].blocks = FrameList(rows_[row].blocks, more);
+  rows_[row].holder->pinned_blocks += more.size();
+}
+
+Pin PinTable::remove(std::uint32_t row) {
+  by_name_.erase(hash(rows_[row].holder->id, rows_[row].name), row);
+  by_age_.erase(rows_, row);
+  rows_[row].holder->pins.erase(rows_, row);
+  rows_[row].holder->pinned_blocks -= rows_[row].blocks.size();
+  Pin pin = std::move(rows_[row]);
+  rows_.remove(row);
+  return pin;
+}
+
+}  // namespace pegaflow::engine

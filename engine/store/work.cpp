@@ -1,0 +1,221 @@
+#include <algorithm>
+#include <variant>
+
+#include "base/assert.h"
+#include "engine/store/block_store_impl.h"
+
+namespace pegaflow::engine {
+
+bool BlockStore::work() {
+  impl_->do_slice();
+  return has_work();
+}
+
+bool BlockStore::has_work() const { return !impl_->queue.empty() || impl_->blocks.has_unused(); }
+
+void BlockStore::start_cleanup() {
+  const auto is_cleanup = [](const Work& work) {
+    return std::holds_alternative<CleanupWork>(work);
+  };
+  if (std::none_of(impl_->queue.begin(), impl_->queue.end(), is_cleanup)) {
+    impl_->cleanup = {};
+    impl_->queue.emplace_back(CleanupWork{});
+  }
+  impl_->do_slice();
+}
+
+const BlockStore::Cleanup& BlockStore::cleanup() const { return impl_->cleanup; }
+
+void BlockStore::Impl::do_slice() {
+  look_at_clock();
+  while (const auto shape = blocks.take_unused()) queue.emplace_back(ForgetShapeWork{*shape});
+  for (std::uint32_t i = 0; i < options.slice_blocks && do_step();) {
+    i += step_cost;
+  }
+}
+
+bool BlockStore::Impl::do_step() {
+  step_cost = 1;
+  while (!queue.empty()) {
+    // A step may append to the queue; a deque keeps the first element where it is.
+    if (std::visit([this](auto& work) { return step(work); }, queue.front())) return true;
+    queue.pop_front();
+  }
+  return false;
+}
+
+bool BlockStore::Impl::step(GiveBackWork& work) {
+  if (work.blocks.empty()) return false;
+  constexpr std::size_t kAhead = 8;
+  const std::size_t last = work.blocks.size() - 1;
+  if (last >= kAhead) blocks.prefetch_block(work.blocks[last - kAhead]);
+  give_back_last(work.blocks);
+  return true;
+}
+
+void BlockStore::Impl::give_back_last(FrameList& slots) {
+  const FrameIndex slot = slots[slots.size() - 1];
+  slots.pop_back();
+  --listed_blocks;
+  give_back(slot);
+}
+
+void BlockStore::Impl::give_back(FrameIndex slot) {
+  const bool rests = blocks.unhold(slot, second);
+  const Block& block = blocks[slot];
+  if (!rests) {
+    const bool is_over = block.state == SlotState::kFetched && blocks.coming(slot) == Coming::kOver;
+    if (is_over && block.holds == 0) blocks.free(slot);
+    return;
+  }
+  if (!block.indexed) {
+    blocks.free(slot);  // Condemned, and counted when it was.
+  } else if (!is_live(block.space)) {
+    drop(slot, Miss::kReset);
+  }
+}
+
+bool BlockStore::Impl::step(FreeJobWork& work) {
+  if (jobs[work.job].slots.empty()) {
+    jobs.set_queued(work.job, false);
+    jobs.remove_if_unused(work.job);
+    return false;
+  }
+  const FrameIndex slot = jobs.pop_slot(work.job);
+  // Otherwise its key has moved to another frame.
+  if (blocks[slot].indexed) {
+    losses.remember(key_hash(blocks[slot].space, blocks[slot].key), Miss::kSaveFailed);
+  }
+  blocks.free(slot);
+  return true;
+}
+
+bool BlockStore::Impl::step(LeaveWork& work) {
+  const auto found = holders.find(work.holder);
+  if (found == holders.end()) return false;
+  Holder& holder = found->second;
+  if (!holder.claims.is_empty()) {
+    end_claim(holder.claims.front());
+    return true;
+  }
+  if (!holder.live_writers.is_empty()) {
+    const Writer& writer = jobs.writer_row(holder.live_writers.front());
+    const std::uint32_t job = writer.job;
+    const bool ends_now = holder.is_gone && !writer.has_published;
+    forget_job(job);
+    if (ends_now) end_shard(job, holder.shard);
+    return true;
+  }
+  if (!holder.is_gone) return false;
+  if (!holder.forgotten_writers.is_empty()) {
+    end_shard(jobs.writer_row(holder.forgotten_writers.front()).job, holder.shard);
+    return true;
+  }
+  if (!holder.pins.is_empty()) {
+    end_pin(holder.pins.front());
+    return true;
+  }
+  const std::uint32_t instance = holder.instance;
+  --instances.at(instance).holders;
+  holders.erase(found);
+  forget_instance_if_unused(instance);
+  return false;
+}
+
+bool BlockStore::Impl::step(RetireWork& work) {
+  Space& space = spaces.at(work.space);
+  if (!space.claims.is_empty()) {
+    ++counted.claims_revoked;
+    end_claim(space.claims.front());
+    return true;
+  }
+  if (!space.jobs.is_empty()) {
+    forget_job(space.jobs.front());
+    return true;
+  }
+  const ShapeId shape = space.shape;
+  spaces.erase(work.space);
+  blocks.drop_space(shape);
+  return false;
+}
+
+bool BlockStore::Impl::step(DeadSweepWork& work) {
+  FrameIndex slot = blocks.next_touched(work.next);
+  if (slot == kNoFrame && work.again) {
+    work = {};
+    slot = blocks.next_touched(0);
+  }
+  if (slot == kNoFrame) return false;
+  work.next = slot + 1;
+  const Block& block = blocks[slot];
+  if (block.state == SlotState::kSealed && block.holds == 0 && !is_live(block.space)) {
+    drop(slot, Miss::kReset);
+  }
+  return true;
+}
+
+bool BlockStore::Impl::step(CleanupWork& work) {
+  const FrameIndex slot = blocks.next_touched(work.next);
+  if (slot == kNoFrame) {
+    cleanup.done = true;
+    return false;
+  }
+  work.next = slot + 1;
+  prefetch_sweep(slot);
+  const Block& block = blocks[slot];
+  if (block.state == SlotState::kFree) return true;
+  if (block.state != SlotState::kSealed || block.holds != 0) {
+    ++cleanup.still_referenced_blocks;
+    return true;
+  }
+  ++cleanup.evicted_blocks;
+  cleanup.evicted_bytes += blocks.layout(blocks.shape_of(slot)).frame_bytes();
+  drop(slot, Miss::kCleaned);
+  return true;
+}
+
+bool BlockStore::Impl::step(LeavingWork& work) {
+  // All of its blocks were at rest when it began to leave, and nobody finds them any more. When the
+  // last one goes the extent goes with it.
+  const auto is_there = [&] { return blocks.extent(work.extent).serial == work.serial; };
+  while (is_there() && work.next < blocks.extent(work.extent).touched) {
+    const FrameIndex slot = blocks.first_row(work.extent) + work.next++;
+    prefetch_sweep(slot);
+    if (blocks[slot].state != SlotState::kSealed) continue;
+    drop(slot, Miss::kEvicted);
+    return true;
+  }
+  PEGA_ASSERT(!is_there(), "extent {} is leaving with blocks in it", work.extent);
+  blocks.end_exchange(work.for_shape);
+  return false;
+}
+
+bool BlockStore::Impl::step(TouchWork& work) {
+  // A page of memory that comes costs about as much as four blocks given back.
+  if (!blocks.touch(work.shape, work.next++)) return false;
+  step_cost = 4;
+  return true;
+}
+
+bool BlockStore::Impl::step(ForgetShapeWork& work) {
+  // A page that goes costs less than one that comes, and they go many at once: 1 MiB in some 50 us.
+  constexpr std::size_t kPages = 256;
+  if (!blocks.forget(work.shape, work.next, kPages)) {
+    blocks.remove_shape(work.shape);
+    return false;
+  }
+  work.next += kPages;
+  step_cost = 64;
+  return true;
+}
+
+void BlockStore::Impl::prefetch_sweep(FrameIndex slot) const {
+  // Frames come in order, which the hardware sees; their index cells and neighbours do not.
+  constexpr FrameIndex kAhead = 8;
+  const FrameIndex later = blocks.next_touched(slot + kAhead);
+  if (later != slot + kAhead || blocks[later].state != SlotState::kSealed) return;
+  prefetch_drop(later);
+  blocks.prefetch_neighbours(later);
+}
+
+}  // namespace pegaflow::engine

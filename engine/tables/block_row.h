@@ -1,0 +1,98 @@
+#pragma once
+/// \file
+/// What the store knows of each frame.
+
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <utility>
+
+#include "base/block_key.h"
+#include "base/error.h"
+#include "engine/ids.h"
+#include "engine/tables/index_list.h"
+#include "engine/tables/prefetch.h"
+#include "engine/tables/zero_pages.h"
+
+namespace pegaflow::engine {
+
+enum class SlotState : std::uint8_t {
+  kFree = 0,
+  kWritten,  ///< A reservation owns it; forgotten ones too: then it is in quarantine.
+  kSealed,   ///< Whole. Findable while its space lives and its extent stays.
+  kFetched,  ///< A fetch owns it, also one that was given up.
+};
+
+/// How far a fetch is: `owner` of a row that is kFetched.
+enum class Coming : std::uint32_t {
+  kComing,   ///< Its block may come: in the index.
+  kGivenUp,  ///< It will not, and somebody may still write to the frame.
+  kOver,     ///< Nobody writes any more; a claim still holds it.
+};
+
+/// `owner` of a sealed row that was fetched. No writer has this tag.
+inline constexpr std::uint32_t kReplica = 0;
+
+/// What is in one frame; one cache line, which is all that most operations touch.
+struct alignas(64) Block {
+  BlockKey key;
+  SpaceId space{};
+  /// Among the free frames of its extent; sealed, in whichever list its eviction policy keeps it.
+  IndexLink place;
+  std::uint32_t last_use = 0;  ///< BlockRows::uses() when it last came to rest.
+  /// kWritten: the row of its reservation. kSealed: its writer's tag. kFetched: a Coming.
+  std::uint32_t owner = 0;
+  std::uint32_t sealed_s = 0;    ///< When it was sealed, and when it came to rest last, in seconds
+  std::uint32_t rested_s = 0;    ///< of whoever says so; kSealed only.
+  std::uint32_t holds : 25 = 0;  ///< Claims, pins and leases that contain it.
+  std::uint32_t note : 4 = 0;    ///< The eviction policy's own; zero where no policy knows the row.
+  SlotState state : 2 = SlotState::kFree;
+  /// find() sees it. Not so a forgotten block whose key was reserved anew, one whose fetch was
+  /// given up, and a condemned one.
+  bool indexed : 1 = false;
+};
+static_assert(sizeof(Block) == 64);
+inline constexpr std::uint32_t kNoteMask = 0xF;
+inline constexpr std::uint32_t kMaxHolds = (1U << 25) - 1;
+
+/// The rows of all frames, and the count that tells their ages. Thread-bound.
+class BlockRows {
+ public:
+  /// Errors: kOutOfCapacity.
+  static Result<std::unique_ptr<BlockRows>> create(std::size_t count) {
+    PEGA_TRY_LET(auto rows, ZeroPages<Block>::create(count));
+    return std::unique_ptr<BlockRows>(new BlockRows(std::move(rows)));
+  }
+
+  [[nodiscard]] Block& operator[](std::uint32_t row) noexcept { return rows_[row]; }
+  [[nodiscard]] const Block& operator[](std::uint32_t row) const noexcept { return rows_[row]; }
+
+  /// How often a row came to rest; wraps around.
+  [[nodiscard]] std::uint32_t uses() const noexcept { return uses_; }
+  void stamp(std::uint32_t row) noexcept { rows_[row].last_use = ++uses_; }
+  /// How many rows came to rest since this one did; at most 2^32 - 1.
+  [[nodiscard]] std::uint32_t age(std::uint32_t row) const noexcept {
+    return uses_ - rows_[row].last_use;
+  }
+
+  void prefetch(std::uint32_t row) const noexcept { prefetch_to_write(&rows_[row]); }
+  void prefetch_to_read(std::uint32_t row) const noexcept {
+    pegaflow::engine::prefetch_to_read(&rows_[row]);
+  }
+  /// Those beside it in its list, once the row itself has arrived.
+  void prefetch_neighbours(std::uint32_t row) const noexcept {
+    const IndexLink& place = rows_[row].place;
+    if (place.previous_plus_1 != 0) prefetch(place.previous_plus_1 - 1);
+    if (place.next_plus_1 != 0) prefetch(place.next_plus_1 - 1);
+  }
+  /// Nobody needs these any more: their memory may go.
+  void forget(std::size_t first, std::size_t count) noexcept { rows_.forget(first, count); }
+
+ private:
+  explicit BlockRows(ZeroPages<Block> rows) : rows_(std::move(rows)) {}
+
+  ZeroPages<Block> rows_;
+  std::uint32_t uses_ = 0;
+};
+
+}  // namespace pegaflow::engine

@@ -1,0 +1,88 @@
+#pragma once
+/// \file
+/// Large arrays that cost only the memory that was touched.
+
+#include <algorithm>
+#include <cstddef>
+#include <type_traits>
+#include <utility>
+
+#include "base/error.h"
+
+namespace pegaflow::engine {
+
+enum class PageUse : bool {
+  kSparse,  ///< A few rows here and there: memory comes in the smallest pages there are.
+  /// All of it will be touched, and then used in no order: in huge pages where the kernel has them,
+  /// since most of what a miss costs there is the walk to its page.
+  kDense,
+};
+
+/// Maps `bytes` of private zeros. The pages of memory behind them come when they are first written.
+/// Errors: kOutOfCapacity.
+Result<void*> map_zero_pages(std::size_t bytes, PageUse use);
+void unmap_zero_pages(void* pages, std::size_t bytes) noexcept;
+/// Has the memory behind the pages of 4 KiB from `first` on come now, `count` of them; false when
+/// the array ends before `first`.
+bool touch_zero_pages(void* pages, std::size_t bytes, std::size_t first,
+                      std::size_t count) noexcept;
+/// Gives the memory between the two addresses back, as far as it is whole pages: they are zero.
+void forget_zero_pages(void* begin, void* end) noexcept;
+
+/// A fixed array of T, all bytes zero at first. Movable. The address never changes, so growth can
+/// never stall a turn of the loop that owns it.
+template <typename T>
+class ZeroPages {
+  static_assert(std::is_trivially_copyable_v<T>, "its bytes are zero, no constructor runs");
+
+ public:
+  /// Errors: kOutOfCapacity.
+  static Result<ZeroPages> create(std::size_t count, PageUse use = PageUse::kSparse) {
+    if (count == 0) return ZeroPages(nullptr, 0);
+    PEGA_TRY_LET(void* const pages, map_zero_pages(count * sizeof(T), use));
+    return ZeroPages(static_cast<T*>(pages), count);
+  }
+
+  ZeroPages(ZeroPages&& other) noexcept { *this = std::move(other); }
+  ZeroPages& operator=(ZeroPages&& other) noexcept {
+    std::swap(first_, other.first_);
+    std::swap(count_, other.count_);
+    return *this;
+  }
+  ~ZeroPages() {
+    if (first_ != nullptr) unmap_zero_pages(first_, size_bytes());
+  }
+
+  void touch() noexcept { touch(0, size_bytes() / 4096 + 1); }
+  /// Pages of 4 KiB from `first` on; false when there are none of them.
+  bool touch(std::size_t first, std::size_t pages) noexcept {
+    return touch_zero_pages(first_, size_bytes(), first, pages);
+  }
+  /// Gives the memory of the pages of 4 KiB from `first` on back, `pages` of them, as touch() has
+  /// it come; false when there are none of them.
+  bool forget_pages(std::size_t first, std::size_t pages) noexcept {
+    constexpr std::size_t kPageBytes = 4096;
+    if (first * kPageBytes >= size_bytes()) return false;
+    auto* const bytes = reinterpret_cast<char*>(first_);
+    const std::size_t end = std::min(size_bytes(), (first + pages) * kPageBytes);
+    forget_zero_pages(bytes + first * kPageBytes, bytes + end);
+    return true;
+  }
+  /// These are of no more use; each is zero or as it was.
+  void forget(std::size_t first, std::size_t count) noexcept {
+    forget_zero_pages(first_ + first, first_ + first + count);
+  }
+
+  [[nodiscard]] T& operator[](std::size_t index) noexcept { return first_[index]; }
+  [[nodiscard]] const T& operator[](std::size_t index) const noexcept { return first_[index]; }
+  [[nodiscard]] std::size_t size() const noexcept { return count_; }
+  [[nodiscard]] std::size_t size_bytes() const noexcept { return count_ * sizeof(T); }
+
+ private:
+  ZeroPages(T* first, std::size_t count) noexcept : first_(first), count_(count) {}
+
+  T* first_ = nullptr;
+  std::size_t count_ = 0;
+};
+
+}  // namespace pegaflow::engine

@@ -1,0 +1,215 @@
+#include "harness/child.h"
+
+#include <array>
+#include <charconv>
+#include <csignal>
+#include <cstdlib>
+#include <filesystem>
+#include <utility>
+
+#include <dirent.h>
+#include <fcntl.h>
+#include <poll.h>
+#include <sys/prctl.h>
+#include <sys/syscall.h>
+#include <sys/wait.h>
+#include <time.h>
+#include <unistd.h>
+
+namespace pegaflow::harness {
+namespace {
+
+/// Only async-signal-safe calls: between fork and exec nothing else is allowed.
+[[noreturn]] void become(char* const* arguments, pid_t parent, int log_fd, int inherited_fd) {
+  ::prctl(PR_SET_PDEATHSIG, SIGKILL);
+  // Our parent may have died before the kernel knew that we want to follow it.
+  if (::getppid() != parent) ::_exit(127);
+  if (log_fd >= 0) {
+    ::dup2(log_fd, STDOUT_FILENO);
+    ::dup2(log_fd, STDERR_FILENO);
+  }
+  if (inherited_fd >= 0) ::fcntl(inherited_fd, F_SETFD, 0);
+  ::execv(arguments[0], arguments);
+  ::_exit(127);
+}
+
+bool wait_readable(int fd, Duration patience) {
+  pollfd entry{.fd = fd, .events = POLLIN, .revents = 0};
+  const auto milliseconds = std::chrono::duration_cast<std::chrono::milliseconds>(patience);
+  return ::poll(&entry, 1, static_cast<int>(milliseconds.count())) == 1;
+}
+
+}  // namespace
+
+Result<Child> Child::start(const Options& options) {
+  std::vector<std::string> words = options.command;
+  std::vector<char*> arguments;
+  for (std::string& word : words) arguments.push_back(word.data());
+  arguments.push_back(nullptr);
+  if (::access(words.at(0).c_str(), X_OK) != 0) return fail_errno(errno, "run " + words.at(0));
+
+  UniqueFd log;
+  if (!options.log_file.empty()) {
+    log =
+        UniqueFd(::open(options.log_file.c_str(), O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC, 0600));
+    if (!log) return fail_errno(errno, "open " + options.log_file);
+  }
+  const pid_t parent = ::getpid();
+  const pid_t pid = ::fork();
+  if (pid < 0) return fail_errno(errno, "start " + words.at(0));
+  if (pid == 0) become(arguments.data(), parent, log.get(), options.inherited_fd);
+  UniqueFd pidfd(static_cast<int>(::syscall(SYS_pidfd_open, pid, 0)));
+  Child child(pid, std::move(pidfd));  // Kills it should the next line return.
+  if (!child.pidfd_) return fail_errno(errno, "watch the process of " + words.at(0));
+  return child;
+}
+
+Child::Child(Child&& other) noexcept
+    : pid_(std::exchange(other.pid_, -1)), pidfd_(std::move(other.pidfd_)) {}
+
+Child& Child::operator=(Child&& other) noexcept {
+  if (this != &other) {
+    kill();
+    pid_ = std::exchange(other.pid_, -1);
+    pidfd_ = std::move(other.pidfd_);
+  }
+  return *this;
+}
+
+Child::~Child() { kill(); }
+
+bool Child::running() const { return pid_ > 0 && !wait_readable(pidfd_.get(), Duration::zero()); }
+
+void Child::kill() {
+  if (pid_ <= 0) return;
+  ::kill(pid_, SIGKILL);
+  ::waitpid(std::exchange(pid_, -1), nullptr, 0);
+}
+
+Result<void> Child::stop(Duration patience) {
+  if (pid_ <= 0) return {};
+  ::kill(pid_, SIGTERM);
+  if (!wait_readable(pidfd_.get(), patience)) {
+    kill();
+    return fail(Errc::kTimeout, "the process did not end within {} s of SIGTERM",
+                std::chrono::duration<double>(patience).count());
+  }
+  int status = 0;
+  ::waitpid(std::exchange(pid_, -1), &status, 0);
+  if (!WIFEXITED(status) || WEXITSTATUS(status) != 0) {
+    return fail(Errc::kInternal, "the process ended with wait status {}", status);
+  }
+  return {};
+}
+
+Result<Duration> Child::cpu_time() const {
+  clockid_t clock{};
+  if (const int error = ::clock_getcpuclockid(pid_, &clock); error != 0) {
+    return fail_errno(error, "find the CPU clock of a child");
+  }
+  timespec time{};
+  if (::clock_gettime(clock, &time) != 0) return fail_errno(errno, "read the CPU clock of a child");
+  return std::chrono::seconds(time.tv_sec) + std::chrono::nanoseconds(time.tv_nsec);
+}
+
+Result<std::uint64_t> voluntary_switches(pid_t pid, pid_t except) {
+  const std::string tasks = fmt::format("/proc/{}/task", pid);
+  const std::string skipped = std::to_string(except);
+  std::error_code error;
+  std::uint64_t sum = 0;
+  std::size_t threads = 0;
+  for (std::filesystem::directory_iterator task(tasks, error), end; !error && task != end;
+       task.increment(error)) {
+    ++threads;
+    if (task->path().filename() == skipped) continue;
+    const Result<std::string> status = read_file(task->path() / "status");
+    if (!status) continue;  // A thread that ended meanwhile.
+    constexpr std::string_view kField = "\nvoluntary_ctxt_switches:\t";
+    const std::size_t at = status->find(kField);
+    std::uint64_t count = 0;
+    if (at == std::string::npos ||
+        std::from_chars(status->data() + at + kField.size(), status->data() + status->size(), count)
+                .ec != std::errc()) {
+      return fail(Errc::kIo, "{}/status counts no switches", task->path().string());
+    }
+    sum += count;
+  }
+  if (error || threads == 0) return fail_errno(error ? error.value() : ESRCH, "list " + tasks);
+  return sum;
+}
+
+Result<Resident> sum_smaps(std::string_view smaps, std::string_view pool_name) {
+  Resident resident;
+  bool in_pool = false;
+  bool wants_rss = false;
+  while (!smaps.empty()) {
+    const std::size_t end = std::min(smaps.find('\n'), smaps.size());
+    const std::string_view line = smaps.substr(0, end);
+    smaps.remove_prefix(std::min(end + 1, smaps.size()));
+    const std::size_t colon = line.find(':');
+    const std::size_t space = line.find(' ');
+    // A mapping's line begins with addresses and a space, a field's with its name and a colon.
+    if (space < colon) {
+      if (wants_rss)
+        return fail(Errc::kCorrupt, "smaps: a mapping without Rss before \"{}\"", line);
+      in_pool = line.find(pool_name) != std::string_view::npos;
+      wants_rss = true;
+    } else if (line.starts_with("Rss:")) {
+      const std::size_t digit = line.find_first_of("0123456789");
+      std::uint64_t kilobytes = 0;
+      if (digit == std::string_view::npos ||
+          std::from_chars(line.data() + digit, line.data() + line.size(), kilobytes).ec !=
+              std::errc()) {
+        return fail(Errc::kCorrupt, "smaps: no number in \"{}\"", line);
+      }
+      (in_pool ? resident.pool_bytes : resident.beside_bytes) += kilobytes * 1024;
+      wants_rss = false;
+    }
+  }
+  if (wants_rss) return fail(Errc::kCorrupt, "smaps: the last mapping has no Rss");
+  return resident;
+}
+
+Result<Resident> resident_of(pid_t pid, std::string_view pool_name) {
+  PEGA_TRY_LET(const std::string smaps, read_file(fmt::format("/proc/{}/smaps", pid)));
+  return sum_smaps(smaps, pool_name);
+}
+
+Result<std::string> read_file(const std::string& path) {
+  const UniqueFd file(::open(path.c_str(), O_RDONLY | O_CLOEXEC));
+  if (!file) return fail_errno(errno, "open " + path);
+  std::string text;
+  std::array<char, 16384> piece{};
+  while (true) {
+    const ssize_t got = ::read(file.get(), piece.data(), piece.size());
+    if (got < 0) return fail_errno(errno, "read " + path);
+    if (got == 0) return text;
+    text.append(piece.data(), static_cast<std::size_t>(got));
+  }
+}
+
+Result<TemporaryDirectory> TemporaryDirectory::create() {
+  std::error_code error;
+  const std::filesystem::path parent = std::filesystem::temp_directory_path(error);
+  if (error) return fail_errno(error.value(), "find a directory for temporary files");
+  // Short: the path of a Unix socket in it may have 107 bytes only.
+  std::string path = parent / "pega-perf-XXXXXX";
+  if (::mkdtemp(path.data()) == nullptr) return fail_errno(errno, "make the directory " + path);
+  return TemporaryDirectory(std::move(path));
+}
+
+TemporaryDirectory::~TemporaryDirectory() {
+  if (path_.empty()) return;
+  std::error_code error;
+  std::filesystem::remove_all(path_, error);
+  if (error) fmt::print(stderr, "could not remove {}: {}\n", path_, error.message());
+}
+
+Result<std::string> own_path() {
+  std::error_code error;
+  const std::filesystem::path path = std::filesystem::read_symlink("/proc/self/exe", error);
+  if (error) return fail_errno(error.value(), "read /proc/self/exe");
+  return path.string();
+}
+
+}  // namespace pegaflow::harness

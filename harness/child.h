@@ -1,0 +1,94 @@
+#pragma once
+/// \file
+/// Child processes that never outlive this one, and what the kernel knows about them.
+
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <utility>
+#include <vector>
+
+#include <sys/types.h>
+
+#include "base/clock.h"
+#include "base/error.h"
+#include "base/os/unique_fd.h"
+
+namespace pegaflow::harness {
+
+/// A running program. It is killed when this object goes, and by the kernel when this process dies
+/// first. Thread-bound: to the thread that started it, whose end the kernel takes for ours.
+class Child {
+ public:
+  struct Options {
+    std::vector<std::string> command;  ///< The first is the path of the program.
+    std::string log_file;              ///< Its output and errors; empty: as ours.
+    int inherited_fd = -1;             ///< Stays open in the child under its number; -1: none.
+  };
+
+  /// Errors: the kernel's when it cannot be started.
+  static Result<Child> start(const Options& options);
+
+  Child(Child&& other) noexcept;
+  Child& operator=(Child&& other) noexcept;
+  ~Child();
+
+  [[nodiscard]] pid_t pid() const noexcept { return pid_; }
+  /// Readable once the process has ended.
+  [[nodiscard]] int pidfd() const noexcept { return pidfd_.get(); }
+  [[nodiscard]] bool running() const;
+
+  /// SIGKILL, and waits for its end.
+  void kill();
+  /// SIGTERM, and SIGKILL if it has not ended within `patience`.
+  /// Errors: kTimeout when it had to be killed, kInternal when it ended with another status than 0.
+  Result<void> stop(Duration patience);
+
+  /// User and system time so far, of all its threads. Errors: the kernel's once it is gone.
+  [[nodiscard]] Result<Duration> cpu_time() const;
+
+ private:
+  Child(pid_t pid, UniqueFd pidfd) : pid_(pid), pidfd_(std::move(pidfd)) {}
+  pid_t pid_ = -1;
+  UniqueFd pidfd_;
+};
+
+/// How often the threads of a process gave up the processor of their own accord: were woken up and
+/// went to sleep again. Thread `except` is not counted.
+/// Errors: the kernel's once the process is gone; kIo when it does not count.
+Result<std::uint64_t> voluntary_switches(pid_t pid, pid_t except = 0);
+
+/// Resident bytes of a process, mapping by mapping.
+struct Resident {
+  std::uint64_t pool_bytes = 0;    ///< Of mappings whose name has `pool_name` in it.
+  std::uint64_t beside_bytes = 0;  ///< Of all others.
+};
+/// Adds up the text of /proc/PID/smaps.
+/// Errors: kCorrupt when a mapping has no Rss line or a number cannot be read.
+Result<Resident> sum_smaps(std::string_view smaps, std::string_view pool_name);
+/// Errors: the kernel's when the process is gone; as sum_smaps().
+Result<Resident> resident_of(pid_t pid, std::string_view pool_name);
+
+/// The whole of a small file, also of /proc. Errors: the kernel's.
+Result<std::string> read_file(const std::string& path);
+
+/// A directory of our own under $TMPDIR or /tmp, removed with all in it when this object goes.
+class TemporaryDirectory {
+ public:
+  /// Errors: the kernel's.
+  static Result<TemporaryDirectory> create();
+  TemporaryDirectory(TemporaryDirectory&& other) noexcept : path_(std::exchange(other.path_, {})) {}
+  TemporaryDirectory& operator=(TemporaryDirectory&&) = delete;
+  ~TemporaryDirectory();
+  [[nodiscard]] const std::string& path() const noexcept { return path_; }
+
+ private:
+  explicit TemporaryDirectory(std::string path) : path_(std::move(path)) {}
+  std::string path_;
+};
+
+/// The program that runs now, by its path. Errors: the kernel's.
+Result<std::string> own_path();
+
+}  // namespace pegaflow::harness

@@ -1,0 +1,68 @@
+#pragma once
+/// \file
+/// An engine's KV cache as a CPU engine lays it out, and a pool mapped as a client maps it.
+
+#include <cstddef>
+#include <cstdint>
+#include <span>
+#include <vector>
+
+#include "base/error.h"
+#include "base/page_layout.h"
+#include "transport/device.h"
+
+namespace pegaflow::harness {
+
+/// Mapped bytes, unmapped when this goes. Movable; thread-bound, though the bytes are anybody's.
+class Mapping {
+ public:
+  /// Zeroed private memory, every page of it present. Errors: the kernel's.
+  static Result<Mapping> anonymous(std::size_t bytes);
+  /// A memfd, shared. Errors: the kernel's.
+  static Result<Mapping> shared(int fd, std::size_t bytes);
+
+  Mapping(Mapping&& other) noexcept : bytes_(std::exchange(other.bytes_, {})) {}
+  Mapping& operator=(Mapping&& other) noexcept {
+    std::swap(bytes_, other.bytes_);
+    return *this;
+  }
+  ~Mapping();
+  [[nodiscard]] std::span<std::byte> bytes() const noexcept { return bytes_; }
+
+ private:
+  explicit Mapping(std::span<std::byte> bytes) : bytes_(bytes) {}
+  std::span<std::byte> bytes_;
+};
+
+/// Blocks of an engine: one allocation a segment, as an engine has one or two a layer; block i lies
+/// at i * segment_bytes in each.
+class EngineMemory {
+ public:
+  /// Errors: the kernel's when there is no memory; as PageLayout::create().
+  static Result<EngineMemory> create(std::uint64_t page_bytes, std::uint64_t segment_bytes,
+                                     std::uint64_t blocks);
+
+  [[nodiscard]] const PageLayout& layout() const noexcept { return layout_; }
+
+  /// Fills every block with bytes that no other block and no other `salt` has.
+  void write_pattern(std::uint64_t salt);
+  /// Whether block `block` holds what write_pattern(salt) gave block `origin`.
+  [[nodiscard]] bool has_pattern(std::uint32_t block, std::uint32_t origin,
+                                 std::uint64_t salt) const;
+  void clear();
+
+  /// Copies a block to or from a page, with memcpy: what a device is compared with.
+  void copy(std::uint32_t block, std::byte* page, Device::Direction direction) const;
+
+ private:
+  EngineMemory(std::vector<Mapping> allocations, PageLayout layout)
+      : allocations_(std::move(allocations)), layout_(std::move(layout)) {}
+  std::vector<Mapping> allocations_;
+  PageLayout layout_;
+};
+
+/// Whether a page of the pool holds the segments that write_pattern(salt) gave block `origin`.
+bool page_has_pattern(const PageLayout& layout, std::span<const std::byte> page,
+                      std::uint32_t origin, std::uint64_t salt);
+
+}  // namespace pegaflow::harness

@@ -1,0 +1,518 @@
+/// \file
+/// `pegaflow-perf gpu`: how fast pages move between a GPU and the pool, idle and beside products of
+/// matrices, and what these keep of their speed.
+
+#include <algorithm>
+#include <atomic>
+#include <condition_variable>
+#include <iostream>
+#include <mutex>
+#include <numeric>
+#include <optional>
+#include <random>
+#include <thread>
+
+#include "base/units.h"
+#include "engine/pool/pool.h"
+#include "harness/pattern.h"
+#include "perf/gpu/gemm.h"
+#include "perf/gpu/gpu_memory.h"
+#include "perf/gpu/gpu_page.h"
+#include "perf/lib/command.h"
+#include "transport/cuda/cuda_device.h"
+
+namespace pegaflow::perf {
+namespace {
+
+using Clock = std::chrono::steady_clock;
+using Direction = Device::Direction;
+using Ways = GpuMemory::Ways;
+
+constexpr std::size_t kBatchPages = 128;
+constexpr std::uint64_t kCheckedPages = 256;
+
+struct GpuOptions {
+  CommonOptions common;
+  std::int64_t device = 0;
+  std::int64_t rounds = 3;
+  std::int64_t milliseconds = 200;
+  std::uint64_t page = std::uint64_t{2} << 20;
+  std::uint64_t set = std::uint64_t{2} << 30;
+  std::uint64_t registered = std::uint64_t{32} << 30;
+  std::uint64_t staging = std::uint64_t{128} << 20;
+  std::uint64_t slice = std::uint64_t{32} << 20;
+  std::int64_t blocks = 0;
+  std::int64_t pages = 200;
+  std::int64_t register_threads = 8;
+  std::uint64_t register_range = std::uint64_t{1} << 30;
+  bool low_priority = false;
+  bool no_gemm = false;
+  bool check = false;
+  std::string path = "auto";
+  std::string cublas;
+  std::vector<std::string> segments = {"16kb",  "32kb",  "64kb", "128kb",
+                                       "256kb", "512kb", "1mb",  "2mb"};
+  std::vector<std::string> orders = {"shuffled"};
+};
+
+/// Counts the batches that have ended.
+class Inbox {
+ public:
+  void put(Device::Completion&& completion) {
+    const std::lock_guard lock(mutex_);
+    if (completion.error && !error_) error_ = std::move(completion.error);
+    ++ended_;
+    changed_.notify_all();
+  }
+  /// Waits until at most `left` of `sent` are under way.
+  Result<void> wait(std::uint64_t sent, std::uint64_t left) {
+    std::unique_lock lock(mutex_);
+    changed_.wait(lock, [&] { return error_ || sent - ended_ <= left; });
+    if (error_) return tl::unexpected<Error>(*error_);
+    return {};
+  }
+
+ private:
+  std::mutex mutex_;
+  std::condition_variable changed_;
+  std::uint64_t ended_ = 0;
+  std::optional<Error> error_;
+};
+
+/// Where each page of the set lies on both sides.
+struct Set {
+  std::vector<std::uint32_t> blocks;
+  std::vector<std::uint64_t> slots;
+};
+
+/// One way: keeps a few batches queued until the time is over.
+class Stream {
+ public:
+  Stream(Device& device, Inbox& inbox, const Set& set, std::uint64_t page_bytes,
+         Direction direction)
+      : device_(device), inbox_(inbox), set_(set), page_bytes_(page_bytes), direction_(direction) {}
+
+  Result<void> run(Clock::time_point until) {
+    while (Clock::now() < until) {
+      PEGA_TRY(send());
+      PEGA_TRY(inbox_.wait(sent_, 4));
+    }
+    return inbox_.wait(sent_, 0);
+  }
+  [[nodiscard]] std::uint64_t bytes() const noexcept { return pages_ * page_bytes_; }
+
+ private:
+  Result<void> send() {
+    Device::Batch batch{.ticket = ++sent_ * 2 + (direction_ == Direction::kSave ? 0 : 1),
+                        .direction = direction_,
+                        .copies = {}};
+    for (std::size_t i = 0; i < kBatchPages; ++i, next_ = (next_ + 1) % set_.blocks.size()) {
+      batch.copies.push_back({set_.blocks[next_], set_.slots[next_] * page_bytes_});
+    }
+    pages_ += batch.copies.size();
+    return device_.submit(std::move(batch));
+  }
+
+  Device& device_;
+  Inbox& inbox_;
+  const Set& set_;
+  std::uint64_t page_bytes_;
+  Direction direction_;
+  std::uint64_t sent_ = 0;
+  std::uint64_t pages_ = 0;
+  std::size_t next_ = 0;
+};
+
+struct Copied {
+  double rate = 0;  ///< GB/s, both ways added up.
+  Clock::time_point begin;
+  Clock::time_point end;
+};
+
+/// Everything of one segment size.
+class Bench {
+ public:
+  Bench(const GpuOptions& options, std::shared_ptr<cuda::Driver> driver, CudaDevice& device,
+        engine::Pool& pool, Gemm* gemm, std::vector<Figure>& figures)
+      : options_(options),
+        driver_(std::move(driver)),
+        device_(device),
+        pool_(pool),
+        gemm_(gemm),
+        figures_(figures) {}
+
+  /// What contiguous copies do to the products, and these to them: the bound of the bound.
+  Result<void> run_contiguous() {
+    page_bytes_ = segment_bytes_ = std::uint64_t{64} << 20;
+    PEGA_TRY_LET(memory_, GpuMemory::create(driver_, static_cast<int>(options_.device), page_bytes_,
+                                            page_bytes_, 8));
+    // Only to page-lock the pool.
+    PEGA_TRY(device_.attach(memory_->layout(), pool_.bytes(), [](Device::Completion&&) {}));
+    Result<void> done = compare_contiguous();
+    device_.detach();
+    return done;
+  }
+
+  Result<void> run(std::uint64_t segment_bytes) {
+    segment_bytes_ = segment_bytes;
+    page_bytes_ = std::max(segment_bytes, options_.page);
+    const std::uint64_t count = options_.set / page_bytes_;
+    PEGA_TRY_LET(memory_, GpuMemory::create(driver_, static_cast<int>(options_.device), page_bytes_,
+                                            segment_bytes, count));
+    PEGA_TRY(device_.attach(memory_->layout(), pool_.bytes(), [this](Device::Completion&& done) {
+      inboxes_[done.ticket % 2]->put(std::move(done));
+    }));
+    Result<void> done;
+    for (const std::string& order : options_.orders) {
+      if (done) done = run_order(order);
+    }
+    device_.detach();  // Also on the way out: the pool and the memory go after it.
+    return done;
+  }
+
+ private:
+  Result<void> compare_contiguous() {
+    const double seconds = static_cast<double>(options_.milliseconds) / 1e3;
+    const std::chrono::milliseconds window(options_.milliseconds);
+    for (const Ways ways : {Ways::kToHost, Ways::kToDevice, Ways::kBoth}) {
+      Rounds copies;
+      Rounds products;
+      for (std::int64_t round = 0; round < options_.rounds; ++round) {
+        PEGA_TRY_LET(const double idle, memory_->contiguous_rate(pool_.bytes(), ways, seconds));
+        gemm_->resume();
+        std::this_thread::sleep_for(window);
+        PEGA_TRY_LET(const double before, gemm_alone(window));
+        const auto begin = Clock::now();
+        const Result<double> busy = memory_->contiguous_rate(pool_.bytes(), ways, seconds);
+        const auto end = Clock::now();
+        PEGA_TRY_LET(const double behind, gemm_alone(window));
+        gemm_->pause();
+        if (!busy) return tl::unexpected<Error>(busy.error());
+        PEGA_TRY_LET(const double kept, gemm_->rate(begin, end));
+        copies.add({*busy}, {idle});
+        products.add({kept}, {(before + behind) / 2});
+      }
+      PEGA_TRY(add(copies, ways, "contiguous beside GEMM", "GB/s", "contiguous copy, idle", {}));
+      PEGA_TRY(add(products, ways, "contiguous, GEMM kept", "TFLOP/s", "GEMM alone", {}));
+    }
+    return {};
+  }
+
+  Result<void> run_order(const std::string& order) {
+    order_ = order;
+    const std::uint64_t count = options_.set / page_bytes_;
+    std::mt19937_64 random(static_cast<std::uint64_t>(options_.common.seed));
+    for (Set& set : sets_) {
+      const std::uint64_t first = &set == &sets_[0] ? 0 : count / 2;
+      set.blocks.resize(count / 2);
+      std::iota(set.blocks.begin(), set.blocks.end(), static_cast<std::uint32_t>(first));
+      set.slots.assign(set.blocks.begin(), set.blocks.end());
+      if (order == "shuffled") {
+        std::shuffle(set.blocks.begin(), set.blocks.end(), random);
+        std::shuffle(set.slots.begin(), set.slots.end(), random);
+      }
+    }
+    if (options_.check) PEGA_TRY(check());
+    for (const Ways ways : {Ways::kToHost, Ways::kToDevice, Ways::kBoth}) {
+      PEGA_TRY(measure(ways, false));
+      if (gemm_ != nullptr) PEGA_TRY(measure(ways, true));
+    }
+    return {};
+  }
+
+  Result<Copied> copy(Ways ways) {
+    inboxes_[0] = std::make_unique<Inbox>();
+    inboxes_[1] = std::make_unique<Inbox>();
+    Copied copied;
+    copied.begin = Clock::now();
+    const auto until = copied.begin + std::chrono::milliseconds(options_.milliseconds);
+    Stream saves(device_, *inboxes_[0], sets_[0], page_bytes_, Direction::kSave);
+    Stream loads(device_, *inboxes_[1], sets_[1], page_bytes_, Direction::kLoad);
+    Result<void> saved;
+    std::thread other;
+    if (ways == Ways::kBoth) {
+      other = std::thread([&] { saved = saves.run(until); });
+    } else if (ways == Ways::kToHost) {
+      saved = saves.run(until);
+    }
+    Result<void> loaded;
+    if (ways != Ways::kToHost) loaded = loads.run(until);
+    if (other.joinable()) other.join();
+    PEGA_TRY(saved);
+    PEGA_TRY(loaded);
+    copied.end = Clock::now();
+    const std::chrono::duration<double> took = copied.end - copied.begin;
+    copied.rate = static_cast<double>(saves.bytes() + loads.bytes()) / took.count() / 1e9;
+    return copied;
+  }
+
+  Result<void> measure(Ways ways, bool busy) {
+    const double seconds = static_cast<double>(options_.milliseconds) / 1e3;
+    const std::chrono::milliseconds window(options_.milliseconds);
+    Rounds copies;
+    Rounds products;
+    if (auto warm = copy(ways); !warm) return tl::unexpected<Error>(warm.error());
+    for (std::int64_t round = 0; round < options_.rounds; ++round) {
+      PEGA_TRY_LET(const double peak, memory_->contiguous_rate(pool_.bytes(), ways, seconds / 2));
+      if (busy) {
+        gemm_->resume();
+        std::this_thread::sleep_for(window);  // Clocks and power settle.
+        // Alone before and behind, since they drift.
+        PEGA_TRY_LET(const double before, gemm_alone(window));
+        const Result<Copied> ours = copy(ways);
+        PEGA_TRY_LET(const double behind, gemm_alone(window));
+        gemm_->pause();
+        if (!ours) return tl::unexpected<Error>(ours.error());
+        PEGA_TRY_LET(const double kept, gemm_->rate(ours->begin, ours->end));
+        copies.add({ours->rate}, {peak});
+        products.add({kept}, {(before + behind) / 2});
+      } else {
+        PEGA_TRY_LET(const Copied ours, copy(ways));
+        copies.add({ours.rate}, {peak});
+      }
+    }
+    const bool both = ways == Ways::kBoth;
+    PEGA_TRY(add(copies, ways, busy ? "beside GEMM" : "idle", "GB/s", "contiguous copy, idle",
+                 busy || both ? 0.95 : 0.97));
+    if (busy) {
+      PEGA_TRY(add(products, ways, "GEMM kept", "TFLOP/s", "GEMM alone", both ? 0.965 : 0.98));
+    }
+    return {};
+  }
+
+  Result<double> gemm_alone(std::chrono::milliseconds window) {
+    const auto begin = Clock::now();
+    std::this_thread::sleep_for(window);
+    return gemm_->rate(begin, Clock::now());
+  }
+
+  Result<void> add(const Rounds& rounds, Ways ways, const std::string& what, std::string unit,
+                   std::string bound_name, std::optional<double> reach) {
+    PEGA_TRY_LET(const Rounds::Comparison compared, rounds.compare());
+    const std::string way = ways == Ways::kToHost     ? "save"
+                            : ways == Ways::kToDevice ? "load"
+                                                      : "both";
+    const CudaDevice::Info info = device_.info();
+    const std::string path = what.starts_with("contiguous")     ? "plain"
+                             : info.path == cuda::Path::kDirect ? "direct"
+                                                                : "staged";
+    figures_.push_back(
+        {.run = fmt::format("{} {}, {} segments {}, {}", way, what, format_bytes(segment_bytes_),
+                            order_, path),
+         .params = {{"segment_bytes", static_cast<std::int64_t>(segment_bytes_)},
+                    {"page_bytes", static_cast<std::int64_t>(page_bytes_)},
+                    {"way", way},
+                    {"order", order_},
+                    {"path", path},
+                    {"what", what},
+                    {"gpu", info.name}},
+         .figure = compared.figure.median(),
+         .unit = std::move(unit),
+         .bound = compared.bound.median(),
+         .bound_name = std::move(bound_name),
+         .side = Reach::kAtLeast,
+         .reach = reach,
+         .n = compared.rounds,
+         .spread = fmt::format("ratio {:.3f} to {:.3f}", compared.ratio_low, compared.ratio_high)});
+    return {};
+  }
+
+  /// Loads pages with a pattern, reads the GPU's memory by another way, saves them elsewhere, and
+  /// compares every byte.
+  Result<void> check() {
+    const std::size_t count = std::min<std::uint64_t>(kCheckedPages, sets_[0].blocks.size());
+    const std::uint64_t salt = static_cast<std::uint64_t>(options_.common.seed) + segment_bytes_;
+    const auto page_at = [&](std::uint64_t slot) {
+      return pool_.bytes().subspan(slot * page_bytes_, page_bytes_);
+    };
+    PEGA_TRY(memory_->clear());
+    Device::Batch load{.ticket = 1, .direction = Direction::kLoad, .copies = {}};
+    Device::Batch save{.ticket = 2, .direction = Direction::kSave, .copies = {}};
+    std::vector<std::uint32_t> blocks;
+    std::vector<std::uint32_t> origins;
+    for (std::size_t i = 0; i < count; ++i) {
+      harness::write_pattern(page_at(sets_[0].slots[i]), salt, static_cast<std::uint32_t>(i), 0);
+      load.copies.push_back({sets_[0].blocks[i], sets_[0].slots[i] * page_bytes_, true});
+      save.copies.push_back({sets_[0].blocks[i], sets_[1].slots[i] * page_bytes_, true});
+      blocks.push_back(sets_[0].blocks[i]);
+      origins.push_back(static_cast<std::uint32_t>(i));
+    }
+    for (std::unique_ptr<Inbox>& inbox : inboxes_) inbox = std::make_unique<Inbox>();
+    PEGA_TRY(device_.submit(load));
+    PEGA_TRY(inboxes_[1]->wait(1, 0));
+    PEGA_TRY(memory_->check(blocks, origins, salt));
+    PEGA_TRY(device_.submit(save));
+    PEGA_TRY(inboxes_[0]->wait(1, 0));
+    for (std::size_t i = 0; i < count; ++i) {
+      if (!harness::is_pattern(page_at(sets_[1].slots[i]), salt, static_cast<std::uint32_t>(i),
+                               0)) {
+        return fail(Errc::kCorrupt, "the page of block {} is not what was in it", blocks[i]);
+      }
+    }
+    return {};
+  }
+
+  const GpuOptions& options_;
+  const std::shared_ptr<cuda::Driver> driver_;
+  CudaDevice& device_;
+  engine::Pool& pool_;
+  Gemm* const gemm_;
+  std::vector<Figure>& figures_;
+  std::uint64_t segment_bytes_ = 0;
+  std::uint64_t page_bytes_ = 0;
+  std::string order_ = "in order";
+  Set sets_[2];  ///< Of saves and of loads: no page in both.
+  std::unique_ptr<Inbox> inboxes_[2];
+  std::unique_ptr<GpuMemory> memory_;
+};
+
+/// One for all sizes, as an engine has one for all its life.
+Result<std::unique_ptr<CudaDevice>> make_device(const GpuOptions& options,
+                                                const std::shared_ptr<cuda::Driver>& driver) {
+  CudaDevice::Options device{.ordinal = static_cast<int>(options.device),
+                             .staging_bytes = options.staging,
+                             .slice_bytes = options.slice,
+                             .kernel_blocks = static_cast<unsigned>(options.blocks),
+                             .low_priority = options.low_priority};
+  if (options.path == "staged") device.path = cuda::Path::kStaged;
+  if (options.path == "direct") device.path = cuda::Path::kDirect;
+  return CudaDevice::create(device, driver);
+}
+
+Result<engine::Pool> make_pool(std::uint64_t bytes) {
+  const std::atomic<bool> stop{false};
+  return engine::Pool::create({.size_bytes = bytes}, stop, [](std::uint64_t, std::uint64_t) {});
+}
+
+std::string memory_of(const engine::Pool& pool) {
+  return fmt::format("pages of {}", format_bytes(pool.page_bytes()));
+}
+
+/// How long a large pool takes to become CUDA's.
+Result<Figure> measure_registration(const GpuOptions& options,
+                                    const std::shared_ptr<cuda::Driver>& driver) {
+  PEGA_TRY_LET(engine::Pool pool, make_pool(options.registered));
+  PEGA_TRY_LET(const auto memory, GpuMemory::create(driver, static_cast<int>(options.device),
+                                                    options.page, 64 << 10, 4));
+  PEGA_TRY_LET(
+      const auto device,
+      CudaDevice::create({.ordinal = static_cast<int>(options.device),
+                          .register_bytes = options.register_range,
+                          .register_threads = static_cast<unsigned>(options.register_threads)},
+                         driver));
+  std::vector<double> seconds;
+  for (std::int64_t round = 0; round < options.rounds; ++round) {
+    PEGA_TRY(device->attach(memory->layout(), pool.bytes(), [](Device::Completion&&) {}));
+    seconds.push_back(std::chrono::duration<double>(device->info().register_time).count());
+    device->detach();
+  }
+  const double first = seconds.front();
+  PEGA_TRY_LET(const Samples samples, Samples::of(std::move(seconds)));
+  return Figure{.run = fmt::format("register a pool of {}, {}", format_bytes(pool.size_bytes()),
+                                   memory_of(pool)),
+                .params = {{"pool_bytes", static_cast<std::int64_t>(pool.size_bytes())},
+                           {"memory", memory_of(pool)}},
+                .figure = samples.median(),
+                .unit = "s",
+                .bound = 1,
+                .bound_name = "what a start may take",
+                .side = Reach::kAtMost,
+                .reach = 1,
+                .n = samples.count(),
+                .spread = fmt::format("{:.2f} to {:.2f}, the first {:.2f}", samples.quantile(0),
+                                      samples.quantile(1), first)};
+}
+
+}  // namespace
+
+Outcome run_gpu(int argc, const char* const* argv) {
+  GpuOptions o;
+  OptionTable table("pegaflow-perf gpu",
+                    "Pages between the pool and blocks on a GPU, beside contiguous copies of "
+                    "page-locked memory, idle and beside matrix products.");
+  declare(table, o.common);
+  table.integer("device", o.device, 0, 63, "Which GPU, among those that this process sees.");
+  table.list("segments", o.segments, "Sizes of a layer's share of a block.");
+  table.bytes("page", o.page, 64 << 10, std::uint64_t{64} << 20,
+              "Of a block over all layers; a larger segment is a page by itself.");
+  table.list("orders", o.orders, "shuffled, in-order.");
+  table.bytes("set", o.set, std::uint64_t{512} << 20, std::uint64_t{64} << 30,
+              "Copied over and over; half of it each way when both run.");
+  table.integer("rounds", o.rounds, 1, 100, "Alternations with the bound.");
+  table.integer("milliseconds", o.milliseconds, 20, 10'000, "Of one round.");
+  table.bytes("register", o.registered, 0, std::uint64_t{1} << 40,
+              "Pool whose registration is timed; 0: none.");
+  table.integer("register-threads", o.register_threads, 1, 256, "That register it.");
+  table.bytes("register-range", o.register_range, 2 << 20, std::uint64_t{1} << 40,
+              "Registered at a time; a power of two.");
+  table.integer("pages", o.pages, 0, 100'000, "Loads and saves of one page that are timed.");
+  table.text("path", o.path, "auto, staged or direct.");
+  table.bytes("staging", o.staging, 1 << 20, std::uint64_t{4} << 30,
+              "On the GPU, for each direction.");
+  table.bytes("slice", o.slice, 64 << 10, std::uint64_t{1} << 30, "Copied at a time.");
+  table.integer("kernel-blocks", o.blocks, 0, 10'000,
+                "Thread blocks of a kernel; 0: one a multiprocessor.");
+  table.flag("low-priority", o.low_priority, "Kernels behind those of the engine.");
+  table.flag("no-gemm", o.no_gemm, "Only on an idle GPU.");
+  table.text("cublas", o.cublas, "cuBLAS's file, if the loader does not find it.");
+  table.flag("check", o.check, "Compare every byte that was moved, both ways, before measuring.");
+  PEGA_TRY_LET(const OptionTable::Next next, table.parse(argc, argv, std::cout));
+  if (next == OptionTable::Next::kExit) return std::nullopt;
+  for (const std::string& order : o.orders) {
+    if (order != "shuffled" && order != "in-order") {
+      return fail(Errc::kInvalidArgument, "--orders {}: shuffled or in-order", order);
+    }
+  }
+  if (o.path != "auto" && o.path != "staged" && o.path != "direct") {
+    return fail(Errc::kInvalidArgument, "--path {}: auto, staged or direct", o.path);
+  }
+  std::vector<std::uint64_t> sizes;
+  for (const std::string& text : o.segments) {
+    PEGA_TRY_LET(const std::uint64_t bytes, parse_bytes(text));
+    const std::uint64_t page = std::max(o.page, bytes);
+    if (bytes < 4096 || bytes % 16 != 0 || page % bytes != 0 || page > o.set / 8) {
+      return fail(Errc::kInvalidArgument,
+                  "--segments {}: from 4kb on, a divisor of the page, a page 1/8 of the set", text);
+    }
+    sizes.push_back(bytes);
+  }
+
+  PEGA_TRY_LET(const std::shared_ptr<cuda::Driver> driver, cuda::Driver::load());
+  PEGA_TRY_LET(const Conditions conditions, begin_run(o.common));
+  std::vector<Figure> figures;
+  if (o.registered != 0) {
+    progress("register " + format_bytes(o.registered));
+    PEGA_TRY_LET(Figure figure, measure_registration(o, driver));
+    figures.push_back(std::move(figure));
+  }
+  if (o.pages != 0) {
+    progress("one page at a time");
+    PEGA_TRY(measure_single_pages({.common = o.common,
+                                   .device = static_cast<int>(o.device),
+                                   .page_bytes = o.page,
+                                   .count = static_cast<std::size_t>(o.pages)},
+                                  driver, figures));
+  }
+  PEGA_TRY_LET(engine::Pool pool, make_pool(o.set));
+  std::unique_ptr<Gemm> gemm;
+  if (!o.no_gemm) {
+    PEGA_TRY_LET(gemm, Gemm::start(driver, static_cast<int>(o.device), o.cublas));
+  }
+  PEGA_TRY_LET(const std::unique_ptr<CudaDevice> device, make_device(o, driver));
+  if (gemm) {
+    progress("contiguous copies beside matrix products");
+    Bench bench(o, driver, *device, pool, gemm.get(), figures);
+    PEGA_TRY(bench.run_contiguous());
+  }
+  for (const std::uint64_t bytes : sizes) {
+    progress("segments of " + format_bytes(bytes));
+    Bench bench(o, driver, *device, pool, gemm.get(), figures);
+    PEGA_TRY(bench.run(bytes));
+  }
+  return Report{.title = "pegaflow-perf gpu, pool on " + memory_of(pool),
+                .figures = std::move(figures),
+                .conditions = conditions,
+                .json = o.common.json};
+}
+
+}  // namespace pegaflow::perf

@@ -1,0 +1,47 @@
+#include "perf/lib/command.h"
+
+#include <cerrno>
+#include <charconv>
+#include <cstring>
+#include <iostream>
+
+#include <sched.h>
+
+#include "perf/lib/echo.h"
+
+namespace pegaflow::perf {
+
+void declare(OptionTable& table, CommonOptions& options) {
+  table.flag("json", options.json, "Print one JSON object a line instead of a table.");
+  table.text("server", options.server,
+             "The pegaflow-server to measure; the one of the same build if not given.");
+  table.integer("seed", options.seed, 0, INT64_MAX, "Repeats what a run with this seed has drawn.");
+  table.flag("realtime", options.realtime,
+             "Run everything before other programs (SCHED_FIFO, needs root): for a busy machine.");
+}
+
+Result<Conditions> begin_run(const CommonOptions& options) {
+  Conditions conditions = conditions_now(static_cast<std::uint64_t>(options.seed));
+  if (options.realtime) {
+    const sched_param lowest{.sched_priority = 1};
+    if (::sched_setscheduler(0, SCHED_FIFO, &lowest) != 0) {
+      return fail(Errc::kRefused, "--realtime: {}; it needs root or CAP_SYS_NICE",
+                  std::strerror(errno));
+    }
+    conditions.realtime = true;
+  }
+  return conditions;
+}
+
+void progress(std::string_view what) { std::cerr << what << " ..." << std::endl; }
+
+Result<void> run_serve_echo(std::span<const char* const> arguments) {
+  const std::string_view text = arguments.size() == 1 ? arguments[0] : "";
+  int listener = -1;
+  if (std::from_chars(text.data(), text.data() + text.size(), listener).ec != std::errc()) {
+    return fail(Errc::kInvalidArgument, "serve-echo takes the number of a descriptor");
+  }
+  return serve_echo(listener);
+}
+
+}  // namespace pegaflow::perf

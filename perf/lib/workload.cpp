@@ -1,0 +1,30 @@
+#include "perf/lib/workload.h"
+
+#include <algorithm>
+
+namespace pegaflow::perf {
+
+std::uint64_t pool_bytes_for(std::uint64_t blocks) {
+  constexpr std::uint64_t kUnit = std::uint64_t{64} << 20;
+  const std::uint64_t bytes = blocks * kSmallPageBytes;
+  return std::max(kUnit, (bytes + bytes / 32 + kUnit - 1) / kUnit * kUnit);
+}
+
+Result<void> fill(harness::WireClient& client, const KeySource& keys, std::uint64_t blocks,
+                  std::uint64_t& next_job) {
+  for (std::uint64_t first = 0; first < blocks; first += kJobBlocks) {
+    const std::size_t count = std::min<std::uint64_t>(kJobBlocks, blocks - first);
+    const std::uint64_t job = next_job++;
+    PEGA_TRY_LET(const std::vector<std::uint32_t> slots,
+                 client.reserve(job, keys.packed(first, count)));
+    const auto skipped = std::count(slots.begin(), slots.end(), harness::WireClient::kNoFrame);
+    if (slots.size() != count || skipped != 0) {
+      return fail(Errc::kOutOfCapacity, "of blocks {} to {}, {} got no slot", first, first + count,
+                  skipped);
+    }
+    PEGA_TRY(client.publish(job));
+  }
+  return {};
+}
+
+}  // namespace pegaflow::perf

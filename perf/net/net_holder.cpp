@@ -1,0 +1,370 @@
+#include "perf/net/net_holder.h"
+
+#include <array>
+#include <cerrno>
+#include <charconv>
+#include <csignal>
+#include <cstring>
+
+#include <fcntl.h>
+#include <poll.h>
+#include <sched.h>
+#include <spawn.h>
+#include <sys/socket.h>
+#include <sys/wait.h>
+
+#include <nlohmann/json.hpp>
+
+#include "base/clock.h"
+#include "base/hex.h"
+#include "base/log.h"
+#include "base/units.h"
+#include "engine/pool/memory_room.h"
+#include "harness/engine_memory.h"
+#include "perf/lib/command.h"
+#include "perf/net/net_perftest.h"
+#include "perf/net/net_plain.h"
+#include "transport/tcp/socket.h"
+
+namespace pegaflow::perf {
+namespace {
+
+constexpr Log kLog{"net"};
+constexpr int kProtocol = 2;
+constexpr std::size_t kLineBytes = 65536;
+constexpr std::uint64_t kMostMemory = std::uint64_t{64} << 30;
+constexpr std::chrono::seconds kGreetingPatience{10};
+constexpr std::chrono::hours kLease{24};
+constexpr const char* kPerftest = "perftest";
+
+constexpr const char* kOurs = "pega0";
+constexpr const char* kTheirs = "pega1";
+constexpr const char* kOurAddress = "10.255.77.1";
+constexpr const char* kTheirAddress = "10.255.77.2";
+
+Result<void> write_line(int fd, std::string text) {
+  text += '\n';
+  for (std::string_view rest = text; !rest.empty();) {
+    const ssize_t sent = ::send(fd, rest.data(), rest.size(), MSG_NOSIGNAL);
+    if (sent < 0 && errno == EINTR) continue;
+    if (sent <= 0) return fail_errno(errno, "tell the other end");
+    rest.remove_prefix(static_cast<std::size_t>(sent));
+  }
+  return {};
+}
+
+/// One byte a call: it is done twice a run, and what follows the line is left for others.
+Result<std::string> read_line(int fd, TimePoint last = TimePoint::max()) {
+  std::string line;
+  while (line.size() < kLineBytes) {
+    if (std::chrono::steady_clock::now() >= last) return fail(Errc::kTimeout, "no line came");
+    char byte = 0;
+    const ssize_t got = ::recv(fd, &byte, 1, 0);
+    if (got < 0 && errno == EINTR) continue;
+    if (got < 0) return fail_errno(errno, "hear the other end");
+    if (got == 0) return fail(Errc::kPeerLost, "the other end closed the connection");
+    if (byte == '\n') return line;
+    line += byte;
+  }
+  return fail(Errc::kCorrupt, "a line of more than {} bytes", kLineBytes);
+}
+
+nlohmann::json to_json(const NetOffer& offer) {
+  nlohmann::json regions = nlohmann::json::array();
+  for (const RegionDescriptor& region : offer.fabric.regions) {
+    regions.push_back({{"region", static_cast<std::uint32_t>(region.region)},
+                       {"bytes", region.size_bytes},
+                       {"key", to_hex(region.key)}});
+  }
+  return {{"backend", offer.fabric.backend},
+          {"incarnation", {offer.fabric.incarnation.high, offer.fabric.incarnation.low}},
+          {"address", to_hex(offer.fabric.address)},
+          {"regions", regions},
+          {"plain", offer.plain}};
+}
+
+Result<NetOffer> offer_of(const std::string& line) {
+  try {
+    const auto json = nlohmann::json::parse(line);
+    if (json.contains("error")) {
+      return fail(Errc::kRefused, "the other end says: {}", json["error"].get<std::string>());
+    }
+    NetOffer offer;
+    offer.fabric.backend = json.at("backend").get<std::string>();
+    offer.fabric.incarnation = {json.at("incarnation").at(0).get<std::uint64_t>(),
+                                json.at("incarnation").at(1).get<std::uint64_t>()};
+    offer.fabric.address = from_hex(json.at("address").get<std::string>());
+    for (const auto& region : json.at("regions")) {
+      offer.fabric.regions.push_back({.region = RegionId{region.at("region").get<std::uint32_t>()},
+                                      .size_bytes = region.at("bytes").get<std::uint64_t>(),
+                                      .key = from_hex(region.at("key").get<std::string>())});
+    }
+    offer.plain = json.at("plain").get<std::string>();
+    if (offer.fabric.regions.size() != 1) return fail(Errc::kCorrupt, "it offers not one region");
+    return offer;
+  } catch (const nlohmann::json::exception& problem) {
+    return fail(Errc::kCorrupt, "what answers is no `pegaflow-perf net`: {}", problem.what());
+  }
+}
+
+Result<NetRequest> request_of(const std::string& line) {
+  try {
+    const auto json = nlohmann::json::parse(line);
+    if (json.at("protocol").get<int>() != kProtocol) {
+      return fail(Errc::kRefused, "the two ends are of different versions of pegaflow-perf");
+    }
+    const NetRequest request{.backend = json.at("backend").get<std::string>(),
+                             .memory_bytes = json.at("memory_bytes").get<std::uint64_t>(),
+                             .seed = json.at("seed").get<std::uint64_t>()};
+    if (request.memory_bytes == 0 || request.memory_bytes > kMostMemory) {
+      return fail(Errc::kInvalidArgument, "{} bytes of memory are asked for", request.memory_bytes);
+    }
+    return request;
+  } catch (const nlohmann::json::exception& problem) {
+    return fail(Errc::kCorrupt, "what asks is no `pegaflow-perf net`: {}", problem.what());
+  }
+}
+
+/// The listener does not block: it is the lane's kind of socket.
+int accept_one(int listener) {
+  for (;;) {
+    pollfd entry{.fd = listener, .events = POLLIN, .revents = 0};
+    if (::poll(&entry, 1, -1) < 0 && errno != EINTR) return -1;
+    const int socket = ::accept4(listener, nullptr, nullptr, SOCK_CLOEXEC);
+    if (socket >= 0) return socket;
+    if (errno != EAGAIN && errno != EINTR && errno != ECONNABORTED) return -1;
+  }
+}
+
+Result<void> set_patience(int socket, std::chrono::seconds patience) {
+  const timeval time{.tv_sec = patience.count(), .tv_usec = 0};
+  if (::setsockopt(socket, SOL_SOCKET, SO_RCVTIMEO, &time, sizeof time) == 0) return {};
+  return fail_errno(errno, "set how long a reader is waited for");
+}
+
+/// Every page of it will be there: an eighth of what is left is for others.
+Result<NetRequest> within_room(const NetRequest& request) {
+  PEGA_TRY_LET(const engine::MemoryRoom room, engine::memory_room());
+  if (request.memory_bytes <= room.available_bytes / 8 * 7) return request;
+  return fail(Errc::kOutOfCapacity, "{} of memory are asked for, and there are {}",
+              format_bytes(request.memory_bytes), format_bytes(room.available_bytes));
+}
+
+/// Serves what is asked for while the lane is measured.
+Result<void> serve_perftest(int socket, const NetLane& lane) {
+  std::optional<PerftestServer> server;
+  for (;;) {
+    const Result<std::string> line = read_line(socket);
+    if (!line && line.error().code == Errc::kPeerLost) return {};
+    if (!line) return tl::unexpected<Error>(line.error());
+    if (*line != kPerftest || lane.backend != "ucx") {
+      return fail(Errc::kCorrupt, "a reader says what makes no sense");
+    }
+    server.reset();  // Before the next one listens.
+    Result<PerftestServer> started = PerftestServer::start(lane);
+    nlohmann::json answer;
+    if (started) {
+      server.emplace(std::move(*started));
+      answer = {{"port", server->port()}};
+    } else {
+      answer = {{"error", to_string(started.error())}};
+    }
+    PEGA_TRY(write_line(socket, answer.dump()));
+  }
+}
+
+Result<void> hold_for(int socket, const NetLane& lane) {
+  // One reader after the other: who says nothing keeps nobody waiting for long.
+  PEGA_TRY(set_patience(socket, kGreetingPatience));
+  PEGA_TRY_LET(const std::string line,
+               read_line(socket, std::chrono::steady_clock::now() + kGreetingPatience));
+  PEGA_TRY(set_patience(socket, std::chrono::seconds(0)));
+  const auto of_this_lane = [&](const NetRequest& asked) -> Result<NetRequest> {
+    if (asked.backend == lane.backend) return asked;
+    return fail(Errc::kRefused, "this end has --backend {}", lane.backend);
+  };
+  const Result<NetRequest> request = request_of(line).and_then(of_this_lane).and_then(within_room);
+  if (!request) {
+    PEGA_TRY(write_line(socket, nlohmann::json{{"error", to_string(request.error())}}.dump()));
+    return tl::unexpected<Error>(request.error());
+  }
+  PEGA_TRY_LET(const harness::Mapping memory, harness::Mapping::anonymous(request->memory_bytes));
+  fill_net_pattern(memory.bytes(), request->seed);
+  // Where the reader reached us it reaches the lane too.
+  PEGA_TRY_LET(const tcp::SocketAddress here, tcp::SocketAddress::near_end(socket));
+  const std::string listen = to_string(here.with_port(0));
+  const SteadyClock clock;
+  PEGA_TRY_LET(const auto fabric, make_lane(lane, listen, clock, [](Fabric::Completion&&) {}));
+  PEGA_TRY_LET(const RegionId region, fabric->register_region(memory.bytes()));
+  PEGA_TRY(fabric->lend(region, clock.now() + kLease));
+  NetOffer offer{.fabric = fabric->describe(), .plain = {}};
+  std::unique_ptr<PlainSender> plain;
+  if (lane.backend == "tcp") {
+    PEGA_TRY_LET(plain, PlainSender::start(listen, memory.bytes()));
+    offer.plain = plain->address();
+  }
+  PEGA_TRY(write_line(socket, to_json(offer).dump()));
+  return serve_perftest(socket, lane);
+}
+
+// ---- namespaces
+
+Result<void> run_ip(std::vector<std::string> words) {
+  words.insert(words.begin(), "ip");
+  std::vector<char*> arguments;
+  for (std::string& word : words) arguments.push_back(word.data());
+  arguments.push_back(nullptr);
+  std::array<char*, 2> environment{const_cast<char*>("PATH=/usr/sbin:/sbin:/usr/bin:/bin"),
+                                   nullptr};
+  pid_t pid = -1;
+  int error = ENOENT;
+  for (const char* const path : {"/usr/sbin/ip", "/sbin/ip", "/usr/bin/ip", "/bin/ip"}) {
+    error = ::posix_spawn(&pid, path, nullptr, nullptr, arguments.data(), environment.data());
+    if (error == 0) break;
+  }
+  if (error != 0) return fail(Errc::kRefused, "the program `ip` (iproute2) is not there");
+  int status = 0;
+  while (::waitpid(pid, &status, 0) < 0 && errno == EINTR) {
+  }
+  if (status == 0) return {};
+  return fail(Errc::kRefused, "`ip {} {}` failed", words.at(1), words.at(2));
+}
+
+Result<void> own_namespace() {
+  if (::unshare(CLONE_NEWNET) == 0) return {};
+  return fail(Errc::kRefused, "a network namespace: {}; it needs root", std::strerror(errno));
+}
+
+Result<void> raise(const char* device, const std::string& address) {
+  PEGA_TRY(run_ip({"address", "add", address + "/30", "dev", device}));
+  PEGA_TRY(run_ip({"link", "set", device, "up"}));
+  return run_ip({"link", "set", "lo", "up"});
+}
+
+Result<void> expect(int control, std::string_view word) {
+  PEGA_TRY_LET(const std::string line, read_line(control));
+  if (line == word) return {};
+  return fail(Errc::kRefused, "{}", line);
+}
+
+}  // namespace
+
+void fill_net_pattern(std::span<std::byte> memory, std::uint64_t seed) {
+  for (std::size_t i = 0; i < memory.size(); i += sizeof(std::uint64_t)) {
+    std::uint64_t word = (i + 1) * 0x9E3779B97F4A7C15ULL + seed * 0xD1B54A32D192ED03ULL;
+    word = (word ^ (word >> 31)) * 0xBF58476D1CE4E5B9ULL;
+    std::memcpy(memory.data() + i, &word, std::min(sizeof word, memory.size() - i));
+  }
+}
+
+Result<void> hold_net(int listener, const NetLane& lane) {
+  for (;;) {
+    const UniqueFd socket(accept_one(listener));
+    if (!socket) return fail_errno(errno, "accept a reader");
+    if (const Result<void> held = hold_for(socket.get(), lane); !held) {
+      kLog.warn("a reader was not served reason={}", to_string(held.error()));
+    }
+  }
+}
+
+Result<NetConnection> ask_holder(const std::string& address, const NetRequest& request) {
+  PEGA_TRY_LET(const tcp::SocketAddress to, tcp::SocketAddress::parse(address, false));
+  UniqueFd socket(::socket(to.family(), SOCK_STREAM | SOCK_CLOEXEC, 0));
+  if (!socket || ::connect(socket.get(), to.data(), to.size()) != 0) {
+    return fail_errno(errno, "connect to " + address);
+  }
+  const nlohmann::json json = {{"protocol", kProtocol},
+                               {"backend", request.backend},
+                               {"memory_bytes", request.memory_bytes},
+                               {"seed", request.seed}};
+  PEGA_TRY(write_line(socket.get(), json.dump()));
+  PEGA_TRY_LET(const std::string line, read_line(socket.get()));
+  PEGA_TRY_LET(NetOffer offer, offer_of(line));
+  return NetConnection{.socket = std::move(socket), .offer = std::move(offer)};
+}
+
+Result<std::uint16_t> ask_perftest(const NetConnection& connection) {
+  PEGA_TRY(write_line(connection.socket.get(), kPerftest));
+  PEGA_TRY_LET(const std::string line, read_line(connection.socket.get()));
+  const auto json = nlohmann::json::parse(line, nullptr, false);
+  if (json.contains("error") && json["error"].is_string()) {
+    return fail(Errc::kRefused, "the other end says: {}", json["error"].get<std::string>());
+  }
+  if (!json.contains("port") || !json["port"].is_number_unsigned()) {
+    return fail(Errc::kCorrupt, "the other end names no port");
+  }
+  return json["port"].get<std::uint16_t>();
+}
+
+/// The body of the child. It says "ready" in its namespace or why it has none, hears "go" when the
+/// other end of the wire has been put there or "loopback", and answers with where it listens.
+Result<void> run_hold_net(std::span<const char* const> arguments) {
+  int control = -1;
+  const std::string_view text = arguments.size() >= 3 ? arguments[0] : "";
+  if (std::from_chars(text.data(), text.data() + text.size(), control).ec != std::errc()) {
+    return fail(Errc::kInvalidArgument, "hold-net takes the number of a descriptor, and a lane");
+  }
+  NetLane lane{.backend = arguments[1], .ucx_over_tcp = std::string_view(arguments[2]) == "tcp"};
+  lane.rails.assign(arguments.begin() + 3, arguments.end());
+  const UniqueFd home(::open("/proc/self/ns/net", O_RDONLY | O_CLOEXEC));
+  Result<void> own = lane.backend == "tcp"
+                         ? own_namespace()
+                         : fail(Errc::kRefused, "cards stay in the namespace where they are");
+  PEGA_TRY(write_line(control, own ? "ready" : to_string(own.error())));
+  PEGA_TRY_LET(const std::string order, read_line(control));
+  std::string address = kTheirAddress;
+  if (order == "go") {
+    PEGA_TRY(raise(kTheirs, address));
+  } else {
+    if (own && ::setns(home.get(), CLONE_NEWNET) != 0) return fail_errno(errno, "go back home");
+    address = "127.0.0.1";
+  }
+  PEGA_TRY_LET(const tcp::SocketAddress at, tcp::SocketAddress::parse(address + ":0"));
+  PEGA_TRY_LET(const UniqueFd listener, tcp::listen_at(at));
+  PEGA_TRY_LET(const tcp::SocketAddress bound, tcp::SocketAddress::near_end(listener.get()));
+  PEGA_TRY(write_line(control, to_string(bound)));
+  return hold_net(listener.get(), lane);
+}
+
+Result<NetChild> NetChild::start(const NetLane& lane) {
+  int pair[2] = {-1, -1};
+  if (::socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, pair) != 0) {
+    return fail_errno(errno, "make a pair of sockets");
+  }
+  UniqueFd ours(pair[0]);
+  UniqueFd theirs(pair[1]);
+  PEGA_TRY_LET(const std::string own, harness::own_path());
+  std::vector<std::string> command = {own, "hold-net", std::to_string(pair[1]), lane.backend,
+                                      lane.ucx_over_tcp ? "tcp" : "card"};
+  command.insert(command.end(), lane.rails.begin(), lane.rails.end());
+  PEGA_TRY_LET(harness::Child child,
+               harness::Child::start(
+                   {.command = std::move(command), .log_file = {}, .inherited_fd = pair[1]}));
+  theirs.reset();  // So that its end is seen.
+  const pid_t pid = child.pid();
+  NetChild started(std::move(child), std::move(ours));
+  const int control = started.control_.get();
+
+  started.home_ = UniqueFd(::open("/proc/self/ns/net", O_RDONLY | O_CLOEXEC));
+  const Result<void> joined = [&]() -> Result<void> {
+    PEGA_TRY(expect(control, "ready"));
+    PEGA_TRY(own_namespace());
+    PEGA_TRY(run_ip({"link", "add", kOurs, "type", "veth", "peer", "name", kTheirs, "netns",
+                     std::to_string(pid)}));
+    return raise(kOurs, kOurAddress);
+  }();
+  if (!joined) {
+    if (::setns(started.home_.get(), CLONE_NEWNET) != 0) return fail_errno(errno, "go back home");
+    started.loopback_because_ = joined.error().detail;
+  }
+  PEGA_TRY(write_line(control, joined ? "go" : "loopback"));
+  PEGA_TRY_LET(started.address_, read_line(control));
+  return started;
+}
+
+NetChild::~NetChild() {
+  // Threads that were made meanwhile stay where they are; they have ended by now.
+  if (home_ && loopback_because_.empty()) (void)::setns(home_.get(), CLONE_NEWNET);
+}
+
+}  // namespace pegaflow::perf

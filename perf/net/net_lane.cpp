@@ -1,0 +1,55 @@
+#include "perf/net/net_lane.h"
+
+#include <chrono>
+#include <utility>
+
+#include "transport/tcp/tcp_fabric.h"
+#include "transport/ucx/nic.h"
+#include "transport/ucx/ucx_fabric.h"
+
+namespace pegaflow::perf {
+
+namespace {
+
+constexpr std::chrono::seconds kPatience{20};
+
+}  // namespace
+
+Result<NetLane> with_rails(NetLane lane) {
+  if (lane.backend == "tcp") {
+    if (lane.rails.empty() && !lane.ucx_over_tcp) return lane;
+    return fail(Errc::kInvalidArgument, "rails are of --backend ucx");
+  }
+  if (lane.backend != "ucx") {
+    return fail(Errc::kInvalidArgument, "--backend {}: not tcp or ucx", lane.backend);
+  }
+  if (!lane.rails.empty()) return lane;
+  if (lane.ucx_over_tcp) {
+    return fail(Errc::kInvalidArgument, "UCX over TCP takes --rails: network interfaces, as lo");
+  }
+  const ucx::NicChoice choice = ucx::choose_nics(ucx::find_nics(), {}, {});
+  if (choice.rails.empty()) {
+    return fail(Errc::kRefused, "no RDMA card here has a link that is up");
+  }
+  for (const ucx::Nic& nic : choice.rails) lane.rails.push_back(nic.name());
+  return lane;
+}
+
+Result<std::unique_ptr<Fabric>> make_lane(const NetLane& lane, const std::string& listen,
+                                          const Clock& clock, Fabric::CompletionSink sink) {
+  if (lane.backend == "ucx") {
+    UcxFabric::Options options{.rails = lane.rails, .sockets = lane.ucx_over_tcp};
+    // What is measured comes after the greeting, and a card in software takes its time for that.
+    options.connect_timeout = options.stall_timeout = kPatience;
+    if (lane.piece_bytes != 0) options.piece_bytes = lane.piece_bytes;
+    if (lane.window_bytes != 0) options.window_bytes = lane.window_bytes;
+    return UcxFabric::create(options, clock, std::move(sink));
+  }
+  TcpFabric::Options options{.listen = listen};
+  if (lane.connections != 0) options.connections = lane.connections;
+  if (lane.piece_bytes != 0) options.piece_bytes = lane.piece_bytes;
+  if (lane.window_bytes != 0) options.window_bytes = lane.window_bytes;
+  return TcpFabric::create(options, clock, std::move(sink));
+}
+
+}  // namespace pegaflow::perf

@@ -1,0 +1,270 @@
+/// \file
+/// `pegaflow-perf lookup`: what a question to the server costs, beside an echo of the same bytes.
+
+#include <iostream>
+#include <thread>
+
+#include "client/cache_session.h"
+#include "harness/server_process.h"
+#include "perf/lib/command.h"
+#include "perf/lib/echo.h"
+#include "perf/lib/workload.h"
+
+namespace pegaflow::perf {
+namespace {
+
+constexpr std::size_t kManyKeys = 8192;  // 128 Ki tokens; the most that one call may ask.
+constexpr double kMicrosecondsPerMillisecond = 1000;
+
+/// Microseconds that `call` takes.
+template <typename Call>
+double timed(Call&& call) {
+  const auto begin = std::chrono::steady_clock::now();
+  call();
+  return std::chrono::duration<double, std::micro>(std::chrono::steady_clock::now() - begin)
+      .count();
+}
+
+/// Every lookup has to find all its keys, else it was cheap for the wrong reason.
+Result<void> expect_all(const Result<std::uint32_t>& found, std::size_t keys) {
+  if (!found) return tl::unexpected<Error>(found.error());
+  if (*found != keys) return fail(Errc::kInternal, "{} of {} keys were found", *found, keys);
+  return {};
+}
+
+struct Lookups {
+  Rounds::Comparison and_back;  // Beside an echo that sends all the bytes back.
+  Rounds::Comparison there;     // Beside an echo that answers as briefly as a lookup.
+  Rounds::Comparison cpu;       // Processor time of the server, and of the echo that sends back.
+};
+
+/// The two programs that are held against each other.
+struct Contest {
+  harness::WireClient& client;
+  const harness::Child& server;
+  EchoClient& echo;
+  const harness::Child& echo_server;
+};
+
+/// Calls `call` with keys drawn anew each time, so that the server's index is as cold as with real
+/// prompts. Returns the microseconds of each call, and the mean processor time of `process` a call.
+template <typename Call>
+Result<std::pair<std::vector<double>, double>> run_calls(const harness::Child& process,
+                                                         const KeySource& keys,
+                                                         std::uint64_t blocks, std::size_t count,
+                                                         std::size_t calls, std::uint64_t& draw,
+                                                         Call&& call) {
+  std::vector<double> samples;
+  PEGA_TRY_LET(const Duration begin, process.cpu_time());
+  for (std::size_t i = 0; i < calls; ++i) {
+    const std::vector<std::byte> asked = keys.drawn(blocks, count, draw++);
+    Result<void> answered;
+    samples.push_back(timed([&] { answered = call(asked); }));
+    PEGA_TRY(answered);
+  }
+  PEGA_TRY_LET(const Duration end, process.cpu_time());
+  const double cpu_us = std::chrono::duration<double, std::micro>(end - begin).count();
+  return std::pair(std::move(samples), cpu_us / static_cast<double>(calls));
+}
+
+/// Alternates rounds of lookups, of echoes with a long answer and of echoes with a short one.
+Result<Lookups> compare(Contest contest, const KeySource& keys, std::uint64_t blocks,
+                        std::size_t count, std::size_t rounds, std::size_t calls) {
+  const auto lookup = [&](const std::vector<std::byte>& asked) {
+    return expect_all(contest.client.lookup(asked), count);
+  };
+  const auto expect_bytes = [](std::size_t came, std::size_t sent) -> Result<void> {
+    if (came != sent) return fail(Errc::kInternal, "the echo lost {} bytes", sent - came);
+    return {};
+  };
+  const auto back = [&](const std::vector<std::byte>& asked) {
+    return expect_bytes(contest.echo.back(asked), asked.size());
+  };
+  const auto there = [&](const std::vector<std::byte>& asked) {
+    return expect_bytes(contest.echo.count(asked), asked.size());
+  };
+  Rounds beside_back;
+  Rounds beside_there;
+  Rounds cpu;
+  std::uint64_t draw = 0;
+  for (std::size_t round = 0; round <= rounds; ++round) {
+    PEGA_TRY_LET(auto ours, run_calls(contest.server, keys, blocks, count, calls, draw, lookup));
+    PEGA_TRY_LET(auto echoed,
+                 run_calls(contest.echo_server, keys, blocks, count, calls, draw, back));
+    PEGA_TRY_LET(auto brief,
+                 run_calls(contest.echo_server, keys, blocks, count, calls, draw, there));
+    if (round == 0) continue;  // Warms up caches, socket buffers and the processor.
+    cpu.add({ours.second}, {echoed.second});
+    beside_there.add(ours.first, std::move(brief.first));
+    beside_back.add(std::move(ours.first), std::move(echoed.first));
+  }
+  PEGA_TRY_LET(Rounds::Comparison with_back, beside_back.compare());
+  PEGA_TRY_LET(Rounds::Comparison with_there, beside_there.compare());
+  PEGA_TRY_LET(Rounds::Comparison with_cpu, cpu.compare());
+  return Lookups{
+      .and_back = std::move(with_back), .there = std::move(with_there), .cpu = std::move(with_cpu)};
+}
+
+std::string spread_of(const Rounds::Comparison& compared) {
+  return fmt::format("ratio {:.2f} to {:.2f} in {} rounds", compared.ratio_low, compared.ratio_high,
+                     compared.rounds);
+}
+
+std::string spread_of(const Samples& samples, double scale) {
+  return fmt::format("p10 {} to p90 {}", format_number(samples.quantile(0.1) / scale),
+                     format_number(samples.quantile(0.9) / scale));
+}
+
+void report_many(const Lookups& found, const Params& params, std::vector<Figure>& figures) {
+  constexpr double kScale = kMicrosecondsPerMillisecond;
+  for (const double fraction : {0.5, 0.9, 0.99}) {
+    const bool is_median = fraction == 0.5;
+    Figure figure{.run = fmt::format("lookup of 8,192 keys, p{:g}", fraction * 100),
+                  .params = params,
+                  .figure = found.and_back.figure.quantile(fraction) / kScale,
+                  .unit = "ms",
+                  .bound = found.and_back.bound.quantile(fraction) / kScale,
+                  .bound_name = "echo of the same bytes",
+                  .reach = std::nullopt,
+                  .n = found.and_back.figure.count(),
+                  .spread = is_median ? spread_of(found.and_back) : ""};
+    if (is_median) figure.reach = 2;
+    figures.push_back(std::move(figure));
+  }
+  figures.push_back({.run = "lookup of 8,192 keys, p99",
+                     .params = params,
+                     .figure = found.and_back.figure.quantile(0.99) / kScale,
+                     .unit = "ms",
+                     .bound = 1,
+                     .bound_name = "1 ms, on an idle machine only",
+                     .n = found.and_back.figure.count(),
+                     .spread = spread_of(found.and_back.figure, kScale)});
+  figures.push_back({.run = "lookup of 8,192 keys, p50",
+                     .params = params,
+                     .figure = found.there.figure.median() / kScale,
+                     .unit = "ms",
+                     .bound = found.there.bound.median() / kScale,
+                     .bound_name = "the bytes one way, a short answer",
+                     .reach = std::nullopt,
+                     .n = found.there.figure.count(),
+                     .spread = spread_of(found.there)});
+  figures.push_back({.run = "lookup of 8,192 keys, CPU of the server",
+                     .params = params,
+                     .figure = found.cpu.figure.median() / kScale,
+                     .unit = "ms",
+                     .bound = found.cpu.bound.median() / kScale,
+                     .bound_name = "CPU of the echo's server",
+                     .reach = std::nullopt,
+                     .n = found.cpu.rounds,
+                     .spread = spread_of(found.cpu)});
+}
+
+/// One key through the client library, as an engine's scheduler asks: a ticket, then its answer.
+Result<Samples> ask_session(CacheSession& session, const KeySource& keys, std::uint64_t blocks,
+                            std::size_t calls) {
+  constexpr std::size_t kWarmUp = 200;
+  std::vector<double> samples;
+  for (std::size_t i = 0; i < calls + kWarmUp; ++i) {
+    const BlockKey key = keys.key(i * 7919 % blocks);  // A prime: another block each time.
+    std::optional<Result<CacheSession::Answer>> answer;
+    Result<void> asked;
+    const double us = timed([&] {
+      const Result<CacheSession::Ticket> ticket = session.lookup({&key, 1});
+      if (!ticket) {
+        asked = tl::unexpected<Error>(ticket.error());
+        return;
+      }
+      answer = session.take(*ticket, std::chrono::seconds(1));
+    });
+    PEGA_TRY(asked);
+    if (!answer) return fail(Errc::kTimeout, "a lookup of one key took over a second");
+    if (!*answer) return tl::unexpected<Error>(answer->error());
+    if ((*answer)->blocks != 1) return fail(Errc::kInternal, "a sealed key was not found");
+    if (i >= kWarmUp) samples.push_back(us);
+  }
+  return Samples::of(std::move(samples));
+}
+
+}  // namespace
+
+Outcome run_lookup(int argc, const char* const* argv) {
+  CommonOptions common;
+  std::int64_t blocks = 1'000'000;
+  std::int64_t rounds = 50;
+  OptionTable table("pegaflow-perf lookup",
+                    "Lookups over the socket into a full index, beside an echo of the same bytes.");
+  declare(table, common);
+  table.integer("blocks", blocks, 1, 10'000'000,
+                "Sealed blocks of 4 KiB; the pool takes 4 GiB for a million.");
+  table.integer("rounds", rounds, 1, 1000,
+                "Alternations of 16 lookups and 16 echoes of each kind.");
+  PEGA_TRY_LET(const OptionTable::Next next, table.parse(argc, argv, std::cout));
+  if (next == OptionTable::Next::kExit) return std::nullopt;
+
+  PEGA_TRY_LET(const Conditions conditions, begin_run(common));
+  const auto population = static_cast<std::uint64_t>(blocks);
+  PEGA_TRY_LET(const EchoProcess echo_process, EchoProcess::start());
+  progress(fmt::format("start a server with a pool for {} blocks",
+                       format_number(static_cast<double>(blocks))));
+  PEGA_TRY_LET(
+      harness::ServerProcess server,
+      harness::ServerProcess::start(
+          {.program = common.server, .pool_bytes = pool_bytes_for(population), .arguments = {}}));
+  kj::AsyncIoContext io = kj::setupAsyncIo();
+  PEGA_TRY_LET(const auto client, harness::WireClient::connect(io, server.socket_path()));
+  PEGA_TRY(client->register_worker("perf", kSmallPageBytes, 1024));
+  PEGA_TRY_LET(const auto echo, EchoClient::connect(io, echo_process.socket_path()));
+  progress("fill it");
+  const KeySource keys(static_cast<std::uint64_t>(common.seed));
+  std::uint64_t next_job = 1;
+  PEGA_TRY(fill(*client, keys, population, next_job));
+
+  const Params params = {{"blocks", blocks}, {"keys", std::int64_t{kManyKeys}}};
+  const Params one_key = {{"blocks", blocks}, {"keys", std::int64_t{1}}};
+  const auto round_count = static_cast<std::size_t>(rounds);
+  std::vector<Figure> figures;
+  const Contest contest{.client = *client,
+                        .server = server.process(),
+                        .echo = *echo,
+                        .echo_server = echo_process.process()};
+  progress("8,192 keys, in turns with echoes");
+  PEGA_TRY_LET(const Lookups many, compare(contest, keys, population, kManyKeys, round_count, 16));
+  report_many(many, params, figures);
+
+  progress("one key");
+  PEGA_TRY_LET(const Lookups one, compare(contest, keys, population, 1, round_count, 100));
+  figures.push_back({.run = "lookup of one key, bare wire, p50",
+                     .params = one_key,
+                     .figure = one.and_back.figure.median(),
+                     .unit = "us",
+                     .bound = one.and_back.bound.median(),
+                     .bound_name = "echo of the same bytes",
+                     .reach = std::nullopt,
+                     .n = one.and_back.figure.count(),
+                     .spread = spread_of(one.and_back)});
+  PEGA_TRY_LET(const auto session,
+               CacheSession::start({.socket_path = server.socket_path(),
+                                    .instance = "perf",
+                                    .build = "pegaflow-perf",
+                                    .lookup_deadline = std::chrono::seconds(1)}));
+  if (!session->wait_for(LinkState::kReady, std::chrono::seconds(5))) {
+    return fail(Errc::kPeerLost, "the client library did not connect: {}",
+                session->status().detail);
+  }
+  PEGA_TRY_LET(const Samples asked, ask_session(*session, keys, population, round_count * 100));
+  figures.push_back(
+      {.run = "lookup of one key, C++ client, p50",
+       .params = one_key,
+       .figure = asked.median(),
+       .unit = "us",
+       .bound = 60,
+       .bound_name = "60 us, on an idle machine only",
+       .n = asked.count(),
+       .spread = spread_of(asked, 1) + ", p99 " + format_number(asked.quantile(0.99))});
+  return Report{.title = "pegaflow-perf lookup",
+                .figures = std::move(figures),
+                .conditions = conditions,
+                .json = common.json};
+}
+
+}  // namespace pegaflow::perf

@@ -1,0 +1,246 @@
+/// \file
+/// `pegaflow-perf pull`: a prefix that another node has, at the engine: its first page and its
+/// last, and what the owner's confirmation of the lease has of that.
+
+#include <algorithm>
+#include <atomic>
+#include <chrono>
+#include <iostream>
+#include <memory>
+#include <numeric>
+#include <optional>
+#include <utility>
+
+#include "base/units.h"
+#include "harness/engine_memory.h"
+#include "harness/server_process.h"
+#include "perf/lib/command.h"
+#include "perf/lib/keys.h"
+#include "perf/lib/linked_engine.h"
+#include "perf/server/loopback_nodes.h"
+#include "perf/server/peer_question.h"
+#include "transport/host/host_device.h"
+
+namespace pegaflow::perf {
+namespace {
+
+using Clock = std::chrono::steady_clock;
+constexpr std::uint64_t kSegmentBytes = std::uint64_t{32} << 10;
+/// What is fetched takes a part of the pool, in whole extents.
+constexpr std::uint64_t kLeastPool = std::uint64_t{64} << 20;
+/// Questions to the owner behind each pull.
+constexpr int kConfirmations = 20;
+
+struct PullOptions {
+  CommonOptions common;
+  std::int64_t blocks = 64;
+  std::uint64_t page_bytes = std::uint64_t{2} << 20;
+  std::int64_t rounds = 10;
+};
+
+/// Says when the first batch after expect() was copied. Thread-safe, as every device.
+class WatchedDevice final : public Device {
+ public:
+  explicit WatchedDevice(std::unique_ptr<HostDevice> device) : device_(std::move(device)) {}
+
+  void expect() { first_ = Clock::time_point(); }
+  /// Of a batch that was whole; no value: there was none.
+  [[nodiscard]] std::optional<Clock::time_point> first() const {
+    const Clock::time_point at = first_;
+    if (at == Clock::time_point()) return std::nullopt;
+    return at;
+  }
+
+  Result<void> attach(const PageLayout& layout, std::span<std::byte> pool,
+                      CompletionSink sink) override {
+    return device_->attach(layout, pool, [this, sink = std::move(sink)](Completion&& done) {
+      Clock::time_point none{};
+      if (!done.error) first_.compare_exchange_strong(none, Clock::now());
+      sink(std::move(done));
+    });
+  }
+  void detach() override { device_->detach(); }
+  Result<Event> record_event(Queue queue) override { return device_->record_event(queue); }
+  Result<void> submit(Batch batch) override { return device_->submit(std::move(batch)); }
+  void cancel(std::uint64_t ticket) override { device_->cancel(ticket); }
+
+ private:
+  std::unique_ptr<HostDevice> device_;
+  std::atomic<Clock::time_point> first_{};
+};
+
+/// An engine with memory for one prefix.
+class Engine {
+ public:
+  static Result<std::unique_ptr<Engine>> start(const PullOptions& options,
+                                               const std::string& socket, const std::string& name) {
+    const auto count = static_cast<std::uint64_t>(options.blocks);
+    PEGA_TRY_LET(harness::EngineMemory memory,
+                 harness::EngineMemory::create(options.page_bytes,
+                                               std::min(kSegmentBytes, options.page_bytes), count));
+    PEGA_TRY_LET(auto device, HostDevice::create({}));
+    std::unique_ptr<Engine> engine(new Engine(std::move(memory), std::move(device), count));
+    PEGA_TRY_LET(
+        engine->link_,
+        LinkedEngine::connect({.socket = socket, .instance = name, .program = "pegaflow-perf pull"},
+                              engine->memory_.layout(), engine->device_));
+    return engine;
+  }
+  Result<void> save(std::uint64_t round, std::span<const BlockKey> keys) {
+    memory_.write_pattern(round);
+    PEGA_TRY(link_->save(round, keys, blocks_));
+    return link_->finish(1, blocks_.size());
+  }
+
+  struct Times {
+    Duration first{};
+    Duration whole{};
+  };
+  /// From the claim to the first copied page and to the report of the load.
+  Result<Times> load(std::uint64_t round, std::span<const BlockKey> keys) {
+    memory_.clear();
+    device_.expect();
+    const auto begin = Clock::now();
+    PEGA_TRY_LET(const CacheSession::Answer claim, link_->claim(keys));
+    if (claim.coming != blocks_.size()) {
+      return fail(Errc::kInternal, "of {} blocks {} are coming", blocks_.size(), claim.coming);
+    }
+    PEGA_TRY(link_->load(round, claim.token, blocks_));
+    PEGA_TRY(link_->finish(1, blocks_.size()));
+    const auto end = Clock::now();
+    link_->unclaim(claim.token);
+    const std::optional<Clock::time_point> first = device_.first();
+    if (!first) return fail(Errc::kInternal, "a load without a copy");
+    for (const std::uint32_t block : blocks_) {
+      if (memory_.has_pattern(block, block, round)) continue;
+      return fail(Errc::kCorrupt, "block {} is not what was saved", block);
+    }
+    return Times{.first = *first - begin, .whole = end - begin};
+  }
+
+ private:
+  Engine(harness::EngineMemory memory, std::unique_ptr<HostDevice> device, std::uint64_t count)
+      : memory_(std::move(memory)), device_(std::move(device)), blocks_(count) {
+    std::iota(blocks_.begin(), blocks_.end(), 0U);
+  }
+
+  harness::EngineMemory memory_;
+  WatchedDevice device_;
+  std::vector<std::uint32_t> blocks_;
+  std::unique_ptr<LinkedEngine> link_;  ///< Goes before its device and memory.
+};
+
+Result<harness::ServerProcess> start_node(const PullOptions& options,
+                                          const std::vector<std::string>& nodes,
+                                          std::size_t which) {
+  const std::uint64_t prefix_bytes =
+      static_cast<std::uint64_t>(options.blocks) * options.page_bytes;
+  return harness::ServerProcess::start(
+      {.program = options.common.server,
+       // Fetches may take a quarter of it.
+       .pool_bytes = std::max(kLeastPool, 6 * prefix_bytes),
+       .arguments = {"--peers", nodes[0] + "," + nodes[1], "--peer-listen", nodes[which],
+                     "--peer-deadline", "10s", "--fetch-deadline", "8s"}});
+}
+
+}  // namespace
+
+Outcome run_pull(int argc, const char* const* argv) {
+  PullOptions options;
+  OptionTable table("pegaflow-perf pull",
+                    "A prefix that another node has, loaded by an engine: two servers on this "
+                    "machine, over loopback sockets. When the first page is in the engine's "
+                    "memory, beside when all of them are. Every byte is compared.");
+  declare(table, options.common);
+  table.integer("blocks", options.blocks, 1, 4096, "Of the prefix.");
+  table.bytes("page", options.page_bytes, 65536, 64 << 20, "Of one block; a multiple of 64 KiB.");
+  table.integer("rounds", options.rounds, 1, 1000, "Prefixes, each with blocks of its own.");
+  PEGA_TRY_LET(const OptionTable::Next next, table.parse(argc, argv, std::cout));
+  if (next == OptionTable::Next::kExit) return std::nullopt;
+  if (options.page_bytes % 65536 != 0) {
+    return fail(Errc::kInvalidArgument, "--page {}: no multiple of 64 KiB",
+                format_bytes(options.page_bytes));
+  }
+  PEGA_TRY_LET(const Conditions conditions, begin_run(options.common));
+
+  progress("start two nodes");
+  const std::vector<std::string> nodes = loopback_addresses(2);
+  PEGA_TRY_LET(harness::ServerProcess owner, start_node(options, nodes, 0));
+  PEGA_TRY_LET(harness::ServerProcess reader, start_node(options, nodes, 1));
+  PEGA_TRY_LET(const auto saving, Engine::start(options, owner.socket_path(), "saves"));
+  PEGA_TRY_LET(const auto loading, Engine::start(options, reader.socket_path(), "loads"));
+  PEGA_TRY(wait_until_ready(reader, nodes[0]));
+  PEGA_TRY_LET(const auto question, PeerQuestion::greet(nodes[0]));
+
+  const auto blocks = static_cast<std::uint64_t>(options.blocks);
+  const KeySource source(static_cast<std::uint64_t>(options.common.seed));
+  progress("save on one, load on the other");
+  std::vector<double> rates;
+  Rounds rounds;
+  Rounds confirmations;
+  for (std::uint64_t round = 1; round <= static_cast<std::uint64_t>(options.rounds) + 1; ++round) {
+    std::vector<BlockKey> keys;
+    for (std::uint64_t i = 0; i < blocks; ++i) keys.push_back(source.key(round * blocks + i));
+    PEGA_TRY(saving->save(round, keys));
+    PEGA_TRY_LET(const Engine::Times times, loading->load(round, keys));
+    const auto ms = [](Duration time) {
+      return std::chrono::duration<double, std::milli>(time).count();
+    };
+    std::vector<double> answers;
+    for (int i = 0; i < kConfirmations; ++i) {
+      PEGA_TRY_LET(const Duration answer, question->confirm());
+      answers.push_back(ms(answer));
+    }
+    if (round == 1) continue;  // Warms both sides up.
+    rounds.add({ms(times.first)}, {ms(times.whole)});
+    confirmations.add(std::move(answers), {ms(times.whole)});
+    rates.push_back(static_cast<double>(blocks * options.page_bytes) / ms(times.whole) / 1e6);
+  }
+  PEGA_TRY_LET(const Rounds::Comparison compared, rounds.compare());
+  PEGA_TRY_LET(const Rounds::Comparison confirmed, confirmations.compare());
+  PEGA_TRY_LET(const Samples rate, Samples::of(std::move(rates)));
+  const Params params = {{"blocks", options.blocks},
+                         {"page_bytes", static_cast<std::int64_t>(options.page_bytes)},
+                         {"lane", std::string("tcp")}};
+  std::vector<Figure> figures;
+  figures.push_back({.run = fmt::format("first of {} pages of {} from another node, at the engine",
+                                        options.blocks, format_bytes(options.page_bytes)),
+                     .params = params,
+                     .figure = compared.figure.median(),
+                     .unit = "ms",
+                     .bound = compared.bound.median(),
+                     .bound_name = "the whole pull",
+                     .side = Reach::kAtMost,
+                     // One page is the whole pull.
+                     .reach = options.blocks == 1 ? std::nullopt : std::optional(0.2),
+                     .n = compared.rounds,
+                     .spread = fmt::format("ratio {:.2f} to {:.2f} (p10 to p90 of the rounds)",
+                                           compared.ratio_low, compared.ratio_high)});
+  // Of a lease with several batches only the last one waits for it.
+  figures.push_back({.run = "the owner's confirmation of a lease, one round trip",
+                     .params = params,
+                     .figure = confirmed.figure.median(),
+                     .unit = "ms",
+                     .bound = confirmed.bound.median(),
+                     .bound_name = "the whole pull",
+                     .side = Reach::kAtMost,
+                     .reach = std::nullopt,
+                     .n = confirmed.rounds,
+                     .spread = fmt::format("ratio {:.3f} to {:.3f} (p10 to p90 of the rounds)",
+                                           confirmed.ratio_low, confirmed.ratio_high)});
+  figures.push_back({.run = "the whole pull, from claim to report",
+                     .params = params,
+                     .figure = rate.median(),
+                     .unit = "GB/s",
+                     .side = Reach::kAtLeast,
+                     .reach = std::nullopt,
+                     .n = rate.count(),
+                     .spread = fmt::format("p10 {:.2f} to p90 {:.2f} GB/s", rate.quantile(0.1),
+                                           rate.quantile(0.9))});
+  return Report{.title = "pegaflow-perf pull, two nodes on this machine",
+                .figures = std::move(figures),
+                .conditions = conditions,
+                .json = options.common.json};
+}
+
+}  // namespace pegaflow::perf

@@ -1,0 +1,123 @@
+/// \file
+/// `pegaflow-perf start`: how long until a server is ready, beside the time its memory costs.
+
+#include <algorithm>
+#include <atomic>
+#include <cerrno>
+#include <iostream>
+#include <thread>
+
+#include <sys/mman.h>
+
+#include "base/os/unique_fd.h"
+#include "base/units.h"
+#include "engine/pool/memory_room.h"
+#include "harness/engine_memory.h"
+#include "harness/server_process.h"
+#include "perf/lib/command.h"
+
+namespace pegaflow::perf {
+namespace {
+
+#ifndef MADV_POPULATE_WRITE
+#define MADV_POPULATE_WRITE 23  // Linux 5.14
+#endif
+
+/// GB/s at which `threads` make fresh shared memory present, of the kind that a server would take.
+Result<double> touch_rate(std::uint64_t bytes, bool huge, unsigned threads) {
+  const UniqueFd fd(::memfd_create("pegaflow-perf", MFD_CLOEXEC | (huge ? MFD_HUGETLB : 0U)));
+  if (!fd || ::ftruncate(fd.get(), static_cast<off_t>(bytes)) != 0) {
+    return fail_errno(errno, "make a memfd");
+  }
+  PEGA_TRY_LET(const harness::Mapping mapping, harness::Mapping::shared(fd.get(), bytes));
+  const auto begin = std::chrono::steady_clock::now();
+  constexpr std::uint64_t kChunkBytes = std::uint64_t{32} << 20;
+  std::atomic<std::uint64_t> next{0};
+  std::atomic<int> failure{0};
+  const auto touch = [&] {
+    while (true) {
+      const std::uint64_t offset = next.fetch_add(kChunkBytes);
+      if (offset >= bytes) return;
+      const auto chunk =
+          mapping.bytes().subspan(offset, std::min<std::uint64_t>(kChunkBytes, bytes - offset));
+      if (::madvise(chunk.data(), chunk.size(), MADV_POPULATE_WRITE) != 0) failure.store(errno);
+    }
+  };
+  std::vector<std::thread> others;
+  for (unsigned i = 1; i < threads; ++i) others.emplace_back(touch);
+  touch();
+  for (std::thread& other : others) other.join();
+  const std::chrono::duration<double> took = std::chrono::steady_clock::now() - begin;
+  if (failure.load() != 0) return fail_errno(failure.load(), "touch memory");
+  return static_cast<double>(bytes) / took.count() / 1e9;
+}
+
+}  // namespace
+
+Outcome run_start(int argc, const char* const* argv) {
+  CommonOptions common;
+  std::uint64_t size = std::uint64_t{8} << 30;
+  std::int64_t rounds = 3;
+  OptionTable table("pegaflow-perf start",
+                    "From the start of a server until it is ready, beside threads that only touch "
+                    "the same memory.");
+  declare(table, common);
+  table.bytes("size", size, std::uint64_t{64} << 20, std::uint64_t{1} << 44, "Of the pool.");
+  table.integer("rounds", rounds, 1, 100, "Alternations of a start and of touching.");
+  PEGA_TRY_LET(const OptionTable::Next next, table.parse(argc, argv, std::cout));
+  if (next == OptionTable::Next::kExit) return std::nullopt;
+
+  PEGA_TRY_LET(const Conditions conditions, begin_run(common));
+  PEGA_TRY_LET(const engine::HugePages pages, engine::huge_pages());
+  const bool huge = pages.page_bytes != 0 && pages.free >= size / pages.page_bytes;
+  const unsigned threads = std::max(1U, std::thread::hardware_concurrency());
+  Rounds measured;
+  std::vector<double> seconds;
+  for (std::int64_t round = 0; round < rounds; ++round) {
+    progress(fmt::format("round {} of {}", round + 1, rounds));
+    double ours = 0;
+    {
+      PEGA_TRY_LET(harness::ServerProcess server,
+                   harness::ServerProcess::start(
+                       {.program = common.server, .pool_bytes = size, .arguments = {}}));
+      const std::chrono::duration<double> took = server.start_time();
+      seconds.push_back(took.count());
+      ours = static_cast<double>(size) / took.count() / 1e9;
+      PEGA_TRY(server.stop());
+    }
+    PEGA_TRY_LET(const double bound, touch_rate(size, huge, threads));
+    measured.add({ours}, {bound});
+  }
+  PEGA_TRY_LET(const Rounds::Comparison compared, measured.compare());
+  PEGA_TRY_LET(const Samples took, Samples::of(std::move(seconds)));
+  const Params params = {{"pool_bytes", static_cast<std::int64_t>(size)},
+                         {"threads", static_cast<std::int64_t>(threads)},
+                         {"memory", huge ? "huge pages" : "tmpfs, 4 KiB pages"}};
+  std::vector<Figure> figures;
+  figures.push_back(
+      {.run = "start to ready, pool of " + format_bytes(size),
+       .params = params,
+       .figure = compared.figure.median(),
+       .unit = "GB/s",
+       .bound = compared.bound.median(),
+       .bound_name = "the same threads touch fresh memory",
+       .side = Reach::kAtLeast,
+       .reach = 0.8,
+       .n = compared.rounds,
+       .spread = fmt::format("ratio {:.2f} to {:.2f}", compared.ratio_low, compared.ratio_high)});
+  figures.push_back({.run = "start to ready, pool of " + format_bytes(size),
+                     .params = params,
+                     .figure = took.median(),
+                     .unit = "s",
+                     .bound = std::nullopt,
+                     .bound_name = "",
+                     .n = took.count(),
+                     .spread = fmt::format("{} to {}", format_number(took.quantile(0)),
+                                           format_number(took.quantile(1)))});
+  return Report{.title = "pegaflow-perf start",
+                .figures = std::move(figures),
+                .conditions = conditions,
+                .json = common.json};
+}
+
+}  // namespace pegaflow::perf

@@ -1,0 +1,32 @@
+#pragma once
+/// \file
+/// Asio's failures as ours.
+
+#include <string_view>
+
+#include <boost/asio/error.hpp>
+#include <boost/system/error_code.hpp>
+
+#include "base/error.h"
+
+namespace pegaflow::router {
+
+/// The Error of a call on a socket. kRefused: nobody listens there; kCancelled: we ended it;
+/// kPeerLost: it was there, and is not any more; kIo: all else.
+inline tl::unexpected<Error> fail_socket(const boost::system::error_code& ec,
+                                         std::string_view what) {
+  namespace errors = boost::asio::error;
+  Errc code = Errc::kIo;
+  if (ec == errors::connection_refused || ec == errors::host_unreachable ||
+      ec == errors::network_unreachable || ec == errors::host_not_found) {
+    code = Errc::kRefused;
+  } else if (ec == errors::operation_aborted || ec == errors::bad_descriptor) {
+    code = Errc::kCancelled;
+  } else if (ec == errors::eof || ec == errors::connection_reset || ec == errors::broken_pipe ||
+             ec == errors::connection_aborted || ec == errors::timed_out) {
+    code = Errc::kPeerLost;
+  }
+  return fail(code, "{}: {}", what, ec.message());
+}
+
+}  // namespace pegaflow::router

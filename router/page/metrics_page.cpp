@@ -1,0 +1,146 @@
+#include "base/program/metrics_page.h"
+
+#include <string>
+
+#include "router/page/metrics.h"
+
+namespace pegaflow::router {
+namespace {
+
+using Type = MetricsPage::Type;
+
+MetricsPage::Labels engine_labels(const Engine& engine) {
+  return {{"role", std::string(to_string(engine.role))}, {"engine", engine.url.text}};
+}
+
+void engines(MetricsPage& page, const Fleet& fleet, TimePoint now) {
+  const auto each = [&](Type type, const char* name, const char* help, auto value) {
+    page.begin(type, name, help);
+    for (const auto& engine : fleet.engines()) {
+      page.sample(value(*engine), engine_labels(*engine));
+    }
+  };
+  each(Type::Gauge, "engine_up", "Whether its health checks succeed",
+       [](const Engine& e) { return e.is_up ? 1 : 0; });
+  each(Type::Gauge, "engine_breaker", "0 closed, 1 open, 2 half open",
+       [&](const Engine& e) { return static_cast<int>(e.breaker.state(now)); });
+  each(Type::Gauge, "engine_inflight", "Requests that it has now",
+       [](const Engine& e) { return e.inflight; });
+  each(Type::Gauge, "engine_models", "Models that the engine lists; 0 until it has listed them",
+       [](const Engine& e) { return e.models.size(); });
+  page.begin(Type::Gauge, "engine_handover_suspended",
+             "1 while a prefill engine gets no prompts because its answers announce no blocks");
+  for (const auto& engine : fleet.engines()) {
+    if (engine->role != Role::kPrefill) continue;
+    page.sample(engine->handover.is_suspended() ? 1 : 0, engine_labels(*engine));
+  }
+  each(Type::Counter, "engine_requests_total", "Requests sent to it",
+       [](const Engine& e) { return e.counters.requests; });
+  each(Type::Counter, "engine_failures_total",
+       "Requests that it did not answer, or with a 5xx other than 503",
+       [](const Engine& e) { return e.counters.failures; });
+  each(Type::Counter, "engine_connects_total", "Connections made to it",
+       [](const Engine& e) { return e.counters.connects; });
+  each(Type::Counter, "engine_checks_failed_total", "Health checks that failed",
+       [](const Engine& e) { return e.counters.checks_failed; });
+  each(Type::Counter, "engine_breaker_opened_total", "How often its breaker opened",
+       [](const Engine& e) { return e.breaker.opened(); });
+}
+
+void compared(MetricsPage& page, const NamespaceView& namespaces) {
+  page.gauge("namespaces", "Namespaces of the engines that --servers have; 1 is right",
+             namespaces.report.namespaces);
+  page.gauge("namespace_instances", "Connected engines whose namespaces are compared",
+             namespaces.report.instances);
+  page.begin(Type::Gauge, "namespace_values",
+             "Values of a factor that is not the same for all engines");
+  for (const FactorDifference& each : namespaces.report.differences) {
+    page.sample(each.values.size(), {{"factor", each.factor}});
+  }
+  page.begin(Type::Gauge, "server_up", "Whether a server of --servers says what it has");
+  for (const NamespaceView::Server& each : namespaces.servers) {
+    page.sample(each.is_up ? 1 : 0, {{"server", each.url}});
+  }
+}
+
+}  // namespace
+
+std::string metrics_page(const Metrics& metrics, const Fleet& fleet,
+                         const NamespaceView& namespaces, TimePoint now) {
+  MetricsPage page("pegaflow_router_");
+  page.begin(Type::Counter, "requests_total", "Requests by route and class of status");
+  for (const auto& [key, count] : metrics.requests) {
+    page.sample(count, {{"route", std::string(key.first)}, {"status", std::string(key.second)}});
+  }
+  page.begin(Type::Counter, "prefill_total",
+             "What became of the prefill of requests that may be split, by reason");
+  for (std::size_t i = 0; i < kPrefillCount; ++i) {
+    page.sample(metrics.prefill[i], {{"reason", std::string(to_string(static_cast<Prefill>(i)))}});
+  }
+  page.begin(Type::Counter, "first_token_total",
+             "With --pd-first-token: whether a prefill engine's token was sent first, by reason");
+  for (std::size_t i = 0; i < kFirstTokenCount; ++i) {
+    page.sample(metrics.first_token[i],
+                {{"reason", std::string(to_string(static_cast<FirstToken>(i)))}});
+  }
+  page.begin(Type::Histogram, "leg_seconds", "Time of an engine's answer, by its role");
+  for (std::size_t i = 0; i < kRoleCount; ++i) {
+    page.histogram(metrics.leg[i], {{"role", std::string(to_string(static_cast<Role>(i)))}});
+  }
+  page.histogram("first_event_seconds", "From a request to the first event of its stream",
+                 metrics.first_event);
+  page.histogram("between_events_seconds", "Mean time between the events of a stream",
+                 metrics.between_events);
+  page.histogram("request_seconds", "From a request to the end of its answer", metrics.whole);
+  page.histogram("queue_wait_seconds", "How long requests waited for an engine",
+                 metrics.queue_wait);
+  page.begin(Type::Counter, "retries_total", "Requests sent again, by role");
+  for (std::size_t i = 0; i < kRoleCount; ++i) {
+    page.sample(metrics.retries[i], {{"role", std::string(to_string(static_cast<Role>(i)))}});
+  }
+  page.counter("suspect_requests_total",
+               "Requests that are not tried again because two engines ended their connections or "
+               "went down while they had them",
+               metrics.suspect_requests);
+  page.counter("unknown_models_total", "Requests for a model that no engine lists, answered 404",
+               metrics.unknown_models);
+  page.counter("steering_removed_total",
+               "Requests from which kv_transfer_params and the like were removed",
+               metrics.steering_removed);
+  page.counter("late_errors_total", "Streams that ended with an error frame", metrics.late_errors);
+  page.counter("cancelled_legs_total", "Requests ended at an engine because the client left",
+               metrics.cancelled_legs);
+  page.counter("refused_keys_total", "Requests without a known API key", metrics.refused_keys);
+  page.counter("rate_limited_total", "Requests beyond their key's rate", metrics.rate_limited);
+  page.counter("queue_refused_total", "Requests refused because the queue was full",
+               metrics.queue_refused);
+  page.counter("queue_timeouts_total", "Requests that waited for too long", metrics.queue_timeouts);
+  page.counter("no_engine_total", "Requests refused because no engine was up", metrics.no_engine);
+  page.counter("memory_refused_total", "Requests refused because --body-memory was full",
+               metrics.memory_refused);
+  page.counter("bad_requests_total", "Connections closed after an invalid HTTP request",
+               metrics.bad_requests);
+  page.counter("slow_requests_total",
+               "Requests refused with 408 because their head or body took too long to arrive",
+               metrics.slow_requests);
+  page.counter("connections_refused_total", "Connections beyond --max-connections",
+               metrics.connections_refused);
+  page.counter("connections_per_address_refused_total",
+               "Connections refused because their address had --max-connections-per-address",
+               metrics.address_refused);
+  page.counter("engine_list_errors_total", "Times that --engines-file could not be used",
+               metrics.engine_list_errors);
+  page.counter("key_file_errors_total",
+               "Times that --api-keys-file or --engine-api-key-file could not be used",
+               metrics.key_file_errors);
+  page.counter("name_errors_total", "Look-ups of dns:// names that failed", metrics.name_errors);
+  page.gauge("connections", "Connections of clients", metrics.connections);
+  page.gauge("requests_in_flight", "Requests that are not answered yet", metrics.in_flight);
+  page.gauge("queue_length", "Requests that wait for an engine", metrics.queued);
+  page.gauge("body_bytes", "Bytes of requests that are kept", metrics.body_bytes);
+  engines(page, fleet, now);
+  if (namespaces.is_watched) compared(page, namespaces);
+  return page.text();
+}
+
+}  // namespace pegaflow::router

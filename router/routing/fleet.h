@@ -1,0 +1,135 @@
+#pragma once
+/// \file
+/// The engines behind the router: which there are, how they are, and which one is next.
+
+#include <array>
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "base/clock.h"
+#include "base/error.h"
+#include "router/routing/breaker.h"
+#include "router/routing/handover_watch.h"
+#include "router/routing/model_list.h"
+#include "router/routing/policy.h"
+
+namespace pegaflow::router {
+
+enum class Role : unsigned char { kPrefill, kDecode };
+inline constexpr std::size_t kRoleCount = 2;
+std::string_view to_string(Role role) noexcept;
+
+/// Where an engine listens.
+struct EngineUrl {
+  std::string text;  ///< "http://host:port": its name everywhere.
+  std::string host;
+  std::string port;
+  bool is_name = false;  ///< "dns://host:port": each address of the host is an engine.
+
+  /// Errors: kInvalidArgument for anything but http://HOST[:PORT][/] and dns://HOST[:PORT][/].
+  static Result<EngineUrl> parse(std::string_view text);
+};
+
+/// Which engines there are to be.
+struct EngineList {
+  std::array<std::vector<EngineUrl>, kRoleCount> by_role;
+
+  /// Lines `prefill URL` and `decode URL`; blank lines and what follows # do not count.
+  /// Errors: kInvalidArgument that names the line.
+  static Result<EngineList> parse(std::string_view text);
+};
+
+/// One engine in one role. Thread-bound.
+struct Engine {
+  Engine(EngineUrl its_url, Role its_role, const Breaker::Options& options);
+
+  const EngineUrl url;
+  const Role role;
+  const std::uint64_t id;  ///< For policies.
+  Breaker breaker;
+  HandoverWatch handover;  ///< Of a prefill engine.
+  ModelList models;
+  bool is_up = true;        ///< By its health checks; taken to be so before the first.
+  bool is_removed = false;  ///< No longer listed: finishes what it has.
+  std::size_t inflight = 0;
+  std::size_t failed_checks = 0;  ///< In a row.
+
+  struct Counters {
+    std::uint64_t requests = 0;
+    std::uint64_t failures = 0;
+    std::uint64_t connects = 0;
+    std::uint64_t checks_failed = 0;
+  } counters;
+};
+
+/// Owns the engines. Thread-bound.
+class Fleet {
+ public:
+  struct Options {
+    Breaker::Options breaker;
+    std::array<std::size_t, kRoleCount> max_inflight{64, 256};  ///< Of one engine, by role.
+    bool passes_unknown_models = false;  ///< A model that no engine lists may go to any of them.
+  };
+
+  /// What a request needs of its engine.
+  struct Request {
+    std::uint64_t key = 0;
+    std::string_view model{};             ///< Empty: any.
+    std::vector<const Engine*> tried{};   ///< Only when there is no other.
+    std::vector<std::string> excluded{};  ///< URLs of engines that must not get it.
+  };
+
+  /// `policies` by role; `clock` outlives the fleet.
+  Fleet(const Options& options, std::array<std::unique_ptr<Policy>, kRoleCount> policies,
+        const Clock& clock);
+
+  /// Makes the engines those of `list`. Engines that stay keep their state; the others are
+  /// forgotten once nobody has a request there.
+  void set(const EngineList& list);
+
+  enum class Why : unsigned char {
+    kFound,
+    kNone,  ///< No engine of the role serves the model, or all are excluded.
+    kDown,  ///< Those that do are down.
+    kBusy,
+    kSuspended,  ///< They hand nothing over: see HandoverWatch.
+  };
+  struct Choice {
+    std::shared_ptr<Engine> engine;  ///< Set when `why` is kFound.
+    Why why = Why::kFound;
+  };
+  /// The engine for a request: of those that list its model, else of those whose models are not
+  /// known. An open breaker is passed over only while another engine is there: to try is better
+  /// than to refuse.
+  Choice choose(Role role, const Request& request);
+
+  /// Whether choose() could return `engine` for the request now.
+  [[nodiscard]] bool has_room_for(const Engine& engine, const Request& request) const;
+
+  /// Whether the models of all decode engines are known, and this is none of them.
+  [[nodiscard]] bool is_unknown_model(std::string_view model) const;
+  /// The model of a request that names none, so that all its engines have the same: empty while all
+  /// engines serve the same one.
+  [[nodiscard]] std::string unnamed_model() const;
+
+  [[nodiscard]] const std::vector<std::shared_ptr<Engine>>& engines() const { return engines_; }
+  [[nodiscard]] bool has(Role role) const;
+  /// Whether some engine of the role is up.
+  [[nodiscard]] bool any_up(Role role) const;
+
+ private:
+  [[nodiscard]] bool has_room(const Engine& engine) const;
+  /// An engine has to serve the model at least so surely; kNo: any engine.
+  [[nodiscard]] Serves wanted(Role role, const Request& request) const;
+
+  Options options_;
+  std::array<std::unique_ptr<Policy>, kRoleCount> policies_;
+  const Clock& clock_;
+  std::vector<std::shared_ptr<Engine>> engines_;
+};
+
+}  // namespace pegaflow::router

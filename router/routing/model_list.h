@@ -1,0 +1,57 @@
+#pragma once
+/// \file
+/// Which models an engine serves, by its /v1/models.
+
+#include <functional>
+#include <optional>
+#include <set>
+#include <string>
+#include <string_view>
+#include <utility>
+#include <vector>
+
+#include "base/clock.h"
+
+namespace pegaflow::router {
+
+/// Whether an engine serves a model. In the order of preference.
+enum class Serves : unsigned char {
+  kNo,
+  kUnknown,  ///< The engine has not listed its models yet, or does not list them.
+  kYes,
+};
+
+/// The models of one engine. Thread-bound.
+class ModelList {
+ public:
+  /// Replaces the list, and says whether that changes it. `ids` is in the engine's order: its own
+  /// model first, then adapters.
+  bool set(const std::vector<std::string>& ids) {
+    std::set<std::string, std::less<>> now(ids.begin(), ids.end());
+    const bool changes = !is_known_ || now != ids_;
+    first_ = ids.empty() ? std::string() : ids.front();
+    ids_ = std::move(now);
+    is_known_ = true;
+    return changes;
+  }
+
+  [[nodiscard]] Serves serves(std::string_view model) const {
+    if (!is_known_) return Serves::kUnknown;
+    return ids_.contains(model) ? Serves::kYes : Serves::kNo;
+  }
+  [[nodiscard]] bool is_known() const noexcept { return is_known_; }
+  /// What the engine takes for a request that names no model; empty when it is not known.
+  [[nodiscard]] const std::string& first() const noexcept { return first_; }
+  [[nodiscard]] std::size_t size() const noexcept { return ids_.size(); }
+
+  // Of the questions about it.
+  bool is_asked = false;              ///< One is open.
+  std::optional<TimePoint> asked_at;  ///< The last one.
+
+ private:
+  bool is_known_ = false;
+  std::string first_;
+  std::set<std::string, std::less<>> ids_;
+};
+
+}  // namespace pegaflow::router

@@ -1,0 +1,59 @@
+#pragma once
+/// \file
+/// Asks engines how they are, names what they stand for, and files whether they changed.
+
+#include <cstdint>
+#include <memory>
+#include <string>
+
+#include <boost/asio/awaitable.hpp>
+#include <boost/asio/steady_timer.hpp>
+
+#include "base/os/watched_file.h"
+#include "router/shared.h"
+#include "router/watch/engine_names.h"
+
+namespace pegaflow::router {
+
+/// What is read again when it changes; made before the files are read.
+struct RouterFiles {
+  explicit RouterFiles(const RouterOptions& options)
+      : engines(options.engines_file),
+        api_keys(options.api_keys_file),
+        engine_key(options.engine_api_key_file),
+        salt_key(options.cache_salt_key_file) {}
+
+  WatchedFile engines;
+  WatchedFile api_keys;
+  WatchedFile engine_key;
+  WatchedFile salt_key;
+};
+
+/// Runs until stop(). Thread-bound.
+class HealthChecks {
+ public:
+  /// `shared` outlives it, and the io_context runs until stop() has taken effect. `list`: the
+  /// engines to begin with, which `files` have said, as they are from now on.
+  HealthChecks(Shared& shared, const EngineList& list, RouterFiles files);
+
+  /// Runs the io_context until every name has been looked up once, at most --health-timeout, so
+  /// that who comes first finds engines.
+  void find_engines();
+
+  boost::asio::awaitable<void> run();
+  void stop();
+
+ private:
+  boost::asio::awaitable<void> check(std::shared_ptr<Engine> engine);
+  void note(Engine& engine, bool is_good, const std::string& why);
+  void look_at_files();
+  void use_engines();
+
+  Shared& shared_;
+  boost::asio::steady_timer timer_;
+  RouterFiles files_;
+  EngineNames names_;
+  bool stopped_ = false;
+};
+
+}  // namespace pegaflow::router

@@ -1,0 +1,45 @@
+#pragma once
+/// \file
+/// What the RPC thread does when nobody asks: slices of queued work, and deadlines.
+
+#include <kj/async-io.h>
+#include <kj/async.h>
+
+#include "base/clock.h"
+#include "server/cache/cache_service.h"
+
+namespace pegaflow::server {
+
+/// The next turn of the loop, after everybody whose bytes have arrived. (kj::evalLater would run
+/// before the loop looks at its descriptors again.)
+inline kj::Promise<void> next_turn(kj::Timer& timer) {
+  return timer.afterDelay(0 * kj::NANOSECONDS);
+}
+
+/// Runs the service's queued work in slices, a turn of the loop each, and its deadlines.
+///
+/// While nothing is queued and nothing is reserved there is no timer. Thread-bound.
+class Background final : private kj::TaskSet::ErrorHandler {
+ public:
+  /// `service`, `timer` and `clock` outlive it.
+  Background(CacheService& service, kj::Timer& timer, const Clock& clock);
+
+  /// Looks whether there is something to do. Call it after each call to the service that may leave
+  /// work or start or end a reservation.
+  void poke();
+
+ private:
+  kj::Promise<void> work();
+  void arm();
+  void taskFailed(kj::Exception&& exception) override;
+
+  CacheService& service_;
+  kj::Timer& timer_;
+  const Clock& clock_;
+  bool is_working_ = false;
+  std::optional<TimePoint> armed_for_;
+  kj::Maybe<kj::Promise<void>> deadline_;
+  kj::TaskSet tasks_;
+};
+
+}  // namespace pegaflow::server

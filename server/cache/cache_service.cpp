@@ -1,0 +1,459 @@
+#include "server/cache/cache_service.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "base/assert.h"
+#include "base/log.h"
+#include "base/page_layout.h"
+#include "capnp/wire/room_time.h"
+#include "server/cache/cache_service_impl.h"
+
+namespace pegaflow::server {
+namespace {
+
+constexpr Log kLog{"cache"};
+
+/// Between two lines about wrong pages: memory that goes bad gives many.
+constexpr Duration kCorruptLineInterval = std::chrono::seconds(10);
+
+/// Of a save whose bytes need no time: half of what clients wait for the answer.
+constexpr Duration kReservePatience = std::chrono::milliseconds(10);
+
+std::string not_served_state(const std::vector<CacheService::DeclinedInfo>& sides) {
+  return "not served: " + sides.front().decline.detail;
+}
+
+}  // namespace
+
+Result<std::unique_ptr<CacheService>> CacheService::create(const Options& options,
+                                                           const Clock& clock,
+                                                           EndConnection end_connection) {
+  PEGA_TRY_LET(auto store, engine::BlockStore::create(options.store, clock));
+  PEGA_TRY_LET(auto demand, engine::Demand::create(options.demand_windows, clock));
+  return std::unique_ptr<CacheService>(new CacheService(std::move(store), std::move(demand),
+                                                        options, clock, std::move(end_connection)));
+}
+
+CacheService::CacheService(std::unique_ptr<engine::BlockStore> store,
+                           std::unique_ptr<engine::Demand> demand, const Options& options,
+                           const Clock& clock, EndConnection end_connection)
+    : store_(std::move(store)),
+      namespaces_(std::make_unique<engine::NamespaceTable>(*store_)),
+      demand_(std::move(demand)),
+      // Enough for the smallest pages; memory comes with the places that are used.
+      checksums_(options.store.pool_bytes / kSlotAlignment),
+      waits_(*store_, clock, options.max_waits),
+      pool_bytes_(options.store.pool_bytes),
+      parts_(options.store.nodes),
+      part_of_node_(options.part_of_node),
+      max_parted_(options.max_parted),
+      clock_(clock),
+      end_connection_(std::move(end_connection)),
+      epochs_([this]() { retire_outdated(); }, options.next_epoch) {}
+CacheService::~CacheService() = default;
+
+// ---- who is asking
+
+Result<CacheService::Client*> CacheService::client(const Id128& connection) {
+  const auto found = clients_.find(connection);
+  if (found == clients_.end() || found->second->said_goodbye) {
+    return fail(Errc::kGone, "this connection has ended");
+  }
+  return found->second.get();
+}
+
+Result<CacheService::Client*> CacheService::member(const Id128& connection) {
+  PEGA_TRY_LET(Client* const caller, client(connection));
+  if (caller->instance == nullptr) {
+    return fail(Errc::kInvalidArgument, "this connection has neither registered nor attached");
+  }
+  return caller;
+}
+
+Result<CacheService::Client*> CacheService::worker(const Id128& connection) {
+  PEGA_TRY_LET(Client* const caller, member(connection));
+  if (!caller->is_worker) {
+    return fail(Errc::kInvalidArgument, "this connection has not registered as a worker");
+  }
+  return caller;
+}
+
+engine::SpaceId CacheService::space_of(const Instance& instance) const {
+  const engine::NamespaceTable::Namespace* const found = namespaces_->find(instance.space_name);
+  // The instance is a user of it, so it cannot have made room for another.
+  PEGA_ASSERT(found != nullptr, "instance {} has no namespace", instance.id);
+  return found->space;
+}
+
+// ---- calls of a scheduler
+
+Result<CacheService::Found> CacheService::lookup(const Id128& connection,
+                                                 std::span<const BlockKey> keys) {
+  PEGA_TRY_LET(Client* const caller, member(connection));
+  const Instance& instance = *caller->instance;
+  if (!instance.is_complete()) {
+    counted_.lookup_blocks_not_served += keys.size();
+    return Found{};
+  }
+  const engine::SpaceId space = space_of(instance);
+  const std::size_t blocks = store_->lookup(space, keys);
+  demand_->asked(space, keys, blocks, instance.block_bytes);
+  return Found{.blocks = blocks, .complete = true};
+}
+
+Result<CacheService::Found> CacheService::claim(const Id128& connection, const Id128& token,
+                                                std::span<const BlockKey> keys) {
+  PEGA_TRY_LET(Client* const caller, member(connection));
+  const Instance& instance = *caller->instance;
+  if (!instance.is_complete()) return Found{};
+  PEGA_TRY_LET(const std::size_t blocks,
+               store_->claim(*caller->holder, space_of(instance), keys, token));
+  return Found{.blocks = blocks, .complete = true};
+}
+
+Result<CacheService::Found> CacheService::claim_more(const Id128& connection, const Id128& token,
+                                                     std::span<const BlockKey> keys) {
+  PEGA_TRY_LET(Client* const caller, member(connection));
+  if (!caller->instance->is_complete()) {
+    store_->unclaim(*caller->holder, token);
+    return Found{};
+  }
+  PEGA_TRY_LET(const std::size_t blocks, store_->claim_more(*caller->holder, token, keys));
+  return Found{.blocks = blocks, .complete = true};
+}
+
+Result<void> CacheService::unclaim(const Id128& connection, const Id128& token) {
+  PEGA_TRY_LET(Client* const caller, member(connection));
+  store_->unclaim(*caller->holder, token);
+  return {};
+}
+
+Result<CacheService::Journal> CacheService::journal(const Id128& connection, std::uint64_t space,
+                                                    std::uint64_t position) {
+  PEGA_TRY_LET(Client* const caller, member(connection));
+  PEGA_TRY(store_->keep_journal());
+  // Before the first rank has registered nobody knows what the namespace will be.
+  const engine::NamespaceTable::Namespace* const found =
+      namespaces_->find(caller->instance->space_name);
+  const engine::SpaceId now = found == nullptr ? engine::SpaceId{} : found->space;
+  Journal journal{.space = static_cast<std::uint64_t>(now),
+                  .part = store_->journal(now, position, kMaxJournalEntries)};
+  // Nobody has been told anything of a space that did not exist.
+  if (position != engine::BlockStore::kJournalEnd && space != 0 && space != journal.space) {
+    journal.part.has_lost = true;
+  }
+  return journal;
+}
+
+void CacheService::await_job(const Id128& connection, const JobId& job, Duration patience,
+                             JobWaits::Answer answer) {
+  if (auto caller = check_member(connection); !caller) return answer(std::move(caller));
+  await_job_for(connection, job, patience, std::move(answer));
+}
+
+Result<void> CacheService::check_member(const Id128& connection) {
+  return member(connection).map([](const Client*) {});
+}
+
+Result<CacheService::Reset> CacheService::reset_cache(const Id128& connection) {
+  PEGA_TRY_LET(Client* const caller, member(connection));
+  const Instance& instance = *caller->instance;
+  if (instance.connected == 0) {
+    return fail(Errc::kGone, "no rank of instance {} is connected", instance.id);
+  }
+  const engine::NamespaceTable::Namespace& space = *namespaces_->find(instance.space_name);
+  if (space.shape.shards.empty()) {
+    return fail(Errc::kGone, "not all ranks of instance {} have registered yet", instance.id);
+  }
+  const Bytes32 name = name_of(space);
+  const std::uint64_t learned = counted_.resets_learned;
+  if (!epochs_.raise(name)) {
+    return fail(Errc::kInternal, "there is no epoch after the last one of namespace {}",
+                space.hash);
+  }
+  counted_.resets_learned = learned;  // It was not.
+  ++counted_.resets_here;
+  return Reset{.generation = space.generation, .space = name};
+}
+
+// ---- calls of a worker
+
+std::vector<std::uint32_t> CacheService::pages_of(const std::vector<engine::FrameIndex>& frames,
+                                                  const Client& caller) const {
+  const std::uint32_t shard = caller.instance->ranks[caller.rank].shard;
+  std::vector<std::uint32_t> pages;
+  pages.reserve(frames.size());
+  for (const engine::FrameIndex frame : frames) {
+    pages.push_back(
+        frame == engine::kNoFrame
+            ? kNoPage
+            : static_cast<std::uint32_t>(store_->page_offset(frame, shard) / kSlotAlignment));
+  }
+  return pages;
+}
+
+Result<void> CacheService::check_claim(const Client& caller, const Id128& token) const {
+  const std::optional<engine::SpaceId> claimed = store_->space_of_claim(token);
+  if (!claimed) return {};
+  const Instance& instance = *caller.instance;
+  if (*claimed != space_of(instance)) {
+    return fail(Errc::kInvalidArgument,
+                "open: the claim is on blocks of another namespace or generation than instance {}",
+                instance.id);
+  }
+  // A rank that came before the namespace had a shape may not fit it.
+  const Rank& rank = instance.ranks[caller.rank];
+  if (auto fits =
+          namespaces_->fits(instance.space_name, rank.shard, instance.shards, rank.page_bytes);
+      !fits) {
+    return fail(Errc::kInvalidArgument, "open: {}", fits.error().detail);
+  }
+  return {};
+}
+
+Result<CacheService::Opened> CacheService::open(const Id128& connection, const Id128& token,
+                                                std::size_t first, std::size_t count,
+                                                engine::PinId pin, std::size_t limit) {
+  PEGA_TRY_LET(Client* const caller, worker(connection));
+  PEGA_TRY(check_claim(*caller, token));
+  PEGA_TRY_LET(const auto opened, store_->open(*caller->holder, token, first, count, pin, limit));
+  if (opened.is_new) {  // A repeated call is no second load.
+    counted_.load_bytes += opened.slots.size() * caller->instance->ranks[caller->rank].page_bytes;
+    counted_.load_blocks_own += opened.by_this_process;
+    counted_.load_blocks_other += opened.slots.size() - opened.by_this_process;
+  }
+  Opened answer{.slots = pages_of(opened.slots, *caller), .checksums = {}};
+  if (checksums_.is_empty()) return answer;
+  const std::uint32_t shard = caller->instance->ranks[caller->rank].shard;
+  answer.checksums.reserve(opened.slots.size());
+  bool has_one = false;
+  for (const engine::FrameIndex frame : opened.slots) {
+    answer.checksums.push_back(checksums_[store_->page_number(frame, shard)]);
+    has_one = has_one || answer.checksums.back() != engine::ChecksumTable::kNone;
+  }
+  if (!has_one) answer.checksums.clear();
+  return answer;
+}
+
+void CacheService::Opened::append(Opened next) {
+  if (!checksums.empty() || !next.checksums.empty()) {
+    checksums.resize(slots.size(), engine::ChecksumTable::kNone);
+    next.checksums.resize(next.slots.size(), engine::ChecksumTable::kNone);
+    checksums.insert(checksums.end(), next.checksums.begin(), next.checksums.end());
+  }
+  slots.insert(slots.end(), next.slots.begin(), next.slots.end());
+}
+
+Result<void> CacheService::release(const Id128& connection, engine::PinId pin) {
+  PEGA_TRY_LET(Client* const caller, worker(connection));
+  store_->release(*caller->holder, pin);
+  return {};
+}
+
+Result<void> CacheService::corrupt(const Id128& connection, engine::PinId pin,
+                                   std::span<const std::uint32_t> places) {
+  PEGA_TRY_LET(Client* const caller, worker(connection));
+  for (const std::uint32_t place : places) {
+    PEGA_TRY(store_->condemn(*caller->holder, pin, place));
+    ++counted_.corrupt_pages;
+  }
+  const TimePoint now = clock_.now();
+  if (!places.empty() &&
+      (!last_corrupt_line_ || now - *last_corrupt_line_ >= kCorruptLineInterval)) {
+    last_corrupt_line_ = now;
+    kLog.error(
+        "pages in the pool are not what was saved, their blocks are forgotten instance={} "
+        "pages={} since_start={}",
+        caller->instance->id, places.size(), counted_.corrupt_pages);
+  }
+  return {};
+}
+
+Result<std::vector<std::uint32_t>> CacheService::reserve(const Id128& connection, const JobId& job,
+                                                         std::size_t first,
+                                                         std::span<const BlockKey> keys,
+                                                         bool has_more,
+                                                         engine::BlockStore::NoRoom no_room) {
+  PEGA_TRY_LET(Client* const caller, worker(connection));
+  const Instance& instance = *caller->instance;
+  const std::uint32_t shard = instance.ranks[caller->rank].shard;
+  if (!instance.is_complete()) {
+    // The other ranks may have been told frames while it was complete: nobody will fill this shard.
+    store_->abandon(*caller->holder, job);
+    waits_.settle();
+    return std::vector<std::uint32_t>(keys.size(), kNoPage);
+  }
+  if (instance.saver(shard) != caller->rank) {
+    return fail(Errc::kInvalidArgument, "shard {} is saved by rank {}", shard,
+                instance.saver(shard));
+  }
+  const engine::SpaceId space = space_of(instance);
+  auto reserved = store_->reserve(*caller->holder, space, job, first, keys, no_room);
+  waits_.begun(job, shard, instance.shards,
+               reserved.has_value() && (has_more || reserved->size() < keys.size()));
+  waits_.settle();
+  if (!reserved) return tl::unexpected<Error>(std::move(reserved.error()));
+  const std::vector<engine::FrameIndex>& frames = *reserved;
+  if (shard == 0) {  // Once a block.
+    demand_->saved(space, keys.first(frames.size()), instance.block_bytes);
+  }
+  if (!checksums_.is_empty()) {
+    // What was in the place before may have left its checksum.
+    for (const engine::FrameIndex frame : frames) {
+      if (frame != engine::kNoFrame) checksums_.clear(store_->page_number(frame, shard));
+    }
+  }
+  return pages_of(frames, *caller);
+}
+
+Duration CacheService::reserve_patience(const Id128& connection, std::size_t blocks) const {
+  const auto found = clients_.find(connection);
+  if (found == clients_.end() || !found->second->is_worker) return kReservePatience;
+  const Client& caller = *found->second;
+  return kReservePatience +
+         time_to_make_room(blocks * caller.instance->ranks[caller.rank].page_bytes);
+}
+
+Result<std::size_t> CacheService::publish(const Id128& connection, const JobId& job,
+                                          std::span<const std::uint64_t> checksums) {
+  PEGA_TRY_LET(Client* const caller, worker(connection));
+  if (!checksums.empty()) {
+    const std::span<const engine::FrameIndex> frames = store_->slots_of(*caller->holder, job);
+    if (!frames.empty() && frames.size() != checksums.size()) {
+      return fail(Errc::kInvalidArgument, "{} checksums for {} pages", checksums.size(),
+                  frames.size());
+    }
+    const std::uint32_t shard = caller->instance->ranks[caller->rank].shard;
+    for (std::size_t i = 0; i < frames.size(); ++i) {
+      checksums_.set(store_->page_number(frames[i], shard), checksums[i]);
+    }
+  }
+  const std::uint64_t sealed_before = store_->stats().insertions;
+  auto left = store_->publish(*caller->holder, job, kPublishSlice);
+  const std::uint64_t sealed = store_->stats().insertions - sealed_before;
+  counted_.save_bytes += sealed * caller->instance->block_bytes;
+  waits_.settle();
+  return left;
+}
+
+Result<void> CacheService::abandon(const Id128& connection, const JobId& job) {
+  PEGA_TRY_LET(Client* const caller, worker(connection));
+  store_->abandon(*caller->holder, job);
+  waits_.settle();
+  return {};
+}
+
+// ---- time and background work
+
+bool CacheService::work() {
+  bool has_more = store_->work();
+  if (!has_more && namespaces_->has_emptied_shape()) {
+    namespaces_->forget_shapes();
+    has_more = store_->has_work();
+  }
+  waits_.settle();
+  return has_more;
+}
+
+bool CacheService::has_work() const {
+  return store_->has_work() || namespaces_->has_emptied_shape();
+}
+
+std::optional<TimePoint> CacheService::next_deadline() const {
+  const std::optional<TimePoint> wait = waits_.next_deadline();
+  const std::optional<TimePoint> job = store_->next_deadline();
+  return wait && job ? std::min(*wait, *job) : wait ? wait : job;
+}
+
+void CacheService::expire() {
+  store_->expire();
+  waits_.settle();
+  waits_.expire();
+}
+
+// ---- for people
+
+std::vector<CacheService::InstanceInfo> CacheService::instances() const {
+  std::vector<InstanceInfo> list;
+  auto not_served = declined();
+  list.reserve(instances_.size() + not_served.size());
+  for (const auto& [id, instance] : instances_) {
+    InstanceInfo& info = list.emplace_back();
+    info.id = id;
+    if (const auto found = not_served.find(id); found != not_served.end()) {
+      info.not_served = std::move(found->second);
+      not_served.erase(found);
+    }
+    info.state = !info.not_served.empty()    ? not_served_state(info.not_served)
+                 : instance.connected == 0   ? "disconnected"
+                 : !instance.refused.empty() ? "refused: " + instance.refused
+                 : instance.is_complete()    ? "connected"
+                                             : "waiting for ranks";
+    info.namespace_hash = instance.namespace_hash;
+    info.shards = instance.shards;
+    info.rank_count = static_cast<std::uint32_t>(instance.ranks.size());
+    for (std::uint32_t number = 0; number < instance.ranks.size(); ++number) {
+      const Rank& rank = instance.ranks[number];
+      if (rank.process.is_none()) continue;
+      info.ranks.push_back({.rank = number,
+                            .shard = rank.shard,
+                            .is_connected = !rank.worker.is_none(),
+                            .build = rank.build,
+                            .process = rank.process,
+                            .page_bytes = rank.page_bytes,
+                            .block_count = rank.block_count,
+                            .node = rank.node});
+      if (const auto client = clients_.find(rank.worker); client != clients_.end()) {
+        info.ranks.back().engine = client->second->engine;
+      }
+    }
+    info.schedulers = instance.schedulers;
+    if (const auto* const space = namespaces_->find(instance.space_name)) {
+      info.factors = space->factors;
+      info.generation = space->generation;
+    }
+  }
+  for (const auto& [connection, client] : clients_) {
+    if (!client->is_scheduler || !client->engine) continue;
+    const auto info = std::find_if(list.begin(), list.end(), [&](const InstanceInfo& each) {
+      return each.id == client->instance->id;
+    });
+    info->scheduler = client->engine;
+  }
+  for (auto& [id, sides] : not_served) {
+    InstanceInfo& info = list.emplace_back();
+    info.id = id;
+    info.state = not_served_state(sides);
+    info.not_served = std::move(sides);
+  }
+  std::sort(list.begin(), list.end(),
+            [](const InstanceInfo& a, const InstanceInfo& b) { return a.id < b.id; });
+  return list;
+}
+
+CacheService::Stats CacheService::stats() const {
+  Stats stats = counted_;
+  stats.store = store_->stats();
+  stats.shapes = store_->shapes();
+  stats.memory_bytes = store_->memory_bytes() + demand_->memory_bytes() + checksums_.memory_bytes();
+  stats.clients = clients_.size();
+  stats.parted = parted_.size();
+  stats.instances = instances_.size();
+  for (const auto& [id, instance] : instances_) {
+    if (instance.connected != 0 && !instance.is_complete()) ++stats.instances_waiting;
+    if (!instance.refused.empty()) ++stats.instances_refused;
+  }
+  for (const auto& [id, sides] : declined()) {
+    ++stats.instances_declined[static_cast<std::size_t>(sides.front().decline.reason)];
+  }
+  stats.namespaces = namespaces_->all().size();
+  stats.space_names = spaces_.size();
+  stats.demand = demand_->windows();
+  stats.next_victim_idle_s = store_->next_victim_idle_s();
+  stats.waits = waits_.stats();
+  stats.epochs = epochs_.size();
+  return stats;
+}
+
+}  // namespace pegaflow::server

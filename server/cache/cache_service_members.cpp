@@ -1,0 +1,407 @@
+// Which connections there are, which engines they belong to, and who of them may still touch what.
+#include <algorithm>
+#include <utility>
+
+#include "base/log.h"
+#include "base/page_layout.h"
+#include "base/units.h"
+#include "server/cache/cache_service_impl.h"
+
+namespace pegaflow::server {
+namespace {
+
+constexpr Log kLog{"cache"};
+
+/// One line without control characters, for logs and terminals.
+std::string printable(std::string text) {
+  for (char& each : text) {
+    const auto byte = static_cast<unsigned char>(each);
+    if (byte < 0x20 || byte == 0x7F) each = ' ';
+  }
+  return text;
+}
+
+}  // namespace
+
+// ---- connections
+
+Result<void> CacheService::connected(const Id128& connection, Hello hello) {
+  if (hello.process.is_none()) {
+    return fail(Errc::kInvalidArgument, "a client without an incarnation");
+  }
+  if (const Id128& previous = hello.previous_connection; !previous.is_none()) {
+    if (const auto there = clients_.find(previous); there != clients_.end()) {
+      if (there->second->process != hello.process) {
+        return fail(Errc::kInvalidArgument, "the previous connection was another process's");
+      }
+      // We have not seen its end yet; the client has.
+      end_connection_(previous);
+    }
+    if (const auto parted = parted_.find(previous); parted != parted_.end()) {
+      if (parted->second->process != hello.process) {
+        return fail(Errc::kInvalidArgument, "the previous connection was another process's");
+      }
+      if (hello.quiesced) end_parted(parted);
+    }
+  }
+  auto client = std::make_unique<Client>();
+  client->connection = connection;
+  client->process = hello.process;
+  client->build = std::move(hello.build);
+  client->watch = std::move(hello.watch);
+  clients_.emplace(connection, std::move(client));
+  return {};
+}
+
+void CacheService::disconnected(const Id128& connection) {
+  const auto found = clients_.find(connection);
+  if (found == clients_.end()) return;
+  Client& client = *found->second;
+  waits_.forget(connection);
+  if (client.instance != nullptr && client.holder) {
+    Instance& instance = *client.instance;
+    if (client.is_worker) {
+      kLog.info("worker's connection ended instance={} rank={} process={}", instance.id,
+                client.rank, to_string(client.process));
+    }
+    store_->holder_lost(*client.holder);
+    if (store_->may_touch(*client.holder)) {
+      auto parted = std::make_unique<Parted>();
+      parted->process = client.process;
+      parted->holder = *client.holder;
+      parted->instance = &instance;
+      parted->watch = client.watch;
+      ++instance.references;
+      parted_.emplace(connection, std::move(parted));
+    } else {
+      store_->holder_gone(*client.holder);
+    }
+    client.holder.reset();
+    leave_instance(client);
+  }
+  clients_.erase(found);
+  waits_.settle();
+}
+
+void CacheService::process_gone(const Id128& connection) {
+  // Its end may be seen here before its socket's.
+  if (clients_.contains(connection)) end_connection_(connection);
+  if (const auto parted = parted_.find(connection); parted != parted_.end()) {
+    kLog.info("process ended, its slots come back instance={} process={}",
+              parted->second->instance->id, to_string(parted->second->process));
+    end_parted(parted);
+  }
+}
+
+void CacheService::end_parted(std::unordered_map<Id128, std::unique_ptr<Parted>>::iterator parted) {
+  store_->holder_gone(parted->second->holder);
+  Instance& instance = *parted->second->instance;
+  parted_.erase(parted);
+  drop_reference(instance);
+}
+
+Result<void> CacheService::goodbye(const Id128& connection) {
+  PEGA_TRY_LET(Client* const caller, client(connection));
+  if (caller->holder) store_->holder_gone(*caller->holder);
+  caller->holder.reset();
+  caller->said_goodbye = true;
+  caller->declined.reset();
+  waits_.forget(connection);
+  leave_instance(*caller);
+  waits_.settle();
+  return {};
+}
+
+void CacheService::leave_instance(Client& client) {
+  Instance* const instance = std::exchange(client.instance, nullptr);
+  if (instance == nullptr) return;
+  if (std::exchange(client.is_worker, false)) {
+    instance->ranks[client.rank].worker = {};
+    --instance->connected;
+    instance->refused.clear();
+    namespaces_->leave(instance->space_name);
+    // Without this rank none of the jobs that are under way can be sealed.
+    for (const auto& [scheduler, served] : schedulers_) {
+      if (served == instance) waits_.lost(scheduler);
+    }
+  }
+  if (std::exchange(client.is_scheduler, false)) {
+    --instance->schedulers;
+    leave_schedulers(client);
+  }
+  drop_reference(*instance);
+}
+
+void CacheService::leave_schedulers(Client& client) {
+  const Id128 scheduler = std::exchange(client.scheduler, Id128{});
+  if (scheduler.is_none()) return;
+  waits_.detached(scheduler);
+  if (!waits_.is_attached(scheduler)) schedulers_.erase(scheduler);
+}
+
+void CacheService::drop_reference(Instance& instance) {
+  if (--instance.references == 0) instances_.erase(std::string(instance.id));
+}
+
+Result<void> CacheService::join(Client& client, const std::string& id) {
+  if (client.declined) {
+    return fail(Errc::kInvalidArgument, "this connection has declined for instance {}",
+                client.declined->instance);
+  }
+  if (client.instance != nullptr) {
+    if (client.instance->id == id) return {};
+    return fail(Errc::kInvalidArgument, "this connection belongs to instance {}",
+                client.instance->id);
+  }
+  const auto [found, is_new] = instances_.try_emplace(id);
+  Instance& instance = found->second;
+  if (is_new) {
+    instance.id = id;
+    instance.index = next_instance_++;
+  }
+  ++instance.references;
+  client.instance = &instance;
+  client.holder = store_->add_holder(instance.index, client.process);
+  return {};
+}
+
+Result<void> CacheService::attach(const Id128& connection, const std::string& instance,
+                                  const Id128& scheduler) {
+  PEGA_TRY_LET(Client* const caller, client(connection));
+  PEGA_TRY(join(*caller, instance));
+  if (!std::exchange(caller->is_scheduler, true)) ++caller->instance->schedulers;
+  if (caller->scheduler.is_none() && !scheduler.is_none()) {
+    const auto [known, is_new] = schedulers_.try_emplace(scheduler, caller->instance);
+    if (!is_new && known->second != caller->instance) {
+      return fail(Errc::kInvalidArgument, "scheduler {} belongs to instance {}",
+                  to_string(scheduler), known->second->id);
+    }
+    caller->scheduler = scheduler;
+    waits_.attached(scheduler);
+  }
+  return {};
+}
+
+Result<void> CacheService::describe(const Id128& connection, EngineInfo engine) {
+  PEGA_TRY_LET(Client* const caller, member(connection));
+  engine.device = printable(std::move(engine.device));
+  caller->engine = std::move(engine);
+  return {};
+}
+
+Result<void> CacheService::decline(const Id128& connection, Decline decline) {
+  PEGA_TRY_LET(Client* const caller, client(connection));
+  if (caller->instance != nullptr) {
+    return fail(Errc::kInvalidArgument, "decline: this connection belongs to instance {}",
+                caller->instance->id);
+  }
+  const bool is_first = !caller->declined;
+  const auto has_declined = [](const auto& row) { return row.second->declined.has_value(); };
+  if (is_first && std::count_if(clients_.begin(), clients_.end(), has_declined) >=
+                      static_cast<std::ptrdiff_t>(kMaxDeclined)) {
+    return fail(Errc::kBusy, "decline: {} connections have declined already", kMaxDeclined);
+  }
+  decline.detail = printable(std::move(decline.detail));
+  caller->declined = std::move(decline);
+  const Decline& why = *caller->declined;
+  if (is_first) {  // What a connection repeats is no news.
+    kLog.warn("an engine does not use the cache instance={} side={} rank={} reason={}: {}",
+              printable(why.instance), to_string(why.side), why.rank, to_string(why.reason),
+              why.detail);
+  }
+  return {};
+}
+
+std::map<std::string, std::vector<CacheService::DeclinedInfo>> CacheService::declined() const {
+  std::map<std::string, std::vector<DeclinedInfo>> sides;
+  for (const auto& [connection, client] : clients_) {
+    if (!client->declined) continue;
+    sides[client->declined->instance].push_back({*client->declined, client->build});
+  }
+  for (auto& [id, each] : sides) {
+    std::sort(each.begin(), each.end(), [](const DeclinedInfo& a, const DeclinedInfo& b) {
+      return std::pair(a.decline.side, a.decline.rank) < std::pair(b.decline.side, b.decline.rank);
+    });
+  }
+  return sides;
+}
+
+Result<void> CacheService::check_rank(const Client& caller, const Registration& registration) {
+  if (registration.page_bytes == 0) return fail(Errc::kInvalidArgument, "a page of 0 bytes");
+  if (registration.page_bytes > kMaxPageBytes ||
+      slot_bytes_for(registration.page_bytes) > pool_bytes_) {
+    return fail(Errc::kRefused, "a page of {} does not fit: {} is the limit of a page, {} the pool",
+                format_bytes(registration.page_bytes), format_bytes(kMaxPageBytes),
+                format_bytes(pool_bytes_));
+  }
+  if (registration.shards > engine::kMaxShards || registration.ranks > engine::kMaxShards) {
+    return fail(Errc::kRefused, "{} ranks: {} are the limit", registration.ranks,
+                engine::kMaxShards);
+  }
+  const auto known = instances_.find(registration.instance);
+  if (known == instances_.end()) return {};
+  const Instance& instance = known->second;
+  if (instance.connected != 0 &&
+      (instance.ranks.size() != registration.ranks || instance.shards != registration.shards)) {
+    return fail(Errc::kInvalidArgument,
+                "rank {} says {} ranks and {} shards, others of instance {} {} and {}",
+                registration.rank, registration.ranks, registration.shards, instance.id,
+                instance.ranks.size(), instance.shards);
+  }
+  if (registration.rank >= instance.ranks.size()) return {};
+  const Rank& rank = instance.ranks[registration.rank];
+  if (rank.worker.is_none()) return {};
+  if (rank.process != caller.process) {
+    return fail(Errc::kRefused, "rank {} of instance {} is served by another process ({})",
+                registration.rank, instance.id, to_string(rank.process));
+  }
+  // The same process over a new connection: the old one is of no more use to it.
+  end_connection_(Id128(rank.worker));
+  return {};
+}
+
+Result<void> CacheService::enter_namespace(Client& caller, const Registration& registration,
+                                           engine::NamespaceId& entered) {
+  std::vector<engine::NamespaceFactor> factors;
+  factors.reserve(registration.factors.size());
+  for (const auto& [name, value] : registration.factors) factors.push_back({name, value});
+  PEGA_TRY_LET(const engine::NamespaceTable::Namespace* const space,
+               namespaces_->enter(std::move(factors)));
+  entered = space->id;
+  const auto check = [&]() -> Result<void> {
+    PEGA_TRY(namespaces_->fits(entered, registration.shard, registration.shards,
+                               registration.page_bytes));
+    PEGA_TRY(join(caller, registration.instance));
+    if (caller.instance->connected != 0 && caller.instance->space_name != entered) {
+      return fail(Errc::kInvalidArgument,
+                  "rank {} says another namespace than others of instance {}", registration.rank,
+                  caller.instance->id);
+    }
+    return {};
+  };
+  auto checked = check();
+  if (!checked) namespaces_->leave(entered);
+  return checked;
+}
+
+Result<CacheService::Registered> CacheService::register_rank(const Id128& connection,
+                                                             const Registration& registration) {
+  PEGA_TRY_LET(Client* const caller, client(connection));
+  if (caller->is_worker) {
+    const Instance& own = *caller->instance;
+    if (own.id != registration.instance || caller->rank != registration.rank ||
+        own.ranks[caller->rank].page_bytes != registration.page_bytes) {
+      return fail(Errc::kInvalidArgument, "this connection has registered for instance {}", own.id);
+    }
+    return Registered{own.namespace_hash};
+  }
+  if (!caller->watch) {
+    return fail(
+        Errc::kRefused,
+        "without a pidfd that can be polled the end of this process cannot be detected, so it "
+        "gets no pool (Linux 5.3 or newer is needed)");
+  }
+  // Before the namespace hears of it: a size that can never be would stay its size.
+  PEGA_TRY(check_rank(*caller, registration));
+  if (parted_.size() >= max_parted_) {
+    return fail(Errc::kBusy, "{} ended connections may still be copying; no room for more",
+                parted_.size());
+  }
+  engine::NamespaceId space_name{};
+  if (auto entered = enter_namespace(*caller, registration, space_name); !entered) {
+    if (caller->instance != nullptr && !caller->is_scheduler) {
+      store_->holder_gone(*caller->holder);
+      caller->holder.reset();
+      leave_instance(*caller);
+    }
+    if (entered.error().code == Errc::kRefused) {
+      ++counted_.refused_page_size;
+      kLog.error("an engine serves without the cache instance={} reason=\"{}\"",
+                 registration.instance, entered.error().detail);
+    }
+    return tl::unexpected<Error>(std::move(entered.error()));
+  }
+  Instance& instance = *caller->instance;
+  if (instance.connected == 0) {
+    instance.ranks.assign(registration.ranks, Rank{});
+    instance.shards = registration.shards;
+    instance.space_name = space_name;
+    instance.namespace_hash = namespaces_->find(space_name)->hash;
+  }
+  caller->is_worker = true;
+  caller->rank = registration.rank;
+  Rank& rank = instance.ranks[registration.rank];
+  rank = {.worker = connection,
+          .process = caller->process,
+          .build = caller->build,
+          .shard = registration.shard,
+          .page_bytes = registration.page_bytes,
+          .block_count = registration.block_count,
+          .node = registration.node};
+  store_->set_shard(*caller->holder, registration.shard, registration.shards);
+  ++instance.connected;
+  kLog.info("registered instance={} rank={} of={} process={} namespace={} page={}", instance.id,
+            registration.rank, instance.ranks.size(), to_string(rank.process),
+            instance.namespace_hash, format_bytes(rank.page_bytes));
+  if (instance.connected == instance.ranks.size()) complete(instance);
+  if (!instance.refused.empty() && instance.ranks.size() == 1) {
+    // Nobody else waits for it: it is told at once, and leaves no trace.
+    Error error{Errc::kRefused, instance.refused};
+    store_->holder_gone(*caller->holder);
+    caller->holder.reset();
+    const bool is_scheduler = std::exchange(caller->is_scheduler, false);
+    const Id128 scheduler = caller->scheduler;
+    if (is_scheduler) {
+      --instance.schedulers;
+      leave_schedulers(*caller);
+    }
+    const std::string id = instance.id;
+    leave_instance(*caller);
+    if (is_scheduler) (void)attach(connection, id, scheduler);
+    return tl::unexpected<Error>(std::move(error));
+  }
+  return Registered{instance.namespace_hash};
+}
+
+void CacheService::complete(Instance& instance) {
+  engine::Shape shape;
+  instance.block_bytes = 0;
+  for (std::uint32_t shard = 0; shard < instance.shards; ++shard) {
+    shape.shards.push_back({.page_bytes = instance.ranks[instance.saver(shard)].page_bytes,
+                            .node = node_of(instance, shard)});
+    instance.block_bytes += shape.shards.back().page_bytes;
+  }
+  const auto settle = [&]() -> Result<void> {
+    for (std::uint32_t shard = 0; shard < instance.shards; ++shard) {
+      if (instance.ranks[instance.saver(shard)].shard != shard) {
+        return fail(Errc::kRefused, "no rank of instance {} holds shard {}", instance.id, shard);
+      }
+    }
+    for (const Rank& rank : instance.ranks) {
+      if (rank.page_bytes != shape.shards[rank.shard].page_bytes) {
+        return fail(Errc::kRefused, "pages of {} and {} bytes for shard {} of instance {}",
+                    rank.page_bytes, shape.shards[rank.shard].page_bytes, rank.shard, instance.id);
+      }
+    }
+    return namespaces_->settle(instance.space_name, shape);
+  };
+  if (const auto settled = settle(); !settled) {
+    instance.refused = settled.error().detail;
+    ++counted_.refused_page_size;
+    kLog.error("an engine serves without the cache instance={} reason=\"{}\"", instance.id,
+               instance.refused);
+    return;
+  }
+  name_space(instance);
+  kLog.info("complete instance={} ranks={} shards={}", instance.id, instance.ranks.size(),
+            instance.shards);
+}
+
+std::uint32_t CacheService::node_of(const Instance& instance, std::uint32_t shard) const {
+  if (parts_ < 2) return 0;
+  const auto found = part_of_node_.find(instance.ranks[instance.saver(shard)].node);
+  // Who names none is dealt one in turn, from another on for each engine.
+  return found != part_of_node_.end() ? found->second : (instance.index + shard) % parts_;
+}
+
+}  // namespace pegaflow::server

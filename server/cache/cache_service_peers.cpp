@@ -1,0 +1,206 @@
+// What a CacheService does with and for other nodes.
+#include <algorithm>
+#include <numeric>
+#include <utility>
+
+#include "base/log.h"
+#include "base/page_layout.h"
+#include "server/cache/cache_service_impl.h"
+
+namespace pegaflow::server {
+namespace {
+
+constexpr Log kLog{"cache"};
+
+/// Names of namespaces that are gone are looked for when there are more than this.
+constexpr std::size_t kManySpaces = 512;
+
+std::vector<std::uint64_t> page_bytes_of(const engine::NamespaceTable::Namespace& space) {
+  std::vector<std::uint64_t> sizes;
+  for (const engine::Shape::Shard& shard : space.shape.shards) sizes.push_back(shard.page_bytes);
+  return sizes;
+}
+
+}  // namespace
+
+std::uint64_t CacheService::Wants::block_bytes() const {
+  return std::accumulate(page_bytes.begin(), page_bytes.end(), std::uint64_t{0});
+}
+
+Bytes32 CacheService::name_of(const engine::NamespaceTable::Namespace& space) const {
+  return cluster::space_name(space.factors, page_bytes_of(space));
+}
+
+void CacheService::name_space(Instance& instance) {
+  instance.space = name_of(*namespaces_->find(instance.space_name));
+  if (spaces_.size() > kManySpaces) {
+    std::erase_if(spaces_, [this](const auto& entry) {
+      return namespaces_->find(entry.second.id) == nullptr;
+    });
+  }
+  const engine::NamespaceTable::Namespace& space = *namespaces_->find(instance.space_name);
+  // A namespace that lost its shape with its last user has another one now, and with it another
+  // name; see NamespaceTable::leave().
+  std::erase_if(spaces_, [&](const auto& entry) {
+    return entry.second.id == space.id && entry.first != instance.space;
+  });
+  // One that was known has this epoch already: see retire_outdated().
+  spaces_.insert_or_assign(instance.space, Named{.id = space.id,
+                                                 .page_bytes = page_bytes_of(space),
+                                                 .epoch = epochs_.of(instance.space)});
+}
+
+void CacheService::retire_outdated() {
+  for (auto& [name, named] : spaces_) {
+    const Epoch epoch = epochs_.of(name);
+    if (named.epoch == epoch) continue;
+    named.epoch = epoch;
+    const engine::NamespaceTable::Namespace* const space = namespaces_->find(named.id);
+    if (space == nullptr) continue;
+    namespaces_->reset(named.id);
+    ++counted_.resets_learned;
+    kLog.info("a namespace was reset namespace={} generation={} epoch={}.{:x}", space->hash,
+              space->generation, epoch.counter, epoch.id);
+  }
+  waits_.settle();
+}
+
+bool CacheService::meets(const Bytes32& space, const Epoch& theirs) {
+  epochs_.learn(space, theirs);
+  return epochs_.of(space) == theirs;
+}
+
+const engine::NamespaceTable::Namespace* CacheService::space_called(const Bytes32& name) const {
+  const auto found = spaces_.find(name);
+  if (found == spaces_.end()) return nullptr;
+  const engine::NamespaceTable::Namespace* const space = namespaces_->find(found->second.id);
+  // The reader copies pages of the sizes that the name stands for: whatever became of the
+  // namespace, none of another size are found or lent by it.
+  const auto has_size = [](const engine::Shape::Shard& shard, std::uint64_t bytes) {
+    return shard.page_bytes == bytes;
+  };
+  return space != nullptr &&
+                 std::ranges::equal(space->shape.shards, found->second.page_bytes, has_size)
+             ? space
+             : nullptr;
+}
+
+// ---- what we fetch
+
+Result<CacheService::Wants> CacheService::wants(const Id128& connection) {
+  PEGA_TRY_LET(Client* const caller, member(connection));
+  const Instance& instance = *caller->instance;
+  if (!instance.is_complete()) {
+    return fail(Errc::kGone, "a rank of instance {} is away", instance.id);
+  }
+  return Wants{.space = instance.space,
+               .generation = space_of(instance),
+               .page_bytes = page_bytes_of(*namespaces_->find(instance.space_name))};
+}
+
+Result<CacheService::Fetch> CacheService::fetch(const Id128& connection, engine::SpaceId generation,
+                                                const Id128& token, std::size_t first,
+                                                std::span<const BlockKey> keys,
+                                                std::size_t fetchable) {
+  PEGA_TRY_LET(Client* const caller, member(connection));
+  const Instance& instance = *caller->instance;
+  if (!instance.is_complete()) {
+    return fail(Errc::kGone, "a rank of instance {} is away", instance.id);
+  }
+  if (space_of(instance) != generation) {
+    return fail(Errc::kGone, "the namespace was reset since the claim was made");
+  }
+  PEGA_TRY_LET(const engine::BlockStore::Fetch planned,
+               store_->fetch(*caller->holder, generation, token, first, keys, fetchable));
+  Fetch fetch{.blocks = planned.blocks, .coming = planned.coming, .frames = {}};
+  fetch.frames.reserve(planned.frames.size());
+  for (const engine::BlockStore::Fetch::Frame& frame : planned.frames) {
+    Fetched& to = fetch.frames.emplace_back();
+    to.place = frame.place;
+    to.frame = frame.frame;
+    for (std::uint32_t shard = 0; shard < instance.shards; ++shard) {
+      to.offsets.push_back(store_->page_offset(frame.frame, shard));
+    }
+  }
+  return fetch;
+}
+
+void CacheService::fetched(engine::FrameIndex frame, std::uint32_t shards,
+                           std::span<const std::uint64_t> checksums) {
+  // Before anybody can open it. What was in the place before may have left its own.
+  std::uint64_t bytes = 0;
+  for (std::uint32_t shard = 0; shard < shards; ++shard) {
+    bytes += store_->page_bytes(frame, shard);
+    const std::uint64_t checksum =
+        checksums.empty() ? engine::ChecksumTable::kNone : checksums[shard];
+    if (checksum != engine::ChecksumTable::kNone || !checksums_.is_empty()) {
+      checksums_.set(store_->page_number(frame, shard), checksum);
+    }
+  }
+  if (store_->fetched(frame)) counted_.fetch_bytes += bytes;
+}
+
+void CacheService::give_up(engine::FrameIndex frame) { store_->give_up(frame); }
+void CacheService::settle_fetch(engine::FrameIndex frame) { store_->settle(frame); }
+bool CacheService::is_awaited(engine::FrameIndex frame) const { return store_->is_awaited(frame); }
+
+Result<CacheService::Opened> CacheService::open_arrived(const Id128& connection, const Id128& token,
+                                                        std::size_t first, std::size_t count,
+                                                        engine::PinId pin) {
+  PEGA_TRY_LET(Client* const caller, worker(connection));
+  PEGA_TRY(check_claim(*caller, token));
+  PEGA_TRY_LET(const std::size_t there, store_->arrived(token, first, std::min(count, kOpenSlice)));
+  if (there == 0) return Opened{.slots = {}, .checksums = {}, .coming = count};
+  PEGA_TRY_LET(Opened opened, open(connection, token, first, there, pin));
+  opened.coming = count - there;
+  return opened;
+}
+
+std::optional<engine::FrameIndex> CacheService::claimed_frame(const Id128& token,
+                                                              std::size_t place) const {
+  return store_->claimed_frame(token, place);
+}
+
+// ---- what they read
+
+std::size_t CacheService::present(const Bytes32& space, std::span<const BlockKey> keys) const {
+  const engine::NamespaceTable::Namespace* const found = space_called(space);
+  return found == nullptr ? 0 : store_->present(found->space, keys);
+}
+
+Result<CacheService::Lent> CacheService::lend(const Bytes32& space, std::span<const BlockKey> keys,
+                                              Duration time) {
+  const engine::NamespaceTable::Namespace* const found = space_called(space);
+  if (found == nullptr) return Lent{};
+  const auto shards = static_cast<std::uint32_t>(found->shape.shards.size());
+  PEGA_TRY_LET(const engine::BlockStore::Lent lent, store_->lend(found->space, keys, time));
+  Lent answer{.lease = lent.lease, .pages = {}, .checksums = {}};
+  answer.pages.reserve(lent.frames.size() * shards);
+  bool has_one = false;
+  for (const engine::FrameIndex frame : lent.frames) {
+    for (std::uint32_t shard = 0; shard < shards; ++shard) {
+      answer.pages.push_back(
+          static_cast<std::uint32_t>(store_->page_offset(frame, shard) / kSlotAlignment));
+      counted_.lent_bytes += store_->page_bytes(frame, shard);
+      if (checksums_.is_empty()) continue;
+      answer.checksums.push_back(checksums_[store_->page_number(frame, shard)]);
+      has_one = has_one || answer.checksums.back() != engine::ChecksumTable::kNone;
+    }
+  }
+  if (!has_one) answer.checksums.clear();
+  return answer;
+}
+
+void CacheService::end_lease(engine::LeaseId lease) { store_->end_lease(lease); }
+bool CacheService::is_lent(engine::LeaseId lease) const { return store_->is_lent(lease); }
+
+void CacheService::await_job_for(const Id128& peer_connection, const JobId& job, Duration patience,
+                                 JobWaits::Answer answer) {
+  const auto served = schedulers_.find(job.scheduler);
+  const bool is_served = served != schedulers_.end() && served->second->is_complete();
+  waits_.wait(peer_connection, job, is_served, patience, std::move(answer));
+}
+
+void CacheService::peer_left(const Id128& peer_connection) { waits_.forget(peer_connection); }
+
+}  // namespace pegaflow::server

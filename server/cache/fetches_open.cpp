@@ -1,0 +1,113 @@
+// The questions of workers whose blocks are coming: how long they wait, and until when that is of
+// use.
+#include <algorithm>
+#include <utility>
+
+#include "capnp/wire/kj_time.h"
+#include "server/cache/fetches.h"
+#include "server/cache/fetches_impl.h"
+
+namespace pegaflow::server {
+
+kj::Promise<Result<Fetches::Arrived>> Fetches::open(const Id128& connection, const Id128& token,
+                                                    std::size_t first, std::size_t count,
+                                                    engine::PinId pin, const Wait& wait) {
+  opening_.emplace(connection, pin);
+  const TimePoint now = clock_.now();
+  auto opening = std::make_shared<Opening>(Opening{.connection = connection,
+                                                   .token = token,
+                                                   .first = first,
+                                                   .count = count,
+                                                   .pin = pin,
+                                                   .deadline = now + wait.patience,
+                                                   .worth_until = {},
+                                                   .computing = wait.computing});
+  if (wait.worth) {
+    opening->worth_until = *wait.worth == Wait::kForever ? TimePoint::max() : now + *wait.worth;
+  }
+  return wait_and_open(opening);
+}
+
+kj::Promise<Result<Fetches::Arrived>> Fetches::wait_and_open(
+    const std::shared_ptr<Opening>& opening) {
+  auto opened = service_.open_arrived(opening->connection, opening->token, opening->first,
+                                      opening->count, opening->pin);
+  const TimePoint now = clock_.now();
+  const bool is_waiting = opened && opened->slots.empty() && opened->coming != 0;
+  const Late late = is_waiting ? is_late(*opening, now) : Late::kNo;
+  if (!is_waiting || late != Late::kNo || now >= opening->deadline) {
+    opening_.erase({opening->connection, opening->pin});
+    if (late == Late::kStuck) note_recomputing(*opening, now);
+    if (!opened) return Result<Arrived>(tl::unexpected<Error>(std::move(opened.error())));
+    return Result<Arrived>(Arrived{.opened = std::move(*opened), .late = late});
+  }
+  const TimePoint until = std::min(opening->deadline, judged_at(*opening));
+  return progress_made_.addBranch()
+      .exclusiveJoin(timer_.afterDelay(to_kj(until - now)))
+      .then([this, opening]() -> kj::Promise<Result<Arrived>> {
+        if (!opening_.contains({opening->connection, opening->pin})) {
+          return Result<Arrived>(fail(Errc::kCancelled, "pin {} was released before it was made",
+                                      static_cast<std::uint64_t>(opening->pin)));
+        }
+        return wait_and_open(opening);
+      });
+}
+
+/// Null: the block at that place of the claim is here, or does not come.
+const Fetches::Coming* Fetches::coming(const Id128& token, std::size_t place) const {
+  const std::optional<engine::FrameIndex> frame = service_.claimed_frame(token, place);
+  if (!frame) return nullptr;
+  const auto found = coming_.find(*frame);
+  return found == coming_.end() ? nullptr : &found->second;
+}
+
+/// When the source of the first of the blocks counts as stuck for this load; max: it has none.
+TimePoint Fetches::stuck_at(const Opening& opening) const {
+  const Coming* const next = coming(opening.token, opening.first);
+  if (next == nullptr) return TimePoint::max();
+  const TimePoint stuck_at = next->source->rate->stuck_at();
+  const auto found = recomputing_.find(opening.connection);
+  return found == recomputing_.end() ? stuck_at : std::max(stuck_at, found->second.until);
+}
+
+/// A load ends because its source is stuck. The next ones of its engine wait until it is computed,
+/// and then, if the source is stuck since, end together.
+void Fetches::note_recomputing(const Opening& opening, TimePoint now) {
+  if (opening.computing <= Duration::zero()) return;
+  const TimePoint stuck_at = coming(opening.token, opening.first)->source->rate->stuck_at();
+  const auto found = recomputing_.find(opening.connection);
+  if (found != recomputing_.end() && found->second.stuck_at == stuck_at) return;
+  std::erase_if(recomputing_, [&](const auto& each) { return each.second.until < now; });
+  recomputing_[opening.connection] = {.stuck_at = stuck_at, .until = now + opening.computing};
+}
+
+/// Whether the blocks, of which none is here, are not worth waiting for.
+Fetches::Late Fetches::is_late(const Opening& opening, TimePoint now) const {
+  if (!opening.worth_until) return Late::kNo;
+  if (now >= stuck_at(opening)) return Late::kStuck;
+  if (now >= *opening.worth_until) return Late::kSlow;
+  if (*opening.worth_until == TimePoint::max()) return Late::kNo;
+  const Coming* const last = coming(opening.token, opening.first + opening.count - 1);
+  // By an older rate a probe would be judged that is to replace it.
+  if (last == nullptr || !last->source->rate->is_fresh(now)) return Late::kNo;
+  const Duration left = *opening.worth_until - now;
+  return last->source->rate->until(last->end) > left ? Late::kSlow : Late::kNo;
+}
+
+/// When is_late() may answer otherwise although nothing has arrived.
+TimePoint Fetches::judged_at(const Opening& opening) const {
+  return opening.worth_until ? std::min(*opening.worth_until, stuck_at(opening)) : TimePoint::max();
+}
+
+void Fetches::released(const Id128& connection, engine::PinId pin) {
+  if (opening_.erase({connection, pin}) != 0) progressed();
+}
+
+void Fetches::progressed() {
+  auto pair = kj::newPromiseAndFulfiller<void>();
+  progress_->fulfill();
+  progress_ = kj::mv(pair.fulfiller);
+  progress_made_ = pair.promise.fork();
+}
+
+}  // namespace pegaflow::server

@@ -1,0 +1,54 @@
+#pragma once
+/// \file
+/// Answers the HTTP thread's questions, on the RPC thread.
+
+#include <cstdint>
+#include <vector>
+
+#include <kj/async-io.h>
+
+#include "base/clock.h"
+#include "base/os/mailbox.h"
+#include "engine/pool/pool.h"
+#include "server/cache/background.h"
+#include "server/cache/cache_service.h"
+#include "server/http/http_server.h"
+#include "server/http/snapshot.h"
+#include "server/rpc/rpc_counters.h"
+
+namespace pegaflow::server {
+
+/// Thread-bound: the RPC thread. Copies numbers only; text is made on the HTTP thread.
+class Admin final : private kj::TaskSet::ErrorHandler {
+ public:
+  /// All of them outlive it.
+  Admin(CacheService& service, Background& background, kj::Timer& timer, const Clock& clock,
+        const RpcCounters& counters, const engine::Pool& pool, const Nodes* nodes, HttpServer& http,
+        Mailbox<AdminQuestion>& questions);
+
+  /// Takes up every question that waits. A cleanup is answered when it is done, turns later.
+  void read();
+
+ private:
+  void take(const AdminQuestion& question);
+  void answer(std::uint64_t ticket, AdminAnswer answer);
+  [[nodiscard]] Snapshot snapshot() const;
+  void start_cleanup(std::uint64_t ticket);
+  kj::Promise<void> await_cleanup();
+  [[nodiscard]] OverwriteReport overwrite(std::uint64_t recent) const;
+  void taskFailed(kj::Exception&& exception) override;
+
+  CacheService& service_;
+  Background& background_;
+  kj::Timer& timer_;
+  const Clock& clock_;
+  const RpcCounters& counters_;
+  const engine::Pool& pool_;
+  const Nodes* nodes_;
+  HttpServer& http_;
+  Mailbox<AdminQuestion>& questions_;
+  std::vector<std::uint64_t> cleaning_for_;  ///< Tickets.
+  kj::TaskSet tasks_;
+};
+
+}  // namespace pegaflow::server

@@ -1,0 +1,83 @@
+#pragma once
+/// \file
+/// /health, /metrics, /instances and POST /cache/memory/cleanup, on a thread of its own.
+
+#include <atomic>
+#include <cstddef>
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "base/error.h"
+#include "base/os/mailbox.h"
+#include "server/http/http_connections.h"
+#include "server/http/snapshot.h"
+#include "server/rpc/listener.h"
+
+namespace pegaflow::server {
+
+/// Serves HTTP with kj-http on one thread, so that a scrape never delays a lookup.
+///
+/// It knows only the health: for anything else it puts a question into the RPC thread's mailbox and
+/// answers with what comes back, one request after the other (http_turns.h). /health is answered at
+/// once, so that clients that ask for many pages, or never read them, do not delay it. POST needs
+/// the token, wherever it comes from, or the Unix socket: http_guard.h.
+///
+/// Constructor and destructor belong to one thread; publish() is thread-safe.
+class HttpServer {
+ public:
+  struct Options {
+    std::string token;                          ///< Of POST over TCP; empty: refused there.
+    std::vector<std::uint32_t> allowed_uids{};  ///< At the Unix socket, beside root and ourselves.
+    HttpConnections::Options connections{};
+    bool test_hooks = false;
+    Health health;  ///< Until the first publish(): requests may come before it.
+    Duration answer_timeout = std::chrono::seconds(5);  ///< Then 503: the RPC thread hangs.
+  };
+
+  /// Questions without an answer, all but one of which have timed out; more is 503. The place for
+  /// each answer is reserved so.
+  static constexpr std::size_t kQuestions = 32;
+
+  /// Starts the thread. The same is served at `socket`, where POST needs no token. `questions`
+  /// outlives it.
+  /// Errors: kInternal when no thread can start.
+  static Result<std::unique_ptr<HttpServer>> start(TcpListener listener,
+                                                   std::optional<Listener> socket, Options options,
+                                                   Mailbox<AdminQuestion>& questions);
+  /// Ends requests under way and joins the thread.
+  ~HttpServer();
+
+  /// An answer, whose place was reserved with its question. False when the mailbox is full.
+  bool publish(HttpNews news);
+  /// What /health answers from now on. Only the latest is kept, beside the mailbox, where at most
+  /// two notes of it wait: health never takes the place of an answer, however often it changes.
+  void publish_health(Health health);
+
+ private:
+  class Loop;
+  HttpServer(TcpListener listener, std::optional<Listener> socket, Options options,
+             Mailbox<AdminQuestion>& questions);
+  void run();
+
+  TcpListener listener_;
+  std::optional<Listener> socket_;
+  Options options_;
+  Mailbox<AdminQuestion>& questions_;
+  Mailbox<HttpNews> news_;
+  std::mutex health_mutex_;
+  Health latest_health_;  ///< Under health_mutex_.
+  /// A note of new health is in the mailbox. Set by the sender behind the health itself, cleared by
+  /// the HTTP thread before it reads that.
+  std::atomic<bool> health_noted_{false};
+  std::thread thread_;
+};
+
+/// The token in `path`, without the line's end.
+/// Errors: kRefused when it cannot be read or has less than 16 characters.
+Result<std::string> read_token(const std::string& path);
+
+}  // namespace pegaflow::server

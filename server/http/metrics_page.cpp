@@ -1,0 +1,411 @@
+#include "server/http/metrics_page.h"
+
+#include <map>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "base/program/metrics_page.h"
+#include "version.h"
+
+namespace pegaflow::server {
+namespace {
+
+using Type = MetricsPage::Type;
+
+double number(std::uint64_t value) { return static_cast<double>(value); }
+
+/// A sample for each size of a block.
+void by_size(MetricsPage& page, const char* name, const char* help,
+             const std::map<std::uint64_t, double>& samples) {
+  page.begin(Type::Gauge, name, help);
+  for (const auto& [bytes, value] : samples) {
+    page.sample(value, {{"block_bytes", std::to_string(bytes)}});
+  }
+}
+
+void pool(MetricsPage& page, const Snapshot& now) {
+  const engine::BlockStore::Stats& store = now.cache.store;
+  page.gauge("pool_capacity_bytes", "Size of the pool", number(now.pool_bytes));
+  page.gauge("pool_used_bytes", "Bytes of slots that are not free", number(store.used_bytes));
+  page.gauge("pool_page_bytes", "Size of the pages of memory that the pool lies on",
+             number(now.pool_page_bytes));
+  page.gauges("pool_slots", "Slots by state; a slot has the pages of a block on all its ranks",
+              "state",
+              {{"reserved", store.reserved},
+               {"sealed", store.sealed},
+               {"coming", store.coming},
+               {"quarantined", store.quarantined_timeout + store.quarantined_writer_lost +
+                                   store.quarantined_fetch}});
+  page.gauges(
+      "pool_units", "Units that the pool is dealt in to blocks of different sizes", "state",
+      {{"free", number(store.free_units)}, {"used", number(store.units - store.free_units)}});
+  std::map<std::uint64_t, double> extents;
+  std::map<std::uint64_t, double> used;
+  for (const engine::BlockStore::ShapeStats& shape : now.cache.shapes) {
+    extents[shape.frame_bytes] += shape.extents;
+    used[shape.frame_bytes] += shape.used;
+  }
+  by_size(page, "pool_extents", "Extents of the pool, by the bytes of the blocks in them", extents);
+  by_size(page, "pool_blocks", "Blocks in the pool, by their bytes", used);
+  page.counter("pool_extents_taken_total",
+               "Extents that blocks of one size gave up to blocks of another", store.extents_taken);
+  page.counter("pool_alloc_failures_total", "Blocks not saved because no slot could be freed",
+               store.skipped_no_room);
+  page.gauge("inflight_bytes", "Bytes of slots that are being written",
+             number(store.written_bytes - store.quarantined_bytes));
+  page.gauges("quarantine_slots", "Slots that a lost client, reader or device may still access",
+              "reason",
+              {{"timeout", store.quarantined_timeout},
+               {"writer_lost", store.quarantined_writer_lost},
+               {"fetch", store.quarantined_fetch},
+               {"reader_lost", store.pinned_by_lost_readers}});
+}
+
+void cache(MetricsPage& page, const Snapshot& now) {
+  const CacheService::Stats& cache = now.cache;
+  const engine::BlockStore::Stats& store = cache.store;
+  page.gauge("cache_resident_bytes", "Bytes of slots with sealed blocks",
+             number(store.sealed_bytes));
+  page.gauge("cache_resident_blocks", "Sealed blocks", store.sealed);
+  page.counter("cache_lookups_total", "Lookups", store.lookups);
+  page.counter("cache_block_hits_total", "Blocks found by lookups", store.lookup_hits);
+  page.counter("cache_block_misses_total", "Blocks asked for beyond what was found",
+               store.lookup_misses);
+  page.counter("cache_block_insertions_total", "Blocks sealed", store.insertions);
+  page.counter("cache_block_evictions_total", "Blocks evicted to make room", store.evictions);
+  page.begin(Type::Gauge, "eviction_info", "The eviction policy");
+  page.sample(1, {{"policy", std::string(to_string(store.eviction))}});
+  page.counters("cache_blocks_dropped_total", "Blocks dropped for another reason than room",
+                "reason",
+                {{"cleanup", number(store.cleaned)},
+                 {"reset", number(store.retired)},
+                 {"corrupt", number(store.condemned)}});
+  page.gauge("epochs", "Namespaces with an epoch of their own: that were reset in this cluster",
+             number(cache.epochs));
+  page.counters("namespace_resets_total",
+                "Resets of a namespace, by where they were asked for: at this node or at a peer",
+                "origin",
+                {{"here", number(cache.resets_here)}, {"peer", number(cache.resets_learned)}});
+  page.counter("reset_unconfirmed_nodes_total",
+               "Peers that did not confirm a reset of this node before its deadline",
+               cache.resets_unconfirmed);
+  page.counter("corrupt_pages_total",
+               "Pages that were not what was saved, found by engines with pegaflow.verify",
+               cache.corrupt_pages);
+  page.counter("save_bytes_total", "Bytes of pages sealed", cache.save_bytes);
+  page.counter("load_bytes_total", "Bytes of pages opened for a load", cache.load_bytes);
+  page.counters("load_blocks_total", "Blocks opened for a load, by who had written them",
+                "written_by",
+                {{"this_process", number(cache.load_blocks_own)},
+                 {"another_process", number(cache.load_blocks_other)}});
+  page.counters(
+      "save_skipped_blocks_total", "Blocks that a save did not get a slot for", "reason",
+      {{"present", number(store.skipped_present)}, {"no_room", number(store.skipped_no_room)}});
+  page.gauge("claims", "Claims of schedulers", number(store.claims));
+  page.gauge("pins", "Pins of workers", number(store.pins));
+  page.gauge("held_blocks", "Distinct blocks that are claimed or pinned", store.held);
+  page.gauge("oldest_pin_seconds", "Age of the oldest pin; 0 without one", now.oldest_pin_seconds);
+  page.gauge("reservations", "Saves in flight", number(store.reservations));
+  page.counter("claims_revoked_total", "Claims revoked to make room, or by a reset",
+               store.claims_revoked);
+  page.counter("claims_shortened_total", "Claims shortened by a share's limit",
+               store.claims_shortened);
+  page.counter("reservations_timed_out_total", "Saves forgotten because they took too long",
+               store.reservations_timed_out);
+  page.counter("late_publishes_total", "Saves published after they were forgotten",
+               store.late_publishes);
+  const JobWaits::Stats& waits = cache.waits;
+  page.gauge("job_waits", "Calls that wait for another engine's saves", number(waits.waiting));
+  page.counters("job_waits_total", "Waits for another engine's saves, by how they ended", "result",
+                {{"over", number(waits.over)},
+                 {"gone", number(waits.gone)},
+                 {"timeout", number(waits.timed_out)},
+                 {"busy", number(waits.busy)},
+                 {"cancelled", number(waits.cancelled)}});
+  page.gauge("memory_bytes", "Memory of the index and its tables, beside the pool",
+             number(cache.memory_bytes));
+}
+
+void misses(MetricsPage& page, const Snapshot& now) {
+  page.begin(Type::Counter, "cache_miss_blocks_total",
+             "Blocks asked for and not found, by reason; see docs/operations.md");
+  const auto reason = [&](std::string_view name, std::uint64_t value) {
+    page.sample(value, {{"reason", std::string(name)}});
+  };
+  for (std::size_t i = 0; i < engine::kMissCount; ++i) {
+    reason(to_string(static_cast<engine::Miss>(i)), now.cache.store.misses[i]);
+  }
+  reason("not_served", now.cache.lookup_blocks_not_served);
+}
+
+void ages(MetricsPage& page, const Snapshot& now) {
+  const engine::BlockStore::Stats& store = now.cache.store;
+  page.begin(Type::Histogram, "cache_residence_seconds",
+             "How long blocks that are gone had been in the pool, by why they went");
+  page.histogram(store.evicted_age, {{"reason", "evicted"}});
+  page.histogram(store.dropped_age, {{"reason", "dropped"}});
+  page.histogram("cache_evicted_idle_seconds",
+                 "Time since the last use of blocks at their eviction", store.evicted_idle);
+  page.gauge("cache_next_victim_idle_seconds",
+             "Time since the last use of the next block to be evicted; 0 without one",
+             now.cache.next_victim_idle_s.value_or(0));
+}
+
+/// "5m", "1h", "1d", "90s": the largest unit of which it is a multiple.
+std::string window_label(std::chrono::seconds length) {
+  for (const auto& [unit, letter] : {std::pair{86400, 'd'}, {3600, 'h'}, {60, 'm'}}) {
+    if (length.count() % unit == 0) return fmt::format("{}{}", length.count() / unit, letter);
+  }
+  return fmt::format("{}s", length.count());
+}
+
+void demand(MetricsPage& page, const std::vector<engine::Demand::Window>& windows) {
+  const auto gauges = [&](const char* name, const char* help, auto&& value) {
+    page.begin(Type::Gauge, name, help);
+    for (const engine::Demand::Window& window : windows) {
+      page.sample(value(window), {{"window", window_label(window.length)}});
+    }
+  };
+  using Window = engine::Demand::Window;
+  gauges("hll_total_requests", "Blocks asked for by lookups in the window",
+         [](const Window& window) { return number(window.asked); });
+  gauges("hll_cardinality", "Different blocks asked for or saved in the window, about",
+         [](const Window& window) { return window.distinct; });
+  gauges("hll_estimated_hit_rate",
+         "Ceiling of the window's hit rate: that of a pool that had lost nothing, about",
+         [](const Window& window) { return window.ceiling(); });
+  gauges("window_hit_rate", "Hit rate of the window: blocks found of those asked for",
+         [](const Window& window) { return window.hit_rate(); });
+  gauges("window_working_set_bytes",
+         "Size of a pool that would have lost nothing in the window, about",
+         [](const Window& window) { return window.bytes; });
+}
+
+void clients(MetricsPage& page, const Snapshot& now) {
+  const RpcCounters& rpc = now.rpc;
+  page.gauge("connections", "Connections to the socket", number(rpc.connections));
+  page.gauge("clients", "Connections that said hello", number(now.cache.clients));
+  page.gauge("parted_connections", "Ended connections whose process may still touch slots",
+             number(now.cache.parted));
+  page.gauge("instances", "Engine cores that are known", number(now.cache.instances));
+  page.gauge("instances_waiting",
+             "Engine cores that are served without the cache until all their ranks are there",
+             number(now.cache.instances_waiting));
+  page.begin(Type::Gauge, "instances_not_served",
+             "Engine cores that are configured to use the cache and do not, by reason");
+  for (std::size_t i = 0; i < kDeclineReasons; ++i) {
+    page.sample(
+        number(now.cache.instances_declined[i]),
+        {{"reason", std::string(pegaflow::to_string(static_cast<wire::DeclineReason>(i)))}});
+  }
+  page.sample(number(now.cache.instances_refused), {{"reason", "refused"}});
+  page.gauge("namespaces", "Namespaces that are known", number(now.cache.namespaces));
+  page.counter("connections_accepted_total", "Connections accepted", rpc.accepted);
+  page.counters("connections_refused_total", "Connections closed at once", "reason",
+                {{"limit", number(rpc.refused_limit)}, {"user", number(rpc.refused_peer)}});
+  page.counters(
+      "connections_closed_total", "Connections that the server closed", "reason",
+      {{"no_hello", number(rpc.closed_no_hello)}, {"protocol", number(rpc.closed_protocol)}});
+  page.gauge("http_connections", "Connections of HTTP clients, over TCP and the Unix socket",
+             number(now.http.open));
+  page.counters("http_connections_closed_total",
+                "Connections of HTTP clients that the server closed: the client did not take a "
+                "response within 10 s, made room for a newer connection when all places were "
+                "taken, or is a user whom the Unix socket does not serve",
+                "reason",
+                {{"unread", number(now.http.unread)},
+                 {"displaced", number(now.http.displaced)},
+                 {"user", number(now.http.refused_user)}});
+  page.counters("registrations_refused_total", "Engines that serve without the cache", "reason",
+                {{"page_size", number(now.cache.refused_page_size)}});
+}
+
+void calls(MetricsPage& page, const RpcCounters& rpc) {
+  page.begin(Type::Counter, "rpc_requests_total", "Calls answered, by outcome");
+  const auto request = [&](Method method, std::string_view status, std::uint64_t value) {
+    if (value == 0) return;
+    page.sample(value,
+                {{"method", std::string(to_string(method))}, {"status", std::string(status)}});
+  };
+  for (std::size_t i = 0; i < kMethodCount; ++i) {
+    const RpcCounters::PerMethod& counters = rpc.methods[i];
+    request(static_cast<Method>(i), "ok", counters.ok);
+    for (std::size_t code = 0; code < kErrcCount; ++code) {
+      request(static_cast<Method>(i), to_string(static_cast<Errc>(code)), counters.failed[code]);
+    }
+  }
+  page.begin(Type::Histogram, "rpc_duration_seconds", "Time from a call's arrival to its answer");
+  for (std::size_t i = 0; i < kMethodCount; ++i) {
+    page.histogram(rpc.methods[i].duration,
+                   {{"method", std::string(to_string(static_cast<Method>(i)))}});
+  }
+  page.histogram("rpc_turn_seconds", "Turns of the RPC thread's loop", rpc.turns);
+  page.gauge("rpc_turn_longest_seconds", "Longest turn of the RPC thread's loop since the start",
+             rpc.turns.longest_seconds);
+  page.histogram("rpc_turn_cpu_seconds", "Processor time of turns of the RPC thread's loop",
+                 rpc.turns_cpu);
+  page.gauge("rpc_turn_cpu_longest_seconds", "Most processor time of a turn since the start",
+             rpc.turns_cpu.longest_seconds);
+}
+
+void peers(MetricsPage& page, const NodesReport& nodes) {
+  page.begin(Type::Gauge, "lane_info", "Lanes for bytes of other nodes that are open here");
+  for (const std::string& lane : nodes.lanes) page.sample(1, {{"lane", lane}});
+  const auto by_peer = [&](Type type, const char* name, const char* help, auto&& value) {
+    page.begin(type, name, help);
+    for (const NodesReport::Peer& peer : nodes.peers) {
+      page.sample(value(peer.link), {{"peer", peer.address}});
+    }
+  };
+  using Link = cluster::PeerLink::Stats;
+  by_peer(Type::Gauge, "peer_ready", "1 while the other node can be asked",
+          [](const Link& link) { return link.state == cluster::PeerLink::State::kReady ? 1 : 0; });
+  by_peer(Type::Counter, "peer_greetings_total", "Times that the other node became ready",
+          [](const Link& link) { return number(link.greetings); });
+  by_peer(Type::Counter, "peer_losses_total", "Times that a ready node was lost",
+          [](const Link& link) { return number(link.losses); });
+  by_peer(Type::Counter, "peer_failures_total", "Attempts to greet the other node that failed",
+          [](const Link& link) { return number(link.failures); });
+  by_peer(Type::Counter, "peer_refusals_total",
+          "Attempts that failed for another version, secret or lane",
+          [](const Link& link) { return number(link.refusals); });
+  by_peer(Type::Counter, "peer_late_total", "Questions without an answer in time",
+          [](const Link& link) { return number(link.late); });
+  page.begin(Type::Gauge, "peer_read_bytes_per_second",
+             "Rate at which the other node was read from lately; 0 while it is not known");
+  for (const NodesReport::Peer& peer : nodes.peers) {
+    page.sample(peer.bytes_per_second, {{"peer", peer.address}});
+  }
+  page.begin(Type::Gauge, "peer_queued_bytes",
+             "Bytes that were asked of the other node and have not arrived");
+  for (const NodesReport::Peer& peer : nodes.peers) {
+    page.sample(number(peer.queued_bytes), {{"peer", peer.address}});
+  }
+  by_peer(Type::Counter, "peer_withheld_total",
+          "Questions that were not sent because the other node owed answers",
+          [](const Link& link) { return number(link.withheld); });
+  page.begin(Type::Gauge, "peer_lane", "1 for the lane on which bytes come from the other node");
+  for (const NodesReport::Peer& peer : nodes.peers) {
+    for (const std::string& lane : nodes.lanes) {
+      page.sample(peer.link.lane == lane ? 1 : 0, {{"peer", peer.address}, {"lane", lane}});
+    }
+  }
+  by_peer(Type::Counter, "peer_lane_failures_total", "Trials of RDMA to the other node that failed",
+          [](const Link& link) { return number(link.lane_failures); });
+  by_peer(Type::Counter, "peer_lane_falls_total",
+          "Times that RDMA to the other node broke and sockets went on",
+          [](const Link& link) { return number(link.lane_falls); });
+  page.gauge("peer_connections", "Connections that other nodes made",
+             number(nodes.rpc.connections));
+  page.counter("peer_entered_total", "Other nodes that proved themselves", nodes.gate.greetings);
+  page.counters("peer_refused_total", "Other nodes that were not let in", "reason",
+                {{"version", number(nodes.gate.refused_version)},
+                 {"secret", number(nodes.gate.refused_secret)},
+                 {"limit", number(nodes.rpc.refused_limit)}});
+  page.counters("peer_connections_closed_total", "Connections of other nodes that were closed",
+                "reason",
+                {{"no_hello", number(nodes.rpc.closed_no_hello)},
+                 {"protocol", number(nodes.rpc.closed_protocol)}});
+  page.counter("peer_connections_replaced_total",
+               "Connections of other nodes that a newer greeting of the same link ended",
+               nodes.gate.replaced);
+  if (nodes.secrets.has_file) {
+    page.gauge("peer_secrets", "Secrets of --peer-secret-file that are accepted, two in a rotation",
+               number(nodes.secrets.accepted));
+    page.gauge("peer_secret_file_valid",
+               "0 while the changed --peer-secret-file cannot be used and the former secrets stay",
+               nodes.secrets.is_file_good ? 1 : 0);
+    page.counters(
+        "peer_secret_reloads_total", "Times that --peer-secret-file changed", "result",
+        {{"used", number(nodes.secrets.changed)}, {"rejected", number(nodes.secrets.rejected)}});
+  }
+  page.counter("peer_locates_total", "Questions of other nodes for blocks", nodes.gate.locates);
+  page.counter("peer_awaits_total", "Waits of other nodes for saves of engines here",
+               nodes.gate.awaits);
+  page.gauge("peer_job_waits", "Calls that wait for saves of engines of other nodes",
+             number(nodes.waits.waiting));
+  page.counters("peer_job_waits_total",
+                "Waits for saves of engines of other nodes, by how they ended", "result",
+                {{"over", number(nodes.waits.over)},
+                 {"gone", number(nodes.waits.gone)},
+                 {"unknown", number(nodes.waits.unknown)},
+                 {"timeout", number(nodes.waits.timed_out)},
+                 {"busy", number(nodes.waits.busy)},
+                 {"refused", number(nodes.waits.refused)}});
+}
+
+void fetches(MetricsPage& page, const Snapshot& now, const NodesReport& nodes) {
+  const Fetches::Stats& fetches = nodes.fetches;
+  const engine::BlockStore::Stats& store = now.cache.store;
+  page.counter("fetch_lookups_total", "Lookups that asked other nodes", fetches.lookups);
+  page.counters("fetch_claims_total", "Claims that asked other nodes, by what came of it", "result",
+                {{"coming", number(fetches.claims_coming)},
+                 {"none", number(fetches.claims - fetches.claims_coming)}});
+  page.counters("fetch_blocks_total", "Blocks to be read from other nodes, by how that ended",
+                "result",
+                {{"whole", number(fetches.blocks)},
+                 {"given_up", number(fetches.given_up)},
+                 {"unwanted", number(fetches.unwanted)}});
+  page.counter("fetch_declined_blocks_total",
+               "Blocks that were not read from another node because computing them is faster",
+               fetches.declined);
+  page.counter("fetch_bytes_total", "Bytes of blocks read from other nodes, whole and in time",
+               fetches.bytes);
+  page.counters("fetch_troubles_total", "Blocks that did not come as they should", "reason",
+                {{"retried", number(fetches.retried)},
+                 {"lease_ended", number(fetches.outlived)},
+                 {"unconfirmed", number(fetches.unconfirmed)},
+                 {"corrupt", number(fetches.corrupt)},
+                 {"unsettled", number(fetches.unsettled)}});
+  page.begin(Type::Counter, "fetch_lane_bytes_total",
+             "Bytes of blocks read from other nodes, whole and in time, by lane");
+  for (std::size_t lane = 0; lane < nodes.lanes.size(); ++lane) {
+    page.sample(number(fetches.lane_bytes.at(lane)), {{"lane", nodes.lanes[lane]}});
+  }
+  page.counter("fetch_joined_blocks_total", "Blocks wanted that were on their way for another",
+               store.fetches_joined);
+  page.counter("fetch_no_room_total", "Claims that got no room for all that was lent",
+               store.fetches_no_room);
+  page.gauge("fetch_batches", "Reads from other nodes in flight", number(fetches.batches));
+  page.gauge("oldest_fetch_seconds", "Age of the oldest read from other nodes; 0 without one",
+             std::chrono::duration<double>(fetches.oldest).count());
+  page.gauge("fetch_bytes", "Bytes of slots that fetches have", number(store.fetch_bytes));
+  page.begin(Type::Histogram, "fetch_duration_seconds", "Reads from other nodes, a batch each");
+  page.histogram(fetches.duration, {});
+  page.gauge("replica_blocks", "Sealed blocks that came from other nodes", store.replicas);
+  page.counter("replica_evictions_total", "Of evicted blocks, those that came from other nodes",
+               store.evicted_replicas);
+  page.gauge("leases", "Leases of other nodes", number(store.leases));
+  page.gauge("lent_bytes", "Bytes of blocks lent to other nodes, counted once a lease",
+             number(store.lent_bytes));
+  page.gauge("oldest_lease_seconds", "Age of the oldest lease; 0 without one",
+             now.oldest_lease_seconds);
+  page.counter("lent_bytes_total", "Bytes of blocks lent to other nodes", now.cache.lent_bytes);
+  page.counters("leases_total", "Leases of other nodes", "result",
+                {{"made", number(store.leases_made)},
+                 {"ran_out", number(store.leases_expired)},
+                 {"shortened", number(store.leases_shortened)}});
+}
+
+}  // namespace
+
+std::string metrics_page(const Snapshot& snapshot) {
+  MetricsPage page("pegaflow_");
+  pool(page, snapshot);
+  cache(page, snapshot);
+  misses(page, snapshot);
+  ages(page, snapshot);
+  demand(page, snapshot.cache.demand);
+  clients(page, snapshot);
+  calls(page, snapshot.rpc);
+  if (snapshot.nodes) {
+    peers(page, *snapshot.nodes);
+    fetches(page, snapshot, *snapshot.nodes);
+  }
+  page.begin(Type::Gauge, "build_info", "The server's version");
+  page.sample(1, {{"version", kVersion}});
+  return page.text();
+}
+
+}  // namespace pegaflow::server

@@ -1,0 +1,82 @@
+#pragma once
+/// \file
+/// peer.capnp on the side that answers: who may enter, and what they may ask.
+
+#include <cstdint>
+#include <functional>
+#include <string>
+#include <unordered_map>
+#include <vector>
+
+#include <kj/function.h>
+
+#include "base/clock.h"
+#include "base/id128.h"
+#include "base/line_limit.h"
+#include "cluster/epoch_watches.h"
+#include "cluster/lanes.h"
+#include "cluster/peer_link.h"
+#include "server/cache/background.h"
+#include "server/cache/cache_service.h"
+#include "server/rpc/rpc_server.h"
+
+namespace pegaflow::server {
+
+/// What every connection of a peer needs; all of it outlives them.
+struct PeerContext {
+  CacheService& service;
+  cluster::EpochWatches& watches;
+  Background& background;
+  cluster::Lanes& lanes;
+  const cluster::OwnNode& own;
+  const Clock& clock;  ///< The store's and the fabrics'.
+
+  struct Counters {
+    std::uint64_t greetings = 0;  ///< Peers that entered.
+    std::uint64_t replaced = 0;   ///< Connections ended by a newer greeting of the same link.
+    std::uint64_t refused_version = 0;
+    std::uint64_t refused_secret = 0;
+    std::uint64_t locates = 0;
+    std::uint64_t leases = 0;  ///< That lent something.
+    std::uint64_t awaits = 0;  ///< Waits for jobs of engines here.
+  };
+  Counters counters{};
+  TimePoint lent_until{};  ///< The pool, on all lanes.
+  LineLimit refused_lines{std::chrono::seconds(10)};
+  std::vector<BlockKey> keys{};  ///< Scratch.
+
+  /// A peer that entered, by its connection.
+  struct Entered {
+    Id128 node;          ///< The dialer's incarnation.
+    std::string host;    ///< Its IP address.
+    std::string listen;  ///< Its --peer-listen, as it says; may be empty.
+    std::string dialed;  ///< The address of ours that it dialed; empty from older nodes.
+    /// How a person finds it: where it listens, unless that is nowhere or any address.
+    [[nodiscard]] std::string name() const {
+      const bool is_found =
+          !listen.empty() && !listen.starts_with("0.0.0.0:") && !listen.starts_with("[::]:");
+      return is_found ? listen : host;
+    }
+    /// Whether `newer` comes from the same link of the same node, which has no use for this
+    /// connection any more. One node may have several links to this one, by several names.
+    [[nodiscard]] bool is_replaced_by(const Entered& newer) const {
+      // Not a former process there: behind one address translation or proxy two nodes may have the
+      // same host and --peer-listen. The connection of a process that ended is closed by its
+      // kernel, or by the probes.
+      return !dialed.empty() && dialed == newer.dialed && node == newer.node;
+    }
+  };
+  std::unordered_map<Id128, Entered> entered{};
+  /// Ends a connection soon: RpcServer::end_later().
+  std::function<void(const Id128& connection)> end_connection = [](const Id128&) {};
+};
+
+/// Longest lease of a peer: it reads within seconds, or never.
+inline constexpr std::chrono::seconds kLongestPeerLease{10};
+/// Longest wait of a peer for news.
+inline constexpr std::chrono::seconds kLongestPeerWatch{10};
+
+/// What an RpcServer serves to other nodes. `context` outlives it.
+RpcServer::Service peer_service(PeerContext& context);
+
+}  // namespace pegaflow::server

@@ -1,0 +1,69 @@
+#pragma once
+/// \file
+/// What the RPC thread counts beside the cache itself.
+
+#include <array>
+#include <cstddef>
+#include <cstdint>
+#include <string_view>
+
+#include "base/error.h"
+#include "server/cache/histogram.h"
+
+namespace pegaflow::server {
+
+/// The calls of cache.capnp, for metrics.
+enum class Method : std::uint8_t {
+  kHello,
+  kRegister,
+  kAttach,
+  kLookup,
+  kClaim,
+  kUnclaim,
+  kOpen,
+  kRelease,
+  kReserve,
+  kPublish,
+  kAbandon,
+  kResetCache,
+  kGoodbye,
+  kCorrupt,
+  kJournal,
+  kAwaitJob,
+  kDescribe,
+  kDecline,
+};
+inline constexpr std::size_t kMethodCount = static_cast<std::size_t>(Method::kDecline) + 1;
+
+constexpr std::string_view to_string(Method method) noexcept {
+  constexpr std::array<std::string_view, kMethodCount> kNames = {
+      "hello",   "register", "attach",  "lookup",    "claim",    "unclaim",
+      "open",    "release",  "reserve", "publish",   "abandon",  "reset_cache",
+      "goodbye", "corrupt",  "journal", "await_job", "describe", "decline"};
+  return kNames[static_cast<std::size_t>(method)];
+}
+
+/// A plain value: the RPC thread owns one and hands out copies.
+struct RpcCounters {
+  struct PerMethod {
+    std::uint64_t ok = 0;
+    std::array<std::uint64_t, kErrcCount> failed{};  ///< By Errc.
+    Histogram duration;
+  };
+  std::array<PerMethod, kMethodCount> methods{};
+
+  /// From one look at the descriptors to the next; see main_loop.h.
+  Histogram turns;
+  Histogram turns_cpu;  ///< The same in processor time.
+
+  std::uint64_t connections = 0;  ///< Now.
+  std::uint64_t accepted = 0;
+  std::uint64_t refused_limit = 0;    ///< Beyond --max-connections.
+  std::uint64_t refused_peer = 0;     ///< Another user.
+  std::uint64_t closed_no_hello = 0;  ///< Said no hello in time, or made room for others.
+  std::uint64_t closed_protocol = 0;  ///< Garbage, or more than a limit allows.
+
+  PerMethod& of(Method method) noexcept { return methods[static_cast<std::size_t>(method)]; }
+};
+
+}  // namespace pegaflow::server

@@ -1,0 +1,540 @@
+#include "server/rpc/session.h"
+
+#include <algorithm>
+#include <optional>
+#include <utility>
+
+#include <kj/memory.h>
+
+#include "capnp/wire/codec.h"
+#include "cluster/peers.h"
+#include "server/cache/fetches.h"
+#include "server/cache/resets.h"
+#include "server/rpc/in_order.h"
+#include "server/rpc/measured.h"
+
+namespace pegaflow::server {
+namespace {
+
+/// Of an open that waits for blocks, whatever its caller asks for.
+constexpr std::chrono::milliseconds kLongestPatience{10000};
+
+class PoolImpl final : public wire::Pool::Server {
+ public:
+  explicit PoolImpl(int fd) : fd_(fd) {}
+  kj::Maybe<int> getFd() override { return fd_; }
+
+ private:
+  int fd_;
+};
+
+void write_slots(std::span<const std::uint32_t> from, capnp::List<std::uint32_t>::Builder to) {
+  for (unsigned i = 0; i < to.size(); ++i) to.set(i, from[i]);
+}
+
+/// Of a time on the wire; the longest is more than an hour.
+std::uint32_t to_micros(Duration time) {
+  const auto micros = std::chrono::duration_cast<std::chrono::microseconds>(time).count();
+  return static_cast<std::uint32_t>(std::clamp<std::int64_t>(micros, 0, UINT32_MAX));
+}
+
+wire::Late to_wire(Fetches::Late late) {
+  switch (late) {
+    case Fetches::Late::kNo:
+      break;
+    case Fetches::Late::kStuck:
+      return wire::Late::STUCK;
+    case Fetches::Late::kSlow:
+      return wire::Late::SLOW;
+  }
+  return wire::Late::NO;
+}
+
+class SessionImpl final : public wire::Session::Server {
+ public:
+  SessionImpl(SessionContext& context, const Id128& connection, std::uint16_t version)
+      : context_(context),
+        service_(context.service),
+        connection_(connection),
+        fetches_(version >= kWireKnowsNodes ? context.fetches : nullptr),
+        peers_(version >= kWireKnowsNodes ? context.peers : nullptr) {}
+
+ protected:
+  // `register` is a word of C++, hence the generated code's name for it.
+  kj::Promise<void> register_(RegisterContext call) override {
+    const Measured measured(context_, Method::kRegister);
+    const auto done = read_registration(call.getParams()).and_then([&](const Registration& wanted) {
+      return service_.register_rank(connection_, wanted);
+    });
+    auto results = call.getResults();
+    if (done) {
+      // One for the session: a repeated call names the export that the first one made.
+      if (pool_ == nullptr) pool_ = wire::Pool::Client(kj::heap<PoolImpl>(context_.pool_fd));
+      KJ_IF_MAYBE (pool, pool_) results.setPool(*pool);
+      results.setPoolBytes(context_.pool_bytes);
+      results.setNamespace(done->namespace_hash.c_str());
+    } else {
+      write_error(done.error(), results.initRefused());
+    }
+    return finish(measured, done);
+  }
+
+  kj::Promise<void> attach(AttachContext call) override {
+    const Measured measured(context_, Method::kAttach);
+    const auto done =
+        read_instance(call.getParams().getInstance()).and_then([&](const std::string& instance) {
+          return service_.attach(connection_, instance, read_id(call.getParams().getScheduler()));
+        });
+    write_done(done, call.getResults());
+    return finish(measured, done);
+  }
+
+  kj::Promise<void> lookup(LookupContext call) override {
+    const Measured measured(context_, Method::kLookup);
+    std::span<const BlockKey> keys;
+    const auto found =
+        read_keys(call.getParams(), context_.keys).and_then([&](std::span<const BlockKey> read) {
+          keys = read;
+          return service_.lookup(connection_, keys);
+        });
+    // A lookup has no error on the wire: whoever has no instance, or keys that are none, misses.
+    auto results = call.getResults(capnp::MessageSize{4, 0});
+    if (found) {
+      results.setSealed(static_cast<std::uint32_t>(found->blocks));
+      results.setComplete(found->complete);
+    }
+    if (!found || !found->complete || fetches_ == nullptr || found->blocks == keys.size()) {
+      return finish(measured, found);
+    }
+    return fetches_->reach(connection_, keys.subspan(found->blocks))
+        .then([this, call, measured, found](std::size_t reachable) mutable {
+          call.getResults().setReachable(static_cast<std::uint32_t>(reachable));
+          return finish(measured, found);
+        });
+  }
+
+  kj::Promise<void> claim(ClaimContext call) override {
+    const Measured measured(context_, Method::kClaim);
+    const Id128 token = read_id(call.getParams().getToken());
+    const auto keys = read_keys(call.getParams().getKeys(), context_.keys);
+    if (!keys || (loads_.is_idle() && keys->size() <= CacheService::kClaimSlice)) {
+      return extend_claim(
+          keys.and_then([&](auto each) { return service_.claim(connection_, token, each); }), token,
+          keys.value_or(std::span<const BlockKey>()), call, measured);
+    }
+    struct State {
+      std::vector<BlockKey> scratch;  // Of its own: other calls come between the slices.
+      std::span<const BlockKey> keys;
+      Result<CacheService::Found> found;
+    };
+    auto state = kj::heap<State>();
+    State& shared = *state;
+    // A second time, and as well as the first.
+    shared.keys = read_keys(call.getParams().getKeys(), shared.scratch).value();
+    return loads_
+        .run(context_.timer,
+             [this, &shared, token]() { return claim_slice(token, shared.keys, shared.found); })
+        .then([this, call, measured, token, state = kj::mv(state)]() mutable {
+          return extend_claim(state->found, token, state->keys, call, measured);
+        });
+  }
+
+  kj::Promise<void> unclaim(UnclaimContext call) override {
+    const Id128 token = read_id(call.getParams().getToken());
+    return done_in_order(loads_, Method::kUnclaim, call, [this, token]() {
+      if (fetches_ != nullptr) fetches_->ended(token);
+      return service_.unclaim(connection_, token);
+    });
+  }
+
+  kj::Promise<void> open(OpenContext call) override {
+    const Measured measured(context_, Method::kOpen);
+    const auto params = call.getParams();
+    const Id128 token = read_id(params.getToken());
+    const std::size_t first = params.getFirst();
+    const std::size_t count = params.getCount();
+    const engine::PinId pin{params.getPin()};
+    if (fetches_ != nullptr) {
+      Fetches::Wait wait{.patience = std::min<std::chrono::milliseconds>(
+                             std::chrono::milliseconds(params.getPatienceMs()), kLongestPatience)};
+      if (const std::uint32_t worth = params.getWorthMicros(); worth == kWorthForever) {
+        wait.worth = Fetches::Wait::kForever;
+      } else if (worth != 0) {
+        wait.worth = std::chrono::microseconds(worth);
+      }
+      wait.computing = std::chrono::microseconds(params.getComputeMicros());
+      // Behind the claim that it may be of.
+      return loads_.run(context_.timer, []() { return false; })
+          .then([this, token, first, count, pin, wait]() {
+            return fetches_->open(connection_, token, first, count, pin, wait);
+          })
+          .then([this, call, measured](Result<Fetches::Arrived>&& arrived) mutable {
+            const auto late = arrived ? arrived->late : Fetches::Late::kNo;
+            return answer_open(std::move(arrived).map(
+                                   [](Fetches::Arrived&& one) { return std::move(one.opened); }),
+                               call, measured, late);
+          });
+    }
+    if (loads_.is_idle() && count <= CacheService::kOpenSlice) {
+      return answer_open(service_.open(connection_, token, first, count, pin), call, measured);
+    }
+    auto state = kj::heap<Result<CacheService::Opened>>();
+    Result<CacheService::Opened>& opened = *state;
+    return loads_
+        .run(context_.timer, [this, &opened, token, first, count,
+                              pin]() { return open_slice(token, first, count, pin, opened); })
+        .then([this, call, measured, state = kj::mv(state)]() mutable {
+          return answer_open(*state, call, measured);
+        });
+  }
+
+  kj::Promise<void> corrupt(CorruptContext call) override {
+    auto places = read_numbers<std::uint32_t>(call.getParams().getPages());
+    return done_in_order(
+        loads_, Method::kCorrupt, call,
+        [this, pin = engine::PinId{call.getParams().getPin()}, places = std::move(places)]() {
+          return places.and_then(
+              [&](const auto& each) { return service_.corrupt(connection_, pin, each); });
+        });
+  }
+
+  kj::Promise<void> release(ReleaseContext call) override {
+    const engine::PinId pin{call.getParams().getPin()};
+    return done_in_order(loads_, Method::kRelease, call, [this, pin]() {
+      if (fetches_ != nullptr) fetches_->released(connection_, pin);
+      return service_.release(connection_, pin);
+    });
+  }
+
+  kj::Promise<void> reserve(ReserveContext call) override {
+    const Measured measured(context_, Method::kReserve);
+    const JobId job = read_job(call.getParams().getJob());
+    const std::size_t first = call.getParams().getFirst();
+    struct State {
+      std::vector<BlockKey> scratch;  // Of its own: other calls come between the slices.
+      std::span<const BlockKey> keys;
+      Result<std::vector<std::uint32_t>> slots;
+    };
+    auto state = kj::heap<State>();
+    State& shared = *state;
+    const auto read = read_keys(call.getParams().getKeys(), shared.scratch);
+    if (!read) {
+      write_error(read.error(), call.getResults().initError());
+      return finish(measured, read);
+    }
+    shared.keys = *read;
+    const TimePoint no_longer_than =
+        context_.clock.now() + service_.reserve_patience(connection_, shared.keys.size());
+    shared.slots->reserve(shared.keys.size());
+    return jobs_
+        .run(context_.timer,
+             [this, &shared, job, first, no_longer_than]() {
+               return reserve_slice(job, first, shared.keys, no_longer_than, shared.slots);
+             })
+        .then([this, call, measured, state = kj::mv(state)]() mutable {
+          answer_slots(state->slots, call);
+          return finish(measured, state->slots);
+        });
+  }
+
+  kj::Promise<void> publish(PublishContext call) override {
+    const Measured measured(context_, Method::kPublish);
+    const JobId job = read_job(call.getParams().getJob());
+    auto checksums = read_numbers<std::uint64_t>(call.getParams().getChecksums());
+    if (!checksums) {
+      const Result<void> refused = tl::unexpected<Error>(std::move(checksums.error()));
+      write_done(refused, call.getResults());
+      return finish(measured, refused);
+    }
+    struct State {
+      std::vector<std::uint64_t> checksums;
+      Result<void> done;
+    };
+    auto state = kj::heap<State>(State{std::move(*checksums), {}});
+    State& shared = *state;
+    return jobs_
+        .run(context_.timer,
+             [this, &shared, job]() { return publish_slice(job, shared.checksums, shared.done); })
+        .then([this, call, measured, state = kj::mv(state)]() mutable {
+          write_done(state->done, call.getResults());
+          return finish(measured, state->done);
+        });
+  }
+
+  kj::Promise<void> abandon(AbandonContext call) override {
+    const JobId job = read_job(call.getParams().getJob());
+    return done_in_order(jobs_, Method::kAbandon, call,
+                         [this, job]() { return service_.abandon(connection_, job); });
+  }
+
+  kj::Promise<void> resetCache(ResetCacheContext call) override {
+    const Measured measured(context_, Method::kResetCache);
+    const auto reset = service_.reset_cache(connection_);
+    if (!reset) {
+      write_error(reset.error(), call.getResults().initError());
+      return finish(measured, reset);
+    }
+    call.getResults().setGeneration(reset->generation);
+    if (context_.peers == nullptr) return finish(measured, reset);
+    context_.background.poke();
+    return spread_reset(service_, *context_.peers, context_.watches, context_.clock, reset->space)
+        .then([this, call, measured, reset](std::vector<std::string>&& unconfirmed) mutable {
+          auto list = call.getResults().initUnconfirmed(static_cast<unsigned>(unconfirmed.size()));
+          for (unsigned i = 0; i < list.size(); ++i) list.set(i, unconfirmed[i].c_str());
+          return finish(measured, reset);
+        });
+  }
+
+  kj::Promise<void> journal(JournalContext call) override {
+    const Measured measured(context_, Method::kJournal);
+    const auto params = call.getParams();
+    const auto journal = service_.journal(connection_, params.getSpace(), params.getPosition());
+    if (!journal) {
+      write_error(journal.error(), call.getResults().initError());
+      return finish(measured, journal);
+    }
+    const std::vector<engine::BlockStore::Said>& said = journal->part.said;
+    auto results =
+        call.getResults(capnp::MessageSize{said.size() * (BlockKey::kMaxBytes + 1) / 8 + 16, 0});
+    results.setSpace(journal->space);
+    results.setPosition(journal->part.next);
+    results.setLost(journal->part.has_lost);
+    results.setMore(journal->part.has_more);
+    auto keys = results.initKeys(static_cast<unsigned>(said.size() * BlockKey::kMaxBytes));
+    auto there = results.initThere(static_cast<unsigned>(said.size()));
+    for (std::size_t i = 0; i < said.size(); ++i) {
+      std::memcpy(keys.begin() + i * BlockKey::kMaxBytes, said[i].key.bytes.data(),
+                  BlockKey::kMaxBytes);
+      there[i] = said[i].is_there ? 1 : 0;
+    }
+    return finish(measured, journal);
+  }
+
+  kj::Promise<void> awaitJob(AwaitJobContext call) override {
+    const Measured measured(context_, Method::kAwaitJob);
+    const auto params = call.getParams();
+    const JobId job = read_job(params.getJob());
+    const Id128 server = read_id(params.getServer());
+    const std::chrono::milliseconds patience(params.getPatienceMs());
+    auto over = server == context_.server ? await_job_here(job, patience)
+                                          : await_job_there(server, job, patience);
+    return over.then([this, call, measured](Result<void>&& result) mutable {
+      write_done(result, call.getResults());
+      return finish(measured, result);
+    });
+  }
+
+  kj::Promise<void> describe(DescribeContext call) override {
+    const Measured measured(context_, Method::kDescribe);
+    const auto done = service_.describe(connection_, read_engine(call.getParams()));
+    write_done(done, call.getResults());
+    return finish(measured, done);
+  }
+
+  kj::Promise<void> decline(DeclineContext call) override {
+    const Measured measured(context_, Method::kDecline);
+    const auto done = read_decline(call.getParams()).and_then([&](Decline decline) {
+      return service_.decline(connection_, std::move(decline));
+    });
+    write_done(done, call.getResults());
+    return finish(measured, done);
+  }
+
+  kj::Promise<void> goodbye(GoodbyeContext call) override {
+    return done_in_order(jobs_, Method::kGoodbye, call,
+                         [this]() { return service_.goodbye(connection_); });
+  }
+
+ private:
+  kj::Promise<Result<void>> await_job_here(const JobId& job, Duration patience) {
+    // The fulfiller outlives the promise where the connection ends first.
+    auto answered = kj::newPromiseAndFulfiller<Result<void>>();
+    service_.await_job(connection_, job, patience,
+                       [fulfiller = std::make_shared<kj::Own<kj::PromiseFulfiller<Result<void>>>>(
+                            kj::mv(answered.fulfiller))](Result<void> result) {
+                         (*fulfiller)->fulfill(std::move(result));
+                       });
+    context_.background.poke();  // A deadline to keep.
+    return kj::mv(answered.promise);
+  }
+
+  kj::Promise<Result<void>> await_job_there(const Id128& server, const JobId& job,
+                                            Duration patience) {
+    if (auto caller = service_.check_member(connection_); !caller) return kj::mv(caller);
+    if (peers_ == nullptr) {
+      return Result<void>(fail(Errc::kGone, "job {} is of another server", job.number));
+    }
+    return peers_->await_job(server, job, patience);
+  }
+
+  template <typename T>
+  kj::Promise<void> finish(const Measured& measured, const Result<T>& result) {
+    measured.ended(result);
+    context_.background.poke();
+    return kj::READY_NOW;
+  }
+
+  /// Answers with what `act` says, behind the calls before it that take several turns.
+  template <typename Call, typename Act>
+  kj::Promise<void> done_in_order(InOrder& order, Method method, Call call, Act act) {
+    const Measured measured(context_, method);
+    if (order.is_idle()) {
+      const Result<void> done = act();
+      write_done(done, call.getResults());
+      return finish(measured, done);
+    }
+    auto state = kj::heap<Result<void>>();
+    Result<void>& done = *state;
+    return order
+        .run(context_.timer,
+             [&done, act = std::move(act)]() mutable {
+               done = act();
+               return false;
+             })
+        .then([this, call, measured, state = kj::mv(state)]() mutable {
+          write_done(*state, call.getResults());
+          return finish(measured, *state);
+        });
+  }
+
+  /// Adds what other nodes have of `keys`, where there are any, and answers.
+  kj::Promise<void> extend_claim(const Result<CacheService::Found>& found, const Id128& token,
+                                 std::span<const BlockKey> keys, ClaimContext call,
+                                 const Measured& measured) {
+    if (!found || !found->complete || fetches_ == nullptr || found->blocks == keys.size()) {
+      return answer_claim(found, {}, call, measured);
+    }
+    const auto params = call.getParams();
+    const cluster::ComputeTime compute{
+        .delay = std::chrono::microseconds(params.getComputeDelayMicros()),
+        .per_block = std::chrono::nanoseconds(params.getComputeBlockNanos())};
+    return fetches_->extend(connection_, token, keys, found->blocks, compute)
+        .then([this, call, measured, found](const Fetches::Extension& extension) mutable {
+          return answer_claim(found, extension, call, measured);
+        });
+  }
+
+  kj::Promise<void> answer_claim(const Result<CacheService::Found>& found,
+                                 const Fetches::Extension& extension, ClaimContext call,
+                                 const Measured& measured) {
+    auto results = call.getResults();
+    if (found) {
+      results.setReady(static_cast<std::uint32_t>(found->blocks));
+      results.setComplete(found->complete);
+      results.setComing(static_cast<std::uint32_t>(extension.blocks));
+      results.setFirstMicros(to_micros(extension.arrival.first));
+      results.setLastMicros(to_micros(extension.arrival.last));
+    } else {
+      write_error(found.error(), results.initError());
+    }
+    return finish(measured, found);
+  }
+
+  kj::Promise<void> answer_open(const Result<CacheService::Opened>& opened, OpenContext call,
+                                const Measured& measured, Fetches::Late late = Fetches::Late::kNo) {
+    if (opened) {
+      const std::size_t slots = opened->slots.size();
+      const std::size_t checksums = opened->checksums.size();
+      auto results = call.getResults(capnp::MessageSize{slots / 2 + checksums + 8, 0});
+      write_slots(opened->slots, results.initSlots(static_cast<unsigned>(slots)));
+      if (checksums != 0) {
+        write_numbers<std::uint64_t>(opened->checksums,
+                                     results.initChecksums(static_cast<unsigned>(checksums)));
+      }
+      results.setComing(static_cast<std::uint32_t>(opened->coming));
+      results.setLate(to_wire(late));
+    } else {
+      write_error(opened.error(), call.getResults().initError());
+    }
+    return finish(measured, opened);
+  }
+
+  /// True while there are keys left to claim.
+  bool claim_slice(const Id128& token, std::span<const BlockKey> keys,
+                   Result<CacheService::Found>& found) {
+    const std::size_t done = found->blocks;
+    const auto part = keys.subspan(done, std::min(CacheService::kClaimSlice, keys.size() - done));
+    auto slice = done == 0 ? service_.claim(connection_, token, part)
+                           : service_.claim_more(connection_, token, part);
+    if (!slice || !slice->complete) {  // The slices before it are gone, or go with it.
+      found = std::move(slice);
+      return false;
+    }
+    *found = {.blocks = done + slice->blocks, .complete = true};
+    return slice->blocks == part.size() && found->blocks < keys.size();
+  }
+
+  /// True while there are blocks left to pin.
+  bool open_slice(const Id128& token, std::size_t first, std::size_t count, engine::PinId pin,
+                  Result<CacheService::Opened>& opened) {
+    auto slice = service_.open(connection_, token, first, count, pin);
+    if (!slice) {
+      // The caller gets no page, so nobody reads those of earlier slices.
+      if (!opened->slots.empty()) (void)service_.release(connection_, pin);
+      opened = std::move(slice);
+      return false;
+    }
+    opened->append(std::move(*slice));
+    return opened->slots.size() < count;
+  }
+
+  template <typename Call>
+  static void answer_slots(const Result<std::vector<std::uint32_t>>& slots, Call& call) {
+    if (slots) {
+      auto results = call.getResults(capnp::MessageSize{slots->size() / 2 + 8, 0});
+      write_slots(*slots, results.initSlots(static_cast<unsigned>(slots->size())));
+    } else {
+      write_error(slots.error(), call.getResults().initError());
+    }
+  }
+
+  /// True while there are keys left to reserve. A slice may end early, or bring nothing, where
+  /// large blocks wait for small ones to make room.
+  bool reserve_slice(const JobId& job, std::size_t first, std::span<const BlockKey> keys,
+                     TimePoint no_longer_than, Result<std::vector<std::uint32_t>>& slots) {
+    const std::size_t done = slots->size();
+    const std::size_t count = std::min(CacheService::kSliceBlocks, keys.size() - done);
+    const bool may_wait = context_.clock.now() < no_longer_than;
+    auto slice = service_.reserve(
+        connection_, job, first + done, keys.subspan(done, count), done + count < keys.size(),
+        may_wait ? engine::BlockStore::NoRoom::kStop : engine::BlockStore::NoRoom::kSkip);
+    if (!slice) {
+      // The caller gets no slot, so nobody writes into those of earlier slices.
+      if (done != 0) (void)service_.abandon(connection_, job);
+      slots = tl::unexpected<Error>(std::move(slice.error()));
+      return false;
+    }
+    slots->insert(slots->end(), slice->begin(), slice->end());
+    context_.background.poke();
+    return slots->size() < keys.size();
+  }
+
+  /// True while there are blocks left to seal.
+  bool publish_slice(const JobId& job, std::vector<std::uint64_t>& checksums, Result<void>& done) {
+    // All of them before the first block is found.
+    auto left = service_.publish(connection_, job, std::exchange(checksums, {}));
+    if (!left) {
+      done = tl::unexpected<Error>(std::move(left.error()));
+      return false;
+    }
+    return *left != 0;
+  }
+
+  SessionContext& context_;
+  CacheService& service_;
+  Id128 connection_;
+  Fetches* fetches_;                    ///< Null: of blocks elsewhere this client is not told.
+  cluster::Peers* peers_;               ///< The same.
+  InOrder jobs_;                        ///< Reserve, publish, abandon.
+  InOrder loads_;                       ///< Claim and open, and what ends them.
+  kj::Maybe<wire::Pool::Client> pool_;  ///< Once it has registered.
+};
+
+}  // namespace
+
+wire::Session::Client make_session(SessionContext& context, const Id128& connection,
+                                   std::uint16_t version) {
+  return kj::heap<SessionImpl>(context, connection, version);
+}
+
+}  // namespace pegaflow::server

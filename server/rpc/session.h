@@ -1,0 +1,54 @@
+#pragma once
+/// \file
+/// cache.capnp on the server's side: decodes a call, asks the CacheService, encodes the answer.
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include <kj/async-io.h>
+#include <kj/async-unix.h>
+#include <kj/function.h>
+
+#include "base/clock.h"
+#include "base/id128.h"
+#include "capnp/cache.capnp.h"
+#include "server/cache/background.h"
+#include "server/cache/cache_service.h"
+#include "server/rpc/rpc_counters.h"
+
+namespace pegaflow::cluster {
+class EpochWatches;
+class Peers;
+}  // namespace pegaflow::cluster
+
+namespace pegaflow::server {
+
+class Fetches;
+
+/// What every connection's objects need; all of it outlives them.
+struct SessionContext {
+  CacheService& service;
+  Background& background;
+  RpcCounters& counters;
+  kj::UnixEventPort& port;
+  kj::Timer& timer;
+  const Clock& clock;
+  int pool_fd = -1;
+  std::uint64_t pool_bytes = 0;
+  Fetches* fetches = nullptr;                ///< Null: there are no other nodes.
+  cluster::Peers* peers = nullptr;           ///< The same.
+  cluster::EpochWatches* watches = nullptr;  ///< The same.
+  Id128 server;                              ///< Our incarnation.
+  std::string build;                         ///< Program and version, for clients' logs.
+  /// The process of a connection ended. Called from the watch's own turn, so it only schedules.
+  kj::Function<void(const Id128&)> process_gone;
+  std::vector<BlockKey> keys;  ///< Scratch for the calls that finish in their own turn.
+};
+
+/// What a greeted connection calls, in that version of the protocol. `context` outlives it.
+/// Thread-bound.
+wire::Session::Client make_session(SessionContext& context, const Id128& connection,
+                                   std::uint16_t version);
+
+}  // namespace pegaflow::server

@@ -1,0 +1,159 @@
+#include "capnp/wire/peer_codec.h"
+
+#include <chrono>
+#include <cstdint>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include <capnp/message.h>
+#include <doctest/doctest.h>
+
+#include "capnp/wire/codec.h"
+
+namespace pegaflow::testing {
+namespace {
+
+/// A message of its own, and a root in it.
+template <typename T>
+struct Made {
+  capnp::MallocMessageBuilder message;
+  typename T::Builder root = message.initRoot<T>();
+};
+
+FabricDescriptor lane_with(std::string backend, std::vector<RegionDescriptor> regions) {
+  FabricDescriptor lane;
+  lane.backend = std::move(backend);
+  lane.regions = std::move(regions);
+  return lane;
+}
+
+TEST_SUITE("peer codec") {
+  TEST_CASE("a fabric comes back as it was") {
+    const FabricDescriptor fabric{
+        .backend = "tcp",
+        .incarnation = Id128::random(),
+        .address = {std::byte{1}, std::byte{0}, std::byte{255}},
+        .regions = {{.region = RegionId{7}, .size_bytes = 1U << 20, .key = {std::byte{9}}},
+                    {.region = RegionId{8}, .size_bytes = 5}}};
+    Made<wire::Fabric> made;
+    write_fabric(fabric, made.root);
+
+    const auto read = read_fabric(made.root.asReader()).value();
+
+    CHECK(read.backend == fabric.backend);
+    CHECK(read.incarnation == fabric.incarnation);
+    CHECK(read.address == fabric.address);
+    REQUIRE(read.regions.size() == 2);
+    CHECK(read.regions[0].region == RegionId{7});
+    CHECK(read.regions[0].size_bytes == 1U << 20);
+    CHECK(read.regions[0].key == fabric.regions[0].key);
+    CHECK(read.regions[1].key.empty());
+  }
+
+  TEST_CASE("a fabric with more than is sensible is refused") {
+    const auto code = [](auto&& change) {
+      Made<wire::Fabric> made;
+      change(made.root);
+      const auto read = read_fabric(made.root.asReader());
+      REQUIRE_FALSE(read);
+      return read.error().code;
+    };
+    CHECK(code([](auto& root) { root.initRegions(65); }) == Errc::kInvalidArgument);
+    CHECK(code([](auto& root) { root.initAddress(65537); }) == Errc::kInvalidArgument);
+    CHECK(code([](auto& root) { root.initBackend(65); }) == Errc::kInvalidArgument);
+    CHECK(code([](auto& root) { root.initRegions(1)[0].initKey(65537); }) ==
+          Errc::kInvalidArgument);
+  }
+
+  TEST_CASE("all lanes of a node come back, the first where older nodes look for it") {
+    const FabricDescriptor tcp = lane_with("tcp", {{.region = RegionId{1}}});
+    const FabricDescriptor ucx = lane_with("ucx", {{.region = RegionId{2}}});
+    Made<wire::PeerGate::EnterResults> made;
+    write_fabrics(std::vector{tcp, ucx}, made.root);
+
+    const auto read = read_fabrics(made.root.asReader()).value();
+
+    REQUIRE(read.size() == 2);
+    CHECK(read[0].backend == "tcp");
+    CHECK(read[1].backend == "ucx");
+    CHECK(made.root.getFabric().getBackend() == "tcp");
+    // A node of an older version names no others.
+    Made<wire::PeerGate::EnterResults> older;
+    write_fabric(tcp, older.root.initFabric());
+    CHECK(read_fabrics(older.root.asReader()).value().size() == 1);
+  }
+
+  TEST_CASE("lanes without a pool, or too many of them, are refused") {
+    const FabricDescriptor good = lane_with("tcp", {{.region = RegionId{1}}});
+    const FabricDescriptor empty = lane_with("ucx", {});
+    Made<wire::PeerGate::EnterResults> without_pool;
+    write_fabrics(std::vector{good, empty}, without_pool.root);
+    CHECK(read_fabrics(without_pool.root.asReader()).error().code == Errc::kInvalidArgument);
+    Made<wire::PeerGate::EnterResults> many;
+    write_fabrics(std::vector<FabricDescriptor>(9, good), many.root);
+    CHECK(read_fabrics(many.root.asReader()).error().code == Errc::kInvalidArgument);
+  }
+
+  TEST_CASE("an epoch comes back, and one more than a day ahead of the clock is refused") {
+    using std::chrono::hours;
+    using std::chrono::microseconds;
+    const auto epoch_at = [](hours ahead) {
+      const auto at = std::chrono::system_clock::now().time_since_epoch() + ahead;
+      const auto counter = std::chrono::duration_cast<microseconds>(at).count();
+      return Epoch{.counter = static_cast<std::uint64_t>(counter), .id = 7};
+    };
+    const auto passed_on = [](const Epoch& epoch) {
+      capnp::MallocMessageBuilder message;
+      const auto builder = message.initRoot<wire::Epoch>();
+      write_epoch(epoch, builder);
+      return read_epoch(builder.asReader());
+    };
+    for (const Epoch& fine : {Epoch{}, Epoch{.counter = 1, .id = 2}, epoch_at(hours(-1)),
+                              epoch_at(kMostEpochAhead - hours(1))}) {
+      CHECK(passed_on(fine).value() == fine);
+    }
+    for (const Epoch& wrong : {epoch_at(kMostEpochAhead + hours(1)),
+                               Epoch{.counter = Epoch::kEnd - 1}, Epoch{.counter = Epoch::kEnd}}) {
+      CHECK(passed_on(wrong).error().code == Errc::kInvalidArgument);
+    }
+  }
+
+  TEST_CASE("32 bytes are 32") {
+    const std::array<kj::byte, 33> bytes{3};
+    CHECK(read_bytes32({bytes.data(), 32}).value()[0] == std::byte{3});
+    CHECK(read_bytes32({bytes.data(), 31}).error().code == Errc::kInvalidArgument);
+    CHECK(read_bytes32({bytes.data(), 33}).error().code == Errc::kInvalidArgument);
+  }
+
+  TEST_CASE("a grant comes back, and one that does not fit its question is nonsense") {
+    using Results = wire::Peer::LeaseResults;
+    const LeaseGrant grant{.lease = 5,
+                           .granted = std::chrono::milliseconds(10000),
+                           .pages = {1, 2, 3, 4},
+                           .checksums = {10, 0, 30, 40}};
+    Made<Results> made;
+    write_grant(grant, made.root);
+    const auto read = read_grant(made.root.asReader(), 2, 2).value();
+    CHECK(read.lease == 5);
+    CHECK(read.granted == grant.granted);
+    CHECK(read.pages == grant.pages);
+    CHECK(read.checksums == grant.checksums);
+    CHECK(read_grant(made.root.asReader(), 1, 2).error().code == Errc::kInternal);  // Too many.
+    CHECK(read_grant(made.root.asReader(), 4, 3).error().code == Errc::kInternal);  // Half a block.
+    made.root.setLease(0);
+    CHECK(read_grant(made.root.asReader(), 2, 2).error().code == Errc::kInternal);
+    made.root.setLease(5);
+    made.root.initChecksums(3);
+    CHECK(read_grant(made.root.asReader(), 2, 2).error().code == Errc::kInternal);
+
+    Made<Results> nothing;
+    write_grant({}, nothing.root);
+    CHECK(read_grant(nothing.root.asReader(), 2, 2).value().pages.empty());
+    write_error({Errc::kBusy, "too much is lent"}, nothing.root.initError());
+    CHECK(read_grant(nothing.root.asReader(), 2, 2).error().code == Errc::kBusy);
+  }
+}
+
+}  // namespace
+}  // namespace pegaflow::testing
