@@ -210,8 +210,8 @@ const FabricDescriptor* Lanes::description_for(std::size_t lane,
 
 // ---- trials
 
-kj::Promise<Result<void>> Lanes::try_way(std::size_t lane, Fabric::PeerId peer,
-                                         const FabricDescriptor& described, Duration patience) {
+kj::Promise<Result<void>> Lanes::try_route(std::size_t lane, Fabric::PeerId peer,
+                                           const FabricDescriptor& described, Duration patience) {
   if (free_places_.empty()) {
     return Result<void>(fail(Errc::kBusy, "{} peers are tried already", kMostTrials));
   }
@@ -252,7 +252,7 @@ void Lanes::completed_trial(const Fabric::Completion& completion) {
     }
     trial.caller->fulfill(kj::mv(outcome));
   }
-  if (!completion.settled) return;  // Its place may still be written to.
+  if (!completion.quiesced) return;  // Its place may still be written to.
   free_places_.push_back(trial.place);
   trials_.erase(found);
 }

@@ -93,8 +93,8 @@ class Lanes {
   /// `patience`.
   /// Errors: why it did not come, by the words of the fabric; kCorrupt for other bytes; kBusy when
   /// too many are tried at once.
-  kj::Promise<Result<void>> try_way(std::size_t lane, Fabric::PeerId peer,
-                                    const FabricDescriptor& described, Duration patience);
+  kj::Promise<Result<void>> try_route(std::size_t lane, Fabric::PeerId peer,
+                                      const FabricDescriptor& described, Duration patience);
 
   /// Of batches: read them, in a turn of the loop, when the mailbox has something.
   [[nodiscard]] Mailbox<Fabric::Completion>& completions() noexcept { return completions_; }

@@ -38,14 +38,14 @@ class Lender {
   /// The address turned out to be our own.
   [[nodiscard]] virtual bool is_this_node() const noexcept { return false; }
   /// Where to read from.
-  struct Way {
+  struct Route {
     std::size_t lane = 0;  ///< Which of our fabrics.
     Fabric::PeerId peer{};
     RegionId pool{};  ///< Of the peer.
-    bool operator==(const Way&) const = default;
+    bool operator==(const Route&) const = default;
   };
   /// Of one that is ready. It may change in one life: what was leased before is read as it was.
-  [[nodiscard]] virtual const Way& way() const = 0;
+  [[nodiscard]] virtual const Route& route() const = 0;
 
   /// How many of `keys`, from the first on, it has in the epoch of the namespace that this node
   /// knows; a newer one in its answer is learned. Errors: kPeerLost when it is not ready or ends,
@@ -77,7 +77,7 @@ class Lender {
   virtual void lost(std::uint64_t life, const std::string& why) = 0;
   /// The fabric showed that `way`, which it had in this life, is broken. With it ends the life,
   /// unless there is another one.
-  virtual void way_lost(std::uint64_t life, const Way& way, const std::string& why) = 0;
+  virtual void route_lost(std::uint64_t life, const Route& route, const std::string& why) = 0;
 };
 
 /// All of them, and questions to all at once. Thread-bound: the RPC thread.

@@ -86,7 +86,7 @@ kj::Promise<Result<void>> PeerLink::attempt() {
       }))
       .then([this](Result<void>&& outcome) -> kj::Promise<Result<void>> {
         if (!outcome) return kj::mv(outcome);
-        return find_way();
+        return find_route();
       })
       .then([this](Result<void>&& outcome) -> kj::Promise<Result<void>> {
         if (!outcome) return kj::mv(outcome);
@@ -242,7 +242,7 @@ kj::Promise<void> PeerLink::watch_epochs() {
 
 // ---- how the bytes come
 
-kj::Promise<Result<void>> PeerLink::find_way() {
+kj::Promise<Result<void>> PeerLink::find_route() {
   std::vector<std::size_t> common;
   for (std::size_t lane = 0; lane < lanes_.count(); ++lane) {
     if (lanes_.description_for(lane, connection_->described) != nullptr) common.push_back(lane);
@@ -259,68 +259,68 @@ kj::Promise<Result<void>> PeerLink::find_way() {
   if (kept_ && kept_->node == stats_.node) {
     // The same process, that this side took for lost: batches may still read by these ways.
     const Kept kept = *std::exchange(kept_, std::nullopt);
-    connection_->ways = {kept.way};
-    if (kept.last_resort && *kept.last_resort != kept.way) {
-      connection_->ways.push_back(*kept.last_resort);
+    connection_->routes = {kept.route};
+    if (kept.last_resort && *kept.last_resort != kept.route) {
+      connection_->routes.push_back(*kept.last_resort);
     }
     connection_->last_resort = kept.last_resort;
-    use(kept.way);
+    use(kept.route);
     return Result<void>();
   }
   forget_kept();
   if (lanes_.needs_trial(common.back())) return try_lane(common.back());
-  auto way = connect(common.back());
-  if (!way) return Result<void>(tl::unexpected<Error>(std::move(way.error())));
-  connection_->last_resort = *way;
-  use(*way);
+  auto route = connect(common.back());
+  if (!route) return Result<void>(tl::unexpected<Error>(std::move(route.error())));
+  connection_->last_resort = *route;
+  use(*route);
   return Result<void>();
 }
 
-Result<PeerLink::Way> PeerLink::connect(std::size_t lane) {
+Result<PeerLink::Route> PeerLink::connect(std::size_t lane) {
   const FabricDescriptor& theirs = *lanes_.description_for(lane, connection_->described);
   PEGA_TRY_LET(const Fabric::PeerId peer, lanes_.fabric(lane).connect(theirs));
-  const Way way{.lane = lane, .peer = peer, .pool = theirs.regions.front().region};
-  connection_->ways.push_back(way);
-  return way;
+  const Route route{.lane = lane, .peer = peer, .pool = theirs.regions.front().region};
+  connection_->routes.push_back(route);
+  return route;
 }
 
 void PeerLink::forget_kept() {
   if (!kept_) return;
   const Kept kept = *std::exchange(kept_, std::nullopt);
-  disconnect(kept.way);
-  if (kept.last_resort && *kept.last_resort != kept.way) disconnect(*kept.last_resort);
+  disconnect(kept.route);
+  if (kept.last_resort && *kept.last_resort != kept.route) disconnect(*kept.last_resort);
 }
 
-void PeerLink::disconnect(const Way& way) {
-  if (connection_ != nullptr) std::erase(connection_->ways, way);
+void PeerLink::disconnect(const Route& route) {
+  if (connection_ != nullptr) std::erase(connection_->routes, route);
   // A full queue of the fabric ends with the fabric's next turn.
-  if (const auto done = lanes_.fabric(way.lane).disconnect(way.peer); !done) {
+  if (const auto done = lanes_.fabric(route.lane).disconnect(route.peer); !done) {
     kLog.warn("a lost peer still counts on the lane peer={} error=\"{}\"", options_.address,
               to_string(done.error()));
   }
 }
 
-void PeerLink::use(const Way& way) {
-  way_ = way;
-  stats_.lane = lanes_.name(way.lane);
+void PeerLink::use(const Route& route) {
+  route_ = route;
+  stats_.lane = lanes_.name(route.lane);
 }
 
 kj::Promise<Result<void>> PeerLink::try_lane(std::size_t lane) {
   if (!lanes_.is_link_up(lane)) {
     return Result<void>(fail(Errc::kBusy, "the link of our card is down"));
   }
-  auto way = connect(lane);
-  if (!way) return Result<void>(tl::unexpected<Error>(std::move(way.error())));
+  auto route = connect(lane);
+  if (!route) return Result<void>(tl::unexpected<Error>(std::move(route.error())));
   return lanes_
-      .try_way(lane, way->peer, *lanes_.description_for(lane, connection_->described),
-               options_.trial_deadline)
-      .then([this, way = *way](Result<void>&& tried) {
+      .try_route(lane, route->peer, *lanes_.description_for(lane, connection_->described),
+                 options_.trial_deadline)
+      .then([this, route = *route](Result<void>&& tried) {
         if (tried) {
           stats_.lane_why.clear();
-          use(way);
+          use(route);
         } else {
           ++stats_.lane_failures;
-          disconnect(way);
+          disconnect(route);
         }
         return kj::mv(tried);
       });
@@ -356,21 +356,21 @@ kj::Promise<void> PeerLink::improve(Duration pause) {
       });
 }
 
-void PeerLink::way_lost(std::uint64_t life, const Way& way, const std::string& why) {
+void PeerLink::route_lost(std::uint64_t life, const Route& route, const std::string& why) {
   if (!can_release(life)) return;
   if (!is_ready()) {
-    if (kept_ && (kept_->way == way || kept_->last_resort == way)) forget_kept();
+    if (kept_ && (kept_->route == route || kept_->last_resort == route)) forget_kept();
     return;
   }
   // Batches of one that is broken fail one after the other.
-  if (way != way_) return;
-  if (!connection_->last_resort || *connection_->last_resort == way) return lost(life, why);
-  disconnect(way);
+  if (route != route_) return;
+  if (!connection_->last_resort || *connection_->last_resort == route) return lost(life, why);
+  disconnect(route);
   use(*connection_->last_resort);
   ++stats_.lane_falls;
   stats_.lane_why = why;
   kLog.warn("a lane to a peer broke, another goes on peer={} broken={} lane={} reason=\"{}\"",
-            options_.address, lanes_.name(way.lane), stats_.lane, why);
+            options_.address, lanes_.name(route.lane), stats_.lane, why);
   changed_();
   connection_->calls.add(improve(next_trial_pause()));
 }
@@ -385,7 +385,7 @@ kj::Promise<Result<void>> PeerLink::serve() {
   say(State::kReady, "");
   for (const std::uint64_t lease : std::exchange(unreleased_, {})) release(lease);
   send_epochs();
-  if (way_.lane != connection_->best_lane) connection_->calls.add(improve(Duration::zero()));
+  if (route_.lane != connection_->best_lane) connection_->calls.add(improve(Duration::zero()));
   return connection_->over.addBranch().then([this]() -> Result<void> {
     ++stats_.losses;
     if (!connection_->why_dropped.empty()) {
@@ -398,14 +398,14 @@ kj::Promise<Result<void>> PeerLink::serve() {
 kj::Promise<void> PeerLink::finish(const Result<void>& outcome) {
   const bool was_ready = is_ready();
   if (connection_ != nullptr) {
-    const bool keeps = was_ready && connection_->keeps_ways;
-    if (keeps) kept_ = {ready_node_, way_, connection_->last_resort};
+    const bool keeps = was_ready && connection_->keeps_routes;
+    if (keeps) kept_ = {ready_node_, route_, connection_->last_resort};
     // A connection that breaks may take with it what it had delivered.
     for (const std::uint64_t lease : connection_->releasing) {
       release_later(lease);
     }
-    for (const Way& way : std::vector<Way>(connection_->ways)) {
-      if (!keeps || (way != kept_->way && kept_->last_resort != way)) disconnect(way);
+    for (const Route& route : std::vector<Route>(connection_->routes)) {
+      if (!keeps || (route != kept_->route && kept_->last_resort != route)) disconnect(route);
     }
   }
   connection_ = nullptr;
@@ -463,7 +463,7 @@ Error PeerLink::failed(const kj::Exception& exception) {
 void PeerLink::drop(const std::string& why) {
   if (connection_->why_dropped.empty()) {
     connection_->why_dropped = why;
-    connection_->keeps_ways = true;
+    connection_->keeps_routes = true;
   }
   connection_->dropped.fulfiller->fulfill();
 }
@@ -471,7 +471,7 @@ void PeerLink::drop(const std::string& why) {
 void PeerLink::lost(std::uint64_t life, const std::string& why) {
   if (!can_release(life)) return;
   if (!is_ready()) return forget_kept();
-  connection_->keeps_ways = false;
+  connection_->keeps_routes = false;
   if (connection_->why_dropped.empty()) connection_->why_dropped = why;
   connection_->dropped.fulfiller->fulfill();
 }

@@ -116,7 +116,7 @@ class PeerLink final : public Lender {
     return is_ready() || is_this_node() || stats_.greetings + stats_.failures != 0;
   }
   [[nodiscard]] const Stats& stats() const noexcept { return stats_; }
-  [[nodiscard]] const Way& way() const override { return way_; }
+  [[nodiscard]] const Route& route() const override { return route_; }
 
   /// How many of `keys`, from the first on, the peer has. Errors: kPeerLost when it is not ready or
   /// ends, kTimeout, kBusy while it owes answers, and kInternal for nonsense, which also ends the
@@ -135,7 +135,7 @@ class PeerLink final : public Lender {
   /// While the link is not ready it is kept for the next greeting of the same process.
   void release(std::uint64_t lease) override;
   void lost(std::uint64_t life, const std::string& why) override;
-  void way_lost(std::uint64_t life, const Way& way, const std::string& why) override;
+  void route_lost(std::uint64_t life, const Route& route, const std::string& why) override;
 
   /// Waits until that job of an engine there, and its scheduler's jobs before it, are over. The
   /// request asks the peer to answer one call's deadline before the end of `patience`, but not
@@ -151,8 +151,8 @@ class PeerLink final : public Lender {
   /// The ways of a lost link that batches may still use.
   struct Kept {
     Id128 node;
-    Way way;
-    std::optional<Way> last_resort;
+    Route route;
+    std::optional<Route> last_resort;
   };
 
   kj::Promise<Result<void>> attempt();
@@ -163,11 +163,11 @@ class PeerLink final : public Lender {
   void send_epochs();
   void learn(const KnownEpochs& known);
   [[nodiscard]] bool knows_epochs() const { return stats_.version >= kPeerWireKnowsEpochs; }
-  kj::Promise<Result<void>> find_way();
-  Result<Way> connect(std::size_t lane);
-  void disconnect(const Way& way);
+  kj::Promise<Result<void>> find_route();
+  Result<Route> connect(std::size_t lane);
+  void disconnect(const Route& route);
   void forget_kept();
-  void use(const Way& way);
+  void use(const Route& route);
   kj::Promise<Result<void>> try_lane(std::size_t lane);
   kj::Promise<void> improve(Duration pause);
   Duration next_trial_pause();
@@ -198,7 +198,7 @@ class PeerLink final : public Lender {
   std::unique_ptr<Connection> connection_;
   Duration pause_;
   bool found_self_ = false;  ///< In the present attempt.
-  Way way_;
+  Route route_;
   std::optional<Kept> kept_;
   Id128 ready_node_{};                     ///< The process that answered the latest greeting...
   std::uint64_t node_since_ = 0;           ///< ...and the first life that is its.

@@ -53,12 +53,12 @@ struct PeerLink::Connection final : private kj::TaskSet::ErrorHandler {
   std::optional<wire::Peer::Client> peer;
   kj::PromiseFulfillerPair<void> dropped;
   std::string why_dropped;
-  bool keeps_ways = false;  ///< The peer may live: its leases are still in use.
+  bool keeps_routes = false;  ///< The peer may live: its leases are still in use.
   kj::ForkedPromise<void> over;
   std::vector<FabricDescriptor> described;  ///< The peer's lanes.
-  std::vector<Way> ways;                    ///< That the fabrics know of.
+  std::vector<Route> routes;                ///< That the fabrics know of.
   std::size_t best_lane = 0;                ///< Of those that both have.
-  std::optional<Way> last_resort;           ///< What needs no trial.
+  std::optional<Route> last_resort;         ///< What needs no trial.
   std::uint64_t features = 0;               ///< Of the peer.
   std::uint64_t sent = 0;                   ///< Changes of our epochs that the peer has.
   std::uint64_t seen = 0;                   ///< Changes of the peer's epochs that we have.

@@ -186,7 +186,7 @@ class BlockStore {
   /// now on, a claim that has it cannot be opened there, and its slot is freed when the last claim
   /// and pin on it have ended. Its key may be reserved again at once. True if that was news.
   /// Errors: kGone when the holder has no such pin; kInvalidArgument for a place beyond it.
-  Result<bool> condemn(HolderId holder, PinId pin, std::size_t place);
+  Result<bool> invalidate(HolderId holder, PinId pin, std::size_t place);
 
   // ---- fetching, from another node or tier
   //
@@ -320,15 +320,15 @@ class BlockStore {
   /// changes nothing. Errors: kOutOfCapacity.
   Result<void> keep_journal();
 
-  struct Said {
+  struct JournalEntry {
     BlockKey key;
-    bool is_there = false;  ///< Else it is gone.
+    bool is_present = false;  ///< Else it is gone.
   };
   struct JournalPart {
-    std::vector<Said> said;  ///< Of the space asked for, in order.
-    std::uint64_t next = 0;  ///< Where to go on reading.
-    bool has_lost = false;   ///< What was said from the position asked for on is not held.
-    bool has_more = false;   ///< There is more from `next` on.
+    std::vector<JournalEntry> entries;  ///< Of the space asked for, in order.
+    std::uint64_t next = 0;             ///< Where to go on reading.
+    bool has_lost = false;  ///< What was said from the position asked for on is not held.
+    bool has_more = false;  ///< There is more from `next` on.
   };
   static constexpr std::uint64_t kJournalEnd = ~std::uint64_t{0};
   /// What was said of blocks of `space` from position `from` on (kJournalEnd: nothing yet, only
@@ -410,7 +410,7 @@ class BlockStore {
     std::uint64_t extents_taken = 0;     ///< By one shape from another, with their blocks.
     std::uint64_t cleaned = 0;           ///< Blocks evicted by cleanup.
     std::uint64_t retired = 0;           ///< Blocks dropped with their space.
-    std::uint64_t condemned = 0;         ///< Blocks dropped because their bytes were wrong.
+    std::uint64_t invalidated = 0;       ///< Blocks dropped because their bytes were wrong.
     std::uint64_t skipped_present = 0;   ///< Keys that reserve() skipped: there or being saved.
     std::uint64_t skipped_no_room = 0;
     std::uint64_t claims_revoked = 0;

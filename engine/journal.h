@@ -26,7 +26,7 @@ class Journal {
   struct Entry {
     BlockKey key;
     SpaceId space{};
-    bool is_there = false;
+    bool is_present = false;
   };
 
   /// For the last `entries` statements, rounded up to a power of two. The first has the position
@@ -38,8 +38,8 @@ class Journal {
     return Journal(std::move(ring), first);
   }
 
-  void add(SpaceId space, const BlockKey& key, bool is_there) noexcept {
-    ring_[end_++ & (ring_.size() - 1)] = {key, space, is_there};
+  void add(SpaceId space, const BlockKey& key, bool is_present) noexcept {
+    ring_[end_++ & (ring_.size() - 1)] = {key, space, is_present};
   }
   /// The position of the oldest entry that is still held, and the one behind the newest.
   [[nodiscard]] std::uint64_t begin() const noexcept {

@@ -43,7 +43,7 @@ class SimCluster::Link final : public cluster::Lender {
   [[nodiscard]] bool is_ready() const noexcept override { return is_ready_; }
   [[nodiscard]] std::uint64_t life() const noexcept override { return life_; }
   [[nodiscard]] const std::string& address() const noexcept override { return address_; }
-  [[nodiscard]] const Way& way() const override { return way_; }
+  [[nodiscard]] const Route& route() const override { return route_; }
 
   kj::Promise<Result<std::size_t>> locate(const Bytes32& space,
                                           std::span<const BlockKey> keys) override {
@@ -120,11 +120,11 @@ class SimCluster::Link final : public cluster::Lender {
   void lost(std::uint64_t life, const std::string&) override {
     if (life != life_ || !is_ready_) return;
     is_ready_ = false;
-    if (Node* const self = cluster_.find(from_)) (void)self->fabric_->disconnect(way_.peer);
+    if (Node* const self = cluster_.find(from_)) (void)self->fabric_->disconnect(route_.peer);
     dialing_ = dial(kPause).eagerlyEvaluate(nullptr);
   }
-  void way_lost(std::uint64_t life, const Way& way, const std::string& why) override {
-    if (way == way_) lost(life, why);
+  void route_lost(std::uint64_t life, const Route& route, const std::string& why) override {
+    if (route == route_) lost(life, why);
   }
 
  private:
@@ -183,7 +183,7 @@ class SimCluster::Link final : public cluster::Lender {
     const Node* const self = cluster_.find(from_);
     if (self == nullptr) return;
     for (const auto& [ticket, read] : self->reads_) {
-      if (read.peer != way_.peer) continue;
+      if (read.peer != route_.peer) continue;
       for (const std::uint64_t offset : read.remote_offsets) {
         const bool is_lent_twice =
             std::any_of(granted_.begin(), granted_.end(),
@@ -198,7 +198,7 @@ class SimCluster::Link final : public cluster::Lender {
     if (is_ready_ || number != dials_) return;
     const auto peer = self.fabric_->connect(descriptor);
     if (!peer) return;
-    way_ = {.lane = 0, .peer = *peer, .pool = descriptor.regions.front().region};
+    route_ = {.lane = 0, .peer = *peer, .pool = descriptor.regions.front().region};
     to_ = found;
     is_ready_ = true;
     misses_ = 0;
@@ -245,7 +245,7 @@ class SimCluster::Link final : public cluster::Lender {
   std::uint64_t life_ = 0;
   std::uint64_t dials_ = 0;
   unsigned misses_ = 0;
-  Way way_;
+  Route route_;
   /// What each lease of this life lends, until it is released.
   std::map<std::uint64_t, std::set<std::uint64_t>> granted_;
   kj::Promise<void> dialing_ = nullptr;
@@ -317,7 +317,7 @@ SimCluster::Node::Node(SimCluster& cluster, const End& self)
   background_ = std::make_unique<server::Background>(*service_, cluster.timer_, machine_);
   fabric_ = must(SimFabric::create(cluster.options_.fabric, cluster.network_,
                                    [this](Fabric::Completion&& done) {
-                                     if (done.settled) reads_.erase(done.ticket);
+                                     if (done.quiesced) reads_.erase(done.ticket);
                                      completions_.push_back(std::move(done));
                                    }),
                  "a fabric");

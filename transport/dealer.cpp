@@ -35,7 +35,7 @@ void Dealer::close_region(RegionId region, const std::function<void()>& wake) {
       },
       Errc::kCancelled, "its region was unregistered");
   wake();  // For the completions.
-  settled_.wait(lock, [&] { return !touches(region); });
+  quiesced_.wait(lock, [&] { return !touches(region); });
 }
 
 bool Dealer::touches(RegionId region) const {
@@ -391,7 +391,7 @@ void Dealer::withdraw(Works::iterator found, Errc reason, const std::string& det
     // Answered now; what rails have of it settles it.
     deadlines_.erase({work.batch.deadline, work.number});
     work.answered = true;
-    work.completion.settled = false;
+    work.completion.quiesced = false;
     completions_.push_back(std::move(work.completion));
     completed_.store(true, std::memory_order_release);
     return;
@@ -420,7 +420,7 @@ void Dealer::complete_if_done(Works::iterator found) {
   }
   completed_.store(true, std::memory_order_release);
   works_.erase(found);
-  settled_.notify_all();
+  quiesced_.notify_all();
 }
 
 std::vector<Fabric::Completion> Dealer::take_completions() {

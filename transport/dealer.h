@@ -197,7 +197,7 @@ class Dealer {
   const Options options_;
   const Clock& clock_;
   mutable std::mutex mutex_;
-  std::condition_variable settled_;
+  std::condition_variable quiesced_;
   std::unordered_map<std::uint32_t, std::uint64_t> regions_;  // Sizes of ours.
   std::unordered_map<std::uint32_t, Peer> peers_;
   Works works_;

@@ -71,7 +71,7 @@ class Fabric {
     std::string detail;  ///< Of the first error, for a log.
     /// False: the batch is answered and not yet settled. A second Completion with this ticket
     /// follows, whose `chunks` are empty.
-    bool settled = true;
+    bool quiesced = true;
   };
 
   /// Called on the backend's thread. May only hand the completion on (a Mailbox), and may not call

@@ -118,8 +118,8 @@ struct BlockStore::Impl {
 
   // ---- what is told, see Journal
   /// The block of this row is there, or is about to be gone.
-  void note(FrameIndex slot, bool is_there) noexcept {
-    if (journal) journal->add(blocks[slot].space, blocks[slot].key, is_there);
+  void note(FrameIndex slot, bool is_present) noexcept {
+    if (journal) journal->add(blocks[slot].space, blocks[slot].key, is_present);
   }
 
   // ---- reservations

@@ -42,13 +42,13 @@ Result<BlockStore::Fetch> BlockStore::fetch(HolderId holder, SpaceId space, cons
   blocks.find_each(where->shape, space, keys, [&](std::size_t i, FrameIndex present) {
     const bool is_here = blocks.is_readable(present);
     const bool is_coming = present != kNoFrame && blocks.is_coming(present);
-    const bool is_there = is_here || is_coming;
-    if (!is_there && (i >= fetchable || impl_->is_being_saved(present))) return false;
-    if (held.size() == room || !impl_->may_hold(*where, is_there ? present : kNoFrame)) {
+    const bool is_present = is_here || is_coming;
+    if (!is_present && (i >= fetchable || impl_->is_being_saved(present))) return false;
+    if (held.size() == room || !impl_->may_hold(*where, is_present ? present : kNoFrame)) {
       ++impl_->counted.claims_shortened;
       return false;
     }
-    const FrameIndex slot = is_there ? present : impl_->bring(*where, keys[i], present, steps);
+    const FrameIndex slot = is_present ? present : impl_->bring(*where, keys[i], present, steps);
     if (slot == kNoFrame) {
       ++impl_->counted.fetches_no_room;
       return false;

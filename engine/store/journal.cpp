@@ -23,10 +23,10 @@ BlockStore::JournalPart BlockStore::journal(SpaceId space, std::uint64_t from,
   const std::uint64_t begin = part.has_lost ? journal.begin() : from;
   part.next = begin + std::min<std::uint64_t>(limit, journal.end() - begin);
   part.has_more = part.next != journal.end();
-  part.said.reserve(part.next - begin);
+  part.entries.reserve(part.next - begin);
   for (std::uint64_t position = begin; position != part.next; ++position) {
     const Journal::Entry& entry = journal[position];
-    if (entry.space == space) part.said.push_back({entry.key, entry.is_there});
+    if (entry.space == space) part.entries.push_back({entry.key, entry.is_present});
   }
   return part;
 }

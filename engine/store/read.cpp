@@ -221,7 +221,7 @@ void BlockStore::release(HolderId holder, PinId pin) {
   impl_->do_slice();
 }
 
-Result<bool> BlockStore::condemn(HolderId holder, PinId pin, std::size_t place) {
+Result<bool> BlockStore::invalidate(HolderId holder, PinId pin, std::size_t place) {
   const std::uint32_t row = impl_->pins.find(holder, pin);
   if (row == PinTable::kNone || impl_->known_holder(holder) == nullptr) {
     return fail(Errc::kGone, "there is no pin {} of this holder", static_cast<std::uint64_t>(pin));
@@ -235,7 +235,7 @@ Result<bool> BlockStore::condemn(HolderId holder, PinId pin, std::size_t place) 
   impl_->losses.remember(key_hash(block.space, block.key), Miss::kCorrupt);
   if (impl_->is_live(block.space)) impl_->note(slots[place], false);
   impl_->blocks.unlist(slots[place]);
-  ++impl_->counted.condemned;
+  ++impl_->counted.invalidated;
   return true;
 }
 

@@ -177,15 +177,15 @@ bool BlockStore::Impl::step(CleanupWork& work) {
 bool BlockStore::Impl::step(LeavingWork& work) {
   // All of its blocks were at rest when it began to leave, and nobody finds them any more. When the
   // last one goes the extent goes with it.
-  const auto is_there = [&] { return blocks.extent(work.extent).serial == work.serial; };
-  while (is_there() && work.next < blocks.extent(work.extent).touched) {
+  const auto is_present = [&] { return blocks.extent(work.extent).serial == work.serial; };
+  while (is_present() && work.next < blocks.extent(work.extent).touched) {
     const FrameIndex slot = blocks.first_row(work.extent) + work.next++;
     prefetch_sweep(slot);
     if (blocks[slot].state != SlotState::kSealed) continue;
     drop(slot, Miss::kEvicted);
     return true;
   }
-  PEGA_ASSERT(!is_there(), "extent {} is leaving with blocks in it", work.extent);
+  PEGA_ASSERT(!is_present(), "extent {} is leaving with blocks in it", work.extent);
   blocks.end_exchange(work.for_shape);
   return false;
 }

@@ -254,7 +254,7 @@ class Bench {
       const engine::BlockStore::JournalPart part = store_->journal(space_, position, 1 << 20);
       read.add(cpu_us() - start);
       PEGA_ASSERT(!part.has_lost && !part.has_more, "a part of the journal is missing");
-      PEGA_ASSERT(part.said.size() == 2 * 4096, "{} statements", part.said.size());
+      PEGA_ASSERT(part.entries.size() == 2 * 4096, "{} statements", part.entries.size());
       position = part.next;
     });
     read.print();

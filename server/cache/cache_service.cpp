@@ -255,7 +255,7 @@ Result<void> CacheService::corrupt(const Id128& connection, engine::PinId pin,
                                    std::span<const std::uint32_t> places) {
   PEGA_TRY_LET(Client* const caller, worker(connection));
   for (const std::uint32_t place : places) {
-    PEGA_TRY(store_->condemn(*caller->holder, pin, place));
+    PEGA_TRY(store_->invalidate(*caller->holder, pin, place));
     ++counted_.corrupt_pages;
   }
   const TimePoint now = clock_.now();
@@ -438,7 +438,7 @@ CacheService::Stats CacheService::stats() const {
   stats.shapes = store_->shapes();
   stats.memory_bytes = store_->memory_bytes() + demand_->memory_bytes() + checksums_.memory_bytes();
   stats.clients = clients_.size();
-  stats.parted = parted_.size();
+  stats.detached = detached_.size();
   stats.instances = instances_.size();
   for (const auto& [id, instance] : instances_) {
     if (instance.connected != 0 && !instance.is_complete()) ++stats.instances_waiting;

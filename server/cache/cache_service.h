@@ -239,7 +239,7 @@ class CacheService {
                std::span<const std::uint64_t> checksums);
   /// It will not come; see BlockStore::give_up and settle.
   void give_up(engine::FrameIndex frame);
-  void settle_fetch(engine::FrameIndex frame);
+  void quiesce_fetch(engine::FrameIndex frame);
   /// Whether a claim waits for it.
   [[nodiscard]] bool is_awaited(engine::FrameIndex frame) const;
 
@@ -322,7 +322,7 @@ class CacheService {
     std::vector<engine::BlockStore::ShapeStats> shapes;
     std::uint64_t memory_bytes = 0;  ///< Beside the pool.
     std::size_t clients = 0;
-    std::size_t parted = 0;
+    std::size_t detached = 0;
     std::size_t instances = 0;
     std::size_t instances_waiting = 0;  ///< Some of their ranks are connected, and not all.
     /// Instances of which a side has declined, each counted once, by the reason that /instances
@@ -357,7 +357,7 @@ class CacheService {
   struct Rank;
   struct Instance;
   struct Client;
-  struct Parted;
+  struct Detached;
 
   CacheService(std::unique_ptr<engine::BlockStore> store, std::unique_ptr<engine::Demand> demand,
                const Options& options, const Clock& clock, EndConnection end_connection);
@@ -389,7 +389,7 @@ class CacheService {
   void leave_schedulers(Client& client);
   /// By instance, the scheduler's first and then those of ranks in order.
   [[nodiscard]] std::map<std::string, std::vector<DeclinedInfo>> declined() const;
-  void end_parted(std::unordered_map<Id128, std::unique_ptr<Parted>>::iterator parted);
+  void end_detached(std::unordered_map<Id128, std::unique_ptr<Detached>>::iterator detached);
   void drop_reference(Instance& instance);
 
   std::unique_ptr<engine::BlockStore> store_;
@@ -415,7 +415,7 @@ class CacheService {
   };
   std::map<Bytes32, Named> spaces_;  ///< One for each namespace, by its name among nodes.
   std::unordered_map<Id128, std::unique_ptr<Client>> clients_;
-  std::unordered_map<Id128, std::unique_ptr<Parted>> parted_;
+  std::unordered_map<Id128, std::unique_ptr<Detached>> detached_;
   std::uint32_t next_instance_ = 1;
   Stats counted_;
 };

@@ -67,7 +67,7 @@ struct CacheService::Client {
 };
 
 /// What a connection left behind that its process may still touch.
-struct CacheService::Parted {
+struct CacheService::Detached {
   Id128 process;
   engine::HolderId holder{};
   Instance* instance = nullptr;

@@ -37,11 +37,11 @@ Result<void> CacheService::connected(const Id128& connection, Hello hello) {
       // We have not seen its end yet; the client has.
       end_connection_(previous);
     }
-    if (const auto parted = parted_.find(previous); parted != parted_.end()) {
-      if (parted->second->process != hello.process) {
+    if (const auto detached = detached_.find(previous); detached != detached_.end()) {
+      if (detached->second->process != hello.process) {
         return fail(Errc::kInvalidArgument, "the previous connection was another process's");
       }
-      if (hello.quiesced) end_parted(parted);
+      if (hello.quiesced) end_detached(detached);
     }
   }
   auto client = std::make_unique<Client>();
@@ -66,13 +66,13 @@ void CacheService::disconnected(const Id128& connection) {
     }
     store_->holder_lost(*client.holder);
     if (store_->may_touch(*client.holder)) {
-      auto parted = std::make_unique<Parted>();
-      parted->process = client.process;
-      parted->holder = *client.holder;
-      parted->instance = &instance;
-      parted->watch = client.watch;
+      auto detached = std::make_unique<Detached>();
+      detached->process = client.process;
+      detached->holder = *client.holder;
+      detached->instance = &instance;
+      detached->watch = client.watch;
       ++instance.references;
-      parted_.emplace(connection, std::move(parted));
+      detached_.emplace(connection, std::move(detached));
     } else {
       store_->holder_gone(*client.holder);
     }
@@ -86,17 +86,18 @@ void CacheService::disconnected(const Id128& connection) {
 void CacheService::process_gone(const Id128& connection) {
   // Its end may be seen here before its socket's.
   if (clients_.contains(connection)) end_connection_(connection);
-  if (const auto parted = parted_.find(connection); parted != parted_.end()) {
+  if (const auto detached = detached_.find(connection); detached != detached_.end()) {
     kLog.info("process ended, its slots come back instance={} process={}",
-              parted->second->instance->id, to_string(parted->second->process));
-    end_parted(parted);
+              detached->second->instance->id, to_string(detached->second->process));
+    end_detached(detached);
   }
 }
 
-void CacheService::end_parted(std::unordered_map<Id128, std::unique_ptr<Parted>>::iterator parted) {
-  store_->holder_gone(parted->second->holder);
-  Instance& instance = *parted->second->instance;
-  parted_.erase(parted);
+void CacheService::end_detached(
+    std::unordered_map<Id128, std::unique_ptr<Detached>>::iterator detached) {
+  store_->holder_gone(detached->second->holder);
+  Instance& instance = *detached->second->instance;
+  detached_.erase(detached);
   drop_reference(instance);
 }
 
@@ -303,9 +304,9 @@ Result<CacheService::Registered> CacheService::register_rank(const Id128& connec
   }
   // Before the namespace hears of it: a size that can never be would stay its size.
   PEGA_TRY(check_rank(*caller, registration));
-  if (parted_.size() >= max_parted_) {
+  if (detached_.size() >= max_parted_) {
     return fail(Errc::kBusy, "{} ended connections may still be copying; no room for more",
-                parted_.size());
+                detached_.size());
   }
   engine::NamespaceId space_name{};
   if (auto entered = enter_namespace(*caller, registration, space_name); !entered) {
@@ -385,8 +386,8 @@ void CacheService::complete(Instance& instance) {
     }
     return namespaces_->settle(instance.space_name, shape);
   };
-  if (const auto settled = settle(); !settled) {
-    instance.refused = settled.error().detail;
+  if (const auto quiesced = settle(); !quiesced) {
+    instance.refused = quiesced.error().detail;
     ++counted_.refused_page_size;
     kLog.error("an engine serves without the cache instance={} reason=\"{}\"", instance.id,
                instance.refused);

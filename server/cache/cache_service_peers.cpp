@@ -141,7 +141,7 @@ void CacheService::fetched(engine::FrameIndex frame, std::uint32_t shards,
 }
 
 void CacheService::give_up(engine::FrameIndex frame) { store_->give_up(frame); }
-void CacheService::settle_fetch(engine::FrameIndex frame) { store_->settle(frame); }
+void CacheService::quiesce_fetch(engine::FrameIndex frame) { store_->settle(frame); }
 bool CacheService::is_awaited(engine::FrameIndex frame) const { return store_->is_awaited(frame); }
 
 Result<CacheService::Opened> CacheService::open_arrived(const Id128& connection, const Id128& token,

@@ -197,7 +197,7 @@ kj::Promise<Fetches::OneLease> Fetches::take_lease(OnePlan plan, std::vector<Blo
         auto lease = std::make_shared<Lease>();
         lease->peer = owner.peer;
         lease->life = owner.life;
-        lease->way = owner.peer->way();
+        lease->route = owner.peer->route();
         lease->number = grant->lease;
         lease->end = asked + std::min(grant->granted, options_.lease);
         lease->blocks = grant->pages.size() / plan->shards();
@@ -316,7 +316,7 @@ bool Fetches::submit(Source& source, std::unique_ptr<Batch> batch) {
   const TimePoint now = clock_.now();
   Fabric::Batch wanted{
       .ticket = ++last_ticket_,
-      .peer = lease.way.peer,
+      .peer = lease.route.peer,
       .priority = Fabric::Priority::kForeground,
       .deadline = std::min(plan.deadline, now + (lease.end - boot_.now()) - kLeaseMargin),
       .chunks = {}};
@@ -324,17 +324,17 @@ bool Fetches::submit(Source& source, std::unique_ptr<Batch> batch) {
   wanted.chunks.reserve(batch->blocks.size() * shards);
   for (const Block& block : batch->blocks) {
     for (std::size_t shard = 0; shard < shards; ++shard) {
-      wanted.chunks.push_back({.remote_region = lease.way.pool,
+      wanted.chunks.push_back({.remote_region = lease.route.pool,
                                .remote_offset = lease.pages[block.lent * shards + shard] *
                                                 std::uint64_t{kSlotAlignment},
-                               .local_region = lanes_.at(lease.way.lane).pool,
+                               .local_region = lanes_.at(lease.route.lane).pool,
                                .local_offset = block.offsets[shard],
                                .size_bytes = plan.wants.page_bytes[shard]});
     }
   }
   const bool is_late = wanted.deadline <= now;
   const auto accepted = is_late ? Result<void>(fail(Errc::kTimeout, "no time is left"))
-                                : lanes_.at(lease.way.lane).fabric->read(std::move(wanted));
+                                : lanes_.at(lease.route.lane).fabric->read(std::move(wanted));
   if (!accepted) {
     kLog.debug("blocks are not read peer={} blocks={} error=\"{}\"", lease.peer->address(),
                batch->blocks.size(), to_string(accepted.error()));
@@ -398,26 +398,26 @@ void Fetches::completed(const Fabric::Completion& completion) {
     }
     // The way to it is broken, or it is another one by now: nobody else should wait for that. A
     // lane that was told nonsense gives the peer up, and is of no use until it is greeted anew.
-    const bool way_broke = why == Errc::kPeerLost || why == Errc::kCorrupt;
-    if (way_broke) lease.peer->way_lost(lease.life, lease.way, completion.detail);
+    const bool route_broke = why == Errc::kPeerLost || why == Errc::kCorrupt;
+    if (route_broke) lease.peer->route_lost(lease.life, lease.route, completion.detail);
     if (why == Errc::kGone && in_time) lease.peer->lost(lease.life, completion.detail);
-    const bool has_other_way =
-        way_broke && lease.peer->is_ready() && lease.peer->way() != lease.way;
-    if (!failed.empty() && !has_other_way) plan.note_failed(lease.peer);
+    const bool has_other_route =
+        route_broke && lease.peer->is_ready() && lease.peer->route() != lease.route;
+    if (!failed.empty() && !has_other_route) plan.note_failed(lease.peer);
     batch.blocks = std::move(failed);
     confirm(batch.plan, batch.lease);
-    if (!completion.settled) {
+    if (!completion.quiesced) {
       for (const Block& block : batch.blocks) {
         coming_.erase(block.frame);
         service_.give_up(block.frame);
       }
       stats_.given_up += batch.blocks.size();
-      stats_.unsettled += batch.blocks.size();
+      stats_.unquiesced += batch.blocks.size();
     } else if (!batch.blocks.empty()) {
       retry(batch.plan, std::move(batch.blocks));
     }
   }
-  if (completion.settled) {
+  if (completion.quiesced) {
     const OneLease lease = batch.lease;
     batches_.erase(found);
     let_go(*lease);
@@ -488,7 +488,7 @@ void Fetches::seal_some(const Plan& plan, const Lease& lease, std::span<const Bl
         checksums.empty() ? checksums : checksums.subspan(block.lent * shards, shards));
     ++stats_.blocks;
     stats_.bytes += plan.wants.block_bytes();
-    stats_.lane_bytes.at(lease.way.lane) += plan.wants.block_bytes();
+    stats_.lane_bytes.at(lease.route.lane) += plan.wants.block_bytes();
   }
 }
 
@@ -533,7 +533,7 @@ void Fetches::drop(const std::vector<Block>& blocks) {
 /// Frees the frame: no read writes to it, and its block does not arrive.
 void Fetches::settle(engine::FrameIndex frame) {
   coming_.erase(frame);
-  service_.settle_fetch(frame);
+  service_.quiesce_fetch(frame);
 }
 
 void Fetches::let_go(Lease& lease) {

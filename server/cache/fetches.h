@@ -94,7 +94,7 @@ class Fetches final : private kj::TaskSet::ErrorHandler {
     std::uint64_t unconfirmed = 0;    ///< Blocks whose owner did not confirm the lease behind them.
     std::uint64_t corrupt = 0;        ///< Blocks with wrong bytes, by the lane's own checksum.
     /// Blocks given up while the lane could still write to their frames, which waited for it.
-    std::uint64_t unsettled = 0;
+    std::uint64_t unquiesced = 0;
     std::array<std::uint64_t, kMostLanes> lane_bytes{};  ///< `bytes`, by lane.
     std::uint64_t leases = 0;
     std::size_t batches = 0;  ///< Under way now.

@@ -25,7 +25,7 @@ struct Fetches::Block {
 struct Fetches::Lease {
   cluster::Lender* peer = nullptr;
   std::uint64_t life = 0;  ///< Of the peer, that granted it.
-  cluster::Lender::Way way;
+  cluster::Lender::Route route;
   std::uint64_t number = 0;
   TimePoint end;  ///< By our BootClock.
   std::vector<std::uint32_t> pages;

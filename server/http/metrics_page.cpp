@@ -80,7 +80,7 @@ void cache(MetricsPage& page, const Snapshot& now) {
                 "reason",
                 {{"cleanup", number(store.cleaned)},
                  {"reset", number(store.retired)},
-                 {"corrupt", number(store.condemned)}});
+                 {"corrupt", number(store.invalidated)}});
   page.gauge("epochs", "Namespaces with an epoch of their own: that were reset in this cluster",
              number(cache.epochs));
   page.counters("namespace_resets_total",
@@ -187,7 +187,7 @@ void clients(MetricsPage& page, const Snapshot& now) {
   page.gauge("connections", "Connections to the socket", number(rpc.connections));
   page.gauge("clients", "Connections that said hello", number(now.cache.clients));
   page.gauge("parted_connections", "Ended connections whose process may still touch slots",
-             number(now.cache.parted));
+             number(now.cache.detached));
   page.gauge("instances", "Engine cores that are known", number(now.cache.instances));
   page.gauge("instances_waiting",
              "Engine cores that are served without the cache until all their ranks are there",
@@ -357,7 +357,7 @@ void fetches(MetricsPage& page, const Snapshot& now, const NodesReport& nodes) {
                  {"lease_ended", number(fetches.outlived)},
                  {"unconfirmed", number(fetches.unconfirmed)},
                  {"corrupt", number(fetches.corrupt)},
-                 {"unsettled", number(fetches.unsettled)}});
+                 {"unsettled", number(fetches.unquiesced)}});
   page.begin(Type::Counter, "fetch_lane_bytes_total",
              "Bytes of blocks read from other nodes, whole and in time, by lane");
   for (std::size_t lane = 0; lane < nodes.lanes.size(); ++lane) {

@@ -24,9 +24,9 @@ class BoundedNetwork::Message final : public capnp::OutgoingRpcMessage {
 };
 
 /// The connection below, with our messages.
-class BoundedNetwork::Way final : public capnp::TwoPartyVatNetworkBase::Connection {
+class BoundedNetwork::Route final : public capnp::TwoPartyVatNetworkBase::Connection {
  public:
-  Way(kj::Own<capnp::TwoPartyVatNetworkBase::Connection> connection, kj::Function<void()>& sent)
+  Route(kj::Own<capnp::TwoPartyVatNetworkBase::Connection> connection, kj::Function<void()>& sent)
       : connection_(kj::mv(connection)), sent_(sent) {}
 
   kj::Own<capnp::RpcFlowController> newStream() override { return connection_->newStream(); }
@@ -51,7 +51,7 @@ kj::Maybe<kj::Own<capnp::TwoPartyVatNetworkBase::Connection>> BoundedNetwork::co
   auto connected = network_.connect(host);
   KJ_IF_MAYBE (connection, connected) {
     return kj::Own<capnp::TwoPartyVatNetworkBase::Connection>(
-        kj::heap<Way>(kj::mv(*connection), sent_));
+        kj::heap<Route>(kj::mv(*connection), sent_));
   }
   return nullptr;
 }
@@ -60,7 +60,7 @@ kj::Promise<kj::Own<capnp::TwoPartyVatNetworkBase::Connection>> BoundedNetwork::
   return network_.accept().then(
       [this](kj::Own<capnp::TwoPartyVatNetworkBase::Connection>&& connection)
           -> kj::Own<capnp::TwoPartyVatNetworkBase::Connection> {
-        return kj::heap<Way>(kj::mv(connection), sent_);
+        return kj::heap<Route>(kj::mv(connection), sent_);
       });
 }
 

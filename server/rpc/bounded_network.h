@@ -23,7 +23,7 @@ class BoundedNetwork final : public capnp::TwoPartyVatNetworkBase {
   kj::Promise<kj::Own<capnp::TwoPartyVatNetworkBase::Connection>> accept() override;
 
  private:
-  class Way;
+  class Route;
   class Message;
 
   capnp::TwoPartyVatNetwork& network_;

@@ -293,7 +293,7 @@ class SessionImpl final : public wire::Session::Server {
       write_error(journal.error(), call.getResults().initError());
       return finish(measured, journal);
     }
-    const std::vector<engine::BlockStore::Said>& said = journal->part.said;
+    const std::vector<engine::BlockStore::JournalEntry>& said = journal->part.entries;
     auto results =
         call.getResults(capnp::MessageSize{said.size() * (BlockKey::kMaxBytes + 1) / 8 + 16, 0});
     results.setSpace(journal->space);
@@ -305,7 +305,7 @@ class SessionImpl final : public wire::Session::Server {
     for (std::size_t i = 0; i < said.size(); ++i) {
       std::memcpy(keys.begin() + i * BlockKey::kMaxBytes, said[i].key.bytes.data(),
                   BlockKey::kMaxBytes);
-      there[i] = said[i].is_there ? 1 : 0;
+      there[i] = said[i].is_present ? 1 : 0;
     }
     return finish(measured, journal);
   }

@@ -81,7 +81,7 @@ class Target {
     if (++inputs_ % 64 == 0) greet();
     // The process of the pidfd is ours and lives, so what its connections may touch is waited for;
     // at the limit nobody could register any more, and the inputs would reach nothing.
-    if (service_->stats().parted > 100) {
+    if (service_->stats().detached > 100) {
       stop();
       start();
     }

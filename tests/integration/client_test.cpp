@@ -118,7 +118,7 @@ TEST_SUITE("saves and loads") {
     do {
       part = ask(part.space, part.position);
       CHECK_FALSE(part.lost);
-      for (const bool is_there : part.there) is_there ? ++there : --there;
+      for (const bool is_present : part.there) is_present ? ++there : --there;
       ++parts;
     } while (part.more);
     CHECK(parts > 1);

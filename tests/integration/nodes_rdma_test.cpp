@@ -101,9 +101,9 @@ TEST_SUITE("nodes over RDMA") {
         rdma_node(1, at, {"--peer-deadline", "100ms", "--fetch-deadline", "300ms"}, "256mb"));
     constexpr std::size_t kMany = 384;  // 48 MiB: longer on the way than a claim takes.
     EngineAt on_b(b, kPiece, kMany);
-    const std::string unsettled = "pegaflow_fetch_troubles_total{reason=\"unsettled\"}";
+    const std::string unquiesced = "pegaflow_fetch_troubles_total{reason=\"unsettled\"}";
     EngineAt on_a(a, kPiece, kMany);
-    for (std::uint64_t first = 1; b.metric(unsettled) == 0; first += 1000) {
+    for (std::uint64_t first = 1; b.metric(unquiesced) == 0; first += 1000) {
       REQUIRE(first < 20000);
       REQUIRE(reads_over(b, at[0], "rdma"));
       on_a.engine->save(numbers_from(first, kMany), blocks_from(0, kMany));

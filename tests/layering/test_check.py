@@ -10,7 +10,6 @@ HERE = pathlib.Path(__file__).resolve().parent
 sys.path.insert(0, str(HERE))
 
 import check  # noqa: E402
-import table  # noqa: E402
 
 # A tree in which everything is as it should be.
 GOOD = {

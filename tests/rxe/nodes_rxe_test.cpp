@@ -150,17 +150,17 @@ TEST_SUITE("nodes over cards") {
   TEST_CASE("reads that were given up never write into a slot that somebody else has") {
     // Slower than the deadline: most of each read is on its way when it is given up.
     Pair pair({"--fetch-deadline", "300ms"}, "32mb");
-    const std::string unsettled = "pegaflow_fetch_troubles_total{reason=\"unsettled\"}";
+    const std::string unquiesced = "pegaflow_fetch_troubles_total{reason=\"unsettled\"}";
     TestEngine& other = *pair.on_b.engine;
     const Wire slow("delay 20ms rate 60mbit limit 100000");
     for (std::uint64_t round = 0; round < 3; ++round) {
       const std::uint64_t first = 1 + 1000 * round;
-      const double before = pair.b.metric(unsettled);
+      const double before = pair.b.metric(unquiesced);
       pair.save_at_a(first);
       const auto claimed = pair.on_b.engine->claim(numbers_from(first, kBlocks)).value();
       CHECK(claimed.coming > 0);
       CHECK(pair.load_and_check(claimed, first).failed_blocks.size() > 0);
-      CHECK(pair.b.metric(unsettled) > before);
+      CHECK(pair.b.metric(unquiesced) > before);
 
       // At once the pool is filled with other blocks, more than there is room for.
       for (std::uint64_t job = 0; job < 4; ++job) {

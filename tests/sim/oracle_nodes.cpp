@@ -33,17 +33,17 @@ Result<engine::BlockStore::Fetch> OracleStore::fetch(
   std::vector<engine::FrameIndex> blocks;
   for (std::size_t i = 0; i < keys.size(); ++i) {
     engine::FrameIndex slot = find(space, keys[i]);
-    const bool is_there =
+    const bool is_present =
         is_readable(slot) || (slot != engine::kNoFrame && slots_[slot].state == State::kComing);
     const bool is_being_saved = slot != engine::kNoFrame && slots_[slot].state == State::kWritten &&
                                 !is_doomed(*job_of(slots_[slot].job));
-    if (!is_there && (i >= fetchable || is_being_saved)) break;
+    if (!is_present && (i >= fetchable || is_being_saved)) break;
     if (!is_within(options_.instance_share, held_before + (blocks.size() + 1) * frame) ||
-        !node_may_hold(space, is_there ? slot : engine::kNoFrame)) {
+        !node_may_hold(space, is_present ? slot : engine::kNoFrame)) {
       ++counted_.claims_shortened;
       break;
     }
-    if (!is_there) {
+    if (!is_present) {
       const bool is_allowed = may_fetch(frame);
       if (is_allowed && slot != engine::kNoFrame) move_key(slot);
       if (!is_allowed || make_room(shape, steps, false) != Room::kThere) {

@@ -238,7 +238,8 @@ void OracleStore::release(engine::HolderId holder, engine::PinId pin) {
   slice();
 }
 
-Result<bool> OracleStore::condemn(engine::HolderId holder, engine::PinId name, std::size_t place) {
+Result<bool> OracleStore::invalidate(engine::HolderId holder, engine::PinId name,
+                                     std::size_t place) {
   const auto pin = std::find_if(pins_.begin(), pins_.end(), [&](const Pin& each) {
     return each.holder == holder && each.name == name;
   });
@@ -247,7 +248,7 @@ Result<bool> OracleStore::condemn(engine::HolderId holder, engine::PinId name, s
   Slot& slot = slots_[pin->blocks[place]];
   if (!slot.has_key) return false;
   slot.has_key = false;
-  ++counted_.condemned;
+  ++counted_.invalidated;
   return true;
 }
 

@@ -59,7 +59,7 @@ class OracleStore {
                                                engine::PinId pin,
                                                std::size_t limit = ~std::size_t{0});
   void release(engine::HolderId holder, engine::PinId pin);
-  Result<bool> condemn(engine::HolderId holder, engine::PinId pin, std::size_t place);
+  Result<bool> invalidate(engine::HolderId holder, engine::PinId pin, std::size_t place);
 
   /// `chosen` is what the store answered, for the choice of slots among the free ones. Throws
   /// Mismatch when a choice is not legal.

@@ -131,7 +131,7 @@ void World::step() {
                                                              &World::open,
                                                              &World::open_again,
                                                              &World::release,
-                                                             &World::condemn,
+                                                             &World::invalidate,
                                                              &World::connect,
                                                              &World::lose_connection,
                                                              &World::end_process,

@@ -144,7 +144,7 @@ class World {
   void read_pages(Load& load, const Claim& claim, const std::vector<engine::FrameIndex>& frames);
   void open_again();
   void release();
-  void condemn();
+  void invalidate();
   void fetch();
   void bring();
   void look_for_arrivals();

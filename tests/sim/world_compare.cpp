@@ -91,7 +91,7 @@ void World::compare_stats() {
   same("evictions", got.evictions, want.evictions);
   same("cleaned", got.cleaned, want.cleaned);
   same("retired", got.retired, want.retired);
-  same("condemned", got.condemned, want.condemned);
+  same("condemned", got.invalidated, want.invalidated);
   same("skipped_present", got.skipped_present, want.skipped_present);
   same("skipped_no_room", got.skipped_no_room, want.skipped_no_room);
   same("claims_revoked", got.claims_revoked, want.claims_revoked);
@@ -114,8 +114,8 @@ void World::compare_journal() {
         believed.clear();
         not_all_read_.insert(space.id);
       }
-      for (const auto& said : part.said) {
-        said.is_there ? (void)believed.insert(said.key) : (void)believed.erase(said.key);
+      for (const auto& said : part.entries) {
+        said.is_present ? (void)believed.insert(said.key) : (void)believed.erase(said.key);
       }
       next = part.next;
       has_more = part.has_more;

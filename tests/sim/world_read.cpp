@@ -171,7 +171,7 @@ void World::release_load(std::size_t which) {
   loads_.erase(loads_.begin() + static_cast<std::ptrdiff_t>(which));
 }
 
-void World::condemn() {
+void World::invalidate() {
   // Somebody found wrong bytes in a page that he loads; also one whose connection was lost.
   if (loads_.empty()) return;
   const Load& load = loads_[pick(loads_.size())];
@@ -179,8 +179,8 @@ void World::condemn() {
   const std::size_t place = pick(load.pages.size() + (chance(0.1) ? 2 : 0));
   const engine::PinId pin = chance(0.8) ? load.pin : engine::PinId{next_pin_};
   note("condemn holder={} pin={} place={}", number(load.holder), number(pin), place);
-  const auto news = store_->condemn(load.holder, pin, place);
-  const auto expected = oracle_->condemn(load.holder, pin, place);
+  const auto news = store_->invalidate(load.holder, pin, place);
+  const auto expected = oracle_->invalidate(load.holder, pin, place);
   if (!same_outcome(news, expected) || (news && *news != *expected)) {
     throw Mismatch{
         fmt::format("condemn answers {} and should {}", outcome(news), outcome(expected))};

@@ -41,9 +41,9 @@ class FabricInbox {
       state.order = ++answered_;
       state.completion = completion;
     }
-    if (completion.settled) {
-      if (state.settled) throw std::logic_error("a batch was settled twice");
-      state.settled = true;
+    if (completion.quiesced) {
+      if (state.quiesced) throw std::logic_error("a batch was settled twice");
+      state.quiesced = true;
     }
     changed_.notify_all();
   }
@@ -51,7 +51,7 @@ class FabricInbox {
   /// Waits until the batch is answered and settled, and hands over its answer.
   Fabric::Completion take(std::uint64_t ticket) {
     std::unique_lock lock(mutex_);
-    const bool came = changed_.wait_for(lock, kHang, [&] { return states_[ticket].settled; });
+    const bool came = changed_.wait_for(lock, kHang, [&] { return states_[ticket].quiesced; });
     if (!came) throw std::runtime_error("a batch was not settled");
     return states_[ticket].completion;
   }
@@ -60,10 +60,10 @@ class FabricInbox {
     const std::lock_guard lock(mutex_);
     return states_[ticket].order;
   }
-  std::size_t settled() {
+  std::size_t quiesced() {
     const std::lock_guard lock(mutex_);
     std::size_t count = 0;
-    for (const auto& [ticket, state] : states_) count += state.settled ? 1 : 0;
+    for (const auto& [ticket, state] : states_) count += state.quiesced ? 1 : 0;
     return count;
   }
   Fabric::CompletionSink sink() {
@@ -73,7 +73,7 @@ class FabricInbox {
  private:
   struct State {
     bool answered = false;
-    bool settled = false;
+    bool quiesced = false;
     std::uint64_t order = 0;
     Fabric::Completion completion;
   };

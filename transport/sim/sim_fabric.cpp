@@ -229,7 +229,7 @@ void SimFabric::turn() {
 void SimFabric::deliver() {
   if (!outcomes_.empty()) dealer_.ended(std::exchange(outcomes_, {}));
   for (Completion& completion : dealer_.take_completions()) {
-    if (completion.settled) --open_batches_;
+    if (completion.quiesced) --open_batches_;
     sink_(std::move(completion));
   }
 }

@@ -163,7 +163,7 @@ Result<std::string> UcxFabric::library_version() {
 void UcxFabric::deliver() {
   const std::lock_guard lock(delivery_mutex_);
   for (Completion& completion : parts_->dealer.take_completions()) {
-    if (completion.settled) open_batches_.fetch_sub(1, std::memory_order_relaxed);
+    if (completion.quiesced) open_batches_.fetch_sub(1, std::memory_order_relaxed);
     sink_(std::move(completion));
   }
 }

@@ -35,7 +35,7 @@ class PlayedLender final : public Lender {
   [[nodiscard]] bool is_ready() const noexcept override { return ready; }
   [[nodiscard]] std::uint64_t life() const noexcept override { return its_life; }
   [[nodiscard]] const std::string& address() const noexcept override { return address_; }
-  [[nodiscard]] const Way& way() const override { return way_; }
+  [[nodiscard]] const Route& route() const override { return route_; }
   kj::Promise<Result<std::size_t>> locate(const Bytes32& space,
                                           std::span<const BlockKey> wanted) override {
     asked.push_back(wanted.size());
@@ -61,7 +61,7 @@ class PlayedLender final : public Lender {
   }
   void release(std::uint64_t) override {}
   void lost(std::uint64_t, const std::string&) override {}
-  void way_lost(std::uint64_t, const Way&, const std::string&) override {}
+  void route_lost(std::uint64_t, const Route&, const std::string&) override {}
 
   std::size_t has;
   bool ready = true;
@@ -72,7 +72,7 @@ class PlayedLender final : public Lender {
 
  private:
   std::string address_ = "played:1";
-  Way way_{};
+  Route route_{};
 };
 
 struct Fixture {

@@ -318,7 +318,7 @@ TEST_SUITE("Peers") {
 
   TEST_CASE("the lanes and leases of a node that was silent go on under its next greeting") {
     Fixture f(kPeerWireMaximum, milliseconds(10));
-    const Lender::Way way = f.link().way();
+    const Lender::Route route = f.link().route();
     const std::uint64_t life = f.link().life();
     f.theirs.answer.reset();
     CHECK(f.wait(milliseconds(20)).error().code == Errc::kTimeout);
@@ -329,17 +329,17 @@ TEST_SUITE("Peers") {
 
     f.until([&]() { return f.link().is_ready(); });
     CHECK(f.link().life() == life + 1);
-    CHECK(f.link().way() == way);
+    CHECK(f.link().route() == route);
     REQUIRE(f.link().can_release(life));
     f.link().release(4712);
     f.turn_until([&]() { return f.theirs.released.size() == 2; });
     CHECK(f.theirs.released == std::vector<std::uint64_t>{4711, 4712});
 
     // What breaks there is known by the life in which it was leased, too.
-    f.link().way_lost(life, way, "a test");
+    f.link().route_lost(life, route, "a test");
     f.until([&]() { return f.link().stats().losses == 2; });
     f.until([&]() { return f.link().is_ready(); });
-    CHECK(f.link().way() != way);
+    CHECK(f.link().route() != route);
   }
 
   TEST_CASE("a release whose answer was lost with the connection is sent again") {
@@ -358,7 +358,7 @@ TEST_SUITE("Peers") {
 
   TEST_CASE("another process at the address has no use for leases of the one before") {
     Fixture f(kPeerWireMaximum, milliseconds(10));
-    const Lender::Way way = f.link().way();
+    const Lender::Route route = f.link().route();
     f.theirs.answer.reset();
     CHECK(f.wait(milliseconds(20)).error().code == Errc::kTimeout);
     f.until([&]() { return !f.link().is_ready(); });
@@ -366,7 +366,7 @@ TEST_SUITE("Peers") {
     f.theirs.node = {5, 6};
 
     f.until([&]() { return f.link().is_ready(); });
-    CHECK(f.link().way() != way);
+    CHECK(f.link().route() != route);
     CHECK_FALSE(f.link().can_release(1));
     f.theirs.answer_owed();
     CHECK(f.wait(seconds(2), {5, 6}));
@@ -472,20 +472,20 @@ TEST_SUITE("Peers") {
     if (!UcxFabric::library_version()) PEGA_SKIP("built without UCX, or its library is missing");
     Fixture f(kPeerWireMaximum, seconds(5), kBoth);
     f.until([&]() { return f.link().stats().lane == "rdma"; });
-    const Lender::Way first = f.link().way();
+    const Lender::Route first = f.link().route();
     const std::uint64_t life = f.link().life();
 
-    f.link().way_lost(life, first, "a test");
+    f.link().route_lost(life, first, "a test");
     CHECK(f.link().is_ready());
     CHECK(f.link().stats().lane == "tcp");
     CHECK(f.link().stats().lane_why == "a test");
     // Other batches of it fail, too.
-    f.link().way_lost(life, first, "again");
+    f.link().route_lost(life, first, "again");
     CHECK(f.link().stats().lane_falls == 1);
     CHECK(f.link().is_ready());
 
     f.until([&]() { return f.link().stats().lane == "rdma"; });
-    CHECK(f.link().way() != first);
+    CHECK(f.link().route() != first);
     CHECK(f.link().stats().lane_why.empty());
     CHECK(f.link().life() == life);
     CHECK(f.link().stats().losses == 0);
@@ -495,7 +495,7 @@ TEST_SUITE("Peers") {
     Fixture f;
     const std::uint64_t life = f.link().life();
 
-    f.link().way_lost(life, f.link().way(), "a test");
+    f.link().route_lost(life, f.link().route(), "a test");
 
     f.until([&]() { return f.link().stats().losses == 1; });
     f.until([&]() { return f.link().is_ready(); });

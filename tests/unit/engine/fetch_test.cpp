@@ -141,7 +141,7 @@ TEST_SUITE("BlockStore, fetches") {
     CHECK(code_of(f.store->arrived(token(1), 0, 3)) == Errc::kInvalidArgument);
     CHECK(code_of(f.store->arrived(token(1), 2, 1)) == Errc::kInvalidArgument);
     REQUIRE(f.store->open(f.holder, token(1), 0, 2, PinId{1}));
-    REQUIRE(f.store->condemn(f.holder, PinId{1}, 1) == true);
+    REQUIRE(f.store->invalidate(f.holder, PinId{1}, 1) == true);
     CHECK(f.store->arrived(token(1), 0, 2) == 1);
     CHECK(code_of(f.store->arrived(token(1), 1, 1)) == Errc::kGone);
   }
@@ -345,7 +345,7 @@ TEST_SUITE("BlockStore, fetches") {
     const auto made = f.store->fetch(f.holder, f.space, token(1), 0, keys(0, 2), 2).value();
     REQUIRE(f.store->fetched(made.frames[0].frame));
     REQUIRE(f.store->open(f.holder, token(1), 0, 1, PinId{1}));
-    CHECK(f.store->condemn(f.holder, PinId{1}, 0) == true);
+    CHECK(f.store->invalidate(f.holder, PinId{1}, 0) == true);
     f.store->release(f.holder, PinId{1});
     f.store->unclaim(f.holder, token(1));
 
@@ -383,13 +383,13 @@ TEST_SUITE("BlockStore, fetches") {
     const std::uint64_t begin = f.store->journal(f.space, BlockStore::kJournalEnd, 1).next;
     const auto made = f.store->fetch(f.holder, f.space, token(1), 0, keys(0, 2), 2).value();
     f.store->settle(made.frames[1].frame);
-    CHECK(f.store->journal(f.space, begin, 10).said.empty());
+    CHECK(f.store->journal(f.space, begin, 10).entries.empty());
 
     CHECK(f.store->fetched(made.frames[0].frame));
 
-    const auto said = f.store->journal(f.space, begin, 10).said;
+    const auto said = f.store->journal(f.space, begin, 10).entries;
     REQUIRE(said.size() == 1);
-    CHECK(said[0].is_there);
+    CHECK(said[0].is_present);
     CHECK(said[0].key == keys(0, 1)[0]);
   }
 

@@ -21,8 +21,8 @@ constexpr std::size_t kAll = 1000;
 /// "+3 -1": block 3 is there, block 1 is gone.
 std::string text(const BlockStore::JournalPart& part) {
   std::string words;
-  for (const BlockStore::Said& said : part.said) {
-    words += (said.is_there ? "+" : "-") + std::to_string(said.key.hash() - 1) + " ";
+  for (const BlockStore::JournalEntry& said : part.entries) {
+    words += (said.is_present ? "+" : "-") + std::to_string(said.key.hash() - 1) + " ";
   }
   return words;
 }
@@ -48,7 +48,7 @@ TEST_SUITE("Journal") {
   TEST_CASE("nothing is noted before somebody asks") {
     StoreFixture f({.pool_bytes = 8 * kPage});
     f.save(keys(0, 2));
-    CHECK(f.store->journal(f.space, 0, kAll).said.empty());
+    CHECK(f.store->journal(f.space, 0, kAll).entries.empty());
     const std::uint64_t before = f.store->memory_bytes();
     Reader reader(f);
     CHECK(reader.read().empty());
@@ -84,7 +84,7 @@ TEST_SUITE("Journal") {
       REQUIRE(f.store->reserve(rank, space, testing::job(1), 0, keys(0, 1)));
     }
     REQUIRE(f.store->publish(ranks[1], testing::job(1)) == 0);
-    CHECK(f.store->journal(space, 0, kAll).said.empty());
+    CHECK(f.store->journal(space, 0, kAll).entries.empty());
     REQUIRE(f.store->publish(ranks[0], testing::job(1)) == 0);
     CHECK(text(f.store->journal(space, 0, kAll)) == "+0 ");
   }
@@ -108,7 +108,7 @@ TEST_SUITE("Journal") {
     REQUIRE(f.store->claim(f.holder, f.space, keys(0, 2), token(1)) == 2);
     REQUIRE(f.store->open(f.holder, token(1), 0, 2, PinId{1}));
     Reader reader(f);
-    REQUIRE(f.store->condemn(f.holder, PinId{1}, 0) == true);
+    REQUIRE(f.store->invalidate(f.holder, PinId{1}, 0) == true);
     CHECK(reader.read() == "-0 ");
     f.save(keys(0, 1));  // In another frame, while the wrong one is still pinned.
     f.store->release(f.holder, PinId{1});
@@ -128,7 +128,7 @@ TEST_SUITE("Journal") {
     REQUIRE(f.store->open(f.holder, token(1), 0, 1, PinId{1}));
     Reader reader(f);
     f.store->retire_space(f.space);
-    REQUIRE(f.store->condemn(f.holder, PinId{1}, 0) == true);
+    REQUIRE(f.store->invalidate(f.holder, PinId{1}, 0) == true);
     f.store->release(f.holder, PinId{1});
     while (f.store->work()) {
     }
@@ -142,7 +142,7 @@ TEST_SUITE("Journal") {
     Reader reader(f);
     f.save(keys(0, 1));
     const auto part = f.store->journal(second, reader.next, kAll);
-    CHECK(part.said.empty());
+    CHECK(part.entries.empty());
     CHECK(part.next == reader.next + 1);
   }
 

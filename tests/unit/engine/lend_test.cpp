@@ -183,7 +183,7 @@ TEST_SUITE("BlockStore, leases") {
     REQUIRE(f.store->claim(f.holder, f.space, keys(0, 1), token(1)) == 1);
     REQUIRE(f.store->open(f.holder, token(1), 0, 1, PinId{1}));
     const auto lent = f.store->lend(f.space, keys(0, 1), seconds(1)).value();
-    CHECK(f.store->condemn(f.holder, PinId{1}, 0) == true);
+    CHECK(f.store->invalidate(f.holder, PinId{1}, 0) == true);
     CHECK(f.store->lend(f.space, keys(0, 1), seconds(1)).value().frames.empty());
     f.store->release(f.holder, PinId{1});
     f.store->unclaim(f.holder, token(1));

@@ -139,7 +139,7 @@ TEST_SUITE("misses of the BlockStore") {
     f.save(keys(0, 2));
     REQUIRE(f.store->claim(f.holder, f.space, keys(0, 2), token(1)));
     REQUIRE(f.store->open(f.holder, token(1), 0, 2, PinId{1}));
-    REQUIRE(f.store->condemn(f.holder, PinId{1}, 0) == true);
+    REQUIRE(f.store->invalidate(f.holder, PinId{1}, 0) == true);
     CHECK(f.store->lookup(f.space, keys(0, 2)) == 0);
     CHECK(misses(f, Miss::kCorrupt) == 1);
     CHECK(misses(f, Miss::kBehindHole) == 1);

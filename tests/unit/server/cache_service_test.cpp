@@ -108,20 +108,20 @@ TEST_SUITE("CacheService") {
     const Id128 holds_nothing = f.connect(process);
     REQUIRE(f.register_rank(holds_nothing));
     f.service->disconnected(holds_nothing);
-    CHECK(f.service->stats().parted == 0);
+    CHECK(f.service->stats().detached == 0);
     CHECK(f.watches[holds_nothing].expired());
 
     const Id128 writes = f.connect(process);
     REQUIRE(f.register_rank(writes));
     REQUIRE(f.service->reserve(writes, {.scheduler = process, .number = 1}, 0, keys(1, 3)));
     f.service->disconnected(writes);
-    CHECK(f.service->stats().parted == 1);
+    CHECK(f.service->stats().detached == 1);
     CHECK_FALSE(f.watches[writes].expired());
     CHECK(f.service->stats().store.quarantined_writer_lost == 3);
 
     f.service->process_gone(writes);
     f.work();
-    CHECK(f.service->stats().parted == 0);
+    CHECK(f.service->stats().detached == 0);
     CHECK(f.watches[writes].expired());
     CHECK(f.service->stats().store.used_bytes == 0);
     CHECK(f.service->stats().instances == 0);
@@ -172,7 +172,7 @@ TEST_SUITE("CacheService") {
 
     f.work();
     CHECK(f.service->stats().store.claims == 0);
-    CHECK(f.service->stats().parted == 0);
+    CHECK(f.service->stats().detached == 0);
   }
 
   TEST_CASE("an instance that was taken over ends its old connection") {
@@ -459,11 +459,11 @@ TEST_SUITE("CacheService") {
     const auto first = f.service->journal(scheduler, early.space, early.part.next).value();
     CHECK(first.space != 0);
     CHECK_FALSE(first.part.has_lost);
-    REQUIRE(first.part.said.size() == 3);
-    CHECK(first.part.said[0].key == keys(1, 3)[2]);  // The last one is sealed first.
-    CHECK(first.part.said[0].is_there);
+    REQUIRE(first.part.entries.size() == 3);
+    CHECK(first.part.entries[0].key == keys(1, 3)[2]);  // The last one is sealed first.
+    CHECK(first.part.entries[0].is_present);
     const auto none = f.service->journal(scheduler, first.space, first.part.next).value();
-    CHECK(none.part.said.empty());
+    CHECK(none.part.entries.empty());
     CHECK_FALSE(none.part.has_lost);
 
     REQUIRE(f.service->reset_cache(scheduler));
@@ -471,8 +471,8 @@ TEST_SUITE("CacheService") {
     const auto reset = f.service->journal(scheduler, first.space, first.part.next).value();
     CHECK(reset.part.has_lost);
     CHECK(reset.space != first.space);
-    REQUIRE(reset.part.said.size() == 1);
-    CHECK(reset.part.said[0].key == keys(1, 1)[0]);
+    REQUIRE(reset.part.entries.size() == 1);
+    CHECK(reset.part.entries[0].key == keys(1, 1)[0]);
     // A position of another life of the server.
     CHECK(f.service->journal(scheduler, reset.space, 12345678).value().part.has_lost);
     CHECK_FALSE(f.service->journal(scheduler, reset.space, kEnd).value().part.has_lost);
@@ -582,7 +582,7 @@ TEST_SUITE("CacheService") {
     REQUIRE(f.service->corrupt(worker, engine::PinId{1}, places));
 
     CHECK(f.service->stats().corrupt_pages == 2);
-    CHECK(f.service->stats().store.condemned == 2);
+    CHECK(f.service->stats().store.invalidated == 2);
     CHECK(f.service->lookup(worker, keys(1, 3))->blocks == 1);
     const std::vector<std::uint32_t> beyond = {3};
     CHECK(f.service->corrupt(worker, engine::PinId{1}, beyond).error().code ==

@@ -36,7 +36,7 @@ class PlayedLender final : public cluster::Lender {
   [[nodiscard]] bool is_ready() const noexcept override { return true; }
   [[nodiscard]] std::uint64_t life() const noexcept override { return 1; }
   [[nodiscard]] const std::string& address() const noexcept override { return address_; }
-  [[nodiscard]] const Way& way() const override { return way_; }
+  [[nodiscard]] const Route& route() const override { return route_; }
   kj::Promise<Result<std::size_t>> locate(const Bytes32&,
                                           std::span<const BlockKey> wanted) override {
     return Result<std::size_t>(wanted.size());
@@ -61,7 +61,7 @@ class PlayedLender final : public cluster::Lender {
   }
   void release(std::uint64_t lease) override { released.push_back(lease); }
   void lost(std::uint64_t, const std::string&) override {}
-  void way_lost(std::uint64_t, const Way&, const std::string&) override {}
+  void route_lost(std::uint64_t, const Route&, const std::string&) override {}
 
   std::uint64_t leases = 0;
   std::vector<std::uint64_t> released;
@@ -71,7 +71,7 @@ class PlayedLender final : public cluster::Lender {
 
  private:
   std::string address_ = "played:1";
-  Way way_{.lane = 0, .peer = Fabric::PeerId{7}, .pool = RegionId{3}};
+  Route route_{.lane = 0, .peer = Fabric::PeerId{7}, .pool = RegionId{3}};
 };
 
 class PlayedLenders final : public cluster::Lenders {
@@ -166,19 +166,19 @@ struct Fixture {
     }
   }
   /// The oldest batch at the fabric ends.
-  void complete(std::optional<Errc> why = std::nullopt, bool settled = true) {
+  void complete(std::optional<Errc> why = std::nullopt, bool quiesced = true) {
     REQUIRE_FALSE(fabric.batches.empty());
     const Fabric::Batch batch = std::move(fabric.batches.front());
     fabric.batches.pop_front();
     fetches->completed({.ticket = batch.ticket,
                         .chunks = std::vector<std::optional<Errc>>(batch.chunks.size(), why),
                         .detail = "played",
-                        .settled = settled});
+                        .quiesced = quiesced});
     io.waitScope.poll();
   }
   /// A batch that was answered before is not written to any more.
   void settle(std::uint64_t ticket) {
-    fetches->completed({.ticket = ticket, .chunks = {}, .detail = "played", .settled = true});
+    fetches->completed({.ticket = ticket, .chunks = {}, .detail = "played", .quiesced = true});
     io.waitScope.poll();
   }
   /// What a worker asks, and what it was answered.

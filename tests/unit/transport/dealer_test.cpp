@@ -73,7 +73,7 @@ TEST_SUITE("Dealer") {
     for (const Operation& operation : dealt) bench.end(operation);
     const auto completions = bench.dealer.take_completions();
     REQUIRE(completions.size() == 1);
-    CHECK(completions[0].settled);
+    CHECK(completions[0].quiesced);
     for (const auto& result : completions[0].chunks) CHECK_FALSE(result);
   }
 
@@ -105,7 +105,7 @@ TEST_SUITE("Dealer") {
       }
       auto completions = bench.dealer.take_completions();
       REQUIRE(completions.size() == 1);
-      CHECK_FALSE(completions[0].settled);
+      CHECK_FALSE(completions[0].quiesced);
       CHECK(completions[0].chunks[0] == (late ? Errc::kTimeout : Errc::kCancelled));
       CHECK(bench.deal().empty());
 
@@ -114,7 +114,7 @@ TEST_SUITE("Dealer") {
       bench.end(dealt[1], Outcome::Kind::kAgain);
       completions = bench.dealer.take_completions();
       REQUIRE(completions.size() == 1);
-      CHECK(completions[0].settled);
+      CHECK(completions[0].quiesced);
       CHECK(completions[0].chunks.empty());
     }
   }

@@ -424,7 +424,7 @@ TEST_CASE_TEMPLATE_DEFINE("a fabric", Backend, fabric_conformance) {
       }
       if (end) {
         pair.reader.fabric.reset();
-        CHECK(pair.reader.inbox.settled() == 3);
+        CHECK(pair.reader.inbox.quiesced() == 3);
       } else {
         REQUIRE(pair.reader.fabric->disconnect(pair.peer));
       }

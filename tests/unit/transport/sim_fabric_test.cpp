@@ -26,7 +26,7 @@ struct Rig {
     holder = SimFabric::create({}, network, [](Fabric::Completion&&) {}).value();
     reader = SimFabric::create(reader_options, network, [this](Fabric::Completion&& done) {
                if (!done.chunks.empty()) answers.emplace_back(clock.now(), done);
-               if (done.settled) ++settled;
+               if (done.quiesced) ++quiesced;
              }).value();
     from = holder->register_region(holder_memory).value();
     to = reader->register_region(reader_memory).value();
@@ -52,11 +52,11 @@ struct Rig {
   /// One event after the other, until `time` has passed or `enough` batches are settled.
   void run_for(Duration time, std::size_t enough = SIZE_MAX) {
     const TimePoint end = clock.now() + time;
-    while (settled < enough && network.next_time() <= end) {
+    while (quiesced < enough && network.next_time() <= end) {
       clock.advance(std::max(Duration::zero(), network.next_time() - clock.now()));
       network.run();
     }
-    if (settled < enough) clock.advance(end - clock.now());
+    if (quiesced < enough) clock.advance(end - clock.now());
   }
 
   ManualClock clock;
@@ -65,7 +65,7 @@ struct Rig {
   std::vector<std::byte> reader_memory;
   // Outlive the reader, which answers what is open when it goes.
   std::vector<std::pair<TimePoint, Fabric::Completion>> answers;
-  std::size_t settled = 0;
+  std::size_t quiesced = 0;
   std::unique_ptr<SimFabric> holder;
   std::unique_ptr<SimFabric> reader;
   RegionId from{};
@@ -83,14 +83,14 @@ Duration pull(const std::vector<double>& rails, std::uint64_t batches, bool is_w
   if (is_warm) {
     for (std::uint64_t i = 0; i < 8; ++i) rig.read(1000 + i, i % 2 * kBatch, kBatch);
     rig.run_for(seconds(10), 8);
-    REQUIRE(rig.settled == 8);
-    rig.settled = 0;
+    REQUIRE(rig.quiesced == 8);
+    rig.quiesced = 0;
     rig.answers.clear();
   }
   const TimePoint begin = rig.clock.now();
   for (std::uint64_t i = 0; i < batches; ++i) rig.read(i, i % 2 * kBatch, kBatch);
   rig.run_for(seconds(10), batches);
-  REQUIRE(rig.settled == batches);
+  REQUIRE(rig.quiesced == batches);
   for (const auto& [when, done] : rig.answers) CHECK_FALSE(done.chunks[0]);
   return rig.clock.now() - begin;
 }
@@ -145,19 +145,19 @@ TEST_SUITE("SimFabric") {
     std::size_t late = 0;
     for (std::uint64_t ticket = 1; ticket <= 20; ++ticket) {
       rig.answers.clear();
-      rig.settled = 0;
+      rig.quiesced = 0;
       std::fill(rig.reader_memory.begin(), rig.reader_memory.end(), std::byte{0});
       rig.read(ticket, 0, 4096, milliseconds(100));
       rig.run_for(milliseconds(100));
       REQUIRE(rig.answers.size() == 1);
       const std::span place = std::span(rig.reader_memory).first(4096);
-      CHECK((rig.settled == 0) == rig.reader->is_written(place));
-      if (rig.settled == 1) continue;
+      CHECK((rig.quiesced == 0) == rig.reader->is_written(place));
+      if (rig.quiesced == 1) continue;
       ++late;
       CHECK(rig.answers[0].second.chunks[0] == Errc::kTimeout);
-      CHECK_FALSE(rig.answers[0].second.settled);
+      CHECK_FALSE(rig.answers[0].second.quiesced);
       rig.run_for(seconds(6), 1);
-      CHECK(rig.settled == 1);
+      CHECK(rig.quiesced == 1);
       CHECK_FALSE(rig.reader->is_written(place));
       CHECK_MESSAGE(rig.reader_memory[4095] == pattern_at(1, 4095), "it was written late");
     }
@@ -193,7 +193,7 @@ TEST_SUITE("SimFabric") {
     constexpr std::ptrdiff_t kBytes = 128 << 10;
     for (std::uint64_t ticket = 1; ticket <= 200; ++ticket) {
       rig.answers.clear();
-      rig.settled = 0;
+      rig.quiesced = 0;
       std::fill(rig.reader_memory.begin(), rig.reader_memory.end(), std::byte{0});
       rig.read(ticket, 0, kBytes);
       rig.run_for(seconds(1), 1);

@@ -22,11 +22,11 @@ TEST_SUITE("BlockStore, wrong bytes") {
     REQUIRE(f.store->claim(f.other, f.space, keys(0, 4), token(2)) == 4);
     REQUIRE(f.store->open(f.holder, token(1), 1, 3, PinId{1}));
 
-    CHECK(f.store->condemn(f.holder, PinId{1}, 1) == true);  // The third block.
+    CHECK(f.store->invalidate(f.holder, PinId{1}, 1) == true);  // The third block.
 
-    CHECK(f.store->condemn(f.holder, PinId{1}, 1) == false);
+    CHECK(f.store->invalidate(f.holder, PinId{1}, 1) == false);
     CHECK(f.store->lookup(f.space, keys(0, 4)) == 2);
-    CHECK(f.store->stats().condemned == 1);
+    CHECK(f.store->stats().invalidated == 1);
     CHECK(f.store->stats().sealed == 4);
     // A claim that was made before cannot be opened there, and elsewhere it can.
     CHECK(code_of(f.store->open(f.other, token(2), 0, 4, PinId{1})) == Errc::kGone);
@@ -48,7 +48,7 @@ TEST_SUITE("BlockStore, wrong bytes") {
     const auto old = f.save(keys(0, 2));
     REQUIRE(f.store->claim(f.holder, f.space, keys(0, 2), token(1)) == 2);
     REQUIRE(f.store->open(f.holder, token(1), 0, 2, PinId{1}));
-    REQUIRE(f.store->condemn(f.holder, PinId{1}, 0) == true);
+    REQUIRE(f.store->invalidate(f.holder, PinId{1}, 0) == true);
 
     const auto fresh = f.save(keys(0, 1));
 
@@ -65,13 +65,13 @@ TEST_SUITE("BlockStore, wrong bytes") {
     f.save(keys(0, 1));
     REQUIRE(f.store->claim(f.holder, f.space, keys(0, 1), token(1)) == 1);
     REQUIRE(f.store->open(f.holder, token(1), 0, 1, PinId{1}));
-    REQUIRE(f.store->condemn(f.holder, PinId{1}, 0) == true);
+    REQUIRE(f.store->invalidate(f.holder, PinId{1}, 0) == true);
     f.store->retire_space(f.space);
     f.store->release(f.holder, PinId{1});
     while (f.store->work()) {
     }
     CHECK(f.free() == 8);
-    CHECK(f.store->stats().condemned == 1);
+    CHECK(f.store->stats().invalidated == 1);
     CHECK(f.store->stats().retired == 0);
   }
 
@@ -80,9 +80,9 @@ TEST_SUITE("BlockStore, wrong bytes") {
     f.save(keys(0, 2));
     REQUIRE(f.store->claim(f.holder, f.space, keys(0, 2), token(1)) == 2);
     REQUIRE(f.store->open(f.holder, token(1), 0, 2, PinId{1}));
-    CHECK(code_of(f.store->condemn(f.holder, PinId{2}, 0)) == Errc::kGone);
-    CHECK(code_of(f.store->condemn(f.other, PinId{1}, 0)) == Errc::kGone);
-    CHECK(code_of(f.store->condemn(f.holder, PinId{1}, 2)) == Errc::kInvalidArgument);
+    CHECK(code_of(f.store->invalidate(f.holder, PinId{2}, 0)) == Errc::kGone);
+    CHECK(code_of(f.store->invalidate(f.other, PinId{1}, 0)) == Errc::kGone);
+    CHECK(code_of(f.store->invalidate(f.holder, PinId{1}, 2)) == Errc::kInvalidArgument);
     CHECK(f.store->lookup(f.space, keys(0, 2)) == 2);
   }
 
