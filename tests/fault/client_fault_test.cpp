@@ -1,4 +1,4 @@
-// What the client does when the server, the connection or the device fails.
+// Behavior of the client when the server, the connection or the device fails.
 #include <algorithm>
 #include <csignal>
 #include <fstream>
@@ -30,7 +30,7 @@ Errc code_of(const Mover::Finished& job) {
   return job.error->code;
 }
 
-/// What this process has in its page table of shared memory: of the pool, but for a little.
+/// The shared memory in this process's page table: the pool's, except for a little.
 std::uint64_t shared_resident_bytes() {
   std::ifstream status("/proc/self/status");
   for (std::string line; std::getline(status, line);) {
@@ -60,9 +60,9 @@ struct Fixture {
   std::unique_ptr<TestEngine> engine;
 };
 
-/// Both sides have noticed that the server, or their connection, is gone.
+/// Returns when both sides have noticed that the server, or their connection, is gone.
 void wait_lost(TestEngine& engine, std::uint64_t connections) {
-  // Ready again counts as well: what is waited for is the end of that many connections.
+  // Ready again counts as well: the wait is for the end of that many connections.
   const auto lost = [&](const LinkStatus& status) {
     return status.state != LinkState::kReady || status.connections > connections;
   };
@@ -74,7 +74,7 @@ void wait_lost(TestEngine& engine, std::uint64_t connections) {
 }
 
 TEST_SUITE("the server fails") {
-  TEST_CASE("absent at the start, it is used as soon as it is there") {
+  TEST_CASE("a server that is absent at the start is used as soon as it runs") {
     ServerProcess server;
     server.kill();
     EngineMemory memory(1, 4096, 4);
@@ -93,7 +93,9 @@ TEST_SUITE("the server fails") {
     CHECK(engine.mover().status().connections == 1);
   }
 
-  TEST_CASE("killed and started again ten times, it is used each time, and nothing old is found") {
+  TEST_CASE(
+      "a server that is killed and restarted ten times is used each time, and no old block is "
+      "found") {
     Fixture f;
     for (std::uint64_t round = 1; round <= 10; ++round) {
       const auto numbers = numbers_from(round * 100, 20);
@@ -112,8 +114,10 @@ TEST_SUITE("the server fails") {
   }
 
   TEST_CASE(
-      "killed while its pool is entered into our page table: nobody waits, the next is used") {
-    // A tenth of a second and more of the populating thread; we come some ms after it began.
+      "killed while its pool is entered into our page table: no call waits, the next server is "
+      "used") {
+    // The populating thread takes a tenth of a second or more; the kill comes some ms after it
+    // began.
     constexpr std::uint64_t kPool = std::uint64_t{1} << 30;
     Fixture f({}, {.pool_size = std::to_string(kPool)});
     std::uint64_t in_the_middle = 0;
@@ -132,7 +136,7 @@ TEST_SUITE("the server fails") {
     CHECK(shared_resident_bytes() < kPool / 8);
   }
 
-  TEST_CASE("killed in the middle of a load: it is failed, but not before its copies ended") {
+  TEST_CASE("killed in the middle of a load: the load fails, but not before its copies ended") {
     Fixture f;
     f.engine->save(numbers_from(1, 10), blocks_from(0, 10));
     const auto claimed = f.engine->claim(numbers_from(1, 10)).value();
@@ -159,7 +163,7 @@ TEST_SUITE("the server fails") {
     CHECK(f.engine->save(numbers_from(1, 10), blocks_from(0, 10)).blocks == 10);
   }
 
-  TEST_CASE("killed after the last page of a load was copied: that load does not count either") {
+  TEST_CASE("killed after the last page of a load was copied: that load fails, too") {
     Fixture f;
     f.engine->save({1}, {0});
     const auto claimed = f.engine->claim({1}).value();
@@ -169,11 +173,11 @@ TEST_SUITE("the server fails") {
     f.server.signal(SIGSTOP);
     f.server.kill();
     f.device.allow_all();
-    // The page is whole; nobody can know that of a server that is gone.
+    // The page is right, but a server that is gone cannot confirm that.
     CHECK(code_of(f.engine->next_finished()) == Errc::kPeerLost);
   }
 
-  TEST_CASE("killed when the engine follows a load on its device: what it was told holds") {
+  TEST_CASE("killed after an early completion: the reported load stays valid") {
     Fixture f;
     f.engine->save({1}, {0});
     const auto claimed = f.engine->claim({1}).value();
@@ -181,14 +185,14 @@ TEST_SUITE("the server fails") {
     REQUIRE(f.engine->mover().load(7, claimed.token, 0, Blocks{9}));
     REQUIRE(f.device.wait_held(kHang));
     const auto follow = [&] { return f.engine->mover().follow({}, std::chrono::hours(1)); };
-    CHECK(follow().empty());  // Not that far, the device says.
+    CHECK(follow().empty());  // The device is not that far.
     f.device.let_follow();
     const std::vector<Mover::Followed> followed = follow();
     REQUIRE(followed.size() == 1);
     CHECK(followed[0].load == 7);
     CHECK(followed[0].blocks == 1);
     CHECK(followed[0].bytes == f.engine->mover().layout().page_bytes());
-    CHECK(follow().empty());  // Told once.
+    CHECK(follow().empty());  // Reported once.
 
     f.server.kill();
     REQUIRE(f.device.wait_detaching(kHang));
@@ -220,11 +224,12 @@ TEST_SUITE("the server fails") {
   }
 
   TEST_CASE(
-      "stopped: every question and job ends by its deadline, and it is used when it goes on") {
+      "stopped: every call and job ends by its deadline, and the server is used when it "
+      "continues") {
     TestEngine::Options options;
     for (LinkOptions* const link : {&options.session, &options.mover.link}) {
-      // Long enough for what is asked while the server runs, and three of them in one window
-      // however late a busy machine counts them.
+      // Long enough for the calls while the server runs, and three of them in one window however
+      // late a busy machine counts them.
       link->lookup_deadline = link->reserve_deadline = milliseconds(500);
       link->breaker_window = kHang;
       link->breaker_probe_interval = milliseconds(50);
@@ -235,7 +240,7 @@ TEST_SUITE("the server fails") {
 
     f.server.signal(SIGSTOP);
 
-    // Three missed deadlines open the breaker, and then nobody waits any more.
+    // Three missed deadlines open the breaker, and then no call waits.
     int timeouts = 0;
     while (f.engine->session().status().state == LinkState::kReady) {
       const auto answer = f.engine->claim(numbers_from(1, 10));
@@ -243,7 +248,7 @@ TEST_SUITE("the server fails") {
       timeouts += answer.error().code == Errc::kTimeout ? 1 : 0;
       REQUIRE(timeouts <= 10);
     }
-    CHECK(timeouts >= 2);  // The call that gives back an unanswered claim misses its deadline, too.
+    CHECK(timeouts >= 2);  // The call that releases an unanswered claim misses its deadline, too.
     CHECK(f.engine->session().status().state == LinkState::kBroken);
     CHECK(f.engine->lookup({1}).error().code == Errc::kPeerLost);
 
@@ -264,7 +269,7 @@ TEST_SUITE("the server fails") {
     f.server.signal(SIGCONT);
 
     f.engine->wait_ready();
-    // What the stopped server had been asked for was given back behind each question.
+    // Each unanswered call of the stopped server is followed by one that releases its result.
     CHECK(f.server.metric_becomes("pegaflow_claims", 1));
     CHECK(f.server.metric_becomes("pegaflow_reservations", 0));
     CHECK(f.server.metric("pegaflow_pool_slots{state=\"quarantined\"}") == 0);
@@ -273,7 +278,8 @@ TEST_SUITE("the server fails") {
     CHECK(f.engine->mover().status().connections == 1);
   }
 
-  TEST_CASE("stopped in the middle of a load: what is copied is good, and its pin goes later") {
+  TEST_CASE(
+      "stopped in the middle of a load: copied pages are good, and its pin is released later") {
     Fixture f;
     f.engine->save(numbers_from(1, 10), blocks_from(0, 10));
     const auto claimed = f.engine->claim(numbers_from(1, 10)).value();
@@ -290,7 +296,7 @@ TEST_SUITE("the server fails") {
     CHECK(f.server.metric_becomes("pegaflow_pins", 0));
   }
 
-  TEST_CASE("ended by SIGTERM: its clients take it for lost, and are back with the next") {
+  TEST_CASE("ended by SIGTERM: its clients count it as lost, and reconnect to the next server") {
     Fixture f;
     f.engine->save({1}, {0});
     CHECK(f.server.terminate() == 0);
@@ -302,7 +308,7 @@ TEST_SUITE("the server fails") {
 }
 
 TEST_SUITE("the connection fails, and both ends live") {
-  TEST_CASE("a client that copies on writes only where nobody reads") {
+  TEST_CASE("a client whose copy continues writes only where no other client reads") {
     ServerProcess::Options small;
     small.pool_size = "1mb";  // 64 pages: the other engine needs all of them.
     Fixture f({}, small);
@@ -315,17 +321,17 @@ TEST_SUITE("the connection fails, and both ends live") {
     other_options.mover.link.reconnect_interval = milliseconds(20);
     TestEngine other(other_options, other_memory, *other_device);
     other.wait_ready();
-    // Ten pages are under way, the first one on the bus, when the connection ends.
+    // Ten pages are in flight, the first one with the device, when the connection ends.
     f.device.hold();
     REQUIRE(f.engine->start_save(1, numbers_from(1000, 10), blocks_from(0, 10)));
     REQUIRE(f.device.wait_held(kHang));
 
-    REQUIRE(cut_connections(f.server.socket()) == 4);  // The other engine's two as well.
+    REQUIRE(cut_connections(f.server.socket()) == 4);  // Includes the other engine's two.
     REQUIRE(f.device.wait_detaching(kHang));
-    wait_lost(other, 1);  // Else it may still be ready on the old connection.
+    wait_lost(other, 1);  // Otherwise it may still be ready on the former connection.
     other.wait_ready();
 
-    // The late writer's slots are out of reach while the other engine fills the pool many times.
+    // The late writer's slots stay reserved while the other engine fills the pool many times.
     CHECK(f.server.metric_becomes("pegaflow_quarantine_slots{reason=\"writer_lost\"}", 10));
     std::size_t saved_blocks = 0;
     std::size_t wrong = 0;
@@ -349,7 +355,7 @@ TEST_SUITE("the connection fails, and both ends live") {
     CHECK(saved_blocks > 20 * (kMany - 10) / 2);
     CHECK(wrong == 0);
 
-    // Reported once, after the copy ended; and then the client says that it is quiet.
+    // Reported once, after the copy ended; then the client reports that it is quiet.
     CHECK(code_of(f.engine->next_finished()) == Errc::kPeerLost);
     f.engine->wait_ready();
     CHECK(f.server.metric_becomes("pegaflow_quarantine_slots{reason=\"writer_lost\"}", 0));
@@ -358,7 +364,7 @@ TEST_SUITE("the connection fails, and both ends live") {
     CHECK(f.engine->save(numbers_from(1000, 5), blocks_from(0, 5)).blocks == 5);
   }
 
-  TEST_CASE("a client that reads on keeps its pages, and its load is failed") {
+  TEST_CASE("a client whose copy continues keeps its pages, and its load fails") {
     ServerProcess::Options small;
     small.pool_size = "1mb";
     Fixture f({}, small);
@@ -380,7 +386,7 @@ TEST_SUITE("the connection fails, and both ends live") {
     CHECK(f.engine->lookup(numbers_from(1, 10)).value().blocks == 10);
   }
 
-  TEST_CASE("cut a hundred times in a row, it is back each time") {
+  TEST_CASE("a connection that is cut a hundred times in a row is restored each time") {
     Fixture f;
     for (std::uint64_t round = 1; round <= 100; ++round) {
       REQUIRE(cut_connections(f.server.socket()) == 2);

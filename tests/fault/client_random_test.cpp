@@ -1,6 +1,6 @@
 // Thousands of random saves and loads of two engines, while their server is killed and stopped and
-// their connections are cut. Whatever is loaded has to be what was saved under its key, and every
-// accepted job has to be reported once.
+// their connections are cut. Loaded bytes must be those that were saved under the key, and every
+// accepted job must be reported once.
 #include <csignal>
 #include <cstdio>
 #include <cstdlib>
@@ -32,13 +32,13 @@ std::size_t jobs_wanted() {
   return given != nullptr ? std::stoul(given) : 10'000;
 }
 
-/// One engine with its blocks and what it has under way.
+/// One engine with its blocks and its jobs in flight.
 class Player {
  public:
   Player(const std::string& socket, const std::string& instance, int threads, Mover::Verify verify)
       : memory_(2, 2048, kBlocks), device_(HostDevice::create({.threads = threads}).value()) {
     TestEngine::Options options;
-    // The deadlines of real engines, since the server is stopped now and then.
+    // The deadlines of real engines, since the server is stopped at times.
     options.session = LinkOptions();
     options.mover = Mover::Options();
     options.socket = socket;
@@ -146,8 +146,8 @@ class Player {
     } else {
       counts.saved += report.blocks;
     }
-    // A copy that goes on after its report would now put garbage into the pool, or spoil what is
-    // saved from this block next.
+    // A copy that continues after its report would now write garbage into the pool, or damage the
+    // next save from this block.
     for (const std::uint32_t block : blocks) memory_.fill(block, kGarbage);
     give_back(blocks);
     under_way_.erase(found);
@@ -165,7 +165,7 @@ TEST_CASE("random jobs, kills, stops and cuts: right bytes, and each job reporte
   ServerProcess::Options options;
   options.pool_size = "2mb";  // 512 pages of 4 KiB.
   ServerProcess server(options);
-  // One engine's pages have checksums, the other's seldom: in the same slots, one after the other.
+  // One engine's pages have checksums, the other's rarely: in the same slots, one after the other.
   Player players[] = {{server.socket(), "one", 1, Mover::Verify::kAll},
                       {server.socket(), "two", 2, Mover::Verify::kSample}};
   for (Player& player : players) player.engine().wait_ready();
@@ -205,7 +205,7 @@ TEST_CASE("random jobs, kills, stops and cuts: right bytes, and each job reporte
     CHECK(player.counts.wrong == 0);
     CHECK(player.counts.reported_twice == 0);
     CHECK(player.counts.saved > 0);
-    // Nobody overwrote a page, so a wrong checksum would be another page's.
+    // No process overwrote a page, so a wrong checksum would be another page's.
     CHECK(player.counts.verified > 0);
     CHECK(player.counts.corrupt == 0);
     loaded += player.counts.loaded;

@@ -1,4 +1,4 @@
-// A holder is a process: it is killed, stopped and started again while it is read from.
+// An owner is a process: it is killed, stopped and restarted while a reader reads from it.
 #include <algorithm>
 #include <csignal>
 #include <cstring>
@@ -22,7 +22,7 @@ constexpr std::size_t kPage = 256 << 10;
 constexpr std::uint64_t kHolderSeed = 3;
 const SteadyClock kClock;
 
-/// What the child lets the parent know.
+/// Messages of the child to its parent.
 struct Shared {
   Id128 incarnation;
   char address[64];
@@ -83,7 +83,8 @@ std::vector<Fabric::Chunk> pages(const FabricNode& reader) {
   return chunks;
 }
 
-/// Every page that is said to be there is; the others have that error. How many are there.
+/// Every completed page has the right bytes; the others have that error. Returns the number of
+/// completed pages.
 std::size_t check_pages(const FabricNode& reader, const Fabric::Completion& completion,
                         Errc expected) {
   std::size_t good = 0;
@@ -102,8 +103,8 @@ std::size_t check_pages(const FabricNode& reader, const Fabric::Completion& comp
   return good;
 }
 
-TEST_SUITE("a holder's process") {
-  TEST_CASE("is killed in the middle of reads: each is answered, and what came is right") {
+TEST_SUITE("an owner's process") {
+  TEST_CASE("is killed in the middle of reads: each read completes, and arrived bytes are right") {
     for (int round = 0; round < 5; ++round) {
       HolderProcess holder;
       FabricNode reader(reader_maker(), kBytes, 4);
@@ -116,7 +117,7 @@ TEST_SUITE("a holder's process") {
 
       holder.kill();
 
-      // All of them before a place is looked at: they share the places.
+      // All reads before a slot is examined: they share the slots.
       for (std::uint64_t ticket = 1; ticket <= 4; ++ticket) (void)reader.inbox.take(ticket);
       for (std::uint64_t ticket = 1; ticket <= 4; ++ticket) {
         check_pages(reader, reader.inbox.take(ticket), Errc::kPeerLost);
@@ -124,7 +125,7 @@ TEST_SUITE("a holder's process") {
     }
   }
 
-  TEST_CASE("is stopped: it is found lost, and a new one is read from at once") {
+  TEST_CASE("is stopped: it is detected as lost, and a new one is read from at once") {
     HolderProcess stopped;
     HolderProcess other;
     ShiftedClock clock;
@@ -147,7 +148,8 @@ TEST_SUITE("a holder's process") {
     REQUIRE(WIFSTOPPED(status));
 
     read(2, peer, pages(reader));
-    // Also a connection that was dialed anew is waited for, so it may take more than one time-out.
+    // A connection that was dialed again is waited for as well, so it may take more than one
+    // time-out.
     const TimePoint last = kClock.now() + kHang;
     while (reader.inbox.answered(2) == 0 && kClock.now() < last) {
       let_turn(*reader.fabric);
@@ -158,8 +160,8 @@ TEST_SUITE("a holder's process") {
     read(3, second, pages(reader));
     CHECK(check_pages(reader, reader.inbox.take(3), Errc::kInternal) == kBytes / kPage);
 
-    // What the stopped one still sends once it goes on is nobody's. It had questions before it was
-    // lost, and has gone on when it answers a new one.
+    // The stopped owner's late messages are discarded. It had requests before it was lost, and has
+    // continued when it answers a new one.
     std::fill(reader.memory.begin(), reader.memory.end(), std::byte{0x5E});
     const auto anew = reader.fabric->connect(stopped.describe()).value();
     read(4, anew, {pages(reader)[0]});
@@ -169,7 +171,7 @@ TEST_SUITE("a holder's process") {
                       [](std::byte byte) { return byte == std::byte{0x5E}; }));
   }
 
-  TEST_CASE("ends, and what has its address is another: nothing is read") {
+  TEST_CASE("ends, and another process has its address: nothing is read") {
     HolderProcess holder;
     HolderProcess other;
     FabricDescriptor mixed = other.describe();

@@ -1,4 +1,5 @@
-// An engine that holds what it can and never answers, or wants everything, beside one that works.
+// An engine that holds all it can and never responds, or requests everything, beside one that
+// works.
 #include <csignal>
 #include <cstring>
 #include <memory>
@@ -23,10 +24,10 @@ using std::chrono::milliseconds;
 constexpr std::size_t kSegments = 2;
 constexpr std::size_t kSegmentBytes = 8 * 1024;
 constexpr std::size_t kPageBytes = kSegments * kSegmentBytes;
-/// Of the pool, in blocks.
+/// Blocks in the pool.
 constexpr std::size_t kPool = 1024;
 const char* const kPoolSize = "16mb";
-/// What the limits leave to one engine and to all.
+/// The limits of one engine and of all together.
 constexpr std::size_t kInstanceShare = kPool / 2;
 constexpr std::size_t kNodeShare = kPool * 8 / 10;
 
@@ -40,7 +41,7 @@ std::vector<BlockKey> keys_from(std::uint64_t first, std::size_t count) {
   return numbered_keys(numbers_from(first, count));
 }
 
-/// A worker and scheduler in one, that says what it is told to and nothing of its own.
+/// A worker and scheduler in one that only sends what the test commands.
 class Wire {
  public:
   Wire(kj::AsyncIoContext& io, const ServerProcess& server, const std::string& instance)
@@ -58,7 +59,7 @@ class Wire {
   WireClient* operator->() { return &client_; }
   JobId job() { return {.scheduler = client_.process(), .number = ++jobs_}; }
 
-  /// Saves numbered blocks as a TestEngine does. How many were not skipped.
+  /// Saves numbered blocks as a TestEngine does. Returns the number that was not skipped.
   std::size_t save(std::uint64_t first, std::size_t count) {
     const JobId name = job();
     const auto slots = client_.reserve(name, keys_from(first, count));
@@ -69,7 +70,7 @@ class Wire {
       fill_page(pool_.slot((*slots)[i]).data(), kPageBytes, first + i);
       ++written;
     }
-    // A job that was given nothing has ended already.
+    // A job without reserved blocks has ended already.
     if (written != 0 && !client_.publish(name)) throw std::runtime_error("publish");
     return written;
   }
@@ -78,7 +79,7 @@ class Wire {
     if (!found) throw std::runtime_error(found.error().detail);
     return found->blocks;
   }
-  /// Whether the pages of these slots are those of the blocks from `first` on.
+  /// True if the pages of these slots are those of the blocks from `first` on.
   [[nodiscard]] bool holds(const std::vector<std::uint32_t>& slots, std::uint64_t first) const {
     std::vector<std::byte> page(kPageBytes);
     for (std::size_t i = 0; i < slots.size(); ++i) {
@@ -100,7 +101,7 @@ struct Working {
     TestEngine::Options options;
     options.socket = server.socket();
     options.instance = "working";
-    // A busy machine must not turn a hit into a miss: this is not about deadlines.
+    // Long deadlines: a busy machine must not turn a hit into a miss here.
     for (LinkOptions* const link : {&options.session, &options.mover.link}) {
       link->connect_deadline = link->lookup_deadline = link->open_deadline =
           link->reserve_deadline = kHang;
@@ -115,8 +116,8 @@ struct Working {
     CHECK_FALSE(saved.error);
     return saved.blocks;
   }
-  /// Claims and loads what the limits allow, and looks at each byte. How many blocks. Returns when
-  /// the server has heard that nothing of it is held any more.
+  /// Claims and loads as many blocks as the limits allow, and checks each byte. Returns the number
+  /// of blocks once the server holds none of them.
   std::size_t load(std::uint64_t first, std::size_t count) {
     const double claims = server.metric("pegaflow_claims");
     const double pins = server.metric("pegaflow_pins");
@@ -139,30 +140,32 @@ struct Working {
   std::unique_ptr<TestEngine> engine;
 };
 
-TEST_SUITE("an engine that never answers") {
-  TEST_CASE("another one goes on saving and loading within its limits, and gets the rest back") {
+TEST_SUITE("an engine that never responds") {
+  TEST_CASE(
+      "does not keep another one from saving and loading within its limits, or from its blocks "
+      "later") {
     ServerProcess server({.pool_size = kPoolSize, .arguments = {"--reservation-timeout", "200ms"}});
     constexpr std::size_t kPinned = 200;
     constexpr std::size_t kClaimed = 100;
     constexpr std::size_t kPending = 10;
-    // With pins, a claim that it never opens, and a save that it never ends; and then it hangs.
+    // With pins, a claim that it never opens, and a save that it never ends; then it hangs.
     Forked hanging([&] {
-      auto* const io = new kj::AsyncIoContext(kj::setupAsyncIo());  // Lives with the process.
+      auto* const io = new kj::AsyncIoContext(kj::setupAsyncIo());  // Lives as long as the process.
       auto* const wire = new Wire(*io, server, "hanging");
       const Id128 token = Id128::random();
       if (wire->save(1, 400) != 400 || wire->claim(token, 1, kPinned) != kPinned ||
           !(*wire)->open(token, 0, kPinned, 1) || !(*wire)->unclaim(token) ||
           wire->claim(Id128::random(), 201, kClaimed) != kClaimed ||
           !(*wire)->reserve(wire->job(), keys_from(500, kPending))) {
-        throw std::runtime_error("the engine could not get what it is to hold");
+        throw std::runtime_error("the engine could not get the blocks to hold");
       }
     });
     hanging.signal(SIGSTOP);
     Working working(server);
     REQUIRE(server.metric_becomes(R"(pegaflow_quarantine_slots{reason="timeout"})", kPending));
 
-    // All that is not held is the other's to write; of what it wrote it claims what all may hold
-    // together.
+    // The other engine may write all blocks that are not held; of those it claims as many as all
+    // engines may hold together.
     constexpr std::size_t kFree = kPool - kPinned - kClaimed - kPending;
     for (std::uint64_t round = 1; round <= 5; ++round) {
       CAPTURE(round);
@@ -171,18 +174,18 @@ TEST_SUITE("an engine that never answers") {
     }
     static_assert(kInstanceShare <= kNodeShare - kPinned - kClaimed);
     CHECK(server.metric("pegaflow_pool_alloc_failures_total") == 0);
-    // The hanging one's blocks are of use to others, and nobody wrote over them.
+    // The hanging engine's blocks serve others, and no engine overwrote them.
     CHECK(working.load(1, kPinned + kClaimed) == kPinned + kClaimed);
-    // Its unfinished save is in nobody's way either.
+    // Its unfinished save blocks no other engine either.
     CHECK(working.save(500, kPending) == kPending);
     CHECK(server.metric("pegaflow_pins") == 1);
     CHECK(server.metric("pegaflow_oldest_pin_seconds") > 0);
 
-    // A save that needs more takes the claim that nobody opened. The pins stay.
+    // A save that needs more takes the claim that was never opened. The pins stay.
     CHECK(working.save(90'000, kFree + kClaimed) == kFree + kClaimed);
     CHECK(server.metric("pegaflow_claims_revoked_total") == 1);
     CHECK(server.metric("pegaflow_claims") == 0);
-    // And one that needs even more leaves off what has no place, at once.
+    // A save that needs even more drops the blocks that do not fit, at once.
     CHECK(working.save(100'000, kPool) == kFree + kClaimed);
     CHECK(working.load(1, kPinned) == kPinned);
 
@@ -196,15 +199,16 @@ TEST_SUITE("an engine that never answers") {
   }
 }
 
-TEST_SUITE("an engine that wants the whole pool") {
-  TEST_CASE("claims and pins of one stop at its share, those of all at the node's") {
+TEST_SUITE("an engine that requests the whole pool") {
+  TEST_CASE("claims and pins of one engine stop at its share, those of all at the node's") {
     ServerProcess server({.pool_size = kPoolSize});
     auto io = kj::setupAsyncIo();
     Wire greedy(io, server, "greedy");
     Wire modest(io, server, "modest");
     REQUIRE(greedy.save(1, kPool) == kPool);
 
-    // One claim for everything is cut to the share, and pins count on when their claim is gone.
+    // A claim on everything is shortened to the share, and pins still count when their claim has
+    // ended.
     const Id128 first = Id128::random();
     CHECK(greedy.claim(first, 1, kPool) == kInstanceShare);
     const auto pinned = greedy->open(first, 0, kInstanceShare, 1);
@@ -214,7 +218,8 @@ TEST_SUITE("an engine that wants the whole pool") {
     CHECK(server.metric("pegaflow_claims") == 0);
     CHECK(server.metric("pegaflow_held_blocks") == kInstanceShare);
 
-    // The other has its share, of blocks that are held already, and of others up to the node's.
+    // The other engine has its share, of blocks that are held already, and of others up to the
+    // node's.
     const Id128 shared = Id128::random();
     CHECK(modest.claim(shared, 1, kPool) == kInstanceShare);
     CHECK(server.metric("pegaflow_held_blocks") == kInstanceShare);
@@ -226,7 +231,7 @@ TEST_SUITE("an engine that wants the whole pool") {
     REQUIRE(opened);
     CHECK(server.metric("pegaflow_held_blocks") == kNodeShare);
 
-    // The rest of the pool stays for saves, of either; what is pinned keeps its bytes.
+    // The rest of the pool stays for saves of both engines; pinned blocks keep their bytes.
     for (std::uint64_t round = 1; round <= 5; ++round) {
       CHECK(modest.save(round * 20'000, kPool) == kPool - kNodeShare);
       CHECK(greedy.save(round * 20'000 + 10'000, kPool) == kPool - kNodeShare);
@@ -234,7 +239,7 @@ TEST_SUITE("an engine that wants the whole pool") {
     CHECK(greedy.holds(*pinned, 1));
     CHECK(modest.holds(*opened, 1 + kInstanceShare));
 
-    // What is given back is the other's.
+    // Released blocks are available to the other engine.
     CHECK(greedy->release(1));
     CHECK(server.metric_becomes("pegaflow_held_blocks", kNodeShare - kInstanceShare));
     CHECK(modest.claim(Id128::random(), 1, kPool) ==
@@ -242,7 +247,7 @@ TEST_SUITE("an engine that wants the whole pool") {
     CHECK(modest->release(1));
   }
 
-  TEST_CASE("with the limits at 100 % a pool full of pins takes no save, and nobody waits") {
+  TEST_CASE("with the limits at 100 % a pool full of pins takes no save, and no call waits") {
     ServerProcess server(
         {.pool_size = kPoolSize,
          .arguments = {"--instance-share-percent", "100", "--node-share-percent", "100"}});
@@ -253,7 +258,7 @@ TEST_SUITE("an engine that wants the whole pool") {
     const Id128 all = Id128::random();
     REQUIRE(greedy.claim(all, 1, kPool) == kPool);
 
-    SUBCASE("pins stay, and the save is left off") {
+    SUBCASE("pins stay, and the save is dropped") {
       const auto pinned = greedy->open(all, 0, kPool, 1);
       REQUIRE(pinned);
       CHECK(modest.save(5000, 100) == 0);
@@ -265,17 +270,17 @@ TEST_SUITE("an engine that wants the whole pool") {
       CHECK(server.metric_becomes("pegaflow_held_blocks", 0));
       CHECK(modest.save(5000, kPool) == kPool);
     }
-    SUBCASE("a claim gives way, and its owner is told") {
+    SUBCASE("a claim is revoked, and its owner is notified") {
       CHECK(modest.save(5000, 100) == 100);
       const auto opened = greedy->open(all, 0, kPool, 1);
       REQUIRE_FALSE(opened);
       CHECK(opened.error().code == Errc::kGone);
       CHECK(server.metric("pegaflow_claims_revoked_total") == 1);
     }
-    SUBCASE("its end gives back everything") {
+    SUBCASE("the end of its process releases everything") {
       REQUIRE(greedy->open(all, 0, kPool, 1));
       CHECK(greedy->goodbye());
-      // In slices, so that nobody waits for all of them.
+      // In slices, so that no client waits for all of them.
       CHECK(server.metric_becomes("pegaflow_held_blocks", 0));
       CHECK(modest.save(5000, kPool) == kPool);
       CHECK(server.metric("pegaflow_pins") == 0);

@@ -1,6 +1,6 @@
-// A node that knows the secret, has the blocks that are asked for, and lies about their bytes: for
-// tests of who reads from it. It does what docs/nodes.md says of an owner until a chunk is asked
-// for; then it tells the lie that it was started for, and says so with a line on standard output.
+// A node that knows the secret, has the requested blocks, and lies about their bytes, to test its
+// readers. It behaves like an owner of docs/nodes.md until a chunk is requested; then it sends the
+// lie that it was started for, and prints a line on standard output.
 #include <algorithm>
 #include <cstdio>
 #include <cstdlib>
@@ -37,7 +37,7 @@ using tcp::Hello;
 using tcp::Verdict;
 using tcp::Welcome;
 
-/// What it has, and where: block number `kFirstLyingBlock` + i is page i.
+/// Its blocks and their places: block number `kFirstLyingBlock` + i is page i.
 struct Held {
   std::vector<std::byte> pages = std::vector<std::byte>(kLyingBlocks * kLyingPageBytes);
   std::map<BlockKey, std::uint32_t> places;
@@ -63,7 +63,7 @@ class LyingLane {
     if (!receive(hello)) return;
     Welcome welcome{.holder_high = self_.high, .holder_low = self_.low};
     if (lie_ == Lie::kOldLife) {
-      welcome.holder_low ^= 1;  // Of the life before: it is the same address.
+      welcome.holder_low ^= 1;  // The former incarnation: it is the same address.
       tell();
     }
     if (lie_ == Lie::kOldVerdict) {
@@ -95,7 +95,7 @@ class LyingLane {
         bad.question += 1'000'000;
         return told(bad);
       case Lie::kOtherPlace:
-        bad.slot ^= 1;  // Another one that is open, or none.
+        bad.slot ^= 1;  // Another open slot, or none.
         return told(bad);
       case Lie::kBeyondPlaces:
         bad.slot = 0xFFFF'FFFF;
@@ -113,7 +113,7 @@ class LyingLane {
         tell();
         return say(good, {lies.data(), ask.size_bytes});
       case Lie::kNone:
-      case Lie::kOldLife:  // Whoever asks all the same gets lies.
+      case Lie::kOldLife:  // A reader that sends requests all the same gets lies.
       case Lie::kOldVerdict:
         return told(bad);
     }
@@ -127,7 +127,7 @@ class LyingLane {
     send(&answer, sizeof answer);
     send(bytes.data(), bytes.size());
   }
-  /// Whatever the reader makes of it: it may have closed.
+  /// Ignores the result: the reader may have closed the connection.
   void send(const void* data, std::size_t size) {
     const auto* at = static_cast<const std::byte*>(data);
     while (size > 0) {
@@ -149,7 +149,7 @@ class LyingLane {
   const Held& held_;
 };
 
-// ---- what servers say to each other
+// ---- messages between servers
 
 class LyingPeer final : public wire::Peer::Server {
  public:
@@ -178,7 +178,7 @@ class LyingPeer final : public wire::Peer::Server {
     return ::kj::READY_NOW;
   }
 
-  /// Of the longest prefix that it has.
+  /// The longest prefix that it has.
   std::vector<std::uint32_t> places(wire::Keys::Reader reader) {
     std::vector<std::uint32_t> found;
     std::vector<BlockKey> scratch;

@@ -1,5 +1,5 @@
-// Nodes that die, hang, lie or are strangers while others read from them. Whatever happens: what is
-// loaded is right, what is not right is reported so, and everything comes back.
+// Nodes that die, hang, lie or do not know the secret while others read from them. In every case:
+// loaded bytes are right, wrong ones are reported so, and all resources are returned.
 #include <algorithm>
 #include <array>
 #include <chrono>
@@ -34,13 +34,13 @@ namespace pegaflow::testing {
 namespace {
 
 constexpr std::size_t kPiece = std::size_t{256} << 10;
-constexpr std::size_t kBlocks = 96;  // 48 MiB: some tens of milliseconds on the way.
+constexpr std::size_t kBlocks = 96;  // 48 MiB: some tens of milliseconds in flight.
 
 bool has(const std::string& text, const std::string& part) {
   return text.find(part) != std::string::npos;
 }
 
-/// Two nodes of which B reads what A has.
+/// Two nodes; B reads blocks of A.
 struct Pair {
   explicit Pair(std::vector<std::string> more_of_b = {}, std::vector<std::string> more_of_a = {})
       : a(node_options(at[0], {at[0]}, std::move(more_of_a), "256mb")),
@@ -56,7 +56,7 @@ struct Pair {
   Mover::Finished load_and_check(const CacheSession::Answer& claimed, std::uint64_t first) {
     return on_b.load_and_check(claimed, first);
   }
-  /// Nothing of a fetch is left.
+  /// No state of a fetch is left.
   void check_rest() { check_nothing_is_left(b, 0); }
 
   std::vector<std::string> at = node_addresses(2);
@@ -66,7 +66,7 @@ struct Pair {
 };
 
 TEST_SUITE("nodes that fail") {
-  TEST_CASE("a node is killed in the middle of a pull, and starts again under its name") {
+  TEST_CASE("a node is killed in the middle of a pull, and restarts under its name") {
     Pair pair;
     for (std::uint64_t round = 0; round < 3; ++round) {
       const std::uint64_t first = 1 + 1000 * round;
@@ -81,14 +81,14 @@ TEST_SUITE("nodes that fail") {
       pair.check_rest();
       pair.a.start();
     }
-    // And it is of use again.
+    // Then B reads from it again.
     REQUIRE(sees(pair.b, pair.at[0]));
     pair.save_at_a(9001);
     const auto claimed = pair.on_b.engine->claim(numbers_from(9001, kBlocks)).value();
     CHECK(pair.load_and_check(claimed, 9001).blocks == claimed.blocks);
   }
 
-  TEST_CASE("a node is stopped in the middle of a pull, and goes on") {
+  TEST_CASE("a node is stopped in the middle of a pull, and continues") {
     Pair pair({"--peer-deadline", "100ms", "--fetch-deadline", "2s"});
     REQUIRE(sees(pair.b, pair.at[0]));
     pair.save_at_a(1);
@@ -96,7 +96,7 @@ TEST_SUITE("nodes that fail") {
     const auto claimed = pair.on_b.engine->claim(numbers_from(1, kBlocks)).value();
     pair.a.signal(SIGSTOP);
     pair.load_and_check(claimed, 1);
-    // A few questions find it out; afterwards nobody waits for it.
+    // A few requests detect it; afterwards no call waits for it.
     for (int i = 0; i < 4; ++i) {
       CHECK(pair.on_b.engine->lookup(numbers_from(5001, 4)).value().blocks == 0);
     }
@@ -111,7 +111,7 @@ TEST_SUITE("nodes that fail") {
     pair.load_and_check(again, 7001);
   }
 
-  TEST_CASE("an owner that stands still for a moment is not lost, nor what comes from it") {
+  TEST_CASE("an owner that stops for a moment is not lost, nor are the bytes from it") {
     constexpr std::size_t kHalfMiB = std::size_t{512} << 10;
     const auto at = node_addresses(2);
     const ServerProcess a(node_options(at[0], {at[0]}, {}, "512mb"));
@@ -129,7 +129,7 @@ TEST_SUITE("nodes that fail") {
       const auto claimed = on_b.engine->claim(numbers_from(first, kBlocks)).value();
       REQUIRE(claimed.blocks == kBlocks);
 
-      // More questions at once than could once be missed in a row.
+      // More requests at once than may be missed in a row.
       a.signal(SIGSTOP);
       std::vector<CacheSession::Ticket> lookups;
       for (std::uint64_t i = 0; i < 4; ++i) {
@@ -145,7 +145,7 @@ TEST_SUITE("nodes that fail") {
       a.signal(SIGCONT);
 
       CHECK(on_b.load_and_check(claimed, first).blocks == kBlocks);
-      // It answered late, and is asked again.
+      // It responded late, and receives requests again.
       CHECK(b.metric_becomes("pegaflow_fetch_batches", 0));
     }
     CHECK(of_a("losses") == 0);
@@ -155,8 +155,7 @@ TEST_SUITE("nodes that fail") {
     check_nothing_is_left(a, 1);
   }
 
-  TEST_CASE(
-      "an owner that stands still for 20 ms costs no block and no peer, with usual deadlines") {
+  TEST_CASE("an owner that stops for 20 ms costs no block and no peer, with default deadlines") {
     constexpr std::chrono::milliseconds kStop{20};
     constexpr std::uint64_t kRounds = 10;
     Pair pair;
@@ -168,7 +167,7 @@ TEST_SUITE("nodes that fail") {
     for (std::uint64_t round = 0; round < kRounds; ++round) {
       const std::uint64_t first = 1 + 1000 * round;
       pair.save_at_a(first);
-      // On a busy machine A may be late by itself: this is about what comes from it.
+      // On a busy machine A may be late by itself: this test is about the pause.
       auto claimed = pair.on_b.engine->claim(numbers_from(first, kBlocks)).value();
       while (claimed.blocks != kBlocks) {
         if (claimed.blocks != 0) pair.load_and_check(claimed, first);
@@ -196,7 +195,7 @@ TEST_SUITE("nodes that fail") {
     pair.check_rest();
   }
 
-  TEST_CASE("what one owner no longer gives comes from another") {
+  TEST_CASE("blocks that one owner no longer lends are read from another") {
     const auto at = node_addresses(3);
     ServerProcess a(node_options(at[0], {}, {}, "256mb"));
     const ServerProcess c(node_options(at[1], {}, {}, "256mb"));
@@ -210,7 +209,7 @@ TEST_SUITE("nodes that fail") {
     REQUIRE(sees(b, at[0]));
     REQUIRE(sees(b, at[1]));
 
-    // Equal owners: the first in the list is asked, and dies.
+    // Equal owners: the first in the list is read from, and dies.
     const auto claimed = on_b.engine->claim(numbers_from(1, kBlocks)).value();
     CHECK(claimed.blocks == kBlocks);
     a.kill();
@@ -242,7 +241,7 @@ TEST_SUITE("nodes that fail") {
     REQUIRE(sees(pair.b, pair.at[0]));
     pair.save_at_a(1);
 
-    // Its claim is answered when the lease is there, and long before all bytes are.
+    // Its claim returns when the lease exists, long before all bytes have arrived.
     REQUIRE(pair.on_b.engine->claim(numbers_from(1, kBlocks)).value().blocks > 0);
     pair.b.kill();
 
@@ -251,7 +250,7 @@ TEST_SUITE("nodes that fail") {
     CHECK(pair.a.metric_becomes("pegaflow_held_blocks", 0));
   }
 
-  TEST_CASE("the engine that waits for blocks dies: they come, and nothing is kept for it") {
+  TEST_CASE("the engine that waits for blocks dies: they arrive, and no state is kept for it") {
     Pair pair;
     REQUIRE(sees(pair.b, pair.at[0]));
     pair.save_at_a(1);
@@ -263,7 +262,7 @@ TEST_SUITE("nodes that fail") {
     CHECK(pair.a.metric_becomes("pegaflow_leases", 0));
   }
 
-  TEST_CASE("another secret: nothing is said but that, by both, once") {
+  TEST_CASE("another secret: both nodes report only that, once") {
     const auto at = node_addresses(2);
     const TemporaryDirectory directory;
     const std::string ours = secret_file(directory.path(), "ours, and of no other");
@@ -292,7 +291,7 @@ TEST_SUITE("nodes that fail") {
     const auto file_of = [&](std::size_t node) {
       return (directory.path() / fmt::format("secret-{}", node)).string();
     };
-    // Beside it and renamed, as the documents say.
+    // A new file that is renamed over the former one, as the documentation requires.
     const auto write = [](const std::string& path, const std::string& text) {
       std::ofstream(path + ".new") << text << '\n';
       ::chmod((path + ".new").c_str(), 0600);
@@ -319,7 +318,7 @@ TEST_SUITE("nodes that fail") {
         }
       }
     };
-    /// Another node with that file greets all of them, whatever each has read by now.
+    /// Another node with that file greets all of them, whichever version each has read by now.
     const auto check_greetings = [&](const std::string& text) {
       const std::string path = (directory.path() / "newcomer").string();
       write(path, text);
@@ -345,7 +344,7 @@ TEST_SUITE("nodes that fail") {
                                        static_cast<double>(step + 1)));
         check_traffic();
         if (i != 0) continue;
-        // One node is ahead: newcomers of either step are let in by all.
+        // One node is ahead: all admit new nodes of either step.
         check_greetings(before);
         check_greetings(steps[step]);
       }
@@ -361,7 +360,7 @@ TEST_SUITE("nodes that fail") {
       check_nothing_is_left(*node, 2);
     }
 
-    // A file that is no good changes nothing, and is told once.
+    // An invalid file changes nothing, and is reported once.
     write(file_of(0), "short");
     CHECK(nodes[0]->metric_becomes("pegaflow_peer_secret_file_valid", 0));
     check_greetings(coming);
@@ -373,7 +372,7 @@ TEST_SUITE("nodes that fail") {
     CHECK(nodes[0]->metric_becomes("pegaflow_peer_secret_file_valid", 1));
   }
 
-  TEST_CASE("strangers fill no log: one line for many of them, on one line each") {
+  TEST_CASE("strangers do not fill the log: one line covers many of them") {
     const auto at = node_addresses(1);
     const ServerProcess a(node_options(at[0], {}));
     const auto address = tcp::SocketAddress::parse(at[0]).value();
@@ -393,7 +392,7 @@ TEST_SUITE("nodes that fail") {
     CHECK(lines <= 20);  // One in ten seconds, on a machine that is very slow.
   }
 
-  TEST_CASE("a stranger is told versions and a challenge, and nothing else") {
+  TEST_CASE("a stranger receives versions and a challenge, and nothing else") {
     const auto at = node_addresses(1);
     const TemporaryDirectory directory;
     const std::string secret = secret_file(directory.path(), "ours, and of no other");
@@ -445,7 +444,7 @@ TEST_SUITE("nodes that fail") {
       CHECK_FALSE(refused.hasPeer());
       CHECK_FALSE(refused.hasFabric());
       CHECK(has(refused.getRefused().getDetail().cStr(), "--peer-secret-file"));
-      CHECK_FALSE(enter(gate).hasPeer());  // One try a connection.
+      CHECK_FALSE(enter(gate).hasPeer());  // One attempt for each connection.
       CHECK(greet(gate, 1).getVersion() == 0);
     }
     CHECK(a.metric("pegaflow_peer_refused_total{reason=\"version\"}") == 2);
@@ -453,7 +452,7 @@ TEST_SUITE("nodes that fail") {
     CHECK(a.metric("pegaflow_peer_entered_total") == 0);
   }
 
-  TEST_CASE("bytes without sense cost their connection only") {
+  TEST_CASE("invalid bytes cost only their connection") {
     Pair pair;
     REQUIRE(sees(pair.b, pair.at[0]));
     pair.save_at_a(1);

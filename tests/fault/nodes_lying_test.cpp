@@ -1,6 +1,6 @@
-// A node that knows the secret and has what is asked for, but lies about its bytes. Whatever it
-// says: not a byte of the pool changes but where a read of it is open, nothing of it is sealed, the
-// engine is answered, and another owner's bytes come.
+// A node that knows the secret and has the requested blocks, but sends wrong bytes. In every case:
+// no byte of the pool changes except where a read is open, none of the wrong bytes is sealed, the
+// engine receives a result, and another owner's bytes are loaded.
 #include <algorithm>
 #include <array>
 #include <csignal>
@@ -25,13 +25,13 @@ namespace pegaflow::testing {
 namespace {
 
 constexpr std::size_t kPiece = kLyingPageBytes / 2;
-/// Of the reader itself, and not of the liar: what lies beside the places that are read into.
+/// Bytes of the reader itself, next to the slots that are read into.
 constexpr std::uint64_t kOwn = 5001;
 constexpr std::size_t kOwnBlocks = 48;
 
 constexpr const char* kWhole = "pegaflow_fetch_blocks_total{result=\"whole\"}";
 
-/// tests/fault/lying_node, a child of ours.
+/// tests/fault/lying_node as a child process.
 class LyingNode {
  public:
   LyingNode(const std::string& address, const std::string& secret, Lie lie)
@@ -58,7 +58,7 @@ class LyingNode {
   LyingNode(const LyingNode&) = delete;
   LyingNode& operator=(const LyingNode&) = delete;
 
-  /// How often it has lied so far: a line each.
+  /// The number of lies so far: one line each.
   [[nodiscard]] std::size_t lies() const { return std::filesystem::file_size(log_) / 5; }
 
  private:
@@ -67,7 +67,7 @@ class LyingNode {
   pid_t pid_ = -1;
 };
 
-/// Bytes of lies in the pool of a server, by the piece of 16.
+/// The number of wrong bytes in the pool of a server, in pieces of 16.
 std::size_t lies_in_pool(const ServerProcess& server) {
   std::array<std::byte, 16> lie{};
   for (std::size_t i = 0; i < lie.size(); ++i) lie[i] = lying_byte(i);
@@ -95,16 +95,17 @@ std::size_t lies_in_pool(const ServerProcess& server) {
   return found;
 }
 
-/// The reader, a node that lies, which is asked first, and one that does not.
+/// The reader, a node that lies, which is read from first, and one that does not.
 struct Cluster {
   explicit Cluster(Lie lie) : liar(at[0], secret, lie), own_engine(reader, kPiece, kOwnBlocks) {
     REQUIRE(own_engine.engine->save(numbers_from(kOwn, kOwnBlocks), blocks_from(0, kOwnBlocks))
                 .blocks == kOwnBlocks);
   }
 
-  /// Claims and loads what the liar says that it has; what comes is right. The count of what did.
+  /// Claims and loads the blocks that the liar announces; loaded bytes are right. Returns the
+  /// number of loaded blocks.
   std::size_t load() {
-    // Who was found lying is lost, and greeted again.
+    // A peer whose lie was detected is lost, and greeted again.
     REQUIRE(sees(reader, at[0]));
     REQUIRE(sees(reader, at[1]));
     const auto claimed =
@@ -128,7 +129,7 @@ struct Cluster {
   EngineAt own_engine;
 };
 
-/// `in_place`: lies may lie where a read of them was open, and nowhere else.
+/// `in_place`: wrong bytes may lie where a read of them was open, and nowhere else.
 void check_lie(Lie lie, bool in_place = false) {
   Cluster nodes(lie);
 
@@ -140,7 +141,7 @@ void check_lie(Lie lie, bool in_place = false) {
   if (!in_place) CHECK(lies_in_pool(nodes.reader) == 0);
   nodes.check_own_blocks();
 
-  // Greeted anew, the liar is asked first again, and then the other one.
+  // Greeted again, the liar is read from first again, and then the other node.
   REQUIRE(nodes.reader.metric_becomes(
       fmt::format("pegaflow_peer_greetings_total{{peer=\"{}\"}}", nodes.at[0]), 2));
   EngineAt engine(nodes.other, kPiece, kLyingBlocks);
@@ -156,7 +157,7 @@ void check_lie(Lie lie, bool in_place = false) {
 }
 
 TEST_SUITE("a node that lies") {
-  TEST_CASE("while it tells the truth it is believed") {
+  TEST_CASE("right bytes are accepted from it") {
     Cluster nodes(Lie::kNone);
 
     CHECK(nodes.load() == kLyingBlocks);
@@ -165,19 +166,23 @@ TEST_SUITE("a node that lies") {
     check_nothing_is_left(nodes.reader, 0);
   }
 
-  TEST_CASE("bytes for a question that nobody asked") { check_lie(Lie::kUnasked); }
-  TEST_CASE("bytes under the place of another question") { check_lie(Lie::kOtherPlace); }
-  TEST_CASE("bytes under a place that there is not") { check_lie(Lie::kBeyondPlaces); }
-  TEST_CASE("more bytes than were asked for") { check_lie(Lie::kLonger); }
-  TEST_CASE("fewer bytes than were asked for") { check_lie(Lie::kShorter); }
-  TEST_CASE("other bytes than their checksum says") { check_lie(Lie::kOtherBytes, true); }
-  TEST_CASE("an answer as an incarnation before") { check_lie(Lie::kOldLife); }
-  TEST_CASE("an answer that it is another incarnation") { check_lie(Lie::kOldVerdict); }
+  TEST_CASE("bytes for a request that was never sent are discarded") { check_lie(Lie::kUnasked); }
+  TEST_CASE("bytes under the slot of another request are discarded") {
+    check_lie(Lie::kOtherPlace);
+  }
+  TEST_CASE("bytes under an unknown slot are discarded") { check_lie(Lie::kBeyondPlaces); }
+  TEST_CASE("more bytes than requested are rejected") { check_lie(Lie::kLonger); }
+  TEST_CASE("fewer bytes than requested are rejected") { check_lie(Lie::kShorter); }
+  TEST_CASE("bytes that differ from their checksum are rejected") {
+    check_lie(Lie::kOtherBytes, true);
+  }
+  TEST_CASE("a response as a former incarnation is rejected") { check_lie(Lie::kOldLife); }
+  TEST_CASE("a response that denies its incarnation is rejected") { check_lie(Lie::kOldVerdict); }
 
-  TEST_CASE("a second answer to what was answered: the first stands") {
+  TEST_CASE("a second response to one request is discarded") {
     Cluster nodes(Lie::kTwice);
 
-    (void)nodes.load();  // What came before the lie was found out is right.
+    (void)nodes.load();  // Bytes that came before the lie was detected are right.
     CHECK(nodes.liar.lies() > 0);
     CHECK(lies_in_pool(nodes.reader) == 0);
     check_nothing_is_left(nodes.reader, 0);

@@ -1,6 +1,6 @@
-// Links between nodes that break or are slow while blocks are on their way: real servers in network
-// namespaces. Whatever happens: what is loaded is right, what is not is reported so, everything
-// comes back, and afterwards the nodes are of use to each other again.
+// Links between nodes that break or are slow while blocks are in flight: real servers in network
+// namespaces. In every case: loaded bytes are right, other blocks are reported as failed, all
+// resources are returned, and afterwards the nodes can read from each other again.
 #include <chrono>
 #include <csignal>
 #include <cstdlib>
@@ -18,10 +18,10 @@ namespace pegaflow::testing {
 namespace {
 
 constexpr std::size_t kPiece = std::size_t{256} << 10;
-constexpr std::size_t kBlocks = 48;  // 24 MiB: the time of the faults is that of slow links.
+constexpr std::size_t kBlocks = 48;  // 24 MiB, so that the time of a fault is that of slow links.
 constexpr double kAllBytes = 2.0 * kPiece * kBlocks;
 
-/// 2.5 MB/s, and 8 s for all of it.
+/// 2.5 MB/s: 8 s for all blocks.
 constexpr const char* kSlow = "20mbit";
 
 std::string peer_address(const TestNetwork::Node& node) { return node.address() + ":50055"; }
@@ -30,7 +30,7 @@ std::string ready_of(const TestNetwork::Node& node) {
   return fmt::format("pegaflow_peer_ready{{peer=\"{}\"}}", peer_address(node));
 }
 
-/// Nodes A and B, each with an engine, and of both what may break.
+/// Nodes A and B, each with an engine, and links of both that can break.
 class Cluster {
  public:
   explicit Cluster(const std::vector<std::string>& more = {}) {
@@ -46,7 +46,7 @@ class Cluster {
   [[nodiscard]] const TestNetwork::Node& link_of_a() const { return network_[0]; }
   [[nodiscard]] const TestNetwork::Node& link_of_b() const { return network_[1]; }
 
-  /// Both can ask the other.
+  /// Both can send requests to each other.
   void greet() const {
     REQUIRE(sees(a(), peer_address(network_[1])));
     REQUIRE(sees(b(), peer_address(network_[0])));
@@ -57,7 +57,7 @@ class Cluster {
             kBlocks);
   }
 
-  /// Claims what the other node has.
+  /// Claims blocks of the other node.
   static CacheSession::Answer claim(const EngineAt& at, std::uint64_t first) {
     auto claimed = at.engine->claim(numbers_from(first, kBlocks)).value();
     CHECK(claimed.blocks == kBlocks);
@@ -71,7 +71,7 @@ class Cluster {
     return at.load_and_check(claimed, first);
   }
 
-  /// Claims what A has, over a slow link, and stops A in the middle of it.
+  /// Claims blocks of A over a slow link, and stops A in the middle of the fetch.
   [[nodiscard]] CacheSession::Answer claim_and_stop() const {
     link_of_a().limit_sent(kSlow);
     const std::uint64_t before = link_of_a().sent_bytes();
@@ -92,7 +92,7 @@ class Cluster {
     check_use(10001);
   }
 
-  /// Returns when at least `share` of A's bytes have left it since `before`.
+  /// Returns when at least `share` of A's bytes were sent since `before`.
   void wait_for_bytes(std::uint64_t before, double share) const {
     const auto end = std::chrono::steady_clock::now() + kHang;
     while (static_cast<double>(link_of_a().sent_bytes() - before) < share * kAllBytes) {
@@ -100,7 +100,7 @@ class Cluster {
     }
   }
 
-  /// Nothing of a fetch or of a lease is left.
+  /// No state of a fetch or of a lease is left.
   void check_rest() const {
     for (const ServerProcess* server : {a_.get(), b_.get()}) {
       check_nothing_is_left(*server, 1);
@@ -108,8 +108,8 @@ class Cluster {
     }
   }
 
-  /// They are of use to each other again, both ways at once and in full. Not at the first try: that
-  /// may find out that a connection has not survived, or miss a deadline on a busy machine.
+  /// Both nodes can read from each other again, concurrently and in full. The first attempt may
+  /// fail: it may detect a connection that did not survive, or miss a deadline on a busy machine.
   void check_use(std::uint64_t first) const {
     greet();
     const auto end = std::chrono::steady_clock::now() + kHang;
@@ -143,19 +143,19 @@ class Cluster {
   std::unique_ptr<ServerProcess> b_;
 
  public:
-  std::unique_ptr<EngineAt> on_a;  ///< After the servers, so that they end before them.
+  std::unique_ptr<EngineAt> on_a;  ///< After the servers, so that it ends before them.
   std::unique_ptr<EngineAt> on_b;
 };
 
-/// Asks until `server` counts the other node as lost.
+/// Sends requests until `server` counts the other node as lost.
 void lose(const ServerProcess& server, const TestNetwork::Node& other, const EngineAt& at) {
   while (server.metric(ready_of(other)) != 0) {
     (void)at.engine->lookup(numbers_from(900001, 1));
   }
 }
 
-/// Connections that `server` dialed to port 50055 and that its kernel still has, also those that
-/// the server has closed.
+/// Connections that `server` dialed to port 50055 and that its kernel still has, including those
+/// that the server has closed.
 std::size_t open_to_peer(const ServerProcess& server) {
   constexpr const char* kPort = ":C387";  // 50055
   std::size_t open = 0;
@@ -176,7 +176,9 @@ std::size_t open_to_peer(const ServerProcess& server) {
 }
 
 TEST_SUITE("links that fail") {
-  TEST_CASE("a black hole in the middle of a pull: its end is the deadline, then nobody waits") {
+  TEST_CASE(
+      "a black hole in the middle of a pull ends it at the deadline, and later lookups do not "
+      "wait") {
     const Cluster nodes({"--peer-deadline", "1s", "--fetch-deadline", "3s"});
     Cluster::save(*nodes.on_a, 1);
     nodes.link_of_a().limit_sent(kSlow);
@@ -186,7 +188,7 @@ TEST_SUITE("links that fail") {
 
     nodes.link_of_a().cut();
     CHECK(Cluster::load(*nodes.on_b, claimed, 1).blocks < kBlocks);
-    // A few questions find it out.
+    // A few requests detect it.
     for (int i = 0; i < 4; ++i) {
       CHECK(nodes.on_b->engine->lookup(numbers_from(5001, 4)).value().blocks == 0);
     }
@@ -197,7 +199,7 @@ TEST_SUITE("links that fail") {
     nodes.check_use(10001);
   }
 
-  TEST_CASE("a link that goes down and up: what was on its way comes, or is named") {
+  TEST_CASE("a link that goes down and up: blocks in flight arrive or are named") {
     const Cluster nodes;
     Cluster::save(*nodes.on_a, 1);
     nodes.link_of_a().limit_sent("100mbit");
@@ -214,7 +216,7 @@ TEST_SUITE("links that fail") {
     nodes.check_use(10001);
   }
 
-  TEST_CASE("a slow link: what does not come in time is computed, and nothing is kept for it") {
+  TEST_CASE("a slow link: late blocks are computed, and no state is kept for them") {
     const Cluster nodes({"--fetch-deadline", "500ms"});
     Cluster::save(*nodes.on_a, 1);
     nodes.link_of_a().limit_sent(kSlow);
@@ -223,7 +225,7 @@ TEST_SUITE("links that fail") {
     CHECK(Cluster::load(*nodes.on_b, claimed, 1).blocks < kBlocks);
     CHECK(nodes.b().metric("pegaflow_fetch_blocks_total{result=\"given_up\"}") > 0);
     nodes.check_rest();
-    // Slow is not lost.
+    // A slow peer is not a lost one.
     CHECK(sees(nodes.b(), peer_address(nodes.link_of_a())));
     nodes.link_of_a().limit_sent("");
   }
@@ -233,7 +235,7 @@ TEST_SUITE("links that fail") {
     Cluster::save(*nodes.on_a, 1);
     const auto claimed = nodes.claim_and_stop();
 
-    // Its own rate is not known: it is not compared with computing.
+    // Its own rate is unknown, so it is not compared with computing.
     nodes.start_load(claimed, 0, LoadPace::Computing{});
     CHECK(nodes.on_b->engine->next_finished().cut == LoadPace::Cut::kStuck);
 
@@ -262,7 +264,7 @@ TEST_SUITE("links that fail") {
     nodes.end(claimed);
   }
 
-  TEST_CASE("a link that is slow one way only: questions are small, bytes come") {
+  TEST_CASE("a link that is slow in one direction: requests are small, bytes arrive") {
     const Cluster nodes;
     Cluster::save(*nodes.on_a, 1);
     nodes.link_of_a().limit_received("2mbit");
@@ -272,7 +274,7 @@ TEST_SUITE("links that fail") {
     nodes.check_rest();
   }
 
-  TEST_CASE("a reader that stands still for longer than its lease seals nothing of it") {
+  TEST_CASE("a reader that is stopped for longer than its lease seals nothing of it") {
     const Cluster nodes;
     Cluster::save(*nodes.on_a, 1);
     nodes.link_of_a().limit_sent(kSlow);
@@ -285,7 +287,7 @@ TEST_SUITE("links that fail") {
     CHECK(nodes.a().metric_becomes("pegaflow_leases", 0));
     CHECK(nodes.a().metric("pegaflow_leases_total{result=\"ran_out\"}") == 1);
     nodes.link_of_a().limit_sent("");
-    // In the places that were lent is something else by now.
+    // The lent slots hold other blocks by now.
     for (std::uint64_t job = 1; job <= 12; ++job) Cluster::save(*nodes.on_a, 100000 * job);
     CHECK(nodes.a().metric("pegaflow_cache_block_evictions_total") >= kBlocks);
     nodes.b().signal(SIGCONT);
@@ -295,11 +297,11 @@ TEST_SUITE("links that fail") {
     nodes.check_use(10001);
   }
 
-  TEST_CASE("both dial at once, again and again, and each reads what the other has") {
+  TEST_CASE("both nodes dial at the same time, repeatedly, and each reads the other's blocks") {
     const Cluster nodes({"--peer-deadline", "100ms"});
     for (std::uint64_t round = 0; round < 3; ++round) {
       nodes.link_of_a().cut();
-      // Who is asked and does not answer is lost; both ways, and both dial from now on.
+      // A peer that does not respond is lost: both nodes detect it, and both dial from now on.
       while (nodes.a().metric(ready_of(nodes.link_of_b())) != 0) {
         (void)nodes.on_a->engine->lookup(numbers_from(900001, 1));
       }
@@ -311,7 +313,7 @@ TEST_SUITE("links that fail") {
     }
   }
 
-  TEST_CASE("hole after hole: each peer has one connection again, none of the dead ones stays") {
+  TEST_CASE("after each of many outages every peer has one connection, and no dead one is left") {
     const Cluster nodes({"--peer-deadline", "50ms"});
     const char* const wanted = std::getenv("PEGA_TEST_HOLES");
     const int holes = wanted == nullptr ? 10 : std::stoi(wanted);
@@ -320,8 +322,8 @@ TEST_SUITE("links that fail") {
       nodes.link_of_a().cut();
       lose(nodes.a(), nodes.link_of_b(), *nodes.on_a);
       lose(nodes.b(), nodes.link_of_a(), *nodes.on_b);
-      // Until the dialers' kernels have given up: the end of a connection that is still there would
-      // come through when the link is mended, and leave nothing behind.
+      // Waits until the dialers' kernels have given up: the end of a connection that still exists
+      // would arrive when the link is restored, and leave nothing behind.
       const auto end = std::chrono::steady_clock::now() + kHang;
       while (open_to_peer(nodes.a()) + open_to_peer(nodes.b()) != 0) {
         REQUIRE(std::chrono::steady_clock::now() < end);
@@ -336,7 +338,7 @@ TEST_SUITE("links that fail") {
     nodes.check_use(1);
   }
 
-  TEST_CASE("a node that was restarted unseen: its old life is not believed") {
+  TEST_CASE("a node that was restarted unnoticed: its former incarnation is rejected") {
     const Cluster nodes({"--peer-deadline", "2s"});
     Cluster::save(*nodes.on_a, 1);
     nodes.link_of_a().limit_sent(kSlow);
@@ -347,7 +349,7 @@ TEST_SUITE("links that fail") {
     nodes.link_of_a().cut();
     nodes.a().kill();
     nodes.a().start();
-    // Under the same address, and the same page numbers, lies something else.
+    // Other bytes are at the same address under the same page numbers.
     nodes.on_a->engine->wait_ready();
     Cluster::save(*nodes.on_a, 7001);
     nodes.link_of_a().limit_sent("");

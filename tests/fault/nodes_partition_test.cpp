@@ -1,6 +1,7 @@
-// Weights are replaced while one of three nodes is cut off: real servers in network namespaces.
-// Whatever the order: no node serves what was saved before a reset that it knows, the reset names
-// the node that it did not reach, and that node serves nothing old once the network is whole.
+// Weights are replaced while one of three nodes is partitioned: real servers in network namespaces.
+// In any order: no node serves a block that was saved before a reset that the node knows, the reset
+// names the node that it did not reach, and that node serves no old block once the network is
+// whole.
 #include <algorithm>
 #include <array>
 #include <chrono>
@@ -23,11 +24,12 @@ namespace {
 
 constexpr std::size_t kNodes = 3;
 constexpr std::size_t kChainBlocks = 12;
-/// Chains of the traffic are below; of one that is saved at one node only, from here on.
+/// The numbers of chains of the traffic are below this; those from here on are saved at one node
+/// only.
 constexpr std::uint64_t kOwnChains = 10;
 const std::string kFromPeers = "pegaflow_namespace_resets_total{origin=\"peer\"}";
 
-/// Three nodes with an engine each, and the way between them.
+/// Three nodes with an engine each, and the network between them.
 class Cluster {
  public:
   Cluster() {
@@ -45,8 +47,8 @@ class Cluster {
     meet();
   }
 
-  /// Returns when each node has found a block of each other one. Whatever reset one of them knew
-  /// before, all know then: blocks are found in equal epochs only.
+  /// Returns when each node has found a block of each other one. Then all nodes know every reset
+  /// that one of them knew: blocks are found in equal epochs only.
   void meet() {
     for (std::size_t i = 0; i < kNodes; ++i) {
       for (std::size_t j = 0; j < kNodes; ++j) {
@@ -67,7 +69,7 @@ class Cluster {
   [[nodiscard]] const TestNetwork::Node& link(std::size_t node) const { return network_[node]; }
   [[nodiscard]] const ServerProcess& server(std::size_t node) const { return *servers_[node]; }
 
-  /// At one node. Returns the addresses of the nodes that have not confirmed it.
+  /// Resets at one node. Returns the addresses of the nodes that have not confirmed it.
   std::vector<std::string> reset(std::size_t node) {
     const std::uint64_t now = history.begin_reset();
     WireClient trainer(io_, servers_[node]->socket());
@@ -94,7 +96,7 @@ class Cluster {
     }
   }
 
-  /// The addresses of the other nodes that `node` does not reach while `cut` is cut off.
+  /// The addresses of the other nodes that `node` does not reach while `cut` is partitioned.
   [[nodiscard]] std::vector<std::string> unreached(std::size_t node, std::size_t cut) const {
     std::vector<std::string> names;
     for (std::size_t i = 0; i < kNodes; ++i) {
@@ -104,8 +106,8 @@ class Cluster {
     return names;
   }
 
-  /// Resets at `node`: those that it does not reach are named, and no other. A node that is only
-  /// busy may be named as well; then it is repeated, as the documents ask for.
+  /// Resets at `node`: the nodes that it does not reach are named, and no other. A node that is
+  /// only busy may be named as well; then the reset is repeated, as the documentation requires.
   void check_reset(std::size_t node, std::size_t cut) {
     CAPTURE(node);
     const std::vector<std::string> expected = unreached(node, cut);
@@ -132,7 +134,7 @@ class Cluster {
   std::vector<std::unique_ptr<ResetEngine>> engines;  ///< After the servers: they end first.
 };
 
-/// One drawn order of things.
+/// One random order of events.
 class Order {
  public:
   Order(Cluster& cluster, std::uint64_t number, std::mt19937_64& random)
@@ -153,12 +155,12 @@ class Order {
       traffic(pick(4));
     }
     is_cable ? cluster_.link(cut_).plug_cable() : cluster_.link(cut_).mend();
-    // Some find each other before others do.
+    // Some nodes find each other earlier than others.
     traffic(2 + pick(6));
     cluster_.meet();
     traffic(4);
 
-    // Of what was there before, nothing is found anywhere, by its name either.
+    // None of the earlier blocks is found anywhere, by its name either.
     for (std::size_t asker = 0; asker < kNodes; ++asker) {
       for (std::size_t saver = 0; saver < kNodes; ++saver) {
         const auto found = cluster_.engines[asker]->engine().claim(own(saver)).value();
@@ -172,7 +174,7 @@ class Order {
  private:
   std::size_t pick(std::size_t count) { return random_() % count; }
 
-  /// Blocks that one node alone has saved, in this order.
+  /// Blocks that only one node has saved, in this order.
   [[nodiscard]] std::vector<std::uint64_t> own(std::size_t node) const {
     return numbers_from(1 + 100 * (kOwnChains + kNodes * number_ + node), 4);
   }
@@ -193,8 +195,9 @@ class Order {
   const std::size_t cut_;
 };
 
-TEST_SUITE("resets of a network that is not whole") {
-  TEST_CASE("weights are replaced while a node is cut off: no stale block, in any drawn order") {
+TEST_SUITE("resets of a partitioned network") {
+  TEST_CASE(
+      "weights are replaced while a node is partitioned: no stale block, in any random order") {
     const char* const wanted = std::getenv("PEGA_TEST_PARTITIONS");
     const int orders = wanted == nullptr ? 4 : std::stoi(wanted);
     std::mt19937_64 random(seed());
@@ -207,7 +210,8 @@ TEST_SUITE("resets of a network that is not whole") {
     CHECK(from_peers != 0);
   }
 
-  TEST_CASE("a node that was cut off during a reset is named, and learns of it by the greeting") {
+  TEST_CASE(
+      "a node that is partitioned during a reset is named, and learns of it from the greeting") {
     Cluster cluster;
     const auto numbers = numbers_from(1, 8);
     cluster.engines[2]->save(numbers);
@@ -217,7 +221,7 @@ TEST_SUITE("resets of a network that is not whole") {
     cluster.check_reset(0, 2);
     CHECK(cluster.engines[0]->engine().claim(numbers).value().blocks == 0);
     CHECK(cluster.engines[1]->engine().claim(numbers).value().blocks == 0);
-    // Its own engines find them until it can be reached: docs/nodes.md says so.
+    // Its own engines find them until it can be reached, as docs/nodes.md describes.
     CHECK(cluster.engines[2]->engine().lookup(numbers).value().blocks == 8);
     CHECK(cluster.server(2).metric(kFromPeers) == 0);
 

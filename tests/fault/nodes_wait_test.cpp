@@ -1,6 +1,6 @@
-// A decode engine waits for what a prefill engine of another node saves: real servers, of which
-// some die or hang meanwhile. Whatever happens, it is told in time, and what is there then it can
-// load.
+// A decode engine waits for the save of a prefill engine on another node: real servers, some of
+// which die or hang meanwhile. In every case it is notified in time, and can then load the sealed
+// blocks.
 #include <csignal>
 #include <memory>
 #include <string>
@@ -23,7 +23,7 @@ constexpr std::size_t kPiece = std::size_t{8} << 10;
 constexpr std::size_t kBlocks = 64;
 constexpr Id128 kScheduler{7, 7};
 
-/// Of its 32 hexadecimal digits.
+/// The number of its 32 hexadecimal digits.
 Id128 id_of(const std::string& text) {
   return {std::stoull(text.substr(0, 16), nullptr, 16), std::stoull(text.substr(16), nullptr, 16)};
 }
@@ -50,7 +50,7 @@ struct Prefill {
   TestEngine engine;
 };
 
-/// P's node and D's, which asks it. Nobody waits for long but where a test says so.
+/// P's node and D's, which sends requests to P's. Waits are short unless a test sets another limit.
 struct Two {
   explicit Two(std::vector<std::string> more_of_d = {}, bool with_prefill = true)
       : p(node_options(at[0], {at[0]})),
@@ -61,11 +61,11 @@ struct Two {
   }
 
   [[nodiscard]] Id128 node_of_p() const { return on_p->engine.session().status().server; }
-  /// A question of D's engine, answered by P's node or never.
+  /// A wait of D's engine, which P's node answers or not.
   CacheSession::Ticket wait(const Id128& node, std::uint64_t job, Duration patience = seconds(10)) {
     return on_d.engine->session().await_job(node, {kScheduler, job}, patience).value();
   }
-  /// That it is with P's node.
+  /// Returns once P's node has it.
   [[nodiscard]] bool is_waiting() const {
     return d.metric_becomes("pegaflow_peer_job_waits", 1) &&
            p.metric_becomes("pegaflow_job_waits", 1);
@@ -92,7 +92,7 @@ struct Two {
 };
 
 TEST_SUITE("waits across nodes") {
-  TEST_CASE("an engine is told when a job of another node is sealed, and then loads it") {
+  TEST_CASE("an engine is notified when a job of another node is sealed, and then loads it") {
     Two two;
     const auto ticket = two.wait(two.node_of_p(), 2);
     REQUIRE(two.on_p->engine.start_save(1, numbers_from(1, 10), blocks_from(0, 10)));
@@ -111,7 +111,7 @@ TEST_SUITE("waits across nodes") {
     CHECK(two.waits("over") == 1);
     CHECK(two.d.metric("pegaflow_peer_job_waits") == 0);
     CHECK(two.p.metric("pegaflow_peer_awaits_total") == 1);
-    // What is over is answered at once.
+    // A wait for an ended job returns at once.
     CHECK(two.answer(two.wait(two.node_of_p(), 1)));
 
     const auto health = nlohmann::json::parse(two.d.get("/health").body).at("nodes");
@@ -119,21 +119,21 @@ TEST_SUITE("waits across nodes") {
     CHECK(health.at("node") == to_string(two.on_d.engine->session().status().server));
   }
 
-  TEST_CASE("what nobody can tell of is told at once") {
+  TEST_CASE("a wait for an unknown job ends at once") {
     Two two;
     CHECK(two.error(two.wait(Id128::random(), 1)) == Errc::kGone);
     CHECK(two.waits("unknown") == 1);
-    // The node is there, that scheduler is not.
+    // The node exists, that scheduler does not.
     const auto stranger =
         two.on_d.engine->session().await_job(two.node_of_p(), {{8, 8}, 1}, seconds(10));
     CHECK(two.error(stranger.value()) == Errc::kGone);
     CHECK(two.waits("gone") == 1);
-    // D's own node asks itself.
+    // D's own node is the target.
     CHECK(two.error(two.wait(two.on_d.engine->session().status().server, 1)) == Errc::kGone);
     CHECK(two.waits("unknown") + two.waits("gone") == 2);
   }
 
-  TEST_CASE("a client of an older version is not told of other nodes") {
+  TEST_CASE("a client of an older version receives nothing about other nodes") {
     Two two;
     LinkOptions link = patient_link();
     link.socket_path = two.d.socket();
@@ -148,15 +148,15 @@ TEST_SUITE("waits across nodes") {
 
   TEST_CASE("the wait ends at its deadline") {
     Two two({"--peer-deadline", "2s"});
-    // P's node answers after three quarters of it.
+    // P's node responds after three quarters of it.
     CHECK(two.error(two.wait(two.node_of_p(), 1, seconds(1))) == Errc::kTimeout);
     CHECK(two.p.metric(R"(pegaflow_job_waits_total{result="timeout"})") == 1);
     CHECK(two.waits("timeout") == 1);
-    // The node itself is well.
+    // The node itself responds.
     CHECK(two.d.metric("pegaflow_peer_late_total{peer=\"" + two.at[0] + "\"}") == 0);
   }
 
-  TEST_CASE("the prefill engine leaves") {
+  TEST_CASE("the wait ends when the prefill engine leaves") {
     Two two;
     const auto left = two.wait(two.node_of_p(), 1);
     REQUIRE(two.is_waiting());
@@ -167,13 +167,13 @@ TEST_SUITE("waits across nodes") {
     CHECK(two.waits("gone") == 2);
   }
 
-  TEST_CASE("the prefill engine is killed") {
+  TEST_CASE("the wait ends when the prefill engine is killed") {
     const auto at = node_addresses(2);
     const ServerProcess p(node_options(at[0], {at[0]}));
     const ServerProcess d(node_options(at[1], {at[0]}));
-    // A process of its own, before this one has threads.
+    // A process of its own, forked before this one has threads.
     Forked killed([&]() {
-      static Prefill* const engine = new Prefill(p);  // As long as the process.
+      static Prefill* const engine = new Prefill(p);  // Lives as long as the process.
       REQUIRE(engine->engine.start_save(1, numbers_from(1, 10), blocks_from(0, 10)));
     });
     EngineAt on_d(d, kPiece, kBlocks);
@@ -194,7 +194,7 @@ TEST_SUITE("waits across nodes") {
     CHECK(d.metric("pegaflow_peer_job_waits") == 0);
   }
 
-  TEST_CASE("the node is killed, and its next life is another one") {
+  TEST_CASE("the wait ends when the node is killed, and its next incarnation is another one") {
     Two two;
     const Id128 node = two.node_of_p();
     const auto ticket = two.wait(node, 1);
@@ -210,14 +210,14 @@ TEST_SUITE("waits across nodes") {
     CHECK(two.p.metric("pegaflow_peer_awaits_total") == 0);
   }
 
-  TEST_CASE("the node is stopped: a wait ends at its deadline, and the node is not asked again") {
+  TEST_CASE("a stopped node: a wait ends at its deadline, and the node receives no further one") {
     Two two({"--peer-deadline", "50ms"});
     const Id128 node = two.node_of_p();
     const auto patient = two.wait(node, 1);
     REQUIRE(two.is_waiting());
     two.p.signal(SIGSTOP);
     CHECK(two.error(two.wait(node, 1, milliseconds(200))) == Errc::kTimeout);
-    // The node owes an answer, so it is not asked again before it is lost.
+    // The node owes a response, so it receives no request before it is lost.
     CHECK(two.error(two.wait(node, 1, milliseconds(200))) == Errc::kBusy);
     CHECK(sees_no_more(two.d, two.at[0]));
     CHECK(two.error(patient) == Errc::kGone);
@@ -233,7 +233,7 @@ TEST_SUITE("waits across nodes") {
     CHECK(two.on_d.engine->claim(numbers_from(1, 4)).value().coming == 4);
   }
 
-  TEST_CASE("the node that waits dies: nothing is kept for it") {
+  TEST_CASE("no state is kept for a waiting node that dies") {
     Two two;
     static_cast<void>(two.wait(two.node_of_p(), 1));
     REQUIRE(two.is_waiting());
@@ -242,7 +242,7 @@ TEST_SUITE("waits across nodes") {
     CHECK(two.p.metric(R"(pegaflow_job_waits_total{result="cancelled"})") == 1);
   }
 
-  TEST_CASE("the engine that waits dies: nothing is kept for it") {
+  TEST_CASE("no state is kept for a waiting engine that dies") {
     Two two({"--peer-deadline", "100ms"});
     static_cast<void>(two.wait(two.node_of_p(), 1, seconds(1)));
     REQUIRE(two.p.metric_becomes("pegaflow_peer_awaits_total", 1));

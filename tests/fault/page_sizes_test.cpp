@@ -24,10 +24,10 @@ struct Size {
   const char* name;
   std::size_t segments;
   std::size_t segment_bytes;
-  std::size_t blocks;  ///< Of a round.
+  std::size_t blocks;  ///< Blocks of one round.
 };
 
-/// From the smallest page that a slot has to half of the largest that is served.
+/// From the smallest page that a slot can have to half of the largest one.
 constexpr Size kSizes[] = {
     {.name = "4k", .segments = 1, .segment_bytes = 4 * kKiB, .blocks = 4096},
     {.name = "odd", .segments = 3, .segment_bytes = 24 * kKiB - 8, .blocks = 1024},
@@ -43,7 +43,7 @@ struct Sized {
     TestEngine::Options options;
     options.socket = server.socket();
     options.instance = options.model = of.name;
-    // A busy machine must not turn a hit into a miss: this is not about deadlines.
+    // Long deadlines: a busy machine must not turn a hit into a miss here.
     for (LinkOptions* const link : {&options.session, &options.mover.link}) {
       link->connect_deadline = link->lookup_deadline = link->open_deadline =
           link->reserve_deadline = kHang;
@@ -53,8 +53,8 @@ struct Sized {
     engine->wait_ready();
   }
 
-  /// Blocks that nobody saved before, by their numbers. All of them find a place at once, however
-  /// many blocks of other sizes have to go first.
+  /// Saves new blocks, by their numbers. All of them get frames at once, however many blocks of
+  /// other sizes must be evicted first.
   void save(std::uint64_t round) {
     std::vector<std::uint32_t> blocks(size.blocks);
     for (std::uint32_t i = 0; i < blocks.size(); ++i) blocks[i] = i;
@@ -62,7 +62,8 @@ struct Sized {
     CHECK(engine->lookup(numbers(round)).value().blocks == size.blocks);
   }
 
-  /// What is there of a round, into other blocks than those it was saved from. How many blocks.
+  /// Loads the blocks of a round that are cached, into other blocks than they were saved from.
+  /// Returns their number.
   std::size_t load(std::uint64_t round) {
     const auto claimed = engine->claim(numbers(round)).value();
     if (claimed.blocks == 0) return 0;
@@ -91,7 +92,7 @@ TEST_SUITE("page sizes") {
     const auto room = engine::memory_room();
     REQUIRE(room);
     if (room->available_bytes < 5 * kKiB * kMiB) PEGA_SKIP("less than 5 GiB are free");
-    // A round writes 0.95 GiB: nobody can keep what it had.
+    // A round writes 0.95 GiB: no engine can keep its blocks.
     ServerProcess server({.pool_size = "1536mb"});
     std::vector<std::unique_ptr<Sized>> engines;
     for (const Size& size : kSizes) engines.push_back(std::make_unique<Sized>(server, size));
@@ -106,12 +107,12 @@ TEST_SUITE("page sizes") {
       CAPTURE(round);
       in_some_order([&](Sized& engine) {
         INFO(std::string(engine.size.name));
-        // A load's pin ends after its report. What is held cannot give way.
+        // A load's pin ends after its report, and pinned blocks cannot be evicted.
         REQUIRE(server.metric_becomes("pegaflow_held_blocks", 0));
         engine.save(round);
         CHECK(engine.load(round) == engine.size.blocks);
       });
-      // And what the others have left of the rounds before.
+      // Then the blocks that the other engines left of the former rounds.
       for (std::uint64_t former = 1; former < round; ++former) {
         in_some_order([&](Sized& engine) {
           INFO(std::string(engine.size.name));

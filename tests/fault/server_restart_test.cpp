@@ -1,4 +1,4 @@
-// A server with most of the memory, restarted again and again while clients still map its old pool.
+// A server with most of the memory, restarted repeatedly while clients still map its former pool.
 #include <fstream>
 #include <optional>
 #include <string>
@@ -24,8 +24,8 @@ std::uint64_t available_bytes() {
   return room->available_bytes;
 }
 
-/// What all shared memory of this machine takes: pools are memfds. Unlike the free memory it does
-/// not change with what compilers and engines beside us do.
+/// All shared memory of this machine: pools are memfds. Unlike the free memory it does not change
+/// with compilers and engines that run beside the test.
 std::uint64_t shared_bytes() {
   std::ifstream meminfo("/proc/meminfo");
   for (std::string line; std::getline(meminfo, line);) {
@@ -58,11 +58,12 @@ TEST_SUITE("restart") {
       if (round % 2 == 0) {
         server.kill();
       } else {
-        // Unmapping takes 0.26 s of processor time a GiB of 4 KiB pages, and others may want it.
+        // Unmapping takes 0.26 s of processor time for each GiB of 4 KiB pages, on a processor that
+        // others use, too.
         CHECK(server.terminate(seconds(120)) == 0);
       }
-      // The old pool is mapped still, so there is no room for the new one, unless somebody else
-      // gave a lot back: then there is nothing to wait for.
+      // The former pool is still mapped, so the new one does not fit, unless another process freed
+      // much memory: then the server does not wait.
       const bool must_wait = available_bytes() < size;
       server.start(ServerProcess::Wait::kNo);
       const std::string address = server.wait_for_http_address();
@@ -76,7 +77,7 @@ TEST_SUITE("restart") {
         ++waited;
       }
 
-      // What a client does when its connection ends.
+      // A client unmaps its pool when its connection ends.
       client.reset();
       *pool = MappedPool();
       server.wait_until_ready(seconds(180));
@@ -84,7 +85,8 @@ TEST_SUITE("restart") {
     server.kill();
     MESSAGE("waited for the old pool in " << waited << " of 10 restarts");
 
-    // Within what the rest of the machine may do meanwhile; one pool that stays is 10 times that.
+    // Within the changes that other processes can cause meanwhile; one leaked pool is 10 times
+    // that.
     const std::uint64_t shared_after = shared_bytes();
     INFO("shared memory before " << format_bytes(shared_before) << ", after "
                                  << format_bytes(shared_after));

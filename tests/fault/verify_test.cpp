@@ -1,4 +1,4 @@
-// A page of the pool that somebody overwrote: with checksums it is a miss, for everybody.
+// A page of the pool that another process overwrote: with checksums it is a miss, for every engine.
 #include <algorithm>
 #include <cstring>
 #include <filesystem>
@@ -30,7 +30,7 @@ Blocks blocks_from(std::uint32_t first, std::size_t count) {
   return blocks;
 }
 
-/// Maps the pool, as every client may, and writes where it has no business.
+/// Maps the pool, as every client may, and writes where a client must not.
 class StrayClient {
  public:
   explicit StrayClient(const ServerProcess& server) {
@@ -92,7 +92,7 @@ struct VerifyingEngine {
   std::unique_ptr<TestEngine> engine;
 };
 
-TEST_SUITE("a page that somebody overwrote") {
+TEST_SUITE("a page that was overwritten") {
   TEST_CASE("verify=all: the load fails from there on, and the block is forgotten") {
     ServerProcess server;
     VerifyingEngine a(server, "a", Mover::Verify::kAll);
@@ -113,17 +113,17 @@ TEST_SUITE("a page that somebody overwrote") {
     CHECK(done.verified == 10);
     CHECK(done.corrupt == 2);
     CHECK(a.engine->wrong_blocks(numbers, blocks_from(20, 10), done.failed_blocks) == 0);
-    // The server was told when the load was reported; it hears of it now.
+    // The report was queued with the load's report; the server receives it now.
     CHECK(server.metric_becomes("pegaflow_corrupt_pages_total", 2));
     CHECK(a.engine->lookup(numbers).value().blocks == 6);
     CHECK(server.metric("pegaflow_cache_blocks_dropped_total{reason=\"corrupt\"}") == 2);
-    // Also for who had claimed it before.
+    // Also for the engine that had claimed it before.
     const Mover::Finished late = b.engine->load(claimed_before.token, blocks_from(0, 10));
     REQUIRE(late.error);
     CHECK(late.error->code == Errc::kGone);
     CHECK(late.blocks == 0);
 
-    // Computed and saved again, they are whole, for everybody.
+    // Computed and saved again, the blocks are right for every engine.
     CHECK(a.engine->save(numbers, blocks_from(0, 10)).blocks == 2);
     const Mover::Finished whole = b.claim_and_load(numbers, blocks_from(40, 10));
     CHECK_FALSE(whole.error);
@@ -132,7 +132,7 @@ TEST_SUITE("a page that somebody overwrote") {
     CHECK(b.engine->wrong_blocks(numbers, blocks_from(40, 10)) == 0);
   }
 
-  TEST_CASE("each byte of a page counts, the first and the last of each segment") {
+  TEST_CASE("every byte of a page is checked, the first and the last of each segment included") {
     ServerProcess server;
     VerifyingEngine a(server, "a", Mover::Verify::kAll);
     StrayClient stray(server);
@@ -146,7 +146,7 @@ TEST_SUITE("a page that somebody overwrote") {
     }
   }
 
-  TEST_CASE("pages that were saved without a checksum are loaded as they are") {
+  TEST_CASE("pages that were saved without a checksum are loaded unchecked") {
     ServerProcess server;
     VerifyingEngine off(server, "off", Mover::Verify::kOff);
     VerifyingEngine all(server, "all", Mover::Verify::kAll);
@@ -157,18 +157,18 @@ TEST_SUITE("a page that somebody overwrote") {
     CHECK(off.claim_and_load(numbers_from(1, 10), blocks_from(20, 10)).verified == 0);
   }
 
-  TEST_CASE("verify=sample takes a part of the pages") {
+  TEST_CASE("verify=sample checks a part of the pages") {
     ServerProcess server;
     VerifyingEngine half(server, "half", Mover::Verify::kSample, 2);
     REQUIRE(half.engine->save(numbers_from(1, 64), blocks_from(0, 64)).blocks == 64);
     const Mover::Finished done = half.claim_and_load(numbers_from(1, 64), blocks_from(64, 64));
     CHECK_FALSE(done.error);
-    // None or all of them: once in 2^63 runs.
+    // All or none of them: once in 2^63 runs.
     CHECK(done.verified > 0);
     CHECK(done.verified < 64);
   }
 
-  TEST_CASE("a sample of one page in none is refused") {
+  TEST_CASE("a sample of one page in zero is rejected") {
     EngineMemory memory(1, 4096, 1);
     const auto device = HostDevice::create({}).value();
     Mover::Options options;

@@ -1,4 +1,4 @@
-// What one peer does wrong costs that peer its connection, and nobody else anything.
+// An invalid message costs its sender the connection, and no other client anything.
 #include <cstring>
 #include <filesystem>
 #include <fstream>
@@ -26,7 +26,7 @@
 namespace pegaflow::testing {
 namespace {
 
-/// A message's segment table that announces `words`, and no word of it.
+/// A message's segment table that announces `words`, without any of them.
 std::string announce(std::uint32_t words) {
   std::string table(8, '\0');
   std::memcpy(table.data() + 4, &words, 4);
@@ -39,21 +39,21 @@ std::string to_bytes(capnp::MessageBuilder& message) {
   return {reinterpret_cast<const char*>(bytes.begin()), bytes.size()};
 }
 
-/// The first message of every connection, with a question's number.
+/// The first message of every connection, with the number of its call.
 std::string bootstrap(std::uint32_t question) {
   capnp::MallocMessageBuilder message;
   message.initRoot<capnp::rpc::Message>().initBootstrap().setQuestionId(question);
   return to_bytes(message);
 }
 
-/// Sets the limit of descriptors of a server that runs; returns what it was.
+/// Sets the limit of descriptors of a running server; returns the former limit.
 rlimit set_limit(const ServerProcess& server, const rlimit& limit) {
   rlimit before{};
   REQUIRE(::prlimit(server.pid(), RLIMIT_NOFILE, &limit, &before) == 0);
   return before;
 }
 
-/// The lowest number that a new descriptor of it would get.
+/// The lowest number that a new descriptor of the server would get.
 rlim_t lowest_free_descriptor(const ServerProcess& server) {
   rlim_t number = 0;
   const std::string open = fmt::format("/proc/{}/fd/", server.pid());
@@ -61,14 +61,14 @@ rlim_t lowest_free_descriptor(const ServerProcess& server) {
   return number;
 }
 
-/// Leaves it no descriptor; what it has open stays. Returns the limit that it had.
+/// Leaves the server no free descriptor; open ones stay. Returns the former limit.
 rlimit leave_no_descriptor(const ServerProcess& server) {
   rlimit now{};
   REQUIRE(::prlimit(server.pid(), RLIMIT_NOFILE, nullptr, &now) == 0);
   return set_limit(server, {.rlim_cur = lowest_free_descriptor(server), .rlim_max = now.rlim_max});
 }
 
-/// A server with one engine that has to be served all the time.
+/// A server with one engine that it must serve all the time.
 struct Fixture {
   explicit Fixture(std::vector<std::string> arguments = {})
       : server({.arguments = std::move(arguments)}),
@@ -97,7 +97,7 @@ const char* const kProtocol = R"(pegaflow_connections_closed_total{reason="proto
 const char* const kNoHello = R"(pegaflow_connections_closed_total{reason="no_hello"})";
 
 TEST_SUITE("bad input") {
-  TEST_CASE("garbage ends its connection") {
+  TEST_CASE("garbage closes its connection") {
     Fixture f;
     std::mt19937_64 random(seed());
     for (int i = 0; i < 50; ++i) {
@@ -112,7 +112,7 @@ TEST_SUITE("bad input") {
     CHECK(f.server.metric_becomes("pegaflow_connections", 1));
   }
 
-  TEST_CASE("a message larger than allowed is refused before it has memory") {
+  TEST_CASE("a message that is too large is rejected before memory is allocated for it") {
     Fixture f;
     const double before = f.server.metric(kProtocol);
     for (const std::uint32_t words : {std::uint32_t{1} << 20, std::uint32_t{1} << 28, ~0U}) {
@@ -129,7 +129,7 @@ TEST_SUITE("bad input") {
     f.check_engine_is_served();
   }
 
-  TEST_CASE("after hello a message of 8 MiB is the limit") {
+  TEST_CASE("after hello a message may have 8 MiB") {
     Fixture f;
     WireClient client(f.io, f.server.socket());
     client.hello();
@@ -141,7 +141,7 @@ TEST_SUITE("bad input") {
     f.check_engine_is_served();
   }
 
-  TEST_CASE("a truncated message ends with its connection") {
+  TEST_CASE("a truncated message is dropped with its connection") {
     Fixture f;
     const std::string whole = bootstrap(0);
     for (std::size_t length = 1; length < whole.size(); ++length) {
@@ -154,12 +154,13 @@ TEST_SUITE("bad input") {
     CHECK(f.server.metric_becomes("pegaflow_connections", 1));
   }
 
-  TEST_CASE("who says no hello in time is closed, however slowly it talks") {
-    Fixture f({"--hello-timeout", "2s"});  // The fixture's own engine has to say it in time.
+  TEST_CASE("a connection without a hello in time is closed, even if it sends bytes") {
+    Fixture f(
+        {"--hello-timeout", "2s"});  // The fixture's own engine must send its hello in time, too.
     RawConnection silent(f.server.socket());
     RawConnection slow(f.server.socket());
     slow.send(announce(100));
-    RawConnection chatty(f.server.socket());  // Talks, and never says hello.
+    RawConnection chatty(f.server.socket());  // Sends bytes, but never a hello.
     chatty.send(bootstrap(0));
 
     CHECK(silent.becomes_closed());
@@ -169,9 +170,9 @@ TEST_SUITE("bad input") {
     f.check_engine_is_served();
   }
 
-  TEST_CASE("a slow message after hello disturbs nobody") {
+  TEST_CASE("a slow message after hello delays no other client") {
     Fixture f;
-    // Half of a message that nobody will end, on a connection of its own.
+    // Half of a message that will never end, on a connection of its own.
     RawConnection slow(f.server.socket());
     slow.send(bootstrap(0) + announce(1000) + std::string(16, '\0'));
 
@@ -179,7 +180,7 @@ TEST_SUITE("bad input") {
     f.check_engine_is_served();
   }
 
-  TEST_CASE("calls that are never let go of are limited") {
+  TEST_CASE("calls whose results are never released are limited") {
     Fixture f;
     RawConnection peer(f.server.socket());
     std::string calls;
@@ -193,10 +194,10 @@ TEST_SUITE("bad input") {
     f.check_engine_is_served();
   }
 
-  TEST_CASE("a peer that asks and does not read is closed, not queued for") {
+  TEST_CASE("a peer that sends requests and reads no response is closed before its queue grows") {
     Fixture f;
     RawConnection peer(f.server.socket());
-    // Every answer is let go of at once, so that only the queue grows.
+    // Every result is released at once, so that only the queue grows.
     bool was_closed = false;
     for (std::uint32_t round = 0; round < 4000 && !was_closed; ++round) {
       std::string messages;
@@ -217,7 +218,7 @@ TEST_SUITE("bad input") {
     f.check_engine_is_served();
   }
 
-  TEST_CASE("bytes of a wrong kind in the right places are answered, not believed") {
+  TEST_CASE("valid messages with wrong contents are answered and change nothing") {
     Fixture f;
     std::mt19937_64 random(seed());
     // A real first exchange, with single bytes changed.
@@ -247,7 +248,7 @@ TEST_SUITE("bad input") {
     CHECK(f.server.metric_becomes("pegaflow_connections", 1));
   }
 
-  TEST_CASE("the fuzzer begins with conversations that a server follows to their end") {
+  TEST_CASE("the fuzzer's corpus has conversations that a server answers to their end") {
     ServerProcess server;
     std::ifstream file(std::string(PEGA_FUZZ_CORPUS) + "/connection/whole_life", std::ios::binary);
     const std::string input{std::istreambuf_iterator<char>(file), {}};
@@ -258,7 +259,7 @@ TEST_SUITE("bad input") {
     peer.send(bootstrap(0));
     REQUIRE(peer.send_with_fd(input.substr(1), pidfd.get()));
 
-    // Every call of the schema, each answered well; the last one tells that all are.
+    // Every call of the schema, each answered successfully; the last one shows that all are.
     const auto sample = [](std::string_view method) {
       return fmt::format(R"(pegaflow_rpc_requests_total{{method="{}",status="ok"}})", method);
     };
@@ -276,7 +277,7 @@ TEST_SUITE("bad input") {
     CHECK(server.metric(R"(pegaflow_load_blocks_total{written_by="this_process"})") == 5);
   }
 
-  TEST_CASE("5,000 connections: the engine is served, and there is room for another") {
+  TEST_CASE("5,000 connections: the engine is served, and one more connection is accepted") {
     rlimit limit{};
     REQUIRE(::getrlimit(RLIMIT_NOFILE, &limit) == 0);
     limit.rlim_cur = limit.rlim_max;
@@ -298,7 +299,7 @@ TEST_SUITE("bad input") {
     CHECK(f.server.metric_becomes("pegaflow_connections", 2));
   }
 
-  TEST_CASE("connections that said hello are not thrown out for others") {
+  TEST_CASE("connections after hello are not closed to admit others") {
     Fixture f({"--max-connections", "3"});
     WireClient second(f.io, f.server.socket());
     second.hello();
@@ -314,7 +315,9 @@ TEST_SUITE("bad input") {
     f.check_engine_is_served();
   }
 
-  TEST_CASE("with a low limit of descriptors fewer connections are allowed, and the log has it") {
+  TEST_CASE(
+      "with a low limit of descriptors fewer connections are allowed, and the log names the "
+      "limit") {
     const ServerProcess server({.command_prefix = {"prlimit", "--nofile=400:400"}});
     CHECK(server.log().find("limit of descriptors is low") != std::string::npos);
     auto io = kj::setupAsyncIo();
@@ -322,7 +325,7 @@ TEST_SUITE("bad input") {
     CHECK(client.hello().version == kWireMaximum);
   }
 
-  TEST_CASE("without a free descriptor connections are closed, and the server rests") {
+  TEST_CASE("without a free descriptor connections are closed, and the server sleeps") {
     Fixture f;
     const rlimit before = leave_no_descriptor(f.server);
     constexpr int kCrowd = 5;
@@ -330,7 +333,7 @@ TEST_SUITE("bad input") {
       RawConnection refused(f.server.socket());
       CHECK(refused.becomes_closed());
     }
-    // Each answer is at least one event-loop iteration, and none accepts anything.
+    // Each response is at least one event-loop iteration, and none of them accepts a connection.
     constexpr int kLookups = 500;
     for (int i = 0; i < kLookups; ++i) {
       REQUIRE(f.engine.lookup(f.keys).blocks == f.keys.size());
@@ -338,7 +341,7 @@ TEST_SUITE("bad input") {
     (void)set_limit(f.server, before);
 
     CHECK(f.server.metric(R"(pegaflow_connections_refused_total{reason="limit"})") == kCrowd);
-    // Beside these: the fixture's, its saves, and the metrics. A loop that spins has thousands.
+    // Beside these: the fixture's, its saves, and the metrics. A busy loop has thousands.
     CHECK(f.server.metric("pegaflow_rpc_turn_seconds_count") < 2 * kLookups + 500);
     WireClient another(f.io, f.server.socket());
     CHECK(another.hello().version == kWireMaximum);

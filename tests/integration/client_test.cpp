@@ -1,4 +1,4 @@
-// Both sides of the client against a real server that does nothing wrong.
+// Both sides of the client against a real server without faults.
 #include <algorithm>
 #include <string>
 #include <thread>
@@ -20,7 +20,7 @@ using Blocks = std::vector<std::uint32_t>;
 
 constexpr std::size_t kBlocks = 100;
 
-/// A server, and an engine with a device that does what it is told.
+/// A server, and an engine with a device that follows the test's commands.
 struct Fixture {
   explicit Fixture(TestEngine::Options options = {}, ServerProcess::Options server_options = {})
       : server(std::move(server_options)), memory(2, 8 * 1024, kBlocks) {
@@ -60,7 +60,7 @@ bool has(const std::string& text, const std::string& part) {
 }
 
 TEST_SUITE("saves and loads") {
-  TEST_CASE("what was saved comes back, byte for byte, in other blocks") {
+  TEST_CASE("saved blocks are loaded byte for byte into other blocks") {
     Fixture f;
     TestEngine& engine = *f.engine;
     CHECK(engine.mover().status().namespace_hash.size() == 32);
@@ -91,8 +91,8 @@ TEST_SUITE("saves and loads") {
     CHECK(f.server.metric("pegaflow_load_blocks_total{written_by=\"this_process\"}") == 20);
   }
 
-  TEST_CASE("the journal tells what was saved and what was evicted, in pieces") {
-    Fixture f({}, {.pool_size = "1mb"});  // Of 64 blocks.
+  TEST_CASE("the journal lists saved and evicted blocks, in several parts") {
+    Fixture f({}, {.pool_size = "1mb"});  // 64 blocks.
     CacheSession& session = f.engine->session();
     const auto ask = [&](std::uint64_t space, std::uint64_t position) {
       return session.take_journal(session.journal(space, position).value(), kHang).value().value();
@@ -108,7 +108,7 @@ TEST_SUITE("saves and loads") {
     CHECK_FALSE(saved.lost);
     CHECK_FALSE(saved.more);
 
-    // Each block of these comes, and all but the last 64 go.
+    // Each of these blocks is saved, and all but the last 64 are evicted.
     std::size_t there = 2;
     for (std::uint64_t round = 0; round < 60; ++round) {
       CHECK(f.engine->save(numbers_from(100 + round * 40, 40), blocks_from(0, 40)).blocks == 40);
@@ -123,7 +123,7 @@ TEST_SUITE("saves and loads") {
     } while (part.more);
     CHECK(parts > 1);
     CHECK(there == 64);
-    // Positions and spaces that nobody gave out.
+    // Positions and namespace generations that the server never returned.
     CHECK(ask(part.space, part.position + 1).lost);
     CHECK(ask(part.space + 1, part.position).lost);
     const auto nobody = session.take_journal(CacheSession::Ticket{12345});
@@ -131,7 +131,7 @@ TEST_SUITE("saves and loads") {
     CHECK(nobody->error().code == Errc::kGone);
   }
 
-  TEST_CASE("an engine is told when another one's job is sealed, or will never be") {
+  TEST_CASE("an engine is notified when the job of another one is sealed or can no longer be") {
     TestEngine::Options options;
     options.session.scheduler = Id128{7, 7};
     Fixture f(options);
@@ -157,7 +157,7 @@ TEST_SUITE("saves and loads") {
     REQUIRE(sealed);
     CHECK(*sealed);
     CHECK(decode.lookup(numbers_from(1, 5)).value().blocks == 5);
-    CHECK(session.take_wait(ticket)->error().code == Errc::kGone);  // Handed out once.
+    CHECK(session.take_wait(ticket)->error().code == Errc::kGone);  // A result is taken once.
 
     const auto never = wait(2);
     CHECK(f.server.metric_becomes("pegaflow_job_waits", 1));
@@ -182,7 +182,7 @@ TEST_SUITE("saves and loads") {
     CHECK(f.engine->wrong_blocks(numbers_from(6, 3), blocks_from(20, 3)) == 0);
   }
 
-  TEST_CASE("blocks that are there are skipped") {
+  TEST_CASE("blocks that exist are skipped") {
     Fixture f;
     f.engine->save(numbers_from(1, 10), blocks_from(0, 10));
 
@@ -197,7 +197,7 @@ TEST_SUITE("saves and loads") {
     CHECK(f.device.batches() == 2);
   }
 
-  TEST_CASE("a rank whose bytes another one saves reports its saves at once, and loads") {
+  TEST_CASE("a rank whose bytes another rank saves reports its saves at once, and loads") {
     TestEngine::Options options;
     options.mover.saves = false;
     Fixture f(std::move(options));
@@ -211,7 +211,7 @@ TEST_SUITE("saves and loads") {
     CHECK(f.engine->lookup(numbers_from(1, 10)).value().blocks == 0);
   }
 
-  TEST_CASE("a page that fails takes its save along, and the keys can be saved again") {
+  TEST_CASE("a page that fails fails its save, and the keys can be saved again") {
     Fixture f;
     f.device.fail_page(4);
 
@@ -223,7 +223,7 @@ TEST_SUITE("saves and loads") {
     CHECK(f.engine->save(numbers_from(1, 10), blocks_from(0, 10)).blocks == 10);
   }
 
-  TEST_CASE("a page that fails ends its load there, and the rest is named") {
+  TEST_CASE("a page that fails ends its load there, and the failed blocks are named") {
     Fixture f;
     f.engine->save(numbers_from(1, 10), blocks_from(0, 10));
     const auto claimed = f.engine->claim(numbers_from(1, 10)).value();
@@ -240,19 +240,19 @@ TEST_SUITE("saves and loads") {
 
   TEST_CASE("a device that accepts nothing fails the job, and nothing stays reserved or pinned") {
     Fixture f;
-    f.device.fail_next_submit({Errc::kBusy, "full, as told"});
+    f.device.fail_next_submit({Errc::kBusy, "full, as injected"});
     CHECK(code_of(f.engine->save(numbers_from(1, 4), blocks_from(0, 4))) == Errc::kBusy);
     CHECK(f.engine->save(numbers_from(1, 4), blocks_from(0, 4)).blocks == 4);
 
     const auto claimed = f.engine->claim(numbers_from(1, 4)).value();
-    f.device.fail_next_submit({Errc::kInternal, "broken, as told"});
+    f.device.fail_next_submit({Errc::kInternal, "broken, as injected"});
     const Mover::Finished failed = f.engine->load(claimed.token, blocks_from(10, 4));
     CHECK(code_of(failed) == Errc::kInternal);
     CHECK(failed.failed_blocks == blocks_from(10, 4));
     CHECK(f.server.metric_becomes("pegaflow_pins", 0));
   }
 
-  TEST_CASE("a claim that nobody has is gone") {
+  TEST_CASE("an unknown claim is gone") {
     Fixture f;
     const Mover::Finished failed = f.engine->load(Id128::random(), blocks_from(0, 4));
     CHECK(code_of(failed) == Errc::kGone);
@@ -270,9 +270,9 @@ TEST_SUITE("saves and loads") {
     REQUIRE(f.device.wait_held(kHang));
 
     f.engine->mover().cancel_load(77);
-    f.engine->mover().cancel_load(78);  // Nobody's.
-    // Its third page is under way, so it is not reported, however long that takes: a lookup goes to
-    // the server and back meanwhile.
+    f.engine->mover().cancel_load(78);  // An unknown load.
+    // Its third page is in flight, so it is not reported, however long that takes: meanwhile a
+    // lookup goes to the server and back.
     REQUIRE(f.device.wait_cancels(1, kHang));
     CHECK(f.engine->lookup(numbers_from(1, 1)).value().blocks == 1);
     CHECK(f.engine->mover().take_finished().empty());
@@ -287,9 +287,11 @@ TEST_SUITE("saves and loads") {
     CHECK(f.server.metric_becomes("pegaflow_pins", 0));
   }
 
-  TEST_CASE("a load past its deadline gives up what is not copied, after what is under way") {
+  TEST_CASE(
+      "a load past its deadline drops the pages that are not in flight and reports after the "
+      "others") {
     TestEngine::Options options;
-    // The first page has to be on the bus by then.
+    // The first page must be in flight by then.
     options.mover.load_patience = seconds(2);
     options.mover.load_bytes_per_second = 1e12;
     Fixture f(options);
@@ -300,7 +302,7 @@ TEST_SUITE("saves and loads") {
     REQUIRE(f.device.wait_held(kHang));
     REQUIRE(f.engine->mover().load(2, claimed.token, 0, blocks_from(40, 10)));
 
-    // The second is queued behind the first and none of its pages is under way.
+    // The second load is queued behind the first, and none of its pages is in flight.
     REQUIRE(f.device.wait_cancels(2, kHang));
     f.device.allow_all();
 
@@ -316,7 +318,7 @@ TEST_SUITE("saves and loads") {
     CHECK(f.server.metric_becomes("pegaflow_pins", 0));
   }
 
-  TEST_CASE("more jobs than max_jobs are refused until reports are taken") {
+  TEST_CASE("more jobs than max_jobs are rejected until reports are taken") {
     TestEngine::Options options;
     options.mover.max_jobs = 3;
     Fixture f(options);
@@ -333,7 +335,7 @@ TEST_SUITE("saves and loads") {
     CHECK(f.engine->next_finished().blocks == 1);
   }
 
-  TEST_CASE("a pool smaller than a request saves what has room, and nothing waits") {
+  TEST_CASE("a pool smaller than a request saves the blocks that fit, and nothing waits") {
     ServerProcess::Options small;
     small.pool_size = "1mb";  // 64 pages.
     Fixture f({}, small);
@@ -346,7 +348,7 @@ TEST_SUITE("saves and loads") {
     CHECK(saved.blocks + saved.skipped == 100);
   }
 
-  TEST_CASE("closing waits for the copies under way and reports everything") {
+  TEST_CASE("close() waits for the copies in flight and reports every job") {
     Fixture f;
     f.engine->save(numbers_from(1, 4), blocks_from(0, 4));
     const auto claimed = f.engine->claim(numbers_from(1, 4)).value();
@@ -380,7 +382,7 @@ TEST_SUITE("saves and loads") {
 }
 
 TEST_SUITE("claims and resets") {
-  TEST_CASE("a forgotten claim is ended, whether its answer has come or not") {
+  TEST_CASE("a forgotten claim is released, before its response as well as after it") {
     Fixture f;
     CacheSession& session = f.engine->session();
     f.engine->save(numbers_from(1, 4), blocks_from(0, 4));
@@ -399,7 +401,7 @@ TEST_SUITE("claims and resets") {
     CHECK(code_of(f.engine->load(taken.token, blocks_from(8, 4))) == Errc::kGone);
   }
 
-  TEST_CASE("a claim on nothing has no token") {
+  TEST_CASE("a claim on no block has no token") {
     Fixture f;
     const auto claimed = f.engine->claim(numbers_from(1, 4)).value();
     CHECK(claimed.blocks == 0);
@@ -424,7 +426,7 @@ TEST_SUITE("claims and resets") {
     CHECK_FALSE(found.complete);
   }
 
-  TEST_CASE("a reset makes everything unfindable, and a load under way goes on") {
+  TEST_CASE("after a reset no block is found, and a load in flight continues") {
     Fixture f;
     f.engine->save(numbers_from(1, 4), blocks_from(0, 4));
     const auto claimed = f.engine->claim(numbers_from(1, 4)).value();
@@ -442,15 +444,15 @@ TEST_SUITE("claims and resets") {
     CHECK(f.engine->wrong_blocks(numbers_from(1, 4), blocks_from(20, 4)) == 0);
   }
 
-  TEST_CASE("8,192 keys are looked at and no more") {
+  TEST_CASE("a lookup examines at most 8,192 keys") {
     Fixture f;
     CHECK(f.engine->lookup(numbers_from(1, 9000)).value().blocks == 0);
     CHECK(f.server.metric("pegaflow_cache_block_misses_total") == CacheSession::kMaxKeys);
   }
 }
 
-TEST_SUITE("agreeing with the server") {
-  TEST_CASE("a client that speaks the server's version and the next is served") {
+TEST_SUITE("version negotiation") {
+  TEST_CASE("a client that speaks the server's version and the next one is served") {
     TestEngine::Options options;
     options.session.minimum_version = options.mover.link.minimum_version = 4;
     options.session.maximum_version = options.mover.link.maximum_version = 5;
@@ -458,7 +460,7 @@ TEST_SUITE("agreeing with the server") {
     CHECK(f.engine->save({1}, {0}).blocks == 1);
   }
 
-  TEST_CASE("with the version before nobody waits for jobs, and all else goes on") {
+  TEST_CASE("with the previous version no wait for jobs is available, and everything else is") {
     TestEngine::Options options;
     options.session.minimum_version = options.mover.link.minimum_version = 1;
     options.session.maximum_version = options.mover.link.maximum_version = 1;
@@ -477,7 +479,7 @@ TEST_SUITE("agreeing with the server") {
     CHECK(session.status().connections == 1);
   }
 
-  TEST_CASE("a client that speaks only the next version is told which side to upgrade") {
+  TEST_CASE("a client that speaks only the next version receives which side to upgrade") {
     ServerProcess server;
     EngineMemory memory(1, 4096, 2);
     SlowDevice device;
@@ -499,11 +501,11 @@ TEST_SUITE("agreeing with the server") {
     CHECK(has(why, "5 to 5"));
     CHECK(has(why, "upgrade the server"));
     CHECK(engine.session().lookup(numbered_keys({1})).error().code == Errc::kPeerLost);
-    // It asks again by itself.
+    // The client retries by itself.
     CHECK(becomes_at_least(server, "pegaflow_connections_accepted_total", 10));
   }
 
-  TEST_CASE("a second worker of an instance is refused while the first is there") {
+  TEST_CASE("a second worker of an instance is rejected while the first is connected") {
     Fixture f;
     EngineMemory memory(2, 8 * 1024, 4);
     SlowDevice device;
@@ -536,7 +538,7 @@ TEST_SUITE("agreeing with the server") {
     CHECK(f.engine->lookup({1}).value().blocks == 1);
   }
 
-  TEST_CASE("two ranks save and load their shards, and a job with nothing to save ends on both") {
+  TEST_CASE("two ranks save and load their shards, and a job without blocks to save ends on both") {
     ServerProcess server;
     struct OneRank {
       EngineMemory memory{2, 8 * 1024, kBlocks};
@@ -553,7 +555,8 @@ TEST_SUITE("agreeing with the server") {
           std::make_unique<TestEngine>(options, ranks[rank].memory, ranks[rank].device);
     }
     for (OneRank& rank : ranks) rank.engine->wait_ready();
-    ranks[1].engine->scheduler = ranks[0].engine->scheduler;  // Jobs have the same names on both.
+    ranks[1].engine->scheduler =
+        ranks[0].engine->scheduler;  // Both ranks use the same names of jobs.
 
     for (OneRank& rank : ranks) {
       const Mover::Finished saved = rank.engine->save(numbers_from(1, 10), blocks_from(0, 10));
@@ -572,11 +575,11 @@ TEST_SUITE("agreeing with the server") {
     }
   }
 
-  TEST_CASE("a device that will not take the pool is told, and tried again") {
+  TEST_CASE("a device that rejects the pool is reported, and attached again later") {
     ServerProcess server;
     EngineMemory memory(1, 4096, 2);
     SlowDevice device;
-    device.fail_next_attach({Errc::kIo, "no memory to register, as told"});
+    device.fail_next_attach({Errc::kIo, "no memory to register, as injected"});
     TestEngine::Options options;
     options.socket = server.socket();
     options.mover.link.refused_interval = seconds(1);
@@ -589,8 +592,8 @@ TEST_SUITE("agreeing with the server") {
   }
 }
 
-TEST_SUITE("our own mistakes") {
-  TEST_CASE("a broken invariant retires the mover and leaves the engine alone") {
+TEST_SUITE("broken invariants") {
+  TEST_CASE("a broken invariant retires the mover and leaves the engine running") {
     Fixture f;
     f.engine->save(numbers_from(1, 4), blocks_from(0, 4));
     const auto claimed = f.engine->claim(numbers_from(1, 4)).value();
@@ -600,7 +603,7 @@ TEST_SUITE("our own mistakes") {
     REQUIRE(f.engine->mover().load(51, claimed.token, 0, blocks_from(20, 4)));
     REQUIRE(f.server.metric_becomes("pegaflow_pins", 1));
 
-    f.device.complete_next_twice();  // No device may do that.
+    f.device.complete_next_twice();  // A contract violation of the device.
     f.device.allow_all();
 
     REQUIRE(f.engine->mover().wait_for(LinkState::kRetired, kHang));
@@ -609,7 +612,7 @@ TEST_SUITE("our own mistakes") {
     std::sort(reported.begin(), reported.end());
     CHECK(reported == std::vector<std::uint64_t>{50, 51});
     CHECK(f.engine->start_save(52, {1}, {0}).error().code == Errc::kPeerLost);
-    // The other side of the engine goes on.
+    // The engine's other side continues.
     REQUIRE(f.server.metric_becomes("pegaflow_clients", 1));
     CHECK_FALSE(f.engine->lookup(numbers_from(1, 4)).value().complete);
   }

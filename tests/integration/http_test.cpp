@@ -1,4 +1,4 @@
-// The HTTP side of a real server.
+// The HTTP server of a real server process.
 #include <fstream>
 #include <stdexcept>
 #include <string>
@@ -24,7 +24,7 @@ namespace {
 using nlohmann::json;
 
 TEST_SUITE("HTTP") {
-  TEST_CASE("what is not there is 404, a wrong method 405, both with a JSON error") {
+  TEST_CASE("an unknown path is 404, a wrong method 405, both with a JSON error") {
     ServerProcess server;
 
     for (const char* const path :
@@ -39,7 +39,7 @@ TEST_SUITE("HTTP") {
     CHECK(server.get("/health?x=y").status == 200);
   }
 
-  TEST_CASE("garbage is answered with 400 or closed, and others are served on") {
+  TEST_CASE("garbage is answered with 400 or closed, and other clients are served") {
     ServerProcess server;
 
     CHECK(http_request(server.http(), "\x01\x02\x03", "\xff").status >= 400);
@@ -81,7 +81,7 @@ TEST_SUITE("HTTP") {
     CHECK(away.at("state") == "disconnected");
   }
 
-  TEST_CASE("an id that is no UTF-8 does not break the list") {
+  TEST_CASE("an id with invalid UTF-8 does not break the list") {
     ServerProcess server;
     auto io = kj::setupAsyncIo();
     WireClient scheduler(io, server.socket());
@@ -94,7 +94,7 @@ TEST_SUITE("HTTP") {
     CHECK(json::parse(response.body).at("instances").size() == 1);
   }
 
-  TEST_CASE("cleanup evicts what is at rest and counts what is not") {
+  TEST_CASE("cleanup evicts every evictable block and counts the others") {
     ServerProcess server;
     auto io = kj::setupAsyncIo();
     WireClient worker(io, server.socket());
@@ -116,7 +116,7 @@ TEST_SUITE("HTTP") {
     CHECK(server.metric(R"(pegaflow_cache_blocks_dropped_total{reason="cleanup"})") == 2900);
   }
 
-  TEST_CASE("a POST over TCP needs the token, from this machine too") {
+  TEST_CASE("a POST over TCP needs the token, from this machine as well") {
     const TemporaryDirectory directory;
     const std::string token_file = (directory.path() / "token").string();
     std::ofstream(token_file) << "0123456789abcdef\n";
@@ -147,10 +147,12 @@ TEST_SUITE("HTTP") {
     CHECK(with("Bearer 0123456789abcdef", {"Origin: http://" + server.http()}) == 200);
   }
 
-  TEST_CASE("another user of this machine empties no cache, neither over TCP nor at the socket") {
+  TEST_CASE(
+      "another user of this machine cannot empty the cache, neither over TCP nor through the "
+      "socket") {
     if (::geteuid() != 0) PEGA_SKIP("only root can act as another user");
     ServerProcess server;
-    // What a careless operator may have opened: the user is refused all the same.
+    // Permissions that an operator may have opened by mistake: the user is rejected all the same.
     ::chmod(server.directory().c_str(), 0777);
     ::chmod(server.http_socket().c_str(), 0666);
     const std::string path = "/cache/memory/cleanup";
@@ -158,7 +160,7 @@ TEST_SUITE("HTTP") {
       const Forked stranger([&]() {
         if (::setgid(65534) != 0 || ::setuid(65534) != 0) throw std::runtime_error("setuid");
         if (http_request(server.http(), "POST", path).status != 403) {
-          throw std::runtime_error("POST over TCP was not refused");
+          throw std::runtime_error("POST over TCP was not rejected");
         }
         try {
           http_request(server.http_socket(), "POST", path);
@@ -172,7 +174,8 @@ TEST_SUITE("HTTP") {
     CHECK(server.post(path).status == 200);
   }
 
-  TEST_CASE("the Unix socket has the same pages, is its group's, and goes with the server") {
+  TEST_CASE(
+      "the Unix socket has the same pages, belongs to its group, and is removed with the server") {
     ServerProcess server;
     CHECK(http_request(server.http_socket(), "GET", "/health").body == server.get("/health").body);
     CHECK(http_request(server.http_socket(), "GET", "/nothing").status == 404);
@@ -181,7 +184,7 @@ TEST_SUITE("HTTP") {
     CHECK(S_ISSOCK(made.st_mode));
     CHECK((made.st_mode & 0777) == 0660);
 
-    // One that a killed server left behind is replaced.
+    // The socket of a killed server is replaced.
     server.kill();
     CHECK(::stat(server.http_socket().c_str(), &made) == 0);
     server.start();
@@ -191,7 +194,7 @@ TEST_SUITE("HTTP") {
     CHECK(::stat(server.http_socket().c_str(), &made) != 0);
   }
 
-  TEST_CASE("128 clients that ask for pages and never read do not keep others from /health") {
+  TEST_CASE("128 clients that request pages and never read do not block /health for others") {
     ServerProcess server;
     std::string questions;
     for (int i = 0; i < 3000; ++i) questions += "GET /metrics HTTP/1.1\r\nHost: localhost\r\n\r\n";
@@ -212,7 +215,7 @@ TEST_SUITE("HTTP") {
     for (int i = 0; i < 20; ++i) CHECK(server.get("/health").status == 200);
 
     clients.clear();
-    while (server.get("/metrics").status != 200) {  // Until the last of their questions is over.
+    while (server.get("/metrics").status != 200) {  // Until the last of their requests ends.
     }
     const double displaced =
         server.metric(R"(pegaflow_http_connections_closed_total{reason="displaced"})");
@@ -220,7 +223,7 @@ TEST_SUITE("HTTP") {
     CHECK(server.metric("pegaflow_http_connections") <= 128);
   }
 
-  TEST_CASE("the metrics say which eviction policy was chosen") {
+  TEST_CASE("the metrics name the eviction policy") {
     const auto policy = [](const ServerProcess& server) {
       const std::string page = server.get("/metrics").body;
       constexpr std::string_view kSample = "\npegaflow_eviction_info{policy=\"";
@@ -236,7 +239,7 @@ TEST_SUITE("HTTP") {
     CHECK(policy(ServerProcess({.arguments = {"--disable-lfu-admission"}})) == "lru");
   }
 
-  TEST_CASE("every metric that others count on is there from the start") {
+  TEST_CASE("every metric that dashboards and alerts use exists from the start") {
     ServerProcess server;
     const std::string page = "\n" + server.get("/metrics").body;
 

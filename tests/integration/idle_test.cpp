@@ -1,4 +1,4 @@
-// A server that nobody asks anything sleeps.
+// An idle server sleeps.
 #include <filesystem>
 #include <fstream>
 #include <list>
@@ -14,7 +14,8 @@
 namespace pegaflow::testing {
 namespace {
 
-/// How often the threads of a process went to sleep by themselves: once for each wake-up.
+/// The number of times that the threads of a process went to sleep by themselves: once for each
+/// wake-up.
 std::uint64_t sleeps_of(pid_t pid) {
   std::uint64_t sum = 0;
   const std::string tasks = "/proc/" + std::to_string(pid) + "/task";
@@ -29,8 +30,7 @@ std::uint64_t sleeps_of(pid_t pid) {
 }
 
 TEST_SUITE("idle") {
-  TEST_CASE(
-      "with 8 connected clients and nothing to do there is a second in which no thread wakes") {
+  TEST_CASE("with 8 connected idle clients there is a second in which no thread wakes") {
     ServerProcess server;
     auto io = kj::setupAsyncIo();
     std::list<WireClient> clients;
@@ -46,13 +46,13 @@ TEST_SUITE("idle") {
       REQUIRE(pool);
       REQUIRE(client.save(*pool, {Id128::random(), 1}, make_keys(i, 50)));
     }
-    // The last answer has come, so that only what repeats itself is left; and how the server goes
-    // to sleep after it, which may take a busy machine a while. A timer is in every second.
+    // The last response has arrived, so only periodic work is left, and the way into sleep, which
+    // may take a while on a busy machine. A timer would fire in every second.
 
     std::uint64_t wake_ups = 0;
     for (auto seconds = kHang; seconds.count() > 0; --seconds) {
       const std::uint64_t before = sleeps_of(server.pid());
-      ::poll(nullptr, 0, 1000);  // The observed second: what is counted is what happens in it.
+      ::poll(nullptr, 0, 1000);  // The observed second: only its events are counted.
       wake_ups = sleeps_of(server.pid()) - before;
       if (wake_ups == 0) break;
     }

@@ -1,4 +1,4 @@
-// Whose slots stay how long: lost connections, dead processes, PID namespaces.
+// The lifetime of slots: lost connections, dead processes, PID namespaces.
 #include <csignal>
 #include <optional>
 #include <string>
@@ -17,7 +17,7 @@ constexpr std::uint64_t kPage = 4096;
 const char* const kReaderLost = R"(pegaflow_quarantine_slots{reason="reader_lost"})";
 const char* const kWriterLost = R"(pegaflow_quarantine_slots{reason="writer_lost"})";
 
-/// The scheduler's and this process' side. The worker comes and goes.
+/// The scheduler and this process. The worker connects and disconnects.
 struct Scheduler {
   explicit Scheduler(kj::AsyncIoContext& io, const ServerProcess& server)
       : client(io, server.socket()) {
@@ -27,7 +27,7 @@ struct Scheduler {
   WireClient client;
 };
 
-/// An engine that saved `keys`, opened the first four of them as pin 1 and reserved `pending`, and
+/// An engine that saved `keys`, opened the first four of them as pin 1, reserved `pending`, and
 /// then hangs. Its claim is named `token`.
 void hang_with_pins(const std::string& socket, const std::vector<BlockKey>& keys,
                     const std::vector<BlockKey>& pending, const Id128& token) {
@@ -43,7 +43,7 @@ void hang_with_pins(const std::string& socket, const std::vector<BlockKey>& keys
   if (!worker->reserve({Id128::random(), 2}, pending)) throw std::runtime_error("reserve");
 }
 
-/// Everything that the engine held comes back, and what it sealed is still found.
+/// All frames that the engine held are returned, and its sealed blocks are still found.
 void check_all_came_back(const ServerProcess& server, Scheduler& scheduler,
                          const std::vector<BlockKey>& keys, kj::AsyncIoContext& io) {
   CHECK(server.metric_becomes(kReaderLost, 0));
@@ -59,7 +59,7 @@ void check_all_came_back(const ServerProcess& server, Scheduler& scheduler,
 }
 
 TEST_SUITE("lifetime") {
-  TEST_CASE("a killed engine's pins and reservations come back, what it sealed stays") {
+  TEST_CASE("a killed engine's pins and reservations are returned, its sealed blocks stay") {
     ServerProcess server;
     const auto keys = make_keys(1, 10);
     const auto pending = make_keys(2, 3);
@@ -75,7 +75,7 @@ TEST_SUITE("lifetime") {
     CHECK(scheduler.client.lookup(pending).blocks == 0);
   }
 
-  TEST_CASE("a stopped engine keeps its pins, and dies with them") {
+  TEST_CASE("a stopped engine keeps its pins until it dies") {
     ServerProcess server;
     const auto keys = make_keys(1, 10);
     Forked engine([&] { hang_with_pins(server.socket(), keys, make_keys(2, 3), Id128::random()); });
@@ -116,7 +116,7 @@ TEST_SUITE("lifetime") {
     CHECK(server.metric("pegaflow_pins") == 1);
     CHECK(server.metric("pegaflow_oldest_pin_seconds") > 0);
 
-    SUBCASE("until it says that it is quiet") {
+    SUBCASE("until its client reports that it is quiet") {
       WireClient again(io, server.socket());
       const auto greeting =
           again.hello({.process = process, .previous_connection = connection, .quiesced = true});
@@ -127,7 +127,7 @@ TEST_SUITE("lifetime") {
       CHECK(server.metric("pegaflow_parted_connections") == 0);
       CHECK(scheduler.client.lookup(keys).blocks == 10);
     }
-    SUBCASE("coming back without being quiet releases nothing") {
+    SUBCASE("a new connection without quiet releases nothing") {
       WireClient again(io, server.socket());
       again.hello({.process = process, .previous_connection = connection, .quiesced = false});
       REQUIRE(again.register_rank("engine", kPage));
@@ -139,7 +139,7 @@ TEST_SUITE("lifetime") {
       REQUIRE(slots);
       for (const std::uint32_t slot : *slots) CHECK(slot != ~std::uint32_t{0});
     }
-    SUBCASE("another process cannot say it in its place") {
+    SUBCASE("another process cannot report it") {
       WireClient other(io, server.socket());
       const auto greeting = other.hello({.previous_connection = connection, .quiesced = true});
       REQUIRE(greeting.refused);
@@ -148,7 +148,7 @@ TEST_SUITE("lifetime") {
     }
   }
 
-  TEST_CASE("a quiet hello ends the connection whose end the server has not seen") {
+  TEST_CASE("a quiet hello ends the former connection, whose end the server has not seen") {
     ServerProcess server;
     auto io = kj::setupAsyncIo();
     WireClient worker(io, server.socket());
@@ -205,7 +205,7 @@ TEST_SUITE("lifetime") {
     CHECK(server.metric("pegaflow_pins") == 0);
   }
 
-  TEST_CASE("an engine in a PID namespace of its own is known gone when it is killed") {
+  TEST_CASE("an engine in a PID namespace of its own is detected as gone when it is killed") {
     if (!may_make_pid_namespaces()) PEGA_SKIP("this process may not make PID namespaces");
     ServerProcess server;
     const auto keys = make_keys(1, 10);

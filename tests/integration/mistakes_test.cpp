@@ -1,4 +1,4 @@
-// What one client does wrong costs the others nothing.
+// The mistakes of one client cost other clients nothing.
 #include <fstream>
 #include <string>
 
@@ -20,7 +20,7 @@ Registration registration(const std::string& instance, std::uint64_t page_bytes,
           .block_count = 10};
 }
 
-/// An engine of one rank with three blocks, and a claim of its on them.
+/// An engine of one rank with three blocks, and its claim on them.
 struct Engine {
   explicit Engine(kj::AsyncIoContext& io, const ServerProcess& server)
       : worker(io, server.socket()) {
@@ -49,7 +49,7 @@ std::uint64_t resident_bytes(pid_t pid) {
 }
 
 TEST_SUITE("a claim of another engine") {
-  TEST_CASE("is not opened by a rank beyond its shards, and the server goes on") {
+  TEST_CASE("is not opened by a rank beyond its shards, and the server continues") {
     ServerProcess server;
     auto io = kj::setupAsyncIo();
     Engine engine(io, server);
@@ -111,7 +111,7 @@ TEST_SUITE("a client that repeats itself") {
     WireClient worker(io, server.socket());
     worker.hello();
     REQUIRE(worker.register_rank("engine", kPage));
-    std::vector<wire::Pool::Client> kept;  // What is kept the server cannot forget.
+    std::vector<wire::Pool::Client> kept;  // The server cannot free what the client keeps.
     kept.reserve(20000);
     std::uint64_t before = 0;
     for (int i = 0; i < 20000; ++i) {
@@ -127,7 +127,7 @@ TEST_SUITE("a client that repeats itself") {
       kept.push_back(answer.getPool());
     }
 
-    // An export each was some 700 bytes: 12 MiB.
+    // One export for each registration took some 700 bytes: 12 MiB.
     const std::uint64_t after = resident_bytes(server.pid());
     INFO("resident before ", before, " after ", after);
     CHECK(after < before + (std::uint64_t{4} << 20));
@@ -135,7 +135,7 @@ TEST_SUITE("a client that repeats itself") {
 }
 
 TEST_SUITE("pages of odd sizes") {
-  TEST_CASE("the tables of a size go with its last engine when it left no block") {
+  TEST_CASE("the tables of a size are freed with its last engine if it left no block") {
     ServerProcess server({.pool_size = "256mb"});
     auto io = kj::setupAsyncIo();
     const double before = server.metric("pegaflow_memory_bytes");

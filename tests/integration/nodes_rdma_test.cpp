@@ -1,6 +1,6 @@
 // Nodes that read from each other over the RDMA lane: real servers, over UCX.
 //
-// No server is killed here: UCX over TCP may end the one that is left. tests/rxe does it.
+// No server is killed here: UCX over TCP may end the surviving one. tests/rxe kills servers.
 #include <csignal>
 #include <string>
 
@@ -24,7 +24,7 @@ nlohmann::json nodes_of(const ServerProcess& server) {
   return nlohmann::json::parse(server.get("/health").body).at("nodes");
 }
 
-/// Saves at `a` and loads at `b`: every byte is right, and came over `lane`.
+/// Saves at `a` and loads at `b`: every byte is right and came over `lane`.
 void check_read(const ServerProcess& a, const ServerProcess& b, const std::string& lane,
                 std::uint64_t first = 1) {
   const std::string bytes = fmt::format("pegaflow_fetch_lane_bytes_total{{lane=\"{}\"}}", lane);
@@ -46,7 +46,7 @@ void check_read(const ServerProcess& a, const ServerProcess& b, const std::strin
 }
 
 TEST_SUITE("nodes over RDMA") {
-  TEST_CASE("two nodes with cards find it out, and read over them") {
+  TEST_CASE("two nodes with cards negotiate RDMA and read over it") {
     const auto at = node_addresses(2);
     const ServerProcess a(rdma_node(0, at));
     const ServerProcess b(rdma_node(1, at));
@@ -78,7 +78,8 @@ TEST_SUITE("nodes over RDMA") {
     CHECK(with.metric(lane_sample(at[1], "rdma")) == 0);
   }
 
-  TEST_CASE("--require-rdma: nothing comes over sockets, and who has those alone is refused") {
+  TEST_CASE(
+      "--require-rdma: no byte comes over sockets, and a peer with sockets only is rejected") {
     const auto at = node_addresses(3);
     const ServerProcess a(rdma_node(0, at, {"--require-rdma"}));
     const ServerProcess b(rdma_node(1, at, {"--require-rdma"}));
@@ -94,12 +95,12 @@ TEST_SUITE("nodes over RDMA") {
     CHECK_THROWS((void)b.metric("pegaflow_lane_info{lane=\"tcp\"}"));
   }
 
-  TEST_CASE("what is given up while the card may still write to it is not used before it cannot") {
+  TEST_CASE("an abandoned read's memory is not reused before the card has stopped writing to it") {
     const auto at = node_addresses(2);
     ServerProcess a(rdma_node(0, at, {}, "256mb"));
     const ServerProcess b(
         rdma_node(1, at, {"--peer-deadline", "100ms", "--fetch-deadline", "300ms"}, "256mb"));
-    constexpr std::size_t kMany = 384;  // 48 MiB: longer on the way than a claim takes.
+    constexpr std::size_t kMany = 384;  // 48 MiB: their reads take longer than a claim.
     EngineAt on_b(b, kPiece, kMany);
     const std::string unquiesced = "pegaflow_fetch_troubles_total{reason=\"unsettled\"}";
     EngineAt on_a(a, kPiece, kMany);
@@ -108,7 +109,7 @@ TEST_SUITE("nodes over RDMA") {
       REQUIRE(reads_over(b, at[0], "rdma"));
       on_a.engine->save(numbers_from(first, kMany), blocks_from(0, kMany));
 
-      // The reads need A's processor here, and it stands still: they are late, and not settled.
+      // The reads need A's processor here, and A is stopped: they are late and not quiesced.
       const auto claimed = on_b.engine->claim(numbers_from(first, kMany)).value();
       a.signal(SIGSTOP);
       on_b.load_and_check(claimed, first);

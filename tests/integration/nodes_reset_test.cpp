@@ -1,5 +1,5 @@
-// Weights are replaced under traffic on three nodes: nothing that was saved before a reset is
-// served after it, by any node, whether requests and resets come in turn or at once.
+// Weights are replaced under traffic on three nodes: no node serves a block of before a reset after
+// it, whether requests and resets alternate or overlap.
 #include <algorithm>
 #include <array>
 #include <csignal>
@@ -39,7 +39,8 @@ struct Cluster {
     }
   }
 
-  /// At one node. Whether all have confirmed it. Nobody else resets at that node meanwhile.
+  /// Resets at one node; true if all nodes have confirmed. No other caller resets at that node
+  /// meanwhile.
   bool reset(std::size_t node) {
     const std::uint64_t now = history.begin_reset();
     const double unconfirmed = servers[node].metric(kUnconfirmed);
@@ -74,7 +75,8 @@ struct Cluster {
 };
 
 TEST_SUITE("resets of nodes") {
-  TEST_CASE("requests and resets at three nodes in any order: no block of before is served") {
+  TEST_CASE(
+      "requests and resets at three nodes in any order: no block of before a reset is served") {
     std::mt19937_64 random(seed());
     MESSAGE("seed ", seed());
     Cluster cluster;
@@ -94,7 +96,7 @@ TEST_SUITE("resets of nodes") {
     CHECK(cluster.from_peers() > 50);
   }
 
-  TEST_CASE("requests and resets at three nodes at once: no block of before is served") {
+  TEST_CASE("concurrent requests and resets at three nodes: no block of before a reset is served") {
     MESSAGE("seed ", seed());
     Cluster cluster;
     std::array<std::size_t, 3> confirmed{};
@@ -118,7 +120,7 @@ TEST_SUITE("resets of nodes") {
     for (std::thread& node : nodes) node.join();
 
     cluster.check();
-    // At rest, after one more reset, nothing of all that is found.
+    // After the traffic and one more reset, none of its blocks is found.
     REQUIRE(cluster.reset(0));
     for (std::size_t node = 0; node < 3; ++node) {
       for (std::uint64_t chain = 0; chain < 3; ++chain) {
@@ -148,7 +150,7 @@ TEST_SUITE("resets of nodes") {
     CHECK(cluster.from_peers() != 0);
   }
 
-  TEST_CASE("a node that was stopped during a reset is named, and serves nothing old afterwards") {
+  TEST_CASE("a node that was stopped during a reset is named, and serves no old block afterwards") {
     const std::vector<std::string> at = node_addresses(2);
     const ServerProcess a(node_options(at[0], at));
     const ServerProcess b(node_options(at[1], at));
@@ -166,7 +168,7 @@ TEST_SUITE("resets of nodes") {
     CHECK(a.metric(kUnconfirmed) == 1);
     b.signal(SIGCONT);
 
-    // It learns of the reset by the question, or by a greeting, before it is read from.
+    // It learns of the reset from the next request or greeting, before any node reads from it.
     REQUIRE(b.metric_becomes(kFromPeers, 1));
     CHECK(on_b.engine->lookup(numbers_from(1, 8)).value().blocks == 0);
     CHECK(on_a.engine->claim(numbers_from(1, 8)).value().blocks == 0);
@@ -192,11 +194,11 @@ TEST_SUITE("resets of nodes") {
     auto reset = on_lender.engine->session().reset_cache(kHang);
     REQUIRE(reset);
     CHECK(lender.metric(kUnconfirmed) == static_cast<double>(reset->unconfirmed.size()));
-    // It is confirmed unless this machine is too busy to answer in 0.4 s.
+    // It is confirmed unless this machine is too busy to respond in 0.4 s.
     if (!reset->unconfirmed.empty()) REQUIRE(reader.metric_becomes(kFromPeers, 1));
     CHECK(on_reader.engine->lookup(numbers_from(1, 8)).value().blocks == 0);
 
-    // One that stands still is named, by its host: it has no address of its own.
+    // A stopped node is named by its host: it has no address of its own.
     REQUIRE_FALSE(on_lender.engine->save(numbers_from(1, 8), blocks_from(0, 8)).error);
     fetch();
     reader.signal(SIGSTOP);
@@ -208,7 +210,7 @@ TEST_SUITE("resets of nodes") {
     CHECK(on_reader.engine->lookup(numbers_from(1, 8)).value().blocks == 0);
   }
 
-  TEST_CASE("a reset is passed on along a chain of nodes of which each reads from the next") {
+  TEST_CASE("a reset is forwarded along a chain of nodes of which each reads from the next") {
     const std::vector<std::string> at = node_addresses(2);
     const ServerProcess first(lender_options(at[0]));
     const ServerProcess second(node_options(at[1], {at[0]}));
@@ -226,7 +228,7 @@ TEST_SUITE("resets of nodes") {
     REQUIRE(first.metric_becomes(kFromPeers, 1));
   }
 
-  TEST_CASE("a node that restarts learns the epochs, and a reset that it makes is above them") {
+  TEST_CASE("a restarted node learns the epochs, and its next reset is above them") {
     const std::vector<std::string> at = node_addresses(2);
     const ServerProcess a(node_options(at[0], at));
     EngineAt on_a(a, kPiece, kBlocks);

@@ -1,4 +1,4 @@
-// A prefix that was computed on one node is read by others: real servers, nothing goes wrong.
+// A prefix that one node computed is read by other nodes: real servers, without faults.
 #include "tests/support/nodes.h"
 
 #include <string>
@@ -16,7 +16,7 @@ bool has(const std::string& text, const std::string& part) {
   return text.find(part) != std::string::npos;
 }
 
-/// Two nodes that know each other and themselves.
+/// Two nodes whose peer lists name both of them.
 struct TwoNodes {
   std::vector<std::string> at = node_addresses(2);
   ServerProcess a{node_options(at[0], at)};
@@ -24,7 +24,7 @@ struct TwoNodes {
 };
 
 TEST_SUITE("nodes") {
-  TEST_CASE("what one node has is found, read and sealed by the other, byte for byte") {
+  TEST_CASE("a block of one node is found, read and sealed by the other, byte for byte") {
     const TwoNodes two;
     const auto& [at, a, b] = two;
     EngineAt on_a(a, kPiece, 64);
@@ -32,7 +32,7 @@ TEST_SUITE("nodes") {
     REQUIRE(sees(b, at[0]));
     REQUIRE_FALSE(on_a.engine->save(numbers_from(100, 40), blocks_from(0, 40)).error);
 
-    // A lookup finds it, without holding or moving anything.
+    // A lookup finds it without a claim or a transfer.
     const auto found = on_b.engine->lookup(numbers_from(100, 50)).value();
     CHECK(found.blocks == 40);
     CHECK(found.coming == 40);
@@ -52,12 +52,12 @@ TEST_SUITE("nodes") {
     CHECK(b.metric("pegaflow_fetch_bytes_total") == 40 * kPage);
     CHECK(b.metric("pegaflow_replica_blocks") == 40);
     CHECK(a.metric("pegaflow_lent_bytes_total") == 40 * kPage);
-    // Given back, not run out; and nothing is left of it.
+    // The lease was returned and did not expire; no state of it is left.
     CHECK(a.metric_becomes("pegaflow_leases", 0));
     CHECK(a.metric("pegaflow_leases_total{result=\"ran_out\"}") == 0);
     CHECK(b.metric_becomes("pegaflow_fetch_batches", 0));
 
-    // From now on it is B's own.
+    // From now on B has its own copy.
     on_b.engine->session().unclaim(claimed.token);
     const auto again = on_b.engine->lookup(numbers_from(100, 40)).value();
     CHECK(again.blocks == 40);
@@ -65,7 +65,7 @@ TEST_SUITE("nodes") {
     CHECK(b.metric("pegaflow_fetch_bytes_total") == 40 * kPage);
   }
 
-  TEST_CASE("the prefix that is here and the rest that is there are one claim") {
+  TEST_CASE("a local prefix and its remote rest are one claim") {
     const TwoNodes two;
     const auto& [at, a, b] = two;
     EngineAt on_a(a, kPiece, 64);
@@ -84,7 +84,7 @@ TEST_SUITE("nodes") {
     CHECK(b.metric("pegaflow_fetch_blocks_total{result=\"whole\"}") == 20);
   }
 
-  TEST_CASE("many claims on one prefix: it comes once") {
+  TEST_CASE("many claims on one prefix fetch it once") {
     const TwoNodes two;
     const auto& [at, a, b] = two;
     EngineAt on_a(a, kPiece, 64);
@@ -107,7 +107,7 @@ TEST_SUITE("nodes") {
     CHECK(b.metric("pegaflow_fetch_blocks_total{result=\"whole\"}") == 40);
   }
 
-  TEST_CASE("both greet each other, and one list with themselves in it does for all") {
+  TEST_CASE("both nodes greet each other, and every node can use the same peer list") {
     const TwoNodes two;
     const auto& [at, a, b] = two;
     EngineAt on_a(a, kPiece, 16);
@@ -150,7 +150,7 @@ TEST_SUITE("nodes") {
     if (claimed.blocks != 0) on_a.load_and_check(claimed, 1);
   }
 
-  TEST_CASE("other models and other page sizes never meet") {
+  TEST_CASE("blocks of other models and of other page sizes are never shared") {
     const TwoNodes two;
     const auto& [at, a, b] = two;
     EngineAt on_a(a, kPiece, 16);
@@ -171,7 +171,7 @@ TEST_SUITE("nodes") {
     CHECK(other_model.lookup(numbers_from(1, 8)).value().blocks == 0);
   }
 
-  TEST_CASE("a reset at one node is one at both, and what is claimed between two stays forgotten") {
+  TEST_CASE("a reset at one node is one at both, and blocks claimed in between stay forgotten") {
     const TwoNodes two;
     const auto& [at, a, b] = two;
     EngineAt on_a(a, kPiece, 16);
@@ -192,12 +192,12 @@ TEST_SUITE("nodes") {
     CHECK(on_b.engine->claim(numbers_from(1, 8)).value().blocks == 0);
     CHECK(on_a.engine->claim(numbers_from(1, 8)).value().blocks == 0);
 
-    // What is saved from then on is shared as before.
+    // Blocks that are saved from then on are shared as before.
     on_a.engine->save(numbers_from(1, 8), blocks_from(0, 8));
     CHECK(on_b.engine->lookup(numbers_from(1, 8)).value().coming == 8);
   }
 
-  TEST_CASE("a client of an older version is told of what is here only") {
+  TEST_CASE("a client of an older version finds local blocks only") {
     const TwoNodes two;
     const auto& [at, a, b] = two;
     EngineAt on_a(a, kPiece, 16);
@@ -223,7 +223,7 @@ TEST_SUITE("nodes") {
     CHECK(old.load(claimed.token, blocks_from(4, 2)).blocks == 2);
   }
 
-  TEST_CASE("options that make no sense are told at once") {
+  TEST_CASE("contradictory options are rejected at the start") {
     const auto refused = [](std::vector<std::string> arguments) {
       arguments.insert(arguments.end(), {"--pool-size", "1mb", "--addr", "unix:/tmp/never.sock"});
       const Ran ran = run_server_binary(arguments);

@@ -1,5 +1,5 @@
-// A node of peer version 2, which reads from a server of today: what it says has the length that it
-// had then, without the fields and the questions that came with version 3.
+// A node of peer version 2, which reads from a server of today: its messages have the length that
+// they had then, without the fields and the requests of version 3.
 #include <cstring>
 #include <memory>
 #include <optional>
@@ -29,7 +29,7 @@ const std::string kConnections = "pegaflow_peer_connections";
 using AnyRequest = capnp::Request<capnp::AnyPointer, capnp::AnyPointer>;
 using AnyAnswer = capnp::Response<capnp::AnyPointer>;
 
-/// The dialer's side of peer.capnp as version 2 had it. Every call waits for its answer.
+/// The dialer's side of peer.capnp as of version 2. Every call waits for its response.
 class OldReader {
  public:
   OldReader(kj::AsyncIoContext& io, const std::string& address)
@@ -42,7 +42,7 @@ class OldReader {
         client_(*stream_),
         gate_(client_.bootstrap()) {}
 
-  /// Greets, and enters. Returns the version that both speak.
+  /// Greets and enters. Returns the version that both speak.
   std::uint16_t enter() {
     cluster::PeerSecret::Greeting greeting{.dialer = {2, 2},
                                            .answerer = {},
@@ -160,7 +160,7 @@ Bytes32 space_of(const std::string& model) {
                              std::vector<std::uint64_t>{kPage});
 }
 
-/// A server of today with an engine that has saved something.
+/// A server of today with an engine that has saved blocks.
 struct Owner {
   Owner() { engine.save(kBlocks); }
 
@@ -173,7 +173,7 @@ struct Owner {
 };
 
 TEST_SUITE("a node of peer version 2") {
-  TEST_CASE("it is let in, finds and reads blocks, and waits for saves") {
+  TEST_CASE("it is admitted, finds and reads blocks, and waits for saves") {
     Owner owner;
     OldReader reader(owner.io, owner.at[0]);
     REQUIRE(reader.enter() == 2);
@@ -214,7 +214,7 @@ TEST_SUITE("a node of peer version 2") {
     CHECK(reader.await_job({kScheduler, owner.engine->last_job}));
   }
 
-  TEST_CASE("after a reset it gets nothing of that namespace, and everything else goes on") {
+  TEST_CASE("after a reset it gets no block of that namespace, and everything else continues") {
     Owner owner;
     OldReader reader(owner.io, owner.at[0]);
     REQUIRE(reader.enter() == 2);
@@ -222,7 +222,7 @@ TEST_SUITE("a node of peer version 2") {
 
     REQUIRE(owner.engine->session().reset_cache(kHang));
     CHECK(reader.locate(owner.space, owner.keys) == 0);
-    // Nor of what is saved after it: the old node may have missed any reset.
+    // Nor any block saved after the reset: the old node may have missed any reset.
     owner.engine.save(kBlocks);
     REQUIRE(owner.engine->lookup(numbers_from(1, kBlocks)).value().blocks == kBlocks);
     CHECK(reader.locate(owner.space, owner.keys) == 0);

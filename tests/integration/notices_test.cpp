@@ -1,4 +1,4 @@
-// What engines report about themselves: why they are not served, and what they copy with.
+// Reports of engines about themselves: the reason why they are not served, and their copy path.
 #include <string>
 #include <vector>
 
@@ -89,7 +89,7 @@ TEST_SUITE("notices") {
     CHECK(instances(server).empty());
   }
 
-  TEST_CASE("a scheduler that is attached is shown as not served once its worker declines") {
+  TEST_CASE("an attached scheduler is shown as not served once its worker declines") {
     ServerProcess server;
     auto io = kj::setupAsyncIo();
     WireClient scheduler(io, server.socket());
@@ -108,7 +108,7 @@ TEST_SUITE("notices") {
     CHECK(instances(server).at(0).at("state") == "disconnected");
   }
 
-  TEST_CASE("who is served cannot decline, and who has declined is not served") {
+  TEST_CASE("a served client cannot decline, and one that declined is not served") {
     ServerProcess server;
     auto io = kj::setupAsyncIo();
     WireClient worker(io, server.socket());
@@ -125,7 +125,7 @@ TEST_SUITE("notices") {
     CHECK(worker.lookup(make_keys(1, 1)).complete);
   }
 
-  TEST_CASE("at most 256 connections decline at once, and each as often as it likes") {
+  TEST_CASE("at most 256 connections decline at once, and each any number of times") {
     ServerProcess server;
     auto io = kj::setupAsyncIo();
     std::vector<std::unique_ptr<WireClient>> clients;
@@ -143,10 +143,10 @@ TEST_SUITE("notices") {
     CHECK(server.metric("pegaflow_instances_not_served{reason=\"weights\"}") == 1);
     REQUIRE(clients[1]->goodbye());
     CHECK(decline(beyond, io, of_worker(0, "no")));
-    CHECK_FALSE(has(server.log(), "again"));  // What a connection repeats is no news.
+    CHECK_FALSE(has(server.log(), "again"));  // A repeated report is not logged.
   }
 
-  TEST_CASE("device, kernels and copy path are shown beside the rank that has them") {
+  TEST_CASE("device, kernels and copy path are shown beside their rank") {
     ServerProcess server;
     auto io = kj::setupAsyncIo();
     WireClient worker(io, server.socket());

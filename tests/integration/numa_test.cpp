@@ -1,5 +1,5 @@
-// A server on machines with several nodes of memory, as far as their files and a filter that
-// answers mbind() show them: this machine may have one.
+// A server on machines with several NUMA nodes, as far as their files and a filter that answers
+// mbind() present them: this machine may have one.
 #include <cerrno>
 #include <memory>
 #include <optional>
@@ -20,11 +20,11 @@ namespace {
 
 constexpr std::uint64_t kPool = std::uint64_t{64} << 20;
 constexpr std::uint64_t kPage = 64 * 1024;
-const char* const kRefused = "1";  // EPERM, as Docker's filter.
+const char* const kRefused = "1";  // EPERM, like Docker's filter.
 const char* const kGranted = "0";
 static_assert(EPERM == 1);
 
-/// A server on that machine; no value where this process may not pretend one.
+/// A server on that machine; no value if this process may not present one.
 std::unique_ptr<ServerProcess> server_on(const NumaFiles& machine, const std::string& mbind,
                                          std::vector<std::string> arguments = {}) {
   const std::string root = machine.sources().sysfs.parent_path().string();
@@ -36,7 +36,7 @@ std::unique_ptr<ServerProcess> server_on(const NumaFiles& machine, const std::st
     server->wait_until_ready();
   } catch (const std::runtime_error& ended) {
     if (std::string(ended.what()).find("ended with 77") == std::string::npos) throw;
-    note_skip("this process may not pretend a machine with NUMA nodes");
+    note_skip("this process may not present a machine with NUMA nodes");
     return nullptr;
   }
   return server;
@@ -52,7 +52,7 @@ std::vector<std::uint32_t> nodes_in(const nlohmann::json& placement) {
   return nodes;
 }
 
-/// An engine with a rank on each of these nodes, -1 for one that names none.
+/// An engine with a rank on each of these NUMA nodes; -1 for a rank that names none.
 struct Ranks {
   Ranks(const ServerProcess& server, kj::AsyncIoContext& io, const std::string& name,
         const std::vector<std::int32_t>& nodes) {
@@ -71,8 +71,8 @@ struct Ranks {
     }
   }
 
-  /// In which of `parts` parts of the pool the pages of some blocks of a rank lie; no value when
-  /// they lie in several.
+  /// The index of the part, of `parts` parts of the pool, that holds the pages of these blocks of a
+  /// rank; no value if they lie in several.
   std::optional<std::size_t> part_of(std::size_t rank, std::uint32_t parts) {
     const JobId job{.scheduler = scheduler, .number = 1};
     const auto slots = workers[rank]->reserve(job, make_keys(1, 20));
@@ -94,7 +94,7 @@ struct Ranks {
 };
 
 TEST_SUITE("NUMA") {
-  TEST_CASE("each node has its part of the pool, and a rank's pages lie on its node") {
+  TEST_CASE("each NUMA node has its part of the pool, and a rank's pages lie on its node") {
     const NumaFiles machine(eight_nodes());
     const auto server = server_on(machine, kGranted);
     if (!server) return;
@@ -113,8 +113,8 @@ TEST_SUITE("NUMA") {
     CHECK(four.part_of(1, 8) == 0);
     CHECK(four.part_of(2, 8) == 3);
     CHECK(four.part_of(3, 8) == 0);
-    // Who names no node, or one that is not there, is dealt one in turn, and the next engine's
-    // ranks go on from another.
+    // Ranks that name no NUMA node, or an unknown one, get the nodes in turn, and the next engine's
+    // ranks continue with the next node.
     Ranks nowhere(*server, io, "nowhere", {-1, 99, -1});
     const auto first = nowhere.part_of(0, 8);
     REQUIRE(first);
@@ -126,7 +126,7 @@ TEST_SUITE("NUMA") {
     CHECK(other != first);
   }
 
-  TEST_CASE("a rank on a node without memory has the nearest") {
+  TEST_CASE("a rank on a NUMA node without memory gets the nearest one") {
     NumaMachine machine = memoryless_nodes();
     machine.nodes[1].distance = "32 10 16 32";
     machine.nodes[3].distance = "16 32 32 10";
@@ -143,18 +143,19 @@ TEST_SUITE("NUMA") {
     CHECK(ranks.part_of(3, 2) == 0);
   }
 
-  TEST_CASE("pages that came from elsewhere are told") {
+  TEST_CASE("pages that came from another NUMA node are reported") {
     const NumaFiles machine(two_sockets());
-    const auto server = server_on(machine, kGranted);  // Which this kernel does not act upon.
+    const auto server = server_on(machine, kGranted);  // This kernel does not act on it.
     if (!server) return;
     const auto placement = placement_of(*server);
-    if (!placement.contains("in_place")) PEGA_SKIP("this kernel does not say where a page is");
-    if (NumaTopology::read().nodes().size() != 1) PEGA_SKIP("a machine with one node is needed");
+    if (!placement.contains("in_place")) PEGA_SKIP("this kernel does not report where a page is");
+    if (NumaTopology::read().nodes().size() != 1)
+      PEGA_SKIP("a machine with one NUMA node is needed");
     CHECK(placement.at("in_place") == 0.5);
     CHECK(server->log().find("too little free memory") != std::string::npos);
   }
 
-  TEST_CASE("where mbind is refused the pool lies anywhere, and the log says what to do") {
+  TEST_CASE("if mbind is rejected the pool lies anywhere, and the log names the fix") {
     const NumaFiles machine(two_sockets());
     const auto server = server_on(machine, kRefused);
     if (!server) return;
@@ -166,7 +167,7 @@ TEST_SUITE("NUMA") {
     CHECK(placement.at("refused").get<std::string>().find("SYS_NICE") != std::string::npos);
     CHECK(server->log().find("not placed by NUMA node") != std::string::npos);
 
-    Ranks ranks(*server, io, "engine", {1, 0});  // Who is served all the same.
+    Ranks ranks(*server, io, "engine", {1, 0});  // It is served all the same.
     CHECK(ranks.part_of(0, 1) == 0);
     CHECK(ranks.part_of(1, 1) == 0);
   }
@@ -182,10 +183,10 @@ TEST_SUITE("NUMA") {
     REQUIRE(off);
     const auto placement = placement_of(*off);
     CHECK(placement.at("policy") == "off");
-    CHECK_FALSE(placement.contains("refused"));  // Nothing was asked for.
+    CHECK_FALSE(placement.contains("refused"));  // No policy was applied.
   }
 
-  TEST_CASE("with one node every policy is the same") {
+  TEST_CASE("with one NUMA node every policy is the same") {
     const NumaFiles machine(one_node());
     for (const char* const policy : {"auto", "interleave", "off"}) {
       const auto server = server_on(machine, kRefused, {"--numa", policy});

@@ -41,7 +41,7 @@ struct Fixture {
 };
 
 TEST_SUITE("replay") {
-  TEST_CASE("what was asked before is found, up to the first block that was not") {
+  TEST_CASE("earlier prompts are found, up to the first block that is missing") {
     Fixture f;
     f.ask(blocks(0, 10));
     CHECK(f.pool->seen().found == 0);
@@ -49,7 +49,7 @@ TEST_SUITE("replay") {
 
     Prompt longer = blocks(0, 4);
     longer.push_back(100);
-    longer.push_back(5);  // Is there, but behind a block that is not.
+    longer.push_back(5);  // Exists, but behind a missing block.
     f.ask(longer);
 
     CHECK(f.pool->seen().found == 4);
@@ -65,7 +65,7 @@ TEST_SUITE("replay") {
     CHECK(f.pool->seen().save_us.size() == 2);
   }
 
-  TEST_CASE("the pool holds exactly as many blocks as it should, and LRU lets the oldest go") {
+  TEST_CASE("the pool holds exactly its number of blocks, and LRU evicts the oldest") {
     Fixture f;
     f.ask(blocks(0, kBlocks / 2));
     f.ask(blocks(1000, kBlocks / 2));
@@ -73,12 +73,12 @@ TEST_SUITE("replay") {
     const ReplayPool::Counted counted = f.pool->count().value();
     CHECK(counted.resident == kBlocks);
     CHECK(counted.evictions == 1);
-    // The end of the oldest chain has gone.
+    // The end of the oldest chain was evicted.
     f.ask(blocks(0, kBlocks / 2));
     CHECK(f.pool->seen().found == kBlocks / 2 - 1);
   }
 
-  TEST_CASE("a prompt that is there whole is loaded, and nothing of it is saved") {
+  TEST_CASE("a prompt with all its blocks cached is loaded, and nothing of it is saved") {
     Fixture f;
     f.ask(blocks(0, 3));
     f.ask(blocks(0, 3));
@@ -97,7 +97,7 @@ TEST_SUITE("replay") {
     CHECK(f.pool->replay({&again, 1}).error().code == Errc::kCorrupt);
   }
 
-  TEST_CASE("a server that counts what we have not seen is an error") {
+  TEST_CASE("a block that the server counted and the replay did not is an error") {
     Fixture f;
     f.ask(blocks(0, 3));
     const Fixture::Other other = f.other();
@@ -122,11 +122,11 @@ TEST_SUITE("replay") {
     REQUIRE(slots);
     CHECK(slots->size() == 2);
     REQUIRE(other.client->end_load(7, token));
-    // What the other one loaded is counted too.
+    // The other engine's loads are counted, too.
     CHECK(f.pool->count().error().detail == "bytes loaded: the server counts 8192, we 0");
   }
 
-  TEST_CASE("a policy that the server does not know is its error, with its log") {
+  TEST_CASE("an unknown policy is the server's error, with its log") {
     kj::AsyncIoContext io = kj::setupAsyncIo();
     const auto pool = ReplayPool::start(
         io, {.program = PEGA_SERVER_BINARY, .blocks = kBlocks, .eviction = "none", .seed = 1});

@@ -1,4 +1,4 @@
-// How a server starts and ends, and what it says when it cannot.
+// Start and end of a server, and its errors if it cannot start.
 #include <csignal>
 #include <filesystem>
 #include <fstream>
@@ -26,7 +26,7 @@ bool has(const std::string& text, const std::string& part) {
   return text.find(part) != std::string::npos;
 }
 
-/// One line on standard error beside what the log says, and exit code 1.
+/// Exit code 1, and one line on standard error beside the log.
 void check_refused(const Ran& ran, const std::string& why) {
   INFO(ran.output);
   CHECK(ran.exit_code == 1);
@@ -40,7 +40,7 @@ mode_t permissions(const fs::path& path) {
   return about.st_mode & 07777U;
 }
 
-/// More huge pages of 2 MiB while it lives, where we may.
+/// Reserves more huge pages of 2 MiB while it lives, if this process may.
 class ReservedHugePages {
  public:
   explicit ReservedHugePages(std::uint64_t count) {
@@ -53,7 +53,7 @@ class ReservedHugePages {
   ~ReservedHugePages() { set(before_); }
   ReservedHugePages(const ReservedHugePages&) = delete;
   ReservedHugePages& operator=(const ReservedHugePages&) = delete;
-  /// And no others, which would leave nobody short.
+  /// Only unused ones, so that no other process runs short.
   [[nodiscard]] bool are_there() const { return are_there_; }
 
  private:
@@ -63,7 +63,7 @@ class ReservedHugePages {
 };
 
 TEST_SUITE("start") {
-  TEST_CASE("the ready file says where it is, and health is ok") {
+  TEST_CASE("the ready file has the addresses, and health is ok") {
     ServerProcess server;
 
     std::ifstream file(server.directory() / "ready.json");
@@ -94,7 +94,7 @@ TEST_SUITE("start") {
     }
   }
 
-  TEST_CASE("the socket is for our user and its group only") {
+  TEST_CASE("only the server's user and group may connect to the socket") {
     const TemporaryDirectory parent;
     const fs::path socket = parent.path() / "made" / "x.sock";
     ServerProcess server({.arguments = {"--addr", "unix:" + socket.string()}});
@@ -105,7 +105,7 @@ TEST_SUITE("start") {
 
   TEST_CASE("a host and port name a socket in the runtime directory") {
     const TemporaryDirectory runtime;
-    // Taken by somebody else, so that the server tells us its name and ends.
+    // A regular file has its place, so the server reports the name and exits.
     fs::create_directory(runtime.path() / "50123.sock");
 
     const Ran ran = run_server_binary(
@@ -115,7 +115,7 @@ TEST_SUITE("start") {
     check_refused(ran, (runtime.path() / "50123.sock").string() + " is there and is no socket");
   }
 
-  TEST_CASE("a second server on the address is told who has it") {
+  TEST_CASE("a second server on the address is rejected with the first one's pid") {
     ServerProcess first;
 
     const Ran second = run_server_binary(
@@ -125,7 +125,7 @@ TEST_SUITE("start") {
     CHECK(first.get("/health").status == 200);
   }
 
-  TEST_CASE("what a killed server left behind is replaced") {
+  TEST_CASE("the files of a killed server are replaced") {
     ServerProcess server;
     server.kill();
     REQUIRE(fs::exists(server.socket()));
@@ -137,7 +137,7 @@ TEST_SUITE("start") {
     CHECK(client.hello().version == kWireMaximum);
   }
 
-  TEST_CASE("more pool than the machine has is refused at once") {
+  TEST_CASE("a pool larger than the machine's memory is rejected at once") {
     const TemporaryDirectory directory;
 
     const Ran ran = run_server_binary({"--addr", "unix:" + (directory.path() / "x.sock").string(),
@@ -146,13 +146,14 @@ TEST_SUITE("start") {
     check_refused(ran, "choose a smaller --pool-size");
   }
 
-  TEST_CASE("more pool than is free now is waited for, health says so, and then refused") {
-    // Holds more than the gibibyte that is kept, so that there is a size between free and all.
+  TEST_CASE(
+      "a pool larger than the free memory is waited for, visible in health, and then rejected") {
+    // More than the gibibyte that is kept free, so that there is a size between free and all.
     ServerProcess other({.pool_size = "1200mb"});
     const auto room = engine::memory_room();
     REQUIRE(room);
     if (room->limited_by != "MemAvailable") PEGA_SKIP("a cgroup limits the memory");
-    // Whoever gives memory back meanwhile: the other pool stays.
+    // Even if other processes free memory meanwhile, the other pool stays.
     const std::string size = std::to_string(room->possible_bytes - (std::uint64_t{1} << 30));
     const TemporaryDirectory directory;
 
@@ -164,7 +165,7 @@ TEST_SUITE("start") {
     CHECK(has(ran.output, "memory is short, waiting"));
   }
 
-  TEST_CASE("while it waits for memory health is 503, and it goes on when the memory is back") {
+  TEST_CASE("while it waits for memory health is 503, and it continues when the memory is free") {
     const ReservedHugePages pages(32);
     if (!pages.are_there()) PEGA_SKIP("this process cannot reserve huge pages");
     ServerProcess other({.arguments = {"--use-hugepages"}});
@@ -197,7 +198,7 @@ TEST_SUITE("start") {
     CHECK(server.terminate() == 0);
   }
 
-  TEST_CASE("huge pages that were asked for and are not there are refused with the command") {
+  TEST_CASE("missing huge pages are rejected with the command that reserves them") {
     const TemporaryDirectory directory;
     const auto pages = engine::huge_pages();
     REQUIRE(pages);
@@ -212,7 +213,7 @@ TEST_SUITE("start") {
     CHECK(has(ran.output, pages->page_bytes == 0 ? "has no huge pages" : "vm.nr_hugepages=32"));
   }
 
-  TEST_CASE("the start says how to get huge pages when it has none") {
+  TEST_CASE("without huge pages the start logs the command that reserves them") {
     ServerProcess server;
     const auto pages = engine::huge_pages();
     REQUIRE(pages);
@@ -221,7 +222,7 @@ TEST_SUITE("start") {
     }
   }
 
-  TEST_CASE("what cannot be understood is refused, and the sentence says what would be right") {
+  TEST_CASE("an invalid value is rejected with an error that names the valid ones") {
     check_refused(run_server_binary({"--pool-sizes", "1gb"}), "--help");
     check_refused(run_server_binary({"--pool-size", "30 gigs"}), "--pool-size");
     check_refused(run_server_binary({"--pool-size", "10"}), "1 MiB");
@@ -243,7 +244,7 @@ TEST_SUITE("start") {
                   "--addr 127.0.0.1:70000: \"70000\" is no port");
   }
 
-  TEST_CASE("paths that cannot be used are refused") {
+  TEST_CASE("paths that cannot be used are rejected") {
     const TemporaryDirectory directory;
     const std::string file = (directory.path() / "file").string();
     std::ofstream(file) << "x";
@@ -262,7 +263,7 @@ TEST_SUITE("start") {
                   "--ready-file");
   }
 
-  TEST_CASE("flags without meaning are accepted with one line each") {
+  TEST_CASE("ignored flags are accepted with one warning each") {
     ServerProcess server(
         {.arguments = {"--devices", "0,1", "--hint-value-size", "1mb", "--ssd-cache-path",
                        "/nowhere", "--max-prefetch-blocks", "800"}});
@@ -273,7 +274,7 @@ TEST_SUITE("start") {
     CHECK(has(server.log(), "--max-prefetch-blocks has no effect"));
   }
 
-  TEST_CASE("help, version and options are printed without starting anything") {
+  TEST_CASE("help, version and options are printed and nothing is started") {
     CHECK(has(run_server_binary({"--help"}).output, "--pool-size"));
     CHECK(has(run_server_binary({"--version"}).output, "pegaflow-server "));
     const Ran options = run_server_binary({"--pool-size", "2gb", "--print-options"});
@@ -285,7 +286,7 @@ TEST_SUITE("start") {
               "pool-size = 3 GiB"));
   }
 
-  TEST_CASE("the default size is said at the start") {
+  TEST_CASE("the default size is logged at the start") {
     const TemporaryDirectory directory;
 
     const Ran ran =

@@ -1,4 +1,4 @@
-// What each call of the protocol answers, spoken to a real server.
+// The response to each call of the protocol, from a real server.
 #include <csignal>
 #include <string>
 #include <vector>
@@ -24,7 +24,7 @@ bool has(const std::string& text, const std::string& part) {
   return text.find(part) != std::string::npos;
 }
 
-/// A server, and one engine of two connections.
+/// A server, and one engine with two connections.
 struct Engine {
   explicit Engine(ServerProcess::Options options = {})
       : server(std::move(options)),
@@ -52,7 +52,7 @@ struct Engine {
 };
 
 TEST_SUITE("hello") {
-  TEST_CASE("both sides' newest common version is spoken") {
+  TEST_CASE("the newest common version of both sides is used") {
     ServerProcess server;
     auto io = kj::setupAsyncIo();
 
@@ -87,7 +87,7 @@ TEST_SUITE("hello") {
     CHECK(server.metric(R"(pegaflow_rpc_requests_total{method="hello",status="refused"})") == 2);
   }
 
-  TEST_CASE("it is said once") {
+  TEST_CASE("a second hello is rejected") {
     ServerProcess server;
     auto io = kj::setupAsyncIo();
     WireClient client(io, server.socket());
@@ -100,7 +100,7 @@ TEST_SUITE("hello") {
     CHECK(second.refused->code == Errc::kInvalidArgument);
   }
 
-  TEST_CASE("somebody else's previous connection is refused") {
+  TEST_CASE("a hello that names the previous connection of another process is rejected") {
     ServerProcess server;
     auto io = kj::setupAsyncIo();
     WireClient first(io, server.socket());
@@ -111,10 +111,10 @@ TEST_SUITE("hello") {
 
     REQUIRE(refused.refused);
     CHECK(refused.refused->code == Errc::kInvalidArgument);
-    CHECK(first.attach("engine"));  // And it lives on.
+    CHECK(first.attach("engine"));  // The first connection still works.
   }
 
-  TEST_CASE("whose process cannot be watched looks up, and gets no pool") {
+  TEST_CASE("a process that cannot be watched can look up and gets no pool") {
     Engine engine;
     const auto keys = make_keys(1, 10);
     REQUIRE(engine.worker.save(engine.pool, engine.job(), keys) == 10);
@@ -164,7 +164,7 @@ TEST_SUITE("register") {
     REQUIRE(first.attach("engine"));
     const auto keys = make_keys(1, 5);
     const JobId job{Id128::random(), 1};
-    // One rank is away: everything is a miss, and nothing is reserved.
+    // One rank is missing: everything is a miss, and nothing is reserved.
     CHECK_FALSE(first.lookup(keys).complete);
     CHECK(first.reserve(job, keys).value() == std::vector<std::uint32_t>(5, 0xFFFFFFFF));
     CHECK(has(server.get("/instances").body, "waiting for ranks"));
@@ -178,7 +178,7 @@ TEST_SUITE("register") {
     const auto of_first = first.reserve(saved, keys).value();
     const auto of_second = second.reserve(saved, keys).value();
     for (std::size_t i = 0; i < keys.size(); ++i) {
-      CHECK(of_second[i] == of_first[i] + 1);  // One behind the other in a frame.
+      CHECK(of_second[i] == of_first[i] + 1);  // Adjacent in a frame.
     }
     REQUIRE(first.publish(saved));
     CHECK(first.lookup(keys).blocks == 0);
@@ -193,7 +193,7 @@ TEST_SUITE("register") {
     CHECK_FALSE(first.lookup(keys).complete);
   }
 
-  TEST_CASE("what makes no sense is refused") {
+  TEST_CASE("invalid registrations are rejected") {
     ServerProcess server;
     auto io = kj::setupAsyncIo();
     WireClient client(io, server.socket());
@@ -226,11 +226,11 @@ TEST_SUITE("register") {
     CHECK(code(wrong) == Errc::kRefused);
     wrong.page_bytes = std::uint64_t{1} << 29;  // More than the pool.
     CHECK(code(wrong) == Errc::kRefused);
-    // And after all of that the right one is served.
+    // After all of these a valid one is served.
     CHECK(client.register_rank(right));
   }
 
-  TEST_CASE("another page size in one namespace is refused, and both sizes are named") {
+  TEST_CASE("another page size in one namespace is rejected, and both sizes are named") {
     Engine engine;
     WireClient other(engine.io, engine.server.socket());
     other.hello();
@@ -274,7 +274,7 @@ TEST_SUITE("register") {
     CHECK(has(refused.error().detail, to_string(engine.worker.process())));
   }
 
-  TEST_CASE("the same process takes its instance over from its old connection") {
+  TEST_CASE("the same process takes its instance over from its former connection") {
     Engine engine;
     WireClient again(engine.io, engine.server.socket());
     again.hello({.process = engine.worker.process()});
@@ -282,12 +282,12 @@ TEST_SUITE("register") {
     const auto pool = again.register_rank("engine", kPage);
 
     CHECK(pool);
-    // The old connection was ended.
+    // The former connection was closed.
     CHECK(engine.server.metric("pegaflow_connections") == 2);
     CHECK_THROWS_AS((void)engine.worker.reserve(engine.job(), make_keys(1, 1)), kj::Exception);
   }
 
-  TEST_CASE("repeated it answers the same; as something else it is refused") {
+  TEST_CASE("a repeated registration has the same result; a different one is rejected") {
     Engine engine;
 
     const auto same = engine.worker.register_rank("engine", kPage);
@@ -303,7 +303,7 @@ TEST_SUITE("register") {
 }
 
 TEST_SUITE("save and load") {
-  TEST_CASE("what was saved is found, claimed, opened and has its bytes") {
+  TEST_CASE("a saved block is found, claimed and opened, and has its bytes") {
     Engine engine;
     const auto keys = make_keys(1, 1500);  // Three slices.
     CHECK(engine.scheduler.lookup(keys).blocks == 0);
@@ -346,7 +346,7 @@ TEST_SUITE("save and load") {
     CHECK(engine.server.metric("pegaflow_oldest_pin_seconds") == 0);
   }
 
-  TEST_CASE("another process' blocks are counted as such") {
+  TEST_CASE("blocks that another process wrote are counted as such") {
     Engine engine;
     const auto keys = make_keys(1, 8);
     REQUIRE(engine.worker.save(engine.pool, engine.job(), keys) == 8);
@@ -363,7 +363,7 @@ TEST_SUITE("save and load") {
     CHECK(engine.server.metric(R"(pegaflow_load_blocks_total{written_by="this_process"})") == 0);
   }
 
-  TEST_CASE("what is there, or being saved, is skipped") {
+  TEST_CASE("a block that exists or is being saved is skipped") {
     Engine engine;
     const auto keys = make_keys(1, 6);
     REQUIRE(engine.worker.save(engine.pool, engine.job(), std::span(keys).first(2)) == 2);
@@ -382,7 +382,7 @@ TEST_SUITE("save and load") {
     CHECK(engine.server.metric("pegaflow_reservations") == 1);
   }
 
-  TEST_CASE("an abandon that comes behind a long reserve finds it done") {
+  TEST_CASE("an abandon behind a long reserve finds it completed") {
     Engine engine;
     const JobId job = engine.job();
     const auto keys = make_keys(1, 8192);  // Sixteen slices.
@@ -403,7 +403,7 @@ TEST_SUITE("save and load") {
     CHECK(engine.worker.publish(job).error().code == Errc::kGone);
   }
 
-  TEST_CASE("a long claim and a long open come in slices, and as one answer") {
+  TEST_CASE("a long claim and a long open run in slices and have one response each") {
     Engine engine({.arguments = kNoShares});
     const auto keys = make_keys(1, 8192);
     const JobId job = engine.job();
@@ -419,7 +419,7 @@ TEST_SUITE("save and load") {
     CHECK(engine.server.metric("pegaflow_pins") == 1);
   }
 
-  TEST_CASE("what ends a long claim or a long pin and comes behind it finds it done") {
+  TEST_CASE("a call that ends a long claim or a long pin finds it completed") {
     Engine engine({.arguments = kNoShares});
     const auto keys = make_keys(1, 8192);
     REQUIRE(engine.worker.save(engine.pool, engine.job(), keys) == 8192);
@@ -455,11 +455,11 @@ TEST_SUITE("save and load") {
     CHECK(engine.server.metric_becomes("pegaflow_held_blocks", 0));
   }
 
-  TEST_CASE("a claim that is revoked between its slices says so, or has all of them") {
+  TEST_CASE("a claim that is revoked between its slices is gone, or has all of its blocks") {
     Engine engine({.arguments = kNoShares});
     const auto keys = make_keys(1, 8192);
     REQUIRE(engine.worker.save(engine.pool, engine.job(), keys) == 8192);
-    // Both lie in the socket, or come between two slices.
+    // Both are in the socket, or arrive between two slices.
     engine.server.signal(SIGSTOP);
     auto claim = engine.scheduler.session().claimRequest();
     write_id(Id128::random(), claim.initToken());
@@ -480,7 +480,7 @@ TEST_SUITE("save and load") {
     CHECK(engine.server.metric("pegaflow_claims") == 0);
   }
 
-  TEST_CASE("a lookup passes a long reserve by") {
+  TEST_CASE("a lookup overtakes a long reserve") {
     Engine engine;
     const auto keys = make_keys(1, 4096);  // Eight slices; fits the socket's buffer.
     std::vector<std::string> answered;
@@ -490,7 +490,7 @@ TEST_SUITE("save and load") {
     auto lookup = engine.worker.session().lookupRequest();
     write_keys(std::span(keys).first(1), 32, lookup);
 
-    // Both lie in the socket before the server looks.
+    // Both are in the socket before the server reads.
     engine.server.signal(SIGSTOP);
     auto reserved = reserve.send().then([&](auto&&) { answered.emplace_back("reserve"); });
     auto looked_up = lookup.send().then([&](auto&&) { answered.emplace_back("lookup"); });
@@ -503,7 +503,7 @@ TEST_SUITE("save and load") {
     CHECK(answered == std::vector<std::string>{"lookup", "reserve"});
   }
 
-  TEST_CASE("a reservation that took too long is forgotten, and its publish says so") {
+  TEST_CASE("a reservation that timed out is forgotten, and its publish is rejected") {
     Engine engine({.arguments = {"--reservation-timeout", "100ms"}});
     const JobId job = engine.job();
     const auto keys = make_keys(1, 3);
@@ -519,7 +519,7 @@ TEST_SUITE("save and load") {
     CHECK(engine.server.metric("pegaflow_late_publishes_total") == 1);
   }
 
-  TEST_CASE("reset_cache makes everything unfindable, and a claimed block is gone") {
+  TEST_CASE("after reset_cache no block is found, and a claimed block is gone") {
     Engine engine;
     const auto keys = make_keys(1, 5);
     REQUIRE(engine.worker.save(engine.pool, engine.job(), keys) == 5);
@@ -548,7 +548,7 @@ TEST_SUITE("save and load") {
     CHECK(engine.server.metric("pegaflow_claims_shortened_total") == 1);
   }
 
-  TEST_CASE("a pool smaller than a request skips what has no room") {
+  TEST_CASE("a pool smaller than a request skips the blocks that do not fit") {
     Engine engine({.pool_size = "1mb"});
 
     const auto written = engine.worker.save(engine.pool, engine.job(), make_keys(1, 400));
@@ -575,14 +575,14 @@ TEST_SUITE("save and load") {
     CHECK_FALSE(claimed->complete);
     CHECK(engine.scheduler.reset_cache().error().code == Errc::kGone);
 
-    // Its next life finds what the former one saved.
+    // Its next incarnation finds the blocks of the former one.
     WireClient heir(engine.io, engine.server.socket());
     heir.hello();
     REQUIRE(heir.register_rank("engine", kPage));
     CHECK(engine.scheduler.lookup(keys).blocks == 5);
   }
 
-  TEST_CASE("who awaits a job is answered when it is sealed, and other calls pass by") {
+  TEST_CASE("a waiter is notified when the job is sealed, and other calls overtake the wait") {
     Engine engine;
     const auto keys = make_keys(1, 5);
     WireClient decode(engine.io, engine.server.socket());
@@ -591,7 +591,7 @@ TEST_SUITE("save and load") {
     const JobId job = engine.job();
     REQUIRE(engine.worker.reserve(job, keys));
     auto sealed = decode.await_job(engine.incarnation, job, 60'000);
-    CHECK_FALSE(decode.lookup(keys).complete);  // The call before it is under way.
+    CHECK_FALSE(decode.lookup(keys).complete);  // The call before it is pending.
     CHECK(engine.server.metric("pegaflow_job_waits") == 1);
     CHECK_FALSE(sealed.poll(engine.io.waitScope));
 
@@ -600,7 +600,7 @@ TEST_SUITE("save and load") {
     CHECK(sealed.wait(engine.io.waitScope));
     CHECK(engine.server.metric("pegaflow_job_waits") == 0);
     CHECK(engine.server.metric(R"(pegaflow_job_waits_total{result="over"})") == 1);
-    // Another server's job, a scheduler that nobody has, and one that is not over in time.
+    // Another server's job, an unknown scheduler, and a job that does not end in time.
     const auto code = [&](const Id128& server, const JobId& which) {
       const Result<void> answer = decode.await_job(server, which, 1).wait(engine.io.waitScope);
       REQUIRE_FALSE(answer);
@@ -609,7 +609,7 @@ TEST_SUITE("save and load") {
     CHECK(code(Id128::random(), job) == Errc::kGone);
     CHECK(code(engine.incarnation, {Id128::random(), 1}) == Errc::kGone);
     CHECK(code(engine.incarnation, engine.job()) == Errc::kTimeout);
-    // One that has not attached.
+    // A connection that has not attached.
     WireClient stranger(engine.io, engine.server.socket());
     stranger.hello();
     const Result<void> refused =
@@ -640,7 +640,7 @@ TEST_SUITE("save and load") {
     CHECK_THROWS_AS(wait.wait(engine.io.waitScope), kj::Exception);
   }
 
-  TEST_CASE("calls out of place are the caller's mistake, and change nothing") {
+  TEST_CASE("calls in the wrong state are rejected and change nothing") {
     Engine engine;
     const auto keys = make_keys(1, 3);
     WireClient stranger(engine.io, engine.server.socket());
@@ -663,7 +663,7 @@ TEST_SUITE("save and load") {
     CHECK(engine.server.metric("pegaflow_reservations") == 0);
   }
 
-  TEST_CASE("after goodbye nothing is left, and nothing more is answered") {
+  TEST_CASE("after goodbye nothing is left, and no call is answered") {
     Engine engine;
     const auto keys = make_keys(1, 5);
     REQUIRE(engine.worker.reserve(engine.job(), keys));
