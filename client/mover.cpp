@@ -134,7 +134,7 @@ class Mover::Impl {
     for (CopyingLoad& load : state_.copying) {
       if (load.followed) continue;
       // A device that is broken tells it in the completion.
-      load.followed = state_.device.follow(load.ticket, queue, within).value_or(false);
+      load.followed = state_.device.complete_early(load.ticket, queue, within).value_or(false);
       if (!load.followed) continue;
       load.told.took = state_.clock.now() - load.accepted;
       followed.push_back(load.told);

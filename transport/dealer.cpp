@@ -62,7 +62,7 @@ bool Dealer::remove_peer(Fabric::PeerId id) {
   if (found == peers_.end()) return false;
   lose(id, found->second, {Errc::kCancelled, "the peer was disconnected"});
   peers_.erase(found);
-  see_work();
+  update_has_work();
   return true;
 }
 
@@ -94,7 +94,7 @@ void Dealer::add(Fabric::Batch batch) {
     const std::uint64_t share = all / (2 * options_.rails) / kPageBytes * kPageBytes;
     work.piece_bytes = std::clamp(share, std::min(options_.least_piece_bytes, options_.piece_bytes),
                                   options_.piece_bytes);
-    wait(*peer, work, false);
+    enqueue(*peer, work, false);
   }
 }
 
@@ -114,9 +114,9 @@ void Dealer::validate(Work& work, const Peer* peer) const {
   }
 }
 
-void Dealer::wait(Peer& peer, Work& work, bool first) {
-  if (work.waits) return;
-  work.waits = true;
+void Dealer::enqueue(Peer& peer, Work& work, bool first) {
+  if (work.is_waiting) return;
+  work.is_waiting = true;
   auto& queue = peer.waiting[queue_of(work.batch.priority)];
   if (first) {
     queue.push_front(work.number);
@@ -129,7 +129,7 @@ void Dealer::wait(Peer& peer, Work& work, bool first) {
 void Dealer::cancel(std::uint64_t ticket) {
   const std::lock_guard lock(mutex_);
   const auto found = std::find_if(works_.begin(), works_.end(), [ticket](const auto& entry) {
-    return entry.second.batch.ticket == ticket && !entry.second.answered;
+    return entry.second.batch.ticket == ticket && !entry.second.completed;
   });
   if (found != works_.end()) withdraw(found, Errc::kCancelled, "cancelled by its caller");
 }
@@ -145,8 +145,8 @@ void Dealer::finish() {
 
 bool Dealer::next_operation(Work& work, Operation& operation) {
   const auto failed = [&](std::size_t chunk) { return work.completion.chunks[chunk].has_value(); };
-  if (!work.again.empty()) {
-    operation = work.again.front();
+  if (!work.retries.empty()) {
+    operation = work.retries.front();
     return true;
   }
   const auto& chunks = work.batch.chunks;
@@ -199,7 +199,7 @@ std::vector<Operation> Dealer::deal(std::size_t rail,
       if (!peer.waiting[priority].empty()) break;
     }
   }
-  see_work();
+  update_has_work();
   return dealt;
 }
 
@@ -211,16 +211,16 @@ void Dealer::take(Peer& peer, std::size_t rail, std::size_t priority, Room& room
   std::uint64_t before = 0;  // Waiting bytes of the batches that are left to other rails.
   for (std::size_t place = 0; place < std::min(queue.size(), kMostLooks);) {
     const auto found = works_.find(queue[place]);
-    PEGA_ASSERT(found != works_.end() && !found->second.answered, "an ended batch waits");
+    PEGA_ASSERT(found != works_.end() && !found->second.completed, "an ended batch waits");
     Work& work = found->second;
     Operation operation;
     if (!next_operation(work, operation)) {
       queue.erase(queue.begin() + static_cast<std::ptrdiff_t>(place));
-      work.waits = false;
+      work.is_waiting = false;
       complete_if_done(found);
       continue;
     }
-    if (!is_worth(peer, rail, operation.size_bytes, before + work.waiting_bytes)) {
+    if (!is_worthwhile(peer, rail, operation.size_bytes, before + work.waiting_bytes)) {
       before += work.waiting_bytes;
       ++place;
       continue;
@@ -238,10 +238,10 @@ void Dealer::take(Peer& peer, std::size_t rail, std::size_t priority, Room& room
     }
     ++work.open;
     work.waiting_bytes -= std::min(work.waiting_bytes, operation.size_bytes);
-    peer.paces[rail].took(operation.size_bytes, now);
+    peer.paces[rail].begin(operation.size_bytes, now);
     operation.rail = rail;
-    if (!work.again.empty()) {
-      work.again.pop_front();
+    if (!work.retries.empty()) {
+      work.retries.pop_front();
     } else {
       work.next_offset += operation.size_bytes;
       while (work.next_chunk < work.batch.chunks.size() &&
@@ -254,8 +254,8 @@ void Dealer::take(Peer& peer, std::size_t rail, std::size_t priority, Room& room
   }
 }
 
-bool Dealer::is_worth(const Peer& peer, std::size_t rail, std::uint64_t size_bytes,
-                      std::uint64_t waiting_bytes) const {
+bool Dealer::is_worthwhile(const Peer& peer, std::size_t rail, std::uint64_t size_bytes,
+                           std::uint64_t waiting_bytes) const {
   const TimePoint now = clock_.now();
   const Pace& own = peer.paces[rail];
   if (options_.rails == 1) return true;
@@ -276,21 +276,21 @@ bool Dealer::is_worth(const Peer& peer, std::size_t rail, std::uint64_t size_byt
          std::max(soonest, theirs / bytes_per_s);
 }
 
-void Dealer::Pace::took(std::uint64_t size_bytes, TimePoint now) {
+void Dealer::Pace::begin(std::uint64_t size_bytes, TimePoint now) {
   if (open == 0) {
-    if (now - looked >= kPaceLife) *this = {};
-    looked = now;
+    if (now - counted_until >= kPaceLife) *this = {};
+    counted_until = now;
   }
   ++open;
   open_bytes += size_bytes;
 }
 
-void Dealer::Pace::ended(std::uint64_t size_bytes, bool brought, TimePoint now) {
+void Dealer::Pace::ended(std::uint64_t size_bytes, bool done, TimePoint now) {
   --open;
   open_bytes -= size_bytes;
-  if (brought) bytes += static_cast<double>(size_bytes);
-  busy += now - looked;
-  looked = now;
+  if (done) bytes += static_cast<double>(size_bytes);
+  busy += now - counted_until;
+  counted_until = now;
   while (busy > kPaceMemory) {
     busy /= 2;
     bytes /= 2;
@@ -305,14 +305,14 @@ void Dealer::ended(std::span<const Outcome> outcomes) {
     const auto peer = peers_.find(static_cast<std::uint32_t>(operation.peer));
     if (peer != peers_.end()) {
       peer->second.paces[operation.rail].ended(operation.size_bytes,
-                                               outcome.kind == Outcome::Kind::kBrought, now);
+                                               outcome.kind == Outcome::Kind::kDone, now);
     }
     const auto found = works_.find(operation.batch);
     PEGA_ASSERT(found != works_.end(), "an operation of no batch ended");
     Work& work = found->second;
     --work.open;
-    if (!work.answered) {
-      if (outcome.kind == Outcome::Kind::kBrought) {
+    if (!work.completed) {
+      if (outcome.kind == Outcome::Kind::kDone) {
         std::uint64_t left = operation.size_bytes;
         std::uint64_t offset = operation.first_offset;
         for (std::size_t i = operation.first_chunk; left > 0; ++i, offset = 0) {
@@ -325,24 +325,24 @@ void Dealer::ended(std::span<const Outcome> outcomes) {
       } else if (operation.tries + 1 >= kMostTries) {
         fail_chunks(work, operation, Errc::kPeerLost, outcome.detail);
       } else {
-        work.again.push_back(operation);
-        ++work.again.back().tries;
+        work.retries.push_back(operation);
+        ++work.retries.back().tries;
         work.waiting_bytes += operation.size_bytes;
         // Not answered, so its peer is there.
-        wait(peers_.at(static_cast<std::uint32_t>(operation.peer)), work, true);
+        enqueue(peers_.at(static_cast<std::uint32_t>(operation.peer)), work, true);
       }
     }
     complete_if_done(found);
   }
 }
 
-void Dealer::lane_up(Fabric::PeerId peer, std::size_t rail) {
+void Dealer::path_up(Fabric::PeerId peer, std::size_t rail) {
   const std::lock_guard lock(mutex_);
   const auto found = peers_.find(static_cast<std::uint32_t>(peer));
   if (found != peers_.end()) found->second.down.erase(rail);
 }
 
-bool Dealer::lane_down(Fabric::PeerId peer, std::size_t rail, const Error& error, bool for_good) {
+bool Dealer::path_down(Fabric::PeerId peer, std::size_t rail, const Error& error, bool for_good) {
   const std::lock_guard lock(mutex_);
   const auto found = peers_.find(static_cast<std::uint32_t>(peer));
   if (found == peers_.end()) return true;
@@ -379,18 +379,18 @@ void Dealer::fail_rest(Work& work, Errc reason, const std::string& detail) {
 
 void Dealer::withdraw(Works::iterator found, Errc reason, const std::string& detail) {
   Work& work = found->second;
-  if (work.waits) {
+  if (work.is_waiting) {
     auto& queue = peers_.at(static_cast<std::uint32_t>(work.batch.peer))
                       .waiting[queue_of(work.batch.priority)];
     queue.erase(std::find(queue.begin(), queue.end(), work.number));
-    work.waits = false;
+    work.is_waiting = false;
   }
-  work.again.clear();
+  work.retries.clear();
   fail_rest(work, reason, detail);
   if (work.open > 0) {
     // Answered now; what rails have of it settles it.
     deadlines_.erase({work.batch.deadline, work.number});
-    work.answered = true;
+    work.completed = true;
     work.completion.quiesced = false;
     completions_.push_back(std::move(work.completion));
     completed_.store(true, std::memory_order_release);
@@ -403,7 +403,7 @@ void Dealer::withdraw_all(const std::function<bool(const Work&)>& which, Errc re
                           const std::string& detail) {
   std::vector<std::uint64_t> numbers;
   for (const auto& [number, work] : works_) {
-    if (!work.answered && which(work)) numbers.push_back(number);
+    if (!work.completed && which(work)) numbers.push_back(number);
   }
   std::sort(numbers.begin(), numbers.end());
   for (const std::uint64_t number : numbers) withdraw(works_.find(number), reason, detail);
@@ -411,8 +411,8 @@ void Dealer::withdraw_all(const std::function<bool(const Work&)>& which, Errc re
 
 void Dealer::complete_if_done(Works::iterator found) {
   Work& work = found->second;
-  if (work.open > 0 || work.waits) return;
-  if (work.answered) {
+  if (work.open > 0 || work.is_waiting) return;
+  if (work.completed) {
     completions_.push_back({.ticket = work.batch.ticket, .chunks = {}, .detail = {}});
   } else {
     deadlines_.erase({work.batch.deadline, work.number});
@@ -443,7 +443,7 @@ TimePoint Dealer::next_time() const {
   return deadlines_.empty() ? TimePoint::max() : deadlines_.begin()->first;
 }
 
-void Dealer::see_work() {
+void Dealer::update_has_work() {
   const bool any = std::any_of(peers_.begin(), peers_.end(), [](const auto& entry) {
     return std::any_of(entry.second.waiting.begin(), entry.second.waiting.end(),
                        [](const auto& queue) { return !queue.empty(); });

@@ -44,12 +44,12 @@ struct Operation {
 /// What became of an operation: nobody writes to its place any more.
 struct Outcome {
   enum class Kind : std::uint8_t {
-    kBrought,
+    kDone,
     kFailed,  ///< For `error`.
-    kAgain,   ///< The way broke: another rail may bring it.
+    kRetry,   ///< The way broke: another rail may bring it.
   };
   Operation operation{};
-  Kind kind = Kind::kBrought;
+  Kind kind = Kind::kDone;
   Errc error = Errc::kInternal;
   std::string detail;
 };
@@ -106,11 +106,11 @@ class Dealer {
   /// for peers with something to do.
   std::vector<Operation> deal(std::size_t rail, const std::function<Room(Fabric::PeerId)>& room);
   void ended(std::span<const Outcome> outcomes);
-  /// The rail can reach the peer: it counts until lane_down().
-  void lane_up(Fabric::PeerId peer, std::size_t rail);
+  /// The rail can reach the peer: it counts until path_down().
+  void path_up(Fabric::PeerId peer, std::size_t rail);
   /// The rail cannot reach the peer now. With `for_good` (another incarnation) nobody can.
   /// Returns whether the peer is lost.
-  bool lane_down(Fabric::PeerId peer, std::size_t rail, const Error& error, bool for_good);
+  bool path_down(Fabric::PeerId peer, std::size_t rail, const Error& error, bool for_good);
 
   /// Ends the batches whose deadline has passed.
   void on_time(TimePoint now);
@@ -140,18 +140,18 @@ class Dealer {
   struct Pace {
     std::size_t open = 0;  ///< Operations it has, and their bytes.
     std::uint64_t open_bytes = 0;
-    double bytes = 0;    ///< It has brought ...
-    Duration busy{};     ///< ... in so long with something to do.
-    TimePoint looked{};  ///< Up to when `busy` is counted.
+    double bytes = 0;           ///< It has brought ...
+    Duration busy{};            ///< ... in so long with something to do.
+    TimePoint counted_until{};  ///< Up to when `busy` is counted.
 
     [[nodiscard]] bool is_known(TimePoint now) const {
-      return busy > Duration::zero() && (open > 0 || now - looked < kPaceLife);
+      return busy > Duration::zero() && (open > 0 || now - counted_until < kPaceLife);
     }
     [[nodiscard]] double seconds_for(double more_bytes) const {
       return std::chrono::duration<double>(busy).count() / std::max(bytes, 1.0) * more_bytes;
     }
-    void took(std::uint64_t size_bytes, TimePoint now);
-    void ended(std::uint64_t size_bytes, bool brought, TimePoint now);
+    void begin(std::uint64_t size_bytes, TimePoint now);
+    void ended(std::uint64_t size_bytes, bool done, TimePoint now);
   };
   struct Peer {
     std::vector<RegionDescriptor> regions;
@@ -170,10 +170,10 @@ class Dealer {
     std::size_t next_chunk = 0;  ///< What to ask for next ...
     std::uint64_t next_offset = 0;
     std::uint64_t waiting_bytes = 0;  ///< That no rail has; those of failed chunks included.
-    std::deque<Operation> again;      ///< ... but first of all these, whose way broke.
+    std::deque<Operation> retries;    ///< ... but first of all these, whose way broke.
     std::size_t open = 0;             ///< Operations that rails have.
-    bool waits = false;               ///< Its number is in Peer::waiting.
-    bool answered = false;
+    bool is_waiting = false;          ///< Its number is in Peer::waiting.
+    bool completed = false;
   };
   using Works = std::unordered_map<std::uint64_t, Work>;
 
@@ -181,9 +181,9 @@ class Dealer {
   bool next_operation(Work& work, Operation& operation);
   void take(Peer& peer, std::size_t rail, std::size_t priority, Room& room,
             std::vector<Operation>& dealt);
-  [[nodiscard]] bool is_worth(const Peer& peer, std::size_t rail, std::uint64_t size_bytes,
-                              std::uint64_t waiting_bytes) const;
-  void wait(Peer& peer, Work& work, bool first);
+  [[nodiscard]] bool is_worthwhile(const Peer& peer, std::size_t rail, std::uint64_t size_bytes,
+                                   std::uint64_t waiting_bytes) const;
+  void enqueue(Peer& peer, Work& work, bool first);
   void fail_chunks(Work& work, const Operation& operation, Errc error, const std::string& detail);
   void fail_rest(Work& work, Errc reason, const std::string& detail);
   void withdraw(Works::iterator found, Errc reason, const std::string& detail);
@@ -192,7 +192,7 @@ class Dealer {
   void lose(Fabric::PeerId id, Peer& peer, const Error& error);
   void complete_if_done(Works::iterator found);
   [[nodiscard]] bool touches(RegionId region) const;
-  void see_work();
+  void update_has_work();
 
   const Options options_;
   const Clock& clock_;

@@ -90,7 +90,8 @@ class Device {
   /// always, later. False: not that far, unknown, over, or a device that does not do this. May be
   /// called from any thread, and never waits itself.
   /// Errors: kInternal when the device is broken.
-  virtual Result<bool> follow(std::uint64_t /*ticket*/, Queue /*queue*/, Duration /*within*/) {
+  virtual Result<bool> complete_early(std::uint64_t /*ticket*/, Queue /*queue*/,
+                                      Duration /*within*/) {
     return false;
   }
 

@@ -186,7 +186,7 @@ TEST_SUITE("the server fails") {
     REQUIRE(f.device.wait_held(kHang));
     const auto follow = [&] { return f.engine->mover().follow({}, std::chrono::hours(1)); };
     CHECK(follow().empty());  // The device is not that far.
-    f.device.let_follow();
+    f.device.allow_early_completion();
     const std::vector<Mover::Followed> followed = follow();
     REQUIRE(followed.size() == 1);
     CHECK(followed[0].load == 7);

@@ -151,8 +151,8 @@ TEST_SUITE("an owner's process") {
     // A connection that was dialed again is waited for as well, so it may take more than one
     // time-out.
     const TimePoint last = kClock.now() + kHang;
-    while (reader.inbox.answered(2) == 0 && kClock.now() < last) {
-      let_turn(*reader.fabric);
+    while (reader.inbox.completed(2) == 0 && kClock.now() < last) {
+      wait_for_iterations(*reader.fabric);
       clock.advance(kHang);
     }
     CHECK(check_pages(reader, reader.inbox.take(2), Errc::kPeerLost) == 0);

@@ -18,9 +18,9 @@
 #include "base/assert.h"
 #include "base/clock.h"
 #include "transport/checksum.h"
-#include "transport/tcp/asking.h"
 #include "transport/tcp/region_table.h"
-#include "transport/tcp/serving.h"
+#include "transport/tcp/requester.h"
+#include "transport/tcp/responder.h"
 #include "transport/tcp/wire.h"
 
 namespace pegaflow::tcp {
@@ -67,13 +67,13 @@ void at_reader(std::uint8_t how, std::span<const std::byte> input) {
     return std::span(memory).subspan(kGuardBytes + i * (kPlaceBytes + kGuardBytes), kPlaceBytes);
   };
   SteadyClock clock;
-  Asking asking(std::move(pair.ours), kHolder, {.pieces = 4}, clock.now());
-  PEGA_ASSERT(asking.send_questions(), "greet");
+  Requester requester(std::move(pair.ours), kHolder, {.pieces = 4}, clock.now());
+  PEGA_ASSERT(requester.send_requests(), "greet");
   for (std::uint32_t i = 0; i < kPlaces; ++i) {
-    asking.ask({.batch = 1, .chunk = i, .place = place(i)}, clock.now());
+    requester.request({.batch = 1, .chunk = i, .place = place(i)}, clock.now());
   }
   std::array<int, kPlaces> ended{};
-  const Asking::Ended on_ended = [&](const Piece& piece, std::optional<Errc>) {
+  const Requester::Ended on_ended = [&](const Piece& piece, std::optional<Errc>) {
     ++ended.at(piece.chunk);
     // Somebody else's from now on.
     std::fill(piece.place.begin(), piece.place.end(), std::byte{7});
@@ -81,16 +81,16 @@ void at_reader(std::uint8_t how, std::span<const std::byte> input) {
   if ((how & 2U) != 0) {
     pair.say(Welcome{.holder_high = kHolder.high, .holder_low = kHolder.low});
     if ((how & 8U) != 0) {
-      pair.say(Answer{.question = 1, .slot = 0, .size_bytes = kPlaceBytes, .checksum = 1});
+      pair.say(Response{.request_id = 1, .slot = 0, .size_bytes = kPlaceBytes, .checksum = 1});
     }
   }
   feed(pair, input, (how & 4U) != 0, [&] {
-    for (int turn = 0; turn < 4; ++turn) {
-      if (!asking.receive(clock.now(), on_ended)) return false;
+    for (int round = 0; round < 4; ++round) {
+      if (!requester.receive(clock.now(), on_ended)) return false;
     }
     return true;
   });
-  for (const Piece& piece : asking.close()) {
+  for (const Piece& piece : requester.close()) {
     ++ended.at(piece.chunk);
     std::fill(piece.place.begin(), piece.place.end(), std::byte{7});
   }
@@ -110,19 +110,19 @@ void at_holder(std::uint8_t how, std::span<const std::byte> input) {
     PEGA_ASSERT(table->lend(lent, TimePoint::max()), "lend");
     return table;
   }();
-  Serving serving(std::move(pair.ours), *regions, kHolder, clock);
+  Responder responder(std::move(pair.ours), *regions, kHolder, clock);
   if ((how & 2U) != 0) pair.say(Hello{.wanted_high = kHolder.high, .wanted_low = kHolder.low});
   std::vector<std::byte> said;
   feed(pair, input, (how & 4U) != 0, [&] {
-    for (int turn = 0; turn < 50; ++turn) {
-      const bool open = static_cast<bool>(serving.turn());
+    for (int round = 0; round < 50; ++round) {
+      const bool open = static_cast<bool>(responder.serve());
       std::array<std::byte, 65536> some{};
       for (ssize_t got = 1; got > 0;) {
         got = ::recv(pair.played.get(), some.data(), some.size(), 0);
         if (got > 0) said.insert(said.end(), some.begin(), some.begin() + got);
       }
       if (!open) return false;
-      if (!serving.wants_to_send()) break;
+      if (!responder.wants_to_send()) break;
     }
     return true;
   });
@@ -132,14 +132,15 @@ void at_holder(std::uint8_t how, std::span<const std::byte> input) {
   PEGA_ASSERT(rest.size() >= sizeof(Welcome) && message_of<Welcome>(rest).magic == kMagic,
               "no welcome");
   rest = rest.subspan(sizeof(Welcome));
-  while (rest.size() >= sizeof(Answer)) {
-    const auto answer = message_of<Answer>(rest);
-    PEGA_ASSERT(answer.magic == kMagic, "an answer that is none");
-    PEGA_ASSERT(answer.verdict == Verdict::kGood || answer.size_bytes == 0, "bytes of a refusal");
-    rest = rest.subspan(sizeof(Answer));
-    if (answer.size_bytes > rest.size()) return;  // More than the turns above have fetched.
-    const auto bytes = rest.first(answer.size_bytes);
-    PEGA_ASSERT(bytes.empty() || answer.checksum == PageChecksum::of(bytes), "a wrong checksum");
+  while (rest.size() >= sizeof(Response)) {
+    const auto response = message_of<Response>(rest);
+    PEGA_ASSERT(response.magic == kMagic, "an answer that is none");
+    PEGA_ASSERT(response.verdict == Verdict::kGood || response.size_bytes == 0,
+                "bytes of a refusal");
+    rest = rest.subspan(sizeof(Response));
+    if (response.size_bytes > rest.size()) return;  // More than the turns above have fetched.
+    const auto bytes = rest.first(response.size_bytes);
+    PEGA_ASSERT(bytes.empty() || response.checksum == PageChecksum::of(bytes), "a wrong checksum");
     for (const std::byte byte : bytes) PEGA_ASSERT(byte == std::byte{9}, "not what is lent");
     rest = rest.subspan(bytes.size());
   }

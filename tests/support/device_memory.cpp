@@ -60,7 +60,7 @@ std::vector<std::byte> DeviceMemory::read(std::size_t segment) const {
   std::vector<std::byte> bytes(stride_ * blocks_);
   const cuda::CurrentContext current(*driver_, context_);
   const cuda::Transfer all{bytes.data(), allocations_[segment], bytes.size()};
-  PEGA_MUST(driver_->copy(cuda::Way::kToHost, &all, 1, stream_));
+  PEGA_MUST(driver_->copy(cuda::Direction::kToHost, &all, 1, stream_));
   PEGA_MUST(driver_->synchronize(stream_));
   return bytes;
 }
@@ -72,7 +72,7 @@ void DeviceMemory::fill(std::uint32_t block, std::uint64_t seed) {
   for (std::size_t i = 0; i < allocations_.size(); ++i) {
     const cuda::Transfer piece{page.data() + i * segment_bytes_, allocations_[i] + block * stride_,
                                segment_bytes_};
-    PEGA_MUST(driver_->copy(cuda::Way::kToDevice, &piece, 1, stream_));
+    PEGA_MUST(driver_->copy(cuda::Direction::kToDevice, &piece, 1, stream_));
   }
   PEGA_MUST(driver_->synchronize(stream_));
 }

@@ -36,9 +36,9 @@ class FabricInbox {
   void put(Fabric::Completion&& completion) {
     const std::lock_guard lock(mutex_);
     State& state = states_[completion.ticket];
-    if (!state.answered) {
-      state.answered = true;
-      state.order = ++answered_;
+    if (!state.completed) {
+      state.completed = true;
+      state.order = ++completed_;
       state.completion = completion;
     }
     if (completion.quiesced) {
@@ -56,7 +56,7 @@ class FabricInbox {
     return states_[ticket].completion;
   }
   /// 0: not yet; otherwise its place among all that were answered.
-  std::uint64_t answered(std::uint64_t ticket) {
+  std::uint64_t completed(std::uint64_t ticket) {
     const std::lock_guard lock(mutex_);
     return states_[ticket].order;
   }
@@ -72,7 +72,7 @@ class FabricInbox {
 
  private:
   struct State {
-    bool answered = false;
+    bool completed = false;
     bool quiesced = false;
     std::uint64_t order = 0;
     Fabric::Completion completion;
@@ -80,7 +80,7 @@ class FabricInbox {
   std::mutex mutex_;
   std::condition_variable changed_;
   std::map<std::uint64_t, State> states_;
-  std::uint64_t answered_ = 0;
+  std::uint64_t completed_ = 0;
 };
 
 /// A time that comes after every test.
@@ -88,7 +88,7 @@ inline TimePoint late() { return std::chrono::steady_clock::now() + 2 * kHang; }
 
 /// Returns when the thread of the fabric has seen to all that happened before the call, and to the
 /// time, too.
-inline void let_turn(Fabric& fabric) {
+inline void wait_for_iterations(Fabric& fabric) {
   // Each waits for a turn; time is looked at at the end of one.
   for (int i = 0; i < 2; ++i) fabric.unregister_region(RegionId{4711});
 }

@@ -57,13 +57,14 @@ void SlowDevice::fail_events(Error error) {
   fail_events_ = std::move(error);
 }
 
-void SlowDevice::let_follow() {
+void SlowDevice::allow_early_completion() {
   const std::lock_guard lock(mutex_);
-  may_follow_ = true;
+  may_complete_early_ = true;
 }
-Result<bool> SlowDevice::follow(std::uint64_t ticket, Queue /*queue*/, Duration /*within*/) {
+Result<bool> SlowDevice::complete_early(std::uint64_t ticket, Queue /*queue*/,
+                                        Duration /*within*/) {
   const std::lock_guard lock(mutex_);
-  return may_follow_ && load_ == ticket;
+  return may_complete_early_ && load_ == ticket;
 }
 void SlowDevice::complete_next_twice() {
   const std::lock_guard lock(mutex_);

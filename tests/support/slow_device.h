@@ -39,7 +39,7 @@ class SlowDevice final : public Device {
   /// record_event() fails so from now on.
   void fail_events(Error error);
   /// Says of loads that are held back that the engine's work waits for them, which it does not.
-  void let_follow();
+  void allow_early_completion();
   /// The next completion is handed over twice: what no device may do.
   void complete_next_twice();
 
@@ -64,7 +64,7 @@ class SlowDevice final : public Device {
   Result<Event> record_event(Queue queue) override;
   Result<void> submit(Batch batch) override;
   void cancel(std::uint64_t ticket) override;
-  Result<bool> follow(std::uint64_t ticket, Queue queue, Duration within) override;
+  Result<bool> complete_early(std::uint64_t ticket, Queue queue, Duration within) override;
 
  private:
   void run();
@@ -93,7 +93,7 @@ class SlowDevice final : public Device {
   std::optional<Error> fail_submit_;
   std::optional<Error> fail_events_;
   bool complete_twice_ = false;
-  bool may_follow_ = false;
+  bool may_complete_early_ = false;
   std::optional<std::uint64_t> load_;  ///< Which the thread has.
   std::thread thread_;
 };

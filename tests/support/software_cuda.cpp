@@ -365,8 +365,8 @@ bool SoftwareCuda::may_copy(const std::byte* host, std::uint64_t bytes) const {
   return true;
 }
 
-Status SoftwareCuda::copy(cuda::Way way, const cuda::Transfer* transfers, std::size_t count,
-                          cuda::Stream stream) {
+Status SoftwareCuda::copy(cuda::Direction direction, const cuda::Transfer* transfers,
+                          std::size_t count, cuda::Stream stream) {
   const std::lock_guard lock(mutex_);
   std::vector<cuda::Transfer> all(transfers, transfers + count);
   for (const cuda::Transfer& one : all) {
@@ -374,9 +374,9 @@ Status SoftwareCuda::copy(cuda::Way way, const cuda::Transfer* transfers, std::s
   }
   std::shuffle(all.begin(), all.end(), random_);
   copies_ += count;
-  return push(stream, {[way, all = std::move(all)] {
+  return push(stream, {[direction, all = std::move(all)] {
                          for (const cuda::Transfer& one : all) {
-                           const bool to_host = way == cuda::Way::kToHost;
+                           const bool to_host = direction == cuda::Direction::kToHost;
                            std::memcpy(to_host ? one.host : at(one.device),
                                        to_host ? at(one.device) : one.host, one.bytes);
                          }

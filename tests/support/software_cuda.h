@@ -78,7 +78,7 @@ class SoftwareCuda final : public cuda::Driver {
   cuda::Status release_host(std::byte* memory) override;
   cuda::Status register_host(std::byte* memory, std::uint64_t bytes) override;
   cuda::Status unregister_host(std::byte* memory) override;
-  cuda::Status copy(cuda::Way way, const cuda::Transfer* transfers, std::size_t count,
+  cuda::Status copy(cuda::Direction direction, const cuda::Transfer* transfers, std::size_t count,
                     cuda::Stream stream) override;
   cuda::Status fill(cuda::DeviceAddress address, unsigned char value, std::uint64_t bytes,
                     cuda::Stream stream) override;

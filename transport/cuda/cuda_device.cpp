@@ -11,9 +11,10 @@
 #include <unistd.h>
 
 #include "base/assert.h"
+#include "base/cpu_relax.h"
 #include "base/log.h"
 #include "base/os/thread.h"
-#include "transport/cuda/copy_lane.h"
+#include "transport/cuda/copy_stream.h"
 #include "transport/cuda/cuda_error.h"
 #include "transport/cuda/direct_share.h"
 #include "transport/cuda/event_ring.h"
@@ -23,8 +24,8 @@
 namespace pegaflow {
 namespace {
 
-using cuda::CopyLane;
 using cuda::CopyPlan;
+using cuda::CopyStream;
 using cuda::CurrentContext;
 using cuda::Driver;
 using cuda::Path;
@@ -41,7 +42,7 @@ constexpr Duration kPatience = std::chrono::microseconds(200);
 constexpr Duration kShortestSleep = std::chrono::microseconds(20);
 constexpr Duration kLongestSleep = std::chrono::microseconds(500);
 
-constexpr int kLaneCount = 2;
+constexpr int kDirectionCount = 2;
 
 }  // namespace
 
@@ -68,7 +69,7 @@ class CudaDevice::Impl {
     if (context_ == nullptr) return;
     {
       const CurrentContext current(*driver_, context_);
-      for (std::unique_ptr<CopyLane>& lane : lanes_) lane.reset();
+      for (std::unique_ptr<CopyStream>& copy_stream : copy_streams_) copy_stream.reset();
       events_.reset();
       if (module_ != nullptr) driver_->unload_module(module_);
     }
@@ -184,7 +185,7 @@ class CudaDevice::Impl {
     work_.notify_all();
   }
 
-  Result<bool> follow(std::uint64_t ticket, Queue queue, Duration within) {
+  Result<bool> complete_early(std::uint64_t ticket, Queue queue, Duration within) {
     if (forked()) return false;
     Event last = Event::kNow;
     {
@@ -252,7 +253,7 @@ class CudaDevice::Impl {
     int greatest = 0;
     PEGA_TRY(cuda::check(driver, driver.priority_range(least, greatest), "ask for priorities"));
     for (const Direction direction : {Direction::kSave, Direction::kLoad}) {
-      const CopyLane::Options lane{
+      const CopyStream::Options copy_stream{
           .direction = direction,
           .kernel_priority = options_.low_priority ? least : greatest,
           .kernel_blocks = options_.kernel_blocks != 0 ? options_.kernel_blocks
@@ -262,7 +263,7 @@ class CudaDevice::Impl {
                              ? std::max(options_.ahead_bytes, options_.staging_bytes)
                              : options_.staging_bytes,
           .slice_bytes = options_.slice_bytes};
-      PEGA_TRY_LET(lane_of(direction), CopyLane::create(driver_, lane, kernels_));
+      PEGA_TRY_LET(copy_stream_of(direction), CopyStream::create(driver_, copy_stream, kernels_));
     }
     events_ = std::make_unique<cuda::EventRing>(driver_, options_.max_events);
     return {};
@@ -318,8 +319,8 @@ class CudaDevice::Impl {
     const auto bytes = std::as_bytes(pieces);
     std::vector<std::byte> source(bytes.begin(), bytes.end());
     const cuda::Transfer transfer{source.data(), attached.pieces, source.size()};
-    const cuda::Stream stream = lane_of(Direction::kLoad)->copy_stream();
-    cuda::Status status = driver.copy(cuda::Way::kToDevice, &transfer, 1, stream);
+    const cuda::Stream stream = copy_stream_of(Direction::kLoad)->stream();
+    cuda::Status status = driver.copy(cuda::Direction::kToDevice, &transfer, 1, stream);
     if (status == cuda::kSuccess) status = driver.synchronize(stream);
     if (status != cuda::kSuccess) driver.release(attached.pieces);
     return cuda::check(driver, status, "copy the layout to the GPU");
@@ -332,8 +333,8 @@ class CudaDevice::Impl {
         options_.path.value_or(segment >= cuda::kSurelyDirectBytes ? Path::kDirect : Path::kStaged);
     if (kernels_.gather == nullptr) attached.path = Path::kDirect;
     if (attached.path == Path::kDirect) return std::nullopt;
-    for (const std::unique_ptr<CopyLane>& lane : lanes_) {
-      if (Result<void> taken = lane->take_staging(); !taken) {
+    for (const std::unique_ptr<CopyStream>& copy_stream : copy_streams_) {
+      if (Result<void> taken = copy_stream->take_staging(); !taken) {
         kLog.warn("small segments are copied one by one, which is slow error=\"{}\"",
                   to_string(taken.error()));
         attached.path = Path::kDirect;
@@ -341,19 +342,19 @@ class CudaDevice::Impl {
       }
     }
     if (options_.path || segment <= cuda::kSurelyStagedBytes) return std::nullopt;
-    const CopyLane& lane = *lane_of(Direction::kLoad);
+    const CopyStream& copy_stream = *copy_stream_of(Direction::kLoad);
     PEGA_TRY_LET(const std::optional<double> share,
-                 cuda::measure_direct_share(*driver_, lane.copy_stream(), attached.pool,
-                                            options_.register_bytes, lane.staging(),
-                                            lane.staging_bytes(), segment));
+                 cuda::measure_direct_share(*driver_, copy_stream.stream(), attached.pool,
+                                            options_.register_bytes, copy_stream.staging(),
+                                            copy_stream.staging_bytes(), segment));
     if (share && *share >= cuda::kDirectShare) attached.path = Path::kDirect;
     return share;
   }
 
   // ---- the copy thread
 
-  std::unique_ptr<CopyLane>& lane_of(Direction direction) {
-    return lanes_[static_cast<std::size_t>(direction)];
+  std::unique_ptr<CopyStream>& copy_stream_of(Direction direction) {
+    return copy_streams_[static_cast<std::size_t>(direction)];
   }
   std::list<Job>& jobs_of(Direction direction) {
     return queues_[static_cast<std::size_t>(direction)];
@@ -417,20 +418,20 @@ class CudaDevice::Impl {
     bool moved = false;
     if (broken_here_) return moved;
     for (const Direction direction : {Direction::kLoad, Direction::kSave}) {
-      CopyLane& lane = *lane_of(direction);
+      CopyStream& copy_stream = *copy_stream_of(direction);
       for (;;) {
-        PEGA_TRY_LET(const std::optional<CopyLane::Flight> flight, lane.take_ended());
+        PEGA_TRY_LET(const std::optional<CopyStream::Flight> flight, copy_stream.take_ended());
         if (!flight) break;
         note_ended(direction, *flight);
         moved = true;
       }
-      PEGA_TRY_LET(const bool queued, queue_more(direction, lane));
+      PEGA_TRY_LET(const bool queued, queue_more(direction, copy_stream));
       moved = moved || queued;
     }
     return moved;
   }
 
-  void note_ended(Direction direction, const CopyLane::Flight& flight) {
+  void note_ended(Direction direction, const CopyStream::Flight& flight) {
     std::list<Job>& queue = jobs_of(direction);
     const auto job = std::find_if(queue.begin(), queue.end(), [&](const Job& candidate) {
       return candidate.flights != 0 && candidate.batch.ticket == flight.ticket;
@@ -447,7 +448,7 @@ class CudaDevice::Impl {
     }
   }
 
-  Result<bool> queue_more(Direction direction, CopyLane& lane) {
+  Result<bool> queue_more(Direction direction, CopyStream& copy_stream) {
     bool moved = false;
     for (Job& job : jobs_of(direction)) {
       while (job.has_work()) {
@@ -460,18 +461,18 @@ class CudaDevice::Impl {
         const auto wait = [&](cuda::Stream stream) -> Result<void> {
           return first ? events_->wait(stream, job.batch.after) : Result<void>();
         };
-        PEGA_TRY_LET(
-            const std::optional<Slice> slice,
-            lane.queue(*plan_, job.batch.ticket, job.batch.copies, job.copy, job.piece, wait));
+        PEGA_TRY_LET(const std::optional<Slice> slice,
+                     copy_stream.queue(*plan_, job.batch.ticket, job.batch.copies, job.copy,
+                                       job.piece, wait));
         if (!slice) return moved;
         moved = true;
         ++job.flights;
         job.copy = slice->ends_pages ? slice->first_copy + slice->copies : slice->first_copy;
         job.piece = slice->ends_pages ? 0 : slice->first_piece + slice->pieces;
         if (!job.has_work() && direction == Direction::kLoad && job.checksums.empty()) {
-          PEGA_TRY_LET(const Event last, events_->record(lane.last_stream()));
+          PEGA_TRY_LET(const Event last, events_->record(copy_stream.last_stream()));
           const std::lock_guard lock(mutex_);
-          queued_.push_back({job.batch.ticket, last, lane.expected_last_end()});
+          queued_.push_back({job.batch.ticket, last, copy_stream.expected_last_end()});
         }
       }
     }
@@ -517,29 +518,30 @@ class CudaDevice::Impl {
   void retire(const Error& error) {
     kLog.error("the GPU copies nothing any more gpu=\"{}\" error=\"{}\"", info_.name,
                to_string(error));
-    for (const std::unique_ptr<CopyLane>& lane : lanes_) lane->drain();
+    for (const std::unique_ptr<CopyStream>& copy_stream : copy_streams_) copy_stream->drain();
     broken_here_ = true;
-    Error told{Errc::kInternal, "the GPU's copies are off: " + error.detail};
+    Error reported{Errc::kInternal, "the GPU's copies are off: " + error.detail};
     const std::lock_guard lock(mutex_);
     queued_.clear();
     for (std::list<Job>& queue : queues_) {
       for (Job& job : queue) {
         job.flights = 0;
-        job.gave_up = told;
+        job.gave_up = reported;
       }
     }
-    for (Job& job : incoming_) job.gave_up = told;
-    broken_ = std::move(told);
+    for (Job& job : incoming_) job.gave_up = reported;
+    broken_ = std::move(reported);
   }
 
   void wait(std::unique_lock<std::mutex>& lock) {
     const auto has_work = [this] { return has_mail(); };
     std::optional<TimePoint> expected;
     bool last = false;  // Somebody waits for just this one.
-    for (const std::unique_ptr<CopyLane>& lane : lanes_) {
-      if (lane->flights() == 0 || (expected && *expected <= lane->expected_end())) continue;
-      expected = lane->expected_end();
-      last = lane->flights() == 1;
+    for (const std::unique_ptr<CopyStream>& copy_stream : copy_streams_) {
+      if (copy_stream->flights() == 0 || (expected && *expected <= copy_stream->expected_end()))
+        continue;
+      expected = copy_stream->expected_end();
+      last = copy_stream->flights() == 1;
     }
     if (!expected) {
       work_.wait(lock, has_work);
@@ -551,7 +553,7 @@ class CudaDevice::Impl {
       work_.wait_until(lock, *expected - kSpin, has_work);
     } else if (last && late < kPatience) {
       lock.unlock();
-      for (int i = 0; i < 64; ++i) __builtin_ia32_pause();
+      for (int i = 0; i < 64; ++i) cpu_relax();
       lock.lock();
     } else {
       work_.wait_for(lock, std::clamp<Duration>(late / 32, kShortestSleep, kLongestSleep),
@@ -568,7 +570,7 @@ class CudaDevice::Impl {
   cuda::Context context_ = nullptr;
   cuda::Module module_ = nullptr;
   cuda::Kernels kernels_;
-  std::unique_ptr<CopyLane> lanes_[kLaneCount];  ///< By direction.
+  std::unique_ptr<CopyStream> copy_streams_[kDirectionCount];  ///< By direction.
   std::unique_ptr<cuda::EventRing> events_;
   std::thread thread_;
 
@@ -590,14 +592,14 @@ class CudaDevice::Impl {
   bool cancel_all_ = false;
   bool all_given_up_ = false;
   std::optional<Error> broken_;
-  std::size_t jobs_ = 0;                 ///< Accepted and not yet reported.
-  std::size_t counts_[kLaneCount] = {};  ///< The same, by direction.
+  std::size_t jobs_ = 0;                      ///< Accepted and not yet reported.
+  std::size_t counts_[kDirectionCount] = {};  ///< The same, by direction.
   std::list<Job> incoming_;
   std::vector<std::uint64_t> cancelled_;
   std::vector<Queued> queued_;
 
   // The copy thread's.
-  std::list<Job> queues_[kLaneCount];  ///< By direction, oldest first.
+  std::list<Job> queues_[kDirectionCount];  ///< By direction, oldest first.
   bool broken_here_ = false;
 };
 
@@ -635,8 +637,8 @@ void CudaDevice::detach() { impl_->detach(); }
 Result<Device::Event> CudaDevice::record_event(Queue queue) { return impl_->record_event(queue); }
 Result<void> CudaDevice::submit(Batch batch) { return impl_->submit(std::move(batch)); }
 void CudaDevice::cancel(std::uint64_t ticket) { impl_->cancel(ticket); }
-Result<bool> CudaDevice::follow(std::uint64_t ticket, Queue queue, Duration within) {
-  return impl_->follow(ticket, queue, within);
+Result<bool> CudaDevice::complete_early(std::uint64_t ticket, Queue queue, Duration within) {
+  return impl_->complete_early(ticket, queue, within);
 }
 bool CudaDevice::has_kernels() noexcept { return !cuda::kernel_image().empty(); }
 

@@ -73,7 +73,7 @@ class CudaDevice final : public Device {
   Result<void> submit(Batch batch) override;
   void cancel(std::uint64_t ticket) override;
   /// Not for a batch with checksums, which are taken when its bytes are there.
-  Result<bool> follow(std::uint64_t ticket, Queue queue, Duration within) override;
+  Result<bool> complete_early(std::uint64_t ticket, Queue queue, Duration within) override;
 
   /// True if this program contains the CUDA kernels; false for a build without nvcc.
   [[nodiscard]] static bool has_kernels() noexcept;

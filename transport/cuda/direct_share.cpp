@@ -30,10 +30,11 @@ class Stopwatch {
   /// Milliseconds that the copies take, behind `ahead`: while that is copied the others are handed
   /// over, so that the time of the calls is not measured.
   Result<float> time(const Transfer& ahead, std::span<const Transfer> transfers, Stream stream) {
-    PEGA_TRY(check(driver_, driver_.copy(Way::kToDevice, &ahead, 1, stream), "copy from the pool"));
+    PEGA_TRY(check(driver_, driver_.copy(Direction::kToDevice, &ahead, 1, stream),
+                   "copy from the pool"));
     PEGA_TRY(check(driver_, driver_.record(begin_, stream), "record an event"));
     PEGA_TRY(check(driver_,
-                   driver_.copy(Way::kToDevice, transfers.data(), transfers.size(), stream),
+                   driver_.copy(Direction::kToDevice, transfers.data(), transfers.size(), stream),
                    "copy from the pool"));
     PEGA_TRY(check(driver_, driver_.record(end_, stream), "record an event"));
     PEGA_TRY(check(driver_, driver_.synchronize(stream), "wait for a copy"));

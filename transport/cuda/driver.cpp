@@ -140,15 +140,17 @@ class Library final : public Driver {
   }
   Status unregister_host(std::byte* memory) override { return call_.cuMemHostUnregister(memory); }
 
-  Status copy(Way way, const Transfer* transfers, std::size_t count, Stream stream) override {
+  Status copy(Direction direction, const Transfer* transfers, std::size_t count,
+              Stream stream) override {
     if (count > 1 && (call_.cuMemcpyBatchAsync_v2 || call_.cuMemcpyBatchAsync)) {
-      return copy_batch(way, transfers, count, stream);
+      return copy_batch(direction, transfers, count, stream);
     }
     for (std::size_t i = 0; i < count; ++i) {
       const Transfer& one = transfers[i];
       const Status status =
-          way == Way::kToHost ? call_.cuMemcpyDtoHAsync_v2(one.host, one.device, one.bytes, stream)
-                              : call_.cuMemcpyHtoDAsync_v2(one.device, one.host, one.bytes, stream);
+          direction == Direction::kToHost
+              ? call_.cuMemcpyDtoHAsync_v2(one.host, one.device, one.bytes, stream)
+              : call_.cuMemcpyHtoDAsync_v2(one.device, one.host, one.bytes, stream);
       if (status != kSuccess) return status;
     }
     return kSuccess;
@@ -182,15 +184,16 @@ class Library final : public Driver {
   }
 
  private:
-  Status copy_batch(Way way, const Transfer* transfers, std::size_t count, Stream stream) const {
+  Status copy_batch(Direction direction, const Transfer* transfers, std::size_t count,
+                    Stream stream) const {
     std::vector<DeviceAddress> from(count);
     std::vector<DeviceAddress> to(count);
     std::vector<std::size_t> sizes(count);
     for (std::size_t i = 0; i < count; ++i) {
       // One space of addresses for both: a page-locked byte has the host's.
       const auto host = reinterpret_cast<DeviceAddress>(transfers[i].host);
-      from[i] = way == Way::kToHost ? transfers[i].device : host;
-      to[i] = way == Way::kToHost ? host : transfers[i].device;
+      from[i] = direction == Direction::kToHost ? transfers[i].device : host;
+      to[i] = direction == Direction::kToHost ? host : transfers[i].device;
       sizes[i] = transfers[i].bytes;
     }
     CopyAttributes attributes{kSourceOrderStream, {}, {}, 0};

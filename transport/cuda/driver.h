@@ -39,7 +39,7 @@ struct Transfer {
   std::uint64_t bytes = 0;
 };
 
-enum class Way : std::uint8_t { kToHost, kToDevice };
+enum class Direction : std::uint8_t { kToHost, kToDevice };
 
 /// The driver. Its second implementation is the one in memory, tests/support/software_cuda.h.
 ///
@@ -88,7 +88,8 @@ class Driver {
   virtual Status unregister_host(std::byte* memory) = 0;
 
   /// Queues the copies, in any order among themselves. With drivers before 12.8 one call each.
-  virtual Status copy(Way way, const Transfer* transfers, std::size_t count, Stream stream) = 0;
+  virtual Status copy(Direction direction, const Transfer* transfers, std::size_t count,
+                      Stream stream) = 0;
   virtual Status fill(DeviceAddress address, unsigned char value, std::uint64_t bytes,
                       Stream stream) = 0;
 

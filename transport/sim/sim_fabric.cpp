@@ -61,7 +61,7 @@ SimFabric::~SimFabric() {
   deliver();
 }
 
-void SimFabric::soon(void (SimFabric::*act)(), TimePoint when) {
+void SimFabric::schedule(void (SimFabric::*act)(), TimePoint when) {
   network_.at(when, [&network = network_, number = number_, act] {
     if (SimFabric* const fabric = network.find(number)) (fabric->*act)();
   });
@@ -109,12 +109,12 @@ void SimFabric::fence(std::uint64_t owner, RegionId region) {
     if (read.fabric == owner && read.operation.remote_region == region) ended.push_back(number);
   }
   for (const std::uint64_t number : ended) {
-    over(number, {.operation = {},
-                  .kind = rails::Outcome::Kind::kFailed,
-                  .error = Errc::kGone,
-                  .detail = "the peer does not lend the region any more"});
+    end_read(number, {.operation = {},
+                      .kind = rails::Outcome::Kind::kFailed,
+                      .error = Errc::kGone,
+                      .detail = "the peer does not lend the region any more"});
   }
-  if (!ended.empty()) soon(&SimFabric::turn, network_.clock_.now());
+  if (!ended.empty()) schedule(&SimFabric::iterate, network_.clock_.now());
 }
 
 FabricDescriptor SimFabric::describe() const {
@@ -134,7 +134,7 @@ FabricDescriptor SimFabric::describe() const {
 
 Result<Fabric::PeerId> SimFabric::connect(const FabricDescriptor& peer) {
   PEGA_TRY(check_peer(peer, kBackend, kMostRegions));
-  Peer made{.incarnation = peer.incarnation, .lanes = std::vector<Lane>(rails_.size())};
+  Peer made{.incarnation = peer.incarnation, .paths = std::vector<Path>(rails_.size())};
   if (peer.address.size() != sizeof made.fabric) {
     return fail(Errc::kInvalidArgument, "the peer's address has {} bytes", peer.address.size());
   }
@@ -156,25 +156,25 @@ void SimFabric::greet(PeerId id, std::size_t rail) {
         SimFabric* const fabric = network.find(self);
         if (fabric == nullptr) return;
         const auto found = fabric->peers_.find(static_cast<std::uint32_t>(id));
-        if (found == fabric->peers_.end() || found->second.lanes[rail].is_open) return;
+        if (found == fabric->peers_.end() || found->second.paths[rail].is_open) return;
         const SimFabric* const other = network.find(found->second.fabric);
         if (network.is_cut(self, found->second.fabric) || other == nullptr) {
-          fabric->break_lane(id, rail, {Errc::kPeerLost, "nobody answers"}, false);
+          fabric->break_path(id, rail, {Errc::kPeerLost, "nobody answers"}, false);
         } else if (other->incarnation_ != found->second.incarnation) {
-          fabric->break_lane(id, rail, {Errc::kGone, "the peer is another incarnation"}, true);
+          fabric->break_path(id, rail, {Errc::kGone, "the peer is another incarnation"}, true);
         } else {
-          found->second.lanes[rail].is_open = true;
-          fabric->dealer_.lane_up(id, rail);
+          found->second.paths[rail].is_open = true;
+          fabric->dealer_.path_up(id, rail);
         }
-        fabric->turn();
+        fabric->iterate();
       });
 }
 
-void SimFabric::break_lane(PeerId id, std::size_t rail, const Error& error, bool for_good) {
-  const bool lost = dealer_.lane_down(id, rail, error, for_good);
+void SimFabric::break_path(PeerId id, std::size_t rail, const Error& error, bool for_good) {
+  const bool lost = dealer_.path_down(id, rail, error, for_good);
   const auto found = peers_.find(static_cast<std::uint32_t>(id));
   if (found == peers_.end()) return;
-  found->second.lanes[rail].is_open = false;
+  found->second.paths[rail].is_open = false;
   if (lost) return;
   network_.at(network_.clock_.now() + kPause, [&network = network_, self = number_, id, rail] {
     if (SimFabric* const fabric = network.find(self)) fabric->greet(id, rail);
@@ -185,7 +185,7 @@ Result<void> SimFabric::disconnect(PeerId peer) {
   const std::lock_guard lock(network_.mutex_);
   if (!dealer_.remove_peer(peer)) return {};
   peers_.erase(static_cast<std::uint32_t>(peer));
-  soon(&SimFabric::turn, network_.clock_.now());
+  schedule(&SimFabric::iterate, network_.clock_.now());
   return {};
 }
 
@@ -199,20 +199,20 @@ Result<void> SimFabric::read(Batch batch) {
   }
   ++open_batches_;
   dealer_.add(std::move(batch));
-  soon(&SimFabric::turn, network_.clock_.now());
+  schedule(&SimFabric::iterate, network_.clock_.now());
   return {};
 }
 
 Result<void> SimFabric::cancel(std::uint64_t ticket) {
   const std::lock_guard lock(network_.mutex_);
   dealer_.cancel(ticket);
-  soon(&SimFabric::turn, network_.clock_.now());
+  schedule(&SimFabric::iterate, network_.clock_.now());
   return {};
 }
 
-void SimFabric::turn() {
+void SimFabric::iterate() {
   const TimePoint now = network_.clock_.now();
-  if (turn_at_ <= now) turn_at_ = TimePoint::max();
+  if (iterate_at_ <= now) iterate_at_ = TimePoint::max();
   if (is_frozen()) return;  // Thawing has a turn.
   // What the cards did before time is looked at: so it is in a process that was stopped.
   if (!outcomes_.empty()) dealer_.ended(std::exchange(outcomes_, {}));
@@ -220,9 +220,9 @@ void SimFabric::turn() {
   for (std::size_t rail = 0; rail < rails_.size(); ++rail) fill(rail);
   deliver();
   const TimePoint next = dealer_.next_time();
-  if (next < turn_at_) {
-    turn_at_ = next;
-    soon(&SimFabric::turn, next);
+  if (next < iterate_at_) {
+    iterate_at_ = next;
+    schedule(&SimFabric::iterate, next);
   }
 }
 
@@ -237,24 +237,24 @@ void SimFabric::deliver() {
 void SimFabric::freeze(Duration time) {
   const std::lock_guard lock(network_.mutex_);
   frozen_until_ = std::max(frozen_until_, network_.clock_.now() + time);
-  soon(&SimFabric::turn, frozen_until_);
+  schedule(&SimFabric::iterate, frozen_until_);
 }
 
 // ---- what cards do
 
 rails::Dealer::Room SimFabric::room(PeerId id, std::size_t rail) const {
   const auto found = peers_.find(static_cast<std::uint32_t>(id));
-  if (found == peers_.end() || !found->second.lanes[rail].is_open) return {};
-  const Lane& lane = found->second.lanes[rail];
+  if (found == peers_.end() || !found->second.paths[rail].is_open) return {};
+  const Path& path = found->second.paths[rail];
   const auto left = [](auto limit, auto used) { return limit > used ? limit - used : 0; };
   return {
-      .operations = left(options_.window_operations, lane.operations),
-      .bytes = left(options_.window_bytes, lane.bytes),
+      .operations = left(options_.window_operations, path.operations),
+      .bytes = left(options_.window_bytes, path.bytes),
       .background_operations = left(
-          std::max<std::size_t>(options_.window_operations / kBackgroundPart, 1), lane.background),
+          std::max<std::size_t>(options_.window_operations / kBackgroundPart, 1), path.background),
       .background_bytes =
           left(std::max(options_.window_bytes / kBackgroundPart, options_.piece_bytes),
-               lane.background_bytes)};
+               path.background_bytes)};
 }
 
 void SimFabric::fill(std::size_t rail) {
@@ -265,12 +265,12 @@ void SimFabric::fill(std::size_t rail) {
 void SimFabric::begin(std::size_t rail, const rails::Operation& operation) {
   // room() was asked for it a moment ago.
   Peer& peer = peers_.at(static_cast<std::uint32_t>(operation.peer));
-  Lane& lane = peer.lanes[rail];
-  lane.operations += 1;
-  lane.bytes += operation.size_bytes;
+  Path& path = peer.paths[rail];
+  path.operations += 1;
+  path.bytes += operation.size_bytes;
   if (operation.background) {
-    lane.background += 1;
-    lane.background_bytes += operation.size_bytes;
+    path.background += 1;
+    path.background_bytes += operation.size_bytes;
   }
   const TimePoint now = network_.clock_.now();
   const std::uint64_t number = ++last_read_;
@@ -289,30 +289,31 @@ void SimFabric::begin(std::size_t rail, const rails::Operation& operation) {
   card.free_at = from + takes;
   Duration late = options_.latency;
   if (network_.chance(network_.faults_.slow)) late += network_.some(network_.faults_.slowest);
-  later(number, from + late / 2 + takes / 2, &SimFabric::go_on);
-  later(number, card.free_at + late, &SimFabric::finish);
+  schedule_read(number, from + late / 2 + takes / 2, &SimFabric::transfer_half);
+  schedule_read(number, card.free_at + late, &SimFabric::finish);
 }
 
-void SimFabric::later(std::uint64_t read, TimePoint when, void (SimFabric::*act)(std::uint64_t)) {
+void SimFabric::schedule_read(std::uint64_t read, TimePoint when,
+                              void (SimFabric::*act)(std::uint64_t)) {
   network_.at(when, [&network = network_, self = number_, read, act] {
     SimFabric* const fabric = network.find(self);
     if (fabric != nullptr && fabric->reads_.contains(read)) (fabric->*act)(read);
   });
 }
 
-SimFabric::Way SimFabric::look_for(const Read& read, const Region*& source) const {
-  if (network_.is_cut(number_, read.fabric)) return Way::kSilent;
+SimFabric::Reachability SimFabric::find_source(const Read& read, const Region*& source) const {
+  if (network_.is_cut(number_, read.fabric)) return Reachability::kSilent;
   const SimFabric* const owner = network_.find(read.fabric);
-  if (owner == nullptr) return Way::kBroken;
+  if (owner == nullptr) return Reachability::kBroken;
   const auto found = owner->regions_.find(static_cast<std::uint32_t>(read.operation.remote_region));
-  if (found == owner->regions_.end()) return Way::kNoRegion;
+  if (found == owner->regions_.end()) return Reachability::kNoRegion;
   source = &found->second;
-  return Way::kOpen;
+  return Reachability::kOpen;
 }
 
-bool SimFabric::bring(Read& read, std::uint64_t up_to) const {
+bool SimFabric::transfer(Read& read, std::uint64_t up_to) const {
   const Region* source = nullptr;
-  if (look_for(read, source) != Way::kOpen) return false;
+  if (find_source(read, source) != Reachability::kOpen) return false;
   const auto from =
       source->memory.subspan(read.operation.remote_offset + read.done, up_to - read.done);
   std::memcpy(read.place.data() + read.done, from.data(), from.size());
@@ -321,37 +322,38 @@ bool SimFabric::bring(Read& read, std::uint64_t up_to) const {
   return true;
 }
 
-void SimFabric::go_on(std::uint64_t number) {
+void SimFabric::transfer_half(std::uint64_t number) {
   Read& read = reads_.at(number);
-  (void)bring(read, read.operation.size_bytes / 2);
+  (void)transfer(read, read.operation.size_bytes / 2);
 }
 
 void SimFabric::finish(std::uint64_t number) {
   Read& read = reads_.at(number);
   const Region* source = nullptr;
-  const Way way = look_for(read, source);
-  if (way == Way::kSilent && !read.breaks) {
+  const Reachability reachability = find_source(read, source);
+  if (reachability == Reachability::kSilent && !read.breaks) {
     // The reader's patience has to end first.
     read.breaks = true;
-    later(number, network_.clock_.now() + options_.stall_timeout, &SimFabric::finish);
+    schedule_read(number, network_.clock_.now() + options_.stall_timeout, &SimFabric::finish);
     return;
   }
   const PeerId peer = read.operation.peer;
   const std::size_t rail = read.operation.rail;
-  const bool breaks = read.breaks || way == Way::kSilent || way == Way::kBroken;
-  over(number, end_of(read, breaks));
-  if (breaks) break_lane(peer, rail, {Errc::kPeerLost, "the way to the peer broke"}, false);
-  turn();
+  const bool breaks =
+      read.breaks || reachability == Reachability::kSilent || reachability == Reachability::kBroken;
+  end_read(number, outcome_of(read, breaks));
+  if (breaks) break_path(peer, rail, {Errc::kPeerLost, "the way to the peer broke"}, false);
+  iterate();
 }
 
-rails::Outcome SimFabric::end_of(Read& read, bool breaks) const {
+rails::Outcome SimFabric::outcome_of(Read& read, bool breaks) const {
   using Kind = rails::Outcome::Kind;
-  if (breaks) return {.operation = {}, .kind = Kind::kAgain, .detail = "its way to the peer broke"};
+  if (breaks) return {.operation = {}, .kind = Kind::kRetry, .detail = "its way to the peer broke"};
   const Region* source = nullptr;
   const bool is_lent =
-      look_for(read, source) == Way::kOpen && network_.clock_.now() < source->until;
+      find_source(read, source) == Reachability::kOpen && network_.clock_.now() < source->until;
   // Bytes of a region that is not lent come all the same, and are not believed.
-  if (!bring(read, read.operation.size_bytes) || !is_lent) {
+  if (!transfer(read, read.operation.size_bytes) || !is_lent) {
     return {.operation = {},
             .kind = Kind::kFailed,
             .error = Errc::kGone,
@@ -364,21 +366,21 @@ rails::Outcome SimFabric::end_of(Read& read, bool breaks) const {
           .detail = "its bytes are not those of the peer"};
 }
 
-void SimFabric::over(std::uint64_t number, rails::Outcome outcome) {
+void SimFabric::end_read(std::uint64_t number, rails::Outcome outcome) {
   const auto found = reads_.find(number);
   const rails::Operation& operation = found->second.operation;
   const auto peer = peers_.find(static_cast<std::uint32_t>(operation.peer));
   if (peer != peers_.end()) {
-    Lane& lane = peer->second.lanes[operation.rail];
-    lane.operations -= 1;
-    lane.bytes -= operation.size_bytes;
+    Path& path = peer->second.paths[operation.rail];
+    path.operations -= 1;
+    path.bytes -= operation.size_bytes;
     if (operation.background) {
-      lane.background -= 1;
-      lane.background_bytes -= operation.size_bytes;
+      path.background -= 1;
+      path.background_bytes -= operation.size_bytes;
     }
   }
-  if (outcome.kind == rails::Outcome::Kind::kBrought) {
-    rails_[operation.rail].brought += operation.size_bytes;
+  if (outcome.kind == rails::Outcome::Kind::kDone) {
+    rails_[operation.rail].transferred += operation.size_bytes;
   }
   outcome.operation = operation;
   outcomes_.push_back(std::move(outcome));
@@ -390,8 +392,9 @@ void SimFabric::finish_all() {
     const std::uint64_t number = reads_.begin()->first;
     Read& read = reads_.begin()->second;
     const Region* source = nullptr;
-    const Way way = look_for(read, source);
-    over(number, end_of(read, read.breaks || way == Way::kSilent || way == Way::kBroken));
+    const Reachability reachability = find_source(read, source);
+    end_read(number, outcome_of(read, read.breaks || reachability == Reachability::kSilent ||
+                                          reachability == Reachability::kBroken));
   }
   for (Rail& rail : rails_) rail.free_at = network_.clock_.now();
   if (!outcomes_.empty()) dealer_.ended(std::exchange(outcomes_, {}));
@@ -415,7 +418,7 @@ std::size_t SimFabric::batches() const {
 std::vector<std::uint64_t> SimFabric::bytes_by_rail() const {
   const std::lock_guard lock(network_.mutex_);
   std::vector<std::uint64_t> bytes;
-  for (const Rail& rail : rails_) bytes.push_back(rail.brought);
+  for (const Rail& rail : rails_) bytes.push_back(rail.transferred);
   return bytes;
 }
 

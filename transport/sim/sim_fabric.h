@@ -81,10 +81,10 @@ class SimFabric final : public Fabric {
   struct Rail {
     double bytes_per_s = 0;
     TimePoint free_at = TimePoint::min();  ///< When it has brought all that it has.
-    std::uint64_t brought = 0;
+    std::uint64_t transferred = 0;
   };
   /// A rail's way to a peer.
-  struct Lane {
+  struct Path {
     bool is_open = false;
     std::size_t operations = 0;
     std::uint64_t bytes = 0;
@@ -94,7 +94,7 @@ class SimFabric final : public Fabric {
   struct Peer {
     std::uint64_t fabric = 0;
     Id128 incarnation;
-    std::vector<Lane> lanes;
+    std::vector<Path> paths;
   };
   /// A read that a card has begun.
   struct Read {
@@ -107,25 +107,25 @@ class SimFabric final : public Fabric {
   };
 
   SimFabric(const Options& options, SimNetwork& network, CompletionSink sink);
-  void soon(void (SimFabric::*act)(), TimePoint when);
-  void turn();
+  void schedule(void (SimFabric::*act)(), TimePoint when);
+  void iterate();
   void greet(PeerId id, std::size_t rail);
   void fill(std::size_t rail);
   void begin(std::size_t rail, const rails::Operation& operation);
-  void later(std::uint64_t read, TimePoint when, void (SimFabric::*act)(std::uint64_t));
-  void go_on(std::uint64_t number);
+  void schedule_read(std::uint64_t read, TimePoint when, void (SimFabric::*act)(std::uint64_t));
+  void transfer_half(std::uint64_t number);
   void finish(std::uint64_t number);
-  enum class Way : std::uint8_t {
+  enum class Reachability : std::uint8_t {
     kOpen,
     kSilent,    ///< Nothing comes, and nobody says so.
     kBroken,    ///< There is nobody any more.
     kNoRegion,  ///< The owner does not have it any more.
   };
-  [[nodiscard]] Way look_for(const Read& read, const Region*& source) const;
-  bool bring(Read& read, std::uint64_t up_to) const;
-  void over(std::uint64_t number, rails::Outcome outcome);
-  void break_lane(PeerId id, std::size_t rail, const Error& error, bool for_good);
-  [[nodiscard]] rails::Outcome end_of(Read& read, bool breaks) const;
+  [[nodiscard]] Reachability find_source(const Read& read, const Region*& source) const;
+  bool transfer(Read& read, std::uint64_t up_to) const;
+  void end_read(std::uint64_t number, rails::Outcome outcome);
+  void break_path(PeerId id, std::size_t rail, const Error& error, bool for_good);
+  [[nodiscard]] rails::Outcome outcome_of(Read& read, bool breaks) const;
   void finish_all();
   void fence(std::uint64_t owner, RegionId region);
   void deliver();
@@ -148,7 +148,7 @@ class SimFabric final : public Fabric {
   std::uint32_t last_peer_ = 0;
   std::size_t open_batches_ = 0;
   TimePoint frozen_until_ = TimePoint::min();
-  TimePoint turn_at_ = TimePoint::max();  ///< Of the earliest turn() that is to come.
+  TimePoint iterate_at_ = TimePoint::max();  ///< Of the earliest turn() that is to come.
 };
 
 }  // namespace pegaflow

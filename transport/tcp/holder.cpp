@@ -43,22 +43,22 @@ bool Holder::on_event(Poller::Key key, std::uint32_t events_now) {
   if (found == connections_.end()) return false;
   Connection& connection = *found->second;
   // Whatever is not room to send is found by reading: bytes, an end, an error.
-  Result<void> turned = connection.serving.turn(events_now != EPOLLOUT);
-  if (turned) {
-    const std::uint32_t events = (connection.serving.wants_to_read() ? EPOLLIN : 0U) |
-                                 (connection.serving.wants_to_send() ? EPOLLOUT : 0U);
+  Result<void> served = connection.responder.serve(events_now != EPOLLOUT);
+  if (served) {
+    const std::uint32_t events = (connection.responder.wants_to_read() ? EPOLLIN : 0U) |
+                                 (connection.responder.wants_to_send() ? EPOLLOUT : 0U);
     if (events != connection.events) {
       connection.events = events;
-      turned = poller_->change(connection.serving.fd(), key, events);
+      served = poller_->change(connection.responder.fd(), key, events);
     }
   }
-  if (!turned) {
-    if (turned.error().code == Errc::kPeerLost) {
-      kLog.debug("a reader's connection ended reason={}", turned.error().detail);
+  if (!served) {
+    if (served.error().code == Errc::kPeerLost) {
+      kLog.debug("a reader's connection ended reason={}", served.error().detail);
     } else {
-      turned_away(to_string(turned.error()));
+      turned_away(to_string(served.error()));
     }
-    poller_->remove(connection.serving.fd());
+    poller_->remove(connection.responder.fd());
     connections_.erase(found);
   }
   return true;
@@ -97,10 +97,11 @@ void Holder::take(UniqueFd socket) {
     return;
   }
   const TimePoint now = clock_->now();
-  connections_.emplace(key, std::unique_ptr<Connection>(new Connection{
-                                .serving = Serving(std::move(socket), *regions_, self_, *clock_),
-                                .accepted = now,
-                                .events = EPOLLIN}));
+  connections_.emplace(
+      key, std::unique_ptr<Connection>(
+               new Connection{.responder = Responder(std::move(socket), *regions_, self_, *clock_),
+                              .accepted = now,
+                              .events = EPOLLIN}));
   check_by(now + options_.greeting_timeout);
 }
 
@@ -108,25 +109,24 @@ void Holder::take(UniqueFd socket) {
 bool Holder::make_room() {
   auto oldest = connections_.end();
   for (auto at = connections_.begin(); at != connections_.end(); ++at) {
-    if (at->second->serving.greeted()) continue;
+    if (at->second->responder.greeted()) continue;
     if (oldest == connections_.end() || at->second->accepted < oldest->second->accepted) {
       oldest = at;
     }
   }
   if (oldest == connections_.end()) return false;
-  poller_->remove(oldest->second->serving.fd());
+  poller_->remove(oldest->second->responder.fd());
   connections_.erase(oldest);
   turned_away("connections that did not greet made room for others");
   return true;
 }
 
 void Holder::turned_away(const std::string& reason) {
-  ++turned_away_;
+  ++rejected_;
   const TimePoint now = clock_->now();
   if (now < next_log_) return;
   next_log_ = now + kLogPeriod;
-  kLog.warn("readers were turned away count={} reason=\"{}\"", std::exchange(turned_away_, 0),
-            reason);
+  kLog.warn("readers were turned away count={} reason=\"{}\"", std::exchange(rejected_, 0), reason);
 }
 
 void Holder::on_time(TimePoint now) {
@@ -138,10 +138,10 @@ void Holder::on_time(TimePoint now) {
   }
   std::erase_if(connections_, [&](const auto& entry) {
     const Connection& connection = *entry.second;
-    if (connection.serving.greeted()) return false;
+    if (connection.responder.greeted()) return false;
     const TimePoint last = connection.accepted + options_.greeting_timeout;
     if (last <= now) {
-      poller_->remove(connection.serving.fd());
+      poller_->remove(connection.responder.fd());
       return true;
     }
     check_by(last);

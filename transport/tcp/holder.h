@@ -13,7 +13,7 @@
 #include "base/os/unique_fd.h"
 #include "transport/tcp/poller.h"
 #include "transport/tcp/region_table.h"
-#include "transport/tcp/serving.h"
+#include "transport/tcp/responder.h"
 #include "transport/tcp/socket_address.h"
 
 namespace pegaflow::tcp {
@@ -47,7 +47,7 @@ class Holder {
 
  private:
   struct Connection {
-    Serving serving;
+    Responder responder;
     TimePoint accepted;
     std::uint32_t events = 0;
   };
@@ -77,7 +77,7 @@ class Holder {
   const Clock* clock_;
   std::unordered_map<Poller::Key, std::unique_ptr<Connection>> connections_;
   TimePoint next_check_ = TimePoint::max();
-  std::uint64_t turned_away_ = 0;  // Since the log last said so.
+  std::uint64_t rejected_ = 0;  // Since the log last said so.
   TimePoint next_log_ = TimePoint::min();
 };
 

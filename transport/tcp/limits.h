@@ -11,7 +11,7 @@ namespace pegaflow::tcp {
 inline constexpr std::size_t kMaximumPieceBytes = 4 << 20;
 
 /// How much the thread moves for one connection before it looks at the others.
-inline constexpr std::size_t kTurnBytes = 1 << 20;
+inline constexpr std::size_t kIterationBytes = 1 << 20;
 
 /// Answers that go into one system call, and bytes that come out of one: half a core's second-level
 /// cache of today, so that of the checksum and the kernel's copy the second finds them in it.

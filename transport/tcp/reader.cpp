@@ -47,16 +47,16 @@ void Reader::dial(Fabric::PeerId id, Peer& peer, Link& link) {
   Result<void> ready = prepare(fd, options_.user_timeout);
   if (ready) ready = poller_.add(fd, link.key, link.events);
   if (!ready) return link_broke(id, peer, link, {Errc::kPeerLost, ready.error().detail});
-  link.asking.emplace(std::move(*socket), peer.where.incarnation, options_.window, now);
+  link.requester.emplace(std::move(*socket), peer.where.incarnation, options_.window, now);
   links_[link.key] = {id, static_cast<std::size_t>(&link - peer.links.data())};
   check_links_by(now + options_.connect_timeout);
 }
 
 void Reader::link_broke(Fabric::PeerId id, Peer& peer, Link& link, Error error) {
-  const bool greeted = link.asking && link.asking->greeted();
-  if (link.asking && link.asking->ended_a_piece()) link.breaks = 0;
+  const bool greeted = link.requester && link.requester->greeted();
+  if (link.requester && link.requester->has_ended_piece()) link.breaks = 0;
   const bool other_stands = std::any_of(peer.links.begin(), peer.links.end(), [&](const Link& l) {
-    return &l != &link && l.asking && l.asking->greeted();
+    return &l != &link && l.requester && l.requester->greeted();
   });
   if (error.code != Errc::kPeerLost || ++link.breaks >= kMostBreaks ||
       (!greeted && !other_stands)) {
@@ -128,7 +128,7 @@ void Reader::read(Fabric::Batch batch) {
   } else if (work.batch.deadline <= clock_.now()) {
     fail_rest(work, Errc::kTimeout, "its deadline had passed when it was accepted");
   } else {
-    wait(*peer, work, false);
+    enqueue(*peer, work, false);
     fill(work.batch.peer, *peer);
     return;
   }
@@ -151,9 +151,9 @@ void Reader::validate(Work& work, const Peer* peer) const {
   }
 }
 
-void Reader::wait(Peer& peer, Work& work, bool first) {
-  if (work.waits) return;
-  work.waits = true;
+void Reader::enqueue(Peer& peer, Work& work, bool first) {
+  if (work.is_waiting) return;
+  work.is_waiting = true;
   auto& queue = peer.waiting[queue_of(work.batch.priority)];
   if (first) {
     queue.push_front(work.number);
@@ -164,9 +164,9 @@ void Reader::wait(Peer& peer, Work& work, bool first) {
 
 bool Reader::next_piece(Work& work, Piece& piece) const {
   const auto failed = [&](std::size_t chunk) { return work.completion.chunks[chunk].has_value(); };
-  while (!work.again.empty() && failed(work.again.front().chunk)) work.again.pop_front();
-  if (!work.again.empty()) {
-    piece = work.again.front();
+  while (!work.retries.empty() && failed(work.retries.front().chunk)) work.retries.pop_front();
+  if (!work.retries.empty()) {
+    piece = work.retries.front();
     return true;
   }
   while (work.next_chunk < work.batch.chunks.size() && failed(work.next_chunk)) {
@@ -192,8 +192,9 @@ bool Reader::next_piece(Work& work, Piece& piece) const {
 Reader::Link* Reader::link_for(Peer& peer, std::size_t size_bytes, bool background) const {
   Link* best = nullptr;
   for (Link& link : peer.links) {
-    if (!link.asking || !link.asking->has_room(size_bytes, background)) continue;
-    if (best == nullptr || link.asking->open_bytes() < best->asking->open_bytes()) best = &link;
+    if (!link.requester || !link.requester->has_room(size_bytes, background)) continue;
+    if (best == nullptr || link.requester->open_bytes() < best->requester->open_bytes())
+      best = &link;
   }
   return best;
 }
@@ -208,16 +209,16 @@ void Reader::fill(Fabric::PeerId id, Peer& peer) {
       Piece piece;
       if (!next_piece(work, piece)) {
         queue.pop_front();
-        work.waits = false;
+        work.is_waiting = false;
         if (work.open == 0) complete(found);
         continue;
       }
       Link* const link = link_for(peer, piece.place.size(), piece.background);
       if (link == nullptr) break;
-      link->asking->ask(piece, now);
+      link->requester->request(piece, now);
       ++work.open;
-      if (!work.again.empty()) {
-        work.again.pop_front();
+      if (!work.retries.empty()) {
+        work.retries.pop_front();
         continue;
       }
       work.next_offset += piece.place.size();
@@ -235,9 +236,9 @@ void Reader::fill(Fabric::PeerId id, Peer& peer) {
 void Reader::flush(Fabric::PeerId id, Peer& peer) {
   bool broken = false;
   for (Link& link : peer.links) {
-    if (!link.asking || !link.asking->greeted()) continue;
-    if (link.asking->wants_to_send()) {
-      if (const Result<void> sent = link.asking->send_questions(); !sent) {
+    if (!link.requester || !link.requester->greeted()) continue;
+    if (link.requester->wants_to_send()) {
+      if (const Result<void> sent = link.requester->send_requests(); !sent) {
         link_broke(id, peer, link, sent.error());
         if (peer.lost) return;
         broken = true;
@@ -252,17 +253,17 @@ void Reader::flush(Fabric::PeerId id, Peer& peer) {
 }
 
 void Reader::watch(Fabric::PeerId id, Peer& peer, Link& link) {
-  const std::uint32_t events = EPOLLIN | (link.asking->wants_to_send() ? EPOLLOUT : 0U);
+  const std::uint32_t events = EPOLLIN | (link.requester->wants_to_send() ? EPOLLOUT : 0U);
   if (events != link.events) {
     link.events = events;
-    if (const Result<void> changed = poller_.change(link.asking->fd(), link.key, events);
+    if (const Result<void> changed = poller_.change(link.requester->fd(), link.key, events);
         !changed) {
       return lose(id, peer, {Errc::kPeerLost, changed.error().detail});
     }
   }
-  if (const auto since = link.asking->waiting_since()) {
+  if (const auto since = link.requester->waiting_since()) {
     check_links_by(*since +
-                   (link.asking->greeted() ? options_.stall_timeout : options_.connect_timeout));
+                   (link.requester->greeted() ? options_.stall_timeout : options_.connect_timeout));
   }
 }
 
@@ -272,19 +273,19 @@ bool Reader::on_event(Poller::Key key, std::uint32_t events) {
   const auto [id, index] = found->second;
   Peer& peer = peers_.at(static_cast<std::uint32_t>(id));
   Link& link = peer.links[index];
-  Result<void> turned;
-  if ((events & ~static_cast<std::uint32_t>(EPOLLIN)) != 0 && link.asking->wants_to_send()) {
-    turned = link.asking->send_questions();
+  Result<void> handled;
+  if ((events & ~static_cast<std::uint32_t>(EPOLLIN)) != 0 && link.requester->wants_to_send()) {
+    handled = link.requester->send_requests();
   }
-  if (turned) turned = link.asking->receive(clock_.now(), ended_);
+  if (handled) handled = link.requester->receive(clock_.now(), ended_);
   // What came is good, also when the connection broke behind it.
   for (const std::uint64_t number : std::exchange(finished_, {})) {
     if (const auto work = works_.find(number); work != works_.end()) complete(work);
   }
-  if (turned) {
+  if (handled) {
     watch(id, peer, link);
   } else {
-    link_broke(id, peer, link, turned.error());
+    link_broke(id, peer, link, handled.error());
   }
   if (!peer.lost) fill(id, peer);
   return true;
@@ -304,7 +305,7 @@ void Reader::on_ended(const Piece& piece, std::optional<Errc> error) {
               : fmt::format("the peer answers for chunk {}: {}", piece.chunk, to_string(*error));
     }
   }
-  if (work.open == 0 && !work.waits) finished_.push_back(work.number);
+  if (work.open == 0 && !work.is_waiting) finished_.push_back(work.number);
 }
 
 void Reader::fail_rest(Work& work, Errc reason, const std::string& detail) {
@@ -350,7 +351,7 @@ void Reader::withdraw(std::uint64_t number, Errc reason, const std::string& deta
   Peer& peer = peers_.at(static_cast<std::uint32_t>(id));
   std::vector<Link*> closed;
   for (Link& link : peer.links) {
-    if (!link.asking || !link.asking->has_open(number)) continue;
+    if (!link.requester || !link.requester->has_open(number)) continue;
     close_link(link);
     closed.push_back(&link);
   }
@@ -364,20 +365,20 @@ void Reader::withdraw(std::uint64_t number, Errc reason, const std::string& deta
 }
 
 void Reader::close_link(Link& link) {
-  if (!link.asking) return;
+  if (!link.requester) return;
   const Poller::Key key = link.key;
   const Fabric::PeerId id = links_.at(key).first;
   Peer& peer = peers_.at(static_cast<std::uint32_t>(id));
-  poller_.remove(link.asking->fd());
-  const std::vector<Piece> pieces = link.asking->close();
-  link.asking.reset();
+  poller_.remove(link.requester->fd());
+  const std::vector<Piece> pieces = link.requester->close();
+  link.requester.reset();
   links_.erase(key);
   // Backwards, so that the first of them is asked for first.
   for (auto piece = pieces.rbegin(); piece != pieces.rend(); ++piece) {
     Work& work = works_.at(piece->batch);
     --work.open;
-    work.again.push_front(*piece);
-    wait(peer, work, true);
+    work.retries.push_front(*piece);
+    enqueue(peer, work, true);
   }
 }
 
@@ -404,7 +405,7 @@ void Reader::on_time(TimePoint now) {
 }
 
 bool Reader::check_link(Fabric::PeerId id, Peer& peer, Link& link, TimePoint now) {
-  if (!link.asking) {
+  if (!link.requester) {
     if (link.redial_at && *link.redial_at <= now) {
       dial(id, peer, link);
       return true;
@@ -412,21 +413,22 @@ bool Reader::check_link(Fabric::PeerId id, Peer& peer, Link& link, TimePoint now
     if (link.redial_at) check_links_by(*link.redial_at);
     return false;
   }
-  const auto since = link.asking->waiting_since();
+  const auto since = link.requester->waiting_since();
   if (!since) return false;
-  const bool greeted = link.asking->greeted();
+  const bool greeted = link.requester->greeted();
   const Duration patience = greeted ? options_.stall_timeout : options_.connect_timeout;
   if (*since + patience > now) {
     check_links_by(*since + patience);
     return false;
   }
-  if (link.asking->has_unread()) {  // We were stopped, not the peer.
-    link.asking->wait_anew(now);
+  if (link.requester->has_unread()) {  // We were stopped, not the peer.
+    link.requester->restart_wait(now);
     check_links_by(now + patience);
     return false;
   }
   const bool other_speaks = std::any_of(peer.links.begin(), peer.links.end(), [&](const Link& l) {
-    return l.asking && l.asking->greeted() && l.asking->last_heard() > now - options_.stall_timeout;
+    return l.requester && l.requester->greeted() &&
+           l.requester->last_received() > now - options_.stall_timeout;
   });
   Error error{Errc::kPeerLost, greeted ? "it says nothing any more" : "it does not answer"};
   if (greeted && !other_speaks) {

@@ -18,9 +18,9 @@
 #include "base/clock.h"
 #include "base/error.h"
 #include "transport/fabric.h"
-#include "transport/tcp/asking.h"
 #include "transport/tcp/poller.h"
 #include "transport/tcp/region_table.h"
+#include "transport/tcp/requester.h"
 #include "transport/tcp/socket_address.h"
 
 namespace pegaflow::tcp {
@@ -43,7 +43,7 @@ class Reader {
   struct Options {
     std::size_t connections = 4;  ///< To each peer.
     std::size_t piece_bytes = 0;  ///< At most that much is asked for by one question.
-    Asking::Window window;        ///< Of each connection.
+    Requester::Window window;     ///< Of each connection.
     Duration connect_timeout{};   ///< To be connected and welcomed.
     Duration stall_timeout{};
     Duration user_timeout{};
@@ -80,7 +80,7 @@ class Reader {
   static constexpr unsigned kMostBreaks = 4;
 
   struct Link {
-    std::optional<Asking> asking;
+    std::optional<Requester> requester;
     Poller::Key key = 0;
     std::uint32_t events = 0;
     unsigned breaks = 0;                 ///< Since a piece last ended here.
@@ -100,9 +100,9 @@ class Reader {
     std::vector<std::uint32_t> pieces_left;  ///< By chunk.
     std::size_t next_chunk = 0;              ///< What to ask for next ...
     std::uint64_t next_offset = 0;           ///< ... from where on.
-    std::deque<Piece> again;                 ///< First of all: their connection was closed.
+    std::deque<Piece> retries;               ///< First of all: their connection was closed.
     std::size_t open = 0;                    ///< Pieces that are asked for.
-    bool waits = false;                      ///< Its number is in Peer::waiting.
+    bool is_waiting = false;                 ///< Its number is in Peer::waiting.
   };
   using Works = std::unordered_map<std::uint64_t, Work>;
 
@@ -119,7 +119,7 @@ class Reader {
   void on_ended(const Piece& piece, std::optional<Errc> error);
   void withdraw(std::uint64_t number, Errc reason, const std::string& detail);
   void close_link(Link& link);
-  void wait(Peer& peer, Work& work, bool first);
+  void enqueue(Peer& peer, Work& work, bool first);
   void lose(Fabric::PeerId id, Peer& peer, Error error);
   void complete(Works::iterator work);
   void fail_rest(Work& work, Errc reason, const std::string& detail);
@@ -130,7 +130,7 @@ class Reader {
   const RegionTable& regions_;
   const Clock& clock_;
   Fabric::CompletionSink sink_;
-  Asking::Ended ended_;
+  Requester::Ended ended_;
   std::unordered_map<std::uint32_t, Peer> peers_;
   std::unordered_map<Poller::Key, std::pair<Fabric::PeerId, std::size_t>> links_;
   Works works_;

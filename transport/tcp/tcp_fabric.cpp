@@ -128,7 +128,7 @@ Result<void> TcpFabric::lend(RegionId region, TimePoint until) {
   }
   // The thread may have looked at the lease already and have the bytes in its hands until the end
   // of its turn. What it sends later it looks at again.
-  if (until <= loop_->clock.now()) carry_out_and_wait(Turn());
+  if (until <= loop_->clock.now()) carry_out_and_wait(Iteration());
   return {};
 }
 
@@ -247,8 +247,8 @@ void TcpFabric::carry_out(Command command) {
       regions_.remove(forget->region);
     }
     forget->done->set_value();
-  } else if (const auto* const turn = std::get_if<Turn>(&command)) {
-    turn->done->set_value();
+  } else if (const auto* const iteration = std::get_if<Iteration>(&command)) {
+    iteration->done->set_value();
   }
 }
 

@@ -84,11 +84,11 @@ class TcpFabric final : public Fabric {
     RegionId region{};
     std::shared_ptr<std::promise<void>> done;  // The caller waits for it.
   };
-  struct Turn {
+  struct Iteration {
     std::shared_ptr<std::promise<void>> done;
   };
   using Command = std::variant<std::monostate, Batch, std::unique_ptr<Connect>, Disconnect, Cancel,
-                               Forget, Turn>;
+                               Forget, Iteration>;
 
   TcpFabric(const Options& options, CompletionSink sink);
   Result<void> start(const Clock& clock);

@@ -6,8 +6,8 @@
 ///     reader                                     holder
 ///       | Hello {magic, version, whom I mean}  -->  |
 ///       | <--   Welcome {magic, version, verdict, who I am}
-///       | Ask {question, slot, region, offset, size}  -->  |  as many as the reader's window has
-///       | <--   Answer {question, slot, verdict, size, checksum}, and that many bytes
+///       | Request {question, slot, region, offset, size}  -->  |  as many as the reader's window
+///       has | <--   Response {question, slot, verdict, size, checksum}, and that many bytes
 ///
 /// A question has the number that a reader finds its batch, its chunk and its place by, in a table
 /// of its own. Answers come in the order of the questions; the reader does not rely on it.
@@ -51,17 +51,17 @@ struct Welcome {
   std::uint64_t holder_low = 0;
 };
 
-struct Ask {
-  std::uint64_t question = 0;  ///< A rising number of the reader's; comes back as it is.
-  std::uint32_t slot = 0;      ///< Where in the reader's window; comes back as it is.
+struct Request {
+  std::uint64_t request_id = 0;  ///< A rising number of the reader's; comes back as it is.
+  std::uint32_t slot = 0;        ///< Where in the reader's window; comes back as it is.
   std::uint32_t region = 0;
   std::uint64_t offset = 0;
   std::uint32_t size_bytes = 0;
   std::uint32_t reserved = 0;
 };
 
-struct Answer {
-  std::uint64_t question = 0;
+struct Response {
+  std::uint64_t request_id = 0;
   std::uint32_t slot = 0;
   std::uint32_t size_bytes =
       0;                       ///< Of what follows: as asked, or 0 with a verdict that is not good.
@@ -72,11 +72,11 @@ struct Answer {
 };
 
 static_assert(sizeof(Hello) == 24 && sizeof(Welcome) == 24);
-static_assert(sizeof(Ask) == 32 && sizeof(Answer) == 32);
+static_assert(sizeof(Request) == 32 && sizeof(Response) == 32);
 static_assert(std::has_unique_object_representations_v<Hello> &&
               std::has_unique_object_representations_v<Welcome> &&
-              std::has_unique_object_representations_v<Ask> &&
-              std::has_unique_object_representations_v<Answer>);
+              std::has_unique_object_representations_v<Request> &&
+              std::has_unique_object_representations_v<Response>);
 
 /// The message at the beginning of `bytes`, which hold one whole.
 template <typename Message>

@@ -18,18 +18,18 @@ constexpr Log kLog{"ucx"};
 /// not: events that were missed have been seen in the field.
 constexpr Duration kLongestSleep = std::chrono::milliseconds(100);
 /// What the end waits for callbacks before it destroys the worker, which needs none.
-constexpr Duration kSettlePatience = std::chrono::seconds(10);
+constexpr Duration kCloseTimeout = std::chrono::seconds(10);
 
 }  // namespace
 
 /// In the order of making; the last goes first.
 struct Rail::Loop {
   std::unique_ptr<Context> context;
-  std::unique_ptr<Worker> asking_worker;
-  std::unique_ptr<Worker> serving_worker;
+  std::unique_ptr<Worker> requester_worker;
+  std::unique_ptr<Worker> responder_worker;
   LocalRegions regions;
-  std::optional<Asking> asking;
-  std::optional<Serving> serving;
+  std::optional<Requester> requester;
+  std::optional<Responder> responder;
   TimePoint last_progress;
   bool progressed = false;
 };
@@ -119,27 +119,27 @@ Result<void> Rail::start() {
   PEGA_TRY_LET(loop.context, Context::open(api_, {.device = options_.device,
                                                   .sockets = options_.sockets,
                                                   .peers = options_.peers}));
-  PEGA_TRY_LET(loop.asking_worker, Worker::create(*loop.context));
-  PEGA_TRY_LET(loop.serving_worker, Worker::create(*loop.context));
-  loop.asking.emplace(options_.asking, *loop.asking_worker, loop.regions, dealer_, clock_);
-  loop.serving.emplace(options_.serving, *loop.serving_worker, incarnation_, clock_);
-  address_ = loop.serving_worker->address();
+  PEGA_TRY_LET(loop.requester_worker, Worker::create(*loop.context));
+  PEGA_TRY_LET(loop.responder_worker, Worker::create(*loop.context));
+  loop.requester.emplace(options_.requester, *loop.requester_worker, loop.regions, dealer_, clock_);
+  loop.responder.emplace(options_.responder, *loop.responder_worker, incarnation_, clock_);
+  address_ = loop.responder_worker->address();
   return {};
 }
 
 void Rail::run() {
   // Pairs with the store in the destructor.
   while (!stop_.load(std::memory_order_acquire)) {
-    if (turn()) continue;
+    if (iterate()) continue;
     sleep();
   }
   end();
 }
 
-bool Rail::turn() {
+bool Rail::iterate() {
   Loop& loop = *loop_;
-  bool did = loop.asking_worker->progress();
-  if (loop.serving_worker->progress()) did = true;
+  bool did = loop.requester_worker->progress();
+  if (loop.responder_worker->progress()) did = true;
   loop.progressed = did;
   // Commands before messages: who was told of a lease by its owner finds it here.
   if (commanded_.exchange(false, std::memory_order_acq_rel)) {
@@ -147,15 +147,15 @@ bool Rail::turn() {
     did = true;
   }
   take_messages();
-  loop.asking->turn(loop.progressed);
-  loop.serving->turn();
-  tell();
+  loop.requester->check_paths(loop.progressed);
+  loop.responder->check_paths();
+  report_outcomes();
   // Pairs with nudge().
   const bool nudged = nudged_.exchange(false, std::memory_order_acq_rel);
   if (nudged) wake_.clear();
-  if (dealer_.has_work() && (nudged || loop.asking->has_more_room())) {
-    if (loop.asking->fill()) did = true;
-    tell();
+  if (dealer_.has_work() && (nudged || loop.requester->has_more_room())) {
+    if (loop.requester->fill()) did = true;
+    report_outcomes();
   }
   if (hooks_.keeps_time) {
     if (dealer_.next_time() <= clock_.now()) dealer_.on_time(clock_.now());
@@ -166,29 +166,29 @@ bool Rail::turn() {
 
 void Rail::take_messages() {
   Loop& loop = *loop_;
-  for (const auto& arrived : loop.asking_worker->take_arrived()) {
-    loop.asking->on_message(arrived.message);
+  for (const auto& arrived : loop.requester_worker->take_arrived()) {
+    loop.requester->on_message(arrived.message);
   }
-  for (const auto& arrived : loop.serving_worker->take_arrived()) {
-    loop.serving->on_message(arrived);
+  for (const auto& arrived : loop.responder_worker->take_arrived()) {
+    loop.responder->on_message(arrived);
   }
 }
 
-void Rail::tell() {
-  if (loop_->asking->tell_ended()) hooks_.nudge_others();
+void Rail::report_outcomes() {
+  if (loop_->requester->report_outcomes()) hooks_.nudge_others();
 }
 
 void Rail::sleep() {
   Loop& loop = *loop_;
-  const bool busy = loop.asking->is_busy();
+  const bool busy = loop.requester->is_busy();
   if (busy && options_.spin > Duration::zero()) {
     const TimePoint until = clock_.now() + options_.spin;
     do {
-      if (turn()) return;
+      if (iterate()) return;
     } while (clock_.now() < until && !stop_.load(std::memory_order_acquire));
   }
-  if (!loop.asking_worker->arm() || !loop.serving_worker->arm()) return;
-  TimePoint next = std::min(loop.asking->next_time(), loop.serving->next_time());
+  if (!loop.requester_worker->arm() || !loop.responder_worker->arm()) return;
+  TimePoint next = std::min(loop.requester->next_time(), loop.responder->next_time());
   if (hooks_.keeps_time) next = std::min(next, dealer_.next_time());
   const TimePoint now = clock_.now();
   if (busy) next = std::min(next, now + kLongestSleep);
@@ -198,8 +198,8 @@ void Rail::sleep() {
     const auto left = std::chrono::ceil<std::chrono::milliseconds>(next - now);
     timeout_ms = static_cast<int>(std::clamp<std::int64_t>(left.count(), 0, 3'600'000));
   }
-  std::array<pollfd, 4> wait{{{.fd = loop.asking_worker->fd(), .events = POLLIN, .revents = 0},
-                              {.fd = loop.serving_worker->fd(), .events = POLLIN, .revents = 0},
+  std::array<pollfd, 4> wait{{{.fd = loop.requester_worker->fd(), .events = POLLIN, .revents = 0},
+                              {.fd = loop.responder_worker->fd(), .events = POLLIN, .revents = 0},
                               {.fd = mailbox_.fd(), .events = POLLIN, .revents = 0},
                               {.fd = wake_.fd(), .events = POLLIN, .revents = 0}}};
   (void)::poll(wait.data(), wait.size(), timeout_ms);
@@ -210,27 +210,27 @@ void Rail::sleep() {
 void Rail::carry_out(Command command) {
   Loop& loop = *loop_;
   if (auto* const connect = std::get_if<Connect>(&command)) {
-    loop.asking->connect(connect->id, std::move(connect->where));
+    loop.requester->connect(connect->id, std::move(connect->where));
   } else if (const auto* const disconnect = std::get_if<Disconnect>(&command)) {
-    loop.asking->disconnect(disconnect->id);
+    loop.requester->disconnect(disconnect->id);
   } else if (const auto* const map = std::get_if<Map>(&command)) {
     Result<ucp_mem_h> handle = loop.context->map(map->memory);
     if (!handle) return map->done->set_value(tl::unexpected<Error>(handle.error()));
     loop.regions[static_cast<std::uint32_t>(map->region)] = {map->memory, *handle};
     map->done->set_value(loop.context->pack_key(*handle));
   } else if (const auto* const lend = std::get_if<Lend>(&command)) {
-    loop.serving->lend(lend->region, lend->until);
+    loop.responder->lend(lend->region, lend->until);
     const auto done = [lend_done = lend->done] {
       if (lend_done) lend_done->set_value();
     };
     if (lend->revoke) {
-      loop.serving->revoke(lend->region, done);
+      loop.responder->revoke(lend->region, done);
     } else {
       done();
     }
   } else if (const auto* const unmap = std::get_if<Unmap>(&command)) {
-    loop.serving->forget(unmap->region);
-    loop.serving->revoke(unmap->region, [this, region = unmap->region, done = unmap->done] {
+    loop.responder->forget(unmap->region);
+    loop.responder->revoke(unmap->region, [this, region = unmap->region, done = unmap->done] {
       const auto found = loop_->regions.find(static_cast<std::uint32_t>(region));
       if (found != loop_->regions.end()) {
         loop_->context->unmap(found->second.handle);
@@ -245,34 +245,34 @@ void Rail::end() {
   Loop& loop = *loop_;
   // What was handed over before the end is carried out like the rest.
   mailbox_.drain([this](Command&& command) { carry_out(std::move(command)); });
-  loop.asking->close_all();
-  loop.serving->close_all();
+  loop.requester->close_all();
+  loop.responder->close_all();
   const TimePoint begin = std::chrono::steady_clock::now();
-  bool asking_closed = false;
-  bool serving_closed = false;
-  while (std::chrono::steady_clock::now() < begin + kSettlePatience) {
-    const bool progressed = loop.asking_worker->progress();
-    (void)loop.serving_worker->progress();
+  bool requester_closed = false;
+  bool responder_closed = false;
+  while (std::chrono::steady_clock::now() < begin + kCloseTimeout) {
+    const bool progressed = loop.requester_worker->progress();
+    (void)loop.responder_worker->progress();
     take_messages();
-    loop.asking->turn(progressed);
-    asking_closed = loop.asking->all_closed();
+    loop.requester->check_paths(progressed);
+    requester_closed = loop.requester->all_closed();
     // A reader that is gone takes nothing any more; nothing of ours depends on it.
-    serving_closed = loop.serving->all_closed() ||
-                     std::chrono::steady_clock::now() > begin + options_.serving.fence_timeout;
-    tell();
-    if (asking_closed && serving_closed) break;
+    responder_closed = loop.responder->all_closed() ||
+                       std::chrono::steady_clock::now() > begin + options_.responder.fence_timeout;
+    report_outcomes();
+    if (requester_closed && responder_closed) break;
   }
-  if (!asking_closed) {
+  if (!requester_closed) {
     kLog.warn("UCX did not give back what was under way, its worker is destroyed device={}",
               options_.device);
   }
   // Each needs the one before it.
-  loop.serving.reset();
-  loop.asking_worker.reset();
-  loop.serving_worker.reset();
-  if (!asking_closed) loop.asking->worker_is_gone();
-  tell();
-  loop.asking.reset();
+  loop.responder.reset();
+  loop.requester_worker.reset();
+  loop.responder_worker.reset();
+  if (!requester_closed) loop.requester->worker_is_gone();
+  report_outcomes();
+  loop.requester.reset();
   for (const auto& [number, region] : loop.regions) loop.context->unmap(region.handle);
   loop.context.reset();
 }

@@ -18,8 +18,8 @@
 #include "base/os/event_fd.h"
 #include "base/os/mailbox.h"
 #include "transport/dealer.h"
-#include "transport/ucx/asking.h"
-#include "transport/ucx/serving.h"
+#include "transport/ucx/requester.h"
+#include "transport/ucx/responder.h"
 #include "transport/ucx/worker.h"
 
 namespace pegaflow::ucx {
@@ -42,8 +42,8 @@ class Rail {
     std::size_t peers = 256;
     Duration spin{};
     std::vector<std::uint32_t> cores;  ///< Where the thread runs; empty: anywhere.
-    Asking::Options asking;
-    Serving::Options serving;
+    Requester::Options requester;
+    Responder::Options responder;
     std::size_t commands = 1024;
   };
   struct Hooks {
@@ -113,12 +113,12 @@ class Rail {
   void hand_over(const Command& command);
   Result<void> start();
   void run();
-  bool turn();
+  bool iterate();
   void sleep();
   void end();
   void carry_out(Command command);
   void take_messages();
-  void tell();
+  void report_outcomes();
 
   const Options options_;
   const UcpApi& api_;

@@ -50,12 +50,12 @@ Result<RegionKey> unpack_key(std::span<const std::byte> bytes);
 /// One active message. Both ends are of the same byte order: UCX's GET needs that anyway.
 struct Message {
   enum class Kind : std::uint32_t {
-    kHello = 1,  ///< Reader: who it wants; what seal_hello() returns follows.
-    kWelcome,    ///< Holder: what it thinks of that.
-    kAsk,        ///< Reader: until when may this region be read?
-    kLease,      ///< Holder: for `value` ns from the question on; 0: not.
-    kRevoke,     ///< Holder: no further GET in this region; say when the last one is through.
-    kRevoked,    ///< Reader: it is, for revocation `value`.
+    kHello = 1,     ///< Reader: who it wants; what seal_hello() returns follows.
+    kWelcome,       ///< Holder: what it thinks of that.
+    kLeaseRequest,  ///< Reader: until when may this region be read?
+    kLease,         ///< Holder: for `value` ns from the question on; 0: not.
+    kRevoke,        ///< Holder: no further GET in this region; say when the last one is through.
+    kRevoked,       ///< Reader: it is, for revocation `value`.
   };
   enum class Verdict : std::uint32_t { kWelcome, kGone, kRefused };
 

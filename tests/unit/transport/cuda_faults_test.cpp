@@ -115,10 +115,10 @@ TEST_SUITE("CudaDevice, disturbed") {
       s.software->hold();
       REQUIRE(f.device->submit(f.batch(2, Direction::kLoad, first(60))));
       const TimePoint limit = SteadyClock().now() + testing::kHang;
-      while (!f.device->follow(2, queue, kSoon).value() && SteadyClock().now() < limit) {
+      while (!f.device->complete_early(2, queue, kSoon).value() && SteadyClock().now() < limit) {
         std::this_thread::yield();
       }
-      CHECK_FALSE(f.device->follow(2, queue, -kSoon).value());  // Not as soon as that.
+      CHECK_FALSE(f.device->complete_early(2, queue, -kSoon).value());  // Not as soon as that.
       CHECK(f.completions.count() == 1);
       // The engine's work: it reads all blocks of one segment.
       const PageLayout layout = f.memory.layout();
@@ -128,7 +128,7 @@ TEST_SUITE("CudaDevice, disturbed") {
       REQUIRE(s.software->register_host(seen.bytes().data(), bytes) == cuda::kSuccess);
       const cuda::Transfer read{seen.bytes().data(), reinterpret_cast<std::uintptr_t>(segment.base),
                                 bytes};
-      REQUIRE(s.software->copy(cuda::Way::kToHost, &read, 1, compute) == cuda::kSuccess);
+      REQUIRE(s.software->copy(cuda::Direction::kToHost, &read, 1, compute) == cuda::kSuccess);
       s.software->resume();
       REQUIRE(s.software->synchronize(compute) == cuda::kSuccess);
 
@@ -141,7 +141,7 @@ TEST_SUITE("CudaDevice, disturbed") {
       const auto done = f.completions.wait_for(2);
       CHECK(done[1].ticket == 2);
       CHECK_FALSE(done[1].error);
-      CHECK_FALSE(f.device->follow(2, queue, kSoon).value());  // Over.
+      CHECK_FALSE(f.device->complete_early(2, queue, kSoon).value());  // Over.
       s.software->unregister_host(seen.bytes().data());
       s.software->destroy_stream(compute);
     }
@@ -160,7 +160,7 @@ TEST_SUITE("CudaDevice, disturbed") {
     const TimePoint limit = SteadyClock().now() + testing::kHang;
     constexpr Duration kSoon = std::chrono::hours(1);
     const auto follows = [&](std::uint64_t ticket) {
-      return f.device->follow(ticket, Device::Queue::kDefault, kSoon).value();
+      return f.device->complete_early(ticket, Device::Queue::kDefault, kSoon).value();
     };
     while (!follows(3) && SteadyClock().now() < limit) std::this_thread::yield();
     CHECK_FALSE(follows(1));

@@ -43,7 +43,7 @@ struct Bench {
   std::vector<Operation> deal(const Dealer::Room& room = kMuch, std::size_t rail = 0) {
     return dealer.deal(rail, [&room](Fabric::PeerId) { return room; });
   }
-  void end(const Operation& operation, Outcome::Kind kind = Outcome::Kind::kBrought,
+  void end(const Operation& operation, Outcome::Kind kind = Outcome::Kind::kDone,
            Errc error = Errc::kInternal) {
     const Outcome outcome{.operation = operation, .kind = kind, .error = error, .detail = "x"};
     dealer.ended({&outcome, 1});
@@ -111,7 +111,7 @@ TEST_SUITE("Dealer") {
 
       bench.end(dealt[0]);
       CHECK_FALSE(bench.dealer.has_completions());
-      bench.end(dealt[1], Outcome::Kind::kAgain);
+      bench.end(dealt[1], Outcome::Kind::kRetry);
       completions = bench.dealer.take_completions();
       REQUIRE(completions.size() == 1);
       CHECK(completions[0].quiesced);
@@ -125,7 +125,7 @@ TEST_SUITE("Dealer") {
     for (int tries = 1; tries <= 3; ++tries) {
       const std::vector<Operation> dealt = bench.deal();
       REQUIRE(dealt.size() == 1);
-      bench.end(dealt[0], Outcome::Kind::kAgain);
+      bench.end(dealt[0], Outcome::Kind::kRetry);
     }
     const auto completions = bench.dealer.take_completions();
     REQUIRE(completions.size() == 1);
@@ -136,19 +136,19 @@ TEST_SUITE("Dealer") {
     const Error broke{Errc::kPeerLost, "it broke"};
     Bench bench(2);
     bench.dealer.add(bench.batch(1, {Bench::chunk(0, 0, 4096)}));
-    CHECK_FALSE(bench.dealer.lane_down(kPeer, 0, broke, false));
-    CHECK_FALSE(bench.dealer.lane_down(kPeer, 0, broke, false));
-    bench.dealer.lane_up(kPeer, 0);
-    CHECK_FALSE(bench.dealer.lane_down(kPeer, 1, broke, false));
+    CHECK_FALSE(bench.dealer.path_down(kPeer, 0, broke, false));
+    CHECK_FALSE(bench.dealer.path_down(kPeer, 0, broke, false));
+    bench.dealer.path_up(kPeer, 0);
+    CHECK_FALSE(bench.dealer.path_down(kPeer, 1, broke, false));
     CHECK_FALSE(bench.dealer.has_completions());
-    CHECK(bench.dealer.lane_down(kPeer, 0, broke, false));
+    CHECK(bench.dealer.path_down(kPeer, 0, broke, false));
     CHECK(bench.dealer.take_completions().at(0).chunks[0] == Errc::kPeerLost);
     bench.dealer.add(bench.batch(2, {Bench::chunk(0, 0, 4096)}));
     CHECK(bench.dealer.take_completions().at(0).chunks[0] == Errc::kPeerLost);
 
     Bench other(2);
     other.dealer.add(other.batch(1, {Bench::chunk(0, 0, 4096)}));
-    CHECK(other.dealer.lane_down(kPeer, 1, {Errc::kGone, "another incarnation"}, true));
+    CHECK(other.dealer.path_down(kPeer, 1, {Errc::kGone, "another incarnation"}, true));
     CHECK(other.dealer.take_completions().at(0).chunks[0] == Errc::kGone);
   }
 
@@ -195,9 +195,9 @@ TEST_SUITE("Dealer") {
 
     // Alone it brings all, and when it was idle for long nobody knows how fast it is now.
     const Error broke{Errc::kPeerLost, "it broke"};
-    CHECK_FALSE(bench.dealer.lane_down(kPeer, 0, broke, false));
+    CHECK_FALSE(bench.dealer.path_down(kPeer, 0, broke, false));
     CHECK(bench.deal(kMuch, 1).size() == 17);
-    bench.dealer.lane_up(kPeer, 0);
+    bench.dealer.path_up(kPeer, 0);
     Bench rested(2);
     rested.dealer.add(rested.batch(1, {Bench::chunk(0, 0, 1 << 20)}));
     const std::vector<Operation> first = rested.deal(kMuch, 1);
@@ -239,7 +239,7 @@ TEST_SUITE("Dealer") {
         const Operation operation = open[which];
         open.erase(open.begin() + static_cast<std::ptrdiff_t>(which));
         if (operation.tries < 2 && random() % 4 == 0) {
-          bench.end(operation, Outcome::Kind::kAgain);
+          bench.end(operation, Outcome::Kind::kRetry);
         } else {
           REQUIRE(brought.emplace(operation.local_offset, operation.size_bytes).second);
           CHECK(operation.remote_offset == operation.local_offset);

@@ -332,7 +332,7 @@ TEST_CASE_TEMPLATE_DEFINE("a fabric", Backend, fabric_conformance) {
                                         .chunks = {pair.chunk(0, 32 << 20, 64 << 10)}}));
       CHECK(all_good(pair.reader.inbox.take(background)));
       CHECK(all_good(pair.reader.inbox.take(foreground)));
-      overtook = pair.reader.inbox.answered(foreground) < pair.reader.inbox.answered(background);
+      overtook = pair.reader.inbox.completed(foreground) < pair.reader.inbox.completed(background);
     }
     CHECK(overtook);
   }

@@ -11,27 +11,27 @@ TEST_SUITE("the socket lane, with a connection that breaks") {
     for (const bool answered_before : {true, false}) {
       CAPTURE(answered_before);
       ReaderOfPlayed reader;
-      reader.ask(1, {reader.page(0)});
-      reader.ask(2, {reader.page(1)});
-      reader.ask(3, {reader.page(2)});
+      reader.request(1, {reader.page(0)});
+      reader.request(2, {reader.page(1)});
+      reader.request(3, {reader.page(2)});
       {
         const Played connection = reader.holder.greeted();
-        const Ask first = connection.receive<Ask>();
-        const Ask second = connection.receive<Ask>();
+        const Request first = connection.receive<Request>();
+        const Request second = connection.receive<Request>();
         if (answered_before) reader.holder.serve(connection, first);
         // As a holder does when a region ends while its bytes are on the way.
-        connection.send(reader.holder.answer(second));
-        connection.send_bytes(reader.holder.asked(second).first(1000));
-        (void)connection.receive<Ask>();
+        connection.send(reader.holder.response_to(second));
+        connection.send_bytes(reader.holder.requested(second).first(1000));
+        (void)connection.receive<Request>();
       }
 
-      const Played again = reader.holder.greeted();
-      if (!answered_before) reader.holder.serve(again, again.receive<Ask>());
-      const Ask second = again.receive<Ask>();
+      const Played redialed = reader.holder.greeted();
+      if (!answered_before) reader.holder.serve(redialed, redialed.receive<Request>());
+      const Request second = redialed.receive<Request>();
       CHECK(second.offset == 4096);
-      again.send(
-          Answer{.question = second.question, .slot = second.slot, .verdict = Verdict::kGone});
-      reader.holder.serve(again, again.receive<Ask>());
+      redialed.send(Response{
+          .request_id = second.request_id, .slot = second.slot, .verdict = Verdict::kGone});
+      reader.holder.serve(redialed, redialed.receive<Request>());
 
       CHECK_FALSE(reader.node.inbox.take(1).chunks[0]);
       CHECK(reader.node.inbox.take(2).chunks[0] == Errc::kGone);
@@ -43,8 +43,8 @@ TEST_SUITE("the socket lane, with a connection that breaks") {
 
   TEST_CASE("loses the peer when it breaks again and again and brings nothing") {
     ReaderOfPlayed reader;
-    reader.ask(1, {reader.page(0)});
-    for (int i = 0; i < 4; ++i) (void)reader.holder.greeted().receive<Ask>();
+    reader.request(1, {reader.page(0)});
+    for (int i = 0; i < 4; ++i) (void)reader.holder.greeted().receive<Request>();
 
     CHECK(reader.node.inbox.take(1).chunks[0] == Errc::kPeerLost);
   }
@@ -54,19 +54,19 @@ TEST_SUITE("the socket lane, with a connection that breaks") {
     const Played stands = reader.holder.greeted();
     {
       const Played breaks = reader.holder.greeted();
-      let_turn(*reader.node.fabric);
+      wait_for_iterations(*reader.node.fabric);
     }
     (void)reader.holder.accept();  // And closed before the welcome.
-    let_turn(*reader.node.fabric);
+    wait_for_iterations(*reader.node.fabric);
 
     reader.pass(kHang / 8);
 
-    const Played again = reader.holder.greeted();
-    let_turn(*reader.node.fabric);
-    reader.ask(1, {reader.page(0)});
-    reader.ask(2, {reader.page(1)});
-    reader.holder.serve(stands, stands.receive<Ask>());
-    reader.holder.serve(again, again.receive<Ask>());
+    const Played redialed = reader.holder.greeted();
+    wait_for_iterations(*reader.node.fabric);
+    reader.request(1, {reader.page(0)});
+    reader.request(2, {reader.page(1)});
+    reader.holder.serve(stands, stands.receive<Request>());
+    reader.holder.serve(redialed, redialed.receive<Request>());
     CHECK_FALSE(reader.node.inbox.take(1).chunks[0]);
     CHECK_FALSE(reader.node.inbox.take(2).chunks[0]);
   }
@@ -76,22 +76,22 @@ TEST_SUITE("the socket lane, with a connection that breaks") {
     ReaderOfPlayed reader({.window_bytes = 4096}, 2);
     const Played silent = reader.holder.greeted();
     const Played other = reader.holder.greeted();
-    reader.ask(1, {reader.page(0)});
-    reader.ask(2, {reader.page(1)});
-    const std::uint64_t silent_ticket = 1 + silent.receive<Ask>().offset / 4096;
-    const Ask ask = other.receive<Ask>();
+    reader.request(1, {reader.page(0)});
+    reader.request(2, {reader.page(1)});
+    const std::uint64_t silent_ticket = 1 + silent.receive<Request>().offset / 4096;
+    const Request request = other.receive<Request>();
     reader.pass(kHang / 2);
-    reader.holder.serve(other, ask);
+    reader.holder.serve(other, request);
     CHECK_FALSE(reader.node.inbox.take(3 - silent_ticket).chunks[0]);
 
     reader.pass(kHang / 2 + std::chrono::seconds(1));
 
     CHECK(silent.closed());
-    const Played again = reader.holder.greeted();
+    const Played redialed = reader.holder.greeted();
     // The standing one may have taken the piece.
-    reader.ask(3, {reader.page(3)});
-    reader.holder.serve(other, other.receive<Ask>());
-    reader.holder.serve(again, again.receive<Ask>());
+    reader.request(3, {reader.page(3)});
+    reader.holder.serve(other, other.receive<Request>());
+    reader.holder.serve(redialed, redialed.receive<Request>());
     CHECK_FALSE(reader.node.inbox.take(silent_ticket).chunks[0]);
     CHECK_FALSE(reader.node.inbox.take(3).chunks[0]);
   }
@@ -128,10 +128,10 @@ TEST_SUITE("the socket lane, with a connection that breaks") {
                                        .size_bytes = 4096}}}));
     }
     const Played connection = holder.greeted();
-    const Ask asks[] = {connection.receive<Ask>(), connection.receive<Ask>()};
-    holder.serve(connection, asks[0]);
+    const Request requests[] = {connection.receive<Request>(), connection.receive<Request>()};
+    holder.serve(connection, requests[0]);
     stopped.get_future().wait();
-    holder.serve(connection, asks[1]);
+    holder.serve(connection, requests[1]);
     clock.advance(kHang + std::chrono::seconds(1));
     go_on.set_value();
 

@@ -15,7 +15,7 @@
 
 #include "tests/support/seed.h"
 #include "tests/unit/transport/tcp_played.h"
-#include "transport/tcp/serving.h"
+#include "transport/tcp/responder.h"
 
 namespace pegaflow::testing {
 namespace {
@@ -38,7 +38,7 @@ TEST_SUITE("the socket lane, reading") {
     for (const Case& one : cases) {
       CAPTURE(one.name);
       ReaderOfPlayed reader;
-      reader.ask(1, {reader.page(0)});
+      reader.request(1, {reader.page(0)});
       const Played connection = reader.holder.accept();
       const Hello hello = connection.receive<Hello>();
       CHECK(Id128{hello.wanted_high, hello.wanted_low} == reader.holder.self);
@@ -55,20 +55,20 @@ TEST_SUITE("the socket lane, reading") {
   TEST_CASE("changes no byte outside the places that are open, whatever is answered") {
     struct Case {
       const char* name;
-      std::function<void(Answer&)> damage;
+      std::function<void(Response&)> damage;
       Errc expected;
     };
     const Case cases[] = {
-        {"no magic", [](Answer& a) { a.magic = 0; }, Errc::kCorrupt},
-        {"another slot", [](Answer& a) { ++a.slot; }, Errc::kCorrupt},
-        {"a slot beyond the window", [](Answer& a) { a.slot = UINT32_MAX; }, Errc::kCorrupt},
-        {"a question that was never asked", [](Answer& a) { a.question += 5; }, Errc::kCorrupt},
-        {"too long", [](Answer& a) { a.size_bytes = 4097; }, Errc::kCorrupt},
-        {"far too long", [](Answer& a) { a.size_bytes = UINT32_MAX; }, Errc::kCorrupt},
-        {"too short", [](Answer& a) { a.size_bytes = 4095; }, Errc::kCorrupt},
-        {"bytes with a refusal", [](Answer& a) { a.verdict = Verdict::kGone; }, Errc::kCorrupt},
+        {"no magic", [](Response& a) { a.magic = 0; }, Errc::kCorrupt},
+        {"another slot", [](Response& a) { ++a.slot; }, Errc::kCorrupt},
+        {"a slot beyond the window", [](Response& a) { a.slot = UINT32_MAX; }, Errc::kCorrupt},
+        {"a question that was never asked", [](Response& a) { a.request_id += 5; }, Errc::kCorrupt},
+        {"too long", [](Response& a) { a.size_bytes = 4097; }, Errc::kCorrupt},
+        {"far too long", [](Response& a) { a.size_bytes = UINT32_MAX; }, Errc::kCorrupt},
+        {"too short", [](Response& a) { a.size_bytes = 4095; }, Errc::kCorrupt},
+        {"bytes with a refusal", [](Response& a) { a.verdict = Verdict::kGone; }, Errc::kCorrupt},
         {"a verdict that is none",
-         [](Answer& a) {
+         [](Response& a) {
            a.verdict = Verdict{9};
            a.size_bytes = 0;
          },
@@ -78,13 +78,13 @@ TEST_SUITE("the socket lane, reading") {
       CAPTURE(one.name);
       ReaderOfPlayed reader;
       const std::vector<std::byte> before = reader.node.memory;
-      reader.ask(1, {reader.page(3)});
+      reader.request(1, {reader.page(3)});
       const Played connection = reader.holder.greeted();
-      const Ask ask = connection.receive<Ask>();
-      Answer answer = reader.holder.answer(ask);
-      one.damage(answer);
+      const Request request = connection.receive<Request>();
+      Response response = reader.holder.response_to(request);
+      one.damage(response);
 
-      connection.send(answer);
+      connection.send(response);
       connection.send_bytes(std::span(reader.holder.memory).first(100000));
 
       CHECK(reader.node.inbox.take(1).chunks[0] == one.expected);
@@ -95,10 +95,10 @@ TEST_SUITE("the socket lane, reading") {
 
   TEST_CASE("does not take the same answer twice") {
     ReaderOfPlayed reader;
-    reader.ask(1, {reader.page(0), reader.page(1)});
+    reader.request(1, {reader.page(0), reader.page(1)});
     const Played connection = reader.holder.greeted();
-    const Ask first = connection.receive<Ask>();
-    (void)connection.receive<Ask>();
+    const Request first = connection.receive<Request>();
+    (void)connection.receive<Request>();
     reader.holder.serve(connection, first);
     reader.holder.serve(connection, first);
 
@@ -111,15 +111,15 @@ TEST_SUITE("the socket lane, reading") {
 
   TEST_CASE("finds a flipped bit, and loses only that chunk") {
     ReaderOfPlayed reader;
-    reader.ask(1, {reader.page(0), reader.page(1)});
+    reader.request(1, {reader.page(0), reader.page(1)});
     const Played connection = reader.holder.greeted();
-    const Ask first = connection.receive<Ask>();
-    const Ask second = connection.receive<Ask>();
-    std::vector<std::byte> flipped(reader.holder.asked(first).begin(),
-                                   reader.holder.asked(first).end());
+    const Request first = connection.receive<Request>();
+    const Request second = connection.receive<Request>();
+    std::vector<std::byte> flipped(reader.holder.requested(first).begin(),
+                                   reader.holder.requested(first).end());
     flipped[2000] ^= std::byte{4};
     // In two parts, so that the checksum is taken over both.
-    connection.send(reader.holder.answer(first));
+    connection.send(reader.holder.response_to(first));
     connection.send_bytes(std::span(flipped).first(1000));
     connection.send_bytes(std::span(flipped).subspan(1000));
     reader.holder.serve(connection, second);
@@ -133,16 +133,17 @@ TEST_SUITE("the socket lane, reading") {
 
   TEST_CASE("takes answers in any order, and refusals between them") {
     ReaderOfPlayed reader;
-    reader.ask(1, {reader.page(0), reader.page(1), reader.page(2), reader.page(3)});
+    reader.request(1, {reader.page(0), reader.page(1), reader.page(2), reader.page(3)});
     const Played connection = reader.holder.greeted();
-    std::vector<Ask> asks;
-    for (int i = 0; i < 4; ++i) asks.push_back(connection.receive<Ask>());
-    reader.holder.serve(connection, asks[3]);
-    connection.send(
-        Answer{.question = asks[1].question, .slot = asks[1].slot, .verdict = Verdict::kInvalid});
-    connection.send(
-        Answer{.question = asks[0].question, .slot = asks[0].slot, .verdict = Verdict::kGone});
-    reader.holder.serve(connection, asks[2]);
+    std::vector<Request> requests;
+    for (int i = 0; i < 4; ++i) requests.push_back(connection.receive<Request>());
+    reader.holder.serve(connection, requests[3]);
+    connection.send(Response{.request_id = requests[1].request_id,
+                             .slot = requests[1].slot,
+                             .verdict = Verdict::kInvalid});
+    connection.send(Response{
+        .request_id = requests[0].request_id, .slot = requests[0].slot, .verdict = Verdict::kGone});
+    reader.holder.serve(connection, requests[2]);
 
     const Fabric::Completion completion = reader.node.inbox.take(1);
 
@@ -156,13 +157,13 @@ TEST_SUITE("the socket lane, reading") {
 
   TEST_CASE("a cancelled batch is closed on, its siblings are asked for again") {
     ReaderOfPlayed reader;
-    reader.ask(1, {reader.page(0)});
-    reader.ask(2, {reader.page(1)});
+    reader.request(1, {reader.page(0)});
+    reader.request(2, {reader.page(1)});
     const Played connection = reader.holder.greeted();
-    const Ask first = connection.receive<Ask>();
-    (void)connection.receive<Ask>();
-    connection.send(reader.holder.answer(first));
-    connection.send_bytes(reader.holder.asked(first).first(2000));
+    const Request first = connection.receive<Request>();
+    (void)connection.receive<Request>();
+    connection.send(reader.holder.response_to(first));
+    connection.send_bytes(reader.holder.requested(first).first(2000));
 
     REQUIRE(reader.node.fabric->cancel(1));
 
@@ -170,12 +171,12 @@ TEST_SUITE("the socket lane, reading") {
     // The place is somebody else's now, and the rest of the bytes comes too late.
     const auto place = std::span(reader.node.memory).first(4096);
     std::fill(place.begin(), place.end(), std::byte{0x5E});
-    connection.send_bytes(reader.holder.asked(first).subspan(2000));
+    connection.send_bytes(reader.holder.requested(first).subspan(2000));
     CHECK(connection.closed());
-    const Played again = reader.holder.greeted();
-    const Ask second = again.receive<Ask>();
+    const Played redialed = reader.holder.greeted();
+    const Request second = redialed.receive<Request>();
     CHECK(second.offset == 4096);
-    reader.holder.serve(again, second);
+    reader.holder.serve(redialed, second);
     CHECK_FALSE(reader.node.inbox.take(2).chunks[0]);
     CHECK(reader.came(1));
     CHECK(
@@ -185,45 +186,45 @@ TEST_SUITE("the socket lane, reading") {
   TEST_CASE("a deadline ends a batch that nobody answers, and no other") {
     ReaderOfPlayed reader;
     const Played connection = reader.holder.greeted();
-    reader.ask(1, {reader.page(0)}, Fabric::Priority::kForeground, kClock.now() + kHang / 2);
-    const Ask first = connection.receive<Ask>();
-    reader.ask(2, {reader.page(1)});
+    reader.request(1, {reader.page(0)}, Fabric::Priority::kForeground, kClock.now() + kHang / 2);
+    const Request first = connection.receive<Request>();
+    reader.request(2, {reader.page(1)});
 
     reader.pass(kHang / 2);
 
     CHECK(reader.node.inbox.take(1).chunks[0] == Errc::kTimeout);
 
     reader.holder.serve(connection, first);  // Too late.
-    const Played again = reader.holder.greeted();
-    reader.holder.serve(again, again.receive<Ask>());
+    const Played redialed = reader.holder.greeted();
+    reader.holder.serve(redialed, redialed.receive<Request>());
     CHECK_FALSE(reader.node.inbox.take(2).chunks[0]);
     CHECK(reader.node.memory[0] == pattern_at(kSeed + 1, 0));
   }
 
   TEST_CASE("the foreground is asked for first, and the background leaves room") {
     ReaderOfPlayed reader({.window_bytes = 8 * 4096});
-    reader.ask(1, {reader.page(0, 16)}, Fabric::Priority::kBackground);
+    reader.request(1, {reader.page(0, 16)}, Fabric::Priority::kBackground);
     const Played connection = reader.holder.greeted();
     // A quarter of the window, and no more until something is answered.
-    const Ask first = connection.receive<Ask>();
-    const Ask second = connection.receive<Ask>();
-    reader.ask(2, {reader.page(100, 6)});
+    const Request first = connection.receive<Request>();
+    const Request second = connection.receive<Request>();
+    reader.request(2, {reader.page(100, 6)});
     for (std::uint64_t i = 0; i < 6; ++i)
-      CHECK(connection.receive<Ask>().offset == (100 + i) * 4096);
+      CHECK(connection.receive<Request>().offset == (100 + i) * 4096);
     CHECK(first.offset == 0);
     CHECK(second.offset == 4096);
-    reader.ask(3, {reader.page(200)});
+    reader.request(3, {reader.page(200)});
 
     reader.holder.serve(connection, first);
 
-    CHECK(connection.receive<Ask>().offset == 200 * 4096);
+    CHECK(connection.receive<Request>().offset == 200 * 4096);
   }
 
   TEST_CASE("a holder that says nothing any more is lost") {
     ReaderOfPlayed reader;
     const Played connection = reader.holder.greeted();
-    reader.ask(1, {reader.page(0)});
-    (void)connection.receive<Ask>();
+    reader.request(1, {reader.page(0)});
+    (void)connection.receive<Request>();
 
     reader.pass(kHang);
 
@@ -233,7 +234,7 @@ TEST_SUITE("the socket lane, reading") {
 
   TEST_CASE("a holder that takes the connection and never greets is lost") {
     ReaderOfPlayed reader;
-    reader.ask(1, {reader.page(0)});
+    reader.request(1, {reader.page(0)});
     const Played connection = reader.holder.accept();
     (void)connection.receive<Hello>();
 
@@ -307,45 +308,45 @@ TEST_SUITE("the socket lane, holding") {
     const HolderOfPlayed holder;
     const Played connection = holder.greeted();
     const std::uint64_t end = holder.node.memory.size();
-    const Ask bad[] = {
-        {.question = 1, .slot = 9, .region = 0, .offset = end, .size_bytes = 1},
-        {.question = 2, .slot = 9, .region = 0, .offset = UINT64_MAX, .size_bytes = 2},
-        {.question = 3, .slot = 9, .region = 0, .offset = 0, .size_bytes = 0},
-        {.question = 4, .slot = 9, .region = 0, .offset = 0, .size_bytes = UINT32_MAX},
-        {.question = 5, .slot = 9, .region = 1, .offset = 0, .size_bytes = 1},
-        {.question = 6, .slot = 9, .region = UINT32_MAX, .offset = 0, .size_bytes = 1},
+    const Request bad[] = {
+        {.request_id = 1, .slot = 9, .region = 0, .offset = end, .size_bytes = 1},
+        {.request_id = 2, .slot = 9, .region = 0, .offset = UINT64_MAX, .size_bytes = 2},
+        {.request_id = 3, .slot = 9, .region = 0, .offset = 0, .size_bytes = 0},
+        {.request_id = 4, .slot = 9, .region = 0, .offset = 0, .size_bytes = UINT32_MAX},
+        {.request_id = 5, .slot = 9, .region = 1, .offset = 0, .size_bytes = 1},
+        {.request_id = 6, .slot = 9, .region = UINT32_MAX, .offset = 0, .size_bytes = 1},
     };
-    for (const Ask& ask : bad) {
-      connection.send(ask);
-      const Answer answer = connection.receive<Answer>();
-      CHECK(answer.question == ask.question);
-      CHECK(answer.slot == 9);
-      CHECK(answer.size_bytes == 0);
+    for (const Request& request : bad) {
+      connection.send(request);
+      const Response response = connection.receive<Response>();
+      CHECK(response.request_id == request.request_id);
+      CHECK(response.slot == 9);
+      CHECK(response.size_bytes == 0);
       // A region that there is not is one that is not lent.
-      CHECK(answer.verdict == (ask.region == 0 ? Verdict::kInvalid : Verdict::kGone));
+      CHECK(response.verdict == (request.region == 0 ? Verdict::kInvalid : Verdict::kGone));
     }
-    connection.send(Ask{.question = 7, .offset = end - 1, .size_bytes = 1});
-    CHECK(connection.receive<Answer>().verdict == Verdict::kGood);
+    connection.send(Request{.request_id = 7, .offset = end - 1, .size_bytes = 1});
+    CHECK(connection.receive<Response>().verdict == Verdict::kGood);
     CHECK(connection.receive<std::byte>() == holder.node.memory.back());
   }
 
   TEST_CASE("answers each of many questions, read or not") {
     const HolderOfPlayed holder;
     const Played connection = holder.greeted();
-    constexpr std::uint64_t kMany = 10 * tcp::Serving::kQuestions;
-    std::vector<Ask> asks(kMany);
+    constexpr std::uint64_t kMany = 10 * tcp::Responder::kMaxRequests;
+    std::vector<Request> requests(kMany);
     for (std::uint64_t i = 0; i < kMany; ++i)
-      asks[i] = {.question = i, .offset = i, .size_bytes = 7};
+      requests[i] = {.request_id = i, .offset = i, .size_bytes = 7};
 
-    connection.send_bytes(std::as_bytes(std::span(asks)));
+    connection.send_bytes(std::as_bytes(std::span(requests)));
 
     for (std::uint64_t i = 0; i < kMany; ++i) {
-      const Answer answer = connection.receive<Answer>();
-      REQUIRE(answer.question == i);
+      const Response response = connection.receive<Response>();
+      REQUIRE(response.request_id == i);
       const auto bytes = connection.receive<std::array<std::byte, 7>>();
       REQUIRE(std::equal(bytes.begin(), bytes.end(),
                          holder.node.memory.begin() + static_cast<std::ptrdiff_t>(i)));
-      REQUIRE(answer.checksum == PageChecksum::of(bytes));
+      REQUIRE(response.checksum == PageChecksum::of(bytes));
     }
   }
 
@@ -354,10 +355,12 @@ TEST_SUITE("the socket lane, holding") {
     const Played connection = holder.greeted();
     // So that few questions fit between us, and a full way means that the holder does not read.
     connection.shrink_send_buffer();
-    const std::vector<Ask> asks(tcp::Serving::kQuestions, Ask{.size_bytes = 1 << 20});
+    const std::vector<Request> requests(tcp::Responder::kMaxRequests,
+                                        Request{.size_bytes = 1 << 20});
 
     // Nobody reads the answers: in the end nothing more can be sent, long before this bound.
-    const std::size_t sent = connection.send_until_full(std::as_bytes(std::span(asks)), 32 << 20);
+    const std::size_t sent =
+        connection.send_until_full(std::as_bytes(std::span(requests)), 32 << 20);
 
     CHECK(sent < 32 << 20);
   }
@@ -366,10 +369,10 @@ TEST_SUITE("the socket lane, holding") {
     const HolderOfPlayed holder;
     const Played connection = holder.greeted();
     // More than the buffers of both sockets take at once.
-    std::vector<Ask> asks(200);
-    for (Ask& ask : asks) ask = {.size_bytes = 1 << 20};
-    connection.send_bytes(std::as_bytes(std::span(asks)));
-    (void)connection.receive<Answer>();
+    std::vector<Request> requests(200);
+    for (Request& request : requests) request = {.size_bytes = 1 << 20};
+    connection.send_bytes(std::as_bytes(std::span(requests)));
+    (void)connection.receive<Response>();
 
     REQUIRE(holder.node.fabric->lend(holder.node.region, TimePoint::min()));
 
@@ -377,12 +380,12 @@ TEST_SUITE("the socket lane, holding") {
     // the next one is a refusal.
     std::vector<std::byte> page(1 << 20);
     std::size_t pages = 0;
-    while (connection.receive_into(page) && ++pages < asks.size()) {
-      Answer answer;
-      if (!connection.receive_into(std::as_writable_bytes(std::span(&answer, 1)))) break;
-      if (answer.verdict == Verdict::kGone) break;
+    while (connection.receive_into(page) && ++pages < requests.size()) {
+      Response response;
+      if (!connection.receive_into(std::as_writable_bytes(std::span(&response, 1)))) break;
+      if (response.verdict == Verdict::kGone) break;
     }
-    CHECK(pages < asks.size());
+    CHECK(pages < requests.size());
   }
 
   TEST_CASE("once lend() has ended a lease, the bytes may change and nobody gets others") {
@@ -431,8 +434,8 @@ TEST_SUITE("the socket lane, holding") {
     const HolderOfPlayed full({.readers = 1});
     const Played first = full.greeted();
     CHECK(Played::connect(full.address).closed());
-    first.send(Ask{.size_bytes = 1});
-    CHECK(first.receive<Answer>().verdict == Verdict::kGood);
+    first.send(Request{.size_bytes = 1});
+    CHECK(first.receive<Response>().verdict == Verdict::kGood);
   }
 
   TEST_CASE("connections that do not greet cannot keep readers out") {
@@ -448,8 +451,8 @@ TEST_SUITE("the socket lane, holding") {
 
     CHECK(Played::connect(holder.address).closed());  // All three places are readers' now.
     for (const Played* const one : {&reader, &late_reader, &last_reader}) {
-      one->send(Ask{.size_bytes = 1});
-      CHECK(one->receive<Answer>().verdict == Verdict::kGood);
+      one->send(Request{.size_bytes = 1});
+      CHECK(one->receive<Response>().verdict == Verdict::kGood);
     }
   }
 }
@@ -457,8 +460,8 @@ TEST_SUITE("the socket lane, holding") {
 TEST_SUITE("the socket lane") {
   TEST_CASE("its limits are answers") {
     ReaderOfPlayed reader({.batches = 2, .chunks = 3, .peers = 2});
-    reader.ask(1, {reader.page(0)});
-    reader.ask(2, {reader.page(0)});
+    reader.request(1, {reader.page(0)});
+    reader.request(2, {reader.page(0)});
     const auto read = [&](std::size_t chunks) {
       return reader.node.fabric
           ->read({.ticket = 3,
@@ -478,7 +481,7 @@ TEST_SUITE("the socket lane") {
     REQUIRE(reader.node.fabric->cancel(2));
     (void)reader.node.inbox.take(1);
     (void)reader.node.inbox.take(2);
-    reader.ask(3, {reader.page(0)});
+    reader.request(3, {reader.page(0)});
     REQUIRE(reader.node.fabric->disconnect(*second));
     // Behind it in the queue, so it has been carried out when this returns.
     reader.node.fabric->unregister_region(RegionId{99});

@@ -22,9 +22,9 @@
 
 namespace pegaflow::testing {
 
-using tcp::Answer;
-using tcp::Ask;
 using tcp::Hello;
+using tcp::Request;
+using tcp::Response;
 using tcp::Verdict;
 using tcp::Welcome;
 
@@ -132,18 +132,18 @@ class PlayedHolder {
     connection.send(welcome());
     return connection;
   }
-  [[nodiscard]] std::span<const std::byte> asked(const Ask& ask) const {
-    return std::span(memory).subspan(ask.offset, ask.size_bytes);
+  [[nodiscard]] std::span<const std::byte> requested(const Request& request) const {
+    return std::span(memory).subspan(request.offset, request.size_bytes);
   }
-  [[nodiscard]] Answer answer(const Ask& ask) const {
-    return {.question = ask.question,
-            .slot = ask.slot,
-            .size_bytes = ask.size_bytes,
-            .checksum = PageChecksum::of(asked(ask))};
+  [[nodiscard]] Response response_to(const Request& request) const {
+    return {.request_id = request.request_id,
+            .slot = request.slot,
+            .size_bytes = request.size_bytes,
+            .checksum = PageChecksum::of(requested(request))};
   }
-  void serve(const Played& connection, const Ask& ask) const {
-    connection.send(answer(ask));
-    connection.send_bytes(asked(ask));
+  void serve(const Played& connection, const Request& request) const {
+    connection.send(response_to(request));
+    connection.send_bytes(requested(request));
   }
 
   Id128 self = Id128::random();
@@ -182,8 +182,9 @@ struct ReaderOfPlayed {
              1 << 20, kSeed + 1) {
     peer = node.fabric->connect(holder.describe()).value();
   }
-  void ask(std::uint64_t ticket, std::vector<Fabric::Chunk> chunks,
-           Fabric::Priority priority = Fabric::Priority::kForeground, TimePoint deadline = late()) {
+  void request(std::uint64_t ticket, std::vector<Fabric::Chunk> chunks,
+               Fabric::Priority priority = Fabric::Priority::kForeground,
+               TimePoint deadline = late()) {
     REQUIRE(node.fabric->read({.ticket = ticket,
                                .peer = peer,
                                .priority = priority,
@@ -205,9 +206,9 @@ struct ReaderOfPlayed {
 
   /// Lets so much time pass for the reader.
   void pass(Duration time) {
-    let_turn(*node.fabric);
+    wait_for_iterations(*node.fabric);
     clock.advance(time);
-    let_turn(*node.fabric);
+    wait_for_iterations(*node.fabric);
   }
 
   ShiftedClock clock;

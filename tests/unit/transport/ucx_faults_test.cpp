@@ -184,7 +184,7 @@ TEST_SUITE("UcxFabric, faults") {
                                  .peer = peer,
                                  .deadline = late() + std::chrono::minutes(2),
                                  .chunks = {pages(reader, 4096)[1]}}));
-    let_turn(*reader.fabric);
+    wait_for_iterations(*reader.fabric);
     clock.advance(std::chrono::seconds(1));
     holder.go_on();
 

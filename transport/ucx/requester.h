@@ -57,7 +57,7 @@ using LocalRegions = std::unordered_map<std::uint32_t, LocalRegion>;
 /// answer to a GET).
 ///
 /// Thread-bound: to the rail's thread.
-class Asking {
+class Requester {
  public:
   struct Options {
     std::size_t rail = 0;          ///< Which one it is of the fabric.
@@ -70,11 +70,11 @@ class Asking {
   };
 
   /// All references outlive it.
-  Asking(const Options& options, Worker& worker, const LocalRegions& regions, Dealer& dealer,
-         const Clock& clock);
-  ~Asking();
-  Asking(const Asking&) = delete;
-  Asking& operator=(const Asking&) = delete;
+  Requester(const Options& options, Worker& worker, const LocalRegions& regions, Dealer& dealer,
+            const Clock& clock);
+  ~Requester();
+  Requester(const Requester&) = delete;
+  Requester& operator=(const Requester&) = delete;
 
   void connect(Fabric::PeerId id, std::shared_ptr<const PeerAddress> where);
   void disconnect(Fabric::PeerId id);
@@ -82,10 +82,10 @@ class Asking {
   /// Takes what the dealer has and posts it. False: it had nothing that there is room for.
   bool fill();
   /// Tells the dealer what has ended since the last call. True: there is something for other rails.
-  bool tell_ended();
+  bool report_outcomes();
   /// Looks after lanes that broke, were closed, or say nothing. Whether progress found anything
   /// before decides who was slow, the peer or we.
-  void turn(bool progressed);
+  void check_paths(bool progressed);
   [[nodiscard]] TimePoint next_time() const noexcept { return next_check_; }
   /// Whether GETs are under way.
   [[nodiscard]] bool is_busy() const noexcept { return posted_count_ > 0; }
@@ -102,18 +102,18 @@ class Asking {
     ucp_rkey_h key = nullptr;
     TimePoint lease_end = TimePoint::min();  ///< What comes later is thrown away.
     TimePoint renew_at = TimePoint::min();   ///< GETs are posted until then without a question.
-    std::optional<TimePoint> asked;          ///< Since when an answer is due.
+    std::optional<TimePoint> requested_at;   ///< Since when an answer is due.
     std::size_t open = 0;                    ///< GETs under way.
     std::optional<std::int64_t> revocation;  ///< To be confirmed when none is.
     std::deque<Operation> parked;            ///< They wait for the lease.
   };
-  struct Lane {
-    enum class State : std::uint8_t { kGreeting, kOpen, kLeaving, kClosing };
+  struct Path {
+    enum class State : std::uint8_t { kGreeting, kOpen, kDraining, kClosing };
     Fabric::PeerId peer{};
     std::shared_ptr<const PeerAddress> where;
     std::size_t remote_rail = 0;
-    std::uint64_t number = 0;  ///< As the peer names it to us ...
-    std::uint64_t theirs = 0;  ///< ... and we to the peer.
+    std::uint64_t number = 0;         ///< As the peer names it to us ...
+    std::uint64_t remote_number = 0;  ///< ... and we to the peer.
     State state = State::kGreeting;
     std::unique_ptr<Endpoint> endpoint;
     TimePoint progress;  ///< When something last came, or was asked for while nothing was due.
@@ -126,35 +126,35 @@ class Asking {
   };
   struct Peer {
     std::shared_ptr<const PeerAddress> where;
-    std::unique_ptr<Lane> lane;  ///< None: it broke.
+    std::unique_ptr<Path> path;  ///< None: it broke.
     std::size_t remote_rail = 0;
     unsigned breaks = 0;
     std::optional<TimePoint> redial_at;
   };
   /// A GET under way. From a pool, since UCX keeps its address.
   struct Posted {
-    Asking* asking = nullptr;
-    Lane* lane = nullptr;
+    Requester* requester = nullptr;
+    Path* path = nullptr;
     TimePoint lease_end;
     Operation operation;
   };
 
   static void on_done(void* request, ucs_status_t status, void* posted);
   void dial(Fabric::PeerId id, Peer& peer);
-  void break_lane(Fabric::PeerId id, Peer& peer, const Error& error, bool for_good);
-  void leave_lane(std::unique_ptr<Lane> lane);
-  void close_lane(std::unique_ptr<Lane> lane);
-  void look_after_leaving(bool progressed, TimePoint now);
-  void give_back(Lane& lane, const Operation& operation, Outcome outcome);
+  void break_path(Fabric::PeerId id, Peer& peer, const Error& error, bool for_good);
+  void drain_path(std::unique_ptr<Path> path);
+  void close_path(std::unique_ptr<Path> path);
+  void close_drained(bool progressed, TimePoint now);
+  void give_back(Path& path, const Operation& operation, Outcome outcome);
   [[nodiscard]] Dealer::Room room(Fabric::PeerId id) const;
-  void take(Lane& lane, const Operation& operation, TimePoint now);
-  void post(Lane& lane, Region& region, const Operation& operation, TimePoint now);
+  void take(Path& path, const Operation& operation, TimePoint now);
+  void post(Path& path, Region& region, const Operation& operation, TimePoint now);
   void finish(Posted* posted, ucs_status_t status);
-  void confirm(Lane& lane, std::uint32_t number, Region& region);
-  void on_welcome(Lane& lane, const Message& message);
-  void on_lease(Lane& lane, const Message& message);
-  [[nodiscard]] std::optional<Error> check(const Lane& lane, bool progressed, TimePoint now);
-  [[nodiscard]] bool is_done(Lane& lane);
+  void confirm(Path& path, std::uint32_t number, Region& region);
+  void on_welcome(Path& path, const Message& message);
+  void on_lease(Path& path, const Message& message);
+  [[nodiscard]] std::optional<Error> check(const Path& path, bool progressed, TimePoint now);
+  [[nodiscard]] bool is_done(Path& path);
   void check_by(TimePoint time) noexcept { next_check_ = std::min(next_check_, time); }
 
   const Options options_;
@@ -163,9 +163,9 @@ class Asking {
   Dealer& dealer_;
   const Clock& clock_;
   std::unordered_map<std::uint32_t, Peer> peers_;
-  std::unordered_map<std::uint64_t, Lane*> lanes_;  // Those not closing, by their number.
-  std::vector<std::unique_ptr<Lane>> leaving_;      // Nobody's, but at something still.
-  std::vector<std::unique_ptr<Lane>> closing_;
+  std::unordered_map<std::uint64_t, Path*> paths_;  // Those not closing, by their number.
+  std::vector<std::unique_ptr<Path>> draining_;     // Nobody's, but at something still.
+  std::vector<std::unique_ptr<Path>> closing_;
   std::deque<Posted> pool_;
   std::vector<Posted*> free_;
   std::vector<Outcome> outcomes_;

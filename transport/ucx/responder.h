@@ -27,7 +27,7 @@ namespace pegaflow::ucx {
 /// `fence_timeout` is cut off, by closing the endpoint that its card reads through.
 ///
 /// Thread-bound: to the rail's thread.
-class Serving {
+class Responder {
  public:
   struct Options {
     std::size_t readers = 1024;
@@ -35,7 +35,7 @@ class Serving {
   };
 
   /// All references outlive it.
-  Serving(const Options& options, Worker& worker, const Id128& incarnation, const Clock& clock);
+  Responder(const Options& options, Worker& worker, const Id128& incarnation, const Clock& clock);
 
   /// Until when readers are told that they may; TimePoint::min(): not.
   void lend(RegionId region, TimePoint until);
@@ -46,7 +46,7 @@ class Serving {
 
   void on_message(const Worker::Arrived& arrived);
   /// Looks after readers that are gone or do not answer.
-  void turn();
+  void check_paths();
   [[nodiscard]] TimePoint next_time() const noexcept { return next_check_; }
 
   void close_all();
@@ -54,8 +54,8 @@ class Serving {
 
  private:
   /// A reader's way to us, seen from here.
-  struct Link {
-    std::uint64_t theirs = 0;  ///< The reader's number for it.
+  struct Path {
+    std::uint64_t remote_number = 0;  ///< The reader's number for it.
     std::vector<std::byte> address;
     std::unique_ptr<Endpoint> endpoint;
     std::set<std::uint32_t> promised;   ///< Regions that it was told it may read.
@@ -71,9 +71,9 @@ class Serving {
   };
 
   void on_hello(const Worker::Arrived& arrived);
-  void on_ask(Link& link, const Message& message);
-  void close(Link& link, Endpoint::Close how);
-  void settle_fences();
+  void on_lease_request(Path& path, const Message& message);
+  void close(Path& path, Endpoint::Close how);
+  void finish_fences();
   void check_by(TimePoint time) noexcept { next_check_ = std::min(next_check_, time); }
 
   const Options options_;
@@ -81,9 +81,9 @@ class Serving {
   const Id128 incarnation_;
   const Clock& clock_;
   std::unordered_map<std::uint32_t, TimePoint> lent_;
-  std::unordered_map<std::uint64_t, Link> links_;
+  std::unordered_map<std::uint64_t, Path> paths_;
   std::vector<Fence> fences_;
-  std::uint64_t last_link_;
+  std::uint64_t last_path_;
   std::int64_t last_fence_ = 0;
   TimePoint next_check_ = TimePoint::max();
 };

@@ -20,17 +20,17 @@ namespace pegaflow::tcp {
 
 /// Answers what one reader asks, out of regions that are lent.
 ///
-/// Holds at most kQuestions that are not answered; then it reads no more, and the reader's own
+/// Holds at most kMaxRequests that are not answered; then it reads no more, and the reader's own
 /// socket fills. Takes the memory of a region in its hands only within turn(): the kernel copies
 /// what it sends.
 ///
 /// Thread-bound: to the thread of the fabric. No allocation after it was made.
-class Serving {
+class Responder {
  public:
-  static constexpr std::size_t kQuestions = 256;
+  static constexpr std::size_t kMaxRequests = 256;
 
   /// `regions` and `clock` outlive it.
-  Serving(UniqueFd socket, const RegionTable& regions, const Id128& self, const Clock& clock)
+  Responder(UniqueFd socket, const RegionTable& regions, const Id128& self, const Clock& clock)
       : socket_(std::move(socket)), regions_(regions), self_(self), clock_(clock) {}
 
   /// Reads questions and sends answers, about a megabyte at most, and never waits.
@@ -38,13 +38,13 @@ class Serving {
   /// kRefused, kGone: it wants another version or incarnation, and has been told; kGone also when a
   /// region ended while its bytes were on the way.
   /// With `readable` false there is nothing to read, and only answers are sent.
-  Result<void> turn(bool readable = true);
+  Result<void> serve(bool readable = true);
 
   /// Whether to call turn() when there is something to read; whether, when there is room to send.
-  [[nodiscard]] bool wants_to_read() const noexcept { return count_ < kQuestions; }
+  [[nodiscard]] bool wants_to_read() const noexcept { return count_ < kMaxRequests; }
   [[nodiscard]] bool wants_to_send() const noexcept {
     // A question in in_ came when there was no room for it, and nothing new may come to wake us.
-    return count_ > 0 || parts_sent_ < parts_.size() || in_size_ >= sizeof(Ask);
+    return count_ > 0 || parts_sent_ < parts_.size() || in_size_ >= sizeof(Request);
   }
   [[nodiscard]] bool greeted() const noexcept { return greeted_; }
   [[nodiscard]] int fd() const noexcept { return socket_.get(); }
@@ -54,7 +54,7 @@ class Serving {
   /// bytes are still in the core's cache when the kernel copies them.
   static constexpr std::size_t kGroup = 16;
   struct GroupItem {
-    Answer answer;
+    Response response;
     std::span<const std::byte> bytes;
     RegionId region{};
   };
@@ -63,7 +63,7 @@ class Serving {
   Result<void> greet();
   Result<void> send_some();
   void make_group();
-  void answer(const Ask& ask, GroupItem& item) const;
+  void make_response(const Request& request, GroupItem& item) const;
   [[nodiscard]] bool group_still_lent() const;
 
   UniqueFd socket_;
@@ -74,7 +74,7 @@ class Serving {
 
   std::array<std::byte, 4096> in_{};  // Bytes that came and are not taken apart yet.
   std::size_t in_size_ = 0;
-  std::array<Ask, kQuestions> questions_{};  // A ring.
+  std::array<Request, kMaxRequests> requests_{};  // A ring.
   std::size_t first_ = 0;
   std::size_t count_ = 0;
 

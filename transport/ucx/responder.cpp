@@ -1,4 +1,4 @@
-#include "transport/ucx/serving.h"
+#include "transport/ucx/responder.h"
 
 #include <algorithm>
 #include <limits>
@@ -15,21 +15,21 @@ constexpr Duration kClosingCheck = std::chrono::milliseconds(1);
 
 }  // namespace
 
-Serving::Serving(const Options& options, Worker& worker, const Id128& incarnation,
-                 const Clock& clock)
+Responder::Responder(const Options& options, Worker& worker, const Id128& incarnation,
+                     const Clock& clock)
     : options_(options),
       worker_(worker),
       incarnation_(incarnation),
       clock_(clock),
-      last_link_(Id128::random().low) {}
+      last_path_(Id128::random().low) {}
 
-void Serving::lend(RegionId region, TimePoint until) {
+void Responder::lend(RegionId region, TimePoint until) {
   lent_[static_cast<std::uint32_t>(region)] = until;
 }
 
-void Serving::forget(RegionId region) { lent_.erase(static_cast<std::uint32_t>(region)); }
+void Responder::forget(RegionId region) { lent_.erase(static_cast<std::uint32_t>(region)); }
 
-void Serving::revoke(RegionId region, std::function<void()> done) {
+void Responder::revoke(RegionId region, std::function<void()> done) {
   const auto number = static_cast<std::uint32_t>(region);
   const TimePoint now = clock_.now();
   Fence fence{.number = ++last_fence_,
@@ -37,26 +37,26 @@ void Serving::revoke(RegionId region, std::function<void()> done) {
               .waits_for = {},
               .last = now + options_.fence_timeout,
               .done = std::move(done)};
-  for (auto& [id, link] : links_) {
+  for (auto& [id, path] : paths_) {
     // Who still reads by a promise that was taken back before is waited for here, too.
     const bool still = std::any_of(fences_.begin(), fences_.end(), [&](const Fence& earlier) {
       return earlier.region == number && earlier.waits_for.contains(id);
     });
-    if (link.promised.erase(number) == 0 && !still) continue;
+    if (path.promised.erase(number) == 0 && !still) continue;
     // What a closing one was told ends with its endpoint.
     fence.waits_for.insert(id);
-    if (link.closing) continue;
-    link.endpoint->send({.kind = Message::Kind::kRevoke,
-                         .to = link.theirs,
+    if (path.closing) continue;
+    path.endpoint->send({.kind = Message::Kind::kRevoke,
+                         .to = path.remote_number,
                          .region = number,
                          .value = fence.number});
   }
   check_by(fence.last);
   fences_.push_back(std::move(fence));
-  settle_fences();
+  finish_fences();
 }
 
-void Serving::settle_fences() {
+void Responder::finish_fences() {
   std::vector<std::function<void()>> done;
   std::erase_if(fences_, [&](Fence& fence) {
     if (!fence.waits_for.empty()) return false;
@@ -68,12 +68,12 @@ void Serving::settle_fences() {
 
 // ---- what readers say
 
-void Serving::on_message(const Worker::Arrived& arrived) {
+void Responder::on_message(const Worker::Arrived& arrived) {
   const Message& message = arrived.message;
   if (message.kind == Message::Kind::kHello) return on_hello(arrived);
-  const auto found = links_.find(message.to);
-  if (found == links_.end() || found->second.closing) return;
-  if (message.kind == Message::Kind::kAsk) return on_ask(found->second, message);
+  const auto found = paths_.find(message.to);
+  if (found == paths_.end() || found->second.closing) return;
+  if (message.kind == Message::Kind::kLeaseRequest) return on_lease_request(found->second, message);
   if (message.kind != Message::Kind::kRevoked) return;
   // Messages of one reader keep their order: what is confirmed covers what was revoked before.
   for (Fence& fence : fences_) {
@@ -81,13 +81,13 @@ void Serving::on_message(const Worker::Arrived& arrived) {
       fence.waits_for.erase(found->first);
     }
   }
-  settle_fences();
+  finish_fences();
 }
 
-void Serving::on_hello(const Worker::Arrived& arrived) {
+void Responder::on_hello(const Worker::Arrived& arrived) {
   const Message& hello = arrived.message;
-  if (links_.size() >= options_.readers) {
-    kLog.debug("a reader is not answered, there are {} already", links_.size());
+  if (paths_.size() >= options_.readers) {
+    kLog.debug("a reader is not answered, there are {} already", paths_.size());
     return;
   }
   // Before UCX unpacks the address, which it believes. A stranger is not answered: an answer needs
@@ -102,22 +102,22 @@ void Serving::on_hello(const Worker::Arrived& arrived) {
     kLog.debug("a reader cannot be answered reason={}", endpoint.error().detail);
     return;
   }
-  const std::uint64_t number = ++last_link_;
-  Link& link = links_[number];
-  link.theirs = hello.from;
-  link.address.assign(address->begin(), address->end());
-  link.endpoint = std::move(*endpoint);
+  const std::uint64_t number = ++last_path_;
+  Path& path = paths_[number];
+  path.remote_number = hello.from;
+  path.address.assign(address->begin(), address->end());
+  path.endpoint = std::move(*endpoint);
   const auto verdict =
       hello.protocol == kProtocol ? Message::Verdict::kWelcome : Message::Verdict::kRefused;
-  link.endpoint->send(
+  path.endpoint->send(
       {.kind = Message::Kind::kWelcome, .to = hello.from, .from = number, .verdict = verdict});
   if (verdict == Message::Verdict::kWelcome) return;
-  link.close_at = clock_.now() + options_.fence_timeout;
-  check_by(*link.close_at);
+  path.close_at = clock_.now() + options_.fence_timeout;
+  check_by(*path.close_at);
 }
 
-void Serving::on_ask(Link& link, const Message& message) {
-  if (link.close_at) return;
+void Responder::on_lease_request(Path& path, const Message& message) {
+  if (path.close_at) return;
   const TimePoint now = clock_.now();
   const auto found = lent_.find(message.region);
   std::int64_t left = 0;
@@ -125,22 +125,24 @@ void Serving::on_ask(Link& link, const Message& message) {
     // A lease without an end is one here, and not the rest of the clock's life.
     left = found->second == TimePoint::max() ? std::numeric_limits<std::int64_t>::max()
                                              : (found->second - now).count();
-    link.promised.insert(message.region);
+    path.promised.insert(message.region);
   }
-  link.endpoint->send(
-      {.kind = Message::Kind::kLease, .to = link.theirs, .region = message.region, .value = left});
+  path.endpoint->send({.kind = Message::Kind::kLease,
+                       .to = path.remote_number,
+                       .region = message.region,
+                       .value = left});
 }
 
 // ---- time
 
-void Serving::close(Link& link, Endpoint::Close how) {
-  if (link.closing) return;
-  link.closing = true;
-  link.endpoint->close(how);
+void Responder::close(Path& path, Endpoint::Close how) {
+  if (path.closing) return;
+  path.closing = true;
+  path.endpoint->close(how);
   check_by(clock_.now());
 }
 
-void Serving::turn() {
+void Responder::check_paths() {
   const TimePoint now = clock_.now();
   if (!worker_.take_break() && now < next_check_) return;
   next_check_ = TimePoint::max();
@@ -150,41 +152,41 @@ void Serving::turn() {
       continue;
     }
     for (const std::uint64_t number : fence.waits_for) {
-      Link& late = links_.at(number);
+      Path& late = paths_.at(number);
       if (!late.closing) kLog.warn("a reader that does not let go of a region is cut off");
       // Its card may read through any of its ways to us: all of one worker are closed.
-      for (auto& [id, link] : links_) {
-        if (link.address == late.address) close(link, Endpoint::Close::kNow);
+      for (auto& [id, path] : paths_) {
+        if (path.address == late.address) close(path, Endpoint::Close::kNow);
       }
     }
   }
-  for (auto& [number, link] : links_) {
-    if (link.endpoint->broken()) close(link, Endpoint::Close::kNow);
-    if (link.close_at && *link.close_at <= now) close(link, Endpoint::Close::kFlush);
-    if (link.close_at && !link.closing) check_by(*link.close_at);
+  for (auto& [number, path] : paths_) {
+    if (path.endpoint->broken()) close(path, Endpoint::Close::kNow);
+    if (path.close_at && *path.close_at <= now) close(path, Endpoint::Close::kFlush);
+    if (path.close_at && !path.closing) check_by(*path.close_at);
   }
   bool any_closing = false;
-  for (auto at = links_.begin(); at != links_.end();) {
+  for (auto at = paths_.begin(); at != paths_.end();) {
     if (at->second.closing && at->second.endpoint->closed()) {
       for (Fence& fence : fences_) fence.waits_for.erase(at->first);
-      at = links_.erase(at);
+      at = paths_.erase(at);
     } else {
       any_closing = any_closing || at->second.closing;
       ++at;
     }
   }
   if (any_closing) check_by(now + kClosingCheck);
-  settle_fences();
+  finish_fences();
 }
 
-void Serving::close_all() {
-  for (auto& [number, link] : links_) close(link, Endpoint::Close::kFlush);
+void Responder::close_all() {
+  for (auto& [number, path] : paths_) close(path, Endpoint::Close::kFlush);
 }
 
-bool Serving::all_closed() {
+bool Responder::all_closed() {
   next_check_ = TimePoint::min();
-  turn();
-  return links_.empty();
+  check_paths();
+  return paths_.empty();
 }
 
 }  // namespace pegaflow::ucx

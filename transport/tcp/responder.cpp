@@ -1,4 +1,4 @@
-#include "transport/tcp/serving.h"
+#include "transport/tcp/responder.h"
 
 #include <algorithm>
 #include <cerrno>
@@ -11,14 +11,14 @@
 
 namespace pegaflow::tcp {
 
-Result<void> Serving::turn(bool readable) {
-  if (readable || in_size_ >= sizeof(Ask)) PEGA_TRY(receive());
+Result<void> Responder::serve(bool readable) {
+  if (readable || in_size_ >= sizeof(Request)) PEGA_TRY(receive());
   return send_some();
 }
 
-Result<void> Serving::receive() {
+Result<void> Responder::receive() {
   for (bool nothing_more = false;;) {
-    const std::size_t message = greeted_ ? sizeof(Ask) : sizeof(Hello);
+    const std::size_t message = greeted_ ? sizeof(Request) : sizeof(Hello);
     std::size_t taken = 0;
     while (in_size_ - taken >= message && wants_to_read()) {
       if (!greeted_) {
@@ -26,14 +26,15 @@ Result<void> Serving::receive() {
         taken += sizeof(Hello);
         break;
       }
-      questions_[(first_ + count_++) % kQuestions] = message_of<Ask>(std::span(in_).subspan(taken));
-      taken += sizeof(Ask);
+      requests_[(first_ + count_++) % kMaxRequests] =
+          message_of<Request>(std::span(in_).subspan(taken));
+      taken += sizeof(Request);
     }
     std::copy(in_.begin() + static_cast<std::ptrdiff_t>(taken),
               in_.begin() + static_cast<std::ptrdiff_t>(in_size_), in_.begin());
     in_size_ -= taken;
     if (!wants_to_read()) return {};
-    if (in_size_ >= (greeted_ ? sizeof(Ask) : sizeof(Hello))) continue;
+    if (in_size_ >= (greeted_ ? sizeof(Request) : sizeof(Hello))) continue;
     if (nothing_more) return {};
 
     const std::size_t room = in_.size() - in_size_;
@@ -52,7 +53,7 @@ Result<void> Serving::receive() {
   }
 }
 
-Result<void> Serving::greet() {
+Result<void> Responder::greet() {
   const Hello hello = message_of<Hello>(in_);
   if (hello.magic != kMagic) return fail(Errc::kCorrupt, "what connected is no reader");
   Welcome welcome{.holder_high = self_.high, .holder_low = self_.low};
@@ -79,48 +80,48 @@ Result<void> Serving::greet() {
   return {};
 }
 
-void Serving::answer(const Ask& ask, GroupItem& item) const {
-  item.answer = {.question = ask.question, .slot = ask.slot};
-  item.region = RegionId{ask.region};
+void Responder::make_response(const Request& request, GroupItem& item) const {
+  item.response = {.request_id = request.request_id, .slot = request.slot};
+  item.region = RegionId{request.region};
   item.bytes = {};
-  const auto part = regions_.part(item.region, ask.offset, ask.size_bytes);
+  const auto part = regions_.part(item.region, request.offset, request.size_bytes);
   if (!regions_.lent(item.region, clock_.now())) {
-    item.answer.verdict = Verdict::kGone;
+    item.response.verdict = Verdict::kGone;
   } else if (!part || part->empty() || part->size() > kMaximumPieceBytes) {
-    item.answer.verdict = Verdict::kInvalid;
+    item.response.verdict = Verdict::kInvalid;
   } else {
     item.bytes = *part;
-    item.answer.size_bytes = ask.size_bytes;
-    item.answer.checksum = PageChecksum::of(*part);
+    item.response.size_bytes = request.size_bytes;
+    item.response.checksum = PageChecksum::of(*part);
   }
 }
 
-void Serving::make_group() {
+void Responder::make_group() {
   std::size_t items = 0;
   std::size_t parts = 0;
   std::size_t bytes = 0;
   while (count_ > 0 && items < kGroup) {
-    const Ask& ask = questions_[first_];
-    if (items > 0 && bytes + ask.size_bytes > kGroupBytes) break;
+    const Request& request = requests_[first_];
+    if (items > 0 && bytes + request.size_bytes > kGroupBytes) break;
     GroupItem& item = group_[items];
-    answer(ask, item);
+    make_response(request, item);
     bytes += item.bytes.size();
     part_items_[parts] = items;
-    part_storage_[parts++] = {&item.answer, sizeof item.answer};
+    part_storage_[parts++] = {&item.response, sizeof item.response};
     if (!item.bytes.empty()) {
       part_items_[parts] = items;
       // sendmsg() only reads it.
       part_storage_[parts++] = {const_cast<std::byte*>(item.bytes.data()), item.bytes.size()};
     }
     ++items;
-    first_ = (first_ + 1) % kQuestions;
+    first_ = (first_ + 1) % kMaxRequests;
     --count_;
   }
   parts_ = std::span(part_storage_).first(parts);
   parts_sent_ = 0;
 }
 
-bool Serving::group_still_lent() const {
+bool Responder::group_still_lent() const {
   const TimePoint now = clock_.now();
   for (std::size_t i = parts_sent_; i < parts_.size(); ++i) {
     const GroupItem& item = group_[part_items_[i]];
@@ -129,11 +130,11 @@ bool Serving::group_still_lent() const {
   return true;
 }
 
-Result<void> Serving::send_some() {
+Result<void> Responder::send_some() {
   if (parts_sent_ < parts_.size() && !group_still_lent()) {
     return fail(Errc::kGone, "a region ended while its bytes were on the way");
   }
-  for (std::size_t sent_bytes = 0; sent_bytes < kTurnBytes;) {
+  for (std::size_t sent_bytes = 0; sent_bytes < kIterationBytes;) {
     if (parts_sent_ == parts_.size()) {
       if (count_ == 0) return {};
       make_group();

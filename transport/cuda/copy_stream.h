@@ -44,7 +44,7 @@ struct Attached {
 /// the staging that an earlier one still uses.
 ///
 /// Bound to the copy thread, with the context current, but for create() and the destructor.
-class CopyLane {
+class CopyStream {
  public:
   struct Options {
     Device::Direction direction = Device::Direction::kSave;
@@ -63,12 +63,12 @@ class CopyLane {
   static constexpr std::size_t kMaxFlights = 64;
 
   /// Makes streams and events. Errors: what CUDA answered.
-  static Result<std::unique_ptr<CopyLane>> create(std::shared_ptr<Driver> driver,
-                                                  const Options& options, const Kernels& kernels);
-  CopyLane(const CopyLane&) = delete;
-  CopyLane& operator=(const CopyLane&) = delete;
+  static Result<std::unique_ptr<CopyStream>> create(std::shared_ptr<Driver> driver,
+                                                    const Options& options, const Kernels& kernels);
+  CopyStream(const CopyStream&) = delete;
+  CopyStream& operator=(const CopyStream&) = delete;
   /// With the context current, and nothing under way.
-  ~CopyLane();
+  ~CopyStream();
 
   /// Takes the staging memory; less than asked for, where the GPU has not so much. Idempotent.
   /// Errors: kOutOfCapacity when not even a small one is left.
@@ -105,7 +105,7 @@ class CopyLane {
   /// On which the newest flight ends. Not without one.
   [[nodiscard]] Stream last_stream() const;
 
-  [[nodiscard]] Stream copy_stream() const noexcept { return copy_stream_; }
+  [[nodiscard]] Stream stream() const noexcept { return copy_stream_; }
   [[nodiscard]] DeviceAddress staging() const noexcept { return staging_; }
   [[nodiscard]] std::uint64_t staging_bytes() const noexcept { return ring_.size_bytes(); }
 
@@ -117,7 +117,7 @@ class CopyLane {
     std::byte* shared = nullptr;  ///< uint64 hashes[kMaxPages].
     DeviceAddress shared_on_device = 0;
   };
-  struct UnderWay {
+  struct InFlight {
     std::uint64_t ticket;
     Slice slice;
     std::size_t slot;
@@ -126,7 +126,7 @@ class CopyLane {
     std::uint64_t range;  ///< Of the staging, if it has any.
   };
 
-  CopyLane(std::shared_ptr<Driver> driver, const Options& options, const Kernels& kernels)
+  CopyStream(std::shared_ptr<Driver> driver, const Options& options, const Kernels& kernels)
       : driver_(std::move(driver)), options_(options), kernels_(kernels) {}
   Result<void> make();
   Result<void> queue_staged(const Attached& attached, const Slice& slice, const Slot& slot,
@@ -153,7 +153,7 @@ class CopyLane {
   DeviceAddress staging_ = 0;
   DeviceAddress sums_ = 0;
   StagingRing ring_{0};
-  std::deque<UnderWay> flights_;
+  std::deque<InFlight> flights_;
   TimePoint oldest_since_{};  ///< When the oldest flight became that.
   std::size_t next_slot_ = 0;
   std::uint64_t queued_bytes_ = 0;                     ///< Of all flights.

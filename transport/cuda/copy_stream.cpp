@@ -1,4 +1,4 @@
-#include "transport/cuda/copy_lane.h"
+#include "transport/cuda/copy_stream.h"
 
 #include <algorithm>
 #include <cstring>
@@ -23,7 +23,7 @@ constexpr Duration kLaunch = std::chrono::microseconds(10);
 constexpr double kNewest = 0.25;
 constexpr double kTellingBytes = 8 << 20;
 
-constexpr std::size_t kSharedBytes = CopyLane::kMaxPages * sizeof(std::uint64_t);
+constexpr std::size_t kSharedBytes = CopyStream::kMaxPages * sizeof(std::uint64_t);
 
 unsigned blocks_for(std::uint64_t items, std::uint64_t items_a_block, unsigned limit) {
   return static_cast<unsigned>(
@@ -32,14 +32,15 @@ unsigned blocks_for(std::uint64_t items, std::uint64_t items_a_block, unsigned l
 
 }  // namespace
 
-Result<std::unique_ptr<CopyLane>> CopyLane::create(std::shared_ptr<Driver> driver,
-                                                   const Options& options, const Kernels& kernels) {
-  std::unique_ptr<CopyLane> lane(new CopyLane(std::move(driver), options, kernels));
-  PEGA_TRY(lane->make());
-  return lane;
+Result<std::unique_ptr<CopyStream>> CopyStream::create(std::shared_ptr<Driver> driver,
+                                                       const Options& options,
+                                                       const Kernels& kernels) {
+  std::unique_ptr<CopyStream> copy_stream(new CopyStream(std::move(driver), options, kernels));
+  PEGA_TRY(copy_stream->make());
+  return copy_stream;
 }
 
-Result<void> CopyLane::make() {
+Result<void> CopyStream::make() {
   Driver& driver = *driver_;
   PEGA_TRY(check(driver, driver.create_stream(options_.kernel_priority, kernel_stream_),
                  "make a stream"));
@@ -60,7 +61,7 @@ Result<void> CopyLane::make() {
   return {};
 }
 
-CopyLane::~CopyLane() {
+CopyStream::~CopyStream() {
   if (staging_ != 0) driver_->release(staging_);
   if (sums_ != 0) driver_->release(sums_);
   for (const Slot& slot : slots_) {
@@ -72,7 +73,7 @@ CopyLane::~CopyLane() {
   if (kernel_stream_ != nullptr) driver_->destroy_stream(kernel_stream_);
 }
 
-Result<void> CopyLane::take_staging() {
+Result<void> CopyStream::take_staging() {
   if (staging_ != 0) return {};
   const std::uint64_t sums_bytes = options_.slice_bytes / kHashBlock * kHashLanes * 8;
   for (std::uint64_t bytes = options_.staging_bytes;; bytes /= 2) {
@@ -91,9 +92,10 @@ Result<void> CopyLane::take_staging() {
   return check(*driver_, driver_->allocate(sums_bytes, sums_), "take memory for checksums");
 }
 
-Result<std::optional<Slice>> CopyLane::queue(const Attached& attached, std::uint64_t ticket,
-                                             std::span<const Device::Copy> copies, std::size_t copy,
-                                             std::uint32_t piece, const Wait& wait) {
+Result<std::optional<Slice>> CopyStream::queue(const Attached& attached, std::uint64_t ticket,
+                                               std::span<const Device::Copy> copies,
+                                               std::size_t copy, std::uint32_t piece,
+                                               const Wait& wait) {
   if (flights_.size() == slots_.size() || queued_bytes_ >= options_.ahead_bytes) {
     return std::nullopt;
   }
@@ -126,33 +128,33 @@ Result<std::optional<Slice>> CopyLane::queue(const Attached& attached, std::uint
   return slice;
 }
 
-Result<void> CopyLane::wait_behind(std::uint64_t range, Stream stream) {
+Result<void> CopyStream::wait_behind(std::uint64_t range, Stream stream) {
   if (range == 0) return {};
-  const auto flight = std::find_if(flights_.begin(), flights_.end(), [&](const UnderWay& other) {
+  const auto flight = std::find_if(flights_.begin(), flights_.end(), [&](const InFlight& other) {
     return other.staged && other.range == range;
   });
   PEGA_ASSERT(flight != flights_.end(), "the staging of a slice that is over is not free");
   return check(*driver_, driver_->wait(stream, slots_[flight->slot].done), "wait for an event");
 }
 
-TimePoint CopyLane::expected_end() const {
+TimePoint CopyStream::expected_end() const {
   const auto bytes = static_cast<double>(flights_.front().slice.bytes());
   return oldest_since_ + kLaunch + Duration(static_cast<std::int64_t>(bytes / kBytesPerNanosecond));
 }
 
-TimePoint CopyLane::expected_last_end() const {
+TimePoint CopyStream::expected_last_end() const {
   const auto bytes = static_cast<double>(queued_bytes_);
   return oldest_since_ + Duration(static_cast<std::int64_t>(bytes / bytes_per_nanosecond_));
 }
 
-Stream CopyLane::last_stream() const {
+Stream CopyStream::last_stream() const {
   const bool on_kernels = flights_.back().staged && options_.direction == Device::Direction::kLoad;
   return on_kernels ? kernel_stream_ : copy_stream_;
 }
 
-Result<void> CopyLane::queue_staged(const Attached& attached, const Slice& slice, const Slot& slot,
-                                    std::span<const Device::Copy> copies,
-                                    const StagingRing::Range& range, bool hashed) {
+Result<void> CopyStream::queue_staged(const Attached& attached, const Slice& slice,
+                                      const Slot& slot, std::span<const Device::Copy> copies,
+                                      const StagingRing::Range& range, bool hashed) {
   const DeviceAddress at = staging_ + range.begin;
   const std::vector<Transfer> transfers =
       attached.plan.staged_transfers(slice, copies, attached.pool.data(), at);
@@ -162,15 +164,17 @@ Result<void> CopyLane::queue_staged(const Attached& attached, const Slice& slice
     PEGA_TRY(move_pieces(kernels_.gather, attached, slice, copies, at));
     if (hashed) PEGA_TRY(hash(attached, slice, slot, at));
     PEGA_TRY(order(slot.middle, kernel_stream_, copy_stream_));
-    PEGA_TRY(check(*driver_,
-                   driver_->copy(Way::kToHost, transfers.data(), transfers.size(), copy_stream_),
-                   "copy to the pool"));
+    PEGA_TRY(
+        check(*driver_,
+              driver_->copy(Direction::kToHost, transfers.data(), transfers.size(), copy_stream_),
+              "copy to the pool"));
     return check(*driver_, driver_->record(slot.done, copy_stream_), "record an event");
   }
   PEGA_TRY(wait_behind(range.behind, copy_stream_));
-  PEGA_TRY(check(*driver_,
-                 driver_->copy(Way::kToDevice, transfers.data(), transfers.size(), copy_stream_),
-                 "copy from the pool"));
+  PEGA_TRY(
+      check(*driver_,
+            driver_->copy(Direction::kToDevice, transfers.data(), transfers.size(), copy_stream_),
+            "copy from the pool"));
   PEGA_TRY(order(slot.middle, copy_stream_, kernel_stream_));
   PEGA_TRY(move_pieces(kernels_.scatter, attached, slice, copies, at));
   if (hashed) {
@@ -181,18 +185,20 @@ Result<void> CopyLane::queue_staged(const Attached& attached, const Slice& slice
   return check(*driver_, driver_->record(slot.done, kernel_stream_), "record an event");
 }
 
-Result<void> CopyLane::queue_direct(const Attached& attached, const Slice& slice, const Slot& slot,
-                                    std::span<const Device::Copy> copies) {
+Result<void> CopyStream::queue_direct(const Attached& attached, const Slice& slice,
+                                      const Slot& slot, std::span<const Device::Copy> copies) {
   const std::vector<Transfer> transfers =
       attached.plan.direct_transfers(slice, copies, attached.pool.data());
-  const Way way = options_.direction == Device::Direction::kSave ? Way::kToHost : Way::kToDevice;
-  PEGA_TRY(check(*driver_, driver_->copy(way, transfers.data(), transfers.size(), copy_stream_),
+  const Direction direction =
+      options_.direction == Device::Direction::kSave ? Direction::kToHost : Direction::kToDevice;
+  PEGA_TRY(check(*driver_,
+                 driver_->copy(direction, transfers.data(), transfers.size(), copy_stream_),
                  "copy between GPU and pool"));
   return check(*driver_, driver_->record(slot.done, copy_stream_), "record an event");
 }
 
-Result<void> CopyLane::move_pieces(Function kernel, const Attached& attached, const Slice& slice,
-                                   std::span<const Device::Copy> copies, DeviceAddress at) {
+Result<void> CopyStream::move_pieces(Function kernel, const Attached& attached, const Slice& slice,
+                                     std::span<const Device::Copy> copies, DeviceAddress at) {
   MoveArguments arguments{.pieces = attached.pieces + slice.first_piece * sizeof(Piece),
                           .staging = at,
                           .pitch = attached.plan.pitch(),
@@ -210,8 +216,8 @@ Result<void> CopyLane::move_pieces(Function kernel, const Attached& attached, co
                "start a kernel that moves pages");
 }
 
-Result<void> CopyLane::hash(const Attached& attached, const Slice& slice, const Slot& slot,
-                            DeviceAddress at) {
+Result<void> CopyStream::hash(const Attached& attached, const Slice& slice, const Slot& slot,
+                              DeviceAddress at) {
   HashArguments arguments{.staging = at,
                           .pitch = attached.plan.pitch(),
                           .sums = sums_,
@@ -232,14 +238,14 @@ Result<void> CopyLane::hash(const Attached& attached, const Slice& slice, const 
       "start a kernel that takes checksums");
 }
 
-Result<void> CopyLane::order(EventHandle event, Stream before, Stream after) {
+Result<void> CopyStream::order(EventHandle event, Stream before, Stream after) {
   PEGA_TRY(check(*driver_, driver_->record(event, before), "record an event"));
   return check(*driver_, driver_->wait(after, event), "wait for an event");
 }
 
-Result<std::optional<CopyLane::Flight>> CopyLane::take_ended() {
+Result<std::optional<CopyStream::Flight>> CopyStream::take_ended() {
   if (flights_.empty()) return std::nullopt;
-  const UnderWay oldest = flights_.front();
+  const InFlight oldest = flights_.front();
   const Slot& slot = slots_[oldest.slot];
   const Status status = driver_->query(slot.done);
   if (status == kNotReady) return std::nullopt;
@@ -262,7 +268,7 @@ Result<std::optional<CopyLane::Flight>> CopyLane::take_ended() {
   return Flight{oldest.ticket, oldest.slice, hashes};
 }
 
-void CopyLane::drain() {
+void CopyStream::drain() {
   for (const Stream stream : {copy_stream_, kernel_stream_}) {
     // Either all of it has ended, or the device is broken and runs nothing of this context.
     const Status status = driver_->synchronize(stream);

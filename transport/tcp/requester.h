@@ -42,7 +42,7 @@ struct Piece {
 /// size that was asked. Everything else ends the connection.
 ///
 /// Thread-bound: to the thread of the fabric.
-class Asking {
+class Requester {
  public:
   struct Window {
     std::size_t pieces = 64;
@@ -61,15 +61,15 @@ class Asking {
   using Ended = std::function<void(const Piece&, std::optional<Errc>)>;
 
   /// `socket` was dialed at `now`.
-  Asking(UniqueFd socket, const Id128& wanted, const Window& window, TimePoint now);
+  Requester(UniqueFd socket, const Id128& wanted, const Window& window, TimePoint now);
 
   /// Whether a piece of that size may be asked for now. One is always let in.
   [[nodiscard]] bool has_room(std::size_t size_bytes, bool background) const noexcept;
-  /// Remembers the piece and puts its question into the queue; send_questions() sends it.
-  void ask(const Piece& piece, TimePoint now);
+  /// Remembers the piece and puts its question into the queue; send_requests() sends it.
+  void request(const Piece& piece, TimePoint now);
 
   /// Errors: why the connection has to be closed, as receive().
-  Result<void> send_questions();
+  Result<void> send_requests();
 
   /// What is there, about a megabyte at most; never waits.
   /// Errors: why the connection has to be closed. kPeerLost: it ended or never began; kCorrupt: it
@@ -84,18 +84,18 @@ class Asking {
   [[nodiscard]] bool has_open(std::uint64_t batch) const noexcept;
 
   [[nodiscard]] bool wants_to_send() const noexcept {
-    return state_ == State::kDialing || questions_sent_ < questions_.size();
+    return state_ == State::kDialing || requests_sent_ < requests_.size();
   }
   /// Since when something is due: an answer, or the connection itself. No value: nothing is.
   [[nodiscard]] std::optional<TimePoint> waiting_since() const noexcept;
   /// Whether something came that receive() was not called for yet.
   [[nodiscard]] bool has_unread() const noexcept;
   /// Counts from now on what is due: it was we who did not look.
-  void wait_anew(TimePoint now) noexcept { progress_ = now; }
+  void restart_wait(TimePoint now) noexcept { progress_ = now; }
   /// When something last came; TimePoint::min(): nothing did.
-  [[nodiscard]] TimePoint last_heard() const noexcept { return last_heard_; }
+  [[nodiscard]] TimePoint last_received() const noexcept { return last_received_; }
   /// Whether a piece has ended here, with its bytes or with an answer that there are none.
-  [[nodiscard]] bool ended_a_piece() const noexcept { return ended_a_piece_; }
+  [[nodiscard]] bool has_ended_piece() const noexcept { return has_ended_piece_; }
   [[nodiscard]] bool greeted() const noexcept { return state_ == State::kOpen; }
   [[nodiscard]] std::size_t open_bytes() const noexcept { return open_bytes_; }
   /// What it asks ahead for now.
@@ -108,18 +108,18 @@ class Asking {
 
   struct Slot {
     bool open = false;
-    std::uint64_t question = 0;
+    std::uint64_t request_id = 0;
     Piece piece;
   };
 
   Result<void> dialed();
   Result<void> take_welcome();
-  Result<void> take_answer(const Ended& ended);
+  Result<void> take_response(const Ended& ended);
   void take_bytes(std::size_t count, const Ended& ended);
   void end_piece(std::uint32_t slot, std::optional<Errc> error, const Ended& ended);
   void measure(TimePoint now, std::size_t bytes) noexcept;
   [[nodiscard]] std::size_t message_size() const noexcept {
-    return state_ == State::kOpen ? sizeof(Answer) : sizeof(Welcome);
+    return state_ == State::kOpen ? sizeof(Response) : sizeof(Welcome);
   }
 
   UniqueFd socket_;
@@ -128,27 +128,27 @@ class Asking {
   State state_ = State::kDialing;
   // When something last came, or was asked for while nothing was open, or the dial succeeded.
   TimePoint progress_;
-  TimePoint last_heard_ = TimePoint::min();
+  TimePoint last_received_ = TimePoint::min();
   bool just_dialed_ = false;
-  bool ended_a_piece_ = false;
+  bool has_ended_piece_ = false;
 
   std::vector<Slot> slots_;
   std::vector<std::uint32_t> free_slots_;
-  std::uint64_t next_question_ = 1;
+  std::uint64_t next_request_id_ = 1;
   std::size_t open_bytes_ = 0;
   std::size_t open_background_bytes_ = 0;
 
   std::size_t window_bytes_;
-  bool full_ = false;                      // Until a group of it is there.
-  std::optional<TimePoint> asked_alone_;   // When nothing else was open, and nothing came since.
-  Duration round_trip_ = Duration::max();  // From such a question to the first byte: the least.
-  TimePoint measured_since_{};             // What came since then: how fast it comes.
+  bool full_ = false;                         // Until a group of it is there.
+  std::optional<TimePoint> requested_alone_;  // When nothing else was open, and nothing came since.
+  Duration round_trip_ = Duration::max();     // From such a question to the first byte: the least.
+  TimePoint measured_since_{};                // What came since then: how fast it comes.
   std::size_t measured_bytes_ = 0;
 
-  std::vector<std::byte> questions_;  // Not yet sent, from questions_sent_ on.
-  std::size_t questions_sent_ = 0;
+  std::vector<std::byte> requests_;  // Not yet sent, from questions_sent_ on.
+  std::size_t requests_sent_ = 0;
 
-  std::array<std::byte, sizeof(Answer)> header_{};
+  std::array<std::byte, sizeof(Response)> header_{};
   std::size_t header_size_ = 0;
   std::uint32_t current_ = kNone;  // The slot whose bytes come now.
   std::size_t current_got_ = 0;
@@ -156,6 +156,6 @@ class Asking {
   PageChecksum checksum_;  // Of the current one, when it comes in several parts.
 };
 
-static_assert(sizeof(Answer) >= sizeof(Welcome));
+static_assert(sizeof(Response) >= sizeof(Welcome));
 
 }  // namespace pegaflow::tcp

@@ -1,4 +1,4 @@
-#include "transport/tcp/asking.h"
+#include "transport/tcp/requester.h"
 
 #include <algorithm>
 #include <cerrno>
@@ -24,7 +24,7 @@ constexpr Duration kRest = std::chrono::milliseconds(1);
 
 }  // namespace
 
-Asking::Asking(UniqueFd socket, const Id128& wanted, const Window& window, TimePoint now)
+Requester::Requester(UniqueFd socket, const Id128& wanted, const Window& window, TimePoint now)
     : socket_(std::move(socket)),
       wanted_(wanted),
       window_(window),
@@ -34,10 +34,10 @@ Asking::Asking(UniqueFd socket, const Id128& wanted, const Window& window, TimeP
   for (std::size_t i = window.pieces; i > 0; --i) {
     free_slots_.push_back(static_cast<std::uint32_t>(i - 1));
   }
-  questions_.reserve(window.pieces * sizeof(Ask));
+  requests_.reserve(window.pieces * sizeof(Request));
 }
 
-bool Asking::has_room(std::size_t size_bytes, bool background) const noexcept {
+bool Requester::has_room(std::size_t size_bytes, bool background) const noexcept {
   if (state_ != State::kOpen || free_slots_.empty()) return false;
   if (open_bytes_ == 0) return true;
   if (background && open_background_bytes_ > 0 &&
@@ -47,7 +47,7 @@ bool Asking::has_room(std::size_t size_bytes, bool background) const noexcept {
   return !full_ && open_bytes_ + size_bytes <= window_bytes_;
 }
 
-void Asking::ask(const Piece& piece, TimePoint now) {
+void Requester::request(const Piece& piece, TimePoint now) {
   PEGA_ASSERT(!free_slots_.empty(), "{} questions are open", slots_.size());
   if (open_bytes_ == 0) {
     if (measured_bytes_ == 0 || now - progress_ > kRest) {
@@ -55,55 +55,55 @@ void Asking::ask(const Piece& piece, TimePoint now) {
       measured_bytes_ = 0;
     }
     progress_ = now;
-    asked_alone_ = now;
+    requested_alone_ = now;
   }
   const std::uint32_t slot = free_slots_.back();
   free_slots_.pop_back();
-  slots_[slot] = {.open = true, .question = next_question_, .piece = piece};
+  slots_[slot] = {.open = true, .request_id = next_request_id_, .piece = piece};
   open_bytes_ += piece.place.size();
   if (piece.background) open_background_bytes_ += piece.place.size();
   full_ = open_bytes_ + piece.place.size() > window_bytes_;
-  append(questions_, Ask{.question = next_question_,
-                         .slot = slot,
-                         .region = static_cast<std::uint32_t>(piece.remote_region),
-                         .offset = piece.remote_offset,
-                         .size_bytes = static_cast<std::uint32_t>(piece.place.size())});
-  ++next_question_;
+  append(requests_, Request{.request_id = next_request_id_,
+                            .slot = slot,
+                            .region = static_cast<std::uint32_t>(piece.remote_region),
+                            .offset = piece.remote_offset,
+                            .size_bytes = static_cast<std::uint32_t>(piece.place.size())});
+  ++next_request_id_;
 }
 
-Result<void> Asking::send_questions() {
+Result<void> Requester::send_requests() {
   if (state_ == State::kDialing) PEGA_TRY(dialed());
-  while (questions_sent_ < questions_.size()) {
-    const ssize_t sent = ::send(socket_.get(), questions_.data() + questions_sent_,
-                                questions_.size() - questions_sent_, MSG_NOSIGNAL | MSG_DONTWAIT);
+  while (requests_sent_ < requests_.size()) {
+    const ssize_t sent = ::send(socket_.get(), requests_.data() + requests_sent_,
+                                requests_.size() - requests_sent_, MSG_NOSIGNAL | MSG_DONTWAIT);
     if (sent >= 0) {
-      questions_sent_ += static_cast<std::size_t>(sent);
+      requests_sent_ += static_cast<std::size_t>(sent);
     } else if (errno == EAGAIN) {
       return {};
     } else if (errno != EINTR) {
       return fail(Errc::kPeerLost, "send questions: {}", std::strerror(errno));
     }
   }
-  questions_.clear();
-  questions_sent_ = 0;
+  requests_.clear();
+  requests_sent_ = 0;
   return {};
 }
 
-Result<void> Asking::dialed() {
+Result<void> Requester::dialed() {
   int error = 0;
   socklen_t size = sizeof error;
   ::getsockopt(socket_.get(), SOL_SOCKET, SO_ERROR, &error, &size);
   if (error != 0) return fail(Errc::kPeerLost, "connect: {}", std::strerror(error));
   state_ = State::kGreeting;
   just_dialed_ = true;
-  append(questions_, Hello{.wanted_high = wanted_.high, .wanted_low = wanted_.low});
+  append(requests_, Hello{.wanted_high = wanted_.high, .wanted_low = wanted_.low});
   return {};
 }
 
-Result<void> Asking::receive(TimePoint now, const Ended& ended) {
+Result<void> Requester::receive(TimePoint now, const Ended& ended) {
   // We may have been stopped since we dialed: the welcome is due from when we said who we are.
   if (std::exchange(just_dialed_, false)) progress_ = now;
-  for (std::size_t received = 0; received < kTurnBytes;) {
+  for (std::size_t received = 0; received < kIterationBytes;) {
     std::array<iovec, 2> parts{};
     std::size_t count = 0;
     std::size_t wanted = 0;
@@ -132,7 +132,7 @@ Result<void> Asking::receive(TimePoint now, const Ended& ended) {
     }
     if (got == 0) return fail(Errc::kPeerLost, "the holder closed the connection");
 
-    progress_ = last_heard_ = now;
+    progress_ = last_received_ = now;
     received += static_cast<std::size_t>(got);
     if (state_ == State::kOpen) measure(now, static_cast<std::size_t>(got));
     auto rest = static_cast<std::size_t>(got);
@@ -144,16 +144,16 @@ Result<void> Asking::receive(TimePoint now, const Ended& ended) {
     header_size_ += rest;
     if (header_size_ == message_size()) {
       header_size_ = 0;
-      PEGA_TRY(state_ == State::kOpen ? take_answer(ended) : take_welcome());
+      PEGA_TRY(state_ == State::kOpen ? take_response(ended) : take_welcome());
     }
     if (static_cast<std::size_t>(got) < wanted) return {};  // There is no more now.
   }
   return {};
 }
 
-void Asking::measure(TimePoint now, std::size_t bytes) noexcept {
-  if (asked_alone_) round_trip_ = std::min(round_trip_, now - *asked_alone_);
-  asked_alone_.reset();
+void Requester::measure(TimePoint now, std::size_t bytes) noexcept {
+  if (requested_alone_) round_trip_ = std::min(round_trip_, now - *requested_alone_);
+  requested_alone_.reset();
   measured_bytes_ += bytes;
   // Long enough that it is not the time of one wake-up.
   if (measured_bytes_ < 4 * window_bytes_ || now <= measured_since_) return;
@@ -168,7 +168,7 @@ void Asking::measure(TimePoint now, std::size_t bytes) noexcept {
   measured_bytes_ = 0;
 }
 
-Result<void> Asking::take_welcome() {
+Result<void> Requester::take_welcome() {
   const auto welcome = message_of<Welcome>(header_);
   if (welcome.magic != kMagic) return fail(Errc::kCorrupt, "what answers there is no holder");
   if (welcome.verdict == Verdict::kRefused || welcome.version != kWireVersion) {
@@ -183,39 +183,39 @@ Result<void> Asking::take_welcome() {
   return {};
 }
 
-Result<void> Asking::take_answer(const Ended& ended) {
-  const auto answer = message_of<Answer>(header_);
-  if (answer.magic != kMagic) return fail(Errc::kCorrupt, "an answer that is none");
-  if (answer.slot >= slots_.size() || !slots_[answer.slot].open ||
-      slots_[answer.slot].question != answer.question) {
+Result<void> Requester::take_response(const Ended& ended) {
+  const auto response = message_of<Response>(header_);
+  if (response.magic != kMagic) return fail(Errc::kCorrupt, "an answer that is none");
+  if (response.slot >= slots_.size() || !slots_[response.slot].open ||
+      slots_[response.slot].request_id != response.request_id) {
     return fail(Errc::kCorrupt, "an answer to a question that is not open");
   }
-  const std::size_t asked = slots_[answer.slot].piece.place.size();
-  const bool good = answer.verdict == Verdict::kGood;
-  if (answer.size_bytes != (good ? asked : 0)) {
-    return fail(Errc::kCorrupt, "an answer of {} bytes where {} were asked for", answer.size_bytes,
-                asked);
+  const std::size_t requested = slots_[response.slot].piece.place.size();
+  const bool good = response.verdict == Verdict::kGood;
+  if (response.size_bytes != (good ? requested : 0)) {
+    return fail(Errc::kCorrupt, "an answer of {} bytes where {} were asked for",
+                response.size_bytes, requested);
   }
-  switch (answer.verdict) {
+  switch (response.verdict) {
     case Verdict::kGood:
-      current_ = answer.slot;
+      current_ = response.slot;
       current_got_ = 0;
-      current_checksum_ = answer.checksum;
+      current_checksum_ = response.checksum;
       return {};
     case Verdict::kGone:
-      end_piece(answer.slot, Errc::kGone, ended);
+      end_piece(response.slot, Errc::kGone, ended);
       return {};
     case Verdict::kInvalid:
-      end_piece(answer.slot, Errc::kInvalidArgument, ended);
+      end_piece(response.slot, Errc::kInvalidArgument, ended);
       return {};
     case Verdict::kRefused:
       break;
   }
   return fail(Errc::kCorrupt, "an answer with verdict {}",
-              static_cast<std::uint16_t>(answer.verdict));
+              static_cast<std::uint16_t>(response.verdict));
 }
 
-void Asking::take_bytes(std::size_t count, const Ended& ended) {
+void Requester::take_bytes(std::size_t count, const Ended& ended) {
   const std::span<std::byte> place = slots_[current_].piece.place;
   std::uint64_t checksum = kNoChecksum;
   if (count == place.size()) {
@@ -233,25 +233,25 @@ void Asking::take_bytes(std::size_t count, const Ended& ended) {
             ended);
 }
 
-void Asking::end_piece(std::uint32_t slot, std::optional<Errc> error, const Ended& ended) {
+void Requester::end_piece(std::uint32_t slot, std::optional<Errc> error, const Ended& ended) {
   const Piece piece = slots_[slot].piece;
   slots_[slot].open = false;
   free_slots_.push_back(slot);
   open_bytes_ -= piece.place.size();
   if (piece.background) open_background_bytes_ -= piece.place.size();
   if (open_bytes_ + window_.group_bytes <= window_bytes_) full_ = false;
-  ended_a_piece_ = true;
+  has_ended_piece_ = true;
   ended(piece, error);
 }
 
-std::vector<Piece> Asking::close() {
+std::vector<Piece> Requester::close() {
   socket_.reset();
   std::vector<const Slot*> open;
   for (const Slot& slot : slots_) {
     if (slot.open) open.push_back(&slot);
   }
   std::sort(open.begin(), open.end(),
-            [](const Slot* a, const Slot* b) { return a->question < b->question; });
+            [](const Slot* a, const Slot* b) { return a->request_id < b->request_id; });
   std::vector<Piece> pieces;
   pieces.reserve(open.size());
   for (const Slot* const slot : open) pieces.push_back(slot->piece);
@@ -261,17 +261,17 @@ std::vector<Piece> Asking::close() {
   return pieces;
 }
 
-bool Asking::has_open(std::uint64_t batch) const noexcept {
+bool Requester::has_open(std::uint64_t batch) const noexcept {
   return std::any_of(slots_.begin(), slots_.end(),
                      [batch](const Slot& slot) { return slot.open && slot.piece.batch == batch; });
 }
 
-bool Asking::has_unread() const noexcept {
+bool Requester::has_unread() const noexcept {
   char byte = 0;
   return ::recv(socket_.get(), &byte, 1, MSG_PEEK | MSG_DONTWAIT) > 0;
 }
 
-std::optional<TimePoint> Asking::waiting_since() const noexcept {
+std::optional<TimePoint> Requester::waiting_since() const noexcept {
   if (state_ == State::kOpen && open_bytes_ == 0) return std::nullopt;
   return progress_;
 }

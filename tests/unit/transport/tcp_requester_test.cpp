@@ -12,7 +12,7 @@
 
 #include "base/os/unique_fd.h"
 #include "transport/checksum.h"
-#include "transport/tcp/asking.h"
+#include "transport/tcp/requester.h"
 
 namespace pegaflow::tcp {
 namespace {
@@ -24,17 +24,17 @@ constexpr Id128 kHolder{11, 22};
 
 /// A connection whose other end is played, and a clock that is pushed on.
 struct Bench {
-  explicit Bench(const Asking::Window& window) {
+  explicit Bench(const Requester::Window& window) {
     int fds[2] = {-1, -1};
     REQUIRE(::socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0, fds) == 0);
     holder = UniqueFd(fds[1]);
-    asking.emplace(UniqueFd(fds[0]), kHolder, window, now);
-    REQUIRE(asking->send_questions());
+    requester.emplace(UniqueFd(fds[0]), kHolder, window, now);
+    REQUIRE(requester->send_requests());
     Hello hello;
     REQUIRE(::recv(holder.get(), &hello, sizeof hello, 0) == sizeof hello);
     say(Welcome{.holder_high = kHolder.high, .holder_low = kHolder.low});
     take();
-    REQUIRE(asking->greeted());
+    REQUIRE(requester->greeted());
   }
 
   template <typename Message>
@@ -42,72 +42,74 @@ struct Bench {
     REQUIRE(::send(holder.get(), &message, sizeof message, 0) == sizeof message);
   }
   void take() {
-    REQUIRE(asking->receive(now, [](const Piece&, std::optional<Errc> error) { CHECK(!error); }));
+    REQUIRE(
+        requester->receive(now, [](const Piece&, std::optional<Errc> error) { CHECK(!error); }));
   }
 
   /// Asks for as much as there is room for; how many pieces.
-  std::size_t ask_all() {
-    std::size_t asked = 0;
-    for (; asking->has_room(kPiece, false); ++asked) asking->ask({.place = place}, now);
-    REQUIRE(asking->send_questions());
-    for (std::size_t i = 0; i < asked; ++i) {
-      Ask ask;
-      REQUIRE(::recv(holder.get(), &ask, sizeof ask, 0) == sizeof ask);
-      open.push_back(ask);
+  std::size_t request_all() {
+    std::size_t requested = 0;
+    for (; requester->has_room(kPiece, false); ++requested)
+      requester->request({.place = place}, now);
+    REQUIRE(requester->send_requests());
+    for (std::size_t i = 0; i < requested; ++i) {
+      Request request;
+      REQUIRE(::recv(holder.get(), &request, sizeof request, 0) == sizeof request);
+      open.push_back(request);
     }
-    return asked;
+    return requested;
   }
   /// The holder answers that many.
-  void answer(std::size_t count) {
+  void respond(std::size_t count) {
     for (; count > 0; --count) {
-      const Ask ask = open.front();
+      const Request request = open.front();
       open.pop_front();
-      say(Answer{.question = ask.question,
-                 .slot = ask.slot,
-                 .size_bytes = kPiece,
-                 .checksum = PageChecksum::of(place)});
+      say(Response{.request_id = request.request_id,
+                   .slot = request.slot,
+                   .size_bytes = kPiece,
+                   .checksum = PageChecksum::of(place)});
       say(place);
     }
     take();
   }
   /// All that there is room for, a round trip later.
   void round(Duration round_trip) {
-    ask_all();
+    request_all();
     now += round_trip;
-    answer(open.size());
+    respond(open.size());
   }
 
   TimePoint now{1h};
   std::array<std::byte, kPiece> place{};
   UniqueFd holder;
-  std::optional<Asking> asking;
-  std::deque<Ask> open;
+  std::optional<Requester> requester;
+  std::deque<Request> open;
 };
 
-constexpr Asking::Window kWindow{
+constexpr Requester::Window kWindow{
     .pieces = 64, .bytes = 16 * kPiece, .least_bytes = 4 * kPiece, .group_bytes = 2 * kPiece};
 
 TEST_SUITE("the socket lane asks ahead") {
   TEST_CASE("for the least window at first, and again when a group of it is there") {
     Bench bench(kWindow);
-    CHECK(bench.ask_all() == 4);
+    CHECK(bench.request_all() == 4);
 
-    bench.answer(1);
-    CHECK(bench.ask_all() == 0);
-    bench.answer(1);
-    CHECK(bench.ask_all() == 2);
+    bench.respond(1);
+    CHECK(bench.request_all() == 0);
+    bench.respond(1);
+    CHECK(bench.request_all() == 2);
   }
 
   TEST_CASE("for more where the way is long, and never for more than the window") {
     Bench bench(kWindow);
     for (int i = 0; i < 4; ++i) bench.round(10ms);
-    CHECK(bench.ask_all() == 8);
+    CHECK(bench.request_all() == 8);
     bench.now += 10ms;
-    bench.answer(8);
+    bench.respond(8);
 
     for (int i = 0; i < 40; ++i) bench.round(10ms);
-    CHECK(bench.asking->window_bytes() == 16 * kPiece);
-    CHECK(bench.ask_all() == 16);
+    CHECK(bench.requester->window_bytes() == 16 * kPiece);
+    CHECK(bench.request_all() == 16);
   }
 
   TEST_CASE("for less again when the way gets slow, but for the least window") {
@@ -116,7 +118,7 @@ TEST_SUITE("the socket lane asks ahead") {
 
     for (int i = 0; i < 10; ++i) bench.round(1s);
 
-    CHECK(bench.asking->window_bytes() == 4 * kPiece);
+    CHECK(bench.requester->window_bytes() == 4 * kPiece);
   }
 
   TEST_CASE("for as much as before after a rest") {
@@ -128,14 +130,14 @@ TEST_SUITE("the socket lane asks ahead") {
       bench.round(10ms);
     }
 
-    CHECK(bench.asking->window_bytes() == 16 * kPiece);
+    CHECK(bench.requester->window_bytes() == 16 * kPiece);
   }
 
   TEST_CASE("for one piece, however large it is") {
     Bench bench({.pieces = 4, .bytes = kPiece / 2, .least_bytes = kPiece / 2, .group_bytes = 1});
-    CHECK(bench.ask_all() == 1);
-    bench.answer(1);
-    CHECK(bench.ask_all() == 1);
+    CHECK(bench.request_all() == 1);
+    bench.respond(1);
+    CHECK(bench.request_all() == 1);
   }
 }
 
