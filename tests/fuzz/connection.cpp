@@ -2,7 +2,7 @@
 //
 // The first byte chooses how the rest arrives: whole or in two parts (1), behind a bootstrap and
 // with our pidfd beside its first byte (2), with an end behind it (4). After each input the server
-// has no connection left, the store's invariants hold, and somebody else is still greeted.
+// has no connection left, the store's invariants hold, and another client is still greeted.
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
@@ -34,7 +34,7 @@ namespace {
 
 constexpr std::uint64_t kPoolBytes = 1 << 20;
 
-/// One server for all inputs, as in life. Never ends: the fuzzer exits.
+/// One server for all inputs, as in production. Never ends: the fuzzer exits.
 class Target {
  public:
   Target() : io_(kj::setupAsyncIo()), pidfd_(open_pidfd()) {
@@ -70,8 +70,8 @@ class Target {
       drain(peer.get());
       io_.waitScope.poll();
     }
-    // What the server still sends is lost with the socket; its connection ends by itself. One turn
-    // at a time: next_turn() is a timer that has run out already.
+    // Messages that the server still sends are lost with the socket; its connection ends by itself.
+    // One event-loop iteration at a time: next_turn() is a timer that has already expired.
     while (counters_.connections != 0 || service_->has_work()) {
       io_.unixEventPort.wait();
       io_.waitScope.poll();
@@ -79,8 +79,9 @@ class Target {
     const auto checked = service_->store().check();
     PEGA_ASSERT(checked, "{}", checked.error().detail);
     if (++inputs_ % 64 == 0) greet();
-    // The process of the pidfd is ours and lives, so what its connections may touch is waited for;
-    // at the limit nobody could register any more, and the inputs would reach nothing.
+    // The process of the pidfd is this one and lives, so the slots that its connections may access
+    // stay in quarantine; at the limit no client could register, and the inputs would reach
+    // nothing.
     if (service_->stats().detached > 100) {
       stop();
       start();
@@ -138,7 +139,7 @@ class Target {
     return fd;
   }
 
-  /// As much as the socket takes: the rest of a long input is of no interest.
+  /// Sends as much as the socket takes: the rest of a long input is not needed.
   void send(int fd, const char* data, std::size_t size, bool with_pidfd) const {
     if (size == 0) return;
     iovec part{const_cast<char*>(data), size};
@@ -176,7 +177,7 @@ class Target {
       hello.setMaximum(kWireMaximum);
       write_id(Id128{3, 4}, hello.initProcess());
       const auto answer = hello.send().wait(io_.waitScope);
-      PEGA_ASSERT(answer.getVersion() == kWireMaximum, "a good client was refused");
+      PEGA_ASSERT(answer.getVersion() == kWireMaximum, "a valid client was rejected");
     }
     stream = nullptr;
     while (counters_.connections != 0) {

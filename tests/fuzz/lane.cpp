@@ -1,9 +1,9 @@
 // libFuzzer: any bytes at either end of a connection of the socket lane.
 //
-// The first byte chooses: which end (1), whether a right greeting goes before (2), whether the rest
-// arrives in two parts (4), at a reader whether a right answer's header goes before (8). A reader
-// changes no byte outside the places that it has asked for; a holder sends nothing but whole
-// answers out of what it lends.
+// The first byte chooses: which end (1), whether a valid greeting goes before (2), whether the rest
+// arrives in two parts (4), at a reader whether a valid response's header goes before (8). A reader
+// changes no byte outside the slots of its requests; an owner sends only whole responses out of the
+// regions that it lends.
 #include <algorithm>
 #include <array>
 #include <cstddef>
@@ -50,7 +50,7 @@ struct Pair {
   UniqueFd played;
 };
 
-/// Sends the input in one part or two, and has each taken.
+/// Sends the input in one part or two, and takes each.
 template <typename Take>
 void feed(const Pair& pair, std::span<const std::byte> input, bool in_two_parts, Take&& take) {
   const std::size_t first = in_two_parts ? input.size() / 2 : input.size();
@@ -75,7 +75,7 @@ void at_reader(std::uint8_t how, std::span<const std::byte> input) {
   std::array<int, kPlaces> ended{};
   const Requester::Ended on_ended = [&](const Piece& piece, std::optional<Errc>) {
     ++ended.at(piece.chunk);
-    // Somebody else's from now on.
+    // From now on the slot belongs to another read.
     std::fill(piece.place.begin(), piece.place.end(), std::byte{7});
   };
   if ((how & 2U) != 0) {
@@ -134,11 +134,11 @@ void at_holder(std::uint8_t how, std::span<const std::byte> input) {
   rest = rest.subspan(sizeof(Welcome));
   while (rest.size() >= sizeof(Response)) {
     const auto response = message_of<Response>(rest);
-    PEGA_ASSERT(response.magic == kMagic, "an answer that is none");
+    PEGA_ASSERT(response.magic == kMagic, "an invalid response");
     PEGA_ASSERT(response.verdict == Verdict::kGood || response.size_bytes == 0,
-                "bytes of a refusal");
+                "bytes of a rejection");
     rest = rest.subspan(sizeof(Response));
-    if (response.size_bytes > rest.size()) return;  // More than the turns above have fetched.
+    if (response.size_bytes > rest.size()) return;  // More than the iterations above have fetched.
     const auto bytes = rest.first(response.size_bytes);
     PEGA_ASSERT(bytes.empty() || response.checksum == PageChecksum::of(bytes), "a wrong checksum");
     for (const std::byte byte : bytes) PEGA_ASSERT(byte == std::byte{9}, "not what is lent");

@@ -93,7 +93,7 @@ void write_messages(const fs::path& to) {
 
 class Handle final : public wire::ProcessHandle::Server {};
 
-/// What a client sends behind its bootstrap, all of it pipelined: it needs no answer to go on. The
+/// The messages of a client behind its bootstrap, all of them pipelined: they need no response. The
 /// bootstrap itself comes from the fuzzer, because a descriptor comes with the first byte of the
 /// message that it belongs to.
 class Conversation {
@@ -119,7 +119,7 @@ class Conversation {
     bytes_ += to_bytes(message);
   }
 
-  /// A call to the session that hello will answer with. `fill` writes its parameters.
+  /// A call to the session that hello returns. `fill` writes its parameters.
   template <typename Params, typename Fill>
   void call(std::uint16_t method, Fill fill) {
     capnp::MallocMessageBuilder message;
@@ -134,7 +134,7 @@ class Conversation {
   [[nodiscard]] const std::string& bytes() const { return bytes_; }
 
  private:
-  /// Of hello's results: server, connection and build stand before it.
+  /// The pointer in hello's results: server, connection and build precede it.
   static constexpr std::uint16_t kSessionPointer = 3;
 
   capnp::rpc::Call::Builder begin(capnp::MallocMessageBuilder& message, std::uint64_t interface,
@@ -197,7 +197,7 @@ void write_connections(const fs::path& to) {
   write(to / "whole_life", kWithPidfd | 4, life.bytes());
 }
 
-/// What another node asks once it was let in; see peer.cpp for the questions before.
+/// The requests of a node after it was admitted; see peer.cpp for the questions before.
 class PeerQuestions {
  public:
   template <typename Params, typename Fill>
@@ -264,7 +264,7 @@ int main(int argc, char** argv) {
     std::fprintf(stderr, "usage: make_corpus DIRECTORY\n");
     return 1;
   }
-  kj::EventLoop loop;  // Capabilities belong to one, if only to be written down.
+  kj::EventLoop loop;  // Capabilities need an event loop, even if they are only written.
   kj::WaitScope scope(loop);
   pegaflow::write_messages(std::filesystem::path(argv[1]) / "message");
   pegaflow::write_connections(std::filesystem::path(argv[1]) / "connection");

@@ -1,6 +1,7 @@
 // libFuzzer: any bytes as a message, read as each struct of the wire by the codec.
 //
-// The first byte says which struct. Nothing may crash, and what the codec accepts keeps its bounds.
+// The first byte chooses the struct. Nothing may crash, and values that the codec accepts keep
+// their bounds.
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
@@ -32,7 +33,7 @@ void read_one(unsigned kind, capnp::MessageReader& message) {
         PEGA_ASSERT(registration->rank < registration->ranks, "a rank beyond its ranks");
         PEGA_ASSERT(registration->shard < registration->shards, "a shard beyond its shards");
         PEGA_ASSERT(registration->instance.size() <= kMaxInstanceBytes, "a long id");
-        // What was accepted survives the way back.
+        // An accepted registration survives encoding and decoding.
         capnp::MallocMessageBuilder again;
         auto builder = again.initRoot<wire::Registration>();
         write_registration(*registration, builder);
@@ -57,7 +58,7 @@ void read_one(unsigned kind, capnp::MessageReader& message) {
       }
       break;
     case 7: {
-      // What the answer was asked for, as the reader of it knows.
+      // The request that belongs to the response, as its reader knows it.
       constexpr std::size_t kKeys = 8;
       constexpr std::size_t kShards = 2;
       const auto grant = read_grant(message.getRoot<wire::Peer::LeaseResults>(), kKeys, kShards);
@@ -90,7 +91,7 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size
   // Words have to be aligned; what is left over of the last one is dropped.
   std::vector<capnp::word> words((size - 1) / sizeof(capnp::word));
   if (!words.empty()) std::memcpy(words.data(), data + 1, words.size() * sizeof(capnp::word));
-  // A message that leads out of itself throws, by Cap'n Proto's contract.
+  // A message with pointers out of its bounds throws, by Cap'n Proto's contract.
   (void)kj::runCatchingExceptions([&]() {
     capnp::FlatArrayMessageReader message(kj::arrayPtr(words.data(), words.size()));
     pegaflow::read_one(data[0], message);

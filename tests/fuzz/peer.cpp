@@ -1,9 +1,9 @@
-// libFuzzer: any bytes on a connection that another node made, to the real gate, in this process.
+// libFuzzer: any bytes on a connection of another node, to the real gate, in this process.
 //
-// The first byte chooses how the rest arrives: whole or in two parts (1), behind a greeting that is
-// right, so that it may ask for blocks (2), with an end behind it (4). After each input no
-// connection is left, the store's invariants hold, every lease has ended once its time is over, and
-// somebody else is still let in.
+// The first byte chooses how the rest arrives: whole or in two parts (1), behind a valid greeting,
+// so that it may request blocks (2), with an end behind it (4). After each input no connection is
+// left, the store's invariants hold, every lease has ended once its time is over, and another peer
+// is still admitted.
 #include <array>
 #include <cstddef>
 #include <cstdint>
@@ -96,7 +96,7 @@ class Target {
       io_.unixEventPort.wait();
       io_.waitScope.poll();
     }
-    // Whatever was lent, its time is over; nothing else is held here.
+    // All leases have expired; nothing else is held here.
     clock_.advance(std::chrono::seconds(60));
     service_->expire();
     while (service_->work()) {
@@ -110,7 +110,7 @@ class Target {
       const UniqueFd peer = connect();
       const std::uint64_t before = context_->counters.greetings;
       enter(peer.get());
-      PEGA_ASSERT(context_->counters.greetings == before + 1, "a good peer was refused");
+      PEGA_ASSERT(context_->counters.greetings == before + 1, "a valid peer was rejected");
     }
   }
 
@@ -119,7 +119,7 @@ class Target {
     return "/tmp/pega-fuzz-peer-" + std::to_string(::getpid()) + ".sock";
   }
 
-  /// Of the engine that the corpus asks for.
+  /// The engine whose blocks the corpus requests.
   void store_blocks() {
     const Id128 engine{1, 1};
     PEGA_ASSERT(service_->connected(engine, {.process = engine,
@@ -133,7 +133,7 @@ class Target {
     const JobId job{.scheduler = engine, .number = 1};
     PEGA_ASSERT(service_->reserve(engine, job, 0, keys), "reserve");
     PEGA_ASSERT(service_->publish(engine, job) == 0U, "publish");
-    PEGA_ASSERT(service_->present(fuzz::space(), keys) == kBlocks, "the corpus asks for others");
+    PEGA_ASSERT(service_->present(fuzz::space(), keys) == kBlocks, "the corpus requests others");
   }
 
   [[nodiscard]] UniqueFd connect() const {
@@ -143,7 +143,7 @@ class Target {
     return fd;
   }
 
-  /// As much as the socket takes: the rest of a long input is of no interest.
+  /// Sends as much as the socket takes: the rest of a long input is not needed.
   static void send(int fd, const char* data, std::size_t size) {
     if (size != 0) (void)::send(fd, data, size, MSG_NOSIGNAL);
   }
@@ -162,8 +162,8 @@ class Target {
     return all;
   }
 
-  /// Greets as it should be: question 0 is the bootstrap, 1 the greeting, 2 is answered by what may
-  /// be asked for blocks. The input goes on from question 3.
+  /// Sends a valid greeting: question 0 is the bootstrap, 1 the greeting, 2 returns the capability
+  /// to request blocks. The input continues from question 3.
   void enter(int fd) {
     capnp::MallocMessageBuilder bootstrap;
     bootstrap.initRoot<capnp::rpc::Message>().initBootstrap().setQuestionId(0);
@@ -186,7 +186,7 @@ class Target {
     io_.waitScope.poll();
   }
 
-  /// The dialer's proof for what the gate has answered.
+  /// The dialer's proof for the gate's response.
   [[nodiscard]] Bytes32 prove(const std::string& answers) const {
     std::vector<capnp::word> words(answers.size() / sizeof(capnp::word));
     std::memcpy(words.data(), answers.data(), words.size() * sizeof(capnp::word));

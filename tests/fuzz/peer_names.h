@@ -1,6 +1,6 @@
 #pragma once
 /// \file
-/// What the fuzz target of the peers' protocol stores, and its corpus asks for.
+/// The blocks that the fuzz target of the peers' protocol stores and its corpus requests.
 
 #include <cstdint>
 #include <vector>
@@ -35,8 +35,8 @@ inline Bytes32 space() {
   return space_name(factors, page_bytes);
 }
 
-/// A call in `message`: question `number` to what `target` is answered with, or, with `pointer`, to
-/// the first pointer of that. Returns its parameters.
+/// A call in `message`: question `number` to the result of `target`, or, with `pointer`, to the
+/// first pointer of that result. Returns its parameters.
 template <typename Params>
 typename Params::Builder call(capnp::MallocMessageBuilder& message, std::uint32_t number,
                               std::uint64_t interface, std::uint16_t method, std::uint32_t target,

@@ -1,7 +1,7 @@
 // libFuzzer: any bytes as requests and as an answer, whole and in pieces, and as a form.
 //
-// Nothing may crash, limits hold, and how the bytes are cut changes nothing. The first byte says
-// how long the pieces are.
+// Nothing may crash, limits hold, and the cuts between pieces change nothing. The first byte
+// chooses the length of the pieces.
 #include <cstddef>
 #include <cstdint>
 #include <string>
@@ -81,7 +81,7 @@ Seen read_response(std::string_view bytes, std::size_t step) {
   return seen;
 }
 
-/// Any bytes as a form, as its type, and as the content of one of its fields.
+/// Parses any bytes as a form, as its type, and as the content of one of its fields.
 void check_form(std::string_view bytes) {
   (void)form_field("--B\r\n\r\n\r\n--B--", bytes, "model");
   if (const auto value = form_field(bytes, "multipart/form-data; boundary=B", "model")) {

@@ -1,8 +1,8 @@
 // libFuzzer: any bytes as a body that is split, and as a stream of events.
 //
-// What our reader takes for JSON another one does too, and the other way round; the bodies for both
-// engines are JSON again, and mean what they should, also those that go on behind a token. A stream
-// reads the same however it is cut. Nothing that a server says of its instances does harm.
+// Our reader accepts the same texts as JSON as another one; the bodies for both engines are valid
+// JSON and mean the same as the client's, also those that continue after a token. A stream reads
+// the same however it is cut. No reply of a server about its instances causes a fault.
 #include <algorithm>
 #include <cstddef>
 #include <cstdint>
@@ -28,9 +28,9 @@ namespace {
 
 using nlohmann::json;
 
-/// The other reader's opinion; none on what it refuses and RFC 8259 has in its grammar (a number
-/// that no double holds, half of a surrogate pair), and on what it lets pass and RFC 8259 does not
-/// (a byte order mark, and whatever follows a zero byte).
+/// The other reader's result; no value for text that it rejects and RFC 8259 has in its grammar (a
+/// number that no double holds, half of a surrogate pair), or that it accepts and RFC 8259 does not
+/// (a byte order mark, and anything after a zero byte).
 std::optional<json> other_opinion(const std::string& text) {
   if (text.find('\0') != std::string::npos || text.substr(0, 1) == "\xEF") return std::nullopt;
   try {
@@ -54,7 +54,7 @@ void check_split(const std::vector<router::JsonMember>& members, bool is_anthrop
   PEGA_ASSERT(to_prefill["kv_transfer_params"]["pegaflow"]["save_tail"] == true, "no tail");
 }
 
-/// The text as the client's body, as the prefill engine's answer, and as events.
+/// Parses the text as the client's body, as the prefill engine's response, and as events.
 void check_first_token(const std::string& text, const std::vector<router::JsonMember>& members) {
   router::FirstToken why = router::FirstToken::kSent;
   const auto token = read_first_token(text, why);
@@ -82,7 +82,7 @@ void erase_steering(json& object) {
   }
 }
 
-/// Of two session ids in one object a reader takes the last, and the cut may leave the first.
+/// If an object has two session ids a reader takes the last, and the cut may leave the first.
 bool has_several_sessions(const std::string& text) {
   int sessions = 0;
   std::vector<router::JsonCut> none;
@@ -114,8 +114,8 @@ void check_steering(const std::string& text, const std::vector<router::JsonMembe
   PEGA_ASSERT(json::parse(decode_body(body, *left, "{\"a\":1}")) == wanted, "another body");
 }
 
-/// What vLLM lets pass: nothing, null, or a string that is not empty. In a text with several salts
-/// the last one is used, but each of them has to be one.
+/// The values that vLLM accepts: absent, null, or a string that is not empty. If a text has several
+/// salts the last one is used, but all of them must be valid.
 bool are_salts(const std::vector<router::JsonMember>& members) {
   return std::all_of(members.begin(), members.end(), [](const router::JsonMember& member) {
     return !member.is("cache_salt") || member.value == "null" ||
@@ -131,7 +131,7 @@ void check_salt(const std::string& text, const std::vector<router::JsonMember>& 
   std::string body = text;
   std::vector<router::JsonMember> read = read_members(body).value();
   const bool is_set = set_cache_salt(body, read, tenant).has_value();
-  PEGA_ASSERT(is_set == are_salts(members), "another opinion of a salt");
+  PEGA_ASSERT(is_set == are_salts(members), "validity of a salt differs");
 
   json wanted = parsed;
   const auto own = parsed.find("cache_salt");
@@ -148,7 +148,7 @@ void check_salt(const std::string& text, const std::vector<router::JsonMember>& 
                       (*again)[i].value.size() == read[i].value.size() &&
                       (*again)[i].raw_key.data() == read[i].raw_key.data() &&
                       (*again)[i].raw_key.size() == read[i].raw_key.size(),
-                  "the members lie elsewhere");
+                  "the members have other places");
     }
   }
   body = text;

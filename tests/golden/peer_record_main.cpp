@@ -1,7 +1,7 @@
-// Records what two servers of this build say to each other: golden_peer_record FILE
+// Records the messages between two servers of this build: golden_peer_record FILE
 //
-// A proxy between the one that asks and the one that lends forwards messages and notes them.
-#define DOCTEST_CONFIG_IMPLEMENT  // For what tests/support/nodes.h checks.
+// A proxy between the reader and the owner forwards messages and records them.
+#define DOCTEST_CONFIG_IMPLEMENT  // For the checks of tests/support/nodes.h.
 #include <cstdio>
 #include <exception>
 #include <stdexcept>
@@ -32,7 +32,7 @@ UniqueFd tcp_socket(const tcp::SocketAddress& address, bool listens) {
   return socket;
 }
 
-/// Forwards one connection until the dialer ends it.
+/// Forwards one connection until the dialer closes it.
 std::vector<RecordedMessage> forward(const UniqueFd& listener, const tcp::SocketAddress& to) {
   const UniqueFd dialer(::accept4(listener.get(), nullptr, nullptr, SOCK_CLOEXEC));
   const UniqueFd answerer = tcp_socket(to, false);

@@ -1,5 +1,5 @@
-// What a server of peer version 3 asked another one is asked again, byte by byte, of a server of
-// today. With the next version this proves that the one before still gets its answers.
+// Replays the requests of a reader of peer version 3, byte by byte, against a server of today.
+// After the next version this proves that the previous one is still served.
 #include <algorithm>
 #include <cerrno>
 #include <cstring>
@@ -91,7 +91,7 @@ struct Replay {
         greeting.dialer = read_id(params.getNode());
         greeting.dialer_challenge = read_bytes32(params.getChallenge()).value();
       } else if (method == kEnter) {
-        // The proof is of this answerer's challenge.
+        // The proof answers the challenge of this server.
         const auto params = content.getAs<wire::PeerGate::EnterParams>();
         replace(bytes, read_bytes32(params.getProof()).value(),
                 cluster::PeerSecret().prove(cluster::PeerSecret::Side::kDialer, greeting));
@@ -100,7 +100,7 @@ struct Replay {
     dialer.send(bytes);
   }
 
-  /// Waits for the same answer.
+  /// Waits for the same response.
   void answer(const RecordedMessage& said) {
     RpcMessage was(said.bytes);
     if (!was.get().isReturn()) return;
@@ -138,7 +138,7 @@ struct Replay {
 }  // namespace
 
 TEST_SUITE("peer version 3") {
-  TEST_CASE("what a reader of that version asks is answered by an owner of today as it was then") {
+  TEST_CASE("an owner of today answers a reader of that version as an owner of that version did") {
     const auto at = node_addresses(1);
     const ServerProcess owner(golden_owner(at[0]));
     GoldenEngine engine(owner.socket());

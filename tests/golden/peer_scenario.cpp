@@ -65,12 +65,12 @@ void run_peer_scenario(const ServerProcess& reader, const std::string& owner, co
   const auto blocks = first_blocks(GoldenEngine::kBlocks);
   require(engine.load(claimed.token, blocks).blocks == GoldenEngine::kBlocks, "they come");
   require(engine.wrong_blocks(numbers_from(1, GoldenEngine::kBlocks), blocks) == 0,
-          "they are what was saved");
+          "the fetched blocks have the saved bytes");
   engine.session().unclaim(claimed.token);
 
   const auto wait =
       engine.session().await_job(node, {GoldenEngine::kScheduler, 1}, std::chrono::seconds(2));
-  require(wait.has_value(), "the wait is asked");
+  require(wait.has_value(), "the wait is sent");
   const auto over = engine.session().take_wait(*wait, kHang);
   require(over.has_value() && over->has_value(), "the other node's save is over");
 

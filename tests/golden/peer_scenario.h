@@ -15,15 +15,14 @@
 
 namespace pegaflow::testing {
 
-/// An engine at one of the two nodes. Its namespace, its keys and its scheduler are always the
-/// same.
+/// An engine at one of the two nodes, with a fixed namespace, fixed keys and a fixed scheduler.
 class GoldenEngine {
  public:
   static constexpr Id128 kScheduler{.high = 0x676f6c64656e, .low = 1};
   static constexpr std::size_t kBlocks = 3;
 
   explicit GoldenEngine(const std::string& socket);
-  /// The blocks that the other node finds, as job 1.
+  /// Saves the blocks that the other node finds, as job 1.
   void save();
   [[nodiscard]] TestEngine& engine() { return *engine_; }
   [[nodiscard]] EngineMemory& memory() { return memory_; }
@@ -34,14 +33,14 @@ class GoldenEngine {
   std::unique_ptr<TestEngine> engine_;
 };
 
-/// Of the node that lends, at `address`.
+/// Options of the owner, at `address`.
 ServerProcess::Options golden_owner(const std::string& address);
-/// Of the node that asks the one at `address`.
+/// Options of the reader that connects to `address`.
 ServerProcess::Options golden_reader(const std::string& address);
 
-/// What the engine of `reader` does, which asks the node at `owner`, whose incarnation is `node`
-/// and where GoldenEngine::save() was called.
-/// Throws std::runtime_error that names the first answer that is not what it has to be.
+/// The part of the engine at `reader`, which reads from the node at `owner`, whose incarnation is
+/// `node`. GoldenEngine::save() was called there before.
+/// Throws std::runtime_error that names the first unexpected result.
 void run_peer_scenario(const ServerProcess& reader, const std::string& owner, const Id128& node);
 
 }  // namespace pegaflow::testing

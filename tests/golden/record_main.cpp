@@ -1,6 +1,6 @@
 // Records the transcript of this build: golden_record FILE
 //
-// A proxy between client and server forwards messages with their descriptors, and notes them.
+// A proxy between client and server forwards messages with their descriptors, and records them.
 #include <cerrno>
 #include <cstdio>
 #include <cstring>
@@ -42,8 +42,8 @@ struct Direction {
   bool is_from_client = false;
   int from = -1;
   int to = -1;
-  std::vector<std::byte> unsent{};  ///< Of a message that is not whole.
-  std::vector<int> descriptors{};   ///< That came with it.
+  std::vector<std::byte> unsent{};  ///< Bytes of an incomplete message.
+  std::vector<int> descriptors{};   ///< Descriptors that came with them.
 };
 
 class Proxy {
@@ -52,7 +52,7 @@ class Proxy {
       : listener_(unix_socket(path, true)), server_(std::move(server)) {
     thread_ = std::thread([this] { run(); });
   }
-  /// What was said until the clients had left.
+  /// The messages that were recorded until the clients had left.
   std::vector<RecordedMessage> finish() {
     thread_.join();
     return std::move(said_);
@@ -78,7 +78,7 @@ class Proxy {
       for (std::size_t i = 0; i < directions_.size(); ++i) {
         if (wanted[first + i].revents == 0) continue;
         if (forward(directions_[i])) continue;
-        directions_[i].from = -1;  // poll() passes over it.
+        directions_[i].from = -1;  // poll() ignores it.
         --open;
       }
     } while (accepted < kConnections || open != 0);
@@ -95,7 +95,7 @@ class Proxy {
         {.connection = number, .is_from_client = false, .from = server, .to = client});
   }
 
-  /// False at the end of the stream.
+  /// Returns false at the end of the stream.
   bool forward(Direction& way) {
     std::byte buffer[65536];
     iovec part{buffer, sizeof buffer};
@@ -150,11 +150,11 @@ class Proxy {
       header->cmsg_len = CMSG_LEN(sizeof(int) * way.descriptors.size());
       std::memcpy(CMSG_DATA(header), way.descriptors.data(), sizeof(int) * way.descriptors.size());
     }
-    // Messages of the scenario are far below a socket's buffer. Who has closed its end already
-    // does not need the last of them.
+    // Messages of the scenario are far below a socket's buffer. A peer that has closed its end
+    // already does not need the last of them.
     const ssize_t sent = ::sendmsg(way.to, &message, MSG_NOSIGNAL);
     if (sent != static_cast<ssize_t>(bytes.size()) && errno != EPIPE) {
-      throw std::runtime_error("the proxy could not pass a message on");
+      throw std::runtime_error("the proxy could not forward a message");
     }
     if (said.descriptors == 0) return;
     for (const int fd : std::exchange(way.descriptors, {})) ::close(fd);

@@ -1,5 +1,5 @@
-// Version N - 1 is proven, not claimed: what programs of protocol 3 said is said again to those of
-// today.
+// Proves that version N - 1 is served: replays the messages of programs of protocol 3 against those
+// of today.
 #include <cerrno>
 #include <cstring>
 #include <deque>
@@ -47,7 +47,7 @@ class RawPeer {
     ::setsockopt(socket_.get(), SOL_SOCKET, SO_RCVTIMEO, &patience, sizeof patience);
   }
 
-  /// With our own pidfd where the recorded message had its sender's.
+  /// Sends our own pidfd where the recorded message had its sender's.
   void send(const RecordedMessage& message) {
     const UniqueFd own(static_cast<int>(::syscall(SYS_pidfd_open, ::getpid(), 0)));
     iovec part{const_cast<std::byte*>(message.bytes.data()), message.bytes.size()};
@@ -106,7 +106,7 @@ class RawPeer {
   std::vector<std::byte> stream_;
 };
 
-/// Which method each question of one connection called; none for a bootstrap.
+/// The method that each question of one connection called; no value for a bootstrap.
 using Questions = std::map<std::uint32_t, std::optional<MethodId>>;
 
 void note_question(const RecordedMessage& said, Questions& questions) {
@@ -138,7 +138,7 @@ void replace(std::vector<std::byte>& bytes, const Id128& was, const Id128& is) {
 
 constexpr MethodId kHello{capnp::typeId<wire::Gate>(), 0};
 
-/// What the client of the transcript said, to a server of today.
+/// The client of the transcript, against a server of today.
 struct Replay {
   explicit Replay(const std::string& path) : socket(path) {}
 
@@ -150,10 +150,10 @@ struct Replay {
     peers.at(said.connection)->send(now);
   }
 
-  /// Waits for the same answer.
+  /// Waits for the same response.
   void server(const RecordedMessage& said) {
     RpcMessage was(said.bytes);
-    if (!was.get().isReturn()) return;  // When a server lets go of what is its own affair.
+    if (!was.get().isReturn()) return;  // The server releases a capability of its own.
     const std::uint32_t question = was.get().getReturn().getAnswerId();
     const auto method = questions[said.connection].at(question);
     const std::size_t descriptors = peers.at(said.connection)->descriptors;
@@ -192,13 +192,13 @@ struct Replay {
   std::size_t answers = 0;
 };
 
-/// One recorded call and its answer.
+/// One recorded call and its response.
 struct RecordedCall {
   std::vector<std::byte> call;
   std::vector<std::byte> answer;
 };
 
-/// What a server of the transcript answered on one connection, by method, in order.
+/// The responses of the transcript's server on one connection, by method, in order.
 using Answers = std::map<MethodId, std::deque<RecordedCall>>;
 
 std::vector<Answers> recorded_answers() {
@@ -222,7 +222,7 @@ std::vector<Answers> recorded_answers() {
   return all;
 }
 
-/// What was not as the transcript has it. Thread-safe.
+/// The deviations from the transcript. Thread-safe.
 struct Complaints {
   void add(std::string line) {
     const std::lock_guard lock(mutex);
@@ -232,7 +232,7 @@ struct Complaints {
   std::vector<std::string> lines;
 };
 
-/// A capability of the pool, as the recorded server had one.
+/// A capability of the pool, like the recorded server's.
 class PoolImpl final : public wire::Pool::Server {
  public:
   explicit PoolImpl(int fd) : fd_(fd) {}
@@ -242,7 +242,7 @@ class PoolImpl final : public wire::Pool::Server {
   int fd_;
 };
 
-/// Gives the recorded answers, whatever the question; a question that differs is a complaint.
+/// Returns the recorded responses, whatever the parameters; different parameters are a complaint.
 template <typename Interface>
 class RecordedServer final : public Interface::Server {
  public:
@@ -295,8 +295,8 @@ UniqueFd make_pool(std::size_t bytes) {
   return pool;
 }
 
-/// Listens, and serves a connection after the other with the recorded answers until all of them
-/// have ended, or nothing came for `kHang`.
+/// Listens, and serves one connection after the other with the recorded responses until all of them
+/// have ended, or no message came for `kHang`.
 void serve_recorded(const std::string& path, std::vector<Answers>& answers, Complaints& complaints,
                     int pool, kj::Own<kj::PromiseFulfiller<void>>&& listening) {
   auto io = kj::setupAsyncIo();
@@ -309,7 +309,7 @@ void serve_recorded(const std::string& path, std::vector<Answers>& answers, Comp
     auto stream = io.provider->getTimer()
                       .timeoutAfter(kHang.count() * kj::SECONDS, listener->accept())
                       .wait(io.waitScope);
-    // A stream that passes descriptors, over the socket that was accepted.
+    // A stream that passes descriptors, over the accepted socket.
     KJ_IF_MAYBE (fd, stream->getFd()) {
       auto unix_stream = io.lowLevelProvider->wrapUnixSocketFd(
           ::fcntl(*fd, F_DUPFD_CLOEXEC, 0), kj::LowLevelAsyncIoProvider::TAKE_OWNERSHIP |
@@ -329,8 +329,7 @@ void serve_recorded(const std::string& path, std::vector<Answers>& answers, Comp
 }  // namespace
 
 TEST_SUITE("protocol 3") {
-  TEST_CASE(
-      "an old client's bytes get the answers from this server that they got from an old one") {
+  TEST_CASE("a server of today answers an old client as an old server did") {
     ServerProcess server;
     Replay replay(server.socket());
     for (const RecordedMessage& said : transcript()) {
@@ -341,7 +340,7 @@ TEST_SUITE("protocol 3") {
     CHECK(server.metric("pegaflow_rpc_requests_total{method=\"publish\",status=\"ok\"}") >= 1);
   }
 
-  TEST_CASE("a client of today asks an old server what an old client did, and works with it") {
+  TEST_CASE("a client of today sends an old server the calls of an old client, and works with it") {
     TemporaryDirectory directory;
     const std::string path = (directory.path() / "old.sock").string();
     std::vector<Answers> answers = recorded_answers();

@@ -80,7 +80,7 @@ std::vector<std::string> differences(capnp::DynamicStruct::Reader older,
         compare(*was, older, newer, path, found);
       }
     } else {
-      found.push_back(path + ": a value of a union that is not known");
+      found.push_back(path + ": an unknown value of a union");
     }
   }
   return found;

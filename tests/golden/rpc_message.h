@@ -1,7 +1,7 @@
 #pragma once
 /// \file
 /// Recorded messages of Cap'n Proto's RPC as calls of cache.capnp and peer.capnp, and their
-/// answers.
+/// results.
 
 #include <cstdint>
 #include <map>
@@ -20,7 +20,7 @@
 
 namespace pegaflow::testing {
 
-/// A message that can be read for as long as this lives.
+/// A message that can be read for as long as this object lives.
 class RpcMessage {
  public:
   explicit RpcMessage(const std::vector<std::byte>& bytes)
@@ -40,12 +40,12 @@ struct MethodId {
 };
 capnp::InterfaceSchema::Method method_of(MethodId id);
 
-/// The differences between two structs of one type, a line each; a field that is absent from the
-/// older one may have any value in the newer, since it may have been added after it.
+/// The differences between two structs of one type, one line each. A field that is absent from the
+/// older struct may have any value in the newer one, since it may have been added later.
 ///
-/// Not compared: what each life of a process draws anew (ids, tokens, positions, challenges and
-/// proofs, lanes), what names the build and its versions, texts of errors, capabilities, and where
-/// a page lies in the pool: of slots and pages it is compared how many there are.
+/// Excluded are values that differ in each run of a process (ids, tokens, positions, challenges and
+/// proofs, lanes), the build and its versions, texts of errors, capabilities, and places in the
+/// pool: only the numbers of slots and pages are compared.
 std::vector<std::string> differences(capnp::DynamicStruct::Reader older,
                                      capnp::DynamicStruct::Reader newer, const std::string& path);
 

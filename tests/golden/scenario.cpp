@@ -17,7 +17,7 @@
 namespace pegaflow::testing {
 namespace {
 
-/// The rule of the scenario: what `is_so` says has to be so.
+/// Throws unless the expectation `what` holds.
 void require(bool is_so, const char* what) {
   if (!is_so) throw std::runtime_error(std::string("the scenario expects: ") + what);
 }
@@ -60,7 +60,7 @@ Mover::Finished next_finished(Mover& mover) {
 
 CacheSession::Answer lookup(CacheSession& session, std::size_t first, std::size_t count) {
   const auto ticket = session.lookup(golden_keys(first, count));
-  require(ticket.has_value(), "a lookup is asked");
+  require(ticket.has_value(), "a lookup is sent");
   return taken(session.take(*ticket, kHang), "lookup");
 }
 
@@ -85,7 +85,7 @@ void run_golden_scenario(const std::string& socket) {
   require(mover.wait_for(LinkState::kReady, kHang), "the mover is ready");
 
   const auto begun = session->journal(0, CacheSession::kJournalEnd);
-  require(begun.has_value(), "the journal is asked");
+  require(begun.has_value(), "the journal is requested");
   const auto journal = taken(session->take_journal(*begun, kHang), "journal");
   require(lookup(*session, 0, 3).blocks == 0, "nothing is found before the save");
 
@@ -96,13 +96,13 @@ void run_golden_scenario(const std::string& socket) {
   require(next_finished(mover).blocks == 3, "three blocks are saved");
   const auto wait =
       session->await_job(session->status().server, {link.scheduler, 1}, std::chrono::seconds(2));
-  require(wait.has_value(), "the wait is asked");
+  require(wait.has_value(), "the wait is sent");
   const auto over = session->take_wait(*wait, kHang);
   require(over.has_value() && over->has_value(), "the save is over");
   require(lookup(*session, 0, 4).blocks == 3, "three blocks of four are found");
 
   const auto asked = session->claim(golden_keys(0, 4));
-  require(asked.has_value(), "a claim is asked");
+  require(asked.has_value(), "a claim is sent");
   const CacheSession::Answer claim = taken(session->take(*asked, kHang), "claim");
   require(claim.blocks == 3 && !claim.token.is_none(), "three blocks are claimed");
   require(mover.load(1, claim.token, 0, std::vector<std::uint32_t>{4, 5, 6}).has_value(),
@@ -110,7 +110,7 @@ void run_golden_scenario(const std::string& socket) {
   const Mover::Finished loaded = next_finished(mover);
   require(loaded.blocks == 3 && !loaded.error, "three blocks are loaded");
   for (const std::uint32_t block : {0U, 1U, 2U}) {
-    require(memory.holds(block + 4, block + 1), "the loaded blocks hold what was saved");
+    require(memory.holds(block + 4, block + 1), "the loaded blocks have the saved bytes");
   }
   session->unclaim(claim.token);
   require(lookup(*session, 0, 3).blocks == 3, "the blocks stay after the claim");
@@ -125,7 +125,7 @@ void run_golden_scenario(const std::string& socket) {
   require(lookup(*session, 8, 1).blocks == 0, "its block is not found");
 
   const auto later = session->journal(journal.space, journal.position);
-  require(later.has_value(), "the journal is asked again");
+  require(later.has_value(), "the journal is requested again");
   const auto said = taken(session->take_journal(*later, kHang), "journal");
   require(said.keys.size() >= 3 && !said.lost, "the journal names the saved blocks");
 

@@ -1,7 +1,6 @@
 #pragma once
 /// \file
-/// The conversation of the transcripts: each call of a scheduler and of a worker, one after the
-/// other.
+/// The conversation of the transcripts: each call of a scheduler and of a worker, in sequence.
 
 #include <string>
 
@@ -11,7 +10,7 @@ namespace pegaflow::testing {
 inline constexpr std::size_t kGoldenPageBytes = 4096;
 
 /// Runs both sides of an engine against the server at `socket`. Throws std::runtime_error that
-/// names the first answer that is not what it has to be.
+/// names the first unexpected result.
 void run_golden_scenario(const std::string& socket);
 
 }  // namespace pegaflow::testing

@@ -13,7 +13,7 @@
 namespace pegaflow::testing {
 
 std::optional<std::size_t> message_bytes(const std::vector<std::byte>& stream) {
-  // The number of segments less one, the words of each, and 4 bytes where that is no whole word.
+  // The number of segments less one, the words of each, and 4 bytes of padding up to a whole word.
   const auto number = [&](std::size_t at) {
     std::uint32_t value = 0;
     std::memcpy(&value, stream.data() + 4 * at, sizeof value);
@@ -64,7 +64,7 @@ std::vector<RecordedMessage> read_transcript(const std::filesystem::path& file) 
       std::uint8_t value = 0;
       const char* const begin = digits.data() + at;
       if (std::from_chars(begin, begin + 2, value, 16).ptr != begin + 2) {
-        throw std::runtime_error("a transcript has bytes that are none");
+        throw std::runtime_error("a transcript has invalid bytes");
       }
       message.bytes.push_back(static_cast<std::byte>(value));
     }

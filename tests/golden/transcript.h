@@ -16,21 +16,21 @@ namespace pegaflow::testing {
 
 /// One message of Cap'n Proto's RPC, framed as on the wire.
 struct RecordedMessage {
-  std::size_t connection = 0;  ///< In the order in which they were accepted.
+  std::size_t connection = 0;  ///< In the order in which connections were accepted.
   bool is_from_client = false;
-  std::size_t descriptors = 0;  ///< That came with its bytes.
+  std::size_t descriptors = 0;  ///< Descriptors that came with its bytes.
   std::vector<std::byte> bytes{};
 };
 
-/// The bytes of the first whole message in `stream`; none while it is incomplete.
-/// Throws std::runtime_error for what cannot be a message.
+/// The bytes of the first complete message in `stream`; no value while it is incomplete. Throws
+/// std::runtime_error for an invalid message.
 std::optional<std::size_t> message_bytes(const std::vector<std::byte>& stream);
 
 /// The words of a message for capnp::FlatArrayMessageReader.
 kj::Array<capnp::word> words_of(const std::vector<std::byte>& bytes);
 
-/// A line a message: connection, > (from the client) or <, descriptors, bytes in hexadecimal.
-/// Lines that begin with # are remarks.
+/// One line for each message: connection, > (from the client) or <, descriptors, bytes in
+/// hexadecimal. Lines that begin with # are comments.
 void write_transcript(const std::filesystem::path& file, const std::vector<RecordedMessage>& all);
 std::vector<RecordedMessage> read_transcript(const std::filesystem::path& file);
 

@@ -1,9 +1,9 @@
-// Nodes that read from each other by RDMA, and what goes wrong there: over two cards in software,
-// in the guest of vm.sh. Whatever happens, what is loaded is right, and what is not right is named.
+// Nodes that read from each other by RDMA, and failures of that: over two software cards, in the
+// guest of vm.sh. In every case loaded bytes are right, and other blocks are named.
 //
 // With UCX older than 1.14 as Debian builds it, an assertion ends the process that is greeting a
-// peer when that dies. So nodes are killed here once they are greeted, and the exact moment before
-// is left out.
+// peer when that peer dies. So nodes are killed here after they were greeted, and the moment before
+// is not tested.
 #include <csignal>
 #include <cstdlib>
 #include <stdexcept>
@@ -17,7 +17,7 @@ namespace pegaflow::testing {
 namespace {
 
 constexpr std::size_t kPiece = std::size_t{64} << 10;
-constexpr std::size_t kBlocks = 96;  // 12 MiB: some 200 ms on the way here.
+constexpr std::size_t kBlocks = 96;  // 12 MiB: some 200 ms in flight here.
 
 /// Runs `ip` or `tc`.
 void run(const std::string& command) {
@@ -25,7 +25,7 @@ void run(const std::string& command) {
   if (std::system(command.c_str()) != 0) throw std::runtime_error("failed: " + command);
 }
 
-/// The wire between the cards is as `how` says, in both directions, while this lives.
+/// Shapes the wire between the cards as `how`, in both directions, while this object lives.
 class Wire {
  public:
   explicit Wire(const std::string& how) {
@@ -43,18 +43,18 @@ class Wire {
   Wire& operator=(const Wire&) = delete;
 };
 
-/// Node B reads what node A has.
+/// Node B reads blocks of node A.
 struct Pair {
   explicit Pair(const std::vector<std::string>& more_of_b = {}, const std::string& pool_b = "64mb")
       : a(rdma_node(0, at, {}, "128mb")),
         b(rdma_node(1, at, more_of_b, pool_b)),
         on_b(b, kPiece, kBlocks) {
     REQUIRE(reads_over(b, at[0], "rdma"));
-    // Also the way back, so that nobody greets any more.
+    // The other direction, too, so that no greeting is pending.
     REQUIRE(reads_over(a, at[1], "rdma"));
   }
 
-  /// Neither server has ended by itself.
+  /// Neither server has exited by itself.
   void check_alive() {
     for (ServerProcess* const server : {&a, &b}) {
       const auto ended = server->wait_for_exit(std::chrono::seconds(0));
@@ -70,7 +70,7 @@ struct Pair {
   Mover::Finished load_and_check(const CacheSession::Answer& claimed, std::uint64_t first) {
     return on_b.load_and_check(claimed, first);
   }
-  /// All of a prefix of A comes to B, over `lane`.
+  /// Reads a whole prefix of A at B, over `lane`.
   void check_read(std::uint64_t first, const std::string& lane) {
     const std::string bytes = fmt::format("pegaflow_fetch_lane_bytes_total{{lane=\"{}\"}}", lane);
     const double before = b.metric(bytes);
@@ -92,7 +92,7 @@ struct Pair {
 };
 
 TEST_SUITE("nodes over cards") {
-  TEST_CASE("a node is killed in the middle of a read, and starts again under its name") {
+  TEST_CASE("a node is killed in the middle of a read, and restarts under its name") {
     Pair pair;
     for (std::uint64_t round = 0; round < 2; ++round) {
       const std::uint64_t first = 1 + 1000 * round;
@@ -104,7 +104,7 @@ TEST_SUITE("nodes over cards") {
       CHECK(sees_no_more(pair.b, pair.at[0]));
       pair.check_rest();
 
-      // Another process with other keys, and nothing of what B knew of the first.
+      // Another process with other keys; B has no state of it from the first one.
       pair.a.start();
       REQUIRE(reads_over(pair.b, pair.at[0], "rdma"));
       REQUIRE(reads_over(pair.a, pair.at[1], "rdma"));
@@ -112,7 +112,7 @@ TEST_SUITE("nodes over cards") {
     }
   }
 
-  TEST_CASE("the wire goes dead in the middle of a read: sockets go on, and RDMA comes back") {
+  TEST_CASE("the wire goes dead in the middle of a read: sockets continue, and RDMA recovers") {
     // Not by `ip link set down`: Soft-RoCE then breaks queue pairs that a card keeps, and UCX ends
     // the process for it.
     Pair pair;
@@ -122,7 +122,7 @@ TEST_SUITE("nodes over cards") {
       const Wire dead("loss 100%");
       pair.load_and_check(claimed, 1);
 
-      // Whoever reads next finds it out, if this one did not.
+      // The next read detects it, if this one did not.
       for (std::uint64_t first = 1001; pair.b.metric(lane_sample(pair.at[0], "rdma")) == 1;
            first += 1000) {
         REQUIRE(first < 10000);
@@ -131,7 +131,7 @@ TEST_SUITE("nodes over cards") {
       }
       CHECK(reads_over(pair.b, pair.at[0], "tcp"));
       pair.check_read(20001, "tcp");
-      // Nobody was lost: what failed was one way of two.
+      // No peer was lost: only one of two lanes failed.
       CHECK(pair.b.metric(fmt::format("pegaflow_peer_losses_total{{peer=\"{}\"}}", pair.at[0])) ==
             0);
     }
@@ -147,8 +147,8 @@ TEST_SUITE("nodes over cards") {
     pair.check_rest();
   }
 
-  TEST_CASE("reads that were given up never write into a slot that somebody else has") {
-    // Slower than the deadline: most of each read is on its way when it is given up.
+  TEST_CASE("abandoned reads never write into a slot that has another block") {
+    // Slower than the deadline: most of each read is in flight when it is abandoned.
     Pair pair({"--fetch-deadline", "300ms"}, "32mb");
     const std::string unquiesced = "pegaflow_fetch_troubles_total{reason=\"unsettled\"}";
     TestEngine& other = *pair.on_b.engine;
@@ -162,14 +162,14 @@ TEST_SUITE("nodes over cards") {
       CHECK(pair.load_and_check(claimed, first).failed_blocks.size() > 0);
       CHECK(pair.b.metric(unquiesced) > before);
 
-      // At once the pool is filled with other blocks, more than there is room for.
+      // Then the pool is filled with other blocks, more than fit.
       for (std::uint64_t job = 0; job < 4; ++job) {
         const auto mine = numbers_from(100000 * (round + 1) + 1000 * job, kBlocks);
         other.save(mine, blocks_from(0, kBlocks));
       }
       pair.check_rest();
 
-      // The card has done all that it was asked to do: what was saved meanwhile is what it was.
+      // The card has done all of its operations: the blocks saved meanwhile are unchanged.
       std::size_t loaded = 0;
       for (std::uint64_t job = 0; job < 4; ++job) {
         const auto mine = numbers_from(100000 * (round + 1) + 1000 * job, kBlocks);

@@ -1,4 +1,4 @@
-// What is looked at while a schedule runs, and at its end.
+// Checks while a schedule runs, and at its end.
 #include <algorithm>
 #include <cstring>
 #include <stdexcept>
@@ -12,14 +12,14 @@ namespace {
 using std::chrono::milliseconds;
 using std::chrono::seconds;
 
-/// Until everything has run out: leases, reservations, reads that are late.
+/// Until everything has expired: leases, reservations, reads that are late.
 constexpr Duration kLongEnough = seconds(120);
-/// For a request when nothing goes wrong; below any lease.
+/// The time of a request without faults; below any lease.
 constexpr Duration kSoonDone = milliseconds(500);
 
 }  // namespace
 
-// ---- what is looked at
+// ---- checks
 
 void NodesWorld::wrong(const std::string& what) {
   if (failure_.empty()) failure_ = what;
@@ -34,7 +34,7 @@ void NodesWorld::stop_if_wrong() {
   if (!failure_.empty()) throw std::runtime_error(failure_);
 }
 
-/// An owner names blocks only to a reader that may have them as they are.
+/// An owner names blocks only to a reader that may read them unchanged.
 void NodesWorld::look_at_located(std::size_t owner, std::span<const BlockKey> found,
                                  std::uint64_t oldest) {
   const auto& engines = engines_[owner];
@@ -99,7 +99,7 @@ std::string NodesWorld::unrest() const {
     }
     if (!node.service().store().is_at_rest() || node.service().has_work()) {
       return fmt::format(
-          "the store of node {} is not at rest: {} coming, {} given up, {} reserved, {} held, {} "
+          "the store of node {} has work left: {} in flight, {} given up, {} reserved, {} held, {} "
           "claims, {} pins, {} leases",
           i, stats.coming, stats.quarantined_fetch, stats.reserved, stats.held, stats.claims,
           stats.pins, stats.leases);
@@ -157,7 +157,7 @@ void NodesWorld::end_all() {
   }
   while (!unrest().empty() && cluster_->clock().now() < end) cluster_->run_for(seconds(1));
   stop_if_wrong();
-  if (const std::string why = unrest(); !why.empty()) return wrong("something is left: " + why);
+  if (const std::string why = unrest(); !why.empty()) return wrong("resources are left: " + why);
   give_back();
   stop_if_wrong();
   // All have greeted each other: no node has missed a reset that another one knows.
@@ -167,12 +167,12 @@ void NodesWorld::end_all() {
 }
 
 void NodesWorld::give_back() {
-  cluster_->run_for(seconds(20));  // Nobody stands still for longer.
+  cluster_->run_for(seconds(20));  // No node is frozen for longer.
   const auto stats = [this](std::size_t node) {
     return cluster_->node(node)->service().stats().store;
   };
-  // A way that was cut may show only now, by a read that fails: then its lease runs out, whether
-  // its blocks come from another owner or not at all.
+  // A cut link may show only now, by a read that fails: then its lease expires, whether its blocks
+  // come from another owner or not at all.
   const auto failed = [this]() {
     std::uint64_t sum = 0;
     for (std::size_t i = 0; i < cluster_->size(); ++i) {
@@ -193,7 +193,7 @@ void NodesWorld::give_back() {
     const engine::BlockStore::Stats now = stats(i);
     coverage_["leases given back at the end"] += now.leases_made - before[i].leases_made;
     if (now.claims + now.pins != 0) {
-      wrong(fmt::format("a request at node {} waits for what has come", i));
+      wrong(fmt::format("a request at node {} waits for blocks that have arrived", i));
     }
     if (now.leases == 0 && now.leases_expired == before[i].leases_expired) continue;
     wrong(fmt::format("of node {} {} leases are not given back", i,
@@ -217,7 +217,7 @@ void NodesWorld::look_at_everything() {
         const auto found = node.service().claim(engine.connection, token, {&one, 1});
         if (!found || found->blocks == 0) continue;
         const auto opened = node.service().open(engine.connection, token, 0, 1, pin);
-        if (!opened) return wrong("a block that is claimed at rest is not opened");
+        if (!opened) return wrong("a block that is claimed after all work has ended is not opened");
         look_at(engine, opened->slots[0], {one, oldest_[i]});
         ++coverage_["blocks at the end"];
         (void)node.service().release(engine.connection, pin);

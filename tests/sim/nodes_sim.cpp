@@ -1,10 +1,12 @@
 // Schedules of faults over a few simulated nodes: every page that an engine reads has the bytes of
-// its block, no frame is given out that somebody may still touch, and nothing is left at the end.
+// its block, no frame is reused that an engine or a card may still access, and nothing is left at
+// the end.
 //
-// With --mistakes it breaks one rule of nodes after the other and looks whether that is found.
+// With --mistakes it breaks one rule of nodes after the other and checks that the violation is
+// detected.
 //
-// PEGA_TEST_SEED repeats a run; PEGA_NODES_SCHEDULES says how many schedules, and without it they
-// go on for some seconds.
+// PEGA_TEST_SEED repeats a run; PEGA_NODES_SCHEDULES is the number of schedules; without it they
+// run for some seconds.
 
 #include <chrono>
 #include <cstdio>
@@ -27,7 +29,7 @@ using pegaflow::sim::NodesMistakes;
 using pegaflow::sim::NodesWorld;
 
 constexpr std::chrono::seconds kTime{15};
-/// What a run of so many schedules has seen, each of these.
+/// Events that a run of so many schedules must have caused.
 constexpr std::uint64_t kEnough = 1000;
 constexpr const char* kRequired[] = {"aborted",
                                      "blocks at the end",
@@ -61,23 +63,23 @@ constexpr const char* kRequired[] = {"aborted",
                                      "saved too late",
                                      "system clock set"};
 
-/// Each of these has to be found.
+/// Mistakes that must each be detected.
 struct Mistake {
   const char* what;
   NodesMistakes mistakes;
-  bool is_rare = false;  ///< Takes a minute to be found: only with PEGA_RARE_MISTAKES, in the soak.
+  bool is_rare = false;  ///< Takes a minute to detect: only with PEGA_RARE_MISTAKES, in the soak.
 };
 const Mistake kMistakes[] = {
     {"the epoch is dropped in locate", {.nodes = {.locate_drops_epoch = true}}},
     {"the epoch is dropped in lease", {.nodes = {.lease_drops_epoch = true}}},
-    {"a fetch goes on after a reset", {.fetches = {.forgets_generation = true}}},
+    {"a fetch continues after a reset", {.fetches = {.forgets_generation = true}}},
     {"blocks are sealed without a confirmation",
      {.fetches = {.skips_confirmation = true}, .outlived_leases = 40},
      true},
 };
 constexpr std::uint64_t kMistakeSchedules = 20000;
 
-/// True when it was found within so many schedules.
+/// True if it was detected within so many schedules.
 bool finds(const Mistake& mistake, std::uint64_t seed, kj::WaitScope& scope) {
   const auto start = std::chrono::steady_clock::now();
   for (std::uint64_t done = 0; done < kMistakeSchedules; ++done) {
@@ -88,7 +90,7 @@ bool finds(const Mistake& mistake, std::uint64_t seed, kj::WaitScope& scope) {
     try {
       world->run();
     } catch (const std::exception& broken) {
-      // A world in the middle of something may not be able to end.
+      // A world that is stopped in the middle may be unable to end.
       (void)world.release();
       const std::chrono::duration<double> took = std::chrono::steady_clock::now() - start;
       fmt::print("found: {}, schedule {}, {:.1f} s: {}\n", mistake.what, done, took.count(),
@@ -100,7 +102,7 @@ bool finds(const Mistake& mistake, std::uint64_t seed, kj::WaitScope& scope) {
   return false;
 }
 
-/// True when all was as it should be.
+/// True if the schedule ran without a finding.
 bool run_schedule(std::uint64_t seed, kj::WaitScope& scope, NodesCoverage& coverage) {
   // A broken invariant of ours is a finding with a history, not the end of the process.
   const pegaflow::ThrowOnAssert guard;
@@ -115,7 +117,7 @@ bool run_schedule(std::uint64_t seed, kj::WaitScope& scope, NodesCoverage& cover
   for (const std::string& line : world.history()) fmt::print("  {}\n", line);
   fmt::print("FAILED: {}\n", what);
   std::fflush(stdout);
-  // A world in the middle of something may not be able to end.
+  // A world that is stopped in the middle may be unable to end.
   std::_Exit(1);
 }
 
@@ -137,7 +139,7 @@ int main(int argc, char** argv) {
       if (with_rare || !mistake.is_rare) all = finds(mistake, seed, scope) && all;
     }
     std::fflush(stdout);
-    std::_Exit(all ? 0 : 1);  // Worlds are left in the middle of something.
+    std::_Exit(all ? 0 : 1);  // Worlds are left in the middle.
   }
   const auto start = std::chrono::steady_clock::now();
   NodesCoverage coverage;

@@ -31,7 +31,7 @@ struct NodesWorld::Load {
   std::shared_ptr<Engine> engine;
   std::vector<BlockKey> keys;
   Id128 token;
-  std::uint64_t oldest = 0;  ///< What was saved before that must not be found.
+  std::uint64_t oldest = 0;  ///< Blocks that were saved before it must not be found.
   std::size_t total = 0;
   std::size_t next = 0;
   bool is_aborted = false;  ///< Its claim was ended.
@@ -44,7 +44,7 @@ NodesWorld::NodesWorld(std::uint64_t seed, kj::WaitScope& scope, NodesCoverage& 
       name_(mix(seed)),
       outlived_leases_(mistakes.outlived_leases) {
   chains_ = 2 + pick(6);
-  // Some are longer than a peer is asked for at once.
+  // Some are longer than one request to a peer.
   chain_blocks_ = 4 + pick(chance(0.2) ? 2 * cluster::Lenders::kFirstKeys : 20);
   harness::SimCluster::Options options;
   options.nodes = 2 + pick(3);
@@ -95,14 +95,14 @@ NodesWorld::~NodesWorld() noexcept(false) {
   for (std::size_t i = 0; i < engines_.size(); ++i) forget_engines(i);
 }
 
-// ---- chance
+// ---- random choices
 
 bool NodesWorld::chance(double probability) {
   return std::uniform_real_distribution<>(0, 1)(random_) < probability;
 }
 std::size_t NodesWorld::pick(std::size_t count) { return random_() % count; }
 Duration NodesWorld::some(Duration longest) {
-  // Mostly short, seldom long.
+  // Mostly short, rarely long.
   const double part = std::uniform_real_distribution<>(0, 1)(random_);
   return Duration(
       static_cast<Duration::rep>(part * part * part * static_cast<double>(longest.count())));
@@ -157,7 +157,7 @@ double NodesWorld::seconds_now() const {
   return std::chrono::duration<double>(cluster_->clock().now().time_since_epoch()).count();
 }
 
-// ---- what happens
+// ---- events
 
 void NodesWorld::run() {
   for (std::size_t i = 0; i < kActions; ++i) {
@@ -189,7 +189,7 @@ void NodesWorld::act() {
   } else {
     for (const auto& engine : engines_[*node]) {
       if (engine->is_dead) continue;
-      note("node {} forgets all", *node);
+      note("a reset at node {}", *node);
       reset(engine);
       return;
     }
@@ -199,8 +199,7 @@ void NodesWorld::act() {
 void NodesWorld::stand_still(std::size_t node) {
   const Duration time = some(seconds(15));
   const bool is_paused = chance(0.4);
-  note("node {} {} for {} ms", node, is_paused ? "is paused" : "stands still",
-       time.count() / 1000000);
+  note("node {} {} for {} ms", node, is_paused ? "is paused" : "freezes", time.count() / 1000000);
   is_paused ? cluster_->pause_machine(node, time) : cluster_->freeze(node, time);
   if (is_paused) ++coverage_["paused from outside"];
   if (system_clocks_agree_ || !chance(0.5)) return;
@@ -215,7 +214,7 @@ void NodesWorld::reset(const std::shared_ptr<Engine>& engine) {
   const auto made = node.service().reset_cache(engine->connection);
   if (!made) return wrong("a reset fails: " + made.error().detail);
   node.poke();
-  // By another clock an epoch of which this node has not heard may be above its reset.
+  // By another clock an epoch that this node does not know may be above its reset.
   if (system_clocks_agree_) oldest_[engine->node] = now;
   ++coverage_["reset"];
   engine->tasks->add(
@@ -259,7 +258,7 @@ void NodesWorld::cut_or_heal() {
   const std::size_t one = pick(cluster_->size());
   const std::size_t other = (one + 1 + pick(cluster_->size() - 1)) % cluster_->size();
   const bool cuts = chance(0.5);
-  note("the way from {} to {} {}", one, other, cuts ? "is cut" : "heals");
+  note("the link from {} to {} {}", one, other, cuts ? "is cut" : "heals");
   cuts ? cluster_->cut(one, other) : cluster_->heal(one, other);
 }
 
@@ -284,7 +283,7 @@ void NodesWorld::add_engine(std::size_t node) {
 }
 
 void NodesWorld::forget_engines(std::size_t node) {
-  // Their tasks hold them, and go before what they speak to.
+  // Their tasks hold them, and end before the services that they call.
   for (const auto& engine : engines_[node]) engine->tasks = nullptr;
   engines_[node].clear();
 }
@@ -302,7 +301,7 @@ void NodesWorld::end_engine() {
     engine->tasks = nullptr;
     service.disconnected(engine->connection);
   } else {
-    // Its copies went on until now.
+    // Its copies continued until now.
     note("engine {} of node {} is gone", engine->process.low, *node);
     for (const auto& [page, count] : engine->pins) {
       look_at(*engine, page, engine->reads.at(page));
@@ -328,17 +327,16 @@ void NodesWorld::begin_request(std::optional<std::size_t> node, bool is_new) {
 }
 
 void NodesWorld::outlive_a_lease() {
-  // What a lease's end is for: a reader stands still while its card goes on, and the owner needs
-  // the room.
+  // The reason for a lease's end: a reader is frozen while its card continues, and the owner needs
+  // the frames.
   const auto node = living_node();
   if (!node) return;
   cluster_->network().set_faults({.slow = 1, .slowest = seconds(15)});
   for (int i = 0; i < 3; ++i) begin_request(*node, false);
   cluster_->run_for(microseconds(300));
-  // A machine that its hypervisor pauses does not see that time passes.
+  // A machine that its hypervisor pauses does not notice that time passes.
   const bool is_paused = chance(0.5);
-  note("node {} {} for 16 s, with reads in flight", *node,
-       is_paused ? "is paused" : "stands still");
+  note("node {} {} for 16 s, with reads in flight", *node, is_paused ? "is paused" : "freezes");
   is_paused ? cluster_->pause_machine(*node, seconds(16)) : cluster_->freeze(*node, seconds(16));
   if (is_paused) ++coverage_["paused from outside"];
   cluster_->network().set_faults({});
@@ -351,7 +349,7 @@ void NodesWorld::outlive_a_lease() {
   }
 }
 
-// ---- what an engine does
+// ---- requests of an engine
 
 kj::Promise<void> NodesWorld::pause(Duration longest) {
   return cluster_->timer().afterDelay(some(longest).count() * kj::NANOSECONDS);
@@ -375,7 +373,7 @@ kj::Promise<void> NodesWorld::request(const std::shared_ptr<Engine>& engine, boo
                   .then([](const server::Fetches::Extension& more) { return more.blocks; })
             : kj::Promise<std::size_t>(std::size_t{0});
   auto aborted = chance(0.05) ? pause(milliseconds(1)).then([this, made]() {
-    // Before it is answered, perhaps.
+    // Possibly before its response.
     harness::SimCluster::Node& self = *cluster_->node(made->engine->node);
     self.fetches().ended(made->token);
     (void)self.service().unclaim(made->engine->connection, made->token);
@@ -392,7 +390,7 @@ kj::Promise<void> NodesWorld::request(const std::shared_ptr<Engine>& engine, boo
       })
       .then([this, made]() { return load(made); })
       .then([this, made]() {
-        // Once only: what is made anew behind an abort would be left.
+        // Once only: a claim that is made again behind an abort would be left.
         if (made->is_aborted) return kj::Promise<void>(kj::READY_NOW);
         harness::SimCluster::Node& self = *cluster_->node(made->engine->node);
         self.fetches().ended(made->token);

@@ -1,6 +1,6 @@
 #pragma once
 /// \file
-/// Some nodes, their engines, and what goes wrong: one schedule, by its seed.
+/// Some nodes, their engines, and faults: one schedule, by its seed.
 
 #include <cstddef>
 #include <cstdint>
@@ -23,30 +23,30 @@
 
 namespace pegaflow::sim {
 
-/// What happened in all schedules; so that a run shows that it tried what it says.
+/// Counts of the events in all schedules, which show that a run caused the faults it is meant to.
 using NodesCoverage = std::map<std::string, std::uint64_t>;
 
-/// Rules that are broken on purpose, to see that it is found.
+/// Rules that are broken on purpose, to check that the violation is detected.
 struct NodesMistakes {
   harness::SimCluster::Options::Mistakes nodes{};
   server::Fetches::Options::Mistakes fetches{};
-  /// Of 100 things that happen, how many are a reader that outlives its lease: what is rare is
-  /// found sooner so.
+  /// The percentage of events in which a reader outlives its lease: a rare event is found sooner
+  /// with more of them.
   std::size_t outlived_leases = 3;
 };
 
 /// The real services, fetches and stores of a few nodes with small pools, under engines that load
-/// and save pages whose bytes follow from their keys and from when they were saved.
+/// and save pages whose bytes follow from their keys and from the time of their save.
 ///
-/// A reset at a node has a time. What any node saved before that time is never found again at that
-/// node, in its present life, by a claim made after it, and at no node that has confirmed it. Where
-/// system clocks disagree that is so for resets that all nodes have confirmed. Monotonic clocks
-/// have rates of their own and stand still while a machine is paused, in all schedules.
+/// A reset at a node has a time. Blocks that any node saved before that time are never found again
+/// at that node, in its present incarnation, by a claim made after it, and at no node that has
+/// confirmed it. Where system clocks disagree that holds for resets that all nodes have confirmed.
+/// Monotonic clocks have rates of their own and stop while a machine is paused, in all schedules.
 ///
-/// Looks at every page that an engine has pinned, when it is opened and when it is let go, and at
-/// the end at every block of every node; at every frame that is given out, whether somebody may
-/// still write to it or read it; and at the end whether anything is left. Throws where it is not as
-/// it should be.
+/// Checks every page that an engine has pinned, when it is opened and when it is released, and at
+/// the end every block of every node; every frame that is reserved, for processes and cards that
+/// may still write to it or read it; and at the end that no resource is left. Throws at the first
+/// violation.
 class NodesWorld {
  public:
   NodesWorld(std::uint64_t seed, kj::WaitScope& scope, NodesCoverage& coverage,
@@ -55,22 +55,22 @@ class NodesWorld {
   NodesWorld(const NodesWorld&) = delete;
   NodesWorld& operator=(const NodesWorld&) = delete;
 
-  /// All of the schedule, and its end.
+  /// Runs the whole schedule, and its end.
   void run();
-  /// The last things that happened, oldest first.
+  /// The last events, oldest first.
   [[nodiscard]] const std::deque<std::string>& history() const noexcept { return history_; }
 
  private:
   struct Engine;
   struct Load;
   struct Page;
-  /// What somebody does with a page of a pool, beside its server.
+  /// The accesses of engines and cards to one page of a pool.
   struct Use {
     std::uint32_t readers = 0;
     bool is_written = false;
   };
 
-  // ---- what happens
+  // ---- events
   void act();
   void reset(const std::shared_ptr<Engine>& engine);
   void kill_or_start();
@@ -83,26 +83,26 @@ class NodesWorld {
   void add_engine(std::size_t node);
   void end_engine();
   void forget_engines(std::size_t node);
-  /// `is_new`: for blocks that nobody has.
+  /// `is_new`: for blocks that no node has.
   void begin_request(std::optional<std::size_t> node, bool is_new);
   void outlive_a_lease();
   void end_all();
 
-  // ---- what an engine does
+  // ---- requests of an engine
   kj::Promise<void> request(const std::shared_ptr<Engine>& engine, bool is_new);
   kj::Promise<void> load(const std::shared_ptr<Load>& load);
   kj::Promise<void> save(const std::shared_ptr<Engine>& engine, std::vector<BlockKey> keys);
   kj::Promise<void> pause(Duration longest);
 
-  // ---- what is looked at
-  /// Only notes it: throwing is for where no promise catches it.
+  // ---- checks
+  /// Only records it; the exception is thrown where no promise catches it.
   void wrong(const std::string& what);
   void stop_if_wrong();
   void look_at(const Engine& engine, std::uint32_t page, const Page& expected);
   void look_at_located(std::size_t owner, std::span<const BlockKey> found, std::uint64_t oldest);
   void look_at_free(std::size_t node, std::uint32_t page, const char* whose);
   void look_at_everything();
-  /// After the end: readers give their leases back.
+  /// After the end: readers return their leases.
   void give_back();
   [[nodiscard]] std::string unrest() const;
 
@@ -124,7 +124,7 @@ class NodesWorld {
 
   std::mt19937_64 random_;
   NodesCoverage& coverage_;
-  const std::uint64_t name_;  ///< In keys, so that no two schedules have the same.
+  const std::uint64_t name_;  ///< Part of keys, so that no two schedules have the same.
   std::size_t chains_;
   std::size_t chain_blocks_;
   bool system_clocks_agree_ = true;
@@ -134,10 +134,10 @@ class NodesWorld {
   std::vector<std::vector<Use>> uses_;                         ///< By node and page.
   std::vector<std::vector<std::shared_ptr<Engine>>> engines_;  ///< By node, dead ones included.
   std::vector<std::uint64_t> oldest_;  ///< By node: the time of the last reset that it knows.
-  std::vector<std::uint64_t> lives_;   ///< By node: how often it was killed.
-  std::uint64_t time_ = 0;             ///< Of saves and resets.
+  std::vector<std::uint64_t> lives_;   ///< By node: the number of times it was killed.
+  std::uint64_t time_ = 0;             ///< Logical time of saves and resets.
   const std::size_t outlived_leases_;  ///< See NodesMistakes.
-  std::uint64_t next_ = 1;             ///< Of tokens, pins, jobs and processes.
+  std::uint64_t next_ = 1;             ///< The next token, pin, job or process.
 };
 
 }  // namespace pegaflow::sim

@@ -1,6 +1,6 @@
 #pragma once
 /// \file
-/// What the files of NodesWorld share.
+/// Types that the files of NodesWorld share.
 
 #include <cstddef>
 #include <cstdint>
@@ -28,10 +28,11 @@ inline std::uint64_t word_of(const BlockKey& key, std::uint64_t written, std::si
   return mix(key.hash() + mix(written) + (i + 1) * 0x9E3779B97F4A7C15ULL);
 }
 
-/// What a page of an engine is.
+/// A page that an engine reads or writes.
 struct NodesWorld::Page {
   BlockKey key;
-  std::uint64_t time = 0;  ///< Of a write: when it was reserved. Of a read: no older one is right.
+  std::uint64_t time = 0;  ///< For a write the time of its reservation; for a read the time of the
+                           ///< oldest valid save.
 };
 
 /// A process that loads and saves, with one connection.
@@ -48,7 +49,7 @@ struct NodesWorld::Engine final : kj::TaskSet::ErrorHandler {
   Id128 connection;
   bool is_dead = false;
   std::map<std::uint32_t, Page> reads;  ///< Pages that it has pinned; one pin each at a time.
-  std::map<std::uint32_t, std::uint32_t> pins;  ///< How often.
+  std::map<std::uint32_t, std::uint32_t> pins;  ///< Number of pins by page.
   std::map<std::uint32_t, Page> writes;
   std::optional<std::string> failure;
   kj::Own<kj::TaskSet> tasks;

@@ -1,6 +1,6 @@
 #pragma once
 /// \file
-/// Memory like an engine's KV cache, on a GPU: allocations with a piece of each block in each.
+/// Memory like an engine's KV cache, on a GPU: allocations that each hold a segment of every block.
 
 #include <cstddef>
 #include <cstdint>
@@ -12,11 +12,11 @@
 
 namespace pegaflow::testing {
 
-/// Owns the memory, and a context to reach it. Thread-bound; every call waits for its copies.
+/// Owns the memory, and a context to access it. Thread-bound; every call waits for its copies.
 class DeviceMemory {
  public:
-  /// As EngineMemory: `segments` pieces of `segment_bytes` a block, one allocation a segment, and
-  /// `gap_bytes` between two blocks that nobody may touch.
+  /// As EngineMemory: `segments` segments of `segment_bytes` for each block, one allocation for
+  /// each segment, and `gap_bytes` between two blocks that must stay unchanged.
   DeviceMemory(std::shared_ptr<cuda::Driver> driver, std::size_t segments,
                std::size_t segment_bytes, std::size_t blocks, std::size_t gap_bytes = 64);
   DeviceMemory(const DeviceMemory&) = delete;
@@ -27,9 +27,9 @@ class DeviceMemory {
 
   /// Fills a block with the bytes of fill_page() for `seed`.
   void fill(std::uint32_t block, std::uint64_t seed);
-  /// Which blocks do not hold fill_page(seeds[block]).
+  /// The blocks that do not hold fill_page(seeds[block]).
   [[nodiscard]] std::vector<std::uint32_t> wrong(const std::vector<std::uint64_t>& seeds) const;
-  /// Whether all bytes between the blocks are as they were.
+  /// True if all bytes between the blocks are unchanged.
   [[nodiscard]] bool gaps_are_whole() const;
 
  private:

@@ -5,12 +5,12 @@
 
 namespace pegaflow::testing {
 
-// ---- what all have in common
+// ---- common to all
 
 EvictionModel::Item& EvictionModel::find(std::uint32_t name) {
   const auto found = std::find_if(items_.begin(), items_.end(),
                                   [&](const Item& each) { return each.name == name; });
-  if (found == items_.end()) throw std::logic_error("the model does not know that block");
+  if (found == items_.end()) throw std::logic_error("the model has no such block");
   return *found;
 }
 
@@ -106,7 +106,7 @@ std::uint32_t S3FifoModel::victim() {
   }
 }
 
-// ---- a policy of its own
+// ---- an adapter for a policy
 
 void PolicyModel::seal(std::uint32_t name, std::uint32_t hash) {
   EvictionModel::seal(name, hash);

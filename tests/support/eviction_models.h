@@ -1,6 +1,6 @@
 #pragma once
 /// \file
-/// Every eviction policy in plain words: what is to go next, found by searching vectors.
+/// Models of every eviction policy, which find the next victim by a search through vectors.
 
 #include <cstdint>
 #include <memory>
@@ -12,17 +12,17 @@
 
 namespace pegaflow::testing {
 
-/// Says what an EvictionPolicy that is told the same has to say. Thread-bound.
+/// Returns the same as an EvictionPolicy that received the same calls. Thread-bound.
 class EvictionModel {
  public:
   using Freed = engine::EvictionPolicy::Freed;
 
-  /// A block under a number that no other one has while it is there.
+  /// A block under a number that is unique while the block exists.
   struct Item {
     std::uint32_t name = 0;
     std::uint32_t hash = 0;
     bool is_taken = false;
-    std::uint32_t uses = 1;   ///< Of which each model makes its own.
+    std::uint32_t uses = 1;   ///< Each model gives it its own meaning.
     bool is_special = false;  ///< Protected, or in the main queue.
     std::uint64_t rested = 0;
   };
@@ -33,7 +33,7 @@ class EvictionModel {
   virtual void use_again(std::uint32_t name) { used(find(name)); }
   virtual void rest(std::uint32_t name);
   virtual void free(std::uint32_t name, Freed why);
-  /// The name that goes next; EvictionPolicy::kNone when no item is at rest.
+  /// The name of the next victim; EvictionPolicy::kNone when no item is evictable.
   virtual std::uint32_t victim() = 0;
 
   [[nodiscard]] Item& find(std::uint32_t name);
@@ -42,7 +42,7 @@ class EvictionModel {
  protected:
   virtual void used(Item& item) = 0;
   virtual void freed(const Item& /*item*/, Freed /*why*/) {}
-  /// The item at rest that is first by `key`, the smallest.
+  /// The evictable item with the smallest `key`.
   template <typename Key>
   std::uint32_t least(Key&& key) {
     Item* best = nullptr;
@@ -86,11 +86,11 @@ class Ghosts {
  public:
   virtual ~Ghosts() = default;
   virtual void add(std::uint32_t hash) = 0;
-  /// Whether it was there; it is no longer.
+  /// True if it was there; removes it.
   virtual bool take(std::uint32_t hash) = 0;
 };
 
-/// All of them.
+/// Removes all of them.
 class AllGhosts final : public Ghosts {
  public:
   void add(std::uint32_t hash) override { hashes_.push_back(hash); }
@@ -100,7 +100,7 @@ class AllGhosts final : public Ghosts {
   std::vector<std::uint32_t> hashes_;
 };
 
-/// As many as a policy for that many rows remembers, and as well.
+/// Remembers as many as a policy for that many rows.
 class SomeGhosts final : public Ghosts {
  public:
   explicit SomeGhosts(std::uint32_t rows) : evicted_(engine::EvictedBlocks::create(rows).value()) {}
@@ -125,8 +125,8 @@ class S3FifoModel final : public EvictionModel {
   std::vector<std::uint32_t> main_;
 };
 
-/// No model: a policy of its own. For one whose numbers adapt as it goes, where the question is
-/// whether somebody else's policy was told the right things.
+/// An adapter instead of a model, for a policy with adaptive parameters: it checks that another
+/// policy receives the right calls.
 class PolicyModel final : public EvictionModel {
  public:
   /// `rows` outlives it; item names are row numbers.

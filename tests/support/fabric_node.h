@@ -1,6 +1,6 @@
 #pragma once
 /// \file
-/// One end of a way between nodes, with memory whose bytes say where they belong.
+/// One end of a connection between nodes, with memory whose bytes identify their place.
 
 #include <chrono>
 #include <condition_variable>
@@ -42,20 +42,20 @@ class FabricInbox {
       state.completion = completion;
     }
     if (completion.quiesced) {
-      if (state.quiesced) throw std::logic_error("a batch was settled twice");
+      if (state.quiesced) throw std::logic_error("a batch quiesced twice");
       state.quiesced = true;
     }
     changed_.notify_all();
   }
 
-  /// Waits until the batch is answered and settled, and hands over its answer.
+  /// Waits until the batch has completed and quiesced, and returns its result.
   Fabric::Completion take(std::uint64_t ticket) {
     std::unique_lock lock(mutex_);
     const bool came = changed_.wait_for(lock, kHang, [&] { return states_[ticket].quiesced; });
-    if (!came) throw std::runtime_error("a batch was not settled");
+    if (!came) throw std::runtime_error("a batch did not quiesce");
     return states_[ticket].completion;
   }
-  /// 0: not yet; otherwise its place among all that were answered.
+  /// 0: not yet; otherwise its position among all completed batches.
   std::uint64_t completed(std::uint64_t ticket) {
     const std::lock_guard lock(mutex_);
     return states_[ticket].order;
@@ -83,13 +83,13 @@ class FabricInbox {
   std::uint64_t completed_ = 0;
 };
 
-/// A time that comes after every test.
+/// A time after the end of every test.
 inline TimePoint late() { return std::chrono::steady_clock::now() + 2 * kHang; }
 
-/// Returns when the thread of the fabric has seen to all that happened before the call, and to the
-/// time, too.
+/// Returns when the thread of the fabric has processed all events before the call, and the time as
+/// well.
 inline void wait_for_iterations(Fabric& fabric) {
-  // Each waits for a turn; time is looked at at the end of one.
+  // Each call takes one event-loop iteration; the time is read at the end of one.
   for (int i = 0; i < 2; ++i) fabric.unregister_region(RegionId{4711});
 }
 
@@ -103,7 +103,7 @@ struct FabricNode {
     region = fabric->register_region(memory).value();
   }
 
-  /// Reads and waits. Tickets of its own, from a million on.
+  /// Reads and waits. Its tickets begin at a million.
   Fabric::Completion read(Fabric::PeerId peer, std::vector<Fabric::Chunk> chunks) {
     const std::uint64_t ticket = ++last_ticket;
     const Result<void> accepted = fabric->read(

@@ -1,5 +1,5 @@
-// The main() of the C++ tests of links: doctest with a printed seed; skips with the reason where
-// there can be no network namespaces.
+// The main() of the C++ tests of links: doctest with a printed seed; skips with the reason if
+// network namespaces are unavailable.
 #define DOCTEST_CONFIG_IMPLEMENT
 #include <cstdio>
 

@@ -1,6 +1,6 @@
 #pragma once
 /// \file
-/// Several nodes on one machine: real servers that know each other, each with an engine.
+/// Several nodes on one machine: real servers in one cluster, each with an engine.
 
 #include <algorithm>
 #include <atomic>
@@ -27,8 +27,8 @@
 
 namespace pegaflow::testing {
 
-/// Addresses of nodes that have to know each other before any of them runs: loopback ones that are
-/// this process's alone, so that a port of its own is not needed.
+/// Addresses of nodes that need each other's before any of them runs: loopback ones that belong to
+/// this process alone, so that no unique port is needed.
 inline std::vector<std::string> node_addresses(std::size_t count) {
   static std::atomic<unsigned> clusters{0};
   const auto pid = static_cast<unsigned>(::getpid());
@@ -47,8 +47,8 @@ inline std::string joined(const std::vector<std::string>& parts) {
   return text;
 }
 
-/// Options of the node at `address` among `all`, over sockets alone unless `more` names --nics.
-/// Deadlines are such that a busy machine does not turn a hit into a miss.
+/// Options of the node at `address` among `all`, over sockets only unless `more` names --nics.
+/// Deadlines are long enough that a busy machine does not turn a hit into a miss.
 inline ServerProcess::Options node_options(const std::string& address,
                                            const std::vector<std::string>& all,
                                            std::vector<std::string> more = {},
@@ -68,7 +68,7 @@ inline std::vector<std::uint32_t> blocks_from(std::uint32_t first, std::size_t c
   return blocks;
 }
 
-/// One engine at a server. Memory of `blocks` blocks of two pieces each.
+/// One engine at a server, with memory for `blocks` blocks of two segments each.
 struct EngineAt {
   EngineAt(const ServerProcess& server, std::size_t piece_bytes, std::size_t blocks,
            Mover::Options mover = patient_mover())
@@ -97,7 +97,7 @@ struct EngineAt {
   std::unique_ptr<TestEngine> engine;
 };
 
-/// Whether `server` can ask the node at `address`, waiting for it.
+/// Waits until `server` can send requests to the node at `address`; false after kHang.
 inline bool sees(const ServerProcess& server, const std::string& address) {
   return server.metric_becomes(fmt::format("pegaflow_peer_ready{{peer=\"{}\"}}", address), 1);
 }
@@ -105,8 +105,8 @@ inline bool sees_no_more(const ServerProcess& server, const std::string& address
   return server.metric_becomes(fmt::format("pegaflow_peer_ready{{peer=\"{}\"}}", address), 0);
 }
 
-/// Nothing is left of what `server` has fetched and handed out, and of connections of other nodes
-/// only one for each of the `dialers` that are there, when their number is known; waiting for it.
+/// Waits until `server` holds nothing of its fetches and loans, and has one connection of each of
+/// the `dialers`, if their number is given.
 inline void check_nothing_is_left(const ServerProcess& server, std::optional<double> dialers) {
   for (const char* const name :
        {"pegaflow_fetch_batches", "pegaflow_fetch_bytes",
@@ -116,7 +116,7 @@ inline void check_nothing_is_left(const ServerProcess& server, std::optional<dou
   if (dialers) CHECK(server.metric_becomes("pegaflow_peer_connections", *dialers));
 }
 
-/// Writes a secret that only we may read.
+/// Writes a secret that only its owner may read.
 inline std::string secret_file(const std::filesystem::path& directory, const std::string& secret) {
   std::string path = (directory / ("secret-" + secret.substr(0, 8))).string();
   std::ofstream(path) << secret << '\n';

@@ -17,8 +17,8 @@ void write(const std::filesystem::path& path, const std::string& line) {
   if (!file) throw std::runtime_error("cannot write " + path.string());
 }
 
-/// `count` nodes of `cores` cores, the second threads behind all the first ones; `distance` says
-/// how far two of them are apart.
+/// `count` nodes of `cores` cores, all second threads after the first ones; `distance` returns the
+/// distance of two nodes.
 template <typename Distance>
 NumaMachine even(const std::string& name, std::uint32_t count, std::uint32_t cores,
                  Distance&& distance) {
@@ -180,7 +180,7 @@ NumaFiles::NumaFiles(const NumaMachine& machine) {
 }
 
 NumaFiles::~NumaFiles() {
-  std::error_code ignored;  // A directory that stays under /tmp is no reason to end a test.
+  std::error_code ignored;  // A directory that is left under /tmp does not fail a test.
   std::filesystem::remove_all(root_, ignored);
 }
 

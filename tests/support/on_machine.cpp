@@ -1,8 +1,8 @@
-// Runs a program on a machine with other nodes of memory, as far as it can see.
+// Runs a program on a machine with other NUMA nodes, as far as it can see.
 //   usage: on_machine ROOT MBIND PROGRAM [ARGUMENT...]
-// ROOT is what NumaFiles wrote: its files stand in the places of the kernel's. MBIND is what
-// mbind() says, an errno or 0 for success without effect; "as-it-is" leaves it alone. Exits with 77
-// where this process may not mount.
+// ROOT is the directory that NumaFiles wrote: its files replace the kernel's. MBIND is the result
+// of mbind(), an errno or 0 for success without effect; "as-it-is" leaves it alone. Exits with 77
+// if this process may not mount.
 #include <cstdio>
 #include <cstdlib>
 #include <filesystem>

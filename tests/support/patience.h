@@ -1,13 +1,13 @@
 #pragma once
 /// \file
-/// How long a test waits for what has to come.
+/// The longest time that a test waits for an event.
 
 #include <chrono>
 
 namespace pegaflow::testing {
 
-/// So long that only a hang ends the wait: a machine that is busy with other things may be ten
-/// times slower than an idle one, and what comes late has come.
+/// Long enough that only a hang ends the wait: a busy machine may be ten times slower than an idle
+/// one, and a late event still counts.
 inline constexpr std::chrono::seconds kHang{60};
 
 }  // namespace pegaflow::testing

@@ -15,14 +15,14 @@ namespace pegaflow::testing {
 /// A blocking connection to a Unix socket. Thread-bound.
 class RawConnection {
  public:
-  /// Throws std::runtime_error when nobody listens.
+  /// Throws std::runtime_error if no process listens.
   explicit RawConnection(const std::string& socket);
 
-  /// All of the bytes; false when the other side closed, or took nothing for kHang.
+  /// Sends all bytes; false if the other side closed, or took none for kHang.
   bool send(std::string_view bytes);
-  /// All of it in one message, with a copy of `fd` beside its first byte.
+  /// Sends all bytes in one message, with a copy of `fd` beside the first one.
   bool send_with_fd(std::string_view bytes, int fd);
-  /// Closes our direction only.
+  /// Closes the direction to the peer only.
   void finish();
   /// Reads until the other side closes; false after kHang.
   bool becomes_closed();

@@ -1,7 +1,7 @@
 #pragma once
 /// \file
-/// Nodes that read from each other over UCX: over the cards that PEGA_TEST_RDMA_CARDS names, one a
-/// node in turn ("rxe0,rxe1"), and over TCP on loopback without it.
+/// Nodes that read from each other over UCX: over the cards that PEGA_TEST_RDMA_CARDS names, one
+/// for each node in turn ("rxe0,rxe1"), and over TCP on loopback without it.
 
 #include <cstdlib>
 #include <string>
@@ -44,7 +44,7 @@ inline std::string lane_sample(const std::string& address, const std::string& la
   return fmt::format("pegaflow_peer_lane{{peer=\"{}\",lane=\"{}\"}}", address, lane);
 }
 
-/// Whether `server` comes to read from the node at `address` over `lane`.
+/// Waits until `server` reads from the node at `address` over `lane`; false after kHang.
 inline bool reads_over(const ServerProcess& server, const std::string& address,
                        const std::string& lane) {
   return server.metric_becomes(lane_sample(address, lane), 1);

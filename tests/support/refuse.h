@@ -1,13 +1,13 @@
 #pragma once
 /// \file
-/// System calls that are refused, as a container's filter does.
+/// Rejection of system calls, as by a container's filter.
 
 #include <optional>
 
 namespace pegaflow::testing {
 
-/// What mbind() says from now on to this thread and what it starts, until it ends: this errno, or
-/// success without effect for 0. No value when the kernel has no such filters.
+/// Sets the result of mbind() for this thread and the programs that it starts, until it ends: this
+/// errno, or success without effect for 0. No value if the kernel has no such filters.
 std::optional<int> answer_mbind_with(int error);
 
 }  // namespace pegaflow::testing

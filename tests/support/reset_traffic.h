@@ -1,6 +1,7 @@
 #pragma once
 /// \file
-/// Engines of several nodes that load and save while namespaces are reset, and what they may find.
+/// Engines of several nodes that load and save while namespaces are reset, and the blocks that they
+/// may find.
 
 #include <algorithm>
 #include <cstdint>
@@ -19,10 +20,10 @@
 
 namespace pegaflow::testing {
 
-/// When blocks were saved and nodes reset. Thread-safe.
+/// The times of saves and of resets of nodes. Thread-safe.
 ///
-/// Each save has a stamp, from which the bytes of its blocks follow. A save that had ended before a
-/// reset began is never found again once that reset has ended.
+/// Each save has a stamp, from which the bytes of its blocks follow. A save that ended before a
+/// reset began is never found after that reset has ended.
 class ResetHistory {
  public:
   explicit ResetHistory(std::size_t nodes) : oldest_(nodes) {}
@@ -45,7 +46,7 @@ class ResetHistory {
     const std::lock_guard lock(mutex_);
     oldest_[node] = std::max(oldest_[node], time);
   }
-  /// All nodes know what any of them knows.
+  /// All nodes know the resets that any of them knows.
   void all_agree() {
     const std::lock_guard lock(mutex_);
     std::fill(oldest_.begin(), oldest_.end(), *std::max_element(oldest_.begin(), oldest_.end()));
@@ -56,24 +57,24 @@ class ResetHistory {
     return oldest_[node];
   }
 
-  /// What is wrong with block `number` as it lies in `memory`, for who asked when `oldest` was the
-  /// last reset; empty: nothing.
+  /// The defect of block `number` as it is in `memory`, for a reader whose last reset was `oldest`;
+  /// empty if it is valid.
   [[nodiscard]] std::string complaint(const EngineMemory& memory, std::uint32_t block,
                                       std::uint64_t number, std::uint64_t oldest) const {
     const std::lock_guard lock(mutex_);
     for (auto save = ends_.rbegin(); save != ends_.rend(); ++save) {
       if (!memory.holds(block, TestEngine::seed_of(number, save->first))) continue;
       if (save->second > oldest) return {};
-      return fmt::format("block {} is of the save that ended at {}, before the reset at {}", number,
+      return fmt::format("block {} was saved until {}, before the reset at {}", number,
                          save->second, oldest);
     }
-    return fmt::format("block {} is of no save", number);
+    return fmt::format("block {} has the bytes of no save", number);
   }
 
  private:
   mutable std::mutex mutex_;
   std::uint64_t time_ = 0;
-  std::map<std::uint64_t, std::uint64_t> ends_;  ///< Of saves, by stamp.
+  std::map<std::uint64_t, std::uint64_t> ends_;  ///< The ends of saves, by stamp.
   std::vector<std::uint64_t> oldest_;
 };
 
@@ -86,7 +87,7 @@ class ResetEngine {
   ResetEngine(const ServerProcess& server, std::size_t node, ResetHistory& history)
       : node_(node), history_(history), at_(server, kPiece, kBlocks) {}
 
-  /// Loads what there is of a prefix, looks at each block, and saves the rest.
+  /// Loads the cached part of a prefix, checks each block, and saves the rest.
   void request(std::uint64_t chain, std::size_t count) {
     const std::uint64_t oldest = history_.oldest(node_);
     const auto numbers = numbers_from(1 + chain * 100, count);
@@ -118,7 +119,7 @@ class ResetEngine {
   [[nodiscard]] TestEngine& engine() { return *at_.engine; }
 
   std::vector<std::string> complaints;
-  std::size_t looked_at = 0;  ///< Blocks.
+  std::size_t looked_at = 0;  ///< Blocks that were checked.
   std::size_t from_peers = 0;
 
  private:

@@ -1,6 +1,6 @@
 #pragma once
 /// \file
-/// Where tests get their chance from.
+/// The source of random choices in tests.
 
 #include <cstdint>
 

@@ -1,6 +1,6 @@
 #pragma once
 /// \file
-/// Time that passes when a test says so.
+/// A clock that a test moves.
 
 #include <atomic>
 #include <chrono>
@@ -10,7 +10,7 @@
 
 namespace pegaflow::testing {
 
-/// The steady clock, and what a test puts before it: a time-out needs no waiting. Thread-safe.
+/// The steady clock plus an offset from the test, so that a time-out needs no waiting. Thread-safe.
 class ShiftedClock final : public Clock {
  public:
   [[nodiscard]] TimePoint now() const noexcept override {

@@ -6,8 +6,8 @@
 
 namespace pegaflow::testing {
 
-/// Marks the running test case as skipped. The runner counts it so, with the reason, unless one of
-/// its checks failed.
+/// Marks the running test case as skipped. The runner counts it as skipped, with the reason, unless
+/// one of its checks failed.
 void note_skip(std::string reason);
 
 }  // namespace pegaflow::testing

@@ -186,7 +186,7 @@ Device::Completion SlowDevice::copy(std::unique_lock<std::mutex>& lock, const Ba
     if (!attached_ || cancelled_.contains(batch.ticket)) return done(Errc::kCancelled, "cancelled");
     if (fail_page_ && (*fail_page_)-- == 0) {
       fail_page_.reset();
-      return done(Errc::kIo, "this page fails, as told");
+      return done(Errc::kIo, "this page fails, as injected");
     }
     if (holding_ && allowed_ == 0) {
       page_waits_ = true;

@@ -1,6 +1,6 @@
 #pragma once
 /// \file
-/// A Device that is as slow and as broken as a test wants it.
+/// A Device with delays and faults that a test injects.
 
 #include <condition_variable>
 #include <cstdint>
@@ -14,7 +14,7 @@
 
 namespace pegaflow::testing {
 
-/// Copies like a HostDevice with one thread, but stops where it is told to. Loads overtake saves.
+/// Copies like a HostDevice with one thread, but stops where the test says. Loads overtake saves.
 /// Thread-safe.
 class SlowDevice final : public Device {
  public:
@@ -22,36 +22,37 @@ class SlowDevice final : public Device {
   /// allow_all(), then detach().
   ~SlowDevice() override;
 
-  // ---- how it misbehaves
+  // ---- faults
 
-  /// Nothing is copied beyond the pages allowed so far; a page that is not allowed counts as under
-  /// way once the thread waits for it, as a DMA that has been issued: detach() waits for it.
+  /// Copies only the pages that were allowed so far. A page that is not allowed is in flight once
+  /// the thread waits for it, like a DMA that was issued: detach() waits for it.
   void hold();
   void allow_pages(std::size_t more);
   /// Ends hold().
   void allow_all();
   /// The n-th page from now, 0 for the next, is not copied and fails its batch.
   void fail_page(std::size_t n);
-  /// The next attach() fails so.
+  /// The next attach() fails with this error.
   void fail_next_attach(Error error);
-  /// The next submit() fails so.
+  /// The next submit() fails with this error.
   void fail_next_submit(Error error);
-  /// record_event() fails so from now on.
+  /// record_event() fails with this error from now on.
   void fail_events(Error error);
-  /// Says of loads that are held back that the engine's work waits for them, which it does not.
+  /// Reports early completion of loads that are held back, although no engine's work waits for
+  /// them.
   void allow_early_completion();
-  /// The next completion is handed over twice: what no device may do.
+  /// Delivers the next completion twice, which no device may do.
   void complete_next_twice();
 
-  // ---- what it saw
+  // ---- observations
 
-  /// Waits until a page is held back; false when `patience` is over.
+  /// Waits until a page is held back; false after `patience`.
   bool wait_held(std::chrono::milliseconds patience);
-  /// Waits until it has copied so many pages in all.
+  /// Waits until it has copied this many pages in all.
   bool wait_copied(std::size_t pages, std::chrono::milliseconds patience);
-  /// Waits until it is not attached, or somebody waits in detach().
+  /// Waits until it is not attached, or a thread waits in detach().
   bool wait_detaching(std::chrono::milliseconds patience);
-  /// Waits until cancel() was called so often.
+  /// Waits until cancel() was called this many times.
   bool wait_cancels(std::size_t calls, std::chrono::milliseconds patience);
   [[nodiscard]] std::size_t batches() const;
   [[nodiscard]] std::size_t attaches() const;
@@ -94,7 +95,7 @@ class SlowDevice final : public Device {
   std::optional<Error> fail_events_;
   bool complete_twice_ = false;
   bool may_complete_early_ = false;
-  std::optional<std::uint64_t> load_;  ///< Which the thread has.
+  std::optional<std::uint64_t> load_;  ///< The load that the thread copies.
   std::thread thread_;
 };
 

@@ -31,7 +31,7 @@ std::uint64_t word_at(const std::byte* bytes) {
   return word;
 }
 
-// The kernels of kernels.cu, a thread at a time.
+// The kernels of kernels.cu, one thread at a time.
 
 void move(const MoveArguments& a, bool gather) {
   for (std::uint32_t page = 0; page < a.page_count; ++page) {
@@ -142,7 +142,7 @@ void SoftwareCuda::break_device(Status status) {
   std::unique_lock lock(mutex_);
   broken_ = status;
   changed_.notify_all();
-  // What runs at this moment ends first: afterwards no byte is touched.
+  // The running operation ends first: afterwards no byte is accessed.
   changed_.wait(lock, [this] {
     for (const auto& [name, stream] : streams_) {
       if (stream->runs) return false;
@@ -175,7 +175,7 @@ std::size_t SoftwareCuda::launches() const {
   return launches_;
 }
 
-// ---- what runs
+// ---- execution
 
 std::vector<SoftwareCuda::StreamState*> SoftwareCuda::runnable() {
   std::vector<StreamState*> found;
@@ -196,7 +196,8 @@ void SoftwareCuda::run() {
       if (broken_ != cuda::kSuccess) ready.clear();
       return stopping_ || (!ready.empty() && (!held_ || allowed_ != 0));
     });
-    if (ready.empty()) return;  // Stopping, and what is left waits for what never comes.
+    if (ready.empty())
+      return;  // Stopping, and the remaining operations wait for events that never come.
     if (held_) --allowed_;
     StreamState& stream = *ready[random_() % ready.size()];
     const Operation operation = std::move(stream.queue.front());
@@ -357,7 +358,7 @@ Status SoftwareCuda::unregister_host(std::byte* memory) {
 }
 
 bool SoftwareCuda::may_copy(const std::byte* host, std::uint64_t bytes) const {
-  // Within one page-locked range, or in ordinary memory that touches none.
+  // Within one page-locked range, or in ordinary memory outside of all of them.
   for (const auto& [begin, size] : locked_) {
     const std::byte* const end = begin + size;
     if (host < end && host + bytes > begin) return host >= begin && host + bytes <= end;
@@ -396,7 +397,7 @@ Status SoftwareCuda::load_module(const void* image, cuda::Module& module) {
 Status SoftwareCuda::unload_module(cuda::Module /*module*/) { return cuda::kSuccess; }
 Status SoftwareCuda::find_function(cuda::Module /*module*/, const char* name,
                                    cuda::Function& function) {
-  // A function is its number and 1: no pointer that anybody follows.
+  // A function is its number and 1: no pointer that is ever followed.
   const auto found = std::find(kKernelNames.begin(), kKernelNames.end(), std::string_view(name));
   if (found == kKernelNames.end()) return kInvalidValue;
   const auto number = static_cast<std::uintptr_t>(found - kKernelNames.begin());

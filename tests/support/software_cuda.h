@@ -19,37 +19,39 @@
 
 namespace pegaflow::testing {
 
-/// Does what CUDA promises and no more: streams run side by side in an order that follows from a
-/// seed, a copy may not cross page-locked ranges, an event is the last record() of it. Memory "on
-/// the device" is the host's. Thread-safe.
+/// Provides the guarantees of CUDA and no others: streams run concurrently in an order that follows
+/// from a seed, a copy may not cross page-locked ranges, an event is the last record() of it.
+/// Memory "on the device" is the host's. Thread-safe.
 class SoftwareCuda final : public cuda::Driver {
  public:
   explicit SoftwareCuda(std::uint64_t seed, std::uint64_t memory_bytes = std::uint64_t{1} << 30);
-  /// Everything queued has run by then.
+  /// Runs all queued operations first.
   ~SoftwareCuda() override;
 
-  // ---- how a test looks at it and disturbs it
+  // ---- observations and faults
 
-  /// Runs nothing that is queued, until resume().
+  /// Runs no queued operation until resume().
   void hold();
   void resume();
-  /// Runs at most so many queued operations while held.
+  /// Runs at most this many queued operations while held.
   void allow(std::size_t operations);
-  /// Waits until nothing runs any more though something may: all ended, or what was allowed.
+  /// Waits until no operation runs and none can start: all ended, or those that were allowed.
   void settle();
-  /// What is queued on this stream waits: an engine that computes for long.
+  /// Operations that are queued on this stream wait, like those of an engine that computes for
+  /// long.
   void block(cuda::Stream stream, bool blocked);
-  /// Every call from now on answers so, and nothing that is queued runs any more.
+  /// Every call from now on returns this, and no queued operation runs.
   void break_device(cuda::Status status);
-  /// The next allocate() of at least so many bytes finds no memory.
+  /// The next allocate() of at least this many bytes fails.
   void refuse_allocations_from(std::uint64_t bytes);
   /// The n-th register_host() from now fails, 0 for the next.
   void fail_registration(std::size_t n);
 
   [[nodiscard]] std::size_t registered_ranges() const;
-  [[nodiscard]] std::size_t live_objects() const;  ///< Streams, events, memory not given back.
-  [[nodiscard]] std::size_t copies() const;        ///< Transfers queued so far.
-  [[nodiscard]] std::size_t launches() const;      ///< Kernels queued so far.
+  [[nodiscard]] std::size_t live_objects()
+      const;                                   ///< Streams, events, and memory that was not freed.
+  [[nodiscard]] std::size_t copies() const;    ///< Transfers queued so far.
+  [[nodiscard]] std::size_t launches() const;  ///< Kernels queued so far.
 
   // ---- the driver
 
@@ -93,7 +95,7 @@ class SoftwareCuda final : public cuda::Driver {
  private:
   struct EventState {
     std::uint64_t recorded = 0;  ///< record() calls so far,
-    std::uint64_t reached = 0;   ///< and the latest of them that its stream came to.
+    std::uint64_t reached = 0;   ///< and the latest of them that its stream reached.
   };
   struct Operation {
     std::function<void()> body;

@@ -1,6 +1,6 @@
 #pragma once
 /// \file
-/// RDMA cards of other machines, as the files under /sys that tell of them.
+/// RDMA cards of other machines, as files like those under /sys.
 
 #include <filesystem>
 #include <fstream>
@@ -11,7 +11,7 @@
 
 namespace pegaflow::testing {
 
-/// What /sys has of cards, in a folder that goes with it.
+/// Files about cards as in /sys, in a folder that the destructor removes.
 class Sysfs {
  public:
   Sysfs() {

@@ -25,7 +25,7 @@ UniqueFd open_namespace() {
   return UniqueFd(::open("/proc/thread-self/ns/net", O_RDONLY | O_CLOEXEC));
 }
 
-/// Throws when the command fails; what it says goes where ours does.
+/// Throws if the command fails; its output goes to ours.
 void run(const std::vector<std::string>& command) {
   std::vector<char*> arguments;
   std::string text;
@@ -50,7 +50,7 @@ void run(std::vector<std::string> prefix, const std::vector<std::string>& comman
 
 std::vector<std::string> shape(const std::string& device, const std::string& rate) {
   if (rate.empty()) return {"tc", "qdisc", "del", "dev", device, "root"};
-  // What is under way when a link is cut is no more than the queue.
+  // A cut link still delivers no more than the queue.
   return {"tc",   "qdisc", "replace", "dev",  device,  "root", "tbf",
           "rate", rate,    "burst",   "32kb", "limit", "64kb"};
 }
@@ -132,7 +132,7 @@ std::uint64_t TestNetwork::Node::sent_bytes() const {
   for (std::string line; std::getline(devices, line);) {
     std::istringstream words(line);
     std::string name;
-    std::uint64_t received = 0;  // By the bridge's end of it.
+    std::uint64_t received = 0;  // By the bridge's end of the link.
     if (words >> name >> received && name == port() + ":") return received;
   }
   throw std::runtime_error(port() + " is not in /proc/net/dev");

@@ -1,6 +1,6 @@
 #pragma once
 /// \file
-/// Nodes in network namespaces of their own, and what may happen to the links between them.
+/// Nodes in network namespaces of their own, and faults of the links between them.
 
 #include <cstdint>
 #include <optional>
@@ -13,13 +13,13 @@ namespace pegaflow::testing {
 
 /// A bridge, and some nodes around it; tests/support/network.py is the same for Python.
 ///
-/// Nothing is named or mounted: a namespace lives while a process in it or a descriptor on it does,
-/// so that none is left behind. While this lives the thread that made it, and the threads and
-/// processes that it starts, are in the namespace of the bridge: no network of the machine is in
-/// reach. Whatever fails is thrown as std::runtime_error. Thread-bound.
+/// Nothing is named or mounted: a namespace lives as long as a process in it or a descriptor on it,
+/// so that none is left behind. While this object lives the thread that made it, and the threads
+/// and processes that it starts, are in the namespace of the bridge: they cannot reach the
+/// machine's networks. All failures are thrown as std::runtime_error. Thread-bound.
 class TestNetwork {
  public:
-  /// What is missing here, in words; no value where networks can be made.
+  /// The requirement that this machine lacks, in words; no value if networks can be made.
   static std::optional<std::string> why_not();
 
   explicit TestNetwork(std::size_t nodes);
@@ -29,21 +29,21 @@ class TestNetwork {
 
   class Node {
    public:
-    /// To the other nodes; faults are on this way only.
+    /// Its address for the other nodes; faults are on this link only.
     [[nodiscard]] std::string address() const;
-    /// To the test, which asks for metrics here.
+    /// Its address for the test, which reads metrics here.
     [[nodiscard]] std::string control_address() const;
-    /// What a command begins with that runs on this node.
+    /// The prefix of a command that runs on this node.
     [[nodiscard]] std::vector<std::string> prefix() const;
 
-    /// Bounds what the node sends to the others, as "20mbit"; empty: no bound.
+    /// Limits the rate at which the node sends to the others, as "20mbit"; empty: no limit.
     void limit_sent(const std::string& rate) const;
-    /// Bounds what the others send to it.
+    /// Limits the rate at which the others send to it.
     void limit_received(const std::string& rate) const;
-    /// A black hole: packets from and to the node vanish, and nobody is told.
+    /// A black hole: packets from and to the node vanish without an error.
     void cut() const;
     void mend() const;
-    /// As a cable that is pulled: the node sees that its link has no carrier.
+    /// As if a cable was pulled: the node's link has no carrier.
     void pull_cable() const;
     void plug_cable() const;
     /// Bytes that it has sent to the others, headers included.
