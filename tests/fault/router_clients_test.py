@@ -1,4 +1,4 @@
-"""Clients that are slow or many, and a router that leaves while they go on."""
+"""Slow clients, many clients, and a router that leaves while clients continue."""
 
 import asyncio
 import json
@@ -21,7 +21,7 @@ STREAMED = {"prompt": "x", "stream": True}
 
 class SlowBodies(RouterTest):
     async def trickle(self, router: Router, piece: bytes, pause_s: float) -> tuple[int, float]:
-        """The status that ends a body which comes piece by piece, and the seconds until then."""
+        """The status that ends a body that is sent piece by piece, and the seconds until then."""
         async with router.client() as client:
             began = time.monotonic()
             await client.send(HEAD % 10_000_000)
@@ -68,7 +68,7 @@ class SlowBodies(RouterTest):
                 await asyncio.sleep(0.1)  # The client's pace: 21 pieces, twice the timeout.
             self.assertEqual((await client.reply()).status, 200)
 
-    async def test_a_head_that_stops_gets_408_and_an_idle_connection_nothing(self) -> None:
+    async def test_an_incomplete_head_gets_408_and_an_idle_connection_nothing(self) -> None:
         d = await self.engine()
         # Longer than a busy machine delays the first bytes of a connection.
         router = await self.router("--client-timeout", "1s", d=[d])
@@ -82,9 +82,9 @@ class SlowBodies(RouterTest):
             self.assertEqual(await client.ended(), b"")
         await self.all_is_over(router)
 
-    async def test_three_slow_clients_do_not_keep_the_places_of_others(self) -> None:
+    async def test_three_slow_clients_do_not_take_the_places_of_others(self) -> None:
         d = await self.engine()
-        # Longer than a busy machine delays this process: the last client must not be late itself.
+        # Longer than a busy machine delays this process: the last client itself must not be late.
         router = await self.router("--max-connections", "3", "--client-timeout", "2s", d=[d])
         slow = [asyncio.create_task(self.trickle(router, b"x", 0.05)) for _ in range(3)]
         for status, _ in await asyncio.gather(*slow):
@@ -121,7 +121,9 @@ class Addresses(RouterTest):
 
 
 class Leaving(RouterTest):
-    async def test_connections_are_accepted_while_health_says_that_the_router_leaves(self) -> None:
+    async def test_connections_are_accepted_while_health_reports_that_the_router_leaves(
+        self,
+    ) -> None:
         go_on = asyncio.Event()
 
         async def two_parts(request: Request, answer: Answer) -> None:
@@ -195,7 +197,7 @@ class SharedPort(RouterTest):
             self.assertEqual((await client.reply()).status, 200)
             client.leave()
 
-        # The kernel draws by the client's port: 2^-40 that one gets none.
+        # The kernel chooses by the client's port: a router gets none with probability 2^-40.
         for _ in range(40):
             await ask()
         counts = [await requests_of(router) for router in (first, second)]
@@ -206,7 +208,7 @@ class SharedPort(RouterTest):
             await ask()
         self.assertEqual(await requests_of(first), counts[0] + 10)
 
-    async def test_without_the_option_a_port_has_one_router(self) -> None:
+    async def test_without_the_option_one_router_has_the_port(self) -> None:
         d = await self.engine()
         first = await self.router(d=[d])
         process = await asyncio.create_subprocess_exec(

@@ -1,4 +1,4 @@
-"""Whatever engines and clients do: no request is lost that could be answered, and none hangs."""
+"""Faults of engines and clients: no request that can be answered is lost, and none hangs."""
 
 import asyncio
 import os
@@ -88,7 +88,7 @@ class DecodeEngine(RouterTest):
                     self.assertEqual(metrics['retries_total{role="decode"}'], 2)
                     await router.stop()
 
-    async def test_a_whole_answer_that_breaks_off_is_asked_for_again(self) -> None:
+    async def test_a_truncated_response_without_a_stream_is_requested_again(self) -> None:
         for behavior in (die_in_a_whole_answer, close_in_a_whole_answer):
             bad, good = await self.engine(behavior), await self.engine()
             router = await self.router("--decode-policy", "round-robin", d=[bad, good])
@@ -97,7 +97,7 @@ class DecodeEngine(RouterTest):
                 self.assertEqual((reply.status, reply.json["n"]), (200, 1.5))
             await router.stop()
 
-    async def test_what_no_engine_can_answer_gets_the_last_engines_word(self) -> None:
+    async def test_a_request_that_all_engines_reject_gets_the_last_response(self) -> None:
         d = await self.engine(overloaded)
         router = await self.router("--retries", "1", d=[d])
         self.assertEqual((await router.post("/v1/completions", STREAMED)).status, 503)
@@ -105,19 +105,19 @@ class DecodeEngine(RouterTest):
         d.behavior = die
         reply = await router.post("/v1/completions", STREAMED)
         self.assertEqual((reply.status, reply.headers["retry-after"]), (502, "1"))
-        # What an engine keeps is never asked for twice.
+        # A request that an engine stores is never sent twice.
         d.requests.clear()
         self.assertEqual((await router.post("/v1/responses", {"input": "x"})).status, 502)
         self.assertEqual(len(d.requests), 1)
 
-    async def test_an_engine_that_says_nothing_is_given_up_in_time(self) -> None:
+    async def test_a_silent_engine_is_abandoned_in_time(self) -> None:
         d = await self.engine(wait_for_leaving)
         router = await self.router("--answer-timeout", "150ms", d=[d])
         self.assertEqual((await router.post("/v1/completions", STREAMED)).status, 504)
         await asyncio.wait_for(d.requests[0].gone.wait(), 20)
         self.assertEqual(len(d.requests), 1)
 
-    async def test_a_stream_that_breaks_off_ends_with_an_error_and_without_done(self) -> None:
+    async def test_a_truncated_stream_ends_with_an_error_and_without_done(self) -> None:
         async def after(request: Request, answer: Answer) -> None:
             await answer.begin_stream()
             for each in STREAM[:2]:
@@ -147,12 +147,12 @@ class DecodeEngine(RouterTest):
                         begins = b"data: " if path == "/v1/completions" else b"event: error\ndata: "
                         self.assertTrue(rest.startswith(begins), rest)
                         self.assertEqual(rest.count(b"\n\n"), 1)
-                        # The connection is still good.
+                        # The connection is still usable.
                         await client.send(b"GET /version HTTP/1.1\r\nHost: r\r\n\r\n")
                         self.assertEqual((await client.reply()).status, 200)
         self.assertEqual((await router.metrics())["late_errors_total"], 18)
 
-    async def test_a_stream_that_was_whole_needs_no_error(self) -> None:
+    async def test_a_complete_stream_needs_no_error(self) -> None:
         async def rude(request: Request, answer: Answer) -> None:
             await answer.begin_stream()
             await answer.piece(WHOLE_STREAM)
@@ -163,7 +163,7 @@ class DecodeEngine(RouterTest):
         reply = await router.post("/v1/completions", STREAMED)
         self.assertEqual((reply.body, reply.is_whole), (WHOLE_STREAM, True))
 
-    async def test_a_killed_process_before_and_after_its_first_event(self) -> None:
+    async def test_an_engine_is_killed_before_and_after_its_first_event(self) -> None:
         process, url = await self.engine_process()
         router = await Router.start("--decode", url, "--health-interval", "20ms")
         self.stack.push_async_callback(router.stop)
@@ -180,7 +180,7 @@ class DecodeEngine(RouterTest):
         reply = await router.post("/v1/completions", STREAMED)
         self.assertEqual((reply.status, reply.headers["retry-after"]), (503, "1"))
 
-    async def test_all_engines_down_and_back(self) -> None:
+    async def test_all_engines_go_down_and_return(self) -> None:
         d, e = await self.engine(), await self.engine()
         router = await self.router("--health-interval", "20ms", "--retries", "0", d=[d, e])
         await d.stop()
@@ -198,7 +198,7 @@ class DecodeEngine(RouterTest):
         self.assertEqual((reply.status, reply.body), (200, WHOLE_STREAM))
         self.assertEqual((await router.get("/health")).json["status"], "degraded")
 
-    async def test_the_breaker_leaves_a_failing_engine_alone(self) -> None:
+    async def test_the_breaker_keeps_requests_from_a_failing_engine(self) -> None:
         bad, good = await self.engine(die), await self.engine()
         router = await self.router(
             "--decode-policy",
@@ -232,7 +232,7 @@ class DecodeEngine(RouterTest):
         clients = [await router.connect() for _ in range(4)]
         asking = [asyncio.create_task(ask(client)) for client in clients]
         for engine in engines * 2:
-            # As an engine that drains: it ends what it has, then refuses.
+            # Like an engine that drains: it finishes its requests, then rejects new ones.
             before = len(statuses)
             await engine.stop()
             await router.wait_for_line(f"engine is down role=decode engine={engine.url}")
@@ -249,7 +249,7 @@ class DecodeEngine(RouterTest):
         self.assertEqual(set(statuses), {(200, True)})
         self.assertGreater(len(statuses), 80)
 
-    async def test_engines_that_drain_and_come_back_lose_no_stream(self) -> None:
+    async def test_engines_that_drain_and_return_lose_no_stream(self) -> None:
         async def slowly(request: Request, answer: Answer) -> None:
             await answer.begin_stream()
             for each in [*STREAM, b"data: [DONE]\n\n"]:
@@ -287,11 +287,11 @@ class DecodeEngine(RouterTest):
 
 
 class PrefillEngine(RouterTest):
-    async def test_a_killed_process_in_a_leg_and_before_one(self) -> None:
+    async def test_an_engine_is_killed_during_a_prefill_and_before_one(self) -> None:
         process, url = await self.engine_process("--silent")
         assert process.stdout is not None
         d = await self.engine()
-        # No health check comes between: each request finds out by itself.
+        # No health check happens in between: each request detects it.
         router = await Router.start(
             "--prefill", url, "--decode", d.url, "--health-interval", "10m",
             "--breaker-failures", "1000",
@@ -319,7 +319,7 @@ class PrefillEngine(RouterTest):
 
 
 class Leaving(RouterTest):
-    async def test_the_engine_is_told_in_each_phase(self) -> None:
+    async def test_the_engines_request_is_cancelled_in_each_phase(self) -> None:
         async def after_the_prefill(request: Request, answer: Answer) -> None:
             await (serve_normally if request.is_prefill else d_behavior)(request, answer)
 
@@ -360,11 +360,11 @@ class Leaving(RouterTest):
             await third.post("/v1/completions", STREAMED)
             await router.wait_for_metrics(lambda m: m["queue_length"] == 1)
             d.behavior = serve_normally
-            first.leave()  # Its place goes to the one that waits.
+            first.leave()  # The waiting client gets its place.
             self.assertEqual((await third.reply()).body, WHOLE_STREAM)
         await self.all_is_over(router)
 
-    async def test_who_waits_too_long_is_told_when_to_come_again(self) -> None:
+    async def test_a_request_that_waits_too_long_is_rejected_with_retry_after(self) -> None:
         d = await self.engine(wait_for_leaving)
         router = await self.router("--max-decode-inflight", "1", "--queue-timeout", "100ms", d=[d])
         async with router.client() as client:
@@ -388,13 +388,13 @@ class Leaving(RouterTest):
         before = router.resident_bytes()
         async with router.client() as client:
             await client.post("/v1/completions", STREAMED)
-            await client.head()  # And nothing more is read.
+            await client.head()  # Then the router reads no more.
             request = await d.wait_for(1)
             await asyncio.wait_for(request.gone.wait(), 30)
         self.assertLess(router.resident_bytes() - before, 16 << 20)
         await self.all_is_over(router)
 
-    async def test_memory_that_is_refused_ends_one_connection_and_no_more(self) -> None:
+    async def test_a_failed_allocation_ends_one_connection_only(self) -> None:
         if IS_SANITIZED:
             self.skipTest("the address sanitizer ends a program that gets no memory")
         # The decode engine's body is made when the prefill engine has answered.
@@ -420,12 +420,12 @@ class Leaving(RouterTest):
         self.assertEqual((await router.post("/v1/completions", {"prompt": LONG})).status, 200)
         await self.all_is_over(router)
 
-    async def test_a_resolver_that_says_nothing_holds_up_nobody(self) -> None:
+    async def test_a_silent_resolver_delays_no_client(self) -> None:
         _silent, address = name_server.bind(self)
         prefix = name_server.prefix(address, self.scratch(), attempts=5)
         words = ("--decode", "http://engine.test:1", "--retries", "0")
-        # The resolver's own patience is longer than that of this test: what ends earlier did not
-        # wait for it.
+        # The resolver's own timeout is longer than that of this test: requests that end earlier did
+        # not wait for it.
         router = await Router.start(*words, "--connect-timeout", "200ms", prefix=prefix)
         self.stack.push_async_callback(router.stop)
         reply = await router.post("/v1/completions", STREAMED)
@@ -437,7 +437,7 @@ class Leaving(RouterTest):
             await router.wait_for_metrics(lambda m: m["requests_in_flight"] == 2)
         await self.all_is_over(router)
 
-    async def test_a_name_of_several_engines_without_an_answer_holds_up_nobody(self) -> None:
+    async def test_an_unresolved_name_of_several_engines_delays_no_client(self) -> None:
         d = await self.engine()
         _silent, address = name_server.bind(self)
         router = await Router.start(
@@ -448,7 +448,7 @@ class Leaving(RouterTest):
         reply = await router.post("/v1/completions", STREAMED)
         self.assertEqual((reply.status, reply.body), (200, WHOLE_STREAM))
 
-    async def test_connections_beyond_the_limit_are_told(self) -> None:
+    async def test_connections_beyond_the_limit_are_rejected_with_a_response(self) -> None:
         d = await self.engine(wait_for_leaving)
         router = await self.router("--max-connections", "2", d=[d])
         async with router.client() as a, router.client() as b:
@@ -458,7 +458,7 @@ class Leaving(RouterTest):
             async with router.client() as third:
                 reply = await third.reply()
             self.assertEqual((reply.status, reply.headers["retry-after"]), (503, "1"))
-            # A request that has come already and is never read must not reset the answer.
+            # An unread request that has arrived already must not reset the response.
             router.signal(signal.SIGSTOP)
             try:
                 await router.wait_until_stopped()
@@ -500,7 +500,7 @@ class Ending(RouterTest):
             self.assertEqual(await streaming.chunk(), b"")
             self.assertEqual(await router.ended(), 0)
 
-    async def test_requests_that_wait_in_sockets_are_answered(self) -> None:
+    async def test_requests_that_are_still_in_sockets_are_answered(self) -> None:
         d = await self.engine()
         router = await self.router(d=[d])
         body = b'{"prompt":"x"}'
@@ -514,7 +514,8 @@ class Ending(RouterTest):
                 async with router.client() as new, router.client() as silent:
                     for client in (kept, new):
                         await client.post("/v1/completions", body)
-                    # Behind an answer that ends the connection: it may be lost, the answer not.
+                    # Behind a response that closes the connection: this request may be lost, the
+                    # response not.
                     await new.post("/v1/completions", body)
                     router.signal(signal.SIGTERM)
                     router.signal(signal.SIGCONT)
@@ -529,7 +530,7 @@ class Ending(RouterTest):
                 router.signal(signal.SIGCONT)
             self.assertEqual(await router.ended(), 0)
 
-    async def test_what_takes_longer_is_cut_off(self) -> None:
+    async def test_requests_that_exceed_the_shutdown_timeout_are_cut_off(self) -> None:
         p, d = await self.engine(wait_for_leaving), await self.engine(one_event)
         router = await self.router(
             "--shutdown-timeout", "100ms", "--max-decode-inflight", "1", p=[p], d=[d]
@@ -548,7 +549,7 @@ class Ending(RouterTest):
         for client in clients:
             client.leave()
 
-    async def test_an_engine_that_trickles_holds_up_nobody(self) -> None:
+    async def test_an_engine_that_trickles_delays_no_client(self) -> None:
         async def trickle(request: Request, answer: Answer) -> None:
             await answer.raw(b"HTTP/1.1 200 OK\r\nContent-Length: 1000000\r\n\r\n{")
             while not request.gone.is_set():
@@ -561,7 +562,7 @@ class Ending(RouterTest):
         self.assertEqual((reply.status, [each["id"] for each in reply.json["data"]]), (200, ["m"]))
         await asyncio.wait_for(slow.requests[0].gone.wait(), 20)
 
-        # Not within --shutdown-timeout either; nor does a client that left hold anything.
+        # Neither does it delay the shutdown; nor does a client that left hold any resource.
         router = await self.router(
             "--health-timeout", "1m", "--shutdown-timeout", "100ms", d=[slow, d]
         )
@@ -578,7 +579,7 @@ class Ending(RouterTest):
             self.assertEqual(await router.terminate(), 0)
             self.assertEqual(await client.ended(), b"")
 
-    async def test_a_stopped_engine_is_no_reason_to_stay(self) -> None:
+    async def test_a_stopped_engine_does_not_delay_the_shutdown(self) -> None:
         d = await self.engine()
         router = await self.router(d=[d])
         self.assertEqual(await router.terminate(), 0)

@@ -1,8 +1,8 @@
-"""Whatever engines and clients do, and however often: the router's memory is bounded.
+"""Faults of engines and clients, repeated: the router's memory is bounded.
 
-Each fault is repeated until what it leaves behind, one body a request, would be seen: in the
-router's counts, which have to return to nothing, and in its resident memory at rest. The most that
-it had at any time is bounded by what is under way.
+Each fault is repeated until a leak of one body for each request would be visible: in the router's
+counts, which must return to zero, and in its resident memory when it is idle. Its peak is bounded
+by the requests in flight.
 """
 
 import asyncio
@@ -33,17 +33,17 @@ COMPLETIONS = "/v1/completions"
 PROMPT = "eins zwei drei " * 6000
 BODY = {"prompt": PROMPT, "stream": True}
 BODY_BYTES = len(PROMPT)
-#: What is not measured: buffers and connections are there by then.
+# Requests before the measurement: buffers and connections exist by then.
 WARM = 60
 REPEATED = 120
 AT_ONCE = 30
-#: Half of what one body a request would be.
+# Half of a leak of one body for each request.
 MOST_GROWTH = REPEATED * BODY_BYTES // 2
-#: The requests that are under way, each with its body, that of an engine and an event, twice for
-#: strings that grow; and the router itself.
-#: The address sanitizer keeps what was freed for a while.
+# The requests in flight, each with its body, that of an engine and an event, twice for strings that
+# grow; and the router itself.
+# The address sanitizer keeps freed memory for a while.
 MOST_AT_ONCE = (4 if IS_SANITIZED else 2) * AT_ONCE * (2 * BODY_BYTES + (256 << 10)) + (8 << 20)
-#: What an engine may answer to a prefill, twice for the same reason: one is let through.
+# The largest response of an engine to a prefill, twice for the same reason: one is accepted.
 LONG_PREFILL = 2 * (8 << 20)
 
 OPTIONS = (
@@ -54,7 +54,7 @@ OPTIONS = (
 )
 
 
-# ---- what an engine does
+# ---- faults of engines
 
 
 async def die(request: Request, answer: Answer) -> None:
@@ -99,7 +99,7 @@ async def hang_after_one_event(request: Request, answer: Answer) -> None:
 
 
 async def endless_event(request: Request, answer: Answer) -> None:
-    """An event that has no end: 2 MB of it."""
+    """An event of 2 MB without an end."""
     await answer.begin_stream()
     with contextlib.suppress(ConnectionError):
         await answer.piece(b"data: ")
@@ -121,11 +121,11 @@ async def broken_text(request: Request, answer: Answer) -> None:
     await answer.end_stream()
 
 
-# ---- what a client does
+# ---- faults of clients
 
 
 async def ask(router: Router) -> None:
-    """To the end of the answer, or of the connection."""
+    """Reads to the end of the response, or of the connection."""
     async with router.client() as client:
         with contextlib.suppress(ConnectionError, asyncio.IncompleteReadError):
             await client.post(COMPLETIONS, BODY)
@@ -143,21 +143,21 @@ async def leave_in_the_answer(router: Router) -> None:
         await client.head()
 
 
-class Told:
-    """What an engine does at a request that a client has to know of."""
+class Signals:
+    """Behaviors of an engine whose start a client waits for."""
 
     def __init__(self) -> None:
-        self._told: list[asyncio.Event] = []
+        self._signals: list[asyncio.Event] = []
 
     def tell(self, request: Request) -> None:
-        self._told[int(request.headers["x-number"])].set()
+        self._signals[int(request.headers["x-number"])].set()
 
     async def hang(self, request: Request, _answer: Answer) -> None:
         self.tell(request)
         await request.gone.wait()
 
     async def flood(self, request: Request, answer: Answer) -> None:
-        """Events until the router reads no more, and leaves."""
+        """Sends events until the router reads no more, and leaves."""
         await answer.begin_stream()
         with contextlib.suppress(ConnectionError):
             while not request.gone.is_set():
@@ -165,7 +165,7 @@ class Told:
         self.tell(request)
 
     async def leave(self, router: Router) -> None:
-        """When an engine has the request."""
+        """Leaves when an engine has the request."""
         async with router.client() as client:
             await self._post_and_wait(client)
 
@@ -181,21 +181,21 @@ class Told:
             client.leave()
 
     async def _post_and_wait(self, client: Client) -> None:
-        told = asyncio.Event()
-        self._told.append(told)
-        await client.post(COMPLETIONS, BODY, f"X-Number: {len(self._told) - 1}\r\n")
-        await asyncio.wait_for(told.wait(), PATIENCE_S)
+        signal = asyncio.Event()
+        self._signals.append(signal)
+        await client.post(COMPLETIONS, BODY, f"X-Number: {len(self._signals) - 1}\r\n")
+        await asyncio.wait_for(signal.wait(), PATIENCE_S)
 
 
 def send(data: bytes, status: int | None) -> Callable[[Router], Awaitable[None]]:
-    """Raw bytes, what they are answered with, and the end of the connection; None: no answer."""
+    """Sends raw bytes and expects this status and the end of the connection; None: no response."""
 
     async def do(router: Router) -> None:
         async with router.client() as client:
             with contextlib.suppress(ConnectionError):
                 await client.send(data)
             said = await client.ended()
-            # A client that still sends may see a reset in place of what was said.
+            # A client that still sends may see a reset in place of the response.
             if status is not None and said:
                 assert said.startswith(b"HTTP/1.1 %d" % status), said[:200]
 
@@ -242,11 +242,11 @@ ENGINE_FAULTS: dict[str, tuple[Behavior, Behavior]] = {
     "decode hangs after an event": (serve_normally, hang_after_one_event),
     "an event has no end": (serve_normally, endless_event),
     "a stream byte by byte": (serve_normally, byte_by_byte),
-    "a stream that is no UTF-8": (serve_normally, broken_text),
+    "a stream with invalid UTF-8": (serve_normally, broken_text),
 }
 CLIENT_FAULTS: dict[str, DO] = {
     "no JSON": send(post(b'{"prompt": ' + LARGE), 400),
-    "no UTF-8": send(post(LARGE + b'\xff\xfe", "stream": true}'), None),
+    "invalid UTF-8": send(post(LARGE + b'\xff\xfe", "stream": true}'), None),
     "another content type": send(post(LARGE + b'"}', "Content-Type: text/plain\r\n"), 415),
     "a body that is too long": send(post(b"x" * 300_000), 413),
     "a body without an end": endless_body,
@@ -262,18 +262,20 @@ CLIENT_FAULTS: dict[str, DO] = {
 class EveryFault(RouterTest):
     async def asyncSetUp(self) -> None:
         await super().asyncSetUp()
-        asyncio.get_running_loop().set_debug(False)  # Which makes each request ten times as dear.
+        asyncio.get_running_loop().set_debug(
+            False
+        )  # Debug mode makes each request ten times as expensive.
 
-    async def test_nothing_is_left_of_it_and_nothing_piles_up(self) -> None:
-        told = Told()
+    async def test_a_fault_leaves_nothing_behind_and_memory_does_not_grow(self) -> None:
+        signals = Signals()
         faults: dict[str, tuple[Behavior, Behavior, DO, list[str]]] = {
-            "a client leaves in the prefill": (told.hang, serve_normally, told.leave, []),
-            "a client leaves before an event": (serve_normally, told.hang, told.leave, []),
+            "a client leaves in the prefill": (signals.hang, serve_normally, signals.leave, []),
+            "a client leaves before an event": (serve_normally, signals.hang, signals.leave, []),
             "a client leaves after an event": (
                 serve_normally, hang_after_one_event, leave_in_the_answer, [],
             ),
             "a client leaves at once": (serve_normally, serve_normally, leave_at_once, []),
-            "a client reads nothing": (serve_normally, told.flood, told.read_nothing, []),
+            "a client reads nothing": (serve_normally, signals.flood, signals.read_nothing, []),
             "the queue is full": (serve_normally, wait_for_leaving, ask, QUEUE),
             "a client leaves the queue": (serve_normally, wait_for_leaving, leave_at_once, QUEUE),
         }  # fmt: skip
@@ -287,7 +289,7 @@ class EveryFault(RouterTest):
                 d = await self.engine(both(serve_normally, d_behavior))
                 await self.check(name, do, *options, p=p, d=d)
 
-    async def test_engines_that_are_gone_and_engines_that_come_and_go(self) -> None:
+    async def test_engines_that_are_gone_and_engines_that_restart(self) -> None:
         p, d = await self.engine(), await self.engine()
         await p.stop()
         await d.stop()
@@ -300,17 +302,17 @@ class EveryFault(RouterTest):
             while not over.is_set():
                 for engine in (p, d):
                     await engine.start()
-                    await asyncio.sleep(0.02)  # They are there for a while, and away for a while.
+                    await asyncio.sleep(0.02)  # Up for a while, and down for a while.
                     await engine.drain()
 
         restarting = asyncio.create_task(restart())
         try:
             await self.check("coming and going", ask, "--health-interval", "10ms", p=p, d=d)
         finally:
-            over.set()  # Not cancelled, which asyncio.wait_for() in an engine may swallow.
+            over.set()  # Not cancelled: asyncio.wait_for() in an engine may swallow that.
             await restarting
 
-    async def test_a_prefill_answer_without_an_end(self) -> None:
+    async def test_a_prefill_response_without_an_end(self) -> None:
         p, d = await self.engine(endless_prefill), await self.engine()
         options = ("--max-prefill-inflight", "1")
         await self.check("endless prefill", ask, *options, p=p, d=d, may_have=LONG_PREFILL)
@@ -330,10 +332,10 @@ class EveryFault(RouterTest):
 
         async def repeat(count: int) -> int:
             for begin in range(0, count, AT_ONCE):
-                # No more than that, so that what is under way is known.
+                # No more than that, so that the number of requests in flight is known.
                 await asyncio.gather(*(do(router) for _ in range(min(AT_ONCE, count - begin))))
             await self.all_is_over(router)
-            await router.wait_for_metrics(lambda m: m["connections"] == 1)  # The question's.
+            await router.wait_for_metrics(lambda m: m["connections"] == 1)  # This request's own.
             return router.resident_bytes()
 
         warm = await repeat(WARM)
@@ -343,13 +345,13 @@ class EveryFault(RouterTest):
         self.assertLess(most, MOST_AT_ONCE + may_have, name)
         if not IS_SANITIZED:
             self.assertLess(growth, MOST_GROWTH, name)
-        # Where it is sanitized this is what finds a leak.
+        # In a sanitized build this detects a leak.
         self.assertEqual(await router.terminate(), 0, name)
         await router.stop()
 
 
 if __name__ == "__main__":
-    # What is freed goes back to the system at once, so that the router's memory at rest is its own
-    # and not the allocator's.
+    # Freed memory is returned to the system at once, so that the memory of an idle router is its
+    # own and not the allocator's.
     os.environ |= {"MALLOC_MMAP_THRESHOLD_": "16384", "MALLOC_TRIM_THRESHOLD_": "65536"}
     unittest.main()

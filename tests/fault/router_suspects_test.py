@@ -1,4 +1,4 @@
-"""Requests that end engines, engines that hang, and engines that hand nothing over."""
+"""Requests that end engines, engines that hang, and engines that hand over nothing."""
 
 import asyncio
 import pathlib
@@ -42,7 +42,7 @@ async def end_in_the_answer(request: Request, answer: Answer) -> None:
 
 
 def poisoned(engines: list[StreamingEngine]) -> int:
-    """How many connections the request has ended."""
+    """The number of connections that the request has ended."""
     return sum(b"secret" in request.body for e in engines for request in e.requests)
 
 
@@ -72,7 +72,7 @@ class Suspects(RouterTest):
                 self.assertEqual((reply.status, reply.body), (200, WHOLE_STREAM))
                 await router.stop()
 
-    async def test_an_engine_that_ended_gets_the_request_never_again(self) -> None:
+    async def test_an_engine_never_gets_the_request_that_ended_it_again(self) -> None:
         d = await self.engine(end_at_poison)
         router = await self.router("--retries", "5", "--retry-delay", "1ms", d=[d])
         async with router.client() as client:
@@ -83,7 +83,7 @@ class Suspects(RouterTest):
         self.assertEqual(poisoned([d]), 1)
         self.assertEqual((await router.metrics())["suspect_requests_total"], 0)
 
-    async def test_another_engine_takes_what_one_ended_on_a_kept_connection(self) -> None:
+    async def test_a_request_that_ended_with_a_kept_connection_goes_to_another_engine(self) -> None:
         ending = True
 
         async def end_once(request: Request, answer: Answer) -> None:
@@ -105,8 +105,8 @@ class Suspects(RouterTest):
             self.assertEqual((reply.status, reply.body), (200, WHOLE_STREAM))
         self.assertEqual(poisoned(d), 2)
 
-    async def test_who_may_not_have_an_engine_holds_nobody_up_who_may(self) -> None:
-        end = asyncio.Event()  # Of the long answers, by what is in their prompts.
+    async def test_a_request_without_a_permitted_engine_delays_no_other(self) -> None:
+        end = asyncio.Event()  # Ends the long responses, by their prompts.
         end_second = asyncio.Event()
 
         async def hold_long(request: Request, answer: Answer) -> None:
@@ -132,7 +132,7 @@ class Suspects(RouterTest):
         await router.wait_for_metrics(lambda m: m["queue_length"] == 1)
         self.assertEqual((poisoned([busy]), poisoned([idle])), (0, 1))
 
-        # Who comes behind it gets the engine that it may not have, at once,
+        # A request behind it gets at once the engine that it may not use,
         await innocent.post("/v1/completions", STREAMED)
         self.assertEqual((await innocent.reply()).body, WHOLE_STREAM)
         # and when it has room again.
@@ -145,7 +145,7 @@ class Suspects(RouterTest):
         self.assertEqual((await innocent.reply()).body, WHOLE_STREAM)
         self.assertEqual((len(busy.requests), len(idle.requests)), (1, 4))
 
-        # It has its turn as soon as the engine that it waits for has room.
+        # It is served as soon as the engine that it waits for has room.
         busy.behavior = serve_normally
         end.set()
         self.assertEqual((await long.reply()).status, 200)
@@ -153,7 +153,7 @@ class Suspects(RouterTest):
         self.assertEqual(poisoned([busy]), 1)
         await self.all_is_over(router)
 
-    async def test_connections_that_were_closed_before_cost_no_request(self) -> None:
+    async def test_connections_that_were_closed_earlier_cost_no_request(self) -> None:
         d = await self.engine()
         router = await self.router("--health-interval", "10m", d=[d])
         async with router.client() as client:
@@ -179,7 +179,7 @@ class HangingPrefill(RouterTest):
             reply = await client.reply()
             seconds = time.monotonic() - began
         self.assertEqual((reply.status, reply.body), (200, WHOLE_STREAM))
-        # Two checks, each within its interval and timeout; the rest is a busy machine.
+        # Two checks, each within its interval and timeout, and the delays of a busy machine.
         self.assertLess(seconds, 5)
         print(f"\nprefill engine down: the client waited {seconds:.3f} s")
         metrics = await router.metrics()
@@ -200,7 +200,7 @@ class HangingPrefill(RouterTest):
             self.assertEqual((await client.reply()).status, 502)
         self.assertEqual(poisoned([p, d, e]), 2)
 
-    async def test_a_long_prompt_has_longer(self) -> None:
+    async def test_a_long_prompt_has_a_later_deadline(self) -> None:
         p, d = await self.engine(wait_for_leaving), await self.engine()
         router = await self.router(
             "--prefill-timeout", "1ms", "--min-prefill-rate", "1000", p=[p], d=[d]

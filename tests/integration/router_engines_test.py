@@ -1,4 +1,4 @@
-"""Which engines there are: of flags, files and names; which is next, and what their servers say."""
+"""Engines of the router: from flags, files and names; their choice, and their servers' reports."""
 
 import asyncio
 import json
@@ -33,7 +33,7 @@ class Choosing(RouterTest):
             used.add(grown.index(4))
         self.assertGreater(len(used), 1)
 
-    async def test_what_follows_a_response_goes_to_the_engine_that_made_it(self) -> None:
+    async def test_a_follow_up_goes_to_the_engine_of_its_response(self) -> None:
         async def respond(request: Request, answer: Answer) -> None:
             name = f"resp_{d.index(next(e for e in d if request in e.requests))}"
             await answer.whole(json.dumps({"id": name}).encode())
@@ -47,7 +47,7 @@ class Choosing(RouterTest):
             self.assertEqual(reply.json["id"], f"resp_{i}")
             self.assertEqual((await router.get(f"/v1/responses/resp_{i}")).json["id"], f"resp_{i}")
 
-    async def test_engines_come_and_go_with_their_file(self) -> None:
+    async def test_engines_are_added_and_removed_with_their_file(self) -> None:
         a, b = await self.engine(wait_for_leaving), await self.engine()
         file = self.scratch() / "engines"
         file.write_text(f"# one\ndecode {a.url}\n")
@@ -78,7 +78,7 @@ class Choosing(RouterTest):
             wanted = {f'engine_up{{role="decode",engine="{each.url}"}}' for each in engines}
             return lambda m: {k for k in m if k.startswith("engine_up")} == wanted
 
-        # Both families are mostly one engine's: those of IPv6 are for names that have no other.
+        # Addresses of both families are mostly one engine's: IPv6 is for names without IPv4.
         names.addresses["d.test"] = [*hosts[:2], "::1"]
         router = await Router.start(
             "--decode", f"dns://D.test:{a.port}", "--health-interval", "20ms",
@@ -91,7 +91,7 @@ class Choosing(RouterTest):
             self.assertEqual((await router.post("/v1/completions", {"prompt": "x"})).status, 200)
         self.assertEqual((len(b.requests), len(c.requests)), (2, 2))
 
-        # An engine that leaves its name finishes what it has; one that comes gets requests.
+        # An engine that leaves its name finishes its requests; a new one gets requests.
         b.behavior = c.behavior = wait_for_leaving
         async with router.client() as one, router.client() as two:
             for client in (one, two):
@@ -105,7 +105,7 @@ class Choosing(RouterTest):
             self.assertEqual((len(b.requests), len(c.requests), len(d.requests)), (3, 3, 4))
             self.assertFalse(b.requests[-1].gone.is_set())
 
-        # Without an answer all stays as it was.
+        # Without a reply the engines stay as they were.
         names.addresses.clear()
         await router.wait_for_line("a name is not known now: dns://D.test")
         await router.wait_for_metrics(lambda m: m["name_errors_total"] > 3)
@@ -116,7 +116,7 @@ class Choosing(RouterTest):
             lambda m: f'engine_up{{role="decode",engine="http://[::1]:{a.port}"}}' in m
         )
 
-    async def test_a_server_that_answers_nothing_of_use_is_down(self) -> None:
+    async def test_a_server_with_invalid_responses_is_down(self) -> None:
         async def instances(request: Request, answer: Answer) -> None:
             self.assertEqual((request.method, request.target), ("GET", "/instances"))
             await answer.whole(said[0], said[1])
@@ -144,7 +144,7 @@ class Choosing(RouterTest):
         await router.wait_for_metrics(lambda m: m[up] == 0)
         self.assertEqual((await router.post("/v1/completions", {"prompt": "x"})).status, 200)
 
-    async def test_keys_are_read_again_when_their_files_change(self) -> None:
+    async def test_keys_are_reloaded_when_their_files_change(self) -> None:
         folder, d = self.scratch(), await self.engine()
         keys, engine_key = folder / "keys", folder / "engine"
         keys.write_text("ann k-ann\nbob k-bob 1\n")
@@ -171,7 +171,7 @@ class Choosing(RouterTest):
         await router.wait_for_line("the engines' API key was read again")
         self.assertEqual([await status(key) for key in ("k-ann", "k-new")], [401, 200])
         self.assertEqual(d.requests[-1].headers["authorization"], "Bearer second")
-        # What cannot be used changes nothing: a file that is being written, or is gone.
+        # An invalid file changes nothing: one that is being written, or is gone.
         replace(keys, "eve\n")
         await router.wait_for_line("the API keys stay as they were: .*line 1")
         replace(keys, "")

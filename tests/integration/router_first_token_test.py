@@ -1,4 +1,4 @@
-"""--pd-first-token: the prefill engine's token goes first, and nobody sees a seam."""
+"""--pd-first-token: the prefill engine's token is sent first, and no client sees a seam."""
 
 import asyncio
 import json
@@ -35,7 +35,7 @@ def chunk(text: str) -> bytes:
 
 
 async def prefill(request: Request, answer: Answer) -> None:
-    """As vLLM answers: with token ids where they are wanted."""
+    """Responds as vLLM does: with token ids if the request has return_token_ids."""
     choice: dict[str, Any] = {"index": 0, "text": " uno", "finish_reason": "length"}
     if request.json.get("return_token_ids"):
         choice |= {"token_ids": [8], "prompt_token_ids": TOKENS}
@@ -76,7 +76,7 @@ class FirstToken(RouterTest):
         counts = {k: v for k, v in metrics.items() if k.startswith("first_token_total") and v}
         self.assertEqual(counts, {f'first_token_total{{reason="{reason}"}}': 1})
 
-    async def test_it_is_there_before_the_decode_engine_has_one(self) -> None:
+    async def test_the_token_is_sent_before_the_decode_engine_has_one(self) -> None:
         may_go_on = asyncio.Event()
 
         async def slow(request: Request, answer: Answer) -> None:
@@ -94,13 +94,13 @@ class FirstToken(RouterTest):
             may_go_on.set()
             self.assertEqual(await client.chunk(), chunk(" due") + DONE)
             self.assertEqual(await client.chunk(), b"")
-            # The connection is still good.
+            # The connection is still usable.
             await client.post("/v1/completions", BODY)
             self.assertEqual(texts((await client.reply()).body), [" uno", " due"])
         line = await router.wait_for_line("answered .*first_token=sent")
         self.assertIn("events=2", line)
 
-    async def test_each_engine_gets_its_body_and_the_usage_is_one_engines(self) -> None:
+    async def test_each_engine_gets_its_body_and_the_usage_counts_one_engine(self) -> None:
         p, (d,), router = await self.pair(prefill, decode)
         reply = await router.post("/v1/completions", BODY | {"kv_transfer_params": {"evil": 1}})
         self.assertEqual((reply.status, reply.is_whole), (200, True))
@@ -117,7 +117,7 @@ class FirstToken(RouterTest):
         await self.counted(router, "sent")
         await self.all_is_over(router)
 
-    async def test_everything_else_takes_the_store_flow_and_is_counted(self) -> None:
+    async def test_every_other_request_takes_the_store_flow_and_is_counted(self) -> None:
         async def no_tokens(request: Request, answer: Answer) -> None:
             await serve_normally(request, answer)
 
@@ -148,7 +148,7 @@ class FirstToken(RouterTest):
                 await self.counted(router, reason)
                 await router.stop()
 
-    async def test_a_decode_engine_that_does_not_take_it_on_gets_the_clients_body(self) -> None:
+    async def test_a_decode_engine_that_rejects_the_token_gets_the_clients_body(self) -> None:
         async def refuse(request: Request, answer: Answer) -> None:
             if isinstance(request.json["prompt"], list):
                 await answer.whole(b'{"error":"too long"}', int(request.headers["x-status"]))
@@ -163,7 +163,7 @@ class FirstToken(RouterTest):
 
         for behavior, status in ((refuse, 400), (refuse, 503), (refuse, 200), (die, 0)):
             with self.subTest(status=status):
-                # One that ended gets the request never again.
+                # An engine that the request ended never gets it again.
                 behaviors = [behavior] * (1 if status else 2)
                 _, d, router = await self.pair(prefill, *behaviors)
                 reply = await router.post("/v1/completions", BODY, f"X-Status: {status}\r\n")
@@ -175,7 +175,7 @@ class FirstToken(RouterTest):
                 await self.all_is_over(router)
                 await router.stop()
 
-    async def test_another_engine_goes_on_until_one_has_sent_an_event(self) -> None:
+    async def test_another_engine_continues_until_one_has_sent_an_event(self) -> None:
         async def begin_and_die(request: Request, answer: Answer) -> None:
             await answer.begin_stream()
             await answer.piece(b"data: {")
@@ -207,7 +207,7 @@ class FirstToken(RouterTest):
             self.assertEqual((await router.metrics())["late_errors_total"], 1)
             await self.all_is_over(router)
 
-    async def test_a_client_that_leaves_behind_it_ends_the_decode_engine(self) -> None:
+    async def test_a_client_that_leaves_after_the_token_ends_the_decode_request(self) -> None:
         async def begin(request: Request, answer: Answer) -> None:
             await answer.begin_stream()
             await request.gone.wait()
@@ -220,7 +220,7 @@ class FirstToken(RouterTest):
         await asyncio.wait_for(d.requests[0].gone.wait(), 20)
         await self.all_is_over(router)
 
-    async def test_http_1_0_gets_it_without_chunks(self) -> None:
+    async def test_http_1_0_gets_the_token_without_chunks(self) -> None:
         _, _, router = await self.pair(prefill, decode)
         body = json.dumps(BODY).encode()
         async with router.client() as client:

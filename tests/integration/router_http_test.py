@@ -1,4 +1,4 @@
-"""HTTP as browsers, monitors and proxies use it: preflights, HEAD, unusual but valid requests."""
+"""HTTP of browsers, monitors and proxies: preflights, HEAD, unusual but valid requests."""
 
 import pathlib
 import signal
@@ -14,7 +14,7 @@ from streaming_engine import Answer, Request
 BODY = b'{"prompt":"x"}'
 
 
-async def allow_nobody(request: Request, answer: Answer) -> None:
+async def allow_another_origin(request: Request, answer: Answer) -> None:
     await answer.whole(b"{}", 200, "Access-Control-Allow-Origin: http://engine\r\n")
 
 
@@ -43,7 +43,7 @@ class Browsers(RouterTest):
             self.assertEqual(
                 reply.headers["access-control-allow-headers"], "authorization, content-type"
             )
-            # The page may also read why it was refused, on the same connection.
+            # The page may also read the reason of a rejection, on the same connection.
             await client.post("/v1/chat/completions", BODY, "Origin: http://page\r\n")
             reply = await client.reply()
             self.assertEqual(
@@ -52,7 +52,7 @@ class Browsers(RouterTest):
         self.assertEqual(d.requests, [])
 
     async def test_answers_allow_the_origins_of_the_router_and_not_of_the_engine(self) -> None:
-        d = await self.engine(allow_nobody)
+        d = await self.engine(allow_another_origin)
         every = await self.router(d=[d])
         some = await self.router("--cors-origins", "http://a,http://b", d=[d])
         engines = await self.router("--cors-origins", "none", d=[d])
@@ -75,7 +75,7 @@ class Browsers(RouterTest):
             self.assertEqual(reply.status, 400)
             self.assertNotIn("access-control-allow-origin", reply.headers)
 
-    async def test_pages_may_read_what_is_refused_before_a_request_is_whole(self) -> None:
+    async def test_pages_may_read_rejections_of_incomplete_requests(self) -> None:
         words = ("--max-header-bytes", "1KiB", "--max-body-bytes", "1KiB", "--body-timeout", "1ms")
         d = await self.engine()
         every = await self.router(*words, d=[d])
@@ -83,7 +83,11 @@ class Browsers(RouterTest):
         head = b"POST /v1/completions HTTP/1.1\r\nHost: r\r\nOrigin: http://a\r\n"
         many = b"X-Y: z\r\n" * 200
         for request, status, of_some in (
-            (b"GET / HTTP/1.1\r\n" + many + b"Origin: http://a\r\n", 431, None),  # It is not read.
+            (
+                b"GET / HTTP/1.1\r\n" + many + b"Origin: http://a\r\n",
+                431,
+                None,
+            ),  # Its origin is not read.
             (b"GET\r\n\r\n", 400, None),
             (head + b"Content-Length: 5000\r\n\r\n", 413, "http://a"),
             (head + b"Content-Length: 5\r\n\r\n", 408, "http://a"),
@@ -137,7 +141,7 @@ class Browsers(RouterTest):
 
 
 class Requests(RouterTest):
-    async def test_a_target_in_absolute_form_and_empty_lines_are_taken(self) -> None:
+    async def test_a_target_in_absolute_form_and_empty_lines_are_accepted(self) -> None:
         d = await self.engine()
         router = await self.router(d=[d])
         request = b"POST %s HTTP/1.1\r\nHost: r\r\nContent-Length: %d\r\n\r\n%s"
@@ -157,7 +161,7 @@ class Requests(RouterTest):
                 await client.send(many + request % (b"/v1/completions", len(BODY), BODY))
                 self.assertEqual((await client.reply()).status, 400, many)
 
-    async def test_an_empty_line_behind_a_request_holds_up_no_drain(self) -> None:
+    async def test_an_empty_line_after_a_request_does_not_delay_a_drain(self) -> None:
         d = await self.engine()
         router = await self.router(d=[d])
         async with router.client() as client:
@@ -168,7 +172,7 @@ class Requests(RouterTest):
             self.assertEqual(await router.terminate(), 0)
             self.assertEqual(await client.ended(), b"")
 
-    async def test_targets_with_bytes_that_are_no_characters_are_refused(self) -> None:
+    async def test_targets_with_invalid_bytes_are_rejected(self) -> None:
         d = await self.engine()
         router = await self.router("--pass", "/extra", d=[d])
         for target in (b"/extra?\xe4", b"/extra?a\x80", b"/extra\xff", b"http:///extra",
@@ -178,7 +182,7 @@ class Requests(RouterTest):
                 self.assertEqual((await client.reply()).status, 400, target)
         self.assertEqual(d.requests, [])
 
-    async def test_an_authorization_that_is_no_key_does_not_hide_one(self) -> None:
+    async def test_an_authorization_without_a_key_does_not_hide_a_key(self) -> None:
         keys = self.scratch() / "keys"
         keys.write_text("ann k-ann\n")
         d = await self.engine()
@@ -190,7 +194,7 @@ class Requests(RouterTest):
         for got in d.requests:
             self.assertNotIn("k-ann", str(got.headers))
 
-    async def test_an_upgrade_that_nobody_asked_for_reaches_no_client(self) -> None:
+    async def test_an_unrequested_upgrade_reaches_no_client(self) -> None:
         async def upgrade(request: Request, answer: Answer) -> None:
             await answer.raw(
                 b"HTTP/1.1 101 Switching Protocols\r\nUpgrade: x\r\nConnection: upgrade\r\n\r\nx"
@@ -208,11 +212,11 @@ class Requests(RouterTest):
         for _ in range(4):
             self.assertEqual((await router.post("/v1/completions", {"prompt": "x"})).status, 200)
 
-    async def test_engines_see_that_a_router_was_between(self) -> None:
+    async def test_engines_receive_the_via_field_of_the_router(self) -> None:
         d = await self.engine()
         router = await self.router(d=[d])
         await router.post("/v1/completions", BODY, "Via: 1.1 proxy\r\n")
-        # The one of the test keeps the last of several fields.
+        # The test's engine keeps the last of several fields.
         self.assertEqual(d.requests[0].headers["via"], "1.1 pegaflow-router")
 
 

@@ -53,7 +53,7 @@ class Models(RouterTest):
         for _ in range(4):
             await router.post("/v1/completions", {"model": "shared", "prompt": "x"})
         self.assertEqual((len(a.requests), len(b.requests)), (2, 2))
-        # One that names none goes to engines of one model.
+        # A request without a model goes to engines of one model.
         for _ in range(4):
             await router.post("/v1/completions", {"prompt": "x"})
         self.assertEqual((len(a.requests), len(b.requests)), (6, 2))
@@ -84,14 +84,14 @@ class Models(RouterTest):
                 self.assertEqual({r.body for r in engine.requests}, {form(model)})
             reply = await router.post(path, form("b", "c"), kind)  # Frameworks take the last one.
             self.assertEqual((reply.status, reply.json["error"]["param"]), (404, "model"))
-        # One that names none is like a request that names none; the engine judges broken ones.
+        # A form without a model is like a request without one; the engine rejects broken ones.
         for each in (a, b):
             each.requests.clear()
         for body in (form(), form(), file, b"--B"):
             self.assertEqual((await router.post(path, body, kind)).status, 200)
         self.assertEqual((len(a.requests), len(b.requests)), (4, 0))
 
-    async def test_an_unknown_model_is_refused_as_vllm_does_without_an_engine(self) -> None:
+    async def test_an_unknown_model_is_rejected_as_vllm_does_without_an_engine(self) -> None:
         d = await self.serving("m")
         router = await self.router(d=[d])
         await self.known(router, d)
@@ -113,7 +113,7 @@ class Models(RouterTest):
         self.assertEqual((reply.status, reply.json["error"]["type"]), (404, "not_found_error"))
         self.assertEqual(d.requests, [])
         self.assertEqual((await router.metrics())["unknown_models_total"], 4)
-        # What clients ask for must not become questions without end.
+        # Requests of clients must not cause requests for models without a limit.
         before = d.model_questions
         async with router.client() as client:
             for _ in range(200):
@@ -124,7 +124,7 @@ class Models(RouterTest):
         await self.known(passing, d)
         self.assertEqual((await passing.post("/v1/completions", {"model": "x"})).status, 200)
 
-    async def test_an_adapter_that_was_loaded_since_is_found_at_once(self) -> None:
+    async def test_an_adapter_that_was_loaded_later_is_found_at_once(self) -> None:
         d = await self.serving("m")
         router = await self.router("--models-interval", "1h", d=[d])
         await self.known(router, d)
@@ -135,19 +135,19 @@ class Models(RouterTest):
         async def not_found(request: Request, answer: Answer) -> None:
             await answer.whole(b'{"error":{}}', 404)
 
-        # And one that was unloaded is known to be gone after an engine has said so.
+        # An unloaded adapter is known to be gone after an engine has reported so.
         d.models = ["m"]
         d.behavior = not_found
         row = f'engine_models{{role="decode",engine="{d.url}"}}'
-        end = time.monotonic() + 20  # Engines are asked out of turn once a second.
+        end = time.monotonic() + 20  # Extra requests for models are sent once a second at most.
         while (await router.metrics())[row] != 1:
             self.assertLess(time.monotonic(), end)
             reply = await router.post("/v1/completions", {"model": "adapter", "prompt": "x"})
             self.assertEqual((reply.status, reply.body), (404, b'{"error":{}}'))
 
-    async def test_lists_that_are_not_known_refuse_nothing(self) -> None:
+    async def test_unknown_model_lists_reject_nothing(self) -> None:
         d = await self.engine()
-        d.models = None  # It answers 404.
+        d.models = None  # It responds with 404.
         router = await self.router(d=[d])
         reply = await router.post("/v1/completions", {"model": "x", "prompt": "x"})
         self.assertEqual(reply.status, 200)
@@ -177,7 +177,7 @@ class Models(RouterTest):
             self.assertEqual(asked, set(engines), model)
         self.assertEqual((await router.metrics())['prefill_total{reason="no_engine"}'], 3)
 
-    async def test_who_waits_for_one_model_holds_up_no_other(self) -> None:
+    async def test_requests_that_wait_for_one_model_delay_no_other(self) -> None:
         a, b = await self.serving("a"), await self.serving("b")
         a.behavior = wait_for_leaving
         router = await self.router("--max-decode-inflight", "1", d=[a, b])
@@ -197,7 +197,7 @@ class Models(RouterTest):
 
 
 class Steering(RouterTest):
-    async def test_no_route_passes_what_only_a_router_may_send(self) -> None:
+    async def test_no_route_passes_members_that_only_a_router_may_send(self) -> None:
         d = await self.engine(ok)
         router = await self.router("--pass", "/extra", d=[d])
         bad = b'"kv_transf\\u0065r_params":{"remote_host":"10.6.6.6","do_remote_prefill":true}'
@@ -238,7 +238,8 @@ class Steering(RouterTest):
         conversations = {"messages": [[{"role": "user", "content": "x"}]], "kv_transfer_params": {}}
         await router.post("/v1/chat/completions/batch", conversations)
         self.assertNotIn("kv_transfer_params", d.requests[-1].json)
-        # What an engine could read otherwise is refused; what is no JSON at all passes.
+        # A body that an engine could parse differently is rejected; one that is not JSON at all
+        # passes.
         utf_16 = json.dumps({"kv_transfer_params": {}}).encode("utf-16")
         self.assertEqual((await router.post("/extra", utf_16)).status, 400)
         self.assertEqual((await router.post("/tokenize", utf_16)).status, 400)
@@ -247,7 +248,7 @@ class Steering(RouterTest):
         reply = await router.post("/tokenize", b"{}", "Content-Type: text/plain\r\n")
         self.assertEqual(reply.status, 415)
 
-    async def test_the_routers_own_parameters_take_the_place_of_a_clients(self) -> None:
+    async def test_the_routers_own_parameters_replace_a_clients(self) -> None:
         p, d = await self.engine(), await self.engine()
         router = await self.router(p=[p], d=[d])
         body = {"prompt": LONG, "kv_transfer_params": {"pegaflow": {"node": "evil"}}}

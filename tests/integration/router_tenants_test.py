@@ -27,13 +27,13 @@ class Tenants(RouterTest):
     async def salt_of(
         self, router: Router, engine: StreamingEngine, key: str, body: Any, path: str
     ) -> Any:
-        """The salt that the engine got."""
+        """The salt that the engine received."""
         engine.requests.clear()
         reply = await router.post(path, body, f"x-api-key: {key}\r\n")
         self.assertEqual(reply.status, 200, reply.body)
         return engine.requests[-1].json.get("cache_salt")
 
-    async def test_the_prompts_of_tenants_are_salted_apart(self) -> None:
+    async def test_the_prompts_of_tenants_have_different_salts(self) -> None:
         router, p, d = await self.salted()
         again, _p, d2 = await self.salted()
         body = {"model": "m", "prompt": "x", "input": "x", "messages": []}
@@ -46,15 +46,15 @@ class Tenants(RouterTest):
                 return await self.salt_of(router, d, key, body | more, path)
 
             own = {key: await salt(key, {}) for key in ("k-ann", "k-ann-2", "k-bob")}
-            # A tenant is a name; another router gives it the same salt.
+            # A tenant is a name; another router derives the same salt for it.
             self.assertEqual(own["k-ann"], own["k-ann-2"], path)
             self.assertEqual(own["k-ann"], await self.salt_of(again, d2, "k-ann", body, path))
             folded = [await salt(key, {"cache_salt": "x"}) for key in ("k-ann", "k-bob")]
-            # Another tenant's salt is of no use to a client that learns it.
+            # A client cannot use another tenant's salt, even if it knows it.
             stolen = await salt("k-bob", {"cache_salt": own["k-ann"]})
             self.assertEqual(len({own["k-ann"], own["k-bob"], *folded, stolen, "x"}), 6, path)
             self.assertEqual(await salt("k-ann", {"cache_salt": None}), own["k-ann"], path)
-        # Both engines of a request have the same one, and all else is what the client wrote.
+        # Both engines of a request receive the same salt, and otherwise the client's body.
         await router.post("/v1/completions", {"prompt": LONG, "n": 1.50}, "x-api-key: k-ann\r\n")
         to_p, to_d = p.requests[-1], d.requests[-1]
         self.assertEqual(to_p.json["cache_salt"], own["k-ann"])
@@ -97,7 +97,7 @@ class Tenants(RouterTest):
                 body |= {"cache_salt": "x"}
                 self.assertEqual(await self.salt_of(each, d, "k-ann", body, path), "x")
 
-    async def test_a_salt_key_that_has_no_effect_is_refused(self) -> None:
+    async def test_a_salt_key_without_effect_is_rejected(self) -> None:
         folder = self.scratch()
         (folder / "keys").write_text("ann k-ann\n")
         (folder / "secret").write_text("0123456789abcdef\n")

@@ -1,4 +1,4 @@
-"""The router between real connections: what it passes, splits, refuses and limits."""
+"""The router between real connections: forwarding, splitting, rejecting and limits."""
 
 import asyncio
 import contextlib
@@ -35,7 +35,7 @@ class Options(unittest.TestCase):
         shown = self.run_router("--decode", "http://a:1", "--print-options").stdout
         self.assertIn("decode = http://a:1  # command line", shown)
 
-    def test_wrong_options_stop_the_start_with_one_line(self) -> None:
+    def test_an_invalid_option_ends_the_start_with_one_line(self) -> None:
         for words, what in (
             (["--decode", "http://a:1", "--servers", "a:1"], "--servers: "),
             ([], "no decode engine"),
@@ -69,7 +69,7 @@ class Options(unittest.TestCase):
 
 
 class Passing(RouterTest):
-    async def test_an_answer_and_a_request_pass_byte_for_byte(self) -> None:
+    async def test_requests_and_responses_pass_byte_for_byte(self) -> None:
         d = await self.engine()
         router = await self.router(d=[d])
         body = b' {"prompt":"hi",\n "temperature": 0.70, "seed":12345678901234567890123}'
@@ -95,7 +95,7 @@ class Passing(RouterTest):
             self.assertEqual(got.headers.get(name), value)
         self.assertNotIn("x-hop", got.headers)
         self.assertNotIn("connection", got.headers)
-        # An id that could do harm in a head or a log is replaced.
+        # An id that is unsafe in a header or a log is replaced.
         reply = await router.post("/v1/completions", body, "X-Request-Id: a b\r\n")
         self.assertRegex(reply.headers["x-request-id"], r"^[0-9a-f]{32}$")
         self.assertTrue(
@@ -126,7 +126,7 @@ class Passing(RouterTest):
                 reply = await client.reply()
                 self.assertEqual((reply.body, reply.is_whole), (WHOLE_STREAM, True), at)
 
-    async def test_a_body_of_a_get_is_no_request_of_its_own(self) -> None:
+    async def test_the_body_of_a_get_is_not_a_second_request(self) -> None:
         async def ok(request: Request, answer: Answer) -> None:
             await answer.whole(b"{}")
 
@@ -143,7 +143,7 @@ class Passing(RouterTest):
                     head = f"GET {path} HTTP/1.1\r\nHost: r\r\n{framing}\r\n\r\n"
                     await client.send(head.encode() + body)
                     self.assertEqual((await client.reply()).status, 200)
-                    # Over the connection to the engine that was kept.
+                    # Over the kept connection to the engine.
                     await client.post("/tokenize", b"{}")
                     self.assertEqual((await client.reply()).status, 200)
                 self.assertEqual(
@@ -153,7 +153,7 @@ class Passing(RouterTest):
         await router.get("/extra")
         self.assertNotIn("content-length", d.requests[-1].headers)
 
-    async def test_what_is_not_listed_is_denied(self) -> None:
+    async def test_unlisted_paths_are_denied(self) -> None:
         d = await self.engine()
         router = await self.router("--pass", "/extra", d=[d])
         for path in (
@@ -185,7 +185,7 @@ class Passing(RouterTest):
             self.assertEqual((await router.post(path, {"input": "x"})).status, 200, path)
         self.assertEqual(len(d.requests), 10)
 
-    async def test_its_own_pages(self) -> None:
+    async def test_the_router_serves_its_own_pages(self) -> None:
         async def models(request: Request, answer: Answer) -> None:
             await answer.whole(b'{"data":[{"id":"m","x":1.0},{"id":"lora"}]}')
 
@@ -205,7 +205,7 @@ class Passing(RouterTest):
     async def test_connections_are_kept_and_replaced(self) -> None:
         d = await self.engine()
         router = await self.router(d=[d])
-        # The router's own questions are over.
+        # The router's own requests have ended.
         row = f'engine_models{{role="decode",engine="{d.url}"}}'
         await router.wait_for_metrics(lambda m: m[row] == 1)
         async with router.client() as client:
@@ -227,7 +227,7 @@ class Passing(RouterTest):
             for status in (200, 200, 200, 404):
                 self.assertEqual((await client.reply()).status, status)
 
-    async def test_a_client_that_waits_for_continue_gets_it(self) -> None:
+    async def test_a_client_that_waits_for_100_continue_receives_it(self) -> None:
         d = await self.engine()
         router = await self.router(d=[d])
         async with router.client() as client:
@@ -254,7 +254,7 @@ class Passing(RouterTest):
 
 
 class Refusing(RouterTest):
-    async def test_what_two_readers_could_read_differently_is_refused(self) -> None:
+    async def test_ambiguous_requests_are_rejected(self) -> None:
         d = await self.engine()
         router = await self.router(d=[d])
         head = b"POST /v1/completions HTTP/1.1\r\nHost: r\r\n"
@@ -341,7 +341,7 @@ class Refusing(RouterTest):
         self.assertEqual((reply.status, reply.headers["retry-after"]), (503, "1"))
         await small.wait_for_metrics(lambda m: m["body_bytes"] == 0)
 
-    async def test_what_is_no_json_is_refused(self) -> None:
+    async def test_a_body_that_is_not_json_is_rejected(self) -> None:
         d = await self.engine()
         router = await self.router(d=[d])
         for bad in (
@@ -372,7 +372,7 @@ class Refusing(RouterTest):
         lost = await self.router("--decode", "http://nowhere.invalid:1", "--retries", "0")
         self.assertIn((await lost.post("/v1/completions", {"prompt": "x"})).status, (502, 503))
 
-    async def test_keys_are_asked_for_and_never_forwarded(self) -> None:
+    async def test_keys_are_required_and_never_forwarded(self) -> None:
         folder = self.scratch()
         (folder / "keys").write_text("# who may\nann k-ann\nbob k-bob 1\n")
         (folder / "engine").write_text("k-engine\n")
@@ -440,7 +440,7 @@ class Splitting(RouterTest):
                     self.assertEqual(got.target, path)
         self.assertEqual((await router.metrics())['prefill_total{reason="done"}'], 6)
 
-    async def test_what_goes_to_the_decode_engine_whole(self) -> None:
+    async def test_some_requests_go_to_the_decode_engine_without_a_prefill(self) -> None:
         p, d = await self.engine(), await self.engine()
         router = await self.router(p=[p], d=[d])
         prompt = {"prompt": LONG}
@@ -458,12 +458,12 @@ class Splitting(RouterTest):
         self.assertEqual((await router.post("/v1/messages", body)).status, 200)
         self.assertEqual((await router.metrics())['prefill_total{reason="tool_choice"}'], 1)
         self.assertEqual(p.requests, [])
-        # echo alone, and log-probabilities alone, split.
+        # echo alone, and log-probabilities alone, are split.
         for body in (prompt | {"echo": True}, prompt | {"logprobs": 1, "prompt_logprobs": None}):
             await router.post("/v1/completions", body)
         self.assertEqual(len(p.requests), 2)
 
-    async def test_every_failure_of_the_prefill_engine_leaves_it_to_the_decode_engine(self) -> None:
+    async def test_after_any_failure_of_the_prefill_engine_the_decode_engine_serves(self) -> None:
         async def status(request: Request, answer: Answer) -> None:
             await answer.whole(b"{}", int(request.json["user"]))
 
@@ -506,7 +506,7 @@ class Splitting(RouterTest):
                 self.assertEqual(metrics[f'prefill_total{{reason="{reason}"}}'], 1)
                 await router.stop()
 
-    async def test_another_prefill_engine_is_asked_once(self) -> None:
+    async def test_one_other_prefill_engine_is_tried(self) -> None:
         bad, p, d = await self.engine(), await self.engine(), await self.engine()
         await bad.stop()
         router = await self.router(
@@ -517,7 +517,7 @@ class Splitting(RouterTest):
         self.assertEqual((await router.metrics())['prefill_total{reason="done"}'], 2)
         self.assertEqual(len(p.requests), 2)
 
-    async def test_a_body_that_one_prefill_engine_refuses_goes_to_no_other(self) -> None:
+    async def test_a_body_that_one_prefill_engine_rejects_goes_to_no_other(self) -> None:
         async def status(request: Request, answer: Answer) -> None:
             await answer.whole(b"{}", int(request.json["user"]))
 
@@ -548,7 +548,7 @@ class Splitting(RouterTest):
         self.assertEqual((await router.post("/v1/completions", {"prompt": LONG})).status, 200)
         self.assertEqual((await router.metrics())['prefill_total{reason="engine_down"}'], 1)
 
-    async def test_parameters_in_the_manner_of_nixl_are_handed_over(self) -> None:
+    async def test_parameters_in_the_format_of_nixl_are_handed_over(self) -> None:
         p, d = await self.engine(), await self.engine()
         router = await self.router("--flow", "kv-params", "--pd-first-token", p=[p], d=[d])
         self.assertEqual((await router.post("/v1/completions", {"prompt": LONG})).status, 200)
