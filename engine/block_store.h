@@ -55,11 +55,11 @@ class BlockStore {
  public:
   struct Options {
     std::uint64_t pool_bytes = 0;  ///< 4 KiB to 8 TiB.
-    std::uint32_t nodes = 1;       ///< Of memory, that the pool is dealt to; see node_ranges().
+    std::uint32_t numa_nodes = 1;  ///< Of memory, that the pool is dealt to; see numa_ranges().
     /// Of the pool: what one instance may hold: the blocks of its claims, and of pins that were
     /// opened from its claims and outlived them.
     double instance_share = 0.5;
-    double node_share = 0.8;     ///< Of the pool: distinct blocks that are claimed, pinned or lent.
+    double server_share = 0.8;   ///< Of the pool: distinct blocks that are claimed, pinned or lent.
     double fetch_share = 0.25;   ///< Of the pool: frames that fetches have, given-up ones included.
     double save_reserve = 0.05;  ///< Of the pool: what fetches leave free or at rest, for saves.
     double lend_share = 0.25;    ///< Of the pool: blocks that are lent, counted once a lease.
@@ -164,7 +164,7 @@ class BlockStore {
   void unclaim(HolderId holder, const Id128& token);
 
   struct OpenedPages {
-    std::vector<FrameIndex> slots;    ///< In the order of the claimed keys.
+    std::vector<FrameIndex> frames;   ///< In the order of the claimed keys.
     std::size_t by_this_process = 0;  ///< Of them, how many the opening process itself saved.
     bool is_new = false;              ///< Pinned by this call; else it was a repeated one.
   };
@@ -192,9 +192,9 @@ class BlockStore {
   //
   // A claim may hold blocks that are not here yet. fetch() makes it longer by them, and gives out
   // frames for those that nobody brings yet. Who called brings the bytes, then says of each frame
-  // fetched(), or, when they will not come, give_up() and settle(): once each, in any order, from
+  // fetched(), or, when they will not come, give_up() and quiesced(): once each, in any order, from
   // any turn. Until give_up() the same frame may be filled again from somewhere else. A frame stays
-  // as it is until settle(), whatever becomes of the claim, its holder and the space.
+  // as it is until quiesced(), whatever becomes of the claim, its holder and the space.
 
   struct Fetch {
     struct Frame {
@@ -202,7 +202,7 @@ class BlockStore {
       FrameIndex frame = kNoFrame;
     };
     std::size_t blocks = 0;          ///< By which the claim got longer.
-    std::size_t coming = 0;          ///< Of them, not here yet, those of earlier fetches included.
+    std::size_t in_flight = 0;       ///< Of them, not here yet, those of earlier fetches included.
     std::vector<Frame> frames = {};  ///< Of those, the caller's to bring; in the order of keys.
   };
   /// Makes the claim under `token` longer by the longest prefix of `keys` of which each block is
@@ -225,22 +225,22 @@ class BlockStore {
                       std::span<const BlockKey> keys, std::size_t fetchable);
   /// All bytes of the frame are there and whole, and nobody can write to it any more: its block is
   /// sealed, as a replica, and at rest unless a claim waits for it. False when it was not, because
-  /// its space was retired or it had been given up; then this is settle(). `frame` is one that
+  /// its space was retired or it had been given up; then this is quiesced(). `frame` is one that
   /// fetch() gave out and that has not ended.
   bool fetched(FrameIndex frame);
   /// The block will not come, or not whole. At once its key may be fetched or saved again, in
   /// another frame, and no claim that waits for it can be opened there. Somebody may still write to
-  /// the frame: it is in quarantine until settle(). Once given up, again changes nothing.
+  /// the frame: it is in quarantine until quiesced(). Once given up, again changes nothing.
   void give_up(FrameIndex frame);
   /// Nobody can write to the frame any more; gives it up if that was not done. It is free once the
   /// claims that waited for it have ended.
-  void settle(FrameIndex frame);
+  void quiesced(FrameIndex frame);
   /// Whether a claim waits for a block that fetch() gave out and that has not ended. Without one it
   /// need not be asked for; another claim may join until it is settled.
   [[nodiscard]] bool is_awaited(FrameIndex frame) const;
   /// How many blocks of the claim, from `first` on and at most `count`, are there to be opened now:
   /// up to the first that is coming. Ask again from that one on after a fetched(), give_up() or
-  /// settle(): each call looks at what it counts and one block more.
+  /// quiesced(): each call looks at what it counts and one block more.
   /// Errors: kGone when the token is unknown or was revoked, or the block at `first` was given up
   /// or condemned; kInvalidArgument when the range is empty or beyond the claim.
   [[nodiscard]] Result<std::size_t> arrived(const Id128& token, std::size_t first,
@@ -260,7 +260,7 @@ class BlockStore {
   /// are recent, and stay where they are, like pinned ones, until end_lease(), or until `time` and
   /// `lease_margin` have passed here. A lease is no claim: it is never revoked, survives a reset of
   /// the space, and takes no share of an instance; shortened to what keeps `lend_share` and
-  /// `node_share`.
+  /// `server_share`.
   /// Errors: kInvalidArgument unless `time` is above 0 and at most `longest_lease`; kBusy when
   /// there are `max_leases` leases.
   Result<Lent> lend(SpaceId space, std::span<const BlockKey> keys, Duration time);
@@ -298,7 +298,7 @@ class BlockStore {
                                           NoRoom no_room = NoRoom::kSkip);
   /// The frames that the job still has to publish, in the order in which reserve() gave them. Empty
   /// where publish() would say kGone. Valid until the next call that changes something.
-  [[nodiscard]] std::span<const FrameIndex> slots_of(HolderId holder, const JobId& job) const;
+  [[nodiscard]] std::span<const FrameIndex> frames_of(HolderId holder, const JobId& job) const;
   /// All copies of the job into this holder's shard ended and are whole. The last shard seals at
   /// most `limit` of its blocks, the last one first, and is told how many are left: it calls again
   /// until 0. The others are told 0.
@@ -361,7 +361,7 @@ class BlockStore {
   [[nodiscard]] const Cleanup& cleanup() const;
 
   /// True when no frame is reserved, coming, quarantined, pinned, claimed or lent.
-  [[nodiscard]] bool is_at_rest() const;
+  [[nodiscard]] bool is_idle() const;
 
   struct Stats {
     // Frames now, and bytes of them.
@@ -383,8 +383,8 @@ class BlockStore {
     std::uint32_t quarantined_writer_lost = 0;  ///< The writer's connection ended.
     /// Sealed blocks whose reader's connection ended, counted once a pin.
     std::uint64_t pinned_by_lost_readers = 0;
-    std::uint32_t coming = 0;    ///< Blocks that are being fetched.
-    std::uint32_t replicas = 0;  ///< Of `sealed`, those that were fetched.
+    std::uint32_t in_flight = 0;  ///< Blocks that are being fetched.
+    std::uint32_t replicas = 0;   ///< Of `sealed`, those that were fetched.
     /// Frames of fetches that were given up: somebody may still write, or a claim waits for them.
     std::uint32_t quarantined_fetch = 0;
     std::uint32_t held =
@@ -450,7 +450,7 @@ class BlockStore {
 
   /// The frame of the `n`-th block at rest, counted from the one that came to rest last. O(frames);
   /// for tests that damage one.
-  [[nodiscard]] std::optional<FrameIndex> recent_slot(std::size_t n) const;
+  [[nodiscard]] std::optional<FrameIndex> recent_frame(std::size_t n) const;
 
   /// Checks every invariant of the tables, in O(frames). For tests and simulations.
   /// Errors: kInternal that names the first broken one.

@@ -26,9 +26,9 @@ enum class Miss : std::uint8_t {
   kCorrupt,     ///< Its bytes were found to be wrong.
   kBeingSaved,  ///< Its save is under way.
   kBehindHole,  ///< It is there, but of no use: one before it is missing.
-  kComing,      ///< It is being fetched.
+  kInFlight,    ///< It is being fetched.
 };
-inline constexpr std::size_t kMissCount = static_cast<std::size_t>(Miss::kComing) + 1;
+inline constexpr std::size_t kMissCount = static_cast<std::size_t>(Miss::kInFlight) + 1;
 using MissCounts = std::array<std::uint64_t, kMissCount>;
 
 constexpr std::string_view to_string(Miss why) noexcept {

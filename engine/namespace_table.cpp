@@ -56,7 +56,7 @@ Result<void> NamespaceTable::fits(NamespaceId id, std::uint32_t shard, std::uint
   return {};
 }
 
-Result<void> NamespaceTable::settle(NamespaceId id, const Shape& shape) {
+Result<void> NamespaceTable::fix_shape(NamespaceId id, const Shape& shape) {
   const auto shards = static_cast<std::uint32_t>(shape.shards.size());
   for (std::uint32_t shard = 0; shard < shards; ++shard) {
     PEGA_TRY(fits(id, shard, shards, shape.shards[shard].page_bytes));
@@ -87,10 +87,10 @@ bool NamespaceTable::has_emptied_shape() const { return store_.emptied_shapes() 
 
 void NamespaceTable::forget_shape(Namespace& space) {
   if (space.users != 0 || space.shape.shards.empty()) return;
-  if (!store_.has_blocks(space.shape_id)) unsettle(space);
+  if (!store_.has_blocks(space.shape_id)) drop_shape(space);
 }
 
-void NamespaceTable::unsettle(Namespace& space) {
+void NamespaceTable::drop_shape(Namespace& space) {
   store_.leave_shape(space.shape_id);
   store_.retire_space(space.space);
   space.shape = {};
@@ -105,7 +105,7 @@ bool NamespaceTable::make_room() {
     if (oldest == rows_.end() || (*each)->left < (*oldest)->left) oldest = each;
   }
   if (oldest == rows_.end()) return false;
-  if (!(*oldest)->space.shape.shards.empty()) unsettle((*oldest)->space);
+  if (!(*oldest)->space.shape.shards.empty()) drop_shape((*oldest)->space);
   rows_.erase(oldest);
   return true;
 }

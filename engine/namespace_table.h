@@ -30,7 +30,7 @@ class NamespaceTable {
     NamespaceId id{};
     std::vector<NamespaceFactor> factors;  ///< Canonical.
     std::string hash;                      ///< For people: namespace_hash(factors).
-    /// Of its blocks; without shards until the first engine is complete, see settle(), and again
+    /// Of its blocks; without shards until the first engine is complete, see fix_shape(), and again
     /// when the last one has left and no block is left of it.
     Shape shape{};
     ShapeId shape_id{};
@@ -58,7 +58,7 @@ class NamespaceTable {
   /// An engine of the namespace is complete: the first one fixes the shape. Later ones may name
   /// other nodes of memory, that changes nothing.
   /// Errors: kRefused when its pages have other sizes; those of BlockStore::add_shape().
-  Result<void> settle(NamespaceId id, const Shape& shape);
+  Result<void> fix_shape(NamespaceId id, const Shape& shape);
   /// Gives one enter() back. The namespace and its blocks stay.
   void leave(NamespaceId id);
   /// Gives up the shapes of namespaces without users whose last block is gone, as leave() does
@@ -82,7 +82,7 @@ class NamespaceTable {
   /// shape are of no use.
   void forget_shape(Namespace& space);
   /// Gives up its space, with the blocks in it, and its shape.
-  void unsettle(Namespace& space);
+  void drop_shape(Namespace& space);
   [[nodiscard]] Row* row(NamespaceId id) const;
 
   BlockStore& store_;

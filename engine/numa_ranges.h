@@ -21,21 +21,21 @@ constexpr std::uint64_t unit_bytes_for(std::uint64_t pool_bytes) noexcept {
 }
 
 /// Bytes of the pool on one node.
-struct NodeRange {
+struct NumaRange {
   std::uint64_t begin = 0;
   std::uint64_t end = 0;
 };
 
-/// The pool dealt to `nodes` nodes in equal parts, which begin at whole units and at whole pages of
-/// memory. One node for a pool too small to be dealt so.
-inline std::vector<NodeRange> node_ranges(std::uint64_t pool_bytes, std::uint32_t nodes,
+/// The pool dealt to `numa_nodes` NUMA nodes in equal parts, which begin at whole units and at
+/// whole pages of memory. One node for a pool too small to be dealt so.
+inline std::vector<NumaRange> numa_ranges(std::uint64_t pool_bytes, std::uint32_t numa_nodes,
                                           std::uint64_t memory_page_bytes = kSlotAlignment) {
   const std::uint64_t step = std::max(unit_bytes_for(pool_bytes), memory_page_bytes);
-  const std::uint64_t each = pool_bytes / std::max(nodes, std::uint32_t{1}) / step * step;
-  if (nodes <= 1 || each == 0) return {{.begin = 0, .end = pool_bytes}};
-  std::vector<NodeRange> ranges(nodes);
-  for (std::uint32_t i = 0; i < nodes; ++i) {
-    ranges[i] = {.begin = i * each, .end = i + 1 == nodes ? pool_bytes : (i + 1) * each};
+  const std::uint64_t each = pool_bytes / std::max(numa_nodes, std::uint32_t{1}) / step * step;
+  if (numa_nodes <= 1 || each == 0) return {{.begin = 0, .end = pool_bytes}};
+  std::vector<NumaRange> ranges(numa_nodes);
+  for (std::uint32_t i = 0; i < numa_nodes; ++i) {
+    ranges[i] = {.begin = i * each, .end = i + 1 == numa_nodes ? pool_bytes : (i + 1) * each};
   }
   return ranges;
 }

@@ -20,9 +20,9 @@ Result<FrameLayout> FrameLayout::create(const Shape& shape) {
                   format_bytes(shard.page_bytes), format_bytes(kMaxPageBytes));
     }
     auto part = std::find_if(layout.parts_.begin(), layout.parts_.end(),
-                             [&](const Part& each) { return each.node == shard.node; });
+                             [&](const Part& each) { return each.numa_node == shard.numa_node; });
     if (part == layout.parts_.end()) {
-      layout.parts_.push_back({.node = shard.node});
+      layout.parts_.push_back({.numa_node = shard.numa_node});
       part = layout.parts_.end() - 1;
     }
     layout.places_.push_back({.part = static_cast<std::uint32_t>(part - layout.parts_.begin()),

@@ -16,7 +16,7 @@ enum class ShapeId : std::uint32_t {};
 struct Shape {
   struct Shard {
     std::uint64_t page_bytes = 0;
-    std::uint32_t node = 0;  ///< The pool's part of memory that it lies in; see NodeRange.
+    std::uint32_t numa_node = 0;  ///< The pool's part of memory that it lies in; see NumaRange.
     bool operator==(const Shard&) const = default;
   };
   std::vector<Shard> shards;
@@ -25,7 +25,7 @@ struct Shape {
 
 inline constexpr std::uint32_t kMaxShards = 1024;
 /// Nodes of memory that one pool may lie on.
-inline constexpr std::uint32_t kMaxNodes = 8;
+inline constexpr std::uint32_t kMaxNumaNodes = 8;
 
 /// Where each page lies within its frame.
 ///
@@ -34,7 +34,7 @@ inline constexpr std::uint32_t kMaxNodes = 8;
 class FrameLayout {
  public:
   struct Part {
-    std::uint32_t node = 0;
+    std::uint32_t numa_node = 0;
     std::uint64_t bytes = 0;
     std::uint32_t pages = 0;
   };

@@ -97,7 +97,7 @@ std::map<std::int32_t, std::uint32_t> part_of_node(const NumaTopology& topology,
   std::map<std::int32_t, std::uint32_t> parts;
   if (placement.ranges.empty()) return parts;
   for (const NumaNode& node : topology.nodes()) {
-    if (const auto part = topology.nearest(node.number, placement.nodes)) {
+    if (const auto part = topology.nearest(node.number, placement.numa_nodes)) {
       parts.emplace(static_cast<std::int32_t>(node.number), static_cast<std::uint32_t>(*part));
     }
   }
@@ -162,7 +162,7 @@ class Server final : private kj::TaskSet::ErrorHandler {
                       .huge_pages = options_.use_hugepages ? engine::Pool::HugePages::kRequired
                                                            : engine::Pool::HugePages::kIfReserved,
                       .numa = numa_,
-                      .nodes = topology_.memory_nodes()},
+                      .numa_nodes = topology_.memory_nodes()},
              .patience = options_.pool_wait},
             clock_));
     watch_mailbox(pool_news_, preparation_->news(), [this]() { read_pool_news(); });
@@ -265,12 +265,13 @@ class Server final : private kj::TaskSet::ErrorHandler {
     engine::BlockStore::Options store;
     store.pool_bytes = pool_->size_bytes();
     store.instance_share = static_cast<double>(options_.instance_share_percent) / 100;
-    store.node_share = static_cast<double>(options_.node_share_percent) / 100;
+    store.server_share = static_cast<double>(options_.node_share_percent) / 100;
     store.reservation_timeout = options_.reservation_timeout;
     store.eviction = eviction_;
     store.journal_first = Id128::random().high >> 2;  // Far from that of any other life of ours.
     const engine::PoolPlacement& placement = pool_->placement();
-    store.nodes = std::max<std::uint32_t>(1, static_cast<std::uint32_t>(placement.ranges.size()));
+    store.numa_nodes =
+        std::max<std::uint32_t>(1, static_cast<std::uint32_t>(placement.ranges.size()));
     tell_placement(placement);
     PEGA_TRY_LET(service_, CacheService::create({.store = store,
                                                  .part_of_node = part_of_node(topology_, placement),

@@ -20,7 +20,7 @@ namespace pegaflow::engine {
 /// Orders the rows that it was told of, and names victims among those at rest. Of a row it uses
 /// `place`, `last_use` and `note`, and nothing else.
 ///
-/// A row is sealed() once, then alternates between taken() and rested(), is used_again() while it
+/// A row is sealed() once, then alternates between taken() and released(), is used_again() while it
 /// is taken, and ends with freed() while it is at rest. Row numbers mean nothing to a policy: it
 /// knows only those it was told of, so several can share one BlockRows.
 ///
@@ -50,7 +50,7 @@ class EvictionPolicy {
   /// Claimed once more while it is taken.
   virtual void used_again(std::uint32_t row) = 0;
   /// Held by nobody any more.
-  virtual void rested(std::uint32_t row) = 0;
+  virtual void released(std::uint32_t row) = 0;
   /// Gone; it was at rest.
   virtual void freed(std::uint32_t row, std::uint32_t hash, Freed why) = 0;
 
@@ -75,10 +75,10 @@ class EvictionPolicy {
 
   /// Rows at rest.
   [[nodiscard]] virtual std::uint32_t size() const = 0;
-  /// `is_at_rest` says what each row should be.
+  /// `is_evictable` says what each row should be.
   /// Errors: kInternal that names the first broken invariant.
   [[nodiscard]] virtual Result<void> check(
-      const std::function<bool(std::uint32_t)>& is_at_rest) const = 0;
+      const std::function<bool(std::uint32_t)>& is_evictable) const = 0;
 
  protected:
   explicit EvictionPolicy(BlockRows& rows) : rows_(rows) {}

@@ -2,24 +2,24 @@
 
 namespace pegaflow::engine {
 
-void LruPolicy::sealed(std::uint32_t row, std::uint32_t /*hash*/) { rested(row); }
+void LruPolicy::sealed(std::uint32_t row, std::uint32_t /*hash*/) { released(row); }
 
-void LruPolicy::taken(std::uint32_t row) { at_rest_.erase(rows_, row); }
+void LruPolicy::taken(std::uint32_t row) { evictable_.erase(rows_, row); }
 
-void LruPolicy::rested(std::uint32_t row) {
+void LruPolicy::released(std::uint32_t row) {
   rows_.stamp(row);
-  at_rest_.push_back(rows_, row);
+  evictable_.push_back(rows_, row);
 }
 
 void LruPolicy::freed(std::uint32_t row, std::uint32_t /*hash*/, Freed /*why*/) {
-  at_rest_.erase(rows_, row);
+  evictable_.erase(rows_, row);
 }
 
-Result<void> LruPolicy::check(const std::function<bool(std::uint32_t)>& is_at_rest) const {
+Result<void> LruPolicy::check(const std::function<bool(std::uint32_t)>& is_evictable) const {
   std::uint32_t listed = 0;
   std::uint32_t age = ~std::uint32_t{0};
-  for (std::uint32_t row = at_rest_.front(); row != kNone; row = at_rest_.next(rows_, row)) {
-    if (!is_at_rest(row) || ++listed > at_rest_.size()) {
+  for (std::uint32_t row = evictable_.front(); row != kNone; row = evictable_.next(rows_, row)) {
+    if (!is_evictable(row) || ++listed > evictable_.size()) {
       return fail(Errc::kInternal, "row {} is listed as at rest and is not", row);
     }
     if (rows_.age(row) >= age) {
@@ -27,7 +27,7 @@ Result<void> LruPolicy::check(const std::function<bool(std::uint32_t)>& is_at_re
     }
     age = rows_.age(row);
   }
-  if (listed != at_rest_.size()) return fail(Errc::kInternal, "the list of rows is broken");
+  if (listed != evictable_.size()) return fail(Errc::kInternal, "the list of rows is broken");
   return {};
 }
 

@@ -14,15 +14,15 @@ class LruPolicy final : public EvictionPolicy {
   void sealed(std::uint32_t row, std::uint32_t hash) override;
   void taken(std::uint32_t row) override;
   void used_again(std::uint32_t /*row*/) override {}
-  void rested(std::uint32_t row) override;
+  void released(std::uint32_t row) override;
   void freed(std::uint32_t row, std::uint32_t hash, Freed why) override;
-  [[nodiscard]] std::uint32_t victim() override { return at_rest_.front(); }
-  [[nodiscard]] std::uint32_t size() const override { return at_rest_.size(); }
+  [[nodiscard]] std::uint32_t victim() override { return evictable_.front(); }
+  [[nodiscard]] std::uint32_t size() const override { return evictable_.size(); }
   [[nodiscard]] Result<void> check(
-      const std::function<bool(std::uint32_t)>& is_at_rest) const override;
+      const std::function<bool(std::uint32_t)>& is_evictable) const override;
 
  private:
-  IndexList<&Block::place> at_rest_;
+  IndexList<&Block::place> evictable_;
 };
 
 }  // namespace pegaflow::engine

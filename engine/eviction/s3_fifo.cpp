@@ -28,7 +28,7 @@ void S3FifoPolicy::used_again(std::uint32_t row) {
   if ((rows_[row].note & kCount) < kCount) ++rows_[row].note;
 }
 
-void S3FifoPolicy::rested(std::uint32_t row) {
+void S3FifoPolicy::released(std::uint32_t row) {
   rows_.stamp(row);
   rows_[row].note &= kCount | kInMain;
   count(row, 1);
@@ -43,17 +43,17 @@ void S3FifoPolicy::freed(std::uint32_t row, std::uint32_t hash, Freed why) {
 }
 
 void S3FifoPolicy::count(std::uint32_t row, std::uint32_t by) noexcept {
-  at_rest_ += by;
-  if ((rows_[row].note & kInMain) != 0) main_at_rest_ += by;
+  evictable_ += by;
+  if ((rows_[row].note & kInMain) != 0) main_evictable_ += by;
 }
 
 bool S3FifoPolicy::small_is_due() const noexcept {
   const std::uint64_t all = std::uint64_t{small_.size()} + main_.size();
-  return !small_.is_empty() && (std::uint64_t{small_.size()} * 10 > all || main_at_rest_ == 0);
+  return !small_.is_empty() && (std::uint64_t{small_.size()} * 10 > all || main_evictable_ == 0);
 }
 
 std::uint32_t S3FifoPolicy::victim() {
-  if (at_rest_ == 0) return kNone;
+  if (evictable_ == 0) return kNone;
   // Ends: a row at rest is in the queue that is due, or gets there, and each pass takes one from
   // its count.
   for (;;) {
@@ -65,7 +65,7 @@ std::uint32_t S3FifoPolicy::victim() {
     queue.erase(rows_, row);
     if (is_small) {
       block.note = (block.note & kTaken) | kInMain;
-      if ((block.note & kTaken) == 0) ++main_at_rest_;
+      if ((block.note & kTaken) == 0) ++main_evictable_;
     } else if ((block.note & kCount) != 0) {
       --block.note;
     }
@@ -73,9 +73,9 @@ std::uint32_t S3FifoPolicy::victim() {
   }
 }
 
-Result<void> S3FifoPolicy::check(const std::function<bool(std::uint32_t)>& is_at_rest) const {
-  std::uint32_t at_rest = 0;
-  std::uint32_t main_at_rest = 0;
+Result<void> S3FifoPolicy::check(const std::function<bool(std::uint32_t)>& is_evictable) const {
+  std::uint32_t evictable = 0;
+  std::uint32_t main_evictable = 0;
   for (const Queue* const queue : {&small_, &main_}) {
     std::uint32_t listed = 0;
     for (std::uint32_t row = queue->front(); row != kNone; row = queue->next(rows_, row)) {
@@ -83,18 +83,18 @@ Result<void> S3FifoPolicy::check(const std::function<bool(std::uint32_t)>& is_at
       if (++listed > queue->size() || ((note & kInMain) != 0) != (queue == &main_)) {
         return fail(Errc::kInternal, "row {} is in the wrong queue", row);
       }
-      if (((note & kTaken) == 0) != is_at_rest(row)) {
+      if (((note & kTaken) == 0) != is_evictable(row)) {
         return fail(Errc::kInternal, "row {} is counted as at rest and is not, or the reverse",
                     row);
       }
-      at_rest += (note & kTaken) == 0 ? 1 : 0;
-      main_at_rest += (note & (kTaken | kInMain)) == kInMain ? 1 : 0;
+      evictable += (note & kTaken) == 0 ? 1 : 0;
+      main_evictable += (note & (kTaken | kInMain)) == kInMain ? 1 : 0;
     }
     if (listed != queue->size()) return fail(Errc::kInternal, "a queue of rows is broken");
   }
-  if (at_rest != at_rest_ || main_at_rest != main_at_rest_) {
+  if (evictable != evictable_ || main_evictable != main_evictable_) {
     return fail(Errc::kInternal, "{} rows are at rest, {} counted; {} and {} in the large queue",
-                at_rest, at_rest_, main_at_rest, main_at_rest_);
+                evictable, evictable_, main_evictable, main_evictable_);
   }
   return {};
 }

@@ -22,12 +22,12 @@ class S3FifoPolicy final : public EvictionPolicy {
   void sealed(std::uint32_t row, std::uint32_t hash) override;
   void taken(std::uint32_t row) override;
   void used_again(std::uint32_t row) override;
-  void rested(std::uint32_t row) override;
+  void released(std::uint32_t row) override;
   void freed(std::uint32_t row, std::uint32_t hash, Freed why) override;
   [[nodiscard]] std::uint32_t victim() override;
-  [[nodiscard]] std::uint32_t size() const override { return at_rest_; }
+  [[nodiscard]] std::uint32_t size() const override { return evictable_; }
   [[nodiscard]] Result<void> check(
-      const std::function<bool(std::uint32_t)>& is_at_rest) const override;
+      const std::function<bool(std::uint32_t)>& is_evictable) const override;
 
  private:
   using Queue = IndexList<&Block::place>;
@@ -42,8 +42,8 @@ class S3FifoPolicy final : public EvictionPolicy {
 
   Queue small_;
   Queue main_;
-  std::uint32_t at_rest_ = 0;
-  std::uint32_t main_at_rest_ = 0;  ///< Of them, in the large queue.
+  std::uint32_t evictable_ = 0;
+  std::uint32_t main_evictable_ = 0;  ///< Of them, in the large queue.
 };
 
 }  // namespace pegaflow::engine

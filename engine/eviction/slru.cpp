@@ -11,7 +11,7 @@ constexpr std::uint32_t kRowsPerProtected = 5;
 void SlruPolicy::sealed(std::uint32_t row, std::uint32_t /*hash*/) {
   rows_[row].note = 0;
   ++known_;
-  rested(row);
+  released(row);
 }
 
 void SlruPolicy::taken(std::uint32_t row) {
@@ -19,7 +19,7 @@ void SlruPolicy::taken(std::uint32_t row) {
   rows_[row].note = kProtected;
 }
 
-void SlruPolicy::rested(std::uint32_t row) {
+void SlruPolicy::released(std::uint32_t row) {
   rows_.stamp(row);
   list(row).push_back(rows_, row);
   // At most one is too many, but after rows were freed.
@@ -39,11 +39,11 @@ void SlruPolicy::freed(std::uint32_t row, std::uint32_t /*hash*/, Freed /*why*/)
 
 std::uint32_t SlruPolicy::victim() { return new_.is_empty() ? protected_.front() : new_.front(); }
 
-Result<void> SlruPolicy::check(const std::function<bool(std::uint32_t)>& is_at_rest) const {
+Result<void> SlruPolicy::check(const std::function<bool(std::uint32_t)>& is_evictable) const {
   for (const List* const list : {&new_, &protected_}) {
     std::uint32_t listed = 0;
     for (std::uint32_t row = list->front(); row != kNone; row = list->next(rows_, row)) {
-      if (!is_at_rest(row) || ++listed > list->size()) {
+      if (!is_evictable(row) || ++listed > list->size()) {
         return fail(Errc::kInternal, "row {} is listed as at rest and is not", row);
       }
       if ((rows_[row].note == kProtected) != (list == &protected_)) {

@@ -18,12 +18,12 @@ class SlruPolicy final : public EvictionPolicy {
   void sealed(std::uint32_t row, std::uint32_t hash) override;
   void taken(std::uint32_t row) override;
   void used_again(std::uint32_t row) override { rows_[row].note = kProtected; }
-  void rested(std::uint32_t row) override;
+  void released(std::uint32_t row) override;
   void freed(std::uint32_t row, std::uint32_t hash, Freed why) override;
   [[nodiscard]] std::uint32_t victim() override;
   [[nodiscard]] std::uint32_t size() const override { return new_.size() + protected_.size(); }
   [[nodiscard]] Result<void> check(
-      const std::function<bool(std::uint32_t)>& is_at_rest) const override;
+      const std::function<bool(std::uint32_t)>& is_evictable) const override;
 
  private:
   using List = IndexList<&Block::place>;

@@ -47,12 +47,12 @@ void WeightedLruPolicy::sealed(std::uint32_t row, std::uint32_t hash) {
   }
   rows_[row].note = uses & kNoteMask;
   ++known_;
-  rested(row);
+  released(row);
 }
 
 void WeightedLruPolicy::taken(std::uint32_t row) {
   lists_[rows_[row].note].erase(rows_, row);
-  --at_rest_;
+  --evictable_;
   used_again(row);
 }
 
@@ -60,10 +60,10 @@ void WeightedLruPolicy::used_again(std::uint32_t row) {
   if (rows_[row].note < kMaxUses) ++rows_[row].note;
 }
 
-void WeightedLruPolicy::rested(std::uint32_t row) {
+void WeightedLruPolicy::released(std::uint32_t row) {
   rows_.stamp(row);
   lists_[rows_[row].note].push_back(rows_, row);
-  ++at_rest_;
+  ++evictable_;
 }
 
 void WeightedLruPolicy::freed(std::uint32_t row, std::uint32_t hash, Freed why) {
@@ -71,13 +71,13 @@ void WeightedLruPolicy::freed(std::uint32_t row, std::uint32_t hash, Freed why) 
   const double age = rows_.age(row) + 1.0;
   lists_[uses].erase(rows_, row);
   rows_[row].note = 0;
-  --at_rest_;
+  --evictable_;
   --known_;
   if (why != Freed::kEvicted) return;
   evicted_->add(hash, uses);
   Worth& worth = worth_[uses > 1 ? 1 : 0];
   worth.evicted += 1;
-  worth.rested += age;
+  worth.idle += age;
   if (++evictions_ >= std::max(known_ / kStepsPerFill, kLeastStep)) adapt();
 }
 
@@ -97,7 +97,7 @@ void WeightedLruPolicy::adapt() {
   for (Worth& worth : worth_) {
     worth.returned /= 2;
     worth.evicted /= 2;
-    worth.rested /= 2;
+    worth.idle /= 2;
   }
   ticks_per_eviction_ = static_cast<double>(rows_.uses() - uses_at_step_) / evictions_;
   uses_at_step_ = rows_.uses();
@@ -122,12 +122,13 @@ std::uint32_t WeightedLruPolicy::victim() {
   return uses == 0 ? kNone : lists_[uses].front();
 }
 
-Result<void> WeightedLruPolicy::check(const std::function<bool(std::uint32_t)>& is_at_rest) const {
+Result<void> WeightedLruPolicy::check(
+    const std::function<bool(std::uint32_t)>& is_evictable) const {
   std::uint32_t listed = 0;
   for (std::uint32_t uses = 1; uses <= kMaxUses; ++uses) {
     const auto& list = lists_[uses];
     for (std::uint32_t row = list.front(); row != kNone; row = list.next(rows_, row)) {
-      if (!is_at_rest(row) || ++listed > at_rest_) {
+      if (!is_evictable(row) || ++listed > evictable_) {
         return fail(Errc::kInternal, "row {} is listed as at rest and is not", row);
       }
       if (rows_[row].note != uses) {
@@ -140,8 +141,8 @@ Result<void> WeightedLruPolicy::check(const std::function<bool(std::uint32_t)>& 
       }
     }
   }
-  if (listed != at_rest_ || at_rest_ > known_) {
-    return fail(Errc::kInternal, "{} rows are listed, {} counted, {} known", listed, at_rest_,
+  if (listed != evictable_ || evictable_ > known_) {
+    return fail(Errc::kInternal, "{} rows are listed, {} counted, {} known", listed, evictable_,
                 known_);
   }
   return {};

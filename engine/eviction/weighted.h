@@ -31,12 +31,12 @@ class WeightedLruPolicy final : public EvictionPolicy {
   void sealed(std::uint32_t row, std::uint32_t hash) override;
   void taken(std::uint32_t row) override;
   void used_again(std::uint32_t row) override;
-  void rested(std::uint32_t row) override;
+  void released(std::uint32_t row) override;
   void freed(std::uint32_t row, std::uint32_t hash, Freed why) override;
   [[nodiscard]] std::uint32_t victim() override;
-  [[nodiscard]] std::uint32_t size() const override { return at_rest_; }
+  [[nodiscard]] std::uint32_t size() const override { return evictable_; }
   [[nodiscard]] Result<void> check(
-      const std::function<bool(std::uint32_t)>& is_at_rest) const override;
+      const std::function<bool(std::uint32_t)>& is_evictable) const override;
 
   static constexpr std::uint32_t kMaxUses = 8;
   static constexpr double kLeastExponent = 0.25;
@@ -55,14 +55,14 @@ class WeightedLruPolicy final : public EvictionPolicy {
   struct Worth {
     double returned = 0;  ///< Came back soon.
     double evicted = 0;
-    double rested = 0;  ///< The ages of those evicted, in sum.
-    [[nodiscard]] double age() const { return evicted > 0 ? rested / evicted : 0; }
-    [[nodiscard]] double per_tick() const { return rested > 0 ? returned / rested : 0; }
+    double idle = 0;  ///< The ages of those evicted, in sum.
+    [[nodiscard]] double age() const { return evicted > 0 ? idle / evicted : 0; }
+    [[nodiscard]] double per_tick() const { return idle > 0 ? returned / idle : 0; }
   };
 
   std::array<IndexList<&Block::place>, kMaxUses + 1> lists_;  ///< By uses; oldest first.
   std::array<double, kMaxUses + 1> weights_{};                ///< uses^-k
-  std::uint32_t at_rest_ = 0;
+  std::uint32_t evictable_ = 0;
   std::uint32_t known_ = 0;
   double exponent_ = 0;
   std::array<Worth, 2> worth_;

@@ -9,7 +9,7 @@
 namespace pegaflow::engine {
 
 Result<BlockTable> BlockTable::create(const Options& options) {
-  ExtentMap extents(options.pool_bytes, options.nodes);
+  ExtentMap extents(options.pool_bytes, options.numa_nodes);
   const std::uint64_t rows = extents.unit_count() * (extents.unit_bytes() / kSlotAlignment);
   PEGA_TRY_LET(auto blocks, BlockRows::create(rows));
   PEGA_TRY_LET(auto listed, ZeroPages<std::uint64_t>::create((rows + 63) / 64));
@@ -30,7 +30,7 @@ Result<BlockTable::Added> BlockTable::add_shape(const Shape& wanted) {
   // A pool too small to be dealt to its nodes lies on one: two parts there would be one.
   Shape shape = wanted;
   for (Shape::Shard& shard : shape.shards) {
-    if (shard.node >= extents_.node_count()) shard.node = 0;
+    if (shard.numa_node >= extents_.numa_node_count()) shard.numa_node = 0;
   }
   std::size_t with_users = 0;
   std::size_t known = 0;
@@ -246,30 +246,30 @@ void BlockTable::note_use(Extent& extent, std::uint64_t before) noexcept {
 
 FrameIndex BlockTable::take_free(ShapeId id, SpaceId space, const BlockKey& key,
                                  std::uint32_t owner) {
-  return take(id, space, key, SlotState::kWritten, owner);
+  return take(id, space, key, FrameState::kWritten, owner);
 }
 
-FrameIndex BlockTable::take_coming(ShapeId id, SpaceId space, const BlockKey& key) {
+FrameIndex BlockTable::take_for_fetch(ShapeId id, SpaceId space, const BlockKey& key) {
   const FrameIndex row =
-      take(id, space, key, SlotState::kFetched, static_cast<std::uint32_t>(Coming::kComing));
-  count_fetched(extent_of(row), Coming::kComing, 1);
+      take(id, space, key, FrameState::kFetched, static_cast<std::uint32_t>(FetchState::kInFlight));
+  count_fetched(extent_of(row), FetchState::kInFlight, 1);
   return row;
 }
 
-void BlockTable::count_fetched(const Extent& extent, Coming coming, int frames) noexcept {
-  Fetched& count = fetched_[static_cast<std::size_t>(coming)];
+void BlockTable::count_fetched(const Extent& extent, FetchState state, int frames) noexcept {
+  Fetched& count = fetched_[static_cast<std::size_t>(state)];
   count.frames += static_cast<std::uint32_t>(frames);
   count.bytes += static_cast<std::uint64_t>(frames) * frame_bytes(extent);
 }
 
-void BlockTable::set_coming(FrameIndex row, Coming coming) {
-  PEGA_ASSERT(block_at(row).state == SlotState::kFetched, "row {} is not fetched", row);
-  count_fetched(extent_of(row), this->coming(row), -1);
-  count_fetched(extent_of(row), coming, 1);
-  block_at(row).owner = static_cast<std::uint32_t>(coming);
+void BlockTable::set_fetch_state(FrameIndex row, FetchState state) {
+  PEGA_ASSERT(block_at(row).state == FrameState::kFetched, "row {} is not fetched", row);
+  count_fetched(extent_of(row), this->fetch_state(row), -1);
+  count_fetched(extent_of(row), state, 1);
+  block_at(row).owner = static_cast<std::uint32_t>(state);
 }
 
-FrameIndex BlockTable::take(ShapeId id, SpaceId space, const BlockKey& key, SlotState state,
+FrameIndex BlockTable::take(ShapeId id, SpaceId space, const BlockKey& key, FrameState state,
                             std::uint32_t owner) {
   OneShape& shape = of(id);
   const ExtentId from = shape.with_free.front();
@@ -311,20 +311,20 @@ void BlockTable::unlist(OneShape& shape, FrameIndex row, std::uint32_t hash) {
 
 void BlockTable::seal(FrameIndex row, std::uint32_t writer, std::uint32_t now_s) {
   Block& block = block_at(row);
-  const bool is_fetched = block.state == SlotState::kFetched;
-  PEGA_ASSERT((is_fetched || block.state == SlotState::kWritten) && block.indexed &&
+  const bool is_fetched = block.state == FrameState::kFetched;
+  PEGA_ASSERT((is_fetched || block.state == FrameState::kWritten) && block.indexed &&
                   is_fetched == (writer == kReplica),
               "row {} cannot be sealed", row);
   Extent& extent = extent_of(row);
   if (is_fetched) {
-    count_fetched(extent, coming(row), -1);
+    count_fetched(extent, fetch_state(row), -1);
     ++replicas_;
   }
-  block.state = SlotState::kSealed;
+  block.state = FrameState::kSealed;
   listed_[row / 64] |= std::uint64_t{1} << (row % 64);
   block.owner = writer;
   block.sealed_s = now_s;
-  block.rested_s = now_s;
+  block.idle_since_s = now_s;
   --written_;
   ++sealed_;
   written_bytes_ -= frame_bytes(extent);
@@ -333,7 +333,7 @@ void BlockTable::seal(FrameIndex row, std::uint32_t writer, std::uint32_t now_s)
   policy.sealed(row, hash(row));
   note_use(extent, extent.made);
   if (block.holds != 0) {
-    held_coming_bytes_ -= frame_bytes(extent);
+    held_in_flight_bytes_ -= frame_bytes(extent);
     policy.taken(row);
     return;
   }
@@ -343,12 +343,12 @@ void BlockTable::seal(FrameIndex row, std::uint32_t writer, std::uint32_t now_s)
 void BlockTable::hold(FrameIndex row) {
   Block& block = block_at(row);
   Extent& extent = extent_of(row);
-  if (block.state != SlotState::kSealed) {
-    PEGA_ASSERT(is_coming(row), "row {} is held, and neither sealed nor coming", row);
+  if (block.state != FrameState::kSealed) {
+    PEGA_ASSERT(is_in_flight(row), "row {} is held, and neither sealed nor coming", row);
     if (block.holds++ != 0) return;
     ++held_;
     held_bytes_ += frame_bytes(extent);
-    held_coming_bytes_ += frame_bytes(extent);
+    held_in_flight_bytes_ += frame_bytes(extent);
     return;
   }
   EvictionPolicy& policy = policy_of(of(extent.shape()), block);
@@ -367,7 +367,7 @@ void BlockTable::hold_again(FrameIndex row) {
   ++block_at(row).holds;
 }
 
-void BlockTable::let_go_again(FrameIndex row) {
+void BlockTable::unhold_again(FrameIndex row) {
   PEGA_ASSERT(block_at(row).holds > 1, "row {} is not pinned beside its claim", row);
   --block_at(row).holds;
 }
@@ -380,13 +380,13 @@ bool BlockTable::unhold(FrameIndex row, std::uint32_t now_s) {
   Extent& extent = extent_of(row);
   --held_;
   held_bytes_ -= frame_bytes(extent);
-  if (block.state != SlotState::kSealed) {
-    held_coming_bytes_ -= frame_bytes(extent);
+  if (block.state != FrameState::kSealed) {
+    held_in_flight_bytes_ -= frame_bytes(extent);
     return false;
   }
-  block.rested_s = now_s;
+  block.idle_since_s = now_s;
   const std::uint64_t before = used_at(row);
-  policy_of(of(extent.shape()), block).rested(row);
+  policy_of(of(extent.shape()), block).released(row);
   note_use(extent, before);
   drop_busy(extent);
   return true;
@@ -394,26 +394,26 @@ bool BlockTable::unhold(FrameIndex row, std::uint32_t now_s) {
 
 void BlockTable::free(FrameIndex row, EvictionPolicy::Freed why) {
   Block& block = block_at(row);
-  PEGA_ASSERT(block.state != SlotState::kFree && block.holds == 0, "row {} is free or held", row);
+  PEGA_ASSERT(block.state != FrameState::kFree && block.holds == 0, "row {} is free or held", row);
   const ExtentId id = extent_id_of(row);
   Extent& extent = extents_[id];
   OneShape& shape = of(extent.shape());
   const std::uint64_t bytes = shape.layout.frame_bytes();
   const std::uint32_t name = hash(row);
-  if (block.state == SlotState::kSealed) {
+  if (block.state == FrameState::kSealed) {
     extent.use_sum -= used_at(row) - extent.made;
     policy_of(shape, block).freed(row, name, why);
     if (block.owner == kReplica) --replicas_;
     --sealed_;
     sealed_bytes_ -= bytes;
   } else {
-    if (block.state == SlotState::kFetched) count_fetched(extent, coming(row), -1);
+    if (block.state == FrameState::kFetched) count_fetched(extent, fetch_state(row), -1);
     --written_;
     written_bytes_ -= bytes;
     drop_busy(extent);
   }
   unlist(shape, row, name);
-  block.state = SlotState::kFree;
+  block.state = FrameState::kFree;
   const bool had_free = extent.has_free();
   --extent.used;
   --shape.used;
@@ -439,16 +439,16 @@ FrameIndex BlockTable::next_touched(FrameIndex row) const {
   return kNoFrame;
 }
 
-FrameIndex BlockTable::recent_at_rest(std::size_t n) const {
-  std::vector<FrameIndex> at_rest;
+FrameIndex BlockTable::recent_evictable(std::size_t n) const {
+  std::vector<FrameIndex> evictable;
   for (FrameIndex row = next_touched(0); row != kNoFrame; row = next_touched(row + 1)) {
-    if (is_at_rest(row)) at_rest.push_back(row);
+    if (is_evictable(row)) evictable.push_back(row);
   }
-  if (n >= at_rest.size()) return kNoFrame;
-  const auto nth = at_rest.begin() + static_cast<std::ptrdiff_t>(n);
-  std::nth_element(at_rest.begin(), nth, at_rest.end(), [this](FrameIndex left, FrameIndex right) {
-    return rows_->age(left) < rows_->age(right);
-  });
+  if (n >= evictable.size()) return kNoFrame;
+  const auto nth = evictable.begin() + static_cast<std::ptrdiff_t>(n);
+  std::nth_element(
+      evictable.begin(), nth, evictable.end(),
+      [this](FrameIndex left, FrameIndex right) { return rows_->age(left) < rows_->age(right); });
   return *nth;
 }
 

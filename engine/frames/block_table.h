@@ -35,7 +35,7 @@ class BlockTable {
  public:
   struct Options {
     std::uint64_t pool_bytes = 0;
-    std::uint32_t nodes = 1;
+    std::uint32_t numa_nodes = 1;
     EvictionKind eviction = kDefaultEviction;
   };
   /// Errors: kOutOfCapacity.
@@ -125,7 +125,7 @@ class BlockTable {
   static constexpr std::size_t kGroup = 32;
   /// Sealed, and not in an extent that is leaving.
   [[nodiscard]] bool is_readable(FrameIndex row) const {
-    return row != kNoFrame && block_at(row).state == SlotState::kSealed &&
+    return row != kNoFrame && block_at(row).state == FrameState::kSealed &&
            (leaving_ == 0 || !is_leaving(row));
   }
   void prefetch_row(FrameIndex row) const { rows_->prefetch(row); }
@@ -147,14 +147,14 @@ class BlockTable {
   /// Puts a block that is not in the index into a free frame: written, owned by `owner`.
   FrameIndex take_free(ShapeId shape, SpaceId space, const BlockKey& key, std::uint32_t owner);
   /// The same for one that is fetched.
-  FrameIndex take_coming(ShapeId shape, SpaceId space, const BlockKey& key);
+  FrameIndex take_for_fetch(ShapeId shape, SpaceId space, const BlockKey& key);
   /// The fetch of the row goes on to `coming`.
-  void set_coming(FrameIndex row, Coming coming);
-  [[nodiscard]] Coming coming(FrameIndex row) const noexcept {
-    return static_cast<Coming>(block_at(row).owner);
+  void set_fetch_state(FrameIndex row, FetchState state);
+  [[nodiscard]] FetchState fetch_state(FrameIndex row) const noexcept {
+    return static_cast<FetchState>(block_at(row).owner);
   }
-  [[nodiscard]] bool is_coming(FrameIndex row) const noexcept {
-    return block_at(row).state == SlotState::kFetched && coming(row) == Coming::kComing;
+  [[nodiscard]] bool is_in_flight(FrameIndex row) const noexcept {
+    return block_at(row).state == FrameState::kFetched && fetch_state(row) == FetchState::kInFlight;
   }
   /// Makes a block that is written, coming, or held, unfindable; its frame stays as it is.
   void unlist(FrameIndex row);
@@ -167,7 +167,7 @@ class BlockTable {
   /// did. A coming block may be claimed too, and never comes to rest.
   void hold(FrameIndex row);
   void hold_again(FrameIndex row);
-  void let_go_again(FrameIndex row);
+  void unhold_again(FrameIndex row);
   bool unhold(FrameIndex row, std::uint32_t now_s);
   /// Frees a written or fetched frame, or one at rest. An extent without a used frame gives its
   /// units back.
@@ -183,14 +183,14 @@ class BlockTable {
     return replica != kNoFrame ? replica : from.policy->victim();
   }
   [[nodiscard]] bool is_replica(FrameIndex row) const noexcept {
-    return block_at(row).state == SlotState::kSealed && block_at(row).owner == kReplica;
+    return block_at(row).state == FrameState::kSealed && block_at(row).owner == kReplica;
   }
   /// The block behind one at rest in the list of its policy: after it, most likely the victim.
   [[nodiscard]] FrameIndex behind(FrameIndex row) const {
     return block_at(row).place.next_plus_1 - 1;
   }
   /// The `n`-th block counted from the one that came to rest last, or kNoFrame. O(rows).
-  [[nodiscard]] FrameIndex recent_at_rest(std::size_t n) const;
+  [[nodiscard]] FrameIndex recent_evictable(std::size_t n) const;
 
   // ---- looking
 
@@ -207,15 +207,15 @@ class BlockTable {
   [[nodiscard]] std::uint64_t held_bytes() const noexcept { return held_bytes_; }
   /// Of frames that are written or held: what no eviction can free.
   [[nodiscard]] std::uint64_t busy_bytes() const noexcept {
-    return written_bytes_ + held_bytes_ - held_coming_bytes_;
+    return written_bytes_ + held_bytes_ - held_in_flight_bytes_;
   }
   struct Fetched {
     std::uint32_t frames = 0;
     std::uint64_t bytes = 0;
   };
   /// Frames that are kFetched and that far.
-  [[nodiscard]] const Fetched& fetched(Coming coming) const noexcept {
-    return fetched_[static_cast<std::size_t>(coming)];
+  [[nodiscard]] const Fetched& fetched(FetchState state) const noexcept {
+    return fetched_[static_cast<std::size_t>(state)];
   }
   [[nodiscard]] std::uint64_t fetched_bytes() const noexcept {
     return fetched_[0].bytes + fetched_[1].bytes + fetched_[2].bytes;
@@ -283,7 +283,7 @@ class BlockTable {
   }
   [[nodiscard]] Block& block_at(FrameIndex row) noexcept { return (*rows_)[row]; }
   [[nodiscard]] const Block& block_at(FrameIndex row) const noexcept { return (*rows_)[row]; }
-  FrameIndex take(ShapeId shape, SpaceId space, const BlockKey& key, SlotState state,
+  FrameIndex take(ShapeId shape, SpaceId space, const BlockKey& key, FrameState state,
                   std::uint32_t owner);
   void free(FrameIndex row, EvictionPolicy::Freed why);
   /// unlist() where its shape and hash are at hand.
@@ -292,7 +292,7 @@ class BlockTable {
   [[nodiscard]] static EvictionPolicy& policy_of(OneShape& shape, const Block& block) noexcept {
     return block.owner == kReplica ? *shape.replicas : *shape.policy;
   }
-  void count_fetched(const Extent& extent, Coming coming, int frames) noexcept;
+  void count_fetched(const Extent& extent, FetchState state, int frames) noexcept;
   [[nodiscard]] static bool is_over(const OneShape& shape) noexcept {
     return shape.users == 0 && shape.spaces == 0 && shape.extents == 0 &&
            shape.leaving_for_it == 0 && !shape.is_unused;
@@ -319,8 +319,8 @@ class BlockTable {
   [[nodiscard]] std::uint32_t hash(FrameIndex row) const noexcept {
     return hash(block_at(row).space, block_at(row).key);
   }
-  [[nodiscard]] bool is_at_rest(FrameIndex row) const {
-    return block_at(row).state == SlotState::kSealed && block_at(row).holds == 0;
+  [[nodiscard]] bool is_evictable(FrameIndex row) const {
+    return block_at(row).state == FrameState::kSealed && block_at(row).holds == 0;
   }
   [[nodiscard]] static std::uint32_t hash(SpaceId space, const BlockKey& key) noexcept {
     // The engine's hash is uniform; its second word is zero where the algorithm has 8 bytes only.
@@ -356,9 +356,9 @@ class BlockTable {
   std::uint64_t written_bytes_ = 0;
   std::uint64_t sealed_bytes_ = 0;
   std::uint64_t held_bytes_ = 0;
-  std::uint64_t held_coming_bytes_ = 0;  ///< Of frames that are kFetched and held.
-  std::array<Fetched, 3> fetched_{};     ///< By Coming.
-  std::uint32_t replicas_ = 0;           ///< Sealed.
+  std::uint64_t held_in_flight_bytes_ = 0;  ///< Of frames that are kFetched and held.
+  std::array<Fetched, 3> fetched_{};        ///< By FetchState.
+  std::uint32_t replicas_ = 0;              ///< Sealed.
 };
 
 template <typename Use>

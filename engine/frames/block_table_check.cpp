@@ -45,15 +45,15 @@ Result<void> BlockTable::check() const {
 Result<void> BlockTable::check_fetched() const {
   std::array<Fetched, 3> fetched{};
   std::uint32_t replicas = 0;
-  std::uint64_t held_coming = 0;
+  std::uint64_t held_in_flight = 0;
   for (FrameIndex row = next_touched(0); row != kNoFrame; row = next_touched(row + 1)) {
     replicas += is_replica(row) ? 1 : 0;
-    if (block_at(row).state != SlotState::kFetched) continue;
+    if (block_at(row).state != FrameState::kFetched) continue;
     const std::uint64_t bytes = frame_bytes(extent_of(row));
-    Fetched& count = fetched.at(static_cast<std::size_t>(coming(row)));
+    Fetched& count = fetched.at(static_cast<std::size_t>(fetch_state(row)));
     ++count.frames;
     count.bytes += bytes;
-    if (block_at(row).holds != 0) held_coming += bytes;
+    if (block_at(row).holds != 0) held_in_flight += bytes;
   }
   for (std::size_t i = 0; i < fetched.size(); ++i) {
     if (fetched[i].frames != fetched_[i].frames || fetched[i].bytes != fetched_[i].bytes) {
@@ -61,9 +61,9 @@ Result<void> BlockTable::check_fetched() const {
                   fetched[i].frames, fetched[i].bytes, i, fetched_[i].frames, fetched_[i].bytes);
     }
   }
-  if (replicas != replicas_ || held_coming != held_coming_bytes_) {
+  if (replicas != replicas_ || held_in_flight != held_in_flight_bytes_) {
     return fail(Errc::kInternal, "{} replicas and {} bytes of claimed fetches, {} and {} counted",
-                replicas, held_coming, replicas_, held_coming_bytes_);
+                replicas, held_in_flight, replicas_, held_in_flight_bytes_);
   }
   return {};
 }
@@ -77,25 +77,25 @@ Result<void> BlockTable::check_extent(ExtentId id) const {
   for (std::uint32_t i = 0; i < extent.touched; ++i) {
     const FrameIndex row = first_row(id) + i;
     const Block& block = block_at(row);
-    used += block.state != SlotState::kFree ? 1 : 0;
-    const bool is_fetched = block.state == SlotState::kFetched;
-    busy += block.state == SlotState::kWritten || is_fetched || block.holds != 0 ? 1 : 0;
-    if (block.state == SlotState::kSealed) use_sum += used_at(row) - extent.made;
-    if (block.holds != 0 && block.state != SlotState::kSealed && !is_fetched) {
+    used += block.state != FrameState::kFree ? 1 : 0;
+    const bool is_fetched = block.state == FrameState::kFetched;
+    busy += block.state == FrameState::kWritten || is_fetched || block.holds != 0 ? 1 : 0;
+    if (block.state == FrameState::kSealed) use_sum += used_at(row) - extent.made;
+    if (block.holds != 0 && block.state != FrameState::kSealed && !is_fetched) {
       return fail(Errc::kInternal, "row {} is held, and neither sealed nor fetched", row);
     }
-    if (is_fetched &&
-        (block.owner > static_cast<std::uint32_t>(Coming::kOver) ||
-         block.indexed != is_coming(row) || (coming(row) == Coming::kOver && block.holds == 0))) {
+    if (is_fetched && (block.owner > static_cast<std::uint32_t>(FetchState::kQuiesced) ||
+                       block.indexed != is_in_flight(row) ||
+                       (fetch_state(row) == FetchState::kQuiesced && block.holds == 0))) {
       return fail(Errc::kInternal, "the fetch of row {} is nowhere", row);
     }
-    if (block.state == SlotState::kSealed && !block.indexed && block.holds == 0) {
+    if (block.state == FrameState::kSealed && !block.indexed && block.holds == 0) {
       return fail(Errc::kInternal, "row {} is at rest and not in the index", row);
     }
-    if (is_listed(row) != (block.indexed && block.state == SlotState::kSealed)) {
+    if (is_listed(row) != (block.indexed && block.state == FrameState::kSealed)) {
       return fail(Errc::kInternal, "row {} counts as {}readable", row, is_listed(row) ? "" : "un");
     }
-    if (block.indexed && (block.state == SlotState::kFree ||
+    if (block.indexed && (block.state == FrameState::kFree ||
                           find(shape, hash(row), block.space, block.key) != row)) {
       return fail(Errc::kInternal, "the index does not lead to row {}", row);
     }
@@ -103,7 +103,7 @@ Result<void> BlockTable::check_extent(ExtentId id) const {
   std::uint32_t freed = 0;
   for (FrameIndex row = extent.freed.front(); row != kNoFrame;
        row = extent.freed.next(*rows_, row)) {
-    if (block_at(row).state != SlotState::kFree || ++freed > extent.freed.size()) {
+    if (block_at(row).state != FrameState::kFree || ++freed > extent.freed.size()) {
       return fail(Errc::kInternal, "row {} is listed as free and is not", row);
     }
   }
@@ -125,7 +125,7 @@ Result<void> BlockTable::check_shape(const OneShape& shape) const {
   std::uint32_t used = 0;
   std::uint32_t with_free = 0;
   std::uint64_t indexed = 0;
-  std::uint32_t at_rest = 0;
+  std::uint32_t evictable = 0;
   std::uint32_t replicas = 0;
   for (ExtentId id = 0; id < extents_.unit_count(); ++id) {
     const Extent& extent = extents_[id];
@@ -137,7 +137,7 @@ Result<void> BlockTable::check_shape(const OneShape& shape) const {
     for (std::uint32_t i = 0; i < extent.touched; ++i) {
       const FrameIndex row = first_row(id) + i;
       indexed += block_at(row).indexed ? 1 : 0;
-      if (is_at_rest(row)) ++(is_replica(row) ? replicas : at_rest);
+      if (is_evictable(row)) ++(is_replica(row) ? replicas : evictable);
     }
   }
   std::uint32_t listed = 0;
@@ -153,13 +153,13 @@ Result<void> BlockTable::check_shape(const OneShape& shape) const {
                 "a shape has {} extents, {} frames, {} used, {} extents with free ones, {} indexed",
                 extents, frames, used, with_free, indexed);
   }
-  PEGA_TRY(
-      shape.policy->check([this](FrameIndex row) { return is_at_rest(row) && !is_replica(row); }));
-  PEGA_TRY(
-      shape.replicas->check([this](FrameIndex row) { return is_at_rest(row) && is_replica(row); }));
-  if (shape.policy->size() != at_rest || shape.replicas->size() != replicas) {
+  PEGA_TRY(shape.policy->check(
+      [this](FrameIndex row) { return is_evictable(row) && !is_replica(row); }));
+  PEGA_TRY(shape.replicas->check(
+      [this](FrameIndex row) { return is_evictable(row) && is_replica(row); }));
+  if (shape.policy->size() != evictable || shape.replicas->size() != replicas) {
     return fail(Errc::kInternal, "{} blocks and {} replicas are listed as at rest, {} and {} are",
-                shape.policy->size(), shape.replicas->size(), at_rest, replicas);
+                shape.policy->size(), shape.replicas->size(), evictable, replicas);
   }
   return {};
 }

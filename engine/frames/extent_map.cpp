@@ -15,11 +15,11 @@ constexpr std::uint64_t kWasteDenominator = 100;
 
 }  // namespace
 
-ExtentMap::ExtentMap(std::uint64_t pool_bytes, std::uint32_t nodes)
+ExtentMap::ExtentMap(std::uint64_t pool_bytes, std::uint32_t numa_nodes)
     : pool_bytes_(pool_bytes / kSlotAlignment * kSlotAlignment),
       unit_bytes_(unit_bytes_for(pool_bytes)) {
   const std::uint64_t units = (pool_bytes_ + unit_bytes_ - 1) / unit_bytes_;
-  for (const NodeRange& range : node_ranges(pool_bytes_, nodes)) {
+  for (const NumaRange& range : numa_ranges(pool_bytes_, numa_nodes)) {
     const auto begin = static_cast<std::uint32_t>(range.begin / unit_bytes_);
     const auto end = static_cast<std::uint32_t>((range.end + unit_bytes_ - 1) / unit_bytes_);
     ranges_.push_back({.begin = begin, .end = end, .free = FreeRuns(end - begin)});
@@ -41,7 +41,7 @@ Result<std::vector<std::uint32_t>> ExtentMap::units_for(const FrameLayout& layou
   std::vector<std::uint32_t> units;
   std::uint64_t frames = 0;
   const auto size_by_fullest = [&] {
-    const Range& range = range_of(fullest->node);
+    const Range& range = range_of(fullest->numa_node);
     std::uint32_t best = 0;
     for (std::uint32_t count = 1; count <= range.end - range.begin; ++count) {
       const std::uint64_t bytes = bytes_of({range.begin, count});
@@ -56,7 +56,7 @@ Result<std::vector<std::uint32_t>> ExtentMap::units_for(const FrameLayout& layou
   };
   const std::uint32_t of_fullest = size_by_fullest();
   for (const FrameLayout::Part& part : layout.parts()) {
-    const Range& range = range_of(part.node);
+    const Range& range = range_of(part.numa_node);
     const std::uint64_t room = bytes_of({range.begin, range.end - range.begin});
     if (of_fullest == 0 || part.bytes > room) {
       return fail(Errc::kRefused, "a block's pages of {} do not fit {} of the pool",
@@ -118,11 +118,11 @@ std::optional<ExtentId> ExtentMap::make(ShapeId shape, const FrameLayout& layout
                                         const std::vector<std::uint32_t>& units,
                                         std::uint64_t now) {
   if (free_units_ == 0) return std::nullopt;
-  std::array<UnitRun, kMaxNodes> runs{};
+  std::array<UnitRun, kMaxNumaNodes> runs{};
   std::uint64_t frames = ~std::uint64_t{0};
   for (std::size_t i = 0; i < units.size(); ++i) {
     const FrameLayout::Part& part = layout.parts()[i];
-    const auto run = free_run(range_of(part.node), units[i], part.bytes);
+    const auto run = free_run(range_of(part.numa_node), units[i], part.bytes);
     if (!run) return std::nullopt;
     runs[i] = *run;
     frames = std::min(frames, bytes_of(*run) / part.bytes);
@@ -210,7 +210,7 @@ std::optional<ExtentMap::Choice> ExtentMap::oldest_of_others(
   Choice all;
   for (std::size_t i = 0; i < units.size(); ++i) {
     const FrameLayout::Part& wanted = layout.parts()[i];
-    auto choice = oldest_window(shape, range_of(wanted.node), units[i], wanted.bytes, part);
+    auto choice = oldest_window(shape, range_of(wanted.numa_node), units[i], wanted.bytes, part);
     if (!choice) return std::nullopt;
     for (const ExtentId id : choice->extents) {
       if (std::find(all.extents.begin(), all.extents.end(), id) == all.extents.end()) {

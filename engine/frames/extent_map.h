@@ -44,7 +44,7 @@ struct alignas(64) Extent {
 
   std::uint64_t serial = 0;  ///< Rising; tells it from a later extent of that name.
   std::uint32_t run_count = 0;
-  std::array<UnitRun, kMaxNodes> runs{};
+  std::array<UnitRun, kMaxNumaNodes> runs{};
 
   [[nodiscard]] ShapeId shape() const noexcept { return ShapeId{shape_plus_1 - 1}; }
   [[nodiscard]] bool has_free() const noexcept {
@@ -60,8 +60,8 @@ struct alignas(64) Extent {
 /// look at all.
 class ExtentMap {
  public:
-  /// `nodes` is 1 to kMaxNodes.
-  ExtentMap(std::uint64_t pool_bytes, std::uint32_t nodes);
+  /// `numa_nodes` is 1 to kMaxNumaNodes.
+  ExtentMap(std::uint64_t pool_bytes, std::uint32_t numa_nodes);
 
   /// Units that an extent has in each part: the fewest that leave at most 6 % of the fullest part
   /// unused; where the node has not as many, those that hold the most frames.
@@ -106,7 +106,7 @@ class ExtentMap {
 
   [[nodiscard]] std::uint64_t unit_bytes() const noexcept { return unit_bytes_; }
   /// 1 where the pool is too small to be dealt.
-  [[nodiscard]] std::uint32_t node_count() const noexcept {
+  [[nodiscard]] std::uint32_t numa_node_count() const noexcept {
     return static_cast<std::uint32_t>(ranges_.size());
   }
   [[nodiscard]] std::uint32_t unit_count() const noexcept {
@@ -126,11 +126,11 @@ class ExtentMap {
     FreeRuns free;
   };
   [[nodiscard]] std::uint64_t bytes_of(UnitRun run) const noexcept;
-  [[nodiscard]] const Range& range_of(std::uint32_t node) const noexcept {
-    return ranges_[node < ranges_.size() ? node : 0];
+  [[nodiscard]] const Range& range_of(std::uint32_t numa_node) const noexcept {
+    return ranges_[numa_node < ranges_.size() ? numa_node : 0];
   }
-  [[nodiscard]] Range& range_of(std::uint32_t node) noexcept {
-    return ranges_[node < ranges_.size() ? node : 0];
+  [[nodiscard]] Range& range_of(std::uint32_t numa_node) noexcept {
+    return ranges_[numa_node < ranges_.size() ? numa_node : 0];
   }
   [[nodiscard]] Range& range_with(std::uint32_t unit) noexcept;
   [[nodiscard]] std::optional<UnitRun> free_run(Range& range, std::uint32_t count,

@@ -32,7 +32,7 @@ class VictimsAhead {
     }
     for (int i = 0; i < 2 && walk.walked - walk.evicted < kAhead; ++i) {
       // Rows that this walked over may be gone since, and their extents with them.
-      if (blocks[walk.last].state != SlotState::kSealed) break;
+      if (blocks[walk.last].state != FrameState::kSealed) break;
       const FrameIndex next = blocks.behind(walk.last);
       if (next == kNoFrame) break;
       blocks.prefetch_block(next);
@@ -41,7 +41,7 @@ class VictimsAhead {
     }
     for (; walk.fetched + kAhead / 2 < walk.walked; ++walk.fetched) {
       const FrameIndex row = walk.rows[walk.fetched % kAhead];
-      if (blocks[row].state == SlotState::kSealed) fetch(row);
+      if (blocks[row].state == FrameState::kSealed) fetch(row);
     }
   }
 

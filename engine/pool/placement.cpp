@@ -86,30 +86,30 @@ std::string_view to_string(NumaPolicy policy) noexcept {
 }
 
 PoolPlacement place_pool(std::span<std::byte> pool, std::uint64_t memory_page_bytes,
-                         NumaPolicy policy, std::vector<NumaNode> nodes) {
+                         NumaPolicy policy, std::vector<NumaNode> numa_nodes) {
   PoolPlacement placement;
-  if (policy == NumaPolicy::kOff || nodes.size() < 2) return placement;
+  if (policy == NumaPolicy::kOff || numa_nodes.size() < 2) return placement;
   if (policy == NumaPolicy::kInterleave) {
     NodeMask all;
-    for (const NumaNode& node : nodes) all.add(node.number);
+    for (const NumaNode& node : numa_nodes) all.add(node.number);
     if (const int error = set_policy(pool, MPOL_INTERLEAVE, all); error != 0) {
       placement.refused = why(error);
       return placement;
     }
     placement.policy = policy;
-    placement.nodes = std::move(nodes);
+    placement.numa_nodes = std::move(numa_nodes);
     return placement;
   }
-  nodes.resize(std::min<std::size_t>(nodes.size(), kMaxNodes));
+  numa_nodes.resize(std::min<std::size_t>(numa_nodes.size(), kMaxNumaNodes));
   // As the store deals them.
-  auto ranges = node_ranges(pool.size(), static_cast<std::uint32_t>(nodes.size()));
+  auto ranges = numa_ranges(pool.size(), static_cast<std::uint32_t>(numa_nodes.size()));
   if (ranges.size() < 2) return placement;  // Too small a pool to be dealt.
   for (std::size_t i = 0; i < ranges.size(); ++i) {
     const std::uint64_t begin = page_of(ranges[i].begin, memory_page_bytes);
     const std::uint64_t end =
         i + 1 == ranges.size() ? pool.size() : page_of(ranges[i].end, memory_page_bytes);
     NodeMask one;
-    one.add(nodes[i].number);
+    one.add(numa_nodes[i].number);
     if (const int error = set_policy(pool.subspan(begin, end - begin), MPOL_PREFERRED, one);
         error != 0) {
       placement.refused = why(error);
@@ -119,17 +119,17 @@ PoolPlacement place_pool(std::span<std::byte> pool, std::uint64_t memory_page_by
     }
   }
   placement.policy = policy;
-  placement.nodes = std::move(nodes);
+  placement.numa_nodes = std::move(numa_nodes);
   placement.ranges = std::move(ranges);
   return placement;
 }
 
-void look_at_placement(std::span<std::byte> pool, PoolPlacement& placement) {
+void verify_placement(std::span<std::byte> pool, PoolPlacement& placement) {
   constexpr std::uint64_t kSamples = 64;  // Of a part. Each is a system call.
   std::uint64_t seen = 0;
   std::uint64_t in_place = 0;
   for (std::size_t i = 0; i < placement.ranges.size(); ++i) {
-    const NodeRange& range = placement.ranges[i];
+    const NumaRange& range = placement.ranges[i];
     for (std::uint64_t sample = 0; sample < kSamples; ++sample) {
       // From the middle of each of as many pieces, where no page reaches over the part's end.
       const std::uint64_t offset = range.begin + (range.end - range.begin) / kSamples * sample +
@@ -137,7 +137,7 @@ void look_at_placement(std::span<std::byte> pool, PoolPlacement& placement) {
       const auto node = node_of(pool.data() + offset);
       if (!node) continue;
       ++seen;
-      if (*node == placement.nodes[i].number) ++in_place;
+      if (*node == placement.numa_nodes[i].number) ++in_place;
     }
   }
   if (seen != 0) placement.in_place = static_cast<double>(in_place) / static_cast<double>(seen);
@@ -146,9 +146,9 @@ void look_at_placement(std::span<std::byte> pool, PoolPlacement& placement) {
 std::string to_string(const PoolPlacement& placement) {
   if (!placement.refused.empty()) return "off, refused: " + placement.refused;
   std::string text(to_string(placement.policy));
-  if (placement.nodes.empty()) return text;
+  if (placement.numa_nodes.empty()) return text;
   text += ", nodes";
-  for (const NumaNode& node : placement.nodes) text += fmt::format(" {}", node.number);
+  for (const NumaNode& node : placement.numa_nodes) text += fmt::format(" {}", node.number);
   return text;
 }
 

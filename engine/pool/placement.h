@@ -30,10 +30,10 @@ std::string_view to_string(NumaPolicy policy) noexcept;
 /// What came of it.
 struct PoolPlacement {
   NumaPolicy policy = NumaPolicy::kOff;  ///< That holds; kOff where one node is all there is.
-  /// That the pool lies on; at most kMaxNodes with kAuto. Empty with kOff.
-  std::vector<NumaNode> nodes;
+  /// That the pool lies on; at most kMaxNumaNodes with kAuto. Empty with kOff.
+  std::vector<NumaNode> numa_nodes;
   /// With kAuto the part of each node, in their order.
-  std::vector<NodeRange> ranges;
+  std::vector<NumaRange> ranges;
   std::string refused;  ///< Why it is not what was asked for; empty when it is.
   /// With kAuto: of the pages that were looked at, how many lie on the node that they were meant
   /// for. A node that is full gives its part to others. No value where the kernel does not say.
@@ -46,10 +46,10 @@ struct PoolPlacement {
 /// A node is preferred, not insisted on: one that is full is no reason to be without a pool, and an
 /// allocation that may come from nowhere else wakes the OOM killer.
 PoolPlacement place_pool(std::span<std::byte> pool, std::uint64_t memory_page_bytes,
-                         NumaPolicy policy, std::vector<NumaNode> nodes);
+                         NumaPolicy policy, std::vector<NumaNode> numa_nodes);
 
 /// Looks where some pages of each part are, now that they are there.
-void look_at_placement(std::span<std::byte> pool, PoolPlacement& placement);
+void verify_placement(std::span<std::byte> pool, PoolPlacement& placement);
 
 /// For logs: `auto, nodes 0 1`, or why it is off.
 std::string to_string(const PoolPlacement& placement);

@@ -78,7 +78,7 @@ std::vector<Part> parts_of(std::span<std::byte> bytes, std::uint64_t page_bytes,
         is_last ? bytes.size() : placement.ranges[i].end / page_bytes * page_bytes;
     parts[i].bytes = bytes.subspan(begin, end - begin);
     parts[i].offset = begin;
-    if (!placement.ranges.empty()) parts[i].cores = placement.nodes[i].cores;
+    if (!placement.ranges.empty()) parts[i].cores = placement.numa_nodes[i].cores;
     begin = end;
   }
   return parts;
@@ -201,12 +201,12 @@ Result<Pool> Pool::create(const Options& options, const std::atomic<bool>& stop,
   if (::madvise(base, size_bytes, MADV_DONTFORK) != 0) {
     return fail_errno(errno, "keep the pool from forked children");
   }
-  pool.placement_ = place_pool(pool.bytes(), page_bytes, options.numa, options.nodes);
+  pool.placement_ = place_pool(pool.bytes(), page_bytes, options.numa, options.numa_nodes);
   const unsigned threads =
       options.threads != 0 ? options.threads : std::max(1U, std::thread::hardware_concurrency());
   PEGA_TRY(
       allocate_all(pool.fd(), pool.bytes(), page_bytes, pool.placement_, threads, stop, progress));
-  look_at_placement(pool.bytes(), pool.placement_);
+  verify_placement(pool.bytes(), pool.placement_);
   if (::fcntl(pool.fd(), F_ADD_SEALS, F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL) != 0) {
     return fail_errno(errno, "seal the pool");
   }

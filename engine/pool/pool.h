@@ -36,7 +36,7 @@ class Pool {
     HugePages huge_pages = HugePages::kIfReserved;
     unsigned threads = 0;  ///< That touch memory; 0: one a core.
     NumaPolicy numa = NumaPolicy::kOff;
-    std::vector<NumaNode> nodes{};  ///< See NumaTopology::memory_nodes(). Not used with kOff.
+    std::vector<NumaNode> numa_nodes{};  ///< See NumaTopology::memory_nodes(). Not used with kOff.
   };
 
   /// Told after each chunk, on one of the touching threads, so keep it short and thread-safe.

@@ -29,13 +29,13 @@ Result<void> validate(const BlockStore::Options& options) {
     return fail(Errc::kInvalidArgument, "a pool has {} to {} bytes, not {}", kSlotAlignment,
                 kMaxPoolBytes, options.pool_bytes);
   }
-  if (options.nodes == 0 || options.nodes > kMaxNodes) {
-    return fail(Errc::kInvalidArgument, "a pool lies on 1 to {} nodes, not {}", kMaxNodes,
-                options.nodes);
+  if (options.numa_nodes == 0 || options.numa_nodes > kMaxNumaNodes) {
+    return fail(Errc::kInvalidArgument, "a pool lies on 1 to {} NUMA nodes, not {}", kMaxNumaNodes,
+                options.numa_nodes);
   }
-  if (!is_share(options.instance_share) || !is_share(options.node_share)) {
+  if (!is_share(options.instance_share) || !is_share(options.server_share)) {
     return fail(Errc::kInvalidArgument, "shares lie above 0 and up to 1, not {} and {}",
-                options.instance_share, options.node_share);
+                options.instance_share, options.server_share);
   }
   if (options.reservation_timeout <= Duration::zero() || options.claim_grace < Duration::zero()) {
     return fail(Errc::kInvalidArgument, "a reservation needs time, and the grace is not negative");
@@ -73,7 +73,7 @@ Result<void> validate(const BlockStore::Options& options) {
 Result<std::unique_ptr<BlockStore>> BlockStore::create(const Options& options, const Clock& clock) {
   PEGA_TRY(validate(options));
   PEGA_TRY_LET(auto blocks, BlockTable::create({.pool_bytes = options.pool_bytes,
-                                                .nodes = options.nodes,
+                                                .numa_nodes = options.numa_nodes,
                                                 .eviction = options.eviction}));
   PEGA_TRY_LET(auto claims, ClaimTable::create(options.max_claims));
   PEGA_TRY_LET(auto pins, PinTable::create(options.max_pins));
@@ -211,7 +211,7 @@ void BlockStore::Impl::forget_instance_if_unused(std::uint32_t instance) {
 
 // ---- statistics
 
-bool BlockStore::is_at_rest() const {
+bool BlockStore::is_idle() const {
   return impl_->blocks.written_count() == 0 && impl_->blocks.held_count() == 0;
 }
 
@@ -222,25 +222,25 @@ BlockStore::Stats BlockStore::stats() const {
   stats.sealed_bytes = impl_->blocks.sealed_bytes();
   stats.written_bytes = impl_->blocks.written_bytes();
   stats.used_bytes = stats.sealed_bytes + stats.written_bytes;
-  const BlockTable::Fetched& coming = impl_->blocks.fetched(Coming::kComing);
+  const BlockTable::Fetched& coming = impl_->blocks.fetched(FetchState::kInFlight);
   stats.fetch_bytes = impl_->blocks.fetched_bytes();
-  stats.quarantined_bytes = impl_->jobs.slot_bytes(Job::Fate::kForgotten) +
-                            impl_->jobs.slot_bytes(Job::Fate::kWriterLost) + stats.fetch_bytes -
+  stats.quarantined_bytes = impl_->jobs.bytes(Job::Fate::kForgotten) +
+                            impl_->jobs.bytes(Job::Fate::kWriterLost) + stats.fetch_bytes -
                             coming.bytes;
   stats.held_bytes = impl_->blocks.held_bytes();
   stats.units = impl_->blocks.extents().unit_count();
   stats.free_units = impl_->blocks.extents().free_units();
   stats.unit_steps = impl_->blocks.extents().visited();
   stats.extents_taken = impl_->blocks.exchanged_extents();
-  stats.reserved = impl_->jobs.slots(Job::Fate::kLive) + impl_->jobs.slots(Job::Fate::kEnded);
+  stats.reserved = impl_->jobs.frames(Job::Fate::kLive) + impl_->jobs.frames(Job::Fate::kEnded);
   stats.sealed = impl_->blocks.sealed_count();
-  stats.quarantined_timeout = impl_->jobs.slots(Job::Fate::kForgotten);
-  stats.quarantined_writer_lost = impl_->jobs.slots(Job::Fate::kWriterLost);
+  stats.quarantined_timeout = impl_->jobs.frames(Job::Fate::kForgotten);
+  stats.quarantined_writer_lost = impl_->jobs.frames(Job::Fate::kWriterLost);
   stats.pinned_by_lost_readers = impl_->lost_pinned_blocks;
-  stats.coming = coming.frames;
+  stats.in_flight = coming.frames;
   stats.replicas = impl_->blocks.replica_count();
-  stats.quarantined_fetch =
-      impl_->blocks.fetched(Coming::kGivenUp).frames + impl_->blocks.fetched(Coming::kOver).frames;
+  stats.quarantined_fetch = impl_->blocks.fetched(FetchState::kGivenUp).frames +
+                            impl_->blocks.fetched(FetchState::kQuiesced).frames;
   stats.leases = impl_->leases.size();
   stats.lent = impl_->leases.blocks();
   stats.lent_bytes = impl_->leases.bytes();
@@ -277,10 +277,10 @@ std::uint64_t BlockStore::memory_bytes() const {
          (impl_->journal ? impl_->journal->memory_bytes() : 0);
 }
 
-std::optional<FrameIndex> BlockStore::recent_slot(std::size_t n) const {
-  const FrameIndex slot = impl_->blocks.recent_at_rest(n);
-  if (slot == kNoFrame) return std::nullopt;
-  return slot;
+std::optional<FrameIndex> BlockStore::recent_frame(std::size_t n) const {
+  const FrameIndex frame = impl_->blocks.recent_evictable(n);
+  if (frame == kNoFrame) return std::nullopt;
+  return frame;
 }
 
 }  // namespace pegaflow::engine

@@ -47,7 +47,7 @@ struct BlockStore::Impl {
         made(time.now()) {
     const auto pool = static_cast<double>(given.pool_bytes);
     instance_limit = static_cast<std::uint64_t>(pool * given.instance_share);
-    node_limit = static_cast<std::uint64_t>(pool * given.node_share);
+    server_limit = static_cast<std::uint64_t>(pool * given.server_share);
     fetch_limit = static_cast<std::uint64_t>(pool * given.fetch_share);
     busy_limit = given.pool_bytes - static_cast<std::uint64_t>(pool * given.save_reserve);
     lend_limit = static_cast<std::uint64_t>(pool * given.lend_share);
@@ -65,9 +65,9 @@ struct BlockStore::Impl {
   // ---- claims and pins
   [[nodiscard]] std::uint64_t room_for_claim(const Holder& holder) const;
   /// Whether the node's share leaves room to hold this block, or, for kNoFrame, one more.
-  [[nodiscard]] bool may_hold(const Space& space, FrameIndex slot) const;
+  [[nodiscard]] bool may_hold(const Space& space, FrameIndex frame) const;
   struct HeldPrefix {
-    std::vector<FrameIndex> slots;
+    std::vector<FrameIndex> frames;
     bool is_shortened = false;  ///< By `room` or the node's share.
   };
   /// Holds the longest sealed prefix of `keys` within the node's share, at most `room` blocks.
@@ -78,26 +78,26 @@ struct BlockStore::Impl {
   static Result<std::span<const FrameIndex>> range_of(const Claim& claim, std::size_t first,
                                                       std::size_t count);
   /// The claimed block is there, and was not condemned.
-  [[nodiscard]] bool is_openable(FrameIndex slot) const {
-    return blocks[slot].state == SlotState::kSealed && blocks[slot].indexed;
+  [[nodiscard]] bool is_openable(FrameIndex frame) const {
+    return blocks[frame].state == FrameState::kSealed && blocks[frame].indexed;
   }
   /// A pin more on each of these claimed blocks; on none of them if one cannot be opened.
   /// Errors: kBusy when that one is coming, else kGone.
-  Result<void> hold_again(std::span<const FrameIndex> slots);
+  Result<void> hold_again(std::span<const FrameIndex> frames);
   /// Adds held blocks to the claim in `row`, or makes one if that is kNone.
   void extend_claim(std::uint32_t row, Holder& owner, Space& space, const Id128& token,
-                    std::span<const FrameIndex> slots);
+                    std::span<const FrameIndex> frames);
   void end_claim(std::uint32_t row);
   /// Gives a few blocks back at once, which is the cost of the step that does it; queues more.
   void end_pin(std::uint32_t row);
-  [[nodiscard]] OpenedPages pages_of(std::span<const FrameIndex> slots,
+  [[nodiscard]] OpenedPages pages_of(std::span<const FrameIndex> frames,
                                      std::uint32_t writer_tag) const;
 
   // ---- fetches and leases
   /// The row of the claim of `first` blocks that fetch() may extend, or kNone: make one.
   Result<std::uint32_t> extensible(const Holder& owner, SpaceId space, const Id128& token,
                                    std::size_t first) const;
-  [[nodiscard]] bool is_being_saved(FrameIndex slot) const;
+  [[nodiscard]] bool is_being_saved(FrameIndex frame) const;
   /// A frame into which that block, present in no way that counts, is fetched; kNoFrame when limits
   /// or room do not allow it.
   FrameIndex bring(const Space& space, const BlockKey& key, FrameIndex present,
@@ -107,19 +107,19 @@ struct BlockStore::Impl {
 
   // ---- what is lost, for people
   /// Brings `second` up to date; once a call or a slice, since a look costs as much as a block.
-  void look_at_clock();
+  void read_clock();
   /// Frees a block at rest, counts it, and remembers why: `why`, or that its space is retired.
-  void drop(FrameIndex slot, Miss why, bool is_victim = false);
+  void drop(FrameIndex frame, Miss why, bool is_victim = false);
   /// Fetches what drop() of a block will touch beside its row, once that has arrived.
-  void prefetch_drop(FrameIndex slot) const;
+  void prefetch_drop(FrameIndex frame) const;
   /// Counts why the first of `missing` and those behind it were not found.
   void count_misses(const Space& space, std::span<const BlockKey> missing);
-  [[nodiscard]] Miss why_missing(const Space& space, const BlockKey& key, FrameIndex slot) const;
+  [[nodiscard]] Miss why_missing(const Space& space, const BlockKey& key, FrameIndex frame) const;
 
   // ---- what is told, see Journal
   /// The block of this row is there, or is about to be gone.
-  void note(FrameIndex slot, bool is_present) noexcept {
-    if (journal) journal->add(blocks[slot].space, blocks[slot].key, is_present);
+  void note(FrameIndex frame, bool is_present) noexcept {
+    if (journal) journal->add(blocks[frame].space, blocks[frame].key, is_present);
   }
 
   // ---- reservations
@@ -164,10 +164,10 @@ struct BlockStore::Impl {
   bool step(TouchWork& work);
   bool step(ForgetShapeWork& work);
   /// A claim or pin less; frees the block if that was the last and its space is retired.
-  void give_back(FrameIndex slot);
+  void give_back(FrameIndex frame);
   /// The same for the last one of the list, which it leaves.
-  void give_back_last(FrameList& slots);
-  void prefetch_sweep(FrameIndex slot) const;
+  void give_back_last(FrameList& frames);
+  void prefetch_sweep(FrameIndex frame) const;
 
   // ---- invariants (block_store_check.cpp)
   [[nodiscard]] Result<void> check_holds() const;
@@ -186,7 +186,7 @@ struct BlockStore::Impl {
   std::optional<Journal> journal;  ///< Once somebody has asked for it.
   VictimsAhead ahead;
   TimePoint made;
-  std::uint32_t second = 0;  ///< Since `made`, at the last look_at_clock().
+  std::uint32_t second = 0;  ///< Since `made`, at the last read_clock().
 
   // Few, with stable addresses: rows point to them.
   std::unordered_map<HolderId, Holder> holders;
@@ -195,7 +195,7 @@ struct BlockStore::Impl {
   std::uint64_t next_holder = 1;
   std::uint32_t next_space = 1;
   std::uint64_t instance_limit = 0;  ///< Bytes.
-  std::uint64_t node_limit = 0;
+  std::uint64_t server_limit = 0;
   std::uint64_t fetch_limit = 0;
   std::uint64_t busy_limit = 0;  ///< Of frames that no eviction can free, when a fetch gets one.
   std::uint64_t lend_limit = 0;

@@ -25,7 +25,7 @@ Result<void> BlockStore::Impl::check_holds() const {
   std::uint64_t listed = 0;
   const auto count = [&](const FrameList& list) {
     listed += list.size();
-    for (const FrameIndex slot : list) ++holds[slot];
+    for (const FrameIndex frame : list) ++holds[frame];
   };
   for (std::uint32_t row = claims.oldest(); row != ClaimTable::kNone; row = claims.newer(row)) {
     count(claims[row].blocks);
@@ -39,13 +39,13 @@ Result<void> BlockStore::Impl::check_holds() const {
   for (const Work& work : queue) {
     if (const auto* const back = std::get_if<GiveBackWork>(&work)) count(back->blocks);
   }
-  for (FrameIndex slot = blocks.next_touched(0); slot != kNoFrame;
-       slot = blocks.next_touched(slot + 1)) {
-    const auto held = holds.find(slot);
+  for (FrameIndex frame = blocks.next_touched(0); frame != kNoFrame;
+       frame = blocks.next_touched(frame + 1)) {
+    const auto held = holds.find(frame);
     const std::uint32_t wanted = held == holds.end() ? 0 : held->second;
-    if (blocks[slot].holds != wanted) {
-      return fail(Errc::kInternal, "row {} has {} holds and counts {}", slot, wanted,
-                  blocks[slot].holds);
+    if (blocks[frame].holds != wanted) {
+      return fail(Errc::kInternal, "row {} has {} holds and counts {}", frame, wanted,
+                  blocks[frame].holds);
     }
     if (held != holds.end()) holds.erase(held);
   }
@@ -59,13 +59,13 @@ Result<void> BlockStore::Impl::check_holds() const {
 Result<void> BlockStore::Impl::check_jobs() const {
   std::unordered_map<FrameIndex, std::uint32_t> owner;
   std::uint32_t rows = 0;
-  std::uint64_t slots = 0;
+  std::uint64_t frames = 0;
   std::unordered_map<HolderId, std::uint32_t> writing_of;
   for (std::uint32_t row = 0; jobs.knows(row); ++row) {
     const Job& job = jobs[row];
     if (job.writers.empty()) continue;
     ++rows;
-    slots += job.slots.size();
+    frames += job.frames.size();
     std::uint32_t writing = 0;
     std::uint32_t published = 0;
     for (const std::uint32_t number : job.writers) {
@@ -79,14 +79,14 @@ Result<void> BlockStore::Impl::check_jobs() const {
       return fail(Errc::kInternal, "job {} counts {} writing and {} published shards, not {}, {}",
                   job.id.number, job.writing, job.published, writing, published);
     }
-    for (const FrameIndex slot : job.slots) {
-      const Block& block = blocks[slot];
-      if (block.state != SlotState::kWritten || block.owner != row ||
-          !owner.emplace(slot, row).second) {
-        return fail(Errc::kInternal, "row {} is not written by job {} alone", slot, job.id.number);
+    for (const FrameIndex frame : job.frames) {
+      const Block& block = blocks[frame];
+      if (block.state != FrameState::kWritten || block.owner != row ||
+          !owner.emplace(frame, row).second) {
+        return fail(Errc::kInternal, "row {} is not written by job {} alone", frame, job.id.number);
       }
       if (job.fate == Job::Fate::kLive && !block.indexed && may_publish(job)) {
-        return fail(Errc::kInternal, "row {} of job {} has lost its key", slot, job.id.number);
+        return fail(Errc::kInternal, "row {} of job {} has lost its key", frame, job.id.number);
       }
     }
   }
@@ -99,15 +99,16 @@ Result<void> BlockStore::Impl::check_jobs() const {
   std::uint64_t by_fate = 0;
   for (const Job::Fate fate :
        {Job::Fate::kLive, Job::Fate::kForgotten, Job::Fate::kWriterLost, Job::Fate::kEnded}) {
-    by_fate += jobs.slots(fate);
+    by_fate += jobs.frames(fate);
   }
   std::uint32_t written = blocks.written_count();
-  for (const Coming coming : {Coming::kComing, Coming::kGivenUp, Coming::kOver}) {
-    written -= blocks.fetched(coming).frames;
+  for (const FetchState state :
+       {FetchState::kInFlight, FetchState::kGivenUp, FetchState::kQuiesced}) {
+    written -= blocks.fetched(state).frames;
   }
-  if (slots != written || slots != by_fate || rows != jobs.size()) {
+  if (frames != written || frames != by_fate || rows != jobs.size()) {
     return fail(Errc::kInternal, "{} jobs have {} frames, {} are written, {} counted by fate", rows,
-                slots, written, by_fate);
+                frames, written, by_fate);
   }
   return {};
 }

@@ -38,31 +38,31 @@ Result<BlockStore::Fetch> BlockStore::fetch(HolderId holder, SpaceId space, cons
       impl_->room_for_claim(*owner) / blocks.layout(where->shape).frame_bytes();
   std::uint32_t steps = impl_->options.slice_blocks;
   std::vector<FrameIndex> held;
-  impl_->look_at_clock();
+  impl_->read_clock();
   blocks.find_each(where->shape, space, keys, [&](std::size_t i, FrameIndex present) {
     const bool is_here = blocks.is_readable(present);
-    const bool is_coming = present != kNoFrame && blocks.is_coming(present);
-    const bool is_present = is_here || is_coming;
+    const bool is_in_flight = present != kNoFrame && blocks.is_in_flight(present);
+    const bool is_present = is_here || is_in_flight;
     if (!is_present && (i >= fetchable || impl_->is_being_saved(present))) return false;
     if (held.size() == room || !impl_->may_hold(*where, is_present ? present : kNoFrame)) {
       ++impl_->counted.claims_shortened;
       return false;
     }
-    const FrameIndex slot = is_present ? present : impl_->bring(*where, keys[i], present, steps);
-    if (slot == kNoFrame) {
+    const FrameIndex frame = is_present ? present : impl_->bring(*where, keys[i], present, steps);
+    if (frame == kNoFrame) {
       ++impl_->counted.fetches_no_room;
       return false;
     }
     // At once, so that no later key takes its frame.
-    blocks.hold(slot);
-    held.push_back(slot);
+    blocks.hold(frame);
+    held.push_back(frame);
     if (is_here) {
-      impl_->note(slot, true);
+      impl_->note(frame, true);
       return true;
     }
-    ++made.coming;
-    ++(is_coming ? impl_->counted.fetches_joined : impl_->counted.fetches);
-    if (!is_coming) made.frames.push_back({i, slot});
+    ++made.in_flight;
+    ++(is_in_flight ? impl_->counted.fetches_joined : impl_->counted.fetches);
+    if (!is_in_flight) made.frames.push_back({i, frame});
     return true;
   });
   made.blocks = held.size();
@@ -70,9 +70,9 @@ Result<BlockStore::Fetch> BlockStore::fetch(HolderId holder, SpaceId space, cons
   return made;
 }
 
-bool BlockStore::Impl::is_being_saved(FrameIndex slot) const {
-  return slot != kNoFrame && blocks[slot].state == SlotState::kWritten &&
-         may_publish(jobs[blocks[slot].owner]);
+bool BlockStore::Impl::is_being_saved(FrameIndex frame) const {
+  return frame != kNoFrame && blocks[frame].state == FrameState::kWritten &&
+         may_publish(jobs[blocks[frame].owner]);
 }
 
 FrameIndex BlockStore::Impl::bring(const Space& space, const BlockKey& key, FrameIndex present,
@@ -84,16 +84,16 @@ FrameIndex BlockStore::Impl::bring(const Space& space, const BlockKey& key, Fram
   }
   if (present != kNoFrame) move_key(present);
   if (make_room(space.shape, steps, MayRevoke::kNo) != Room::kThere) return kNoFrame;
-  return blocks.take_coming(space.shape, space.id, key);
+  return blocks.take_for_fetch(space.shape, space.id, key);
 }
 
 void BlockStore::Impl::extend_claim(std::uint32_t row, Holder& owner, Space& space,
-                                    const Id128& token, std::span<const FrameIndex> slots) {
+                                    const Id128& token, std::span<const FrameIndex> frames) {
   const std::uint64_t frame_bytes = blocks.layout(space.shape).frame_bytes();
-  instances[owner.instance].held_bytes += slots.size() * frame_bytes;
-  listed_blocks += slots.size();
+  instances[owner.instance].held_bytes += frames.size() * frame_bytes;
+  listed_blocks += frames.size();
   if (row != ClaimTable::kNone) {
-    claims[row].blocks = FrameList(claims[row].blocks, slots);
+    claims[row].blocks = FrameList(claims[row].blocks, frames);
     return;
   }
   Claim claim;
@@ -102,17 +102,17 @@ void BlockStore::Impl::extend_claim(std::uint32_t row, Holder& owner, Space& spa
   claim.space = &space;
   claim.made = clock.now();
   claim.frame_bytes = frame_bytes;
-  claim.blocks = FrameList(slots);
+  claim.blocks = FrameList(frames);
   claims.add(std::move(claim));
 }
 
 bool BlockStore::fetched(FrameIndex frame) {
   BlockTable& blocks = impl_->blocks;
-  if (!blocks.is_coming(frame) || !impl_->is_live(blocks[frame].space)) {
-    settle(frame);
+  if (!blocks.is_in_flight(frame) || !impl_->is_live(blocks[frame].space)) {
+    quiesced(frame);
     return false;
   }
-  impl_->look_at_clock();
+  impl_->read_clock();
   blocks.seal(frame, kReplica, impl_->second);
   impl_->note(frame, true);
   ++impl_->counted.fetched;
@@ -121,23 +121,24 @@ bool BlockStore::fetched(FrameIndex frame) {
 
 void BlockStore::give_up(FrameIndex frame) {
   BlockTable& blocks = impl_->blocks;
-  PEGA_ASSERT(blocks[frame].state == SlotState::kFetched, "frame {} is not fetched", frame);
-  if (!blocks.is_coming(frame)) return;
+  PEGA_ASSERT(blocks[frame].state == FrameState::kFetched, "frame {} is not fetched", frame);
+  if (!blocks.is_in_flight(frame)) return;
   blocks.unlist(frame);
-  blocks.set_coming(frame, Coming::kGivenUp);
+  blocks.set_fetch_state(frame, FetchState::kGivenUp);
   ++impl_->counted.fetches_given_up;
 }
 
-void BlockStore::settle(FrameIndex frame) {
+void BlockStore::quiesced(FrameIndex frame) {
   give_up(frame);
   BlockTable& blocks = impl_->blocks;
-  PEGA_ASSERT(blocks.coming(frame) == Coming::kGivenUp, "frame {} is settled twice", frame);
+  PEGA_ASSERT(blocks.fetch_state(frame) == FetchState::kGivenUp, "frame {} is settled twice",
+              frame);
   if (blocks[frame].holds == 0) return blocks.free(frame);
-  blocks.set_coming(frame, Coming::kOver);
+  blocks.set_fetch_state(frame, FetchState::kQuiesced);
 }
 
 bool BlockStore::is_awaited(FrameIndex frame) const {
-  PEGA_ASSERT(impl_->blocks[frame].state == SlotState::kFetched, "frame {} is not fetched", frame);
+  PEGA_ASSERT(impl_->blocks[frame].state == FrameState::kFetched, "frame {} is not fetched", frame);
   return impl_->blocks[frame].holds != 0;
 }
 
@@ -148,7 +149,7 @@ Result<std::size_t> BlockStore::arrived(const Id128& token, std::size_t first,
   PEGA_TRY_LET(const auto range, impl_->range_of(impl_->claims[row], first, count));
   std::size_t here = 0;
   while (here < count && impl_->is_openable(range[here])) ++here;
-  if (here == 0 && !impl_->blocks.is_coming(range[0])) {
+  if (here == 0 && !impl_->blocks.is_in_flight(range[0])) {
     return fail(Errc::kGone, "a block of the claim did not come, or has wrong bytes");
   }
   return here;

@@ -78,31 +78,31 @@ const Writer* JobTable::writer(std::uint32_t row, std::uint32_t shard) const {
   return number == Job::kNotAsked || number == Job::kDone ? nullptr : &writers_[number];
 }
 
-void JobTable::count(const Job& job, std::size_t slots, bool more) noexcept {
+void JobTable::count(const Job& job, std::size_t frames, bool more) noexcept {
   const auto fate = static_cast<std::size_t>(job.fate);
-  const std::uint64_t bytes = slots * job.frame_bytes;
-  slots_[fate] += more ? static_cast<std::uint32_t>(slots) : -static_cast<std::uint32_t>(slots);
-  slot_bytes_[fate] += more ? bytes : -bytes;
+  const std::uint64_t bytes = frames * job.frame_bytes;
+  frames_[fate] += more ? static_cast<std::uint32_t>(frames) : -static_cast<std::uint32_t>(frames);
+  bytes_[fate] += more ? bytes : -bytes;
 }
 
-void JobTable::add_slot(std::uint32_t row, FrameIndex slot) {
-  rows_[row].slots.push_back(slot);
+void JobTable::add_frame(std::uint32_t row, FrameIndex frame) {
+  rows_[row].frames.push_back(frame);
   count(rows_[row], 1, true);
 }
 
-FrameIndex JobTable::pop_slot(std::uint32_t row) {
+FrameIndex JobTable::pop_frame(std::uint32_t row) {
   Job& job = rows_[row];
-  PEGA_ASSERT(!job.slots.empty(), "job {} has no slot left", job.id.number);
-  const FrameIndex slot = job.slots.back();
-  job.slots.pop_back();
+  PEGA_ASSERT(!job.frames.empty(), "job {} has no frame left", job.id.number);
+  const FrameIndex frame = job.frames.back();
+  job.frames.pop_back();
   count(job, 1, false);
-  return slot;
+  return frame;
 }
 
 void JobTable::set_fate(Job& job, Job::Fate fate) {
-  count(job, job.slots.size(), false);
+  count(job, job.frames.size(), false);
   job.fate = fate;
-  count(job, job.slots.size(), true);
+  count(job, job.frames.size(), true);
 }
 
 void JobTable::publish(std::uint32_t row, std::uint32_t shard) {
@@ -189,7 +189,7 @@ void JobTable::unname_if_over(Job& job, std::uint32_t row) {
 
 void JobTable::finish(std::uint32_t row) {
   Job& job = rows_[row];
-  PEGA_ASSERT(job.fate == Job::Fate::kLive && job.published == job.shards() && job.slots.empty(),
+  PEGA_ASSERT(job.fate == Job::Fate::kLive && job.published == job.shards() && job.frames.empty(),
               "job {} is not published", job.id.number);
   for (std::uint32_t shard = 0; shard < job.shards(); ++shard) {
     drop_writer(job, shard, writers_[job.writers[shard]].holder->live_writers);
@@ -203,7 +203,7 @@ void JobTable::finish(std::uint32_t row) {
 
 bool JobTable::remove_if_unused(std::uint32_t row) {
   const Job& job = rows_[row];
-  if (job.fate != Job::Fate::kEnded || job.is_named || job.is_queued || !job.slots.empty()) {
+  if (job.fate != Job::Fate::kEnded || job.is_named || job.is_queued || !job.frames.empty()) {
     return false;
   }
   rows_.remove(row);

@@ -41,10 +41,10 @@ class JobTable {
   /// The writer of that shard, or null: it has not asked, or is done.
   [[nodiscard]] const Writer* writer(std::uint32_t row, std::uint32_t shard) const;
   /// What was decided for the next key of a job of several shards.
-  void add_answer(std::uint32_t row, FrameIndex slot) { rows_[row].answers.push_back(slot); }
+  void add_answer(std::uint32_t row, FrameIndex frame) { rows_[row].answers.push_back(frame); }
   /// A live job gets one frame more; one job less frames it had.
-  void add_slot(std::uint32_t row, FrameIndex slot);
-  FrameIndex pop_slot(std::uint32_t row);
+  void add_frame(std::uint32_t row, FrameIndex frame);
+  FrameIndex pop_frame(std::uint32_t row);
   /// The copies of that shard ended, and are whole.
   void publish(std::uint32_t row, std::uint32_t shard);
   /// A live job becomes a forgotten one: `fate` is kForgotten or kWriterLost. Who has published is
@@ -68,11 +68,11 @@ class JobTable {
   /// The job whose deadline comes first, or kNone.
   [[nodiscard]] std::uint32_t first_due() const noexcept { return by_deadline_.front(); }
   /// Frames of all jobs with that fate, and their bytes.
-  [[nodiscard]] std::uint32_t slots(Job::Fate fate) const noexcept {
-    return slots_[static_cast<std::size_t>(fate)];
+  [[nodiscard]] std::uint32_t frames(Job::Fate fate) const noexcept {
+    return frames_[static_cast<std::size_t>(fate)];
   }
-  [[nodiscard]] std::uint64_t slot_bytes(Job::Fate fate) const noexcept {
-    return slot_bytes_[static_cast<std::size_t>(fate)];
+  [[nodiscard]] std::uint64_t bytes(Job::Fate fate) const noexcept {
+    return bytes_[static_cast<std::size_t>(fate)];
   }
   [[nodiscard]] std::uint64_t memory_bytes() const noexcept {
     return rows_.memory_bytes() + writers_.memory_bytes() + by_id_.memory_bytes();
@@ -83,7 +83,7 @@ class JobTable {
   void leave_live(Job& job, std::uint32_t row);
   void drop_writer(Job& job, std::uint32_t shard, IndexList<&Writer::of_holder>& list);
   void unname_if_over(Job& job, std::uint32_t row);
-  void count(const Job& job, std::size_t slots, bool more) noexcept;
+  void count(const Job& job, std::size_t frames, bool more) noexcept;
   void set_fate(Job& job, Job::Fate fate);
 
   std::uint32_t max_jobs_;
@@ -92,8 +92,8 @@ class JobTable {
   FlatIndex by_id_;
   IndexList<&Job::by_deadline> by_deadline_;  ///< One timeout for all: the order of adding.
   std::uint32_t live_ = 0;
-  std::array<std::uint32_t, 4> slots_{};       ///< By fate.
-  std::array<std::uint64_t, 4> slot_bytes_{};  ///< By fate.
+  std::array<std::uint32_t, 4> frames_{};  ///< By fate.
+  std::array<std::uint64_t, 4> bytes_{};   ///< By fate.
 };
 
 }  // namespace pegaflow::engine

@@ -4,45 +4,45 @@
 
 namespace pegaflow::engine {
 
-void BlockStore::Impl::look_at_clock() {
+void BlockStore::Impl::read_clock() {
   second = static_cast<std::uint32_t>(
       std::chrono::duration_cast<std::chrono::seconds>(clock.now() - made).count());
 }
 
 std::optional<std::uint32_t> BlockStore::next_victim_idle_s() const {
-  impl_->look_at_clock();
+  impl_->read_clock();
   std::optional<std::uint32_t> longest;
   for (std::uint32_t shape = 0; shape < impl_->blocks.shape_count(); ++shape) {
     if (!impl_->blocks.has_shape(ShapeId{shape})) continue;
     const FrameIndex victim = impl_->blocks.victim(ShapeId{shape});
     if (victim == kNoFrame) continue;
-    longest = std::max(longest.value_or(0), impl_->second - impl_->blocks[victim].rested_s);
+    longest = std::max(longest.value_or(0), impl_->second - impl_->blocks[victim].idle_since_s);
   }
   return longest;
 }
 
-void BlockStore::Impl::drop(FrameIndex slot, Miss why, bool is_victim) {
-  const Block& block = blocks[slot];
+void BlockStore::Impl::drop(FrameIndex frame, Miss why, bool is_victim) {
+  const Block& block = blocks[frame];
   const Miss reason = is_live(block.space) ? why : Miss::kReset;
-  if (block.indexed && reason != Miss::kReset) note(slot, false);
+  if (block.indexed && reason != Miss::kReset) note(frame, false);
   losses.remember(key_hash(block.space, block.key), reason);
   if (reason == Miss::kEvicted) {
     ++counted.evictions;
-    if (blocks.is_replica(slot)) ++counted.evicted_replicas;
+    if (blocks.is_replica(frame)) ++counted.evicted_replicas;
     counted.evicted_age.record(second - block.sealed_s);
-    counted.evicted_idle.record(second - block.rested_s);
-    is_victim ? blocks.evict(slot) : blocks.free(slot);
+    counted.evicted_idle.record(second - block.idle_since_s);
+    is_victim ? blocks.evict(frame) : blocks.free(frame);
     return;
   }
   ++(reason == Miss::kCleaned ? counted.cleaned : counted.retired);
   counted.dropped_age.record(second - block.sealed_s);
-  blocks.free(slot);
+  blocks.free(frame);
 }
 
-void BlockStore::Impl::prefetch_drop(FrameIndex slot) const {
-  const Block& block = blocks[slot];
+void BlockStore::Impl::prefetch_drop(FrameIndex frame) const {
+  const Block& block = blocks[frame];
   losses.prefetch(key_hash(block.space, block.key));
-  blocks.prefetch_free(slot);
+  blocks.prefetch_free(frame);
 }
 
 void BlockStore::Impl::count_misses(const Space& space, std::span<const BlockKey> missing) {
@@ -55,9 +55,9 @@ void BlockStore::Impl::count_misses(const Space& space, std::span<const BlockKey
   constexpr std::size_t kPatience = BlockTable::kGroup;
   std::size_t told = 0;
   prefetch(0);
-  blocks.find_each(space.shape, space.id, missing, [&](std::size_t i, FrameIndex slot) {
+  blocks.find_each(space.shape, space.id, missing, [&](std::size_t i, FrameIndex frame) {
     if (i % BlockTable::kGroup == 0) prefetch(i + BlockTable::kGroup);
-    const Miss why = why_missing(space, missing[i], slot);
+    const Miss why = why_missing(space, missing[i], frame);
     if (why == Miss::kNew) return i - told < kPatience;
     counted.misses[static_cast<std::size_t>(Miss::kEvicted)] += i - told;
     ++counted.misses[static_cast<std::size_t>(why)];
@@ -67,13 +67,14 @@ void BlockStore::Impl::count_misses(const Space& space, std::span<const BlockKey
   counted.misses[static_cast<std::size_t>(Miss::kNew)] += missing.size() - told;
 }
 
-Miss BlockStore::Impl::why_missing(const Space& space, const BlockKey& key, FrameIndex slot) const {
-  if (slot != kNoFrame) {
-    if (blocks[slot].state == SlotState::kSealed) {
-      return blocks.is_leaving(slot) ? Miss::kEvicted : Miss::kBehindHole;
+Miss BlockStore::Impl::why_missing(const Space& space, const BlockKey& key,
+                                   FrameIndex frame) const {
+  if (frame != kNoFrame) {
+    if (blocks[frame].state == FrameState::kSealed) {
+      return blocks.is_leaving(frame) ? Miss::kEvicted : Miss::kBehindHole;
     }
-    if (blocks.is_coming(slot)) return Miss::kComing;
-    return may_publish(jobs[blocks[slot].owner]) ? Miss::kBeingSaved : Miss::kSaveFailed;
+    if (blocks.is_in_flight(frame)) return Miss::kInFlight;
+    return may_publish(jobs[blocks[frame].owner]) ? Miss::kBeingSaved : Miss::kSaveFailed;
   }
   const Miss why = losses.why(key_hash(space.id, key));
   return why == Miss::kNew && space.former ? losses.why(key_hash(*space.former, key)) : why;

@@ -67,11 +67,11 @@ BlockStore::Impl::HeldPrefix BlockStore::Impl::hold_prefix(const Space& space,
   // First which blocks, then hold them: so the neighbours in the order of eviction, which lie
   // anywhere, can be on their way meanwhile. One block over the limit tells that there is one.
   HeldPrefix held;
-  std::vector<FrameIndex>& found = held.slots;
+  std::vector<FrameIndex>& found = held.frames;
   found.reserve(std::min<std::size_t>(keys.size(), room + 1));
-  blocks.find_each(space.shape, space.id, keys, [&](std::size_t, FrameIndex slot) {
-    if (!blocks.is_readable(slot) || found.size() > room) return false;
-    found.push_back(slot);
+  blocks.find_each(space.shape, space.id, keys, [&](std::size_t, FrameIndex frame) {
+    if (!blocks.is_readable(frame) || found.size() > room) return false;
+    found.push_back(frame);
     return true;
   });
   for (std::size_t i = 0; i < found.size(); ++i) {
@@ -89,9 +89,9 @@ BlockStore::Impl::HeldPrefix BlockStore::Impl::hold_prefix(const Space& space,
   return held;
 }
 
-bool BlockStore::Impl::may_hold(const Space& space, FrameIndex slot) const {
-  const bool is_held = slot != kNoFrame && blocks[slot].holds != 0;
-  return is_held || blocks.held_bytes() + blocks.layout(space.shape).frame_bytes() <= node_limit;
+bool BlockStore::Impl::may_hold(const Space& space, FrameIndex frame) const {
+  const bool is_held = frame != kNoFrame && blocks[frame].holds != 0;
+  return is_held || blocks.held_bytes() + blocks.layout(space.shape).frame_bytes() <= server_limit;
 }
 
 std::uint64_t BlockStore::Impl::room_for_claim(const Holder& holder) const {
@@ -187,27 +187,27 @@ Result<std::span<const FrameIndex>> BlockStore::Impl::range_of(const Claim& clai
   return std::span<const FrameIndex>(claim.blocks.data() + first, count);
 }
 
-Result<void> BlockStore::Impl::hold_again(std::span<const FrameIndex> slots) {
+Result<void> BlockStore::Impl::hold_again(std::span<const FrameIndex> frames) {
   constexpr std::size_t kAhead = 16;
-  for (std::size_t i = 0; i < slots.size(); ++i) {
-    if (i + kAhead < slots.size()) blocks.prefetch_row(slots[i + kAhead]);
-    if (!is_openable(slots[i])) {
-      const bool is_coming = blocks.is_coming(slots[i]);
-      while (i != 0) blocks.let_go_again(slots[--i]);
-      if (is_coming) return fail(Errc::kBusy, "a block of the claim is coming");
+  for (std::size_t i = 0; i < frames.size(); ++i) {
+    if (i + kAhead < frames.size()) blocks.prefetch_row(frames[i + kAhead]);
+    if (!is_openable(frames[i])) {
+      const bool is_in_flight = blocks.is_in_flight(frames[i]);
+      while (i != 0) blocks.unhold_again(frames[--i]);
+      if (is_in_flight) return fail(Errc::kBusy, "a block of the claim is coming");
       return fail(Errc::kGone, "a block of the claim did not come, or has wrong bytes");
     }
-    blocks.hold_again(slots[i]);
+    blocks.hold_again(frames[i]);
   }
   return {};
 }
 
-BlockStore::OpenedPages BlockStore::Impl::pages_of(std::span<const FrameIndex> slots,
+BlockStore::OpenedPages BlockStore::Impl::pages_of(std::span<const FrameIndex> frames,
                                                    std::uint32_t writer_tag) const {
   OpenedPages pages;
-  pages.slots.assign(slots.begin(), slots.end());
-  for (const FrameIndex slot : slots) {
-    pages.by_this_process += blocks[slot].owner == writer_tag ? 1 : 0;
+  pages.frames.assign(frames.begin(), frames.end());
+  for (const FrameIndex frame : frames) {
+    pages.by_this_process += blocks[frame].owner == writer_tag ? 1 : 0;
   }
   return pages;
 }
@@ -226,15 +226,15 @@ Result<bool> BlockStore::invalidate(HolderId holder, PinId pin, std::size_t plac
   if (row == PinTable::kNone || impl_->known_holder(holder) == nullptr) {
     return fail(Errc::kGone, "there is no pin {} of this holder", static_cast<std::uint64_t>(pin));
   }
-  const FrameList& slots = impl_->pins[row].blocks;
-  if (place >= slots.size()) {
-    return fail(Errc::kInvalidArgument, "page {} of a pin on {}", place, slots.size());
+  const FrameList& frames = impl_->pins[row].blocks;
+  if (place >= frames.size()) {
+    return fail(Errc::kInvalidArgument, "page {} of a pin on {}", place, frames.size());
   }
-  const Block& block = impl_->blocks[slots[place]];
+  const Block& block = impl_->blocks[frames[place]];
   if (!block.indexed) return false;
   impl_->losses.remember(key_hash(block.space, block.key), Miss::kCorrupt);
-  if (impl_->is_live(block.space)) impl_->note(slots[place], false);
-  impl_->blocks.unlist(slots[place]);
+  if (impl_->is_live(block.space)) impl_->note(frames[place], false);
+  impl_->blocks.unlist(frames[place]);
   ++impl_->counted.invalidated;
   return true;
 }

@@ -57,7 +57,7 @@ Result<std::vector<FrameIndex>> BlockStore::reserve(HolderId holder, SpaceId spa
     jobs.add_writer(row, *writer);
     return row;
   };
-  std::vector<FrameIndex> slots(keys.size(), kNoFrame);
+  std::vector<FrameIndex> frames(keys.size(), kNoFrame);
   std::size_t decided = 0;
   const bool is_shared = writer->shards > 1;
   if (is_shared) {
@@ -72,23 +72,23 @@ Result<std::vector<FrameIndex>> BlockStore::reserve(HolderId holder, SpaceId spa
     add_job();
     decided = std::min(answers - first, keys.size());
     std::copy_n(jobs[row].answers.begin() + static_cast<std::ptrdiff_t>(first), decided,
-                slots.begin());
+                frames.begin());
   }
-  impl_->look_at_clock();
+  impl_->read_clock();
   BlockTable& blocks = impl_->blocks;
   std::uint32_t steps = impl_->options.slice_blocks;
   decided += blocks.find_each(where->shape, space, keys.subspan(decided),
                               [&, known = decided](std::size_t i, FrameIndex present) {
-                                const auto slot = impl_->decide(*where, keys[known + i], present,
-                                                                steps, no_room, add_job);
-                                if (!slot) return false;
-                                slots[known + i] = *slot;
-                                if (is_shared) jobs.add_answer(row, *slot);
+                                const auto frame = impl_->decide(*where, keys[known + i], present,
+                                                                 steps, no_room, add_job);
+                                if (!frame) return false;
+                                frames[known + i] = *frame;
+                                if (is_shared) jobs.add_answer(row, *frame);
                                 return true;
                               });
-  slots.resize(decided);
+  frames.resize(decided);
   if (is_shared) jobs.note_asked(row, writer->shard, first + decided);
-  return slots;
+  return frames;
 }
 
 template <typename AddJob>
@@ -96,9 +96,9 @@ std::optional<FrameIndex> BlockStore::Impl::decide(const Space& space, const Blo
                                                    FrameIndex present, std::uint32_t& steps,
                                                    NoRoom no_room, AddJob&& add_job) {
   if (present != kNoFrame) {
-    if (blocks.is_readable(present) || blocks.is_coming(present) || is_being_saved(present)) {
+    if (blocks.is_readable(present) || blocks.is_in_flight(present) || is_being_saved(present)) {
       ++counted.skipped_present;
-      if (blocks[present].state == SlotState::kSealed) note(present, true);
+      if (blocks[present].state == FrameState::kSealed) note(present, true);
       return kNoFrame;
     }
     move_key(present);
@@ -111,13 +111,13 @@ std::optional<FrameIndex> BlockStore::Impl::decide(const Space& space, const Blo
     return kNoFrame;
   }
   const std::uint32_t row = add_job();
-  const FrameIndex slot = blocks.take_free(space.shape, space.id, key, row);
-  jobs.add_slot(row, slot);
-  return slot;
+  const FrameIndex frame = blocks.take_free(space.shape, space.id, key, row);
+  jobs.add_frame(row, frame);
+  return frame;
 }
 
 void BlockStore::Impl::move_key(FrameIndex present) {
-  if (blocks[present].state == SlotState::kSealed) {
+  if (blocks[present].state == FrameState::kSealed) {
     drop(present, Miss::kEvicted);  // Its extent is leaving.
   } else {
     // Its job will never seal it, but a writer may still write: the key moves to another frame.

@@ -108,7 +108,7 @@ struct Job {
   std::uint32_t published = 0;
   std::uint32_t done = 0;
   std::vector<FrameIndex> answers;  ///< Of several shards: what was decided, key by key.
-  std::vector<FrameIndex> slots;    ///< Not sealed yet; sealed from the end.
+  std::vector<FrameIndex> frames;   ///< Not sealed yet; sealed from the end.
   IndexLink by_deadline;
   IndexLink of_space;  ///< While it is live.
 

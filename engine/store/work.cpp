@@ -27,7 +27,7 @@ void BlockStore::start_cleanup() {
 const BlockStore::Cleanup& BlockStore::cleanup() const { return impl_->cleanup; }
 
 void BlockStore::Impl::do_slice() {
-  look_at_clock();
+  read_clock();
   while (const auto shape = blocks.take_unused()) queue.emplace_back(ForgetShapeWork{*shape});
   for (std::uint32_t i = 0; i < options.slice_blocks && do_step();) {
     i += step_cost;
@@ -53,40 +53,41 @@ bool BlockStore::Impl::step(GiveBackWork& work) {
   return true;
 }
 
-void BlockStore::Impl::give_back_last(FrameList& slots) {
-  const FrameIndex slot = slots[slots.size() - 1];
-  slots.pop_back();
+void BlockStore::Impl::give_back_last(FrameList& frames) {
+  const FrameIndex frame = frames[frames.size() - 1];
+  frames.pop_back();
   --listed_blocks;
-  give_back(slot);
+  give_back(frame);
 }
 
-void BlockStore::Impl::give_back(FrameIndex slot) {
-  const bool rests = blocks.unhold(slot, second);
-  const Block& block = blocks[slot];
-  if (!rests) {
-    const bool is_over = block.state == SlotState::kFetched && blocks.coming(slot) == Coming::kOver;
-    if (is_over && block.holds == 0) blocks.free(slot);
+void BlockStore::Impl::give_back(FrameIndex frame) {
+  const bool is_evictable = blocks.unhold(frame, second);
+  const Block& block = blocks[frame];
+  if (!is_evictable) {
+    const bool is_over =
+        block.state == FrameState::kFetched && blocks.fetch_state(frame) == FetchState::kQuiesced;
+    if (is_over && block.holds == 0) blocks.free(frame);
     return;
   }
   if (!block.indexed) {
-    blocks.free(slot);  // Condemned, and counted when it was.
+    blocks.free(frame);  // Condemned, and counted when it was.
   } else if (!is_live(block.space)) {
-    drop(slot, Miss::kReset);
+    drop(frame, Miss::kReset);
   }
 }
 
 bool BlockStore::Impl::step(FreeJobWork& work) {
-  if (jobs[work.job].slots.empty()) {
+  if (jobs[work.job].frames.empty()) {
     jobs.set_queued(work.job, false);
     jobs.remove_if_unused(work.job);
     return false;
   }
-  const FrameIndex slot = jobs.pop_slot(work.job);
+  const FrameIndex frame = jobs.pop_frame(work.job);
   // Otherwise its key has moved to another frame.
-  if (blocks[slot].indexed) {
-    losses.remember(key_hash(blocks[slot].space, blocks[slot].key), Miss::kSaveFailed);
+  if (blocks[frame].indexed) {
+    losses.remember(key_hash(blocks[frame].space, blocks[frame].key), Miss::kSaveFailed);
   }
-  blocks.free(slot);
+  blocks.free(frame);
   return true;
 }
 
@@ -140,37 +141,37 @@ bool BlockStore::Impl::step(RetireWork& work) {
 }
 
 bool BlockStore::Impl::step(DeadSweepWork& work) {
-  FrameIndex slot = blocks.next_touched(work.next);
-  if (slot == kNoFrame && work.again) {
+  FrameIndex frame = blocks.next_touched(work.next);
+  if (frame == kNoFrame && work.again) {
     work = {};
-    slot = blocks.next_touched(0);
+    frame = blocks.next_touched(0);
   }
-  if (slot == kNoFrame) return false;
-  work.next = slot + 1;
-  const Block& block = blocks[slot];
-  if (block.state == SlotState::kSealed && block.holds == 0 && !is_live(block.space)) {
-    drop(slot, Miss::kReset);
+  if (frame == kNoFrame) return false;
+  work.next = frame + 1;
+  const Block& block = blocks[frame];
+  if (block.state == FrameState::kSealed && block.holds == 0 && !is_live(block.space)) {
+    drop(frame, Miss::kReset);
   }
   return true;
 }
 
 bool BlockStore::Impl::step(CleanupWork& work) {
-  const FrameIndex slot = blocks.next_touched(work.next);
-  if (slot == kNoFrame) {
+  const FrameIndex frame = blocks.next_touched(work.next);
+  if (frame == kNoFrame) {
     cleanup.done = true;
     return false;
   }
-  work.next = slot + 1;
-  prefetch_sweep(slot);
-  const Block& block = blocks[slot];
-  if (block.state == SlotState::kFree) return true;
-  if (block.state != SlotState::kSealed || block.holds != 0) {
+  work.next = frame + 1;
+  prefetch_sweep(frame);
+  const Block& block = blocks[frame];
+  if (block.state == FrameState::kFree) return true;
+  if (block.state != FrameState::kSealed || block.holds != 0) {
     ++cleanup.still_referenced_blocks;
     return true;
   }
   ++cleanup.evicted_blocks;
-  cleanup.evicted_bytes += blocks.layout(blocks.shape_of(slot)).frame_bytes();
-  drop(slot, Miss::kCleaned);
+  cleanup.evicted_bytes += blocks.layout(blocks.shape_of(frame)).frame_bytes();
+  drop(frame, Miss::kCleaned);
   return true;
 }
 
@@ -179,10 +180,10 @@ bool BlockStore::Impl::step(LeavingWork& work) {
   // last one goes the extent goes with it.
   const auto is_present = [&] { return blocks.extent(work.extent).serial == work.serial; };
   while (is_present() && work.next < blocks.extent(work.extent).touched) {
-    const FrameIndex slot = blocks.first_row(work.extent) + work.next++;
-    prefetch_sweep(slot);
-    if (blocks[slot].state != SlotState::kSealed) continue;
-    drop(slot, Miss::kEvicted);
+    const FrameIndex frame = blocks.first_row(work.extent) + work.next++;
+    prefetch_sweep(frame);
+    if (blocks[frame].state != FrameState::kSealed) continue;
+    drop(frame, Miss::kEvicted);
     return true;
   }
   PEGA_ASSERT(!is_present(), "extent {} is leaving with blocks in it", work.extent);
@@ -209,11 +210,11 @@ bool BlockStore::Impl::step(ForgetShapeWork& work) {
   return true;
 }
 
-void BlockStore::Impl::prefetch_sweep(FrameIndex slot) const {
+void BlockStore::Impl::prefetch_sweep(FrameIndex frame) const {
   // Frames come in order, which the hardware sees; their index cells and neighbours do not.
   constexpr FrameIndex kAhead = 8;
-  const FrameIndex later = blocks.next_touched(slot + kAhead);
-  if (later != slot + kAhead || blocks[later].state != SlotState::kSealed) return;
+  const FrameIndex later = blocks.next_touched(frame + kAhead);
+  if (later != frame + kAhead || blocks[later].state != FrameState::kSealed) return;
   prefetch_drop(later);
   blocks.prefetch_neighbours(later);
 }

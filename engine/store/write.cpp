@@ -5,7 +5,7 @@
 
 namespace pegaflow::engine {
 
-std::span<const FrameIndex> BlockStore::slots_of(HolderId holder, const JobId& id) const {
+std::span<const FrameIndex> BlockStore::frames_of(HolderId holder, const JobId& id) const {
   const JobTable& jobs = impl_->jobs;
   const std::uint32_t row = jobs.find(id);
   const Holder* const caller = impl_->known_holder(holder);
@@ -15,7 +15,7 @@ std::span<const FrameIndex> BlockStore::slots_of(HolderId holder, const JobId& i
   }
   const Writer* const writer = jobs.writer(row, caller->shard);
   if (writer == nullptr || writer->holder != caller) return {};
-  return jobs[row].slots;
+  return jobs[row].frames;
 }
 
 bool BlockStore::is_saving(const JobId& id) const {
@@ -47,21 +47,21 @@ Result<std::size_t> BlockStore::publish(HolderId holder, const JobId& id, std::s
     return fail(Errc::kGone, "the ranks of job {} asked for different keys", id.number);
   }
 
-  const std::vector<FrameIndex>& slots = jobs[row].slots;
-  impl_->look_at_clock();
+  const std::vector<FrameIndex>& frames = jobs[row].frames;
+  impl_->read_clock();
   // From the last one on: it is to be the first that is evicted.
-  const std::size_t count = std::min(limit, slots.size());
+  const std::size_t count = std::min(limit, frames.size());
   for (std::size_t i = 0; i < count; ++i) {
     constexpr std::size_t kAhead = 8;
-    const std::size_t last = slots.size() - 1;
-    if (last >= 2 * kAhead) impl_->blocks.prefetch_block(slots[last - 2 * kAhead]);
-    if (last >= kAhead) impl_->blocks.prefetch_name(slots[last - kAhead]);
-    const FrameIndex slot = jobs.pop_slot(row);
-    impl_->blocks.seal(slot, caller->writer_tag, impl_->second);
-    impl_->note(slot, true);
+    const std::size_t last = frames.size() - 1;
+    if (last >= 2 * kAhead) impl_->blocks.prefetch_block(frames[last - 2 * kAhead]);
+    if (last >= kAhead) impl_->blocks.prefetch_name(frames[last - kAhead]);
+    const FrameIndex frame = jobs.pop_frame(row);
+    impl_->blocks.seal(frame, caller->writer_tag, impl_->second);
+    impl_->note(frame, true);
   }
   impl_->counted.insertions += count;
-  const std::size_t left = slots.size();
+  const std::size_t left = frames.size();
   if (left == 0) jobs.finish(row);
   return left;
 }
@@ -99,7 +99,7 @@ void BlockStore::Impl::end_job_if_over(std::uint32_t row) {
   if (jobs[row].writing != 0) return;
   if (jobs[row].fate != Job::Fate::kEnded) {
     jobs.end(row);
-    if (!jobs[row].slots.empty()) {
+    if (!jobs[row].frames.empty()) {
       jobs.set_queued(row, true);
       queue.emplace_back(FreeJobWork{row});
     }

@@ -16,7 +16,7 @@
 
 namespace pegaflow::engine {
 
-enum class SlotState : std::uint8_t {
+enum class FrameState : std::uint8_t {
   kFree = 0,
   kWritten,  ///< A reservation owns it; forgotten ones too: then it is in quarantine.
   kSealed,   ///< Whole. Findable while its space lives and its extent stays.
@@ -24,10 +24,10 @@ enum class SlotState : std::uint8_t {
 };
 
 /// How far a fetch is: `owner` of a row that is kFetched.
-enum class Coming : std::uint32_t {
-  kComing,   ///< Its block may come: in the index.
-  kGivenUp,  ///< It will not, and somebody may still write to the frame.
-  kOver,     ///< Nobody writes any more; a claim still holds it.
+enum class FetchState : std::uint32_t {
+  kInFlight,  ///< Its block may come: in the index.
+  kGivenUp,   ///< It will not, and somebody may still write to the frame.
+  kQuiesced,  ///< Nobody writes any more; a claim still holds it.
 };
 
 /// `owner` of a sealed row that was fetched. No writer has this tag.
@@ -40,13 +40,13 @@ struct alignas(64) Block {
   /// Among the free frames of its extent; sealed, in whichever list its eviction policy keeps it.
   IndexLink place;
   std::uint32_t last_use = 0;  ///< BlockRows::uses() when it last came to rest.
-  /// kWritten: the row of its reservation. kSealed: its writer's tag. kFetched: a Coming.
+  /// kWritten: the row of its reservation. kSealed: its writer's tag. kFetched: a FetchState.
   std::uint32_t owner = 0;
-  std::uint32_t sealed_s = 0;    ///< When it was sealed, and when it came to rest last, in seconds
-  std::uint32_t rested_s = 0;    ///< of whoever says so; kSealed only.
-  std::uint32_t holds : 25 = 0;  ///< Claims, pins and leases that contain it.
-  std::uint32_t note : 4 = 0;    ///< The eviction policy's own; zero where no policy knows the row.
-  SlotState state : 2 = SlotState::kFree;
+  std::uint32_t sealed_s = 0;  ///< When it was sealed, and when it came to rest last, in seconds
+  std::uint32_t idle_since_s = 0;  ///< of whoever says so; kSealed only.
+  std::uint32_t holds : 25 = 0;    ///< Claims, pins and leases that contain it.
+  std::uint32_t note : 4 = 0;  ///< The eviction policy's own; zero where no policy knows the row.
+  FrameState state : 2 = FrameState::kFree;
   /// find() sees it. Not so a forgotten block whose key was reserved anew, one whose fetch was
   /// given up, and a condemned one.
   bool indexed : 1 = false;

@@ -22,10 +22,10 @@ class FrameList {
   static constexpr std::size_t kInside = 3;  ///< Frames that need no memory of their own.
 
   FrameList() = default;
-  explicit FrameList(std::span<const FrameIndex> slots)
-      : size_(static_cast<std::uint32_t>(slots.size())) {
-    if (slots.size() > kInside) outside_ = std::make_unique_for_overwrite<FrameIndex[]>(size_);
-    std::copy(slots.begin(), slots.end(), outside_ ? outside_.get() : inside_.data());
+  explicit FrameList(std::span<const FrameIndex> frames)
+      : size_(static_cast<std::uint32_t>(frames.size())) {
+    if (frames.size() > kInside) outside_ = std::make_unique_for_overwrite<FrameIndex[]>(size_);
+    std::copy(frames.begin(), frames.end(), outside_ ? outside_.get() : inside_.data());
   }
   /// `first`, and then the others.
   FrameList(const FrameList& first, std::span<const FrameIndex> others)

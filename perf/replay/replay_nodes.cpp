@@ -45,7 +45,7 @@ class Replay {
     for (std::size_t i = 0; i < cluster_.size(); ++i) {
       harness::SimCluster::Node& node = *cluster_.node(i);
       const engine::BlockStore::Stats stats = node.service().stats().store;
-      if (!node.service().store().is_at_rest() || node.fetches().stats().batches != 0) {
+      if (!node.service().store().is_idle() || node.fetches().stats().batches != 0) {
         return fail(Errc::kInternal, "node {} is not at rest at the end", i);
       }
       PEGA_TRY(node.service().store().check());

@@ -101,7 +101,7 @@ class Bench {
     engine::BlockStore::Options options;
     options.pool_bytes = kBlocks * kBlockBytes;
     options.instance_share = 1.0;
-    options.node_share = 1.0;
+    options.server_share = 1.0;
     options.slice_blocks = kSlice;
     const std::uint64_t before = resident_bytes();
     auto store = engine::BlockStore::create(options, clock_);
@@ -222,7 +222,7 @@ class Bench {
             store_->open(holder_, token, 0, keys.size(), engine::PinId{names_}, kOpenSlice);
         open_slice.add(cpu_us() - start);
         sum += open_slice.last();
-        PEGA_ASSERT(pages && pages->slots.size() == kOpenSlice, "the pin is short");
+        PEGA_ASSERT(pages && pages->frames.size() == kOpenSlice, "the pin is short");
       }
       open.add(sum);
       store_->release(holder_, engine::PinId{names_});
@@ -283,7 +283,7 @@ class Bench {
     store_->holder_gone(reader);
     slices.add(cpu_us() - then);
     finish(&slices);
-    PEGA_ASSERT(store_->stats().pins == 0 && store_->is_at_rest(), "pins are left");
+    PEGA_ASSERT(store_->stats().pins == 0 && store_->is_idle(), "pins are left");
     slices.print_longest();
   }
 
@@ -373,9 +373,10 @@ class Bench {
     return took;
   }
   void reserve_slice(std::span<const BlockKey> keys) {
-    const auto slots = store_->reserve(holder_, space_, job(), 0, keys);
-    PEGA_ASSERT(slots && std::find(slots->begin(), slots->end(), engine::kNoFrame) == slots->end(),
-                "a block got no slot");
+    const auto frames = store_->reserve(holder_, space_, job(), 0, keys);
+    PEGA_ASSERT(
+        frames && std::find(frames->begin(), frames->end(), engine::kNoFrame) == frames->end(),
+        "a block got no frame");
   }
   void reserve(std::span<const BlockKey> keys) {
     ++names_;
@@ -409,17 +410,17 @@ class FullStore {
  public:
   struct Options {
     std::uint64_t bytes_of_node = 0;
-    std::uint32_t nodes = 1;
+    std::uint32_t numa_nodes = 1;
     std::uint64_t page_bytes = 0;
     std::uint64_t rival_page_bytes =
         0;  ///< Of a second shape that saves as much; 0: there is none.
   };
   explicit FullStore(const Options& wanted) {
     engine::BlockStore::Options options;
-    options.pool_bytes = wanted.bytes_of_node * wanted.nodes;
-    options.nodes = wanted.nodes;
+    options.pool_bytes = wanted.bytes_of_node * wanted.numa_nodes;
+    options.numa_nodes = wanted.numa_nodes;
     options.instance_share = 1.0;
-    options.node_share = 1.0;
+    options.server_share = 1.0;
     options.slice_blocks = kSlice;
     auto store = engine::BlockStore::create(options, clock_);
     PEGA_ASSERT(store, "{}", store.error().detail);
@@ -458,9 +459,9 @@ class FullStore {
     }
     const JobId job{Id128{1, 1}, ++jobs_};
     const double start = cpu_us();
-    const auto slots = store_->reserve(holder_, space, job, 0, keys);
+    const auto frames = store_->reserve(holder_, space, job, 0, keys);
     const double took = cpu_us() - start;
-    PEGA_ASSERT(slots, "{}", slots.error().detail);
+    PEGA_ASSERT(frames, "{}", frames.error().detail);
     PEGA_ASSERT(store_->publish(holder_, job), "job {} was forgotten", jobs_);
     while (store_->work()) {
     }
@@ -490,7 +491,8 @@ void reserve_in_large_pools() {
     FullStore::Options beside;
   };
   const FullStore::Options one_node{.bytes_of_node = 2 * kTiB, .page_bytes = 2 * kMiB};
-  const FullStore::Options two_nodes{.bytes_of_node = 2 * kTiB, .nodes = 2, .page_bytes = 2 * kMiB};
+  const FullStore::Options two_nodes{
+      .bytes_of_node = 2 * kTiB, .numa_nodes = 2, .page_bytes = 2 * kMiB};
   FullStore::Options two_shapes = two_nodes;
   two_shapes.rival_page_bytes = 3 * kMiB;
   for (const Row& row : {

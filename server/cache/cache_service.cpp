@@ -45,7 +45,7 @@ CacheService::CacheService(std::unique_ptr<engine::BlockStore> store,
       checksums_(options.store.pool_bytes / kSlotAlignment),
       waits_(*store_, clock, options.max_waits),
       pool_bytes_(options.store.pool_bytes),
-      parts_(options.store.nodes),
+      parts_(options.store.numa_nodes),
       part_of_node_(options.part_of_node),
       max_parted_(options.max_parted),
       clock_(clock),
@@ -219,16 +219,16 @@ Result<CacheService::Opened> CacheService::open(const Id128& connection, const I
   PEGA_TRY(check_claim(*caller, token));
   PEGA_TRY_LET(const auto opened, store_->open(*caller->holder, token, first, count, pin, limit));
   if (opened.is_new) {  // A repeated call is no second load.
-    counted_.load_bytes += opened.slots.size() * caller->instance->ranks[caller->rank].page_bytes;
+    counted_.load_bytes += opened.frames.size() * caller->instance->ranks[caller->rank].page_bytes;
     counted_.load_blocks_own += opened.by_this_process;
-    counted_.load_blocks_other += opened.slots.size() - opened.by_this_process;
+    counted_.load_blocks_other += opened.frames.size() - opened.by_this_process;
   }
-  Opened answer{.slots = pages_of(opened.slots, *caller), .checksums = {}};
+  Opened answer{.slots = pages_of(opened.frames, *caller), .checksums = {}};
   if (checksums_.is_empty()) return answer;
   const std::uint32_t shard = caller->instance->ranks[caller->rank].shard;
-  answer.checksums.reserve(opened.slots.size());
+  answer.checksums.reserve(opened.frames.size());
   bool has_one = false;
-  for (const engine::FrameIndex frame : opened.slots) {
+  for (const engine::FrameIndex frame : opened.frames) {
     answer.checksums.push_back(checksums_[store_->page_number(frame, shard)]);
     has_one = has_one || answer.checksums.back() != engine::ChecksumTable::kNone;
   }
@@ -319,7 +319,7 @@ Result<std::size_t> CacheService::publish(const Id128& connection, const JobId& 
                                           std::span<const std::uint64_t> checksums) {
   PEGA_TRY_LET(Client* const caller, worker(connection));
   if (!checksums.empty()) {
-    const std::span<const engine::FrameIndex> frames = store_->slots_of(*caller->holder, job);
+    const std::span<const engine::FrameIndex> frames = store_->frames_of(*caller->holder, job);
     if (!frames.empty() && frames.size() != checksums.size()) {
       return fail(Errc::kInvalidArgument, "{} checksums for {} pages", checksums.size(),
                   frames.size());

@@ -44,7 +44,7 @@ class CacheService {
  public:
   struct Options {
     engine::BlockStore::Options store{};
-    /// Which of the pool's parts (see node_ranges()) is near a node of memory, by the system's
+    /// Which of the pool's parts (see numa_ranges()) is near a node of memory, by the system's
     /// number of that node. Empty where the pool has one part.
     std::map<std::int32_t, std::uint32_t> part_of_node{};
     /// Parted connections that may be waited for; each keeps a descriptor. At the limit nobody new
@@ -237,7 +237,7 @@ class CacheService {
   /// All bytes of a block are there; `checksums` as its owner has them, a page each, or none.
   void fetched(engine::FrameIndex frame, std::uint32_t shards,
                std::span<const std::uint64_t> checksums);
-  /// It will not come; see BlockStore::give_up and settle.
+  /// It will not come; see BlockStore::give_up and quiesced.
   void give_up(engine::FrameIndex frame);
   void quiesce_fetch(engine::FrameIndex frame);
   /// Whether a claim waits for it.

@@ -369,7 +369,7 @@ void CacheService::complete(Instance& instance) {
   instance.block_bytes = 0;
   for (std::uint32_t shard = 0; shard < instance.shards; ++shard) {
     shape.shards.push_back({.page_bytes = instance.ranks[instance.saver(shard)].page_bytes,
-                            .node = node_of(instance, shard)});
+                            .numa_node = node_of(instance, shard)});
     instance.block_bytes += shape.shards.back().page_bytes;
   }
   const auto settle = [&]() -> Result<void> {
@@ -384,7 +384,7 @@ void CacheService::complete(Instance& instance) {
                     rank.page_bytes, shape.shards[rank.shard].page_bytes, rank.shard, instance.id);
       }
     }
-    return namespaces_->settle(instance.space_name, shape);
+    return namespaces_->fix_shape(instance.space_name, shape);
   };
   if (const auto quiesced = settle(); !quiesced) {
     instance.refused = quiesced.error().detail;

@@ -112,7 +112,7 @@ Result<CacheService::Fetch> CacheService::fetch(const Id128& connection, engine:
   }
   PEGA_TRY_LET(const engine::BlockStore::Fetch planned,
                store_->fetch(*caller->holder, generation, token, first, keys, fetchable));
-  Fetch fetch{.blocks = planned.blocks, .coming = planned.coming, .frames = {}};
+  Fetch fetch{.blocks = planned.blocks, .coming = planned.in_flight, .frames = {}};
   fetch.frames.reserve(planned.frames.size());
   for (const engine::BlockStore::Fetch::Frame& frame : planned.frames) {
     Fetched& to = fetch.frames.emplace_back();
@@ -141,7 +141,7 @@ void CacheService::fetched(engine::FrameIndex frame, std::uint32_t shards,
 }
 
 void CacheService::give_up(engine::FrameIndex frame) { store_->give_up(frame); }
-void CacheService::quiesce_fetch(engine::FrameIndex frame) { store_->settle(frame); }
+void CacheService::quiesce_fetch(engine::FrameIndex frame) { store_->quiesced(frame); }
 bool CacheService::is_awaited(engine::FrameIndex frame) const { return store_->is_awaited(frame); }
 
 Result<CacheService::Opened> CacheService::open_arrived(const Id128& connection, const Id128& token,

@@ -96,7 +96,7 @@ kj::Promise<void> Admin::await_cleanup() {
 
 OverwriteReport Admin::overwrite(std::uint64_t recent) const {
   OverwriteReport report;
-  const auto frame = service_.store().recent_slot(recent);
+  const auto frame = service_.store().recent_frame(recent);
   if (!frame) return report;
   // Of several shards the first: one wrong page makes the block wrong.
   report.found = true;

@@ -72,8 +72,8 @@ Reply error_reply(unsigned status, const std::string& text) {
 /// The nodes of memory that the pool lies on, with the bytes of their parts.
 nlohmann::json to_json(const engine::PoolPlacement& placement) {
   nlohmann::json nodes = nlohmann::json::array();
-  for (std::size_t i = 0; i < placement.nodes.size(); ++i) {
-    nlohmann::json node = {{"node", placement.nodes[i].number}};
+  for (std::size_t i = 0; i < placement.numa_nodes.size(); ++i) {
+    nlohmann::json node = {{"node", placement.numa_nodes[i].number}};
     if (i < placement.ranges.size()) {
       node["bytes"] = placement.ranges[i].end - placement.ranges[i].begin;
     }

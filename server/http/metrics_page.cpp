@@ -34,7 +34,7 @@ void pool(MetricsPage& page, const Snapshot& now) {
               "state",
               {{"reserved", store.reserved},
                {"sealed", store.sealed},
-               {"coming", store.coming},
+               {"coming", store.in_flight},
                {"quarantined", store.quarantined_timeout + store.quarantined_writer_lost +
                                    store.quarantined_fetch}});
   page.gauges(

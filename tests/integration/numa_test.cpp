@@ -77,7 +77,7 @@ struct Ranks {
     const JobId job{.scheduler = scheduler, .number = 1};
     const auto slots = workers[rank]->reserve(job, make_keys(1, 20));
     REQUIRE(slots);
-    const auto ranges = engine::node_ranges(kPool, parts);
+    const auto ranges = engine::numa_ranges(kPool, parts);
     std::optional<std::size_t> found;
     for (const std::uint32_t slot : *slots) {
       REQUIRE(slot != ~std::uint32_t{0});

@@ -97,7 +97,7 @@ std::string NodesWorld::unrest() const {
     if (node.ready_peers() + 1 != cluster_->size()) {
       return fmt::format("node {} has {} peers", i, node.ready_peers());
     }
-    if (!node.service().store().is_at_rest() || node.service().has_work()) {
+    if (!node.service().store().is_idle() || node.service().has_work()) {
       return fmt::format(
           "the store of node {} has work left: {} in flight, {} given up, {} reserved, {} held, {} "
           "claims, {} pins, {} leases",

@@ -27,46 +27,47 @@ Result<engine::BlockStore::Fetch> OracleStore::fetch(
   if (!chosen) throw Mismatch{"fetch fails, and should not"};
 
   const engine::ShapeId shape = live_spaces_.at(space);
-  const std::uint64_t frame = shapes_.at(shape).frame_bytes;
+  const std::uint64_t frame_bytes = shapes_.at(shape).frame_bytes;
   const std::uint64_t held_before = held_by_instance(holders_.at(holder).instance);
   std::size_t steps = options_.slice_blocks;
   std::vector<engine::FrameIndex> blocks;
   for (std::size_t i = 0; i < keys.size(); ++i) {
-    engine::FrameIndex slot = find(space, keys[i]);
-    const bool is_present =
-        is_readable(slot) || (slot != engine::kNoFrame && slots_[slot].state == State::kComing);
-    const bool is_being_saved = slot != engine::kNoFrame && slots_[slot].state == State::kWritten &&
-                                !is_doomed(*job_of(slots_[slot].job));
+    engine::FrameIndex frame = find(space, keys[i]);
+    const bool is_present = is_readable(frame) ||
+                            (frame != engine::kNoFrame && frames_[frame].state == State::kInFlight);
+    const bool is_being_saved = frame != engine::kNoFrame &&
+                                frames_[frame].state == State::kWritten &&
+                                !is_doomed(*job_of(frames_[frame].job));
     if (!is_present && (i >= fetchable || is_being_saved)) break;
-    if (!is_within(options_.instance_share, held_before + (blocks.size() + 1) * frame) ||
-        !node_may_hold(space, is_present ? slot : engine::kNoFrame)) {
+    if (!is_within(options_.instance_share, held_before + (blocks.size() + 1) * frame_bytes) ||
+        !server_may_hold(space, is_present ? frame : engine::kNoFrame)) {
       ++counted_.claims_shortened;
       break;
     }
     if (!is_present) {
-      const bool is_allowed = may_fetch(frame);
-      if (is_allowed && slot != engine::kNoFrame) move_key(slot);
+      const bool is_allowed = may_fetch(frame_bytes);
+      if (is_allowed && frame != engine::kNoFrame) move_key(frame);
       if (!is_allowed || make_room(shape, steps, false) != Room::kThere) {
         ++counted_.fetches_no_room;
         break;
       }
       const std::size_t nth = made.frames.size();
-      slot = nth < chosen->frames.size() ? chosen->frames[nth].frame : engine::kNoFrame;
-      take(slot, shape);
-      slots_[slot] = Slot{};
-      slots_[slot].state = State::kComing;
-      slots_[slot].space = space;
-      slots_[slot].key = keys[i];
-      slots_[slot].has_key = true;
-      made.frames.push_back({i, slot});
+      frame = nth < chosen->frames.size() ? chosen->frames[nth].frame : engine::kNoFrame;
+      take(frame, shape);
+      frames_[frame] = Frame{};
+      frames_[frame].state = State::kInFlight;
+      frames_[frame].space = space;
+      frames_[frame].key = keys[i];
+      frames_[frame].has_key = true;
+      made.frames.push_back({i, frame});
       ++counted_.fetches;
-      ++made.coming;
-    } else if (slots_[slot].state == State::kComing) {
+      ++made.in_flight;
+    } else if (frames_[frame].state == State::kInFlight) {
       ++counted_.fetches_joined;
-      ++made.coming;
+      ++made.in_flight;
     }
-    hold(slot);
-    blocks.push_back(slot);
+    hold(frame);
+    blocks.push_back(frame);
   }
   made.blocks = blocks.size();
   if (!blocks.empty()) extend_claim(claim, holder, space, token, blocks);
@@ -76,43 +77,43 @@ Result<engine::BlockStore::Fetch> OracleStore::fetch(
 bool OracleStore::may_fetch(std::uint64_t bytes) const {
   std::uint64_t fetched = bytes;
   std::uint64_t busy = bytes;
-  for (engine::FrameIndex slot = 0; slot < slots_.size(); ++slot) {
-    if (slots_[slot].is_fetched()) fetched += bytes_of(slot);
-    if (slots_[slot].is_written() || slots_[slot].holds != 0) busy += bytes_of(slot);
+  for (engine::FrameIndex frame = 0; frame < frames_.size(); ++frame) {
+    if (frames_[frame].is_fetched()) fetched += bytes_of(frame);
+    if (frames_[frame].is_written() || frames_[frame].holds != 0) busy += bytes_of(frame);
   }
   const auto kept =
       static_cast<std::uint64_t>(options_.save_reserve * static_cast<double>(options_.pool_bytes));
   return is_within(options_.fetch_share, fetched) && busy + kept <= options_.pool_bytes;
 }
 
-bool OracleStore::is_openable(engine::FrameIndex slot) const {
-  return slots_[slot].state == State::kSealed && slots_[slot].has_key;
+bool OracleStore::is_openable(engine::FrameIndex frame) const {
+  return frames_[frame].state == State::kSealed && frames_[frame].has_key;
 }
 
 bool OracleStore::fetched(engine::FrameIndex frame) {
-  Slot& slot = slots_[frame];
-  if (slot.state != State::kComing || !live_spaces_.contains(slot.space)) {
-    settle(frame);
+  Frame& content = frames_[frame];
+  if (content.state != State::kInFlight || !live_spaces_.contains(content.space)) {
+    quiesced(frame);
     return false;
   }
-  slot.is_replica = true;
+  content.is_replica = true;
   seal(frame, Id128{});
   ++counted_.fetched;
   return true;
 }
 
 void OracleStore::give_up(engine::FrameIndex frame) {
-  Slot& slot = slots_[frame];
-  if (slot.state != State::kComing) return;
-  slot.state = State::kGivenUp;
-  slot.has_key = false;
+  Frame& content = frames_[frame];
+  if (content.state != State::kInFlight) return;
+  content.state = State::kGivenUp;
+  content.has_key = false;
   ++counted_.fetches_given_up;
 }
 
-void OracleStore::settle(engine::FrameIndex frame) {
+void OracleStore::quiesced(engine::FrameIndex frame) {
   give_up(frame);
-  if (slots_[frame].holds == 0) return free(frame);
-  slots_[frame].state = State::kOver;
+  if (frames_[frame].holds == 0) return free(frame);
+  frames_[frame].state = State::kQuiesced;
 }
 
 Result<std::size_t> OracleStore::arrived(const Id128& token, std::size_t first, std::size_t count) {
@@ -125,7 +126,7 @@ Result<std::size_t> OracleStore::arrived(const Id128& token, std::size_t first, 
   }
   std::size_t here = 0;
   while (here < count && is_openable(claim->blocks[first + here])) ++here;
-  if (here == 0 && slots_[claim->blocks[first]].state != State::kComing) {
+  if (here == 0 && frames_[claim->blocks[first]].state != State::kInFlight) {
     return fail(Errc::kGone, "did not come");
   }
   return here;
@@ -142,18 +143,18 @@ Result<std::vector<engine::FrameIndex>> OracleStore::lend(
   if (!live_spaces_.contains(space)) return lease.blocks;
   std::uint64_t lent = shapes_.at(live_spaces_.at(space)).frame_bytes;
   for (const Lease& each : leases_) {
-    for (const engine::FrameIndex slot : each.blocks) lent += bytes_of(slot);
+    for (const engine::FrameIndex frame : each.blocks) lent += bytes_of(frame);
   }
   for (const BlockKey& key : keys) {
-    const engine::FrameIndex slot = find(space, key);
-    if (!is_readable(slot)) break;
-    if (!is_within(options_.lend_share, lent) || !node_may_hold(space, slot)) {
+    const engine::FrameIndex frame = find(space, key);
+    if (!is_readable(frame)) break;
+    if (!is_within(options_.lend_share, lent) || !server_may_hold(space, frame)) {
       ++counted_.leases_shortened;
       break;
     }
-    hold(slot);
-    lease.blocks.push_back(slot);
-    lent += bytes_of(slot);
+    hold(frame);
+    lease.blocks.push_back(frame);
+    lent += bytes_of(frame);
   }
   if (lease.blocks.empty()) return lease.blocks;
   if (!chosen || chosen->lease == engine::LeaseId{} || is_lent(chosen->lease)) {

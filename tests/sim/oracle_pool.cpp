@@ -13,22 +13,22 @@ std::uint64_t OracleStore::bytes_of(Run run) const {
 
 OracleStore::Run OracleStore::range(std::uint32_t node) const {
   // Whole units for each node, what is left over for the last.
-  const auto each =
-      static_cast<std::uint32_t>(options_.pool_bytes / 4096 * 4096 / options_.nodes / unit_bytes_);
-  if (options_.nodes == 1 || each == 0) return {0, units_};
-  if (node + 1 == options_.nodes) return {node * each, units_ - node * each};
+  const auto each = static_cast<std::uint32_t>(options_.pool_bytes / 4096 * 4096 /
+                                               options_.numa_nodes / unit_bytes_);
+  if (options_.numa_nodes == 1 || each == 0) return {0, units_};
+  if (node + 1 == options_.numa_nodes) return {node * each, units_ - node * each};
   return {node * each, each};
 }
 
 void OracleStore::add_shape(engine::ShapeId id, const engine::Shape& description) {
   if (shapes_.contains(id)) return;
   OneShape shape;
-  const bool is_dealt = options_.nodes > 1 && range(0).count < units_;
+  const bool is_dealt = options_.numa_nodes > 1 && range(0).count < units_;
   for (engine::Shape::Shard shard : description.shards) {
-    if (!is_dealt) shard.node = 0;
+    if (!is_dealt) shard.numa_node = 0;
     auto part = std::find_if(shape.parts.begin(), shape.parts.end(),
-                             [&](const auto& known) { return known.first == shard.node; });
-    if (part == shape.parts.end()) part = shape.parts.insert(part, {shard.node, 0});
+                             [&](const auto& known) { return known.first == shard.numa_node; });
+    if (part == shape.parts.end()) part = shape.parts.insert(part, {shard.numa_node, 0});
     part->second += (shard.page_bytes + 4095) / 4096 * 4096;
     shape.frame_bytes += (shard.page_bytes + 4095) / 4096 * 4096;
   }
@@ -93,12 +93,12 @@ const OracleStore::Extent* OracleStore::extent_at(std::uint32_t unit) const {
   return const_cast<OracleStore*>(this)->extent_at(unit);
 }
 
-OracleStore::Extent* OracleStore::extent_of(engine::FrameIndex slot) {
-  return extent_at(slot / slots_a_unit_);
+OracleStore::Extent* OracleStore::extent_of(engine::FrameIndex frame) {
+  return extent_at(frame / rows_a_unit_);
 }
 
-const OracleStore::Extent* OracleStore::extent_of(engine::FrameIndex slot) const {
-  return extent_at(slot / slots_a_unit_);
+const OracleStore::Extent* OracleStore::extent_of(engine::FrameIndex frame) const {
+  return extent_at(frame / rows_a_unit_);
 }
 
 OracleStore::Extent* OracleStore::extent_with(std::uint64_t serial) {
@@ -108,34 +108,34 @@ OracleStore::Extent* OracleStore::extent_with(std::uint64_t serial) {
   return nullptr;
 }
 
-engine::FrameIndex OracleStore::first_slot(const Extent& extent) const {
-  return extent.runs.front().first * slots_a_unit_;
+engine::FrameIndex OracleStore::first_frame(const Extent& extent) const {
+  return extent.runs.front().first * rows_a_unit_;
 }
 
 std::size_t OracleStore::busy(const Extent& extent) const {
   std::size_t count = 0;
-  for (engine::FrameIndex slot = first_slot(extent); slot < first_slot(extent) + extent.frames;
-       ++slot) {
-    count += slots_[slot].is_written() || slots_[slot].holds != 0 ? 1 : 0;
+  for (engine::FrameIndex frame = first_frame(extent); frame < first_frame(extent) + extent.frames;
+       ++frame) {
+    count += frames_[frame].is_written() || frames_[frame].holds != 0 ? 1 : 0;
   }
   return count;
 }
 
-bool OracleStore::is_readable(engine::FrameIndex slot) const {
-  return slot != engine::kNoFrame && slots_[slot].state == State::kSealed &&
-         !extent_of(slot)->leaving;
+bool OracleStore::is_readable(engine::FrameIndex frame) const {
+  return frame != engine::kNoFrame && frames_[frame].state == State::kSealed &&
+         !extent_of(frame)->leaving;
 }
 
-std::uint64_t OracleStore::bytes_of(engine::FrameIndex slot) const {
-  return shapes_.at(extent_of(slot)->shape).frame_bytes;
+std::uint64_t OracleStore::bytes_of(engine::FrameIndex frame) const {
+  return shapes_.at(extent_of(frame)->shape).frame_bytes;
 }
 
 bool OracleStore::has_free(engine::ShapeId shape) const {
   for (const Extent& extent : extents_) {
     if (extent.shape != shape || extent.leaving) continue;
-    const engine::FrameIndex begin = first_slot(extent);
-    if (std::any_of(slots_.begin() + begin, slots_.begin() + begin + extent.frames,
-                    [](const Slot& slot) { return slot.state == State::kFree; })) {
+    const engine::FrameIndex begin = first_frame(extent);
+    if (std::any_of(frames_.begin() + begin, frames_.begin() + begin + extent.frames,
+                    [](const Frame& frame) { return frame.state == State::kFree; })) {
       return true;
     }
   }
@@ -143,11 +143,11 @@ bool OracleStore::has_free(engine::ShapeId shape) const {
 }
 
 engine::FrameIndex OracleStore::next_touched(engine::FrameIndex from) const {
-  for (engine::FrameIndex slot = from; slot < slots_.size(); ++slot) {
-    const Extent* const extent = extent_of(slot);
-    if (extent != nullptr && slot >= first_slot(*extent) &&
-        slot < first_slot(*extent) + extent->touched) {
-      return slot;
+  for (engine::FrameIndex frame = from; frame < frames_.size(); ++frame) {
+    const Extent* const extent = extent_of(frame);
+    if (extent != nullptr && frame >= first_frame(*extent) &&
+        frame < first_frame(*extent) + extent->touched) {
+      return frame;
     }
   }
   return engine::kNoFrame;
@@ -221,8 +221,8 @@ void OracleStore::start_exchange(engine::ShapeId id, engine::FrameIndex victim) 
       for (const Extent* const extent : extents) {
         frames += extent->frames;
         for (engine::FrameIndex k = 0; k < extent->frames; ++k) {
-          const Slot& slot = slots_[first_slot(*extent) + k];
-          sum += slot.state == State::kSealed ? slot.last_use : extent->made;
+          const Frame& frame = frames_[first_frame(*extent) + k];
+          sum += frame.state == State::kSealed ? frame.last_use : extent->made;
         }
       }
       const std::uint64_t mean = frames == 0 ? 0 : sum / frames;
@@ -239,7 +239,7 @@ void OracleStore::start_exchange(engine::ShapeId id, engine::FrameIndex victim) 
       }
     }
   }
-  if (!possible || leaving.empty() || (has_own && newest_mean >= slots_[victim].last_use)) {
+  if (!possible || leaving.empty() || (has_own && newest_mean >= frames_[victim].last_use)) {
     shape.in_vain_use = uses_;
     if (!has_own) shape.in_vain_quiet = quiet_;
     return;

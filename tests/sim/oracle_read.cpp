@@ -8,8 +8,9 @@
 namespace pegaflow::sim {
 
 engine::FrameIndex OracleStore::find(engine::SpaceId space, const BlockKey& key) const {
-  for (engine::FrameIndex slot = 0; slot < slots_.size(); ++slot) {
-    if (slots_[slot].has_key && slots_[slot].space == space && slots_[slot].key == key) return slot;
+  for (engine::FrameIndex frame = 0; frame < frames_.size(); ++frame) {
+    if (frames_[frame].has_key && frames_[frame].space == space && frames_[frame].key == key)
+      return frame;
   }
   return engine::kNoFrame;
 }
@@ -25,8 +26,8 @@ std::size_t OracleStore::lookup(engine::SpaceId space, std::span<const BlockKey>
 std::size_t OracleStore::present(engine::SpaceId space, std::span<const BlockKey> keys) const {
   std::size_t found = 0;
   while (live_spaces_.contains(space) && found < keys.size()) {
-    const engine::FrameIndex slot = find(space, keys[found]);
-    if (!is_readable(slot)) break;
+    const engine::FrameIndex frame = find(space, keys[found]);
+    if (!is_readable(frame)) break;
     ++found;
   }
   if (const std::size_t more = prefix_by_name_hash(space, keys); more > found) {
@@ -42,10 +43,10 @@ std::size_t OracleStore::prefix_by_name_hash(engine::SpaceId space,
     return 0;
   }
   const auto is_like = [&](const BlockKey& key) {
-    for (engine::FrameIndex slot = 0; slot < slots_.size(); ++slot) {
-      if (is_readable(slot) && extent_of(slot)->shape == live_spaces_.at(space) &&
-          slots_[slot].has_key &&
-          name_hash(slots_[slot].space, slots_[slot].key) == name_hash(space, key)) {
+    for (engine::FrameIndex frame = 0; frame < frames_.size(); ++frame) {
+      if (is_readable(frame) && extent_of(frame)->shape == live_spaces_.at(space) &&
+          frames_[frame].has_key &&
+          name_hash(frames_[frame].space, frames_[frame].key) == name_hash(space, key)) {
         return true;
       }
     }
@@ -58,8 +59,9 @@ std::size_t OracleStore::prefix_by_name_hash(engine::SpaceId space,
 
 std::set<BlockKey> OracleStore::sealed(engine::SpaceId space) const {
   std::set<BlockKey> keys;
-  for (const Slot& slot : slots_) {
-    if (slot.state == State::kSealed && slot.has_key && slot.space == space) keys.insert(slot.key);
+  for (const Frame& frame : frames_) {
+    if (frame.state == State::kSealed && frame.has_key && frame.space == space)
+      keys.insert(frame.key);
   }
   return keys;
 }
@@ -91,19 +93,19 @@ Result<std::size_t> OracleStore::claim_more(engine::HolderId holder, const Id128
 std::vector<engine::FrameIndex> OracleStore::hold_prefix(engine::HolderId holder,
                                                          engine::SpaceId space,
                                                          std::span<const BlockKey> keys) {
-  const std::uint64_t frame = shapes_.at(live_spaces_.at(space)).frame_bytes;
+  const std::uint64_t frame_bytes = shapes_.at(live_spaces_.at(space)).frame_bytes;
   const std::uint64_t held_before = held_by_instance(holders_.at(holder).instance);
   std::vector<engine::FrameIndex> blocks;
   for (const BlockKey& key : keys) {
-    const engine::FrameIndex slot = find(space, key);
-    if (!is_readable(slot)) break;
-    if (!is_within(options_.instance_share, held_before + (blocks.size() + 1) * frame) ||
-        !node_may_hold(space, slot)) {
+    const engine::FrameIndex frame = find(space, key);
+    if (!is_readable(frame)) break;
+    if (!is_within(options_.instance_share, held_before + (blocks.size() + 1) * frame_bytes) ||
+        !server_may_hold(space, frame)) {
       ++counted_.claims_shortened;
       break;
     }
-    hold(slot);
-    blocks.push_back(slot);
+    hold(frame);
+    blocks.push_back(frame);
   }
   return blocks;
 }
@@ -125,17 +127,17 @@ bool OracleStore::is_within(double share, std::uint64_t bytes) const {
   return bytes <= static_cast<std::uint64_t>(share * static_cast<double>(options_.pool_bytes));
 }
 
-bool OracleStore::node_may_hold(engine::SpaceId space, engine::FrameIndex slot) const {
-  const std::uint64_t frame = shapes_.at(live_spaces_.at(space)).frame_bytes;
-  return (slot != engine::kNoFrame && slots_[slot].holds != 0) ||
-         is_within(options_.node_share, held_on_node() + frame);
+bool OracleStore::server_may_hold(engine::SpaceId space, engine::FrameIndex frame) const {
+  const std::uint64_t frame_bytes = shapes_.at(live_spaces_.at(space)).frame_bytes;
+  return (frame != engine::kNoFrame && frames_[frame].holds != 0) ||
+         is_within(options_.server_share, held_on_server() + frame_bytes);
 }
 
 std::uint64_t OracleStore::held_by_instance(std::uint32_t instance) const {
   std::uint64_t held = 0;
   for (const Claim& claim : claims_) {
     if (holders_.at(claim.holder).instance != instance) continue;
-    for (const engine::FrameIndex slot : claim.blocks) held += bytes_of(slot);
+    for (const engine::FrameIndex frame : claim.blocks) held += bytes_of(frame);
   }
   for (const Pin& pin : pins_) {
     if (pin.instance == instance && !has_claim(pin.claim)) held += pin.bytes;
@@ -143,10 +145,10 @@ std::uint64_t OracleStore::held_by_instance(std::uint32_t instance) const {
   return held;
 }
 
-std::uint64_t OracleStore::held_on_node() const {
+std::uint64_t OracleStore::held_on_server() const {
   std::uint64_t held = 0;
-  for (engine::FrameIndex slot = 0; slot < slots_.size(); ++slot) {
-    if (slots_[slot].holds != 0) held += bytes_of(slot);
+  for (engine::FrameIndex frame = 0; frame < frames_.size(); ++frame) {
+    if (frames_[frame].holds != 0) held += bytes_of(frame);
   }
   return held;
 }
@@ -175,10 +177,10 @@ Result<engine::BlockStore::OpenedPages> OracleStore::open(engine::HolderId holde
                                                           std::size_t count, engine::PinId pin,
                                                           std::size_t limit) {
   if (!is_active(holder)) return fail(Errc::kGone, "holder");
-  const auto answer = [&](std::vector<engine::FrameIndex> slots, bool is_new) {
-    engine::BlockStore::OpenedPages pages{.slots = std::move(slots), .is_new = is_new};
-    for (const engine::FrameIndex slot : pages.slots) {
-      if (slots_[slot].writer == holders_.at(holder).writer()) ++pages.by_this_process;
+  const auto answer = [&](std::vector<engine::FrameIndex> frames, bool is_new) {
+    engine::BlockStore::OpenedPages pages{.frames = std::move(frames), .is_new = is_new};
+    for (const engine::FrameIndex frame : pages.frames) {
+      if (frames_[frame].writer == holders_.at(holder).writer()) ++pages.by_this_process;
     }
     return pages;
   };
@@ -202,7 +204,7 @@ Result<engine::BlockStore::OpenedPages> OracleStore::open(engine::HolderId holde
   const std::size_t from = first + (begun == nullptr ? 0 : begun->blocks.size());
   const std::size_t to = from + std::min(limit, first + count - from);
   for (std::size_t i = from; i < to; ++i) {
-    if (slots_[claim->blocks[i]].state == State::kComing) return fail(Errc::kBusy, "coming");
+    if (frames_[claim->blocks[i]].state == State::kInFlight) return fail(Errc::kBusy, "coming");
     if (!is_openable(claim->blocks[i])) return fail(Errc::kGone, "condemned, or did not come");
   }
   claim->opened = true;
@@ -220,7 +222,7 @@ Result<engine::BlockStore::OpenedPages> OracleStore::open(engine::HolderId holde
   }
   std::vector<engine::FrameIndex> slice;
   for (std::size_t i = from; i < to; ++i) {
-    ++slots_[claim->blocks[i]].holds;
+    ++frames_[claim->blocks[i]].holds;
     slice.push_back(claim->blocks[i]);
     begun->blocks.push_back(claim->blocks[i]);
     begun->bytes += bytes_of(claim->blocks[i]);
@@ -245,9 +247,9 @@ Result<bool> OracleStore::invalidate(engine::HolderId holder, engine::PinId name
   });
   if (pin == pins_.end() || !is_known(holder)) return fail(Errc::kGone, "pin");
   if (place >= pin->blocks.size()) return fail(Errc::kInvalidArgument, "place");
-  Slot& slot = slots_[pin->blocks[place]];
-  if (!slot.has_key) return false;
-  slot.has_key = false;
+  Frame& frame = frames_[pin->blocks[place]];
+  if (!frame.has_key) return false;
+  frame.has_key = false;
   ++counted_.invalidated;
   return true;
 }

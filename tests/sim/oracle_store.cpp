@@ -21,9 +21,9 @@ OracleStore::OracleStore(const engine::BlockStore::Options& options, const Clock
   unit_bytes_ = 4096;
   while (unit_bytes_ * 2 * 64 <= options.pool_bytes) unit_bytes_ *= 2;
   units_ = static_cast<std::uint32_t>((options.pool_bytes + unit_bytes_ - 1) / unit_bytes_);
-  slots_a_unit_ = static_cast<std::uint32_t>(unit_bytes_ / 4096);
-  slots_.resize(std::size_t{units_} * slots_a_unit_);
-  rows_ = engine::BlockRows::create(slots_.size()).value();
+  rows_a_unit_ = static_cast<std::uint32_t>(unit_bytes_ / 4096);
+  frames_.resize(std::size_t{units_} * rows_a_unit_);
+  rows_ = engine::BlockRows::create(frames_.size()).value();
 }
 
 // ---- spaces and holders
@@ -92,93 +92,95 @@ bool OracleStore::is_active(engine::HolderId holder) const {
 }
 // ---- what changes the state of one thing
 
-OracleStore::Order& OracleStore::order_of(engine::FrameIndex slot) {
-  const OneShape& shape = shapes_.at(extent_of(slot)->shape);
-  return slots_[slot].is_replica ? *shape.replicas : *shape.order;
+OracleStore::Order& OracleStore::order_of(engine::FrameIndex frame) {
+  const OneShape& shape = shapes_.at(extent_of(frame)->shape);
+  return frames_[frame].is_replica ? *shape.replicas : *shape.order;
 }
 
 engine::FrameIndex OracleStore::victim(engine::ShapeId shape) {
-  std::uint32_t slot = shapes_.at(shape).replicas->victim();
-  if (slot == engine::EvictionPolicy::kNone) slot = shapes_.at(shape).order->victim();
+  std::uint32_t frame = shapes_.at(shape).replicas->victim();
+  if (frame == engine::EvictionPolicy::kNone) frame = shapes_.at(shape).order->victim();
   const auto is_of_shape = [&](engine::FrameIndex each) { return extent_of(each)->shape == shape; };
-  if (slot == engine::EvictionPolicy::kNone) {
-    if (std::any_of(at_rest_.begin(), at_rest_.end(), is_of_shape)) {
+  if (frame == engine::EvictionPolicy::kNone) {
+    if (std::any_of(evictable_.begin(), evictable_.end(), is_of_shape)) {
       throw Mismatch{"no block goes next, and one is at rest"};
     }
     return engine::kNoFrame;
   }
-  if (slots_.at(slot).state != State::kSealed || slots_[slot].holds != 0 || !is_of_shape(slot)) {
+  if (frames_.at(frame).state != State::kSealed || frames_[frame].holds != 0 ||
+      !is_of_shape(frame)) {
     throw Mismatch{"a block goes next that is not at rest"};
   }
-  return slot;
+  return frame;
 }
 
-void OracleStore::seal(engine::FrameIndex slot, const Id128& writer) {
-  slots_[slot].state = State::kSealed;
-  slots_[slot].writer = writer;
-  order_of(slot).seal(slot, name_hash(slots_[slot].space, slots_[slot].key));
-  came_to_rest(slot);
-  if (slots_[slot].holds == 0) return;
-  at_rest_.remove(slot);
-  order_of(slot).take(slot);
+void OracleStore::seal(engine::FrameIndex frame, const Id128& writer) {
+  frames_[frame].state = State::kSealed;
+  frames_[frame].writer = writer;
+  order_of(frame).seal(frame, name_hash(frames_[frame].space, frames_[frame].key));
+  became_evictable(frame);
+  if (frames_[frame].holds == 0) return;
+  evictable_.remove(frame);
+  order_of(frame).take(frame);
 }
 
-void OracleStore::hold(engine::FrameIndex slot) {
-  if (slots_[slot].is_fetched()) {
-    ++slots_[slot].holds;
+void OracleStore::hold(engine::FrameIndex frame) {
+  if (frames_[frame].is_fetched()) {
+    ++frames_[frame].holds;
     return;
   }
-  if (slots_[slot].holds++ != 0) return order_of(slot).use_again(slot);
-  at_rest_.remove(slot);
-  order_of(slot).take(slot);
+  if (frames_[frame].holds++ != 0) return order_of(frame).use_again(frame);
+  evictable_.remove(frame);
+  order_of(frame).take(frame);
 }
 
-void OracleStore::rest(engine::FrameIndex slot) {
-  order_of(slot).rest(slot);
-  came_to_rest(slot);
+void OracleStore::make_evictable(engine::FrameIndex frame) {
+  order_of(frame).release(frame);
+  became_evictable(frame);
 }
 
-void OracleStore::came_to_rest(engine::FrameIndex slot) {
-  slots_[slot].last_use = ++uses_;
-  at_rest_.push_back(slot);
-  if (busy(*extent_of(slot)) == 0) ++quiet_;
+void OracleStore::became_evictable(engine::FrameIndex frame) {
+  frames_[frame].last_use = ++uses_;
+  evictable_.push_back(frame);
+  if (busy(*extent_of(frame)) == 0) ++quiet_;
 }
 
-void OracleStore::give_back(engine::FrameIndex slot) {
-  if (--slots_[slot].holds != 0) return;
-  if (slots_[slot].is_fetched()) {
-    if (slots_[slot].state == State::kOver) free(slot);
+void OracleStore::give_back(engine::FrameIndex frame) {
+  if (--frames_[frame].holds != 0) return;
+  if (frames_[frame].is_fetched()) {
+    if (frames_[frame].state == State::kQuiesced) free(frame);
     return;
   }
-  rest(slot);
-  if (!slots_[slot].has_key) return free(slot);  // Condemned, and counted then.
-  if (!live_spaces_.contains(slots_[slot].space)) {
+  make_evictable(frame);
+  if (!frames_[frame].has_key) return free(frame);  // Condemned, and counted then.
+  if (!live_spaces_.contains(frames_[frame].space)) {
     ++counted_.retired;
-    free(slot);
+    free(frame);
   }
 }
 
-void OracleStore::free(engine::FrameIndex slot, engine::EvictionPolicy::Freed why) {
-  const bool was_written = slots_[slot].is_written();
-  if (!was_written) order_of(slot).free(slot, why);
-  at_rest_.remove(slot);
-  slots_[slot] = {};
-  const Extent& extent = *extent_of(slot);
+void OracleStore::free(engine::FrameIndex frame, engine::EvictionPolicy::Freed why) {
+  const bool was_written = frames_[frame].is_written();
+  if (!was_written) order_of(frame).free(frame, why);
+  evictable_.remove(frame);
+  frames_[frame] = {};
+  const Extent& extent = *extent_of(frame);
   if (was_written && busy(extent) == 0) ++quiet_;
-  const engine::FrameIndex begin = first_slot(extent);
-  const bool is_empty = std::all_of(slots_.begin() + begin, slots_.begin() + begin + extent.frames,
-                                    [](const Slot& each) { return each.state == State::kFree; });
+  const engine::FrameIndex begin = first_frame(extent);
+  const bool is_empty =
+      std::all_of(frames_.begin() + begin, frames_.begin() + begin + extent.frames,
+                  [](const Frame& each) { return each.state == State::kFree; });
   if (is_empty) extents_.remove_if([&](const Extent& each) { return &each == &extent; });
 }
 
-void OracleStore::evict(engine::FrameIndex slot, engine::EvictionPolicy::Freed why) {
-  if (live_spaces_.contains(slots_[slot].space)) {
+void OracleStore::evict(engine::FrameIndex frame, engine::EvictionPolicy::Freed why) {
+  if (live_spaces_.contains(frames_[frame].space)) {
     ++counted_.evictions;
-    if (slots_[slot].is_replica) ++counted_.evicted_replicas;
-    return free(slot, why);
+    if (frames_[frame].is_replica) ++counted_.evicted_replicas;
+    return free(frame, why);
   }
   ++counted_.retired;  // Its space was reset: nobody will come back for it.
-  free(slot);
+  free(frame);
 }
 
 void OracleStore::forget(Job& job) {
@@ -191,24 +193,24 @@ void OracleStore::forget(Job& job) {
     if (writer.part == Part::kWriting) writer.listed = next_serial_++;
   }
   if (job.writers.size() == 1 || job.count(Part::kDone) == job.writers.size()) job.due = false;
-  settle(job);
+  end_if_over(job);
 }
 
 void OracleStore::end_shard(Job& job, std::uint32_t shard) {
   job.writers[shard] = {Part::kDone};
   if (job.count(Part::kDone) == job.writers.size()) job.due = false;
-  settle(job);
+  end_if_over(job);
 }
 
-void OracleStore::settle(Job& job) {
+void OracleStore::end_if_over(Job& job) {
   if (job.count(Part::kWriting) != 0) return;
   if (job.fate != Fate::kEnded) {
     job.fate = Fate::kEnded;
-    job.queued = !job.slots.empty();
+    job.queued = !job.frames.empty();
     if (job.queued) queue_.push_back({.kind = Kind::kFreeJob, .job = job.serial});
   }
   job.named = job.due;
-  if (job.named || job.queued || !job.slots.empty()) return;
+  if (job.named || job.queued || !job.frames.empty()) return;
   jobs_.remove_if([&](const Job& each) { return &each == &job; });
 }
 
@@ -235,43 +237,43 @@ void OracleStore::end_pin(engine::HolderId holder, engine::PinId name) {
 
 // ---- what can be counted
 
-bool OracleStore::is_at_rest() const {
-  return std::all_of(slots_.begin(), slots_.end(),
-                     [](const Slot& slot) { return !slot.is_written() && slot.holds == 0; });
+bool OracleStore::is_idle() const {
+  return std::all_of(frames_.begin(), frames_.end(),
+                     [](const Frame& frame) { return !frame.is_written() && frame.holds == 0; });
 }
 
 engine::BlockStore::Stats OracleStore::stats() const {
   engine::BlockStore::Stats stats = counted_;
-  for (engine::FrameIndex slot = 0; slot < slots_.size(); ++slot) {
-    stats.sealed += slots_[slot].state == State::kSealed ? 1 : 0;
-    stats.sealed_bytes += slots_[slot].state == State::kSealed ? bytes_of(slot) : 0;
-    stats.written_bytes += slots_[slot].is_written() ? bytes_of(slot) : 0;
-    stats.replicas += slots_[slot].is_replica ? 1 : 0;
-    if (slots_[slot].is_fetched()) {
-      const bool is_coming = slots_[slot].state == State::kComing;
-      ++(is_coming ? stats.coming : stats.quarantined_fetch);
-      stats.fetch_bytes += bytes_of(slot);
-      stats.quarantined_bytes += is_coming ? 0 : bytes_of(slot);
+  for (engine::FrameIndex frame = 0; frame < frames_.size(); ++frame) {
+    stats.sealed += frames_[frame].state == State::kSealed ? 1 : 0;
+    stats.sealed_bytes += frames_[frame].state == State::kSealed ? bytes_of(frame) : 0;
+    stats.written_bytes += frames_[frame].is_written() ? bytes_of(frame) : 0;
+    stats.replicas += frames_[frame].is_replica ? 1 : 0;
+    if (frames_[frame].is_fetched()) {
+      const bool is_in_flight = frames_[frame].state == State::kInFlight;
+      ++(is_in_flight ? stats.in_flight : stats.quarantined_fetch);
+      stats.fetch_bytes += bytes_of(frame);
+      stats.quarantined_bytes += is_in_flight ? 0 : bytes_of(frame);
     }
-    stats.held += slots_[slot].holds != 0 ? 1 : 0;
+    stats.held += frames_[frame].holds != 0 ? 1 : 0;
   }
   stats.free_units = units_;
   for (const Extent& extent : extents_) {
     for (const Run& run : extent.runs) stats.free_units -= run.count;
   }
   for (const Job& job : jobs_) {
-    const auto slots = static_cast<std::uint32_t>(job.slots.size());
+    const auto frames = static_cast<std::uint32_t>(job.frames.size());
     std::uint64_t bytes = 0;
-    for (const engine::FrameIndex slot : job.slots) bytes += bytes_of(slot);
+    for (const engine::FrameIndex frame : job.frames) bytes += bytes_of(frame);
     if (job.fate == Fate::kLive) ++stats.reservations;
     if (job.fate == Fate::kForgotten) {
-      stats.quarantined_timeout += slots;
+      stats.quarantined_timeout += frames;
       stats.quarantined_bytes += bytes;
     } else if (job.fate == Fate::kWriterLost) {
-      stats.quarantined_writer_lost += slots;
+      stats.quarantined_writer_lost += frames;
       stats.quarantined_bytes += bytes;
     } else {
-      stats.reserved += slots;
+      stats.reserved += frames;
     }
   }
   for (const Pin& pin : pins_) {
@@ -280,10 +282,10 @@ engine::BlockStore::Stats OracleStore::stats() const {
   for (const Lease& lease : leases_) {
     ++stats.leases;
     stats.lent += lease.blocks.size();
-    for (const engine::FrameIndex slot : lease.blocks) stats.lent_bytes += bytes_of(slot);
+    for (const engine::FrameIndex frame : lease.blocks) stats.lent_bytes += bytes_of(frame);
   }
   if (!leases_.empty()) stats.oldest_lease = leases_.front().made;
-  stats.held_bytes = held_on_node();
+  stats.held_bytes = held_on_server();
   stats.claims = claims_.size();
   stats.pins = pins_.size();
   if (!pins_.empty()) stats.oldest_pin = pins_.front().opened;

@@ -32,7 +32,7 @@ namespace pegaflow::sim {
 /// also which extents there are and which goes to whom, and which block is evicted: see `Order`.
 ///
 /// What ends takes effect at once, but its blocks come back through one queue, first in first out:
-/// a step of it is one block given back, one row (claim, reservation, pin) ended, or one slot
+/// a step of it is one block given back, one row (claim, reservation, pin) ended, or one frame
 /// looked at. Each call that ends something does a slice of steps, and so does work().
 class OracleStore {
  public:
@@ -61,7 +61,7 @@ class OracleStore {
   void release(engine::HolderId holder, engine::PinId pin);
   Result<bool> invalidate(engine::HolderId holder, engine::PinId pin, std::size_t place);
 
-  /// `chosen` is what the store answered, for the choice of slots among the free ones. Throws
+  /// `chosen` is what the store answered, for the choice of frames among the free ones. Throws
   /// Mismatch when a choice is not legal.
   Result<engine::BlockStore::Fetch> fetch(engine::HolderId holder, engine::SpaceId space,
                                           const Id128& token, std::size_t first,
@@ -69,7 +69,7 @@ class OracleStore {
                                           const Result<engine::BlockStore::Fetch>& chosen);
   bool fetched(engine::FrameIndex frame);
   void give_up(engine::FrameIndex frame);
-  void settle(engine::FrameIndex frame);
+  void quiesced(engine::FrameIndex frame);
   [[nodiscard]] Result<std::size_t> arrived(const Id128& token, std::size_t first,
                                             std::size_t count);
   /// `chosen` is what the store answered, for its choice of a name.
@@ -95,16 +95,16 @@ class OracleStore {
   [[nodiscard]] bool has_work() const { return !queue_.empty(); }
   void start_cleanup();
   [[nodiscard]] const engine::BlockStore::Cleanup& cleanup() const { return cleanup_; }
-  [[nodiscard]] bool is_at_rest() const;
+  [[nodiscard]] bool is_idle() const;
   [[nodiscard]] engine::BlockStore::Stats stats() const;
   /// Keys of the blocks that are sealed, those included whose extent is leaving.
   [[nodiscard]] std::set<BlockKey> sealed(engine::SpaceId space) const;
   /// Frames of the blocks at rest of all shapes, the one that came to rest first in front.
-  [[nodiscard]] const std::list<engine::FrameIndex>& at_rest() const { return at_rest_; }
+  [[nodiscard]] const std::list<engine::FrameIndex>& evictable() const { return evictable_; }
 
  private:
-  enum class State { kFree, kWritten, kComing, kGivenUp, kOver, kSealed };
-  struct Slot {
+  enum class State { kFree, kWritten, kInFlight, kGivenUp, kQuiesced, kSealed };
+  struct Frame {
     State state = State::kFree;
     engine::SpaceId space{};
     BlockKey key;
@@ -204,7 +204,7 @@ class OracleStore {
     TimePoint deadline;
     std::vector<Writer> writers = {};  ///< By shard.
     std::vector<engine::FrameIndex> answers = {};
-    std::vector<engine::FrameIndex> slots = {};
+    std::vector<engine::FrameIndex> frames = {};
     [[nodiscard]] std::size_t count(Part part) const;
   };
   enum class Kind { kGiveBack, kFreeJob, kLeave, kRetire, kDeadSweep, kCleanup, kLeaving };
@@ -231,24 +231,24 @@ class OracleStore {
   [[nodiscard]] std::size_t prefix_by_name_hash(engine::SpaceId space,
                                                 std::span<const BlockKey> keys) const;
   [[nodiscard]] std::uint64_t held_by_instance(std::uint32_t instance) const;
-  [[nodiscard]] std::uint64_t held_on_node() const;
+  [[nodiscard]] std::uint64_t held_on_server() const;
   [[nodiscard]] bool has_claim(std::uint64_t serial) const;
   Claim* claim_of(const Id128& token);
   Job* job_of(const JobId& id);
   Job* job_of(std::uint64_t serial);
 
-  void seal(engine::FrameIndex slot, const Id128& writer);
-  void hold(engine::FrameIndex slot);
-  void rest(engine::FrameIndex slot);
-  void came_to_rest(engine::FrameIndex slot);
-  void give_back(engine::FrameIndex slot);
-  void free(engine::FrameIndex slot,
+  void seal(engine::FrameIndex frame, const Id128& writer);
+  void hold(engine::FrameIndex frame);
+  void make_evictable(engine::FrameIndex frame);
+  void became_evictable(engine::FrameIndex frame);
+  void give_back(engine::FrameIndex frame);
+  void free(engine::FrameIndex frame,
             engine::EvictionPolicy::Freed why = engine::EvictionPolicy::Freed::kDropped);
-  void evict(engine::FrameIndex slot,
+  void evict(engine::FrameIndex frame,
              engine::EvictionPolicy::Freed why = engine::EvictionPolicy::Freed::kDropped);
   void forget(Job& job);
   void end_shard(Job& job, std::uint32_t shard);
-  void settle(Job& job);
+  void end_if_over(Job& job);
   void end_claim(std::uint64_t serial);
   void end_pin(engine::HolderId holder, engine::PinId name);
   std::vector<engine::FrameIndex> hold_prefix(engine::HolderId holder, engine::SpaceId space,
@@ -259,9 +259,9 @@ class OracleStore {
   /// Whether that much stays within the share of the pool.
   [[nodiscard]] bool is_within(double share, std::uint64_t bytes) const;
   /// Whether the node may hold this block, or, for kNoFrame, one more.
-  [[nodiscard]] bool node_may_hold(engine::SpaceId space, engine::FrameIndex slot) const;
+  [[nodiscard]] bool server_may_hold(engine::SpaceId space, engine::FrameIndex frame) const;
   [[nodiscard]] bool may_fetch(std::uint64_t bytes) const;
-  [[nodiscard]] bool is_openable(engine::FrameIndex slot) const;
+  [[nodiscard]] bool is_openable(engine::FrameIndex frame) const;
   void move_key(engine::FrameIndex present);
   /// Throws Mismatch unless that is a free frame of the shape, which it marks as touched.
   void take(engine::FrameIndex choice, engine::ShapeId shape);
@@ -269,7 +269,7 @@ class OracleStore {
   [[nodiscard]] bool has_free(engine::ShapeId shape) const;
   /// Throws Mismatch when it is none that may be evicted.
   [[nodiscard]] engine::FrameIndex victim(engine::ShapeId shape);
-  [[nodiscard]] Order& order_of(engine::FrameIndex slot);
+  [[nodiscard]] Order& order_of(engine::FrameIndex frame);
 
   // ---- the pool (oracle_pool.cpp)
   [[nodiscard]] std::unique_ptr<Order> make_order(std::uint64_t frame_bytes);
@@ -282,14 +282,14 @@ class OracleStore {
   void start_exchange(engine::ShapeId shape, engine::FrameIndex victim);
   [[nodiscard]] Extent* extent_at(std::uint32_t unit);
   [[nodiscard]] const Extent* extent_at(std::uint32_t unit) const;
-  [[nodiscard]] Extent* extent_of(engine::FrameIndex slot);
-  [[nodiscard]] const Extent* extent_of(engine::FrameIndex slot) const;
+  [[nodiscard]] Extent* extent_of(engine::FrameIndex frame);
+  [[nodiscard]] const Extent* extent_of(engine::FrameIndex frame) const;
   [[nodiscard]] Extent* extent_with(std::uint64_t serial);
-  [[nodiscard]] engine::FrameIndex first_slot(const Extent& extent) const;
+  [[nodiscard]] engine::FrameIndex first_frame(const Extent& extent) const;
   [[nodiscard]] std::size_t busy(const Extent& extent) const;
-  [[nodiscard]] bool is_readable(engine::FrameIndex slot) const;
-  [[nodiscard]] engine::FrameIndex next_touched(engine::FrameIndex slot) const;
-  [[nodiscard]] std::uint64_t bytes_of(engine::FrameIndex slot) const;
+  [[nodiscard]] bool is_readable(engine::FrameIndex frame) const;
+  [[nodiscard]] engine::FrameIndex next_touched(engine::FrameIndex frame) const;
+  [[nodiscard]] std::uint64_t bytes_of(engine::FrameIndex frame) const;
 
   void slice();
   bool step();
@@ -301,14 +301,14 @@ class OracleStore {
   const Clock& clock_;
   std::uint64_t unit_bytes_;
   std::uint32_t units_;
-  std::uint32_t slots_a_unit_;
-  std::vector<Slot> slots_;
+  std::uint32_t rows_a_unit_;
+  std::vector<Frame> frames_;
   std::list<Extent> extents_;
   std::unique_ptr<engine::BlockRows> rows_;  ///< Of orders that are policies.
   std::map<engine::ShapeId, OneShape> shapes_;
   std::uint64_t uses_ = 0;
   std::uint64_t quiet_ = 0;
-  std::list<engine::FrameIndex> at_rest_;
+  std::list<engine::FrameIndex> evictable_;
   std::map<engine::SpaceId, engine::ShapeId> live_spaces_;
   std::map<engine::HolderId, Holder> holders_;
   std::list<Claim> claims_;  ///< Oldest first, and so the others.

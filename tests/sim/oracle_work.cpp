@@ -40,21 +40,21 @@ bool OracleStore::step(Work& work) {
   switch (work.kind) {
     case Kind::kGiveBack: {
       if (work.blocks.empty()) return false;
-      const engine::FrameIndex slot =
+      const engine::FrameIndex frame =
           work.blocks.back();  // The end of a chain comes to rest first.
       work.blocks.pop_back();
-      give_back(slot);
+      give_back(frame);
       return true;
     }
     case Kind::kFreeJob: {
       Job* const job = job_of(work.job);
-      if (job->slots.empty()) {
+      if (job->frames.empty()) {
         job->queued = false;
-        settle(*job);
+        end_if_over(*job);
         return false;
       }
-      free(job->slots.back());
-      job->slots.pop_back();
+      free(job->frames.back());
+      job->frames.pop_back();
       return true;
     }
     case Kind::kLeave:
@@ -64,30 +64,30 @@ bool OracleStore::step(Work& work) {
     case Kind::kDeadSweep: {
       if (next_touched(work.next) == engine::kNoFrame && work.again)
         work = {.kind = Kind::kDeadSweep};
-      const engine::FrameIndex slot = next_touched(work.next);
-      if (slot == engine::kNoFrame) return false;
-      work.next = slot + 1;
-      const Slot& content = slots_[slot];
+      const engine::FrameIndex frame = next_touched(work.next);
+      if (frame == engine::kNoFrame) return false;
+      work.next = frame + 1;
+      const Frame& content = frames_[frame];
       if (content.state == State::kSealed && content.holds == 0 &&
           !live_spaces_.contains(content.space)) {
         ++counted_.retired;
-        free(slot);
+        free(frame);
       }
       return true;
     }
     case Kind::kCleanup: {
-      const engine::FrameIndex slot = next_touched(work.next);
-      if (slot == engine::kNoFrame) {
+      const engine::FrameIndex frame = next_touched(work.next);
+      if (frame == engine::kNoFrame) {
         cleanup_.done = true;
         return false;
       }
-      work.next = slot + 1;
-      const Slot& content = slots_[slot];
+      work.next = frame + 1;
+      const Frame& content = frames_[frame];
       if (content.state == State::kSealed && content.holds == 0) {
         ++(live_spaces_.contains(content.space) ? counted_.cleaned : counted_.retired);
         ++cleanup_.evicted_blocks;
-        cleanup_.evicted_bytes += bytes_of(slot);
-        free(slot);
+        cleanup_.evicted_bytes += bytes_of(frame);
+        free(frame);
       } else if (content.state != State::kFree) {
         ++cleanup_.still_referenced_blocks;
       }
@@ -96,9 +96,9 @@ bool OracleStore::step(Work& work) {
     case Kind::kLeaving: {
       while (const Extent* const extent = extent_with(work.extent)) {
         if (work.next >= extent->touched) throw Mismatch{"an extent leaves with blocks in it"};
-        const engine::FrameIndex slot = first_slot(*extent) + work.next++;
-        if (slots_[slot].state != State::kSealed) continue;
-        evict(slot);
+        const engine::FrameIndex frame = first_frame(*extent) + work.next++;
+        if (frames_[frame].state != State::kSealed) continue;
+        evict(frame);
         return true;
       }
       --shapes_.at(work.for_shape).leaving_for_it;

@@ -113,12 +113,13 @@ Result<std::vector<engine::FrameIndex>> OracleStore::reserve(
   }
   if (!chosen) throw Mismatch{"reserve does not answer"};
   const engine::ShapeId shape = live_spaces_.at(space);
-  std::vector<engine::FrameIndex> slots;
+  std::vector<engine::FrameIndex> frames;
   std::size_t steps = options_.slice_blocks;
   const auto decide = [&](const BlockKey& key, std::size_t i) -> std::optional<engine::FrameIndex> {
     if (const engine::FrameIndex present = find(space, key); present != engine::kNoFrame) {
-      if (is_readable(present) || slots_[present].state == State::kComing ||
-          (slots_[present].state == State::kWritten && !is_doomed(*job_of(slots_[present].job)))) {
+      if (is_readable(present) || frames_[present].state == State::kInFlight ||
+          (frames_[present].state == State::kWritten &&
+           !is_doomed(*job_of(frames_[present].job)))) {
         ++counted_.skipped_present;
         return engine::kNoFrame;
       }
@@ -133,48 +134,48 @@ Result<std::vector<engine::FrameIndex>> OracleStore::reserve(
     const engine::FrameIndex choice = i < chosen->size() ? (*chosen)[i] : engine::kNoFrame;
     take(choice, shape);
     make_job();
-    slots_[choice] = {.state = State::kWritten,
-                      .space = space,
-                      .key = key,
-                      .has_key = true,
-                      .writer = who.writer(),
-                      .job = job->serial};
-    job->slots.push_back(choice);
+    frames_[choice] = {.state = State::kWritten,
+                       .space = space,
+                       .key = key,
+                       .has_key = true,
+                       .writer = who.writer(),
+                       .job = job->serial};
+    job->frames.push_back(choice);
     return choice;
   };
   for (std::size_t i = 0; i < keys.size(); ++i) {
     if (shared && first + i < job->answers.size()) {
-      slots.push_back(job->answers[first + i]);
+      frames.push_back(job->answers[first + i]);
       continue;
     }
     const auto decided = decide(keys[i], i);
     if (!decided) break;
-    slots.push_back(*decided);
-    if (shared) job->answers.push_back(slots.back());
+    frames.push_back(*decided);
+    if (shared) job->answers.push_back(frames.back());
   }
   if (shared) {
-    job->writers[who.shard].asked = std::max(job->writers[who.shard].asked, first + slots.size());
+    job->writers[who.shard].asked = std::max(job->writers[who.shard].asked, first + frames.size());
   }
-  return slots;
+  return frames;
 }
 
 void OracleStore::move_key(engine::FrameIndex present) {
-  if (slots_[present].state == State::kSealed) {
+  if (frames_[present].state == State::kSealed) {
     evict(present);  // Its extent is leaving.
   } else {
-    slots_[present].has_key = false;  // Forgotten: the key may be reserved in another frame.
+    frames_[present].has_key = false;  // Forgotten: the key may be reserved in another frame.
   }
 }
 
 void OracleStore::take(engine::FrameIndex choice, engine::ShapeId shape) {
-  Extent* const extent = choice < slots_.size() ? extent_of(choice) : nullptr;
+  Extent* const extent = choice < frames_.size() ? extent_of(choice) : nullptr;
   if (extent == nullptr || extent->shape != shape || extent->leaving ||
-      choice - first_slot(*extent) >= extent->frames || slots_[choice].state != State::kFree) {
+      choice - first_frame(*extent) >= extent->frames || frames_[choice].state != State::kFree) {
     throw Mismatch{
         fmt::format("a key got {}, which is no free frame of its shape",
                     choice == engine::kNoFrame ? "none" : fmt::format("frame {}", choice))};
   }
-  extent->touched = std::max(extent->touched, choice - first_slot(*extent) + 1);
+  extent->touched = std::max(extent->touched, choice - first_frame(*extent) + 1);
 }
 
 Result<std::size_t> OracleStore::publish(engine::HolderId holder, const JobId& job_id,
@@ -200,13 +201,13 @@ Result<std::size_t> OracleStore::publish(engine::HolderId holder, const JobId& j
     abandon(holder, job_id);
     return fail(Errc::kGone, "different keys");
   }
-  while (limit-- != 0 && !job->slots.empty()) {
-    const engine::FrameIndex slot = job->slots.back();
-    job->slots.pop_back();
-    seal(slot, who.writer());
+  while (limit-- != 0 && !job->frames.empty()) {
+    const engine::FrameIndex frame = job->frames.back();
+    job->frames.pop_back();
+    seal(frame, who.writer());
     ++counted_.insertions;
   }
-  const std::size_t left = job->slots.size();
+  const std::size_t left = job->frames.size();
   if (left == 0) jobs_.remove_if([&](const Job& each) { return &each == job; });
   return left;
 }
@@ -245,7 +246,7 @@ void OracleStore::expire() {
       ++counted_.reservations_timed_out;
       forget(*first);
     } else {
-      settle(*first);
+      end_if_over(*first);
     }
   }
 }

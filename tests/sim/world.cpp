@@ -33,10 +33,10 @@ World::World(std::uint64_t seed, engine::EvictionKind eviction, Coverage& covera
     : random_(seed), coverage_(coverage) {
   options_.pool_bytes = (1 + pick(chance(0.3) ? 12 : 300)) * kCell;
   options_.eviction = eviction;
-  options_.nodes = static_cast<std::uint32_t>(1 + pick(2));
+  options_.numa_nodes = static_cast<std::uint32_t>(1 + pick(2));
   options_.slice_blocks = static_cast<std::uint32_t>(1 + pick(chance(0.5) ? 8 : 64));
   options_.instance_share = std::array{0.2, 0.5, 1.0}[pick(3)];
-  options_.node_share = std::array{0.4, 0.8, 1.0}[pick(3)];
+  options_.server_share = std::array{0.4, 0.8, 1.0}[pick(3)];
   options_.reservation_timeout = std::chrono::seconds(30);
   options_.claim_grace = std::chrono::milliseconds(pick(2) * 1000);
   if (chance(0.3)) {
@@ -68,8 +68,8 @@ World::World(std::uint64_t seed, engine::EvictionKind eviction, Coverage& covera
   note(
       "{} world of {} cells on {} nodes, slices of {}, shares {} and {}, {} claims, {} pins, {} "
       "jobs",
-      to_string(eviction), options_.pool_bytes / kCell, options_.nodes, options_.slice_blocks,
-      options_.instance_share, options_.node_share, options_.max_claims, options_.max_pins,
+      to_string(eviction), options_.pool_bytes / kCell, options_.numa_nodes, options_.slice_blocks,
+      options_.instance_share, options_.server_share, options_.max_claims, options_.max_pins,
       options_.max_reservations);
   for (int i = 0; i < 3; ++i) connect();
 }
@@ -81,7 +81,7 @@ void World::make_shapes() {
     for (std::uint32_t shard = 0; shard < shards; ++shard) {
       const std::uint64_t cells = chance(0.6) ? 1 : 1 + pick(chance(0.2) ? 40 : 5);
       shape.shards.push_back({.page_bytes = cells * kCell - pick(2) * 100,
-                              .node = static_cast<std::uint32_t>(pick(options_.nodes))});
+                              .numa_node = static_cast<std::uint32_t>(pick(options_.numa_nodes))});
     }
     const auto added = store_->add_shape(shape);
     if (!added) return;  // It does not fit this pool.
@@ -110,10 +110,10 @@ engine::ShapeId World::shape_of(engine::SpaceId space) const { return shape_of_s
 Place World::place_of(engine::FrameIndex frame, std::uint32_t shard, engine::ShapeId shape) const {
   const std::uint64_t offset = store_->page_offset(frame, shard);
   const engine::Shape::Shard& page = shapes_.at(shape).shards[shard];
-  const auto ranges = engine::node_ranges(options_.pool_bytes, options_.nodes);
-  const engine::NodeRange& range = ranges[page.node < ranges.size() ? page.node : 0];
+  const auto ranges = engine::numa_ranges(options_.pool_bytes, options_.numa_nodes);
+  const engine::NumaRange& range = ranges[page.numa_node < ranges.size() ? page.numa_node : 0];
   if (offset % kCell != 0 || offset < range.begin || offset + page.page_bytes > range.end) {
-    throw Mismatch{fmt::format("a page of node {} lies at {}", page.node, offset)};
+    throw Mismatch{fmt::format("a page of node {} lies at {}", page.numa_node, offset)};
   }
   return {static_cast<std::uint32_t>(offset / kCell),
           static_cast<std::uint32_t>((page.page_bytes + kCell - 1) / kCell)};

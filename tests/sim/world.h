@@ -42,7 +42,7 @@ class World {
 
   /// Throws Mismatch when the store and the model, or the bytes, disagree.
   void step();
-  /// Every process ends, then the cache is emptied: afterwards every slot is free.
+  /// Every process ends, then the cache is emptied: afterwards every frame is free.
   void shut_down();
 
   /// The last calls, oldest first.
@@ -62,7 +62,7 @@ class World {
     bool lost = false;
   };
   struct Page {
-    engine::FrameIndex slot = engine::kNoFrame;
+    engine::FrameIndex frame = engine::kNoFrame;
     Place place = {};  ///< Of one shard's page.
     BlockKey key;
     Stamp stamp{};

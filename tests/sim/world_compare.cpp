@@ -15,7 +15,7 @@ namespace pegaflow::sim {
 void World::compare() {
   compare_stats();
   if (store_->has_work() != oracle_->has_work()) throw Mismatch{"has_work() differs"};
-  if (store_->is_at_rest() != oracle_->is_at_rest()) throw Mismatch{"is_at_rest() differs"};
+  if (store_->is_idle() != oracle_->is_idle()) throw Mismatch{"is_idle() differs"};
   if (store_->next_deadline() != oracle_->next_deadline())
     throw Mismatch{"next_deadline() differs"};
   const auto& left = store_->cleanup();
@@ -28,7 +28,7 @@ void World::compare() {
     const bool touches = store_->may_touch(connection.holder);
     if (touches != oracle_->may_touch(connection.holder)) throw Mismatch{"may_touch() differs"};
     if (!touches && touches_memory(connection.holder)) {
-      throw Mismatch{"a process touches slots, and may_touch() does not know"};
+      throw Mismatch{"a process touches frames, and may_touch() does not know"};
     }
   }
   for (const JobId& job : last_jobs_) {
@@ -62,7 +62,7 @@ void World::compare_stats() {
   same("quarantined_writer_lost", got.quarantined_writer_lost, want.quarantined_writer_lost);
   same("pinned_by_lost_readers", got.pinned_by_lost_readers, want.pinned_by_lost_readers);
   same("held", got.held, want.held);
-  same("coming", got.coming, want.coming);
+  same("in flight", got.in_flight, want.in_flight);
   same("replicas", got.replicas, want.replicas);
   same("quarantined_fetch", got.quarantined_fetch, want.quarantined_fetch);
   same("fetch_bytes", got.fetch_bytes, want.fetch_bytes);
@@ -136,7 +136,7 @@ void World::compare_journal() {
 
 void World::compare_order() {
   // One place each step, the whole order of eviction now and then.
-  const std::list<engine::FrameIndex>& order = oracle_->at_rest();
+  const std::list<engine::FrameIndex>& order = oracle_->evictable();
   const auto expected_at = [&](std::size_t n) -> std::optional<engine::FrameIndex> {
     if (n >= order.size()) return std::nullopt;
     return *std::next(order.rbegin(), static_cast<std::ptrdiff_t>(n));
@@ -145,7 +145,7 @@ void World::compare_order() {
   const std::size_t begin = all ? 0 : pick(order.size() + 1);
   const std::size_t end = all ? order.size() + 1 : begin + 1;
   for (std::size_t n = begin; n < end; ++n) {
-    if (store_->recent_slot(n) != expected_at(n)) {
+    if (store_->recent_frame(n) != expected_at(n)) {
       throw Mismatch{fmt::format("another block is the {}-th most recent one", n)};
     }
   }

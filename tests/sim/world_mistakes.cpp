@@ -66,7 +66,7 @@ void World::call_wrongly() {
       break;
     }
     case 6: {
-      // Somebody else's job: neither its slots nor its blocks may change hands.
+      // Somebody else's job: neither its frames nor its blocks may change hands.
       if (saves_.empty()) break;
       const Save& save = saves_[pick(saves_.size())];
       const JobId job = save.job;

@@ -34,7 +34,7 @@ void World::fetch() {
     return left.place == right.place && left.frame == right.frame;
   };
   if (!same_outcome(made, expected) ||
-      (made && (made->blocks != expected->blocks || made->coming != expected->coming ||
+      (made && (made->blocks != expected->blocks || made->in_flight != expected->in_flight ||
                 !std::equal(made->frames.begin(), made->frames.end(), expected->frames.begin(),
                             expected->frames.end(), is_same_frame)))) {
     throw Mismatch{fmt::format("fetch answers {} and should {}", outcome(made), outcome(expected))};
@@ -110,8 +110,8 @@ void World::bring() {
     note("settle frame {}", each.frame);
     end_writes(each, false);
     const std::uint32_t left = store_->stats().quarantined_fetch + (each.is_given_up ? 0 : 1);
-    store_->settle(each.frame);
-    oracle_->settle(each.frame);
+    store_->quiesced(each.frame);
+    oracle_->quiesced(each.frame);
     coverage_.hit("settled");
     if (store_->stats().quarantined_fetch == left) coverage_.hit("settled under a claim");
   }

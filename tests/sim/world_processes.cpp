@@ -168,7 +168,7 @@ void World::shut_down() {
     compare();
   }
   const engine::BlockStore::Stats stats = store_->stats();
-  if (!store_->is_at_rest() || stats.pins != 0 || stats.leases != 0 || stats.fetch_bytes != 0 ||
+  if (!store_->is_idle() || stats.pins != 0 || stats.leases != 0 || stats.fetch_bytes != 0 ||
       stats.claims != 0 || stats.reservations != 0 || stats.used_bytes != stats.sealed_bytes) {
     throw Mismatch{"something is left when everybody is gone"};
   }

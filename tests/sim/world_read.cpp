@@ -91,14 +91,14 @@ void World::open() {
   const auto pages = store_->open(holder, claim.token, first, count, pin, limit);
   const auto expected = oracle_->open(holder, claim.token, first, count, pin, limit);
   if (!same_outcome(pages, expected) ||
-      (pages &&
-       (pages->slots != expected->slots || pages->by_this_process != expected->by_this_process))) {
+      (pages && (pages->frames != expected->frames ||
+                 pages->by_this_process != expected->by_this_process))) {
     throw Mismatch{fmt::format("open answers {} and should {}", outcome(pages), outcome(expected))};
   }
   coverage_.hit("open " + outcome(pages));
   if (!pages) return;
   Load load{.holder = holder, .pin = pin, .token = claim.token, .first = first, .count = count};
-  read_pages(load, claim, pages->slots);
+  read_pages(load, claim, pages->frames);
   loads_.push_back(std::move(load));
 }
 
@@ -136,7 +136,7 @@ void World::open_again() {
   const auto pages = store_->open(load.holder, token, first, count, load.pin, limit);
   const auto expected = oracle_->open(load.holder, token, first, count, load.pin, limit);
   if (!same_outcome(pages, expected) ||
-      (pages && (pages->slots != expected->slots || pages->is_new != expected->is_new))) {
+      (pages && (pages->frames != expected->frames || pages->is_new != expected->is_new))) {
     throw Mismatch{
         fmt::format("open again answers {} and should {}", outcome(pages), outcome(expected))};
   }
@@ -145,7 +145,7 @@ void World::open_again() {
   coverage_.hit("open goes on");
   const auto claim = std::find_if(claims_.begin(), claims_.end(),
                                   [&](const Claim& each) { return each.token == token; });
-  read_pages(load, *claim, pages->slots);
+  read_pages(load, *claim, pages->frames);
 }
 
 void World::release() {

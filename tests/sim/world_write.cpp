@@ -40,13 +40,13 @@ void World::reserve() {
   if (!chosen) return;
   if (chosen->size() != keys.size()) coverage_.hit("reserve stopped");
   for (std::size_t i = 0; i < chosen->size(); ++i) {
-    const engine::FrameIndex slot = (*chosen)[i];
-    if (slot == engine::kNoFrame) continue;
+    const engine::FrameIndex frame = (*chosen)[i];
+    if (frame == engine::kNoFrame) continue;
     if (!save) {
       saves_.push_back({.job = job, .holder = holder, .space = where});
       save = saves_.size() - 1;
     }
-    add_page(saves_[*save], slot, keys[i], 0);
+    add_page(saves_[*save], frame, keys[i], 0);
   }
 }
 
@@ -205,7 +205,7 @@ void World::do_publish(std::size_t which, engine::HolderId caller, std::size_t l
   // Sealed or not is what lookups say; here only who wrote what, should it be sealed.
   for (const Page& page : save.pages) {
     if (shared == shared_jobs_.end()) throw Mismatch{"the world has lost a job"};
-    const auto& stamps = shared->stamps.at(page.slot);
+    const auto& stamps = shared->stamps.at(page.frame);
     if (stamps.size() == shards_) published_[{save.space, page.key}] = stamps;
   }
   const bool all_published = shards_ == static_cast<std::size_t>(std::count_if(

@@ -15,7 +15,7 @@ EvictionModel::Item& EvictionModel::find(std::uint32_t name) {
 }
 
 void EvictionModel::seal(std::uint32_t name, std::uint32_t hash) {
-  items_.push_back({.name = name, .hash = hash, .rested = ++now_});
+  items_.push_back({.name = name, .hash = hash, .released = ++now_});
 }
 
 void EvictionModel::take(std::uint32_t name) {
@@ -23,9 +23,9 @@ void EvictionModel::take(std::uint32_t name) {
   used(find(name));
 }
 
-void EvictionModel::rest(std::uint32_t name) {
+void EvictionModel::release(std::uint32_t name) {
   find(name).is_taken = false;
-  find(name).rested = ++now_;
+  find(name).released = ++now_;
 }
 
 void EvictionModel::free(std::uint32_t name, Freed why) {
@@ -41,8 +41,8 @@ void SlruModel::seal(std::uint32_t name, std::uint32_t hash) {
   shrink();
 }
 
-void SlruModel::rest(std::uint32_t name) {
-  EvictionModel::rest(name);
+void SlruModel::release(std::uint32_t name) {
+  EvictionModel::release(name);
   std::erase(order_, name);
   order_.push_back(name);
   shrink();
@@ -88,13 +88,13 @@ void S3FifoModel::freed(const Item& item, Freed why) {
 }
 
 std::uint32_t S3FifoModel::victim() {
-  const auto is_at_rest = [&](std::uint32_t name) { return !find(name).is_taken; };
+  const auto is_evictable = [&](std::uint32_t name) { return !find(name).is_taken; };
   if (std::none_of(items_.begin(), items_.end(), [](const Item& item) { return !item.is_taken; })) {
     return engine::EvictionPolicy::kNone;
   }
   for (;;) {
     const bool is_small =
-        !small_.empty() && (std::none_of(main_.begin(), main_.end(), is_at_rest) ||
+        !small_.empty() && (std::none_of(main_.begin(), main_.end(), is_evictable) ||
                             small_.size() * 10 > small_.size() + main_.size());
     std::vector<std::uint32_t>& queue = is_small ? small_ : main_;
     Item& item = find(queue.front());
@@ -120,9 +120,9 @@ void PolicyModel::take(std::uint32_t name) {
 
 void PolicyModel::use_again(std::uint32_t name) { policy_->used_again(name); }
 
-void PolicyModel::rest(std::uint32_t name) {
-  EvictionModel::rest(name);
-  policy_->rested(name);
+void PolicyModel::release(std::uint32_t name) {
+  EvictionModel::release(name);
+  policy_->released(name);
 }
 
 void PolicyModel::free(std::uint32_t name, Freed why) {

@@ -24,14 +24,14 @@ class EvictionModel {
     bool is_taken = false;
     std::uint32_t uses = 1;   ///< Each model gives it its own meaning.
     bool is_special = false;  ///< Protected, or in the main queue.
-    std::uint64_t rested = 0;
+    std::uint64_t released = 0;
   };
 
   virtual ~EvictionModel() = default;
   virtual void seal(std::uint32_t name, std::uint32_t hash);
   virtual void take(std::uint32_t name);
   virtual void use_again(std::uint32_t name) { used(find(name)); }
-  virtual void rest(std::uint32_t name);
+  virtual void release(std::uint32_t name);
   virtual void free(std::uint32_t name, Freed why);
   /// The name of the next victim; EvictionPolicy::kNone when no item is evictable.
   virtual std::uint32_t victim() = 0;
@@ -61,7 +61,7 @@ class EvictionModel {
 class LruModel final : public EvictionModel {
  public:
   std::uint32_t victim() override {
-    return least([](const Item& item) { return item.rested; });
+    return least([](const Item& item) { return item.released; });
   }
 
  private:
@@ -71,7 +71,7 @@ class LruModel final : public EvictionModel {
 class SlruModel final : public EvictionModel {
  public:
   void seal(std::uint32_t name, std::uint32_t hash) override;
-  void rest(std::uint32_t name) override;
+  void release(std::uint32_t name) override;
   std::uint32_t victim() override;
 
  private:
@@ -135,7 +135,7 @@ class PolicyModel final : public EvictionModel {
   void seal(std::uint32_t name, std::uint32_t hash) override;
   void take(std::uint32_t name) override;
   void use_again(std::uint32_t name) override;
-  void rest(std::uint32_t name) override;
+  void release(std::uint32_t name) override;
   void free(std::uint32_t name, Freed why) override;
   std::uint32_t victim() override { return policy_->victim(); }
 

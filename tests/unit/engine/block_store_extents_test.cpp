@@ -125,13 +125,13 @@ TEST_SUITE("BlockStore, shapes and extents") {
 
   TEST_CASE("an engine alone has the whole pool, but for 6 percent at most") {
     for (const std::uint64_t pages : {1, 2, 3, 7, 13, 64, 100, 999}) {
-      StoreFixture f({.pool_bytes = 2000 * kPage, .instance_share = 1, .node_share = 1});
+      StoreFixture f({.pool_bytes = 2000 * kPage, .instance_share = 1, .server_share = 1});
       const ShapeId shape = f.add_shape(pages * kPage);
       f.space = f.store->make_space(shape);
-      const auto slots = f.store->reserve(f.holder, f.space, job(1), 0, keys(0, 2000));
-      REQUIRE(slots);
-      const auto got = static_cast<std::uint64_t>(
-          std::count_if(slots->begin(), slots->end(), [](FrameIndex s) { return s != kNoFrame; }));
+      const auto frames = f.store->reserve(f.holder, f.space, job(1), 0, keys(0, 2000));
+      REQUIRE(frames);
+      const auto got = static_cast<std::uint64_t>(std::count_if(
+          frames->begin(), frames->end(), [](FrameIndex s) { return s != kNoFrame; }));
       INFO(pages, " pages a block: ", got, " blocks");
       CHECK(got * pages >= 2000 * 94 / 100 - pages);
     }
@@ -179,11 +179,11 @@ TEST_SUITE("BlockStore, shapes and extents") {
   TEST_CASE("of a block on two nodes the extent that is younger decides") {
     for (const std::uint32_t younger : {0U, 1U}) {
       CAPTURE(younger);
-      StoreFixture f({.pool_bytes = 256 * kPage, .nodes = 2});  // 32 units of 4 pages on each.
+      StoreFixture f({.pool_bytes = 256 * kPage, .numa_nodes = 2});  // 32 units of 4 pages on each.
       const auto space_on = [&](const std::vector<std::uint32_t>& nodes) {
         Shape shape;
         for (const std::uint32_t node : nodes) {
-          shape.shards.push_back({.page_bytes = kPage, .node = node});
+          shape.shards.push_back({.page_bytes = kPage, .numa_node = node});
         }
         const auto added = f.store->add_shape(shape);
         REQUIRE(added);
@@ -212,7 +212,7 @@ TEST_SUITE("BlockStore, shapes and extents") {
   }
 
   TEST_CASE("an extent with a pinned block stays where it is") {
-    StoreFixture f({.pool_bytes = 256 * kPage, .instance_share = 1, .node_share = 1});
+    StoreFixture f({.pool_bytes = 256 * kPage, .instance_share = 1, .server_share = 1});
     f.save(keys(0, 256));
     REQUIRE(f.store->claim(f.holder, f.space, keys(0, 256), token(1)) == 256);
     REQUIRE(f.store->open(f.holder, token(1), 0, 256, PinId{1}));
@@ -254,10 +254,10 @@ TEST_SUITE("BlockStore, shapes and extents") {
     }
     f.space = f.store->make_space(f.add_shape(64 * kPage));
     const auto ask = [&](std::uint64_t first, std::uint64_t count) {
-      const auto slots = f.store->reserve(f.holder, f.space, job(1), 0, keys(first, count),
-                                          BlockStore::NoRoom::kStop);
-      REQUIRE(slots);
-      return *slots;
+      const auto frames = f.store->reserve(f.holder, f.space, job(1), 0, keys(first, count),
+                                           BlockStore::NoRoom::kStop);
+      REQUIRE(frames);
+      return *frames;
     };
 
     // The first two blocks take 16 units each, with four small blocks in each of them.
@@ -266,8 +266,8 @@ TEST_SUITE("BlockStore, shapes and extents") {
     for (; got < 2; ++turns) {
       REQUIRE(turns < 100);
       const std::uint64_t before = f.store->stats().evictions;
-      for (const FrameIndex slot : ask(got, 2 - got)) {
-        CHECK(slot != kNoFrame);
+      for (const FrameIndex frame : ask(got, 2 - got)) {
+        CHECK(frame != kNoFrame);
         ++got;
       }
       CHECK(f.store->stats().evictions - before <= 8);
@@ -280,21 +280,21 @@ TEST_SUITE("BlockStore, shapes and extents") {
   }
 
   TEST_CASE("where no exchange makes room, nobody waits for it") {
-    StoreFixture f({.pool_bytes = 64 * kPage, .instance_share = 1, .node_share = 1});
+    StoreFixture f({.pool_bytes = 64 * kPage, .instance_share = 1, .server_share = 1});
     f.save(keys(0, 64));
     REQUIRE(f.store->claim(f.holder, f.space, keys(0, 64), token(1)) == 64);
     REQUIRE(f.store->open(f.holder, token(1), 0, 64, PinId{1}));
-    const auto slots =
+    const auto frames =
         f.store->reserve(f.holder, f.space, job(1), 0, keys(100, 2), BlockStore::NoRoom::kStop);
-    CHECK(*slots == std::vector<FrameIndex>(2, kNoFrame));
+    CHECK(*frames == std::vector<FrameIndex>(2, kNoFrame));
   }
 
   TEST_CASE("each page has a number of its own, without gaps within an extent") {
-    StoreFixture f({.pool_bytes = 1024 * kPage, .nodes = 2});
+    StoreFixture f({.pool_bytes = 1024 * kPage, .numa_nodes = 2});
     // On one node a page of 5 x 4 KiB, on the other two of 4 KiB; and blocks of one small page.
-    const Shape shape{{{.page_bytes = kPage, .node = 1},
-                       {.page_bytes = 5 * kPage, .node = 0},
-                       {.page_bytes = 100, .node = 1}}};
+    const Shape shape{{{.page_bytes = kPage, .numa_node = 1},
+                       {.page_bytes = 5 * kPage, .numa_node = 0},
+                       {.page_bytes = 100, .numa_node = 1}}};
     std::set<std::uint32_t> numbers;
     const auto add = [&](FrameIndex frame, std::uint32_t shards) {
       for (std::uint32_t shard = 0; shard < shards; ++shard) {
@@ -321,7 +321,7 @@ TEST_SUITE("BlockStore, shapes and extents") {
     const auto steps_of_a_save = [&](std::uint32_t nodes) {
       const std::uint64_t pool = kUnits * (std::uint64_t{64} << 20);
       constexpr std::uint64_t kLargePage = std::uint64_t{32} << 20;  // 2 frames a unit.
-      StoreFixture f({.pool_bytes = nodes * pool / 2, .nodes = nodes, .node_share = 1.0});
+      StoreFixture f({.pool_bytes = nodes * pool / 2, .numa_nodes = nodes, .server_share = 1.0});
       f.space = f.store->make_space(f.add_shape(kLargePage));
       f.save(keys(0, kUnits));  // All of NUMA node 0.
       const std::uint64_t before = f.store->stats().unit_steps;
@@ -341,7 +341,7 @@ TEST_SUITE("BlockStore, shapes and extents") {
     // Blocks of a unit and a half in extents of three units; one unit stays free at the end.
     constexpr std::uint64_t kUnit = std::uint64_t{64} << 20;
     constexpr std::uint64_t kUnits = 3 * 1000 + 1;
-    StoreFixture f({.pool_bytes = kUnits * kUnit, .node_share = 1.0});
+    StoreFixture f({.pool_bytes = kUnits * kUnit, .server_share = 1.0});
     f.space = f.store->make_space(f.add_shape(kUnit * 3 / 2));
     f.save(keys(0, 2000));
     CHECK(f.store->stats().free_units == 1);
@@ -358,7 +358,7 @@ TEST_SUITE("BlockStore, shapes and extents") {
     // A block is a unit: 8,192 of them, one half for each shape.
     constexpr std::uint64_t kUnit = std::uint64_t{64} << 20;
     constexpr std::uint64_t kUnits = 8192;
-    StoreFixture f({.pool_bytes = kUnits * kUnit, .node_share = 1.0});
+    StoreFixture f({.pool_bytes = kUnits * kUnit, .server_share = 1.0});
     f.space = f.store->make_space(f.add_shape(kUnit - kPage));
     f.save(keys(0, kUnits / 2));
     f.space = f.store->make_space(f.add_shape(kUnit));
@@ -376,8 +376,9 @@ TEST_SUITE("BlockStore, shapes and extents") {
   }
 
   TEST_CASE("pages lie on the node that their shard names") {
-    StoreFixture f({.pool_bytes = 256 * kPage, .nodes = 2});
-    const Shape shape{{{.page_bytes = kPage, .node = 1}, {.page_bytes = 2 * kPage, .node = 0}}};
+    StoreFixture f({.pool_bytes = 256 * kPage, .numa_nodes = 2});
+    const Shape shape{
+        {{.page_bytes = kPage, .numa_node = 1}, {.page_bytes = 2 * kPage, .numa_node = 0}}};
     f.space = f.store->make_space(*f.store->add_shape(shape));
     for (const FrameIndex frame : f.save(keys(0, 60))) {
       CHECK(f.store->page_offset(frame, 0) >= 128 * kPage);

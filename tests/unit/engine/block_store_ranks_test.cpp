@@ -53,10 +53,10 @@ TEST_SUITE("BlockStore, several ranks") {
     const SpaceId space = f.store->make_space(f.add_shape(16 * kPage, 2));
     const auto ranks = f.add_ranks(7, 2);
     const auto ask = [&](HolderId rank, std::size_t first) {
-      const auto slots = f.store->reserve(rank, space, job(1), first, keys(first, 3 - first),
-                                          BlockStore::NoRoom::kStop);
-      REQUIRE(slots);
-      return *slots;
+      const auto frames = f.store->reserve(rank, space, job(1), first, keys(first, 3 - first),
+                                           BlockStore::NoRoom::kStop);
+      REQUIRE(frames);
+      return *frames;
     };
     REQUIRE(ask(ranks[0], 0).empty());  // 8 units with 32 blocks have to go first.
 
@@ -77,13 +77,13 @@ TEST_SUITE("BlockStore, several ranks") {
     StoreFixture f({.pool_bytes = 64 * kPage});
     const SpaceId space = f.store->make_space(f.add_shape(kPage, 2));
     const auto ranks = f.add_ranks(7, 2);
-    const auto slots = f.store->reserve(ranks[0], space, job(1), 0, keys(0, 4));
-    REQUIRE(slots);
+    const auto frames = f.store->reserve(ranks[0], space, job(1), 0, keys(0, 4));
+    REQUIRE(frames);
     REQUIRE(f.store->reserve(ranks[1], space, job(1), 0, keys(0, 4)));
 
     const auto again = f.store->reserve(ranks[1], space, job(1), 1, keys(1, 2));
 
-    CHECK(again.value() == std::vector<FrameIndex>{(*slots)[1], (*slots)[2]});
+    CHECK(again.value() == std::vector<FrameIndex>{(*frames)[1], (*frames)[2]});
     CHECK(f.store->stats().reserved == 4);
     CHECK(f.store->publish(ranks[0], job(1)) == 0);
     CHECK(f.store->publish(ranks[1], job(1)) == 0);
@@ -94,15 +94,15 @@ TEST_SUITE("BlockStore, several ranks") {
     StoreFixture f({.pool_bytes = 64 * kPage});
     const SpaceId space = f.store->make_space(f.add_shape(kPage, 3));
     const auto ranks = f.add_ranks(7, 3);
-    const auto slots = f.store->reserve(ranks[0], space, job(1), 0, keys(0, 2));
+    const auto frames = f.store->reserve(ranks[0], space, job(1), 0, keys(0, 2));
     REQUIRE(f.store->reserve(ranks[1], space, job(1), 0, keys(0, 2)));
     f.store->abandon(ranks[0], job(1));
 
     // Reserved anew in other frames, while rank 1 may still write the old ones.
     const auto again = f.store->reserve(ranks[0], space, job(2), 0, keys(0, 2));
     REQUIRE(again);
-    for (const FrameIndex slot : *again) {
-      CHECK(std::find(slots->begin(), slots->end(), slot) == slots->end());
+    for (const FrameIndex frame : *again) {
+      CHECK(std::find(frames->begin(), frames->end(), frame) == frames->end());
     }
     CHECK(f.store->stats().quarantined_timeout == 2);
     CHECK(f.store->may_touch(ranks[1]));

@@ -51,11 +51,11 @@ TEST_SUITE("BlockStore, made") {
     };
     CHECK(refused([](auto& o) { o.pool_bytes = kPage - 1; }));
     CHECK(refused([](auto& o) { o.pool_bytes = (std::uint64_t{1} << 43) + kPage; }));
-    CHECK(refused([](auto& o) { o.nodes = 0; }));
-    CHECK(refused([](auto& o) { o.nodes = kMaxNodes + 1; }));
+    CHECK(refused([](auto& o) { o.numa_nodes = 0; }));
+    CHECK(refused([](auto& o) { o.numa_nodes = kMaxNumaNodes + 1; }));
     CHECK(refused([](auto& o) { o.instance_share = 0; }));
     CHECK(refused([](auto& o) { o.instance_share = 1.01; }));
-    CHECK(refused([](auto& o) { o.node_share = -0.5; }));
+    CHECK(refused([](auto& o) { o.server_share = -0.5; }));
     CHECK(refused([](auto& o) { o.reservation_timeout = Duration::zero(); }));
     CHECK(refused([](auto& o) { o.claim_grace = -std::chrono::seconds(1); }));
     CHECK(refused([](auto& o) { o.slice_blocks = 0; }));
@@ -87,7 +87,7 @@ TEST_SUITE("BlockStore, made") {
   }
 
   TEST_CASE("a million blocks cost less than 128 bytes each, claimed, pinned or not") {
-    StoreFixture f({.pool_bytes = 1'000'000 * kPage, .instance_share = 1, .node_share = 1});
+    StoreFixture f({.pool_bytes = 1'000'000 * kPage, .instance_share = 1, .server_share = 1});
     CHECK(f.store->memory_bytes() < 128'000'000 / 16 * 15);
     const auto all = keys(0, 100'000);
     f.save(all);
@@ -101,9 +101,9 @@ TEST_SUITE("BlockStore, written") {
   TEST_CASE("a block is found once it is published, and not before") {
     StoreFixture f({.pool_bytes = 8 * kPage});
     const auto chain = keys(0, 4);
-    const auto slots = f.store->reserve(f.holder, f.space, job(1), 0, chain);
-    REQUIRE(slots);
-    CHECK(std::set<FrameIndex>(slots->begin(), slots->end()).size() == 4);
+    const auto frames = f.store->reserve(f.holder, f.space, job(1), 0, chain);
+    REQUIRE(frames);
+    CHECK(std::set<FrameIndex>(frames->begin(), frames->end()).size() == 4);
     CHECK(f.store->lookup(f.space, chain) == 0);
 
     CHECK(f.store->publish(f.holder, job(1)) == 0);
@@ -152,16 +152,16 @@ TEST_SUITE("BlockStore, written") {
     StoreFixture f({.pool_bytes = 8 * kPage});
     f.save(keys(0, 2));
     REQUIRE(f.store->reserve(f.holder, f.space, job(50), 0, keys(2, 1)));
-    const auto slots = f.store->reserve(f.other, f.space, job(51), 0, keys(0, 4));
-    REQUIRE(slots);
-    CHECK((*slots)[0] == kNoFrame);
-    CHECK((*slots)[1] == kNoFrame);
-    CHECK((*slots)[2] == kNoFrame);
-    CHECK((*slots)[3] != kNoFrame);
+    const auto frames = f.store->reserve(f.other, f.space, job(51), 0, keys(0, 4));
+    REQUIRE(frames);
+    CHECK((*frames)[0] == kNoFrame);
+    CHECK((*frames)[1] == kNoFrame);
+    CHECK((*frames)[2] == kNoFrame);
+    CHECK((*frames)[3] != kNoFrame);
     CHECK(f.store->stats().skipped_present == 3);
   }
 
-  TEST_CASE("a job without any slot does not exist") {
+  TEST_CASE("a job without any frame does not exist") {
     StoreFixture f({.pool_bytes = 8 * kPage});
     f.save(keys(0, 2));
     REQUIRE(f.store->reserve(f.holder, f.space, job(50), 0, keys(0, 2)));
@@ -171,12 +171,12 @@ TEST_SUITE("BlockStore, written") {
     CHECK(f.store->stats().late_publishes == 0);
   }
 
-  TEST_CASE("when every slot is being written there is no room") {
+  TEST_CASE("when every frame is being written there is no room") {
     StoreFixture f({.pool_bytes = 2 * kPage});
     REQUIRE(f.store->reserve(f.holder, f.space, job(1), 0, keys(0, 2)));
-    const auto slots = f.store->reserve(f.holder, f.space, job(2), 0, keys(5, 1));
-    REQUIRE(slots);
-    CHECK(slots->front() == kNoFrame);
+    const auto frames = f.store->reserve(f.holder, f.space, job(2), 0, keys(5, 1));
+    REQUIRE(frames);
+    CHECK(frames->front() == kNoFrame);
     CHECK(f.store->stats().skipped_no_room == 1);
   }
 
@@ -186,7 +186,7 @@ TEST_SUITE("BlockStore, written") {
     f.store->abandon(f.holder, job(1));
     f.store->abandon(f.holder, job(1));
     CHECK(f.free() == 2);
-    CHECK(f.store->is_at_rest());
+    CHECK(f.store->is_idle());
     f.save(keys(0, 2));
     CHECK(f.store->lookup(f.space, keys(0, 2)) == 2);
   }
@@ -215,7 +215,7 @@ TEST_SUITE("BlockStore, written") {
 }
 
 TEST_SUITE("BlockStore, quarantined") {
-  TEST_CASE("a reservation is forgotten after its timeout, its slots when the writer has ended") {
+  TEST_CASE("a reservation is forgotten after its timeout, its frames when the writer has ended") {
     StoreFixture f({.pool_bytes = 4 * kPage});
     REQUIRE(f.store->reserve(f.holder, f.space, job(1), 0, keys(0, 2)));
     REQUIRE(f.store->next_deadline() == f.clock.now() + std::chrono::seconds(30));
@@ -228,8 +228,8 @@ TEST_SUITE("BlockStore, quarantined") {
     CHECK(f.store->stats().reservations_timed_out == 1);
     CHECK(f.store->stats().quarantined_timeout == 2);
     CHECK_FALSE(f.store->next_deadline());
-    CHECK_FALSE(f.store->is_at_rest());
-    // The keys may be reserved at once, in other slots.
+    CHECK_FALSE(f.store->is_idle());
+    // The keys may be reserved at once, in other frames.
     const auto again = f.store->reserve(f.other, f.space, job(2), 0, keys(0, 3));
     REQUIRE(again);
     CHECK((*again)[0] != kNoFrame);
@@ -246,7 +246,7 @@ TEST_SUITE("BlockStore, quarantined") {
     CHECK(f.store->lookup(f.space, keys(0, 2)) == 2);
   }
 
-  TEST_CASE("slots of a lost writer wait until its process is gone") {
+  TEST_CASE("frames of a lost writer wait until its process is gone") {
     StoreFixture f({.pool_bytes = 2 * kPage});
     REQUIRE(f.store->reserve(f.holder, f.space, job(1), 0, keys(0, 2)));
     f.store->holder_lost(f.holder);
@@ -264,7 +264,7 @@ TEST_SUITE("BlockStore, quarantined") {
     CHECK(f.store->check());
   }
 
-  TEST_CASE("who has a pin or a job may touch slots, until it is ended") {
+  TEST_CASE("who has a pin or a job may touch frames, until it is ended") {
     StoreFixture f({.pool_bytes = 4 * kPage});
     f.save(keys(0, 1));
     CHECK_FALSE(f.store->may_touch(f.holder));
@@ -310,11 +310,11 @@ TEST_SUITE("BlockStore, quarantined") {
 TEST_SUITE("BlockStore, read") {
   TEST_CASE("a claim holds the sealed prefix, a pin what it opened of it") {
     StoreFixture f({.pool_bytes = 8 * kPage});
-    const auto slots = f.save(keys(0, 4));
+    const auto frames = f.save(keys(0, 4));
     CHECK(f.store->claim(f.holder, f.space, keys(0, 6), token(1)) == 4);
     const auto pages = f.store->open(f.holder, token(1), 1, 2, PinId{7});
     REQUIRE(pages);
-    CHECK(pages->slots == std::vector<FrameIndex>{slots[1], slots[2]});
+    CHECK(pages->frames == std::vector<FrameIndex>{frames[1], frames[2]});
     CHECK(pages->by_this_process == 2);
     CHECK(f.store->stats().held == 4);
 
@@ -322,7 +322,7 @@ TEST_SUITE("BlockStore, read") {
     CHECK(f.store->stats().held == 2);
     f.store->release(f.holder, PinId{7});
     f.store->release(f.holder, PinId{7});
-    CHECK(f.store->is_at_rest());
+    CHECK(f.store->is_idle());
   }
 
   TEST_CASE("who saved a block is known by its process, not by its connection") {
@@ -343,7 +343,7 @@ TEST_SUITE("BlockStore, read") {
     f.store->unclaim(f.holder, token(1));
     const auto again = f.store->open(f.holder, token(1), 0, 2, PinId{7});
     REQUIRE(again);
-    CHECK(again->slots == first->slots);
+    CHECK(again->frames == first->frames);
     CHECK(f.store->stats().pins == 1);
     CHECK(code_of(f.store->open(f.holder, token(1), 0, 3, PinId{7})) == Errc::kInvalidArgument);
     CHECK(code_of(f.store->open(f.holder, token(1), 1, 2, PinId{7})) == Errc::kInvalidArgument);
@@ -352,7 +352,7 @@ TEST_SUITE("BlockStore, read") {
 
   TEST_CASE("a long claim and a long pin come in slices, and are one") {
     StoreFixture f({.pool_bytes = 16 * kPage, .instance_share = 0.75});
-    const auto slots = f.save(keys(0, 16));
+    const auto frames = f.save(keys(0, 16));
     CHECK(f.store->claim(f.holder, f.space, keys(0, 3), token(1)) == 3);
     CHECK(f.store->claim_more(f.holder, token(1), keys(3, 4)) == 4);
     // Behind a block that is not there, and beyond the share, it ends.
@@ -365,13 +365,13 @@ TEST_SUITE("BlockStore, read") {
       const auto pages = f.store->open(f.holder, token(1), 1, 11, PinId{7}, 5);
       REQUIRE(pages);
       CHECK(pages->is_new);
-      CHECK(pages->slots.size() == expected);
+      CHECK(pages->frames.size() == expected);
       CHECK(pages->by_this_process == expected);
-      opened.insert(opened.end(), pages->slots.begin(), pages->slots.end());
+      opened.insert(opened.end(), pages->frames.begin(), pages->frames.end());
     }
-    CHECK(opened == std::vector<FrameIndex>(slots.begin() + 1, slots.begin() + 12));
+    CHECK(opened == std::vector<FrameIndex>(frames.begin() + 1, frames.begin() + 12));
     const auto again = f.store->open(f.holder, token(1), 1, 11, PinId{7}, 5);
-    CHECK(again->slots == opened);
+    CHECK(again->frames == opened);
     CHECK_FALSE(again->is_new);
 
     f.store->unclaim(f.holder, token(1));
@@ -379,7 +379,7 @@ TEST_SUITE("BlockStore, read") {
     f.store->release(f.holder, PinId{7});
     while (f.store->work()) {
     }
-    CHECK(f.store->is_at_rest());
+    CHECK(f.store->is_idle());
   }
 
   TEST_CASE("a claim that ended between two slices does not go on, nor does a pin of it") {
@@ -399,7 +399,7 @@ TEST_SUITE("BlockStore, read") {
     CHECK(code_of(f.store->claim_more(f.holder, token(1), keys(3, 1))) == Errc::kGone);
     CHECK(f.store->stats().held == 1);
     f.store->release(f.holder, PinId{7});
-    CHECK(f.store->is_at_rest());
+    CHECK(f.store->is_idle());
   }
 
   TEST_CASE("claims and opens that make no sense are refused") {
@@ -437,13 +437,13 @@ TEST_SUITE("BlockStore, read") {
     CHECK(code_of(f.store->claim(f.holder, f.space, keys(0, 1), token(2))) == Errc::kGone);
     CHECK(f.store->stats().pinned_by_lost_readers == 2);
     CHECK(f.store->lookup(f.space, keys(0, 2)) == 2);
-    CHECK_FALSE(f.store->is_at_rest());
+    CHECK_FALSE(f.store->is_idle());
 
     f.store->holder_gone(f.holder);
 
     CHECK(f.store->stats().pinned_by_lost_readers == 0);
     CHECK(f.store->stats().pins == 0);
-    CHECK(f.store->is_at_rest());
+    CHECK(f.store->is_idle());
     CHECK(f.store->lookup(f.space, keys(0, 2)) == 2);
   }
 
@@ -483,7 +483,7 @@ TEST_SUITE("BlockStore, read") {
 
 TEST_SUITE("BlockStore, limited") {
   TEST_CASE("a claim is shortened to the share of its instance") {
-    StoreFixture f({.pool_bytes = 10 * kPage, .instance_share = 0.5, .node_share = 1});
+    StoreFixture f({.pool_bytes = 10 * kPage, .instance_share = 0.5, .server_share = 1});
     f.save(keys(0, 8));
     CHECK(f.store->claim(f.holder, f.space, keys(0, 8), token(1)) == 5);
     CHECK(f.store->claim(f.holder, f.space, keys(0, 8), token(2)) == 0);
@@ -493,7 +493,7 @@ TEST_SUITE("BlockStore, limited") {
   }
 
   TEST_CASE("a claim is shortened to the share of the node, in distinct blocks") {
-    StoreFixture f({.pool_bytes = 10 * kPage, .instance_share = 0.5, .node_share = 0.6});
+    StoreFixture f({.pool_bytes = 10 * kPage, .instance_share = 0.5, .server_share = 0.6});
     f.save(keys(0, 8));
     CHECK(f.store->claim(f.holder, f.space, keys(0, 5), token(1)) == 5);
     CHECK(f.store->claim(f.other, f.space, keys(3, 5), token(2)) == 3);
@@ -501,7 +501,7 @@ TEST_SUITE("BlockStore, limited") {
   }
 
   TEST_CASE("a pin counts once its claim has ended, and open never fails for a share") {
-    StoreFixture f({.pool_bytes = 10 * kPage, .instance_share = 0.5, .node_share = 1});
+    StoreFixture f({.pool_bytes = 10 * kPage, .instance_share = 0.5, .server_share = 1});
     f.save(keys(0, 8));
     REQUIRE(f.store->claim(f.holder, f.space, keys(0, 5), token(1)) == 5);
     REQUIRE(f.store->open(f.holder, token(1), 0, 4, PinId{1}));
@@ -513,13 +513,13 @@ TEST_SUITE("BlockStore, limited") {
   }
 
   TEST_CASE("with shares of the whole, a pool full of pins takes no save and loses no block") {
-    StoreFixture f({.pool_bytes = 4 * kPage, .instance_share = 1, .node_share = 1});
+    StoreFixture f({.pool_bytes = 4 * kPage, .instance_share = 1, .server_share = 1});
     f.save(keys(0, 4));
     REQUIRE(f.store->claim(f.holder, f.space, keys(0, 4), token(1)) == 4);
     REQUIRE(f.store->open(f.holder, token(1), 0, 4, PinId{1}));
-    const auto slots = f.store->reserve(f.holder, f.space, job(99), 0, keys(50, 2));
-    REQUIRE(slots);
-    CHECK(slots->front() == kNoFrame);
+    const auto frames = f.store->reserve(f.holder, f.space, job(99), 0, keys(50, 2));
+    REQUIRE(frames);
+    CHECK(frames->front() == kNoFrame);
     CHECK(f.store->stats().skipped_no_room == 2);
     CHECK(f.store->stats().claims_revoked == 1);
     CHECK(f.store->lookup(f.space, keys(0, 4)) == 4);
@@ -552,19 +552,19 @@ TEST_SUITE("BlockStore, evicted") {
 
   TEST_CASE("a pinned block survives, whatever is saved") {
     StoreFixture f({.pool_bytes = 4 * kPage});
-    const auto slots = f.save(keys(0, 1));
+    const auto frames = f.save(keys(0, 1));
     REQUIRE(f.store->claim(f.holder, f.space, keys(0, 1), token(1)) == 1);
     REQUIRE(f.store->open(f.holder, token(1), 0, 1, PinId{1}));
     f.store->unclaim(f.holder, token(1));
     for (unsigned first = 10; first < 100; first += 3) {
       const auto others = f.save(keys(first, 3));
-      CHECK(std::find(others.begin(), others.end(), slots.front()) == others.end());
+      CHECK(std::find(others.begin(), others.end(), frames.front()) == others.end());
     }
     CHECK(f.store->lookup(f.space, keys(0, 1)) == 1);
   }
 
   TEST_CASE("with nothing at rest the oldest claim is revoked whole") {
-    StoreFixture f({.pool_bytes = 4 * kPage, .instance_share = 1, .node_share = 1});
+    StoreFixture f({.pool_bytes = 4 * kPage, .instance_share = 1, .server_share = 1});
     f.save(keys(0, 2));
     f.save(keys(10, 2));
     REQUIRE(f.store->claim(f.holder, f.space, keys(0, 2), token(1)) == 2);
@@ -576,7 +576,7 @@ TEST_SUITE("BlockStore, evicted") {
   }
 
   TEST_CASE("a claim that nobody opened within the grace goes before older ones") {
-    StoreFixture f({.pool_bytes = 4 * kPage, .instance_share = 1, .node_share = 1});
+    StoreFixture f({.pool_bytes = 4 * kPage, .instance_share = 1, .server_share = 1});
     f.save(keys(0, 2));
     f.save(keys(10, 2));
     REQUIRE(f.store->claim(f.holder, f.space, keys(0, 2), token(1)) == 2);
@@ -589,20 +589,20 @@ TEST_SUITE("BlockStore, evicted") {
     CHECK(f.store->open(f.holder, token(1), 0, 1, PinId{3}));
   }
 
-  TEST_CASE("recent_slot counts from the most recent block") {
+  TEST_CASE("recent_frame counts from the most recent block") {
     StoreFixture f({.pool_bytes = 4 * kPage});
-    CHECK_FALSE(f.store->recent_slot(0));
-    const auto slots = f.save(keys(0, 2));
-    CHECK(f.store->recent_slot(0) == slots[0]);
-    CHECK(f.store->recent_slot(1) == slots[1]);
-    CHECK_FALSE(f.store->recent_slot(2));
+    CHECK_FALSE(f.store->recent_frame(0));
+    const auto frames = f.save(keys(0, 2));
+    CHECK(f.store->recent_frame(0) == frames[0]);
+    CHECK(f.store->recent_frame(1) == frames[1]);
+    CHECK_FALSE(f.store->recent_frame(2));
   }
 }
 
 TEST_SUITE("BlockStore, in slices") {
   TEST_CASE("what is long takes effect at once and is given back in slices") {
     StoreFixture f(
-        {.pool_bytes = 64 * kPage, .instance_share = 1, .node_share = 1, .slice_blocks = 4});
+        {.pool_bytes = 64 * kPage, .instance_share = 1, .server_share = 1, .slice_blocks = 4});
     f.save(keys(0, 20));
     REQUIRE(f.store->claim(f.holder, f.space, keys(0, 20), token(1)) == 20);
     f.store->unclaim(f.holder, token(1));
@@ -617,12 +617,12 @@ TEST_SUITE("BlockStore, in slices") {
 
   TEST_CASE("a save finds room in a long claim that it revokes, a slice at a time") {
     StoreFixture f(
-        {.pool_bytes = 20 * kPage, .instance_share = 1, .node_share = 1, .slice_blocks = 4});
+        {.pool_bytes = 20 * kPage, .instance_share = 1, .server_share = 1, .slice_blocks = 4});
     f.save(keys(0, 20));
     REQUIRE(f.store->claim(f.holder, f.space, keys(0, 20), token(1)) == 20);
-    const auto slots = f.store->reserve(f.holder, f.space, job(99), 0, keys(50, 6));
-    REQUIRE(slots);
-    CHECK(std::count(slots->begin(), slots->end(), kNoFrame) == 2);
+    const auto frames = f.store->reserve(f.holder, f.space, job(99), 0, keys(50, 6));
+    REQUIRE(frames);
+    CHECK(std::count(frames->begin(), frames->end(), kNoFrame) == 2);
     const auto more = f.store->reserve(f.holder, f.space, job(99), 0, keys(60, 2));
     REQUIRE(more);
     CHECK(std::count(more->begin(), more->end(), kNoFrame) == 0);
@@ -630,7 +630,7 @@ TEST_SUITE("BlockStore, in slices") {
 
   TEST_CASE("a holder with many pins goes in slices") {
     StoreFixture f(
-        {.pool_bytes = 64 * kPage, .instance_share = 1, .node_share = 1, .slice_blocks = 8});
+        {.pool_bytes = 64 * kPage, .instance_share = 1, .server_share = 1, .slice_blocks = 8});
     f.save(keys(0, 10));
     REQUIRE(f.store->claim(f.holder, f.space, keys(0, 10), token(1)) == 10);
     for (std::uint64_t pin = 1; pin <= 1000; ++pin) {
@@ -641,14 +641,14 @@ TEST_SUITE("BlockStore, in slices") {
     CHECK(f.store->stats().pins > 900);
     while (f.store->work()) CHECK(f.store->check());
     CHECK(f.store->stats().pins == 0);
-    CHECK(f.store->is_at_rest());
+    CHECK(f.store->is_idle());
     CHECK(f.store->lookup(f.space, keys(0, 10)) == 10);
   }
 
   TEST_CASE("the end of a holder with many small pins needs no memory, and no slice more blocks") {
     constexpr std::uint64_t kPins = 20'000;
     StoreFixture f(
-        {.pool_bytes = 64 * kPage, .instance_share = 1, .node_share = 1, .slice_blocks = 8});
+        {.pool_bytes = 64 * kPage, .instance_share = 1, .server_share = 1, .slice_blocks = 8});
     f.save(keys(0, 12));
     REQUIRE(f.store->claim(f.other, f.space, keys(0, 12), token(1)) == 12);
     std::uint64_t blocks = 0;
@@ -678,7 +678,7 @@ TEST_SUITE("BlockStore, in slices") {
 
   TEST_CASE("cleanup evicts what is at rest and counts what is not") {
     StoreFixture f(
-        {.pool_bytes = 64 * kPage, .instance_share = 1, .node_share = 1, .slice_blocks = 8});
+        {.pool_bytes = 64 * kPage, .instance_share = 1, .server_share = 1, .slice_blocks = 8});
     f.save(keys(0, 20));
     REQUIRE(f.store->claim(f.holder, f.space, keys(0, 3), token(1)) == 3);
     REQUIRE(f.store->reserve(f.holder, f.space, job(99), 0, keys(40, 2)));

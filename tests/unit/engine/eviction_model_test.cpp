@@ -44,7 +44,7 @@ class WeightedModel final : public EvictionModel {
   std::uint32_t victim() override {
     return least([&](const Item& item) {
       const double weight = std::pow(item.uses, -tested_.exponent());
-      return std::pair(-(static_cast<double>(now() - item.rested) + 1) * weight, item.uses);
+      return std::pair(-(static_cast<double>(now() - item.released) + 1) * weight, item.uses);
     });
   }
 
@@ -104,8 +104,8 @@ class Run {
       policy_->used_again(row);
       model_->use_again(names_[row]);
     } else {
-      policy_->rested(row);
-      model_->rest(names_[row]);
+      policy_->released(row);
+      model_->release(names_[row]);
     }
   }
   void leave_or_take(std::uint32_t row) {
@@ -140,14 +140,14 @@ class Run {
     model_->seal(name, hash_of(name));
   }
   void compare() {
-    std::uint32_t at_rest = 0;
-    for (const EvictionModel::Item& item : model_->items()) at_rest += item.is_taken ? 0 : 1;
-    REQUIRE(policy_->size() == at_rest);
+    std::uint32_t evictable = 0;
+    for (const EvictionModel::Item& item : model_->items()) evictable += item.is_taken ? 0 : 1;
+    REQUIRE(policy_->size() == evictable);
     REQUIRE(policy_->check([&](std::uint32_t row) {
       return names_[row] != kFree && !model_->find(names_[row]).is_taken;
     }));
     const std::uint32_t victim = policy_->victim();
-    if (at_rest == 0) {
+    if (evictable == 0) {
       REQUIRE(victim == EvictionPolicy::kNone);
       return;
     }

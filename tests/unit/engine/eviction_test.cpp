@@ -118,7 +118,7 @@ TEST_SUITE("LruPolicy") {
     f.policy->taken(1);
     f.policy->used_again(1);
     f.policy->taken(3);
-    f.policy->rested(1);
+    f.policy->released(1);
 
     CHECK(f.next(4) == std::vector<std::uint32_t>{2, 4, 1});
     CHECK(f.next(1) == std::vector<std::uint32_t>{2});

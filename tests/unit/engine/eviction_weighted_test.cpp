@@ -48,7 +48,7 @@ struct Pool {
   }
   void use(std::uint32_t row) {
     policy->taken(row);
-    policy->rested(row);
+    policy->released(row);
   }
   void come_or_use(std::uint32_t name) {
     const auto* const found = std::find(names, names + used, name);

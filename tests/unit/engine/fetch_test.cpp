@@ -21,7 +21,7 @@ using testing::token;
 BlockStore::Options pool_of(std::uint64_t frames) {
   return {.pool_bytes = frames * kPage,
           .instance_share = 1,
-          .node_share = 1,
+          .server_share = 1,
           .fetch_share = 1,
           .save_reserve = 0};
 }
@@ -41,11 +41,11 @@ TEST_SUITE("BlockStore, fetches") {
     const auto made = f.store->fetch(f.holder, f.space, token(1), 0, keys(0, 6), 5).value();
 
     CHECK(made.blocks == 5);  // The sixth is nowhere.
-    CHECK(made.coming == 2);
+    CHECK(made.in_flight == 2);
     REQUIRE(made.frames.size() == 2);
     CHECK(made.frames[0].place == 2);
     CHECK(made.frames[1].place == 4);
-    CHECK(f.store->stats().coming == 2);
+    CHECK(f.store->stats().in_flight == 2);
     CHECK(f.store->stats().fetch_bytes == 2 * kPage);
     CHECK(f.store->lookup(f.space, keys(0, 6)) == 2);
     CHECK(f.store->arrived(token(1), 0, 5) == 2);
@@ -60,7 +60,7 @@ TEST_SUITE("BlockStore, fetches") {
     CHECK(f.store->fetched(made.frames[1].frame));
     CHECK(f.store->arrived(token(1), 4, 1) == 1);
     const auto pages = f.store->open(f.holder, token(1), 0, 5, PinId{2}).value();
-    CHECK(pages.slots[2] == made.frames[0].frame);
+    CHECK(pages.frames[2] == made.frames[0].frame);
     CHECK(pages.by_this_process == 3);
     CHECK(f.store->stats().replicas == 2);
     CHECK(f.store->stats().fetched == 2);
@@ -74,7 +74,7 @@ TEST_SUITE("BlockStore, fetches") {
     const auto joined = f.store->fetch(f.other, f.space, token(2), 0, keys(0, 4), 0).value();
 
     CHECK(joined.blocks == 3);
-    CHECK(joined.coming == 3);
+    CHECK(joined.in_flight == 3);
     CHECK(joined.frames.empty());
     CHECK(f.store->stats().fetches_joined == 3);
     const auto more = f.store->fetch(f.other, f.space, token(2), 3, keys(3, 1), 1).value();
@@ -83,7 +83,7 @@ TEST_SUITE("BlockStore, fetches") {
     for (const FrameIndex frame : frames_of(first)) CHECK(f.store->fetched(frame));
     CHECK(f.store->open(f.holder, token(1), 0, 3, PinId{1}));
     CHECK(f.store->open(f.other, token(2), 0, 3, PinId{1}));
-    f.store->settle(more.frames[0].frame);
+    f.store->quiesced(more.frames[0].frame);
   }
 
   TEST_CASE("a claim that exists gets longer") {
@@ -95,11 +95,11 @@ TEST_SUITE("BlockStore, fetches") {
 
     REQUIRE(made.frames.size() == 1);
     REQUIRE(f.store->fetched(made.frames[0].frame));
-    CHECK(f.store->open(f.holder, token(1), 0, 3, PinId{1}).value().slots.size() == 3);
+    CHECK(f.store->open(f.holder, token(1), 0, 3, PinId{1}).value().frames.size() == 3);
     CHECK(f.store->stats().claims == 1);
     f.store->release(f.holder, PinId{1});
     f.store->unclaim(f.holder, token(1));
-    CHECK(f.store->is_at_rest());
+    CHECK(f.store->is_idle());
     CHECK(f.store->stats().sealed == 3);
   }
 
@@ -154,7 +154,7 @@ TEST_SUITE("BlockStore, fetches") {
     f.store->give_up(old);
     f.store->give_up(old);
 
-    CHECK(f.store->stats().coming == 0);
+    CHECK(f.store->stats().in_flight == 0);
     CHECK(f.store->stats().quarantined_fetch == 1);
     CHECK(f.store->stats().quarantined_bytes == kPage);
     CHECK(f.store->stats().fetches_given_up == 1);
@@ -167,7 +167,7 @@ TEST_SUITE("BlockStore, fetches") {
     f.store->unclaim(f.holder, token(1));
     CHECK(f.free() == 2);
 
-    f.store->settle(old);
+    f.store->quiesced(old);
 
     CHECK(f.free() == 3);
     CHECK(f.store->stats().quarantined_fetch == 0);
@@ -179,14 +179,14 @@ TEST_SUITE("BlockStore, fetches") {
     StoreFixture f(pool_of(4));
     const auto made = f.store->fetch(f.holder, f.space, token(1), 0, keys(0, 2), 2).value();
 
-    f.store->settle(made.frames[0].frame);
+    f.store->quiesced(made.frames[0].frame);
 
     CHECK(f.store->stats().quarantined_fetch == 1);
     CHECK(code_of(f.store->open(f.holder, token(1), 0, 1, PinId{1})) == Errc::kGone);
     f.store->unclaim(f.holder, token(1));
     CHECK(f.free() == 3);
     CHECK(f.store->fetched(made.frames[1].frame));  // Nobody waits; it is here all the same.
-    CHECK(f.store->is_at_rest());
+    CHECK(f.store->is_idle());
     CHECK(f.store->lookup(f.space, keys(1, 1)) == 1);
   }
 
@@ -210,9 +210,9 @@ TEST_SUITE("BlockStore, fetches") {
   TEST_CASE("what is coming is not saved, and what is being saved is not fetched") {
     StoreFixture f(pool_of(8));
     const auto made = f.store->fetch(f.holder, f.space, token(1), 0, keys(0, 1), 1).value();
-    const auto slots = f.store->reserve(f.other, f.space, job(1), 0, keys(0, 2)).value();
-    CHECK(slots[0] == kNoFrame);
-    CHECK(slots[1] != kNoFrame);
+    const auto frames = f.store->reserve(f.other, f.space, job(1), 0, keys(0, 2)).value();
+    CHECK(frames[0] == kNoFrame);
+    CHECK(frames[1] != kNoFrame);
 
     CHECK(f.store->fetch(f.holder, f.space, token(1), 1, keys(1, 1), 1).value().blocks == 0);
 
@@ -224,13 +224,13 @@ TEST_SUITE("BlockStore, fetches") {
 
   TEST_CASE("a key of a forgotten save may be fetched, into another frame") {
     StoreFixture f(pool_of(8));
-    const auto slots = f.store->reserve(f.holder, f.space, job(1), 0, keys(0, 1)).value();
+    const auto frames = f.store->reserve(f.holder, f.space, job(1), 0, keys(0, 1)).value();
     f.store->holder_lost(f.holder);
 
     const auto made = f.store->fetch(f.other, f.space, token(1), 0, keys(0, 1), 1).value();
 
     REQUIRE(made.frames.size() == 1);
-    CHECK(made.frames[0].frame != slots[0]);
+    CHECK(made.frames[0].frame != frames[0]);
     CHECK(f.store->fetched(made.frames[0].frame));
     f.store->holder_gone(f.holder);
     CHECK(f.store->lookup(f.space, keys(0, 1)) == 1);
@@ -247,15 +247,15 @@ TEST_SUITE("BlockStore, fetches") {
     CHECK(f.store->stats().fetches_no_room == 1);
     f.store->give_up(made.frames[0].frame);
     CHECK(f.store->fetch(f.other, f.space, token(2), 0, keys(4, 1), 1).value().blocks == 0);
-    f.store->settle(made.frames[0].frame);
+    f.store->quiesced(made.frames[0].frame);
     CHECK(f.store->fetch(f.other, f.space, token(2), 0, keys(4, 1), 1).value().blocks == 0);
 
     f.store->unclaim(f.holder, token(1));
 
     const auto next = f.store->fetch(f.other, f.space, token(2), 0, keys(4, 2), 2).value();
     REQUIRE(next.blocks == 1);
-    f.store->settle(next.frames[0].frame);
-    f.store->settle(made.frames[1].frame);
+    f.store->quiesced(next.frames[0].frame);
+    f.store->quiesced(made.frames[1].frame);
   }
 
   TEST_CASE("fetches leave room for saves") {
@@ -268,11 +268,11 @@ TEST_SUITE("BlockStore, fetches") {
     const auto made = f.store->fetch(f.other, f.space, token(2), 0, keys(20, 8), 8).value();
 
     CHECK(made.frames.size() == 3);  // 18 of 20 are taken for good now.
-    const auto slots = f.store->reserve(f.other, f.space, job(1), 0, keys(40, 2)).value();
-    CHECK(std::count(slots.begin(), slots.end(), kNoFrame) == 0);
+    const auto frames = f.store->reserve(f.other, f.space, job(1), 0, keys(40, 2)).value();
+    CHECK(std::count(frames.begin(), frames.end(), kNoFrame) == 0);
     CHECK(f.store->stats().claims_revoked == 0);
     f.store->abandon(f.other, job(1));
-    for (const FrameIndex frame : frames_of(made)) f.store->settle(frame);
+    for (const FrameIndex frame : frames_of(made)) f.store->quiesced(frame);
   }
 
   TEST_CASE("a fetch evicts blocks at rest, never those of a claim, also its own") {
@@ -288,17 +288,17 @@ TEST_SUITE("BlockStore, fetches") {
     const auto made = f.store->fetch(f.holder, f.space, token(1), 0, keys(0, 4), 4).value();
 
     CHECK(made.blocks == 3);
-    CHECK(made.coming == 1);
+    CHECK(made.in_flight == 1);
     CHECK(f.store->lookup(f.space, keys(10, 1)) == 0);
     CHECK(f.store->stats().claims_revoked == 0);
     CHECK(f.store->stats().claims_shortened == 1);  // By the last key: all four frames are held.
-    f.store->settle(made.frames[0].frame);
+    f.store->quiesced(made.frames[0].frame);
   }
 
   TEST_CASE("a fetch keeps the limits of claims") {
     auto options = pool_of(10);
     options.instance_share = 0.3;
-    options.node_share = 0.5;
+    options.server_share = 0.5;
     StoreFixture f(options);
     f.save(keys(0, 1));
     const auto made = f.store->fetch(f.holder, f.space, token(1), 0, keys(0, 6), 6).value();
@@ -309,8 +309,8 @@ TEST_SUITE("BlockStore, fetches") {
     CHECK(f.store->stats().claims_shortened == 2);
     // Blocks that somebody holds already take nothing more of the node.
     CHECK(f.store->fetch(f.other, f.space, token(3), 0, keys(0, 2), 0).value().blocks == 1);
-    for (const FrameIndex frame : frames_of(made)) f.store->settle(frame);
-    for (const FrameIndex frame : frames_of(second)) f.store->settle(frame);
+    for (const FrameIndex frame : frames_of(made)) f.store->quiesced(frame);
+    for (const FrameIndex frame : frames_of(second)) f.store->quiesced(frame);
   }
 
   TEST_CASE("replicas go before originals, the one longest at rest first") {
@@ -382,7 +382,7 @@ TEST_SUITE("BlockStore, fetches") {
     REQUIRE(f.store->keep_journal());
     const std::uint64_t begin = f.store->journal(f.space, BlockStore::kJournalEnd, 1).next;
     const auto made = f.store->fetch(f.holder, f.space, token(1), 0, keys(0, 2), 2).value();
-    f.store->settle(made.frames[1].frame);
+    f.store->quiesced(made.frames[1].frame);
     CHECK(f.store->journal(f.space, begin, 10).entries.empty());
 
     CHECK(f.store->fetched(made.frames[0].frame));
@@ -397,8 +397,8 @@ TEST_SUITE("BlockStore, fetches") {
     StoreFixture f(pool_of(4));
     const auto made = f.store->fetch(f.holder, f.space, token(1), 0, keys(0, 1), 1).value();
     CHECK(f.store->lookup(f.space, keys(0, 1)) == 0);
-    CHECK(f.store->stats().misses[static_cast<std::size_t>(Miss::kComing)] == 1);
-    f.store->settle(made.frames[0].frame);
+    CHECK(f.store->stats().misses[static_cast<std::size_t>(Miss::kInFlight)] == 1);
+    f.store->quiesced(made.frames[0].frame);
   }
 
   TEST_CASE("what another node asks for is counted nowhere") {

@@ -15,8 +15,8 @@ using testing::StoreFixture;
 using testing::token;
 
 TEST_SUITE("BlockStore, wrong bytes") {
-  TEST_CASE("a condemned block is a miss, and its slot comes back with its last pin") {
-    StoreFixture f({.pool_bytes = 8 * testing::kPage, .instance_share = 1, .node_share = 1});
+  TEST_CASE("a condemned block is a miss, and its frame comes back with its last pin") {
+    StoreFixture f({.pool_bytes = 8 * testing::kPage, .instance_share = 1, .server_share = 1});
     f.save(keys(0, 4));
     REQUIRE(f.store->claim(f.holder, f.space, keys(0, 4), token(1)) == 4);
     REQUIRE(f.store->claim(f.other, f.space, keys(0, 4), token(2)) == 4);
@@ -32,7 +32,7 @@ TEST_SUITE("BlockStore, wrong bytes") {
     CHECK(code_of(f.store->open(f.other, token(2), 0, 4, PinId{1})) == Errc::kGone);
     CHECK(f.store->open(f.other, token(2), 0, 2, PinId{1}));
     // The same open again answers the same.
-    CHECK(f.store->open(f.holder, token(1), 1, 3, PinId{1}).value().slots.size() == 3);
+    CHECK(f.store->open(f.holder, token(1), 1, 3, PinId{1}).value().frames.size() == 3);
     CHECK(f.store->check());
 
     f.store->release(f.holder, PinId{1});
@@ -43,8 +43,8 @@ TEST_SUITE("BlockStore, wrong bytes") {
     CHECK(f.free() == 5);
   }
 
-  TEST_CASE("its key may be saved again at once, into another slot") {
-    StoreFixture f({.pool_bytes = 8 * testing::kPage, .instance_share = 1, .node_share = 1});
+  TEST_CASE("its key may be saved again at once, into another frame") {
+    StoreFixture f({.pool_bytes = 8 * testing::kPage, .instance_share = 1, .server_share = 1});
     const auto old = f.save(keys(0, 2));
     REQUIRE(f.store->claim(f.holder, f.space, keys(0, 2), token(1)) == 2);
     REQUIRE(f.store->open(f.holder, token(1), 0, 2, PinId{1}));
@@ -61,7 +61,7 @@ TEST_SUITE("BlockStore, wrong bytes") {
   }
 
   TEST_CASE("a block of a space that was reset is counted once") {
-    StoreFixture f({.pool_bytes = 8 * testing::kPage, .instance_share = 1, .node_share = 1});
+    StoreFixture f({.pool_bytes = 8 * testing::kPage, .instance_share = 1, .server_share = 1});
     f.save(keys(0, 1));
     REQUIRE(f.store->claim(f.holder, f.space, keys(0, 1), token(1)) == 1);
     REQUIRE(f.store->open(f.holder, token(1), 0, 1, PinId{1}));
@@ -76,7 +76,7 @@ TEST_SUITE("BlockStore, wrong bytes") {
   }
 
   TEST_CASE("without that pin, or beyond it, nothing is condemned") {
-    StoreFixture f({.pool_bytes = 8 * testing::kPage, .instance_share = 1, .node_share = 1});
+    StoreFixture f({.pool_bytes = 8 * testing::kPage, .instance_share = 1, .server_share = 1});
     f.save(keys(0, 2));
     REQUIRE(f.store->claim(f.holder, f.space, keys(0, 2), token(1)) == 2);
     REQUIRE(f.store->open(f.holder, token(1), 0, 2, PinId{1}));
@@ -86,16 +86,16 @@ TEST_SUITE("BlockStore, wrong bytes") {
     CHECK(f.store->lookup(f.space, keys(0, 2)) == 2);
   }
 
-  TEST_CASE("the slots of a job are known until it is published or forgotten") {
+  TEST_CASE("the frames of a job are known until it is published or forgotten") {
     StoreFixture f({.pool_bytes = 8 * testing::kPage});
-    const auto slots = f.store->reserve(f.holder, f.space, job(1), 0, keys(0, 3));
-    REQUIRE(slots);
-    const auto known = f.store->slots_of(f.holder, job(1));
-    CHECK(std::vector<FrameIndex>(known.begin(), known.end()) == *slots);
-    CHECK(f.store->slots_of(f.other, job(1)).empty());
-    CHECK(f.store->slots_of(f.holder, job(2)).empty());
+    const auto frames = f.store->reserve(f.holder, f.space, job(1), 0, keys(0, 3));
+    REQUIRE(frames);
+    const auto known = f.store->frames_of(f.holder, job(1));
+    CHECK(std::vector<FrameIndex>(known.begin(), known.end()) == *frames);
+    CHECK(f.store->frames_of(f.other, job(1)).empty());
+    CHECK(f.store->frames_of(f.holder, job(2)).empty());
     f.store->retire_space(f.space);
-    CHECK(f.store->slots_of(f.holder, job(1)).empty());
+    CHECK(f.store->frames_of(f.holder, job(1)).empty());
     f.store->abandon(f.holder, job(1));
   }
 }

@@ -90,7 +90,7 @@ TEST_SUITE("Journal") {
   }
 
   TEST_CASE("who claims a block, or wants to save it again, is told that it is there") {
-    StoreFixture f({.pool_bytes = 8 * kPage, .instance_share = 1, .node_share = 1});
+    StoreFixture f({.pool_bytes = 8 * kPage, .instance_share = 1, .server_share = 1});
     f.save(keys(0, 2));
     Reader reader(f);
     REQUIRE(f.store->claim(f.other, f.space, keys(0, 3), token(1)) == 2);
@@ -103,7 +103,7 @@ TEST_SUITE("Journal") {
   }
 
   TEST_CASE("a condemned block and a cleaned one are gone, each once") {
-    StoreFixture f({.pool_bytes = 8 * kPage, .instance_share = 1, .node_share = 1});
+    StoreFixture f({.pool_bytes = 8 * kPage, .instance_share = 1, .server_share = 1});
     f.save(keys(0, 2));
     REQUIRE(f.store->claim(f.holder, f.space, keys(0, 2), token(1)) == 2);
     REQUIRE(f.store->open(f.holder, token(1), 0, 2, PinId{1}));
@@ -122,7 +122,7 @@ TEST_SUITE("Journal") {
   }
 
   TEST_CASE("of a space that was retired nothing more is said") {
-    StoreFixture f({.pool_bytes = 8 * kPage, .instance_share = 1, .node_share = 1});
+    StoreFixture f({.pool_bytes = 8 * kPage, .instance_share = 1, .server_share = 1});
     f.save(keys(0, 2));
     REQUIRE(f.store->claim(f.holder, f.space, keys(0, 1), token(1)) == 1);
     REQUIRE(f.store->open(f.holder, token(1), 0, 1, PinId{1}));

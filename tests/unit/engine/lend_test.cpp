@@ -18,24 +18,24 @@ using testing::StoreFixture;
 using testing::token;
 
 BlockStore::Options pool_of(std::uint64_t frames) {
-  return {.pool_bytes = frames * kPage, .instance_share = 1, .node_share = 1, .lend_share = 1};
+  return {.pool_bytes = frames * kPage, .instance_share = 1, .server_share = 1, .lend_share = 1};
 }
 
 TEST_SUITE("BlockStore, leases") {
   TEST_CASE("what is lent stays where it is until the reader ends it") {
     StoreFixture f(pool_of(4));
-    const auto slots = f.save(keys(0, 2));
+    const auto frames = f.save(keys(0, 2));
 
     const auto lent = f.store->lend(f.space, keys(0, 3), seconds(10)).value();
 
-    CHECK(lent.frames == slots);
+    CHECK(lent.frames == frames);
     CHECK(f.store->is_lent(lent.lease));
     CHECK(f.store->stats().leases == 1);
     CHECK(f.store->stats().lent == 2);
     CHECK(f.store->stats().lent_bytes == 2 * kPage);
     CHECK(f.store->stats().held == 2);
     CHECK(f.store->stats().oldest_lease == f.clock.now());
-    CHECK_FALSE(f.store->is_at_rest());
+    CHECK_FALSE(f.store->is_idle());
     f.save(keys(10, 2));
     f.save(keys(20, 2));  // Evicts the two before.
     f.store->start_cleanup();
@@ -46,7 +46,7 @@ TEST_SUITE("BlockStore, leases") {
     f.store->end_lease(lent.lease);
 
     CHECK_FALSE(f.store->is_lent(lent.lease));
-    CHECK(f.store->is_at_rest());
+    CHECK(f.store->is_idle());
     CHECK(f.store->stats().leases_expired == 0);
     CHECK_FALSE(f.store->stats().oldest_lease);
     CHECK_FALSE(f.store->next_deadline());
@@ -75,7 +75,7 @@ TEST_SUITE("BlockStore, leases") {
     f.store->expire();
     while (f.store->work()) {
     }
-    CHECK(f.store->is_at_rest());
+    CHECK(f.store->is_idle());
   }
 
   TEST_CASE("many leases that run out at once end in slices") {
@@ -143,7 +143,7 @@ TEST_SUITE("BlockStore, leases") {
   TEST_CASE("leases have a share of the pool, and of what the node may hold") {
     auto options = pool_of(8);
     options.lend_share = 0.5;
-    options.node_share = 0.75;
+    options.server_share = 0.75;
     StoreFixture f(options);
     f.save(keys(0, 8));
     const auto first = f.store->lend(f.space, keys(0, 3), seconds(9)).value();
@@ -197,10 +197,10 @@ TEST_SUITE("BlockStore, leases") {
     f.save(keys(0, 2));
     const auto lent = f.store->lend(f.space, keys(0, 1), seconds(1)).value();
     REQUIRE(f.store->claim(f.holder, f.space, keys(0, 2), token(1)) == 2);
-    const auto slots = f.store->reserve(f.other, f.space, testing::job(1), 0, keys(8, 2)).value();
-    CHECK(slots[0] != kNoFrame);
-    CHECK(slots[0] != lent.frames[0]);
-    CHECK(slots[1] == kNoFrame);
+    const auto frames = f.store->reserve(f.other, f.space, testing::job(1), 0, keys(8, 2)).value();
+    CHECK(frames[0] != kNoFrame);
+    CHECK(frames[0] != lent.frames[0]);
+    CHECK(frames[1] == kNoFrame);
     CHECK(f.store->stats().claims_revoked == 1);
     f.store->abandon(f.other, testing::job(1));
   }

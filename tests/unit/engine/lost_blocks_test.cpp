@@ -122,8 +122,8 @@ TEST_SUITE("misses of the BlockStore") {
     CHECK(misses(f, Miss::kSaveFailed) == 3);
   }
 
-  TEST_CASE("a save that got no slot") {
-    StoreFixture f({.pool_bytes = 2 * testing::kPage, .instance_share = 1.0, .node_share = 1.0});
+  TEST_CASE("a save that got no frame") {
+    StoreFixture f({.pool_bytes = 2 * testing::kPage, .instance_share = 1.0, .server_share = 1.0});
     f.save(keys(0, 2));
     REQUIRE(f.store->claim(f.holder, f.space, keys(0, 2), token(1)));
     REQUIRE(f.store->open(f.holder, token(1), 0, 2, PinId{1}));
@@ -135,7 +135,7 @@ TEST_SUITE("misses of the BlockStore") {
   }
 
   TEST_CASE("a block whose bytes were wrong, before and after its last pin ended") {
-    StoreFixture f({.pool_bytes = 8 * testing::kPage, .instance_share = 1.0, .node_share = 1.0});
+    StoreFixture f({.pool_bytes = 8 * testing::kPage, .instance_share = 1.0, .server_share = 1.0});
     f.save(keys(0, 2));
     REQUIRE(f.store->claim(f.holder, f.space, keys(0, 2), token(1)));
     REQUIRE(f.store->open(f.holder, token(1), 0, 2, PinId{1}));
@@ -183,7 +183,7 @@ TEST_SUITE("misses of the BlockStore") {
     const auto entered = namespaces.enter({{"model", "tiny"}});
     REQUIRE(entered);
     const NamespaceId id = (*entered)->id;
-    REQUIRE(namespaces.settle(id, {{{.page_bytes = testing::kPage}}}));
+    REQUIRE(namespaces.fix_shape(id, {{{.page_bytes = testing::kPage}}}));
     const JobId saved{kProcess, 1};
     REQUIRE(f.store->reserve(f.holder, (*entered)->space, saved, 0, keys(0, 3)));
     REQUIRE(f.store->publish(f.holder, saved) == 0);

@@ -31,8 +31,8 @@ TEST_SUITE("NamespaceTable") {
     REQUIRE(other);
     CHECK(*first == *same);
     CHECK((*first)->users == 2);
-    REQUIRE(f.table.settle((*first)->id, kShape));
-    REQUIRE(f.table.settle((*other)->id, kShape));
+    REQUIRE(f.table.fix_shape((*first)->id, kShape));
+    REQUIRE(f.table.fix_shape((*other)->id, kShape));
     CHECK((*first)->space != (*other)->space);
     CHECK((*first)->hash != (*other)->hash);
     CHECK((*first)->hash.size() == 32);
@@ -63,11 +63,12 @@ TEST_SUITE("NamespaceTable") {
     Fixture f;
     const auto id = (*f.table.enter(kLlama))->id;
     REQUIRE(f.table.fits(id, 0, 1, 8192));  // Nobody was complete: any size does.
-    REQUIRE(f.table.settle(id, kShape));
-    REQUIRE(f.table.settle(id, {{{.page_bytes = 4096, .node = 1}}}));  // Another node is no matter.
+    REQUIRE(f.table.fix_shape(id, kShape));
+    REQUIRE(f.table.fix_shape(
+        id, {{{.page_bytes = 4096, .numa_node = 1}}}));  // Another node is no matter.
     const auto refused = f.table.fits(id, 0, 1, 8192);
     REQUIRE_FALSE(refused);
-    CHECK(f.table.settle(id, {{{.page_bytes = 8192}}}).error().code == Errc::kRefused);
+    CHECK(f.table.fix_shape(id, {{{.page_bytes = 8192}}}).error().code == Errc::kRefused);
     CHECK(f.table.fits(id, 1, 2, 4096).error().code == Errc::kRefused);
     CHECK(refused.error().code == Errc::kRefused);
     CHECK(refused.error().detail.find("8192") != std::string::npos);
@@ -79,7 +80,7 @@ TEST_SUITE("NamespaceTable") {
     const auto entered = f.table.enter(kLlama);
     REQUIRE(entered);
     const auto& space = **entered;
-    REQUIRE(f.table.settle(space.id, kShape));
+    REQUIRE(f.table.fix_shape(space.id, kShape));
     f.space = space.space;
     f.save(testing::keys(0, 3));
     const SpaceId before = space.space;
@@ -101,7 +102,7 @@ TEST_SUITE("NamespaceTable") {
     REQUIRE_FALSE(full);
     CHECK(full.error().code == Errc::kBusy);
 
-    REQUIRE(f.table.settle((*llama)->id, kShape));
+    REQUIRE(f.table.fix_shape((*llama)->id, kShape));
     f.space = (*llama)->space;
     f.save(testing::keys(0, 3));
     const NamespaceId id = (*llama)->id;
@@ -122,7 +123,7 @@ TEST_SUITE("NamespaceTable") {
     const Shape pages{{{.page_bytes = 8192}}};
     const std::size_t shapes = f.store->shapes().size();
     const NamespaceTable::Namespace& space = **f.table.enter(kLlama);
-    REQUIRE(f.table.settle(space.id, pages));
+    REQUIRE(f.table.fix_shape(space.id, pages));
     f.space = space.space;
     f.save(testing::keys(0, 3));
     const auto work = [&] {
@@ -148,7 +149,7 @@ TEST_SUITE("NamespaceTable") {
     CHECK(f.store->shapes().size() == shapes);
     CHECK(f.table.find(space.id)->generation == 1);
     REQUIRE(f.table.enter(kLlama));
-    CHECK(f.table.settle(space.id, kShape));
+    CHECK(f.table.fix_shape(space.id, kShape));
   }
 
   TEST_CASE("of two unused namespaces the one left first makes room") {

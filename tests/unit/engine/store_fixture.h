@@ -78,14 +78,14 @@ struct StoreFixture {
     return (store->stats().pool_bytes - store->stats().used_bytes) / kPage;
   }
 
-  /// Saves blocks, all of which get a slot; which ones it returns.
+  /// Saves blocks, all of which get a frame; which ones it returns.
   std::vector<engine::FrameIndex> save(const std::vector<BlockKey>& blocks) {
     const JobId saved{kProcess, ++jobs_saved + 1'000'000};
-    const auto slots = store->reserve(holder, space, saved, 0, blocks);
-    REQUIRE(slots);
-    for (const engine::FrameIndex slot : *slots) REQUIRE(slot != engine::kNoFrame);
+    const auto frames = store->reserve(holder, space, saved, 0, blocks);
+    REQUIRE(frames);
+    for (const engine::FrameIndex frame : *frames) REQUIRE(frame != engine::kNoFrame);
     REQUIRE(store->publish(holder, saved) == 0);
-    return *slots;
+    return *frames;
   }
 
   ManualClock clock;

@@ -78,12 +78,13 @@ TEST_SUITE("PoolPlacement") {
       for (const std::size_t nodes : {0, 1}) {
         const auto placement = place_pool(memory.bytes(), kPage, policy, node_0(nodes));
         CHECK(placement.policy == engine::NumaPolicy::kOff);
-        CHECK(placement.nodes.empty());
+        CHECK(placement.numa_nodes.empty());
         CHECK(placement.refused.empty());
         CHECK(to_string(placement) == "off");
       }
     }
-    CHECK(place_pool(memory.bytes(), kPage, engine::NumaPolicy::kOff, node_0(2)).nodes.empty());
+    CHECK(
+        place_pool(memory.bytes(), kPage, engine::NumaPolicy::kOff, node_0(2)).numa_nodes.empty());
   }
 
   TEST_CASE("each node has its part of the pool, as the store deals it") {
@@ -92,7 +93,7 @@ TEST_SUITE("PoolPlacement") {
     auto placement = place_pool(memory.bytes(), kPage, engine::NumaPolicy::kAuto, node_0(4));
     CHECK(placement.policy == engine::NumaPolicy::kAuto);
     REQUIRE(placement.ranges.size() == 4);
-    const auto dealt = engine::node_ranges(memory.bytes().size(), 4);
+    const auto dealt = engine::numa_ranges(memory.bytes().size(), 4);
     for (std::size_t i = 0; i < 4; ++i) {
       CHECK(placement.ranges[i].begin == dealt[i].begin);
       CHECK(placement.ranges[i].end == dealt[i].end);
@@ -103,16 +104,16 @@ TEST_SUITE("PoolPlacement") {
 
   TEST_CASE("pages are looked for where they were to be") {
     const auto pool = engine::Pool::create(
-        {.size_bytes = 16 * kMiB, .numa = engine::NumaPolicy::kAuto, .nodes = node_0(2)}, kGoOn,
-        {});
+        {.size_bytes = 16 * kMiB, .numa = engine::NumaPolicy::kAuto, .numa_nodes = node_0(2)},
+        kGoOn, {});
     REQUIRE(pool);
     engine::PoolPlacement placement = pool->placement();
     if (!placement.in_place) PEGA_SKIP("this kernel does not say where a page is");
     CHECK(placement.in_place == 1.0);
 
     // As if the second part had been meant for a node that was full.
-    placement.nodes[1].number = 7;
-    look_at_placement(pool->bytes(), placement);
+    placement.numa_nodes[1].number = 7;
+    verify_placement(pool->bytes(), placement);
     CHECK(placement.in_place == 0.5);
   }
 
@@ -126,7 +127,7 @@ TEST_SUITE("PoolPlacement") {
       const auto pool = engine::Pool::create({.size_bytes = 200 * kMiB + 5 * kPage,
                                               .threads = threads,
                                               .numa = engine::NumaPolicy::kAuto,
-                                              .nodes = nodes},
+                                              .numa_nodes = nodes},
                                              kGoOn, {});
       REQUIRE(pool);
       std::vector<unsigned char> there(pool->size_bytes() / kPage);
@@ -149,14 +150,14 @@ TEST_SUITE("PoolPlacement") {
     if (!may_place()) PEGA_SKIP("this kernel refuses mbind");
     const Untouched memory(64 * kMiB);
     const auto placement = place_pool(memory.bytes(), kPage, engine::NumaPolicy::kAuto, node_0(16));
-    CHECK(placement.ranges.size() == engine::kMaxNodes);
-    CHECK(placement.nodes.size() == engine::kMaxNodes);
+    CHECK(placement.ranges.size() == engine::kMaxNumaNodes);
+    CHECK(placement.numa_nodes.size() == engine::kMaxNumaNodes);
     // Page by page it is over all of them.
     const Untouched other(kMiB);
     const auto interleaved =
         place_pool(other.bytes(), kPage, engine::NumaPolicy::kInterleave, node_0(16));
     CHECK(interleaved.policy == engine::NumaPolicy::kInterleave);
-    CHECK(interleaved.nodes.size() == 16);
+    CHECK(interleaved.numa_nodes.size() == 16);
     CHECK(interleaved.ranges.empty());
   }
 
@@ -166,8 +167,8 @@ TEST_SUITE("PoolPlacement") {
       const auto pool =
           engine::Pool::create({.size_bytes = 8 * kMiB,
                                 .numa = policy,
-                                .nodes = {{.number = 901, .cores = {0}, .distances = {}},
-                                          {.number = 902, .cores = {0}, .distances = {}}}},
+                                .numa_nodes = {{.number = 901, .cores = {0}, .distances = {}},
+                                               {.number = 902, .cores = {0}, .distances = {}}}},
                                kGoOn, {});
       REQUIRE(pool);
       CHECK(pool->placement().policy == engine::NumaPolicy::kOff);
@@ -182,12 +183,13 @@ TEST_SUITE("PoolPlacement") {
       if (!testing::answer_mbind_with(EPERM))
         PEGA_SKIP("this kernel has no filters of system calls");
       for (const auto& machine : {testing::two_sockets(), testing::eight_nodes()}) {
-        const auto pool = engine::Pool::create(
-            {.size_bytes = 8 * kMiB, .numa = engine::NumaPolicy::kAuto, .nodes = nodes_of(machine)},
-            kGoOn, {});
+        const auto pool = engine::Pool::create({.size_bytes = 8 * kMiB,
+                                                .numa = engine::NumaPolicy::kAuto,
+                                                .numa_nodes = nodes_of(machine)},
+                                               kGoOn, {});
         REQUIRE(pool);
         CHECK(pool->placement().policy == engine::NumaPolicy::kOff);
-        CHECK(pool->placement().nodes.empty());
+        CHECK(pool->placement().numa_nodes.empty());
         CHECK(pool->placement().refused.find("SYS_NICE") != std::string::npos);
         CHECK(to_string(pool->placement()).find("refused") != std::string::npos);
       }
@@ -204,9 +206,9 @@ TEST_SUITE("PoolPlacement") {
         const Untouched memory(256 * kMiB);
         const auto placement =
             place_pool(memory.bytes(), kPage, engine::NumaPolicy::kAuto, nodes_of(machine));
-        CHECK(placement.ranges.size() == placement.nodes.size());
+        CHECK(placement.ranges.size() == placement.numa_nodes.size());
         std::vector<std::uint32_t> numbers;
-        for (const NumaNode& node : placement.nodes) numbers.push_back(node.number);
+        for (const NumaNode& node : placement.numa_nodes) numbers.push_back(node.number);
         return numbers;
       };
       using Numbers = std::vector<std::uint32_t>;

@@ -243,9 +243,9 @@ TEST_SUITE("CacheService") {
 
   TEST_CASE("a rank's pages lie in the part of the pool that is near its node") {
     SteadyClock clock;
-    auto made = CacheService::create(
-        {.store = {.pool_bytes = 64 * kPage, .nodes = 2}, .part_of_node = {{0, 0}, {3, 0}, {8, 1}}},
-        clock, [](const Id128&) {});
+    auto made = CacheService::create({.store = {.pool_bytes = 64 * kPage, .numa_nodes = 2},
+                                      .part_of_node = {{0, 0}, {3, 0}, {8, 1}}},
+                                     clock, [](const Id128&) {});
     REQUIRE(made);
     CacheService& service = **made;
     const auto part_of = [&](std::int32_t node, const std::string& name) {

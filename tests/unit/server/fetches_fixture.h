@@ -228,7 +228,7 @@ struct Fixture {
     }
     CHECK(fetches->stats().batches == 0);
     CHECK(service->stats().store.fetch_bytes == 0);
-    CHECK(service->stats().store.coming == 0);
+    CHECK(service->stats().store.in_flight == 0);
     REQUIRE(service->store().check());
     for (const PlayedLender& each : peers.lenders) CHECK(each.released.size() == each.leases);
   }
