@@ -12,7 +12,7 @@
 #include "base/error.h"
 #include "base/id128.h"
 #include "capnp/wire/peer_types.h"
-#include "engine/namespace_factors.h"
+#include "engine/types/namespace_factors.h"
 
 namespace pegaflow::cluster {
 

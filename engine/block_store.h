@@ -15,9 +15,9 @@
 #include "base/id128.h"
 #include "base/job_id.h"
 #include "engine/eviction/kind.h"
-#include "engine/ids.h"
-#include "engine/lost_blocks.h"
-#include "engine/shape.h"
+#include "engine/tables/lost_blocks.h"
+#include "engine/types/ids.h"
+#include "engine/types/shape.h"
 
 namespace pegaflow::engine {
 

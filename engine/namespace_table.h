@@ -11,7 +11,7 @@
 
 #include "base/error.h"
 #include "engine/block_store.h"
-#include "engine/namespace_factors.h"
+#include "engine/types/namespace_factors.h"
 
 namespace pegaflow::engine {
 

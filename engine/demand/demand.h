@@ -12,7 +12,7 @@
 #include "base/clock.h"
 #include "base/error.h"
 #include "engine/demand/sliding_sketch.h"
-#include "engine/ids.h"
+#include "engine/types/ids.h"
 
 namespace pegaflow::engine {
 

@@ -17,11 +17,11 @@
 #include "base/error.h"
 #include "engine/eviction/eviction.h"
 #include "engine/frames/extent_map.h"
-#include "engine/shape.h"
 #include "engine/tables/block_row.h"
 #include "engine/tables/flat_index.h"
 #include "engine/tables/prefetch.h"
 #include "engine/tables/zero_pages.h"
+#include "engine/types/shape.h"
 
 namespace pegaflow::engine {
 

@@ -8,12 +8,12 @@
 #include <vector>
 
 #include "base/error.h"
-#include "engine/numa_ranges.h"
-#include "engine/shape.h"
 #include "engine/tables/block_row.h"
 #include "engine/tables/free_runs.h"
 #include "engine/tables/index_list.h"
 #include "engine/tables/prefetch.h"
+#include "engine/types/numa_ranges.h"
+#include "engine/types/shape.h"
 
 namespace pegaflow::engine {
 

@@ -10,7 +10,7 @@
 #include <sys/syscall.h>
 #include <unistd.h>
 
-#include "engine/shape.h"
+#include "engine/types/shape.h"
 
 namespace pegaflow::engine {
 namespace {

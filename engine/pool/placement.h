@@ -12,7 +12,7 @@
 
 #include "base/error.h"
 #include "base/os/numa.h"
-#include "engine/numa_ranges.h"
+#include "engine/types/numa_ranges.h"
 
 namespace pegaflow::engine {
 

@@ -1,17 +1,17 @@
 #pragma once
 /// \file
-/// The inside of BlockStore; only engine/block_store*.cpp include it.
+/// The inside of BlockStore; only engine/store/*.cpp include it.
 ///
-/// block_store.cpp         making it, spaces and holders, statistics
-/// block_store_read.cpp    lookup, claim, open, release
-/// block_store_reserve.cpp reserve, and how it finds room
-/// block_store_write.cpp   publish, abandon, timeouts
-/// block_store_fetch.cpp   fetch, and what becomes of it
-/// block_store_lend.cpp    lend, and how leases end
-/// block_store_work.cpp    the queue of what is given back in slices
-/// block_store_lost.cpp    why blocks are not there, and how long they lived
-/// block_store_journal.cpp what those are told who tell others
-/// block_store_check.cpp   every invariant
+/// block_store.cpp  construction, namespace generations and holders, statistics
+/// read.cpp         lookup, claim, open, release
+/// reserve.cpp      reserve, and how it finds room
+/// write.cpp        publish, abandon, timeouts
+/// fetch.cpp        fetch, and how a fetch ends
+/// lend.cpp         lend, and how leases end
+/// work.cpp         the queue of what is given back in slices
+/// lost.cpp         why blocks are missing, and how long they lived
+/// journal.cpp      which blocks were added and removed, for subscribers
+/// check.cpp        every invariant
 
 #include <cstdint>
 #include <optional>
@@ -22,13 +22,13 @@
 #include "engine/block_store.h"
 #include "engine/frames/block_table.h"
 #include "engine/frames/victims_ahead.h"
-#include "engine/journal.h"
 #include "engine/store/claim_table.h"
 #include "engine/store/job_table.h"
 #include "engine/store/lease_table.h"
 #include "engine/store/pin_table.h"
 #include "engine/store/store_rows.h"
 #include "engine/store/work_queue.h"
+#include "engine/tables/journal.h"
 #include "engine/tables/key_hash.h"
 
 namespace pegaflow::engine {
@@ -149,7 +149,7 @@ struct BlockStore::Impl {
   /// Revokes claims for it only if it may.
   Room make_room(ShapeId shape, std::uint32_t& steps, MayRevoke may_revoke);
 
-  // ---- queued work (block_store_work.cpp)
+  // ---- queued work (work.cpp)
   void do_slice();
   /// One block, row or slot of the first work; drops finished work. False when nothing is queued.
   bool do_step();
@@ -169,7 +169,7 @@ struct BlockStore::Impl {
   void give_back_last(FrameList& frames);
   void prefetch_sweep(FrameIndex frame) const;
 
-  // ---- invariants (block_store_check.cpp)
+  // ---- invariants (check.cpp)
   [[nodiscard]] Result<void> check_holds() const;
   [[nodiscard]] Result<void> check_jobs() const;
   [[nodiscard]] Result<void> check_shares() const;

@@ -9,10 +9,10 @@
 #include "base/clock.h"
 #include "base/id128.h"
 #include "base/job_id.h"
-#include "engine/ids.h"
-#include "engine/shape.h"
 #include "engine/tables/frame_list.h"
 #include "engine/tables/index_list.h"
+#include "engine/types/ids.h"
+#include "engine/types/shape.h"
 
 namespace pegaflow::engine {
 

@@ -6,9 +6,9 @@
 #include <deque>
 #include <variant>
 
-#include "engine/ids.h"
-#include "engine/shape.h"
 #include "engine/tables/frame_list.h"
+#include "engine/types/ids.h"
+#include "engine/types/shape.h"
 
 namespace pegaflow::engine {
 

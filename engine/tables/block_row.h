@@ -9,10 +9,10 @@
 
 #include "base/block_key.h"
 #include "base/error.h"
-#include "engine/ids.h"
 #include "engine/tables/index_list.h"
 #include "engine/tables/prefetch.h"
 #include "engine/tables/zero_pages.h"
+#include "engine/types/ids.h"
 
 namespace pegaflow::engine {
 

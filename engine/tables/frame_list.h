@@ -10,7 +10,7 @@
 #include <span>
 #include <utility>
 
-#include "engine/ids.h"
+#include "engine/types/ids.h"
 
 namespace pegaflow::engine {
 

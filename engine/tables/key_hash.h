@@ -7,7 +7,7 @@
 #include <cstring>
 
 #include "base/block_key.h"
-#include "engine/ids.h"
+#include "engine/types/ids.h"
 
 namespace pegaflow::engine {
 

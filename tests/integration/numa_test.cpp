@@ -9,7 +9,7 @@
 #include <doctest/doctest.h>
 #include <nlohmann/json.hpp>
 
-#include "engine/numa_ranges.h"
+#include "engine/types/numa_ranges.h"
 #include "tests/support/numa_machines.h"
 #include "tests/support/server_process.h"
 #include "tests/support/skip.h"

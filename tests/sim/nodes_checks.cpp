@@ -101,7 +101,7 @@ std::string NodesWorld::unrest() const {
       return fmt::format(
           "the store of node {} has work left: {} in flight, {} given up, {} reserved, {} held, {} "
           "claims, {} pins, {} leases",
-          i, stats.coming, stats.quarantined_fetch, stats.reserved, stats.held, stats.claims,
+          i, stats.in_flight, stats.quarantined_fetch, stats.reserved, stats.held, stats.claims,
           stats.pins, stats.leases);
     }
   }

@@ -22,7 +22,7 @@
 #include "base/id128.h"
 #include "engine/block_store.h"
 #include "engine/eviction/eviction.h"
-#include "engine/shape.h"
+#include "engine/types/shape.h"
 #include "tests/support/eviction_models.h"
 
 namespace pegaflow::sim {

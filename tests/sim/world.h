@@ -19,8 +19,8 @@
 #include "base/clock.h"
 #include "engine/block_store.h"
 #include "engine/eviction/eviction.h"
-#include "engine/numa_ranges.h"
-#include "engine/shape.h"
+#include "engine/types/numa_ranges.h"
+#include "engine/types/shape.h"
 #include "tests/sim/oracle_store.h"
 #include "tests/sim/page_memory.h"
 

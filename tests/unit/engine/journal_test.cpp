@@ -1,5 +1,5 @@
 // What the store tells those who tell others: BlockStore::journal().
-#include "engine/journal.h"
+#include "engine/tables/journal.h"
 
 #include <string>
 #include <vector>

@@ -1,4 +1,4 @@
-#include "engine/lost_blocks.h"
+#include "engine/tables/lost_blocks.h"
 
 #include <random>
 

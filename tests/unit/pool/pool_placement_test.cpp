@@ -10,7 +10,7 @@
 
 #include "engine/pool/placement.h"
 #include "engine/pool/pool.h"
-#include "engine/shape.h"
+#include "engine/types/shape.h"
 #include "tests/support/numa_machines.h"
 #include "tests/support/refuse.h"
 #include "tests/support/skip.h"

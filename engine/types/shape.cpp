@@ -1,4 +1,4 @@
-#include "engine/shape.h"
+#include "engine/types/shape.h"
 
 #include <algorithm>
 

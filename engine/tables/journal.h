@@ -10,8 +10,8 @@
 
 #include "base/block_key.h"
 #include "base/error.h"
-#include "engine/ids.h"
 #include "engine/tables/zero_pages.h"
+#include "engine/types/ids.h"
 
 namespace pegaflow::engine {
 

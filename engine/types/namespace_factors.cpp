@@ -1,4 +1,4 @@
-#include "engine/namespace_factors.h"
+#include "engine/types/namespace_factors.h"
 
 #include <algorithm>
 #include <utility>
