@@ -33,17 +33,17 @@ COMPLETIONS = "/v1/completions"
 PROMPT = "eins zwei drei " * 6000
 BODY = {"prompt": PROMPT, "stream": True}
 BODY_BYTES = len(PROMPT)
-# Requests before the measurement: buffers and connections exist by then.
+#: Requests before the measurement: buffers and connections exist by then.
 WARM = 60
 REPEATED = 120
 AT_ONCE = 30
-# Half of a leak of one body for each request.
+#: Half of a leak of one body for each request.
 MOST_GROWTH = REPEATED * BODY_BYTES // 2
-# The requests in flight, each with its body, that of an engine and an event, twice for strings that
-# grow; and the router itself.
-# The address sanitizer keeps freed memory for a while.
+#: The requests in flight, each with its body, that of an engine and an event, twice for strings
+#: that grow; and the router itself.
+#: The address sanitizer keeps freed memory for a while.
 MOST_AT_ONCE = (4 if IS_SANITIZED else 2) * AT_ONCE * (2 * BODY_BYTES + (256 << 10)) + (8 << 20)
-# The largest response of an engine to a prefill, twice for the same reason: one is accepted.
+#: The largest response of an engine to a prefill, twice for the same reason: one is accepted.
 LONG_PREFILL = 2 * (8 << 20)
 
 OPTIONS = (

@@ -1,7 +1,7 @@
 """One engine's memory on a device, without a model: real Mover, real copies, a pattern to check.
 
-Every 8 bytes that an engine holds say which block, layer and rank they belong to. ``Engine`` lives
-in a process of its own, see processes.py; what it is told crosses a pipe, and so do its answers.
+Every 8 bytes that an engine holds identify their block, layer and rank. ``Engine`` lives in a
+process of its own, see processes.py; its commands and its results cross a pipe.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ import torch
 
 from pegaflow import _native
 
-#: Far more than a job takes; one that is never reported is found.
+#: Far more than a job takes; a job that is never reported is detected.
 PATIENCE_S = 60.0
-#: Loads and saves of this engine may be slow where the test is not about deadlines.
+#: Loads and saves of this engine may be slow, where the test is not about deadlines.
 PATIENT = {"lookup_deadline": 5.0, "reserve_deadline": 5.0, "open_deadline": 5.0}
 
 _WORD = 0x9E3779B97F4A7C15  # odd, so that no two words of a block are equal
@@ -34,7 +34,7 @@ _ORIGIN, _LAYER, _RANK, _SALT = (
 )
 _CHUNK = 128  # blocks whose pattern is made at a time
 
-#: Stores to address 64: an error of CUDA that stays with the context.
+#: Stores to address 64: an error of CUDA that the context keeps.
 _BOOM = b"""
 .version 7.0
 .target sm_70
@@ -114,7 +114,7 @@ class Engine:
         self._next = 1
         self.sync()
 
-    # ---- what the engine's memory holds
+    # ---- contents of the engine's memory
 
     def _pattern(self, origins: Sequence[int], layer: int, rank: int, salt: int) -> torch.Tensor:
         first = [first_word(origin, layer, rank, salt) for origin in origins]
@@ -135,7 +135,7 @@ class Engine:
         salt: int = 0,
         rank: int | None = None,
     ) -> list[int]:
-        """Which of these blocks do not hold every byte of the pattern of their origins."""
+        """The blocks that do not hold every byte of the pattern of their origins."""
         found: list[int] = []
         rank = self.rank if rank is None else rank
         for begin in range(0, len(blocks), _CHUNK):
@@ -186,7 +186,7 @@ class Engine:
         return self.finished("save", self.start_save(*arguments, **more))
 
     def claim(self, space: str, origins: Sequence[int]) -> tuple[int, bytes]:
-        """Blocks that are found from the first on, and the token to load them with."""
+        """The number of blocks found from the first on, and the token to load them with."""
         answer = self.session.take(self.session.claim(block_keys(space, origins), 32), PATIENCE_S)
         assert answer is not None, "a claim without an answer"
         found, complete, token, _coming = answer
@@ -198,7 +198,7 @@ class Engine:
         return number
 
     def load(self, space: str, origins: Sequence[int], blocks: Sequence[int]) -> dict[str, Any]:
-        """Loads what is found of them; ``found`` says how many."""
+        """Loads the blocks that are found; ``found`` is their number."""
         found, token = self.claim(space, origins)
         if found == 0:
             return {"found": 0, "blocks": 0, "failed_blocks": [], "error": None}
@@ -235,25 +235,25 @@ class Engine:
     def _on_gpu(self) -> bool:
         return self.device.type == "cuda"
 
-    # ---- longer pieces of a scenario, which cannot wait for a pipe
+    # ---- longer parts of a scenario, which cannot wait for a pipe
 
     def try_saves(self, space: str, stop: Any) -> list[tuple[float, float, int]]:
-        """Saves one new block after the other until one is taken and ``stop`` says so.
+        """Saves one new block after the other until one is accepted and ``stop`` is set.
 
-        Of each attempt: when it began, when it had ended, blocks saved.
+        Returns for each attempt its begin, its end, and the number of blocks saved.
         """
         attempts: list[tuple[float, float, int]] = []
         while not (stop() and any(saved for _, _, saved in attempts)):
             begin = time.monotonic()
-            assert not attempts or begin - attempts[0][0] < PATIENCE_S, "no save was ever taken"
+            assert not attempts or begin - attempts[0][0] < PATIENCE_S, "no save was ever accepted"
             done = self.save(space, [len(attempts)], [len(attempts) % self.blocks])
             attempts.append((begin, time.monotonic(), done["blocks"]))
         return attempts
 
     def churn(self, space: str, seed: int, stop: Any, tell: Any) -> dict[str, int]:
-        """Saves and loads at random until told to stop, and compares all that comes back.
+        """Saves and loads at random until ``stop`` is set, and compares all loaded bytes.
 
-        ``tell`` gets the counts after each round.
+        ``tell`` receives the counts after each round.
         """
         chance = random.Random(seed)
         counts: collections.Counter[str] = collections.Counter()
@@ -288,7 +288,7 @@ class Engine:
     def cancel_loads(self, space: str, origins: Sequence[int], rounds: int, seed: int) -> dict:
         """Cancels loads at random moments and uses their blocks again at once.
 
-        After each report the blocks get other bytes; what a copy still wrote then would be seen.
+        After each report the blocks get other bytes; a copy that still wrote then would be seen.
         """
         chance = random.Random(seed)
         counts: collections.Counter[str] = collections.Counter()
@@ -302,7 +302,7 @@ class Engine:
             assert found == len(origins), f"{found} of {len(origins)} blocks are found"
             begin = time.perf_counter()
             load = self.start_load(token, blocks)
-            if number < 3:  # these say how long a load takes
+            if number < 3:  # these measure the time of a load
                 done = self.finished("load", load)
                 counts["microseconds"] = int((time.perf_counter() - begin) * 1e6)
             else:
@@ -323,8 +323,8 @@ class Engine:
     def follow_loads(self, space: str, origins: Sequence[int], rounds: int, seed: int) -> dict:
         """Reads blocks on the GPU while they are still being loaded, as soon as that is allowed.
 
-        The work that reads them, and then gives them other bytes, is queued the moment that the
-        mover says it will wait for the load.
+        The work that reads them, and then gives them other bytes, is queued at the early completion
+        of the load.
         """
         chance = random.Random(seed)
         counts: collections.Counter[str] = collections.Counter()

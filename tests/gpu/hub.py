@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""The wheel, a hub id and default options: what a user with a GPU types, with a real vLLM.
+"""The wheel, a hub id and default options: the commands of a user with a GPU, with a real vLLM.
 
     PYTHONPATH=REPOSITORY python3 -m tests.gpu.hub --python VENV/bin/python --model DIR --out DIR
 
@@ -99,7 +99,7 @@ def write_weights(source: Path, target: Path, mlp_seed: int) -> None:
 
 
 class HubVllm(ChildProcess):
-    """`vllm serve ORG/NAME` as the README has it."""
+    """`vllm serve ORG/NAME` as in the README."""
 
     def __init__(self, name: str, options: argparse.Namespace, hub: Hub, model: str, cached: bool):
         super().__init__(f"vllm {name}", options.out / f"{name}.log", environment(options, hub))
@@ -195,12 +195,12 @@ def check(options: argparse.Namespace, hub: Hub) -> None:
             loaded = engine.total("vllm:external_prefix_cache_hits_total")
         assert loaded == sum(n // 16 * 16 for n in LENGTHS), f"{loaded} tokens were reloaded"
         assert reloaded == hits, "tokens or log-probabilities differ from a hit on the GPU"
-        print(f"{loaded:.0f} tokens reloaded after a restart; all answers are equal", flush=True)
+        print(f"{loaded:.0f} tokens reloaded after a restart; all responses are equal", flush=True)
         with HubVllm("tuned", options, hub, TUNED, cached=True) as engine:
             tuned = engine.ask_all(prompts)
             loaded = engine.total("vllm:external_prefix_cache_hits_total")
         assert loaded == 0, f"a fine-tune received {loaded} tokens of its base"
-        assert tuned != hits, "the fine-tune answers as its base does: the check can not fail"
+        assert tuned != hits, "the fine-tune has its base's answers: the check cannot fail"
         print("a fine-tune of the MLP alone received no block of its base", flush=True)
     assert not hub.unknown, f"the stand-in of the hub lacks {hub.unknown}"
 
@@ -217,9 +217,9 @@ def main(argv: Sequence[str]) -> int:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--python", type=Path, required=True, help="of the environment")
+    parser.add_argument("--python", type=Path, required=True, help="the Python of the environment")
     parser.add_argument("--model", type=Path, required=True, help="configuration and tokenizer")
-    parser.add_argument("--out", type=Path, required=True, help="for weights and logs")
+    parser.add_argument("--out", type=Path, required=True, help="folder of weights and logs")
     parser.add_argument("--seed", type=int, default=random.SystemRandom().randrange(1 << 30))
     options = parser.parse_args(argv)
     for name in ("HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE", "VLLM_SERVER_DEV_MODE"):

@@ -1,5 +1,5 @@
 """The layouts in which vLLM hands over a KV cache, as tensors, saved and loaded by the connector's
-own reading of them."""
+own parser of them."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ BLOCKS, LAYERS, TOKENS, HEADS, HEAD = 96, 4, 16, 8, 128
 
 
 def _nhd(torch: Any, device: str, dtype: Any) -> list[Any]:
-    """The V2 runner's default: K and V packed, an allocation a layer, not contiguous."""
+    """The V2 runner's default: K and V packed, one allocation for each layer, not contiguous."""
     return [
         torch.zeros((BLOCKS, TOKENS, HEADS, 2 * HEAD), dtype=dtype, device=device).transpose(1, 2)
         for _ in range(LAYERS)
@@ -87,7 +87,7 @@ def layouts(place: Place) -> str:
 
 
 def round_trip(socket: str, number: int, device: str, seed: int) -> None:
-    """In the engine's process."""
+    """Runs in the engine's process."""
     import torch
 
     from pegaflow import _native
@@ -100,7 +100,7 @@ def round_trip(socket: str, number: int, device: str, seed: int) -> None:
     page = tensors[0].numel() // BLOCKS * tensors[0].element_size()
     specs = dict.fromkeys(names, SimpleNamespace(page_size_bytes=page))
     where = geometry(dict(zip(names, tensors, strict=True)), names, specs, BLOCKS)
-    # By the bytes, also of types that PyTorch does not compare; the block first.
+    # By bytes, also for types that PyTorch does not compare; the block comes first.
     views = [tensor.view(torch.uint8) for tensor in tensors]
     if views[0].shape[0] == 2:
         views = [view.transpose(0, 1) for view in views]
@@ -136,7 +136,7 @@ def round_trip(socket: str, number: int, device: str, seed: int) -> None:
     assert done.blocks == BLOCKS, done.error
     for view, bytes_of in zip(views, saved, strict=True):
         assert torch.equal(view[target], bytes_of[source]), f"{make.__name__} {kind}"
-        assert not torch.equal(view[target], bytes_of[target])  # else this compares nothing
+        assert not torch.equal(view[target], bytes_of[target])  # otherwise this compares nothing
     session.close()
     mover.close()
 

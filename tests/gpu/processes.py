@@ -1,4 +1,4 @@
-"""Engines in processes of their own, which a test may kill."""
+"""Engines in processes of their own, which a test can kill."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from multiprocessing.connection import Connection
 from types import TracebackType
 from typing import Any, Self
 
-#: Of a call; more than any takes on a busy machine.
+#: The limit of a call; more than any takes on a busy machine.
 ANSWER_S = 240.0
 
 _CONTEXT = multiprocessing.get_context("spawn")
 
 
 def _serve(pipe: Connection, device: str) -> None:
-    """The child: imports what takes long, then does what it is told."""
+    """The child: imports the slow modules, then executes commands."""
     import torch
 
     from tests.gpu.engine import Engine
@@ -46,7 +46,7 @@ def _serve(pipe: Connection, device: str) -> None:
             elif name == "call":
                 name, *arguments = arguments
                 value = getattr(engine, name)(*arguments, **options)
-            else:  # "watch": something that goes on until the next message
+            else:  # "watch": a call that continues until the next message
                 name, *arguments = arguments
                 if name == "churn":
                     options["tell"] = lambda told: pipe.send(("told", told))
@@ -58,7 +58,7 @@ def _serve(pipe: Connection, device: str) -> None:
 
 
 class EngineProcess:
-    """One engine's worker; what the child raises is raised here."""
+    """One engine's worker; exceptions of the child are raised here."""
 
     def __init__(self, device: str) -> None:
         self._pipe, theirs = _CONTEXT.Pipe()
@@ -81,7 +81,7 @@ class EngineProcess:
         return self
 
     def begin(self, name: str, *arguments: Any, **options: Any) -> None:
-        """Starts a call whose answer take() gets."""
+        """Starts a call whose result take() returns."""
         self._pipe.send(("call", (name, *arguments), options))
 
     def take(self) -> Any:
@@ -98,12 +98,12 @@ class EngineProcess:
         return self._answer()
 
     def watch(self, name: str, *arguments: Any, **options: Any) -> None:
-        """Starts a call that goes on until stop()."""
+        """Starts a call that continues until stop()."""
         self._pipe.send(("watch", (name, *arguments), options))
         self._watching = True
 
     def told(self) -> dict[str, int]:
-        """The next thing that a call under watch() tells."""
+        """The next progress report of a call under watch()."""
         kind, value = self._receive()
         assert kind == "told", value
         return value
@@ -114,7 +114,7 @@ class EngineProcess:
         return self._answer()
 
     def kill(self) -> None:
-        """SIGKILL. The process is not reaped: its pidfd says when it is gone."""
+        """SIGKILL. The process is not reaped: its pidfd shows when it is gone."""
         os.kill(self.pid, 9)
 
     def close(self) -> None:
@@ -153,7 +153,7 @@ class EngineProcess:
 
     def _receive(self) -> tuple[str, Any]:
         if not self._pipe.poll(ANSWER_S):
-            raise RuntimeError(f"process {self.pid} does not answer")
+            raise RuntimeError(f"process {self.pid} does not respond")
         return self._pipe.recv()
 
     def _answer(self) -> Any:

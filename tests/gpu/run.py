@@ -3,8 +3,8 @@
 
     PYTHONPATH=REPOSITORY:PACKAGE python3 -m tests.gpu.run --server FILE [--device cuda:0,cuda:1]
 
-The interpreter has PyTorch and `pegaflow`. Exits with 0 if every scenario held, with 1 if not, and
-with 77, aloud, where there is no GPU and --device does not say cpu.
+The interpreter has PyTorch and `pegaflow`. Exits with 0 if every scenario passed, with 1 if not,
+and with 77 and a message if there is no GPU and --device is not cpu.
 """
 
 from __future__ import annotations
@@ -35,10 +35,12 @@ def main(argv: Sequence[str]) -> int:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--server", type=Path, required=True, help="the program pegaflow-server")
-    parser.add_argument("--device", default="", help="cuda:0,cuda:1 or cpu; every GPU if not given")
-    parser.add_argument("--only", default=",".join(every), help="names, with commas")
+    parser.add_argument("--device", default="", help="cuda:0,cuda:1 or cpu; default: every GPU")
+    parser.add_argument(
+        "--only", default=",".join(every), help="names of scenarios, separated by commas"
+    )
     parser.add_argument("--seed", type=int, default=random.SystemRandom().randrange(1 << 30))
-    parser.add_argument("--json", type=Path, help="what each scenario saw")
+    parser.add_argument("--json", type=Path, help="file for the result of each scenario")
     options = parser.parse_args(argv)
     devices = options.device.split(",") if options.device else gpus()
     if not devices:

@@ -1,6 +1,6 @@
-"""What may go wrong around copies, each over real engines' processes and a real server.
+"""Faults around copies, each injected into real engines' processes and a real server.
 
-A scenario raises AssertionError when something is not as it should be, and returns what it saw.
+A scenario raises AssertionError at a violation, and returns its observations.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from tests.gpu.engine import first_word
 from tests.gpu.processes import EngineProcess
 from tests.support.vllm_server import PegaServer
 
-#: Of a server that is killed or stopped: the connector's own deadlines, not the patient ones.
+#: For a server that is killed or stopped: the connector's own deadlines, not the long ones.
 SHORT = {"lookup_deadline": 0.2, "reserve_deadline": 0.2, "open_deadline": 0.2}
 PATIENCE_S = 60.0
 
@@ -31,7 +31,7 @@ class Sizes:
     layers: int
     segment_bytes: int
     blocks: int
-    kills: int  #: Workers that are killed, one after the other.
+    kills: int  # Workers that are killed, one after the other.
     cancels: int
 
     @property
@@ -46,14 +46,14 @@ class Sizes:
         }
 
 
-#: As vLLM's default for a model of 8B: 32 allocations, 64 KiB of a block in each.
+#: Like vLLM's default for a model of 8B: 32 allocations with 64 KiB of a block in each.
 GPU_SIZES = Sizes(layers=32, segment_bytes=64 << 10, blocks=2048, kills=5, cancels=60)
 #: For a rehearsal in ordinary memory.
 CPU_SIZES = Sizes(layers=4, segment_bytes=128 << 10, blocks=256, kills=2, cancels=20)
 
 
 class Place:
-    """Where scenarios run: the server's program, a folder, devices, and processes made ahead."""
+    """The server's program, a folder, devices, and processes that were started ahead."""
 
     def __init__(
         self, program: Path, folder: Path, devices: Sequence[str], sizes: Sizes, seed: int
@@ -68,7 +68,7 @@ class Place:
         self._servers = 0
 
     def prepare(self, count: int) -> None:
-        """Starts processes on the first device, which take seconds to import what they need."""
+        """Starts processes on the first device, whose imports take seconds."""
         while len(self._ahead) < count:
             self._ahead.append(EngineProcess(self.devices[0]))
 
@@ -81,7 +81,7 @@ class Place:
         return process
 
     def server(self, pages: int, *arguments: str) -> PegaServer:
-        """One with room for so many pages, and 64 MiB at least."""
+        """A server with room for this many pages, and 64 MiB at least."""
         self._servers += 1
         size = max(64 << 20, pages * self.sizes.page_bytes)
         return PegaServer(
@@ -124,7 +124,7 @@ class PoolView:
 
 
 def every_byte(place: Place) -> str:
-    """Two ranks, on two GPUs where there are: each gets back its own bytes, block by block."""
+    """Two ranks, on two GPUs if available: each gets back its own bytes, block by block."""
     sizes, chance = place.sizes, random.Random(place.seed)
     count = sizes.blocks // 2
     with place.server(4 * count) as server:
@@ -155,9 +155,9 @@ def every_byte(place: Place) -> str:
         for rank, process in enumerate(ranks):
             assert process.call("wrong", target, origins) == []
             other = process.call("wrong", target, origins, rank=1 - rank)
-            assert len(other) == count, "the pattern does not tell the ranks apart"
+            assert len(other) == count, "the pattern does not distinguish the ranks"
             shifted = process.call("wrong", target, origins[1:] + origins[:1])
-            assert len(shifted) == count, "the pattern does not tell blocks apart"
+            assert len(shifted) == count, "the pattern does not distinguish blocks"
         devices = ", ".join(place.devices[rank % len(place.devices)] for rank in range(2))
         return f"{count} blocks of {sizes.page_bytes >> 10} KiB for each of 2 ranks on {devices}"
 
@@ -187,14 +187,14 @@ def two_engines(place: Place) -> str:
         for end in ends:
             assert end["wrong"] == 0 and end["loaded"] > 0, end
         loaded = " and ".join(str(end["loaded"]) for end in ends)
-        return f"loaded {loaded} blocks beside each other, all right"
+        return f"loaded {loaded} blocks concurrently, all with the right bytes"
 
 
 def killed_writer(place: Place) -> str:
-    """SIGKILL in the middle of a save: its slots are nobody's until the process is gone.
+    """SIGKILL in the middle of a save: its slots stay reserved until the process is gone.
 
-    A save of the whole pool is under way, so another engine finds room only in the slots of the
-    killed one. What is seen of the pool says that copies go on after the signal.
+    A save of the whole pool is in flight, so another engine finds room only in the slots of the
+    killed one. The pool shows that copies continue after the signal.
     """
     sizes = place.sizes
     late, gone_ms, refused, rounds = 0, [], 0, 0
@@ -227,7 +227,7 @@ def killed_writer(place: Place) -> str:
             changed = view.words(stride) != first
             attempts = other.stop()
             ended_before = other.call("claim", "writer", [sizes.blocks - 1])[0] != 0
-            # All of the pool is free by now: what others write there stays as it is.
+            # The whole pool is free by now: later writes of others stay unchanged.
             saved = other.call("save", "mine", mine, mine)
             assert saved["blocks"] == 64, saved
             other.call("clear")
@@ -242,14 +242,14 @@ def killed_writer(place: Place) -> str:
         if ended_before:
             continue
         early = [a for a in attempts if a[1] < gone and a[2]]
-        assert not early, f"slots were given away before their writer was gone: {early}"
+        assert not early, f"slots were reused before their writer was gone: {early}"
         late += changed
         gone_ms.append((gone - killed) * 1e3)
         refused += sum(killed <= begin and end < gone for begin, end, _ in attempts)
     return (
         f"{sizes.kills} kills in a save, after {late} of which the pool still changed; gone "
         f"{min(gone_ms):.0f} to {max(gone_ms):.0f} ms after the signal, in which {refused} saves "
-        "of another engine got no slot; nothing was written into slots that were used again"
+        "of another engine got no slot; no write hit a reused slot"
     )
 
 
@@ -267,7 +267,7 @@ def _kill_and_start(server: PegaServer, engine: EngineProcess, told: dict[str, i
     server.kill()
     rounds = told["rounds"]
     while engine.told()["rounds"] < rounds + 5:
-        pass  # rounds go on without a server
+        pass  # rounds continue without a server
     server.start()
 
 
@@ -308,7 +308,7 @@ def _disturbed(
         failed = {
             k: v for k, v in end.items() if k not in ("rounds", "loaded", "wrong", "save good")
         }
-        assert failed, "nobody noticed"
+        assert failed, "the fault had no effect"
         return (
             f"{end['rounds']} rounds, {end['loaded']} blocks right; in use again after "
             f"<= {longest:.2f} s; {failed}"
@@ -316,7 +316,7 @@ def _disturbed(
 
 
 def cancelled_loads(place: Place) -> str:
-    """Loads cut short at any moment; their blocks are used again as soon as they are reported."""
+    """Loads cancelled at any moment; their blocks are reused as soon as they are reported."""
     sizes = place.sizes
     amount = sizes.blocks // 2  # more than a GPU queues ahead
     with place.server(sizes.blocks) as server:
@@ -331,12 +331,12 @@ def cancelled_loads(place: Place) -> str:
 
 
 def cuda_error(place: Place) -> str:
-    """An illegal address in the engine's process: the copies retire, the process goes on.
+    """An illegal address in the engine's process: the copies retire, the process continues.
 
-    So does an engine beside it on the same GPU.
+    So does another engine on the same GPU.
     """
     if not place.devices[0].startswith("cuda"):
-        return "left out: needs a GPU"
+        return "skipped: needs a GPU"
     sizes = place.sizes
     with place.server(2 * sizes.blocks) as server:
         broken, other = place.process(), place.process()
@@ -356,16 +356,16 @@ def cuda_error(place: Place) -> str:
         assert found == 128
         loaded = broken.call("load_token", token, blocks[:128])
         assert loaded["blocks"] == 0 and len(loaded["failed_blocks"]) == 128, loaded
-        assert broken.call("status")["state"]  # it still answers
+        assert broken.call("status")["state"]  # it still responds
         assert other.call("save", "y", blocks, blocks)["blocks"] == 256
         other.call("clear")
         assert other.call("load", "y", blocks, blocks)["blocks"] == 256
         assert other.call("wrong", blocks, blocks, 2) == []
-        return f"told as: {failed['error'][:110]}"
+        return f"reported as: {failed['error'][:110]}"
 
 
 def small_pool(place: Place) -> str:
-    """A pool with room for a part of one request: some of it is saved, and comes back right."""
+    """A pool with room for a part of one request: some of it is saved, and loaded byte for byte."""
     sizes = place.sizes
     with place.server(1) as server:
         room = (64 << 20) // sizes.page_bytes
@@ -385,7 +385,7 @@ def small_pool(place: Place) -> str:
 
 
 def planted_error(place: Place) -> str:
-    """A changed byte in the pool: a miss with checksums, and without them the pattern says so."""
+    """A changed byte in the pool: a miss with checksums, and without them the pattern differs."""
     sizes = place.sizes
     with place.server(256) as server:
         careful = place.process().open(
@@ -409,14 +409,14 @@ def planted_error(place: Place) -> str:
         careless.call("load", "v", origins, target)
         assert careless.call("wrong", target, origins) == [target[41]]
         loaded = careful.call("load", "v", origins, target)
-        # A load ends at its first page that is no good; what lies before it is used.
+        # A load ends at its first wrong page; the blocks before it are used.
         assert loaded["corrupt"] == 1 and loaded["failed_blocks"] == target[41:], loaded
         assert careful.call("wrong", target[:41], origins[:41]) == []
-        return "one bit of one page: the load ends there, and what was before it is right"
+        return "one bit of one page: the load ends there, and the blocks before it are right"
 
 
 def followed_loads(place: Place) -> str:
-    """Work that is queued behind a load which has not ended reads its blocks whole."""
+    """Work that is queued behind a load in flight reads its blocks whole."""
     sizes = place.sizes
     count = sizes.blocks // 4
     with place.server(2 * count) as server:
@@ -454,7 +454,7 @@ SCENARIOS: dict[str, Callable[[Place], str]] = {
 
 
 def prepared(names: Sequence[str], sizes: Sizes) -> int:
-    """Processes on the first device that these scenarios take."""
+    """The number of processes on the first device that these scenarios use."""
     needs: dict[str, Any] = {
         "every_byte": 1,
         "two_engines": 2,

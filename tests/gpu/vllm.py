@@ -4,8 +4,9 @@
     PYTHONPATH=REPOSITORY:PACKAGE python3 -m tests.gpu.vllm --server FILE --model DIR --out DIR
 
 Two engines on one GPU, the second with `pegaflow.verify=all`, share one pegaflow-server. Answers
-hang on the KV cache (tools/vllm-gpu/plugin): what is loaded agrees with a hit on the GPU in every
-token, or is wrong. The model is tools/vllm-gpu/make_model.py's. Exits with 0 if all held.
+depend on the KV cache (tools/vllm-gpu/plugin): a loaded prefix agrees with a hit on the GPU in
+every token, or is wrong. The model is tools/vllm-gpu/make_model.py's. Exits with 0 if all checks
+passed.
 """
 
 from __future__ import annotations
@@ -32,12 +33,12 @@ from tests.support.vllm_server import REPOSITORY, PegaServer, free_port
 from tests.support.waiting import wait_until
 
 PROMPTS, LENGTH, BLOCK = 6, 4008, 16
-BLOCKS = 1540  # On the GPU: for all prompts, but not for what is computed of all of them.
+BLOCKS = 1540  # On the GPU: enough for all prompts, but not for all their computed blocks.
 TOKENS = 16
 
 
 class GpuVllm(ChildProcess):
-    """`vllm serve` with our connector and weights without files."""
+    """`vllm serve` with our connector and random weights."""
 
     def __init__(self, name: str, server: PegaServer, options: argparse.Namespace, **extra: Any):
         plugin = REPOSITORY / "tools" / "vllm-gpu" / "plugin"
@@ -101,14 +102,14 @@ class GpuVllm(ChildProcess):
         return found
 
     def ask(self, prompt: list[int], tokens: int = TOKENS) -> list[str]:
-        """The answer's tokens; anything but an answer raises."""
+        """The answer's tokens; raises if there is none."""
         body = {"model": "model", "prompt": prompt, "max_tokens": tokens, "temperature": 0}
         status, text = self._ask("POST", "/v1/completions", json.dumps(body | {"ignore_eos": True}))
         assert status == 200, (status, text[:300])
         return json.loads(text)["choices"][0]["text"].split()
 
     def ask_all(self, prompts: Sequence[list[int]], tokens: int = TOKENS) -> list[list[str]]:
-        """All at once; what they answer hangs on who was in a batch with whom."""
+        """All at once; the answers depend on which requests shared a batch."""
         found: dict[int, list[str] | str] = {}
 
         def one(number: int) -> None:
@@ -127,13 +128,13 @@ class GpuVllm(ChildProcess):
         return [found[n] for n in range(len(prompts))]  # type: ignore[misc]
 
     def abort(self, prompt: list[int], after_s: float) -> None:
-        """Asks, and goes away without the answer."""
+        """Sends a request, and leaves before the answer."""
         body = {"model": "model", "prompt": prompt, "max_tokens": 400, "stream": True}
         connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=PATIENCE_S)
         connection.request(
             "POST", "/v1/completions", json.dumps(body), {"Content-Type": "application/json"}
         )
-        time.sleep(after_s)  # what is aborted is the moment, which is random
+        time.sleep(after_s)  # the abort comes at a random moment
         connection.close()
 
     def reset(self) -> None:
@@ -154,7 +155,7 @@ class GpuVllm(ChildProcess):
 
 
 class Session:
-    """What the scenarios share; each returns what it saw."""
+    """The state that the scenarios share; each returns its observations."""
 
     def __init__(self, server: PegaServer, engine: GpuVllm, other: GpuVllm | None, seed: int):
         self.server, self.engine, self.other = server, engine, other
@@ -169,7 +170,7 @@ class Session:
         return (engine or self.engine).total("vllm:pegaflow_loaded_blocks_total")
 
     def learn(self, engine: GpuVllm | None = None) -> None:
-        """Computes, saves, and notes what a hit on the GPU answers."""
+        """Computes, saves, and records the answers of hits on the GPU."""
         engine = engine or self.engine
         engine.reset()
         saved = engine.total("vllm:pegaflow_saved_blocks_total")
@@ -180,7 +181,7 @@ class Session:
         engine.wait_for("vllm:pegaflow_saved_blocks_total", saved + PROMPTS * (LENGTH // BLOCK))
 
     def reload(self, engine: GpuVllm | None = None) -> list[list[str]]:
-        """One after the other, as the hits were: rounding differs from batch to batch."""
+        """One after the other, like the hits: rounding differs from batch to batch."""
         engine = engine or self.engine
         engine.reset()
         return [engine.ask(prompt) for prompt in self.prompts]
@@ -199,7 +200,7 @@ class Session:
         return f"{PROMPTS} prompts of {LENGTH} tokens reloaded, all {PROMPTS * TOKENS} tokens agree"
 
     def two_engines(self) -> str:
-        """The second engine loads what the first one saved, while that one computes."""
+        """The second engine loads the first one's blocks while that one computes."""
         assert self.other is not None
         busy = threading.Thread(
             target=lambda: self.engine.ask_all([self.prompt() for _ in range(4)])
@@ -207,10 +208,10 @@ class Session:
         busy.start()
         self.check_reload(self.other)
         busy.join()
-        return "what the first engine saved answers the same in the second one on that GPU"
+        return "with the first engine's blocks the second one has the same answers"
 
     def aborts(self) -> str:
-        """Reloads aborted at random, blocks used again by prompts that are computed meanwhile."""
+        """Reloads aborted at random; prompts that are computed meanwhile reuse the blocks."""
         aborted = 0
         for _ in range(6):
             self.engine.reset()
@@ -229,19 +230,19 @@ class Session:
             for thread in threads:
                 thread.join()
             aborted += len(names)
-            # What lies on the GPU now came from the cache, beside blocks that were used again.
+            # The blocks on the GPU now come from the cache, beside reused ones.
             for n in rest:
                 assert self.engine.ask(self.prompts[n]) == self.hits[n], "tokens differ"
         self.check_reload()
         return f"{aborted} aborted in 6 rounds, the tokens of the others and of reloads agree"
 
     def preemptions(self) -> str:
-        """More than the GPU has room for: requests are preempted, their KV comes back."""
+        """More than the GPU has room for: requests are preempted, their KV is loaded again."""
         before = self.engine.total("vllm:num_preemptions_total")
         self.engine.reset()
         self.engine.ask_all(self.prompts, 200)
         preempted = self.engine.total("vllm:num_preemptions_total") - before
-        assert preempted > 0, "nobody was preempted"
+        assert preempted > 0, "no request was preempted"
         self.check_reload()
         return f"{preempted:.0f} preemptions, the tokens of later reloads agree"
 
@@ -256,7 +257,7 @@ class Session:
         return f"{PROMPTS} + {PROMPTS} answers without a server, the last after {took:.1f} s"
 
     def killed_server(self) -> str:
-        """SIGKILL in the middle of reloads, and another server."""
+        """SIGKILL in the middle of reloads, and a new server."""
         self.engine.reset()
         try:
             took = self._disturb(self.server.kill)
@@ -304,13 +305,13 @@ class Session:
             engine.ask(self.prompt(100))
 
     def planted_error(self) -> str:
-        """One block of the pool becomes another's: tokens differ, or a checksum says so."""
+        """One block of the pool gets another's bytes: tokens differ, or a checksum fails."""
         assert self.other is not None
         self.server.kill()  # an empty pool, so that the pages in use are known
         self.server.start()
         self._until_saved_again(self.other)
         self._until_saved_again(self.engine)
-        self.learn(self.other)  # which takes the checksums, so it is the one that saves
+        self.learn(self.other)  # this engine computes checksums, so it does the saving
         self.check_reload(self.engine)
         self.check_reload(self.other)
         view = PoolView(self.server)
@@ -325,7 +326,7 @@ class Session:
             caught += self.reload() != self.hits
             view.bytes[at : at + page] = whole
         self.check_reload()
-        # Not all that is in use belongs to these prompts, and behind a wrong block none is loaded.
+        # Not all used pages belong to these prompts, and no block behind a wrong one is loaded.
         source, *wrong = self.chance.sample(used[len(used) // 4 :], 1 + trials)
         for at in wrong:
             view.bytes[at : at + page] = view.bytes[source : source + page]
@@ -365,8 +366,8 @@ def main(argv: Sequence[str]) -> int:
     parser.add_argument("--seed", type=int, default=random.SystemRandom().randrange(1 << 30))
     parser.add_argument("--tensor-parallel", type=int, default=1)
     parser.add_argument("--one-engine", action="store_true")
-    parser.add_argument("--only", default="", help="names of scenarios, with commas")
-    parser.add_argument("--vllm-arguments", default="", help="more of them")
+    parser.add_argument("--only", default="", help="names of scenarios, separated by commas")
+    parser.add_argument("--vllm-arguments", default="", help="more arguments of vLLM")
     options = parser.parse_args(argv)
     options.out.mkdir(parents=True, exist_ok=True)
     print(f"seed {options.seed}", flush=True)

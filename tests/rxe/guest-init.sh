@@ -1,11 +1,11 @@
 #!/bin/busybox sh
 # shellcheck shell=dash disable=SC2154,SC1091 # topo, mtu, name and limit are in /ctl/conf
 # Process 1 of the guest that vm.sh boots (see there). It lives in the initramfs with a static
-# busybox and the kernel's modules, and nothing else: all that comes later is in the host's root,
+# busybox and the kernel's modules, and nothing else: all other files are in the host's root,
 # which it mounts over 9p.
 bb=/bin/busybox
 t() { read -r up _ < /proc/uptime; times="$times $1=$up"; }
-# The isa-debug-exit device ends qemu at once, without a word from the kernel.
+# The isa-debug-exit device ends qemu at once, without a message of the kernel.
 off() {
     $bb printf '\0' | $bb dd of=/dev/port bs=1 seek=244 2>/dev/null
     echo b > /proc/sysrq-trigger
@@ -31,7 +31,7 @@ $bb mkdir -p /ctl /lower /up /new
 p9=trans=virtio,version=9p2000.L,msize=512000
 $bb mount -t 9p -o $p9,cache=none ctl /ctl || fail "cannot mount ctl"
 . /ctl/conf
-# The host's tree does not change under a run as far as we care: cache it.
+# The files of the host that matter do not change during a run: cache them.
 $bb mount -t 9p -o $p9,cache=loose,ro root /lower || fail "cannot mount the host's root"
 $bb mount -t tmpfs -o size=80%,mode=755 up /up
 $bb mkdir /up/u /up/w
@@ -106,8 +106,8 @@ link add rxe1 type rxe netdev rv1
 END
     ;;
 netns)
-    # The neighbours are told: with one still unknown the first rdma_resolve_addr
-    # in a namespace never came back (7.2).  Left in rdma's "shared" mode: under
+    # The neighbors are entered: with an unknown one the first rdma_resolve_addr
+    # in a namespace never returned (7.2).  Left in rdma's "shared" mode: under
     # "exclusive" the devices stay with the initial namespace, out of sight.
     ip -batch - << END || fail "ip failed"
 link set lo up
@@ -136,7 +136,7 @@ ulimit -l unlimited; ulimit -c 0
 $bb stty -F /dev/console -opost 2>/dev/null
 $bb mkdir -p run/pega-rxe && $bb cp /ctl/cmd run/pega-rxe/cmd
 : > /ctl/started
-# When the time is up: say what everybody was waiting for.
+# At the time limit: print what each process waits for.
 ( $bb sleep "$limit"
     echo; echo "vm guest: time limit of $limit s; processes:"
     $bb chroot . /bin/ps -eLo pid,tid,stat,wchan:28,time,args --sort=pid 2>/dev/null |

@@ -2,9 +2,9 @@
 # Sourced by vm.sh: the guest's kernel and initramfs, made once and kept in $cache.
 # shellcheck disable=SC2154 # here, cache, kernel, die and skip are vm.sh's
 
-# In the order of insertion; what they depend on is added.  One that a kernel
+# In the order of insertion; their dependencies are added.  One that a kernel
 # does not have may be missing if it ends in "?".  crc32_generic is what
-# rdma_rxe asks the crypto layer for by name (nothing in modules.dep says so);
+# rdma_rxe requests from the crypto layer by name (modules.dep does not list it);
 # crc32_pclmul is left out on purpose, see above.
 modules="virtio_mmio 9pnet_virtio 9p overlay crc32_generic? rdma_rxe rdma_ucm veth sch_netem"
 
@@ -69,7 +69,7 @@ prepare() {
         else
             (cd "$work/deb" && download) >&2 || skip "the kernel cannot be downloaded"
         fi
-        # Only what can be needed: unpacking is quick, writing 4000 modules is not.
+        # Only modules that may be needed: unpacking is quick, writing 4000 modules is not.
         for f in "$work"/deb/*.deb; do
             dpkg --fsys-tarfile "$f" | tar -x -C "$work/root" --wildcards --wildcards-match-slash \
                 '*/vmlinuz*' '*/modules.order' '*/modules.builtin*' '*/kernel/drivers/infiniband/*' \

@@ -5,7 +5,7 @@
 #
 # For machines without RDMA in their kernel, and without KVM: the guest is a stock Debian kernel
 # under qemu's emulation. Its root is this machine's root, shared read-only with a tmpfs on top: the
-# command sees every file of the host and may write anywhere, but what it writes is lost, except
+# command sees every file of the host and may write anywhere, but its writes are lost, except
 # below the directories named with -w. The guest has no network card: no packet leaves it.
 #
 #   -t SECS   time limit of the command, boot not included (default 120): exit code 124
@@ -13,8 +13,8 @@
 #   -c N      processors (default: those of the host)
 #   -w DIR    share DIR read-write, at the same path (repeatable)
 #   -C DIR    working directory of the command (default: the present one)
-#   -e NAME   hand the environment variable NAME through, or set it with NAME=VALUE (repeatable).
-#             PEGA_*, UCX_*, PATH, HOME, LANG and LD_LIBRARY_PATH always go through
+#   -e NAME   pass the environment variable NAME, or set it with NAME=VALUE (repeatable).
+#             PEGA_*, UCX_*, PATH, HOME, LANG and LD_LIBRARY_PATH are always passed
 #   -n TOPO   pair (default): rxe0 on rv0, 10.77.0.1, and rxe1 on rv1, 10.77.0.2, a veth pair in one
 #             network namespace; packets between the two addresses do cross it
 #             netns: namespaces "a" (rxe0, rv0) and "b" (rxe1, rv1); needs -K backports
@@ -25,8 +25,8 @@
 #   --prepare fetch the kernel (70 MB, once) and make the initramfs, and run nothing
 #
 # Standard output and error of the command both come on standard output. Exit code: the command's;
-# 124 time limit; 125 the guest did not boot or died; 77 it cannot be made here, and why is the last
-# line (no qemu, no x86, a kernel that cannot be downloaded); 126 and 127 as in the shell.
+# 124 time limit; 125 the guest did not boot or died; 77 it cannot be made here, with the reason in
+# the last line (no qemu, no x86, a kernel that cannot be downloaded); 126 and 127 as in the shell.
 #
 # PEGA_RXE_CACHE  where kernels are kept (default build/rxe; 75 MB a kernel)
 # PEGA_RXE_DEBS   .deb files of a kernel, in place of the download
@@ -35,7 +35,7 @@ set -u -o pipefail
 here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
 cache_root=${PEGA_RXE_CACHE:-$(cd "$here/../.." && pwd)/build/rxe}
 limit=120 mem=2048 cpus=$(nproc) cwd=$PWD topo=pair klog=0 timings=0 prepare_only=0 kernel=stable
-# Of the wire below the cards; RoCE takes 4096 of it.
+# The MTU of the wire below the cards; RoCE uses 4096 of it.
 mtu=4200
 rw=() envs=()
 # microvm boots half a second faster than pc.
@@ -49,7 +49,7 @@ die() {
     echo "vm: $*" >&2
     exit 125
 }
-# What this machine lacks is no failure of what was to be tested.
+# A requirement that this machine lacks is a skip and not a failure.
 skip() {
     echo "skipped: no guest with RDMA here: $*"
     exit 77
@@ -100,7 +100,7 @@ trap cleanup EXIT
 trap 'exit 130' INT
 trap 'exit 143' TERM HUP
 
-# The guest reads its orders from this directory and leaves its exit code there.
+# The guest reads its command from this directory and writes its exit code there.
 ctl=$run/ctl; mkdir "$ctl"
 {
     # UCX 1.13 takes the type of an incoming UD packet from a field that only
@@ -143,7 +143,7 @@ done
 # left to calibrate it, about one boot in five on a busy machine took a wrong
 # value or none, and hung.
 khz=$(awk -F: '/^cpu MHz/ {printf "%d", $2 * 1000; exit}' /proc/cpuinfo)
-# What takes long under emulation and nobody needs: self-tests, keys, tracing, page scans.
+# Slow under emulation and not needed: self-tests, keys, tracing, page scans.
 slow=crypto_kdf108_init,init_blk_tracer,init_kprobe_trace,load_system_certificate_list,init_encrypted
 slow+=,init_ima,init_evm,init_zswap,zswap_init
 # shellcheck disable=SC2054 # commas of one word
@@ -161,9 +161,9 @@ qemu=(qemu-system-x86_64 -M "$machine" -accel "$accel" -cpu "$cpu" -smp "$cpus" 
 usage=()
 [ $timings = 0 ] || usage=(/usr/bin/time -q -o "$run/usage"
     -f 'qemu: %e s elapsed, %U s user, %S s system, %M KiB resident at most')
-# A boot that does not get as far as the command is given up and tried again.
+# A boot that does not reach the command is aborted and retried.
 for try in 1 2 3; do
-    # The guest keeps the command's limit itself and can say what hung; timeout
+    # The guest enforces the command's limit itself and can report what hung; timeout
     # is for a guest that cannot.
     timeout -k 3 $((limit + 120)) ${usage[@]+"${usage[@]}"} "${qemu[@]}" < /dev/null &
     pid=$! until=$((SECONDS + 90))

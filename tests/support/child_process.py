@@ -1,4 +1,4 @@
-"""Runs one child in a process group of its own and leaves nothing of it behind.
+"""Runs one child in a process group of its own and leaves no process of it behind.
 
 Servers under test start helpers of their own (a vLLM has an API server, an engine core and a
 worker), so the unit here is the process group: it is stopped as one, killed as one, and its CPU
@@ -22,23 +22,23 @@ from typing import Self
 _TICKS_PER_SECOND = os.sysconf("SC_CLK_TCK")
 
 
-#: How an exception ends its traceback. A log of several processes has the cause in the first.
+#: The last line of a traceback. In a log of several processes the first one has the cause.
 _EXCEPTION = re.compile(r"\b\w*(?:Error|Exception): ")
 
 
 class ChildFailed(RuntimeError):
     """A child died or did not become ready in time.
 
-    ``what`` says it in one line; the whole message goes on with what the log says.
+    ``what`` is one line; the whole message adds the log's last words.
     """
 
     def __init__(self, what: str, last_words: str = "") -> None:
-        super().__init__(f"{what}; its log says:\n{last_words}" if last_words else what)
+        super().__init__(f"{what}; its log ends with:\n{last_words}" if last_words else what)
         self.what = what
 
 
 def last_words(text: str, lines: int = 15) -> str:
-    """The first exception in a log and its last lines: why, and where it ended."""
+    """The first exception in a log and its last lines: the cause, and the place of its end."""
     found = text.splitlines()
     shown = found[-lines:]
     causes = [line for line in found if _EXCEPTION.search(line) and "WARNING" not in line]
@@ -48,7 +48,7 @@ def last_words(text: str, lines: int = 15) -> str:
 
 
 def _stat_fields(pid: str) -> list[str] | None:
-    """Fields of /proc/PID/stat from the state on; None when the process is gone."""
+    """Fields of /proc/PID/stat from the state on; None if the process is gone."""
     try:
         stat = Path("/proc", pid, "stat").read_text()
     except (FileNotFoundError, ProcessLookupError):
@@ -58,7 +58,7 @@ def _stat_fields(pid: str) -> list[str] | None:
 
 
 def group_members(pgid: int) -> list[int]:
-    """Processes of a group that still run. Zombies do not: they only wait to be reaped."""
+    """Processes of a group that still run. Zombies are not counted: they only wait to be reaped."""
     members = []
     for pid in filter(str.isdigit, os.listdir("/proc")):
         fields = _stat_fields(pid)
@@ -86,7 +86,7 @@ def _shared_memory_files(pids: Sequence[int]) -> set[Path]:
         except (FileNotFoundError, ProcessLookupError):
             continue
         inodes |= {int(line.split()[4]) for line in maps.splitlines() if " /dev/shm/" in line}
-    # By inode: glibc makes a semaphore under another name, which is the one that maps shows.
+    # By inode: glibc makes a semaphore under another name, which maps shows.
     with os.scandir("/dev/shm") as files:
         return {Path(file.path) for file in files if file.inode() in inodes}
 
@@ -98,29 +98,29 @@ class ChildProcess:
     kernel sends the child SIGTERM; that signal is tied to the thread that started it, hence
     start() belongs to the main thread.
 
-    A subclass says what to run (command()) and when it is ready (is_ready()).
+    A subclass defines the command (command()) and when it is ready (is_ready()).
     """
 
     #: Seconds from SIGTERM to SIGKILL in stop().
     stop_timeout_s = 30.0
-    #: Seconds from the start until is_ready(); generous, for a machine that is busy.
+    #: Seconds from the start until is_ready(); generous, for a busy machine.
     start_timeout_s = 300.0
 
     def __init__(self, name: str, log_file: Path, env: Mapping[str, str] | None = None) -> None:
         self.name = name
         self.log_file = log_file
         self.env = dict(env or {})
-        #: What command() is run by, as `nsenter`; it must replace itself by the command.
+        #: The prefix of command(), as `nsenter`; it must replace itself by the command.
         self.prefix: list[str] = []
         self._process: subprocess.Popen[bytes] | None = None
         self._log_start = 0
 
     def command(self) -> list[str]:
-        """The command line; called anew by each start()."""
+        """The command line; called again by each start()."""
         raise NotImplementedError
 
     def is_ready(self) -> bool:
-        """Whether the child serves; asked about five times a second while it starts."""
+        """True if the child serves; called about five times a second while it starts."""
         raise NotImplementedError
 
     @property
@@ -140,7 +140,7 @@ class ChildProcess:
             ChildFailed: it died first or took longer than start_timeout_s; nothing is left of it.
         """
         if self._process is not None:
-            raise ChildFailed(f"{self.name} is started already")
+            raise ChildFailed(f"{self.name} is already started")
         if threading.current_thread() is not threading.main_thread():
             raise ChildFailed(f"{self.name} must be started by the main thread")
         setpriv = shutil.which("setpriv")
@@ -167,7 +167,7 @@ class ChildProcess:
     def _wait_until_ready(self) -> None:
         deadline = time.monotonic() + self.start_timeout_s
         while not self.is_ready():
-            # Its death ends the wait at once; otherwise this is the pause between two questions.
+            # Its death ends the wait at once; otherwise this is the pause between two checks.
             if self._exited_within(0.2):
                 raise ChildFailed(
                     f"{self.name} ended with status {self._process.returncode} before it was ready",
@@ -187,7 +187,7 @@ class ChildProcess:
         return True
 
     def log_text(self) -> str:
-        """What this life of the child has logged so far."""
+        """The log of this run of the child so far."""
         with self.log_file.open("rb") as log:
             log.seek(self._log_start)
             return log.read().decode(errors="replace")
@@ -197,7 +197,7 @@ class ChildProcess:
         return group_cpu_seconds(self.pid)
 
     def stop(self) -> int | None:
-        """End it with SIGTERM, and what does not go with SIGKILL; returns its exit status.
+        """Ends it with SIGTERM, and the remaining processes with SIGKILL; returns its exit status.
 
         A status of -9 means that it did not end by itself. Stopping twice is no error: then, and
         for a child that was never started, the status is None.
@@ -205,14 +205,14 @@ class ChildProcess:
         return self._end(lambda process: process.terminate(), self.stop_timeout_s)
 
     def kill(self) -> int | None:
-        """End the whole group with SIGKILL, as a crash would: nothing of it can say goodbye."""
+        """Ends the whole group with SIGKILL, like a crash: no member can say goodbye."""
         return self._end(lambda process: None, 0.0)
 
     def _end(self, ask: Callable[[subprocess.Popen[bytes]], None], timeout_s: float) -> int | None:
         process, self._process = self._process, None
         if process is None:
             return None
-        # A killed Python leaves its shared memory files behind: note them while they are mapped.
+        # A killed Python leaves its shared memory files behind: list them while they are mapped.
         shared_memory = _shared_memory_files(group_members(process.pid))
         try:
             ask(process)
@@ -227,13 +227,13 @@ class ChildProcess:
 
     def _kill_group(self, process: subprocess.Popen[bytes]) -> None:
         deadline = time.monotonic() + 30.0
-        # Again and again, for a member may just be forking another.
+        # Repeatedly, since a member may be forking another.
         while members := group_members(process.pid):
             for pid in members:
                 try:
                     os.kill(pid, signal.SIGKILL)
                 except ProcessLookupError:
-                    continue  # it went by itself meanwhile
+                    continue  # it ended by itself meanwhile
             if time.monotonic() > deadline:
                 raise ChildFailed(f"{self.name}: processes {members} outlive SIGKILL")
             try:

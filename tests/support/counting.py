@@ -1,4 +1,4 @@
-"""How many test cases a test program ran, read from what it left behind."""
+"""The number of test cases that a test program ran, read from its output and files."""
 
 import dataclasses
 import pathlib
@@ -11,7 +11,7 @@ DOCTEST = re.compile(
     r"^\[doctest\] test cases: +(\d+) +\| +(\d+) passed +\| +(\d+) failed +\|(?: +(\d+) skipped)?",
     re.MULTILINE,
 )
-#: What tests/support/doctest_main.cpp prints for a case that skipped itself.
+#: The line of tests/support/doctest_main.cpp for a case that skipped itself.
 DOCTEST_SKIPPED = re.compile(r"^\[skipped\] (.*)$", re.MULTILINE)
 UNITTEST_RAN = re.compile(r"^Ran (\d+) tests? in ", re.MULTILINE)
 UNITTEST_END = re.compile(r"^(?:OK|FAILED)(?: \((.*)\))?$", re.MULTILINE)
@@ -20,7 +20,7 @@ FUZZ_UNITS = re.compile(r"^stat::number_of_executed_units: +(\d+)", re.MULTILINE
 
 @dataclasses.dataclass
 class Outcome:
-    """What one test program came to. It is good if ``failed`` is 0."""
+    """The result of one test program. It is good if ``failed`` is 0."""
 
     passed: int = 0
     failed: int = 0
@@ -36,7 +36,7 @@ def last_line(text: str) -> str:
 
 
 def count_junit(path: pathlib.Path) -> Outcome | None:
-    """Pytest's cases; None if there is no (whole) file, as after a crash."""
+    """Pytest's cases; None if there is no (complete) file, as after a crash."""
     try:
         root = ET.parse(path).getroot()
     except (FileNotFoundError, ET.ParseError):
@@ -82,13 +82,13 @@ def count_output(text: str) -> Outcome | None:
 
 
 def judge(report: dict, text: str, junit: pathlib.Path, *, timeout_s: float) -> Outcome:
-    """Counts the cases and holds against the program whatever else went wrong.
+    """Counts the cases and adds every other failure of the program.
 
     Args:
-        report: What supervise.py wrote.
-        text: All that the program printed.
-        junit: Where pytest was told to write; other programs write nothing there.
-        timeout_s: For the sentence about a program that passed it.
+        report: The report of supervise.py.
+        text: The whole output of the program.
+        junit: The file that pytest writes; other programs write none.
+        timeout_s: The limit, for the message about a program that exceeded it.
     """
     problems = []
     if report["timed_out"]:

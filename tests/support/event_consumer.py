@@ -1,4 +1,4 @@
-"""A consumer of vLLM's KV events, as routers have one: vLLM's own types, live and by replay."""
+"""A consumer of vLLM's KV events, as in routers: vLLM's own types, live and by replay."""
 
 import contextlib
 from collections.abc import Iterator
@@ -13,7 +13,7 @@ HANG_MS = 30_000
 
 
 class EventConsumer:
-    """What a router would believe of one engine. Every event is checked against those before it.
+    """A router's view of the blocks of one engine. Every event is checked against earlier ones.
 
     The blocks of each medium are {hash: (kind, parent, token ids, extra keys, LoRA)}.
     """
@@ -21,7 +21,7 @@ class EventConsumer:
     def __init__(self, endpoint: str, replay: str) -> None:
         self.blocks: dict[str, dict[Any, tuple[Any, ...]]] = {"GPU": {}, "CPU": {}}
         self.batches: dict[int, bytes] = {}
-        self.events: list[Any] = []  #: Of the cache, all there ever were.
+        self.events: list[Any] = []  # All events of the cache so far.
         self._decode = msgspec.msgpack.Decoder(KVEventBatch).decode
         self._context = zmq.Context()
         self._live = self._context.socket(zmq.SUB)
@@ -37,7 +37,7 @@ class EventConsumer:
         self._context.destroy()
 
     def read(self) -> "EventConsumer":
-        """All that has been published, by replay of what is new."""
+        """Reads all published batches, by replay of the new ones."""
         start = len(self.batches)
         self._replay.send_multipart([b"", start.to_bytes(8, "big")])
         while True:
@@ -48,7 +48,7 @@ class EventConsumer:
             self._take(payload)
 
     def live(self) -> dict[int, bytes]:
-        """The batches that came by themselves; as with any SUB socket the first may be missing."""
+        """The batches that arrived live; as with any SUB socket the first may be missing."""
         came = {}
         with contextlib.suppress(zmq.Again):
             while True:
@@ -94,7 +94,7 @@ class EventConsumer:
             if event.medium == "CPU":
                 assert block_hash not in known, "stored twice"
             for blocks in self.blocks.values():
-                # vLLM says the same of the same block.
+                # vLLM repeats the same event for the same block.
                 assert blocks.get(block_hash, said) == said
             known[block_hash] = said
             parent = block_hash
@@ -102,7 +102,7 @@ class EventConsumer:
 
 @contextlib.contextmanager
 def consumer(directory: Path, name: str = "events") -> Iterator[tuple[dict[str, Any], Any]]:
-    """(vLLM's kv_events_config, a function that connects a consumer once the engine is there)."""
+    """(vLLM's kv_events_config, a function that connects a consumer once the engine runs)."""
     endpoints = {
         "endpoint": f"ipc://{directory}/{name}.pub",
         "replay_endpoint": f"ipc://{directory}/{name}.replay",

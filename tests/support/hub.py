@@ -1,7 +1,7 @@
 """A stand-in of the Hugging Face Hub on loopback, for the real huggingface_hub.
 
-It answers what a client of models uses: /api/models/... and /ORG/NAME/resolve/REVISION/FILE, with
-commits, ETags and the redirects of large files as the hub has them.
+It answers the requests of a client of models: /api/models/... and /ORG/NAME/resolve/REVISION/FILE,
+with commits, ETags and the redirects of large files like the hub's.
 
     with Hub() as hub:
         commit = hub.push("org/name", directory)
@@ -41,7 +41,7 @@ class Hub:
     def __init__(self) -> None:
         #: Files by repository and commit; the last commit is main.
         self.commits: dict[str, dict[str, dict[str, _File]]] = {}
-        self.unknown: list[str] = []  #: Requests for what it does not have as an endpoint.
+        self.unknown: list[str] = []  # Requests to unknown endpoints.
         hub = self
 
         class Handler(http.server.BaseHTTPRequestHandler):
@@ -78,7 +78,7 @@ class Hub:
         return f"http://127.0.0.1:{self._server.server_port}"
 
     def push(self, repository: str, directory: Path) -> str:
-        """Makes the files of a directory the newest commit of a repository; its id."""
+        """Makes the files of a directory the newest commit of a repository; returns its id."""
         files = {
             str(path.relative_to(directory)): _File(path.read_bytes(), path.suffix in LARGE)
             for path in sorted(directory.rglob("*"))
@@ -89,7 +89,7 @@ class Hub:
         self.commits.setdefault(repository, {})[commit] = files
         return commit
 
-    # ---- answers
+    # ---- responses
 
     def _answer(self, request: http.server.BaseHTTPRequestHandler) -> None:
         path = urllib.parse.unquote(urllib.parse.urlsplit(request.path).path)
@@ -179,7 +179,7 @@ class Hub:
         if not file.large:
             return 200, headers | {"ETag": f'"{file.etag}"'}, file.content
         headers |= {"X-Linked-Etag": f'"{file.etag}"', "X-Linked-Size": str(len(file.content))}
-        # Of another host, as the hub's: the client keeps the headers of this answer then.
+        # On another host, like the hub's: the client then keeps the headers of this response.
         place = f"http://localhost:{self._server.server_port}/large/{file.sha256}"
         return 302, headers | {"Location": place}, b""
 

@@ -1,4 +1,4 @@
-"""What Meson knows about our tests, and which of them a person asked for."""
+"""The tests that Meson lists, and the selection of the user."""
 
 import dataclasses
 import json
@@ -10,7 +10,7 @@ from collections.abc import Sequence
 
 SUITES = ("unit", "integration", "sim", "fault", "fuzz", "python", "layering", "rxe")
 
-# Run when they are named, and not with everything: they download a kernel and emulate a machine.
+# Suites that run only when they are named: they download a kernel and emulate a machine.
 ON_REQUEST = frozenset({"rxe"})
 
 # These start servers and engines, and share two cores with them.
@@ -18,7 +18,7 @@ SERIAL_SUITES = frozenset({"integration", "fault", "python", "rxe"})
 
 
 class UsageError(Exception):
-    """Nothing that was asked for exists; the text says what does."""
+    """No test matches the selection; the text lists the valid names."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -32,7 +32,7 @@ class Test:
     workdir: str | None
     timeout_s: float  # 0: without a limit
     serial: bool
-    targets: tuple[str, ...]  # what ninja has to build before it
+    targets: tuple[str, ...]  # built by ninja before the test runs
     build_dir: pathlib.Path
 
 
@@ -97,15 +97,15 @@ def select(tests: Sequence[Test], words: Sequence[str]) -> list[Test]:
 
 
 def build(tests: Sequence[Test]) -> None:
-    """Let ninja bring what the tests need up to date.
+    """Lets ninja build the tests' programs.
 
     Raises:
-        subprocess.CalledProcessError: Something does not compile; ninja has said what.
+        subprocess.CalledProcessError: A file does not compile; ninja has printed the error.
     """
     for build_dir in dict.fromkeys(test.build_dir for test in tests):
         targets = sorted({t for test in tests if test.build_dir == build_dir for t in test.targets})
         if targets:
-            # On a terminal ninja keeps one line up to date; elsewhere that would be many lines.
+            # On a terminal ninja updates one line; elsewhere that would be many lines.
             quiet = [] if sys.stdout.isatty() else ["--quiet"]
             print(f"building {len(targets)} programs in {build_dir}", flush=True)
             subprocess.run(["ninja", "-C", str(build_dir), *quiet, *targets], check=True)

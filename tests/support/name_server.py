@@ -1,4 +1,4 @@
-"""A name server that says what a test wants, for processes that get a resolv.conf of their own."""
+"""A name server with answers from the test, for processes with a resolv.conf of their own."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import unittest
 A, AAAA = 1, 28
 NO_SUCH_NAME = 3
 
-#: Runs what follows it with another /etc/resolv.conf; nothing changes for anybody else.
+#: Runs the following command with another /etc/resolv.conf; other processes keep theirs.
 OWN_MOUNTS = ("unshare", "-m", "sh", "-c")
 
 
@@ -35,7 +35,7 @@ def bind(test: unittest.TestCase) -> tuple[socket.socket, str]:
 def prefix(
     address: str, scratch: pathlib.Path, timeout_s: int = 30, attempts: int = 1
 ) -> tuple[str, ...]:
-    """The beginning of a command that asks the name server at `address`, so often and so long."""
+    """The prefix of a command that uses the name server at `address`, with these limits."""
     config = scratch / "resolv.conf"
     config.write_text(f"nameserver {address}\noptions timeout:{timeout_s} attempts:{attempts}\n")
     return (*OWN_MOUNTS, f'mount --bind {config} /etc/resolv.conf && exec "$0" "$@"')

@@ -1,13 +1,13 @@
-"""Nodes on one machine, each in a network namespace of its own, and what may happen to their links.
+"""Nodes on one machine, each in a network namespace of its own, and faults of their links.
 
     with Network(["a", "b"]) as network:
         PegaServer(..., prefix=network["a"].prefix)   # a program on node a
-        network["a"].limit("20mbit")                  # what it sends is slow
+        network["a"].limit("20mbit")                  # slow in the direction from a
         network["b"].cut()                            # a black hole: no packet, no reset
 
 Nothing is named and nothing is mounted: a namespace lives as long as a process in it or a
-descriptor on it does, so that none is left behind whatever ends us. The caller itself moves into a
-namespace of its own, where the bridge between the nodes is; no address here meets one of the
+descriptor on it, so that none is left behind however this process ends. The caller itself moves
+into a namespace of its own, with the bridge between the nodes; no address here conflicts with the
 machine's.
 """
 
@@ -24,14 +24,14 @@ from typing import Self
 
 _CLONE_NEWNET = 0x40000000
 
-#: Outside of Network, nobody's; of the nodes to each other, and of each to the caller.
+#: Subnets that only Network uses: between the nodes, and between each node and the caller.
 _DATA, _CONTROL = "10.77.0", "10.78"
 
 _BRIDGE = "nodes"
 
 
 class NoNetwork(RuntimeError):
-    """This machine or this user cannot have network namespaces; says what is missing."""
+    """This machine or this user cannot have network namespaces; the text names the requirement."""
 
 
 def _libc_call(name: str, *arguments: int) -> None:
@@ -58,9 +58,9 @@ class Node:
 
     def __init__(self, name: str, number: int) -> None:
         self.name = name
-        #: To the other nodes; faults are on this way only.
+        #: Its address for the other nodes; faults are on this link only.
         self.address = f"{_DATA}.{number}"
-        #: To the caller, who asks for metrics here, and for what a client of an engine asks.
+        #: Its address for the caller, which reads metrics and sends requests of clients here.
         self.control_address = f"{_CONTROL}.{number}.2"
         self._port = f"to-{name}"
         self._namespace = -1
@@ -68,30 +68,30 @@ class Node:
 
     @property
     def prefix(self) -> list[str]:
-        """What a command begins with that runs on this node."""
+        """The prefix of a command that runs on this node."""
         return ["nsenter", f"--net=/proc/{os.getpid()}/fd/{self._namespace}", "--"]
 
     def limit(self, rate: str | None) -> None:
-        """Bounds what the node sends to the others, as "20mbit"; None: no bound.
+        """Limits the rate at which the node sends to the others, as "20mbit"; None: no limit.
 
-        The bound's queue holds 64 KiB, so that what is under way when a link is cut is no more.
+        The limit's queue holds 64 KiB, so that a cut link still delivers no more than that.
         """
         self._limit((*self.prefix, "tc"), "data", rate)
 
     def limit_received(self, rate: str | None) -> None:
-        """Bounds what the others send to the node."""
+        """Limits the rate at which the others send to the node."""
         self._limit(("tc",), self._port, rate)
 
     def cut(self) -> None:
-        """A black hole: packets from and to the node vanish, and nobody is told."""
+        """A black hole: packets from and to the node vanish without an error."""
         _run("ip", "link", "set", self._port, "nomaster")
 
     def mend(self) -> None:
-        """After cut()."""
+        """Ends cut()."""
         _run("ip", "link", "set", self._port, "master", _BRIDGE)
 
     def set_link(self, *, up: bool) -> None:
-        """As a cable that is pulled: the node sees that its link has no carrier."""
+        """As if a cable was pulled: the node's link has no carrier."""
         _run("ip", "link", "set", self._port, "up" if up else "down")
 
     def sent_bytes(self) -> int:
@@ -99,7 +99,7 @@ class Node:
         for line in Path("/proc/thread-self/net/dev").read_text().splitlines():
             device, _, counters = line.partition(":")
             if device.strip() == self._port:
-                return int(counters.split()[0])  # what the bridge's end has received
+                return int(counters.split()[0])  # received by the bridge's end
         raise NoNetwork(f"{self._port} is not in /proc/net/dev")
 
     def _limit(self, tc: Sequence[str], device: str, rate: str | None) -> None:
@@ -110,7 +110,7 @@ class Node:
             _run(*tc, "qdisc", "replace", "dev", device, "root", *shape)
 
     def _set_up(self, home: int) -> None:
-        """A namespace for it, and both links. The caller is in ``home``, and is again."""
+        """Makes its namespace and both links. The caller is in ``home``, before and after."""
         _libc_call("unshare", _CLONE_NEWNET)
         self._namespace = _open_namespace()
         _libc_call("setns", home, _CLONE_NEWNET)
@@ -144,7 +144,7 @@ class Network:
     """Some nodes, and a bridge between them. A context manager; belongs to the main thread.
 
     Inside of it the calling thread, and every process and thread that it starts, is in the
-    namespace of the bridge: no network of the machine is in reach.
+    namespace of the bridge: they cannot reach the machine's networks.
     """
 
     def __init__(self, names: Sequence[str]) -> None:
@@ -158,7 +158,7 @@ class Network:
     def __enter__(self) -> Self:
         """
         Raises:
-            NoNetwork: the programs, the permission or the kernel's parts are missing.
+            NoNetwork: the programs, the permission or the kernel's modules are missing.
         """
         for program in ("ip", "tc", "nsenter"):
             if shutil.which(program) is None:

@@ -23,14 +23,14 @@ class Metrics:
         return {name for name, _, _ in self._samples}
 
     def items(self, prefix: str) -> list[tuple[str, dict[str, str], float]]:
-        """All samples whose name starts so: name, labels, value."""
+        """All samples whose name begins with ``prefix``: name, labels, value."""
         return [sample for sample in self._samples if sample[0].startswith(prefix)]
 
     def total(self, name: str, **labels: str) -> float:
-        """Sum over all samples of this name that carry these labels; 0 when there is none.
+        """The sum over all samples of this name with these labels; 0 if there is none.
 
-        A labelled counter has no sample before its first event, so that none means 0 is right;
-        whether the name exists at all is what names() tells.
+        A labelled counter has no sample before its first event, so that 0 is right for none;
+        names() lists the names that exist.
         """
         return sum(
             value
@@ -43,7 +43,7 @@ def read_metrics(address: str, timeout_s: float = 60.0) -> Metrics:
     """Reads http://ADDRESS/metrics; ``address`` is HOST:PORT.
 
     Raises:
-        OSError: nobody answers there.
+        OSError: no server responds there.
     """
     connection = http.client.HTTPConnection(address, timeout=timeout_s)
     try:
@@ -51,7 +51,7 @@ def read_metrics(address: str, timeout_s: float = 60.0) -> Metrics:
         response = connection.getresponse()
         body = response.read().decode()
     except http.client.HTTPException as error:
-        # A server killed while it answers: to the caller no other thing than a closed port.
+        # A server was killed during its response: the caller handles it like a closed port.
         raise ConnectionError(f"GET {address}/metrics: {error!r}") from error
     finally:
         connection.close()

@@ -1,4 +1,4 @@
-"""Reads as much of PromQL as it takes to know which metrics and labels an expression names."""
+"""Parses enough of PromQL to list the metrics and labels that an expression names."""
 
 from __future__ import annotations
 
@@ -29,20 +29,20 @@ _OPERATORS = {"and", "or", "unless", "bool"}
 
 
 class NotPromQL(ValueError):
-    """The expression cannot be read; the text says where."""
+    """The expression is invalid; the text names the position."""
 
 
 @dataclasses.dataclass
 class Selector:
     metric: str
-    matchers: dict[str, tuple[str, str]]  #: By label: the operator and the value.
+    matchers: dict[str, tuple[str, str]]  # The operator and the value, by label.
     is_range: bool
-    function: str | None  #: Of which it is the argument.
+    function: str | None  # The function whose argument it is.
     grouped_by: set[str]  #: Labels of ``by`` around it.
 
 
 class Reader:
-    """Recursive descent over one expression; ``selectors`` are those it found."""
+    """Recursive descent over one expression; ``selectors`` are the results."""
 
     def __init__(self, text: str) -> None:
         self._text = text
@@ -62,7 +62,7 @@ class Reader:
             self._fail("an operator or the end")
 
     def _fail(self, wanted: str) -> None:
-        raise NotPromQL(f"{wanted} wanted before {self._tokens[self._at :]!r} of {self._text!r}")
+        raise NotPromQL(f"{wanted} expected before {self._tokens[self._at :]!r} of {self._text!r}")
 
     def _peek(self) -> str:
         return self._tokens[self._at][1] if self._at < len(self._tokens) else ""
@@ -116,7 +116,7 @@ class Reader:
             self._take(")")
         elif self._peek() == "(":
             if text not in _FUNCTIONS:
-                raise NotPromQL(f"{text} is no function that we know, in {self._text!r}")
+                raise NotPromQL(f"{text} is not a known function, in {self._text!r}")
             self._take("(")
             self._expression(text, grouped_by)
             while self._peek() == ",":
@@ -146,7 +146,7 @@ class Reader:
         if is_range:
             self._take()
         if is_range != _FUNCTIONS.get(function or "", False):
-            raise NotPromQL(f"{metric} with or without a range by mistake, in {self._text!r}")
+            raise NotPromQL(f"{metric} has or lacks a range by mistake, in {self._text!r}")
         self.selectors.append(Selector(metric, matchers, is_range, function, grouped_by))
 
 
@@ -154,6 +154,6 @@ def selectors(expression: str) -> list[Selector]:
     """Every selector of ``expression``.
 
     Raises:
-        NotPromQL: it cannot be read, or names a function that is not in the list above.
+        NotPromQL: it is invalid, or uses a function that is not in the list above.
     """
     return Reader(expression).selectors

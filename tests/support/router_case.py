@@ -54,10 +54,10 @@ class RouterTest(unittest.IsolatedAsyncioTestCase):
         return router
 
     async def all_is_over(self, router: Router) -> None:
-        """Until nothing is left of any request."""
+        """Returns when no request is left."""
         await router.wait_for_metrics(
             lambda m: (
-                m["requests_in_flight"] == 1  # The question itself.
+                m["requests_in_flight"] == 1  # This request itself.
                 and m["body_bytes"] == 0
                 and m["queue_length"] == 0
                 and not any(v for k, v in m.items() if k.startswith("engine_inflight"))

@@ -1,4 +1,4 @@
-"""A real pegaflow-router, and a client that sees every byte of what it answers."""
+"""A real pegaflow-router, and a client that sees every byte of its responses."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from typing import Any
 BINARY = pathlib.Path(os.environ["PEGA_BUILD_DIR"], "router", "pegaflow-router")
 PATIENCE_S = 30
 IS_SANITIZED = b"__asan_init" in BINARY.read_bytes()
-# What was freed is kept for a while to find its use; a little is enough, where memory is measured.
+# The sanitizer keeps freed memory to detect its use; a little suffices where memory is measured.
 SANITIZER_OPTIONS = f"{os.environ.get('ASAN_OPTIONS', '')}:quarantine_size_mb=1"
 
 
 class Reply:
-    """An answer; `is_whole` is false when the connection ended before the answer did."""
+    """A response; `is_whole` is false if the connection ended before the response did."""
 
     def __init__(self, status: int, headers: dict[str, str]) -> None:
         self.status, self.headers = status, headers
@@ -57,7 +57,7 @@ class Client:
         return Reply(int(first.split(" ")[1]), headers)
 
     async def chunk(self) -> bytes | None:
-        """The next chunk; b"" is the last one, None that the connection ended."""
+        """The next chunk; b"" is the last one, None means that the connection ended."""
         try:
             size = await asyncio.wait_for(self.reader.readuntil(b"\r\n"), PATIENCE_S)
             data = await asyncio.wait_for(
@@ -87,7 +87,7 @@ class Client:
         return reply
 
     async def ended(self) -> bytes:
-        """What comes until the connection ends."""
+        """All bytes until the connection ends."""
         try:
             return await asyncio.wait_for(self.reader.read(), PATIENCE_S)
         except ConnectionError:
@@ -112,7 +112,7 @@ class Router:
 
     @classmethod
     async def start(cls, *options: str, prefix: tuple[str, ...] = ()) -> Router:
-        """`prefix` is a command that ends with exec of what follows it."""
+        """`prefix` is a command that ends with exec of its arguments."""
         process = await asyncio.create_subprocess_exec(
             *prefix, BINARY, "--listen", "127.0.0.1:0", *options, stderr=asyncio.subprocess.PIPE,
             env=os.environ | {"ASAN_OPTIONS": SANITIZER_OPTIONS},
@@ -145,17 +145,17 @@ class Router:
         return line
 
     def signal(self, number: signal.Signals) -> None:
-        """Sends a signal; none to a router that has ended.
+        """Sends a signal; nothing is sent to a router that has ended.
 
         Not with ``process.send_signal``: that polls first, and if the router has just ended it
-        takes the return code away from asyncio, which then reports 255.
+        takes the return code from asyncio, which then reports 255.
         """
         with contextlib.suppress(ProcessLookupError):
             if self._pidfd is not None:
                 signal.pidfd_send_signal(self._pidfd, number)
 
     async def ended(self) -> int:
-        """The return code, once the router has ended and its log is whole."""
+        """The return code, once the router has ended and its log is complete."""
         code = await asyncio.wait_for(self.process.wait(), PATIENCE_S)
         await asyncio.wait_for(self._reading, PATIENCE_S)
         return code
@@ -174,7 +174,7 @@ class Router:
         return await self.ended()
 
     async def wait_until_stopped(self) -> None:
-        """A SIGSTOP was sent; until then its sockets may still be read."""
+        """Waits for the effect of a SIGSTOP; until then its sockets may still be read."""
         end = time.monotonic() + PATIENCE_S
         while pathlib.Path(f"/proc/{self.process.pid}/stat").read_text().rsplit(") ")[1][0] != "T":
             assert time.monotonic() < end
@@ -202,13 +202,13 @@ class Router:
             return await client.reply()
 
     async def metrics(self) -> dict[str, float]:
-        """By name, with labels as they are printed, without `pegaflow_router_`."""
+        """Values by name, with labels as they are printed, without `pegaflow_router_`."""
         text = (await self.get("/metrics")).body.decode()
         rows = (line.rsplit(" ", 1) for line in text.splitlines() if not line.startswith("#"))
         return {name.removeprefix("pegaflow_router_"): float(value) for name, value in rows}
 
     async def wait_for_metrics(self, wanted: Callable[[dict[str, float]], bool]) -> None:
-        """Until the metrics are so: what happened shows there a moment later."""
+        """Waits until the metrics match: events are visible there a moment later."""
         end = time.monotonic() + PATIENCE_S
         while not wanted(metrics := await self.metrics()):
             assert time.monotonic() < end, {k: v for k, v in metrics.items() if "bucket" not in k}
@@ -219,6 +219,6 @@ class Router:
         return int(text.split()[1]) * os.sysconf("SC_PAGE_SIZE")
 
     def most_resident_bytes(self) -> int:
-        """Since it started."""
+        """The peak since the start."""
         text = pathlib.Path(f"/proc/{self.process.pid}/status").read_text()
         return int(re.search(r"VmHWM:\s*(\d+) kB", text)[1]) << 10  # type: ignore[index]

@@ -1,9 +1,9 @@
 #!/usr/bin/env python3
-"""Run the tests that Meson knows, count their cases, and say what failed.
+"""Run the tests that Meson lists, count their cases, and report the failures.
 
 Called by `./dev test`, which builds the directories first. Each program runs under supervise.py,
 so a program that leaves a process behind fails. The last line, and no other, reads
-`N passed, N failed, N skipped`; the exit status is 0 only if something ran and nothing failed.
+`N passed, N failed, N skipped`; the exit status is 0 only if a test ran and none failed.
 """
 
 import argparse
@@ -27,12 +27,12 @@ HERE = pathlib.Path(__file__).resolve().parent
 ROOT = HERE.parent.parent
 
 SHOWN_LINES = 200
-#: The build directories whose programs have a sanitizer in them.
+#: The build directories of sanitized programs.
 SANITIZED = ("asan", "fuzz", "tsan")
-# Readers of our output count on one closing line only: ours. Pytest's own is left out.
+# Readers of our output expect one closing line: ours. Pytest's own is left out.
 PYTEST_CLOSING = re.compile(r"^=*\s*(?:\d+ \w+,? ?)+ in [\d.]+s\b.*$|^=+ .* in [\d.]+s.* =+$")
 
-# What libFuzzer prints as it goes on; a finding stands between thousands of these.
+# The progress lines of libFuzzer; a finding is among thousands of them.
 FUZZER_PROGRESS = re.compile(r"^(?:#\d+\s|\s*NEW_FUNC\[|\"[^\"]*\" # Uses: )")
 
 
@@ -55,7 +55,7 @@ class Runner:
         ):
             with concurrent.futures.ThreadPoolExecutor(jobs) as pool:
                 for done in [pool.submit(self._run_one, test) for test in batch]:
-                    done.result()  # An error of ours ends the run loudly.
+                    done.result()  # An error of the runner ends the run.
 
     def _run_one(self, test: Test) -> None:
         self._status(started=test.name)
@@ -77,7 +77,7 @@ class Runner:
         wrapper = self.args.sanitizer_wrapper if test.build_dir.name in SANITIZED else ""
         command = [*wrapper.split(), *test.command]
         limit_s = test.timeout_s * self.args.timeout_multiplier
-        if os.environ.get("PEGA_TEST_NO_LIMIT"):  # `./dev soak`: as long as it was asked for
+        if os.environ.get("PEGA_TEST_NO_LIMIT"):  # `./dev soak` sets the time itself
             limit_s = 0.0
         if test.suite == "fuzz":
             command += self._fuzz_options(test, scratch)
@@ -119,7 +119,7 @@ class Runner:
         ]
 
     def _status(self, started: str = "", ended: str = "") -> None:
-        """On a terminal: names what is running, on a line that the next one overwrites."""
+        """On a terminal: names the running tests, on a line that the next one overwrites."""
         with self._print_lock:
             if started:
                 self._running.append(started)
@@ -136,7 +136,7 @@ class Runner:
         cases = outcome.passed + outcome.failed + outcome.skipped
         detail = f"{cases} case{'s' if cases != 1 else ''}"
         if outcome.failed:
-            detail += f", {outcome.failed} bad"
+            detail += f", {outcome.failed} failed"
         if outcome.skipped:
             detail += f", {outcome.skipped} skipped"
         if outcome.note:
@@ -178,15 +178,17 @@ def parse(argv: list[str]) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="./dev test", description=__doc__.splitlines()[0])
     parser.add_argument("words", nargs="*", help="suites or names; none means all")
     parser.add_argument("--build-dir", type=pathlib.Path, action="append", required=True)
-    parser.add_argument("--seed", type=int, help="repeats a run that printed this seed")
-    parser.add_argument("--fuzz-seconds", type=int, default=5, help="for each fuzz target")
-    parser.add_argument("--jobs", type=int, default=2, help="suites that may run side by side do")
+    parser.add_argument("--seed", type=int, help="repeat the run that printed this seed")
+    parser.add_argument("--fuzz-seconds", type=int, default=5, help="seconds for each fuzz target")
+    parser.add_argument(
+        "--jobs", type=int, default=2, help="number of tests that run at a time in parallel suites"
+    )
     parser.add_argument("--timeout-multiplier", type=float, default=1.0)
     parser.add_argument(
-        "--sanitizer-wrapper", default="", help="words before each command of a sanitizer's build"
+        "--sanitizer-wrapper", default="", help="words before each command of a sanitized build"
     )
-    parser.add_argument("--counts-file", type=pathlib.Path, help="add the sums to this file")
-    parser.add_argument("--list", action="store_true", help="name the tests and run none")
+    parser.add_argument("--counts-file", type=pathlib.Path, help="append the sums to this file")
+    parser.add_argument("--list", action="store_true", help="list the tests and run none")
     parser.add_argument("--no-build", action="store_true")
     args = parser.parse_intermixed_args(argv)
     args.extra = extra

@@ -1,4 +1,4 @@
-"""The pool of a server as a process has it that writes where it has no business."""
+"""The pool of a server, mapped by a process that must not write to it."""
 
 import mmap
 import os
@@ -11,7 +11,7 @@ from tests.support.vllm_server import PegaServer
 
 @contextmanager
 def pool_of(server: PegaServer) -> Iterator[mmap.mmap]:
-    """The pool as a stray client has it: mapped, to be written by mistake."""
+    """The pool as a stray client maps it, to be overwritten by mistake."""
     for entry in Path(f"/proc/{server.pid}/fd").iterdir():
         if os.readlink(entry).startswith("/memfd:"):
             fd = os.open(entry, os.O_RDWR | os.O_CLOEXEC)

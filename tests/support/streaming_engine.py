@@ -1,8 +1,8 @@
-"""An engine as a router sees it: HTTP with answers of OpenAI's API, whole or as events.
+"""An engine as a router sees it: HTTP with responses of OpenAI's API, whole or as events.
 
-It runs in the event loop of the test, which decides what it does with each request and sees when
+It runs in the event loop of the test, which decides its response to each request and sees when
 its caller leaves. As a program it is a process that can be killed: it prints its URL, and a line
-for each request. It ends no stream, and with --silent answers no prefill.
+for each request. It ends no stream, and with --silent responds to no prefill.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from typing import Any
 
 
 class Request:
-    """One request that an engine got."""
+    """One request that an engine received."""
 
     def __init__(self, method: str, target: str, headers: dict[str, str], body: bytes) -> None:
         self.method, self.target, self.headers, self.body = method, target, headers, body
@@ -43,7 +43,7 @@ KV_PARAMS = b'{"pegaflow": {"node":"n-1", "incarnation":"00ff", "job":7, "tokens
 
 
 class Answer:
-    """Writes one answer piece by piece."""
+    """Writes one response piece by piece."""
 
     def __init__(self, writer: asyncio.StreamWriter) -> None:
         self._writer = writer
@@ -71,7 +71,7 @@ class Answer:
         await self.raw(b"0\r\n\r\n")
 
     def die(self) -> None:
-        """Ends the connection by a reset, as the kernel does for a process that is killed."""
+        """Resets the connection, like the kernel does for a process that is killed."""
         self._writer.transport.abort()
 
 
@@ -95,7 +95,7 @@ async def serve_normally(request: Request, answer: Answer) -> None:
 
 
 async def wait_for_leaving(request: Request, _answer: Answer) -> None:
-    """Says nothing until the caller leaves."""
+    """Sends nothing until the caller leaves."""
     await request.gone.wait()
 
 
@@ -108,18 +108,18 @@ class StreamingEngine:
         self.behavior = behavior
         self._host = host
         self.is_healthy = True
-        # What a router's own questions for models are answered with; None: 404.
+        # The response to a router's own requests for models; None: 404.
         self.models: list[str] | None = ["m"]
         self._is_draining = False
         self._answering = 0
-        self._rest = asyncio.Event()  # Nothing is being answered.
+        self._rest = asyncio.Event()  # Set while no response is pending.
         self._rest.set()
         self.requests: list[Request] = []  # Without a router's own questions.
         self.model_questions = 0
         self.connections = 0
         self._port = port
-        # Not the server of asyncio: what that has accepted and not begun when it is closed stays
-        # open, with nobody behind it.
+        # Not asyncio's server: a connection that it has accepted and not begun when it is closed
+        # stays open without a handler.
         self._listener: socket.socket | None = None
         self._tasks: set[asyncio.Task[None]] = set()
         self._writers: set[asyncio.StreamWriter] = set()
@@ -134,7 +134,7 @@ class StreamingEngine:
         return self._port
 
     async def start(self) -> StreamingEngine:
-        """On the same port as before, if it was there before."""
+        """On the same port as before, after a restart."""
         self._is_draining = False
         self._listener = socket.create_server((self._host, self._port), backlog=1000)
         self._listener.setblocking(False)
@@ -143,7 +143,7 @@ class StreamingEngine:
         return self
 
     async def stop(self) -> None:
-        """Refuses connections from now on, and resets those that are open."""
+        """Rejects connections from now on, and resets the open ones."""
         tasks = list(self._tasks)
         for task in tasks:
             task.cancel()
@@ -155,10 +155,11 @@ class StreamingEngine:
             self._listener = None
 
     async def drain(self) -> None:
-        """As vLLM with --shutdown-timeout: ends what it has, refuses the rest, then is gone."""
+        """As vLLM with --shutdown-timeout: ends its requests, rejects new ones, then exits."""
         self._is_draining = True
         assert self._listener is not None
-        # Ends the accepting by an error. Cancelled, asyncio may lose what it has just accepted.
+        # Ends the accepting by an error. If cancelled, asyncio may lose a connection it has just
+        # accepted.
         self._listener.shutdown(socket.SHUT_RDWR)
         await self._accepting
         self._listener.close()
@@ -176,7 +177,7 @@ class StreamingEngine:
                 await writer.wait_closed()
 
     async def wait_for(self, count: int) -> Request:
-        """The request number `count`, once it is here."""
+        """The request number `count`, once it has arrived."""
         async with self._arrived:
             await asyncio.wait_for(
                 self._arrived.wait_for(lambda: len(self.requests) >= count), timeout=20
@@ -200,7 +201,7 @@ class StreamingEngine:
             self._begin(self._connected(connection))
 
     async def _connected(self, connection: socket.socket) -> None:
-        # What asyncio does for sockets that it has made itself; else pieces wait for their like.
+        # Like asyncio for its own sockets; otherwise pieces are delayed to be merged.
         connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         try:
             reader, writer = await asyncio.open_connection(sock=connection)
@@ -249,7 +250,7 @@ class StreamingEngine:
             try:
                 await self.behavior(request, Answer(writer))
             except ConnectionError:
-                request.gone.set()  # Writing may find it out before the watch reads it.
+                request.gone.set()  # Writing may detect it before the watch does.
                 raise
             finally:
                 self._answering -= 1
@@ -263,7 +264,7 @@ class StreamingEngine:
 
     @staticmethod
     async def _watch(reader: asyncio.StreamReader, request: Request) -> None:
-        # A router never sends its next request before our answer has ended.
+        # A router never sends its next request before our response has ended.
         try:
             data = await reader.read(1)
         except ConnectionError:

@@ -1,11 +1,11 @@
 #!/usr/bin/env python3
-"""Run one test program so that nothing of it outlives it.
+"""Run one test program so that none of its processes outlives it.
 
 usage: supervise.py --timeout SECONDS --log FILE --report FILE -- COMMAND...
 
-The supervisor makes itself the subreaper of all that it starts. A daemon that the test forked
-away, even into a session of its own, thus becomes a child of the supervisor when its parents
-end, and can be named, killed and held against the test. The report is one JSON object:
+The supervisor makes itself the subreaper of all processes of the test. A daemon that the test
+forked, even into a session of its own, thus becomes a child of the supervisor when its parents
+end, and can be named, killed and reported as a failure. The report is one JSON object:
 {"exit": N or null, "signal": N or null, "timed_out": bool, "seconds": N, "leaked": ["PID CMD"]}.
 """
 
@@ -22,10 +22,10 @@ import time
 PR_SET_PDEATHSIG = 1
 PR_SET_CHILD_SUBREAPER = 36
 
-# A process that was told to end just before its test did is given this long to be gone: a vLLM, or
-# a server's whole pool, on a machine that is busy with other things.
+# The time for a process that was signaled just before its test ended: a vLLM, or a server with a
+# whole pool to free, on a busy machine.
 GRACE_S = 10.0
-# A test that ran out of time may still write down where it stood.
+# The time for a test that ran out of time to write its state.
 TERM_S = 5.0
 
 
@@ -43,7 +43,7 @@ def children(pid: int) -> list[int]:
             text = pathlib.Path(f"/proc/{pid}/task/{task}/children").read_text()
             found += [int(word) for word in text.split()]
     except (FileNotFoundError, ProcessLookupError):
-        pass  # It ended while we looked: then it has no children.
+        pass  # It ended meanwhile: then it has no children.
     return found
 
 
@@ -66,7 +66,7 @@ def command_of(pid: int) -> str:
 
 
 def reap_ended() -> None:
-    """Collect every child that has ended, adopted ones included."""
+    """Reaps every child that has ended, adopted ones included."""
     while True:
         try:
             pid, _ = os.waitpid(-1, os.WNOHANG)
@@ -77,7 +77,7 @@ def reap_ended() -> None:
 
 
 def wait_until_alone(limit_s: float) -> list[int]:
-    """Wait until no descendant is left; returns those that still are after ``limit_s``."""
+    """Waits until no descendant is left; returns those that remain after ``limit_s``."""
     end = time.monotonic() + limit_s
     while True:
         reap_ended()
@@ -97,7 +97,7 @@ def kill_all(pids: list[int]) -> None:
 
 
 def run(command: list[str], log: pathlib.Path, timeout_s: float) -> dict:
-    # Blocked, so that sigtimedwait() gets it; the child starts with an empty mask again.
+    # Blocked, so that sigtimedwait() receives it; the child starts with an empty mask again.
     signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGCHLD})
     started = time.monotonic()
     with log.open("wb") as out:
@@ -127,7 +127,7 @@ def run(command: list[str], log: pathlib.Path, timeout_s: float) -> dict:
     seconds = time.monotonic() - started
     left = wait_until_alone(0.0 if timed_out else GRACE_S)
     leaked = [f"{pid} {command_of(pid)}" for pid in left]
-    while left:  # A process that forks while it is killed: again, until none is left.
+    while left:  # A process may fork while it is killed: repeat until none is left.
         kill_all(left)
         left = wait_until_alone(GRACE_S)
     return {

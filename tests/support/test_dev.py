@@ -1,4 +1,4 @@
-"""`./dev` explains itself and names the fix, and `.ci/run` adds up what its stages counted."""
+"""`./dev` explains itself and names fixes, and `.ci/run` adds up the counts of its stages."""
 
 import os
 import pathlib
@@ -37,7 +37,7 @@ class DevTest(unittest.TestCase):
                     self.assertEqual(done.returncode, 0)
                     self.assertTrue(done.stdout.startswith("usage: ./dev"), done.stdout)
 
-    def test_unknown_words_are_refused_with_the_fix(self) -> None:
+    def test_unknown_words_are_rejected_with_the_fix(self) -> None:
         for words, fix in (
             (("tset",), "try ./dev help"),
             (("test", "--sed", "1"), "see ./dev test --help"),
@@ -54,7 +54,7 @@ class DevTest(unittest.TestCase):
 
 
 class SetupTest(unittest.TestCase):
-    """Missing packages, asked for by a user who is not root and has these programs only."""
+    """Packages that are missing for a user who is not root and has only these programs."""
 
     TOOLS = ("dpkg-query", "comm", "sort", "sed", "cat")
 
@@ -73,7 +73,7 @@ class SetupTest(unittest.TestCase):
             script = "source tools/setup.sh; packages_odd=(pega-none-a pega-none-b)"
             return run("/bin/bash", "-c", f'cd "{ROOT}"; {script}; need_packages odd', PATH=folder)
 
-    def test_without_sudo_the_line_for_root_is_shown_and_nothing_is_said_to_be_installed(self):
+    def test_without_sudo_the_command_for_root_is_shown_and_no_install_is_claimed(self):
         done = self.need_packages(sudo=None)
 
         self.assertEqual(done.returncode, 1)
@@ -81,7 +81,7 @@ class SetupTest(unittest.TestCase):
         self.assertIn("2 packages are missing, and there is no sudo", done.stderr)
         self.assertIn("-y --no-install-recommends pega-none-a pega-none-b\n", done.stderr)
 
-    def test_a_sudo_that_refuses_is_told_apart_from_apt(self):
+    def test_a_sudo_that_refuses_is_distinguished_from_a_failed_apt(self):
         done = self.need_packages(sudo="echo sudo: not for you >&2; exit 1")
 
         self.assertEqual(done.returncode, 1)
@@ -90,7 +90,7 @@ class SetupTest(unittest.TestCase):
 
 
 class CiRunTest(unittest.TestCase):
-    """Runs .ci/run beside a `dev` that only counts."""
+    """Runs .ci/run with a `dev` that only counts."""
 
     def run_with(self, dev: str) -> tuple[int, list[str]]:
         with tempfile.TemporaryDirectory() as folder:
@@ -118,12 +118,12 @@ class CiRunTest(unittest.TestCase):
         self.assertIn("failed: check", lines)
         self.assertNotEqual(code, 0)
 
-    def test_a_failure_with_the_drawn_seed_is_shown_and_fails_no_gate(self) -> None:
+    def test_a_failure_with_the_random_seed_is_shown_and_does_not_fail_the_gate(self) -> None:
         advice = 'case "$*" in *" sim "*) exit 1 ;; esac\n'
         code, lines = self.run_with('[ "$1" = check ] && exit 0\n' + advice + self.COUNT)
 
         self.assertEqual(lines[-1], "20 passed, 0 failed, 4 skipped")
-        self.assertIn("advice FAILED, which fails no gate; the same again: ", lines[-2])
+        self.assertIn("advice FAILED, which does not fail the gate; to repeat: ", lines[-2])
         seed = lines[-2].split("--seed ")[1].split()[0]
         self.assertIn(f"==== advice: seed {seed}", lines)
         self.assertEqual(code, 0)

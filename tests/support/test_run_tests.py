@@ -1,4 +1,4 @@
-"""The runner is right: each case runs run_tests.py on a build directory of small programs."""
+"""Tests of the runner: each case runs run_tests.py on a build directory of small programs."""
 
 import json
 import os
@@ -26,7 +26,7 @@ class RunTestsTest(unittest.TestCase):
         self.tests: list[dict] = []
 
     def add(self, name: str, script: str, *, timeout: int = 30, python: bool = False) -> None:
-        """A test whose program is this script, for bash or for Python."""
+        """Adds a test whose program is this script, for bash or for Python."""
         path = self.build / name.replace("/", "_")
         interpreter = sys.executable if python else "/bin/bash"
         path.write_text(f"#!{interpreter}\n" + textwrap.dedent(script))
@@ -129,7 +129,7 @@ class RunTestsTest(unittest.TestCase):
         self.assert_ends(lines, "3 passed, 2 failed, 1 skipped")
 
     def test_pytest_cases_are_counted_and_its_closing_line_is_left_out(self) -> None:
-        # Writes what pytest writes, where the runner tells pytest to write it.
+        # Writes pytest's file, at the path that the runner gives to pytest.
         self.add(
             "python/cases",
             """
@@ -149,7 +149,7 @@ class RunTestsTest(unittest.TestCase):
         self.assertFalse([line for line in lines if " in 0.10s" in line])
         self.assertTrue([line for line in lines if "c: no device" in line])
 
-    def test_exit_77_is_a_skip_and_its_reason_is_said(self) -> None:
+    def test_exit_77_is_a_skip_and_its_reason_is_shown(self) -> None:
         self.add("unit/good", "true")
         self.add("unit/device", "echo 'no such device here'; exit 77")
 
@@ -159,8 +159,8 @@ class RunTestsTest(unittest.TestCase):
         self.assertTrue([line for line in lines if "skipped: no such device here" in line])
         self.assertEqual(code, 0)
 
-    def test_a_fuzzer_that_found_something_fails(self) -> None:
-        # libFuzzer leaves with the exit code that it was told, or with 77.
+    def test_a_fuzzer_with_a_finding_fails(self) -> None:
+        # libFuzzer exits with the code of -error_exitcode, or with 77.
         self.add(
             "fuzz/target",
             """
@@ -178,7 +178,7 @@ class RunTestsTest(unittest.TestCase):
         self.assert_ends(lines, "0 passed, 1 failed, 0 skipped")
         self.assertEqual(code, 1)
 
-    def test_a_run_of_skips_only_is_not_good(self) -> None:
+    def test_a_run_in_which_everything_is_skipped_fails(self) -> None:
         self.add("unit/device", "exit 77")
 
         code, lines = self.run_tests()
@@ -186,7 +186,7 @@ class RunTestsTest(unittest.TestCase):
         self.assert_ends(lines, "0 passed, 0 failed, 1 skipped")
         self.assertNotEqual(code, 0)
 
-    def test_a_bad_exit_after_good_cases_fails(self) -> None:
+    def test_a_failed_exit_after_passed_cases_fails(self) -> None:
         self.add("unit/late", "echo '[doctest] test cases: 3 | 3 passed | 0 failed |'; exit 3")
 
         code, lines = self.run_tests()
@@ -218,7 +218,7 @@ class RunTestsTest(unittest.TestCase):
         self.assertTrue([line for line in lines if "ended by signal 11" in line])
 
     def test_a_process_left_behind_fails_the_test_and_is_killed(self) -> None:
-        # In a session of its own, with its parent gone, as a daemon is.
+        # In a session of its own, with its parent gone, like a daemon.
         mark = self.build / "pid"
         self.add("unit/leak", f"setsid bash -c 'echo $$ > {mark}; exec sleep 600' & disown")
         self.add("unit/good", "true")
@@ -232,7 +232,7 @@ class RunTestsTest(unittest.TestCase):
         with self.assertRaises(ProcessLookupError):
             os.kill(int(mark.read_text()), 0)
 
-    def test_a_child_that_is_ending_is_no_leak(self) -> None:
+    def test_a_child_that_is_ending_is_not_a_leak(self) -> None:
         self.add(
             "unit/tidy",
             """
@@ -240,7 +240,7 @@ class RunTestsTest(unittest.TestCase):
             pid = os.fork()
             if pid == 0:
                 signal.pause()
-            os.kill(pid, signal.SIGKILL)  # and not waited for
+            os.kill(pid, signal.SIGKILL)  # but not reaped
             """,
             python=True,
         )
@@ -249,7 +249,7 @@ class RunTestsTest(unittest.TestCase):
 
         self.assert_ends(lines, "1 passed, 0 failed, 0 skipped")
 
-    def test_a_test_past_its_limit_is_stopped_with_all_its_processes(self) -> None:
+    def test_a_test_that_exceeds_its_limit_is_stopped_with_all_its_processes(self) -> None:
         mark = self.build / "pid"
         self.add("unit/hang", f"sleep 601 & echo $! > {mark}; wait", timeout=3)
 
@@ -279,7 +279,7 @@ class RunTestsTest(unittest.TestCase):
         with os.fdopen(test) as ended:
             self.assertTrue(select.select([ended], [], [], 60)[0], "the test outlived the runner")
 
-    def test_suites_names_and_parts_choose(self) -> None:
+    def test_suites_names_and_parts_of_names_select_tests(self) -> None:
         for name in ("unit/base/units", "unit/engine/units", "sim/store", "layering/unit"):
             self.add(name, "true")
 
@@ -288,7 +288,7 @@ class RunTestsTest(unittest.TestCase):
                 _, lines = self.run_tests(word)
                 self.assert_ends(lines, f"{count} passed, 0 failed, 0 skipped")
 
-    def test_a_suite_on_request_runs_when_it_is_named_and_only_then(self) -> None:
+    def test_a_suite_on_request_runs_only_when_it_is_named(self) -> None:
         for name in ("unit/nodes", "rxe/nodes"):
             self.add(name, "true")
 
@@ -297,7 +297,7 @@ class RunTestsTest(unittest.TestCase):
                 _, lines = self.run_tests(*words)
                 self.assert_ends(lines, f"{count} passed, 0 failed, 0 skipped")
 
-    def test_an_unknown_name_is_refused_and_the_fix_named(self) -> None:
+    def test_an_unknown_name_is_rejected_and_the_fix_is_named(self) -> None:
         self.add("unit/good", "true")
 
         code, lines = self.run_tests("untit")

@@ -1,4 +1,4 @@
-"""Starts a real ``vllm serve`` or pegaflow-server, and ends them without a trace.
+"""Starts a real ``vllm serve`` or pegaflow-server, and ends them without leftovers.
 
 The demo, tests/python and perf/ share this. Both classes are context managers:
 
@@ -35,7 +35,7 @@ MODEL_NAME = "tiny"
 
 
 def venv_bin() -> Path:
-    """bin/ of the virtual environment with vLLM: the one that runs us, else .venv."""
+    """bin/ of the virtual environment with vLLM: the running one, else .venv."""
     own = Path(sys.prefix, "bin")
     return own if (own / "vllm").exists() else REPOSITORY / ".venv" / "bin"
 
@@ -70,10 +70,11 @@ class ModelShape:
 
 
 def ensure_model(shape: ModelShape = ModelShape()) -> Path:
-    """Directory of the model, made at the first call (seconds) and kept for all later ones."""
+    """The directory of the model, made at the first call (seconds) and kept for all later ones."""
     directory = shape.directory()
     directory.parent.mkdir(parents=True, exist_ok=True)
-    # The lock is for two runs at once; the rename, so that an interrupted one leaves no half model.
+    # The lock serves two runs at once; the rename keeps an interrupted run from leaving half a
+    # model.
     with (directory.parent / ".lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         if directory.exists():
@@ -91,7 +92,7 @@ def ensure_model(shape: ModelShape = ModelShape()) -> Path:
 
 
 def free_port() -> int:
-    """A port that was free a moment ago. Another may take it first: who starts must retry."""
+    """A port that was free a moment ago. Another process may take it first: callers must retry."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return probe.getsockname()[1]
@@ -99,25 +100,25 @@ def free_port() -> int:
 
 @dataclasses.dataclass(frozen=True)
 class VllmOptions:
-    """What to serve, and how."""
+    """Options of one server."""
 
     model: Path
-    #: Address of a pegaflow-server as the connector takes it (``unix:/path``); None: plain vLLM.
+    #: Address of a pegaflow-server for the connector (``unix:/path``); None: plain vLLM.
     connector: str | None = None
     #: More entries for kv_connector_extra_config, with ``connector``.
     extra_config: Mapping[str, Any] = dataclasses.field(default_factory=dict)
-    #: The whole --kv-transfer-config, in place of the one made from ``connector``.
+    #: The whole --kv-transfer-config, instead of the one made from ``connector``.
     kv_transfer_config: Mapping[str, Any] | None = None
     dtype: str = "float32"
     block_size: int = 32
     max_model_len: int = 4096
-    #: A tenth of it may wait for its save at a time: enough for a prompt of 4,000 tokens.
+    #: A tenth of it may wait for saves at a time: enough for a prompt of 4,000 tokens.
     kv_cache_bytes: int = 2 << 30
     #: vLLM's own prefix cache.
     prefix_caching: bool = True
     #: More options of ``vllm serve``.
     arguments: Sequence[str] = ()
-    #: Directories with the modules that vLLM must import (the build's python/).
+    #: Directories of the modules that vLLM must import (the build's python/).
     python_path: Sequence[Path] = ()
 
 
@@ -152,7 +153,7 @@ class VllmServer(ChildProcess):
             },
         )
         self.options = options
-        #: Where it listens.
+        #: Its listen address.
         self.host = "127.0.0.1"
         self._temporary: Path | None = None
         self._port = 0
@@ -163,13 +164,13 @@ class VllmServer(ChildProcess):
         return f"{self.host}:{self._port}"
 
     def start(self) -> Self:
-        """Start and wait until GET /health says 200.
+        """Starts and waits until GET /health returns 200.
 
         Raises:
             ChildFailed: it died or was not ready in time.
         """
         if self.running():
-            raise ChildFailed(f"{self.name} is started already")
+            raise ChildFailed(f"{self.name} is already started")
         for last_try in (False, False, True):
             self._port = free_port()
             self._make_temporary()
@@ -182,7 +183,7 @@ class VllmServer(ChildProcess):
 
     def _make_temporary(self) -> None:
         temporary = Path(tempfile.mkdtemp(prefix="pega-vllm-"))
-        # A socket path has room for 107 characters, and vLLM puts a UUID behind TMPDIR.
+        # A socket path may have 107 characters, and vLLM appends a UUID to TMPDIR.
         if len(str(temporary)) > 65:
             temporary.rmdir()
             raise ChildFailed(f"{temporary} is too long a path for vLLM's Unix sockets")
@@ -197,12 +198,12 @@ class VllmServer(ChildProcess):
             str(options.model),
             *("--served-model-name", MODEL_NAME),
             *("--host", self.host, "--port", str(self._port)),
-            "--disable-uvicorn-access-log",  # tests poll /metrics; the log is for what matters
+            "--disable-uvicorn-access-log",  # tests poll /metrics; the log is for other lines
             *("--dtype", options.dtype, "--enforce-eager"),
             *("--max-model-len", str(options.max_model_len)),
             *("--block-size", str(options.block_size)),
             *("--kv-cache-memory-bytes", str(options.kv_cache_bytes)),
-            # Engines that do not share a machine's Python must agree on the keys.
+            # Engines with different Pythons must agree on the keys.
             *("--prefix-caching-hash-algo", "sha256_cbor"),
             "--enable-prefix-caching" if options.prefix_caching else "--no-enable-prefix-caching",
             *options.arguments,
@@ -212,7 +213,7 @@ class VllmServer(ChildProcess):
         return command
 
     def kv_transfer_config(self) -> dict[str, Any] | None:
-        """What --kv-transfer-config gets; None for plain vLLM."""
+        """The value of --kv-transfer-config; None for plain vLLM."""
         options = self.options
         if options.kv_transfer_config is not None:
             return dict(options.kv_transfer_config)
@@ -222,7 +223,7 @@ class VllmServer(ChildProcess):
             "kv_connector": "PegaKVConnector",
             "kv_connector_module_path": "pegaflow.connector",
             "kv_role": "kv_both",
-            # What a test stored should be loaded, however fast the model is.
+            # Stored blocks are loaded, however fast the model is.
             "kv_connector_extra_config": {
                 "pegaflow.host": options.connector,
                 "pegaflow.load_policy": "always",
@@ -252,7 +253,7 @@ class VllmServer(ChildProcess):
 
 
 class _OwnServer(ChildProcess):
-    """A program of ours: ready once its file of addresses is there, with metrics over HTTP."""
+    """A program of PegaFlow: ready once its file of addresses exists, with metrics over HTTP."""
 
     start_timeout_s = 60.0
 
@@ -314,7 +315,7 @@ class PegaServer(_OwnServer):
     ) -> None:
         super().__init__("pegaflow-server", binary, directory, env)
         self.socket = directory / "pega.sock"
-        #: Where its HTTP server listens.
+        #: Its HTTP listen address.
         self.host = "127.0.0.1"
         self.pool_size = pool_size
         self.arguments = list(arguments)
@@ -330,7 +331,7 @@ class PegaServer(_OwnServer):
         return self._ready["http"]
 
     def post(self, path: str) -> tuple[int, Any]:
-        """POST over the server's Unix socket for HTTP; returns status and the JSON answer."""
+        """POST over the server's Unix socket for HTTP; returns status and the JSON response."""
         status, body = self._ask("POST", path)
         return status, json.loads(body)
 
@@ -347,7 +348,7 @@ class PegaServer(_OwnServer):
 
     @property
     def peer_listen(self) -> str:
-        """HOST:PORT where servers of other nodes reach it, with --peer-listen."""
+        """HOST:PORT of its --peer-listen for servers of other nodes."""
         return self._ready["peer_listen"]
 
     def command(self) -> list[str]:
@@ -375,7 +376,7 @@ class RouterServer(_OwnServer):
 
     @property
     def http(self) -> str:
-        """HOST:PORT that clients talk to."""
+        """HOST:PORT for clients."""
         return self._ready["listen"]
 
     def command(self) -> list[str]:

@@ -1,4 +1,4 @@
-"""Waiting for a condition of another process. Needs nothing but Python itself."""
+"""Waits for a condition of another process. Needs only Python itself."""
 
 import select
 import time
