@@ -1,4 +1,4 @@
-"""What the tests here share: a server to talk to, prompts, and a seed to repeat a run with."""
+"""Fixtures of these tests: a server, prompts, and a seed to repeat a run."""
 
 import os
 import random
@@ -34,7 +34,7 @@ def pega(short_path: Path) -> Iterator[PegaServer]:
 
 @pytest.fixture
 def own_pega(short_path: Path, request: pytest.FixtureRequest) -> Iterator[PegaServer]:
-    """A server for a test that stops or kills it, or wants it small (``pool_size`` marker)."""
+    """A server that a test stops or kills, or needs small (``pool_size`` marker)."""
     marker = request.node.get_closest_marker("pool_size")
     size = marker.args[0] if marker else "64mb"
     directory = Path(tempfile.mkdtemp(prefix="own-", dir=short_path))
@@ -44,14 +44,14 @@ def own_pega(short_path: Path, request: pytest.FixtureRequest) -> Iterator[PegaS
 
 @pytest.fixture(scope="session")
 def seed() -> int:
-    """PEGA_TEST_SEED, or a new one; printed, and a failure shows what was printed."""
+    """PEGA_TEST_SEED, or a random one; it is printed, and shown with a failure."""
     value = int(os.environ.get("PEGA_TEST_SEED") or random.SystemRandom().randrange(1, 1 << 32))
     print(f"seed {value} (the same again: PEGA_TEST_SEED={value})")
     return value
 
 
 class Prompts:
-    """Prompts that no other test has, so that tests can share a server."""
+    """Prompts that are unique to each test, so that tests can share a server."""
 
     def __init__(self, name: str) -> None:
         self._random = random.Random(name)
@@ -72,7 +72,7 @@ def pytest_configure(config: pytest.Config) -> None:
 def pytest_unconfigure() -> None:
     """Waits for the process that forks ranks (tests/python/rank.py).
 
-    It has vLLM in it, and would take longer to end than the runner gives a process that lost its
+    It has vLLM loaded, and would take longer to end than the runner gives a process that lost its
     parent. multiprocessing has these functions for its own tests only.
     """
     forkserver._forkserver._stop()

@@ -1,8 +1,8 @@
 """A model whose KV can be checked: each token's KV is a function of all tokens up to it.
 
-It stands where vLLM's model would, in real KV memory that vLLM's own code lays out. Before a
-forward pass it looks at the KV of the whole context, so a block that was loaded from elsewhere,
-torn, stale or overwritten is found in the step that would have used it.
+It replaces vLLM's model, in real KV memory that vLLM's own code lays out. Before a forward pass it
+checks the KV of the whole context, so a block that was loaded from elsewhere, torn, stale or
+overwritten is detected in the step that would have used it.
 """
 
 import dataclasses
@@ -17,7 +17,7 @@ _MASK = (1 << 64) - 1
 
 
 class WrongKv(AssertionError):
-    """The memory does not hold what the tokens say."""
+    """The memory differs from the KV of the tokens."""
 
 
 def chain(seed: int, tokens: list[int], start: int = 0, state: int = 0) -> list[int]:
@@ -32,7 +32,7 @@ def chain(seed: int, tokens: list[int], start: int = 0, state: int = 0) -> list[
 
 
 def next_token(value: int) -> int:
-    """What the model samples after a token with this number; never below 10."""
+    """The token that the model samples after a token with this number; never below 10."""
     return 10 + (value >> 7) % 900
 
 
@@ -48,7 +48,7 @@ def answer(prompt: list[int], count: int, seed: int = 0) -> list[int]:
 
 @dataclasses.dataclass
 class _Row:
-    """What a worker knows of a request."""
+    """A worker's state of a request."""
 
     seed: int
     tokens: list[int]
@@ -63,7 +63,7 @@ class _Row:
 class FakeModel:
     """KV memory of one worker, and the model that reads and writes it.
 
-    Ranks whose ``content`` is equal hold the same bytes, others never do.
+    Ranks with equal ``content`` hold the same bytes, other ranks never do.
     """
 
     def __init__(self, kv_cache_config: Any, content: int = 0) -> None:
@@ -79,7 +79,7 @@ class FakeModel:
                 raw, self.spec, kv_cache_config.num_blocks, layout, tensor
             )
             self.tensors |= dict(zip(tensor.layers, views, strict=True))
-        # NumPy has no bfloat16; bytes are bytes.
+        # NumPy has no bfloat16; any type of two bytes will do.
         self.arrays = [
             view.view(torch.int16 if view.dtype == torch.bfloat16 else view.dtype)
             .numpy()
@@ -90,7 +90,7 @@ class FakeModel:
         self.checked_tokens = 0
 
     def poison(self, blocks: list[int]) -> None:
-        """vLLM zeroes blocks that it hands out; this is a zero that nobody mistakes for KV."""
+        """vLLM zeroes blocks that it allocates; this is a zero that differs from any KV."""
         for array in self.arrays:
             array[blocks] = 0xDDDDDDDDDDDDDDDD
 
@@ -120,10 +120,10 @@ class FakeModel:
         return [row.tokens[-1]]
 
     def check(self, request_id: str, computed: int) -> None:
-        """Looks at the KV of the first ``computed`` tokens.
+        """Checks the KV of the first ``computed`` tokens.
 
         Raises:
-            WrongKv: some token's is not what it must be.
+            WrongKv: the KV of a token is wrong.
         """
         row = self._rows[request_id]
         bad = self._arrays_at(row, 0, computed, write=False)

@@ -1,9 +1,9 @@
 """vLLM's real scheduler and KV-cache classes drive the real connector, without a model.
 
 An ``Engine`` is one engine core: vLLM's Scheduler (or AsyncScheduler) with a PegaKVConnector of its
-own making, and its workers, each with another PegaKVConnector and a FakeModel in place of vLLM's:
-one in this process, or each in one of its own, see rank.py. Plans and outputs are pickled on their
-way, as between vLLM's processes.
+own, and its workers, each with another PegaKVConnector and a FakeModel in place of vLLM's model:
+one in this process, or each in its own process, see rank.py. Plans and outputs are pickled in
+between, as between vLLM's processes.
 """
 
 import collections
@@ -45,10 +45,11 @@ from tests.python.fake_model import FakeModel, answer
 from tests.python.rank import Rank, RankOptions, RankProcess
 
 BLOCK = 16
-#: Steps that any scenario here stays far below, so that one which does not end is found.
+#: Far more steps than any scenario takes, so that one that does not end is detected.
 MAX_STEPS = 20_000
 
-#: A busy machine must not turn a hit into a miss, where a test is not about deadlines.
+#: Long deadlines, for tests that are not about them: a busy machine must not turn a hit into a
+#: miss.
 PATIENT = {
     "pegaflow.lookup_deadline_ms": 20_000,
     "pegaflow.open_deadline_ms": 20_000,
@@ -58,7 +59,7 @@ PATIENT = {
     "pegaflow.load_patience_ms": 20_000,
 }
 
-#: The model here computes faster than anything is loaded.
+#: The fake model computes faster than any load.
 ALWAYS = {"pegaflow.load_policy": "always"}
 
 MODEL = {
@@ -89,11 +90,11 @@ def model_directory() -> str:
 def vllm_config(address: str, **changes: Any) -> VllmConfig:
     """A VllmConfig as `vllm serve` would make it; ``changes`` are arguments of EngineArgs.
 
-    But for ``layout``, and ``data_parallel``, (index, size) of one of several engine cores.
+    Exceptions are ``layout``, and ``data_parallel``, (index, size) of one of several engine cores.
     """
     layout = changes.pop("layout", "LBHNC")
     index, size = changes.pop("data_parallel", (0, 1))
-    # There are no weights here, and a namespace is wanted all the same.
+    # There are no weights here, but the namespace needs an id.
     extra = {"pegaflow.host": address, "pegaflow.weights_id": "fake-model"}
     extra |= changes.pop("extra", {})
     transfer = KVTransferConfig(
@@ -126,7 +127,7 @@ def vllm_config(address: str, **changes: Any) -> VllmConfig:
 
 
 def kv_cache_config(config: VllmConfig, blocks: int, specs: dict[str, Any] | None = None) -> Any:
-    """What vLLM's engine core would make for this many blocks, for an engine of one rank."""
+    """The cache configuration of vLLM's engine core for this many blocks and one rank."""
     (made,) = _kv_cache_configs(config, blocks, [specs or rank_specs(config, 0)])
     return made
 
@@ -138,7 +139,7 @@ def kv_cache_configs(config: VllmConfig, blocks: int, mla: bool = False) -> list
 
 
 def rank_specs(config: VllmConfig, rank: int, mla: bool = False) -> dict[str, Any]:
-    """What the layers of one rank say of their KV: those of its stage, with its share of heads."""
+    """The KV specs of the layers of one rank: those of its stage, with its share of heads."""
     parallel, model = config.parallel_config, config.model_config.hf_config
     tensor, stages = parallel.tensor_parallel_size, parallel.pipeline_parallel_size
     common = {
@@ -156,7 +157,7 @@ def rank_specs(config: VllmConfig, rank: int, mla: bool = False) -> dict[str, An
 
 
 def content_of(config: VllmConfig, rank: int, mla: bool = False) -> int:
-    """A number for the bytes that a rank holds; ranks with equal ones hold the same."""
+    """A number for the bytes that a rank holds; ranks with equal numbers hold the same bytes."""
     tensor = config.parallel_config.tensor_parallel_size
     stage, within = divmod(rank, tensor)
     heads = min(tensor, 1 if mla else MODEL["num_key_value_heads"])
@@ -174,7 +175,7 @@ def _kv_cache_configs(config: VllmConfig, blocks: int, specs: list[dict[str, Any
     return made
 
 
-#: Of an adapter's files the one whose text is what the fake model computes with.
+#: The file of an adapter with the text from which the fake model computes.
 WEIGHTS = "adapter_model.safetensors"
 
 
@@ -186,7 +187,7 @@ def adapter(name: str) -> LoRARequest:
 
 
 def train(directory: Path, weights: str, *, name: str, number: int, **more: Any) -> LoRARequest:
-    """Writes an adapter, so that its files count as settled when this returns."""
+    """Writes an adapter, and returns when its files are old enough to be trusted."""
     directory.mkdir(exist_ok=True)
     (directory / "adapter_config.json").write_text('{"r": 8}')
     (directory / WEIGHTS).write_text(weights)
@@ -198,7 +199,7 @@ def train(directory: Path, weights: str, *, name: str, number: int, **more: Any)
 
 @dataclasses.dataclass
 class Answer:
-    """What a client of the engine gets."""
+    """The answer that a client of the engine receives."""
 
     prompt: list[int]
     seed: int
@@ -216,11 +217,11 @@ class Answer:
 
 
 class Engine:
-    """One engine core and its workers. A context manager; nothing of it is left at the end.
+    """One engine core and its workers. A context manager; all resources are released at the end.
 
     With ``process`` each worker has a process of its own, as in vLLM; two engines whose workers
     share a process are one process to the server. Several ranks (``tensor_parallel_size`` and
-    ``pipeline_parallel_size`` among ``changes``) always have.
+    ``pipeline_parallel_size`` among ``changes``) always have their own.
     """
 
     def __init__(
@@ -241,7 +242,7 @@ class Engine:
         changes["extra"] = ALWAYS | (PATIENT if patient else {}) | changes.get("extra", {})
         self.config = vllm_config(address, **changes)
         if asynchronous:
-            self.config.scheduler_config.async_scheduling = True  # vLLM turns it off on a CPU
+            self.config.scheduler_config.async_scheduling = True  # vLLM disables it on a CPU
         parallel = self.config.parallel_config
         worker_configs = kv_cache_configs(self.config, blocks, mla)
         # vLLM makes the workers' connectors first.
@@ -266,13 +267,13 @@ class Engine:
             hash_block_size=BLOCK,
             log_stats=True,
         )
-        # Makes vLLM say which blocks it hands out, so that the worker can spoil them.
+        # Makes vLLM report newly allocated blocks, so that the worker can overwrite them.
         self.scheduler.needs_kv_cache_zeroing = True
         self.scheduler.use_v2_model_runner = v2_runner
         self.connector = self.scheduler.connector
         if patient and (adapters := getattr(self.connector._scheduler, "_adapters", None)):
             adapters.looks.patience_s = 20
-        if old_release:  # which has no block state to hand out
+        if old_release:  # which has no block state to return
             self.connector._scheduler._own_tables = True
         aggregate = aggregate or parallel.world_size > 1
         self._aggregator = (
@@ -280,18 +281,18 @@ class Engine:
             if aggregate
             else None
         )
-        # As vLLM's max_concurrent_batches.
+        # Like vLLM's max_concurrent_batches.
         stages = parallel.pipeline_parallel_size
         self._depth = stages if stages > 1 else 2 if asynchronous else 1
         self._queue: collections.deque[tuple[Any, ModelRunnerOutput]] = collections.deque()
         self.answers: dict[str, Answer] = {}
         self.stats: collections.Counter[str] = collections.Counter()
         self.steps = 0
-        self.bad_blocks: list[int] = []  #: What the worker named as not loaded.
+        self.bad_blocks: list[int] = []  # The blocks that the worker reported as not loaded.
         #: Called with each SchedulerOutput before the worker gets it.
         self.on_schedule: Callable[[Any], None] = lambda output: None
 
-    # ---- what a client does
+    # ---- requests of a client
 
     def add(
         self,
@@ -356,21 +357,21 @@ class Engine:
             self.scheduler._preempt_request(request, time.monotonic(), drop_stale_output=True)
         self.scheduler.prev_step_scheduled_req_ids.clear()
 
-    # ---- turns of the engine core's loop
+    # ---- iterations of the engine core's loop
 
     def run(self, until: Callable[[], bool] | None = None) -> None:
-        """Steps until there is nothing to do, or ``until`` says so."""
+        """Steps until no work is left, or ``until`` returns true."""
         for _ in range(MAX_STEPS):
             if until is not None and until():
                 return
             if not self.scheduler.has_requests() and not self._queue:
-                assert until is None, "the engine came to rest first"
+                assert until is None, "the engine became idle first"
                 return
             self.step()
-        raise AssertionError(f"not at rest after {MAX_STEPS} steps: {self.scheduler.requests}")
+        raise AssertionError(f"not idle after {MAX_STEPS} steps: {self.scheduler.requests}")
 
     def step(self) -> None:
-        """One turn, with as many batches in flight as the engine's kind has."""
+        """One iteration, with as many batches in flight as the engine's kind has."""
         self.steps += 1
         executed = False
         if self.scheduler.has_requests():
@@ -396,7 +397,7 @@ class Engine:
                 self.bad_blocks += result.kv_connector_output.invalid_block_ids
         if self._aggregator is None:
             return results[0]
-        # The last stage's first rank has the tokens.
+        # The last stage's first rank returns the tokens.
         parallel = self.config.parallel_config
         output_rank = parallel.world_size - parallel.tensor_parallel_size
         made = self._aggregator.aggregate(results, output_rank)
@@ -428,11 +429,11 @@ class Engine:
                 else:
                     self.stats[key] += value
 
-    # ---- what must be true at the end
+    # ---- conditions at the end
 
     @property
     def worker(self) -> Any:
-        """The only worker's connector, where it lives in this process."""
+        """The only worker's connector, if it lives in this process."""
         (one,) = self.ranks
         assert isinstance(one, Rank)
         return one.worker
@@ -444,11 +445,11 @@ class Engine:
         return one.model
 
     def wait_ready(self, timeout_s: float = 60.0) -> None:
-        """Until all sides are connected and each worker is registered."""
+        """Waits until all sides are connected and each worker is registered."""
         self.wait_states({"ready"}, timeout_s)
 
     def wait_states(self, wanted: set[str], timeout_s: float = 60.0) -> None:
-        """Until each side's link is in one of the states."""
+        """Waits until each side's link is in one of the states."""
         deadline = time.monotonic() + timeout_s
         while not wanted.issuperset(self.states()):
             assert time.monotonic() < deadline, (
@@ -457,14 +458,14 @@ class Engine:
             select.select([], [], [], 0.005)
 
     def states(self) -> tuple[str, ...]:
-        """Of the scheduler's link, and of each worker's."""
+        """The states of the scheduler's link and of each worker's."""
         return (
             self.connector._scheduler._session.status()["state"],
             *(one.do(rank.state) for one in self.ranks),
         )
 
     def check_at_rest(self, planted_errors: bool = False) -> None:
-        """Nothing is under way, pinned, or remembered, and nothing of ours went wrong."""
+        """Checks that nothing is in flight, pinned or remembered, and that no error occurred."""
         assert not self.scheduler.requests
         pool = self.scheduler.kv_cache_manager.block_pool
         assert pool.get_num_free_blocks() == pool.num_gpu_blocks - 1, "GPU blocks are leaked"

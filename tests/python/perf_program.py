@@ -1,4 +1,4 @@
-"""`pegaflow-perf` as a program: what it prints, and whether its figures make sense."""
+"""`pegaflow-perf` as a program: its output, and the plausibility of its figures."""
 
 import json
 import os
@@ -37,7 +37,7 @@ def perf(*arguments, timeout_s=120, **options):
 
 
 def lines_of(*arguments, **options):
-    """The figures of one run, each checked for sense."""
+    """The figures of one run, each checked for plausibility."""
     done = perf(*arguments, "--json", **options)
     assert done.returncode == 0, done.stderr
     figures = [json.loads(line) for line in done.stdout.splitlines()]

@@ -19,15 +19,15 @@ from vllm.v1.outputs import KVConnectorOutput, ModelRunnerOutput
 
 from tests.python.fake_model import FakeModel
 
-#: Far more than a step takes on a busy machine; a rank that hangs is found.
+#: Far more than a step takes on a busy machine; a rank that hangs is detected.
 ANSWER_S = 120.0
 
 
 @dataclasses.dataclass(frozen=True)
 class RankOptions:
-    """What a worker is made from."""
+    """The arguments of a worker."""
 
-    config: Any  #: Of this rank: parallel_config.rank is set.
+    config: Any  # The rank's own: parallel_config.rank is set.
     kv_cache_config: Any
     v2_runner: bool = False
     old_release: bool = False
@@ -42,7 +42,7 @@ class Rank:
         self._options = options
         self.model = options.model_class(options.kv_cache_config, options.content)
         self._computed: dict[str, int] = {}
-        # vLLM's workers get a pickled copy of the configuration.
+        # vLLM's workers receive a pickled copy of the configuration.
         self.worker = KVConnectorFactory.create_connector(
             pickle.loads(pickle.dumps(options.config)),
             KVConnectorRole.WORKER,
@@ -51,7 +51,7 @@ class Rank:
         self.worker.register_kv_caches(self.model.tensors)
 
     def execute(self, output: Any, seeds: dict[str, int]) -> ModelRunnerOutput:
-        """One step. ``seeds`` has the seed of each request that is new in it."""
+        """One step. ``seeds`` has the seed of each new request."""
         worker, meta = self.worker, output.kv_connector_metadata
         v2_runner = self._options.v2_runner
         if not v2_runner:
@@ -72,7 +72,7 @@ class Rank:
             worker.finish_forward()
         if not output.has_sync_kv_loads:
             worker.start_load_kv(None)
-        if sampled or not self._options.old_release:  # which calls it only in steps with work
+        if sampled or not self._options.old_release:  # old: only in steps with work
             worker.wait_for_save()
         results = worker.get_transfer_results(output.finished_req_ids)
         transfer = KVConnectorOutput(
@@ -96,7 +96,7 @@ class Rank:
         )
 
     def _update_rows(self, output: Any, seeds: dict[str, int]) -> None:
-        """What a model runner keeps of its requests."""
+        """A model runner's state of its requests."""
         for request_id in output.finished_req_ids:
             self.model.remove(request_id)
         self._computed = {}
@@ -114,17 +114,17 @@ class Rank:
                 self.model.append_blocks(request_id, ids[0])
             self._computed[request_id] = cached.num_computed_tokens[i]
 
-    # ---- what the harness asks of either kind
+    # ---- calls of the harness to either kind
 
     def begin(self, output: Any, seeds: dict[str, int]) -> None:
-        # What a worker gets is a copy, and what it returns is one.
+        # A worker gets a copy of the plan, and returns a copy of the output.
         self._result = self.execute(pickle.loads(pickle.dumps(output)), seeds)
 
     def end(self) -> ModelRunnerOutput:
         return pickle.loads(pickle.dumps(self._result))
 
     def do(self, act: Callable[..., Any], *arguments: Any) -> Any:
-        """What ``act`` returns, called with this rank (where it lives) and ``arguments``."""
+        """The result of ``act``, called with this rank (where it lives) and ``arguments``."""
         return act(self, *arguments)
 
     def finished_fd(self) -> int | None:
@@ -136,13 +136,13 @@ class Rank:
 
 
 def state(rank: Rank) -> str:
-    """Of the link to the server; "off" without one."""
+    """The state of the link to the server; "off" without one."""
     mover = getattr(rank.worker._worker, "mover", None)
     return mover.status()["state"] if mover is not None else "off"
 
 
 def detail(rank: Rank) -> str:
-    """Why the link is in that state."""
+    """The reason of the link's state."""
     return rank.worker._worker.mover.status()["detail"]
 
 
@@ -180,7 +180,7 @@ def _serve(pipe: Any, options: RankOptions) -> None:
             except Exception as error:
                 pipe.send((None, error))
     except EOFError:
-        rank.close()  # the test is gone
+        rank.close()  # the test has ended
 
 
 def _execute(rank: Rank, output: Any, seeds: dict[str, int]) -> ModelRunnerOutput:
@@ -211,7 +211,7 @@ class RankProcess:
     def _receive(self) -> Any:
         try:
             if not self._pipe.poll(ANSWER_S):
-                raise AssertionError(f"rank process {self.pid} says nothing for {ANSWER_S} s")
+                raise AssertionError(f"rank process {self.pid} did not respond for {ANSWER_S} s")
             return self._pipe.recv()
         except (EOFError, OSError) as error:
             raise RankDied(str(error)) from None
@@ -229,7 +229,7 @@ class RankProcess:
         return self._answer()
 
     def do(self, act: Callable[..., Any], *arguments: Any) -> Any:
-        """What ``act``, a function of a module, returns over there."""
+        """The result of ``act``, a function of a module, in the rank's process."""
         self._send("do", act, arguments)
         return self._answer()
 
@@ -247,7 +247,7 @@ class RankProcess:
                 self._send("close", None, ())
                 self._receive()
             except RankDied:
-                pass  # it died before it could say so, which is what was wanted
+                pass  # it died before it could report that, as intended
         self._process.join(ANSWER_S)
         self._pipe.close()
 

@@ -1,4 +1,4 @@
-"""The Python API: what an engine of one's own saves comes back, and no failure reaches it."""
+"""The Python API: an engine of your own loads what it saved, and no failure raises an exception."""
 
 import asyncio
 import ctypes
@@ -25,7 +25,7 @@ from tests.support.stray_client import pool_of
 from tests.support.vllm_server import PegaServer
 
 LAYERS, BLOCKS, TOKENS, HEADS, DIM = 3, 24, 16, 2, 8
-#: A busy machine must not turn a hit into a miss.
+#: Long deadlines: a busy machine must not turn a hit into a miss.
 PATIENT = {
     "lookup_deadline": 20.0,
     "open_deadline": 20.0,
@@ -37,7 +37,7 @@ READY_S = 60.0
 
 
 def new_arrays(fill: int = 0) -> list[np.ndarray]:
-    """A layer each: (key or value, block, token, head, number)."""
+    """One array for each layer: (key or value, block, token, head, number)."""
     return [np.full((2, BLOCKS, TOKENS, HEADS, DIM), fill, np.float32) for _ in range(LAYERS)]
 
 
@@ -53,7 +53,7 @@ def options(server: PegaServer, model: str, **more: Any) -> dict[str, Any]:
 
 @pytest.fixture
 def model(request: pytest.FixtureRequest) -> str:
-    """A namespace that no other test has."""
+    """A namespace that is unique to each test."""
     return request.node.nodeid
 
 
@@ -71,7 +71,7 @@ def equal(one: list[np.ndarray], blocks: list[int], other: list[np.ndarray], to:
 
 
 def wait_for(server: PegaServer, metric: str, value: float) -> None:
-    """What was sent and not answered is carried out soon."""
+    """Waits until the server has executed calls without a response."""
     deadline = time.monotonic() + READY_S
     while server.metrics().total(metric) != value:
         assert time.monotonic() < deadline, f"{metric} does not become {value}"
@@ -80,7 +80,7 @@ def wait_for(server: PegaServer, metric: str, value: float) -> None:
 # ---- keys
 
 
-def test_a_key_is_the_hash_of_all_tokens_up_to_the_blocks_end():
+def test_a_key_is_the_hash_of_all_tokens_up_to_the_end_of_its_block():
     first = hashlib.sha256(hashlib.sha256(b"").digest() + struct.pack("<2q", 5, 6)).digest()
     second = hashlib.sha256(first + struct.pack("<2q", 7, -1)).digest()
     assert token_keys([5, 6, 7, -1, 9], 2) == [first, second]
@@ -90,7 +90,7 @@ def test_a_key_is_the_hash_of_all_tokens_up_to_the_blocks_end():
     assert token_keys([5], 2) == token_keys([], 2) == []
 
 
-def test_blocks_of_no_tokens_are_refused():
+def test_blocks_of_zero_tokens_are_rejected():
     with pytest.raises(ValueError, match="blocks of 0 tokens"):
         token_keys([1], 0)
 
@@ -104,7 +104,7 @@ def read_block(made: Any, block: int) -> bytes:
     )
 
 
-def test_a_block_is_read_from_strides_whatever_the_array_looks_like():
+def test_blocks_are_found_by_strides_in_arrays_of_any_order():
     base = np.arange(4 * 6 * 8 * 10, dtype=np.int32).reshape(4, 6, 8, 10)
     views = {
         "blocks first": (base, 0, 1),
@@ -138,7 +138,7 @@ def test_arrays_of_another_layout_do_not_share_a_namespace():
         )
     }
     assert len(descriptions) == 5
-    # How many blocks there are, and where, is nobody's business.
+    # The number of blocks and their place do not matter.
     assert layout([base], 0).description == layout([np.zeros((9, 6, 8), np.float32)]).description
 
 
@@ -163,7 +163,7 @@ def test_arrays_of_another_layout_do_not_share_a_namespace():
         ([np.zeros((5000, 4, 2), np.float32)], 1, "5000 pieces of 8 bytes"),
     ],
 )
-def test_an_array_that_cannot_be_cached_is_refused_with_the_reason(arrays, axis, words):
+def test_an_array_that_cannot_be_cached_is_rejected_with_the_reason(arrays, axis, words):
     with pytest.raises(LayoutError, match=words):
         layout(arrays, axis)
 
@@ -171,7 +171,7 @@ def test_an_array_that_cannot_be_cached_is_refused_with_the_reason(arrays, axis,
 # ---- save, lookup, load
 
 
-def test_what_one_engine_saves_another_one_loads(pega, model, seed):
+def test_one_engine_loads_the_blocks_of_another(pega, model, seed):
     random = np.random.default_rng(seed)
     ours, theirs = new_arrays(), new_arrays(7)
     keys = prompt_keys(model)
@@ -196,7 +196,7 @@ def test_what_one_engine_saves_another_one_loads(pega, model, seed):
         assert all((array[:, others] == 7).all() for array in theirs)
 
 
-def test_a_load_brings_the_prefix_that_is_there(pega, model, seed):
+def test_a_load_returns_the_prefix_that_is_cached(pega, model, seed):
     arrays = new_arrays()
     keys = prompt_keys(model)
     fill(arrays, [0, 1, 2], np.random.default_rng(seed))
@@ -212,7 +212,7 @@ def test_a_load_brings_the_prefix_that_is_there(pega, model, seed):
         wait_for(pega, "pegaflow_claims", 0)
 
 
-def test_other_factors_share_nothing_and_a_reset_forgets(pega, model, seed):
+def test_other_factors_share_no_block_and_a_reset_forgets_all(pega, model, seed):
     arrays = new_arrays()
     keys = prompt_keys(model)
     with (
@@ -252,7 +252,7 @@ def test_threads_share_a_cache(pega, model, seed):
         assert not wrong
 
 
-def test_arguments_that_make_no_sense_are_errors_at_once(pega, model):
+def test_invalid_arguments_raise_at_once(pega, model):
     arrays = new_arrays()
     with Cache(arrays, **options(pega, model)) as cache:
         for keys, blocks, words in (
@@ -300,7 +300,7 @@ def test_without_a_server_everything_is_a_miss_and_nothing_raises(nobody, model)
         assert cache.status()["mover"]["state"] == "connecting"
 
 
-def test_who_asks_for_errors_gets_them(nobody, model):
+def test_with_raise_errors_failures_raise(nobody, model):
     keys = prompt_keys(model)
     with Cache(
         new_arrays(), factors={"model": model}, block_axis=1, endpoint=nobody, raise_errors=True
@@ -341,7 +341,7 @@ def test_a_stopped_server_costs_the_deadline_and_is_used_again(own_pega, model):
         assert cache.wait_ready(READY_S)
 
 
-def test_a_server_that_was_killed_is_a_failed_load_and_the_next_one_is_used(own_pega, model):
+def test_a_killed_server_fails_the_load_and_the_next_server_is_used(own_pega, model):
     arrays = new_arrays()
     keys = prompt_keys(model)
     with Cache(arrays, **options(own_pega, model)) as cache:
@@ -360,7 +360,7 @@ def test_a_server_that_was_killed_is_a_failed_load_and_the_next_one_is_used(own_
 # ---- asyncio
 
 
-def test_the_asynchronous_cache_does_the_same(pega, model, seed):
+def test_the_asynchronous_cache_behaves_alike(pega, model, seed):
     arrays = new_arrays()
     fill(arrays, list(range(8)), np.random.default_rng(seed))
     keys = prompt_keys(model)
@@ -387,7 +387,7 @@ def test_the_asynchronous_cache_does_the_same(pega, model, seed):
     asyncio.run(scenario())
 
 
-def test_without_a_server_the_asynchronous_one_misses_too(nobody, model):
+def test_without_a_server_the_asynchronous_cache_misses_too(nobody, model):
     keys = prompt_keys(model)
 
     async def scenario() -> None:
@@ -403,7 +403,7 @@ def test_without_a_server_the_asynchronous_one_misses_too(nobody, model):
     asyncio.run(scenario())
 
 
-def test_a_cancelled_load_ends_when_its_copies_have(pega, model, seed):
+def test_a_cancelled_load_ends_after_its_copies(pega, model, seed):
     arrays = new_arrays()
     keys = prompt_keys(model)
 
@@ -419,8 +419,8 @@ def test_a_cancelled_load_ends_when_its_copies_have(pega, model, seed):
                 try:
                     await task
                 except asyncio.CancelledError:
-                    pass  # what was asked for; a load that was quicker has a result
-                assert not cache._waiting, "a copy may be under way"
+                    pass  # as requested; a load that was faster has a result
+                assert not cache._waiting, "a copy may be in flight"
             assert (await cache.load(keys, range(8, 16))).blocks == 8
 
     asyncio.run(scenario())
@@ -428,7 +428,7 @@ def test_a_cancelled_load_ends_when_its_copies_have(pega, model, seed):
     wait_for(pega, "pegaflow_claims", 0)
 
 
-def test_an_asynchronous_cache_wants_a_loop(pega, model):
+def test_an_asynchronous_cache_needs_an_event_loop(pega, model):
     with pytest.raises(RuntimeError, match="no running event loop"):
         AsyncCache(new_arrays(), **options(pega, model))
 
@@ -455,8 +455,8 @@ def test_a_page_that_was_overwritten_is_not_loaded(own_pega, model, seed):
 EXAMPLE = Path(__file__).parents[2] / "examples" / "engine.py"
 
 
-def test_the_example_engine_computes_something_else_with_other_kv():
-    """So that equal logits mean equal KV."""
+def test_the_example_engine_has_other_logits_with_other_kv():
+    """Shows that equal logits mean equal KV."""
     spec = importlib.util.spec_from_file_location("example_engine", EXAMPLE)
     example = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(example)
@@ -472,7 +472,7 @@ def test_the_example_engine_computes_something_else_with_other_kv():
     assert not np.allclose(right, made.forward(7, 20, changed, table), atol=1e-4)
 
 
-def test_the_example_engine_loads_what_another_one_computed(pega):
+def test_the_example_engine_loads_the_blocks_of_another(pega):
     assert len(EXAMPLE.read_text().splitlines()) < 150
     ran = subprocess.run(
         [

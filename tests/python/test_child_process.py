@@ -1,4 +1,4 @@
-"""The harness that starts servers: what it starts is gone afterwards, whatever happens."""
+"""The harness that starts servers: all of its processes are gone afterwards, in every case."""
 
 import os
 import sys
@@ -11,7 +11,7 @@ import pytest
 from tests.support.child_process import ChildFailed, ChildProcess, group_members, last_words
 from tests.support.prometheus import Metrics, read_metrics
 
-# Tells that it is up, then waits for ever; with a child of its own that does so, too.
+# Reports that it is up, then waits forever, with a child that does the same.
 FAMILY = """
 import pathlib, signal, subprocess, sys
 if {deaf}: signal.signal(signal.SIGTERM, signal.SIG_IGN)
@@ -75,7 +75,7 @@ def test_a_kill_ends_the_whole_group_and_it_can_start_again(tmp_path: Path) -> N
         assert child.pid != group
 
 
-def test_the_log_holds_every_life_and_the_text_the_last_one(tmp_path: Path) -> None:
+def test_the_log_has_every_run_and_the_text_the_last_one(tmp_path: Path) -> None:
     child = Child(tmp_path, FAMILY.format(deaf=False))
     with child:
         assert child.log_text() == "up\n"
@@ -85,7 +85,7 @@ def test_the_log_holds_every_life_and_the_text_the_last_one(tmp_path: Path) -> N
     assert child.log_text() == "up\n"
 
 
-def test_a_child_that_dies_at_its_start_is_told_with_its_last_words(tmp_path: Path) -> None:
+def test_a_child_that_dies_at_its_start_is_reported_with_its_last_lines(tmp_path: Path) -> None:
     child = Child(tmp_path, "import sys; sys.exit('no such model')")
     with pytest.raises(ChildFailed, match="status 1 before it was ready.*\n.*no such model"):
         child.start()
@@ -121,7 +121,7 @@ def test_shared_memory_and_semaphores_of_a_killed_child_are_removed(tmp_path: Pa
     assert not files & set(Path("/dev/shm").iterdir())
 
 
-def test_two_starts_are_refused(tmp_path: Path) -> None:
+def test_a_second_start_is_rejected(tmp_path: Path) -> None:
     with Child(tmp_path, FAMILY.format(deaf=False)) as child:
         with pytest.raises(ChildFailed, match="started already"):
             child.start()
@@ -161,12 +161,12 @@ def test_metrics_are_summed_over_the_labels_that_are_not_named() -> None:
     assert metrics.names() == {"a_total", "b", "c"}
 
 
-def test_metrics_of_nobody_are_an_os_error() -> None:
+def test_reading_metrics_without_a_server_raises_os_error() -> None:
     with pytest.raises(OSError):
         read_metrics("127.0.0.1:1", timeout_s=1)
 
 
-def test_last_words_name_the_first_cause_although_it_is_far_above() -> None:
+def test_last_words_begin_with_the_first_cause_even_far_above() -> None:
     log = "ok\nE ValueError: the cause\n" + "later\n" * 30 + "RuntimeError: see above\n"
 
     words = last_words(log, lines=3)

@@ -1,4 +1,4 @@
-"""Blocks of an adapter are named by what is in its files, and by no files that may be others."""
+"""Blocks of an adapter are named by the content of its files, if that content is certain."""
 
 import os
 import threading
@@ -26,9 +26,9 @@ def digests_of_the_test(tmp_path, monkeypatch):
 
 
 def key(lora: LoRARequest, adapters: Adapters | None = None) -> bytes:
-    """The key that an engine gives a block of this adapter; empty if none."""
+    """The key of this adapter's blocks in an engine; empty if none."""
     adapters = adapters or Adapters()
-    adapters.look_again()  # as the connector does for each new request
+    adapters.look_again()  # like the connector, for each new request
     known = adapters.wait(lora, WAIT_S)
     adapter = adapters.of(SimpleNamespace(lora_request=lora))
     return adapter.key(HASH) if known and adapter.digest else b""
@@ -39,7 +39,7 @@ def reason(lora: LoRARequest, adapters: Adapters) -> str:
 
 
 def load(lora: LoRARequest, then: Any = lambda: None) -> None:
-    """Loads an adapter as vLLM's engine core does when a client asks for it."""
+    """Loads an adapter like vLLM's engine core for a client's request."""
     core = object.__new__(EngineCore)
     core.model_executor = SimpleNamespace(add_lora=lambda request: then() or True)
     assert core.add_lora(lora)
@@ -94,7 +94,7 @@ def _reversed(value: Any) -> Any:
     return value[::-1] if isinstance(value, list) else value
 
 
-def test_the_keys_of_engines_without_these_options_stay_as_they_are():
+def test_the_keys_of_engines_without_these_options_are_unchanged():
     assert salt(vllm_config("unix:/nowhere.sock", enable_lora=True)) == "torch.float32"
     assert salt(SimpleNamespace(lora_config=None)) == ""
 
@@ -124,7 +124,7 @@ def test_a_key_is_as_long_as_vllms_hash(tmp_path):
 
 
 @pytest.mark.parametrize("path", ["", "not/there", "org/name/more"])
-def test_an_adapter_without_files_is_refused(tmp_path, monkeypatch, path):
+def test_an_adapter_without_files_is_rejected(tmp_path, monkeypatch, path):
     monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path / "hub"))
     adapters = Adapters()
     lora = LoRARequest("x", 1, path or str(tmp_path))
@@ -132,10 +132,10 @@ def test_an_adapter_without_files_is_refused(tmp_path, monkeypatch, path):
     assert reason(lora, adapters)
 
 
-# ---- what the engine has loaded
+# ---- the adapter that the engine has loaded
 
 
-def test_files_that_change_after_the_load_are_refused_for_good(tmp_path):
+def test_files_that_change_after_the_load_are_rejected_permanently(tmp_path):
     adapters = Adapters()
     lora = train(tmp_path / "a", "monday", name="x", number=1)
     load(lora)
@@ -144,12 +144,12 @@ def test_files_that_change_after_the_load_are_refused_for_good(tmp_path):
     assert key(lora, adapters) == b""
     assert "changed" in reason(lora, adapters)
 
-    # As they were, but vLLM may have read them in between.
+    # Unchanged again, but vLLM may have read them in between.
     train(tmp_path / "a", "monday", name="x", number=1)
     assert key(lora, adapters) == b""
 
 
-def test_files_that_change_while_requests_run_are_seen(tmp_path):
+def test_files_that_change_while_requests_run_are_detected(tmp_path):
     adapters = Adapters()
     lora = train(tmp_path / "a", "monday", name="x", number=1)
     assert key(lora, adapters)
@@ -161,14 +161,14 @@ def test_files_that_change_while_requests_run_are_seen(tmp_path):
     assert not adapters.is_known(adapter)
 
 
-def test_files_that_change_during_the_load_are_refused(tmp_path):
+def test_files_that_change_during_the_load_are_rejected(tmp_path):
     adapters = Adapters()
     lora = train(tmp_path / "a", "monday", name="x", number=1)
     load(lora, lambda: (tmp_path / "a" / WEIGHTS).write_text("tuesday") and None)
     assert key(lora, adapters) == b""
 
 
-def test_files_written_at_the_moment_of_the_load_are_refused(tmp_path, monkeypatch):
+def test_files_written_at_the_moment_of_the_load_are_rejected(tmp_path, monkeypatch):
     adapters = Adapters()
     lora = train(tmp_path / "a", "monday", name="x", number=1)
     now = (tmp_path / "a" / WEIGHTS).stat().st_ctime_ns + 1
@@ -178,7 +178,7 @@ def test_files_written_at_the_moment_of_the_load_are_refused(tmp_path, monkeypat
     assert "written while it was loaded" in reason(lora, adapters)
 
 
-def test_files_with_times_in_the_future_are_refused_for_that(tmp_path):
+def test_files_with_times_in_the_future_are_rejected_with_that_reason(tmp_path):
     adapters = Adapters()
     lora = train(tmp_path / "a", "monday", name="x", number=1)
     now = time.time_ns() + 60_000_000_000
@@ -188,7 +188,7 @@ def test_files_with_times_in_the_future_are_refused_for_that(tmp_path):
 
 
 @pytest.mark.parametrize(("part_ns", "wait_ns"), [(0, 2_000_000_000), (1_000_000, 20_000_000)])
-def test_files_are_settled_once_their_file_system_would_show_a_change(tmp_path, part_ns, wait_ns):
+def test_files_are_trusted_once_their_file_system_would_show_a_change(tmp_path, part_ns, wait_ns):
     """A file system whose stamps have whole seconds shows the next change a second later."""
     train(tmp_path / "a", "monday", name="x", number=1)
     changed = (time.time_ns() // 10**9 + 60) * 10**9 + part_ns
@@ -212,8 +212,8 @@ def test_an_adapter_loaded_again_unchanged_keeps_its_key(tmp_path):
 
 
 @pytest.mark.parametrize("how", ["in place", "under a new id"])
-def test_an_adapter_trained_again_and_loaded_again_has_no_key(tmp_path, how):
-    # vLLM's own cache has blocks of the former one under the same hashes.
+def test_an_adapter_that_is_retrained_and_reloaded_has_no_key(tmp_path, how):
+    # vLLM's own cache has blocks of the former adapter under the same hashes.
     adapters = Adapters()
     lora = train(tmp_path / "a", "monday", name="x", number=1)
     load(lora)
@@ -222,13 +222,13 @@ def test_an_adapter_trained_again_and_loaded_again_has_no_key(tmp_path, how):
     again = train(tmp_path / "a", "tuesday", name="x", number=1 if inplace else 2, **inplace)
     load(again)
     assert key(again, adapters) == b""
-    # From a new path it has, and so it has in another engine.
+    # From a new path it has a key, and so it has in another engine.
     moved = train(tmp_path / "b", "tuesday", name="x", number=3)
     load(moved)
     assert key(moved, adapters) == key(again) != b""
 
 
-def test_an_adapter_that_takes_the_place_of_another_ends_the_other_one(tmp_path):
+def test_an_adapter_that_replaces_another_ends_the_other_one(tmp_path):
     adapters = Adapters()
     one = train(tmp_path / "a", "one", name="x", number=1)
     load(one)
@@ -238,7 +238,7 @@ def test_an_adapter_that_takes_the_place_of_another_ends_the_other_one(tmp_path)
     two = train(tmp_path / "b", "two", name="x", number=1, load_inplace=True)
     load(two)
 
-    assert not adapters.is_known(running), "its request goes on with the weights of the new one"
+    assert not adapters.is_known(running), "its request continues with the new weights"
     assert key(two, adapters)
 
 
@@ -289,7 +289,7 @@ def test_a_repository_is_its_snapshot_until_its_branch_moves(tmp_path, monkeypat
 
 
 def downloads(cache: Path, *commits: str) -> Any:
-    """What vLLM's workers do in a load of org/name that is not in the cache."""
+    """A load of org/name by vLLM's workers that is not in the cache."""
 
     def download() -> None:
         for commit in commits:
@@ -311,7 +311,7 @@ def test_an_adapter_that_vllm_downloads_is_cached_from_its_load_on(tmp_path, mon
     assert key(lora, adapters) == b""
 
 
-def test_files_that_were_downloaded_just_now_are_those_of_the_load(tmp_path, monkeypatch):
+def test_files_of_a_recent_download_are_those_of_the_load(tmp_path, monkeypatch):
     monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path))
     monkeypatch.setattr("tests.python.test_connector_adapters.wait_ref", lambda ref: None)
     adapters = Adapters()
@@ -320,7 +320,7 @@ def test_files_that_were_downloaded_just_now_are_those_of_the_load(tmp_path, mon
     assert key(lora, adapters)
 
 
-def test_an_adapter_whose_branch_moves_in_its_first_load_is_refused(tmp_path, monkeypatch):
+def test_an_adapter_whose_branch_moves_in_its_first_load_is_rejected(tmp_path, monkeypatch):
     monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path))
     adapters = Adapters()
     lora = LoRARequest("x", 1, "org/name")
@@ -329,7 +329,7 @@ def test_an_adapter_whose_branch_moves_in_its_first_load_is_refused(tmp_path, mo
     assert "moved" in reason(lora, adapters)
 
 
-def test_a_download_that_failed_is_tried_again(tmp_path, monkeypatch):
+def test_a_failed_download_is_retried(tmp_path, monkeypatch):
     monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path))
     adapters = Adapters()
     lora = LoRARequest("x", 1, "org/name")
@@ -344,7 +344,7 @@ def test_a_download_that_failed_is_tried_again(tmp_path, monkeypatch):
 # ---- in an engine
 
 
-def test_an_adapter_trained_again_gets_no_block_of_the_former_one(pega, prompt, tmp_path):
+def test_a_retrained_adapter_gets_no_block_of_the_former_one(pega, prompt, tmp_path):
     tokens = prompt(100)
     monday = train(tmp_path / "x", "monday", name="x", number=1)
     with Engine(pega.address) as engine:
@@ -358,13 +358,13 @@ def test_an_adapter_trained_again_gets_no_block_of_the_former_one(pega, prompt, 
     tuesday = train(tmp_path / "x", "tuesday", name="x", number=1)
     with Engine(pega.address) as engine:
         engine.wait_ready()
-        # ask() compares the answer, and the fake model each block that it reads.
+        # ask() checks the answer, and the fake model each block that it reads.
         assert engine.ask("other weights", tokens, lora=tuesday).loaded == 0
         engine.reset_local()
         assert engine.ask("its own", tokens, lora=tuesday).loaded == 96
 
 
-def test_an_adapter_trained_again_under_a_running_engine_is_not_cached(pega, prompt, tmp_path):
+def test_an_adapter_that_is_retrained_during_an_engines_run_is_not_cached(pega, prompt, tmp_path):
     tokens = prompt(100)
     monday = train(tmp_path / "x", "monday", name="x", number=1)
     with Engine(pega.address) as engine:
@@ -386,7 +386,7 @@ def test_an_adapter_trained_again_under_a_running_engine_is_not_cached(pega, pro
 def test_files_replaced_between_a_steps_plan_and_its_end_name_no_block(
     pega, prompt, tmp_path, kind, tokens
 ):
-    """The workers may read the files at any time in a step, also after its plan was made.
+    """The workers may read the files at any time in a step, even after its plan was made.
 
     With one token the blocks are collected when the request ends, else in the next step.
     """
@@ -409,7 +409,7 @@ def test_files_replaced_between_a_steps_plan_and_its_end_name_no_block(
         assert engine.ask("of monday", words, lora=lora).loaded == 0
 
 
-def test_a_request_that_ends_has_the_files_looked_at_again(pega, prompt, tmp_path):
+def test_the_end_of_a_request_checks_the_files_again(pega, prompt, tmp_path):
     words = prompt(100)
     lora = train(tmp_path / "x", "monday", name="x", number=1)
 
@@ -419,7 +419,7 @@ def test_a_request_that_ends_has_the_files_looked_at_again(pega, prompt, tmp_pat
 
         def replace(output: Any) -> None:
             if output.scheduled_new_reqs:
-                # As for another request of the adapter, in the plan of this step.
+                # Like another request of the adapter, in the plan of this step.
                 assert adapters.is_known(adapters.of(SimpleNamespace(lora_request=lora)))
                 train(tmp_path / "x", "tuesday", name="x", number=1)
 
@@ -434,7 +434,7 @@ def test_a_request_that_ends_has_the_files_looked_at_again(pega, prompt, tmp_pat
 
 
 class DeadDisk:
-    """Files that answer until they are told not to, and then with what they were when asked."""
+    """Files that respond until the test blocks them, and then with their state of that time."""
 
     def __init__(self, monkeypatch: Any) -> None:
         self.answers = threading.Event()
@@ -452,7 +452,7 @@ class DeadDisk:
 
 
 @pytest.mark.parametrize("length", [11, 100])
-def test_a_disk_that_does_not_answer_stops_no_engine(pega, prompt, tmp_path, monkeypatch, length):
+def test_a_disk_that_does_not_respond_stops_no_engine(pega, prompt, tmp_path, monkeypatch, length):
     words, others = prompt(length), prompt(100)
     lora = train(tmp_path / "x", "monday", name="x", number=1)
     params = {"pegaflow": {"save_tail": True}}
@@ -466,7 +466,7 @@ def test_a_disk_that_does_not_answer_stops_no_engine(pega, prompt, tmp_path, mon
         disk.answers.clear()
         disk.asked.clear()
         try:
-            # Nothing is known of the files, so that nothing is saved, however the request ends.
+            # The files are unknown, so nothing is saved, however the request ends.
             assert engine.ask("dead", words, 1, lora=lora, params=params).loaded == 0
             assert disk.asked.is_set()
             engine.reset_local()
@@ -484,7 +484,7 @@ def test_a_disk_that_does_not_answer_stops_no_engine(pega, prompt, tmp_path, mon
         engine.run(lambda: adapters.is_known(adapters.of(SimpleNamespace(lora_request=lora))))
 
 
-def test_a_look_that_began_before_counts_for_nothing_that_was_computed_since(tmp_path, monkeypatch):
+def test_an_earlier_check_does_not_cover_later_computation(tmp_path, monkeypatch):
     adapters = Adapters()
     lora = train(tmp_path / "a", "monday", name="x", number=1)
     assert key(lora, adapters)
@@ -505,7 +505,7 @@ def test_a_look_that_began_before_counts_for_nothing_that_was_computed_since(tmp
 
 
 class SlowCache(DigestCache):
-    """A disk that takes its time."""
+    """A slow disk."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -524,7 +524,7 @@ def test_the_engine_does_not_wait_for_a_digest(pega, prompt, tmp_path):
         side = engine.connector._scheduler
         side._adapters = Adapters(cache=SlowCache())
         side._adapters.looks.patience_s = WAIT_S
-        side._adapters.wait = lambda lora, timeout_s: False  # what the harness does for other tests
+        side._adapters.wait = lambda lora, timeout_s: False  # only the harness of other tests waits
         assert engine.ask("early", tokens, lora=lora).loaded == 0
         assert engine.stats["misses{adapter}"] == 1
         assert engine.stats["saves"] == 0

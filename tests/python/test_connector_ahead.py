@@ -1,4 +1,4 @@
-"""How early vLLM is told of loads that its GPU waits for."""
+"""Early completion: the time at which vLLM gets a report of loads that its GPU waits for."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class Clock:
     ("asynchronous", "forward", "steps"),
     [(True, True, 2), (True, False, 4), (False, True, 1), (False, False, 2)],
 )
-def test_a_load_is_told_early_by_the_steps_until_its_request_runs(asynchronous, forward, steps):
+def test_a_load_is_reported_early_by_the_steps_until_its_request_runs(asynchronous, forward, steps):
     clock = Clock()
     ahead = StepsAhead(asynchronous, clock=clock)
     for _ in range(3):
@@ -39,7 +39,7 @@ def test_a_load_is_told_early_by_the_steps_until_its_request_runs(asynchronous, 
     assert ahead.seconds() == pytest.approx(steps * 0.0015)
 
 
-def test_long_steps_are_not_believed_beyond_a_limit():
+def test_long_steps_count_up_to_a_limit():
     clock = Clock()
     ahead = StepsAhead(True, clock=clock)
     for step_s, expected in ((0.01, StepsAhead.LIMIT_S), (0.5, 0.0), (0.002, 0.004)):
@@ -49,7 +49,7 @@ def test_long_steps_are_not_believed_beyond_a_limit():
         assert ahead.seconds() == pytest.approx(expected)
 
 
-def test_a_step_after_one_of_another_kind_says_nothing():
+def test_a_step_after_one_of_another_kind_is_not_measured():
     clock = Clock()
     ahead = StepsAhead(True, clock=clock)
     for forward, expected in ((False, 0.008), (True, 0.0), (True, 0.004), (False, 0.0)):
@@ -84,7 +84,7 @@ class Done:
 
 
 class GpuMover:
-    """What a mover says whose copies are queued on a GPU, which is not here."""
+    """The reports of a mover whose copies are queued on a GPU, without a GPU."""
 
     def __init__(self) -> None:
         self.followed: list[Followed] = []
@@ -123,7 +123,7 @@ def worker_with_a_load() -> tuple[WorkerSide, GpuMover]:
     return worker, mover
 
 
-def test_a_followed_load_is_told_once_and_its_end_says_nothing_more():
+def test_a_followed_load_is_reported_once_and_its_end_is_silent():
     worker, mover = worker_with_a_load()
     worker.collect()
     assert worker.reports.take_received() == set()
@@ -136,7 +136,7 @@ def test_a_followed_load_is_told_once_and_its_end_says_nothing_more():
     assert (outcome.blocks, outcome.bytes, outcome.failed) == (2, 8192, 0)
     asked = mover.asked
     worker.collect()
-    assert mover.asked == asked  # nothing left that could be followed
+    assert mover.asked == asked  # no load is left to follow
 
     mover.finished = [Done(5)]
     worker.collect()
@@ -156,7 +156,7 @@ def test_a_gpu_that_breaks_under_a_followed_load_is_logged(caplog):
     assert worker.reports.take_received() == set()
 
 
-def test_a_load_that_is_discarded_is_told_when_it_has_ended():
+def test_a_discarded_load_is_reported_when_it_has_ended():
     worker, mover = worker_with_a_load()
     worker.start_loads(StepPlan(discarded=[5]))
     mover.followed = [Followed(5)]
@@ -168,8 +168,8 @@ def test_a_load_that_is_discarded_is_told_when_it_has_ended():
     assert worker.reports.take_bad_blocks() == {7, 9}
 
 
-def test_a_load_that_was_told_is_not_told_again_after_a_mistake_of_ours(caplog):
-    """vLLM asserts that it waits for a load that is reported: its engine would end."""
+def test_a_reported_load_is_not_reported_again_after_an_internal_error(caplog):
+    """vLLM asserts that it waits for a reported load: its engine would end."""
     worker, mover = worker_with_a_load()
     worker.start_loads(StepPlan(loads=[LoadOrder(6, "s", b"t" * 16, 0, [3, 4])]))
     mover.followed = [Followed(5)]
@@ -186,8 +186,8 @@ def test_a_load_that_was_told_is_not_told_again_after_a_mistake_of_ours(caplog):
 
 
 @pytest.mark.parametrize("others", [False, True])
-def test_beside_another_connector_a_load_is_told_when_it_has_ended(tmp_path, monkeypatch, others):
-    """Such a one may be given the blocks of an aborted load, and writes in no order with it."""
+def test_beside_another_connector_a_load_is_reported_at_its_end(tmp_path, monkeypatch, others):
+    """Another connector may get the blocks of an aborted load, and its writes are unordered."""
     config = vllm_config(f"unix:{tmp_path}/nobody.sock", max_model_len=128)
     if others:
         ours = config.kv_transfer_config

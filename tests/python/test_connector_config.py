@@ -1,4 +1,4 @@
-"""Options of the connector: what is taken, what is refused and in which words, what docs say."""
+"""Options of the connector: valid values, rejections and their texts, and their documentation."""
 
 import os
 import socket
@@ -24,7 +24,7 @@ def test_defaults_are_those_of_the_table():
         assert getattr(made, option.name) == option.default
 
 
-def test_each_option_takes_its_default_and_its_bounds():
+def test_each_option_accepts_its_default_and_its_bounds():
     for option in config.OPTIONS:
         values = [option.default, *(option.choices or ()), *(option.bounds or ())]
         for value in values:
@@ -46,13 +46,13 @@ def test_each_option_takes_its_default_and_its_bounds():
         ("max_pinned_percent", 51, "not between 1 and 50 %"),
     ],
 )
-def test_values_that_make_no_sense_are_refused_by_name(name, value, words):
+def test_invalid_values_are_rejected_by_name(name, value, words):
     with pytest.raises(ConfigError, match=words) as error:
         settings(**{name: value})
     assert f"pegaflow.{name}={value!r}" in str(error.value)
 
 
-def test_words_and_numbers_of_json_and_of_the_environment_are_taken():
+def test_words_and_numbers_of_json_and_of_the_environment_are_accepted():
     assert settings(port="50056").port == 50056
     assert settings(keep_failure_policy="true").keep_failure_policy is True
     assert settings(keep_failure_policy=False).keep_failure_policy is False
@@ -63,12 +63,12 @@ def test_words_and_numbers_of_json_and_of_the_environment_are_taken():
     ("wrong", "right"),
     [("prot", "port"), ("min_load_token", "min_load_tokens"), ("weightsid", "weights_id")],
 )
-def test_an_unknown_key_names_the_nearest_right_one(wrong, right):
+def test_an_unknown_key_is_rejected_with_the_nearest_valid_one(wrong, right):
     with pytest.raises(ConfigError, match=f"no option pegaflow.{wrong}.*pegaflow.{right}$"):
         settings(**{wrong: 1})
 
 
-def test_keys_of_other_connectors_are_none_of_our_business():
+def test_keys_of_other_connectors_are_ignored():
     others = {"connectors": [], "spec_name": "x"}
     assert read_settings(others, {}) == read_settings({}, {})
 
@@ -78,7 +78,7 @@ def test_keys_of_the_older_connector_are_accepted_and_explained():
     assert any("pegaflow.transfer_backend has no meaning" in remark for remark in made.remarks)
 
 
-def test_the_environment_wins():
+def test_the_environment_overrides_the_configuration():
     environ = {"PEGAFLOW_HOST": "localhost", "PEGAFLOW_PORT": "7"}
     made = settings(environ, host="unix:/x", port=50055)
     assert (made.host, made.port) == ("localhost", 7)
@@ -100,12 +100,12 @@ def test_the_host_name_is_this_machine_and_may_carry_the_port():
 
 
 @pytest.mark.parametrize("host", ["192.0.2.7", "http://192.0.2.7", "node-7.invalid"])
-def test_another_machine_is_refused_with_the_reason(host):
+def test_another_machine_is_rejected_with_the_reason(host):
     with pytest.raises(ConfigError, match="is not this machine.*pegaflow-server beside it"):
         socket_path(settings(host=host))
 
 
-def test_a_socket_wants_an_absolute_path():
+def test_a_socket_needs_an_absolute_path():
     assert socket_path(settings(host="unix:/run/x.sock")) == "/run/x.sock"
     with pytest.raises(ConfigError, match="absolute path"):
         socket_path(settings(host="unix:x.sock"))
@@ -142,7 +142,7 @@ def with_tables(text: str) -> str:
     return text
 
 
-def test_the_document_has_every_option_and_metric_as_it_is():
+def test_the_document_lists_every_option_and_metric():
     text = DOCUMENT.read_text()
     if os.environ.get("PEGA_WRITE_DOCS"):
         DOCUMENT.write_text(with_tables(text))

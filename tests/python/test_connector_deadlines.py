@@ -1,4 +1,4 @@
-"""Time as the scheduler's side counts it, with a clock of the test's own."""
+"""Time on the scheduler's side, with a clock of the test."""
 
 import pytest
 
@@ -24,7 +24,7 @@ class Clock:
 
 
 class SlowServer:
-    """Answers when the test says so; waiting costs the clock what it was allowed to cost."""
+    """Responds when the test says so; waiting advances the clock by the allowed time."""
 
     def __init__(self, clock: Clock) -> None:
         self.clock = clock
@@ -123,10 +123,10 @@ def begin(loads: Loads, of: RequestState, blocks: int = 10):
     return load
 
 
-# ---- questions
+# ---- lookups
 
 
-def test_a_miss_is_believed_for_100_ms(clock, lookups, server):
+def test_a_miss_is_valid_for_100_ms(clock, lookups, server):
     one = state()
     lookups.ask(one)
     server.answers[1] = (0, True, b"", 0)
@@ -142,19 +142,19 @@ def test_a_miss_is_believed_for_100_ms(clock, lookups, server):
     assert server.asked == ["lookup", "claim"]
 
 
-def test_what_another_node_has_is_offered_and_still_saved_here(loads, lookups, server):
+def test_blocks_of_another_node_are_offered_and_still_saved_here(loads, lookups, server):
     one = state()
     lookups.ask(one)
     server.answers[1] = (10, True, b"", 7)
     server.answers[2] = (10, True, b"t" * 16, 6)
 
     assert lookups.blocks_beyond(one, 0) == 10
-    # Of ten blocks four are here: of the others it is not known that they will be.
+    # Four of ten blocks are here; the others may not arrive.
     assert one.next_save == 4
     assert one.claim.coming == 6
 
 
-def test_a_load_of_coming_blocks_has_longer_than_one_of_blocks_that_are_here(clock, loads):
+def test_a_load_of_blocks_in_flight_has_a_later_deadline_than_one_of_local_blocks(clock, loads):
     here, coming = state(), state()
     claim = Claim(first=0, ticket=None, asked_at=0.0, blocks=10, coming=4, token=b"t" * 16)
     first = loads.begin(here, claim, 0, list(range(6)))
@@ -165,7 +165,7 @@ def test_a_load_of_coming_blocks_has_longer_than_one_of_blocks_that_are_here(clo
     assert second.deadline - first.deadline >= COMING_PATIENCE_S
 
 
-def test_an_old_miss_is_not_believed_at_all(clock, lookups, server):
+def test_an_old_miss_is_not_used(clock, lookups, server):
     # The request waited in vLLM's queue while another one saved the prefix.
     one = state()
     lookups.ask(one)
@@ -176,7 +176,7 @@ def test_an_old_miss_is_not_believed_at_all(clock, lookups, server):
     assert lookups.blocks_beyond(one, 0) == 4
 
 
-def test_a_question_is_waited_for_1_ms_and_given_up_after_20(clock, lookups, server):
+def test_a_lookup_is_waited_for_1_ms_and_abandoned_after_20(clock, lookups, server):
     one = state()
     assert lookups.blocks_beyond(one, 0) is None
     assert server.waited_s == pytest.approx(0.001)
@@ -185,14 +185,14 @@ def test_a_question_is_waited_for_1_ms_and_given_up_after_20(clock, lookups, ser
         clock.now += 0.001
         lookups.new_step()
         assert lookups.blocks_beyond(one, 0) is None
-    assert server.waited_s == pytest.approx(0.001), "later steps only look"
+    assert server.waited_s == pytest.approx(0.001), "later steps do not wait"
 
     clock.now += 0.002
     assert lookups.blocks_beyond(one, 0) == 0
     assert server.forgotten == [1]
 
 
-def test_an_answer_is_used_however_long_the_step_between_took(clock, lookups, server):
+def test_a_response_is_used_however_long_the_step_in_between_took(clock, lookups, server):
     one = state()
     assert lookups.blocks_beyond(one, 0) is None
     clock.now += 10.0
@@ -201,7 +201,7 @@ def test_an_answer_is_used_however_long_the_step_between_took(clock, lookups, se
     assert lookups.blocks_beyond(one, 0) == 6
 
 
-def test_all_the_waiting_of_one_step_is_bounded(lookups, server):
+def test_the_total_wait_of_one_step_is_bounded(lookups, server):
     for _ in range(64):
         assert lookups.blocks_beyond(state(), 0) is None
     assert server.waited_s == pytest.approx(STEP_PATIENCE_S)
@@ -211,11 +211,11 @@ def test_all_the_waiting_of_one_step_is_bounded(lookups, server):
     assert server.waited_s == pytest.approx(STEP_PATIENCE_S + 0.001)
 
 
-def test_an_offer_follows_what_vllms_own_cache_has_now(lookups, server):
+def test_an_offer_follows_the_present_state_of_vllms_own_cache(lookups, server):
     one = state()
     server.answers[1] = (6, True, b"t" * 16, 0)
     assert lookups.blocks_beyond(one, 2) == 6
-    assert lookups.blocks_beyond(one, 2) == 6, "asked again, answered again"
+    assert lookups.blocks_beyond(one, 2) == 6, "a second lookup, the same result"
     assert lookups.blocks_beyond(one, 5) == 3, "its own cache grew"
     assert server.asked == ["claim"]
 
@@ -224,7 +224,7 @@ def test_an_offer_follows_what_vllms_own_cache_has_now(lookups, server):
     assert server.ended == [b"t" * 16]
 
 
-def test_a_server_without_our_worker_is_a_miss(lookups, server):
+def test_a_server_without_the_worker_is_a_miss(lookups, server):
     one = state()
     server.answers[1] = (0, False, b"", 0)
     assert lookups.blocks_beyond(one, 0) == 0
@@ -234,7 +234,7 @@ def test_a_server_without_our_worker_is_a_miss(lookups, server):
 # ---- loads
 
 
-def test_a_load_is_given_up_once_after_its_deadline(clock, loads):
+def test_a_load_is_abandoned_once_after_its_deadline(clock, loads):
     load = begin(loads, state())
     bytes_s = 10 * 1_000_000 / 1e9
     clock.now += 0.25 + bytes_s + REPORT_MARGIN_S - 0.001
@@ -254,7 +254,7 @@ def test_a_deadline_counts_the_bytes_queued_before(clock, loads):
     assert second.deadline - clock() == pytest.approx(0.25 + 1.0 + 0.01 + REPORT_MARGIN_S)
 
 
-def test_who_waited_for_a_late_load_asks_for_itself(clock, loads, lookups, server):
+def test_a_request_that_waited_for_a_late_load_sends_its_own_lookup(clock, loads, lookups, server):
     leader = state()
     load = begin(loads, leader)
     follower = RequestState(leader.request, KeyChain(leader.request, BLOCK, BLOCK), 0)
@@ -269,7 +269,7 @@ def test_who_waited_for_a_late_load_asks_for_itself(clock, loads, lookups, serve
     assert lookups.blocks_beyond(follower, 0) == 10
 
 
-def test_who_waited_for_a_failed_load_waits_for_no_other(loads, lookups, server):
+def test_a_request_that_waited_for_a_failed_load_waits_for_no_other(loads, lookups, server):
     leader = state()
     load = begin(loads, leader)
     followers = [
@@ -296,7 +296,7 @@ def test_a_load_of_other_blocks_is_no_reason_to_wait(loads, lookups, server):
 # ---- reports of several ranks
 
 
-def test_a_load_has_ended_when_every_rank_has_reported_it(clock):
+def test_a_load_ends_when_every_rank_has_reported_it(clock):
     loads = Loads(
         ranks=2,
         block_bytes=1,
@@ -318,7 +318,7 @@ def test_a_load_has_ended_when_every_rank_has_reported_it(clock):
     assert loads._counts.data["load_failures"] == {"timeout": 1}
 
 
-def test_reports_of_ranks_are_merged_to_the_worst():
+def test_reports_of_ranks_are_merged_into_the_worst_one():
     first = WorkerReport(saves={1: Outcome(blocks=4)}, loads={7: Outcome(blocks=9)})
     second = WorkerReport(
         saves={1: Outcome(blocks=3, failed=1, error="gone"), 2: Outcome(blocks=1)},

@@ -1,6 +1,6 @@
-"""Speculation by n-grams, in a real vLLM: drafts that are rejected are never saved.
+"""Speculation by n-grams in a real vLLM: rejected drafts are never saved.
 
-Suffix decoding is not run: arctic-inference has no wheel, and its source needs torch's headers.
+Suffix decoding is not tested: arctic-inference has no wheel, and its source needs torch's headers.
 """
 
 import json
@@ -14,7 +14,7 @@ ANSWER = 150
 
 
 def drafts(vllm: VllmServer) -> tuple[float, float]:
-    """Tokens that were drafted, and those of them that the model accepted."""
+    """The numbers of drafted tokens and of accepted ones."""
     metrics = vllm.metrics()
     return (
         metrics.total("vllm:spec_decode_num_draft_tokens_total"),
@@ -29,26 +29,26 @@ def test_drafts_change_no_answer_and_no_block(
     speculation = {"method": "ngram", "num_speculative_tokens": 4}
     speculation |= {"prompt_lookup_min": 1, "prompt_lookup_max": 3}
     arguments = ("--speculative-config", json.dumps(speculation))
-    # Text that repeats itself, of which drafts are made, and text that does not.
+    # Text that repeats itself, from which drafts are made, and text that does not.
     tokens = prompt(40) * 8
     others = prompt(300)
 
     with serve(model, short_path / "plain", None) as vllm:
         answer, _ = ask(vllm, tokens, ANSWER)
         other, _ = ask(vllm, others, ANSWER)
-        # With the answer as a part of the prompt, whose blocks were saved while it was drafted.
+        # Prompts that include the answer, whose blocks were saved while it was drafted.
         further, _ = ask(vllm, tokens + answer, 8)
         other_further, _ = ask(vllm, others + other, 8)
 
     def check(vllm: VllmServer, prompts: bool) -> None:
-        """``prompts``: whether their blocks are there already."""
+        """``prompts``: whether their blocks are cached already."""
 
         def whole(length: int) -> int:
             return length // BLOCK * BLOCK
 
         assert ask(vllm, tokens, ANSWER) == (answer, whole(len(tokens)) * prompts)
         assert ask(vllm, others, ANSWER) == (other, whole(len(others)) * prompts)
-        # The last token of an answer was not computed with.
+        # The last token of an answer is not an input of the model.
         there = len(tokens) + ANSWER - 1
         assert ask(vllm, tokens + answer, 8) == (further, whole(there))
         there = len(others) + ANSWER - 1

@@ -38,11 +38,11 @@ def blocks_of(prompt_tokens: int, answer_tokens: int) -> int:
     return (prompt_tokens + answer_tokens - 1) // BLOCK
 
 
-# ---- what is saved comes back
+# ---- saved blocks are loaded again
 
 
 @pytest.mark.parametrize("length", [10, 16, 31, 32, 33, 47, 48, 255, 256, 257, 320, 700])
-def test_a_prompt_comes_back_after_the_engine_forgot_it(engine, prompt, length):
+def test_a_prompt_is_loaded_after_the_engine_forgot_it(engine, prompt, length):
     tokens = prompt(length)
     cold = engine.ask("cold", tokens, 5)
     assert (cold.loaded, cold.local) == (0, 0)
@@ -59,7 +59,7 @@ def test_a_prompt_comes_back_after_the_engine_forgot_it(engine, prompt, length):
     assert engine.stats["loads"] == (1 if blocks >= 2 else 0)
 
 
-def test_a_longer_chunked_prompt_is_saved_once_and_whole(plain, prompt):
+def test_a_longer_chunked_prompt_is_saved_once_and_completely(plain, prompt):
     # 256 tokens a step: 4 chunks, none of which ends on the grid because of the neighbor.
     tokens, neighbor = prompt(801), prompt(37)
     plain.add("neighbor", neighbor, 40)
@@ -72,7 +72,7 @@ def test_a_longer_chunked_prompt_is_saved_once_and_whole(plain, prompt):
     assert plain.ask("again", tokens, 3).loaded == 800
 
 
-def test_blocks_of_the_answer_come_back_too(plain, prompt):
+def test_blocks_of_the_answer_are_loaded_too(plain, prompt):
     tokens = prompt(64)
     first = plain.ask("first", tokens, 50)
     plain.reset_local()
@@ -82,7 +82,7 @@ def test_blocks_of_the_answer_come_back_too(plain, prompt):
     assert longer.loaded == 64 + 48
 
 
-def test_the_cache_adds_to_what_the_engine_has(engine, prompt):
+def test_the_cache_extends_the_engines_own_prefix(engine, prompt):
     head, tail = prompt(160), prompt(200)
     engine.ask("all", head + tail, 2)
     engine.reset_local()
@@ -94,7 +94,7 @@ def test_the_cache_adds_to_what_the_engine_has(engine, prompt):
     assert both.loaded == 360 // BLOCK * BLOCK - 160
 
 
-def test_a_prefix_in_common_is_loaded_and_the_rest_computed(engine, prompt):
+def test_a_common_prefix_is_loaded_and_the_rest_computed(engine, prompt):
     head = prompt(128)
     engine.ask("one", head + prompt(50), 2)
     engine.reset_local()
@@ -104,7 +104,7 @@ def test_a_prefix_in_common_is_loaded_and_the_rest_computed(engine, prompt):
     assert other.loaded == 128
 
 
-def test_another_engine_of_the_model_finds_them(pega, prompt):
+def test_another_engine_of_the_model_finds_the_blocks(pega, prompt):
     tokens = prompt(300)
     with Engine(pega.address) as first:
         first.wait_ready()
@@ -127,7 +127,7 @@ def test_hash_algorithms(pega, prompt, algorithm):
         assert engine.ask("b", tokens).loaded == 96
 
 
-def test_the_model_would_find_a_wrong_block(pega, prompt):
+def test_the_fake_model_detects_a_wrong_block(pega, prompt):
     tokens = prompt(300)
     with Engine(pega.address) as engine:
         engine.wait_ready()
@@ -142,10 +142,10 @@ def test_the_model_would_find_a_wrong_block(pega, prompt):
             engine.run()
 
 
-# ---- what must not be mixed up
+# ---- blocks that must not be mixed up
 
 
-def test_salts_and_adapters_do_not_meet(engine, prompt):
+def test_salts_and_adapters_share_no_block(engine, prompt):
     tokens = prompt(100)
     variants = [{}, {"salt": "a"}, {"salt": "b"}, {"lora": "x"}, {"lora": "y"}]
     for i, variant in enumerate(variants):
@@ -156,7 +156,7 @@ def test_salts_and_adapters_do_not_meet(engine, prompt):
         engine.reset_local()
 
 
-def test_a_request_that_must_not_read_the_cache_does_not(plain, prompt):
+def test_a_request_that_skips_the_cache_reads_nothing_from_it(plain, prompt):
     tokens = prompt(100)
     plain.ask("cold", tokens)
     plain.reset_local()
@@ -166,8 +166,8 @@ def test_a_request_that_must_not_read_the_cache_does_not(plain, prompt):
     assert plain.ask("free", tokens).loaded == 96
 
 
-def test_a_prompt_whose_last_token_another_connector_took_is_not_mistaken(plain, prompt):
-    # It is aligned and hashed as a whole; then its last token goes, and another one comes.
+def test_a_prompt_whose_last_token_another_connector_removed_is_not_confused(plain, prompt):
+    # It is aligned and hashed as a whole; then its last token is removed and another one is added.
     tokens = prompt(64)
     made = plain.add("popped", tokens, 40)
     request = plain.scheduler.requests["popped"]
@@ -179,13 +179,13 @@ def test_a_prompt_whose_last_token_another_connector_took_is_not_mistaken(plain,
     made.check()
 
     plain.run()
-    assert plain.stats["saved_blocks"] == 3, "the fourth hash is of other tokens"
+    assert plain.stats["saved_blocks"] == 3, "the fourth hash covers other tokens"
     plain.reset_local()
     assert plain.ask("whole", tokens).loaded == 48
 
 
-def test_hashes_that_do_not_fit_leave_the_request_uncached(pega, prompt):
-    # With its own cache on, vLLM would trip over them by itself.
+def test_inconsistent_hashes_leave_the_request_uncached(pega, prompt):
+    # With its own cache enabled, vLLM itself would fail on them.
     with Engine(pega.address, enable_prefix_caching=False) as engine:
         engine.wait_ready()
         made = engine.add("odd", prompt(100), 30)
@@ -244,7 +244,7 @@ def test_roles(pega, prompt, changes, saves, loads):
         engine.check_at_rest()
 
 
-def test_save_only_does_not_offer_local_hits_again(pega, prompt):
+def test_save_only_does_not_save_local_hits_again(pega, prompt):
     tokens = prompt(100)
     with Engine(pega.address, extra={"pegaflow.mode": "save_only"}) as engine:
         engine.wait_ready()
@@ -268,10 +268,10 @@ def test_short_hits_are_computed(pega, prompt):
         assert engine.ask("long", engine.answers["cold"].prompt).loaded == 160
 
 
-# ---- many at once
+# ---- many requests at once
 
 
-def test_64_requests_on_one_stored_prefix_load_it_once(pega, prompt):
+def test_64_requests_with_one_stored_prefix_load_it_once(pega, prompt):
     head = prompt(320)
     with Engine(pega.address, blocks=512) as engine:
         engine.wait_ready()
@@ -292,7 +292,7 @@ def test_64_requests_on_one_stored_prefix_load_it_once(pega, prompt):
 
 
 def test_preempted_requests_resume_from_the_cache(engine, prompt):
-    # Room for two of the six at their end.
+    # Room for two of the six when they are longest.
     engine.run()
     pool = engine.scheduler.kv_cache_manager.block_pool
     spare = pool.get_new_blocks(pool.get_num_free_blocks() - 45)
@@ -326,11 +326,11 @@ def test_pins_stay_below_their_limit_and_the_rest_waits(pega, prompt, prefix_cac
         if prefix_caching:
             assert dropped == 0, "its blocks wait in vLLM's own cache"
         else:
-            assert dropped > 0, "nobody vouches for them"
+            assert dropped > 0, "no cache keeps them"
         engine.check_at_rest()
 
 
-def test_blocks_are_saved_in_steps_without_work_by_old_releases_too(pega, prompt):
+def test_old_releases_also_save_blocks_in_steps_without_work(pega, prompt):
     changes = {"extra": {"pegaflow.max_pinned_percent": 5}, "max_model_len": 800}
     with Engine(pega.address, blocks=100, old_release=True, **changes) as engine:
         engine.wait_ready()
@@ -340,7 +340,7 @@ def test_blocks_are_saved_in_steps_without_work_by_old_releases_too(pega, prompt
         engine.check_at_rest()
 
 
-def test_blocks_that_wait_unprotected_are_not_saved_when_others_use_them(pega, prompt):
+def test_unpinned_blocks_that_other_requests_reuse_are_not_saved(pega, prompt):
     changes = {"extra": {"pegaflow.max_pinned_percent": 5}, "max_model_len": 800}
     with Engine(pega.address, blocks=60, **changes) as engine:
         engine.wait_ready()
@@ -353,7 +353,7 @@ def test_blocks_that_wait_unprotected_are_not_saved_when_others_use_them(pega, p
         assert engine.stats["saved_blocks"] + dropped == 4 * (700 // BLOCK)
         for i, tokens in enumerate(prompts):
             engine.reset_local()
-            engine.ask(f"again-{i}", tokens, 1)  # whose bytes the model checks
+            engine.ask(f"again-{i}", tokens, 1)  # the model checks the bytes
         engine.run()
         engine.check_at_rest()
 
@@ -366,14 +366,14 @@ def test_an_idle_engine_steps_until_its_saves_are_reported(plain, prompt):
     assert plain.stats["saved_blocks"] == 6
 
 
-# ---- one id after another
+# ---- consecutive requests with one id
 
 
-def test_the_next_request_of_an_id_is_another_request(engine, prompt):
+def test_the_next_request_with_an_id_is_another_request(engine, prompt):
     tokens, other = prompt(120), prompt(120)
     for round_ in range(4):
         engine.add("same", tokens if round_ % 2 else other, 20 + round_)
-        # Until its answer is complete; its saves are still on their way then.
+        # Until its answer is complete; its saves are still in flight then.
         engine.run(lambda: bool(engine.answers["same"].finish_reason))
         engine.answers["same"].check()
     engine.run()
@@ -385,7 +385,7 @@ def test_the_next_request_of_an_id_is_another_request(engine, prompt):
 # ---- the cache as a whole
 
 
-def test_after_a_reset_nothing_older_is_found(engine, prompt):
+def test_after_a_reset_no_older_block_is_found(engine, prompt):
     tokens = prompt(150)
     engine.ask("cold", tokens)
     engine.run()
@@ -396,11 +396,11 @@ def test_after_a_reset_nothing_older_is_found(engine, prompt):
     assert engine.ask("again", tokens).loaded == 144
 
 
-def test_a_reset_while_requests_run_keeps_their_blocks_out(plain, prompt):
+def test_a_reset_during_requests_excludes_their_blocks(plain, prompt):
     tokens = prompt(150)
     plain.add("running", tokens, 60)
     plain.run(lambda: len(plain.answers["running"].tokens) > 3)
-    # vLLM cannot empty its own cache now, says so, and wants to be asked again.
+    # vLLM cannot empty its own cache now, reports that, and expects another call.
     assert not plain.scheduler.reset_prefix_cache(reset_connector=True)
     plain.run()
     plain.answers["running"].check()
@@ -412,7 +412,7 @@ def test_a_reset_while_requests_run_keeps_their_blocks_out(plain, prompt):
     assert plain.ask("after", tokens).loaded == 0
 
 
-# ---- what is not served runs as plain vLLM
+# ---- an engine that is not served runs as plain vLLM
 
 
 def check_plain(engine, prompt):
@@ -434,7 +434,7 @@ def check_plain(engine, prompt):
         ({"pegaflow.host": "192.0.2.7"}, "192.0.2.7 is not this machine"),
     ],
 )
-def test_a_wrong_option_costs_the_cache_and_not_the_engine(pega, prompt, caplog, extra, words):
+def test_an_invalid_option_disables_the_cache_only(pega, prompt, caplog, extra, words):
     with Engine(pega.address, extra=extra) as engine:
         check_plain(engine, prompt)
     warnings = [r.getMessage() for r in caplog.records if "without the cache" in r.getMessage()]
@@ -442,7 +442,7 @@ def test_a_wrong_option_costs_the_cache_and_not_the_engine(pega, prompt, caplog,
     assert words in warnings[0]
 
 
-def test_a_model_that_is_not_supported_runs_as_it_did(pega, prompt, caplog, monkeypatch):
+def test_an_unsupported_model_runs_without_the_cache(pega, prompt, caplog, monkeypatch):
     def window(**fields):
         return SlidingWindowSpec(**fields, sliding_window=4096)
 

@@ -1,4 +1,4 @@
-"""KV events: what a router that listens to vLLM's own publisher believes, and what is so.
+"""KV events: the view of a router that subscribes to vLLM's own publisher, and the true state.
 
 vLLM's real scheduler, publisher and event types, the real connector and a real server.
 """
@@ -40,7 +40,7 @@ class Listened:
         self._pokes = 0
 
     def read(self) -> EventConsumer:
-        """What the router knows once the engine has come to rest."""
+        """The blocks that the router lists once the engine is idle."""
         self.engine.run()
         self.engine.scheduler.kv_event_publisher._event_queue.join()
         return self.router.read()
@@ -52,13 +52,13 @@ class Listened:
         return [bytes(key) for key in self.engine.hashes(tokens)]
 
     def there(self, keys: list[bytes]) -> set[bytes]:
-        """Which of them the server has, each for itself."""
+        """The blocks among these that the server has, each by itself."""
         session = self.engine.connector._scheduler._session
         tickets = {key: session.lookup(key, len(key)) for key in keys}
         return {key for key, ticket in tickets.items() if session.take(ticket, 30.0)[0] == 1}
 
     def poke(self) -> None:
-        """A step with something to do, so that vLLM looks at its connector."""
+        """A step with work, so that vLLM calls its connector."""
         self._pokes += 1
         self.engine.ask(f"poke-{self._pokes}", [1 + self._pokes % 900] * 3, 1)
 
@@ -68,7 +68,7 @@ class Listened:
             if condition():
                 return
             self.poke()
-        raise AssertionError(f"never so: {len(self.believed())} blocks are believed in")
+        raise AssertionError(f"not reached: the router lists {len(self.believed())} blocks")
 
 
 @contextlib.contextmanager
@@ -88,7 +88,7 @@ def whole_hashes(monkeypatch):
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_what_is_saved_is_reported_once_and_as_vllm_reports_it(kind, pega, short_path, prompt):
+def test_saved_blocks_are_reported_once_and_in_vllms_form(kind, pega, short_path, prompt):
     with listened(pega, short_path, kind, **KINDS[kind]) as one:
         tokens = prompt(500)
         one.engine.ask("plain", tokens, 40)
@@ -118,9 +118,9 @@ def test_integers_are_the_low_64_bits(pega, short_path, prompt, monkeypatch):
 
 
 @pytest.mark.pool_size("1mb")
-def test_evicted_blocks_are_reported_as_gone(own_pega, short_path, prompt):
+def test_evicted_blocks_are_reported_as_removed(own_pega, short_path, prompt):
     with listened(own_pega, short_path, "evict") as one:
-        prompts = [prompt(500) for _ in range(12)]  # 372 blocks, of which some 80 have room
+        prompts = [prompt(500) for _ in range(12)]  # 372 blocks, of which some 80 fit
         for number, tokens in enumerate(prompts):
             one.engine.ask(f"a{number}", tokens, 1)
         everything = [key for tokens in prompts for key in one.keys(tokens)]
@@ -130,7 +130,7 @@ def test_evicted_blocks_are_reported_as_gone(own_pega, short_path, prompt):
         assert 20 < len(one.believed()) < 100
 
 
-def test_an_engine_that_starts_again_reports_what_it_finds(pega, short_path, prompt):
+def test_a_restarted_engine_reports_the_blocks_that_it_finds(pega, short_path, prompt):
     tokens = prompt(300)
     with listened(pega, short_path, "former") as one:
         one.engine.ask("a", tokens)
@@ -140,7 +140,7 @@ def test_an_engine_that_starts_again_reports_what_it_finds(pega, short_path, pro
         assert heir.read().blocks["CPU"] == heir.read().blocks["GPU"]
 
 
-def test_blocks_that_another_engine_stored_are_reported_by_who_computed_them_too(
+def test_blocks_that_another_engine_stored_are_also_reported_by_the_engine_that_computed_them(
     pega, short_path, prompt
 ):
     tokens = prompt(300)
@@ -156,7 +156,7 @@ def test_blocks_that_another_engine_stored_are_reported_by_who_computed_them_too
         assert one.believed() == two.believed() == set(one.keys(tokens))
 
 
-def test_of_a_cache_that_was_reset_all_is_gone_for_every_engine(pega, short_path, prompt):
+def test_after_a_reset_every_engine_reports_all_blocks_as_removed(pega, short_path, prompt):
     tokens, after = prompt(300), prompt(200)
     with (
         listened(pega, short_path, "one") as one,
@@ -201,7 +201,7 @@ def test_a_cleanup_is_reported(own_pega, short_path, prompt):
         one.poke_until(lambda: not one.believed())
 
 
-def test_a_server_that_starts_again_has_nothing(own_pega, short_path, prompt):
+def test_a_restarted_server_has_no_block(own_pega, short_path, prompt):
     with listened(own_pega, short_path, "restart") as one:
         tokens = prompt(300)
         one.engine.ask("a", tokens)
@@ -216,7 +216,7 @@ def test_a_server_that_starts_again_has_nothing(own_pega, short_path, prompt):
         assert one.believed() == one.there(one.keys(tokens))
 
 
-def test_a_server_that_does_not_come_back_has_nothing(own_pega, short_path, prompt, monkeypatch):
+def test_a_server_that_does_not_return_has_no_block(own_pega, short_path, prompt, monkeypatch):
     monkeypatch.setattr(block_events, "UNREACHABLE_S", 0.2)
     with listened(own_pega, short_path, "gone") as one:
         one.engine.ask("a", prompt(300))
@@ -225,7 +225,7 @@ def test_a_server_that_does_not_come_back_has_nothing(own_pega, short_path, prom
         one.poke_until(lambda: not one.believed())
 
 
-def test_a_connector_that_failed_takes_back_what_it_reported(pega, short_path, prompt, monkeypatch):
+def test_a_failed_connector_withdraws_its_reports(pega, short_path, prompt, monkeypatch):
     with consumer(short_path, "failed") as (config, connect):
         with Engine(pega.address, kv_events_config=KVEventsConfig(**config)) as engine:
             engine.wait_ready()
@@ -242,19 +242,19 @@ def test_a_connector_that_failed_takes_back_what_it_reported(pega, short_path, p
             engine.check_at_rest(planted_errors=True)
 
 
-def test_who_falls_behind_takes_back_everything(own_pega, short_path, prompt):
-    """Another namespace fills the journal while this engine makes no step."""
+def test_an_engine_that_falls_behind_withdraws_its_reports(own_pega, short_path, prompt):
+    """Another namespace fills the journal while this engine takes no step."""
     with listened(own_pega, short_path, "slow") as one:
         tokens = prompt(300)
         one.engine.ask("a", tokens)
         assert len(one.believed()) == 18
         with noise(str(own_pega.socket)) as save:
-            for _ in range(20):  # of 8,192 blocks, each of which comes, and most of which go
+            for _ in range(20):  # with 8,192 blocks each, all of which are saved and most evicted
                 save()
         one.poke_until(lambda: not one.believed())
         one.poke()
         assert one.engine.stats["event_take_backs"] == 1
-        # And goes on from there.
+        # Then it continues from there.
         one.engine.reset_local()
         one.engine.ask("again", tokens)
         one.poke_until(lambda: one.believed() == one.there(one.keys(tokens)))
@@ -262,7 +262,7 @@ def test_who_falls_behind_takes_back_everything(own_pega, short_path, prompt):
 
 @contextlib.contextmanager
 def noise(socket: str) -> Iterator[Any]:
-    """An engine with blocks of 4 KiB; what is yielded saves as many new ones as a job has."""
+    """An engine with blocks of 4 KiB; yields a function that saves one job of new ones."""
     import select
 
     import numpy
@@ -294,7 +294,7 @@ def noise(socket: str) -> Iterator[Any]:
         mover.close()
 
 
-def test_without_events_nobody_asks(own_pega, short_path, prompt):
+def test_without_events_the_journal_is_not_requested(own_pega, short_path, prompt):
     with Engine(own_pega.address) as engine:
         engine.wait_ready()
         engine.ask("a", prompt(300))
@@ -305,7 +305,7 @@ def test_without_events_nobody_asks(own_pega, short_path, prompt):
 
 
 @pytest.mark.pool_size("2mb")
-def test_two_engines_at_random(own_pega, short_path, seed):
+def test_random_requests_of_two_engines(own_pega, short_path, seed):
     """Prompts that share beginnings, a pool that is too small, resets and cleanups."""
     random_ = random.Random(seed)
     roots = [

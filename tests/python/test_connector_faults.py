@@ -1,4 +1,4 @@
-"""What fails around the connector costs the cache, never an answer; the engine never waits long."""
+"""Failures around the connector cost the cache, never an answer; the engine never waits long."""
 
 import os
 import signal
@@ -16,7 +16,7 @@ from tests.support.waiting import wait_until
 
 @contextmanager
 def stopped(server: PegaServer) -> Iterator[None]:
-    """The server does not run, though its socket is there."""
+    """The server is stopped, though its socket exists."""
     os.kill(server.pid, signal.SIGSTOP)
     try:
         yield
@@ -56,7 +56,7 @@ def state_of(engine: Engine, request_id: str) -> Any:
 
 
 def phases(engine: Engine, server: PegaServer) -> dict[str, Callable[[], None]]:
-    """For each phase what brings request "x" into it."""
+    """For each phase the function that brings request "x" into it."""
 
     def never_scheduled() -> None:
         return None
@@ -65,7 +65,7 @@ def phases(engine: Engine, server: PegaServer) -> dict[str, Callable[[], None]]:
         engine.run(lambda: getattr(state_of(engine, "x").claim, "ticket", None) is not None)
 
     def ordered() -> None:
-        # On a busy machine it may end in the very step that orders it.
+        # On a busy machine it may end in the very step that starts it.
         seen: list[str] = []
         when_load_is_ordered(engine, lambda: seen.append("x"))
         engine.run(lambda: bool(seen))
@@ -108,7 +108,7 @@ def test_an_abort_leaves_nothing_behind(own_pega, prompt, phase, asynchronous):
 
 
 def wait_for_zero(server: PegaServer, *names: str) -> None:
-    """The server hears of the end of a claim or pin a moment after it was said."""
+    """Waits until the server has received the end of each claim and pin."""
     deadline = time.monotonic() + 60
     while True:
         metrics = server.metrics()
@@ -151,7 +151,7 @@ def test_a_failed_load_is_computed_and_not_tried_again(own_pega, prompt):
         asked = []
         lookups = engine.connector._scheduler._lookups
         lookups.blocks_beyond = lambda state, local: asked.append(state.request_id) or 0
-        # It is preempted, begins anew, and must not ask.
+        # It is preempted, starts again, and must not send a lookup.
         engine.run(lambda: bool(made.tokens))
         engine.preempt_all()
         engine.run()
@@ -173,7 +173,7 @@ def test_a_revoked_claim_is_computed(own_pega, prompt):
         def revoke() -> None:
             (load,) = engine.connector._scheduler.loads.under_way()
             session.unclaim(load.token)
-            session.reset_cache(5.0)  # behind it, and answered: the claim is gone
+            session.reset_cache(5.0)  # behind the abandoned claim, and answered: the claim is gone
 
         when_load_is_ordered(engine, revoke)
         engine.ask("x", tokens, 20)
@@ -199,7 +199,7 @@ def test_a_server_that_stops_in_a_load_costs_its_deadline_and_no_more(own_pega, 
 
 
 def store_patiently(engine: Engine, tokens: list[int]) -> None:
-    """Until the cache has it: a busy machine may miss the real deadlines now and then."""
+    """Repeats until the cache has it: a busy machine may miss the real deadlines."""
     for i in range(50):
         engine.ask(f"store-{i}", tokens)
         engine.reset_local()
@@ -211,7 +211,7 @@ def store_patiently(engine: Engine, tokens: list[int]) -> None:
     raise AssertionError("never stored")
 
 
-# ---- a server that is not there, stops, dies, comes back
+# ---- a server that is absent, stops, dies, returns
 
 
 def test_an_engine_starts_and_serves_without_a_server(short_path, prompt):
@@ -226,7 +226,7 @@ def test_an_engine_starts_and_serves_without_a_server(short_path, prompt):
         engine.check_at_rest()
 
 
-def test_a_server_that_comes_later_is_used(short_path, prompt):
+def test_a_server_that_starts_later_is_used(short_path, prompt):
     from tests.python.conftest import server_binary
 
     server = PegaServer(server_binary(), short_path / "later", pool_size="64mb")
@@ -249,15 +249,15 @@ def test_a_stopped_server_delays_no_step_and_no_answer(own_pega, prompt):
             for i in range(20):
                 assert engine.ask(f"r{i}", prompt(100), 5).loaded == 0
             missed = {name: n for name, n in engine.stats.items() if name.startswith("misses{")}
-        # All were answered while the server was stopped, and most of them without a wait: after
-        # the first deadlines it is asked no more.
+        # All were answered while the server was stopped, and most of them without a wait: after the
+        # first deadlines it receives no more lookups.
         assert sum(missed.values()) == 20, missed
         assert missed.get("misses{timeout}", 0) < 10, missed
         engine.run()
         engine.check_at_rest()
 
 
-def test_hits_are_back_after_the_server_was_killed_and_started_again(own_pega, prompt):
+def test_hits_return_after_the_server_was_killed_and_restarted(own_pega, prompt):
     tokens, running = prompt(300), prompt(64)
     with Engine(own_pega.address, asynchronous=True) as engine:
         engine.wait_ready()
@@ -272,7 +272,7 @@ def test_hits_are_back_after_the_server_was_killed_and_started_again(own_pega, p
             engine.run()
             alive.check()
             engine.reset_local()
-            # What the running request holds was saved to the new server; the old prompt is gone.
+            # The running request's blocks were saved to the new server; the old prompt is gone.
             assert engine.ask("again", running + alive.tokens, 2).loaded > 0
             engine.reset_local()
             engine.ask("stored", tokens)
@@ -305,8 +305,8 @@ def test_a_server_killed_under_many_requests(own_pega, prompt):
 
 
 @pytest.mark.pool_size("2mb")
-def test_a_pool_smaller_than_one_request_holds_what_it_can(own_pega, prompt):
-    # 12 KiB a block: room for some 170 blocks in whole, for less in one size's extents.
+def test_a_pool_smaller_than_one_request_keeps_a_part_of_it(own_pega, prompt):
+    # 12 KiB for each block: room for some 170 blocks in total, and fewer in extents of one size.
     with Engine(own_pega.address, blocks=512, max_model_len=4096) as engine:
         engine.wait_ready()
         for i in range(3):
@@ -331,7 +331,8 @@ def test_nothing_is_loaded_until_a_server_has_confirmed_a_reset(own_pega, prompt
             assert engine.scheduler.reset_prefix_cache(reset_connector=True)
             assert engine.ask("in doubt", tokens).loaded == 0
             engine.reset_local()
-        # The server runs again; it may have got the first question by now, or gets the next one.
+        # The server runs again; it may have received the first request by now, or receives the next
+        # one.
         for i in range(100):
             made = engine.ask(f"after-{i}", tokens, 1)
             confirmed = not engine.connector._scheduler._resets.is_owed
@@ -346,7 +347,7 @@ def test_nothing_is_loaded_until_a_server_has_confirmed_a_reset(own_pega, prompt
         engine.check_at_rest()
 
 
-def test_loads_under_way_at_a_reset_are_thrown_away(own_pega, prompt):
+def test_loads_in_flight_at_a_reset_are_discarded(own_pega, prompt):
     tokens = prompt(300)
     with Engine(own_pega.address) as engine:
         engine.wait_ready()
@@ -354,7 +355,7 @@ def test_loads_under_way_at_a_reset_are_thrown_away(own_pega, prompt):
         when_load_is_ordered(engine, lambda: os.kill(own_pega.pid, signal.SIGSTOP))
         made = engine.add("x", tokens, 5)
         engine.run(lambda: bool(engine.worker._worker.loads))
-        # vLLM cannot empty its own cache while the load holds blocks, and says so.
+        # vLLM cannot empty its own cache while the load holds blocks, and reports that.
         assert not engine.scheduler.reset_prefix_cache(reset_connector=True)
         engine.step()
         os.kill(own_pega.pid, signal.SIGCONT)
@@ -378,7 +379,7 @@ def test_loads_under_way_at_a_reset_are_thrown_away(own_pega, prompt):
         ("recompute", {"pegaflow.keep_failure_policy": True}, True),
     ],
 )
-def test_the_scheduler_reads_the_policy_that_we_set(own_pega, prompt, policy, extra, recomputes):
+def test_the_scheduler_uses_the_connectors_policy(own_pega, prompt, policy, extra, recomputes):
     tokens = prompt(300)
     transfer = {"kv_load_failure_policy": policy}
     with Engine(own_pega.address, transfer=transfer, extra=extra) as engine:

@@ -1,4 +1,4 @@
-"""GPU blocks that only a save keeps: vLLM waits for them, and not longer than it should."""
+"""GPU blocks that only a save keeps: vLLM waits for them, up to a limit."""
 
 from collections.abc import Iterator
 from typing import Any
@@ -8,7 +8,7 @@ import pytest
 from pegaflow.connector.saves import FREES_LIMIT_S
 from tests.python.harness import BLOCK, Engine
 
-#: The null block, those of a request that ends, and those of the prompt that goes on.
+#: The null block, those of a request that ends, and those of the prompt that continues.
 ENDED, PROMPT = 10, 28
 BLOCKS = 1 + ENDED + PROMPT
 
@@ -22,7 +22,7 @@ class Clock:
 
 
 class HoldingMover:
-    """Stands before a real mover and reports no save while it holds them."""
+    """Wraps a real mover, and reports no save while it holds them."""
 
     def __init__(self, mover: Any) -> None:
         self._mover = mover
@@ -88,7 +88,7 @@ def test_a_full_gpu_waits_for_a_save_and_preempts_nothing(full):
     full.engine.answers["goes on"].check()
 
 
-def test_a_save_that_hangs_holds_vllm_up_for_50_ms(full):
+def test_a_save_that_hangs_delays_vllm_by_50_ms(full):
     full.engine.step()
     full.clock.now += FREES_LIMIT_S - 0.001
     full.engine.step()
@@ -114,7 +114,7 @@ def test_saves_that_follow_a_hanging_one_are_not_waited_for(full):
     full.engine.step()
     assert full.preempted == ["goes on"]
 
-    # Whatever is saved from now on is younger than the limit, and waits behind that save.
+    # Later saves are younger than the limit, and wait behind that save.
     jobs = full.side.saves._jobs.values()
     assert jobs
     for job in jobs:
@@ -123,7 +123,7 @@ def test_saves_that_follow_a_hanging_one_are_not_waited_for(full):
     full.mover.holds = False
 
 
-def test_blocks_that_requests_still_use_are_no_reason_to_wait(pega, prompt):
+def test_blocks_that_requests_still_use_are_not_waited_for(pega, prompt):
     with Engine(pega.address, blocks=BLOCKS, max_model_len=512) as engine:
         engine.wait_ready()
         mover = engine.worker._worker.mover = HoldingMover(engine.worker._worker.mover)

@@ -1,4 +1,4 @@
-"""Prefill on one engine, decode on another: what is handed over, and what waiting may cost.
+"""Prefill on one engine, decode on another: the handed-over blocks, and the cost of waiting.
 
 Two engines of vLLM's real scheduler, the real connector and a real server; the router is the test.
 """
@@ -19,7 +19,7 @@ from tests.support.event_consumer import consumer
 ASKED = {"pegaflow": {"save_tail": True}}
 #: Far longer than any of these scenarios takes; a wait that ends only by it fails its test.
 LONG = {"pegaflow.handover_wait_ms": 10_000}
-#: Prompts shorter than two blocks come from the cache too.
+#: Prompts shorter than two blocks are loaded from the cache, too.
 ANY_LENGTH = {"pegaflow.min_load_tokens": 1}
 
 
@@ -27,7 +27,7 @@ ANY_LENGTH = {"pegaflow.min_load_tokens": 1}
 def engines(
     address: str, prefill: Any = None, decode: Any = None, decode_address: str = ""
 ) -> Iterator[tuple[Any, Any]]:
-    """A prefill and a decode engine, at one server or two; nothing is left of them at the end."""
+    """A prefill and a decode engine, at one server or two; both are closed at the end."""
     decode = dict(decode or {})
     decode["extra"] = LONG | decode.get("extra", {})
     with Engine(address, **prefill or {}) as p, Engine(decode_address or address, **decode) as d:
@@ -40,14 +40,14 @@ def engines(
 
 
 def prefill(engine: Engine, request_id: str, prompt: list[int], **options: Any) -> dict[str, Any]:
-    """What the router gets from the prefill engine."""
+    """The prefill engine's response to the router."""
     made = engine.ask(request_id, prompt, 1, params=ASKED, **options)
     assert made.params is not None
     return made.params
 
 
 def next_job(params: dict[str, Any]) -> dict[str, Any]:
-    """The same of the job that the engine has not begun yet."""
+    """The same for a job that the engine has not begun yet."""
     ours = params["pegaflow"]
     return {"pegaflow": {**ours, "job": ours["job"] + 1}}
 
@@ -62,7 +62,7 @@ def is_waiting(engine: Engine, request_id: str) -> bool:
 
 
 def wait_steps(engine: Engine, request_id: str, steps: int = 5) -> None:
-    """Some turns in which the request waits, and has no block of the GPU."""
+    """Some iterations in which the request waits, and has no block of the GPU."""
     pool = engine.scheduler.kv_cache_manager.block_pool
     for _ in range(steps):
         free = pool.get_num_free_blocks()
@@ -72,12 +72,12 @@ def wait_steps(engine: Engine, request_id: str, steps: int = 5) -> None:
         assert pool.get_num_free_blocks() >= free
 
 
-# ---- what is handed over
+# ---- the handed-over blocks
 
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("length", [288, 289, 290, 303])
-def test_all_but_the_last_token_comes_from_the_prefill_engine(pega, prompt, kind, length):
+def test_all_but_the_last_token_are_loaded_from_the_prefill_engine(pega, prompt, kind, length):
     tokens = prompt(length)
     with engines(pega.address, KINDS[kind], KINDS[kind]) as (p, d):
         params = prefill(p, "x", tokens)
@@ -85,12 +85,12 @@ def test_all_but_the_last_token_comes_from_the_prefill_engine(pega, prompt, kind
 
         answer = d.ask("x", tokens, 40, params=params)
 
-        # A single token behind the last full block is computed anyway.
+        # A single token behind the last full block is computed in any case.
         partial = length % BLOCK >= 2
         assert answer.loaded == (length - 1 if partial else 288)
         assert waits(d, "over") == 1
         assert answer.params is None
-        # The partial block became a full one, under vLLM's own key; it is another block.
+        # The partial block became a full one under vLLM's own key; it is another block.
         d.reset_local()
         again = d.ask("again", tokens + answer.tokens, 2)
         assert again.loaded == (length + 39) // BLOCK * BLOCK
@@ -108,7 +108,7 @@ def test_a_prompt_of_less_than_two_blocks(pega, prompt, length, loaded):
         assert answer.loaded == loaded
 
 
-def test_what_both_engines_have_in_part(pega, prompt):
+def test_both_engines_have_a_part_of_the_prompt(pega, prompt):
     head, tail = prompt(160), prompt(140)
     with engines(pega.address) as (p, d):
         p.ask("head", head, 2)
@@ -120,7 +120,7 @@ def test_what_both_engines_have_in_part(pega, prompt):
         assert (answer.local, answer.loaded) == (160, 139)
 
 
-def test_a_prompt_that_the_cache_has_is_handed_over_without_a_job(pega, prompt):
+def test_a_cached_prompt_is_handed_over_without_a_job(pega, prompt):
     tokens = prompt(288)
     with engines(pega.address) as (p, d):
         prefill(p, "first", tokens)
@@ -149,7 +149,7 @@ def test_the_same_prompt_twice_is_saved_once(pega, prompt):
         assert d.answers["a"].loaded == 299
 
 
-def test_nobody_who_did_not_ask_is_told_or_has_a_partial_block_saved(pega, prompt):
+def test_a_request_without_a_handover_gets_no_parameters_and_saves_no_partial_block(pega, prompt):
     tokens = prompt(300)
     with engines(pega.address) as (p, _):
         for params in (None, {}, {"pegaflow": None}, {"pegaflow": {"save_tail": "yes"}}):
@@ -159,7 +159,7 @@ def test_nobody_who_did_not_ask_is_told_or_has_a_partial_block_saved(pega, promp
         assert p.stats["saved_blocks"] == 18
 
 
-def test_an_engine_that_goes_on_saves_no_partial_block(pega, prompt):
+def test_an_engine_that_continues_saves_no_partial_block(pega, prompt):
     # It would be written while it is saved.
     tokens = prompt(290)
     with engines(pega.address) as (p, d):
@@ -171,7 +171,7 @@ def test_an_engine_that_goes_on_saves_no_partial_block(pega, prompt):
         assert d.ask("x", tokens, 3, params=answer.params).loaded == 288
 
 
-def test_ranks_that_share_a_block_wait_for_all_of_it(pega, prompt):
+def test_ranks_that_share_a_block_wait_for_all_its_shards(pega, prompt):
     tokens = prompt(300)
     two = {"tensor_parallel_size": 2}
     with engines(pega.address, two, two) as (p, d):
@@ -197,9 +197,7 @@ def test_another_tenant_or_adapter_has_other_blocks(pega, prompt, kind, mine, th
 
 
 @pytest.mark.parametrize("length", [11, 43])
-def test_the_partial_block_of_an_adapter_trained_again_is_another_block(
-    pega, prompt, tmp_path, length
-):
+def test_the_partial_block_of_a_retrained_adapter_is_another_block(pega, prompt, tmp_path, length):
     words = prompt(length)
     extra = {"extra": ANY_LENGTH, "enable_lora": True}
     monday = train(tmp_path / "x", "monday", name="x", number=1)
@@ -208,7 +206,7 @@ def test_the_partial_block_of_an_adapter_trained_again_is_another_block(
         assert d.ask("x", words, 3, params=params, lora=monday).loaded == length - 1
     tuesday = train(tmp_path / "x", "tuesday", name="x", number=1)
     with engines(pega.address, extra, extra) as (p, d):
-        # The name and the path are those of monday, and so are vLLM's hashes.
+        # The name, the path and vLLM's hashes are those of the former adapter.
         assert d.ask("x", words, 3, params=params, lora=tuesday).loaded == 0
         params = prefill(p, "x", words, lora=tuesday)
         assert d.ask("own", words[:-1], 3, params=params, lora=tuesday).loaded == 0 or length > 16
@@ -221,7 +219,7 @@ def test_the_partial_block_of_another_prompt_is_another_block(pega, prompt):
         assert d.ask("y", head + prompt(10), 20, params=params).loaded == 288
 
 
-def test_no_event_tells_of_a_partial_block(pega, prompt, short_path, monkeypatch):
+def test_no_event_reports_a_partial_block(pega, prompt, short_path, monkeypatch):
     monkeypatch.setenv("VLLM_KV_EVENTS_USE_INT_BLOCK_HASHES", "0")
     tokens = prompt(300)
     with (
@@ -243,10 +241,10 @@ def test_no_event_tells_of_a_partial_block(pega, prompt, short_path, monkeypatch
             assert set(router.read().blocks["CPU"]) == {bytes(k) for k in one.hashes(tokens)}
 
 
-# ---- who waits, and for how long
+# ---- waiting requests and their limits
 
 
-def test_without_patience_nobody_waits(pega, prompt):
+def test_without_patience_no_request_waits(pega, prompt):
     tokens = prompt(300)
     with engines(pega.address, None, {"extra": {"pegaflow.handover_wait_ms": 0}}) as (p, d):
         params = next_job(prefill(p, "x", tokens))
@@ -255,7 +253,7 @@ def test_without_patience_nobody_waits(pega, prompt):
         assert not any(name.startswith("handovers") for name in d.stats)
 
 
-def test_only_so_many_wait_that_the_others_can_still_ask(pega, prompt, monkeypatch):
+def test_the_number_of_waiting_requests_is_limited(pega, prompt, monkeypatch):
     monkeypatch.setattr(handover, "MAX_WAITS", 1)
     tokens = prompt(300)
     with engines(pega.address) as (p, d):
@@ -270,7 +268,7 @@ def test_only_so_many_wait_that_the_others_can_still_ask(pega, prompt, monkeypat
         assert waits(d, "busy") == 1
         params = prefill(p, "x", tokens)
         run_together([p, d])
-        # That one has ended, and the next one may wait.
+        # That wait has ended, and the next request may wait.
         d.add("y", prompt(300), 5, params=next_job(params))
         wait_steps(d, "y")
         d.abort("y")
@@ -288,7 +286,7 @@ def test_an_abort_while_waiting_leaves_nothing_behind(own_pega, prompt):
         d.run()
         d.check_at_rest()
         assert waits(d, "dropped") == 1
-        # The same id again, for a request that has nothing to wait for.
+        # The same id again, for a request that does not wait.
         d.ask("x", prompt(300), 5)
         run_together([p, d])
 
@@ -314,7 +312,7 @@ def test_a_preempted_request_does_not_wait_again(pega, prompt):
         assert waits(d, "over") == 1
 
 
-def test_a_prefill_engine_that_left_is_not_waited_for(own_pega, prompt):
+def test_a_prefill_engine_that_has_left_is_not_waited_for(own_pega, prompt):
     tokens = prompt(300)
     with Engine(own_pega.address, extra=LONG) as d:
         d.wait_ready()
@@ -337,7 +335,7 @@ def test_saves_that_had_no_room_are_computed(own_pega, prompt):
 
         answer = d.ask("x", tokens, 3, params=params)
 
-        assert answer.loaded < 1599  # The first of its blocks went for the last ones.
+        assert answer.loaded < 1599  # The first of its blocks were evicted for the last ones.
         assert waits(d, "over") == 1
 
 
@@ -362,7 +360,7 @@ def test_a_server_that_dies_ends_every_wait(own_pega, prompt):
         d.run()
         d.answers["x"].check()
         assert waits(d, "no_server") == 1
-        # And a prefill engine without a server has nothing to hand over, once it has noticed.
+        # A prefill engine without a server hands over nothing, once it has noticed.
         p.wait_states({"connecting"})
         for number in range(10_000):
             lost = p.ask(f"y{number}", tokens, 1, params=ASKED)
@@ -372,7 +370,7 @@ def test_a_server_that_dies_ends_every_wait(own_pega, prompt):
         p.run()
 
 
-def test_after_a_reset_nothing_is_waited_for(pega, prompt):
+def test_after_a_reset_no_request_waits(pega, prompt):
     tokens = prompt(300)
     with engines(pega.address) as (p, d):
         params = next_job(prefill(p, "x", tokens))
@@ -406,7 +404,7 @@ GOOD = {"node": "1" * 32, "incarnation": "2" * 32, "job": 3, "tokens": 300}
     ],
     ids=lambda params: str(params)[:60],
 )
-def test_what_a_network_may_send_is_no_handover(pega, prompt, params):
+def test_invalid_parameters_are_not_a_handover(pega, prompt, params):
     with Engine(pega.address, extra=LONG) as engine:
         engine.wait_ready()
         engine.ask("x", prompt(100), 2, params=params)
@@ -415,7 +413,7 @@ def test_what_a_network_may_send_is_no_handover(pega, prompt, params):
         engine.check_at_rest()
 
 
-def test_of_another_server_nobody_is_told(pega, prompt):
+def test_a_wait_for_another_server_ends_at_once(pega, prompt):
     with Engine(pega.address, extra=LONG) as engine:
         engine.wait_ready()
         made: Answer = engine.ask("x", prompt(100), 2, params={"pegaflow": GOOD})

@@ -1,4 +1,4 @@
-"""What a handover does wherever its two engines are: at one server, or each at one of its own."""
+"""Handovers independent of the place of both engines: at one server, or each at its own."""
 
 import contextlib
 from collections.abc import Iterator
@@ -25,12 +25,12 @@ from tests.support.vllm_server import PegaServer
 
 class Place(NamedTuple):
     p: str  #: Address of the prefill engine's server.
-    d: str  #: Of the decode engine's.
+    d: str  # Address of the decode engine's server.
 
 
 @pytest.fixture(scope="module", params=["one server", "two nodes"])
 def place(request: pytest.FixtureRequest, short_path: Path) -> Iterator[Place]:
-    """The same prompts come again at each place, so each has servers of its own."""
+    """The same prompts are used at each place, so each has servers of its own."""
     with contextlib.ExitStack() as stack:
         if request.param == "one server":
             pega = stack.enter_context(PegaServer(server_binary(), short_path / "place", "64mb"))
@@ -44,18 +44,18 @@ def at(place: Place, prefill: Any = None, decode: Any = None) -> Any:
     return engines(place.p, prefill, decode, place.d)
 
 
-def test_a_chunked_prompt_is_waited_for_to_its_last_chunk(place, prompt):
-    # 256 tokens a step; enough blocks that all of them may wait for their save at once.
+def test_a_wait_for_a_chunked_prompt_ends_with_its_last_chunk(place, prompt):
+    # 256 tokens for each step, and enough blocks that all of them may wait for their save at once.
     tokens = prompt(805)
     with at(place, {"blocks": 1024}, {"blocks": 1024}) as (p, d):
         params = prefill(p, "x", tokens)
         assert d.ask("x", tokens, 3, params=params).loaded == 804
 
 
-def test_a_partial_block_that_is_not_there_leaves_the_full_ones(place, prompt):
+def test_without_the_partial_block_the_full_blocks_are_loaded(place, prompt):
     tokens = prompt(300)
     with at(place) as (p, d):
-        p.ask("x", tokens, 1)  # Nobody asked for the partial block.
+        p.ask("x", tokens, 1)  # The partial block was not requested.
         p.run()
         params = prefill(p, "other", prompt(40))
         params["pegaflow"]["tokens"] = 300
@@ -63,7 +63,7 @@ def test_a_partial_block_that_is_not_there_leaves_the_full_ones(place, prompt):
         assert d.ask("x", tokens, 3, params=params).loaded == 288
 
 
-def test_a_request_waits_without_blocks_and_others_go_on(place, prompt):
+def test_a_request_waits_without_blocks_and_others_continue(place, prompt):
     tokens = prompt(300)
     with at(place) as (p, d):
         params = next_job(prefill(p, "warm-up", prompt(40)))
@@ -82,19 +82,19 @@ def test_a_request_waits_without_blocks_and_others_go_on(place, prompt):
         assert waits(d, "over") == 1
 
 
-def test_the_patience_ends(place, prompt):
+def test_a_wait_ends_after_its_patience(place, prompt):
     tokens = prompt(300)
     with at(place, None, {"extra": {"pegaflow.handover_wait_ms": 300}}) as (p, d):
         params = next_job(prefill(p, "x", tokens))
 
         answer = d.ask("x", tokens, 5, params=params)
 
-        # Not its saves were missing but the next ones.
+        # The wait's saves were complete; the next ones were missing.
         assert answer.loaded == 299
         assert waits(d, "timeout") == 1
 
 
-def test_a_prefill_engine_that_is_killed_is_not_waited_for(place, prompt):
+def test_a_killed_prefill_engine_is_not_waited_for(place, prompt):
     tokens = prompt(300)
     with Engine(place.p, process=True) as p, Engine(place.d, extra=LONG) as d:
         p.wait_ready()
@@ -109,7 +109,7 @@ def test_a_prefill_engine_that_is_killed_is_not_waited_for(place, prompt):
         d.run()
         d.answers["x"].check()
         assert waits(d, "gone") == 1
-        # What it had saved is there all the same. Later ones are told at once.
+        # Its saved blocks are still loaded. Later waits end at once.
         assert d.answers["x"].loaded == 299
         d.ask("y", prompt(300), 1, params=params)
         assert waits(d, "gone") == 2

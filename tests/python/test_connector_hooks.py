@@ -1,4 +1,4 @@
-"""A mistake of ours in any hook takes the cache off and nothing else; vLLM sees no exception."""
+"""An internal error in any hook disables the cache and nothing else; vLLM sees no exception."""
 
 from typing import Any
 
@@ -50,11 +50,11 @@ def is_error(value: Any) -> bool:
 
 
 class Planted(RuntimeError):
-    """No error that the connector expects from anywhere."""
+    """An error that the connector expects nowhere."""
 
 
 class _Failing:
-    """Stands before an object of ours, and fails in one of its methods."""
+    """Wraps an object of the connector, and fails in one of its methods."""
 
     def __init__(self, behind: Any, name: str, skip: int) -> None:
         self._behind, self._name, self._left = behind, name, skip
@@ -82,11 +82,11 @@ def plant(connector: Any, path: str, skip: int) -> None:
     failing = _Failing(holder, name, skip)
     try:
         setattr(holder, name, getattr(failing, name))
-    except AttributeError:  # a native object; its owner gets the one that stands before it
+    except AttributeError:  # a native object; its owner gets the wrapper
         setattr(owner, way[-1], failing)
 
 
-#: These are called in each step: the second failure comes while loads and saves are under way.
+#: Called in each step: the second failure happens while loads and saves are in flight.
 OFTEN = [
     "_scheduler.plan",
     "_scheduler.loads.take_ends",
@@ -127,7 +127,7 @@ def test_a_failing_hook_costs_the_cache_only(pega, prompt, path, skip, asynchron
 
 @pytest.mark.parametrize("kind", [e for e in vars(_native).values() if is_error(e)])
 @pytest.mark.parametrize("call", ["lookup", "claim", "take", "ask_reset", "take_reset"])
-def test_whatever_the_server_answers_is_a_miss_and_no_mistake(pega, prompt, kind, call):
+def test_any_error_of_the_server_is_a_miss_and_not_an_internal_error(pega, prompt, kind, call):
     tokens = prompt(300)
     with Engine(pega.address) as engine:
         engine.wait_ready()
@@ -151,7 +151,7 @@ def test_whatever_the_server_answers_is_a_miss_and_no_mistake(pega, prompt, kind
 
 
 class _Answering:
-    """A session one of whose calls is answered with an error."""
+    """A session that answers one of its calls with an error."""
 
     def __init__(self, session: Any, call: str, kind: type[Exception]) -> None:
         self._session, self._call, self._kind = session, call, kind
@@ -166,7 +166,7 @@ class _Answering:
         return fail
 
 
-def test_what_fails_twice_is_answered_and_logged_once(pega, prompt, caplog):
+def test_a_hook_that_fails_twice_is_logged_once(pega, prompt, caplog):
     with Engine(pega.address) as engine:
         engine.wait_ready()
         plant(engine.connector, "_scheduler.matched_tokens", 0)
@@ -186,13 +186,13 @@ def test_what_fails_twice_is_answered_and_logged_once(pega, prompt, caplog):
         engine.check_at_rest(planted_errors=True)
 
 
-def test_a_load_that_was_promised_before_the_failure_is_refused(pega, prompt):
+def test_a_load_that_was_offered_before_the_failure_is_rejected(pega, prompt):
     tokens = prompt(300)
     with Engine(pega.address) as engine:
         engine.wait_ready()
         engine.ask("stored", tokens)
         engine.reset_local()
-        # Between vLLM's allocation and the plan that would have handed the load out.
+        # Between vLLM's allocation and the plan that would have contained the load.
         side = engine.connector._scheduler
         begin = side.loads.begin
 
@@ -203,11 +203,11 @@ def test_a_load_that_was_promised_before_the_failure_is_refused(pega, prompt):
         side.loads.begin = begin_and_fail_soon
         engine.ask("x", tokens)
 
-        assert len(engine.bad_blocks) == 18, "vLLM was told that they did not come"
+        assert len(engine.bad_blocks) == 18, "vLLM received a report of the missing blocks"
         engine.check_at_rest(planted_errors=True)
 
 
-def test_a_worker_that_fails_in_a_load_reports_it_after_its_last_copy(pega, prompt):
+def test_a_worker_that_fails_during_a_load_reports_it_after_the_last_copy(pega, prompt):
     tokens = prompt(300)
     with Engine(pega.address) as engine:
         engine.wait_ready()
@@ -225,7 +225,7 @@ def test_a_worker_that_fails_in_a_load_reports_it_after_its_last_copy(pega, prom
 
 
 class _Watched:
-    """Notes when a mover is closed."""
+    """Records when a mover is closed."""
 
     def __init__(self, mover: Any, calls: list[str]) -> None:
         self._mover, self._calls = mover, calls
@@ -236,7 +236,7 @@ class _Watched:
         return getattr(self._mover, name)
 
 
-def test_tensors_that_are_not_understood_cost_the_cache_only(pega, prompt, caplog):
+def test_unsupported_tensors_disable_the_cache_only(pega, prompt, caplog):
     class Odd(FakeModel):
         def __init__(self, config: Any, content: int) -> None:
             super().__init__(config, content)
@@ -251,7 +251,7 @@ def test_tensors_that_are_not_understood_cost_the_cache_only(pega, prompt, caplo
         engine.run()
         engine.check_at_rest()
         assert engine.stats["serving{worker}"] == 0
-        # The scheduler has heard of it, and does not ask a server that might know better.
+        # The scheduler received the report, and sends the server no lookup.
         assert engine.stats["misses{not_registered}"] >= 1
     said = [r.getMessage() for r in caplog.records if "share the KV of others" in r.getMessage()]
     assert len(said) == 2, said

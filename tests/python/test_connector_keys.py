@@ -71,7 +71,7 @@ def test_a_request_grows_with_its_answer():
     assert chain.usable_blocks() == 2
 
 
-def test_hashes_and_tokens_that_do_not_fit_make_the_request_uncached():
+def test_inconsistent_hashes_and_tokens_make_the_request_uncached():
     for hashes in (0, 1, 3, 7):
         request = FakeRequest(80, unit=16)
         request.block_hashes = (request.block_hashes * 2)[:hashes]
@@ -81,11 +81,11 @@ def test_hashes_and_tokens_that_do_not_fit_make_the_request_uncached():
         assert chain.broken == f"{hashes} block hashes for 80 tokens"
 
         request.block_hashes = FakeRequest(80, unit=16).block_hashes
-        assert chain.usable_blocks() == 0, "in doubt for good"
+        assert chain.usable_blocks() == 0, "permanently uncertain"
 
 
-def test_one_stale_tail_hash_is_tolerated_and_never_used():
-    # Another connector takes the last prompt token away after vLLM has hashed it.
+def test_one_stale_hash_at_the_end_is_tolerated_and_never_used():
+    # Another connector removes the last prompt token after vLLM has hashed it.
     request = FakeRequest(64, unit=16)
     chain = KeyChain(request, block_size=16, hash_unit=16)
     request.tokens.pop()
@@ -95,8 +95,8 @@ def test_one_stale_tail_hash_is_tolerated_and_never_used():
     assert not chain.broken
 
 
-def test_what_chains_over_a_stale_hash_is_never_used_either():
-    # The token that comes in its place is another one, and vLLM does not hash the block again.
+def test_hashes_that_chain_over_a_stale_one_are_never_used_either():
+    # The token that replaces it is another one, and vLLM does not hash the block again.
     request = FakeRequest(64, unit=16)
     chain = KeyChain(request, block_size=16, hash_unit=16)
     request.tokens.pop()
@@ -104,7 +104,7 @@ def test_what_chains_over_a_stale_hash_is_never_used_either():
 
     request.append(999)
     assert len(request.block_hashes) == 4
-    assert chain.usable_blocks() == 3, "its fourth hash is of other tokens"
+    assert chain.usable_blocks() == 3, "its fourth hash covers other tokens"
 
     request.append(*range(16))
     assert len(request.block_hashes) == 5

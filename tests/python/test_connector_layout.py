@@ -1,4 +1,4 @@
-"""Segments read off tensors: in each of vLLM's layouts all of a block, and nothing else."""
+"""Segments computed from tensors: in each of vLLM's layouts all of a block, and nothing else."""
 
 import ctypes
 import itertools
@@ -31,7 +31,7 @@ def full_spec(**changes: Any) -> FullAttentionSpec:
 def make_caches(
     spec: Any, layout: KVCacheLayout, kernel_block_size: int | None = None, lead: int = 0
 ) -> dict[str, torch.Tensor]:
-    """One allocation for all layers, cut by vLLM's own code."""
+    """One allocation for all layers, divided by vLLM's own code."""
     strides = compute_layout_strides(spec, BLOCKS, LAYERS, layout)
     size = LAYERS * BLOCKS * spec.page_size_bytes
     raw = torch.zeros(lead + size, dtype=torch.int8)
@@ -72,7 +72,7 @@ def fill(caches: dict[str, torch.Tensor]) -> None:
 
 
 def check_copy(caches: dict[str, torch.Tensor], where: Geometry) -> None:
-    """A page moved from one block to another carries all of it and touches no other block."""
+    """Moving a page from one block to another copies all of it and changes no other block."""
     fill(caches)
     before = {name: cache.clone() for name, cache in caches.items()}
     source, target = 1, 3
@@ -108,7 +108,7 @@ def test_a_page_is_all_of_a_block_in_each_layout(layout):
     check_copy(caches, where)
 
 
-def test_layouts_that_differ_have_arrangements_that_differ():
+def test_different_layouts_have_different_arrangements():
     spec = full_spec()
     texts = {
         layout: geometry(
@@ -147,7 +147,7 @@ def test_padding_behind_a_page_is_not_copied(layout):
     check_copy(caches, where)
 
 
-def test_an_allocation_may_begin_with_something_else():
+def test_an_allocation_may_begin_with_other_data():
     spec = full_spec()
     caches = make_caches(spec, KVCacheLayout.LBHNC, lead=4096)
 
@@ -196,7 +196,7 @@ def test_layers_of_separate_allocations_keep_vllms_order():
     assert [s.address for s in where.segments] == [caches[name].data_ptr() for name in NAMES]
 
 
-def test_another_name_for_the_same_memory_is_left_out():
+def test_another_name_for_the_same_memory_is_ignored():
     spec = full_spec()
     caches = make_caches(spec, KVCacheLayout.LBHNC)
     names = [*NAMES, "model.layers.9.attn"]
@@ -245,7 +245,7 @@ def test_neighbors_merge_only_at_the_same_stride():
         ),
     ],
 )
-def test_tensors_that_are_not_understood_are_refused(damage, words):
+def test_unsupported_tensors_are_rejected(damage, words):
     spec = full_spec()
     caches = make_caches(spec, KVCacheLayout.LBHNC)
     damage(caches)
@@ -254,7 +254,7 @@ def test_tensors_that_are_not_understood_are_refused(damage, words):
         geometry(caches, NAMES, specs(spec), BLOCKS)
 
 
-def test_elements_that_overlap_are_refused():
+def test_overlapping_elements_are_rejected():
     spec = full_spec()
     caches = make_caches(spec, KVCacheLayout.LBHNC)
     caches[NAMES[0]] = torch.zeros(65536).as_strided((BLOCKS, 4, 32, 16), (2048, 512, 8, 1))
@@ -263,7 +263,7 @@ def test_elements_that_overlap_are_refused():
         geometry(caches, NAMES, specs(spec), BLOCKS)
 
 
-def test_a_tensor_that_leaves_its_storage_is_refused():
+def test_a_tensor_that_exceeds_its_storage_is_rejected():
     spec = full_spec()
     caches = make_caches(spec, KVCacheLayout.LBHNC)
     caches[NAMES[0]].untyped_storage().resize_(spec.page_size_bytes)
@@ -280,7 +280,7 @@ def test_an_engine_whose_gpu_cannot_be_used_runs_without_the_cache():
             build._make_device(where, settings)
 
 
-def test_saves_follow_the_stream_that_is_current_when_they_are_asked_for(monkeypatch):
+def test_saves_follow_the_stream_that_is_current_at_their_submission(monkeypatch):
     saved = []
 
     class Mover:

@@ -1,4 +1,4 @@
-"""Real adapters in a real vLLM: blocks of an adapter are for the weights that computed them."""
+"""Real adapters in a real vLLM: blocks of an adapter belong to the weights that computed them."""
 
 import json
 import shutil
@@ -22,7 +22,7 @@ LORA = ("--enable-lora", "--max-lora-rank", str(RANK), "--max-loras", "2", "--ma
 
 
 def write_adapter(directory: Path, seed: int) -> None:
-    """Random weights for the projections of the attention, as a trainer would leave them."""
+    """Random weights for the projections of the attention, like a trainer's output."""
     chance = numpy.random.default_rng(seed)
     heads = SMALL.heads * SMALL.head_dim
     tensors = {}
@@ -43,7 +43,7 @@ def write_adapter(directory: Path, seed: int) -> None:
 
 
 def settle(directory: Path) -> None:
-    """Until a further change of the files would show, as it does with adapters of last week."""
+    """Waits until a further change of the files would be visible, as for adapters of last week."""
     wait_until(
         lambda: AdapterFiles(str(directory)).is_settled(time.time_ns()), "the files are too new"
     )
@@ -62,7 +62,7 @@ def modules(**paths: Path) -> list[str]:
     return ["--lora-modules", *(f"{name}={path}" for name, path in paths.items())]
 
 
-def test_blocks_of_an_adapter_are_for_the_weights_that_computed_them(
+def test_blocks_of_an_adapter_belong_to_the_weights_that_computed_them(
     own_pega: PegaServer, short_path: Path, prompt: Any
 ) -> None:
     tokens = prompt(500)
@@ -83,14 +83,14 @@ def test_blocks_of_an_adapter_are_for_the_weights_that_computed_them(
         for name in names:
             assert ask(a, tokens, model=name) == (first[name], WHOLE), name
 
-        # Trained again, under the same name and path: vLLM's own key is the same.
+        # Retrained under the same name and path: vLLM's own key is the same.
         write_adapter(one, 3)
         replace(a, "one", one)
         retrained, loaded = ask(a, tokens, model="one")
         assert loaded == 0 and retrained != first["one"]
-        assert ask(a, tokens, model="one") == (retrained, 0), "what vLLM holds is uncertain"
+        assert ask(a, tokens, model="one") == (retrained, 0), "vLLM's weights are uncertain"
         assert a.metrics().total("vllm:pegaflow_misses_total", reason="adapter") > 0
-        # As documented: from a new path it is cached.
+        # As documented, it is cached from a new path.
         shutil.copytree(one, short_path / "again")
         settle(short_path / "again")
         load(a, "again", short_path / "again")

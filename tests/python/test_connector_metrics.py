@@ -1,4 +1,4 @@
-"""What the connector counts arrives in vLLM's metrics, and in a line a minute."""
+"""Counts of the connector are in vLLM's metrics, and in one log line a minute."""
 
 import json
 from types import SimpleNamespace
@@ -14,7 +14,7 @@ from tests.python.harness import Engine
 
 
 def exposed(*payloads: dict[str, Any]) -> dict[str, float]:
-    """What Prometheus reads after vLLM's front end got these."""
+    """The values that Prometheus reads after vLLM's front end received these."""
     for collector in list(prometheus_client.REGISTRY._collector_to_names):
         if any("pegaflow" in n for n in prometheus_client.REGISTRY._collector_to_names[collector]):
             prometheus_client.REGISTRY.unregister(collector)
@@ -27,7 +27,7 @@ def exposed(*payloads: dict[str, Any]) -> dict[str, float]:
         {0: ["tiny", "0"], 1: ["tiny", "1"]},
     )
     for payload in payloads:
-        # Between vLLM's processes.
+        # As between vLLM's processes.
         metrics.observe(json.loads(json.dumps(payload)), 0)
     return {
         f"{sample.name}{dict(sample.labels)}": sample.value
@@ -40,7 +40,7 @@ def exposed(*payloads: dict[str, Any]) -> dict[str, float]:
 LABELS = {"model_name": "tiny", "engine": "0"}
 
 
-def test_every_metric_is_there_from_the_start_or_has_labels_of_its_own():
+def test_every_metric_exists_from_the_start_or_has_labels():
     found = exposed()
     for metric in METRICS:
         suffix = "_total" if metric.kind == COUNTER else ""
@@ -77,7 +77,7 @@ def test_counts_of_both_sides_add_up():
         assert found[f"vllm:pegaflow_link_state{labels}"] == value
 
 
-def test_what_was_taken_is_not_told_again():
+def test_counts_are_reported_once():
     counts = Counts()
     assert counts.take() is None
     counts.add("hits")
@@ -85,16 +85,16 @@ def test_what_was_taken_is_not_told_again():
     assert counts.take() is None
 
 
-def test_a_metric_that_is_not_declared_is_a_mistake():
+def test_an_undeclared_metric_is_an_error():
     with pytest.raises(AssertionError, match="hitz"):
         Counts().add("hitz")
 
 
-def test_metrics_of_another_release_are_passed_over():
+def test_metrics_of_another_release_are_ignored():
     assert exposed({"of_tomorrow": {"": 1}}) == exposed()
 
 
-def test_an_engine_tells_what_it_did(pega, prompt):
+def test_an_engine_reports_its_loads_and_saves(pega, prompt):
     tokens = prompt(300)
     with Engine(pega.address) as engine:
         engine.wait_ready()
@@ -116,7 +116,7 @@ def test_an_engine_tells_what_it_did(pega, prompt):
         assert {str(source.value): n for source, n in sources.items()} == {"host": 32}
 
 
-def test_the_line_says_what_happened_and_is_silent_when_nothing_did():
+def test_the_log_line_sums_up_events_and_is_omitted_without_any():
     summary = Summary(60.0, now=0.0)
     counts = Counts()
     for took in (0.010, 0.020, 0.090):
@@ -143,13 +143,13 @@ def test_the_line_says_what_happened_and_is_silent_when_nothing_did():
     assert summary.line(200.0, "ready") == ""
 
 
-def test_no_line_where_none_is_wanted():
+def test_the_log_line_can_be_disabled():
     summary = Summary(0.0, now=0.0)
     summary.note(Counts(data={"loads": {"": 1}}))
     assert summary.line(1e6, "ready") == ""
 
 
-def test_the_line_is_written_from_a_step(pega, prompt, caplog):
+def test_the_log_line_is_written_in_a_step(pega, prompt, caplog):
     with Engine(pega.address, extra={"pegaflow.log_interval_s": 0.001}) as engine:
         engine.wait_ready()
         engine.connector._scheduler._link_seen_at = float("-inf")
@@ -162,7 +162,7 @@ def test_the_line_is_written_from_a_step(pega, prompt, caplog):
     assert any("saved 6 blocks" in line and "link ready" in line for line in lines), lines
 
 
-def test_vllms_own_line_shows_what_moved():
+def test_vllms_own_log_line_shows_transfers():
     counts = Counts()
     counts.add("saved_blocks", 3)
     counts.add("misses", 1, "late")

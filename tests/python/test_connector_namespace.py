@@ -1,4 +1,4 @@
-"""Which engines share blocks, and which engines are served at all."""
+"""Engines that share blocks, and engines that are served at all."""
 
 import copy
 import dataclasses
@@ -68,7 +68,7 @@ def test_two_engines_of_one_model_have_equal_lists(made):
     other = vllm_config("unix:/elsewhere.sock", extra={"pegaflow.port": 7})
     other.kv_transfer_config.engine_id = "another"
     other.parallel_config.data_parallel_index = 3
-    # Another amount of memory is another number of blocks, not another block.
+    # Another amount of memory changes the number of blocks, not a block.
     assert factors(other, kv_cache_config(other, 99)) == factors(*made)
 
 
@@ -109,13 +109,13 @@ def test_every_factor_is_text_and_named_once(made):
         (lambda c: setattr(c.parallel_config, "tensor_parallel_size", 2), {"tp"}),
         (
             lambda c: setattr(c.parallel_config, "pipeline_parallel_size", 2),
-            {"pp", "layers", "group", "layout"},  # of no layer alone, for stages differ in them
+            {"pp", "layers", "group", "layout"},  # of no layer alone, since stages differ in them
         ),
         (lambda c: setattr(c.parallel_config, "decode_context_parallel_size", 2), {"dcp"}),
         (lambda c: setattr(c.parallel_config, "prefill_context_parallel_size", 2), {"pcp"}),
     ],
 )
-def test_what_changes_the_bytes_or_the_keys_changes_its_factor(made, configs, change, expected):
+def test_a_change_of_bytes_or_keys_changes_its_factor(made, configs, change, expected):
     config, kv_config = configs
     change(config)
     assert differing(factors(*made), factors(config, kv_config)) == expected
@@ -134,7 +134,7 @@ def test_what_changes_the_bytes_or_the_keys_changes_its_factor(made, configs, ch
         ({"mm_device_do_normalize": False}, '{"mm_device_do_normalize":false}'),
     ],
 )
-def test_options_that_change_embeddings_and_no_hash_are_a_factor(configs, options, expected):
+def test_options_that_change_embeddings_but_no_hash_are_a_factor(configs, options, expected):
     config, kv_config = configs
     view = _Loose(config)
     view.model_config.multimodal_config = MultiModalConfig(**options)
@@ -150,7 +150,7 @@ def test_options_that_change_embeddings_and_no_hash_are_a_factor(configs, option
         ({"linear": "mxfp8", "ignore": ["model.layers.0.*"]}, '"ignore":["model.layers.0.*"]'),
     ],
 )
-def test_what_is_quantized_while_it_is_loaded_is_a_factor(made, options, expected):
+def test_quantization_at_load_time_is_a_factor(made, options, expected):
     if not options:
         assert "quantization_config" not in factors(*made)
         return
@@ -165,7 +165,7 @@ def test_what_is_quantized_while_it_is_loaded_is_a_factor(made, options, expecte
         assert namespace._quantization_config(SimpleNamespace(quantization_config=changed)) != text
 
 
-def test_the_processor_is_a_factor_of_models_that_have_one(made):
+def test_the_processor_is_a_factor_of_models_with_one(made):
     config, kv_config = made
     where = read_geometry(kv_config, FakeModel(kv_config).tensors)
     more = {"weights": "named:x", "instance": instance_id(config), "hash_unit": 16}
@@ -177,8 +177,8 @@ def test_the_processor_is_a_factor_of_models_that_have_one(made):
 
 
 @pytest.mark.parametrize(("stages", "expected"), [(1, None), (2, "0,2")])
-def test_which_layers_have_another_format_is_a_factor_of_stages(configs, stages, expected):
-    """The layers of a stage alone do not tell which layers of the others are left out."""
+def test_the_layers_with_another_format_are_a_factor_of_stages(configs, stages, expected):
+    """The layers of one stage do not determine the excluded layers of the others."""
     config, kv_config = configs
     config.parallel_config.pipeline_parallel_size = stages
     without = factors(config, kv_config)
@@ -188,7 +188,7 @@ def test_which_layers_have_another_format_is_a_factor_of_stages(configs, stages,
     assert listed == without
 
 
-def test_a_base_of_rope_that_stands_alone_is_a_factor(configs):
+def test_a_base_of_rope_outside_its_parameters_is_a_factor(configs):
     config, kv_config = configs
     view = SimpleNamespace(rope_parameters=None, rope_scaling=None, rope_theta=10_000.0)
     model = SimpleNamespace(hf_text_config=view, hf_config=view, max_model_len=1024)
@@ -225,7 +225,7 @@ def layer_names(made) -> list[str]:
     return made[1].kv_cache_groups[0].layer_names
 
 
-def test_rope_that_depends_on_the_longest_sequence_has_it_in_its_factor(configs):
+def test_rope_that_depends_on_the_maximum_length_has_it_in_its_factor(configs):
     config, kv_config = configs
     config.model_config.hf_text_config.rope_parameters = {"rope_type": "longrope"}
     first = factors(config, kv_config)
@@ -274,8 +274,8 @@ def golden(group: Any, arrangements: list[str], **changes: Any) -> str:
     return hashlib.sha256(json.dumps(listed).encode()).hexdigest()[:16]
 
 
-def test_later_factors_leave_the_ids_of_engines_without_them_as_they_are(monkeypatch):
-    """An id that changes loses each user's cache at the upgrade: raise VERSION if it has to be."""
+def test_later_factors_do_not_change_the_ids_of_engines_without_them(monkeypatch):
+    """A changed id loses each user's cache at the upgrade: raise VERSION if it must change."""
     monkeypatch.setenv("PYTHONHASHSEED", "0")
     dense = ["float32[1:2,2:16]"] * 3
     window = dataclasses.replace(FULL, sliding_window=64)
@@ -327,13 +327,13 @@ def test_the_configuration_is_a_factor(made, configs):
         ("_commit_hash", "0123456789abcdef0123456789abcdef01234567"),
     ],
 )
-def test_where_a_configuration_lies_and_what_wrote_it_is_none(made, configs, name, value):
+def test_the_place_and_the_writer_of_a_configuration_are_not_a_factor(made, configs, name, value):
     config, kv_config = configs
     setattr(config.model_config.hf_config, name, value)
     assert factors(config, kv_config) == factors(*made)
 
 
-def test_classes_of_a_models_own_code_are_the_same_in_a_directory_and_in_a_repository(configs):
+def test_a_models_own_classes_are_equal_in_a_directory_and_in_a_repository(configs):
     config, kv_config = configs
     config.model_config.hf_config.auto_map = {"AutoConfig": "configuration_x.XConfig"}
     local = factors(config, kv_config)
@@ -341,7 +341,7 @@ def test_classes_of_a_models_own_code_are_the_same_in_a_directory_and_in_a_repos
     assert factors(config, kv_config) == local
 
 
-def test_a_value_without_a_text_of_its_own_does_not_tell_processes_apart(configs):
+def test_a_value_without_a_stable_text_does_not_distinguish_processes(configs):
     config, kv_config = configs
     config.model_config.hf_config.extra = object()
     first = factors(config, kv_config)
@@ -366,10 +366,10 @@ def test_the_fingerprint_is_vllms_none_hash(monkeypatch):
             assert namespace.hash_fingerprint(algorithm, "i") == expected
 
 
-def test_a_secret_seed_makes_the_namespace_the_instances_own(monkeypatch):
+def test_a_random_seed_makes_the_namespace_private_to_the_instance(monkeypatch):
     monkeypatch.delenv("PYTHONHASHSEED", raising=False)
     assert namespace.hash_fingerprint("xxhash", "i") == "private:i"
-    # Releases up to 0.28 draw a secret seed for every algorithm.
+    # Releases up to 0.28 choose a random seed for every algorithm.
     from vllm.v1.core import kv_cache_utils
 
     monkeypatch.delattr(kv_cache_utils, "resolve_none_hash_seed")
@@ -388,7 +388,7 @@ def test_scheduler_and_workers_name_the_instance_alike(configs):
     assert instance_id(config, {"PEGAFLOW_INSTANCE_ID": "a"}) == "a-dp1"
 
 
-# ---- what is served
+# ---- supported configurations
 
 
 def test_a_plain_model_is_served(made):
@@ -477,7 +477,7 @@ def test_cache_groups(configs, groups, words):
 )
 def test_configurations(made, change, words):
     config, kv_config = made
-    # A shallow copy of each part, for vLLM validates what it copies in depth.
+    # A shallow copy of each part, since vLLM validates deep copies.
     config = copy.copy(config)
     for part in ("parallel_config", "model_config", "cache_config"):
         object.__setattr__(config, part, copy.copy(getattr(config, part)))
@@ -519,7 +519,7 @@ def test_images_that_vllm_hashes_are_served(made, cache_gb, prefix_caching):
 
 
 class _Loose:
-    """Takes any attribute, where vLLM's configuration checks its types."""
+    """Accepts any attribute, unlike vLLM's configuration, which checks types."""
 
     def __init__(self, wrapped: Any) -> None:
         object.__setattr__(self, "_wrapped", wrapped)
@@ -532,7 +532,7 @@ class _Loose:
         return value
 
 
-def test_layers_that_share_the_kv_of_others_are_refused(made):
+def test_layers_that_share_the_kv_of_others_are_rejected(made):
     _, kv_config = made
     tensors = FakeModel(kv_config).tensors
     tensors["model.layers.9.attn"] = next(iter(tensors.values()))
@@ -540,7 +540,7 @@ def test_layers_that_share_the_kv_of_others_are_refused(made):
         read_geometry(kv_config, tensors)
 
 
-def test_hash_units_that_do_not_divide_a_block_are_refused(configs):
+def test_hash_units_that_do_not_divide_a_block_are_rejected(configs):
     config, kv_config = configs
     kv_config.hash_block_size = 5
     with pytest.raises(Unservable, match="hashes every 5 tokens do not fit blocks of 16"):

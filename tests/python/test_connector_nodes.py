@@ -1,7 +1,7 @@
 """Prefill on one node, decode on another: the real connector, vLLM's scheduler, and real servers.
 
-What is handed over and how a request waits is the same as on one node (test_connector_handover);
-here the servers have to tell each other, and the blocks come over the lane between them.
+The handover and the waiting are the same as on one node (test_connector_handover); here the servers
+notify each other, and the blocks are read over the lane between them.
 """
 
 import contextlib
@@ -29,13 +29,13 @@ from tests.python.test_connector_handover import (
 from tests.support.vllm_server import PegaServer
 from tests.support.waiting import wait_until
 
-#: A busy machine must not turn a hit into a miss.
+#: Long deadlines: a busy machine must not turn a hit into a miss.
 PATIENT_PEERS = ["--peer-deadline", "5s", "--fetch-deadline", "8s"]
 
 
 class Nodes(NamedTuple):
-    p: PegaServer  #: Lends.
-    d: PegaServer  #: Asks it.
+    p: PegaServer  # The owner.
+    d: PegaServer  # The reader, which sends requests to p.
 
     def fetched(self) -> int:
         """Bytes that D's node has read from P's."""
@@ -50,7 +50,7 @@ class Nodes(NamedTuple):
 
 @contextlib.contextmanager
 def two_nodes(directory: Path, *options: str) -> Iterator[Nodes]:
-    """Two servers of which one knows the other; ``options`` of that one."""
+    """Two servers of which one has the other as a peer; ``options`` are the reader's."""
     lends = ["--peer-listen", "127.0.0.1:0"]
     with PegaServer(server_binary(), directory / "p", "64mb", lends) as p:
         asks = ["--peers", p.peer_listen, *PATIENT_PEERS, *options]
@@ -62,14 +62,14 @@ def two_nodes(directory: Path, *options: str) -> Iterator[Nodes]:
 
 @pytest.fixture(scope="module")
 def nodes(short_path: Path) -> Iterator[Nodes]:
-    """For all tests that leave both alive."""
+    """Shared by all tests that leave both nodes alive."""
     with two_nodes(short_path) as both:
         yield both
 
 
 @pytest.fixture
 def own_nodes(short_path: Path, request: pytest.FixtureRequest) -> Iterator[Nodes]:
-    """For a test that stops or kills one."""
+    """For a test that stops or kills a node."""
     with two_nodes(short_path / f"own-{abs(hash(request.node.name)) % 10**6}") as both:
         yield both
 
@@ -80,7 +80,7 @@ def at_both(nodes: Nodes, prefill: Any = None, decode: Any = None) -> Any:
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("length", [288, 290, 303])
-def test_all_but_the_last_token_comes_from_the_other_node(nodes, prompt, kind, length):
+def test_all_but_the_last_token_are_loaded_from_the_other_node(nodes, prompt, kind, length):
     tokens = prompt(length)
     with at_both(nodes, KINDS[kind], KINDS[kind]) as (p, d):
         before = nodes.fetched()
@@ -89,21 +89,21 @@ def test_all_but_the_last_token_comes_from_the_other_node(nodes, prompt, kind, l
 
         answer = d.ask("x", tokens, 20, params=params)
 
-        # The partial block too, under its key of our own.
+        # The partial block, too, under PegaFlow's own key.
         assert answer.loaded == (length - 1 if length % BLOCK else 288)
         assert waits(d, "over") == 1
         page = nodes.p.metrics().total("pegaflow_lent_bytes_total") / (
             nodes.d.metrics().total("pegaflow_fetch_blocks_total", result="whole")
         )
         assert nodes.fetched() - before == -(-length // BLOCK) * page
-        # From now on it is D's own.
+        # From now on D has its own copy.
         d.reset_local()
         again = d.ask("again", tokens, 2, params=params)
         assert again.loaded == answer.loaded
         assert nodes.fetched() - before == -(-length // BLOCK) * page
 
 
-def test_what_each_node_has_in_part(nodes, prompt):
+def test_each_node_has_a_part_of_the_prompt(nodes, prompt):
     head, tail = prompt(160), prompt(140)
     with at_both(nodes) as (p, d):
         d.ask("head", head, 2)
@@ -115,11 +115,11 @@ def test_what_each_node_has_in_part(nodes, prompt):
         answer = d.ask("x", head + tail, 3, params=params)
 
         assert (answer.local, answer.loaded) == (0, 299)
-        assert 0 < nodes.fetched() - before  # The head was here.
+        assert 0 < nodes.fetched() - before  # The beginning was local.
         assert nodes.p.metrics().total("pegaflow_peer_awaits_total") >= 1
 
 
-def test_a_node_that_is_killed_is_not_waited_for(own_nodes, prompt):
+def test_a_killed_node_is_not_waited_for(own_nodes, prompt):
     tokens = prompt(300)
     with Engine(own_nodes.p.address) as p, Engine(own_nodes.d.address, extra=LONG) as d:
         p.wait_ready()
@@ -136,7 +136,7 @@ def test_a_node_that_is_killed_is_not_waited_for(own_nodes, prompt):
         assert d.answers["x"].loaded == 0
         assert waits(d, "gone") == 1
         assert own_nodes.remote_waits("gone") == 1
-        # Of a node that is not there nobody is asked.
+        # No request is sent to a node that is gone.
         d.ask("y", prompt(300), 1, params=params)
         assert own_nodes.remote_waits("unknown") == 1
         d.run()
@@ -154,7 +154,8 @@ def test_a_node_that_hangs_is_waited_for_until_the_deadline(short_path, prompt):
                 answer = d.ask("x", tokens, 5, params=params)
                 assert answer.loaded == 0
                 assert waits(d, "timeout") == 1
-                # The node owes an answer: it is not asked again, and is lost after a while.
+                # The node owes a response: it receives no further request, and is lost after a
+                # while.
                 d.ask("y", prompt(300), 1, params=params)
                 assert waits(d, "busy") + waits(d, "gone") == 1
                 wait_until(lambda: not nodes.are_joined(), "the nodes stay joined")
@@ -164,7 +165,7 @@ def test_a_node_that_hangs_is_waited_for_until_the_deadline(short_path, prompt):
             wait_until(nodes.are_joined, "the nodes are not joined")
 
 
-def test_the_next_life_of_a_node_is_another_one(own_nodes, prompt):
+def test_the_next_incarnation_of_a_node_is_another_one(own_nodes, prompt):
     tokens = prompt(300)
     with Engine(own_nodes.p.address) as p, Engine(own_nodes.d.address, extra=LONG) as d:
         p.wait_ready()

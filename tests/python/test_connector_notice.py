@@ -43,7 +43,7 @@ def test_a_worker_that_cannot_serve_is_shown_with_its_reason(pega, prompt, monke
         engine.ask("a", prompt(100))
         engine.ask("b", prompt(40))
 
-        # vLLM's own metrics say it for both sides.
+        # vLLM's own metrics show it for both sides.
         assert engine.stats["serving{worker}"] == 0
         assert engine.stats["serving{scheduler}"] == 0
         wait_until(lambda: len(not_served(pega)) == 1, "the notice does not arrive")
@@ -108,7 +108,7 @@ def test_without_a_server_a_notice_waits_for_one(own_pega):
     wait_until(lambda: not instances(pega), "the notice outlives its connection")
 
 
-def test_the_line_that_names_the_instance_waits_for_the_workers(pega, prompt, caplog):
+def test_the_log_line_that_names_the_instance_waits_for_the_workers(pega, prompt, caplog):
     caplog.set_level(logging.INFO)
     with Engine(pega.address) as engine:
         assert not [r for r in caplog.records if "all ranks use the cache" in r.getMessage()]
@@ -121,10 +121,10 @@ def test_the_line_that_names_the_instance_waits_for_the_workers(pega, prompt, ca
         assert engine.stats["serving{scheduler}"] == 1
 
 
-def test_what_an_engine_copies_with_is_shown(pega):
+def test_the_copy_path_of_an_engine_is_shown(pega):
     with Engine(pega.address) as engine:
         engine.wait_ready()
-        wait_until(lambda: "device" in instances(pega)[0]["ranks"][0], "it is not described")
+        wait_until(lambda: "device" in instances(pega)[0]["ranks"][0], "the device does not appear")
         (shown,) = instances(pega)
         (rank,) = shown["ranks"]
         assert (rank["device"], rank["kernels"], rank["copy_path"]) == (
@@ -138,7 +138,7 @@ def test_what_an_engine_copies_with_is_shown(pega):
         assert "host memory" in line.detail
 
 
-def test_doctor_advises_where_kernels_are_missing():
+def test_doctor_gives_advice_about_missing_kernels():
     rank = {
         "connected": True,
         "device": "NVIDIA H200",
@@ -163,7 +163,7 @@ def test_doctor_advises_where_kernels_are_missing():
 
 
 def windowed_model(directory: Path) -> Path:
-    """A model whose layers forget what lies behind a window, which is not served."""
+    """A model with sliding windows of different kinds, which is not served."""
     base = ensure_model(ModelShape(layers=2, hidden=64, heads=4, kv_heads=2, head_dim=16))
     shutil.copytree(base, directory)
     config = json.loads((directory / "config.json").read_text())
@@ -176,7 +176,7 @@ def windowed_model(directory: Path) -> Path:
     return directory
 
 
-def test_a_real_engine_whose_model_is_refused_is_shown(pega, short_path, tmp_path):
+def test_a_real_engine_with_a_rejected_model_is_shown(pega, short_path, tmp_path):
     options = VllmOptions(
         model=windowed_model(tmp_path / "model"),
         connector=pega.address,

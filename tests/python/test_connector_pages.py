@@ -1,4 +1,4 @@
-"""Equal factors mean equal pages: random layers, laid out by vLLM, read as the connector does."""
+"""Equal factors mean equal pages: random layers, laid out by vLLM, parsed as by the connector."""
 
 import dataclasses
 import random
@@ -19,7 +19,7 @@ from pegaflow.connector.build import Unservable, hash_unit, read_geometry
 from pegaflow.connector.support import unsupported
 from tests.python.harness import kv_cache_config, vllm_config
 
-BLOCKS = 80  # vLLM refuses fewer than one request may need
+BLOCKS = 80  # vLLM rejects fewer than one request may need
 CASES = 400
 LAYOUTS = ("LBHNC", "LBNHC", "BLHNC", "BLNHC")
 
@@ -52,14 +52,14 @@ def random_specs(rand: random.Random) -> dict[str, Any]:
         index = dataclasses.replace(latent, head_size=32, dtype=torch.uint8)
         specs = [rand.choice([latent, index]) for _ in range(count)]
     else:
-        # Pages of one size whose bytes differ.
+        # Pages of one size with different bytes.
         other = dataclasses.replace(full, num_kv_heads=1, head_size=32)
         specs = [rand.choice([full, other]) for _ in range(count)]
     return {f"model.layers.{i}.self_attn.attn": spec for i, spec in enumerate(specs)}
 
 
 def tensors_of(kv_config: Any, specs: dict[str, Any]) -> dict[str, torch.Tensor]:
-    """One allocation, cut by vLLM's own code."""
+    """One allocation, divided by vLLM's own code."""
     layout = KVCacheLayout[kv_config.kv_cache_layout]
     raw = torch.zeros(max(place.size for place in kv_config.kv_cache_tensors), dtype=torch.int8)
     tensors = {}
@@ -97,7 +97,7 @@ def test_equal_factors_imply_equal_pages(config, seed):
         base = min(segment.address for segment in where.segments)
         page = (
             [(address - base, stride, size) for address, stride, size in where.segments],
-            # What the bytes are: of which layer, of which type, in which shape.
+            # The meaning of the bytes: their layer, type and shape.
             [
                 (layer, tensors[layer].dtype, tuple(tensors[layer].shape[1:]))
                 for layer in where.layers
@@ -105,6 +105,6 @@ def test_equal_factors_imply_equal_pages(config, seed):
         )
         before = pages.setdefault(tuple(listed), page)
         assert before == page, f"seed {seed}: {specs} in {layout}"
-    # Neither is every case its own namespace, nor are all of them one.
+    # Some cases share a namespace, and not all of them share one.
     assert served > CASES // 2
     assert 20 < len(pages) < served

@@ -1,4 +1,4 @@
-"""What happens to an engine of several ranks when the server or one of its ranks stands still."""
+"""An engine of several ranks while the server or one of its ranks is stopped."""
 
 import json
 import os
@@ -22,9 +22,9 @@ from tests.python.test_connector_faults import (
 from tests.support.vllm_server import PegaServer
 from tests.support.waiting import wait_until
 
-#: As long as the fault lasts: far above every deadline of ours, so that each has passed.
+#: The time of the fault: far above every deadline, so that each has passed.
 STANDSTILL_S = 3.0
-#: Shorter than that, and still as long as a busy machine needs, so that there is a load.
+#: Shorter than that, and long enough for a busy machine to load.
 LIMITS = {
     "pegaflow.lookup_deadline_ms": 2000,
     "pegaflow.open_deadline_ms": 2000,
@@ -40,7 +40,7 @@ def engine(address: str, **options: Any) -> Engine:
 
 @contextmanager
 def standing_still(pid: int) -> Iterator[Callable[[], None]]:
-    """A function that stops the process for STANDSTILL_S, all its threads, from now on."""
+    """A function that stops the process with all its threads for STANDSTILL_S, from now on."""
     go_on = threading.Timer(STANDSTILL_S, os.kill, (pid, signal.SIGCONT))
 
     def stop() -> None:
@@ -56,7 +56,7 @@ def standing_still(pid: int) -> Iterator[Callable[[], None]]:
 
 @pytest.mark.parametrize("slow", [0, 1])
 @pytest.mark.parametrize("ordered", [when_load_is_ordered, when_save_is_ordered])
-def test_a_rank_that_stands_still_for_3_seconds_costs_no_answer(own_pega, prompt, slow, ordered):
+def test_a_rank_that_is_stopped_for_3_seconds_costs_no_answer(own_pega, prompt, slow, ordered):
     tokens, cold = prompt(300), prompt(200)
     with engine(own_pega.address) as made:
         made.wait_ready()
@@ -70,14 +70,14 @@ def test_a_rank_that_stands_still_for_3_seconds_costs_no_answer(own_pega, prompt
             made.add("again", tokens, 20)
             made.add("cold", cold, 20)
             made.run()
-            assert time.monotonic() - started >= STANDSTILL_S, "it never stood still"
+            assert time.monotonic() - started >= STANDSTILL_S, "it was never stopped"
         made.answers["again"].check()
         made.answers["cold"].check()
         wait_until(lambda: set(made.states()) == {"ready"}, "the links are not back")
         made.run()
         made.check_at_rest()
     wait_for_zero(own_pega, "pegaflow_claims", "pegaflow_pins", "pegaflow_reservations")
-    # Whatever was stored meanwhile, what comes back is right.
+    # Whatever was stored meanwhile, loaded blocks are right.
     with engine(own_pega.address) as made:
         made.wait_ready()
         assert made.ask("stored", tokens, 20).loaded == 288
@@ -119,7 +119,7 @@ def test_a_server_that_stops_under_two_ranks_costs_their_deadlines(own_pega, pro
     wait_for_zero(own_pega, "pegaflow_claims", "pegaflow_pins", "pegaflow_reservations")
 
 
-def test_two_ranks_start_and_serve_without_a_server_and_use_one_that_comes(short_path, prompt):
+def test_two_ranks_start_and_serve_without_a_server_and_use_a_later_one(short_path, prompt):
     tokens = prompt(300)
     server = PegaServer(server_binary(), short_path / "for-ranks", pool_size="64mb")
     with engine(server.address) as made:
@@ -135,7 +135,7 @@ def test_two_ranks_start_and_serve_without_a_server_and_use_one_that_comes(short
             made.check_at_rest()
 
 
-# ---- instances that come back
+# ---- instances that return
 
 
 def instances(server: PegaServer) -> list[dict[str, Any]]:
@@ -143,7 +143,7 @@ def instances(server: PegaServer) -> list[dict[str, Any]]:
         return json.loads(answer.read())["instances"]
 
 
-def test_an_instance_comes_back_while_a_rank_of_its_former_life_is_still_there(own_pega, prompt):
+def test_an_instance_returns_while_a_rank_of_its_former_process_still_runs(own_pega, prompt):
     tokens = prompt(300)
     name: dict[str, Any] = {"transfer": {"engine_id": "one"}}
     former = engine(own_pega.address, **name)
@@ -153,10 +153,10 @@ def test_an_instance_comes_back_while_a_rank_of_its_former_life_is_still_there(o
     former.ranks[1].kill()
 
     with engine(own_pega.address, **name) as again:
-        # The server knows two ranks of this instance: one of either life.
+        # The server has two ranks of this instance: one of either incarnation.
         again.wait_states({"ready", "refused"})
         assert again.states() == ("ready", "refused", "ready")
-        again.ask("short", prompt(10))  # with its step the scheduler hears of it
+        again.ask("short", prompt(10))  # the scheduler learns of it with its step
         assert again.ask("x", tokens, 20).loaded == 0
         assert again.stats["loads"] == again.stats["saves"] == 0
         again.reset_local()
@@ -172,7 +172,7 @@ def test_an_instance_comes_back_while_a_rank_of_its_former_life_is_still_there(o
     wait_for_zero(own_pega, "pegaflow_claims", "pegaflow_pins", "pegaflow_reservations")
 
 
-def test_data_parallel_engines_of_two_ranks_share_and_one_dies(own_pega, prompt):
+def test_data_parallel_engines_of_two_ranks_share_blocks_and_one_dies(own_pega, prompt):
     tokens = prompt(300)
     made = [
         engine(own_pega.address, transfer={"engine_id": "replica"}, data_parallel=(index, 2))

@@ -17,7 +17,7 @@ from tests.python.test_connector_faults import (
 from tests.python.test_connector_two_engines import insertions, instances
 from tests.support.waiting import wait_until
 
-#: The model has 2 KV heads: with 4 ranks two of them hold each, and MLA's latent is on all.
+#: The model has 2 KV heads: with 4 ranks two ranks hold each head, and MLA's latent is on all.
 KINDS: dict[str, dict[str, Any]] = {
     "tp2": {"tensor_parallel_size": 2},
     "tp4_two_replicas": {"tensor_parallel_size": 4},
@@ -25,7 +25,7 @@ KINDS: dict[str, dict[str, Any]] = {
     "pp2_uneven": {"pipeline_parallel_size": 2},
     "tp2_pp2": {"tensor_parallel_size": 2, "pipeline_parallel_size": 2},
 }
-#: How many times a block's bytes are stored, were all pages of a size.
+#: The number of times that a block's bytes are stored, if all pages had one size.
 SHARDS = {"tp2": 2, "tp4_two_replicas": 2, "mla_tp2": 1, "pp2_uneven": 2, "tp2_pp2": 4}
 
 
@@ -34,7 +34,7 @@ def engine(address: str, kind: str = "tp2", **options: Any) -> Engine:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_prompt_comes_back_on_all_ranks(own_pega, prompt, kind):
+def test_a_prompt_is_loaded_on_all_ranks(own_pega, prompt, kind):
     tokens = prompt(700)
     with engine(own_pega.address, kind) as made:
         made.wait_ready()
@@ -58,7 +58,7 @@ def test_a_prompt_comes_back_on_all_ranks(own_pega, prompt, kind):
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_another_engine_of_as_many_ranks_loads_them(own_pega, prompt, kind):
+def test_another_engine_with_the_same_ranks_loads_the_blocks(own_pega, prompt, kind):
     tokens = prompt(300)
     with engine(own_pega.address, kind) as first, engine(own_pega.address, kind) as second:
         first.wait_ready()
@@ -75,7 +75,7 @@ def test_ranks_agree_on_a_namespace_while_their_weights_have_no_id(own_pega, pro
     tokens = prompt(300)
     shutil.copytree(model_directory(), tmp_path, dirs_exist_ok=True)
     (tmp_path / "model.safetensors").write_bytes(b"weights")
-    in_an_hour = time.time() + 3600  # so it is younger than the process that starts the ranks
+    in_an_hour = time.time() + 3600  # younger than the process that starts the ranks
     os.utime(tmp_path / "model.safetensors", (in_an_hour, in_an_hour))
     options = {
         "model": str(tmp_path),
@@ -95,7 +95,7 @@ def test_ranks_agree_on_a_namespace_while_their_weights_have_no_id(own_pega, pro
             assert weights.startswith(f"private:{name}:")
 
 
-def test_engines_of_other_numbers_of_ranks_never_meet(own_pega, prompt):
+def test_engines_of_different_numbers_of_ranks_share_no_block(own_pega, prompt):
     tokens = prompt(300)
     kinds = ["tp2", "tp4_two_replicas", "mla_tp2", "pp2_uneven"]
     for kind in kinds:
@@ -109,7 +109,7 @@ def test_engines_of_other_numbers_of_ranks_never_meet(own_pega, prompt):
     assert insertions(own_pega) == len(kinds) * (303 // BLOCK), "each stores its own"
 
 
-def test_nothing_is_offered_while_a_rank_is_away(own_pega, prompt):
+def test_nothing_is_offered_while_a_rank_is_missing(own_pega, prompt):
     tokens = prompt(300)
     with engine(own_pega.address) as made:
         made.wait_ready()
@@ -131,7 +131,7 @@ def close_mover(one: rank.Rank) -> None:
 
 
 def complete(made: Engine) -> bool:
-    """Whether the server knows all ranks of the instance."""
+    """True if the server has all ranks of the instance."""
     session = made.connector._scheduler._session
     answer = session.take(session.lookup(bytes(32), 32), 10.0)
     assert answer is not None
@@ -142,7 +142,7 @@ def complete(made: Engine) -> bool:
 
 
 def fail_pages(one: rank.Rank, blocks: int) -> None:
-    """This rank's next load does not bring its last ``blocks`` blocks; what it did is spoiled."""
+    """This rank's next load misses its last ``blocks`` blocks; the loaded bytes are overwritten."""
     side = one.worker._worker
     ended = side._load_ended
 
@@ -156,7 +156,7 @@ def fail_pages(one: rank.Rank, blocks: int) -> None:
 
 
 class _Failed:
-    """How a load ended, but for some blocks that did not come."""
+    """The report of a load, with some blocks marked as missing."""
 
     def __init__(self, done: Any, failed: list[int]) -> None:
         self._done = done
@@ -178,7 +178,7 @@ def test_a_page_that_fails_on_one_rank_is_computed_on_all(own_pega, prompt, fail
         made.reset_local()
         made.ranks[failing].do(fail_pages, 5)
 
-        made.ask("x", tokens, 20)  # whose KV each rank's model checks
+        made.ask("x", tokens, 20)  # each rank's model checks its KV
 
         assert made.stats["load_failures{gone}"] == 1
         assert made.stats["load_failed_blocks"] == 5
@@ -206,7 +206,7 @@ def test_different_pages_that_fail_on_different_ranks(own_pega, prompt):
 
 
 def hold_reports(one: rank.Rank) -> None:
-    """This rank's jobs end, and it does not say so."""
+    """This rank's jobs end without a report."""
     one.worker._worker.collect = lambda: None
 
 
@@ -214,7 +214,7 @@ def report_again(one: rank.Rank) -> None:
     del one.worker._worker.collect
 
 
-def test_a_slow_rank_holds_up_the_request_that_it_loads_for_and_no_other(own_pega, prompt):
+def test_a_slow_rank_delays_only_the_request_of_its_load(own_pega, prompt):
     tokens = prompt(300)
     with engine(own_pega.address) as made:
         made.wait_ready()
@@ -260,7 +260,7 @@ def go_on_saving(one: rank.Rank) -> None:
         side.mover.save(*arguments)
 
 
-def test_a_block_is_found_only_when_the_slow_rank_has_saved_it_too(own_pega, prompt):
+def test_a_block_is_found_only_after_the_slow_rank_has_saved_it_too(own_pega, prompt):
     tokens = prompt(300)
     with engine(own_pega.address) as made, engine(own_pega.address) as other:
         made.wait_ready()
@@ -269,7 +269,7 @@ def test_a_block_is_found_only_when_the_slow_rank_has_saved_it_too(own_pega, pro
         made.add("x", tokens)
         made.run(lambda: bool(made.answers["x"].finish_reason))
         assert made.connector._scheduler.saves.pinned > 0, "its blocks stay until all have reported"
-        assert other.ask("x", tokens).loaded == 0, "the other rank's share is not there"
+        assert other.ask("x", tokens).loaded == 0, "the other rank's share is missing"
         made.ranks[1].do(go_on_saving)
         made.run()
         made.check_at_rest()
@@ -292,12 +292,12 @@ def test_a_rank_killed_between_reserve_and_publish_leaves_no_block(own_pega, pro
     made.run(lambda: bool(made.answers["x"].finish_reason))
     made.ranks[1].kill()
     with pytest.raises(rank.RankDied):
-        made.step()  # vLLM ends the whole engine then
+        made.step()  # vLLM then ends the whole engine
     made.close()
 
     with engine(own_pega.address) as again:
         again.wait_ready()
-        assert insertions(own_pega) == before, "no half block"
+        assert insertions(own_pega) == before, "no incomplete block"
         assert again.ask("x", tokens).loaded == 0
         again.reset_local()
         assert again.ask("stored", stored).loaded == 288
@@ -341,7 +341,7 @@ def test_an_abort_while_ranks_load_waits_for_all_of_them(own_pega, prompt):
         made.abort("x")
         made.run()
         made.check_at_rest()
-        # A load that ended before the abort came has filled vLLM's own cache.
+        # A load that ended before the abort has filled vLLM's own cache.
         made.reset_local()
         assert made.ask("y", tokens).loaded == 288
         made.run()
