@@ -283,13 +283,13 @@ def test_invalid_arguments_raise_at_once(pega, model):
 
 
 @pytest.fixture
-def nobody(short_path: Path) -> Iterator[str]:
-    yield f"unix:{short_path}/nobody.sock"
+def absent(short_path: Path) -> Iterator[str]:
+    yield f"unix:{short_path}/absent.sock"
 
 
-def test_without_a_server_everything_is_a_miss_and_nothing_raises(nobody, model):
+def test_without_a_server_everything_is_a_miss_and_nothing_raises(absent, model):
     keys = prompt_keys(model)
-    with Cache(new_arrays(), factors={"model": model}, block_axis=1, endpoint=nobody) as cache:
+    with Cache(new_arrays(), factors={"model": model}, block_axis=1, endpoint=absent) as cache:
         assert not cache.wait_ready(0.0)
         assert cache.lookup(keys) == 0
         loaded = cache.load(keys, range(8))
@@ -300,10 +300,10 @@ def test_without_a_server_everything_is_a_miss_and_nothing_raises(nobody, model)
         assert cache.status()["mover"]["state"] == "connecting"
 
 
-def test_with_raise_errors_failures_raise(nobody, model):
+def test_with_raise_errors_failures_raise(absent, model):
     keys = prompt_keys(model)
     with Cache(
-        new_arrays(), factors={"model": model}, block_axis=1, endpoint=nobody, raise_errors=True
+        new_arrays(), factors={"model": model}, block_axis=1, endpoint=absent, raise_errors=True
     ) as cache:
         for call in (
             lambda: cache.lookup(keys),
@@ -387,11 +387,11 @@ def test_the_asynchronous_cache_behaves_alike(pega, model, seed):
     asyncio.run(scenario())
 
 
-def test_without_a_server_the_asynchronous_cache_misses_too(nobody, model):
+def test_without_a_server_the_asynchronous_cache_misses_too(absent, model):
     keys = prompt_keys(model)
 
     async def scenario() -> None:
-        named = {"factors": {"model": model}, "block_axis": 1, "endpoint": nobody}
+        named = {"factors": {"model": model}, "block_axis": 1, "endpoint": absent}
         async with AsyncCache(new_arrays(), **named) as cache:
             assert await cache.lookup(keys) == 0
             assert (await cache.load(keys, range(8))).error

@@ -188,7 +188,7 @@ def test_a_reported_load_is_not_reported_again_after_an_internal_error(caplog):
 @pytest.mark.parametrize("others", [False, True])
 def test_beside_another_connector_a_load_is_reported_at_its_end(tmp_path, monkeypatch, others):
     """Another connector may get the blocks of an aborted load, and its writes are unordered."""
-    config = vllm_config(f"unix:{tmp_path}/nobody.sock", max_model_len=128)
+    config = vllm_config(f"unix:{tmp_path}/absent.sock", max_model_len=128)
     if others:
         ours = config.kv_transfer_config
         names = ("kv_connector", "kv_connector_module_path", "kv_role", "kv_connector_extra_config")

@@ -215,7 +215,7 @@ def store_patiently(engine: Engine, tokens: list[int]) -> None:
 
 
 def test_an_engine_starts_and_serves_without_a_server(short_path, prompt):
-    with Engine(f"unix:{short_path}/nobody.sock") as engine:
+    with Engine(f"unix:{short_path}/absent.sock") as engine:
         tokens = prompt(300)
         for name in ("a", "b"):
             engine.ask(name, tokens, 20)

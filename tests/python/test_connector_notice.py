@@ -163,7 +163,7 @@ def test_doctor_gives_advice_about_missing_kernels():
 
 
 def windowed_model(directory: Path) -> Path:
-    """A model with sliding windows of different kinds, which is not served."""
+    """A model with a sliding window in each layer, which is not served."""
     base = ensure_model(ModelShape(layers=2, hidden=64, heads=4, kv_heads=2, head_dim=16))
     shutil.copytree(base, directory)
     config = json.loads((directory / "config.json").read_text())

@@ -1,4 +1,4 @@
-"""Load or compute: what is measured, what is predicted, and what is offered."""
+"""Load or compute: the measured rates, the predictions, and the offers."""
 
 import pytest
 
@@ -15,7 +15,7 @@ TOKEN = b"t" * 16
 
 
 class Side:
-    """What the scheduler's side is made of, with a server that the test plays."""
+    """The parts of the scheduler's side, with a server that the test plays."""
 
     def __init__(self, policy: str = "auto") -> None:
         self.clock = Clock()
@@ -49,11 +49,11 @@ class Side:
         )
 
     def teach(self, tokens_per_second: float) -> None:
-        """The engine computes as fast."""
+        """Teaches the side that the engine computes at this rate."""
         step(self.policy.compute, self.clock, 4096, 4096 / tokens_per_second)
 
     def slower(self, blocks: int, coming: int, last_s: float) -> str:
-        """The source that makes a load slower than computing from now on."""
+        """Sets a source that makes loads slower than computing from now on."""
         return self.policy.slower_source(blocks, coming, last_s, self.policy.computing(blocks))
 
 
@@ -73,7 +73,7 @@ def compute(clock) -> ComputeRate:
 
 
 def step(compute: ComputeRate, clock: Clock, prompt: int, seconds: float, others: int = 0) -> int:
-    """One step that computes so many tokens of a prompt, and decodes for other requests."""
+    """One step that computes this many tokens of a prompt, and decodes for other requests."""
     if prompt:
         compute.begin("prompt", prompt)
     scheduled = {"prompt": prompt} | {f"d{i}": 1 for i in range(others)}
@@ -84,17 +84,17 @@ def step(compute: ComputeRate, clock: Clock, prompt: int, seconds: float, others
     return number
 
 
-# ---- what is measured
+# ---- measurements
 
 
-def test_steps_that_compute_prompts_tell_how_fast_that_is(compute, clock):
+def test_steps_with_prompts_measure_the_rate_of_computing(compute, clock):
     assert compute.tokens_per_second(1000) == 0
     step(compute, clock, 4096, 0.1)
     assert compute.tokens_per_second(8000) == pytest.approx(40960)
     assert compute.backlog == 0
 
 
-def test_steps_that_only_decode_tell_nothing(compute, clock):
+def test_steps_that_only_decode_are_not_measured(compute, clock):
     step(compute, clock, 4096, 0.1)
     for _ in range(1000):
         assert step(compute, clock, 0, 0.02, others=200) == 0
@@ -102,14 +102,14 @@ def test_steps_that_only_decode_tell_nothing(compute, clock):
     assert compute.tokens_per_second(8000) == pytest.approx(40960)
 
 
-def test_time_in_which_the_engine_is_idle_is_no_part_of_a_step(compute, clock):
+def test_idle_time_is_not_part_of_a_step(compute, clock):
     for _ in range(5):
         clock.now += 10.0
         step(compute, clock, 4096, 0.1)
     assert compute.tokens_per_second(8000) == pytest.approx(40960)
 
 
-def test_steps_that_are_planned_ahead_are_counted_from_the_end_of_the_one_before(compute, clock):
+def test_steps_that_are_planned_ahead_count_from_the_end_of_the_previous_one(compute, clock):
     compute.begin("prompt", 5 * 4096)
     numbers = [compute.plan({"prompt": 4096}, 4096) for _ in range(2)]
     for _ in range(3):
@@ -119,7 +119,7 @@ def test_steps_that_are_planned_ahead_are_counted_from_the_end_of_the_one_before
     assert compute.tokens_per_second(8000) == pytest.approx(40960)
 
 
-def test_small_steps_do_not_say_that_long_prompts_are_computed_slowly(compute, clock):
+def test_small_steps_do_not_lower_the_rate_of_long_prompts(compute, clock):
     step(compute, clock, 4096, 0.1)
     for _ in range(50):
         step(compute, clock, 100, 0.02)
@@ -127,7 +127,7 @@ def test_small_steps_do_not_say_that_long_prompts_are_computed_slowly(compute, c
     assert compute.tokens_per_second(100) == pytest.approx(5000)
 
 
-def test_half_of_a_prompt_at_most_is_computed_to_know_how_fast_that_is(compute, clock):
+def test_at_most_half_of_a_prompt_is_computed_to_measure_the_rate(compute, clock):
     assert [compute.unknown(tokens) for tokens in (100, 200, 1024, 3000, 8192)] == [
         0,
         64,
@@ -142,7 +142,7 @@ def test_half_of_a_prompt_at_most_is_computed_to_know_how_fast_that_is(compute, 
     assert [compute.unknown(tokens) for tokens in (200, 1024, 8192)] == [0, 0, 0]
 
 
-def test_prompts_that_are_being_computed_come_first(compute, clock):
+def test_prompts_in_progress_are_computed_first(compute, clock):
     compute.begin("a", 10_000)
     compute.begin("b", 5_000)
     compute.begin("loaded", 1)
@@ -157,7 +157,7 @@ def test_prompts_that_are_being_computed_come_first(compute, clock):
     assert compute.backlog == 0
 
 
-def test_the_slowest_rank_decides_how_fast_blocks_are_copied():
+def test_the_slowest_rank_determines_the_rate_of_copies():
     copies = CopyRate()
     assert copies.block_s == 0
     both = WorkerReport(copied={0: (100, 0.1)}).aggregate(WorkerReport(copied={1: (100, 0.4)}))
@@ -165,16 +165,16 @@ def test_the_slowest_rank_decides_how_fast_blocks_are_copied():
     assert copies.block_s == pytest.approx(0.004)
 
 
-# ---- what is predicted
+# ---- predictions
 
 
-def test_nothing_is_declined_while_a_rate_is_not_known(side):
+def test_no_load_is_declined_while_a_rate_is_unknown(side):
     assert side.slower(100, 50, 1e3) == ""
     side.teach(1e9)
     assert side.slower(100, 0, 0.0) == ""
 
 
-def test_a_policy_of_always_declines_nothing():
+def test_the_policy_always_declines_no_load():
     always = Side("always")
     always.teach(1e9)
     always.policy.copies.report({0: (1, 10.0)})
@@ -200,10 +200,10 @@ def test_loads_in_flight_are_copied_first(side):
     assert side.slower(100, 0, 0.0) == "", "that is computed first"
 
 
-# ---- what is offered
+# ---- offers
 
 
-def test_a_claim_says_what_computing_takes(side):
+def test_a_claim_carries_the_time_of_computing(side):
     side.teach(16_000)
     asked = []
     claim = side.server.claim
@@ -212,7 +212,7 @@ def test_a_claim_says_what_computing_takes(side):
     assert asked == [(0.0, pytest.approx(0.001))]
 
 
-def test_blocks_that_arrive_too_late_are_not_offered_and_those_in_the_pool_are(side):
+def test_late_blocks_are_not_offered_and_blocks_in_the_pool_are(side):
     side.teach(16_000)
     one = state()
     side.server.answers[1] = (10, True, TOKEN, 6, 0.001, 0.5)
@@ -222,10 +222,10 @@ def test_blocks_that_arrive_too_late_are_not_offered_and_those_in_the_pool_are(s
     assert side.server.ended == []
 
 
-def test_prompts_that_wait_together_are_compared_with_computing_all_of_them(side):
+def test_waiting_prompts_are_compared_with_computing_all_of_them(side):
     side.teach(16_000)
     one, two = state(), state()
-    # Each is computed in 10 ms, and the second one arrives 15 ms after the question.
+    # Each is computed in 10 ms, and the second one arrives 15 ms after the lookup.
     assert side.lookups.blocks_beyond(one, 0) is None
     assert side.lookups.blocks_beyond(two, 0) is None
     side.clock.now = two.claim.asked_at
@@ -241,7 +241,7 @@ def test_prompts_that_wait_together_are_compared_with_computing_all_of_them(side
     assert computing == (pytest.approx(0.004), pytest.approx(0.001))
 
 
-def test_an_answer_that_is_late_does_not_make_its_blocks_late(side):
+def test_a_late_response_does_not_make_its_blocks_late(side):
     side.teach(16_000)
     one = state()
     assert side.lookups.blocks_beyond(one, 0) is None
@@ -250,7 +250,7 @@ def test_an_answer_that_is_late_does_not_make_its_blocks_late(side):
     assert side.lookups.blocks_beyond(one, 0) == 10, "they arrive in 5 ms, and are computed in 10"
 
 
-def test_an_engine_that_knows_no_rate_computes_a_part_of_what_it_could_load(side):
+def test_an_engine_without_a_rate_computes_a_part_of_a_cached_prompt(side):
     side.server.answers[1] = (20, True, TOKEN, 20, 0.001, 0.5)
     one = state(400)
     assert side.lookups.blocks_beyond(one, 0) == 16, "64 tokens are computed"
@@ -259,13 +259,13 @@ def test_an_engine_that_knows_no_rate_computes_a_part_of_what_it_could_load(side
     assert side.policy.learning_blocks(20) == 0
 
 
-def test_a_policy_of_always_computes_nothing_that_it_could_load():
+def test_the_policy_always_computes_no_cached_block():
     always = Side("always")
     always.server.answers[1] = (20, True, TOKEN, 20, 0.001, 0.5)
     assert always.lookups.blocks_beyond(state(400), 0) == 20
 
 
-def test_a_claim_whose_load_is_slower_is_ended_and_is_a_miss(side):
+def test_a_claim_with_a_slower_load_is_released_and_is_a_miss(side):
     side.teach(16_000)
     side.policy.copies.report({0: (10, 1.0)})
     side.server.answers[1] = (10, True, TOKEN, 0, 0.0, 0.0)
@@ -275,7 +275,7 @@ def test_a_claim_whose_load_is_slower_is_ended_and_is_a_miss(side):
     assert side.server.ended == [TOKEN]
 
 
-def test_a_load_that_was_cut_is_no_failure(side):
+def test_a_shortened_load_is_not_a_failure(side):
     of = state()
     load = begin(side.loads, of)
     cut = Outcome(blocks=4, failed=6, error="timeout", cut="stuck", first_failed=4)
@@ -285,7 +285,7 @@ def test_a_load_that_was_cut_is_no_failure(side):
     assert of.load_failed, "it is not offered again"
 
 
-def test_a_worker_learns_what_computing_takes_and_with_an_unknown_rate_that_it_is_unknown(side):
+def test_a_worker_learns_the_time_of_computing_or_that_it_is_unknown(side):
     load = begin(side.loads, state())
     assert side.loads.order(load, side.policy.held_to(10)).computing == (0.0, 0.0)
     side.teach(16_000)
@@ -293,7 +293,7 @@ def test_a_worker_learns_what_computing_takes_and_with_an_unknown_rate_that_it_i
     assert order.computing == (0.0, pytest.approx(0.001))
 
 
-def test_a_load_is_compared_with_nothing_where_every_load_is_wanted():
+def test_with_the_policy_always_loads_are_not_compared():
     side = Side("always")
     side.teach(16_000)
     order = side.loads.order(begin(side.loads, state()), side.policy.held_to(10))
@@ -307,7 +307,7 @@ def measured(engine: Engine) -> float:
     return engine.connector._scheduler.policy.compute.tokens_per_second(256)
 
 
-def test_an_engine_measures_itself_and_declines_what_it_computes_sooner(pega, prompt):
+def test_an_engine_measures_itself_and_declines_slower_loads(pega, prompt):
     with Engine(pega.address, extra={"pegaflow.load_policy": "auto"}) as engine:
         engine.wait_ready()
         side = engine.connector._scheduler
@@ -316,14 +316,14 @@ def test_an_engine_measures_itself_and_declines_what_it_computes_sooner(pega, pr
         assert measured(engine) > 0
         engine.reset_local()
 
-        # As fast as nothing is, and copies that take long: it is not worth it.
+        # Very fast computing and slow copies: the load does not pay.
         side.policy.copies.report({0: (1, 1e6)})
         assert engine.ask("computed", tokens).loaded == 0
         assert engine.stats["declined{pool}"] == 1
         assert engine.stats["misses{slower}"] == 1
         engine.reset_local()
 
-        # The other way round.
+        # The opposite case.
         side.policy.copies._ranks.clear()
         side.policy.compute._rates[0]._seconds = side.policy.compute._rates[1]._seconds = 1e9
         assert engine.ask("loaded", tokens).loaded == 320

@@ -1,4 +1,4 @@
-"""Two real vLLM engines on one server: what a pause of one costs the other, and what a reset."""
+"""Two real vLLM engines on one server: the effect of a pause and of a reset of one on the other."""
 
 from pathlib import Path
 from typing import Any
@@ -22,7 +22,7 @@ def test_a_pause_costs_one_engine_its_hits_and_a_reset_costs_all(
         answer, _ = ask(a, tokens)
         assert ask(b, tokens) == (answer, WHOLE)
 
-        # Nothing changes in the pause, which a connector cannot know.
+        # Nothing changes in the pause, but a connector cannot detect that.
         call(a, "/pause")
         call(a, "/resume")
         assert ask(b, tokens) == (answer, WHOLE)

@@ -1,4 +1,4 @@
-"""Which share of a block each rank holds, and what the ranks' reports come to; without a server."""
+"""The share of a block that each rank holds, and merged reports of ranks; without a server."""
 
 from collections.abc import Callable
 from typing import Any
@@ -14,7 +14,7 @@ from tests.python.harness import MODEL, content_of, kv_cache_configs, vllm_confi
 
 
 def configs(mla: bool = False, **changes: Any) -> list[tuple[Any, Any]]:
-    """For each rank its two configurations."""
+    """For each rank both of its configurations."""
     made = []
     config = vllm_config("unix:/nowhere.sock", distributed_executor_backend="mp", **changes)
     for number in range(config.parallel_config.world_size):
@@ -32,7 +32,7 @@ def shards(made: list[tuple[Any, Any]]) -> list[tuple[int, bool]]:
     return [(place.shard, place.saves) for place in places]
 
 
-def test_one_rank_holds_all_and_saves_it():
+def test_a_single_rank_holds_and_saves_the_whole_block():
     assert shards(configs()) == [(0, True)]
 
 
@@ -50,7 +50,7 @@ def test_an_mla_latent_is_the_same_on_all_ranks_of_a_stage():
     assert shards(made) == [(0, True), (0, False), (1, True), (1, False)]
 
 
-def test_an_mla_latent_is_known_to_releases_that_do_not_state_replicas():
+def test_an_mla_latent_is_detected_in_releases_that_do_not_state_replicas():
     made = configs(mla=True, tensor_parallel_size=2)
     for _, kv_config in made:
         kv_config.kv_tp_replicas = None
@@ -65,7 +65,7 @@ def test_an_mla_latent_is_known_to_releases_that_do_not_state_replicas():
         lambda c: setattr(c, "block_configs", []),
     ],
 )
-def test_in_doubt_each_rank_is_a_shard(spoil):
+def test_if_uncertain_each_rank_is_a_shard(spoil):
     made = configs(tensor_parallel_size=4)
     for config, _ in made:
         spoil(config.model_config.hf_text_config)
@@ -75,7 +75,7 @@ def test_in_doubt_each_rank_is_a_shard(spoil):
 @pytest.mark.parametrize("mla", [False, True])
 @pytest.mark.parametrize("tensor", [1, 2, 4])
 @pytest.mark.parametrize("stages", [1, 2, 3])
-def test_ranks_of_one_shard_hold_the_same_and_others_do_not(mla, tensor, stages):
+def test_ranks_of_one_shard_hold_the_same_bytes_and_others_do_not(mla, tensor, stages):
     made = configs(mla=mla, tensor_parallel_size=tensor, pipeline_parallel_size=stages)
     places = [ranks.place(*one) for one in made]
     contents = [content_of(config, number, mla) for number, (config, _) in enumerate(made)]
@@ -112,14 +112,14 @@ def test_all_ranks_of_an_engine_have_one_list_of_factors(changes):
     assert all(one == lists[0] for one in lists)
 
 
-def test_stages_cut_otherwise_are_another_namespace(monkeypatch):
+def test_another_division_into_stages_is_another_namespace(monkeypatch):
     ((config, _), _) = configs(pipeline_parallel_size=2)
     assert ranks.stages(config) == f"stages:0-1,2-{MODEL['num_hidden_layers'] - 1}"
     monkeypatch.setenv("VLLM_PP_LAYER_PARTITION", "1,2")
     assert ranks.stages(config) == "stages:0-0,1-2"
 
 
-# ---- what is not served
+# ---- unsupported configurations
 
 
 @pytest.mark.parametrize(
@@ -132,14 +132,16 @@ def test_stages_cut_otherwise_are_another_namespace(monkeypatch):
         ),
     ],
 )
-def test_ranks_that_may_be_on_other_nodes_serve_plainly(spoil: Callable[[Any], None], words):
+def test_ranks_that_may_be_on_other_nodes_run_without_the_cache(
+    spoil: Callable[[Any], None], words
+):
     config, kv_config = configs(tensor_parallel_size=2)[0]
     assert unsupported(config, kv_config) == ""
     spoil(config.parallel_config)
     assert words in unsupported(config, kv_config)
 
 
-# ---- what the ranks' reports come to
+# ---- merged reports of ranks
 
 
 def save(**fields: Any) -> WorkerReport:
@@ -147,7 +149,7 @@ def save(**fields: Any) -> WorkerReport:
 
 
 @pytest.mark.parametrize("order", [(0, 1, 2), (1, 0, 2), (2, 1, 0)])
-def test_a_replica_has_nothing_to_say_of_blocks(order):
+def test_a_replicas_report_does_not_count_blocks(order):
     reports = [
         save(blocks=5, bytes=50, took_s=0.1),
         save(replica=True),
@@ -169,7 +171,7 @@ def test_the_first_block_that_failed_on_any_rank_counts():
     assert (outcome.ranks, outcome.first_failed, outcome.blocks) == (3, 2, 4)
 
 
-def test_ranks_that_are_away_are_told_apart():
+def test_missing_ranks_are_distinguished():
     one, other = WorkerReport(away={0: ""}), WorkerReport(away={1: "refused"})
     assert one and other
     assert one.aggregate(other).away == {0: "", 1: "refused"}

@@ -1,6 +1,6 @@
 """Random requests, aborts, preemptions, resets and server failures; every byte is checked.
 
-PEGA_SOAK_STEPS sets how many random acts a kind of engine gets; PEGA_TEST_SEED repeats a run.
+PEGA_SOAK_STEPS is the number of random acts for each kind of engine; PEGA_TEST_SEED repeats a run.
 """
 
 import os
@@ -9,8 +9,8 @@ import signal
 
 import pytest
 
+from tests.python.early_mover import complete_early
 from tests.python.harness import Engine
-from tests.python.telling_mover import tell_early
 
 ACTS = int(os.environ.get("PEGA_SOAK_STEPS", "250"))
 
@@ -30,7 +30,7 @@ class Soak:
         self.engine, self.server, self.rng = engine, server, rng
         self.serial = 0
         self.aborted: set[str] = set()
-        # Conversations that grow, and share beginnings: what a cache is for.
+        # Conversations that grow and share beginnings, as caches serve.
         self.prefixes = [self._tokens(rng.randrange(1, 200)) for _ in range(4)]
 
     def _tokens(self, count: int) -> list[int]:
@@ -75,13 +75,13 @@ class Soak:
     def forget(self) -> None:
         if self.rng.random() < 0.5:
             self.engine.run()
-        self.engine.scheduler.reset_prefix_cache()  # which vLLM may refuse
+        self.engine.scheduler.reset_prefix_cache()  # vLLM may refuse it
 
     def preempt(self) -> None:
         self.engine.preempt_all()
 
     def stop(self) -> None:
-        """The server hangs for a while."""
+        """Stops the server for a while."""
         os.kill(self.server.pid, signal.SIGSTOP)
         try:
             for _ in range(self.rng.randrange(1, 4)):
@@ -97,7 +97,7 @@ class Soak:
         self.reconnect()
 
     def reconnect(self) -> None:
-        """Mostly the engine goes on when the cache is back: else it would hardly ever be used."""
+        """Usually waits until the cache is back: otherwise it would hardly ever be used."""
         if self.rng.random() < 0.8:
             self.engine.wait_ready()
 
@@ -115,7 +115,7 @@ class Soak:
 @pytest.mark.parametrize("kind", KINDS)
 def test_random_acts(own_pega, seed, kind):
     rng = random.Random(f"{seed}/{kind}")
-    # A cache that is too small for the requests, so that vLLM preempts by itself as well.
+    # A cache that is too small for the requests, so that vLLM also preempts by itself.
     with Engine(
         own_pega.address, blocks=90, max_model_len=600, patient=False, **KINDS[kind]
     ) as made:
@@ -130,28 +130,28 @@ def test_random_acts(own_pega, seed, kind):
             f"{made.model.checked_tokens} tokens checked, loaded {stats['loaded_blocks']}, "
             f"failed {stats['load_failed_blocks']}, saved {stats['saved_blocks']}"
         )
-        assert stats["loaded_blocks"] > 0, "it was not about loads"
+        assert stats["loaded_blocks"] > 0, "nothing was loaded"
 
 
 @pytest.mark.parametrize("kind", ["v2_asynchronous", "without_prefix_caching"])
-def test_random_acts_where_loads_are_told_before_they_end(own_pega, seed, kind):
-    rng = random.Random(f"{seed}/{kind}/told")
+def test_random_acts_with_early_completion_of_loads(own_pega, seed, kind):
+    rng = random.Random(f"{seed}/{kind}/early")
     with Engine(
         own_pega.address, blocks=90, max_model_len=600, patient=False, **KINDS[kind]
     ) as made:
         made.wait_ready()
-        mover = tell_early(made, rng)
+        mover = complete_early(made, rng)
         tokens = list(range(10, 310))
         made.ask("stored", tokens)
         made.reset_local()
         made.ask("loaded", [*tokens, 5])
-        assert mover.told == 1
-        mover.leaves_nothing_to_chance = False
+        assert mover.reported == 1
+        mover.reports_every_load = False
         soak = Soak(made, own_pega, rng)
         for _ in range(ACTS):
             soak.act()
         made.run()
         mover.is_at_end = True
-        made.worker._worker.collect()  # vLLM knows of those, and takes no step for their end
+        made.worker._worker.collect()  # vLLM has their report, and takes no step for their end
         soak.finish()
-        print(f"{kind}: {soak.serial} requests, {made.steps} steps, {mover.told} loads told")
+        print(f"{kind}: {soak.serial} requests, {made.steps} steps, {mover.reported} early")

@@ -1,4 +1,4 @@
-"""Several engines on one server: what they share, what they must not, and what one's end costs."""
+"""Several engines on one server: shared blocks, separate blocks, and the end of one engine."""
 
 import contextlib
 import json
@@ -33,7 +33,7 @@ def close(*made: Engine) -> None:
 
 
 def run_together(made: list[Engine]) -> None:
-    """Turns of both in turn, until neither has anything to do."""
+    """Iterations of both in turn, until neither has work left."""
     while any(one.scheduler.has_requests() or one._queue for one in made):
         for one in made:
             if one.scheduler.has_requests() or one._queue:
@@ -42,9 +42,9 @@ def run_together(made: list[Engine]) -> None:
 
 @contextlib.contextmanager
 def warnings() -> Iterator[list[str]]:
-    """What the connector warns of meanwhile, in this process.
+    """The warnings of the connector meanwhile, in this process.
 
-    Not caplog's: making the first engine configures vLLM's logging anew, without its handler.
+    Without caplog: making the first engine reconfigures vLLM's logging, without its handler.
     """
     said: list[str] = []
     handler = logging.Handler(logging.WARNING)
@@ -62,14 +62,14 @@ def insertions(server: PegaServer) -> int:
 
 
 def foreign_blocks(server: PegaServer) -> int:
-    """Blocks that a process has loaded which another one wrote."""
+    """Blocks that a process has loaded and another one wrote."""
     return int(server.metrics().total("pegaflow_load_blocks_total", written_by="another_process"))
 
 
-# ---- what they share
+# ---- shared blocks
 
 
-def test_what_one_engine_has_computed_the_other_loads(own_pega, prompt):
+def test_one_engine_loads_the_blocks_that_the_other_computed(own_pega, prompt):
     tokens = prompt(300)
     a, b = engines(own_pega.address)
     a.ask("x", tokens)
@@ -79,7 +79,7 @@ def test_what_one_engine_has_computed_the_other_loads(own_pega, prompt):
     b.run()
 
     assert foreign_blocks(own_pega) == 18
-    # And what the second adds the first finds, before and after it forgot its own.
+    # The first also finds the second's blocks, before and after it forgot its own.
     longer = tokens + prompt(200)
     b.ask("longer", longer)
     b.run()
@@ -91,7 +91,7 @@ def test_what_one_engine_has_computed_the_other_loads(own_pega, prompt):
     close(a, b)
 
 
-def test_an_engine_that_comes_later_finds_the_blocks_of_one_that_is_gone(own_pega, prompt):
+def test_a_later_engine_finds_the_blocks_of_one_that_is_gone(own_pega, prompt):
     tokens = prompt(300)
     (a,) = engines(own_pega.address, 1)
     a.ask("x", tokens)
@@ -106,7 +106,7 @@ def test_an_engine_that_comes_later_finds_the_blocks_of_one_that_is_gone(own_peg
     assert foreign_blocks(own_pega) == 18
 
 
-def test_data_parallel_ranks_share_and_are_told_apart(own_pega, prompt):
+def test_data_parallel_ranks_share_blocks_and_are_distinguished(own_pega, prompt):
     tokens = prompt(300)
     made = []
     for index in range(2):
@@ -142,7 +142,7 @@ def test_equal_request_ids_in_two_engines_are_two_requests(own_pega, prompt):
         for one in made:
             one.answers["same"].check()
             one.reset_local()
-    # The other one's prompt under the same id.
+    # The other engine's prompt under the same id.
     for one, text in zip(made, reversed(tokens), strict=True):
         assert one.ask("same", text).loaded == 192
         one.run()
@@ -155,7 +155,7 @@ def test_1000_requests_of_two_engines_on_one_cold_prefix_store_it_once(own_pega,
     head = prompt(640)
     made = engines(own_pega.address, blocks=1024)
     for i in range(1000):
-        # Shorter than a block: what is stored is the prefix and nothing else.
+        # Shorter than a block: only the prefix is stored.
         made[i % 2].add(f"r{i}", head + prompt(3), 2)
     run_together(made)
 
@@ -170,10 +170,10 @@ def test_1000_requests_of_two_engines_on_one_cold_prefix_store_it_once(own_pega,
     close(*made)
 
 
-# ---- what must not meet
+# ---- separate blocks
 
 
-#: Pages of equal sizes, so that nothing but the names tells them apart.
+#: Pages of equal sizes, so that only the names distinguish them.
 DIFFERENT = {
     "model": ({"extra": {"pegaflow.weights_id": name}} for name in ("one", "other")),
     "dtype": ({"dtype": name} for name in ("float16", "bfloat16")),
@@ -183,7 +183,7 @@ DIFFERENT = {
 
 
 @pytest.mark.parametrize("what", DIFFERENT)
-def test_engines_that_differ_never_meet(own_pega, prompt, what):
+def test_different_engines_share_no_block(own_pega, prompt, what):
     tokens = prompt(300)
     made = [Engine(own_pega.address, process=True, **changes) for changes in DIFFERENT[what]]
     for one in made:
@@ -200,7 +200,7 @@ def test_engines_that_differ_never_meet(own_pega, prompt, what):
     close(*made)
 
 
-def test_tenants_do_not_meet_across_engines(own_pega, prompt):
+def test_tenants_share_no_block_across_engines(own_pega, prompt):
     tokens = prompt(300)
     a, b = engines(own_pega.address)
     a.ask("x", tokens, salt="one")
@@ -224,7 +224,7 @@ def name(instance: str) -> dict[str, str]:
     return {"engine_id": instance}
 
 
-def test_an_instance_whose_process_was_killed_comes_back(own_pega, prompt):
+def test_an_instance_returns_after_its_process_was_killed(own_pega, prompt):
     tokens = prompt(300)
     (former,) = engines(own_pega.address, 1, transfer=name("one"))
     former.ask("x", tokens)
@@ -240,7 +240,9 @@ def test_an_instance_whose_process_was_killed_comes_back(own_pega, prompt):
     assert foreign_blocks(own_pega) == 18
 
 
-def test_a_second_process_of_an_instance_is_refused_and_serves_plainly(own_pega, prompt, caplog):
+def test_a_second_process_of_an_instance_is_rejected_and_runs_without_the_cache(
+    own_pega, prompt, caplog
+):
     tokens = prompt(300)
     (first,) = engines(own_pega.address, 1, transfer=name("one"))
     first.ask("x", tokens)
@@ -251,7 +253,7 @@ def test_a_second_process_of_an_instance_is_refused_and_serves_plainly(own_pega,
     assert second.states() == ("ready", "refused")
     assert "instance one is served by another process" in second.ranks[0].do(rank.detail)
     with warnings() as said:
-        second.ask("short", prompt(10))  # with its step the scheduler hears of it
+        second.ask("short", prompt(10))  # the scheduler learns of it with its step
         for i in range(3):
             assert second.ask(f"x{i}", tokens).loaded == 0
             second.reset_local()
@@ -308,7 +310,7 @@ def test_a_server_that_is_killed_while_two_engines_load_costs_no_answer(own_pega
             one.wait_ready()
             one.reset_local()
             one.check_at_rest()
-    # And they meet again.
+    # Then they share blocks again.
     made[0].ask("x", prompts[0])
     made[0].run()
     made[1].reset_local()
@@ -322,7 +324,7 @@ def test_a_server_that_stops_while_two_engines_load_costs_their_deadlines(own_pe
     for i, tokens in enumerate(prompts):
         made[i % 2].ask(f"store-{i}", tokens)
     close(*made)
-    # As they are configured in earnest, without patience.
+    # Real deadlines, as configured in production.
     made = engines(own_pega.address, patient=False)
     for one in made:
         for i, tokens in enumerate(prompts):
@@ -342,13 +344,13 @@ def test_a_server_that_stops_while_two_engines_load_costs_their_deadlines(own_pe
     close(*made)
 
 
-def test_an_engine_that_is_killed_in_a_load_does_not_touch_the_other(own_pega, prompt):
+def test_an_engine_that_is_killed_in_a_load_does_not_affect_the_other(own_pega, prompt):
     prompts = [prompt(300) for _ in range(3)]
     a, b = engines(own_pega.address)
     for i, tokens in enumerate(prompts):
         a.ask(f"store-{i}", tokens)
     a.reset_local()
-    # Stopped first, so that it is killed with its load and its save under way.
+    # Stopped first, so that it is killed with its load and its save in flight.
     os.kill(a.ranks[0].pid, signal.SIGSTOP)
     for i, tokens in enumerate(prompts):
         a.add(f"again-{i}", tokens)
@@ -365,7 +367,7 @@ def test_an_engine_that_is_killed_in_a_load_does_not_touch_the_other(own_pega, p
     close(b)
 
 
-def test_a_reset_by_one_engine_is_one_for_all_of_its_namespace(own_pega, prompt):
+def test_a_reset_by_one_engine_applies_to_its_whole_namespace(own_pega, prompt):
     tokens = prompt(300)
     a, b = engines(own_pega.address)
     a.ask("x", tokens)

@@ -1,4 +1,4 @@
-"""A page of the pool that somebody overwrote is computed again, counted, and forgotten."""
+"""A page of the pool that another process overwrote is computed again, counted, and forgotten."""
 
 import time
 from typing import Any
@@ -12,9 +12,9 @@ from tests.support.vllm_server import PegaServer
 
 
 def overwrite(server: PegaServer, tokens: list[int], token: int, content: int = 0) -> None:
-    """Changes one bit of what the model wrote for the token at this position.
+    """Changes one bit of the model's KV of the token at this position.
 
-    ``content``: of which rank, by the number that FakeModel has for its bytes.
+    ``content``: the rank, by the number that FakeModel has for its bytes.
     """
     value = (chain(0, tokens[: token + 1])[token] + (content << 48)) % (1 << 64)
     with pool_of(server) as pool:
@@ -24,10 +24,10 @@ def overwrite(server: PegaServer, tokens: list[int], token: int, content: int = 
 
 
 def wait_for_corrupt_pages(server: PegaServer, pages: int) -> None:
-    """A worker tells the server when it reports the load; the server hears of it soon."""
+    """Waits for the worker's report of a wrong page, which follows the report of the load."""
     deadline = time.monotonic() + 60
     while server.metrics().total("pegaflow_corrupt_pages_total") != pages:
-        assert time.monotonic() < deadline, "the server was not told"
+        assert time.monotonic() < deadline, "the report did not arrive"
 
 
 def engine(server: PegaServer, verify: str, **options: Any) -> Engine:
@@ -49,7 +49,7 @@ def test_a_wrong_page_is_computed_again_and_forgotten(own_pega, prompt):
         assert made.stats["load_failures{corrupt}"] == 1
         assert made.stats["load_failed_blocks"] == 3
         wait_for_corrupt_pages(own_pega, 1)
-        # What was computed instead was saved, so the next one has all of it.
+        # The computed blocks were saved, so the next request has all of them.
         made.reset_local()
         again = made.ask("again", tokens)
         assert again.loaded >= 6 * BLOCK
@@ -59,7 +59,7 @@ def test_a_wrong_page_is_computed_again_and_forgotten(own_pega, prompt):
 
 
 def test_without_verification_the_same_damage_reaches_the_model(own_pega, prompt):
-    """So the test above shows what it says."""
+    """Shows that the test above detects a real fault."""
     tokens = prompt(6 * BLOCK + 3)
     with engine(own_pega, "off") as made:
         made.wait_ready()
@@ -71,7 +71,7 @@ def test_without_verification_the_same_damage_reaches_the_model(own_pega, prompt
         assert "verified_pages" not in made.stats
 
 
-def test_another_engine_does_not_find_what_one_found_wrong(own_pega, prompt):
+def test_another_engine_does_not_find_an_invalidated_block(own_pega, prompt):
     tokens = prompt(6 * BLOCK + 3)
     with engine(own_pega, "all") as one, engine(own_pega, "all") as other:
         one.wait_ready()
@@ -93,7 +93,7 @@ def test_a_wrong_page_of_one_rank_is_a_miss_on_all(own_pega, prompt, damaged):
     ranks: dict[str, Any] = {"tensor_parallel_size": 2, "distributed_executor_backend": "mp"}
     with (
         engine(own_pega, "all", **ranks) as one,
-        engine(own_pega, "all", role="kv_consumer", **ranks) as other,  # which saves nothing
+        engine(own_pega, "all", role="kv_consumer", **ranks) as other,  # this engine saves nothing
     ):
         one.wait_ready()
         other.wait_ready()
@@ -101,10 +101,10 @@ def test_a_wrong_page_of_one_rank_is_a_miss_on_all(own_pega, prompt, damaged):
         one.reset_local()
         overwrite(own_pega, tokens, 3 * BLOCK + 5, content=damaged)
 
-        other.ask("damaged", tokens)  # whose KV each rank's model checks
+        other.ask("damaged", tokens)  # each rank's model checks its KV
 
-        # On both ranks three blocks, or all six on the one that asks for its pages only when the
-        # other has told the server: a claim with a block that is known to be wrong opens nothing.
+        # On both ranks three blocks, or all six on a rank that opens its pages only after the
+        # other's report: a claim with an invalidated block opens nothing.
         assert other.stats["load_failed_blocks"] in (3, 6)
         assert other.stats["verified_pages"] == (
             12 if other.stats["load_failed_blocks"] == 3 else 6
@@ -112,10 +112,10 @@ def test_a_wrong_page_of_one_rank_is_a_miss_on_all(own_pega, prompt, damaged):
         assert other.stats["corrupt_pages"] == 1
         assert other.stats["load_failures{corrupt}"] + other.stats["load_failures{gone}"] == 1
         wait_for_corrupt_pages(own_pega, 1)
-        # The other rank's page of that block is whole, and of no use.
+        # The other rank's page of that block is right, and of no use.
         other.reset_local()
         assert other.ask("again", tokens).loaded == 3 * BLOCK
-        # Who computes it saves it again, on both ranks.
+        # The engine that computes it saves it again, on both ranks.
         saved = one.stats["saved_blocks"]
         assert one.ask("computed", tokens).loaded == 3 * BLOCK
         one.run()

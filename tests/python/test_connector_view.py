@@ -1,4 +1,4 @@
-"""An engine whose weights may have changed uses no blocks of the weights it had before.
+"""An engine whose weights may have changed uses no blocks of its former weights.
 
 vLLM's real EngineCore makes the calls; its scheduler and workers are those of the harness.
 """
@@ -20,7 +20,7 @@ KEY = bytes(range(32))
 
 
 def core_of(engine: Engine) -> EngineCore:
-    """vLLM's engine core around a scheduler; its workers do nothing when they are called."""
+    """vLLM's engine core around a scheduler; calls to its workers do nothing."""
     core = object.__new__(EngineCore)
     core.scheduler = engine.scheduler
     core.mm_receiver_cache = None
@@ -56,7 +56,7 @@ def reset(engine: Engine) -> None:
 
 
 def update(engine: Engine, version: str | None = None) -> None:
-    """New weights as /start_weight_update and so on bring them."""
+    """New weights, as by /start_weight_update and the following calls."""
     core = core_of(engine)
     for method in ("start_weight_update", "update_weights", "finish_weight_update"):
         core.collective_rpc(method)
@@ -66,7 +66,7 @@ def update(engine: Engine, version: str | None = None) -> None:
 
 @contextlib.contextmanager
 def alone(engine: Engine) -> Iterator[None]:
-    """As if the engine had its process to itself, as each has with vLLM."""
+    """As if each engine had a process to itself, as in vLLM."""
     others = [one for one in engine_calls._listeners if one is not engine.connector]
     for one in others:
         engine_calls.unwatch(one)
@@ -88,7 +88,7 @@ def two(pega: Any, request: Any) -> Iterator[tuple[Engine, Engine]]:
 
 
 def loaded(engine: Engine, name: str, tokens: list[int]) -> int:
-    """How much of a prompt the cache brings, where vLLM's own has nothing."""
+    """The number of tokens of a prompt that the cache provides, if vLLM's own has none."""
     engine.reset_local()
     made = engine.ask(name, tokens)
     engine.run()
@@ -125,7 +125,7 @@ def test_a_pause_is_local_and_a_second_engine_keeps_its_hits(two, prompt, stop):
 
 
 @by_files_or_name
-def test_an_explicit_reset_forgets_everywhere_also_in_a_pause(two, prompt):
+def test_an_explicit_reset_applies_everywhere_even_in_a_pause(two, prompt):
     a, b = two
     tokens, others = prompt(300), prompt(300)
     loaded(a, "a", tokens)
@@ -153,7 +153,7 @@ def test_with_a_named_id_an_explicit_reset_ends_a_private_view(two, prompt):
 
 
 @pytest.mark.parametrize("two", [False], indirect=True)
-def test_with_an_id_of_files_a_private_view_is_for_good(two, prompt):
+def test_with_an_id_of_files_a_private_view_is_permanent(two, prompt):
     a, b = two
     tokens = prompt(300)
     pause(a)
@@ -167,7 +167,7 @@ def test_with_an_id_of_files_a_private_view_is_for_good(two, prompt):
     assert loaded(a, "still", tokens) == 0
 
 
-def test_requests_of_before_are_not_saved_and_those_that_wait_are_keyed_anew(two, prompt):
+def test_earlier_requests_are_not_saved_and_waiting_ones_get_new_keys(two, prompt):
     a, b = two
     first, second = prompt(300), prompt(300)
     running = a.add("running", first, 60)
@@ -205,7 +205,7 @@ def test_a_call_that_may_change_weights_makes_the_engine_private(two, prompt, me
     assert a.stats["private_view"] == 1 and b.stats["private_view"] == 0
 
 
-def test_a_call_that_leaves_weights_alone_changes_nothing(two, prompt):
+def test_a_call_that_does_not_change_weights_has_no_effect(two, prompt):
     a, b = two
     tokens = prompt(300)
     loaded(a, "a", tokens)
@@ -233,7 +233,7 @@ def test_engines_with_one_weight_version_share_and_others_do_not(two, prompt):
     assert loaded(a, "unaffected", new) == 288
 
 
-def test_a_version_waits_until_vllm_holds_no_kv_of_other_weights(two, prompt):
+def test_a_version_takes_effect_when_vllm_holds_no_kv_of_other_weights(two, prompt):
     a, b = two
     tokens = prompt(300)
     pause(b)
@@ -241,7 +241,7 @@ def test_a_version_waits_until_vllm_holds_no_kv_of_other_weights(two, prompt):
         update(b, "step-1")
     loaded(a, "old", tokens)
     with alone(a):
-        update(a, "step-1")  # under way, without a pause
+        update(a, "step-1")  # in progress, without a pause
     made = a.ask("from vLLM's own cache", tokens + prompt(60))
     assert made.local == 288
     a.run()
@@ -254,7 +254,7 @@ def test_a_version_waits_until_vllm_holds_no_kv_of_other_weights(two, prompt):
     assert loaded(b, "clean", other) == 288
 
 
-def test_a_version_of_one_of_several_engines_in_a_process_is_not_believed(two, prompt):
+def test_a_version_of_one_of_several_engines_in_a_process_is_ignored(two, prompt):
     a, b = two
     core_of(a).set_weight_version("step-1")
     for one in two:
@@ -263,7 +263,7 @@ def test_a_version_of_one_of_several_engines_in_a_process_is_not_believed(two, p
         assert one.stats["private_view"] == 1
 
 
-def test_a_private_engine_hands_nothing_over(two, prompt):
+def test_a_private_engine_hands_over_nothing(two, prompt):
     a, _ = two
     assert a.ask("x", prompt(300), 1, params=ASKED).params is not None
     a.run()
@@ -271,7 +271,7 @@ def test_a_private_engine_hands_nothing_over(two, prompt):
     assert a.ask("y", prompt(300), 1, params=ASKED).params is None
 
 
-def test_a_version_is_the_same_view_everywhere_and_longer_keys_stay_so():
+def test_a_version_is_the_same_view_everywhere_and_long_keys_keep_their_length():
     one, two, other = View(True), View(True), View(True)
     for view, version in ((one, "1"), (two, "1"), (other, "2")):
         assert view.set_version(version)

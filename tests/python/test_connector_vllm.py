@@ -58,7 +58,7 @@ def external_hits(vllm: VllmServer) -> float:
 
 @contextlib.contextmanager
 def loads(vllm: VllmServer, tokens: int) -> Iterator[None]:
-    """Exactly so many tokens come from the cache meanwhile."""
+    """Checks that exactly this many tokens are loaded from the cache meanwhile."""
     before = external_hits(vllm)
     yield
     assert external_hits(vllm) - before == tokens
@@ -92,12 +92,12 @@ def test_cold_local_and_loaded_answers_are_equal(vllm, prompt, length):
         loaded = complete(vllm.http, tokens, 8)
 
     assert cold.tokens == local.tokens == loaded.tokens
-    # Which batch computed a token shows in the last bits; which place its KV came from must not.
+    # The batch of a token shows in its last bits; the origin of its KV must not.
     assert loaded.first_logprob == pytest.approx(local.first_logprob, abs=1e-5)
     assert cold.first_logprob == pytest.approx(local.first_logprob, abs=1e-5)
 
 
-def test_the_cache_adds_to_what_the_engine_has(vllm, prompt):
+def test_the_cache_extends_the_engines_own_prefix(vllm, prompt):
     head, tail = prompt(320), prompt(400)
     whole = complete(vllm.http, head + tail, 8)
     forget(vllm)
@@ -107,7 +107,7 @@ def test_the_cache_adds_to_what_the_engine_has(vllm, prompt):
         assert complete(vllm.http, head + tail, 8).tokens == whole.tokens
 
 
-def test_salts_do_not_meet(vllm, prompt):
+def test_salts_share_no_block(vllm, prompt):
     tokens = prompt(200)
     with loads(vllm, 0):
         answers = [salted(vllm, tokens, salt) for salt in ("a", "b")]
@@ -120,7 +120,7 @@ def test_salts_do_not_meet(vllm, prompt):
 
 
 def test_a_handover_goes_through_vllms_own_fields(vllm, prompt):
-    # One engine plays both parts, one after the other.
+    # One engine has both roles, one after the other.
     tokens = prompt(500)
     whole = complete(vllm.http, tokens, 8)
     forget(vllm)
@@ -142,7 +142,7 @@ def test_a_handover_goes_through_vllms_own_fields(vllm, prompt):
     assert vllm.metrics().total("vllm:pegaflow_handovers_total", result="over") == 1
 
 
-def test_clients_that_leave_in_the_middle_leave_nothing_behind(vllm, pega, prompt):
+def test_clients_that_disconnect_leave_nothing_behind(vllm, pega, prompt):
     tokens = prompt(2500)
     answer = complete(vllm.http, tokens, 8)
     for _ in range(5):
@@ -165,7 +165,7 @@ def test_clients_that_leave_in_the_middle_leave_nothing_behind(vllm, pega, promp
     )
 
 
-def test_vllm_shows_our_metrics(vllm, prompt):
+def test_vllm_exports_the_connectors_metrics(vllm, prompt):
     tokens = prompt(300)
     before = vllm.metrics()
     complete(vllm.http, tokens, 4)
@@ -197,7 +197,7 @@ def test_vllm_shows_our_metrics(vllm, prompt):
     assert after.total("vllm:pegaflow_internal_errors_total") == 0
 
 
-def test_the_log_says_what_the_cache_did(vllm, prompt):
+def test_the_log_sums_up_the_cache(vllm, prompt):
     complete(vllm.http, prompt(300), 10)
 
     def said() -> bool:
@@ -217,11 +217,11 @@ def test_a_reset_reaches_the_cache(vllm, prompt):
         complete(vllm.http, tokens, 4)
 
 
-def test_a_router_that_listens_knows_what_the_cache_has(vllm, events, prompt):
+def test_a_router_that_subscribes_to_events_knows_the_cached_blocks(vllm, events, prompt):
     router = events[1]()
     tokens = prompt(500)
     complete(vllm.http, tokens, 4)
-    # Hashes of this prompt, by vLLM's own events of it.
+    # Hashes of this prompt, from vLLM's own events.
     mine = tuple(tokens[: 15 * BLOCK])
 
     def chain(medium: str) -> list[Any]:

@@ -1,4 +1,4 @@
-"""What the connector takes for the identity of the weights that vLLM has loaded."""
+"""The identity of the weights that vLLM has loaded, as the connector determines it."""
 
 import logging
 import os
@@ -43,7 +43,7 @@ def engine(monkeypatch) -> SimpleNamespace:
 
 
 def config(model: Any, **changes: Any) -> Any:
-    """What weights.py looks at, in the shape of vLLM's configuration before 0.32."""
+    """The parts of vLLM's configuration before 0.32 that weights.py reads."""
     values = {
         "revision": None,
         "load_format": "auto",
@@ -82,7 +82,7 @@ def of_files(directory: Path) -> str:
     return identify(look_at(weight_files(directory)), DigestCache())
 
 
-# ---- what is named, and what is refused
+# ---- identified and rejected weights
 
 
 def test_a_configured_name_comes_first(tmp_path):
@@ -108,7 +108,7 @@ class Transfer:
         ({"hf_config": SimpleNamespace(text_model_id="meta/llama")}, "more than its own directory"),
     ],
 )
-def test_what_leaves_the_weights_open_is_refused_by_every_rank(tmp_path, changes, words):
+def test_uncertain_weights_are_rejected_by_every_rank(tmp_path, changes, words):
     made = config(model(tmp_path), **changes)
     assert words in weights.refusal(made, "") and FIX in weights.refusal(made, "")
     assert weights.refusal(made, "a-name") == ""
@@ -116,18 +116,18 @@ def test_what_leaves_the_weights_open_is_refused_by_every_rank(tmp_path, changes
         weights_id(made)
 
 
-def test_a_model_in_an_object_store_is_refused():
+def test_a_model_in_an_object_store_is_rejected():
     assert "in an object store" in weights.refusal(config("gs://bucket/model"), "")
 
 
 @pytest.mark.parametrize("load_format", ["auto", "mistral"])
-def test_a_model_without_weight_files_is_refused(tmp_path, load_format):
+def test_a_model_without_weight_files_is_rejected(tmp_path, load_format):
     (tmp_path / "params.json").write_text("{}")
     with pytest.raises(UnknownWeights, match=f"has no weight files.*{FIX}"):
         weights_id(config(tmp_path, load_format=load_format))
 
 
-def test_both_sides_refuse_and_the_log_names_the_option(caplog, monkeypatch):
+def test_both_sides_reject_and_the_log_names_the_option(caplog, monkeypatch):
     made = config("x", load_format="dummy")
     made.kv_transfer_config = SimpleNamespace(kv_connector_extra_config={})
     monkeypatch.setattr(build, "unsupported", lambda *_: "")
@@ -146,7 +146,7 @@ def test_a_directory_has_the_id_of_its_files(tmp_path):
 
 
 def repository(cache: Path, **snapshots: bytes) -> Path:
-    """A repository of the hub's cache whose main is the first snapshot."""
+    """A repository of the hub's cache whose main branch is the first snapshot."""
     made = hub.repository("org/name", cache)
     (made / "refs").mkdir(parents=True)
     (made / "blobs").mkdir()
@@ -161,7 +161,7 @@ def repository(cache: Path, **snapshots: bytes) -> Path:
 
 
 class Resolved(str):
-    """vLLM 0.32 has huggingface_hub's class: the text of what was asked for, and the commit."""
+    """vLLM 0.32 has huggingface_hub's class: the requested text, and the commit."""
 
     resolved = OTHER
 
@@ -174,7 +174,7 @@ class Resolved(str):
         ({"revision": OTHER}, OTHER),
         ({"revision": Resolved("main")}, OTHER),
         ({"hf_config": SimpleNamespace(_commit_hash=OTHER)}, OTHER),
-        # The configuration is of another repository, whose commit says nothing of the weights.
+        # The configuration is from another repository, whose commit does not identify the weights.
         ({"hf_config": SimpleNamespace(_commit_hash=OTHER), "hf_config_path": "x/y"}, COMMIT),
         ({"hf_config": SimpleNamespace(_commit_hash="c" * 40)}, COMMIT),
     ],
@@ -193,14 +193,14 @@ def test_a_snapshot_and_a_copy_of_it_have_one_id(tmp_path):
     assert by_id == by_path == weights_id(config(copy))
 
 
-def test_a_repository_that_is_not_in_the_cache_is_refused(tmp_path):
+def test_a_repository_that_is_not_in_the_cache_is_rejected(tmp_path):
     with pytest.raises(UnknownWeights, match=f"has no revision main.*{FIX}"):
         weights_id(config("org/name", download_dir=str(tmp_path)))
 
 
 def test_a_fetch_at_this_start_is_shared_and_a_branch_that_moved_is_not(tmp_path, engine):
     made = repository(tmp_path, **{COMMIT: b"one"})
-    engine.ns = time.time_ns() - 10**10  # all of it was written since
+    engine.ns = time.time_ns() - 10**10  # all files were written since
     started = config("org/name", download_dir=str(tmp_path))
     assert weights_id(started) == of_files(made / "snapshots" / COMMIT)
 
@@ -210,7 +210,7 @@ def test_a_fetch_at_this_start_is_shared_and_a_branch_that_moved_is_not(tmp_path
     assert weights_id(pinned) == of_files(made / "snapshots" / COMMIT)
 
 
-# ---- when the id is not known, or not sure
+# ---- unknown or uncertain ids
 
 
 def test_a_file_that_changed_since_the_engine_started_makes_the_namespace_private(
@@ -234,7 +234,7 @@ def test_a_file_from_the_future_is_named_as_the_reason(tmp_path, engine, caplog)
     assert "model.safetensors is in the future" in caplog.text
 
 
-def test_a_file_that_is_replaced_while_it_is_identified_makes_no_id(tmp_path, engine, monkeypatch):
+def test_a_file_that_is_replaced_while_it_is_identified_has_no_id(tmp_path, engine, monkeypatch):
     made = config(model(tmp_path))
     engine.ns = time.time_ns() + 10**7
     threading.Event().wait(0.05)  # until the engine has started, by the clock of the files
@@ -305,17 +305,17 @@ def test_a_path_that_leads_elsewhere_since_the_engine_started_makes_the_namespac
 
 
 def after_the_files() -> int:
-    """A time between all stamps so far and all that come."""
+    """A time between all stamps so far and all later ones."""
     now = time.time_ns() + 10**7
     threading.Event().wait(0.05)
     return now
 
 
-def test_what_comes_and_goes_beside_a_model_does_not_make_its_namespace_private(tmp_path, engine):
+def test_other_files_beside_a_model_do_not_make_its_namespace_private(tmp_path, engine):
     model(tmp_path / "all" / "v1")
     (tmp_path / "all" / "current").symlink_to("v1")
     (tmp_path / "link").symlink_to("all")
-    # ".." behind a link is not the directory that holds the link.
+    # ".." behind a link is not the directory that has the link.
     (tmp_path / "links").mkdir()
     (tmp_path / "links" / "up").symlink_to("../link/current/../v1")
     engine.ns = after_the_files()
@@ -347,7 +347,7 @@ def test_weights_that_take_long_are_hashed_in_the_background_for_the_next_start(
     assert weights_id(made) == of_files(tmp_path)
 
 
-def test_only_one_rank_hashes_and_says_so(tmp_path, monkeypatch, caplog):
+def test_only_one_rank_hashes_and_logs_it(tmp_path, monkeypatch, caplog):
     monkeypatch.setattr(weights, "AT_START_BYTES", 3)
     with caplog.at_level(logging.INFO, "vllm.pegaflow"):
         other = weights_id(config(model(tmp_path), rank=1, world_size=2))
@@ -357,7 +357,7 @@ def test_only_one_rank_hashes_and_says_so(tmp_path, monkeypatch, caplog):
 
 
 def test_ranks_agree_although_a_digest_appears_between_them(tmp_path, monkeypatch, engine):
-    """The first rank has not found the digest, so the second must not use it either."""
+    """The first rank did not have the digest, so the second must not use it either."""
     monkeypatch.setattr(weights, "AT_START_BYTES", 3)
     engine.digests_before_ns = time.time_ns()
     made = model(tmp_path)
@@ -462,7 +462,7 @@ def test_a_processor_that_cannot_be_read_makes_the_namespace_private(tmp_path):
     assert processor_id(made) == "private:engine:core"
 
 
-def test_a_processor_that_this_start_has_fetched_is_shared(tmp_path, monkeypatch, engine):
+def test_a_processor_that_was_downloaded_at_this_start_is_shared(tmp_path, monkeypatch, engine):
     monkeypatch.setattr(weights, "_hub_cache", lambda: tmp_path)
     made = repository(tmp_path, **{COMMIT: b"one"})
     copy = with_processor(tmp_path / "copy", 0.1)
@@ -470,5 +470,5 @@ def test_a_processor_that_this_start_has_fetched_is_shared(tmp_path, monkeypatch
     blob.write_bytes((copy / "preprocessor_config.json").read_bytes())
     (made / "snapshots" / COMMIT / "preprocessor_config.json").symlink_to(blob)
     expected = processor_id(with_images(copy))
-    engine.ns = time.time_ns() - 10**10  # all of it was written since
+    engine.ns = time.time_ns() - 10**10  # all files were written since
     assert processor_id(with_images("org/name")) == expected != ""

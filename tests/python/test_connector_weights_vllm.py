@@ -23,7 +23,7 @@ from tests.support.vllm_server import (
 )
 from tests.support.waiting import wait_until
 
-#: Run in a process of its own, for huggingface_hub reads its environment when it is imported.
+#: Run in a process of its own, since huggingface_hub reads its environment at its import.
 CONFIGURE = """
 import json, sys
 from vllm.engine.arg_utils import EngineArgs
@@ -46,7 +46,7 @@ def base() -> Path:
 
 @pytest.fixture(scope="module")
 def tuned(base: Path, short_path: Path) -> Path:
-    """The base with an MLP that was trained, and another norm."""
+    """The base with a trained MLP, and another norm."""
     made = train_mlp(base, short_path / "tuned")
     config = json.loads((base / "config.json").read_text())
     (made / "config.json").write_text(json.dumps(config | {"rms_norm_eps": 1e-3}))
@@ -98,7 +98,7 @@ def test_a_name_on_the_hub_is_identified_by_the_files_that_were_loaded(hub, onli
         {"model": "org/tuned", "hf_config_path": "org/name"},
     )
 
-    assert by_name["model"] == "org/name", "vLLM was offline, which few users are"
+    assert by_name["model"] == "org/name", "vLLM was offline, unlike most users"
     assert by_name["weights"].startswith("sha256:")
     assert by_name["weights"] == by_path["weights"]
     assert by_name["config"] == by_path["config"]

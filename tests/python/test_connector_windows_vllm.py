@@ -1,4 +1,4 @@
-"""Models with sliding windows, in a real vLLM that keeps their windows whole: one cache group."""
+"""Models with sliding windows in a real vLLM that keeps all their KV: one cache group."""
 
 import json
 import shutil
@@ -12,7 +12,7 @@ import pytest
 from tests.python.vllm_cases import BLOCK, SMALL, ask, serve
 from tests.support.vllm_server import PegaServer, ensure_model
 
-#: Longer than the window by far, so that a token behind it would be wrong if a window were lost.
+#: Far longer than the window, so that a token after it would be wrong if the window were lost.
 LENGTH = 500
 WHOLE = LENGTH // BLOCK * BLOCK
 WINDOW = 64
@@ -36,7 +36,7 @@ MODELS = {
     "gemma3": ("Gemma3TextConfig", "Gemma3ForCausalLM", {"query_pre_attn_scalar": 32}),
 }
 
-#: In a process of its own, for this one has no use for a model in its memory.
+#: In a process of its own, to keep the model out of this one's memory.
 MAKE = """
 import json, sys, torch, transformers
 config, model, fields, directory = json.loads(sys.argv[1])
@@ -63,7 +63,7 @@ def make(name: str, directory: Path) -> Path:
 
 
 @pytest.mark.parametrize("name", MODELS)
-def test_windows_that_are_kept_whole_are_saved_and_loaded(
+def test_windows_whose_whole_kv_is_kept_are_saved_and_loaded(
     own_pega: PegaServer, short_path: Path, prompt: Any, name: str
 ) -> None:
     tokens = prompt(LENGTH)

@@ -1,4 +1,4 @@
-"""A program in C++ is built against an installed PegaFlow with what pkg-config says, and runs."""
+"""A C++ program is built against an installed PegaFlow with the flags of pkg-config, and runs."""
 
 import os
 import subprocess
@@ -19,7 +19,7 @@ def run(*command: str | Path, **options) -> subprocess.CompletedProcess:
 
 @pytest.fixture(scope="session")
 def prefix(tmp_path_factory) -> Path:
-    """A prefix with what `meson install` puts into it."""
+    """A prefix with the files of `meson install`."""
     folder = tmp_path_factory.mktemp("installed")
     env = os.environ | {"DESTDIR": str(folder)}
     done = run("/usr/bin/meson", "install", "-C", BUILD, "--no-rebuild", "--tags", "devel", env=env)
@@ -29,9 +29,9 @@ def prefix(tmp_path_factory) -> Path:
 
 @pytest.fixture(scope="session")
 def flags(prefix) -> list[str]:
-    """What pkg-config says of our package; nothing else is told to the compiler."""
+    """The flags of pkg-config for our package; the compiler gets no others."""
     (package,) = prefix.rglob("pegaflow.pc")
-    # Configured for another place than this scratch folder, as it is for those who pack it.
+    # Configured for another prefix than this scratch folder, as in packages.
     package.write_text(package.read_text().replace("prefix=/usr/local", f"prefix={prefix}"))
     env = os.environ | {"PKG_CONFIG_PATH": str(package.parent)}
     done = run("pkg-config", "--cflags", "--libs", "pegaflow", env=env)
@@ -63,8 +63,8 @@ def test_the_example_saves_finds_and_loads_with_a_real_server(example, tmp_path)
     ]
 
 
-def test_the_example_says_so_when_there_is_no_server(example, tmp_path):
-    done = run(example, tmp_path / "nobody.sock")
+def test_the_example_reports_a_missing_server(example, tmp_path):
+    done = run(example, tmp_path / "absent.sock")
 
     assert done.returncode == 1
     assert "peer_lost: the worker is not connected" in done.stderr

@@ -21,7 +21,7 @@ from tests.support.vllm_server import PegaServer, RouterServer
 
 ROUTER = Path(os.environ["PEGA_BUILD_DIR"]) / "router" / "pegaflow-router"
 DEPLOY = Path(__file__).resolve().parents[2] / "deploy"
-#: What Prometheus itself adds, and what vLLM adds to the connector's.
+#: Labels that Prometheus itself adds, and those that vLLM adds to the connector's metrics.
 FROM_PROMETHEUS = {"instance", "job"}
 FROM_VLLM = {"model_name", "engine"}
 
@@ -40,7 +40,7 @@ def panels():
 
 
 def expressions():
-    """Where it is from, and the expression with Grafana's variables filled in."""
+    """The origin of each expression, and the expression with Grafana's variables filled in."""
     for panel in panels():
         for target in panel["targets"]:
             yield panel["title"], target["expr"].replace("$server", ".*").replace("$model", ".*")
@@ -50,7 +50,7 @@ def expressions():
 
 @pytest.fixture(scope="module")
 def router_metrics(pega, tmp_path_factory):
-    """A router's page; its engine is not there, which changes no name. Two caches differ."""
+    """A router's page; its engine is absent, which changes no name. Two caches differ."""
     if not ROUTER.exists():
         pytest.skip("built without the router")
     with contextlib.ExitStack() as stack:
@@ -71,7 +71,7 @@ def router_metrics(pega, tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def node_metrics(short_path):
-    """The page of a server with both lanes among other nodes, of which one is not there."""
+    """The page of a server with both lanes among other nodes, of which one is absent."""
     secret = short_path / "peers.secret"
     secret.write_bytes(os.urandom(32))
     secret.chmod(0o600)
@@ -91,7 +91,7 @@ def node_metrics(short_path):
 
 @pytest.fixture(scope="module")
 def known(pega, router_metrics, node_metrics):
-    """Of each metric: label -> values seen, None where values come later, and its kind."""
+    """For each metric: label -> values seen, None for later values, and its kind."""
     with Engine(pega.address) as engine:
         engine.wait_ready()
         engine.ask("a", list(range(10, 310)))
@@ -124,7 +124,7 @@ def known(pega, router_metrics, node_metrics):
 
 
 def problems(expression, known):
-    """What the expression names that does not exist, or uses in the wrong way."""
+    """The parts of the expression that do not exist, or are used in the wrong way."""
     for each in selectors(expression):
         if each.metric not in known:
             yield f"no metric {each.metric}"
@@ -142,12 +142,12 @@ def problems(expression, known):
                 if not any(re.fullmatch(one, there) for there in values):
                     yield f"{each.metric} has no {label}={one}, only {sorted(values)}"
         is_counter = each.metric.endswith(("_total", "_bucket", "_sum", "_count"))
-        # pegaflow_hll_... are gauges whose names the field knows.
+        # pegaflow_hll_... are gauges with conventional names.
         if is_counter != (each.function in ("rate", "increase")) and "_hll_" not in each.metric:
             yield f"{each.metric} with {each.function or 'no function'}"
 
 
-def test_every_expression_names_what_exists(known):
+def test_every_expression_uses_existing_metrics_and_labels(known):
     wrong = [
         f"{where}: {problem}"
         for where, expression in expressions()
@@ -184,8 +184,8 @@ def test_variables_are_filled_from_metrics_that_exist(known):
         assert label in {*known[metric], *FROM_PROMETHEUS}
 
 
-def test_every_metric_of_trouble_is_on_the_dashboard(known):
-    """What the documents tell people to look at can be seen without typing its name."""
+def test_every_metric_of_failures_is_on_the_dashboard(known):
+    """Metrics to which the documentation refers are visible without typing their names."""
     shown = {each.metric for _, expression in expressions() for each in selectors(expression)}
     docs = DEPLOY.parent / "docs"
     rows = []
@@ -213,12 +213,12 @@ def test_every_metric_of_lanes_is_on_the_dashboard_and_has_an_alert(known):
     )
     assert len(lanes) == 5
     assert lanes <= shown
-    # Two of them are what the alerts are about: which lane, and that it broke.
+    # The alerts cover two of them: the lane in use, and that it broke.
     watched = named(rule["expr"] for rule in alerts())
     assert {"pegaflow_peer_lane", "pegaflow_peer_lane_falls_total"} <= watched
 
 
-def test_panels_have_ids_and_places_of_their_own():
+def test_panels_have_unique_ids_and_places():
     ids = [panel["id"] for panel in dashboard()["panels"]]
     assert len(ids) == len(set(ids))
     taken = set()
@@ -234,7 +234,7 @@ def test_panels_have_ids_and_places_of_their_own():
         taken |= cells
 
 
-def test_alerts_are_named_once_and_say_what_to_do():
+def test_alerts_have_unique_names_and_describe_the_next_step():
     names = [rule["alert"] for rule in alerts()]
     assert len(names) == len(set(names))
     for rule in alerts():
@@ -255,7 +255,7 @@ def test_alerts_are_named_once_and_say_what_to_do():
         ("rate(vllm:pegaflow_hits[5m])", "no metric"),
     ],
 )
-def test_a_renamed_metric_or_label_is_found(expression, problem, known):
+def test_a_renamed_metric_or_label_is_detected(expression, problem, known):
     assert problem in " ".join(problems(expression, known))
 
 
@@ -276,6 +276,6 @@ def test_a_renamed_metric_or_label_is_found(expression, problem, known):
         "a ; b",
     ],
 )
-def test_what_is_no_promql_is_refused(expression):
+def test_invalid_promql_is_rejected(expression):
     with pytest.raises(NotPromQL):
         selectors(expression)

@@ -37,11 +37,11 @@ def test_a_local_hit_leaves_a_token_to_compute(tokens: int, blocks: int) -> None
     assert local_hit_blocks(tokens, 32) == blocks
 
 
-def test_a_whole_prompt_on_the_grid_is_offered() -> None:
+def test_a_whole_prompt_of_full_blocks_is_offered() -> None:
     assert offered_blocks(512, 32, stored_blocks=16) == 16
 
 
-def test_a_prompt_off_the_grid_is_offered_but_for_its_last_part() -> None:
+def test_a_prompt_is_offered_except_for_its_partial_block() -> None:
     assert offered_blocks(500, 32, stored_blocks=15) == 15
 
 
@@ -49,11 +49,11 @@ def test_only_the_stored_prefix_is_offered() -> None:
     assert offered_blocks(1000, 32, stored_blocks=24) == 24
 
 
-def test_more_stored_than_the_prompt_holds_is_of_no_use() -> None:
+def test_blocks_beyond_the_prompt_are_not_offered() -> None:
     assert offered_blocks(100, 32, stored_blocks=50) == 3
 
 
-def test_what_the_engine_has_is_not_offered() -> None:
+def test_blocks_that_the_engine_has_are_not_offered() -> None:
     assert offered_blocks(1000, 32, stored_blocks=31, local_blocks=10) == 21
 
 
@@ -69,7 +69,7 @@ def test_a_decode_engine_computes_one_token(tokens: int, loaded: int) -> None:
     assert loaded_tokens(Prompt("x", tuple(range(tokens)))) == loaded
 
 
-def test_the_prompt_set_is_on_and_off_the_grid_and_shares_prefixes() -> None:
+def test_the_prompts_have_full_and_partial_blocks_and_share_prefixes() -> None:
     prompts = PromptMaker(seed=5, vocabulary=2048).prompt_set()
 
     lengths = {len(prompt) for prompt in prompts}
@@ -100,7 +100,7 @@ def test_equal_answers_have_no_differences() -> None:
     assert differences(answer(1, 2), answer(1, 2), answer(1, 2)) == []
 
 
-def test_a_wrong_token_is_seen_against_either() -> None:
+def test_a_wrong_token_is_detected_against_either() -> None:
     assert len(differences(answer(1, 9), answer(1, 2), answer(1, 2))) == 2
     assert len(differences(answer(1, 9), None, answer(1, 2))) == 1
 
@@ -116,13 +116,13 @@ def test_a_whole_prompt_may_differ_in_its_last_bits_only() -> None:
     assert differences(answer(1, logprob=far), answer(1), answer(1), whole_prompt=True)
 
 
-def test_another_engine_may_round_otherwise_within_the_tolerance() -> None:
+def test_another_engine_may_round_differently_within_the_tolerance() -> None:
     inside, outside = -4.0 + COMPUTED_TOLERANCE / 2, -4.0 + COMPUTED_TOLERANCE * 2
     assert not computed_differences(answer(1, logprob=inside), answer(1))
     assert computed_differences(answer(1, logprob=outside), answer(1))
 
 
-def test_a_shorter_answer_is_compared_as_far_as_it_goes() -> None:
+def test_a_shorter_answer_is_compared_up_to_its_end() -> None:
     assert not computed_differences(answer(1), answer(1, 2))
     assert computed_differences(answer(3), answer(1, 2))
 
@@ -131,7 +131,7 @@ def test_a_claim_without_a_check_does_not_hold() -> None:
     assert not Checks().claim("x", "").held
 
 
-def test_one_failed_check_fails_the_claim_and_says_why() -> None:
+def test_one_failed_check_fails_the_claim_and_gives_the_reason() -> None:
     checks = Checks()
     checks.equal("blocks", 3, 3)
     assert checks.claim("x", "fine").detail == "fine"
@@ -155,7 +155,7 @@ def demo_node(name: str) -> DemoNode:
 
 
 def pulled(**changes: int) -> list[str]:
-    """What is wrong when B read 31 blocks of A, and ``changes`` of what B counted."""
+    """The problems if B read 31 blocks of A, with ``changes`` of B's counts."""
     right = {"fetched_blocks": 31, "fetched_bytes": 31 * PAGE}
     counted = {
         "a": NodeCounters(lent_bytes=31 * PAGE),
@@ -165,7 +165,7 @@ def pulled(**changes: int) -> list[str]:
     return pulled_differences(counted, demo_node("b"), demo_node("a"), 31, PAGE)
 
 
-def test_a_pull_is_counted_by_who_read_and_who_lent() -> None:
+def test_a_pull_is_counted_by_the_reader_and_the_owner() -> None:
     assert pulled() == []
     assert pulled(fetched_blocks=30)
     assert pulled(fetched_bytes=31 * PAGE - 1)
@@ -173,7 +173,7 @@ def test_a_pull_is_counted_by_who_read_and_who_lent() -> None:
     assert pulled(lent_bytes=PAGE) == [f"node B lent {PAGE} bytes"]
 
 
-def test_a_node_without_an_engine_counts_what_it_lent() -> None:
+def test_a_node_without_an_engine_counts_the_blocks_that_it_lent() -> None:
     earlier, later = NodeCounters(lent_bytes=3), NodeCounters(lent_bytes=10, questions=4)
     assert later - earlier == NodeCounters(lent_bytes=7, questions=4)
 
@@ -182,14 +182,14 @@ def test_a_node_without_an_engine_counts_what_it_lent() -> None:
     ("share", "whole", "failures"),
     [(0.5, 64, 0), (MIDDLE[0] / 2, 0, 1), (1.0, 64, 1), (0.5, 93, 1)],
 )
-def test_what_breaks_must_break_in_the_middle(share: float, whole: int, failures: int) -> None:
+def test_a_break_must_happen_in_the_middle(share: float, whole: int, failures: int) -> None:
     checks = Checks()
     stage = types.SimpleNamespace(baseline={"x": answer(1, 2)})
     Broken(answer(1, 2), share, whole, {}).check(checks, stage, Prompt("x", (5,) * 3000))
     assert len(checks.failures) == failures
 
 
-def test_a_wrong_answer_after_a_break_is_seen() -> None:
+def test_a_wrong_answer_after_a_break_is_detected() -> None:
     checks = Checks()
     stage = types.SimpleNamespace(baseline={"x": answer(1, 2)})
     Broken(answer(1, 3), 0.5, 0, {}).check(checks, stage, Prompt("x", (5,) * 3000))
@@ -197,7 +197,7 @@ def test_a_wrong_answer_after_a_break_is_seen() -> None:
 
 
 class NotedStage(StartsChildren):
-    """Notes what happens to its children, which are none."""
+    """Records the calls for its children, which do not exist."""
 
     def __init__(self) -> None:
         self.progress = Progress()
@@ -219,14 +219,14 @@ class NotedStage(StartsChildren):
         )
 
 
-def test_a_stage_stops_what_it_started_last_one_first() -> None:
+def test_a_stage_stops_its_processes_in_reverse_order() -> None:
     stage = NotedStage()
     with stage.running(stage.child("a"), stage.child("b")):
         stage.noted.append("work")
     assert stage.noted == ["start a", "start b", "work", "stop b", "stop a"]
 
 
-def test_a_stage_asks_its_servers_what_went_wrong_before_it_stops_them() -> None:
+def test_a_stage_collects_errors_of_its_servers_before_it_stops_them() -> None:
     stage = NotedStage()
     with (
         pytest.raises(RuntimeError),

@@ -1,7 +1,7 @@
-"""What can be known of deploy/ without Docker and without systemd as the first process.
+"""Checks of deploy/ that need neither Docker nor systemd as the first process.
 
-Options exist, names fit each other, commands run. tools/deploy/boot_unit.sh boots the unit, and
-docs/deploy.md says what was not run.
+Options exist, names match each other, commands run. tools/deploy/boot_unit.sh boots the unit, and
+docs/deploy.md lists what was not run.
 """
 
 import json
@@ -48,7 +48,7 @@ def unit() -> Unit:
     return parsed
 
 
-def test_the_unit_starts_a_server_that_takes_its_options(unit, flags):
+def test_the_unit_starts_a_server_that_accepts_its_options(unit, flags):
     program, *words = unit["Service"]["ExecStart"].split()
 
     assert program == "/opt/pegaflow/bin/pegaflow-server"
@@ -56,14 +56,14 @@ def test_the_unit_starts_a_server_that_takes_its_options(unit, flags):
     assert words == ["--config", "/etc/pegaflow/server.conf"]
 
 
-def test_the_server_takes_the_options_of_the_example_file():
+def test_the_server_accepts_the_options_of_the_example_file():
     done = run(SERVER, "--config", SYSTEMD / "server.conf", "--print-options")
 
     assert done.returncode == 0, done.stderr
     assert "30 GiB" in done.stdout or "30gb" in done.stdout
 
 
-def test_the_example_file_with_an_unknown_option_is_refused(tmp_path):
+def test_the_example_file_with_an_unknown_option_is_rejected(tmp_path):
     wrong = tmp_path / "server.conf"
     wrong.write_text((SYSTEMD / "server.conf").read_text() + "pool-seize = 1gb\n")
 
@@ -72,7 +72,7 @@ def test_the_example_file_with_an_unknown_option_is_refused(tmp_path):
 
 @pytest.mark.skipif(not shutil.which("systemd-analyze"), reason="systemd is not installed")
 @pytest.mark.parametrize("with_cards", [False, True])
-def test_systemd_understands_every_line_of_the_unit(tmp_path, with_cards):
+def test_systemd_accepts_every_line_of_the_unit(tmp_path, with_cards):
     text = (SYSTEMD / "pegaflow-server.service").read_text()
     (tmp_path / "pegaflow-server.service").write_text(
         text.replace("/opt/pegaflow/bin/pegaflow-server", str(SERVER))
@@ -109,13 +109,13 @@ def services() -> dict:
 
 @pytest.fixture
 def dockerfile() -> str:
-    """Its instructions, one a line."""
+    """Its instructions, one in each line."""
     lines = (CONTAINER / "Dockerfile").read_text().splitlines()
     text = "\n".join(line for line in lines if not line.startswith("#"))
     return text.replace("\\\n", " ")
 
 
-def test_the_compose_file_gives_the_server_options_that_it_has(services, flags):
+def test_the_compose_file_uses_existing_options_of_the_server(services, flags):
     words = services["pegaflow"]["command"]
 
     assert {word for word in words if word.startswith("--")} <= flags
@@ -137,7 +137,7 @@ def test_the_compose_file_keeps_digests_of_weights_in_a_volume(services):
     assert volume.partition(":")[0] in declared
 
 
-def test_the_connector_takes_the_configuration_of_the_compose_file(services):
+def test_the_connector_accepts_the_configuration_of_the_compose_file(services):
     from pegaflow.connector.config import read_settings, socket_path
 
     (word,) = [word for word in services["vllm"]["command"] if "kv-transfer-config" in word]
@@ -159,7 +159,7 @@ def test_the_compose_file_builds_stages_that_the_dockerfile_has(services, docker
     assert set(re.findall(r"--from=(\w+)", dockerfile)) <= stages
 
 
-def test_the_image_of_vllm_is_a_release_and_not_whatever_is_the_latest(dockerfile):
+def test_the_image_of_vllm_is_a_release_and_not_latest(dockerfile):
     (stage,) = re.findall(r"^FROM (\S+) AS vllm$", dockerfile, re.MULTILINE)
     name, value = re.findall(r"^ARG (\w+)=(\S+)$", dockerfile, re.MULTILINE)[0]
 
@@ -170,7 +170,7 @@ def test_the_image_of_vllm_is_a_release_and_not_whatever_is_the_latest(dockerfil
     assert re.fullmatch(r"v\d+\.\d+\.\d+", tag)
 
 
-def test_the_build_stage_of_the_dockerfile_gets_nvcc_of_the_pinned_packages(dockerfile):
+def test_the_build_stage_of_the_dockerfile_has_nvcc_of_the_pinned_packages(dockerfile):
     stages = dict(re.findall(r"^FROM \S+ AS (\w+)\n(.*?)(?=^FROM|\Z)", dockerfile, re.M | re.S))
 
     assert "COPY tools/bundle/requirements-nvcc.txt" in stages["nvcc"]
@@ -180,7 +180,7 @@ def test_the_build_stage_of_the_dockerfile_gets_nvcc_of_the_pinned_packages(dock
     assert "--without-kernels" not in dockerfile
 
 
-def test_the_dockerfile_calls_subcommands_that_dev_has_and_programs_that_a_bundle_has(dockerfile):
+def test_the_dockerfile_calls_existing_subcommands_of_dev_and_programs_of_a_bundle(dockerfile):
     for subcommand in re.findall(r"\./dev (\w+)", dockerfile):
         assert run(ROOT / "dev", subcommand, "--help").returncode == 0
     for body in re.findall(r"^RUN (.*)$", dockerfile, re.MULTILINE):
@@ -191,7 +191,7 @@ def test_the_dockerfile_calls_subcommands_that_dev_has_and_programs_that_a_bundl
     assert run(SERVER, *json.loads(words), "--print-options").returncode == 0
 
 
-def test_the_health_check_of_the_image_knows_a_server_that_serves_from_none(dockerfile, tmp_path):
+def test_the_health_check_of_the_image_detects_whether_the_server_serves(dockerfile, tmp_path):
     (text,) = re.findall(r"^HEALTHCHECK .*?CMD (.*)$", dockerfile, re.MULTILINE)
     shell, option, command = json.loads(text)
     assert "127.0.0.1/9091" in command

@@ -1,4 +1,4 @@
-"""`pegaflow doctor` names what is wrong, and what to do about it."""
+"""`pegaflow doctor` names problems and their fixes."""
 
 import ctypes
 import json
@@ -22,7 +22,7 @@ NOBODY = 65534
 
 
 def run_doctor(*arguments, env=None):
-    """Exit status, and the JSON that was printed."""
+    """The exit status, and the JSON output."""
     done = subprocess.run(
         [sys.executable, "-m", "pegaflow", "doctor", "--json", *arguments],
         capture_output=True,
@@ -48,7 +48,7 @@ def server(tmp_path):
 
 
 class Engine:
-    """A worker with a little memory of its own, as `pegaflow.connector` would make it."""
+    """A worker with a little memory of its own, like one of `pegaflow.connector`."""
 
     def __init__(self, server, instance, **factors):
         self._memory = mmap.mmap(-1, 64 * 4096)
@@ -81,18 +81,18 @@ class Engine:
 # ---- whole runs
 
 
-def test_without_a_server_it_says_how_to_start_one(tmp_path):
+def test_without_a_server_it_shows_how_to_start_one(tmp_path):
     status, report = run_doctor("--addr", f"unix:{tmp_path}/x.sock")
     assert status == 1
     assert report["ok"] is False
     (socket_finding,) = by_check(report)["socket"]
     assert socket_finding["status"] == PROBLEM
     assert f"pegaflow-server --addr unix:{tmp_path}/x.sock" in socket_finding["fix"]
-    # What can be seen without a server is still there.
+    # Findings that need no server are still there.
     assert {"huge pages", "memory", "locked memory"} <= by_check(report).keys()
 
 
-def test_with_a_server_all_is_well(server):
+def test_with_a_server_there_is_no_problem(server):
     status, report = run_doctor("--addr", server.address, "--http-addr", server.http)
     found = by_check(report)
     problems = [f for f in report["findings"] if f["status"] == PROBLEM]
@@ -131,7 +131,7 @@ def test_the_text_has_a_fix_under_its_problem(tmp_path):
     assert lines[-1].endswith("1 to mend")
 
 
-def test_two_engines_of_one_model_are_told_what_keeps_them_apart(server):
+def test_the_factors_that_separate_two_engines_of_one_model_are_named(server):
     with (
         Engine(server, "one") as _,
         Engine(server, "two", block_tokens="32", hash_fingerprint="b"),
@@ -139,7 +139,7 @@ def test_two_engines_of_one_model_are_told_what_keeps_them_apart(server):
         Engine(server, "other model", architecture="Qwen", hash_fingerprint="c"),
     ):
         status, report = run_doctor("--addr", server.address, "--http-addr", server.http)
-    assert status == 0  # they may be meant to be apart
+    assert status == 0  # they may be separate on purpose
     found = by_check(report)
     assert len(found["instance"]) == 4
     details = [each["detail"] for each in found["namespace"]]
@@ -153,7 +153,7 @@ def test_two_engines_of_one_model_are_told_what_keeps_them_apart(server):
     assert "PYTHONHASHSEED" in named["hash_fingerprint"]
 
 
-def test_another_http_address_is_asked_for(server):
+def test_another_http_address_is_used(server):
     with socket.socket() as closed:
         closed.bind(("127.0.0.1", 0))
         address = f"127.0.0.1:{closed.getsockname()[1]}"
@@ -177,7 +177,7 @@ def test_a_stopped_server_is_a_problem_and_not_a_hang(server):
     assert "no hello" in versions["detail"]
 
 
-def test_the_command_line_explains_itself():
+def test_the_command_line_has_a_help_text():
     def pegaflow(*arguments):
         return subprocess.run(
             [sys.executable, "-m", "pegaflow", *arguments],
@@ -196,7 +196,7 @@ def test_the_command_line_explains_itself():
 # ---- the socket
 
 
-def test_a_file_that_is_no_socket(tmp_path):
+def test_a_file_that_is_not_a_socket_is_a_problem(tmp_path):
     path = tmp_path / "x.sock"
     path.touch()
     found, listener = endpoint.check_socket(path, "unix:x")
@@ -204,7 +204,7 @@ def test_a_file_that_is_no_socket(tmp_path):
     assert "is no socket" in found.detail
 
 
-def test_a_socket_that_a_dead_server_left(tmp_path):
+def test_a_socket_of_a_dead_server_is_recognized(tmp_path):
     path = tmp_path / "x.sock"
     with socket.socket(socket.AF_UNIX) as gone:
         gone.bind(str(path))
@@ -214,7 +214,7 @@ def test_a_socket_that_a_dead_server_left(tmp_path):
     assert "replaces the file" in found.fix
 
 
-def test_a_socket_whose_server_accepts_nobody(tmp_path):
+def test_a_socket_whose_server_accepts_no_connection_is_a_problem(tmp_path):
     path = tmp_path / "x.sock"
     with socket.socket(socket.AF_UNIX) as full, socket.socket(socket.AF_UNIX) as first:
         full.bind(str(path))
@@ -225,7 +225,7 @@ def test_a_socket_whose_server_accepts_nobody(tmp_path):
     assert "takes no connection" in found.detail
 
 
-def test_somebody_who_listens_is_named(tmp_path):
+def test_another_program_that_listens_is_named(tmp_path):
     path = tmp_path / "x.sock"
     with socket.socket(socket.AF_UNIX) as listening:
         listening.bind(str(path))
@@ -237,7 +237,7 @@ def test_somebody_who_listens_is_named(tmp_path):
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can become another user")
 @pytest.mark.parametrize("closed", ["socket", "directory"])
-def test_who_may_not_use_the_socket_is_told_the_group(tmp_path, closed):
+def test_a_user_without_access_to_the_socket_gets_the_name_of_its_group(tmp_path, closed):
     for parent in (tmp_path, *tmp_path.parents):
         if not parent.stat().st_mode & 0o001:
             parent.chmod(parent.stat().st_mode | 0o011)
@@ -302,7 +302,7 @@ def fake_machine(root, huge_total=0, huge_free=0, shmem="never", available_gib=1
     return proc, sys_
 
 
-def test_huge_pages_that_are_missing_come_with_the_command(tmp_path):
+def test_missing_huge_pages_are_reported_with_the_command(tmp_path):
     proc, sys_ = fake_machine(tmp_path)
     found = machine.check_huge_pages(8 << 30, 4096, proc, sys_)
     assert found.status == ADVICE
@@ -315,7 +315,7 @@ def test_huge_pages_that_the_pool_has_are_fine(tmp_path):
     assert machine.check_huge_pages(8 << 30, 2 << 20, proc, sys_).status == OK
 
 
-def test_huge_pages_reserved_too_late_want_a_restart(tmp_path):
+def test_huge_pages_reserved_too_late_need_a_restart(tmp_path):
     proc, sys_ = fake_machine(tmp_path, huge_total=4096, huge_free=4096)
     assert "restart" in machine.check_huge_pages(8 << 30, 4096, proc, sys_).fix
 
@@ -334,7 +334,7 @@ def test_a_cgroup_that_is_too_small_is_named(tmp_path):
     assert found.status == ADVICE
     assert f"raise {root / 'a'}/memory.max" in found.fix
 
-    # Without a server: what a default pool would be, (4 - 1) / 2 GiB.
+    # Without a server: the default pool would have (4 - 1) / 2 GiB.
     assert "the default pool is 1.5 GiB" in machine.check_memory(0, 0, proc, root).detail
 
 
@@ -359,11 +359,11 @@ def test_cgroups_of_version_1_are_read_too(tmp_path):
     ("count", "text"),
     [(0, "0 B"), (1023, "1023 B"), (1536, "1.5 KiB"), (64 << 20, "64 MiB"), (5 << 50, "5120 TiB")],
 )
-def test_bytes_for_people(count, text):
+def test_bytes_are_printed_with_units(count, text):
     assert machine.format_bytes(count) == text
 
 
-# ---- what the server says
+# ---- findings from the server's pages
 
 
 def test_quarantine_old_pins_and_failures_are_advice():
@@ -401,7 +401,7 @@ def test_a_server_that_prepares_its_pool_is_not_ready():
     assert "touching memory (1 GiB of 4 GiB)" in found.detail
 
 
-def test_an_answer_that_is_no_json_is_not_our_server():
+def test_a_response_without_json_is_not_from_a_pegaflow_server():
     class Stranger(server_view.ServerHttp):
         def get(self, path):
             return 200, "<html>"
@@ -411,7 +411,7 @@ def test_an_answer_that_is_no_json_is_not_our_server():
     assert "no JSON" in found.detail
 
 
-def test_a_secret_hash_seed_is_pointed_out():
+def test_a_random_hash_seed_is_reported():
     engine = {
         "instance": "e",
         "state": "connected",
@@ -426,7 +426,7 @@ def test_a_secret_hash_seed_is_pointed_out():
 @pytest.mark.parametrize(
     "state", ["disconnected", "waiting for ranks", "refused: pages of 1 and 2 bytes"]
 )
-def test_an_instance_that_has_no_cache_is_advice(state):
+def test_an_instance_without_the_cache_is_advice(state):
     engine = {
         "instance": "e",
         "state": state,
@@ -441,16 +441,16 @@ def test_an_instance_that_has_no_cache_is_advice(state):
 # ---- findings
 
 
-def test_a_problem_without_a_fix_cannot_be_made():
+def test_a_problem_needs_a_fix():
     with pytest.raises(ValueError):
         Finding("x", PROBLEM, "broken")
 
 
-def test_only_problems_make_the_exit_status():
+def test_only_problems_change_the_exit_status():
     assert finding.exit_status([Finding("a", OK, ""), Finding("b", ADVICE, "", "do")]) == 0
     assert finding.exit_status([Finding("c", PROBLEM, "", "do")]) == 1
 
 
-def test_a_long_command_is_not_broken():
+def test_a_long_command_is_not_wrapped():
     command = "sysctl -w vm.nr_hugepages=" + "9" * 90
     assert command.split()[-1] in finding.as_text("1", [Finding("a", ADVICE, "b", command)], 40)

@@ -1,4 +1,4 @@
-"""What `pegaflow doctor` says of RDMA, over recorded trees of /sys."""
+"""Findings of `pegaflow doctor` about RDMA, over recorded trees of /sys."""
 
 import os
 from pathlib import Path
@@ -10,7 +10,7 @@ from pegaflow.cli.finding import ADVICE, OK, PROBLEM
 
 
 class Machine:
-    """Cards as mlx5_core shows them, in files below a directory."""
+    """Cards as shown by mlx5_core, in files below a directory."""
 
     def __init__(self, root):
         self.sys, self.dev, self.proc = root / "sys", root / "dev", root / "proc"
@@ -58,7 +58,7 @@ def box(tmp_path):
     return Machine(tmp_path)
 
 
-def test_a_machine_without_cards_is_well(box):
+def test_a_machine_without_cards_is_not_a_problem(box):
     (found,) = box.findings()
     assert (found.check, found.status) == ("rdma", OK)
     assert "over sockets" in found.detail
@@ -82,7 +82,7 @@ def test_each_port_is_shown_with_its_link_and_place(box):
         ("2: INIT", "InfiniBand", "opensm"),
     ],
 )
-def test_a_link_that_is_down_comes_with_what_to_do(box, state, layer, fix):
+def test_a_link_that_is_down_is_reported_with_the_fix(box, state, layer, fix):
     box.card("mlx5_0", state=state, layer=layer, interface="eth1")
     (found,) = box.findings()
     assert found.status == ADVICE
@@ -90,7 +90,7 @@ def test_a_link_that_is_down_comes_with_what_to_do(box, state, layer, fix):
     assert fix in found.fix
 
 
-def test_it_says_which_cards_a_server_uses_and_why_not_others(box):
+def test_the_cards_that_a_server_uses_and_the_reasons_against_others_are_shown(box):
     for name in ("mlx5_0", "mlx5_1", "mlx5_2"):
         box.card(name)
     nodes = {"cards": ["mlx5_0:1"], "refused_cards": ["mlx5_1:1: it is denied"]}
@@ -101,7 +101,7 @@ def test_it_says_which_cards_a_server_uses_and_why_not_others(box):
     assert "--deny-nics" in denied.fix
 
 
-def test_a_server_on_sockets_beside_good_cards_is_told(box):
+def test_a_server_on_sockets_beside_working_cards_is_reported(box):
     box.card("mlx5_0")
     *_, found = box.findings({"no_rdma": "UCX is not on this machine"})
     assert (found.check, found.status) == ("rdma", ADVICE)
@@ -109,7 +109,7 @@ def test_a_server_on_sockets_beside_good_cards_is_told(box):
     assert "restart" in found.fix
 
 
-def test_device_files_that_a_container_was_not_given(box):
+def test_device_files_that_a_container_lacks_are_reported(box):
     box.card("mlx5_0").unlink()
     box.card("mlx5_1")
     (found,) = rdma.check_devices(box.ports(), box.sys, box.dev)
@@ -119,7 +119,7 @@ def test_device_files_that_a_container_was_not_given(box):
 
 
 @pytest.mark.skipif(os.geteuid() == 0, reason="root may open everything")
-def test_device_files_of_another_group(box):
+def test_device_files_of_another_group_are_reported(box):
     box.card("mlx5_0").chmod(0)
     (found,) = rdma.check_devices(box.ports(), box.sys, box.dev)
     assert found.status == ADVICE
@@ -137,7 +137,7 @@ def test_the_limit_of_locked_memory_is_the_servers(box):
     assert "LimitMEMLOCK=infinity" in found.fix
 
 
-def test_a_limit_that_is_enough_or_none_is_well(box):
+def test_a_sufficient_limit_or_none_is_not_a_problem(box):
     box.card("mlx5_0")
     box.limit(32 << 30)
     assert rdma.check_locked_memory(box.ports(), 30 << 30, 7, box.proc).status == OK
@@ -156,7 +156,7 @@ def ucx(tmp_path, version=(1, 22, 0), verbs=True):
     return rdma.Ucx(version, library, rdma.has_verbs(library))
 
 
-def test_the_library_is_judged_by_what_the_cards_need(box, tmp_path):
+def test_the_library_is_checked_for_the_needs_of_the_cards(box, tmp_path):
     box.card("mlx5_0")
     ports = box.ports()
     assert rdma.check_ucx(None, ports).fix == "apt-get install libucx0"
@@ -167,11 +167,11 @@ def test_the_library_is_judged_by_what_the_cards_need(box, tmp_path):
     assert "too old" in rdma.check_ucx(ucx(tmp_path / "b", (1, 12, 0)), ports).detail
     wheel = rdma.check_ucx(ucx(tmp_path / "c", verbs=False), ports)
     assert "without RDMA" in wheel.detail
-    # The same is no concern of a machine without cards.
+    # Without cards the same library is not a problem.
     assert rdma.check_ucx(ucx(tmp_path / "d", (1, 13, 1)), []).status == OK
 
 
-def test_the_library_of_this_machine_is_found_or_not_there():
+def test_the_library_of_this_machine_is_found_if_it_exists():
     found = rdma.find_ucx()
     if found is None:
         pytest.skip("UCX is not on this machine")

@@ -1,4 +1,4 @@
-"""The examples run as a reader would start them, small: one start of vLLM each."""
+"""The examples run as in their READMEs, small: one start of vLLM each."""
 
 import json
 import os
@@ -17,7 +17,7 @@ EXAMPLES = ROOT / "examples"
 SMALL = ModelShape(layers=4, hidden=256, heads=8, kv_heads=4, head_dim=32)
 KV_BYTES = 64 << 20
 
-sys.path.insert(0, str(EXAMPLES))  # they are scripts beside each other
+sys.path.insert(0, str(EXAMPLES))  # the scripts import each other
 
 
 def run(*words: str | Path) -> subprocess.CompletedProcess:
@@ -25,7 +25,7 @@ def run(*words: str | Path) -> subprocess.CompletedProcess:
     return subprocess.run(command, capture_output=True, text=True, timeout=540)
 
 
-def test_the_second_run_of_basic_vllm_is_loaded_and_answers_the_same(tmp_path):
+def test_the_second_run_of_basic_vllm_loads_its_blocks_and_has_the_same_answers(tmp_path):
     engine = {
         "dtype": "float32",
         "enforce_eager": True,
@@ -41,7 +41,7 @@ def test_the_second_run_of_basic_vllm_is_loaded_and_answers_the_same(tmp_path):
 
         assert done.returncode == 0, done.stdout + done.stderr[-3000:]
         assert "cold: " in done.stdout
-        assert " 0 of " in done.stdout  # of the cold one came from a cache
+        assert " 0 of " in done.stdout  # the first run loaded nothing from a cache
         assert "the answers are the same" in done.stdout
         assert server.metrics().total("pegaflow_load_blocks_total") > 0
 
@@ -66,7 +66,7 @@ def test_bench_kv_cache_measures_both_rounds_and_draws_them(tmp_path):
     assert list((tmp_path / "out").glob("ttft.*"))
 
 
-def test_the_summary_of_a_round_is_mean_median_and_the_slowest_of_a_hundred():
+def test_the_summary_of_a_round_is_mean_median_and_p99():
     import bench_kv_cache
 
     hundred = [number / 1000 for number in range(1, 101)]

@@ -1,4 +1,4 @@
-"""The scenarios of tests/gpu: rehearsed in ordinary memory, and on a GPU where there is one."""
+"""The scenarios of tests/gpu: rehearsed in ordinary memory, and on a GPU if there is one."""
 
 import subprocess
 import sys
@@ -8,7 +8,7 @@ import pytest
 
 from tests.python.conftest import server_binary
 
-#: Those that no other test has in ordinary memory; all of them run on a GPU.
+#: Scenarios that no other test runs in ordinary memory; all of them run on a GPU.
 REHEARSED = "layouts,every_byte,planted_error"
 
 
@@ -22,13 +22,13 @@ def run(*arguments: str) -> subprocess.CompletedProcess[str]:
     return done
 
 
-def test_rehearsed_in_ordinary_memory(seed):
+def test_the_scenarios_pass_in_ordinary_memory(seed):
     done = run("--device", "cpu", "--only", REHEARSED, "--seed", str(seed % (1 << 30)))
     assert done.returncode == 0
     assert done.stdout.count("\nok ") == len(REHEARSED.split(","))
 
 
-def test_on_the_gpus_of_this_machine():
+def test_the_scenarios_pass_on_the_gpus_of_this_machine():
     done = run()
     if done.returncode == 77:
         pytest.skip(done.stdout.strip())

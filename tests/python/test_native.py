@@ -1,4 +1,4 @@
-"""The binding: what Python hands over, exceptions that it gets, and a real round trip."""
+"""The binding: arguments from Python, exceptions, and a real round trip."""
 
 import array
 import ctypes
@@ -13,7 +13,7 @@ from tests.support.vllm_server import PegaServer
 
 SERVER = Path(os.environ["PEGA_BUILD_DIR"], "server", "pegaflow-server")
 HANG_S = 60
-#: A busy machine must not turn a hit into a miss.
+#: Long deadlines: a busy machine must not turn a hit into a miss.
 PATIENT = dict.fromkeys(
     ("connect_deadline", "lookup_deadline", "open_deadline", "reserve_deadline"), float(HANG_S)
 )
@@ -23,7 +23,7 @@ NOWHERE = "/nonexistent/pegaflow.sock"
 
 
 class Memory:
-    """Two segments a block, in two allocations."""
+    """Two segments for each block, in two allocations."""
 
     def __init__(self):
         self.parts = [ctypes.create_string_buffer(BLOCKS * SEGMENT) for _ in range(2)]
@@ -85,12 +85,12 @@ def ready(link):
 
 
 @pytest.mark.parametrize("kind", ["list", "tuple", "I", "i", "q", "Q", "memoryview"])
-def test_blocks_come_back_however_their_numbers_are_handed_over(kind, memory, tmp_path):
+def test_blocks_are_loaded_however_their_numbers_are_passed(kind, memory, tmp_path):
     def blocks(first):
         numbers = range(first, first + 8)
         if kind in ("list", "tuple"):
             return {"list": list, "tuple": tuple}[kind](numbers)
-        if kind == "memoryview":  # Every second one of twice as many, as a slice of an array is.
+        if kind == "memoryview":  # Every second number of twice as many, like a slice of an array.
             return memoryview(array.array("q", [n for n in numbers for _ in range(2)]))[::2]
         return array.array(kind, numbers)
 
@@ -153,14 +153,14 @@ def test_blocks_come_back_however_their_numbers_are_handed_over(kind, memory, tm
         *((n, RuntimeError) for n in ("Corrupt", "Internal")),
     ],
 )
-def test_each_failure_is_ours_and_what_others_catch(name, also):
+def test_each_failure_is_a_pegaflow_error_and_a_standard_exception(name, also):
     made = getattr(_native, name)("why")
     assert isinstance(made, _native.PegaFlowError)
     assert isinstance(made, also)
     assert str(made) == "why"
 
 
-def test_without_a_server_everything_says_so(mover):
+def test_without_a_server_every_call_raises(mover):
     session = _native.CacheSession(NOWHERE, "engine")
     for ask in (session.lookup, session.claim):
         with pytest.raises(_native.PeerLost, match="connecting"):
@@ -177,18 +177,18 @@ def test_without_a_server_everything_says_so(mover):
 @pytest.mark.parametrize(
     "blocks", [[-1], [1 << 32], array.array("q", [-1]), array.array("d", [1.0]), [[1]], ["1"], 5]
 )
-def test_blocks_that_are_none_are_refused(mover, blocks):
+def test_invalid_blocks_are_rejected(mover, blocks):
     with pytest.raises((_native.InvalidArgument, TypeError)):
         mover.load(1, _native.random_id(), 0, blocks)
 
 
 @pytest.mark.parametrize(("keys", "key_bytes"), [(b"abc", 2), (b"", 0), (b"k" * 33, 33)])
-def test_keys_that_are_none_are_refused(mover, keys, key_bytes):
+def test_invalid_keys_are_rejected(mover, keys, key_bytes):
     with pytest.raises(_native.InvalidArgument, match="bytes"):
         mover.save(_native.random_id(), 1, keys, key_bytes, [0])
 
 
-def test_options_are_named_in_what_refuses_them(memory):
+def test_a_rejected_option_is_named(memory):
     device = _native.HostDevice()
     for options, named in [
         ({"lookup_dedline": 1.0}, "lookup_dedline"),
@@ -217,7 +217,7 @@ def test_ids_are_random_and_the_socket_follows_the_port(monkeypatch):
     assert _native.default_socket_path(50055) == "/some/where/50055.sock"
 
 
-def test_a_machine_without_a_gpu_says_so():
+def test_a_machine_without_a_gpu_raises():
     try:
         device = _native.CudaDevice()
     except _native.Refused as error:

@@ -1,4 +1,4 @@
-"""Nodes in network namespaces: links that are there, slow, cut and pulled; and nothing left."""
+"""Nodes in network namespaces: working, slow, cut and pulled links; no leftovers."""
 
 import os
 import socket
@@ -23,11 +23,11 @@ with socket.create_server(("0.0.0.0", {PORT})) as server:
         try:
             connection.sendall(bytes(1 << 20))
         except OSError:
-            pass  # its reader has gone
+            pass  # its reader has left
         connection.close()
 """
 
-#: Reads everything from an address; ends with 0 if a mebibyte came, and with 1 at a time-out.
+#: Reads everything from an address; ends with 0 after a mebibyte, and with 1 at a time-out.
 READER = f"""
 import socket, sys
 try:
@@ -63,7 +63,7 @@ def server(network: Network) -> Iterator[Node]:
 
 
 def comes(network: Network, timeout_s: float = 30.0) -> bool:
-    """Whether node b can read all that a sends."""
+    """True if node b can read all bytes from a."""
     reader = [sys.executable, "-c", READER, network["a"].address, str(timeout_s)]
     return subprocess.run([*network["b"].prefix, *reader], check=False).returncode == 0
 
@@ -76,17 +76,17 @@ def test_nodes_reach_each_other_and_the_caller_reaches_them(network: Network, se
         pass
 
 
-def test_a_bound_holds_each_way(network: Network, server: Node) -> None:
+def test_a_limit_holds_in_each_direction(network: Network, server: Node) -> None:
     for set_rate in (server.limit, network["b"].limit_received):
         set_rate("8mbit")
         begin = time.monotonic()
         assert comes(network)
-        # A mebibyte is more than a second of that, but for the first 32 KiB.
+        # A mebibyte takes more than a second at that rate, except for the first 32 KiB.
         assert time.monotonic() - begin > 0.9
         set_rate(None)
 
 
-def test_what_is_cut_or_pulled_comes_back(network: Network, server: Node) -> None:
+def test_cut_and_pulled_links_can_be_restored(network: Network, server: Node) -> None:
     server.cut()
     assert not comes(network, timeout_s=0.3)
     server.mend()
@@ -97,7 +97,7 @@ def test_what_is_cut_or_pulled_comes_back(network: Network, server: Node) -> Non
     assert comes(network)
 
 
-def test_the_caller_is_back_where_it_was() -> None:
+def test_the_caller_returns_to_its_namespace() -> None:
     here = os.readlink("/proc/thread-self/ns/net")
     try:
         with Network(["a"]):
@@ -107,7 +107,7 @@ def test_the_caller_is_back_where_it_was() -> None:
     assert os.readlink("/proc/thread-self/ns/net") == here
 
 
-def test_a_command_that_fails_leaves_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_failed_command_leaves_nothing_behind(monkeypatch: pytest.MonkeyPatch) -> None:
     here = os.readlink("/proc/thread-self/ns/net")
     monkeypatch.setenv("PATH", "/nowhere")
     with pytest.raises(NoNetwork, match="`ip` is missing"), Network(["a"]):

@@ -1,4 +1,4 @@
-"""Nodes of memory: what an engine's worker says of itself, and what the doctor makes of it all."""
+"""NUMA nodes: the node that an engine's worker reports, and the doctor's findings."""
 
 import json
 import os
@@ -19,7 +19,7 @@ SKIPPED = 77
 
 
 def recorded(root: Path, nodes: dict[int, str], has_memory: str) -> Path:
-    """What the kernel would say of a machine with these nodes and the cores of each."""
+    """The kernel's files of a machine with these NUMA nodes and the cores of each."""
     cores = ",".join(text for text in nodes.values() if text)
     files = {
         "sys/devices/system/cpu/online": cores,
@@ -36,9 +36,9 @@ def recorded(root: Path, nodes: dict[int, str], has_memory: str) -> Path:
     return root
 
 
-# ---- a worker's own node
+# ---- a worker's own NUMA node
 
-#: Registers as a worker whose process is kept to the cores in argv, and waits for a line.
+#: Registers as a worker whose process is bound to the cores in argv, and waits for a line.
 WORKER = """
 import ctypes, mmap, os, sys
 os.sched_setaffinity(0, map(int, sys.argv[2].split(",")))
@@ -62,10 +62,10 @@ mover.close()
     [([0], None, 4), ([1], None, 6), ([0, 1], None, -1), ([0], 6, 6)],
     ids=["first", "second", "both", "told"],
 )
-def test_a_worker_that_is_kept_to_a_nodes_cores_names_it(own_pega, tmp_path, cores, said, node):
+def test_a_worker_that_is_bound_to_a_nodes_cores_names_it(own_pega, tmp_path, cores, said, node):
     mine = sorted(os.sched_getaffinity(0))
     if len(mine) < 2:
-        pytest.skip("one core cannot be two nodes")
+        pytest.skip("one core cannot be two NUMA nodes")
     root = recorded(tmp_path, {4: str(mine[0]), 6: str(mine[1])}, "4,6")
     kept_to = ",".join(str(mine[i]) for i in cores)
     arguments = [own_pega.socket, kept_to] + ([] if said is None else [str(said)])
@@ -114,7 +114,7 @@ def findings(numa: dict[str, Any] | None, nodes: int = 2, *ranks: int) -> list[A
 PARTS = {"policy": "auto", "nodes": [{"node": 0, "bytes": 8 << 30}, {"node": 1, "bytes": 4 << 30}]}
 
 
-def test_the_doctor_says_where_the_pool_lies():
+def test_the_doctor_shows_the_placement_of_the_pool():
     (found,) = findings(PARTS | {"in_place": 1.0}, 2, 0, 1)
     assert (found.check, found.status) == ("numa", OK)
     assert found.detail == "auto: 8 GiB on node 0, 4 GiB on node 1"
@@ -124,23 +124,23 @@ def test_the_doctor_says_where_the_pool_lies():
     assert (found.status, found.detail) == (OK, "one node")
     (found,) = findings({"policy": "off", "nodes": []}, 4)
     assert found.status == OK and "4 nodes" in found.detail
-    assert findings(None) == [], "an older server says nothing"
+    assert findings(None) == [], "an older server reports nothing"
 
 
-def test_the_doctor_says_what_to_do_about_a_refusal():
+def test_the_doctor_names_the_fix_for_a_rejected_mbind():
     (found,) = findings({"policy": "off", "nodes": [], "refused": "mbind: Operation not permitted"})
     assert found.status == ADVICE
     assert "Operation not permitted" in found.detail and "SYS_NICE" in found.fix
 
 
-def test_the_doctor_says_that_a_node_was_full_and_who_has_none():
+def test_the_doctor_reports_full_nodes_and_workers_without_a_node():
     full, homeless = findings(PARTS | {"in_place": 0.75}, 2, 0, -1, -1)
     assert full.status == homeless.status == ADVICE
     assert "25% of the pages" in full.detail
     assert "2 of 3 workers" in homeless.detail and "numactl" in homeless.fix
 
 
-def test_the_doctor_looks_at_this_machines_server(own_pega):
+def test_the_doctor_checks_this_machines_server(own_pega):
     from tests.python.test_doctor import by_check, run_doctor
 
     _, report = run_doctor("--addr", own_pega.address, "--http-addr", own_pega.http)

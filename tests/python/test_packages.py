@@ -1,7 +1,7 @@
-"""The bundle and the wheel run where nothing of ours is installed, on the system that docs promise.
+"""The bundle and the wheel run without any installed part of PegaFlow, on the documented systems.
 
-Both are made by `./dev bundle`, as anybody would make them. What a plain system has is played by a
-root directory with the C library, libstdc++ and Python, and nothing else.
+Both are made by `./dev bundle`, as by users. A plain system is emulated by a root directory with
+the C library, libstdc++ and Python, and nothing else.
 """
 
 import importlib.util
@@ -25,11 +25,11 @@ CHECK_TREE = ROOT / "tools/bundle/check_tree.py"
 _spec = importlib.util.spec_from_file_location("elf", ROOT / "tools/bundle/elf.py")
 elf = sys.modules["elf"] = importlib.util.module_from_spec(_spec)
 _spec.loader.exec_module(elf)
-#: What is made on a system that is newer than Debian 12 needs one as new as that.
+#: A package that is built on a system newer than Debian 12 needs one as new as that.
 IS_NEWER = elf.as_numbers(elf.floor_here()["GLIBCXX"]) > elf.as_numbers(elf.FLOOR["GLIBCXX"])
 HERE = ["--this-system"] if IS_NEWER else []
 PYTHON = Path("/usr/bin/python3").resolve()
-#: Ten seconds where ccache has the objects of build/release; else everything is compiled.
+#: Ten seconds if ccache has the objects of build/release; otherwise everything is compiled.
 COMPILE_S = 900
 
 pytestmark = pytest.mark.timeout(COMPILE_S + 60)
@@ -49,7 +49,7 @@ def run(*command: str | Path, timeout: float = 300, **options) -> subprocess.Com
 
 
 def said(done: subprocess.CompletedProcess) -> str:
-    """What it printed; it must have ended well."""
+    """Its output; it must have succeeded."""
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout
 
@@ -58,7 +58,7 @@ def said(done: subprocess.CompletedProcess) -> str:
 def bundle(tmp_path_factory) -> Path:
     made = tmp_path_factory.mktemp("made") / "bundle"
     said(run(ROOT / "dev", "bundle", made, timeout=COMPILE_S))
-    # Whatever names the place where it was made would now be found out.
+    # A reference to the build directory would now fail.
     return made.rename(tmp_path_factory.mktemp("moved") / "pegaflow")
 
 
@@ -80,16 +80,16 @@ def wheel(tmp_path_factory, debug_files) -> Path:
 
 @pytest.fixture(scope="session")
 def fresh(tmp_path_factory, wheel) -> Path:
-    """bin/ of an environment that has the wheel and nothing else."""
+    """bin/ of an environment that has only the wheel."""
     folder = tmp_path_factory.mktemp("fresh")
     said(run(PYTHON, "-m", "venv", folder))
     said(run(folder / "bin/python", "-m", "pip", "install", "--no-index", "--no-deps", wheel))
     return folder / "bin"
 
 
-# ---- what both contain
+# ---- common contents
 
-#: Whether a build in this environment contains the kernels, and is that of the wheel.
+#: Whether a build in this environment contains the kernels, and comes from the wheel.
 PROBE_KERNELS = (
     "import pegaflow, pegaflow._native as n; print(n.HAS_CUDA_KERNELS, pegaflow.__file__)"
 )
@@ -105,7 +105,7 @@ def test_a_wheel_and_a_bundle_contain_the_cuda_kernels(bundle, fresh):
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can hide the CUDA toolkit")
-def test_a_bundle_is_refused_where_nvcc_is_missing_and_cannot_be_installed(tmp_path):
+def test_a_bundle_is_rejected_if_nvcc_is_missing_and_cannot_be_installed(tmp_path):
     clone = tmp_path / "clone"
     said(run("git", "clone", "-q", "--shared", ROOT, clone))
     hide = "for d in /usr/local/cuda*; do [ ! -d $d ] || mount -t tmpfs none $d; done; exec $@"
@@ -131,7 +131,7 @@ def test_the_programs_of_a_wheel_are_stripped_and_it_is_smaller_than_10_mb(wheel
     assert wheel.stat().st_size < 10e6
 
 
-def test_debug_files_fit_the_programs_of_the_wheel_that_was_made_with_them(wheel, debug_files):
+def test_debug_files_match_the_programs_of_their_wheel(wheel, debug_files):
     with zipfile.ZipFile(wheel) as archive:
         for name in ("bin/pegaflow-server", "bin/pegaflow-router", "bin/pegaflow-perf"):
             extracted = Path(archive.extract(f"pegaflow/{name}", debug_files / "unpacked"))
@@ -151,7 +151,7 @@ def test_a_bundle_needs_no_library_that_a_plain_system_lacks_and_no_newer_glibc(
     assert ("This system is newer" in printed) == IS_NEWER
 
 
-def test_the_check_of_a_bundle_says_when_it_stays_on_systems_as_new_as_this(bundle):
+def test_the_check_of_a_bundle_reports_a_limit_to_systems_as_new_as_this(bundle):
     printed = said(run(CHECK_TREE, bundle, "--glibc", "2.30", "--this-system"))
 
     assert ", 0 problems\n" in printed
@@ -221,12 +221,12 @@ def test_a_bundle_replaces_a_former_one(bundle, tmp_path):
 
 # ---- a plain system
 
-#: What a shell script of ours may call; no distribution is without them.
+#: Programs that our shell scripts may call; every distribution has them.
 COMMANDS = ("dirname", "env", "find", "readlink", "sed")
 
 
 def copy_into(root: Path, path: Path) -> None:
-    """The file, at its own place below the root, with what it links to."""
+    """Copies the file to its own place below the root, with the libraries that it links."""
     target = root / path.relative_to("/")
     target.parent.mkdir(parents=True, exist_ok=True)
     shutil.copy(path, target)
@@ -239,7 +239,7 @@ def loaded_by(path: Path) -> set[Path]:
 
 @pytest.fixture(scope="session")
 def plain_system(tmp_path_factory, bundle) -> Path:
-    """A root directory with Python, what it loads, libstdc++, and a bundle in /opt/pegaflow."""
+    """A root directory with Python and its files, libstdc++, and a bundle in /opt/pegaflow."""
     root = tmp_path_factory.mktemp("root")
     copy_into(root, PYTHON)
     library = Path(sysconfig.get_path("stdlib"))
@@ -310,7 +310,7 @@ def test_on_a_plain_system_the_server_serves_and_the_doctor_finds_it(plain_syste
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can change the root directory")
 def test_on_a_plain_system_programs_that_are_not_bundled_would_not_start(plain_system):
-    """The proof that the plain system lacks what a bundle has to bring."""
+    """Proves that the plain system lacks the libraries that a bundle has to bring."""
     build = Path(os.environ["PEGA_BUILD_DIR"])
     shutil.copy(build / "server/pegaflow-server", plain_system / "tmp/server")
 
@@ -323,7 +323,7 @@ def test_on_a_plain_system_programs_that_are_not_bundled_would_not_start(plain_s
 # ---- the wheel
 
 
-def test_the_wheel_is_tagged_with_the_glibc_that_it_needs_and_auditwheel_finds_nothing_outside(
+def test_the_wheel_is_tagged_with_its_glibc_and_auditwheel_finds_no_library_outside(
     wheel,
 ):
     tools = ROOT / f"build/wheel-tools-{sys.implementation.cache_tag}/bin"
@@ -343,7 +343,7 @@ def test_the_wheel_holds_one_folder_with_programs_libraries_and_licenses(wheel):
     assert {"pegaflow/bin/pegaflow-server", "pegaflow/bin/pegaflow-perf"} <= set(names)
     assert [name for name in names if name.startswith("pegaflow/lib/licenses/")]
     assert [name for name in names if name.endswith(".dist-info/licenses/LICENSE")]
-    # A second copy of a library would have been put there by auditwheel: ours were not found.
+    # auditwheel would have added a second copy of a library if it had not found ours.
     assert {name.split("/")[0] for name in names} == {
         "pegaflow",
         f"pegaflow-{pegaflow.__version__}.dist-info",
@@ -376,7 +376,7 @@ def test_the_server_of_a_fresh_environment_is_the_process_that_was_started(fresh
 
 
 def test_vllm_imports_the_connector_of_the_wheel(fresh):
-    """vLLM's packages are lent to the fresh environment; PegaFlow is the wheel's."""
+    """The fresh environment uses vLLM's packages of .venv; PegaFlow is the wheel's."""
     lent = Path(sys.prefix, "lib", f"python3.{sys.version_info.minor}", "site-packages")
     probe = "import pegaflow.connector as c, pegaflow; print(c.PegaKVConnector, pegaflow.__file__)"
     code = f"import sys; sys.path.append({str(lent)!r}); {probe}"

@@ -1,4 +1,4 @@
-"""`pegaflow-perf` measures a real server, and leaves none behind."""
+"""`pegaflow-perf` measures a real server, and leaves no process behind."""
 
 import json
 import os
@@ -61,7 +61,7 @@ def test_server():
         assert any(part in run for run in runs), (part, runs)
 
 
-def test_a_table_is_for_people():
+def test_the_default_output_is_a_table():
     done = perf("start", "--size", "64mb", "--rounds", "1")
     assert done.returncode == 0, done.stderr
     assert "load average" in done.stdout
@@ -88,14 +88,14 @@ def test_a_table_is_for_people():
         (["lookup", "--bogus"], "--help"),
     ],
 )
-def test_wrong_usage_exits_with_2_and_says_why(arguments, words):
+def test_wrong_usage_exits_with_2_and_gives_the_reason(arguments, words):
     done = perf(*arguments)
     assert done.returncode == 2
     assert words in done.stderr
     assert done.stdout == ""
 
 
-def test_a_server_that_is_not_there_is_an_error():
+def test_a_missing_server_is_an_error():
     done = perf("start", "--server", "/nonexistent/pegaflow-server", "--size", "64mb")
     assert done.returncode == 1
     assert "/nonexistent/pegaflow-server" in done.stderr
@@ -132,14 +132,14 @@ def kill_a_run(directory):
     finally:
         run.send_signal(signal.SIGKILL)
         run.communicate()
-    # Readable once it is gone; the kernel's signal is on its way already.
+    # Readable once it is gone; the kernel has sent the signal already.
     try:
         assert select.select([pidfd], [], [], 30)[0]
     finally:
         os.close(pidfd)
 
 
-def test_pull_loads_what_another_node_has():
+def test_pull_loads_blocks_of_another_node():
     figures = lines_of("pull", "--blocks", "6", "--page", "64kb", "--rounds", "2")
     assert [(figure["unit"], figure["reach"]) for figure in figures] == [
         ("ms", 0.2),
@@ -153,7 +153,7 @@ def test_pull_loads_what_another_node_has():
     assert 0 < confirmation["figure"] <= confirmation["bound"]
 
 
-def test_miss_asks_nodes_with_and_without_peers():
+def test_miss_measures_nodes_with_and_without_peers():
     figures = lines_of("miss", "--peers", "2", "--keys", "40", "--rounds", "2")
     *with_peers, vain, longest = figures
     assert [figure["params"] for figure in with_peers] == [
@@ -163,13 +163,13 @@ def test_miss_asks_nodes_with_and_without_peers():
         of_it = [figure for figure in with_peers if figure["run"].startswith(question)]
         assert [figure["n"] for figure in of_it] == 2 * [32, 32, 2, 2]
         assert all(figure["figure"] > 0 for figure in of_it)
-    # The peer that was stopped was asked in vain until it counted as lost, and no longer.
+    # Requests to the stopped peer time out until it counts as lost, and no longer.
     assert vain["unit"] == "claims"
     assert 1 <= vain["figure"] <= vain["bound"] == 3
-    assert longest["figure"] >= 15, "what --peer-deadline is by itself"
+    assert longest["figure"] >= 15, "the default of --peer-deadline"
 
 
-def test_miss_asks_one_peer_once():
+def test_miss_runs_with_one_peer_one_key_and_one_round():
     figures = lines_of("miss", "--peers", "1", "--keys", "1", "--rounds", "1")
     assert len(figures) == 2 * 4 + 2
 
@@ -194,7 +194,7 @@ def test_net_measures_between_two_ends_of_its_own():
     assert figures[0]["params"]["way"] in ("between two namespaces", "over loopback")
 
 
-def test_net_measures_against_another_end_which_serves_several():
+def test_net_measures_against_another_end_that_serves_several():
     listening = [PERF, "net", "--listen", "127.0.0.1:0"]
     with subprocess.Popen(listening, stdout=subprocess.PIPE, text=True) as holder:
         try:
@@ -206,7 +206,7 @@ def test_net_measures_against_another_end_which_serves_several():
             holder.kill()
 
 
-def test_net_measures_only_the_lane_that_the_other_end_has():
+def test_net_measures_only_the_lane_of_the_other_end():
     listening = [PERF, "net", "--listen", "127.0.0.1:0"]
     with subprocess.Popen(listening, stdout=subprocess.PIPE, text=True) as holder:
         try:
@@ -218,7 +218,7 @@ def test_net_measures_only_the_lane_that_the_other_end_has():
     assert "this end has --backend tcp" in done.stderr
 
 
-def test_net_says_what_answers_when_it_is_no_other_end():
+def test_net_names_the_program_that_is_not_an_other_end():
     with socket.create_server(("127.0.0.1", 0)) as stranger:
         address = "{}:{}".format(*stranger.getsockname())
         run = subprocess.Popen([PERF, "net", address], stderr=subprocess.PIPE, text=True)
@@ -229,11 +229,11 @@ def test_net_says_what_answers_when_it_is_no_other_end():
         assert run.returncode == 1
 
 
-def test_net_makes_no_more_memory_than_there_is():
+def test_net_allocates_no_more_memory_than_the_machine_has():
     with open("/proc/meminfo", encoding="ascii") as meminfo:
         total = int(meminfo.readline().split()[1]) * 1024
     if total > 64 << 30:
-        pytest.skip("this machine may have as much as can be asked for")
+        pytest.skip("this machine may have as much memory as can be requested")
     listening = [PERF, "net", "--listen", "127.0.0.1:0"]
     with subprocess.Popen(listening, stdout=subprocess.PIPE, text=True) as holder:
         try:

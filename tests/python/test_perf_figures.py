@@ -16,7 +16,7 @@ def test_the_t_quantile_is_that_of_the_tables(degrees: int, quantile: float) -> 
     assert student_t_975(degrees) == pytest.approx(quantile, abs=1e-3)
 
 
-def test_too_few_samples_for_the_quantile_are_refused() -> None:
+def test_too_few_samples_for_the_quantile_are_rejected() -> None:
     with pytest.raises(ValueError, match="too few"):
         mean_interval([1.0] * 8)
 
@@ -35,7 +35,7 @@ def figure(value: float) -> Figure:
 
 
 @pytest.mark.parametrize(("value", "reached"), [(2.1, True), (2.3, False)])
-def test_a_figure_is_held_against_its_bound(
+def test_a_figure_is_compared_with_its_bound(
     value: float, reached: bool, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert publish([figure(2.0), figure(value)], as_json=True) is reached
@@ -48,7 +48,7 @@ def test_a_figure_is_held_against_its_bound(
 
 
 @pytest.mark.parametrize(("value", "reached"), [(2.3, True), (2.1, False)])
-def test_a_rate_is_to_be_above_its_bound(value: float, reached: bool) -> None:
+def test_a_rate_must_be_above_its_bound(value: float, reached: bool) -> None:
     rate = dataclasses.replace(figure(value), at_least=True)
     assert rate.reached is reached
     assert "at least 1.1 x" in rate.line()

@@ -1,4 +1,4 @@
-"""The comparison with Mooncake: what it needs, what it says when that is not there, and a run."""
+"""The comparison with Mooncake: its requirements, its errors without them, and a run."""
 
 import json
 import os
@@ -14,7 +14,7 @@ from perf.support.veth import NoNamespaces, cable
 SCRIPT = REPOSITORY / "perf" / "net_mooncake.py"
 ENVIRONMENT = REPOSITORY / "build" / "mooncake"
 
-#: Prints where it listens, and says back what the first connection says.
+#: Prints its port, and echoes the first connection's bytes.
 ECHO = """
 import socket, sys
 with socket.create_server((sys.argv[1], 0)) as server:
@@ -67,7 +67,7 @@ def test_a_program_that_is_missing_is_named(monkeypatch: pytest.MonkeyPatch) -> 
         pass
 
 
-def test_a_process_that_ends_says_why() -> None:
+def test_a_process_that_ends_is_reported_with_its_reason() -> None:
     with (
         Process(["sh", "-c", "read line; echo first >&2; echo why >&2; exit 3"]) as child,
         pytest.raises(Failed, match="^why$"),
@@ -94,7 +94,7 @@ def test_wrong_usage_exits_with_2(arguments: list[str], words: str) -> None:
     assert done.stdout == ""
 
 
-def test_without_the_package_it_says_what_it_could_not_install(tmp_path: Path) -> None:
+def test_without_the_package_the_error_names_it(tmp_path: Path) -> None:
     done = run("--environment", str(tmp_path / "none"), PIP_NO_INDEX="1")
     assert done.returncode == 1
     assert f"setup: installing {PACKAGE}" in done.stderr
@@ -102,14 +102,14 @@ def test_without_the_package_it_says_what_it_could_not_install(tmp_path: Path) -
     assert "Traceback" not in done.stderr
 
 
-def test_rounds_are_whole_batches_and_the_memory_holds_what_is_under_way() -> None:
+def test_rounds_are_whole_batches_and_the_memory_holds_operations_in_flight() -> None:
     options = Options(pages=[64 << 10, 2 << 20], least_bytes=256 << 20, rounds=2, seed=1)
     assert options.memory_bytes == 2 * 64 * (2 << 20)
     assert options.round_bytes(64 << 10) == 256 << 20
     assert options.round_bytes(2 << 20) == 4 * 64 * (2 << 20)
 
 
-def test_the_median_is_held_against_mooncakes() -> None:
+def test_the_median_is_compared_with_mooncakes() -> None:
     options = Options(pages=[2 << 20], least_bytes=1 << 20, rounds=3, seed=1)
     setting = Setting(4, 64, "async")
     figure = compare(2 << 20, [2.0, 3.0, 10.0], [2.0, 6.0, 4.0], setting, options)
@@ -126,7 +126,9 @@ def test_a_short_run() -> None:
     if os.geteuid() != 0:
         pytest.skip("network namespaces need root")
     done = run("--rounds", "2", "--pages", "64kb", "--bytes", "4mb", "--json", "--seed", "7")
-    assert done.returncode in (0, 1), done.stderr  # Which of them was faster is no matter here.
+    assert done.returncode in (0, 1), (
+        done.stderr
+    )  # The test does not depend on which of them was faster.
     (figure,) = (json.loads(line) for line in done.stdout.splitlines())
     assert figure["held"] == (figure["ratio"] >= figure["reach"])
     assert figure["params"]["mooncake"] == PACKAGE

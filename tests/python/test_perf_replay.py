@@ -34,7 +34,7 @@ def by_policy(figures, run):
 
 @pytest.fixture
 def known_trace(tmp_path):
-    """Through a pool of 256 blocks, with what LRU finds of each prompt."""
+    """Prompts through a pool of 256 blocks, with the number of blocks that LRU finds of each."""
     a, b, c, d, e = (range(first, first + 64) for first in range(0, 320, 64))
     f = range(1000, 1032)
     steps = [
@@ -43,20 +43,20 @@ def known_trace(tmp_path):
         (c, 0),
         (d, 0),  # The pool is full.
         (a, 64),
-        (e, 0),  # b goes: a was used after it.
-        (b, 0),  # c goes
+        (e, 0),  # b is evicted: a was used after it.
+        (b, 0),  # c is evicted
         (a, 64),
         (d, 64),
-        (f, 0),  # The last 32 of e go, from the end of their chain on.
-        (e, 32),  # The last 32 of b go.
-        ([*b[:40], 2000], 32),  # And what is left of b is its beginning.
+        (f, 0),  # The last 32 of e are evicted, from the end of their chain on.
+        (e, 32),  # The last 32 of b are evicted.
+        ([*b[:40], 2000], 32),  # The rest of b is its beginning.
     ]
     return write_trace(tmp_path / "known.jsonl", [blocks for blocks, _ in steps]), [
         (len(blocks), found) for blocks, found in steps
     ]
 
 
-def test_lru_finds_what_one_can_count_by_hand(known_trace):
+def test_lru_finds_the_blocks_that_were_counted_by_hand(known_trace):
     trace, steps = known_trace
     asked = sum(blocks for blocks, _ in steps)
     found = sum(found for _, found in steps)
@@ -82,7 +82,7 @@ def test_lru_finds_what_one_can_count_by_hand(known_trace):
 
 @pytest.mark.parametrize("limit", range(1, 13))
 def test_each_request_finds_its_part(known_trace, limit):
-    """The sums of ever longer beginnings differ by one request."""
+    """The sums of ever longer beginnings of the trace differ by one request."""
     trace, steps = known_trace
     figures = lines_of(
         "replay", "--trace", str(trace), "--blocks", "256", "--eviction", "lru",
@@ -92,7 +92,7 @@ def test_each_request_finds_its_part(known_trace, limit):
     assert loaded == PAGE * sum(found for _, found in steps[:limit])
 
 
-def test_policies_stand_beside_lru_of_the_same_run(known_trace):
+def test_policies_are_compared_with_lru_of_the_same_run(known_trace):
     trace, steps = known_trace
     figures = lines_of(
         "replay", "--trace", str(trace), "--blocks", "256,2000", "--rounds", "3",
@@ -111,19 +111,19 @@ def test_policies_stand_beside_lru_of_the_same_run(known_trace):
         assert [f["reach"] for f in costs.values() if f["bound"]] == [1.3] * 3
         assert {f["n"] for f in costs.values()} == {3}
         assert all("ratio" in f["spread"] for f in costs.values() if f["bound"])
-    # All fit: every policy finds what was there before, and evicts nothing.
+    # All blocks fit: every policy finds all earlier ones, and evicts nothing.
     assert {f["figure"] for f in by_policy(of_size, "evictions").values()} == {0}
     assert len({f["figure"] for f in rates.values()}) == 1
 
 
-def test_a_claim_that_is_shortened_is_said(tmp_path):
+def test_a_shortened_claim_is_reported(tmp_path):
     """One engine may hold half of the pool."""
     trace = write_trace(tmp_path / "long.jsonl", [range(200), range(200)])
     figures = lines_of("replay", "--trace", str(trace), "--blocks", "256", "--eviction", "lru")
     value = {f["run"]: f["figure"] for f in figures}
     assert value["loaded"] == 128 * PAGE
     assert value["found and not claimed"] == 72
-    # Those 72 are there, and are not saved again.
+    # Those 72 are cached, and are not saved again.
     assert value["saved"] == 200 * PAGE
     done = perf("replay", "--trace", str(trace), "--blocks", "256", "--eviction", "lru")
     assert "72 blocks were found and not claimed" in done.stdout
@@ -132,7 +132,7 @@ def test_a_claim_that_is_shortened_is_said(tmp_path):
 @pytest.mark.parametrize(
     "workload", ["conversation", "shared-prefix", "scan", "zipf", "agents", "loop", "mixed"]
 )
-def test_workloads_come_again_with_their_seed(workload):
+def test_workloads_are_repeated_by_their_seed(workload):
     arguments = (
         "replay", "--workload", workload, "--requests", "300", "--blocks", "400",
         "--eviction", "weighted-lru", "--rounds", "2", "--seed", "7",
@@ -145,7 +145,7 @@ def test_workloads_come_again_with_their_seed(workload):
     assert dict(exact)["saved"] > 0
 
 
-def test_a_table_is_for_people_and_progress_goes_elsewhere(known_trace):
+def test_the_table_is_on_standard_output_and_progress_on_standard_error(known_trace):
     trace, _ = known_trace
     done = perf(
         "replay", "--trace", "-", "--blocks", "256,300", "--eviction", "lru,slru",
@@ -178,14 +178,14 @@ def test_help_shows_an_example():
         ([], "either a --trace or a --workload"),
     ],
 )
-def test_wrong_usage_exits_with_2_and_says_why(arguments, words):
+def test_wrong_usage_exits_with_2_and_gives_the_reason(arguments, words):
     done = perf("replay", *arguments)
     assert done.returncode == 2
     assert words in done.stderr
     assert done.stdout == ""
 
 
-def test_a_wrong_line_is_named(tmp_path, known_trace):
+def test_an_invalid_line_is_named(tmp_path, known_trace):
     trace = tmp_path / "wrong.jsonl"
     trace.write_text(known_trace[0].read_text() + '{"timestamp": 1, "input_length": 5}\n')
     done = perf("replay", "--trace", str(trace), "--blocks", "256")
@@ -194,14 +194,14 @@ def test_a_wrong_line_is_named(tmp_path, known_trace):
     assert done.stdout == ""
 
 
-def test_a_trace_that_is_not_there_is_an_error():
+def test_a_missing_trace_is_an_error():
     done = perf("replay", "--trace", "/nonexistent/trace.jsonl")
     assert done.returncode == 1
     assert "/nonexistent/trace.jsonl: No such file or directory" in done.stderr
 
 
-def test_the_conversation_trace_is_found_as_its_bounds_say(tmp_path):
-    """Mooncake's trace in 1,000 blocks: LRU finds what others measured, the default more."""
+def test_hit_rates_of_the_conversation_trace_are_within_their_bounds(tmp_path):
+    """Mooncake's trace in 1,000 blocks: LRU finds as many as published, the default policy more."""
     if not CONVERSATION.is_file() or shutil.which("zstd") is None:
         pytest.skip(f"needs {CONVERSATION.name} in ../shared/traces, and zstd")
     trace = tmp_path / "conversation.jsonl"
@@ -215,8 +215,8 @@ def test_the_conversation_trace_is_found_as_its_bounds_say(tmp_path):
     assert rates["weighted-lru"]["figure"] >= 0.0529
 
 
-def test_a_pool_of_another_size_is_refused(tmp_path):
-    """As where huge pages are reserved, and a pool is rounded to them."""
+def test_a_pool_of_another_size_is_rejected(tmp_path):
+    """As with reserved huge pages, to which a pool is rounded."""
     server = tmp_path / "server"
     server.write_text(
         f'#!/bin/sh\nexec {BUILD / "server" / "pegaflow-server"} "$@" --pool-size 2mb\n'
@@ -227,11 +227,11 @@ def test_a_pool_of_another_size_is_refused(tmp_path):
     assert "a pool of 512 blocks, not 600" in done.stderr
 
 
-def test_a_chain_that_lies_on_two_nodes_is_found_on_a_third(tmp_path):
+def test_a_chain_on_two_nodes_is_found_on_a_third(tmp_path):
     """One part after the other, each from its owner; counted by hand."""
     a, b, c = range(32), range(32, 64), range(100, 324)
-    # To nodes 0, 1, 2, 0, 1, 2. The second fetches a and saves b; c takes the place of its
-    # replicas of a, so that no node has both at the end.
+    # To nodes 0, 1, 2, 0, 1, 2. The second fetches a and saves b; c replaces its replicas of a, so
+    # that no node has both at the end.
     prompts = [a, [*a, *b], [900], [901], c, [*a, *b]]
     trace = write_trace(tmp_path / "parts.jsonl", prompts)
 
@@ -248,7 +248,7 @@ def test_a_chain_that_lies_on_two_nodes_is_found_on_a_third(tmp_path):
     assert by_run["evictions of replicas"]["figure"] == 32
 
 
-def test_nodes_are_dealt_requests_at_random_too_and_a_run_comes_again():
+def test_requests_can_be_distributed_at_random_and_runs_are_repeatable():
     def run(seed):
         figures = lines_of(
             "replay", "--workload", "zipf", "--requests", "300", "--nodes", "4",
@@ -260,7 +260,7 @@ def test_nodes_are_dealt_requests_at_random_too_and_a_run_comes_again():
     assert run("1") != run("2")
 
 
-def test_an_unknown_way_to_deal_is_refused(known_trace):
+def test_an_unknown_distribution_is_rejected(known_trace):
     trace, _ = known_trace
     done = perf("replay", "--trace", str(trace), "--nodes", "2", "--deal", "fairly")
     assert done.returncode != 0

@@ -1,4 +1,4 @@
-"""vLLM's own request models accept what the router sends to prefill engines."""
+"""vLLM's own request models accept the router's requests to prefill engines."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ BODIES += [
 def sent_to_prefill(
     bodies: list[tuple[str, dict[str, Any]]], *options: str, headers: str = ""
 ) -> list[dict[str, Any] | None]:
-    """What a real router sends to its prefill engine for each; None: nothing."""
+    """The body that a real router sends to its prefill engine for each; None: none."""
 
     async def ask() -> list[dict[str, Any] | None]:
         p, d = await StreamingEngine().start(), await StreamingEngine().start()
@@ -85,15 +85,15 @@ def sent_to_prefill(
 def test_vllm_accepts_every_body_for_a_prefill_engine() -> None:
     bodies = sent_to_prefill([(path, body) for path, _, body in BODIES])
     for (path, model, original), body in zip(BODIES, bodies, strict=True):
-        # The models change what they validate.
+        # The models modify the values that they validate.
         model.model_validate(json.loads(json.dumps(original)))
         assert body is not None, (path, original)
         request = model.model_validate(json.loads(json.dumps(body)))
         assert request.max_tokens == 1 and not request.stream, (path, body)
 
 
-def test_thinking_shapes_nothing_of_the_prompt_that_is_prefilled() -> None:
-    # What the router leaves out changes vLLM's request in its budget only.
+def test_thinking_does_not_change_the_prompt_of_the_prefill() -> None:
+    # The members that the router removes change vLLM's request in its budget only.
     from vllm.entrypoints.anthropic.serving import AnthropicServingMessages
 
     thinking = {"thinking": {"type": "enabled", "budget_tokens": 2000}}
@@ -108,16 +108,16 @@ def test_thinking_shapes_nothing_of_the_prompt_that_is_prefilled() -> None:
     with_thinking, without = converted(ANTHROPIC | thinking), converted(ANTHROPIC)
     assert with_thinking.pop("thinking_token_budget") == 2000
     for each in (with_thinking, without):
-        each.pop("request_id", None)  # Drawn anew each time.
+        each.pop("request_id", None)  # Random in each request.
     assert with_thinking == without
 
 
-def test_a_named_tool_of_messages_is_not_prefilled_apart() -> None:
+def test_a_named_tool_of_messages_has_no_separate_prefill() -> None:
     choice = {"tool_choice": {"type": "tool", "name": "t"}}
     assert sent_to_prefill([("/v1/messages", ANTHROPIC | ANTHROPIC_TOOLS | choice)]) == [None]
 
 
-def test_vllm_takes_the_salt_of_a_tenant(tmp_path: pathlib.Path) -> None:
+def test_vllm_accepts_the_salt_of_a_tenant(tmp_path: pathlib.Path) -> None:
     (tmp_path / "keys").write_text("ann k-ann\n")
     clients = {"cache_salt": "not for vLLM: @ / \\"}
     salts = set()

@@ -1,4 +1,4 @@
-"""The router names the factor in which engines of a real server differ, until they do not."""
+"""The router names the factor in which engines of a real server differ, until they are equal."""
 
 import json
 import os
@@ -31,7 +31,7 @@ def health(router: RouterServer) -> dict[str, Any]:
     try:
         with urllib.request.urlopen(f"http://{router.http}/health", timeout=20) as answer:
             return json.load(answer)
-    except urllib.error.HTTPError as error:  # Nobody decodes here.
+    except urllib.error.HTTPError as error:  # There is no decode engine here.
         return json.load(error)
 
 
@@ -44,9 +44,7 @@ def wait_for(router: RouterServer, instances: int, different: int) -> dict[str, 
         assert time.monotonic() < end, found
 
 
-def test_engines_that_find_nothing_of_each_other_are_named(
-    own_pega: PegaServer, tmp_path: Path
-) -> None:
+def test_engines_with_different_namespaces_are_named(own_pega: PegaServer, tmp_path: Path) -> None:
     router = RouterServer(ROUTER, tmp_path, [], ["127.0.0.1:1"])
     router.arguments += ["--servers", f"http://{own_pega.http}", "--health-interval", "20ms"]
     router.arguments += ["--instances", "pd-"]

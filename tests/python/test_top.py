@@ -1,4 +1,4 @@
-"""`pegaflow top` shows what a real server does, and leaves the terminal as it was."""
+"""`pegaflow top` shows the activity of a real server, and restores the terminal."""
 
 import contextlib
 import fcntl
@@ -28,7 +28,7 @@ def run_top(*arguments):
 
 @contextlib.contextmanager
 def running(*arguments):
-    """`pegaflow top` with a pipe; interrupted as by Ctrl-C at the end, and clean then."""
+    """`pegaflow top` with a pipe; interrupted like by Ctrl-C at the end, and exits cleanly."""
     with subprocess.Popen(
         [*TOP, *arguments], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
     ) as started:
@@ -63,7 +63,7 @@ def load(pega, tokens):
         return engine.worker._worker.mover.page_bytes
 
 
-def test_one_view_has_what_happened(own_pega, prompt):
+def test_one_view_shows_the_activity_so_far(own_pega, prompt):
     page_bytes = load(own_pega, prompt(300))
 
     done = run_top("--once", "--json", "--http-addr", own_pega.http)
@@ -96,7 +96,7 @@ def test_one_view_has_what_happened(own_pega, prompt):
     assert view["turns"]["longest_seconds"] > 0
 
 
-def test_one_view_for_people(own_pega, prompt):
+def test_one_view_as_text(own_pega, prompt):
     load(own_pega, prompt(300))
 
     done = run_top("--once", "--http-addr", own_pega.http)
@@ -110,14 +110,14 @@ def test_one_view_for_people(own_pega, prompt):
     assert max(map(len, done.stdout.splitlines())) <= 120
 
 
-def test_a_server_that_nobody_has_used(own_pega):
+def test_a_server_without_requests(own_pega):
     done = run_top("--once", "--http-addr", own_pega.http)
     assert done.returncode == 0
     assert "hit rate       - of 0 in all" in done.stdout
     assert "missing    nothing" in done.stdout
 
 
-def test_later_views_have_what_happened_since_the_one_before(own_pega, prompt):
+def test_later_views_show_the_activity_since_the_previous_one(own_pega, prompt):
     with running("--json", "--interval", "0.1", "--http-addr", own_pega.http) as process:
         assert until(process, lambda view: True)["blocks"]["asked"] == 0
         load(own_pega, prompt(300))
@@ -134,7 +134,7 @@ def test_later_views_have_what_happened_since_the_one_before(own_pega, prompt):
         assert until(process, lambda view: True)["blocks"]["asked"] == 0
 
 
-def test_a_server_that_went_is_told(own_pega, prompt):
+def test_a_server_that_ends_is_reported(own_pega, prompt):
     with running("--json", "--interval", "0.1", "--http-addr", own_pega.http) as process:
         until(process, lambda view: view["problem"] is None)
         own_pega.stop()
@@ -142,7 +142,7 @@ def test_a_server_that_went_is_told(own_pega, prompt):
         assert own_pega.http in gone["problem"]
 
 
-def test_without_a_server_it_says_so_and_what_to_look_at():
+def test_without_a_server_it_names_the_address_to_check():
     with socket.socket() as closed:
         closed.bind(("127.0.0.1", 0))
         address = f"127.0.0.1:{closed.getsockname()[1]}"
@@ -167,12 +167,12 @@ class Stranger(server_view.ServerHttp):
     ("status", "page", "says"),
     [(200, "node_load1 3\n", "not of a PegaFlow"), (503, "preparing", "status 503: preparing")],
 )
-def test_a_page_without_our_metrics_is_no_view(status, page, says):
+def test_a_page_without_pegaflow_metrics_is_an_error(status, page, says):
     with pytest.raises(server_view.Unreachable, match=says):
         top._read(Stranger(status, page))
 
 
-def test_a_reader_that_has_seen_enough_ends_it(own_pega):
+def test_a_reader_that_closes_the_pipe_ends_it(own_pega):
     with subprocess.Popen(
         [*TOP, "--interval", "0.1", "--http-addr", own_pega.http],
         stdout=subprocess.PIPE,
@@ -259,7 +259,7 @@ def test_percentiles_are_of_the_time_between_two_readings():
     assert lookup_of(still)["p50"] is None
 
 
-def test_after_a_restart_of_the_server_counts_begin_anew():
+def test_after_a_restart_of_the_server_counts_begin_at_zero():
     view = top.View(page(3, 3, 3, 3), page(100, 100, 100, 100), 2.0)
     assert view.seconds == 0
     assert lookup_of(view)["p50"] == 1e-05
@@ -278,5 +278,5 @@ def test_after_a_restart_of_the_server_counts_begin_anew():
         (864000, "10 d"),
     ],
 )
-def test_times_for_people(seconds, text):
+def test_times_are_printed_with_units(seconds, text):
     assert top._time(seconds) == text

@@ -1,4 +1,4 @@
-"""How vLLM and pegaflow-server are started, without starting them."""
+"""The command lines of vLLM and pegaflow-server, without starting them."""
 
 import json
 import socket
@@ -28,7 +28,7 @@ def test_plain_vllm_gets_no_connector(tmp_path: Path) -> None:
     assert option(command, "--block-size") == "32"
 
 
-def test_the_connector_is_told_the_address_and_more(tmp_path: Path) -> None:
+def test_the_connector_gets_the_address_and_more(tmp_path: Path) -> None:
     options = VllmOptions(
         Path("model"),
         connector="unix:/x/pega.sock",
@@ -72,7 +72,7 @@ def test_a_path_too_long_for_a_unix_socket_is_refused_before_the_start(
     assert not any(long.iterdir())
 
 
-def test_another_port_is_tried_when_the_first_one_is_taken(
+def test_another_port_is_tried_if_the_first_one_is_taken(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     ports: list[str] = []
@@ -98,7 +98,7 @@ def test_a_free_port_can_be_bound() -> None:
     assert port != 0
 
 
-def test_the_server_is_ready_when_its_file_says_where(tmp_path: Path) -> None:
+def test_the_server_is_ready_when_its_ready_file_exists(tmp_path: Path) -> None:
     fake = tmp_path / "server"
     fake.write_text(
         "#!/bin/sh\n"
@@ -113,7 +113,7 @@ def test_the_server_is_ready_when_its_file_says_where(tmp_path: Path) -> None:
         assert server.address == f"unix:{tmp_path}/work/pega.sock"
         assert option(server.command(), "--addr") == server.address
         assert option(server.command(), "--pool-size") == "64mb"
-    # The file of a former life must not make the next one ready.
+    # The file of a former run must not make the next one ready.
     fake.write_text("#!/bin/sh\nexit 1\n")
     with pytest.raises(ChildFailed, match="status 1"):
         server.start()

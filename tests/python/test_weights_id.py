@@ -1,4 +1,4 @@
-"""The id of weights, from files: equal ids are equal weights, wherever and however they lie."""
+"""The id of weights, from files: equal ids mean equal weights, in any place and any form."""
 
 import argparse
 import contextlib
@@ -24,7 +24,7 @@ from pegaflow.weights.files import UnknownWeights, weight_files
 from pegaflow.weights.identity import identify, look_at
 
 LAYERS = 6
-#: One tensor's bytes; several of them are beyond any sample of a file's edges.
+#: One tensor's bytes; several of them exceed any sample of a file's edges.
 TENSOR = 40_000
 PARTS = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
 
@@ -46,7 +46,7 @@ def base_model(chance: random.Random) -> Tensors:
 
 
 def write(directory: Path, tensors: Tensors, shards: int = 1) -> Path:
-    """The tensors as safetensors files, each with them by name."""
+    """The tensors as safetensors files, each a dictionary by name."""
     directory.mkdir(parents=True, exist_ok=True)
     names = sorted(tensors)
     weight_map = {}
@@ -70,7 +70,7 @@ def write(directory: Path, tensors: Tensors, shards: int = 1) -> Path:
 
 
 def hub_snapshot(cache: Path, name: str, model: Path) -> Path:
-    """A model as huggingface_hub keeps it."""
+    """A model in the cache layout of huggingface_hub."""
     repository = hub.repository(name, cache)
     commit = "c0ffee" + "0" * 34
     snapshot = repository / "snapshots" / commit
@@ -163,7 +163,7 @@ def test_equal_files_have_one_id_wherever_they_lie(tmp_path, seed):
     assert {id_of(copy), id_of(snapshot), id_of(links)} == {id_of(model)}
 
 
-def test_one_changed_byte_anywhere_is_another_id(tmp_path, seed):
+def test_one_changed_byte_anywhere_changes_the_id(tmp_path, seed):
     chance = random.Random(seed)
     model = write(tmp_path / "m", base_model(chance))
     file = model / "model.safetensors"
@@ -212,7 +212,7 @@ def index(directory: Path, *files: str) -> None:
     (directory / "model.safetensors.index.json").write_text(text)
 
 
-def test_an_index_says_which_files_are_loaded(tmp_path):
+def test_an_index_determines_the_loaded_files(tmp_path):
     touch(
         tmp_path, "a-1.safetensors", "a-2.safetensors", "adapter.safetensors", "sub/b.safetensors"
     )
@@ -221,7 +221,7 @@ def test_an_index_says_which_files_are_loaded(tmp_path):
     assert names == ["a-1.safetensors", "a-2.safetensors", "sub/b.safetensors"]
 
 
-def test_a_file_that_an_index_names_and_that_is_missing_is_no_id(tmp_path):
+def test_a_missing_file_of_an_index_is_an_error(tmp_path):
     touch(tmp_path, "a-1.safetensors")
     index(tmp_path, "a-1.safetensors", "a-2.safetensors")
     with pytest.raises(UnknownWeights, match=r"names .*a-2.safetensors, which is missing"):
@@ -229,7 +229,7 @@ def test_a_file_that_an_index_names_and_that_is_missing_is_no_id(tmp_path):
 
 
 @pytest.mark.parametrize("text", ["", "[]", '{"weight_map": 3}', "{}"])
-def test_a_damaged_index_is_no_id(tmp_path, text):
+def test_a_damaged_index_is_an_error(tmp_path, text):
     touch(tmp_path, "a-1.safetensors")
     (tmp_path / "model.safetensors.index.json").write_text(text)
     with pytest.raises(UnknownWeights, match="is not an index of weights"):
@@ -247,19 +247,19 @@ def test_a_gguf_file_is_a_model_with_all_its_parts(tmp_path):
 
 
 def test_a_snapshot_with_both_kinds_of_files_is_identified_by_both(tmp_path):
-    """Which of them vLLM has loaded depends on an answer of the hub."""
+    """vLLM loads one of them, depending on a response of the hub."""
     touch(tmp_path, "model.safetensors", "consolidated.safetensors")
     names = [file.name for file in weight_files(tmp_path, of_hub=True)]
     assert names == ["consolidated.safetensors", "model.safetensors"]
 
 
-def test_a_directory_without_weights_is_no_id(tmp_path):
+def test_a_directory_without_weights_is_an_error(tmp_path):
     touch(tmp_path, "config.json", "params.json", ".model.safetensors")
     with pytest.raises(UnknownWeights, match="has no weight files"):
         weight_files(tmp_path)
 
 
-def test_loops_of_links_and_unreadable_files_are_no_id(tmp_path):
+def test_loops_of_links_and_unreadable_files_are_errors(tmp_path):
     (tmp_path / "model.safetensors").symlink_to("model.safetensors")
     with pytest.raises(UnknownWeights, match="cannot be read"):
         id_of(tmp_path)
@@ -282,7 +282,7 @@ def as_an_ordinary_user() -> Iterator[None]:
 
 
 @pytest.mark.parametrize("closed", ["model.safetensors", "."])
-def test_what_may_not_be_read_is_no_id(tmp_path, closed):
+def test_a_file_without_permission_is_an_error(tmp_path, closed):
     touch(tmp_path, "model.safetensors")
     (tmp_path / closed).chmod(0)
     with as_an_ordinary_user(), pytest.raises(UnknownWeights, match="Permission denied"):
@@ -374,9 +374,7 @@ def test_a_directory_that_cannot_be_written_costs_the_digest_only(old_file, monk
         {"XDG_CACHE_HOME": "~no-such-user/cache"},
     ],
 )
-def test_a_cache_below_a_home_that_is_not_there_costs_the_digest_only(
-    old_file, monkeypatch, environ
-):
+def test_a_cache_below_a_missing_home_costs_the_digest_only(old_file, monkeypatch, environ):
     monkeypatch.delenv("PEGAFLOW_CACHE_DIR")
     for name, value in environ.items():
         monkeypatch.setenv(name, value)
@@ -387,8 +385,8 @@ def test_a_cache_below_a_home_that_is_not_there_costs_the_digest_only(
     assert os.listdir() == [old_file.name]
 
 
-def test_a_user_without_a_home_has_caches_that_are_not_there(monkeypatch):
-    """As in a container that runs under any number: neither HOME nor an entry in passwd."""
+def test_a_user_without_a_home_has_no_caches(monkeypatch):
+    """As in a container with an arbitrary user id: neither HOME nor an entry in passwd."""
     code = (
         "import os; os.environ.clear(); os.setuid(54321)\n"
         "from pegaflow.weights import digests, hub\n"
@@ -403,7 +401,7 @@ def test_a_user_without_a_home_has_caches_that_are_not_there(monkeypatch):
 
 
 class Image:
-    """Stands for os.stat() of files in a read-only image that was built with one time for all."""
+    """Replaces os.stat() for files in a read-only image that was built with one time for all."""
 
     def __init__(self, real: os.stat_result, at_ns: int) -> None:
         self._real = real
@@ -414,7 +412,7 @@ class Image:
 
 
 @pytest.mark.parametrize(("at_ns", "reads"), [(1_700_000_000 * 10**9, 2), (17 * 10**17 + 1, 1)])
-def test_a_stamp_that_an_image_was_built_with_is_not_trusted(
+def test_the_fixed_stamp_of_an_image_is_not_trusted(
     old_file, cache_directory, monkeypatch, at_ns, reads
 ):
     stamp_of = digests._stamp
@@ -432,7 +430,7 @@ def test_a_stamp_that_an_image_was_built_with_is_not_trusted(
     assert bool(list(cache_directory.rglob("*.json"))) == (reads == 1)
 
 
-def test_an_entry_with_such_a_stamp_that_is_there_is_not_used(old_file):
+def test_an_existing_entry_with_such_a_stamp_is_not_used(old_file):
     cache, stamp = DigestCache(), digests.stamp(old_file)
     assert cache.put(old_file, stamp, "a" * 64)
     entry = cache._entry(old_file)
@@ -443,7 +441,7 @@ def test_an_entry_with_such_a_stamp_that_is_there_is_not_used(old_file):
 
 
 def test_a_small_weight_file_of_the_hub_has_the_id_of_its_content(tmp_path):
-    """It is named by Git's object id, which is no SHA-256."""
+    """It is named by Git's object id, which is not a SHA-256."""
     model = tmp_path / "m"
     model.mkdir()
     (model / "pytorch_model.bin").write_bytes(b"weights")
@@ -460,13 +458,13 @@ def test_a_file_system_without_locks_costs_another_hash_only(old_file, monkeypat
     assert read == [old_file]
 
 
-def test_a_file_that_was_just_written_is_not_kept(tmp_path, cache_directory):
+def test_the_digest_of_a_file_that_was_just_written_is_not_kept(tmp_path, cache_directory):
     write(tmp_path, {"w": b"x" * 100})
     id_of(tmp_path)
     assert not list(cache_directory.rglob("*.json"))
 
 
-def test_a_file_that_changes_while_it_is_read_is_no_id(tmp_path, monkeypatch):
+def test_a_file_that_changes_while_it_is_read_is_an_error(tmp_path, monkeypatch):
     path = tmp_path / "model.safetensors"
     path.write_bytes(b"w" * (16 << 20))
     changes = iter([lambda: path.write_bytes(b"v" * (16 << 20))])
@@ -474,7 +472,7 @@ def test_a_file_that_changes_while_it_is_read_is_no_id(tmp_path, monkeypatch):
         digests.hash_file(path, lambda count: next(changes, lambda: None)())
 
 
-def test_a_file_that_is_replaced_after_it_was_looked_at_is_no_id(old_file):
+def test_a_file_that_is_replaced_after_it_was_listed_is_an_error(old_file):
     cache = DigestCache()
     files = look_at([old_file])
     old_file.write_bytes(b"others!")
@@ -482,7 +480,7 @@ def test_a_file_that_is_replaced_after_it_was_looked_at_is_no_id(old_file):
         identify(files, cache)
 
 
-def test_processes_at_once_read_each_file_once_and_agree(tmp_path, cache_directory):
+def test_concurrent_processes_read_each_file_once_and_agree(tmp_path, cache_directory):
     model = write(tmp_path / "m", {f"t{i}": bytes([i]) * (3 << 20) for i in range(4)}, 4)
     for file in model.iterdir():
         os.utime(file)
@@ -507,7 +505,7 @@ def test_processes_at_once_read_each_file_once_and_agree(tmp_path, cache_directo
     assert sum(int(count) for _, count in outputs) == 4
 
 
-def test_threads_that_write_one_entry_leave_a_whole_one(old_file, cache_directory):
+def test_threads_that_write_one_entry_leave_a_complete_one(old_file, cache_directory):
     cache, stamp = DigestCache(), digests.stamp(old_file)
     digest = digests.hash_file(old_file)
 
@@ -552,7 +550,7 @@ def test_the_command_prints_the_id_of_a_directory_and_of_a_repository(tmp_path, 
     assert home.stdout == local.stdout
 
 
-def test_the_command_says_what_is_missing(tmp_path):
+def test_the_command_names_missing_files(tmp_path):
     missing = pegaflow("org/name", HF_HUB_CACHE=str(tmp_path))
     assert (missing.returncode, missing.stdout) == (1, "")
     assert "has no revision main" in missing.stderr

@@ -1,4 +1,4 @@
-"""What tests with a real vLLM share: how it is served, asked, and made to use the cache alone."""
+"""Shared parts of tests with a real vLLM: serving it, sending requests, and forcing cache hits."""
 
 import contextlib
 import http.client
@@ -25,7 +25,8 @@ from tests.support.waiting import wait_until
 
 BLOCK = 32
 SMALL = ModelShape(layers=4, hidden=256, heads=8, kv_heads=4, head_dim=32)
-#: Generous deadlines: what a busy machine makes late would be computed, which is not the subject.
+#: Generous deadlines: blocks that a busy machine delays would be computed, which is not the
+#: subject.
 PATIENT = {
     "pegaflow.claim_limit_ms": 5000,
     "pegaflow.lookup_deadline_ms": 5000,
@@ -71,7 +72,7 @@ def train_mlp(base: Path, made: Path) -> Path:
 
 
 def call(vllm: VllmServer, path: str, body: dict[str, Any] | None = None) -> Any:
-    """POST; returns the JSON answer, or its text."""
+    """POST; returns the JSON response, or its text."""
     connection = http.client.HTTPConnection(vllm.http, timeout=300)
     with contextlib.closing(connection):
         headers = {"Content-Type": "application/json"}
@@ -85,7 +86,7 @@ def call(vllm: VllmServer, path: str, body: dict[str, Any] | None = None) -> Any
 
 
 def hits(vllm: VllmServer) -> float:
-    """Tokens that vLLM has counted as loaded by the connector."""
+    """The number of tokens that vLLM has counted as loaded by the connector."""
     return vllm.metrics().total("vllm:external_prefix_cache_hits_total")
 
 
@@ -99,7 +100,7 @@ def forget(vllm: VllmServer) -> None:
 def ask(
     vllm: VllmServer, tokens: Sequence[int], length: int = 8, model: str = MODEL_NAME
 ) -> tuple[list[int], float]:
-    """A greedy answer, and how many tokens the cache brought where vLLM's own has nothing."""
+    """A greedy answer, and the number of tokens from the cache when vLLM's own is empty."""
     forget(vllm)
     before = hits(vllm)
     body = {

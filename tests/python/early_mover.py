@@ -1,4 +1,4 @@
-"""A mover whose loads are told before their bytes are there, as with a GPU's queues."""
+"""A mover with early completion of loads, as with a GPU's queues."""
 
 import dataclasses
 import random
@@ -12,8 +12,8 @@ from tests.python.rank import Rank
 
 
 @dataclasses.dataclass
-class Told:
-    """What a mover says of a load that the engine need not wait for."""
+class EarlyReport:
+    """The early completion of a load."""
 
     load: int
     blocks: int
@@ -21,22 +21,22 @@ class Told:
     took_s: float
 
 
-class TellingMover:
-    """Stands before a real mover whose copies end at once, and hides for a while that they did.
+class EarlyMover:
+    """Wraps a real mover whose copies end at once, and hides their end for a while.
 
-    Of a load that is hidden the blocks hold something else. It may be told then, and has its bytes
-    when the engine works next: what a stream makes of work that waits for a copy. Its end is
-    reported some calls later. One that is not told has its bytes when its end is reported.
+    The blocks of a hidden load hold other bytes. It may be reported early, and then has its bytes
+    when the engine works next, like work on a stream that waits for a copy. Its end is reported
+    some calls later. A load without an early report has its bytes when its end is reported.
     """
 
     def __init__(self, mover: Any, model: FakeModel, rng: random.Random) -> None:
         self._mover, self._model, self._rng = mover, model, rng
-        self._blocks: dict[int, list[int]] = {}  # of loads under way
+        self._blocks: dict[int, list[int]] = {}  # of loads in flight
         self._hidden: dict[int, tuple[Any, list[np.ndarray] | None]] = {}
-        self._told: set[int] = set()
-        self.told = 0  #: In all.
-        self.leaves_nothing_to_chance = True  #: Every load is told, and ends then.
-        self.is_at_end = False  #: Then nothing is hidden any more.
+        self._reported: set[int] = set()
+        self.reported = 0  #: Early reports so far.
+        self.reports_every_load = True  #: Every load is reported early, and ends then.
+        self.is_at_end = False  #: True if nothing is hidden from now on.
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._mover, name)
@@ -58,30 +58,30 @@ class TellingMover:
             else:
                 self._hidden[done.id] = done, self._hide(self._blocks.pop(done.id))
         for load in list(self._hidden):
-            sure = self.leaves_nothing_to_chance and load in self._told
+            sure = self.reports_every_load and load in self._reported
             if self.is_at_end or sure or self._chance(0.3):
                 self._show(load)
                 ended.append(self._hidden.pop(load)[0])
-                self._told.discard(load)
+                self._reported.discard(load)
         return ended
 
-    def follow(self, within_s: float) -> list[Told]:
-        told = []
+    def follow(self, within_s: float) -> list[EarlyReport]:
+        early = []
         for load, (done, _) in self._hidden.items():
-            if load in self._told or self._chance(0.3):
+            if load in self._reported or self._chance(0.3):
                 continue
-            self._told.add(load)
-            self.told += 1
-            told.append(Told(load, done.blocks, done.bytes, done.took_s))
-        return told
+            self._reported.add(load)
+            self.reported += 1
+            early.append(EarlyReport(load, done.blocks, done.bytes, done.took_s))
+        return early
 
     def engine_works(self) -> None:
-        """Whatever the engine does from now on comes behind the loads that were told."""
-        for load in self._told:
+        """The engine's later work is queued behind the loads that were reported early."""
+        for load in self._reported:
             self._show(load)
 
     def _chance(self, odds: float) -> bool:
-        return not self.leaves_nothing_to_chance and self._rng.random() < odds
+        return not self.reports_every_load and self._rng.random() < odds
 
     def _hide(self, blocks: list[int]) -> list[np.ndarray]:
         bytes_of = [array[blocks].copy() for array in self._model.arrays]
@@ -98,12 +98,12 @@ class TellingMover:
         self._hidden[load] = done, None
 
 
-def tell_early(engine: Engine, rng: random.Random) -> TellingMover:
-    """From now on the engine's only worker has such a mover."""
+def complete_early(engine: Engine, rng: random.Random) -> EarlyMover:
+    """Gives the engine's only worker such a mover."""
     (rank,) = engine.ranks
     assert isinstance(rank, Rank)
     side = rank.worker._worker
-    mover = side.mover = TellingMover(side.mover, rank.model, rng)
+    mover = side.mover = EarlyMover(side.mover, rank.model, rng)
     execute = rank.execute
 
     def execute_behind(output: Any, seeds: dict[str, int]) -> Any:
