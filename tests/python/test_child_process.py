@@ -123,7 +123,7 @@ def test_shared_memory_and_semaphores_of_a_killed_child_are_removed(tmp_path: Pa
 
 def test_a_second_start_is_rejected(tmp_path: Path) -> None:
     with Child(tmp_path, FAMILY.format(deaf=False)) as child:
-        with pytest.raises(ChildFailed, match="started already"):
+        with pytest.raises(ChildFailed, match="already started"):
             child.start()
 
 

@@ -1,7 +1,7 @@
 #pragma once
 /// \file
-/// The bytes of the pool, as far as lies about them can be found: who may write each page, and what
-/// it says.
+/// The bytes of the pool, as far as the store's claims about them can be checked: the copy that may
+/// write each page, and the page's content.
 
 #include <cstdint>
 #include <span>
@@ -12,16 +12,16 @@
 
 namespace pegaflow::sim {
 
-/// Names the bytes of one page that one copy writes; never used twice. 0: nothing was written yet.
+/// Identifies the bytes of one page that one copy writes; never used twice. 0: nothing written yet.
 enum class Stamp : std::uint64_t {};
 
-/// Where a page lies: cells of 4 KiB of the pool.
+/// The place of a page: cells of 4 KiB of the pool.
 struct Place {
   std::uint32_t first = 0;
   std::uint32_t count = 0;
 };
 
-/// Thread-bound. Every method throws Mismatch when the store let two sides touch one cell.
+/// Thread-bound. Every method throws Mismatch if the store allowed conflicting accesses to a cell.
 class PageMemory {
  public:
   explicit PageMemory(std::uint32_t cells) : cells_(cells) {}
@@ -30,16 +30,16 @@ class PageMemory {
   void begin_write(Place place, Stamp stamp);
   /// The copy writes some bytes: until it ends the page is torn.
   void write(Place place, Stamp stamp);
-  /// The copy is over. `whole`: all of its bytes arrived.
+  /// The copy has ended. `whole`: all of its bytes arrived.
   void end_write(Place place, Stamp stamp, bool whole);
 
   /// A copy out of the page may begin; it reads until end_read().
   void begin_read(Place place);
   void end_read(Place place);
-  /// The bytes now are whole and those of `expected`, and nobody is writing them.
+  /// Checks that the bytes are complete and those of `expected`, and that no copy is writing them.
   void verify(Place place, Stamp expected) const;
 
-  /// Nobody touches any page.
+  /// True if no copy accesses any page.
   [[nodiscard]] bool is_quiet() const;
 
  private:
