@@ -22,7 +22,7 @@ namespace {
 /// Only async-signal-safe calls: between fork and exec nothing else is allowed.
 [[noreturn]] void become(char* const* arguments, pid_t parent, int log_fd, int inherited_fd) {
   ::prctl(PR_SET_PDEATHSIG, SIGKILL);
-  // Our parent may have died before the kernel knew that we want to follow it.
+  // The parent may have died before the prctl() took effect.
   if (::getppid() != parent) ::_exit(127);
   if (log_fd >= 0) {
     ::dup2(log_fd, STDOUT_FILENO);
@@ -59,8 +59,8 @@ Result<Child> Child::start(const Options& options) {
   if (pid < 0) return fail_errno(errno, "start " + words.at(0));
   if (pid == 0) become(arguments.data(), parent, log.get(), options.inherited_fd);
   UniqueFd pidfd(static_cast<int>(::syscall(SYS_pidfd_open, pid, 0)));
-  Child child(pid, std::move(pidfd));  // Kills it should the next line return.
-  if (!child.pidfd_) return fail_errno(errno, "watch the process of " + words.at(0));
+  Child child(pid, std::move(pidfd));  // Its destructor kills the process if the next line returns.
+  if (!child.pidfd_) return fail_errno(errno, "open a pidfd for the process of " + words.at(0));
   return child;
 }
 
@@ -123,7 +123,7 @@ Result<std::uint64_t> voluntary_switches(pid_t pid, pid_t except) {
     ++threads;
     if (task->path().filename() == skipped) continue;
     const Result<std::string> status = read_file(task->path() / "status");
-    if (!status) continue;  // A thread that ended meanwhile.
+    if (!status) continue;  // The thread has ended.
     constexpr std::string_view kField = "\nvoluntary_ctxt_switches:\t";
     const std::size_t at = status->find(kField);
     std::uint64_t count = 0;
@@ -148,7 +148,7 @@ Result<Resident> sum_smaps(std::string_view smaps, std::string_view pool_name) {
     smaps.remove_prefix(std::min(end + 1, smaps.size()));
     const std::size_t colon = line.find(':');
     const std::size_t space = line.find(' ');
-    // A mapping's line begins with addresses and a space, a field's with its name and a colon.
+    // The line of a mapping begins with addresses and a space, that of a field with "Name:".
     if (space < colon) {
       if (wants_rss)
         return fail(Errc::kCorrupt, "smaps: a mapping without Rss before \"{}\"", line);
@@ -192,7 +192,7 @@ Result<TemporaryDirectory> TemporaryDirectory::create() {
   std::error_code error;
   const std::filesystem::path parent = std::filesystem::temp_directory_path(error);
   if (error) return fail_errno(error.value(), "find a directory for temporary files");
-  // Short: the path of a Unix socket in it may have 107 bytes only.
+  // Short, because the path of a Unix socket in it has at most 107 bytes.
   std::string path = parent / "pega-perf-XXXXXX";
   if (::mkdtemp(path.data()) == nullptr) return fail_errno(errno, "make the directory " + path);
   return TemporaryDirectory(std::move(path));

@@ -17,13 +17,13 @@
 
 namespace pegaflow::harness {
 
-/// A running program. It is killed when this object goes, and by the kernel when this process dies
-/// first. Thread-bound: to the thread that started it, whose end the kernel takes for ours.
+/// A running program. The destructor kills it; the kernel does when this process dies first.
+/// Thread-bound to the thread that started it: the kernel kills the child when that thread ends.
 class Child {
  public:
   struct Options {
     std::vector<std::string> command;  ///< The first is the path of the program.
-    std::string log_file;              ///< Its output and errors; empty: as ours.
+    std::string log_file;              ///< Standard output and error go here; empty: inherited.
     int inherited_fd = -1;             ///< Stays open in the child under its number; -1: none.
   };
 
@@ -39,13 +39,13 @@ class Child {
   [[nodiscard]] int pidfd() const noexcept { return pidfd_.get(); }
   [[nodiscard]] bool running() const;
 
-  /// SIGKILL, and waits for its end.
+  /// Sends SIGKILL and waits for the end of the process.
   void kill();
-  /// SIGTERM, and SIGKILL if it has not ended within `patience`.
+  /// Sends SIGTERM, then SIGKILL if the process has not ended within `patience`.
   /// Errors: kTimeout when it had to be killed, kInternal when it ended with another status than 0.
   Result<void> stop(Duration patience);
 
-  /// User and system time so far, of all its threads. Errors: the kernel's once it is gone.
+  /// User and system time of all threads so far. Errors: the kernel's once the process is gone.
   [[nodiscard]] Result<Duration> cpu_time() const;
 
  private:
@@ -54,15 +54,15 @@ class Child {
   UniqueFd pidfd_;
 };
 
-/// How often the threads of a process gave up the processor of their own accord: were woken up and
-/// went to sleep again. Thread `except` is not counted.
-/// Errors: the kernel's once the process is gone; kIo when it does not count.
+/// The sum of voluntary context switches of all threads of a process: each is a wake-up that ended
+/// in sleep. Thread `except` is left out.
+/// Errors: the kernel's once the process is gone; kIo when the kernel does not count switches.
 Result<std::uint64_t> voluntary_switches(pid_t pid, pid_t except = 0);
 
 /// Resident bytes of a process, mapping by mapping.
 struct Resident {
-  std::uint64_t pool_bytes = 0;    ///< Of mappings whose name has `pool_name` in it.
-  std::uint64_t beside_bytes = 0;  ///< Of all others.
+  std::uint64_t pool_bytes = 0;    ///< In mappings whose name contains `pool_name`.
+  std::uint64_t beside_bytes = 0;  ///< In all other mappings.
 };
 /// Adds up the text of /proc/PID/smaps.
 /// Errors: kCorrupt when a mapping has no Rss line or a number cannot be read.
@@ -70,10 +70,10 @@ Result<Resident> sum_smaps(std::string_view smaps, std::string_view pool_name);
 /// Errors: the kernel's when the process is gone; as sum_smaps().
 Result<Resident> resident_of(pid_t pid, std::string_view pool_name);
 
-/// The whole of a small file, also of /proc. Errors: the kernel's.
+/// Reads a whole small file, in /proc too. Errors: the kernel's.
 Result<std::string> read_file(const std::string& path);
 
-/// A directory of our own under $TMPDIR or /tmp, removed with all in it when this object goes.
+/// A directory under $TMPDIR or /tmp. The destructor removes it with its contents.
 class TemporaryDirectory {
  public:
   /// Errors: the kernel's.
@@ -88,7 +88,7 @@ class TemporaryDirectory {
   std::string path_;
 };
 
-/// The program that runs now, by its path. Errors: the kernel's.
+/// The path of the running program. Errors: the kernel's.
 Result<std::string> own_path();
 
 }  // namespace pegaflow::harness

@@ -20,7 +20,7 @@ std::span<std::byte> piece_of(const Segment& segment, std::uint32_t block) {
 Result<Mapping> Mapping::anonymous(std::size_t bytes) {
   void* const base = ::mmap(nullptr, bytes, PROT_READ | PROT_WRITE,
                             MAP_PRIVATE | MAP_ANONYMOUS | MAP_POPULATE, -1, 0);
-  if (base == MAP_FAILED) return fail_errno(errno, "get memory for an engine's blocks");
+  if (base == MAP_FAILED) return fail_errno(errno, "map memory for an engine's blocks");
   return Mapping({static_cast<std::byte*>(base), bytes});
 }
 

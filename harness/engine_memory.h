@@ -1,6 +1,6 @@
 #pragma once
 /// \file
-/// An engine's KV cache as a CPU engine lays it out, and a pool mapped as a client maps it.
+/// The KV cache of a CPU engine, and a pool mapped as a client maps it.
 
 #include <cstddef>
 #include <cstdint>
@@ -13,12 +13,12 @@
 
 namespace pegaflow::harness {
 
-/// Mapped bytes, unmapped when this goes. Movable; thread-bound, though the bytes are anybody's.
+/// A mapping, unmapped by its destructor. Movable; thread-bound, but any thread may use the bytes.
 class Mapping {
  public:
-  /// Zeroed private memory, every page of it present. Errors: the kernel's.
+  /// Zeroed private memory with every page present. Errors: the kernel's.
   static Result<Mapping> anonymous(std::size_t bytes);
-  /// A memfd, shared. Errors: the kernel's.
+  /// A shared mapping of a memfd. Errors: the kernel's.
   static Result<Mapping> shared(int fd, std::size_t bytes);
 
   Mapping(Mapping&& other) noexcept : bytes_(std::exchange(other.bytes_, {})) {}
@@ -34,8 +34,8 @@ class Mapping {
   std::span<std::byte> bytes_;
 };
 
-/// Blocks of an engine: one allocation a segment, as an engine has one or two a layer; block i lies
-/// at i * segment_bytes in each.
+/// The blocks of an engine in one allocation per segment, as an engine has one or two per layer.
+/// Block i lies at i * segment_bytes of each.
 class EngineMemory {
  public:
   /// Errors: the kernel's when there is no memory; as PageLayout::create().
@@ -44,14 +44,14 @@ class EngineMemory {
 
   [[nodiscard]] const PageLayout& layout() const noexcept { return layout_; }
 
-  /// Fills every block with bytes that no other block and no other `salt` has.
+  /// Fills every block with bytes that differ from those of other blocks and other salts.
   void write_pattern(std::uint64_t salt);
-  /// Whether block `block` holds what write_pattern(salt) gave block `origin`.
+  /// Whether `block` holds the bytes that write_pattern(salt) wrote to block `origin`.
   [[nodiscard]] bool has_pattern(std::uint32_t block, std::uint32_t origin,
                                  std::uint64_t salt) const;
   void clear();
 
-  /// Copies a block to or from a page, with memcpy: what a device is compared with.
+  /// Copies a block to or from a page with memcpy: the bound of a device.
   void copy(std::uint32_t block, std::byte* page, Device::Direction direction) const;
 
  private:
@@ -61,7 +61,7 @@ class EngineMemory {
   PageLayout layout_;
 };
 
-/// Whether a page of the pool holds the segments that write_pattern(salt) gave block `origin`.
+/// Whether a page of the pool holds the segments that write_pattern(salt) wrote to block `origin`.
 bool page_has_pattern(const PageLayout& layout, std::span<const std::byte> page,
                       std::uint32_t origin, std::uint64_t salt);
 

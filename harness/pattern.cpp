@@ -8,7 +8,7 @@ namespace {
 /// The word at `at` (in words) of segment `segment` of block `block`.
 std::uint64_t pattern(std::uint64_t salt, std::uint32_t block, std::size_t segment,
                       std::size_t at) {
-  // Odd multipliers far apart: neighbors in any direction differ, which is all a copy can confuse.
+  // Odd multipliers: neighbors in any dimension differ, and only neighbors can a copy confuse.
   return (salt + 1) * 0x9E3779B97F4A7C15ULL ^ block * 0xC2B2AE3D27D4EB4FULL ^
          segment * 0x165667B19E3779F9ULL ^ at * 0xD6E8FEB86659FD93ULL;
 }

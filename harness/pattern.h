@@ -1,6 +1,6 @@
 #pragma once
 /// \file
-/// Bytes that tell blocks, segments and rounds apart, for checks of what was copied.
+/// Test patterns that differ between blocks, segments and rounds.
 
 #include <cstddef>
 #include <cstdint>
@@ -8,10 +8,11 @@
 
 namespace pegaflow::harness {
 
-/// What segment `segment` of block `block` holds in the round of `salt`: as bytes of no other.
+/// Writes the pattern of one segment of one block in the round `salt`; no other has these bytes.
 void write_pattern(std::span<std::byte> bytes, std::uint64_t salt, std::uint32_t block,
                    std::size_t segment);
-/// Whether these are the bytes from `offset` on of such a segment. Both are in whole words of 8.
+/// Whether `bytes` are those of such a segment from `offset` on. Sizes and offsets are multiples
+/// of 8 bytes.
 bool is_pattern(std::span<const std::byte> bytes, std::uint64_t salt, std::uint32_t block,
                 std::size_t segment, std::uint64_t offset = 0);
 

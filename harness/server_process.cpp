@@ -33,7 +33,7 @@ std::string log_tail(const std::string& log_file) {
   return text->size() <= kShown ? *text : "... " + text->substr(text->size() - kShown);
 }
 
-/// Waits until `file` was written and closed, or moved into place, without looking twice.
+/// Waits, without polling, until `file` was written and closed or moved into place.
 Result<void> wait_for_file(int watch_fd, const std::string& file, const Child& child,
                            const std::string& log_file) {
   const auto deadline = std::chrono::steady_clock::now() + kStartPatience;
@@ -56,8 +56,8 @@ Result<void> wait_for_file(int watch_fd, const std::string& file, const Child& c
   return {};
 }
 
-/// How long an answer is, headers included; no value before all headers are there.
-/// Errors: kInternal when it does not say (in chunks, for example).
+/// The length of a response with its headers; no value before the headers are complete.
+/// Errors: kInternal without Content-Length, for example for a chunked response.
 Result<std::optional<std::size_t>> answer_length(const std::string& answer) {
   const std::size_t end = answer.find("\r\n\r\n");
   if (end == std::string::npos) return std::nullopt;
@@ -74,7 +74,7 @@ Result<std::optional<std::size_t>> answer_length(const std::string& answer) {
       return end + 4 + length;
     }
   }
-  return fail(Errc::kInternal, "an answer without Content-Length: {}", headers);
+  return fail(Errc::kInternal, "a response without Content-Length: {}", headers);
 }
 
 Result<UniqueFd> connect_tcp(const std::string& host, std::uint16_t port) {
@@ -84,7 +84,7 @@ Result<UniqueFd> connect_tcp(const std::string& host, std::uint16_t port) {
   address.sin_family = AF_INET;
   address.sin_port = htons(port);
   if (::inet_pton(AF_INET, host.c_str(), &address.sin_addr) != 1) {
-    return fail(Errc::kInternal, "the server's HTTP address {} is no IPv4 address", host);
+    return fail(Errc::kInternal, "the HTTP address {} of the server is not an IPv4 address", host);
   }
   if (::connect(socket.get(), reinterpret_cast<const sockaddr*>(&address), sizeof address) != 0) {
     return fail(Errc::kPeerLost, "connect to http://{}:{}: {}", host, port, std::strerror(errno));
@@ -98,7 +98,7 @@ Result<UniqueFd> connect_socket(const std::string& path) {
   sockaddr_un address{};
   address.sun_family = AF_UNIX;
   if (path.size() >= sizeof address.sun_path) {
-    return fail(Errc::kInternal, "{} is too long for a socket", path);
+    return fail(Errc::kInternal, "the socket path {} is too long", path);
   }
   path.copy(address.sun_path, path.size());
   if (::connect(socket.get(), reinterpret_cast<const sockaddr*>(&address), sizeof address) != 0) {
@@ -107,7 +107,7 @@ Result<UniqueFd> connect_socket(const std::string& path) {
   return socket;
 }
 
-/// One request over a connection of its own.
+/// Sends one request over its own connection.
 Result<std::string> request(const UniqueFd& socket, std::string_view method,
                             const std::string& path) {
   const timeval patience{.tv_sec = 30, .tv_usec = 0};
@@ -120,14 +120,14 @@ Result<std::string> request(const UniqueFd& socket, std::string_view method,
     return fail(Errc::kPeerLost, "send {} {}: {}", method, path, std::strerror(errno));
   }
   std::string answer;
-  // KJ's server keeps the connection open whatever we ask, so its length says where the body ends.
+  // KJ's server keeps the connection open in any case, so the length tells where the body ends.
   std::optional<std::size_t> whole;
   while (!whole || answer.size() < *whole) {
     char piece[16384];
     const ssize_t got = ::recv(socket.get(), piece, sizeof piece, 0);
     if (got <= 0) {
       return fail(Errc::kPeerLost, "{} {}: {}", method, path,
-                  got == 0 ? "the connection ended within the answer" : std::strerror(errno));
+                  got == 0 ? "the connection ended within the response" : std::strerror(errno));
     }
     answer.append(piece, static_cast<std::size_t>(got));
     if (!whole) {
@@ -135,7 +135,7 @@ Result<std::string> request(const UniqueFd& socket, std::string_view method,
     }
   }
   if (!answer.starts_with("HTTP/1.1 200")) {
-    return fail(Errc::kInternal, "{} {} was answered: {}", method, path, answer.substr(0, 300));
+    return fail(Errc::kInternal, "{} {}: the response was {}", method, path, answer.substr(0, 300));
   }
   return answer.substr(answer.find("\r\n\r\n") + 4);
 }
@@ -187,7 +187,7 @@ Result<ServerProcess> ServerProcess::start(const Options& options) {
   if (colon != std::string::npos) {
     std::from_chars(http.data() + colon + 1, http.data() + http.size(), port);
   }
-  if (port == 0) return fail(Errc::kInternal, "the ready file names no HTTP address: {}", ready);
+  if (port == 0) return fail(Errc::kInternal, "the ready file has no HTTP address: {}", ready);
 
   ServerProcess server(std::move(directory), std::move(child));
   server.socket_path_ = socket_path;
@@ -204,7 +204,7 @@ Result<std::string> ServerProcess::get(const std::string& path) const {
 }
 
 Result<std::string> ServerProcess::post(const std::string& path) const {
-  // Releases before the Unix socket took POST from loopback.
+  // Releases without the Unix socket accepted POST over loopback.
   PEGA_TRY_LET(const UniqueFd connection, http_socket_.empty() ? connect_tcp(http_host_, http_port_)
                                                                : connect_socket(http_socket_));
   return request(connection, "POST", path);
@@ -224,12 +224,12 @@ ServerProcess::Metrics parse_metrics(std::string_view page) {
     const std::string line(page.substr(0, end));
     page.remove_prefix(std::min(end + 1, page.size()));
     if (line.empty() || line[0] == '#') continue;
-    // Behind the labels, should a label's value have a space in it.
+    // After the labels, because the value of a label may contain a space.
     const std::size_t labels_end = line.rfind('}');
     const std::size_t space = line.find(' ', labels_end == std::string::npos ? 0 : labels_end);
     if (space == std::string::npos) continue;
     char* rest = nullptr;
-    const double value = std::strtod(line.c_str() + space, &rest);  // Knows +Inf and NaN.
+    const double value = std::strtod(line.c_str() + space, &rest);  // Parses +Inf and NaN too.
     if (rest != line.c_str() + space) metrics[line.substr(0, space)] = value;
   }
   return metrics;

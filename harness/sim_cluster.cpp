@@ -10,12 +10,12 @@
 namespace pegaflow::harness {
 namespace {
 
-/// A lost link is greeted again after that.
+/// Pause before a lost link is dialed again.
 constexpr Duration kPause = std::chrono::milliseconds(100);
-/// Answers in a row that do not come: the link is lost.
+/// Consecutive timeouts after which a link is lost.
 constexpr unsigned kMisses = 3;
 
-/// The cluster's time by a system clock when it begins.
+/// The system clock when the cluster's time begins.
 constexpr Duration kSystemStart = std::chrono::hours(10000);
 
 kj::Duration to_kj(Duration time) { return time.count() * kj::NANOSECONDS; }
@@ -31,7 +31,7 @@ T must(Result<T> made, const char* what) {
 
 }  // namespace
 
-// ---- what a node sees of another one
+// ---- a node's link to another node
 
 class SimCluster::Link final : public cluster::Lender {
  public:
@@ -128,7 +128,7 @@ class SimCluster::Link final : public cluster::Lender {
   }
 
  private:
-  /// Greets whoever has that name, again and again until it answers.
+  /// Greets the process of that name, repeatedly until it responds.
   kj::Promise<void> dial(Duration pause) {
     return cluster_.timer_.afterDelay(to_kj(pause)).then([this]() -> kj::Promise<void> {
       if (is_ready_) return kj::READY_NOW;
@@ -170,7 +170,7 @@ class SimCluster::Link final : public cluster::Lender {
       self->poke();
     }
   }
-  /// It is of this life, ended once, and nobody reads by it any more.
+  /// Checks that the lease belongs to this connection, ends once, and that no read uses it.
   void check_release(std::uint64_t lease) {
     const auto wrong = [&](const char* what) {
       if (cluster_.options_.on_wrong) {
@@ -179,7 +179,7 @@ class SimCluster::Link final : public cluster::Lender {
       }
     };
     const auto released = granted_.extract(lease);
-    if (released.empty()) return wrong("which it has not in this life");
+    if (released.empty()) return wrong("which this connection does not hold");
     const Node* const self = cluster_.find(from_);
     if (self == nullptr) return;
     for (const auto& [ticket, read] : self->reads_) {
@@ -189,7 +189,7 @@ class SimCluster::Link final : public cluster::Lender {
             std::any_of(granted_.begin(), granted_.end(),
                         [&](const auto& other) { return other.second.contains(offset); });
         if (released.mapped().contains(offset) && !is_lent_twice) {
-          return wrong("by which it still reads");
+          return wrong("which its reads still use");
         }
       }
     }
@@ -206,7 +206,7 @@ class SimCluster::Link final : public cluster::Lender {
     granted_.clear();
   }
 
-  /// `ask` is done at the owner; `late` here, with an answer that nobody waits for any more.
+  /// Runs `ask` at the owner, and `late` here when its response comes after the deadline.
   template <typename T, typename Ask, typename Late>
   kj::Promise<Result<T>> ask(Ask ask, Late late) {
     if (!is_ready_) return Result<T>(fail(Errc::kPeerLost, "{} is not ready", address_));
@@ -231,29 +231,29 @@ class SimCluster::Link final : public cluster::Lender {
     return answer.promise.exclusiveJoin(cluster_.timer_.afterDelay(to_kj(cluster_.options_.answer))
                                             .then([this, fulfiller, life = life_]() -> Result<T> {
                                               if (life == life_ && ++misses_ == kMisses)
-                                                lost(life, "it does not answer");
-                                              return fail(Errc::kTimeout, "no answer of {}",
+                                                lost(life, "it does not respond");
+                                              return fail(Errc::kTimeout, "no response from {}",
                                                           address_);
                                             }));
   }
 
   SimCluster& cluster_;
   const End from_;
-  End to_;  ///< The life that was greeted.
+  End to_;  ///< The incarnation that was greeted.
   const std::string address_;
   bool is_ready_ = false;
   std::uint64_t life_ = 0;
   std::uint64_t dials_ = 0;
   unsigned misses_ = 0;
   Route route_;
-  /// What each lease of this life lends, until it is released.
+  /// Offsets that each lease of this connection lends, until it is released.
   std::map<std::uint64_t, std::set<std::uint64_t>> granted_;
   kj::Promise<void> dialing_ = nullptr;
 
   friend class SimCluster;
 };
 
-/// Lets somebody see what is read.
+/// Records reads for the checks of the cluster.
 class SimCluster::Watched final : public Fabric {
  public:
   Watched(Fabric& fabric, const SimCluster& cluster, std::size_t node)
@@ -334,7 +334,7 @@ SimCluster::Node::Node(SimCluster& cluster, const End& self)
 }
 
 SimCluster::Node::~Node() noexcept(false) {
-  fabric_.reset();  // Before the fetches: nobody writes into a frame any more.
+  fabric_.reset();  // Before the fetches, so that no write into a frame is in flight.
 }
 
 std::size_t SimCluster::Node::locate(const Bytes32& space, const Epoch& epoch,
@@ -348,7 +348,7 @@ std::size_t SimCluster::Node::locate(const Bytes32& space, const Epoch& epoch,
 void SimCluster::Node::check_epoch(const Bytes32& space, const Epoch& asked) {
   if (service_->epochs().of(space) == asked || !cluster_.options_.on_wrong) return;
   cluster_.options_.on_wrong(
-      fmt::format("node {} gives blocks to a reader of another epoch", self_.index));
+      fmt::format("node {} lends blocks to a reader of another epoch", self_.index));
 }
 
 Result<LeaseGrant> SimCluster::Node::lend(const Bytes32& space, const Epoch& epoch,
@@ -391,7 +391,7 @@ std::size_t SimCluster::Node::ready_peers() const {
       links_.begin(), links_.end(), [](const auto& link) { return link && link->is_ready(); }));
 }
 
-// ---- all of them
+// ---- the cluster
 
 SimCluster::SimCluster(const Options& options, kj::WaitScope& scope)
     : options_(options),
@@ -411,7 +411,7 @@ SimCluster::~SimCluster() noexcept(false) {
 }
 
 void SimCluster::start(std::size_t index) {
-  PEGA_ASSERT(!nodes_[index], "node {} lives", index);
+  PEGA_ASSERT(!nodes_[index], "node {} is already running", index);
   nodes_[index] = std::make_unique<Node>(*this, End{index, ++births_});
   for (const auto& [one, other] : cuts_) {
     if (nodes_[one] && nodes_[other]) network_.cut(*nodes_[one]->fabric_, *nodes_[other]->fabric_);
@@ -457,7 +457,7 @@ void SimCluster::set_system_clock(std::size_t index, Duration ahead) {
 }
 
 Epoch SimCluster::next_epoch(std::size_t index, const Epoch& known) {
-  // Clocks that agree tell apart which of two resets came first.
+  // Clocks that agree order two resets.
   const Duration now = kSystemStart + clock_.now().time_since_epoch() +
                        std::chrono::microseconds(++resets_) + options_.clocks[index].system_ahead;
   return cluster::epoch_after(known, std::chrono::duration_cast<std::chrono::microseconds>(now),

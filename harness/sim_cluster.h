@@ -1,6 +1,6 @@
 #pragma once
 /// \file
-/// Several nodes in one thread and in virtual time: what is simulated is the network, and no more.
+/// Several nodes in one thread and in virtual time. Only the network is simulated.
 
 #include <cstddef>
 #include <cstdint>
@@ -31,11 +31,11 @@
 
 namespace pegaflow::harness {
 
-/// Nodes that share blocks: of each the service, the store, the fetches, a fabric and a pool with
-/// bytes, as a server puts them together. Between them are a SimNetwork and messages that take
-/// their time; links are greeted, lost and greeted again.
+/// Nodes that share blocks. Each has the service, the store, the fetches, a fabric and a pool with
+/// bytes, assembled as in a server. A SimNetwork and delayed messages connect them; links are
+/// greeted, lost and greeted again.
 ///
-/// Time stands still but in step() and run_for(). One seed gives one course of things.
+/// Time advances only in step() and run_for(). One seed gives one sequence of events.
 /// Thread-bound, with the event loop of the thread.
 class SimCluster final : private kj::TaskSet::ErrorHandler {
  public:
@@ -43,73 +43,72 @@ class SimCluster final : private kj::TaskSet::ErrorHandler {
 
   struct Options {
     std::size_t nodes = 3;
-    std::uint64_t blocks = 64;  ///< Of one page each, that a pool has.
+    std::uint64_t blocks = 64;  ///< Capacity of each pool, in blocks of one page.
     std::uint64_t seed = 1;
-    server::CacheService::Options service{};  ///< But for the pool's size.
+    server::CacheService::Options service{};  ///< Except the pool's size.
     SimFabric::Options fabric{};
     server::Fetches::Options fetches{};
-    Duration message = std::chrono::microseconds(25);  ///< That a message takes.
-    Duration answer = std::chrono::milliseconds(15);   ///< That an answer may take.
-    /// The clocks of a node's machine, beside the cluster's.
+    Duration message = std::chrono::microseconds(25);  ///< Latency of a message.
+    Duration answer = std::chrono::milliseconds(15);   ///< Deadline of a response.
+    /// The clocks of a node's machine, relative to the cluster's.
     struct Clocks {
-      double rate = 1;          ///< Of the monotonic ones, in each life of the node.
-      Duration ahead{};         ///< Of the monotonic ones, when a life begins.
-      Duration system_ahead{};  ///< Of the system clock.
+      double rate = 1;          ///< The monotonic clocks', in each incarnation of the node.
+      Duration ahead{};         ///< The monotonic clocks', when an incarnation begins.
+      Duration system_ahead{};  ///< The system clock's.
     };
-    std::vector<Clocks> clocks;  ///< By node; those of others agree with the cluster's.
-    /// Of each message; Faults of the SimNetwork are beside them.
+    std::vector<Clocks> clocks;  ///< By node; missing entries agree with the cluster's.
+    /// Probability that a message is lost, in addition to the faults of the SimNetwork.
     double lost = 0;
-    /// Rules that the other end of a question breaks; those of Fetches::Options are beside them.
+    /// Rules that a responder breaks, in addition to those of Fetches::Options.
     struct Mistakes {
       bool locate_drops_epoch = false;
       bool lease_drops_epoch = false;
     } mistakes{};
-    /// Hears of each batch before its fabric does.
+    /// Called with each batch before its fabric receives it.
     std::function<void(std::size_t node, const Fabric::Batch& batch)> on_read;
-    /// Hears of what a node must never do to another one: it says what a Lender asks of who uses
-    /// it.
+    /// Called when a node breaks a rule of Lender, with a description.
     std::function<void(const std::string& what)> on_wrong;
-    /// When a reader asks which blocks another node has; what it returns hears of those that the
-    /// owner names, when it does.
+    /// Called when a reader locates blocks at another node. The function that it returns is called
+    /// with the blocks that the owner names, if it names any.
     std::function<std::function<void(std::size_t owner, std::span<const BlockKey> found)>(
         std::size_t reader)>
         on_locate;
   };
   class Node;
 
-  /// All nodes live. `scope` outlives it.
+  /// Starts all nodes. `scope` outlives the cluster.
   SimCluster(const Options& options, kj::WaitScope& scope);
   ~SimCluster() noexcept(false);
   SimCluster(const SimCluster&) = delete;
   SimCluster& operator=(const SimCluster&) = delete;
 
-  /// Null: it is dead.
+  /// Null while the node is down.
   [[nodiscard]] Node* node(std::size_t index) const { return nodes_[index].get(); }
   [[nodiscard]] std::size_t size() const { return nodes_.size(); }
   [[nodiscard]] SimNetwork& network() noexcept { return network_; }
   [[nodiscard]] const Clock& clock() const noexcept { return clock_; }
   [[nodiscard]] kj::Timer& timer() noexcept { return timer_; }
 
-  /// The process ends, with its pool; others see its connections end, but over a cut way.
+  /// Ends the process with its pool. Other nodes see its connections end, except across a cut.
   void kill(std::size_t index);
-  /// Another process of that name.
+  /// Starts a new process of that name.
   void start(std::size_t index);
   void cut(std::size_t one, std::size_t other);
   void heal(std::size_t one, std::size_t other);
-  /// It stands still, but for its cards; see SimFabric::freeze().
+  /// Stops the process but not its NICs; see SimFabric::freeze().
   void freeze(std::size_t index, Duration time);
-  /// The same, and no monotonic clock of the machine goes on meanwhile: its hypervisor stopped it.
+  /// Like freeze(), and the monotonic clocks of the machine stop too: its hypervisor paused it.
   void pause_machine(std::size_t index, Duration time);
-  /// Somebody sets the system clock, which is `ahead` of the cluster's from now on.
+  /// Sets the system clock of a node to `ahead` of the cluster's.
   void set_system_clock(std::size_t index, Duration ahead);
   void set_lost(double lost) { options_.lost = lost; }
 
-  /// Goes on to what happens next, and does that. False: nothing ever will.
+  /// Advances to the next event and executes it. False when no event is left.
   bool step();
   void run_for(Duration time);
-  /// Does what is due.
+  /// Executes all events that are due.
   void settle();
-  /// Steps until the promise is kept.
+  /// Steps until the promise is fulfilled.
   template <typename T>
   T wait(kj::Promise<T> promise) {
     while (!promise.poll(scope_)) step();
@@ -119,7 +118,7 @@ class SimCluster final : private kj::TaskSet::ErrorHandler {
  private:
   class Link;
   class Watched;
-  /// One life of a node.
+  /// One incarnation of a node.
   struct End {
     std::size_t index = 0;
     std::uint64_t birth = 0;
@@ -147,7 +146,7 @@ class SimCluster final : private kj::TaskSet::ErrorHandler {
   std::vector<std::unique_ptr<Node>> nodes_;
 };
 
-/// One life of a node.
+/// One incarnation of a node.
 class SimCluster::Node {
  public:
   Node(SimCluster& cluster, const End& self);
@@ -159,22 +158,22 @@ class SimCluster::Node {
   [[nodiscard]] server::Fetches& fetches() noexcept { return *fetches_; }
   [[nodiscard]] SimFabric& fabric() noexcept { return *fabric_; }
   void poke() { background_->poke(); }
-  /// A page of the pool, by the name that CacheService has for it.
+  /// A page of the pool by its slot in CacheService.
   [[nodiscard]] std::span<std::byte> page(std::uint32_t slot) {
     return std::span(pool_).subspan(std::size_t{slot} * kPageBytes, kPageBytes);
   }
-  /// By its place in the pool.
+  /// Bytes of the pool by offset.
   [[nodiscard]] std::span<const std::byte> place(std::uint64_t offset, std::uint64_t size) const {
     return std::span(pool_).subspan(offset, size);
   }
-  /// Registers an engine of one rank; the same namespace for all. Returns its connection.
+  /// Registers an engine of one rank in the namespace of all engines. Returns its connection.
   Id128 add_engine(const Id128& process);
   [[nodiscard]] std::size_t ready_peers() const;
   [[nodiscard]] cluster::Lenders& lenders() noexcept { return lenders_; }
 
  private:
-  /// The monotonic clocks of the node's machine: at a rate of their own, and standing still while
-  /// the machine is paused. By them an owner and a reader keep their leases.
+  /// The monotonic clocks of the node's machine: they have their own rate and stop while the
+  /// machine is paused. Owners and readers time their leases by them.
   class MachineClock final : public Clock {
    public:
     MachineClock(const Clock& clock, double rate, Duration ahead)
@@ -185,12 +184,12 @@ class SimCluster::Node {
    private:
     const Clock& clock_;
     const double rate_;
-    TimePoint since_;  ///< It goes on from `then_` when the cluster's clock is here.
+    TimePoint since_;  ///< Cluster time at which this clock continues from `then_`.
     TimePoint then_;
   };
-  /// What the gate of a server does.
-  /// Reports blocks that are given to a reader of another epoch.
+  /// Reports to Options::on_wrong when blocks are lent to a reader of another epoch.
   void check_epoch(const Bytes32& space, const Epoch& asked);
+  // The requests of other nodes, handled as by the gate of a server.
   std::size_t locate(const Bytes32& space, const Epoch& epoch, std::span<const BlockKey> keys);
   Result<LeaseGrant> lend(const Bytes32& space, const Epoch& epoch, std::span<const BlockKey> keys,
                           std::chrono::milliseconds time);
@@ -198,7 +197,7 @@ class SimCluster::Node {
   friend class SimCluster::Link;
   friend class SimCluster::Watched;
 
-  /// What a batch reads that is not settled.
+  /// The reads of a batch that has not quiesced.
   struct Read {
     Fabric::PeerId peer{};
     std::set<std::uint64_t> remote_offsets;
@@ -216,9 +215,9 @@ class SimCluster::Node {
   std::unique_ptr<SimFabric> fabric_;
   std::unique_ptr<Watched> watched_;
   RegionId region_{};
-  TimePoint lent_until_ = TimePoint::min();  ///< The pool, on the fabric.
+  TimePoint lent_until_ = TimePoint::min();  ///< End of the pool's lease on the fabric.
   cluster::Lenders lenders_;
-  std::vector<std::unique_ptr<Link>> links_;  ///< By the other node; null for itself.
+  std::vector<std::unique_ptr<Link>> links_;  ///< By the other node's index; null at its own.
   std::unique_ptr<server::Fetches> fetches_;
 };
 

@@ -15,7 +15,7 @@ namespace {
 
 namespace api = ::pegaflow::wire;
 
-/// Lets the server see when this process is gone.
+/// Passes a pidfd, by which the server detects the end of this process.
 class OwnProcess final : public api::ProcessHandle::Server {
  public:
   explicit OwnProcess(int pidfd) : pidfd_(pidfd) {}
@@ -41,7 +41,7 @@ std::vector<std::uint32_t> numbers_of(capnp::List<std::uint32_t>::Reader wire) {
   return numbers;
 }
 
-/// Room for the keys in the message's first segment, so that they are copied once.
+/// Room for the keys in the first segment of the message, so that they are copied once.
 capnp::MessageSize room_for(std::span<const std::byte> keys) { return {keys.size() / 8 + 32, 0}; }
 
 }  // namespace
@@ -123,14 +123,14 @@ Result<WireClient::Registered> WireClient::register_worker(const std::string& in
     if (answer.hasRefused() && !answer.hasPool()) return error_of(answer.getRefused());
     kj::Maybe<int> descriptor = answer.getPool().getFd().wait(io_.waitScope);
     KJ_IF_MAYBE (fd, descriptor) {
-      UniqueFd pool(::dup(*fd));  // The capability closes its own.
+      UniqueFd pool(::dup(*fd));  // The capability closes its own descriptor.
       if (!pool) return fail_errno(errno, "keep the pool's descriptor");
       auto attach = session_.attachRequest();
       attach.setInstance(instance.c_str());
       PEGA_TRY(read_done(attach.send().wait(io_.waitScope)));
       return Registered{.pool = std::move(pool), .pool_bytes = answer.getPoolBytes()};
     }
-    return fail(Errc::kInternal, "the server's pool came without a descriptor");
+    return fail(Errc::kInternal, "the pool of the server has no descriptor");
   });
 }
 
@@ -158,7 +158,7 @@ Result<std::uint32_t> WireClient::claim(const Id128& token, std::span<const std:
 Result<void> WireClient::open_each(const Id128& token, std::uint32_t count,
                                    std::uint64_t first_pin) {
   return guarded([&]() -> Result<void> {
-    // In flight at a time: far below what a server lets one connection queue.
+    // Requests in flight: far below the server's limit for one connection.
     constexpr std::uint32_t kAtOnce = 64;
     for (std::uint32_t begin = 0; begin < count; begin += kAtOnce) {
       std::vector<capnp::RemotePromise<api::Session::OpenResults>> answers;

@@ -1,7 +1,7 @@
 #pragma once
 /// \file
-/// The wire without the client library: for what a user's client would never do, and for exact
-/// control over what is timed.
+/// The protocol without the client library: for requests that the library never sends, and for
+/// exact control over what is timed.
 
 #include <cstdint>
 #include <memory>
@@ -20,18 +20,19 @@
 
 namespace pegaflow::harness {
 
-/// Bytes asked for on both sides of a measured socket, as server and client ask for them.
+/// Buffer size of both sides of a measured socket: that of server and client.
 inline constexpr int kSocketBufferBytes = 1 << 20;
 
-/// Connects a Unix socket with our buffers. Errors: kPeerLost, kInvalidArgument for a long path.
+/// Connects a Unix socket with these buffers. Errors: kPeerLost; kInvalidArgument when the path is
+/// too long.
 Result<UniqueFd> connect_unix(const std::string& path);
 
-/// One connection to a pegaflow-server, for one rank that is also its scheduler. Every call waits
-/// for its answer. An instance is complete once it has registered.
-/// Thread-bound: to the thread of `io`, which outlives it.
+/// One connection to a pegaflow-server, for one rank that is its own scheduler. Every call waits
+/// for its response. An instance is complete once this rank has registered.
+/// Thread-bound to the thread of `io`, which outlives it.
 class WireClient {
  public:
-  /// Says hello. Errors: kPeerLost, kRefused in the server's words.
+  /// Connects and sends hello. Errors: kPeerLost; kRefused with the server's text.
   static Result<std::unique_ptr<WireClient>> connect(kj::AsyncIoContext& io,
                                                      const std::string& socket_path);
 
@@ -39,26 +40,26 @@ class WireClient {
     UniqueFd pool;
     std::uint64_t pool_bytes = 0;
   };
-  /// Registers rank 0 of 1 of `instance`, in the one namespace that all of pegaflow-perf shares.
+  /// Registers rank 0 of 1 of `instance` in the namespace of pegaflow-perf.
   /// Errors: the server's.
   Result<Registered> register_worker(const std::string& instance, std::uint64_t page_bytes,
                                      std::uint64_t block_count);
 
-  /// How many of `keys` are sealed. Errors: kPeerLost; kRefused while the instance is not complete.
+  /// The length of the sealed prefix of `keys`. Errors: kPeerLost; kRefused while the instance is
+  /// not complete.
   Result<std::uint32_t> lookup(std::span<const std::byte> keys);
-  /// How many are claimed. Errors: the server's.
+  /// Claims a prefix of `keys` and returns its length. Errors: the server's.
   Result<std::uint32_t> claim(const Id128& token, std::span<const std::byte> keys);
-  /// Pins `count` blocks of a claim, each under a name of its own from `first_pin` on.
-  /// Errors: the server's first one.
+  /// Opens `count` blocks of a claim with one pin each, numbered from `first_pin` on.
+  /// Errors: the first of the server's.
   Result<void> open_each(const Id128& token, std::uint32_t count, std::uint64_t first_pin);
-  /// Pins blocks `first` to `first + count` of a claim under one name; returns a slot for each.
+  /// Opens blocks `first` to `first + count` of a claim with one pin; returns a slot for each.
   /// Errors: the server's.
   Result<std::vector<std::uint32_t>> open(const Id128& token, std::uint32_t first,
                                           std::uint32_t count, std::uint64_t pin);
-  /// Says at once that the copies out of a pin have ended and that its claim is not needed any
-  /// more. Errors: the server's first one.
+  /// Releases a pin and its claim, both requests at once. Errors: the first of the server's.
   Result<void> end_load(std::uint64_t pin, const Id128& token);
-  /// A slot a key; kNoFrame where the server says skip it. Errors: the server's.
+  /// Returns a slot per key; kNoFrame where the server skips the key. Errors: the server's.
   Result<std::vector<std::uint32_t>> reserve(std::uint64_t job, std::span<const std::byte> keys);
   /// Errors: the server's.
   Result<void> publish(std::uint64_t job);
@@ -70,7 +71,7 @@ class WireClient {
  private:
   WireClient(kj::AsyncIoContext& io, UniqueFd socket);
 
-  /// Runs `call`, and makes a lost connection our error.
+  /// Runs `call` and returns kPeerLost when it throws.
   template <typename Call>
   auto guarded(Call&& call) -> decltype(call());
 

@@ -138,7 +138,7 @@ def main() -> int:
         unit="ms",
         bound=BOUND_MS,
         bound_name=f"{BOUND_MS:.0f} ms",
-        reach=1.0,
+        target=1.0,
         n=len(samples),
         spread=f"p50 {hundredths[49]:.1f}, p99 {hundredths[98]:.1f} ms; {failed} probes failed; "
         f"{closed} of the clients' connections were closed; load average {load:.2f}",

@@ -44,7 +44,7 @@ from perf.support.servers import parser
 from perf.support.veth import NoNamespaces
 from tests.support.vllm_server import PegaServer
 
-REACH = 1.1
+TARGET = 1.1
 STUCK_S = 0.020
 POLICIES = ("auto", "load", "compute")
 #: Rounds of a cell that are not counted: rates become known.
@@ -177,7 +177,7 @@ def grid_figure(bench: Bench, cell: Cell, options: argparse.Namespace) -> Figure
         unit="s",
         bound=p99[other],
         bound_name=other,
-        reach=REACH,
+        target=TARGET,
         n=len(samples["auto"]),
         spread=f"p50 / p99: {words}",
     )
@@ -234,7 +234,7 @@ def stuck_figures(
                 unit="s",
                 bound=STUCK_S,
                 bound_name="20 ms",
-                reach=1.0,
+                target=1.0,
                 n=len(samples),
                 spread=f"median {statistics.median(samples):.4f}, least {min(samples):.4f} s",
             )

@@ -118,7 +118,7 @@ def main() -> int:
         unit="us",
         bound=BOUND_US,
         bound_name=f"{BOUND_US:.0f} us, on an idle machine only",
-        reach=1.0,
+        target=1.0,
         n=len(samples),
         spread=f"p10 {hundredths[9]:.0f} to p90 {hundredths[89]:.0f}, p99 {hundredths[98]:.0f} us; "
         f"load average {load:.2f}",

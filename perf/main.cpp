@@ -1,5 +1,5 @@
 /// \file
-/// pegaflow-perf: figures beside their bounds, each from a server of its own.
+/// pegaflow-perf: measures figures beside their bounds, on servers that it starts.
 
 #include <iostream>
 #include <string_view>
@@ -20,29 +20,31 @@ struct Subcommand {
 };
 
 constexpr Subcommand kSubcommands[] = {
-    {"lookup", "8,192 keys and one key over the socket, beside an echo of the same bytes",
+    {"lookup", "lookups of 8,192 keys and of one key, beside an echo of the same bytes",
      run_lookup},
-    {"copy", "pool <-> engine memory, beside memcpy of the same bytes", run_copy},
-    {"gpu", "pool <-> GPU, idle and beside matrix products, beside contiguous copies", run_gpu},
+    {"copy", "copies between pool and engine memory, beside memcpy of the same bytes", run_copy},
+    {"gpu", "copies between pool and GPU, idle and beside matrix products", run_gpu},
     {"start", "from start to ready, beside threads that only touch the same memory", run_start},
-    {"server", "idle, memory a block, longest turn, CPU of reserve and publish", run_server},
+    {"server", "wake-ups when idle, memory per block, longest event-loop iteration, CPU of saves",
+     run_server},
     {"replay", "a request trace through pools of chosen sizes and eviction policies", run_replay},
     {"net", "pages from another node, beside plain sockets that carry the same bytes", run_net},
-    {"pull", "a prefix that another node has, at the engine: its first page beside all of them",
+    {"pull", "a prefix from another node: the first page at the engine, beside all of them",
      run_pull},
-    {"miss", "a question for what nobody has, on a node with peers, beside one on a node without",
-     run_miss},
+    {"miss", "lookups of missing keys on a node with peers, beside a node without", run_miss},
 };
 
 void print_help(std::ostream& out) {
-  out << "Measures PegaFlow; each figure stands beside the bound of the same run.\n\n"
+  out << "Measures PegaFlow. Each figure stands beside its bound from the same run.\n\n"
          "usage: pegaflow-perf SUBCOMMAND [OPTIONS]\n\n";
   for (const Subcommand& subcommand : kSubcommands) {
     out << fmt::format("  {:<8} {}\n", subcommand.name, subcommand.sentence);
   }
-  out << "\nEach starts the servers it needs and is done within 60 s, a replay and gpu within "
-         "minutes.\n"
-         "`pegaflow-perf SUBCOMMAND --help` lists its options; --json prints one object a line.\n";
+  out << "\nEach subcommand starts the servers that it needs and takes at most 60 s, replay and "
+         "gpu "
+         "some minutes.\n"
+         "`pegaflow-perf SUBCOMMAND --help` lists its options; --json prints one object per "
+         "line.\n";
 }
 
 int fail_with(const Error& error) {

@@ -287,7 +287,7 @@ def compare(
         unit="GB/s",
         bound=statistics.median(beside),
         bound_name=f"Mooncake over TCP, {setting}",
-        reach=1.0,
+        target=1.0,
         n=len(lane),
         spread=spread,
         at_least=True,

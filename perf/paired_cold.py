@@ -92,7 +92,7 @@ def main() -> int:
         unit="CPU s",
         bound=statistics.fmean(plain),
         bound_name="vLLM without the connector",
-        reach=1 + MAX_OVERHEAD,
+        target=1 + MAX_OVERHEAD,
         n=options.pairs,
         spread=f"pairs, difference {mean:+.2%} ({low:+.2%} to {high:+.2%})",
     )

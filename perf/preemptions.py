@@ -27,7 +27,7 @@ from tests.support.vllm_server import ModelShape, VllmOptions, VllmServer, ensur
 SHAPE = ModelShape(layers=4, hidden=256, heads=4, kv_heads=2)
 BLOCK_TOKENS = 32
 #: At most so much more than without the connector.
-REACH = 1.0
+TARGET = 1.0
 
 
 @dataclasses.dataclass(frozen=True)
@@ -139,7 +139,7 @@ def main() -> int:
             unit="preemptions",
             bound=statistics.fmean(without),
             bound_name="vLLM without the connector",
-            reach=REACH,
+            target=TARGET,
             n=len(with_),
             spread=(
                 f"bursts of {options.requests}; with {sum(with_)}, without {sum(without)}, "
@@ -153,7 +153,7 @@ def main() -> int:
             unit="requests",
             bound=asked,
             bound_name="requests asked",
-            reach=1.0,
+            target=1.0,
             n=asked,
             spread=f"{finished} finished, {differ} with other tokens or none",
             at_least=True,

@@ -115,7 +115,7 @@ def figure(
         unit=unit,
         bound=bound,
         bound_name=bound_name,
-        reach=1.0,
+        target=1.0,
         n=len(values),
         spread=f"rounds {min(values):.4g} to {max(values):.4g}{middle}",
     )

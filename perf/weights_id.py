@@ -98,7 +98,7 @@ def known(run: str, model: Path, count: int, seed: int) -> Figure:
         unit="s",
         bound=BOUND_S,
         bound_name=f"{BOUND_S:g} s; stat of the files {statistics.median(bound) * 1e3:.3g} ms",
-        reach=1.0,
+        target=1.0,
         n=count,
         spread=spread(ours, 1e3, "ms"),
     )
@@ -127,7 +127,7 @@ def hashing(place: Path, count: int, seed: int) -> Figure:
         unit="MB/s",
         bound=FILE_BYTES / statistics.median(bound) / 1e6,
         bound_name="hashlib over memory, one core",
-        reach=0.7,
+        target=0.7,
         n=count,
         spread=spread(rates, 1, "MB/s"),
         at_least=True,

@@ -1,8 +1,8 @@
-// What a chunk costs the thread that asks for it, beside its bytes: planning and posting.
+// The cost of a chunk for the requesting thread, beside its bytes: planning and posting.
 //
-// Times are CPU seconds of this thread, because a shared machine gives it away at will. Neither
-// lane moves a byte here: rails are played, and the holder of the socket lane lends nothing, so
-// that each question is answered in one header; of its time the system calls are taken apart.
+// Times are CPU seconds of this thread, because a shared machine preempts it. Neither lane moves
+// bytes here: rails are simulated, and the owner on the socket lane lends nothing, so that each
+// response is one header. System calls are reported separately.
 
 #include <algorithm>
 #include <chrono>
@@ -31,9 +31,9 @@ namespace {
 constexpr Fabric::PeerId kPeer{1};
 constexpr std::uint64_t kRegionBytes = std::uint64_t{256} << 20;
 constexpr std::uint64_t kChunks = 64;
-constexpr std::uint64_t kBatches = 200;  ///< A sample.
+constexpr std::uint64_t kBatches = 200;  ///< Per sample.
 constexpr int kSamples = 40;
-constexpr double kBound = 1;  ///< Microseconds a chunk.
+constexpr double kBound = 1;  ///< Microseconds per chunk.
 
 double cpu_us() {
   timespec now{};
@@ -41,8 +41,7 @@ double cpu_us() {
   return static_cast<double>(now.tv_sec) * 1e6 + static_cast<double>(now.tv_nsec) * 1e-3;
 }
 
-/// Of this thread's time so far, what it did not spend in the kernel: by its ticks, so it takes a
-/// second of work to say something.
+/// User and kernel time of this thread so far, in ticks: meaningful only over a second or more.
 struct Ticks {
   double user_us = 0;
   double system_us = 0;
@@ -56,7 +55,7 @@ Ticks ticks() {
   return {.user_us = us(usage.ru_utime), .system_us = us(usage.ru_stime)};
 }
 
-/// A batch of chunks that lie apart, as slots of a pool that has been in use for long.
+/// A batch of scattered chunks, like slots of a pool that has been in use for long.
 Fabric::Batch batch_of(std::uint64_t ticket, std::uint64_t chunk_bytes, TimePoint deadline,
                        RegionId theirs, RegionId ours) {
   Fabric::Batch batch{.ticket = ticket, .peer = kPeer, .deadline = deadline, .chunks = {}};
@@ -71,7 +70,7 @@ Fabric::Batch batch_of(std::uint64_t ticket, std::uint64_t chunk_bytes, TimePoin
   return batch;
 }
 
-/// `ours`: the part of it that stands beside the bound.
+/// `ours`: the share of the samples that is compared with the bound.
 void print(const std::string& name, std::vector<double> samples, double ours = 1) {
   std::sort(samples.begin(), samples.end());
   const auto at = [&](double part) {
@@ -82,7 +81,7 @@ void print(const std::string& name, std::vector<double> samples, double ours = 1
              at(0.9) * ours);
 }
 
-// ---- RDMA: what the rails' dealer costs
+// ---- RDMA: the cost of the rails' dealer
 
 void deal_batches(std::size_t rails, std::uint64_t chunk_bytes) {
   constexpr RegionId kOurs{0};
@@ -91,7 +90,7 @@ void deal_batches(std::size_t rails, std::uint64_t chunk_bytes) {
   rails::Dealer dealer({.rails = rails}, clock);
   dealer.add_region(kOurs, kRegionBytes);
   dealer.add_peer(kPeer, {{.region = kTheirs, .size_bytes = kRegionBytes}});
-  // The window of a rail, as the lane has it.
+  // The window of a rail in the lane.
   const auto room = [](Fabric::PeerId) {
     return rails::Dealer::Room{.operations = 192,
                                .bytes = std::uint64_t{16} << 20,
@@ -120,7 +119,7 @@ void deal_batches(std::size_t rails, std::uint64_t chunk_bytes) {
       PEGA_ASSERT(completions.size() == 1 && completions[0].ticket == ticket &&
                       std::none_of(completions[0].chunks.begin(), completions[0].chunks.end(),
                                    [](const auto& error) { return error.has_value(); }),
-                  "batch {} was not brought", ticket);
+                  "batch {} failed", ticket);
     }
     samples.push_back(spent / static_cast<double>(kBatches * kChunks));
   }
@@ -128,14 +127,14 @@ void deal_batches(std::size_t rails, std::uint64_t chunk_bytes) {
         std::move(samples));
 }
 
-// ---- sockets: questions and answers, with their system calls
+// ---- sockets: requests and responses, with their system calls
 
 void ask_holder(std::uint64_t chunk_bytes) {
   const SteadyClock clock;
   std::vector<std::byte> theirs(kRegionBytes);
   std::vector<std::byte> ours(kRegionBytes);
   const auto holder = TcpFabric::create({}, clock, [](Fabric::Completion&&) {}).value();
-  const RegionId lent_to_nobody = holder->register_region(theirs).value();
+  const RegionId not_lent = holder->register_region(theirs).value();
   const FabricDescriptor there = holder->describe();
 
   auto poller = tcp::Poller::create().value();
@@ -151,8 +150,7 @@ void ask_holder(std::uint64_t chunk_bytes) {
                       .user_timeout = lane.stall_timeout},
                      poller, regions, clock, [&](Fabric::Completion&& done) {
                        for (const auto& chunk : done.chunks) {
-                         PEGA_ASSERT(chunk == Errc::kGone,
-                                     "a chunk that nobody lends was answered");
+                         PEGA_ASSERT(chunk == Errc::kGone, "a chunk without a lease was served");
                        }
                        answered += done.chunks.size();
                      });
@@ -168,8 +166,8 @@ void ask_holder(std::uint64_t chunk_bytes) {
     answered = 0;
     double spent = 0;
     for (std::uint64_t i = 0; i < kBatches; ++i) {
-      Fabric::Batch batch = batch_of(++ticket, chunk_bytes, clock.now() + std::chrono::minutes(1),
-                                     lent_to_nobody, place);
+      Fabric::Batch batch =
+          batch_of(++ticket, chunk_bytes, clock.now() + std::chrono::minutes(1), not_lent, place);
       const double begin = cpu_us();
       reader.read(std::move(batch));
       while (answered < (i + 1) * kChunks) {
@@ -180,16 +178,16 @@ void ask_holder(std::uint64_t chunk_bytes) {
       }
       spent += cpu_us() - begin;
     }
-    // The first one dials.
+    // The first sample dials.
     if (sample > 0) samples.push_back(spent / static_cast<double>(kBatches * kChunks));
   }
   const Ticks after = ticks();
   reader.finish();
   const double user = after.user_us - before.user_us;
   const double share = user / (user + after.system_us - before.system_us);
-  print(fmt::format("sockets: ask for a chunk of {} KiB, hear of it", chunk_bytes >> 10),
+  print(fmt::format("sockets: request a chunk of {} KiB, receive the response", chunk_bytes >> 10),
         std::move(samples), share);
-  fmt::print("    and {:.1f} times that in system calls\n", 1 / share - 1);
+  fmt::print("    and {:.1f} times as much in system calls\n", 1 / share - 1);
 }
 
 }  // namespace

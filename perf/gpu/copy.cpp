@@ -1,5 +1,5 @@
 /// \file
-/// `pegaflow-perf copy`: how fast pages move between an engine's memory and the pool.
+/// `pegaflow-perf copy`: the rate of copies between an engine's memory and the pool.
 
 #include <algorithm>
 #include <atomic>
@@ -47,7 +47,7 @@ double gigabytes_per_second(std::uint64_t bytes, Clock::duration took) {
   return static_cast<double>(bytes) / std::chrono::duration<double>(took).count() / 1e9;
 }
 
-/// The bound: the same segments from the same places to the same places, by as many threads.
+/// The bound: memcpy of the same segments between the same places, by the same number of threads.
 double memcpy_rate(const harness::EngineMemory& memory, std::span<std::byte> pool,
                    Direction direction, const std::vector<Device::Copy>& copies, unsigned threads) {
   const auto copy_some = [&](std::size_t begin, std::size_t end) {
@@ -55,7 +55,7 @@ double memcpy_rate(const harness::EngineMemory& memory, std::span<std::byte> poo
       memory.copy(copies[i].block, pool.data() + copies[i].pool_offset, direction);
     }
   };
-  // The threads wait at the line, so that making them is not measured.
+  // The threads wait for the start, so that their creation is not measured.
   std::atomic<bool> go{false};
   std::vector<std::thread> others;
   for (unsigned i = 1; i < threads; ++i) {
@@ -87,7 +87,7 @@ Result<double> device_rate(Device& device, Inbox& inbox, const PageLayout& layou
   return gigabytes_per_second(copies.size() * layout.page_bytes(), took);
 }
 
-/// One round with a checksum of each page, and one without.
+/// Adds a round with a checksum of each page, beside one without.
 Result<void> compare_verified(Device& device, Inbox& inbox, const PageLayout& layout,
                               Direction direction, std::vector<Device::Copy> copies,
                               Rounds& rounds) {
@@ -98,7 +98,7 @@ Result<void> compare_verified(Device& device, Inbox& inbox, const PageLayout& la
   return {};
 }
 
-/// Saves all blocks, loads them back into other blocks, and looks at every byte in between.
+/// Saves all blocks, loads them into other blocks, and checks every byte after each step.
 Result<void> check(Device& device, Inbox& inbox, harness::EngineMemory& memory,
                    std::span<std::byte> pool, const std::vector<Device::Copy>& copies,
                    std::uint64_t salt) {
@@ -110,7 +110,7 @@ Result<void> check(Device& device, Inbox& inbox, harness::EngineMemory& memory,
       return fail(Errc::kCorrupt, "the page of block {} is not what was saved", copy.block);
     }
   }
-  // Each page to the block of its neighbor, so that a load that copies nothing is seen.
+  // Each page goes to its neighbor's block, so that a load that copies nothing is detected.
   memory.clear();
   std::vector<Device::Copy> moved = copies;
   for (std::size_t i = 0; i < moved.size(); ++i)
@@ -136,8 +136,8 @@ Result<Mover::Finished> wait_for_job(Mover& mover) {
   }
 }
 
-/// One save and one load of every block through the client library: reserve, copy, publish; claim,
-/// open, copy, release. The load's rate. The bytes are always checked: here somebody else chose the
+/// Saves and loads every block through the client library: reserve, copy, publish; claim, open,
+/// copy, release. Returns the rate of the load. Always checks the bytes: the server chose the
 /// slots.
 Result<double> whole_load(Mover& mover, CacheSession& session, harness::EngineMemory& memory,
                           std::span<const std::uint32_t> blocks, const Id128& scheduler,
@@ -179,155 +179,188 @@ std::string spread_of(const Rounds::Comparison& compared) {
   return fmt::format("ratio {:.2f} to {:.2f}", compared.ratio_low, compared.ratio_high);
 }
 
-/// All figures of one page size, on a server of its own.
-Result<void> measure(const CopyOptions& options, std::uint64_t page_bytes,
-                     std::vector<Figure>& figures) {
-  const auto seed = static_cast<std::uint64_t>(options.common.seed);
-  const auto threads = static_cast<unsigned>(options.threads);
-  const std::uint64_t blocks = kRoundBytes / page_bytes;
-  const std::uint64_t segment = std::min(kSegmentBytes, page_bytes);
-  // A claim may hold half of the pool, and every round of whole loads saves its pages anew.
-  PEGA_TRY_LET(
-      const harness::ServerProcess server,
-      harness::ServerProcess::start(
-          {.program = options.common.server, .pool_bytes = 4 * kRoundBytes, .arguments = {}}));
-  PEGA_TRY_LET(harness::EngineMemory memory,
-               harness::EngineMemory::create(page_bytes, segment, blocks));
-  std::vector<std::uint32_t> order(blocks);
-  std::iota(order.begin(), order.end(), 0U);
-  std::shuffle(order.begin(), order.end(), std::mt19937_64(seed));  // As after hours of serving.
-  const Params params = {{"page_bytes", static_cast<std::int64_t>(page_bytes)},
-                         {"segment_bytes", static_cast<std::int64_t>(segment)},
-                         {"threads", options.threads}};
-  const auto add = [&](const Rounds& rounds, std::string what, std::optional<double> reach,
-                       std::string bound_name = "memcpy") -> Result<void> {
+/// The figures of one page size, on a server of its own.
+class PageBench {
+ public:
+  static Result<std::unique_ptr<PageBench>> start(const CopyOptions& options,
+                                                  std::uint64_t page_bytes) {
+    // A claim may hold half of the pool, and every round of whole loads saves new pages.
+    PEGA_TRY_LET(
+        harness::ServerProcess server,
+        harness::ServerProcess::start(
+            {.program = options.common.server, .pool_bytes = 4 * kRoundBytes, .arguments = {}}));
+    PEGA_TRY_LET(harness::EngineMemory memory,
+                 harness::EngineMemory::create(page_bytes, std::min(kSegmentBytes, page_bytes),
+                                               kRoundBytes / page_bytes));
+    // Both sides of a round use the same cores. Created after the server, which may use any.
+    PEGA_TRY_LET(SameCores cores, SameCores::create());
+    PEGA_TRY_LET(auto device, HostDevice::create({.threads = static_cast<int>(options.threads)}));
+    return std::unique_ptr<PageBench>(new PageBench(options, page_bytes, std::move(server),
+                                                    std::move(memory), std::move(cores),
+                                                    std::move(device)));
+  }
+
+  /// Measures saves and loads by the device alone.
+  Result<void> measure_device(std::vector<Figure>& figures) {
+    kj::AsyncIoContext io = kj::setupAsyncIo();
+    PEGA_TRY_LET(const auto client, harness::WireClient::connect(io, server_.socket_path()));
+    PEGA_TRY_LET(const harness::WireClient::Registered registered,
+                 client->register_worker("copy", page_bytes_, order_.size()));
+    PEGA_TRY_LET(const std::vector<std::uint32_t> slots,
+                 client->reserve(1, KeySource(seed_).packed(0, order_.size())));
+    PEGA_TRY_LET(const harness::Mapping pool,
+                 harness::Mapping::shared(registered.pool.get(), registered.pool_bytes));
+    PEGA_TRY_LET(const std::vector<Device::Copy> copies, copies_between(slots));
+    Inbox inbox;
+    PEGA_TRY(device_->attach(memory_.layout(), pool.bytes(),
+                             [&inbox](Device::Completion&& done) { inbox.put(std::move(done)); }));
+    // Also the warm-up: it touches every page of both sides.
+    Result<void> held = check(*device_, inbox, memory_, pool.bytes(), copies, seed_);
+    for (const Direction direction : {Direction::kSave, Direction::kLoad}) {
+      if (held) held = measure_direction(direction, inbox, pool.bytes(), copies, figures);
+    }
+    device_->detach();  // Before the pool is unmapped, also after an error.
+    if (held) held = client->abandon(1);
+    return held;
+  }
+
+  /// Measures whole loads through the client library, beside memcpy from a mapping like the pool.
+  Result<void> measure_client(std::vector<Figure>& figures) {
+    constexpr std::uint64_t kWholeRounds = 4;
+    const LinkOptions link{
+        .socket_path = server_.socket_path(), .instance = "whole", .build = "pegaflow-perf"};
+    PEGA_TRY_LET(const auto mover,
+                 Mover::start({.link = link, .factors = {{"program", "pegaflow-perf copy"}}},
+                              memory_.layout(), *device_));
+    PEGA_TRY_LET(const auto session, CacheSession::start(link));
+    if (!mover->wait_for(LinkState::kReady, std::chrono::seconds(10)) ||
+        !session->wait_for(LinkState::kReady, std::chrono::seconds(10))) {
+      return fail(Errc::kPeerLost, "the client library did not connect: {} {}",
+                  mover->status().detail, session->status().detail);
+    }
+    PEGA_TRY_LET(const harness::Mapping pages, harness::Mapping::anonymous(kRoundBytes));
+    std::vector<Device::Copy> copies;
+    for (std::size_t i = 0; i < order_.size(); ++i)
+      copies.push_back({.block = order_[i], .pool_offset = i * page_bytes_});
+    const Id128 scheduler = Id128::random();
+    Rounds rounds;
+    for (std::uint64_t round = 0; round <= kWholeRounds; ++round) {
+      PEGA_TRY(cores_.use(round, threads()));
+      PEGA_TRY_LET(const double ours, whole_load(*mover, *session, memory_, order_, scheduler,
+                                                 round + 1, KeySource(~seed_)));
+      const double bound = memcpy_rate(memory_, pages.bytes(), Direction::kLoad, copies, threads());
+      if (round != 0) rounds.add({ours}, {bound});
+    }
+    PEGA_TRY(
+        add(rounds, "whole load: claim, open, copy, release", std::nullopt, "memcpy", figures));
+    mover->close();
+    return {};
+  }
+
+ private:
+  PageBench(const CopyOptions& options, std::uint64_t page_bytes, harness::ServerProcess server,
+            harness::EngineMemory memory, SameCores cores, std::unique_ptr<HostDevice> device)
+      : options_(options),
+        page_bytes_(page_bytes),
+        seed_(static_cast<std::uint64_t>(options.common.seed)),
+        server_(std::move(server)),
+        memory_(std::move(memory)),
+        cores_(std::move(cores)),
+        device_(std::move(device)),
+        order_(kRoundBytes / page_bytes) {
+    std::iota(order_.begin(), order_.end(), 0U);
+    // As after hours of serving.
+    std::shuffle(order_.begin(), order_.end(), std::mt19937_64(seed_));
+  }
+
+  [[nodiscard]] unsigned threads() const { return static_cast<unsigned>(options_.threads); }
+
+  [[nodiscard]] Result<std::vector<Device::Copy>> copies_between(
+      const std::vector<std::uint32_t>& slots) const {
+    std::vector<Device::Copy> copies;
+    for (std::size_t i = 0; i < order_.size(); ++i) {
+      if (slots.at(i) == harness::WireClient::kNoFrame)
+        return fail(Errc::kOutOfCapacity, "no slot for block {}", i);
+      copies.push_back({.block = order_[i], .pool_offset = slots[i] * kSlotAlignment});
+    }
+    return copies;
+  }
+
+  Result<void> measure_direction(Direction direction, Inbox& inbox, std::span<std::byte> pool,
+                                 const std::vector<Device::Copy>& copies,
+                                 std::vector<Figure>& figures) {
+    Rounds rounds;
+    Rounds verified;
+    for (std::int64_t round = 0; round < options_.rounds; ++round) {
+      const auto number = static_cast<std::uint64_t>(round);
+      PEGA_TRY(cores_.use(number, threads()));
+      PEGA_TRY_LET(const double ours,
+                   device_rate(*device_, inbox, memory_.layout(), direction, copies, number));
+      rounds.add({ours}, {memcpy_rate(memory_, pool, direction, copies, threads())});
+      if (options_.verify) {
+        PEGA_TRY(compare_verified(*device_, inbox, memory_.layout(), direction, copies, verified));
+      }
+      if (options_.check)
+        PEGA_TRY(check(*device_, inbox, memory_, pool, copies, seed_ + 1 + number));
+    }
+    const std::string name = direction == Direction::kSave ? "save" : "load";
+    PEGA_TRY(add(rounds, name, 0.9, "memcpy", figures));
+    if (!options_.verify) return {};
+    return add(verified, name + " with a checksum of each page", std::nullopt, "without", figures);
+  }
+
+  Result<void> add(const Rounds& rounds, const std::string& what, std::optional<double> target,
+                   std::string bound_name, std::vector<Figure>& figures) const {
     PEGA_TRY_LET(const Rounds::Comparison compared, rounds.compare());
-    figures.push_back({.run = fmt::format("{}, pages of {}", what, format_bytes(page_bytes)),
-                       .params = params,
+    figures.push_back({.run = fmt::format("{}, pages of {}", what, format_bytes(page_bytes_)),
+                       .params = {{"page_bytes", static_cast<std::int64_t>(page_bytes_)},
+                                  {"segment_bytes",
+                                   static_cast<std::int64_t>(std::min(kSegmentBytes, page_bytes_))},
+                                  {"threads", options_.threads}},
                        .figure = compared.figure.median(),
                        .unit = "GB/s",
                        .bound = compared.bound.median(),
                        .bound_name = std::move(bound_name),
-                       .side = Reach::kAtLeast,
-                       .reach = reach,
+                       .side = Side::kAtLeast,
+                       .target = target,
                        .n = compared.rounds,
                        .spread = spread_of(compared)});
     return {};
-  };
-
-  // Both sides of a round on the same cores. Made after the server, which may go where it likes.
-  PEGA_TRY_LET(const SameCores cores, SameCores::create());
-  PEGA_TRY_LET(const auto device,
-               HostDevice::create({.threads = static_cast<int>(options.threads)}));
-  {
-    kj::AsyncIoContext io = kj::setupAsyncIo();
-    PEGA_TRY_LET(const auto client, harness::WireClient::connect(io, server.socket_path()));
-    PEGA_TRY_LET(const harness::WireClient::Registered registered,
-                 client->register_worker("copy", page_bytes, blocks));
-    PEGA_TRY_LET(const std::vector<std::uint32_t> slots,
-                 client->reserve(1, KeySource(seed).packed(0, blocks)));
-    PEGA_TRY_LET(const harness::Mapping pool,
-                 harness::Mapping::shared(registered.pool.get(), registered.pool_bytes));
-    std::vector<Device::Copy> copies;
-    for (std::size_t i = 0; i < blocks; ++i) {
-      if (slots.at(i) == harness::WireClient::kNoFrame)
-        return fail(Errc::kOutOfCapacity, "no slot for block {}", i);
-      copies.push_back({.block = order[i], .pool_offset = slots[i] * kSlotAlignment});
-    }
-    Inbox inbox;
-    PEGA_TRY(device->attach(memory.layout(), pool.bytes(),
-                            [&inbox](Device::Completion&& done) { inbox.put(std::move(done)); }));
-    // Also the warm-up: it touches every page of both sides.
-    Result<void> held = check(*device, inbox, memory, pool.bytes(), copies, seed);
-    for (const Direction direction : {Direction::kSave, Direction::kLoad}) {
-      Rounds rounds;
-      Rounds verified;
-      for (std::int64_t round = 0; held && round < options.rounds; ++round) {
-        held = cores.use(static_cast<std::size_t>(round), threads);
-        if (!held) break;
-        Result<double> ours = device_rate(*device, inbox, memory.layout(), direction, copies,
-                                          static_cast<std::uint64_t>(round));
-        if (!ours) {
-          held = tl::unexpected<Error>(ours.error());
-          break;
-        }
-        rounds.add({*ours}, {memcpy_rate(memory, pool.bytes(), direction, copies, threads)});
-        if (options.verify) {
-          held = compare_verified(*device, inbox, memory.layout(), direction, copies, verified);
-          if (!held) break;
-        }
-        if (options.check) {
-          held = check(*device, inbox, memory, pool.bytes(), copies,
-                       seed + 1 + static_cast<std::uint64_t>(round));
-        }
-      }
-      const std::string name = direction == Direction::kSave ? "save" : "load";
-      if (held) held = add(rounds, name, 0.9);
-      if (held && options.verify) {
-        held = add(verified, name + " with a checksum of each page", std::nullopt, "without");
-      }
-    }
-    device->detach();  // Before the pool is unmapped, also on the way out with an error.
-    if (held) held = client->abandon(1);
-    PEGA_TRY(held);
   }
 
-  // The same through the client library. Its bound is memcpy with the pool as this mapping has it.
-  const Id128 scheduler = Id128::random();
-  const LinkOptions link{
-      .socket_path = server.socket_path(), .instance = "whole", .build = "pegaflow-perf"};
-  PEGA_TRY_LET(const auto mover,
-               Mover::start({.link = link, .factors = {{"program", "pegaflow-perf copy"}}},
-                            memory.layout(), *device));
-  PEGA_TRY_LET(const auto session, CacheSession::start(link));
-  if (!mover->wait_for(LinkState::kReady, std::chrono::seconds(10)) ||
-      !session->wait_for(LinkState::kReady, std::chrono::seconds(10))) {
-    return fail(Errc::kPeerLost, "the client library did not connect: {} {}",
-                mover->status().detail, session->status().detail);
-  }
-  PEGA_TRY_LET(harness::Mapping target, harness::Mapping::anonymous(kRoundBytes));
-  std::vector<Device::Copy> copies;
-  for (std::size_t i = 0; i < blocks; ++i)
-    copies.push_back({.block = order[i], .pool_offset = i * page_bytes});
-  Rounds rounds;
-  constexpr std::uint64_t kWholeRounds = 4;
-  for (std::uint64_t round = 0; round <= kWholeRounds; ++round) {
-    PEGA_TRY(cores.use(round, threads));
-    PEGA_TRY_LET(const double ours, whole_load(*mover, *session, memory, order, scheduler,
-                                               round + 1, KeySource(~seed)));
-    const double bound = memcpy_rate(memory, target.bytes(), Direction::kLoad, copies, threads);
-    if (round != 0) rounds.add({ours}, {bound});
-  }
-  PEGA_TRY(add(rounds, "whole load: claim, open, copy, release", std::nullopt));
-  mover->close();
-  return {};
-}
+  const CopyOptions& options_;
+  const std::uint64_t page_bytes_;
+  const std::uint64_t seed_;
+  const harness::ServerProcess server_;
+  harness::EngineMemory memory_;
+  const SameCores cores_;
+  const std::unique_ptr<HostDevice> device_;
+  std::vector<std::uint32_t> order_;  ///< The blocks, shuffled.
+};
 
 }  // namespace
 
 Outcome run_copy(int argc, const char* const* argv) {
   CopyOptions options;
   OptionTable table("pegaflow-perf copy",
-                    "Pages between the pool of a real server and blocks in shuffled order, in "
-                    "segments of 32 KiB, beside memcpy of the same bytes.");
+                    "Measures copies of pages between the pool of a real server and blocks in "
+                    "shuffled order, in segments of 32 KiB, beside memcpy of the same bytes.");
   declare(table, options.common);
   table.integer("engines", options.engines, 1, 8,
-                "With several, each saves and loads at once through the client library, and the "
-                "figure is the sum.");
-  table.integer("threads", options.threads, 1, 64, "Copy threads on both sides; of each engine.");
+                "Number of engines; several engines save and load concurrently through the client "
+                "library, and the figure is their sum.");
+  table.integer("threads", options.threads, 1, 64, "Copy threads of each engine, and of memcpy.");
   table.integer("rounds", options.rounds, 1, 1000,
-                "Alternations of 128 MiB for each page size and direction.");
-  table.flag("check", options.check,
-             "Compare all bytes after every round, not only after the first.");
+                "Rounds of 128 MiB for each page size and direction.");
+  table.flag("check", options.check, "Compare all bytes after every round, not only the first.");
   table.flag("verify", options.verify,
-             "Also with a checksum of each page, as pegaflow.verify=all, beside without.");
-  table.list("pages", options.pages, "Page sizes, powers of two from 16kb to 64mb.");
+             "Also measure copies with a checksum of each page, as with pegaflow.verify=all.");
+  table.list("pages", options.pages, "Page sizes: powers of two from 16kb to 64mb.");
   PEGA_TRY_LET(const OptionTable::Next next, table.parse(argc, argv, std::cout));
   if (next == OptionTable::Next::kExit) return std::nullopt;
 
   if (options.engines > 1 && options.verify) {
-    return fail(Errc::kInvalidArgument, "--verify is measured with one engine, not {}",
-                options.engines);
+    return fail(Errc::kInvalidArgument, "--verify takes one engine, not {}", options.engines);
   }
   PEGA_TRY_LET(const Conditions conditions, begin_run(options.common));
   std::vector<Figure> figures;
@@ -335,11 +368,14 @@ Outcome run_copy(int argc, const char* const* argv) {
     PEGA_TRY_LET(const std::uint64_t page_bytes, parse_bytes(text));
     if (page_bytes < kRoundBytes / 8192 || page_bytes > kRoundBytes / 2 ||
         (page_bytes & (page_bytes - 1)) != 0) {
-      return fail(Errc::kInvalidArgument, "--pages {}: not a power of two from 16kb to 64mb", text);
+      return fail(Errc::kInvalidArgument, "--pages: {} is not a power of two from 16kb to 64mb",
+                  text);
     }
     progress("pages of " + format_bytes(page_bytes));
     if (options.engines == 1) {
-      PEGA_TRY(measure(options, page_bytes, figures));
+      PEGA_TRY_LET(const auto bench, PageBench::start(options, page_bytes));
+      PEGA_TRY(bench->measure_device(figures));
+      PEGA_TRY(bench->measure_client(figures));
       continue;
     }
     PEGA_TRY_LET(Figure figure,

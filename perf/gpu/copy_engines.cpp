@@ -27,10 +27,10 @@ namespace {
 
 using Clock = std::chrono::steady_clock;
 using Blocks = std::vector<std::uint32_t>;
-/// The first round has nothing to load.
+/// The first round loads nothing.
 constexpr std::uint64_t kWarmUpRounds = 1;
 
-/// Shared memory of the kind that a pool is, every page of it there.
+/// Shared memory like a pool's, with every page present.
 Result<harness::Mapping> like_a_pool(std::uint64_t bytes) {
   const UniqueFd fd(::memfd_create("pegaflow-perf", MFD_CLOEXEC));
   if (!fd) return fail_errno(errno, "memfd_create");
@@ -41,7 +41,7 @@ Result<harness::Mapping> like_a_pool(std::uint64_t bytes) {
 }
 
 /// One engine with its own memory, threads and connections. It saves the first half of its blocks
-/// and loads into the second, both in an order as after hours of serving.
+/// and loads into the second, both in shuffled order, as after hours of serving.
 class Engine {
  public:
   static Result<std::unique_ptr<Engine>> start(const EnginesRun& run, const std::string& socket,
@@ -61,11 +61,10 @@ class Engine {
     return engine;
   }
 
-  /// Makes the keys of a round, which an engine has from its own hashing.
+  /// Prepares the keys of a round; a real engine has them from its own hashing.
   void prepare(std::uint64_t round) { saved_ = std::exchange(saving_, names(round)); }
 
-  /// Saves this round's blocks and loads those of the round before; of the first one there are
-  /// none.
+  /// Saves the blocks of this round and loads those of the round before, if there was one.
   Result<void> work(std::uint64_t round) {
     PEGA_TRY(link_->save(round + 1, saving_, from_));
     std::optional<Id128> token;
@@ -79,8 +78,7 @@ class Engine {
     return {};
   }
 
-  /// The share of copy thread `thread` of `threads` in the same bytes, by memcpy. Loads first, as
-  /// the device does.
+  /// Copies the share of thread `thread` of `threads` with memcpy. Loads first, as the device does.
   void copy_alone(unsigned thread, unsigned threads) {
     for (const auto direction : {Device::Direction::kLoad, Device::Direction::kSave}) {
       const bool is_load = direction == Device::Direction::kLoad;
@@ -93,7 +91,7 @@ class Engine {
   }
 
   void write_pattern(std::uint64_t salt) { memory_.write_pattern(salt); }
-  /// Whether the loaded blocks are what was saved when write_pattern() had said `salt`.
+  /// Whether the loaded blocks hold the bytes of write_pattern(`salt`).
   [[nodiscard]] Result<void> check(std::uint64_t salt) const {
     for (std::size_t i = 0; i < count_; ++i) {
       if (!memory_.has_pattern(to_[i], from_[i], salt)) {
@@ -132,17 +130,17 @@ class Engine {
   std::uint64_t count_;
   harness::EngineMemory memory_;
   std::unique_ptr<HostDevice> device_;
-  harness::Mapping target_;  ///< What memcpy has in place of the pool.
+  harness::Mapping target_;  ///< Takes the place of the pool for memcpy.
   Blocks from_;
   Blocks to_;
   std::vector<BlockKey> saving_;
   std::vector<BlockKey> saved_;
-  std::unique_ptr<LinkedEngine> link_;  ///< Goes before its device and memory.
+  std::unique_ptr<LinkedEngine> link_;  ///< Destroyed before its device and memory.
 };
 
 using Engines = std::vector<std::unique_ptr<Engine>>;
 
-/// Runs `body(i)` on `count` threads from the same moment on; the time until the last has ended.
+/// Runs `body(i)` on `count` threads that start together; returns the time until the last ends.
 template <typename Body>
 Clock::duration together(std::size_t count, Body&& body) {
   std::atomic<bool> go{false};
@@ -156,7 +154,7 @@ Clock::duration together(std::size_t count, Body&& body) {
       body(i);
     });
   }
-  // All of them stand at the line, so that making them is not measured.
+  // All threads wait for the start, so that their creation is not measured.
   for (std::size_t there = waiting.load(); there < count; there = waiting.load()) {
     waiting.wait(there);
   }
@@ -167,7 +165,7 @@ Clock::duration together(std::size_t count, Body&& body) {
   return Clock::now() - begin;
 }
 
-/// One round of all engines; GB/s of them together.
+/// Runs one round of all engines; returns the sum of their GB/s.
 Result<double> work_together(const Engines& engines, std::uint64_t round) {
   std::vector<Result<void>> outcomes(engines.size());
   for (const auto& engine : engines) engine->prepare(round);
@@ -189,9 +187,9 @@ double memcpy_together(const Engines& engines, unsigned threads) {
 }  // namespace
 
 Result<Figure> measure_engines(const EnginesRun& run, std::uint64_t page_bytes) {
-  // What this round saves, what the last one saved and what it loaded, and some that may be
-  // evicted: the oldest, so that all of these are there. The default would rather keep what was
-  // loaded.
+  // Room for the blocks that this round saves, those that the last one saved and loaded, and some
+  // evictable ones. With lru the oldest are evicted, so all of these stay; the default policy would
+  // rather keep loaded blocks.
   PEGA_TRY_LET(const harness::ServerProcess server,
                harness::ServerProcess::start({.program = run.server,
                                               .pool_bytes = kCopyRoundBytes * run.engines * 7 / 2,
@@ -201,7 +199,7 @@ Result<Figure> measure_engines(const EnginesRun& run, std::uint64_t page_bytes) 
     PEGA_TRY_LET(auto engine, Engine::start(run, server.socket_path(), number, page_bytes));
     engines.push_back(std::move(engine));
   }
-  // Both sides of a round on the same cores; the server may go where it likes.
+  // Both sides of a round use the same cores; the server may use any.
   PEGA_TRY_LET(const SameCores cores, SameCores::create());
   const std::size_t threads = std::size_t{run.engines} * run.threads;
   const auto salt = [&](std::uint64_t round) { return run.seed + round; };
@@ -235,8 +233,8 @@ Result<Figure> measure_engines(const EnginesRun& run, std::uint64_t page_bytes) 
       .unit = "GB/s",
       .bound = compared.bound.median(),
       .bound_name = "memcpy",
-      .side = Reach::kAtLeast,
-      .reach = 0.85,
+      .side = Side::kAtLeast,
+      .target = 0.85,
       .n = compared.rounds,
       .spread = fmt::format("ratio {:.2f} to {:.2f}", compared.ratio_low, compared.ratio_high)};
 }

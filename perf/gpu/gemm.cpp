@@ -17,7 +17,7 @@ using Clock = std::chrono::steady_clock;
 constexpr int kSize = 8192;
 constexpr std::uint64_t kMatrixBytes = std::uint64_t{2} * kSize * kSize;
 constexpr double kFlop = 2.0 * kSize * kSize * kSize;
-constexpr int kGroup = 4;  ///< Products that are timed together; some 6 ms on an H200.
+constexpr int kGroup = 4;  ///< Products timed together; about 6 ms on an H200.
 constexpr std::size_t kAhead = 3;
 
 // As in <cublas_v2.h> and <library_types.h>.
@@ -57,7 +57,7 @@ Result<void> Gemm::make(const std::string& library) {
   }
   if (blas == nullptr) {
     const char* const why = ::dlerror();
-    return fail(Errc::kRefused, "no cuBLAS for the matrix products: {}", why ? why : "not found");
+    return fail(Errc::kRefused, "load cuBLAS for the matrix products: {}", why ? why : "not found");
   }
   const auto find = [&](const char* name, auto& function) {
     function = reinterpret_cast<std::remove_reference_t<decltype(function)>>(::dlsym(blas, name));
@@ -71,7 +71,7 @@ Result<void> Gemm::make(const std::string& library) {
   PEGA_TRY(cuda::check(driver, driver.retain_primary_context(ordinal_, context_), "use the GPU"));
   const cuda::CurrentContext current(driver, context_);
   PEGA_TRY(cuda::check(driver, driver.create_stream(0, stream_), "make a stream"));
-  // Not zeros, on which products are faster. bf16 is the upper half of a float.
+  // Not zeros: products of zeros are faster. bf16 is the upper half of a float.
   std::vector<std::uint16_t> values(kMatrixBytes / 2);
   std::minstd_rand random(3);
   for (std::uint16_t& value : values) {
@@ -81,17 +81,18 @@ Result<void> Gemm::make(const std::string& library) {
     value = static_cast<std::uint16_t>(bits >> 16);
   }
   for (cuda::DeviceAddress& matrix : matrices_) {
-    PEGA_TRY(cuda::check(driver, driver.allocate(kMatrixBytes, matrix), "take GPU memory"));
+    PEGA_TRY(cuda::check(driver, driver.allocate(kMatrixBytes, matrix), "allocate GPU memory"));
     const cuda::Transfer all{reinterpret_cast<std::byte*>(values.data()), matrix, kMatrixBytes};
-    PEGA_TRY(cuda::check(driver, driver.copy(cuda::Way::kToDevice, &all, 1, stream_), "fill it"));
+    PEGA_TRY(cuda::check(driver, driver.copy(cuda::Way::kToDevice, &all, 1, stream_),
+                         "fill GPU memory"));
   }
-  PEGA_TRY(cuda::check(driver, driver.synchronize(stream_), "fill it"));
+  PEGA_TRY(cuda::check(driver, driver.synchronize(stream_), "fill GPU memory"));
   if (const int status = blas_->create(&blas_->handle); status != 0) {
     blas_->handle = nullptr;
-    return fail(Errc::kIo, "cuBLAS does not start: {}", status);
+    return fail(Errc::kIo, "cublasCreate failed with status {}", status);
   }
   if (const int status = blas_->set_stream(blas_->handle, stream_); status != 0) {
-    return fail(Errc::kIo, "cuBLAS takes no stream: {}", status);
+    return fail(Errc::kIo, "cublasSetStream failed with status {}", status);
   }
   return {};
 }

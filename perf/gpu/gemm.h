@@ -1,6 +1,6 @@
 #pragma once
 /// \file
-/// An engine's stand-in: matrix products that keep a GPU busy and say how fast they go.
+/// Stand-in for an engine: matrix products that keep a GPU busy and measure their own rate.
 
 #include <atomic>
 #include <chrono>
@@ -15,23 +15,23 @@
 
 namespace pegaflow::perf {
 
-/// bf16 products of 8192 x 8192 matrices with cuBLAS, on a stream and a thread of their own, as
-/// long as it lives. cuBLAS is found at run time, since only this needs it.
+/// Computes bf16 products of 8192 x 8192 matrices with cuBLAS, on its own stream and thread. Loads
+/// cuBLAS at run time, because nothing else needs it.
 class Gemm {
  public:
-  /// `library`: cuBLAS's file; empty: whichever the loader finds.
-  /// Errors: kRefused without cuBLAS, kIo or kOutOfCapacity in CUDA's words.
+  /// `library` is the path of cuBLAS; empty: the loader searches for it.
+  /// Errors: kRefused without cuBLAS; kIo or kOutOfCapacity with CUDA's text.
   static Result<std::unique_ptr<Gemm>> start(std::shared_ptr<cuda::Driver> driver, int ordinal,
                                              const std::string& library);
   Gemm(const Gemm&) = delete;
   Gemm& operator=(const Gemm&) = delete;
   ~Gemm();
 
-  void pause();   ///< Returns when none runs any more.
-  void resume();  ///< Returns when they run.
+  void pause();   ///< Returns when no product is running.
+  void resume();  ///< Returns when products are running.
 
-  /// TFLOP/s of the products that began and ended between the two moments; 0 if there is none.
-  /// Errors: what happened on the device.
+  /// TFLOP/s of the products that began and ended between the two times; 0 if there are none.
+  /// Errors: those of the device.
   Result<double> rate(std::chrono::steady_clock::time_point begin,
                       std::chrono::steady_clock::time_point end);
 

@@ -1,6 +1,6 @@
 /// \file
-/// `pegaflow-perf gpu`: how fast pages move between a GPU and the pool, idle and beside products of
-/// matrices, and what these keep of their speed.
+/// `pegaflow-perf gpu`: the rate of copies between a GPU and the pool, idle and beside matrix
+/// products, and the speed that the products keep.
 
 #include <algorithm>
 #include <atomic>
@@ -26,7 +26,7 @@ namespace {
 
 using Clock = std::chrono::steady_clock;
 using Direction = Device::Direction;
-using Ways = GpuMemory::Ways;
+using Directions = GpuMemory::Directions;
 
 constexpr std::size_t kBatchPages = 128;
 constexpr std::uint64_t kCheckedPages = 256;
@@ -55,7 +55,7 @@ struct GpuOptions {
   std::vector<std::string> orders = {"shuffled"};
 };
 
-/// Counts the batches that have ended.
+/// Counts the batches that have completed.
 class Inbox {
  public:
   void put(Device::Completion&& completion) {
@@ -64,7 +64,7 @@ class Inbox {
     ++ended_;
     changed_.notify_all();
   }
-  /// Waits until at most `left` of `sent` are under way.
+  /// Waits until at most `left` of `sent` are in flight.
   Result<void> wait(std::uint64_t sent, std::uint64_t left) {
     std::unique_lock lock(mutex_);
     changed_.wait(lock, [&] { return error_ || sent - ended_ <= left; });
@@ -79,13 +79,13 @@ class Inbox {
   std::optional<Error> error_;
 };
 
-/// Where each page of the set lies on both sides.
+/// The places of each page of the set on both sides.
 struct Set {
   std::vector<std::uint32_t> blocks;
   std::vector<std::uint64_t> slots;
 };
 
-/// One way: keeps a few batches queued until the time is over.
+/// One direction: keeps a few batches queued until the time is over.
 class Stream {
  public:
   Stream(Device& device, Inbox& inbox, const Set& set, std::uint64_t page_bytes,
@@ -124,12 +124,12 @@ class Stream {
 };
 
 struct Copied {
-  double rate = 0;  ///< GB/s, both ways added up.
+  double rate = 0;  ///< GB/s, both directions added up.
   Clock::time_point begin;
   Clock::time_point end;
 };
 
-/// Everything of one segment size.
+/// The figures of one segment size.
 class Bench {
  public:
   Bench(const GpuOptions& options, std::shared_ptr<cuda::Driver> driver, CudaDevice& device,
@@ -141,7 +141,7 @@ class Bench {
         gemm_(gemm),
         figures_(figures) {}
 
-  /// What contiguous copies do to the products, and these to them: the bound of the bound.
+  /// How contiguous copies and the products slow each other down: a limit of the bound itself.
   Result<void> run_contiguous() {
     page_bytes_ = segment_bytes_ = std::uint64_t{64} << 20;
     PEGA_TRY_LET(memory_, GpuMemory::create(driver_, static_cast<int>(options_.device), page_bytes_,
@@ -166,7 +166,7 @@ class Bench {
     for (const std::string& order : options_.orders) {
       if (done) done = run_order(order);
     }
-    device_.detach();  // Also on the way out: the pool and the memory go after it.
+    device_.detach();  // Also after an error: pool and memory outlive the attachment.
     return done;
   }
 
@@ -174,16 +174,18 @@ class Bench {
   Result<void> compare_contiguous() {
     const double seconds = static_cast<double>(options_.milliseconds) / 1e3;
     const std::chrono::milliseconds window(options_.milliseconds);
-    for (const Ways ways : {Ways::kToHost, Ways::kToDevice, Ways::kBoth}) {
+    for (const Directions directions :
+         {Directions::kToHost, Directions::kToDevice, Directions::kBoth}) {
       Rounds copies;
       Rounds products;
       for (std::int64_t round = 0; round < options_.rounds; ++round) {
-        PEGA_TRY_LET(const double idle, memory_->contiguous_rate(pool_.bytes(), ways, seconds));
+        PEGA_TRY_LET(const double idle,
+                     memory_->contiguous_rate(pool_.bytes(), directions, seconds));
         gemm_->resume();
         std::this_thread::sleep_for(window);
         PEGA_TRY_LET(const double before, gemm_alone(window));
         const auto begin = Clock::now();
-        const Result<double> busy = memory_->contiguous_rate(pool_.bytes(), ways, seconds);
+        const Result<double> busy = memory_->contiguous_rate(pool_.bytes(), directions, seconds);
         const auto end = Clock::now();
         PEGA_TRY_LET(const double behind, gemm_alone(window));
         gemm_->pause();
@@ -192,8 +194,9 @@ class Bench {
         copies.add({*busy}, {idle});
         products.add({kept}, {(before + behind) / 2});
       }
-      PEGA_TRY(add(copies, ways, "contiguous beside GEMM", "GB/s", "contiguous copy, idle", {}));
-      PEGA_TRY(add(products, ways, "contiguous, GEMM kept", "TFLOP/s", "GEMM alone", {}));
+      PEGA_TRY(
+          add(copies, directions, "contiguous beside GEMM", "GB/s", "contiguous copy, idle", {}));
+      PEGA_TRY(add(products, directions, "contiguous, GEMM kept", "TFLOP/s", "GEMM alone", {}));
     }
     return {};
   }
@@ -213,14 +216,15 @@ class Bench {
       }
     }
     if (options_.check) PEGA_TRY(check());
-    for (const Ways ways : {Ways::kToHost, Ways::kToDevice, Ways::kBoth}) {
-      PEGA_TRY(measure(ways, false));
-      if (gemm_ != nullptr) PEGA_TRY(measure(ways, true));
+    for (const Directions directions :
+         {Directions::kToHost, Directions::kToDevice, Directions::kBoth}) {
+      PEGA_TRY(measure(directions, false));
+      if (gemm_ != nullptr) PEGA_TRY(measure(directions, true));
     }
     return {};
   }
 
-  Result<Copied> copy(Ways ways) {
+  Result<Copied> copy(Directions directions) {
     inboxes_[0] = std::make_unique<Inbox>();
     inboxes_[1] = std::make_unique<Inbox>();
     Copied copied;
@@ -230,13 +234,13 @@ class Bench {
     Stream loads(device_, *inboxes_[1], sets_[1], page_bytes_, Direction::kLoad);
     Result<void> saved;
     std::thread other;
-    if (ways == Ways::kBoth) {
+    if (directions == Directions::kBoth) {
       other = std::thread([&] { saved = saves.run(until); });
-    } else if (ways == Ways::kToHost) {
+    } else if (directions == Directions::kToHost) {
       saved = saves.run(until);
     }
     Result<void> loaded;
-    if (ways != Ways::kToHost) loaded = loads.run(until);
+    if (directions != Directions::kToHost) loaded = loads.run(until);
     if (other.joinable()) other.join();
     PEGA_TRY(saved);
     PEGA_TRY(loaded);
@@ -246,20 +250,21 @@ class Bench {
     return copied;
   }
 
-  Result<void> measure(Ways ways, bool busy) {
+  Result<void> measure(Directions directions, bool busy) {
     const double seconds = static_cast<double>(options_.milliseconds) / 1e3;
     const std::chrono::milliseconds window(options_.milliseconds);
     Rounds copies;
     Rounds products;
-    if (auto warm = copy(ways); !warm) return tl::unexpected<Error>(warm.error());
+    if (auto warm = copy(directions); !warm) return tl::unexpected<Error>(warm.error());
     for (std::int64_t round = 0; round < options_.rounds; ++round) {
-      PEGA_TRY_LET(const double peak, memory_->contiguous_rate(pool_.bytes(), ways, seconds / 2));
+      PEGA_TRY_LET(const double peak,
+                   memory_->contiguous_rate(pool_.bytes(), directions, seconds / 2));
       if (busy) {
         gemm_->resume();
-        std::this_thread::sleep_for(window);  // Clocks and power settle.
-        // Alone before and behind, since they drift.
+        std::this_thread::sleep_for(window);  // Clocks and power become stable.
+        // Alone before and after, because they drift.
         PEGA_TRY_LET(const double before, gemm_alone(window));
-        const Result<Copied> ours = copy(ways);
+        const Result<Copied> ours = copy(directions);
         PEGA_TRY_LET(const double behind, gemm_alone(window));
         gemm_->pause();
         if (!ours) return tl::unexpected<Error>(ours.error());
@@ -267,15 +272,16 @@ class Bench {
         copies.add({ours->rate}, {peak});
         products.add({kept}, {(before + behind) / 2});
       } else {
-        PEGA_TRY_LET(const Copied ours, copy(ways));
+        PEGA_TRY_LET(const Copied ours, copy(directions));
         copies.add({ours.rate}, {peak});
       }
     }
-    const bool both = ways == Ways::kBoth;
-    PEGA_TRY(add(copies, ways, busy ? "beside GEMM" : "idle", "GB/s", "contiguous copy, idle",
+    const bool both = directions == Directions::kBoth;
+    PEGA_TRY(add(copies, directions, busy ? "beside GEMM" : "idle", "GB/s", "contiguous copy, idle",
                  busy || both ? 0.95 : 0.97));
     if (busy) {
-      PEGA_TRY(add(products, ways, "GEMM kept", "TFLOP/s", "GEMM alone", both ? 0.965 : 0.98));
+      PEGA_TRY(
+          add(products, directions, "GEMM kept", "TFLOP/s", "GEMM alone", both ? 0.965 : 0.98));
     }
     return {};
   }
@@ -286,22 +292,22 @@ class Bench {
     return gemm_->rate(begin, Clock::now());
   }
 
-  Result<void> add(const Rounds& rounds, Ways ways, const std::string& what, std::string unit,
-                   std::string bound_name, std::optional<double> reach) {
+  Result<void> add(const Rounds& rounds, Directions directions, const std::string& what,
+                   std::string unit, std::string bound_name, std::optional<double> target) {
     PEGA_TRY_LET(const Rounds::Comparison compared, rounds.compare());
-    const std::string way = ways == Ways::kToHost     ? "save"
-                            : ways == Ways::kToDevice ? "load"
-                                                      : "both";
+    const std::string direction = directions == Directions::kToHost     ? "save"
+                                  : directions == Directions::kToDevice ? "load"
+                                                                        : "both";
     const CudaDevice::Info info = device_.info();
     const std::string path = what.starts_with("contiguous")     ? "plain"
                              : info.path == cuda::Path::kDirect ? "direct"
                                                                 : "staged";
     figures_.push_back(
-        {.run = fmt::format("{} {}, {} segments {}, {}", way, what, format_bytes(segment_bytes_),
-                            order_, path),
+        {.run = fmt::format("{} {}, {} segments {}, {}", direction, what,
+                            format_bytes(segment_bytes_), order_, path),
          .params = {{"segment_bytes", static_cast<std::int64_t>(segment_bytes_)},
                     {"page_bytes", static_cast<std::int64_t>(page_bytes_)},
-                    {"way", way},
+                    {"direction", direction},
                     {"order", order_},
                     {"path", path},
                     {"what", what},
@@ -310,15 +316,15 @@ class Bench {
          .unit = std::move(unit),
          .bound = compared.bound.median(),
          .bound_name = std::move(bound_name),
-         .side = Reach::kAtLeast,
-         .reach = reach,
+         .side = Side::kAtLeast,
+         .target = target,
          .n = compared.rounds,
          .spread = fmt::format("ratio {:.3f} to {:.3f}", compared.ratio_low, compared.ratio_high)});
     return {};
   }
 
-  /// Loads pages with a pattern, reads the GPU's memory by another way, saves them elsewhere, and
-  /// compares every byte.
+  /// Loads pages with a pattern, reads the GPU's memory by other means, saves the pages elsewhere,
+  /// and compares every byte.
   Result<void> check() {
     const std::size_t count = std::min<std::uint64_t>(kCheckedPages, sets_[0].blocks.size());
     const std::uint64_t salt = static_cast<std::uint64_t>(options_.common.seed) + segment_bytes_;
@@ -346,7 +352,7 @@ class Bench {
     for (std::size_t i = 0; i < count; ++i) {
       if (!harness::is_pattern(page_at(sets_[1].slots[i]), salt, static_cast<std::uint32_t>(i),
                                0)) {
-        return fail(Errc::kCorrupt, "the page of block {} is not what was in it", blocks[i]);
+        return fail(Errc::kCorrupt, "the page of block {} is not what was saved", blocks[i]);
       }
     }
     return {};
@@ -361,12 +367,12 @@ class Bench {
   std::uint64_t segment_bytes_ = 0;
   std::uint64_t page_bytes_ = 0;
   std::string order_ = "in order";
-  Set sets_[2];  ///< Of saves and of loads: no page in both.
+  Set sets_[2];  ///< Pages of saves and of loads, disjoint.
   std::unique_ptr<Inbox> inboxes_[2];
   std::unique_ptr<GpuMemory> memory_;
 };
 
-/// One for all sizes, as an engine has one for all its life.
+/// Creates the device of all sizes: an engine too has one for its lifetime.
 Result<std::unique_ptr<CudaDevice>> make_device(const GpuOptions& options,
                                                 const std::shared_ptr<cuda::Driver>& driver) {
   CudaDevice::Options device{.ordinal = static_cast<int>(options.device),
@@ -388,7 +394,7 @@ std::string memory_of(const engine::Pool& pool) {
   return fmt::format("pages of {}", format_bytes(pool.page_bytes()));
 }
 
-/// How long a large pool takes to become CUDA's.
+/// The time to register a large pool with CUDA.
 Result<Figure> measure_registration(const GpuOptions& options,
                                     const std::shared_ptr<cuda::Driver>& driver) {
   PEGA_TRY_LET(engine::Pool pool, make_pool(options.registered));
@@ -415,104 +421,135 @@ Result<Figure> measure_registration(const GpuOptions& options,
                 .figure = samples.median(),
                 .unit = "s",
                 .bound = 1,
-                .bound_name = "what a start may take",
-                .side = Reach::kAtMost,
-                .reach = 1,
+                .bound_name = "the target of a start",
+                .side = Side::kAtMost,
+                .target = 1,
                 .n = samples.count(),
                 .spread = fmt::format("{:.2f} to {:.2f}, the first {:.2f}", samples.quantile(0),
                                       samples.quantile(1), first)};
 }
 
-}  // namespace
-
-Outcome run_gpu(int argc, const char* const* argv) {
-  GpuOptions o;
-  OptionTable table("pegaflow-perf gpu",
-                    "Pages between the pool and blocks on a GPU, beside contiguous copies of "
-                    "page-locked memory, idle and beside matrix products.");
+void declare(OptionTable& table, GpuOptions& o) {
   declare(table, o.common);
-  table.integer("device", o.device, 0, 63, "Which GPU, among those that this process sees.");
-  table.list("segments", o.segments, "Sizes of a layer's share of a block.");
+  table.integer("device", o.device, 0, 63, "The GPU, by its number in this process.");
+  table.list("segments", o.segments, "Segment sizes: the share of one layer in a block.");
   table.bytes("page", o.page, 64 << 10, std::uint64_t{64} << 20,
-              "Of a block over all layers; a larger segment is a page by itself.");
-  table.list("orders", o.orders, "shuffled, in-order.");
+              "Page size, a block over all layers; a larger segment is a page by itself.");
+  table.list("orders", o.orders, "Orders of the blocks: shuffled, in-order.");
   table.bytes("set", o.set, std::uint64_t{512} << 20, std::uint64_t{64} << 30,
-              "Copied over and over; half of it each way when both run.");
-  table.integer("rounds", o.rounds, 1, 100, "Alternations with the bound.");
-  table.integer("milliseconds", o.milliseconds, 20, 10'000, "Of one round.");
+              "Bytes that are copied repeatedly; half of them per direction when both run.");
+  table.integer("rounds", o.rounds, 1, 100, "Rounds that alternate with the bound.");
+  table.integer("milliseconds", o.milliseconds, 20, 10'000, "Length of one round.");
   table.bytes("register", o.registered, 0, std::uint64_t{1} << 40,
-              "Pool whose registration is timed; 0: none.");
-  table.integer("register-threads", o.register_threads, 1, 256, "That register it.");
+              "Pool size whose registration is timed; 0: none.");
+  table.integer("register-threads", o.register_threads, 1, 256, "Threads of the registration.");
   table.bytes("register-range", o.register_range, 2 << 20, std::uint64_t{1} << 40,
-              "Registered at a time; a power of two.");
+              "Bytes registered at a time; a power of two.");
   table.integer("pages", o.pages, 0, 100'000, "Loads and saves of one page that are timed.");
   table.text("path", o.path, "auto, staged or direct.");
   table.bytes("staging", o.staging, 1 << 20, std::uint64_t{4} << 30,
-              "On the GPU, for each direction.");
-  table.bytes("slice", o.slice, 64 << 10, std::uint64_t{1} << 30, "Copied at a time.");
+              "Staging memory on the GPU, per direction.");
+  table.bytes("slice", o.slice, 64 << 10, std::uint64_t{1} << 30, "Bytes copied at a time.");
   table.integer("kernel-blocks", o.blocks, 0, 10'000,
-                "Thread blocks of a kernel; 0: one a multiprocessor.");
-  table.flag("low-priority", o.low_priority, "Kernels behind those of the engine.");
-  table.flag("no-gemm", o.no_gemm, "Only on an idle GPU.");
-  table.text("cublas", o.cublas, "cuBLAS's file, if the loader does not find it.");
-  table.flag("check", o.check, "Compare every byte that was moved, both ways, before measuring.");
-  PEGA_TRY_LET(const OptionTable::Next next, table.parse(argc, argv, std::cout));
-  if (next == OptionTable::Next::kExit) return std::nullopt;
-  for (const std::string& order : o.orders) {
+                "Thread blocks of a kernel; 0: one per multiprocessor.");
+  table.flag("low-priority", o.low_priority, "Give kernels a lower priority than the engine's.");
+  table.flag("no-gemm", o.no_gemm, "Measure only on an idle GPU.");
+  table.text("cublas", o.cublas, "Path of cuBLAS if the loader does not find it.");
+  table.flag("check", o.check, "Compare every byte in both directions before measuring.");
+}
+
+/// Errors: kInvalidArgument, which names the option.
+Result<void> check_words(const GpuOptions& options) {
+  for (const std::string& order : options.orders) {
     if (order != "shuffled" && order != "in-order") {
-      return fail(Errc::kInvalidArgument, "--orders {}: shuffled or in-order", order);
+      return fail(Errc::kInvalidArgument, "--orders: '{}' is neither shuffled nor in-order", order);
     }
   }
-  if (o.path != "auto" && o.path != "staged" && o.path != "direct") {
-    return fail(Errc::kInvalidArgument, "--path {}: auto, staged or direct", o.path);
+  if (options.path != "auto" && options.path != "staged" && options.path != "direct") {
+    return fail(Errc::kInvalidArgument, "--path: '{}' is not auto, staged or direct", options.path);
   }
+  return {};
+}
+
+/// Errors: kInvalidArgument, which names the size.
+Result<std::vector<std::uint64_t>> segment_sizes(const GpuOptions& options) {
   std::vector<std::uint64_t> sizes;
-  for (const std::string& text : o.segments) {
+  for (const std::string& text : options.segments) {
     PEGA_TRY_LET(const std::uint64_t bytes, parse_bytes(text));
-    const std::uint64_t page = std::max(o.page, bytes);
-    if (bytes < 4096 || bytes % 16 != 0 || page % bytes != 0 || page > o.set / 8) {
+    const std::uint64_t page = std::max(options.page, bytes);
+    if (bytes < 4096 || bytes % 16 != 0 || page % bytes != 0 || page > options.set / 8) {
       return fail(Errc::kInvalidArgument,
-                  "--segments {}: from 4kb on, a divisor of the page, a page 1/8 of the set", text);
+                  "--segments: {} is not at least 4kb, a divisor of the page, and a page at most "
+                  "1/8 of the set",
+                  text);
     }
     sizes.push_back(bytes);
   }
+  return sizes;
+}
 
-  PEGA_TRY_LET(const std::shared_ptr<cuda::Driver> driver, cuda::Driver::load());
-  PEGA_TRY_LET(const Conditions conditions, begin_run(o.common));
-  std::vector<Figure> figures;
-  if (o.registered != 0) {
-    progress("register " + format_bytes(o.registered));
-    PEGA_TRY_LET(Figure figure, measure_registration(o, driver));
+/// Measures everything that needs no long-lived device: registration, and single pages.
+Result<void> measure_parts(const GpuOptions& options, const std::shared_ptr<cuda::Driver>& driver,
+                           std::vector<Figure>& figures) {
+  if (options.registered != 0) {
+    progress("register " + format_bytes(options.registered));
+    PEGA_TRY_LET(Figure figure, measure_registration(options, driver));
     figures.push_back(std::move(figure));
   }
-  if (o.pages != 0) {
-    progress("one page at a time");
-    PEGA_TRY(measure_single_pages({.common = o.common,
-                                   .device = static_cast<int>(o.device),
-                                   .page_bytes = o.page,
-                                   .count = static_cast<std::size_t>(o.pages)},
-                                  driver, figures));
-  }
-  PEGA_TRY_LET(engine::Pool pool, make_pool(o.set));
+  if (options.pages == 0) return {};
+  progress("one page at a time");
+  return measure_single_pages({.common = options.common,
+                               .device = static_cast<int>(options.device),
+                               .page_bytes = options.page,
+                               .count = static_cast<std::size_t>(options.pages)},
+                              driver, figures);
+}
+
+/// Measures copies of all segment sizes, idle and beside matrix products.
+Result<void> measure_copies(const GpuOptions& options, const std::vector<std::uint64_t>& sizes,
+                            const std::shared_ptr<cuda::Driver>& driver, engine::Pool& pool,
+                            std::vector<Figure>& figures) {
   std::unique_ptr<Gemm> gemm;
-  if (!o.no_gemm) {
-    PEGA_TRY_LET(gemm, Gemm::start(driver, static_cast<int>(o.device), o.cublas));
+  if (!options.no_gemm) {
+    PEGA_TRY_LET(gemm, Gemm::start(driver, static_cast<int>(options.device), options.cublas));
   }
-  PEGA_TRY_LET(const std::unique_ptr<CudaDevice> device, make_device(o, driver));
+  PEGA_TRY_LET(const std::unique_ptr<CudaDevice> device, make_device(options, driver));
   if (gemm) {
     progress("contiguous copies beside matrix products");
-    Bench bench(o, driver, *device, pool, gemm.get(), figures);
+    Bench bench(options, driver, *device, pool, gemm.get(), figures);
     PEGA_TRY(bench.run_contiguous());
   }
   for (const std::uint64_t bytes : sizes) {
     progress("segments of " + format_bytes(bytes));
-    Bench bench(o, driver, *device, pool, gemm.get(), figures);
+    Bench bench(options, driver, *device, pool, gemm.get(), figures);
     PEGA_TRY(bench.run(bytes));
   }
+  return {};
+}
+
+}  // namespace
+
+Outcome run_gpu(int argc, const char* const* argv) {
+  GpuOptions options;
+  OptionTable table("pegaflow-perf gpu",
+                    "Measures copies of pages between the pool and blocks on a GPU, beside "
+                    "contiguous copies of page-locked memory, idle and beside matrix products.");
+  declare(table, options);
+  PEGA_TRY_LET(const OptionTable::Next next, table.parse(argc, argv, std::cout));
+  if (next == OptionTable::Next::kExit) return std::nullopt;
+  PEGA_TRY(check_words(options));
+  PEGA_TRY_LET(const std::vector<std::uint64_t> sizes, segment_sizes(options));
+
+  PEGA_TRY_LET(const std::shared_ptr<cuda::Driver> driver, cuda::Driver::load());
+  PEGA_TRY_LET(const Conditions conditions, begin_run(options.common));
+  std::vector<Figure> figures;
+  PEGA_TRY(measure_parts(options, driver, figures));
+  PEGA_TRY_LET(engine::Pool pool, make_pool(options.set));
+  PEGA_TRY(measure_copies(options, sizes, driver, pool, figures));
   return Report{.title = "pegaflow-perf gpu, pool on " + memory_of(pool),
                 .figures = std::move(figures),
                 .conditions = conditions,
-                .json = o.common.json};
+                .json = options.common.json};
 }
 
 }  // namespace pegaflow::perf

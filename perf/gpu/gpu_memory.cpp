@@ -31,13 +31,14 @@ Result<void> GpuMemory::make(std::uint64_t page_bytes, std::uint64_t segment_byt
     PEGA_TRY(cuda::check(driver, driver.create_stream(0, stream), "make a stream"));
   }
   for (cuda::DeviceAddress& target : targets_) {
-    PEGA_TRY(cuda::check(driver, driver.allocate(kCopyBytes, target), "take GPU memory"));
+    PEGA_TRY(cuda::check(driver, driver.allocate(kCopyBytes, target), "allocate GPU memory"));
   }
   allocation_bytes_ = segment_bytes * blocks;
   std::vector<Segment> segments;
   for (std::uint64_t i = 0; i < page_bytes / segment_bytes; ++i) {
     cuda::DeviceAddress& address = allocations_.emplace_back(0);
-    PEGA_TRY(cuda::check(driver, driver.allocate(allocation_bytes_, address), "take GPU memory"));
+    PEGA_TRY(
+        cuda::check(driver, driver.allocate(allocation_bytes_, address), "allocate GPU memory"));
     // NOLINTNEXTLINE(performance-no-int-to-ptr): a layout has addresses of any kind of memory.
     segments.push_back({reinterpret_cast<std::byte*>(address), segment_bytes, segment_bytes});
   }
@@ -72,7 +73,7 @@ Result<void> GpuMemory::check(std::span<const std::uint32_t> blocks,
   const std::uint64_t segment = layout_->segments().front().size_bytes;
   std::vector<std::byte> bytes(allocation_bytes_);
   for (std::size_t i = 0; i < allocations_.size(); ++i) {
-    // By another way than the one that is checked: the whole allocation, without our device.
+    // Reads the whole allocation without the device that is checked.
     const cuda::Transfer all{bytes.data(), allocations_[i], bytes.size()};
     PEGA_TRY(cuda::check(*driver_, driver_->copy(cuda::Way::kToHost, &all, 1, streams_[0]),
                          "read GPU memory"));
@@ -80,7 +81,7 @@ Result<void> GpuMemory::check(std::span<const std::uint32_t> blocks,
     for (std::size_t k = 0; k < blocks.size(); ++k) {
       const auto piece = std::span(bytes).subspan(blocks[k] * segment, segment);
       if (!harness::is_pattern(piece, salt, origins[k], 0, i * segment)) {
-        return fail(Errc::kCorrupt, "segment {} of block {} is not what the page of {} has", i,
+        return fail(Errc::kCorrupt, "segment {} of block {} differs from the page of {}", i,
                     blocks[k], origins[k]);
       }
     }
@@ -88,22 +89,23 @@ Result<void> GpuMemory::check(std::span<const std::uint32_t> blocks,
   return {};
 }
 
-Result<double> GpuMemory::contiguous_rate(std::span<std::byte> host, Ways ways, double seconds) {
+Result<double> GpuMemory::contiguous_rate(std::span<std::byte> host, Directions directions,
+                                          double seconds) {
   const cuda::CurrentContext current(*driver_, context_);
   const std::uint64_t places = host.size() / kCopyBytes / 2;
-  if (places == 0) return fail(Errc::kInvalidArgument, "a pool of less than 128 MiB");
+  if (places == 0) return fail(Errc::kInvalidArgument, "the pool is smaller than 128 MiB");
   std::uint64_t bytes = 0;
   const auto begin = Clock::now();
   while (std::chrono::duration<double>(Clock::now() - begin).count() < seconds) {
     for (std::uint64_t i = 0; i < 8; ++i) {
       const std::uint64_t place = i % places * kCopyBytes;
-      if (ways != Ways::kToDevice) {
+      if (directions != Directions::kToDevice) {
         const cuda::Transfer out{host.data() + place, targets_[0], kCopyBytes};
         PEGA_TRY(cuda::check(*driver_, driver_->copy(cuda::Way::kToHost, &out, 1, streams_[0]),
                              "copy to the host"));
         bytes += kCopyBytes;
       }
-      if (ways != Ways::kToHost) {
+      if (directions != Directions::kToHost) {
         const cuda::Transfer in{host.data() + host.size() / 2 + place, targets_[1], kCopyBytes};
         PEGA_TRY(cuda::check(*driver_, driver_->copy(cuda::Way::kToDevice, &in, 1, streams_[1]),
                              "copy to the GPU"));

@@ -1,6 +1,6 @@
 #pragma once
 /// \file
-/// An engine's blocks on a GPU, and plain copies of theirs.
+/// An engine's blocks on a GPU, and plain copies of them.
 
 #include <cstdint>
 #include <memory>
@@ -14,11 +14,11 @@
 
 namespace pegaflow::perf {
 
-/// One allocation a segment, as vLLM has one a layer; block i lies at i * segment_bytes in each.
-/// Thread-bound; has streams of its own for what is not the Device's work.
+/// One allocation per segment, as vLLM has one per layer; block i lies at i * segment_bytes of
+/// each. Thread-bound; has its own streams for copies outside the Device.
 class GpuMemory {
  public:
-  /// Errors: what CUDA answered.
+  /// Errors: CUDA's.
   static Result<std::unique_ptr<GpuMemory>> create(std::shared_ptr<cuda::Driver> driver,
                                                    int ordinal, std::uint64_t page_bytes,
                                                    std::uint64_t segment_bytes,
@@ -29,19 +29,18 @@ class GpuMemory {
 
   [[nodiscard]] const PageLayout& layout() const noexcept { return *layout_; }
 
-  /// Overwrites all of it, so that a load which copies nothing is seen.
+  /// Overwrites all blocks, so that a load that copies nothing is detected.
   Result<void> clear();
 
-  /// Whether block `blocks[i]` holds segment 0 of block `origins[i]` by write_pattern(),
-  /// all of a page as one, for each i. Errors:
-  /// kCorrupt, which names the first that does not; what CUDA answered.
+  /// Checks that each block `blocks[i]` holds the page of block `origins[i]`, which write_pattern()
+  /// wrote as one segment. Errors: kCorrupt, which names the first block that differs; CUDA's.
   Result<void> check(std::span<const std::uint32_t> blocks, std::span<const std::uint32_t> origins,
                      std::uint64_t salt);
 
   /// GB/s of contiguous copies of 64 MiB between page-locked `host` and the GPU for `seconds`;
-  /// both: both ways at once, added up.
-  enum class Ways : std::uint8_t { kToHost, kToDevice, kBoth };
-  Result<double> contiguous_rate(std::span<std::byte> host, Ways ways, double seconds);
+  /// kBoth: the sum of both directions at once.
+  enum class Directions : std::uint8_t { kToHost, kToDevice, kBoth };
+  Result<double> contiguous_rate(std::span<std::byte> host, Directions directions, double seconds);
 
  private:
   GpuMemory(std::shared_ptr<cuda::Driver> driver, int ordinal)
@@ -53,7 +52,7 @@ class GpuMemory {
   cuda::Context context_ = nullptr;
   cuda::Stream streams_[2] = {};
   std::vector<cuda::DeviceAddress> allocations_;
-  cuda::DeviceAddress targets_[2] = {};  ///< Of contiguous copies.
+  cuda::DeviceAddress targets_[2] = {};  ///< Memory of contiguous copies.
   std::uint64_t allocation_bytes_ = 0;
   std::unique_ptr<PageLayout> layout_;
 };

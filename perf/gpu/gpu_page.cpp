@@ -23,7 +23,7 @@ using Clock = std::chrono::steady_clock;
 using Direction = Device::Direction;
 
 constexpr std::uint64_t kBlocks = 64;
-constexpr std::uint64_t kSegmentBytes = 64 << 10;  ///< As vLLM's default for a model of 8B.
+constexpr std::uint64_t kSegmentBytes = 64 << 10;  ///< vLLM's default for a model of 8B.
 constexpr std::uint64_t kPoolBytes = std::uint64_t{1} << 30;
 
 double microseconds(Clock::duration took) {
@@ -39,8 +39,8 @@ Figure figure_of(const std::string& what, std::uint64_t page_bytes, const Sample
           .unit = "us",
           .bound = target,
           .bound_name = "the target",
-          .side = Reach::kAtMost,
-          .reach = 1,
+          .side = Side::kAtMost,
+          .target = 1,
           .n = samples.count(),
           .spread = fmt::format("p10 {:.0f}, p90 {:.0f}, p99 {:.0f} us", samples.quantile(0.1),
                                 samples.quantile(0.9), samples.quantile(0.99))};
@@ -74,7 +74,7 @@ Result<std::vector<double>> time_device(CudaDevice& device, Inbox& inbox, std::u
   return took;
 }
 
-/// From the engine's call until the load is reported: open, copy.
+/// Times from the engine's call until the load is reported: open, copy.
 Result<std::vector<double>> time_loads(Mover& mover, CacheSession& session, std::size_t count) {
   const KeySource keys(5);
   const Id128 scheduler = Id128::random();

@@ -1,6 +1,6 @@
 #pragma once
 /// \file
-/// How long one page takes: by the device alone, and with the calls to a server.
+/// Latency of one page: by the device alone, and with the calls to a server.
 
 #include <cstddef>
 #include <cstdint>
@@ -20,7 +20,7 @@ struct SinglePages {
 };
 
 /// Adds a figure for a load and a save of one page by the device, and for a load through the client
-/// library. Errors: of the device or the server.
+/// library. Errors: those of the device or the server.
 Result<void> measure_single_pages(const SinglePages& options,
                                   const std::shared_ptr<cuda::Driver>& driver,
                                   std::vector<Figure>& figures);

@@ -12,12 +12,13 @@
 namespace pegaflow::perf {
 
 void declare(OptionTable& table, CommonOptions& options) {
-  table.flag("json", options.json, "Print one JSON object a line instead of a table.");
+  table.flag("json", options.json, "Print one JSON object per line instead of a table.");
   table.text("server", options.server,
-             "The pegaflow-server to measure; the one of the same build if not given.");
-  table.integer("seed", options.seed, 0, INT64_MAX, "Repeats what a run with this seed has drawn.");
+             "The pegaflow-server to measure; by default that of the same build.");
+  table.integer("seed", options.seed, 0, INT64_MAX,
+                "Seed of all random draws; equal seeds give equal workloads.");
   table.flag("realtime", options.realtime,
-             "Run everything before other programs (SCHED_FIFO, needs root): for a busy machine.");
+             "Run ahead of all other programs (SCHED_FIFO, as root): for a busy machine.");
 }
 
 Result<Conditions> begin_run(const CommonOptions& options) {
@@ -39,7 +40,7 @@ Result<void> run_serve_echo(std::span<const char* const> arguments) {
   const std::string_view text = arguments.size() == 1 ? arguments[0] : "";
   int listener = -1;
   if (std::from_chars(text.data(), text.data() + text.size(), listener).ec != std::errc()) {
-    return fail(Errc::kInvalidArgument, "serve-echo takes the number of a descriptor");
+    return fail(Errc::kInvalidArgument, "serve-echo: the argument is not a descriptor number");
   }
   return serve_echo(listener);
 }

@@ -1,6 +1,6 @@
 #pragma once
 /// \file
-/// What every subcommand of pegaflow-perf shares.
+/// The common part of all subcommands of pegaflow-perf.
 
 #include <cstdint>
 #include <optional>
@@ -18,32 +18,32 @@ namespace pegaflow::perf {
 /// The options that every subcommand takes.
 struct CommonOptions {
   bool json = false;
-  std::string server;     ///< Path of the program; empty: the one of this build.
-  std::int64_t seed = 1;  ///< Of everything drawn by chance.
+  std::string server;     ///< Path of the program; empty: the server of this build.
+  std::int64_t seed = 1;  ///< Seed of all random draws.
   bool realtime = false;
 };
 void declare(OptionTable& table, CommonOptions& options);
 
-/// Takes the real-time class if asked to, for this thread and all threads and children that it
-/// makes from now on. Returns the conditions of the run. Errors: kRefused when we may not.
+/// Enters the real-time class if --realtime is given; threads and children created later inherit
+/// it. Returns the conditions of the run. Errors: kRefused without the permission.
 Result<Conditions> begin_run(const CommonOptions& options);
 
-/// What was measured; a run without a figure is a failure.
+/// The result of a run; a run without a figure is a failure.
 struct Report {
   std::string title;
   std::vector<Figure> figures;
   Conditions conditions;
   bool json = false;
-  std::string text{};  ///< What people read in place of a table of all figures, unless empty.
+  std::string text{};  ///< Replaces the table of all figures unless empty.
 };
 
-/// "fill a pool with 1,000,000 blocks ..." on standard error, so that --json stays clean.
+/// Prints "`what` ..." on standard error: standard output is for the figures alone.
 void progress(std::string_view what);
 
-/// No value: --help or the like was answered.
+/// No value: only --help or the like was printed.
 using Outcome = Result<std::optional<Report>>;
 
-// The subcommands; each parses its own arguments. `argv[0]` is the name that --help shows.
+// The subcommands. Each parses its arguments; `argv[0]` is the name that --help shows.
 Outcome run_lookup(int argc, const char* const* argv);
 Outcome run_copy(int argc, const char* const* argv);
 Outcome run_gpu(int argc, const char* const* argv);
@@ -54,7 +54,7 @@ Outcome run_net(int argc, const char* const* argv);
 Outcome run_pull(int argc, const char* const* argv);
 Outcome run_miss(int argc, const char* const* argv);
 
-// Bodies of child processes; not for people.
+// Bodies of child processes; not shown in --help.
 Result<void> run_serve_echo(std::span<const char* const> arguments);
 Result<void> run_hold_pins(std::span<const char* const> arguments);
 Result<void> run_hold_net(std::span<const char* const> arguments);

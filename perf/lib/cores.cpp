@@ -18,9 +18,9 @@ Result<void> move_all_threads(const std::vector<std::size_t>& cores) {
   for (std::filesystem::directory_iterator task("/proc/self/task", error), end;
        !error && task != end; task.increment(error)) {
     const auto tid = static_cast<pid_t>(std::atoi(task->path().filename().c_str()));
-    // ESRCH: the thread has ended meanwhile.
+    // ESRCH: the thread has ended.
     if (::sched_setaffinity(tid, sizeof set, &set) != 0 && errno != ESRCH) {
-      return fail_errno(errno, "choose the cores of a thread");
+      return fail_errno(errno, "set the cores of a thread");
     }
   }
   if (error) return fail_errno(error.value(), "list the threads of this process");
@@ -32,7 +32,8 @@ Result<void> move_all_threads(const std::vector<std::size_t>& cores) {
 Result<SameCores> SameCores::create() {
   cpu_set_t set;
   CPU_ZERO(&set);
-  if (::sched_getaffinity(0, sizeof set, &set) != 0) return fail_errno(errno, "ask for our cores");
+  if (::sched_getaffinity(0, sizeof set, &set) != 0)
+    return fail_errno(errno, "read the cores of this process");
   std::vector<std::size_t> allowed;
   for (std::size_t core = 0; core < CPU_SETSIZE; ++core) {
     if (CPU_ISSET(core, &set)) allowed.push_back(core);

@@ -1,6 +1,6 @@
 #pragma once
 /// \file
-/// Which cores the threads of this process may use.
+/// The cores that the threads of this process may use.
 
 #include <cstddef>
 #include <utility>
@@ -10,27 +10,26 @@
 
 namespace pegaflow::perf {
 
-/// Puts all threads of this process on the same few cores, and on others from round to round.
+/// Moves all threads of this process to the same few cores, other ones in each round.
 ///
-/// Cores of a virtual machine differ by a quarter when their twin is busy elsewhere. Two programs
-/// that are compared on one core each, not the same one, then compare the cores.
+/// Cores of a virtual machine differ by a quarter when their sibling is busy. A comparison of two
+/// programs on different cores then compares the cores.
 ///
-/// Thread-bound. The threads may go where they could before once this object is gone; threads that
-/// were made meanwhile too.
+/// Thread-bound. The destructor gives all threads, new ones too, the cores that they had before.
 class SameCores {
  public:
-  /// Remembers where this process may run now. Errors: the kernel's.
+  /// Remembers the cores that this process may use now. Errors: the kernel's.
   static Result<SameCores> create();
   SameCores(SameCores&& other) noexcept : allowed_(std::move(other.allowed_)) {}
   SameCores& operator=(SameCores&&) = delete;
   ~SameCores();
 
-  /// Moves every thread that exists now to `count` cores, others for each `round`; to all of them
-  /// when there are not more than `count`. Threads made later by a moved thread follow it.
-  /// Errors: the kernel's.
+  /// Moves every existing thread to `count` cores, other ones for each `round`, or to all cores
+  /// when there are at most `count`. Threads that a moved thread creates inherit its cores. Errors:
+  /// the kernel's.
   [[nodiscard]] Result<void> use(std::size_t round, std::size_t count) const;
 
-  /// The cores that use() chooses, as the kernel counts them.
+  /// The kernel's numbers of the cores that use() chooses.
   [[nodiscard]] std::vector<std::size_t> chosen(std::size_t round, std::size_t count) const;
 
  private:

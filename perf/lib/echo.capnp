@@ -1,6 +1,6 @@
 @0xb1d49c7a2e6f3058;
-# The bound that a lookup is held against: the same bytes, through the same library and the same
-# kind of socket, to a server that does nothing with them.
+# The bound of a lookup: the same bytes, through the same library and the same kind of socket, to a
+# server that does nothing with them.
 
 using Cxx = import "/capnp/c++.capnp";
 $Cxx.namespace("pegaflow::echo");
@@ -13,8 +13,8 @@ struct Bytes {
 
 interface Echo {
   count @0 Bytes -> (sealed :UInt32, complete :Bool);
-  # The same request and the same answer as a lookup: for comparison.
+  # The request and the response of a lookup: for comparison.
 
   back @1 Bytes -> Bytes;
-  # Sends all the bytes back: the bound.
+  # Returns all bytes: the bound.
 }

@@ -53,7 +53,7 @@ Result<void> serve_echo(int listener) {
   }
   kj::AsyncIoContext io = kj::setupAsyncIo();
   auto stream = io.lowLevelProvider->wrapUnixSocketFd(connection.get());
-  // With room for a descriptor, as the server has it: receiving with and without takes other paths.
+  // With room for a descriptor, as in the server: receiving without it takes another path.
   capnp::TwoPartyVatNetwork network(*stream, 1, capnp::rpc::twoparty::Side::SERVER);
   auto rpc = capnp::makeRpcServer(network, pegaflow::echo::Echo::Client(kj::heap<EchoServer>()));
   network.onDisconnect().wait(io.waitScope);
@@ -66,7 +66,7 @@ Result<EchoProcess> EchoProcess::start() {
   sockaddr_un address{};
   address.sun_family = AF_UNIX;
   std::memcpy(address.sun_path, path.data(), path.size());
-  // The child inherits a socket that listens already, so nobody has to wait until it does.
+  // The child inherits a listening socket, so its clients need not wait for it.
   const UniqueFd listener(::socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0));
   if (!listener ||
       ::bind(listener.get(), reinterpret_cast<const sockaddr*>(&address), sizeof address) != 0 ||

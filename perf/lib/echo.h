@@ -1,6 +1,6 @@
 #pragma once
 /// \file
-/// The echo that a lookup is held against.
+/// The echo server: the bound of a lookup.
 
 #include <memory>
 #include <span>
@@ -16,11 +16,11 @@
 
 namespace pegaflow::perf {
 
-/// Serves echoes to connections of `listener`, a listening Unix socket, until it is killed. The
-/// body of the child process that EchoProcess starts. Returns only with an error: kIo.
+/// Serves echoes to one connection of `listener`, a listening Unix socket, until it closes: the
+/// body of the child process of EchoProcess. Errors: kIo.
 Result<void> serve_echo(int listener);
 
-/// A child process that echoes. Thread-bound, as Child is.
+/// A child process with the echo server. Thread-bound, as Child is.
 class EchoProcess {
  public:
   /// Errors: the kernel's.
@@ -39,16 +39,17 @@ class EchoProcess {
   std::string socket_path_;
 };
 
-/// One connection to an EchoProcess. Thread-bound: to the thread of `io`, which outlives it.
+/// One connection to an EchoProcess. Thread-bound to the thread of `io`, which outlives it.
 class EchoClient {
  public:
   /// Errors: kPeerLost.
   static Result<std::unique_ptr<EchoClient>> connect(kj::AsyncIoContext& io,
                                                      const std::string& socket_path);
 
-  /// The same messages as a lookup: all the bytes there, eight back. Returns how many bytes came.
+  /// Exchanges messages as a lookup does: all bytes there, eight back. Returns the number of bytes
+  /// received by the echo.
   std::size_t count(std::span<const std::byte> bytes);
-  /// All the bytes there and back. Returns how many came back.
+  /// Sends all bytes there and back. Returns the number of bytes that came back.
   std::size_t back(std::span<const std::byte> bytes);
 
  private:

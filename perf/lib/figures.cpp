@@ -13,7 +13,7 @@
 namespace pegaflow::perf {
 
 Result<Samples> Samples::of(std::vector<double> values) {
-  if (values.empty()) return fail(Errc::kInvalidArgument, "nothing was measured: no sample");
+  if (values.empty()) return fail(Errc::kInvalidArgument, "no sample was measured");
   std::sort(values.begin(), values.end());
   return Samples(std::move(values));
 }
@@ -41,8 +41,8 @@ Result<Rounds::Comparison> Rounds::compare() const {
     PEGA_TRY_LET(const Samples figure, Samples::of(figures_[i]));
     PEGA_TRY_LET(const Samples bound, Samples::of(bounds_[i]));
     if (bound.median() <= 0) {
-      return fail(Errc::kInvalidArgument,
-                  "the bound of round {} is {}, which nothing can be held to", i, bound.median());
+      return fail(Errc::kInvalidArgument, "the bound of round {} is {}, not above 0", i,
+                  bound.median());
     }
     ratios.push_back(figure.median() / bound.median());
   }
@@ -64,10 +64,10 @@ std::optional<double> Figure::ratio() const noexcept {
 }
 
 std::optional<bool> Figure::held() const noexcept {
-  if (!bound || !reach) return std::nullopt;
-  // A bound of 0 ("no wake-up") has no ratio, and is kept by 0 only.
+  if (!bound || !target) return std::nullopt;
+  // A bound of 0 ("no wake-up") has no ratio; only 0 meets it.
   if (*bound == 0) return figure <= 0;
-  return side == Reach::kAtMost ? *ratio() <= *reach : *ratio() >= *reach;
+  return side == Side::kAtMost ? *ratio() <= *target : *ratio() >= *target;
 }
 
 Conditions conditions_now(std::uint64_t seed) {
@@ -98,8 +98,8 @@ std::string json_line(const Figure& figure, const Conditions& conditions) {
   set("bound", figure.bound);
   line["bound_name"] = figure.bound_name;
   set("ratio", figure.ratio());
-  set("reach", figure.reach);
-  line["reach_is"] = figure.side == Reach::kAtMost ? "at most" : "at least";
+  set("target", figure.target);
+  line["target_is"] = figure.side == Side::kAtMost ? "at most" : "at least";
   set("held", figure.held());
   line["n"] = figure.n;
   line["spread"] = figure.spread;
@@ -132,7 +132,7 @@ std::string heading(const std::string& title, const Conditions& conditions) {
 std::string table(const std::string& title, std::span<const Figure> figures,
                   const Conditions& conditions) {
   std::vector<std::array<std::string, 7>> rows;
-  rows.push_back({"what", "measured", "bound", "ratio", "to reach", "n", "spread"});
+  rows.push_back({"figure", "measured", "bound", "ratio", "target", "n", "spread"});
   for (const Figure& figure : figures) {
     const std::optional<bool> held = figure.held();
     std::string name = figure.run;
@@ -140,9 +140,10 @@ std::string table(const std::string& title, std::span<const Figure> figures,
     rows.push_back({std::move(name), format_number(figure.figure) + " " + figure.unit,
                     figure.bound ? format_number(*figure.bound) + " " + figure.unit : "-",
                     figure.ratio() ? fmt::format("{:.2f}", *figure.ratio()) : "-",
-                    held ? fmt::format("{} {:g}  {}", figure.side == Reach::kAtMost ? "<=" : ">=",
-                                       *figure.bound == 0 ? 0 : *figure.reach, *held ? "yes" : "NO")
-                         : "-",
+                    held
+                        ? fmt::format("{} {:g}  {}", figure.side == Side::kAtMost ? "<=" : ">=",
+                                      *figure.bound == 0 ? 0 : *figure.target, *held ? "yes" : "NO")
+                        : "-",
                     std::to_string(figure.n), figure.spread.empty() ? "-" : figure.spread});
   }
   std::array<std::size_t, 7> widths{};
@@ -152,7 +153,7 @@ std::string table(const std::string& title, std::span<const Figure> figures,
   std::string text = heading(title, conditions);
   for (std::size_t line = 0; line < rows.size(); ++line) {
     const auto& row = rows[line];
-    // Numbers to the right, words to the left.
+    // Numbers are aligned right, words left.
     std::string printed = fmt::format("{:<{}}  {:>{}}  {:>{}}  {:>{}}  {:<{}}  {:>{}}  {}", row[0],
                                       widths[0], row[1], widths[1], row[2], widths[2], row[3],
                                       widths[3], row[4], widths[4], row[5], widths[5], row[6]);

@@ -1,6 +1,6 @@
 #pragma once
 /// \file
-/// Measured numbers beside their bounds: what is computed from samples, and how it is shown.
+/// Measured numbers beside their bounds: statistics of samples, and their printed form.
 
 #include <cstdint>
 #include <iosfwd>
@@ -22,7 +22,7 @@ class Samples {
   static Result<Samples> of(std::vector<double> values);
 
   /// Linear interpolation between the two nearest ranks (as NumPy does by default).
-  /// `fraction` 0 is the smallest, 0.5 the median, 1 the largest; beyond, it is cut.
+  /// `fraction` 0 is the smallest, 0.5 the median, 1 the largest; others are clamped.
   [[nodiscard]] double quantile(double fraction) const noexcept;
   [[nodiscard]] double median() const noexcept { return quantile(0.5); }
   [[nodiscard]] std::size_t count() const noexcept { return sorted_.size(); }
@@ -32,18 +32,18 @@ class Samples {
   std::vector<double> sorted_;
 };
 
-/// Two quantities taken in alternating rounds, so that what disturbs one disturbs the other.
+/// Two quantities from alternating rounds, so that a disturbance affects both.
 class Rounds {
  public:
-  /// One round: the samples of what is measured, and those of its bound right before or after.
+  /// Adds a round: samples of the figure, and samples of its bound from right before or after.
   void add(std::vector<double> figure, std::vector<double> bound);
 
   struct Comparison {
-    Samples figure;         ///< Of all rounds.
-    Samples bound;          ///< Of all rounds.
-    double ratio = 0;       ///< Of the two medians.
-    double ratio_low = 0;   ///< Tenth percentile of the rounds' own ratios.
-    double ratio_high = 0;  ///< Ninetieth.
+    Samples figure;         ///< All rounds together.
+    Samples bound;          ///< All rounds together.
+    double ratio = 0;       ///< Ratio of the two medians.
+    double ratio_low = 0;   ///< Tenth percentile of the ratios of the rounds.
+    double ratio_high = 0;  ///< Ninetieth percentile of them.
     std::size_t rounds = 0;
   };
   /// Errors: kInvalidArgument when there is no round, a round has no sample, or the bound's median
@@ -55,54 +55,53 @@ class Rounds {
   std::vector<std::vector<double>> bounds_;
 };
 
-/// On which side of its bound a figure should be.
-enum class Reach : std::uint8_t { kAtMost, kAtLeast };
+/// The side of its bound on which a figure should be.
+enum class Side : std::uint8_t { kAtMost, kAtLeast };
 
-/// What a figure depends on: page_bytes = 65536, direction = "save".
+/// The parameters of a figure: page_bytes = 65536, direction = "save".
 using Params = std::vector<std::pair<std::string, std::variant<std::int64_t, std::string>>>;
 
 /// One line of a report.
 struct Figure {
-  std::string run;  ///< What was measured: "lookup of 8192 keys, p50".
+  std::string run;  ///< The name of the figure: "lookup of 8,192 keys, p50".
   Params params;
   double figure = 0;
-  std::string unit;  ///< Of `figure` and `bound`.
+  std::string unit;  ///< Unit of `figure` and `bound`.
   std::optional<double> bound{};
   std::string bound_name{};  ///< "echo of the same bytes"; empty without a bound.
-  Reach side = Reach::kAtMost;
-  /// figure / bound should be on `side` of it; no value: the bound is there for comparison only.
-  std::optional<double> reach = 1;
-  std::size_t n = 0;   ///< Samples, or rounds.
+  Side side = Side::kAtMost;
+  /// The limit of figure / bound, on `side`; no value: the bound is for comparison only.
+  std::optional<double> target = 1;
+  std::size_t n = 0;   ///< Number of samples or rounds.
   std::string spread;  ///< In words, with its unit.
 
   [[nodiscard]] std::optional<double> ratio() const noexcept;
-  /// Whether the bound is kept; no value without a bound or a reach.
+  /// Whether the figure meets its target; no value without a bound or a target.
   [[nodiscard]] std::optional<bool> held() const noexcept;
 };
 
-/// Where and when figures were taken; printed with them because absolute times mean little without.
+/// The conditions of a run. Printed with its figures: absolute times mean little without them.
 struct Conditions {
   std::string version;
   unsigned cores = 0;
-  double load_average = 0;  ///< One minute, when the run began.
+  double load_average = 0;  ///< Over one minute, at the start of the run.
   std::uint64_t seed = 0;
-  bool realtime = false;  ///< Our programs went before all others.
+  bool realtime = false;  ///< The run went ahead of all other programs.
 };
 Conditions conditions_now(std::uint64_t seed);
 
-/// One JSON object: run, params, figure, unit, bound, bound_name, ratio, reach, reach_is, held, n,
-/// spread, load_average, cores, realtime, version,
-/// seed.
+/// One JSON object: run, params, figure, unit, bound, bound_name, ratio, target, target_is, held,
+/// n, spread, load_average, cores, realtime, version, seed.
 std::string json_line(const Figure& figure, const Conditions& conditions);
 
-/// The first lines of what people read: the title, when and where.
+/// The heading of a printed report: the title and the conditions.
 std::string heading(const std::string& title, const Conditions& conditions);
 
-/// A table for people, with the conditions above it.
+/// A printed table, with the conditions above it.
 std::string table(const std::string& title, std::span<const Figure> figures,
                   const Conditions& conditions);
 
-/// "0.412", "12.3", "4,096": three digits that matter, thousands grouped.
+/// "0.412", "12.3", "4,096": three significant digits, thousands grouped.
 std::string format_number(double value);
 
 }  // namespace pegaflow::perf

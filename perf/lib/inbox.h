@@ -1,6 +1,6 @@
 #pragma once
 /// \file
-/// Where a device reports to a measurement.
+/// The completion of a device's batch, for the thread that measures.
 
 #include <condition_variable>
 #include <mutex>
@@ -11,7 +11,7 @@
 
 namespace pegaflow::perf {
 
-/// Waits for the one batch under way. put() on the device's thread, take() on another.
+/// Waits for the one batch in flight. put() runs on the device's thread, take() on another.
 class Inbox {
  public:
   void put(Device::Completion&& completion) {

@@ -1,6 +1,6 @@
 #pragma once
 /// \file
-/// Block keys that can be made again from their number.
+/// Block keys computed from their number.
 
 #include <array>
 #include <cstddef>
@@ -13,12 +13,12 @@
 
 namespace pegaflow::perf {
 
-/// An endless list of keys that look like an engine's hashes: 32 uniform bytes each. Immutable.
+/// An endless sequence of keys like an engine's hashes: 32 uniform bytes each. Immutable.
 class KeySource {
  public:
   explicit KeySource(std::uint64_t seed) : seed_(seed) {}
 
-  /// Key `number`, always the same for one seed.
+  /// Key `number`; equal seeds give equal keys.
   [[nodiscard]] BlockKey key(std::uint64_t number) const noexcept {
     BlockKey key;
     std::array<std::uint64_t, 4> words{};
@@ -28,14 +28,14 @@ class KeySource {
     return key;
   }
 
-  /// Keys `first` to `first + count`, back to back as the wire wants them.
+  /// Keys `first` to `first + count`, back to back as on the wire.
   [[nodiscard]] std::vector<std::byte> packed(std::uint64_t first, std::size_t count) const {
     std::vector<std::byte> bytes(count * BlockKey::kMaxBytes);
     for (std::size_t i = 0; i < count; ++i) write(first + i, bytes, i);
     return bytes;
   }
 
-  /// `count` keys drawn from the first `population`, back to back; `draw` counts the draws.
+  /// `count` keys drawn from the first `population`, back to back; `draw` numbers the draw.
   [[nodiscard]] std::vector<std::byte> drawn(std::uint64_t population, std::size_t count,
                                              std::uint64_t draw) const {
     std::vector<std::byte> bytes(count * BlockKey::kMaxBytes);

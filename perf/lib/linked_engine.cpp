@@ -33,7 +33,7 @@ LinkedEngine::~LinkedEngine() {
 Result<CacheSession::Answer> LinkedEngine::claim(std::span<const BlockKey> keys) {
   PEGA_TRY_LET(const CacheSession::Ticket ticket, session_->claim(keys));
   auto answer = session_->take(ticket, kPatience);
-  if (!answer) return fail(Errc::kTimeout, "a claim is not answered");
+  if (!answer) return fail(Errc::kTimeout, "claim: no response");
   if (*answer && (*answer)->blocks != keys.size()) {
     return fail(Errc::kInternal, "{} of {} blocks were claimed", (*answer)->blocks, keys.size());
   }
@@ -45,14 +45,14 @@ Result<void> LinkedEngine::finish(std::size_t jobs, std::size_t blocks) {
     pollfd entry{.fd = mover_->finished_fd(), .events = POLLIN, .revents = 0};
     constexpr auto kMs = std::chrono::milliseconds(kPatience).count();
     if (::poll(&entry, 1, static_cast<int>(kMs)) != 1) {
-      return fail(Errc::kTimeout, "a job is not reported");
+      return fail(Errc::kTimeout, "a job was not reported");
     }
     for (const Mover::Finished& job : mover_->take_finished()) {
       if (job.error) return tl::unexpected<Error>(*job.error);
       if (job.blocks != blocks) {
         return fail(Errc::kInternal, "{} of {} blocks were copied", job.blocks, blocks);
       }
-      if (jobs-- == 0) return fail(Errc::kInternal, "a job is reported that nobody waits for");
+      if (jobs-- == 0) return fail(Errc::kInternal, "a report came for an unknown job");
     }
   }
   return {};

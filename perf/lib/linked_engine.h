@@ -1,6 +1,6 @@
 #pragma once
 /// \file
-/// The client library as an engine has it, for a run that waits for every job.
+/// The client library as an engine uses it, for a run that waits for every job.
 
 #include <chrono>
 #include <cstddef>
@@ -16,24 +16,24 @@
 
 namespace pegaflow::perf {
 
-/// A mover over an engine's memory and the session of its scheduler, both connected. A busy machine
-/// makes a round slow and not another one: every deadline is kPatience.
+/// A mover over an engine's memory and the session of its scheduler, both connected. Every deadline
+/// is kPatience, so that a busy machine slows a round down and does not change its result.
 ///
-/// Belongs to one thread; its parts have threads of their own.
+/// Thread-bound; mover and session have threads of their own.
 class LinkedEngine {
  public:
   static constexpr std::chrono::seconds kPatience{30};
 
   struct Options {
-    std::string socket;    ///< Of the server.
-    std::string instance;  ///< Its name there.
-    std::string program;   ///< The one factor of its namespace.
+    std::string socket;    ///< The server's.
+    std::string instance;  ///< Name of the instance.
+    std::string program;   ///< The only factor of its namespace.
   };
-  /// `device` and the memory of `layout` outlive it.
-  /// Errors: those of Mover and CacheSession; kPeerLost when the server does not answer.
+  /// `device` and the memory of `layout` outlive the engine.
+  /// Errors: those of Mover and CacheSession; kPeerLost when the server does not respond.
   static Result<std::unique_ptr<LinkedEngine>> connect(const Options& options,
                                                        const PageLayout& layout, Device& device);
-  /// Nothing touches the memory any more.
+  /// Afterwards no copy touches the memory.
   ~LinkedEngine();
   LinkedEngine(const LinkedEngine&) = delete;
   LinkedEngine& operator=(const LinkedEngine&) = delete;
@@ -42,15 +42,15 @@ class LinkedEngine {
                     std::span<const std::uint32_t> blocks) {
     return mover_->save(scheduler_, job, keys, blocks, Device::Event::kNow);
   }
-  /// Claims all of `keys`. Errors: the server's; kInternal when it has not all of them.
+  /// Claims all of `keys`. Errors: the server's; kInternal when some are missing.
   Result<CacheSession::Answer> claim(std::span<const BlockKey> keys);
   Result<void> load(std::uint64_t job, const Id128& token, std::span<const std::uint32_t> blocks) {
     return mover_->load(job, token, 0, blocks);
   }
   void unclaim(const Id128& token) { session_->unclaim(token); }
 
-  /// Waits until so many jobs were reported, each with `blocks` copied.
-  /// Errors: a job's own; kTimeout; kInternal when one has copied less.
+  /// Waits for the reports of `jobs` jobs, each with `blocks` copied.
+  /// Errors: a job's; kTimeout; kInternal when a job copied less.
   Result<void> finish(std::size_t jobs, std::size_t blocks);
 
  private:

@@ -22,7 +22,7 @@ double Draws::uniform() noexcept {
 double Draws::exponential(double mean) noexcept { return -mean * std::log1p(-uniform()); }
 
 double Draws::lognormal(double mu, double sigma) noexcept {
-  // Box and Muller's transform; its second value is left, so that a draw is two steps always.
+  // Box-Muller transform. Its second value is unused, so every draw takes two steps.
   const double radius = std::sqrt(-2 * std::log1p(-uniform()));
   return std::exp(mu + sigma * radius * std::cos(2 * std::numbers::pi * uniform()));
 }

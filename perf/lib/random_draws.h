@@ -1,6 +1,6 @@
 #pragma once
 /// \file
-/// Chance that comes again with its seed on every machine: the distributions of <random> do not.
+/// Random draws that are the same for one seed on every machine, unlike those of <random>.
 
 #include <cstddef>
 #include <cstdint>
@@ -9,7 +9,7 @@
 
 namespace pegaflow::perf {
 
-/// A sequence of random numbers, the same for one seed. Thread-bound; copies go on by themselves.
+/// A sequence of random numbers, the same for one seed. Thread-bound; copies are independent.
 class Draws {
  public:
   explicit Draws(std::uint64_t seed) : state_(seed) {}
@@ -25,19 +25,19 @@ class Draws {
     return low + below(high - low + 1);
   }
   bool with_chance(double chance) noexcept { return uniform() < chance; }
-  /// Times between events that come on their own, `mean` apart.
+  /// Times between independent events that are `mean` apart.
   double exponential(double mean) noexcept;
-  /// exp(N(mu, sigma)): sizes and pauses of people, whose median is exp(mu).
+  /// exp(N(mu, sigma)), for sizes and pauses; the median is exp(mu).
   double lognormal(double mu, double sigma) noexcept;
 
  private:
   std::uint64_t state_;
 };
 
-/// Draws 0, 1, 2 ... by given weights. Immutable.
+/// Draws 0, 1, 2 ... with given weights. Immutable.
 class Weighted {
  public:
-  /// `weights` has at least one, none is negative and their sum is above 0.
+  /// `weights` is not empty, none is negative, and their sum is above 0.
   explicit Weighted(std::span<const double> weights);
   /// Rank i of `count` with the weight 1 / (i + 1)^exponent.
   static Weighted zipf(std::size_t count, double exponent);

@@ -19,8 +19,8 @@ Result<void> fill(harness::WireClient& client, const KeySource& keys, std::uint6
                  client.reserve(job, keys.packed(first, count)));
     const auto skipped = std::count(slots.begin(), slots.end(), harness::WireClient::kNoFrame);
     if (slots.size() != count || skipped != 0) {
-      return fail(Errc::kOutOfCapacity, "of blocks {} to {}, {} got no slot", first, first + count,
-                  skipped);
+      return fail(Errc::kOutOfCapacity, "{2} of blocks {0} to {1} got no slot", first,
+                  first + count, skipped);
     }
     PEGA_TRY(client.publish(job));
   }

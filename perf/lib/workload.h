@@ -1,6 +1,6 @@
 #pragma once
 /// \file
-/// What several subcommands do to a server before they measure it.
+/// Filling a server with blocks before it is measured.
 
 #include <cstdint>
 
@@ -10,17 +10,17 @@
 
 namespace pegaflow::perf {
 
-/// The page of runs that are about the index and not about bytes: a million blocks fit a small
-/// machine's memory.
+/// Page size of runs that measure the index, not bytes: a million blocks fit into the memory of a
+/// small machine.
 inline constexpr std::uint64_t kSmallPageBytes = 4096;
 
 /// Keys of one reserve call, and blocks of one job: 64 Ki tokens in blocks of 16.
 inline constexpr std::size_t kJobBlocks = 4096;
 
-/// A pool that holds `blocks` pages of kSmallPageBytes, with some room so that none is evicted.
+/// Size of a pool that holds `blocks` pages of kSmallPageBytes without evicting one.
 [[nodiscard]] std::uint64_t pool_bytes_for(std::uint64_t blocks);
 
-/// Seals keys 0 to `blocks` of `keys` without writing a byte of them. `next_job` is counted up.
+/// Seals keys 0 to `blocks` of `keys` without writing their pages. Increments `next_job`.
 /// Errors: the server's; kOutOfCapacity when a key got no slot.
 Result<void> fill(harness::WireClient& client, const KeySource& keys, std::uint64_t blocks,
                   std::uint64_t& next_job);

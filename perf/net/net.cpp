@@ -1,5 +1,5 @@
 /// \file
-/// `pegaflow-perf net`: how fast pages come from another node, beside plain sockets.
+/// `pegaflow-perf net`: the rate of pages from another node, beside plain sockets.
 
 #include <algorithm>
 #include <chrono>
@@ -26,7 +26,7 @@ using SteadyTime = std::chrono::steady_clock;
 
 /// Larger than the caches of the cores, as a pool is.
 constexpr std::uint64_t kLeastMemory = std::uint64_t{64} << 20;
-/// Of `ucx_perftest`: as many as UCX's own documentation takes for a bandwidth.
+/// Outstanding operations of `ucx_perftest`, as in UCX's documentation of its bandwidth test.
 constexpr unsigned kOutstanding = 16;
 constexpr std::size_t kLatencySamples = 200;
 constexpr Duration kPatience = std::chrono::seconds(30);
@@ -38,18 +38,18 @@ struct NetOptions {
   std::int64_t batch = 64;
   std::int64_t depth = 2;
   std::int64_t rounds = 10;
-  /// Some tenth of a second on an ordinary machine.
+  /// About a tenth of a second on an ordinary machine.
   std::uint64_t round_bytes = std::uint64_t{256} << 20;
   std::uint64_t piece_bytes = 0;
   std::uint64_t window_bytes = 0;
   bool check = false;
   NetLane lane;
   std::vector<std::string> their_rails;
-  std::string no_bound_because;  ///< Found out, not chosen.
+  std::string no_bound_because;  ///< Detected, not an option.
   std::vector<std::string> pages = {"64kb", "2mb"};
 };
 
-/// What has completed and was not taken yet.
+/// Completions that were not taken yet.
 class Inbox {
  public:
   void put(Fabric::Completion&& completion) {
@@ -77,7 +77,7 @@ double gigabytes_per_second(std::uint64_t bytes, Duration took) {
 
 double microseconds(Duration took) { return std::chrono::duration<double>(took).count() * 1e6; }
 
-/// The end that measures: a lane and plain sockets to the same holder.
+/// The measuring end: a lane and plain sockets to the same holder.
 class Puller {
  public:
   static Result<std::unique_ptr<Puller>> connect(const std::string& address,
@@ -114,7 +114,7 @@ class Puller {
     return puller;
   }
 
-  /// Pulls `bytes` in pages, `batch` of them at a time and `depth` batches under way, from `at` on.
+  /// Reads `bytes` from `at` on, in batches of `batch` pages with `depth` batches in flight.
   Result<Duration> pull(std::uint64_t bytes, std::uint64_t page_bytes, std::uint64_t batch,
                         std::uint64_t depth, std::uint64_t at = 0) {
     const std::uint64_t batches = bytes / (page_bytes * batch);
@@ -134,7 +134,7 @@ class Puller {
     PEGA_TRY(plain_->receive(memory_->bytes(), bytes));
     return SteadyTime::now() - begin;
   }
-  /// One page through one plain socket, from a place to the same one.
+  /// Reads one page through one plain socket, to the same place.
   Result<Duration> plain_page(std::uint64_t page_bytes, std::uint64_t at) {
     const auto begin = SteadyTime::now();
     PEGA_TRY(one_plain_->receive(memory_->bytes().subspan(at % memory_bytes(), page_bytes),
@@ -142,7 +142,8 @@ class Puller {
     return SteadyTime::now() - begin;
   }
 
-  /// `ucx_perftest` between the same cards. It has one buffer at each end, which the caches keep.
+  /// Runs `ucx_perftest` between the same NICs. It has one buffer at each end, which stays in the
+  /// caches.
   [[nodiscard]] Result<Perftest> perftest(std::uint64_t size_bytes, std::uint64_t count,
                                           unsigned outstanding) const {
     PEGA_TRY_LET(const std::uint16_t port, ask_perftest(*connection_));
@@ -150,12 +151,12 @@ class Puller {
   }
 
   void clear() { std::memset(memory_->bytes().data(), 0, memory_->bytes().size()); }
-  /// Errors: kCorrupt when the first `bytes` are not those of the holder.
+  /// Errors: kCorrupt when the first `bytes` differ from the holder's.
   [[nodiscard]] Result<void> compare(std::uint64_t bytes) const {
     if (std::memcmp(memory_->bytes().data(), expected_->bytes().data(), bytes) == 0) return {};
     const auto differ =
         std::mismatch(memory_->bytes().begin(), memory_->bytes().end(), expected_->bytes().begin());
-    return fail(Errc::kCorrupt, "byte {} of the memory is not the holder's",
+    return fail(Errc::kCorrupt, "byte {} of the memory differs from the holder's",
                 differ.first - memory_->bytes().begin());
   }
   [[nodiscard]] std::uint64_t memory_bytes() const { return memory_->bytes().size(); }
@@ -182,7 +183,7 @@ class Puller {
   Result<void> take() {
     const Fabric::Completion done = inbox_.take();
     for (const std::optional<Errc>& chunk : done.chunks) {
-      if (chunk) return fail(*chunk, "a page did not come: {}", done.detail);
+      if (chunk) return fail(*chunk, "a page was not read: {}", done.detail);
     }
     return {};
   }
@@ -194,7 +195,7 @@ class Puller {
   std::optional<harness::Mapping> expected_;
   std::optional<NetConnection> connection_;
   std::string host_;
-  std::unique_ptr<Fabric> fabric_;  // Ends before the memory that it writes to.
+  std::unique_ptr<Fabric> fabric_;  // Destroyed before the memory that it writes to.
   RegionId region_{};
   Fabric::PeerId peer_{};
   std::uint64_t last_ticket_ = 0;
@@ -202,16 +203,16 @@ class Puller {
   std::optional<PlainReceiver> one_plain_;
 };
 
-/// What alternating rounds gave.
+/// The samples of alternating rounds.
 class Series {
  public:
-  /// `bound` is empty where there is none.
+  /// `bound` is empty when nothing bounds the figure.
   void add(const std::vector<double>& figure, std::vector<double> bound) {
     figures_.insert(figures_.end(), figure.begin(), figure.end());
     has_bound_ = !bound.empty();
     if (has_bound_) rounds_.add(figure, std::move(bound));
   }
-  /// The median, its bound, n and spread: of the ratios, or of the figure itself.
+  /// Sets the median, its bound, n, and the spread: of the ratios, or of the figure itself.
   Result<void> put_into(Figure& to, bool ratios) const {
     PEGA_TRY_LET(const Samples samples, Samples::of(figures_));
     to.figure = samples.median();
@@ -220,7 +221,7 @@ class Series {
                             format_number(samples.quantile(0.9)), to.unit);
     if (!has_bound_) {
       to.bound_name.clear();
-      to.reach.reset();
+      to.target.reset();
       return {};
     }
     PEGA_TRY_LET(const Rounds::Comparison compared, rounds_.compare());
@@ -243,7 +244,7 @@ Result<void> measure_rate(Puller& puller, const NetOptions& options, std::uint64
   const bool ucx = options.lane.backend == "ucx";
   const auto batch = static_cast<std::uint64_t>(options.batch);
   const std::uint64_t batch_bytes = page_bytes * batch;
-  // Whole batches, and at least as many as are under way at once.
+  // Whole batches, and at least twice as many as are in flight.
   const std::uint64_t bytes =
       batch_bytes * std::max<std::uint64_t>(options.round_bytes / batch_bytes,
                                             2 * static_cast<std::uint64_t>(options.depth));
@@ -268,7 +269,7 @@ Result<void> measure_rate(Puller& puller, const NetOptions& options, std::uint64
   if (!ucx) PEGA_TRY(bound());
   Series series;
   for (std::int64_t round = 0; round < options.rounds; ++round) {
-    // In turns, and each first as often as the other.
+    // Alternating, and each side begins equally often.
     double figure = 0;
     std::vector<double> beside;
     for (const bool first : {round % 2 == 0, round % 2 != 0}) {
@@ -282,17 +283,17 @@ Result<void> measure_rate(Puller& puller, const NetOptions& options, std::uint64
   }
   params.emplace_back("batch", options.batch);
   params.emplace_back("depth", options.depth);
-  std::optional<double> reach;
-  if (page_bytes >= 64 << 10 && !ucx) reach = 0.8;
-  if (page_bytes >= 2 << 20) reach = 0.9;
+  std::optional<double> target;
+  if (page_bytes >= 64 << 10 && !ucx) target = 0.8;
+  if (page_bytes >= 2 << 20) target = 0.9;
   Figure figure{.run = fmt::format("get, pages of {} in batches of {}", format_bytes(page_bytes),
                                    options.batch),
                 .params = std::move(params),
                 .unit = "GB/s",
                 .bound_name = ucx ? fmt::format("ucx_perftest -t ucp_get -O {}", kOutstanding)
                                   : "as many plain sockets",
-                .side = Reach::kAtLeast,
-                .reach = reach,
+                .side = Side::kAtLeast,
+                .target = target,
                 .spread = {}};
   PEGA_TRY(series.put_into(figure, true));
   figures.push_back(std::move(figure));
@@ -308,7 +309,7 @@ Result<void> measure_latency(Puller& puller, const NetOptions& options, std::uin
   for (std::int64_t round = 0; round < options.rounds; ++round) {
     std::vector<double> figure;
     std::vector<double> bound;
-    // The same pages for both, and others in the next round: neither finds its own in a cache.
+    // Both use the same pages, and new ones in the next round, so that none is in a cache.
     const auto place = [&](std::size_t sample) {
       return static_cast<std::uint64_t>(round) * each + sample;
     };
@@ -335,15 +336,15 @@ Result<void> measure_latency(Puller& puller, const NetOptions& options, std::uin
                 .params = std::move(params),
                 .unit = "us",
                 .bound_name = ucx ? "ucx_perftest -t ucp_get -O 1" : "one plain socket",
-                .side = Reach::kAtMost,
-                .reach = std::nullopt,
+                .side = Side::kAtMost,
+                .target = std::nullopt,
                 .spread = {}};
   PEGA_TRY(series.put_into(figure, false));
   figures.push_back(std::move(figure));
   return {};
 }
 
-Result<void> listen_for_ever(const std::string& text, const NetLane& lane) {
+Result<void> listen_forever(const std::string& text, const NetLane& lane) {
   PEGA_TRY_LET(const tcp::SocketAddress address, tcp::SocketAddress::parse(text, false));
   PEGA_TRY_LET(const UniqueFd listener, tcp::listen_at(address));
   PEGA_TRY_LET(const tcp::SocketAddress bound, tcp::SocketAddress::near_end(listener.get()));
@@ -351,54 +352,144 @@ Result<void> listen_for_ever(const std::string& text, const NetLane& lane) {
   return hold_net(listener.get(), lane);
 }
 
+void declare(OptionTable& table, NetOptions& options) {
+  declare(table, options.common);
+  table.text("listen", options.listen,
+             "Be the other end at this HOST:PORT until killed. Any host that connects may read "
+             "memory that is allocated for it, and nothing else.");
+  table.text("backend", options.lane.backend, "tcp, the socket lane, or ucx, the RDMA lane.");
+  table.list("rails", options.lane.rails,
+             "With ucx: NICs and ports of this end, such as mlx5_0:1. Default: all with a link.");
+  table.list("their-rails", options.their_rails,
+             "With ucx and without an address: NICs of the other end. Default: --rails.");
+  table.flag("ucx-over-tcp", options.lane.ucx_over_tcp,
+             "Test --backend ucx without a NIC: UCX over TCP, where --rails are network "
+             "interfaces such as lo. Any host that reaches one can read all memory of this "
+             "program.");
+  table.integer("connections", options.connections, 1, 64,
+                "Sockets of the lane, and plain sockets.");
+  table.integer("batch", options.batch, 1, 4096, "Pages of a batch.");
+  table.integer("depth", options.depth, 1, 64,
+                "Batches in flight; with 1, each waits for the last byte of the one before.");
+  table.integer("rounds", options.rounds, 1, 1000, "Rounds for each page size.");
+  table.bytes("bytes", options.round_bytes, 4096, std::uint64_t{1} << 40,
+              "Least bytes of a round.");
+  table.bytes("piece", options.piece_bytes, 0, 1 << 30,
+              "Bytes that the lane requests at a time; 0: the lane's default.");
+  table.bytes("window", options.window_bytes, 0, 1 << 30,
+              "Bytes in flight of one connection or NIC; 0: the lane's default.");
+  table.flag("check", options.check, "Compare all bytes after every round, not only the first.");
+  table.list("pages", options.pages, "Page sizes from 4kb to 64mb.");
+}
+
+/// Removes the address of the other end from the command line: the one word without dashes.
+std::string take_address(std::vector<const char*>& words) {
+  if (words.size() < 2 || words[1][0] == '-') return {};
+  std::string address = words[1];
+  words.erase(words.begin() + 1);
+  return address;
+}
+
+/// Errors: kInvalidArgument when options exclude each other.
+Result<void> check_ends(const NetOptions& options, const std::string& address) {
+  const bool is_alone = address.empty() && options.listen.empty();
+  if (!options.their_rails.empty() && (options.lane.backend != "ucx" || !is_alone)) {
+    return fail(Errc::kInvalidArgument,
+                "--their-rails needs --backend ucx and both ends on this machine");
+  }
+  if (!options.listen.empty() && !address.empty()) {
+    return fail(Errc::kInvalidArgument, "--listen is for the other end, not with `net {}`",
+                address);
+  }
+  return {};
+}
+
+/// The page sizes of a run, and the memory that each end needs for them.
+struct Pages {
+  std::vector<std::uint64_t> sizes;
+  std::uint64_t memory_bytes = kLeastMemory;
+};
+
+Result<Pages> pages_of(const NetOptions& options) {
+  Pages pages;
+  for (const std::string& text : options.pages) {
+    PEGA_TRY_LET(const std::uint64_t size, parse_bytes(text));
+    if (size < 4096 || size > 64 << 20) {
+      return fail(Errc::kInvalidArgument, "--pages: {} is not from 4kb to 64mb", text);
+    }
+    pages.sizes.push_back(size);
+    // Whole batches fit, so that no two pages of them share a place.
+    const std::uint64_t batch = size * static_cast<std::uint64_t>(options.batch);
+    pages.memory_bytes =
+        std::max(pages.memory_bytes, batch * static_cast<std::uint64_t>(options.depth));
+  }
+  return pages;
+}
+
+/// The holder that is measured.
+struct OtherEnd {
+  std::optional<NetChild> child;  ///< When both ends run here.
+  std::string address;
+  std::string link;  ///< How the ends are connected, for the report.
+};
+
+/// Starts a holder here unless `address` names one.
+Result<OtherEnd> find_other_end(const NetOptions& options, const std::string& address) {
+  if (!address.empty()) return OtherEnd{.child = {}, .address = address, .link = "to " + address};
+  NetLane theirs = options.lane;
+  if (!options.their_rails.empty()) theirs.rails = options.their_rails;
+  PEGA_TRY_LET(NetChild child, NetChild::start(theirs));
+  OtherEnd other{.child = {}, .address = child.address(), .link = "between NICs here"};
+  if (options.lane.backend != "ucx") {
+    const std::string& why = child.loopback_because();
+    other.link = why.empty() ? "between two namespaces" : "over loopback";
+    progress(other.link +
+             (why.empty() ? ", joined by a virtual cable" : ", no namespaces: " + why));
+  }
+  other.child.emplace(std::move(child));
+  return other;
+}
+
+/// Measures one page size. Sets `no_bound_because` when the bound of --backend ucx does not run.
+Result<void> measure_size(NetOptions& options, const OtherEnd& other, std::uint64_t size,
+                          std::uint64_t memory_bytes, std::vector<Figure>& figures) {
+  progress("pages of " + format_bytes(size));
+  // A multiple of the page: where a batch wraps around, no page crosses the end.
+  const std::uint64_t fitting = (memory_bytes + size - 1) / size * size;
+  PEGA_TRY_LET(const auto puller, Puller::connect(other.address, options, fitting));
+  if (options.lane.backend == "ucx" && options.no_bound_because.empty()) {
+    if (const Result<Perftest> tried = puller->perftest(size, 4, 1); !tried) {
+      options.no_bound_because = to_string(tried.error());
+      progress("no bound: " + options.no_bound_because);
+    }
+  }
+  const Params params = {{"page_bytes", static_cast<std::int64_t>(size)},
+                         {"connections", options.connections},
+                         {"piece_bytes", static_cast<std::int64_t>(options.piece_bytes)},
+                         {"window_bytes", static_cast<std::int64_t>(options.window_bytes)},
+                         {"lane", options.lane.backend},
+                         {"rails", static_cast<std::int64_t>(options.lane.rails.size())},
+                         {"link", other.link}};
+  PEGA_TRY(measure_rate(*puller, options, size, params, figures));
+  return measure_latency(*puller, options, size, params, figures);
+}
+
 }  // namespace
 
 Outcome run_net(int argc, const char* const* argv) {
   NetOptions options;
-  // The other end is the one word without dashes; everything else is an option.
   std::vector<const char*> words(argv, argv + argc);
-  std::string address;
-  if (words.size() > 1 && words[1][0] != '-') {
-    address = words[1];
-    words.erase(words.begin() + 1);
-  }
+  const std::string address = take_address(words);
   OptionTable table(
       "pegaflow-perf net",
-      "Pages from the memory of another node by the socket lane, beside plain sockets that carry "
-      "the same bytes, or with --backend ucx by the RDMA lane, beside `ucx_perftest -t ucp_get` "
-      "over the same cards. `net ADDRESS` measures against `net --listen` there; without an "
-      "address both ends run here: sockets in two network namespaces joined by a virtual cable "
-      "(as root; else over loopback), cards with each other. The lanes have get only, no put. For "
-      "who knows ucx_perftest: --pages is its -s, --batch x --depth its -O, --rounds and --bytes "
-      "its -n.");
-  declare(table, options.common);
-  table.text("listen", options.listen,
-             "Be the other end, at this HOST:PORT, until ended. Whoever connects may read memory "
-             "that is made for it, and nothing else.");
-  table.text("backend", options.lane.backend, "tcp, the socket lane; or ucx, the RDMA lane.");
-  table.list(
-      "rails", options.lane.rails,
-      "With ucx: cards and ports of this end, as mlx5_0:1. Without it all whose link is up.");
-  table.list("their-rails", options.their_rails,
-             "With ucx and without an address: those of the other end. Without it the same.");
-  table.flag(
-      "ucx-over-tcp", options.lane.ucx_over_tcp,
-      "A test of --backend ucx without a card: UCX over TCP, where --rails are network "
-      "interfaces, as lo. Whoever reaches one can make this program read any of its memory.");
-  table.integer("connections", options.connections, 1, 64, "Sockets, of the lane and plain.");
-  table.integer("batch", options.batch, 1, 4096, "Pages that are asked for at once.");
-  table.integer("depth", options.depth, 1, 64,
-                "Batches under way: with one, each waits for the last byte of the one before.");
-  table.integer("rounds", options.rounds, 1, 1000, "Alternations for each page size.");
-  table.bytes("bytes", options.round_bytes, 4096, std::uint64_t{1} << 40,
-              "What a round moves at least.");
-  table.bytes("piece", options.piece_bytes, 0, 1 << 30,
-              "What the lane asks for with one question; 0: its own choice.");
-  table.bytes("window", options.window_bytes, 0, 1 << 30,
-              "What a connection or a card asks for ahead at most; 0: its own choice.");
-  table.flag("check", options.check,
-             "Compare all bytes after every round, not only after the first.");
-  table.list("pages", options.pages, "Page sizes, 4kb to 64mb.");
+      "Measures reads of pages from the memory of another node over the socket lane, beside plain "
+      "sockets that carry the same bytes, or with --backend ucx over the RDMA lane, beside "
+      "`ucx_perftest -t ucp_get` over the same NICs. `net ADDRESS` measures against `net --listen` "
+      "there. Without an address both ends run here: sockets in two network namespaces joined by "
+      "a virtual cable (as root; else over loopback), NICs with each other. The lanes only get, "
+      "they do not put. In terms of ucx_perftest, --pages is -s, --batch x --depth is -O, and "
+      "--rounds and --bytes are -n.");
+  declare(table, options);
   PEGA_TRY_LET(const OptionTable::Next next,
                table.parse(static_cast<int>(words.size()), words.data(), std::cout));
   if (next == OptionTable::Next::kExit) return std::nullopt;
@@ -406,71 +497,19 @@ Outcome run_net(int argc, const char* const* argv) {
   options.lane.piece_bytes = options.piece_bytes;
   options.lane.window_bytes = options.window_bytes;
   PEGA_TRY_LET(options.lane, with_rails(options.lane));
-  const bool ucx = options.lane.backend == "ucx";
-  if (!options.their_rails.empty() && (!ucx || !address.empty() || !options.listen.empty())) {
-    return fail(Errc::kInvalidArgument, "--their-rails is for both ends here, with --backend ucx");
-  }
+  PEGA_TRY(check_ends(options, address));
   if (!options.listen.empty()) {
-    if (!address.empty()) {
-      return fail(Errc::kInvalidArgument, "--listen is the other end of `net {}`", address);
-    }
-    PEGA_TRY(listen_for_ever(options.listen, options.lane));
+    PEGA_TRY(listen_forever(options.listen, options.lane));
     return std::nullopt;
   }
-  std::vector<std::uint64_t> sizes;
-  std::uint64_t memory_bytes = kLeastMemory;
-  for (const std::string& text : options.pages) {
-    PEGA_TRY_LET(const std::uint64_t size, parse_bytes(text));
-    if (size < 4096 || size > 64 << 20) {
-      return fail(Errc::kInvalidArgument, "--pages {}: not from 4kb to 64mb", text);
-    }
-    sizes.push_back(size);
-    // Whole batches fit, so that none of them has two pages in one place.
-    const std::uint64_t batch = size * static_cast<std::uint64_t>(options.batch);
-    memory_bytes = std::max(memory_bytes, batch * static_cast<std::uint64_t>(options.depth));
-  }
+  PEGA_TRY_LET(const Pages pages, pages_of(options));
   PEGA_TRY_LET(const Conditions conditions, begin_run(options.common));
-
-  std::optional<NetChild> child;
-  std::string way = "to " + address;
-  if (address.empty()) {
-    NetLane theirs = options.lane;
-    if (!options.their_rails.empty()) theirs.rails = options.their_rails;
-    PEGA_TRY_LET(NetChild started, NetChild::start(theirs));
-    child.emplace(std::move(started));
-    address = child->address();
-    if (ucx) {
-      way = "between cards here";
-    } else {
-      way = child->loopback_because().empty() ? "between two namespaces" : "over loopback";
-      progress(child->loopback_because().empty()
-                   ? way + ", joined by a virtual cable"
-                   : way + ", no namespaces: " + child->loopback_because());
-    }
-  }
+  PEGA_TRY_LET(const OtherEnd other, find_other_end(options, address));
   std::vector<Figure> figures;
-  for (const std::uint64_t size : sizes) {
-    progress("pages of " + format_bytes(size));
-    // A multiple of the page: where a batch goes round, no page hangs over the end.
-    const std::uint64_t fitting = (memory_bytes + size - 1) / size * size;
-    PEGA_TRY_LET(const auto puller, Puller::connect(address, options, fitting));
-    if (ucx && options.no_bound_because.empty()) {
-      if (const Result<Perftest> tried = puller->perftest(size, 4, 1); !tried) {
-        options.no_bound_because = to_string(tried.error());
-        progress("no bound: " + options.no_bound_because);
-      }
-    }
-    const Params params = {{"page_bytes", static_cast<std::int64_t>(size)},
-                           {"connections", options.connections},
-                           {"piece_bytes", static_cast<std::int64_t>(options.piece_bytes)},
-                           {"window_bytes", static_cast<std::int64_t>(options.window_bytes)},
-                           {"lane", options.lane.backend},
-                           {"rails", static_cast<std::int64_t>(options.lane.rails.size())},
-                           {"way", way}};
-    PEGA_TRY(measure_rate(*puller, options, size, params, figures));
-    PEGA_TRY(measure_latency(*puller, options, size, params, figures));
+  for (const std::uint64_t size : pages.sizes) {
+    PEGA_TRY(measure_size(options, other, size, pages.memory_bytes, figures));
   }
-  return Report{.title = "pegaflow-perf net, " + way,
+  return Report{.title = "pegaflow-perf net, " + other.link,
                 .figures = std::move(figures),
                 .conditions = conditions,
                 .json = options.common.json};

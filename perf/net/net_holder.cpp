@@ -47,26 +47,27 @@ Result<void> write_line(int fd, std::string text) {
   for (std::string_view rest = text; !rest.empty();) {
     const ssize_t sent = ::send(fd, rest.data(), rest.size(), MSG_NOSIGNAL);
     if (sent < 0 && errno == EINTR) continue;
-    if (sent <= 0) return fail_errno(errno, "tell the other end");
+    if (sent <= 0) return fail_errno(errno, "send to the other end");
     rest.remove_prefix(static_cast<std::size_t>(sent));
   }
   return {};
 }
 
-/// One byte a call: it is done twice a run, and what follows the line is left for others.
+/// Reads one byte per call, so that the bytes after the line stay in the socket.
 Result<std::string> read_line(int fd, TimePoint last = TimePoint::max()) {
   std::string line;
   while (line.size() < kLineBytes) {
-    if (std::chrono::steady_clock::now() >= last) return fail(Errc::kTimeout, "no line came");
+    if (std::chrono::steady_clock::now() >= last)
+      return fail(Errc::kTimeout, "the other end sent no line in time");
     char byte = 0;
     const ssize_t got = ::recv(fd, &byte, 1, 0);
     if (got < 0 && errno == EINTR) continue;
-    if (got < 0) return fail_errno(errno, "hear the other end");
+    if (got < 0) return fail_errno(errno, "receive from the other end");
     if (got == 0) return fail(Errc::kPeerLost, "the other end closed the connection");
     if (byte == '\n') return line;
     line += byte;
   }
-  return fail(Errc::kCorrupt, "a line of more than {} bytes", kLineBytes);
+  return fail(Errc::kCorrupt, "the other end sent a line of more than {} bytes", kLineBytes);
 }
 
 nlohmann::json to_json(const NetOffer& offer) {
@@ -87,7 +88,7 @@ Result<NetOffer> offer_of(const std::string& line) {
   try {
     const auto json = nlohmann::json::parse(line);
     if (json.contains("error")) {
-      return fail(Errc::kRefused, "the other end says: {}", json["error"].get<std::string>());
+      return fail(Errc::kRefused, "the other end reports: {}", json["error"].get<std::string>());
     }
     NetOffer offer;
     offer.fabric.backend = json.at("backend").get<std::string>();
@@ -100,10 +101,11 @@ Result<NetOffer> offer_of(const std::string& line) {
                                       .key = from_hex(region.at("key").get<std::string>())});
     }
     offer.plain = json.at("plain").get<std::string>();
-    if (offer.fabric.regions.size() != 1) return fail(Errc::kCorrupt, "it offers not one region");
+    if (offer.fabric.regions.size() != 1)
+      return fail(Errc::kCorrupt, "the other end did not offer exactly one region");
     return offer;
   } catch (const nlohmann::json::exception& problem) {
-    return fail(Errc::kCorrupt, "what answers is no `pegaflow-perf net`: {}", problem.what());
+    return fail(Errc::kCorrupt, "the other end is not `pegaflow-perf net`: {}", problem.what());
   }
 }
 
@@ -111,21 +113,22 @@ Result<NetRequest> request_of(const std::string& line) {
   try {
     const auto json = nlohmann::json::parse(line);
     if (json.at("protocol").get<int>() != kProtocol) {
-      return fail(Errc::kRefused, "the two ends are of different versions of pegaflow-perf");
+      return fail(Errc::kRefused, "the two ends are different versions of pegaflow-perf");
     }
     const NetRequest request{.backend = json.at("backend").get<std::string>(),
                              .memory_bytes = json.at("memory_bytes").get<std::uint64_t>(),
                              .seed = json.at("seed").get<std::uint64_t>()};
     if (request.memory_bytes == 0 || request.memory_bytes > kMostMemory) {
-      return fail(Errc::kInvalidArgument, "{} bytes of memory are asked for", request.memory_bytes);
+      return fail(Errc::kInvalidArgument, "the reader requests {} bytes of memory",
+                  request.memory_bytes);
     }
     return request;
   } catch (const nlohmann::json::exception& problem) {
-    return fail(Errc::kCorrupt, "what asks is no `pegaflow-perf net`: {}", problem.what());
+    return fail(Errc::kCorrupt, "the reader is not `pegaflow-perf net`: {}", problem.what());
   }
 }
 
-/// The listener does not block: it is the lane's kind of socket.
+/// The listener is non-blocking, like the lane's sockets.
 int accept_one(int listener) {
   for (;;) {
     pollfd entry{.fd = listener, .events = POLLIN, .revents = 0};
@@ -139,18 +142,18 @@ int accept_one(int listener) {
 Result<void> set_patience(int socket, std::chrono::seconds patience) {
   const timeval time{.tv_sec = patience.count(), .tv_usec = 0};
   if (::setsockopt(socket, SOL_SOCKET, SO_RCVTIMEO, &time, sizeof time) == 0) return {};
-  return fail_errno(errno, "set how long a reader is waited for");
+  return fail_errno(errno, "set the receive timeout of a reader");
 }
 
-/// Every page of it will be there: an eighth of what is left is for others.
+/// All of the memory becomes resident; an eighth of the available memory stays free.
 Result<NetRequest> within_room(const NetRequest& request) {
   PEGA_TRY_LET(const engine::MemoryRoom room, engine::memory_room());
   if (request.memory_bytes <= room.available_bytes / 8 * 7) return request;
-  return fail(Errc::kOutOfCapacity, "{} of memory are asked for, and there are {}",
+  return fail(Errc::kOutOfCapacity, "the reader requests {} of memory, and {} are available",
               format_bytes(request.memory_bytes), format_bytes(room.available_bytes));
 }
 
-/// Serves what is asked for while the lane is measured.
+/// Serves requests for `ucx_perftest` while the lane is measured.
 Result<void> serve_perftest(int socket, const NetLane& lane) {
   std::optional<PerftestServer> server;
   for (;;) {
@@ -158,7 +161,7 @@ Result<void> serve_perftest(int socket, const NetLane& lane) {
     if (!line && line.error().code == Errc::kPeerLost) return {};
     if (!line) return tl::unexpected<Error>(line.error());
     if (*line != kPerftest || lane.backend != "ucx") {
-      return fail(Errc::kCorrupt, "a reader says what makes no sense");
+      return fail(Errc::kCorrupt, "a reader sent an unknown request");
     }
     server.reset();  // Before the next one listens.
     Result<PerftestServer> started = PerftestServer::start(lane);
@@ -174,14 +177,14 @@ Result<void> serve_perftest(int socket, const NetLane& lane) {
 }
 
 Result<void> hold_for(int socket, const NetLane& lane) {
-  // One reader after the other: who says nothing keeps nobody waiting for long.
+  // Readers are served one after the other, so a silent one must not block the next for long.
   PEGA_TRY(set_patience(socket, kGreetingPatience));
   PEGA_TRY_LET(const std::string line,
                read_line(socket, std::chrono::steady_clock::now() + kGreetingPatience));
   PEGA_TRY(set_patience(socket, std::chrono::seconds(0)));
   const auto of_this_lane = [&](const NetRequest& asked) -> Result<NetRequest> {
     if (asked.backend == lane.backend) return asked;
-    return fail(Errc::kRefused, "this end has --backend {}", lane.backend);
+    return fail(Errc::kRefused, "this end runs with --backend {}", lane.backend);
   };
   const Result<NetRequest> request = request_of(line).and_then(of_this_lane).and_then(within_room);
   if (!request) {
@@ -190,7 +193,7 @@ Result<void> hold_for(int socket, const NetLane& lane) {
   }
   PEGA_TRY_LET(const harness::Mapping memory, harness::Mapping::anonymous(request->memory_bytes));
   fill_net_pattern(memory.bytes(), request->seed);
-  // Where the reader reached us it reaches the lane too.
+  // The lane listens at the address that the reader has reached.
   PEGA_TRY_LET(const tcp::SocketAddress here, tcp::SocketAddress::near_end(socket));
   const std::string listen = to_string(here.with_port(0));
   const SteadyClock clock;
@@ -222,7 +225,7 @@ Result<void> run_ip(std::vector<std::string> words) {
     error = ::posix_spawn(&pid, path, nullptr, nullptr, arguments.data(), environment.data());
     if (error == 0) break;
   }
-  if (error != 0) return fail(Errc::kRefused, "the program `ip` (iproute2) is not there");
+  if (error != 0) return fail(Errc::kRefused, "the program `ip` (package iproute2) is missing");
   int status = 0;
   while (::waitpid(pid, &status, 0) < 0 && errno == EINTR) {
   }
@@ -232,7 +235,8 @@ Result<void> run_ip(std::vector<std::string> words) {
 
 Result<void> own_namespace() {
   if (::unshare(CLONE_NEWNET) == 0) return {};
-  return fail(Errc::kRefused, "a network namespace: {}; it needs root", std::strerror(errno));
+  return fail(Errc::kRefused, "create a network namespace: {}; this needs root",
+              std::strerror(errno));
 }
 
 Result<void> raise(const char* device, const std::string& address) {
@@ -288,35 +292,37 @@ Result<std::uint16_t> ask_perftest(const NetConnection& connection) {
   PEGA_TRY_LET(const std::string line, read_line(connection.socket.get()));
   const auto json = nlohmann::json::parse(line, nullptr, false);
   if (json.contains("error") && json["error"].is_string()) {
-    return fail(Errc::kRefused, "the other end says: {}", json["error"].get<std::string>());
+    return fail(Errc::kRefused, "the other end reports: {}", json["error"].get<std::string>());
   }
   if (!json.contains("port") || !json["port"].is_number_unsigned()) {
-    return fail(Errc::kCorrupt, "the other end names no port");
+    return fail(Errc::kCorrupt, "the other end sent no port");
   }
   return json["port"].get<std::uint16_t>();
 }
 
-/// The body of the child. It says "ready" in its namespace or why it has none, hears "go" when the
-/// other end of the wire has been put there or "loopback", and answers with where it listens.
+/// The body of the child. It sends "ready" from its namespace, or the reason why it has none;
+/// receives "go" once its end of the cable is there, or "loopback"; and sends its address.
 Result<void> run_hold_net(std::span<const char* const> arguments) {
   int control = -1;
   const std::string_view text = arguments.size() >= 3 ? arguments[0] : "";
   if (std::from_chars(text.data(), text.data() + text.size(), control).ec != std::errc()) {
-    return fail(Errc::kInvalidArgument, "hold-net takes the number of a descriptor, and a lane");
+    return fail(Errc::kInvalidArgument,
+                "hold-net: the arguments are DESCRIPTOR BACKEND KIND [RAIL...]");
   }
   NetLane lane{.backend = arguments[1], .ucx_over_tcp = std::string_view(arguments[2]) == "tcp"};
   lane.rails.assign(arguments.begin() + 3, arguments.end());
   const UniqueFd home(::open("/proc/self/ns/net", O_RDONLY | O_CLOEXEC));
   Result<void> own = lane.backend == "tcp"
                          ? own_namespace()
-                         : fail(Errc::kRefused, "cards stay in the namespace where they are");
+                         : fail(Errc::kRefused, "NICs stay in their network namespace");
   PEGA_TRY(write_line(control, own ? "ready" : to_string(own.error())));
   PEGA_TRY_LET(const std::string order, read_line(control));
   std::string address = kTheirAddress;
   if (order == "go") {
     PEGA_TRY(raise(kTheirs, address));
   } else {
-    if (own && ::setns(home.get(), CLONE_NEWNET) != 0) return fail_errno(errno, "go back home");
+    if (own && ::setns(home.get(), CLONE_NEWNET) != 0)
+      return fail_errno(errno, "return to the original network namespace");
     address = "127.0.0.1";
   }
   PEGA_TRY_LET(const tcp::SocketAddress at, tcp::SocketAddress::parse(address + ":0"));
@@ -340,7 +346,7 @@ Result<NetChild> NetChild::start(const NetLane& lane) {
   PEGA_TRY_LET(harness::Child child,
                harness::Child::start(
                    {.command = std::move(command), .log_file = {}, .inherited_fd = pair[1]}));
-  theirs.reset();  // So that its end is seen.
+  theirs.reset();  // So that the end of the child is detected.
   const pid_t pid = child.pid();
   NetChild started(std::move(child), std::move(ours));
   const int control = started.control_.get();
@@ -354,7 +360,8 @@ Result<NetChild> NetChild::start(const NetLane& lane) {
     return raise(kOurs, kOurAddress);
   }();
   if (!joined) {
-    if (::setns(started.home_.get(), CLONE_NEWNET) != 0) return fail_errno(errno, "go back home");
+    if (::setns(started.home_.get(), CLONE_NEWNET) != 0)
+      return fail_errno(errno, "return to the original network namespace");
     started.loopback_because_ = joined.error().detail;
   }
   PEGA_TRY(write_line(control, joined ? "go" : "loopback"));
@@ -363,7 +370,7 @@ Result<NetChild> NetChild::start(const NetLane& lane) {
 }
 
 NetChild::~NetChild() {
-  // Threads that were made meanwhile stay where they are; they have ended by now.
+  // Threads created in between keep the namespace, but they have ended by now.
   if (home_ && loopback_because_.empty()) (void)::setns(home_.get(), CLONE_NEWNET);
 }
 

@@ -1,6 +1,6 @@
 #pragma once
 /// \file
-/// The two ends of `pegaflow-perf net` and what they tell each other: one line of JSON each way.
+/// The two ends of `pegaflow-perf net` and their messages: one line of JSON in each direction.
 
 #include <cstddef>
 #include <cstdint>
@@ -16,44 +16,45 @@
 
 namespace pegaflow::perf {
 
-/// What the end that measures wants from the other.
+/// The request of the measuring end.
 struct NetRequest {
-  std::string backend;  ///< The lane that it has.
+  std::string backend;  ///< The lane of the measuring end.
   std::uint64_t memory_bytes = 0;
-  std::uint64_t seed = 0;  ///< Of what the memory is filled with.
+  std::uint64_t seed = 0;  ///< Seed of the bytes in the memory.
 };
 
-/// What it gets to know.
+/// The response of the holder.
 struct NetOffer {
   FabricDescriptor fabric;
-  std::string plain;  ///< Where plain sockets are served; empty beside another lane than "tcp".
+  std::string plain;  ///< Address of the plain sockets; empty unless the lane is "tcp".
 };
 
-/// The byte at `offset` of the memory of the holder: tells places and seeds apart.
+/// Fills the memory of the holder with bytes that differ between places and between seeds.
 void fill_net_pattern(std::span<std::byte> memory, std::uint64_t seed);
 
-/// Serves one reader after the other on `listener`, each until it closes its connection, and each
-/// with memory of its own. Returns only with an error: the kernel's. What goes wrong with one
-/// reader is logged, and ends only that: who asks for more memory than this machine has left is
-/// told kOutOfCapacity, and who does not ask within ten seconds is closed. Beside "ucx" it runs
-/// `ucx_perftest` for who asks for it.
+/// Serves one reader after the other on `listener`, each with its own memory until it closes its
+/// connection. Returns only with an error: the kernel's. The error of one reader is logged and ends
+/// only its connection: a request for more memory than this machine has left receives
+/// kOutOfCapacity, and a reader without a request within ten seconds is disconnected. With "ucx" it
+/// runs `ucx_perftest` on request.
 Result<void> hold_net(int listener, const NetLane& lane);
 
-/// Asks a holder. The connection is what keeps the offer: it ends with the returned descriptor.
-/// Errors: the kernel's; kCorrupt when what answers is no holder; kRefused in the holder's words.
+/// Connects to a holder and sends a request. The offer is valid while the returned descriptor is
+/// open. Errors: the kernel's; kCorrupt when the response is not a holder's; kRefused with the
+/// holder's text.
 struct NetConnection {
   UniqueFd socket;
   NetOffer offer;
 };
 Result<NetConnection> ask_holder(const std::string& address, const NetRequest& request);
 
-/// Has the holder start `ucx_perftest`; the port where it waits for one client.
-/// Errors: kRefused in the holder's words; the kernel's.
+/// Makes the holder start `ucx_perftest`; returns the port where it waits for one client.
+/// Errors: kRefused with the holder's text; the kernel's.
 Result<std::uint16_t> ask_perftest(const NetConnection& connection);
 
-/// A holder in a process of its own: in a network namespace of its own, joined to another one that
-/// this process moves to, where that may be; else on the loopback device. Cards stay where they
-/// are.
+/// A holder in a child process: in its own network namespace, joined to another one that this
+/// process enters, if the kernel permits it; else on the loopback device. NICs stay in their
+/// namespace.
 class NetChild {
  public:
   /// Errors: the kernel's when not even loopback works.
@@ -63,14 +64,14 @@ class NetChild {
   ~NetChild();
 
   [[nodiscard]] const std::string& address() const noexcept { return address_; }
-  /// Why there are no namespaces; empty: there are.
+  /// Why the ends use loopback; empty: they use namespaces.
   [[nodiscard]] const std::string& loopback_because() const noexcept { return loopback_because_; }
 
  private:
   NetChild(harness::Child child, UniqueFd control)
       : control_(std::move(control)), child_(std::move(child)) {}
   UniqueFd control_;
-  UniqueFd home_;  // The namespace that we came from.
+  UniqueFd home_;  // The original namespace of this process.
   std::string address_;
   std::string loopback_because_;
   harness::Child child_;

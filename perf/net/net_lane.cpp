@@ -18,18 +18,19 @@ constexpr std::chrono::seconds kPatience{20};
 Result<NetLane> with_rails(NetLane lane) {
   if (lane.backend == "tcp") {
     if (lane.rails.empty() && !lane.ucx_over_tcp) return lane;
-    return fail(Errc::kInvalidArgument, "rails are of --backend ucx");
+    return fail(Errc::kInvalidArgument, "--rails needs --backend ucx");
   }
   if (lane.backend != "ucx") {
-    return fail(Errc::kInvalidArgument, "--backend {}: not tcp or ucx", lane.backend);
+    return fail(Errc::kInvalidArgument, "--backend: '{}' is not tcp or ucx", lane.backend);
   }
   if (!lane.rails.empty()) return lane;
   if (lane.ucx_over_tcp) {
-    return fail(Errc::kInvalidArgument, "UCX over TCP takes --rails: network interfaces, as lo");
+    return fail(Errc::kInvalidArgument,
+                "--ucx-over-tcp needs --rails with network interfaces, such as lo");
   }
   const ucx::NicChoice choice = ucx::choose_nics(ucx::find_nics(), {}, {});
   if (choice.rails.empty()) {
-    return fail(Errc::kRefused, "no RDMA card here has a link that is up");
+    return fail(Errc::kRefused, "no RDMA NIC of this machine has a link");
   }
   for (const ucx::Nic& nic : choice.rails) lane.rails.push_back(nic.name());
   return lane;
@@ -39,7 +40,7 @@ Result<std::unique_ptr<Fabric>> make_lane(const NetLane& lane, const std::string
                                           const Clock& clock, Fabric::CompletionSink sink) {
   if (lane.backend == "ucx") {
     UcxFabric::Options options{.rails = lane.rails, .sockets = lane.ucx_over_tcp};
-    // What is measured comes after the greeting, and a card in software takes its time for that.
+    // The greeting is not measured, and it is slow on a software NIC.
     options.connect_timeout = options.stall_timeout = kPatience;
     if (lane.piece_bytes != 0) options.piece_bytes = lane.piece_bytes;
     if (lane.window_bytes != 0) options.window_bytes = lane.window_bytes;

@@ -1,6 +1,6 @@
 #pragma once
 /// \file
-/// Which lane `pegaflow-perf net` measures, and how it is made at either end.
+/// The lane that `pegaflow-perf net` measures.
 
 #include <cstdint>
 #include <memory>
@@ -13,22 +13,22 @@
 
 namespace pegaflow::perf {
 
-/// One end's side of it: the other end has cards of its own.
+/// The options of one end of a lane; the other end has its own NICs.
 struct NetLane {
   std::string backend = "tcp";       ///< "tcp" or "ucx".
-  std::vector<std::string> rails{};  ///< Of "ucx": cards and ports; empty: all whose link is up.
-  bool ucx_over_tcp = false;         ///< Rails are network interfaces. A test: see UcxFabric.
-  unsigned connections = 0;          ///< Of "tcp"; 0, as in the next two: the lane's own.
+  std::vector<std::string> rails{};  ///< For "ucx": NICs and ports; empty: all with a link.
+  bool ucx_over_tcp = false;         ///< Rails are network interfaces. For tests: see UcxFabric.
+  unsigned connections = 0;          ///< For "tcp". 0 here and below: the lane's default.
   std::uint64_t piece_bytes = 0;
   std::uint64_t window_bytes = 0;
 };
 
-/// With the rails that are used: those named, or all cards whose link is up.
-/// Errors: kInvalidArgument for another backend, or words that the backend has no use for; kRefused
-/// when there is no such card.
+/// Fills in the rails: the given ones, or all NICs with a link.
+/// Errors: kInvalidArgument for an unknown backend, or options that do not fit the backend;
+/// kRefused when no NIC has a link.
 Result<NetLane> with_rails(NetLane lane);
 
-/// The lane, with `sink` for its batches. `listen` is of "tcp". Errors: the lane's.
+/// Creates the lane with `sink` for its batches. `listen` is for "tcp". Errors: the lane's.
 Result<std::unique_ptr<Fabric>> make_lane(const NetLane& lane, const std::string& listen,
                                           const Clock& clock, Fabric::CompletionSink sink);
 

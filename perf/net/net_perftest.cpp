@@ -31,12 +31,12 @@ std::string joined(const std::vector<std::string>& words) {
   return text;
 }
 
-/// The program with what the lane sets for itself; what the user has set stays.
+/// The program with the lane's settings of UCX; variables that the user has set stay.
 Result<std::vector<std::string>> command_of(const NetLane& lane) {
   constexpr const char* kProgram = "/usr/bin/ucx_perftest";
   std::error_code error;
   if (!std::filesystem::exists(kProgram, error)) {
-    return fail(Errc::kRefused, "{} (package ucx-utils) is not there", kProgram);
+    return fail(Errc::kRefused, "{} (package ucx-utils) is missing", kProgram);
   }
   std::vector<std::string> command = {"/usr/bin/env"};
   const std::array<std::pair<const char*, std::string>, 3> settings = {
@@ -50,7 +50,7 @@ Result<std::vector<std::string>> command_of(const NetLane& lane) {
   return command;
 }
 
-/// A port that was free a moment ago: the program cannot be told to choose one.
+/// A port that was free a moment ago: the program cannot choose one itself.
 Result<std::uint16_t> free_port() {
   const UniqueFd socket(::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0));
   sockaddr_in any{};
@@ -63,7 +63,7 @@ Result<std::uint16_t> free_port() {
   return ntohs(any.sin_port);
 }
 
-/// As the kernel lists it: connecting would take the place of the one client.
+/// Whether the kernel lists `port` as listening: a connection would take the place of the client.
 Result<bool> listens(std::uint16_t port) {
   const std::string wanted = fmt::format(":{:04X} ", port);
   for (const char* const path : {"/proc/self/net/tcp", "/proc/self/net/tcp6"}) {
@@ -78,7 +78,7 @@ Result<bool> listens(std::uint16_t port) {
   return false;
 }
 
-/// The end of what it said.
+/// The end of the program's output.
 std::string words_of(const std::string& log_file) {
   std::string text = harness::read_file(log_file).value_or("");
   while (!text.empty() && text.back() == '\n') text.pop_back();
@@ -121,7 +121,7 @@ Result<Perftest> run_perftest(const NetLane& lane, const std::string& host, std:
   pollfd entry{.fd = child.pidfd(), .events = POLLIN, .revents = 0};
   constexpr auto kMs = std::chrono::milliseconds(kRunPatience).count();
   if (::poll(&entry, 1, static_cast<int>(kMs)) != 1) {
-    return fail(Errc::kTimeout, "ucx_perftest is not done after {} s", kRunPatience.count());
+    return fail(Errc::kTimeout, "ucx_perftest did not end within {} s", kRunPatience.count());
   }
   PEGA_TRY_LET(const std::string output, harness::read_file(log_file));
   Result<Perftest> parsed = parse_perftest(output);
@@ -130,7 +130,7 @@ Result<Perftest> run_perftest(const NetLane& lane, const std::string& host, std:
 }
 
 Result<Perftest> parse_perftest(const std::string& output) {
-  // iterations, p50 and average and overall latency, average and overall MB/s, and operations/s.
+  // Iterations; p50, average and overall latency; average and overall MB/s and operations/s.
   const std::size_t end = output.find_last_not_of(" \n");
   const std::size_t newline = output.rfind('\n', end);
   const std::size_t begin = newline == std::string::npos ? 0 : newline + 1;
@@ -141,12 +141,12 @@ Result<Perftest> parse_perftest(const std::string& output) {
       char* rest = nullptr;
       numbers.push_back(std::strtod(field.c_str(), &rest));
       if (rest == field.c_str() || *rest != '\0') {
-        return fail(Errc::kCorrupt, "\"{}\" is no number", field);
+        return fail(Errc::kCorrupt, "'{}' is not a number", field);
       }
     }
   }
   if (numbers.size() != 8) {
-    return fail(Errc::kCorrupt, "{} numbers where ucx_perftest prints 8", numbers.size());
+    return fail(Errc::kCorrupt, "ucx_perftest printed {} numbers, not 8", numbers.size());
   }
   return Perftest{.p50_us = numbers[1], .gigabytes_per_second = numbers[5] * kMebibyte / 1e9};
 }

@@ -16,7 +16,7 @@
 namespace pegaflow::perf {
 namespace {
 
-/// As much as the lane moves for one connection before it looks at the others.
+/// As many bytes as the lane moves for one connection before it serves the others.
 constexpr std::size_t kTurnBytes = 1 << 20;
 
 }  // namespace
@@ -119,7 +119,7 @@ Result<void> PlainReceiver::receive(std::span<std::byte> memory, std::uint64_t b
     const std::array<std::uint64_t, 2> wanted = {at + begin, share};
     if (::send(sockets_[i].get(), wanted.data(), sizeof wanted, MSG_NOSIGNAL) !=
         static_cast<ssize_t>(sizeof wanted)) {
-      return fail_errno(errno, "ask for bytes");
+      return fail_errno(errno, "request bytes from a plain socket");
     }
   }
   for (std::size_t open = count; open > 0;) {

@@ -15,9 +15,9 @@
 
 namespace pegaflow::perf {
 
-/// Sends what it is asked for: a place and a count come in on a connection, eight bytes each, and
-/// that many bytes of `memory` from there on go out, again from its beginning behind its end. One
-/// thread for all connections, as the lane has.
+/// Serves bytes of `memory`: a connection sends an offset and a count, eight bytes each, and
+/// receives that many bytes from the offset on, wrapping around at the end. One thread serves all
+/// connections, as in the lane.
 class PlainSender {
  public:
   /// `address` is numeric, with port 0. `memory` outlives it. Errors: the kernel's.
@@ -31,8 +31,8 @@ class PlainSender {
  private:
   struct Connection {
     UniqueFd socket;
-    std::uint64_t at = 0;    // Of `memory`.
-    std::uint64_t left = 0;  // Bytes that still go out.
+    std::uint64_t at = 0;    // Offset in `memory`.
+    std::uint64_t left = 0;  // Bytes still to send.
   };
   PlainSender(UniqueFd listener, std::string address, std::span<const std::byte> memory);
   void run();
@@ -51,9 +51,9 @@ class PlainReceiver {
   /// Errors: the kernel's.
   static Result<PlainReceiver> connect(const std::string& address, std::size_t connections);
 
-  /// Fetches `bytes` in equal parts over all connections into `memory`. Each has a part of the
-  /// memory of its own and the same part of the sender's, from `at` on; where it is shorter than
-  /// what comes, the bytes come to its beginning again.
+  /// Reads `bytes` in equal parts over all connections into `memory`. Each connection has its own
+  /// part of the memory and the same part of the sender's, from `at` on; when its share is longer
+  /// than the part, it wraps around.
   /// Errors: the kernel's; kPeerLost when the other side ends.
   Result<void> receive(std::span<std::byte> memory, std::uint64_t bytes, std::uint64_t at = 0);
 

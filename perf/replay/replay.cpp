@@ -1,5 +1,5 @@
 /// \file
-/// `pegaflow-perf replay`: what eviction policies find of a request trace, in pools of real
+/// `pegaflow-perf replay`: hit rates of eviction policies for a request trace, in pools of real
 /// servers.
 
 #include <algorithm>
@@ -17,7 +17,7 @@
 namespace pegaflow::perf {
 namespace {
 
-constexpr std::size_t kSyntheticRequests = 12'000;  // As many as the trace of Mooncake has, about.
+constexpr std::size_t kSyntheticRequests = 12'000;  // About as many as in Mooncake's trace.
 constexpr std::uint64_t kMostBlocks = 10'000'000;
 
 struct ReplayOptions {
@@ -33,14 +33,13 @@ struct ReplayOptions {
 };
 
 std::string about() {
-  return "Puts a request trace through pools of real servers, and says how much of it each "
-         "eviction "
-         "policy finds. Prompts come one after the other; their times are not kept.\n"
+  return "Replays a request trace through pools of real servers and reports the hit rate of each "
+         "eviction policy. Prompts follow one another without pauses.\n"
          "Example: pegaflow-perf replay --trace conversation_trace.jsonl --blocks 1000,10000";
 }
 
 std::string workload_sentence() {
-  std::string text = "A workload that is made up, in place of a trace:";
+  std::string text = "A synthetic workload in place of a trace:";
   for (const WorkloadKind& kind : workload_kinds()) {
     text += fmt::format("{} {} ({})", &kind == workload_kinds().data() ? "" : ";", kind.name,
                         kind.sentence);
@@ -55,23 +54,22 @@ Result<std::vector<std::uint64_t>> pool_sizes(const std::vector<std::string>& te
     const char* const end = text.data() + text.size();
     const auto [rest, status] = std::from_chars(text.data(), end, blocks);
     if (status != std::errc() || rest != end) {
-      return fail(Errc::kInvalidArgument, "--blocks: \"{}\" is no whole number", text);
+      return fail(Errc::kInvalidArgument, "--blocks: '{}' is not a whole number", text);
     }
     if (blocks < kLeastPoolBlocks || blocks > kMostBlocks) {
       return fail(
           Errc::kInvalidArgument,
-          "--blocks: a pool has {} blocks of 4 KiB at least, a server takes no less, and {} "
-          "at most; {} were asked for",
-          kLeastPoolBlocks, kMostBlocks, blocks);
+          "--blocks: {} is not from {}, the smallest pool of a server in blocks of 4 KiB, to {}",
+          blocks, kLeastPoolBlocks, kMostBlocks);
     }
     sizes.push_back(blocks);
   }
-  if (sizes.empty()) return fail(Errc::kInvalidArgument, "--blocks: name at least one size");
+  if (sizes.empty()) return fail(Errc::kInvalidArgument, "--blocks: give at least one size");
   return sizes;
 }
 
 Result<void> check_policies(const std::vector<std::string>& names) {
-  if (names.empty()) return fail(Errc::kInvalidArgument, "--eviction: name at least one policy");
+  if (names.empty()) return fail(Errc::kInvalidArgument, "--eviction: give at least one policy");
   for (const std::string& name : names) {
     if (const auto known = engine::eviction_kind(name); !known) {
       return fail(Errc::kInvalidArgument, "--eviction: {}", known.error().detail);
@@ -83,7 +81,7 @@ Result<void> check_policies(const std::vector<std::string>& names) {
 Result<RequestTrace> trace_of(const ReplayOptions& options) {
   if (options.trace.empty() == options.workload.empty()) {
     return fail(Errc::kInvalidArgument,
-                "name either a --trace or a --workload to replay; --help lists the workloads");
+                "give either --trace or --workload; --help lists the workloads");
   }
   const auto limit = static_cast<std::size_t>(options.requests);
   if (!options.trace.empty()) return read_trace_file(options.trace, limit);
@@ -91,8 +89,8 @@ Result<RequestTrace> trace_of(const ReplayOptions& options) {
                     limit == 0 ? kSyntheticRequests : limit);
 }
 
-/// One size. The policies take turns after each part of the trace, so that what disturbs one of
-/// them disturbs all, and begin with another one each time.
+/// Replays the trace in pools of one size. The policies alternate after each part of the trace, so
+/// that a disturbance affects all of them, and each part begins with the next policy.
 Result<std::vector<ReplayResult>> replay_size(const ReplayOptions& options, std::uint64_t blocks,
                                               const RequestTrace& trace) {
   kj::AsyncIoContext io = kj::setupAsyncIo();
@@ -133,7 +131,8 @@ Result<std::vector<ReplayResult>> replay_size(const ReplayOptions& options, std:
   return results;
 }
 
-/// The trace over several nodes, for each size and policy, each beside one pool of their size.
+/// Replays the trace over several nodes, for each size and policy, beside one pool of their total
+/// size.
 Result<std::vector<Figure>> replay_nodes(const ReplayOptions& options,
                                          std::span<const std::uint64_t> sizes,
                                          const RequestTrace& trace) {
@@ -167,23 +166,23 @@ Outcome run_replay(int argc, const char* const* argv) {
   OptionTable table("pegaflow-perf replay", about());
   declare(table, options.common);
   table.text("trace", options.trace,
-             "A trace in the format of Mooncake: an object a line with timestamp, input_length, "
-             "output_length and hash_ids. \"-\" reads the standard input.");
+             "A trace in Mooncake's format: one JSON object per line with timestamp, input_length, "
+             "output_length and hash_ids. \"-\" reads standard input.");
   table.text("workload", options.workload, workload_sentence());
-  table.list("blocks", options.blocks, "Sizes of pools, in blocks of 4 KiB; 256 at least.");
+  table.list("blocks", options.blocks, "Pool sizes in blocks of 4 KiB, at least 256.");
   table.list("eviction", options.eviction,
              "Policies: " + engine::eviction_names() +
-                 ". All figures stand beside those of lru, if it is one of them.");
+                 ". If lru is among them, its figures are the bounds of the others.");
   table.integer("requests", options.requests, 0, 100'000'000,
-                "Only so many requests; 0: all of a trace, and 12,000 of a workload.");
+                "Limit of the number of requests; 0: all of a trace, 12,000 of a workload.");
+  table.integer("rounds", options.rounds, 1, 10'000,
+                "Parts of the trace, between which the policies alternate. A part of some hundred "
+                "requests is long compared with the resolution of a process's CPU clock.");
   table.integer(
-      "rounds", options.rounds, 1, 10'000,
-      "Parts of the trace after which the policies take turns; some hundred requests each "
-      "are long beside the clock of a process.");
-  table.integer("nodes", options.nodes, 1, 64,
-                "Over so many nodes with pools of --blocks each, which fetch from each other: real "
-                "stores in this process over a simulated network, beside one pool of their size.");
-  table.text("deal", options.deal, "Which node gets a request: round-robin or random.");
+      "nodes", options.nodes, 1, 64,
+      "Number of nodes with pools of --blocks each that fetch from each other: real stores "
+      "in this process over a simulated network, beside one pool of their total size.");
+  table.text("deal", options.deal, "Choice of the node for each request: round-robin or random.");
   PEGA_TRY_LET(const OptionTable::Next next, table.parse(argc, argv, std::cout));
   if (next == OptionTable::Next::kExit) return std::nullopt;
 

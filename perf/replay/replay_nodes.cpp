@@ -13,10 +13,10 @@
 namespace pegaflow::perf {
 namespace {
 
-/// What a hit rate may lack of that of one pool.
+/// How far a hit rate may lie below that of one pool.
 constexpr double kOnePoint = 0.01;
 
-/// An engine without a cache of its own at each node.
+/// Nodes with one engine each that has no cache of its own.
 class Replay {
  public:
   Replay(const NodesReplayOptions& options, kj::WaitScope& scope)
@@ -24,7 +24,7 @@ class Replay {
     for (std::size_t i = 0; i < cluster_.size(); ++i) {
       engines_.push_back(cluster_.node(i)->add_engine({1, i + 1}));
     }
-    cluster_.run_for(std::chrono::milliseconds(10));  // Everybody is greeted.
+    cluster_.run_for(std::chrono::milliseconds(10));  // All links are greeted.
   }
 
   Result<void> serve(std::size_t at, const Prompt& prompt) {
@@ -36,7 +36,7 @@ class Replay {
     ++result_.requests;
     result_.asked += keys.size();
     result_.found += found;
-    // Leases are given back before the next one asks.
+    // Leases are returned before the next request.
     cluster_.run_for(std::chrono::milliseconds(1));
     return {};
   }
@@ -46,7 +46,7 @@ class Replay {
       harness::SimCluster::Node& node = *cluster_.node(i);
       const engine::BlockStore::Stats stats = node.service().stats().store;
       if (!node.service().store().is_idle() || node.fetches().stats().batches != 0) {
-        return fail(Errc::kInternal, "node {} is not at rest at the end", i);
+        return fail(Errc::kInternal, "node {} has work left at the end", i);
       }
       PEGA_TRY(node.service().store().check());
       result_.brought += stats.fetched;
@@ -97,11 +97,11 @@ class Replay {
                                                      {.patience = std::chrono::seconds(2)})));
       const server::CacheService::Opened& opened = arrived.opened;
       if (opened.slots.empty()) {
-        return fail(Errc::kInternal, "a block that was to come did not");
+        return fail(Errc::kInternal, "a block in flight did not arrive");
       }
       for (std::size_t i = 0; i < opened.slots.size(); ++i) {
         if (!has_name(node.page(opened.slots[i]), keys[next + i])) {
-          return fail(Errc::kCorrupt, "a page of node {} has another block's bytes", at);
+          return fail(Errc::kCorrupt, "a page of node {} holds the bytes of another block", at);
         }
       }
       PEGA_TRY(service.release(engine, pin));
@@ -140,7 +140,7 @@ class Replay {
     return {};
   }
 
-  /// At both ends, so that a torn page is seen too.
+  /// At both ends, so that a torn page is detected too.
   static void write_name(std::span<std::byte> page, const BlockKey& key) {
     std::memcpy(page.data(), key.bytes.data(), key.bytes.size());
     std::memcpy(page.last(key.bytes.size()).data(), key.bytes.data(), key.bytes.size());
@@ -166,7 +166,7 @@ double NodesReplayResult::hit_rate() const {
 Result<NodeChoice> node_choice(const std::string& name) {
   if (name == "round-robin") return NodeChoice::kRoundRobin;
   if (name == "random") return NodeChoice::kRandom;
-  return fail(Errc::kInvalidArgument, "\"{}\" is neither round-robin nor random", name);
+  return fail(Errc::kInvalidArgument, "'{}' is neither round-robin nor random", name);
 }
 
 Result<NodesReplayResult> replay_over_nodes(const NodesReplayOptions& options,
@@ -202,12 +202,12 @@ std::vector<Figure> nodes_figures(const NodesReplayOptions& options, const Reque
   return {{.run = "prefix hit rate of all nodes",
            .params = params,
            .figure = nodes.hit_rate(),
-           .unit = "of the blocks asked for",
+           .unit = "of the requested blocks",
            .bound = one.hit_rate() - kOnePoint,
-           .bound_name = fmt::format("one pool of {} x as many blocks, less a point: {:.4f}",
+           .bound_name = fmt::format("one pool of {} times the blocks, less one point: {:.4f}",
                                      options.nodes, one.hit_rate()),
-           .side = Reach::kAtLeast,
-           .reach = 1.0,
+           .side = Side::kAtLeast,
+           .target = 1.0,
            .n = nodes.requests,
            .spread = "exact"},
           count("found at another node", nodes.brought),

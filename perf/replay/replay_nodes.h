@@ -1,7 +1,7 @@
 #pragma once
 /// \file
-/// A trace over several nodes whose network is simulated, beside one pool as large as all of
-/// theirs.
+/// Replay of a trace over several nodes with a simulated network, beside one pool as large as
+/// theirs together.
 
 #include <cstddef>
 #include <cstdint>
@@ -15,42 +15,42 @@
 
 namespace pegaflow::perf {
 
-/// Which node gets a request.
+/// How the node of a request is chosen.
 enum class NodeChoice : std::uint8_t { kRoundRobin, kRandom };
-/// Errors: kInvalidArgument that names what there is.
+/// Errors: kInvalidArgument, which names the choices.
 Result<NodeChoice> node_choice(const std::string& name);
 
 struct NodesReplayOptions {
   std::size_t nodes = 8;
-  std::uint64_t blocks = 5000;  ///< Of each node's pool.
+  std::uint64_t blocks = 5000;  ///< Size of each node's pool.
   engine::EvictionKind eviction = engine::kDefaultEviction;
   NodeChoice choice = NodeChoice::kRoundRobin;
-  std::uint64_t seed = 0;  ///< Of keys, and of choices.
+  std::uint64_t seed = 0;  ///< Seed of keys and choices.
 };
 
-/// What became of a trace over these nodes.
+/// The result of a trace over these nodes.
 struct NodesReplayResult {
   std::uint64_t requests = 0;
-  std::uint64_t asked = 0;    ///< Blocks.
-  std::uint64_t found = 0;    ///< As a prefix, each request's: here or elsewhere.
-  std::uint64_t brought = 0;  ///< From another node.
+  std::uint64_t asked = 0;    ///< Blocks requested.
+  std::uint64_t found = 0;    ///< Blocks found as prefixes, on this node or another.
+  std::uint64_t brought = 0;  ///< Blocks fetched from another node.
   std::uint64_t saved = 0;
   std::uint64_t evictions = 0;
-  std::uint64_t evicted_replicas = 0;  ///< Of them.
-  std::uint64_t replicas = 0;          ///< Of what is there at the end.
+  std::uint64_t evicted_replicas = 0;  ///< Evictions of replicas.
+  std::uint64_t replicas = 0;          ///< Replicas left at the end.
 
   [[nodiscard]] double hit_rate() const;
 };
 
-/// One request after the other through nodes of a SimCluster: claim, what is elsewhere is fetched,
-/// open, every page looked at, release; save of the rest.
-/// Errors: kCorrupt when a page has another block's bytes; kInternal when something is left at the
-/// end; the services' own.
+/// Replays one request after the other over the nodes of a SimCluster: claims and fetches its
+/// blocks, opens them, checks every page, releases them, and saves the rest.
+/// Errors: kCorrupt when a page holds the bytes of another block; kInternal when work is left at
+/// the end; those of the services.
 Result<NodesReplayResult> replay_over_nodes(const NodesReplayOptions& options,
                                             const RequestTrace& trace);
 
-/// The hit rate of the nodes beside that of one node with as many blocks as all of them, of which
-/// it is to be within a point; and where blocks came from.
+/// The hit rate of the nodes beside that of one node with as many blocks as all of them, with a
+/// target of one point below; and the origins of the blocks.
 std::vector<Figure> nodes_figures(const NodesReplayOptions& options, const RequestTrace& trace,
                                   const NodesReplayResult& nodes, const NodesReplayResult& one);
 

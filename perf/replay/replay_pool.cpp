@@ -12,7 +12,7 @@ namespace {
 
 constexpr std::size_t kKeyBytes = BlockKey::kMaxBytes;
 
-/// Adds up the time of some calls.
+/// The total time of some calls.
 class Stopwatch {
  public:
   template <typename Call>
@@ -30,7 +30,7 @@ class Stopwatch {
   std::chrono::steady_clock::duration spent_{};
 };
 
-/// Writes the name of a block at both ends of its page, so that a torn one is seen too.
+/// Writes the key of a block at both ends of its page, so that a torn page is detected too.
 void write_name(std::span<std::byte> page, const BlockKey& key) {
   std::memcpy(page.data(), key.bytes.data(), kKeyBytes);
   std::memcpy(page.last(kKeyBytes).data(), key.bytes.data(), kKeyBytes);
@@ -64,10 +64,11 @@ Result<std::unique_ptr<ReplayPool>> ReplayPool::start(kj::AsyncIoContext& io,
   PEGA_TRY_LET(const harness::WireClient::Registered registered,
                client->register_worker("replay", kSmallPageBytes, 1));
   if (registered.pool_bytes != bytes) {
-    return fail(Errc::kRefused,
-                "the server made a pool of {} blocks, not {}; where huge pages are reserved only "
-                "multiples of 512 can be had",
-                registered.pool_bytes / kSmallPageBytes, options.blocks);
+    return fail(
+        Errc::kRefused,
+        "the pool of the server has {} blocks, not {}; with reserved huge pages only multiples "
+        "of 512 are possible",
+        registered.pool_bytes / kSmallPageBytes, options.blocks);
   }
   PEGA_TRY_LET(harness::Mapping pool,
                harness::Mapping::shared(registered.pool.get(), registered.pool_bytes));
@@ -118,7 +119,8 @@ Result<std::size_t> ReplayPool::load(const Prompt& prompt, std::span<const std::
     PEGA_TRY_LET(const std::span<std::byte> from, page(slots[i]));
     std::copy(from.begin(), from.end(), page_.begin());
     if (!has_name(page_, keys_.key(prompt[i]))) {
-      return fail(Errc::kCorrupt, "the page of block {} has another block's bytes", prompt[i]);
+      return fail(Errc::kCorrupt, "the page of block {} holds the bytes of another block",
+                  prompt[i]);
     }
   }
   PEGA_TRY(load.time([&] { return client_->end_load(pin, token); }));
@@ -134,7 +136,7 @@ Result<void> ReplayPool::save(const Prompt& prompt, std::size_t first,
   PEGA_TRY_LET(const std::vector<std::uint32_t> slots,
                save.time([&] { return client_->reserve(job, keys); }));
   if (slots.size() != prompt.size() - first) {
-    return fail(Errc::kInternal, "{} answers came for {} blocks", slots.size(),
+    return fail(Errc::kInternal, "{} slots came for {} blocks", slots.size(),
                 prompt.size() - first);
   }
   std::uint64_t written = 0;
@@ -185,8 +187,8 @@ Result<ReplayPool::Counted> ReplayPool::count() const {
         Pair{"pins left", value("pegaflow_pins"), 0},
         Pair{"reservations left", value("pegaflow_reservations"), 0}}) {
     if (pair.counted != pair.seen) {
-      return fail(Errc::kInternal, "{}: the server counts {}, we {}", pair.what, pair.counted,
-                  pair.seen);
+      return fail(Errc::kInternal, "{}: the server counts {}, the engine {}", pair.what,
+                  pair.counted, pair.seen);
     }
   }
   if (counted.resident > blocks_ || (counted.evictions != 0 && counted.resident != blocks_)) {

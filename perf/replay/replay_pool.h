@@ -1,6 +1,6 @@
 #pragma once
 /// \file
-/// One pool that requests of a trace go through: a server of its own, and an engine in front of it.
+/// Replay of a trace through one pool: its server, and an engine in front of it.
 
 #include <cstdint>
 #include <memory>
@@ -17,78 +17,78 @@
 
 namespace pegaflow::perf {
 
-/// The fewest blocks of kSmallPageBytes that a server's pool may have: it takes no less than 1 MiB.
+/// The least blocks of kSmallPageBytes in a server's pool: its minimum is 1 MiB.
 inline constexpr std::uint64_t kLeastPoolBlocks = 256;
 
 /// A server with a pool of exactly so many blocks of 4 KiB, and the connection of one engine that
 /// has no cache of its own.
 ///
-/// Each request does what the connector does, one call after the other: lookup; where something is
-/// found claim, open, copy the pages out, release; reserve of all other blocks, copy the pages in,
-/// publish. Every page carries the name of its block, and every page that is loaded is looked at.
+/// Each request makes the calls of the connector, one after the other: lookup; if it finds blocks,
+/// claim, open, copy the pages out, release; for all other blocks reserve, copy the pages in,
+/// publish. Every page contains the key of its block, which each load checks.
 ///
-/// Thread-bound: to the thread of `io`, which outlives it.
+/// Thread-bound to the thread of `io`, which outlives it.
 class ReplayPool {
  public:
   struct Options {
-    std::string program;  ///< As ServerProcess::Options.
+    std::string program;  ///< As in ServerProcess::Options.
     std::uint64_t blocks = 0;
-    std::string eviction;    ///< The name of a policy.
-    std::uint64_t seed = 0;  ///< Of the keys.
+    std::string eviction;    ///< Name of a policy.
+    std::uint64_t seed = 0;  ///< Seed of the keys.
   };
   /// Errors: as ServerProcess::start(); the server's; kRefused when its pool has another size, as
   /// where huge pages are reserved and the pool is not a multiple of them.
   static Result<std::unique_ptr<ReplayPool>> start(kj::AsyncIoContext& io, const Options& options);
 
-  /// Asks for the blocks of these prompts, and saves those that were not found.
-  /// Errors: the server's; kCorrupt when a page has another block's bytes.
+  /// Looks up the blocks of these prompts and saves the missing ones.
+  /// Errors: the server's; kCorrupt when a page holds the bytes of another block.
   Result<void> replay(std::span<const Prompt> prompts);
 
-  /// Where others can talk to the same server, for tests.
+  /// The server's socket, for tests.
   [[nodiscard]] const std::string& socket_path() const noexcept { return server_.socket_path(); }
 
   /// Processor time of the server so far. Errors: the kernel's.
   [[nodiscard]] Result<Duration> cpu_time() const { return server_.process().cpu_time(); }
 
-  /// What we saw, of all requests so far. Times are in microseconds.
+  /// The engine's counts of all requests so far. Times are in microseconds.
   struct Seen {
     std::uint64_t requests = 0;
-    std::uint64_t asked = 0;      ///< Blocks.
-    std::uint64_t found = 0;      ///< Blocks loaded: as a prefix, each request's.
-    std::uint64_t saved = 0;      ///< Blocks that got a slot and were published.
-    std::uint64_t shortened = 0;  ///< Blocks found and not claimed: a share's limit was reached.
-    std::vector<double> question_us;  ///< Lookup, and claim where something was found.
-    std::vector<double> load_us;      ///< Open, and release; without our copies.
-    std::vector<double> save_us;      ///< Reserve, and publish; without our copies.
+    std::uint64_t asked = 0;          ///< Blocks requested.
+    std::uint64_t found = 0;          ///< Blocks loaded, as prefixes.
+    std::uint64_t saved = 0;          ///< Blocks that got a slot and were published.
+    std::uint64_t shortened = 0;      ///< Blocks found and not claimed, at the limit of a share.
+    std::vector<double> question_us;  ///< Lookup, and claim if blocks were found.
+    std::vector<double> load_us;      ///< Open and release, without the copies.
+    std::vector<double> save_us;      ///< Reserve and publish, without the copies.
   };
   [[nodiscard]] const Seen& seen() const noexcept { return seen_; }
 
-  /// What the server counted.
+  /// The server's counts.
   struct Counted {
     std::uint64_t evictions = 0;
-    std::uint64_t resident = 0;  ///< Blocks that are there now.
+    std::uint64_t resident = 0;  ///< Blocks in the pool now.
     std::uint64_t saved_bytes = 0;
     std::uint64_t loaded_bytes = 0;
   };
-  /// Holds what the server counted against what we saw. Errors: kInternal when they differ, or when
-  /// a claim, a pin or a reservation is left; kPeerLost.
+  /// Reads the server's counts and compares them with the engine's. Errors: kInternal when they
+  /// differ or a claim, a pin or a reservation is left; kPeerLost.
   [[nodiscard]] Result<Counted> count() const;
 
  private:
   ReplayPool(harness::ServerProcess server, std::unique_ptr<harness::WireClient> client,
              harness::Mapping pool, const Options& options);
   Result<void> serve(const Prompt& prompt);
-  /// Loads the first blocks of `prompt`; returns how many.
+  /// Loads a prefix of `prompt` and returns its length.
   Result<std::size_t> load(const Prompt& prompt, std::span<const std::byte> keys);
   Result<void> save(const Prompt& prompt, std::size_t first, std::span<const std::byte> keys);
   [[nodiscard]] Result<std::span<std::byte>> page(std::uint32_t slot) const;
 
-  harness::ServerProcess server_;  // Goes after the client that talks to it.
+  harness::ServerProcess server_;  // Outlives its client.
   std::unique_ptr<harness::WireClient> client_;
   harness::Mapping pool_;
   std::uint64_t blocks_;
   KeySource keys_;
-  std::vector<std::byte> page_;  ///< A block of the engine.
+  std::vector<std::byte> page_;  ///< One block of the engine.
   std::uint64_t next_pin_ = 1;
   std::uint64_t next_job_ = 1;
   Seen seen_;

@@ -59,12 +59,12 @@ Result<Figure> cpu_figure(const ReplayResult& result, const ReplayResult* bound,
   PEGA_TRY_LET(const Rounds::Comparison compared, rounds.compare());
   figure.bound = bound->mean_cpu_us;
   figure.bound_name = fmt::format("{} in the same run", kBoundPolicy);
-  figure.reach = kMostCpu;
+  figure.target = kMostCpu;
   figure.spread = fmt::format("ratio {:.2f} to {:.2f}", compared.ratio_low, compared.ratio_high);
   return figure;
 }
 
-/// A figure of this run and these parameters, by its name; null where there is none.
+/// The figure of a result by name; null if there is none.
 const Figure* find(std::span<const Figure> figures, const ReplayResult& result,
                    std::string_view run) {
   const Params::value_type blocks{"blocks", static_cast<std::int64_t>(result.blocks)};
@@ -94,7 +94,7 @@ std::string quantiles(std::span<const Figure> figures, const ReplayResult& resul
 }  // namespace
 
 std::string grouped(std::uint64_t number) {
-  // format_number() shows small ones with digits behind the point, as measurements have them.
+  // format_number() shows small numbers with digits after the point, as for measurements.
   return number < 100 ? std::to_string(number) : format_number(static_cast<double>(number));
 }
 
@@ -111,14 +111,14 @@ Result<std::vector<Figure>> replay_figures(const RequestTrace& trace,
     Figure rate{.run = kHitRateRun,
                 .params = params,
                 .figure = hit_rate(result),
-                .unit = "of the blocks asked for",
-                .side = Reach::kAtLeast,
+                .unit = "of the requested blocks",
+                .side = Side::kAtLeast,
                 .n = result.seen.requests,
                 .spread = "exact"};
     if (bound != nullptr && !is_bound) {
       rate.bound = hit_rate(*bound);
       rate.bound_name = fmt::format("{} in the same run", kBoundPolicy);
-      if (result.eviction != to_string(engine::kDefaultEviction)) rate.reach.reset();
+      if (result.eviction != to_string(engine::kDefaultEviction)) rate.target.reset();
     }
     figures.push_back(std::move(rate));
     const auto add_count = [&](const char* what, const char* unit, std::uint64_t count) {
@@ -145,7 +145,7 @@ Result<std::vector<Figure>> replay_figures(const RequestTrace& trace,
 std::string describe(const RequestTrace& trace) {
   const TraceSummary summary = summarize(trace);
   return fmt::format(
-      "{} requests for {} blocks, {} of them different; a pool without limit would find {:.4f}",
+      "{} requests for {} blocks, {} of them distinct; an unlimited pool would find {:.4f}",
       grouped(summary.requests), grouped(summary.blocks), grouped(summary.distinct),
       static_cast<double>(summary.reusable) / static_cast<double>(summary.blocks));
 }
@@ -154,7 +154,7 @@ std::string replay_table(std::span<const ReplayResult> results, std::span<const 
   using Row = std::array<std::string, 12>;
   std::vector<Row> rows;
   rows.push_back({"blocks", "eviction", "hit rate", "of lru", "evicted", "saved", "loaded",
-                  "ask us p50/p99", "load us p50/p99", "save us p50/p99", "CPU us/request",
+                  "lookup us p50/p99", "load us p50/p99", "save us p50/p99", "CPU us/request",
                   "of lru (<= 1.3)"});
   std::string notes;
   for (const ReplayResult& result : results) {
@@ -172,8 +172,8 @@ std::string replay_table(std::span<const ReplayResult> results, std::span<const 
          std::move(cpu_ratio)});
     if (result.seen.shortened != 0) {
       notes += fmt::format(
-          "{} of {} blocks, {}: {} blocks were found and not claimed, because one engine may hold "
-          "half of the pool\n",
+          "{}pool of {} blocks, {}: {} blocks were found and not claimed, because one engine may "
+          "hold at most half of the pool\n",
           notes.empty() ? "\n" : "", grouped(result.blocks), result.eviction,
           grouped(result.seen.shortened));
     }

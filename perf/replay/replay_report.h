@@ -1,6 +1,6 @@
 #pragma once
 /// \file
-/// What a replay found out, as figures and as a table.
+/// The results of a replay, as figures and as a table.
 
 #include <cstdint>
 #include <span>
@@ -14,36 +14,36 @@
 
 namespace pegaflow::perf {
 
-/// One policy in a pool of one size.
+/// The result of one policy in a pool of one size.
 struct ReplayResult {
   std::uint64_t blocks = 0;
   std::string eviction;
   ReplayPool::Seen seen{};
   ReplayPool::Counted counted{};
-  /// Processor time of the server a request, in microseconds: of each part of the trace.
+  /// Processor time of the server per request, in microseconds, for each part of the trace.
   std::vector<double> cpu_us{};
-  double mean_cpu_us = 0;  ///< Of all requests.
+  double mean_cpu_us = 0;  ///< Over all requests.
 };
 
-/// A policy that others are held against.
+/// The policy whose figures are the bounds of the others.
 inline constexpr const char* kBoundPolicy = "lru";
 
-/// The figures of all policies in pools of one size; each beside kBoundPolicy where that is one of
-/// them. The default policy is to find at least as much, and each may cost 1.3 times as much.
-/// Errors: as Rounds::compare().
+/// The figures of all policies in pools of one size, beside those of kBoundPolicy if it is among
+/// them. Targets: the hit rate of the default policy is at least the bound's, and the processor
+/// time of every policy at most 1.3 times the bound's. Errors: as Rounds::compare().
 Result<std::vector<Figure>> replay_figures(const RequestTrace& trace,
                                            std::span<const ReplayResult> of_one_size);
 
 /// "12,031 requests for 288,500 blocks, 182,790 of them different; ..."
 std::string describe(const RequestTrace& trace);
 
-/// A row for each result, for people, and a note where claims were shortened.
+/// A printed table with a row for each result, and a note where claims were shortened.
 std::string replay_table(std::span<const ReplayResult> results, std::span<const Figure> figures);
 
 /// "12,031".
 std::string grouped(std::uint64_t number);
 
-/// The figures that others look for by their names.
+/// Names of figures that other code looks up.
 inline constexpr const char* kHitRateRun = "prefix hit rate";
 inline constexpr const char* kCpuRun = "CPU of the server a request";
 

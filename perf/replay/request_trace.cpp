@@ -15,7 +15,7 @@ namespace {
 
 using nlohmann::json;
 
-/// The start of a line, for a message.
+/// The start of a line, for an error text.
 std::string shown(std::string_view line) {
   constexpr std::size_t kShown = 60;
   std::string text(line.substr(0, kShown));
@@ -25,19 +25,20 @@ std::string shown(std::string_view line) {
   return line.size() > kShown ? text + "..." : text;
 }
 
-/// The command that makes text of a file that begins like this, or nothing.
+/// The command that decompresses a file with this beginning; empty: it is not compressed.
 std::string_view decompressor(std::string_view line) {
   if (line.starts_with("\x28\xB5\x2F\xFD")) return "zstd";
   return line.starts_with("\x1F\x8B") ? "gzip" : "";
 }
 
-/// Says in words what is wrong with a line, without saying where it is.
+/// Parses one line. The error describes what is wrong with the line, but not its place.
 Result<Prompt> read_request(const std::string& line) {
   const json object = json::parse(line, nullptr, false);
   if (const std::string_view tool = decompressor(line); !tool.empty()) {
-    return fail(Errc::kInvalidArgument,
-                "expected text, this is compressed: {} -dc FILE | pegaflow-perf replay --trace -",
-                tool);
+    return fail(
+        Errc::kInvalidArgument,
+        "expected text, but the file is compressed: {} -dc FILE | pegaflow-perf replay --trace -",
+        tool);
   }
   if (!object.is_object()) {
     return fail(Errc::kInvalidArgument,
@@ -48,7 +49,7 @@ Result<Prompt> read_request(const std::string& line) {
   for (const char* const field : {"timestamp", "input_length", "output_length"}) {
     const auto found = object.find(field);
     if (found == object.end()) {
-      return fail(Errc::kInvalidArgument, "expected the field \"{}\", there is none", field);
+      return fail(Errc::kInvalidArgument, "expected the field \"{}\", which is missing", field);
     }
     if (!found->is_number() || found->get<double>() < 0) {
       return fail(Errc::kInvalidArgument, "expected \"{}\" to be a number from 0 on, got {}", field,
@@ -58,7 +59,7 @@ Result<Prompt> read_request(const std::string& line) {
   const auto ids = object.find("hash_ids");
   if (ids == object.end() || !ids->is_array()) {
     return fail(Errc::kInvalidArgument, "expected \"hash_ids\" to be an array, {}",
-                ids == object.end() ? "there is none" : "got " + shown(ids->dump()));
+                ids == object.end() ? "which is missing" : "got " + shown(ids->dump()));
   }
   if (ids->size() > kMaxPromptBlocks) {
     return fail(Errc::kInvalidArgument, "expected at most {} hash_ids, got {}", kMaxPromptBlocks,
@@ -100,7 +101,7 @@ Result<RequestTrace> read_trace(std::istream& lines, const std::string& name, st
 
 Result<RequestTrace> read_trace_file(const std::string& path, std::size_t limit) {
   if (path == "-") return read_trace(std::cin, "standard input", limit);
-  std::error_code ignored;  // A directory opens like a file, and fails at the first line.
+  std::error_code ignored;  // A directory opens like a file, but its first read fails.
   if (std::filesystem::is_directory(path, ignored)) {
     return fail(Errc::kIo, "open the trace {}: it is a directory", path);
   }

@@ -13,7 +13,7 @@
 namespace pegaflow::perf {
 namespace {
 
-/// Hands out the numbers of blocks that nobody has asked for. Generators of one trace share it.
+/// Allocates numbers of new blocks. The generators of one trace share it.
 class NewBlocks {
  public:
   void append(Prompt& prompt, std::uint64_t count) {
@@ -82,10 +82,10 @@ class Conversation final : public Generator {
   static constexpr std::size_t kLongest = 250;
   struct Talk {
     double due = 0;
-    std::uint64_t number = 0;  // Two that are due at once have an order.
+    std::uint64_t number = 0;  // Orders talks that are due at the same time.
     Prompt prompt;
     bool goes_on = false;
-    bool operator<(const Talk& other) const {  // The queue's top is its largest.
+    bool operator<(const Talk& other) const {  // The top of the queue is its largest.
       return std::pair(due, number) > std::pair(other.due, other.number);
     }
   };
@@ -236,11 +236,11 @@ class Mixed final : public Generator {
 
 constexpr WorkloadKind kKinds[] = {
     {"conversation", "conversations with pauses, five system prompts"},
-    {"shared-prefix", "400 system prompts of unequal popularity, tails that never come again"},
+    {"shared-prefix", "400 system prompts of unequal popularity, tails that never recur"},
     {"scan", "popular prompts, and one-time documents in between"},
-    {"zipf", "documents whose popularity shifts"},
+    {"zipf", "documents with shifting popularity"},
     {"agents", "tasks that grow and fork"},
-    {"loop", "4,000 blocks in the same order again and again"},
+    {"loop", "4,000 blocks repeated in the same order"},
     {"mixed", "conversation, zipf, agents and scan at once"},
 };
 
@@ -261,7 +261,7 @@ std::unique_ptr<Generator> make_generator(std::string_view kind, NewBlocks& bloc
 std::span<const WorkloadKind> workload_kinds() { return kKinds; }
 
 Result<RequestTrace> synthesize(std::string_view kind, std::uint64_t seed, std::size_t requests) {
-  if (requests == 0) return fail(Errc::kInvalidArgument, "a workload of no request");
+  if (requests == 0) return fail(Errc::kInvalidArgument, "a workload needs at least one request");
   NewBlocks blocks;
   const std::unique_ptr<Generator> generator = make_generator(kind, blocks, seed);
   if (!generator) {
@@ -269,7 +269,7 @@ Result<RequestTrace> synthesize(std::string_view kind, std::uint64_t seed, std::
     for (const WorkloadKind& known : kKinds) {
       names += (names.empty() ? "" : ", ") + std::string(known.name);
     }
-    return fail(Errc::kInvalidArgument, "there is no workload \"{}\"; there are {}", kind, names);
+    return fail(Errc::kInvalidArgument, "unknown workload '{}'; choose from {}", kind, names);
   }
   RequestTrace trace{.name = fmt::format("{}, seed {}", kind, seed), .requests = {}};
   trace.requests.reserve(requests);

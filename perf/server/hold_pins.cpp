@@ -1,5 +1,5 @@
 /// \file
-/// `pegaflow-perf hold-pins`: a client with many pins, for its parent to kill.
+/// `pegaflow-perf hold-pins`: a client with many pins that its parent kills.
 
 #include <charconv>
 #include <string_view>
@@ -17,7 +17,7 @@ namespace {
 Result<std::uint64_t> number(std::string_view text) {
   std::uint64_t value = 0;
   if (std::from_chars(text.data(), text.data() + text.size(), value).ec != std::errc()) {
-    return fail(Errc::kInvalidArgument, "\"{}\" is no number", text);
+    return fail(Errc::kInvalidArgument, "'{}' is not a number", text);
   }
   return value;
 }
@@ -26,7 +26,7 @@ Result<std::uint64_t> number(std::string_view text) {
 
 Result<void> run_hold_pins(std::span<const char* const> arguments) {
   if (arguments.size() != 4) {
-    return fail(Errc::kInvalidArgument, "hold-pins takes SOCKET SEED PINS DESCRIPTOR");
+    return fail(Errc::kInvalidArgument, "hold-pins: the arguments are SOCKET SEED PINS DESCRIPTOR");
   }
   PEGA_TRY_LET(const std::uint64_t seed, number(arguments[1]));
   PEGA_TRY_LET(const std::uint64_t pins, number(arguments[2]));
@@ -44,7 +44,7 @@ Result<void> run_hold_pins(std::span<const char* const> arguments) {
     PEGA_TRY(client->open_each(token, ready, first));
   }
   if (::write(static_cast<int>(descriptor), "h", 1) != 1)
-    return fail_errno(errno, "tell our parent");
+    return fail_errno(errno, "report to the parent");
   while (true) ::pause();
 }
 

@@ -1,5 +1,5 @@
 /// \file
-/// `pegaflow-perf lookup`: what a question to the server costs, beside an echo of the same bytes.
+/// `pegaflow-perf lookup`: the cost of a lookup, beside an echo of the same bytes.
 
 #include <iostream>
 #include <thread>
@@ -13,7 +13,7 @@
 namespace pegaflow::perf {
 namespace {
 
-constexpr std::size_t kManyKeys = 8192;  // 128 Ki tokens; the most that one call may ask.
+constexpr std::size_t kManyKeys = 8192;  // 128 Ki tokens; the limit of one call.
 constexpr double kMicrosecondsPerMillisecond = 1000;
 
 /// Microseconds that `call` takes.
@@ -25,7 +25,7 @@ double timed(Call&& call) {
       .count();
 }
 
-/// Every lookup has to find all its keys, else it was cheap for the wrong reason.
+/// Every lookup must find all its keys: a miss is cheaper than a hit.
 Result<void> expect_all(const Result<std::uint32_t>& found, std::size_t keys) {
   if (!found) return tl::unexpected<Error>(found.error());
   if (*found != keys) return fail(Errc::kInternal, "{} of {} keys were found", *found, keys);
@@ -33,12 +33,12 @@ Result<void> expect_all(const Result<std::uint32_t>& found, std::size_t keys) {
 }
 
 struct Lookups {
-  Rounds::Comparison and_back;  // Beside an echo that sends all the bytes back.
-  Rounds::Comparison there;     // Beside an echo that answers as briefly as a lookup.
-  Rounds::Comparison cpu;       // Processor time of the server, and of the echo that sends back.
+  Rounds::Comparison and_back;  // Beside an echo that returns all bytes.
+  Rounds::Comparison there;     // Beside an echo whose response is as short as a lookup's.
+  Rounds::Comparison cpu;  // Processor time of the server, and of the echo that returns all bytes.
 };
 
-/// The two programs that are held against each other.
+/// The two programs that are compared.
 struct Contest {
   harness::WireClient& client;
   const harness::Child& server;
@@ -46,8 +46,8 @@ struct Contest {
   const harness::Child& echo_server;
 };
 
-/// Calls `call` with keys drawn anew each time, so that the server's index is as cold as with real
-/// prompts. Returns the microseconds of each call, and the mean processor time of `process` a call.
+/// Draws new keys for each `call`, so that the server's index is as cold as with real prompts.
+/// Returns the microseconds of each call, and the mean processor time of `process` per call.
 template <typename Call>
 Result<std::pair<std::vector<double>, double>> run_calls(const harness::Child& process,
                                                          const KeySource& keys,
@@ -67,7 +67,7 @@ Result<std::pair<std::vector<double>, double>> run_calls(const harness::Child& p
   return std::pair(std::move(samples), cpu_us / static_cast<double>(calls));
 }
 
-/// Alternates rounds of lookups, of echoes with a long answer and of echoes with a short one.
+/// Alternates rounds of lookups, of echoes with a long response and of echoes with a short one.
 Result<Lookups> compare(Contest contest, const KeySource& keys, std::uint64_t blocks,
                         std::size_t count, std::size_t rounds, std::size_t calls) {
   const auto lookup = [&](const std::vector<std::byte>& asked) {
@@ -125,10 +125,10 @@ void report_many(const Lookups& found, const Params& params, std::vector<Figure>
                   .unit = "ms",
                   .bound = found.and_back.bound.quantile(fraction) / kScale,
                   .bound_name = "echo of the same bytes",
-                  .reach = std::nullopt,
+                  .target = std::nullopt,
                   .n = found.and_back.figure.count(),
                   .spread = is_median ? spread_of(found.and_back) : ""};
-    if (is_median) figure.reach = 2;
+    if (is_median) figure.target = 2;
     figures.push_back(std::move(figure));
   }
   figures.push_back({.run = "lookup of 8,192 keys, p99",
@@ -145,7 +145,7 @@ void report_many(const Lookups& found, const Params& params, std::vector<Figure>
                      .unit = "ms",
                      .bound = found.there.bound.median() / kScale,
                      .bound_name = "the bytes one way, a short answer",
-                     .reach = std::nullopt,
+                     .target = std::nullopt,
                      .n = found.there.figure.count(),
                      .spread = spread_of(found.there)});
   figures.push_back({.run = "lookup of 8,192 keys, CPU of the server",
@@ -154,18 +154,18 @@ void report_many(const Lookups& found, const Params& params, std::vector<Figure>
                      .unit = "ms",
                      .bound = found.cpu.bound.median() / kScale,
                      .bound_name = "CPU of the echo's server",
-                     .reach = std::nullopt,
+                     .target = std::nullopt,
                      .n = found.cpu.rounds,
                      .spread = spread_of(found.cpu)});
 }
 
-/// One key through the client library, as an engine's scheduler asks: a ticket, then its answer.
+/// Lookups of one key through the client library, as by a scheduler: a ticket, then its result.
 Result<Samples> ask_session(CacheSession& session, const KeySource& keys, std::uint64_t blocks,
                             std::size_t calls) {
   constexpr std::size_t kWarmUp = 200;
   std::vector<double> samples;
   for (std::size_t i = 0; i < calls + kWarmUp; ++i) {
-    const BlockKey key = keys.key(i * 7919 % blocks);  // A prime: another block each time.
+    const BlockKey key = keys.key(i * 7919 % blocks);  // A prime: a new block each time.
     std::optional<Result<CacheSession::Answer>> answer;
     Result<void> asked;
     const double us = timed([&] {
@@ -192,12 +192,12 @@ Outcome run_lookup(int argc, const char* const* argv) {
   std::int64_t blocks = 1'000'000;
   std::int64_t rounds = 50;
   OptionTable table("pegaflow-perf lookup",
-                    "Lookups over the socket into a full index, beside an echo of the same bytes.");
+                    "Measures lookups over the socket in a full index, beside an echo of the same "
+                    "bytes.");
   declare(table, common);
-  table.integer("blocks", blocks, 1, 10'000'000,
-                "Sealed blocks of 4 KiB; the pool takes 4 GiB for a million.");
+  table.integer("blocks", blocks, 1, 10'000'000, "Sealed blocks of 4 KiB; a million take 4 GiB.");
   table.integer("rounds", rounds, 1, 1000,
-                "Alternations of 16 lookups and 16 echoes of each kind.");
+                "Rounds; each has 16 lookups and 16 echoes of each kind.");
   PEGA_TRY_LET(const OptionTable::Next next, table.parse(argc, argv, std::cout));
   if (next == OptionTable::Next::kExit) return std::nullopt;
 
@@ -214,7 +214,7 @@ Outcome run_lookup(int argc, const char* const* argv) {
   PEGA_TRY_LET(const auto client, harness::WireClient::connect(io, server.socket_path()));
   PEGA_TRY(client->register_worker("perf", kSmallPageBytes, 1024));
   PEGA_TRY_LET(const auto echo, EchoClient::connect(io, echo_process.socket_path()));
-  progress("fill it");
+  progress("fill the pool");
   const KeySource keys(static_cast<std::uint64_t>(common.seed));
   std::uint64_t next_job = 1;
   PEGA_TRY(fill(*client, keys, population, next_job));
@@ -227,7 +227,7 @@ Outcome run_lookup(int argc, const char* const* argv) {
                         .server = server.process(),
                         .echo = *echo,
                         .echo_server = echo_process.process()};
-  progress("8,192 keys, in turns with echoes");
+  progress("8,192 keys, alternating with echoes");
   PEGA_TRY_LET(const Lookups many, compare(contest, keys, population, kManyKeys, round_count, 16));
   report_many(many, params, figures);
 
@@ -239,7 +239,7 @@ Outcome run_lookup(int argc, const char* const* argv) {
                      .unit = "us",
                      .bound = one.and_back.bound.median(),
                      .bound_name = "echo of the same bytes",
-                     .reach = std::nullopt,
+                     .target = std::nullopt,
                      .n = one.and_back.figure.count(),
                      .spread = spread_of(one.and_back)});
   PEGA_TRY_LET(const auto session,

@@ -26,7 +26,7 @@ Result<void> wait_until_ready(const harness::ServerProcess& server, const std::s
     const auto found = metrics.find(name);
     if (found != metrics.end() && found->second == 1) return {};
     if (std::chrono::steady_clock::now() > last) {
-      return fail(Errc::kTimeout, "a node does not see the one at {}", peer);
+      return fail(Errc::kTimeout, "a node did not connect to its peer {}", peer);
     }
     std::this_thread::sleep_for(std::chrono::milliseconds(20));
   }

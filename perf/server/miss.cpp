@@ -1,6 +1,6 @@
 /// \file
-/// `pegaflow-perf miss`: what a question for keys that nobody has costs on a node with peers,
-/// beside one on a node without.
+/// `pegaflow-perf miss`: the cost of lookups and claims of missing keys on a node with peers,
+/// beside a node without.
 
 #include <algorithm>
 #include <array>
@@ -26,10 +26,10 @@ namespace pegaflow::perf {
 namespace {
 
 using Clock = std::chrono::steady_clock;
-constexpr std::uint64_t kPeerBlocks = 4096;  ///< That each peer has; never asked for.
+constexpr std::uint64_t kPeerBlocks = 4096;  ///< Blocks of each peer; never requested.
 constexpr std::uint64_t kFirstMissing = std::uint64_t{1} << 40;
-constexpr std::size_t kCalls = 16;  ///< Of each kind, a round.
-/// What the connector waits for a claim; --peer-deadline is below it for that reason.
+constexpr std::size_t kCalls = 16;  ///< Requests of each kind per round.
+/// The connector's deadline for a claim; --peer-deadline is below it for that reason.
 constexpr double kConnectorWaitsMs = 20;
 
 struct MissOptions {
@@ -39,22 +39,22 @@ struct MissOptions {
   std::int64_t rounds = 50;
 };
 
-/// What a scheduler asks: at a request's arrival, and before it allocates blocks.
+/// The requests of a scheduler: when a prompt arrives, and before it allocates blocks.
 enum class Question : std::uint8_t { kLookup, kClaim };
 constexpr std::array kQuestions = {Question::kLookup, Question::kClaim};
 
-/// A node that is asked, and one engine there.
+/// A node that is measured, and the client of one engine there.
 struct Asked {
   std::size_t peers = 0;
   harness::ServerProcess server;
   std::unique_ptr<harness::WireClient> client;
 };
 
-/// One round of one kind of question: each one's microseconds, and processor time a question.
+/// One round of one kind of request: the microseconds of each, and processor time per request.
 struct Round {
   std::vector<double> us;
   double own_cpu_us = 0;
-  double peers_cpu_us = 0;  ///< Of all peers together.
+  double peers_cpu_us = 0;  ///< All peers together.
 };
 
 class Nodes {
@@ -64,7 +64,7 @@ class Nodes {
     progress(fmt::format("start {} peers", options.peers));
     for (const std::string& address : nodes->addresses_) {
       PEGA_TRY_LET(harness::ServerProcess server, nodes->serve({"--peer-listen", address}));
-      // Of the same namespace as what is asked for, so that they look for it.
+      // In the namespace of the requests, so that the peers look their keys up.
       PEGA_TRY_LET(auto client, nodes->connect(server));
       std::uint64_t job = 1;
       PEGA_TRY(fill(*client, nodes->keys_, kPeerBlocks, job));
@@ -74,7 +74,7 @@ class Nodes {
     return nodes;
   }
 
-  /// A node with the first `peers` of all peers.
+  /// Starts a node with the first `peers` of all peers.
   Result<Asked> start_asked(std::size_t peers, std::vector<std::string> arguments) {
     if (peers != 0) {
       arguments.push_back("--peers");
@@ -86,7 +86,7 @@ class Nodes {
     return Asked{.peers = peers, .server = std::move(server), .client = std::move(client)};
   }
 
-  /// Asks for keys that nobody has, others each time. Returns the microseconds.
+  /// Requests missing keys, new ones each time. Returns the microseconds.
   Result<double> ask(Asked& asked, Question question) {
     const std::vector<std::byte> keys = keys_.packed(next_key_, key_count_);
     next_key_ += key_count_;
@@ -96,7 +96,7 @@ class Nodes {
                                             : asked.client->claim(Id128::random(), keys);
     const double us = std::chrono::duration<double, std::micro>(Clock::now() - begin).count();
     if (!found) return tl::unexpected<Error>(found.error());
-    if (*found != 0) return fail(Errc::kInternal, "{} keys that nobody has were found", *found);
+    if (*found != 0) return fail(Errc::kInternal, "{} missing keys were found", *found);
     return us;
   }
 
@@ -155,11 +155,11 @@ class Nodes {
   KeySource keys_;
   std::vector<std::string> addresses_;
   kj::AsyncIoContext io_;
-  std::vector<Asked> peers_;  ///< They ask nobody.
+  std::vector<Asked> peers_;  ///< They have no peers of their own.
   std::uint64_t next_key_ = kFirstMissing;
 };
 
-/// A sample of /metrics that has to be there.
+/// A sample of /metrics that must exist.
 Result<double> sample(const harness::ServerProcess& server, const std::string& name) {
   PEGA_TRY_LET(const harness::ServerProcess::Metrics metrics, server.metrics());
   const auto found = metrics.find(name);
@@ -167,7 +167,7 @@ Result<double> sample(const harness::ServerProcess& server, const std::string& n
   return found->second;
 }
 
-/// Every peer has to have answered every question, else it was cheap for the wrong reason.
+/// Every peer must have responded to every request: a lost response is cheaper.
 Result<void> expect_answers(const Nodes& nodes, const Asked& asked) {
   for (std::size_t i = 0; i < asked.peers; ++i) {
     for (const char* const what : {"late", "losses"}) {
@@ -175,8 +175,8 @@ Result<void> expect_answers(const Nodes& nodes, const Asked& asked) {
                    sample(asked.server, fmt::format("pegaflow_peer_{}_total{{peer=\"{}\"}}", what,
                                                     nodes.address(i))));
       if (times == 0) continue;
-      return fail(Errc::kTimeout, "peer {} did not answer all questions: {} {}", nodes.address(i),
-                  what, times);
+      return fail(Errc::kTimeout, "peer {} did not respond to every request: {} {}",
+                  nodes.address(i), what, times);
     }
   }
   return {};
@@ -186,12 +186,12 @@ struct Kind {
   Question question;
   std::size_t peers;
   Rounds latency;  ///< Beside a node without peers.
-  Rounds cpu;      ///< The same.
+  Rounds cpu;      ///< Beside a node without peers.
   std::vector<double> peers_cpu_us;
 };
 
 Result<void> report(const Kind& kind, std::int64_t keys, std::vector<Figure>& figures) {
-  const std::string what = fmt::format("{} of {} keys that nobody has, {} peer{}",
+  const std::string what = fmt::format("{} of {} missing keys, {} peer{}",
                                        kind.question == Question::kLookup ? "lookup" : "claim",
                                        keys, kind.peers, kind.peers == 1 ? "" : "s");
   const Params params = {{"keys", keys}, {"peers", static_cast<std::int64_t>(kind.peers)}};
@@ -204,7 +204,7 @@ Result<void> report(const Kind& kind, std::int64_t keys, std::vector<Figure>& fi
          .unit = "us",
          .bound = latency.bound.quantile(fraction),
          .bound_name = "a node without peers",
-         .reach = std::nullopt,
+         .target = std::nullopt,
          .n = latency.figure.count(),
          .spread = fraction == 0.5
                        ? fmt::format("ratio {:.2f} to {:.2f} in {} rounds", latency.ratio_low,
@@ -213,13 +213,13 @@ Result<void> report(const Kind& kind, std::int64_t keys, std::vector<Figure>& fi
   }
   PEGA_TRY_LET(const Rounds::Comparison cpu, kind.cpu.compare());
   figures.push_back(
-      {.run = what + ", CPU of the node that is asked",
+      {.run = what + ", CPU of the node",
        .params = params,
        .figure = cpu.figure.median(),
        .unit = "us",
        .bound = cpu.bound.median(),
        .bound_name = "a node without peers",
-       .reach = std::nullopt,
+       .target = std::nullopt,
        .n = cpu.rounds,
        .spread = fmt::format("ratio {:.2f} to {:.2f}", cpu.ratio_low, cpu.ratio_high)});
   PEGA_TRY_LET(const Samples others, Samples::of(kind.peers_cpu_us));
@@ -234,11 +234,11 @@ Result<void> report(const Kind& kind, std::int64_t keys, std::vector<Figure>& fi
   return {};
 }
 
-/// Claims while one of the peers stands still: how long, and how many wait for it.
+/// Claims while one peer is stopped: their latency, and the number that waits for it.
 Result<void> stand_still(Nodes& nodes, const MissOptions& options, std::vector<Figure>& figures) {
   constexpr std::size_t kClaims = 200;
   const auto peers = static_cast<std::size_t>(options.peers);
-  // With the deadlines that servers have by themselves.
+  // With the default deadlines.
   PEGA_TRY_LET(Asked asked, nodes.start_asked(peers, {}));
   PEGA_TRY(nodes.ask(asked, Question::kClaim));
   const std::string late =
@@ -257,14 +257,12 @@ Result<void> stand_still(Nodes& nodes, const MissOptions& options, std::vector<F
   for (std::size_t i = 0; i < 4; ++i) longest.push_back(format_number(ms[i]));
   PEGA_TRY_LET(const Samples samples, Samples::of(std::move(ms)));
   const Params params = {{"keys", options.keys}, {"peers", options.peers}};
-  figures.push_back({.run = fmt::format("claims that wait in vain for one of {} peers that is "
-                                        "stopped",
-                                        peers),
+  figures.push_back({.run = fmt::format("claims that wait for a stopped peer, one of {}", peers),
                      .params = params,
                      .figure = late_after - late_before,
                      .unit = "claims",
                      .bound = 3,
-                     .bound_name = "questions until a peer counts as lost",
+                     .bound_name = "timeouts until a peer counts as lost",
                      .n = kClaims,
                      .spread = "one run"});
   figures.push_back(
@@ -273,7 +271,7 @@ Result<void> stand_still(Nodes& nodes, const MissOptions& options, std::vector<F
        .figure = samples.quantile(1),
        .unit = "ms",
        .bound = kConnectorWaitsMs,
-       .bound_name = "what the connector waits for a claim",
+       .bound_name = "the connector's deadline for a claim",
        .n = kClaims,
        .spread = fmt::format("then {}, {} and {}; p50 of all {} ms", longest[1], longest[2],
                              longest[3], format_number(samples.median()))});
@@ -285,14 +283,14 @@ Result<void> stand_still(Nodes& nodes, const MissOptions& options, std::vector<F
 Outcome run_miss(int argc, const char* const* argv) {
   MissOptions options;
   OptionTable table("pegaflow-perf miss",
-                    "Lookups and claims of keys that nobody has, bare wire: on a node without "
-                    "peers, with one, and with --peers of them, all on this machine, over loopback "
-                    "sockets. Then claims while one of the peers is stopped.");
+                    "Measures lookups and claims of missing keys over the bare wire: on a node "
+                    "without peers, with one, and with --peers of them, all on this machine over "
+                    "loopback sockets. Then measures claims while one peer is stopped.");
   declare(table, options.common);
-  table.integer("peers", options.peers, 1, 64, "At most.");
-  table.integer("keys", options.keys, 1, 8192, "Of a question; 640 are 10 Ki tokens.");
+  table.integer("peers", options.peers, 1, 64, "Largest number of peers.");
+  table.integer("keys", options.keys, 1, 8192, "Keys of a request; 640 are 10 Ki tokens.");
   table.integer("rounds", options.rounds, 1, 1000,
-                "Alternations of 16 lookups and 16 claims on each node.");
+                "Rounds; each has 16 lookups and 16 claims on each node.");
   PEGA_TRY_LET(const OptionTable::Next next, table.parse(argc, argv, std::cout));
   if (next == OptionTable::Next::kExit) return std::nullopt;
   PEGA_TRY_LET(const Conditions conditions, begin_run(options.common));
@@ -302,7 +300,7 @@ Outcome run_miss(int argc, const char* const* argv) {
   std::vector<Kind> kinds;
   for (const std::size_t peers : {std::size_t{0}, std::size_t{1}, std::size_t(options.peers)}) {
     if (!asked.empty() && asked.back().peers == peers) continue;
-    // A busy machine makes an answer late, not missing.
+    // On a busy machine a response is late, not lost.
     std::vector<std::string> arguments;
     if (peers != 0) arguments = {"--peer-deadline", "10s"};
     PEGA_TRY_LET(Asked one, nodes->start_asked(peers, std::move(arguments)));
@@ -314,7 +312,7 @@ Outcome run_miss(int argc, const char* const* argv) {
     }
   }
 
-  progress("ask for what nobody has");
+  progress("request missing keys");
   for (std::int64_t round = 0; round <= options.rounds; ++round) {
     for (const Question question : kQuestions) {
       PEGA_TRY_LET(const Round alone, nodes->ask_often(asked.front(), question));
@@ -332,7 +330,7 @@ Outcome run_miss(int argc, const char* const* argv) {
   for (const Asked& one : asked) PEGA_TRY(expect_answers(*nodes, one));
   std::vector<Figure> figures;
   for (const Kind& kind : kinds) PEGA_TRY(report(kind, options.keys, figures));
-  progress("one peer stands still");
+  progress("one peer is stopped");
   PEGA_TRY(stand_still(*nodes, options, figures));
   return Report{.title = "pegaflow-perf miss, nodes on this machine",
                 .figures = std::move(figures),

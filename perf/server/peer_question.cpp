@@ -25,7 +25,7 @@ Error lost(const kj::Exception& exception) {
 
 }  // namespace
 
-/// Its parts; destroyed from the last to the first.
+/// The parts of a connection; destroyed in reverse order.
 struct PeerQuestion::Connection {
   explicit Connection(const std::string& address)
       : stream(io.provider->getNetwork()

@@ -1,6 +1,6 @@
 #pragma once
 /// \file
-/// Questions to a node as another node asks them.
+/// Requests to a node, sent as by another node.
 
 #include <memory>
 #include <string>
@@ -13,13 +13,13 @@ namespace pegaflow::perf {
 /// A connection to the --peer-listen of a node without a secret. Thread-bound.
 class PeerQuestion {
  public:
-  /// Errors: kPeerLost when nobody answers there, kRefused when it does not let us in.
+  /// Errors: kPeerLost when no node responds at `address`; kRefused when it rejects the greeting.
   static Result<std::unique_ptr<PeerQuestion>> greet(const std::string& address);
   ~PeerQuestion();
   PeerQuestion(const PeerQuestion&) = delete;
   PeerQuestion& operator=(const PeerQuestion&) = delete;
 
-  /// How long the answer to one `confirm` takes. Errors: kPeerLost.
+  /// The round-trip time of one `confirm`. Errors: kPeerLost.
   Result<Duration> confirm();
 
  private:

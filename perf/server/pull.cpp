@@ -1,6 +1,6 @@
 /// \file
-/// `pegaflow-perf pull`: a prefix that another node has, at the engine: its first page and its
-/// last, and what the owner's confirmation of the lease has of that.
+/// `pegaflow-perf pull`: the time until the first and the last page of a prefix from another node
+/// are at the engine, and the share of the owner's confirmation of the lease in it.
 
 #include <algorithm>
 #include <atomic>
@@ -26,9 +26,9 @@ namespace {
 
 using Clock = std::chrono::steady_clock;
 constexpr std::uint64_t kSegmentBytes = std::uint64_t{32} << 10;
-/// What is fetched takes a part of the pool, in whole extents.
+/// Fetched blocks use a part of the pool, in whole extents.
 constexpr std::uint64_t kLeastPool = std::uint64_t{64} << 20;
-/// Questions to the owner behind each pull.
+/// Requests to the owner after each pull.
 constexpr int kConfirmations = 20;
 
 struct PullOptions {
@@ -38,13 +38,13 @@ struct PullOptions {
   std::int64_t rounds = 10;
 };
 
-/// Says when the first batch after expect() was copied. Thread-safe, as every device.
+/// Records when the first batch after expect() was copied. Thread-safe, as every device.
 class WatchedDevice final : public Device {
  public:
   explicit WatchedDevice(std::unique_ptr<HostDevice> device) : device_(std::move(device)) {}
 
   void expect() { first_ = Clock::time_point(); }
-  /// Of a batch that was whole; no value: there was none.
+  /// The end of the first batch without an error; no value: there was none.
   [[nodiscard]] std::optional<Clock::time_point> first() const {
     const Clock::time_point at = first_;
     if (at == Clock::time_point()) return std::nullopt;
@@ -96,14 +96,14 @@ class Engine {
     Duration first{};
     Duration whole{};
   };
-  /// From the claim to the first copied page and to the report of the load.
+  /// Times from the claim to the first copied page, and to the report of the load.
   Result<Times> load(std::uint64_t round, std::span<const BlockKey> keys) {
     memory_.clear();
     device_.expect();
     const auto begin = Clock::now();
     PEGA_TRY_LET(const CacheSession::Answer claim, link_->claim(keys));
     if (claim.coming != blocks_.size()) {
-      return fail(Errc::kInternal, "of {} blocks {} are coming", blocks_.size(), claim.coming);
+      return fail(Errc::kInternal, "of {} blocks {} are in flight", blocks_.size(), claim.coming);
     }
     PEGA_TRY(link_->load(round, claim.token, blocks_));
     PEGA_TRY(link_->finish(1, blocks_.size()));
@@ -127,7 +127,7 @@ class Engine {
   harness::EngineMemory memory_;
   WatchedDevice device_;
   std::vector<std::uint32_t> blocks_;
-  std::unique_ptr<LinkedEngine> link_;  ///< Goes before its device and memory.
+  std::unique_ptr<LinkedEngine> link_;  ///< Destroyed before its device and memory.
 };
 
 Result<harness::ServerProcess> start_node(const PullOptions& options,
@@ -137,7 +137,7 @@ Result<harness::ServerProcess> start_node(const PullOptions& options,
       static_cast<std::uint64_t>(options.blocks) * options.page_bytes;
   return harness::ServerProcess::start(
       {.program = options.common.server,
-       // Fetches may take a quarter of it.
+       // Fetches may use a quarter of it.
        .pool_bytes = std::max(kLeastPool, 6 * prefix_bytes),
        .arguments = {"--peers", nodes[0] + "," + nodes[1], "--peer-listen", nodes[which],
                      "--peer-deadline", "10s", "--fetch-deadline", "8s"}});
@@ -148,17 +148,18 @@ Result<harness::ServerProcess> start_node(const PullOptions& options,
 Outcome run_pull(int argc, const char* const* argv) {
   PullOptions options;
   OptionTable table("pegaflow-perf pull",
-                    "A prefix that another node has, loaded by an engine: two servers on this "
-                    "machine, over loopback sockets. When the first page is in the engine's "
-                    "memory, beside when all of them are. Every byte is compared.");
+                    "Measures the load of a prefix from another node, with two servers on this "
+                    "machine over loopback sockets: the time until the first page is in the "
+                    "engine's memory, beside the time until all are. Compares every byte.");
   declare(table, options.common);
-  table.integer("blocks", options.blocks, 1, 4096, "Of the prefix.");
-  table.bytes("page", options.page_bytes, 65536, 64 << 20, "Of one block; a multiple of 64 KiB.");
-  table.integer("rounds", options.rounds, 1, 1000, "Prefixes, each with blocks of its own.");
+  table.integer("blocks", options.blocks, 1, 4096, "Blocks of the prefix.");
+  table.bytes("page", options.page_bytes, 65536, 64 << 20,
+              "Page size of a block; a multiple of 64 KiB.");
+  table.integer("rounds", options.rounds, 1, 1000, "Prefixes, each with new blocks.");
   PEGA_TRY_LET(const OptionTable::Next next, table.parse(argc, argv, std::cout));
   if (next == OptionTable::Next::kExit) return std::nullopt;
   if (options.page_bytes % 65536 != 0) {
-    return fail(Errc::kInvalidArgument, "--page {}: no multiple of 64 KiB",
+    return fail(Errc::kInvalidArgument, "--page: {} is not a multiple of 64 KiB",
                 format_bytes(options.page_bytes));
   }
   PEGA_TRY_LET(const Conditions conditions, begin_run(options.common));
@@ -174,7 +175,7 @@ Outcome run_pull(int argc, const char* const* argv) {
 
   const auto blocks = static_cast<std::uint64_t>(options.blocks);
   const KeySource source(static_cast<std::uint64_t>(options.common.seed));
-  progress("save on one, load on the other");
+  progress("save on one node, load on the other");
   std::vector<double> rates;
   Rounds rounds;
   Rounds confirmations;
@@ -210,21 +211,21 @@ Outcome run_pull(int argc, const char* const* argv) {
                      .unit = "ms",
                      .bound = compared.bound.median(),
                      .bound_name = "the whole pull",
-                     .side = Reach::kAtMost,
+                     .side = Side::kAtMost,
                      // One page is the whole pull.
-                     .reach = options.blocks == 1 ? std::nullopt : std::optional(0.2),
+                     .target = options.blocks == 1 ? std::nullopt : std::optional(0.2),
                      .n = compared.rounds,
                      .spread = fmt::format("ratio {:.2f} to {:.2f} (p10 to p90 of the rounds)",
                                            compared.ratio_low, compared.ratio_high)});
-  // Of a lease with several batches only the last one waits for it.
+  // Only the last batch of a lease waits for it.
   figures.push_back({.run = "the owner's confirmation of a lease, one round trip",
                      .params = params,
                      .figure = confirmed.figure.median(),
                      .unit = "ms",
                      .bound = confirmed.bound.median(),
                      .bound_name = "the whole pull",
-                     .side = Reach::kAtMost,
-                     .reach = std::nullopt,
+                     .side = Side::kAtMost,
+                     .target = std::nullopt,
                      .n = confirmed.rounds,
                      .spread = fmt::format("ratio {:.3f} to {:.3f} (p10 to p90 of the rounds)",
                                            confirmed.ratio_low, confirmed.ratio_high)});
@@ -232,8 +233,8 @@ Outcome run_pull(int argc, const char* const* argv) {
                      .params = params,
                      .figure = rate.median(),
                      .unit = "GB/s",
-                     .side = Reach::kAtLeast,
-                     .reach = std::nullopt,
+                     .side = Side::kAtLeast,
+                     .target = std::nullopt,
                      .n = rate.count(),
                      .spread = fmt::format("p10 {:.2f} to p90 {:.2f} GB/s", rate.quantile(0.1),
                                            rate.quantile(0.9))});

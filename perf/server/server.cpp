@@ -1,6 +1,6 @@
 /// \file
-/// `pegaflow-perf server`: what the server costs when nobody asks, when it is full, and when much
-/// ends at once.
+/// `pegaflow-perf server`: the cost of an idle server, of a full one, and of a client that dies
+/// with many pins.
 
 #include <algorithm>
 #include <iostream>
@@ -30,8 +30,8 @@ double value_of(const harness::ServerProcess::Metrics& metrics, std::string_view
   return found == metrics.end() ? -1 : found->second;
 }
 
-/// The longest turn of the RPC thread between two readings, once in processor time, which other
-/// programs do not disturb, and once by the clock, as a caller feels it.
+/// Reports the longest event-loop iteration of the RPC thread between two readings: in processor
+/// time, which other programs do not disturb, and by the clock, as a caller sees it.
 Result<void> report_turns(const harness::ServerProcess::Metrics& before,
                           const harness::ServerProcess::Metrics& after, const std::string& run,
                           const Params& params, std::vector<Figure>& figures) {
@@ -71,7 +71,7 @@ struct ServerBench {
 
 // ---- idle
 
-/// Engines with nothing to do: each a worker and a scheduler, as one vLLM has.
+/// An idle engine: a worker and a scheduler, as in one vLLM.
 struct IdleEngine {
   std::unique_ptr<harness::EngineMemory> memory;
   std::unique_ptr<HostDevice> device;
@@ -111,7 +111,7 @@ Result<void> measure_idle(const ServerBench& options, std::vector<Figure>& figur
     PEGA_TRY_LET(IdleEngine engine, start_engine(server, i));
     engines.push_back(std::move(engine));
   }
-  // What starting has left to do ends within this second; from then on nothing should happen.
+  // Work left over from the start ends within this second; afterwards nothing should happen.
   std::this_thread::sleep_for(std::chrono::seconds(1));
   const pid_t server_pid = server.process().pid();
   PEGA_TRY_LET(const std::uint64_t server_before, harness::voluntary_switches(server_pid));
@@ -161,9 +161,9 @@ Result<void> measure_memory(const harness::ServerProcess& server, const Params& 
   PEGA_TRY_LET(const harness::Resident resident,
                harness::resident_of(server.process().pid(), kPoolMapping));
   if (resident.pool_bytes == 0) {
-    return fail(Errc::kInternal, "no mapping of the server is called {}", kPoolMapping);
+    return fail(Errc::kInternal, "the server has no mapping named {}", kPoolMapping);
   }
-  // All of the process is counted, code and libraries too: it is what an operator has to spare.
+  // The whole process counts, code and libraries too, because an operator has to provide for it.
   figures.push_back(
       {.run = "memory beside the pool, a block",
        .params = params,
@@ -201,13 +201,13 @@ Result<void> measure_save(const ServerBench& options, const harness::ServerProce
   const double evicted = value_of(after, kEvictions) - value_of(before, kEvictions);
   const auto saved = static_cast<double>(options.repetitions) * kJobBlocks;
   if (evicted < saved) {
-    return fail(Errc::kInternal, "{} of {} reserved blocks were evicted for: the pool was not full",
+    return fail(Errc::kInternal, "{} evictions for {} reserved blocks: the pool was not full",
                 evicted, saved);
   }
   PEGA_TRY_LET(const Samples each, Samples::of(std::move(samples)));
   const double mean = std::chrono::duration<double, std::milli>(last - begin).count() /
                       static_cast<double>(options.repetitions);
-  // The mean, because what the server does after an answer belongs to it too.
+  // The mean, because it includes the work that the server does after its response.
   figures.push_back(
       {.run = "reserve + publish of 4,096 blocks with eviction, CPU of the server",
        .params = params,
@@ -221,9 +221,10 @@ Result<void> measure_save(const ServerBench& options, const harness::ServerProce
   return report_turns(before, after, "saves with eviction", params, figures);
 }
 
-// ---- much ends at once
+// ---- many pins end at once
 
-/// Asks /metrics until `is_over` says so. The answer is made on the RPC thread between its turns.
+/// Reads /metrics until `is_over` returns true. The RPC thread renders the page between its other
+/// event-loop iterations.
 template <typename IsOver>
 Result<harness::ServerProcess::Metrics> wait_until(const harness::ServerProcess& server,
                                                    std::string_view what, const IsOver& is_over) {
@@ -232,7 +233,7 @@ Result<harness::ServerProcess::Metrics> wait_until(const harness::ServerProcess&
     PEGA_TRY_LET(harness::ServerProcess::Metrics metrics, server.metrics());
     if (is_over(metrics)) return metrics;
     if (std::chrono::steady_clock::now() > deadline) {
-      return fail(Errc::kTimeout, "20 s later still not: {}", what);
+      return fail(Errc::kTimeout, "after 20 s not yet: {}", what);
     }
     std::this_thread::sleep_for(std::chrono::milliseconds(10));
   }
@@ -254,7 +255,7 @@ Result<void> measure_disconnect(const ServerBench& options, const harness::Serve
                                          std::to_string(to_us.get())},
                              .log_file = {},
                              .inherited_fd = to_us.get()}));
-  to_us.reset();  // So that its death ends the read below.
+  to_us.reset();  // So that the end of the child ends the read below.
   char held = 0;
   if (::read(from_child.get(), &held, 1) != 1) {
     return fail(Errc::kInternal, "the child that pins blocks ended early");
@@ -277,14 +278,14 @@ Result<void> measure_disconnect(const ServerBench& options, const harness::Serve
       with_pins, figures);
 }
 
-/// What the dead client left behind may still cost somebody: the allocator gets a hundred thousand
-/// pieces back, and the next large message finds them unsorted.
+/// Measures the first save after a client died: the allocator has got a hundred thousand pieces
+/// back, and the next large message finds them unsorted.
 Result<void> measure_next_save(const harness::ServerProcess& server, harness::WireClient& client,
                                const KeySource& keys, std::uint64_t blocks, std::uint64_t& next_job,
                                const Params& params, std::vector<Figure>& figures) {
   PEGA_TRY_LET(const harness::ServerProcess::Metrics before, server.metrics());
   const std::uint64_t job = next_job++;
-  // Keys that no other part of the run has.
+  // Keys that no other part of the run uses.
   PEGA_TRY(client.reserve(job, keys.packed(blocks + (std::uint64_t{1} << 40), kJobBlocks)));
   PEGA_TRY(client.publish(job));
   PEGA_TRY_LET(const harness::ServerProcess::Metrics after, server.metrics());
@@ -337,16 +338,17 @@ Result<void> measure_full(const ServerBench& options, std::vector<Figure>& figur
 Outcome run_server(int argc, const char* const* argv) {
   ServerBench options;
   OptionTable table("pegaflow-perf server",
-                    "What the server costs when it is idle, when it is full, and when much ends at "
-                    "once.");
+                    "Measures the cost of an idle server, of a full one, and of a client that dies "
+                    "with many pins.");
   declare(table, options.common);
   table.integer("blocks", options.blocks, 1, 10'000'000,
-                "Sealed blocks of 4 KiB, rounded up to 64 MiB of pool.");
+                "Sealed blocks of 4 KiB, rounded up to a multiple of 64 MiB.");
   table.integer("pins", options.pins, 1, 1'000'000,
-                "Held by the client that dies; at most a quarter of the blocks.");
-  table.integer("repetitions", options.repetitions, 1, 100'000, "Of reserve and publish.");
+                "Pins of the client that dies; at most a quarter of the blocks.");
+  table.integer("repetitions", options.repetitions, 1, 100'000,
+                "Repetitions of reserve and publish.");
   table.duration("idle", options.idle, std::chrono::seconds(1), std::chrono::minutes(10),
-                 "How long nothing happens while wake-ups are counted.");
+                 "Idle time during which wake-ups are counted.");
   PEGA_TRY_LET(const OptionTable::Next next, table.parse(argc, argv, std::cout));
   if (next == OptionTable::Next::kExit) return std::nullopt;
 

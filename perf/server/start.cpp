@@ -1,5 +1,5 @@
 /// \file
-/// `pegaflow-perf start`: how long until a server is ready, beside the time its memory costs.
+/// `pegaflow-perf start`: the time from start to ready, beside that of touching the memory.
 
 #include <algorithm>
 #include <atomic>
@@ -23,7 +23,7 @@ namespace {
 #define MADV_POPULATE_WRITE 23  // Linux 5.14
 #endif
 
-/// GB/s at which `threads` make fresh shared memory present, of the kind that a server would take.
+/// GB/s at which `threads` make fresh shared memory present, of the kind that a server uses.
 Result<double> touch_rate(std::uint64_t bytes, bool huge, unsigned threads) {
   const UniqueFd fd(::memfd_create("pegaflow-perf", MFD_CLOEXEC | (huge ? MFD_HUGETLB : 0U)));
   if (!fd || ::ftruncate(fd.get(), static_cast<off_t>(bytes)) != 0) {
@@ -58,12 +58,13 @@ Outcome run_start(int argc, const char* const* argv) {
   CommonOptions common;
   std::uint64_t size = std::uint64_t{8} << 30;
   std::int64_t rounds = 3;
-  OptionTable table("pegaflow-perf start",
-                    "From the start of a server until it is ready, beside threads that only touch "
-                    "the same memory.");
+  OptionTable table(
+      "pegaflow-perf start",
+      "Measures the time from the start of a server until it is ready, beside threads "
+      "that only touch the same memory.");
   declare(table, common);
-  table.bytes("size", size, std::uint64_t{64} << 20, std::uint64_t{1} << 44, "Of the pool.");
-  table.integer("rounds", rounds, 1, 100, "Alternations of a start and of touching.");
+  table.bytes("size", size, std::uint64_t{64} << 20, std::uint64_t{1} << 44, "Size of the pool.");
+  table.integer("rounds", rounds, 1, 100, "Rounds; each starts a server and touches memory once.");
   PEGA_TRY_LET(const OptionTable::Next next, table.parse(argc, argv, std::cout));
   if (next == OptionTable::Next::kExit) return std::nullopt;
 
@@ -101,8 +102,8 @@ Outcome run_start(int argc, const char* const* argv) {
        .unit = "GB/s",
        .bound = compared.bound.median(),
        .bound_name = "the same threads touch fresh memory",
-       .side = Reach::kAtLeast,
-       .reach = 0.8,
+       .side = Side::kAtLeast,
+       .target = 0.8,
        .n = compared.rounds,
        .spread = fmt::format("ratio {:.2f} to {:.2f}", compared.ratio_low, compared.ratio_high)});
   figures.push_back({.run = "start to ready, pool of " + format_bytes(size),

@@ -37,9 +37,10 @@ Result<Turns> turns_between(const harness::ServerProcess::Metrics& before,
     below = cumulative;
   }
   if (up_to_limit < 0) {
-    return fail(Errc::kInternal, "the server's {} has no bucket that ends at 500 us", histogram);
+    return fail(Errc::kInternal, "the histogram {} has no bucket that ends at 500 us", histogram);
   }
-  if (below <= 0) return fail(Errc::kInternal, "no turn was counted in {}", histogram);
+  if (below <= 0)
+    return fail(Errc::kInternal, "no event-loop iteration was counted in {}", histogram);
   turns.count = static_cast<std::uint64_t>(below);
   turns.above_500us = static_cast<std::uint64_t>(below - up_to_limit);
   const auto longest_before = before.find(longest_gauge);

@@ -1,6 +1,6 @@
 #pragma once
 /// \file
-/// What the server's histogram of turns says about one stretch of time.
+/// The event-loop iterations of the server in a period, from its histogram.
 
 #include <cstdint>
 #include <string_view>
@@ -10,17 +10,17 @@
 
 namespace pegaflow::perf {
 
-/// The turns of the RPC thread between two readings of /metrics.
+/// The event-loop iterations of the RPC thread between two readings of /metrics.
 struct Turns {
   std::uint64_t count = 0;
-  /// The longest was at most this: the upper edge of its bucket, or the gauge of the longest turn
-  /// ever if it rose meanwhile, which is exact. Infinity in the last bucket without the gauge.
+  /// Upper limit of the longest: the upper edge of its bucket, or the exact gauge of the longest
+  /// iteration ever if it rose in between. Infinity in the last bucket without the gauge.
   double longest_seconds = 0;
   std::uint64_t above_500us = 0;
 };
 
-/// Errors: kInternal when the pages have no such histogram, none with an edge at 500 us, or no turn
-/// happened in between.
+/// Errors: kInternal when the pages lack the histogram or its edge at 500 us, or when no iteration
+/// was counted in between.
 Result<Turns> turns_between(const harness::ServerProcess::Metrics& before,
                             const harness::ServerProcess::Metrics& after,
                             std::string_view histogram, std::string_view longest_gauge);

@@ -17,8 +17,8 @@ FIELDS = {
     "bound",
     "bound_name",
     "ratio",
-    "reach",
-    "reach_is",
+    "target",
+    "target_is",
     "held",
     "n",
     "spread",
@@ -49,8 +49,8 @@ def lines_of(*arguments, **options):
         if figure["bound"]:
             assert figure["ratio"] == pytest.approx(figure["figure"] / figure["bound"])
         if figure["held"] is not None and figure["bound"]:
-            limit = figure["ratio"] <= figure["reach"]
-            if figure["reach_is"] == "at least":
-                limit = figure["ratio"] >= figure["reach"]
+            limit = figure["ratio"] <= figure["target"]
+            if figure["target_is"] == "at least":
+                limit = figure["ratio"] >= figure["target"]
             assert figure["held"] == limit
     return figures

@@ -28,7 +28,7 @@ def test_lookup():
     echo = next(
         f for f in figures if f["bound_name"] == "echo of the same bytes" and f["held"] is not None
     )
-    assert echo["reach"] == 2
+    assert echo["target"] == 2
     assert echo["params"] == {"blocks": 20000, "keys": 8192}
     assert all(figure["figure"] > 0 for figure in figures)
 
@@ -37,19 +37,19 @@ def test_copy_checks_every_byte():
     figures = lines_of("copy", "--check", "--pages", "64kb,4mb", "--rounds", "2", "--threads", "2")
     assert [f["params"]["page_bytes"] for f in figures] == [65536] * 3 + [4194304] * 3
     assert {f["unit"] for f in figures} == {"GB/s"}
-    assert {f["reach"] for f in figures} == {0.9, None}
+    assert {f["target"] for f in figures} == {0.9, None}
 
 
 def test_two_engines_copy_at_once_and_check_every_byte():
     arguments = ("--engines", "2", "--check", "--pages", "128kb,4mb", "--rounds", "5")
     figures = lines_of("copy", *arguments)
     assert [f["params"]["page_bytes"] for f in figures] == [131072, 4194304]
-    assert {(f["params"]["engines"], f["unit"], f["reach"]) for f in figures} == {(2, "GB/s", 0.85)}
+    assert {(f["params"]["engines"], f["unit"], f["target"]) for f in figures} == {(2, "GB/s", 0.85)}
 
 
 def test_start():
     rate, seconds = lines_of("start", "--size", "128mb", "--rounds", "1")
-    assert rate["reach"] == 0.8
+    assert rate["target"] == 0.8
     assert seconds["unit"] == "s"
     assert seconds["held"] is None
 
@@ -76,14 +76,14 @@ def test_the_default_output_is_a_table():
         (["copy", "--pages", "many"], "is no size"),
         (["copy", "--engines", "2", "--verify"], "with one engine"),
         (["lookup", "--blocks", "0"], "--blocks"),
-        (["pull", "--page", "96kb"], "no multiple of 64 KiB"),
+        (["pull", "--page", "96kb"], "not a multiple of 64 KiB"),
         (["miss", "--peers", "0"], "--peers"),
         (["net", "--pages", "128mb"], "not from 4kb to 64mb"),
         (["net", "127.0.0.1"], "is not HOST:PORT"),
         (["net", "--backend", "mail"], "not tcp or ucx"),
-        (["net", "--rails", "mlx5_0:1"], "rails are of --backend ucx"),
-        (["net", "--backend", "ucx", "--ucx-over-tcp"], "takes --rails"),
-        (["net", "--their-rails", "mlx5_0:1"], "for both ends here"),
+        (["net", "--rails", "mlx5_0:1"], "--rails needs --backend ucx"),
+        (["net", "--backend", "ucx", "--ucx-over-tcp"], "needs --rails"),
+        (["net", "--their-rails", "mlx5_0:1"], "needs --backend ucx and both ends"),
         (["net", "127.0.0.1:7000", "--listen", "127.0.0.1:0"], "the other end"),
         (["lookup", "--bogus"], "--help"),
     ],
@@ -141,7 +141,7 @@ def kill_a_run(directory):
 
 def test_pull_loads_blocks_of_another_node():
     figures = lines_of("pull", "--blocks", "6", "--page", "64kb", "--rounds", "2")
-    assert [(figure["unit"], figure["reach"]) for figure in figures] == [
+    assert [(figure["unit"], figure["target"]) for figure in figures] == [
         ("ms", 0.2),
         ("ms", None),
         ("GB/s", None),
@@ -185,13 +185,13 @@ def check_net(figures):
         "get of one page of 192 KiB, p50",
     ]
     assert all(figure["figure"] > 0 and figure["bound"] > 0 for figure in figures)
-    assert [figure["reach"] for figure in figures] == [None, None, 0.8, None]
+    assert [figure["target"] for figure in figures] == [None, None, 0.8, None]
 
 
 def test_net_measures_between_two_ends_of_its_own():
     figures = lines_of(*NET)
     check_net(figures)
-    assert figures[0]["params"]["way"] in ("between two namespaces", "over loopback")
+    assert figures[0]["params"]["link"] in ("between two namespaces", "over loopback")
 
 
 def test_net_measures_against_another_end_that_serves_several():
@@ -215,7 +215,7 @@ def test_net_measures_only_the_lane_of_the_other_end():
         finally:
             holder.kill()
     assert done.returncode == 1
-    assert "this end has --backend tcp" in done.stderr
+    assert "this end runs with --backend tcp" in done.stderr
 
 
 def test_net_names_the_program_that_is_not_an_other_end():
@@ -225,7 +225,7 @@ def test_net_names_the_program_that_is_not_an_other_end():
         connection, _ = stranger.accept()
         with connection:
             connection.sendall(b"HTTP/1.1 400 Bad Request\r\n\r\n")
-            assert "no `pegaflow-perf net`" in run.communicate(timeout=60)[1]
+            assert "not `pegaflow-perf net`" in run.communicate(timeout=60)[1]
         assert run.returncode == 1
 
 
@@ -242,6 +242,6 @@ def test_net_allocates_no_more_memory_than_the_machine_has():
                 request = {"protocol": 2, "backend": "tcp", "memory_bytes": total, "seed": 1}
                 connection.sendall(json.dumps(request).encode() + b"\n")
                 with connection.makefile() as answers:
-                    assert "of memory are asked for" in json.loads(answers.readline())["error"]
+                    assert "the reader requests" in json.loads(answers.readline())["error"]
         finally:
             holder.kill()

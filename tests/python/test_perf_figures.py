@@ -34,22 +34,22 @@ def figure(value: float) -> Figure:
     return Figure("a run", {"n": 3}, value, "s", 2.0, "the same by hand", 1.1, 3, "all alike")
 
 
-@pytest.mark.parametrize(("value", "reached"), [(2.1, True), (2.3, False)])
+@pytest.mark.parametrize(("value", "held"), [(2.1, True), (2.3, False)])
 def test_a_figure_is_compared_with_its_bound(
-    value: float, reached: bool, capsys: pytest.CaptureFixture[str]
+    value: float, held: bool, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert publish([figure(2.0), figure(value)], as_json=True) is reached
+    assert publish([figure(2.0), figure(value)], as_json=True) is held
 
     lines = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
     assert [line["ratio"] for line in lines] == [1.0, value / 2]
-    assert [line["held"] for line in lines] == [True, reached]
+    assert [line["held"] for line in lines] == [True, held]
     assert {"run", "params", "figure", "unit", "bound", "bound_name", "ratio"} <= lines[0].keys()
-    assert ("MISSED" in figure(value).line()) is not reached
+    assert ("MISSED" in figure(value).line()) is not held
 
 
-@pytest.mark.parametrize(("value", "reached"), [(2.3, True), (2.1, False)])
-def test_a_rate_must_be_above_its_bound(value: float, reached: bool) -> None:
+@pytest.mark.parametrize(("value", "held"), [(2.3, True), (2.1, False)])
+def test_a_rate_must_be_above_its_bound(value: float, held: bool) -> None:
     rate = dataclasses.replace(figure(value), at_least=True)
-    assert rate.reached is reached
+    assert rate.held is held
     assert "at least 1.1 x" in rate.line()
-    assert json.loads(rate.json())["reach_is"] == "at least"
+    assert json.loads(rate.json())["target_is"] == "at least"

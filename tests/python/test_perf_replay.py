@@ -104,11 +104,11 @@ def test_policies_are_compared_with_lru_of_the_same_run(known_trace):
         assert list(rates) == ["slru", "lru", "s3-fifo", "weighted-lru"]
         assert rates["lru"]["bound"] is None
         assert {rates[name]["bound"] for name in rates if name != "lru"} == {rates["lru"]["figure"]}
-        assert {name: f["reach"] for name, f in rates.items() if f["held"] is not None} == {
+        assert {name: f["target"] for name, f in rates.items() if f["held"] is not None} == {
             "weighted-lru": 1
         }
         costs = by_policy(of_size, "CPU of the server a request")
-        assert [f["reach"] for f in costs.values() if f["bound"]] == [1.3] * 3
+        assert [f["target"] for f in costs.values() if f["bound"]] == [1.3] * 3
         assert {f["n"] for f in costs.values()} == {3}
         assert all("ratio" in f["spread"] for f in costs.values() if f["bound"])
     # All blocks fit: every policy finds all earlier ones, and evicts nothing.
@@ -152,7 +152,7 @@ def test_the_table_is_on_standard_output_and_progress_on_standard_error(known_tr
         input=trace.read_text(),
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
-    assert "standard input: 12 requests for 713 blocks, 353 of them different" in done.stdout
+    assert "standard input: 12 requests for 713 blocks, 353 of them distinct" in done.stdout
     rows = [line.split()[:3] for line in done.stdout.splitlines()[3:]]
     assert [row[:2] for row in rows] == [[b, e] for b in ("256", "300") for e in ("lru", "slru")]
     assert rows[0][2] == "0.3590"  # 256 of 713
@@ -167,15 +167,15 @@ def test_help_shows_an_example():
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        (["--workload", "scan", "--blocks", "0"], "256 blocks of 4 KiB at least"),
-        (["--workload", "scan", "--blocks", "255"], "256 blocks of 4 KiB at least"),
-        (["--workload", "scan", "--blocks", "1000,many"], '"many" is no whole number'),
-        (["--workload", "scan", "--blocks", ""], "--blocks: name at least one"),
+        (["--workload", "scan", "--blocks", "0"], "is not from 256"),
+        (["--workload", "scan", "--blocks", "255"], "is not from 256"),
+        (["--workload", "scan", "--blocks", "1000,many"], "'many' is not a whole number"),
+        (["--workload", "scan", "--blocks", ""], "--blocks: give at least one"),
         (["--workload", "scan", "--eviction", "lru,arc"], "lru, slru or s3-fifo"),
-        (["--workload", "scan", "--eviction", ""], "--eviction: name at least one"),
-        (["--workload", "chess"], "there are conversation, shared-prefix"),
-        (["--workload", "scan", "--trace", "x"], "either a --trace or a --workload"),
-        ([], "either a --trace or a --workload"),
+        (["--workload", "scan", "--eviction", ""], "--eviction: give at least one"),
+        (["--workload", "chess"], "choose from conversation, shared-prefix"),
+        (["--workload", "scan", "--trace", "x"], "either --trace or --workload"),
+        ([], "either --trace or --workload"),
     ],
 )
 def test_wrong_usage_exits_with_2_and_gives_the_reason(arguments, words):
@@ -224,7 +224,7 @@ def test_a_pool_of_another_size_is_rejected(tmp_path):
     server.chmod(0o755)
     done = perf("replay", "--workload", "scan", "--blocks", "600", "--server", str(server))
     assert done.returncode == 1
-    assert "a pool of 512 blocks, not 600" in done.stderr
+    assert "has 512 blocks, not 600" in done.stderr
 
 
 def test_a_chain_on_two_nodes_is_found_on_a_third(tmp_path):

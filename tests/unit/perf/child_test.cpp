@@ -21,13 +21,13 @@ constexpr std::string_view kSmaps =
     "Rss:                   8 kB\n";
 
 TEST_SUITE("child") {
-  TEST_CASE("resident bytes are told apart by the name of their mapping") {
+  TEST_CASE("resident bytes are divided by the name of their mapping") {
     const harness::Resident resident = harness::sum_smaps(kSmaps, "memfd:pegaflow-pool").value();
     CHECK(resident.pool_bytes == 1024 * 1024);
     CHECK(resident.beside_bytes == 48 * 1024);
   }
 
-  TEST_CASE("smaps that make no sense are an error, not a smaller sum") {
+  TEST_CASE("malformed smaps are an error, not a smaller sum") {
     const std::string text(kSmaps);
     const auto without = [&](std::string_view line) {
       std::string shorter = text;
@@ -40,13 +40,13 @@ TEST_SUITE("child") {
           Errc::kCorrupt);
   }
 
-  TEST_CASE("our own process can be added up") {
+  TEST_CASE("the smaps of this process can be summed") {
     const harness::Resident resident = harness::resident_of(::getpid(), "no such mapping").value();
     CHECK(resident.pool_bytes == 0);
     CHECK(resident.beside_bytes > 100 * 1024);
   }
 
-  TEST_CASE("a process that is gone has no memory and no threads") {
+  TEST_CASE("an ended process has no memory and no threads") {
     harness::Child child =
         harness::Child::start({.command = {"/bin/true"}, .log_file = {}}).value();
     const pid_t pid = child.pid();
@@ -55,7 +55,7 @@ TEST_SUITE("child") {
     CHECK_FALSE(harness::voluntary_switches(pid));
   }
 
-  TEST_CASE("a child lives until it is told, and its output goes to the log") {
+  TEST_CASE("a child runs until it is killed, and its output goes to the log") {
     const harness::TemporaryDirectory directory = harness::TemporaryDirectory::create().value();
     const std::string log = directory.path() + "/log";
     harness::Child child =
@@ -68,9 +68,9 @@ TEST_SUITE("child") {
     CHECK(std::filesystem::exists(log));
   }
 
-  TEST_CASE("a child that ends well when asked is no error, one that does not is") {
-    // Each says that it is ready through the descriptor that it inherited, and then reads what
-    // nobody writes. No `<(...)` in the loop: bash may take a signal in the middle of its parsing.
+  TEST_CASE("stop() fails for a child that ends with a status or not at all") {
+    // Each child reports through the inherited descriptor that it is ready, and then reads a FIFO
+    // without a writer. No `<(...)` in the loop: bash may receive a signal while it parses that.
     const harness::TemporaryDirectory directory = harness::TemporaryDirectory::create().value();
     const std::string silent = directory.path() + "/silent";
     REQUIRE(::mkfifo(silent.c_str(), 0600) == 0);
@@ -109,11 +109,11 @@ TEST_SUITE("child") {
     CHECK(harness::voluntary_switches(child.pid(), child.pid()).value() == 0);
   }
 
-  TEST_CASE("a program that is not there cannot be started") {
+  TEST_CASE("a missing program cannot be started") {
     CHECK_FALSE(harness::Child::start({.command = {"/nonexistent/program"}, .log_file = {}}));
   }
 
-  TEST_CASE("a temporary directory goes with all in it") {
+  TEST_CASE("a temporary directory is removed with its contents") {
     std::string path;
     {
       const harness::TemporaryDirectory directory = harness::TemporaryDirectory::create().value();

@@ -10,7 +10,7 @@
 namespace pegaflow::perf {
 namespace {
 
-/// Cores that the calling thread may use.
+/// The cores that the calling thread may use.
 std::vector<std::size_t> own_cores() {
   cpu_set_t set;
   CPU_ZERO(&set);
@@ -54,7 +54,7 @@ TEST_SUITE("cores") {
     CHECK(of_thread_later == before);
   }
 
-  TEST_CASE("each round has other cores, and all come round") {
+  TEST_CASE("each round has other cores, and all get a turn") {
     const SameCores cores = SameCores::create().value();
     const std::size_t all = own_cores().size();
     std::vector<std::size_t> seen;

@@ -11,7 +11,7 @@ namespace pegaflow::perf {
 namespace {
 
 TEST_SUITE("engine_memory") {
-  TEST_CASE("a pattern tells blocks, segments and salts apart") {
+  TEST_CASE("the pattern differs between blocks, segments and salts") {
     harness::EngineMemory memory = harness::EngineMemory::create(8192, 4096, 4).value();
     memory.write_pattern(1);
     CHECK(memory.has_pattern(2, 2, 1));
@@ -32,7 +32,7 @@ TEST_SUITE("engine_memory") {
     CHECK_FALSE(harness::page_has_pattern(memory.layout(), page, 1, 7));
   }
 
-  TEST_CASE("segments in the wrong order are seen") {
+  TEST_CASE("segments in the wrong order are detected") {
     harness::EngineMemory memory = harness::EngineMemory::create(8192, 4096, 1).value();
     memory.write_pattern(7);
     std::vector<std::byte> page(8192);
@@ -42,7 +42,7 @@ TEST_SUITE("engine_memory") {
     CHECK_FALSE(harness::page_has_pattern(memory.layout(), swapped, 0, 7));
   }
 
-  TEST_CASE("pages without a segment are refused") {
+  TEST_CASE("pages without a segment are rejected") {
     CHECK(harness::EngineMemory::create(0, 4096, 1).error().code == Errc::kInvalidArgument);
   }
 }

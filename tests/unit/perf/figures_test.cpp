@@ -13,8 +13,8 @@ Figure sample_figure() {
           .unit = "ms",
           .bound = 0.2,
           .bound_name = "echo",
-          .side = Reach::kAtMost,
-          .reach = 2,
+          .side = Side::kAtMost,
+          .target = 2,
           .n = 40,
           .spread = "1.4 to 1.6"};
 }
@@ -41,7 +41,7 @@ TEST_SUITE("figures") {
     CHECK(Samples::of({}).error().code == Errc::kInvalidArgument);
   }
 
-  TEST_CASE("a comparison is the ratio of medians, with the spread of the rounds' own ratios") {
+  TEST_CASE("a comparison is the ratio of medians, with the spread of the rounds' ratios") {
     Rounds rounds;
     rounds.add({2, 2, 2}, {1, 1, 1});    // 2
     rounds.add({4, 4, 4}, {2, 2, 2});    // 2
@@ -57,7 +57,7 @@ TEST_SUITE("figures") {
     CHECK(compared.rounds == 3);
   }
 
-  TEST_CASE("rounds without samples, or with a bound of nothing, are errors") {
+  TEST_CASE("rounds without samples, or with a bound of 0, are errors") {
     Rounds rounds;
     CHECK(rounds.compare().error().code == Errc::kInvalidArgument);
     rounds.add({1}, {0});
@@ -67,13 +67,13 @@ TEST_SUITE("figures") {
     CHECK(empty_round.compare().error().code == Errc::kInvalidArgument);
   }
 
-  TEST_CASE("a bound is kept on its own side") {
+  TEST_CASE("a target applies to its side of the bound") {
     Figure figure = sample_figure();
     CHECK(figure.ratio().value() == doctest::Approx(1.5));
     CHECK(figure.held().value());
-    figure.side = Reach::kAtLeast;
+    figure.side = Side::kAtLeast;
     CHECK_FALSE(figure.held().value());
-    figure.reach = 0.9;
+    figure.target = 0.9;
     CHECK(figure.held().value());
   }
 
@@ -84,14 +84,14 @@ TEST_SUITE("figures") {
     CHECK_FALSE(figure.held());
   }
 
-  TEST_CASE("a bound for comparison only has a ratio that nothing is held to") {
+  TEST_CASE("a bound for comparison only has a ratio and no target") {
     Figure figure = sample_figure();
-    figure.reach.reset();
+    figure.target.reset();
     CHECK(figure.ratio().value() == doctest::Approx(1.5));
     CHECK_FALSE(figure.held());
   }
 
-  TEST_CASE("a bound of zero has no ratio and is kept by zero only") {
+  TEST_CASE("a bound of zero has no ratio, and only zero meets it") {
     Figure figure = sample_figure();
     figure.bound = 0;
     CHECK_FALSE(figure.ratio());
@@ -100,7 +100,7 @@ TEST_SUITE("figures") {
     CHECK(figure.held().value());
   }
 
-  TEST_CASE("a JSON line is one object with every field that was promised") {
+  TEST_CASE("a JSON line is one object with every documented field") {
     const std::string line = json_line(sample_figure(), {.version = "1", .cores = 2, .seed = 9});
     CHECK(line.find('\n') == std::string::npos);
     const auto object = nlohmann::json::parse(line);
@@ -112,14 +112,14 @@ TEST_SUITE("figures") {
     CHECK(object["bound"] == 0.2);
     CHECK(object["bound_name"] == "echo");
     CHECK(object["ratio"].get<double>() == doctest::Approx(1.5));
-    CHECK(object["reach_is"] == "at most");
+    CHECK(object["target_is"] == "at most");
     CHECK(object["held"] == true);
     CHECK(object["n"] == 40);
     CHECK(object["spread"] == "1.4 to 1.6");
     CHECK(object["seed"] == 9);
   }
 
-  TEST_CASE("what has no bound says null, not zero") {
+  TEST_CASE("a missing bound is null, not zero") {
     Figure figure = sample_figure();
     figure.bound.reset();
     const auto object = nlohmann::json::parse(json_line(figure, {}));
@@ -128,7 +128,7 @@ TEST_SUITE("figures") {
     CHECK(object["held"].is_null());
   }
 
-  TEST_CASE("numbers keep the digits that matter") {
+  TEST_CASE("numbers keep their significant digits") {
     CHECK(format_number(0) == "0");
     CHECK(format_number(0.4123) == "0.412");
     CHECK(format_number(4.126) == "4.13");
@@ -138,7 +138,7 @@ TEST_SUITE("figures") {
     CHECK(format_number(999) == "999");
   }
 
-  TEST_CASE("a table shows a missed bound in capitals") {
+  TEST_CASE("a table shows a missed target in capitals") {
     Figure missed = sample_figure();
     missed.figure = 1;
     const Figure kept = sample_figure();

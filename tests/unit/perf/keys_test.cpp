@@ -18,7 +18,7 @@ std::vector<BlockKey> unpack(const std::vector<std::byte>& packed) {
 }
 
 TEST_SUITE("keys") {
-  TEST_CASE("keys differ from each other and come again with their seed") {
+  TEST_CASE("keys differ from each other and repeat with their seed") {
     const KeySource source(1);
     std::set<BlockKey> seen;
     for (std::uint64_t i = 0; i < 20'000; ++i) seen.insert(source.key(i));
@@ -34,7 +34,7 @@ TEST_SUITE("keys") {
     for (std::uint64_t i = 0; i < 5; ++i) CHECK(keys[i] == source.key(10 + i));
   }
 
-  TEST_CASE("drawn keys are of the population, and another draw draws others") {
+  TEST_CASE("drawn keys belong to the population, and each draw differs") {
     const KeySource source(4);
     std::set<BlockKey> population;
     for (std::uint64_t i = 0; i < 100; ++i) population.insert(source.key(i));

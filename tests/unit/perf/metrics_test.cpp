@@ -8,7 +8,7 @@ namespace pegaflow::perf {
 namespace {
 
 TEST_SUITE("metrics") {
-  TEST_CASE("samples are found by their name with labels") {
+  TEST_CASE("samples are found by name and labels") {
     const auto metrics = harness::parse_metrics(
         "# HELP pegaflow_pins Pins now.\n"
         "# TYPE pegaflow_pins gauge\n"
@@ -29,13 +29,13 @@ TEST_SUITE("metrics") {
     CHECK(std::isinf(harness::parse_metrics("age +Inf\n").at("age")));
   }
 
-  TEST_CASE("a server that is no program says so") {
+  TEST_CASE("a server that is not a program is an error") {
     const auto started = harness::ServerProcess::start(
         {.program = "/nonexistent", .pool_bytes = 1, .arguments = {}});
     CHECK_FALSE(started);
   }
 
-  TEST_CASE("a server that ends instead of becoming ready is an error with its log") {
+  TEST_CASE("a server that ends before it is ready is an error with its log") {
     const auto started =
         harness::ServerProcess::start({.program = "/bin/false", .pool_bytes = 1, .arguments = {}});
     REQUIRE_FALSE(started);

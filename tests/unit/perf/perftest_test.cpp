@@ -1,4 +1,4 @@
-// What ucx_perftest prints.
+// The output of ucx_perftest.
 #include <doctest/doctest.h>
 
 #include "perf/net/net_perftest.h"
@@ -7,7 +7,7 @@ namespace pegaflow::perf {
 namespace {
 
 TEST_SUITE("ucx_perftest") {
-  TEST_CASE("its last line has the latency and the rate") {
+  TEST_CASE("the last line has the latency and the rate") {
     const Result<Perftest> run = parse_perftest(
         "iterations,50.0_percentile_lat,avg_lat,overall_lat,avg_bw,overall_bw,avg_mr,overall_mr\n"
         " 300,1174.621,12351.817,9468.024,161.92,211.24,81,106\n");
@@ -17,7 +17,7 @@ TEST_SUITE("ucx_perftest") {
     CHECK(run->gigabytes_per_second == doctest::Approx(0.2215).epsilon(0.001));
   }
 
-  TEST_CASE("whatever else it says is no measurement") {
+  TEST_CASE("any other output is an error") {
     for (const char* const said : {
              "",
              "\n",

@@ -19,15 +19,15 @@ Samples samples(const auto& draw) {
 }
 
 TEST_SUITE("random_draws") {
-  TEST_CASE("the sequence of a seed is fixed for good") {
-    // Vigna's SplitMix64: documents quote seeds, so another sequence would be another workload.
+  TEST_CASE("the sequence of a seed never changes") {
+    // Vigna's SplitMix64. Documents quote seeds, so another sequence would be another workload.
     Draws draws(1234567);
     CHECK(draws.next() == 6457827717110365317ULL);
     CHECK(draws.next() == 3203168211198807973ULL);
     CHECK(draws.next() == 9817491932198370423ULL);
   }
 
-  TEST_CASE("uniform draws fill [0, 1), and ranges have both ends") {
+  TEST_CASE("uniform draws fill [0, 1), and ranges include both ends") {
     Draws draws(1);
     const Samples uniform = samples([&] { return draws.uniform(); });
     CHECK(uniform.quantile(0) >= 0);
@@ -41,7 +41,7 @@ TEST_SUITE("random_draws") {
     CHECK(coins.quantile(0.12) == 1);
   }
 
-  TEST_CASE("times between events have the median that they should") {
+  TEST_CASE("times between events have the expected median") {
     Draws draws(2);
     const Samples times = samples([&] { return draws.exponential(10); });
     CHECK(times.median() == doctest::Approx(10 * std::log(2)).epsilon(0.03));
@@ -56,7 +56,7 @@ TEST_SUITE("random_draws") {
     CHECK(sizes.quantile(0.8413) == doctest::Approx(std::exp(2.2)).epsilon(0.04));
   }
 
-  TEST_CASE("weights decide how often each is drawn") {
+  TEST_CASE("weights determine the frequency of each draw") {
     const double weights[] = {1, 0, 3};
     const Weighted weighted(weights);
     Draws draws(4);
@@ -67,7 +67,7 @@ TEST_SUITE("random_draws") {
     CHECK(counts[0] + counts[2] == kMany);
   }
 
-  TEST_CASE("rank i of Zipf's law comes 1 / (i + 1)^s times as often as the first") {
+  TEST_CASE("rank i of Zipf's law is drawn 1 / (i + 1)^s times as often as the first") {
     const Weighted zipf = Weighted::zipf(1000, 1);
     Draws draws(5);
     std::vector<double> counts(1000);

@@ -35,7 +35,8 @@ const Figure& figure(const std::vector<Figure>& figures, std::string_view run,
 }
 
 TEST_SUITE("replay_report") {
-  TEST_CASE("the default is held to LRU's hit rate, each policy to 1.3 x its processor time") {
+  TEST_CASE(
+      "the targets are LRU's hit rate for the default, 1.3 x its processor time for each policy") {
     const ReplayResult results[] = {result("lru", 2, 100), result("slru", 1, 120),
                                     result("weighted-lru", 1, 140)};
     const std::vector<Figure> figures = replay_figures(kTrace, results).value();
@@ -53,7 +54,7 @@ TEST_SUITE("replay_report") {
     CHECK(figure(figures, "loaded", "slru").figure == 8192);
   }
 
-  TEST_CASE("without LRU among them nothing has a bound") {
+  TEST_CASE("without LRU no figure has a bound") {
     const ReplayResult results[] = {result("weighted-lru", 2, 100)};
     const std::vector<Figure> figures = replay_figures(kTrace, results).value();
     CHECK_FALSE(figures.empty());
@@ -63,7 +64,7 @@ TEST_SUITE("replay_report") {
     }
   }
 
-  TEST_CASE("a policy that never loaded has no time for it, and no zero") {
+  TEST_CASE("a policy that never loaded has no load time, not a time of zero") {
     ReplayResult never = result("lru", 0, 100);
     never.seen.load_us.clear();
     const ReplayResult results[] = {never};
@@ -73,12 +74,12 @@ TEST_SUITE("replay_report") {
     CHECK(replay_table(results, figures).find("  -  ") != std::string::npos);
   }
 
-  TEST_CASE("a part without processor time to compare with is an error") {
+  TEST_CASE("a part without processor time of the bound is an error") {
     const ReplayResult results[] = {result("lru", 2, 0), result("slru", 2, 100)};
     CHECK(replay_figures(kTrace, results).error().code == Errc::kInvalidArgument);
   }
 
-  TEST_CASE("the table has a row for each policy, and says who found less for a share's limit") {
+  TEST_CASE("the table has a row for each policy, and a note where claims were shortened") {
     ReplayResult shortened = result("slru", 3, 120);
     shortened.seen.shortened = 5;
     const ReplayResult results[] = {result("lru", 2, 100), shortened};
@@ -91,9 +92,9 @@ TEST_SUITE("replay_report") {
           std::string::npos);
   }
 
-  TEST_CASE("a trace is described with what there is to be found") {
+  TEST_CASE("the description of a trace has its counts and the ceiling of its hit rate") {
     CHECK(describe(kTrace) ==
-          "2 requests for 4 blocks, 2 of them different; a pool without limit would find 0.5000");
+          "2 requests for 4 blocks, 2 of them distinct; an unlimited pool would find 0.5000");
   }
 }
 

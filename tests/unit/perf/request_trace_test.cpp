@@ -22,7 +22,7 @@ Result<RequestTrace> read(const std::string& text, std::size_t limit = 0) {
   return read_trace(lines, "some.jsonl", limit);
 }
 
-/// What is said of a trace whose third line is this.
+/// The error of a trace with this third line.
 std::string complaint(const std::string& third_line) {
   const Result<RequestTrace> trace = read(kTwoRequests + third_line + "\n" + kTwoRequests);
   REQUIRE_FALSE(trace);
@@ -37,7 +37,7 @@ bool has(const std::string& text, const char* words) {
 }
 
 TEST_SUITE("request_trace") {
-  TEST_CASE("requests come in the order of their lines") {
+  TEST_CASE("requests keep the order of their lines") {
     const RequestTrace trace = read(kTwoRequests).value();
     CHECK(trace.name == "some.jsonl");
     REQUIRE(trace.requests.size() == 2);
@@ -45,7 +45,7 @@ TEST_SUITE("request_trace") {
     CHECK(trace.requests[1] == Prompt{7, 12});
   }
 
-  TEST_CASE("empty lines, requests without a block and carriage returns do no harm") {
+  TEST_CASE("empty lines, requests without a block and carriage returns are skipped") {
     const RequestTrace trace =
         read("\n" + std::string(kTwoRequests) +
              R"({"timestamp": 1, "input_length": 0, "output_length": 0, "hash_ids": []})"
@@ -55,19 +55,19 @@ TEST_SUITE("request_trace") {
     CHECK(trace.requests.size() == 4);
   }
 
-  TEST_CASE("a last line without an end counts") {
+  TEST_CASE("a last line without a newline counts") {
     std::string text = kTwoRequests;
     text.pop_back();
     CHECK(read(text).value().requests.size() == 2);
   }
 
-  TEST_CASE("a limit ends the reading, so that what is behind it may be anything") {
+  TEST_CASE("a limit ends the reading, so that lines after it may be malformed") {
     CHECK(read(std::string(kTwoRequests) + "garbage\n", 2).value().requests.size() == 2);
     CHECK(read(kTwoRequests, 1).value().requests.size() == 1);
     CHECK(read(kTwoRequests, 3).value().requests.size() == 2);
   }
 
-  TEST_CASE("a line that is wrong is named, with what was expected") {
+  TEST_CASE("the error of a malformed line has its number and what was expected") {
     CHECK(has(complaint("garbage"), "a JSON object with timestamp"));
     CHECK(has(complaint("garbage"), "got \"garbage\""));
     CHECK(has(complaint("[1, 2]"), "a JSON object"));
@@ -81,7 +81,7 @@ TEST_SUITE("request_trace") {
         complaint(R"({"timestamp": 0, "input_length": -5, "output_length": 1, "hash_ids": [1]})"),
         "\"input_length\" to be a number from 0 on, got -5"));
     CHECK(has(complaint(R"({"timestamp": 0, "input_length": 5, "output_length": 1})"),
-              "\"hash_ids\" to be an array, there is none"));
+              "\"hash_ids\" to be an array, which is missing"));
     CHECK(has(
         complaint(R"({"timestamp": 0, "input_length": 5, "output_length": 1, "hash_ids": "1"})"),
         "\"hash_ids\" to be an array, got"));
@@ -95,30 +95,30 @@ TEST_SUITE("request_trace") {
     }
   }
 
-  TEST_CASE("a request of more blocks than a call may ask is refused") {
+  TEST_CASE("a request with more blocks than one call may have is rejected") {
     std::string line = R"({"timestamp": 0, "input_length": 5, "output_length": 1, "hash_ids": [0)";
     for (std::size_t i = 1; i < kMaxPromptBlocks; ++i) line += fmt::format(",{}", i);
     CHECK(read(line + "]}").value().requests.at(0).size() == kMaxPromptBlocks);
     CHECK(has(complaint(line + ",1]}"), "at most 8192 hash_ids, got 8193"));
   }
 
-  TEST_CASE("compressed traces are told apart, and the command that helps is named") {
+  TEST_CASE("the error of a compressed trace has the command that decompresses it") {
     CHECK(has(read("\x28\xB5\x2F\xFDxyz\n").error().detail, "zstd -dc FILE |"));
     CHECK(has(read("\x1F\x8Bxyz\n").error().detail, "gzip -dc FILE |"));
   }
 
-  TEST_CASE("a long line is shown by its beginning, without letters that move a cursor") {
+  TEST_CASE("the error of a long line shows its beginning, without control characters") {
     const std::string words = complaint("\x1b[2J" + std::string(10'000, 'x'));
     CHECK(words.size() < 300);
     CHECK(has(words, "\"?[2Jxxx"));
   }
 
-  TEST_CASE("no request at all is an error") {
+  TEST_CASE("a trace without a request is an error") {
     CHECK(read("").error().code == Errc::kInvalidArgument);
     CHECK(has(read("\n\n").error().detail, "some.jsonl has no request"));
   }
 
-  TEST_CASE("a file that cannot be read is an error that names it") {
+  TEST_CASE("the error of an unreadable file has its path") {
     const Result<RequestTrace> missing = read_trace_file("/nonexistent/trace.jsonl", 0);
     CHECK(missing.error().code == Errc::kIo);
     CHECK(has(missing.error().detail, "/nonexistent/trace.jsonl: No such file"));
@@ -126,13 +126,13 @@ TEST_SUITE("request_trace") {
     CHECK(read_trace_file(directory.path(), 0).error().code == Errc::kIo);
   }
 
-  TEST_CASE("a summary counts what a cache without limit would find, as prefixes") {
+  TEST_CASE("a summary counts the prefixes that an unlimited cache would find") {
     const TraceSummary summary =
         summarize({.name = "", .requests = {{1, 2, 3}, {1, 2, 4}, {5, 2}, {1, 2, 4, 6}}});
     CHECK(summary.requests == 4);
     CHECK(summary.blocks == 12);
     CHECK(summary.distinct == 6);
-    // Two of the second, three of the last; 2 behind the unknown 5 is no prefix.
+    // Two blocks of the second, three of the last; 2 after the unknown 5 is not in a prefix.
     CHECK(summary.reusable == 5);
   }
 }

@@ -13,7 +13,7 @@ RequestTrace make(std::string_view kind, std::size_t requests = 6000, std::uint6
   return synthesize(kind, seed, requests).value();
 }
 
-/// How often each block is asked for.
+/// The number of requests for each block.
 std::map<std::uint64_t, std::size_t> uses(const RequestTrace& trace) {
   std::map<std::uint64_t, std::size_t> counts;
   for (const Prompt& prompt : trace.requests) {
@@ -28,17 +28,17 @@ double share_of_requests(const RequestTrace& trace, const auto& has) {
 }
 
 TEST_SUITE("synthetic_trace") {
-  TEST_CASE("a seed makes the same requests again, another seed others") {
+  TEST_CASE("equal seeds give equal requests, other seeds others") {
     for (const WorkloadKind& kind : workload_kinds()) {
       CAPTURE(kind.name);
       CHECK(make(kind.name, 2000).requests == make(kind.name, 2000).requests);
-      if (kind.name != "loop") {  // Has no chance in it.
+      if (kind.name != "loop") {  // It draws nothing.
         CHECK(make(kind.name, 2000).requests != make(kind.name, 2000, 2).requests);
       }
     }
   }
 
-  TEST_CASE("more requests of a seed begin with the fewer ones") {
+  TEST_CASE("a longer trace of a seed begins with the shorter one") {
     for (const WorkloadKind& kind : workload_kinds()) {
       CAPTURE(kind.name);
       const RequestTrace few = make(kind.name, 500);
@@ -64,18 +64,18 @@ TEST_SUITE("synthetic_trace") {
     }
   }
 
-  TEST_CASE("the name says the seed") { CHECK(make("zipf", 1, 42).name == "zipf, seed 42"); }
+  TEST_CASE("the name contains the seed") { CHECK(make("zipf", 1, 42).name == "zipf, seed 42"); }
 
-  TEST_CASE("conversations grow, half of the first requests are the last") {
+  TEST_CASE("conversations grow, and half of them end with the first request") {
     const RequestTrace trace = make("conversation");
-    // A block is asked for by each later turn of its conversation.
+    // Each later turn of a conversation requests its earlier blocks again.
     const auto counts = uses(trace);
     const auto once = static_cast<double>(
         std::count_if(counts.begin(), counts.end(), [](auto& use) { return use.second == 1; }));
     CHECK(once / static_cast<double>(counts.size()) > 0.3);
     CHECK(once / static_cast<double>(counts.size()) < 0.8);
     const double later = share_of_requests(trace, [&](const Prompt& prompt) {
-      // Begins with a system prompt, and goes on with what an earlier turn asked for.
+      // Begins with a system prompt and continues with the blocks of an earlier turn.
       return counts.at(prompt.back()) > 1 || prompt.size() > 60;
     });
     CHECK(later > 0.2);
@@ -85,7 +85,7 @@ TEST_SUITE("synthetic_trace") {
     CHECK(summarize(trace).reusable > summarize(trace).blocks / 2);
   }
 
-  TEST_CASE("system prompts of shared-prefix follow Zipf's law, and their tails never return") {
+  TEST_CASE("system prompts of shared-prefix follow Zipf's law, and their tails never recur") {
     const RequestTrace trace = make("shared-prefix", 20'000);
     std::map<std::uint64_t, std::size_t> systems;
     for (const Prompt& prompt : trace.requests) ++systems[prompt.front()];
@@ -102,7 +102,7 @@ TEST_SUITE("synthetic_trace") {
                       [&](const Prompt& prompt) { return counts.at(prompt.back()) == 1; }));
   }
 
-  TEST_CASE("a quarter of a scan's requests are long and never come again") {
+  TEST_CASE("a quarter of a scan's requests are long and never recur") {
     const RequestTrace trace = make("scan");
     const auto counts = uses(trace);
     const double one_time = share_of_requests(trace, [&](const Prompt& prompt) {
@@ -113,7 +113,7 @@ TEST_SUITE("synthetic_trace") {
 
   TEST_CASE("popularity shifts, by a part of the ranks at a time") {
     const RequestTrace trace = make("zipf", 12'000);
-    // The 20 documents asked for most in each stretch between two shifts.
+    // The 20 most requested documents between two shifts.
     std::vector<std::set<std::uint64_t>> popular;
     for (std::size_t begin = 0; begin + 1500 <= trace.requests.size(); begin += 1500) {
       std::map<std::uint64_t, std::size_t> counts;
@@ -132,7 +132,7 @@ TEST_SUITE("synthetic_trace") {
     CHECK(common(0, 7) < common(0, 1));
   }
 
-  TEST_CASE("agents share their starts, and most of what a step asks for was there before") {
+  TEST_CASE("agents share their starts, and most blocks of a step were requested before") {
     const RequestTrace trace = make("agents");
     std::set<std::uint64_t> systems;
     std::set<std::uint64_t> starts;
@@ -147,13 +147,13 @@ TEST_SUITE("synthetic_trace") {
     CHECK(static_cast<double>(summary.reusable) > 0.85 * static_cast<double>(summary.blocks));
   }
 
-  TEST_CASE("a loop asks for 4,000 blocks in the same order again and again") {
+  TEST_CASE("a loop requests 4,000 blocks repeatedly in the same order") {
     const RequestTrace trace = make("loop", 1200);
     CHECK(summarize(trace).distinct == 4000);
     for (std::size_t i = 400; i < 1200; ++i) CHECK(trace.requests[i] == trace.requests[i - 400]);
   }
 
-  TEST_CASE("mixed has all its parts in their shares, which do not meet") {
+  TEST_CASE("mixed has all parts in their shares, with no block in common") {
     const RequestTrace trace = make("mixed", 12'000);
     const auto counts = uses(trace);
     const double one_time = share_of_requests(trace, [&](const Prompt& prompt) {
@@ -171,7 +171,7 @@ TEST_SUITE("synthetic_trace") {
     CHECK(static_cast<double>(most) / 12'000 == doctest::Approx(0.7).epsilon(0.1));
   }
 
-  TEST_CASE("a kind that is none is refused, and all are listed") {
+  TEST_CASE("the error of an unknown kind lists all kinds") {
     const Result<RequestTrace> made = synthesize("chess", 1, 10);
     CHECK(made.error().code == Errc::kInvalidArgument);
     for (const WorkloadKind& kind : workload_kinds()) {

@@ -15,8 +15,8 @@ harness::ServerProcess::Metrics page(int up_to_100us, int up_to_500us, int up_to
 }
 
 TEST_SUITE("turns") {
-  TEST_CASE("only turns between the two readings count") {
-    // The turn above 1 ms was before.
+  TEST_CASE("only iterations between the two readings count") {
+    // The iteration above 1 ms was before.
     const Turns turns =
         turns_between(page(10, 20, 20, 21), page(12, 25, 25, 26), "t", "longest").value();
     CHECK(turns.count == 5);
@@ -24,13 +24,13 @@ TEST_SUITE("turns") {
     CHECK(turns.above_500us == 0);
   }
 
-  TEST_CASE("turns above 500 us are counted") {
+  TEST_CASE("iterations above 500 us are counted") {
     const Turns turns = turns_between(page(0, 0, 0, 0), page(5, 6, 8, 9), "t", "longest").value();
     CHECK(turns.above_500us == 3);
     CHECK(std::isinf(turns.longest_seconds));
   }
 
-  TEST_CASE("the gauge of the longest turn is exact, if it rose meanwhile") {
+  TEST_CASE("the gauge of the longest iteration is exact if it rose in between") {
     harness::ServerProcess::Metrics before = page(0, 0, 0, 0);
     harness::ServerProcess::Metrics after = page(1, 2, 2, 2);
     before["longest"] = 0.0002;
@@ -46,7 +46,7 @@ TEST_SUITE("turns") {
           doctest::Approx(0.0001));
   }
 
-  TEST_CASE("no turn, no histogram and no edge at 500 us are errors") {
+  TEST_CASE("no iteration, no histogram and no edge at 500 us are errors") {
     CHECK(turns_between(page(1, 1, 1, 1), page(1, 1, 1, 1), "t", "longest").error().code ==
           Errc::kInternal);
     CHECK(turns_between({}, {}, "t", "longest").error().code == Errc::kInternal);
