@@ -1,17 +1,17 @@
 #!/usr/bin/env python3
-"""Runs what there is for a machine with an NVIDIA GPU, and writes one report.
+"""Runs all tests and measurements for a machine with an NVIDIA GPU, and writes one report.
 
-The tests of the copies over the GPU, what may go wrong around them (tests/gpu), `pegaflow-perf
-gpu`, and a real vLLM that serves a model of Llama-3.1-8B's shape without weights: plain, with our
-connector, with vLLM's OffloadingConnector, and, where it is installed, with the Rust system of our
-name. About 15 minutes in all; --without leaves parts out.
+The report has the tests of GPU copies, the faults around them (tests/gpu), `pegaflow-perf gpu`, and
+a real vLLM that serves a model of Llama-3.1-8B's shape without weights: plain, with PegaFlow's
+connector, with vLLM's OffloadingConnector, and, where it is installed, with the Rust system of the
+same name. A run takes about 15 minutes; --without omits parts.
 
     python3 perf/gpu_report.py --bin DIR --out DIR
 
-`--bin` has pegaflow-perf and pegaflow-server (a bundle's bin/); the interpreter that runs this, or
---python, has vLLM 0.26 or newer and `pegaflow`. Needs the standard library only. Exits with 0 if
-every step ran and every comparison of bytes and tokens held; whether a figure reached its bound is
-in the report and changes nothing.
+`--bin` contains pegaflow-perf and pegaflow-server (a bundle's bin/). The running interpreter, or
+--python, has vLLM 0.26 or newer and `pegaflow`. The script itself needs only the standard library.
+It exits with 0 if every step ran and every comparison of bytes and tokens held; a missed target is
+in the report and does not change the exit code.
 """
 
 from __future__ import annotations
@@ -36,8 +36,8 @@ ROOT = pathlib.Path(__file__).resolve().parent.parent
 TOOLS = ROOT / "tools" / "vllm-gpu"
 PORT = 8000
 
-#: Names of configurations; `upstream` is the Rust system, from --upstream, with its default way of
-#: copying and with its kernels.
+#: Names of configurations; `upstream` is the Rust system of --upstream, with its default copies and
+#: with its kernels.
 CONFIGURATIONS = ("base", "ours", "offload", "upstream", "upstream-kernel")
 
 
@@ -66,7 +66,7 @@ def connector(name: str, pool_bytes: int) -> dict | None:
 
 @contextlib.contextmanager
 def process(command: Sequence[str], log: pathlib.Path, env: dict[str, str]) -> Iterator[object]:
-    """A process group of its own that is gone afterwards."""
+    """A child in its own process group, which is killed at the end."""
     with log.open("w") as output:
         child = subprocess.Popen(
             command,
@@ -90,7 +90,7 @@ def process(command: Sequence[str], log: pathlib.Path, env: dict[str, str]) -> I
 
 
 def wait_until(child: subprocess.Popen, url: str, log: pathlib.Path, seconds: float) -> float:
-    """Seconds until somebody answers at ``url``."""
+    """Seconds until ``url`` responds."""
     begin = time.monotonic()
     while time.monotonic() - begin < seconds:
         if child.poll() is not None:
@@ -101,7 +101,7 @@ def wait_until(child: subprocess.Popen, url: str, log: pathlib.Path, seconds: fl
         except (urllib.error.URLError, OSError):
             time.sleep(0.2)
     tail = log.read_text(errors="replace").splitlines()[-25:]
-    raise RuntimeError("\n".join([f"nobody answers at {url}; the end of {log.name}:", *tail]))
+    raise RuntimeError("\n".join([f"no response from {url}; the end of {log.name}:", *tail]))
 
 
 class Run:
@@ -122,7 +122,7 @@ class Run:
         self.say(f"\n## {text} (at {time.monotonic() - self.begin:.0f} s)\n")
 
     def step(self, name: str, work) -> None:
-        """One part of the report; a failure of it is noted and the others go on."""
+        """Runs one part of the report; a failure is noted and the other parts still run."""
         if name in self.options.without:
             return
         if time.monotonic() - self.begin > self.options.stop_after:
@@ -139,14 +139,16 @@ class Run:
         (self.out / "report.md").write_text("\n".join(self.lines) + "\n")
         (self.out / "report.json").write_text(json.dumps(self.results, indent=1))
 
-    def told(self, command: Sequence[str], seconds: float, **more) -> subprocess.CompletedProcess:
+    def output_of(
+        self, command: Sequence[str], seconds: float, **more
+    ) -> subprocess.CompletedProcess:
         return subprocess.run(command, capture_output=True, text=True, timeout=seconds, **more)
 
     # ---- parts
 
     def machine(self) -> None:
         self.title("Machine")
-        gpu = self.told(
+        gpu = self.output_of(
             ["nvidia-smi", "--query-gpu=name,driver_version,memory.total", "--format=csv,noheader"],
             30,
         ).stdout.strip()
@@ -158,34 +160,34 @@ class Run:
 
     def unit(self) -> None:
         self.title("Tests of the copies over this GPU")
-        told = self.told([str(self.options.unit)], 200)
-        self.say("\n".join(told.stdout.splitlines()[-4:]))
-        if told.returncode != 0:
-            raise RuntimeError(f"exit status {told.returncode}\n{told.stdout[-3000:]}")
+        done = self.output_of([str(self.options.unit)], 200)
+        self.say("\n".join(done.stdout.splitlines()[-4:]))
+        if done.returncode != 0:
+            raise RuntimeError(f"exit status {done.returncode}\n{done.stdout[-3000:]}")
 
     def faults(self) -> None:
-        """What may go wrong around copies, without a model."""
-        self.title("Kills, stops, errors and every byte (tests/gpu/run.py)")
-        self._told_by_tests("tests.gpu.run", 300)
+        """The faults around copies, without a model."""
+        self.title("Kills, stops, errors and comparisons of every byte (tests/gpu/run.py)")
+        self._run_tests("tests.gpu.run", 300)
 
     def vllm_faults(self) -> None:
         self.title("The same around a real vLLM (tests/gpu/vllm.py)")
         more = ["--model", str(self.options.model), "--out", str(self.out / "vllm_faults")]
-        self._told_by_tests("tests.gpu.vllm", 500, *more)
+        self._run_tests("tests.gpu.vllm", 500, *more)
 
-    def _told_by_tests(self, module: str, seconds: float, *more: str) -> None:
+    def _run_tests(self, module: str, seconds: float, *more: str) -> None:
         server = str(self.options.bin / "pegaflow-server")
         command = [self.options.python, "-m", module, "--server", server, *more]
         env = os.environ | {"PYTHONPATH": f"{ROOT}:{os.environ.get('PYTHONPATH', '')}"}
         log = self.out / f"{module}.log"
         with log.open("w") as errors:
-            told = subprocess.run(
+            done = subprocess.run(
                 command, stdout=subprocess.PIPE, stderr=errors, text=True, env=env, timeout=seconds
             )
-        self.say("```\n" + told.stdout.strip() + "\n```")
-        self.results[module] = told.stdout.splitlines()
-        if told.returncode not in (0, 77):  # 77: skipped, and said why
-            raise RuntimeError(f"{module} ended with {told.returncode}, see {log.name}")
+        self.say("```\n" + done.stdout.strip() + "\n```")
+        self.results[module] = done.stdout.splitlines()
+        if done.returncode not in (0, 77):  # 77: skipped, with the reason
+            raise RuntimeError(f"{module} ended with {done.returncode}, see {log.name}")
 
     def perf(self) -> None:
         self.title("pegaflow-perf gpu")
@@ -193,21 +195,21 @@ class Run:
         command += ["--server", str(self.options.bin / "pegaflow-server")]
         if self.options.cublas:
             command += ["--cublas", self.options.cublas]
-        told = self.told([*command, *self.options.perf_args.split()], 400)
-        if told.returncode != 0:
-            raise RuntimeError(told.stderr[-2000:])
-        figures = [json.loads(line) for line in told.stdout.splitlines()]
+        done = self.output_of([*command, *self.options.perf_args.split()], 400)
+        if done.returncode != 0:
+            raise RuntimeError(done.stderr[-2000:])
+        figures = [json.loads(line) for line in done.stdout.splitlines()]
         self.results["perf"] = figures
-        self.say("| what | measured | bound | ratio | to reach | n | spread |")
+        self.say("| figure | measured | bound | ratio | target | n | spread |")
         self.say("|---|---|---|---|---|---|---|")
         for figure in figures:
-            reach = figure.get("reach")
+            target = figure.get("target")
             held = {True: "held", False: "**missed**", None: ""}[figure.get("held")]
-            sign = ">=" if figure.get("reach_is") == "at least" else "<="
+            sign = ">=" if figure.get("target_is") == "at least" else "<="
             self.say(
                 f"| {figure['run']} | {figure['figure']:.4g} {figure['unit']} "
                 f"| {figure['bound']:.4g} ({figure['bound_name']}) | {figure['ratio']:.3f} "
-                f"| {f'{sign} {reach}, {held}' if reach is not None else ''} "
+                f"| {f'{sign} {target}, {held}' if target is not None else ''} "
                 f"| {figure['n']} | {figure['spread']} |"
             )
 
@@ -243,14 +245,14 @@ class Run:
             self.say(f"- start: {start:.1f} s")
             rows = self.out / f"{name}.json"
             bench = [options.python, str(TOOLS / "bench_ttft.py"), "--label", name]
-            # No multiple of 16: else a hit on the GPU computes 16 tokens and a reload one, which
+            # Not a multiple of 16: else a hit on the GPU computes 16 tokens and a reload one, which
             # rounds differently, and their answers cannot be compared.
             bench += ["--lengths", "10008", "--burst-length", "10008", "--fragment", "3"]
             bench += ["--repeats", str(options.repeats), "--neighbours", "4", "--json", str(rows)]
-            told = self.told(bench, 300, env=env)
-            self.say("```\n" + told.stdout.strip() + "\n```")
-            if told.returncode != 0:
-                raise RuntimeError(told.stderr[-2000:])
+            done = self.output_of(bench, 300, env=env)
+            self.say("```\n" + done.stdout.strip() + "\n```")
+            if done.returncode != 0:
+                raise RuntimeError(done.stderr[-2000:])
         found = json.loads(rows.read_text())["rows"]
         self.results[f"vllm_{name}"] = {"start_s": start, "rows": found}
         self._check_tokens(name, found)
@@ -314,17 +316,18 @@ class Run:
         )
 
     def _peak(self) -> float:
-        """GB/s of contiguous copies to the idle GPU, of this run."""
+        """GB/s of contiguous copies to the idle GPU in this run."""
         bounds = [
             figure["bound"]
             for figure in self.results.get("perf", ())
-            if figure["params"].get("way") == "load" and figure["params"].get("what") == "idle"
+            if figure["params"].get("direction") == "load"
+            and figure["params"].get("what") == "idle"
         ]
         return statistics.median(bounds) if bounds else 55.4
 
 
 def floor_ratio(gpu: Sequence[float], reload: Sequence[float], peak: float) -> str:
-    """How far a reload is from a hit on the GPU and the bare copy: the ratio and its interval."""
+    """Ratio of a reload to a hit on the GPU plus the bare copy, with its interval."""
     copy_ms = 10_000 // 16 * (2 << 20) / peak / 1e6
     chance = random.Random(1)
     draws = sorted(
@@ -346,20 +349,24 @@ def main(argv: Sequence[str]) -> int:
     parser.add_argument("--python", default=sys.executable, help="has vLLM and pegaflow")
     parser.add_argument("--model", type=pathlib.Path, default=pathlib.Path("/tmp/vllm-model"))
     parser.add_argument("--upstream", type=pathlib.Path, help="folder with the Rust system")
-    parser.add_argument("--cublas", default="", help="cuBLAS's file")
-    parser.add_argument("--perf-args", default="", help="more of them for pegaflow-perf gpu")
+    parser.add_argument("--cublas", default="", help="path of cuBLAS")
+    parser.add_argument("--perf-args", default="", help="more arguments for pegaflow-perf gpu")
     parser.add_argument("--pool-gib", type=int, default=40)
     parser.add_argument("--repeats", type=int, default=20, help="prompts, one after the other")
     parser.add_argument(
         "--cudagraphs",
         default="FULL",
-        help="vLLM's cudagraph_mode. FULL: also the step with a prompt's last tokens, as with "
-        "vLLM's own default, which takes long to compile; FULL_DECODE_ONLY: not that one",
+        help="vLLM's cudagraph_mode. FULL also captures the step with a prompt's last tokens, as "
+        "vLLM's default does, and takes long to compile; FULL_DECODE_ONLY does not",
     )
     parser.add_argument("--configurations", default=",".join(CONFIGURATIONS))
-    parser.add_argument("--stop-after", type=float, default=1e9, help="seconds; no step then")
     parser.add_argument(
-        "--without", default="", help="of unit, faults, vllm_faults, perf, and configurations"
+        "--stop-after", type=float, default=1e9, help="seconds after which no step begins"
+    )
+    parser.add_argument(
+        "--without",
+        default="",
+        help="parts to omit: unit, faults, vllm_faults, perf, and configurations",
     )
     options = parser.parse_args(argv)
     options.configurations = options.configurations.split(",")

@@ -103,10 +103,18 @@ def ask(address: tuple[str, int]) -> float:
 
 def main() -> int:
     made = parser(__doc__)
-    made.add_argument("--probes", type=int, default=500, help="/health (default: %(default)s)")
-    made.add_argument("--pause-ms", type=float, default=20, help="between (default: %(default)s)")
-    made.add_argument("--requests", type=int, default=3000, help="a client (default: %(default)s)")
-    made.add_argument("--path", default="/metrics", help="of these (default: %(default)s)")
+    made.add_argument(
+        "--probes", type=int, default=500, help="requests for /health (default: %(default)s)"
+    )
+    made.add_argument(
+        "--pause-ms", type=float, default=20, help="pause between them (default: %(default)s)"
+    )
+    made.add_argument(
+        "--requests", type=int, default=3000, help="requests per client (default: %(default)s)"
+    )
+    made.add_argument(
+        "--path", default="/metrics", help="path of these requests (default: %(default)s)"
+    )
     options = made.parse_args()
     load = os.getloadavg()[0]
     samples = []

@@ -3,18 +3,19 @@
 
     ./dev bench load_or_compute [--links 0.2,1,0] [--tokens 1024,10240] [--in-flight 1,4] [--stuck]
 
-Two pegaflow-servers in network namespaces of their own, joined by a virtual cable whose rate is
-limited (`tc tbf`). A third engine has saved each prompt at the far one; engines at the near end,
-which are vLLM's scheduler and the connector, ask for it with `pegaflow.load_policy` auto, load it
-always, or compute it always, in turns with fresh prompts. Nothing is computed: the worker sleeps
-as long as --tokens-per-second says, as a GPU would keep it waiting. `auto` has a near server of
-its own, so that it learns rates from its own loads alone.
+Two pegaflow-servers run in their own network namespaces, joined by a virtual cable with a limited
+rate (`tc tbf`). A third engine saves each prompt at the far server. The engines at the near end,
+vLLM's scheduler and the connector, request it with `pegaflow.load_policy` auto, always load it, or
+always compute it, in turns with fresh prompts. Nothing is computed: the worker sleeps according to
+--tokens-per-second, as a GPU would keep it waiting. `auto` has its own near server, so that it
+learns rates from its own loads alone.
 
-The p99 of the first tokens with `auto` may be 1.1 x that of the faster of the other two. With few
-samples the p99 is the slowest of them.
+The target for the p99 of first tokens with `auto` is 1.1 x that of the faster of the other two.
+With few samples the p99 is the slowest sample.
 
-With --stuck the far server is stopped in the middle of loads (SIGSTOP). A first token may come
-20 ms later than computing, and 20 ms after the stop the engine may have begun to compute the rest.
+With --stuck the far server is stopped during loads (SIGSTOP). The targets are a first token at most
+20 ms later than with computing, and at most 20 ms from the stop until the engine computes the
+rest.
 
 Needs root, for the namespaces, and memory for twenty times the largest set of prompts
 (--most-bytes).
@@ -47,19 +48,19 @@ from tests.support.vllm_server import PegaServer
 TARGET = 1.1
 STUCK_S = 0.020
 POLICIES = ("auto", "load", "compute")
-#: Rounds of a cell that are not counted: rates become known.
+#: Rounds of a cell that are not counted, in which the engine learns rates.
 WARM_UP = 1
-#: A change of the link's rate is not what is measured: loads of such prompts make it known.
+#: Loads after a change of the link's rate, in which the engine learns it; not measured.
 WARM_UP_LOADS = 12
 WARM_TOKENS = 4096
 
 
 @dataclasses.dataclass(frozen=True)
 class Cell:
-    """What is measured together."""
+    """The parameters of one measurement."""
 
-    link: float  #: GB/s; 0: not limited.
-    tokens: int  #: Of a prompt.
+    link: float  #: GB/s; 0: unlimited.
+    tokens: int  #: Length of a prompt.
     in_flight: int
 
     def __str__(self) -> str:
@@ -68,7 +69,7 @@ class Cell:
 
 
 class Bench:
-    """The engines, and prompts that nobody had before."""
+    """The engines, and the source of fresh prompts."""
 
     def __init__(
         self,
@@ -80,7 +81,7 @@ class Bench:
         """
         Args:
             near: The server of the engine with `auto`.
-            engines: auto; load, which loads always; warm, which does so at the server of auto.
+            engines: auto; load, which always loads; warm, which always loads at auto's server.
         """
         self._near = near
         self._writer = writer
@@ -88,7 +89,7 @@ class Bench:
         self.draw = draw
 
     def prompts(self, tokens: int, count: int, saved: bool) -> list[list[int]]:
-        """Prompts that the far server has, if ``saved``, and no other one."""
+        """Fresh prompts; only the far server has their blocks, if ``saved``."""
         made = [[self.draw.randrange(10, 1000) for _ in range(tokens)] for _ in range(count)]
         if saved:
             self._writer.burst(made)
@@ -98,10 +99,10 @@ class Bench:
     def burst(
         self, policy: str, cell: Cell, begun: Callable[[], None] = lambda: None
     ) -> tuple[list[float], int]:
-        """Seconds to the first tokens of prompts that are sent at once; tokens that it computed.
+        """Seconds to the first tokens of prompts sent at once, and the computed tokens.
 
         Raises:
-            RuntimeError: a policy of always did not do that.
+            RuntimeError: prompts of the policy `compute` were loaded.
         """
         computes = policy == "compute"
         prompts = self.prompts(cell.tokens, cell.in_flight, not computes)
@@ -115,20 +116,20 @@ class Bench:
         return taken, computed
 
     def auto_counts(self) -> dict[str, float]:
-        """Why the engine with `auto` did not load what it did not, or not to the end; since last.
+        """Counts of loads that `auto` declined or cut since the last call, by reason.
 
-        And at how many bytes a second its server has read.
+        With the bytes per second at which its server has read.
         """
         stats = self._engines["auto"].stats
-        told = {
+        counts = {
             name: value
             for name, value in stats.items()
             if value and name.startswith(("declined", "misses", "load_cuts", "load_failures"))
         }
-        for name in told:
+        for name in counts:
             stats[name] = 0
         metrics = self._near.metrics_by_socket()
-        return told | {"rate": metrics.total("pegaflow_peer_read_bytes_per_second")}
+        return counts | {"rate": metrics.total("pegaflow_peer_read_bytes_per_second")}
 
 
 def percentile(samples: Sequence[float], part: float) -> float:
@@ -186,17 +187,19 @@ def grid_figure(bench: Bench, cell: Cell, options: argparse.Namespace) -> Figure
 def stuck_figures(
     bench: Bench, far: PegaServer, near: PegaServer, cell: Cell, options: argparse.Namespace
 ) -> list[Figure]:
-    """The far server is stopped at some part of a load's time.
+    """The figures of loads during which the far server is stopped.
 
     Raises:
-        RuntimeError: loads end before they can be stopped, or there are none.
+        RuntimeError: loads end before the server can be stopped, or nothing is loaded.
     """
     added, noticed, parts = [], [], []
     tries = 0
     while len(added) < options.rounds:
         tries += 1
         if tries > 4 * options.rounds:
-            raise RuntimeError(f"{cell}: prompts are not loaded, or too fast to stop that")
+            raise RuntimeError(
+                f"{cell}: prompts are not loaded, or loaded too fast to stop the server"
+            )
         load_s = min(max(bench.burst("warm", cell)[0]) for _ in range(2))
         compute_s = max(bench.burst("compute", cell)[0])
         part = bench.draw.uniform(0.05, 0.95)
@@ -243,7 +246,7 @@ def stuck_figures(
 
 
 class Stop:
-    """Stops a server for a while from some time on."""
+    """Stops a server after a delay, until end()."""
 
     def __init__(self, server: PegaServer, after_s: float) -> None:
         self._server = server
@@ -260,7 +263,7 @@ class Stop:
         self._stopped_at = time.monotonic()
 
     def end(self) -> float | None:
-        """How many seconds after start() it stopped; None: it had not until now."""
+        """Seconds from start() to the stop; None: the server was not stopped."""
         self._timer.cancel()
         self._timer.join()
         if self._stopped_at is None:
@@ -280,7 +283,7 @@ def measure(options: argparse.Namespace, directory: Path) -> Iterator[Figure]:
     model = model_directory(directory / "model", options.token_bytes, longest)
     pool = most * options.token_bytes // (1 << 20)
     binary = options.build_dir / "server" / "pegaflow-server"
-    size = f"{pool * 9 // 2 + 64}mb"  # of which a quarter may be lent, or fetched, at a time
+    size = f"{pool * 9 // 2 + 64}mb"  # at most a quarter is lent or fetched at a time
 
     with contextlib.ExitStack() as stack:
         link, far, (near, other) = stack.enter_context(
@@ -302,7 +305,7 @@ def measure(options: argparse.Namespace, directory: Path) -> Iterator[Figure]:
             "load": engine(other.address, options.tokens_per_second, "always"),
         }
         bench = Bench(near, writer, engines, random.Random(options.seed))
-        # As long as an engine does not know how fast it computes, it is held to nothing.
+        # The first prompt teaches the engine its rate of computing.
         bench.burst("auto", Cell(0, min(WARM_TOKENS, max(options.tokens)), 1))
         for rate in options.links:
             link.limit(rate)
@@ -327,21 +330,28 @@ def main() -> int:
     arguments = parser(__doc__)
     arguments.add_argument(
         "--links", type=numbers(float), default=[0.2, 0.5, 1, 2, 0],
-        help="GB/s, with commas; 0: as fast as this machine can",
+        help="GB/s, separated by commas; 0: unlimited",
     )  # fmt: skip
     arguments.add_argument("--tokens", type=numbers(int), default=[1024, 4096, 10240, 32768])
     arguments.add_argument("--in-flight", type=numbers(int), default=[1, 4, 32])
     arguments.add_argument("--rounds", type=int, default=7)
-    arguments.add_argument("--token-bytes", type=int, default=16 << 10, help="KV cache a token")
+    arguments.add_argument(
+        "--token-bytes", type=int, default=16 << 10, help="bytes of KV cache per token"
+    )
     arguments.add_argument("--tokens-per-second", type=float, default=50_000.0)
     arguments.add_argument(
-        "--most-bytes", type=int, default=1 << 29, help="of the prompts in flight; more is left out"
+        "--most-bytes",
+        type=int,
+        default=1 << 29,
+        help="limit for the prompts in flight; larger sets are left out",
     )
-    arguments.add_argument("--stuck", action="store_true", help="stop the far server in mid-load")
+    arguments.add_argument("--stuck", action="store_true", help="stop the far server during loads")
     arguments.add_argument(
-        "--realtime", action="store_true", help="before all other programs; on a busy machine"
+        "--realtime",
+        action="store_true",
+        help="run ahead of all other programs, for a busy machine",
     )
-    arguments.add_argument("--verbose", action="store_true", help="each round")
+    arguments.add_argument("--verbose", action="store_true", help="print each round")
     options = arguments.parse_args()
     note(f"seed {options.seed}")
     if options.realtime:  # threads and servers inherit it

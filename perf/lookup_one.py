@@ -1,8 +1,8 @@
-"""How long a lookup of one key takes from Python, as the connector asks it.
+"""The latency of a lookup of one key from Python, as the connector does it.
 
-Starts a pegaflow-server, saves blocks through the client library and asks for them one by one:
-a ticket, then its answer. The bound is an absolute time on an idle machine, so the load average
-is printed with it.
+Starts a pegaflow-server, saves blocks through the client library and looks them up one by one: a
+ticket, then its result. The bound is an absolute time on an idle machine, so the load average is
+printed with it.
 """
 
 from __future__ import annotations
@@ -31,10 +31,10 @@ PATIENCE_S = 5.0
 
 
 def wait_until_ready(client: _native.Mover | _native.CacheSession) -> None:
-    """Until it has connected.
+    """Waits until the client has connected.
 
     Raises:
-        TimeoutError: it does not.
+        TimeoutError: it did not.
     """
     deadline = time.monotonic() + PATIENCE_S
     while client.status()["state"] != "ready":
@@ -44,10 +44,10 @@ def wait_until_ready(client: _native.Mover | _native.CacheSession) -> None:
 
 
 def save_blocks(mover: _native.Mover, keys: list[bytes]) -> None:
-    """Saves one block a key and waits until they are sealed.
+    """Saves one block per key and waits until they are sealed.
 
     Raises:
-        RuntimeError: not all of them were.
+        RuntimeError: some were not saved.
     """
     mover.save(_native.random_id(), 1, b"".join(keys), KEY_BYTES, list(range(len(keys))))
     deadline = time.monotonic() + PATIENCE_S
@@ -63,7 +63,7 @@ def ask(session: _native.CacheSession, keys: list[bytes], calls: int) -> list[fl
     """Microseconds of each call.
 
     Raises:
-        RuntimeError: a key that was saved is not found.
+        RuntimeError: a saved key was not found.
     """
     samples = []
     for i in range(WARM_UP + calls):

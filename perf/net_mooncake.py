@@ -1,14 +1,14 @@
 #!/usr/bin/env python3
-"""The socket lane beside Mooncake's TCP transport, over one virtual cable, in rounds by turns.
+"""The socket lane beside Mooncake's TCP transport, over one virtual cable, in alternating rounds.
 
     ./dev bench net_mooncake [--rounds N] [--pages 64kb,2mb] [--bytes 256mb] [--json]
 
 Both read the same pages from the same places of another process's memory to the same places of
-their own, as many at a time: ours as `pegaflow-perf net` does, Mooncake with a request a page.
-Mooncake comes from PyPI (46 MB), into a Python environment of its own in build/mooncake that is
-made when it is not there; nothing else of PegaFlow uses it. Which of its settings is best here is
-tried out before the rounds, and printed. Its bytes are compared once, before they are measured.
-Needs root, for two network namespaces.
+their own, with as many in flight: the socket lane through `pegaflow-perf net`, Mooncake with one
+request per page. Mooncake is installed from PyPI (46 MB) into its own Python environment in
+build/mooncake if that is missing; nothing else of PegaFlow uses it. Its best settings on this
+machine are determined before the rounds, and printed. Its bytes are compared once, before the
+measurement. Needs root for two network namespaces.
 """
 
 from __future__ import annotations
@@ -35,23 +35,23 @@ REPOSITORY = Path(__file__).resolve().parent.parent
 PACKAGE = "mooncake-transfer-engine-non-cuda==0.3.13.post1"
 END = REPOSITORY / "perf" / "support" / "mooncake_end.py"
 
-#: As many of ours, of both sides.
+#: Pages of a batch, on both sides.
 BATCH_PAGES = 64
 DEPTH = 2
-#: Reads with each setting, of which the median counts.
+#: Reads with each setting; the median counts.
 TRIES = 3
 
 
 @dataclasses.dataclass(frozen=True)
 class Setting:
-    """What a user of Mooncake's TCP transport may choose."""
+    """The options of Mooncake's TCP transport."""
 
-    #: Connections to a peer; 4 is its own choice. One thread serves them all.
+    #: Connections to a peer; its default is 4. One thread serves them all.
     lanes: int
-    #: Of what it hands to a socket at once; 64 KiB is its own choice.
+    #: Bytes that it passes to a socket at once; its default is 64 KiB.
     slice_kib: int
-    #: How its caller waits: with `batch_transfer_sync_read`, with two batches under way and
-    #: `get_batch_transfer_status`, or so and asleep for most of the time that a batch takes.
+    #: How its caller waits: in `batch_transfer_sync_read`; with two batches in flight in
+    #: `get_batch_transfer_status`; or like that, asleep for most of the time of a batch.
     wait: str = "sync"
 
     def __str__(self) -> str:
@@ -71,21 +71,21 @@ SETTINGS = [Setting(lanes, kib) for lanes, kib in itertools.product((1, 4, 8), (
 
 
 class Failed(RuntimeError):
-    """A program that is measured ended, or said no; why is in the message."""
+    """A measured program ended or reported an error; the message has the reason."""
 
 
 def install(environment: Path) -> Path:
-    """The Python that has Mooncake; makes it when it is not there.
+    """The Python of Mooncake's environment, which is created if it is missing.
 
     Raises:
-        Failed: pip could not.
+        Failed: pip failed.
     """
     python = environment / "bin" / "python"
     stamp = environment / "installed"
     if stamp.exists() and stamp.read_text() == PACKAGE:
         return python
     note(f"setup: installing {PACKAGE} into {environment} (46 MB)")
-    # Without what its store and its HTTP servers need: the transfer engine alone is used.
+    # Without the dependencies of its store and HTTP servers: only the transfer engine is used.
     pip = ["-m", "pip", "install", "-q", "--no-input", "--no-deps", "--only-binary", ":all:"]
     for command in (
         [sys.executable, "-m", "venv", "--clear", str(environment)],
@@ -93,18 +93,20 @@ def install(environment: Path) -> Path:
     ):
         done = subprocess.run(command, capture_output=True, text=True, check=False)
         if done.returncode != 0:
-            said = (done.stderr or done.stdout).strip().splitlines()
-            raise Failed(f"{PACKAGE} could not be installed: {said[-1] if said else 'no words'}")
+            output = (done.stderr or done.stdout).strip().splitlines()
+            raise Failed(
+                f"{PACKAGE} could not be installed: {output[-1] if output else 'no output'}"
+            )
     stamp.write_text(PACKAGE)
     return python
 
 
 class Process:
-    """A child that answers lines with lines; what it says besides is kept for when it ends."""
+    """A child that answers lines with lines. Its log is kept for the error when it ends."""
 
     def __init__(self, command: Sequence[str], environment: dict[str, str] | None = None) -> None:
         self._log: IO[str] = tempfile.TemporaryFile("w+")
-        # Mooncake's Python shall not see ours.
+        # Mooncake's Python must not use this program's modules.
         kept = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
         self._child = subprocess.Popen(
             command,
@@ -129,8 +131,8 @@ class Process:
             Failed: it has ended.
         """
         assert self._child.stdout is not None
-        if said := self._child.stdout.readline():
-            return said
+        if line := self._child.stdout.readline():
+            return line
         self._log.seek(0)
         words = self._log.read().strip().splitlines()
         raise Failed(words[-1] if words else f"it ended with {self._child.wait()}")
@@ -149,14 +151,14 @@ class Process:
 
 
 class Mooncake:
-    """A holder and a reader, with one setting."""
+    """A holder and a reader with one setting."""
 
     def __init__(self, reader: Process, options: Options) -> None:
         self._reader = reader
         self._options = options
 
     def rate(self, page_bytes: int, wait: str, expected: float = 0.0, check: bool = False) -> float:
-        """GB/s of one round, at which ``expected`` is how fast it may be, to sleep by."""
+        """GB/s of one round. ``expected`` GB/s determine how long an asleep caller sleeps."""
         size = self._options.round_bytes(page_bytes)
         batch_bytes = page_bytes * BATCH_PAGES
         asleep_s = batch_bytes / expected / 1e9 if wait == "async asleep" else 0.0
@@ -172,10 +174,10 @@ class Mooncake:
         return size / took_s / 1e9
 
     def check(self) -> None:
-        """Reads the whole memory, and compares it.
+        """Reads the whole memory and compares it.
 
         Raises:
-            Failed: a byte is wrong.
+            Failed: a byte differs.
         """
         batch_bytes = self._options.memory_bytes // BATCH_PAGES
         self._reader.ask(
@@ -198,7 +200,7 @@ class Options:
     seed: int
 
     def round_bytes(self, page_bytes: int) -> int:
-        """Whole batches; as `pegaflow-perf net` has it."""
+        """Whole batches, as in `pegaflow-perf net`."""
         batch_bytes = page_bytes * BATCH_PAGES
         return batch_bytes * max(self.least_bytes // batch_bytes, 2 * DEPTH)
 
@@ -213,7 +215,7 @@ def mooncake(
 ) -> Iterator[Mooncake]:
     """
     Raises:
-        Failed: it does not start, or does not read what was written.
+        Failed: it does not start, or reads wrong bytes.
     """
 
     def command(end: End, what: str, *more: str) -> list[str]:
@@ -233,7 +235,7 @@ def mooncake(
 def best_settings(
     python: Path, near: End, far: End, options: Options
 ) -> dict[int, tuple[Setting, float]]:
-    """For each page size the setting with the highest median, and that."""
+    """For each page size, the setting with the highest median, and that median."""
     best: dict[int, tuple[Setting, float]] = {}
     for setting in SETTINGS:
         with mooncake(python, near, far, setting, options) as made:
@@ -249,10 +251,10 @@ def best_settings(
 
 
 def ours(perf: Path, near: End, at: str, page_bytes: int, options: Options) -> tuple[float, float]:
-    """GB/s of one round of the lane, and of the plain sockets of that round.
+    """GB/s of one round of the lane, and of the plain sockets in that round.
 
     Raises:
-        Failed: `pegaflow-perf net` said no.
+        Failed: `pegaflow-perf net` failed.
     """
     done = subprocess.run(
         [*near.prefix, str(perf), "net", at, "--json", "--rounds", "1",
@@ -278,7 +280,7 @@ def compare(
             "page_bytes": page_bytes,
             "batch": BATCH_PAGES,
             "depth": DEPTH,
-            "way": "between two namespaces",
+            "link": "between two namespaces",
             "mooncake": PACKAGE,
             **dataclasses.asdict(setting),
             "seed": options.seed,
@@ -297,7 +299,7 @@ def compare(
 def measure(python: Path, perf: Path, options: Options) -> Iterator[Figure]:
     """
     Raises:
-        Failed: a program that is measured did not do what it should.
+        Failed: a measured program failed.
         NoNamespaces: they need root.
     """
     with cable() as (near, far), contextlib.ExitStack() as stack:
@@ -312,9 +314,9 @@ def measure(python: Path, perf: Path, options: Options) -> Iterator[Figure]:
             plain: list[float] = []
             beside: list[float] = []
             with mooncake(python, near, far, setting, options) as made:
-                made.rate(page, setting.wait, expected)  # As ours does before it is measured.
+                made.rate(page, setting.wait, expected)  # A warm-up, as in `pegaflow-perf net`.
                 for turn in range(options.rounds):
-                    # Each is first as often as the other.
+                    # Each side begins equally often.
                     for first in (turn % 2 == 0, turn % 2 != 0):
                         if first:
                             figure, sockets = ours(perf, near, at, page, options)
@@ -330,18 +332,18 @@ def size(text: str) -> int:
     """Bytes of "64kb", "2mb".
 
     Raises:
-        argparse.ArgumentTypeError: it is none.
+        argparse.ArgumentTypeError: it is not a size.
     """
     number, unit = text[:-2], text[-2:].lower()
     if not number.isdecimal() or unit not in ("kb", "mb"):
-        raise argparse.ArgumentTypeError(f"{text!r} is no size like 64kb or 2mb")
+        raise argparse.ArgumentTypeError(f"{text!r} is not a size like 64kb or 2mb")
     return int(number) << (10 if unit == "kb" else 20)
 
 
 def page_sizes(text: str) -> list[int]:
     """
     Raises:
-        argparse.ArgumentTypeError: one is none, or not a page of both programs.
+        argparse.ArgumentTypeError: one is not a size, or not a page size of both programs.
     """
     sizes = [size(word) for word in text.split(",")]
     for page in sizes:
@@ -354,15 +356,17 @@ def main() -> int:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawTextHelpFormatter
     )
-    parser.add_argument("--json", action="store_true", help="print one JSON object a figure")
-    parser.add_argument("--rounds", type=int, default=10, help="of each page size, at least 2")
+    parser.add_argument("--json", action="store_true", help="print one JSON object per figure")
+    parser.add_argument(
+        "--rounds", type=int, default=10, help="rounds of each page size, at least 2"
+    )
     parser.add_argument("--pages", type=page_sizes, default="64kb,2mb")
-    parser.add_argument("--bytes", type=size, default="256mb", help="what a round moves at least")
+    parser.add_argument("--bytes", type=size, default="256mb", help="least bytes of a round")
     parser.add_argument(
         "--environment",
         type=Path,
         default=REPOSITORY / "build" / "mooncake",
-        help="of Mooncake (default: %(default)s)",
+        help="Python environment of Mooncake (default: %(default)s)",
     )
     parser.add_argument("--seed", type=int, default=random.SystemRandom().randrange(1 << 32))
     given = parser.parse_args()

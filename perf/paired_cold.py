@@ -1,9 +1,9 @@
-"""What the connector costs a prompt that is in no cache, in CPU seconds.
+"""The CPU time that the connector adds to a prompt that is in no cache.
 
-Two vLLMs side by side, one with the connector. Each pair asks both for the same new prompt, one
-after the other, in turns as to who begins; the CPU time of all their processes is compared pair
-by pair. The side with the connector is charged with everything: its vLLM until the prompt is
-stored, and pegaflow-server. Exits with 1 when the figure is missed.
+Two vLLMs run side by side, one with the connector. Each pair sends both the same new prompt, one
+after the other, and they alternate in beginning; the CPU time of all their processes is compared
+pair by pair. The side with the connector is charged with everything: its vLLM until the prompt is
+stored, and pegaflow-server. Exits with 1 when the target is missed.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ def main() -> int:
     arguments = parser(__doc__)
     arguments.add_argument("--pairs", type=int, default=20, help="at least 9")
     arguments.add_argument("--tokens", type=int, default=2000, help="length of a prompt")
-    arguments.add_argument("--output", type=int, default=8, help="tokens to answer")
+    arguments.add_argument("--output", type=int, default=8, help="tokens of an answer")
     options = arguments.parse_args()
     note(f"seed {options.seed}")
     draw = random.Random(options.seed)

@@ -1,12 +1,13 @@
 #!/usr/bin/env python3
 """Whether the connector makes vLLM preempt: requests that do not fit into its KV cache at once.
 
-Two vLLMs with the same small KV cache, one with the connector and one without, get the same
-requests in turns, all of a round at once and so many that the cache is full and some of them are
-preempted. In each round the prompts are new, so that they are saved; and then they come again, so
-that what vLLM has dropped is loaded. Counts vLLM's preemptions and the requests that finished, and
-compares every token of the answers. The connector may not preempt more, within the 95 % interval
-of the rounds' differences, and every request must finish with the tokens of the vLLM without it.
+Two vLLMs with the same small KV cache, one with the connector and one without, receive the same
+requests in turns. A round sends so many at once that the cache is full and some are preempted. The
+prompts of a round are new at first, so that they are saved; then they are sent again, so that
+blocks that vLLM has dropped are loaded. The script counts vLLM's preemptions and the requests that
+finish, and compares every token of the answers. Targets: no more preemptions with the connector,
+within the 95 % interval of the rounds' differences, and every request finishes with the tokens of
+the vLLM without it.
 """
 
 from __future__ import annotations
@@ -26,20 +27,20 @@ from tests.support.vllm_server import ModelShape, VllmOptions, VllmServer, ensur
 #: Small, so that a step takes little time and many requests are in flight.
 SHAPE = ModelShape(layers=4, hidden=256, heads=4, kv_heads=2)
 BLOCK_TOKENS = 32
-#: At most so much more than without the connector.
+#: Limit of the ratio to preemptions without the connector.
 TARGET = 1.0
 
 
 @dataclasses.dataclass(frozen=True)
 class Round:
-    """What became of one burst at one vLLM."""
+    """The result of one burst at one vLLM."""
 
     answers: list[tuple[int, ...] | None]  #: None: it failed.
     preemptions: int
 
 
 def burst(vllm: VllmServer, prompts: list[list[int]], output: int) -> Round:
-    """All prompts at once."""
+    """Sends all prompts at once."""
 
     def ask(prompt: list[int]) -> tuple[int, ...] | None:
         try:
@@ -65,9 +66,9 @@ def loaded_blocks(run: Servers) -> int:
 def main() -> int:
     arguments = parser(__doc__)
     arguments.add_argument("--rounds", type=int, default=10, help="two bursts each; at least 5")
-    arguments.add_argument("--requests", type=int, default=24, help="in flight")
-    arguments.add_argument("--tokens", type=int, default=256, help="of a prompt")
-    arguments.add_argument("--output", type=int, default=128, help="tokens to answer")
+    arguments.add_argument("--requests", type=int, default=24, help="requests in flight")
+    arguments.add_argument("--tokens", type=int, default=256, help="length of a prompt")
+    arguments.add_argument("--output", type=int, default=128, help="tokens of an answer")
     arguments.add_argument(
         "--fit", type=int, default=8, help="requests that fit into the KV cache with their answers"
     )

@@ -1,8 +1,8 @@
-"""The regression list: figures of an older build beside this one's, from runs that alternate.
+"""The regression list: figures of an older build beside this one's, from alternating runs.
 
-Each pair runs one benchmark with the old and with the new programs, in turns as to which begins.
-A ratio above 1 means that the new build is better; the figure is held when the lower end of the
-95 % interval of its ratio lies above 0.97. Exits with 1 when one is missed or was not measured.
+Each pair runs one benchmark with the old and with the new programs; they alternate in beginning.
+A ratio above 1 means that the new build is better. A figure is held when the lower end of the 95 %
+interval of its ratio lies above 0.97. Exits with 1 when a figure is missed or was not measured.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ HELD_ABOVE = 0.97
 
 @dataclasses.dataclass(frozen=True)
 class Listed:
-    """One figure of the list, by the name under which `pegaflow-perf` prints it."""
+    """One figure of the list, by its name in the output of `pegaflow-perf`."""
 
     benchmark: str
     run: str
@@ -51,17 +51,17 @@ def program(build: Path, name: str) -> Path:
     """A program of a build directory (``server/NAME``) or of a bundle (``bin/NAME``).
 
     Raises:
-        FileNotFoundError: neither is there.
+        FileNotFoundError: neither exists.
     """
     folder = "perf" if name == "pegaflow-perf" else "server"
     for path in (build / folder / name, build / "bin" / name):
         if path.is_file():
             return path
-    raise FileNotFoundError(f"{build}: neither {folder}/{name} nor bin/{name} is there")
+    raise FileNotFoundError(f"{build}: neither {folder}/{name} nor bin/{name} exists")
 
 
 def measure(build: Path, benchmark: str, arguments: list[str]) -> dict[str, float]:
-    """The figures of one run, by name. A missed target is no error: it is what is compared."""
+    """The figures of one run, by name. A missed target is not an error here."""
     server = program(build, "pegaflow-server")
     command = [program(build, "pegaflow-perf"), benchmark, "--json", "--server", server, *arguments]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
@@ -74,7 +74,10 @@ def measure(build: Path, benchmark: str, arguments: list[str]) -> dict[str, floa
 
 
 def ratios(listed: Listed, pairs: list[tuple[dict[str, float], dict[str, float]]]) -> list[float]:
-    """Logarithms of how much better the new build is, pair by pair; empty if one lacks it."""
+    """Logarithms of the ratios of the pairs, positive if the new build is better.
+
+    Empty if a run lacks the figure.
+    """
     if not all(listed.run in old and listed.run in new for old, new in pairs):
         return []
     both = [(old[listed.run], new[listed.run]) for old, new in pairs]
@@ -101,10 +104,10 @@ def report(listed: Listed, logarithms: list[float]) -> bool:
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--old", type=Path, required=True, help="build directory or bundle")
-    parser.add_argument("--new", type=Path, default=Path("build/release"), help="the same")
+    parser.add_argument("--new", type=Path, default=Path("build/release"), help="likewise")
     parser.add_argument("--pairs", type=int, default=9, help="at least 9")
     parser.add_argument("--benchmark", action="append", help="only these: lookup, server, ...")
-    parser.add_argument("arguments", nargs="*", help="behind --: options for pegaflow-perf")
+    parser.add_argument("arguments", nargs="*", help="after --: options for pegaflow-perf")
     options = parser.parse_args()
     if options.pairs < 9:
         parser.error("--pairs: an interval needs at least 9")

@@ -3,10 +3,11 @@
 
     ./dev bench router [--rounds N] [--requests N] [--streams N]
 
-An engine that needs no time answers; load, relay, router and engine are processes of their own, so
-on two cores they take turns: times say what a hop adds, CPU seconds what it costs. The three ways
-alternate, and each figure is the median of the rounds with their lowest and highest. One request
-after the other is measured in eight times as many short rounds, whose middle half is shown too.
+The engine responds without computing. Load, relay, router and engine are separate processes that
+share two cores, so times show the latency that a hop adds, and CPU seconds its cost. The three
+routes alternate, and each figure is the median of the rounds with their lowest and highest.
+Sequential requests are measured in eight times as many short rounds, whose middle half is shown
+too.
 """
 
 from __future__ import annotations
@@ -30,12 +31,12 @@ BENCH = BUILD / "perf" / "router" / "router_bench"
 ROUTER = BUILD / "router" / "pegaflow-router"
 TICKS = os.sysconf("SC_CLK_TCK")
 
-Times = dict[str, list[dict[str, float]]]  # What `load` printed, by way and round.
+Times = dict[str, list[dict[str, float]]]  # Output of `load`, by route and round.
 
 
 @contextlib.contextmanager
 def process(*words: str | pathlib.Path, log: bool = False) -> Iterator[tuple[int, int]]:
-    """A child that says its port; gives (pid, port)."""
+    """A child that prints its port; yields (pid, port)."""
     child = subprocess.Popen(
         [str(word) for word in words],
         stdout=subprocess.DEVNULL if log else subprocess.PIPE,
@@ -43,9 +44,9 @@ def process(*words: str | pathlib.Path, log: bool = False) -> Iterator[tuple[int
         text=True,
     )
     try:
-        told = child.stderr if log else child.stdout
-        assert told is not None
-        for line in told:
+        output = child.stderr if log else child.stdout
+        assert output is not None
+        for line in output:
             if found := re.search(r"ready listen=\S+:(\d+)|^(\d+)$", line):
                 port = int(found[1] or found[2])
                 break
@@ -72,9 +73,9 @@ def resident_bytes(pid: int) -> int:
 
 
 def streams_that_fit(wanted: int) -> int:
-    """How many streams may be open at once, each of which is two files of the router.
+    """The number of streams that can be open at once; each is two files of the router.
 
-    The router takes as many as it may have; who may raise that limit does so here.
+    Raises the limit of open files if this user may.
     """
     spare = 100
     hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
@@ -103,7 +104,7 @@ def load(port: int, connections: int, requests: int, body_bytes: int) -> dict[st
 def figure(
     run: str, values: list[float], unit: str, bound: float, bound_name: str, **params: int
 ) -> Figure:
-    """The median of the rounds, which is to be at most the bound."""
+    """A figure with the median of the rounds, whose target is at most the bound."""
     middle = ""
     if len(values) >= 20:
         low, _, high = statistics.quantiles(values, n=4)
@@ -125,10 +126,10 @@ def main() -> int:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawTextHelpFormatter
     )
-    parser.add_argument("--json", action="store_true", help="print one JSON object a figure")
+    parser.add_argument("--json", action="store_true", help="print one JSON object per figure")
     parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--requests", type=int, default=3000, help="of 4 KB, in each round")
-    parser.add_argument("--streams", type=int, default=10_000, help="open at once")
+    parser.add_argument("--requests", type=int, default=3000, help="requests of 4 KB in each round")
+    parser.add_argument("--streams", type=int, default=10_000, help="streams open at once")
     options = parser.parse_args()
     streams_wanted = streams_that_fit(options.streams)
     subprocess.run(["ninja", "-C", BUILD, "--quiet", "perf/router/router_bench"], check=True)
@@ -139,24 +140,24 @@ def main() -> int:
             process(ROUTER, "--listen", "127.0.0.1:0", "--decode", f"http://127.0.0.1:{engine}",
                     "--access-log", "false", "--max-decode-inflight", "100000", log=True)
         )  # fmt: skip
-        ways = {"direct": engine, "relay": relay, "router": router}
-        for port in ways.values():
-            load(port, 1, 300, 4096)  # Connections and caches are there.
+        routes = {"direct": engine, "relay": relay, "router": router}
+        for port in routes.values():
+            load(port, 1, 300, 4096)  # Warms up connections and caches.
 
-        alone: Times = {name: [] for name in ways}
-        big: Times = {name: [] for name in ways}
-        many: Times = {name: [] for name in ways}
+        alone: Times = {name: [] for name in routes}
+        big: Times = {name: [] for name in routes}
+        many: Times = {name: [] for name in routes}
         cpu: dict[str, list[float]] = {"relay": [], "router": []}
         short: list[float] = []
-        # Short rounds, and many: whoever else runs pushes a round of one way aside, and with five
-        # rounds that was the p99. Their order turns, so that none is always behind the same one.
+        # Many short rounds: another program can disturb a round of one route, and with five rounds
+        # that was the p99. The order alternates, so that no route alroutes follows the same one.
         for turn in range(options.rounds * 8):
-            for name, port in sorted(ways.items(), reverse=turn % 2 == 1):
+            for name, port in sorted(routes.items(), reverse=turn % 2 == 1):
                 alone[name].append(load(port, 1, max(options.requests // 3, 100), 4096))
         for _ in range(options.rounds):
-            for name, port in ways.items():
+            for name, port in routes.items():
                 big[name].append(load(port, 1, max(options.requests // 10, 10), 500_000))
-            for name, port in ways.items():
+            for name, port in routes.items():
                 pid = {"relay": relay_pid, "router": router_pid}.get(name)
                 before = cpu_seconds(pid) if pid else 0.0
                 many[name].append(load(port, 16, options.requests * 3, 4096))
@@ -173,17 +174,17 @@ def main() -> int:
         note(f"the bare relay adds {statistics.median(relayed):.1f} us to the p50")
         note(f"the bare relay takes {statistics.median(cpu['relay']):.1f} us of CPU a request")
         added = [x - y for x, y in pairs(alone, "p50_us", "router", "direct")]
-        figures = [figure("router p50 added", added, "us", 100, "to reach", body=4096)]
+        figures = [figure("router p50 added", added, "us", 100, "target", body=4096)]
         for connections, of in ((1, alone), (16, many)):
             ratios = [x / y for x, y in pairs(of, "p99_us", "router", "relay")]
             figures.append(
-                figure("router p99 / relay p99", ratios, "x", 1.3, "to reach",
+                figure("router p99 / relay p99", ratios, "x", 1.3, "target",
                        body=4096, connections=connections)
             )  # fmt: skip
         added = [(x - y) / 1000 for x, y in pairs(big, "p50_us", "router", "relay")]
         figures += [
-            figure("router p50 beyond relay", added, "ms", 2, "to reach", body=500_000),
-            figure("router CPU", cpu["router"], "us", 200, "to reach", body=4096),
+            figure("router p50 beyond relay", added, "ms", 2, "target", body=500_000),
+            figure("router CPU", cpu["router"], "us", 200, "target", body=4096),
             figure("router CPU of a short request", short, "us", 200, "5,000 a second and core",
                    body=64),
         ]  # fmt: skip
@@ -193,15 +194,15 @@ def main() -> int:
             stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
         )  # fmt: skip
         assert streams.stdin is not None and streams.stdout is not None
-        told = json.loads(streams.stdout.readline())
-        each = (resident_bytes(router_pid) - before) / max(told["open"], 1) / 1024
+        opened = json.loads(streams.stdout.readline())
+        each = (resident_bytes(router_pid) - before) / max(opened["open"], 1) / 1024
         streams.stdin.close()
         streams.wait()
-        if told["broken"]:
-            raise SystemExit(f"{told['broken']} streams broke")
+        if opened["broken"]:
+            raise SystemExit(f"{opened['broken']} streams broke")
         figures.append(
-            figure("router memory an open stream", [each], "KiB", 40, "to reach",
-                   streams=told["open"])
+            figure("router memory an open stream", [each], "KiB", 40, "target",
+                   streams=opened["open"])
         )  # fmt: skip
     return 0 if publish(figures, options.json) else 1
 

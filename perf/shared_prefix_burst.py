@@ -1,9 +1,9 @@
-"""Many requests at once that share one stored prefix: loaded once, and nobody waits for it twice.
+"""Many requests at once with one stored prefix, which is loaded once.
 
-Each round measures, with the same prompts: all at once as local hits; one alone that has to load
-the prefix, and alone as a local hit; all at once when only the pool has the prefix. The last
-request of the burst may begin 1.2 x (the last local hit + one load alone) after the start, and
-the server may hand out 1.1 x the bytes of one load. Exits with 1 when a figure is missed.
+Each round measures, with the same prompts: all at once as local hits; one alone that loads the
+prefix, and one alone as a local hit; all at once when only the pool has the prefix. Targets: the
+last request of the burst has its first token within 1.2 x (the last local hit + one load alone),
+and the server serves at most 1.1 x the bytes of one load. Exits with 1 when a target is missed.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from perf.support.servers import Servers, parser, servers
 from tests.support.vllm_server import ModelShape
 
 BLOCK_TOKENS = 32
-#: Tokens of its own that each request has; less than a block, so that only the prefix is cached.
+#: Distinct tokens of each request; less than a block, so that only the prefix is cached.
 TAIL_TOKENS = 20
 
 MAX_BYTES_RATIO = 1.1
@@ -42,7 +42,7 @@ class Round:
 
 def forget_local(run: Servers) -> None:
     wait_until(
-        "POST /reset_prefix_cache says true",
+        "POST /reset_prefix_cache succeeds",
         lambda: post(run.connected.http, "/reset_prefix_cache")[1] == {"success": True},
         30,
     )
@@ -53,7 +53,7 @@ def loaded_bytes(run: Servers) -> int:
 
 
 def burst(run: Servers, prompts: list[list[int]]) -> float:
-    """All prompts at once; seconds until the last one begins."""
+    """Sends all prompts at once; returns the seconds until the last first token."""
     together = threading.Barrier(len(prompts))
 
     def ask(prompt: list[int]) -> Answer:
@@ -65,7 +65,7 @@ def burst(run: Servers, prompts: list[list[int]]) -> float:
 
 
 def measure(run: Servers, prompts: list[list[int]]) -> Round:
-    """One round; vLLM's own cache has the prefix before and after it."""
+    """Measures one round; vLLM's own cache has the prefix before and after it."""
     local_burst_s = burst(run, prompts)
     local_alone_s = complete(run.connected.http, prompts[0], 1).ttft_s
     forget_local(run)
@@ -93,7 +93,7 @@ def main() -> int:
     arguments.add_argument("--rounds", type=int, default=7)
     options = arguments.parse_args()
     if options.prefix % BLOCK_TOKENS:
-        arguments.error(f"--prefix {options.prefix} is no multiple of {BLOCK_TOKENS}")
+        arguments.error(f"--prefix {options.prefix} is not a multiple of {BLOCK_TOKENS}")
     note(f"seed {options.seed}")
     draw = random.Random(options.seed)
 
@@ -132,7 +132,7 @@ def main() -> int:
         "rounds": options.rounds,
         "seed": options.seed,
     }
-    # Its question was not answered in time, so vLLM computed the prefix as it may.
+    # The lookup timed out in these rounds, so vLLM computed the prefix.
     computed = sum(r.bytes_burst < r.bytes_alone for r in rounds)
     ratios = [r.loaded_burst_s / (r.local_burst_s + r.load_alone_s) for r in rounds]
     figures = [

@@ -1,8 +1,8 @@
-"""How long the id of a model's weights takes: 30 shards that stand for 140 GB.
+"""The time to compute the id of a model's weights: 30 shards of 140 GB in total.
 
-With known digests, as blobs of the hub's cache and as a local directory whose digests are kept:
-the files are sparse, and none is read. Without them, one file is hashed, beside the same digest of
-memory on one core.
+Measured with known digests, as blobs of the hub's cache and as a local directory with kept digests:
+the files are sparse, and none is read. Without digests, one file is hashed, beside the digest of as
+much memory on one core.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ def shard(number: int) -> str:
 
 
 def hub_snapshot(cache: Path, chance: random.Random) -> Path:
-    """A snapshot of the hub's cache: links to blobs that are named by their digests."""
+    """A snapshot of the hub's cache: links to blobs named by their digests."""
     repository = cache / "models--org--name"
     snapshot = repository / "snapshots" / f"{chance.getrandbits(160):040x}"
     snapshot.mkdir(parents=True)
@@ -50,12 +50,12 @@ def hub_snapshot(cache: Path, chance: random.Random) -> Path:
 
 
 def directory(place: Path, chance: random.Random) -> Path:
-    """A local directory whose digests are kept; they are made up, since the files have no bytes."""
+    """A local directory with kept digests, which are invented because the files are sparse."""
     from pegaflow.weights import digests
 
     place.mkdir()
     files = [sparse(place / shard(number)) for number in range(SHARDS)]
-    # Old enough that their digests are kept; the change time is the file system's.
+    # Digests of newer files are not kept; the change time is the file system's.
     time.sleep(2.1)
     for file in files:
         digest = f"{chance.getrandbits(256):064x}"
@@ -117,7 +117,7 @@ def hashing(place: Path, count: int, seed: int) -> Figure:
         for _ in range(pieces):
             digest.update(piece)
 
-    # CPU time: the background thread is nice, so other programs come first.
+    # CPU time, because other programs run ahead of the niced background thread.
     ours, bound = rounds(count, lambda: hash_file(file), memory, clock=time.process_time)
     rates = [FILE_BYTES / took / 1e6 for took in ours]
     return Figure(

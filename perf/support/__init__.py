@@ -1,1 +1,1 @@
-"""What the Python benchmarks share."""
+"""Shared parts of the Python benchmarks."""

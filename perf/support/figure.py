@@ -1,4 +1,4 @@
-"""A figure beside its bound from the same run, for people and for machines."""
+"""A figure beside its bound from the same run, printed as text or as JSON."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from typing import Any
 
 @dataclasses.dataclass(frozen=True)
 class Figure:
-    """One measured number, the number that it is held against, and how far it may go.
+    """One measured number, its bound, and the target of their ratio.
 
-    Less is better, but for what is a rate (``at_least``).
+    Less is better, except for rates (``at_least``).
     """
 
     run: str
@@ -25,11 +25,11 @@ class Figure:
     unit: str
     bound: float
     bound_name: str
-    #: The ratio may be this at most, or at least.
-    reach: float
-    #: Samples, or rounds.
+    #: Limit of the ratio: at most this, or at least.
+    target: float
+    #: Number of samples or rounds.
     n: int
-    #: How they spread, in words.
+    #: Their spread, in words.
     spread: str
     at_least: bool = False
 
@@ -38,22 +38,23 @@ class Figure:
         return self.figure / self.bound
 
     @property
-    def reached(self) -> bool:
-        return self.ratio >= self.reach if self.at_least else self.ratio <= self.reach
+    def held(self) -> bool:
+        return self.ratio >= self.target if self.at_least else self.ratio <= self.target
 
     @property
     def side(self) -> str:
         return "at least" if self.at_least else "at most"
 
     def line(self) -> str:
-        word = "reached" if self.reached else "MISSED"
+        word = "held" if self.held else "MISSED"
         return (
             f"{self.run}: {self.figure:.4g} {self.unit} beside {self.bound:.4g} ({self.bound_name})"
-            f": {self.ratio:.3f} x, {self.side} {self.reach:g} x: {word}; n={self.n}, {self.spread}"
+            f": {self.ratio:.3f} x, {self.side} {self.target:g} x: {word}; n={self.n}, "
+            f"{self.spread}"
         )
 
     def json(self) -> str:
-        """One object, with the fields that pegaflow-perf prints."""
+        """One object, with the fields of pegaflow-perf's JSON lines."""
         return json.dumps(
             {
                 "run": self.run,
@@ -63,9 +64,9 @@ class Figure:
                 "bound": self.bound,
                 "bound_name": self.bound_name,
                 "ratio": self.ratio,
-                "reach": self.reach,
-                "reach_is": self.side,
-                "held": self.reached,
+                "target": self.target,
+                "target_is": self.side,
+                "held": self.held,
                 "n": self.n,
                 "spread": self.spread,
                 "load_average": os.getloadavg()[0],
@@ -75,15 +76,15 @@ class Figure:
 
 
 def note(text: str) -> None:
-    """Says how far a run is, on standard error: standard output is for the figures alone."""
+    """Prints progress on standard error: standard output is for the figures alone."""
     print(text, file=sys.stderr, flush=True)
 
 
 def publish(figures: Sequence[Figure], as_json: bool) -> bool:
-    """Prints the figures, one a line; returns whether all were reached."""
+    """Prints the figures, one per line; returns whether all met their targets."""
     for figure in figures:
         print(figure.json() if as_json else figure.line(), flush=True)
-    return all(figure.reached for figure in figures)
+    return all(figure.held for figure in figures)
 
 
 def student_t_975(degrees: int) -> float:

@@ -1,4 +1,4 @@
-"""Servers at both ends of a virtual cable, one of which others read from, at a limited rate."""
+"""Servers at both ends of a virtual cable with a limited rate; the near ones read from the far."""
 
 from __future__ import annotations
 
@@ -11,24 +11,24 @@ from pathlib import Path
 from perf.support.veth import End, NoNamespaces, cable
 from tests.support.vllm_server import PegaServer
 
-#: What the limit lets through at once: some timer ticks of the fastest rate.
+#: Burst of the limit: some timer ticks at the highest rate.
 _BURST = "2mb"
-#: How long the limit's queue may become before packets are dropped.
+#: Length of the limit's queue before packets are dropped.
 _LATENCY = "50ms"
 
 
 class Link:
-    """The cable, and the server at its far end."""
+    """The two ends of the cable."""
 
     def __init__(self, near: End, far: End) -> None:
         self.near = near
         self.far = far
 
     def limit(self, gigabytes_per_second: float) -> None:
-        """How fast the far end sends; 0: as fast as this machine can.
+        """Limits the rate at which the far end sends; 0: unlimited.
 
         Raises:
-            NoNamespaces: the kernel or `tc` cannot.
+            NoNamespaces: `tc` failed.
         """
         device = ["dev", "pega-far", "root"]
         subprocess.run(
@@ -55,7 +55,7 @@ def servers_on_link(
     """The far server, and servers at the near end that read from it and not from each other.
 
     Raises:
-        NoNamespaces: this machine or user cannot have them.
+        NoNamespaces: this machine or user cannot create namespaces.
     """
     with contextlib.ExitStack() as stack:
         link = Link(*stack.enter_context(cable()))
@@ -76,10 +76,10 @@ def servers_on_link(
 
 
 def wait_joined(server: PegaServer, timeout_s: float = 30.0) -> None:
-    """Until the server can read from the other one.
+    """Waits until the server can read from its peer.
 
     Raises:
-        TimeoutError: it cannot by then.
+        TimeoutError: it cannot in time.
     """
     end = time.monotonic() + timeout_s
     while server.metrics_by_socket().total("pegaflow_peer_ready") != 1:

@@ -1,10 +1,10 @@
-"""One end of Mooncake's TCP transport, run by a Python that has it: see perf/net_mooncake.py.
+"""One end of Mooncake's TCP transport, run by a Python with Mooncake: see perf/net_mooncake.py.
 
     mooncake_end.py hold ADDRESS BYTES SEED
     mooncake_end.py read ADDRESS BYTES SEED NAME BASE
 
-Standard input carries questions, standard output answers, one line of JSON each; the end of the
-first is the end of the program.
+Requests come on standard input and responses go to standard output, one line of JSON each. The
+program ends with its input.
 """
 
 import ctypes
@@ -19,7 +19,7 @@ from collections.abc import Iterator
 from mooncake.engine import TransferEngine
 
 UNIT = 64 << 10
-#: Of a batch's expected time: so long the reader sleeps before it asks whether the batch is there.
+#: Share of a batch's expected time that the reader sleeps before it polls for the batch.
 ASLEEP = 0.85
 
 
@@ -30,7 +30,7 @@ def pattern(seed: int, count: int) -> Iterator[memoryview]:
 
 
 class End:
-    """Memory that the transport knows."""
+    """Memory that is registered with the transport."""
 
     def __init__(self, address: str, size_bytes: int) -> None:
         self.memory = mmap.mmap(-1, size_bytes)
@@ -74,16 +74,16 @@ class Reader:
     def read(
         self, size_bytes: int, page_bytes: int, pages: int, depth: int, asleep_s: float
     ) -> float:
-        """Seconds for `size_bytes`, `pages` at a time and `depth` batches under way.
+        """Seconds for `size_bytes`, in batches of `pages` with `depth` in flight.
 
-        Mooncake waits by looking, all the time. With ``asleep_s``, what a batch may take, the
-        reader sleeps for most of that before, which leaves the core to the transfer.
+        Mooncake waits by polling. With ``asleep_s``, the expected time of a batch, the reader
+        sleeps for most of it first, which leaves the core to the transfer.
         """
         step = page_bytes * pages
-        # What is asked for is made up before the clock starts: ours has it so from its caller.
+        # Requests are prepared before the clock starts, as for the socket lane.
         batches = [self.batch(at, page_bytes, pages) for at in range(0, size_bytes, step)]
         engine = self.end.engine
-        under_way: list[int] = []
+        in_flight: list[int] = []
         begin = last = time.perf_counter()
         for asked in [*batches, *[None] * depth]:
             if depth == 1:
@@ -91,20 +91,20 @@ class Reader:
                     raise SystemExit("Mooncake's batch_transfer_sync_read failed")
                 continue
             if asked:
-                under_way.append(engine.batch_transfer_async_read(self.name, *asked))
-                if under_way[-1] == 0:
+                in_flight.append(engine.batch_transfer_async_read(self.name, *asked))
+                if in_flight[-1] == 0:
                     raise SystemExit("Mooncake's batch_transfer_async_read failed")
-            if under_way and (len(under_way) == depth or not asked):
+            if in_flight and (len(in_flight) == depth or not asked):
                 if asleep_s:
                     time.sleep(max(0.0, last + asleep_s * ASLEEP - time.perf_counter()))
-                if engine.get_batch_transfer_status([under_way.pop(0)]) != 0:
+                if engine.get_batch_transfer_status([in_flight.pop(0)]) != 0:
                     raise SystemExit("a batch of Mooncake's failed")
                 last = time.perf_counter()
         return time.perf_counter() - begin
 
 
 def main() -> None:
-    # The library logs on standard output too: that goes to standard error here.
+    # The library also logs to standard output, which goes to standard error here.
     answers = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)
     what, address, size_bytes, seed = sys.argv[1], sys.argv[2], int(sys.argv[3]), int(sys.argv[4])

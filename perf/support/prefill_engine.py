@@ -1,8 +1,8 @@
-"""An engine whose prompts are computed by the clock: vLLM's scheduler, our connector, no model.
+"""An engine that simulates computing: vLLM's scheduler, PegaFlow's connector, no model.
 
-What is real: vLLM's scheduler and KV-cache manager, both sides of the connector, the KV memory and
-all that is copied. What is not: a forward pass, in whose place the worker sleeps as long as a
-stated rate needs for its tokens, as a GPU would keep it waiting.
+vLLM's scheduler and KV-cache manager, both sides of the connector, the KV memory and all copies are
+real. In place of a forward pass the worker sleeps for the time that its tokens take at a given
+rate, as a GPU would keep it waiting.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _LAYERS, _HEADS, _DTYPE_BYTES = 8, 8, 4
 
 
 def model_directory(directory: Path, token_bytes: int, longest: int) -> Path:
-    """A model's configuration whose KV cache has ``token_bytes`` a token, K and V of all layers."""
+    """A model configuration with ``token_bytes`` of KV cache per token, over all layers."""
     shape = {
         "num_hidden_layers": _LAYERS,
         "num_attention_heads": _HEADS,
@@ -41,14 +41,14 @@ def model_directory(directory: Path, token_bytes: int, longest: int) -> Path:
 
 
 class TimedModel(FakeModel):
-    """Sleeps for what it computes; writes a word into each block, and looks for it in loaded ones.
+    """Sleeps in place of computing; writes a word into each block, and checks it in loaded ones.
 
-    The word depends on all tokens up to the block's end, so a block of another prompt is found.
+    The word depends on all tokens up to the block's end, so a block of another prompt is detected.
     """
 
     #: 0: computing takes no time.
     tokens_per_second = 0.0
-    #: All tokens that were computed so far.
+    #: Tokens computed so far.
     computed = 0
 
     def __init__(self, kv_cache_config: Any, content: int = 0) -> None:
@@ -57,7 +57,7 @@ class TimedModel(FakeModel):
             array.fill(0)  # the first use of a page should not count as a copy
 
     def poison(self, blocks: list[int]) -> None:
-        """Nothing: it would take the time of a copy."""
+        """Does nothing: it would take the time of a copy."""
 
     def add(self, request_id: str, seed: int, tokens: list[int], blocks: list[int]) -> None:
         self._prompts[request_id] = (_words(tokens), list(blocks), len(tokens))
@@ -90,7 +90,7 @@ class TimedModel(FakeModel):
 
 
 def _words(tokens: Sequence[int]) -> np.ndarray:
-    """Of each full block a number that depends on all tokens up to its end."""
+    """For each full block, a number that depends on all tokens up to its end."""
     raw = np.asarray(tokens[: len(tokens) // BLOCK * BLOCK], dtype=np.uint32).reshape(-1, BLOCK)
     word, words = 1, []
     for block in raw:
@@ -100,16 +100,16 @@ def _words(tokens: Sequence[int]) -> np.ndarray:
 
 
 class PrefillEngine(Engine):
-    """Tells when each prompt of a burst has its first token."""
+    """Measures the time to the first token of each prompt of a burst."""
 
     def __init__(
         self, address: str, model: Path, *, tokens: int, longest: int, rate: float, policy: str
     ) -> None:
         """
         Args:
-            tokens: Of all prompts that are in flight at a time.
-            longest: Of a prompt.
-            rate: Tokens a second that it computes; 0: at once.
+            tokens: Limit for all prompts in flight together.
+            longest: Limit for one prompt.
+            rate: Tokens per second that it computes; 0: unlimited.
             policy: `pegaflow.load_policy`.
         """
         logging.getLogger("vllm").setLevel(logging.WARNING)
@@ -120,7 +120,7 @@ class PrefillEngine(Engine):
             patient=False,
             model_class=TimedModel,
             model=str(model),
-            # Half of them at most may wait for their saves.
+            # At most half of the blocks wait for their saves.
             blocks=(1 if rate else 2) * tokens // BLOCK + 256,
             max_model_len=longest,
             max_num_batched_tokens=STEP_TOKENS,
@@ -138,7 +138,7 @@ class PrefillEngine(Engine):
         """Seconds to the first token of each prompt, all sent at once.
 
         Args:
-            skip_reading: Nothing is loaded.
+            skip_reading: Load nothing.
             begun: Called when the clock starts.
         """
         self._first.clear()
@@ -160,7 +160,7 @@ class PrefillEngine(Engine):
         return [self._first[request.request_id] - began for request in requests]
 
     def settle(self) -> None:
-        """Until all that was to be saved is."""
+        """Waits until all saves have ended."""
         self.run()
         self.answers.clear()
 

@@ -1,4 +1,4 @@
-"""Servers for a benchmark, and the arguments that all of them take."""
+"""Servers for a benchmark, and the arguments that all benchmarks take."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ from tests.support.vllm_server import REPOSITORY, PegaServer, VllmOptions, VllmS
 
 
 def parser(description: str | None) -> argparse.ArgumentParser:
-    """With --json, --seed and --build-dir."""
+    """A parser with --json, --seed and --build-dir."""
     made = argparse.ArgumentParser(
         description=description, formatter_class=argparse.RawTextHelpFormatter
     )
-    made.add_argument("--json", action="store_true", help="print one JSON object a figure")
+    made.add_argument("--json", action="store_true", help="print one JSON object per figure")
     made.add_argument("--seed", type=int, default=random.SystemRandom().randrange(1 << 32))
     made.add_argument("--build-dir", type=Path, default=REPOSITORY / "build" / "release")
     return made
@@ -43,11 +43,10 @@ class Servers:
 
 @contextlib.contextmanager
 def servers(build_dir: Path, pool_size: str, plain: VllmOptions | None = None) -> Iterator[Servers]:
-    """Servers that are not started yet; all that were are stopped at the end.
+    """Servers that are not started yet; those that were started are stopped at the end.
 
-    ``plain`` is the vLLM without the connector, and but for that the other one too.
-
-    The logs are kept, and their place is printed, when an error ends the run.
+    ``plain`` has the options of the vLLM without the connector; the other one has the same and the
+    connector. When an error ends the run, the logs are kept and their directory is printed.
     """
 
     def end(number: int, frame: object) -> None:

@@ -10,28 +10,28 @@ from typing import NamedTuple
 _DEVICES = ("pega-near", "pega-far")
 _ADDRESSES = ("10.77.0.1", "10.77.0.2")
 
-#: Before a command: it ends with us, whatever ends us.
+#: Prefix of a command that the kernel ends together with this process.
 ENDS_WITH_US = ("setpriv", "--pdeathsig", "KILL", "--")
 
 
 class NoNamespaces(RuntimeError):
-    """This machine or this user cannot have network namespaces; says what is missing."""
+    """This machine or user cannot create network namespaces; the message has the reason."""
 
 
 class End(NamedTuple):
     """One end of the cable."""
 
     address: str
-    #: What a command begins with that runs there.
+    #: Prefix of a command that runs there.
     prefix: list[str]
 
 
 @contextlib.contextmanager
 def cable() -> Iterator[tuple[End, End]]:
-    """The two ends. Nothing is named: a namespace goes with the last process in it.
+    """The two ends. A namespace has no name and ends with its last process.
 
     Raises:
-        NoNamespaces: the programs, the permission or the kernel's parts are missing.
+        NoNamespaces: a program, the permission or kernel support is missing.
     """
     with contextlib.ExitStack() as stack:
         keepers = [stack.enter_context(_namespace()) for _ in _DEVICES]
@@ -53,7 +53,7 @@ def cable() -> Iterator[tuple[End, End]]:
 
 @contextlib.contextmanager
 def _namespace() -> Iterator[subprocess.Popen[bytes]]:
-    """A process in a network namespace of its own, until the context ends."""
+    """A process in its own network namespace, until the context ends."""
     try:
         keeper = subprocess.Popen(
             [*ENDS_WITH_US, "unshare", "--net", "--", "cat"],
@@ -65,7 +65,7 @@ def _namespace() -> Iterator[subprocess.Popen[bytes]]:
         raise NoNamespaces("`setpriv` is missing (Debian package util-linux)") from error
     assert keeper.stdin is not None and keeper.stdout is not None and keeper.stderr is not None
     try:
-        # What comes back comes from behind the move.
+        # The echo proves that the process has moved.
         with contextlib.suppress(BrokenPipeError):
             keeper.stdin.write(b"there\n")
             keeper.stdin.flush()

@@ -44,7 +44,9 @@ def test_two_engines_copy_at_once_and_check_every_byte():
     arguments = ("--engines", "2", "--check", "--pages", "128kb,4mb", "--rounds", "5")
     figures = lines_of("copy", *arguments)
     assert [f["params"]["page_bytes"] for f in figures] == [131072, 4194304]
-    assert {(f["params"]["engines"], f["unit"], f["target"]) for f in figures} == {(2, "GB/s", 0.85)}
+    assert {(f["params"]["engines"], f["unit"], f["target"]) for f in figures} == {
+        (2, "GB/s", 0.85)
+    }
 
 
 def test_start():
