@@ -83,7 +83,7 @@ Result<void> Gemm::make(const std::string& library) {
   for (cuda::DeviceAddress& matrix : matrices_) {
     PEGA_TRY(cuda::check(driver, driver.allocate(kMatrixBytes, matrix), "allocate GPU memory"));
     const cuda::Transfer all{reinterpret_cast<std::byte*>(values.data()), matrix, kMatrixBytes};
-    PEGA_TRY(cuda::check(driver, driver.copy(cuda::Way::kToDevice, &all, 1, stream_),
+    PEGA_TRY(cuda::check(driver, driver.copy(cuda::Direction::kToDevice, &all, 1, stream_),
                          "fill GPU memory"));
   }
   PEGA_TRY(cuda::check(driver, driver.synchronize(stream_), "fill GPU memory"));

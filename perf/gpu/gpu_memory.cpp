@@ -75,7 +75,7 @@ Result<void> GpuMemory::check(std::span<const std::uint32_t> blocks,
   for (std::size_t i = 0; i < allocations_.size(); ++i) {
     // Reads the whole allocation without the device that is checked.
     const cuda::Transfer all{bytes.data(), allocations_[i], bytes.size()};
-    PEGA_TRY(cuda::check(*driver_, driver_->copy(cuda::Way::kToHost, &all, 1, streams_[0]),
+    PEGA_TRY(cuda::check(*driver_, driver_->copy(cuda::Direction::kToHost, &all, 1, streams_[0]),
                          "read GPU memory"));
     PEGA_TRY(cuda::check(*driver_, driver_->synchronize(streams_[0]), "read GPU memory"));
     for (std::size_t k = 0; k < blocks.size(); ++k) {
@@ -101,13 +101,15 @@ Result<double> GpuMemory::contiguous_rate(std::span<std::byte> host, Directions 
       const std::uint64_t place = i % places * kCopyBytes;
       if (directions != Directions::kToDevice) {
         const cuda::Transfer out{host.data() + place, targets_[0], kCopyBytes};
-        PEGA_TRY(cuda::check(*driver_, driver_->copy(cuda::Way::kToHost, &out, 1, streams_[0]),
+        PEGA_TRY(cuda::check(*driver_,
+                             driver_->copy(cuda::Direction::kToHost, &out, 1, streams_[0]),
                              "copy to the host"));
         bytes += kCopyBytes;
       }
       if (directions != Directions::kToHost) {
         const cuda::Transfer in{host.data() + host.size() / 2 + place, targets_[1], kCopyBytes};
-        PEGA_TRY(cuda::check(*driver_, driver_->copy(cuda::Way::kToDevice, &in, 1, streams_[1]),
+        PEGA_TRY(cuda::check(*driver_,
+                             driver_->copy(cuda::Direction::kToDevice, &in, 1, streams_[1]),
                              "copy to the GPU"));
         bytes += kCopyBytes;
       }

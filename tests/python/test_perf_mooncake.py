@@ -80,10 +80,10 @@ def test_a_process_that_ends_is_reported_with_its_reason() -> None:
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        (["--pages", "3"], "no size"),
+        (["--pages", "3"], "not a size"),
         (["--pages", "32kb"], "multiples of 64 KiB"),
         (["--pages", "32mb"], "up to 16 MiB"),
-        (["--bytes", "much"], "no size"),
+        (["--bytes", "much"], "not a size"),
         (["--rounds", "1"], "at least 2"),
     ],
 )

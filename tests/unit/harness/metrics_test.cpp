@@ -4,12 +4,12 @@
 
 #include "harness/server_process.h"
 
-namespace pegaflow::perf {
+namespace pegaflow::harness {
 namespace {
 
 TEST_SUITE("metrics") {
   TEST_CASE("samples are found by name and labels") {
-    const auto metrics = harness::parse_metrics(
+    const auto metrics = parse_metrics(
         "# HELP pegaflow_pins Pins now.\n"
         "# TYPE pegaflow_pins gauge\n"
         "pegaflow_pins 12\n"
@@ -26,18 +26,18 @@ TEST_SUITE("metrics") {
   }
 
   TEST_CASE("an infinite value is a value") {
-    CHECK(std::isinf(harness::parse_metrics("age +Inf\n").at("age")));
+    CHECK(std::isinf(parse_metrics("age +Inf\n").at("age")));
   }
 
   TEST_CASE("a server that is not a program is an error") {
-    const auto started = harness::ServerProcess::start(
-        {.program = "/nonexistent", .pool_bytes = 1, .arguments = {}});
+    const auto started =
+        ServerProcess::start({.program = "/nonexistent", .pool_bytes = 1, .arguments = {}});
     CHECK_FALSE(started);
   }
 
   TEST_CASE("a server that ends before it is ready is an error with its log") {
     const auto started =
-        harness::ServerProcess::start({.program = "/bin/false", .pool_bytes = 1, .arguments = {}});
+        ServerProcess::start({.program = "/bin/false", .pool_bytes = 1, .arguments = {}});
     REQUIRE_FALSE(started);
     CHECK(started.error().code == Errc::kInternal);
     CHECK(started.error().detail.find("ended before it was ready") != std::string::npos);
@@ -45,4 +45,4 @@ TEST_SUITE("metrics") {
 }
 
 }  // namespace
-}  // namespace pegaflow::perf
+}  // namespace pegaflow::harness
