@@ -76,7 +76,7 @@ def test_the_default_output_is_a_table():
         (["fly"], "no subcommand"),
         (["copy", "--pages", "3kb"], "not a power of two"),
         (["copy", "--pages", "many"], "is no size"),
-        (["copy", "--engines", "2", "--verify"], "with one engine"),
+        (["copy", "--engines", "2", "--verify"], "takes one engine"),
         (["lookup", "--blocks", "0"], "--blocks"),
         (["pull", "--page", "96kb"], "not a multiple of 64 KiB"),
         (["miss", "--peers", "0"], "--peers"),
