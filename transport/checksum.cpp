@@ -11,7 +11,7 @@
 namespace pegaflow {
 namespace {
 
-/// A page whose hash is the value that means "none" gets a neighbour's: as good as any other.
+/// A page whose hash is the value that means "none" gets the next value instead.
 constexpr std::uint64_t mark(std::uint64_t hash) noexcept {
   return hash == kNoChecksum ? std::uint64_t{1} : hash;
 }

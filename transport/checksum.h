@@ -1,6 +1,6 @@
 #pragma once
 /// \file
-/// The checksum of a page: what tells bytes that were saved from bytes that somebody overwrote.
+/// The checksum of a page: it tells saved bytes from bytes that were overwritten since.
 
 #include <cstddef>
 #include <cstdint>
@@ -9,14 +9,14 @@
 
 namespace pegaflow {
 
-/// In place of a checksum: nobody took one.
+/// Stands for "no checksum was taken".
 inline constexpr std::uint64_t kNoChecksum = 0;
 
 /// XXH3-64 of a page's bytes in the page's order. Every device computes the same, so that a page
 /// saved by one can be compared by another.
 ///
-/// It finds what a stray write, a bad copy or bad memory did. It is no proof against somebody who
-/// wants to deceive: who maps the pool is trusted.
+/// It detects a stray write, a bad copy or bad memory. It does not protect against an attacker:
+/// every process that maps the pool is trusted.
 class PageChecksum {
  public:
   /// Takes some 600 bytes, once; reuse it. Without memory every value() is kNoChecksum.
@@ -28,10 +28,10 @@ class PageChecksum {
   /// Forgets what was added.
   void reset() noexcept;
   void add(std::span<const std::byte> bytes) noexcept;
-  /// Of what was added since reset(); never kNoChecksum, but without memory.
+  /// The checksum of all bytes added since reset(). kNoChecksum only without memory.
   [[nodiscard]] std::uint64_t value() const noexcept;
 
-  /// Of bytes that lie in one piece.
+  /// The checksum of contiguous bytes.
   static std::uint64_t of(std::span<const std::byte> page) noexcept;
 
  private:

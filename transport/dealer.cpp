@@ -42,7 +42,7 @@ bool Dealer::touches(RegionId region) const {
   return std::any_of(works_.begin(), works_.end(), [region](const auto& entry) {
     const Work& work = entry.second;
     for (std::size_t i = 0; i < work.batch.chunks.size(); ++i) {
-      // One with nothing left was brought, or never asked for.
+      // A chunk with no bytes left is complete, or was never requested.
       if (work.batch.chunks[i].local_region == region && work.bytes_left[i] > 0) return true;
     }
     return false;
@@ -137,7 +137,7 @@ void Dealer::cancel(std::uint64_t ticket) {
 void Dealer::finish() {
   const std::lock_guard lock(mutex_);
   for (auto& [number, peer] : peers_) {
-    lose(Fabric::PeerId{number}, peer, {Errc::kCancelled, "the fabric ends"});
+    lose(Fabric::PeerId{number}, peer, {Errc::kCancelled, "the fabric was closed"});
   }
 }
 
@@ -166,7 +166,7 @@ bool Dealer::next_operation(Work& work, Operation& operation) {
                .local_region = first.local_region,
                .local_offset = first.local_offset + work.next_offset,
                .background = work.batch.priority == Fabric::Priority::kBackground};
-  // Whole chunks that lie behind it at both ends come with it.
+  // Whole chunks that follow it contiguously at both ends are included.
   for (std::size_t i = work.next_chunk + 1; i < chunks.size() && !failed(i); ++i) {
     const Fabric::Chunk& last = chunks[i - 1];
     const Fabric::Chunk& next = chunks[i];
@@ -195,7 +195,7 @@ std::vector<Operation> Dealer::deal(std::size_t rail,
     Room left = room(Fabric::PeerId{number});
     for (std::size_t priority = 0; priority < kPriorities; ++priority) {
       take(peer, rail, priority, left, dealt);
-      // The foreground waits for room: none of it is for the background.
+      // The foreground waits for room, so the background gets none.
       if (!peer.waiting[priority].empty()) break;
     }
   }
@@ -208,10 +208,11 @@ void Dealer::take(Peer& peer, std::size_t rail, std::size_t priority, Room& room
   auto& queue = peer.waiting[priority];
   const bool background = priority == queue_of(Fabric::Priority::kBackground);
   const TimePoint now = clock_.now();
-  std::uint64_t before = 0;  // Waiting bytes of the batches that are left to other rails.
+  std::uint64_t before = 0;  // Waiting bytes of the batches left to other rails.
   for (std::size_t place = 0; place < std::min(queue.size(), kMostLooks);) {
     const auto found = works_.find(queue[place]);
-    PEGA_ASSERT(found != works_.end() && !found->second.completed, "an ended batch waits");
+    PEGA_ASSERT(found != works_.end() && !found->second.completed,
+                "a batch in the queue has ended");
     Work& work = found->second;
     Operation operation;
     if (!next_operation(work, operation)) {
@@ -262,18 +263,18 @@ bool Dealer::is_worthwhile(const Peer& peer, std::size_t rail, std::uint64_t siz
   if (!own.is_known(now)) return own.open < kFirstOperations;
   const auto size = static_cast<double>(size_bytes);
   double bytes_per_s = 0;
-  auto theirs = static_cast<double>(waiting_bytes);
+  auto other_bytes = static_cast<double>(waiting_bytes);
   double soonest = std::numeric_limits<double>::max();
   for (std::size_t i = 0; i < peer.paces.size(); ++i) {
     const Pace& other = peer.paces[i];
     if (i == rail || peer.down.contains(i) || !other.is_known(now)) continue;
     bytes_per_s += 1 / other.seconds_for(1);
-    theirs += static_cast<double>(other.open_bytes);
+    other_bytes += static_cast<double>(other.open_bytes);
     soonest = std::min(soonest, other.seconds_for(static_cast<double>(other.open_bytes) + size));
   }
   if (bytes_per_s == 0) return true;
   return own.seconds_for(static_cast<double>(own.open_bytes) + size) <=
-         std::max(soonest, theirs / bytes_per_s);
+         std::max(soonest, other_bytes / bytes_per_s);
 }
 
 void Dealer::Pace::begin(std::uint64_t size_bytes, TimePoint now) {
@@ -308,7 +309,7 @@ void Dealer::ended(std::span<const Outcome> outcomes) {
                                                outcome.kind == Outcome::Kind::kDone, now);
     }
     const auto found = works_.find(operation.batch);
-    PEGA_ASSERT(found != works_.end(), "an operation of no batch ended");
+    PEGA_ASSERT(found != works_.end(), "an operation of an unknown batch ended");
     Work& work = found->second;
     --work.open;
     if (!work.completed) {
@@ -328,7 +329,7 @@ void Dealer::ended(std::span<const Outcome> outcomes) {
         work.retries.push_back(operation);
         ++work.retries.back().tries;
         work.waiting_bytes += operation.size_bytes;
-        // Not answered, so its peer is there.
+        // Its batch has not completed, so the peer exists.
         enqueue(peers_.at(static_cast<std::uint32_t>(operation.peer)), work, true);
       }
     }
@@ -388,7 +389,7 @@ void Dealer::withdraw(Works::iterator found, Errc reason, const std::string& det
   work.retries.clear();
   fail_rest(work, reason, detail);
   if (work.open > 0) {
-    // Answered now; what rails have of it settles it.
+    // It completes now, and is quiesced with its last operation in flight.
     deadlines_.erase({work.batch.deadline, work.number});
     work.completed = true;
     work.completion.quiesced = false;

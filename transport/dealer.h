@@ -1,6 +1,7 @@
 #pragma once
 /// \file
-/// Which bytes a fabric of several rails is to bring, and which of them a rail asks for next.
+/// The work of a fabric with several rails: which bytes it reads, and which of them a rail requests
+/// next.
 
 #include <algorithm>
 #include <array>
@@ -24,29 +25,29 @@
 
 namespace pegaflow::rails {
 
-/// A run of bytes that one GET brings: a part of a chunk, or several that lie side by side at both
-/// ends.
+/// A run of bytes that one GET reads: a part of a chunk, or several chunks that are contiguous at
+/// both ends.
 struct Operation {
-  std::uint64_t batch = 0;  ///< The dealer's number for it.
+  std::uint64_t batch = 0;  ///< The dealer's number of the batch.
   Fabric::PeerId peer{};
-  std::uint32_t first_chunk = 0;   ///< Of the batch; it covers this one and those behind it ...
-  std::uint64_t first_offset = 0;  ///< ... from here on ...
-  std::uint64_t size_bytes = 0;    ///< ... as far as its size goes.
+  std::uint32_t first_chunk = 0;   ///< The first chunk that the operation covers,
+  std::uint64_t first_offset = 0;  ///< the offset in that chunk,
+  std::uint64_t size_bytes = 0;    ///< and the length, which may extend into the chunks behind it.
   RegionId remote_region{};
   std::uint64_t remote_offset = 0;
   RegionId local_region{};
   std::uint64_t local_offset = 0;
   bool background = false;
   unsigned tries = 0;
-  std::size_t rail = 0;  ///< That it was dealt to.
+  std::size_t rail = 0;  ///< The rail that it was dealt to.
 };
 
-/// What became of an operation: nobody writes to its place any more.
+/// The end of an operation: no rail writes to its place any longer.
 struct Outcome {
   enum class Kind : std::uint8_t {
     kDone,
-    kFailed,  ///< For `error`.
-    kRetry,   ///< The way broke: another rail may bring it.
+    kFailed,  ///< With `error`.
+    kRetry,   ///< The path broke: another rail may retry.
   };
   Operation operation{};
   Kind kind = Kind::kDone;
@@ -54,33 +55,33 @@ struct Outcome {
   std::string detail;
 };
 
-/// Takes batches apart into operations, hands them to the rails that have room, and says what
-/// became of each batch.
+/// Splits batches into operations, hands them to the rails that have room, and reports the result
+/// of each batch.
 ///
-/// Rails pull: a slow one just takes less, and never what the others would have brought before it
-/// has: it works further ahead, on batches that are asked for later, or rests. How fast a rail is
-/// with a peer shows in what it has brought of late; until something is known it gets one
-/// operation. What a broken way leaves undone goes to the others. A peer is lost when no rail has
-/// a way to it any more.
+/// Rails pull work. A slow rail skips any operation that the others would finish sooner: it takes
+/// operations further back in the queue, or none. The speed of a rail to a peer is measured over
+/// its latest operations; until there is a measurement, a rail gets one operation at a time.
+/// Operations of a broken path go to the other rails. A peer is lost when no rail has a path to it.
 ///
-/// A batch that is cancelled or late is answered at once. Operations of it that a rail has still
-/// come back here, and only with the last of them is the batch settled.
+/// A batch that is cancelled or late completes at once. Its operations that are still in flight end
+/// here as well, and the batch is quiesced with the last of them.
 ///
-/// Thread-safe, by one mutex that is held for moments: callers add, rails take up to a window at
-/// a time. Completions are kept until take_completions(), and their order is that of what they say.
+/// Thread-safe, by one mutex that is held briefly: callers add batches, rails take up to one window
+/// at a time. Completions are kept until take_completions(), in the order in which the batches
+/// ended.
 class Dealer {
  public:
   struct Options {
     std::size_t rails = 1;
-    std::uint64_t piece_bytes = std::uint64_t{1} << 20;  ///< Of an operation at most.
-    /// A small batch is cut so that every rail gets two operations, but not below this.
+    std::uint64_t piece_bytes = std::uint64_t{1} << 20;  ///< The largest operation.
+    /// A small batch is cut so that every rail gets two operations, but no operation is smaller.
     std::uint64_t least_piece_bytes = std::uint64_t{64} << 10;
   };
-  /// What a rail can take for one peer now.
+  /// The capacity of a rail for one peer now.
   struct Room {
     std::size_t operations = 0;
     std::uint64_t bytes = 0;
-    std::size_t background_operations = 0;  ///< Of these, for the background.
+    std::size_t background_operations = 0;  ///< The part of them that background work may take.
     std::uint64_t background_bytes = 0;
   };
 
@@ -89,32 +90,32 @@ class Dealer {
   // ---- callers
 
   void add_region(RegionId region, std::uint64_t size_bytes);
-  /// Cancels the batches that have a place there, and returns when none of their operations is
-  /// under way. Rails are `wake`d meanwhile.
+  /// Cancels the batches with a place in the region, and returns when none of their operations is
+  /// in flight. Calls `wake` once, for the rails to deliver the completions.
   void close_region(RegionId region, const std::function<void()>& wake);
   void add_peer(Fabric::PeerId id, std::vector<RegionDescriptor> regions);
-  /// Answers its batches with kCancelled. False when there is no such peer.
+  /// Completes the peer's batches with kCancelled. False when there is no such peer.
   bool remove_peer(Fabric::PeerId id);
   void add(Fabric::Batch batch);
   void cancel(std::uint64_t ticket);
-  /// Answers all batches with kCancelled.
+  /// Completes all batches with kCancelled.
   void finish();
 
   // ---- rails
 
-  /// What this rail is to ask for now, in order; `room` says how much a peer may have and is called
-  /// for peers with something to do.
+  /// Returns the operations that this rail is to post now, in order. `room` returns what the rail
+  /// can accept for a peer and is called only for peers with waiting work.
   std::vector<Operation> deal(std::size_t rail, const std::function<Room(Fabric::PeerId)>& room);
   void ended(std::span<const Outcome> outcomes);
-  /// The rail can reach the peer: it counts until path_down().
+  /// The rail can reach the peer, until path_down().
   void path_up(Fabric::PeerId peer, std::size_t rail);
-  /// The rail cannot reach the peer now. With `for_good` (another incarnation) nobody can.
-  /// Returns whether the peer is lost.
+  /// The rail cannot reach the peer now. With `for_good` (another incarnation) no rail can. Returns
+  /// whether the peer is lost.
   bool path_down(Fabric::PeerId peer, std::size_t rail, const Error& error, bool for_good);
 
   /// Ends the batches whose deadline has passed.
   void on_time(TimePoint now);
-  /// Of the next deadline; TimePoint::max(): there is none.
+  /// The earliest deadline; TimePoint::max() when there is none.
   [[nodiscard]] TimePoint next_time() const;
 
   [[nodiscard]] bool has_work() const noexcept { return work_.load(std::memory_order_acquire); }
@@ -127,22 +128,22 @@ class Dealer {
   static constexpr std::size_t kPriorities = 2;
   static constexpr unsigned kMostTries = 3;
 
-  /// How far behind the first batch that a slow rail leaves alone it looks for another.
+  /// How many batches a slow rail examines for one that is worth starting.
   static constexpr std::size_t kMostLooks = 64;
-  /// Of a rail's pace: what lies back further than this counts half.
+  /// The span over which a rail's pace is measured; older bytes count half.
   static constexpr Duration kPaceMemory = std::chrono::milliseconds(4);
-  /// After so long without work nothing is known any more: the rail may have become faster.
+  /// Without work for this long, the measured pace expires: the rail may have become faster.
   static constexpr Duration kPaceLife = std::chrono::seconds(1);
-  /// What a rail may have of which nothing is known: a slow one would keep the first batch waiting.
+  /// In flight on a rail without a measured pace. A slow rail would delay the first batch.
   static constexpr std::size_t kFirstOperations = 1;
 
-  /// What one rail does for one peer.
+  /// The work of one rail for one peer, and its measured speed.
   struct Pace {
-    std::size_t open = 0;  ///< Operations it has, and their bytes.
+    std::size_t open = 0;  ///< Operations in flight, and their bytes.
     std::uint64_t open_bytes = 0;
-    double bytes = 0;           ///< It has brought ...
-    Duration busy{};            ///< ... in so long with something to do.
-    TimePoint counted_until{};  ///< Up to when `busy` is counted.
+    double bytes = 0;           ///< Bytes read recently ...
+    Duration busy{};            ///< ... and the time with work that they took.
+    TimePoint counted_until{};  ///< The end of the time counted in `busy`.
 
     [[nodiscard]] bool is_known(TimePoint now) const {
       return busy > Duration::zero() && (open > 0 || now - counted_until < kPaceLife);
@@ -156,9 +157,9 @@ class Dealer {
   struct Peer {
     std::vector<RegionDescriptor> regions;
     std::vector<Pace> paces;  ///< By rail.
-    /// Numbers of batches with something that nobody has asked for, by priority.
+    /// Numbers of batches with bytes that no rail has requested, by priority.
     std::array<std::deque<std::uint64_t>, kPriorities> waiting;
-    std::set<std::size_t> down;  ///< Rails without a way to it.
+    std::set<std::size_t> down;  ///< Rails without a path to the peer.
     std::optional<Error> lost;
   };
   struct Work {
@@ -167,11 +168,11 @@ class Dealer {
     Fabric::Completion completion;
     std::vector<std::uint64_t> bytes_left;  ///< By chunk.
     std::uint64_t piece_bytes = 0;
-    std::size_t next_chunk = 0;  ///< What to ask for next ...
+    std::size_t next_chunk = 0;  ///< The next bytes to request ...
     std::uint64_t next_offset = 0;
-    std::uint64_t waiting_bytes = 0;  ///< That no rail has; those of failed chunks included.
-    std::deque<Operation> retries;    ///< ... but first of all these, whose way broke.
-    std::size_t open = 0;             ///< Operations that rails have.
+    std::uint64_t waiting_bytes = 0;  ///< Bytes that no rail has, including those of failed chunks.
+    std::deque<Operation> retries;    ///< ... after these operations, whose path broke.
+    std::size_t open = 0;             ///< Operations in flight.
     bool is_waiting = false;          ///< Its number is in Peer::waiting.
     bool completed = false;
   };
@@ -198,11 +199,12 @@ class Dealer {
   const Clock& clock_;
   mutable std::mutex mutex_;
   std::condition_variable quiesced_;
-  std::unordered_map<std::uint32_t, std::uint64_t> regions_;  // Sizes of ours.
+  std::unordered_map<std::uint32_t, std::uint64_t> regions_;  // Sizes of the local regions.
   std::unordered_map<std::uint32_t, Peer> peers_;
   Works works_;
   std::uint64_t last_number_ = 0;
-  std::set<std::pair<TimePoint, std::uint64_t>> deadlines_;  // Of those not answered.
+  std::set<std::pair<TimePoint, std::uint64_t>>
+      deadlines_;  // Deadlines of batches that have not completed.
   std::vector<Fabric::Completion> completions_;
   std::atomic<bool> work_{false};
   std::atomic<bool> completed_{false};

@@ -1,6 +1,6 @@
 #pragma once
 /// \file
-/// The seam between us and whatever memory an engine keeps its KV cache in.
+/// The interface to the memory in which an engine keeps its KV cache.
 
 #include <cstddef>
 #include <cstdint>
@@ -19,9 +19,9 @@ namespace pegaflow {
 /// Copies pages between an engine's blocks and the pool, on threads of its own.
 ///
 /// A batch is one job's copies in one direction. Batches of loads overtake batches of saves. Within
-/// a batch, pages are copied in the order given. Each batch that was accepted completes exactly
-/// once, whatever happens to it: after its completion no byte of it is touched any more, and that
-/// is the only moment at which slots and engine blocks may be reused.
+/// a batch, pages are copied in the order given. Each accepted batch completes exactly once, in
+/// every case. After its completion the device touches none of its bytes, and only then may slots
+/// and engine blocks be reused.
 ///
 /// Thread-safe: submit(), cancel() and record_event() may be called from any thread.
 class Device {
@@ -31,21 +31,21 @@ class Device {
     kLoad,  ///< Pool to engine block.
   };
 
-  /// What the engine queues its work on, in the words of the device: a CUstream. 0: its default
-  /// one, and the only one where work is not queued.
+  /// The queue of the engine's work, as the device identifies it: a CUstream. 0: the default
+  /// stream; the only value for devices without queues.
   enum class Queue : std::uintptr_t { kDefault = 0 };
 
-  /// A point in the engine's own work, after which its blocks hold what they should. 0: now.
+  /// A point in the engine's own work, after which its blocks have their final content. 0: now.
   enum class Event : std::uint64_t { kNow = 0 };
 
   struct Copy {
     std::uint32_t block = 0;        ///< Below layout.block_count().
-    std::uint64_t pool_offset = 0;  ///< Of the page's first byte in the pool.
-    bool checksum = false;          ///< Whether the completion is to have this page's checksum.
+    std::uint64_t pool_offset = 0;  ///< The page's first byte in the pool.
+    bool checksum = false;          ///< Whether the completion includes this page's checksum.
   };
 
   struct Batch {
-    std::uint64_t ticket = 0;  ///< The caller's name for it; unique among batches under way.
+    std::uint64_t ticket = 0;  ///< Chosen by the caller; unique among the batches in flight.
     Direction direction = Direction::kSave;
     Event after = Event::kNow;
     std::vector<Copy> copies;
@@ -53,27 +53,29 @@ class Device {
 
   struct Completion {
     std::uint64_t ticket = 0;
-    std::size_t copied = 0;      ///< How many copies, from the first on, are whole.
-    std::optional<Error> error;  ///< Why not all: kCancelled, or what the device said.
-    /// By copy: PageChecksum of the bytes on the engine's side, read there after (load) or while
-    /// (save) they were copied, so that the way between engine and pool is covered too. kNoChecksum
-    /// where none was wanted or the page was not copied. Empty when no copy wanted one.
+    std::size_t copied = 0;      ///< Copies that are complete, counted from the first.
+    std::optional<Error> error;  ///< Why not all: kCancelled, or the device's error.
+    /// By copy: the PageChecksum of the bytes on the engine's side, read there after (load) or
+    /// during (save) the copy, so that it also covers the transfer between engine and pool.
+    /// kNoChecksum where none was requested or the page was not copied. Empty when no copy
+    /// requested one.
     std::vector<std::uint64_t> checksums;
   };
 
-  /// Called on a thread of the device, once a batch. May only hand the completion on (a Mailbox).
+  /// Called on a thread of the device, once per batch. May only pass the completion on (a Mailbox).
   using CompletionSink = std::function<void(Completion&&)>;
 
   virtual ~Device() = default;
 
-  /// Before the first batch: which blocks there are, which pool, and who hears of completions.
-  /// Registering a pool with an accelerator may take a second. Not while attached.
-  /// Errors: kInvalidArgument, kRefused or kIo in the device's words; it is then not attached.
+  /// Sets the blocks, the pool and the receiver of completions, before the first batch. Registering
+  /// a pool with an accelerator may take a second. Not while attached.
+  /// Errors: kInvalidArgument, kRefused or kIo with the device's detail; the device is then not
+  /// attached.
   virtual Result<void> attach(const PageLayout& layout, std::span<std::byte> pool,
                               CompletionSink sink) = 0;
 
-  /// Ends the use of the pool: cancels what is queued, waits for what is under way, however long it
-  /// takes, and hands over all completions. Afterwards nothing touches the pool. Idempotent.
+  /// Ends the use of the pool: cancels queued batches, waits for copies in flight, however long
+  /// that takes, and delivers all completions. Afterwards nothing touches the pool. Idempotent.
   virtual void detach() = 0;
 
   /// Marks the engine's work on `queue` so far. Cheap; never waits.
@@ -84,19 +86,20 @@ class Device {
   /// kInvalidArgument for a block or an offset out of range, kInternal once the device is broken.
   virtual Result<void> submit(Batch batch) = 0;
 
-  /// Where a device and its engine queue their work: if all of a batch of loads is queued and will
-  /// have ended `within` so long, makes what the engine queues on `queue` from now on wait for it.
-  /// True: whatever is queued there later finds the loaded blocks whole. The batch completes as
-  /// always, later. False: not that far, unknown, over, or a device that does not do this. May be
-  /// called from any thread, and never waits itself.
+  /// Requests the early completion of a load, for devices that queue their work like the engine
+  /// does. If all copies of the batch are queued and are expected to end `within` this time, work
+  /// that the engine queues on `queue` from now on waits for them. Returns true in that case: such
+  /// work finds the loaded blocks complete. The batch still completes later, as always. Returns
+  /// false when the batch is not that far, unknown or over, or when the device does not support
+  /// this. May be called from any thread and never waits.
   /// Errors: kInternal when the device is broken.
   virtual Result<bool> complete_early(std::uint64_t /*ticket*/, Queue /*queue*/,
                                       Duration /*within*/) {
     return false;
   }
 
-  /// No further page of the batch is copied; its completion comes as soon as the pages under way
-  /// have ended. Unknown tickets are fine.
+  /// Copies no further page of the batch; it completes as soon as its pages in flight have ended.
+  /// Unknown tickets are fine.
   virtual void cancel(std::uint64_t ticket) = 0;
 };
 

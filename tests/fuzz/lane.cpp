@@ -43,7 +43,7 @@ struct Pair {
     (void)::send(played.get(), bytes.data(), bytes.size(), MSG_NOSIGNAL);
   }
   template <typename Message>
-  void say(const Message& message) const {
+  void send_message(const Message& message) const {
     send(std::as_bytes(std::span(&message, 1)));
   }
   UniqueFd ours;
@@ -79,9 +79,10 @@ void at_reader(std::uint8_t how, std::span<const std::byte> input) {
     std::fill(piece.place.begin(), piece.place.end(), std::byte{7});
   };
   if ((how & 2U) != 0) {
-    pair.say(Welcome{.holder_high = kHolder.high, .holder_low = kHolder.low});
+    pair.send_message(Welcome{.holder_high = kHolder.high, .holder_low = kHolder.low});
     if ((how & 8U) != 0) {
-      pair.say(Response{.request_id = 1, .slot = 0, .size_bytes = kPlaceBytes, .checksum = 1});
+      pair.send_message(
+          Response{.request_id = 1, .slot = 0, .size_bytes = kPlaceBytes, .checksum = 1});
     }
   }
   feed(pair, input, (how & 4U) != 0, [&] {
@@ -111,15 +112,16 @@ void at_holder(std::uint8_t how, std::span<const std::byte> input) {
     return table;
   }();
   Responder responder(std::move(pair.ours), *regions, kHolder, clock);
-  if ((how & 2U) != 0) pair.say(Hello{.wanted_high = kHolder.high, .wanted_low = kHolder.low});
-  std::vector<std::byte> said;
+  if ((how & 2U) != 0)
+    pair.send_message(Hello{.wanted_high = kHolder.high, .wanted_low = kHolder.low});
+  std::vector<std::byte> sent;
   feed(pair, input, (how & 4U) != 0, [&] {
     for (int round = 0; round < 50; ++round) {
       const bool open = static_cast<bool>(responder.serve());
       std::array<std::byte, 65536> some{};
       for (ssize_t got = 1; got > 0;) {
         got = ::recv(pair.played.get(), some.data(), some.size(), 0);
-        if (got > 0) said.insert(said.end(), some.begin(), some.begin() + got);
+        if (got > 0) sent.insert(sent.end(), some.begin(), some.begin() + got);
       }
       if (!open) return false;
       if (!responder.wants_to_send()) break;
@@ -127,7 +129,7 @@ void at_holder(std::uint8_t how, std::span<const std::byte> input) {
     return true;
   });
 
-  std::span<const std::byte> rest(said);
+  std::span<const std::byte> rest(sent);
   if (rest.empty()) return;
   PEGA_ASSERT(rest.size() >= sizeof(Welcome) && message_of<Welcome>(rest).magic == kMagic,
               "no welcome");
@@ -141,7 +143,8 @@ void at_holder(std::uint8_t how, std::span<const std::byte> input) {
     if (response.size_bytes > rest.size()) return;  // More than the iterations above have fetched.
     const auto bytes = rest.first(response.size_bytes);
     PEGA_ASSERT(bytes.empty() || response.checksum == PageChecksum::of(bytes), "a wrong checksum");
-    for (const std::byte byte : bytes) PEGA_ASSERT(byte == std::byte{9}, "not what is lent");
+    for (const std::byte byte : bytes)
+      PEGA_ASSERT(byte == std::byte{9}, "a byte outside of the lent region");
     rest = rest.subspan(bytes.size());
   }
 }

@@ -19,7 +19,7 @@ namespace pegaflow::testing {
 class SlowDevice final : public Device {
  public:
   SlowDevice();
-  /// allow_all(), then detach().
+  /// Calls allow_all(), then detach().
   ~SlowDevice() override;
 
   // ---- faults
@@ -30,7 +30,7 @@ class SlowDevice final : public Device {
   void allow_pages(std::size_t more);
   /// Ends hold().
   void allow_all();
-  /// The n-th page from now, 0 for the next, is not copied and fails its batch.
+  /// Fails the n-th page from now, 0 for the next, and with it its batch.
   void fail_page(std::size_t n);
   /// The next attach() fails with this error.
   void fail_next_attach(Error error);

@@ -8,7 +8,8 @@
 namespace pegaflow::cuda {
 namespace {
 
-/// Staging begins there, and so the pieces in it keep the alignment that they have in the page.
+/// Staging begins at a multiple of this, so that pieces in it keep the alignment that they have in
+/// the page.
 constexpr std::uint64_t kOriginAlignment = 256;
 
 std::uint32_t unit_of(const Segment& segment, std::uint64_t page_offset) {
@@ -39,7 +40,7 @@ CopyPlan::CopyPlan(const PageLayout& layout, std::uint64_t register_bytes)
     }
     page_offset += segment.size_bytes;
   }
-  // Some eight units a thread, which are in flight together.
+  // About eight units per thread, which are in flight together.
   const std::uint64_t mean_piece = page_bytes_ / pieces_.size();
   group_ = static_cast<unsigned>(
       std::bit_floor(std::clamp<std::uint64_t>(mean_piece / 128, 32, kThreads)));
@@ -108,8 +109,8 @@ std::vector<Transfer> CopyPlan::staged_transfers(const Slice& slice,
   transfers.reserve(slice.copies);
   for (std::size_t i = 0; i < slice.copies; ++i) {
     const std::uint64_t slot = copies[slice.first_copy + i].pool_offset;
-    // To the end of the slot where the next page follows there: both are of this batch, and what
-    // lies between them belongs to nobody.
+    // To the end of the slot where the next page follows there: both belong to this batch, and the
+    // bytes between them are padding.
     const bool joined = slice.page_bytes == page_bytes_ && i + 1 < slice.copies &&
                         copies[slice.first_copy + i + 1].pool_offset == slot + pitch_;
     add(transfers, pool, slot + slice.first_byte,

@@ -1,6 +1,6 @@
 #pragma once
 /// \file
-/// One direction of a GPU: its streams, its staging, and what is under way on them.
+/// One direction of a GPU: its streams, its staging, and the copies in flight on them.
 
 #include <cstddef>
 #include <cstdint>
@@ -21,7 +21,7 @@
 
 namespace pegaflow::cuda {
 
-/// The kernels of kernels.cu; all null where the program was built without them.
+/// The kernels of kernels.cu; all null in a program built without them.
 struct Kernels {
   Function gather = nullptr;
   Function scatter = nullptr;
@@ -29,7 +29,7 @@ struct Kernels {
   Function hash_chain = nullptr;
 };
 
-/// What a layout and a pool are to a lane, while a device is attached.
+/// Everything that a stream needs of a layout and a pool, while a device is attached.
 struct Attached {
   CopyPlan plan;
   Path path = Path::kDirect;
@@ -37,13 +37,13 @@ struct Attached {
   DeviceAddress pieces = 0;  ///< plan.pieces(), on the device; 0 without kernels.
 };
 
-/// Queues slices of pages and tells when they have ended, in the order they were queued.
+/// Queues slices of pages and reports their end, in the order in which they were queued.
 ///
 /// A save: the kernel stream gathers pages into staging, the copy stream moves them to the pool. A
-/// load the other way round. What one slice waits for it waits on the device, by events: also for
-/// the staging that an earlier one still uses.
+/// load goes the other way. A slice waits on the device, by events, also for the staging that an
+/// earlier slice still uses.
 ///
-/// Bound to the copy thread, with the context current, but for create() and the destructor.
+/// Bound to the copy thread, with the context current, except create() and the destructor.
 class CopyStream {
  public:
   struct Options {
@@ -51,58 +51,61 @@ class CopyStream {
     int kernel_priority = 0;
     unsigned kernel_blocks = 1;  ///< Thread blocks of a gather, at most.
     std::uint64_t staging_bytes = 0;
-    std::uint64_t ahead_bytes = 0;  ///< Queued at most; what lacks staging waits on the device.
+    std::uint64_t ahead_bytes =
+        0;  ///< The limit of queued bytes; slices without staging wait on the device.
     std::uint64_t slice_bytes = 0;
   };
 
-  /// What to expect before anything was seen: a PCIe 5 link with 16 lanes.
+  /// The initial estimate: a PCIe 5 link with 16 lanes.
   static constexpr double kBytesPerNanosecond = 60;
-  /// Pages that one slice has at most.
+  /// The most pages of one slice.
   static constexpr std::size_t kMaxPages = kMovePages;
-  /// Slices under way at most.
+  /// The most slices in flight.
   static constexpr std::size_t kMaxFlights = 64;
 
-  /// Makes streams and events. Errors: what CUDA answered.
+  /// Creates streams and events. Errors: CUDA's.
   static Result<std::unique_ptr<CopyStream>> create(std::shared_ptr<Driver> driver,
                                                     const Options& options, const Kernels& kernels);
   CopyStream(const CopyStream&) = delete;
   CopyStream& operator=(const CopyStream&) = delete;
-  /// With the context current, and nothing under way.
+  /// With the context current, and nothing in flight.
   ~CopyStream();
 
-  /// Takes the staging memory; less than asked for, where the GPU has not so much. Idempotent.
-  /// Errors: kOutOfCapacity when not even a small one is left.
+  /// Allocates the staging memory, or less where the GPU does not have as much. Idempotent. Errors:
+  /// kOutOfCapacity when not even a small one is left.
   Result<void> take_staging();
 
   struct Flight {
     std::uint64_t ticket = 0;
     Slice slice;
-    /// Of the slice's pages, if they were taken. Valid until the next call of queue().
+    /// The hashes of the slice's pages, if they were computed. Valid until the next call of
+    /// queue().
     std::span<const std::uint64_t> hashes;
   };
   using Wait = std::function<Result<void>(Stream)>;
 
   /// Queues the next part of `copies`, from page `copy`, piece `piece` on. `wait` is called with
-  /// each stream on which this slice or a later one may read or write the engine's memory. No
-  /// value: enough is queued, until a flight has ended.
+  /// each stream on which this slice or a later one may read or write the engine's memory. Returns
+  /// no value when enough is queued, until a flight has ended.
   Result<std::optional<Slice>> queue(const Attached& attached, std::uint64_t ticket,
                                      std::span<const Device::Copy> copies, std::size_t copy,
                                      std::uint32_t piece, const Wait& wait);
 
-  /// The oldest flight, if it has ended. Errors: what happened on the device.
+  /// Returns the oldest flight, if it has ended. Errors: the device's.
   Result<std::optional<Flight>> take_ended();
 
   [[nodiscard]] std::size_t flights() const noexcept { return flights_.size(); }
-  /// When the oldest flight will have ended, by its bytes; a little too early rather than too late.
+  /// When the oldest flight is expected to end, by its bytes; rather a little too early than too
+  /// late.
   [[nodiscard]] TimePoint expected_end() const;
 
-  /// Waits until nothing is under way, or the device has said that nothing runs on it any more.
+  /// Waits until nothing is in flight, or the device has reported that it no longer runs anything.
   void drain();
 
-  /// When all that is queued will have ended, by what the last flights took.
+  /// When all queued copies are expected to end, by the rate of the last flights.
   [[nodiscard]] TimePoint expected_last_end() const;
 
-  /// On which the newest flight ends. Not without one.
+  /// The stream on which the newest flight ends. Requires a flight.
   [[nodiscard]] Stream last_stream() const;
 
   [[nodiscard]] Stream stream() const noexcept { return copy_stream_; }
@@ -110,7 +113,7 @@ class CopyStream {
   [[nodiscard]] std::uint64_t staging_bytes() const noexcept { return ring_.size_bytes(); }
 
  private:
-  /// What belongs to one flight for as long as it lasts.
+  /// The resources of one flight.
   struct Slot {
     EventHandle middle = nullptr;  ///< Between the two streams.
     EventHandle done = nullptr;
@@ -123,7 +126,7 @@ class CopyStream {
     std::size_t slot;
     bool staged;
     bool hashed;
-    std::uint64_t range;  ///< Of the staging, if it has any.
+    std::uint64_t range;  ///< The slice's range of staging, if it has one.
   };
 
   CopyStream(std::shared_ptr<Driver> driver, const Options& options, const Kernels& kernels)
@@ -132,7 +135,7 @@ class CopyStream {
   Result<void> queue_staged(const Attached& attached, const Slice& slice, const Slot& slot,
                             std::span<const Device::Copy> copies, const StagingRing::Range& range,
                             bool hashed);
-  /// Makes `stream` wait until the slice that has this range of the staging is over.
+  /// Makes `stream` wait until the slice with this range of staging has ended.
   Result<void> wait_behind(std::uint64_t range, Stream stream);
   Result<void> queue_direct(const Attached& attached, const Slice& slice, const Slot& slot,
                             std::span<const Device::Copy> copies);
@@ -154,10 +157,11 @@ class CopyStream {
   DeviceAddress sums_ = 0;
   StagingRing ring_{0};
   std::deque<InFlight> flights_;
-  TimePoint oldest_since_{};  ///< When the oldest flight became that.
+  TimePoint oldest_since_{};  ///< When the oldest flight became the oldest.
   std::size_t next_slot_ = 0;
-  std::uint64_t queued_bytes_ = 0;                     ///< Of all flights.
-  double bytes_per_nanosecond_ = kBytesPerNanosecond;  ///< Of the last flights, one after another.
+  std::uint64_t queued_bytes_ = 0;  ///< Bytes of all flights.
+  /// The rate of the last flights, one after another.
+  double bytes_per_nanosecond_ = kBytesPerNanosecond;
 };
 
 }  // namespace pegaflow::cuda

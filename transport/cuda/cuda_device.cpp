@@ -34,10 +34,10 @@ using cuda::Slice;
 
 constexpr Log kLog{"cuda"};
 
-/// So long before the last flight of a lane should have ended the thread no longer sleeps: waking
-/// takes as long, and a load of one page lasts hardly longer.
+/// The thread stops sleeping this long before the expected end of the last flight in a direction:
+/// waking takes as long, and a load of one page lasts hardly longer.
 constexpr Duration kSpin = std::chrono::microseconds(60);
-/// Beyond its time by more than this a flight waits for the engine, and is looked at less often.
+/// A flight that is later than this waits for the engine, and is polled less often.
 constexpr Duration kPatience = std::chrono::microseconds(200);
 constexpr Duration kShortestSleep = std::chrono::microseconds(20);
 constexpr Duration kLongestSleep = std::chrono::microseconds(500);
@@ -86,7 +86,8 @@ class CudaDevice::Impl {
       if (broken_) return tl::unexpected<Error>(*broken_);
     }
     if (pool.empty() || sink == nullptr) {
-      return fail(Errc::kInvalidArgument, "a device needs a pool and somebody who hears of it");
+      return fail(Errc::kInvalidArgument,
+                  "attach: the pool is empty or no completion sink was given");
     }
     const CurrentContext current(*driver_, context_);
     PEGA_TRY(cuda::check(*driver_, current.status(), "use the engine's CUDA context"));
@@ -215,9 +216,9 @@ class CudaDevice::Impl {
   /// A batch; bound to the copy thread once it has taken it out of incoming_.
   struct Job {
     Batch batch;
-    std::size_t copy = 0;     ///< The first page of which not all is queued,
+    std::size_t copy = 0;     ///< The first page that is not completely queued,
     std::uint32_t piece = 0;  ///< and its first piece that is not.
-    std::size_t copied = 0;   ///< Pages that are whole, from the first on.
+    std::size_t copied = 0;   ///< Complete pages, counted from the first.
     std::size_t flights = 0;
     std::optional<Error> gave_up;
     std::vector<std::uint64_t> checksums;
@@ -226,10 +227,10 @@ class CudaDevice::Impl {
     [[nodiscard]] bool has_ended() const { return !has_work() && flights == 0; }
   };
 
-  /// A load whose copies are all on the device's queues.
+  /// A load whose copies are all queued on the device.
   struct Queued {
     std::uint64_t ticket = 0;
-    Event last = Event::kNow;  ///< Behind its last copy.
+    Event last = Event::kNow;  ///< Recorded after its last copy.
     TimePoint expected_end{};
   };
 
@@ -251,7 +252,8 @@ class CudaDevice::Impl {
     PEGA_TRY(load_kernels());
     int least = 0;
     int greatest = 0;
-    PEGA_TRY(cuda::check(driver, driver.priority_range(least, greatest), "ask for priorities"));
+    PEGA_TRY(
+        cuda::check(driver, driver.priority_range(least, greatest), "get the range of priorities"));
     for (const Direction direction : {Direction::kSave, Direction::kLoad}) {
       const CopyStream::Options copy_stream{
           .direction = direction,
@@ -275,12 +277,13 @@ class CudaDevice::Impl {
     int minor = 0;
     Driver& driver = *driver_;
     const int ordinal = options_.ordinal;
-    PEGA_TRY(cuda::check(driver, driver.device_name(ordinal, info_.name), "ask for its name"));
+    PEGA_TRY(cuda::check(driver, driver.device_name(ordinal, info_.name), "get the GPU's name"));
     using cuda::Attribute;
     for (const auto& [which, value] : {std::pair{Attribute::kMultiprocessors, &multiprocessors},
                                        {Attribute::kComputeMajor, &major},
                                        {Attribute::kComputeMinor, &minor}}) {
-      PEGA_TRY(cuda::check(driver, driver.attribute(ordinal, which, *value), "ask what it is"));
+      PEGA_TRY(cuda::check(driver, driver.attribute(ordinal, which, *value),
+                           "get the GPU's attributes"));
     }
     info_.name += fmt::format(", compute capability {}.{}", major, minor);
     return multiprocessors;
@@ -314,7 +317,7 @@ class CudaDevice::Impl {
     const std::span<const cuda::Piece> pieces = attached.plan.pieces();
     Driver& driver = *driver_;
     PEGA_TRY(cuda::check(driver, driver.allocate(pieces.size_bytes(), attached.pieces),
-                         "take memory for the layout"));
+                         "allocate memory for the layout"));
     // From ordinary memory, which the driver may read until the copy has ended.
     const auto bytes = std::as_bytes(pieces);
     std::vector<std::byte> source(bytes.begin(), bytes.end());
@@ -326,7 +329,7 @@ class CudaDevice::Impl {
     return cuda::check(driver, status, "copy the layout to the GPU");
   }
 
-  /// The share of the copy engine's speed that direct copies have, if it was looked at.
+  /// Returns the speed of direct copies as a share of the copy engine's, if it was measured.
   Result<std::optional<double>> choose_path(cuda::Attached& attached) {
     const std::uint64_t segment = attached.plan.mean_segment_bytes();
     attached.path =
@@ -335,8 +338,10 @@ class CudaDevice::Impl {
     if (attached.path == Path::kDirect) return std::nullopt;
     for (const std::unique_ptr<CopyStream>& copy_stream : copy_streams_) {
       if (Result<void> taken = copy_stream->take_staging(); !taken) {
-        kLog.warn("small segments are copied one by one, which is slow error=\"{}\"",
-                  to_string(taken.error()));
+        kLog.warn(
+            "no memory for staging: small segments are copied one by one, which is slow "
+            "error=\"{}\"",
+            to_string(taken.error()));
         attached.path = Path::kDirect;
         return std::nullopt;
       }
@@ -413,7 +418,7 @@ class CudaDevice::Impl {
     all_given_up_ = cancel_all_;
   }
 
-  /// Looks at what is under way and queues more. Whether anything changed.
+  /// Takes ended flights and queues more. Returns whether anything changed.
   Result<bool> take_step() {
     bool moved = false;
     if (broken_here_) return moved;
@@ -436,14 +441,14 @@ class CudaDevice::Impl {
     const auto job = std::find_if(queue.begin(), queue.end(), [&](const Job& candidate) {
       return candidate.flights != 0 && candidate.batch.ticket == flight.ticket;
     });
-    PEGA_ASSERT(job != queue.end(), "a copy of {} ended, which nobody knows", flight.ticket);
+    PEGA_ASSERT(job != queue.end(), "completion for unknown batch {}", flight.ticket);
     --job->flights;
     const Slice& slice = flight.slice;
     if (slice.ends_pages) job->copied = slice.first_copy + slice.copies;
     for (std::size_t i = 0; i < flight.hashes.size(); ++i) {
       const std::size_t copy = slice.first_copy + i;
       if (!job->batch.copies[copy].checksum) continue;
-      // As PageChecksum: the value that means none stands for itself as 1.
+      // As PageChecksum: the value that means "none" becomes 1.
       job->checksums[copy] = flight.hashes[i] == kNoChecksum ? 1 : flight.hashes[i];
     }
   }
@@ -454,10 +459,10 @@ class CudaDevice::Impl {
       while (job.has_work()) {
         const bool first = job.copy == 0 && job.piece == 0;
         if (first && !events_->has(job.batch.after)) {
-          job.gave_up = Error{Errc::kGone, "the event it waits for was used again"};
+          job.gave_up = Error{Errc::kGone, "the event it waits for was reused"};
           break;
         }
-        // Streams keep their order, so what the first slice waits for all of the batch does.
+        // Streams keep their order, so the whole batch waits for the events of its first slice.
         const auto wait = [&](cuda::Stream stream) -> Result<void> {
           return first ? events_->wait(stream, job.batch.after) : Result<void>();
         };
@@ -479,7 +484,7 @@ class CudaDevice::Impl {
     return moved;
   }
 
-  /// Hands over the batches that have ended. Whether there were any.
+  /// Reports the batches that have ended. Returns whether there were any.
   bool report_ended() {
     bool any = false;
     for (const Direction direction : {Direction::kLoad, Direction::kSave}) {
@@ -514,13 +519,13 @@ class CudaDevice::Impl {
     if (--jobs_ == 0) idle_.notify_all();
   }
 
-  /// Nothing is copied from here on. The copies under way have ended when it returns.
+  /// Stops all copying. The copies in flight have ended when it returns.
   void retire(const Error& error) {
-    kLog.error("the GPU copies nothing any more gpu=\"{}\" error=\"{}\"", info_.name,
+    kLog.error("copies are disabled on this GPU gpu=\"{}\" error=\"{}\"", info_.name,
                to_string(error));
     for (const std::unique_ptr<CopyStream>& copy_stream : copy_streams_) copy_stream->drain();
     broken_here_ = true;
-    Error reported{Errc::kInternal, "the GPU's copies are off: " + error.detail};
+    Error reported{Errc::kInternal, "copies are disabled on this GPU: " + error.detail};
     const std::lock_guard lock(mutex_);
     queued_.clear();
     for (std::list<Job>& queue : queues_) {
@@ -536,7 +541,7 @@ class CudaDevice::Impl {
   void wait(std::unique_lock<std::mutex>& lock) {
     const auto has_work = [this] { return has_mail(); };
     std::optional<TimePoint> expected;
-    bool last = false;  // Somebody waits for just this one.
+    bool last = false;  // The engine may be waiting for this flight alone.
     for (const std::unique_ptr<CopyStream>& copy_stream : copy_streams_) {
       if (copy_stream->flights() == 0 || (expected && *expected <= copy_stream->expected_end()))
         continue;
@@ -566,7 +571,7 @@ class CudaDevice::Impl {
   const pid_t pid_ = ::getpid();
   SteadyClock clock_;
 
-  // Made before the thread starts.
+  // Created before the thread starts.
   cuda::Context context_ = nullptr;
   cuda::Module module_ = nullptr;
   cuda::Kernels kernels_;
@@ -625,7 +630,8 @@ Result<std::unique_ptr<CudaDevice>> CudaDevice::create(const Options& options,
 
 CudaDevice::CudaDevice(std::unique_ptr<Impl> impl) : impl_(std::move(impl)) {}
 CudaDevice::~CudaDevice() {
-  // In a child the thread is missing, and CUDA does not work: all is left to the process's end.
+  // In a child the thread is missing, and CUDA does not work: the process's end releases
+  // everything.
   if (impl_->forked()) static_cast<void>(impl_.release());
 }
 

@@ -20,70 +20,70 @@ namespace pegaflow {
 /// and in its context: a second process would share the GPU by time slices and take 12 to 50 % of
 /// the engine's speed.
 ///
-/// One thread drives both directions, which run side by side; loads are queued first. Segments of
-/// some MiB are moved by the copy engine as they are. Smaller ones go through staging: a kernel
-/// gathers pages in device memory, and the copy engine moves them as a whole. Which of the two is
-/// chosen by the layout, between 256 KiB and 2 MiB by what the copy engine was seen to do when the
-/// pool was attached. Nothing waits for the device but by events, and never for the whole of it.
+/// One thread drives both directions, which run side by side; loads are queued first. The copy
+/// engine moves segments of some MiB directly. Smaller ones go through staging: a kernel gathers
+/// pages in device memory, and the copy engine moves them as a whole. The layout decides between
+/// the two, and for segments between 256 KiB and 2 MiB a measurement of the copy engine when the
+/// pool is attached. All waiting for the device is by events, never for the whole device.
 ///
-/// The first error of CUDA retires the device: nothing is copied any more, what was under way is
-/// waited for and reported failed, one error line; record_event(), submit() and attach() say
-/// kInternal from then on. The engine goes on as far as CUDA lets it.
+/// The first error of CUDA retires the device: it copies nothing further, waits for the copies in
+/// flight, reports them failed and logs one error. record_event(), submit() and attach() return
+/// kInternal from then on. The engine continues as far as CUDA lets it.
 ///
-/// Without the kernels (a program built without nvcc) all is moved directly, and no checksum is
-/// taken; nor is one of a page larger than Options::slice_bytes.
+/// Without the kernels (a program built without nvcc) all segments are moved directly, and there
+/// are no checksums; nor are there any for pages larger than Options::slice_bytes.
 ///
-/// Thread-safe. After a fork the child has no copy thread and no CUDA: there submit() says kGone
+/// Thread-safe. After a fork the child has no copy thread and no CUDA: there submit() returns kGone
 /// and the destructor returns at once.
 class CudaDevice final : public Device {
  public:
   struct Options {
     int ordinal = 0;  ///< Among the devices that this process sees.
-    /// Device memory for staging, for each direction. With less than 128 MiB the copies wait for
-    /// the engine's kernels to let ours in; more wins nothing.
+    /// Device memory for staging, for each direction. With less than 128 MiB the copies wait until
+    /// the engine's kernels leave room for ours; more gains nothing.
     std::uint64_t staging_bytes = std::uint64_t{128} << 20;
-    /// Of loads, queued on the device at once, so that follow() can be said early: 11 ms at
-    /// 55 GB/s. A load that is cancelled goes on for as long.
+    /// Bytes of loads that are queued on the device at once, so that complete_early() succeeds
+    /// early: 11 ms at 55 GB/s. A cancelled load continues for as long.
     std::uint64_t ahead_bytes = std::uint64_t{640} << 20;
-    std::uint64_t slice_bytes = std::uint64_t{32} << 20;  ///< Copied at a time.
-    /// Multiprocessors that a kernel of ours may be on at once. 0: all of them.
+    std::uint64_t slice_bytes = std::uint64_t{32} << 20;  ///< The largest slice.
+    /// Multiprocessors that one of our kernels may use at once. 0: all of them.
     unsigned kernel_blocks = 0;
-    bool low_priority = false;         ///< Of the kernels, beside those of the engine.
-    std::optional<cuda::Path> path{};  ///< Not chosen, but told.
-    std::size_t max_batches = 4096;    ///< Queued or under way, in each direction.
-    std::size_t max_events = 4096;     ///< An event is used again after so many others.
+    bool low_priority = false;         ///< Priority of our kernels beside the engine's.
+    std::optional<cuda::Path> path{};  ///< Overrides the choice.
+    std::size_t max_batches = 4096;    ///< Queued or in flight, in each direction.
+    std::size_t max_events = 4096;     ///< An event is reused after this many others.
     std::uint64_t register_bytes = std::uint64_t{1} << 30;  ///< A power of two.
     unsigned register_threads = 8;
   };
 
-  /// Takes the device's primary context and starts the thread.
-  /// Errors: kInvalidArgument for an option without sense, kRefused when there is no such device,
-  /// kIo or kOutOfCapacity in CUDA's words, kInternal when no thread can start.
+  /// Retains the device's primary context and starts the thread.
+  /// Errors: kInvalidArgument for an option out of range, kRefused when there is no such device,
+  /// kIo or kOutOfCapacity with CUDA's text, kInternal when no thread can be started.
   static Result<std::unique_ptr<CudaDevice>> create(const Options& options,
                                                     std::shared_ptr<cuda::Driver> driver);
 
-  /// detach(), then ends the thread.
+  /// Calls detach(), then ends the thread.
   ~CudaDevice() override;
 
-  /// Errors: those of the seam; kOutOfCapacity when the GPU has no memory for staging.
+  /// Errors: those of Device; kOutOfCapacity when the GPU has no memory for staging.
   Result<void> attach(const PageLayout& layout, std::span<std::byte> pool,
                       CompletionSink sink) override;
   void detach() override;
   Result<Event> record_event(Queue queue) override;
   Result<void> submit(Batch batch) override;
   void cancel(std::uint64_t ticket) override;
-  /// Not for a batch with checksums, which are taken when its bytes are there.
+  /// Returns false for a batch with checksums, which are computed after its bytes have arrived.
   Result<bool> complete_early(std::uint64_t ticket, Queue queue, Duration within) override;
 
-  /// True if this program contains the CUDA kernels; false for a build without nvcc.
+  /// Whether this program contains the CUDA kernels; false for a build without nvcc.
   [[nodiscard]] static bool has_kernels() noexcept;
 
-  /// What is known of the device, for logs and measurements.
+  /// Properties of the device, for logs and measurements.
   struct Info {
     std::string name;                      ///< "NVIDIA H200, compute capability 9.0"
-    bool kernels = false;                  ///< Whether there are any for it.
-    std::optional<cuda::Path> path{};      ///< Of the pool that is or was attached.
-    std::optional<double> direct_share{};  ///< Seen of the copy engine, if it was looked at.
+    bool kernels = false;                  ///< Whether the kernels are loaded on it.
+    std::optional<cuda::Path> path{};      ///< For the pool that is or was attached.
+    std::optional<double> direct_share{};  ///< Measured of the copy engine, if it was.
     Duration register_time{};              ///< To page-lock the last pool.
   };
   [[nodiscard]] Info info() const;

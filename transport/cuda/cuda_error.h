@@ -1,6 +1,6 @@
 #pragma once
 /// \file
-/// What CUDA answers, in our words.
+/// Translation of CUDA's status codes.
 
 #include <string_view>
 
@@ -9,10 +9,10 @@
 
 namespace pegaflow::cuda {
 
-/// kOutOfCapacity when there is no memory, else kIo; the detail has CUDA's name and words for it.
+/// kOutOfCapacity when there is no memory, else kIo; the detail has CUDA's name and text for it.
 Error to_error(Driver& driver, Status status, std::string_view what);
 
-/// Nothing, or the error of `status`.
+/// Returns nothing for success, else the error of `status`.
 inline Result<void> check(Driver& driver, Status status, std::string_view what) {
   if (status == kSuccess) return {};
   return tl::unexpected<Error>(to_error(driver, status, what));

@@ -8,11 +8,11 @@
 namespace pegaflow::cuda {
 namespace {
 
-constexpr std::uint64_t kMostBytes = 64 << 20;  ///< Of a round: 1.2 ms at 55 GB/s.
+constexpr std::uint64_t kMostBytes = 64 << 20;  ///< Per round: 1.2 ms at 55 GB/s.
 constexpr std::uint64_t kLeastBytes = 8 << 20;
 constexpr int kRounds = 4;  ///< The first warms up.
 
-/// Two events that measure what is queued between them.
+/// Two events that measure the time of the work queued between them.
 class Stopwatch {
  public:
   explicit Stopwatch(Driver& driver) : driver_(driver) {}
@@ -24,11 +24,11 @@ class Stopwatch {
     }
   }
   Result<void> make() {
-    PEGA_TRY(check(driver_, driver_.create_event(true, begin_), "make an event"));
-    return check(driver_, driver_.create_event(true, end_), "make an event");
+    PEGA_TRY(check(driver_, driver_.create_event(true, begin_), "create an event"));
+    return check(driver_, driver_.create_event(true, end_), "create an event");
   }
-  /// Milliseconds that the copies take, behind `ahead`: while that is copied the others are handed
-  /// over, so that the time of the calls is not measured.
+  /// Returns the milliseconds that the copies take behind `ahead`. The others are submitted while
+  /// that one is copied, so that the time of the calls is not measured.
   Result<float> time(const Transfer& ahead, std::span<const Transfer> transfers, Stream stream) {
     PEGA_TRY(check(driver_, driver_.copy(Direction::kToDevice, &ahead, 1, stream),
                    "copy from the pool"));
@@ -54,7 +54,7 @@ class Stopwatch {
 Result<std::optional<double>> measure_direct_share(
     Driver& driver, Stream stream, std::span<std::byte> pool, std::uint64_t register_bytes,
     DeviceAddress staging, std::uint64_t staging_bytes, std::uint64_t segment_bytes) {
-  // Of one range, since no copy may cross from one into the next.
+  // Within one range, since no copy may cross from one into the next.
   const std::uint64_t range = std::min<std::uint64_t>(pool.size(), register_bytes);
   const std::uint64_t bytes =
       std::min({kMostBytes, range, staging_bytes}) / segment_bytes * segment_bytes;

@@ -7,7 +7,7 @@
 namespace pegaflow::cuda {
 namespace {
 
-/// As in <cuda.h>; of a batch of copies.
+/// As in <cuda.h>: the attributes of a batch of copies.
 struct Location {
   int type;
   int id;
@@ -24,10 +24,10 @@ constexpr unsigned kEventDisableTiming = 2;
 constexpr unsigned kHostPortable = 1;
 constexpr unsigned kHostDeviceMap = 2;
 
-/// Without the event of page locks, whose calls are the oldest that we need (CUDA 11.0).
+/// The oldest CUDA version whose driver has all the calls that we require.
 constexpr int kOldestVersion = 11000;
 
-/// The functions of libcuda, under the names that their current versions have there.
+/// The functions of libcuda, under the names of their current versions.
 struct Functions {
   Status (*cuInit)(unsigned);
   Status (*cuDriverGetVersion)(int*);
@@ -65,7 +65,8 @@ struct Functions {
                            unsigned, Stream, void**, void**);
   Status (*cuGetErrorName)(Status, const char**);
   Status (*cuGetErrorString)(Status, const char**);
-  // The batch: of CUDA 13, and of 12.8 with one argument more. Older drivers have neither.
+  // The batched copy: that of CUDA 13, and that of 12.8 with one more argument. Older drivers have
+  // neither.
   Status (*cuMemcpyBatchAsync_v2)(DeviceAddress*, DeviceAddress*, std::size_t*, std::size_t,
                                   CopyAttributes*, std::size_t*, std::size_t, Stream);
   Status (*cuMemcpyBatchAsync)(DeviceAddress*, DeviceAddress*, std::size_t*, std::size_t,
@@ -190,7 +191,7 @@ class Library final : public Driver {
     std::vector<DeviceAddress> to(count);
     std::vector<std::size_t> sizes(count);
     for (std::size_t i = 0; i < count; ++i) {
-      // One space of addresses for both: a page-locked byte has the host's.
+      // A unified address space: a page-locked byte has its host address.
       const auto host = reinterpret_cast<DeviceAddress>(transfers[i].host);
       from[i] = direction == Direction::kToHost ? transfers[i].device : host;
       to[i] = direction == Direction::kToHost ? host : transfers[i].device;
@@ -216,16 +217,8 @@ bool find(void* library, const char* name, F& function) {
   return function != nullptr;
 }
 
-}  // namespace
-
-Result<std::shared_ptr<Driver>> Driver::load() {
-  // Never closed: the engine in this process uses it, too, and CUDA has threads of its own.
-  void* const library = ::dlopen("libcuda.so.1", RTLD_NOW | RTLD_LOCAL);
-  if (library == nullptr) {
-    const char* const why = ::dlerror();
-    return fail(Errc::kRefused, "no CUDA driver on this machine: {}", why ? why : "no libcuda");
-  }
-  Functions f{};
+/// Fills `f`. Returns the name of a function that is missing, or null.
+const char* find_all(void* library, Functions& f) {
   const char* missing = nullptr;
 #define PEGA_FIND(name) \
   if (!find(library, #name, f.name)) missing = #name
@@ -267,6 +260,20 @@ Result<std::shared_ptr<Driver>> Driver::load() {
 #undef PEGA_FIND
   find(library, "cuMemcpyBatchAsync_v2", f.cuMemcpyBatchAsync_v2);
   find(library, "cuMemcpyBatchAsync", f.cuMemcpyBatchAsync);
+  return missing;
+}
+
+}  // namespace
+
+Result<std::shared_ptr<Driver>> Driver::load() {
+  // Never closed: the engine in this process uses it, too, and CUDA has threads of its own.
+  void* const library = ::dlopen("libcuda.so.1", RTLD_NOW | RTLD_LOCAL);
+  if (library == nullptr) {
+    const char* const why = ::dlerror();
+    return fail(Errc::kRefused, "this machine has no CUDA driver: {}", why ? why : "no libcuda");
+  }
+  Functions f{};
+  const char* const missing = find_all(library, f);
   if (missing != nullptr) {
     return fail(Errc::kRefused, "this machine's CUDA driver is too old: it has no {}", missing);
   }
@@ -277,7 +284,7 @@ Result<std::shared_ptr<Driver>> Driver::load() {
   }
   auto driver = std::make_shared<Library>(f);
   if (const Status status = f.cuInit(0); status != kSuccess) {
-    return fail(Errc::kRefused, "the CUDA driver does not start: {}", driver->describe(status));
+    return fail(Errc::kRefused, "cannot initialize the CUDA driver: {}", driver->describe(status));
   }
   return driver;
 }

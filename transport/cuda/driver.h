@@ -1,6 +1,6 @@
 #pragma once
 /// \file
-/// The part of CUDA's driver API that we use, found when the program runs.
+/// The part of CUDA's driver API that we use, loaded at run time.
 
 #include <cstddef>
 #include <cstdint>
@@ -11,8 +11,9 @@
 
 namespace pegaflow::cuda {
 
-// What <cuda.h> calls CUresult, CUstream and so on. Declared here, so that a machine without the
-// toolkit builds the same code; tests/unit/transport/cuda_header_test.cpp compares the two.
+// The types that <cuda.h> calls CUresult, CUstream and so on. Declared here, so that a machine
+// without the toolkit builds the same code; tests/unit/transport/cuda_header_test.cpp compares the
+// two.
 using Status = int;  ///< 0 is success.
 using Context = void*;
 using Stream = void*;
@@ -23,7 +24,7 @@ using DeviceAddress = std::uint64_t;
 
 inline constexpr Status kSuccess = 0;
 inline constexpr Status kOutOfMemory = 2;
-inline constexpr Status kNotReady = 600;  ///< Of event_query(): not yet.
+inline constexpr Status kNotReady = 600;  ///< From query(): not yet.
 
 /// Device attributes by their number in <cuda.h>.
 enum class Attribute : int {
@@ -32,7 +33,7 @@ enum class Attribute : int {
   kComputeMinor = 76,
 };
 
-/// One copy of a batch; exactly one end is the host's.
+/// One copy of a batch; exactly one end is in host memory.
 struct Transfer {
   std::byte* host = nullptr;
   DeviceAddress device = 0;
@@ -41,10 +42,10 @@ struct Transfer {
 
 enum class Direction : std::uint8_t { kToHost, kToDevice };
 
-/// The driver. Its second implementation is the one in memory, tests/support/software_cuda.h.
+/// The driver. The second implementation is in memory: tests/support/software_cuda.h.
 ///
-/// Thread-safe, as CUDA is. Calls about a context want it to be current on the calling thread
-/// (CurrentContext), but those that create it.
+/// Thread-safe, as CUDA is. Calls that use a context require it to be current on the calling thread
+/// (CurrentContext), except those that create it.
 class Driver {
  public:
   /// Loads libcuda.so.1 and initializes it. The library stays loaded.
@@ -63,7 +64,8 @@ class Driver {
   virtual Status push_context(Context context) = 0;
   virtual Status pop_context() = 0;
 
-  /// The numbers of the least and the greatest priority of a stream; the greatest is the smaller.
+  /// The numbers of the least and the greatest priority of a stream; the greatest has the smaller
+  /// number.
   virtual Status priority_range(int& least, int& greatest) = 0;
   /// A stream that does not wait for the default one.
   virtual Status create_stream(int priority, Stream& stream) = 0;
@@ -74,7 +76,7 @@ class Driver {
   virtual Status destroy_event(EventHandle event) = 0;
   virtual Status record(EventHandle event, Stream stream) = 0;
   virtual Status wait(Stream stream, EventHandle event) = 0;
-  /// kSuccess, kNotReady, or what went wrong on the device.
+  /// Returns kSuccess, kNotReady, or the device's error.
   virtual Status query(EventHandle event) = 0;
   virtual Status elapsed_ms(EventHandle begin, EventHandle end, float& milliseconds) = 0;
 
@@ -87,7 +89,7 @@ class Driver {
   virtual Status register_host(std::byte* memory, std::uint64_t bytes) = 0;
   virtual Status unregister_host(std::byte* memory) = 0;
 
-  /// Queues the copies, in any order among themselves. With drivers before 12.8 one call each.
+  /// Queues the copies, in any order. Drivers before 12.8 need one call for each.
   virtual Status copy(Direction direction, const Transfer* transfers, std::size_t count,
                       Stream stream) = 0;
   virtual Status fill(DeviceAddress address, unsigned char value, std::uint64_t bytes,
@@ -99,7 +101,7 @@ class Driver {
   virtual Status launch(Function function, unsigned blocks, unsigned threads, void* arguments,
                         Stream stream) = 0;
 
-  /// "CUDA_ERROR_ILLEGAL_ADDRESS (an illegal memory access was encountered)".
+  /// Text such as "CUDA_ERROR_ILLEGAL_ADDRESS (an illegal memory access was encountered)".
   virtual std::string describe(Status status) = 0;
 
  protected:

@@ -15,7 +15,7 @@ Result<Device::Event> EventRing::record(Stream stream) {
   const std::uint64_t number = last_ + 1;
   Slot& slot = slots_[number % slots_.size()];
   if (slot.event == nullptr) {
-    PEGA_TRY(check(*driver_, driver_->create_event(false, slot.event), "make an event"));
+    PEGA_TRY(check(*driver_, driver_->create_event(false, slot.event), "create an event"));
   }
   slot.number = 0;
   PEGA_TRY(check(*driver_, driver_->record(slot.event, stream), "record an event"));
@@ -35,7 +35,7 @@ Result<void> EventRing::wait(Stream stream, Device::Event event) {
   const std::lock_guard lock(mutex_);
   const Slot& slot = slots_[number % slots_.size()];
   if (slot.number != number) {
-    return fail(Errc::kGone, "event {} was used again, {} is the last", number, last_);
+    return fail(Errc::kGone, "event {} was reused, the last one is {}", number, last_);
   }
   return check(*driver_, driver_->wait(stream, slot.event), "wait for an event");
 }

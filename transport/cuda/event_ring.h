@@ -1,6 +1,6 @@
 #pragma once
 /// \file
-/// Points in the engine's own work, which saves wait for.
+/// Points in the engine's own work that saves wait for.
 
 #include <cstdint>
 #include <memory>
@@ -13,8 +13,8 @@
 
 namespace pegaflow::cuda {
 
-/// A ring of CUDA events. Nobody gives an event back, so a save that never came to the device holds
-/// none; instead an event is used again after `capacity` others.
+/// A ring of CUDA events. Events are not returned, so a save that never reached the device holds
+/// none; instead an event is reused after `capacity` others.
 ///
 /// Thread-safe: the engine records, the copy thread waits.
 class EventRing {
@@ -26,19 +26,19 @@ class EventRing {
   /// With the context current.
   ~EventRing();
 
-  /// With the context current. Errors: kIo, what CUDA answered.
+  /// With the context current. Errors: kIo with CUDA's text.
   Result<Device::Event> record(Stream stream);
 
-  /// Whether so few were recorded since that it was not used again; kNow always is.
+  /// Whether the event has not been reused yet; always true for kNow.
   [[nodiscard]] bool has(Device::Event event) const;
 
-  /// Makes `stream` wait for it. Errors: kGone when it was used again; kIo.
+  /// Makes `stream` wait for the event. Errors: kGone when it was reused; kIo.
   Result<void> wait(Stream stream, Device::Event event);
 
  private:
   struct Slot {
     EventHandle event = nullptr;
-    std::uint64_t number = 0;  ///< Of the Event that it stands for; 0: none yet.
+    std::uint64_t number = 0;  ///< The Event that it stands for; 0: none yet.
   };
   const std::shared_ptr<Driver> driver_;
   mutable std::mutex mutex_;

@@ -1,5 +1,5 @@
 /// \file
-/// What runs on the GPU: pieces of blocks to and from staging, and checksums of pages there.
+/// The kernels: move pieces of blocks to and from staging, and compute checksums of pages there.
 ///
 /// Loaded through the driver API from a fat binary; transport/meson.build compiles it.
 
@@ -12,8 +12,8 @@ namespace {
 
 using namespace pegaflow::cuda;
 
-/// Eight loads in flight a thread, 128 KiB on a multiprocessor: the fewer of them it takes to move
-/// as much, the more are left to the engine.
+/// Eight loads in flight per thread, 128 KiB on a multiprocessor. The fewer threads it takes to
+/// move as much, the more are left to the engine.
 template <typename Unit>
 __device__ void copy_units(const char* from, char* to, unsigned bytes, unsigned lane,
                            unsigned lanes) {
@@ -56,7 +56,7 @@ __device__ void move(const MoveArguments& a) {
   for (; item < items; item += step) {
     const auto page = static_cast<std::uint32_t>(item / a.piece_count);
     const Piece piece = next;
-    if (item + step < items) next = pieces[(item + step) % a.piece_count];  // On its way meanwhile.
+    if (item + step < items) next = pieces[(item + step) % a.piece_count];  // Prefetched.
     char* const block = reinterpret_cast<char*>(piece.base + a.blocks[page] * piece.stride);
     char* const staged =
         reinterpret_cast<char*>(a.staging + page * a.pitch + (piece.page_offset - a.origin));
@@ -86,7 +86,7 @@ extern "C" __global__ void __launch_bounds__(pegaflow::cuda::kThreads, 2)
   move<false>(arguments);
 }
 
-/// A warp sums up one block of a page.
+/// A warp computes the sums of one block of a page.
 extern "C" __global__ void __launch_bounds__(pegaflow::cuda::kThreads)
     pega_hash_sums(HashArguments a) {
   const std::uint64_t blocks = hash_blocks(a.page_bytes);
@@ -113,7 +113,7 @@ extern "C" __global__ void __launch_bounds__(pegaflow::cuda::kThreads)
   }
 }
 
-/// A warp, of which eight threads count, takes the chain of one page.
+/// A warp, of which eight threads compute, follows the chain of one page.
 extern "C" __global__ void __launch_bounds__(pegaflow::cuda::kHashThreads)
     pega_hash_chain(HashArguments a) {
   const std::uint64_t blocks = hash_blocks(a.page_bytes);

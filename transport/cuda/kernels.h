@@ -1,6 +1,6 @@
 #pragma once
 /// \file
-/// What the host and the kernels agree on. Also compiled by nvcc, so plain structs only.
+/// Types shared by the host and the kernels. Also compiled by nvcc, so plain structs only.
 
 #include <cstdint>
 
@@ -8,32 +8,32 @@ namespace pegaflow::cuda {
 
 /// A run of bytes that every block has, at most kPieceBytes of one segment.
 struct Piece {
-  std::uint64_t base;         ///< Where block 0 has it, on the device.
+  std::uint64_t base;         ///< Its address in block 0, on the device.
   std::uint64_t stride;       ///< From one block to the next, in bytes.
-  std::uint64_t page_offset;  ///< Of its first byte in the page.
+  std::uint64_t page_offset;  ///< The offset of its first byte in the page.
   std::uint32_t bytes;
   std::uint32_t unit;  ///< All of the above are multiples of it: 16, 8, 4, 2 or 1.
 };
 
-/// Pages that one launch moves at most: what a kernel is told may have 4 KiB.
+/// The most pages of one launch: a kernel's arguments may have 4 KiB.
 inline constexpr std::uint32_t kMovePages = 960;
 
-/// Of gather and scatter: whole pages, or some pieces of one page.
+/// The arguments of gather and scatter: complete pages, or some pieces of one page.
 struct MoveArguments {
   std::uint64_t pieces;  ///< Piece[], on the device, from the first that is moved.
   std::uint64_t staging;
   std::uint64_t pitch;   ///< From one page to the next in staging.
-  std::uint64_t origin;  ///< Page offset that lies at the beginning of staging.
+  std::uint64_t origin;  ///< The page offset at the beginning of staging.
   std::uint32_t piece_count;
   std::uint32_t page_count;
   std::uint32_t group;  ///< Threads that move one piece: a power of two, at most kThreads.
-  /// Which block is which page. Here and not in the host's memory: read from there beside copies
-  /// that fill the bus, each would keep its threads waiting for longer than they move bytes.
+  /// The block of each page. Stored here and not in host memory: reads from there beside copies
+  /// that fill the bus would keep the threads waiting for longer than they move bytes.
   std::uint32_t blocks[kMovePages];
 };
 static_assert(sizeof(MoveArguments) <= 4096);
 
-/// Of the two kernels that take the checksums of pages in staging.
+/// The arguments of the two kernels that compute the checksums of pages in staging.
 struct HashArguments {
   std::uint64_t staging;
   std::uint64_t pitch;

@@ -1,12 +1,12 @@
 #pragma once
 /// \file
-/// XXH3-64 of long inputs in parts that can be computed side by side; also compiled by nvcc.
+/// XXH3-64 of long inputs in parts that can be computed in parallel; also compiled by nvcc.
 ///
-/// The hash adds up 16 stripes of 64 bytes, then scrambles, over and over. Within such a block of
-/// 1 KiB all sums may be taken in any order, by many threads; only the chain of scrambles is
-/// serial, and short. The result is PageChecksum's, which tests/unit/transport/page_hash_test.cpp
-/// compares. Constants and steps: xxHash 0.8 (BSD-2-Clause), XXH3_hashLong_64b with the default
-/// secret.
+/// The hash adds up 16 stripes of 64 bytes, then scrambles, repeatedly. Within such a block of 1
+/// KiB all sums may be computed in any order, by many threads; only the chain of scrambles is
+/// serial, and short. The result equals PageChecksum's, which
+/// tests/unit/transport/cuda_device_test.cpp compares. Constants and steps: xxHash 0.8
+/// (BSD-2-Clause), XXH3_hashLong_64b with the default secret.
 
 #include <cstdint>
 
@@ -22,9 +22,9 @@ namespace pegaflow::cuda {
 
 inline constexpr std::uint64_t kHashBlock = 1024;
 inline constexpr std::uint64_t kHashStripe = 64;
-inline constexpr unsigned kHashStripes = 16;  ///< Of a block.
+inline constexpr unsigned kHashStripes = 16;  ///< Per block.
 inline constexpr unsigned kHashLanes = 8;     ///< Words of a stripe, and of the state.
-/// Shorter inputs have another hash; no page is.
+/// Shorter inputs have another hash; no page is shorter.
 inline constexpr std::uint64_t kHashLeastBytes = 241;
 
 inline constexpr std::uint64_t kPrime32A = 0x9E3779B1U;
@@ -56,7 +56,7 @@ PEGA_HASH_FN std::uint64_t hash_secret(unsigned byte) {
 /// Full blocks that end in a scramble.
 PEGA_HASH_FN std::uint64_t hash_blocks(std::uint64_t bytes) { return (bytes - 1) / kHashBlock; }
 
-/// Whole stripes after them, before the last 64 bytes, which are taken again.
+/// Whole stripes after them, before the last 64 bytes, which are hashed once more.
 PEGA_HASH_FN unsigned hash_tail_stripes(std::uint64_t bytes) {
   return static_cast<unsigned>(((bytes - 1) - hash_blocks(bytes) * kHashBlock) / kHashStripe);
 }
@@ -82,7 +82,7 @@ PEGA_HASH_FN std::uint64_t hash_start(unsigned lane) {
   }
 }
 
-/// What a word adds to its own lane; to the neighbor (lane ^ 1) it adds itself.
+/// The product that a word adds to its own lane; it adds itself to the neighbor (lane ^ 1).
 PEGA_HASH_FN std::uint64_t hash_product(std::uint64_t word, unsigned lane, unsigned secret_byte) {
   const std::uint64_t keyed = word ^ hash_secret(secret_byte + lane * 8);
   return (keyed & 0xFFFFFFFFU) * (keyed >> 32);

@@ -15,7 +15,7 @@ namespace {
 constexpr Log kLog{"cuda"};
 
 /// Calls `one(i)` for each i below `count` on up to `threads` threads, each with the context, until
-/// one fails. The first status that is no success.
+/// one fails. Returns the first status that is not success.
 template <typename One>
 Status for_each(Driver& driver, Context context, std::size_t count, unsigned threads, One&& one) {
   std::atomic<std::size_t> next{0};
@@ -34,7 +34,7 @@ Status for_each(Driver& driver, Context context, std::size_t count, unsigned thr
   std::vector<std::thread> others;
   for (std::size_t i = 1; i < std::min<std::size_t>(threads, count); ++i) {
     Result<std::thread> other = start_thread("pega-register", work);
-    if (!other) break;  // Those that there are do it.
+    if (!other) break;  // The threads that exist do the work.
     others.push_back(std::move(*other));
   }
   work();
@@ -52,7 +52,7 @@ Result<PoolRegistration> PoolRegistration::create(std::shared_ptr<Driver> driver
   made.context_ = context;
   made.threads_ = threads;
   const std::size_t count = (pool.size() + range_bytes - 1) / range_bytes;
-  std::vector<std::byte*> begun(count, nullptr);  // Each written by the thread that has it.
+  std::vector<std::byte*> begun(count, nullptr);  // Each written by the thread that registers it.
   const Status status = for_each(*made.driver_, context, count, threads, [&](std::size_t i) {
     const std::span<std::byte> range =
         pool.subspan(i * range_bytes, std::min(range_bytes, pool.size() - i * range_bytes));
@@ -85,9 +85,10 @@ void PoolRegistration::release() {
   const Status status = for_each(*driver_, context_, ranges_.size(), threads_, [&](std::size_t i) {
     return driver_->unregister_host(ranges_[i]);
   });
-  // After an error on the device CUDA refuses this, too; the memory goes with the process then.
+  // After an error on the device CUDA rejects this, too; the process's end releases the memory.
   if (status != kSuccess) {
-    kLog.warn("the pool stays page-locked error=\"{}\"", driver_->describe(status));
+    kLog.warn("cannot unregister the pool, it stays page-locked error=\"{}\"",
+              driver_->describe(status));
   }
   ranges_.clear();
 }

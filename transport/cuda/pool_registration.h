@@ -15,20 +15,20 @@ namespace pegaflow::cuda {
 
 /// Page-locks a pool while it lives. Movable, thread-bound.
 ///
-/// One call for a pool of 32 GiB on pages of 4 KiB takes 3 s (0.6 s on huge pages), so it is cut
-/// into ranges that several threads register. A transfer may not cross from one range into the
-/// next, which CopyPlan sees to.
+/// One call for a pool of 32 GiB on pages of 4 KiB takes 3 s (0.6 s on huge pages), so the pool is
+/// cut into ranges that several threads register. A transfer may not cross from one range into the
+/// next, which CopyPlan ensures.
 class PoolRegistration {
  public:
   PoolRegistration() = default;
-  /// Errors: what CUDA answered to the first range that failed; none is registered then.
+  /// Errors: CUDA's for the first range that failed; none is registered then.
   static Result<PoolRegistration> create(std::shared_ptr<Driver> driver, Context context,
                                          std::span<std::byte> pool, std::uint64_t range_bytes,
                                          unsigned threads);
 
   PoolRegistration(PoolRegistration&& other) noexcept = default;
   PoolRegistration& operator=(PoolRegistration&& other) noexcept;
-  /// Nothing may be copied any more.
+  /// Requires that no copy is in flight.
   ~PoolRegistration();
 
  private:

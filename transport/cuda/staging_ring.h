@@ -1,32 +1,32 @@
 #pragma once
 /// \file
-/// Which part of the staging memory is whose: arithmetic only.
+/// Assigns ranges of the staging memory: arithmetic only.
 
 #include <cstdint>
 #include <deque>
 
 namespace pegaflow::cuda {
 
-/// Hands out contiguous ranges of a ring, over and over. Ranges are over in the order they were
-/// given; one that lies where an earlier one is not over yet says behind which it has to wait, and
-/// the waiting is done on the device. Thread-bound.
+/// Hands out contiguous ranges of a ring. Ranges end in the order in which they were taken. A range
+/// that overlaps unfinished earlier ones names the newest of them; the device waits for it.
+/// Thread-bound.
 class StagingRing {
  public:
-  /// Ranges begin at multiples of it.
+  /// The alignment of ranges.
   static constexpr std::uint64_t kAlignment = 4096;
 
   struct Range {
     std::uint64_t begin = 0;
-    std::uint64_t number = 0;  ///< Rises by one with each.
-    std::uint64_t behind = 0;  ///< The newest one that has to be over before; 0: none.
+    std::uint64_t number = 0;  ///< Increases by one with each range.
+    std::uint64_t behind = 0;  ///< The newest range that must end before; 0: none.
   };
 
   explicit StagingRing(std::uint64_t bytes) : bytes_(bytes) {}
 
-  /// A range of `bytes`. More than the ring has room for at all is the caller's mistake.
+  /// Takes a range of `bytes`, at most size_bytes().
   Range take(std::uint64_t bytes);
 
-  /// The oldest range is over.
+  /// Ends the oldest range.
   void give_back();
 
   [[nodiscard]] std::uint64_t size_bytes() const noexcept { return bytes_; }

@@ -17,14 +17,14 @@
 namespace pegaflow {
 namespace {
 
-/// What a thread takes at once. Less costs a visible share in locking for 4 KiB pages, more makes a
-/// load wait longer for a save.
+/// The work that a thread takes at once. Less costs a visible share in locking for 4 KiB pages,
+/// more makes a load wait longer for a save.
 constexpr std::uint64_t kRunBytes = 256 * 1024;
 
 }  // namespace
 
-/// One mutex guards everything but the bytes. It is taken once a run, that is once in some 20 us a
-/// thread, so it is not contended; a Mailbox has one owner and could not feed several threads.
+/// One mutex guards everything but the bytes. Each thread takes it once per run, about every 20 us,
+/// so it is not contended. A Mailbox has one owner and could not feed several threads.
 class HostDevice::Impl {
  public:
   explicit Impl(const Options& options) : options_(options) {}
@@ -52,7 +52,8 @@ class HostDevice::Impl {
     if (attached_ || jobs_ != 0)
       return fail(Errc::kInvalidArgument, "the device is attached already");
     if (pool.empty() || sink == nullptr) {
-      return fail(Errc::kInvalidArgument, "a device needs a pool and somebody who hears of it");
+      return fail(Errc::kInvalidArgument,
+                  "attach: the pool is empty or no completion sink was given");
     }
     layout_ = layout;
     pool_ = pool;
@@ -101,7 +102,7 @@ class HostDevice::Impl {
       job.batch = std::move(batch);
       queue.push_back(std::move(job));
     }
-    // All of them: a batch has work for each.
+    // All threads: a batch has work for each.
     work_.notify_all();
     return {};
   }
@@ -137,8 +138,8 @@ class HostDevice::Impl {
     return queues_[static_cast<std::size_t>(direction)];
   }
 
-  /// Moves what was cancelled and is in nobody's hands to where a thread reports it next, ahead of
-  /// everything that is to be copied.
+  /// Moves cancelled jobs that no thread works on to ended_, where a thread reports them before it
+  /// copies anything.
   void collect_idle_cancelled() {
     for (std::list<Job>& queue : queues_) {
       for (auto job = queue.begin(); job != queue.end();) {
@@ -165,8 +166,8 @@ class HostDevice::Impl {
     }
   }
 
-  /// Finds the first job that has pages left, loads before saves. At most one job a thread lies
-  /// before it, with all its pages handed out.
+  /// Finds the first job with pages left, loads before saves. At most one job per thread precedes
+  /// it with all its pages handed out.
   bool next_job(std::list<Job>::iterator& found) {
     for (const Direction direction : {Direction::kLoad, Direction::kSave}) {
       std::list<Job>& queue = queue_of(direction);
@@ -237,7 +238,7 @@ class HostDevice::Impl {
   std::size_t jobs_ = 0;        ///< Accepted and not yet reported.
   std::size_t counts_[2] = {};  ///< The same, by direction.
   std::list<Job> queues_[2];    ///< By direction.
-  std::list<Job> ended_;        ///< Not copied any more, to be reported.
+  std::list<Job> ended_;        ///< No longer copied, not yet reported.
 };
 
 Result<std::unique_ptr<HostDevice>> HostDevice::create(const Options& options) {
@@ -252,8 +253,8 @@ Result<std::unique_ptr<HostDevice>> HostDevice::create(const Options& options) {
 
 HostDevice::HostDevice(std::unique_ptr<Impl> impl) : impl_(std::move(impl)) {}
 HostDevice::~HostDevice() {
-  // In a child the threads are missing, and joining them, or destroying what they wait on, would
-  // never return: the memory is left to the end of the process.
+  // In a child the threads are missing, and joining them or destroying their condition variables
+  // would never return: the process's end releases the memory.
   if (impl_->forked()) static_cast<void>(impl_.release());
 }
 

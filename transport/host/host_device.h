@@ -1,6 +1,6 @@
 #pragma once
 /// \file
-/// Copies between the pool and ordinary memory, with the threads of the CPU.
+/// Copies between the pool and ordinary memory, on CPU threads.
 
 #include <memory>
 
@@ -11,26 +11,26 @@ namespace pegaflow {
 
 /// The Device of engines that keep their KV cache in ordinary memory.
 ///
-/// Its threads take runs of pages from the batch at the head of two bounded queues; the queue of
-/// loads is looked at first each time, so a load overtakes even a save that has begun. A run is one
-/// page or some 256 KiB of smaller ones: what cancel() and detach() may have to wait for.
+/// Its threads take runs of pages from the batch at the head of two bounded queues. They look at
+/// the queue of loads first, so a load overtakes even a save that has begun. A run is one page or
+/// some 256 KiB of smaller ones: the longest that cancel() and detach() wait for.
 ///
-/// An engine on the CPU has done its work when it calls us, so every event is Event::kNow.
+/// An engine on the CPU has done its work when it calls, so every event is Event::kNow.
 ///
-/// Thread-safe. After a fork the child has no copy threads: there submit() says kGone and the
+/// Thread-safe. After a fork the child has no copy threads: there submit() returns kGone and the
 /// destructor returns at once.
 class HostDevice final : public Device {
  public:
   struct Options {
-    int threads = 1;                 ///< One reaches what one core can copy; 1 to 64.
-    std::size_t max_batches = 4096;  ///< Queued or under way, in each direction.
+    int threads = 1;                 ///< 1 to 64; each copies as fast as one core can.
+    std::size_t max_batches = 4096;  ///< Queued or in flight, in each direction.
   };
 
-  /// Starts the threads. Errors: kInvalidArgument for an option without sense, kInternal when no
-  /// thread can start.
+  /// Starts the threads. Errors: kInvalidArgument for an option out of range, kInternal when no
+  /// thread can be started.
   static Result<std::unique_ptr<HostDevice>> create(const Options& options);
 
-  /// detach(), then ends the threads.
+  /// Calls detach(), then ends the threads.
   ~HostDevice() override;
 
   Result<void> attach(const PageLayout& layout, std::span<std::byte> pool,

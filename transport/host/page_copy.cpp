@@ -6,7 +6,7 @@
 namespace pegaflow {
 namespace {
 
-/// Small enough for a second-level cache, large enough that the calls do not count.
+/// Small enough for a second-level cache, large enough that the cost of the calls is negligible.
 constexpr std::uint64_t kPieceBytes = 32 * 1024;
 
 }  // namespace

@@ -10,16 +10,16 @@
 
 namespace pegaflow {
 
-/// Copies one page, segment by segment. Any thread; the two places do not overlap.
+/// Copies one page, segment by segment. Any thread; source and destination do not overlap.
 ///
-/// Plain memcpy: with segments of 32 KiB a batch reaches 0.94 to 1.02 of the speed, in CPU time, of
-/// one memcpy a page (64 KiB to 4 MiB, AMD Zen 4), so there is nothing for stores of our own to
-/// win.
+/// Uses plain memcpy: with segments of 32 KiB a batch reaches 0.94 to 1.02 of the speed, in CPU
+/// time, of one memcpy per page (64 KiB to 4 MiB, AMD Zen 4), so special store instructions would
+/// gain nothing.
 void copy_page(const PageLayout& layout, Device::Direction direction, std::uint32_t block,
                std::byte* page) noexcept;
 
-/// The same, and the checksum of the block's bytes in the engine's memory. Each piece is added
-/// right after it was copied, while it is in the core's cache.
+/// Also adds the block's bytes in the engine's memory to `checksum` and returns its value. Each
+/// piece is added right after it was copied, while it is in the core's cache.
 std::uint64_t copy_page(const PageLayout& layout, Device::Direction direction, std::uint32_t block,
                         std::byte* page, PageChecksum& checksum) noexcept;
 

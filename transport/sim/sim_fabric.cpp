@@ -13,7 +13,7 @@ namespace {
 constexpr std::string_view kBackend = "sim";
 constexpr std::size_t kMostRegions = 1024;
 constexpr std::size_t kBackgroundPart = 4;
-/// A broken way is tried again after that.
+/// The pause before a broken path is dialed again.
 constexpr Duration kPause = std::chrono::milliseconds(1);
 
 Id128 make_incarnation(std::mt19937_64& random) { return {random() | 1, random()}; }
@@ -54,7 +54,7 @@ SimFabric::SimFabric(const Options& options, SimNetwork& network, CompletionSink
 
 SimFabric::~SimFabric() {
   const std::lock_guard lock(network_.mutex_);
-  // Whoever reads from here finds nobody from now on.
+  // From now on readers find no owner here.
   network_.fabrics_.erase(number_);
   dealer_.finish();
   finish_all();
@@ -112,7 +112,7 @@ void SimFabric::fence(std::uint64_t owner, RegionId region) {
     end_read(number, {.operation = {},
                       .kind = rails::Outcome::Kind::kFailed,
                       .error = Errc::kGone,
-                      .detail = "the peer does not lend the region any more"});
+                      .detail = "the peer no longer lends the region"});
   }
   if (!ended.empty()) schedule(&SimFabric::iterate, network_.clock_.now());
 }
@@ -159,7 +159,7 @@ void SimFabric::greet(PeerId id, std::size_t rail) {
         if (found == fabric->peers_.end() || found->second.paths[rail].is_open) return;
         const SimFabric* const other = network.find(found->second.fabric);
         if (network.is_cut(self, found->second.fabric) || other == nullptr) {
-          fabric->break_path(id, rail, {Errc::kPeerLost, "nobody answers"}, false);
+          fabric->break_path(id, rail, {Errc::kPeerLost, "the peer does not respond"}, false);
         } else if (other->incarnation_ != found->second.incarnation) {
           fabric->break_path(id, rail, {Errc::kGone, "the peer is another incarnation"}, true);
         } else {
@@ -195,7 +195,7 @@ Result<void> SimFabric::read(Batch batch) {
   PEGA_TRY(check_size(batch, options_.chunks));
   const std::lock_guard lock(network_.mutex_);
   if (open_batches_ >= options_.batches) {
-    return fail(Errc::kBusy, "{} batches are under way", options_.batches);
+    return fail(Errc::kBusy, "{} batches are in flight", options_.batches);
   }
   ++open_batches_;
   dealer_.add(std::move(batch));
@@ -213,8 +213,8 @@ Result<void> SimFabric::cancel(std::uint64_t ticket) {
 void SimFabric::iterate() {
   const TimePoint now = network_.clock_.now();
   if (iterate_at_ <= now) iterate_at_ = TimePoint::max();
-  if (is_frozen()) return;  // Thawing has a turn.
-  // What the cards did before time is looked at: so it is in a process that was stopped.
+  if (is_frozen()) return;  // The iteration at its end continues.
+  // Outcomes of the cards come before deadlines, as in a process that was stopped.
   if (!outcomes_.empty()) dealer_.ended(std::exchange(outcomes_, {}));
   dealer_.on_time(now);
   for (std::size_t rail = 0; rail < rails_.size(); ++rail) fill(rail);
@@ -263,7 +263,7 @@ void SimFabric::fill(std::size_t rail) {
 }
 
 void SimFabric::begin(std::size_t rail, const rails::Operation& operation) {
-  // room() was asked for it a moment ago.
+  // room() was called for it a moment ago.
   Peer& peer = peers_.at(static_cast<std::uint32_t>(operation.peer));
   Path& path = peer.paths[rail];
   path.operations += 1;
@@ -332,7 +332,7 @@ void SimFabric::finish(std::uint64_t number) {
   const Region* source = nullptr;
   const Reachability reachability = find_source(read, source);
   if (reachability == Reachability::kSilent && !read.breaks) {
-    // The reader's patience has to end first.
+    // The read ends only after the reader's stall timeout.
     read.breaks = true;
     schedule_read(number, network_.clock_.now() + options_.stall_timeout, &SimFabric::finish);
     return;
@@ -342,17 +342,18 @@ void SimFabric::finish(std::uint64_t number) {
   const bool breaks =
       read.breaks || reachability == Reachability::kSilent || reachability == Reachability::kBroken;
   end_read(number, outcome_of(read, breaks));
-  if (breaks) break_path(peer, rail, {Errc::kPeerLost, "the way to the peer broke"}, false);
+  if (breaks) break_path(peer, rail, {Errc::kPeerLost, "the path to the peer broke"}, false);
   iterate();
 }
 
 rails::Outcome SimFabric::outcome_of(Read& read, bool breaks) const {
   using Kind = rails::Outcome::Kind;
-  if (breaks) return {.operation = {}, .kind = Kind::kRetry, .detail = "its way to the peer broke"};
+  if (breaks)
+    return {.operation = {}, .kind = Kind::kRetry, .detail = "its path to the peer broke"};
   const Region* source = nullptr;
   const bool is_lent =
       find_source(read, source) == Reachability::kOpen && network_.clock_.now() < source->until;
-  // Bytes of a region that is not lent come all the same, and are not believed.
+  // Bytes of a region that is not lent still arrive, and are discarded.
   if (!transfer(read, read.operation.size_bytes) || !is_lent) {
     return {.operation = {},
             .kind = Kind::kFailed,
@@ -363,7 +364,7 @@ rails::Outcome SimFabric::outcome_of(Read& read, bool breaks) const {
   return {.operation = {},
           .kind = Kind::kFailed,
           .error = Errc::kCorrupt,
-          .detail = "its bytes are not those of the peer"};
+          .detail = "its bytes differ from the peer's"};
 }
 
 void SimFabric::end_read(std::uint64_t number, rails::Outcome outcome) {

@@ -1,6 +1,6 @@
 #pragma once
 /// \file
-/// The Fabric of a simulated network: real bytes, in times that the network gives them.
+/// The Fabric over a simulated network: real bytes, in virtual time.
 
 #include <cstddef>
 #include <cstdint>
@@ -21,31 +21,32 @@
 
 namespace pegaflow {
 
-/// A fabric of simulated cards, with the dealer of the real ones.
+/// A fabric of simulated cards, with the same dealer as the real ones.
 ///
-/// A card (a *rail*) brings one read after the other at its rate. It takes the bytes out of the
-/// owner's memory while it does so, half of them halfway and the rest at the end, and nobody there
-/// is asked: as with one-sided reads, whoever changes a page while it is read gives the reader
-/// others. A read that was begun goes on to its end whatever its batch was told, and may take
-/// seconds longer (SimNetwork::Faults); until then its batch is not settled.
+/// A card (a *rail*) completes one read after the other at its rate. Meanwhile it copies the bytes
+/// from the owner's memory, the first half midway and the rest at the end, without the owner's
+/// involvement. As with one-sided reads, a reader receives mixed bytes when the owner changes a
+/// page during the read. A read that has begun continues to its end even when its batch has
+/// completed, and may take seconds longer (SimNetwork::Faults); its batch is quiesced only then.
 ///
-/// Thread-safe: by the network's mutex. What waits in other backends (unregister_region(), the end)
-/// lets the cards finish at once here.
+/// Thread-safe: by the network's mutex. Calls that wait in other backends (unregister_region(), the
+/// destructor) end all reads of the cards at once here.
 class SimFabric final : public Fabric {
  public:
   struct Options {
-    std::vector<double> rails_bytes_per_s = {10e9};    ///< The rate of each card; 1 to 64.
-    Duration latency = std::chrono::microseconds(10);  ///< Of a read, beside its bytes.
+    std::vector<double> rails_bytes_per_s = {10e9};  ///< The rate of each card; 1 to 64.
+    /// Added to the transfer time of each read.
+    Duration latency = std::chrono::microseconds(10);
     std::size_t piece_bytes = std::size_t{1} << 20;
-    std::size_t window_bytes = std::size_t{16} << 20;  ///< Under way to a peer, a rail.
+    std::size_t window_bytes = std::size_t{16} << 20;  ///< In flight per peer and rail.
     std::size_t window_operations = 192;
-    Duration stall_timeout = std::chrono::seconds(2);  ///< Of a peer that does not answer.
-    std::size_t batches = 1024;                        ///< Accepted and not settled.
-    std::size_t chunks = 65536;                        ///< Of one batch.
+    Duration stall_timeout = std::chrono::seconds(2);  ///< For a peer that does not respond.
+    std::size_t batches = 1024;                        ///< Accepted and not quiesced.
+    std::size_t chunks = 65536;                        ///< Per batch.
     std::size_t peers = 256;
   };
 
-  /// `network` outlives it. `sink` is called in SimNetwork::run(), and by the fabric's end.
+  /// `network` outlives the fabric. `sink` is called in SimNetwork::run(), and by the destructor.
   /// Errors: kInvalidArgument when an option is out of its range.
   static Result<std::unique_ptr<SimFabric>> create(const Options& options, SimNetwork& network,
                                                    CompletionSink sink);
@@ -62,14 +63,14 @@ class SimFabric final : public Fabric {
   Result<void> read(Batch batch) override;
   Result<void> cancel(std::uint64_t ticket) override;
 
-  /// The process stands still for so long: its cards go on, and nobody looks what they did, at
-  /// deadlines, or at what is to be done next.
+  /// Stops the simulated process for `time`: its cards continue, but their results, deadlines and
+  /// new work are not handled.
   void freeze(Duration time);
-  /// Whether a card may still write there.
+  /// Whether a card may still write to `place`.
   [[nodiscard]] bool is_written(std::span<const std::byte> place) const;
-  /// Accepted and not settled.
+  /// The number of batches that are accepted and not quiesced.
   [[nodiscard]] std::size_t batches() const;
-  /// Brought by each rail so far, by what the dealer was told.
+  /// Bytes read by each rail so far.
   [[nodiscard]] std::vector<std::uint64_t> bytes_by_rail() const;
 
  private:
@@ -80,10 +81,10 @@ class SimFabric final : public Fabric {
   };
   struct Rail {
     double bytes_per_s = 0;
-    TimePoint free_at = TimePoint::min();  ///< When it has brought all that it has.
+    TimePoint free_at = TimePoint::min();  ///< When its last read in flight ends.
     std::uint64_t transferred = 0;
   };
-  /// A rail's way to a peer.
+  /// A rail's connection to a peer.
   struct Path {
     bool is_open = false;
     std::size_t operations = 0;
@@ -96,12 +97,12 @@ class SimFabric final : public Fabric {
     Id128 incarnation;
     std::vector<Path> paths;
   };
-  /// A read that a card has begun.
+  /// A read in flight on a card.
   struct Read {
     rails::Operation operation;
     std::uint64_t fabric = 0;
     std::span<std::byte> place;
-    std::uint64_t done = 0;  ///< Bytes that are there.
+    std::uint64_t done = 0;  ///< Bytes copied so far.
     bool breaks = false;
     bool is_corrupt = false;
   };
@@ -117,9 +118,9 @@ class SimFabric final : public Fabric {
   void finish(std::uint64_t number);
   enum class Reachability : std::uint8_t {
     kOpen,
-    kSilent,    ///< Nothing comes, and nobody says so.
-    kBroken,    ///< There is nobody any more.
-    kNoRegion,  ///< The owner does not have it any more.
+    kSilent,    ///< Nothing arrives, and no error is reported.
+    kBroken,    ///< The peer is gone.
+    kNoRegion,  ///< The owner no longer has the region.
   };
   [[nodiscard]] Reachability find_source(const Read& read, const Region*& source) const;
   bool transfer(Read& read, std::uint64_t up_to) const;
@@ -142,13 +143,13 @@ class SimFabric final : public Fabric {
   std::map<std::uint32_t, Peer> peers_;
   std::vector<Rail> rails_;
   std::map<std::uint64_t, Read> reads_;   ///< By a number of their own.
-  std::vector<rails::Outcome> outcomes_;  ///< That the dealer was not told yet.
+  std::vector<rails::Outcome> outcomes_;  ///< Not yet reported to the dealer.
   std::uint64_t last_read_ = 0;
   std::uint32_t last_region_ = 0;
   std::uint32_t last_peer_ = 0;
   std::size_t open_batches_ = 0;
   TimePoint frozen_until_ = TimePoint::min();
-  TimePoint iterate_at_ = TimePoint::max();  ///< Of the earliest turn() that is to come.
+  TimePoint iterate_at_ = TimePoint::max();  ///< The time of the earliest scheduled iterate().
 };
 
 }  // namespace pegaflow

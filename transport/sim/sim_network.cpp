@@ -15,7 +15,7 @@ std::pair<std::uint64_t, std::uint64_t> between(std::uint64_t one, std::uint64_t
 }  // namespace
 
 SimNetwork::~SimNetwork() {
-  PEGA_ASSERT(fabrics_.empty(), "a network goes before {} of its fabrics", fabrics_.size());
+  PEGA_ASSERT(fabrics_.empty(), "a network is destroyed before {} of its fabrics", fabrics_.size());
 }
 
 TimePoint SimNetwork::next_time() const {

@@ -1,6 +1,7 @@
 #pragma once
 /// \file
-/// A network that exists only here: its time is whoever's drives it, its chance comes from a seed.
+/// A simulated network: its time comes from a clock of the caller's, its random numbers from a
+/// seed.
 
 #include <cstdint>
 #include <functional>
@@ -18,42 +19,42 @@ namespace pegaflow {
 
 class SimFabric;
 
-/// What happens between several SimFabrics, in the order of its times.
+/// Runs the events of several SimFabrics in the order of their times.
 ///
-/// Nothing happens by itself: run() does what is due by the clock, and next_time() says when that
-/// will be. With a ManualClock that is set to next_time() before each run() a second costs what
-/// happens in it, and one seed always gives one course of things; with a SteadyClock and a thread
-/// that sleeps until then it is a network like others.
+/// Nothing runs by itself: run() executes all events that are due by the clock, and next_time()
+/// returns the time of the next. With a ManualClock that is set to next_time() before each run(),
+/// only events cost time, and each seed yields one sequence of events. With a SteadyClock and a
+/// thread that sleeps until next_time(), it behaves like a real network.
 ///
 /// Thread-safe, by one mutex for the network and all its fabrics.
 class SimNetwork {
  public:
-  /// Of each read that a card begins; all 0 at first.
+  /// Probabilities for each read that a card begins; all 0 by default.
   struct Faults {
-    double broken = 0;   ///< The way breaks while it is under way: another rail may bring it.
-    double corrupt = 0;  ///< Its bytes are others, which the card says.
-    double slow = 0;     ///< It takes up to `slowest` longer.
+    double broken = 0;   ///< The path breaks during the read: another rail may retry.
+    double corrupt = 0;  ///< The bytes are wrong, and the card reports it.
+    double slow = 0;     ///< The read takes up to `slowest` longer.
     Duration slowest = std::chrono::seconds(1);
   };
 
-  /// `clock` outlives it.
+  /// `clock` outlives the network.
   SimNetwork(const Clock& clock, std::uint64_t seed) : clock_(clock), random_(seed) {}
-  /// The fabrics are gone by then.
+  /// All fabrics are destroyed before.
   ~SimNetwork();
   SimNetwork(const SimNetwork&) = delete;
   SimNetwork& operator=(const SimNetwork&) = delete;
 
-  /// When something will happen next; TimePoint::max(): nothing will.
+  /// The time of the next event; TimePoint::max() when there is none.
   [[nodiscard]] TimePoint next_time() const;
-  /// Does all that is due by the clock, and hands completions to their sinks.
+  /// Executes all events that are due by the clock, and calls the sinks of completions.
   void run();
-  /// Called, with the mutex held, when next_time() may be earlier than before. For threads that
-  /// sleep; set it before the first fabric.
-  void on_news(std::function<void()> wake) { wake_ = std::move(wake); }
+  /// Sets a function that is called, with the mutex held, when next_time() may have become earlier.
+  /// For threads that sleep; set it before the first fabric.
+  void on_schedule_change(std::function<void()> wake) { wake_ = std::move(wake); }
 
   void set_faults(const Faults& faults);
-  /// Nothing gets through between the two, either way, until heal(). Reads under way end when the
-  /// reader's patience does.
+  /// Drops all traffic between the two fabrics, in both directions, until heal(). Reads in flight
+  /// end with the reader's stall timeout.
   void cut(const SimFabric& one, const SimFabric& other);
   void heal(const SimFabric& one, const SimFabric& other);
 
@@ -61,7 +62,7 @@ class SimNetwork {
   friend class SimFabric;
   struct Event {
     TimePoint at;
-    std::uint64_t order = 0;  ///< Events of one time happen in the order in which they were made.
+    std::uint64_t order = 0;  ///< Events of the same time run in the order of their creation.
     std::function<void()> act;
     bool operator>(const Event& other) const noexcept {
       return std::pair(at, order) > std::pair(other.at, other.order);
@@ -73,7 +74,7 @@ class SimNetwork {
   [[nodiscard]] SimFabric* find(std::uint64_t number) const;
   [[nodiscard]] bool is_cut(std::uint64_t one, std::uint64_t other) const;
   [[nodiscard]] bool chance(double probability);
-  /// From 0 to `longest`.
+  /// A random duration from 0 to `longest`.
   [[nodiscard]] Duration some(Duration longest);
 
   const Clock& clock_;
@@ -81,7 +82,7 @@ class SimNetwork {
   std::mt19937_64 random_;
   std::function<void()> wake_ = [] {};
   Faults faults_;
-  std::map<std::uint64_t, SimFabric*> fabrics_;  ///< By their numbers, which are their addresses.
+  std::map<std::uint64_t, SimFabric*> fabrics_;  ///< By number, which is also the address.
   std::uint64_t last_fabric_ = 0;
   std::set<std::pair<std::uint64_t, std::uint64_t>> cuts_;  ///< The lower number first.
   std::priority_queue<Event, std::vector<Event>, std::greater<>> events_;

@@ -15,12 +15,13 @@ namespace {
 
 constexpr Log kLog{"tcp"};
 
-/// Without descriptors a watched listener would wake us for ever.
+/// The pause without descriptors, in which a watched listener would wake the thread again and
+/// again.
 constexpr Duration kPause = std::chrono::milliseconds(100);
 
-/// Who connects again and again may not keep the thread from those who are connected, nor fill the
-/// log.
-constexpr int kAcceptsATurn = 64;
+/// Limits log lines and accepts per iteration: a client that connects again and again may neither
+/// starve connected readers nor flood the log.
+constexpr int kAcceptsPerIteration = 64;
 constexpr Duration kLogPeriod = std::chrono::seconds(10);
 
 }  // namespace
@@ -42,7 +43,7 @@ bool Holder::on_event(Poller::Key key, std::uint32_t events_now) {
   const auto found = connections_.find(key);
   if (found == connections_.end()) return false;
   Connection& connection = *found->second;
-  // Whatever is not room to send is found by reading: bytes, an end, an error.
+  // Everything but room to send is found by reading: bytes, an end, an error.
   Result<void> served = connection.responder.serve(events_now != EPOLLOUT);
   if (served) {
     const std::uint32_t events = (connection.responder.wants_to_read() ? EPOLLIN : 0U) |
@@ -56,7 +57,7 @@ bool Holder::on_event(Poller::Key key, std::uint32_t events_now) {
     if (served.error().code == Errc::kPeerLost) {
       kLog.debug("a reader's connection ended reason={}", served.error().detail);
     } else {
-      turned_away(to_string(served.error()));
+      reject(to_string(served.error()));
     }
     poller_->remove(connection.responder.fd());
     connections_.erase(found);
@@ -65,17 +66,17 @@ bool Holder::on_event(Poller::Key key, std::uint32_t events_now) {
 }
 
 void Holder::accept_some() {
-  // What is left of them wakes us again.
-  for (int i = 0; i < kAcceptsATurn; ++i) {
+  // The rest wakes the thread again.
+  for (int i = 0; i < kAcceptsPerIteration; ++i) {
     UniqueFd socket(::accept4(listener_.get(), nullptr, nullptr, SOCK_NONBLOCK | SOCK_CLOEXEC));
     if (socket) {
       take(std::move(socket));
       continue;
     }
-    // What was wrong with one connection before we took it is no reason to leave the others.
+    // An error of one connection before it was accepted does not affect the others.
     if (errno == EINTR || errno == ECONNABORTED || errno == EPROTO) continue;
     if (errno != EAGAIN) {
-      kLog.warn("no reader can be accepted now reason=\"{}\"", std::strerror(errno));
+      kLog.warn("cannot accept readers now reason=\"{}\"", std::strerror(errno));
       paused_ = static_cast<bool>(poller_->change(listener_.get(), listener_key_, 0));
       check_by(clock_->now() + kPause);
     }
@@ -85,7 +86,7 @@ void Holder::accept_some() {
 
 void Holder::take(UniqueFd socket) {
   if (connections_.size() >= options_.connections && !make_room()) {
-    turned_away(fmt::format("{} readers are connected", connections_.size()));
+    reject(fmt::format("{} readers are connected", connections_.size()));
     return;
   }
   const Poller::Key key = poller_->new_key();
@@ -93,7 +94,7 @@ void Holder::take(UniqueFd socket) {
   Result<void> ready = prepare(fd, options_.user_timeout);
   if (ready) ready = poller_->add(fd, key, EPOLLIN);
   if (!ready) {
-    turned_away(to_string(ready.error()));
+    reject(to_string(ready.error()));
     return;
   }
   const TimePoint now = clock_->now();
@@ -105,7 +106,7 @@ void Holder::take(UniqueFd socket) {
   check_by(now + options_.greeting_timeout);
 }
 
-/// A stranger that connects and is silent may not take a reader's place.
+/// A silent stranger may not occupy a reader's place.
 bool Holder::make_room() {
   auto oldest = connections_.end();
   for (auto at = connections_.begin(); at != connections_.end(); ++at) {
@@ -117,16 +118,16 @@ bool Holder::make_room() {
   if (oldest == connections_.end()) return false;
   poller_->remove(oldest->second->responder.fd());
   connections_.erase(oldest);
-  turned_away("connections that did not greet made room for others");
+  reject("connections without a greeting made room for others");
   return true;
 }
 
-void Holder::turned_away(const std::string& reason) {
+void Holder::reject(const std::string& reason) {
   ++rejected_;
   const TimePoint now = clock_->now();
   if (now < next_log_) return;
   next_log_ = now + kLogPeriod;
-  kLog.warn("readers were turned away count={} reason=\"{}\"", std::exchange(rejected_, 0), reason);
+  kLog.warn("readers were rejected count={} reason=\"{}\"", std::exchange(rejected_, 0), reason);
 }
 
 void Holder::on_time(TimePoint now) {

@@ -1,6 +1,6 @@
 #pragma once
 /// \file
-/// The side of the lane that is read from: a listener and its connections.
+/// The serving side of the lane: a listener and its connections.
 
 #include <cstdint>
 #include <memory>
@@ -18,31 +18,31 @@
 
 namespace pegaflow::tcp {
 
-/// Accepts readers, a bounded number, and answers them. Thread-bound: to the fabric's thread.
+/// Accepts a bounded number of readers and serves them. Thread-bound: to the fabric's thread.
 class Holder {
  public:
   struct Options {
-    /// At the limit the oldest connection that has not greeted makes room; without one the newest
-    /// is closed at once.
+    /// At the limit, the oldest connection that has not sent its greeting is closed; without one,
+    /// the newest is closed at once.
     std::size_t connections = 0;
-    Duration greeting_timeout{};  ///< Who has not greeted by then is closed.
+    Duration greeting_timeout{};  ///< A connection without a greeting by then is closed.
     Duration user_timeout{};
   };
 
-  /// All references outlive it. Errors: the kernel's when `address` cannot be listened at.
+  /// All references outlive it. Errors: the kernel's when it cannot listen at `address`.
   static Result<Holder> open(const SocketAddress& address, const Options& options, Poller& poller,
                              const RegionTable& regions, const Id128& self, const Clock& clock);
 
-  /// Where it listens, with the port that the kernel chose. Errors: the kernel's.
+  /// The address it listens at, with the port that the kernel chose. Errors: the kernel's.
   [[nodiscard]] Result<SocketAddress> address() const {
     return SocketAddress::near_end(listener_.get());
   }
 
-  /// False when the key is not of this side.
+  /// Returns false when the key is not a holder's.
   bool on_event(Poller::Key key, std::uint32_t events);
-  /// Closes who did not greet in time, and listens again after a pause.
+  /// Closes connections that did not greet in time, and listens again after a pause.
   void on_time(TimePoint now);
-  /// When on_time() has something to do; TimePoint::max(): not before something happens.
+  /// When on_time() has work to do; TimePoint::max(): not before the next event.
   [[nodiscard]] TimePoint next_time() const noexcept { return next_check_; }
 
  private:
@@ -64,7 +64,7 @@ class Holder {
   void accept_some();
   void take(UniqueFd socket);
   bool make_room();
-  void turned_away(const std::string& reason);
+  void reject(const std::string& reason);
   void check_by(TimePoint time) noexcept { next_check_ = std::min(next_check_, time); }
 
   UniqueFd listener_;
@@ -77,7 +77,7 @@ class Holder {
   const Clock* clock_;
   std::unordered_map<Poller::Key, std::unique_ptr<Connection>> connections_;
   TimePoint next_check_ = TimePoint::max();
-  std::uint64_t rejected_ = 0;  // Since the log last said so.
+  std::uint64_t rejected_ = 0;  // Since the last log line about it.
   TimePoint next_log_ = TimePoint::min();
 };
 

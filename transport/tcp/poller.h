@@ -1,6 +1,6 @@
 #pragma once
 /// \file
-/// Linux's epoll, for sockets that come and go.
+/// Linux's epoll, for a changing set of sockets.
 
 #include <array>
 #include <cerrno>
@@ -14,8 +14,8 @@
 
 namespace pegaflow::tcp {
 
-/// Waits for many descriptors. Each is named by a key that is never used again, so that an event
-/// that was already fetched for a closed descriptor finds nobody. Thread-bound.
+/// Waits for many descriptors. Each has a key that is never reused, so that an event already
+/// fetched for a closed descriptor matches none. Thread-bound.
 class Poller {
  public:
   using Key = std::uint64_t;
@@ -23,7 +23,7 @@ class Poller {
   /// Errors: the kernel's.
   static Result<Poller> create() {
     UniqueFd fd(::epoll_create1(EPOLL_CLOEXEC));
-    if (!fd) return fail_errno(errno, "make an epoll");
+    if (!fd) return fail_errno(errno, "create an epoll instance");
     return Poller(std::move(fd));
   }
 
@@ -36,11 +36,11 @@ class Poller {
   Result<void> change(int fd, Key key, std::uint32_t events) {
     return control(EPOLL_CTL_MOD, fd, key, events);
   }
-  /// Before it is closed: a child that was forked may have a duplicate, and then closing ours alone
-  /// would go on waking us.
+  /// Called before the descriptor is closed: a forked child may hold a duplicate, and closing only
+  /// ours would leave the events on.
   void remove(int fd) noexcept { (void)::epoll_ctl(fd_.get(), EPOLL_CTL_DEL, fd, nullptr); }
 
-  /// What happened, within `timeout_ms` (-1: for ever). Valid until the next call.
+  /// Returns the events that occur within `timeout_ms` (-1: no limit). Valid until the next call.
   std::span<const epoll_event> wait(int timeout_ms) noexcept {
     const int count =
         ::epoll_wait(fd_.get(), events_.data(), static_cast<int>(events_.size()), timeout_ms);

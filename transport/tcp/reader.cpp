@@ -83,10 +83,9 @@ void Reader::lose(Fabric::PeerId id, Peer& peer, Error error) {
     error.detail = fmt::format("{}: {}", to_string(peer.where.address), error.detail);
   }
   if (!peer.lost) {
-    kLog.debug("a peer is lost address={} reason={}", to_string(peer.where.address),
-               to_string(error));
+    kLog.debug("peer lost address={} reason={}", to_string(peer.where.address), to_string(error));
   }
-  // First all sockets: no batch is told that it ended while one of them can still write.
+  // All sockets first: no batch may complete while one of them can still write to it.
   for (Link& link : peer.links) close_link(link);
   for (auto& queue : peer.waiting) queue.clear();
   std::vector<std::uint64_t> ended;
@@ -178,7 +177,7 @@ bool Reader::next_piece(Work& work, Piece& piece) const {
   const std::uint64_t size =
       std::min<std::uint64_t>(options_.piece_bytes, chunk.size_bytes - work.next_offset);
   const auto place = regions_.part(chunk.local_region, chunk.local_offset + work.next_offset, size);
-  // validate() saw it, and a region that goes takes its batches with it.
+  // validate() checked it, and removing a region ends its batches first.
   PEGA_ASSERT(place, "the region of an open batch is gone");
   piece = {.batch = work.number,
            .chunk = static_cast<std::uint32_t>(work.next_chunk),
@@ -204,7 +203,7 @@ void Reader::fill(Fabric::PeerId id, Peer& peer) {
   for (auto& queue : peer.waiting) {
     while (!queue.empty()) {
       const auto found = works_.find(queue.front());
-      PEGA_ASSERT(found != works_.end(), "an ended batch waits");
+      PEGA_ASSERT(found != works_.end(), "a batch in the queue has ended");
       Work& work = found->second;
       Piece piece;
       if (!next_piece(work, piece)) {
@@ -227,7 +226,7 @@ void Reader::fill(Fabric::PeerId id, Peer& peer) {
         work.next_offset = 0;
       }
     }
-    // The foreground waits for room: none of it is for the background.
+    // The foreground waits for room, so the background gets none.
     if (!queue.empty()) break;
   }
   flush(id, peer);
@@ -248,7 +247,8 @@ void Reader::flush(Fabric::PeerId id, Peer& peer) {
     watch(id, peer, link);
     if (peer.lost) return;
   }
-  // For what was open there. It ends: what is dialed again is sent to only once it is welcomed.
+  // Requests the pieces that were open there. This recursion ends: a redialed link is used only
+  // once it is welcomed.
   if (broken) fill(id, peer);
 }
 
@@ -278,7 +278,7 @@ bool Reader::on_event(Poller::Key key, std::uint32_t events) {
     handled = link.requester->send_requests();
   }
   if (handled) handled = link.requester->receive(clock_.now(), ended_);
-  // What came is good, also when the connection broke behind it.
+  // Completed pieces are valid, even when the connection broke after them.
   for (const std::uint64_t number : std::exchange(finished_, {})) {
     if (const auto work = works_.find(number); work != works_.end()) complete(work);
   }
@@ -301,8 +301,8 @@ void Reader::on_ended(const Piece& piece, std::optional<Errc> error) {
     if (work.completion.detail.empty()) {
       work.completion.detail =
           *error == Errc::kCorrupt
-              ? fmt::format("the bytes of chunk {} are not those of the peer", piece.chunk)
-              : fmt::format("the peer answers for chunk {}: {}", piece.chunk, to_string(*error));
+              ? fmt::format("the bytes of chunk {} differ from the peer's", piece.chunk)
+              : fmt::format("the peer returned for chunk {}: {}", piece.chunk, to_string(*error));
     }
   }
   if (work.open == 0 && !work.is_waiting) finished_.push_back(work.number);
@@ -339,7 +339,7 @@ void Reader::forget_region(RegionId region) {
       ended.push_back(number);
   }
   for (const std::uint64_t number : ended) {
-    // An earlier one may have taken the whole peer with it.
+    // The peer of an earlier one may have been lost, and its batches with it.
     if (works_.contains(number)) withdraw(number, Errc::kCancelled, "its region was unregistered");
   }
 }
@@ -373,7 +373,7 @@ void Reader::close_link(Link& link) {
   const std::vector<Piece> pieces = link.requester->close();
   link.requester.reset();
   links_.erase(key);
-  // Backwards, so that the first of them is asked for first.
+  // Backwards, so that the first of them is requested first.
   for (auto piece = pieces.rbegin(); piece != pieces.rend(); ++piece) {
     Work& work = works_.at(piece->batch);
     --work.open;
@@ -421,7 +421,7 @@ bool Reader::check_link(Fabric::PeerId id, Peer& peer, Link& link, TimePoint now
     check_links_by(*since + patience);
     return false;
   }
-  if (link.requester->has_unread()) {  // We were stopped, not the peer.
+  if (link.requester->has_unread()) {  // This process was stopped, not the peer.
     link.requester->restart_wait(now);
     check_links_by(now + patience);
     return false;
@@ -430,7 +430,7 @@ bool Reader::check_link(Fabric::PeerId id, Peer& peer, Link& link, TimePoint now
     return l.requester && l.requester->greeted() &&
            l.requester->last_received() > now - options_.stall_timeout;
   });
-  Error error{Errc::kPeerLost, greeted ? "it says nothing any more" : "it does not answer"};
+  Error error{Errc::kPeerLost, greeted ? "it stopped responding" : "it does not respond"};
   if (greeted && !other_speaks) {
     lose(id, peer, std::move(error));
   } else {

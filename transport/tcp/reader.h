@@ -1,6 +1,6 @@
 #pragma once
 /// \file
-/// The side of the lane that reads: peers, their connections, and batches under way.
+/// The reading side of the lane: peers, their connections, and batches in flight.
 
 #include <array>
 #include <atomic>
@@ -25,26 +25,26 @@
 
 namespace pegaflow::tcp {
 
-/// Splits batches into pieces and has them fetched by the connections of their peer: each takes the
-/// next one when its window has room, so that a slow connection just takes less.
+/// Splits batches into pieces and has them fetched by the peer's connections: each takes the next
+/// piece when its window has room, so that a slow connection takes less.
 ///
-/// A batch that is cancelled or late closes the connections that have a piece of it open: that is
-/// what makes its places safe. What else was open there is asked for again on a new connection.
+/// A batch that is cancelled or late closes the connections with open pieces of it, which makes its
+/// places safe. Other open pieces of these connections are requested again on new ones.
 ///
-/// A holder ends a connection for its own reasons, too: a region ended while its bytes were on the
-/// way. So a connection that breaks, or that is silent for `stall_timeout` while others of the peer
-/// are not, is dialed again; the new one hears by piece what is gone. The peer is lost when a dial
-/// fails and no other connection stands, when all are silent, or when one connection breaks
-/// kMostBreaks times in a row without bringing anything.
+/// A holder may close a connection for its own reasons, for example when a region ends while its
+/// bytes are being sent. So a connection that breaks, or that is silent for `stall_timeout` while
+/// others of the peer are not, is dialed again; the new one reports by piece which regions are
+/// gone. The peer is lost when a dial fails and no other connection is up, when all are silent, or
+/// when one connection breaks kMostBreaks times in a row without a completed piece.
 ///
-/// Thread-bound: to the fabric's thread. Calls `sink` once for each batch.
+/// Thread-bound: to the fabric's thread. Calls `sink` once per batch.
 class Reader {
  public:
   struct Options {
-    std::size_t connections = 4;  ///< To each peer.
-    std::size_t piece_bytes = 0;  ///< At most that much is asked for by one question.
-    Requester::Window window;     ///< Of each connection.
-    Duration connect_timeout{};   ///< To be connected and welcomed.
+    std::size_t connections = 4;  ///< Per peer.
+    std::size_t piece_bytes = 0;  ///< The largest request.
+    Requester::Window window;     ///< Per connection.
+    Duration connect_timeout{};   ///< Until the connection is up and welcomed.
     Duration stall_timeout{};
     Duration user_timeout{};
   };
@@ -59,37 +59,39 @@ class Reader {
          Fabric::CompletionSink sink);
 
   void connect(Fabric::PeerId id, PeerAddress address);
-  /// False when there is no such peer.
+  /// Returns false when there is no such peer.
   bool disconnect(Fabric::PeerId id);
   void read(Fabric::Batch batch);
   void cancel(std::uint64_t ticket);
-  /// Ends every batch that has a place in that region.
+  /// Cancels every batch with a place in that region.
   void forget_region(RegionId region);
-  /// Ends all batches (kCancelled) and all connections.
+  /// Cancels all batches (kCancelled) and closes all connections.
   void finish();
 
-  /// False when the key is not of this side.
+  /// Returns false when the key is not the reader's.
   bool on_event(Poller::Key key, std::uint32_t events);
-  /// Deadlines, and connections that say nothing.
+  /// Handles deadlines and silent connections.
   void on_time(TimePoint now);
-  /// When on_time() has something to do; TimePoint::max(): not before something happens.
+  /// When on_time() has work to do; TimePoint::max(): not before the next event.
   [[nodiscard]] TimePoint next_time() const noexcept;
 
  private:
   static constexpr std::size_t kPriorities = 2;
   static constexpr unsigned kMostBreaks = 4;
 
+  /// One connection to a peer: in use while it has a requester, else waiting for `redial_at`, or
+  /// closed for good when its peer is lost.
   struct Link {
     std::optional<Requester> requester;
     Poller::Key key = 0;
     std::uint32_t events = 0;
-    unsigned breaks = 0;                 ///< Since a piece last ended here.
-    std::optional<TimePoint> redial_at;  ///< There is no connection, and from then on a new one.
+    unsigned breaks = 0;                 ///< Since a piece last completed here.
+    std::optional<TimePoint> redial_at;  ///< When to dial again, while there is no connection.
   };
   struct Peer {
     PeerAddress where;
     std::vector<Link> links;
-    /// Batches with pieces that nobody has asked for yet, by priority.
+    /// Batches with pieces that are not yet requested, by priority.
     std::array<std::deque<std::uint64_t>, kPriorities> waiting;
     std::optional<Error> lost;
   };
@@ -98,10 +100,10 @@ class Reader {
     std::uint64_t number = 0;
     Fabric::Completion completion;
     std::vector<std::uint32_t> pieces_left;  ///< By chunk.
-    std::size_t next_chunk = 0;              ///< What to ask for next ...
-    std::uint64_t next_offset = 0;           ///< ... from where on.
-    std::deque<Piece> retries;               ///< First of all: their connection was closed.
-    std::size_t open = 0;                    ///< Pieces that are asked for.
+    std::size_t next_chunk = 0;              ///< The next bytes to request:
+    std::uint64_t next_offset = 0;           ///< chunk and offset.
+    std::deque<Piece> retries;               ///< Requested first: their connection was closed.
+    std::size_t open = 0;                    ///< Pieces requested and not ended.
     bool is_waiting = false;                 ///< Its number is in Peer::waiting.
   };
   using Works = std::unordered_map<std::uint64_t, Work>;
@@ -109,7 +111,7 @@ class Reader {
   void validate(Work& work, const Peer* peer) const;
   void dial(Fabric::PeerId id, Peer& peer, Link& link);
   void link_broke(Fabric::PeerId id, Peer& peer, Link& link, Error error);
-  /// Whether the link was dialed or closed; its pieces are to be handed out then.
+  /// Returns whether the link was dialed or closed; the caller then hands out its pieces.
   bool check_link(Fabric::PeerId id, Peer& peer, Link& link, TimePoint now);
   void fill(Fabric::PeerId id, Peer& peer);
   bool next_piece(Work& work, Piece& piece) const;
@@ -136,7 +138,7 @@ class Reader {
   Works works_;
   std::uint64_t last_number_ = 0;
   std::set<std::pair<TimePoint, std::uint64_t>> deadlines_;
-  std::vector<std::uint64_t> finished_;  // Batches that have nothing left to do.
+  std::vector<std::uint64_t> finished_;  // Batches whose last piece has ended.
   TimePoint next_check_ = TimePoint::max();
 };
 

@@ -11,7 +11,7 @@ Result<RegionId> RegionTable::add(std::span<std::byte> memory) {
   Region& region = regions_[number];
   region.size_bytes = memory.size();
   region.begin.store(memory.data(), std::memory_order_relaxed);
-  // Pairs with find(): who sees the number sees what it means.
+  // Pairs with find(): a thread that sees the number also sees the entry.
   used_.store(number + 1, std::memory_order_release);
   return RegionId{number};
 }
@@ -60,7 +60,7 @@ std::optional<std::span<std::byte>> RegionTable::part(RegionId region, std::uint
 
 bool RegionTable::lent(RegionId region, TimePoint now) const noexcept {
   const Region* const found = find(region);
-  // Pairs with lend(): a lease that was ended before this question was ended.
+  // Pairs with lend(): a lease that ended before this request has ended here.
   return found != nullptr &&
          now.time_since_epoch().count() < found->lent_until_ns.load(std::memory_order_acquire);
 }

@@ -19,7 +19,8 @@ void append(std::vector<std::byte>& bytes, const Message& message) {
   bytes.insert(bytes.end(), begin, begin + sizeof message);
 }
 
-/// Between two batches: what comes meanwhile says nothing about how fast it can.
+/// The longest pause within a measurement: after a longer one, the elapsed time says nothing about
+/// the rate.
 constexpr Duration kRest = std::chrono::milliseconds(1);
 
 }  // namespace
@@ -48,7 +49,7 @@ bool Requester::has_room(std::size_t size_bytes, bool background) const noexcept
 }
 
 void Requester::request(const Piece& piece, TimePoint now) {
-  PEGA_ASSERT(!free_slots_.empty(), "{} questions are open", slots_.size());
+  PEGA_ASSERT(!free_slots_.empty(), "{} requests are open", slots_.size());
   if (open_bytes_ == 0) {
     if (measured_bytes_ == 0 || now - progress_ > kRest) {
       measured_since_ = now;
@@ -81,7 +82,7 @@ Result<void> Requester::send_requests() {
     } else if (errno == EAGAIN) {
       return {};
     } else if (errno != EINTR) {
-      return fail(Errc::kPeerLost, "send questions: {}", std::strerror(errno));
+      return fail(Errc::kPeerLost, "send requests: {}", std::strerror(errno));
     }
   }
   requests_.clear();
@@ -101,7 +102,7 @@ Result<void> Requester::dialed() {
 }
 
 Result<void> Requester::receive(TimePoint now, const Ended& ended) {
-  // We may have been stopped since we dialed: the welcome is due from when we said who we are.
+  // This process may have been stopped since it dialed: the welcome is due from its first receive.
   if (std::exchange(just_dialed_, false)) progress_ = now;
   for (std::size_t received = 0; received < kIterationBytes;) {
     std::array<iovec, 2> parts{};
@@ -116,7 +117,7 @@ Result<void> Requester::receive(TimePoint now, const Ended& ended) {
       const std::size_t part = std::min(left.size(), kGroupBytes);
       parts[count++] = {left.data(), part};
       wanted = part;
-      if (part == left.size()) {  // The header behind it costs no call of its own.
+      if (part == left.size()) {  // The header behind it needs no call of its own.
         parts[count++] = {header_.data(), header_left};
         wanted += header_left;
       }
@@ -146,7 +147,7 @@ Result<void> Requester::receive(TimePoint now, const Ended& ended) {
       header_size_ = 0;
       PEGA_TRY(state_ == State::kOpen ? take_response(ended) : take_welcome());
     }
-    if (static_cast<std::size_t>(got) < wanted) return {};  // There is no more now.
+    if (static_cast<std::size_t>(got) < wanted) return {};  // No more bytes are available now.
   }
   return {};
 }
@@ -155,11 +156,11 @@ void Requester::measure(TimePoint now, std::size_t bytes) noexcept {
   if (requested_alone_) round_trip_ = std::min(round_trip_, now - *requested_alone_);
   requested_alone_.reset();
   measured_bytes_ += bytes;
-  // Long enough that it is not the time of one wake-up.
+  // Long enough that one wake-up does not dominate it.
   if (measured_bytes_ < 4 * window_bytes_ || now <= measured_since_) return;
   const std::chrono::duration<double> took = now - measured_since_;
   const std::chrono::duration<double> round_trip = round_trip_;
-  // Twice, so that it grows where the window was what it came to.
+  // Doubled, so that the window grows where it was the limit.
   const double holds = 2 * static_cast<double>(measured_bytes_) * (round_trip / took);
   window_bytes_ = static_cast<std::size_t>(
       std::clamp(holds, static_cast<double>(std::min(window_.least_bytes, window_.bytes)),
@@ -170,9 +171,10 @@ void Requester::measure(TimePoint now, std::size_t bytes) noexcept {
 
 Result<void> Requester::take_welcome() {
   const auto welcome = message_of<Welcome>(header_);
-  if (welcome.magic != kMagic) return fail(Errc::kCorrupt, "what answers there is no holder");
+  if (welcome.magic != kMagic)
+    return fail(Errc::kCorrupt, "the responder is not a holder of this lane");
   if (welcome.verdict == Verdict::kRefused || welcome.version != kWireVersion) {
-    return fail(Errc::kRefused, "the holder speaks version {} of the lane, and we {}",
+    return fail(Errc::kRefused, "the holder has version {} of the lane's protocol, this node {}",
                 welcome.version, kWireVersion);
   }
   if (welcome.verdict != Verdict::kGood ||
@@ -185,16 +187,16 @@ Result<void> Requester::take_welcome() {
 
 Result<void> Requester::take_response(const Ended& ended) {
   const auto response = message_of<Response>(header_);
-  if (response.magic != kMagic) return fail(Errc::kCorrupt, "an answer that is none");
+  if (response.magic != kMagic) return fail(Errc::kCorrupt, "a response with a wrong magic number");
   if (response.slot >= slots_.size() || !slots_[response.slot].open ||
       slots_[response.slot].request_id != response.request_id) {
-    return fail(Errc::kCorrupt, "an answer to a question that is not open");
+    return fail(Errc::kCorrupt, "a response to a request that is not open");
   }
   const std::size_t requested = slots_[response.slot].piece.place.size();
   const bool good = response.verdict == Verdict::kGood;
   if (response.size_bytes != (good ? requested : 0)) {
-    return fail(Errc::kCorrupt, "an answer of {} bytes where {} were asked for",
-                response.size_bytes, requested);
+    return fail(Errc::kCorrupt, "a response of {} bytes to a request for {}", response.size_bytes,
+                requested);
   }
   switch (response.verdict) {
     case Verdict::kGood:
@@ -211,7 +213,7 @@ Result<void> Requester::take_response(const Ended& ended) {
     case Verdict::kRefused:
       break;
   }
-  return fail(Errc::kCorrupt, "an answer with verdict {}",
+  return fail(Errc::kCorrupt, "a response with verdict {}",
               static_cast<std::uint16_t>(response.verdict));
 }
 

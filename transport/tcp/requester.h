@@ -22,24 +22,24 @@
 
 namespace pegaflow::tcp {
 
-/// A part of a chunk: what one question asks for.
+/// A part of a chunk: the bytes of one request.
 struct Piece {
-  std::uint64_t batch = 0;  ///< The reader's number for it.
-  std::uint32_t chunk = 0;  ///< Of the batch.
+  std::uint64_t batch = 0;  ///< The reader's number of it.
+  std::uint32_t chunk = 0;  ///< Index in the batch.
   bool background = false;
   RegionId remote_region{};
   std::uint64_t remote_offset = 0;
-  std::span<std::byte> place;  ///< Where its bytes go; at most kMaximumPieceBytes.
+  std::span<std::byte> place;  ///< Receives the bytes; at most kMaximumPieceBytes.
 };
 
-/// Asks one holder for pieces and receives each straight into its place.
+/// Requests pieces from one holder and receives each straight into its place.
 ///
-/// It asks ahead for what the way holds and not for more: bytes that lie in the kernels' queues
-/// have left the caches by the time that they are copied on. So it begins with Window::least_bytes,
-/// and goes up to Window::bytes when what comes in the time of a question and its answer is more.
+/// Requests ahead only what the path holds: bytes that wait in the kernels' queues have left the
+/// caches by the time they are copied. So the window begins at Window::least_bytes and grows up to
+/// Window::bytes while the bytes received per round trip exceed it.
 ///
-/// What an answer may touch is the place of the question that it names, if that is open, of the
-/// size that was asked. Everything else ends the connection.
+/// A response may write only to the place of the request that it names, if that is open, and only
+/// with the requested size. Anything else ends the connection.
 ///
 /// Thread-bound: to the thread of the fabric.
 class Requester {
@@ -48,36 +48,36 @@ class Requester {
     std::size_t pieces = 64;
     std::size_t bytes = std::size_t{2} << 20;  ///< At most.
     std::size_t least_bytes = std::size_t{256} << 10;
-    /// Questions go out for so much at once: where all that was asked for is open, this much of it
-    /// has to come first. The holder answers them with one system call.
+    /// Requests are sent in groups of this size: when the window is full, this much must arrive
+    /// before the next requests. The holder answers a group with one system call.
     std::size_t group_bytes = std::size_t{256} << 10;
-    /// What pieces of the background may take: what a piece of the foreground that comes later has
-    /// to wait for.
+    /// The limit of background pieces: what a later foreground piece may have to wait for.
     std::size_t background_bytes = std::size_t{512} << 10;
   };
 
-  /// Called for each piece that ended, with the reason when it did not come. The socket is no
-  /// longer written from; the piece's place is the caller's again.
+  /// Called for each piece that ended, with the reason when it failed. The connection no longer
+  /// writes to the piece's place; it is the caller's again.
   using Ended = std::function<void(const Piece&, std::optional<Errc>)>;
 
   /// `socket` was dialed at `now`.
   Requester(UniqueFd socket, const Id128& wanted, const Window& window, TimePoint now);
 
-  /// Whether a piece of that size may be asked for now. One is always let in.
+  /// Whether a piece of that size may be requested now. A single piece is always allowed.
   [[nodiscard]] bool has_room(std::size_t size_bytes, bool background) const noexcept;
-  /// Remembers the piece and puts its question into the queue; send_requests() sends it.
+  /// Records the piece and queues its request; send_requests() sends it.
   void request(const Piece& piece, TimePoint now);
 
-  /// Errors: why the connection has to be closed, as receive().
+  /// Errors: the reason to close the connection, as receive().
   Result<void> send_requests();
 
-  /// What is there, about a megabyte at most; never waits.
-  /// Errors: why the connection has to be closed. kPeerLost: it ended or never began; kCorrupt: it
-  /// makes no sense; kRefused: the holder speaks another version; kGone: it is another incarnation.
+  /// Receives the available bytes, about a megabyte at most; never waits.
+  /// Errors: the reason to close the connection. kPeerLost: it ended or was never established;
+  /// kCorrupt: an invalid message; kRefused: the holder has another protocol version; kGone: the
+  /// holder is another incarnation.
   Result<void> receive(TimePoint now, const Ended& ended);
 
-  /// Closes the socket: nothing is written to any place any more. Returns the pieces that were
-  /// open, in the order of asking.
+  /// Closes the socket: afterwards it writes to no place. Returns the open pieces in the order of
+  /// their requests.
   std::vector<Piece> close();
 
   /// Whether a piece of that batch is open.
@@ -86,24 +86,28 @@ class Requester {
   [[nodiscard]] bool wants_to_send() const noexcept {
     return state_ == State::kDialing || requests_sent_ < requests_.size();
   }
-  /// Since when something is due: an answer, or the connection itself. No value: nothing is.
+  /// Since when a response or the connection itself is due. No value: nothing is due.
   [[nodiscard]] std::optional<TimePoint> waiting_since() const noexcept;
-  /// Whether something came that receive() was not called for yet.
+  /// Whether bytes arrived that receive() has not read yet.
   [[nodiscard]] bool has_unread() const noexcept;
-  /// Counts from now on what is due: it was we who did not look.
+  /// Restarts the wait for a response: this process was the one that stalled.
   void restart_wait(TimePoint now) noexcept { progress_ = now; }
-  /// When something last came; TimePoint::min(): nothing did.
+  /// When bytes last arrived; TimePoint::min(): never.
   [[nodiscard]] TimePoint last_received() const noexcept { return last_received_; }
-  /// Whether a piece has ended here, with its bytes or with an answer that there are none.
+  /// Whether a piece has ended here, with its bytes or with an error response.
   [[nodiscard]] bool has_ended_piece() const noexcept { return has_ended_piece_; }
   [[nodiscard]] bool greeted() const noexcept { return state_ == State::kOpen; }
   [[nodiscard]] std::size_t open_bytes() const noexcept { return open_bytes_; }
-  /// What it asks ahead for now.
+  /// How much it requests ahead now.
   [[nodiscard]] std::size_t window_bytes() const noexcept { return window_bytes_; }
   [[nodiscard]] int fd() const noexcept { return socket_.get(); }
 
  private:
-  enum class State : std::uint8_t { kDialing, kGreeting, kOpen };
+  enum class State : std::uint8_t {
+    kDialing,   ///< The socket is not connected yet.
+    kGreeting,  ///< Connected: the hello is sent, the welcome is due.
+    kOpen,      ///< Welcomed: sends requests.
+  };
   static constexpr std::uint32_t kNone = UINT32_MAX;
 
   struct Slot {
@@ -126,7 +130,8 @@ class Requester {
   Id128 wanted_;
   Window window_;
   State state_ = State::kDialing;
-  // When something last came, or was asked for while nothing was open, or the dial succeeded.
+  // When bytes last arrived, the first request of an idle connection was made, or the dial
+  // succeeded.
   TimePoint progress_;
   TimePoint last_received_ = TimePoint::min();
   bool just_dialed_ = false;
@@ -139,21 +144,22 @@ class Requester {
   std::size_t open_background_bytes_ = 0;
 
   std::size_t window_bytes_;
-  bool full_ = false;                         // Until a group of it is there.
-  std::optional<TimePoint> requested_alone_;  // When nothing else was open, and nothing came since.
-  Duration round_trip_ = Duration::max();     // From such a question to the first byte: the least.
-  TimePoint measured_since_{};                // What came since then: how fast it comes.
+  bool full_ = false;  // Until a group of it has arrived.
+  std::optional<TimePoint>
+      requested_alone_;  // While nothing else was open and no bytes have arrived since.
+  Duration round_trip_ = Duration::max();  // From such a request to the first byte: the minimum.
+  TimePoint measured_since_{};             // Start of the measured bytes, which give the rate.
   std::size_t measured_bytes_ = 0;
 
-  std::vector<std::byte> requests_;  // Not yet sent, from questions_sent_ on.
+  std::vector<std::byte> requests_;  // Not yet sent from requests_sent_ on.
   std::size_t requests_sent_ = 0;
 
   std::array<std::byte, sizeof(Response)> header_{};
   std::size_t header_size_ = 0;
-  std::uint32_t current_ = kNone;  // The slot whose bytes come now.
+  std::uint32_t current_ = kNone;  // The slot whose bytes are being received.
   std::size_t current_got_ = 0;
   std::uint64_t current_checksum_ = 0;
-  PageChecksum checksum_;  // Of the current one, when it comes in several parts.
+  PageChecksum checksum_;  // Of the current piece, when it arrives in several parts.
 };
 
 static_assert(sizeof(Response) >= sizeof(Welcome));

@@ -41,40 +41,40 @@ Result<void> Responder::receive() {
     const ssize_t got = ::recv(socket_.get(), in_.data() + in_size_, room, MSG_DONTWAIT);
     if (got > 0) {
       in_size_ += static_cast<std::size_t>(got);
-      // Another call would only hear that. The end of the connection wakes us again.
+      // A second call would only return EAGAIN. The end of the connection is a new event.
       nothing_more = static_cast<std::size_t>(got) < room;
     } else if (got == 0) {
       return fail(Errc::kPeerLost, "the reader closed its connection");
     } else if (errno == EAGAIN) {
       return {};
     } else if (errno != EINTR) {
-      return fail(Errc::kPeerLost, "receive questions: {}", std::strerror(errno));
+      return fail(Errc::kPeerLost, "receive requests: {}", std::strerror(errno));
     }
   }
 }
 
 Result<void> Responder::greet() {
   const Hello hello = message_of<Hello>(in_);
-  if (hello.magic != kMagic) return fail(Errc::kCorrupt, "what connected is no reader");
+  if (hello.magic != kMagic) return fail(Errc::kCorrupt, "the client is not a reader of this lane");
   Welcome welcome{.holder_high = self_.high, .holder_low = self_.low};
   if (hello.version != kWireVersion) {
     welcome.verdict = Verdict::kRefused;
   } else if (Id128{hello.wanted_high, hello.wanted_low} != self_) {
     welcome.verdict = Verdict::kGone;
-    // Not ours to tell to somebody who does not know it.
+    // Our incarnation is not disclosed to a process that does not know it.
     welcome.holder_high = welcome.holder_low = 0;
   }
-  // The first bytes on a new connection: there is room for them.
+  // The first bytes on a new connection always fit.
   if (::send(socket_.get(), &welcome, sizeof welcome, MSG_NOSIGNAL | MSG_DONTWAIT) !=
       static_cast<ssize_t>(sizeof welcome)) {
     return fail(Errc::kPeerLost, "welcome a reader: {}", std::strerror(errno));
   }
   if (welcome.verdict == Verdict::kRefused) {
-    return fail(Errc::kRefused, "a reader speaks version {} of the lane, and we {}", hello.version,
-                kWireVersion);
+    return fail(Errc::kRefused, "a reader has version {} of the lane's protocol, this node {}",
+                hello.version, kWireVersion);
   }
   if (welcome.verdict == Verdict::kGone) {
-    return fail(Errc::kGone, "a reader wants an incarnation that we are not");
+    return fail(Errc::kGone, "a reader wants another incarnation");
   }
   greeted_ = true;
   return {};
@@ -132,7 +132,7 @@ bool Responder::group_still_lent() const {
 
 Result<void> Responder::send_some() {
   if (parts_sent_ < parts_.size() && !group_still_lent()) {
-    return fail(Errc::kGone, "a region ended while its bytes were on the way");
+    return fail(Errc::kGone, "a region ended while its bytes were being sent");
   }
   for (std::size_t sent_bytes = 0; sent_bytes < kIterationBytes;) {
     if (parts_sent_ == parts_.size()) {
@@ -142,13 +142,13 @@ Result<void> Responder::send_some() {
     msghdr message{};
     message.msg_iov = &parts_[parts_sent_];
     message.msg_iovlen = parts_.size() - parts_sent_;
-    // With more answers behind it the last segment is not sent half full.
+    // With more responses behind it, a half-full last segment is held back.
     const int more = count_ > 0 ? MSG_MORE : 0;
     const ssize_t sent = ::sendmsg(socket_.get(), &message, MSG_NOSIGNAL | MSG_DONTWAIT | more);
     if (sent < 0) {
       if (errno == EINTR) continue;
       if (errno == EAGAIN) return {};
-      return fail(Errc::kPeerLost, "send answers: {}", std::strerror(errno));
+      return fail(Errc::kPeerLost, "send responses: {}", std::strerror(errno));
     }
     auto left = static_cast<std::size_t>(sent);
     sent_bytes += left;

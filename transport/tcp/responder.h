@@ -18,13 +18,13 @@
 
 namespace pegaflow::tcp {
 
-/// Answers what one reader asks, out of regions that are lent.
+/// Answers the requests of one reader out of lent regions.
 ///
-/// Holds at most kMaxRequests that are not answered; then it reads no more, and the reader's own
-/// socket fills. Takes the memory of a region in its hands only within turn(): the kernel copies
-/// what it sends.
+/// Holds at most kMaxRequests that are not answered; then it stops reading, and the reader's own
+/// socket fills. Uses the memory of a region only within serve(): the kernel copies the bytes it
+/// sends.
 ///
-/// Thread-bound: to the thread of the fabric. No allocation after it was made.
+/// Thread-bound: to the fabric's thread. Does not allocate after construction.
 class Responder {
  public:
   static constexpr std::size_t kMaxRequests = 256;
@@ -33,25 +33,25 @@ class Responder {
   Responder(UniqueFd socket, const RegionTable& regions, const Id128& self, const Clock& clock)
       : socket_(std::move(socket)), regions_(regions), self_(self), clock_(clock) {}
 
-  /// Reads questions and sends answers, about a megabyte at most, and never waits.
-  /// Errors: why the connection has to be closed. kPeerLost: it ended; kCorrupt: it makes no sense;
-  /// kRefused, kGone: it wants another version or incarnation, and has been told; kGone also when a
-  /// region ended while its bytes were on the way.
-  /// With `readable` false there is nothing to read, and only answers are sent.
+  /// Reads requests and sends responses, about a megabyte at most, and never waits.
+  /// Errors: the reason to close the connection. kPeerLost: it ended; kCorrupt: an invalid message;
+  /// kRefused, kGone: the reader wants another version or incarnation, which the welcome has
+  /// reported; kGone also when a region ended while its bytes were being sent. With `readable`
+  /// false it only sends responses.
   Result<void> serve(bool readable = true);
 
-  /// Whether to call turn() when there is something to read; whether, when there is room to send.
+  /// Whether to call serve() when the socket is readable, and when it is writable.
   [[nodiscard]] bool wants_to_read() const noexcept { return count_ < kMaxRequests; }
   [[nodiscard]] bool wants_to_send() const noexcept {
-    // A question in in_ came when there was no room for it, and nothing new may come to wake us.
+    // A request in in_ arrived when there was no room for it, and no later event may come for it.
     return count_ > 0 || parts_sent_ < parts_.size() || in_size_ >= sizeof(Request);
   }
   [[nodiscard]] bool greeted() const noexcept { return greeted_; }
   [[nodiscard]] int fd() const noexcept { return socket_.get(); }
 
  private:
-  /// As many answers as go into one system call: enough for small pages, few enough that their
-  /// bytes are still in the core's cache when the kernel copies them.
+  /// Responses in one system call: enough for small pages, few enough that their bytes are still in
+  /// the core's cache when the kernel copies them.
   static constexpr std::size_t kGroup = 16;
   struct GroupItem {
     Response response;
@@ -72,7 +72,7 @@ class Responder {
   const Clock& clock_;
   bool greeted_ = false;
 
-  std::array<std::byte, 4096> in_{};  // Bytes that came and are not taken apart yet.
+  std::array<std::byte, 4096> in_{};  // Bytes received and not yet parsed.
   std::size_t in_size_ = 0;
   std::array<Request, kMaxRequests> requests_{};  // A ring.
   std::size_t first_ = 0;
@@ -81,8 +81,8 @@ class Responder {
   std::array<GroupItem, kGroup> group_{};
   std::array<iovec, 2 * kGroup> part_storage_{};
   std::array<std::size_t, 2 * kGroup> part_items_{};  // Which item of the group each belongs to.
-  std::span<iovec> parts_;                            // Of the group, in part_storage_.
-  std::size_t parts_sent_ = 0;                        // Whole ones; the next may be shortened.
+  std::span<iovec> parts_;                            // The group's, in part_storage_.
+  std::size_t parts_sent_ = 0;  // Parts sent completely; the next may be shortened.
 };
 
 }  // namespace pegaflow::tcp

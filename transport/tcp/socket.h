@@ -1,6 +1,6 @@
 #pragma once
 /// \file
-/// How the sockets of the lane are made.
+/// Creates the sockets of the lane.
 
 #include "base/clock.h"
 #include "base/error.h"
@@ -9,16 +9,15 @@
 
 namespace pegaflow::tcp {
 
-/// A listening socket that does not block. Errors: the kernel's, with the address.
+/// Returns a non-blocking listening socket. Errors: the kernel's, with the address.
 Result<UniqueFd> listen_at(const SocketAddress& address);
 
-/// Begins to connect and does not wait: the socket is writable once it has succeeded or failed.
-/// Errors: the kernel's, with the address.
+/// Begins to connect and does not wait: the socket becomes writable when it has succeeded or
+/// failed. Errors: the kernel's, with the address.
 Result<UniqueFd> dial(const SocketAddress& address);
 
-/// What every connection of the lane gets: small messages go at once, and a way that carries
-/// nothing any more is found within `user_timeout`, also while the connection rests.
-/// Errors: the kernel's.
+/// Sets the options of every connection of the lane: small messages are sent at once, and a dead
+/// path is detected within `user_timeout`, even while the connection is idle. Errors: the kernel's.
 Result<void> prepare(int socket, Duration user_timeout);
 
 }  // namespace pegaflow::tcp

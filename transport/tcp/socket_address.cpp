@@ -22,7 +22,7 @@ Result<SocketAddress> SocketAddress::parse(std::string_view text, bool numeric) 
   if (host.starts_with('[') && host.ends_with(']')) {
     host = host.substr(1, host.size() - 2);
   } else if (host.find(':') != std::string_view::npos) {
-    host = {};  // An IPv6 address without brackets: where its port begins nobody knows.
+    host = {};  // An IPv6 address without brackets: the port is ambiguous.
   }
   const std::string port(host.empty() ? std::string_view() : text.substr(colon + 1));
   std::uint16_t number = 0;
@@ -38,7 +38,8 @@ Result<SocketAddress> SocketAddress::parse(std::string_view text, bool numeric) 
   const int error = ::getaddrinfo(std::string(host).c_str(), port.c_str(), &hints, &found);
   const std::unique_ptr<addrinfo, FreeAddresses> list(found);
   if (error != 0 || found->ai_addrlen > sizeof(sockaddr_storage)) {
-    return fail(Errc::kInvalidArgument, "\"{}\" is no address: {}", text, ::gai_strerror(error));
+    return fail(Errc::kInvalidArgument, "\"{}\" is not an address: {}", text,
+                ::gai_strerror(error));
   }
   SocketAddress address;
   std::memcpy(&address.storage_, found->ai_addr, found->ai_addrlen);
@@ -50,7 +51,7 @@ Result<SocketAddress> SocketAddress::near_end(int socket) {
   SocketAddress address;
   address.size_ = sizeof address.storage_;
   if (::getsockname(socket, reinterpret_cast<sockaddr*>(&address.storage_), &address.size_) != 0) {
-    return fail_errno(errno, "ask where a socket is");
+    return fail_errno(errno, "get a socket's address");
   }
   return address;
 }

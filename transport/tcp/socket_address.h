@@ -1,6 +1,6 @@
 #pragma once
 /// \file
-/// Where a socket is, in IPv4 or IPv6.
+/// The address of a socket, in IPv4 or IPv6.
 
 #include <cstdint>
 #include <cstring>
@@ -19,10 +19,10 @@ class SocketAddress {
  public:
   SocketAddress() noexcept { std::memset(&storage_, 0, sizeof storage_); }
 
-  /// "127.0.0.1:7000", "[::1]:0"; a name is looked up, which may take seconds, unless `numeric`.
-  /// Errors: kInvalidArgument that names the text and what is wrong with it.
+  /// Parses "127.0.0.1:7000" or "[::1]:0". A name is looked up, which may take seconds, unless
+  /// `numeric`. Errors: kInvalidArgument, with the text and its error.
   static Result<SocketAddress> parse(std::string_view text, bool numeric = true);
-  /// Of the near end of a socket. Errors: the kernel's.
+  /// Returns the local address of a socket. Errors: the kernel's.
   static Result<SocketAddress> near_end(int socket);
 
   [[nodiscard]] const sockaddr* data() const noexcept {
@@ -30,9 +30,9 @@ class SocketAddress {
   }
   [[nodiscard]] socklen_t size() const noexcept { return size_; }
   [[nodiscard]] int family() const noexcept { return storage_.ss_family; }
-  /// Whether it is "0.0.0.0" or "[::]": every address of a machine, and so none to connect to.
+  /// Whether it is "0.0.0.0" or "[::]": all addresses of a machine, and so none to connect to.
   [[nodiscard]] bool is_wildcard() const noexcept;
-  /// The same with another port.
+  /// The same address with another port.
   [[nodiscard]] SocketAddress with_port(std::uint16_t port) const noexcept;
 
  private:
@@ -40,7 +40,7 @@ class SocketAddress {
   socklen_t size_ = 0;
 };
 
-/// "127.0.0.1:7000", "[fe80::1%eth0]:7000": what parse() reads.
+/// Formats the address as parse() reads it: "127.0.0.1:7000", "[fe80::1%eth0]:7000".
 std::string to_string(const SocketAddress& address);
 
 }  // namespace pegaflow::tcp

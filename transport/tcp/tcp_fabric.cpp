@@ -17,7 +17,7 @@ namespace {
 
 constexpr std::string_view kBackend = "tcp";
 
-/// Beside batches: peers that come and go, cancels.
+/// In addition to batches: peers that connect and disconnect, cancels.
 constexpr std::size_t kOtherCommands = 1024;
 
 Result<void> check(const TcpFabric::Options& options) {
@@ -42,7 +42,7 @@ struct TcpFabric::Connect {
   tcp::Reader::PeerAddress address;
 };
 
-/// Holder and reader know where the poller is, so it is made first and stays there.
+/// Holder and reader keep its address, so the poller is created first and stays in place.
 struct TcpFabric::Loop {
   Loop(tcp::Poller&& made, const Clock& with) : poller(std::move(made)), clock(with) {}
   tcp::Poller poller;
@@ -67,10 +67,11 @@ TcpFabric::TcpFabric(const Options& options, CompletionSink sink)
 Result<void> TcpFabric::start(const Clock& clock) {
   PEGA_TRY_LET(const tcp::SocketAddress listen, tcp::SocketAddress::parse(options_.listen));
   if (listen.is_wildcard()) {
-    return fail(Errc::kInvalidArgument,
-                "{} is every address of this machine, and peers are told where to connect to: name "
-                "one of them",
-                options_.listen);
+    return fail(
+        Errc::kInvalidArgument,
+        "{} stands for every address of this machine, but peers need one to connect to: name "
+        "one of them",
+        options_.listen);
   }
   PEGA_TRY_LET(tcp::Poller made, tcp::Poller::create());
   loop_ = std::make_unique<Loop>(std::move(made), clock);
@@ -86,7 +87,8 @@ Result<void> TcpFabric::start(const Clock& clock) {
       tcp::Reader::Options{
           .connections = options_.connections,
           .piece_bytes = options_.piece_bytes,
-          // As many questions as pages of 32 KiB fit; a quarter for what nobody waits for.
+          // Room for as many requests as there are pages of 32 KiB in the window; a quarter of it
+          // for the background.
           .window = {.pieces = std::clamp<std::size_t>(options_.window_bytes / 32768, 16, 256),
                      .bytes = options_.window_bytes,
                      .least_bytes = tcp::kGroupBytes,
@@ -126,8 +128,8 @@ Result<void> TcpFabric::lend(RegionId region, TimePoint until) {
     const std::lock_guard lock(regions_mutex_);
     PEGA_TRY(regions_.lend(region, until));
   }
-  // The thread may have looked at the lease already and have the bytes in its hands until the end
-  // of its turn. What it sends later it looks at again.
+  // The thread may have checked the lease already and send the bytes until the end of its
+  // iteration. It checks the lease again for everything that it sends later.
   if (until <= loop_->clock.now()) carry_out_and_wait(Iteration());
   return {};
 }
@@ -141,7 +143,7 @@ void TcpFabric::carry_out_and_wait(Waited command) {
   // Shared: the caller may be gone before the thread has left set_value().
   const auto done = std::make_shared<std::promise<void>>();
   command.done = done;
-  // It may not fail, and the thread empties the mailbox whatever happens: so it is tried again.
+  // It may not fail. The thread empties the mailbox in every case, so sending is retried.
   while (!mailbox_.try_send(Command(command))) std::this_thread::yield();
   done->get_future().wait();
 }
@@ -183,7 +185,7 @@ Result<void> TcpFabric::read(Batch batch) {
   PEGA_TRY(check_size(batch, options_.chunks));
   if (open_batches_.fetch_add(1, std::memory_order_relaxed) >= options_.batches) {
     open_batches_.fetch_sub(1, std::memory_order_relaxed);
-    return fail(Errc::kBusy, "{} batches are under way", options_.batches);
+    return fail(Errc::kBusy, "{} batches are in flight", options_.batches);
   }
   Result<void> sent = hand_over(std::move(batch));
   if (!sent) open_batches_.fetch_sub(1, std::memory_order_relaxed);
@@ -194,7 +196,7 @@ Result<void> TcpFabric::cancel(std::uint64_t ticket) { return hand_over(Cancel{t
 
 Result<void> TcpFabric::hand_over(Command command) {
   if (mailbox_.try_send(std::move(command))) return {};
-  return fail(Errc::kBusy, "{} commands wait for the lane's thread", mailbox_.capacity());
+  return fail(Errc::kBusy, "{} commands are queued for the lane's thread", mailbox_.capacity());
 }
 
 // ---- the thread
@@ -206,7 +208,8 @@ void TcpFabric::run() {
     const TimePoint next = std::min(loop.reader->next_time(), loop.holder->next_time());
     int timeout_ms = -1;
     if (next != TimePoint::max()) {
-      // Rounded up, so that it has passed when we look. A clock that stands still is a test's.
+      // Rounded up, so that the time has passed after waking. A clock that stands still is a
+      // test's.
       const auto left = std::chrono::ceil<std::chrono::milliseconds>(next - loop.clock.now());
       timeout_ms = static_cast<int>(std::clamp<std::int64_t>(left.count(), 0, 3'600'000));
     }
@@ -222,7 +225,7 @@ void TcpFabric::run() {
     loop.reader->on_time(now);
     loop.holder->on_time(now);
   }
-  // What was handed over before the end is answered like the rest.
+  // Commands submitted before the end are executed as usual.
   mailbox_.drain([this](Command&& command) { carry_out(std::move(command)); });
   loop.reader->finish();
   loop.holder.reset();
@@ -239,8 +242,8 @@ void TcpFabric::carry_out(Command command) {
   } else if (const auto* const cancel = std::get_if<Cancel>(&command)) {
     reader.cancel(cancel->ticket);
   } else if (const auto* const forget = std::get_if<Forget>(&command)) {
-    // Batches into it end while it is still there; answers out of it find it gone at their next
-    // turn, which is this thread's too.
+    // Batches into it end while it still exists; responses out of it find it gone in the next
+    // iteration, which is this thread's too.
     reader.forget_region(forget->region);
     {
       const std::lock_guard lock(regions_mutex_);

@@ -1,6 +1,6 @@
 #pragma once
 /// \file
-/// The Fabric over sockets: where there is no RDMA.
+/// The Fabric over TCP sockets, for networks without RDMA.
 
 #include <atomic>
 #include <cstdint>
@@ -24,35 +24,36 @@ namespace pegaflow {
 
 /// The socket lane: a few connections to each peer, one thread, epoll.
 ///
-/// The reader asks for a piece of a region, the holder answers with its checksum and its bytes, and
-/// they are received straight into the place that the reader has in its own table under the number
-/// of the question. Batches are settled when they are answered: what was open is closed first, and
-/// a closed socket writes nowhere. A peer that says nothing for `stall_timeout` while it should is
-/// lost; one whose machine is gone is found by TCP_USER_TIMEOUT within about that time.
+/// The reader requests pieces of a region. The holder responds with the checksum and the bytes of
+/// each, which are received straight into the place that the reader's table has for the request.
+/// Batches are quiesced when they complete: open pieces are closed first, and a closed socket
+/// writes nowhere. A peer that sends nothing for `stall_timeout` while a response is due is lost;
+/// TCP_USER_TIMEOUT detects a peer whose machine is gone within about that time.
 ///
-/// Who knows the incarnation and the address can read what is lent: both are to be told to peers
-/// only. Nothing is encrypted; `listen` is an address of a network that is trusted.
+/// A process with the incarnation and the address can read all lent memory: give both only to
+/// peers. Nothing is encrypted; `listen` must be an address of a trusted network.
 ///
-/// Thread-safe. Limits are those of Options; beyond them the answer is kBusy.
+/// Thread-safe. Limits are those of Options; beyond them calls return kBusy.
 class TcpFabric final : public Fabric {
  public:
   struct Options {
-    /// Numeric, "[::1]:0". Peers are told this address, so it is one, and not "0.0.0.0".
+    /// Numeric, "[::1]:0". Peers connect to this address, so it is one, and not "0.0.0.0".
     std::string listen = "127.0.0.1:0";
-    unsigned connections = 4;                          ///< To each peer; 1 to 64.
-    std::size_t piece_bytes = std::size_t{256} << 10;  ///< Of a question; 4 KiB to 4 MiB.
-    std::size_t window_bytes = std::size_t{2} << 20;   ///< Asked for ahead, a connection, at most.
-    Duration connect_timeout = std::chrono::seconds(1);  ///< To be connected and welcomed.
+    unsigned connections = 4;                          ///< Per peer; 1 to 64.
+    std::size_t piece_bytes = std::size_t{256} << 10;  ///< The largest request; 4 KiB to 4 MiB.
+    std::size_t window_bytes = std::size_t{2} << 20;   ///< Requested ahead per connection, at most.
+    Duration connect_timeout = std::chrono::seconds(1);  ///< Until a connection is up and welcomed.
     Duration stall_timeout = std::chrono::seconds(2);
-    std::size_t batches = 1024;  ///< Accepted and not settled.
-    std::size_t chunks = 65536;  ///< Of one batch.
-    std::size_t peers = 256;     ///< Connected to.
-    std::size_t readers = 1024;  ///< Connections of others to us.
+    std::size_t batches = 1024;  ///< Accepted and not quiesced.
+    std::size_t chunks = 65536;  ///< Per batch.
+    std::size_t peers = 256;     ///< Connected by this node.
+    std::size_t readers = 1024;  ///< Connections of peers to this node.
   };
 
-  /// Listens and starts the thread. `sink` hears of batches; `clock` outlives the fabric.
-  /// Errors: kInvalidArgument when an option is out of its range; the kernel's when the address
-  /// cannot be listened at; kInternal without a thread.
+  /// Listens and starts the thread. `sink` receives completions; `clock` outlives the fabric.
+  ///
+  /// Errors: kInvalidArgument when an option is out of its range; the kernel's when it cannot
+  /// listen at the address; kInternal when no thread can be started.
   static Result<std::unique_ptr<TcpFabric>> create(const Options& options, const Clock& clock,
                                                    CompletionSink sink);
   ~TcpFabric() override;
@@ -68,7 +69,7 @@ class TcpFabric final : public Fabric {
   Result<void> read(Batch batch) override;
   Result<void> cancel(std::uint64_t ticket) override;
 
-  /// Where it listens, as people write it: "127.0.0.1:43211".
+  /// The address it listens at, as text: "127.0.0.1:43211".
   [[nodiscard]] const std::string& address() const noexcept { return address_; }
 
  private:
@@ -102,7 +103,7 @@ class TcpFabric final : public Fabric {
   const CompletionSink sink_;
   const Id128 incarnation_ = Id128::random();
   std::string address_;
-  mutable std::mutex regions_mutex_;  // Callers of register_region() and lend(), describe().
+  mutable std::mutex regions_mutex_;  // For callers of register_region(), lend() and describe().
   tcp::RegionTable regions_;
   std::atomic<std::size_t> open_batches_{0};
   std::atomic<std::size_t> open_peers_{0};
@@ -110,7 +111,7 @@ class TcpFabric final : public Fabric {
   Mailbox<Command> mailbox_;
   std::atomic<bool> stop_{false};
   EventFd stop_wake_;
-  std::unique_ptr<Loop> loop_;  // All that belongs to the thread.
+  std::unique_ptr<Loop> loop_;  // All state of the thread.
   std::thread thread_;
 };
 

@@ -50,7 +50,7 @@ bool any_matches(const Nic& nic, std::span<const std::string> words) {
 
 std::optional<std::uint32_t> numa_node_of(std::string_view name, const fs::path& sysfs) {
   const std::string device(name.substr(0, name.find(':')));
-  // -1: the kernel does not know, as on machines with one node and for cards in software.
+  // -1: the kernel does not know, as on machines with one NUMA node and for cards in software.
   const auto node =
       number_in<std::int64_t>(line_of(sysfs / "class/infiniband" / device / "device/numa_node"));
   if (!node || *node < 0) return std::nullopt;
@@ -82,7 +82,7 @@ NicChoice choose_nics(std::span<const Nic> nics, std::span<const std::string> al
   NicChoice choice;
   for (const Nic& nic : nics) {
     if (!allow.empty() && !any_matches(nic, allow)) {
-      choice.refused.push_back(nic.name() + ": it is not among those that are allowed");
+      choice.refused.push_back(nic.name() + ": it is not among the allowed ones");
     } else if (any_matches(nic, deny)) {
       choice.refused.push_back(nic.name() + ": it is denied");
     } else if (!nic.is_active) {

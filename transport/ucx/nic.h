@@ -1,6 +1,6 @@
 #pragma once
 /// \file
-/// Which RDMA cards this machine has, as the kernel says it.
+/// The RDMA cards of this machine, as the kernel lists them.
 
 #include <cstdint>
 #include <filesystem>
@@ -20,30 +20,30 @@ struct Nic {
   unsigned port = 1;
   bool is_active = false;          ///< The link is up.
   std::string link_layer;          ///< "InfiniBand" or "Ethernet".
-  double gigabits_per_second = 0;  ///< Of the link; 0: the kernel does not say.
+  double gigabits_per_second = 0;  ///< Speed of the link; 0 when unknown.
   std::optional<std::uint32_t> numa_node;
 
-  /// As UCX and our options name it: "mlx5_0:1".
+  /// The name as UCX and our options write it: "mlx5_0:1".
   [[nodiscard]] std::string name() const { return device + ":" + std::to_string(port); }
   bool operator==(const Nic&) const = default;
 };
 
-/// All ports, by device and number. What cannot be read counts as not there. `sysfs` is another
-/// place in tests: a recorded tree.
+/// Returns all ports, by device and number. Unreadable entries are left out. Tests pass a recorded
+/// tree as `sysfs`.
 std::vector<Nic> find_nics(const std::filesystem::path& sysfs = "/sys");
 
-/// The node of memory beside a card, by "mlx5_0:1" or "mlx5_0"; none where the kernel does not say.
+/// Returns the NUMA node of a card, by "mlx5_0:1" or "mlx5_0"; none when the kernel does not know.
 std::optional<std::uint32_t> numa_node_of(std::string_view name,
                                           const std::filesystem::path& sysfs = "/sys");
 
-/// Which ports are used, and why the others are not.
+/// The ports to use, and for each other one the reason.
 struct NicChoice {
   std::vector<Nic> rails;
   std::vector<std::string> refused;  ///< "mlx5_1:1: its link is down".
 };
 
-/// Those whose link is up, that `allow` names (empty: all), and that `deny` does not. A word of
-/// either is "mlx5_0:1", "mlx5_0" for all its ports, or begins a name: "mlx5_*".
+/// Chooses the ports whose link is up, that `allow` names (empty: all), and that `deny` does not.
+/// An entry of either list is "mlx5_0:1", or "mlx5_0" for all its ports, or a prefix: "mlx5_*".
 NicChoice choose_nics(std::span<const Nic> nics, std::span<const std::string> allow,
                       std::span<const std::string> deny);
 

@@ -1,4 +1,4 @@
-// In place of ucx_fabric.cpp where UCX's headers were not there to build with.
+// Replaces ucx_fabric.cpp in a build without UCX's headers.
 #include "transport/ucx/ucx_fabric.h"
 
 namespace pegaflow {
@@ -19,7 +19,7 @@ Result<std::unique_ptr<UcxFabric>> UcxFabric::create(const Options&, const Clock
 }
 Result<std::string> UcxFabric::library_version() { return not_built(); }
 
-// create() makes none, so these have nothing to do.
+// create() returns no fabric, so these have nothing to do.
 UcxFabric::~UcxFabric() = default;
 Result<RegionId> UcxFabric::register_region(std::span<std::byte>) { return not_built(); }
 Result<void> UcxFabric::lend(RegionId, TimePoint) { return not_built(); }

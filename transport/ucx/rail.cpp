@@ -14,15 +14,15 @@ namespace pegaflow::ucx {
 namespace {
 
 constexpr Log kLog{"ucx"};
-/// While GETs are under way the thread looks at UCX at least so often, whether an event came or
-/// not: events that were missed have been seen in the field.
+/// While GETs are in flight the thread polls UCX at least this often, with or without an event:
+/// missed events have been seen in the field.
 constexpr Duration kLongestSleep = std::chrono::milliseconds(100);
-/// What the end waits for callbacks before it destroys the worker, which needs none.
+/// The wait for callbacks at the end. The worker is destroyed afterwards, with or without them.
 constexpr Duration kCloseTimeout = std::chrono::seconds(10);
 
 }  // namespace
 
-/// In the order of making; the last goes first.
+/// In the order of construction; destroyed in reverse.
 struct Rail::Loop {
   std::unique_ptr<Context> context;
   std::unique_ptr<Worker> requester_worker;
@@ -38,7 +38,7 @@ Result<std::unique_ptr<Rail>> Rail::open(const Options& options, const UcpApi& a
                                          const Id128& incarnation, Dealer& dealer,
                                          const Clock& clock, Hooks hooks) {
   std::unique_ptr<Rail> rail(new Rail(options, api, incarnation, dealer, clock, std::move(hooks)));
-  // Shared: we may be gone before the thread has left set_value().
+  // Shared: the rail may be gone before the thread has left set_value().
   const auto started = std::make_shared<std::promise<Result<void>>>();
   PEGA_TRY_LET(rail->thread_, start_thread("pega-ucx", [at = rail.get(), started] {
                  // A worker belongs to the thread that made it.
@@ -74,9 +74,10 @@ void Rail::stop() {
 // ---- callers
 
 void Rail::hand_over(const Command& command) {
-  // Few and short; the thread empties the mailbox whatever happens, so a full one is tried again.
+  // Commands are few and short, and the thread empties the mailbox in every case, so a full one is
+  // retried.
   while (!mailbox_.try_send(command)) std::this_thread::yield();
-  commanded_.store(true, std::memory_order_release);  // Pairs with the exchange in turn().
+  commanded_.store(true, std::memory_order_release);  // Pairs with the exchange in iterate().
 }
 
 std::future<Result<std::vector<std::byte>>> Rail::map(RegionId region,
@@ -104,7 +105,7 @@ void Rail::connect(Fabric::PeerId id, std::shared_ptr<const PeerAddress> where) 
 void Rail::disconnect(Fabric::PeerId id) { hand_over(Disconnect{id}); }
 
 void Rail::nudge() {
-  // Pairs with the exchange in turn(): what the dealer was given before is seen there.
+  // Pairs with the exchange in iterate(): it sees all work that the dealer received before.
   if (!nudged_.exchange(true, std::memory_order_acq_rel)) wake_.signal();
 }
 
@@ -112,7 +113,7 @@ void Rail::nudge() {
 
 Result<void> Rail::start() {
   if (!options_.cores.empty() && !keep_thread_on(options_.cores)) {
-    kLog.debug("a rail's thread may not run near its card device={}", options_.device);
+    kLog.debug("cannot bind a rail's thread to the cores of its card device={}", options_.device);
   }
   loop_ = std::make_unique<Loop>();
   Loop& loop = *loop_;
@@ -141,7 +142,7 @@ bool Rail::iterate() {
   bool did = loop.requester_worker->progress();
   if (loop.responder_worker->progress()) did = true;
   loop.progressed = did;
-  // Commands before messages: who was told of a lease by its owner finds it here.
+  // Commands before messages: a reader that learned of a lease from its owner finds it here.
   if (commanded_.exchange(false, std::memory_order_acq_rel)) {
     mailbox_.drain([this](Command&& command) { carry_out(std::move(command)); });
     did = true;
@@ -194,7 +195,7 @@ void Rail::sleep() {
   if (busy) next = std::min(next, now + kLongestSleep);
   int timeout_ms = -1;
   if (next != TimePoint::max()) {
-    // Rounded up, so that it has passed when we look.
+    // Rounded up, so that the time has passed after waking.
     const auto left = std::chrono::ceil<std::chrono::milliseconds>(next - now);
     timeout_ms = static_cast<int>(std::clamp<std::int64_t>(left.count(), 0, 3'600'000));
   }
@@ -203,7 +204,7 @@ void Rail::sleep() {
                               {.fd = mailbox_.fd(), .events = POLLIN, .revents = 0},
                               {.fd = wake_.fd(), .events = POLLIN, .revents = 0}}};
   (void)::poll(wait.data(), wait.size(), timeout_ms);
-  // The sender may not have come as far as its flag.
+  // The sender may not have set its flag yet.
   if (wait[2].revents != 0) commanded_.store(true, std::memory_order_relaxed);
 }
 
@@ -243,7 +244,7 @@ void Rail::carry_out(Command command) {
 
 void Rail::end() {
   Loop& loop = *loop_;
-  // What was handed over before the end is carried out like the rest.
+  // Commands submitted before the end are executed as usual.
   mailbox_.drain([this](Command&& command) { carry_out(std::move(command)); });
   loop.requester->close_all();
   loop.responder->close_all();
@@ -256,14 +257,14 @@ void Rail::end() {
     take_messages();
     loop.requester->check_paths(progressed);
     requester_closed = loop.requester->all_closed();
-    // A reader that is gone takes nothing any more; nothing of ours depends on it.
+    // A reader that is gone reads nothing any longer, and no local state depends on it.
     responder_closed = loop.responder->all_closed() ||
                        std::chrono::steady_clock::now() > begin + options_.responder.fence_timeout;
     report_outcomes();
     if (requester_closed && responder_closed) break;
   }
   if (!requester_closed) {
-    kLog.warn("UCX did not give back what was under way, its worker is destroyed device={}",
+    kLog.warn("UCX did not complete the operations in flight, its worker is destroyed device={}",
               options_.device);
   }
   // Each needs the one before it.

@@ -24,16 +24,16 @@
 
 namespace pegaflow::ucx {
 
-/// A rail: one NIC, with UCX's context for it, a worker that asks and one that serves, and a thread
-/// of its own, on the cores of the card's NUMA node.
+/// A rail: one NIC, with UCX's context for it, one worker for requests and one for responses, and a
+/// thread of its own, on the cores of the card's NUMA node.
 ///
-/// Two workers, so that each way between two nodes has a direction: a reader that closes its own
-/// ends nobody else's, and a holder that cuts one off knows which.
+/// Two workers, so that each connection between two nodes has one direction: a reader that closes
+/// its own breaks no other, and a holder that cuts off a reader closes only that reader's.
 ///
-/// While GETs are under way the thread spins for a moment before it sleeps; with nothing to do it
-/// sleeps until UCX, a caller or a timer wakes it.
+/// While GETs are in flight the thread spins for a moment before it sleeps. Without work it sleeps
+/// until UCX, a caller or a timer wakes it.
 ///
-/// Thread-safe but where it says otherwise.
+/// Thread-safe, except where noted.
 class Rail {
  public:
   struct Options {
@@ -41,15 +41,16 @@ class Rail {
     bool sockets = false;
     std::size_t peers = 256;
     Duration spin{};
-    std::vector<std::uint32_t> cores;  ///< Where the thread runs; empty: anywhere.
+    std::vector<std::uint32_t> cores;  ///< The thread's affinity; empty: any core.
     Requester::Options requester;
     Responder::Options responder;
     std::size_t commands = 1024;
   };
   struct Hooks {
-    std::function<void()> deliver;       ///< Completions wait at the dealer. On any rail's thread.
-    std::function<void()> nudge_others;  ///< There is something for other rails.
-    bool keeps_time = false;             ///< This one calls Dealer::on_time().
+    std::function<void()>
+        deliver;  ///< Completions are ready at the dealer. Called on any rail's thread.
+    std::function<void()> nudge_others;  ///< There is work for other rails.
+    bool keeps_time = false;             ///< This rail calls Dealer::on_time().
   };
 
   /// Starts the thread. All references outlive it.
@@ -62,24 +63,24 @@ class Rail {
   Rail& operator=(const Rail&) = delete;
 
   [[nodiscard]] const std::string& device() const noexcept { return options_.device; }
-  /// Of the worker that serves.
+  /// The address of the worker for responses.
   [[nodiscard]] const std::vector<std::byte>& address() const noexcept { return address_; }
 
-  /// Ends every endpoint, and returns when the card touches nothing any more. nudge() still may be
-  /// called; nothing else.
+  /// Closes every endpoint, and returns when the card touches nothing any longer. Afterwards only
+  /// nudge() may be called.
   void stop();
 
-  /// Registers memory; the value is the key for peers. Errors: as Context::map().
+  /// Registers memory; returns the key for peers. Errors: as Context::map().
   std::future<Result<std::vector<std::byte>>> map(RegionId region, std::span<std::byte> memory);
-  /// Has readers stop, takes the memory from the card, and then keeps the promise. Nothing of ours
-  /// is under way there. Unknown regions are fine.
+  /// Makes readers stop, removes the memory from the card, and then fulfills the promise. No local
+  /// operation on the region is in flight. Unknown regions are fine.
   std::future<void> unmap(RegionId region);
-  /// Ends the older promises if `revoke`; `done`, if there is one, is set when none is left.
+  /// Ends older leases if `revoke`; `done`, if given, is set when no reader uses one.
   void lend(RegionId region, TimePoint until, bool revoke,
             std::shared_ptr<std::promise<void>> done);
   void connect(Fabric::PeerId id, std::shared_ptr<const PeerAddress> where);
   void disconnect(Fabric::PeerId id);
-  /// The dealer has something new, or a completion is to be delivered.
+  /// Wakes the thread: the dealer has new work or a completion.
   void nudge();
 
  private:
@@ -132,7 +133,7 @@ class Rail {
   std::atomic<bool> nudged_{false};
   std::atomic<bool> stop_{false};
   EventFd wake_;
-  std::unique_ptr<Loop> loop_;  // All that belongs to the thread.
+  std::unique_ptr<Loop> loop_;  // All state of the thread.
   std::thread thread_;
 };
 

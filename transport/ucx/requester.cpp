@@ -11,18 +11,19 @@ namespace {
 
 constexpr Log kLog{"ucx"};
 
-/// For what nobody waits for: what a GET of the foreground may have to wait for.
+/// Background work may take 1/4 of the window: what a foreground GET may have to wait for.
 constexpr std::size_t kBackgroundPart = 4;
-/// How long a broken way rests before it is tried again, while others reach the peer.
+/// The pause before a broken path is dialed again, while others reach the peer.
 constexpr Duration kFirstPause = std::chrono::seconds(1);
 constexpr unsigned kMostDoublings = 6;
-/// A lease is asked for anew so long before its end: what is posted has this long to come, a whole
-/// window of 16 MiB even at 17 MB/s. Used to its very end it failed reads that came a moment later.
+/// A lease is renewed this long before its end, which is also how long a posted GET has: enough for
+/// a window of 16 MiB even at 17 MB/s. Leases used to their very end failed reads that arrived a
+/// moment later.
 constexpr Duration kRenewBefore = std::chrono::seconds(1);
-/// A closed way whose callbacks have not come is looked at so often; UCX tells of no event then.
+/// The interval for checking closed paths whose callbacks are missing; UCX has no event for them.
 constexpr Duration kClosingCheck = std::chrono::milliseconds(1);
 
-/// A time as far from `from` as `value` says, without running over the end.
+/// The time `value` ns after `from`, saturated at the maximum.
 TimePoint after(TimePoint from, std::int64_t value) {
   return value > (TimePoint::max() - from).count() ? TimePoint::max() : from + Duration(value);
 }
@@ -40,14 +41,14 @@ Requester::Requester(const Options& options, Worker& worker, const LocalRegions&
 
 Requester::~Requester() = default;
 
-// ---- lanes
+// ---- paths
 
 void Requester::connect(Fabric::PeerId id, std::shared_ptr<const PeerAddress> where) {
   Peer& peer = peers_[static_cast<std::uint32_t>(id)];
   peer.where = std::move(where);
   const auto& rails = peer.where->address.rails;
-  // Rails of one name first: in clusters whose cards of one number share a switch, only those pairs
-  // are near.
+  // Rails of the same name first: in clusters where cards with the same number share a switch, only
+  // those pairs are near each other.
   const auto same = std::find_if(rails.begin(), rails.end(), [this](const RailAddress& rail) {
     return rail.device == options_.device;
   });
@@ -87,7 +88,7 @@ void Requester::disconnect(Fabric::PeerId id) {
 void Requester::drain_path(std::unique_ptr<Path> path) {
   for (auto& [number, region] : path->regions) {
     for (const Operation& operation : std::exchange(region.parked, {})) {
-      give_back(*path, operation, {.kind = Outcome::Kind::kRetry, .detail = "it was left"});
+      give_back(*path, operation, {.kind = Outcome::Kind::kRetry, .detail = "its path was closed"});
     }
     region.requested_at.reset();
   }
@@ -97,7 +98,7 @@ void Requester::drain_path(std::unique_ptr<Path> path) {
 }
 
 void Requester::close_drained(bool progressed, TimePoint now) {
-  // Backwards, since some go.
+  // Backwards, since elements are removed.
   for (std::size_t i = draining_.size(); i > 0; --i) {
     auto& path = draining_[i - 1];
     const bool done = path->remote_number != 0 && path->posted == 0;
@@ -109,9 +110,10 @@ void Requester::close_drained(bool progressed, TimePoint now) {
 }
 
 void Requester::break_path(Fabric::PeerId id, Peer& peer, const Error& error, bool for_good) {
-  kLog.debug("a way to a peer broke device={} peer={} reason={}", options_.device,
+  kLog.debug("a path to a peer broke device={} peer={} reason={}", options_.device,
              static_cast<std::uint32_t>(id), to_string(error));
-  // The dealer hears first: what comes back from here then goes to others, or is answered.
+  // The dealer first: operations returned below then go to other rails, or their batches have
+  // completed.
   const bool lost = dealer_.path_down(id, options_.rail, error, for_good);
   if (peer.path) close_path(std::move(peer.path));
   if (lost) return;
@@ -127,7 +129,7 @@ void Requester::close_path(std::unique_ptr<Path> path) {
   for (auto& [number, region] : path->regions) {
     for (const Operation& operation : std::exchange(region.parked, {})) {
       give_back(*path, operation,
-                {.kind = Outcome::Kind::kRetry, .detail = "its way to the peer broke"});
+                {.kind = Outcome::Kind::kRetry, .detail = "its path to the peer broke"});
     }
   }
   path->endpoint->close(Endpoint::Close::kNow);
@@ -166,7 +168,7 @@ bool Requester::fill() {
   if (dealt.empty()) return false;
   const TimePoint now = clock_.now();
   for (const Operation& operation : dealt) {
-    // room() was asked for it a moment ago, on this thread.
+    // room() was called for it a moment ago, on this thread.
     take(*peers_.at(static_cast<std::uint32_t>(operation.peer)).path, operation, now);
   }
   return true;
@@ -218,7 +220,7 @@ void Requester::post(Path& path, Region& region, const Operation& operation, Tim
                         .detail = ucx_error(api, status, "unpack a region's key").detail});
     }
   }
-  // The dealer saw it, and a region that goes waits for its operations.
+  // The dealer validated it, and unregistering a region waits for its operations.
   const LocalRegion& local = regions_.at(static_cast<std::uint32_t>(operation.local_region));
   if (free_.empty()) free_.push_back(&pool_.emplace_back());
   Posted* const posted = free_.back();
@@ -242,7 +244,7 @@ void Requester::post(Path& path, Region& region, const Operation& operation, Tim
   const ucs_status_ptr_t request = api.get_nbx(
       path.endpoint->get(), local.memory.data() + operation.local_offset, operation.size_bytes,
       remote.base + operation.remote_offset, region.key, &parameters);
-  // No request: no callback comes.
+  // No request: there will be no callback.
   if (request == nullptr) return finish(posted, UCS_OK);
   if (UCS_PTR_IS_ERR(request)) finish(posted, UCS_PTR_STATUS(request));
 }
@@ -275,7 +277,7 @@ void Requester::finish(Posted* posted, ucs_status_t status) {
     give_back(path, operation,
               {.kind = Outcome::Kind::kFailed,
                .error = Errc::kGone,
-               .detail = "the lease had ended when its bytes came"});
+               .detail = "its bytes arrived after the end of the lease"});
   } else {
     give_back(path, operation, {});
   }
@@ -290,11 +292,11 @@ bool Requester::report_outcomes() {
                      [](const Outcome& outcome) { return outcome.kind == Outcome::Kind::kRetry; });
 }
 
-// ---- what the peer says
+// ---- messages of the peer
 
 void Requester::on_message(const Message& message) {
   const auto found = paths_.find(message.to);
-  if (found == paths_.end()) return;  // For a lane that was closed meanwhile.
+  if (found == paths_.end()) return;  // For a path that was closed meanwhile.
   Path& path = *found->second;
   path.progress = clock_.now();
   if (path.state == Path::State::kDraining) check_by(path.progress);
@@ -312,7 +314,7 @@ void Requester::on_message(const Message& message) {
     case Message::Kind::kHello:
     case Message::Kind::kLeaseRequest:
     case Message::Kind::kRevoked:
-      return;  // Nothing that a holder says.
+      return;  // Not a holder's message.
   }
 }
 
@@ -333,7 +335,8 @@ void Requester::on_welcome(Path& path, const Message& message) {
   Peer& peer = peers_.at(static_cast<std::uint32_t>(path.peer));
   if (message.protocol != kProtocol || message.verdict == Message::Verdict::kRefused) {
     return break_path(path.peer, peer,
-                      {Errc::kRefused, "the peer speaks another version of the lane"}, true);
+                      {Errc::kRefused, "the peer has another version of the lane's protocol"},
+                      true);
   }
   if (message.verdict != Message::Verdict::kWelcome) {
     return break_path(path.peer, peer, {Errc::kGone, "the peer is another incarnation"}, true);
@@ -361,7 +364,8 @@ void Requester::on_lease(Path& path, const Message& message) {
     return;
   }
   region.lease_end = after(requested_at, message.value);
-  // Of what is shorter a half: near the end of what the peer lends not every read has a question.
+  // Half of a shorter lease: near the end of the owner's own lease, not every read may cause a
+  // request.
   region.renew_at =
       region.lease_end - std::min(kRenewBefore, (region.lease_end - requested_at) / 2);
   const TimePoint now = clock_.now();
@@ -372,7 +376,7 @@ void Requester::on_lease(Path& path, const Message& message) {
       give_back(path, operation,
                 {.kind = Outcome::Kind::kFailed,
                  .error = Errc::kGone,
-                 .detail = "the lease had ended before it could be used"});
+                 .detail = "the lease ended before it could be used"});
     }
   }
 }
@@ -381,7 +385,7 @@ void Requester::on_lease(Path& path, const Message& message) {
 
 std::optional<Error> Requester::check(const Path& path, bool progressed, TimePoint now) {
   if (const auto broken = path.endpoint->broken()) {
-    return Error{Errc::kPeerLost, ucx_error(worker_.api(), *broken, "the way to the peer").detail};
+    return Error{Errc::kPeerLost, ucx_error(worker_.api(), *broken, "the path to the peer").detail};
   }
   const bool awaits_lease =
       std::any_of(path.regions.begin(), path.regions.end(),
@@ -394,12 +398,12 @@ std::optional<Error> Requester::check(const Path& path, bool progressed, TimePoi
     check_by(due);
     return std::nullopt;
   }
-  if (progressed) {  // Perhaps it was we who were stopped: what is there is looked at first.
+  if (progressed) {  // Perhaps this process was stopped: handle what has arrived first.
     check_by(now + kClosingCheck);
     return std::nullopt;
   }
   return Error{Errc::kPeerLost,
-               greeting ? "the peer does not answer" : "the peer says nothing any more"};
+               greeting ? "the peer does not respond" : "the peer stopped responding"};
 }
 
 void Requester::check_paths(bool progressed) {

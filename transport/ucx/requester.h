@@ -1,6 +1,6 @@
 #pragma once
 /// \file
-/// The side of a rail that reads: its ways to peers and the GETs under way on them.
+/// The reading side of a rail: its paths to peers and the GETs in flight on them.
 
 #include <cstddef>
 #include <cstdint>
@@ -25,14 +25,14 @@ using rails::Dealer;
 using rails::Operation;
 using rails::Outcome;
 
-/// A peer as its description has it; shared by the rails, read only.
+/// A peer as its description lists it; shared by the rails, read-only.
 struct PeerAddress {
   FabricAddress address;
   Id128 incarnation;
   std::unordered_map<std::uint32_t, RegionKey> regions;
 };
 
-/// A region of ours as one rail knows it.
+/// A local region as registered with one rail.
 struct LocalRegion {
   std::span<std::byte> memory;
   ucp_mem_h handle = nullptr;
@@ -41,28 +41,28 @@ using LocalRegions = std::unordered_map<std::uint32_t, LocalRegion>;
 
 /// Takes operations from the dealer and posts a GET for each.
 ///
-/// A way to a peer (a *lane*) is greeted first: the peer says whether it still is the incarnation
-/// that we want. Then each region is asked for: for how long may it be read? Our clock starts
-/// before the question, so a lease ends here first. A GET whose bytes come after that end has
-/// failed, so the region is asked for again a second before, and what comes meanwhile waits for the
-/// answer. When the peer revokes a region, no further GET is posted, and it hears from us when the
-/// last one is through.
+/// A path to a peer begins with a greeting, in which the peer confirms that it still is the
+/// expected incarnation. Then the rail requests a lease for each region, which limits how long it
+/// may be read. The reader's clock starts before the request, so a lease ends earlier here than at
+/// the owner. A GET whose bytes arrive after the end has failed, so the lease is renewed one second
+/// before; operations that are due meanwhile wait for the new one. When the peer revokes a lease,
+/// no further GET is posted, and the reader confirms when the last one has ended.
 ///
-/// An operation is over with its callback and not before: closing an endpoint only makes the
-/// callbacks come. A lane keeps less under way than a card's queue holds, so they come at once.
+/// An operation ends with its callback and not before: closing an endpoint only makes the callbacks
+/// come. A path keeps fewer operations in flight than a card's queue holds, so they come at once.
 ///
-/// A lane that nobody needs any more is closed when its greeting is answered and its GETs are
-/// through, or the peer has become silent: a peer's UCX over TCP may end its process when a way
-/// goes in the middle of either (1.13 by an assertion in its handshake, 1.22 by a bad free of the
-/// answer to a GET).
+/// A path without a peer is drained: it is closed when its greeting is answered and its
+/// GETs have ended, or when the peer is silent. Closing it earlier could end the peer's process
+/// with UCX over TCP (1.13 by an assertion in its handshake, 1.22 by a bad free of the response to
+/// a GET).
 ///
 /// Thread-bound: to the rail's thread.
 class Requester {
  public:
   struct Options {
-    std::size_t rail = 0;          ///< Which one it is of the fabric.
-    std::string device;            ///< Its name, to be paired by.
-    std::size_t operations = 192;  ///< Under way to a peer; less than a card's queue.
+    std::size_t rail = 0;          ///< The rail's number in the fabric.
+    std::string device;            ///< Paths prefer a remote rail of this name.
+    std::size_t operations = 192;  ///< In flight per peer; less than a card's queue holds.
     std::uint64_t bytes = std::uint64_t{16} << 20;
     std::uint64_t piece_bytes = std::uint64_t{1} << 20;
     Duration connect_timeout{};
@@ -79,44 +79,50 @@ class Requester {
   void connect(Fabric::PeerId id, std::shared_ptr<const PeerAddress> where);
   void disconnect(Fabric::PeerId id);
   void on_message(const Message& message);
-  /// Takes what the dealer has and posts it. False: it had nothing that there is room for.
+  /// Posts operations from the dealer. Returns false when the dealer had none that fit.
   bool fill();
-  /// Tells the dealer what has ended since the last call. True: there is something for other rails.
+  /// Reports ended operations to the dealer. Returns true when other rails have work to retry.
   bool report_outcomes();
-  /// Looks after lanes that broke, were closed, or say nothing. Whether progress found anything
-  /// before decides who was slow, the peer or we.
+  /// Closes paths that broke, are drained, or whose peer is silent. `progressed`: whether the last
+  /// poll of UCX found anything; then a late response may be this process's fault.
   void check_paths(bool progressed);
   [[nodiscard]] TimePoint next_time() const noexcept { return next_check_; }
-  /// Whether GETs are under way.
+  /// Whether GETs are in flight.
   [[nodiscard]] bool is_busy() const noexcept { return posted_count_ > 0; }
-  /// Whether fill() may find something to do that it did not before.
+  /// Whether there is more room since the last fill().
   [[nodiscard]] bool has_more_room() const noexcept { return more_room_; }
 
   void close_all();
   [[nodiscard]] bool all_closed();
-  /// The worker is gone, and with it whatever was under way.
+  /// Ends all operations in flight: the worker was destroyed.
   void worker_is_gone();
 
  private:
   struct Region {
     ucp_rkey_h key = nullptr;
-    TimePoint lease_end = TimePoint::min();  ///< What comes later is thrown away.
-    TimePoint renew_at = TimePoint::min();   ///< GETs are posted until then without a question.
-    std::optional<TimePoint> requested_at;   ///< Since when an answer is due.
-    std::size_t open = 0;                    ///< GETs under way.
-    std::optional<std::int64_t> revocation;  ///< To be confirmed when none is.
-    std::deque<Operation> parked;            ///< They wait for the lease.
+    TimePoint lease_end = TimePoint::min();  ///< Bytes that arrive later are discarded.
+    TimePoint renew_at = TimePoint::min();   ///< Until then GETs need no new lease.
+    std::optional<TimePoint> requested_at;   ///< When the pending lease was requested.
+    std::size_t open = 0;                    ///< GETs in flight.
+    std::optional<std::int64_t> revocation;  ///< To be confirmed when none is in flight.
+    std::deque<Operation> parked;            ///< Operations that wait for the lease.
   };
   struct Path {
-    enum class State : std::uint8_t { kGreeting, kOpen, kDraining, kClosing };
+    enum class State : std::uint8_t {
+      kGreeting,  ///< The hello was sent; no operation is taken yet.
+      kOpen,      ///< Welcomed: takes operations.
+      kDraining,  ///< Its peer was disconnected: waits for the welcome and its GETs.
+      kClosing,   ///< Its endpoint is being closed: waits for the callbacks.
+    };
     Fabric::PeerId peer{};
     std::shared_ptr<const PeerAddress> where;
     std::size_t remote_rail = 0;
-    std::uint64_t number = 0;         ///< As the peer names it to us ...
-    std::uint64_t remote_number = 0;  ///< ... and we to the peer.
+    std::uint64_t number = 0;         ///< The peer's messages carry it ...
+    std::uint64_t remote_number = 0;  ///< ... and ours carry this one.
     State state = State::kGreeting;
     std::unique_ptr<Endpoint> endpoint;
-    TimePoint progress;  ///< When something last came, or was asked for while nothing was due.
+    TimePoint
+        progress;  ///< When bytes last arrived, or the first request of an idle path was made.
     std::size_t posted = 0;
     std::size_t taken = 0;  ///< Operations that are posted or parked.
     std::uint64_t taken_bytes = 0;
@@ -126,12 +132,12 @@ class Requester {
   };
   struct Peer {
     std::shared_ptr<const PeerAddress> where;
-    std::unique_ptr<Path> path;  ///< None: it broke.
+    std::unique_ptr<Path> path;  ///< None while it is broken.
     std::size_t remote_rail = 0;
     unsigned breaks = 0;
     std::optional<TimePoint> redial_at;
   };
-  /// A GET under way. From a pool, since UCX keeps its address.
+  /// A GET in flight. Allocated from a pool, since UCX keeps its address.
   struct Posted {
     Requester* requester = nullptr;
     Path* path = nullptr;
@@ -163,8 +169,8 @@ class Requester {
   Dealer& dealer_;
   const Clock& clock_;
   std::unordered_map<std::uint32_t, Peer> peers_;
-  std::unordered_map<std::uint64_t, Path*> paths_;  // Those not closing, by their number.
-  std::vector<std::unique_ptr<Path>> draining_;     // Nobody's, but at something still.
+  std::unordered_map<std::uint64_t, Path*> paths_;  // Not closing, by their number.
+  std::vector<std::unique_ptr<Path>> draining_;     // Without a peer, but still in use.
   std::vector<std::unique_ptr<Path>> closing_;
   std::deque<Posted> pool_;
   std::vector<Posted*> free_;

@@ -10,7 +10,7 @@ namespace pegaflow::ucx {
 namespace {
 
 constexpr Log kLog{"ucx"};
-/// How often a closed endpoint is looked at: UCX tells of no event when it has let go of it.
+/// The interval for checking closed endpoints; UCX has no event for their end.
 constexpr Duration kClosingCheck = std::chrono::milliseconds(1);
 
 }  // namespace
@@ -38,12 +38,12 @@ void Responder::revoke(RegionId region, std::function<void()> done) {
               .last = now + options_.fence_timeout,
               .done = std::move(done)};
   for (auto& [id, path] : paths_) {
-    // Who still reads by a promise that was taken back before is waited for here, too.
+    // A reader that still reads under an earlier revoked lease delays this fence, too.
     const bool still = std::any_of(fences_.begin(), fences_.end(), [&](const Fence& earlier) {
       return earlier.region == number && earlier.waits_for.contains(id);
     });
     if (path.promised.erase(number) == 0 && !still) continue;
-    // What a closing one was told ends with its endpoint.
+    // The leases of a closing path end with its endpoint.
     fence.waits_for.insert(id);
     if (path.closing) continue;
     path.endpoint->send({.kind = Message::Kind::kRevoke,
@@ -66,7 +66,7 @@ void Responder::finish_fences() {
   for (const auto& call : done) call();
 }
 
-// ---- what readers say
+// ---- messages of readers
 
 void Responder::on_message(const Worker::Arrived& arrived) {
   const Message& message = arrived.message;
@@ -75,7 +75,7 @@ void Responder::on_message(const Worker::Arrived& arrived) {
   if (found == paths_.end() || found->second.closing) return;
   if (message.kind == Message::Kind::kLeaseRequest) return on_lease_request(found->second, message);
   if (message.kind != Message::Kind::kRevoked) return;
-  // Messages of one reader keep their order: what is confirmed covers what was revoked before.
+  // Messages of one reader keep their order: a confirmation covers all earlier revocations.
   for (Fence& fence : fences_) {
     if (fence.region == message.region && fence.number <= message.value) {
       fence.waits_for.erase(found->first);
@@ -87,19 +87,19 @@ void Responder::on_message(const Worker::Arrived& arrived) {
 void Responder::on_hello(const Worker::Arrived& arrived) {
   const Message& hello = arrived.message;
   if (paths_.size() >= options_.readers) {
-    kLog.debug("a reader is not answered, there are {} already", paths_.size());
+    kLog.debug("a reader's hello is ignored, {} readers are connected", paths_.size());
     return;
   }
-  // Before UCX unpacks the address, which it believes. A stranger is not answered: an answer needs
-  // an endpoint to the address that the stranger sent.
+  // Checked before UCX unpacks the address, since UCX trusts it. A stranger gets no response: that
+  // would need an endpoint to the address that the stranger sent.
   const auto address = open_hello(hello, arrived.rest, incarnation_);
   if (!address) {
-    kLog.debug("a hello is not answered reason=\"{}\"", address.error().detail);
+    kLog.debug("a reader's hello is ignored reason=\"{}\"", address.error().detail);
     return;
   }
   auto endpoint = Endpoint::connect(worker_, *address);
   if (!endpoint) {
-    kLog.debug("a reader cannot be answered reason={}", endpoint.error().detail);
+    kLog.debug("cannot connect back to a reader reason={}", endpoint.error().detail);
     return;
   }
   const std::uint64_t number = ++last_path_;
@@ -122,7 +122,8 @@ void Responder::on_lease_request(Path& path, const Message& message) {
   const auto found = lent_.find(message.region);
   std::int64_t left = 0;
   if (found != lent_.end() && found->second > now) {
-    // A lease without an end is one here, and not the rest of the clock's life.
+    // A lease without end has none at the reader either, rather than the rest of this clock's
+    // range.
     left = found->second == TimePoint::max() ? std::numeric_limits<std::int64_t>::max()
                                              : (found->second - now).count();
     path.promised.insert(message.region);
@@ -153,8 +154,9 @@ void Responder::check_paths() {
     }
     for (const std::uint64_t number : fence.waits_for) {
       Path& late = paths_.at(number);
-      if (!late.closing) kLog.warn("a reader that does not let go of a region is cut off");
-      // Its card may read through any of its ways to us: all of one worker are closed.
+      if (!late.closing)
+        kLog.warn("a reader did not confirm a revoked lease in time and is cut off");
+      // Its card may read through any of its paths: all paths of that worker are closed.
       for (auto& [id, path] : paths_) {
         if (path.address == late.address) close(path, Endpoint::Close::kNow);
       }

@@ -1,6 +1,6 @@
 #pragma once
 /// \file
-/// The side of a rail that is read from: who may read, and until when.
+/// The serving side of a rail: which readers may read, and until when.
 
 #include <cstddef>
 #include <cstdint>
@@ -20,11 +20,12 @@
 
 namespace pegaflow::ucx {
 
-/// Answers the questions of readers that name this incarnation, and of no other. Their GETs it does
-/// not see: with a card no code on this side does.
+/// Answers readers that name this incarnation, and no others. It does not see their GETs: with a
+/// card, no code on this side does.
 ///
-/// So a region ends by agreement: its readers are told, stop, and say so. Who has not said so after
-/// `fence_timeout` is cut off, by closing the endpoint that its card reads through.
+/// So a lease ends by agreement: its readers receive a revocation, stop, and confirm. A reader that
+/// has not confirmed after `fence_timeout` is cut off, by closing the endpoint that its card reads
+/// through.
 ///
 /// Thread-bound: to the rail's thread.
 class Responder {
@@ -37,15 +38,15 @@ class Responder {
   /// All references outlive it.
   Responder(const Options& options, Worker& worker, const Id128& incarnation, const Clock& clock);
 
-  /// Until when readers are told that they may; TimePoint::min(): not.
+  /// Sets the end of the leases that readers receive; TimePoint::min(): none.
   void lend(RegionId region, TimePoint until);
-  /// Takes back what readers were told of the region; `done` is called when none reads it by an
-  /// older promise, which may be at once.
+  /// Revokes the leases of the region. `done` is called when no reader uses an older one, which may
+  /// be at once.
   void revoke(RegionId region, std::function<void()> done);
   void forget(RegionId region);
 
   void on_message(const Worker::Arrived& arrived);
-  /// Looks after readers that are gone or do not answer.
+  /// Closes paths to readers that are gone or do not respond.
   void check_paths();
   [[nodiscard]] TimePoint next_time() const noexcept { return next_check_; }
 
@@ -53,19 +54,20 @@ class Responder {
   [[nodiscard]] bool all_closed();
 
  private:
-  /// A reader's way to us, seen from here.
+  /// A reader's path to this node, as this side keeps it.
   struct Path {
-    std::uint64_t remote_number = 0;  ///< The reader's number for it.
+    std::uint64_t remote_number = 0;  ///< The reader's number of it.
     std::vector<std::byte> address;
     std::unique_ptr<Endpoint> endpoint;
-    std::set<std::uint32_t> promised;   ///< Regions that it was told it may read.
-    std::optional<TimePoint> close_at;  ///< It was refused: time for the answer to leave.
+    std::set<std::uint32_t> promised;  ///< Regions with a lease.
+    std::optional<TimePoint>
+        close_at;  ///< After a rejection: leaves time for the response to be sent.
     bool closing = false;
   };
   struct Fence {
     std::int64_t number = 0;
     std::uint32_t region = 0;
-    std::set<std::uint64_t> waits_for;  ///< Links.
+    std::set<std::uint64_t> waits_for;  ///< Paths.
     TimePoint last;
     std::function<void()> done;
   };

@@ -11,9 +11,9 @@ namespace {
 
 constexpr unsigned kOldestVersion = 1013;
 
-/// What UCX does when it is loaded is for programs that are UCX's own: ours keeps its signal
-/// handlers and its standard output. The user's own values win. Its hooks of mmap stay: up to 1.15
-/// it finds our registrations by its cache, which needs them.
+/// Settings for UCX's loading, whose defaults are meant for programs of UCX's own: this process
+/// keeps its signal handlers and its standard output. The user's own values win. UCX's hooks of
+/// mmap stay: up to 1.15 it finds our registrations through its cache, which needs them.
 constexpr std::array<std::pair<const char*, const char*>, 3> kManners{{
     {"UCX_HANDLE_ERRORS", "none"},
     {"UCX_LOG_FILE", "stderr"},
@@ -28,11 +28,11 @@ void find(void* library, const char* name, Function& function, std::string& miss
 
 Result<UcpApi> open_library() {
   for (const auto& [name, value] : kManners) ::setenv(name, value, 0);
-  // Its modules find libucs and libuct by their names, so nothing has to be global. It is never
-  // unloaded: threads of it may be there until the end.
+  // Its modules find libucs and libuct by name, so nothing has to be global. It is never unloaded:
+  // its threads may run until the end.
   void* const library = ::dlopen("libucp.so.0", RTLD_NOW | RTLD_LOCAL);
   if (library == nullptr) {
-    return fail(Errc::kRefused, "UCX is not on this machine (package libucx0): {}", ::dlerror());
+    return fail(Errc::kRefused, "UCX is not installed (package libucx0): {}", ::dlerror());
   }
   UcpApi api{};
   std::string missing;
@@ -65,7 +65,7 @@ Result<UcpApi> open_library() {
   PEGA_FIND(request_check_status);
   PEGA_FIND(request_free);
 #undef PEGA_FIND
-  // Of libucs, which libucp needs and dlsym() looks through.
+  // From libucs, which libucp needs and dlsym() searches.
   find(library, "ucs_status_string", api.status_string, missing);
   if (!missing.empty() || api.version() < kOldestVersion) {
     return fail(Errc::kRefused, "libucp is {}, and 1.13 is the oldest that works{}{}",

@@ -1,6 +1,6 @@
 #pragma once
 /// \file
-/// The part of UCX that we call, found when the program runs.
+/// The part of UCX that we call, loaded at run time.
 
 #include <string>
 
@@ -12,9 +12,9 @@ namespace pegaflow::ucx {
 
 /// The functions of libucp and libucs, by their own names.
 ///
-/// Found with dlopen, so that programs of ours start where there is no UCX, and so that the host's
-/// own (a vendor's, with what its cards need) is used when LD_LIBRARY_PATH names it. Only calls of
-/// 1.13 are here, which every later version has. Immutable.
+/// Loaded with dlopen, so that programs start on machines without UCX, and so that the host's own
+/// UCX (a vendor's, with what its cards need) is used when LD_LIBRARY_PATH names it. Contains only
+/// calls of 1.13, which every later version has. Immutable.
 struct UcpApi {
   decltype(&::ucp_config_read) config_read;
   decltype(&::ucp_config_modify) config_modify;
@@ -45,13 +45,13 @@ struct UcpApi {
   decltype(&::ucp_request_free) request_free;
   decltype(&::ucs_status_string) status_string;
 
-  /// Loads the library once; the same answer ever after. The first call sets variables of the
-  /// environment that UCX reads when it is loaded, where they are not set: it is made before other
-  /// threads read the environment.
+  /// Loads the library once; later calls return the same result. The first call sets environment
+  /// variables that UCX reads while loading, where they are not set: call it before other threads
+  /// read the environment.
   /// Errors: kRefused when there is no libucp, or one older than 1.13.
   static Result<const UcpApi*> load();
 
-  /// Of the library that is loaded: 1022 is 1.22.
+  /// The version of the loaded library: 1022 is 1.22.
   [[nodiscard]] unsigned version() const;
 };
 

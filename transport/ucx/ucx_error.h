@@ -1,6 +1,6 @@
 #pragma once
 /// \file
-/// UCX's failures as ours.
+/// Translation of UCX's status codes.
 
 #include <string>
 #include <string_view>
@@ -10,11 +10,11 @@
 
 namespace pegaflow::ucx {
 
-/// What the caller can do about `status`: kPeerLost for an endpoint that broke, kOutOfCapacity,
-/// kRefused when there is no such device or transport, kIo for the rest.
+/// The code by which a caller reacts to `status`: kPeerLost for an endpoint that broke,
+/// kOutOfCapacity, kRefused when there is no such device or transport, kIo for the rest.
 [[nodiscard]] Errc errc_of(ucs_status_t status) noexcept;
 
-/// "open rail mlx5_0:1: No such device".
+/// An error such as "open rail mlx5_0:1: No such device".
 [[nodiscard]] Error ucx_error(const UcpApi& api, ucs_status_t status, std::string_view what);
 
 /// The failing side of a Result.

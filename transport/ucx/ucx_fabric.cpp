@@ -18,7 +18,7 @@ namespace {
 
 constexpr Log kLog{"ucx"};
 constexpr std::string_view kBackend = "ucx";
-/// As many as one fabric can have in its life: the memory of a node is one or a few.
+/// The limit over the life of a fabric: the memory of a node is one region or a few.
 constexpr std::size_t kMostRegions = 1024;
 
 Result<void> check(const UcxFabric::Options& options) {
@@ -42,7 +42,8 @@ Result<void> check(const UcxFabric::Options& options) {
   return {};
 }
 
-/// The cores beside the card; empty when the kernel does not say, or it is all the same.
+/// The cores beside the card; empty when the kernel does not know them or they are all of the
+/// machine.
 std::vector<std::uint32_t> cores_near(const std::string& device) {
   const auto node = ucx::numa_node_of(device);
   const NumaTopology topology = NumaTopology::read();
@@ -52,7 +53,7 @@ std::vector<std::uint32_t> cores_near(const std::string& device) {
   return {};
 }
 
-/// A promise that is kept when `count` others are.
+/// A promise that is fulfilled when `count` others are.
 class Barrier {
  public:
   explicit Barrier(std::size_t count) {
@@ -78,7 +79,7 @@ struct UcxFabric::Parts {
     std::uint64_t size_bytes = 0;
     TimePoint until = TimePoint::min();
     std::vector<std::byte> key;
-    bool leaves = false;  ///< unregister_region() is at it.
+    bool leaves = false;  ///< unregister_region() is in progress.
   };
 
   Parts(const ucx::UcpApi& ucp, const rails::Dealer::Options& options, const Clock& with)
@@ -88,7 +89,7 @@ struct UcxFabric::Parts {
   const Clock& clock;
   rails::Dealer dealer;
   std::vector<std::unique_ptr<ucx::Rail>> rails;
-  std::mutex regions_mutex;  // Callers only; never held while a rail is waited for.
+  std::mutex regions_mutex;  // For callers only; not held while a rail is waited for.
   std::map<std::uint32_t, Region> regions;
   std::uint32_t last_region = 0;
 };
@@ -110,7 +111,7 @@ Result<void> UcxFabric::start(const Clock& clock) {
   PEGA_TRY_LET(const ucx::UcpApi* const api, ucx::UcpApi::load());
   if (api->version() < 1014 && !options_.sockets) {
     kLog.warn(
-        "this UCX may end the process when a peer dies while it is greeted, use 1.14 or newer "
+        "this UCX may end the process when a peer dies during its greeting, use 1.14 or newer "
         "version={}",
         api->get_version_string());
   }
@@ -149,7 +150,7 @@ Result<void> UcxFabric::start(const Clock& clock) {
 UcxFabric::~UcxFabric() {
   if (!parts_) return;
   parts_->dealer.finish();
-  // Rails nudge each other to the last, so all of them end before one goes.
+  // Rails nudge each other until the end, so all of them stop before one is destroyed.
   for (const auto& rail : parts_->rails) rail->stop();
   parts_->rails.clear();
   deliver();
@@ -187,7 +188,7 @@ Result<RegionId> UcxFabric::register_region(std::span<std::byte> memory) {
   const RegionId region{number};
   ucx::RegionKey key{.base = reinterpret_cast<std::uintptr_t>(memory.data()), .rail_keys = {}};
   std::vector<std::future<Result<std::vector<std::byte>>>> keys;
-  // All cards at once: it takes seconds for a large pool.
+  // All cards at once: registration takes seconds for a large pool.
   for (const auto& rail : parts_->rails) keys.push_back(rail->map(region, memory));
   Result<void> mapped;
   for (auto& rail_key : keys) {
@@ -214,7 +215,7 @@ Result<void> UcxFabric::lend(RegionId region, TimePoint until) {
   Barrier ended(count);
   const bool over = until <= parts_->clock.now();
   {
-    // Under the lock, so that two calls reach every rail in one order.
+    // Under the lock, so that two calls reach all rails in the same order.
     const std::lock_guard lock(parts_->regions_mutex);
     const auto found = parts_->regions.find(static_cast<std::uint32_t>(region));
     if (found == parts_->regions.end() || found->second.leaves) {
@@ -238,8 +239,8 @@ void UcxFabric::unregister_region(RegionId region) {
     const auto found = parts_->regions.find(number);
     if (found != parts_->regions.end()) found->second.leaves = true;
   }
-  // First what we read into it, then what others read from it. Whoever calls for one that is not
-  // there waits for a turn of the rails, too.
+  // First local reads into it, then reads by peers from it. A call for an unknown region waits for
+  // an iteration of the rails, too.
   parts_->dealer.close_region(region, [this] { nudge_all(); });
   std::vector<std::future<void>> unmapped;
   for (const auto& rail : parts_->rails) unmapped.push_back(rail->unmap(region));
@@ -274,16 +275,18 @@ Result<Fabric::PeerId> UcxFabric::connect(const FabricDescriptor& peer) {
   PEGA_TRY_LET(where->address, ucx::unpack_address(peer.address));
   where->incarnation = peer.incarnation;
   const unsigned ours = parts_->api.version();
-  // Keys of one version are not always read by another.
+  // A version may not be able to unpack another version's keys.
   if (where->address.ucx_version != ours) {
-    return fail(Errc::kRefused, "the peer has UCX {}.{}, and we {}.{}: they have to be the same",
+    return fail(Errc::kRefused,
+                "the peer has UCX {}.{} and this node {}.{}: install the same version on both",
                 where->address.ucx_version / 1000, where->address.ucx_version % 1000, ours / 1000,
                 ours % 1000);
   }
   for (const RegionDescriptor& region : peer.regions) {
     PEGA_TRY_LET(ucx::RegionKey key, ucx::unpack_key(region.key));
     if (key.rail_keys.size() != where->address.rails.size()) {
-      return fail(Errc::kInvalidArgument, "the peer has {} rails, and a region with {} keys",
+      return fail(Errc::kInvalidArgument,
+                  "the peer's description has {} rails and a region with {} keys",
                   where->address.rails.size(), key.rail_keys.size());
     }
     where->regions[static_cast<std::uint32_t>(region.region)] = std::move(key);
@@ -310,7 +313,7 @@ Result<void> UcxFabric::read(Batch batch) {
   PEGA_TRY(check_size(batch, options_.chunks));
   if (open_batches_.fetch_add(1, std::memory_order_relaxed) >= options_.batches) {
     open_batches_.fetch_sub(1, std::memory_order_relaxed);
-    return fail(Errc::kBusy, "{} batches are under way", options_.batches);
+    return fail(Errc::kBusy, "{} batches are in flight", options_.batches);
   }
   parts_->dealer.add(std::move(batch));
   nudge_all();

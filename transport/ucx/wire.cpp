@@ -60,7 +60,7 @@ class Reader {
   Result<std::uint32_t> rails() {
     PEGA_TRY_LET(const auto count, number<std::uint32_t>());
     if (count >= 1 && count <= kMostRails) return count;
-    return fail(Errc::kInvalidArgument, "a peer's description has {} rails, and may have 1 to {}",
+    return fail(Errc::kInvalidArgument, "a peer's description has {} rails, outside of 1 to {}",
                 count, kMostRails);
   }
   Result<void> end() const {
@@ -140,7 +140,7 @@ Result<FabricAddress> unpack_address(std::span<const std::byte> bytes) {
   PEGA_TRY(reader.check_seal());
   PEGA_TRY_LET(const auto protocol, reader.number<std::uint32_t>());
   if (protocol != kProtocol) {
-    return fail(Errc::kRefused, "the peer's lane speaks version {}, and ours {}", protocol,
+    return fail(Errc::kRefused, "the peer's lane has protocol version {}, this node's {}", protocol,
                 kProtocol);
   }
   FabricAddress address;

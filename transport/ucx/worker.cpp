@@ -12,7 +12,8 @@ namespace {
 
 constexpr Log kLog{"ucx"};
 constexpr unsigned kMessageId = 1;
-/// So that neither a flood of events nor a chatty peer keeps the thread from its other work.
+/// Limits one poll, so that neither a flood of events nor a busy peer starves the thread's other
+/// work.
 constexpr int kMostRounds = 64;
 
 struct Setting {
@@ -20,32 +21,32 @@ struct Setting {
   const char* value;
 };
 
-/// A dead peer is found within some 0.8 s (7 x 100 ms, in steps of InfiniBand's timer), where UCX's
-/// own default is 7 s. Six retries, since Soft-RoCE takes seven for "for ever".
+/// A dead peer is detected within some 0.8 s (7 x 100 ms, in steps of InfiniBand's timer); UCX's
+/// default is 7 s. Six retries, since Soft-RoCE takes seven as "no limit".
 constexpr Setting kCard[] = {{"TLS", "rc,ud:aux"},
                              {"RC_TIMEOUT", "100ms"},
                              {"RC_RETRY_COUNT", "6"},
                              {"KEEPALIVE_INTERVAL", "1s"}};
-/// A GET that the card cannot do is to fail and not to be emulated. From 1.21 on.
+/// A GET that the card cannot execute must fail instead of being emulated. From 1.21 on.
 constexpr Setting kNoEmulation = {"PROTO_EMULATION_ENABLE", "n"};
-/// For tests. Holes in the network are for our own patience to find (Options::stall_timeout).
+/// For tests. Our own timeouts find holes in the network (Options::stall_timeout).
 constexpr Setting kSockets[] = {{"TLS", "tcp"}};
 constexpr Setting kBoth[] = {{"RNDV_THRESH", "inf"}};
-/// We deal bytes out to cards ourselves; up to 1.13 it never uses two.
+/// The dealer distributes bytes to cards itself; up to 1.13 UCX never uses two.
 constexpr Setting kOneRail = {"MAX_RMA_RAILS", "1"};
-/// 1.13 has it, but not for a program to set.
+/// 1.13 has it, but a program cannot set it.
 constexpr Setting kRelaxed = {"IB_PCI_RELAXED_ORDERING", "try"};
 
 void set(const UcpApi& api, ucp_config_t* config, const Setting& setting) {
   if (std::getenv((std::string("UCX_") + setting.name).c_str()) != nullptr) return;
   const ucs_status_t status = api.config_modify(config, setting.name, setting.value);
   if (status != UCS_OK) {
-    kLog.debug("UCX does not know a setting name={} value={} reason={}", setting.name,
-               setting.value, api.status_string(status));
+    kLog.debug("UCX rejected a setting name={} value={} reason={}", setting.name, setting.value,
+               api.status_string(status));
   }
 }
 
-/// A message on its way out, with the bytes behind it.
+/// An outgoing message, with its payload.
 struct Sending {
   const UcpApi* api;
   std::vector<std::byte> bytes;
@@ -127,10 +128,10 @@ Result<std::unique_ptr<Worker>> Worker::create(Context& context) {
   parameters.thread_mode = UCS_THREAD_MODE_SINGLE;
   ucp_worker_h made = nullptr;
   ucs_status_t status = api.worker_create(context.get(), &parameters, &made);
-  if (status != UCS_OK) return fail_ucx(api, status, "make a worker of UCX");
+  if (status != UCS_OK) return fail_ucx(api, status, "create a UCX worker");
   std::unique_ptr<Worker> worker(new Worker(api, made));
   status = api.worker_get_efd(made, &worker->fd_);
-  if (status != UCS_OK) return fail_ucx(api, status, "get the descriptor of UCX's events");
+  if (status != UCS_OK) return fail_ucx(api, status, "get the descriptor of UCX events");
   ucp_am_handler_param_t handler{};
   handler.field_mask = UCP_AM_HANDLER_PARAM_FIELD_ID | UCP_AM_HANDLER_PARAM_FIELD_CB |
                        UCP_AM_HANDLER_PARAM_FIELD_ARG;
@@ -162,7 +163,7 @@ bool Worker::arm() { return api_.worker_arm(worker_) != UCS_ERR_BUSY; }
 ucs_status_t Worker::on_message(void* self, const void*, std::size_t, void* data, std::size_t size,
                                 const ucp_am_recv_param_t* parameters) {
   auto* const worker = static_cast<Worker*>(self);
-  // Ours are all eager and at least of that size; what is not is none of ours.
+  // Our messages are all eager and at least of that size; others are ignored.
   if ((parameters->recv_attr & UCP_AM_RECV_ATTR_FLAG_RNDV) != 0 || size < sizeof(Message) ||
       size > sizeof(Message) + kMostPackedBytes + sizeof(std::uint64_t)) {
     return UCS_OK;
@@ -188,7 +189,7 @@ Result<std::unique_ptr<Endpoint>> Endpoint::connect(Worker& worker,
   const ucs_status_t status =
       worker.api().ep_create(worker.get(), &parameters, &endpoint->endpoint_);
   if (status == UCS_OK) return endpoint;
-  return fail_ucx(worker.api(), status, "make a way to a peer");
+  return fail_ucx(worker.api(), status, "open an endpoint to a peer");
 }
 
 void Endpoint::on_error(void* self, ucp_ep_h, ucs_status_t status) {
@@ -198,7 +199,7 @@ void Endpoint::on_error(void* self, ucp_ep_h, ucs_status_t status) {
 void Endpoint::send(const Message& message, std::span<const std::byte> rest) {
   if (broken_ || endpoint_ == nullptr) return;
   const UcpApi& api = worker_.api();
-  // One run of bytes: the message and what follows it.
+  // One contiguous run of bytes: the message and its payload.
   auto sending = std::make_unique<Sending>();
   sending->api = &api;
   sending->bytes.resize(sizeof message + rest.size());

@@ -1,6 +1,6 @@
 #pragma once
 /// \file
-/// UCX's objects, each with one owner: the context of a card, its workers, and their endpoints.
+/// Owners of UCX's objects: the context of a card, its workers, and their endpoints.
 
 #include <cstddef>
 #include <cstdint>
@@ -25,18 +25,18 @@ class Context {
     bool sockets = false;  ///< UCX over TCP.
     std::size_t peers = 256;
   };
-  /// Variables UCX_* of the environment win over what we set.
-  /// Errors: kRefused when UCX knows no such device or no transport for it; as ucx_error().
+  /// Environment variables UCX_* override our settings. Errors: kRefused when UCX has no such
+  /// device or no transport for it; as ucx_error().
   static Result<std::unique_ptr<Context>> open(const UcpApi& api, const Options& options);
   ~Context();
   Context(const Context&) = delete;
   Context& operator=(const Context&) = delete;
 
-  /// Makes memory known to the card. Errors: as ucx_error().
+  /// Registers memory with the card. Errors: as ucx_error().
   Result<ucp_mem_h> map(std::span<std::byte> memory);
-  /// Afterwards the card reaches it no more, whatever keys peers have.
+  /// Afterwards the card no longer reaches the memory, whatever keys peers have.
   void unmap(ucp_mem_h handle);
-  /// What a peer unpacks to read it.
+  /// Returns the key that a peer unpacks to read the memory.
   Result<std::vector<std::byte>> pack_key(ucp_mem_h handle);
 
   [[nodiscard]] const UcpApi& api() const noexcept { return api_; }
@@ -56,21 +56,22 @@ class Worker {
     std::vector<std::byte> rest;
   };
   static Result<std::unique_ptr<Worker>> create(Context& context);
-  /// Every Endpoint is gone by then. Whatever of its operations was left writes nowhere afterwards.
+  /// All endpoints are destroyed before. Operations that are left write nowhere afterwards.
   ~Worker();
   Worker(const Worker&) = delete;
   Worker& operator=(const Worker&) = delete;
 
-  /// Whether anything happened.
+  /// Returns whether anything happened.
   bool progress();
-  /// False: something happened meanwhile, progress() first. True: fd() tells of the next event.
+  /// Prepares for sleeping on fd(). Returns false when something happened meanwhile: call
+  /// progress() first.
   bool arm();
   [[nodiscard]] int fd() const noexcept { return fd_; }
   [[nodiscard]] const std::vector<std::byte>& address() const noexcept { return address_; }
-  /// What came since the last call, in the order of each endpoint.
+  /// Returns the messages since the last call, in order per endpoint.
   std::vector<Arrived> take_arrived() { return std::exchange(arrived_, {}); }
 
-  /// Whether an endpoint of it broke since the last call.
+  /// Returns whether one of its endpoints broke since the last call.
   bool take_break() noexcept { return std::exchange(a_break_, false); }
   void note_break() noexcept { a_break_ = true; }
 
@@ -90,28 +91,28 @@ class Worker {
   std::vector<Arrived> arrived_;
 };
 
-/// The way from a worker of ours to one of a peer. Stays where it is: UCX knows its address.
+/// A connection from a local worker to one of a peer. Does not move: UCX keeps its address.
 /// Thread-bound.
 class Endpoint {
  public:
-  /// Returns at once; that the peer cannot be reached shows in broken().
+  /// Returns at once; broken() reports a peer that cannot be reached.
   static Result<std::unique_ptr<Endpoint>> connect(Worker& worker,
                                                    std::span<const std::byte> address);
-  /// closed() by then.
+  /// Requires closed().
   ~Endpoint() = default;
   Endpoint(const Endpoint&) = delete;
   Endpoint& operator=(const Endpoint&) = delete;
 
   void send(const Message& message, std::span<const std::byte> rest = {});
   enum class Close : std::uint8_t {
-    kNow,    ///< Operations under way come back with their callbacks soon, done or not.
-    kFlush,  ///< When what was sent has left.
+    kNow,    ///< Operations in flight end soon with their callbacks, complete or not.
+    kFlush,  ///< After everything sent has left.
   };
-  /// Ends it. Nothing is over before its callback.
+  /// Begins to close it. Each operation still ends with its callback.
   void close(Close how);
-  /// Whether UCX has let go of it.
+  /// Whether UCX has released it.
   [[nodiscard]] bool closed();
-  /// Why it does not work any more; no value: it does, as far as we know.
+  /// The reason why it broke; no value while it works, as far as is known.
   [[nodiscard]] std::optional<ucs_status_t> broken() const noexcept { return broken_; }
   void set_broken(ucs_status_t status) noexcept {
     if (!broken_) broken_ = status;

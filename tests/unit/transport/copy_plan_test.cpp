@@ -53,7 +53,7 @@ TEST_SUITE("CopyPlan") {
     CHECK(plan_of({segment(0x10000, 1 << 20, 100)}).group() == 32);
   }
 
-  TEST_CASE("a slice has as many whole pages as fit") {
+  TEST_CASE("a slice has as many complete pages as fit") {
     const CopyPlan plan = plan_of({segment(0x10000, 1 << 20, 10'000)});
     CHECK(plan.pitch() == 12'288);
 
@@ -106,7 +106,7 @@ TEST_SUITE("CopyPlan") {
     CHECK(transfers[1].device == 0x5000000 + 3 * 4096);
   }
 
-  TEST_CASE("what lies between a page and the end of its slot moves only inside a transfer") {
+  TEST_CASE("the bytes between a page and the end of its slot move only inside a transfer") {
     const CopyPlan plan = plan_of({segment(0x10000, 1 << 20, 10'000)});
     const std::vector<Device::Copy> copies = {{1, 0}, {2, 12'288}, {3, 100 * 4096}};
     const Slice slice = plan.next(0, 0, copies.size(), kGiB);
@@ -156,14 +156,14 @@ TEST_SUITE("CopyPlan") {
         piece = slice.ends_pages ? 0 : piece + slice.pieces;
       }
       CHECK(direct == copies.size() * page_bytes);
-      CHECK(moved >= direct);  // Also what lies between neighbors.
+      CHECK(moved >= direct);  // Including the padding between neighbors.
       CHECK(moved < direct + copies.size() * kSlotAlignment);
     }
   }
 }
 
 TEST_SUITE("StagingRing") {
-  TEST_CASE("a range waits for the newest one that lies where it does, and for no other") {
+  TEST_CASE("a range waits for the newest one that it overlaps, and for no other") {
     std::mt19937_64 random(testing::seed());
     for (int round = 0; round < 50; ++round) {
       const std::uint64_t size = StagingRing::kAlignment * (4 + random() % 60);
@@ -187,7 +187,7 @@ TEST_SUITE("StagingRing") {
         std::uint64_t newest = 0;
         for (const auto& [other, other_bytes] : taken) {
           CHECK(other.number < range.number);
-          // Both have whole multiples of the alignment.
+          // Both are multiples of the alignment.
           constexpr std::uint64_t kUnit = StagingRing::kAlignment;
           const auto end = [](std::uint64_t begin, std::uint64_t length) {
             return begin + (length + kUnit - 1) / kUnit * kUnit;
@@ -205,7 +205,7 @@ TEST_SUITE("StagingRing") {
     }
   }
 
-  TEST_CASE("an empty ring has room for all of it at once") {
+  TEST_CASE("an empty ring has room for its full size") {
     StagingRing ring(8 * StagingRing::kAlignment);
     REQUIRE(ring.take(3 * StagingRing::kAlignment).begin == 0);
     ring.give_back();

@@ -1,4 +1,4 @@
-// Built twice: over the driver in software, which is everywhere, and over the real one.
+// Built twice: over the driver in software, which runs everywhere, and over the real one.
 #include "transport/cuda/cuda_device.h"
 
 #include <algorithm>
@@ -40,7 +40,7 @@ std::vector<std::uint32_t> shuffled(std::size_t count, std::mt19937_64& random) 
   return order;
 }
 
-/// Saves all blocks in batches of random sizes, overwrites them, loads them back elsewhere.
+/// Saves all blocks in batches of random sizes, overwrites them, and loads them back elsewhere.
 void round_trip(std::mt19937_64& random, const CudaShape& shape, const CudaDevice::Options& options,
                 bool checksums) {
   CAPTURE(shape.segments);
@@ -83,7 +83,7 @@ void round_trip(std::mt19937_64& random, const CudaShape& shape, const CudaDevic
     by_ticket[completion.ticket] = completion;
   }
   if (!checksums) return;
-  if (!testing::has_kernels()) PEGA_SKIP("built without CUDA kernels, which take the checksums");
+  if (!testing::has_kernels()) PEGA_SKIP("built without CUDA kernels, which compute the checksums");
   // Saves first, then loads, each with the blocks in order.
   std::uint32_t block = 0;
   for (const Device::Completion& completion : by_ticket) {
@@ -148,9 +148,9 @@ TEST_SUITE("CudaDevice") {
     }
   }
 
-  TEST_CASE("checksums are those of the page, both ways, for the pages that want one") {
+  TEST_CASE("checksums are those of the page, in both directions, for the pages that request one") {
     std::mt19937_64 random(testing::seed());
-    // Around the sizes at which the hash goes another way: stripes of 64, blocks of 1024.
+    // Around the sizes at which the hash takes another branch: stripes of 64, blocks of 1024.
     for (const std::size_t page_bytes :
          {241UL, 256UL, 1023UL, 1024UL, 1025UL, 1088UL, 2048UL, 2049UL, 9'999UL, 65'536UL}) {
       for (const Path path : {Path::kStaged, Path::kDirect}) {
@@ -205,7 +205,8 @@ TEST_SUITE("CudaDevice") {
     }
   }
 
-  TEST_CASE("however it is cancelled, the pages it counts are whole and no other was touched") {
+  TEST_CASE(
+      "after a cancel at any time, the counted pages are complete and no others are touched") {
     std::mt19937_64 random(testing::seed());
     for (int round = 0; round < 40; ++round) {
       CudaDevice::Options options = testing::small_options();
@@ -243,7 +244,7 @@ TEST_SUITE("CudaDevice") {
     }
   }
 
-  TEST_CASE("every batch completes once, whoever submits, cancels and detaches meanwhile") {
+  TEST_CASE("every batch completes once, with concurrent submits, cancels and detaches") {
     CudaFixture f({.segments = 2, .segment_bytes = 512, .blocks = 3'000});
     std::vector<std::thread> users;
     std::mutex mutex;
@@ -302,7 +303,7 @@ TEST_SUITE("CudaDevice") {
     CHECK(small.device->info().path == (testing::has_kernels() ? Path::kStaged : Path::kDirect));
   }
 
-  TEST_CASE("refusals") {
+  TEST_CASE("invalid calls are rejected") {
     CudaDevice::Options options = testing::small_options();
     CudaFixture f({}, options);
     const auto code = [](const auto& result) { return result.error().code; };
@@ -340,7 +341,7 @@ TEST_SUITE("CudaDevice") {
           Errc::kInvalidArgument);
   }
 
-  TEST_CASE("a child of fork has no copy thread, and leaves the parent's alone") {
+  TEST_CASE("a child of fork() has no copy thread, and leaves the parent's alone") {
     CudaFixture f;
     const pid_t child = ::fork();
     REQUIRE(child >= 0);

@@ -1,4 +1,4 @@
-// What only a driver in software can be told to do.
+// Faults that only a driver in software can produce on request.
 #include <algorithm>
 #include <memory>
 #include <numeric>
@@ -51,7 +51,7 @@ bool is_zero(std::span<const std::byte> bytes) {
                      [](std::byte byte) { return byte == std::byte{0}; });
 }
 
-TEST_SUITE("CudaDevice, disturbed") {
+TEST_SUITE("CudaDevice, with faults") {
   TEST_CASE("a save waits for the engine's work, and a load does not wait for the save") {
     // Pages with a checksum are staged on either path, in one batch with others that are not.
     for (const auto& [path, checksums] : {std::pair{Path::kStaged, false},
@@ -77,7 +77,8 @@ TEST_SUITE("CudaDevice, disturbed") {
       CHECK(early.size() == 1);
       CHECK(early[0].ticket == 2);
       CHECK(is_zero(f.pool.bytes().first(60 * f.slot_bytes)));
-      for (const std::uint32_t block : first(60)) f.memory.fill(block, block + 1);  // That work.
+      for (const std::uint32_t block : first(60))
+        f.memory.fill(block, block + 1);  // The engine's work.
       s.software->block(compute, false);
 
       const auto done = f.completions.wait_for(2);
@@ -91,8 +92,9 @@ TEST_SUITE("CudaDevice, disturbed") {
     }
   }
 
-  TEST_CASE("what an engine queues behind a load that it follows finds the load's blocks whole") {
-    // Each time the streams run side by side in another order.
+  TEST_CASE(
+      "work that an engine queues behind an early completion finds the load's blocks complete") {
+    // Each seed runs the streams in another order.
     for (int round = 0; round < 12; ++round) {
       const Path path = round % 4 == 3 ? Path::kDirect : Path::kStaged;
       CudaDevice::Options options = testing::small_options();
@@ -118,7 +120,7 @@ TEST_SUITE("CudaDevice, disturbed") {
       while (!f.device->complete_early(2, queue, kSoon).value() && SteadyClock().now() < limit) {
         std::this_thread::yield();
       }
-      CHECK_FALSE(f.device->complete_early(2, queue, -kSoon).value());  // Not as soon as that.
+      CHECK_FALSE(f.device->complete_early(2, queue, -kSoon).value());  // Expected later than that.
       CHECK(f.completions.count() == 1);
       // The engine's work: it reads all blocks of one segment.
       const PageLayout layout = f.memory.layout();
@@ -141,13 +143,13 @@ TEST_SUITE("CudaDevice, disturbed") {
       const auto done = f.completions.wait_for(2);
       CHECK(done[1].ticket == 2);
       CHECK_FALSE(done[1].error);
-      CHECK_FALSE(f.device->complete_early(2, queue, kSoon).value());  // Over.
+      CHECK_FALSE(f.device->complete_early(2, queue, kSoon).value());  // The load is over.
       s.software->unregister_host(seen.bytes().data());
       s.software->destroy_stream(compute);
     }
   }
 
-  TEST_CASE("nobody follows a save, a batch that is not known, or one with checksums") {
+  TEST_CASE("no early completion for a save, an unknown batch, or one with checksums") {
     SoftwareFixture s({.segments = 2, .segment_bytes = 16 << 10, .blocks = 64});
     CudaFixture& f = s.f;
     s.software->hold();
@@ -177,12 +179,12 @@ TEST_SUITE("CudaDevice, disturbed") {
       s.software->hold();
       const std::size_t before = s.software->copies();
       REQUIRE(f.device->submit(f.batch(1, Direction::kSave, first(64))));
-      // Until some of it is on the device's streams.
+      // Until some of it is queued on the device's streams.
       while (s.software->copies() == before) std::this_thread::yield();
       std::thread detaching;
       if (detach) {
         detaching = std::thread([&] { f.device->detach(); });
-        // A block out of range is told only while the device is attached.
+        // A block out of range is reported only while the device is attached.
         while (f.device->submit(f.batch(2, Direction::kSave, {64})).error().code != Errc::kGone) {
           std::this_thread::yield();
         }
@@ -205,7 +207,7 @@ TEST_SUITE("CudaDevice, disturbed") {
     }
   }
 
-  TEST_CASE("an error on the device retires it, and every batch is told") {
+  TEST_CASE("an error on the device retires it, and every batch reports it") {
     SoftwareFixture s({.segments = 2, .segment_bytes = 16 << 10, .blocks = 64});
     CudaFixture& f = s.f;
     s.software->hold();
@@ -225,12 +227,12 @@ TEST_SUITE("CudaDevice, disturbed") {
     CHECK(f.device->submit(f.batch(4, Direction::kSave, {0})).error().code == Errc::kInternal);
     CHECK(f.device->record_event(Device::Queue::kDefault).error().code == Errc::kInternal);
     f.device->cancel(1);
-    f.device->detach();  // Returns, though CUDA refuses to give the pool back.
+    f.device->detach();  // Returns, although CUDA rejects the release of the pool.
     CHECK(f.device->attach(f.memory.layout(), f.pool.bytes(), f.completions.sink()).error().code ==
           Errc::kInternal);
   }
 
-  TEST_CASE("an event that was used again fails its batch and no other") {
+  TEST_CASE("an event that was reused fails its batch and no other") {
     CudaDevice::Options options = testing::small_options();
     options.max_events = 4;
     SoftwareFixture s({}, options);
@@ -253,7 +255,7 @@ TEST_SUITE("CudaDevice, disturbed") {
     CHECK_FALSE(done[1].error);
   }
 
-  TEST_CASE("full: more batches than the limit are refused until one has ended") {
+  TEST_CASE("at the limit, further batches are rejected until one has ended") {
     CudaDevice::Options options = testing::small_options();
     options.max_batches = 2;
     SoftwareFixture s({}, options);
@@ -271,7 +273,7 @@ TEST_SUITE("CudaDevice, disturbed") {
     f.completions.wait_for(4);
   }
 
-  TEST_CASE("a pool that cannot be page-locked in all its ranges is in none") {
+  TEST_CASE("a pool that cannot be page-locked in all its ranges is page-locked in none") {
     auto software = std::make_shared<SoftwareCuda>(testing::seed());
     const testing::DeviceMemory memory(software, 1, 64 << 10, 16);
     const testing::PoolMemory pool((64 << 10) * 16);
@@ -304,7 +306,7 @@ TEST_SUITE("CudaDevice, disturbed") {
     CHECK(path_with(16 << 20) == Path::kDirect);
   }
 
-  TEST_CASE("everything taken from CUDA is given back") {
+  TEST_CASE("all CUDA objects are released") {
     auto software = std::make_shared<SoftwareCuda>(testing::seed());
     {
       SUBCASE("after copies") {
@@ -321,7 +323,7 @@ TEST_SUITE("CudaDevice, disturbed") {
     CHECK(software->live_objects() == 0);
   }
 
-  TEST_CASE("a GPU without memory for a lane is no device") {
+  TEST_CASE("a GPU without memory for a copy stream is rejected") {
     auto software = std::make_shared<SoftwareCuda>(testing::seed());
     software->refuse_allocations_from(1);
     CHECK(CudaDevice::create({}, software).error().code == Errc::kOutOfCapacity);
@@ -330,7 +332,7 @@ TEST_SUITE("CudaDevice, disturbed") {
 }
 
 TEST_SUITE("cuda::Driver") {
-  TEST_CASE("a machine without a driver says so") {
+  TEST_CASE("a machine without a driver reports so") {
     const auto driver = cuda::Driver::load();
     if (driver) PEGA_SKIP("this machine has a CUDA driver");
     CHECK(driver.error().code == Errc::kRefused);

@@ -1,6 +1,6 @@
 #pragma once
 /// \file
-/// A CudaDevice over whatever driver the program was built for.
+/// A CudaDevice over the driver that the program was built for.
 
 #include <condition_variable>
 #include <memory>
@@ -48,7 +48,7 @@ class CudaCompletions {
   std::vector<Device::Completion> all_;
 };
 
-/// Whole pages of memory, as the pool's mapping is.
+/// Page-aligned memory, like the mapping of a pool.
 class PoolMemory {
  public:
   explicit PoolMemory(std::size_t bytes) {

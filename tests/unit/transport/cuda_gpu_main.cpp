@@ -1,4 +1,4 @@
-// The tests of CudaDevice over this machine's GPU; skipped, aloud, where there is none.
+// The tests of CudaDevice over this machine's GPU; skipped, with a message, where there is none.
 #define DOCTEST_CONFIG_IMPLEMENT
 #include <cstdio>
 
@@ -20,7 +20,7 @@ int main(int argc, char** argv) {
     std::printf("%s\n", driver ? "no GPU" : driver.error().detail.c_str());
     return 77;
   }
-  // Held all the time: to make a context takes longer than most tests.
+  // Held throughout: creating a context takes longer than most tests.
   pegaflow::cuda::Context context_of_all = nullptr;
   if ((*driver)->retain_primary_context(0, context_of_all) != pegaflow::cuda::kSuccess) return 1;
   std::printf("seed: %llu (set PEGA_TEST_SEED to repeat)\n",

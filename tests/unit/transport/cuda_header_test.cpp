@@ -1,4 +1,4 @@
-// Where there is a toolkit: that our declarations of the driver API are its.
+// Compares our declarations of the driver API with the toolkit's, where there is one.
 #include <type_traits>
 
 #include <cuda.h>
@@ -14,13 +14,13 @@ static_assert(sizeof(CUdeviceptr) == sizeof(DeviceAddress));
 static_assert(std::is_pointer_v<CUstream> && std::is_pointer_v<CUevent>);
 static_assert(sizeof(CUresult) == sizeof(Status));
 static_assert(sizeof(CUdevice) == sizeof(int));
-// What driver.cpp hands to cuMemcpyBatchAsync.
+// The struct that driver.cpp passes to cuMemcpyBatchAsync.
 static_assert(sizeof(CUmemcpyAttributes) == 6 * sizeof(int));
 static_assert(offsetof(CUmemcpyAttributes, srcLocHint) == sizeof(int));
 static_assert(offsetof(CUmemcpyAttributes, flags) == 5 * sizeof(int));
 static_assert(CU_MEMCPY_SRC_ACCESS_ORDER_STREAM == 1);
 
-TEST_CASE("numbers of CUDA are what its header says") {
+TEST_CASE("CUDA's constants equal those of its header") {
   CHECK(kSuccess == CUDA_SUCCESS);
   CHECK(kOutOfMemory == CUDA_ERROR_OUT_OF_MEMORY);
   CHECK(kNotReady == CUDA_ERROR_NOT_READY);

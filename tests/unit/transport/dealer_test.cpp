@@ -1,4 +1,4 @@
-// Which bytes rails are given, and what becomes of batches, without UCX.
+// The operations that rails receive, and the results of batches, without UCX.
 #include "transport/dealer.h"
 
 #include <map>
@@ -55,7 +55,7 @@ struct Bench {
 };
 
 TEST_SUITE("Dealer") {
-  TEST_CASE("what lies side by side at both ends is one operation, and nothing else is") {
+  TEST_CASE("bytes that are contiguous at both ends are one operation, and no others are") {
     Bench bench;
     bench.dealer.add(bench.batch(
         1, {Bench::chunk(0, 0, 100), Bench::chunk(100, 100, 50), Bench::chunk(150, 500, 50),
@@ -77,7 +77,7 @@ TEST_SUITE("Dealer") {
     for (const auto& result : completions[0].chunks) CHECK_FALSE(result);
   }
 
-  TEST_CASE("a small batch is cut for all rails, though not below the least piece") {
+  TEST_CASE("a small batch is cut for all rails, but not below the smallest piece") {
     Bench bench(4);
     bench.dealer.add(bench.batch(1, {Bench::chunk(0, 0, 1 << 20)}));
     for (std::size_t rail = 0; rail < 4; ++rail) {
@@ -90,7 +90,7 @@ TEST_SUITE("Dealer") {
     CHECK(small.deal().at(0).size_bytes == 64 << 10);
   }
 
-  TEST_CASE("a batch that is cancelled or late is answered at once, settled with its operations") {
+  TEST_CASE("a batch that is cancelled or late completes at once, quiesced with its operations") {
     Bench bench;
     for (const bool late : {false, true}) {
       bench.dealer.add(bench.batch(1, {Bench::chunk(0, 0, 3 << 20)}));
@@ -119,7 +119,7 @@ TEST_SUITE("Dealer") {
     }
   }
 
-  TEST_CASE("what a broken way leaves goes to others, three times at most") {
+  TEST_CASE("operations of a broken path go to other rails, three times at most") {
     Bench bench(2);
     bench.dealer.add(bench.batch(1, {Bench::chunk(0, 0, 4096)}));
     for (int tries = 1; tries <= 3; ++tries) {
@@ -132,7 +132,7 @@ TEST_SUITE("Dealer") {
     CHECK(completions[0].chunks[0] == Errc::kPeerLost);
   }
 
-  TEST_CASE("a peer is lost when no rail reaches it, or when it is another one") {
+  TEST_CASE("a peer is lost when no rail reaches it, or when it is another incarnation") {
     const Error broke{Errc::kPeerLost, "it broke"};
     Bench bench(2);
     bench.dealer.add(bench.batch(1, {Bench::chunk(0, 0, 4096)}));
@@ -152,7 +152,8 @@ TEST_SUITE("Dealer") {
     CHECK(other.dealer.take_completions().at(0).chunks[0] == Errc::kGone);
   }
 
-  TEST_CASE("the foreground goes first, and leaves the background no room that it waits for") {
+  TEST_CASE(
+      "the foreground goes first, and the background gets none of the room that it waits for") {
     Bench bench;
     Fabric::Batch background = bench.batch(1, {Bench::chunk(0, 0, 8 << 20)});
     background.priority = Fabric::Priority::kBackground;
@@ -170,7 +171,7 @@ TEST_SUITE("Dealer") {
     CHECK(bench.deal({.operations = 5, .bytes = 5 << 20}).empty());
   }
 
-  TEST_CASE("a slow rail leaves alone what the others bring sooner, and works further ahead") {
+  TEST_CASE("a slow rail skips operations that the others finish sooner, and takes later ones") {
     Bench bench(2);
     const auto pass = [&bench](std::size_t rail, Duration each) {
       for (const Operation& operation : bench.deal({.operations = 1, .bytes = 1 << 20}, rail)) {
@@ -178,14 +179,14 @@ TEST_SUITE("Dealer") {
         bench.end(operation);
       }
     };
-    // What is known of them: the first brings 1 MiB in 0.1 ms, the second in 1 ms.
+    // The measured pace: the first rail reads 1 MiB in 0.1 ms, the second in 1 ms.
     bench.dealer.add(bench.batch(1, {Bench::chunk(0, 0, 64 << 20)}));
     for (int i = 0; i < 10; ++i) pass(0, std::chrono::microseconds(100));
     for (int i = 0; i < 2; ++i) pass(1, std::chrono::milliseconds(1));
     bench.dealer.cancel(1);
     (void)bench.dealer.take_completions();
 
-    // 9 MiB are through in 0.9 ms without it, and 18 in 1.8.
+    // The other rail reads 9 MiB in 0.9 ms alone, and 18 MiB in 1.8 ms.
     bench.dealer.add(bench.batch(2, {Bench::chunk(0, 0, 9 << 20)}));
     CHECK(bench.deal(kMuch, 1).empty());
     bench.dealer.add(bench.batch(3, {Bench::chunk(16 << 20, 16 << 20, 9 << 20)}));
@@ -193,7 +194,7 @@ TEST_SUITE("Dealer") {
     REQUIRE(ahead.size() == 1);
     CHECK(ahead[0].remote_offset == 16 << 20);
 
-    // Alone it brings all, and when it was idle for long nobody knows how fast it is now.
+    // Alone it takes all; after a long pause its pace is unknown.
     const Error broke{Errc::kPeerLost, "it broke"};
     CHECK_FALSE(bench.dealer.path_down(kPeer, 0, broke, false));
     CHECK(bench.deal(kMuch, 1).size() == 17);
@@ -211,7 +212,7 @@ TEST_SUITE("Dealer") {
     CHECK(rested.deal(kMuch, 1).size() == 1);
   }
 
-  TEST_CASE("by whatever outcomes, each byte is asked for as often as it has to be, and no more") {
+  TEST_CASE("whatever the outcomes, each byte is requested as often as necessary, and no more") {
     std::mt19937_64 random(testing::seed());
     for (int round = 0; round < 200; ++round) {
       Bench bench(1 + random() % 4, 4096 * (1 + random() % 20));
@@ -223,7 +224,7 @@ TEST_SUITE("Dealer") {
         at += size + (random() % 2 == 0 ? 0 : 10);
       }
       bench.dealer.add(bench.batch(1, chunks));
-      std::map<std::uint64_t, std::uint64_t> brought;  // Begin and size, of ours.
+      std::map<std::uint64_t, std::uint64_t> brought;  // Local begin and size.
       std::vector<Operation> open;
       while (!bench.dealer.has_completions()) {
         const auto dealt =

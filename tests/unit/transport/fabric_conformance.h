@@ -1,8 +1,8 @@
 #pragma once
 /// \file
-/// What every Fabric has to do, whatever carries its bytes. A backend's test includes this once and
-/// names its type: `TEST_CASE_TEMPLATE_INVOKE(fabric_conformance, TcpBackend);`. The type has
-/// `static std::unique_ptr<Fabric> make(Fabric::CompletionSink)`.
+/// The requirements for every Fabric, whatever its transport. A backend's test includes this file
+/// once and names its type: `TEST_CASE_TEMPLATE_INVOKE(fabric_conformance, TcpBackend);`. The type
+/// has `static std::unique_ptr<Fabric> make(Fabric::CompletionSink)`.
 
 #include <algorithm>
 #include <atomic>
@@ -24,7 +24,7 @@ namespace pegaflow::testing {
 constexpr std::uint64_t kHolderSeed = 1;
 constexpr std::uint64_t kReaderSeed = 2;
 
-/// Two nodes, the second of which reads from the first.
+/// Two nodes; the second reads from the first.
 template <typename Backend>
 struct FabricPair {
   explicit FabricPair(std::size_t holder_bytes = 4 << 20, std::size_t reader_bytes = 4 << 20)
@@ -42,7 +42,7 @@ struct FabricPair {
             .local_offset = to,
             .size_bytes = size};
   }
-  /// Whether the reader has the holder's bytes there.
+  /// Whether the reader has the holder's bytes in that range.
   [[nodiscard]] bool came(const Fabric::Chunk& chunk) const {
     for (std::uint64_t i = 0; i < chunk.size_bytes; ++i) {
       if (reader.memory[chunk.local_offset + i] !=
@@ -52,7 +52,7 @@ struct FabricPair {
     }
     return true;
   }
-  /// Chunks of `size` one behind the other, of all that fit.
+  /// As many contiguous chunks of `size` as fit.
   [[nodiscard]] std::vector<Fabric::Chunk> all_chunks(std::uint64_t size) const {
     std::vector<Fabric::Chunk> chunks;
     for (std::uint64_t at = 0; at + size <= std::min(holder.memory.size(), reader.memory.size());
@@ -72,7 +72,7 @@ inline bool all_good(const Fabric::Completion& completion) {
                       [](const auto& chunk) { return chunk.has_value(); });
 }
 
-/// Pages that are not there any more once it is gone.
+/// Pages that are unmapped when this is destroyed.
 class MappedPages {
  public:
   explicit MappedPages(std::size_t bytes)
@@ -91,7 +91,7 @@ class MappedPages {
 TEST_CASE_TEMPLATE_DEFINE("a fabric", Backend, fabric_conformance) {
   using Chunk = Fabric::Chunk;
 
-  SUBCASE("brings the right bytes, at odd offsets and of odd sizes, and touches no other") {
+  SUBCASE("reads the right bytes, at odd offsets and of odd sizes, and touches no others") {
     FabricPair<Backend> pair;
     std::mt19937_64 random(seed());
     std::vector<std::byte> expected = pair.reader.memory;
@@ -116,12 +116,12 @@ TEST_CASE_TEMPLATE_DEFINE("a fabric", Backend, fabric_conformance) {
     }
   }
 
-  SUBCASE("serves many batches at once, from several threads and both ways") {
+  SUBCASE("serves many batches at once, from several threads and in both directions") {
     FabricPair<Backend> pair;
     REQUIRE(pair.reader.fabric->lend(pair.reader.region, late()));
     const auto back = pair.holder.fabric->connect(pair.reader.fabric->describe());
     REQUIRE(back);
-    // The upper half of each is read into; the lower one is what the other reads.
+    // The upper half of each memory is read into; the other node reads the lower half.
     constexpr std::uint64_t kHalf = 2 << 20;
     constexpr std::uint64_t kPage = 16 << 10;
     std::atomic<int> refused{0};
@@ -182,7 +182,7 @@ TEST_CASE_TEMPLATE_DEFINE("a fabric", Backend, fabric_conformance) {
     CHECK(holder.fabric->register_region({}).error().code == Errc::kInvalidArgument);
   }
 
-  SUBCASE("tells each chunk that is out of range, and brings the others") {
+  SUBCASE("reports each chunk that is out of range, and reads the others") {
     FabricPair<Backend> pair;
     const std::uint64_t end = pair.holder.memory.size();
     std::vector<Chunk> chunks = {pair.chunk(0, 0, 5000),          pair.chunk(end - 10, 9000, 11),
@@ -211,7 +211,7 @@ TEST_CASE_TEMPLATE_DEFINE("a fabric", Backend, fabric_conformance) {
             .code == Errc::kInvalidArgument);
   }
 
-  SUBCASE("reads from no other incarnation than the one that it was told of") {
+  SUBCASE("reads from no other incarnation than the one in the description") {
     FabricPair<Backend> pair;
     FabricDescriptor before = pair.holder.fabric->describe();
     before.incarnation = Id128::random();
@@ -219,7 +219,7 @@ TEST_CASE_TEMPLATE_DEFINE("a fabric", Backend, fabric_conformance) {
     REQUIRE(peer);
 
     const Chunk chunk = pair.chunk(0, 0, 4096);
-    // A lane that has to unpack a stranger's address to answer does not.
+    // A lane that must unpack an address to respond does not respond to strangers.
     const auto outcome = pair.reader.read(*peer, {chunk}).chunks[0];
     CHECK((outcome == Errc::kGone || outcome == Errc::kPeerLost));
 
@@ -227,7 +227,7 @@ TEST_CASE_TEMPLATE_DEFINE("a fabric", Backend, fabric_conformance) {
     CHECK(all_good(pair.reader.read(pair.peer, {chunk})));
   }
 
-  SUBCASE("connects to nothing that makes no sense") {
+  SUBCASE("rejects invalid descriptions") {
     FabricPair<Backend> pair;
     FabricDescriptor other = pair.holder.fabric->describe();
     other.backend = "pigeon";
@@ -240,7 +240,7 @@ TEST_CASE_TEMPLATE_DEFINE("a fabric", Backend, fabric_conformance) {
     CHECK(pair.reader.fabric->connect(other).error().code == Errc::kInvalidArgument);
   }
 
-  SUBCASE("answers a batch whose deadline has passed") {
+  SUBCASE("completes a batch whose deadline has passed") {
     FabricPair<Backend> pair;
     REQUIRE(pair.reader.fabric->read({.ticket = 1,
                                       .peer = pair.peer,
@@ -251,7 +251,7 @@ TEST_CASE_TEMPLATE_DEFINE("a fabric", Backend, fabric_conformance) {
     CHECK(all_good(pair.reader.read(pair.peer, {pair.chunk(0, 0, 4096)})));
   }
 
-  SUBCASE("answers all batches when the holder dies in the middle, and tells no lie") {
+  SUBCASE("completes all batches when the holder dies in the middle, and reports no wrong bytes") {
     for (int round = 0; round < 5; ++round) {
       FabricPair<Backend> pair;
       const std::vector<Chunk> chunks = pair.all_chunks(64 << 10);
@@ -264,7 +264,7 @@ TEST_CASE_TEMPLATE_DEFINE("a fabric", Backend, fabric_conformance) {
 
       pair.holder.fabric.reset();
 
-      // All of them before a place is looked at: they share the places.
+      // All of them before a place is checked: they share the places.
       for (std::uint64_t ticket = 1; ticket <= 4; ++ticket) (void)pair.reader.inbox.take(ticket);
       for (std::uint64_t ticket = 1; ticket <= 4; ++ticket) {
         const Fabric::Completion completion = pair.reader.inbox.take(ticket);
@@ -279,14 +279,14 @@ TEST_CASE_TEMPLATE_DEFINE("a fabric", Backend, fabric_conformance) {
     }
   }
 
-  SUBCASE("never writes into a place whose batch was cancelled and settled") {
+  SUBCASE("never writes into a place whose batch was cancelled and quiesced") {
     FabricPair<Backend> pair;
     std::mt19937_64 random(seed());
     const std::vector<Chunk> chunks = pair.all_chunks(256 << 10);
     for (std::uint64_t round = 0; round < 30; ++round) {
       const std::uint64_t ticket = 2 * round + 1;
       const std::uint64_t sibling = ticket + 1;
-      // The sibling reads the first page, the cancelled one all others.
+      // The sibling reads the first page, the cancelled batch all others.
       REQUIRE(pair.reader.fabric->read({.ticket = ticket,
                                         .peer = pair.peer,
                                         .deadline = late(),
@@ -302,22 +302,22 @@ TEST_CASE_TEMPLATE_DEFINE("a fabric", Backend, fabric_conformance) {
         if (result) CHECK(*result == Errc::kCancelled);
         if (!result) CHECK(pair.came(chunks[i + 1]));
       }
-      // Somebody else has these places now.
+      // The places are reused now.
       const std::span<std::byte> places = std::span(pair.reader.memory).subspan(256 << 10);
       std::fill(places.begin(), places.end(), static_cast<std::byte>(round));
-      CHECK_MESSAGE(all_good(pair.reader.inbox.take(sibling)), "the sibling is brought");
+      CHECK_MESSAGE(all_good(pair.reader.inbox.take(sibling)), "the sibling is read");
       CHECK(pair.came(chunks[0]));
       CHECK(all_good(pair.reader.read(pair.peer, {pair.chunk(4096, 0, 100000)})));
       CHECK(std::all_of(places.begin(), places.end(),
                         [round](std::byte byte) { return byte == static_cast<std::byte>(round); }));
     }
-    REQUIRE(pair.reader.fabric->cancel(987654321));  // Nobody's ticket.
+    REQUIRE(pair.reader.fabric->cancel(987654321));  // An unknown ticket.
   }
 
   SUBCASE("lets the foreground overtake the background") {
     FabricPair<Backend> pair(32 << 20, 33 << 20);
     bool overtook = false;
-    // The background may be through before the foreground is asked for; then it says nothing.
+    // The background may end before the foreground is requested; then the order proves nothing.
     for (std::uint64_t attempt = 0; attempt < 50 && !overtook; ++attempt) {
       const std::uint64_t background = 2 * attempt + 1;
       const std::uint64_t foreground = background + 1;
@@ -363,13 +363,13 @@ TEST_CASE_TEMPLATE_DEFINE("a fabric", Backend, fabric_conformance) {
             if (result) CHECK(*result == (at_reader ? Errc::kCancelled : Errc::kGone));
           }
         }
-        owner.fabric->unregister_region(region);  // Again, and one that never was.
+        owner.fabric->unregister_region(region);  // Again, and one that was never registered.
         owner.fabric->unregister_region(RegionId{4711});
       }
     }
   }
 
-  SUBCASE("brings what is lent while another region of the same peer ends") {
+  SUBCASE("reads lent bytes while another region of the same peer ends") {
     for (const bool unregister : {true, false}) {
       for (std::uint64_t round = 1; round <= 10; ++round) {
         FabricPair<Backend> pair;
@@ -383,7 +383,7 @@ TEST_CASE_TEMPLATE_DEFINE("a fabric", Backend, fabric_conformance) {
           chunk.remote_region = ends;
           chunk.local_offset = 0;
         }
-        // Places of their own, in order that what is kept can be looked at.
+        // Separate places, so that the kept bytes can be checked.
         std::vector<std::byte> place(128 << 10);
         const RegionId aside = pair.reader.fabric->register_region(place).value();
         for (Chunk& chunk : ended) chunk.local_region = aside;
@@ -414,7 +414,8 @@ TEST_CASE_TEMPLATE_DEFINE("a fabric", Backend, fabric_conformance) {
     }
   }
 
-  SUBCASE("cancels what is under way when a peer is disconnected, or when it ends itself") {
+  SUBCASE(
+      "cancels batches in flight when a peer is disconnected, or when the fabric is destroyed") {
     for (const bool end : {true, false}) {
       FabricPair<Backend> pair;
       const std::vector<Chunk> chunks = pair.all_chunks(64 << 10);

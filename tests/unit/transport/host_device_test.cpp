@@ -33,7 +33,7 @@ class Completions {
       std::unique_lock lock(mutex_);
       all_.push_back(std::move(completion));
       changed_.notify_all();
-      // A sink that does not return keeps a copy thread busy, which is how tests hold one.
+      // A sink that does not return keeps a copy thread busy; tests hold a thread this way.
       ++inside_;
       changed_.wait(lock, [this] { return !held_; });
       --inside_;
@@ -103,8 +103,8 @@ TEST_SUITE("HostDevice") {
                      f.pool.begin() + static_cast<std::ptrdiff_t>(5 * f.page_bytes)));
   }
 
-  TEST_CASE("a checksum is that of the page, both ways, for the pages that want one") {
-    // Segments of several pieces and of odd sizes, so that none falls on the hash's own blocks.
+  TEST_CASE("a checksum is that of the page, in both directions, for the pages that request one") {
+    // Segments of several pieces and of odd sizes, so that none is aligned with the hash's blocks.
     for (const std::size_t segment_bytes : {512UL, 100'003UL}) {
       Fixture f(2, 4, segment_bytes);
       std::vector<std::byte> page(f.page_bytes);
@@ -118,7 +118,7 @@ TEST_SUITE("HostDevice") {
       Device::Batch load{2, Direction::kLoad, Device::Event::kNow, {{3, 0, true}}};
       f.completions.wait_for(1);
       REQUIRE(f.device->submit(load));
-      f.completions.wait_for(2);  // one at a time: two threads may end in either order
+      f.completions.wait_for(2);  // One at a time: two threads may end in either order.
       REQUIRE(f.device->submit(f.batch(3, Direction::kLoad, {1})));
 
       const auto done = f.completions.wait_for(3);
@@ -176,11 +176,11 @@ TEST_SUITE("HostDevice") {
     }
   }
 
-  TEST_CASE("a load overtakes the saves that wait") {
+  TEST_CASE("a load overtakes the waiting saves") {
     Fixture f;
     f.completions.hold();
     REQUIRE(f.device->submit(f.batch(1, Direction::kSave, {0})));
-    f.completions.wait_for(1);  // The one thread is in the sink.
+    f.completions.wait_for(1);  // The only thread is in the sink.
     REQUIRE(f.device->submit(f.batch(2, Direction::kSave, {1})));
     REQUIRE(f.device->submit(f.batch(3, Direction::kSave, {2})));
     REQUIRE(f.device->submit(f.batch(4, Direction::kLoad, {3})));
@@ -193,7 +193,8 @@ TEST_SUITE("HostDevice") {
     CHECK(done[3].ticket == 3);
   }
 
-  TEST_CASE("what is cancelled before it began copies nothing and ends before what waits") {
+  TEST_CASE(
+      "a batch that is cancelled before it began copies nothing and ends before the waiting ones") {
     Fixture f;
     f.completions.hold();
     REQUIRE(f.device->submit(f.batch(1, Direction::kSave, {0})));
@@ -202,7 +203,7 @@ TEST_SUITE("HostDevice") {
     REQUIRE(f.device->submit(f.batch(2, Direction::kSave, {1})));
     REQUIRE(f.device->submit(f.batch(3, Direction::kSave, {2})));
     f.device->cancel(3);
-    f.device->cancel(99);  // Nobody's.
+    f.device->cancel(99);  // An unknown ticket.
 
     f.completions.release();
 
@@ -217,7 +218,8 @@ TEST_SUITE("HostDevice") {
     CHECK(done[2].copied == 1);
   }
 
-  TEST_CASE("however it is cancelled, the pages it counts are whole and no other was touched") {
+  TEST_CASE(
+      "after a cancel at any time, the counted pages are complete and no others are touched") {
     std::mt19937_64 random(testing::seed());
     for (int round = 0; round < 100; ++round) {
       Fixture f(1 + static_cast<int>(random() % 3), 64, 3'000);
@@ -253,7 +255,7 @@ TEST_SUITE("HostDevice") {
     }
   }
 
-  TEST_CASE("every batch completes once, whoever submits, cancels and detaches meanwhile") {
+  TEST_CASE("every batch completes once, with concurrent submits, cancels and detaches") {
     std::mt19937_64 random(testing::seed());
     Fixture f(3, 12'000, 64, 10'000);
     std::vector<std::thread> users;
@@ -265,7 +267,8 @@ TEST_SUITE("HostDevice") {
         for (std::uint64_t i = 0; i < 500; ++i) {
           const std::uint64_t ticket = user * 1000 + i;
           std::vector<std::uint32_t> blocks(mine() % 8);
-          // Each batch has pages of its own: two that write the same one would be the test's race.
+          // Each batch has pages of its own: two batches on the same page would race in the test
+          // itself.
           std::iota(blocks.begin(), blocks.end(), static_cast<std::uint32_t>(user * 4000 + i * 8));
           const bool sent = f.device->submit(f.batch(ticket, Direction::kSave, blocks)).has_value();
           if (sent) {
@@ -309,7 +312,7 @@ TEST_SUITE("HostDevice") {
     CHECK(f.completions.wait_for(2)[1].ticket == 3);
   }
 
-  TEST_CASE("an empty batch completes, too") {
+  TEST_CASE("an empty batch completes too") {
     Fixture f;
     REQUIRE(f.device->submit(f.batch(1, Direction::kLoad, {})));
     const auto done = f.completions.wait_for(1);
@@ -322,7 +325,7 @@ TEST_SUITE("HostDevice") {
     CHECK(f.device->record_event(Device::Queue::kDefault).value() == Device::Event::kNow);
   }
 
-  TEST_CASE("refusals") {
+  TEST_CASE("invalid calls are rejected") {
     Fixture f(1, 4, 512, 2);
 
     CHECK(f.device->attach(f.memory.layout(), f.pool, f.completions.sink()).error().code ==
@@ -343,7 +346,7 @@ TEST_SUITE("HostDevice") {
     CHECK(fresh->attach(f.memory.layout(), {}, f.completions.sink()).error().code ==
           Errc::kInvalidArgument);
 
-    // Full: one batch is in the sink, and two are the limit of its direction.
+    // At the limit: one batch is in the sink, and two are the limit of its direction.
     f.completions.hold();
     REQUIRE(f.device->submit(f.batch(1, Direction::kSave, {0})));
     f.completions.wait_for(1);
@@ -353,7 +356,7 @@ TEST_SUITE("HostDevice") {
     f.completions.release();
   }
 
-  TEST_CASE("in a child of fork() nothing hangs") {
+  TEST_CASE("in a child of fork() no call hangs") {
     Fixture f(2);
     const pid_t child = ::fork();
     REQUIRE(child >= 0);

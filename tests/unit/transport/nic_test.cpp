@@ -1,4 +1,4 @@
-// Which cards there are, read from recorded trees of sysfs.
+// The cards of a machine, read from recorded trees of sysfs.
 #include "transport/ucx/nic.h"
 
 #include <string>
@@ -13,7 +13,7 @@ namespace {
 using testing::Sysfs;
 
 /// Two cards of a server with two sockets, as mlx5_core shows them, one of them with its second
-/// port unplugged, and a card in software, which has no place in the machine.
+/// port unplugged, and a card in software, which has no NUMA node.
 void fill_with_server(Sysfs& sysfs) {
   sysfs.port("mlx5_0", "1", "4: ACTIVE", "400 Gb/sec (4X NDR)", "InfiniBand");
   sysfs.node("mlx5_0", "0");
@@ -33,7 +33,7 @@ std::vector<std::string> names(const std::vector<Nic>& nics) {
 using Words = std::vector<std::string>;
 
 TEST_SUITE("Nic") {
-  TEST_CASE("every port is found, with its link and the memory beside it") {
+  TEST_CASE("every port is found, with its link and its NUMA node") {
     Sysfs sysfs;
     fill_with_server(sysfs);
 
@@ -54,7 +54,7 @@ TEST_SUITE("Nic") {
     CHECK_FALSE(numa_node_of("mlx5_9:1", sysfs.root()));
   }
 
-  TEST_CASE("a machine without cards has none, and files that make no sense are no reason to end") {
+  TEST_CASE("a machine without cards has none, and invalid files are ignored") {
     Sysfs sysfs;
     CHECK(find_nics(sysfs.root()).empty());
     sysfs.port("mlx5_0", "1", "", "", "");
@@ -69,7 +69,7 @@ TEST_SUITE("Nic") {
     CHECK_FALSE(nics[0].numa_node);
   }
 
-  TEST_CASE("ports are used whose link is up, as far as the lists let them") {
+  TEST_CASE("ports are used whose link is up, as far as the lists allow them") {
     Sysfs sysfs;
     fill_with_server(sysfs);
     const std::vector<Nic> nics = find_nics(sysfs.root());

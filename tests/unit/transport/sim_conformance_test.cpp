@@ -1,4 +1,4 @@
-// The simulated lane does what every fabric does. Here its time is the real one.
+// Conformance of the simulated lane, here in real time.
 #include <condition_variable>
 #include <mutex>
 #include <thread>
@@ -9,11 +9,11 @@
 namespace pegaflow::testing {
 namespace {
 
-/// A network whose events happen when their time has come, on a thread of its own.
+/// A network with a thread that runs its events at their times.
 class LiveNetwork {
  public:
   LiveNetwork() : network_(clock_, seed()) {
-    network_.on_news([this] {
+    network_.on_schedule_change([this] {
       const std::lock_guard lock(mutex_);
       has_news_ = true;
       news_.notify_one();
@@ -71,7 +71,7 @@ struct SimBackend {
   }
 };
 
-/// Three rails of different speeds, small pieces, and windows of hardly more than one of them.
+/// Three rails of different speeds, small pieces, and windows that are hardly larger than a piece.
 struct NarrowSimBackend {
   static std::unique_ptr<Fabric> make(Fabric::CompletionSink sink) {
     return make_sim({.rails_bytes_per_s = {4e9, 2e9, 1e8},

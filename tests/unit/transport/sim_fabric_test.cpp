@@ -1,4 +1,4 @@
-// What the simulated lane does in virtual time, and how much of four rails a fabric gets out.
+// The simulated lane in virtual time, and the share of four rails' speed that a fabric reaches.
 #include "transport/sim/sim_fabric.h"
 
 #include <numeric>
@@ -37,7 +37,7 @@ struct Rig {
     peer = reader->connect(holder->describe()).value();
     run_for(milliseconds(1));
   }
-  /// A pull of `size` bytes from `at` on, to the same place.
+  /// A read of `size` bytes from `at` on, to the same place.
   void read(std::uint64_t ticket, std::uint64_t at, std::uint64_t size,
             Duration patience = seconds(100)) {
     REQUIRE(reader->read({.ticket = ticket,
@@ -49,7 +49,7 @@ struct Rig {
                                       .local_offset = at,
                                       .size_bytes = size}}}));
   }
-  /// One event after the other, until `time` has passed or `enough` batches are settled.
+  /// Runs events one by one, until `time` has passed or `enough` batches are quiesced.
   void run_for(Duration time, std::size_t enough = SIZE_MAX) {
     const TimePoint end = clock.now() + time;
     while (quiesced < enough && network.next_time() <= end) {
@@ -63,7 +63,7 @@ struct Rig {
   SimNetwork network;
   std::vector<std::byte> holder_memory;
   std::vector<std::byte> reader_memory;
-  // Outlive the reader, which answers what is open when it goes.
+  // These outlive the reader, which completes open batches in its destructor.
   std::vector<std::pair<TimePoint, Fabric::Completion>> answers;
   std::size_t quiesced = 0;
   std::unique_ptr<SimFabric> holder;
@@ -73,7 +73,7 @@ struct Rig {
   Fabric::PeerId peer{};
 };
 
-/// How long a pull of `batches` of 1 MiB, in eighths, takes over these rails; `is_warm`: after
+/// Returns the time of a read of `batches` of 1 MiB, in eighths, over these rails; `is_warm`: after
 /// another one.
 Duration pull(const std::vector<double>& rails, std::uint64_t batches, bool is_warm) {
   constexpr std::uint64_t kBatch = 1 << 20;
@@ -123,7 +123,7 @@ TEST_SUITE("SimFabric") {
     CHECK(one / four >= 3.9);
   }
 
-  TEST_CASE("one seed gives one course of things, another one another") {
+  TEST_CASE("equal seeds give equal sequences of events, different seeds different ones") {
     const auto course = [](std::uint64_t chance) {
       Rig rig({}, 1 << 20, chance);
       rig.network.set_faults({.broken = 0.1, .slow = 0.5, .slowest = milliseconds(10)});
@@ -139,7 +139,7 @@ TEST_SUITE("SimFabric") {
     CHECK(course(1) != course(2));
   }
 
-  TEST_CASE("a batch is answered at its deadline, and settled when its card has done with it") {
+  TEST_CASE("a batch completes at its deadline, and is quiesced when its card no longer writes") {
     Rig rig;
     rig.network.set_faults({.slow = 1, .slowest = seconds(5)});
     std::size_t late = 0;
@@ -165,7 +165,7 @@ TEST_SUITE("SimFabric") {
     CHECK(rig.reader->batches() == 0);
   }
 
-  TEST_CASE("a cut way ends reads with the reader's patience; it heals, and a lost peer does not") {
+  TEST_CASE("a cut path ends reads after the stall timeout and heals; a lost peer does not") {
     Rig rig;
     rig.network.cut(*rig.reader, *rig.holder);
     rig.read(1, 0, 4096);
@@ -185,7 +185,8 @@ TEST_SUITE("SimFabric") {
     CHECK_FALSE(rig.answers.at(2).second.chunks[0]);
   }
 
-  TEST_CASE("a broken way is tried again, wrong bytes are told, and others are not brought") {
+  TEST_CASE(
+      "a broken path is dialed again, wrong bytes are reported, and the others not delivered") {
     Rig rig({.rails_bytes_per_s = {10e9, 10e9}});
     rig.network.set_faults({.broken = 0.3, .corrupt = 0.2});
     std::size_t good = 0;
@@ -213,7 +214,7 @@ TEST_SUITE("SimFabric") {
     CHECK(corrupt > 5);
   }
 
-  TEST_CASE("a process that stands still has its bytes brought, and hears of it later") {
+  TEST_CASE("the cards of a stopped process continue, and it learns of their results later") {
     Rig rig;
     rig.read(1, 0, 4096, milliseconds(10));
     rig.run_for(Duration(1));
@@ -223,11 +224,11 @@ TEST_SUITE("SimFabric") {
     CHECK(rig.reader_memory[4095] == pattern_at(1, 4095));
     rig.run_for(seconds(2));
     REQUIRE(rig.answers.size() == 1);
-    // Long after its deadline: what is there is there.
+    // Long after its deadline: bytes that have arrived count.
     CHECK_FALSE(rig.answers[0].second.chunks[0]);
   }
 
-  TEST_CASE("options that make no sense are refused, and too much is busy") {
+  TEST_CASE("invalid options are rejected, and calls beyond the limits return kBusy") {
     ManualClock clock;
     SimNetwork network(clock, 1);
     const auto make = [&network](const SimFabric::Options& options) {

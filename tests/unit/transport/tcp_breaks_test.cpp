@@ -1,4 +1,4 @@
-// Connections of the socket lane that break or fall silent, and what that does to the peer.
+// Connections of the socket lane that break or fall silent, and their effect on the peer.
 #include <future>
 
 #include "tests/unit/transport/tcp_played.h"
@@ -7,7 +7,7 @@ namespace pegaflow::testing {
 namespace {
 
 TEST_SUITE("the socket lane, with a connection that breaks") {
-  TEST_CASE("asks again on a new one, and loses only what is gone") {
+  TEST_CASE("requests again on a new one, and loses only the bytes that are gone") {
     for (const bool answered_before : {true, false}) {
       CAPTURE(answered_before);
       ReaderOfPlayed reader;
@@ -19,7 +19,7 @@ TEST_SUITE("the socket lane, with a connection that breaks") {
         const Request first = connection.receive<Request>();
         const Request second = connection.receive<Request>();
         if (answered_before) reader.holder.serve(connection, first);
-        // As a holder does when a region ends while its bytes are on the way.
+        // As a holder does when a region ends while its bytes are being sent.
         connection.send(reader.holder.response_to(second));
         connection.send_bytes(reader.holder.requested(second).first(1000));
         (void)connection.receive<Request>();
@@ -41,7 +41,7 @@ TEST_SUITE("the socket lane, with a connection that breaks") {
     }
   }
 
-  TEST_CASE("loses the peer when it breaks again and again and brings nothing") {
+  TEST_CASE("loses the peer when it breaks repeatedly without delivering anything") {
     ReaderOfPlayed reader;
     reader.request(1, {reader.page(0)});
     for (int i = 0; i < 4; ++i) (void)reader.holder.greeted().receive<Request>();
@@ -49,7 +49,7 @@ TEST_SUITE("the socket lane, with a connection that breaks") {
     CHECK(reader.node.inbox.take(1).chunks[0] == Errc::kPeerLost);
   }
 
-  TEST_CASE("is dialed again later when a dial fails, while another one stands") {
+  TEST_CASE("is dialed again later when a dial fails while another one is up") {
     ReaderOfPlayed reader({}, 2);
     const Played stands = reader.holder.greeted();
     {
@@ -71,7 +71,7 @@ TEST_SUITE("the socket lane, with a connection that breaks") {
     CHECK_FALSE(reader.node.inbox.take(2).chunks[0]);
   }
 
-  TEST_CASE("is dialed again when it is silent, while another one brings bytes") {
+  TEST_CASE("is dialed again when it is silent while another one delivers bytes") {
     // A window of one piece, so that each connection takes one.
     ReaderOfPlayed reader({.window_bytes = 4096}, 2);
     const Played silent = reader.holder.greeted();
@@ -88,7 +88,7 @@ TEST_SUITE("the socket lane, with a connection that breaks") {
 
     CHECK(silent.closed());
     const Played redialed = reader.holder.greeted();
-    // The standing one may have taken the piece.
+    // The other connection may have taken the piece.
     reader.request(3, {reader.page(3)});
     reader.holder.serve(other, other.receive<Request>());
     reader.holder.serve(redialed, redialed.receive<Request>());
@@ -96,13 +96,13 @@ TEST_SUITE("the socket lane, with a connection that breaks") {
     CHECK_FALSE(reader.node.inbox.take(3).chunks[0]);
   }
 
-  TEST_CASE("is not taken for silent when it was we who did not look") {
+  TEST_CASE("is not taken for silent when this process was stopped") {
     ShiftedClock clock;
     PlayedHolder holder;
     FabricInbox inbox;
     std::promise<void> stopped;
     std::promise<void> go_on;
-    // The lane's thread stands still in its first completion, as a stopped process would.
+    // The lane's thread is blocked in its first completion, as a stopped process would be.
     bool first = true;
     const auto made = TcpFabric::create(
         {.connections = 1, .piece_bytes = 4096, .connect_timeout = kHang, .stall_timeout = kHang},

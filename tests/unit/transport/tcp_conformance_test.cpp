@@ -1,4 +1,4 @@
-// The socket lane does what every fabric does, over IPv4 and IPv6, with large windows and small.
+// Conformance of the socket lane, over IPv4 and IPv6, with large windows and small ones.
 #include "tests/unit/transport/fabric_conformance.h"
 #include "transport/tcp/socket.h"
 #include "transport/tcp/tcp_fabric.h"
@@ -25,7 +25,7 @@ struct TcpBackend {
   }
 };
 
-/// Every piece small, one connection with a window of hardly more than one of them.
+/// Small pieces, and one connection with a window that is hardly larger than a piece.
 struct NarrowTcpBackend {
   static std::unique_ptr<Fabric> make(Fabric::CompletionSink sink) {
     return make_tcp(

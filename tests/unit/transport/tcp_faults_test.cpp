@@ -1,5 +1,5 @@
-// What a peer may say and do to the socket lane: the other end of each connection is played here,
-// byte by byte.
+// Everything that a peer may send to the socket lane: the other end of each connection is simulated
+// here, byte by byte.
 #include <array>
 #include <csignal>
 #include <cstring>
@@ -21,7 +21,7 @@ namespace pegaflow::testing {
 namespace {
 
 TEST_SUITE("the socket lane, reading") {
-  TEST_CASE("believes no greeting but the right one") {
+  TEST_CASE("accepts no greeting but the right one") {
     struct Case {
       const char* name;
       Welcome welcome;
@@ -31,9 +31,9 @@ TEST_SUITE("the socket lane, reading") {
     const Case cases[] = {
         {"garbage", {.magic = 1}, Errc::kCorrupt},
         {"another version", {.version = 99, .verdict = Verdict::kRefused}, Errc::kRefused},
-        {"says gone", {.verdict = Verdict::kGone}, Errc::kGone},
+        {"verdict gone", {.verdict = Verdict::kGone}, Errc::kGone},
         {"another incarnation", {.holder_high = other.high, .holder_low = other.low}, Errc::kGone},
-        {"a verdict that is none", {.verdict = Verdict{77}}, Errc::kGone},
+        {"an invalid verdict", {.verdict = Verdict{77}}, Errc::kGone},
     };
     for (const Case& one : cases) {
       CAPTURE(one.name);
@@ -52,7 +52,7 @@ TEST_SUITE("the socket lane, reading") {
     }
   }
 
-  TEST_CASE("changes no byte outside the places that are open, whatever is answered") {
+  TEST_CASE("changes no byte outside the open places, whatever the response") {
     struct Case {
       const char* name;
       std::function<void(Response&)> damage;
@@ -62,12 +62,12 @@ TEST_SUITE("the socket lane, reading") {
         {"no magic", [](Response& a) { a.magic = 0; }, Errc::kCorrupt},
         {"another slot", [](Response& a) { ++a.slot; }, Errc::kCorrupt},
         {"a slot beyond the window", [](Response& a) { a.slot = UINT32_MAX; }, Errc::kCorrupt},
-        {"a question that was never asked", [](Response& a) { a.request_id += 5; }, Errc::kCorrupt},
+        {"a request that was never sent", [](Response& a) { a.request_id += 5; }, Errc::kCorrupt},
         {"too long", [](Response& a) { a.size_bytes = 4097; }, Errc::kCorrupt},
         {"far too long", [](Response& a) { a.size_bytes = UINT32_MAX; }, Errc::kCorrupt},
         {"too short", [](Response& a) { a.size_bytes = 4095; }, Errc::kCorrupt},
-        {"bytes with a refusal", [](Response& a) { a.verdict = Verdict::kGone; }, Errc::kCorrupt},
-        {"a verdict that is none",
+        {"bytes with an error", [](Response& a) { a.verdict = Verdict::kGone; }, Errc::kCorrupt},
+        {"an invalid verdict",
          [](Response& a) {
            a.verdict = Verdict{9};
            a.size_bytes = 0;
@@ -93,7 +93,7 @@ TEST_SUITE("the socket lane, reading") {
     }
   }
 
-  TEST_CASE("does not take the same answer twice") {
+  TEST_CASE("rejects the same response twice") {
     ReaderOfPlayed reader;
     reader.request(1, {reader.page(0), reader.page(1)});
     const Played connection = reader.holder.greeted();
@@ -109,7 +109,7 @@ TEST_SUITE("the socket lane, reading") {
     CHECK(completion.chunks[1] == Errc::kCorrupt);
   }
 
-  TEST_CASE("finds a flipped bit, and loses only that chunk") {
+  TEST_CASE("detects a flipped bit, and loses only that chunk") {
     ReaderOfPlayed reader;
     reader.request(1, {reader.page(0), reader.page(1)});
     const Played connection = reader.holder.greeted();
@@ -118,7 +118,7 @@ TEST_SUITE("the socket lane, reading") {
     std::vector<std::byte> flipped(reader.holder.requested(first).begin(),
                                    reader.holder.requested(first).end());
     flipped[2000] ^= std::byte{4};
-    // In two parts, so that the checksum is taken over both.
+    // In two parts, so that the checksum is computed over both.
     connection.send(reader.holder.response_to(first));
     connection.send_bytes(std::span(flipped).first(1000));
     connection.send_bytes(std::span(flipped).subspan(1000));
@@ -131,7 +131,7 @@ TEST_SUITE("the socket lane, reading") {
     CHECK(reader.came(1));
   }
 
-  TEST_CASE("takes answers in any order, and refusals between them") {
+  TEST_CASE("accepts responses in any order, and errors between them") {
     ReaderOfPlayed reader;
     reader.request(1, {reader.page(0), reader.page(1), reader.page(2), reader.page(3)});
     const Played connection = reader.holder.greeted();
@@ -155,7 +155,7 @@ TEST_SUITE("the socket lane, reading") {
     CHECK(reader.came(3));
   }
 
-  TEST_CASE("a cancelled batch is closed on, its siblings are asked for again") {
+  TEST_CASE("a cancelled batch closes its connection, its siblings are requested again") {
     ReaderOfPlayed reader;
     reader.request(1, {reader.page(0)});
     reader.request(2, {reader.page(1)});
@@ -168,7 +168,7 @@ TEST_SUITE("the socket lane, reading") {
     REQUIRE(reader.node.fabric->cancel(1));
 
     CHECK(reader.node.inbox.take(1).chunks[0] == Errc::kCancelled);
-    // The place is somebody else's now, and the rest of the bytes comes too late.
+    // The place is reused now, and the rest of the bytes arrives too late.
     const auto place = std::span(reader.node.memory).first(4096);
     std::fill(place.begin(), place.end(), std::byte{0x5E});
     connection.send_bytes(reader.holder.requested(first).subspan(2000));
@@ -183,7 +183,7 @@ TEST_SUITE("the socket lane, reading") {
         std::all_of(place.begin(), place.end(), [](std::byte b) { return b == std::byte{0x5E}; }));
   }
 
-  TEST_CASE("a deadline ends a batch that nobody answers, and no other") {
+  TEST_CASE("a deadline ends a batch without a response, and no other") {
     ReaderOfPlayed reader;
     const Played connection = reader.holder.greeted();
     reader.request(1, {reader.page(0)}, Fabric::Priority::kForeground, kClock.now() + kHang / 2);
@@ -201,11 +201,11 @@ TEST_SUITE("the socket lane, reading") {
     CHECK(reader.node.memory[0] == pattern_at(kSeed + 1, 0));
   }
 
-  TEST_CASE("the foreground is asked for first, and the background leaves room") {
+  TEST_CASE("the foreground is requested first, and the background leaves room") {
     ReaderOfPlayed reader({.window_bytes = 8 * 4096});
     reader.request(1, {reader.page(0, 16)}, Fabric::Priority::kBackground);
     const Played connection = reader.holder.greeted();
-    // A quarter of the window, and no more until something is answered.
+    // A quarter of the window, and no more until a response arrives.
     const Request first = connection.receive<Request>();
     const Request second = connection.receive<Request>();
     reader.request(2, {reader.page(100, 6)});
@@ -220,7 +220,7 @@ TEST_SUITE("the socket lane, reading") {
     CHECK(connection.receive<Request>().offset == 200 * 4096);
   }
 
-  TEST_CASE("a holder that says nothing any more is lost") {
+  TEST_CASE("a holder that stops responding is lost") {
     ReaderOfPlayed reader;
     const Played connection = reader.holder.greeted();
     reader.request(1, {reader.page(0)});
@@ -232,7 +232,7 @@ TEST_SUITE("the socket lane, reading") {
     CHECK(reader.node.read(reader.peer, {reader.page(0)}).chunks[0] == Errc::kPeerLost);
   }
 
-  TEST_CASE("a holder that takes the connection and never greets is lost") {
+  TEST_CASE("a holder that accepts the connection and never greets is lost") {
     ReaderOfPlayed reader;
     reader.request(1, {reader.page(0)});
     const Played connection = reader.holder.accept();
@@ -243,9 +243,9 @@ TEST_SUITE("the socket lane, reading") {
     CHECK(reader.node.inbox.take(1).chunks[0] == Errc::kPeerLost);
   }
 
-  TEST_CASE("nobody listens where the peer should be") {
+  TEST_CASE("no process listens at the peer's address") {
     ReaderOfPlayed reader;
-    FabricDescriptor nowhere = PlayedHolder().describe();  // Gone by now.
+    FabricDescriptor nowhere = PlayedHolder().describe();  // Destroyed by now.
     const auto peer = reader.node.fabric->connect(nowhere);
     REQUIRE(peer);
 
@@ -257,7 +257,7 @@ TEST_SUITE("the socket lane, reading") {
 }
 
 TEST_SUITE("the socket lane, holding") {
-  /// A real holder of one region that is lent, and a reader that is played.
+  /// A real holder of one lent region, and a simulated reader.
   struct HolderOfPlayed {
     explicit HolderOfPlayed(const TcpFabric::Options& options = {})
         : node(tcp_maker(options), 1 << 20, kSeed) {
@@ -279,7 +279,7 @@ TEST_SUITE("the socket lane, holding") {
     Id128 self;
   };
 
-  TEST_CASE("greets nobody who is not meant, and tells him no name") {
+  TEST_CASE("welcomes only readers of its incarnation, and does not disclose it to others") {
     const HolderOfPlayed holder;
     struct Case {
       const char* name;
@@ -304,7 +304,7 @@ TEST_SUITE("the socket lane, holding") {
     }
   }
 
-  TEST_CASE("gives only what lies in a region, of a size that it can hold") {
+  TEST_CASE("serves only bytes of a region, within the size limit") {
     const HolderOfPlayed holder;
     const Played connection = holder.greeted();
     const std::uint64_t end = holder.node.memory.size();
@@ -322,7 +322,7 @@ TEST_SUITE("the socket lane, holding") {
       CHECK(response.request_id == request.request_id);
       CHECK(response.slot == 9);
       CHECK(response.size_bytes == 0);
-      // A region that there is not is one that is not lent.
+      // A region that does not exist counts as one that is not lent.
       CHECK(response.verdict == (request.region == 0 ? Verdict::kInvalid : Verdict::kGone));
     }
     connection.send(Request{.request_id = 7, .offset = end - 1, .size_bytes = 1});
@@ -330,7 +330,7 @@ TEST_SUITE("the socket lane, holding") {
     CHECK(connection.receive<std::byte>() == holder.node.memory.back());
   }
 
-  TEST_CASE("answers each of many questions, read or not") {
+  TEST_CASE("answers each of many requests, whether the responses are read or not") {
     const HolderOfPlayed holder;
     const Played connection = holder.greeted();
     constexpr std::uint64_t kMany = 10 * tcp::Responder::kMaxRequests;
@@ -350,25 +350,26 @@ TEST_SUITE("the socket lane, holding") {
     }
   }
 
-  TEST_CASE("holds a bounded number of questions, and reads no more") {
+  TEST_CASE("holds a bounded number of requests, and reads no more") {
     const HolderOfPlayed holder;
     const Played connection = holder.greeted();
-    // So that few questions fit between us, and a full way means that the holder does not read.
+    // Small buffers: few requests fit into them, and a full socket means that the holder stopped
+    // reading.
     connection.shrink_send_buffer();
     const std::vector<Request> requests(tcp::Responder::kMaxRequests,
                                         Request{.size_bytes = 1 << 20});
 
-    // Nobody reads the answers: in the end nothing more can be sent, long before this bound.
+    // The responses are not read, so sending blocks long before this bound.
     const std::size_t sent =
         connection.send_until_full(std::as_bytes(std::span(requests)), 32 << 20);
 
     CHECK(sent < 32 << 20);
   }
 
-  TEST_CASE("a lease that ends while its bytes are on the way ends them too") {
+  TEST_CASE("a lease that ends while its bytes are being sent ends the transfer too") {
     const HolderOfPlayed holder;
     const Played connection = holder.greeted();
-    // More than the buffers of both sockets take at once.
+    // More than the buffers of both sockets hold.
     std::vector<Request> requests(200);
     for (Request& request : requests) request = {.size_bytes = 1 << 20};
     connection.send_bytes(std::as_bytes(std::span(requests)));
@@ -376,8 +377,8 @@ TEST_SUITE("the socket lane, holding") {
 
     REQUIRE(holder.node.fabric->lend(holder.node.region, TimePoint::min()));
 
-    // What the buffers hold still comes; then the connection ends in the middle of an answer, or
-    // the next one is a refusal.
+    // Buffered bytes still arrive; then the connection ends in the middle of a response, or the
+    // next one is an error.
     std::vector<std::byte> page(1 << 20);
     std::size_t pages = 0;
     while (connection.receive_into(page) && ++pages < requests.size()) {
@@ -388,7 +389,8 @@ TEST_SUITE("the socket lane, holding") {
     CHECK(pages < requests.size());
   }
 
-  TEST_CASE("once lend() has ended a lease, the bytes may change and nobody gets others") {
+  TEST_CASE(
+      "once lend() has ended a lease, the bytes may change and no reader receives the new ones") {
     std::mt19937_64 random(seed());
     // Few large pieces: one is nearly always being read or sent.
     const TcpFabric::Options options{.connections = 1, .piece_bytes = 512 << 10};
@@ -419,7 +421,7 @@ TEST_SUITE("the socket lane, holding") {
       for (std::size_t i = 0; i < chunks.size(); ++i) {
         const auto page = std::span(reader.memory).subspan(i * kPage, kPage);
         if (completion.chunks[i]) {
-          CHECK(*completion.chunks[i] == Errc::kGone);  // Not kCorrupt: nothing was half changed.
+          CHECK(*completion.chunks[i] == Errc::kGone);  // Not kCorrupt: no chunk has mixed bytes.
         } else {
           CHECK(std::all_of(page.begin(), page.end(), [&](std::byte b) { return b == lent; }));
         }
@@ -427,7 +429,7 @@ TEST_SUITE("the socket lane, holding") {
     }
   }
 
-  TEST_CASE("who does not greet in time, and who is one too many, is turned away") {
+  TEST_CASE("a reader that does not greet in time, and one beyond the limit, is rejected") {
     const HolderOfPlayed slow({.connect_timeout = std::chrono::milliseconds(30)});
     CHECK(Played::connect(slow.address).closed());
 
@@ -458,7 +460,7 @@ TEST_SUITE("the socket lane, holding") {
 }
 
 TEST_SUITE("the socket lane") {
-  TEST_CASE("its limits are answers") {
+  TEST_CASE("calls beyond its limits return errors") {
     ReaderOfPlayed reader({.batches = 2, .chunks = 3, .peers = 2});
     reader.request(1, {reader.page(0)});
     reader.request(2, {reader.page(0)});
@@ -483,12 +485,12 @@ TEST_SUITE("the socket lane") {
     (void)reader.node.inbox.take(2);
     reader.request(3, {reader.page(0)});
     REQUIRE(reader.node.fabric->disconnect(*second));
-    // Behind it in the queue, so it has been carried out when this returns.
+    // Queued behind it, so it has been executed when this returns.
     reader.node.fabric->unregister_region(RegionId{99});
     CHECK(reader.node.fabric->connect(reader.holder.describe()));
   }
 
-  TEST_CASE("a peer with more regions than there can be is refused") {
+  TEST_CASE("a peer with too many regions is rejected") {
     FabricNode node(tcp_maker({}), 4096, kSeed);
     FabricDescriptor peer = PlayedHolder().describe();
     peer.regions.resize(tcp::RegionTable::kMaximum);
@@ -497,7 +499,7 @@ TEST_SUITE("the socket lane") {
     CHECK(node.fabric->connect(peer).error().code == Errc::kInvalidArgument);
   }
 
-  TEST_CASE("regions are numbered once, and the numbers end") {
+  TEST_CASE("numbers of regions are not reused, and are limited") {
     FabricNode node(tcp_maker({}), 4096, kSeed);
     for (std::size_t i = 1; i < tcp::RegionTable::kMaximum; ++i) {
       const auto region = node.fabric->register_region(node.memory);
@@ -507,7 +509,7 @@ TEST_SUITE("the socket lane") {
     CHECK(node.fabric->register_region(node.memory).error().code == Errc::kOutOfCapacity);
   }
 
-  TEST_CASE("options and addresses that cannot be are refused") {
+  TEST_CASE("invalid options and addresses are rejected") {
     const auto refused = [](const TcpFabric::Options& options) {
       return TcpFabric::create(options, kClock, [](Fabric::Completion&&) {}).error().code;
     };
@@ -527,7 +529,7 @@ TEST_SUITE("the socket lane") {
               .detail.find(taken) != std::string::npos);
   }
 
-  TEST_CASE("an address is written as it is read") {
+  TEST_CASE("an address is formatted as it is parsed") {
     for (const char* const text : {"127.0.0.1:7000", "[::1]:0", "[2001:db8::7]:65535"}) {
       CHECK(to_string(tcp::SocketAddress::parse(text).value()) == text);
     }

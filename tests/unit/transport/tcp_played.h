@@ -1,6 +1,6 @@
 #pragma once
 /// \file
-/// Both ends of the socket lane, played byte by byte.
+/// Both ends of the socket lane, simulated byte by byte.
 
 #include <cerrno>
 #include <chrono>
@@ -30,7 +30,7 @@ using tcp::Welcome;
 
 constexpr std::uint64_t kSeed = 7;
 
-/// A socket that waits, but not for ever.
+/// A blocking socket with a timeout.
 class Played {
  public:
   explicit Played(UniqueFd socket) : socket_(std::move(socket)) {
@@ -47,7 +47,7 @@ class Played {
   void send(const Message& message) const {
     (void)::send(socket_.get(), &message, sizeof message, MSG_NOSIGNAL);
   }
-  /// Whatever the other side makes of it: it may have closed.
+  /// Ignores errors: the other side may have closed.
   void send_bytes(std::span<const std::byte> bytes) const {
     while (!bytes.empty()) {
       const ssize_t sent = ::send(socket_.get(), bytes.data(), bytes.size(), MSG_NOSIGNAL);
@@ -59,8 +59,8 @@ class Played {
     const int bytes = 4096;
     ::setsockopt(socket_.get(), SOL_SOCKET, SO_SNDBUF, &bytes, sizeof bytes);
   }
-  /// Sends `bytes` again and again until the other side has taken nothing for a moment, or `most`
-  /// of them. How many went.
+  /// Sends `bytes` repeatedly until the other side has read nothing for a moment, or `most` of
+  /// them. Returns how many were sent.
   [[nodiscard]] std::size_t send_until_full(std::span<const std::byte> bytes,
                                             std::size_t most) const {
     const timeval patience{.tv_sec = 0, .tv_usec = 300000};
@@ -81,13 +81,13 @@ class Played {
             static_cast<ssize_t>(sizeof message));
     return message;
   }
-  /// Whether the other side closes before it says anything more.
+  /// Whether the other side closes before it sends anything more.
   [[nodiscard]] bool closed() const {
     char byte = 0;
     const ssize_t got = ::recv(socket_.get(), &byte, 1, 0);
     return got == 0 || (got < 0 && errno == ECONNRESET);
   }
-  /// Reads so many bytes; false when the other side closes before.
+  /// Reads this many bytes; false when the other side closes before.
   [[nodiscard]] bool receive_into(std::span<std::byte> bytes) const {
     return ::recv(socket_.get(), bytes.data(), bytes.size(), MSG_WAITALL) ==
            static_cast<ssize_t>(bytes.size());
@@ -97,7 +97,7 @@ class Played {
   UniqueFd socket_;
 };
 
-/// The holder's part, played.
+/// A simulated holder.
 class PlayedHolder {
  public:
   PlayedHolder() {
@@ -125,7 +125,7 @@ class PlayedHolder {
   [[nodiscard]] Welcome welcome() const {
     return {.holder_high = self.high, .holder_low = self.low};
   }
-  /// Accepts and does what a good holder does first.
+  /// Accepts a connection and welcomes the reader.
   [[nodiscard]] Played greeted() const {
     Played connection = accept();
     (void)connection.receive<Hello>();
@@ -163,15 +163,15 @@ inline FabricNode::Make tcp_maker(const TcpFabric::Options& options, const Clock
   };
 }
 
-/// A real reader in front of a played holder, with one connection where a test does not say
-/// otherwise, and pieces of 4 KiB.
+/// A real reader of a simulated holder, with one connection unless a test needs more, and pieces of
+/// 4 KiB.
 struct ReaderOfPlayed {
   explicit ReaderOfPlayed(TcpFabric::Options options = {}, unsigned connections = 1)
       : node(tcp_maker(
                  [&] {
                    options.connections = connections;
                    options.piece_bytes = 4096;
-                   // Nothing here waits for the clock, unless a test wants it.
+                   // No test depends on these timeouts unless it sets them.
                    if (options.stall_timeout == std::chrono::seconds(2))
                      options.stall_timeout = kHang;
                    if (options.connect_timeout == std::chrono::seconds(1))
@@ -204,7 +204,7 @@ struct ReaderOfPlayed {
     return std::equal(got.begin(), got.end(), held.begin());
   }
 
-  /// Lets so much time pass for the reader.
+  /// Lets `time` pass for the reader.
   void pass(Duration time) {
     wait_for_iterations(*node.fabric);
     clock.advance(time);

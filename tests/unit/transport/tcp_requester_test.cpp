@@ -1,4 +1,4 @@
-// How far the reader's end of one connection asks ahead.
+// How far the reader's end of one connection requests ahead.
 
 #include <array>
 #include <chrono>
@@ -22,7 +22,7 @@ using namespace std::chrono_literals;
 constexpr std::size_t kPiece = 4096;
 constexpr Id128 kHolder{11, 22};
 
-/// A connection whose other end is played, and a clock that is pushed on.
+/// A connection with a simulated holder, and a clock that the test advances.
 struct Bench {
   explicit Bench(const Requester::Window& window) {
     int fds[2] = {-1, -1};
@@ -32,13 +32,13 @@ struct Bench {
     REQUIRE(requester->send_requests());
     Hello hello;
     REQUIRE(::recv(holder.get(), &hello, sizeof hello, 0) == sizeof hello);
-    say(Welcome{.holder_high = kHolder.high, .holder_low = kHolder.low});
+    send_message(Welcome{.holder_high = kHolder.high, .holder_low = kHolder.low});
     take();
     REQUIRE(requester->greeted());
   }
 
   template <typename Message>
-  void say(const Message& message) const {
+  void send_message(const Message& message) const {
     REQUIRE(::send(holder.get(), &message, sizeof message, 0) == sizeof message);
   }
   void take() {
@@ -46,7 +46,7 @@ struct Bench {
         requester->receive(now, [](const Piece&, std::optional<Errc> error) { CHECK(!error); }));
   }
 
-  /// Asks for as much as there is room for; how many pieces.
+  /// Requests as many pieces as there is room for; returns their number.
   std::size_t request_all() {
     std::size_t requested = 0;
     for (; requester->has_room(kPiece, false); ++requested)
@@ -59,20 +59,20 @@ struct Bench {
     }
     return requested;
   }
-  /// The holder answers that many.
+  /// Sends that many responses from the holder.
   void respond(std::size_t count) {
     for (; count > 0; --count) {
       const Request request = open.front();
       open.pop_front();
-      say(Response{.request_id = request.request_id,
-                   .slot = request.slot,
-                   .size_bytes = kPiece,
-                   .checksum = PageChecksum::of(place)});
-      say(place);
+      send_message(Response{.request_id = request.request_id,
+                            .slot = request.slot,
+                            .size_bytes = kPiece,
+                            .checksum = PageChecksum::of(place)});
+      send_message(place);
     }
     take();
   }
-  /// All that there is room for, a round trip later.
+  /// Requests all that there is room for, with the responses one round trip later.
   void round(Duration round_trip) {
     request_all();
     now += round_trip;
@@ -89,8 +89,8 @@ struct Bench {
 constexpr Requester::Window kWindow{
     .pieces = 64, .bytes = 16 * kPiece, .least_bytes = 4 * kPiece, .group_bytes = 2 * kPiece};
 
-TEST_SUITE("the socket lane asks ahead") {
-  TEST_CASE("for the least window at first, and again when a group of it is there") {
+TEST_SUITE("the socket lane requests ahead") {
+  TEST_CASE("the least window at first, and more when a group of it has arrived") {
     Bench bench(kWindow);
     CHECK(bench.request_all() == 4);
 
@@ -100,7 +100,7 @@ TEST_SUITE("the socket lane asks ahead") {
     CHECK(bench.request_all() == 2);
   }
 
-  TEST_CASE("for more where the way is long, and never for more than the window") {
+  TEST_CASE("more on a long path, but never more than the window") {
     Bench bench(kWindow);
     for (int i = 0; i < 4; ++i) bench.round(10ms);
     CHECK(bench.request_all() == 8);
@@ -112,7 +112,7 @@ TEST_SUITE("the socket lane asks ahead") {
     CHECK(bench.request_all() == 16);
   }
 
-  TEST_CASE("for less again when the way gets slow, but for the least window") {
+  TEST_CASE("less again when the path gets slow, but at least the least window") {
     Bench bench(kWindow);
     for (int i = 0; i < 40; ++i) bench.round(10ms);
 
@@ -121,7 +121,7 @@ TEST_SUITE("the socket lane asks ahead") {
     CHECK(bench.requester->window_bytes() == 4 * kPiece);
   }
 
-  TEST_CASE("for as much as before after a rest") {
+  TEST_CASE("as much as before after a pause") {
     Bench bench(kWindow);
     for (int i = 0; i < 40; ++i) bench.round(10ms);
 
@@ -133,7 +133,7 @@ TEST_SUITE("the socket lane asks ahead") {
     CHECK(bench.requester->window_bytes() == 16 * kPiece);
   }
 
-  TEST_CASE("for one piece, however large it is") {
+  TEST_CASE("one piece, however large it is") {
     Bench bench({.pieces = 4, .bytes = kPiece / 2, .least_bytes = kPiece / 2, .group_bytes = 1});
     CHECK(bench.request_all() == 1);
     bench.respond(1);

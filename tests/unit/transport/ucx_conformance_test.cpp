@@ -1,5 +1,5 @@
-// The RDMA lane does what every fabric does. Here UCX runs over TCP on the loopback device: the
-// same code, but for what a card does by itself.
+// Conformance of the RDMA lane. Here UCX runs over TCP on the loopback device: the same code,
+// except for the card's own work.
 #include "tests/unit/transport/fabric_conformance.h"
 #include "tests/unit/transport/ucx_rails.h"
 #include "transport/ucx/ucx_fabric.h"
@@ -20,7 +20,7 @@ struct UcxBackend {
   }
 };
 
-/// Two rails, small pieces, and windows of hardly more than one of them.
+/// Two rails, small pieces, and windows that are hardly larger than a piece.
 struct NarrowUcxBackend {
   static std::unique_ptr<Fabric> make(Fabric::CompletionSink sink) {
     UcxFabric::Options options = ucx_options(2);

@@ -1,5 +1,5 @@
-// What the RDMA lane does when the other process is killed, restarted or says nonsense; and what
-// its descriptions may be. Over TCP on the loopback device.
+// The RDMA lane when the other process is killed, restarted or sends garbage, and its validation of
+// descriptions. Over TCP on the loopback device.
 #include <chrono>
 #include <csignal>
 #include <random>
@@ -34,10 +34,10 @@ std::unique_ptr<Fabric> make(Fabric::CompletionSink sink) {
   return std::move(*made);
 }
 
-/// tests/unit/transport/ucx_holder, a child of ours.
+/// tests/unit/transport/ucx_holder, as a child process.
 class HolderProcess {
  public:
-  /// It lends for so many seconds; 0: without an end.
+  /// It lends for this many seconds; 0: without an end.
   explicit HolderProcess(int seconds = 0) {
     int to[2] = {-1, -1};
     int from[2] = {-1, -1};
@@ -69,7 +69,7 @@ class HolderProcess {
   HolderProcess(const HolderProcess&) = delete;
   HolderProcess& operator=(const HolderProcess&) = delete;
 
-  /// Lends anew, from now on.
+  /// Renews the lease, from now on.
   void lend() {
     REQUIRE(::write(input_.get(), "+", 1) == 1);
     REQUIRE(line() == "lent");
@@ -116,7 +116,7 @@ std::vector<Fabric::Chunk> pages(const FabricNode& reader, std::uint64_t size) {
 }
 
 TEST_SUITE("UcxFabric, faults") {
-  TEST_CASE("a peer that is killed in the middle of a read is lost, and no chunk lies") {
+  TEST_CASE("a peer that is killed in the middle of a read is lost, and no chunk has wrong bytes") {
     FabricNode reader(&make, 4 << 20, 2);
     const std::vector<Fabric::Chunk> chunks = pages(reader, 64 << 10);
     for (int round = 0; round < 3; ++round) {
@@ -133,7 +133,7 @@ TEST_SUITE("UcxFabric, faults") {
 
       holder.kill();
 
-      // All are settled before a place is looked at: they share them.
+      // All are quiesced before a place is checked: they share the places.
       std::vector<Fabric::Completion> ended;
       for (std::uint64_t ticket = 1; ticket <= 8; ++ticket) {
         ended.push_back(reader.inbox.take(10 * static_cast<std::uint64_t>(round) + ticket));
@@ -155,7 +155,7 @@ TEST_SUITE("UcxFabric, faults") {
       CHECK(reader.read(peer, {chunks[0]}).chunks[0] == Errc::kPeerLost);
       REQUIRE(reader.fabric->disconnect(peer));
 
-      // The next one in its place is greeted anew, by what it says of itself.
+      // The next process at its address is greeted anew, by its own description.
       HolderProcess next;
       const auto again = reader.fabric->connect(next.descriptor).value();
       CHECK(!reader.read(again, {chunks[0]}).chunks[0]);
@@ -174,11 +174,11 @@ TEST_SUITE("UcxFabric, faults") {
     HolderProcess holder(60);
     const auto peer = reader.fabric->connect(holder.descriptor).value();
     REQUIRE(!reader.read(peer, {pages(reader, 4096)[0]}).chunks[0]);
-    // For the reader 59.5 s pass; what it was told then ends within half a second.
+    // For the reader 59.5 s pass; its lease ends within half a second.
     clock.advance(std::chrono::milliseconds(59'500));
     holder.lend();
 
-    // The holder is slow, and the old end passes while the read is under way.
+    // The holder is slow, and the old lease ends while the read is in flight.
     holder.stop();
     REQUIRE(reader.fabric->read({.ticket = 1,
                                  .peer = peer,
@@ -202,7 +202,7 @@ TEST_SUITE("UcxFabric, faults") {
     CHECK_MESSAGE(!done.chunks[0], done.detail);
   }
 
-  TEST_CASE("another one at the same address is not mistaken for the one before") {
+  TEST_CASE("another process at the same address is not mistaken for the previous one") {
     FabricNode reader(&make, 4 << 20, 2);
     HolderProcess holder;
     FabricDescriptor before = holder.descriptor;
@@ -212,7 +212,8 @@ TEST_SUITE("UcxFabric, faults") {
     CHECK(reader.memory[0] == pattern_at(2, 0));
   }
 
-  TEST_CASE("hellos that are truncated, damaged or of strangers are not answered, nor unpacked") {
+  TEST_CASE(
+      "hellos that are truncated, damaged or from strangers are neither answered nor unpacked") {
     FabricNode holder(&make, 1 << 16, 1);
     const UcxFabric::Options options = ucx_options();
     const ucx::UcpApi* const api = ucx::UcpApi::load().value();
@@ -236,16 +237,16 @@ TEST_SUITE("UcxFabric, faults") {
       damaged[i] ^= static_cast<std::byte>(1 + chance() % 255);
       endpoint->send(right, damaged);
     }
-    endpoint->send(right, worker->address());  // Without a seal, as versions before this one.
+    endpoint->send(right, worker->address());  // Without a seal, as earlier versions send it.
     endpoint->send(right, std::vector<std::byte>(ucx::kMostPackedBytes));
     ucx::Message stranger = right;
     stranger.incarnation = Id128::random();
     endpoint->send(stranger, ucx::seal_hello(stranger, worker->address()));
-    ucx::Message other = right;  // Whole, but not the message that was sealed.
+    ucx::Message other = right;  // Complete, but not the message that was sealed.
     other.from = 2;
     endpoint->send(other, sealed);
 
-    // Messages of one endpoint keep their order: the first answer is to the last hello.
+    // Messages of one endpoint keep their order: the first response is to the last hello.
     ucx::Message last = right;
     last.from = 3;
     endpoint->send(last, ucx::seal_hello(last, worker->address()));
@@ -263,7 +264,7 @@ TEST_SUITE("UcxFabric, faults") {
     while (!endpoint->closed()) worker->progress();
   }
 
-  TEST_CASE("descriptions that are damaged or of another kind are refused before UCX sees them") {
+  TEST_CASE("descriptions that are damaged or of another kind are rejected before UCX sees them") {
     FabricNode holder(&make, 1 << 16, 1);
     FabricNode reader(&make, 1 << 16, 2);
     const FabricDescriptor good = holder.fabric->describe();
@@ -280,7 +281,7 @@ TEST_SUITE("UcxFabric, faults") {
       bad.regions[0].key[i] ^= std::byte{1};
       CHECK(reader.fabric->connect(bad).error().code == Errc::kInvalidArgument);
     }
-    // Whole, and of another UCX, or with keys for more rails than there are.
+    // Complete, but of another UCX version, or with keys for more rails than there are.
     FabricDescriptor other = good;
     ucx::FabricAddress address = ucx::unpack_address(good.address).value();
     address.ucx_version += 1;
@@ -296,7 +297,7 @@ TEST_SUITE("UcxFabric, faults") {
     CHECK(reader.fabric->connect(other).error().code == Errc::kInvalidArgument);
   }
 
-  TEST_CASE("limits are answers") {
+  TEST_CASE("calls beyond its limits return errors") {
     const SteadyClock clock;
     FabricNode holder(&make, 1 << 16, 1);
     FabricInbox inbox;

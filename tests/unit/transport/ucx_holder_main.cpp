@@ -1,6 +1,6 @@
-// A holder in a process of its own, for tests that kill it: prints its description, lends 4 MiB of
-// pattern number 1, without an end or for the seconds that it is told, and holds until its standard
-// input ends. For each byte of that it lends anew, and says so with a line.
+// A holder in a process of its own, for tests that kill it. Prints its description, lends 4 MiB of
+// pattern number 1, without an end or for the given number of seconds, and ends with its standard
+// input. For each byte of input it renews the lease and prints a line.
 #include <cstdio>
 #include <cstdlib>
 

@@ -1,6 +1,6 @@
 #pragma once
 /// \file
-/// Over what the tests of the RDMA lane run.
+/// The rails that the tests of the RDMA lane use.
 
 #include <cstdlib>
 #include <string>
@@ -11,7 +11,8 @@
 namespace pegaflow::testing {
 
 /// UCX over TCP on the loopback device; or, with PEGA_TEST_UCX_RAIL=rxe0:1, the card of that name.
-/// More patient than in use: a busy machine, and more so a card in software, is slow to answer.
+/// More patient than in production: a busy machine, and even more a card in software, responds
+/// late.
 inline UcxFabric::Options ucx_options(std::size_t rails = 1) {
   const char* const card = std::getenv("PEGA_TEST_UCX_RAIL");
   UcxFabric::Options options;
