@@ -1,10 +1,10 @@
 #pragma once
 /// \file
-/// PEGA_ASSERT is for our own mistakes only; what a peer, a disk or a user can cause is an Error.
-///
-/// A broken invariant stops a server: a cache that lies is worse than none. Inside an engine it may
-/// not, since the engine must never die of us: there the thread's loop holds a ThrowOnAssert, and
-/// catches BrokenInvariant to retire the session.
+/// PEGA_ASSERT is for bugs in PegaFlow only. A condition that a peer, a disk or a user can cause is
+/// an Error.
+/// A broken invariant stops a server: a cache that lies is worse than none. It must not stop an
+/// engine: there the thread's loop holds a ThrowOnAssert and catches BrokenInvariant to retire the
+/// session.
 
 #include <stdexcept>
 #include <string>
@@ -13,7 +13,7 @@
 
 namespace pegaflow {
 
-/// What PEGA_ASSERT throws on a thread that holds a ThrowOnAssert.
+/// The exception that PEGA_ASSERT throws on a thread that holds a ThrowOnAssert.
 class BrokenInvariant : public std::logic_error {
  public:
   using std::logic_error::logic_error;

@@ -22,7 +22,7 @@ class SteadyClock final : public Clock {
   [[nodiscard]] TimePoint now() const noexcept override { return std::chrono::steady_clock::now(); }
 };
 
-/// Stands still until told otherwise. Thread-bound; for tests and simulations.
+/// A clock that stands still until it is set. Thread-bound; for tests and simulations.
 class ManualClock final : public Clock {
  public:
   [[nodiscard]] TimePoint now() const noexcept override { return now_; }

@@ -1,7 +1,7 @@
 #pragma once
 /// \file
-/// Failures as values. A code says what the caller can do next, a detail says what was tried, on
-/// what, and what the library answered.
+/// Failures as values. The code determines the caller's reaction; the detail names the operation,
+/// its object and the error of the library.
 
 #include <cstdint>
 #include <string>
@@ -13,19 +13,19 @@
 
 namespace pegaflow {
 
-/// Each code means another reaction of the caller. A miss is no error.
+/// Each code calls for a different reaction of the caller. A miss is not an error.
 enum class Errc : std::uint8_t {
-  kInvalidArgument,  ///< The caller is wrong; the same call fails again.
+  kInvalidArgument,  ///< The call is invalid; the same call fails again.
   kBusy,             ///< A queue or a limit is full; try later.
   kOutOfCapacity,    ///< Nothing can be evicted.
-  kGone,             ///< Revoked, aborted, or of another incarnation; start over.
-  kTimeout,          ///< No answer before the deadline.
+  kGone,             ///< Revoked, aborted, or from another incarnation; start over.
+  kTimeout,          ///< No response before the deadline.
   kCancelled,        ///< The caller withdrew.
-  kPeerLost,         ///< The other process or node went away.
-  kRefused,          ///< Version, layout or permission; a person has to change something.
-  kCorrupt,          ///< Bytes are not what they should be.
+  kPeerLost,         ///< The connection to the other process or node is lost.
+  kRefused,          ///< Version, layout or permission; fix the configuration.
+  kCorrupt,          ///< Bytes differ from those that were written.
   kIo,               ///< A device or the kernel failed.
-  kInternal,         ///< A library or we broke a promise.
+  kInternal,         ///< A bug in PegaFlow or in a library.
 };
 
 /// Number of codes, for tables indexed by Errc.
@@ -34,7 +34,7 @@ inline constexpr std::size_t kErrcCount = static_cast<std::size_t>(Errc::kIntern
 /// The code as metrics and logs spell it, for example "peer_lost".
 std::string_view to_string(Errc code) noexcept;
 
-/// A failure on its way to whoever handles or reports it. Logged once, there.
+/// A failure, returned to the function that handles or reports it, which logs it once.
 struct Error {
   Errc code = Errc::kInternal;
   std::string detail;
@@ -43,18 +43,18 @@ struct Error {
 /// "peer_lost: unpack the region key of 10.0.0.7: Connection reset".
 std::string to_string(const Error& error);
 
-/// A value or the Error that stood in its way.
+/// A value, or the Error that prevented it.
 template <typename T>
 using Result = tl::expected<T, Error>;
 
-/// Makes the failing side of any Result: `return fail(Errc::kBusy, "{} reads are queued", n);`
+/// Makes the error of any Result: `return fail(Errc::kBusy, "{} reads are queued", n);`
 template <typename... Args>
 [[nodiscard]] tl::unexpected<Error> fail(Errc code, fmt::format_string<Args...> format,
                                          Args&&... args) {
   return tl::unexpected<Error>(Error{code, fmt::format(format, std::forward<Args>(args)...)});
 }
 
-/// Like fail(), for a system call: the code and the words follow from `error_number` (an errno).
+/// Like fail(), for a system call: the code and the text follow from `error_number` (an errno).
 [[nodiscard]] tl::unexpected<Error> fail_errno(int error_number, std::string_view what);
 
 }  // namespace pegaflow
@@ -62,7 +62,7 @@ template <typename... Args>
 #define PEGA_CONCAT_INNER(a, b) a##b
 #define PEGA_CONCAT(a, b) PEGA_CONCAT_INNER(a, b)
 
-/// Returns the error of `expression`, a Result, to our caller; otherwise goes on.
+/// Returns from the enclosing function with the error of `expression`, a Result, if it has one.
 #define PEGA_TRY(expression)                                                          \
   do {                                                                                \
     if (auto pega_try_result = (expression); !pega_try_result) {                      \
@@ -70,7 +70,8 @@ template <typename... Args>
     }                                                                                 \
   } while (false)
 
-/// Like PEGA_TRY, and names the value: `PEGA_TRY_LET(const Slot slot, store.reserve(key));`
+/// Like PEGA_TRY, and binds the value to a name:
+/// `PEGA_TRY_LET(const Slot slot, store.reserve(key));`
 #define PEGA_TRY_LET(declaration, expression) \
   PEGA_TRY_LET_NAMED(PEGA_CONCAT(pega_try_let_, __LINE__), declaration, expression)
 #define PEGA_TRY_LET_NAMED(name, declaration, expression)                         \

@@ -13,15 +13,15 @@
 
 namespace pegaflow {
 
-/// Two lower-case digits a byte.
+/// Two lower-case digits per byte.
 inline std::string to_hex(std::span<const std::byte> bytes) {
   std::string text;
   for (const std::byte byte : bytes) text += fmt::format("{:02x}", std::to_integer<unsigned>(byte));
   return text;
 }
 
-/// What to_hex() made of them. An odd digit at the end is left out, and two characters that are no
-/// digits are a zero: whoever reads text of others checks what it means.
+/// Inverse of to_hex(). Drops an odd digit at the end and turns invalid digits into a zero byte;
+/// the caller validates text from other processes.
 inline std::vector<std::byte> from_hex(std::string_view text) {
   std::vector<std::byte> bytes;
   for (std::size_t i = 0; i + 1 < text.size(); i += 2) {

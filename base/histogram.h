@@ -1,6 +1,6 @@
 #pragma once
 /// \file
-/// Counts of times, for metrics.
+/// Counts of durations, for metrics.
 
 #include <array>
 #include <cstddef>
@@ -10,8 +10,8 @@
 
 namespace pegaflow {
 
-/// How often something took how long, by upper bounds in seconds (an array, rising); a last bucket
-/// has none. A plain value: copied whole to whoever prints it.
+/// Counts of durations by upper bounds in seconds (a rising array); the last bucket has no bound. A
+/// plain value that the metrics page copies whole.
 template <const auto& kUpperBounds>
 struct TimeHistogram {
   static constexpr const auto& kBounds = kUpperBounds;

@@ -9,7 +9,7 @@
 
 namespace pegaflow {
 
-/// A random name that nobody else has. The zero id means "none". Immutable.
+/// A random name, unique by its length. The zero id means "none". Immutable.
 struct Id128 {
   std::uint64_t high = 0;
   std::uint64_t low = 0;

@@ -9,9 +9,9 @@
 
 namespace pegaflow {
 
-/// What one step of one instance saves. Immutable.
+/// Identifies the blocks that one step of one instance saves. Immutable.
 struct JobId {
-  Id128 scheduler;           ///< The scheduler's incarnation, so that names never meet again.
+  Id128 scheduler;           ///< The scheduler's incarnation, so that a name is never used twice.
   std::uint64_t number = 0;  ///< Rising.
   auto operator<=>(const JobId&) const noexcept = default;
 };

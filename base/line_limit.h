@@ -1,6 +1,6 @@
 #pragma once
 /// \file
-/// A bound on how often a log line is written that strangers can cause.
+/// A limit on the rate of log lines that other processes can cause.
 
 #include <cstdint>
 #include <optional>
@@ -15,8 +15,8 @@ class LineLimit {
  public:
   constexpr explicit LineLimit(Duration interval) noexcept : interval_(interval) {}
 
-  /// The number of lines suppressed since the last one that passed, when this one may be written;
-  /// no value when it has to be suppressed.
+  /// The number of lines suppressed since the last one that passed, if this one may be written; no
+  /// value if it must be suppressed.
   std::optional<std::uint64_t> pass(TimePoint now) noexcept {
     if (last_ && now - *last_ < interval_) {
       ++suppressed_;

@@ -55,7 +55,7 @@ Result<LogLevel> parse_log_level(std::string_view text) {
   if (text == "error") return LogLevel::kError;
   if (text == "off") return LogLevel::kOff;
   return fail(Errc::kInvalidArgument,
-              "\"{}\" is no log level; use trace, debug, info, warn, error or off", text);
+              "\"{}\" is not a log level; use trace, debug, info, warn, error or off", text);
 }
 
 void set_log_level(LogLevel level) { g_level.store(level, std::memory_order_relaxed); }

@@ -1,9 +1,9 @@
 #pragma once
 /// \file
 /// Log lines: a lower-case sentence, then `key=value` fields. Hides the library behind it.
-///
-/// error: somebody must act · warn: we coped · info: rare, life-cycle · debug: grows with objects ·
-/// trace: grows with operations. An error is logged once, where its journey ends.
+/// error: an operator must act · warn: a problem that was handled · info: rare, life cycle · debug:
+/// grows with objects · trace: grows with operations. The function that handles an error logs it,
+/// once.
 
 #include <string>
 #include <string_view>
@@ -20,8 +20,8 @@ enum class LogLevel : int { kTrace, kDebug, kInfo, kWarn, kError, kOff };
 /// Errors: kInvalidArgument that names the text and the levels.
 Result<LogLevel> parse_log_level(std::string_view text);
 
-/// Where lines go and which ones. Call it before threads start; lines go to standard error
-/// otherwise, from info on.
+/// Sets the destination of log lines and their lowest level. Call it before threads start. By
+/// default, lines from info on go to standard error.
 void set_log_level(LogLevel level);
 
 /// Hands lines to `sink(level, line)` instead, for a host program with a log of its own. The sink

@@ -1,6 +1,6 @@
 #pragma once
 /// \file
-/// Where the pieces of one block lie in the engine's memory, and in one contiguous page.
+/// The positions of a block's pieces in the engine's memory and in one contiguous page.
 
 #include <cstddef>
 #include <cstdint>
@@ -13,9 +13,9 @@ namespace pegaflow {
 
 /// One run of bytes that every block has, for example one layer's K and V.
 struct Segment {
-  std::byte* base = nullptr;             ///< Where block 0 would have it.
+  std::byte* base = nullptr;             ///< The segment's address in block 0.
   std::uint64_t block_stride_bytes = 0;  ///< From one block to the next.
-  std::uint64_t size_bytes = 0;          ///< Of one block.
+  std::uint64_t size_bytes = 0;          ///< The segment's size in one block.
 };
 
 /// The map between blocks in an engine's memory and pages.
@@ -39,7 +39,7 @@ class PageLayout {
   std::uint64_t page_bytes_ = 0;
 };
 
-/// Pages above this are refused (DESIGN: no engine has them, and an extent would be mostly waste).
+/// Larger pages are rejected: no engine has them, and an extent would be mostly waste.
 inline constexpr std::uint64_t kMaxPageBytes = std::uint64_t{1} << 30;
 
 /// Slots are multiples of this: the unit of direct I/O and of the smallest page of memory.

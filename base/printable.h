@@ -1,6 +1,6 @@
 #pragma once
 /// \file
-/// Text of others in lines of ours.
+/// Text from other processes in log lines.
 
 #include <algorithm>
 #include <string>
@@ -9,8 +9,9 @@
 
 namespace pegaflow {
 
-/// `text` with each control character as "\x0a". Every log line passes through it, so that a name
-/// that a client or a peer chose can neither begin a line of its own nor command a terminal.
+/// Returns `text` with each control character escaped as in "\x0a". Every log line passes through
+/// it, so that a name chosen by a client or a peer can neither begin a new line nor control a
+/// terminal.
 inline std::string printable(std::string text) {
   const auto is_control = [](char byte) {
     return static_cast<unsigned char>(byte) < 0x20 || byte == 0x7f;

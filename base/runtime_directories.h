@@ -1,14 +1,14 @@
 #pragma once
 /// \file
-/// Where a server's socket may lie, which the server and its clients have to agree on.
+/// The directories of a server's socket, on which the server and its clients have to agree.
 
 #include <string>
 
 namespace pegaflow {
 
-/// What the socket's directory is chosen from: the explicit one decides, else the system's, else
-/// the user's. The server takes the first that it can write to (server/rpc/listener.h), a client
-/// the first that has the socket (client/socket_path.h).
+/// The candidates for the socket's directory: the explicit one, else the system's, else the user's.
+/// The server takes the first that it can write to (server/rpc/listener.h), a client the first that
+/// has the socket (client/socket_path.h).
 struct RuntimeDirectories {
   std::string explicit_directory{};  ///< $PEGAFLOW_RUNTIME_DIR; empty when not set.
   std::string system = "/run/pegaflow";

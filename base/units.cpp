@@ -22,7 +22,7 @@ Result<Quantity> split(std::string_view text, std::string_view kind, std::string
   const auto [rest, status] =
       std::from_chars(text.data(), end, quantity.number, std::chars_format::fixed);
   if (status != std::errc() || quantity.number < 0 || !std::isfinite(quantity.number)) {
-    return fail(Errc::kInvalidArgument, "\"{}\" is no {}; write for example {}", text, kind,
+    return fail(Errc::kInvalidArgument, "\"{}\" is not a {}; write for example {}", text, kind,
                 example);
   }
   for (const char* at = rest; at != end; ++at) {

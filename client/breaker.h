@@ -1,6 +1,6 @@
 #pragma once
 /// \file
-/// Decides when a server is too slow to be asked.
+/// Stops calls to a server that is too slow.
 
 #include <vector>
 
@@ -9,10 +9,9 @@
 namespace pegaflow {
 
 /// Opens after a number of missed deadlines within a window.
-///
-/// Answers in between do not count against them: a server that misses three deadlines in a second
-/// costs the engine too much, however many other calls it answers. Whoever owns the breaker probes
-/// and closes it.
+/// Responses in between do not offset them: a server that misses three deadlines in a second costs
+/// the engine too much, however many other calls it answers. The owner of the breaker probes the
+/// server and closes the breaker.
 ///
 /// Thread-bound.
 class Breaker {
@@ -20,10 +19,10 @@ class Breaker {
   /// `failures` is at least 1. The clock outlives the breaker.
   Breaker(const Clock& clock, int failures, Duration window);
 
-  /// A call was not answered before its deadline. True when this opens the breaker.
+  /// Notes a call without a response before its deadline. True if this opens the breaker.
   bool on_deadline_missed();
 
-  /// A probe was answered in time, or the connection is a new one: missed deadlines are forgotten.
+  /// Forgets missed deadlines, after a probe in time or for a new connection.
   void close();
 
   [[nodiscard]] bool is_open() const noexcept { return open_; }
@@ -31,7 +30,7 @@ class Breaker {
  private:
   const Clock& clock_;
   const Duration window_;
-  std::vector<TimePoint> missed_;  ///< A ring of the latest ones.
+  std::vector<TimePoint> missed_;  ///< A ring of the latest missed deadlines.
   std::size_t oldest_ = 0;
   bool open_ = false;
 };

@@ -47,7 +47,7 @@ class CacheSession::Impl {
 
   ~Impl() {
     if (!thread_.joinable()) return;
-    // The thread takes commands as long as it lives, so there is room soon.
+    // The thread takes commands until it ends, so room becomes free soon.
     while (!commands_.try_send(SessionCommand{})) std::this_thread::yield();
     thread_.join();
   }
@@ -67,7 +67,7 @@ class CacheSession::Impl {
     command.ticket = ticket;
     if (!commands_.try_send(std::move(command))) {
       questions_.forget(ticket);
-      return fail(Errc::kBusy, "more questions than the session's thread can take");
+      return fail(Errc::kBusy, "the queue of the session's thread is full");
     }
     return ticket;
   }
@@ -84,7 +84,7 @@ class CacheSession::Impl {
   void unclaim(const Id128& token) {
     if (forked()) return;
     if (!commands_.try_send(SessionCommand{Kind::kUnclaim, {}, token, {}, {}})) {
-      kLog.warn("too many commands, a claim stays until its room is needed token={}",
+      kLog.warn("command queue full, a claim stays until the server revokes it token={}",
                 to_string(token));
     }
   }
@@ -107,10 +107,10 @@ class CacheSession::Impl {
     if (broken) retire(*broken);
   }
 
-  /// A broken invariant of ours: the cache stays off, and every question is answered so.
+  /// Handles a broken invariant: the cache stays off, and every question fails with kPeerLost.
   void retire(const Error& why) {
     board_.set(LinkState::kRetired, to_string(why));
-    kLog.error("a mistake of ours, the cache stays off instance={} error=\"{}\"", options_.instance,
+    kLog.error("internal error, the cache stays off instance={} error=\"{}\"", options_.instance,
                to_string(why));
     for (bool closing = false; !closing;) {
       commands_.drain([&](SessionCommand&& command) {
@@ -141,7 +141,7 @@ Result<std::unique_ptr<CacheSession>> CacheSession::start(const Options& options
 CacheSession::CacheSession(std::unique_ptr<Impl> impl) : impl_(std::move(impl)) {}
 
 CacheSession::~CacheSession() {
-  // In a child the thread is missing: joining it, or destroying what it waits on, never returns.
+  // A child process does not have the thread: joining it, or destroying its mutexes, never returns.
   if (impl_->forked()) static_cast<void>(impl_.release());
 }
 
@@ -182,7 +182,7 @@ std::optional<Result<CacheSession::Journal>> CacheSession::take_journal(Ticket t
 Result<CacheSession::Ticket> CacheSession::await_job(const Id128& server, const JobId& job,
                                                      Duration patience) {
   if (patience <= Duration::zero() || patience > kLongestWait) {
-    return fail(Errc::kInvalidArgument, "a patience of {}: {} is the limit",
+    return fail(Errc::kInvalidArgument, "await_job: patience {} is not between 0 and {}",
                 format_duration(patience), format_duration(kLongestWait));
   }
   return impl_->ask({.kind = Kind::kAwait, .deadline = patience, .server = server, .job = job});
@@ -207,11 +207,11 @@ std::optional<Result<CacheSession::Reset>> CacheSession::take_reset(Ticket ticke
 
 Result<CacheSession::Reset> CacheSession::reset_cache(Duration patience) {
   PEGA_TRY_LET(const Ticket ticket, ask_reset(patience));
-  // The private thread answers at the deadline; the second is for a machine that is busy.
+  // The private thread answers at the deadline; the extra second allows for a busy machine.
   auto answer = take_reset(ticket, patience + std::chrono::seconds(1));
   if (!answer) {
     impl_->forget(ticket);
-    return fail(Errc::kTimeout, "reset_cache: no answer");
+    return fail(Errc::kTimeout, "reset_cache: no response");
   }
   return std::move(*answer);
 }

@@ -37,7 +37,7 @@ class NoticeLoop final : private Link::Role {
 
  private:
   kj::Promise<Result<void>> begin() override {
-    // An older server shows nothing; when it is replaced the next connection tells the new one.
+    // An older server cannot show notices; its successor receives this one on the next connection.
     if (!link_.server_has(kFeatureNotices)) return Result<void>();
     auto request = link_.session().declineRequest();
     write_decline(decline_, request);
@@ -81,7 +81,7 @@ class DeclineNotice::Impl {
     });
     if (!broken) return;
     board_.set(LinkState::kRetired, to_string(*broken));
-    kLog.debug("a notice ended by a mistake of ours error=\"{}\"", to_string(*broken));
+    kLog.debug("internal error, a notice ended error=\"{}\"", to_string(*broken));
   }
 
   const LinkOptions options_;
@@ -111,7 +111,7 @@ Result<std::unique_ptr<DeclineNotice>> DeclineNotice::start(const Options& optio
 DeclineNotice::DeclineNotice(std::unique_ptr<Impl> impl) : impl_(std::move(impl)) {}
 
 DeclineNotice::~DeclineNotice() {
-  // In a child the thread is missing: joining it, or destroying what it waits on, never returns.
+  // A child process does not have the thread: joining it, or destroying its mutexes, never returns.
   if (impl_->forked()) static_cast<void>(impl_.release());
 }
 

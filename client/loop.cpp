@@ -12,7 +12,7 @@ std::optional<Error> run_loop(const std::function<void(kj::AsyncIoContext&)>& bo
     kj::AsyncIoContext io = kj::setupAsyncIo();
     body(io);
     return std::nullopt;
-  } catch (const kj::Exception& exception) {  // What KJ made of a BrokenInvariant in a step.
+  } catch (const kj::Exception& exception) {  // KJ's form of a BrokenInvariant.
     return Error{Errc::kInternal, exception.getDescription().cStr()};
   } catch (const std::exception& exception) {
     return Error{Errc::kInternal, exception.what()};

@@ -1,6 +1,6 @@
 #pragma once
 /// \file
-/// What the two private KJ threads of this module have in common.
+/// The parts that this module's private KJ threads have in common.
 
 #include <functional>
 #include <optional>
@@ -12,7 +12,7 @@
 
 namespace pegaflow {
 
-/// Empties a Mailbox whenever its descriptor says that there is something. Bound to its KJ thread.
+/// Empties a Mailbox whenever its descriptor becomes readable. Bound to its KJ thread.
 class MailboxPump {
  public:
   /// `drain` empties the mailbox that `fd` belongs to; both outlive the pump.
@@ -22,8 +22,8 @@ class MailboxPump {
 
   /// Never resolves; throws what `drain` throws.
   kj::Promise<void> run() {
-    // Edge-triggered: what comes after this drain is seen, because no event is taken from the
-    // kernel before the next line has asked for it.
+    // Edge-triggered: a value sent after this drain is seen, because no event is taken from the
+    // kernel before the next line requests it.
     drain_();
     return observer_.whenBecomesReadable().then([this] { return run(); });
   }
@@ -33,8 +33,8 @@ class MailboxPump {
   std::function<void()> drain_;
 };
 
-/// Steps that nobody waits for. The first that fails is a broken invariant of ours and ends the
-/// loop. Bound to its KJ thread.
+/// Steps that run in the background. The first that fails is a broken invariant and ends the loop.
+/// Bound to its KJ thread.
 class LoopTasks final : private kj::TaskSet::ErrorHandler {
  public:
   LoopTasks() : failure_(kj::newPromiseAndFulfiller<void>()), tasks_(*this) {}
@@ -53,8 +53,8 @@ class LoopTasks final : private kj::TaskSet::ErrorHandler {
   kj::TaskSet tasks_;
 };
 
-/// Runs `body` with an event loop of its own, on the calling thread, where PEGA_ASSERT throws.
-/// Gives the reason when a broken invariant ended it.
+/// Runs `body` with a new event loop on the calling thread, where PEGA_ASSERT throws. Returns the
+/// reason if a broken invariant ended it.
 std::optional<Error> run_loop(const std::function<void(kj::AsyncIoContext&)>& body);
 
 }  // namespace pegaflow

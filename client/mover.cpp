@@ -26,20 +26,19 @@ namespace {
 
 constexpr Log kLog{"mover"};
 
-/// Our own process as a descriptor. Without one the server gives no pool: it could not know when
-/// the last of our copies has ended.
+/// A descriptor of this process. Without one the server grants no pool: it could not detect the end
+/// of this process's last copy.
 UniqueFd open_own_pidfd() {
   UniqueFd pidfd(static_cast<int>(::syscall(SYS_pidfd_open, ::getpid(), 0)));
   if (!pidfd) {
-    kLog.error("this kernel gives no pidfd, so there will be no cache error=\"{}\"",
-               std::strerror(errno));
+    kLog.error("no pidfd from this kernel, the cache stays off error=\"{}\"", std::strerror(errno));
   }
   return pidfd;
 }
 
-/// The node whose cores this process is kept to, as who pins an engine's workers to the socket of
-/// their GPU does; -1 without one.
-int node_of_process() {
+/// The NUMA node to whose cores this process is bound, as operators bind an engine's workers to the
+/// socket of their GPU; -1 if there is none.
+int numa_node_of_process() {
   const NumaTopology topology = NumaTopology::read();
   if (topology.nodes().size() < 2) return -1;
   const auto node = topology.node_of(allowed_cores());
@@ -50,7 +49,7 @@ int node_of_process() {
 
 void MoverState::report(MoverJob&& job, std::size_t good_blocks, std::size_t copied_pages,
                         std::optional<Error> error) {
-  if (!error) job.cut.reset();  // It was whole all the same.
+  if (!error) job.cut.reset();  // It was completed nevertheless.
   Mover::Finished finished_job{.kind = job.kind,
                                .id = job.id,
                                .blocks = good_blocks,
@@ -69,7 +68,7 @@ void MoverState::report(MoverJob&& job, std::size_t good_blocks, std::size_t cop
     finished_job.failed_blocks = std::move(job.blocks);
   }
   const bool sent = finished.try_send(std::move(finished_job));
-  PEGA_ASSERT(sent, "{} reports are not taken", options.max_jobs);
+  PEGA_ASSERT(sent, "the queue of {} reports is full", options.max_jobs);
 }
 
 class Mover::Impl {
@@ -102,7 +101,7 @@ class Mover::Impl {
     job.accepted = state_.clock.now();
     job.pace = LoadPace(job.computing, job.accepted);
 
-    // Under the lock no job can slip in behind the command to close.
+    // The lock keeps jobs from being queued behind the command to close.
     const std::lock_guard lock(accept_mutex_);
     const LinkState stands = state_.board.state();
     if (closed_ || stands != LinkState::kReady) {
@@ -110,11 +109,11 @@ class Mover::Impl {
     }
     if (state_.places_taken.fetch_add(1) >= state_.options.max_jobs) {
       state_.places_taken.fetch_sub(1);
-      return fail(Errc::kBusy, "{} jobs are under way or not taken", state_.options.max_jobs);
+      return fail(Errc::kBusy, "{} jobs are in flight or not taken", state_.options.max_jobs);
     }
     if (!state_.commands.try_send(MoverCommand{MoverCommand::Kind::kJob, 0, std::move(job)})) {
       state_.places_taken.fetch_sub(1);
-      return fail(Errc::kBusy, "more commands than the mover's thread can take");
+      return fail(Errc::kBusy, "the queue of the mover's thread is full");
     }
     return {};
   }
@@ -123,7 +122,7 @@ class Mover::Impl {
     if (forked()) return;
     MoverCommand command{MoverCommand::Kind::kCancelLoad, load, {}};
     if (!state_.commands.try_send(std::move(command))) {
-      kLog.warn("too many commands, a cancelled load ends at its deadline load={}", load);
+      kLog.warn("command queue full, a cancelled load ends at its deadline load={}", load);
     }
   }
 
@@ -133,7 +132,7 @@ class Mover::Impl {
     const std::lock_guard lock(state_.copying_mutex);
     for (CopyingLoad& load : state_.copying) {
       if (load.followed) continue;
-      // A device that is broken tells it in the completion.
+      // A broken device reports it in the completion.
       load.followed = state_.device.complete_early(load.ticket, queue, within).value_or(false);
       if (!load.followed) continue;
       load.told.took = state_.clock.now() - load.accepted;
@@ -158,7 +157,7 @@ class Mover::Impl {
       closed_ = true;
     }
     if (!thread_.joinable()) return;
-    // The thread takes commands as long as it lives, so there is room soon.
+    // The thread takes commands until it ends, so room becomes free soon.
     while (!state_.commands.try_send(MoverCommand{})) std::this_thread::yield();
     thread_.join();
     if (state_.board.state() != LinkState::kRetired)
@@ -174,11 +173,10 @@ class Mover::Impl {
     if (broken) retire(*broken);
   }
 
-  /// A broken invariant of ours: nothing is copied any more, and once nothing is being copied every
-  /// job is reported failed.
+  /// Handles a broken invariant: waits for the copies in flight, then reports every job as failed.
   void retire(const Error& why) {
     state_.board.set(LinkState::kRetired, to_string(why));
-    kLog.error("a mistake of ours, the cache stays off instance={} error=\"{}\"",
+    kLog.error("internal error, the cache stays off instance={} error=\"{}\"",
                state_.options.link.instance, to_string(why));
     const Error off{Errc::kInternal, "the cache is off: " + why.detail};
     const ThrowOnAssert throw_on_assert;
@@ -230,10 +228,10 @@ Result<std::unique_ptr<Mover>> Mover::start(const Options& options, PageLayout l
                 options.max_jobs, options.load_patience.count(), options.load_bytes_per_second);
   }
   if (options.sample_one_in == 0) {
-    return fail(Errc::kInvalidArgument, "sample_one_in is 0: one page in how many?");
+    return fail(Errc::kInvalidArgument, "sample_one_in is 0; it must be 1 or more");
   }
   Options own = options;
-  if (own.numa_node < 0) own.numa_node = node_of_process();
+  if (own.numa_node < 0) own.numa_node = numa_node_of_process();
   auto impl = std::make_unique<Impl>(own, std::move(layout), device);
   PEGA_TRY(impl->start());
   return std::unique_ptr<Mover>(new Mover(std::move(impl)));
@@ -242,7 +240,7 @@ Result<std::unique_ptr<Mover>> Mover::start(const Options& options, PageLayout l
 Mover::Mover(std::unique_ptr<Impl> impl) : impl_(std::move(impl)) {}
 
 Mover::~Mover() {
-  // In a child the thread is missing: joining it, or destroying what it waits on, never returns.
+  // A child process does not have the thread: joining it, or destroying its mutexes, never returns.
   if (impl_->forked()) static_cast<void>(impl_.release());
 }
 

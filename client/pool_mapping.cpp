@@ -20,13 +20,13 @@ namespace {
 
 constexpr Log kLog{"mover"};
 
-/// The kernel holds the lock of the whole address space for a slice, some 0.2 ms: so long an mmap()
-/// of the engine may have to wait, and so long unmapping may wait for us.
+/// The kernel holds the lock of the whole address space for one slice, about 0.2 ms: the longest
+/// time that an mmap() of the engine, or unmapping, has to wait.
 constexpr std::size_t kSliceBytes = std::size_t{2} << 20;
 
 }  // namespace
 
-/// The thread that enters the pages. It is told to stop and waited for when this is destroyed.
+/// The thread that enters the pages. The destructor stops and joins it.
 class PoolMapping::Population {
  public:
   explicit Population(std::span<std::byte> bytes) {
@@ -34,7 +34,7 @@ class PoolMapping::Population {
     if (thread) {
       thread_ = std::move(*thread);
     } else {
-      kLog.info("the pool's pages are entered as copies come to them why=\"{}\"",
+      kLog.info("pool not populated, copies will cause page faults why=\"{}\"",
                 to_string(thread.error()));
     }
   }
@@ -53,11 +53,11 @@ class PoolMapping::Population {
   void run(std::span<std::byte> bytes) {
     for (; !bytes.empty() && !stop_.load(std::memory_order_relaxed);
          bytes = bytes.subspan(std::min(kSliceBytes, bytes.size()))) {
-      // Reading enters 16 pages a fault and writing one, and what reading enters is as writable in
-      // shared memory: 0.09 s a GiB against 0.2 to 0.26. The server has allocated every page.
+      // A read fault enters 16 pages and a write fault one, and in shared memory both are writable:
+      // 0.09 s per GiB against 0.2 to 0.26. The server has allocated every page.
       if (::madvise(bytes.data(), std::min(kSliceBytes, bytes.size()), MADV_POPULATE_READ) != 0 &&
           errno != EINTR && errno != EAGAIN) {
-        kLog.info("the pool's pages are entered as copies come to them why=\"{}\"",
+        kLog.info("pool not populated, copies will cause page faults why=\"{}\"",
                   to_string(fail_errno(errno, "populate the pool").value()));
         return;
       }
@@ -73,12 +73,12 @@ PoolMapping::PoolMapping(std::span<std::byte> bytes) noexcept : bytes_(bytes) {}
 
 Result<PoolMapping> PoolMapping::map(int fd, std::uint64_t size_bytes) {
   struct stat info {};
-  if (::fstat(fd, &info) != 0) return fail_errno(errno, "look at the pool's descriptor");
+  if (::fstat(fd, &info) != 0) return fail_errno(errno, "fstat the pool's descriptor");
   if (size_bytes == 0 || static_cast<std::uint64_t>(info.st_size) != size_bytes) {
-    return fail(Errc::kRefused, "the pool's descriptor has {} bytes, the server says {}",
+    return fail(Errc::kRefused, "the pool's descriptor has {} bytes, the server reports {}",
                 info.st_size, size_bytes);
   }
-  // Without these seals somebody could cut the memory short, and a copy of ours would be SIGBUS.
+  // Without these seals another process could truncate the memory, and a copy would cause SIGBUS.
   const int seals = ::fcntl(fd, F_GET_SEALS);
   if (seals < 0 || (seals & F_SEAL_SHRINK) == 0 || (seals & F_SEAL_GROW) == 0) {
     return fail(Errc::kRefused, "the pool is not sealed against a change of its size (seals {:#x})",
@@ -90,7 +90,7 @@ Result<PoolMapping> PoolMapping::map(int fd, std::uint64_t size_bytes) {
   }
   PoolMapping mapping(std::span(static_cast<std::byte*>(memory), size_bytes));
   if (::madvise(memory, size_bytes, MADV_DONTFORK) != 0) {
-    return fail_errno(errno, "keep the pool from children");
+    return fail_errno(errno, "exclude the pool from child processes");
   }
   return mapping;
 }

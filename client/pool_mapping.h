@@ -1,6 +1,6 @@
 #pragma once
 /// \file
-/// The server's pool in our address space.
+/// The server's pool in this process's address space.
 
 #include <cstddef>
 #include <cstdint>
@@ -12,13 +12,13 @@
 namespace pegaflow {
 
 /// Owns the mapping of a pool's memfd. Movable; unmaps when destroyed. Thread-bound; the bytes are
-/// for whoever the server gave slots to.
+/// accessed by the jobs to which the server granted slots.
 class PoolMapping {
  public:
-  /// Maps `size_bytes` of `fd`, which may be closed afterwards. A child of fork() does not get it:
-  /// its writes would look like ours.
-  /// Errors: kRefused when the memory could shrink under us or has another size, kIo when the
-  /// kernel will not map it.
+  /// Maps `size_bytes` of `fd`, which may be closed afterwards. A child of fork() does not inherit
+  /// the mapping: the server could not tell its writes from this process's.
+  /// Errors: kRefused when the memory could shrink or has another size, kIo when the kernel does
+  /// not map it.
   static Result<PoolMapping> map(int fd, std::uint64_t size_bytes);
 
   PoolMapping() noexcept;
@@ -29,13 +29,13 @@ class PoolMapping {
   [[nodiscard]] std::span<std::byte> bytes() const noexcept { return bytes_; }
 
   /// Begins to enter the pool's memory into this process's page table, on a thread of its own, and
-  /// returns at once: a copy to a page that is not entered yet costs a page fault, and the first
-  /// pass over the pool three to six times what memcpy takes. About 0.1 s a GiB of 4 KiB pages, and
-  /// 2 MiB of page table. Where it cannot be done (before Linux 5.14, no thread) the faults come
-  /// with the copies. Unmapping ends it within a slice of 2 MiB. Once a mapping.
+  /// returns at once. Without it each first copy to a page causes a page fault, and the first pass
+  /// over the pool takes three to six times as long as memcpy. Takes about 0.1 s and 2 MiB of page
+  /// table per GiB of 4 KiB pages. Where it is not possible (before Linux 5.14, no thread) the
+  /// copies cause the faults. Unmapping ends it within a slice of 2 MiB. Call it once per mapping.
   void populate();
 
-  /// Waits until what populate() began has ended. For benchmarks and tests; copies need not.
+  /// Waits for the end of populate(). For benchmarks and tests; copies do not need it.
   void wait_populated();
 
  private:

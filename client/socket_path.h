@@ -1,6 +1,6 @@
 #pragma once
 /// \file
-/// Where the server of `--addr HOST:PORT` has its socket, as its clients find it.
+/// The path of a server's socket, from its `--addr HOST:PORT`.
 
 #include <cstdint>
 #include <string>
@@ -9,8 +9,8 @@
 
 namespace pegaflow {
 
-/// `PORT.sock` in the explicit directory; else where it is there already; else in the first
-/// directory that a server of this user could put it into.
+/// Returns `PORT.sock` in the explicit directory; else in the directory where it exists; else in
+/// the first directory in which this user's server could create it.
 std::string default_socket_path(std::uint16_t port, const RuntimeDirectories& directories);
 
 }  // namespace pegaflow

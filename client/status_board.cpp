@@ -7,7 +7,7 @@ namespace pegaflow {
 bool StatusBoard::set(LinkState state, std::string detail) {
   const std::lock_guard lock(mutex_);
   if (status_.state == state && status_.detail == detail) return false;
-  // From the breaker it becomes ready again without a new connection.
+  // After an open breaker the link becomes ready again without a new connection.
   if (state == LinkState::kReady && status_.state != LinkState::kBroken) ++status_.connections;
   status_.state = state;
   status_.detail = std::move(detail);

@@ -1,6 +1,6 @@
 #pragma once
 /// \file
-/// Where a link says how it stands, and others read it.
+/// The state of a link, for readers on other threads.
 
 #include <atomic>
 #include <condition_variable>
@@ -14,7 +14,7 @@ namespace pegaflow {
 /// The latest LinkStatus. Thread-safe; written by the link's thread.
 class StatusBoard {
  public:
-  /// True when that is news: another state or another reason.
+  /// True if the state or the reason changed.
   bool set(LinkState state, std::string detail);
   void set_server(const Id128& server, std::string build);
   void set_namespace(std::string hash);
@@ -22,7 +22,7 @@ class StatusBoard {
   [[nodiscard]] LinkState state() const noexcept { return state_.load(std::memory_order_acquire); }
   [[nodiscard]] LinkStatus get() const;
 
-  /// Waits at most `patience` for `state`; true when it stands so.
+  /// Waits at most `patience` for `state`; whether it was reached.
   bool wait_for(LinkState state, Duration patience) const;
 
  private:

@@ -1,8 +1,8 @@
-"""Shows what PegaFlow does: a real vLLM whose prompts come back from the cache.
+"""Demonstrates PegaFlow: a real vLLM whose prompts are loaded from the cache.
 
-Prompts that vLLM has seen come back after its own cache was emptied, in a second vLLM beside it,
-after it was killed and started again, and while pegaflow-server is killed under it; and the answers
-are right. Exits with 0 only if each of these claims held.
+Prompts that vLLM has computed are loaded after its own cache was emptied, in a second vLLM beside
+it, after it was killed and restarted, and while pegaflow-server is killed; and the answers are
+right. Exits with 0 only if each of these claims held.
 """
 
 from __future__ import annotations
@@ -53,16 +53,16 @@ def main(argv: list[str]) -> int:
     build = options.build_dir or REPOSITORY / "build" / ("hooks" if options.prove else "release")
     binary = build / "server" / "pegaflow-server"
     if not binary.exists():
-        print(f"demo: {binary} is not there; `./dev demo` builds it", file=sys.stderr)
+        print(f"demo: {binary} is missing; `./dev demo` builds it", file=sys.stderr)
         return EXIT_SETUP_FAILED
 
-    # A short path of its own: a Unix socket's may have 107 characters only.
+    # A separate short path: that of a Unix socket has at most 107 characters.
     with (
         tempfile.TemporaryDirectory(prefix="pega-demo-") as sockets,
         contextlib.ExitStack() as networks,
     ):
         logs = options.keep_logs or Path(tempfile.mkdtemp(prefix="pega-demo-logs-"))
-        print(f"seed {options.seed} (the same again: --seed {options.seed}); logs in {logs}")
+        print(f"seed {options.seed} (repeat with --seed {options.seed}); logs in {logs}")
         stage = _set_up(build, logs, Path(sockets), options, networks)
         if stage is None:
             return EXIT_SETUP_FAILED
@@ -102,7 +102,7 @@ def _parse(argv: list[str]) -> argparse.Namespace:
         "--keep-logs",
         type=Path,
         metavar="DIR",
-        help="put the servers' logs there; otherwise they are kept only if a claim failed",
+        help="directory for the servers' logs, which are otherwise kept only if a claim failed",
     )
     parser.add_argument(
         "--prove",
@@ -115,7 +115,7 @@ def _parse(argv: list[str]) -> argparse.Namespace:
         type=int,
         default=1,
         metavar="N",
-        help="each vLLM has N tensor-parallel ranks, and a small model: prompts come back on all\n"
+        help="each vLLM has N tensor-parallel ranks and a small model: prompts are loaded on all\n"
         "ranks, also after a page of one was overwritten, and after one was killed",
     )
     parser.add_argument(
@@ -129,10 +129,10 @@ def _parse(argv: list[str]) -> argparse.Namespace:
         type=int,
         choices=[2, len(NAMES)],
         metavar="N",
-        help="2, with --pd: the two engines are on two nodes, whose servers know each other\n"
-        "3: three nodes in network namespaces of their own (needs root), two vLLMs: prompts\n"
-        "computed on one node are hit on another, one node is killed in the middle of a\n"
-        "pull, and one is lost to a black hole",
+        help="2, with --pd: the two engines are on two nodes, whose servers are peers\n"
+        "3: three nodes in separate network namespaces (needs root), two vLLMs: prompts\n"
+        "computed on one node are hit on another, one node is killed during a transfer,\n"
+        "and the network drops all packets of one",
     )
     parser.add_argument(
         "--build-dir",
@@ -142,11 +142,11 @@ def _parse(argv: list[str]) -> argparse.Namespace:
     )
     options = parser.parse_args(argv)
     if options.pd and (options.prove or options.tp != 1):
-        parser.error("--pd goes with neither --prove nor --tp")
+        parser.error("--pd cannot be combined with --prove or --tp")
     if options.nodes and (options.prove or options.tp != 1):
-        parser.error("--nodes goes with neither --prove nor --tp")
+        parser.error("--nodes cannot be combined with --prove or --tp")
     if options.nodes and options.pd != (options.nodes == 2):
-        parser.error("two nodes are for --pd, and --pd has two at most")
+        parser.error("--nodes 2 needs --pd, and --pd has two nodes at most")
     if options.seed is None:
         options.seed = random.SystemRandom().randrange(1 << 32)
     if options.keep_logs is not None:
@@ -204,11 +204,11 @@ def _set_up(
 
 
 def _run(stage: Stage, prove: bool) -> list[Claim]:
-    """The claims in order. The first that cannot be tried to its end is the last one."""
+    """The claims in order, up to the first that cannot be completed."""
     claims: list[Claim] = []
     parts: list[tuple[str, Callable[[Stage], Claim | list[Claim]]]] = [("cold prompts", store_all)]
     if prove:
-        parts += [("a damaged block is seen", damage_is_seen)]
+        parts += [("a damaged block is detected", damage_is_seen)]
     elif stage.tp > 1:
         parts += [
             ("prompts come back", reload_all),
@@ -270,7 +270,7 @@ def _print_end(stage: AnyStage, claims: list[Claim]) -> None:
     if not isinstance(stage, PdStage) and stage.asked_again:
         print(
             f"  {stage.asked_again} times a request missed a deadline, as happens on "
-            "a busy machine, and was asked again"
+            "a busy machine, and was repeated"
         )
 
 

@@ -1,4 +1,4 @@
-"""Servers that a stage starts, and of which nothing is left at its end."""
+"""Servers that a stage starts, and stops at its end."""
 
 from __future__ import annotations
 
@@ -10,17 +10,17 @@ from tests.support.child_process import ChildProcess
 
 
 class StartsChildren:
-    """Of a stage whose servers come and go. Belongs to the main thread."""
+    """The servers of a stage that start and stop during it. Bound to the main thread."""
 
     progress: Progress
 
     def diagnose(self) -> None:
-        """Keeps what the servers say of themselves, at the first thing that went wrong."""
+        """Keeps the servers' counters and logs at the first failure."""
         raise NotImplementedError
 
     @contextlib.contextmanager
     def running(self, *children: ChildProcess) -> Iterator[None]:
-        """These servers, one start after the other; nothing of them is left at the end."""
+        """Starts these servers one after the other, and stops them at the end."""
         started: list[ChildProcess] = []
         try:
             for child in children:
@@ -35,7 +35,7 @@ class StartsChildren:
                 child.stop()
 
     def start(self, child: ChildProcess) -> None:
-        """Starts a server, with lines that say so."""
+        """Starts a server and prints its progress."""
         what = child.log_file.stem
         with self.progress.step(f"{what} starts"):
             child.start()

@@ -1,4 +1,4 @@
-"""Asks a vLLM server for completions, streamed, over plain HTTP."""
+"""Requests completions of a vLLM server, streamed, over plain HTTP."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from tests.support.vllm_server import MODEL_NAME
 
 
 class RequestFailed(RuntimeError):
-    """A request got no answer, an error, or an answer that is too short."""
+    """A request had no response, an error, or too short an answer."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Answer:
-    """What a prompt was answered with, and how fast."""
+    """The answer to a prompt, and its latency."""
 
     tokens: tuple[int, ...]
     #: Natural logarithm of the first token's probability.
@@ -29,7 +29,7 @@ class Answer:
 
 
 def completion_body(prompt: Sequence[int], max_tokens: int) -> dict[str, Any]:
-    """Greedy, streamed, exactly so many tokens."""
+    """A greedy, streamed request for exactly this many tokens."""
     return {
         "model": MODEL_NAME,
         "prompt": list(prompt),
@@ -64,8 +64,8 @@ def complete(
             choice = event["choices"][0]
             new_tokens = choice["token_ids"]
             if new_tokens and not tokens:
-                # Status and headers come at once, long before anything is computed: what counts
-                # is the first event with a token.
+                # Status and headers arrive long before anything is computed: the first event with a
+                # token counts.
                 ttft_s = time.monotonic() - start
                 first_logprob = choice["logprobs"]["token_logprobs"][0]
             tokens += new_tokens
@@ -78,7 +78,7 @@ def complete(
 
 @dataclasses.dataclass(frozen=True)
 class TextAnswer:
-    """What somebody reads who asks for nothing but text."""
+    """The answer to a request for text only."""
 
     text: str
     #: prompt_tokens, completion_tokens and total_tokens.
@@ -108,7 +108,7 @@ def complete_text(
 
 
 def _answer(address: str, request: dict[str, Any], timeout_s: float) -> Iterator[dict[str, Any]]:
-    """The events of a completion, as they come.
+    """The events of a completion, as they arrive.
 
     Raises:
         RequestFailed: the server answered with an error, before or in the stream.
@@ -137,8 +137,8 @@ def _events(response: http.client.HTTPResponse) -> Iterator[dict[str, Any]]:
             continue
         data = line.removeprefix(b"data: ").strip()
         if data == b"[DONE]":
-            # To the end of the answer, a chunk later: who leaves before it has left in its middle,
-            # and is counted so.
+            # Read to the end of the response, a chunk later: a client that closes before it counts
+            # as one that left in the middle.
             response.read()
             return
         yield json.loads(data)
@@ -149,7 +149,7 @@ def post(address: str, path: str, timeout_s: float = 60.0) -> tuple[int, Any]:
     """POST without a body; returns status and the JSON answer, None where it is empty.
 
     Raises:
-        RequestFailed: the server is gone or answered with something else than JSON.
+        RequestFailed: the server is gone or its answer is not JSON.
     """
     connection = http.client.HTTPConnection(address, timeout=timeout_s)
     try:

@@ -1,4 +1,4 @@
-"""Decides whether a loaded prompt was answered right."""
+"""Checks the answer to a loaded prompt."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ WHOLE_PROMPT_TOLERANCE = 1e-5
 def differences(
     answer: Answer, local_hit: Answer | None, baseline: Answer, *, whole_prompt: bool = False
 ) -> list[str]:
-    """What is wrong with ``answer``; an empty list when it is right.
+    """The errors in ``answer``; an empty list if it is right.
 
     Args:
         local_hit: The same prompt answered from the same engine's own cache. The same bytes give

@@ -1,11 +1,11 @@
-"""What to show a person when a claim did not hold."""
+"""The diagnosis to print when a claim did not hold."""
 
 from __future__ import annotations
 
 from tests.support.child_process import ChildProcess, last_words
 from tests.support.vllm_server import PegaServer, VllmServer
 
-#: Counters of pegaflow-server that say why something was not stored or not found.
+#: Counters of pegaflow-server with the reasons why blocks were not stored or not found.
 _SERVER_COUNTERS = (
     "pegaflow_cache_block",
     "pegaflow_fetch_",
@@ -36,7 +36,7 @@ def _counters(server: VllmServer | PegaServer, prefixes: tuple[str, ...]) -> str
     try:
         metrics = server.metrics()
     except OSError as error:
-        return f"{server.name} does not tell its metrics: {error}"
+        return f"{server.name} has no metrics: {error}"
     for prefix in prefixes:
         for name, labels, value in metrics.items(prefix):
             if value and name.endswith("_total"):
@@ -50,4 +50,4 @@ def _counters(server: VllmServer | PegaServer, prefixes: tuple[str, ...]) -> str
 
 
 def _log(child: ChildProcess) -> str:
-    return f"{child.log_file.name} says:\n{last_words(child.log_text())}"
+    return f"{child.log_file.name}:\n{last_words(child.log_text())}"

@@ -1,13 +1,13 @@
-"""How many blocks a prompt must bring back, worked out without asking anybody."""
+"""The number of blocks that a prompt must load, computed without asking the programs."""
 
 from __future__ import annotations
 
-#: Nothing shorter is offered to the engine: a single block costs more to load than to compute.
+#: Shorter hits are not offered to the engine: a single block costs more to load than to compute.
 MIN_OFFERED_BLOCKS = 2
 
 
 def full_blocks(tokens: int, block_tokens: int) -> int:
-    """Blocks that so many tokens fill. Only a full block has a key, so only those are stored."""
+    """Blocks that this many tokens fill. Only full blocks have keys, so only those are stored."""
     return tokens // block_tokens
 
 

@@ -1,4 +1,4 @@
-"""What the claims of --nodes stand on: three nodes, each with a server, and two engines."""
+"""The stage of the claims of --nodes: three nodes, each with a server, and two engines."""
 
 from __future__ import annotations
 
@@ -20,20 +20,20 @@ from tests.support.network import Network, Node
 from tests.support.vllm_server import PegaServer, VllmOptions, VllmServer, ensure_model
 
 NAMES = ("a", "b", "c")
-#: Of each node, for all blocks of the demo: about 700 x 128 KiB.
+#: Each node's pool, for all blocks of the demo: about 700 x 128 KiB.
 POOL_SIZE = "256mb"
-#: Two engines beside each other have one small model each.
+#: Both engines run a small model.
 KV_CACHE_BYTES = 1 << 29
 PEER_PORT = 50055
 
-#: Three servers and two engines share a few cores here: an answer within 15 ms, as between servers
-#: that do nothing else, is not to be had. Blocks have the 2 s of a real node.
+#: Three servers and two engines share a few cores here: a response within 15 ms, as between idle
+#: servers, is impossible. Blocks have the 2 s of a real node.
 PATIENT_PEERS = ("--peer-deadline", "500ms", "--fetch-deadline", "2s")
 
 
 @dataclasses.dataclass(frozen=True)
 class NodeCounters:
-    """What one node has counted so far; the difference of two is what a request did there."""
+    """One node's counters so far; the difference of two belongs to one request."""
 
     external_hit_tokens: int = 0  #: By its engine.
     local_hit_tokens: int = 0
@@ -44,7 +44,7 @@ class NodeCounters:
     given_up_blocks: int = 0
     retried_blocks: int = 0
     lent_bytes: int = 0  #: To other nodes.
-    questions: int = 0  #: Of other nodes, for blocks.
+    questions: int = 0  #: Requests of other nodes for blocks.
 
     def __sub__(self, earlier: NodeCounters) -> NodeCounters:
         return NodeCounters(
@@ -95,7 +95,7 @@ class DemoNode:
         return int(self.server.metrics().total("pegaflow_cache_block_insertions_total"))
 
     def sees(self, other: DemoNode) -> bool:
-        """Whether its server can ask the other's."""
+        """Whether its server can query the other's."""
         ready = self.server.metrics().total("pegaflow_peer_ready", peer=other.peer_address)
         return bool(ready)
 
@@ -137,7 +137,7 @@ class NodesStage(StartsChildren):
             directory = sockets / name
             directory.mkdir()
             arguments = ("--peers", peers, "--peer-listen", f"{node.address}:{PEER_PORT}")
-            # A card of this machine would go around the links that are broken here.
+            # An RDMA card of this machine would bypass the links that are broken here.
             arguments += ("--nics", "none", "--peer-secret-file", str(secret), *PATIENT_PEERS)
             server = PegaServer(
                 build_dir / "server" / "pegaflow-server", directory, POOL_SIZE, arguments
@@ -160,7 +160,7 @@ class NodesStage(StartsChildren):
 
     @contextlib.contextmanager
     def servers(self) -> Iterator[None]:
-        """The three servers, which know each other when this begins."""
+        """The three servers, connected to each other."""
         with self.running(*(node.server for node in self.nodes.values())):
             self.wait_for_peers()
             yield
@@ -175,7 +175,7 @@ class NodesStage(StartsChildren):
             extra_config=PATIENT,
             python_path=[self._build_dir / "python"],
         )
-        # Nothing leads out of the namespace, so that vLLM would not find an address of its own.
+        # The namespace has no route to the outside, so vLLM would find no address of its own.
         vllm = VllmServer(options, self._sockets / node.name, {"VLLM_HOST_IP": "127.0.0.1"})
         vllm.log_file = self._logs / f"vllm-{node.name.lower()}.log"
         vllm.host, vllm.prefix = node.network.control_address, node.network.prefix
@@ -190,11 +190,11 @@ class NodesStage(StartsChildren):
         for node in self.nodes.values():
             for other in self.nodes.values():
                 if other is not node:
-                    what = f"{node.name} can ask {other.name}"
+                    what = f"{node.name} can query {other.name}"
                     wait_until(what, lambda n=node, o=other: n.sees(o), 30)
 
     def diagnose(self) -> None:
-        """What the nodes say of themselves at the first thing that went wrong."""
+        """Keeps the nodes' counters and logs at the first failure."""
         self.diagnosis = self.diagnosis or "\n\n".join(
             describe(node.vllm, node.server) for node in self.nodes.values()
         )
@@ -204,7 +204,7 @@ class NodesStage(StartsChildren):
     def ask_counted(
         self, node: DemoNode, prompt: Prompt, max_tokens: int
     ) -> tuple[Answer, dict[str, NodeCounters]]:
-        """Answers a prompt at a node, with what all of them counted; it must be alone."""
+        """Answers a prompt at a node, with the counts of all nodes; it must be the only one."""
         before, answered = self.all_counters(), node.answered()
         answer = complete(node.engine.http, prompt.tokens, max_tokens)
         return answer, self.counted_since(before, node, answered)
@@ -212,10 +212,10 @@ class NodesStage(StartsChildren):
     def counted_since(
         self, before: dict[str, NodeCounters], node: DemoNode, answered: int
     ) -> dict[str, NodeCounters]:
-        """What was counted since, once the engine of ``node`` has added up its statistics."""
+        """The counts since then, once the engine of ``node`` has added up its statistics."""
         wait_until("vLLM counts the request", lambda: node.answered() > answered, 10)
         now = self.all_counters()
-        # A server that was killed meanwhile has nothing to compare.
+        # A server that was killed meanwhile has no counters to compare.
         return {name: now[name] - before[name] for name in now if name in before}
 
     def all_counters(self) -> dict[str, NodeCounters]:
@@ -224,7 +224,7 @@ class NodesStage(StartsChildren):
     def store(self, node: DemoNode, prompt: Prompt) -> Answer:
         """Asks for one token at a node until all of the prompt's blocks are in its pool.
 
-        Nobody has seen the prompt. Returns the first answer, the cold one.
+        The prompt is new on all nodes. Returns the first answer, the cold one.
         """
         wanted = node.insertions() + full_blocks(len(prompt), BLOCK_TOKENS)
         what = f"all blocks of prompt {prompt.name} are stored at {node.name}"

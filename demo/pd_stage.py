@@ -1,4 +1,4 @@
-"""What the claims of --pd stand on: a prefill and a decode engine, on one node or two, a router."""
+"""The stage of the claims of --pd: a prefill and a decode engine, on one node or two, a router."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ from tests.support.vllm_server import (
 
 #: On and off the block grid, one of a single chunk and one of several.
 LENGTHS = (500, 512, 1000, 3000)
-#: Two engines beside each other have one small model each.
+#: Both engines run a small model.
 KV_CACHE_BYTES = 1 << 29
-#: Two servers and two engines share a few cores: 15 ms, as between nodes, are not to be had.
+#: Two servers and two engines share a few cores: a response within 15 ms is impossible.
 PATIENT_PEERS = ("--peer-deadline", "500ms", "--fetch-deadline", "8s")
 
 
@@ -48,7 +48,7 @@ class PdStage(StartsChildren):
         self.figures: dict[str, Any] = {}
         self.diagnosis = ""
         binary = build_dir / "server" / "pegaflow-server"
-        #: Of the prefill engine, and of the decode engine: another one with two nodes.
+        #: The servers of the prefill and the decode engine: different ones with two nodes.
         self.pega = PegaServer(binary, sockets, SMALL_POOL_SIZE)
         self.pega.log_file = logs / "pegaflow-server.log"
         self.decode_pega = self.pega
@@ -61,7 +61,7 @@ class PdStage(StartsChildren):
         connected = dataclasses.replace(
             plain,
             connector=self.pega.address,
-            # A machine where two engines share a few cores is slower than any that serves.
+            # A machine where two engines share a few cores is slower than any in production.
             extra_config=PATIENT | {"pegaflow.handover_wait_ms": 10_000},
             python_path=[build_dir / "python"],
         )
@@ -83,7 +83,7 @@ class PdStage(StartsChildren):
 
     @contextlib.contextmanager
     def servers(self) -> Iterator[None]:
-        """pegaflow-server of each node; the decode engine's knows the other one."""
+        """pegaflow-server of each node; the decode engine's has the other one as its peer."""
         with self.running(self.pega):
             if not self.has_two_nodes:
                 yield
@@ -91,7 +91,7 @@ class PdStage(StartsChildren):
             self.decode_pega.arguments = ["--peers", self.pega.peer_listen, *PATIENT_PEERS]
             with self.running(self.decode_pega):
                 wait_until(
-                    "the servers know each other",
+                    "the servers are connected",
                     lambda: self.decode_pega.metrics().total("pegaflow_peer_ready") == 1,
                     30,
                 )
@@ -110,7 +110,7 @@ class PdStage(StartsChildren):
             yield router
 
     def diagnose(self) -> None:
-        """What the servers say of themselves at the first thing that went wrong."""
+        """Keeps the servers' counters and logs at the first failure."""
         if self.diagnosis:
             return
         self.diagnosis = "\n\n".join(
@@ -118,7 +118,7 @@ class PdStage(StartsChildren):
             for vllm, pega in ((self.prefill, self.pega), (self.decode, self.decode_pega))
         )
         if self.router is not None:
-            self.diagnosis += f"\n\nthe router says:\n{self.router.log_text()[-4000:]}"
+            self.diagnosis += f"\n\nlog of the router:\n{self.router.log_text()[-4000:]}"
 
     # -- what is counted
 
@@ -132,7 +132,7 @@ class PdStage(StartsChildren):
         return BLOCK_TOKENS * self.shape.kv_bytes_per_token()
 
     def counted(self) -> dict[str, int]:
-        """Of the decode engine: what it took from the cache, and how its waits ended."""
+        """The decode engine's tokens from the cache, and the results of its waits."""
         metrics = self.decode.metrics()
         waits = {
             result: int(metrics.total("vllm:pegaflow_handovers_total", result=result))
@@ -145,19 +145,19 @@ class PdStage(StartsChildren):
         } | waits
 
     def fetched_bytes(self) -> int:
-        """That the decode engine's node has read from the other one."""
+        """Bytes that the decode engine's node has read from the other one."""
         return int(self.decode_pega.metrics().total("pegaflow_fetch_bytes_total"))
 
     def lent_bytes(self) -> int:
         return int(self.pega.metrics().total("pegaflow_lent_bytes_total"))
 
     def decode_is_known(self) -> bool:
-        """Whether its server still has the decode engine among its engines."""
+        """Whether its server still lists the decode engine."""
         others = 0 if self.has_two_nodes else 1
         return self.decode_pega.metrics().total("pegaflow_instances") > others
 
     def generating(self) -> tuple[int, int]:
-        """Of the decode engine: requests under way, and tokens that it has computed so far."""
+        """The decode engine's running requests, and the tokens that it has computed so far."""
         metrics = self.decode.metrics()
         return (
             int(metrics.total("vllm:num_requests_running")),

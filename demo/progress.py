@@ -1,4 +1,4 @@
-"""One line a step, with the seconds since the start."""
+"""One line per step, with the seconds since the start."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from contextlib import contextmanager
 
 
 class Progress:
-    """Prints what happens; on a terminal the step under way is shown with a running clock.
+    """Prints the progress; on a terminal the current step is shown with a running clock.
 
     Thread-bound, but for the clock's own thread, which lives only within a step.
     """
@@ -28,7 +28,7 @@ class Progress:
 
     @contextmanager
     def step(self, text: str) -> Iterator[None]:
-        """Runs the clock while something is under way; the caller says what came of it."""
+        """Runs the clock during a step; the caller prints the outcome."""
         if not self._terminal:
             yield
             return

@@ -19,7 +19,7 @@ class Prompt:
     tokens: tuple[int, ...]
     #: Leading tokens that are those of an earlier prompt of the set.
     shared_tokens: int = 0
-    #: Asked (and so stored) before the reload. Otherwise only its shared prefix can come back.
+    #: Asked (and so stored) before the reload. Otherwise only its shared prefix can be loaded.
     asked_before: bool = True
 
     def __len__(self) -> int:
@@ -34,7 +34,7 @@ class PromptMaker:
         self._vocabulary = vocabulary
 
     def tokens(self, count: int) -> tuple[int, ...]:
-        """``count`` tokens that no cache has seen."""
+        """``count`` tokens that are in no cache."""
         return tuple(self._random.randrange(_FIRST_TOKEN, self._vocabulary) for _ in range(count))
 
     def prompt_set(self) -> list[Prompt]:
@@ -51,7 +51,7 @@ class PromptMaker:
         prompts += [
             Prompt("1000, prefix of another", half + self.tokens(1000 - len(half)), len(half)),
             Prompt(
-                "1000, only its prefix known",
+                "1000, only its prefix stored",
                 whole + self.tokens(1000 - len(whole)),
                 len(whole),
                 asked_before=False,

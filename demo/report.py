@@ -1,4 +1,4 @@
-"""What came of it: a table for people, JSON for machines."""
+"""The report: a table as text, JSON for programs."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from typing import Any
 
 @dataclasses.dataclass(frozen=True)
 class Claim:
-    """One thing that the demo says about PegaFlow, and whether this run bore it out."""
+    """One claim of the demo about PegaFlow, and whether it held in this run."""
 
     name: str
     held: bool
@@ -21,7 +21,7 @@ class Claim:
 
 
 class Checks:
-    """Collects what was wrong. A claim without a single check does not hold."""
+    """Collects failed checks. A claim without a single check does not hold."""
 
     def __init__(self) -> None:
         self.count = 0
@@ -39,7 +39,7 @@ class Checks:
             self.failures.append(otherwise)
 
     def claim(self, name: str, detail: str) -> Claim:
-        """The claim, with ``detail`` for when it held and with what was wrong otherwise."""
+        """The claim, with ``detail`` if it held and with the failures otherwise."""
         if self.count == 0:
             return Claim(name, False, "nothing was checked")
         return Claim(name, not self.failures, "; ".join(self.failures) or detail)

@@ -1,4 +1,4 @@
-"""What all claims stand on: the two servers, the prompts, and what was answered so far."""
+"""The stage of all claims: the two servers, the prompts, and the answers so far."""
 
 from __future__ import annotations
 
@@ -29,14 +29,14 @@ OUTPUT_TOKENS = 32
 
 #: Room for every block that the demo stores, so that none is evicted: about 1,300 x 1.5 MiB.
 POOL_SIZE = "3gb"
-#: Of the small model: about 600 x 128 KiB.
+#: The same for the small model: about 600 x 128 KiB.
 SMALL_POOL_SIZE = "256mb"
 
 #: For several ranks, which share the machine's few cores.
 SMALL = ModelShape(layers=4, hidden=256, heads=8, kv_heads=4, head_dim=32)
 
-#: The connector's deadlines are for engines that compute elsewhere than the server does. Here vLLM
-#: takes every core for each step, and a server that wakes up 20 ms late is none that hangs.
+#: The connector's deadlines are for engines that do not compute on the server's cores. Here vLLM
+#: takes every core for each step, and a server that wakes up 20 ms late does not hang.
 PATIENT = {
     "pegaflow.claim_limit_ms": 500,
     "pegaflow.lookup_deadline_ms": 1000,
@@ -45,16 +45,16 @@ PATIENT = {
     "pegaflow.load_patience_ms": 2000,
 }
 
-#: How often a request is asked again that missed one of the connector's deadlines even so: an
-#: engine never waits for the cache, so on a machine that is busy with something else the cache
-#: stays out of the way at times. The report says how often.
+#: The limit of repetitions for a request that nevertheless missed one of the connector's deadlines:
+#: an engine never waits for the cache, so on a busy machine it sometimes computes instead. The
+#: report has the number of repetitions.
 MAX_ASKED_AGAIN = 3
 
 _POLL_S = 0.02
 
 
 class Late(RuntimeError):
-    """Something that had to happen did not happen in time."""
+    """An expected event did not happen in time."""
 
 
 def wait_until(what: str, condition: Callable[[], bool], timeout_s: float) -> None:
@@ -67,12 +67,12 @@ def wait_until(what: str, condition: Callable[[], bool], timeout_s: float) -> No
     while not condition():
         if time.monotonic() > deadline:
             raise Late(f"after {timeout_s:.0f} s still not: {what}")
-        time.sleep(_POLL_S)  # the pause between two questions, not a wait for a result
+        time.sleep(_POLL_S)  # the polling interval, not a wait for a result
 
 
 @dataclasses.dataclass(frozen=True)
 class Counters:
-    """What engine and server have counted so far; the difference of two is what a request did."""
+    """The counters of engine and server; the difference of two belongs to one request."""
 
     external_hit_tokens: int
     local_hit_tokens: int
@@ -100,18 +100,18 @@ def forget_local(vllm: VllmServer, maker: PromptMaker) -> None:
     def is_empty() -> bool:
         return post(vllm.http, "/reset_prefix_cache")[1] == {"success": True}
 
-    # vLLM refuses while blocks are in use: those that wait for their save are, too.
+    # vLLM rejects it while blocks are in use, which includes those that wait for their save.
     tries = 6
     for number in range(tries):
         try:
-            wait_until("POST /reset_prefix_cache says true", is_empty, 5)
+            wait_until("POST /reset_prefix_cache returns true", is_empty, 5)
             return
         except Late:
             if number + 1 == tries:
                 raise
-            # An idle vLLM steps for 10 s to hear of its saves; on a very busy machine these
-            # take longer, and it hears of them with the next request. This one is too short
-            # to be stored.
+            # An idle vLLM steps for 10 s to receive the reports of its saves; on a very busy
+            # machine these take longer, and arrive with the next request. This one is too short to
+            # be stored.
             complete(vllm.http, maker.tokens(8), max_tokens=1)
 
 
@@ -149,7 +149,7 @@ class Stage:
         self.vllm = VllmServer(plain, sockets / "plain", env)
         self.vllm.log_file = logs / "vllm-without-connector.log"
         self._plain = self.vllm
-        # With ranks a page of one of them is overwritten, which nobody would see without checksums.
+        # With several ranks a page of one is overwritten, which only checksums detect.
         verify = {"pegaflow.verify": "all"} if tp > 1 else {}
         options = dataclasses.replace(
             plain,
@@ -195,7 +195,7 @@ class Stage:
 
     @contextlib.contextmanager
     def second_vllm(self) -> Iterator[None]:
-        """Another vLLM with the connector beside the first; requests go to it meanwhile."""
+        """Another vLLM with the connector beside the first; it receives the requests meanwhile."""
         first, self.vllm = self.vllm, self._second
         try:
             self.start(self.vllm, "a second vLLM starts beside the first")
@@ -208,7 +208,7 @@ class Stage:
             self.vllm = first
 
     def start(self, child: ChildProcess, text: str) -> float:
-        """Starts a server, with a line that says so; returns the seconds until it was ready."""
+        """Starts a server and prints a line; returns the seconds until it was ready."""
         begin = time.monotonic()
         self.progress.say(text)
         with self.progress.step(text):
@@ -218,9 +218,9 @@ class Stage:
         return seconds
 
     def diagnose(self) -> None:
-        """Notes what the servers say of themselves at the first thing that went wrong.
+        """Keeps the servers' counters and logs at the first failure.
 
-        While they run, that is: when they stop they say a lot more, which would hide it.
+        It does so while they run: the many lines of their shutdown would hide the cause.
         """
         self.diagnosis = self.diagnosis or describe(self.vllm, self.pega)
 
@@ -232,10 +232,10 @@ class Stage:
     def ask_counted(
         self, prompt: Prompt, max_tokens: int = OUTPUT_TOKENS
     ) -> tuple[Answer, Counters]:
-        """Answers a prompt, with what engine and server counted for it; it must be alone."""
+        """Answers a prompt, with the counts of engine and server; it must be the only one."""
         before, answered = self.counters(), self._answered()
         answer = self.ask(prompt, max_tokens)
-        # The answer's last event may be here before vLLM has added up that step's statistics.
+        # The answer's last event may arrive before vLLM has added up that step's statistics.
         wait_until("vLLM counts the request", lambda: self._answered() > answered, 10)
         return answer, self.counters() - before
 

@@ -1,4 +1,4 @@
-"""One streamed completion as a client sees it, event by event, whatever becomes of it."""
+"""One streamed completion from the client's view, event by event, to any end."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from demo.client import RequestFailed, completion_body
 
 @dataclasses.dataclass
 class Seen:
-    """What a client got of an answer."""
+    """The part of an answer that a client received."""
 
     status: int = 0
     tokens: list[int] = dataclasses.field(default_factory=list)
-    error: str = ""  #: Of an error body, or of an error event in the stream.
+    error: str = ""  #: The text of an error body, or of an error event in the stream.
     done: bool = False  #: The stream ended with [DONE].
 
 
@@ -38,7 +38,7 @@ class Stream:
         )
 
     def read_tokens(self, count: int) -> None:
-        """Until so many tokens were seen.
+        """Reads until this many tokens have arrived.
 
         Raises:
             RequestFailed: the answer ended before.
@@ -48,7 +48,7 @@ class Stream:
                 raise RequestFailed(f"ended before {count} tokens: {self.seen}")
 
     def read_all(self) -> Seen:
-        """To the answer's end, however it ends."""
+        """Reads to the end of the answer, successful or not."""
         while self._read_event():
             pass
         return self.seen

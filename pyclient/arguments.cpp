@@ -29,7 +29,7 @@ std::vector<std::uint32_t> from_buffer(const py::buffer_info& info) {
     T value;
     std::memcpy(&value, at, sizeof value);
     if (value < 0 || static_cast<std::uint64_t>(value) > UINT32_MAX) {
-      raise({Errc::kInvalidArgument, fmt::format("block {} is no block", value)});
+      raise({Errc::kInvalidArgument, fmt::format("{} is not a block number", value)});
     }
     blocks.push_back(static_cast<std::uint32_t>(value));
   }
@@ -49,7 +49,7 @@ void take(py::dict& named, const char* name, T& target) {
   PyDict_DelItemString(named.ptr(), name);
 }
 
-/// None is as good as absent.
+/// None counts as absent.
 template <typename T>
 void take_optional(py::dict& named, const char* name, std::optional<T>& target) {
   if (!named.contains(name)) return;
@@ -101,7 +101,7 @@ std::vector<std::uint32_t> to_blocks(const py::object& blocks) {
         PyLong_AsLongLongAndOverflow(PySequence_Fast_GET_ITEM(fast.ptr(), i), &overflow);
     if (value == -1 && PyErr_Occurred() != nullptr) throw py::error_already_set();
     if (overflow != 0 || value < 0 || value > static_cast<long long>(UINT32_MAX)) {
-      raise({Errc::kInvalidArgument, fmt::format("blocks[{}] is no block", i)});
+      raise({Errc::kInvalidArgument, fmt::format("blocks[{}] is not a block number", i)});
     }
     out.push_back(static_cast<std::uint32_t>(value));
   }
@@ -148,7 +148,7 @@ std::vector<Segment> to_segments(const py::sequence& segments) {
 }
 
 Duration to_duration(double seconds, const char* what) {
-  // Nine days in nanoseconds are far from the end of 64 bits.
+  // Nine days in nanoseconds are far below the limit of 64 bits.
   if (!std::isfinite(seconds) || seconds < 0 || seconds > 8e5) {
     raise({Errc::kInvalidArgument, fmt::format("{} is {} s", what, seconds)});
   }
@@ -191,8 +191,7 @@ void take_mover_options(py::dict& named, Mover::Options& options) {
   } else if (verify == "all") {
     options.verify = Mover::Verify::kAll;
   } else if (!verify.empty() && verify != "off") {
-    raise(
-        {Errc::kInvalidArgument, fmt::format("verify=\"{}\" is none of off, sample, all", verify)});
+    raise({Errc::kInvalidArgument, fmt::format("verify=\"{}\" is not off, sample or all", verify)});
   }
 }
 

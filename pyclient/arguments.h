@@ -1,6 +1,6 @@
 #pragma once
 /// \file
-/// What Python hands over, as the client's types.
+/// Conversion of Python's arguments to the client's types.
 
 #include <cstdint>
 #include <string>
@@ -21,8 +21,8 @@ namespace pegaflow::py_arguments {
 /// `n * key_bytes` bytes, back to back.
 std::vector<BlockKey> to_keys(const pybind11::bytes& packed, std::size_t key_bytes);
 
-/// Any sequence of whole numbers, or a one-dimensional buffer of 32- or 64-bit integers, as a NumPy
-/// array is.
+/// Any sequence of whole numbers, or a one-dimensional buffer of 32- or 64-bit integers, such as a
+/// NumPy array.
 std::vector<std::uint32_t> to_blocks(const pybind11::object& blocks);
 
 Id128 to_id(const pybind11::bytes& raw);
@@ -31,15 +31,15 @@ pybind11::bytes from_id(const Id128& id);
 
 std::vector<Segment> to_segments(const pybind11::sequence& segments);
 
-/// Fields of LinkOptions by their names; durations are seconds. Takes those that it knows out of
+/// Fields of LinkOptions by their names; durations are seconds. Removes the known ones from
 /// `named`.
 void take_link_options(pybind11::dict& named, LinkOptions& options);
 /// The same for the fields that only Mover::Options has.
 void take_mover_options(pybind11::dict& named, Mover::Options& options);
-/// Raises for what nobody took.
+/// Raises for options that remain unused.
 void refuse_unknown(const pybind11::dict& named);
 
-/// Raises InvalidArgument unless it is a positive number of seconds that the clock can hold.
+/// Raises InvalidArgument unless `seconds` is positive and within the clock's range.
 Duration to_duration(double seconds, const char* what);
 
 }  // namespace pegaflow::py_arguments

@@ -4,7 +4,7 @@
 usage: link_package.py SOURCE_DIR NATIVE_MODULE TARGET_DIR
 
 TARGET_DIR then mirrors SOURCE_DIR: directories are made, every file is a link, so an edited source
-needs no build. What is there and should not be is removed. Prints nothing unless it fails.
+needs no build. Other entries of TARGET_DIR are removed. Prints nothing unless it fails.
 """
 
 import os
@@ -30,7 +30,7 @@ def link_all(links: dict[pathlib.Path, pathlib.Path], target: pathlib.Path) -> N
         points_to = os.path.relpath(path.resolve(), link.parent.resolve())
         if link.is_symlink() and os.readlink(link) == points_to:
             continue
-        # Beside it and then over it: another process may be importing the package right now.
+        # Rename over the old link: another process may be importing the package now.
         fresh = link.with_name(f".{link.name}.{os.getpid()}")
         fresh.symlink_to(points_to)
         fresh.replace(link)

@@ -1,9 +1,8 @@
 /// \file
-/// pegaflow._native: the client for Python, as thin as can be. _native.pyi is its documentation.
-///
-/// The GIL is given up before every wait. It is kept in calls that only hand something over: their
-/// locks are held for moments by threads that never take the GIL, while getting the GIL back from a
-/// busy Python thread may take 5 ms.
+/// pegaflow._native: the client for Python, as thin as possible. _native.pyi documents it.
+/// The GIL is released before every wait. Calls that only pass a command on keep it: other threads
+/// hold their locks only briefly and never take the GIL, while getting it back from a busy Python
+/// thread may take 5 ms.
 
 #include <array>
 #include <chrono>
@@ -76,7 +75,7 @@ class PySession {
   }
   ~PySession() { close(); }
 
-  /// A call under way in another thread keeps the session until it returns.
+  /// A call in progress on another thread keeps the session alive until it returns.
   void close() {
     without_gil([session = std::exchange(session_, nullptr)]() mutable { session.reset(); });
   }
@@ -226,7 +225,7 @@ class PyNotice {
     py_arguments::take_link_options(left, options.link);
     py_arguments::refuse_unknown(left);
     if (!options.is_worker && side != "scheduler") {
-      raise({Errc::kInvalidArgument, fmt::format("side=\"{}\" is no side of an engine", side)});
+      raise({Errc::kInvalidArgument, fmt::format("side=\"{}\" is not scheduler or worker", side)});
     }
     notice_ = value_or_raise(without_gil([&] { return DeclineNotice::start(options); }));
   }
@@ -259,7 +258,7 @@ DeviceReport report_of(const CudaDevice::Info& info) {
                                                        : Path::kDirect};
 }
 
-/// Asks no Python object, so that the mover's thread needs no GIL.
+/// Uses no Python object, so that the mover's thread needs no GIL.
 std::function<DeviceReport()> describer_of(const std::shared_ptr<Device>& device) {
   if (const auto cuda = std::dynamic_pointer_cast<CudaDevice>(device)) {
     return [cuda = std::weak_ptr(cuda)] {
@@ -335,7 +334,7 @@ class PyMover {
     return without_gil([&] { return mover_->wait_for(LinkState::kReady, patience); });
   }
 
-  /// The mover stays, for its last reports.
+  /// Keeps the mover for its last reports.
   void close() {
     without_gil([this] { mover_->close(); });
   }

@@ -13,7 +13,7 @@ std::array<PyObject*, kErrcCount> g_classes{};
 struct ClassOf {
   Errc code;
   const char* name;
-  PyObject* also;  ///< What callers who do not know us catch.
+  PyObject* also;  ///< The builtin base class, for callers that do not know PegaFlow's classes.
   const char* doc;
 };
 
@@ -27,23 +27,22 @@ void add_exceptions(py::module_& module) {
     module.add_object(name, py::reinterpret_borrow<py::object>(made));
     return made;
   };
-  const py::object base = py::reinterpret_steal<py::object>(
-      make("PegaFlowError", "Something that PegaFlow could not do; str() says what and why.",
-           py::make_tuple(py::handle(PyExc_RuntimeError))));
+  const py::object base = py::reinterpret_steal<py::object>(make(
+      "PegaFlowError", "An operation of PegaFlow failed; str() has the operation and the reason.",
+      py::make_tuple(py::handle(PyExc_RuntimeError))));
   const ClassOf classes[] = {
       {Errc::kInvalidArgument, "InvalidArgument", PyExc_ValueError,
-       "The caller is wrong; the same call fails again."},
+       "The call is invalid; the same call fails again."},
       {Errc::kBusy, "Busy", nullptr, "A queue or a limit is full; try later."},
       {Errc::kOutOfCapacity, "OutOfCapacity", nullptr, "Nothing can be evicted."},
-      {Errc::kGone, "Gone", nullptr, "Revoked, aborted, or of another life; start over."},
-      {Errc::kTimeout, "Timeout", PyExc_TimeoutError, "No answer before the deadline."},
+      {Errc::kGone, "Gone", nullptr, "Revoked, aborted, or from another incarnation; start over."},
+      {Errc::kTimeout, "Timeout", PyExc_TimeoutError, "No response before the deadline."},
       {Errc::kCancelled, "Cancelled", nullptr, "The caller withdrew."},
-      {Errc::kPeerLost, "PeerLost", PyExc_ConnectionError, "There is no server now."},
-      {Errc::kRefused, "Refused", nullptr,
-       "Version, layout or permission; a person has to change something."},
-      {Errc::kCorrupt, "Corrupt", nullptr, "Bytes are not what they should be."},
+      {Errc::kPeerLost, "PeerLost", PyExc_ConnectionError, "There is no connection to a server."},
+      {Errc::kRefused, "Refused", nullptr, "Version, layout or permission; fix the configuration."},
+      {Errc::kCorrupt, "Corrupt", nullptr, "Bytes differ from those that were written."},
       {Errc::kIo, "IoError", PyExc_OSError, "A device or the kernel failed."},
-      {Errc::kInternal, "Internal", nullptr, "A library or PegaFlow broke a promise."}};
+      {Errc::kInternal, "Internal", nullptr, "A bug in PegaFlow or in a library."}};
   static_assert(std::size(classes) == kErrcCount);
   for (const ClassOf& entry : classes) {
     g_classes[static_cast<std::size_t>(entry.code)] =

@@ -1,6 +1,6 @@
 #pragma once
 /// \file
-/// Where our errors become Python's exceptions: one class for each reaction of the caller.
+/// Python exceptions for PegaFlow's errors: one class for each reaction of the caller.
 
 #include <pybind11/pybind11.h>
 
@@ -11,10 +11,10 @@ namespace pegaflow::py_error {
 /// Adds PegaFlowError and its subclasses to the module. With the GIL.
 void add_exceptions(pybind11::module_& module);
 
-/// Throws what Python sees as the exception of the error's code. With the GIL.
+/// Throws the Python exception of the error's code. With the GIL.
 [[noreturn]] void raise(const Error& error);
 
-/// The value, or the exception. With the GIL.
+/// Returns the value or throws the exception. With the GIL.
 template <typename T>
 T value_or_raise(Result<T>&& result) {
   if (!result) raise(result.error());

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Refuse phrases that read like a translation, in the Markdown files that git tracks.
+"""Reject phrases that read like a translation, in the Markdown files that git tracks.
 
 usage: check_language.py [ROOT]
 
@@ -42,7 +42,7 @@ def rules() -> tuple[tuple[re.Pattern[str], str], ...]:
 
 
 def problems_of(name: str, text: str) -> list[str]:
-    """One line for each phrase that is refused."""
+    """One line for each rejected phrase."""
     found = []
     in_code = False
     for number, line in enumerate(text.splitlines(), start=1):

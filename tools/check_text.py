@@ -1,11 +1,11 @@
 #!/usr/bin/env python3
-"""Refuse what belongs to one person's machine in the files that everybody gets.
+"""Reject traces of one machine in the files of the repository.
 
 usage: check_text.py [ROOT]
 
 Looks at every text file that git tracks, or would: no absolute path into a home or a work
 directory, no host of a private package registry, no conflict mark, no blank at a line's end, and
-in Markdown no link to a file or to a heading that is not there.
+in Markdown no link to a missing file or heading.
 """
 
 import pathlib
@@ -39,7 +39,7 @@ CODE_BLOCK = re.compile(r"^```.*?^```", re.MULTILINE | re.DOTALL)
 
 
 def anchors(text: str) -> set[str]:
-    """What links may name in a Markdown file: its headings as GitHub writes them."""
+    """The anchors of a Markdown file: its headings in GitHub's form."""
     found: set[str] = set()
     for heading in HEADING.findall(CODE_BLOCK.sub("", text)):
         words = re.sub(r"\[([^\]]*)\]\([^)]*\)", r"\1", heading).lower()
@@ -52,18 +52,18 @@ def anchors(text: str) -> set[str]:
 
 
 def dead_links(root: pathlib.Path, name: str, text: str) -> list[str]:
-    """Relative links of a Markdown file that lead nowhere."""
+    """Relative links of a Markdown file without a target."""
     found = []
     for target, anchor in MARKDOWN_LINK.findall(CODE_BLOCK.sub("", text)):
         if "://" in target or not (target or anchor):
             continue
         path = (root / name).parent.joinpath(target) if target else root / name
         if target and not path.exists():
-            found.append(f"{name}: a link to {target}, which is not there")
+            found.append(f"{name}: a link to the missing file {target}")
         elif anchor and path.suffix == ".md":
             there = text if not target else path.read_text(errors="replace")
             if anchor not in anchors(there):
-                found.append(f"{name}: a link to {target}#{anchor}: there is no such heading")
+                found.append(f"{name}: a link to the missing heading {target}#{anchor}")
     return found
 
 
@@ -75,7 +75,7 @@ def problems_of(name: str, text: str) -> list[str]:
         if rule.search(line)
     ]
     if text and not text.endswith("\n"):
-        found.append(f"{name}: the last line does not end")
+        found.append(f"{name}: the last line has no newline")
     return found
 
 

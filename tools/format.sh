@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# Puts files into the project's format, or says which are not.
-#   usage: format.sh write|check [FILE...]      without a FILE: all that git does not ignore
+# Puts files into the project's format, or lists those that are not in it.
+# usage: format.sh write|check [FILE...]      without a FILE: all files that git does not ignore
 set -euo pipefail
 cd "$(dirname "$0")/.."
 mode=${1:?usage: format.sh write|check [FILE...]}
@@ -28,12 +28,12 @@ status=0
 if [ "$mode" = write ]; then
     [ "${#cpp[@]}" = 0 ] || "$clang_format" -i "${cpp[@]}"
     [ "${#python[@]}" = 0 ] || .venv/bin/ruff format --quiet "${python[@]}"
-    # Import order is a lint rule in ruff, but a matter of format to us.
+    # Import order is a lint rule in ruff, but a matter of format here.
     [ "${#python[@]}" = 0 ] || .venv/bin/ruff check --quiet --select I --fix "${python[@]}"
 else
     [ "${#cpp[@]}" = 0 ] || "$clang_format" --dry-run -Werror --ferror-limit=3 "${cpp[@]}" || status=1
     [ "${#python[@]}" = 0 ] || .venv/bin/ruff format --quiet --diff "${python[@]}" || status=1
     [ "${#python[@]}" = 0 ] || .venv/bin/ruff check --quiet "${python[@]}" || status=1
-    [ "$status" = 0 ] || echo "format: './dev fmt' mends what is a matter of format" >&2
+    [ "$status" = 0 ] || echo "format: './dev fmt' fixes the formatting" >&2
 fi
 exit "$status"

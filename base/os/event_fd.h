@@ -10,13 +10,13 @@ namespace pegaflow {
 /// a signal handler; the rest belongs to the waiting thread.
 class EventFd {
  public:
-  /// Out of descriptors is a broken set-up, found at start: PEGA_ASSERT.
+  /// Stops the process (PEGA_ASSERT) when no descriptor is left, which shows at start.
   EventFd();
 
   void signal() noexcept;
   /// Makes fd() unreadable until the next signal().
   void clear() noexcept;
-  /// Waits until signalled or `timeout_ms` is over (-1: for ever); false when it is over.
+  /// Waits for a signal for at most `timeout_ms` (-1: for ever); false after a timeout.
   bool wait(int timeout_ms) noexcept;
   [[nodiscard]] int fd() const noexcept { return fd_.get(); }
 

@@ -17,8 +17,9 @@ namespace pegaflow {
 /// A bounded queue from any thread to one owner.
 ///
 /// Only plain values cross (tickets, spans, outcomes); owners of resources stay on their thread.
-/// Full means busy: try_send() says so at once and nothing waits, so overload shows at the sender.
-/// The first value after an empty queue makes fd() readable, later ones cost no system call.
+/// Full means busy: try_send() returns false at once and no thread waits, so overload is visible at
+/// the sender. The first value after an empty queue makes fd() readable, later ones cost no system
+/// call.
 ///
 /// try_send() is thread-safe; drain() and fd() belong to the owner's thread. Built on atomics only
 /// (Vyukov's bounded queue), so that ThreadSanitizer sees every edge.
@@ -48,8 +49,8 @@ class Mailbox {
         if (tail_.compare_exchange_weak(position, position + 1, std::memory_order_relaxed)) {
           cell.value = std::move(value);
           cell.turn.store(position + 1, std::memory_order_release);
-          // Pairs with the exchange in drain(): either that drain sees this value, or we see its
-          // false and wake the owner.
+          // Pairs with the exchange in drain(): either that drain sees this value, or this thread
+          // sees its false and wakes the owner.
           if (!awake_.exchange(true, std::memory_order_acq_rel)) wake_.signal();
           return true;
         }
@@ -62,9 +63,9 @@ class Mailbox {
   }
   [[nodiscard]] bool try_send(const T& value) { return try_send(T(value)); }
 
-  /// Hands every value that is there to `use(T&&)`, in the order of sending, and returns how many.
-  /// `use` may send to this mailbox; such values may be handed over in the same call, at most
-  /// capacity() in all so that a chatty sender cannot hold the owner here.
+  /// Passes every queued value to `use(T&&)`, in the order of sending, and returns their count.
+  /// `use` may send to this mailbox; such values may be passed in the same call, at most capacity()
+  /// in all, so that a fast sender cannot hold the owner here.
   template <typename Use>
   std::size_t drain(Use&& use) {
     wake_.clear();

@@ -34,7 +34,8 @@ std::vector<std::uint32_t> row_in(const std::filesystem::path& path) {
   return row;
 }
 
-/// The nodes that a process may have memory of; none when the kernel does not say.
+/// The NUMA nodes from which a process may allocate memory; empty if the kernel does not report
+/// them.
 std::optional<std::vector<std::uint32_t>> allowed_nodes(const std::filesystem::path& status) {
   constexpr std::string_view kName = "Mems_allowed_list:";
   std::ifstream file(status);
@@ -79,7 +80,7 @@ Result<std::vector<std::uint32_t>> parse_number_list(std::string_view text) {
   const auto is_space = [](char c) { return c == ' ' || c == '\t' || c == '\n'; };
   while (!text.empty() && is_space(text.front())) text.remove_prefix(1);
   while (!text.empty() && is_space(text.back())) text.remove_suffix(1);
-  const auto wrong = [&] { return fail(Errc::kInvalidArgument, "\"{}\" is no list", text); };
+  const auto wrong = [&] { return fail(Errc::kInvalidArgument, "\"{}\" is not a list", text); };
   std::vector<std::uint32_t> numbers;
   const char* at = text.data();
   const char* const end = at + text.size();
@@ -111,7 +112,7 @@ NumaTopology NumaTopology::read(const Sources& sources) {
     const std::filesystem::path own = nodes / ("node" + std::to_string(number));
     NumaNode& node = topology.nodes_.emplace_back();
     node.number = number;
-    // Older kernels list cores that are offline, too.
+    // Older kernels also list cores that are offline.
     const std::vector<std::uint32_t> cores = list_in(own / "cpulist");
     std::set_intersection(cores.begin(), cores.end(), online.begin(), online.end(),
                           std::back_inserter(node.cores));
@@ -168,7 +169,7 @@ std::optional<std::size_t> NumaTopology::nearest(std::uint32_t node,
 }
 
 std::vector<std::uint32_t> allowed_cores() {
-  // The kernel wants room for all cores that it could have, and says EINVAL for less.
+  // The kernel needs room for all cores that it could have, and returns EINVAL for less.
   for (std::uint32_t size = 1024; size <= kLargestNumber + 1; size *= 2) {
     const CoreSet set(size);
     if (!set.is_made()) return {};

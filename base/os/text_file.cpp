@@ -20,16 +20,17 @@ tl::unexpected<Error> fail_reading(int error_number) {
 }  // namespace
 
 Result<std::string> read_text_file(const std::string& path) {
-  // To open a pipe for reading waits for a writer otherwise.
+  // Otherwise, opening a pipe for reading waits for a writer.
   const UniqueFd file(::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK | O_NOCTTY));
   struct stat about {};
   if (!file || ::fstat(file.get(), &about) != 0) return fail_reading(errno);
   if (S_ISDIR(about.st_mode)) return fail_reading(EISDIR);
   if (!S_ISREG(about.st_mode)) {
-    return fail(Errc::kInvalidArgument, "cannot be read: it is no regular file");
+    return fail(Errc::kInvalidArgument, "cannot be read: it is not a regular file");
   }
   std::string text;
-  // One byte more than allowed shows that there is more. The size in `about` may change meanwhile.
+  // One byte above the limit shows that the file is too long. The size in `about` may change
+  // meanwhile.
   std::size_t size = 0;
   while (size <= kMaxTextFileBytes) {
     constexpr std::size_t kStep = std::size_t{64} << 10U;

@@ -11,9 +11,9 @@ namespace pegaflow {
 
 inline constexpr std::size_t kMaxTextFileBytes = std::size_t{16} << 20U;
 
-/// The content of a regular file. Never waits, as a pipe or a device would make it.
-/// Errors: kInvalidArgument for what cannot be opened or read, is no regular file, or has more than
-/// kMaxTextFileBytes. The detail says only what is wrong: the caller knows the option and the path.
+/// Returns the content of a regular file. Never waits, as reading a pipe or a device would.
+/// Errors: kInvalidArgument if the file cannot be opened or read, is not a regular file, or has
+/// more than kMaxTextFileBytes. The detail omits the option and the path, which the caller knows.
 Result<std::string> read_text_file(const std::string& path);
 
 }  // namespace pegaflow

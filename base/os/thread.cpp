@@ -8,7 +8,7 @@
 namespace pegaflow {
 
 Result<std::thread> start_thread(const char* name, std::function<void()> body) {
-  // A thread inherits the mask of its parent, so it is set before and not in the thread.
+  // A thread inherits its parent's signal mask, so the mask is set before the thread starts.
   sigset_t all;
   sigset_t before;
   sigfillset(&all);

@@ -1,6 +1,6 @@
 #pragma once
 /// \file
-/// How our threads are started.
+/// Starts PegaFlow's threads.
 
 #include <functional>
 #include <thread>
@@ -9,8 +9,8 @@
 
 namespace pegaflow {
 
-/// Starts a thread that is called `name` (at most 15 bytes: what the kernel keeps) and takes no
-/// signal: handlers of the program that we live in are not to run on our threads.
+/// Starts a thread with the name `name` (at most 15 bytes, the kernel's limit) and all signals
+/// blocked: signal handlers of the host program must not run on PegaFlow's threads.
 /// Errors: kInternal when the system has no thread left.
 Result<std::thread> start_thread(const char* name, std::function<void()> body);
 

@@ -11,14 +11,14 @@
 
 namespace pegaflow {
 
-/// Remembers what a file looked like. Thread-bound.
+/// Detects changes of a file. Thread-bound.
 class WatchedFile {
  public:
-  /// As it is now: made before the file is read, so that no change is missed. An empty path names
-  /// no file, which never changes.
+  /// Records the current state. Construct it before reading the file, so that no change is missed.
+  /// An empty path names no file and never changes.
   explicit WatchedFile(std::string path) : path_(std::move(path)), stamp_(stamp()) {}
 
-  /// Whether it changed, came or went since it was last asked.
+  /// Whether the file changed, appeared or disappeared since the last call.
   bool has_changed() {
     std::string now = stamp();
     if (now == stamp_) return false;
@@ -27,7 +27,7 @@ class WatchedFile {
   }
 
  private:
-  /// What changes with the content, also when a file is replaced within one second.
+  /// Fields that change with the content, even if the file is replaced within one second.
   [[nodiscard]] std::string stamp() const {
     struct stat info {};
     if (path_.empty() || ::stat(path_.c_str(), &info) != 0) return {};

@@ -14,7 +14,7 @@
 
 namespace pegaflow {
 
-/// Put together family by family, from values that are counted elsewhere. Bound to its owner's
+/// Builds a page family by family from values that other classes count. Bound to its owner's
 /// thread.
 class MetricsPage {
  public:
@@ -25,13 +25,13 @@ class MetricsPage {
   /// `prefix` stands before the name of every family.
   explicit MetricsPage(std::string prefix) : prefix_(std::move(prefix)) {}
 
-  /// A family. What sample() and histogram() add belongs to the last one.
+  /// Begins a family, to which sample() and histogram() add.
   void begin(Type type, const char* name, const char* help);
   template <typename Number>
   void sample(Number value, Labels labels = {}) {
     add(static_cast<double>(value), std::move(labels));
   }
-  /// Of times, or of ages: `kBounds` in seconds, `counts` (one more than bounds), `sum_seconds`.
+  /// Adds durations or ages: `kBounds` in seconds, `counts` (one more than bounds), `sum_seconds`.
   template <typename From>
   void histogram(const From& from, Labels labels = {}) {
     prometheus::ClientMetric metric;
@@ -48,7 +48,7 @@ class MetricsPage {
     families_.back().metric.push_back(std::move(metric));
   }
 
-  // ---- whole families: of one number, or of one for each value of a label
+  // ---- whole families, with one number or one for each value of a label
 
   template <typename Number>
   void gauge(const char* name, const char* help, Number value) {

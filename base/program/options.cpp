@@ -22,7 +22,7 @@ namespace pegaflow {
 struct OptionTable::Option {
   std::string name;
   std::string sentence;
-  std::string kind;    // "text", "size", ...: what a value looks like.
+  std::string kind;    // The form of a value: "TEXT", "SIZE", ...
   std::string bounds;  // Empty when there are none.
   std::function<Result<void>(const std::string&)> set;
   std::function<std::string()> show;
@@ -72,15 +72,15 @@ std::string join(const std::vector<std::string>& items, std::string_view between
   return text;
 }
 
-/// What is wrong with words of the command line that no option took.
+/// The error for words of the command line that belong to no option.
 tl::unexpected<Error> refuse_words(const std::vector<std::string>& words) {
   const auto named = std::find_if(words.begin(), words.end(),
                                   [](const std::string& word) { return word.starts_with('-'); });
   if (named != words.end()) {
-    return fail(Errc::kInvalidArgument, "there is no option {}; --help lists what there is",
+    return fail(Errc::kInvalidArgument, "unknown option {}; --help lists all options",
                 named->substr(0, named->find('=')));
   }
-  return fail(Errc::kInvalidArgument, "\"{}\" belongs to no option; --help lists what there is",
+  return fail(Errc::kInvalidArgument, "\"{}\" belongs to no option; --help lists all options",
               words.front());
 }
 
@@ -139,7 +139,7 @@ void OptionTable::integer(std::string name, std::int64_t& target, std::int64_t m
     const char* const end = value.data() + value.size();
     const auto [rest, status] = std::from_chars(value.data(), end, number);
     if (status != std::errc() || rest != end) {
-      return fail(Errc::kInvalidArgument, "\"{}\" is no whole number", value);
+      return fail(Errc::kInvalidArgument, "\"{}\" is not a whole number", value);
     }
     if (number < minimum || number > maximum) {
       return fail(Errc::kInvalidArgument, "{} is not between {} and {}", number, minimum, maximum);
@@ -209,8 +209,8 @@ Result<void> OptionTable::assign(Option& option, const std::string& value,
 Result<OptionTable::Next> OptionTable::parse(int argc, const char* const* argv, std::ostream& out) {
   for (const auto& option : options_) option->default_text = option->show();
 
-  // CLI11 gives us the words of the command line and of the file; values are judged by our table,
-  // so that all three sources get the same messages. (Its own order would let a file override the
+  // CLI11 splits the command line and the file into words; this table validates the values, so that
+  // all three sources have the same error texts. (In CLI11's own order a file would override the
   // environment.)
   CLI::App app(about_, program_);
   app.set_help_flag("-h,--help", "Print this and exit.");
@@ -240,7 +240,7 @@ Result<OptionTable::Next> OptionTable::parse(int argc, const char* const* argv, 
     } else if (option->is_list) {
       entry.cli->expected(1, -1)->delimiter(',');
     } else {
-      // Given twice the last one counts; one time takes one word and not those behind it.
+      // The last of several counts. Each takes one word and leaves the next one alone.
       entry.cli->expected(1)->multi_option_policy(CLI::MultiOptionPolicy::TakeLast);
       entry.cli->allow_extra_args(false);
     }
@@ -252,7 +252,7 @@ Result<OptionTable::Next> OptionTable::parse(int argc, const char* const* argv, 
     out << app.help();
     return Next::kExit;
   } catch (const CLI::ParseError& problem) {
-    return fail(Errc::kInvalidArgument, "{}; --help lists what there is", problem.what());
+    return fail(Errc::kInvalidArgument, "{}; --help lists all options", problem.what());
   }
   if (const auto words = app.remaining(); !words.empty()) return refuse_words(words);
   if (wants_version) {
@@ -284,10 +284,10 @@ Result<OptionTable::Next> OptionTable::parse(int argc, const char* const* argv, 
       });
       if (found == options_.end()) {
         return fail(Errc::kInvalidArgument,
-                    "--config {}: there is no option \"{}\"; --help lists them", file,
+                    "--config {}: unknown option \"{}\"; --help lists all options", file,
                     item.fullname());
       }
-      // Words of a value, as in `512 MiB`, come apart; items of a list are apart.
+      // CLI11 splits a value such as `512 MiB` into words, and a list into its items.
       const std::string_view between = (**found).is_list ? "," : " ";
       PEGA_TRY(assign(**found, join(item.inputs, between), "file " + file));
     }

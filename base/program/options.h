@@ -1,7 +1,7 @@
 #pragma once
 /// \file
-/// One table of options for a program: it feeds flags, file, environment, --print-options, --help
-/// and docs/configuration.md. Nothing else in the program reads the environment.
+/// One table of a program's options: the source of flags, file, environment, --print-options,
+/// --help and docs/configuration.md. No other part of the program reads the environment.
 
 #include <cstdint>
 #include <functional>
@@ -31,10 +31,10 @@ class OptionTable {
   OptionTable(const OptionTable&) = delete;
   OptionTable& operator=(const OptionTable&) = delete;
 
-  /// Names come without dashes. Sentences say what it is for, and why that default if it is a
-  /// number.
+  /// Names have no leading dashes. A sentence describes the option's purpose and, for a number, the
+  /// reason for its default.
   void text(std::string name, std::string& target, std::string sentence);
-  /// May be given several times or as a list with commas.
+  /// The option may be given several times or as a list with commas.
   void list(std::string name, std::vector<std::string>& target, std::string sentence);
   void flag(std::string name, bool& target, std::string sentence);
   void integer(std::string name, std::int64_t& target, std::int64_t minimum, std::int64_t maximum,
@@ -45,26 +45,25 @@ class OptionTable {
   /// "250ms", "2s".
   void duration(std::string name, Duration& target, Duration minimum, Duration maximum,
                 std::string sentence);
-  /// A flag of older versions or of a later one: accepted, and reported by ignored(). With
-  /// `takes_value` it swallows one.
+  /// A flag of an older or a later version: accepted, and reported by ignored(). With `takes_value`
+  /// it takes a value.
   void ignored(std::string name, bool takes_value, std::string sentence);
 
-  /// What the caller does after parse().
+  /// The caller's next step after parse().
   enum class Next {
     kRun,   ///< The targets are set.
     kExit,  ///< --help, --version or --print-options: the text is printed, exit code 0.
   };
 
-  /// Reads the three sources; `out` gets the text of --help and the like.
+  /// Reads the three sources and writes the text of --help and the like to `out`.
   /// Errors: kInvalidArgument for an unknown option, a value out of its bounds or of the wrong
-  /// kind, an unreadable file; the detail names the option, the value, where it came from and what
-  /// is right.
+  /// kind, an unreadable file; the detail names the option, the value, its source and the fix.
   Result<Next> parse(int argc, const char* const* argv, std::ostream& out);
 
   /// One sentence for each option that was given and has no effect.
   [[nodiscard]] const std::vector<std::string>& ignored() const noexcept { return ignored_; }
 
-  /// Markdown: a row an option with name, default, bounds, environment variable, sentence.
+  /// Markdown: one row per option with name, default, bounds, environment variable, sentence.
   [[nodiscard]] std::string markdown() const;
 
  private:

@@ -7,16 +7,16 @@
 namespace pegaflow {
 namespace {
 
-/// How long a caller who will wait looks for its answer before it sleeps. A small question is
-/// answered in half of it, and a core that slept takes as long again to wake up.
-constexpr Duration kLook = std::chrono::microseconds(100);
+/// The time for which a waiting caller polls for its answer before it sleeps. A small question is
+/// answered in half of it, and a sleeping core takes as long again to wake up.
+constexpr Duration kPollTime = std::chrono::microseconds(100);
 
 }  // namespace
 
 Result<QuestionTable::Ticket> QuestionTable::add() {
   const std::lock_guard lock(mutex_);
   if (rows_.size() >= capacity_) {
-    return fail(Errc::kBusy, "{} questions are under way or not taken", rows_.size());
+    return fail(Errc::kBusy, "{} questions are pending or not taken", rows_.size());
   }
   rows_.emplace(++last_, std::nullopt);
   return Ticket{last_};
@@ -44,22 +44,22 @@ std::optional<Result<QuestionTable::Outcome>> QuestionTable::take(Ticket ticket,
   };
   if (!is_decided()) {
     if (patience <= Duration::zero()) return std::nullopt;
-    const Duration awake = std::min(patience, kLook);
-    look(lock, awake, is_decided);
+    const Duration awake = std::min(patience, kPollTime);
+    poll(lock, awake, is_decided);
     if (!answered_.wait_for(lock, patience - awake, is_decided)) return std::nullopt;
   }
   auto row = rows_.extract(key);
-  if (row.empty()) return Result<Outcome>(fail(Errc::kGone, "nobody asks by ticket {}", key));
+  if (row.empty()) return Result<Outcome>(fail(Errc::kGone, "unknown ticket {}", key));
   return std::move(row.mapped());
 }
 
 template <typename Decided>
-void QuestionTable::look(std::unique_lock<std::mutex>& lock, Duration patience, Decided decided) {
+void QuestionTable::poll(std::unique_lock<std::mutex>& lock, Duration patience, Decided decided) {
   const auto begin = std::chrono::steady_clock::now();
   do {
     const std::uint64_t seen = answers_.load(std::memory_order_relaxed);
     lock.unlock();
-    // Whoever answers may need this very core.
+    // The answering thread may need this core.
     while (answers_.load(std::memory_order_acquire) == seen &&
            std::chrono::steady_clock::now() - begin < patience) {
       std::this_thread::yield();

@@ -1,6 +1,6 @@
 #pragma once
 /// \file
-/// Questions that were asked on one thread and are answered on another.
+/// Questions from one thread that another thread answers.
 
 #include <atomic>
 #include <condition_variable>
@@ -15,7 +15,7 @@
 
 namespace pegaflow {
 
-/// The place of each answer is taken when its question is accepted, so that an answer always finds
+/// The place of each answer is reserved when its question is accepted, so that an answer always has
 /// one. Thread-safe, with one lock that is held for a lookup in a small table.
 class QuestionTable {
  public:
@@ -29,28 +29,28 @@ class QuestionTable {
 
   explicit QuestionTable(std::size_t capacity) : capacity_(capacity) {}
 
-  /// Errors: kBusy when as many questions are under way, or not taken, as the table holds.
+  /// Errors: kBusy when the table is full of questions that are pending or not taken.
   Result<Ticket> add();
 
-  /// False when nobody will take it: the caller ends a claim that it carries.
+  /// False if the question was forgotten: the caller ends a claim that the answer carries.
   [[nodiscard]] bool answer(Ticket ticket, Result<Outcome> outcome);
 
-  /// As CacheSession::take(). Who has patience looks for a moment before it sleeps.
+  /// As CacheSession::take(). A waiting caller polls for a moment before it sleeps.
   std::optional<Result<Outcome>> take(Ticket ticket, Duration patience);
 
-  /// Gives the answer if it was there already: the caller ends a claim that it carries.
+  /// Returns the answer if it had already arrived: the caller ends a claim that it carries.
   std::optional<Outcome> forget(Ticket ticket);
 
  private:
-  /// Returns, with the lock held again, when `decided()` or after `patience`. Processor time is
-  /// what it costs: it yields, but does not sleep.
+  /// Returns, with the lock held again, when `decided()` or after `patience`. Uses processor time:
+  /// it yields but does not sleep.
   template <typename Decided>
-  void look(std::unique_lock<std::mutex>& lock, Duration patience, Decided decided);
+  void poll(std::unique_lock<std::mutex>& lock, Duration patience, Decided decided);
 
   const std::size_t capacity_;
   std::mutex mutex_;
   std::condition_variable answered_;
-  std::atomic<std::uint64_t> answers_ = 0;  ///< Ever given; changes under the lock.
+  std::atomic<std::uint64_t> answers_ = 0;  ///< Count of answers; changes under the lock.
   std::uint64_t last_ = 0;
   std::unordered_map<std::uint64_t, std::optional<Result<Outcome>>> rows_;
 };

@@ -27,7 +27,7 @@ Result<CacheSession::Journal> read_journal(wire::Session::JournalResults::Reader
   const auto keys = answer.getKeys();
   const auto there = answer.getThere();
   if (keys.size() != there.size() * BlockKey::kMaxBytes || there.size() > kMaxJournalEntries) {
-    return fail(Errc::kInternal, "{} bytes of keys for {} statements", keys.size(), there.size());
+    return fail(Errc::kInternal, "{} bytes of keys for {} entries", keys.size(), there.size());
   }
   CacheSession::Journal journal{.space = answer.getSpace(),
                                 .position = answer.getPosition(),
@@ -153,7 +153,7 @@ void SessionLoop::claim(SessionCommand&& command) {
 
 void SessionLoop::answer_claim(QuestionTable::Ticket ticket, const Id128& token,
                                Result<QuestionTable::Outcome>&& outcome) {
-  // After a missed deadline the claim may still be made: the call behind it ends it.
+  // After a missed deadline the server may still make the claim: the next call ends it.
   const bool may_hold =
       outcome ? outcome->answer.blocks > 0 : outcome.error().code == Errc::kTimeout;
   const bool late = !outcome;
@@ -200,8 +200,8 @@ void SessionLoop::journal(SessionCommand&& command) {
 
 void SessionLoop::await_job(SessionCommand&& command) {
   if (link_.version() < kWireAwaitsJobs) {
-    static_cast<void>(questions_.answer(
-        command.ticket, fail(Errc::kRefused, "the server is too old to wait for jobs")));
+    static_cast<void>(questions_.answer(command.ticket,
+                                        fail(Errc::kRefused, "await_job: the server is too old")));
     return;
   }
   auto request = link_.session().awaitJobRequest();
@@ -209,7 +209,7 @@ void SessionLoop::await_job(SessionCommand&& command) {
   write_job(command.job, request.initJob());
   request.setPatienceMs(static_cast<std::uint32_t>(
       std::chrono::duration_cast<std::chrono::milliseconds>(command.deadline).count()));
-  // The server keeps that deadline; beyond it, it is as slow as with any other question.
+  // The server responds within that time; beyond it the deadline of any other question applies.
   tasks_.add(link_
                  .call(kj::mv(request), command.deadline + options_.lookup_deadline, "await_job",
                        [](auto& answer) {
@@ -228,7 +228,7 @@ void SessionLoop::unclaim(const Id128& token) {
                  .call(kj::mv(request), options_.lookup_deadline, "unclaim",
                        [](auto& answer) { return read_done(answer); })
                  .then([](Result<void>&& done) {
-                   // It dies with the request's connection, or is revoked when its room is needed.
+                   // The claim ends with its connection, or is revoked when its room is needed.
                    if (!done) kLog.debug("unclaim failed error=\"{}\"", to_string(done.error()));
                  }));
 }

@@ -1,6 +1,6 @@
 #pragma once
 /// \file
-/// What a CacheSession does on its private thread.
+/// The private thread of a CacheSession.
 
 #include <cstdint>
 #include <vector>
@@ -15,29 +15,29 @@
 
 namespace pegaflow {
 
-/// A wish of the engine's scheduler on its way to the private thread.
+/// A command from the engine's scheduler to the private thread.
 struct SessionCommand {
   enum class Kind : std::uint8_t { kClose, kLookup, kClaim, kUnclaim, kReset, kJournal, kAwait };
   Kind kind = Kind::kClose;
   QuestionTable::Ticket ticket{};
-  Id128 token{};  ///< Of a claim: the client names it.
+  Id128 token{};  ///< The claim's name, chosen by the client.
   std::vector<BlockKey> keys{};
   Duration deadline{};
-  CacheSession::Compute compute{};  ///< Of a claim.
-  std::uint64_t space = 0;          ///< And the position in its journal.
+  CacheSession::Compute compute{};  ///< For a claim.
+  std::uint64_t space = 0;          ///< For a journal, with `position`.
   std::uint64_t position = 0;
-  Id128 server{};  ///< That knows of the job.
+  Id128 server{};  ///< The server of the job.
   JobId job{};
 };
 
-/// Attaches to an instance and asks its questions. Bound to its KJ thread.
+/// Attaches to an instance and sends its questions. Bound to its KJ thread.
 class SessionLoop final : private Link::Role {
  public:
   /// All outlive the loop.
   SessionLoop(kj::AsyncIoContext& io, const LinkOptions& options, StatusBoard& board,
               Mailbox<SessionCommand>& commands, QuestionTable& questions);
 
-  /// Until a kClose command came. Throws for a broken invariant.
+  /// Resolves after a kClose command. Throws for a broken invariant.
   kj::Promise<void> run();
 
  private:

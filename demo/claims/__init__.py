@@ -1,1 +1,1 @@
-"""One module a claim, in the order in which they run."""
+"""One module per claim, in the order in which they run."""

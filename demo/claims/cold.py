@@ -1,4 +1,4 @@
-"""Claim 1: with the connector, cold prompts are answered as by vLLM alone, and get stored."""
+"""Claim 1: with the connector, cold prompts are answered as by vLLM alone, and are stored."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ def record_baseline(stage: Stage) -> None:
 
 
 def warm_up(stage: Stage, lengths: tuple[int, ...] = (500, 1000, 3000)) -> None:
-    """The first prompts of a length are slow in every server: they are asked and forgotten."""
+    """The first prompts of a length are slow in every server: their answers are discarded."""
     for length in lengths:
         prompt = Prompt(f"warm-up of {length}", stage.maker.tokens(length))
         with stage.progress.step(prompt.name):
             answer = stage.store(prompt)
         stage.progress.say(
-            f"{prompt.name} tokens: first token after {answer.ttft_s:.2f} s (thrown away)"
+            f"{prompt.name} tokens: first token after {answer.ttft_s:.2f} s (discarded)"
         )
 
 
@@ -62,7 +62,7 @@ def store_all(stage: Stage) -> Claim:
             f"local hit of prompt {prompt.name}",
             computed_differences(answer, stage.baseline[prompt.name]),
         )
-        # Else what follows would compare a load with a load.
+        # Otherwise later claims would compare a load with a load.
         checks.equal(
             f"tokens of prompt {prompt.name} that vLLM's own cache had",
             counted.local_hit_tokens,

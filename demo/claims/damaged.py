@@ -30,11 +30,11 @@ def damage_is_seen(stage: Stage) -> Claim:
         found = answer_differences(stage, prompt, after.answer)
         checks.require(bool(found), f"prompt {prompt.name}: the comparison saw no difference")
         seen += found
-        stage.progress.say(f"prompt {prompt.name}: {'; '.join(found) or 'NOTHING WAS SEEN'}")
+        stage.progress.say(f"prompt {prompt.name}: {'; '.join(found) or 'NOT DETECTED'}")
     stage.figures["damage_seen"] = seen
     return checks.claim(
         "P   One overwritten block of the pool makes the comparison of claim 2 fail",
-        f"{len(chosen)} prompts, each right before and wrong after: the check sees a wrong block",
+        f"{len(chosen)} prompts, right before and wrong after: the check detects a wrong block",
     )
 
 
@@ -42,11 +42,11 @@ def _overwrite_one_block(stage: Stage, prompt: Prompt, blocks: int) -> None:
     """Overwrites a block in the middle of the prompt that was loaded last.
 
     Raises:
-        NoTestHooks: this server cannot.
+        NoTestHooks: this server has no test hooks.
     """
-    # Only blocks at rest are counted, so nobody may still hold those of the last load.
+    # Only evictable blocks are counted, so those of the last load must no longer be held.
     wait_until("no block is claimed or pinned", lambda: not _held_blocks(stage), 10)
-    # Its blocks are the ones used most recently, in whatever order: the middle one is its own.
+    # Its blocks are the most recently used ones, in any order: the middle one belongs to it.
     status, answer = stage.pega.post(f"/test/overwrite_block?recent={blocks // 2}")
     if status != 200:
         raise NoTestHooks(f"POST /test/overwrite_block: status {status}, {answer}")

@@ -1,4 +1,4 @@
-"""Claim 4: an engine that was killed and started again gets its former life's blocks back."""
+"""Claim 4: an engine that was killed and restarted loads the blocks of its former process."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ def kill_engine(stage: Stage) -> Claim:
     stage.progress.say("vLLM was killed (SIGKILL, all of its processes)")
     restart_s = stage.start(stage.vllm, "it starts again")
     chosen = [prompt for prompt in stage.prompts if len(prompt) in (500, 1024, 3000)]
-    blocks = reload_written_by(stage, checks, chosen, "after the kill", "the engine's former life")
+    blocks = reload_written_by(stage, checks, chosen, "after the kill", "the former process")
     stage.figures["engine_killed"] = {"restart_s": restart_s, "foreign_blocks": blocks}
     return checks.claim(
         "4   The engine is killed and started again: its blocks are still there",

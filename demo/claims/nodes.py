@@ -1,4 +1,4 @@
-"""--nodes: what one node computed is hit on another, and what breaks there costs only time."""
+"""--nodes: blocks of one node are hit on another, and a failure there costs only time."""
 
 from __future__ import annotations
 
@@ -17,19 +17,19 @@ from demo.stage import MAX_ASKED_AGAIN, OUTPUT_TOKENS, wait_until
 
 #: For claim 1, on and off the block grid.
 LENGTHS = (500, 512, 1000, 3000)
-#: Of a prompt in the middle of whose way something happens: 93 blocks, 11.6 MiB.
+#: The length of a prompt during whose transfer a failure happens: 93 blocks, 11.6 MiB.
 LONG = 3000
-#: What node A may send then: the prompt takes 1.5 s and more, below --fetch-deadline.
+#: Node A's bandwidth then: the prompt takes at least 1.5 s, below --fetch-deadline.
 SLOW = "60mbit"
-#: The middle of a pull: that much of the prompt has left node A, and no more than this.
+#: The middle of a transfer: the least and the largest share of the prompt that has left node A.
 MIDDLE = (0.15, 0.9)
-#: After a black hole the first prompt may still meet a connection that it has broken.
+#: After a black hole the first prompt may still use a connection that it has broken.
 TRIES_AFTER_HOLE = 3
 
 
 @dataclasses.dataclass(frozen=True)
 class NodePrompts:
-    """What is asked, in the order of the claims."""
+    """The prompts, in the order of the claims."""
 
     moved: list[Prompt]  #: Computed on A, hit on B.
     returned: Prompt  #: Computed on B, hit on A.
@@ -85,17 +85,17 @@ def store_with_local_hit(stage: NodesStage, node: DemoNode, prompt: Prompt) -> N
     stage.progress.say(f"node {node.name} has computed and stored prompt {prompt.name}")
 
 
-# ---- nothing goes wrong
+# ---- without failures
 
 
 def pulled_differences(
     counted: dict[str, NodeCounters], reader: DemoNode, owner: DemoNode, blocks: int, page: int
 ) -> list[str]:
-    """Where the counters are not those of a prompt whose blocks all came from ``owner``.
+    """The counters that do not fit a prompt whose blocks all came from ``owner``.
 
     Args:
         counted: By node, since before the prompt was asked the first time.
-        blocks: What was to come; each node has a counter that must say so.
+        blocks: The expected number of blocks; each node has a counter of them.
         page: Bytes of a block.
     """
     there, here = counted[owner.network.name], counted[reader.network.name]
@@ -104,7 +104,7 @@ def pulled_differences(
         (f"blocks that {reader.name} fetched", here.fetched_blocks, blocks),
         (f"bytes that {reader.name} fetched", here.fetched_bytes, blocks * page),
         (f"bytes that {owner.name} lent", there.lent_bytes, blocks * page),
-        ("blocks given up", here.given_up_blocks, 0),
+        ("blocks abandoned", here.given_up_blocks, 0),
     ):
         if got != expected:
             found.append(f"{what}: {got}, expected {expected}")
@@ -117,7 +117,9 @@ def pulled_differences(
 def pull(
     stage: NodesStage, checks: Checks, reader: DemoNode, owner: DemoNode, prompt: Prompt
 ) -> tuple[int, dict[str, NodeCounters]]:
-    """Asks a prompt at a node whose engine and server have never seen it; how many blocks came."""
+    """Asks a prompt at a node whose engine and server are without it; the number of fetched
+    blocks.
+    """
     whole = full_blocks(len(prompt), BLOCK_TOKENS)
     expected = offered_blocks(len(prompt), BLOCK_TOKENS, stored_blocks=whole)
     before = stage.all_counters()
@@ -125,7 +127,7 @@ def pull(
         answer, last = stage.ask_counted(reader, prompt, OUTPUT_TOKENS)
         if not last[reader.network.name].missed_deadlines:
             break
-        # What its server has fetched by now it does not fetch again, hence the sum below.
+        # Its server does not fetch a block twice, hence the sum below.
         stage.asked_again += 1
         stage.forget_local(reader)
     now = stage.all_counters()
@@ -147,7 +149,7 @@ def pull(
 
 
 def answer_differences(stage: NodesStage, prompt: Prompt, answer: Answer) -> list[str]:
-    """What is wrong with an answer to a prompt that was loaded, and not partly computed."""
+    """The errors in an answer to a prompt that was loaded, and not partly computed."""
     return differences(
         answer,
         stage.local_hits.get(prompt.name),
@@ -157,7 +159,7 @@ def answer_differences(stage: NodesStage, prompt: Prompt, answer: Answer) -> lis
 
 
 def copied_to_c(stage: NodesStage, prompt: Prompt) -> Claim:
-    """Node C has an engine for the time of one prompt; its server keeps what that has read."""
+    """Node C has an engine during one prompt; its server keeps the blocks that it has read."""
     checks = Checks()
     with stage.progress.step(f"node C: prompt {prompt.name}"):
         blocks, _ = pull(stage, checks, stage.c, stage.a, prompt)
@@ -172,7 +174,7 @@ def copied_to_c(stage: NodesStage, prompt: Prompt) -> Claim:
 
 
 def hit_on_b(stage: NodesStage, prompts: NodePrompts) -> Claim:
-    """B's engine gets from A what A has, asking C in vain; and A gets what B has computed."""
+    """B's engine loads A's blocks, after a miss at C; and A's engine loads B's blocks."""
     checks = Checks()
     blocks = asked_in_vain = 0
     for prompt in prompts.moved:
@@ -180,7 +182,7 @@ def hit_on_b(stage: NodesStage, prompts: NodePrompts) -> Claim:
             came, counted = pull(stage, checks, stage.b, stage.a, prompt)
         blocks += came
         asked_in_vain += counted["c"].questions
-        checks.require(counted["c"].questions > 0, f"C was not asked for {prompt.name}")
+        checks.require(counted["c"].questions > 0, f"C got no request for {prompt.name}")
     store_with_local_hit(stage, stage.b, prompts.returned)
     with stage.progress.step(f"node A: prompt {prompts.returned.name}"):
         back, _ = pull(stage, checks, stage.a, stage.b, prompts.returned)
@@ -193,31 +195,31 @@ def hit_on_b(stage: NodesStage, prompts: NodePrompts) -> Claim:
     return checks.claim(
         "2   Node B's engine hits what A's computed, and A's what B's computed",
         f"{blocks} blocks of {len(prompts.moved)} prompts came from A and {back} of one from B, "
-        f"{megabytes:.1f} MB counted by the node that lent and by the one that read; C was asked "
-        f"{asked_in_vain} times in vain; tokens equal to a local hit where they were computed, "
-        "and to a vLLM without the connector",
+        f"{megabytes:.1f} MB counted by the owner and by the reader; C received "
+        f"{asked_in_vain} requests for missing blocks; tokens equal to a local hit where they were "
+        "computed, and to a vLLM without the connector",
     )
 
 
-# ---- in the middle of a pull
+# ---- during a transfer
 
 
 @dataclasses.dataclass(frozen=True)
 class Broken:
-    """What became of a prompt when its owner went away in the middle of its way."""
+    """The outcome of a prompt whose owner was lost during its transfer."""
 
     answer: Answer
-    sent_share: float  #: Of the prompt's bytes, when it happened.
-    whole_blocks: int  #: That B had by then.
-    counted: dict[str, NodeCounters]  #: Of the nodes that live on.
+    sent_share: float  #: The share of the prompt's bytes that had been sent by then.
+    whole_blocks: int  #: The blocks that B had by then.
+    counted: dict[str, NodeCounters]  #: By surviving node.
 
     def check(self, checks: Checks, stage: NodesStage, prompt: Prompt) -> None:
         blocks = full_blocks(len(prompt), BLOCK_TOKENS)
         low, high = MIDDLE
         checks.require(
             low <= self.sent_share <= high and self.whole_blocks < blocks,
-            f"it was not in the middle: {self.sent_share:.0%} of the bytes had been sent, "
-            f"{self.whole_blocks} of {blocks} blocks were there",
+            f"it was not during the transfer: {self.sent_share:.0%} of the bytes had been sent, "
+            f"{self.whole_blocks} of {blocks} blocks had arrived",
         )
         # Partly computed, in another batch: equal in tokens, not to the last bit.
         checks.none(
@@ -231,7 +233,7 @@ class Broken:
 def break_in_the_middle(
     stage: NodesStage, prompt: Prompt, what: str, act: Callable[[], object]
 ) -> Broken:
-    """Asks a prompt of A's at B over a slow link, and acts when some of it is on its way."""
+    """Asks a prompt of A's at B over a slow link, and acts when part of it has been sent."""
     total = full_blocks(len(prompt), BLOCK_TOKENS) * stage.page_bytes
     before, answered = stage.all_counters(), stage.b.answered()
     stage.a.network.limit(SLOW)
@@ -243,7 +245,7 @@ def break_in_the_middle(
     with stage.progress.step(f"node B: prompt {prompt.name}"), ThreadPoolExecutor(1) as pool:
         future = pool.submit(complete, stage.b.engine.http, prompt.tokens, OUTPUT_TOKENS)
         while sent() < MIDDLE[0] and not future.done():
-            time.sleep(0.005)  # the pause between two looks
+            time.sleep(0.005)  # the polling interval
         act()
         share = sent()
         whole = (stage.b.counters() - before["b"]).fetched_blocks
@@ -252,14 +254,14 @@ def break_in_the_middle(
     broken = Broken(answer, share, whole, counted)
     stage.progress.say(
         f"{what}: {broken.told()}; then {counted['b'].retried_blocks} blocks came from another "
-        f"owner, and {counted['b'].given_up_blocks} were given up; first token after "
+        f"owner, and {counted['b'].given_up_blocks} were abandoned; first token after "
         f"{answer.ttft_s:.2f} s"
     )
     return broken
 
 
 def restart_a(stage: NodesStage) -> None:
-    """A's server starts again, empty; its engine finds it, and the other nodes do."""
+    """A's server restarts, empty; its engine and the other nodes reconnect."""
     stage.a.network.limit(None)
     stage.start(stage.a.server)
     wait_until(
@@ -279,12 +281,12 @@ def killed_with_two_owners(stage: NodesStage, prompt: Prompt) -> Claim:
     broken = break_in_the_middle(stage, prompt, "A's server was killed", stage.a.server.kill)
     broken.check(checks, stage, prompt)
     from_c = broken.counted["c"].lent_bytes // stage.page_bytes
-    checks.require(broken.counted["b"].retried_blocks > 0, "nothing was asked for from C")
+    checks.require(broken.counted["b"].retried_blocks > 0, "no block was requested from C")
     checks.require(from_c > 0, "C lent nothing")
     stage.figures["killed_with_two_owners"] = figures(broken) | {"blocks_from_c": from_c}
     restart_a(stage)
     return checks.claim(
-        "3   A's server is killed in the middle of a pull: the rest comes from C",
+        "3   A's server is killed during a transfer: the rest comes from C",
         f"{broken.told()} when it was killed (SIGKILL), {broken.whole_blocks} blocks were whole; "
         f"{from_c} came from C; answered right, first token after {broken.answer.ttft_s:.2f} s",
     )
@@ -300,14 +302,14 @@ def killed_with_one_owner(stage: NodesStage, prompt: Prompt) -> Claim:
     stage.figures["killed_with_one_owner"] = figures(broken)
     restart_a(stage)
     return checks.claim(
-        "4   The same with a prompt that nobody else has: what did not come is computed",
+        "4   The same with a prompt without another owner: the missing blocks are computed",
         f"{broken.told()} when it was killed; {broken.counted['b'].given_up_blocks} blocks did "
-        f"not come; answered right, first token after {broken.answer.ttft_s:.2f} s",
+        f"not arrive; answered right, first token after {broken.answer.ttft_s:.2f} s",
     )
 
 
 def black_hole(stage: NodesStage, prompts: NodePrompts) -> Claim:
-    """Packets from and to A vanish for the time of one prompt, and nobody is told."""
+    """Packets from and to A are dropped during one prompt, without any error."""
     checks = Checks()
     prompt = prompts.in_hole
     for each in (prompt, *prompts.after_hole):
@@ -323,7 +325,7 @@ def black_hole(stage: NodesStage, prompts: NodePrompts) -> Claim:
     hits = 0
     asked = 0
     for after in prompts.after_hole:
-        # A first try may find out only now that a connection of the lane has not survived.
+        # The first prompt may detect only now that a connection of the lane has not survived.
         attempt = Checks()
         asked += 1
         hits, _ = pull(stage, attempt, stage.b, stage.a, after)
@@ -336,10 +338,10 @@ def black_hole(stage: NodesStage, prompts: NodePrompts) -> Claim:
         "hits_back_s": back_s,
     }
     return checks.claim(
-        "5   A is in a black hole in the middle of a pull: computed, and hit again afterwards",
+        "5   A is in a black hole during a transfer: computed, and hit again afterwards",
         f"{broken.told()} when the network lost it; {broken.counted['b'].given_up_blocks} blocks "
-        f"were given up; answered right, first token after {broken.answer.ttft_s:.2f} s; {hits} "
-        f"blocks came from A {back_s:.1f} s after the network was mended, at the "
+        f"were abandoned; answered right, first token after {broken.answer.ttft_s:.2f} s; {hits} "
+        f"blocks came from A {back_s:.1f} s after the network was repaired, at the "
         f"{('first', 'second', 'third')[asked - 1]} prompt",
     )
 

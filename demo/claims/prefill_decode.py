@@ -15,7 +15,7 @@ from demo.stage import OUTPUT_TOKENS, wait_until
 from demo.streams import Seen, Stream
 from tests.support.vllm_server import RouterServer
 
-#: Of the answer of which the decode engine is killed in the middle; it takes many seconds.
+#: Tokens of the answer during which the decode engine is killed; it takes many seconds.
 LONG_ANSWER = 600
 
 
@@ -53,13 +53,13 @@ def run_split(stage: PdStage) -> Iterator[Claim]:
 
 
 def warm_up(stage: PdStage, address: str) -> None:
-    """The first prompts are slow in every engine: one is asked and forgotten."""
+    """The first prompts are slow in every engine: the answer to one is discarded."""
     complete(address, stage.maker.tokens(1000), OUTPUT_TOKENS)
-    stage.progress.say("warm-up (thrown away)")
+    stage.progress.say("warm-up (discarded)")
 
 
 def loaded_tokens(prompt: Prompt) -> int:
-    """What the decode engine must take from the cache: all but the last token.
+    """The tokens that the decode engine must load: all but the last one.
 
     On the block grid vLLM counts a load of the whole prompt, and computes its last token again.
     """
@@ -74,7 +74,7 @@ def split_all(stage: PdStage, address: str) -> Claim:
         before, prefilled = stage.counted(), stage.prefilled()
         bytes_before = stage.fetched_bytes(), stage.lent_bytes()
         answer = complete(address, prompt.tokens, OUTPUT_TOKENS)
-        # The last event may be here before vLLM has added up that step's statistics.
+        # The last event may arrive before vLLM has added up that step's statistics.
         wait_until(
             "the decode engine counts the request",
             lambda before=before: stage.counted()["answered"] > before["answered"],
@@ -90,7 +90,7 @@ def split_all(stage: PdStage, address: str) -> Claim:
         what = f"prompt of {prompt.name} tokens"
         checks.none(what, computed_differences(answer, stage.baseline[prompt.name]))
         checks.equal(f"{what}: loaded tokens", external, loaded_tokens(prompt))
-        checks.equal(f"{what}: waits that ended well", after["over"] - before["over"], 1)
+        checks.equal(f"{what}: successful waits", after["over"] - before["over"], 1)
         checks.equal(f"{what}: requests at the prefill engine", stage.prefilled() - prefilled, 1)
         if stage.has_two_nodes:
             # Whole pages, also of the last block.
@@ -113,26 +113,26 @@ def kill_before(stage: PdStage, address: str) -> Claim:
     checks = Checks()
     prompt = Prompt("1000", stage.maker.tokens(1000))
     prefilled = stage.prefilled()
-    # Stopped, it accepts the request and does nothing with it: no chance of being too late.
+    # A stopped engine accepts the request and does not begin it, so the kill is never too late.
     os.killpg(stage.decode.pid, signal.SIGSTOP)
     with Stream(address, prompt.tokens, OUTPUT_TOKENS) as stream:
         wait_until("the prefill engine answers", lambda: stage.prefilled() > prefilled, 60)
         stage.decode.kill()
         seen = stream.read_all()
     stage.progress.say(f"decode engine killed before its first event: {_told(seen)}")
-    checks.require(seen.status >= 500, f"status {seen.status}, which says that all is well")
+    checks.require(seen.status >= 500, f"status {seen.status}, which means success")
     checks.equal("tokens seen", len(seen.tokens), 0)
-    checks.require(bool(seen.error), "no word about what happened")
+    checks.require(bool(seen.error), "no error text")
     stage.figures["killed_before"] = {"status": seen.status, "error": seen.error[:200]}
-    wait_until("the server knows that it is gone", lambda: not stage.decode_is_known(), 30)
+    wait_until("the server has noted its end", lambda: not stage.decode_is_known(), 30)
     return checks.claim(
-        "2   The decode engine is killed before its first event: an honest status",
-        f"the client saw {_told(seen)}",
+        "2   The decode engine is killed before its first event: an error status",
+        f"the client received {_told(seen)}",
     )
 
 
 def comes_back(stage: PdStage, address: str) -> Claim:
-    """A new life of the decode engine has the prompts of the old one at once."""
+    """A restarted decode engine has the prompts of the killed one at once."""
     checks = Checks()
     loaded = 0
     for prompt in stage.prompts:
@@ -156,7 +156,7 @@ def comes_back(stage: PdStage, address: str) -> Claim:
 
 
 def first_token(stage: PdStage, router: RouterServer) -> Claim:
-    """The prefill engine's token goes first, unless it ends within a character."""
+    """The prefill engine's token is sent first, unless it ends within a character."""
     checks = Checks()
     sent = withheld = 0
     for prompt in stage.prompts:
@@ -179,8 +179,8 @@ def first_token(stage: PdStage, router: RouterServer) -> Claim:
     checks.require(sent > 0, "no answer began with the prefill engine's token")
     stage.progress.say(f"--pd-first-token: {sent} answers began with the prefill engine's token")
     return checks.claim(
-        "4   The prefill engine's token is sent first, and nobody sees a seam",
-        f"{sent} of {len(stage.prompts)} answers began with it (of {withheld} it was no whole "
+        "4   The prefill engine's token is sent first, without a seam in the answer",
+        f"{sent} of {len(stage.prompts)} answers began with it (in {withheld} it was not a whole "
         "character); text and usage are those of one engine",
     )
 
@@ -203,7 +203,7 @@ def client_leaves(stage: PdStage, address: str) -> Claim:
 
 
 def kill_server(stage: PdStage, address: str) -> Claim:
-    """Of the prefill engine's node: there is nothing to wait for, and nothing to fetch."""
+    """Kills the prefill node's server: then there is nothing to wait for or to fetch."""
     checks = Checks()
     before, fetched = stage.counted(), stage.fetched_bytes()
     stage.pega.kill()
@@ -220,7 +220,7 @@ def kill_server(stage: PdStage, address: str) -> Claim:
     checks.equal("fetched bytes", stage.fetched_bytes() - fetched, 0)
     stage.progress.say(f"prefill node's server killed: first token after {answer.ttft_s:.2f} s")
     return checks.claim(
-        "6   The prefill node's server is killed: the decode engine computes, and waits for nobody",
+        "6   The prefill node's server is killed: the decode engine computes without waiting",
         f"{len(stage.last)} tokens computed, answered as by one engine",
     )
 
@@ -234,18 +234,18 @@ def kill_after(stage: PdStage, address: str) -> Claim:
         seen = stream.read_all()
     stage.progress.say(f"decode engine killed after its first event: {_told(seen)}")
     checks.equal("status", seen.status, 200)
-    checks.require(len(seen.tokens) < LONG_ANSWER, "it was too late to kill it")
-    checks.require(bool(seen.error), "no error event: the answer looks whole")
-    checks.require(not seen.done, "[DONE] behind half an answer")
+    checks.require(len(seen.tokens) < LONG_ANSWER, "the kill was too late")
+    checks.require(bool(seen.error), "no error event: the answer looks complete")
+    checks.require(not seen.done, "[DONE] after half an answer")
     stage.figures["killed_after"] = {"tokens": len(seen.tokens), "error": seen.error[:200]}
     number = 7 if stage.has_two_nodes else 6
     return checks.claim(
         f"{number}   The decode engine is killed in the middle of an answer: an error, "
         "and no [DONE]",
-        f"the client saw {_told(seen)}",
+        f"the client received {_told(seen)}",
     )
 
 
 def _told(seen: Seen) -> str:
-    end = "[DONE]" if seen.done else seen.error[:160] or "nothing more"
+    end = "[DONE]" if seen.done else seen.error[:160] or "no further event"
     return f"status {seen.status}, {len(seen.tokens)} tokens, then {end}"

@@ -1,4 +1,4 @@
-"""With --tp: one rank of the engine is killed; what all ranks had stored comes back, all of it."""
+"""With --tp: one rank of the engine is killed; all blocks that all ranks had stored are loaded."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from tests.support.child_process import group_members
 
 
 def kill_rank(stage: Stage) -> Claim:
-    """SIGKILL to the last rank while all of them load; a new start; one prompt of each length."""
+    """Kills the last rank while all of them load, restarts, and asks one prompt of each length."""
     checks = Checks()
     chosen = [prompt for prompt in stage.prompts if len(prompt) in (500, 1024, 3000)]
     stage.forget_local()
     rank = _last_rank(stage)
-    # Stopped first: the loads of the other ranks come to their end, and this one's do not.
+    # Stopped first: the loads of the other ranks end, and this one's do not.
     os.kill(rank, signal.SIGSTOP)
     with ThreadPoolExecutor(len(chosen)) as pool, stage.progress.step("prompts load, a rank dies"):
         asked = [pool.submit(_ask, stage, prompt) for prompt in chosen]
@@ -35,8 +35,8 @@ def kill_rank(stage: Stage) -> Claim:
         wait_until("vLLM ends", lambda: not stage.vllm.running(), 120)
     stage.vllm.kill()
     stage.progress.say(
-        f"one of {stage.tp} ranks was killed (SIGKILL) with {claims} loads under way; vLLM ended, "
-        f"as it does, with {answered} of {len(chosen)} requests answered"
+        f"one of {stage.tp} ranks was killed (SIGKILL) with {claims} loads in flight; vLLM ended, "
+        f"as designed, with {answered} of {len(chosen)} requests answered"
     )
     stage.start(stage.vllm, "it starts again")
     blocks = reload_written_by(stage, checks, chosen, "after the kill", "the former processes")
@@ -44,9 +44,9 @@ def kill_rank(stage: Stage) -> Claim:
         wait_until(f"{what} is 0", lambda what=what: not _total(stage, what), 30)
     stage.figures["rank_killed"] = {"claims": claims, "foreign_blocks": blocks}
     return checks.claim(
-        "4   One rank is killed in the middle of a load: what all ranks had stored is still there",
-        f"{claims} loads were cut off, and nothing is held for them any more; {blocks} blocks came "
-        f"back on {stage.tp} ranks after a new start; {len(chosen)} prompts answered right",
+        "4   One rank is killed in the middle of a load: the blocks of all ranks are still there",
+        f"{claims} loads were cut off, and nothing is held for them; {blocks} blocks were loaded "
+        f"on {stage.tp} ranks after a restart; {len(chosen)} prompts answered right",
     )
 
 
@@ -65,7 +65,7 @@ def _last_rank(stage: Stage) -> int:
     """The process of the rank with the highest number.
 
     Raises:
-        Late: vLLM does not name its workers as it did.
+        Late: vLLM has other names for its workers.
     """
     found: list[int] = []
 

@@ -12,15 +12,15 @@ from demo.report import Checks, Claim
 from demo.stage import Stage, wait_until
 from tests.support.stray_client import pool_of
 
-#: Off the grid, and the answer does not fill another block: what is stored is the prompt's.
+#: Off the grid, and the answer does not fill another block: only the prompt is stored.
 _TOKENS = 15 * BLOCK_TOKENS + 4
 _ANSWER_TOKENS = 8
-#: What slots are multiples of.
+#: The alignment of slots.
 _UNIT = 4096
 
 
 def damage_rank(stage: Stage) -> Claim:
-    """A new prompt is stored, one bit of the last rank's page of one block flipped, and asked."""
+    """Stores a new prompt, flips one bit of the last rank's page of one block, and asks again."""
     checks = Checks()
     prompt = Prompt("of a damaged page", stage.maker.tokens(_TOKENS))
     blocks = full_blocks(_TOKENS, BLOCK_TOKENS)
@@ -35,19 +35,19 @@ def damage_rank(stage: Stage) -> Claim:
 
     sealed = stage.insertions()
     answer, _ = stage.ask_emptied(prompt, _ANSWER_TOKENS)
-    # Computed from some block on, so rounding differs from either.
+    # Computed from one block on, so rounding differs from both.
     checks.none("the damaged prompt", computed_differences(answer, cold))
-    wait_until("the server was told of the page", lambda: _corrupt(stage) > 0, 30)
-    checks.equal("wrong pages that the server was told of", _corrupt(stage), 1)
+    wait_until("the server has a report of the page", lambda: _corrupt(stage) > 0, 30)
+    checks.equal("wrong pages reported to the server", _corrupt(stage), 1)
     failures = stage.vllm.metrics()
     failed = sum(
         failures.total("vllm:pegaflow_load_failures_total", error=error)
-        # The other rank's claim is gone when it asks for its pages after the server was told.
+        # After that report the other rank's claim is gone when it opens its pages.
         for error in ("corrupt", "gone")
     )
     checks.equal("loads that failed for it", failed, 1)
 
-    # Only that block had to be saved again, and then all ranks have all of it.
+    # Only that block had to be saved again, on all ranks.
     wait_until("the block is stored again", lambda: stage.insertions() > sealed, 30)
     again, counted = stage.ask_emptied(prompt, _ANSWER_TOKENS)
     checks.equal("blocks stored again", stage.insertions() - sealed, 1)
@@ -55,7 +55,7 @@ def damage_rank(stage: Stage) -> Claim:
     checks.none("the prompt afterwards", differences(again, local, cold))
     checks.equal("wrong pages afterwards", _corrupt(stage), 1)
     return checks.claim(
-        "3   One page of one rank is wrong: every rank computes its block, and nobody finds it",
+        "3   One page of one rank is wrong: every rank computes its block, and no engine finds it",
         f"one bit of rank {stage.tp - 1}'s share of one of {blocks} blocks was flipped; the answer "
         "is right, and the block was stored once more on all ranks",
     )
@@ -71,13 +71,13 @@ def _stored(stage: Stage, prompt: Prompt, blocks: int) -> Answer:
 
 
 def _used_units(pool: mmap.mmap) -> set[int]:
-    """Which units of the pool were ever written: it begins as zeros, and nothing is evicted."""
+    """The units of the pool that were ever written: it begins as zeros, and nothing is evicted."""
     zeros = bytes(_UNIT)
     return {at for at in range(0, len(pool), _UNIT) if pool[at : at + _UNIT] != zeros}
 
 
 def _page_of_last_rank(stage: Stage, units: list[int]) -> int:
-    """Where it lies of a block in the middle. The ranks' pages of a block lie side by side."""
+    """The place of that page of a block in the middle. The ranks' pages of a block are adjacent."""
     middle = units[len(units) // 2]
     block = middle - middle % stage.page_bytes
     return block + stage.page_bytes // stage.tp * (stage.tp - 1)

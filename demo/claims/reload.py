@@ -1,4 +1,4 @@
-"""Claim 2: after vLLM's own cache was emptied, prompts come back: counted, right, and fast."""
+"""Claim 2: after vLLM's own cache was emptied, prompts are loaded: counted, right, and fast."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from demo.prompts import BLOCK_TOKENS, Prompt
 from demo.report import Checks, Claim, Spread
 from demo.stage import Counters, Stage
 
-#: Pairs that count; one more goes before them and is thrown away.
+#: Pairs that count; one more goes before them and is discarded.
 PAIRS = 5
 #: A loaded prompt of 3,000 tokens must begin in at most this share of the cold time.
 MAX_LOADED_SHARE = 1 / 3
@@ -27,7 +27,7 @@ class Reload:
     expected_blocks: int
 
     def count_differences(self, page_bytes: int) -> list[str]:
-        """Where the counters of engine and server are not what they must be."""
+        """The counters of engine and server that differ from the expectation."""
         found = []
         for what, got, expected in (
             (
@@ -55,7 +55,7 @@ def reload(stage: Stage, prompt: Prompt) -> Reload:
     stage.forget_local()
     answer, counted = stage.ask_counted(prompt)
     if counted.missed_deadlines:
-        # Now it was asked before: from here on all of it comes back.
+        # The prompt is stored now: from here on all of it is loaded.
         stage.asked_again += 1
         stage.store_until(prompt, insertions + whole - known)
         answer, counted = stage.ask_emptied(prompt)
@@ -66,10 +66,10 @@ def reload(stage: Stage, prompt: Prompt) -> Reload:
 def reload_written_by(
     stage: Stage, checks: Checks, prompts: Sequence[Prompt], when: str, writer: str
 ) -> int:
-    """Reloads prompts whose blocks all come from ``writer``, another process; how many blocks.
+    """Reloads prompts whose blocks all come from ``writer``, another process; their number.
 
     Args:
-        when: What a line of progress begins with.
+        when: The beginning of a line of progress.
         writer: As in "of 93 blocks from the first engine".
     """
     blocks = 0
@@ -92,7 +92,7 @@ def reload_written_by(
 
 
 def answer_differences(stage: Stage, prompt: Prompt, answer: Answer) -> list[str]:
-    """What is wrong with an answer to a loaded prompt. `--prove` stands on this very function."""
+    """The errors in an answer to a loaded prompt. `--prove` tests this function."""
     return differences(
         answer,
         stage.local_hits.get(prompt.name),
@@ -127,7 +127,7 @@ def reload_all(stage: Stage) -> list[Claim]:
     stage.figures["reloaded_blocks"] = blocks
     return [
         hits.claim(
-            "2a  They come back after vLLM's own cache was emptied: exactly the expected blocks",
+            "2a  They are loaded after vLLM's own cache was emptied: exactly the expected blocks",
             f"{blocks} blocks ({mebibytes:,.0f} MiB) counted as external hits by vLLM and as "
             "bytes by the server, no more and no less",
         ),
@@ -149,13 +149,13 @@ def compare_ttft(stage: Stage) -> Claim:
     expected = offered_blocks(3000, BLOCK_TOKENS, stored_blocks=full_blocks(3000, BLOCK_TOKENS))
     cold, loaded = [], []
     for pair in range(PAIRS + 1):
-        # A prompt is cold once only, so that each sample needs a new one of the same length.
+        # A prompt is cold only once, so each sample needs a new one of the same length.
         fresh = Prompt(f"fresh {pair}", stage.maker.tokens(3000))
         with stage.progress.step(f"pair {pair} of {PAIRS}"):
-            # Returns when its blocks are stored: the save does not run into the next sample.
+            # Returns when its blocks are stored: the save does not overlap the next sample.
             cold_s = stage.store(fresh).ttft_s
             answer, counted = stage.ask_emptied(stored, max_tokens=1)
-        note = " (warm-up, thrown away)" if pair == 0 else ""
+        note = " (warm-up, discarded)" if pair == 0 else ""
         stage.progress.say(f"3,000 tokens: cold {cold_s:.2f} s, loaded {answer.ttft_s:.2f} s{note}")
         checks.equal("blocks loaded", counted.loaded_blocks, expected)
         if pair:

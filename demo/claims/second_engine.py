@@ -1,4 +1,4 @@
-"""Claim 3: a second engine beside the first loads what the first has stored, and the reverse."""
+"""Claim 3: a second engine beside the first loads the first's blocks, and the reverse."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ _NEW_TOKENS = 1000
 
 
 def share(stage: Stage) -> Claim:
-    """Another vLLM starts while the first one stays; each loads what the other has stored."""
+    """Another vLLM starts beside the first one; each loads the other's blocks."""
     checks = Checks()
     chosen = [prompt for prompt in stage.prompts if len(prompt) in (500, 1024, 3000)]
     fresh = Prompt("that the second computed", stage.maker.tokens(_NEW_TOKENS))
     with stage.second_vllm():
         blocks = reload_written_by(stage, checks, chosen, "second engine", "the first engine")
-        with stage.progress.step("second engine: a prompt that nobody has seen"):
+        with stage.progress.step("second engine: a new prompt"):
             computed = stage.store(fresh)
-    # The first one goes on, and its own cache has never seen that prompt.
+    # The first one is still running, and its own cache does not have that prompt.
     with stage.progress.step(f"first engine: prompt {fresh.name}"):
         answer, counted = stage.ask_emptied(fresh, max_tokens=1)
     expected = offered_blocks(
@@ -41,8 +41,8 @@ def share(stage: Stage) -> Claim:
         "blocks_from_the_second": counted.loaded_foreign_blocks,
     }
     return checks.claim(
-        "3   A second engine loads what the first has stored, and the first what the second has",
-        f"{blocks} blocks of {len(chosen)} prompts one way, "
-        f"{counted.loaded_foreign_blocks} the other, all written by the other process; "
+        "3   A second engine loads the first one's blocks, and the first the second one's",
+        f"{blocks} blocks of {len(chosen)} prompts in one direction, "
+        f"{counted.loaded_foreign_blocks} in the other, all written by the other process; "
         "answered right",
     )

@@ -1,4 +1,4 @@
-"""Claim 5: pegaflow-server is killed in the middle of loads; no request notices but by its time."""
+"""Claim 5: pegaflow-server is killed in the middle of loads, which only costs requests time."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from demo.prompts import BLOCK_TOKENS, Prompt
 from demo.report import Checks, Claim
 from demo.stage import Stage, wait_until
 
-#: The server is killed this often at least, and on until one kill was in the middle of a load.
+#: The least number of kills; more follow until one was in the middle of a load.
 MIN_KILLS = 3
 MAX_KILLS = 10
 
@@ -23,7 +23,7 @@ _RECOVERED = "Recovered from KV load failure"
 
 @dataclasses.dataclass(frozen=True)
 class Kill:
-    """What one kill met."""
+    """The state at one kill."""
 
     pins: int
     recovered: int
@@ -36,7 +36,7 @@ class Kill:
 
 
 def kill_server(stage: Stage) -> Claim:
-    """Several prompts at once, SIGKILL while they load, a new start, hits again; repeated."""
+    """Several prompts at once, SIGKILL while they load, a restart, hits again; repeated."""
     checks = Checks()
     prompts = [prompt for prompt in stage.prompts if len(prompt) in (500, 1000, 1024, 3000)]
     prompts = [prompt for prompt in prompts if not prompt.shared_tokens]
@@ -50,8 +50,8 @@ def kill_server(stage: Stage) -> Claim:
             kill = _kill_while_loading(stage, prompts)
         kills.append(kill)
         stage.progress.say(
-            f"kill {number}: {kill.pins} pins held, {kill.recovered} times vLLM computed what did "
-            f"not come; {len(prompts)} requests ended"
+            f"kill {number}: {kill.pins} pins held, {kill.recovered} times vLLM computed missing "
+            f"blocks; {len(prompts)} requests ended"
         )
         for prompt, answer in zip(prompts, kill.answers, strict=True):
             what = f"kill {number}, prompt {prompt.name}"
@@ -100,7 +100,7 @@ def _kill_while_loading(stage: Stage, prompts: list[Prompt]) -> Kill:
 
 
 def _outcome(future: Future[Answer]) -> Answer | RequestFailed:
-    """The answer, or why there is none: every other prompt is still to be waited for."""
+    """The answer, or the failure: the other prompts are still pending."""
     try:
         return future.result()
     except RequestFailed as error:

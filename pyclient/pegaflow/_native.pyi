@@ -1,4 +1,4 @@
-"""The C++ client, as thin as can be. Importing it starts no thread and opens no socket.
+"""The C++ client, as thin as possible. Importing it starts no thread and opens no socket.
 
 Failures are exceptions of the classes below, one for each reaction of the caller. Every call
 releases the GIL before it waits. Keys come packed: ``n * key_bytes`` bytes, back to back.
@@ -8,9 +8,9 @@ from collections.abc import Sequence
 from typing import Any
 
 __version__: str
-MAX_KEYS: int  # A lookup or claim looks at this many leading keys, 8192.
+MAX_KEYS: int  # The limit of leading keys for a lookup or claim, 8192.
 HAS_CUDA_KERNELS: bool  # Whether this build contains the kernels for NVIDIA GPUs.
-JOURNAL_END: int  # A position in the journal: from now on.
+JOURNAL_END: int  # The current position in the journal.
 
 class PegaFlowError(RuntimeError): ...  # str(error) is the detail.
 class InvalidArgument(PegaFlowError, ValueError): ...
@@ -29,13 +29,13 @@ def random_id() -> bytes:
     """16 random bytes: an incarnation."""
 
 def default_socket_path(port: int) -> str:
-    """Where the server of ``--addr HOST:port`` has its socket.
+    """The path of a server's socket, from its ``--addr HOST:port``.
 
-    From PEGAFLOW_RUNTIME_DIR and the defaults.
+    Depends on PEGAFLOW_RUNTIME_DIR and the defaults.
     """
 
 def set_log_level(name: str) -> None:
-    """ "trace", "debug", "info", "warn", "error" or "off": what the C++ side writes to stderr."""
+    """Sets what the C++ side logs to stderr: "trace", "debug", "info", "warn", "error" or "off"."""
 
 class CacheSession:
     """The scheduler's side; see client/cache_session.h. Thread-safe.
@@ -52,39 +52,39 @@ class CacheSession:
     def take(self, ticket: int, patience_s: float = 0.0) -> tuple[int, bool, bytes, int] | None:
         """(blocks, complete, token, coming) or None: not yet.
 
-        The token is empty without a claim; ``coming`` of the blocks, the last ones, are at another
-        node: a load waits for them, and some may not come.
+        The token is empty without a claim. The last ``coming`` of the blocks are at another node: a
+        load waits for them, and some may not arrive.
 
         Raises:
-            Timeout, PeerLost: There will be no answer.
+            Timeout, PeerLost: There was no response.
             Gone: The ticket is unknown.
         """
     def journal(self, space: int, position: int) -> int:
-        """Asks which blocks came and went since an answer gave ``space`` and ``position``.
+        """Asks for the journal since an answer with this ``space`` and ``position``.
 
-        With JOURNAL_END only where that is now.
+        With JOURNAL_END only the current position is returned.
         """
     def take_journal(
         self, ticket: int, patience_s: float = 0.0
     ) -> tuple[int, int, bool, bool, list[tuple[bytes, bool]]] | None:
         """(space, position, lost, more, [(key, is_there)]) or None; raises as take().
 
-        Keys have 32 bytes, shorter ones are padded with zeros. ``lost``: statements before these
-        are missing, so all may be gone. ``more``: ask again at once.
+        Keys have 32 bytes, shorter ones are padded with zeros. ``lost``: earlier entries are
+        missing, so any block may be gone. ``more``: ask again at once.
         """
     def await_job(self, server: bytes, scheduler: bytes, number: int, patience_s: float) -> int:
-        """Asks to be told once that job of another engine, and those before it, are over."""
+        """Waits for the end of another engine's job and of those before it."""
     def take_wait(self, ticket: int, patience_s: float = 0.0) -> bool:
-        """Whether they are; raises as take(), and Busy, Refused or Gone if nobody can tell.
+        """Whether they have ended; raises as take(), and Busy, Refused or Gone if that is unknown.
 
-        Whatever the end, a lookup finds what there is.
+        In each case a lookup finds the blocks that were sealed.
         """
     def forget(self, ticket: int) -> None: ...
     def unclaim(self, token: bytes) -> None: ...
     def ask_reset(self, deadline_s: float) -> int:
         """Makes everything that the namespace holds unfindable; a ticket for take_reset()."""
     def take_reset(self, ticket: int, patience_s: float = 0.0) -> tuple[int, list[str]] | None:
-        """As reset_cache() returns it, or None: not known yet. Raises as take()."""
+        """The result of reset_cache(), or None: not yet. Raises as take()."""
     def reset_cache(self, patience_s: float) -> tuple[int, list[str]]:
         """The new generation, and the addresses of nodes that did not confirm the reset."""
     def status(self) -> dict[str, Any]:
@@ -93,7 +93,7 @@ class CacheSession:
         ``state`` is "connecting", "refused", "ready", "broken" or "retired".
         """
     def wait_ready(self, patience_s: float) -> bool:
-        """Whether it is ready, waiting at most so long. For starts and tests, not for engines."""
+        """Waits at most ``patience_s`` until it is ready. For starts and tests, not for engines."""
     def close(self) -> None: ...
 
 class Finished:
@@ -105,7 +105,7 @@ class Finished:
     took_s: float
     failed_blocks: list[int]
     verified: int  # Pages of a load that were compared with their checksums.
-    corrupt: int  # Of them, how many were not what was saved.
+    corrupt: int  # Those of them that differed from the saved page.
     error: str | None  # "timeout: ..." or None
     error_code: str | None  # "timeout", "gone", ... or None
 
@@ -116,7 +116,7 @@ class Followed:
     took_s: float
 
 class Device:
-    """What copies between an engine's memory and the pool; see transport/device.h."""
+    """Copies between an engine's memory and the pool; see transport/device.h."""
 
 class HostDevice(Device):
     """Copies between the pool and ordinary memory with threads of its own; see transport/host."""
@@ -128,7 +128,7 @@ class CudaDevice(Device):
 
     Raises:
         Refused: No driver, or no such GPU.
-        OutOfCapacity, IoError: What CUDA answered.
+        OutOfCapacity, IoError: The error of CUDA.
     """
 
     def __init__(self, ordinal: int = 0) -> None: ...
@@ -163,12 +163,11 @@ class Mover:
 
     ``segments``: (address, block_stride_bytes, size_bytes) each; the memory must stay valid until
     close() has returned. ``factors``: the namespace's canonical list of (name, value). ``shard`` of
-    ``shards``: which share of each block this rank holds, by default its rank of ``ranks``; ranks
-    with the same bytes name one shard, and all but the lowest of them say ``saves=False``: their
-    save() is reported at once with 0 blocks. ``numa_node``: where its pages should lie, -1
-    for the node whose cores this process is kept to.
-    ``options``: fields of LinkOptions and of Mover::Options, durations in seconds; ``verify`` is
-    "off", "sample" or "all".
+    ``shards``: the share of each block that this rank holds, by default its rank of ``ranks``;
+    ranks with the same bytes name one shard, and all but the lowest of them set ``saves=False``:
+    their save() is reported at once with 0 blocks. ``numa_node``: the preferred NUMA node of its
+    pages, -1 for the one to whose cores this process is bound. ``options``: fields of LinkOptions
+    and of Mover::Options, durations in seconds; ``verify`` is "off", "sample" or "all".
     """
 
     def __init__(
@@ -200,11 +199,11 @@ class Mover:
         blocks: Sequence[int],
         queue: int = 0,
     ) -> None:
-        """Saves after the engine's work on ``queue`` so far; with a GPU a CUDA stream's handle."""
+        """Saves after the engine's work on ``queue``; for a GPU the handle of a CUDA stream."""
     def load(self, load: int, token: bytes, first: int, blocks: Sequence[int]) -> None: ...
     def cancel_load(self, load: int) -> None: ...
     def follow(self, within_s: float, queue: int = 0) -> list[Followed]:
-        """Loads that what is queued on `queue` from now on waits for on the device."""
+        """Completes loads early: later work on ``queue`` waits for their copies on the device."""
 
     def take_finished(self) -> list[Finished]: ...
     def finished_fd(self) -> int: ...

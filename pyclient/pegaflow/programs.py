@@ -1,7 +1,8 @@
 """The commands ``pegaflow-server``, ``-router`` and ``-perf`` of an installed package.
 
-The programs themselves lie in ``bin/`` beside this file, where a wheel may carry them; what pip
-puts on PATH only becomes them, so signals and the process id are the program's own.
+The programs themselves are in ``bin/`` beside this file, where a wheel may contain them; the
+scripts that pip puts on PATH replace themselves by them, so signals and the process id are the
+program's.
 """
 
 from __future__ import annotations
@@ -15,20 +16,20 @@ from typing import NoReturn
 def _become(name: str) -> NoReturn:
     program = Path(__file__).with_name("bin") / name
     if not program.exists():
-        sys.exit(f"{program} is not there: this package was built without the programs")
+        sys.exit(f"{program} is missing: this package was built without the programs")
     os.execv(program, [name, *sys.argv[1:]])
 
 
 def server() -> NoReturn:
-    """Becomes pegaflow-server with this process' arguments; exits if it is not installed."""
+    """Executes pegaflow-server with this process's arguments; exits if it is not installed."""
     _become("pegaflow-server")
 
 
 def router() -> NoReturn:
-    """Becomes pegaflow-router with this process' arguments; exits if it is not installed."""
+    """Executes pegaflow-router with this process's arguments; exits if it is not installed."""
     _become("pegaflow-router")
 
 
 def perf() -> NoReturn:
-    """Becomes pegaflow-perf with this process' arguments; exits if it is not installed."""
+    """Executes pegaflow-perf with this process's arguments; exits if it is not installed."""
     _become("pegaflow-perf")

@@ -235,7 +235,7 @@ TEST_SUITE("start") {
     check_refused(run_server_binary({"--http-token-file", "/nonexistent"}),
                   "/nonexistent: cannot be read: No such file");
     check_refused(run_server_binary({"--http-token-file", "/dev/zero"}),
-                  "/dev/zero: cannot be read: it is no regular file");
+                  "/dev/zero: cannot be read: it is not a regular file");
     check_refused(run_server_binary({"--metric-hll-windows", "5s"}), "--metric-hll-windows: ");
     check_refused(run_server_binary({"--addr", "here"}), "unix:/path/x.sock");
     check_refused(run_server_binary({"--addr", "unix:relative.sock"}), "absolute path");

@@ -47,10 +47,10 @@ class CheckTextTest(unittest.TestCase):
         self.assertEqual(
             problems,
             [
-                "docs/page.md: a link to gone.md, which is not there",
-                "docs/page.md: a link to ../STYLE.md#gone: there is no such heading",
-                "docs/page.md: a link to #gone: there is no such heading",
-                "docs/page.md: a link to #no-heading-g: there is no such heading",
+                "docs/page.md: a link to the missing file gone.md",
+                "docs/page.md: a link to the missing heading ../STYLE.md#gone",
+                "docs/page.md: a link to the missing heading #gone",
+                "docs/page.md: a link to the missing heading #no-heading-g",
             ],
         )
 

@@ -192,7 +192,7 @@ def train(directory: Path, weights: str, *, name: str, number: int, **more: Any)
     (directory / "adapter_config.json").write_text('{"r": 8}')
     (directory / WEIGHTS).write_text(weights)
     poller = select.poll()
-    while not AdapterFiles(str(directory)).is_settled(time.time_ns()):
+    while not AdapterFiles(str(directory)).is_stable(time.time_ns()):
         poller.poll(5)
     return LoRARequest(name, number, str(directory), **more)
 

@@ -156,7 +156,7 @@ def test_arrays_of_another_layout_do_not_share_a_namespace():
             r"arrays\[1\] has 3 blocks and arrays\[0\] has 2",
         ),
         ([np.zeros((0, 2))], 0, "is empty"),
-        ([np.array([None, None])], 0, "no plain numbers"),
+        ([np.array([None, None])], 0, "not plain numbers"),
         ([np.broadcast_to(np.zeros(2), (3, 2))], 0, "read-only"),
         ([np.zeros((2, 4))[:, ::-1]], 0, "reversed or repeated"),
         ([np.lib.stride_tricks.as_strided(np.zeros(9), (4, 4), (8, 8))], 0, "overlap"),
@@ -269,10 +269,10 @@ def test_invalid_arguments_raise_at_once(pega, model):
             with pytest.raises(ValueError, match=words):
                 cache.load(keys, blocks)
     for wrong, words in (
-        ({"factors": {}}, "what names the model"),
-        ({"factors": {"layout": "x"}}, "made from the arrays"),
+        ({"factors": {}}, "name is missing"),
+        ({"factors": {"layout": "x"}}, "derived from the arrays"),
         ({"endpoint": "nowhere"}, "neither HOST:PORT"),
-        ({"verify": "perhaps"}, "none of off, sample, all"),
+        ({"verify": "perhaps"}, "not off, sample or all"),
         ({"patience": 1.0}, "unknown option patience"),
     ):
         with pytest.raises(ValueError, match=words):

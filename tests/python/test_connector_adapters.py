@@ -58,11 +58,11 @@ def test_every_byte_of_every_file_is_in_the_key(tmp_path):
 
     other = train(tmp_path / "d", "w" * size, name="x", number=1)
     (tmp_path / "d" / "adapter_config.json").write_text('{"r": 8, "lora_alpha": 2}')
-    wait_settled(tmp_path / "d")
+    wait_stable(tmp_path / "d")
     assert key(other) != first
     more = train(tmp_path / "e", "w" * size, name="x", number=1)
     (tmp_path / "e" / "new_embeddings.bin").write_text("e")
-    wait_settled(tmp_path / "e")
+    wait_stable(tmp_path / "e")
     assert key(more) != first
     assert key(LoRARequest("x", 1, str(tmp_path / "a"), is_3d_lora_weight=True)) != first
     assert key(LoRARequest("x", 1, str(tmp_path / "a")), Adapters("torch.float16")) != first
@@ -99,10 +99,10 @@ def test_the_keys_of_engines_without_these_options_are_unchanged():
     assert salt(SimpleNamespace(lora_config=None)) == ""
 
 
-def wait_settled(directory: Path) -> None:
+def wait_stable(directory: Path) -> None:
     deadline = time.monotonic() + WAIT_S
     wake = threading.Event()
-    while not AdapterFiles(str(directory)).is_settled(time.time_ns()):
+    while not AdapterFiles(str(directory)).is_stable(time.time_ns()):
         assert not wake.wait(0.005)
         assert time.monotonic() < deadline
 
@@ -194,8 +194,8 @@ def test_files_are_trusted_once_their_file_system_would_show_a_change(tmp_path, 
     changed = (time.time_ns() // 10**9 + 60) * 10**9 + part_ns
     os.utime(tmp_path / "a" / WEIGHTS, ns=(changed, changed))
     files = AdapterFiles(str(tmp_path / "a"))
-    assert not files.is_settled(changed + wait_ns)
-    assert files.is_settled(changed + wait_ns + 1)
+    assert not files.is_stable(changed + wait_ns)
+    assert files.is_stable(changed + wait_ns + 1)
 
 
 def test_an_adapter_loaded_again_unchanged_keeps_its_key(tmp_path):

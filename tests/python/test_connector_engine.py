@@ -429,7 +429,7 @@ def check_plain(engine, prompt):
 @pytest.mark.parametrize(
     ("extra", "words"),
     [
-        ({"pegaflow.prot": 7}, "no option pegaflow.prot; the nearest is pegaflow.port"),
+        ({"pegaflow.prot": 7}, "unknown option pegaflow.prot; the nearest is pegaflow.port"),
         ({"pegaflow.mode": "x"}, "none of read_write, save_only"),
         ({"pegaflow.host": "192.0.2.7"}, "192.0.2.7 is not this machine"),
     ],

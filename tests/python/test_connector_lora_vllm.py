@@ -45,7 +45,7 @@ def write_adapter(directory: Path, seed: int) -> None:
 def settle(directory: Path) -> None:
     """Waits until a further change of the files would be visible, as for adapters of last week."""
     wait_until(
-        lambda: AdapterFiles(str(directory)).is_settled(time.time_ns()), "the files are too new"
+        lambda: AdapterFiles(str(directory)).is_stable(time.time_ns()), "the files are too new"
     )
 
 

@@ -137,7 +137,7 @@ def test_the_log_line_sums_up_events_and_is_omitted_without_any():
     assert summary.line(59.9, "ready") == ""
     assert summary.line(61.0, "ready") == (
         "pegaflow: in 61 s 3 requests loaded 30 blocks, 3.0 MB, median 20 ms; "
-        "saved 8 blocks, 1.0 MB, 1 were there or had no room; "
+        "saved 8 blocks, 1.0 MB, 1 were cached or had no room; "
         "misses: late 5, not_cached 2; blocks dropped: pin_limit 4; link ready"
     )
     assert summary.line(200.0, "ready") == ""

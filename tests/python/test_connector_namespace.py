@@ -437,8 +437,11 @@ MAMBA = MambaSpec(block_size=16, shapes=((4, 4),), dtypes=(torch.float32,))
         ([group(RSWA)], "kind RSWASpec"),
         ([group(dataclasses.replace(FULL, non_causal=True))], "look ahead"),
         ([dataclasses.replace(group(FULL), is_eagle_group=True)], "draft model"),
-        ([dataclasses.replace(group(FULL), host_resident=True)], "not one that a connector"),
-        ([dataclasses.replace(group(FULL), enable_kv_transfer=False)], "not one that a connector"),
+        ([dataclasses.replace(group(FULL), host_resident=True)], "a connector may not transfer"),
+        (
+            [dataclasses.replace(group(FULL), enable_kv_transfer=False)],
+            "a connector may not transfer",
+        ),
     ],
 )
 def test_cache_groups(configs, groups, words):

@@ -191,7 +191,7 @@ def test_peers_are_shown_with_their_lane():
         ]
     }
     ready, slower, away, refused = rdma.check_peers(nodes)
-    assert (ready.status, ready.detail) == (OK, "b:1: read over rdma")
+    assert (ready.status, ready.detail) == (OK, "b:1: lane rdma")
     assert (slower.status, away.status, refused.status) == (ADVICE, ADVICE, PROBLEM)
     assert "no answer" in slower.detail
     assert "--peer-secret-file" in refused.detail

@@ -176,7 +176,7 @@ def test_the_check_of_a_bundle_names_a_library_that_is_missing(bundle, tmp_path)
     done = run(CHECK_TREE, damaged)
 
     assert done.returncode == 1
-    assert f"needs {lost.name}, which is neither here nor on a plain system" in done.stdout
+    assert f"needs {lost.name}, which is neither in the bundle nor on a plain system" in done.stdout
 
 
 def test_the_check_of_a_bundle_names_a_path_of_the_machine_that_built_it(tmp_path):

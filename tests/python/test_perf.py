@@ -75,7 +75,7 @@ def test_the_default_output_is_a_table():
     [
         (["fly"], "no subcommand"),
         (["copy", "--pages", "3kb"], "not a power of two"),
-        (["copy", "--pages", "many"], "is no size"),
+        (["copy", "--pages", "many"], "is not a size"),
         (["copy", "--engines", "2", "--verify"], "takes one engine"),
         (["lookup", "--blocks", "0"], "--blocks"),
         (["pull", "--page", "96kb"], "not a multiple of 64 KiB"),

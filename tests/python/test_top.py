@@ -165,7 +165,10 @@ class Stranger(server_view.ServerHttp):
 
 @pytest.mark.parametrize(
     ("status", "page", "says"),
-    [(200, "node_load1 3\n", "not of a PegaFlow"), (503, "preparing", "status 503: preparing")],
+    [
+        (200, "node_load1 3\n", "does not belong to a PegaFlow"),
+        (503, "preparing", "status 503: preparing"),
+    ],
 )
 def test_a_page_without_pegaflow_metrics_is_an_error(status, page, says):
     with pytest.raises(server_view.Unreachable, match=says):

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Say what a bundle needs from a system, and refuse what a plain one does not have.
+"""Check what a bundle needs from a system, and reject what a plain one does not have.
 
 usage: check_tree.py DIR [--glibc VERSION] [--this-system]
 
@@ -31,10 +31,10 @@ def problems_of(elf: Elf, root: pathlib.Path, floor: dict[str, str]) -> Iterator
     name = elf.path.relative_to(root)
     for entry in elf.runpath:
         if not entry.startswith("$ORIGIN"):
-            yield f"{name}: looks for libraries in {entry}, a path of the machine that built it"
+            yield f"{name}: looks for libraries in {entry}, a path of the build machine"
     for soname in elf.needed:
         if soname not in PLAIN_SYSTEM and not inside(elf, soname, root):
-            yield f"{name}: needs {soname}, which is neither here nor on a plain system"
+            yield f"{name}: needs {soname}, which is neither in the bundle nor on a plain system"
     for family, version in elf.versions.items():
         if family in floor and as_numbers(version) > as_numbers(floor[family]):
             yield f"{name}: needs {family}_{version}, newer than {family}_{floor[family]}"
@@ -45,7 +45,9 @@ def main(argv: list[str]) -> int:
     parser.add_argument("dir", type=pathlib.Path)
     parser.add_argument("--glibc", default=FLOOR["GLIBC"], help="the newest allowed (%(default)s)")
     parser.add_argument(
-        "--this-system", action="store_true", help="allow what the libraries of this system have"
+        "--this-system",
+        action="store_true",
+        help="allow the symbol versions of this system's libraries",
     )
     options = parser.parse_args(argv)
     root = options.dir.resolve()

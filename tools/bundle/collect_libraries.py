@@ -4,7 +4,7 @@
 usage: collect_libraries.py TARGET_DIR ELF_FILE...
 
 TARGET_DIR is made anew: each library under its soname, with a RUNPATH of `$ORIGIN`, and in
-TARGET_DIR/licenses the copyright file of each package that something here came from.
+TARGET_DIR/licenses the copyright file of each package of origin.
 """
 
 import os
@@ -33,7 +33,7 @@ def libraries_of(files: list[str]) -> dict[str, pathlib.Path]:
             if soname in PLAIN_SYSTEM:
                 continue
             if path == "not found":
-                raise SystemExit(f"{file} needs {soname}, which is not on this machine")
+                raise SystemExit(f"{file} needs {soname}, which is missing on this machine")
             found[soname] = pathlib.Path(path)
     return found
 
@@ -46,7 +46,7 @@ def package_of(library: pathlib.Path) -> str:
         asked = subprocess.run(["dpkg-query", "-S", name], capture_output=True, text=True)
         if asked.returncode == 0:
             return asked.stdout.split(":")[0]
-    raise SystemExit(f"no package owns {library}: its license is not known")
+    raise SystemExit(f"no package owns {library}: its license is unknown")
 
 
 def collect(target: pathlib.Path, files: list[str]) -> None:

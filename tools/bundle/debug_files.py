@@ -4,9 +4,9 @@
 usage: debug_files.py BUILD_DIR OUT_DIR
 
 BUILD_DIR was configured with -Dbundle=true -Ddebug_files=true. For each program and for the native
-module it writes OUT_DIR/.build-id/XX/REST.debug, where gdb looks after
-`set debug-file-directory OUT_DIR`, and prints the file's size. The stripped programs of the package
-keep their build ids. Exit 1 if a file has no build id or no debug information.
+module it writes OUT_DIR/.build-id/XX/REST.debug, which gdb finds with `set debug-file-directory
+OUT_DIR`, and prints the file's size. The stripped programs of the package keep their build ids.
+Exit 1 if a file has no build id or no debug information.
 """
 
 import pathlib
@@ -18,7 +18,7 @@ import elf
 
 
 def tool(*words: str | pathlib.Path) -> str:
-    """What the tool prints; its failure is raised."""
+    """The tool's output; raises if it fails."""
     return subprocess.run(
         [str(word) for word in words], check=True, capture_output=True, text=True
     ).stdout

@@ -1,4 +1,4 @@
-"""What a bundle may lean on, and what its ELF files say that they need."""
+"""The libraries and versions that a bundle may need, and those that its ELF files do need."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import pathlib
 import re
 import subprocess
 
-#: Libraries that every Linux with glibc has: the part of auditwheel's manylinux list that we use.
+#: Libraries that every Linux with glibc has: a part of auditwheel's manylinux list.
 PLAIN_SYSTEM = frozenset(
     (
         "ld-linux-x86-64.so.2",
@@ -23,8 +23,8 @@ PLAIN_SYSTEM = frozenset(
     )
 )
 
-#: The newest symbol versions that a bundle may ask for: those of Ubuntu 22.04, on which vLLM's
-#: images are built. auditwheel's manylinux_2_35 has the same numbers.
+#: The newest symbol versions that a bundle may need: those of Ubuntu 22.04, on which vLLM's images
+#: are built. auditwheel's manylinux_2_35 has the same numbers.
 FLOOR = {"GLIBC": "2.35", "GLIBCXX": "3.4.30", "CXXABI": "1.3.13", "GCC": "12.0.0"}
 
 _NEEDED = re.compile(r"^\s+NEEDED\s+(\S+)$", re.MULTILINE)
@@ -64,7 +64,7 @@ def newest_of(found: list[tuple[str, str]]) -> dict[str, str]:
 
 
 def floor_here() -> dict[str, str]:
-    """FLOOR, or where this system's C and C++ library are newer, what they have."""
+    """FLOOR, or the versions of this system's C and C++ library if these are newer."""
     here = [("GLIBC", os.confstr("CS_GNU_LIBC_VERSION").split()[1])]
     for library in ("libstdc++.so.6", "libgcc_s.so.1"):
         path = _output("gcc", f"-print-file-name={library}").strip()
@@ -77,9 +77,9 @@ def _output(*command: str | pathlib.Path) -> str:
 
 
 def read_elf(path: pathlib.Path) -> Elf:
-    """What ``objdump`` says of one file."""
-    told = _output("objdump", "-p", path)
-    _, _, references = told.partition("Version References:")
+    """The output of ``objdump`` about one file."""
+    text = _output("objdump", "-p", path)
+    _, _, references = text.partition("Version References:")
     versions = newest_of(_VERSIONS.findall(references))
-    runpath = [entry for found in _RUNPATH.findall(told) for entry in found.split(":")]
-    return Elf(path, _NEEDED.findall(told), runpath, versions)
+    runpath = [entry for found in _RUNPATH.findall(text) for entry in found.split(":")]
+    return Elf(path, _NEEDED.findall(text), runpath, versions)

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Boots a Debian 12 with systemd as its first process, installs PegaFlow in it as docs/deploy.md says,
-# and looks at what the unit does: start, permissions, kill, stop. Not part of CI: it fetches some
+# and checks the unit's behavior: start, permissions, kill, stop. Not part of CI: it fetches about
 # 60 Debian packages. usage: boot_unit.sh [--system DIR]
 #   --system DIR   where the Debian tree is kept, made if it is not there; else in a temporary folder
 # Needs root and: debootstrap systemd-container
@@ -42,14 +42,14 @@ fi
 mkdir "$root" "$work/upper" "$work/workdir"
 mount -t overlay -o "lowerdir=$system,upperdir=$work/upper,workdir=$work/workdir" overlay "$root"
 
-# ---- what docs/deploy.md says under "systemd", in this order
+# ---- the steps of docs/deploy.md under "systemd", in this order
 ./dev bundle "$root/opt/pegaflow"
 install -m 644 -D docs/deploy.md "$root/opt/pegaflow/docs/deploy.md"
 install -m 644 deploy/systemd/pegaflow.sysusers "$root/usr/lib/sysusers.d/pegaflow.conf"
 chroot "$root" systemd-sysusers
 install -m 644 -D deploy/systemd/server.conf "$root/etc/pegaflow/server.conf"
 install -m 644 deploy/systemd/pegaflow-server.service "$root/etc/systemd/system/"
-# The only other thing: a pool that fits anywhere.
+# The only addition: a pool that fits anywhere.
 sed -i 's/^pool-size = .*/pool-size = 256mb/' "$root/etc/pegaflow/server.conf"
 chroot "$root" systemctl --quiet enable pegaflow-server
 
@@ -59,7 +59,7 @@ exposure=$(systemd-analyze security --offline=true --root="$root" --no-pager --j
 say "deploy: systemd-analyze security: exposure $exposure (0 is best, 10 worst)"
 awk -v level="${exposure:-10}" 'BEGIN { exit !(level <= 2) }' || die "the unit is exposed: $exposure"
 
-# ---- boot; the machine looks at itself and turns itself off
+# ---- boot; the machine checks itself and turns itself off
 install -m 755 tools/deploy/look_at_unit.sh "$root/opt/look_at_unit.sh"
 cat >"$root/etc/systemd/system/look.service" <<'END'
 [Unit]
@@ -82,4 +82,4 @@ timeout 180 systemd-nspawn --quiet --boot --directory="$root" --machine="pegaflo
     die "the system did not boot and turn itself off"
 }
 cat "$root/var/report"
-grep -qx 'all good' "$root/var/report" || die "the unit does not do what docs/deploy.md says"
+grep -qx 'all good' "$root/var/report" || die "the unit does not behave as docs/deploy.md describes"

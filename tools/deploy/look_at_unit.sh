@@ -1,9 +1,9 @@
 #!/usr/bin/env bash
-# Runs in the system that boot_unit.sh boots: a line for each thing looked at, then `all good`.
+# Runs in the system that boot_unit.sh boots: a line for each check, then `all good`.
 set -uo pipefail
 bad=0
 
-# check TEXT COMMAND...: whether the command ends well
+# check TEXT COMMAND...: whether the command succeeds
 check() {
     local text=$1
     shift
@@ -17,7 +17,7 @@ check() {
 
 of_unit() { systemctl show --value -p "$1" pegaflow-server; }
 
-# A second is what the server needs; the bound is for a busy machine.
+# The server needs a second; the limit is for a busy machine.
 serves() {
     local tries
     for ((tries = 0; tries < 600; tries++)); do
@@ -27,14 +27,14 @@ serves() {
     return 1
 }
 
-# status_has PATTERN: a line of the kernel's about the server
+# status_has PATTERN: whether a line of the server's /proc status matches
 status_has() { grep -qP "$1" "/proc/$(of_unit MainPID)/status"; }
 
 has_nothing() {
     status_has '^CapBnd:\t0+$' && status_has '^NoNewPrivs:\t1$' && status_has '^Seccomp:\t2$'
 }
 
-# doctor_says PATTERN USER [GROUP]: whether a line of `pegaflow doctor`, asked by that user, fits
+# doctor_says PATTERN USER [GROUP]: whether a line of `pegaflow doctor`, run by that user, matches
 doctor_says() {
     local said
     said=$(setpriv --reuid "$2" --regid "${3:-$2}" --clear-groups /opt/pegaflow/bin/pegaflow doctor 2>&1)

@@ -49,7 +49,7 @@ def make_tokenizer(out: pathlib.Path, vocab: int) -> None:
             initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
         ),
     )
-    # every id below VOCAB must decode to something, for the model samples all of them
+    # every id below VOCAB must decode to a text, because the model samples all of them
     assert tok.get_vocab_size() == vocab, f"the corpus gives {tok.get_vocab_size()} tokens only"
     tok.save(str(out / "tokenizer.json"))
     (out / "tokenizer_config.json").write_text(

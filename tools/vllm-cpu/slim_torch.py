@@ -26,7 +26,7 @@ SYSTEM = (
     *("libc.so", "libm.so", "libdl.so", "librt.so", "libpthread.so", "ld-linux"),
     *("libgcc_s.so", "libstdc++.so", "libgomp.so"),
 )
-# The CUDA half of torch: the first is linked to and becomes a stub, the others just go.
+# The CUDA half of torch: the first is linked to and becomes a stub, the others are removed.
 CUDA_HALF = (
     "libtorch_cuda.so",
     "libtorch_cuda_linalg.so",
@@ -37,7 +37,7 @@ CPU_HALF = (
     *("libtorch_global_deps.so", "libtorch_cpu.so", "libtorch.so", "libtorch_python.so"),
     *("libshm.so", "libc10_cuda.so"),
 )
-# Symbols of these libraries carry no version, so their name has to tell where they belong.
+# Symbols of these libraries have no version, so their name determines the library.
 PREFIXES = {"nccl": "libnccl.so.2", "cuFile": "libcufile.so.0", "cudnn": "libcudnn.so.9"}
 
 # Loading torch calls this; it returns a reference to a static object.
@@ -145,7 +145,7 @@ def undefined(library: pathlib.Path) -> dict[str, str]:
 
 
 def defined(library: pathlib.Path) -> dict[str, Symbol]:
-    """Every symbol that the library gives to others."""
+    """Every symbol that the library exports."""
     found = {}
     for line in output_of("readelf", "--dyn-syms", "-W", str(library)):
         # number, value, size, type, binding, visibility, section, name
@@ -182,7 +182,7 @@ def assembly_of(n: int, name: str, symbol: Symbol, *, die: bool) -> str:
 
 
 def version_script(symbols: dict[str, Symbol]) -> str:
-    """For the linker: which symbol has which version."""
+    """The version of each symbol, for the linker."""
     by_version: dict[str, list[str]] = {}
     for name, symbol in symbols.items():
         if symbol.version:

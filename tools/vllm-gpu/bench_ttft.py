@@ -106,7 +106,7 @@ class Server:
         connection.close()
 
     def empty_prefix_cache(self) -> float:
-        """Seconds until vLLM could empty its prefix cache; blocks that somebody reads delay it."""
+        """Seconds until vLLM could empty its prefix cache; blocks in use delay it."""
         start = time.perf_counter()
         while time.perf_counter() - start < 30:
             connection = self._connect()
@@ -219,7 +219,7 @@ class Neighbours:
 
 
 def same_tokens(reference: list[Answer], answers: list[Answer]) -> str:
-    """How many leading tokens agree, of how many."""
+    """The number of leading tokens that agree, and the total."""
     count = 0
     for expected, actual in zip(reference, answers, strict=True):
         for left, right in zip(expected.tokens, actual.tokens, strict=False):
@@ -316,7 +316,7 @@ def main() -> None:
         "--peer-port", type=int, default=0, help="port of another process whose metrics count"
     )
     parser.add_argument(
-        "--settle", type=float, default=0.7, help="seconds a connector gets to finish saving"
+        "--save-pause", type=float, default=0.7, help="seconds a connector gets to finish saving"
     )
     parser.add_argument("--vocabulary", type=int, default=32000)
     parser.add_argument("--seed", type=int, default=1)
@@ -333,7 +333,7 @@ def main() -> None:
         return [prompt(first + i, length, arguments.vocabulary) for i in range(count)]
 
     def empty() -> None:
-        time.sleep(arguments.settle)
+        time.sleep(arguments.save_pause)
         server.empty_prefix_cache()
 
     # Kernels are compiled on first use: once a length, with a repeat for the path of a hit.
@@ -358,7 +358,7 @@ def main() -> None:
     for length in lengths:
         prompts = prompts_of(length, arguments.repeats, 0)
         answers: dict[str, list[Answer]] = {"cold": [], "gpu": [], "reload": []}
-        # One prompt after the other through all phases, so that what drifts disturbs all alike.
+        # One prompt after the other through all phases, so that drift affects all phases equally.
         for one in prompts:
             for phase, found in answers.items():
                 if phase == "reload":

@@ -1,8 +1,8 @@
 #!/usr/bin/env python3
 """Writes a model directory that needs no download: a config and a word-level tokenizer, no weights.
 
-The shapes are those of real models, so prefill, decode and KV cache cost what they cost there.
-Weights come from `--load-format pegaflow_seeded` (plugin/) or vLLM's own `--load-format dummy`.
+The shapes are those of real models, so prefill, decode and KV cache cost the same. Weights come
+from `--load-format pegaflow_seeded` (plugin/) or vLLM's own `--load-format dummy`.
 
 Usage: make_model.py DIR [--shape llama-8b|qwen3-8b|llama-1b]
 """

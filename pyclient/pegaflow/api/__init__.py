@@ -1,7 +1,7 @@
 """The cache for an engine of your own: save, look up and load blocks of NumPy arrays.
 
-``Cache`` waits, ``AsyncCache`` is for asyncio; docs/python_api.md tells how to use them, and
-examples/engine.py is an engine that does.
+``Cache`` waits, ``AsyncCache`` is for asyncio. docs/python_api.md describes their use, and
+examples/engine.py is an engine with a cache.
 """
 
 from pegaflow.api.aio import AsyncCache

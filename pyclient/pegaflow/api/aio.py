@@ -15,11 +15,11 @@ from pegaflow.api.results import Loaded, Saved, loaded, raise_for, saved
 class AsyncCache(CacheBase):
     """As ``Cache``, for one event loop: made in it, and bound to it.
 
-    Ends of copies wake the loop through a descriptor; an answer of the server that is not there at
-    once is waited for in the loop's default executor, for its deadline at most.
+    Ends of copies wake the loop through a descriptor. The loop's default executor waits for answers
+    of the server that do not arrive at once, until their deadline at most.
 
-    A load or save that is cancelled ends only when its copies have: what it raises then says that
-    the blocks are the engine's again.
+    A cancelled load or save ends only after its copies: when it raises, the engine owns the blocks
+    again.
     """
 
     @functools.wraps(CacheBase.__init__, assigned=())
@@ -85,7 +85,7 @@ class AsyncCache(CacheBase):
         return await self._loop.run_in_executor(None, self._wait_ready, timeout_s)
 
     async def close(self) -> None:
-        """As ``Cache.close``; what waits for a save or load has its result first."""
+        """As ``Cache.close``; pending saves and loads get their results first."""
         if self._closed:
             return
         self._closed = True
@@ -110,13 +110,13 @@ class AsyncCache(CacheBase):
         except asyncio.CancelledError:
             taking.add_done_callback(self._drop_claim)
             raise
-        if answer is None:  # past its own deadline, on a machine that is far behind
+        if answer is None:  # past its own deadline, on an overloaded machine
             session.forget(ticket)
-            raise _native.Timeout("no answer, not even a late one")
+            raise _native.Timeout("no response from the client thread")
         return answer
 
     def _drop_claim(self, taken: asyncio.Future[Any]) -> None:
-        """Ends the claim that came when nobody waited for it any more."""
+        """Ends a claim that arrived after its caller was cancelled."""
         if not taken.cancelled() and taken.exception() is None and taken.result() is not None:
             self._session.unclaim(taken.result()[2])
 
@@ -127,7 +127,7 @@ class AsyncCache(CacheBase):
                 future.set_result(done)
 
     async def _end_of(self, job: tuple[str, int], give_up: Callable[[], None]) -> Any:
-        """The job's report, also when the task is cancelled meanwhile."""
+        """The job's report, even if the task is cancelled meanwhile."""
         future = self._waiting[job] = self._loop.create_future()
         cancelled: asyncio.CancelledError | None = None
         while not future.done():

@@ -1,4 +1,4 @@
-"""Where the blocks of an engine's arrays lie, from their addresses and strides."""
+"""The places of blocks in an engine's arrays, from addresses and strides."""
 
 from __future__ import annotations
 
@@ -8,21 +8,21 @@ import math
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-#: Pieces that one array may have in a block; beyond, the copy is all overhead.
+#: The limit of pieces that a block has in one array; beyond it, a copy is mostly overhead.
 MAX_PIECES = 4096
 
 
 class LayoutError(ValueError):
-    """An array cannot be cached as it lies; the text says which, and why."""
+    """An array cannot be cached with its layout in memory; the text names it and the reason."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Layout:
-    """The blocks of some arrays, which it keeps alive."""
+    """The places of blocks in some arrays, which it keeps alive."""
 
     segments: tuple[tuple[int, int, int], ...]  #: (address, bytes to the next block, bytes) each.
     block_count: int
-    description: str  #: Of a block's contents; blocks are interchangeable where it is equal.
+    description: str  #: The format of a block; blocks are interchangeable where it is equal.
     arrays: tuple[Any, ...]
 
     @property
@@ -34,13 +34,13 @@ def layout(arrays: Iterable[Any], block_axis: int | Sequence[int] = 0) -> Layout
     """The layout of a KV cache.
 
     Args:
-        arrays: NumPy arrays, or others with ``__array_interface__``: often one a layer, or one for
-            keys and one for values. They stay where they are while the cache is open.
+        arrays: NumPy arrays, or others with ``__array_interface__``: often one per layer, or one
+            for keys and one for values. They must not move while the cache is open.
         block_axis: The axis along which blocks are numbered, for all arrays or one for each.
 
     Raises:
-        LayoutError: an array has no such axis, another number of blocks, is read-only, holds no
-            plain numbers, or its blocks overlap or are in too many pieces.
+        LayoutError: an array has no such axis, another number of blocks, is read-only, does not
+            hold plain numbers, or its blocks overlap or are in too many pieces.
     """
     kept = tuple(arrays)
     if not kept:
@@ -63,15 +63,15 @@ def layout(arrays: Iterable[Any], block_axis: int | Sequence[int] = 0) -> Layout
 
 
 def _read(name: str, array: Any, axis: int) -> tuple[list[tuple[int, int, int]], int, str]:
-    """The pieces of one array's blocks, how many blocks, and what a block holds."""
+    """The pieces of one array's blocks, the number of blocks, and their format."""
     interface = getattr(array, "__array_interface__", None)
     if interface is None:
-        raise LayoutError(f"{name} is a {type(array).__name__}, no array in ordinary memory")
+        raise LayoutError(f"{name} is a {type(array).__name__}, not an array in host memory")
     address, read_only = interface["data"]
     shape, kind = interface["shape"], interface["typestr"]
     item_bytes = int(kind[2:]) if kind[1:2] in "biufcV" and kind[2:].isdigit() else 0
     if not item_bytes:
-        raise LayoutError(f"{name} holds {kind}, no plain numbers")
+        raise LayoutError(f"{name} holds {kind}, not plain numbers")
     if read_only:
         raise LayoutError(f"{name} is read-only, and a load writes into it")
     if not -len(shape) <= axis < len(shape):
@@ -90,7 +90,7 @@ def _read(name: str, array: Any, axis: int) -> tuple[list[tuple[int, int, int]],
         raise LayoutError(f"{name} has strides {tuple(strides)}: reversed or repeated data")
     _refuse_overlap(name, strides, shape, item_bytes)
 
-    # From the smallest stride on, whatever joins without a gap is one piece.
+    # From the smallest stride on, dimensions that join without a gap are one piece.
     outer = sorted(others)
     size = item_bytes
     while outer and outer[0][0] == size:
@@ -108,7 +108,7 @@ def _read(name: str, array: Any, axis: int) -> tuple[list[tuple[int, int, int]],
         for offsets in itertools.product(*steps)
     ]
     block_shape = [length for i, length in enumerate(shape) if i != axis]
-    # Which order a block's bytes have, not where the next one is.
+    # The order of a block's bytes, not the distance to the next block.
     order = sorted(range(len(block_shape)), key=lambda i: -_without(strides, axis)[i])
     return segments, count, f"{kind}{block_shape}{order}".replace(" ", "")
 

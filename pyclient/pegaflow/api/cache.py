@@ -16,8 +16,8 @@ from pegaflow.api.results import Loaded, Saved, loaded, raise_for, saved
 class Cache(CacheBase):
     """Blocks of an engine's arrays, kept on the node. Thread-safe.
 
-    Whatever fails at the server is a miss, or a result that says so: nothing raises, unless
-    ``raise_errors`` asks for it. Arguments that make no sense raise ValueError in any case.
+    A failure at the server is a miss, or a result with an error; it raises only with
+    ``raise_errors``. Invalid arguments always raise ValueError.
     """
 
     @functools.wraps(CacheBase.__init__, assigned=())
@@ -40,8 +40,8 @@ class Cache(CacheBase):
     def load(self, keys: Sequence[bytes], blocks: Sequence[int]) -> Loaded:
         """Loads what the cache has of ``keys``, from the first on, into ``blocks``.
 
-        Returns when the last copy has ended: from then on the blocks are the engine's again. What
-        is not there, or cannot be held now, is not loaded and no error.
+        Returns when the last copy has ended: from then on the engine owns the blocks again. A
+        missing block, or one that cannot be pinned now, is not loaded and is not an error.
         """
         packed = self._pack(keys, blocks)
         if not keys:
@@ -62,7 +62,7 @@ class Cache(CacheBase):
                 self._session.unclaim(token)
 
     def save(self, keys: Sequence[bytes], blocks: Sequence[int]) -> Saved:
-        """Saves ``blocks`` under ``keys``; what is there already is skipped.
+        """Saves ``blocks`` under ``keys``; cached blocks are skipped.
 
         Returns when the last copy has ended: the engine may then use the blocks for something else.
         """
@@ -90,14 +90,14 @@ class Cache(CacheBase):
         return True
 
     def wait_ready(self, timeout_s: float = 10.0) -> bool:
-        """Whether the server is there and serves us, waiting at most so long for each side.
+        """Waits at most ``patience_s`` for each side until the server serves it; whether it does.
 
-        Before, everything is a miss; an engine need not wait.
+        Before that, everything is a miss; an engine need not wait.
         """
         return self._wait_ready(timeout_s)
 
     def close(self) -> None:
-        """Waits for the copies under way. Afterwards everything is a miss."""
+        """Waits for the copies in flight. Afterwards everything is a miss."""
         self._close()
 
     def __enter__(self) -> Cache:
@@ -109,13 +109,13 @@ class Cache(CacheBase):
     def _answer(self, ticket: int) -> tuple[int, bool, bytes, int]:
         session = self._session
         answer = session.take(ticket, self._answer_patience_s)
-        if answer is None:  # past its own deadline, on a machine that is far behind
+        if answer is None:  # past its own deadline, on an overloaded machine
             session.forget(ticket)
-            raise _native.Timeout("no answer, not even a late one")
+            raise _native.Timeout("no response from the client thread")
         return answer
 
     def _wait(self, job: tuple[str, int]) -> Any:
-        """The report of a job. One of the waiting threads collects reports, for all of them."""
+        """The report of a job. One of the waiting threads collects the reports for all."""
         mover = self._mover
         with self._changed:
             while job not in self._done:

@@ -1,4 +1,4 @@
-"""What the waiting and the asynchronous cache share: who we are, and what is asked."""
+"""The common part of the waiting and the asynchronous cache: identity, arguments, status."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from pegaflow.cli.endpoint import addr_from, socket_path
 
 log = logging.getLogger("pegaflow.api")
 
-#: Deadlines that a program which is not an engine's inner loop can live with; docs/python_api.md.
+#: Deadlines for a program that is not an engine's inner loop; docs/python_api.md.
 PATIENT = {"lookup_deadline": 1.0, "open_deadline": 1.0, "reserve_deadline": 1.0}
 
 
@@ -39,7 +39,7 @@ class CacheBase:
 
         Args:
             arrays: The KV cache; see ``pegaflow.api.buffers.layout``. Kept alive until close().
-            factors: Everything else that has to be equal for blocks to be interchangeable: the
+            factors: Everything else that must be equal for blocks to be interchangeable: the
                 model, its weights, dtype, block size, how keys are made. The arrays' layout is
                 added. Equal factors share blocks.
             block_axis: Along which blocks are numbered, for all arrays or one for each.
@@ -53,15 +53,15 @@ class CacheBase:
 
         Raises:
             LayoutError: an array cannot be cached as it lies.
-            ValueError: another argument makes no sense.
+            ValueError: another argument is invalid.
         """
         if not factors:
-            raise ValueError("factors: at least what names the model")
+            raise ValueError("factors: the model's name is missing")
         self._layout = layout(arrays, block_axis)
         self._raise_errors = raise_errors
         names = {str(name): str(value) for name, value in factors.items()}
         if "layout" in names:
-            raise ValueError("factors: `layout` is made from the arrays")
+            raise ValueError("factors: `layout` is reserved; it is derived from the arrays")
         names["layout"] = self._layout.description
         path = str(socket_path(endpoint or addr_from(os.environ)))
         name = instance or f"python-{os.getpid()}-{_native.random_id().hex()[:8]}"
@@ -97,7 +97,7 @@ class CacheBase:
         """Keys as the native module takes them.
 
         Raises:
-            ValueError: keys, or blocks for them, that make no sense.
+            ValueError: keys, or the blocks for them, are invalid.
         """
         packed = pack(keys)
         if blocks is not None:
@@ -119,13 +119,13 @@ class CacheBase:
         return "load", number
 
     def _failed(self, error: Exception) -> str:
-        """What a result says of a failure, which is logged when it is news. Raises if asked to."""
+        """A result's text for a failure, which is logged if it is a new one. May raise instead."""
         if self._raise_errors:
             raise error
         text = str(error)
         if text != self._said:
             self._said = text
-            log.warning("pegaflow: without the cache for now: %s", text)
+            log.warning("pegaflow: the cache is unavailable: %s", text)
         return text
 
     @property
@@ -133,14 +133,14 @@ class CacheBase:
         return self._layout.block_count
 
     def status(self) -> dict[str, Any]:
-        """How the links stand: {"session": ..., "mover": ...}, each with state and detail."""
+        """The state of the links: {"session": ..., "mover": ...}, each with state and detail."""
         return {"session": self._session.status(), "mover": self._mover.status()}
 
     def _wait_ready(self, timeout_s: float) -> bool:
-        """Whether both sides are connected and registered, waiting at most so long for each."""
+        """Waits at most ``patience_s`` for each side to be connected; whether both are."""
         return self._mover.wait_ready(timeout_s) and self._session.wait_ready(timeout_s)
 
     def _close(self) -> None:
-        """Waits for the copies under way; the arrays may go afterwards."""
+        """Waits for the copies in flight; afterwards the arrays may be freed."""
         self._mover.close()
         self._session.close()

@@ -10,16 +10,16 @@ from pegaflow import _native
 
 
 def token_keys(tokens: Sequence[int], block_size: int, salt: bytes = b"") -> list[bytes]:
-    """One key for each whole block of ``tokens``, in order; a rest has none.
+    """One key for each whole block of ``tokens``, in order; a partial block has none.
 
     The key of a block is the SHA-256 of the key before it and the block's tokens, as signed 64-bit
-    little-endian numbers; before the first stands the SHA-256 of ``salt``. So equal keys mean equal
+    little-endian numbers; the first block follows the SHA-256 of ``salt``. So equal keys mean equal
     tokens from the prompt's beginning on.
 
     Args:
         tokens: Token ids of a prompt, from its first token on.
-        block_size: Tokens a block.
-        salt: Keeps apart what must not be shared, as tenants; the same bytes share.
+        block_size: Tokens per block.
+        salt: Separates keys that must not be shared, for example those of tenants.
 
     Raises:
         ValueError: ``block_size`` is not positive.

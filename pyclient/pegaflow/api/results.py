@@ -1,4 +1,4 @@
-"""How a save or a load ended."""
+"""Results of saves and loads."""
 
 from __future__ import annotations
 
@@ -27,19 +27,19 @@ ERRORS: dict[str, type[_native.PegaFlowError]] = {
 class Saved:
     """Every block was saved, skipped, or failed."""
 
-    blocks: int = 0  #: Saved: whoever has the same namespace finds them.
-    skipped: int = 0  #: The cache had them, somebody else is saving them, or there was no room.
+    blocks: int = 0  #: Saved: every engine in the same namespace finds them.
+    skipped: int = 0  #: Cached, being saved by another engine, or without room.
     bytes: int = 0  #: Copied.
     error: str | None = None  #: Why the others failed; None when none did.
 
 
 @dataclasses.dataclass(frozen=True)
 class Loaded:
-    """The first ``blocks`` blocks are whole; what the others hold is not to be used."""
+    """The first ``blocks`` blocks are whole; the contents of the others must not be used."""
 
     blocks: int = 0
     bytes: int = 0  #: Copied.
-    error: str | None = None  #: Why not all that was found; None when nothing failed.
+    error: str | None = None  #: Why found blocks were not loaded; None when nothing failed.
 
 
 def saved(done: Any) -> Saved:
@@ -51,6 +51,6 @@ def loaded(done: Any) -> Loaded:
 
 
 def raise_for(done: Any) -> None:
-    """Raises what a finished job's error is; nothing without one."""
+    """Raises the error of a finished job, if it has one."""
     if done.error is not None:
         raise ERRORS.get(done.error_code, _native.PegaFlowError)(done.error)

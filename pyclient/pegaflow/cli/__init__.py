@@ -1,4 +1,4 @@
-"""The command ``pegaflow``: what an operator asks about a node. No vLLM is needed for it."""
+"""The command ``pegaflow``: an operator's view of a node. It needs no vLLM."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def parser() -> argparse.ArgumentParser:
     doctor.add_arguments(
         commands.add_parser(
             "doctor",
-            help="say what is wrong on this machine, with the fix beside it",
+            help="list the problems of this machine, each with its fix",
             description=doctor.__doc__,
             formatter_class=argparse.RawDescriptionHelpFormatter,
         )
@@ -45,7 +45,7 @@ def parser() -> argparse.ArgumentParser:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Runs one command; its exit status. Wrong usage exits with 2, as argparse does."""
+    """Runs one command and returns its exit status. Wrong usage exits with 2, as in argparse."""
     options = parser().parse_args(argv)
     runs = {"doctor": doctor.run, "top": top.run, "weights-id": weights_id.run}
     return runs[options.command](options)

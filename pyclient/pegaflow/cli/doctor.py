@@ -1,12 +1,12 @@
-"""Says what is wrong on this machine, with the fix beside each line.
+"""Lists the problems of this machine, each with its fix.
 
-Looks at the server's socket and who may use it, versions of client, server and wire, huge pages,
+Checks the server's socket and its permissions, the versions of client, server and wire, huge pages,
 memory limits, NUMA nodes, RDMA cards and UCX, the server's health and metrics, other nodes and the
-lane each is read over, and at the engines that are connected: which namespace each is in, and what
-keeps two engines of one model apart. Changes nothing.
+lane to each, and the connected engines: the namespace of each, and the factors that separate two
+engines of one model. Changes nothing.
 
 The address is found as an engine's connector finds it: PEGAFLOW_ENGINE_ENDPOINT, PEGAFLOW_HOST and
-PEGAFLOW_PORT, or --addr. Exits with 1 if something has to be mended.
+PEGAFLOW_PORT, or --addr. Exits with 1 if there is a problem.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from pegaflow import _native
 from pegaflow.cli import endpoint, machine, rdma, server_view
 from pegaflow.cli.finding import OK, PROBLEM, Finding, as_json, as_text, exit_status
 
-#: The instance that the doctor attaches as; it is no engine, and not shown as one.
+#: The doctor's instance name; it is not an engine, and not shown as one.
 INSTANCE = "pegaflow-doctor"
 _HELLO_TIMEOUT_S = 3.0
 
@@ -43,7 +43,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    _native.set_log_level("off")  # what the client would log is in the findings
+    _native.set_log_level("off")  # the findings contain what the client would log
     findings = list(examine(options.addr or endpoint.addr_from(os.environ), options.http_addr))
     if options.json:
         print(as_json(_native.__version__, findings))
@@ -54,7 +54,7 @@ def run(options: argparse.Namespace) -> int:
 
 
 def examine(addr: str, http_addr: str) -> Iterator[Finding]:
-    """All findings, in the order in which they are best mended."""
+    """All findings, in the order in which to fix them."""
     try:
         path = endpoint.socket_path(addr)
     except (endpoint.BadAddress, _native.PegaFlowError) as error:
@@ -68,7 +68,7 @@ def examine(addr: str, http_addr: str) -> Iterator[Finding]:
         yield from _machine({}, 0, None)
         return
     server = server_view.ServerHttp(http_addr)
-    # Before the hello, a connection of ours.
+    # Before the hello, which opens a connection.
     health_finding, health, samples, instances = _look(server)
     yield check_versions(path)
     yield health_finding
@@ -85,7 +85,7 @@ def examine(addr: str, http_addr: str) -> Iterator[Finding]:
 def _look(
     server: server_view.ServerHttp,
 ) -> tuple[Finding, dict[str, Any] | None, server_view.Samples | None, list[dict[str, Any]]]:
-    """What HTTP tells: health, and its body, metrics and instances if it is well."""
+    """The findings from HTTP: health, and metrics and instances if the server is healthy."""
     finding, health = server_view.check_health(server)
     if health is None:
         return finding, None, None, []
@@ -93,13 +93,15 @@ def _look(
         _, page = server.get("/metrics")
         _, body = server.get_json("/instances")
     except server_view.Unreachable as error:
-        gone = Finding("health", PROBLEM, f"well a moment ago, now {error}", "run the doctor again")
+        gone = Finding(
+            "health", PROBLEM, f"healthy a moment ago, now {error}", "run the doctor again"
+        )
         return gone, None, None, []
     return finding, health, server_view.Samples(page), body.get("instances", [])
 
 
 def check_versions(path: Path) -> Finding:
-    """Says hello as an engine does: the one way to know that both speak a common version."""
+    """Sends hello as an engine does: the only way to know that both have a common version."""
     session = _native.CacheSession(str(path), INSTANCE, f"pegaflow doctor {_native.__version__}")
     try:
         deadline = time.monotonic() + _HELLO_TIMEOUT_S
@@ -116,15 +118,15 @@ def check_versions(path: Path) -> Finding:
         return Finding(
             "versions",
             PROBLEM,
-            f"{ours}; the server refuses us: {status['detail']}",
-            "upgrade the side that the sentence names, or start the server with --allow-uid if it "
+            f"{ours}; the server rejects this client: {status['detail']}",
+            "upgrade the side that the text names, or start the server with --allow-uid if it "
             "is about the user",
         )
     return Finding(
         "versions",
         PROBLEM,
         f"{ours}; no hello within {_HELLO_TIMEOUT_S:.0f} s: {status['state']}, {status['detail']}",
-        "is the server stopped or overloaded? Its log and `ps -o stat` of its process tell",
+        "is the server stopped or overloaded? See its log and `ps -o stat` of its process",
     )
 
 

@@ -1,4 +1,4 @@
-"""The socket of the node's server: where it should be, and whether somebody answers there."""
+"""The socket of the node's server: its path, and whether a server listens on it."""
 
 from __future__ import annotations
 
@@ -20,19 +20,19 @@ _CONNECT_TIMEOUT_S = 1.0
 
 
 class BadAddress(ValueError):
-    """The address is of no form that exists; the text says which do."""
+    """The address has no valid form; the text lists the valid ones."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Listener:
-    """Who answers at the socket."""
+    """The process that listens on the socket."""
 
-    pid: int  #: 0 when it lives in a PID namespace that we cannot see.
+    pid: int  #: 0 if its PID namespace is invisible here.
     uid: int
 
 
 def addr_from(environ: Mapping[str, str]) -> str:
-    """Where the connector of an engine with this environment would look."""
+    """The address that the connector of an engine with this environment would use."""
     if endpoint := environ.get("PEGAFLOW_ENGINE_ENDPOINT"):
         return endpoint
     host = environ.get("PEGAFLOW_HOST", "127.0.0.1")
@@ -40,7 +40,7 @@ def addr_from(environ: Mapping[str, str]) -> str:
 
 
 def socket_path(addr: str) -> Path:
-    """The socket that ``--addr`` names, as the server and the connector understand it.
+    """The socket of ``--addr``, as the server and the connector interpret it.
 
     Raises:
         BadAddress: neither ``HOST:PORT`` nor ``unix:/absolute/path``.
@@ -48,16 +48,16 @@ def socket_path(addr: str) -> Path:
     if addr.startswith("unix:"):
         path = Path(addr.removeprefix("unix:"))
         if not path.is_absolute():
-            raise BadAddress(f"{addr}: a socket wants an absolute path, as unix:/run/x.sock")
+            raise BadAddress(f"{addr}: a socket needs an absolute path, as unix:/run/x.sock")
         return path
     _, colon, port = addr.split("://", 1)[-1].rstrip("/").rpartition(":")
     if not colon or not port.isdigit() or not 1 <= int(port) <= 65535:
-        raise BadAddress(f"{addr}: neither HOST:PORT, as {DEFAULT_ADDR}, nor unix:/path/x.sock")
+        raise BadAddress(f"{addr} is neither HOST:PORT, as {DEFAULT_ADDR}, nor unix:/path/x.sock")
     return Path(_native.default_socket_path(int(port)))
 
 
 def check_socket(path: Path, addr: str) -> tuple[Finding, Listener | None]:
-    """One finding about the socket, and who listens, if anybody does."""
+    """One finding about the socket, and the process that listens, if there is one."""
     start = f"start one: pegaflow-server --addr {addr}"
 
     def problem(detail: str, fix: str) -> tuple[Finding, None]:
@@ -68,23 +68,23 @@ def check_socket(path: Path, addr: str) -> tuple[Finding, Listener | None]:
     except FileNotFoundError:
         if not path.parent.is_dir():
             start += (
-                f" (it makes {path.parent}, or set PEGAFLOW_RUNTIME_DIR for server and engines)"
+                f" (it creates {path.parent}; or set PEGAFLOW_RUNTIME_DIR for server and engines)"
             )
-        return problem(f"{path} is not there: no server runs at {addr}", start)
+        return problem(f"{path} is missing: no server runs at {addr}", start)
     except PermissionError:
         return problem(
-            f"{path.parent} may not be entered by user {_user(os.geteuid())}",
+            f"user {_user(os.geteuid())} may not enter {path.parent}",
             f"join its group: usermod -aG {_group(path.parent.stat().st_gid)} "
-            f"{_user(os.geteuid())}, then log in anew",
+            f"{_user(os.geteuid())}, then log in again",
         )
     except OSError as error:
         return problem(f"{path}: {error.strerror}", start)
     if not stat.S_ISSOCK(status.st_mode):
-        return problem(f"{path} is no socket", f"move it away, then {start}")
+        return problem(f"{path} is not a socket", f"move it away, then {start}")
     owner = f"{stat.filemode(status.st_mode)} {_user(status.st_uid)}:{_group(status.st_gid)}"
     if not os.access(path, os.R_OK | os.W_OK):
         return problem(
-            f"{path} ({owner}) may not be used by user {_user(os.geteuid())}",
+            f"user {_user(os.geteuid())} may not use {path} ({owner})",
             f"join its group (usermod -aG {_group(status.st_gid)} {_user(os.geteuid())}) and start "
             f"the server with --socket-group and --allow-uid {os.geteuid()}",
         )
@@ -98,7 +98,7 @@ def check_socket(path: Path, addr: str) -> tuple[Finding, Listener | None]:
             )
         except (TimeoutError, BlockingIOError):  # its queue of connections is full
             return problem(
-                f"{path}: a server listens and takes no connection",
+                f"{path}: a server listens but accepts no connection",
                 "is it stopped? `ps -o pid,stat,cmd -C pegaflow-server` shows T; kill -CONT PID",
             )
         except OSError as error:

@@ -1,4 +1,4 @@
-"""What the doctor found: one line, and what to do about it."""
+"""A finding of the doctor: one line, and its fix."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ import textwrap
 from collections.abc import Sequence
 
 OK = "ok"
-#: Nothing is broken, but something could be better or should be known.
+#: Nothing is broken, but something could be improved or should be known.
 ADVICE = "advice"
-#: The cache does not work, or not for somebody: a person has to change something.
+#: The cache does not work, or not for every engine, until an operator fixes it.
 PROBLEM = "problem"
 
 
@@ -23,7 +23,7 @@ class Finding:
 
     def __post_init__(self) -> None:
         if self.status == PROBLEM and not self.fix:
-            raise ValueError(f"a problem without a fix helps nobody: {self.check}: {self.detail}")
+            raise ValueError(f"a problem without a fix: {self.check}: {self.detail}")
 
 
 def exit_status(findings: Sequence[Finding]) -> int:
@@ -42,7 +42,7 @@ def as_json(version: str, findings: Sequence[Finding]) -> str:
 
 
 def as_text(version: str, findings: Sequence[Finding], width: int = 100) -> str:
-    """A line a finding, its fix below it."""
+    """One line per finding, its fix below it."""
     name_width = max(len(finding.check) for finding in findings)
     lines = [f"pegaflow doctor {version}", ""]
     for finding in findings:
@@ -54,13 +54,13 @@ def as_text(version: str, findings: Sequence[Finding], width: int = 100) -> str:
     counts = {s: sum(f.status == s for f in findings) for s in (OK, ADVICE, PROBLEM)}
     lines += [
         "",
-        f"{counts[OK]} ok, {counts[ADVICE]} to consider, {counts[PROBLEM]} to mend",
+        f"{counts[OK]} ok, {counts[ADVICE]} to consider, {counts[PROBLEM]} to fix",
     ]
     return "\n".join(lines)
 
 
 def _wrapped(head: str, text: str, width: int) -> list[str]:
-    # Commands must stay whole words for copying, so long ones are never broken.
+    # Commands must stay whole for copying, so long words are never broken.
     return textwrap.wrap(
         text,
         width=max(width, len(head) + 20),

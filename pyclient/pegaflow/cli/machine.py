@@ -1,4 +1,4 @@
-"""What the machine gives: huge pages, memory limits, NUMA nodes. Reads files of the kernel only."""
+"""Huge pages, memory limits and NUMA nodes of the machine. Only reads files of the kernel."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from pegaflow.cli.finding import ADVICE, OK, PROBLEM, Finding
 
 GIB = 1 << 30
 
-#: Left to the rest of the machine beside a pool; the server insists on the same.
+#: Memory left to the rest of the machine beside a pool; the server requires the same.
 RESERVE_BYTES = 1 * GIB
 SMALLEST_POOL = 64 << 20
 
 
 def format_bytes(count: float) -> str:
-    """For people: three digits and a unit of 1024s."""
+    """Three digits and a 1024-based unit."""
     power = 0
     while abs(count) >= 1024 and power < 4:
         count /= 1024
@@ -43,19 +43,19 @@ def check_huge_pages(
     fields = meminfo(proc)
     size = fields.get("Hugepagesize", 0)
     if size == 0:
-        return Finding("huge pages", OK, "this kernel has none; the pool lies on 4 KiB pages")
+        return Finding("huge pages", OK, "not supported by this kernel; the pool has 4 KiB pages")
     total = fields.get("HugePages_Total", 0)
     free = max(0, fields.get("HugePages_Free", 0) - fields.get("HugePages_Rsvd", 0))
     state = f"{total} of {format_bytes(size)} reserved, {free} free"
     if pool_page_bytes >= size:
-        return Finding("huge pages", OK, f"{state}; the pool lies on them")
+        return Finding("huge pages", OK, f"{state}; the pool uses them")
     shmem = _shmem_enabled(sys)
     if pool_bytes == 0 and free > 0:
         return Finding("huge pages", OK, f"{state}: a pool up to {format_bytes(free * size)} fits")
     needed = (pool_bytes + size - 1) // size if pool_bytes else 0
     detail = f"{state}; tmpfs uses them: {shmem}"
     if pool_bytes:
-        detail += "; the pool lies on small pages, which cost a GPU's driver and the TLB time"
+        detail += "; the pool has small pages, which cost a GPU's driver and the TLB time"
     if pool_bytes and free >= needed:
         return Finding(
             "huge pages", ADVICE, detail, "enough are free now: restart the server to use them"
@@ -122,7 +122,7 @@ def check_memory(
     proc: Path = Path("/proc"),
     root: Path = Path("/sys/fs/cgroup"),
 ) -> Finding:
-    """Whether a pool fits, or has room beside it. ``server_pid`` 0: none is known."""
+    """Whether a pool fits, or has room beside it. ``server_pid`` 0: unknown."""
     available = meminfo(proc).get("MemAvailable", 0)
     detail = f"{format_bytes(available)} available"
     try:
@@ -130,7 +130,7 @@ def check_memory(
     except OSError as error:
         limits = []
         detail += f"; its cgroup cannot be read ({error.strerror})"
-    whose = "the server's" if server_pid else "our"
+    whose = "the server's" if server_pid else "this process's"
     for group, limit, usage in limits:
         detail += (
             f"; {whose} cgroup {group} may have {format_bytes(limit)}, has {format_bytes(usage)}"
@@ -143,7 +143,7 @@ def check_memory(
                 "memory",
                 PROBLEM,
                 detail,
-                "free some memory or raise the limit: a pool wants its size and 1 GiB beside it",
+                "free some memory or raise the limit: a pool needs its size and 1 GiB beside it",
             )
         return Finding("memory", OK, f"{detail}: the default pool is {format_bytes(size)}")
     for group, limit, _ in limits:
@@ -183,7 +183,7 @@ def memory_nodes(sys: Path = Path("/sys")) -> int:
 
 
 def _number_list(text: str) -> list[int]:
-    """The kernel's ``0-2,8``; empty when it is none."""
+    """The numbers of a kernel list such as ``0-2,8``; empty if it is invalid."""
     numbers: list[int] = []
     for part in filter(None, text.strip().split(",")):
         first, _, last = part.partition("-")
@@ -197,5 +197,5 @@ def _number(path: Path) -> int | None:
     try:
         text = path.read_text().strip()
     except OSError:
-        return None  # no such controller here, or hidden from us: it limits nothing we know of
+        return None  # the controller is missing or hidden, so no limit is known
     return int(text) if text.isdigit() else None

@@ -1,4 +1,4 @@
-"""What stands between this machine and RDMA: cards, UCX, limits. Reads files of the kernel only."""
+"""The conditions for RDMA on this machine: cards, UCX, limits. Only reads files of the kernel."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _MEMLOCK_FIX = (
     "LimitMEMLOCK=infinity in the server's unit, --ulimit memlock=-1 for a container, or "
     "`ulimit -l unlimited` before it starts"
 )
-#: Built with an assertion that ends the process when a peer dies while it is greeted.
+#: Versions with an assertion that ends the process when a peer dies during the greeting.
 _FRAGILE_BEFORE = (1, 14)
 _OLDEST = (1, 13)
 
@@ -30,9 +30,9 @@ class Port:
     number: int
     state: str  #: "ACTIVE", "DOWN", "INIT", "ARMED"
     link_layer: str  #: "InfiniBand" or "Ethernet"
-    rate: str  #: "400 Gb/sec (4X NDR)"; empty where the kernel does not say
+    rate: str  #: "400 Gb/sec (4X NDR)"; empty if the kernel does not report it
     numa_node: int | None
-    interface: str  #: The network interface of a RoCE port; empty where there is none.
+    interface: str  #: The network interface of a RoCE port; empty if there is none.
 
     @property
     def name(self) -> str:
@@ -40,7 +40,7 @@ class Port:
 
 
 def ports(sys: Path = Path("/sys")) -> list[Port]:
-    """All of them, by device and number."""
+    """All ports, by device and number."""
     found = []
     for folder in sorted(sys.glob("class/infiniband/*/ports/*")):
         if not folder.name.isdigit():
@@ -64,10 +64,11 @@ def ports(sys: Path = Path("/sys")) -> list[Port]:
 
 
 def check_ports(found: Sequence[Port], nodes: dict[str, Any] | None) -> Iterator[Finding]:
-    """``nodes`` is that part of a running server's /health; None where there is no server, or it
-    has no other nodes."""
+    """``nodes`` is that part of a running server's /health; None if there is no server, or if it
+    has no other nodes.
+    """
     if not found:
-        yield Finding("rdma", OK, "no RDMA card here; nodes read from each other over sockets")
+        yield Finding("rdma", OK, "no RDMA card; nodes read from each other over sockets")
         return
     used = set((nodes or {}).get("cards", []))
     refused = {
@@ -95,7 +96,7 @@ def check_ports(found: Sequence[Port], nodes: dict[str, Any] | None) -> Iterator
                 "rdma card",
                 ADVICE,
                 f"{detail}: up; the server does not use it, {refused[port.name]}",
-                "--nics and --deny-nics of the server; cards are looked for when it starts",
+                "--nics and --deny-nics of the server, which looks for cards when it starts",
             )
         else:
             yield Finding("rdma card", OK, f"{detail}: up")
@@ -103,8 +104,8 @@ def check_ports(found: Sequence[Port], nodes: dict[str, Any] | None) -> Iterator
         yield Finding(
             "rdma",
             ADVICE,
-            f"the server uses no card: {nodes.get('no_rdma', 'it does not say why')}",
-            "mend the other lines, then restart the server; --require-rdma makes it an error",
+            f"the server uses no card: {nodes.get('no_rdma', 'reason unknown')}",
+            "fix the other lines, then restart the server; --require-rdma makes it an error",
         )
 
 
@@ -120,7 +121,7 @@ def _link_fix(port: Port) -> str:
 def check_devices(
     found: Sequence[Port], sys: Path = Path("/sys"), dev: Path = Path("/dev")
 ) -> Iterator[Finding]:
-    """The files by which a program uses the cards."""
+    """The device files of the cards."""
     missing, closed = [], []
     for device in dict.fromkeys(port.device for port in found):
         for entry in sys.glob("class/infiniband_verbs/uverbs*/ibdev"):
@@ -135,14 +136,14 @@ def check_devices(
         yield Finding(
             "rdma device",
             PROBLEM,
-            f"{_joined(missing)} is not there, as in a container that was not given it",
+            f"{_joined(missing)} is missing, as in a container without that device",
             "--device=/dev/infiniband for a container; `modprobe ib_uverbs` elsewhere",
         )
     if closed:
         yield Finding(
             "rdma device",
             ADVICE,
-            f"{_joined(closed)} may not be opened by us; the server's user may differ",
+            f"this user may not open {_joined(closed)}; the server's user may differ",
             f"the group of the file: `usermod -aG {closed[0].group()} USER`",
         )
 
@@ -150,15 +151,16 @@ def check_devices(
 def check_locked_memory(
     found: Sequence[Port], pool_bytes: int, server_pid: int, proc: Path = Path("/proc")
 ) -> Finding:
-    """RLIMIT_MEMLOCK of the server, or ours without one: registering the pool counts against it,
-    once a card."""
+    """RLIMIT_MEMLOCK of the server, or of this process without one: registering the pool counts
+    against it, once per card.
+    """
     try:
         text = (proc / str(server_pid or "self") / "limits").read_text()
     except OSError as error:
         return Finding("locked memory", OK, f"the limit cannot be read ({error.strerror})")
     match = re.search(r"^Max locked memory\s+(\S+)\s+(\S+)", text, re.MULTILINE)
     soft = match[1] if match else "unlimited"
-    whose = "the server's limit" if server_pid else "our limit"
+    whose = "the server's limit" if server_pid else "this process's limit"
     if soft == "unlimited":
         return Finding("locked memory", OK, f"{whose}: none")
     detail = f"{whose}: {format_bytes(int(soft))}"
@@ -180,7 +182,7 @@ class Ucx:
 
     version: tuple[int, int, int]
     path: Path
-    has_verbs: bool  #: Its module for cards lies beside it.
+    has_verbs: bool  #: Its module for cards is beside it.
 
     @property
     def text(self) -> str:
@@ -188,7 +190,7 @@ class Ucx:
 
 
 def find_ucx() -> Ucx | None:
-    """Loads the library, as the server does; None where there is none."""
+    """Loads the library, as the server does; None if there is none."""
     os.environ.setdefault("UCX_WARN_UNUSED_ENV_VARS", "n")
     try:
         library = ctypes.CDLL("libucp.so.0")
@@ -207,13 +209,13 @@ def has_verbs(library: Path) -> bool:
 
 
 def check_ucx(ucx: Ucx | None, found: Sequence[Port]) -> Finding | None:
-    """Nothing is said of a machine that has neither UCX nor cards."""
+    """No finding for a machine that has neither UCX nor cards."""
     wanted = any(port.state == "ACTIVE" for port in found)
     bad = ADVICE if wanted else OK
     if ucx is None:
         if not found:
             return None
-        return Finding("ucx", bad, "UCX is not on this machine", "apt-get install libucx0")
+        return Finding("ucx", bad, "UCX is not installed", "apt-get install libucx0")
     detail = f"{ucx.text}, {ucx.path}"
     if ucx.version[:2] < _OLDEST:
         return Finding("ucx", bad, f"{detail}: too old", "UCX 1.14 or newer")
@@ -228,15 +230,15 @@ def check_ucx(ucx: Ucx | None, found: Sequence[Port]) -> Finding | None:
         return Finding(
             "ucx",
             ADVICE,
-            f"{detail}, with RDMA; as Debian builds it, it may end the server when a peer dies "
-            "while it is greeted",
+            f"{detail}, with RDMA; Debian's build may end the server when a peer dies "
+            "during the greeting",
             "UCX 1.14 or newer, the same on all nodes; LD_LIBRARY_PATH chooses",
         )
     return Finding("ucx", OK, f"{detail}, with RDMA")
 
 
 def check_peers(nodes: dict[str, Any] | None) -> Iterator[Finding]:
-    """The lane that each other node is read over."""
+    """The lane to each other node."""
     for peer in (nodes or {}).get("peers", []):
         name, state = peer["peer"], peer["state"]
         if state == "self":
@@ -246,7 +248,7 @@ def check_peers(nodes: dict[str, Any] | None) -> Iterator[Finding]:
                 "peer",
                 PROBLEM if state == "refused" else ADVICE,
                 f"{name}: {state}, {peer.get('reason', 'no reason')}",
-                "what the reason says, on the side it names"
+                "fix the reason on the side that it names"
                 if state == "refused"
                 else "is its server running, and its --peer-listen reachable from here?",
             )
@@ -254,11 +256,11 @@ def check_peers(nodes: dict[str, Any] | None) -> Iterator[Finding]:
             yield Finding(
                 "peer",
                 ADVICE,
-                f"{name}: read over {peer['lane']}, RDMA does not work: {peer['lane_reason']}",
+                f"{name}: lane {peer['lane']}, RDMA does not work: {peer['lane_reason']}",
                 "the cards' network between the two: docs/rdma.md",
             )
         else:
-            yield Finding("peer", OK, f"{name}: read over {peer.get('lane', 'tcp')}")
+            yield Finding("peer", OK, f"{name}: lane {peer.get('lane', 'tcp')}")
 
 
 def _line(path: Path) -> str:

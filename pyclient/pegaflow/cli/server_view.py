@@ -1,4 +1,4 @@
-"""What the server says of itself over HTTP: health, metrics and instances."""
+"""The server's view over HTTP: health, metrics and instances."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from pegaflow.cli.machine import format_bytes
 
 DEFAULT_HTTP = "127.0.0.1:9091"
 _TIMEOUT_S = 5.0
-#: A load takes milliseconds, so its pin is either young or of a process that hangs.
+#: A load takes milliseconds, so an old pin belongs to a process that hangs.
 _OLD_PIN_S = 60.0
-#: Below it the server itself warns.
+#: The server itself warns below it.
 _IN_PLACE = 0.95
 
 _SAMPLE = re.compile(r"^([A-Za-z_:][\w:]*)(?:\{(.*)\})? +(\S+)$")
@@ -43,11 +43,11 @@ _FACTOR_FIX = {
 
 
 class Unreachable(Exception):
-    """Nobody answers at the HTTP address, or not as our server does."""
+    """No PegaFlow server responds at the HTTP address."""
 
 
 class ServerHttp:
-    """Asks one server. Each question is a connection of its own."""
+    """Queries one server. Each query opens a connection."""
 
     def __init__(self, address: str) -> None:
         self.address = address
@@ -56,7 +56,7 @@ class ServerHttp:
         """Status and body.
 
         Raises:
-            Unreachable: no answer.
+            Unreachable: no response.
         """
         connection = http.client.HTTPConnection(self.address, timeout=_TIMEOUT_S)
         try:
@@ -72,15 +72,15 @@ class ServerHttp:
         """Status and body.
 
         Raises:
-            Unreachable: no answer, or one that is no JSON object.
+            Unreachable: no response, or not a JSON object.
         """
         status, body = self.get(path)
         try:
             parsed = json.loads(body)
         except ValueError as error:
-            raise Unreachable(f"http://{self.address}{path} answers no JSON: {error}") from error
+            raise Unreachable(f"http://{self.address}{path} is not JSON: {error}") from error
         if not isinstance(parsed, dict):
-            raise Unreachable(f"http://{self.address}{path} answers {type(parsed).__name__}")
+            raise Unreachable(f"http://{self.address}{path} is a JSON {type(parsed).__name__}")
         return status, parsed
 
 
@@ -115,7 +115,7 @@ def check_health(server: ServerHttp) -> tuple[Finding, dict[str, Any] | None]:
             "health",
             PROBLEM,
             str(error),
-            "if the server has another --http-addr (its log says `http address=`), "
+            "if the server has another --http-addr (see `http address=` in its log), "
             "name it: pegaflow doctor --http-addr HOST:PORT",
         ), None
     if status != 200:
@@ -133,7 +133,7 @@ def check_health(server: ServerHttp) -> tuple[Finding, dict[str, Any] | None]:
 def check_numa(
     health: Mapping[str, Any], instances: Sequence[Mapping[str, Any]], nodes: int
 ) -> Iterator[Finding]:
-    """Where the pool lies. ``nodes``: with memory and cores, of this machine."""
+    """Where the pool lies. ``nodes``: this machine's NUMA nodes with memory and cores."""
     placement = health.get("numa")
     if placement is None:
         return  # an older server
@@ -141,14 +141,14 @@ def check_numa(
         yield Finding(
             "numa",
             ADVICE,
-            f"the pool is not placed by node: {refused}",
+            f"the pool is not placed by NUMA node: {refused}",
             "docker run --cap-add SYS_NICE (deploy/container/compose.yaml has it), or start the "
-            "server with --numa off if it is meant to be so",
+            "server with --numa off if this is intended",
         )
         return
     policy = placement.get("policy")
     if policy == "off":
-        detail = "one node" if nodes < 2 else f"{nodes} nodes; the kernel places the pool"
+        detail = "one NUMA node" if nodes < 2 else f"{nodes} NUMA nodes; the kernel places the pool"
         yield Finding("numa", OK, detail)
         return
     parts = ", ".join(
@@ -162,9 +162,10 @@ def check_numa(
         yield Finding(
             "numa",
             ADVICE,
-            f"{policy}: {parts}; {1 - in_place:.0%} of the pages are on another node, their own "
-            "was full",
-            "choose a smaller --pool-size, or end what fills that node: numastat -m shows it",
+            f"{policy}: {parts}; {1 - in_place:.0%} of the pages are on another NUMA node because "
+            "theirs was full",
+            "choose a smaller --pool-size, or end the processes that fill that NUMA node: see "
+            "numastat -m",
         )
     else:
         yield Finding("numa", OK, f"{policy}: {parts}")
@@ -174,15 +175,15 @@ def check_numa(
         yield Finding(
             "numa",
             ADVICE,
-            f"{len(homeless)} of {len(ranks)} workers are not kept to one node's cores: their "
-            "pages are dealt to the nodes in turn",
-            "start each engine on its GPU's node: numactl --cpunodebind=N --membind=N vllm serve "
-            "...; nvidia-smi topo -m names the node",
+            f"{len(homeless)} of {len(ranks)} workers are not bound to the cores of one NUMA node: "
+            "their pages are placed on the nodes in turn",
+            "start each engine on its GPU's NUMA node: numactl --cpunodebind=N --membind=N vllm "
+            "serve ...; nvidia-smi topo -m names the node",
         )
 
 
 def check_metrics(samples: Samples) -> Iterator[Finding]:
-    """What the counters say about trouble; nothing when there is none but a line of use."""
+    """Findings from the counters: the use of the pool, and each problem."""
     used, size = (
         samples.get("pegaflow_pool_used_bytes"),
         samples.get("pegaflow_pool_capacity_bytes"),
@@ -201,8 +202,8 @@ def check_metrics(samples: Samples) -> Iterator[Finding]:
         yield Finding(
             "quarantine",
             ADVICE,
-            f"slots that a lost engine may still touch: {counts}",
-            "they come back when that process ends or connects again; find one that hangs: "
+            f"slots that a lost engine may still access: {counts}",
+            "they are released when that process ends or reconnects; find one that hangs: "
             "grep -l pegaflow-pool /proc/*/maps, then ps -o pid,stat,etime,cmd -p PID",
         )
     else:
@@ -226,12 +227,12 @@ def check_metrics(samples: Samples) -> Iterator[Finding]:
         ),
         (
             "pegaflow_late_publishes_total",
-            "saves came after they were forgotten",
-            "engines hang for longer than --reservation-timeout: look at their load",
+            "saves arrived after their reservation had timed out",
+            "engines hang for longer than --reservation-timeout: check their load",
         ),
         (
             "pegaflow_registrations_refused_total",
-            "engines were refused because of their page size",
+            "engines were rejected because of their page size",
             "compare `factors` of the instances; /instances has them",
         ),
     ):
@@ -242,18 +243,18 @@ def check_metrics(samples: Samples) -> Iterator[Finding]:
             fix = {
                 "user": "start the server with --allow-uid for the user that the engines run as",
                 "limit": "raise --max-connections; an engine needs two",
-            }.get(reason, "the server's log says which")
+            }.get(reason, "see the server's log")
             yield Finding("connections", ADVICE, f"{count:.0f} refused: {reason}", fix)
 
 
-#: What to do about an engine that is configured and not served, by its reason.
+#: The fix for an engine that is configured and not served, by reason.
 _DECLINE_FIX = {
     "configuration": "correct that option in the engine's --kv-transfer-config or environment; "
-    "docs/configuration.md has them all",
+    "docs/configuration.md lists all options",
     "engine": 'start the engine without that setting; "What is served" in docs/connector.md lists '
     "the supported settings",
-    "model": '"What is served" in docs/connector.md lists the kinds of KV cache that are; run this '
-    "model without the connector",
+    "model": '"What is served" in docs/connector.md lists the supported kinds of KV cache; run '
+    "this model without the connector",
     "weights": "run pegaflow weights-id MODEL on this machine, or set pegaflow.weights_id to a "
     "name that no other weights have, then restart the engine",
     "device": "docs/gpu.md lists devices and arrangements of the KV cache that are served; the "
@@ -263,7 +264,7 @@ _DECLINE_FIX = {
 
 
 def check_declined(instances: Sequence[Mapping[str, Any]]) -> Iterator[Finding]:
-    """Engines that are configured to use the cache and do not, a line a side."""
+    """Engines that are configured to use the cache and do not, one line per side."""
     for engine in instances:
         for row in engine.get("not_served", ()):
             side = row["side"] + (f" of rank {row['rank']}" if "rank" in row else "")
@@ -277,7 +278,7 @@ def check_declined(instances: Sequence[Mapping[str, Any]]) -> Iterator[Finding]:
 
 
 def check_devices(engine: Mapping[str, Any]) -> Iterator[Finding]:
-    """What the ranks of an engine copy with: a line each kind of device."""
+    """How the ranks of an engine copy: one line per kind of device."""
     seen = []
     for rank in engine.get("ranks", ()):
         device = tuple(rank.get(name, "") for name in ("device", "kernels", "copy_path"))
@@ -299,7 +300,7 @@ def check_devices(engine: Mapping[str, Any]) -> Iterator[Finding]:
 
 
 def check_instances(instances: Sequence[Mapping[str, Any]]) -> Iterator[Finding]:
-    """A line an instance, and for two of one model what keeps them apart."""
+    """One line per instance, and for two of one model the factor that separates them."""
     yield from check_declined(instances)
     engines = [
         instance
@@ -318,14 +319,14 @@ def check_instances(instances: Sequence[Mapping[str, Any]]) -> Iterator[Finding]
                 "instance",
                 ADVICE,
                 detail,
-                "its worker is gone: look at that engine's log; it connects again by itself",
+                "its worker is gone: see that engine's log; it reconnects by itself",
             )
         elif "waiting" in state:
             yield Finding(
                 "instance",
                 ADVICE,
                 f"{detail}: not all of its workers are connected",
-                "look at the engine's log for those that are missing; they connect by themselves",
+                "see the engine's log for the missing ones; they connect by themselves",
             )
         elif state.startswith("refused"):
             yield Finding(
@@ -341,8 +342,8 @@ def check_instances(instances: Sequence[Mapping[str, Any]]) -> Iterator[Finding]
             yield Finding(
                 "instance",
                 ADVICE,
-                f"{name} draws a secret hash seed at each start: nobody else finds its blocks, nor "
-                "does it after a restart",
+                f"{name} draws a secret hash seed at each start: no other engine finds its blocks, "
+                "nor does it after a restart",
                 "set PYTHONHASHSEED=0 for the engine",
             )
         if str(_factors(engine).get("weights", "")).startswith("private:"):
@@ -357,7 +358,7 @@ def check_instances(instances: Sequence[Mapping[str, Any]]) -> Iterator[Finding]
 
 
 def _differences(engines: Sequence[Mapping[str, Any]]) -> Iterator[Finding]:
-    """Each pair of namespaces of one model, by one instance of each."""
+    """Each pair of namespaces of one model, with one instance of each."""
     of_namespace: dict[str, Mapping[str, Any]] = {}
     for engine in engines:
         of_namespace.setdefault(engine["namespace"], engine)
@@ -365,7 +366,7 @@ def _differences(engines: Sequence[Mapping[str, Any]]) -> Iterator[Finding]:
     for i, one in enumerate(different):
         for other in different[i + 1 :]:
             ours, theirs = _factors(one), _factors(other)
-            # The same kind of model in the same shape; what else differs is worth a line.
+            # The same kind of model in the same shape: any other difference gets a line.
             if any(ours.get(key) != theirs.get(key) for key in ("architecture", "layers")):
                 continue
             names = [name for name in {**ours, **theirs} if ours.get(name) != theirs.get(name)]
@@ -386,5 +387,5 @@ def _factors(engine: Mapping[str, Any]) -> dict[str, str]:
 
 def _short(value: str | None) -> str:
     if value is None:
-        return "not there"
+        return "absent"
     return value if len(value) <= 40 else f"{value[:18]}...{value[-18:]}"

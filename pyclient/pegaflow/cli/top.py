@@ -1,9 +1,9 @@
-"""Shows what the server does: hit rate and its ceiling, the pool, traffic, latencies, misses.
+"""Shows the activity of a server: hit rate and its ceiling, the pool, traffic, latencies, misses.
 
 Reads /metrics every --interval and shows rates since the reading before it; the first view, and
 that of --once, shows what was counted since the server started. On a terminal the view refreshes in
-place until Ctrl-C (or q); into a file or a pipe one view follows the other. Exits with 1 if the
-server does not answer at the start, or has no metrics yet.
+place until Ctrl-C (or q); in a file or a pipe one view follows the other. Exits with 1 if the
+server does not respond at the start, or has no metrics yet.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="time between two views, 0.1 to 3600 (default: %(default)s)",
     )
     parser.add_argument("--once", action="store_true", help="show one view and exit")
-    parser.add_argument("--json", action="store_true", help="print one JSON object a view")
+    parser.add_argument("--json", action="store_true", help="print one JSON object per view")
 
 
 def _seconds(text: str) -> float:
@@ -66,14 +66,14 @@ def run(options: argparse.Namespace) -> int:
         print(
             f"pegaflow top: {error}\n"
             "  is the server running? its --http-addr is in its log as `http address=`; "
-            "`pegaflow doctor` says more",
+            "run `pegaflow doctor`",
             file=sys.stderr,
         )
         return 1
     except KeyboardInterrupt:
-        pass  # how one leaves it
+        pass  # the usual way to end it
     except BrokenPipeError:
-        # `pegaflow top | head` has seen enough; what is left must not be flushed into it at exit.
+        # As in `pegaflow top | head`: the rest must not be flushed into the closed pipe at exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     return 0
 
@@ -94,14 +94,14 @@ def _loop(
             view = View(samples, view.samples, now - read_at)
             read_at, problem = now, ""
         except server_view.Unreachable as error:
-            problem = str(error)  # it may be restarting: the last view stays, and says so
+            problem = str(error)  # it may be restarting: the last view stays, with a note
 
 
 def _read(server: server_view.ServerHttp) -> server_view.Samples:
     """One reading.
 
     Raises:
-        Unreachable: no answer, or no metrics: it prepares the pool, or is no server of ours.
+        Unreachable: no response, or no metrics: it prepares the pool, or is not a PegaFlow server.
     """
     status, page = server.get("/metrics")
     if status != 200:
@@ -111,13 +111,13 @@ def _read(server: server_view.ServerHttp) -> server_view.Samples:
     samples = server_view.Samples(page)
     if not samples.get("pegaflow_build_info"):
         raise server_view.Unreachable(
-            f"http://{server.address}/metrics is not of a PegaFlow server"
+            f"http://{server.address}/metrics does not belong to a PegaFlow server"
         )
     return samples
 
 
 class View:
-    """What is shown: numbers out of one reading, and rates since the one before it."""
+    """The contents of a view: numbers from one reading, and rates since the one before it."""
 
     def __init__(
         self,
@@ -131,7 +131,7 @@ class View:
             for name in ("pegaflow_cache_lookups_total", "pegaflow_connections_accepted_total")
         )
         self._before = None if restarted else before
-        #: 0: counts are since the start of the server, which does not tell when that was.
+        #: 0: counts are since the start of the server, whose time is unknown.
         self.seconds = seconds if self._before is not None else 0.0
 
     def _get(self, name: str, **labels: str) -> float:
@@ -146,7 +146,7 @@ class View:
         return {value: self._moved(name, **{label: value}) for value in there}
 
     def _percentile(self, name: str, share: float, **labels: str) -> float | None:
-        """Upper bound of the bucket in which it lies, inf beyond the last; None without a call."""
+        """Upper bound of its bucket, inf beyond the last; None without a call."""
         found = {
             float(bound): self._moved(f"{name}_bucket", le=bound, **labels)
             for bound in self.samples.by_label(f"pegaflow_{name}_bucket", "le")
@@ -157,15 +157,15 @@ class View:
         return min(bound for bound, count in found.items() if count >= share * total)
 
     def _turns(self) -> dict[str, float | None]:
-        """The percentile's bucket may end beyond the longest turn ever: that is the bound then."""
+        """The bound is the longest iteration ever if the percentile's bucket ends beyond it."""
         p99 = self._percentile("rpc_turn_seconds", 0.99)
         longest = self._get("rpc_turn_longest_seconds")
         return {"p99": p99 and min(p99, longest), "longest_seconds": longest}
 
     def numbers(self) -> dict[str, Any]:
-        """All of it for machines: bytes, blocks, seconds.
+        """The whole view for programs: bytes, blocks, seconds.
 
-        Counts are of the last ``seconds``; where that is 0, since the server started.
+        Counts cover the last ``seconds``; if that is 0, the time since the server started.
         """
         hits, misses = (
             self._moved("cache_block_hits_total"),
@@ -225,7 +225,7 @@ class View:
         }
 
     def text(self, address: str) -> list[str]:
-        """The same for people."""
+        """The same as text."""
         now = self.numbers()
         blocks, pool, who = now["blocks"], now["pool"], now["clients"]
         per, seconds = ("/s", self.seconds) if self.seconds else (" in all", 1.0)
@@ -275,7 +275,7 @@ class View:
             for method, each in now["latency_at_most_seconds"].items()
         ]
         lines.append(
-            f"turns of the loop: p99 <= {_time(now['turns']['p99'])}, "
+            f"event-loop iterations: p99 <= {_time(now['turns']['p99'])}, "
             f"longest ever {_time(now['turns']['longest_seconds'])}"
         )
         return lines
@@ -311,7 +311,7 @@ def _show(view: View, options: argparse.Namespace, in_place: bool, problem: str)
         return
     lines = view.text(options.http_addr)
     if problem:
-        lines += ["", f"NO ANSWER, the view above is old: {problem}"]
+        lines += ["", f"NO RESPONSE, the view above is old: {problem}"]
     if not in_place:
         print("\n".join([*lines, ""]), flush=True)
         return
@@ -322,7 +322,7 @@ def _show(view: View, options: argparse.Namespace, in_place: bool, problem: str)
 
 @contextlib.contextmanager
 def _screen(out: TextIO) -> Iterator[None]:
-    """The terminal's other screen, with keys read one by one; as it was afterwards."""
+    """Switches to the terminal's other screen, reads keys one by one, and restores the terminal."""
     keys = sys.stdin.fileno() if sys.stdin.isatty() else None
     before = termios.tcgetattr(keys) if keys is not None else None
     try:
@@ -338,7 +338,7 @@ def _screen(out: TextIO) -> Iterator[None]:
 
 
 def _wait(seconds: float, in_place: bool) -> bool:
-    """Until the next view; true when somebody pressed q."""
+    """Waits for the next view; true if the user pressed q."""
     if not (in_place and sys.stdin.isatty()):
         time.sleep(seconds)
         return False

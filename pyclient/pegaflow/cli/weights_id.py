@@ -56,7 +56,7 @@ def run(options: argparse.Namespace) -> int:
     if any(file.digest(cache) is None for file in files):
         print(
             f"pegaflow weights-id: the digests are not kept: {cache.directory} cannot be written, "
-            "a file was changed less than 2 s ago, or its times are one whole second, as in "
+            "a file changed less than 2 s ago, or its times are one whole second, as in "
             "reproducible images: name such weights with pegaflow.weights_id",
             file=sys.stderr,
         )
@@ -66,7 +66,7 @@ def run(options: argparse.Namespace) -> int:
 def _files(options: argparse.Namespace) -> Sequence[Path]:
     """
     Raises:
-        UnknownWeights: there are none.
+        UnknownWeights: there are no weights.
     """
     path = Path(options.model)
     if path.exists() or not hub.is_repository(options.model):
@@ -76,7 +76,7 @@ def _files(options: argparse.Namespace) -> Sequence[Path]:
 
 
 def _progress(unknown: Sequence[WeightFile], stream: TextIO) -> Callable[[int], None]:
-    """Called with each piece that was read; a line a second."""
+    """Called with the size of each piece that was read; prints one line per second."""
     total = sum(file.stamp.size for file in unknown)
     done, began = 0, time.monotonic()
     shown = began

@@ -1,7 +1,7 @@
 """PegaFlow inside vLLM: ``"kv_connector_module_path": "pegaflow.connector"``.
 
 The class here only routes: ``scheduler_side`` and ``worker_side`` do the work. docs/connector.md
-tells the life of a load and of a save from the engine's side.
+describes loads and saves from the engine's side.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ def _nothing() -> None:
 
 
 class PegaKVConnector(KVConnectorBase_V1, SupportsHMA):
-    """A cache outside the engine. Best effort: whatever fails, the engine computes instead."""
+    """A cache outside the engine. Best effort: after any failure the engine computes instead."""
 
     if CacheHitSource is not None:
         _cache_hit_source = CacheHitSource.HOST
@@ -75,18 +75,18 @@ class PegaKVConnector(KVConnectorBase_V1, SupportsHMA):
         try:
             keep = read_settings(transfer.kv_connector_extra_config or {}).keep_failure_policy
         except ConfigError:
-            return  # said by whoever made our side; nothing is loaded
+            return  # the side's constructor has logged it; nothing is loaded
         if not keep and getattr(transfer, "kv_load_failure_policy", None) == "fail":
             transfer.kv_load_failure_policy = "recompute"
 
     def retire(self, name: str, error: Exception) -> bool:
-        """Takes the cache off after a failure in ``name``; False if it was off already."""
+        """Disables the cache after a failure in ``name``; False if it was already disabled."""
         side = self._scheduler or self._worker
         live = side is None or isinstance(side, SchedulerSide | WorkerSide)
         if live or name not in self._failed:
             self._failed.add(name)
             log.error(
-                "pegaflow: %s failed, the engine goes on without the cache",
+                "pegaflow: %s failed, the engine continues without the cache",
                 name,
                 exc_info=error,
             )
@@ -186,7 +186,7 @@ class PegaKVConnector(KVConnectorBase_V1, SupportsHMA):
 
     @hook(_nothing)
     def set_weight_version(self, version: str) -> None:
-        """vLLM is about to note that its weights are those of ``version``."""
+        """vLLM is about to record ``version`` as the version of its weights."""
         self._scheduler.set_weight_version(version)
 
     # ---- worker
@@ -202,7 +202,7 @@ class PegaKVConnector(KVConnectorBase_V1, SupportsHMA):
             self._worker = WorkerOff(rank=rank, reason=str(reason), notice=told)
 
     def _is_alone(self) -> bool:
-        """Whether no other connector works on vLLM's blocks, as others in a MultiConnector do."""
+        """Whether this is the only connector, rather than one of a MultiConnector."""
         return not has_kv_transfer_group() or get_kv_transfer_group() is self
 
     @hook(_nothing)
@@ -228,7 +228,7 @@ class PegaKVConnector(KVConnectorBase_V1, SupportsHMA):
 
     @hook(lambda: (None, None))
     def get_finished(self, finished_req_ids: set[str]) -> tuple[set[str] | None, set[str] | None]:
-        # get_transfer_results(), where there is one, asks here.
+        # get_transfer_results() calls this, in releases that have it.
         self._submit_saves()
         self._worker.collect()
         return None, self._worker.reports.take_received() or None

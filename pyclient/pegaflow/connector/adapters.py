@@ -1,15 +1,15 @@
-"""Which weights an adapter (LoRA) stands for, so that a block of it is named by their content.
+"""The identity of an adapter's (LoRA's) weights, so that their content names its blocks.
 
 vLLM's block hash has the adapter's name and path. That is enough for a cache that ends with the
-process; ours outlives it and is shared, while adapters are trained again in place. So the keys of
-an adapter's blocks are made of vLLM's hash and a digest of the adapter's files.
+process; this cache outlives it and is shared, while adapters are trained again in place. So the
+keys of an adapter's blocks are made of vLLM's hash and a digest of the adapter's files.
 
 The digest must be of the weights that the workers hold, not of what lies in the directory later.
 Workers read the files when an adapter is loaded, and again whenever it was evicted from their own
 cache. So the files' stamps are taken before the first load and must be the same ever after: then
-every load, at any time, read the same bytes. When they change, what an engine has computed under
-this name is unknown, also in vLLM's own cache, and the adapter is not cached any more by this
-engine. Loaded from another path, or by another engine, it is.
+every load, at any time, read the same bytes. When they change, the weights behind blocks of this
+name are unknown, also in vLLM's own cache, and this engine no longer caches the adapter. It is
+cached again when it is loaded from another path or by another engine.
 
 The files of an adapter that vLLM downloads from the hub do not exist before its first load. Their
 stamps are taken right after it, provided that the hub's cache then holds one snapshot alone: the
@@ -37,7 +37,7 @@ from pegaflow.weights.files import UnknownWeights
 
 log = logging.getLogger("vllm.pegaflow")
 
-#: What vLLM's releases read of an adapter's directory.
+#: The files of an adapter's directory that vLLM's releases read.
 _FILES = (
     "adapter_config.json",
     *(
@@ -46,12 +46,12 @@ _FILES = (
         for suffix in ("safetensors", "bin", "pt")
     ),
 )
-#: The kernel stamps files in ticks: a file that changed so recently may change again unseen. Where
-#: stamps have whole seconds only, the file system counts in seconds.
+#: The kernel stamps files in ticks: a file that changed this recently may change again undetected.
+#: Where stamps have whole seconds only, the file system counts in seconds.
 _TICK_NS = 20_000_000
 _COARSE_TICK_NS = 2_000_000_000
-#: How long a step waits to hear of an adapter's files. A disk that does not answer stops looks, and
-#: with them saves and loads of adapters, but no engine.
+#: The time that a step waits for a check of an adapter's files. A disk that hangs stops these
+#: checks, and with them saves and loads of adapters, but no engine.
 LOOK_PATIENCE_S = 0.1
 
 
@@ -60,12 +60,12 @@ class _File:
     """One version of a file that an adapter consists of."""
 
     name: str
-    path: Path  #: Without links.
+    path: Path  #: Resolved: without links.
     stamp: Stamp
 
 
 class NotDownloaded(UnknownWeights):
-    """An adapter of the hub that is not, or not completely, in the hub's cache."""
+    """An adapter of the hub that is not completely in the hub's cache."""
 
 
 class AdapterFiles:
@@ -79,7 +79,7 @@ class AdapterFiles:
         Raises:
             OSError: there is no adapter.
             NotDownloaded: it is not in the cache of the hub.
-            UnknownWeights: vLLM does not read it from files that are known here.
+            UnknownWeights: vLLM reads it from unknown files.
         """
         directory, found, self.repository = _resolve(path)
         for name in _FILES:
@@ -87,13 +87,13 @@ class AdapterFiles:
                 real = Path(os.path.realpath(directory / name))
                 found.append(_File(name, real, stamp(real)))
             except FileNotFoundError:
-                continue  # an adapter has some of them; below, whether it has weights
+                continue  # an adapter has only some of them; the weights are checked below
         self.files = tuple(found)
         if not any(file.name.startswith("adapter_model.") for file in found):
             kind = FileNotFoundError if self.repository is None else NotDownloaded
             raise kind(f"{directory} has no adapter_model file")
 
-    def is_settled(self, now_ns: int) -> bool:
+    def is_stable(self, now_ns: int) -> bool:
         """Whether a change after ``now_ns`` would give a file another stamp."""
         for file in self.files:
             changed = file.stamp.changed_ns
@@ -103,11 +103,11 @@ class AdapterFiles:
         return True
 
     def digest(self, cache: DigestCache) -> bytes:
-        """Over all bytes of all files. Takes the time that reading them takes.
+        """The digest of all bytes of all files, which it reads.
 
         Raises:
             OSError: a file cannot be read.
-            FileChanged: it is not the version that it was.
+            FileChanged: a file has another version.
         """
         digests = [(file.name, _file_digest(file, cache)) for file in self.files]
         return hashlib.sha256(json.dumps(digests).encode()).digest()
@@ -125,10 +125,10 @@ def _file_digest(file: _File, cache: DigestCache) -> str:
 
 
 def _resolve(path: str) -> tuple[Path, list[_File], Path | None]:
-    """The directory that vLLM reads, what else decides which one that is, and the repository in
-    the hub's cache, if it is of one.
+    """The directory that vLLM reads, the files that determine it, and the repository in the hub's
+    cache, if it belongs to one.
     """
-    directory = Path(os.path.expanduser(path))  # Path's own raises where there is no home
+    directory = Path(os.path.expanduser(path))  # Path's own raises without a home directory
     if directory.is_absolute() or directory.exists():
         return directory.absolute(), [], None
     if os.environ.get("VLLM_USE_MODELSCOPE", "").lower() in ("1", "true"):
@@ -153,18 +153,18 @@ class Adapter:
         self.ids: set[int] = set()  #: Under which the engine loaded it.
         self.files: AdapterFiles | None = None
         self.is_downloading = False  #: During its first load, by vLLM.
-        self.interpretation: Any = None  #: What else the request states about the files.
-        self.digest = b""  #: Empty: not known yet, or never.
-        self.refused = ""  #: Why its requests are never cached by this engine.
-        self.looked_at = -1  #: In which round its files were looked at last.
+        self.interpretation: Any = None  #: The request's other settings for reading the files.
+        self.digest = b""  #: Empty: unknown.
+        self.refused = ""  #: Why this engine never caches its requests.
+        self.looked_at = -1  #: The round in which its files were checked last.
 
     def key(self, block_hash: bytes) -> bytes:
-        """The key of a block that vLLM names ``block_hash``; as long as that is."""
+        """The key of the block with vLLM's ``block_hash``, of the same length."""
         digest = hashlib.sha256(b"pegaflow adapter 1\0" + self.digest + block_hash).digest()
         return digest[: len(block_hash)]
 
     def has_its_files(self) -> bool:
-        """Looks at the files: whether they are those of its load. In any thread."""
+        """Checks whether the files are those of its load. In any thread."""
         try:
             return self.files is None or AdapterFiles(self.path).files == self.files.files
         except (OSError, UnknownWeights):
@@ -173,7 +173,7 @@ class Adapter:
     def refuse_changed(self) -> None:
         self.refuse(
             "its files have changed since it was loaded; load it from a new path, "
-            "or start the engine again"
+            "or restart the engine"
         )
 
     def refuse(self, reason: str) -> None:
@@ -181,7 +181,7 @@ class Adapter:
             self.refused = reason
             self.digest = b""
             log.warning(
-                "pegaflow: requests of adapter %s (%s) are not cached by this engine: %s",
+                "pegaflow: this engine does not cache requests of adapter %s (%s): %s",
                 self.name,
                 self.path,
                 reason,
@@ -189,10 +189,10 @@ class Adapter:
 
 
 class _Looks:
-    """Looks at files of adapters that are loaded, in a thread of its own, one after another.
+    """Checks the files of loaded adapters, in a thread of its own, one after another.
 
     Bound to the scheduler's thread, which waits for ``patience_s`` at most each time that the disk
-    stops to answer, and not at all until it answers again.
+    hangs, and not at all until it responds again.
     """
 
     def __init__(self, patience_s: float) -> None:
@@ -200,17 +200,17 @@ class _Looks:
         self._work: queue.SimpleQueue[Adapter | None] = queue.SimpleQueue()
         self._results: queue.SimpleQueue[tuple[Adapter, bool]] = queue.SimpleQueue()
         self._thread: threading.Thread | None = None
-        self._is_out = False  # a look was begun, and its result was not taken
+        self._is_out = False  # a check is pending: its result was not taken
 
     def are_same(self, adapter: Adapter) -> bool:
-        """Whether a look that began after this call has found the files of the adapter's load.
+        """Whether a check that began after this call has found the files of the adapter's load.
 
-        Refuses each adapter whose files it finds changed.
+        Rejects each adapter whose files have changed.
         """
         if self._is_out and not self._take(0):
             return False
         if adapter.refused:
-            return False  # by the look that was taken just now
+            return False  # rejected by the check whose result was just taken
         if self._thread is None:
             self._thread = threading.Thread(target=self._run, name="pegaflow-looks", daemon=True)
             self._thread.start()
@@ -237,15 +237,15 @@ class _Looks:
 
 
 class Adapters:
-    """The adapters of an engine. Bound to the scheduler's thread, but for what threads of its own
-    do: one reads files for their digests, one looks at files while requests run.
+    """The adapters of an engine. Bound to the scheduler's thread, except for two threads of its
+    own: one reads files for their digests, one checks files while requests run.
 
-    The scheduler's thread itself looks at an adapter's files only when the engine loads them, for
+    The scheduler's thread itself checks an adapter's files only when the engine loads them, for
     which it waits in any case.
     """
 
     def __init__(self, salt: str = "", *, cache: DigestCache | None = None) -> None:
-        """``salt``: what else of the engine's configuration changes an adapter's weights."""
+        """``salt``: the parts of the engine's configuration that change an adapter's weights."""
         self._salt = salt
         self._cache = cache or DigestCache()
         self._adapters: dict[tuple[str, str], Adapter] = {}
@@ -257,7 +257,7 @@ class Adapters:
         self._is_watching = watch_loads(self)
 
     def look_again(self) -> None:
-        """What follows is about KV that is computed by now: files are looked at again for it."""
+        """Begins a round: later calls concern KV computed by now, so files are checked again."""
         self._round += 1
 
     def of(self, request: Any) -> Adapter | None:
@@ -268,17 +268,17 @@ class Adapters:
         adapter = self._find(lora)
         if not adapter.refused:
             for other in self._others(adapter, lora.lora_int_id):
-                # The workers have one of them.
-                other.refuse("another one has its id")
-                adapter.refuse("another one has its id")
+                # The workers have only one of them.
+                other.refuse("another adapter has its id")
+                adapter.refuse("another adapter has its id")
             adapter.ids.add(lora.lora_int_id)
             self.is_known(adapter)
         return adapter
 
     def is_known(self, adapter: Adapter) -> bool:
-        """Whether its digest is that of all weights which the engine has loaded for it so far.
+        """Whether its digest identifies all weights that the engine has loaded for it so far.
 
-        False also where its files do not answer: nothing may be saved or loaded until they do.
+        False also while its files cannot be read: nothing may be saved or loaded until then.
         """
         while not self._results.empty():
             done, digest, reason = self._results.get()
@@ -297,8 +297,8 @@ class Adapters:
         """The engine is about to load an adapter, for the first time or again."""
         adapter = self._find(lora, is_load=True)
         for other in self._others(adapter, lora.lora_int_id):
-            # Its running requests go on with the weights of the new one, if that is loaded at all.
-            other.refuse("another one was loaded in its place")
+            # Its running requests continue with the weights of the new one, if that is loaded.
+            other.refuse("another adapter was loaded in its place")
             other.ids.discard(lora.lora_int_id)
             if not getattr(lora, "load_inplace", False):
                 adapter.refuse("another one has its id")
@@ -314,10 +314,10 @@ class Adapters:
             self._look(adapter)
 
     def give_up(self) -> None:
-        """A load was not seen: nothing is known of any adapter any more."""
+        """Notes a missed load: the weights of every adapter are unknown."""
         self._is_watching = False
         for adapter in self._adapters.values():
-            adapter.refuse("a load of adapters was not seen")
+            adapter.refuse("a load of adapters was missed")
 
     def close(self) -> None:
         self._work.put(None)
@@ -334,9 +334,9 @@ class Adapters:
             adapter = self._adapters[place] = Adapter(*place)
             adapter.interpretation = stated
             if not self._is_watching:
-                adapter.refuse("this vLLM does not show when it loads adapters")
+                adapter.refuse("this vLLM does not report when it loads adapters")
             elif stated[0]:
-                adapter.refuse("a tensorizer reads it from elsewhere")
+                adapter.refuse("a tensorizer reads it from another place")
             else:
                 self._begin(adapter, is_load)
         elif adapter.interpretation != stated:
@@ -344,7 +344,7 @@ class Adapters:
         return adapter
 
     def _others(self, adapter: Adapter, number: int) -> list[Adapter]:
-        """Further adapters that the engine loaded under the same number."""
+        """The other adapters that the engine loaded under the same id."""
         return [
             other
             for other in self._adapters.values()
@@ -362,28 +362,28 @@ class Adapters:
         except (OSError, UnknownWeights) as error:
             adapter.refuse(str(error))
         else:
-            if is_load and files.repository is not None and not files.is_settled(time.time_ns()):
+            if is_load and files.repository is not None and not files.is_stable(time.time_ns()):
                 adapter.is_downloading = True  # another engine is downloading it
             else:
                 self._take(adapter, files)
 
     def _begin_downloaded(self, adapter: Adapter) -> None:
-        """Begins with an adapter whose files were not in the hub's cache before its first load.
+        """Starts on an adapter whose files were not in the hub's cache before its first load.
 
         Each worker has read the snapshot that main named when it loaded the adapter. If the cache
-        holds one snapshot alone, all have read that one; a branch that moves later is detected.
+        holds only one snapshot, all have read that one; a branch that moves later is detected.
         """
         adapter.is_downloading = False
         try:
             files = AdapterFiles(adapter.path)
         except (OSError, UnknownWeights):
-            # The load has failed. The next one begins anew.
+            # The load has failed. The next one starts over.
             del self._adapters[(adapter.name, adapter.path)]
             return
         if files.repository is None or hub.snapshot_count(files.repository) != 1:
-            adapter.refuse("its hub branch moved while it was loaded; start the engine again")
+            adapter.refuse("its hub branch moved while it was loaded; restart the engine")
             return
-        if not files.is_settled(time.time_ns()):
+        if not files.is_stable(time.time_ns()):
             time.sleep(_TICK_NS / 1e9)  # short compared with the download
         self._take(adapter, files)
 
@@ -393,7 +393,7 @@ class Adapters:
             return
         adapter.files = files
         now = time.time_ns()
-        if not files.is_settled(now):
+        if not files.is_stable(now):
             if any(file.stamp.changed_ns > now for file in files.files):
                 adapter.refuse(
                     "the times of its files are in the future; `touch` a copy of them and load that"
@@ -420,7 +420,7 @@ class Adapters:
             adapter.refuse_changed()
 
     def wait(self, lora: Any, timeout_s: float) -> bool:
-        """Begins with an adapter ahead of its first request and waits; whether it is known."""
+        """Starts on an adapter before its first request and waits; whether it is known."""
         adapter = self._find(lora)
         deadline = time.monotonic() + timeout_s
         while not self.is_known(adapter) and not adapter.refused:
@@ -445,15 +445,15 @@ def _read(work: Any, results: Any, cache: DigestCache) -> None:
             results.put((adapter, b"", str(error)))
 
 
-# ---- when the engine loads adapters
+# ---- notification of the engine's loads
 
 _watching: weakref.WeakSet[Adapters] = weakref.WeakSet()
 
 
 def watch_loads(adapters: Adapters) -> bool:
-    """Has ``adapters`` see each load that a client asks for; whether this vLLM allows it.
+    """Informs ``adapters`` of each load that a client requests; whether this vLLM allows it.
 
-    vLLM shows a connector the requests only. An adapter that is loaded ahead of its first request,
+    vLLM informs a connector of requests only. An adapter that is loaded ahead of its first request,
     or in place of another one, is read in ``EngineCore.add_lora``, in the scheduler's thread.
     """
     try:
@@ -485,24 +485,23 @@ def _note(what: str, lora_request: Any) -> None:
         try:
             getattr(adapters, what)(lora_request)
         except Exception:
-            # vLLM must load its adapter whatever happens to us; without the note it is not cached.
-            log.exception("pegaflow: adapters are not cached any more")
+            # vLLM must load its adapter in any case; without the note it is not cached.
+            log.exception("pegaflow: adapters are no longer cached")
             adapters.give_up()
 
 
 def salt(vllm_config: Any) -> str:
-    """What an engine's configuration does to the weights of its adapters."""
+    """The parts of an engine's configuration that change the weights of its adapters."""
     lora = getattr(vllm_config, "lora_config", None)
     stated = [str(getattr(lora, "lora_dtype", ""))]
     for name in _OPTIONS:
-        # Absent where it is not given, so that the keys of all other engines stay as they are.
+        # Absent if it is not given, so that the keys of all other engines stay unchanged.
         if value := getattr(lora, name, None):
             stated.append(f"{name}={sorted(value) if isinstance(value, list) else value}")
     return "; ".join(stated)
 
 
-#: Of vLLM's options those that say which of an adapter's modules are applied, or how its files are
-#: read.
+#: vLLM's options that select an adapter's modules, or determine how its files are read.
 _OPTIONS = (
     "target_modules",
     "enable_tower_connector_lora",

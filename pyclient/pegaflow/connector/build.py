@@ -1,4 +1,4 @@
-"""Puts a side together from vLLM's configuration, or says why it runs as plain vLLM."""
+"""Builds a side from vLLM's configuration, or logs why it runs as plain vLLM."""
 
 from __future__ import annotations
 
@@ -25,9 +25,9 @@ log = logging.getLogger("vllm.pegaflow")
 
 
 class Unservable(Exception):
-    """This engine cannot use the cache; the text says why.
+    """This engine cannot use the cache; the text has the reason.
 
-    ``kind`` is the reason as the server's metrics name it.
+    ``kind`` is the reason's name in the server's metrics.
     """
 
     def __init__(self, text: str, kind: str = "device") -> None:
@@ -36,8 +36,8 @@ class Unservable(Exception):
 
 
 def decline(vllm_config: Any, side: str, why: Exception, rank: int = 0) -> Any:
-    """A light connection that tells the server why this side does not use the cache, until it is
-    closed; None where there can be none. Never raises: the engine runs as plain vLLM either way.
+    """A light connection that reports to the server why this side does not use the cache, until it
+    is closed; None if it cannot exist. Never raises: the engine runs as plain vLLM either way.
     """
     kind = why.kind if isinstance(why, Unservable) else "failure"
     try:
@@ -71,7 +71,7 @@ def _refusal(vllm_config: Any, kv_cache_config: Any, settings: Settings) -> str:
 
 
 def instance_id(vllm_config: Any, environ: Mapping[str, str] = os.environ) -> str:
-    """Names the engine core (one data-parallel rank), equally in its scheduler and its workers."""
+    """The name of the engine core (one data-parallel rank), equal in its scheduler and workers."""
     parallel = vllm_config.parallel_config
     rank = getattr(parallel, "data_parallel_index", getattr(parallel, "data_parallel_rank", 0))
     name = environ.get(INSTANCE_ENV) or vllm_config.kv_transfer_config.engine_id
@@ -80,7 +80,7 @@ def instance_id(vllm_config: Any, environ: Mapping[str, str] = os.environ) -> st
 
 
 def build() -> str:
-    """Who we are, for the server's log."""
+    """Program and versions, for the server's log."""
     import vllm
 
     from pegaflow import _native
@@ -174,7 +174,7 @@ def worker_side(vllm_config: Any, kv_cache_config: Any) -> WorkerSide | WorkerOf
             raise Unservable("")
         path = _socket(settings)
     except Unservable:
-        return WorkerOff()  # the scheduler's side has said why
+        return WorkerOff()  # the scheduler's side has logged the reason
 
     def make_mover(kv_caches: Any) -> Any:
         return _make_mover(vllm_config, kv_cache_config, settings, path, kv_caches)
@@ -190,7 +190,7 @@ def _make_mover(
     """Registers the KV cache.
 
     Raises:
-        Unservable: where it lies, or how, is not supported.
+        Unservable: its device or layout is not supported.
     """
     from pegaflow import _native
 
@@ -251,8 +251,8 @@ def _make_device(where: Geometry, settings: Settings) -> Any:
 
 
 class _OnStream:
-    """A mover whose saves follow what the engine has queued on its GPU so far, and whose loads what
-    the engine queues later may follow.
+    """A mover whose saves follow the engine's earlier work on its GPU, and whose loads the engine's
+    later work may follow.
     """
 
     def __init__(self, mover: Any, device_index: int) -> None:
@@ -277,10 +277,10 @@ class _OnStream:
 
 
 def read_geometry(kv_cache_config: Any, kv_caches: Mapping[str, Any]) -> Geometry:
-    """Where the blocks of the one cache group are.
+    """The places of the blocks of the only cache group.
 
     Raises:
-        Unservable: the tensors are not understood, or layers share them.
+        Unservable: the tensors have an unknown layout, or layers share them.
     """
     (group,) = kv_cache_config.kv_cache_groups
     if others := sorted(set(kv_caches) - set(group.layer_names)):

@@ -1,7 +1,7 @@
-"""Every option of the connector, in one table, and where the server's socket is.
+"""Every option of the connector, in one table, and the path of the server's socket.
 
-Options come from ``kv_connector_extra_config`` as ``pegaflow.NAME``. Where the table names an
-environment variable, that wins: it is how one launch script serves several machines.
+Options come from ``kv_connector_extra_config`` as ``pegaflow.NAME``. If the table names an
+environment variable, that wins: one launch script can then serve several machines.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ PREFIX = "pegaflow."
 
 
 class ConfigError(ValueError):
-    """The configuration makes no sense; the text says what to change."""
+    """The configuration is invalid; the text has the fix."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -38,14 +38,14 @@ class Option:
         return PREFIX + self.name
 
     def plain(self, number: float) -> str:
-        """A number as people write it: 0.5, 65535 without a unit, 1,000,000,000 with one."""
+        """A number in plain notation: 0.5, 65535 without a unit, 1,000,000,000 with one."""
         return f"{number:,.0f}" if self.unit and number >= 1e4 else f"{number:.10g}"
 
     def read(self, value: Any, source: str) -> Any:
-        """Turns what was configured into a value of this option's type.
+        """Converts a configured value to this option's type.
 
         Raises:
-            ConfigError: wrong type, out of bounds, or none of the choices.
+            ConfigError: wrong type, out of bounds, or not among the choices.
         """
         try:
             value = self._convert(value)
@@ -53,7 +53,7 @@ class Option:
             wanted = type(self.default).__name__
             raise ConfigError(f"{source}={value!r} is not of type {wanted}") from None
         if self.choices and value not in self.choices:
-            raise ConfigError(f"{source}={value!r} is none of {', '.join(self.choices)}")
+            raise ConfigError(f"{source}={value!r} is not one of {', '.join(self.choices)}")
         if self.bounds and not self.bounds[0] <= value <= self.bounds[1]:
             low, high = self.bounds
             between = f"between {self.plain(low)} and {self.plain(high)} {self.unit}".strip()
@@ -224,10 +224,10 @@ OPTIONS = (
     ),
 )
 
-#: Keys of the older connector that mean nothing here; said once, and accepted.
+#: Keys of the older connector without a meaning here; accepted, and reported once.
 WITHOUT_MEANING = {
     "pegaflow.transfer_backend": "the copy engine chooses by segment size",
-    "pegaflow.wait_for_full_prefix": "a load begins with what is there",
+    "pegaflow.wait_for_full_prefix": "a load begins with the blocks that are present",
 }
 
 #: One variable for host and port, as `127.0.0.1:50055` or `unix:PATH`; before the two others.
@@ -260,7 +260,7 @@ class Settings:
     copy_threads: int
     verify: str
     log_interval_s: float
-    #: What a person should read about accepted keys.
+    #: Remarks about accepted keys, for the log.
     remarks: tuple[str, ...] = ()
 
     def link_options(self) -> dict[str, float]:
@@ -286,7 +286,7 @@ def read_settings(extra: Mapping[str, Any], environ: Mapping[str, str] = os.envi
             remarks.append(f"{key} has no meaning here: {WITHOUT_MEANING[key]}")
         elif key.startswith(PREFIX) and key not in known:
             near = difflib.get_close_matches(key, known, n=1, cutoff=0.0)[0]
-            raise ConfigError(f"there is no option {key}; the nearest is {near}")
+            raise ConfigError(f"unknown option {key}; the nearest is {near}")
     values = {}
     for option in OPTIONS:
         values[option.name] = option.default
@@ -300,16 +300,16 @@ def read_settings(extra: Mapping[str, Any], environ: Mapping[str, str] = os.envi
 
 
 def socket_path(settings: Settings) -> str:
-    """Where the server's socket is.
+    """The path of the server's socket.
 
     Raises:
-        ConfigError: the host is another machine, or no socket at all.
+        ConfigError: the host is another machine, or the path is invalid.
     """
     host, port = settings.host, settings.port
     if host.startswith("unix:"):
         path = host.removeprefix("unix:")
         if not os.path.isabs(path):
-            raise ConfigError(f"{host}: a socket wants an absolute path, as unix:/run/x.sock")
+            raise ConfigError(f"{host}: a socket needs an absolute path, as unix:/run/x.sock")
         return path
     # Launch scripts of the older connector write http://HOST.
     host = host.split("://", 1)[-1].rstrip("/")
@@ -318,8 +318,8 @@ def socket_path(settings: Settings) -> str:
         port = next(option for option in OPTIONS if option.name == "port").read(text, "the port")
     if not is_this_machine(host.strip("[]")):
         raise ConfigError(
-            f"{host} is not this machine. The cache hands out memory of its own machine, so an "
-            "engine talks to the pegaflow-server beside it; servers talk to each other"
+            f"{host} is not this machine. An engine shares memory with its server, so it needs a "
+            "pegaflow-server on its own machine; servers connect to each other"
         )
     from pegaflow import _native
 
@@ -327,7 +327,7 @@ def socket_path(settings: Settings) -> str:
 
 
 def is_this_machine(host: str) -> bool:
-    """Whether a name or address is ours: loopback, our host name, or an address we can bind."""
+    """Whether a name or address is this machine's: loopback, its host name, or a bindable one."""
     if host in ("localhost", "0.0.0.0", "::", socket.gethostname()):
         return True
     try:
@@ -338,7 +338,7 @@ def is_this_machine(host: str) -> bool:
     try:
         addresses = socket.getaddrinfo(host, 0, type=socket.SOCK_DGRAM)
     except OSError:
-        return False  # nobody knows that name, so it is not ours
+        return False  # an unknown name is not this machine's
     return any(_can_bind(family, address) for family, _, _, _, address in addresses)
 
 

@@ -1,10 +1,10 @@
-"""Calls to vLLM's engine core that a connector is not informed of, and has to know about.
+"""Calls to vLLM's engine core of which vLLM does not inform a connector.
 
-vLLM asks for the same reset of a connector's cache when an operator requests one and when it pauses
-or falls asleep; and weights are replaced by calls that only workers see. All of them go through
-methods of ``EngineCore``, in the scheduler's thread. These are wrapped once a process. Where a
-release has other methods nothing is seen, every reset counts as an operator's request, and the
-connector forgets more than it has to.
+vLLM requests the same reset of a connector's cache for an operator and when it pauses or sleeps;
+and weights are replaced by calls that only workers receive. All of them go through methods of
+``EngineCore``, in the scheduler's thread. These are wrapped once per process. In a release with
+other methods no call is detected, every reset counts as an operator's request, and the connector
+discards more than necessary.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ from typing import Any, Protocol
 
 log = logging.getLogger("vllm.pegaflow")
 
-#: Calls of all workers that leave the weights alone. Any other may replace them: those of vLLM's
-#: own weight updates do, and methods of a worker extension can do anything.
+#: Calls of all workers that leave the weights unchanged. Any other may replace them: those of
+#: vLLM's own weight updates do, and methods of a worker extension can do anything.
 _HARMLESS = frozenset(
     {
         "compute_weight_checksums",
@@ -45,7 +45,7 @@ _resets = threading.local()
 
 
 def watch(listener: Listener) -> None:
-    """Has ``listener`` hear of calls from now on, until it is collected or unwatched."""
+    """Informs ``listener`` of calls from now on, until it is collected or unwatched."""
     try:
         from vllm.v1.engine.core import EngineCore
     except ImportError:
@@ -61,7 +61,7 @@ def unwatch(listener: Listener) -> None:
 
 
 def is_local_reset() -> bool:
-    """Whether this thread is in a reset that vLLM does for itself, to pause or to sleep.
+    """Whether this thread is in one of vLLM's internal resets, to pause or to sleep.
 
     An explicit request goes to ``EngineCore.reset_prefix_cache`` without it.
     """
@@ -101,12 +101,12 @@ def _before_version_is_set(original: Callable[..., Any], *args: Any, **kwargs: A
     version = args[0] if args else kwargs.get("weight_version")
     if isinstance(version, str) and len(_listeners) == 1:
         _tell(lambda listener: listener.set_weight_version(version))
-    else:  # of several engines in one process, any could be meant
+    else:  # with several engines in one process, it could be any of them
         _tell(lambda listener: listener.weights_may_change("set_weight_version"))
     return original(*args, **kwargs)
 
 
 def _tell(what: Callable[[Any], None]) -> None:
-    # Listeners let no exception out: vLLM must do what it was asked for whatever happens to us.
+    # Listeners raise nothing: vLLM must execute the call in any case.
     for listener in list(_listeners):
         what(listener)

@@ -1,4 +1,4 @@
-"""Names of the native module's errors."""
+"""The names of the native module's errors."""
 
 from __future__ import annotations
 
@@ -6,5 +6,5 @@ import re
 
 
 def error_code(error: Exception) -> str:
-    """The name of an error's kind, as metrics and reports show it: peer_lost for PeerLost."""
+    """The name of an error's kind in metrics and reports: peer_lost for PeerLost."""
     return re.sub(r"(?<!^)(?=[A-Z])", "_", type(error).__name__).lower()

@@ -15,24 +15,25 @@ try:
 except ImportError:
 
     def to_event_extra_keys(extra_keys: Any) -> Any:
-        return extra_keys  # untagged already
+        return extra_keys  # already untagged
 
 
-#: The pool is the node's memory: "CPU", and LOCAL to whoever publishes.
+#: The pool is the node's memory: "CPU", and LOCAL to the publishing engine.
 MEDIUM = "CPU"
 LOCALITY = "LOCAL"
 
 
 @dataclasses.dataclass(eq=False)
 class Run:
-    """Blocks of one chain that follow each other, and what events say of them.
+    """Consecutive blocks of one chain, with their data for events.
 
-    Copied from the request when its keys are known to fit its tokens, for it goes on and ends.
+    Copied from the request when its keys are known to fit its tokens, because the request changes
+    and ends.
     """
 
-    keys: list[bytes]  #: As the cache has them.
-    hashes: list[bytes]  #: As vLLM and its consumers name them.
-    parent: bytes | None  #: vLLM's, too.
+    keys: list[bytes]  #: In the cache.
+    hashes: list[bytes]  #: In vLLM and its consumers.
+    parent: bytes | None  #: vLLM's hash of the block before.
     token_ids: list[int]
     extra_keys: list[tuple[Any, ...] | None]
     lora_id: int | None
@@ -41,7 +42,7 @@ class Run:
 
 
 class EventFormat:
-    """Of the one cache group of an engine."""
+    """Builds events for the only cache group of an engine."""
 
     def __init__(self, group: Any, block_size: int) -> None:
         self.block_size = block_size

@@ -1,9 +1,9 @@
-"""Which blocks the cache has, told to vLLM's event consumers: routers, mostly.
+"""Reports to vLLM's event consumers, mostly routers, which blocks the cache has.
 
-An engine reports each block that it gave to the cache or took from it, once the cache has it, and
-when that block is gone. What it knows comes from the server's journal, in which seals and evictions
-stand in the order in which they happened; so it does not matter how reports of workers, claims and
-evictions overtake each other. docs/kv_events.md says what a consumer sees.
+An engine reports each block that it saved or loaded, once the cache has it, and again when that
+block is gone. The source is the server's journal, in which seals and evictions are recorded in the
+order in which they happened; so reports of workers, claims and evictions may overtake each other.
+docs/kv_events.md describes the consumer's view.
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ from pegaflow import _native
 from pegaflow.connector.metrics import Counts
 from pegaflow.connector.saves import IDLE_LIMIT_S
 
-#: How often the journal is read, and how often while stored blocks wait to be told.
+#: The interval of reading the journal, and the one while stored blocks wait to be reported.
 READ_INTERVAL_S = 0.1
 URGENT_INTERVAL_S = 0.01
-#: A cache that has not answered for so long cannot be loaded from.
+#: A cache that has not responded for this long cannot be loaded from.
 UNREACHABLE_S = 5.0
-#: Hashes in one event that takes back what was reported.
+#: The number of hashes in one event that withdraws reported blocks.
 BATCH = 4096
-#: Where vLLM's block pool has the events of a step.
+#: The attribute of vLLM's block pool with the events of a step.
 QUEUE = "kv_event_queue"
 #: The journal's keys, shorter ones padded with zeros.
 KEY_BYTES = 32
@@ -36,19 +36,19 @@ def _padded(key: bytes) -> bytes:
 
 @dataclasses.dataclass(eq=False)
 class _Block:
-    """A block on its way into the cache, or out of it: what an event would say, and whether to."""
+    """A block that is being saved or claimed: the data of its event, and whether to send it."""
 
     run: Any
     index: int
-    waiting: int = 0  #: Saves and claims of it that have not ended.
+    waiting: int = 0  #: Its pending saves and claims.
     is_there: bool = False
 
 
 class BlockEvents:
-    """Bound to the scheduler's thread; nothing here waits.
+    """Bound to the scheduler's thread; no call waits.
 
-    Saves and claims offer() blocks before the server hears of them and settle() them when they have
-    ended. A settled block is reported by the first reading of the journal that began afterwards.
+    Saves and claims offer() blocks before they call the server and conclude() them when they have
+    ended. A concluded block is reported by the first reading of the journal that began afterwards.
     """
 
     def __init__(
@@ -65,28 +65,28 @@ class BlockEvents:
         self._counts = counts
         self._clock = clock
         self._blocks: dict[bytes, _Block] = {}
-        self._settled: collections.deque[tuple[int, Sequence[bytes]]] = collections.deque()
+        self._concluded: collections.deque[tuple[int, Sequence[bytes]]] = collections.deque()
         self._reported: dict[bytes, bytes] = {}  # vLLM's hash of each key
         self._events: list[Any] = []
         self._space = 0
         self._position: int = _native.JOURNAL_END
         self._ticket: int | None = None
-        self._reading = 0  # how many questions were asked
+        self._reading = 0  # the number of readings begun
         self._asked_at: float | None = None
         self._more = False
         self._failing_since: float | None = None
-        self._settled_at = 0.0
+        self._concluded_at = 0.0
         self._pool: Any = None
         self.paused = False  #: While the server has not confirmed a reset.
 
     # ---- what saves and claims do
 
     def run(self, state: Any, first: int, stop: int) -> Any:
-        """What events will say of these blocks of a request."""
+        """The data of these blocks of a request for events."""
         return self._format.run(state.request, state.chain, first, stop)
 
     def offer(self, run: Any, index: int) -> None:
-        """A save or a claim of this block of a run begins; settle() must follow."""
+        """Begins a save or a claim of this block of a run; conclude() must follow."""
         key = run.keys[index]
         block = self._blocks.get(_padded(key))
         if block is None:
@@ -94,7 +94,7 @@ class BlockEvents:
         block.waiting += 1
 
     def offer_unreported(self, state: Any, first: int, stop: int) -> Sequence[bytes]:
-        """The same for what a claim asks for; what was reported already needs no event."""
+        """The same for the blocks of a claim; reported blocks need no event."""
         self.begin_step()  # the scheduler claims before it makes the step's plan
         keys = state.chain.keys(first, stop)
         news = [i for i, key in enumerate(keys) if _padded(key) not in self._reported]
@@ -105,11 +105,11 @@ class BlockEvents:
             self.offer(run, i - news[0])
         return [keys[i] for i in news]
 
-    def settle(self, keys: Sequence[bytes]) -> None:
-        """Saves or claims have ended, well or not; in the order of their chain."""
+    def conclude(self, keys: Sequence[bytes]) -> None:
+        """Ends saves or claims, successful or not; in the order of their chain."""
         if keys:
-            self._settled.append((self._reading + 1, keys))
-            self._settled_at = self._clock()
+            self._concluded.append((self._reading + 1, keys))
+            self._concluded_at = self._clock()
 
     # ---- a step
 
@@ -118,16 +118,17 @@ class BlockEvents:
         self._pool = pool
 
     def begin_step(self) -> None:
-        """Before vLLM publishes what happened since the last step.
+        """Called before vLLM publishes the events since the last step.
 
-        AllBlocksCleared says that vLLM has emptied its own cache, and a consumer forgets ours with
-        it. So ours begins anew: a block is reported again once somebody asks for it.
+        AllBlocksCleared reports that vLLM has emptied its own cache, and a consumer then also
+        forgets the blocks of this cache. So reports start over: a block is reported again once a
+        client requests it.
         """
         if any(self._format.clears_all(event) for event in getattr(self._pool, QUEUE, ())):
             self._take_back()
 
     def listen(self) -> None:
-        """Has the journal begin, if it has not: before the first claim of an engine."""
+        """Starts the journal, if it has not been started: before an engine's first claim."""
         if self._position == _native.JOURNAL_END:
             self._turn()
 
@@ -138,10 +139,10 @@ class BlockEvents:
         return events
 
     def keep_stepping(self) -> bool:
-        """Whether an idle engine should go on, because blocks wait to be told."""
+        """Whether an idle engine should continue stepping, because blocks wait to be reported."""
         if self.paused or self._failing_since is not None:
             return False
-        return bool(self._settled) and self._clock() - self._settled_at < IDLE_LIMIT_S
+        return bool(self._concluded) and self._clock() - self._concluded_at < IDLE_LIMIT_S
 
     def reset(self) -> None:
         """Nothing that was stored before is ever found again."""
@@ -149,7 +150,7 @@ class BlockEvents:
         self._lost()
 
     def give_up(self) -> list[Any]:
-        """Takes back what was reported: the cache is off."""
+        """Withdraws all reported blocks: the cache is off."""
         self._take_back()
         events, self._events = self._events, []
         return events
@@ -173,7 +174,7 @@ class BlockEvents:
     def _is_due(self, now: float) -> bool:
         if self._asked_at is None or self._more:
             return True
-        return now - self._asked_at >= (URGENT_INTERVAL_S if self._settled else READ_INTERVAL_S)
+        return now - self._asked_at >= (URGENT_INTERVAL_S if self._concluded else READ_INTERVAL_S)
 
     def _take_answer(self, now: float) -> None:
         try:
@@ -190,11 +191,11 @@ class BlockEvents:
         if lost:
             self._lost()
         self._hear(said)
-        while not self._more and self._settled and self._settled[0][0] <= self._reading:
-            self._report(self._settled.popleft()[1])
+        while not self._more and self._concluded and self._concluded[0][0] <= self._reading:
+            self._report(self._concluded.popleft()[1])
 
     def _failed(self, now: float) -> None:
-        """The next question goes on where this one stopped, whoever answers it."""
+        """The next reading continues here, whichever server answers it."""
         if self._failing_since is None:
             self._failing_since = now
         elif now - self._failing_since >= UNREACHABLE_S:
@@ -216,7 +217,7 @@ class BlockEvents:
             self._removed(removed)
 
     def _report(self, keys: Sequence[bytes]) -> None:
-        """Of settled blocks those that are there, one event for each run without a gap."""
+        """The concluded blocks that are present, one event for each run without a gap."""
         run, first, stop = None, 0, 0
         for key in keys:
             padded = _padded(key)
@@ -243,13 +244,13 @@ class BlockEvents:
         self._counts.add("event_removed_blocks", len(hashes))
 
     def _lost(self) -> None:
-        """What the journal said before this is void."""
+        """Discards all earlier entries of the journal."""
         for block in self._blocks.values():
             block.is_there = False
         self._take_back()
 
     def _take_back(self) -> None:
-        """Of each block reported that it is gone.
+        """Reports each reported block as removed.
 
         Not AllBlocksCleared, which would take vLLM's own blocks with it.
         """

@@ -1,4 +1,4 @@
-"""Nothing of ours may raise into vLLM: an exception there ends the engine and all its requests."""
+"""Keeps exceptions from reaching vLLM, where they would end the engine and all its requests."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ log = logging.getLogger("vllm.pegaflow")
 def hook(neutral: Callable[[], Any]) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
     """Decorates a method that vLLM calls.
 
-    A failure in it is a mistake of ours. It is logged with its traceback and counted, and
-    ``retire()`` takes the cache off; requests go on. The call is then made again on what is left,
-    which answers what must be answered: vLLM waits for loads that it was promised, and our
-    references keep GPU blocks from it. Should that fail too, vLLM gets ``neutral()``, each time,
-    and the log gets it once.
+    A failure in it is a bug of PegaFlow. It is logged with its traceback and counted, and
+    ``retire()`` disables the cache; requests continue. The call is then repeated on the disabled
+    side, which completes the pending work: vLLM waits for loads that were promised, and references
+    to GPU blocks must be released. If that fails too, each such call returns ``neutral()`` to vLLM,
+    and the failure is logged once.
     """
 
     def decorate(method: Callable[..., Any]) -> Callable[..., Any]:

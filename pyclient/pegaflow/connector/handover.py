@@ -1,8 +1,9 @@
-"""From a prefill engine to a decode engine: what the first has saved, and when it is there.
+"""The handover of a prompt's blocks from a prefill engine to a decode engine.
 
-A router sends a prompt to a prefill engine first, with ``kv_transfer_params`` that ask for it, and
-hands what that engine answers to a decode engine. So the decode engine knows which save to wait
-for, instead of computing what is about to be there. Who waits for what: docs/prefill_decode.md.
+A router sends a prompt to a prefill engine first, with ``kv_transfer_params`` that request a
+handover, and passes the parameters of the response to a decode engine. So the decode engine knows
+which save to wait for, instead of computing blocks that are about to be saved.
+docs/prefill_decode.md describes the waits.
 """
 
 from __future__ import annotations
@@ -17,31 +18,31 @@ from pegaflow.connector.errors import error_code
 from pegaflow.connector.metrics import Counts
 from pegaflow.connector.requests import RequestState
 
-#: Our part of ``kv_transfer_params``.
+#: The key of PegaFlow's part of ``kv_transfer_params``.
 PARAMS = "pegaflow"
-#: A single token is computed anyway: the engine needs its output to go on.
+#: A single token is computed anyway: the engine needs its output to continue.
 MIN_TAIL_TOKENS = 2
 
-#: Waits of one engine at a time. Its lookups and claims share the 1,024 questions that a client may
-#: have open, and a prefill engine that hangs must not cost other requests theirs.
+#: The limit of one engine's concurrent waits. Its lookups and claims share the client's 1,024
+#: pending questions, and a prefill engine that hangs must not use up those of other requests.
 MAX_WAITS = 512
 
-_LIMIT = 1 << 62  # of whole numbers that a router may hand us
-_TAIL_KEY_BYTES = 32  # where no block of the prompt says how long its keys are
+_LIMIT = 1 << 62  # of whole numbers from a router
+_TAIL_KEY_BYTES = 32  # if no full block of the prompt determines the length of its keys
 
 
 @dataclasses.dataclass(frozen=True)
 class Handover:
-    """What a prefill engine says of its saves of a prompt."""
+    """A prefill engine's report about its saves of a prompt."""
 
-    node: bytes  #: The server that has them: its incarnation.
-    scheduler: bytes  #: Whose job it is.
+    node: bytes  #: The incarnation of the server that has the blocks.
+    scheduler: bytes  #: The incarnation of the job's scheduler.
     job: int  #: The last of the request's saves; 0: there was nothing to save.
-    tokens: int  #: Of the prompt, that are in the cache once it is over.
+    tokens: int  #: Tokens of the prompt that are cached when the job has ended.
 
     @classmethod
     def read(cls, request: Any) -> Handover | None:
-        """Out of a request's parameters, which come from the network; None for anything else."""
+        """Parses a request's parameters, which come from the network; None for anything else."""
         params = _params(request)
         try:
             node = bytes.fromhex(params["node"])
@@ -56,7 +57,7 @@ class Handover:
         return cls(node, scheduler, job, tokens)
 
     def params(self) -> dict[str, Any]:
-        """For the response; the router hands it on as it is."""
+        """The parameters of the response, which the router passes on unchanged."""
         return {
             PARAMS: {
                 "node": self.node.hex(),
@@ -68,7 +69,7 @@ class Handover:
 
 
 def is_asked_for(request: Any) -> bool:
-    """Whether the router wants the prompt saved to its last token, and to be told where."""
+    """Whether the router requests a handover: the whole prompt saved, and its place reported."""
     return _params(request).get("save_tail") is True
 
 
@@ -81,9 +82,9 @@ def _params(request: Any) -> dict[str, Any]:
 class Waits:
     """Decode requests that wait for a prefill engine's saves. Bound to the scheduler's thread.
 
-    While a request waits it has no GPU blocks, and no step waits for it: the server answers when
-    the saves are over, and each step only looks. Whatever the answer, the cache is asked as usual
-    then, and what it does not have is computed.
+    While a request waits it has no GPU blocks, and no step waits for it: the server responds when
+    the saves have ended, and each step only polls. After any response, the usual lookup follows,
+    and missing blocks are computed.
     """
 
     def __init__(
@@ -96,9 +97,9 @@ class Waits:
         self._open = 0
 
     def begin(self, state: RequestState) -> bool:
-        """Asks about the request's handover, if it has one; whether there is something to wait for.
+        """Begins to wait for the request's handover, if it has one; whether it waits.
 
-        To be called once, at arrival.
+        Call it once, at arrival.
         """
         state.handover = handover = Handover.read(state.request)
         if handover is None or handover.job == 0 or self._patience_s <= 0:
@@ -132,7 +133,7 @@ class Waits:
         return False
 
     def drop(self, state: RequestState) -> None:
-        """Nobody needs the answer any more."""
+        """Ends the wait of a request."""
         ticket, state.wait = state.wait, None
         if ticket is not None:
             self._session.forget(ticket)
@@ -147,21 +148,21 @@ def _reason(error: Exception) -> str:
     return "no_server" if isinstance(error, _native.PeerLost) else error_code(error)
 
 
-# ---- the block at the end of a prompt that the prompt does not fill
+# ---- the partial block at the end of a prompt
 
 
 def tail_tokens(request: Any, block_size: int) -> int:
-    """Tokens of the prompt behind its last full block, if they are worth a key; else 0."""
+    """The number of tokens after the prompt's last full block, if they get a key; else 0."""
     tokens = request.num_prompt_tokens % block_size
     return tokens if tokens >= MIN_TAIL_TOKENS else 0
 
 
 def tail_key(state: RequestState, block_size: int) -> bytes:
-    """Names the KV of the prompt's last, partial block; empty where it cannot be named.
+    """The key of the prompt's last, partial block; empty if it cannot be named.
 
-    A key of our own: vLLM hashes full blocks only. Over the key of the block before, which stands
-    for all that comes before it, the tokens, and what else shapes their KV. As long as the other
-    keys of the request.
+    A key of PegaFlow's: vLLM hashes full blocks only. It hashes the key of the block before, which
+    identifies everything before it, the tokens, and the other inputs of their KV. It is as long as
+    the other keys of the request.
     """
     request = state.request
     tokens = tail_tokens(request, block_size)
@@ -196,7 +197,7 @@ def tail_key(state: RequestState, block_size: int) -> bytes:
 
 
 def _extra_keys(request: Any, start: int) -> list[bytes] | None:
-    """What shapes the KV of tokens from ``start`` on beside them; None: we cannot tell.
+    """The other inputs of the KV of tokens from ``start`` on; None: unknown.
 
     The salt and the adapter are in the key of the block before as well, where there is one.
     """

@@ -1,11 +1,10 @@
-"""Which keys name a request's blocks, and which of them can be trusted.
+"""The keys of a request's blocks, and which of them can be trusted.
 
 The key of a block is vLLM's chained hash at the *end* of the block, or, for requests with an
 adapter, made of that hash and of the adapter's files (adapters.py), and of the engine's view, if
 its weights may have changed (view.py). It names the block only if it was computed over exactly the
-tokens that are in it, so everything here is about doubt: hashes that do not fit the tokens make the
-request one that is not cached. A wrong key would hand somebody another conversation's KV, and the
-hit rate would look healthy.
+tokens in it. So this module checks: a request whose hashes do not fit its tokens is not cached. A
+wrong key would give a request another conversation's KV, and the hit rate would look healthy.
 """
 
 from __future__ import annotations
@@ -50,19 +49,19 @@ class KeyChain:
         adapters: Adapters | None = None,
         salt: bytes = b"",
     ) -> None:
-        """``adapters``: of the engine; None only where no request has one. ``salt``: of the view
-        that the engine works in.
+        """``adapters``: the engine's; None only if no request has one. ``salt``: that of the
+        engine's view.
         """
         self._request = request
         self.salt = salt
         self.adapters = adapters
         self.adapter = adapters.of(request) if adapters is not None else None
-        #: Keys that are not vLLM's hashes, by block, and of which hash each was made.
+        #: Keys that are not vLLM's hashes, by block, with the hash from which each was made.
         self._made: dict[int, tuple[bytes, bytes]] = {}
         self._block_size = block_size
         self._unit = hash_unit
         self._scale = block_size // hash_unit
-        #: Hashes from this index on chain over a token that is gone; None: all are good.
+        #: Hashes from this index on include a token that was removed; None: all are good.
         self._trusted: int | None = None
         self._broken = ""
         self.key_bytes = 0
@@ -85,9 +84,9 @@ class KeyChain:
     def usable_blocks(self) -> int:
         """How many leading blocks have a key that can be trusted now.
 
-        Looks at the request each time: it grows as it generates, and another connector beside us
-        may take its last prompt token away after vLLM hashed it. That leaves one hash too many,
-        which is tolerated, but neither that hash nor any that chains over it is used again.
+        Reads the request each time: it grows while it generates, and another connector may remove
+        its last prompt token after vLLM hashed it. That leaves one hash too many, which is
+        tolerated, but neither that hash nor any that follows from it is used again.
         """
         if self._broken or not self._adapter_is_known():
             return 0
@@ -110,7 +109,7 @@ class KeyChain:
         if extra == 1:
             self._trusted = fit if self._trusted is None else min(self._trusted, fit)
             return True
-        # After a stale hash was seen, vLLM's own count stays one ahead or catches up.
+        # After a stale hash was detected, vLLM's own count stays one ahead or catches up.
         self._broken = f"{fit + extra} block hashes for {self._request.num_tokens} tokens"
         return False
 
@@ -126,7 +125,7 @@ class KeyChain:
         return [self._key(first + i, block_hash) for i, block_hash in enumerate(hashes)]
 
     def hash(self, block: int) -> bytes:
-        """What vLLM names the block: in its own cache and in KV events."""
+        """vLLM's hash of the block, used in its own cache and in KV events."""
         return self._request.block_hashes[(block + 1) * self._scale - 1]
 
     def hashes(self, first: int, last: int) -> list[bytes]:

@@ -1,8 +1,8 @@
 """From an engine's KV tensors to the segments of a page.
 
 A segment is a piece of every block: block ``b`` has ``size`` bytes at ``address + b * stride``.
-Everything is read off storage pointers and strides. Shapes are not trusted: the same shape lies in
-memory in half a dozen orders, padded or not, and kernels may cut a manager's block into several.
+Everything is derived from storage pointers and strides. Shapes are not trusted: the same shape has
+half a dozen orders in memory, padded or not, and kernels may split a manager's block into several.
 """
 
 from __future__ import annotations
@@ -11,12 +11,12 @@ import dataclasses
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
-#: More pieces than this make a gather by pieces hopeless, and no layout that vLLM has is near it.
+#: With more pieces a gather by pieces is too slow; no layout of vLLM has nearly as many.
 MAX_SEGMENTS = 16_384
 
 
 class LayoutError(Exception):
-    """Tensors that we do not understand; the text says which and why."""
+    """Tensors with an unsupported layout; the text names them and the reason."""
 
 
 class Segment(NamedTuple):
@@ -27,15 +27,15 @@ class Segment(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class Geometry:
-    """Where the blocks of one rank are."""
+    """The places of the blocks of one rank."""
 
     segments: tuple[Segment, ...]  #: In the page's order, neighbors merged.
     layers: tuple[str, ...]  #: In the page's order, aliases left out.
     block_count: int
-    #: How a block's bytes lie, of each layer; equal texts in equal order mean equal pages.
+    #: The order of a block's bytes, for each layer; equal texts in equal order mean equal pages.
     arrangements: tuple[str, ...]
     device: str  #: torch's device type.
-    device_index: int = 0  #: Among the devices of that type that this process sees.
+    device_index: int = 0  #: Among this process's visible devices of that type.
 
     @property
     def page_bytes(self) -> int:
@@ -45,12 +45,12 @@ class Geometry:
 def geometry(
     kv_caches: Mapping[str, Any], layers: Sequence[str], specs: Mapping[str, Any], block_count: int
 ) -> Geometry:
-    """Reads the geometry of ``layers`` off the tensors that vLLM registers.
+    """Derives the geometry of ``layers`` from the tensors that vLLM registers.
 
     ``specs`` has the spec of each layer, whose page size the tensor must agree with.
 
     Raises:
-        LayoutError: a tensor is missing, is no tensor, or is not what its spec says.
+        LayoutError: a tensor is missing, is not a tensor, or does not fit its spec.
     """
     if missing := [layer for layer in layers if layer not in kv_caches]:
         raise LayoutError(f"layers without a KV tensor: {', '.join(missing)}")
@@ -71,7 +71,7 @@ def geometry(
         cut = _cut(layer, tensors[layer], block_count)
         _check_page_bytes(layer, cut.pieces, specs[layer])
         if set(cut.pieces) & set(pieces):
-            continue  # another name for memory that is in the page already
+            continue  # another name for memory that is already in the page
         kept.append(layer)
         pieces += cut.pieces
         arrangements.append(cut.arrangement)
@@ -89,7 +89,7 @@ def geometry(
 
 
 def _page_order(tensors: Mapping[str, Any]) -> list[str]:
-    """Layers as they lie in memory if they share one allocation, else as vLLM lists them.
+    """Layers in the order of memory if they share one allocation, else in vLLM's order.
 
     Both orders are the same in every engine of a namespace. The first lets neighbors merge, down
     to one segment for layouts that keep all layers of a block together.

@@ -1,4 +1,4 @@
-"""Loads under way, and who must not begin another one of the same blocks."""
+"""Loads in flight, which also keep other requests from loading the same blocks."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ from pegaflow.connector.requests import Claim, Load, RequestState
 
 log = logging.getLogger("vllm.pegaflow")
 
-#: The worker counts its deadline from the answer to `open`; ours, from handing the load out, leaves
-#: it this long to get there and to report.
+#: The worker counts its deadline from the response to `open`; the scheduler, from handing out the
+#: load, adds this time for the order and the report.
 REPORT_MARGIN_S = 1.0
-#: What the worker waits, all in all, for blocks that come from another node.
+#: The total time that the worker waits for blocks from another node.
 COMING_PATIENCE_S = 2.0
 
 
 class Loads:
-    """From vLLM's allocation to the last rank's report. Bound to the scheduler's thread."""
+    """Loads from vLLM's allocation to the last rank's report. Bound to the scheduler's thread."""
 
     def __init__(
         self,
@@ -48,7 +48,7 @@ class Loads:
         return list(self._under_way.values())
 
     def begin(self, state: RequestState, claim: Claim, start: int, blocks: Sequence[int]) -> Load:
-        """Takes over a claim: ``blocks`` get what the chain has from ``start`` on."""
+        """Takes over a claim: ``blocks`` receive the chain's blocks from ``start`` on."""
         stop = start + len(blocks)
         full_stop = claim.full_stop(stop)
         keys = state.chain.keys(start, full_stop) + [claim.tail] * (stop - full_stop)
@@ -75,7 +75,7 @@ class Loads:
         return [load for load in self._under_way.values() if load.handed_at is None]
 
     def mark_handed_out(self, loads: Sequence[Load]) -> None:
-        """The workers have these from now on; their deadlines run."""
+        """Marks loads as handed to the workers; their deadlines run from now on."""
         now = self._clock()
         for load in loads:
             load.handed_at = now
@@ -94,7 +94,8 @@ class Loads:
         return sum(len(load.blocks) - load.coming for load in self._under_way.values())
 
     def overlapping(self, chain_keys: Callable[[int], bytes], start: int, stop: int) -> Load | None:
-        """A load in time that brings one of the chain's blocks ``start`` to ``stop`` - 1.
+        """A load within its deadline that brings one of the chain's blocks ``start`` to ``stop`` -
+        1.
 
         Keys are chained: two chains that agree at one block agree at all blocks before it. So the
         first block that both ranges have in common decides; a partial one has a key of its own.
@@ -109,13 +110,13 @@ class Loads:
         return None
 
     def holds_up(self, load: Load, now: float) -> bool:
-        """Whether it is worth waiting for: it may still end well, and in time."""
+        """Whether it is worth waiting for: it may still succeed in time."""
         if load.id not in self._under_way or load.cancelled or load.discarded:
             return False
         return load.deadline is None or now < load.deadline
 
     def abort(self, load: Load) -> None:
-        """Its request is gone. It ends early, and is still reported."""
+        """Ends the load of a request that is gone early; it is still reported."""
         load.aborted = True
         self._cancel(load)
 
@@ -125,7 +126,7 @@ class Loads:
             self._cancels.append(load.id)
 
     def discard_all(self) -> None:
-        """What is on its way must not be used: the cache was reset."""
+        """Discards all loads in flight: the cache was reset."""
         for load in self._under_way.values():
             load.discarded = True
             self._discards.append(load.id)
@@ -136,8 +137,8 @@ class Loads:
         for load in self._under_way.values():
             if load.deadline is not None and now >= load.deadline and not load.cancelled:
                 log.warning(
-                    "pegaflow: a load of %d blocks is not reported %.2f s after it was handed out, "
-                    "giving it up request=%s",
+                    "pegaflow: a load of %d blocks has no report after %.2f s and is cancelled "
+                    "request=%s",
                     len(load.blocks),
                     now - (load.handed_at or now),
                     load.request_id,
@@ -148,7 +149,7 @@ class Loads:
         return ends
 
     def report(self, outcomes: dict[int, Outcome]) -> list[Load]:
-        """Notes what workers say; returns the loads that have ended on all ranks."""
+        """Notes the workers' reports; returns the loads that have ended on all ranks."""
         ended = []
         for load_id, outcome in outcomes.items():
             if load_id in self._partial:
@@ -160,7 +161,7 @@ class Loads:
             self._partial.pop(load_id, None)
             load = self._under_way.pop(load_id, None)
             if load is None:
-                log.error("pegaflow: load %d was reported and is not under way", load_id)
+                log.error("pegaflow: report for unknown load %d", load_id)
                 continue
             self._end(load, outcome)
             ended.append(load)
@@ -185,11 +186,11 @@ class Loads:
             self._counts.add("load_failures", 1, outcome.error or "unknown")
         load.failed = True
         state.load_failed = True
-        # From here on it is computed, and the cache may no longer have it.
+        # From this block on the prompt is computed, and the cache may no longer have it.
         state.next_save = min(state.next_save, load.start + outcome.first_failed)
 
     def order(self, load: Load, computing: Computing | None) -> LoadOrder:
-        """``computing``: what it takes now; None: the load is compared with nothing."""
+        """``computing``: its time now; None: the load is not compared with computing."""
         if computing:
             computing = computing.or_later(load.computing, self._clock() - load.claimed_at)
         return LoadOrder(

@@ -1,4 +1,4 @@
-"""Asks the cache what it has for a request, without making the scheduler wait."""
+"""Lookups and claims for requests, without making the scheduler wait."""
 
 from __future__ import annotations
 
@@ -14,17 +14,17 @@ from pegaflow.connector.metrics import Counts
 from pegaflow.connector.rates import LoadPolicy
 from pegaflow.connector.requests import Claim, RequestState
 
-#: All the waiting that one step may do. Answers take some 50 us, so a step with many new requests
-#: stays far below it; a server that is slow costs the step this much and no more.
+#: The total wait of one step. Answers take about 50 us, so a step with many new requests stays far
+#: below it; a slow server costs the step this much and no more.
 STEP_PATIENCE_S = 0.004
 
 
 class Lookups:
     """Questions and claims for requests that wait. Bound to the scheduler's thread.
 
-    A question at arrival holds nothing and is answered, as a rule, when the scheduler gets to the
-    request. If it says that there is something beyond vLLM's own cache, a claim is asked for; what
-    the claim's answer says is what is offered.
+    A lookup at arrival holds nothing and is usually answered by the time the scheduler gets to the
+    request. If it finds blocks beyond vLLM's own cache, a claim follows; the blocks in the claim's
+    answer are offered.
     """
 
     def __init__(
@@ -41,7 +41,7 @@ class Lookups:
         clock: Callable[[], float],
         events: Any = None,
     ) -> None:
-        """``events``: a BlockEvents, if somebody wants to know what is claimed."""
+        """``events``: a BlockEvents, if claims are to be reported."""
         self._session = session
         self._wait_s = settings.claim_wait_ms / 1e3
         self._limit_s = settings.claim_limit_ms / 1e3
@@ -55,14 +55,14 @@ class Lookups:
         self._clock = clock
         self._events = events
         self._patience_s = STEP_PATIENCE_S
-        # Blocks of claims of which it is not decided whether they are loaded, by their place.
+        # Blocks of claims whose loads are undecided, by their place.
         self._undecided: dict[int, int] = {}
 
     def new_step(self) -> None:
         self._patience_s = STEP_PATIENCE_S
 
     def ask(self, state: RequestState) -> None:
-        """The question at arrival. Holds nothing; whether it can be asked at all shows later."""
+        """Sends the lookup at arrival, which holds nothing; a failure shows later."""
         usable = state.chain.usable_blocks()
         if usable < self._min_blocks:
             return
@@ -74,9 +74,9 @@ class Lookups:
             self._missed(state, _reason(error))
 
     def blocks_beyond(self, state: RequestState, local: int) -> int | None:
-        """How many blocks from ``local`` on the cache will bring; None: not known yet.
+        """The number of blocks from ``local`` on that the cache will bring; None: not yet known.
 
-        May be asked in every step while the request waits for room, and is cheap then.
+        vLLM may call it in every step while the request waits for room; it is cheap then.
         """
         usable = state.chain.usable_blocks()
         if not self.is_worth_asking(state, local):
@@ -100,7 +100,7 @@ class Lookups:
         return reach - local >= self._min_blocks
 
     def _tail(self, state: RequestState) -> bytes:
-        """The key of the prompt's partial block, if a prefill engine has saved it for us.
+        """The key of the prompt's partial block, if a prefill engine has saved it.
 
         Only for a request that has generated nothing: afterwards the block is another one.
         """
@@ -112,15 +112,15 @@ class Lookups:
         return tail_key(state, self._block_size)
 
     def _waits_for_another(self, state: RequestState, local: int, usable: int) -> bool:
-        """Whether some other request loads blocks of ours: then vLLM's own cache has them soon."""
+        """Whether another request loads the same blocks: vLLM's own cache will have them soon."""
         if not self._follow or state.follows_no_more:
             return False
         now = self._clock()
         if state.followed is not None:
             if self._loads.holds_up(state.followed, now):
                 return True
-            # Who waited for a load that failed does not wait for the next one: with many requests
-            # on one prefix the last of them would wait for the failures of all others.
+            # A request that waited for a failed load does not wait for another: with many requests
+            # on one prefix the last one would wait for the failures of all others.
             state.follows_no_more = state.followed.ended_badly(now)
             state.followed = None
             if state.follows_no_more:
@@ -148,7 +148,7 @@ class Lookups:
         return state.missed_at is None or now - state.missed_at >= self._miss_ttl_s
 
     def _take_lookup(self, state: RequestState) -> tuple[int, bool] | None:
-        """The arrival question's answer; a question without one is not waited for."""
+        """The answer to the lookup at arrival; does not wait."""
         ticket, state.lookup = state.lookup, None
         try:
             answer = self._session.take(ticket, 0.0)
@@ -156,7 +156,7 @@ class Lookups:
             self._missed(state, _reason(error))
             return None
         if answer is None:
-            self._session.forget(ticket)  # the claim's answer comes behind it and says it all
+            self._session.forget(ticket)  # the claim's answer follows it and replaces it
             return None
         blocks, complete, _, elsewhere = answer
         # What another node has is saved here once it was loaded, or computed.
@@ -212,8 +212,8 @@ class Lookups:
         return 0
 
     def _worth_loading(self, claim: Claim, offered: int) -> int:
-        """How many of the ``offered`` blocks are loaded sooner than they are computed. Decided once
-        a claim: what is fetched for it should be used.
+        """The number of ``offered`` blocks that are loaded sooner than computed. Decided once per
+        claim: blocks that are fetched for it should be used.
         """
         self._undecided.pop(id(claim), None)
         waited_s = self._clock() - claim.asked_at
@@ -238,14 +238,14 @@ class Lookups:
         return offered
 
     def _take_claim(self, state: RequestState, claim: Claim) -> bool:
-        """Whether the claim has its answer now. Without one, the claim may be given up."""
+        """Whether the claim has its answer now. Without one, the claim may be abandoned."""
         started = self._clock()
         fresh = started - claim.asked_at < self._wait_s
         patience = min(self._wait_s, self._patience_s) if fresh else 0.0
         try:
             answer = self._session.take_claim(claim.ticket, patience)
         except _native.PegaFlowError as error:
-            self._settle(claim)
+            self._conclude(claim)
             self._undecided.pop(id(claim), None)
             state.claim = None
             self._missed(state, _reason(error))
@@ -257,7 +257,7 @@ class Lookups:
                 self._drop_claim(state)
                 self._missed(state, "late")
             return False
-        self._settle(claim)
+        self._conclude(claim)
         claim.ticket = None
         claim.blocks, complete, claim.token, claim.coming, claim.first_s, claim.last_s = answer
         here = claim.first + claim.blocks - claim.coming
@@ -269,7 +269,7 @@ class Lookups:
         return True
 
     def not_registered(self, state: RequestState) -> None:
-        """Some rank cannot load: nothing is offered."""
+        """A rank cannot load: nothing is offered."""
         self._count_once(state, "not_registered")
         self.drop(state)
 
@@ -289,16 +289,16 @@ class Lookups:
         if claim is None:
             return
         self._undecided.pop(id(claim), None)
-        self._settle(claim)
+        self._conclude(claim)
         if claim.ticket is not None:
             self._session.forget(claim.ticket)
         elif claim.blocks:
             self._session.unclaim(claim.token)
 
-    def _settle(self, claim: Claim) -> None:
+    def _conclude(self, claim: Claim) -> None:
         offered, claim.offered = claim.offered, ()
         if offered:
-            self._events.settle(offered)
+            self._events.conclude(offered)
 
     def _missed(self, state: RequestState, reason: str, at: float | None = None) -> None:
         state.missed_at = self._clock() if at is None else at
@@ -311,5 +311,5 @@ class Lookups:
 
 
 def _reason(error: Exception) -> str:
-    """Why there is no answer, as the metric's label. Whatever the server says, it is a miss."""
+    """Why there is no answer, as the metric's label. Any error is a miss."""
     return "no_server" if isinstance(error, _native.PeerLost) else error_code(error)

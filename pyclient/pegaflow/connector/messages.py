@@ -1,4 +1,4 @@
-"""What the two sides of a connector tell each other each step; vLLM pickles it between them."""
+"""Messages between the two sides of a connector, sent each step; vLLM pickles them."""
 
 from __future__ import annotations
 
@@ -27,10 +27,10 @@ class LoadOrder:
     load: int
     request_id: str
     token: bytes
-    first: int  #: Within the claim.
+    first: int  #: Index of the first block within the claim.
     blocks: list[int]
-    #: In seconds: what is computed before this prompt, and how long one of its blocks is computed
-    #: (0: not known). None: the load is waited for, however long computing takes.
+    #: Seconds until computing this prompt would begin, and per block of it (0: unknown). None: the
+    #: load is not compared with computing.
     computing: tuple[float, float] | None = None
 
 
@@ -43,9 +43,9 @@ class StepPlan(KVConnectorMetadata):
     measured: int = 0  #: The step's number, if its end should be reported.
     saves: list[SaveOrder] = dataclasses.field(default_factory=list)
     loads: list[LoadOrder] = dataclasses.field(default_factory=list)
-    #: Loads that vLLM waits for and that nobody shall begin: reported as failed at once.
+    #: Loads that vLLM waits for and that no worker begins: reported as failed at once.
     refused: list[LoadOrder] = dataclasses.field(default_factory=list)
-    #: Loads that are of no more use; what they have copied counts.
+    #: Loads that are cancelled; the blocks that they have copied count.
     cancelled: list[int] = dataclasses.field(default_factory=list)
     #: Loads whose bytes must not be used, not even those that have arrived.
     discarded: list[int] = dataclasses.field(default_factory=list)
@@ -53,29 +53,29 @@ class StepPlan(KVConnectorMetadata):
 
 @dataclasses.dataclass
 class Outcome:
-    """How a job ended on the ranks that have reported it."""
+    """The outcome of a job on the ranks that have reported it."""
 
     ranks: int = 1
     blocks: int = 0  #: Sealed, or loaded.
-    skipped: int = 0  #: Of a save: the cache had them, or had no room.
+    skipped: int = 0  #: Save: the cache had them, or had no room.
     failed: int = 0  #: Neither.
     bytes: int = 0
     took_s: float = 0.0
     error: str = ""  #: The code of the first error.
     detail: str = ""
-    cut: str = ""  #: Of a load that computing would have overtaken: "stuck" or "slow".
-    #: Of a load: the first position in its order that failed on any rank.
+    cut: str = ""  #: Load: why it was cut in favor of computing, "stuck" or "slow".
+    #: Load: the first position in its order that failed on any rank.
     first_failed: int | None = None
-    #: Of a save, by a rank that holds the same bytes as another one, which saves them.
+    #: Save: reported by a rank that holds the same bytes as the rank that saves them.
     replica: bool = False
-    #: Of a load: pages compared with their checksums, and those that were not what was saved.
+    #: Load: pages compared with their checksums, and those that differed from the saved page.
     verified: int = 0
     corrupt: int = 0
 
     def merge(self, other: Outcome) -> None:
-        """Adds what another rank says about the same job: the worst of all ranks counts."""
+        """Adds another rank's report about the same job: the worst of all ranks counts."""
         if self.replica != other.replica:
-            # A replica has nothing to say of blocks.
+            # A replica reports no blocks.
             says = other if self.replica else self
             total = self.ranks + other.ranks
             for field in dataclasses.fields(self):
@@ -102,13 +102,13 @@ class Outcome:
 class WorkerReport(KVConnectorWorkerMetadata):
     """From the workers to the scheduler: the jobs that ended since the last report."""
 
-    #: By rank, where it has changed: why that rank cannot use the cache, empty if it can.
+    #: By rank, if it has changed: why that rank cannot use the cache, empty if it can.
     away: dict[int, str] = dataclasses.field(default_factory=dict)
     saves: dict[int, Outcome] = dataclasses.field(default_factory=dict)
     loads: dict[int, Outcome] = dataclasses.field(default_factory=dict)
     #: By rank: blocks that were copied out of the pool, and the seconds that it took.
     copied: dict[int, tuple[float, float]] = dataclasses.field(default_factory=dict)
-    step: int = 0  #: The last step that was to be measured and has ended.
+    step: int = 0  #: The last measured step that has ended.
 
     def aggregate(self, other: KVConnectorWorkerMetadata) -> WorkerReport:
         assert isinstance(other, WorkerReport)

@@ -1,4 +1,4 @@
-"""What the connector counts, how it reaches vLLM's /metrics, and the line a minute.
+"""The connector's counts, their way into vLLM's /metrics, and the periodic log line.
 
 Each side fills a Counts; vLLM polls it every step, adds the sides up, carries the sum to its front
 end and shows it there as ``vllm:pegaflow_*``.
@@ -177,7 +177,7 @@ class Counts(KVConnectorStats):
         return self
 
     def reduce(self) -> dict[str, int | float]:
-        """For vLLM's own periodic line: what moved."""
+        """The changed counts, for vLLM's own periodic line."""
         total = {name: sum(self.data.get(name, {}).values()) for name in _LINE}
         return {name: value for name, value in total.items() if value}
 
@@ -221,7 +221,7 @@ class PromMetrics(KVConnectorPromMetrics):
         values = self.per_engine_labelvalues[engine_idx]
         for name, row in transfer_stats_data.items():
             if name not in self._metrics:
-                continue  # of another release of ours, in a rolling upgrade
+                continue  # from another release of PegaFlow, in a rolling upgrade
             metric, kind = self._metrics[name], _BY_NAME[name].kind
             for key, value in row.items():
                 child = metric.labels(*values, *(key.split("|") if key else ()))
@@ -235,7 +235,7 @@ class PromMetrics(KVConnectorPromMetrics):
 
 
 class Summary:
-    """The line that says what the cache did. Written from a step, so an idle engine is silent."""
+    """The periodic line about the cache's activity. An idle engine, without steps, logs none."""
 
     def __init__(self, interval_s: float, now: float) -> None:
         self._interval_s = interval_s
@@ -247,7 +247,7 @@ class Summary:
             self._counts.aggregate(counts)
 
     def line(self, now: float, link: str) -> str:
-        """The line, if it is time for one and there is something to say; else empty."""
+        """The line, if it is due and there was any activity; else empty."""
         if not self._interval_s or now - self._since < self._interval_s:
             return ""
         seconds, self._since = now - self._since, now
@@ -270,7 +270,7 @@ class Summary:
         if total("saves"):
             parts.append(
                 f"saved {total('saved_blocks')} blocks, {total('saved_bytes') / 1e6:.1f} MB, "
-                f"{total('save_skipped_blocks')} were there or had no room"
+                f"{total('save_skipped_blocks')} were cached or had no room"
             )
         for name, word in (
             ("misses", "misses"),

@@ -1,10 +1,10 @@
 """The canonical list that names a namespace: engines whose lists are equal share blocks.
 
-Everything that changes a byte of the KV cache, or the meaning of a key, is a factor. What does not
-change them is left out on purpose: data-parallel rank, instance, path, host, engine version.
+Everything that changes a byte of the KV cache, or the meaning of a key, is a factor. Everything
+else is deliberately left out: data-parallel rank, instance, path, host, engine version.
 
-A factor of features that most engines do not use is absent from their lists: what a later release
-adds (further kinds of blocks, drafts) leaves the lists of all other engines as they are.
+A factor of a feature that most engines do not use is absent from their lists: additions of a later
+release (further kinds of blocks, drafts) leave the lists of all other engines unchanged.
 tests/python/test_connector_namespace.py pins the ids of several configurations.
 """
 
@@ -24,16 +24,16 @@ from pegaflow.connector import ranks
 
 Factors = list[tuple[str, str]]
 
-#: Raised when the meaning of a factor changes, so that old and new engines do not meet.
+#: Increased when the meaning of a factor changes, so that old and new engines share no blocks.
 VERSION = "2"
 
 
 def hash_fingerprint(algorithm: str, instance: str) -> str:
     """The hash that every chain of this engine begins with (vLLM's NONE_HASH).
 
-    Engines whose chains begin differently never find each other's keys, and with a hash that is
-    not collision resistant they must not even try: vLLM draws a secret seed for each process then,
-    and the fingerprint is the instance's own.
+    Engines whose chains begin differently never find each other's keys, and with a hash that is not
+    collision resistant they must not look for them: vLLM then draws a secret seed for each process,
+    and the fingerprint is unique to the instance.
     """
     from vllm.utils.hashing import get_hash_fn_by_name
     from vllm.v1.core import kv_cache_utils
@@ -48,10 +48,10 @@ def hash_fingerprint(algorithm: str, instance: str) -> str:
 
 
 def spec_factor(spec: Any) -> str:
-    """What the bytes of one layer's pages mean.
+    """The meaning of the bytes of one layer's pages.
 
-    A list of ours, not the dataclass, and only what differs from its default: a field that a later
-    release adds with a default must not change the namespace.
+    A separate list, not the dataclass, and only values that differ from the default: a field that a
+    later release adds with a default must not change the namespace.
     """
     values = [f"block_size={spec.block_size}"]
     for name, default in _SPEC_FIELDS:
@@ -61,7 +61,7 @@ def spec_factor(spec: Any) -> str:
     return f"{type(spec).__name__}({', '.join(values)})"
 
 
-#: What a spec may state beside its block size, and the value that leaves it out of the factor.
+#: A spec's fields beside the block size, and the value for which each is left out of the factor.
 _SPEC_FIELDS = (
     ("num_kv_heads", None),
     ("head_size", None),
@@ -73,7 +73,7 @@ _SPEC_FIELDS = (
     ("tokens_per_state", 1),
     ("page_size_padded", None),
     ("cache_dtype_str", None),
-    # They do not change where bytes lie, but what deeper layers compute from them.
+    # They do not change the places of bytes, but what deeper layers compute from them.
     ("sliding_window", None),
     ("attention_chunk_size", None),
 )
@@ -90,11 +90,11 @@ def factors(
     layers: Sequence[str],
     arrangements: Sequence[str],
 ) -> Factors:
-    """The list, in its fixed order; behind it the factors that only some engines have.
+    """The list, in its fixed order, followed by the factors that only some engines have.
 
-    ``weights`` and ``processor`` name what was read from files (weights.py). ``layers`` are the
-    names in the page's order, ``arrangements`` say how the bytes of each of them lie
-    (layout.Geometry); both come from the registered tensors.
+    ``weights`` and ``processor`` identify the contents of files (weights.py). ``layers`` are the
+    names in the page's order, ``arrangements`` the byte order of each of them (layout.Geometry);
+    both come from the registered tensors.
     """
     model, cache = vllm_config.model_config, vllm_config.cache_config
     parallel = vllm_config.parallel_config
@@ -102,8 +102,8 @@ def factors(
     specs = getattr(group.kv_cache_spec, "kv_cache_specs", None)
     spec_texts = [spec_factor(specs[layer] if specs else group.kv_cache_spec) for layer in layers]
     algorithm = str(cache.prefix_caching_hash_algo)
-    # All ranks of an instance have one list, though each stage has layers of its own. Which layer
-    # has which format follows from the model, its stages and the layers that are left out.
+    # All ranks of an instance have one list, although each stage has its own layers. The format of
+    # each layer follows from the model, its stages and the skipped layers.
     is_staged = parallel.pipeline_parallel_size > 1
     by_layer = _each_once if is_staged else _runs
     skipped = ",".join(map(str, getattr(cache, "kv_cache_dtype_skip_layers", None) or ()))
@@ -150,8 +150,8 @@ def _each_once(texts: Sequence[str]) -> str:
     return " | ".join(sorted(set(texts)))
 
 
-#: Of the engine's multimodal options those that change embeddings and are in no content hash of
-#: vLLM's, and their defaults.
+#: The engine's multimodal options that change embeddings and are in no content hash of vLLM's, with
+#: their defaults.
 _MULTIMODAL_OPTIONS = (
     ("mm_processor_kwargs", None),
     ("media_io_kwargs", None),
@@ -195,7 +195,7 @@ def _overrides(model: Any) -> str:
 
 
 def _rope(model: Any) -> str:
-    """Position embeddings are in K. Some kinds depend on the longest sequence that is served."""
+    """Position embeddings, which are in K. Some kinds depend on the longest served sequence."""
     config = getattr(model, "hf_text_config", model.hf_config)
     rope = getattr(config, "rope_parameters", None) or getattr(config, "rope_scaling", None) or {}
     text = _canonical(rope)
@@ -216,15 +216,15 @@ def _config(model: Any) -> str:
     return hashlib.sha256(_canonical(_of_the_model(config)).encode()).hexdigest()
 
 
-#: Neither the directory nor the library that wrote it belongs to the model.
+#: Fields about the directory and the library that wrote it, not about the model.
 _NOT_OF_THE_MODEL = ("_name_or_path", "name_or_path", "transformers_version", "_commit_hash")
 
 
 def _of_the_model(value: Any, inside: Any = "") -> Any:
-    """What says how the model computes, wherever it lies."""
+    """The configuration of the model's computation, without its path."""
     if isinstance(value, dict):
-        # The classes of code that comes with a model; before them transformers writes the
-        # repository, if it is one: ORG/NAME--FILE.CLASS. The code itself is in no digest.
+        # The classes of code that comes with a model; transformers prepends the repository, if
+        # there is one: ORG/NAME--FILE.CLASS. The code itself is in no digest.
         return {
             str(key): str(one).rpartition("--")[2]
             if inside == "auto_map"

@@ -1,7 +1,7 @@
 """Reports to the server that an engine is configured to use the cache and does not.
 
-The server shows it in /instances, in its metrics and to ``pegaflow doctor``, for as long as the
-connection lives. Without a server the notice waits for one, quietly.
+The server shows it in /instances, in its metrics and to ``pegaflow doctor`` while the connection
+lives. Without a server the notice waits for one without logging.
 """
 
 from __future__ import annotations
@@ -13,14 +13,14 @@ from pegaflow.connector.config import OPTIONS, ConfigError, read_settings, socke
 
 log = logging.getLogger("vllm.pegaflow")
 
-#: Nobody waits for a notice: a server that was started is told within this time.
+#: No call waits for a notice: a server that starts later receives it within this time.
 RECONNECT_INTERVAL_S = 5.0
 
 
 def report(
     extra: dict[str, Any], instance: str, build: str, side: str, reason: str, detail: str, rank: int
 ) -> Any:
-    """A connection that reports it until it is closed; None where there can be none.
+    """A connection that reports it until it is closed; None if there can be none.
 
     Args:
         extra: vLLM's ``kv_connector_extra_config``.
@@ -33,7 +33,7 @@ def report(
         try:
             settings = read_settings(extra)
         except ConfigError:
-            # The server can be told of the wrong option if its own address is right.
+            # The server can receive the report about an invalid option if its address is valid.
             address = {option.key for option in OPTIONS if option.name in ("host", "port")}
             settings = read_settings({key: extra[key] for key in address & extra.keys()})
         return _native.DeclineNotice(
@@ -47,5 +47,5 @@ def report(
             reconnect_interval=RECONNECT_INTERVAL_S,
         )
     except (ConfigError, _native.PegaFlowError) as error:
-        log.debug("pegaflow: the server is not told that this engine is not served: %s", error)
+        log.debug("pegaflow: the notice for the server was not sent: %s", error)
         return None

@@ -1,7 +1,7 @@
-"""Both sides as plain vLLM: for an engine that we cannot serve, and after a failure of ours.
+"""Both sides as plain vLLM: for an engine that cannot be served, and after an internal error.
 
-After a failure they bring to an end what the live side had begun. They read its tables once and
-call none of its code that may be what failed.
+After an error they complete the work that the live side had begun. They read its tables once and
+call none of its code, which may be the cause.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ class SchedulerOff:
     """The scheduler's side: offers nothing, saves nothing."""
 
     def __init__(self, was: SchedulerSide | None = None, *, notice: Any = None) -> None:
-        """``notice`` tells the server why, until we are closed."""
+        """``notice`` reports the reason to the server until this side is closed."""
         self.notice = notice
         self.counts = was.counts if was else Counts()
         self.counts.set("serving", 0, "scheduler")
@@ -33,8 +33,8 @@ class SchedulerOff:
         self._since = time.monotonic()
         self._refused: list[LoadOrder] = []  # vLLM waits for these
         self._pins: dict[int, list[Any]] = {}  # of save jobs that the workers know
-        self._reported: dict[int, int] = {}  # ranks that did, for jobs that not all have
-        self._events: Sequence[Any] = ()  # takes back what KV events have reported
+        self._reported: dict[int, int] = {}  # number of ranks that reported a job
+        self._events: Sequence[Any] = ()  # withdraws the blocks that KV events have reported
         if was is None:
             return
         self._refused = [
@@ -45,7 +45,7 @@ class SchedulerOff:
             self._events = was.events.give_up()
         if was.saves is not None:
             self._pins = was.saves.give_up()
-        # Ending the session ends its claims. It may take a second, which no step has.
+        # Ending the session ends its claims. It may take a second, too long for a step.
         threading.Thread(target=was.close, name="pega-retire", daemon=True).start()
 
     def bind_pool(self, pool: Any) -> None:
@@ -58,7 +58,7 @@ class SchedulerOff:
         return 0, False
 
     def allocated(self, request: Any, block_ids: Sequence[int], tokens: int) -> None:
-        """A load that was offered before the failure is refused, for vLLM waits for it."""
+        """Rejects a load that was offered before the failure, because vLLM waits for it."""
         waits = any(order.request_id == request.request_id for order in self._refused)
         if tokens == 0 or self._was is None or waits:
             return
@@ -77,7 +77,7 @@ class SchedulerOff:
         return StepPlan(refused=refused)
 
     def report(self, report: WorkerReport) -> None:
-        """Gives GPU blocks back whose saves have ended on all ranks."""
+        """Releases GPU blocks whose saves have ended on all ranks."""
         for job, outcome in report.saves.items():
             if job not in self._pins or self._was is None or self._was.saves is None:
                 continue
@@ -113,10 +113,10 @@ class SchedulerOff:
 
 
 class WorkerOff:
-    """A worker's side: refuses every job, so that nobody waits for it.
+    """A worker's side: rejects every job, so that vLLM does not wait for it.
 
-    A load that was under way is reported only when its last copy has ended, for vLLM uses the
-    blocks again then.
+    A load that was in flight is reported only when its last copy has ended, because vLLM then
+    reuses the blocks.
     """
 
     def __init__(
@@ -127,8 +127,8 @@ class WorkerOff:
         reason: str = "",
         notice: Any = None,
     ) -> None:
-        """``reason`` is for the scheduler, where it does not know that we are off; ``notice`` tells
-        the server, until we are closed.
+        """``reason`` is for the scheduler, if it does not know that this rank is off; ``notice``
+        reports it to the server until this side is closed.
         """
         self.notice = notice
         self.counts = was.counts if was else Counts()
@@ -153,7 +153,7 @@ class WorkerOff:
                 self.reports.failed_save(order, "off")
 
     def collect(self) -> None:
-        """Closes the mover, which waits for its copies, and reports what it leaves."""
+        """Closes the mover, which waits for its copies, and reports its last jobs."""
         if self._was is None:
             return
         if self._was.mover is not None:
@@ -162,9 +162,9 @@ class WorkerOff:
         try:
             was.collect()
         except Exception:
-            log.exception("pegaflow: what the mover has finished is not known, all of it failed")
+            log.exception("pegaflow: the mover's reports are lost, all its loads count as failed")
         for job in was.loads.values():
-            if not job.followed:  # of those vLLM knows, and it ends by an assertion if told twice
+            if not job.followed:  # a second report of a followed load would stop vLLM
                 self.reports.refused_load(job.order, "off")
         for order in was.saves.values():
             self.reports.failed_save(order, "off")

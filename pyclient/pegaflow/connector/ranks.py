@@ -1,8 +1,8 @@
-"""Which worker of an engine this is, and which share of each block it holds.
+"""The rank of a worker in its engine, and the share of each block that it holds.
 
-Workers are numbered as vLLM does within one engine core: pipeline stages one behind the other, the
-tensor-parallel ranks of each side by side. Ranks that hold the same bytes are one *shard*: the
-lowest of them saves it, all of them load it.
+Workers are numbered as in vLLM within one engine core: pipeline stage after stage, the
+tensor-parallel ranks of each together. Ranks that hold the same bytes are one *shard*: the lowest
+of them saves it, all of them load it.
 """
 
 from __future__ import annotations
@@ -37,9 +37,9 @@ def place(vllm_config: Any, kv_cache_config: Any) -> Place:
 
 
 def replicas(vllm_config: Any, kv_cache_config: Any) -> int:
-    """How many consecutive tensor-parallel ranks hold the same bytes.
+    """The number of consecutive tensor-parallel ranks that hold the same bytes.
 
-    In doubt 1: then the same bytes are stored several times, and nobody loads another's.
+    In doubt 1: then the same bytes are stored several times, and each rank loads its own.
     """
     tensor = vllm_config.parallel_config.tensor_parallel_size
     stated = getattr(kv_cache_config, "kv_tp_replicas", None)
@@ -49,7 +49,7 @@ def replicas(vllm_config: Any, kv_cache_config: Any) -> int:
     by_layer = getattr(group.kv_cache_spec, "kv_cache_specs", None)
     specs = list(by_layer.values()) if by_layer else [group.kv_cache_spec]
     if all(type(spec).__name__ == "MLAAttentionSpec" for spec in specs):
-        # Releases before kv_tp_replicas have the whole latent on each rank; later ones say so.
+        # Releases before kv_tp_replicas have the whole latent on each rank; later ones report it.
         return tensor if stated is None else 1
     heads = _kv_heads(vllm_config.model_config)
     if any(spec.num_kv_heads != 1 for spec in specs) or not heads or tensor % heads:
@@ -58,7 +58,7 @@ def replicas(vllm_config: Any, kv_cache_config: Any) -> int:
 
 
 def _kv_heads(model: Any) -> int:
-    """KV heads of every layer; 0 where the configuration does not say it in one plain number."""
+    """KV heads of every layer; 0 if the configuration does not have it as one plain number."""
     config = getattr(model, "hf_text_config", model.hf_config)
     values = config.to_dict() if hasattr(config, "to_dict") else vars(config)
     names = {
@@ -66,7 +66,7 @@ def _kv_heads(model: Any) -> int:
         for name in values
         if "kv_heads" in name or "key_value_heads" in name or "head_kv" in name
     }
-    # Others are of models whose layers differ, and so is this list of them.
+    # Other names, and this list, belong to models whose layers differ.
     if names != {"num_key_value_heads"} or "block_configs" in values:
         return 0
     heads = values["num_key_value_heads"]
@@ -74,7 +74,7 @@ def _kv_heads(model: Any) -> int:
 
 
 def stages(vllm_config: Any) -> str:
-    """Which layers the pipeline's stages have, as all of its ranks say it."""
+    """The layers of the pipeline's stages, equal on all of its ranks."""
     from vllm.distributed.utils import get_pp_indices
 
     layers = vllm_config.model_config.get_total_num_hidden_layers()
@@ -84,9 +84,9 @@ def stages(vllm_config: Any) -> str:
 
 
 def spread(vllm_config: Any) -> str:
-    """Why not all ranks of this engine core are on this node, for a person; empty if they are.
+    """Why the ranks of this engine core are not all on this node; empty if they are.
 
-    A block is only whole with all its shards, and a server has those of its own node.
+    A block is complete only with all its shards, and a server has those of its own node.
     """
     parallel = vllm_config.parallel_config
     if parallel.world_size == 1:
@@ -98,7 +98,7 @@ def spread(vllm_config: Any) -> str:
     if backend != "mp":
         name = backend if isinstance(backend, str) else getattr(backend, "__name__", str(backend))
         return (
-            f"the executor {name} does not tell whether its {parallel.world_size} ranks are all "
+            f"the executor {name} does not report whether its {parallel.world_size} ranks are all "
             "on this node; --distributed-executor-backend mp does"
         )
     return ""

@@ -1,4 +1,4 @@
-"""Whether loading a prefix is faster than computing it, from what was measured lately.
+"""Whether loading a prefix is faster than computing it, from recent measurements.
 
 Three rates decide: how fast this engine computes prompts, how fast its slowest rank copies out of
 the pool, and when blocks of other nodes arrive, which the server predicts in a claim's answer.
@@ -11,21 +11,22 @@ import dataclasses
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
-#: Of measurements the older ones count half after so many seconds of work.
+#: The half-life of measurements, in seconds of work.
 WINDOW_S = 1.0
-#: A step tells how fast prompts are computed if so many of its tokens are of prompts.
+#: The share of prompt tokens from which on a step measures the rate of computing prompts.
 LEAST_TOKENS = 64
-#: Steps of different sizes are measured apart, by the tokens from which on each counts: a small
-#: step is bound by memory and computes fewer tokens in a second.
+#: Steps of different sizes are measured separately, with these lower bounds in tokens: a small step
+#: is bound by memory and computes fewer tokens per second.
 STEP_SIZES = (LEAST_TOKENS, 512, 2048)
-#: What a load takes besides its copies: a call to the server, and a step to hand it out.
+#: The time of a load besides its copies: a call to the server, and a step to hand it out.
 LOAD_OVERHEAD_S = 0.001
-#: Longer times mean the same, and fit no message: a block's time has 32 bits of nanoseconds.
+#: Longer times have no further effect and fit no message: a block's time has 32 bits of
+#: nanoseconds.
 LONGEST_S = 4.0
 
 
 class Rate:
-    """Work in a second, as it was lately."""
+    """A recent rate: work per second."""
 
     def __init__(self) -> None:
         self._amount = 0.0
@@ -45,20 +46,20 @@ class Rate:
 
 
 class ComputeRate:
-    """How fast the engine computes prompts, and what it has to compute first.
+    """The rate at which the engine computes prompts, and its backlog.
 
-    Measured from steps that compute prompts: from the plan of a step, or the end of the one before
-    if that is later, to the report of its workers. Steps that only decode tell nothing. Bound to
-    the scheduler's thread.
+    Measured in steps that compute prompts: from the plan of a step, or the end of the one before if
+    that is later, to the report of its workers. Steps that only decode are ignored. Bound to the
+    scheduler's thread.
     """
 
     def __init__(self, *, most_tokens: int, clock: Callable[[], float]) -> None:
-        """``most_tokens``: what one step computes at most."""
+        """``most_tokens``: the limit of tokens that one step computes."""
         self._most_tokens = most_tokens
         self._clock = clock
         self._rates = [Rate() for _ in STEP_SIZES]
         self._prompts: dict[str, int] = {}  # requests that are computed, and their tokens left
-        self._backlog = 0  # tokens of all of them
+        self._backlog = 0  # the sum of their tokens
         self._step = 0
         self._steps: collections.deque[tuple[int, int, float]] = collections.deque()
         self._ended_at = 0.0
@@ -101,7 +102,7 @@ class ComputeRate:
             self._ended_at = now
 
     def tokens_per_second(self, tokens: int) -> float:
-        """Of a prompt with so many tokens; 0 while nothing was measured."""
+        """The rate for a prompt with this many tokens; 0 while nothing was measured."""
         tokens = min(tokens, self._most_tokens)
         size = max(0, sum(tokens >= least for least in STEP_SIZES) - 1)
         if smaller := max(rate.per_second for rate in self._rates[: size + 1]):
@@ -109,9 +110,9 @@ class ComputeRate:
         return next((rate.per_second for rate in self._rates[size + 1 :] if rate.per_second), 0.0)
 
     def unknown(self, tokens: int) -> int:
-        """How many of a prompt's ``tokens`` to compute, so that their rate becomes known.
+        """The number of a prompt's ``tokens`` to compute in order to measure their rate.
 
-        The largest step of which nothing is known, at most half of the prompt; 0: enough is known.
+        The largest unmeasured step size, at most half of the prompt; 0: all are measured.
         """
         most = min(tokens // 2, self._most_tokens)
         size = sum(most >= least for least in STEP_SIZES) - 1
@@ -126,13 +127,13 @@ class ComputeRate:
 
 
 class CopyRate:
-    """How long the slowest rank copies a block out of the pool. Bound to the scheduler thread."""
+    """The slowest rank's time to copy a block out of the pool. Bound to the scheduler's thread."""
 
     def __init__(self) -> None:
         self._ranks: dict[int, Rate] = {}
 
     def report(self, copied: Mapping[int, tuple[float, float]]) -> None:
-        """By rank: blocks, and the seconds that they took."""
+        """Adds measurements by rank: blocks, and their seconds."""
         for rank, (blocks, seconds) in copied.items():
             self._ranks.setdefault(rank, Rate()).add(blocks, seconds)
 
@@ -144,20 +145,20 @@ class CopyRate:
 
 @dataclasses.dataclass(frozen=True)
 class Computing:
-    """What computing a request's blocks takes, if it is not loaded."""
+    """The time to compute a request's blocks if they are not loaded."""
 
-    delay_s: float = 0.0  #: Until it begins, behind the prompts that are being computed.
-    block_s: float = 0.0  #: 0: not known.
+    delay_s: float = 0.0  #: Until it begins, after the prompts that are being computed.
+    block_s: float = 0.0  #: Per block; 0: unknown.
 
     def seconds(self, blocks: int) -> float:
         return self.delay_s + blocks * self.block_s
 
     def or_later(self, former: Computing, age_s: float) -> Computing:
-        """This, or ``former``, which was true ``age_s`` ago, if computing begins later then.
+        """This, or ``former`` from ``age_s`` ago, whichever has the later begin of computing.
 
-        Requests that wait beside each other are computed one after the other. A claim is made with
-        all of them before it; once some of them load, nothing seems to be before it any more. To
-        compare anew with that would decline the load of each, and compute all of them.
+        Requests that wait at the same time are computed one after the other. A claim counts all of
+        them as ahead of it; once some of them load, nothing seems to be ahead of it. A new
+        comparison with that would decline the load of each, and all would be computed.
         """
         if not self.block_s:
             return self
@@ -179,7 +180,7 @@ class LoadPolicy:
         """
         Args:
             always: Every load is offered, and none is cut.
-            queued_blocks: How many blocks loads that are in flight copy before a new one.
+            queued_blocks: The number of blocks that loads in flight copy before a new one.
         """
         self._always = always
         self._block_size = block_size
@@ -188,7 +189,9 @@ class LoadPolicy:
         self.copies = CopyRate()
 
     def computing(self, blocks: int, ahead: int = 0) -> Computing:
-        """Of ``blocks`` of a prompt, from now on; behind ``ahead`` more that may be computed."""
+        """The time to compute ``blocks`` of a prompt from now on, after ``ahead`` further
+        blocks.
+        """
         rate = 0.0 if self._always else self.compute.tokens_per_second(blocks * self._block_size)
         if not rate:
             return Computing()
@@ -202,9 +205,9 @@ class LoadPolicy:
         return None if self._always else self.computing(blocks)
 
     def learning_blocks(self, blocks: int) -> int:
-        """How many of ``blocks`` that could be loaded are computed, for want of a rate.
+        """The number of loadable ``blocks`` that are computed in order to measure a rate.
 
-        An engine that loads whatever it is asked for would never know that it computes faster.
+        An engine that always loads would never measure that computing is faster.
         """
         return (
             0
@@ -213,13 +216,13 @@ class LoadPolicy:
         )
 
     def slower_source(self, blocks: int, coming: int, last_s: float, computing: Computing) -> str:
-        """Which source, "pool" or "peer", makes a load slower than computing; empty: none does.
+        """The source, "pool" or "peer", that makes a load slower than computing; empty: none does.
 
         Args:
-            blocks: What the load would bring.
-            coming: Of them, those that arrive from another node.
-            last_s: In how many seconds the last of those is predicted to arrive; 0: not known.
-            computing: What the load is compared with.
+            blocks: The number of blocks of the load.
+            coming: The number of them that arrive from another node.
+            last_s: Predicted seconds until the last of those arrives; 0: unknown.
+            computing: The time to compute them.
         """
         if not computing.block_s:
             return ""
@@ -234,5 +237,5 @@ class LoadPolicy:
 
 
 def preempted_in(output: Any) -> Iterable[str]:
-    """Requests that a step has preempted, where the release tells."""
+    """Requests that a step has preempted, if the release reports them."""
     return getattr(output, "preempted_req_ids", None) or ()

@@ -1,4 +1,4 @@
-"""What the scheduler's side remembers of a request."""
+"""The scheduler side's state of a request."""
 
 from __future__ import annotations
 
@@ -15,20 +15,20 @@ if TYPE_CHECKING:
 
 @dataclasses.dataclass
 class Claim:
-    """A question for blocks from ``first`` on, and its answer once there is one."""
+    """A claim on blocks from ``first`` on, and its answer once there is one."""
 
-    first: int  #: Index in the request's chain of the first key asked for.
+    first: int  #: Index in the request's chain of the claim's first key.
     ticket: int | None  #: None once it is answered.
     asked_at: float
     blocks: int = 0
-    coming: int = 0  #: Of the blocks, the last ones: on their way from another node.
+    coming: int = 0  #: The number of blocks, at the end, in flight from another node.
     token: bytes = b""
-    first_s: float = 0.0  #: When the first and the last coming block should be here, from the
-    last_s: float = 0.0  #: question on; 0: not known.
-    computing: Computing = Computing()  #: What computing took when the question was asked.
+    first_s: float = 0.0  #: Predicted arrival of the first and the last block in flight, counted
+    last_s: float = 0.0  #: from the claim; 0: unknown.
+    computing: Computing = Computing()  #: The time to compute them when the claim was sent.
     accepted: bool = False  #: Its load is predicted to be faster than computing.
-    offered: Sequence[bytes] = ()  #: Keys of which KV events will tell once it is answered.
-    tail: bytes = b""  #: Key of the partial block asked for behind the full ones, if one was,
+    offered: Sequence[bytes] = ()  #: Keys that KV events report once it is answered.
+    tail: bytes = b""  #: Key of the partial block after the full ones, if it was claimed,
     tail_at: int = 0  #: and its index.
 
     def full_stop(self, stop: int) -> int:
@@ -38,7 +38,7 @@ class Claim:
 
 @dataclasses.dataclass(eq=False)
 class Load:
-    """Blocks on their way into one request, from vLLM's allocation to the workers' report.
+    """The load of one request's blocks, from vLLM's allocation to the workers' report.
 
     It outlives its request: vLLM keeps the blocks of an aborted one until the report.
     """
@@ -46,21 +46,21 @@ class Load:
     id: int
     state: RequestState
     token: bytes
-    offset: int  #: Of the first block within the claim.
+    offset: int  #: Index of the first block within the claim.
     start: int  #: Index in the chain of the first block.
     keys: list[bytes]
     blocks: list[int]
     bytes: int
-    coming: int = 0  #: Of its blocks, those that were not here yet when they were claimed.
-    full_stop: int = 0  #: Index behind the last full block; a partial one may come after it.
+    coming: int = 0  #: The number of its blocks that were in flight from another node when claimed.
+    full_stop: int = 0  #: Index after the last full block; a partial one may follow it.
     claimed_at: float = 0.0
-    computing: Computing = Computing()  #: As its claim has it.
-    handed_at: float | None = None  #: None: no worker knows of it yet.
+    computing: Computing = Computing()  #: Its claim's.
+    handed_at: float | None = None  #: None: not yet handed to the workers.
     deadline: float | None = None
-    cancelled: bool = False  #: The workers were told that it is of no more use.
-    aborted: bool = False  #: Because its request was: nothing was wrong with it.
+    cancelled: bool = False  #: The workers were ordered to cancel it.
+    aborted: bool = False  #: Cancelled with its request, not because of a failure.
     discarded: bool = False  #: Its bytes must not be used.
-    failed: bool = False  #: Some blocks did not come.
+    failed: bool = False  #: Some blocks did not arrive.
 
     @property
     def request_id(self) -> str:
@@ -71,7 +71,7 @@ class Load:
         return self.start + len(self.blocks)
 
     def ended_badly(self, now: float) -> bool:
-        """Whether something was wrong with it, once it is of no more use to others."""
+        """Whether it failed, as opposed to being aborted."""
         late = self.deadline is not None and now >= self.deadline
         return (self.failed or self.cancelled or late) and not self.aborted
 
@@ -80,31 +80,31 @@ class Load:
 class RequestState:
     """One request from on_new_request to request_finished. Bound to the scheduler's thread.
 
-    The next request may have the same id while loads and saves of this one are still under way, so
+    The next request may have the same id while loads and saves of this one are still in flight, so
     those refer to the state and never to the id.
     """
 
     request: Any
     chain: KeyChain
-    generation: int  #: Of the cache when this request's KV began to be computed.
+    generation: int  #: The cache's generation when this request's KV began to be computed.
     lookup: int | None = None  #: Ticket of the question asked at arrival.
     lookup_at: float = 0.0
     claim: Claim | None = None
-    local: int = 0  #: Blocks that vLLM's own cache had when we were last asked.
+    local: int = 0  #: Blocks that vLLM's own cache had at vLLM's last query.
     load: Load | None = None
-    load_failed: bool = False  #: Then it is never offered anything again.
-    followed: Load | None = None  #: Another request's load of our blocks, which we wait for.
+    load_failed: bool = False  #: No further load is offered.
+    followed: Load | None = None  #: Another request's load of the same blocks.
     follows_no_more: bool = False
     missed_at: float | None = None
     counted: set[str] = dataclasses.field(default_factory=set)
     #: Index of the first block that the cache neither has nor was given.
     next_save: int = 0
-    handover: Handover | None = None  #: What a prefill engine has saved for it.
-    wait: int | None = None  #: Ticket of the question whether that is there.
+    handover: Handover | None = None  #: The blocks that a prefill engine has saved for it.
+    wait: int | None = None  #: Ticket of the wait for them.
     wait_since: float = 0.0
-    last_job: int = 0  #: The last of our saves that has a block of it; 0: none.
+    last_job: int = 0  #: The last save job that has a block of it; 0: none.
     tail_saved: bool = False  #: The prompt's last, partial block was given to a save.
-    #: Block ids, where vLLM does not hand out its own table.
+    #: Block ids, if vLLM does not expose its own table.
     table: list[int] = dataclasses.field(default_factory=list)
 
     @property
@@ -112,7 +112,7 @@ class RequestState:
         return self.request.request_id
 
     def forget_saves(self) -> None:
-        """The cache has nothing of what it was given."""
+        """The cache has none of the blocks that it was given."""
         self.next_save = 0
         self.last_job = 0
         self.tail_saved = False

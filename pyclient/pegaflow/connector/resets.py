@@ -11,10 +11,10 @@ from pegaflow.connector.metrics import Counts
 
 log = logging.getLogger("vllm.pegaflow")
 
-#: How long the request itself waits: it is a person's or a trainer's, not a step. A server answers
-#: within 0.4 s if a node does not confirm.
+#: The wait of the request itself, which comes from an operator or a trainer, not from a step. A
+#: server responds within 0.4 s if a node does not confirm.
 PATIENCE_S = 1.0
-#: A server that has not answered by then is asked again.
+#: A server that has not responded by then receives the request again.
 DEADLINE_S = 10.0
 RETRY_INTERVAL_S = 0.1
 
@@ -40,7 +40,7 @@ class Resets:
             log.warning("pegaflow: no server confirms the reset yet; nothing is loaded until then")
 
     def is_done(self) -> bool:
-        """Whether the last reset is confirmed; asks again now and then if not. Does not wait."""
+        """Whether the last reset is confirmed; repeats it at intervals if not. Does not wait."""
         if not self.is_owed:
             return True
         if self._ticket is None and self._clock() - self._asked_at >= RETRY_INTERVAL_S:
@@ -53,7 +53,7 @@ class Resets:
             self._ticket = self._session.ask_reset(DEADLINE_S)
         except _native.PegaFlowError as error:
             self._ticket = None
-            log.debug("pegaflow: a reset could not be asked for: %s", error)
+            log.debug("pegaflow: a reset could not be sent: %s", error)
 
     def _take(self, patience_s: float) -> bool:
         if self._ticket is None:

@@ -1,4 +1,4 @@
-"""Which blocks are saved when, and the GPU blocks that are kept in place meanwhile."""
+"""The schedule of saves, and the pins that keep GPU blocks in place meanwhile."""
 
 from __future__ import annotations
 
@@ -17,19 +17,20 @@ from pegaflow.connector.requests import RequestState
 
 log = logging.getLogger("vllm.pegaflow")
 
-#: How long an idle engine is kept stepping to hear of its last saves. Copies take milliseconds; a
-#: worker that says nothing for so long is stuck, and an engine must not spin for it.
+#: The time for which an idle engine continues stepping to receive the reports of its last saves.
+#: Copies take milliseconds; a worker without a report for this long is stuck, and an engine must
+#: not spin for it.
 IDLE_LIMIT_S = 10.0
-#: How long vLLM is asked to wait for blocks of a save before it preempts a request. A copy takes a
-#: few milliseconds, a preempted request is computed anew from its first token.
+#: The time for which vLLM waits for blocks of a save before it preempts a request. A copy takes a
+#: few milliseconds, a preempted request is recomputed from its first token.
 FREES_LIMIT_S = 0.05
 
 
 class GpuBlocks:
     """Keeps blocks of vLLM's pool in place: neither freed nor overwritten while a save reads them.
 
-    A reference is the only thing that protects them on both model runners: one of them overwrites
-    blocks of a preempted request before it tells connectors of the preemption.
+    Only a reference protects them on both model runners: one of them overwrites blocks of a
+    preempted request before it informs connectors of the preemption.
     """
 
     def __init__(self, pool: Any) -> None:
@@ -43,7 +44,7 @@ class GpuBlocks:
         return len(self._pool.blocks)
 
     def all_free(self) -> bool:
-        """Whether no block is in use, but the one that stands for none."""
+        """Whether no block is in use, except the null block."""
         return self._pool.get_num_free_blocks() == self.count - 1
 
     def pin(self, block_id: int) -> Any:
@@ -52,10 +53,10 @@ class GpuBlocks:
         return block
 
     def holds(self, block_id: int, block_hash: bytes) -> bool:
-        """Whether a block that is not pinned still has what vLLM names ``block_hash``.
+        """Whether an unpinned block still has the contents of vLLM's ``block_hash``.
 
-        vLLM's own cache knows: the block carries its hash (and a group number of 4 bytes) until it
-        is handed out again.
+        vLLM's own cache knows: the block keeps its hash (and a group number of 4 bytes) until it is
+        reallocated.
         """
         held = self._pool.blocks[block_id].block_hash
         return isinstance(held, bytes) and held[:-4] == block_hash
@@ -71,33 +72,33 @@ class GpuBlocks:
 
 @dataclasses.dataclass
 class _Job:
-    """What one step saves."""
+    """The blocks that one step saves."""
 
     number: int
     keys: list[bytes]
     block_ids: list[int]
     pinned: list[Any]
-    told: list[bytes]  #: Of the keys, those of which KV events tell.
+    told: list[bytes]  #: Those of the keys that KV events report.
     handed_at: float | None = None
 
 
 @dataclasses.dataclass
 class _Late:
-    """A block of a request that has ended, which waits for its turn."""
+    """A block of a request that has ended, which waits to be saved."""
 
     key: bytes
-    hash: bytes  #: What vLLM names it.
+    hash: bytes  #: vLLM's hash of it.
     block_id: int
-    run: Any  #: And its place in it: what KV events will say of it; None without them.
+    run: Any  #: With its place in it: the data for KV events; None without them.
     index: int
 
 
 class Saves:
     """From a block's completion to the last rank's report. Bound to the scheduler's thread.
 
-    At most ``limit`` blocks are pinned. A live request's further blocks wait for their turn, for
-    vLLM keeps them anyway. Those of a request that ends wait without protection: each is saved if
-    vLLM's own cache still has it when its turn comes, else dropped and counted.
+    At most ``limit`` blocks are pinned. A live request's further blocks wait, since vLLM keeps them
+    anyway. Those of a request that ends wait without protection: each is saved if vLLM's own cache
+    still has it by then, else dropped and counted.
     """
 
     def __init__(
@@ -111,7 +112,7 @@ class Saves:
         clock: Callable[[], float],
         events: Any = None,
     ) -> None:
-        """``events``: a BlockEvents, if somebody wants to know what is saved."""
+        """``events``: a BlockEvents, if saves are to be reported."""
         self.blocks = blocks
         self._limit = limit
         self._block_size = block_size
@@ -120,35 +121,35 @@ class Saves:
         self._clock = clock
         self._events = events
         self._next_job = 1
-        self._late: collections.deque[_Late] = collections.deque()  # nobody's blocks
+        self._late: collections.deque[_Late] = collections.deque()  # blocks without a live request
         self._open: _Job | None = None  # gathers until the step's plan is made
         self._jobs: dict[int, _Job] = {}
         self._partial: dict[int, Outcome] = {}
-        # Of all jobs, and whose they are: another copy of a block is not saved too.
+        # The keys of all jobs, and their jobs: a second copy of a block is not saved.
         self._keys: dict[bytes, int] = {}
         self._pinned = 0
-        self._frees_awaited_since: float | None = None  # until a job gives its blocks back
+        self._frees_awaited_since: float | None = None  # until a job releases its blocks
 
     @property
     def pinned(self) -> int:
         return self._pinned
 
     def keep_stepping(self) -> bool:
-        """Whether an idle engine should go on stepping, so that reports come in and pins end."""
+        """Whether an idle engine should continue stepping, to receive reports and end pins."""
         if self._open is not None or (self._late and self._pinned < self._limit):
             return True  # the next step's plan takes them
         now = self._clock()
         return any(now - (job.handed_at or now) < IDLE_LIMIT_S for job in self._jobs.values())
 
     def frees_soon(self) -> bool:
-        """Whether a save that is in flight is about to give back blocks that vLLM is short of.
+        """Whether a save in flight is about to release blocks that vLLM is short of.
 
-        vLLM asks when it has no free block, and at True leaves a request out of the step instead of
-        preempting one. True for FREES_LIMIT_S at most from the first such question on, whatever is
-        saved meanwhile; a save that ends begins another such time.
+        vLLM calls it when it has no free block, and at True leaves a request out of the step
+        instead of preempting one. True for FREES_LIMIT_S at most from the first such call on,
+        whatever is saved meanwhile; the end of a save restarts that time.
         """
         now = self._clock()
-        # What a request that has just ended left is handed out with the step that is being planned.
+        # The late blocks of a request that has just ended go out with the step being planned.
         jobs = [*self._jobs.values(), *([self._open] if self._open else [])]
         if not any(self._frees(job, now) for job in jobs):
             return False
@@ -167,7 +168,7 @@ class Saves:
     def collect(
         self, state: RequestState, table: Sequence[int], tokens: int, *, last: bool = False
     ) -> None:
-        """Adds the blocks that are complete once ``tokens`` tokens are, and not saved yet.
+        """Adds the unsaved blocks that are complete with ``tokens`` tokens.
 
         ``table`` are the request's blocks by index, ``last`` says that there is no later chance.
         """
@@ -195,7 +196,7 @@ class Saves:
             state.next_save = index + 1
 
     def drop(self, state: RequestState, tokens: int, reason: str) -> None:
-        """Counts what a request that ends leaves unsaved."""
+        """Counts the unsaved blocks of a request that ends."""
         stop = min(tokens // self._block_size, state.chain.usable_blocks())
         self._counts.add("save_dropped_blocks", max(0, stop - state.next_save), reason)
 
@@ -210,7 +211,8 @@ class Saves:
                 self._counts.add("save_dropped_blocks", 1, "pin_limit")
 
     def collect_tail(self, state: RequestState, table: Sequence[int]) -> None:
-        """Adds the prompt's last, partial block, once its tokens and the blocks before are there.
+        """Adds the prompt's last, partial block, once its tokens and the blocks before are
+        complete.
 
         Nothing is written behind them while it is saved: the request generates no more.
         """
@@ -249,7 +251,7 @@ class Saves:
             self._open = None
 
     def orders(self) -> list[SaveOrder]:
-        """What the workers shall save after this step; the orders still have to be handed out."""
+        """The saves after this step; the orders still have to be handed out."""
         self._collect_late()
         self._close()
         return [
@@ -265,7 +267,7 @@ class Saves:
             self._counts.add("saves")
 
     def report(self, outcomes: dict[int, Outcome]) -> None:
-        """Notes what workers say; a job that has ended on all ranks gives its blocks back."""
+        """Notes the workers' reports; a job that has ended on all ranks releases its blocks."""
         for number, outcome in outcomes.items():
             if number in self._partial:
                 self._partial[number].merge(outcome)
@@ -276,7 +278,7 @@ class Saves:
             self._partial.pop(number, None)
             job = self._jobs.pop(number, None)
             if job is None:
-                log.error("pegaflow: save job %d was reported and is not under way", number)
+                log.error("pegaflow: report for unknown save job %d", number)
                 continue
             self._release(job)
             self._counts.add("saved_blocks", outcome.blocks)
@@ -287,12 +289,12 @@ class Saves:
                 self._counts.observe("save_seconds", self._clock() - job.handed_at)
 
     def give_up(self) -> dict[int, list[Any]]:
-        """Drops what no worker knows of; returns the pins of the other jobs, by number."""
+        """Drops the jobs that no worker has; returns the pins of the other jobs, by number."""
         self.drop_unsent("off")
         return {number: job.pinned for number, job in self._jobs.items()}
 
     def drop_unsent(self, reason: str) -> None:
-        """Forgets what no worker knows of yet."""
+        """Drops the jobs that no worker has yet."""
         self._counts.add("save_dropped_blocks", len(self._late), reason)
         self._late.clear()
         self._close()
@@ -307,5 +309,5 @@ class Saves:
         self._pinned -= len(job.pinned)
         self._frees_awaited_since = None
         if self._events is not None:
-            self._events.settle(job.told)
+            self._events.conclude(job.told)
         self.blocks.unpin(job.pinned)

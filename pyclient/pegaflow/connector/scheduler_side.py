@@ -1,4 +1,4 @@
-"""The connector inside vLLM's scheduler: what is offered, what is loaded, what is saved."""
+"""The connector inside vLLM's scheduler, which offers blocks and orders loads and saves."""
 
 from __future__ import annotations
 
@@ -25,12 +25,12 @@ from pegaflow.connector.view import View
 
 log = logging.getLogger("vllm.pegaflow")
 
-#: How often a step looks at the link; also how long a new server may go unnoticed.
+#: The interval of reading the link's state, and the longest time until a new server is detected.
 LINK_INTERVAL_S = 0.1
 
 
 class SchedulerSide:
-    """Bound to the scheduler's thread; nothing here waits longer than its deadline says."""
+    """Bound to the scheduler's thread; no call waits longer than its deadline."""
 
     def __init__(
         self,
@@ -64,7 +64,7 @@ class SchedulerSide:
         self._async_scheduling = async_scheduling
         self._clock = clock
         self._adapters = adapters or Adapters()
-        #: What the jobs are named after, as the session tells the server.
+        #: The incarnation in the names of jobs; the session reports it to the server.
         self._incarnation = scheduler or _native.random_id()
         self.ranks = ranks
         self.loads = Loads(
@@ -114,7 +114,7 @@ class SchedulerSide:
         self._link: dict[str, Any] = {"state": "connecting"}
         self._server: Any = None  # incarnation of the one that was ready last
         self._away: dict[int, str] = {}  # ranks that cannot use the cache, and why
-        self._name = name  # of server and instance, for one line once all ranks use the cache
+        self._name = name  # server and instance, for the line once all ranks use the cache
         self._serving: set[int] = set()  # ranks that have reported it
         self._link_seen_at = -LINK_INTERVAL_S
         self._summary = Summary(settings.log_interval_s, clock())
@@ -141,7 +141,7 @@ class SchedulerSide:
         state = self._new_state(request)
         if self.events is not None:
             self.events.listen()
-        # Some requests exist only to be ended, so that connectors hear of it.
+        # Some requests exist only to end, so that connectors are informed of it.
         if not self._may_load or getattr(request, "abort_immediately", False):
             return
         if not self._waits.begin(state):
@@ -150,12 +150,12 @@ class SchedulerSide:
     def matched_tokens(self, request: Any, local_tokens: int) -> tuple[int | None, bool]:
         state = self._state(request)
         if state.generation != self._generation:
-            # vLLM asks only for a request that begins anew, so all its KV is of now.
+            # vLLM asks only for a request that starts over, so all its KV belongs to this time.
             state.generation = self._generation
             state.chain = self._chain(request)
             state.forget_saves()
         if not self._may_load or getattr(request, "skip_reading_prefix_cache", False):
-            # Nobody tells what the cache has; vLLM's own blocks were offered to it when computed.
+            # The cache's contents are unknown; vLLM's own blocks were offered to it when computed.
             state.next_save = max(state.next_save, local_tokens // self.block_size)
             return 0, False
         if state.load_failed or not self._reset_done():
@@ -173,7 +173,7 @@ class SchedulerSide:
         tokens = blocks * self.block_size
         stop = state.local + blocks
         if state.claim is not None and stop > state.claim.full_stop(stop):
-            # With the prompt's partial block; its last token is computed, for what comes next.
+            # With the prompt's partial block; its last token is computed, for the next one.
             tokens = request.num_tokens - 1 - local_tokens
         return tokens, blocks > 0
 
@@ -187,7 +187,7 @@ class SchedulerSide:
             self.policy.compute.begin(request.request_id, request.num_tokens - known)
             return
         if state.load is not None:
-            return  # said again for the same admission
+            return  # repeated for the same admission
         start, stop = state.local, state.local - (-tokens // self.block_size)
         claim, state.claim = state.claim, None
         offered = claim is not None and claim.first <= start and stop <= claim.first + claim.blocks
@@ -196,7 +196,7 @@ class SchedulerSide:
         self.loads.begin(state, claim, start, block_ids[start:stop])
 
     def loaded_from(self, request: Any, tokens: int) -> tuple[int, int]:
-        """Of the tokens that a request loads: those from the pool, and those from other nodes."""
+        """The numbers of tokens that a request loads from the pool and from other nodes."""
         state = self._states.get(request.request_id)
         load = state.load if state is not None else None
         if load is None:
@@ -205,7 +205,7 @@ class SchedulerSide:
         return here, tokens - here
 
     def finished(self, request: Any, block_ids: Sequence[int]) -> dict[str, Any] | None:
-        """What the response says to a router that asked for it."""
+        """The handover parameters of the response, for a router that requested them."""
         state = self._states.get(request.request_id)
         if state is None or state.request is not request:
             return None
@@ -246,11 +246,11 @@ class SchedulerSide:
         ).params()
 
     def _written_tokens(self, request: Any) -> int:
-        """Tokens whose KV is in memory, not only scheduled."""
+        """The number of tokens whose KV is in memory, not only scheduled."""
         in_flight = getattr(request, "num_in_flight_tokens", None)
         if in_flight is None:
             if self._async_scheduling:
-                return 0  # an old release does not tell; its last blocks are not saved
+                return 0  # an old release does not report it; its last blocks are not saved
             in_flight = 0
         return min(request.num_computed_tokens - in_flight, request.num_tokens)
 
@@ -272,7 +272,7 @@ class SchedulerSide:
     # ---- a step
 
     def plan(self, output: Any) -> StepPlan:
-        """What the workers do in this step."""
+        """The workers' orders for this step."""
         self._lookups.new_step()
         self._watch_link()
         if self.events is not None:
@@ -297,7 +297,7 @@ class SchedulerSide:
             cancelled=cancelled,
             discarded=discarded,
         )
-        # Nothing fails from here on: what is handed out is on its way.
+        # Nothing fails from here on: the orders are handed out.
         if self.saves is not None:
             self.saves.mark_handed_out(orders)
         self.loads.mark_handed_out(loads)
@@ -316,12 +316,12 @@ class SchedulerSide:
             if state is None or state.generation != self._generation:
                 continue
             request = state.request
-            # This step's tokens are not counted yet, and those that are only placeholders have
-            # no hash: a block is saved in the step that completes it, or in the one after.
+            # This step's tokens are not counted yet, and placeholders have no hash: a block is
+            # saved in the step that completes it, or in the one after.
             computed = request.num_computed_tokens + scheduled - len(drafts.get(request_id, ()))
             tokens = min(computed, request.num_tokens)
             if state.chain.adapter is not None:
-                # Its files are looked at after its KV was computed, not before.
+                # Its files are checked after its KV was computed, not before.
                 tokens = self._written_tokens(request)
             wants_tail = self._wants_tail(state, tokens)
             if tokens // self.block_size <= state.next_save and not wants_tail:
@@ -335,18 +335,18 @@ class SchedulerSide:
                 saves.collect_tail(state, table)
 
     def _wants_tail(self, state: RequestState, tokens: int) -> bool:
-        """Whether the prompt's partial block is to be saved, of which ``tokens`` are there."""
+        """Whether to save the prompt's partial block, of which ``tokens`` are computed."""
         if state.tail_saved or tokens < state.request.num_prompt_tokens:
             return False
         request = state.request
         # The answer's tokens go into the same block, and a page that changes while it is copied
-        # would not have the checksum that it was given.
+        # would not fit its checksum.
         if getattr(request, "max_tokens", 0) != 1:
             return False
         return is_asked_for(request) and bool(tail_tokens(request, self.block_size))
 
     def _follow_tables(self, output: Any) -> None:
-        """Keeps block tables of our own, for releases that do not hand out theirs."""
+        """Keeps separate block tables, for releases that do not expose theirs."""
         for new in output.scheduled_new_reqs:
             if state := self._states.get(new.req_id):
                 state.table = list(new.block_ids[0])
@@ -374,7 +374,8 @@ class SchedulerSide:
             if (outcome := report.loads.get(load.id)) and outcome.first_failed is not None:
                 log.log(
                     logging.DEBUG if outcome.cut else logging.WARNING,
-                    "pegaflow: %d of %d blocks did not come and are computed request=%s error=%s",
+                    "pegaflow: %d of %d blocks were not loaded and are computed request=%s "
+                    "error=%s",
                     outcome.failed,
                     len(load.blocks),
                     load.request_id,
@@ -382,16 +383,18 @@ class SchedulerSide:
                 )
 
     def _note_away(self, rank: int, reason: str) -> None:
-        """A rank cannot use the cache, or can again: loads need all of them, and so do saves.
+        """A rank cannot use the cache, or can again: loads and saves need all of them.
 
-        The server may say otherwise: under an instance's name it may know another engine's ranks.
+        The server's view may differ: under an instance's name it may have another engine's ranks.
         """
         if not reason and self._serving != (served := self._serving | {rank}):
             self._serving = served
             if len(served) == self.ranks:
                 log.info("pegaflow: all ranks use the cache: %s", self._name)
         if reason and not self._away:
-            log.warning("pegaflow: without the cache while rank %d is: %s", rank, reason)
+            log.warning(
+                "pegaflow: the cache is unavailable, rank %d cannot use it: %s", rank, reason
+            )
         if reason:
             self._away[rank] = reason
         elif self._away.pop(rank, "") and not self._away:
@@ -407,7 +410,7 @@ class SchedulerSide:
         return self.saves is not None and self.saves.frees_soon()
 
     def take_events(self) -> Sequence[Any]:
-        """For vLLM's event consumers: what became of the cache since the last step."""
+        """The changes of the cache since the last step, for vLLM's event consumers."""
         return self.events.take() if self.events is not None else ()
 
     def _watch_link(self) -> None:
@@ -421,7 +424,7 @@ class SchedulerSide:
             log.info("pegaflow: the link is %s%s", link["state"], why)
         if link["state"] == "ready" and link["server"] != self._server:
             if self._server is not None:
-                # Another life of the server has nothing of what we gave to the last one.
+                # A restarted server has none of the blocks that were saved before.
                 for state in self._states.values():
                     state.forget_saves()
             self._server = link["server"]
@@ -432,18 +435,19 @@ class SchedulerSide:
     # ---- the cache as a whole
 
     def reset_cache(self, local: bool = False) -> bool:
-        """Nothing that was saved before is offered again: anywhere, or ``local`` to this engine.
+        """Stops offering blocks that were saved before: anywhere, or only in this engine if
+        ``local``.
 
-        True also without a server, for False would make vLLM's pause and sleep fail: until a server
-        has confirmed the reset, nothing is offered at all.
+        True also without a server, since False would make vLLM's pause and sleep fail: until a
+        server has confirmed the reset, nothing is offered.
         """
         self.counts.add("resets", 1, "local" if local else "explicit")
         # vLLM empties its own cache first, which it cannot while blocks are referenced: after a
-        # reset that succeeds no save or load is under way. One that does not is tried again.
+        # successful reset no save or load is in flight. A failed one is tried again.
         if local or self.saves is None or self.saves.blocks.all_free():
             self._view.emptied()
         if local:
-            # Weights may be replaced while vLLM is paused, in ways that nothing shows.
+            # Weights may be replaced while vLLM is paused, in undetectable ways.
             self._forget(self._view.leave(), "vLLM has emptied its cache to pause or to sleep")
             return True
         self._forget(self._view.reset(), "the cache was reset")
@@ -453,7 +457,7 @@ class SchedulerSide:
         return True
 
     def weights_may_change(self, call: str) -> None:
-        """The workers are called with something that may replace their weights."""
+        """The workers receive a call that may replace their weights."""
         if self._view.leave():
             self._forget(True, f"{call} may change the weights")
 
@@ -462,7 +466,7 @@ class SchedulerSide:
             self._forget(True, f"the weights have version {version!r}")
 
     def _forget(self, viewed_anew: bool, why: str) -> None:
-        """Requests that are alive save and load no more of what they have computed so far."""
+        """Live requests no longer save or load the blocks that they have computed so far."""
         if viewed_anew:
             log.info("pegaflow: %s: from now on this engine uses %s", why, self._view)
         self._generation += 1

@@ -1,4 +1,4 @@
-"""What the connector serves. Anything else runs as plain vLLM: nothing saved, nothing loaded."""
+"""The supported configurations. Any other runs as plain vLLM, without saves or loads."""
 
 from __future__ import annotations
 
@@ -6,28 +6,28 @@ from typing import Any
 
 from pegaflow.connector import ranks
 
-#: One group of exactly these: every token has its slot for good, and a block's bytes depend on the
-#: tokens up to its end only, also where vLLM's hybrid manager is off and a layer with a window
-#: keeps all tokens. Their subclasses recycle slots or hold other things, so names count.
+#: One group of exactly these: every token keeps its slot, and a block's bytes depend only on the
+#: tokens up to its end, also if vLLM's hybrid manager is off and a layer with a window keeps all
+#: tokens. Their subclasses recycle slots or hold other data, so the exact names count.
 _SERVED_SPECS = ("FullAttentionSpec", "MLAAttentionSpec")
 #: Without the hybrid manager vLLM keeps all tokens of these, so that all layers are one group.
 _PROMOTED_SPECS = ("SlidingWindowSpec", "ChunkedLocalAttentionSpec")
-#: Drafts that come from the text so far: no model, no KV, no group of their own.
+#: Drafts that are derived from the text: no model, no KV, no cache group.
 _DRAFTS_WITHOUT_KV = ("ngram", "ngram_gpu", "suffix")
 
 
 def unsupported(vllm_config: Any, kv_cache_config: Any) -> str:
-    """Why this engine cannot use the cache, for a person; empty if it can.
+    """Why this engine cannot use the cache, as a text; empty if it can.
 
-    Both roles ask with their own copy of the configuration and come to the same answer.
+    Both roles call it with their own copy of the configuration and get the same result.
     """
     return _parallelism(vllm_config) or _model(vllm_config) or _groups(kv_cache_config)
 
 
 def kind_of_refusal(vllm_config: Any, kv_cache_config: Any) -> str:
-    """What the refusal is about, as the server's metrics name it: "engine", "model" or "weights".
+    """The kind of that reason in the server's metrics: "engine", "model" or "weights".
 
-    The last where the engine and its model are served.
+    The last if the engine and its model are supported.
     """
     if _parallelism(vllm_config):
         return "engine"
@@ -56,9 +56,9 @@ def _model(vllm_config: Any) -> str:
     if getattr(model, "is_diffusion", False):
         return "diffusion models rewrite their blocks"
     if getattr(model, "enable_sleep_mode", False):
-        return "sleep mode takes the KV cache's memory away under us; it is not supported yet"
+        return "sleep mode frees the KV cache's memory while it is in use; it is not supported yet"
     if getattr(vllm_config.cache_config, "calculate_kv_scales", False):
-        return "KV scales that each process calculates for itself make its blocks its own"
+        return "KV scales that each process calculates for itself make its blocks private"
     return ""
 
 
@@ -69,7 +69,7 @@ def _drafts(vllm_config: Any) -> str:
     method = str(getattr(speculative, "method", None))
     if method not in _DRAFTS_WITHOUT_KV:
         served = ", ".join(_DRAFTS_WITHOUT_KV)
-        return f"speculative decoding by {method} is not supported yet; served are {served}"
+        return f"speculative decoding by {method} is not supported yet; supported are {served}"
     # vLLM puts the target's own configuration where these methods need its vocabulary.
     draft = getattr(speculative, "draft_model_config", None)
     target = getattr(speculative, "target_model_config", None)
@@ -79,7 +79,7 @@ def _drafts(vllm_config: Any) -> str:
 
 
 def _images(vllm_config: Any) -> str:
-    """vLLM numbers images instead of hashing them where it needs no hash for itself."""
+    """vLLM numbers images instead of hashing them if it needs no hash itself."""
     multimodal = getattr(vllm_config.model_config, "multimodal_config", None)
     if multimodal is None:
         return ""
@@ -110,7 +110,7 @@ def _groups(kv_cache_config: Any) -> str:
     if getattr(group, "is_eagle_group", False):
         return "layers of a draft model are not supported yet"
     if getattr(group, "host_resident", False) or not getattr(group, "enable_kv_transfer", True):
-        return "the cache group is not one that a connector may move"
+        return "a connector may not transfer the cache group"
     for spec in _specs(group):
         if reason := _spec(spec):
             return reason
@@ -127,7 +127,7 @@ def _spec(spec: Any) -> str:
     if kind not in _SERVED_SPECS:
         return f"layers of kind {kind} are not supported yet"
     if getattr(spec, "non_causal", False):
-        return "layers that look ahead have other KV for the same prefix"
+        return "layers that look ahead have different KV for the same prefix"
     if getattr(spec, "prefix_replay_tokens", 0):
         return "layers that recompute a window after each hit are not supported yet"
     return ""

@@ -1,9 +1,9 @@
-"""Whose blocks an engine uses: those that were computed with the weights it has now.
+"""The blocks that an engine uses: those that were computed with its current weights.
 
-The namespace identifies the weights that an engine was started with. Weights may be replaced while
-it runs, and vLLM does not inform a connector of that. So the engine leaves the blocks of its start
-as soon as its weights may have changed, and from then on works in another view of the namespace: a
-salt that is part of the key of each block.
+The namespace identifies the weights with which an engine was started. Weights may be replaced while
+it runs, and vLLM does not inform a connector of that. So the engine leaves its first blocks as soon
+as its weights may have changed, and from then on works in another view of the namespace: a salt
+that is part of the key of each block.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ def salted(salt: bytes, key: bytes) -> bytes:
 class View:
     """The view that one engine works in. Bound to the scheduler's thread.
 
-    There are three kinds: the namespace itself, without a salt; one of each ``weight_version``,
+    There are three kinds: the namespace itself, without a salt; one for each ``weight_version``,
     which engines with equal namespaces share; and private ones, whose salt is random.
 
-    A ``pegaflow.weights_id`` stands for what the operator says, so a version or an explicit reset
-    ends a private view. An id made of files does not fit the engine again once they may differ.
+    A ``pegaflow.weights_id`` is the operator's statement, so a version or an explicit reset ends a
+    private view. An id made of files never fits the engine again once its weights may differ.
     """
 
     def __init__(self, named: bool) -> None:
@@ -37,7 +37,7 @@ class View:
         self.is_private = False
         self._named = named
         self._version: str | None = None  # vLLM's, once one was set
-        self._is_new = True  # nothing was computed in it
+        self._is_new = True  # no block was computed in it
         self._holds_kv = False
 
     def computed(self) -> None:
@@ -57,7 +57,7 @@ class View:
         return True
 
     def set_version(self, version: str) -> bool:
-        """The operator has named the weights of now; whether that makes it another view.
+        """The operator has named the current weights; whether that makes it another view.
 
         The view of that version is entered once vLLM holds no KV of other weights: at once, or with
         the next reset.
@@ -67,7 +67,7 @@ class View:
         return self._enter_shared() or left
 
     def reset(self) -> bool:
-        """Nothing that was saved so far is found in any view; whether it is another view now."""
+        """No block that was saved so far is found in any view; whether it is another view now."""
         return self.is_private and self._enter_shared()
 
     def _enter_shared(self) -> bool:
@@ -87,7 +87,7 @@ class View:
 
     def __str__(self) -> str:
         if self.is_private:
-            return "blocks of its own only"
+            return "only its own blocks"
         if self._version is None:
             return "the blocks of its namespace"
         return f"the blocks of weight version {self._version!r}"

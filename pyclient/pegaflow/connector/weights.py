@@ -1,10 +1,10 @@
-"""The factor ``weights``: one id for equal weights, a private name while the id is not known.
+"""The factor ``weights``: one id for equal weights, a private name while the id is unknown.
 
 The id is made of SHA-256 digests of whole files (``pegaflow.weights``). Digests that take long are
 made in the background for later starts: a running engine keeps its namespace.
 
-And the factor ``processor``, for the small files beside the weights that say how images, audio and
-video become the model's input.
+And the factor ``processor``, for the small files beside the weights that configure how images,
+audio and video become the model's input.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ AT_START_BYTES = 1 << 30
 
 _FIX = "name the weights with pegaflow.weights_id"
 
-#: What transformers reads, and of mistral_common what has more than a vocabulary.
+#: The files that transformers reads, and those of mistral_common with more than a vocabulary.
 _OF_THE_PROCESSOR = (
     "preprocessor_config.json",
     "processor_config.json",
@@ -43,9 +43,9 @@ _OF_THE_PROCESSOR = (
 
 
 def refusal(vllm_config: Any, configured: str) -> str:
-    """Why the weights of this engine have no id, for a person; empty if they have or may have one.
+    """Why the weights of this engine have no id, as a text; empty if they have or may have one.
 
-    Looks at the configuration only, so that all ranks and the scheduler agree.
+    Depends only on the configuration, so that all ranks and the scheduler agree.
     """
     if configured:
         return ""
@@ -54,7 +54,7 @@ def refusal(vllm_config: Any, configured: str) -> str:
         return f"its weights are pushed into it while it runs: {_FIX}"
     load_format = _load_format(vllm_config)
     if load_format == "dummy":
-        return f"load format dummy leaves open which weights come later: {_FIX}"
+        return f"with load format dummy the later weights are unknown: {_FIX}"
     if load_format not in FORMATS:
         return f"load format {load_format} does not read files that can be identified: {_FIX}"
     for source in (getattr(model, "model_weights", ""), model.model):
@@ -70,18 +70,18 @@ def refusal(vllm_config: Any, configured: str) -> str:
 
 
 def weights_id(vllm_config: Any, configured: str, instance: str) -> str:
-    """Names the weights for the namespace; equal names are equal weights.
+    """The name of the weights in the namespace; equal names mean equal weights.
 
-    The id of the files that vLLM has loaded, if their digests are known or quickly made; else a
-    name that no other engine has, and one line in the log. All ranks come to the same answer.
+    The id of the files that vLLM has loaded, if their digests are known or quickly computed; else a
+    name that no other engine has, and one line in the log. All ranks get the same result.
 
     Args:
         vllm_config: vLLM's configuration, in a worker that has loaded its weights.
-        configured: ``pegaflow.weights_id``; wins if it is not empty.
+        configured: ``pegaflow.weights_id``; takes precedence if it is not empty.
         instance: This engine's name.
 
     Raises:
-        UnknownWeights: nothing identifies the weights; the text names the fix.
+        UnknownWeights: the weights cannot be identified; the text names the fix.
     """
     if configured:
         return f"named:{configured}"
@@ -110,10 +110,10 @@ def weights_id(vllm_config: Any, configured: str, instance: str) -> str:
 
 
 def processor_id(vllm_config: Any, instance: str) -> str:
-    """Names how a multimodal model's processor is configured; empty for models of text only.
+    """A digest of a multimodal model's processor configuration; empty for text models.
 
-    In none of vLLM's hashes: equal images become other input if a file was changed. Empty also if
-    there are no such files, or not where they can be found, as with ModelScope.
+    It is in none of vLLM's hashes, although equal images become different input if a file was
+    changed. Empty also if the files are missing or cannot be found, as with ModelScope.
     """
     model = vllm_config.model_config
     if getattr(model, "multimodal_config", None) is None:
@@ -123,7 +123,7 @@ def processor_id(vllm_config: Any, instance: str) -> str:
     if is_local:
         directory = path if path.is_dir() else path.parent
     else:
-        # Not in the load configuration's download_dir, which is of the weights alone.
+        # Not in the load configuration's download_dir, which is for the weights only.
         repository = hub.repository(str(model.model), _hub_cache())
         try:
             directory = hub.snapshot(repository, _revision(model, repository))
@@ -151,11 +151,11 @@ class _Chosen:
     """The files that vLLM has loaded."""
 
     files: Sequence[Path]
-    ref: Path | None = None  #: Of the hub's cache, where it alone says which snapshot was loaded.
-    path: Path | None = None  #: The model's, where it is no repository of the hub.
+    ref: Path | None = None  #: The ref of the hub's cache, if it alone determines the snapshot.
+    path: Path | None = None  #: The model's path, if it is not a repository of the hub.
 
     def moved(self, since_ns: int) -> str:
-        """Whether another snapshot may have been loaded than the one that the ref names now."""
+        """Why another snapshot may have been loaded than the one that the ref names now."""
         if self.ref is None or self.ref.stat().st_mtime_ns <= since_ns:
             return ""
         snapshots = self.files[0].parent.parent
@@ -167,7 +167,7 @@ class _Chosen:
 def _choose(vllm_config: Any) -> _Chosen:
     """
     Raises:
-        UnknownWeights: they are not where vLLM would have them.
+        UnknownWeights: they are not in vLLM's place.
     """
     model = vllm_config.model_config
     load_format = _load_format(vllm_config)
@@ -187,11 +187,12 @@ def _choose(vllm_config: Any) -> _Chosen:
 
 
 def _revision(model: Any, repository: Path) -> str:
-    """The commit that vLLM has loaded, else the branch or tag that it was given."""
+    """The commit that vLLM has loaded, else the configured branch or tag."""
     revision = model.revision
     if resolved := getattr(revision, "resolved", None):  # vLLM 0.32 and later
         return str(resolved)
-    # Of the configuration's repository, which may be another one. Gone in transformers 5.19.
+    # The commit of the configuration's repository, which may be another one. Gone in transformers
+    # 5.19.
     commit = getattr(model.hf_config, "_commit_hash", None)
     elsewhere = getattr(model, "hf_config_path", None) not in (None, model.model)
     if commit and not elsewhere and (repository / "snapshots" / commit).is_dir():
@@ -213,7 +214,7 @@ def _load_format(vllm_config: Any) -> str:
 
 
 def _changed(files: Sequence[WeightFile], since_ns: int) -> str:
-    """Which file may have been loaded with other bytes than it has now."""
+    """The file that may have been loaded with other bytes than it has now."""
     for file in files:
         # A blob is named by its content; the engine may just have fetched it.
         if not file.blob and file.stamp.changed_ns > since_ns:
@@ -224,7 +225,7 @@ def _changed(files: Sequence[WeightFile], since_ns: int) -> str:
 
 
 def _switched(path: Path | None, since_ns: int) -> str:
-    """Whether a model's path may have led to other files when vLLM read them."""
+    """Why a model's path may have led to other files when vLLM read them."""
     reason = switched(path, since_ns) if path is not None else ""
     return f"{reason} while the engine started" if reason else ""
 
@@ -243,7 +244,7 @@ def _private(vllm_config: Any, instance: str, core: _EngineCore, reason: str) ->
     if vllm_config.parallel_config.rank == 0:
         log.warning(
             "pegaflow: this engine shares no blocks with others, nor with itself after a restart, "
-            "for its weights have no id yet: %s. To share them, run `pegaflow weights-id %s` once "
+            "because its weights have no id yet: %s. To share them, run `pegaflow weights-id %s` "
             "before it starts",
             reason,
             vllm_config.model_config.model,
@@ -253,7 +254,7 @@ def _private(vllm_config: Any, instance: str, core: _EngineCore, reason: str) ->
 
 def _hash_in_background(model: str, files: Sequence[WeightFile], cache: DigestCache) -> None:
     def run() -> None:
-        # The thread's own: nice is of a thread on Linux.
+        # Only for this thread: on Linux, nice is per thread.
         os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), 19)
         try:
             for file in files:
@@ -266,7 +267,7 @@ def _hash_in_background(model: str, files: Sequence[WeightFile], cache: DigestCa
             log.info("pegaflow: the weights of %s have an id, from the next start on", model)
         else:
             log.warning(
-                "pegaflow: the digests of %s are not kept: %s cannot be written, or the times of "
+                "pegaflow: the digests of %s are not stored: %s cannot be written, or the times of "
                 "the files are one whole second, as in reproducible images: %s",
                 model,
                 cache.directory,
@@ -278,18 +279,20 @@ def _hash_in_background(model: str, files: Sequence[WeightFile], cache: DigestCa
 
 @dataclasses.dataclass(frozen=True)
 class _EngineCore:
-    """The process whose workers must agree: several ranks are its children, one is itself."""
+    """The process whose workers must agree: the parent of several ranks, or a single rank
+    itself.
+    """
 
-    name: str  #: No other process on any machine has it.
+    name: str  #: Unique among all processes and machines.
     started_ns: int  #: By the clock of file stamps.
-    #: Digests that are younger may have come between two ranks. None: there is one rank.
+    #: Younger digests may have been written between two ranks. None: there is one rank.
     digests_before_ns: int | None
 
     @classmethod
     def of(cls, parallel: Any) -> _EngineCore:
         several = parallel.world_size > 1
         pid = os.getppid() if several else os.getpid()
-        # The name of the program, in parentheses, may hold blanks.
+        # The name of the program, in parentheses, may contain blanks.
         ticks = int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[19])
         age_ns = time.clock_gettime_ns(time.CLOCK_BOOTTIME) - ticks * 10**9 // os.sysconf(
             "SC_CLK_TCK"

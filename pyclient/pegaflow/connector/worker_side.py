@@ -1,4 +1,4 @@
-"""The connector inside a worker: registers its KV cache, runs the jobs that a step's plan names."""
+"""The connector inside a worker: registers its KV cache and runs the jobs of a step's plan."""
 
 from __future__ import annotations
 
@@ -18,22 +18,22 @@ log = logging.getLogger("vllm.pegaflow")
 
 @dataclasses.dataclass
 class _Job:
-    """A load that was accepted, until the mover has reported it."""
+    """An accepted load, until the mover has reported it."""
 
     order: LoadOrder
     discarded: bool = False
-    followed: bool = False  # vLLM was told that it has ended, and waits for its rest on the GPU
+    followed: bool = False  # completed early: vLLM's later work waits for its rest on the GPU
 
 
 class Reports:
-    """What a step has to tell: to vLLM which loads ended, to our scheduler how jobs did.
+    """The reports of a step: ended loads to vLLM, the outcomes of jobs to the scheduler's side.
 
-    Everything is handed out exactly once.
+    Each report is taken exactly once.
     """
 
     def __init__(self, rank: int = 0) -> None:
         self._rank = rank
-        self._away: str | None = None  # nothing is known yet
+        self._away: str | None = None  # unknown
         self._received: set[str] = set()
         self._bad_blocks: set[int] = set()
         self._report = WorkerReport()
@@ -44,7 +44,7 @@ class Reports:
         self._report.loads[order.load] = outcome
 
     def refused_load(self, order: LoadOrder, error: str, detail: str = "") -> None:
-        """A load of which nothing was copied, and nothing will be."""
+        """A load without copies, now or later."""
         outcome = Outcome(failed=len(order.blocks), error=error, detail=detail, first_failed=0)
         self.load(order, outcome, order.blocks)
 
@@ -55,12 +55,12 @@ class Reports:
         self.save(order.job, Outcome(failed=len(order.blocks), error=error, detail=detail))
 
     def copied(self, blocks: float, seconds: float) -> None:
-        """Blocks that a load has copied, and how long that took behind those before it."""
+        """The blocks that a load has copied, and the time that they took after earlier ones."""
         before = self._report.copied.get(self._rank, (0.0, 0.0))
         self._report.copied[self._rank] = before[0] + blocks, before[1] + seconds
 
     def step(self, number: int) -> None:
-        """A step has ended that is measured."""
+        """A measured step has ended."""
         self._report.step = number
 
     def away(self, reason: str) -> None:
@@ -87,19 +87,19 @@ class Reports:
 
 
 class StepsAhead:
-    """How long it will take from telling vLLM that a load has ended to the step that uses it.
+    """The time from the early completion of a load to the step that uses it.
 
-    That is some steps, since their results go to the scheduler, and on to the request, a step or
-    two later. A load is told so much early, so that its end and the step meet.
+    These are a few steps, since results go to the scheduler, and on to the request, a step or two
+    later. A load is completed early by this time, so that its end and the step coincide.
     """
 
-    #: Longer is not believed: a step that was that long may have been any kind of stop.
+    #: A longer step is ignored: it may have been a stop of any kind.
     LIMIT_S = 0.012
 
     def __init__(
         self, async_scheduling: bool, *, clock: Callable[[], float] = time.monotonic
     ) -> None:
-        """``async_scheduling``: a step's results are looked at when the next one is queued."""
+        """``async_scheduling``: a step's results are read when the next one is queued."""
         self._steps = {True: 2.0, False: 4.0} if async_scheduling else {True: 1.0, False: 2.0}
         self._clock = clock
         self._ended_at = clock()
@@ -107,11 +107,11 @@ class StepsAhead:
         self._seconds = 0.0
 
     def end_step(self, forward: bool) -> None:
-        """Once a step; ``forward``: the model has run in it."""
+        """Call it once per step; ``forward``: the model has run in it."""
         now = self._clock()
         took, self._ended_at = now - self._ended_at, now
-        # A step of another kind than the one before tells nothing of the next ones, nor does one
-        # that waited for somebody to come.
+        # A step of another kind than the one before does not predict the next ones, nor does one
+        # that waited for a request.
         alike, self._forward = forward == self._forward, forward
         self._seconds = took * self._steps[forward] if alike and took < 4 * self.LIMIT_S else 0.0
 
@@ -132,9 +132,9 @@ class WorkerSide:
     ) -> None:
         """
         Args:
-            make_mover: Turns the registered tensors into a mover.
+            make_mover: Makes a mover for the registered tensors.
             saves: False for a rank whose bytes another one saves.
-            ahead: How early vLLM may be told of loads that its GPU waits for.
+            ahead: The time by which loads that the GPU waits for may be completed early.
         """
         self.rank = rank
         self.name = f"worker-{rank}" if rank else "worker"
@@ -149,13 +149,13 @@ class WorkerSide:
         self._link = ""
         self._ahead = ahead or StepsAhead(False)
         self._forward = False
-        self._measured = 0  # the step that the scheduler's side wants to know the end of
+        self._measured = 0  # the step whose end is to be reported to the scheduler's side
         self._tells_early = True
 
     def register(self, kv_caches: Any, *, alone: bool = True) -> None:
-        """``alone``: nobody but vLLM's model and we writes to the blocks. Another connector may be
-        given the blocks of a load that was told, and its request aborted, and write to them in no
-        order with our last copies.
+        """``alone``: only vLLM's model and this connector write to the blocks. After the early
+        completion of a load its request may be aborted; another connector could then receive the
+        blocks and write to them in no order with the load's last copies.
         """
         self._tells_early = alone
         self.mover = self._make_mover(kv_caches)
@@ -186,8 +186,8 @@ class WorkerSide:
     def submit_saves(self, plan: StepPlan) -> None:
         """Called when the step's forward pass is queued: the mover records it as an event.
 
-        Called again for the same plan, for releases before 0.31 call wait_for_save() only in steps
-        with a forward pass, and a request's last blocks are saved in a step without.
+        Called again for the same plan, because releases before 0.31 call wait_for_save() only in
+        steps with a forward pass, and a request's last blocks are saved in a step without one.
         """
         if plan is self._saved_plan:
             return
@@ -214,7 +214,7 @@ class WorkerSide:
         if self.mover is None or not (self.loads or self.saves):
             return
         for done in self.mover.take_finished():
-            # Removed when it is reported, not before: nobody else would report it.
+            # Removed when it is reported, not before: there is no other report of it.
             if done.kind == "load":
                 self._load_ended(self.loads[done.id], done)
                 del self.loads[done.id]
@@ -229,13 +229,13 @@ class WorkerSide:
             self.reports.copied(done.bytes / self.mover.page_bytes, done.copying_s)
         if job.followed:
             if done.error:
-                # Only the GPU can do this, in whose context the engine's work fails as well.
-                log.error("pegaflow: a load failed that the engine builds on: %s", done.error)
+                # Only a failure of the GPU causes this, and in its context the engine fails too.
+                log.error("pegaflow: a load failed after its early completion: %s", done.error)
             return
         blocks = job.order.blocks
         failed = set(done.failed_blocks)
         if job.discarded or len(blocks) - len(failed) != done.blocks:
-            failed = set(blocks)  # in doubt all of it
+            failed = set(blocks)  # in doubt all blocks
         bad = [block in failed for block in blocks]
         error = "discarded" if job.discarded else done.error_code or "unknown"
         outcome = Outcome(
@@ -273,7 +273,7 @@ class WorkerSide:
             if state != self._link:
                 self._link = state
                 self.counts.set_link_state(self.name, state)
-                # Without a server all ranks are alike, and the scheduler's own link tells.
+                # Without a server all ranks are equal, and the scheduler's own link reports it.
                 if state == "refused":
                     self.reports.away(status["detail"])
                 elif state == "ready" or self.reports.is_away:
@@ -281,19 +281,19 @@ class WorkerSide:
         return self.counts.take()
 
     def _follow(self) -> None:
-        """Tells of loads whose last copies are on the GPU's queues, and that the model, when it
-        gets there, will hardly have to wait for.
+        """Completes loads early whose last copies are on the GPU's queues and will have ended about
+        when the model needs them.
         """
         for ahead in self.mover.follow(self._ahead.seconds()):
             job = self.loads[ahead.load]
             if job.discarded:
-                continue  # told when it has ended
+                continue  # reported when it has ended
             job.followed = True
             self.reports.load(
                 job.order, Outcome(blocks=ahead.blocks, bytes=ahead.bytes, took_s=ahead.took_s), ()
             )
 
     def close(self) -> None:
-        """Waits for the copies under way; the engine's memory may go afterwards."""
+        """Waits for the copies in flight; afterwards the engine's memory may be freed."""
         if self.mover is not None:
             self.mover.close()

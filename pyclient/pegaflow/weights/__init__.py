@@ -1,5 +1,5 @@
 """The identity of a model's weights, without an engine: ``pegaflow weights-id`` needs no vLLM.
 
-``files`` chooses the files that an engine loads, ``hub`` finds them in the cache of the Hugging
-Face Hub, ``digests`` keeps a SHA-256 digest for each file, ``identity`` makes one id of them.
+``files`` selects the files that an engine loads, ``hub`` finds them in the cache of the Hugging
+Face Hub, ``digests`` stores a SHA-256 digest for each file, ``identity`` combines them into one id.
 """

@@ -21,7 +21,7 @@ from pathlib import Path
 
 _CHUNK_BYTES = 4 << 20
 _VERSION = 1
-#: A file that was changed more recently could be changed again without another time stamp.
+#: A file that changed more recently could change again without another time stamp.
 _STILL_NS = 2_000_000_000
 
 
@@ -31,7 +31,7 @@ class FileChanged(Exception):
 
 @dataclasses.dataclass(frozen=True)
 class Stamp:
-    """What changes when a file does. The change time cannot be set back, as mtime can."""
+    """Attributes that change with a file. The change time cannot be set back, as mtime can."""
 
     size: int
     mtime_ns: int
@@ -45,7 +45,7 @@ class Stamp:
 
     @property
     def may_be_made_up(self) -> bool:
-        """Whether an image may have been built with these times.
+        """Whether the file may belong to a reproducible image.
 
         A reproducible one (squashfs, EROFS) has one time in whole seconds in all its files, as both
         times, and small inodes: another image at the same place has equal stamps.
@@ -56,7 +56,7 @@ class Stamp:
 def stamp(path: Path) -> Stamp:
     """
     Raises:
-        OSError: the file is missing, unreadable, or no regular file.
+        OSError: the file is missing, unreadable, or not a regular file.
     """
     return _stamp(os.stat(path), path)
 
@@ -70,7 +70,7 @@ def _stamp(status: os.stat_result, path: Path) -> Stamp:
 
 
 def cache_directory(environ: Mapping[str, str] = os.environ) -> Path:
-    """Where digests are kept; a directory that cannot exist where the user has no home."""
+    """The directory of the digests; an impossible one if the user has no home."""
     own = environ.get("PEGAFLOW_CACHE_DIR")
     cache = environ.get("XDG_CACHE_HOME") or "~/.cache"
     # Not Path.expanduser(), which raises then.
@@ -79,7 +79,7 @@ def cache_directory(environ: Mapping[str, str] = os.environ) -> Path:
 
 
 def hash_file(path: Path, on_bytes: Callable[[int], None] = lambda count: None) -> str:
-    """The SHA-256 of a file, in hexadecimal. One core at most, and the GIL is free meanwhile.
+    """The SHA-256 of a file, in hexadecimal. Uses at most one core and releases the GIL.
 
     Args:
         path: The file.
@@ -87,7 +87,7 @@ def hash_file(path: Path, on_bytes: Callable[[int], None] = lambda count: None) 
 
     Raises:
         OSError: it cannot be read.
-        FileChanged: it was changed meanwhile.
+        FileChanged: it changed meanwhile.
     """
     digest = hashlib.sha256()
     with path.open("rb", buffering=0) as file:
@@ -106,7 +106,7 @@ def hash_file(path: Path, on_bytes: Callable[[int], None] = lambda count: None) 
 class DigestCache:
     """Digests by path and stamp. Thread-safe and safe between processes.
 
-    An entry that cannot be read or written costs one more hash and nothing else.
+    An entry that cannot be read or written only costs one more hash.
     """
 
     def __init__(self, directory: Path | None = None) -> None:
@@ -116,9 +116,9 @@ class DigestCache:
         """The digest of the file at a resolved path, if it was hashed with this stamp.
 
         Args:
-            path: Without links.
-            stamp: The file's stamp now.
-            recorded_before_ns: Leaves out younger entries; see identity.py.
+            path: Resolved: without links.
+            stamp: The file's current stamp.
+            recorded_before_ns: Ignores younger entries; see identity.py.
         """
         if stamp.may_be_made_up:
             return None
@@ -135,7 +135,7 @@ class DigestCache:
         return digest
 
     def put(self, path: Path, stamp: Stamp, digest: str) -> bool:
-        """Keeps a digest; False where it cannot be written, or the stamp cannot be trusted."""
+        """Stores a digest; False if it cannot be written, or the stamp cannot be trusted."""
         now = time.time_ns()
         if now - stamp.changed_ns < _STILL_NS or stamp.may_be_made_up:
             return False
@@ -167,7 +167,7 @@ class DigestCache:
             self.directory.mkdir(mode=0o700, parents=True, exist_ok=True)
             lock = self._entry(path).with_suffix(".lock").open("w")
         except OSError:
-            yield  # without a directory each hashes for itself
+            yield  # without a directory each process hashes for itself
             return
         with lock:
             with contextlib.suppress(OSError):  # a file system without locks

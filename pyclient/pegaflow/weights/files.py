@@ -8,7 +8,7 @@ import re
 from collections.abc import Iterable
 from pathlib import Path
 
-#: Of each load format: the patterns, of which the first one with a match is loaded.
+#: The patterns of each load format; the first one with a match is loaded.
 _PATTERNS = {
     "hf": ("*.safetensors", "*.bin", "*.pt"),
     "safetensors": ("*.safetensors",),
@@ -25,7 +25,7 @@ _INDEX = {
     "mistral": "consolidated.safetensors.index.json",
     "hf": "model.safetensors.index.json",
 }
-#: A training leaves these beside the weights.
+#: Files that training leaves beside the weights.
 _OF_THE_TRAINING = (
     "training_args.bin",
     "optimizer.bin",
@@ -47,7 +47,7 @@ def weight_files(model: Path, load_format: str = "auto", *, of_hub: bool = False
         model: A directory, or one file.
         load_format: vLLM's ``load_format``, one of ``FORMATS``.
         of_hub: The directory is a snapshot of the hub's cache. Whether vLLM takes Mistral's files
-            depends on the repository's own list then, so that both kinds count if both are there.
+            then depends on the repository's own list, so both kinds count if both exist.
 
     Raises:
         UnknownWeights: there are none, one that an index names is missing, or the directory may
@@ -90,7 +90,7 @@ def _loaded(model: Path, load_format: str) -> list[Path]:
 
 
 def _indexed(model: Path, load_format: str, files: Iterable[Path]) -> list[Path]:
-    """Of the files those that the index names; all of them where there is no index."""
+    """The files that the index names; all of them without an index."""
     index = model / _INDEX.get(load_format, _INDEX["hf"])
     if not index.is_file():
         return list(files)
@@ -119,6 +119,6 @@ def _parts(model: Path) -> list[Path]:
 
 
 def _natural(path: Path) -> list[tuple[int, str]]:
-    """Numbers by value, as loaders sort: shard 2 before shard 10."""
+    """Sorts numbers by value, as loaders do: shard 2 before shard 10."""
     words = re.split(r"(\d+)", str(path))
     return [(int(word), "") if word.isdigit() else (-1, word) for word in words]

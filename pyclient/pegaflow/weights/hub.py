@@ -18,7 +18,7 @@ _SHA256 = re.compile(r"[0-9a-f]{64}")
 
 
 def cache_directory(environ: Mapping[str, str] = os.environ) -> Path:
-    """Where huggingface_hub keeps its cache."""
+    """The directory of huggingface_hub's cache."""
     for name in ("HF_HUB_CACHE", "HUGGINGFACE_HUB_CACHE"):
         if value := environ.get(name):
             return _expanded(value)
@@ -28,7 +28,7 @@ def cache_directory(environ: Mapping[str, str] = os.environ) -> Path:
 
 
 def _expanded(path: str) -> Path:
-    # Path.expanduser() raises where the user has no home.
+    # Path.expanduser() raises if the user has no home.
     return Path(os.path.expanduser(os.path.expandvars(path)))
 
 
@@ -38,7 +38,7 @@ def is_repository(name: str) -> bool:
 
 
 def repository(name: str, cache: Path | None = None) -> Path:
-    """The directory of a repository in the cache; it may not be there."""
+    """The directory of a repository in the cache, which may not exist."""
     return (cache or cache_directory()) / f"models--{name.replace('/', '--')}"
 
 

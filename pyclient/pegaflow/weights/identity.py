@@ -1,7 +1,7 @@
 """One id for a model's weights, from the SHA-256 of each of their files.
 
-Names and places are left out: a local directory, a snapshot of the hub's cache and a copy of either
-have one id if the bytes of their files are equal, in the order in which they are loaded.
+Names and paths do not count: a local directory, a snapshot of the hub's cache and a copy of either
+have one id if the bytes of their files are equal, in loading order.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ from pegaflow.weights.files import UnknownWeights
 
 @dataclasses.dataclass(frozen=True)
 class WeightFile:
-    """A file with weights, as it was when it was looked at."""
+    """A file with weights, with its stamp at that time."""
 
-    path: Path  #: Resolved: links lead elsewhere later without a trace.
+    path: Path  #: Resolved: links may change without a trace.
     stamp: Stamp
     blob: bool  #: Named by its content in the hub's cache.
 
@@ -32,7 +32,7 @@ class WeightFile:
 def look_at(files: Sequence[Path]) -> list[WeightFile]:
     """
     Raises:
-        UnknownWeights: a file is missing, unreadable, no regular file, or a loop of links.
+        UnknownWeights: a file is missing, unreadable, not a regular file, or a loop of links.
     """
     made = []
     for file in files:
@@ -58,7 +58,7 @@ def digest_of(
     """The digest of one file, which is read if it is not known.
 
     Raises:
-        UnknownWeights: it cannot be read, or was changed since it was looked at.
+        UnknownWeights: it cannot be read, or has changed since its stamp was taken.
     """
     if digest := file.digest(cache):
         return digest
@@ -83,7 +83,7 @@ def identify(
     """The id of these files; those without a known digest are read.
 
     Raises:
-        UnknownWeights: a file cannot be read, or was changed since it was looked at.
+        UnknownWeights: a file cannot be read, or has changed since its stamp was taken.
     """
     made = combine(files, [digest_of(file, cache, on_bytes) for file in files])
     for before, after in zip(files, look_at([file.path for file in files]), strict=True):

@@ -1,4 +1,4 @@
-"""What a path leads through, and whether that may have led elsewhere a while ago."""
+"""The directories and links on a path, and whether they may have changed since a time."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ import stat
 from collections.abc import Iterator
 from pathlib import Path
 
-#: As many links as the kernel follows.
+#: The kernel's limit of links on a path.
 _MOST_LINKS = 40
 
 
 def passed(path: Path) -> Iterator[Path]:
-    """The directories and links that the kernel passes on the way to a file or directory, and that
-    itself at the end; each by a path without links before its last part.
+    """The directories and links that the kernel passes on the way to a file or directory, and the
+    file itself at the end; each by a path without links before its last part.
 
     Raises:
         OSError: there is no such file, or a loop of links.
@@ -41,10 +41,10 @@ def passed(path: Path) -> Iterator[Path]:
 
 
 def switched(path: Path, since_ns: int) -> str:
-    """Why a path may have led elsewhere at some time after ``since_ns``; empty if it has not.
+    """Why a path may have led to another file at some time after ``since_ns``; empty if it has not.
 
-    A link that was made anew, or a directory that took the name of another one. What a file that it
-    leads to contains is another question.
+    For example a replaced link, or a directory that took the name of another one. The contents of
+    the file are not considered.
 
     Raises:
         OSError: there is no such file.

@@ -17,7 +17,7 @@ TEST_SUITE("BlockKey") {
     CHECK(to_string(*key) == std::string(32, '0').insert(0, "abababababababababababababababab"));
   }
 
-  TEST_CASE("an empty key and one of 33 bytes are refused") {
+  TEST_CASE("an empty key and one of 33 bytes are rejected") {
     CHECK(BlockKey::from_bytes({}).error().code == Errc::kInvalidArgument);
     const std::vector<std::byte> raw(33);
     const auto key = BlockKey::from_bytes(raw);

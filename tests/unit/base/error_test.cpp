@@ -19,13 +19,13 @@ Result<int> quarter(int number) {
 }
 
 TEST_SUITE("Error") {
-  TEST_CASE("PEGA_TRY hands the first error on, untouched") {
+  TEST_CASE("PEGA_TRY returns the first error unchanged") {
     CHECK(quarter(8).value() == 2);
     CHECK(quarter(7).error().detail == "7 is odd");
     CHECK(quarter(6).error().detail == "3 is odd");
   }
 
-  TEST_CASE("an errno becomes the code that says how to react") {
+  TEST_CASE("an errno becomes the code that determines the caller's reaction") {
     CHECK(fail_errno(ENOMEM, "fallocate").value().code == Errc::kOutOfCapacity);
     CHECK(fail_errno(EACCES, "open /x").value().code == Errc::kRefused);
     CHECK(fail_errno(ECONNRESET, "send").value().code == Errc::kPeerLost);

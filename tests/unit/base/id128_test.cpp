@@ -6,7 +6,7 @@ namespace pegaflow {
 namespace {
 
 TEST_SUITE("Id128") {
-  TEST_CASE("random ids are never none and never alike") {
+  TEST_CASE("random ids are never zero and never equal") {
     const Id128 a = Id128::random();
     const Id128 b = Id128::random();
     CHECK_FALSE(a.is_none());

@@ -32,7 +32,7 @@ TEST_SUITE("Mailbox") {
     CHECK_FALSE(readable(box.fd()));
   }
 
-  TEST_CASE("a full mailbox says so and leaves the value alone") {
+  TEST_CASE("a full mailbox rejects a value and leaves it unchanged") {
     Mailbox<std::string> box(2);
     CHECK(box.try_send("a"));
     CHECK(box.try_send("b"));

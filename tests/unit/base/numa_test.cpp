@@ -22,13 +22,13 @@ Numbers numbers_of(const std::vector<NumaNode>& nodes) {
   return numbers;
 }
 
-/// The nodes of a machine that a pool would lie on.
+/// The NUMA nodes of a machine on which a pool would lie.
 Numbers pool_nodes(const NumaMachine& machine) {
   return numbers_of(NumaFiles(machine).read().memory_nodes());
 }
 
 TEST_SUITE("NUMA") {
-  TEST_CASE("the kernel's lists are read, and nothing else") {
+  TEST_CASE("the kernel's lists are parsed, and any other text is rejected") {
     CHECK(parse_number_list("0\n").value() == Numbers{0});
     CHECK(parse_number_list("\t0-3 ").value() == Numbers{0, 1, 2, 3});
     CHECK(parse_number_list("0-1,4,6-7\n").value() == Numbers{0, 1, 4, 6, 7});
@@ -44,7 +44,7 @@ TEST_SUITE("NUMA") {
     }
   }
 
-  TEST_CASE("a pool lies on the nodes that have memory and cores") {
+  TEST_CASE("a pool lies on the NUMA nodes that have memory and cores") {
     CHECK(pool_nodes(testing::one_node()) == Numbers{0});
     CHECK(pool_nodes(testing::two_sockets()) == Numbers{0, 1});
     CHECK(pool_nodes(testing::four_nodes()) == Numbers{0, 1, 2, 3});
@@ -53,21 +53,21 @@ TEST_SUITE("NUMA") {
     CHECK(pool_nodes(testing::sixteen_nodes()).size() == 16);
   }
 
-  TEST_CASE("memory without cores is a device's, and left alone") {
+  TEST_CASE("memory without cores belongs to a device and is not used") {
     CHECK(pool_nodes(testing::cxl_memory()) == Numbers{0, 1});
     CHECK(pool_nodes(testing::grace_hopper()) == Numbers{0});
     CHECK(pool_nodes(testing::power9()) == Numbers{0, 8});
   }
 
-  TEST_CASE("nodes that the process may not use do not count") {
+  TEST_CASE("NUMA nodes that the process may not use do not count") {
     NumaMachine machine = testing::eight_nodes();
     machine.mems_allowed = "4-5";
     CHECK(pool_nodes(machine) == Numbers{4, 5});
     machine.mems_allowed = "no list";
-    CHECK(pool_nodes(machine).size() == 8);  // Nobody said that it may not.
+    CHECK(pool_nodes(machine).size() == 8);  // No list of allowed nodes was read.
   }
 
-  TEST_CASE("cores that are offline belong to no node") {
+  TEST_CASE("cores that are offline belong to no NUMA node") {
     const auto topology = NumaFiles(testing::threads_off()).read();
     REQUIRE(topology.nodes().size() == 2);
     CHECK(topology.nodes()[0].cores.size() == 28);
@@ -80,7 +80,7 @@ TEST_SUITE("NUMA") {
     CHECK(pool_nodes(half) == Numbers{1});
   }
 
-  TEST_CASE("a process that is kept to one node's cores has that node") {
+  TEST_CASE("a process that is bound to the cores of one NUMA node has that node") {
     const auto topology = NumaFiles(testing::two_sockets()).read();
     CHECK(topology.node_of(Numbers{0, 55, 112}) == 0);
     CHECK(topology.node_of(Numbers{56, 223}) == 1);
@@ -89,7 +89,7 @@ TEST_SUITE("NUMA") {
     CHECK_FALSE(topology.node_of(Numbers{}));
   }
 
-  TEST_CASE("the nearest memory of a node without any") {
+  TEST_CASE("the nearest memory of a NUMA node without memory") {
     const auto machine = NumaFiles(testing::cxl_memory()).read();
     const auto pool = machine.memory_nodes();
     CHECK(machine.nearest(0, pool) == 0);
@@ -103,7 +103,7 @@ TEST_SUITE("NUMA") {
     CHECK(power9.nearest(254, power9.memory_nodes()) == 0);  // As far from both.
   }
 
-  TEST_CASE("recorded: GPUs' memory is left alone, and threads that are off are nobody's") {
+  TEST_CASE("recorded: GPU memory is not used, and offline threads belong to no NUMA node") {
     const auto power9 = NumaFiles(testing::recorded_power9()).read();
     CHECK(power9.nodes().size() == 8);
     CHECK(numbers_of(power9.memory_nodes()) == Numbers{0, 8});
@@ -115,15 +115,17 @@ TEST_SUITE("NUMA") {
     CHECK(power9.nearest(250, power9.memory_nodes()) == 0);  // As far from both.
   }
 
-  TEST_CASE("recorded: a node that was taken offline is not there, whatever others say of it") {
+  TEST_CASE(
+      "recorded: an offline NUMA node is missing, even if other nodes list a distance to it") {
     const auto rest = NumaFiles(testing::recorded_without_node_0()).read();
     CHECK(numbers_of(rest.memory_nodes()) == Numbers{1});
     CHECK(rest.nodes()[0].cores == Numbers{5, 7, 9, 11, 13, 15, 17, 19});
-    CHECK(rest.nodes()[0].distances.empty());  // To two nodes, of one: whose they are is not known.
+    CHECK(rest.nodes()[0]
+              .distances.empty());  // Two distances for one node: to which nodes is unknown.
     CHECK(rest.nearest(1, rest.memory_nodes()) == 0);
   }
 
-  TEST_CASE("recorded: the nearest of four nodes that are all differently far") {
+  TEST_CASE("recorded: the nearest of four NUMA nodes at different distances") {
     const auto kunpeng = NumaFiles(testing::recorded_kunpeng()).read();
     const auto pool = kunpeng.memory_nodes();
     REQUIRE(numbers_of(pool) == Numbers{0, 1, 2, 3});
@@ -132,7 +134,7 @@ TEST_SUITE("NUMA") {
     CHECK(kunpeng.nearest(2, std::span(pool).first(2)) == 1);    // 32 to node 0, 25 to node 1.
   }
 
-  TEST_CASE("distances that make no sense are none") {
+  TEST_CASE("invalid distances are ignored") {
     NumaMachine machine = testing::two_sockets();
     machine.nodes[0].distance = "10 21 21";
     machine.nodes[1].distance = "far";
@@ -144,7 +146,7 @@ TEST_SUITE("NUMA") {
     CHECK_FALSE(topology.nearest(1, std::span(pool).first(1)));
   }
 
-  TEST_CASE("a kernel that says nothing, or nonsense, has no nodes") {
+  TEST_CASE("a machine without valid NUMA files has no NUMA nodes") {
     CHECK(NumaTopology::read({.sysfs = "/nonexistent", .process_status = "/nonexistent"})
               .nodes()
               .empty());
@@ -155,11 +157,11 @@ TEST_SUITE("NUMA") {
     machine.has_memory = "";
     CHECK(pool_nodes(machine).empty());
     machine = testing::two_sockets();
-    machine.nodes.pop_back();  // Of which there are no files.
+    machine.nodes.pop_back();  // Its files are missing.
     CHECK(pool_nodes(machine) == Numbers{0});
   }
 
-  TEST_CASE("this machine has a node, and all cores of this thread are of the machine") {
+  TEST_CASE("this machine has a NUMA node, and all cores of this thread belong to the machine") {
     const auto here = NumaTopology::read();
     const Numbers cores = allowed_cores();
     CHECK_FALSE(cores.empty());
@@ -171,7 +173,7 @@ TEST_SUITE("NUMA") {
     if (here.nodes().size() == 1) CHECK(here.node_of(cores) == here.nodes()[0].number);
   }
 
-  TEST_CASE("a thread is kept to cores that it may use, and to no others") {
+  TEST_CASE("a thread is bound only to cores that it may use") {
     std::thread([] {
       const Numbers before = allowed_cores();
       REQUIRE_FALSE(before.empty());

@@ -81,7 +81,7 @@ TEST_SUITE("OptionTable") {
     CHECK(f.pool_size == 32 << 10);
   }
 
-  TEST_CASE("a wrong value names the option, the value, its source and what is right") {
+  TEST_CASE("the error for an invalid value names the option, the value, its source and the fix") {
     Fixture f;
     CHECK(f.parse({"--workers", "99"}).error().detail ==
           "--workers (from the command line): 99 is not between 1 and 64");
@@ -110,7 +110,7 @@ TEST_SUITE("OptionTable") {
     CHECK(f.name == "two words");
   }
 
-  TEST_CASE("what --print-options prints is a file of options") {
+  TEST_CASE("the output of --print-options is a valid file of options") {
     Fixture f;
     REQUIRE(f.parse({"--pool-size", "2gb", "--verbose", "--deadline", "2s", "--peers", "a:1,b:2",
                      "--print-options"}));
@@ -124,7 +124,7 @@ TEST_SUITE("OptionTable") {
     CHECK(g.name == "x");
   }
 
-  TEST_CASE("a directory is no file of options") {
+  TEST_CASE("a directory is rejected as a file of options") {
     Fixture f;
     CHECK(f.parse({"--config", "/tmp"}).error().detail == "--config /tmp: it is a directory");
   }
@@ -132,22 +132,22 @@ TEST_SUITE("OptionTable") {
   TEST_CASE("a word behind a value belongs to no option, and given twice the last value counts") {
     Fixture f;
     CHECK(f.parse({"--workers", "2", "stray"}).error().detail ==
-          "\"stray\" belongs to no option; --help lists what there is");
+          "\"stray\" belongs to no option; --help lists all options");
     CHECK(f.parse({"--nosuch=1", "--workers", "2"}).error().detail ==
-          "there is no option --nosuch; --help lists what there is");
+          "unknown option --nosuch; --help lists all options");
     Fixture g;
     REQUIRE(g.parse({"--workers", "2", "--workers", "3"}));
     CHECK(g.workers == 3);
   }
 
-  TEST_CASE("a time without a unit is refused with one that has") {
+  TEST_CASE("a time without a unit is rejected with an example that has one") {
     Fixture f;
     CHECK(f.parse({"--deadline", "5"}).error().detail ==
           "--deadline (from the command line): \"5\" has no unit; write for example 250ms, 2s or "
           "1m");
   }
 
-  TEST_CASE("a flag without a meaning is accepted and said") {
+  TEST_CASE("a flag without effect is accepted and reported") {
     Fixture f;
     REQUIRE(f.parse({"--blockwise-alloc", "--shards", "4", "--workers", "2"}));
     REQUIRE(f.table.ignored().size() == 2);

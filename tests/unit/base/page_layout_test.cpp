@@ -21,7 +21,7 @@ TEST_SUITE("PageLayout") {
     CHECK(slot_bytes_for(4097) == 8192);
   }
 
-  TEST_CASE("what cannot be a layout is refused, with the numbers") {
+  TEST_CASE("an impossible layout is rejected with its numbers") {
     CHECK(PageLayout::create({}, 4).error().code == Errc::kInvalidArgument);
     CHECK(PageLayout::create({{memory.data(), 16, 16}}, 0).error().code == Errc::kInvalidArgument);
     CHECK(PageLayout::create({{nullptr, 16, 16}}, 2).error().code == Errc::kInvalidArgument);

@@ -12,7 +12,7 @@ namespace {
 
 std::string g_line;
 
-TEST_SUITE("lines that strangers cause") {
+TEST_SUITE("log lines that other processes cause") {
   TEST_CASE("control characters are escaped, all other bytes stay") {
     CHECK(printable("plain = \"text\" \xc3\xa9") == "plain = \"text\" \xc3\xa9");
     CHECK(printable("a\nb\t\x1b[31m\x7f") == "a\\x0ab\\x09\\x1b[31m\\x7f");

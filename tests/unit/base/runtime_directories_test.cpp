@@ -19,7 +19,7 @@ TEST_SUITE("RuntimeDirectories") {
     CHECK(directories.user == "/run/user/7/pegaflow");
   }
 
-  TEST_CASE("without an environment there is only the system's") {
+  TEST_CASE("without an environment there is only the system's directory") {
     ::unsetenv("PEGAFLOW_RUNTIME_DIR");
     ::unsetenv("XDG_RUNTIME_DIR");
 

@@ -51,19 +51,19 @@ TEST_SUITE("text_file") {
     CHECK(read_text_file(folder / "empty").value().empty());
   }
 
-  TEST_CASE("what is no file is refused without waiting for it") {
+  TEST_CASE("a path that is not a regular file is rejected without waiting") {
     const Scratch folder;
     const std::string pipe = folder / "pipe";
     REQUIRE(::mkfifo(pipe.c_str(), 0600) == 0);
     for (const std::string& path : {pipe, std::string("/dev/zero"), std::string("/dev/null")}) {
       CAPTURE(path);
-      CHECK(why(path) == "cannot be read: it is no regular file");
+      CHECK(why(path) == "cannot be read: it is not a regular file");
     }
     CHECK(why(folder / "") == "cannot be read: Is a directory");
     CHECK(why(folder / "none") == "cannot be read: No such file or directory");
   }
 
-  TEST_CASE("a file beyond the limit is refused, and one of that size is not") {
+  TEST_CASE("a file above the limit is rejected, and one at the limit is not") {
     const Scratch folder;
     const std::string path = folder / "file";
     std::ofstream(path).flush();

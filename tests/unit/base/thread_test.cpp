@@ -12,7 +12,7 @@ namespace pegaflow {
 namespace {
 
 TEST_SUITE("start_thread") {
-  TEST_CASE("a thread has its name, takes no signal, and leaves our mask alone") {
+  TEST_CASE("a thread has its name and all signals blocked, and its parent's mask is unchanged") {
     sigset_t mine_before;
     pthread_sigmask(SIG_SETMASK, nullptr, &mine_before);
     std::array<int, 3> blocked{};

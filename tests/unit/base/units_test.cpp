@@ -14,9 +14,9 @@ TEST_SUITE("units") {
     CHECK(parse_bytes("2TB").value() == 2ULL << 40);
   }
 
-  TEST_CASE("a size that is none says what one looks like") {
+  TEST_CASE("the error for an invalid size gives an example") {
     CHECK(parse_bytes("much").error().detail ==
-          "\"much\" is no size; write for example 30gb, 512mb or 4096");
+          "\"much\" is not a size; write for example 30gb, 512mb or 4096");
     CHECK(parse_bytes("-1gb").error().code == Errc::kInvalidArgument);
     CHECK(parse_bytes("nan").error().code == Errc::kInvalidArgument);
     CHECK(parse_bytes("").error().code == Errc::kInvalidArgument);
@@ -34,7 +34,7 @@ TEST_SUITE("units") {
     CHECK(parse_duration("999999999999m").error().code == Errc::kInvalidArgument);
   }
 
-  TEST_CASE("what is printed is short") {
+  TEST_CASE("printed sizes and times are short") {
     CHECK(format_bytes(512) == "512 B");
     CHECK(format_bytes(30ULL << 30) == "30 GiB");
     CHECK(format_bytes(1536) == "1.5 KiB");

@@ -11,7 +11,7 @@ namespace pegaflow {
 namespace {
 
 TEST_SUITE("watched_file") {
-  TEST_CASE("a file that changes, goes or comes is noticed once each time") {
+  TEST_CASE("each change, disappearance and appearance of a file is detected once") {
     std::string folder = "/tmp/pega-watched-XXXXXX";
     REQUIRE(::mkdtemp(folder.data()) != nullptr);
     const std::string path = folder + "/file";

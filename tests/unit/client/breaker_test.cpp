@@ -24,7 +24,7 @@ TEST_SUITE("Breaker") {
     CHECK_FALSE(breaker.on_deadline_missed());  // It is open already.
   }
 
-  TEST_CASE("missed deadlines that lie further apart do not") {
+  TEST_CASE("missed deadlines that lie further apart do not open it") {
     ManualClock clock;
     Breaker breaker(clock, 3, seconds(1));
     for (int i = 0; i < 100; ++i) {

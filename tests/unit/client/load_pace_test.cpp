@@ -10,14 +10,14 @@ using std::chrono::milliseconds;
 constexpr TimePoint kBegin{std::chrono::seconds(100)};
 
 TEST_SUITE("LoadPace") {
-  TEST_CASE("a load about whose computing nothing is said is not judged") {
+  TEST_CASE("a load without a computing time is not judged") {
     const LoadPace pace;
     CHECK_FALSE(pace.is_judged());
     CHECK_FALSE(pace.computing(7));
     CHECK_FALSE(pace.worth(7, kBegin));
   }
 
-  TEST_CASE("a load whose computing takes an unknown time may only be stuck") {
+  TEST_CASE("a load with an unknown computing time is cut only if its source is stuck") {
     const LoadPace pace(LoadPace::Computing{}, kBegin);
     CHECK(pace.is_judged());
     CHECK_FALSE(pace.is_compared());
@@ -32,7 +32,7 @@ TEST_SUITE("LoadPace") {
     CHECK(pace.worth(10, kBegin + milliseconds(150)) == milliseconds(30));
   }
 
-  TEST_CASE("what the engine computes before it counts from the load's acceptance on") {
+  TEST_CASE("the delay before computing counts from the load's acceptance") {
     const LoadPace pace(
         LoadPace::Computing{.delay = milliseconds(50), .per_block = milliseconds(2)}, kBegin);
     CHECK(pace.computing(10) == milliseconds(70));

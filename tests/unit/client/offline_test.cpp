@@ -1,4 +1,4 @@
-// What the client promises where no server is.
+// The client's behavior without a server.
 #include <string>
 #include <vector>
 
@@ -40,7 +40,7 @@ TEST_SUITE("a client without a server") {
     CHECK(session->status().connections == 0);
   }
 
-  TEST_CASE("a mover accepts no job, and says why it is not ready") {
+  TEST_CASE("a mover accepts no job, and its status has the reason") {
     testing::EngineMemory memory(1, 64, 2);
     testing::SlowDevice device;
     Mover::Options options;
@@ -60,7 +60,7 @@ TEST_SUITE("a client without a server") {
     CHECK(mover->load(1, Id128::random(), 0, kBlocks).error().code == Errc::kPeerLost);
   }
 
-  TEST_CASE("jobs without sense are refused before anything else") {
+  TEST_CASE("invalid jobs are rejected before anything else") {
     testing::EngineMemory memory(1, 64, 2);
     testing::SlowDevice device;
     Mover::Options options;
@@ -78,7 +78,7 @@ TEST_SUITE("a client without a server") {
     CHECK(code(mover->load(1, id, 0, std::vector<std::uint32_t>(9000))) == Errc::kInvalidArgument);
   }
 
-  TEST_CASE("options without sense are named") {
+  TEST_CASE("the error for an invalid option names it") {
     testing::EngineMemory memory(1, 64, 2);
     testing::SlowDevice device;
     const auto detail = [](const auto& started) {

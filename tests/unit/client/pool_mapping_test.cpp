@@ -39,7 +39,7 @@ long faults_of_first_use(std::span<std::byte> bytes) {
 }
 
 TEST_SUITE("PoolMapping") {
-  TEST_CASE("both ends see the same bytes, until it is unmapped") {
+  TEST_CASE("both ends see the same bytes until the pool is unmapped") {
     const UniqueFd fd = make_pool(F_SEAL_SHRINK | F_SEAL_GROW);
 
     Result<PoolMapping> mapping = PoolMapping::map(fd.get(), kBytes);
@@ -58,7 +58,7 @@ TEST_SUITE("PoolMapping") {
     CHECK(::mincore(at, 4096, &resident) != 0);  // Nothing is mapped there.
   }
 
-  TEST_CASE("a pool whose size could change, or is another one, is refused") {
+  TEST_CASE("a pool of another size, or whose size could change, is rejected") {
     CHECK(PoolMapping::map(make_pool(0).get(), kBytes).error().code == Errc::kRefused);
     CHECK(PoolMapping::map(make_pool(F_SEAL_GROW).get(), kBytes).error().code == Errc::kRefused);
     const UniqueFd fd = make_pool(F_SEAL_SHRINK | F_SEAL_GROW);
@@ -74,7 +74,7 @@ TEST_SUITE("PoolMapping") {
     CHECK_FALSE(PoolMapping::map(sealed.get(), kBytes));
   }
 
-  TEST_CASE("what is populated is used without a page fault") {
+  TEST_CASE("a populated pool is used without page faults") {
     constexpr std::size_t kPages = 8192;
     // Not whole slices, and of another length than what is written in one go.
     const UniqueFd fd = make_pool(F_SEAL_SHRINK | F_SEAL_GROW, kPages * 4096 + 4096);
@@ -85,13 +85,13 @@ TEST_SUITE("PoolMapping") {
     PoolMapping moved = std::move(populated);
     moved.wait_populated();
 
-    // A sanitizer's memory has faults of its own, in both; and a kernel that is short of memory, or
-    // moves it, takes some entries out again.
+    // A sanitizer's memory causes page faults of its own in both; and a kernel that is short of
+    // memory, or moves it, removes some entries again.
     const auto first_faults = faults_of_first_use(plain.bytes());
     CHECK(first_faults > faults_of_first_use(moved.bytes()) + kPages / 2);
   }
 
-  TEST_CASE("a mapping may go while it is populated") {
+  TEST_CASE("a mapping may be unmapped while it is populated") {
     constexpr std::size_t kSize = 256 << 20;
     const UniqueFd fd = make_pool(F_SEAL_SHRINK | F_SEAL_GROW, kSize);
     for (int round = 0; round < 20; ++round) {
@@ -110,7 +110,7 @@ TEST_SUITE("PoolMapping") {
     nothing.wait_populated();
   }
 
-  TEST_CASE("a child does not get it") {
+  TEST_CASE("a child does not inherit the mapping") {
     const UniqueFd fd = make_pool(F_SEAL_SHRINK | F_SEAL_GROW);
     const PoolMapping mapping = PoolMapping::map(fd.get(), kBytes).value();
     const pid_t child = ::fork();

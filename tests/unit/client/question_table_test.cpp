@@ -15,7 +15,7 @@ QuestionTable::Outcome outcome(std::size_t blocks) {
 }
 
 TEST_SUITE("QuestionTable") {
-  TEST_CASE("an answer is handed out once") {
+  TEST_CASE("an answer is returned once") {
     QuestionTable table(4);
     const auto ticket = table.add().value();
     CHECK_FALSE(table.take(ticket, Duration::zero()));
@@ -26,7 +26,7 @@ TEST_SUITE("QuestionTable") {
     CHECK(table.take(ticket, Duration::zero()).value().error().code == Errc::kGone);
   }
 
-  TEST_CASE("whoever waits is woken by the answer") {
+  TEST_CASE("the answer wakes a waiting thread") {
     QuestionTable table(4);
     const auto ticket = table.add().value();
     std::thread other([&] { CHECK(table.answer(ticket, outcome(7))); });
@@ -43,7 +43,7 @@ TEST_SUITE("QuestionTable") {
     CHECK_FALSE(table.take(table.add().value(), milliseconds(1)));
   }
 
-  TEST_CASE("an answer that nobody will take is given back") {
+  TEST_CASE("the answer to a forgotten question is returned to the caller") {
     QuestionTable table(4);
     const auto early = table.add().value();
     CHECK_FALSE(table.forget(early));
@@ -58,7 +58,7 @@ TEST_SUITE("QuestionTable") {
     CHECK_FALSE(table.forget(failed));
   }
 
-  TEST_CASE("a full table says so, and taking makes room") {
+  TEST_CASE("a full table returns kBusy, and taking an answer makes room") {
     QuestionTable table(2);
     const auto first = table.add().value();
     CHECK(table.add());

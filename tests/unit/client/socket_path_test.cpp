@@ -11,7 +11,7 @@ namespace {
 
 namespace fs = std::filesystem;
 
-/// Two directories of our own that stand for /run/pegaflow and $XDG_RUNTIME_DIR.
+/// Two temporary directories in the place of /run/pegaflow and $XDG_RUNTIME_DIR.
 struct Directories {
   Directories() {
     char name[] = "/tmp/pegaflow-test-XXXXXX";
@@ -35,7 +35,7 @@ TEST_SUITE("default_socket_path") {
     CHECK(default_socket_path(50055, d.choice) == "/x/50055.sock");
   }
 
-  TEST_CASE("the socket is taken where it is") {
+  TEST_CASE("an existing socket is found in either directory") {
     Directories d;
     Directories::put(d.choice.user + "/7.sock");
     CHECK(default_socket_path(7, d.choice) == d.choice.user + "/7.sock");
@@ -43,7 +43,7 @@ TEST_SUITE("default_socket_path") {
     CHECK(default_socket_path(7, d.choice) == d.choice.system + "/7.sock");
   }
 
-  TEST_CASE("without a socket it is where a server of ours would put it") {
+  TEST_CASE("without a socket the path is where this user's server would create it") {
     Directories d;
     CHECK(default_socket_path(7, d.choice) == d.choice.user + "/7.sock");
     fs::create_directories(d.choice.system);
