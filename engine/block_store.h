@@ -1,6 +1,6 @@
 #pragma once
 /// \file
-/// Which blocks exist, in which frame of the pool, who may touch them, and which goes next.
+/// Which blocks exist, in which frame of the pool, who may access them, and which is evicted next.
 
 #include <cstddef>
 #include <cstdint>
@@ -21,64 +21,68 @@
 
 namespace pegaflow::engine {
 
-/// Owns the index from (space, key) to frame over one pool. Knows no bytes.
+/// Owns the index from (namespace generation, key) to frame over one pool. Never reads or writes a
+/// page.
 ///
-/// A frame holds the pages of all shards of a block, so a block is there whole or not at all. It is
-/// free, reserved (somebody may be writing), coming (it is fetched from somewhere), sealed
-/// (findable) or quarantined (somebody might still touch it). It is given out again only when
-/// nobody can still touch it: see the table in docs/architecture.md. The store never grows: when
-/// nothing can be evicted, reserve() says so and the caller drops its save.
+/// A frame holds the pages of all shards of a block, so a block is present as a whole or not at
+/// all. A frame is free, reserved (a client may be writing), in flight (it is fetched from another
+/// node or tier), sealed (findable) or quarantined (a process or device may still access it). It is
+/// reused only when no process or device can still access it: see the table in
+/// docs/architecture.md. The store never grows: when no block is evictable, reserve() returns no
+/// frames and the caller drops its save.
 ///
-/// Blocks of different shapes share the pool in *extents*, runs of units that one shape has for
-/// itself; see docs/decisions/0005. A shape without a free frame takes free units; then, from
-/// another shape, the extent that was used longest ago on average, if that is longer ago than the
-/// use of the block it would evict itself; then it evicts its own. An extent with a block that is
-/// written or held stays where it is.
+/// A `SpaceId` names one generation of one namespace, called a *generation* below.
 ///
-/// Eviction takes the block at rest (sealed, neither pinned, claimed nor lent) that its policy
-/// names; see engine/eviction/eviction.h. Replicas, which were fetched and so are elsewhere too, go
-/// before all others of their shape, oldest first. When none is at rest, the oldest claim is
-/// revoked whole; claims that nobody opened within `claim_grace` go before all others. Blocks of
-/// one chain come to rest last block first, so that a chain is eaten from its end: a block without
-/// its parent is useless.
+/// Blocks of different shapes share the pool in *extents*, runs of units that belong to one shape;
+/// see docs/decisions/0005. A shape without a free frame takes free units. If there are none, it
+/// takes the extent of another shape that was used longest ago on average, provided that this is
+/// longer ago than the last use of the block that it would evict itself. Otherwise it evicts its
+/// own block. An extent with a block that is written or held stays where it is.
 ///
-/// No call lasts longer than a few hundred microseconds. What may be longer (a lost holder with
-/// 100,000 pins, an emptied cache) takes effect at once for every caller, but its blocks are given
-/// back one after the other through one queue, first in first out: the call itself does one slice
-/// of that queue, work() does the others. Ask has_work() after a call that ends something.
+/// A block is evictable while it is sealed and neither pinned, claimed nor lent. The policy chooses
+/// among the evictable blocks of a shape; see engine/eviction/eviction.h. Replicas, which were
+/// fetched and so exist elsewhere too, are evicted before all others, oldest first. When no block
+/// is evictable, the oldest claim is revoked as a whole; claims that were not opened within
+/// `claim_grace` are revoked first. The blocks of a chain become evictable last block first, so
+/// that a chain is evicted from its end: a block without its parent is useless.
 ///
-/// Thread-bound, no locks. 64 bytes a frame, 8 for what the policy remembers, and two to four
+/// No call lasts longer than a few hundred microseconds. Longer work (a lost holder with 100,000
+/// pins, an emptied cache) takes effect at once for every caller, but its blocks are returned one
+/// by one through a first-in, first-out queue: the call itself does one slice of that queue, work()
+/// does the others. Check has_work() after a call that ends something.
+///
+/// Thread-bound, no locks. 64 bytes per frame, 8 for the memory of the policy, and two to four
 /// 8-byte index cells, however many shards it has; claims, pins, leases and reservations cost 4
-/// bytes a block while they live, and about 150 bytes each. A fetch costs nothing beside its
+/// bytes per block while they live, and about 150 bytes each. A fetch costs nothing beside its
 /// frames.
 class BlockStore {
  public:
   struct Options {
     std::uint64_t pool_bytes = 0;  ///< 4 KiB to 8 TiB.
-    std::uint32_t numa_nodes = 1;  ///< Of memory, that the pool is dealt to; see numa_ranges().
-    /// Of the pool: what one instance may hold: the blocks of its claims, and of pins that were
-    /// opened from its claims and outlived them.
+    std::uint32_t numa_nodes = 1;  ///< The NUMA nodes that share the pool; see numa_ranges().
+    /// Share of the pool that one instance may hold: the blocks of its claims, and of pins that
+    /// were opened from its claims and outlived them.
     double instance_share = 0.5;
-    double server_share = 0.8;   ///< Of the pool: distinct blocks that are claimed, pinned or lent.
-    double fetch_share = 0.25;   ///< Of the pool: frames that fetches have, given-up ones included.
-    double save_reserve = 0.05;  ///< Of the pool: what fetches leave free or at rest, for saves.
-    double lend_share = 0.25;    ///< Of the pool: blocks that are lent, counted once a lease.
+    /// Share for distinct blocks that are claimed, pinned or lent.
+    double server_share = 0.8;
+    double fetch_share = 0.25;   ///< Share for frames of fetches, given-up ones included.
+    double save_reserve = 0.05;  ///< Share that fetches leave free or evictable, for saves.
+    double lend_share = 0.25;    ///< Share for blocks that are lent, counted once per lease.
     Duration longest_lease = std::chrono::seconds(60);
-    /// How much longer than it was asked for a lease lasts here: clocks differ in their rates.
+    /// Added here to the duration of each lease, because clocks differ in their rates.
     Duration lease_margin = std::chrono::seconds(1);
     Duration reservation_timeout = std::chrono::seconds(30);
     Duration claim_grace = std::chrono::seconds(1);
     EvictionKind eviction = kDefaultEviction;
     std::uint32_t slice_blocks = 256;            ///< Blocks that one slice of queued work handles.
     std::uint32_t remembered_losses = 1U << 20;  ///< See LostBlocks: 4 MiB.
-    /// See Journal: 5 MiB, once somebody has asked for it. The second is the first's position.
+    /// See Journal: 5 MiB, once keep_journal() was called; and the position of its first entry.
     std::uint32_t journal_entries = 1U << 17;
     std::uint64_t journal_first = 0;
-    // Rows of the tables. Far above what shares and timeouts leave room for in an honest run.
+    // Rows of the tables, far above the number that shares and timeouts allow in an honest run.
     std::uint32_t max_claims = 65536;
     std::uint32_t max_pins = 262144;
-    std::uint32_t max_reservations =
-        16384;  ///< Jobs, forgotten ones with a living writer included.
+    std::uint32_t max_reservations = 16384;  ///< Jobs, including forgotten ones whose writer lives.
     std::uint32_t max_leases = 4096;
   };
 
@@ -90,162 +94,170 @@ class BlockStore {
 
   // ---- shapes
 
-  /// The name of a shape, made if there is none, with one user more. Its index has room for as many
-  /// blocks as the pool can hold of it: about 20 bytes each, which come in slices through work().
+  /// Returns the id of an equal shape or of a new one, with one more user. The index of a shape has
+  /// room for as many blocks as fit the pool: about 20 bytes each, whose memory is allocated in
+  /// slices through work().
   /// Errors: kInvalidArgument for a shape without shards or with an empty page; kRefused when a
-  /// page passes 1 GiB or the pages of a block do not fit the pool; kBusy when 256 shapes have
+  /// page exceeds 1 GiB or the pages of a block do not fit the pool; kBusy when 256 shapes have
   /// users, or as many others still have blocks; kOutOfCapacity when there is no memory for the
   /// index.
   Result<ShapeId> add_shape(const Shape& shape);
-  /// Gives one add_shape() back. Once a shape has no user, no space and no block, its memory is
-  /// given back through work() and its name is void: the last user must not make a space of it.
+  /// Ends one add_shape(). Once a shape has no user, no generation and no block, its memory is
+  /// returned through work() and its id is void: the last user must not create a generation of it.
   void leave_shape(ShapeId shape);
   /// Whether frames of that shape are in the pool.
   [[nodiscard]] bool has_blocks(ShapeId shape) const;
   /// The number of times that a shape lost its last frame. While it stays the same, no shape that
   /// had blocks is without them.
   [[nodiscard]] std::uint64_t emptied_shapes() const;
-  /// Where the shard's page of the block in `frame` begins in the pool, in bytes: a multiple of
-  /// 4 KiB. `frame` is one that reserve(), open(), fetch() or lend() gave out.
+  /// The offset in the pool, in bytes, of the page that `shard` has in `frame`: a multiple of 4
+  /// KiB. `frame` was returned by reserve(), open(), fetch() or lend().
   [[nodiscard]] std::uint64_t page_offset(FrameIndex frame, std::uint32_t shard) const;
   [[nodiscard]] std::uint64_t page_bytes(FrameIndex frame, std::uint32_t shard) const;
-  /// A number that no other page in the pool has, for tables beside this one; those of an extent
-  /// follow each other without a gap. Below the pool's bytes / 4 KiB.
+  /// A number that no other page in the pool has, for tables beside this one; the pages of an
+  /// extent are numbered without a gap. Less than the pool's bytes / 4 KiB.
   [[nodiscard]] std::uint32_t page_number(FrameIndex frame, std::uint32_t shard) const;
 
-  // ---- spaces and holders
+  // ---- namespace generations and holders
 
-  /// A new space for blocks of that shape, empty. Never one that existed before, and never 0.
-  /// `former` was its namespace's until now: blocks of that one are remembered as lost.
+  /// Creates an empty generation for blocks of that shape. Its id was never used before and is
+  /// never 0. `former` is the previous generation of the namespace: its blocks are remembered as
+  /// lost.
   SpaceId make_space(ShapeId shape, std::optional<SpaceId> former = std::nullopt);
   /// Makes every block of `space` unfindable at once, revokes its claims and forgets its
-  /// reservations; slots come back through work() as their readers and writers end. Pins stay.
-  /// Afterwards its keys are misses and reserve() says kGone. Unknown spaces are fine.
+  /// reservations; frames are returned through work() as their readers and writers end. Pins stay.
+  /// Afterwards its keys are misses and reserve() returns kGone. Unknown generations are fine.
   void retire_space(SpaceId space);
 
-  /// `instance` groups holders for instance_share; `process` tells blocks' writers apart.
+  /// `instance` groups holders for instance_share; `process` identifies the writer of a block.
   HolderId add_holder(std::uint32_t instance, Id128 process);
-  /// The holder writes `shard` of `shards`; until then it is the only one. Not while it has a job.
-  /// Ranks of one instance then count as one writer of blocks.
+  /// The holder writes `shard` of `shards`; before this call it is the only shard. Not allowed
+  /// while the holder has a job. Ranks of one instance then count as one writer of blocks.
   void set_shard(HolderId holder, std::uint32_t shard, std::uint32_t shards);
-  /// The connection ended but its process may live and copy on: its claims end, its reservations
-  /// are forgotten and their slots quarantined; its pins stay, and their blocks stay findable.
-  /// Unknown or lost holders are fine.
+  /// The connection ended but its process may live and go on copying: its claims end, its
+  /// reservations are forgotten and their frames quarantined; its pins stay, and their blocks stay
+  /// findable. Unknown or lost holders are fine.
   void holder_lost(HolderId holder);
-  /// Whether the holder, lost or not, has a pin or a job: its process may touch a slot.
+  /// Whether the holder, lost or not, has a pin or a job: its process may access a frame.
   [[nodiscard]] bool may_touch(HolderId holder) const;
-  /// Its process is known gone, or said that all its copies ended: whatever is left of the holder
-  /// (lost or not) is given back. The id is unknown afterwards, and never used again.
+  /// The process is gone, or it reported that all its copies have ended: all that is left of the
+  /// holder (lost or not) is returned. The id is unknown afterwards, and never used again.
   void holder_gone(HolderId holder);
 
   // ---- reading
 
-  /// How many of `keys`, from the first on, are sealed. Holds nothing and changes no recency.
+  /// Returns the length of the longest sealed prefix of `keys`. Holds nothing and changes no
+  /// recency.
   ///
-  /// Of the last block that it counts the whole key was compared; a missing one before it may be
-  /// taken for there, once in 2^32 / (blocks in the pool). Whoever wants them claims them, and that
-  /// compares every key. docs/decisions/0010 has the reasons.
+  /// The last block of the prefix is compared by its whole key; a missing block before it may count
+  /// as present, once in 2^32 / (blocks in the pool). A claim compares every key.
+  /// docs/decisions/0010 has the reasons.
   [[nodiscard]] std::size_t lookup(SpaceId space, std::span<const BlockKey> keys) const;
-  /// The same for somebody who is no engine of this node: counted nowhere.
+  /// Like lookup(), for callers other than engines of this node: changes no counter.
   [[nodiscard]] std::size_t present(SpaceId space, std::span<const BlockKey> keys) const;
 
-  /// A claim on the longest sealed prefix of `keys` within the limits, under `token`. Makes the
-  /// blocks recent. Returns how many blocks it holds; with 0 no claim exists.
+  /// Claims the longest sealed prefix of `keys` within the limits, under `token`. Makes the blocks
+  /// recent. Returns the number of claimed blocks; with 0 no claim exists.
   /// Errors: kInvalidArgument when the token is in use or none, kGone for an unknown or lost
   /// holder, kBusy when there are `max_claims` claims.
   Result<std::size_t> claim(HolderId holder, SpaceId space, std::span<const BlockKey> keys,
                             const Id128& token);
-  /// Goes on with a claim of this holder: adds the longest sealed prefix of `keys`, which come
-  /// behind those that it has, within the limits. Returns how many; so long claims go in slices.
+  /// Extends a claim of this holder by the longest sealed prefix of `keys`, which follow the keys
+  /// that it has, within the limits. Returns the number of added blocks. Long claims are made in
+  /// slices.
   /// Errors: kGone for a token that is unknown or was revoked, or a holder unknown or lost.
   Result<std::size_t> claim_more(HolderId holder, const Id128& token,
                                  std::span<const BlockKey> keys);
-  /// Ends a claim of this holder; its pins stay. Unknown tokens are fine: it may have been revoked.
+  /// Ends a claim of this holder; its pins stay. Unknown tokens are fine: the claim may have been
+  /// revoked.
   void unclaim(HolderId holder, const Id128& token);
 
   struct OpenedPages {
     std::vector<FrameIndex> frames;   ///< In the order of the claimed keys.
-    std::size_t by_this_process = 0;  ///< Of them, how many the opening process itself saved.
-    bool is_new = false;              ///< Pinned by this call; else it was a repeated one.
+    std::size_t by_this_process = 0;  ///< Frames that the opening process itself saved.
+    bool is_new = false;              ///< Pinned by this call, not by an earlier one.
   };
-  /// Pins the claimed blocks `first` to `first + count` for `holder` under the name `pin`. Repeated
-  /// under one name it changes nothing and answers the same. A long range goes in slices: one call
-  /// pins at most `limit` blocks and answers for these; the same call goes on, until it has
-  /// answered for `count`. A pin that lacks slices is one on what it has. Errors: kGone when the
-  /// token is unknown or was revoked, when a block of the slice was condemned, or the holder is
-  /// unknown or lost; kInvalidArgument when the range is empty or beyond the claim, or when the
-  /// name is used for another range; kBusy when a block of the slice is coming, see arrived(), or
-  /// when there are `max_pins` pins. It never fails for a share.
+  /// Pins the claimed blocks `first` to `first + count` for `holder` under the name `pin`. A
+  /// repeated call under one name changes nothing and returns the same. A long range is opened in
+  /// slices: one call pins at most `limit` blocks and returns these; repeat the call until `count`
+  /// blocks are pinned. A pin that lacks slices covers the blocks pinned so far. Never fails for a
+  /// share.
+  /// Errors: kGone when the token is unknown or was revoked, when a block of the slice was
+  /// invalidated, or the holder is unknown or lost; kInvalidArgument when the range is empty or
+  /// beyond the claim, or when the name is used for another range; kBusy when a block of the slice
+  /// is in flight, see arrived(), or when there are `max_pins` pins.
   Result<OpenedPages> open(HolderId holder, const Id128& token, std::size_t first,
                            std::size_t count, PinId pin, std::size_t limit = ~std::size_t{0});
-  /// The space of a claim that may be opened; no value where open() would answer kGone.
+  /// The generation of a claim that may be opened; no value where open() would return kGone.
   [[nodiscard]] std::optional<SpaceId> space_of_claim(const Id128& token) const;
-  /// The holder's copies out of the pin ended. Unknown pins are fine: a repeated release.
+  /// Ends a pin after the holder's last copy out of it. Idempotent: an unknown pin is no error.
   void release(HolderId holder, PinId pin);
-  /// The bytes of the pinned block at `place` of the pin are not what was saved: it is a miss from
-  /// now on, a claim that has it cannot be opened there, and its slot is freed when the last claim
-  /// and pin on it have ended. Its key may be reserved again at once. True if that was news.
+  /// The bytes of the pinned block at `place` of the pin are wrong: the block is a miss from now
+  /// on, a claim on it cannot be opened there, and its frame is freed when the last claim and pin
+  /// on it have ended. Its key may be reserved again at once. Returns false when the block was
+  /// invalidated before.
   /// Errors: kGone when the holder has no such pin; kInvalidArgument for a place beyond it.
   Result<bool> invalidate(HolderId holder, PinId pin, std::size_t place);
 
   // ---- fetching, from another node or tier
   //
-  // A claim may hold blocks that are not here yet. fetch() makes it longer by them, and gives out
-  // frames for those that nobody brings yet. Who called brings the bytes, then says of each frame
-  // fetched(), or, when they will not come, give_up() and quiesced(): once each, in any order, from
-  // any turn. Until give_up() the same frame may be filled again from somewhere else. A frame stays
-  // as it is until quiesced(), whatever becomes of the claim, its holder and the space.
+  // A claim may hold blocks that have not arrived yet. fetch() extends it by such blocks, and
+  // returns frames for those that no earlier fetch brings. The caller brings the bytes and then
+  // calls, for each frame, either fetched() or, when they will not arrive, give_up() and
+  // quiesced(): once each, in any order, in any event-loop iteration. Until give_up() the same
+  // frame may be filled again from another source. A frame stays reserved until quiesced(),
+  // whatever happens to the claim, its holder and the generation.
 
   struct Fetch {
     struct Frame {
-      std::size_t place = 0;  ///< Of its key, in `keys`.
+      std::size_t place = 0;  ///< Index of its key in `keys`.
       FrameIndex frame = kNoFrame;
     };
-    std::size_t blocks = 0;          ///< By which the claim got longer.
-    std::size_t in_flight = 0;       ///< Of them, not here yet, those of earlier fetches included.
-    std::vector<Frame> frames = {};  ///< Of those, the caller's to bring; in the order of keys.
+    std::size_t blocks = 0;     ///< Blocks added to the claim.
+    std::size_t in_flight = 0;  ///< Those of them that have not arrived, earlier fetches included.
+    std::vector<Frame> frames = {};  ///< Those that the caller brings, in the order of keys.
   };
-  /// Makes the claim under `token` longer by the longest prefix of `keys` of which each block is
-  /// sealed, or coming already, or, among the first `fetchable` keys, gets a frame to be fetched
-  /// into. So one fetch a block is under way, however many want it, and with `fetchable` 0 this
-  /// only joins those under way. `first` is how many blocks the claim has; with 0 there is none,
-  /// and one is made unless nothing came of it.
+  /// Extends the claim under `token` by the longest prefix of `keys` of which each block is sealed,
+  /// or in flight already, or, among the first `fetchable` keys, gets a frame to be fetched into.
+  /// So each block has one fetch in flight, however many claims want it, and with `fetchable` 0
+  /// this only joins fetches in flight. `first` is the number of blocks that the claim has; with 0
+  /// there is no claim yet, and one is made unless the prefix is empty.
   ///
-  /// Ends, without waiting for anything, at the first key that is none of this; that is being
-  /// saved; that passes a limit of claims (see claim()), `fetch_share` or `save_reserve`; or for
-  /// which there is no room even after eviction. Never revokes a claim. reserve() skips a key that
-  /// is coming, as one that is being saved; so the first to ask for a key is the one that seals it.
-  /// Costs what reserve() costs: longer chains go in slices, each behind the one before.
+  /// Never waits. Ends at the first key for which none of this holds; that is being saved; that
+  /// exceeds a limit of claims (see claim()), `fetch_share` or `save_reserve`; or for which there
+  /// is no room even after eviction. Never revokes a claim. reserve() skips a key that is in flight
+  /// like one that is being saved, so the first fetch or save of a key is the one that seals it.
+  /// Costs as much as reserve(): longer chains are fetched in slices, each behind the one before.
   ///
   /// Errors: kGone for an unknown or lost holder, or when `first` is not 0 and the claim was
-  /// revoked or ended; kInvalidArgument when the claim is of another holder or space or has another
-  /// number of blocks, or `token` is none; kBusy when there are `max_claims` claims. Of a retired
-  /// or unknown space nothing comes.
+  /// revoked or ended; kInvalidArgument when the claim is of another holder or generation or has
+  /// another number of blocks, or `token` is none; kBusy when there are `max_claims` claims. For a
+  /// retired or unknown generation the prefix is empty.
   Result<Fetch> fetch(HolderId holder, SpaceId space, const Id128& token, std::size_t first,
                       std::span<const BlockKey> keys, std::size_t fetchable);
-  /// All bytes of the frame are there and whole, and nobody can write to it any more: its block is
-  /// sealed, as a replica, and at rest unless a claim waits for it. False when it was not, because
-  /// its space was retired or it had been given up; then this is quiesced(). `frame` is one that
-  /// fetch() gave out and that has not ended.
+  /// All bytes of the frame have arrived and are whole, and nothing can write to it any longer: its
+  /// block is sealed, as a replica, and evictable unless a claim waits for it. Returns false when
+  /// it was not sealed, because its generation was retired or it had been given up; then this is
+  /// quiesced(). `frame` was returned by fetch() and has not ended.
   bool fetched(FrameIndex frame);
-  /// The block will not come, or not whole. At once its key may be fetched or saved again, in
-  /// another frame, and no claim that waits for it can be opened there. Somebody may still write to
-  /// the frame: it is in quarantine until quiesced(). Once given up, again changes nothing.
+  /// The block will not arrive, or not whole. Its key may be fetched or saved again at once, in
+  /// another frame, and no claim that waits for it can be opened there. A device or peer may still
+  /// write to the frame: it is quarantined until quiesced(). Idempotent.
   void give_up(FrameIndex frame);
-  /// Nobody can write to the frame any more; gives it up if that was not done. It is free once the
-  /// claims that waited for it have ended.
+  /// No device or peer can write to the frame any longer; includes give_up(). The frame is free
+  /// once the claims that waited for it have ended.
   void quiesced(FrameIndex frame);
-  /// Whether a claim waits for a block that fetch() gave out and that has not ended. Without one it
-  /// need not be asked for; another claim may join until it is settled.
+  /// Whether a claim waits for a block that fetch() returned and that has not ended. Without one
+  /// its bytes need not be requested; another claim may join until it is quiesced.
   [[nodiscard]] bool is_awaited(FrameIndex frame) const;
-  /// How many blocks of the claim, from `first` on and at most `count`, are there to be opened now:
-  /// up to the first that is coming. Ask again from that one on after a fetched(), give_up() or
-  /// quiesced(): each call looks at what it counts and one block more.
+  /// Returns the number of blocks of the claim, from `first` on and at most `count`, that can be
+  /// opened now: up to the first that is in flight. Call again from that one on after a fetched(),
+  /// give_up() or quiesced(): each call visits the blocks that it counts and one more.
   /// Errors: kGone when the token is unknown or was revoked, or the block at `first` was given up
-  /// or condemned; kInvalidArgument when the range is empty or beyond the claim.
+  /// or invalidated; kInvalidArgument when the range is empty or beyond the claim.
   [[nodiscard]] Result<std::size_t> arrived(const Id128& token, std::size_t first,
                                             std::size_t count) const;
-  /// The frame of the claim's block at `place`; no value where open() would answer kGone, or beyond
+  /// The frame of the claim's block at `place`; no value where open() would return kGone, or beyond
   /// the claim's end.
   [[nodiscard]] std::optional<FrameIndex> claimed_frame(const Id128& token,
                                                         std::size_t place) const;
@@ -256,141 +268,145 @@ class BlockStore {
     LeaseId lease{};  ///< None when there are no frames.
     std::vector<FrameIndex> frames = {};
   };
-  /// Lends the longest sealed prefix of `keys` within the limits, for reading from afar: its blocks
-  /// are recent, and stay where they are, like pinned ones, until end_lease(), or until `time` and
-  /// `lease_margin` have passed here. A lease is no claim: it is never revoked, survives a reset of
-  /// the space, and takes no share of an instance; shortened to what keeps `lend_share` and
-  /// `server_share`.
+  /// Lends the longest sealed prefix of `keys` within the limits to a reader on another node. The
+  /// blocks become recent, and stay where they are, like pinned ones, until end_lease(), or until
+  /// `time` and `lease_margin` have passed here. A lease is no claim: it is never revoked, survives
+  /// a reset of the namespace, and takes no share of an instance. It is shortened to what
+  /// `lend_share` and `server_share` allow.
   /// Errors: kInvalidArgument unless `time` is above 0 and at most `longest_lease`; kBusy when
   /// there are `max_leases` leases.
   Result<Lent> lend(SpaceId space, std::span<const BlockKey> keys, Duration time);
-  /// The reader ended it: nobody reads any more. Unknown ones are fine: it may have run out.
+  /// The reader has ended its reads. Unknown leases are fine: the lease may have expired.
   void end_lease(LeaseId lease);
-  /// Whether its frames may still be read: it was neither ended nor has run out, by expire().
+  /// Whether its frames may still be read: it was neither ended nor expired by expire().
   [[nodiscard]] bool is_lent(LeaseId lease) const;
 
   // ---- writing
 
-  /// What becomes of a key whose room is not there yet.
+  /// Treatment of a key whose room is not available yet.
   enum class NoRoom : std::uint8_t { kSkip, kStop };
 
-  /// Reserves a frame for each of `keys` that is neither sealed nor reserved, evicting if need be,
-  /// under `job`. May be called several times for one job: that is how long jobs go in slices (of
-  /// `slice_blocks` keys). Frames come in the order of `keys`; kNoFrame means skip it (already
-  /// there, being saved or fetched, or no room).
+  /// Reserves a frame for each of `keys` that is neither sealed nor reserved, under `job`, and
+  /// evicts other blocks if it must. May be called several times for one job: long jobs are
+  /// reserved in slices (of `slice_blocks` keys). Frames are returned in the order of `keys`;
+  /// kNoFrame means that the key is skipped (present, being saved or fetched, or no room).
   ///
-  /// With several shards the first to ask decides each key, for all of them; the others get the
-  /// same answer, and the timeout counts from the first call. `first` is the place of keys[0] in
-  /// the job. Each shard that asked has to publish() or abandon(). With one shard `first` means
-  /// nothing, the timeout counts from the first frame, and a job for which every key is skipped
+  /// With several shards the first one to call decides each key for all of them; the others get the
+  /// same result, and the timeout starts with the first call. `first` is the index of keys[0] in
+  /// the job. Each shard that called must publish() or abandon(). With one shard `first` has no
+  /// meaning, the timeout starts with the first frame, and a job for which every key is skipped
   /// does not exist.
   ///
-  /// Where nothing is at rest it does at most one slice of queued work, which may be that of claims
-  /// it revokes; keys for which that gives no frame are skipped. With NoRoom::kStop it answers for
-  /// the keys before the first whose room is still being made by an exchange of extents, and no
-  /// more: ask for the rest in a later turn. Each such call does its share of the exchange.
-  /// Errors: kGone for an unknown or lost holder, for a retired space, or when the job was
-  /// forgotten meanwhile; kInvalidArgument when the job belongs to another holder, space or number
-  /// of shards, was published by this one, or `first` lies beyond what this shard asked for; kBusy
-  /// when there are `max_reservations` jobs.
+  /// When no block is evictable, it does at most one slice of queued work, which may include claims
+  /// that it revokes; keys that then still have no frame are skipped. With NoRoom::kStop it returns
+  /// results only for the keys before the first whose room is still being made by an exchange of
+  /// extents: repeat the call for the rest in a later event-loop iteration. Each such call does its
+  /// share of the exchange.
+  /// Errors: kGone for an unknown or lost holder, for a retired generation, or when the job was
+  /// forgotten meanwhile; kInvalidArgument when the job belongs to another holder, generation or
+  /// number of shards, was published by this one, or `first` lies beyond the keys that this shard
+  /// has reserved; kBusy when there are `max_reservations` jobs.
   Result<std::vector<FrameIndex>> reserve(HolderId holder, SpaceId space, const JobId& job,
                                           std::size_t first, std::span<const BlockKey> keys,
                                           NoRoom no_room = NoRoom::kSkip);
-  /// The frames that the job still has to publish, in the order in which reserve() gave them. Empty
-  /// where publish() would say kGone. Valid until the next call that changes something.
+  /// The frames that the job still has to publish, in the order in which reserve() returned them.
+  /// Empty where publish() would return kGone. Valid until the next call that changes something.
   [[nodiscard]] std::span<const FrameIndex> frames_of(HolderId holder, const JobId& job) const;
   /// All copies of the job into this holder's shard ended and are whole. The last shard seals at
-  /// most `limit` of its blocks, the last one first, and is told how many are left: it calls again
-  /// until 0. The others are told 0.
+  /// most `limit` of its blocks, the last one first, and gets the number that is left: it repeats
+  /// the call until 0. The other shards get 0.
   /// Errors: kGone when the job was forgotten (timeout, reset, a lost connection, another shard's
-  /// abandon), or when its shards asked for different keys: nothing is sealed, and its
-  /// quarantined frames are freed once no shard is writing. Also for a job that does not exist or
-  /// of which this holder has reserved nothing.
+  /// abandon), or when its shards reserved different keys: nothing is sealed, and its quarantined
+  /// frames are freed once no shard is writing. Also for a job that does not exist or of which this
+  /// holder has reserved nothing.
   Result<std::size_t> publish(HolderId holder, const JobId& job,
                               std::size_t limit = ~std::size_t{0});
   /// All copies of the job into this holder's shard ended, and the blocks are not good: they are
-  /// forgotten for all shards, and their frames given back once none is writing. Unknown jobs are
+  /// forgotten for all shards, and their frames returned once no shard is writing. Unknown jobs are
   /// fine.
   void abandon(HolderId holder, const JobId& job);
 
-  // ---- telling others
+  // ---- the journal, for subscribers
 
-  /// From now on it is noted which blocks become findable and which cease to be. Costs a ring of
-  /// 5 MiB, and 40 bytes written a block; until somebody asks, nothing. Never ends; a second call
-  /// changes nothing. Errors: kOutOfCapacity.
+  /// From now on the store records which blocks become findable and which cease to be. Costs a ring
+  /// of 5 MiB, and 40 bytes written per block; nothing before the first call. Never ends; a second
+  /// call changes nothing.
+  /// Errors: kOutOfCapacity.
   Result<void> keep_journal();
 
   struct JournalEntry {
     BlockKey key;
-    bool is_present = false;  ///< Else it is gone.
+    bool is_present = false;  ///< False: it is gone.
   };
   struct JournalPart {
-    std::vector<JournalEntry> entries;  ///< Of the space asked for, in order.
-    std::uint64_t next = 0;             ///< Where to go on reading.
-    bool has_lost = false;  ///< What was said from the position asked for on is not held.
-    bool has_more = false;  ///< There is more from `next` on.
+    std::vector<JournalEntry> entries;  ///< In order, of the requested generation.
+    std::uint64_t next = 0;             ///< The position to continue from.
+    bool has_lost = false;              ///< Entries after the requested position were overwritten.
+    bool has_more = false;              ///< There are more entries from `next` on.
   };
   static constexpr std::uint64_t kJournalEnd = ~std::uint64_t{0};
-  /// What was said of blocks of `space` from position `from` on (kJournalEnd: nothing yet, only
-  /// where it ends), looking at no more than `limit` entries. A block that is sealed is there; it
-  /// is gone when it was evicted, cleaned or condemned. A space that is retired is not taken apart
-  /// block by block: nothing more is said of it. That a block is there is said again when somebody
-  /// claims it or wants to save it. Empty without keep_journal().
+  /// The entries about blocks of `space` from position `from` on (kJournalEnd: none yet, only the
+  /// end's position); visits no more than `limit` entries. A sealed block is present; it is gone
+  /// when it was evicted, cleaned or invalidated. A retired generation has no entries for its
+  /// blocks: there are simply no further ones. That a block is present is recorded again when a
+  /// claim or a save meets it. Empty without keep_journal().
   [[nodiscard]] JournalPart journal(SpaceId space, std::uint64_t from, std::size_t limit) const;
 
   // ---- time and background work
 
-  /// Forgets reservations older than the timeout, and ends leases that have run out, at most
-  /// `slice_blocks` of each. Call it at next_deadline().
+  /// Forgets reservations older than the timeout, and ends expired leases, at most `slice_blocks`
+  /// of each. Call it at next_deadline().
   void expire();
   /// When expire() has something to do; no value while nothing is reserved or lent.
   [[nodiscard]] std::optional<TimePoint> next_deadline() const;
-  /// Does one slice of what is queued; true while there is more.
+  /// Does one slice of the queued work; returns true while there is more.
   bool work();
   [[nodiscard]] bool has_work() const;
 
   struct Cleanup {
     std::uint64_t evicted_blocks = 0;
     std::uint64_t evicted_bytes = 0;
-    std::uint64_t still_referenced_blocks = 0;  ///< Held or being written when passed.
+    std::uint64_t still_referenced_blocks = 0;  ///< Held or being written when visited.
     bool done = false;
   };
-  /// Queues the eviction of every block at rest, in the order of frames; cleanup() tells how far it
-  /// is. A second call while one is under way joins it.
+  /// Queues the eviction of every evictable block, in the order of frames; cleanup() reports the
+  /// progress. A second call while one is in progress joins it.
   void start_cleanup();
   [[nodiscard]] const Cleanup& cleanup() const;
 
-  /// True when no frame is reserved, coming, quarantined, pinned, claimed or lent.
+  /// True when no frame is reserved, in flight, quarantined, pinned, claimed or lent.
   [[nodiscard]] bool is_idle() const;
 
   struct Stats {
     // Frames now, and bytes of them.
     std::uint64_t pool_bytes = 0;
-    std::uint64_t used_bytes = 0;  ///< Of frames that are not free.
+    std::uint64_t used_bytes = 0;  ///< Frames that are not free.
     std::uint64_t sealed_bytes = 0;
-    std::uint64_t written_bytes = 0;  ///< Reserved, coming or quarantined.
+    std::uint64_t written_bytes = 0;  ///< Reserved, in flight or quarantined.
     std::uint64_t quarantined_bytes = 0;
     std::uint64_t held_bytes = 0;
-    std::uint64_t fetch_bytes = 0;  ///< Coming or given up.
-    std::uint64_t lent_bytes = 0;   ///< Counted once a lease.
-    std::uint32_t units = 0;        ///< That extents are made of.
+    std::uint64_t fetch_bytes = 0;  ///< In flight or given up.
+    std::uint64_t lent_bytes = 0;   ///< Counted once per lease.
+    std::uint32_t units = 0;        ///< The units that extents consist of.
     std::uint32_t free_units = 0;
-    std::uint64_t unit_steps = 0;  ///< Of looking for free units, since the start: its cost.
+    std::uint64_t unit_steps =
+        0;  ///< Steps of the search for free units since the start: its cost.
     std::uint32_t reserved = 0;
-    std::uint32_t sealed = 0;  ///< Findable or of a retired space, pinned ones included.
+    std::uint32_t sealed = 0;  ///< Findable or of a retired generation, pinned ones included.
     std::uint32_t quarantined_timeout =
         0;  ///< Forgotten after the timeout or a reset; writer lives.
     std::uint32_t quarantined_writer_lost = 0;  ///< The writer's connection ended.
-    /// Sealed blocks whose reader's connection ended, counted once a pin.
+    /// Sealed blocks whose reader's connection ended, counted once per pin.
     std::uint64_t pinned_by_lost_readers = 0;
     std::uint32_t in_flight = 0;  ///< Blocks that are being fetched.
-    std::uint32_t replicas = 0;   ///< Of `sealed`, those that were fetched.
-    /// Frames of fetches that were given up: somebody may still write, or a claim waits for them.
+    std::uint32_t replicas = 0;   ///< The part of `sealed` that was fetched.
+    /// Frames of fetches that were given up: a device or peer may still write, or a claim waits for
+    /// them.
     std::uint32_t quarantined_fetch = 0;
     std::uint32_t held =
-        0;  ///< Distinct blocks, also coming ones, that are claimed, pinned or lent.
+        0;  ///< Distinct blocks that are claimed, pinned or lent, including those in flight.
     std::uint64_t leases = 0;
-    std::uint64_t lent = 0;  ///< Blocks, counted once a lease.
+    std::uint64_t lent = 0;  ///< Blocks, counted once per lease.
     std::optional<TimePoint> oldest_lease;
     std::uint64_t claims = 0;
     std::uint64_t pins = 0;          ///< Rows, those of lost holders included.
@@ -401,55 +417,55 @@ class BlockStore {
     std::uint64_t lookups = 0;
     std::uint64_t lookup_hits = 0;    ///< Blocks.
     std::uint64_t lookup_misses = 0;  ///< Blocks beyond the sealed prefix.
-    /// Of lookup_misses, by Miss. Keys are chained: what comes behind an unknown block is unknown
-    /// too, so the search for reasons ends some blocks behind the last that is remembered.
+    /// The parts of lookup_misses, by Miss. Keys are chained: all that follows an unknown block is
+    /// unknown too, so the search for reasons ends some blocks behind the last remembered one.
     MissCounts misses{};
     std::uint64_t insertions = 0;        ///< Blocks sealed by saves.
     std::uint64_t evictions = 0;         ///< Blocks evicted to make room.
-    std::uint64_t evicted_replicas = 0;  ///< Of them.
-    std::uint64_t extents_taken = 0;     ///< By one shape from another, with their blocks.
+    std::uint64_t evicted_replicas = 0;  ///< The replicas among them.
+    std::uint64_t extents_taken = 0;     ///< Taken by one shape from another, with their blocks.
     std::uint64_t cleaned = 0;           ///< Blocks evicted by cleanup.
-    std::uint64_t retired = 0;           ///< Blocks dropped with their space.
+    std::uint64_t retired = 0;           ///< Blocks dropped with their generation.
     std::uint64_t invalidated = 0;       ///< Blocks dropped because their bytes were wrong.
-    std::uint64_t skipped_present = 0;   ///< Keys that reserve() skipped: there or being saved.
+    std::uint64_t skipped_present = 0;   ///< Keys that reserve() skipped: present or being saved.
     std::uint64_t skipped_no_room = 0;
     std::uint64_t claims_revoked = 0;
     std::uint64_t claims_shortened = 0;
     std::uint64_t reservations_timed_out = 0;
     std::uint64_t late_publishes = 0;    ///< publish() of a job that had been forgotten.
-    std::uint64_t fetches = 0;           ///< Blocks for which fetch() gave out a frame.
-    std::uint64_t fetches_joined = 0;    ///< Blocks that fetch() found coming.
-    std::uint64_t fetches_no_room = 0;   ///< Calls of fetch() that ended for want of a frame.
+    std::uint64_t fetches = 0;           ///< Blocks for which fetch() returned a frame.
+    std::uint64_t fetches_joined = 0;    ///< Blocks that fetch() found in flight.
+    std::uint64_t fetches_no_room = 0;   ///< Calls of fetch() that ended for lack of a frame.
     std::uint64_t fetched = 0;           ///< Blocks sealed by fetched().
-    std::uint64_t fetches_given_up = 0;  ///< Blocks that were not.
+    std::uint64_t fetches_given_up = 0;  ///< Blocks that were not sealed.
     std::uint64_t leases_made = 0;
-    std::uint64_t leases_expired = 0;  ///< That ran out before the reader ended them.
+    std::uint64_t leases_expired = 0;  ///< Expired before the reader ended them.
     std::uint64_t leases_shortened = 0;
     AgeHistogram evicted_age;   ///< From the seal of an evicted block to its end.
     AgeHistogram dropped_age;   ///< The same of blocks dropped by a cleanup or a reset.
-    AgeHistogram evicted_idle;  ///< How long an evicted block had been at rest.
+    AgeHistogram evicted_idle;  ///< How long an evicted block had been evictable.
   };
   [[nodiscard]] Stats stats() const;
   /// Whether the job may still be sealed: some shard has not published, or not all of it is sealed
-  /// yet, and it was not forgotten. False for a job that was never heard of.
+  /// yet, and it was not forgotten. False for an unknown job.
   [[nodiscard]] bool is_saving(const JobId& job) const;
-  /// How long the block has been at rest that goes next, of the shape where it is longest; no value
-  /// when none is at rest.
+  /// How long the next victim has been evictable, for the shape where this is longest; no value
+  /// when no block is evictable.
   [[nodiscard]] std::optional<std::uint32_t> next_victim_idle_s() const;
-  /// What each shape has of the pool.
+  /// The part of the pool that a shape has.
   struct ShapeStats {
     Shape shape{};
     std::uint64_t frame_bytes = 0;
     std::uint32_t extents = 0;
-    std::uint64_t frames = 0;  ///< Of its extents.
-    std::uint32_t used = 0;    ///< Of them, not free.
+    std::uint64_t frames = 0;  ///< Frames of its extents.
+    std::uint32_t used = 0;    ///< Those that are not free.
   };
   [[nodiscard]] std::vector<ShapeStats> shapes() const;
   /// Bytes of the index and tables, without the pool.
   [[nodiscard]] std::uint64_t memory_bytes() const;
 
-  /// The frame of the `n`-th block at rest, counted from the one that came to rest last. O(frames);
-  /// for tests that damage one.
+  /// The frame of the `n`-th evictable block, counted from the one that became evictable last.
+  /// O(frames); for tests that damage a block.
   [[nodiscard]] std::optional<FrameIndex> recent_frame(std::size_t n) const;
 
   /// Checks every invariant of the tables, in O(frames). For tests and simulations.

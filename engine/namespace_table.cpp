@@ -10,7 +10,7 @@ namespace pegaflow::engine {
 
 struct NamespaceTable::Row {
   Namespace space;
-  std::uint64_t left = 0;  ///< Rising with each last leave(): who left first makes room first.
+  std::uint64_t left = 0;  ///< Rising with each last leave(): the lowest is removed first.
 };
 
 NamespaceTable::NamespaceTable(BlockStore& store, std::size_t max_namespaces)

@@ -1,6 +1,6 @@
 #pragma once
 /// \file
-/// Which engines may share blocks: those whose list of factors is the same.
+/// Which engines may share blocks: those with equal lists of factors.
 
 #include <cstdint>
 #include <memory>
@@ -18,8 +18,7 @@ namespace pegaflow::engine {
 /// A row of the NamespaceTable; never used again for another namespace.
 enum class NamespaceId : std::uint32_t {};
 
-/// The namespaces of this server, each with the space of the store that its current generation
-/// uses.
+/// The namespaces of this server, each with the generation that the store currently uses for it.
 ///
 /// A namespace without users stays, since an engine that restarts needs its blocks. When the table
 /// is full, the namespace that has been unused for longest is removed with its blocks.
@@ -29,14 +28,14 @@ class NamespaceTable {
   struct Namespace {
     NamespaceId id{};
     std::vector<NamespaceFactor> factors;  ///< Canonical.
-    std::string hash;                      ///< For people: namespace_hash(factors).
-    /// Of its blocks; without shards until the first engine is complete, see fix_shape(), and again
-    /// when the last one has left and no block is left of it.
+    std::string hash;                      ///< For logs and pages: namespace_hash(factors).
+    /// The shape of its blocks; without shards until the first engine is complete, see fix_shape(),
+    /// and again after the last engine has left and the last block is gone.
     Shape shape{};
     ShapeId shape_id{};
-    SpaceId space{};               ///< Of the current generation; none until then.
+    SpaceId space{};               ///< The current generation; none until there is a shape.
     std::uint64_t generation = 1;  ///< Raised by reset().
-    std::uint32_t users = 0;       ///< enter() without leave().
+    std::uint32_t users = 0;       ///< Calls of enter() without leave().
   };
 
   /// `store` outlives the table.
@@ -45,32 +44,32 @@ class NamespaceTable {
   NamespaceTable(const NamespaceTable&) = delete;
   NamespaceTable& operator=(const NamespaceTable&) = delete;
 
-  /// The namespace with these factors, made if there is none, with one user more. The reference
-  /// stays valid, and is kept up to date, until the matching leave().
-  /// Errors: kInvalidArgument as canonical_factors(); kBusy when the table is full and every
-  /// namespace has a user.
+  /// Returns the namespace with these factors, created if there is none, with one more user. The
+  /// pointer stays valid, and its content up to date, until the matching leave().
+  /// Errors: those of canonical_factors(); kBusy when the table is full and every namespace has a
+  /// user.
   Result<const Namespace*> enter(std::vector<NamespaceFactor> factors);
-  /// Whether a rank with pages of `page_bytes` as `shard` of `shards` fits the namespace. Any does
-  /// as long as no engine of it was complete.
+  /// Checks whether a rank with pages of `page_bytes` as `shard` of `shards` fits the namespace.
+  /// Any does until the first engine is complete.
   /// Errors: kRefused that names both sizes.
   [[nodiscard]] Result<void> fits(NamespaceId id, std::uint32_t shard, std::uint32_t shards,
                                   std::uint64_t page_bytes) const;
-  /// An engine of the namespace is complete: the first one fixes the shape. Later ones may name
-  /// other nodes of memory, that changes nothing.
+  /// Fixes the shape when the first engine of the namespace is complete. Later engines may name
+  /// other NUMA nodes, which changes nothing.
   /// Errors: kRefused when its pages have other sizes; those of BlockStore::add_shape().
   Result<void> fix_shape(NamespaceId id, const Shape& shape);
-  /// Gives one enter() back. The namespace and its blocks stay.
+  /// Ends one enter(). The namespace and its blocks stay.
   void leave(NamespaceId id);
-  /// Gives up the shapes of namespaces without users whose last block is gone, as leave() does
-  /// where none was left.
+  /// Drops the shapes of namespaces without users whose last block is gone, as leave() does when
+  /// there is no block.
   void forget_shapes();
-  /// Whether a shape lost its last block since forget_shapes(). Asked with each call: O(1).
+  /// Whether a shape lost its last block since forget_shapes(). O(1), cheap enough for each call.
   [[nodiscard]] bool has_emptied_shape() const;
 
   /// Raises the generation: blocks saved before are never found again. Unknown ids are fine.
   void reset(NamespaceId id);
 
-  /// No value for an id whose namespace made room for another.
+  /// Null for an id whose namespace was removed for another.
   [[nodiscard]] const Namespace* find(NamespaceId id) const;
   /// Every namespace, oldest first. Valid until the next call that is not const.
   [[nodiscard]] std::vector<const Namespace*> all() const;
@@ -78,10 +77,10 @@ class NamespaceTable {
  private:
   struct Row;
   bool make_room();
-  /// A namespace without users keeps its name and generation: without blocks the tables of its
-  /// shape are of no use.
+  /// Drops the shape of a namespace without users and blocks, whose tables are of no further use.
+  /// Its name and generation stay.
   void forget_shape(Namespace& space);
-  /// Gives up its space, with the blocks in it, and its shape.
+  /// Drops its generation, with the blocks in it, and its shape.
   void drop_shape(Namespace& space);
   [[nodiscard]] Row* row(NamespaceId id) const;
 

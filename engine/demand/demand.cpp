@@ -10,12 +10,12 @@ namespace pegaflow::engine {
 using std::chrono::seconds;
 
 double Demand::Window::hit_rate() const {
-  return asked == 0 ? 0 : static_cast<double>(found) / static_cast<double>(asked);
+  return requested == 0 ? 0 : static_cast<double>(found) / static_cast<double>(requested);
 }
 
 double Demand::Window::ceiling() const {
-  if (asked == 0) return 0;
-  return std::clamp(1 - fresh / static_cast<double>(asked), hit_rate(), 1.0);
+  if (requested == 0) return 0;
+  return std::clamp(1 - fresh / static_cast<double>(requested), hit_rate(), 1.0);
 }
 
 Result<void> Demand::check(std::vector<seconds> windows) {
@@ -51,7 +51,7 @@ Demand::Demand(const std::vector<seconds>& windows, const Clock& clock, SlidingS
     track.length_s = static_cast<std::uint32_t>(window.count());
     track.part_s = track.length_s / kParts;
     track.part = static_cast<std::uint32_t>(kMinWindow.count()) / track.part_s;
-    // The present part and the whole ones that the window reaches over.
+    // The current part and the whole ones that the window covers.
     track.parts.resize((track.length_s + track.part_s - 1) / track.part_s + 1);
   }
 }
@@ -75,8 +75,8 @@ std::uint32_t Demand::advance() {
   return now_s;
 }
 
-void Demand::asked(SpaceId space, std::span<const BlockKey> keys, std::size_t found,
-                   std::uint64_t block_bytes) {
+void Demand::requested(SpaceId space, std::span<const BlockKey> keys, std::size_t found,
+                       std::uint64_t block_bytes) {
   const std::uint32_t now_s = advance();
   SlidingSketch::Weights known{};
   SlidingSketch::Weights fresh{};
@@ -86,7 +86,7 @@ void Demand::asked(SpaceId space, std::span<const BlockKey> keys, std::size_t fo
   }
   for (std::size_t window = 0; window < tracks_.size(); ++window) {
     Part& part = tracks_[window].now();
-    part.asked += keys.size();
+    part.requested += keys.size();
     part.found += found;
     part.fresh += fresh[window];
     part.blocks += keys.size();
@@ -111,7 +111,7 @@ std::vector<Demand::Window> Demand::windows() {
   for (std::size_t i = 0; i < tracks_.size(); ++i) {
     Part sum;
     for (const Part& part : tracks_[i].parts) {
-      sum.asked += part.asked;
+      sum.requested += part.requested;
       sum.found += part.found;
       sum.fresh += part.fresh;
       sum.blocks += part.blocks;
@@ -119,11 +119,11 @@ std::vector<Demand::Window> Demand::windows() {
     }
     const double distinct = sum.blocks == 0 ? 0 : sketch_.count(i);
     all.push_back({.length = seconds(tracks_[i].length_s),
-                   .asked = sum.asked,
+                   .requested = sum.requested,
                    .found = sum.found,
                    .fresh = sum.fresh,
                    .distinct = distinct,
-                   // Engines with pages of several sizes: of the mean size.
+                   // For engines with pages of several sizes: the mean size.
                    .bytes = sum.blocks == 0 ? 0
                                             : distinct * static_cast<double>(sum.bytes) /
                                                   static_cast<double>(sum.blocks)});

@@ -56,13 +56,13 @@ SlidingSketch::SlidingSketch(ZeroPages<std::int32_t> last_seen,
 }
 
 void SlidingSketch::slide(std::size_t window, std::uint32_t since_s) noexcept {
-  // No rank above the present highest can be in it.
+  // No rank above the current highest can be in it.
   std::uint32_t highest = 0;
   for (std::uint32_t at = 0; at < kRegisters; ++at) {
     highest = std::max<std::uint32_t>(highest, tops_[at][window]);
     tops_[at][window] = 0;
   }
-  // Numbers of one signed width, so that the compiler takes several registers at a time.
+  // Numbers of one signed width, so that the compiler processes several registers at a time.
   const auto since = static_cast<std::int32_t>(std::max<std::uint32_t>(since_s, 1));
   std::array<std::int32_t, kRegisters> tops{};
   for (std::uint32_t rank = 1; rank <= highest; ++rank) {

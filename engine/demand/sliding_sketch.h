@@ -1,7 +1,7 @@
 #pragma once
 /// \file
-/// How many different things were seen lately, from a few hundred KiB: HyperLogLog whose registers
-/// know when.
+/// Estimates the count of different values seen lately from a few hundred KiB: HyperLogLog whose
+/// registers keep times.
 
 #include <algorithm>
 #include <array>
@@ -19,18 +19,18 @@ namespace pegaflow::engine {
 ///
 /// HyperLogLog keeps the highest rank (leading zeros of the hash) that each register ever saw. This
 /// one keeps for each register and rank the second in which it was last seen, so that the highest
-/// rank *of any window* is still known when older ones have left it: one store a hash, however many
-/// windows there are. Each window has beside it the ranks themselves, brought up to date by
+/// rank *of any window* is still known when older ones have left it: one store per hash, however
+/// many windows there are. Each window also has the ranks themselves, brought up to date by
 /// slide().
 ///
-/// Two estimates come from them. count() is how many different hashes a window saw (Ertl, "New
-/// cardinality estimation algorithms for HyperLogLog sketches", 2017: no table of corrections),
-/// with a standard error of 1.04 / sqrt(kRegisters) = 1.6 %. And add() says how many *new* hashes
-/// one that changed a register stands for: 1 over the chance that a new one changes something (the
-/// HIP estimator of Cohen and of Ting, 2014). A hash that the window has seen never changes a
-/// register, so the sum over some of the hashes is an unbiased estimate of how many of *these* were
-/// new. Where a window has seen n, each weighs n / kRegisters or so; a sum of n has the error of a
-/// count.
+/// Two estimates are derived from them. count() is the number of different hashes that a window saw
+/// (Ertl, "New cardinality estimation algorithms for HyperLogLog sketches", 2017: no table of
+/// corrections), with a standard error of 1.04 / sqrt(kRegisters) = 1.6 %. add() returns the number
+/// of *new* hashes that one that changed a register stands for: 1 over the chance that a new one
+/// changes something (the HIP estimator of Cohen and of Ting, 2014). A hash that the window has
+/// seen never changes a register, so the sum over some of the hashes is an unbiased estimate of the
+/// number of new ones *among them*. In a window that has seen n, each weighs about n / kRegisters;
+/// a sum of n has the error of a count.
 ///
 /// Thread-bound.
 class SlidingSketch {
@@ -44,15 +44,15 @@ class SlidingSketch {
   /// Errors: kInvalidArgument for none or more than kMaxWindows; kOutOfCapacity.
   static Result<SlidingSketch> create(std::size_t windows);
 
-  /// `hash` was seen in second `now_s` of 1 to 2^31, never before the last one. `hash` has
-  /// 64 good bits. Adds to `fresh[w]` how many new hashes this one stands for in window w: 0 if it
-  /// changed nothing there.
+  /// `hash` was seen in second `now_s` of 1 to 2^31, which never decreases. `hash` has 64
+  /// well-mixed bits. Adds to `fresh[w]` the number of new hashes that this one stands for in
+  /// window w: 0 if it changed nothing there.
   void add(std::uint64_t hash, std::uint32_t now_s, Weights& fresh) noexcept {
     const auto at = static_cast<std::uint32_t>(hash >> (64 - kRegisterBits));
     const auto zeros = static_cast<std::uint32_t>(std::countl_zero((hash << kRegisterBits) | 1));
     const std::uint32_t rank = std::min(zeros, kRanks - 1) + 1;
     last_seen_[(rank - 1) * kRegisters + at] = static_cast<std::int32_t>(now_s);
-    // What a short window saw a long one saw too, so most hashes are done after the first.
+    // A long window saw all that a short one saw, so most hashes are done after the first.
     std::array<std::uint8_t, kMaxWindows>& tops = tops_[at];
     for (std::size_t window = 0; window < windows_ && rank > tops[window]; ++window) {
       fresh[window] += 1 / chance_[window];
@@ -61,10 +61,10 @@ class SlidingSketch {
     }
   }
 
-  /// What `window` saw before second `since_s` leaves it. Takes some 30 us.
+  /// Drops from `window` what it saw before second `since_s`. Takes some 30 us.
   void slide(std::size_t window, std::uint32_t since_s) noexcept;
 
-  /// How many different hashes it saw, about.
+  /// Estimates the number of different hashes that the window saw.
   [[nodiscard]] double count(std::size_t window) const noexcept;
 
   [[nodiscard]] std::size_t memory_bytes() const noexcept {
@@ -77,7 +77,7 @@ class SlidingSketch {
   SlidingSketch(ZeroPages<std::int32_t> last_seen,
                 ZeroPages<std::array<std::uint8_t, kMaxWindows>> tops,
                 std::size_t windows) noexcept;
-  /// That a new hash falls on one register and has a rank above `top`.
+  /// The chance that a new hash falls on one register and has a rank above `top`.
   static double chance_of(std::uint32_t top) noexcept {
     constexpr auto kChances = [] {
       std::array<double, kRanks + 1> chances{};
@@ -89,10 +89,10 @@ class SlidingSketch {
   }
 
   ZeroPages<std::int32_t> last_seen_;  ///< kRanks rows of kRegisters; 0 is never.
-  /// Of each register, the highest rank in each window; 0 is none.
+  /// The highest rank of each register in each window; 0 is none.
   ZeroPages<std::array<std::uint8_t, kMaxWindows>> tops_;
   std::size_t windows_ = 0;
-  std::array<double, kMaxWindows> chance_{};  ///< That a new hash changes a register.
+  std::array<double, kMaxWindows> chance_{};  ///< The chance that a new hash changes a register.
 };
 
 }  // namespace pegaflow::engine

@@ -1,6 +1,6 @@
 #pragma once
 /// \file
-/// Which block goes next: one policy behind one interface.
+/// Which block is evicted next: one interface for all policies.
 
 #include <cstddef>
 #include <cstdint>
@@ -17,65 +17,68 @@
 
 namespace pegaflow::engine {
 
-/// Orders the rows that it was told of, and names victims among those at rest. Of a row it uses
-/// `place`, `last_use` and `note`, and nothing else.
+/// Orders the rows that it was given, and chooses victims among the evictable ones. Uses only
+/// `place`, `last_use` and `note` of a row.
 ///
 /// A row is sealed() once, then alternates between taken() and released(), is used_again() while it
-/// is taken, and ends with freed() while it is at rest. Row numbers mean nothing to a policy: it
-/// knows only those it was told of, so several can share one BlockRows.
+/// is taken, and ends with freed() while it is evictable. Row numbers have no meaning for a policy,
+/// and it knows only the rows that it was given, so several policies can share one BlockRows.
 ///
-/// Blocks of one chain are sealed and come to rest last block first. A block without its parent is
-/// useless, so of two blocks that are otherwise equal the one that came to rest earlier goes first.
+/// The blocks of a chain are sealed and become evictable last block first. A block without its
+/// parent is useless, so of two otherwise equal blocks the one that became evictable earlier is
+/// evicted first.
 ///
 /// Each event takes constant time, amortized. Thread-bound.
 class EvictionPolicy {
  public:
   enum class Freed : std::uint8_t {
-    kEvicted,  ///< To make room: it was the policy's victim, and may come back.
-    kDropped,  ///< Cleaned, or of a retired space.
+    kEvicted,  ///< To make room: it was the policy's victim, and may be requested again.
+    kDropped,  ///< Cleaned, or of a retired generation.
   };
 
-  /// A policy without rows. `rows` outlives it; no row in it is known to another policy.
-  /// Errors: kOutOfCapacity when there is no memory for what the policy keeps beside the rows.
+  /// Creates a policy without rows. `rows` outlives it; none of its rows is known to another
+  /// policy.
+  /// Errors: kOutOfCapacity when there is no memory for the policy's own data.
   static Result<std::unique_ptr<EvictionPolicy>> create(EvictionKind kind, BlockRows& rows,
                                                         std::uint32_t row_count);
   virtual ~EvictionPolicy() = default;
   EvictionPolicy(const EvictionPolicy&) = delete;
   EvictionPolicy& operator=(const EvictionPolicy&) = delete;
 
-  /// A new block, at rest. `hash` is that of its name: the same each time the block comes.
+  /// A new block, evictable. `hash` is the hash of its name: the same each time the block is saved.
   virtual void sealed(std::uint32_t row, std::uint32_t hash) = 0;
-  /// Claimed, and so no longer at rest.
+  /// The row was claimed, and so is no longer evictable.
   virtual void taken(std::uint32_t row) = 0;
-  /// Claimed once more while it is taken.
+  /// The row was claimed once more while it is taken.
   virtual void used_again(std::uint32_t row) = 0;
-  /// Held by nobody any more.
+  /// The last claim, pin or lease on the row ended.
   virtual void released(std::uint32_t row) = 0;
-  /// Gone; it was at rest.
+  /// The row is gone; it was evictable.
   virtual void freed(std::uint32_t row, std::uint32_t hash, Freed why) = 0;
 
-  /// The row to evict next, or kNone when none is at rest. The same until the next event.
+  /// The row to evict next, or kNone when none is evictable. The same until the next event.
   [[nodiscard]] virtual std::uint32_t victim() = 0;
   static constexpr std::uint32_t kNone = ~std::uint32_t{0};
 
-  /// Fetches what sealed() and freed() of a block of this name will touch beside its row.
+  /// Prefetches what sealed() and freed() of a block of this name will touch beside its row.
   void prefetch(std::uint32_t hash) const {
     if (evicted_) evicted_->prefetch(hash);
   }
-  /// Has one page of 4 KiB of what it keeps beside the rows come now; false beyond the last.
+  /// Allocates one page of 4 KiB of the policy's own memory now; returns false beyond the last.
   bool touch(std::size_t page) { return evicted_ && evicted_->touch(page); }
-  /// It is of no more use: gives `count` pages of that back; false beyond the last.
+  /// Returns `count` pages of the policy's own memory, once it is no longer used; returns false
+  /// beyond the last.
   bool forget(std::size_t page, std::size_t count) {
     return evicted_ && evicted_->forget(page, count);
   }
-  /// Of what it keeps beside the rows.
+  /// The policy's own memory, without the rows.
   [[nodiscard]] std::uint64_t memory_bytes() const {
     return evicted_ ? evicted_->memory_bytes() : 0;
   }
 
-  /// Rows at rest.
+  /// The count of evictable rows.
   [[nodiscard]] virtual std::uint32_t size() const = 0;
-  /// `is_evictable` says what each row should be.
+  /// `is_evictable` returns the expected state of each row.
   /// Errors: kInternal that names the first broken invariant.
   [[nodiscard]] virtual Result<void> check(
       const std::function<bool(std::uint32_t)>& is_evictable) const = 0;
@@ -86,7 +89,7 @@ class EvictionPolicy {
       : rows_(rows), evicted_(std::move(evicted)) {}
 
   BlockRows& rows_;
-  std::optional<EvictedBlocks> evicted_;  ///< Of a policy that remembers them.
+  std::optional<EvictedBlocks> evicted_;  ///< Only for a policy that remembers them.
 };
 
 }  // namespace pegaflow::engine

@@ -1,4 +1,4 @@
-// Apart from the interface, which knows none of its implementations.
+// Separate from the interface, which knows none of its implementations.
 #include <utility>
 
 #include "engine/eviction/eviction.h"

@@ -13,8 +13,8 @@ Result<EvictedBlocks> EvictedBlocks::create(std::uint64_t entries) {
   return EvictedBlocks(std::move(pages), shift);
 }
 
-// Both look at all entries without a branch, so that the compiler takes several at a time: the
-// bucket has come, and which entry it is nobody can foretell.
+// Both functions look at all entries without a branch, so that the compiler processes several at a
+// time: the bucket is in the cache, and no branch predictor can predict the matching entry.
 
 void EvictedBlocks::add(std::uint32_t hash, std::uint32_t uses) noexcept {
   ++added_;

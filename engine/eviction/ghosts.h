@@ -1,6 +1,6 @@
 #pragma once
 /// \file
-/// What a policy remembers of blocks that it evicted.
+/// A policy's memory of blocks that it evicted.
 
 #include <cstddef>
 #include <cstdint>
@@ -13,16 +13,18 @@
 
 namespace pegaflow::engine {
 
-/// The names of blocks evicted last, with a small number each: how often the block had been used.
+/// The names of the blocks evicted last, each with a small number: how often the block had been
+/// used.
 ///
-/// Buckets of 16 entries of 4 bytes, one cache line; a new entry takes the place of the one evicted
-/// longest ago in its bucket, so that about as many are remembered as there are entries. A name is
-/// known by 16 bits in its bucket: one in 4,000 strangers is taken for somebody. Thread-bound.
+/// Buckets of 16 entries of 4 bytes, one cache line each; a new entry replaces the one evicted
+/// longest ago in its bucket, so that about as many blocks are remembered as there are entries. A
+/// name is recognized by 16 bits in its bucket: one in 4,000 unknown names is mistaken for a
+/// remembered one. Thread-bound.
 class EvictedBlocks {
  public:
   static constexpr std::uint32_t kMaxUses = 15;
 
-  /// At least `entries`, in whole buckets.
+  /// Room for at least `entries`, in whole buckets.
   /// Errors: kOutOfCapacity.
   static Result<EvictedBlocks> create(std::uint64_t entries);
 
@@ -31,17 +33,18 @@ class EvictedBlocks {
 
   struct Found {
     std::uint32_t uses = 0;
-    std::uint64_t evictions_since = 0;  ///< To 1/256 of the entries.
+    std::uint64_t evictions_since = 0;  ///< Accurate to 1/256 of the entries.
   };
-  /// Forgets it too: the block is back.
+  /// Returns the entry and forgets it: the block is back.
   std::optional<Found> take(std::uint32_t hash) noexcept;
 
-  /// Fetches what add() and take() of this name will touch.
+  /// Prefetches what add() and take() of this name will touch.
   void prefetch(std::uint32_t hash) const noexcept { prefetch_to_write(&bucket(hash)); }
 
-  /// Has one page of 4 KiB come now; false beyond the last.
+  /// Allocates one page of 4 KiB now; returns false beyond the last.
   bool touch(std::size_t page) noexcept { return buckets_.touch(page, 1); }
-  /// It is of no more use: gives `count` pages from `page` on back; false beyond the last.
+  /// Returns the memory of `count` pages from `page` on, once it is no longer used; returns false
+  /// beyond the last.
   bool forget(std::size_t page, std::size_t count) noexcept {
     return buckets_.forget_pages(page, count);
   }
@@ -49,8 +52,8 @@ class EvictedBlocks {
   [[nodiscard]] std::uint64_t memory_bytes() const noexcept { return buckets_.size_bytes(); }
 
  private:
-  /// 16 bits of tag, 4 of uses (0: nobody), 12 of when. One plain number, and all that is made of
-  /// it signed, since this is what compilers know to do several of at a time.
+  /// 16 bits of tag, 4 of uses (0: an empty entry), 12 of time. One plain number, and all
+  /// arithmetic on it is signed, because compilers can vectorize that.
   using Entry = std::uint32_t;
   static constexpr std::int32_t kTimes = 1 << 12;
   static constexpr std::int32_t kWays = 16;
@@ -82,7 +85,7 @@ class EvictedBlocks {
   [[nodiscard]] static std::int32_t tag(std::uint32_t hash) noexcept {
     return static_cast<std::int32_t>((hash * 0x85EBCA6BU) >> 16U);
   }
-  /// In steps of 2^shift_ evictions, modulo kTimes: 16 times as many as an entry lives.
+  /// The time in steps of 2^shift_ evictions, modulo kTimes: 16 times the life of an entry.
   [[nodiscard]] std::int32_t now() const noexcept {
     return static_cast<std::int32_t>(added_ >> shift_) & (kTimes - 1);
   }

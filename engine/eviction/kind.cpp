@@ -29,7 +29,7 @@ Result<EvictionKind> eviction_kind(std::string_view name) {
   for (const EvictionKind kind : kEvictionKinds) {
     if (to_string(kind) == name) return kind;
   }
-  return fail(Errc::kInvalidArgument, "there is no eviction policy \"{}\", but {}", name,
+  return fail(Errc::kInvalidArgument, "unknown eviction policy \"{}\"; use {}", name,
               eviction_names());
 }
 

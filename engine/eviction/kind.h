@@ -1,6 +1,6 @@
 #pragma once
 /// \file
-/// The policies there are, by name.
+/// The eviction policies, by name.
 
 #include <array>
 #include <cstdint>
@@ -12,21 +12,21 @@
 namespace pegaflow::engine {
 
 enum class EvictionKind : std::uint8_t {
-  kLru,          ///< The block longest at rest.
+  kLru,          ///< The block that has been evictable for longest.
   kSlru,         ///< New blocks before those that were used again.
-  kS3Fifo,       ///< New blocks that nobody used while they passed a small queue.
-  kWeightedLru,  ///< The block longest at rest for the uses that it had.
+  kS3Fifo,       ///< New blocks that were not used while they passed a small queue.
+  kWeightedLru,  ///< The block that has been evictable for longest in relation to its uses.
 };
 
-/// The name of a policy, as options, logs and metrics say it.
+/// The name of a policy in options, logs and metrics.
 [[nodiscard]] std::string_view to_string(EvictionKind kind);
-/// Errors: kInvalidArgument that lists the names there are.
+/// Errors: kInvalidArgument that lists the known names.
 Result<EvictionKind> eviction_kind(std::string_view name);
-/// All names, for people: "a, b or c".
+/// All names, for messages: "a, b or c".
 [[nodiscard]] std::string eviction_names();
 inline constexpr std::array kEvictionKinds = {EvictionKind::kWeightedLru, EvictionKind::kLru,
                                               EvictionKind::kSlru, EvictionKind::kS3Fifo};
-/// Above LRU wherever it was measured, or within 2 % of it; see docs/decisions/0006.
+/// Better than LRU wherever it was measured, or within 2 % of it; see docs/decisions/0006.
 inline constexpr EvictionKind kDefaultEviction = EvictionKind::kWeightedLru;
 
 }  // namespace pegaflow::engine

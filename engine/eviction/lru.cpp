@@ -20,7 +20,7 @@ Result<void> LruPolicy::check(const std::function<bool(std::uint32_t)>& is_evict
   std::uint32_t age = ~std::uint32_t{0};
   for (std::uint32_t row = evictable_.front(); row != kNone; row = evictable_.next(rows_, row)) {
     if (!is_evictable(row) || ++listed > evictable_.size()) {
-      return fail(Errc::kInternal, "row {} is listed as at rest and is not", row);
+      return fail(Errc::kInternal, "row {} is listed as evictable and is not", row);
     }
     if (rows_.age(row) >= age) {
       return fail(Errc::kInternal, "row {} is older than the one before it", row);

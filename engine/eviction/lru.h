@@ -1,6 +1,6 @@
 #pragma once
 /// \file
-/// The block longest at rest goes first, exactly.
+/// Evicts the block that has been evictable for longest, exactly.
 
 #include "engine/eviction/eviction.h"
 

@@ -54,8 +54,8 @@ bool S3FifoPolicy::small_is_due() const noexcept {
 
 std::uint32_t S3FifoPolicy::victim() {
   if (evictable_ == 0) return kNone;
-  // Ends: a row at rest is in the queue that is due, or gets there, and each pass takes one from
-  // its count.
+  // Terminates: an evictable row is in the queue that is due, or gets there, and each pass
+  // decrements its count.
   for (;;) {
     const bool is_small = small_is_due();
     Queue& queue = is_small ? small_ : main_;
@@ -84,7 +84,7 @@ Result<void> S3FifoPolicy::check(const std::function<bool(std::uint32_t)>& is_ev
         return fail(Errc::kInternal, "row {} is in the wrong queue", row);
       }
       if (((note & kTaken) == 0) != is_evictable(row)) {
-        return fail(Errc::kInternal, "row {} is counted as at rest and is not, or the reverse",
+        return fail(Errc::kInternal, "row {} is counted as evictable and is not, or the reverse",
                     row);
       }
       evictable += (note & kTaken) == 0 ? 1 : 0;
@@ -93,7 +93,7 @@ Result<void> S3FifoPolicy::check(const std::function<bool(std::uint32_t)>& is_ev
     if (listed != queue->size()) return fail(Errc::kInternal, "a queue of rows is broken");
   }
   if (evictable != evictable_ || main_evictable != main_evictable_) {
-    return fail(Errc::kInternal, "{} rows are at rest, {} counted; {} and {} in the large queue",
+    return fail(Errc::kInternal, "{} rows are evictable, {} counted; {} and {} in the large queue",
                 evictable, evictable_, main_evictable, main_evictable_);
   }
   return {};

@@ -1,7 +1,6 @@
 #pragma once
 /// \file
-/// S3-FIFO: new blocks pass through a small queue, and only those used there get into the large
-/// one.
+/// S3-FIFO: new blocks pass through a small queue, and only those used there enter the large one.
 
 #include <cstdint>
 
@@ -10,9 +9,10 @@
 namespace pegaflow::engine {
 
 /// After Yang et al., "FIFO queues are all you need for cache eviction" (SOSP 2023): a tenth of the
-/// rows for new blocks, a memory of as many evicted ones as the large queue holds, counts up to 3.
+/// rows for new blocks, a memory of as many evicted blocks as the large queue holds, use counts up
+/// to 3.
 ///
-/// Rows stay in their queue while they are taken, and are passed over: with nearly all rows taken a
+/// Rows stay in their queue while they are taken, and are skipped: with nearly all rows taken a
 /// victim costs a walk.
 class S3FifoPolicy final : public EvictionPolicy {
  public:
@@ -31,7 +31,7 @@ class S3FifoPolicy final : public EvictionPolicy {
 
  private:
   using Queue = IndexList<&Block::place>;
-  // Block::note: the count, and these.
+  // Block::note: the count, and these flags.
   static constexpr std::uint32_t kCount = 3;
   static constexpr std::uint32_t kInMain = 4;
   static constexpr std::uint32_t kTaken = 8;
@@ -43,7 +43,7 @@ class S3FifoPolicy final : public EvictionPolicy {
   Queue small_;
   Queue main_;
   std::uint32_t evictable_ = 0;
-  std::uint32_t main_evictable_ = 0;  ///< Of them, in the large queue.
+  std::uint32_t main_evictable_ = 0;  ///< The part of evictable_ in the large queue.
 };
 
 }  // namespace pegaflow::engine

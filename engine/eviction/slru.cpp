@@ -22,7 +22,7 @@ void SlruPolicy::taken(std::uint32_t row) {
 void SlruPolicy::released(std::uint32_t row) {
   rows_.stamp(row);
   list(row).push_back(rows_, row);
-  // At most one is too many, but after rows were freed.
+  // At most one row too many, except after rows were freed.
   while (protected_.size() > known_ / kRowsPerProtected && !protected_.is_empty()) {
     const std::uint32_t oldest = protected_.front();
     protected_.erase(rows_, oldest);
@@ -44,7 +44,7 @@ Result<void> SlruPolicy::check(const std::function<bool(std::uint32_t)>& is_evic
     std::uint32_t listed = 0;
     for (std::uint32_t row = list->front(); row != kNone; row = list->next(rows_, row)) {
       if (!is_evictable(row) || ++listed > list->size()) {
-        return fail(Errc::kInternal, "row {} is listed as at rest and is not", row);
+        return fail(Errc::kInternal, "row {} is listed as evictable and is not", row);
       }
       if ((rows_[row].note == kProtected) != (list == &protected_)) {
         return fail(Errc::kInternal, "row {} is in the wrong list", row);

@@ -9,8 +9,8 @@
 namespace pegaflow::engine {
 
 /// After Karedla, Love and Wherry, "Caching strategies to improve disk system performance" (1994).
-/// New blocks go before those that were claimed since they came; of those at most a fifth of all
-/// rows stays protected, the ones used longest ago fall back among the new ones.
+/// New blocks are evicted before those that were claimed since they were saved. At most a fifth of
+/// all rows stays protected; the protected rows used longest ago return to the new ones.
 class SlruPolicy final : public EvictionPolicy {
  public:
   explicit SlruPolicy(BlockRows& rows) : EvictionPolicy(rows) {}
@@ -32,7 +32,7 @@ class SlruPolicy final : public EvictionPolicy {
     return rows_[row].note == kProtected ? protected_ : new_;
   }
 
-  List new_;  ///< Oldest first, and so the other.
+  List new_;  ///< Oldest first, like protected_.
   List protected_;
   std::uint32_t known_ = 0;
 };

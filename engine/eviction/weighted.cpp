@@ -10,7 +10,7 @@ namespace {
 
 constexpr std::uint64_t kLeastMemory = 65536;  ///< Evicted blocks; 256 KiB.
 constexpr std::uint64_t kMemoryPerRow = 2;     ///< 8 bytes a row.
-/// A step is long enough for a few returns, and short beside the life of the pool's content.
+/// A step is long enough for a few returns, and short compared with the life of the pool's content.
 constexpr std::uint32_t kLeastStep = 256;
 constexpr std::uint32_t kStepsPerFill = 4;
 /// The most that k moves in one step. Between 0.1 and 0.5 the hit rates are the same.
@@ -20,7 +20,7 @@ constexpr double kGain = 0.25;
 
 Result<std::unique_ptr<EvictionPolicy>> WeightedLruPolicy::create(BlockRows& rows,
                                                                   std::uint32_t row_count) {
-  if (row_count == 0) {  // A pool that is not cut yet.
+  if (row_count == 0) {  // A pool without a shape.
     PEGA_TRY_LET(auto none, EvictedBlocks::create(0));
     return std::unique_ptr<EvictionPolicy>(new WeightedLruPolicy(rows, std::move(none)));
   }
@@ -129,7 +129,7 @@ Result<void> WeightedLruPolicy::check(
     const auto& list = lists_[uses];
     for (std::uint32_t row = list.front(); row != kNone; row = list.next(rows_, row)) {
       if (!is_evictable(row) || ++listed > evictable_) {
-        return fail(Errc::kInternal, "row {} is listed as at rest and is not", row);
+        return fail(Errc::kInternal, "row {} is listed as evictable and is not", row);
       }
       if (rows_[row].note != uses) {
         return fail(Errc::kInternal, "row {} has {} uses and is listed under {}", row,

@@ -1,6 +1,7 @@
 #pragma once
 /// \file
-/// A block that was used n times may rest n^k times as long, and k follows what comes back.
+/// A block that was used n times may stay n^k times as long, and k adapts to the blocks that
+/// return.
 
 #include <array>
 #include <cstdint>
@@ -9,20 +10,20 @@
 
 namespace pegaflow::engine {
 
-/// LRU in which use counts. docs/decisions/0006 has the evidence.
+/// LRU weighted by use. docs/decisions/0006 has the evidence.
 ///
-/// Of the oldest block at rest for each number of uses (1 to 8 and more), the one goes next whose
-/// age divided by uses^k is the largest. The uses of an evicted block are remembered (two for each
-/// row, and at least 65,536: a small pool needs a memory that is long beside its own), so that a
-/// block that keeps coming back is recognized though it never stayed.
+/// Takes the oldest evictable block for each number of uses (1 to 8 and more), and evicts the one
+/// whose age divided by uses^k is the largest. The uses of an evicted block are remembered (two
+/// entries per row, and at least 65,536: a small pool needs a memory that is long compared with its
+/// own), so that a block that returns again and again is recognized though it never stayed.
 ///
-/// Since every use of a block is one of its parent too, a parent has at least the uses and at most
-/// the age of its children: chains are eaten from their ends for any k.
+/// Every use of a block is also a use of its parent, so a parent has at least the uses and at most
+/// the age of its children: chains are evicted from their ends for any k.
 ///
-/// k lies between 1/4, which is almost LRU, and 2, and starts at 1. What a longer rest would have
-/// been worth is measured: blocks that come back after no more evictions than they had rested for,
-/// for each tick of rest that was given, once for those used once and once for the others. Every
-/// quarter of the rows evicted, k moves towards the side that was worth more.
+/// k lies between 1/4, which is almost LRU, and 2, and starts at 1. The policy measures the benefit
+/// of a longer stay: the count of blocks that return after no more evictions than they had been
+/// evictable for, per tick that they had been evictable, for blocks used once and for all others.
+/// After every quarter of the rows evicted, k moves towards the group with the greater benefit.
 class WeightedLruPolicy final : public EvictionPolicy {
  public:
   /// Errors: kOutOfCapacity.
@@ -45,17 +46,17 @@ class WeightedLruPolicy final : public EvictionPolicy {
 
  private:
   WeightedLruPolicy(BlockRows& rows, EvictedBlocks evicted);
-  /// The number of uses whose oldest row goes next, or 0.
+  /// The number of uses whose oldest row is evicted next, or 0.
   [[nodiscard]] std::uint32_t next_uses() const;
   void came_back(const EvictedBlocks::Found& found);
   void adapt();
   void set_exponent(double exponent);
 
-  /// Of the blocks used once, or of the others; halved at each step, so that it follows.
+  /// One for blocks used once, one for all others; halved at each step, so that it adapts.
   struct Worth {
-    double returned = 0;  ///< Came back soon.
+    double returned = 0;  ///< Returned soon.
     double evicted = 0;
-    double idle = 0;  ///< The ages of those evicted, in sum.
+    double idle = 0;  ///< Sum of the ages of the evicted blocks.
     [[nodiscard]] double age() const { return evicted > 0 ? idle / evicted : 0; }
     [[nodiscard]] double per_tick() const { return idle > 0 ? returned / idle : 0; }
   };

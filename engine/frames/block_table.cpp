@@ -27,7 +27,7 @@ BlockTable::BlockTable(const Options& options, ExtentMap extents, std::unique_pt
 // ---- shapes and extents
 
 Result<BlockTable::Added> BlockTable::add_shape(const Shape& wanted) {
-  // A pool too small to be dealt to its nodes lies on one: two parts there would be one.
+  // A pool too small to be divided among its NUMA nodes lies on one: two parts there would be one.
   Shape shape = wanted;
   for (Shape::Shard& shard : shape.shards) {
     if (shard.numa_node >= extents_.numa_node_count()) shard.numa_node = 0;
@@ -50,13 +50,13 @@ Result<BlockTable::Added> BlockTable::add_shape(const Shape& wanted) {
   PEGA_TRY_LET(FrameLayout layout, FrameLayout::create(shape));
   PEGA_TRY_LET(std::vector<std::uint32_t> units, extents_.units_for(layout));
   if (with_users == kMaxShapes) {
-    return fail(Errc::kBusy, "{} sizes of pages are in use", with_users);
+    return fail(Errc::kBusy, "{} page sizes are in use", with_users);
   }
   if (known == 2 * kMaxShapes) {
-    return fail(Errc::kBusy, "blocks of {} former sizes of pages are still being given back",
+    return fail(Errc::kBusy, "blocks of {} former page sizes are still being returned",
                 known - with_users);
   }
-  // As many frames as the pool can ever have of it, so that the index never grows.
+  // As many frames as the pool can ever have of this shape, so that the index never grows.
   const std::uint64_t pool = extents_.unit_count() * extents_.unit_bytes();
   const auto frames =
       static_cast<std::uint32_t>(std::max<std::uint64_t>(pool / layout.frame_bytes(), 1));
@@ -123,7 +123,7 @@ std::uint32_t BlockTable::page_number(FrameIndex row, std::uint32_t shard) const
   PEGA_ASSERT(shard < layout.shard_count(), "shard {} of {} in row {}", shard, layout.shard_count(),
               row);
   const FrameLayout::Place& place = layout.place(shard);
-  // A page has at least 4 KiB, so those of a run have fewer numbers than it has 4 KiB pages.
+  // A page has at least 4 KiB, so the pages of a run have fewer numbers than it has 4 KiB pages.
   const std::uint64_t before =
       extent.runs[place.part].first * extents_.unit_bytes() / kSlotAlignment;
   return static_cast<std::uint32_t>(
@@ -151,8 +151,8 @@ std::vector<ExtentId> BlockTable::start_exchange(ShapeId id, FrameIndex victim) 
   OneShape& shape = of(id);
   if (shape.leaving_for_it != 0 || shapes_.size() == 1) return {};
   const bool has_own = victim != kNoFrame;
-  // With something of its own to evict, it looks once a use of a block, in a large pool at the next
-  // part of it; without, at all of it, once an extent has become quiet.
+  // With a block of its own to evict, it searches once per use of a block, in a large pool only the
+  // next part; without, all of the pool, once an extent has become quiet.
   if (has_own ? shape.in_vain_use == uses_ : shape.in_vain_quiet == quiet_) return {};
   const auto part = has_own ? std::optional(shape.next_look++) : std::nullopt;
   auto choice = extents_.oldest_of_others(id, shape.layout, shape.units, part);
@@ -203,7 +203,7 @@ std::size_t BlockTable::readable_prefix(ShapeId id, SpaceId space,
 
 std::size_t BlockTable::readable_prefix_by_hash(const OneShape& shape, SpaceId space,
                                                 std::span<const BlockKey> keys) const {
-  // While one group is looked at, the cells of the next are on their way.
+  // While one group is processed, the cells of the next are being prefetched.
   std::array<std::array<std::uint32_t, kGroup>, 2> hashes;
   const auto fetch = [&](std::size_t begin) {
     const std::size_t end = std::min(begin + kGroup, keys.size());
@@ -344,7 +344,7 @@ void BlockTable::hold(FrameIndex row) {
   Block& block = block_at(row);
   Extent& extent = extent_of(row);
   if (block.state != FrameState::kSealed) {
-    PEGA_ASSERT(is_in_flight(row), "row {} is held, and neither sealed nor coming", row);
+    PEGA_ASSERT(is_in_flight(row), "row {} is held, and neither sealed nor in flight", row);
     if (block.holds++ != 0) return;
     ++held_;
     held_bytes_ += frame_bytes(extent);
@@ -374,7 +374,7 @@ void BlockTable::unhold_again(FrameIndex row) {
 
 bool BlockTable::unhold(FrameIndex row, std::uint32_t now_s) {
   Block& block = block_at(row);
-  PEGA_ASSERT(block.holds != 0, "row {} is held by nobody", row);
+  PEGA_ASSERT(block.holds != 0, "row {} has no holder", row);
   block.holds = (block.holds - 1) & kMaxHolds;
   if (block.holds != 0) return false;
   Extent& extent = extent_of(row);
@@ -422,7 +422,7 @@ void BlockTable::free(FrameIndex row, EvictionPolicy::Freed why) {
   if (extent.used == 0) give_up(id);
 }
 
-// ---- looking
+// ---- queries
 
 FrameIndex BlockTable::next_touched(FrameIndex row) const {
   for (std::uint32_t unit = row >> unit_shift_; unit < extents_.unit_count();) {
@@ -453,7 +453,7 @@ FrameIndex BlockTable::recent_evictable(std::size_t n) const {
 }
 
 std::uint64_t BlockTable::memory_bytes() const {
-  // Rows come with the pages that they lie on.
+  // The memory of rows is allocated in whole pages.
   constexpr std::uint64_t kRowsOfPage = kSlotAlignment / sizeof(Block);
   constexpr std::uint64_t kBitsOfPage = kSlotAlignment * 8;
   std::uint64_t rows = 0;

@@ -1,7 +1,7 @@
 #pragma once
 /// \file
-/// One row for each frame of the pool: which block is in it, whether it is findable; and the shapes
-/// that frames are cut for.
+/// One row for each frame of the pool: its block and whether that is findable; and the shapes of
+/// frames.
 
 #include <algorithm>
 #include <array>
@@ -25,12 +25,13 @@
 
 namespace pegaflow::engine {
 
-/// The rows, and for each shape its extents, the index from (space, key) to row, and the policy
-/// that orders its blocks at rest. It changes states as told; why and when is decided above it.
+/// Owns the rows, and for each shape its extents, the index from (generation, key) to row, and the
+/// policy that orders its evictable blocks. It changes states on request; the callers decide why
+/// and when.
 ///
-/// Rows are numbered by where the frame lies: unit u of the pool owns the rows from u * R on, with
-/// R = unit / 4 KiB, of which an extent uses as many as it has frames. So a row names its frame for
-/// ever, no memory moves, and rows that no frame uses cost nothing but addresses.
+/// Rows are numbered by the place of their frame: unit u of the pool owns the rows from u * R on,
+/// with R = unit / 4 KiB, of which an extent uses as many as it has frames. So a row belongs to one
+/// frame for ever, no memory moves, and rows that no frame uses cost nothing but addresses.
 class BlockTable {
  public:
   struct Options {
@@ -47,52 +48,52 @@ class BlockTable {
     ShapeId id{};
     bool is_new = false;  ///< Its index was made for this call.
   };
-  /// An equal shape or a new one, with one user more.
+  /// Returns an equal shape or a new one, with one more user.
   /// Errors: those of FrameLayout::create() and ExtentMap::units_for(); kBusy when kMaxShapes have
   /// users, or as many again still have blocks without one; kOutOfCapacity.
   Result<Added> add_shape(const Shape& wanted);
   static constexpr std::size_t kMaxShapes = 256;
-  /// One user less. Without users, spaces and extents the shape is unused, and it stays so.
+  /// Removes one user. Without users, generations and extents the shape is unused, and it stays so.
   void leave_shape(ShapeId shape);
   void add_space(ShapeId shape) { ++of(shape).spaces; }
   void drop_space(ShapeId shape);
-  /// A shape that has become unused, once each: the caller forgets its tables in slices, and then
-  /// removes it. No equal shape is taken for it from then on.
+  /// Returns each shape that has become unused once: the caller forgets its tables in slices, and
+  /// then removes it. From then on no equal shape shares it.
   std::optional<ShapeId> take_unused();
   [[nodiscard]] bool has_unused() const noexcept { return !unused_.empty(); }
-  /// Gives the memory of `count` pages of an unused shape's tables back; false when they have less.
+  /// Returns the memory of `count` pages of an unused shape's tables; false when they have less.
   bool forget(ShapeId shape, std::size_t page, std::size_t count);
   void remove_shape(ShapeId shape) { shapes_[static_cast<std::uint32_t>(shape)].reset(); }
-  /// Whether there is a shape of that number: blocks may have it.
+  /// Whether there is a shape with that number: blocks may have it.
   [[nodiscard]] bool has_shape(ShapeId shape) const noexcept {
     const auto& found = shapes_[static_cast<std::uint32_t>(shape)];
     return found != nullptr && !found->is_unused;
   }
   [[nodiscard]] bool has_extents(ShapeId shape) const noexcept { return of(shape).extents != 0; }
-  /// How often a shape lost its last extent.
+  /// The number of times that a shape lost its last extent.
   [[nodiscard]] std::uint64_t emptied_shapes() const noexcept { return emptied_; }
   [[nodiscard]] std::uint32_t spaces(ShapeId shape) const noexcept { return of(shape).spaces; }
   [[nodiscard]] const FrameLayout& layout(ShapeId shape) const noexcept { return of(shape).layout; }
   [[nodiscard]] const Shape& shape(ShapeId shape) const noexcept { return of(shape).shape; }
-  /// Where a shard's page of the block in `row` begins in the pool.
+  /// The offset in the pool of the page that `shard` has in the frame of `row`.
   [[nodiscard]] std::uint64_t page_offset(FrameIndex row, std::uint32_t shard) const;
-  /// Counts pages instead of bytes: no two pages in the pool have one number, and those of an
-  /// extent follow each other without a gap. Below the pool's 4 KiB pages.
+  /// Counts pages instead of bytes: no two pages in the pool have one number, and the pages of an
+  /// extent are numbered without a gap. Less than the pool's 4 KiB pages.
   [[nodiscard]] std::uint32_t page_number(FrameIndex row, std::uint32_t shard) const;
   [[nodiscard]] ShapeId shape_of(FrameIndex row) const { return extent_of(row).shape(); }
-  /// Has memory of a shape's index, and of what its policy remembers, come: page `page` of 4 KiB;
+  /// Allocates page `page` of 4 KiB of the memory of a shape's index and of its policy; returns
   /// false when they have less.
   bool touch(ShapeId shape, std::size_t page);
 
-  /// A free frame is there; or was made from free units.
+  /// Whether there is a free frame; grow() makes some from free units.
   [[nodiscard]] bool has_free(ShapeId shape) const noexcept {
     return !of(shape).with_free.is_empty();
   }
   bool grow(ShapeId shape) { return extents_.free_units() != 0 && make_extent(shape); }
   /// Chooses extents of other shapes that make room for one of this shape, if they were used longer
   /// ago on average than `victim`, its own next one; always, if that is kNoFrame. Their blocks are
-  /// unfindable from now on, and the caller evicts them, row by row. At most one such exchange a
-  /// shape is under way. Empty when there is none to be had.
+  /// unfindable from now on, and the caller evicts them, row by row. Each shape has at most one
+  /// such exchange in progress. Returns an empty list when none is possible.
   std::vector<ExtentId> start_exchange(ShapeId shape, FrameIndex victim);
   [[nodiscard]] bool is_exchanging(ShapeId shape) const noexcept {
     return of(shape).leaving_for_it != 0;
@@ -107,48 +108,49 @@ class BlockTable {
 
   // ---- finding
 
-  /// The row of a block, sealed, written or coming, or kNoFrame.
+  /// The row of a block that is sealed, written or in flight, or kNoFrame.
   [[nodiscard]] FrameIndex find(ShapeId shape, SpaceId space, const BlockKey& key) const;
-  /// Calls `use(i, find(shape, space, keys[i]))` for each key in order, until it says false;
-  /// returns how often it said true. While one group of keys is used, the rows of the next one and
-  /// the index cells of the one behind it are on their way, so that misses hide behind each other.
+  /// Calls `use(i, find(shape, space, keys[i]))` for each key in order, until it returns false;
+  /// returns the number of calls that returned true. While one group of keys is used, the rows of
+  /// the next group and the index cells of the one after it are being prefetched, so that cache
+  /// misses overlap.
   template <typename Use>
   std::size_t find_each(ShapeId shape, SpaceId space, std::span<const BlockKey> keys,
                         Use&& use) const;
-  /// How many of `keys`, from the first on, are readable. Goes by their hashes, without a look at
-  /// any row, and then compares the key of the last one: a block that is missing *before* one that
-  /// is there counts as there if its 32-bit hash is that of some readable block of this shape. The
-  /// rows of 8,192 keys lie on as many lines of memory, which is half of what looking them up
-  /// costs.
+  /// Returns the length of the longest readable prefix of `keys`. Compares only hashes, without
+  /// reading any row, and then the key of the last block: a block that is missing *before* a
+  /// present one counts as present if its 32-bit hash is that of some readable block of this shape.
+  /// The rows of 8,192 keys lie on as many cache lines, which is half of the cost of a lookup.
   [[nodiscard]] std::size_t readable_prefix(ShapeId shape, SpaceId space,
                                             std::span<const BlockKey> keys) const;
   static constexpr std::size_t kGroup = 32;
-  /// Sealed, and not in an extent that is leaving.
+  /// Whether the block is sealed, and its extent is not leaving.
   [[nodiscard]] bool is_readable(FrameIndex row) const {
     return row != kNoFrame && block_at(row).state == FrameState::kSealed &&
            (leaving_ == 0 || !is_leaving(row));
   }
   void prefetch_row(FrameIndex row) const { rows_->prefetch(row); }
-  /// Fetches what hold(), unhold() or free() of a block will touch; the second call, once the first
-  /// has arrived, what lies beside it in the order of eviction.
+  /// Prefetches what hold(), unhold() or free() of a block will touch; prefetch_neighbours(),
+  /// called once that has arrived, what lies beside it in the order of eviction.
   void prefetch_block(FrameIndex row) const {
     rows_->prefetch(row);
     prefetch_to_write(&listed_[row / 64]);
     extents_.prefetch(extent_id_of(row));
   }
   void prefetch_neighbours(FrameIndex row) const { rows_->prefetch_neighbours(row); }
-  /// Fetches what the policy will touch for the block's name in seal(); once its row has arrived.
+  /// Prefetches what the policy will touch for the block's name in seal(); call it once the row has
+  /// arrived.
   void prefetch_name(FrameIndex row) const;
-  /// The same for free() and evict(), and what the index will touch.
+  /// The same for free() and evict(), including what the index will touch.
   void prefetch_free(FrameIndex row) const;
 
   // ---- changing
 
   /// Puts a block that is not in the index into a free frame: written, owned by `owner`.
   FrameIndex take_free(ShapeId shape, SpaceId space, const BlockKey& key, std::uint32_t owner);
-  /// The same for one that is fetched.
+  /// The same for a block that is fetched.
   FrameIndex take_for_fetch(ShapeId shape, SpaceId space, const BlockKey& key);
-  /// The fetch of the row goes on to `coming`.
+  /// Sets the state of the row's fetch.
   void set_fetch_state(FrameIndex row, FetchState state);
   [[nodiscard]] FetchState fetch_state(FrameIndex row) const noexcept {
     return static_cast<FetchState>(block_at(row).owner);
@@ -156,27 +158,27 @@ class BlockTable {
   [[nodiscard]] bool is_in_flight(FrameIndex row) const noexcept {
     return block_at(row).state == FrameState::kFetched && fetch_state(row) == FetchState::kInFlight;
   }
-  /// Makes a block that is written, coming, or held, unfindable; its frame stays as it is.
+  /// Makes a block that is written, in flight, or held, unfindable; its frame stays as it is.
   void unlist(FrameIndex row);
-  /// A block that was written or fetched is whole: a new one, which comes to rest unless it is
-  /// held. `writer` is kReplica for one that was fetched, and only then.
+  /// Seals a block that was written or fetched and is whole. It is evictable unless it is held.
+  /// `writer` is kReplica for one that was fetched, and only then.
   void seal(FrameIndex row, std::uint32_t writer, std::uint32_t now_s);
 
-  /// A claim more on a sealed block; a pin more on one that is claimed, or, of two or more, one
-  /// less; one of them less. After the last one it comes to rest again; unhold() says whether it
-  /// did. A coming block may be claimed too, and never comes to rest.
+  /// hold() adds a claim to a sealed block, or one in flight; hold_again() adds a pin to a claimed
+  /// block, and unhold_again() removes it while the claim stays; unhold() removes a claim or a pin,
+  /// and returns true when the block became evictable with it. A block in flight never does.
   void hold(FrameIndex row);
   void hold_again(FrameIndex row);
   void unhold_again(FrameIndex row);
   bool unhold(FrameIndex row, std::uint32_t now_s);
-  /// Frees a written or fetched frame, or one at rest. An extent without a used frame gives its
-  /// units back.
+  /// Frees a frame that is written, fetched or evictable. An extent without a used frame returns
+  /// its units.
   void free(FrameIndex row) { free(row, EvictionPolicy::Freed::kDropped); }
   /// Frees the victim.
   void evict(FrameIndex row) { free(row, EvictionPolicy::Freed::kEvicted); }
 
-  /// The block at rest that goes next, replicas first; kNoFrame when nothing of that shape is at
-  /// rest.
+  /// The evictable block that is evicted next, replicas first; kNoFrame when no block of that shape
+  /// is evictable.
   [[nodiscard]] FrameIndex victim(ShapeId shape) {
     OneShape& from = of(shape);
     const FrameIndex replica = from.replicas->victim();
@@ -185,27 +187,27 @@ class BlockTable {
   [[nodiscard]] bool is_replica(FrameIndex row) const noexcept {
     return block_at(row).state == FrameState::kSealed && block_at(row).owner == kReplica;
   }
-  /// The block behind one at rest in the list of its policy: after it, most likely the victim.
+  /// The block after an evictable one in the list of its policy: most likely the victim after it.
   [[nodiscard]] FrameIndex behind(FrameIndex row) const {
     return block_at(row).place.next_plus_1 - 1;
   }
-  /// The `n`-th block counted from the one that came to rest last, or kNoFrame. O(rows).
+  /// The `n`-th block counted from the one that became evictable last, or kNoFrame. O(rows).
   [[nodiscard]] FrameIndex recent_evictable(std::size_t n) const;
 
-  // ---- looking
+  // ---- queries
 
   [[nodiscard]] const Block& operator[](FrameIndex row) const noexcept { return block_at(row); }
   /// The first row from `row` on whose frame was used since its extent was made, or kNoFrame.
   [[nodiscard]] FrameIndex next_touched(FrameIndex row) const;
 
-  /// Written ones: coming ones and given-up ones included.
+  /// Written frames, including those in flight and given up.
   [[nodiscard]] std::uint32_t written_count() const noexcept { return written_; }
   [[nodiscard]] std::uint32_t sealed_count() const noexcept { return sealed_; }
   [[nodiscard]] std::uint32_t held_count() const noexcept { return held_; }
   [[nodiscard]] std::uint64_t written_bytes() const noexcept { return written_bytes_; }
   [[nodiscard]] std::uint64_t sealed_bytes() const noexcept { return sealed_bytes_; }
   [[nodiscard]] std::uint64_t held_bytes() const noexcept { return held_bytes_; }
-  /// Of frames that are written or held: what no eviction can free.
+  /// Bytes of frames that are written or held, which no eviction can free.
   [[nodiscard]] std::uint64_t busy_bytes() const noexcept {
     return written_bytes_ + held_bytes_ - held_in_flight_bytes_;
   }
@@ -213,7 +215,7 @@ class BlockTable {
     std::uint32_t frames = 0;
     std::uint64_t bytes = 0;
   };
-  /// Frames that are kFetched and that far.
+  /// Frames that are kFetched and in that state.
   [[nodiscard]] const Fetched& fetched(FetchState state) const noexcept {
     return fetched_[static_cast<std::size_t>(state)];
   }
@@ -225,7 +227,7 @@ class BlockTable {
   [[nodiscard]] const ExtentMap& extents() const noexcept { return extents_; }
   [[nodiscard]] std::uint64_t memory_bytes() const;
 
-  /// One more than the highest number of a shape; not each below it is there, see has_shape().
+  /// One more than the highest number of a shape; lower numbers may be unused, see has_shape().
   [[nodiscard]] std::uint32_t shape_count() const noexcept {
     return static_cast<std::uint32_t>(shapes_.size());
   }
@@ -233,8 +235,8 @@ class BlockTable {
     const Shape* shape = nullptr;
     std::uint64_t frame_bytes = 0;
     std::uint32_t extents = 0;
-    std::uint64_t frames = 0;  ///< Of its extents.
-    std::uint32_t used = 0;    ///< Of them, not free.
+    std::uint64_t frames = 0;  ///< Frames of its extents.
+    std::uint32_t used = 0;    ///< Those that are not free.
   };
   [[nodiscard]] std::vector<ShapeInfo> shapes() const;
 
@@ -245,20 +247,21 @@ class BlockTable {
   struct OneShape {
     Shape shape;
     FrameLayout layout;
-    std::vector<std::uint32_t> units;  ///< Of an extent, by part.
+    std::vector<std::uint32_t> units;  ///< Units of an extent, by part.
     FlatIndex index;
     std::unique_ptr<EvictionPolicy> policy{};
-    std::unique_ptr<EvictionPolicy> replicas{};  ///< Of those, in place of `policy`.
+    std::unique_ptr<EvictionPolicy> replicas{};  ///< Orders the replicas, instead of `policy`.
     IndexList<&Extent::with_free> with_free{};
     std::uint32_t extents = 0;
     std::uint64_t frames = 0;
     std::uint32_t used = 0;
-    std::uint32_t leaving_for_it = 0;  ///< Extents under exchange.
-    std::uint32_t users = 0;           ///< add_shape() without leave_shape().
-    std::uint32_t spaces = 0;          ///< Retired ones, whose claims and jobs still end, included.
-    bool is_unused = false;            ///< Taken by take_unused().
-    std::uint32_t next_look = 0;       ///< The part of a large pool that is looked at next.
-    // When looking for an exchange was in vain: not again before something changed.
+    std::uint32_t leaving_for_it = 0;  ///< Extents in exchange for this shape.
+    std::uint32_t users = 0;           ///< Calls of add_shape() without leave_shape().
+    std::uint32_t spaces =
+        0;  ///< Generations, including retired ones whose claims and jobs still end.
+    bool is_unused = false;       ///< Returned by take_unused().
+    std::uint32_t next_look = 0;  ///< The part of a large pool that is searched next.
+    // Values at the last search for an exchange that failed: it is repeated only after a change.
     std::uint64_t in_vain_use = ~std::uint64_t{0};
     std::uint64_t in_vain_quiet = ~std::uint64_t{0};
   };
@@ -286,9 +289,9 @@ class BlockTable {
   FrameIndex take(ShapeId shape, SpaceId space, const BlockKey& key, FrameState state,
                   std::uint32_t owner);
   void free(FrameIndex row, EvictionPolicy::Freed why);
-  /// unlist() where its shape and hash are at hand.
+  /// unlist() for callers that have its shape and hash.
   void unlist(OneShape& shape, FrameIndex row, std::uint32_t hash);
-  /// Who orders that sealed block.
+  /// The policy that orders a sealed block.
   [[nodiscard]] static EvictionPolicy& policy_of(OneShape& shape, const Block& block) noexcept {
     return block.owner == kReplica ? *shape.replicas : *shape.policy;
   }
@@ -304,7 +307,7 @@ class BlockTable {
   void give_up(ExtentId id);
   [[nodiscard]] std::size_t readable_prefix_by_hash(const OneShape& shape, SpaceId space,
                                                     std::span<const BlockKey> keys) const;
-  /// Sealed and in the index: what is_readable() says while no extent is leaving.
+  /// Sealed and in the index: equal to is_readable() while no extent is leaving.
   [[nodiscard]] bool is_listed(FrameIndex row) const noexcept {
     return (listed_[row / 64] >> (row % 64) & 1) != 0;
   }
@@ -313,7 +316,7 @@ class BlockTable {
     if (--extent.busy == 0) ++quiet_;
   }
   [[nodiscard]] std::uint64_t used_at(FrameIndex row) const { return uses_ - rows_->age(row); }
-  /// Keeps up with the 32-bit count of `rows_`, and the extent's sum with the row.
+  /// Follows the 32-bit count of `rows_`, and keeps the extent's sum equal to that of its rows.
   void note_use(Extent& extent, std::uint64_t before) noexcept;
 
   [[nodiscard]] std::uint32_t hash(FrameIndex row) const noexcept {
@@ -346,19 +349,20 @@ class BlockTable {
   std::vector<std::unique_ptr<OneShape>> shapes_;  ///< Policies refer to `rows_`. Null: removed.
   std::vector<ShapeId> unused_;                    ///< For take_unused(); they may be in use again.
   std::uint64_t uses_ = 0;                         ///< BlockRows::uses(), and never wraps.
-  std::uint64_t quiet_ = 0;                        ///< How often an extent had no busy frame left.
+  std::uint64_t quiet_ = 0;  ///< The number of times that an extent lost its last busy frame.
   std::uint64_t exchanged_ = 0;
   std::uint64_t emptied_ = 0;
-  std::uint32_t leaving_ = 0;  ///< Extents that are; mostly none, so that no reader need look.
+  std::uint32_t leaving_ =
+      0;  ///< Extents that are leaving; mostly 0, so that readers need not look.
   std::uint32_t written_ = 0;
   std::uint32_t sealed_ = 0;
   std::uint32_t held_ = 0;
   std::uint64_t written_bytes_ = 0;
   std::uint64_t sealed_bytes_ = 0;
   std::uint64_t held_bytes_ = 0;
-  std::uint64_t held_in_flight_bytes_ = 0;  ///< Of frames that are kFetched and held.
+  std::uint64_t held_in_flight_bytes_ = 0;  ///< Bytes of frames that are kFetched and held.
   std::array<Fetched, 3> fetched_{};        ///< By FetchState.
-  std::uint32_t replicas_ = 0;              ///< Sealed.
+  std::uint32_t replicas_ = 0;              ///< Sealed replicas.
 };
 
 template <typename Use>

@@ -11,7 +11,7 @@ Result<void> BlockTable::check() const {
     if (!id) continue;
     ++units;
     if (extents_[*id].shape_plus_1 == 0) {
-      return fail(Errc::kInternal, "unit {} belongs to an extent that is none", unit);
+      return fail(Errc::kInternal, "unit {} belongs to an unused extent", unit);
     }
     if (*id != unit) continue;
     ++extents;
@@ -26,7 +26,7 @@ Result<void> BlockTable::check() const {
   for (const auto& shape : shapes_) {
     if (shape == nullptr) continue;
     if (shape->is_unused && (shape->users != 0 || shape->spaces != 0 || shape->extents != 0)) {
-      return fail(Errc::kInternal, "a shape without use has {} users, {} spaces and {} extents",
+      return fail(Errc::kInternal, "an unused shape has {} users, {} generations and {} extents",
                   shape->users, shape->spaces, shape->extents);
     }
     PEGA_TRY(check_shape(*shape));
@@ -57,7 +57,7 @@ Result<void> BlockTable::check_fetched() const {
   }
   for (std::size_t i = 0; i < fetched.size(); ++i) {
     if (fetched[i].frames != fetched_[i].frames || fetched[i].bytes != fetched_[i].bytes) {
-      return fail(Errc::kInternal, "{} frames of {} bytes are fetched and {} far, {} of {} counted",
+      return fail(Errc::kInternal, "{} frames of {} bytes are in fetch state {}, {} of {} counted",
                   fetched[i].frames, fetched[i].bytes, i, fetched_[i].frames, fetched_[i].bytes);
     }
   }
@@ -87,10 +87,10 @@ Result<void> BlockTable::check_extent(ExtentId id) const {
     if (is_fetched && (block.owner > static_cast<std::uint32_t>(FetchState::kQuiesced) ||
                        block.indexed != is_in_flight(row) ||
                        (fetch_state(row) == FetchState::kQuiesced && block.holds == 0))) {
-      return fail(Errc::kInternal, "the fetch of row {} is nowhere", row);
+      return fail(Errc::kInternal, "the fetch state of row {} is wrong", row);
     }
     if (block.state == FrameState::kSealed && !block.indexed && block.holds == 0) {
-      return fail(Errc::kInternal, "row {} is at rest and not in the index", row);
+      return fail(Errc::kInternal, "row {} is evictable and not in the index", row);
     }
     if (is_listed(row) != (block.indexed && block.state == FrameState::kSealed)) {
       return fail(Errc::kInternal, "row {} counts as {}readable", row, is_listed(row) ? "" : "un");
@@ -158,7 +158,7 @@ Result<void> BlockTable::check_shape(const OneShape& shape) const {
   PEGA_TRY(shape.replicas->check(
       [this](FrameIndex row) { return is_evictable(row) && is_replica(row); }));
   if (shape.policy->size() != evictable || shape.replicas->size() != replicas) {
-    return fail(Errc::kInternal, "{} blocks and {} replicas are listed as at rest, {} and {} are",
+    return fail(Errc::kInternal, "{} blocks and {} replicas are listed as evictable, {} and {} are",
                 shape.policy->size(), shape.replicas->size(), evictable, replicas);
   }
   return {};

@@ -25,7 +25,7 @@ void ChecksumTable::set(std::uint32_t page, std::uint64_t checksum) {
     checksums_.emplace(std::move(*made));
   }
   std::uint64_t& kept = (*checksums_)[page];
-  if (kept == checksum) return;  // What was never written is none: it need not get memory.
+  if (kept == checksum) return;  // An entry that was never written is none: it needs no memory.
   kept_ += kept == kNone ? 1 : 0;
   kept_ -= checksum == kNone ? 1 : 0;
   kept = checksum;

@@ -1,6 +1,6 @@
 #pragma once
 /// \file
-/// Checksums of pages in the pool, for those whose writer took one.
+/// Checksums of pages in the pool, for engines that verify.
 
 #include <cstdint>
 #include <optional>
@@ -9,22 +9,22 @@
 
 namespace pegaflow::engine {
 
-/// One checksum for each page in the pool, or none. Beside the store, which needs no checksum for
-/// anything: who publishes brings them and who opens is given them. A page is named by its number:
-/// see BlockStore::page_number().
+/// One checksum for each page in the pool, or none. The table stands beside the store, which needs
+/// no checksums: publish() brings them and open() returns them. A page is named by its number: see
+/// BlockStore::page_number().
 ///
-/// 8 bytes a page, and none before the first checksum: where no engine verifies it costs nothing.
-/// A number keeps its checksum until it is cleared, so whoever hands a page out clears it.
+/// 8 bytes per page, and none before the first checksum: where no engine verifies it costs nothing.
+/// A number keeps its checksum until it is cleared, so a caller that hands out a page clears it.
 /// Thread-bound.
 class ChecksumTable {
  public:
   static constexpr std::uint64_t kNone = 0;
 
-  /// `pages`: numbers below that.
+  /// Page numbers are below `pages`.
   explicit ChecksumTable(std::uint64_t pages) : pages_(pages) {}
 
-  /// Numbers that are none are fine. Without memory for the table nothing is kept, one warning says
-  /// so, and the pages count as saved without a checksum.
+  /// Unknown numbers are ignored. Without memory for the table no checksum is kept, one warning is
+  /// logged, and the pages count as saved without a checksum.
   void set(std::uint32_t page, std::uint64_t checksum);
   void clear(std::uint32_t page) { set(page, kNone); }
   [[nodiscard]] std::uint64_t operator[](std::uint32_t page) const {
@@ -32,7 +32,7 @@ class ChecksumTable {
   }
 
   [[nodiscard]] bool is_empty() const noexcept { return kept_ == 0; }
-  /// Of the checksums that are kept.
+  /// Bytes of the checksums that are kept.
   [[nodiscard]] std::uint64_t memory_bytes() const noexcept {
     return kept_ * sizeof(std::uint64_t);
   }

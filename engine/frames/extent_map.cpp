@@ -51,7 +51,7 @@ Result<std::vector<std::uint32_t>> ExtentMap::units_for(const FrameLayout& layou
       const std::uint64_t waste = bytes % fullest->bytes;
       if (waste * kWasteDenominator <= bytes * kWasteNumerator) return count;
     }
-    // The pool has not that many units: all of them, which holds the most frames.
+    // The pool has fewer units than that: take all of them, which hold the most frames.
     return best;
   };
   const std::uint32_t of_fullest = size_by_fullest();
@@ -92,7 +92,7 @@ std::optional<UnitRun> ExtentMap::any_free_run(const Range& range, std::uint32_t
   const std::uint32_t longest = range.free.longest();
   if (longest == 0) return std::nullopt;
   // Extents of one unit grow from the beginning, longer ones from the end, so that small ones leave
-  // long runs whole. Where no run is long enough, the first of the longest.
+  // long runs whole. If no run is long enough, take the first of the longest.
   const std::uint32_t length = std::min(count, longest);
   const auto begin =
       length == count && count > 1 ? range.free.highest(count) : range.free.lowest(length);
@@ -104,7 +104,7 @@ std::optional<UnitRun> ExtentMap::any_free_run(const Range& range, std::uint32_t
 std::optional<UnitRun> ExtentMap::free_run(Range& range, std::uint32_t count,
                                            std::uint64_t part_bytes) const {
   if (const auto run = any_free_run(range, count, part_bytes)) return run;
-  // The pool's last unit may be a shorter one: another run of as many units holds more.
+  // The pool's last unit may be shorter: another run of as many units holds more.
   const std::uint32_t last = range.end - 1;
   const std::uint32_t place = last - range.begin;
   if (bytes_of({last, 1}) == unit_bytes_ || !range.free.is_free(place)) return std::nullopt;
@@ -129,7 +129,7 @@ std::optional<ExtentId> ExtentMap::make(ShapeId shape, const FrameLayout& layout
   }
   const ExtentId id = runs[0].first;
   Extent& extent = extents_[id];
-  PEGA_ASSERT(extent.shape_plus_1 == 0, "extent {} is there already", id);
+  PEGA_ASSERT(extent.shape_plus_1 == 0, "extent {} exists already", id);
   extent = {};
   extent.shape_plus_1 = static_cast<std::uint32_t>(shape) + 1;
   extent.frames = static_cast<std::uint32_t>(frames);

@@ -1,6 +1,6 @@
 #pragma once
 /// \file
-/// The pool in units: which of them form an extent, and whose frames lie in it.
+/// The units of the pool: which of them form an extent, and which shape its frames have.
 
 #include <array>
 #include <cstdint>
@@ -25,24 +25,24 @@ struct UnitRun {
   std::uint32_t count = 0;
 };
 
-/// Contiguous units, one run on each node that the shape's frames have a part on, cut into equal
-/// frames: part p of frame k begins k parts behind the beginning of run p.
+/// Contiguous units, one run on each NUMA node that the shape's frames have a part on, divided into
+/// equal frames: part p of frame k begins k parts after the beginning of run p.
 struct alignas(64) Extent {
-  // What each use of a block touches comes first: one cache line.
+  // The members that each use of a block touches come first: one cache line.
   std::uint32_t shape_plus_1 = 0;  ///< 0: this entry is no extent.
   std::uint32_t frames = 0;
-  std::uint32_t touched = 0;  ///< Frames from here on were not used since it was made.
+  std::uint32_t touched = 0;  ///< Frames from here on were not used since the extent was made.
   std::uint32_t used = 0;     ///< Frames that are not free.
-  std::uint32_t busy = 0;     ///< Frames that are written or held: while there are any it stays.
+  std::uint32_t busy = 0;     ///< Frames that are written or held: a busy extent stays.
   bool is_leaving = false;    ///< Its blocks are being evicted for another shape's extent.
   std::uint64_t made = 0;     ///< In uses of blocks, as BlockTable counts them.
-  /// Sum over all frames of when each was used last; a frame that is not sealed counts as used when
-  /// the extent was made.
+  /// Sum of the last use of all frames; a frame that is not sealed counts as used when the extent
+  /// was made.
   std::uint64_t use_sum = 0;
   IndexList<&Block::place> freed;
   IndexLink with_free;  ///< Its place among the extents of its shape that have a free frame.
 
-  std::uint64_t serial = 0;  ///< Rising; tells it from a later extent of that name.
+  std::uint64_t serial = 0;  ///< Rising; distinguishes it from a later extent of that name.
   std::uint32_t run_count = 0;
   std::array<UnitRun, kMaxNumaNodes> runs{};
 
@@ -52,38 +52,37 @@ struct alignas(64) Extent {
   }
 };
 
-/// Owns the units and extents. Which extent is made or given up, and when, is decided above it.
+/// Owns the units and extents. The callers decide which extent is made or dropped, and when.
 ///
-/// Thread-bound. A run of free units is found, or found to be missing, in steps that grow with the
-/// logarithm of the units, whatever the other NUMA nodes have: reserve() asks once a block.
-/// oldest_of_others() looks at kLook places in each of the shape's NUMA nodes, unless it is told to
-/// look at all.
+/// Thread-bound. The search for a run of free units takes steps that grow with the logarithm of the
+/// units, whatever the other NUMA nodes have: reserve() searches once per block. oldest_of_others()
+/// visits kLook places in each of the shape's NUMA nodes, or all of them when requested.
 class ExtentMap {
  public:
   /// `numa_nodes` is 1 to kMaxNumaNodes.
   ExtentMap(std::uint64_t pool_bytes, std::uint32_t numa_nodes);
 
-  /// Units that an extent has in each part: the fewest that leave at most 6 % of the fullest part
-  /// unused; where the node has not as many, those that hold the most frames.
-  /// Errors: kRefused when a part does not fit its node.
+  /// The units of an extent in each part: the fewest that leave at most 6 % of the fullest part
+  /// unused; where the NUMA node has fewer, those that hold the most frames.
+  /// Errors: kRefused when a part does not fit its NUMA node.
   [[nodiscard]] Result<std::vector<std::uint32_t>> units_for(const FrameLayout& layout) const;
 
-  /// Makes an extent of free units. Where no run is long enough, of the longest that holds a frame:
-  /// an extent with fewer frames is better than unused memory.
+  /// Makes an extent of free units. If no run is long enough, it uses the longest that holds a
+  /// frame: an extent with fewer frames is better than unused memory.
   std::optional<ExtentId> make(ShapeId shape, const FrameLayout& layout,
                                const std::vector<std::uint32_t>& units, std::uint64_t now);
-  /// Its units are free again.
+  /// Frees the units of an extent.
   void release(ExtentId extent);
 
   struct Choice {
     std::vector<ExtentId> extents{};
     std::uint64_t mean_use = 0;  ///< When their frames were used last, on average.
   };
-  /// Places that one search looks at in a NUMA node: all of a pool of 30 GiB, which has 480 units.
+  /// Places that one search visits in a NUMA node: all of a pool of 30 GiB, which has 480 units.
   static constexpr std::uint32_t kLook = 512;
-  /// The extents of other shapes whose units would make room for one of this shape: with no busy
-  /// frame, and of all such the ones used longest ago on average. Of NUMA nodes with more than
-  /// kLook places, only those of part `part` are looked at, counted round and round; all places
+  /// The extents of other shapes whose units would make room for one of this shape: without a busy
+  /// frame, and among these the ones used longest ago on average. In NUMA nodes with more than
+  /// kLook places, only those of part `part` are visited, counted modulo their number; all places
   /// without it.
   [[nodiscard]] std::optional<Choice> oldest_of_others(ShapeId shape, const FrameLayout& layout,
                                                        const std::vector<std::uint32_t>& units,
@@ -94,7 +93,7 @@ class ExtentMap {
     if (owner_plus_1_[unit] == 0) return std::nullopt;
     return owner_plus_1_[unit] - 1;
   }
-  /// Of a unit that belongs to one.
+  /// The same for a unit that belongs to an extent.
   [[nodiscard]] ExtentId known_owner(std::uint32_t unit) const noexcept {
     return owner_plus_1_[unit] - 1;
   }
@@ -105,7 +104,7 @@ class ExtentMap {
   }
 
   [[nodiscard]] std::uint64_t unit_bytes() const noexcept { return unit_bytes_; }
-  /// 1 where the pool is too small to be dealt.
+  /// 1 where the pool is too small to be divided.
   [[nodiscard]] std::uint32_t numa_node_count() const noexcept {
     return static_cast<std::uint32_t>(ranges_.size());
   }
@@ -113,13 +112,13 @@ class ExtentMap {
     return static_cast<std::uint32_t>(owner_plus_1_.size());
   }
   [[nodiscard]] std::uint32_t free_units() const noexcept { return free_units_; }
-  /// Steps of looking for free runs and for extents of others, and of keeping the runs, since the
-  /// start.
+  /// Steps of the searches for free runs and for extents of others, and of updating the runs, since
+  /// the start.
   [[nodiscard]] std::uint64_t visited() const noexcept;
   [[nodiscard]] std::uint64_t memory_bytes() const noexcept;
 
  private:
-  /// Units of one node.
+  /// The units of one NUMA node.
   struct Range {
     std::uint32_t begin = 0;
     std::uint32_t end = 0;
@@ -148,7 +147,7 @@ class ExtentMap {
   std::vector<Extent> extents_;              ///< By first unit.
   std::uint32_t free_units_;
   std::uint64_t next_serial_ = 1;
-  mutable std::uint64_t looked_ = 0;  ///< Units, by oldest_of_others().
+  mutable std::uint64_t looked_ = 0;  ///< Units visited by oldest_of_others().
 };
 
 }  // namespace pegaflow::engine

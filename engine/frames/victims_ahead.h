@@ -1,6 +1,6 @@
 #pragma once
 /// \file
-/// What the next evictions will touch, fetched while the present ones are made.
+/// Prefetches what the next evictions will touch while the current ones are made.
 
 #include <array>
 #include <cstddef>
@@ -12,14 +12,14 @@ namespace pegaflow::engine {
 
 /// Walks ahead along the lists that victims come from.
 ///
-/// A list is a chain: where its next row lies is known only once the one before it has arrived. So
-/// the walk keeps a few rows ahead of the evictions and takes a step at each of them, instead of
-/// waiting for a whole group of rows, one after the other. It only ever fetches: where the list has
-/// changed under it, it begins again, and nothing but time is lost.
+/// A list is a chain: the place of its next row is known only once the row before it has arrived.
+/// So the walk stays a few rows ahead of the evictions and takes a step at each of them, instead of
+/// waiting for a whole group of rows, one after the other. It only prefetches: where the list has
+/// changed meanwhile, it begins again, and nothing but time is lost.
 class VictimsAhead {
  public:
   /// `victim` will be evicted now; `fetch(row)` is called for sealed rows that have arrived, a few
-  /// before their turn, to fetch what lies anywhere else.
+  /// evictions ahead, to prefetch what lies elsewhere.
   template <typename Fetch>
   void step(const BlockTable& blocks, FrameIndex victim, Fetch&& fetch) {
     Walk& walk = walks_[blocks[victim].note];
@@ -31,7 +31,7 @@ class VictimsAhead {
       walk.last = victim;
     }
     for (int i = 0; i < 2 && walk.walked - walk.evicted < kAhead; ++i) {
-      // Rows that this walked over may be gone since, and their extents with them.
+      // Rows that this walked over may be gone meanwhile, and their extents with them.
       if (blocks[walk.last].state != FrameState::kSealed) break;
       const FrameIndex next = blocks.behind(walk.last);
       if (next == kNoFrame) break;
@@ -49,7 +49,7 @@ class VictimsAhead {
   static constexpr std::uint32_t kAhead = 32;
   struct Walk {
     FrameIndex last = kNoFrame;
-    std::uint32_t evicted = 0;  ///< Of the rows walked over, and so `fetched`; all rising.
+    std::uint32_t evicted = 0;  ///< Count of the rows walked over, like `fetched`; both only rise.
     std::uint32_t fetched = 0;
     std::uint32_t walked = 0;
     std::array<FrameIndex, kAhead> rows{};  ///< The last ones.

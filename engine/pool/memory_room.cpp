@@ -57,7 +57,7 @@ constexpr Interface kVersion2{"memory.max", "memory.current", "inactive_file"};
 constexpr Interface kVersion1{"memory.limit_in_bytes", "memory.usage_in_bytes",
                               "total_inactive_file"};
 
-/// Narrows `room` by the group at `relative` below `root` and by each one above it.
+/// Narrows `room` by the group at `relative` below `root` and by each group above it.
 void narrow(MemoryRoom& room, const fs::path& root, fs::path relative, const Interface& files) {
   for (;; relative = relative.parent_path()) {
     const fs::path group = relative.empty() ? root : root / relative;

@@ -21,7 +21,7 @@ constexpr std::array kNames = {
     std::pair{NumaPolicy::kOff, std::string_view("off")},
 };
 
-/// Nodes as the kernel wants them.
+/// NUMA nodes as a bit mask for the kernel.
 class NodeMask {
  public:
   void add(std::uint32_t node) {
@@ -30,7 +30,7 @@ class NodeMask {
     words_[word] |= 1UL << (node % kBits);
   }
   [[nodiscard]] const unsigned long* data() const { return words_.data(); }
-  /// One more than there are: the kernel takes the last one off.
+  /// One more than the number of bits: the kernel subtracts one.
   [[nodiscard]] unsigned long bits() const { return words_.size() * kBits + 1; }
 
  private:
@@ -38,7 +38,7 @@ class NodeMask {
   std::vector<unsigned long> words_;
 };
 
-/// An errno, 0 when done.
+/// Returns an errno, 0 on success.
 int set_policy(std::span<std::byte> pages, int mode, const NodeMask& nodes) {
   if (pages.empty()) return 0;
   const long done =
@@ -48,14 +48,14 @@ int set_policy(std::span<std::byte> pages, int mode, const NodeMask& nodes) {
 
 std::string why(int error) {
   std::string text = "mbind: " + std::generic_category().message(error);
-  // What Docker's filter of system calls says, and that of others.
+  // Docker's filter of system calls returns EPERM, other filters ENOSYS.
   if (error == EPERM || error == ENOSYS) {
-    text += "; give the container the capability SYS_NICE, or say --numa off";
+    text += "; give the container the capability SYS_NICE, or use --numa off";
   }
   return text;
 }
 
-/// The node of a page that is there; none where the kernel does not say.
+/// The NUMA node of a page that is present; no value where the kernel does not report it.
 std::optional<std::uint32_t> node_of(const std::byte* page) {
   int node = -1;
   const long done = ::syscall(SYS_get_mempolicy, &node, nullptr, 0UL, page,
@@ -64,7 +64,7 @@ std::optional<std::uint32_t> node_of(const std::byte* page) {
   return static_cast<std::uint32_t>(node);
 }
 
-/// `offset` down to where a page of memory begins.
+/// Rounds `offset` down to the beginning of a page of memory.
 std::uint64_t page_of(std::uint64_t offset, std::uint64_t page_bytes) {
   return offset / page_bytes * page_bytes;
 }
@@ -101,9 +101,9 @@ PoolPlacement place_pool(std::span<std::byte> pool, std::uint64_t memory_page_by
     return placement;
   }
   numa_nodes.resize(std::min<std::size_t>(numa_nodes.size(), kMaxNumaNodes));
-  // As the store deals them.
+  // The same ranges as the store's.
   auto ranges = numa_ranges(pool.size(), static_cast<std::uint32_t>(numa_nodes.size()));
-  if (ranges.size() < 2) return placement;  // Too small a pool to be dealt.
+  if (ranges.size() < 2) return placement;  // The pool is too small to be divided.
   for (std::size_t i = 0; i < ranges.size(); ++i) {
     const std::uint64_t begin = page_of(ranges[i].begin, memory_page_bytes);
     const std::uint64_t end =
@@ -113,7 +113,8 @@ PoolPlacement place_pool(std::span<std::byte> pool, std::uint64_t memory_page_by
     if (const int error = set_policy(pool.subspan(begin, end - begin), MPOL_PREFERRED, one);
         error != 0) {
       placement.refused = why(error);
-      // What was asked for before: a part of a pool by its node is of no use to the store.
+      // Undo the parts before: a pool that is only partly placed by NUMA node is of no use to the
+      // store.
       (void)set_policy(pool.first(begin), MPOL_DEFAULT, NodeMask());
       return placement;
     }
@@ -125,13 +126,13 @@ PoolPlacement place_pool(std::span<std::byte> pool, std::uint64_t memory_page_by
 }
 
 void verify_placement(std::span<std::byte> pool, PoolPlacement& placement) {
-  constexpr std::uint64_t kSamples = 64;  // Of a part. Each is a system call.
+  constexpr std::uint64_t kSamples = 64;  // Samples per part. Each is a system call.
   std::uint64_t seen = 0;
   std::uint64_t in_place = 0;
   for (std::size_t i = 0; i < placement.ranges.size(); ++i) {
     const NumaRange& range = placement.ranges[i];
     for (std::uint64_t sample = 0; sample < kSamples; ++sample) {
-      // From the middle of each of as many pieces, where no page reaches over the part's end.
+      // From the middle of each of as many pieces, where no page extends beyond the part's end.
       const std::uint64_t offset = range.begin + (range.end - range.begin) / kSamples * sample +
                                    (range.end - range.begin) / (2 * kSamples);
       const auto node = node_of(pool.data() + offset);
@@ -147,7 +148,7 @@ std::string to_string(const PoolPlacement& placement) {
   if (!placement.refused.empty()) return "off, refused: " + placement.refused;
   std::string text(to_string(placement.policy));
   if (placement.numa_nodes.empty()) return text;
-  text += ", nodes";
+  text += ", NUMA nodes";
   for (const NumaNode& node : placement.numa_nodes) text += fmt::format(" {}", node.number);
   return text;
 }

@@ -1,6 +1,6 @@
 #pragma once
 /// \file
-/// On which nodes of memory (NUMA) a pool lies: asked for before it is touched, looked at after.
+/// The NUMA nodes that a pool lies on: requested before its pages are touched, verified afterwards.
 
 #include <cstddef>
 #include <cstdint>
@@ -16,42 +16,43 @@
 
 namespace pegaflow::engine {
 
-/// What an operator can ask for.
+/// The policies that an operator can choose from.
 enum class NumaPolicy : std::uint8_t {
-  kAuto,  ///< With several nodes each has its part of the pool, and pages lie near their rank.
-  kInterleave,  ///< Page by page over all nodes: nobody is near, and nobody far.
-  kOff,         ///< Where the kernel puts it.
+  kAuto,        ///< Each NUMA node has its part of the pool, and pages lie near their rank.
+  kInterleave,  ///< Page by page over all NUMA nodes: the same distance for every rank.
+  kOff,         ///< Where the kernel places it.
 };
 
 /// Errors: kInvalidArgument that lists the names.
 Result<NumaPolicy> numa_policy(std::string_view name);
 std::string_view to_string(NumaPolicy policy) noexcept;
 
-/// What came of it.
+/// The result of placing a pool.
 struct PoolPlacement {
-  NumaPolicy policy = NumaPolicy::kOff;  ///< That holds; kOff where one node is all there is.
-  /// That the pool lies on; at most kMaxNumaNodes with kAuto. Empty with kOff.
+  NumaPolicy policy =
+      NumaPolicy::kOff;  ///< The policy in effect; kOff where there is only one NUMA node.
+  /// The NUMA nodes of the pool; at most kMaxNumaNodes with kAuto. Empty with kOff.
   std::vector<NumaNode> numa_nodes;
-  /// With kAuto the part of each node, in their order.
+  /// With kAuto the part of each NUMA node, in their order.
   std::vector<NumaRange> ranges;
-  std::string refused;  ///< Why it is not what was asked for; empty when it is.
-  /// With kAuto: of the pages that were looked at, how many lie on the node that they were meant
-  /// for. A node that is full gives its part to others. No value where the kernel does not say.
+  std::string refused;  ///< Why the requested policy is not in effect; empty when it is.
+  /// With kAuto: the share of the sampled pages that lie on their intended NUMA node. A NUMA node
+  /// that is full leaves its part to others. No value where the kernel does not report it.
   std::optional<double> in_place;
 };
 
-/// Tells the kernel where the pages of `pool`, none of which is there yet, shall come from. A
-/// refusal (a container's filter of system calls) is no error: the pool then lies anywhere.
+/// Requests NUMA nodes for the pages of `pool`, none of which is present yet. A refusal (a
+/// container's filter of system calls) is no error: the pool then lies anywhere.
 ///
-/// A node is preferred, not insisted on: one that is full is no reason to be without a pool, and an
-/// allocation that may come from nowhere else wakes the OOM killer.
+/// A NUMA node is preferred, not required: a pool must not fail because one is full, and an
+/// allocation that is bound to one NUMA node wakes the OOM killer.
 PoolPlacement place_pool(std::span<std::byte> pool, std::uint64_t memory_page_bytes,
                          NumaPolicy policy, std::vector<NumaNode> numa_nodes);
 
-/// Looks where some pages of each part are, now that they are there.
+/// Samples the NUMA nodes of each part's pages, once they are present.
 void verify_placement(std::span<std::byte> pool, PoolPlacement& placement);
 
-/// For logs: `auto, nodes 0 1`, or why it is off.
+/// For logs: `auto, NUMA nodes 0 1`, or why it is off.
 std::string to_string(const PoolPlacement& placement);
 
 }  // namespace pegaflow::engine

@@ -25,19 +25,19 @@ namespace {
 
 constexpr std::uint64_t kSmallPage = 4096;
 
-/// Left to the rest of the machine: page tables of every client, their stacks, the kernel.
+/// Reserved for the rest of the machine: page tables of every client, their stacks, the kernel.
 constexpr std::uint64_t kReserveBytes = std::uint64_t{1} << 30;
 
 /// Small enough that a stop is noticed within tens of milliseconds, and a multiple of every huge
-/// page size up to 32 MiB; larger ones set the chunk themselves.
+/// page size up to 32 MiB; larger pages set the chunk size themselves.
 constexpr std::uint64_t kChunkBytes = std::uint64_t{32} << 20;
 
-/// Makes every page of `chunk` present and writable. Returns an errno, 0 when done.
+/// Makes every page of `chunk` present and writable. Returns an errno, 0 on success.
 int touch(std::span<std::byte> chunk, std::uint64_t page_bytes) {
   while (::madvise(chunk.data(), chunk.size(), MADV_POPULATE_WRITE) != 0) {
     if (errno == EINTR || errno == EAGAIN) continue;
     if (errno != EINVAL) return errno;
-    // An older kernel. The pages are allocated already, so that a write cannot fail.
+    // An older kernel. The pages are allocated already, so a write cannot fail.
     for (std::size_t at = 0; at < chunk.size(); at += page_bytes) {
       static_cast<volatile std::byte*>(chunk.data())[at] = std::byte{0};
     }
@@ -46,10 +46,11 @@ int touch(std::span<std::byte> chunk, std::uint64_t page_bytes) {
   return 0;
 }
 
-/// Gives `chunk`, which begins at `offset` of `fd`, its pages. Returns an errno, 0 when done.
+/// Allocates the pages of `chunk`, which begins at `offset` of `fd`. Returns an errno, 0 on
+/// success.
 int allocate(int fd, std::uint64_t offset, std::span<std::byte> chunk, std::uint64_t page_bytes) {
-  // On tmpfs fallocate() takes the pages and the touch zeroes them, outside of the inode's lock.
-  // hugetlb's fallocate() would zero them one thread at a time; there mmap() has reserved them.
+  // On tmpfs fallocate() allocates the pages and the touch zeroes them, outside the inode's lock.
+  // hugetlb's fallocate() would zero them in one thread at a time; there mmap() has reserved them.
   if (page_bytes == kSmallPage) {
     while (::fallocate(fd, 0, static_cast<off_t>(offset), static_cast<off_t>(chunk.size())) != 0) {
       if (errno != EINTR) return errno;
@@ -58,7 +59,7 @@ int allocate(int fd, std::uint64_t offset, std::span<std::byte> chunk, std::uint
   return touch(chunk, page_bytes);
 }
 
-/// A part of the pool that is touched from one node's cores.
+/// A part of the pool that is touched from the cores of one NUMA node.
 struct Part {
   std::span<std::byte> bytes;
   std::uint64_t offset = 0;              ///< In the pool.
@@ -66,8 +67,9 @@ struct Part {
   std::atomic<std::uint64_t> next{0};    ///< The first byte that no thread has taken.
 };
 
-/// The parts that `placement` makes of the pool; one where it makes none. Each begins at a page of
-/// memory, and so may have a page of its neighbor: that one was bound to its own node.
+/// The parts of the pool according to `placement`; a single one if it has no ranges. Each begins at
+/// a page of memory, and so may contain a page of its neighbor, which was bound to the neighbor's
+/// NUMA node.
 std::vector<Part> parts_of(std::span<std::byte> bytes, std::uint64_t page_bytes,
                            const PoolPlacement& placement) {
   std::vector<Part> parts(std::max<std::size_t>(1, placement.ranges.size()));
@@ -84,8 +86,8 @@ std::vector<Part> parts_of(std::span<std::byte> bytes, std::uint64_t page_bytes,
   return parts;
 }
 
-/// All threads pull chunks until none is left, one fails, or `stop`. Each begins with another part,
-/// and helps with the others when that is done.
+/// All threads take chunks until none is left, one fails, or `stop` is set. Each thread begins with
+/// another part, and helps with the others when that is done.
 Result<void> allocate_all(int fd, std::span<std::byte> bytes, std::uint64_t page_bytes,
                           const PoolPlacement& placement, unsigned threads,
                           const std::atomic<bool>& stop, const Pool::Progress& progress) {
@@ -110,7 +112,7 @@ Result<void> allocate_all(int fd, std::span<std::byte> bytes, std::uint64_t page
   const auto pull = [&](std::size_t first) {
     for (std::size_t i = 0; i < parts.size(); ++i) {
       Part& part = parts[(first + i) % parts.size()];
-      // The zeros are written from next to the memory. From elsewhere it only takes longer.
+      // Write the zeros from the cores next to the memory. From elsewhere it only takes longer.
       if (!part.cores.empty()) (void)keep_thread_on(part.cores);
       pull_part(part);
     }
@@ -120,16 +122,16 @@ Result<void> allocate_all(int fd, std::span<std::byte> bytes, std::uint64_t page
   try {
     while (others.size() + 1 < threads) others.emplace_back(pull, others.size() + 1);
   } catch (const std::system_error&) {
-    // A limit on threads: fewer hands take longer, nothing else.
+    // A limit on threads: fewer threads take longer, which is no error.
   }
   const std::vector<std::uint32_t> own_cores = allowed_cores();
   pull(0);
   if (parts.size() > 1) (void)keep_thread_on(own_cores);
   for (std::thread& other : others) other.join();
 
-  if (stop.load()) return fail(Errc::kCancelled, "allocate the pool: told to stop");
+  if (stop.load()) return fail(Errc::kCancelled, "allocate the pool: stopped");
   const int error = failure.load();
-  // A huge page that the cgroup refuses, or that somebody took, shows as EFAULT.
+  // A huge page that the cgroup refuses, or that another process took, shows as EFAULT.
   if (error == ENOMEM || error == ENOSPC || error == EFAULT) {
     return fail(Errc::kOutOfCapacity, "allocate a pool of {}: {}", format_bytes(bytes.size()),
                 std::generic_category().message(error));
@@ -138,7 +140,7 @@ Result<void> allocate_all(int fd, std::span<std::byte> bytes, std::uint64_t page
   return {};
 }
 
-/// A huge page size when enough pages of it are free for `size_bytes`.
+/// The huge page size if enough pages of it are free for the pool.
 Result<std::optional<std::uint64_t>> reserved_huge_pages(const Pool::Options& options) {
   PEGA_TRY_LET(const HugePages pages, huge_pages());
   if (pages.page_bytes != 0 && options.size_bytes >= pages.page_bytes &&
@@ -162,10 +164,10 @@ Result<void> check_room(std::uint64_t size_bytes) {
   if (needed <= room.available_bytes) return {};
   const bool never = needed > room.possible_bytes;
   return fail(never ? Errc::kRefused : Errc::kOutOfCapacity,
-              "a pool of {} and {} beside it do not fit: {} are free (limited by {}){}",
+              "a pool of {} and a reserve of {} do not fit: {} are free (limited by {}){}",
               format_bytes(size_bytes), format_bytes(kReserveBytes),
               format_bytes(room.available_bytes), room.limited_by,
-              never ? fmt::format(" of {} in all; choose a smaller --pool-size",
+              never ? fmt::format(" of {} in total; choose a smaller --pool-size",
                                   format_bytes(room.possible_bytes))
                     : "");
 }
@@ -197,7 +199,7 @@ Result<Pool> Pool::create(const Options& options, const std::atomic<bool>& stop,
     return fail_errno(errno, "map the pool");
   }
   Pool pool(std::move(fd), {static_cast<std::byte*>(base), size_bytes}, page_bytes);
-  // A child that keeps the mapping would keep the memory after we are gone.
+  // A child that keeps the mapping would keep the memory after this process is gone.
   if (::madvise(base, size_bytes, MADV_DONTFORK) != 0) {
     return fail_errno(errno, "keep the pool from forked children");
   }
@@ -264,7 +266,7 @@ Result<std::uint64_t> default_pool_bytes() {
   constexpr std::uint64_t kMost = std::uint64_t{30} << 30;
   constexpr std::uint64_t kLeast = std::uint64_t{64} << 20;
   PEGA_TRY_LET(const MemoryRoom room, memory_room());
-  // Half, but never so much that create() would refuse it.
+  // Half of it, but never so much that create() would reject it.
   const std::uint64_t left = room.available_bytes - std::min(room.available_bytes, kReserveBytes);
   const std::uint64_t bytes = std::min(room.available_bytes / 2, left);
   return std::clamp(bytes / kSmallPage * kSmallPage, kLeast, kMost);

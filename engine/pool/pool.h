@@ -1,6 +1,6 @@
 #pragma once
 /// \file
-/// The memory that blocks live in: one sealed memfd that clients map too.
+/// The memory of the pool: one sealed memfd that clients map too.
 
 #include <atomic>
 #include <cstddef>
@@ -18,36 +18,36 @@ namespace pegaflow::engine {
 
 /// One memfd of fixed size, allocated, touched and sealed, mapped into this process.
 ///
-/// On huge pages where enough are reserved, else on tmpfs. Every page is there before create()
-/// returns, so that no access of ours or of a client can fail later (SIGBUS) or wait for the kernel
-/// to find memory. The seals keep a client from shrinking it under the others.
+/// Uses huge pages where enough are reserved, else tmpfs. Every page is present before create()
+/// returns, so that no later access by this process or a client can fail (SIGBUS) or wait for the
+/// kernel to find memory. The seals keep a client from shrinking it under the others.
 ///
-/// Thread-bound; movable. The bytes themselves may be touched from any thread, under the rules of
+/// Thread-bound; movable. The bytes themselves may be accessed from any thread, under the rules of
 /// the block store.
 class Pool {
  public:
   enum class HugePages : std::uint8_t {
     kIfReserved,  ///< Use them when enough are free.
-    kRequired,    ///< Fail without.
+    kRequired,    ///< Fail without them.
   };
 
   struct Options {
     std::uint64_t size_bytes = 0;  ///< Rounded down to whole pages.
     HugePages huge_pages = HugePages::kIfReserved;
-    unsigned threads = 0;  ///< That touch memory; 0: one a core.
+    unsigned threads = 0;  ///< Threads that touch memory; 0: one per core.
     NumaPolicy numa = NumaPolicy::kOff;
     std::vector<NumaNode> numa_nodes{};  ///< See NumaTopology::memory_nodes(). Not used with kOff.
   };
 
-  /// Told after each chunk, on one of the touching threads, so keep it short and thread-safe.
+  /// Called after each chunk, on one of the touching threads: keep it short and thread-safe.
   using Progress = std::function<void(std::uint64_t done_bytes, std::uint64_t size_bytes)>;
 
-  /// Allocates and touches everything; seconds for large pools. `stop` ends it early. With several
-  /// nodes of memory each part is touched by threads on its node's cores.
-  /// Errors: kInvalidArgument for a size below one page; kOutOfCapacity when memory is short now
-  /// (a previous server's pool may go, so trying again makes sense); kRefused when there will never
-  /// be enough or huge pages are required and not reserved; kCancelled after `stop`; kIo when the
-  /// kernel refuses something else.
+  /// Allocates and touches all memory; seconds for large pools. `stop` ends it early. With several
+  /// NUMA nodes each part is touched by threads on its NUMA node's cores.
+  /// Errors: kInvalidArgument for a size below one page; kOutOfCapacity when memory is short now (a
+  /// previous server's pool may go, so a retry makes sense); kRefused when there will never be
+  /// enough or huge pages are required and not reserved; kCancelled after `stop`; kIo when the
+  /// kernel rejects another operation.
   static Result<Pool> create(const Options& options, const std::atomic<bool>& stop,
                              const Progress& progress);
 
@@ -55,13 +55,13 @@ class Pool {
   Pool& operator=(Pool&& other) noexcept;
   ~Pool();
 
-  /// To hand to clients; stays ours.
+  /// The descriptor to pass to clients; owned by the pool.
   [[nodiscard]] int fd() const noexcept { return fd_.get(); }
   [[nodiscard]] std::span<std::byte> bytes() const noexcept { return bytes_; }
   [[nodiscard]] std::uint64_t size_bytes() const noexcept { return bytes_.size(); }
-  /// Of the memory's pages: 4 KiB, or the size of huge ones.
+  /// The size of the memory's pages: 4 KiB, or that of huge pages.
   [[nodiscard]] std::uint64_t page_bytes() const noexcept { return page_bytes_; }
-  /// On which nodes it lies, and why not as was asked for.
+  /// The NUMA nodes of the pool, and why they are not as requested.
   [[nodiscard]] const PoolPlacement& placement() const noexcept { return placement_; }
 
  private:
@@ -73,12 +73,12 @@ class Pool {
   PoolPlacement placement_;
 };
 
-/// What an operator can do to get huge pages for a pool of `size_bytes`, as one sentence with the
-/// command. Empty when the pool has them.
+/// Advice for an operator to get huge pages for the pool, as one sentence with the command. Empty
+/// when the pool has them.
 std::string huge_page_advice(const Pool& pool);
 
-/// min(30 GiB, half of what is free now): the default of --pool-size. At least 64 MiB.
-/// Errors: kIo when the kernel does not say what is free.
+/// min(30 GiB, half of the free memory): the default of --pool-size. At least 64 MiB.
+/// Errors: kIo when the kernel does not report the free memory.
 Result<std::uint64_t> default_pool_bytes();
 
 }  // namespace pegaflow::engine

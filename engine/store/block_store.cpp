@@ -15,7 +15,7 @@ namespace {
 constexpr std::uint32_t kMaxRows = std::uint32_t{1} << 31;
 constexpr std::uint64_t kMaxPoolBytes = kMaxRows * kSlotAlignment;
 
-/// Tells the writers of blocks apart, in the 4 bytes that a block has for it. Incarnations are
+/// Identifies the writers of blocks in the 4 bytes that a block has for it. Incarnations are
 /// random, so two given processes share a tag once in 2^32; it only feeds a counter.
 std::uint32_t writer_tag(const Id128& process) noexcept {
   const std::uint32_t tag = mix_hash(process.high, process.low);
@@ -34,21 +34,22 @@ Result<void> validate(const BlockStore::Options& options) {
                 options.numa_nodes);
   }
   if (!is_share(options.instance_share) || !is_share(options.server_share)) {
-    return fail(Errc::kInvalidArgument, "shares lie above 0 and up to 1, not {} and {}",
+    return fail(Errc::kInvalidArgument, "a share is above 0 and at most 1, not {} and {}",
                 options.instance_share, options.server_share);
   }
   if (options.reservation_timeout <= Duration::zero() || options.claim_grace < Duration::zero()) {
-    return fail(Errc::kInvalidArgument, "a reservation needs time, and the grace is not negative");
+    return fail(Errc::kInvalidArgument,
+                "reservation_timeout is positive, and claim_grace is not negative");
   }
   if (options.slice_blocks == 0) return fail(Errc::kInvalidArgument, "a slice has 1 block or more");
   for (const double share : {options.fetch_share, options.save_reserve, options.lend_share}) {
     if (share != 0.0 && !is_share(share)) {
-      return fail(Errc::kInvalidArgument, "shares of fetches and leases lie in 0 to 1, not {}",
-                  share);
+      return fail(Errc::kInvalidArgument, "shares of fetches and leases are 0 to 1, not {}", share);
     }
   }
   if (options.longest_lease <= Duration::zero() || options.lease_margin < Duration::zero()) {
-    return fail(Errc::kInvalidArgument, "a lease needs time, and its margin is not negative");
+    return fail(Errc::kInvalidArgument,
+                "longest_lease is positive, and lease_margin is not negative");
   }
   if (options.max_leases == 0 || options.max_leases > 1U << LeaseTable::kRowBits) {
     return fail(Errc::kInvalidArgument, "there are 1 to {} leases, not {}",
@@ -113,10 +114,11 @@ std::uint64_t BlockStore::page_offset(FrameIndex frame, std::uint32_t shard) con
   return impl_->blocks.page_offset(frame, shard);
 }
 
-// ---- spaces and holders
+// ---- namespace generations and holders
 
 SpaceId BlockStore::make_space(ShapeId shape, std::optional<SpaceId> former) {
-  PEGA_ASSERT(impl_->next_space != std::numeric_limits<std::uint32_t>::max(), "spaces ran out");
+  PEGA_ASSERT(impl_->next_space != std::numeric_limits<std::uint32_t>::max(),
+              "namespace generations ran out");
   const SpaceId id{impl_->next_space++};
   impl_->spaces[id].id = id;
   impl_->spaces[id].shape = shape;

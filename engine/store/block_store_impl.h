@@ -1,6 +1,6 @@
 #pragma once
 /// \file
-/// The inside of BlockStore; only engine/store/*.cpp include it.
+/// The implementation of BlockStore; only engine/store/*.cpp include it.
 ///
 /// block_store.cpp  construction, namespace generations and holders, statistics
 /// read.cpp         lookup, claim, open, release
@@ -53,42 +53,42 @@ struct BlockStore::Impl {
     lend_limit = static_cast<std::uint64_t>(pool * given.lend_share);
   }
 
-  // ---- who is there
+  // ---- holders and generations
   [[nodiscard]] Space* live_space(SpaceId id);
   [[nodiscard]] bool is_live(SpaceId id) const;
-  /// The holder if it may still ask for something: neither unknown nor lost nor gone.
+  /// The holder if it may still call: neither unknown nor lost nor gone.
   [[nodiscard]] Holder* active_holder(HolderId id);
-  /// The holder if callers know it: lost ones may still say that their copies ended.
+  /// The holder if callers know it: lost ones may still report that their copies ended.
   [[nodiscard]] Holder* known_holder(HolderId id);
   void forget_instance_if_unused(std::uint32_t instance);
 
   // ---- claims and pins
   [[nodiscard]] std::uint64_t room_for_claim(const Holder& holder) const;
-  /// Whether the node's share leaves room to hold this block, or, for kNoFrame, one more.
+  /// Whether `server_share` leaves room to hold this block, or, for kNoFrame, one more.
   [[nodiscard]] bool may_hold(const Space& space, FrameIndex frame) const;
   struct HeldPrefix {
     std::vector<FrameIndex> frames;
-    bool is_shortened = false;  ///< By `room` or the node's share.
+    bool is_shortened = false;  ///< By `room` or the server's share.
   };
-  /// Holds the longest sealed prefix of `keys` within the node's share, at most `room` blocks.
+  /// Holds the longest sealed prefix of `keys` within the server's share, at most `room` blocks.
   HeldPrefix hold_prefix(const Space& space, std::span<const BlockKey> keys, std::uint64_t room);
   /// The row of a claim that may be opened, or kNone.
   [[nodiscard]] std::uint32_t openable(const Id128& token) const;
   /// Blocks `first` to `first + count` of the claim. Errors: kInvalidArgument.
   static Result<std::span<const FrameIndex>> range_of(const Claim& claim, std::size_t first,
                                                       std::size_t count);
-  /// The claimed block is there, and was not condemned.
+  /// Whether the claimed block is sealed and was not invalidated.
   [[nodiscard]] bool is_openable(FrameIndex frame) const {
     return blocks[frame].state == FrameState::kSealed && blocks[frame].indexed;
   }
-  /// A pin more on each of these claimed blocks; on none of them if one cannot be opened.
-  /// Errors: kBusy when that one is coming, else kGone.
+  /// Adds a pin to each of these claimed blocks; to none of them if one cannot be opened.
+  /// Errors: kBusy when that one is in flight, else kGone.
   Result<void> hold_again(std::span<const FrameIndex> frames);
   /// Adds held blocks to the claim in `row`, or makes one if that is kNone.
   void extend_claim(std::uint32_t row, Holder& owner, Space& space, const Id128& token,
                     std::span<const FrameIndex> frames);
   void end_claim(std::uint32_t row);
-  /// Gives a few blocks back at once, which is the cost of the step that does it; queues more.
+  /// Returns a few blocks at once, which is the cost of the step that does it; queues more.
   void end_pin(std::uint32_t row);
   [[nodiscard]] OpenedPages pages_of(std::span<const FrameIndex> frames,
                                      std::uint32_t writer_tag) const;
@@ -98,62 +98,67 @@ struct BlockStore::Impl {
   Result<std::uint32_t> extensible(const Holder& owner, SpaceId space, const Id128& token,
                                    std::size_t first) const;
   [[nodiscard]] bool is_being_saved(FrameIndex frame) const;
-  /// A frame into which that block, present in no way that counts, is fetched; kNoFrame when limits
-  /// or room do not allow it.
+  /// Takes a frame into which that block, whose key leads to `present`, is fetched; kNoFrame when
+  /// limits or room do not allow it.
   FrameIndex bring(const Space& space, const BlockKey& key, FrameIndex present,
                    std::uint32_t& steps);
   void end_lease(std::uint32_t row);
   void expire_leases();
 
-  // ---- what is lost, for people
-  /// Brings `second` up to date; once a call or a slice, since a look costs as much as a block.
+  // ---- reasons of misses, for metrics
+  /// Updates `second`; called once per call or slice, because reading the clock costs as much as a
+  /// block.
   void read_clock();
-  /// Frees a block at rest, counts it, and remembers why: `why`, or that its space is retired.
+  /// Frees an evictable block, counts it, and remembers the reason: `why`, or that its generation
+  /// is retired.
   void drop(FrameIndex frame, Miss why, bool is_victim = false);
-  /// Fetches what drop() of a block will touch beside its row, once that has arrived.
+  /// Prefetches what drop() of a block will touch beside its row, once that has arrived.
   void prefetch_drop(FrameIndex frame) const;
-  /// Counts why the first of `missing` and those behind it were not found.
+  /// Counts the reasons why the first of `missing` and those after it were not found.
   void count_misses(const Space& space, std::span<const BlockKey> missing);
   [[nodiscard]] Miss why_missing(const Space& space, const BlockKey& key, FrameIndex frame) const;
 
-  // ---- what is told, see Journal
-  /// The block of this row is there, or is about to be gone.
+  // ---- the journal
+  /// Records that the block of this row is present, or is about to be gone.
   void note(FrameIndex frame, bool is_present) noexcept {
     if (journal) journal->add(blocks[frame].space, blocks[frame].key, is_present);
   }
 
   // ---- reservations
-  /// False when a writer of it or its space left, though the queued work has not come to it yet.
+  /// False when a writer of the job has left, or its generation was retired, even if the queued
+  /// work has not reached the job yet.
   [[nodiscard]] bool may_publish(const Job& job) const;
   void forget_job(std::uint32_t row);
   /// That shard's copies into a forgotten job have ended, or never began.
   void end_shard(std::uint32_t row, std::uint32_t shard);
-  /// If nobody writes a forgotten job any more, queues what it has left.
+  /// If no shard writes a forgotten job any longer, queues its remaining frames.
   void end_job_if_over(std::uint32_t row);
-  /// The row of the job for which a call of `writer` may reserve, or kNone: none is there yet.
+  /// The row of the job for which a call of `writer` may reserve, or kNone if there is none yet.
   Result<std::uint32_t> reservable(Holder& writer, const Space& where, const JobId& job) const;
-  /// What the key gets, a frame or kNoFrame; no value with NoRoom::kStop when its room is not there
-  /// yet. `add_job` makes the job's row if it is not there.
+  /// The result for a key: a frame or kNoFrame; no value with NoRoom::kStop when its room is not
+  /// available yet. `add_job` creates the job's row if there is none.
   template <typename AddJob>
   std::optional<FrameIndex> decide(const Space& space, const BlockKey& key, FrameIndex present,
                                    std::uint32_t& steps, NoRoom no_room, AddJob&& add_job);
   enum class Room : std::uint8_t {
     kThere,
-    kLater,  ///< An exchange for this shape is under way.
+    kLater,  ///< An exchange for this shape is in progress.
     kNone,
   };
-  /// The key leads to a frame that will be sealed or found no more: it is to lead elsewhere.
+  /// Takes the key from a frame that will not be sealed, or not be found, so that it can lead to
+  /// another.
   void move_key(FrameIndex present);
   enum class MayRevoke : bool { kNo, kYes };
-  /// Sees to a free frame, by exchange or eviction if need be, with at most `steps` of queued work.
-  /// Revokes claims for it only if it may.
+  /// Provides a free frame, by exchange or eviction if necessary, with at most `steps` of queued
+  /// work. Revokes claims only if `may_revoke` allows it.
   Room make_room(ShapeId shape, std::uint32_t& steps, MayRevoke may_revoke);
 
   // ---- queued work (work.cpp)
   void do_slice();
-  /// One block, row or slot of the first work; drops finished work. False when nothing is queued.
+  /// Does one block, row or frame of the first work; removes finished work. Returns false when
+  /// nothing is queued.
   bool do_step();
-  // One step of each kind; false when there is nothing left to do.
+  // One step of each kind; returns false when nothing is left to do.
   bool step(GiveBackWork& work);
   bool step(FreeJobWork& work);
   bool step(LeaveWork& work);
@@ -163,9 +168,10 @@ struct BlockStore::Impl {
   bool step(LeavingWork& work);
   bool step(TouchWork& work);
   bool step(ForgetShapeWork& work);
-  /// A claim or pin less; frees the block if that was the last and its space is retired.
+  /// Removes a claim, pin or lease; frees the block if that was the last and its generation is
+  /// retired.
   void give_back(FrameIndex frame);
-  /// The same for the last one of the list, which it leaves.
+  /// The same for the last block of the list, which it removes.
   void give_back_last(FrameList& frames);
   void prefetch_sweep(FrameIndex frame) const;
 
@@ -183,7 +189,7 @@ struct BlockStore::Impl {
   JobTable jobs;
   LeaseTable leases;
   LostBlocks losses;
-  std::optional<Journal> journal;  ///< Once somebody has asked for it.
+  std::optional<Journal> journal;  ///< Once keep_journal() was called.
   VictimsAhead ahead;
   TimePoint made;
   std::uint32_t second = 0;  ///< Since `made`, at the last read_clock().
@@ -197,11 +203,11 @@ struct BlockStore::Impl {
   std::uint64_t instance_limit = 0;  ///< Bytes.
   std::uint64_t server_limit = 0;
   std::uint64_t fetch_limit = 0;
-  std::uint64_t busy_limit = 0;  ///< Of frames that no eviction can free, when a fetch gets one.
+  std::uint64_t busy_limit = 0;  ///< For frames that no eviction can free, when a fetch takes one.
   std::uint64_t lend_limit = 0;
 
   WorkQueue queue;
-  std::uint32_t step_cost = 1;  ///< Of the last step, in blocks.
+  std::uint32_t step_cost = 1;  ///< Cost of the last step, in blocks.
   Cleanup cleanup;
   std::uint64_t listed_blocks = 0;  ///< In the lists of claims, pins, leases and queued work.
   Stats counted;                    ///< The part "since the start".

@@ -69,7 +69,7 @@ Result<void> BlockStore::Impl::check_jobs() const {
     std::uint32_t writing = 0;
     std::uint32_t published = 0;
     for (const std::uint32_t number : job.writers) {
-      if (number == Job::kNotAsked || number == Job::kDone) continue;
+      if (number == Job::kNotRequested || number == Job::kDone) continue;
       const Writer& writer = jobs.writer_row(number);
       ++(writer.has_published ? published : writing);
       if (!writer.has_published) ++writing_of[writer.holder->id];

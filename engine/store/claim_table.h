@@ -13,7 +13,7 @@
 
 namespace pegaflow::engine {
 
-/// Keeps each claim in its lists: by age, unopened, of its holder, of its space.
+/// Keeps each claim in its lists: by age, unopened, of its holder, of its generation.
 class ClaimTable {
  public:
   static constexpr std::uint32_t kNone = FlatIndex::kNone;
@@ -29,10 +29,10 @@ class ClaimTable {
   /// Its token is not in use and the table is not full. Its serial and lists are set here.
   std::uint32_t add(Claim claim);
   void mark_opened(std::uint32_t row);
-  /// Takes it out of every list and returns it.
+  /// Removes the claim from every list and returns it.
   Claim remove(std::uint32_t row);
 
-  /// Which claim goes first: the oldest that nobody opened within `grace`, else the oldest.
+  /// The claim to revoke first: the oldest that was not opened within `grace`, else the oldest.
   [[nodiscard]] std::uint32_t first_to_revoke(TimePoint now, Duration grace) const;
 
   [[nodiscard]] Claim& operator[](std::uint32_t row) noexcept { return rows_[row]; }

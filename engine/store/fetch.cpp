@@ -16,8 +16,9 @@ Result<std::uint32_t> BlockStore::Impl::extensible(const Holder& owner, SpaceId 
   }
   const Claim& claim = claims[row];
   if (claim.holder != &owner || claim.space->id != space || claim.blocks.size() != first) {
-    return fail(Errc::kInvalidArgument, "fetch behind block {} of another claim, or of one on {}",
-                first, claim.blocks.size());
+    return fail(Errc::kInvalidArgument,
+                "fetch after block {} of another claim, or of a claim on {}", first,
+                claim.blocks.size());
   }
   if (openable(token) == ClaimTable::kNone) return fail(Errc::kGone, "the claim was revoked");
   return row;
@@ -53,7 +54,7 @@ Result<BlockStore::Fetch> BlockStore::fetch(HolderId holder, SpaceId space, cons
       ++impl_->counted.fetches_no_room;
       return false;
     }
-    // At once, so that no later key takes its frame.
+    // Hold it at once, so that no later key takes its frame.
     blocks.hold(frame);
     held.push_back(frame);
     if (is_here) {
@@ -131,7 +132,7 @@ void BlockStore::give_up(FrameIndex frame) {
 void BlockStore::quiesced(FrameIndex frame) {
   give_up(frame);
   BlockTable& blocks = impl_->blocks;
-  PEGA_ASSERT(blocks.fetch_state(frame) == FetchState::kGivenUp, "frame {} is settled twice",
+  PEGA_ASSERT(blocks.fetch_state(frame) == FetchState::kGivenUp, "frame {} is quiesced twice",
               frame);
   if (blocks[frame].holds == 0) return blocks.free(frame);
   blocks.set_fetch_state(frame, FetchState::kQuiesced);
@@ -150,7 +151,7 @@ Result<std::size_t> BlockStore::arrived(const Id128& token, std::size_t first,
   std::size_t here = 0;
   while (here < count && impl_->is_openable(range[here])) ++here;
   if (here == 0 && !impl_->blocks.is_in_flight(range[0])) {
-    return fail(Errc::kGone, "a block of the claim did not come, or has wrong bytes");
+    return fail(Errc::kGone, "a block of the claim did not arrive, or has wrong bytes");
   }
   return here;
 }

@@ -39,7 +39,7 @@ std::uint32_t JobTable::add(const JobId& id, std::uint32_t shards, Space& space,
   job.deadline = deadline;
   job.is_named = true;
   job.is_due = true;
-  job.writers.assign(shards, Job::kNotAsked);
+  job.writers.assign(shards, Job::kNotRequested);
   by_deadline_.push_back(rows_, row);
   space.jobs.push_back(rows_, row);
   ++live_;
@@ -48,7 +48,7 @@ std::uint32_t JobTable::add(const JobId& id, std::uint32_t shards, Space& space,
 
 void JobTable::add_writer(std::uint32_t row, Holder& holder) {
   Job& job = rows_[row];
-  PEGA_ASSERT(job.writers[holder.shard] == Job::kNotAsked, "shard {} of job {} asked twice",
+  PEGA_ASSERT(job.writers[holder.shard] == Job::kNotRequested, "shard {} of job {} is added twice",
               holder.shard, job.id.number);
   const std::uint32_t number = writers_.add();
   writers_[number].holder = &holder;
@@ -59,23 +59,23 @@ void JobTable::add_writer(std::uint32_t row, Holder& holder) {
   ++job.writing;
 }
 
-void JobTable::note_asked(std::uint32_t row, std::uint32_t shard, std::size_t keys) {
+void JobTable::note_requested(std::uint32_t row, std::uint32_t shard, std::size_t keys) {
   Writer& writer = writers_[rows_[row].writers[shard]];
-  writer.asked = std::max(writer.asked, keys);
+  writer.requested = std::max(writer.requested, keys);
 }
 
 bool JobTable::all_know_all(std::uint32_t row) const {
   const Job& job = rows_[row];
   if (job.shards() == 1) return true;
   return std::all_of(job.writers.begin(), job.writers.end(), [&](std::uint32_t number) {
-    return number != Job::kNotAsked && number != Job::kDone &&
-           writers_[number].asked == job.answers.size();
+    return number != Job::kNotRequested && number != Job::kDone &&
+           writers_[number].requested == job.answers.size();
   });
 }
 
 const Writer* JobTable::writer(std::uint32_t row, std::uint32_t shard) const {
   const std::uint32_t number = rows_[row].writers[shard];
-  return number == Job::kNotAsked || number == Job::kDone ? nullptr : &writers_[number];
+  return number == Job::kNotRequested || number == Job::kDone ? nullptr : &writers_[number];
 }
 
 void JobTable::count(const Job& job, std::size_t frames, bool more) noexcept {
@@ -140,7 +140,7 @@ void JobTable::forget(std::uint32_t row, Job::Fate fate) {
   set_fate(job, fate);
   for (std::uint32_t shard = 0; shard < job.shards(); ++shard) {
     const std::uint32_t number = job.writers[shard];
-    if (number == Job::kNotAsked) continue;
+    if (number == Job::kNotRequested) continue;
     Writer& writer = writers_[number];
     if (writer.has_published) {
       drop_writer(job, shard, writer.holder->live_writers);
@@ -150,7 +150,7 @@ void JobTable::forget(std::uint32_t row, Job::Fate fate) {
     }
   }
   job.published = 0;
-  // With nobody left who could ask late, nobody has to be told.
+  // No shard is left that could reserve late, so the name is not needed.
   if (job.shards() == 1 || job.done == job.shards()) leave_due(row);
 }
 
@@ -158,7 +158,7 @@ void JobTable::end_shard(std::uint32_t row, std::uint32_t shard) {
   Job& job = rows_[row];
   PEGA_ASSERT(job.fate != Job::Fate::kLive, "job {} is not forgotten", job.id.number);
   if (job.writers[shard] == Job::kDone) return;
-  if (job.writers[shard] == Job::kNotAsked) {
+  if (job.writers[shard] == Job::kNotRequested) {
     job.writers[shard] = Job::kDone;
     ++job.done;
   } else {

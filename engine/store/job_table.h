@@ -13,11 +13,11 @@
 
 namespace pegaflow::engine {
 
-/// Keeps each job in its lists (by deadline, of its space), and its writers in those of their
+/// Keeps each job in its lists (by deadline, of its generation), and its writers in those of their
 /// holders.
 ///
-/// Forgetting a job costs a step a shard, however many frames it has: a frame that is being written
-/// is in quarantine when its job is forgotten.
+/// Forgetting a job costs a step per shard, however many frames it has: a frame that is being
+/// written is quarantined by the fate of its job.
 class JobTable {
  public:
   static constexpr std::uint32_t kNone = FlatIndex::kNone;
@@ -29,37 +29,37 @@ class JobTable {
   [[nodiscard]] std::uint32_t size() const noexcept { return rows_.size(); }
   [[nodiscard]] std::uint32_t live_count() const noexcept { return live_; }
   [[nodiscard]] std::uint32_t find(const JobId& id) const;
-  /// A live job without frames and writers. Its name is not in use and the table is not full.
+  /// Adds a live job without frames and writers. Its id is not in use and the table is not full.
   std::uint32_t add(const JobId& id, std::uint32_t shards, Space& space, std::uint64_t frame_bytes,
                     TimePoint deadline);
-  /// The holder writes its shard of a live job from now on; it has not asked before.
+  /// The holder writes its shard of a live job from now on; its shard has no writer yet.
   void add_writer(std::uint32_t row, Holder& holder);
-  /// The writer of that shard has the answers to the first `keys` keys.
-  void note_asked(std::uint32_t row, std::uint32_t shard, std::size_t keys);
-  /// Every shard has the answer to every key that was decided.
+  /// The writer of that shard has the results of the first `keys` keys.
+  void note_requested(std::uint32_t row, std::uint32_t shard, std::size_t keys);
+  /// Whether every shard has the result of every key that was decided.
   [[nodiscard]] bool all_know_all(std::uint32_t row) const;
-  /// The writer of that shard, or null: it has not asked, or is done.
+  /// The writer of that shard, or null: it has not reserved anything, or is done.
   [[nodiscard]] const Writer* writer(std::uint32_t row, std::uint32_t shard) const;
-  /// What was decided for the next key of a job of several shards.
+  /// Adds the result for the next key of a job of several shards.
   void add_answer(std::uint32_t row, FrameIndex frame) { rows_[row].answers.push_back(frame); }
-  /// A live job gets one frame more; one job less frames it had.
+  /// Adds a frame to a live job; pop_frame() removes the last one from a job.
   void add_frame(std::uint32_t row, FrameIndex frame);
   FrameIndex pop_frame(std::uint32_t row);
   /// The copies of that shard ended, and are whole.
   void publish(std::uint32_t row, std::uint32_t shard);
-  /// A live job becomes a forgotten one: `fate` is kForgotten or kWriterLost. Who has published is
-  /// done with it.
+  /// A live job becomes a forgotten one: `fate` is kForgotten or kWriterLost. Shards that have
+  /// published are done with it.
   void forget(std::uint32_t row, Job::Fate fate);
-  /// Nothing of a forgotten job is written by that shard any more, if it ever was.
+  /// That shard no longer writes to the forgotten job, if it ever did.
   void end_shard(std::uint32_t row, std::uint32_t shard);
-  /// Nobody writes a forgotten job any more: its frames are to be freed by the queued work.
+  /// No shard writes to the forgotten job any longer: the queued work frees its frames.
   void end(std::uint32_t row);
-  /// Its deadline has passed: nobody is told about it any more.
+  /// Its deadline has passed: late shards of the job no longer get an error for it.
   void leave_due(std::uint32_t row);
-  /// A live job without frames, all of whose shards published: it is gone.
+  /// Removes a live job without frames, all of whose shards published.
   void finish(std::uint32_t row);
   void set_queued(std::uint32_t row, bool queued) { rows_[row].is_queued = queued; }
-  /// Removes an ended job that nothing refers to any more; true if it did.
+  /// Removes an ended job if it has no references left; returns true if it did.
   bool remove_if_unused(std::uint32_t row);
 
   [[nodiscard]] const Job& operator[](std::uint32_t row) const noexcept { return rows_[row]; }
@@ -90,7 +90,7 @@ class JobTable {
   RowTable<Job> rows_;
   RowTable<Writer> writers_;
   FlatIndex by_id_;
-  IndexList<&Job::by_deadline> by_deadline_;  ///< One timeout for all: the order of adding.
+  IndexList<&Job::by_deadline> by_deadline_;  ///< One timeout for all: in the order of adding.
   std::uint32_t live_ = 0;
   std::array<std::uint32_t, 4> frames_{};  ///< By fate.
   std::array<std::uint64_t, 4> bytes_{};   ///< By fate.

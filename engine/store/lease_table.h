@@ -1,6 +1,6 @@
 #pragma once
 /// \file
-/// The leases: by name, by age, and by when they run out.
+/// The leases: by name, by age, and by expiry.
 
 #include <cstdint>
 #include <set>
@@ -13,8 +13,8 @@
 
 namespace pegaflow::engine {
 
-/// Keeps each lease in its lists. A name leads to its row by itself: the row in its low bits, a
-/// serial number above. Thread-bound.
+/// Keeps each lease in its lists. A name contains its row in its low bits, and a serial number
+/// above. Thread-bound.
 class LeaseTable {
  public:
   static constexpr std::uint32_t kNone = ~std::uint32_t{0};
@@ -25,24 +25,24 @@ class LeaseTable {
 
   [[nodiscard]] bool is_full() const noexcept { return rows_.size() == max_leases_; }
   [[nodiscard]] std::uint32_t size() const noexcept { return rows_.size(); }
-  /// The row of the lease while it is there, or kNone.
+  /// The row of the lease while it lives, or kNone.
   [[nodiscard]] std::uint32_t find(LeaseId id) const;
   /// The table is not full. Its name and lists are set here.
   LeaseId add(Lease lease);
-  /// Takes it out of every list and returns it.
+  /// Removes the lease from every list and returns it.
   Lease remove(std::uint32_t row);
 
   [[nodiscard]] const Lease& operator[](std::uint32_t row) const noexcept { return rows_[row]; }
   /// kNone when there is none.
   [[nodiscard]] std::uint32_t oldest() const noexcept { return by_age_.front(); }
   [[nodiscard]] std::uint32_t newer(std::uint32_t row) const { return by_age_.next(rows_, row); }
-  /// The lease that runs out first, or kNone.
+  /// The lease that expires first, or kNone.
   [[nodiscard]] std::uint32_t first_due() const {
     return by_end_.empty() ? kNone : find(by_end_.begin()->second);
   }
-  /// How many are listed by their end: as many as there are.
+  /// The count of leases that are listed by their end: equal to size().
   [[nodiscard]] std::size_t due_count() const noexcept { return by_end_.size(); }
-  /// What is lent, counted once a lease.
+  /// Lent blocks and bytes, counted once per lease.
   [[nodiscard]] std::uint64_t blocks() const noexcept { return blocks_; }
   [[nodiscard]] std::uint64_t bytes() const noexcept { return bytes_; }
   [[nodiscard]] std::uint64_t memory_bytes() const noexcept {
@@ -55,8 +55,8 @@ class LeaseTable {
   std::uint64_t next_serial_ = 1;
   RowTable<Lease> rows_;
   IndexList<&Lease::by_age> by_age_;  ///< Oldest first.
-  /// Leases are as long as readers ask for, so they do not end in the order in which they were
-  /// made.
+  /// Readers choose the duration of each lease, so leases do not expire in the order in which they
+  /// were made.
   std::set<std::pair<TimePoint, LeaseId>> by_end_;
   std::uint64_t blocks_ = 0;
   std::uint64_t bytes_ = 0;

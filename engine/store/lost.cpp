@@ -50,8 +50,8 @@ void BlockStore::Impl::count_misses(const Space& space, std::span<const BlockKey
     const std::size_t end = std::min(first + BlockTable::kGroup, missing.size());
     for (std::size_t i = first; i < end; ++i) losses.prefetch(key_hash(space.id, missing[i]));
   };
-  // An unknown block between known ones was there too: a later block of a chain is never asked for
-  // or saved without the earlier ones. It was lost long ago, and so most likely evicted.
+  // An unknown block between known ones was present too: a later block of a chain is never
+  // requested or saved without the earlier ones. It was lost long ago, and so most likely evicted.
   constexpr std::size_t kPatience = BlockTable::kGroup;
   std::size_t told = 0;
   prefetch(0);

@@ -25,9 +25,9 @@ class PinTable {
   [[nodiscard]] std::uint32_t find(HolderId holder, PinId name) const;
   /// Its name is not in use by that holder and the table is not full.
   std::uint32_t add(Pin pin);
-  /// It has these too, behind those that it has.
+  /// Adds blocks after those that the pin has.
   void extend(std::uint32_t row, std::span<const FrameIndex> more);
-  /// Takes it out of every list and returns it.
+  /// Removes the pin from every list and returns it.
   Pin remove(std::uint32_t row);
 
   [[nodiscard]] const Pin& operator[](std::uint32_t row) const noexcept { return rows_[row]; }

@@ -64,8 +64,8 @@ Result<std::size_t> BlockStore::claim_more(HolderId holder, const Id128& token,
 BlockStore::Impl::HeldPrefix BlockStore::Impl::hold_prefix(const Space& space,
                                                            std::span<const BlockKey> keys,
                                                            std::uint64_t room) {
-  // First which blocks, then hold them: so the neighbours in the order of eviction, which lie
-  // anywhere, can be on their way meanwhile. One block over the limit tells that there is one.
+  // First find the blocks, then hold them: so the neighbors in the order of eviction, which lie
+  // anywhere, are prefetched meanwhile. One block beyond the limit shows that there is one.
   HeldPrefix held;
   std::vector<FrameIndex>& found = held.frames;
   found.reserve(std::min<std::size_t>(keys.size(), room + 1));
@@ -110,7 +110,7 @@ std::uint32_t BlockStore::Impl::openable(const Id128& token) const {
   const std::uint32_t row = claims.find(token);
   if (row == ClaimTable::kNone) return row;
   const Claim& claim = claims[row];
-  // The queued work has not come to it yet.
+  // The queued work has not reached the claim yet.
   const bool is_doomed = claim.holder->is_lost || claim.holder->is_gone || claim.space->is_retired;
   return is_doomed ? ClaimTable::kNone : row;
 }
@@ -194,8 +194,8 @@ Result<void> BlockStore::Impl::hold_again(std::span<const FrameIndex> frames) {
     if (!is_openable(frames[i])) {
       const bool is_in_flight = blocks.is_in_flight(frames[i]);
       while (i != 0) blocks.unhold_again(frames[--i]);
-      if (is_in_flight) return fail(Errc::kBusy, "a block of the claim is coming");
-      return fail(Errc::kGone, "a block of the claim did not come, or has wrong bytes");
+      if (is_in_flight) return fail(Errc::kBusy, "a block of the claim is in flight");
+      return fail(Errc::kGone, "a block of the claim did not arrive, or has wrong bytes");
     }
     blocks.hold_again(frames[i]);
   }
@@ -213,7 +213,7 @@ BlockStore::OpenedPages BlockStore::Impl::pages_of(std::span<const FrameIndex> f
 }
 
 void BlockStore::release(HolderId holder, PinId pin) {
-  // A lost holder may still say so: its copies ended, and that is all that counts.
+  // A lost holder may still release: its copies ended, which is all that matters.
   if (impl_->known_holder(holder) == nullptr) return;
   const std::uint32_t row = impl_->pins.find(holder, pin);
   if (row == PinTable::kNone) return;
@@ -241,7 +241,7 @@ Result<bool> BlockStore::invalidate(HolderId holder, PinId pin, std::size_t plac
 
 void BlockStore::Impl::end_claim(std::uint32_t row) {
   Claim claim = claims.remove(row);
-  // Its pins live on and take its share over.
+  // Its pins live on and take over its share.
   Instance& instance = instances.at(claim.holder->instance);
   instance.held_bytes -= claim.blocks.size() * claim.frame_bytes;
   instance.held_bytes += claim.pinned_bytes;
@@ -262,7 +262,8 @@ void BlockStore::Impl::end_pin(std::uint32_t row) {
     queue.emplace_back(GiveBackWork{std::move(pin.blocks)});
     return;
   }
-  // Now: a client with 100,000 pins of one block each would leave as many entries in the queue.
+  // At once: otherwise a client with 100,000 pins of one block each would leave as many queue
+  // entries.
   step_cost = static_cast<std::uint32_t>(pin.blocks.size());
   while (!pin.blocks.empty()) give_back_last(pin.blocks);
 }

@@ -9,7 +9,7 @@ namespace pegaflow::engine {
 bool BlockStore::Impl::may_publish(const Job& job) const {
   if (job.fate != Job::Fate::kLive || job.space->is_retired) return false;
   return std::none_of(job.writers.begin(), job.writers.end(), [&](std::uint32_t number) {
-    if (number == Job::kNotAsked || number == Job::kDone) return false;
+    if (number == Job::kNotRequested || number == Job::kDone) return false;
     const Holder& holder = *jobs.writer_row(number).holder;
     return holder.is_lost || holder.is_gone;
   });
@@ -27,7 +27,8 @@ Result<std::uint32_t> BlockStore::Impl::reservable(Holder& writer, const Space& 
   const Job& job = jobs[row];
   if (!may_publish(job)) return fail(Errc::kGone, "job {} was forgotten", id.number);
   if (job.shards() != writer.shards || job.space != &where) {
-    return fail(Errc::kInvalidArgument, "job {} belongs to another instance or space", id.number);
+    return fail(Errc::kInvalidArgument,
+                "job {} belongs to another instance or namespace generation", id.number);
   }
   const Writer* const known = jobs.writer(row, writer.shard);
   if (known != nullptr && known->holder != &writer) {
@@ -46,7 +47,8 @@ Result<std::vector<FrameIndex>> BlockStore::reserve(HolderId holder, SpaceId spa
   Holder* const writer = impl_->active_holder(holder);
   if (writer == nullptr) return fail(Errc::kGone, "reserve for a holder that left");
   Space* const where = impl_->live_space(space);
-  if (where == nullptr) return fail(Errc::kGone, "reserve in a space that was reset");
+  if (where == nullptr)
+    return fail(Errc::kGone, "reserve in a namespace generation that was reset");
   PEGA_TRY_LET(std::uint32_t row, impl_->reservable(*writer, *where, id));
 
   JobTable& jobs = impl_->jobs;
@@ -63,10 +65,10 @@ Result<std::vector<FrameIndex>> BlockStore::reserve(HolderId holder, SpaceId spa
   if (is_shared) {
     const std::size_t answers = row == JobTable::kNone ? 0 : jobs[row].answers.size();
     const Writer* const known = row == JobTable::kNone ? nullptr : jobs.writer(row, writer->shard);
-    const std::size_t asked = known == nullptr ? 0 : known->asked;
-    if (first > asked) {
+    const std::size_t requested = known == nullptr ? 0 : known->requested;
+    if (first > requested) {
       return fail(Errc::kInvalidArgument, "key {} of job {} before key {}", first, id.number,
-                  asked);
+                  requested);
     }
     if (row != JobTable::kNone && known == nullptr) jobs.add_writer(row, *writer);
     add_job();
@@ -87,7 +89,7 @@ Result<std::vector<FrameIndex>> BlockStore::reserve(HolderId holder, SpaceId spa
                                 return true;
                               });
   frames.resize(decided);
-  if (is_shared) jobs.note_asked(row, writer->shard, first + decided);
+  if (is_shared) jobs.note_requested(row, writer->shard, first + decided);
   return frames;
 }
 
@@ -133,7 +135,8 @@ BlockStore::Impl::Room BlockStore::Impl::make_room(ShapeId shape, std::uint32_t&
     for (const ExtentId extent : blocks.start_exchange(shape, victim)) {
       queue.emplace_back(LeavingWork{extent, blocks.extent(extent).serial, shape});
     }
-    // What is under way for this shape comes before its own blocks, as far as the steps reach.
+    // An exchange in progress for this shape comes before its own blocks, as far as the steps
+    // allow.
     const bool may_wait = steps != 0 && (blocks.is_exchanging(shape) || victim == kNoFrame);
     if (!may_wait) {
       const Room otherwise = blocks.is_exchanging(shape) ? Room::kLater : Room::kNone;

@@ -1,6 +1,7 @@
 #pragma once
 /// \file
-/// What the block store remembers besides blocks: who is there, and who holds what.
+/// The records of the block store besides blocks: holders, generations, and what each of them
+/// holds.
 
 #include <cstdint>
 #include <optional>
@@ -19,22 +20,23 @@ namespace pegaflow::engine {
 struct Holder;
 struct Space;
 
-/// One engine core, as far as its share of the pool goes.
+/// The share of one engine core in the pool.
 struct Instance {
-  std::uint64_t held_bytes = 0;  ///< Of its claims, and of pins that outlived one of its claims.
+  std::uint64_t held_bytes =
+      0;  ///< Bytes of its claims, and of pins that outlived one of its claims.
   std::uint32_t holders = 0;
 };
 
 /// A soft right to blocks, under a token.
 struct Claim {
   Id128 token;
-  std::uint64_t serial = 0;  ///< Rising; tells it from a later claim in the same row.
+  std::uint64_t serial = 0;  ///< Rising; distinguishes it from a later claim in the same row.
   Holder* holder = nullptr;
   Space* space = nullptr;
   TimePoint made;
   bool is_opened = false;
   std::uint64_t frame_bytes = 0;
-  std::uint64_t pinned_bytes = 0;  ///< Of all pins opened from it that still live.
+  std::uint64_t pinned_bytes = 0;  ///< Bytes of all pins opened from it that still live.
   FrameList blocks;
   IndexLink by_age;
   IndexLink unopened;
@@ -46,12 +48,13 @@ struct Claim {
 struct Pin {
   PinId name{};
   Holder* holder = nullptr;
-  Id128 token;  ///< What it was opened with, to recognize the same call again.
+  Id128 token;  ///< Given to open(); identifies a repeated call.
   std::uint32_t first = 0;
-  std::uint32_t count = 0;  ///< Of the call; `blocks` has as many once its last slice is pinned.
+  std::uint32_t count =
+      0;  ///< Blocks of the call; `blocks` has as many once its last slice is pinned.
   std::uint32_t claim = 0;  ///< Row; still the same claim if its serial is `claim_serial`.
   std::uint64_t claim_serial = 0;
-  std::uint32_t instance = 0;  ///< Whose share it takes once its claim has ended.
+  std::uint32_t instance = 0;  ///< The instance whose share it takes once its claim has ended.
   TimePoint opened;
   std::uint64_t frame_bytes = 0;
   FrameList blocks;
@@ -59,11 +62,11 @@ struct Pin {
   IndexLink of_holder;
 };
 
-/// Blocks lent to another node for a while.
+/// Blocks lent to another node until a time.
 struct Lease {
   LeaseId id{};
   TimePoint made;
-  TimePoint end;  ///< Here, the margin included.
+  TimePoint end;  ///< On this node's clock, including the margin.
   std::uint64_t frame_bytes = 0;
   FrameList blocks;
   IndexLink by_age;
@@ -73,7 +76,7 @@ struct Lease {
 struct Writer {
   Holder* holder = nullptr;
   std::uint32_t job = 0;       ///< Row.
-  std::size_t asked = 0;       ///< Keys of a job of several shards: their answers it has.
+  std::size_t requested = 0;   ///< Keys of a job of several shards whose results it has.
   bool has_published = false;  ///< Its copies have ended; the job still waits for other shards.
   IndexLink of_holder;
 };
@@ -81,33 +84,33 @@ struct Writer {
 /// A reservation: frames that the writers of one job may write. Each of its blocks names the row as
 /// its owner.
 ///
-/// A job of one shard exists while it has frames. One of several shards exists from the first
-/// reserve() to the end of its last shard, so that all of them get the same answer; if it is
-/// forgotten before, its name stays until its deadline, so that a late shard is told so.
+/// A job of one shard exists while it has frames. A job of several shards exists from the first
+/// reserve() to the end of its last shard, so that all of them get the same results; if it is
+/// forgotten before, its name stays until its deadline, so that a late shard gets an error.
 struct Job {
   enum class Fate : std::uint8_t {
     kLive,
     kForgotten,   ///< By timeout, reset or one shard: its frames wait for the writers to end.
-    kWriterLost,  ///< Its frames wait for a process to be gone.
-    kEnded,       ///< Nobody writes them any more; the queued work frees one after the other.
+    kWriterLost,  ///< Its frames wait for the end of a process.
+    kEnded,       ///< No shard writes to them any longer; the queued work frees them one by one.
   };
-  static constexpr std::uint32_t kNotAsked = ~std::uint32_t{0};
+  static constexpr std::uint32_t kNotRequested = ~std::uint32_t{0};
   static constexpr std::uint32_t kDone = ~std::uint32_t{1};
 
   JobId id;
-  Space* space = nullptr;  ///< While it is live: a space may be gone before a writer is.
+  Space* space = nullptr;  ///< While the job is live: a generation may end before a writer.
   SpaceId space_id{};
   std::uint64_t frame_bytes = 0;
   Fate fate = Fate::kLive;
   bool is_named = false;   ///< Its id leads here.
   bool is_due = false;     ///< It is in the list by deadline.
-  bool is_queued = false;  ///< The queued work will come to it.
+  bool is_queued = false;  ///< The queued work will reach it.
   TimePoint deadline;
-  std::vector<std::uint32_t> writers;  ///< By shard: a row, kNotAsked or kDone.
-  std::uint32_t writing = 0;           ///< Shards whose copies may be under way.
+  std::vector<std::uint32_t> writers;  ///< By shard: a row, kNotRequested or kDone.
+  std::uint32_t writing = 0;           ///< Shards whose copies may be in progress.
   std::uint32_t published = 0;
   std::uint32_t done = 0;
-  std::vector<FrameIndex> answers;  ///< Of several shards: what was decided, key by key.
+  std::vector<FrameIndex> answers;  ///< With several shards: the results, key by key.
   std::vector<FrameIndex> frames;   ///< Not sealed yet; sealed from the end.
   IndexLink by_deadline;
   IndexLink of_space;  ///< While it is live.
@@ -125,12 +128,13 @@ struct Holder {
   std::uint32_t shard = 0;
   std::uint32_t shards = 1;
   bool is_lost = false;
-  bool is_gone = false;  ///< For callers it is unknown; its rows are still being given back.
+  bool is_gone = false;  ///< Unknown to callers; its rows are still being returned.
   std::uint64_t pinned_blocks = 0;
   IndexList<&Claim::of_holder> claims;
-  std::uint32_t writing = 0;  ///< Of its writers, those that have not published.
+  std::uint32_t writing = 0;  ///< Its writers that have not published.
   IndexList<&Writer::of_holder> live_writers;
-  IndexList<&Writer::of_holder> forgotten_writers;  ///< Of forgotten jobs; their copies go on.
+  IndexList<&Writer::of_holder>
+      forgotten_writers;  ///< Writers of forgotten jobs; their copies go on.
   IndexList<&Pin::of_holder> pins;
 };
 

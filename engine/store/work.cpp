@@ -70,7 +70,7 @@ void BlockStore::Impl::give_back(FrameIndex frame) {
     return;
   }
   if (!block.indexed) {
-    blocks.free(frame);  // Condemned, and counted when it was.
+    blocks.free(frame);  // Invalidated, and counted at that time.
   } else if (!is_live(block.space)) {
     drop(frame, Miss::kReset);
   }
@@ -176,8 +176,8 @@ bool BlockStore::Impl::step(CleanupWork& work) {
 }
 
 bool BlockStore::Impl::step(LeavingWork& work) {
-  // All of its blocks were at rest when it began to leave, and nobody finds them any more. When the
-  // last one goes the extent goes with it.
+  // All of its blocks were evictable when it began to leave, and lookups no longer find them. The
+  // extent ends with its last block.
   const auto is_present = [&] { return blocks.extent(work.extent).serial == work.serial; };
   while (is_present() && work.next < blocks.extent(work.extent).touched) {
     const FrameIndex frame = blocks.first_row(work.extent) + work.next++;
@@ -192,14 +192,14 @@ bool BlockStore::Impl::step(LeavingWork& work) {
 }
 
 bool BlockStore::Impl::step(TouchWork& work) {
-  // A page of memory that comes costs about as much as four blocks given back.
+  // Allocating a page of memory costs about as much as returning four blocks.
   if (!blocks.touch(work.shape, work.next++)) return false;
   step_cost = 4;
   return true;
 }
 
 bool BlockStore::Impl::step(ForgetShapeWork& work) {
-  // A page that goes costs less than one that comes, and they go many at once: 1 MiB in some 50 us.
+  // Returning a page costs less than allocating one, and many go at once: 1 MiB in some 50 us.
   constexpr std::size_t kPages = 256;
   if (!blocks.forget(work.shape, work.next, kPages)) {
     blocks.remove_shape(work.shape);
@@ -211,7 +211,8 @@ bool BlockStore::Impl::step(ForgetShapeWork& work) {
 }
 
 void BlockStore::Impl::prefetch_sweep(FrameIndex frame) const {
-  // Frames come in order, which the hardware sees; their index cells and neighbours do not.
+  // Frames are visited in order, which the hardware detects; their index cells and neighbors are
+  // not.
   constexpr FrameIndex kAhead = 8;
   const FrameIndex later = blocks.next_touched(frame + kAhead);
   if (later != frame + kAhead || blocks[later].state != FrameState::kSealed) return;

@@ -42,14 +42,14 @@ Result<std::size_t> BlockStore::publish(HolderId holder, const JobId& id, std::s
   if (!writer->has_published) jobs.publish(row, caller->shard);
   if (jobs[row].published != jobs[row].shards()) return 0;
   if (!jobs.all_know_all(row)) {
-    // A shard never heard of some frames, so nobody wrote them.
+    // A shard did not get some of the frames, so nothing was written for it.
     abandon(holder, id);
-    return fail(Errc::kGone, "the ranks of job {} asked for different keys", id.number);
+    return fail(Errc::kGone, "the ranks of job {} reserved different keys", id.number);
   }
 
   const std::vector<FrameIndex>& frames = jobs[row].frames;
   impl_->read_clock();
-  // From the last one on: it is to be the first that is evicted.
+  // From the last one on: it should be evicted first.
   const std::size_t count = std::min(limit, frames.size());
   for (std::size_t i = 0; i < count; ++i) {
     constexpr std::size_t kAhead = 8;
@@ -73,7 +73,7 @@ void BlockStore::abandon(HolderId holder, const JobId& id) {
   if (row == JobTable::kNone || caller == nullptr || caller->shards != jobs[row].shards()) return;
   const Writer* const writer = jobs.writer(row, caller->shard);
   if (writer == nullptr ? caller->shards == 1 : writer->holder != caller) return;
-  const bool is_done = writer != nullptr && writer->has_published;  // Forgetting says so.
+  const bool is_done = writer != nullptr && writer->has_published;  // Forgetting the job ends it.
   if (jobs[row].fate == Job::Fate::kLive) impl_->forget_job(row);
   if (!is_done) impl_->end_shard(row, caller->shard);
   impl_->do_slice();
@@ -82,7 +82,7 @@ void BlockStore::abandon(HolderId holder, const JobId& id) {
 void BlockStore::Impl::forget_job(std::uint32_t row) {
   const std::vector<std::uint32_t>& writers = jobs[row].writers;
   const bool has_left = std::any_of(writers.begin(), writers.end(), [&](std::uint32_t number) {
-    if (number == Job::kNotAsked || number == Job::kDone) return false;
+    if (number == Job::kNotRequested || number == Job::kDone) return false;
     const Writer& writer = jobs.writer_row(number);
     return !writer.has_published && (writer.holder->is_lost || writer.holder->is_gone);
   });

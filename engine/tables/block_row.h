@@ -1,6 +1,6 @@
 #pragma once
 /// \file
-/// What the store knows of each frame.
+/// The store's record of one frame.
 
 #include <cstddef>
 #include <cstdint>
@@ -18,37 +18,37 @@ namespace pegaflow::engine {
 
 enum class FrameState : std::uint8_t {
   kFree = 0,
-  kWritten,  ///< A reservation owns it; forgotten ones too: then it is in quarantine.
-  kSealed,   ///< Whole. Findable while its space lives and its extent stays.
-  kFetched,  ///< A fetch owns it, also one that was given up.
+  kWritten,  ///< A reservation owns it. It is quarantined when that was forgotten.
+  kSealed,   ///< Whole. Findable while its generation lives and its extent stays.
+  kFetched,  ///< A fetch owns it, in flight or given up.
 };
 
-/// How far a fetch is: `owner` of a row that is kFetched.
+/// The state of a fetch: `owner` of a row that is kFetched.
 enum class FetchState : std::uint32_t {
-  kInFlight,  ///< Its block may come: in the index.
-  kGivenUp,   ///< It will not, and somebody may still write to the frame.
-  kQuiesced,  ///< Nobody writes any more; a claim still holds it.
+  kInFlight,  ///< The block may still arrive; it is in the index.
+  kGivenUp,   ///< It will not arrive, and a device or peer may still write to the frame.
+  kQuiesced,  ///< Nothing can write to it any longer; a claim still holds it.
 };
 
-/// `owner` of a sealed row that was fetched. No writer has this tag.
+/// Marks, as `owner`, a sealed row that was fetched. No writer has this tag.
 inline constexpr std::uint32_t kReplica = 0;
 
-/// What is in one frame; one cache line, which is all that most operations touch.
+/// The content of one frame; one cache line, which is all that most operations touch.
 struct alignas(64) Block {
   BlockKey key;
   SpaceId space{};
-  /// Among the free frames of its extent; sealed, in whichever list its eviction policy keeps it.
+  /// In the list of free frames of its extent; when sealed, in a list of its eviction policy.
   IndexLink place;
-  std::uint32_t last_use = 0;  ///< BlockRows::uses() when it last came to rest.
+  std::uint32_t last_use = 0;  ///< BlockRows::uses() when it last became evictable.
   /// kWritten: the row of its reservation. kSealed: its writer's tag. kFetched: a FetchState.
   std::uint32_t owner = 0;
-  std::uint32_t sealed_s = 0;  ///< When it was sealed, and when it came to rest last, in seconds
-  std::uint32_t idle_since_s = 0;  ///< of whoever says so; kSealed only.
+  std::uint32_t sealed_s = 0;      ///< When it was sealed, in the caller's seconds.
+  std::uint32_t idle_since_s = 0;  ///< When it last became evictable; kSealed only.
   std::uint32_t holds : 25 = 0;    ///< Claims, pins and leases that contain it.
   std::uint32_t note : 4 = 0;  ///< The eviction policy's own; zero where no policy knows the row.
   FrameState state : 2 = FrameState::kFree;
-  /// find() sees it. Not so a forgotten block whose key was reserved anew, one whose fetch was
-  /// given up, and a condemned one.
+  /// find() sees it. False for a forgotten block whose key was reserved again, for one whose fetch
+  /// was given up, and for an invalidated one.
   bool indexed : 1 = false;
 };
 static_assert(sizeof(Block) == 64);
@@ -67,10 +67,10 @@ class BlockRows {
   [[nodiscard]] Block& operator[](std::uint32_t row) noexcept { return rows_[row]; }
   [[nodiscard]] const Block& operator[](std::uint32_t row) const noexcept { return rows_[row]; }
 
-  /// How often a row came to rest; wraps around.
+  /// The count of rows that became evictable; wraps around.
   [[nodiscard]] std::uint32_t uses() const noexcept { return uses_; }
   void stamp(std::uint32_t row) noexcept { rows_[row].last_use = ++uses_; }
-  /// How many rows came to rest since this one did; at most 2^32 - 1.
+  /// The count of rows that became evictable since this one did; at most 2^32 - 1.
   [[nodiscard]] std::uint32_t age(std::uint32_t row) const noexcept {
     return uses_ - rows_[row].last_use;
   }
@@ -79,13 +79,13 @@ class BlockRows {
   void prefetch_to_read(std::uint32_t row) const noexcept {
     pegaflow::engine::prefetch_to_read(&rows_[row]);
   }
-  /// Those beside it in its list, once the row itself has arrived.
+  /// Prefetches its neighbors in its list; call it once the row itself has arrived.
   void prefetch_neighbours(std::uint32_t row) const noexcept {
     const IndexLink& place = rows_[row].place;
     if (place.previous_plus_1 != 0) prefetch(place.previous_plus_1 - 1);
     if (place.next_plus_1 != 0) prefetch(place.next_plus_1 - 1);
   }
-  /// Nobody needs these any more: their memory may go.
+  /// These rows are no longer needed: their memory may be returned.
   void forget(std::size_t first, std::size_t count) noexcept { rows_.forget(first, count); }
 
  private:

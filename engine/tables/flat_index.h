@@ -1,6 +1,6 @@
 #pragma once
 /// \file
-/// The hash index that every table of the store uses: flat, of fixed size, deletable.
+/// The hash index of all tables of the store: flat, of fixed size, with deletion.
 
 #include <algorithm>
 #include <bit>
@@ -13,18 +13,18 @@
 
 namespace pegaflow::engine {
 
-/// Maps 32-bit hashes to 32-bit row numbers; what a row's key is, the caller knows.
+/// Maps 32-bit hashes to 32-bit row numbers; the keys of the rows are known to the caller only.
 ///
-/// Open addressing with linear probing, at most half full, 8 bytes a cell. A cell keeps the whole
-/// hash: most foreign rows are told apart without touching them, and deletion can shift cells back
-/// (no tombstones, so years of churn do not slow it down) without looking at any row.
-/// It never grows; its owner inserts no more rows than it was made for.
+/// Open addressing with linear probing, at most half full, 8 bytes per cell. A cell keeps the whole
+/// hash: most other rows are distinguished without touching them, and deletion can shift cells back
+/// without looking at any row. There are no tombstones, so years of churn do not slow it down. The
+/// index never grows; its owner inserts no more rows than it was made for.
 class FlatIndex {
  public:
   static constexpr std::uint32_t kNone = ~std::uint32_t{0};
 
-  /// `max_rows` is at most 2^31, so that 32 bits of hash name every cell. kDense is for who touches
-  /// all of it.
+  /// `max_rows` is at most 2^31, so that 32 bits of hash name every cell. Use kDense when all of it
+  /// will be touched.
   /// Errors: kOutOfCapacity.
   static Result<FlatIndex> create(std::uint32_t max_rows, PageUse use = PageUse::kSparse) {
     const std::uint64_t cells =
@@ -73,26 +73,26 @@ class FlatIndex {
     return true;
   }
 
-  /// Has the memory of one page of 4 KiB come now; false beyond the last. Hashes touch a page
-  /// each: without this the first 512 insertions into 16 MiB are 512 page faults, more than a
-  /// millisecond in one call.
+  /// Allocates the memory of one page of 4 KiB now; returns false beyond the last page. Each hash
+  /// touches its own page: without this the first 512 insertions into 16 MiB are 512 page faults,
+  /// more than a millisecond in one call.
   bool touch(std::size_t page) noexcept { return cells_.touch(page, 1); }
 
-  /// The index is of no more use: gives the memory of `count` pages from `page` on back; false
-  /// beyond the last.
+  /// Returns the memory of `count` pages from `page` on, once the index is no longer used; returns
+  /// false beyond the last page.
   bool forget(std::size_t page, std::size_t count) noexcept {
     return cells_.forget_pages(page, count);
   }
 
   void prefetch(std::uint32_t hash) const noexcept { prefetch_to_read(&cells_[hash & mask_]); }
-  /// Of a hash that most likely is not there, or will be erased: such a walk ends at an empty cell,
-  /// at half full in one of four cases on the line behind the first one.
+  /// Prefetches for a hash that most likely is absent, or will be erased: its walk ends at an empty
+  /// cell, which at half full lies behind the first cache line in one of four cases.
   void prefetch_walk(std::uint32_t hash) const noexcept {
     prefetch(hash);
     prefetch(hash + kUsualWalk);
   }
-  /// The row that find() will look at first, or kNone; for prefetching it. Not simply that of the
-  /// first cell: every third row lies in a later one.
+  /// The row that find() will look at first, or kNone; for prefetching it. This is not simply the
+  /// row of the first cell: every third row lies in a later one.
   [[nodiscard]] std::uint32_t first_guess(std::uint32_t hash) const noexcept {
     std::uint32_t at = hash & mask_;
     while (cells_[at].row_plus_1 != 0 && cells_[at].hash != hash) at = (at + 1) & mask_;

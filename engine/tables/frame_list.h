@@ -14,12 +14,12 @@
 
 namespace pegaflow::engine {
 
-/// A list that is made, in one or several pieces, and then only gets shorter. A few frames lie in
-/// it: a hundred thousand pins on one block each would otherwise be as many pieces of memory, which
-/// the allocator, once they are free, sorts in the middle of somebody else's call.
+/// A list that is made, in one or several pieces, and then only shrinks. A few frames are stored
+/// inline: otherwise a hundred thousand pins on one block each would be as many allocations, which
+/// the allocator, once they are freed, would merge in the middle of another call.
 class FrameList {
  public:
-  static constexpr std::size_t kInside = 3;  ///< Frames that need no memory of their own.
+  static constexpr std::size_t kInside = 3;  ///< Frames that are stored inline.
 
   FrameList() = default;
   explicit FrameList(std::span<const FrameIndex> frames)
@@ -27,7 +27,7 @@ class FrameList {
     if (frames.size() > kInside) outside_ = std::make_unique_for_overwrite<FrameIndex[]>(size_);
     std::copy(frames.begin(), frames.end(), outside_ ? outside_.get() : inside_.data());
   }
-  /// `first`, and then the others.
+  /// `first`, followed by `others`.
   FrameList(const FrameList& first, std::span<const FrameIndex> others)
       : size_(first.size_ + static_cast<std::uint32_t>(others.size())) {
     if (size_ > kInside) outside_ = std::make_unique_for_overwrite<FrameIndex[]>(size_);

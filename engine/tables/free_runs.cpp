@@ -44,7 +44,7 @@ void FreeRuns::set(std::uint32_t first, std::uint32_t count, std::uint32_t is_fr
 std::optional<std::uint32_t> FreeRuns::find(std::uint32_t count, End end) const {
   ++visited_;
   if (longest() < count) return std::nullopt;
-  const std::uint32_t near = end == End::kLowest ? 0 : 1;  // Of the two children.
+  const std::uint32_t near = end == End::kLowest ? 0 : 1;  // Index among the two children.
   std::uint32_t node = 1;
   std::uint32_t begin = 0;
   for (std::uint32_t half = leaves_ / 2; half != 0; half /= 2) {

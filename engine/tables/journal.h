@@ -1,6 +1,6 @@
 #pragma once
 /// \file
-/// Which blocks became findable and which ceased to be, in order, for those who tell others.
+/// Which blocks became findable and which ceased to be, in order, for subscribers.
 
 #include <algorithm>
 #include <bit>
@@ -15,12 +15,12 @@
 
 namespace pegaflow::engine {
 
-/// The last statements about blocks, each with its position: that the block of a key is there, or
-/// that it is gone. Statements about one key are in the order in which they became true; that a
-/// block is there may be said again.
+/// The latest entries about blocks, each with its position: the block of a key is present, or it is
+/// gone. Entries about one key are in the order of the changes; an entry that a block is present
+/// may be repeated.
 ///
-/// A ring of fixed size, 40 bytes an entry, whose memory comes as it is first filled. A reader that
-/// falls behind by more than the ring holds finds that out by its position. Thread-bound.
+/// A ring of fixed size, 40 bytes per entry, whose memory is allocated as it is first filled. A
+/// reader that falls behind by more than the ring holds detects that by its position. Thread-bound.
 class Journal {
  public:
   struct Entry {
@@ -29,8 +29,8 @@ class Journal {
     bool is_present = false;
   };
 
-  /// For the last `entries` statements, rounded up to a power of two. The first has the position
-  /// `first`: with a random one, positions of another life of the server are out of range here.
+  /// Keeps the last `entries` entries, rounded up to a power of two. The first one has the position
+  /// `first`: with a random value, positions of another life of the server are out of range here.
   /// Errors: kOutOfCapacity.
   static Result<Journal> create(std::size_t entries, std::uint64_t first) {
     PEGA_TRY_LET(auto ring,
@@ -41,7 +41,7 @@ class Journal {
   void add(SpaceId space, const BlockKey& key, bool is_present) noexcept {
     ring_[end_++ & (ring_.size() - 1)] = {key, space, is_present};
   }
-  /// The position of the oldest entry that is still held, and the one behind the newest.
+  /// The position of the oldest entry that is still kept, and the position after the newest.
   [[nodiscard]] std::uint64_t begin() const noexcept {
     return end_ - std::min<std::uint64_t>(end_ - first_, ring_.size());
   }

@@ -1,6 +1,6 @@
 #pragma once
 /// \file
-/// 64 good bits of a block's name, for estimates and memories that keep no keys.
+/// 64 well-mixed bits of a block's name, for estimates and tables that keep no keys.
 
 #include <bit>
 #include <cstdint>
@@ -11,7 +11,7 @@
 
 namespace pegaflow::engine {
 
-/// Good also for keys that are small numbers: the finalizer of MurmurHash3.
+/// Well mixed also for keys that are small numbers: the finalizer of MurmurHash3.
 [[nodiscard]] inline std::uint64_t key_hash(SpaceId space, const BlockKey& key) noexcept {
   // Where the engine's hash has 8 bytes only, the second word is zero.
   std::uint64_t second = 0;

@@ -1,6 +1,6 @@
 #pragma once
 /// \file
-/// Why blocks are not there, and how long those lived that were.
+/// Why blocks are missing, and how long lost blocks had lived.
 
 #include <algorithm>
 #include <array>
@@ -15,17 +15,17 @@
 
 namespace pegaflow::engine {
 
-/// Why a block that a lookup asked for was not found.
+/// Why a lookup did not find a block.
 enum class Miss : std::uint8_t {
-  kNew = 0,     ///< Never seen, or lost so long ago that nobody remembers.
-  kEvicted,     ///< Gone to make room.
-  kCleaned,     ///< Gone by a cleanup.
-  kReset,       ///< Gone with its generation.
-  kNoRoom,      ///< A save offered it, and no slot could be freed.
-  kSaveFailed,  ///< A save began and was abandoned, forgotten, or its writer was lost.
-  kCorrupt,     ///< Its bytes were found to be wrong.
-  kBeingSaved,  ///< Its save is under way.
-  kBehindHole,  ///< It is there, but of no use: one before it is missing.
+  kNew = 0,     ///< Never seen, or lost too long ago to be remembered.
+  kEvicted,     ///< Evicted to make room.
+  kCleaned,     ///< Evicted by a cleanup.
+  kReset,       ///< Dropped with its generation.
+  kNoRoom,      ///< A save offered it, and no frame could be freed.
+  kSaveFailed,  ///< A save began and was abandoned or forgotten, or its writer was lost.
+  kCorrupt,     ///< Its bytes were wrong.
+  kBeingSaved,  ///< Its save is in progress.
+  kBehindHole,  ///< It is present, but of no use: a block before it is missing.
   kInFlight,    ///< It is being fetched.
 };
 inline constexpr std::size_t kMissCount = static_cast<std::size_t>(Miss::kInFlight) + 1;
@@ -38,18 +38,18 @@ constexpr std::string_view to_string(Miss why) noexcept {
   return kNames[static_cast<std::size_t>(why)];
 }
 
-/// Remembers of the blocks that were lost lately why, by a hash of their names: for counters only.
+/// Remembers why recently lost blocks were lost, by a hash of their names: for counters only.
 ///
-/// 4 bytes a block, each at one place, which the next loss that falls there takes over: of n losses
-/// after it a block survives exp(-n / places) in the mean. Another block is taken for it once in
-/// 2^29. Fixed size. Thread-bound.
+/// 4 bytes per block, each in one cell, which the next loss that falls there overwrites: a block
+/// survives n later losses with a probability of exp(-n / cells). A block is mistaken for another
+/// once in 2^29. Fixed size. Thread-bound.
 class LostBlocks {
  public:
   /// Errors: kOutOfCapacity.
   static Result<LostBlocks> create(std::uint32_t places) {
     PEGA_TRY_LET(auto cells, ZeroPages<std::uint32_t>::create(
                                  std::bit_ceil(std::max<std::size_t>(places, 1)), PageUse::kDense));
-    // Losses fall anywhere: otherwise the first 512 would be 512 page faults, a millisecond.
+    // Losses fall anywhere: without this the first 512 would be 512 page faults, a millisecond.
     cells.touch();
     return LostBlocks(std::move(cells));
   }
@@ -74,7 +74,7 @@ class LostBlocks {
   [[nodiscard]] std::size_t place(std::uint64_t hash) const noexcept {
     return hash & (cells_.size() - 1);
   }
-  /// From the other end than the place.
+  /// Taken from the other end of the hash than the place.
   static std::uint32_t tag(std::uint64_t hash) noexcept {
     return static_cast<std::uint32_t>(hash >> 32) & ~kReason;
   }
@@ -82,9 +82,9 @@ class LostBlocks {
   ZeroPages<std::uint32_t> cells_;
 };
 
-/// How many blocks had which age. A plain value.
+/// Counts blocks by their age. A plain value.
 struct AgeHistogram {
-  /// Upper bounds in seconds, up to a week; a last bucket has none.
+  /// Upper bounds in seconds, up to a week; the last bucket has none.
   static constexpr std::array<double, 12> kBounds = {1,    10,   60,    300,   900,   1800,
                                                      3600, 7200, 21600, 43200, 86400, 604800};
 

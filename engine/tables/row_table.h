@@ -1,6 +1,6 @@
 #pragma once
 /// \file
-/// Rows that come and go, named by small numbers.
+/// Rows that are added and removed, named by small numbers.
 
 #include <cstddef>
 #include <cstdint>
@@ -9,9 +9,9 @@
 namespace pegaflow::engine {
 
 /// A table whose rows keep their number and address for life. Growth never moves rows, because
-/// moving 100,000 of them would stall the loop, and removal needs no memory: free rows are a list
-/// through the rows themselves. A number is used again after its row was removed: who keeps numbers
-/// for longer compares a serial number that the row carries.
+/// moving 100,000 of them would stall the event loop, and removal needs no memory: free rows are a
+/// list through the rows themselves. A number is reused after its row was removed: a caller that
+/// keeps numbers for longer compares a serial number that the row carries.
 template <typename Row>
 class RowTable {
  public:
@@ -37,9 +37,9 @@ class RowTable {
   [[nodiscard]] const Row& operator[](std::uint32_t number) const noexcept {
     return rows_[number].row;
   }
-  /// True for a number that add() ever gave out; its row may have been removed.
+  /// True for a number that add() ever returned; its row may have been removed.
   [[nodiscard]] bool knows(std::uint32_t number) const noexcept { return number < rows_.size(); }
-  /// Rows now.
+  /// The current count of rows.
   [[nodiscard]] std::uint32_t size() const noexcept { return size_; }
   [[nodiscard]] std::size_t memory_bytes() const noexcept { return rows_.size() * sizeof(Entry); }
 
@@ -47,7 +47,7 @@ class RowTable {
   static constexpr std::uint32_t kNone = ~std::uint32_t{0};
   struct Entry {
     Row row{};
-    std::uint32_t next_free = kNone;  ///< Of a free row.
+    std::uint32_t next_free = kNone;  ///< Used while the row is free.
   };
 
   std::deque<Entry> rows_;

@@ -12,27 +12,28 @@
 namespace pegaflow::engine {
 
 Result<void*> map_zero_pages(std::size_t bytes, PageUse use) {
-  // MAP_NORESERVE: most of a table for 2^31 slots is never touched and must not count as memory.
+  // MAP_NORESERVE: most of a table for 2^31 frames is never touched and must not count as memory.
   void* const pages = ::mmap(nullptr, bytes, PROT_READ | PROT_WRITE,
                              MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
   if (pages == MAP_FAILED) {
     return fail(Errc::kOutOfCapacity, "map {} bytes for a table: {}", bytes, std::strerror(errno));
   }
-  // A few rows here and there must not come with 2 MiB each, as they would on a machine whose huge
-  // pages are transparent always. Where the kernel knows none it refuses, which is as good.
+  // Single rows must not cost 2 MiB each, as they would on a machine with transparent huge pages
+  // "always". A kernel without them rejects the call, which has the same effect.
   ::madvise(pages, bytes, use == PageUse::kDense ? MADV_HUGEPAGE : MADV_NOHUGEPAGE);
   return pages;
 }
 
 bool touch_zero_pages(void* pages, std::size_t bytes, std::size_t first,
                       std::size_t count) noexcept {
-  constexpr std::size_t kPageBytes = 4096;  // The smallest there is; larger ones are touched twice.
+  constexpr std::size_t kPageBytes =
+      4096;  // The smallest page size; larger pages are touched twice.
   auto* const at = static_cast<unsigned char*>(pages);
   if (first * kPageBytes >= bytes) return false;
   const std::size_t end = std::min(bytes, (first + count) * kPageBytes);
   for (std::size_t byte = first * kPageBytes; byte < end; byte += kPageBytes) {
-    // It may be in use already. Not a read first: that would bring a page of zeros, and the write
-    // behind it would tear a huge one into small ones on older kernels.
+    // The page may be in use already. Do not read first: that would map the zero page, and the
+    // write after it would split a huge page into small ones on older kernels.
     __atomic_fetch_or(at + byte, 0, __ATOMIC_RELAXED);
   }
   return true;
@@ -42,7 +43,7 @@ void forget_zero_pages(void* begin, void* end) noexcept {
   const auto page = static_cast<std::uintptr_t>(::sysconf(_SC_PAGESIZE));
   const std::uintptr_t from = (reinterpret_cast<std::uintptr_t>(begin) + page - 1) / page * page;
   const std::uintptr_t to = reinterpret_cast<std::uintptr_t>(end) / page * page;
-  // A refusal leaves memory where it is, no more. NOLINTNEXTLINE(performance-no-int-to-ptr)
+  // If the kernel refuses, the memory just stays. NOLINTNEXTLINE(performance-no-int-to-ptr)
   if (from < to) ::madvise(reinterpret_cast<void*>(from), to - from, MADV_DONTNEED);
 }
 

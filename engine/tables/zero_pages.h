@@ -12,25 +12,26 @@
 namespace pegaflow::engine {
 
 enum class PageUse : bool {
-  kSparse,  ///< A few rows here and there: memory comes in the smallest pages there are.
-  /// All of it will be touched, and then used in no order: in huge pages where the kernel has them,
-  /// since most of what a miss costs there is the walk to its page.
+  kSparse,  ///< Rows here and there: memory is allocated in the smallest pages.
+  /// All of it will be touched, and then used in random order: in huge pages where the kernel has
+  /// them, because most of a cache miss there is the page walk.
   kDense,
 };
 
-/// Maps `bytes` of private zeros. The pages of memory behind them come when they are first written.
+/// Maps `bytes` of private zeros. Their memory is allocated when it is first written.
 /// Errors: kOutOfCapacity.
 Result<void*> map_zero_pages(std::size_t bytes, PageUse use);
 void unmap_zero_pages(void* pages, std::size_t bytes) noexcept;
-/// Has the memory behind the pages of 4 KiB from `first` on come now, `count` of them; false when
-/// the array ends before `first`.
+/// Allocates the memory of `count` pages of 4 KiB from `first` on now; returns false when the array
+/// ends before `first`.
 bool touch_zero_pages(void* pages, std::size_t bytes, std::size_t first,
                       std::size_t count) noexcept;
-/// Gives the memory between the two addresses back, as far as it is whole pages: they are zero.
+/// Returns the memory between the two addresses, as far as it is whole pages, which read as zero
+/// then.
 void forget_zero_pages(void* begin, void* end) noexcept;
 
 /// A fixed array of T, all bytes zero at first. Movable. The address never changes, so growth can
-/// never stall a turn of the loop that owns it.
+/// never stall an iteration of the event loop that owns it.
 template <typename T>
 class ZeroPages {
   static_assert(std::is_trivially_copyable_v<T>, "its bytes are zero, no constructor runs");
@@ -54,12 +55,12 @@ class ZeroPages {
   }
 
   void touch() noexcept { touch(0, size_bytes() / 4096 + 1); }
-  /// Pages of 4 KiB from `first` on; false when there are none of them.
+  /// Touches pages of 4 KiB from `first` on; returns false when there are none.
   bool touch(std::size_t first, std::size_t pages) noexcept {
     return touch_zero_pages(first_, size_bytes(), first, pages);
   }
-  /// Gives the memory of the pages of 4 KiB from `first` on back, `pages` of them, as touch() has
-  /// it come; false when there are none of them.
+  /// Returns the memory of `pages` pages of 4 KiB from `first` on, the reverse of touch(); returns
+  /// false when there are none.
   bool forget_pages(std::size_t first, std::size_t pages) noexcept {
     constexpr std::size_t kPageBytes = 4096;
     if (first * kPageBytes >= size_bytes()) return false;
@@ -68,7 +69,7 @@ class ZeroPages {
     forget_zero_pages(bytes + first * kPageBytes, bytes + end);
     return true;
   }
-  /// These are of no more use; each is zero or as it was.
+  /// These elements are no longer needed; each becomes zero or stays as it was.
   void forget(std::size_t first, std::size_t count) noexcept {
     forget_zero_pages(first_ + first, first_ + first + count);
   }

@@ -1,6 +1,7 @@
 #pragma once
 /// \file
-/// The factors of a namespace: what decides whether two engines compute the same bytes.
+/// The factors of a namespace: the properties that decide whether two engines compute the same
+/// bytes.
 
 #include <compare>
 #include <cstddef>
@@ -12,7 +13,7 @@
 
 namespace pegaflow::engine {
 
-/// One thing that decides whether two engines compute the same bytes, for example
+/// One property that decides whether two engines compute the same bytes, for example
 /// {"kv_cache_dtype", "float16"}.
 struct NamespaceFactor {
   std::string name;
@@ -20,13 +21,13 @@ struct NamespaceFactor {
   auto operator<=>(const NamespaceFactor&) const = default;
 };
 
-/// Sorts factors by name, so that lists that say the same are equal.
-/// Errors: kInvalidArgument when the list is empty, passes the limits below, or a name is empty or
-/// comes twice.
+/// Sorts factors by name, so that lists with equal content are equal.
+/// Errors: kInvalidArgument when the list is empty, exceeds the limits below, or a name is empty or
+/// occurs twice.
 Result<std::vector<NamespaceFactor>> canonical_factors(std::vector<NamespaceFactor> factors);
 
 inline constexpr std::size_t kMaxNamespaceFactors = 256;
-inline constexpr std::size_t kMaxNamespaceBytes = 64 * 1024;  ///< Of all names and values.
+inline constexpr std::size_t kMaxNamespaceBytes = 64 * 1024;  ///< All names and values together.
 
 /// XXH3-128 over a canonical list, 32 hexadecimal digits. A name for people only: whether two
 /// namespaces are the same is decided by comparing the lists.

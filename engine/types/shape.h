@@ -1,6 +1,6 @@
 #pragma once
 /// \file
-/// What a block of a namespace looks like in the pool: one page a shard, all of them in one frame.
+/// The layout of a block in the pool: one page per shard, all of them in one frame.
 
 #include <cstdint>
 #include <vector>
@@ -16,7 +16,7 @@ enum class ShapeId : std::uint32_t {};
 struct Shape {
   struct Shard {
     std::uint64_t page_bytes = 0;
-    std::uint32_t numa_node = 0;  ///< The pool's part of memory that it lies in; see NumaRange.
+    std::uint32_t numa_node = 0;  ///< Index of its range in numa_ranges().
     bool operator==(const Shard&) const = default;
   };
   std::vector<Shard> shards;
@@ -24,13 +24,13 @@ struct Shape {
 };
 
 inline constexpr std::uint32_t kMaxShards = 1024;
-/// Nodes of memory that one pool may lie on.
+/// The NUMA nodes that one pool may lie on.
 inline constexpr std::uint32_t kMaxNumaNodes = 8;
 
 /// Where each page lies within its frame.
 ///
-/// A frame has one contiguous *part* a node. In a part the pages of its shards lie one behind the
-/// other, in the order of shards, each rounded up to 4 KiB.
+/// A frame has one contiguous *part* per NUMA node. In a part the pages of its shards lie one
+/// behind the other, in the order of shards, each rounded up to 4 KiB.
 class FrameLayout {
  public:
   struct Part {
@@ -41,7 +41,7 @@ class FrameLayout {
   struct Place {
     std::uint32_t part = 0;
     std::uint64_t offset = 0;  ///< Within the part.
-    std::uint32_t number = 0;  ///< Of the pages that lie before it there.
+    std::uint32_t number = 0;  ///< The count of pages before it in the part.
   };
 
   /// Errors: kInvalidArgument without a shard, with more than kMaxShards, or with an empty page;
@@ -53,7 +53,7 @@ class FrameLayout {
   [[nodiscard]] std::uint32_t shard_count() const noexcept {
     return static_cast<std::uint32_t>(places_.size());
   }
-  /// Of all parts together.
+  /// The bytes of all parts together.
   [[nodiscard]] std::uint64_t frame_bytes() const noexcept { return frame_bytes_; }
 
  private:

@@ -1,7 +1,7 @@
-// What the block store costs the thread that owns it, at one million blocks.
+// The cost of the block store for the thread that owns it, at one million blocks.
 //
-// Times are CPU seconds of this thread, because a shared machine gives it away at will; the caches
-// are emptied before each run, because between two requests somebody else has used them.
+// Times are CPU seconds of this thread, because a shared machine may suspend it at any time; the
+// caches are emptied before each run, because other threads use them between two requests.
 
 #include <algorithm>
 #include <chrono>
@@ -29,12 +29,12 @@ namespace pegaflow {
 namespace {
 
 constexpr std::uint32_t kBlocks = 1'000'000;
-// As the server does.
+// Like the server.
 constexpr std::uint32_t kSlice = 256;
 constexpr std::uint32_t kPublishSlice = 1024;
 constexpr std::size_t kClaimSlice = 1024;
 constexpr std::size_t kOpenSlice = 2048;
-constexpr std::uint32_t kShards = 8;  ///< A further one costs nothing in the tables.
+constexpr std::uint32_t kShards = 8;  ///< A further shard costs nothing in the tables.
 constexpr std::uint64_t kBlockBytes = kShards * std::uint64_t{32} * 1024;
 
 double cpu_us() {
@@ -61,7 +61,7 @@ class CacheEmptier {
   std::vector<unsigned char> bytes_ = std::vector<unsigned char>(std::size_t{96} << 20, 1);
 };
 
-/// Figures of one thing, printed beside its bound with n and spread.
+/// The measurements of one figure, printed beside its bound with n and spread.
 class Figures {
  public:
   Figures(std::string name, std::string unit, double bound)
@@ -69,9 +69,9 @@ class Figures {
   void add(double figure) { figures_.push_back(figure); }
   [[nodiscard]] double last() const { return figures_.back(); }
   void set_bound(double bound) { bound_ = bound; }
-  /// The median beside the bound.
+  /// Prints the median beside the bound.
   void print() { print(0.5, "median"); }
-  /// For what must never be longer.
+  /// Prints the maximum, for what must never be longer.
   void print_longest() { print(1.0, "longest"); }
 
  private:
@@ -114,8 +114,8 @@ class Bench {
     }
     space_ = store_->make_space(*shape);
     holder_ = store_->add_holder(1, Id128{1, 1});
-    // Chains of 512 blocks, filled in a random order, so that neighbours in time are not
-    // neighbours in memory: what a store looks like after hours.
+    // Chains of 512 blocks, filled in a random order, so that neighbors in time are not neighbors
+    // in memory: the state of a store after hours.
     for (std::uint32_t i = 0; i < kBlocks; ++i) keys_.push_back(new_key());
     const std::uint64_t keys_bytes = keys_.capacity() * sizeof(BlockKey);
     std::vector<std::uint32_t> order(kBlocks);
@@ -146,8 +146,8 @@ class Bench {
   }
 
   void lookup() {
-    // The bound of the same run: the bare cache misses that any such lookup has, one in 16 MiB of
-    // index and one in 64 MiB of rows for each key, on their way 32 at a time.
+    // The bound of the same run: the bare cache misses of any such lookup, one in 16 MiB of index
+    // and one in 64 MiB of rows for each key, 32 in flight at a time.
     std::vector<std::uint64_t> index(std::size_t{2} << 20, 1);
     std::vector<std::uint64_t> rows(std::size_t{8} << 20, 1);
     std::vector<double> bare;
@@ -167,7 +167,7 @@ class Bench {
     figures.print();
   }
 
-  /// What the hit rates' ceilings cost beside the lookup that they watch.
+  /// The cost of the estimated ceilings of hit rates, beside the lookup that they observe.
   void demand() {
     std::sort(looked_up_us_.begin(), looked_up_us_.end());
     using std::chrono::hours;
@@ -180,13 +180,13 @@ class Bench {
       const auto keys = random_keys(8192);
       emptier_.run();
       double start = cpu_us();
-      (*demand)->asked(space_, keys, keys.size(), kBlockBytes);
+      (*demand)->requested(space_, keys, keys.size(), kBlockBytes);
       found.add(cpu_us() - start);
       std::vector<BlockKey> unknown;
       for (int i = 0; i < 8192; ++i) unknown.push_back(new_key());
       emptier_.run();
       start = cpu_us();
-      (*demand)->asked(space_, unknown, 0, kBlockBytes);
+      (*demand)->requested(space_, unknown, 0, kBlockBytes);
       fresh.add(cpu_us() - start);
     }
     found.print();
@@ -242,7 +242,7 @@ class Bench {
 
   void save() { measure_save("reserve + publish of 4,096 blocks, all by eviction"); }
 
-  /// As save(), and the reader takes what each save has added, as the connector does it.
+  /// Like save(), and a reader takes the new entries after each save, like the connector.
   void save_with_journal() {
     const auto kept = store_->keep_journal();
     PEGA_ASSERT(kept, "{}", kept.error().detail);
@@ -254,7 +254,7 @@ class Bench {
       const engine::BlockStore::JournalPart part = store_->journal(space_, position, 1 << 20);
       read.add(cpu_us() - start);
       PEGA_ASSERT(!part.has_lost && !part.has_more, "a part of the journal is missing");
-      PEGA_ASSERT(part.entries.size() == 2 * 4096, "{} statements", part.entries.size());
+      PEGA_ASSERT(part.entries.size() == 2 * 4096, "{} entries", part.entries.size());
       position = part.next;
     });
     read.print();
@@ -264,7 +264,7 @@ class Bench {
     const engine::HolderId reader = store_->add_holder(2, Id128{1, 2});
     const auto keys = std::span(keys_).last(100'000);
     const std::size_t there = store_->lookup(space_, keys);
-    PEGA_ASSERT(there == keys.size(), "{} of the latest blocks are there", there);
+    PEGA_ASSERT(there == keys.size(), "{} of the latest blocks are present", there);
     for (std::size_t i = 0; i < keys.size(); i += 1000) {
       const Id128 token{3, ++names_};
       const auto count = store_->claim(reader, space_, keys.subspan(i, 1000), token);
@@ -325,7 +325,7 @@ class Bench {
       }
       total.add(sum);
       longest.add(worst);
-      // Found again by lookup(): those whose place they took are not.
+      // lookup() finds them again; the blocks that they replaced are missing.
       for (const BlockKey& key : fresh) keys_.push_back(key);
       PEGA_ASSERT(store_->lookup(space_, fresh) == fresh.size(), "a saved block is missing");
       then();
@@ -412,8 +412,8 @@ class FullStore {
     std::uint64_t bytes_of_node = 0;
     std::uint32_t numa_nodes = 1;
     std::uint64_t page_bytes = 0;
-    std::uint64_t rival_page_bytes =
-        0;  ///< Of a second shape that saves as much; 0: there is none.
+    /// The page size of a second shape that saves as much; 0: there is none.
+    std::uint64_t rival_page_bytes = 0;
   };
   explicit FullStore(const Options& wanted) {
     engine::BlockStore::Options options;
@@ -477,9 +477,9 @@ class FullStore {
   std::uint64_t jobs_ = 0;
 };
 
-/// What a large pool costs a reserve: free units of another NUMA node, free units that are too few
-/// for an extent, extents of another shape that might be taken. The bound is a store without that
-/// and with blocks of the same size; the two take turns, so that both see the same machine.
+/// The cost of a large pool for a reserve: free units of another NUMA node, free units that are too
+/// few for an extent, extents of another shape that might be taken. The bound is a store without
+/// these and with blocks of the same size; the two alternate, so that both see the same machine.
 void reserve_in_large_pools() {
   constexpr std::uint64_t kMiB = std::uint64_t{1} << 20;
   constexpr std::uint64_t kTiB = std::uint64_t{1} << 40;

@@ -98,7 +98,7 @@ Result<CacheService::Found> CacheService::lookup(const Id128& connection,
   }
   const engine::SpaceId space = space_of(instance);
   const std::size_t blocks = store_->lookup(space, keys);
-  demand_->asked(space, keys, blocks, instance.block_bytes);
+  demand_->requested(space, keys, blocks, instance.block_bytes);
   return Found{.blocks = blocks, .complete = true};
 }
 

@@ -169,7 +169,7 @@ void demand(MetricsPage& page, const std::vector<engine::Demand::Window>& window
   };
   using Window = engine::Demand::Window;
   gauges("hll_total_requests", "Blocks asked for by lookups in the window",
-         [](const Window& window) { return number(window.asked); });
+         [](const Window& window) { return number(window.requested); });
   gauges("hll_cardinality", "Different blocks asked for or saved in the window, about",
          [](const Window& window) { return window.distinct; });
   gauges("hll_estimated_hit_rate",

@@ -18,7 +18,7 @@ using testing::StoreFixture;
 using testing::token;
 
 TEST_SUITE("BlockStore, shapes and extents") {
-  TEST_CASE("shapes without sense or beyond the pool are refused") {
+  TEST_CASE("invalid shapes and shapes beyond the pool are rejected") {
     StoreFixture f({.pool_bytes = 64 * kPage});
     const auto code = [&](const Shape& shape) { return code_of(f.store->add_shape(shape)); };
     CHECK(code({}) == Errc::kInvalidArgument);
@@ -29,7 +29,7 @@ TEST_SUITE("BlockStore, shapes and extents") {
     CHECK(code({{{.page_bytes = 65 * kPage}}}) == Errc::kRefused);
     CHECK(code({{{.page_bytes = 40 * kPage}, {.page_bytes = 40 * kPage}}}) == Errc::kRefused);
     CHECK(f.store->add_shape({{{.page_bytes = 64 * kPage}}}));
-    CHECK(f.add_shape(kPage) == f.shape);  // An equal one is the same.
+    CHECK(f.add_shape(kPage) == f.shape);  // An equal shape is the same.
   }
 
   TEST_CASE("at most 256 shapes") {
@@ -39,7 +39,7 @@ TEST_SUITE("BlockStore, shapes and extents") {
     CHECK(f.store->add_shape({{{.page_bytes = kPage}}}));
   }
 
-  TEST_CASE("a shape goes with its last user, space and block, and its memory with it") {
+  TEST_CASE("a shape ends with its last user, generation and block, and its memory with it") {
     StoreFixture f({.pool_bytes = 4096 * kPage});
     const ShapeId odd = f.add_shape(3 * kPage);
     CHECK(f.add_shape(3 * kPage) == odd);  // Its second user.
@@ -87,7 +87,7 @@ TEST_SUITE("BlockStore, shapes and extents") {
     CHECK(f.store->check());
   }
 
-  TEST_CASE("after 256 shapes have gone another is made, in their places") {
+  TEST_CASE("after 256 shapes have ended another is made, in their places") {
     StoreFixture f({.pool_bytes = 1024 * kPage});
     for (std::uint64_t pages = 2; pages <= 1000; ++pages) {
       const auto added = f.store->add_shape({{{.page_bytes = pages * kPage}}});
@@ -103,7 +103,7 @@ TEST_SUITE("BlockStore, shapes and extents") {
     CHECK(f.store->shapes().size() == 1);
   }
 
-  TEST_CASE("the pages of a block lie one behind the other, and no two blocks meet") {
+  TEST_CASE("the pages of a block lie one behind the other, and no two blocks overlap") {
     StoreFixture f({.pool_bytes = 1000 * kPage});
     const Shape shape{{{.page_bytes = 5000}, {.page_bytes = 100}, {.page_bytes = 3 * kPage}}};
     f.space = f.store->make_space(*f.store->add_shape(shape));
@@ -123,7 +123,7 @@ TEST_SUITE("BlockStore, shapes and extents") {
     CHECK(end <= 1000 * kPage);
   }
 
-  TEST_CASE("an engine alone has the whole pool, but for 6 percent at most") {
+  TEST_CASE("an engine alone gets the whole pool, except for 6 percent at most") {
     for (const std::uint64_t pages : {1, 2, 3, 7, 13, 64, 100, 999}) {
       StoreFixture f({.pool_bytes = 2000 * kPage, .instance_share = 1, .server_share = 1});
       const ShapeId shape = f.add_shape(pages * kPage);
@@ -137,22 +137,23 @@ TEST_SUITE("BlockStore, shapes and extents") {
     }
   }
 
-  TEST_CASE("blocks of another size take the extents that rest longest, and then settle") {
+  TEST_CASE("blocks of another size take the extents unused for longest, and then stop taking") {
     StoreFixture f({.pool_bytes = 256 * kPage});  // 64 units of 4 pages.
     const SpaceId old_space = f.space;
     f.save(keys(0, 256));
     const SpaceId young = f.store->make_space(f.add_shape(2 * kPage));
     f.space = young;
     for (std::uint64_t i = 0; i < 16; ++i) f.save(keys(1000 + 4 * i, 4));
-    // Nothing of its own is evicted: all that it ever saved is there.
+    // Nothing of its own is evicted: all that it ever saved is present.
     CHECK(f.store->lookup(young, keys(1000, 64)) == 64);
     CHECK(f.store->stats().extents_taken == 32);
     CHECK(f.store->stats().evictions == 128);
-    // A chain comes to rest last block first, so that its end went first.
+    // A chain becomes evictable last block first, so its end was evicted first.
     CHECK(f.store->lookup(old_space, keys(0, 256)) == 128);
   }
 
-  TEST_CASE("an extent stays that rests as long as the block that would go in its place") {
+  TEST_CASE(
+      "an extent stays that is unused no longer than the block that would be evicted instead") {
     StoreFixture f({.pool_bytes = 256 * kPage});  // 64 units of 4 pages.
     const SpaceId small = f.space;
     const SpaceId large = f.store->make_space(f.add_shape(2 * kPage));
@@ -160,7 +161,8 @@ TEST_SUITE("BlockStore, shapes and extents") {
       f.space = space;
       f.save(keys(first, count));
     };
-    // The first extent's blocks come two before and two after the large one: as old in the mean.
+    // The first extent's blocks become evictable two before and two after the large one: as old on
+    // average.
     save_in(small, 0, 2);
     save_in(large, 0, 1);
     save_in(small, 2, 2);
@@ -176,7 +178,7 @@ TEST_SUITE("BlockStore, shapes and extents") {
     CHECK(f.store->lookup(small, keys(0, 252)) == 252);
   }
 
-  TEST_CASE("of a block on two nodes the extent that is younger decides") {
+  TEST_CASE("for a block on two NUMA nodes the younger extent decides") {
     for (const std::uint32_t younger : {0U, 1U}) {
       CAPTURE(younger);
       StoreFixture f({.pool_bytes = 256 * kPage, .numa_nodes = 2});  // 32 units of 4 pages on each.
@@ -227,14 +229,14 @@ TEST_SUITE("BlockStore, shapes and extents") {
     CHECK(f.store->reserve(f.holder, f.space, job(2), 0, keys(0, 2))->front() != kNoFrame);
   }
 
-  TEST_CASE("blocks in an extent that leaves are found no more, and their keys can be saved anew") {
+  TEST_CASE("blocks in a leaving extent are no longer found, and their keys can be saved again") {
     StoreFixture f({.pool_bytes = 256 * kPage, .slice_blocks = 1});
     const SpaceId old_space = f.space;
     f.save(keys(0, 256));
     while (f.store->work()) {
     }
     f.space = f.store->make_space(f.add_shape(64 * kPage));
-    // One step a call: the extents that have to go are on their way for a while.
+    // One step a call: the leaving extents take a while.
     CHECK(f.store->reserve(f.holder, f.space, job(1), 0, keys(0, 1))->front() == kNoFrame);
     CHECK(f.store->has_work());
     const std::size_t found = f.store->lookup(old_space, keys(0, 256));
@@ -247,7 +249,7 @@ TEST_SUITE("BlockStore, shapes and extents") {
     CHECK(f.store->reserve(f.holder, f.space, job(3), 0, keys(0, 1))->front() != kNoFrame);
   }
 
-  TEST_CASE("who can wait gets the room that an exchange makes, in slices") {
+  TEST_CASE("a caller that can wait gets the room that an exchange makes, in slices") {
     StoreFixture f({.pool_bytes = 256 * kPage, .slice_blocks = 8});  // 64 units of 4 pages.
     f.save(keys(0, 256));
     while (f.store->work()) {
@@ -279,7 +281,7 @@ TEST_SUITE("BlockStore, shapes and extents") {
     CHECK(f.store->lookup(f.space, keys(0, 2)) == 2);
   }
 
-  TEST_CASE("where no exchange makes room, nobody waits for it") {
+  TEST_CASE("where no exchange makes room, no caller waits for it") {
     StoreFixture f({.pool_bytes = 64 * kPage, .instance_share = 1, .server_share = 1});
     f.save(keys(0, 64));
     REQUIRE(f.store->claim(f.holder, f.space, keys(0, 64), token(1)) == 64);
@@ -291,7 +293,8 @@ TEST_SUITE("BlockStore, shapes and extents") {
 
   TEST_CASE("each page has a number of its own, without gaps within an extent") {
     StoreFixture f({.pool_bytes = 1024 * kPage, .numa_nodes = 2});
-    // On one node a page of 5 x 4 KiB, on the other two of 4 KiB; and blocks of one small page.
+    // On one NUMA node a page of 5 x 4 KiB, on the other two of 4 KiB; and blocks of one small
+    // page.
     const Shape shape{{{.page_bytes = kPage, .numa_node = 1},
                        {.page_bytes = 5 * kPage, .numa_node = 0},
                        {.page_bytes = 100, .numa_node = 1}}};
@@ -315,7 +318,7 @@ TEST_SUITE("BlockStore, shapes and extents") {
     CHECK(f.store->page_number(frames[1], 0) == f.store->page_number(frames[0], 0) + 2);
   }
 
-  TEST_CASE("a reserve costs no more units looked at beside another NUMA node's free ones") {
+  TEST_CASE("a reserve visits no more units when another NUMA node has free ones") {
     // 2,048 units on each NUMA node.
     constexpr std::uint64_t kUnits = 4096;
     const auto steps_of_a_save = [&](std::uint32_t nodes) {
@@ -354,7 +357,7 @@ TEST_SUITE("BlockStore, shapes and extents") {
   }
 
   TEST_CASE(
-      "beside a second shape a reserve looks at a part of a large pool, and all parts in turn") {
+      "beside a second shape a reserve searches a part of a large pool, and all parts in turn") {
     // A block is a unit: 8,192 of them, one half for each shape.
     constexpr std::uint64_t kUnit = std::uint64_t{64} << 20;
     constexpr std::uint64_t kUnits = 8192;
@@ -369,13 +372,13 @@ TEST_SUITE("BlockStore, shapes and extents") {
       return f.store->stats().unit_steps - before;
     };
 
-    // The rival's blocks are the oldest, wherever they lie: each save takes the place of one.
+    // The rival's blocks are the oldest, wherever they lie: each save replaces one of them.
     for (std::uint64_t save = 0; save < 200; ++save) REQUIRE(steps_of_a_save(save) <= 600);
 
     CHECK(f.store->stats().extents_taken > 50);
   }
 
-  TEST_CASE("pages lie on the node that their shard names") {
+  TEST_CASE("pages lie on the NUMA node that their shard names") {
     StoreFixture f({.pool_bytes = 256 * kPage, .numa_nodes = 2});
     const Shape shape{
         {{.page_bytes = kPage, .numa_node = 1}, {.page_bytes = 2 * kPage, .numa_node = 0}}};
@@ -384,7 +387,7 @@ TEST_SUITE("BlockStore, shapes and extents") {
       CHECK(f.store->page_offset(frame, 0) >= 128 * kPage);
       CHECK(f.store->page_offset(frame, 1) < 128 * kPage);
     }
-    // Evicted within: the other node's free memory is no use.
+    // Evicted on the same NUMA node: free memory of the other one is of no use.
     f.save(keys(100, 60));
     CHECK(f.store->stats().evictions != 0);
   }

@@ -23,7 +23,7 @@ TEST_SUITE("BlockStore, several ranks") {
     f.space = space;
     const auto of_first = f.store->reserve(ranks[1], space, job(1), 0, keys(0, 4));
     REQUIRE(of_first);
-    // Further keys are decided by whoever asks for them first.
+    // Further keys are decided by the rank that reserves them first.
     const auto more = f.store->reserve(ranks[0], space, job(1), 0, keys(0, 6));
     REQUIRE(more);
     CHECK(std::equal(of_first->begin(), of_first->end(), more->begin()));
@@ -45,7 +45,7 @@ TEST_SUITE("BlockStore, several ranks") {
     CHECK(f.store->stats().reservations == 0);
   }
 
-  TEST_CASE("what one rank was not told while room was made the next one decides, for all") {
+  TEST_CASE("keys without a result while room was made are decided by the next rank, for all") {
     StoreFixture f({.pool_bytes = 256 * kPage, .slice_blocks = 8});  // 64 units of 4 pages.
     f.save(keys(0, 256));
     while (f.store->work()) {
@@ -73,7 +73,7 @@ TEST_SUITE("BlockStore, several ranks") {
     CHECK(f.store->lookup(space, keys(0, 3)) == 3);
   }
 
-  TEST_CASE("a rank that asks again for what it has asked for changes nothing") {
+  TEST_CASE("a rank that repeats its reserve changes nothing") {
     StoreFixture f({.pool_bytes = 64 * kPage});
     const SpaceId space = f.store->make_space(f.add_shape(kPage, 2));
     const auto ranks = f.add_ranks(7, 2);
@@ -98,7 +98,7 @@ TEST_SUITE("BlockStore, several ranks") {
     REQUIRE(f.store->reserve(ranks[1], space, job(1), 0, keys(0, 2)));
     f.store->abandon(ranks[0], job(1));
 
-    // Reserved anew in other frames, while rank 1 may still write the old ones.
+    // Reserved again in other frames, while rank 1 may still write the old ones.
     const auto again = f.store->reserve(ranks[0], space, job(2), 0, keys(0, 2));
     REQUIRE(again);
     for (const FrameIndex frame : *again) {
@@ -109,7 +109,7 @@ TEST_SUITE("BlockStore, several ranks") {
     CHECK(code_of(f.store->publish(ranks[1], job(1))) == Errc::kGone);
     CHECK(f.store->stats().quarantined_timeout == 0);
     CHECK_FALSE(f.store->may_touch(ranks[1]));
-    // A rank that asks late is told so, until the job's deadline.
+    // A rank that reserves late gets an error, until the job's deadline.
     CHECK(code_of(f.store->reserve(ranks[2], space, job(1), 0, keys(0, 2))) == Errc::kGone);
     f.clock.advance(std::chrono::seconds(31));
     f.store->expire();
@@ -120,7 +120,7 @@ TEST_SUITE("BlockStore, several ranks") {
     CHECK_FALSE(f.store->next_deadline());
   }
 
-  TEST_CASE("a rank that is lost between reserve and publish takes the job along") {
+  TEST_CASE("a rank that is lost between reserve and publish ends the job") {
     StoreFixture f({.pool_bytes = 64 * kPage});
     const SpaceId space = f.store->make_space(f.add_shape(kPage, 2));
     const auto ranks = f.add_ranks(7, 2);
@@ -138,7 +138,7 @@ TEST_SUITE("BlockStore, several ranks") {
     CHECK(f.store->stats().used_bytes == 0);
   }
 
-  TEST_CASE("a rank that never asks lets the job run out of time, and no frame waits for it") {
+  TEST_CASE("a rank that never reserves lets the job time out, and no frame waits for it") {
     StoreFixture f({.pool_bytes = 64 * kPage});
     const SpaceId space = f.store->make_space(f.add_shape(kPage, 2));
     const auto ranks = f.add_ranks(7, 2);
@@ -152,7 +152,7 @@ TEST_SUITE("BlockStore, several ranks") {
     CHECK(f.store->stats().used_bytes == 0);
   }
 
-  TEST_CASE("a block that not every rank was asked for is never sealed") {
+  TEST_CASE("a block that not every rank has reserved is never sealed") {
     StoreFixture f({.pool_bytes = 64 * kPage});
     const SpaceId space = f.store->make_space(f.add_shape(kPage, 2));
     const auto ranks = f.add_ranks(7, 2);
@@ -166,7 +166,7 @@ TEST_SUITE("BlockStore, several ranks") {
     CHECK(f.store->stats().used_bytes == 0);
   }
 
-  TEST_CASE("a job with nothing to save ends with the last rank's word") {
+  TEST_CASE("a job with nothing to save ends with the last rank's publish") {
     StoreFixture f({.pool_bytes = 64 * kPage});
     const SpaceId space = f.store->make_space(f.add_shape(kPage, 2));
     const auto ranks = f.add_ranks(7, 2);
@@ -177,7 +177,7 @@ TEST_SUITE("BlockStore, several ranks") {
     CHECK_FALSE(f.store->next_deadline());
   }
 
-  TEST_CASE("who has the wrong number of shards, or another's, gets nothing") {
+  TEST_CASE("a holder with a wrong number of shards, or another's shard, gets nothing") {
     StoreFixture f({.pool_bytes = 64 * kPage});
     const SpaceId space = f.store->make_space(f.add_shape(kPage, 2));
     const auto ranks = f.add_ranks(7, 2);

@@ -22,7 +22,7 @@ using testing::kPage;
 using testing::StoreFixture;
 using testing::token;
 
-/// While it lives the process may map 4 GiB more than it has, and no table of 64 GiB.
+/// While it lives the process may map 4 GiB more than now, and no table of 64 GiB.
 class LittleMemory {
  public:
   LittleMemory() {
@@ -42,7 +42,7 @@ class LittleMemory {
 };
 
 TEST_SUITE("BlockStore, made") {
-  TEST_CASE("options out of their range are refused") {
+  TEST_CASE("options out of their range are rejected") {
     const ManualClock clock;
     const auto refused = [&](auto&& change) {
       BlockStore::Options options{.pool_bytes = 8 * kPage};
@@ -73,7 +73,7 @@ TEST_SUITE("BlockStore, made") {
     CHECK(refused([](auto& o) { o.max_pins = (1U << 25U) - 1 - o.max_claims; }));
   }
 
-  TEST_CASE("without memory for the tables it says so, and goes on with those it has") {
+  TEST_CASE("without memory for a table it returns an error, and goes on with the tables it has") {
     StoreFixture f({.pool_bytes = 4 * kPage});
     const auto large = BlockStore::create({.pool_bytes = std::uint64_t{1} << 42}, f.clock);
     REQUIRE(large);
@@ -115,11 +115,11 @@ TEST_SUITE("BlockStore, written") {
     CHECK(f.store->stats().lookup_misses == 6);
   }
 
-  TEST_CASE("a lookup passes over a hole that hashes like a block; its end and a claim do not") {
+  TEST_CASE("a lookup may skip a hole with the hash of a block; its end and a claim do not") {
     StoreFixture f({.pool_bytes = 8 * kPage});
     const auto chain = keys(0, 3);
     f.save({chain[0], chain[2]});
-    // The store's hash looks at the first 16 bytes only.
+    // The store's hash reads the first 16 bytes only.
     BlockKey like_first = chain[0];
     like_first.bytes[31] = std::byte{1};
     CHECK(f.store->lookup(f.space, std::vector{like_first}) == 0);
@@ -128,7 +128,7 @@ TEST_SUITE("BlockStore, written") {
     const std::vector with_hole = {chain[0], like_first, chain[2]};
     CHECK(f.store->lookup(f.space, with_hole) == 3);
     CHECK(f.store->claim(f.holder, f.space, with_hole, token(1)) == 1);
-    // Beside one that hashes like it, a block that is only being written is missing, too.
+    // Next to a block with its hash, a block that is only being written is missing, too.
     REQUIRE(f.store->reserve(f.holder, f.space, job(1), 0, std::vector{like_first, chain[1]}));
     CHECK(f.store->lookup(f.space, std::vector{like_first}) == 0);
     CHECK(f.store->lookup(f.space, std::vector{chain[0], chain[1], chain[2]}) == 1);
@@ -148,7 +148,7 @@ TEST_SUITE("BlockStore, written") {
     CHECK(f.store->lookup(f.space, keys(0, 6)) == 6);
   }
 
-  TEST_CASE("what is there or being saved is skipped") {
+  TEST_CASE("blocks that are present or being saved are skipped") {
     StoreFixture f({.pool_bytes = 8 * kPage});
     f.save(keys(0, 2));
     REQUIRE(f.store->reserve(f.holder, f.space, job(50), 0, keys(2, 1)));
@@ -191,7 +191,7 @@ TEST_SUITE("BlockStore, written") {
     CHECK(f.store->lookup(f.space, keys(0, 2)) == 2);
   }
 
-  TEST_CASE("a job belongs to its holder and its space") {
+  TEST_CASE("a job belongs to its holder and its generation") {
     StoreFixture f({.pool_bytes = 8 * kPage});
     const SpaceId elsewhere = f.store->make_space(f.shape);
     REQUIRE(f.store->reserve(f.holder, f.space, job(1), 0, keys(0, 2)));
@@ -204,7 +204,7 @@ TEST_SUITE("BlockStore, written") {
     CHECK(f.store->publish(f.holder, job(1)) == 0);
   }
 
-  TEST_CASE("reserving for nobody, in no space or without end is refused") {
+  TEST_CASE("reserving for an unknown holder, an unknown generation or too many jobs is rejected") {
     StoreFixture f({.pool_bytes = 8 * kPage, .max_reservations = 1});
     CHECK(code_of(f.store->reserve(HolderId{99}, f.space, job(1), 0, keys(0, 1))) == Errc::kGone);
     CHECK(code_of(f.store->reserve(f.holder, SpaceId{99}, job(1), 0, keys(0, 1))) == Errc::kGone);
@@ -264,7 +264,7 @@ TEST_SUITE("BlockStore, quarantined") {
     CHECK(f.store->check());
   }
 
-  TEST_CASE("who has a pin or a job may touch frames, until it is ended") {
+  TEST_CASE("a holder with a pin or a job may access frames, until that is ended") {
     StoreFixture f({.pool_bytes = 4 * kPage});
     f.save(keys(0, 1));
     CHECK_FALSE(f.store->may_touch(f.holder));
@@ -284,7 +284,7 @@ TEST_SUITE("BlockStore, quarantined") {
     CHECK_FALSE(f.store->may_touch(f.other));
   }
 
-  TEST_CASE("a lost writer may still say that its copies ended") {
+  TEST_CASE("a lost writer may still report that its copies ended") {
     StoreFixture f({.pool_bytes = 2 * kPage});
     REQUIRE(f.store->reserve(f.holder, f.space, job(1), 0, keys(0, 1)));
     REQUIRE(f.store->reserve(f.holder, f.space, job(2), 0, keys(1, 1)));
@@ -295,7 +295,7 @@ TEST_SUITE("BlockStore, quarantined") {
     CHECK(f.store->lookup(f.space, keys(0, 1)) == 0);
   }
 
-  TEST_CASE("a reset forgets what is being saved, and a late publish seals nothing") {
+  TEST_CASE("a reset forgets the jobs in progress, and a late publish seals nothing") {
     StoreFixture f({.pool_bytes = 2 * kPage});
     REQUIRE(f.store->reserve(f.holder, f.space, job(1), 0, keys(0, 2)));
     f.store->retire_space(f.space);
@@ -308,7 +308,7 @@ TEST_SUITE("BlockStore, quarantined") {
 }
 
 TEST_SUITE("BlockStore, read") {
-  TEST_CASE("a claim holds the sealed prefix, a pin what it opened of it") {
+  TEST_CASE("a claim holds the sealed prefix, and a pin the part that was opened") {
     StoreFixture f({.pool_bytes = 8 * kPage});
     const auto frames = f.save(keys(0, 4));
     CHECK(f.store->claim(f.holder, f.space, keys(0, 6), token(1)) == 4);
@@ -325,7 +325,7 @@ TEST_SUITE("BlockStore, read") {
     CHECK(f.store->is_idle());
   }
 
-  TEST_CASE("who saved a block is known by its process, not by its connection") {
+  TEST_CASE("the writer of a block is known by its process, not by its connection") {
     StoreFixture f({.pool_bytes = 8 * kPage});
     f.save(keys(0, 2));
     const HolderId again = f.store->add_holder(1, testing::kProcess);
@@ -334,7 +334,7 @@ TEST_SUITE("BlockStore, read") {
     CHECK(f.store->open(f.other, token(1), 0, 2, PinId{1})->by_this_process == 0);
   }
 
-  TEST_CASE("the same open again answers the same, another one under its name is refused") {
+  TEST_CASE("a repeated open returns the same, another one under its name is rejected") {
     StoreFixture f({.pool_bytes = 8 * kPage});
     f.save(keys(0, 4));
     REQUIRE(f.store->claim(f.holder, f.space, keys(0, 4), token(1)) == 4);
@@ -350,12 +350,12 @@ TEST_SUITE("BlockStore, read") {
     CHECK(code_of(f.store->open(f.holder, token(2), 0, 2, PinId{7})) == Errc::kInvalidArgument);
   }
 
-  TEST_CASE("a long claim and a long pin come in slices, and are one") {
+  TEST_CASE("a long claim and a long pin are made in slices, and are one") {
     StoreFixture f({.pool_bytes = 16 * kPage, .instance_share = 0.75});
     const auto frames = f.save(keys(0, 16));
     CHECK(f.store->claim(f.holder, f.space, keys(0, 3), token(1)) == 3);
     CHECK(f.store->claim_more(f.holder, token(1), keys(3, 4)) == 4);
-    // Behind a block that is not there, and beyond the share, it ends.
+    // It ends at a missing block, and at the share.
     CHECK(f.store->claim_more(f.holder, token(1), keys(99, 4)) == 0);
     CHECK(f.store->claim_more(f.holder, token(1), keys(7, 9)) == 5);
     CHECK(f.store->stats().claims_shortened == 1);
@@ -382,7 +382,7 @@ TEST_SUITE("BlockStore, read") {
     CHECK(f.store->is_idle());
   }
 
-  TEST_CASE("a claim that ended between two slices does not go on, nor does a pin of it") {
+  TEST_CASE("a claim that ended between two slices is not continued, nor is its pin") {
     StoreFixture f({.pool_bytes = 8 * kPage});
     f.save(keys(0, 4));
     REQUIRE(f.store->claim(f.holder, f.space, keys(0, 2), token(1)) == 2);
@@ -392,7 +392,7 @@ TEST_SUITE("BlockStore, read") {
     f.store->unclaim(f.holder, token(1));
     CHECK(code_of(f.store->claim_more(f.holder, token(1), keys(2, 1))) == Errc::kGone);
     CHECK(code_of(f.store->open(f.holder, token(1), 0, 2, PinId{7}, 1)) == Errc::kGone);
-    // Another claim of that name is not the one that the pin began with.
+    // Another claim with that token is not the one that the pin began with.
     REQUIRE(f.store->claim(f.holder, f.space, keys(2, 2), token(1)) == 2);
     CHECK(code_of(f.store->open(f.holder, token(1), 0, 2, PinId{7}, 1)) == Errc::kGone);
     f.store->retire_space(f.space);
@@ -402,7 +402,7 @@ TEST_SUITE("BlockStore, read") {
     CHECK(f.store->is_idle());
   }
 
-  TEST_CASE("claims and opens that make no sense are refused") {
+  TEST_CASE("invalid claims and opens are rejected") {
     StoreFixture f({.pool_bytes = 8 * kPage, .max_claims = 1, .max_pins = 1});
     f.save(keys(0, 2));
     CHECK(code_of(f.store->claim(f.holder, f.space, keys(0, 2), Id128{})) ==
@@ -466,7 +466,7 @@ TEST_SUITE("BlockStore, read") {
     CHECK(f.store->stats().retired == 4);
   }
 
-  TEST_CASE("the oldest pin is known") {
+  TEST_CASE("the time of the oldest pin is reported") {
     StoreFixture f({.pool_bytes = 8 * kPage});
     f.save(keys(0, 2));
     CHECK_FALSE(f.store->stats().oldest_pin);
@@ -492,7 +492,7 @@ TEST_SUITE("BlockStore, limited") {
     CHECK(f.store->stats().held == 5);
   }
 
-  TEST_CASE("a claim is shortened to the share of the node, in distinct blocks") {
+  TEST_CASE("a claim is shortened to the share of the server, in distinct blocks") {
     StoreFixture f({.pool_bytes = 10 * kPage, .instance_share = 0.5, .server_share = 0.6});
     f.save(keys(0, 8));
     CHECK(f.store->claim(f.holder, f.space, keys(0, 5), token(1)) == 5);
@@ -512,7 +512,8 @@ TEST_SUITE("BlockStore, limited") {
     CHECK(f.store->claim(f.holder, f.space, keys(0, 8), token(3)) == 4);
   }
 
-  TEST_CASE("with shares of the whole, a pool full of pins takes no save and loses no block") {
+  TEST_CASE(
+      "with shares of the whole pool, a pool full of pins accepts no save and loses no block") {
     StoreFixture f({.pool_bytes = 4 * kPage, .instance_share = 1, .server_share = 1});
     f.save(keys(0, 4));
     REQUIRE(f.store->claim(f.holder, f.space, keys(0, 4), token(1)) == 4);
@@ -527,7 +528,8 @@ TEST_SUITE("BlockStore, limited") {
 }
 
 TEST_SUITE("BlockStore, evicted") {
-  TEST_CASE("the block longest at rest goes first, and a chain from its end") {
+  TEST_CASE(
+      "the block that has been evictable for longest is evicted first, and a chain from its end") {
     StoreFixture f({.pool_bytes = 4 * kPage});
     f.save(keys(0, 2));
     f.save(keys(10, 2));
@@ -563,7 +565,7 @@ TEST_SUITE("BlockStore, evicted") {
     CHECK(f.store->lookup(f.space, keys(0, 1)) == 1);
   }
 
-  TEST_CASE("with nothing at rest the oldest claim is revoked whole") {
+  TEST_CASE("when no block is evictable the oldest claim is revoked as a whole") {
     StoreFixture f({.pool_bytes = 4 * kPage, .instance_share = 1, .server_share = 1});
     f.save(keys(0, 2));
     f.save(keys(10, 2));
@@ -575,7 +577,7 @@ TEST_SUITE("BlockStore, evicted") {
     CHECK(f.store->stats().claims_revoked == 1);
   }
 
-  TEST_CASE("a claim that nobody opened within the grace goes before older ones") {
+  TEST_CASE("a claim that was not opened within the grace is revoked before older ones") {
     StoreFixture f({.pool_bytes = 4 * kPage, .instance_share = 1, .server_share = 1});
     f.save(keys(0, 2));
     f.save(keys(10, 2));
@@ -600,7 +602,7 @@ TEST_SUITE("BlockStore, evicted") {
 }
 
 TEST_SUITE("BlockStore, in slices") {
-  TEST_CASE("what is long takes effect at once and is given back in slices") {
+  TEST_CASE("a long operation takes effect at once, and its blocks are returned in slices") {
     StoreFixture f(
         {.pool_bytes = 64 * kPage, .instance_share = 1, .server_share = 1, .slice_blocks = 4});
     f.save(keys(0, 20));
@@ -628,7 +630,7 @@ TEST_SUITE("BlockStore, in slices") {
     CHECK(std::count(more->begin(), more->end(), kNoFrame) == 0);
   }
 
-  TEST_CASE("a holder with many pins goes in slices") {
+  TEST_CASE("a holder with many pins ends in slices") {
     StoreFixture f(
         {.pool_bytes = 64 * kPage, .instance_share = 1, .server_share = 1, .slice_blocks = 8});
     f.save(keys(0, 10));
@@ -676,7 +678,7 @@ TEST_SUITE("BlockStore, in slices") {
     CHECK(f.store->stats().pins == 0);
   }
 
-  TEST_CASE("cleanup evicts what is at rest and counts what is not") {
+  TEST_CASE("cleanup evicts all evictable blocks and counts the others") {
     StoreFixture f(
         {.pool_bytes = 64 * kPage, .instance_share = 1, .server_share = 1, .slice_blocks = 8});
     f.save(keys(0, 20));
@@ -685,7 +687,7 @@ TEST_SUITE("BlockStore, in slices") {
     CHECK_FALSE(f.store->cleanup().done);
     f.store->start_cleanup();
     CHECK_FALSE(f.store->cleanup().done);
-    f.store->start_cleanup();  // Joins.
+    f.store->start_cleanup();  // Joins the first.
     while (f.store->work()) {
     }
     CHECK(f.store->cleanup().done);

@@ -33,7 +33,7 @@ TEST_SUITE("ChecksumTable") {
     CHECK(table.is_empty());
   }
 
-  TEST_CASE("numbers that are none are passed over") {
+  TEST_CASE("unknown numbers are ignored") {
     ChecksumTable table(4);
     table.set(~0U, 1);
     table.set(4, 1);

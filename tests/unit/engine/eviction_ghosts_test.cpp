@@ -8,12 +8,12 @@
 namespace pegaflow::engine {
 namespace {
 
-/// Each falls into the one bucket of a memory of 16, and has a tag of its own.
+/// Each name falls into the one bucket of a memory of 16, and has a tag of its own.
 std::uint32_t name(std::uint32_t number) { return number * 0x9E3779B9U; }
 
 EvictedBlocks one_bucket() { return EvictedBlocks::create(16).value(); }
 
-/// Of these numbers, those that are known; they are forgotten by that.
+/// Returns the known ones among these numbers, which forgets them.
 std::vector<std::uint32_t> take_all(EvictedBlocks& evicted, std::uint32_t first,
                                     std::uint32_t last) {
   std::vector<std::uint32_t> known;
@@ -24,7 +24,7 @@ std::vector<std::uint32_t> take_all(EvictedBlocks& evicted, std::uint32_t first,
 }
 
 TEST_SUITE("evicted blocks") {
-  TEST_CASE("what was added is known once, with its uses and its age") {
+  TEST_CASE("an added name is known once, with its uses and its age") {
     EvictedBlocks evicted = one_bucket();
     evicted.add(name(1), 3);
     evicted.add(name(2), EvictedBlocks::kMaxUses);
@@ -42,7 +42,7 @@ TEST_SUITE("evicted blocks") {
     CHECK_FALSE(evicted.take(name(3)));
   }
 
-  TEST_CASE("in a full bucket a new one takes the place of the oldest") {
+  TEST_CASE("in a full bucket a new name replaces the oldest") {
     EvictedBlocks evicted = one_bucket();
     for (std::uint32_t i = 1; i <= 18; ++i) evicted.add(name(i), 1);
 
@@ -50,7 +50,7 @@ TEST_SUITE("evicted blocks") {
     CHECK(take_all(evicted, 3, 18).size() == 16);
   }
 
-  TEST_CASE("a place that is free is taken before any that is not") {
+  TEST_CASE("a free entry is used before any other") {
     EvictedBlocks evicted = one_bucket();
     for (std::uint32_t i = 1; i <= 16; ++i) evicted.add(name(i), 1);
     REQUIRE(evicted.take(name(1)));

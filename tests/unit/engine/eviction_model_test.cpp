@@ -29,7 +29,7 @@ using Freed = EvictionPolicy::Freed;
 constexpr std::uint32_t kRows = 24;
 constexpr std::uint32_t kNames = 60;
 
-/// Takes the weight of uses from the tested policy: how that adapts is eviction_weighted_test's.
+/// Takes the weight of uses from the tested policy: eviction_weighted_test tests how that adapts.
 class WeightedModel final : public EvictionModel {
  public:
   explicit WeightedModel(const WeightedLruPolicy& tested) : tested_(tested) {}
@@ -77,7 +77,7 @@ class Run {
  public:
   Run(EvictionKind kind, std::uint64_t seed)
       : random_(seed), rows_(std::move(*BlockRows::create(kRows))) {
-    // Room for the memory of every name, so that the model needs to know nothing of its limits.
+    // Room for the memory of every name, so that the model need not know its limits.
     auto made = EvictionPolicy::create(kind, *rows_, 4096);
     REQUIRE(made);
     policy_ = std::move(*made);
@@ -124,7 +124,7 @@ class Run {
     model_->free(names_[row], why);
     names_[row] = kFree;
   }
-  /// A block that is not there, some more often than others.
+  /// A block that is absent, some more often than others.
   void seal() {
     const std::uint32_t name = std::min(pick(kNames), pick(kNames));
     if (std::find(names_.begin(), names_.end(), name) != names_.end()) return;
@@ -166,7 +166,7 @@ class Run {
 }  // namespace
 
 TEST_SUITE("EvictionPolicy, beside its model") {
-  TEST_CASE("every policy names the victim that its description names") {
+  TEST_CASE("every policy chooses the victim that its description requires") {
     for (const EvictionKind kind : kEvictionKinds) {
       CAPTURE(to_string(kind));
       Run run(kind, testing::seed());

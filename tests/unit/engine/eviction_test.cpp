@@ -38,8 +38,7 @@ struct Fixture {
 }  // namespace
 
 TEST_SUITE("EvictionPolicy") {
-  TEST_CASE(
-      "a name leads to its policy and back; another one is refused with the names there are") {
+  TEST_CASE("a name leads to its policy and back; another one is rejected with the known names") {
     CHECK(eviction_kind("lru") == EvictionKind::kLru);
     CHECK(to_string(EvictionKind::kLru) == "lru");
 
@@ -47,17 +46,17 @@ TEST_SUITE("EvictionPolicy") {
 
     REQUIRE_FALSE(unknown);
     CHECK(unknown.error().code == Errc::kInvalidArgument);
-    CHECK(unknown.error().detail == "there is no eviction policy \"LRU\", but " + eviction_names());
+    CHECK(unknown.error().detail == "unknown eviction policy \"LRU\"; use " + eviction_names());
   }
 
-  TEST_CASE("more rows than there is memory for are refused") {
+  TEST_CASE("more rows than there is memory for are rejected") {
     const auto rows = BlockRows::create(std::size_t{1} << 46);
 
     REQUIRE_FALSE(rows);
     CHECK(rows.error().code == Errc::kOutOfCapacity);
   }
 
-  TEST_CASE("what a policy keeps beside the rows comes page by page, and no further") {
+  TEST_CASE("the memory of a policy is allocated page by page, and no further") {
     for (const EvictionKind kind : kEvictionKinds) {
       CAPTURE(to_string(kind));
       const auto rows = BlockRows::create(16);
@@ -70,7 +69,7 @@ TEST_SUITE("EvictionPolicy") {
     }
   }
 
-  TEST_CASE("an age is the number of rows that came to rest since, whatever their policy") {
+  TEST_CASE("an age is the number of rows that became evictable since, whatever their policy") {
     Fixture f(EvictionKind::kLru);
     auto other = EvictionPolicy::create(EvictionKind::kLru, *f.rows, 16);
     REQUIRE(other);
@@ -85,7 +84,7 @@ TEST_SUITE("EvictionPolicy") {
     CHECK((*other)->victim() == 4);
   }
 
-  TEST_CASE("nothing at rest is no victim") {
+  TEST_CASE("without an evictable row there is no victim") {
     Fixture f(EvictionKind::kLru);
     CHECK(f.policy->victim() == EvictionPolicy::kNone);
 
@@ -96,7 +95,7 @@ TEST_SUITE("EvictionPolicy") {
     CHECK(f.next(3).empty());
   }
 
-  TEST_CASE("a row that is not where it is listed is found by check()") {
+  TEST_CASE("check() finds a row that is in the wrong list") {
     Fixture f(EvictionKind::kLru);
     f.policy->sealed(1, 0);
     f.policy->sealed(2, 0);
@@ -111,7 +110,7 @@ TEST_SUITE("EvictionPolicy") {
 
 TEST_SUITE("LruPolicy") {
   TEST_CASE(
-      "the row longest at rest goes first; taken ones wait; using one again changes nothing") {
+      "the row evictable for longest is the victim; taken rows stay; another use changes nothing") {
     Fixture f(EvictionKind::kLru);
     for (const std::uint32_t row : {1U, 2U, 3U, 4U}) f.policy->sealed(row, row);
 

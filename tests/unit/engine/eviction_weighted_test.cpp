@@ -22,7 +22,7 @@ std::uint32_t hash_of(std::uint32_t name) {
   return static_cast<std::uint32_t>(mixed >> 32U);
 }
 
-/// A full pool that names come into, one after the other.
+/// A full pool that receives names one after the other.
 struct Pool {
   Pool() : rows(std::move(*BlockRows::create(kRows))) {
     policy = std::move(*WeightedLruPolicy::create(*rows, kRows));
@@ -54,7 +54,7 @@ struct Pool {
     const auto* const found = std::find(names, names + used, name);
     found == names + used ? come(name) : use(static_cast<std::uint32_t>(found - names));
   }
-  /// Each name comes, comes once more after some time, and never again.
+  /// Each name is saved, saved once more after some time, and never again.
   void play_once_more(int count) {
     std::multimap<std::uint64_t, std::uint32_t> due;
     for (int i = 0; i < count; ++i) {
@@ -64,12 +64,13 @@ struct Pool {
         due.erase(due.begin());
         continue;
       }
-      // Some while they are still there, most when they have just gone, however long they stayed.
+      // Some while they are still present, most when they have just been evicted, however long they
+      // stayed.
       due.emplace(now + kRows / 4 + hash_of(next) % (2 * kRows), next);
       come_or_use(next++);
     }
   }
-  /// Names that come round and round, too many for the pool, among others that come once.
+  /// Names that recur in turn, too many for the pool, among others that are saved once.
   void play_loop(int count, std::uint32_t names_of_loop = kRows * 7 / 6) {
     const std::uint32_t first = next;
     next += names_of_loop;
@@ -88,14 +89,14 @@ struct Pool {
   std::uint32_t next = 0;  ///< Names from here on are new.
   // How the exponent moved.
   double greatest_step = 0;
-  std::uint32_t evictions = 0;  ///< Since it did.
+  std::uint32_t evictions = 0;  ///< Since the exponent moved.
   std::uint32_t evictions_of_step = ~std::uint32_t{0};
 };
 
 }  // namespace
 
 TEST_SUITE("WeightedLruPolicy") {
-  TEST_CASE("blocks used once that come back soon after they went make uses count less") {
+  TEST_CASE("blocks used once that return soon after their eviction make uses count less") {
     Pool pool;
     CHECK(pool.exponent() == 1);
 
@@ -105,7 +106,7 @@ TEST_SUITE("WeightedLruPolicy") {
     CHECK(pool.exponent() >= WeightedLruPolicy::kLeastExponent);
   }
 
-  TEST_CASE("blocks used often that come back soon after they went make uses count more") {
+  TEST_CASE("blocks used often that return soon after their eviction make uses count more") {
     Pool pool;
 
     pool.play_loop(40000);
@@ -113,7 +114,7 @@ TEST_SUITE("WeightedLruPolicy") {
     CHECK(pool.exponent() == WeightedLruPolicy::kMostExponent);
   }
 
-  TEST_CASE("a block with two uses that comes back is one of those used often") {
+  TEST_CASE("a returning block with two uses is one of those used often") {
     Pool pool;
     std::multimap<std::uint64_t, std::uint32_t> due;
     for (int i = 0; i < 20000; ++i) {
@@ -131,13 +132,13 @@ TEST_SUITE("WeightedLruPolicy") {
     CHECK(pool.exponent() > 1.5);
   }
 
-  TEST_CASE("blocks that come back long after they went say nothing") {
+  TEST_CASE("blocks that return long after their eviction change nothing") {
     Pool pool;
     pool.play_loop(40000, 4 * kRows);
     CHECK(pool.exponent() == 1);
   }
 
-  TEST_CASE("how long a block was missed is counted in uses, as its age is") {
+  TEST_CASE("the time until a block returns is counted in uses, like its age") {
     Pool pool;
     pool.come(pool.next++);
     const std::uint32_t favorite = pool.last;
@@ -145,8 +146,8 @@ TEST_SUITE("WeightedLruPolicy") {
       pool.come_or_use(name);
       for (int i = 0; i < 9; ++i) pool.use(favorite);
     };
-    // Each name comes once more, at least 1,900 evictions after it went: 19,000 uses, twice what it
-    // had been given.
+    // Each name returns once, at least 1,900 evictions after its own: 19,000 uses, twice as long as
+    // it had stayed.
     for (std::uint32_t i = 0; i < 9000; ++i) {
       come(pool.next++);
       if (i >= 3000) come(pool.next - 3001);
@@ -154,7 +155,7 @@ TEST_SUITE("WeightedLruPolicy") {
     CHECK(pool.exponent() == 1);
   }
 
-  TEST_CASE("how much uses count follows what comes, in small steps") {
+  TEST_CASE("the weight of uses adapts in small steps") {
     Pool pool;
     for (int round = 0; round < 2; ++round) {
       pool.play_loop(40000);
@@ -169,7 +170,7 @@ TEST_SUITE("WeightedLruPolicy") {
     CHECK(pool.evictions_of_step == kRows / 4);
   }
 
-  TEST_CASE("an evicted block that comes back has its former uses and one more") {
+  TEST_CASE("an evicted block that returns has its former uses and one more") {
     Pool pool;
     pool.come(0);
     pool.use(pool.last);
@@ -192,7 +193,7 @@ TEST_SUITE("WeightedLruPolicy") {
     CHECK(pool.note_of_last() == 1);
   }
 
-  TEST_CASE("a million rows cost 8 bytes each for what was evicted") {
+  TEST_CASE("a million rows cost 8 bytes each for evicted blocks") {
     const auto rows = BlockRows::create(1'000'000);
     REQUIRE(rows);
 
@@ -217,7 +218,8 @@ TEST_SUITE("EvictedBlocks") {
     CHECK_FALSE(evicted->take(8));
   }
 
-  TEST_CASE("about as many are known as there are entries, the last ones, and since when") {
+  TEST_CASE(
+      "about as many names are known as there are entries, the latest ones, with their ages") {
     auto evicted = EvictedBlocks::create(4096);
     REQUIRE(evicted);
     CHECK(evicted->memory_bytes() == 4096 * 4);
@@ -240,7 +242,7 @@ TEST_SUITE("EvictedBlocks") {
     CHECK(old < 40);
   }
 
-  TEST_CASE("more entries than there is memory for are refused") {
+  TEST_CASE("more entries than there is memory for are rejected") {
     const auto evicted = EvictedBlocks::create(std::uint64_t{1} << 50);
 
     REQUIRE_FALSE(evicted);

@@ -1,4 +1,4 @@
-// Blocks that come from elsewhere: BlockStore::fetch() and what becomes of it.
+// Blocks that arrive from another node: BlockStore::fetch() and the ends of a fetch.
 #include <algorithm>
 #include <set>
 #include <vector>
@@ -17,7 +17,7 @@ using testing::kPage;
 using testing::StoreFixture;
 using testing::token;
 
-/// Every share is the whole pool, unless a test says so.
+/// Every share is the whole pool, unless a test sets another one.
 BlockStore::Options pool_of(std::uint64_t frames) {
   return {.pool_bytes = frames * kPage,
           .instance_share = 1,
@@ -33,14 +33,15 @@ std::vector<FrameIndex> frames_of(const BlockStore::Fetch& made) {
 }
 
 TEST_SUITE("BlockStore, fetches") {
-  TEST_CASE("a claim holds what is here and what is coming, and opens each once it is there") {
+  TEST_CASE(
+      "a claim holds present blocks and blocks in flight, and opens each once it is present") {
     StoreFixture f(pool_of(8));
     f.save(keys(0, 2));
-    f.save(keys(3, 1));  // Behind a hole.
+    f.save(keys(3, 1));  // After a missing block.
 
     const auto made = f.store->fetch(f.holder, f.space, token(1), 0, keys(0, 6), 5).value();
 
-    CHECK(made.blocks == 5);  // The sixth is nowhere.
+    CHECK(made.blocks == 5);  // The sixth is missing everywhere.
     CHECK(made.in_flight == 2);
     REQUIRE(made.frames.size() == 2);
     CHECK(made.frames[0].place == 2);
@@ -67,7 +68,7 @@ TEST_SUITE("BlockStore, fetches") {
     CHECK(f.store->stats().insertions == 3);
   }
 
-  TEST_CASE("a second asker joins, and nobody brings a block twice") {
+  TEST_CASE("a second claim joins, and no block is fetched twice") {
     StoreFixture f(pool_of(8));
     const auto first = f.store->fetch(f.holder, f.space, token(1), 0, keys(0, 3), 3).value();
 
@@ -86,7 +87,7 @@ TEST_SUITE("BlockStore, fetches") {
     f.store->quiesced(more.frames[0].frame);
   }
 
-  TEST_CASE("a claim that exists gets longer") {
+  TEST_CASE("an existing claim gets longer") {
     StoreFixture f(pool_of(8));
     f.save(keys(0, 2));
     REQUIRE(f.store->claim(f.holder, f.space, keys(0, 3), token(1)) == 2);
@@ -103,7 +104,7 @@ TEST_SUITE("BlockStore, fetches") {
     CHECK(f.store->stats().sealed == 3);
   }
 
-  TEST_CASE("a fetch of nothing makes no claim") {
+  TEST_CASE("a fetch without a result makes no claim") {
     StoreFixture f(pool_of(8));
     CHECK(f.store->fetch(f.holder, f.space, token(1), 0, keys(0, 2), 0).value().blocks == 0);
     CHECK(f.store->fetch(f.holder, SpaceId{77}, token(1), 0, keys(0, 2), 2).value().blocks == 0);
@@ -111,7 +112,7 @@ TEST_SUITE("BlockStore, fetches") {
     CHECK(code_of(f.store->arrived(token(1), 0, 1)) == Errc::kGone);
   }
 
-  TEST_CASE("who may fetch for which claim") {
+  TEST_CASE("a fetch needs a claim of this holder and generation") {
     auto options = pool_of(8);
     options.max_claims = 1;
     StoreFixture f(options);
@@ -146,7 +147,7 @@ TEST_SUITE("BlockStore, fetches") {
     CHECK(code_of(f.store->arrived(token(1), 1, 1)) == Errc::kGone);
   }
 
-  TEST_CASE("a frame that was given up waits until nobody can write to it") {
+  TEST_CASE("a frame that was given up waits until nothing can write to it") {
     StoreFixture f(pool_of(4));
     const auto made = f.store->fetch(f.holder, f.space, token(1), 0, keys(0, 1), 1).value();
     const FrameIndex old = made.frames[0].frame;
@@ -160,7 +161,7 @@ TEST_SUITE("BlockStore, fetches") {
     CHECK(f.store->stats().fetches_given_up == 1);
     CHECK(code_of(f.store->arrived(token(1), 0, 1)) == Errc::kGone);
     CHECK(code_of(f.store->open(f.holder, token(1), 0, 1, PinId{1})) == Errc::kGone);
-    // The key may come, or be saved, in another frame at once.
+    // The key may be fetched, or saved, into another frame at once.
     const auto again = f.store->fetch(f.other, f.space, token(2), 0, keys(0, 1), 1).value();
     REQUIRE(again.frames.size() == 1);
     CHECK(again.frames[0].frame != old);
@@ -175,7 +176,7 @@ TEST_SUITE("BlockStore, fetches") {
     CHECK(f.store->lookup(f.space, keys(0, 1)) == 1);
   }
 
-  TEST_CASE("a frame that is settled waits for the claims that counted on it") {
+  TEST_CASE("a quiesced frame waits for the claims that counted on it") {
     StoreFixture f(pool_of(4));
     const auto made = f.store->fetch(f.holder, f.space, token(1), 0, keys(0, 2), 2).value();
 
@@ -185,12 +186,12 @@ TEST_SUITE("BlockStore, fetches") {
     CHECK(code_of(f.store->open(f.holder, token(1), 0, 1, PinId{1})) == Errc::kGone);
     f.store->unclaim(f.holder, token(1));
     CHECK(f.free() == 3);
-    CHECK(f.store->fetched(made.frames[1].frame));  // Nobody waits; it is here all the same.
+    CHECK(f.store->fetched(made.frames[1].frame));  // No claim waits; it is sealed all the same.
     CHECK(f.store->is_idle());
     CHECK(f.store->lookup(f.space, keys(1, 1)) == 1);
   }
 
-  TEST_CASE("bytes that are whole too late seal nothing") {
+  TEST_CASE("bytes that arrive too late seal nothing") {
     StoreFixture f(pool_of(4));
     const auto made = f.store->fetch(f.holder, f.space, token(1), 0, keys(0, 2), 2).value();
     f.store->give_up(made.frames[0].frame);
@@ -207,7 +208,7 @@ TEST_SUITE("BlockStore, fetches") {
     CHECK(code_of(f.store->open(f.holder, token(1), 0, 1, PinId{1})) == Errc::kGone);
   }
 
-  TEST_CASE("what is coming is not saved, and what is being saved is not fetched") {
+  TEST_CASE("a block in flight is not saved, and a block being saved is not fetched") {
     StoreFixture f(pool_of(8));
     const auto made = f.store->fetch(f.holder, f.space, token(1), 0, keys(0, 1), 1).value();
     const auto frames = f.store->reserve(f.other, f.space, job(1), 0, keys(0, 2)).value();
@@ -267,7 +268,7 @@ TEST_SUITE("BlockStore, fetches") {
 
     const auto made = f.store->fetch(f.other, f.space, token(2), 0, keys(20, 8), 8).value();
 
-    CHECK(made.frames.size() == 3);  // 18 of 20 are taken for good now.
+    CHECK(made.frames.size() == 3);  // 18 of 20 cannot be freed now.
     const auto frames = f.store->reserve(f.other, f.space, job(1), 0, keys(40, 2)).value();
     CHECK(std::count(frames.begin(), frames.end(), kNoFrame) == 0);
     CHECK(f.store->stats().claims_revoked == 0);
@@ -275,7 +276,7 @@ TEST_SUITE("BlockStore, fetches") {
     for (const FrameIndex frame : frames_of(made)) f.store->quiesced(frame);
   }
 
-  TEST_CASE("a fetch evicts blocks at rest, never those of a claim, also its own") {
+  TEST_CASE("a fetch evicts evictable blocks, never those of a claim, not even its own") {
     StoreFixture f(pool_of(4));
     f.save(keys(0, 1));
     f.save(keys(10, 1));
@@ -284,14 +285,14 @@ TEST_SUITE("BlockStore, fetches") {
     REQUIRE(f.store->claim(f.other, f.space, keys(20, 1), token(2)) == 1);
     f.clock.advance(std::chrono::seconds(5));
 
-    // The first and the third are here, and the oldest; only the tenth may go.
+    // The first and the third are present, and the oldest; only the tenth may be evicted.
     const auto made = f.store->fetch(f.holder, f.space, token(1), 0, keys(0, 4), 4).value();
 
     CHECK(made.blocks == 3);
     CHECK(made.in_flight == 1);
     CHECK(f.store->lookup(f.space, keys(10, 1)) == 0);
     CHECK(f.store->stats().claims_revoked == 0);
-    CHECK(f.store->stats().claims_shortened == 1);  // By the last key: all four frames are held.
+    CHECK(f.store->stats().claims_shortened == 1);  // For the last key: all four frames are held.
     f.store->quiesced(made.frames[0].frame);
   }
 
@@ -307,13 +308,13 @@ TEST_SUITE("BlockStore, fetches") {
     CHECK(second.blocks == 2);
     CHECK(f.store->stats().held == 5);
     CHECK(f.store->stats().claims_shortened == 2);
-    // Blocks that somebody holds already take nothing more of the node.
+    // Blocks that are held already take nothing more of the server's share.
     CHECK(f.store->fetch(f.other, f.space, token(3), 0, keys(0, 2), 0).value().blocks == 1);
     for (const FrameIndex frame : frames_of(made)) f.store->quiesced(frame);
     for (const FrameIndex frame : frames_of(second)) f.store->quiesced(frame);
   }
 
-  TEST_CASE("replicas go before originals, the one longest at rest first") {
+  TEST_CASE("replicas are evicted before originals, the one evictable for longest first") {
     for (const EvictionKind kind : kEvictionKinds) {
       CAPTURE(to_string(kind));
       auto options = pool_of(4);
@@ -323,7 +324,7 @@ TEST_SUITE("BlockStore, fetches") {
       const auto made = f.store->fetch(f.holder, f.space, token(1), 0, keys(10, 2), 2).value();
       CHECK(f.store->fetched(made.frames[1].frame));
       CHECK(f.store->fetched(made.frames[0].frame));
-      f.store->unclaim(f.holder, token(1));  // The end of the chain comes to rest first.
+      f.store->unclaim(f.holder, token(1));  // The end of the chain becomes evictable first.
 
       f.save(keys(20, 1));
 
@@ -340,7 +341,7 @@ TEST_SUITE("BlockStore, fetches") {
     }
   }
 
-  TEST_CASE("a block that came may be condemned, and a cleanup leaves coming ones alone") {
+  TEST_CASE("a fetched block may be invalidated, and a cleanup leaves those in flight alone") {
     StoreFixture f(pool_of(4));
     const auto made = f.store->fetch(f.holder, f.space, token(1), 0, keys(0, 2), 2).value();
     REQUIRE(f.store->fetched(made.frames[0].frame));
@@ -357,7 +358,7 @@ TEST_SUITE("BlockStore, fetches") {
     CHECK(f.store->fetched(made.frames[1].frame));
   }
 
-  TEST_CASE("frames of several shards come whole") {
+  TEST_CASE("frames of several shards arrive as a whole") {
     StoreFixture f(pool_of(32));
     const ShapeId shape = f.add_shape(kPage, 3);
     const SpaceId space = f.store->make_space(shape);
@@ -377,7 +378,7 @@ TEST_SUITE("BlockStore, fetches") {
     for (const HolderId rank : ranks) CHECK(f.store->open(rank, token(1), 0, 2, PinId{1}));
   }
 
-  TEST_CASE("who reads the journal hears of what came, once it is there") {
+  TEST_CASE("the journal lists a fetched block once it is present") {
     StoreFixture f(pool_of(4));
     REQUIRE(f.store->keep_journal());
     const std::uint64_t begin = f.store->journal(f.space, BlockStore::kJournalEnd, 1).next;
@@ -393,7 +394,7 @@ TEST_SUITE("BlockStore, fetches") {
     CHECK(said[0].key == keys(0, 1)[0]);
   }
 
-  TEST_CASE("a lookup that meets what is coming says so") {
+  TEST_CASE("a lookup counts a miss on a block in flight as such") {
     StoreFixture f(pool_of(4));
     const auto made = f.store->fetch(f.holder, f.space, token(1), 0, keys(0, 1), 1).value();
     CHECK(f.store->lookup(f.space, keys(0, 1)) == 0);
@@ -401,7 +402,7 @@ TEST_SUITE("BlockStore, fetches") {
     f.store->quiesced(made.frames[0].frame);
   }
 
-  TEST_CASE("what another node asks for is counted nowhere") {
+  TEST_CASE("a lookup of another node changes no counter") {
     StoreFixture f(pool_of(4));
     f.save(keys(0, 2));
     CHECK(f.store->present(f.space, keys(0, 3)) == 2);

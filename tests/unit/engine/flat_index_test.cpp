@@ -14,7 +14,7 @@ namespace {
 const auto kAny = [](std::uint32_t) { return true; };
 
 TEST_SUITE("FlatIndex") {
-  TEST_CASE("rows with one hash are told apart by their keys") {
+  TEST_CASE("rows with one hash are distinguished by their keys") {
     auto index = FlatIndex::create(8);
     REQUIRE(index);
     index->insert(5, 1);
@@ -27,14 +27,14 @@ TEST_SUITE("FlatIndex") {
     CHECK(index->find(5, kAny) == 2);
   }
 
-  TEST_CASE("an index for no rows is empty, not broken") {
+  TEST_CASE("an index for 0 rows is empty") {
     auto index = FlatIndex::create(0);
     REQUIRE(index);
     CHECK(index->find(0, kAny) == FlatIndex::kNone);
     CHECK_FALSE(index->erase(0, 0));
   }
 
-  TEST_CASE("full to its limit and churned at random, it finds exactly what is in it") {
+  TEST_CASE("full to its limit and churned at random, it finds exactly its content") {
     constexpr std::uint32_t kRows = 64;
     auto index = FlatIndex::create(kRows);
     REQUIRE(index);

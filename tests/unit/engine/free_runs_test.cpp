@@ -12,7 +12,7 @@
 namespace pegaflow::engine {
 namespace {
 
-/// The same by a walk over all units.
+/// The same result by a walk over all units.
 struct Walk {
   std::vector<bool> free;
 
@@ -68,7 +68,7 @@ TEST_SUITE("FreeRuns") {
     }
   }
 
-  TEST_CASE("a search among 65,536 units visits a node a level, found or not") {
+  TEST_CASE("a search among 65,536 units visits one tree node per level, found or not") {
     constexpr std::uint32_t kUnits = 65'536;
     FreeRuns runs(kUnits);
     for (std::uint32_t unit = 0; unit < kUnits; unit += 2) runs.take(unit, 1);

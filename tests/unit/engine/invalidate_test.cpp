@@ -1,4 +1,4 @@
-// Blocks whose bytes turned out to be wrong: BlockStore::condemn().
+// Blocks whose bytes turned out to be wrong: BlockStore::invalidate().
 #include <vector>
 
 #include <doctest/doctest.h>
@@ -15,7 +15,7 @@ using testing::StoreFixture;
 using testing::token;
 
 TEST_SUITE("BlockStore, wrong bytes") {
-  TEST_CASE("a condemned block is a miss, and its frame comes back with its last pin") {
+  TEST_CASE("an invalidated block is a miss, and its frame is freed with its last pin") {
     StoreFixture f({.pool_bytes = 8 * testing::kPage, .instance_share = 1, .server_share = 1});
     f.save(keys(0, 4));
     REQUIRE(f.store->claim(f.holder, f.space, keys(0, 4), token(1)) == 4);
@@ -28,10 +28,10 @@ TEST_SUITE("BlockStore, wrong bytes") {
     CHECK(f.store->lookup(f.space, keys(0, 4)) == 2);
     CHECK(f.store->stats().invalidated == 1);
     CHECK(f.store->stats().sealed == 4);
-    // A claim that was made before cannot be opened there, and elsewhere it can.
+    // A claim that was made before cannot be opened there, but elsewhere.
     CHECK(code_of(f.store->open(f.other, token(2), 0, 4, PinId{1})) == Errc::kGone);
     CHECK(f.store->open(f.other, token(2), 0, 2, PinId{1}));
-    // The same open again answers the same.
+    // A repeated open returns the same.
     CHECK(f.store->open(f.holder, token(1), 1, 3, PinId{1}).value().frames.size() == 3);
     CHECK(f.store->check());
 
@@ -60,7 +60,7 @@ TEST_SUITE("BlockStore, wrong bytes") {
     CHECK(f.store->stats().sealed == 2);
   }
 
-  TEST_CASE("a block of a space that was reset is counted once") {
+  TEST_CASE("a block of a retired generation is counted once") {
     StoreFixture f({.pool_bytes = 8 * testing::kPage, .instance_share = 1, .server_share = 1});
     f.save(keys(0, 1));
     REQUIRE(f.store->claim(f.holder, f.space, keys(0, 1), token(1)) == 1);
@@ -75,7 +75,7 @@ TEST_SUITE("BlockStore, wrong bytes") {
     CHECK(f.store->stats().retired == 0);
   }
 
-  TEST_CASE("without that pin, or beyond it, nothing is condemned") {
+  TEST_CASE("without that pin, or beyond it, nothing is invalidated") {
     StoreFixture f({.pool_bytes = 8 * testing::kPage, .instance_share = 1, .server_share = 1});
     f.save(keys(0, 2));
     REQUIRE(f.store->claim(f.holder, f.space, keys(0, 2), token(1)) == 2);

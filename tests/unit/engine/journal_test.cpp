@@ -1,4 +1,4 @@
-// What the store tells those who tell others: BlockStore::journal().
+// The store's journal for subscribers: BlockStore::journal().
 #include "engine/tables/journal.h"
 
 #include <string>
@@ -18,7 +18,7 @@ using testing::token;
 
 constexpr std::size_t kAll = 1000;
 
-/// "+3 -1": block 3 is there, block 1 is gone.
+/// "+3 -1": block 3 is present, block 1 is gone.
 std::string text(const BlockStore::JournalPart& part) {
   std::string words;
   for (const BlockStore::JournalEntry& said : part.entries) {
@@ -32,7 +32,7 @@ struct Reader {
     REQUIRE(f.store->keep_journal());
     next = f.store->journal(f.space, BlockStore::kJournalEnd, kAll).next;
   }
-  /// What was said since the last call.
+  /// The entries since the last call.
   std::string read() {
     const auto part = f.store->journal(f.space, next, kAll);
     CHECK_FALSE(part.has_lost);
@@ -45,7 +45,7 @@ struct Reader {
 };
 
 TEST_SUITE("Journal") {
-  TEST_CASE("nothing is noted before somebody asks") {
+  TEST_CASE("nothing is recorded before keep_journal()") {
     StoreFixture f({.pool_bytes = 8 * kPage});
     f.save(keys(0, 2));
     CHECK(f.store->journal(f.space, 0, kAll).entries.empty());
@@ -59,7 +59,7 @@ TEST_SUITE("Journal") {
     CHECK(reader.read() == "+2 ");
   }
 
-  TEST_CASE("blocks are there when the last shard has sealed them, and gone when evicted") {
+  TEST_CASE("blocks are present when the last shard has sealed them, and gone when evicted") {
     StoreFixture f({.pool_bytes = 4 * kPage});
     Reader reader(f);
     REQUIRE(f.store->reserve(f.holder, f.space, testing::job(1), 0, keys(0, 3)));
@@ -74,7 +74,7 @@ TEST_SUITE("Journal") {
     CHECK(reader.read() == "-2 +4 +3 ");
   }
 
-  TEST_CASE("of several ranks only the last one's publish is told") {
+  TEST_CASE("of several ranks only the last one's publish is recorded") {
     StoreFixture f({.pool_bytes = 8 * kPage});
     const ShapeId shape = f.add_shape(kPage, 2);
     const SpaceId space = f.store->make_space(shape);
@@ -89,7 +89,7 @@ TEST_SUITE("Journal") {
     CHECK(text(f.store->journal(space, 0, kAll)) == "+0 ");
   }
 
-  TEST_CASE("who claims a block, or wants to save it again, is told that it is there") {
+  TEST_CASE("a claim of a block, or another save of it, records again that it is present") {
     StoreFixture f({.pool_bytes = 8 * kPage, .instance_share = 1, .server_share = 1});
     f.save(keys(0, 2));
     Reader reader(f);
@@ -97,12 +97,12 @@ TEST_SUITE("Journal") {
     CHECK(reader.read() == "+0 +1 ");
     REQUIRE(f.store->reserve(f.other, f.space, testing::job(1), 0, keys(1, 2)));
     CHECK(reader.read() == "+1 ");
-    // A block that somebody else is saving is not there yet.
+    // A block that another holder is saving is not present yet.
     REQUIRE(f.store->reserve(f.holder, f.space, testing::job(2), 0, keys(2, 1)));
     CHECK(reader.read().empty());
   }
 
-  TEST_CASE("a condemned block and a cleaned one are gone, each once") {
+  TEST_CASE("an invalidated block and a cleaned one are gone, each once") {
     StoreFixture f({.pool_bytes = 8 * kPage, .instance_share = 1, .server_share = 1});
     f.save(keys(0, 2));
     REQUIRE(f.store->claim(f.holder, f.space, keys(0, 2), token(1)) == 2);
@@ -121,7 +121,7 @@ TEST_SUITE("Journal") {
     CHECK((said == "-0 -1 " || said == "-1 -0 "));
   }
 
-  TEST_CASE("of a space that was retired nothing more is said") {
+  TEST_CASE("a retired generation has no further entries") {
     StoreFixture f({.pool_bytes = 8 * kPage, .instance_share = 1, .server_share = 1});
     f.save(keys(0, 2));
     REQUIRE(f.store->claim(f.holder, f.space, keys(0, 1), token(1)) == 1);
@@ -136,7 +136,7 @@ TEST_SUITE("Journal") {
     CHECK(reader.read().empty());
   }
 
-  TEST_CASE("spaces do not hear of each other, and read past each other's entries") {
+  TEST_CASE("generations do not see each other's entries, and read past them") {
     StoreFixture f({.pool_bytes = 8 * kPage});
     const SpaceId second = f.store->make_space(f.shape);
     Reader reader(f);
@@ -146,7 +146,7 @@ TEST_SUITE("Journal") {
     CHECK(part.next == reader.next + 1);
   }
 
-  TEST_CASE("a reader goes on where it stopped, and is told when it came too late") {
+  TEST_CASE("a reader continues where it stopped, and learns when it came too late") {
     StoreFixture f(
         {.pool_bytes = 64 * kPage, .journal_entries = 8, .journal_first = ~std::uint64_t{0} - 100});
     Reader reader(f);
@@ -163,7 +163,7 @@ TEST_SUITE("Journal") {
     const auto late = f.store->journal(f.space, reader.next, kAll);
     CHECK(late.has_lost);
     CHECK(text(late) == "+1 +2 +3 +4 +5 +6 +7 +8 ");
-    // A position that was never given out here.
+    // A position that was never returned here.
     CHECK(f.store->journal(f.space, 5, kAll).has_lost);
     CHECK(f.store->journal(f.space, late.next + 1, kAll).has_lost);
   }

@@ -1,4 +1,4 @@
-// Blocks that another node reads for a while: BlockStore::lend().
+// Blocks that another node reads until a time: BlockStore::lend().
 #include <chrono>
 #include <vector>
 
@@ -22,7 +22,7 @@ BlockStore::Options pool_of(std::uint64_t frames) {
 }
 
 TEST_SUITE("BlockStore, leases") {
-  TEST_CASE("what is lent stays where it is until the reader ends it") {
+  TEST_CASE("lent blocks stay where they are until the reader ends the lease") {
     StoreFixture f(pool_of(4));
     const auto frames = f.save(keys(0, 2));
 
@@ -52,7 +52,7 @@ TEST_SUITE("BlockStore, leases") {
     CHECK_FALSE(f.store->next_deadline());
   }
 
-  TEST_CASE("a lease runs out by itself, a margin later than the reader was told") {
+  TEST_CASE("a lease expires by itself, a margin later than the reader knows") {
     StoreFixture f(pool_of(4));
     f.save(keys(0, 2));
     const auto start = f.clock.now();
@@ -78,7 +78,7 @@ TEST_SUITE("BlockStore, leases") {
     CHECK(f.store->is_idle());
   }
 
-  TEST_CASE("many leases that run out at once end in slices") {
+  TEST_CASE("many leases that expire at once end in slices") {
     auto options = pool_of(8);
     options.slice_blocks = 2;
     StoreFixture f(options);
@@ -108,7 +108,7 @@ TEST_SUITE("BlockStore, leases") {
     f.store->abandon(f.holder, testing::job(1));
   }
 
-  TEST_CASE("nothing is lent that is not there, and then there is no lease") {
+  TEST_CASE("missing blocks are not lent, and without blocks there is no lease") {
     StoreFixture f(pool_of(4));
     f.save(keys(1, 1));
     const auto none = f.store->lend(f.space, keys(0, 2), seconds(1)).value();
@@ -121,7 +121,7 @@ TEST_SUITE("BlockStore, leases") {
     f.store->end_lease(LeaseId{~std::uint64_t{0}});
   }
 
-  TEST_CASE("a lease has a longest time, and there are only so many") {
+  TEST_CASE("leases are limited in time and number") {
     auto options = pool_of(4);
     options.longest_lease = seconds(20);
     options.max_leases = 2;
@@ -140,7 +140,7 @@ TEST_SUITE("BlockStore, leases") {
     CHECK(f.store->is_lent(second.lease));
   }
 
-  TEST_CASE("leases have a share of the pool, and of what the node may hold") {
+  TEST_CASE("leases have a share of the pool, and count in the server's share") {
     auto options = pool_of(8);
     options.lend_share = 0.5;
     options.server_share = 0.75;
@@ -151,7 +151,8 @@ TEST_SUITE("BlockStore, leases") {
     CHECK(f.store->lend(f.space, keys(0, 3), seconds(9)).value().frames.size() == 1);
     CHECK(f.store->stats().leases_shortened == 1);
     CHECK(f.store->lend(f.space, keys(0, 3), seconds(9)).value().frames.empty());
-    // Lent ones take their part of the node's share: with two claimed it has five, so one is left.
+    // Lent blocks take their part of the server's share: with two claimed it has five, so one is
+    // left.
     CHECK(f.store->claim(f.holder, f.space, keys(3, 5), token(1)) == 3);
     f.store->end_lease(first.lease);
     CHECK(f.store->lend(f.space, keys(6, 2), seconds(9)).value().frames.size() == 2);

@@ -30,7 +30,7 @@ void finish(StoreFixture& f) {
 }
 
 TEST_SUITE("LostBlocks") {
-  TEST_CASE("what was lost is remembered with its reason, and nothing else is") {
+  TEST_CASE("lost blocks are remembered with their reason, and no others") {
     std::mt19937_64 random(testing::seed());
     auto lost = LostBlocks::create(1 << 16);
     REQUIRE(lost);
@@ -41,7 +41,7 @@ TEST_SUITE("LostBlocks") {
       lost->remember(hashes[i], i % 2 == 0 ? Miss::kEvicted : Miss::kSaveFailed);
     }
 
-    // Two of a hundred share a place once in thirteen runs; the later one has it then.
+    // Two of a hundred share a cell once in thirteen runs; the later one has it then.
     std::size_t known = 0;
     for (std::size_t i = 0; i < hashes.size(); ++i) {
       const Miss why = lost->why(hashes[i]);
@@ -54,7 +54,7 @@ TEST_SUITE("LostBlocks") {
     CHECK(lost->why(0) == Miss::kNew);
   }
 
-  TEST_CASE("of as many losses as places about a third outlives as many again") {
+  TEST_CASE("of as many losses as cells about a third survives as many again") {
     std::mt19937_64 random(testing::seed());
     auto lost = LostBlocks::create(1 << 14);
     REQUIRE(lost);
@@ -65,7 +65,7 @@ TEST_SUITE("LostBlocks") {
     std::size_t known = 0;
     for (const std::uint64_t hash : first) known += lost->why(hash) == Miss::kEvicted ? 1 : 0;
 
-    // (1 - 1/e) of the places had one of the first, and 1/e of these were not taken over: 23 %.
+    // (1 - 1/e) of the cells had one of the first, and 1/e of these were not overwritten: 23 %.
     CHECK(known > (1 << 14) * 20 / 100);
     CHECK(known < (1 << 14) * 27 / 100);
     CHECK(lost->memory_bytes() == 4 << 14);
@@ -73,14 +73,14 @@ TEST_SUITE("LostBlocks") {
 }
 
 TEST_SUITE("misses of the BlockStore") {
-  TEST_CASE("a block that nobody ever saved is new") {
+  TEST_CASE("a block that was never saved is new") {
     StoreFixture f({.pool_bytes = 8 * testing::kPage});
     f.save(keys(0, 2));
     CHECK(f.store->lookup(f.space, keys(0, 5)) == 2);
     CHECK(misses(f, Miss::kNew) == 3);
   }
 
-  TEST_CASE("an evicted block is told from a new one behind it") {
+  TEST_CASE("an evicted block is distinguished from a new one behind it") {
     StoreFixture f({.pool_bytes = 4 * testing::kPage});
     f.save(keys(0, 4));
     f.save(keys(100, 3));  // Evicts the end of the chain: blocks 3, 2 and 1.
@@ -91,17 +91,17 @@ TEST_SUITE("misses of the BlockStore") {
     CHECK(misses(f, Miss::kNew) == 2);
   }
 
-  TEST_CASE("a block that is there behind a missing one is no use") {
+  TEST_CASE("a present block behind a missing one is of no use") {
     StoreFixture f({.pool_bytes = 4 * testing::kPage});
     f.save(keys(2, 1));
     CHECK(f.store->lookup(f.space, keys(0, 4)) == 0);
-    // The two before it must have been there, too.
+    // The two before it must have been present, too.
     CHECK(misses(f, Miss::kEvicted) == 2);
     CHECK(misses(f, Miss::kBehindHole) == 1);
     CHECK(misses(f, Miss::kNew) == 1);
   }
 
-  TEST_CASE("a block whose save is under way, and one whose save failed") {
+  TEST_CASE("a block whose save is in progress, and one whose save failed") {
     StoreFixture f({.pool_bytes = 8 * testing::kPage});
     REQUIRE(f.store->reserve(f.holder, f.space, job(1), 0, keys(0, 3)));
     CHECK(f.store->lookup(f.space, keys(0, 3)) == 0);
@@ -160,7 +160,7 @@ TEST_SUITE("misses of the BlockStore") {
     CHECK(misses(f, Miss::kCleaned) == 3);
   }
 
-  TEST_CASE("blocks of the generation before a reset, and of an ended space") {
+  TEST_CASE("blocks of the generation before a reset, and of an ended namespace") {
     StoreFixture f({.pool_bytes = 8 * testing::kPage});
     f.save(keys(0, 3));
     f.store->retire_space(f.space);
@@ -216,7 +216,7 @@ TEST_SUITE("ages of the BlockStore") {
     f.clock.advance(seconds(20));
     CHECK(f.store->next_victim_idle_s() == 120);
 
-    f.save(keys(20, 2));  // First the one that nobody used, then the other.
+    f.save(keys(20, 2));  // First the one that was not used, then the other.
 
     const BlockStore::Stats stats = f.store->stats();
     CHECK(stats.evicted_age.sum_seconds == 240);
@@ -226,7 +226,7 @@ TEST_SUITE("ages of the BlockStore") {
     CHECK(f.store->next_victim_idle_s() == 0);
   }
 
-  TEST_CASE("of several sizes the block that rests longest is the next one") {
+  TEST_CASE("among several sizes the block that has been evictable for longest is next") {
     StoreFixture f({.pool_bytes = 64 * testing::kPage});
     const SpaceId small = f.space;
     const SpaceId large = f.store->make_space(f.add_shape(4 * testing::kPage));
@@ -243,11 +243,11 @@ TEST_SUITE("ages of the BlockStore") {
     CHECK(f.store->next_victim_idle_s() == 5);
   }
 
-  TEST_CASE("a frame that comes back late says nothing of a key that has moved on") {
+  TEST_CASE("a frame that is returned late records nothing for a key that has moved on") {
     StoreFixture f({.pool_bytes = 8 * testing::kPage});
     REQUIRE(f.store->reserve(f.holder, f.space, job(1), 0, keys(0, 1)));
     f.store->holder_lost(f.holder);
-    // Somebody else saves the block while the lost one may still write its frame.
+    // Another holder saves the block while the lost one may still write its frame.
     REQUIRE(f.store->reserve(f.other, f.space, job(2), 0, keys(0, 1))->front() != kNoFrame);
     REQUIRE(f.store->publish(f.other, job(2)) == 0);
     f.store->start_cleanup();
@@ -266,7 +266,7 @@ TEST_SUITE("ages of the BlockStore") {
     f.save(keys(0, 256));
     finish(f);
     const SpaceId large = f.store->make_space(f.add_shape(64 * testing::kPage));
-    // One step a call: the extents that have to go are on their way for a while.
+    // One step a call: the leaving extents take a while.
     REQUIRE(f.store->reserve(f.holder, large, job(1), 0, keys(0, 1))->front() == kNoFrame);
     REQUIRE(f.store->has_work());
     // Each key alone, so that none lies behind another.

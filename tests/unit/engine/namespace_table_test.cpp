@@ -21,7 +21,7 @@ struct Fixture : testing::StoreFixture {
 };
 
 TEST_SUITE("NamespaceTable") {
-  TEST_CASE("lists that say the same are one namespace, in whatever order") {
+  TEST_CASE("lists with equal content are one namespace, in whatever order") {
     Fixture f;
     const auto first = f.table.enter(kLlama);
     const auto same = f.table.enter({kLlama[2], kLlama[0], kLlama[1]});
@@ -39,7 +39,7 @@ TEST_SUITE("NamespaceTable") {
     CHECK(f.table.all().size() == 2);
   }
 
-  TEST_CASE("a list that is empty, too long, or names a factor twice is refused") {
+  TEST_CASE("a list that is empty, too long, or names a factor twice is rejected") {
     Fixture f;
     const auto code = [&](Factors factors) {
       const auto entered = f.table.enter(std::move(factors));
@@ -59,13 +59,13 @@ TEST_SUITE("NamespaceTable") {
     CHECK(f.table.enter(many));
   }
 
-  TEST_CASE("another page size in one namespace is refused, and names both") {
+  TEST_CASE("another page size in one namespace is rejected, and the error names both") {
     Fixture f;
     const auto id = (*f.table.enter(kLlama))->id;
-    REQUIRE(f.table.fits(id, 0, 1, 8192));  // Nobody was complete: any size does.
+    REQUIRE(f.table.fits(id, 0, 1, 8192));  // No engine was complete: any size does.
     REQUIRE(f.table.fix_shape(id, kShape));
     REQUIRE(f.table.fix_shape(
-        id, {{{.page_bytes = 4096, .numa_node = 1}}}));  // Another node is no matter.
+        id, {{{.page_bytes = 4096, .numa_node = 1}}}));  // Another NUMA node does not matter.
     const auto refused = f.table.fits(id, 0, 1, 8192);
     REQUIRE_FALSE(refused);
     CHECK(f.table.fix_shape(id, {{{.page_bytes = 8192}}}).error().code == Errc::kRefused);
@@ -92,7 +92,7 @@ TEST_SUITE("NamespaceTable") {
     f.table.reset(NamespaceId{99});
   }
 
-  TEST_CASE("a namespace stays when its last user left, and makes room when the table is full") {
+  TEST_CASE("a namespace stays when its last user left, until the table is full") {
     Fixture f(2);
     const auto llama = f.table.enter(kLlama);
     const auto qwen = f.table.enter(kQwen);
@@ -118,7 +118,7 @@ TEST_SUITE("NamespaceTable") {
     CHECK(f.store->lookup(f.space, testing::keys(0, 3)) == 0);
   }
 
-  TEST_CASE("a shape goes with the last block of a namespace that nobody uses, and not before") {
+  TEST_CASE("a shape ends with the last block of an unused namespace, and not before") {
     Fixture f;
     const Shape pages{{{.page_bytes = 8192}}};
     const std::size_t shapes = f.store->shapes().size();
@@ -141,7 +141,7 @@ TEST_SUITE("NamespaceTable") {
     REQUIRE(f.table.enter(kLlama));
     f.store->start_cleanup();
     work();
-    CHECK(f.store->shapes().size() == shapes + 1);  // Somebody uses it.
+    CHECK(f.store->shapes().size() == shapes + 1);  // It has a user.
     CHECK(space.shape == pages);
 
     f.table.leave(space.id);
@@ -152,7 +152,7 @@ TEST_SUITE("NamespaceTable") {
     CHECK(f.table.fix_shape(space.id, kShape));
   }
 
-  TEST_CASE("of two unused namespaces the one left first makes room") {
+  TEST_CASE("of two unused namespaces the one left first is removed") {
     Fixture f(2);
     const NamespaceId llama = (*f.table.enter(kLlama))->id;
     const NamespaceId qwen = (*f.table.enter(kQwen))->id;
@@ -165,7 +165,7 @@ TEST_SUITE("NamespaceTable") {
 }
 
 TEST_SUITE("namespace factors") {
-  TEST_CASE("the hash knows where a name ends") {
+  TEST_CASE("the hash depends on where a name ends") {
     CHECK(namespace_hash(Factors{{"ab", "c"}}) != namespace_hash(Factors{{"a", "bc"}}));
     CHECK(namespace_hash(Factors{{"a", "1"}}) == namespace_hash(Factors{{"a", "1"}}));
   }

@@ -10,8 +10,8 @@
 namespace pegaflow::engine {
 namespace {
 
-/// Of a count with 4,096 registers, and of the sums that add() gives; five of them hold in all but
-/// one of a million runs.
+/// Standard error of a count with 4,096 registers, and of the sums that add() returns; five of them
+/// hold in all but one of a million runs.
 constexpr double kError = 1.04 / 64;
 
 SlidingSketch sketch(std::size_t windows) {
@@ -27,7 +27,7 @@ TEST_SUITE("SlidingSketch") {
     CHECK(SlidingSketch::create(8));
   }
 
-  TEST_CASE("an empty one counts nothing") { CHECK(sketch(1).count(0) == 0); }
+  TEST_CASE("an empty sketch counts nothing") { CHECK(sketch(1).count(0) == 0); }
 
   TEST_CASE("counts lie within five standard errors, from one to millions") {
     std::mt19937_64 random(testing::seed());
@@ -44,7 +44,7 @@ TEST_SUITE("SlidingSketch") {
     }
   }
 
-  TEST_CASE("what was seen before changes nothing, and is not new") {
+  TEST_CASE("a hash that was seen before changes nothing, and is not new") {
     std::mt19937_64 random(testing::seed());
     std::vector<std::uint64_t> hashes(20'000);
     for (std::uint64_t& hash : hashes) hash = random();
@@ -60,7 +60,7 @@ TEST_SUITE("SlidingSketch") {
     CHECK(counted.count(0) == count);
   }
 
-  TEST_CASE("the new among many known are told apart") {
+  TEST_CASE("new hashes among many known ones are distinguished") {
     std::mt19937_64 random(testing::seed());
     std::vector<std::uint64_t> known(50'000);
     for (std::uint64_t& hash : known) hash = random();
@@ -69,7 +69,7 @@ TEST_SUITE("SlidingSketch") {
     SlidingSketch::Weights fresh{};
     for (const std::uint64_t hash : known) counted.add(hash, 1, unused);
 
-    // As many new ones as known ones, in turns.
+    // As many new hashes as known ones, alternating.
     for (const std::uint64_t hash : known) {
       counted.add(hash, 1, fresh);
       counted.add(random(), 1, fresh);
@@ -79,7 +79,7 @@ TEST_SUITE("SlidingSketch") {
     CHECK(std::abs(fresh[0] - 50'000) <= 5 * 1.5 * kError * 50'000);
   }
 
-  TEST_CASE("each window forgets in its own time, and remembers what was seen again") {
+  TEST_CASE("each window forgets in its own time, and remembers hashes that were seen again") {
     std::mt19937_64 random(testing::seed());
     std::vector<std::uint64_t> old(30'000);
     for (std::uint64_t& hash : old) hash = random();
@@ -87,7 +87,7 @@ TEST_SUITE("SlidingSketch") {
     SlidingSketch::Weights fresh{};
     for (const std::uint64_t hash : old) counted.add(hash, 10, fresh);
     for (std::size_t i = 0; i < 10'000; ++i) counted.add(random(), 20, fresh);
-    // A third of the old ones is asked for again.
+    // A third of the old ones is requested again.
     for (std::size_t i = 0; i < 10'000; ++i) counted.add(old[i], 20, fresh);
 
     counted.slide(0, 11);

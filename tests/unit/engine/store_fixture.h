@@ -1,6 +1,6 @@
 #pragma once
 /// \file
-/// A store with a clock, a space and two connections, for the tests of engine/.
+/// A store with a clock, a namespace generation and two connections, for the tests of engine/.
 
 #include <cstdint>
 #include <cstring>
@@ -17,7 +17,7 @@ namespace pegaflow::testing {
 
 inline constexpr Id128 kProcess{1, 1};
 inline constexpr Id128 kOtherProcess{1, 2};
-inline constexpr std::uint64_t kPage = 4096;  ///< Of the fixture's own shape.
+inline constexpr std::uint64_t kPage = 4096;  ///< The page size of the fixture's own shape.
 
 inline Id128 token(std::uint64_t number) { return {9, number}; }
 inline JobId job(std::uint64_t number) { return {kProcess, number}; }
@@ -32,7 +32,7 @@ inline std::vector<BlockKey> keys(std::uint64_t first, std::uint64_t count) {
   return made;
 }
 
-/// Why it failed; it has to have.
+/// The code of the error; the result must be one.
 inline Errc code_of(const auto& result) {
   REQUIRE_FALSE(result.has_value());
   return result.error().code;
@@ -64,7 +64,7 @@ struct StoreFixture {
     }
     return *added;
   }
-  /// Holders of the ranks of one instance.
+  /// Holders for the ranks of one instance.
   std::vector<engine::HolderId> add_ranks(std::uint32_t instance, std::uint32_t shards) {
     std::vector<engine::HolderId> ranks;
     for (std::uint32_t shard = 0; shard < shards; ++shard) {
@@ -78,7 +78,7 @@ struct StoreFixture {
     return (store->stats().pool_bytes - store->stats().used_bytes) / kPage;
   }
 
-  /// Saves blocks, all of which get a frame; which ones it returns.
+  /// Saves blocks, all of which get a frame; returns the frames.
   std::vector<engine::FrameIndex> save(const std::vector<BlockKey>& blocks) {
     const JobId saved{kProcess, ++jobs_saved + 1'000'000};
     const auto frames = store->reserve(holder, space, saved, 0, blocks);

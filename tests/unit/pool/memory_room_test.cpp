@@ -43,7 +43,7 @@ class Machine {
 };
 
 TEST_SUITE("memory_room") {
-  TEST_CASE("without a cgroup MemAvailable is the room") {
+  TEST_CASE("without a cgroup MemAvailable is the limit") {
     const Machine machine;
 
     const auto room = machine.room();
@@ -54,7 +54,7 @@ TEST_SUITE("memory_room") {
     CHECK(room->limited_by == "MemAvailable");
   }
 
-  TEST_CASE("a cgroup above ours limits it, and says which") {
+  TEST_CASE("a cgroup above ours limits it, and is named") {
     const Machine machine;
     machine.write("proc/self/cgroup", "0::/slice/engine\n");
     machine.write("cgroup/slice/engine/memory.max", "max\n");
@@ -70,7 +70,7 @@ TEST_SUITE("memory_room") {
     CHECK(room->limited_by.ends_with("cgroup/slice"));
   }
 
-  TEST_CASE("file pages that nobody used lately count as left") {
+  TEST_CASE("file pages that were not used lately count as free") {
     const Machine machine;
     machine.write("proc/self/cgroup", "0::/\n");
     machine.write("cgroup/memory.max", std::to_string(600 * kMiB));
@@ -117,7 +117,7 @@ TEST_SUITE("memory_room") {
     CHECK_FALSE(engine::huge_pages("/nonexistent"));
   }
 
-  TEST_CASE("huge pages that are promised to somebody are not free") {
+  TEST_CASE("reserved huge pages are not free") {
     const Machine machine;
 
     const auto pages = engine::huge_pages(machine.proc());

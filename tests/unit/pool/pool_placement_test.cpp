@@ -22,7 +22,7 @@ constexpr std::uint64_t kMiB = std::uint64_t{1} << 20;
 constexpr std::uint64_t kPage = 4096;
 const std::atomic<bool> kGoOn{false};
 
-/// Memory that nobody has touched yet.
+/// Memory that was not touched yet.
 class Untouched {
  public:
   explicit Untouched(std::uint64_t size) : size_(size) {
@@ -41,8 +41,8 @@ class Untouched {
   std::uint64_t size_;
 };
 
-/// Parts of a pool that all come from the one node which every machine has: what a kernel does for
-/// several nodes, as far as one shows it.
+/// Parts of a pool that all come from the one NUMA node that every machine has: the behavior of a
+/// kernel with several, as far as one shows it.
 std::vector<NumaNode> node_0(std::size_t times) {
   NumaNode node{.number = 0, .cores = allowed_cores(), .has_memory = true, .distances = {}};
   return std::vector<NumaNode>(times, node);
@@ -52,15 +52,14 @@ std::vector<NumaNode> nodes_of(const testing::NumaMachine& machine) {
   return testing::NumaFiles(machine).read().memory_nodes();
 }
 
-/// Whether this kernel places memory at all; where it does not, the refusals are all there is to
-/// see.
+/// Whether this kernel places memory at all; where it does not, only the refusals can be tested.
 bool may_place() {
   const Untouched memory(2 * kMiB);
   return place_pool(memory.bytes(), kPage, engine::NumaPolicy::kAuto, node_0(2)).refused.empty();
 }
 
 TEST_SUITE("PoolPlacement") {
-  TEST_CASE("policies have names, and nothing else is one") {
+  TEST_CASE("policies have names, and other names are rejected") {
     for (const engine::NumaPolicy policy :
          {engine::NumaPolicy::kAuto, engine::NumaPolicy::kInterleave, engine::NumaPolicy::kOff}) {
       CHECK(engine::numa_policy(to_string(policy)).value() == policy);
@@ -71,7 +70,7 @@ TEST_SUITE("PoolPlacement") {
     CHECK(wrong.error().detail.find("interleave") != std::string::npos);
   }
 
-  TEST_CASE("with one node, or none, there is nothing to place") {
+  TEST_CASE("with one NUMA node, or none, there is nothing to place") {
     const Untouched memory(kMiB);
     for (const engine::NumaPolicy policy :
          {engine::NumaPolicy::kAuto, engine::NumaPolicy::kInterleave}) {
@@ -87,7 +86,7 @@ TEST_SUITE("PoolPlacement") {
         place_pool(memory.bytes(), kPage, engine::NumaPolicy::kOff, node_0(2)).numa_nodes.empty());
   }
 
-  TEST_CASE("each node has its part of the pool, as the store deals it") {
+  TEST_CASE("each NUMA node has its part of the pool, with the ranges of the store") {
     if (!may_place()) PEGA_SKIP("this kernel refuses mbind");
     const Untouched memory(64 * kMiB + 12 * kPage);
     auto placement = place_pool(memory.bytes(), kPage, engine::NumaPolicy::kAuto, node_0(4));
@@ -99,10 +98,10 @@ TEST_SUITE("PoolPlacement") {
       CHECK(placement.ranges[i].end == dealt[i].end);
     }
     CHECK(placement.ranges.back().end == memory.bytes().size());
-    CHECK(to_string(placement) == "auto, nodes 0 0 0 0");
+    CHECK(to_string(placement) == "auto, NUMA nodes 0 0 0 0");
   }
 
-  TEST_CASE("pages are looked for where they were to be") {
+  TEST_CASE("pages are verified on their NUMA nodes") {
     const auto pool = engine::Pool::create(
         {.size_bytes = 16 * kMiB, .numa = engine::NumaPolicy::kAuto, .numa_nodes = node_0(2)},
         kGoOn, {});
@@ -111,18 +110,18 @@ TEST_SUITE("PoolPlacement") {
     if (!placement.in_place) PEGA_SKIP("this kernel does not say where a page is");
     CHECK(placement.in_place == 1.0);
 
-    // As if the second part had been meant for a node that was full.
+    // As if the second part had been meant for a NUMA node that was full.
     placement.numa_nodes[1].number = 7;
     verify_placement(pool->bytes(), placement);
     CHECK(placement.in_place == 0.5);
   }
 
-  TEST_CASE("a pool is whole and its threads are where they were, however many parts it has") {
+  TEST_CASE("a pool is whole and its threads keep their cores, however many parts it has") {
     const auto cores = allowed_cores();
     std::vector<NumaNode> nodes = node_0(3);
     nodes[0].cores = {cores.front()};
     nodes[1].cores = {cores.back()};
-    nodes[2].cores = {65'000};  // Which this thread may not use: then from anywhere.
+    nodes[2].cores = {65'000};  // This thread may not use it: then from anywhere.
     for (const unsigned threads : {1U, 2U, 7U}) {
       const auto pool = engine::Pool::create({.size_bytes = 200 * kMiB + 5 * kPage,
                                               .threads = threads,
@@ -139,20 +138,20 @@ TEST_SUITE("PoolPlacement") {
     }
   }
 
-  TEST_CASE("a pool that is too small to be dealt lies anywhere") {
+  TEST_CASE("a pool that is too small to be divided lies anywhere") {
     const Untouched memory(kPage);
     const auto placement = place_pool(memory.bytes(), kPage, engine::NumaPolicy::kAuto, node_0(2));
     CHECK(placement.policy == engine::NumaPolicy::kOff);
     CHECK(placement.refused.empty());
   }
 
-  TEST_CASE("of more nodes than a pool is dealt to the first have it") {
+  TEST_CASE("with too many NUMA nodes the pool lies on the first of them") {
     if (!may_place()) PEGA_SKIP("this kernel refuses mbind");
     const Untouched memory(64 * kMiB);
     const auto placement = place_pool(memory.bytes(), kPage, engine::NumaPolicy::kAuto, node_0(16));
     CHECK(placement.ranges.size() == engine::kMaxNumaNodes);
     CHECK(placement.numa_nodes.size() == engine::kMaxNumaNodes);
-    // Page by page it is over all of them.
+    // Page by page it lies on all of them.
     const Untouched other(kMiB);
     const auto interleaved =
         place_pool(other.bytes(), kPage, engine::NumaPolicy::kInterleave, node_0(16));
@@ -161,7 +160,7 @@ TEST_SUITE("PoolPlacement") {
     CHECK(interleaved.ranges.empty());
   }
 
-  TEST_CASE("nodes that this machine does not have are refused, and the pool lies anywhere") {
+  TEST_CASE("unknown NUMA nodes are refused, and the pool lies anywhere") {
     for (const engine::NumaPolicy policy :
          {engine::NumaPolicy::kAuto, engine::NumaPolicy::kInterleave}) {
       const auto pool =
@@ -178,7 +177,7 @@ TEST_SUITE("PoolPlacement") {
     }
   }
 
-  TEST_CASE("where a filter refuses the system call there is a pool, and what to do about it") {
+  TEST_CASE("where a filter refuses the system call there is a pool, and advice") {
     std::thread([] {  // The filter ends with its thread.
       if (!testing::answer_mbind_with(EPERM))
         PEGA_SKIP("this kernel has no filters of system calls");
@@ -197,9 +196,9 @@ TEST_SUITE("PoolPlacement") {
         .join();
   }
 
-  TEST_CASE("machines with several nodes have a part of the pool on each that has memory") {
+  TEST_CASE("machines with several NUMA nodes have a part of the pool on each that has memory") {
     std::thread([] {
-      if (!testing::answer_mbind_with(0)) {  // Their nodes are not here.
+      if (!testing::answer_mbind_with(0)) {  // Their NUMA nodes do not exist here.
         PEGA_SKIP("this kernel has no filters of system calls");
       }
       const auto numbers_on = [](const testing::NumaMachine& machine) {

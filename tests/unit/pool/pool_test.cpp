@@ -28,7 +28,7 @@ Result<engine::Pool> make(std::uint64_t size_bytes) {
   return engine::Pool::create({.size_bytes = size_bytes}, kGoOn, {});
 }
 
-/// How many of the pages of a mapping are in memory.
+/// The count of a mapping's pages that are in memory.
 std::size_t resident_pages(std::span<std::byte> bytes) {
   std::vector<unsigned char> pages((bytes.size() + 4095) / 4096);
   REQUIRE(::mincore(bytes.data(), bytes.size(), pages.data()) == 0);
@@ -53,7 +53,7 @@ TEST_SUITE("Pool") {
     CHECK(allocated_bytes(pool->fd()) == pool->size_bytes());
   }
 
-  TEST_CASE("nobody who has the descriptor can change its size or take the seals away") {
+  TEST_CASE("a holder of the descriptor can neither change its size nor remove the seals") {
     const auto pool = make(kMiB);
     REQUIRE(pool);
 
@@ -139,7 +139,7 @@ TEST_SUITE("Pool") {
     CHECK(pool.error().code == Errc::kInvalidArgument);
   }
 
-  TEST_CASE("more than the machine has is refused before a byte is taken") {
+  TEST_CASE("more than the machine has is refused before a byte is allocated") {
     const auto pool = make(std::uint64_t{1} << 46);
 
     REQUIRE_FALSE(pool);
@@ -148,14 +148,14 @@ TEST_SUITE("Pool") {
     CHECK(pool.error().detail.find("--pool-size") != std::string::npos);
   }
 
-  TEST_CASE("more than is free now, but not more than there is, may be had later") {
-    // Somebody holds more than the gibibyte that is kept, so that such a size exists.
+  TEST_CASE("more than is free now, but not more than exists, may be available later") {
+    // Another pool holds more than the reserve of one gibibyte, so that such a size exists.
     const auto other = make(1200 * kMiB);
     const auto room = engine::memory_room();
     REQUIRE(room);
     if (!other || room->limited_by != "MemAvailable")
       PEGA_SKIP("too little memory, or a cgroup limits it");
-    // Not more than there is, whoever gives memory back meanwhile: the other pool stays.
+    // Not more than exists, whatever memory other processes return meanwhile: the other pool stays.
     const std::uint64_t size = room->possible_bytes - 1024 * kMiB;
     REQUIRE(size + 1024 * kMiB > room->available_bytes);
 
@@ -166,7 +166,7 @@ TEST_SUITE("Pool") {
     CHECK(pool.error().detail.find(room->limited_by) != std::string::npos);
   }
 
-  TEST_CASE("required huge pages that are not there are refused with the command") {
+  TEST_CASE("missing huge pages that are required are refused with the command") {
     const auto pages = engine::huge_pages();
     REQUIRE(pages);
     const auto pool = engine::Pool::create(

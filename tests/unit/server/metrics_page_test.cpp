@@ -87,15 +87,15 @@ TEST_SUITE("metrics_page") {
   TEST_CASE("each window has its hit rate, its ceiling and its working set") {
     using std::chrono::seconds;
     Snapshot now;
-    now.cache.demand = {{.length = seconds(90), .asked = 0},
+    now.cache.demand = {{.length = seconds(90), .requested = 0},
                         {.length = seconds(300),
-                         .asked = 200,
+                         .requested = 200,
                          .found = 50,
                          .fresh = 30,
                          .distinct = 110,
                          .bytes = 450560},
-                        {.length = seconds(7200), .asked = 200, .found = 50, .fresh = 170},
-                        {.length = seconds(86400), .asked = 200, .found = 50, .fresh = -1}};
+                        {.length = seconds(7200), .requested = 200, .found = 50, .fresh = 170},
+                        {.length = seconds(86400), .requested = 200, .found = 50, .fresh = -1}};
 
     const std::string page = metrics_page(now);
 

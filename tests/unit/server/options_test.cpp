@@ -86,7 +86,7 @@ TEST_SUITE("ServerOptions") {
     REQUIRE_FALSE(unknown);
     CHECK(unknown.error().code == Errc::kInvalidArgument);
     CHECK(unknown.error().detail ==
-          "--eviction: there is no eviction policy \"fifo\", but " + engine::eviction_names());
+          "--eviction: unknown eviction policy \"fifo\"; use " + engine::eviction_names());
   }
 
   TEST_CASE("uids are numbers") {
