@@ -1,6 +1,6 @@
-// Drives the block store with random processes against a model, and looks at the bytes.
+// Drives the block store with random processes against a model, and checks the bytes.
 //
-// PEGA_SIM_STEPS says how long (1,000,000 steps otherwise), PEGA_TEST_SEED repeats a run.
+// PEGA_SIM_STEPS sets the length (default 1,000,000 steps), PEGA_TEST_SEED repeats a run.
 
 #include <algorithm>
 #include <chrono>
@@ -24,7 +24,7 @@ using pegaflow::sim::World;
 
 constexpr std::uint64_t kStepsPerWorld = 3000;
 
-/// What a run of 100,000 steps has to have seen; without it the run says nothing.
+/// The events that a run of 100,000 steps must have seen to be meaningful.
 constexpr const char* kRequired[] = {"evictions, lru",
                                      "evictions, slru",
                                      "evictions, s3-fifo",
@@ -56,10 +56,10 @@ constexpr const char* kRequired[] = {"evictions, lru",
                                      "open again ok",
                                      "open goes on",
                                      "open again invalid_argument",
-                                     "condemn ok",
-                                     "condemn again",
-                                     "condemn gone",
-                                     "condemn invalid_argument",
+                                     "invalidate ok",
+                                     "invalidate again",
+                                     "invalidate gone",
+                                     "invalidate invalid_argument",
                                      "lost",
                                      "process ended",
                                      "quiesced",
@@ -83,12 +83,12 @@ constexpr const char* kRequired[] = {"evictions, lru",
                                      "fetches joined",
                                      "fetches without room",
                                      "given up",
-                                     "settled",
-                                     "settled under a claim",
-                                     "pages brought",
-                                     "pages brought late",
+                                     "quiesced",
+                                     "quiesced under a claim",
+                                     "pages fetched",
+                                     "pages fetched late",
                                      "evicted replicas",
-                                     "opened what came",
+                                     "opened after a fetch",
                                      "arrived all",
                                      "arrived some",
                                      "arrived gone",
@@ -98,7 +98,7 @@ constexpr const char* kRequired[] = {"evictions, lru",
                                      "lease ended",
                                      "leases expired",
                                      "leases shortened",
-                                     "pages read from afar",
+                                     "pages read by another node",
                                      "journal",
                                      "journal lost",
                                      "wrong gone",

@@ -127,7 +127,7 @@ Result<std::size_t> OracleStore::arrived(const Id128& token, std::size_t first, 
   std::size_t here = 0;
   while (here < count && is_openable(claim->blocks[first + here])) ++here;
   if (here == 0 && frames_[claim->blocks[first]].state != State::kInFlight) {
-    return fail(Errc::kGone, "did not come");
+    return fail(Errc::kGone, "did not arrive");
   }
   return here;
 }
@@ -158,7 +158,7 @@ Result<std::vector<engine::FrameIndex>> OracleStore::lend(
   }
   if (lease.blocks.empty()) return lease.blocks;
   if (!chosen || chosen->lease == engine::LeaseId{} || is_lent(chosen->lease)) {
-    throw Mismatch{"a lease has no name of its own"};
+    throw Mismatch{"the name of a lease is not unique"};
   }
   lease.id = chosen->lease;
   ++counted_.leases_made;

@@ -12,7 +12,7 @@ std::uint64_t OracleStore::bytes_of(Run run) const {
 }
 
 OracleStore::Run OracleStore::range(std::uint32_t node) const {
-  // Whole units for each node, what is left over for the last.
+  // Whole units for each NUMA node; the last one gets the rest.
   const auto each = static_cast<std::uint32_t>(options_.pool_bytes / 4096 * 4096 /
                                                options_.numa_nodes / unit_bytes_);
   if (options_.numa_nodes == 1 || each == 0) return {0, units_};
@@ -35,7 +35,7 @@ void OracleStore::add_shape(engine::ShapeId id, const engine::Shape& description
   const auto fullest = *std::max_element(
       shape.parts.begin(), shape.parts.end(),
       [](const auto& left, const auto& right) { return left.second < right.second; });
-  // The fewest units with at most 6 % waste, else all of the node.
+  // The fewest units with at most 6 % waste, else all of the NUMA node.
   const Run node = range(fullest.first);
   std::uint32_t count = 1;
   while (count < node.count) {
@@ -74,7 +74,7 @@ std::unique_ptr<OracleStore::Order> OracleStore::make_order(std::uint64_t frame_
 std::unique_ptr<OracleStore::Order> OracleStore::make_replica_order(std::uint64_t frame_bytes) {
   if (options_.eviction != engine::EvictionKind::kWeightedLru)
     return std::make_unique<testing::LruModel>();
-  // Its age of a block counts the uses of all, these included.
+  // Its age of a block counts the uses of all blocks, these included.
   return std::make_unique<testing::PolicyModel>(
       engine::EvictionKind::kLru, *rows_,
       static_cast<std::uint32_t>(std::max<std::uint64_t>(units_ * unit_bytes_ / frame_bytes, 1)));
@@ -162,7 +162,7 @@ std::optional<OracleStore::Run> OracleStore::free_run(std::uint32_t node, std::u
     }
     return bytes_of(run) >= part_bytes;
   };
-  // Single units from the beginning, longer runs from the end; without one the longest there is.
+  // Single units from the beginning, longer runs from the end; if none is long enough, the longest.
   std::optional<Run> found;
   for (std::uint32_t length = count; length != 0 && !found; --length) {
     for (std::uint32_t first = all.first; first + length <= all.first + all.count; ++first) {

@@ -204,8 +204,8 @@ Result<engine::BlockStore::OpenedPages> OracleStore::open(engine::HolderId holde
   const std::size_t from = first + (begun == nullptr ? 0 : begun->blocks.size());
   const std::size_t to = from + std::min(limit, first + count - from);
   for (std::size_t i = from; i < to; ++i) {
-    if (frames_[claim->blocks[i]].state == State::kInFlight) return fail(Errc::kBusy, "coming");
-    if (!is_openable(claim->blocks[i])) return fail(Errc::kGone, "condemned, or did not come");
+    if (frames_[claim->blocks[i]].state == State::kInFlight) return fail(Errc::kBusy, "in flight");
+    if (!is_openable(claim->blocks[i])) return fail(Errc::kGone, "invalidated, or did not arrive");
   }
   claim->opened = true;
   Pin opened{.holder = holder,

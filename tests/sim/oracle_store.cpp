@@ -26,10 +26,11 @@ OracleStore::OracleStore(const engine::BlockStore::Options& options, const Clock
   rows_ = engine::BlockRows::create(frames_.size()).value();
 }
 
-// ---- spaces and holders
+// ---- namespace generations and holders
 
 void OracleStore::add_space(engine::SpaceId space, engine::ShapeId shape) {
-  if (!live_spaces_.emplace(space, shape).second) throw Mismatch{"a space was made twice"};
+  if (!live_spaces_.emplace(space, shape).second)
+    throw Mismatch{"a namespace generation was made twice"};
 }
 
 void OracleStore::set_shard(engine::HolderId holder, std::uint32_t shard, std::uint32_t shards) {
@@ -90,7 +91,7 @@ bool OracleStore::is_known(engine::HolderId holder) const {
 bool OracleStore::is_active(engine::HolderId holder) const {
   return is_known(holder) && !holders_.at(holder).lost;
 }
-// ---- what changes the state of one thing
+// ---- changes of state
 
 OracleStore::Order& OracleStore::order_of(engine::FrameIndex frame) {
   const OneShape& shape = shapes_.at(extent_of(frame)->shape);
@@ -103,13 +104,13 @@ engine::FrameIndex OracleStore::victim(engine::ShapeId shape) {
   const auto is_of_shape = [&](engine::FrameIndex each) { return extent_of(each)->shape == shape; };
   if (frame == engine::EvictionPolicy::kNone) {
     if (std::any_of(evictable_.begin(), evictable_.end(), is_of_shape)) {
-      throw Mismatch{"no block goes next, and one is at rest"};
+      throw Mismatch{"there is no victim, and a block is evictable"};
     }
     return engine::kNoFrame;
   }
   if (frames_.at(frame).state != State::kSealed || frames_[frame].holds != 0 ||
       !is_of_shape(frame)) {
-    throw Mismatch{"a block goes next that is not at rest"};
+    throw Mismatch{"the victim is not evictable"};
   }
   return frame;
 }
@@ -152,7 +153,7 @@ void OracleStore::give_back(engine::FrameIndex frame) {
     return;
   }
   make_evictable(frame);
-  if (!frames_[frame].has_key) return free(frame);  // Condemned, and counted then.
+  if (!frames_[frame].has_key) return free(frame);  // Invalidated, and counted then.
   if (!live_spaces_.contains(frames_[frame].space)) {
     ++counted_.retired;
     free(frame);
@@ -179,7 +180,7 @@ void OracleStore::evict(engine::FrameIndex frame, engine::EvictionPolicy::Freed 
     if (frames_[frame].is_replica) ++counted_.evicted_replicas;
     return free(frame, why);
   }
-  ++counted_.retired;  // Its space was reset: nobody will come back for it.
+  ++counted_.retired;  // Its generation was reset: no reader will want it again.
   free(frame);
 }
 
@@ -235,7 +236,7 @@ void OracleStore::end_pin(engine::HolderId holder, engine::PinId name) {
   for (; !blocks.empty(); blocks.pop_back()) give_back(blocks.back());
 }
 
-// ---- what can be counted
+// ---- statistics
 
 bool OracleStore::is_idle() const {
   return std::all_of(frames_.begin(), frames_.end(),

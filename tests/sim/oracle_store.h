@@ -1,7 +1,7 @@
 #pragma once
 /// \file
-/// What the block store has to answer, in the simplest words: no hashing, no cleverness, everything
-/// searched and counted anew each time. Written from the design, not from the store.
+/// The expected results of the block store, in the simplest form: no hashing, no cleverness, all
+/// searched and counted again each time. Written from the design, not from the store.
 
 #include <cstddef>
 #include <cstdint>
@@ -27,13 +27,14 @@
 
 namespace pegaflow::sim {
 
-/// A model of BlockStore. Which free frame of a shape a key gets, and ids, are chosen by the store
-/// under test; the model checks that the choice is legal. Everything else it works out by itself,
-/// also which extents there are and which goes to whom, and which block is evicted: see `Order`.
+/// A model of BlockStore. The store under test chooses ids and the free frame of a shape that a key
+/// gets; the model checks that the choice is legal. The model derives all else by itself, including
+/// which extents exist and which shape gets them, and which block is evicted: see `Order`.
 ///
-/// What ends takes effect at once, but its blocks come back through one queue, first in first out:
-/// a step of it is one block given back, one row (claim, reservation, pin) ended, or one frame
-/// looked at. Each call that ends something does a slice of steps, and so does work().
+/// The end of a claim, reservation or pin takes effect at once, but its blocks are returned through
+/// one first-in, first-out queue: a step of it is one block returned, one row (claim, reservation,
+/// pin) ended, or one frame visited. Each call that ends something does a slice of steps, and so
+/// does work().
 class OracleStore {
  public:
   OracleStore(const engine::BlockStore::Options& options, const Clock& clock);
@@ -61,8 +62,8 @@ class OracleStore {
   void release(engine::HolderId holder, engine::PinId pin);
   Result<bool> invalidate(engine::HolderId holder, engine::PinId pin, std::size_t place);
 
-  /// `chosen` is what the store answered, for the choice of frames among the free ones. Throws
-  /// Mismatch when a choice is not legal.
+  /// `chosen` is the store's result, which provides the choice of free frames. Throws Mismatch when
+  /// a choice is not legal.
   Result<engine::BlockStore::Fetch> fetch(engine::HolderId holder, engine::SpaceId space,
                                           const Id128& token, std::size_t first,
                                           std::span<const BlockKey> keys, std::size_t fetchable,
@@ -72,7 +73,7 @@ class OracleStore {
   void quiesced(engine::FrameIndex frame);
   [[nodiscard]] Result<std::size_t> arrived(const Id128& token, std::size_t first,
                                             std::size_t count);
-  /// `chosen` is what the store answered, for its choice of a name.
+  /// `chosen` is the store's result, which provides the choice of a name.
   Result<std::vector<engine::FrameIndex>> lend(engine::SpaceId space,
                                                std::span<const BlockKey> keys, Duration time,
                                                const Result<engine::BlockStore::Lent>& chosen);
@@ -97,9 +98,9 @@ class OracleStore {
   [[nodiscard]] const engine::BlockStore::Cleanup& cleanup() const { return cleanup_; }
   [[nodiscard]] bool is_idle() const;
   [[nodiscard]] engine::BlockStore::Stats stats() const;
-  /// Keys of the blocks that are sealed, those included whose extent is leaving.
+  /// Keys of the sealed blocks, including those whose extent is leaving.
   [[nodiscard]] std::set<BlockKey> sealed(engine::SpaceId space) const;
-  /// Frames of the blocks at rest of all shapes, the one that came to rest first in front.
+  /// Frames of the evictable blocks of all shapes, the one evictable for longest in front.
   [[nodiscard]] const std::list<engine::FrameIndex>& evictable() const { return evictable_; }
 
  private:
@@ -108,20 +109,20 @@ class OracleStore {
     State state = State::kFree;
     engine::SpaceId space{};
     BlockKey key;
-    /// The key leads to this frame; not so once it was reserved elsewhere, or condemned.
+    /// The key leads to this frame; false after it was reserved elsewhere, or invalidated.
     bool has_key = false;
     Id128 writer;
     std::uint64_t job = 0;
-    std::uint64_t last_use = 0;  ///< When it came to rest.
-    int holds = 0;               ///< Claims, pins and leases, until their blocks were given back.
+    std::uint64_t last_use = 0;  ///< When it last became evictable.
+    int holds = 0;               ///< Claims, pins and leases, until their blocks were returned.
     bool is_replica = false;
-    /// Somebody has been told to write it, and has not ended.
+    /// A writer has got it and has not ended.
     [[nodiscard]] bool is_written() const {
       return state != State::kFree && state != State::kSealed;
     }
     [[nodiscard]] bool is_fetched() const { return is_written() && state != State::kWritten; }
   };
-  /// Which of a shape's blocks goes next; blocks are named by their frames.
+  /// Which of a shape's blocks is evicted next; blocks are named by their frames.
   using Order = testing::EvictionModel;
   struct Run {
     std::uint32_t first = 0;
@@ -139,7 +140,7 @@ class OracleStore {
   struct OneShape {
     std::unique_ptr<Order> order = {};
     std::unique_ptr<Order> replicas = {};  ///< The oldest first; all of them before the others.
-    std::vector<std::pair<std::uint32_t, std::uint64_t>> parts = {};  ///< Node, and bytes.
+    std::vector<std::pair<std::uint32_t, std::uint64_t>> parts = {};  ///< NUMA node, and bytes.
     std::vector<std::uint32_t> units = {};
     std::uint64_t frame_bytes = 0;
     int leaving_for_it = 0;
@@ -153,7 +154,7 @@ class OracleStore {
     std::uint32_t shards = 1;
     bool lost = false;
     bool gone = false;
-    /// What its blocks are marked with: ranks of one instance count as one writer.
+    /// The writer of its blocks: ranks of one instance count as one.
     [[nodiscard]] Id128 writer() const {
       return shards > 1 ? Id128{~std::uint64_t{0}, instance} : process;
     }
@@ -191,7 +192,7 @@ class OracleStore {
     Part part = Part::kNotAsked;
     engine::HolderId holder{};
     std::size_t asked = 0;
-    std::uint64_t listed = 0;  ///< Rising: which of a holder's comes first.
+    std::uint64_t listed = 0;  ///< Rising: the order of a holder's writers.
   };
   struct Job {
     std::uint64_t serial = 0;
@@ -224,10 +225,11 @@ class OracleStore {
   [[nodiscard]] bool is_known(engine::HolderId holder) const;
   [[nodiscard]] bool is_doomed(const Job& job) const;
   [[nodiscard]] engine::FrameIndex find(engine::SpaceId space, const BlockKey& key) const;
-  /// That of the store: it decides which names a lookup, and a policy's memory, take for each
+  /// The store's hash: it decides which names a lookup, and a policy's memory, mistake for each
   /// other.
   [[nodiscard]] static std::uint32_t name_hash(engine::SpaceId space, const BlockKey& key);
-  /// How many of the keys have the hash of some block that can be read; 0 when nobody goes by that.
+  /// Length of the prefix whose keys have the hash of some readable block; 0 when lookups do not
+  /// use hashes.
   [[nodiscard]] std::size_t prefix_by_name_hash(engine::SpaceId space,
                                                 std::span<const BlockKey> keys) const;
   [[nodiscard]] std::uint64_t held_by_instance(std::uint32_t instance) const;
@@ -258,7 +260,7 @@ class OracleStore {
                     const Id128& token, const std::vector<engine::FrameIndex>& blocks);
   /// Whether that much stays within the share of the pool.
   [[nodiscard]] bool is_within(double share, std::uint64_t bytes) const;
-  /// Whether the node may hold this block, or, for kNoFrame, one more.
+  /// Whether the server may hold this block, or, for kNoFrame, one more.
   [[nodiscard]] bool server_may_hold(engine::SpaceId space, engine::FrameIndex frame) const;
   [[nodiscard]] bool may_fetch(std::uint64_t bytes) const;
   [[nodiscard]] bool is_openable(engine::FrameIndex frame) const;
@@ -267,7 +269,7 @@ class OracleStore {
   void take(engine::FrameIndex choice, engine::ShapeId shape);
   Room make_room(engine::ShapeId shape, std::size_t& steps, bool may_revoke);
   [[nodiscard]] bool has_free(engine::ShapeId shape) const;
-  /// Throws Mismatch when it is none that may be evicted.
+  /// Throws Mismatch when that block is not evictable.
   [[nodiscard]] engine::FrameIndex victim(engine::ShapeId shape);
   [[nodiscard]] Order& order_of(engine::FrameIndex frame);
 
@@ -304,25 +306,25 @@ class OracleStore {
   std::uint32_t rows_a_unit_;
   std::vector<Frame> frames_;
   std::list<Extent> extents_;
-  std::unique_ptr<engine::BlockRows> rows_;  ///< Of orders that are policies.
+  std::unique_ptr<engine::BlockRows> rows_;  ///< For orders that are policies.
   std::map<engine::ShapeId, OneShape> shapes_;
   std::uint64_t uses_ = 0;
   std::uint64_t quiet_ = 0;
   std::list<engine::FrameIndex> evictable_;
   std::map<engine::SpaceId, engine::ShapeId> live_spaces_;
   std::map<engine::HolderId, Holder> holders_;
-  std::list<Claim> claims_;  ///< Oldest first, and so the others.
+  std::list<Claim> claims_;  ///< Oldest first, like the others.
   std::list<Pin> pins_;
   std::list<Job> jobs_;
   std::list<Lease> leases_;
   std::deque<Work> queue_;
-  std::size_t step_cost_ = 1;  ///< Of the last step, in blocks.
+  std::size_t step_cost_ = 1;  ///< Cost of the last step, in blocks.
   std::uint64_t next_serial_ = 1;
   engine::BlockStore::Cleanup cleanup_;
   engine::BlockStore::Stats counted_;
 };
 
-/// What the simulation throws when the store and the model disagree.
+/// Thrown by the simulation when the store and the model disagree.
 struct Mismatch {
   std::string what;
 };

@@ -41,7 +41,7 @@ bool OracleStore::step(Work& work) {
     case Kind::kGiveBack: {
       if (work.blocks.empty()) return false;
       const engine::FrameIndex frame =
-          work.blocks.back();  // The end of a chain comes to rest first.
+          work.blocks.back();  // The end of a chain becomes evictable first.
       work.blocks.pop_back();
       give_back(frame);
       return true;

@@ -1,4 +1,4 @@
-// The model's jobs: what is reserved for them, and how they end.
+// The model's jobs: their reservations, and how they end.
 
 #include <algorithm>
 
@@ -49,7 +49,7 @@ OracleStore::Room OracleStore::make_room(engine::ShapeId shape, std::size_t& ste
     if (steps != 0 && (own == engine::kNoFrame || shapes_.at(shape).leaving_for_it != 0)) {
       if (queue_.empty()) {
         if (claims_.empty() || !may_revoke) return Room::kNone;
-        // The oldest claim, but before all others the oldest that nobody opened within the grace.
+        // The oldest claim, but before all others the oldest that was not opened within the grace.
         const auto unopened = std::find_if(claims_.begin(), claims_.end(), [&](const Claim& claim) {
           return !claim.opened && clock_.now() - claim.made >= options_.claim_grace;
         });

@@ -11,8 +11,8 @@ namespace pegaflow::sim {
 
 namespace {
 
-/// Keys that meet each other on purpose: chains share their beginnings, and many keys share the
-/// bytes that the store's hash looks at.
+/// Keys that collide on purpose: chains share their beginnings, and many keys share the bytes that
+/// the store's hash reads.
 std::vector<std::vector<BlockKey>> make_chains(std::mt19937_64& random) {
   std::vector<std::vector<BlockKey>> chains;
   for (std::uint64_t chain = 0; chain < 10; ++chain) {
@@ -61,12 +61,13 @@ World::World(std::uint64_t seed, engine::EvictionKind eviction, Coverage& covera
   memory_ = std::make_unique<PageMemory>(static_cast<std::uint32_t>(options_.pool_bytes / kCell));
   chains_ = make_chains(random_);
   make_shapes();
-  // Each world has its own habits, so that rare neighbourhoods of events are found too.
+  // Each world has its own habits, so that rare combinations of events are found too.
   weights_ = {20,  20,  2,   10, 8, 14, 5,   20, 3,  10, 3, 6, 1.5,
               0.5, 1.5, 0.5, 6,  3, 14, 0.3, 3,  12, 24, 6, 6, 4};
   for (double& weight : weights_) weight *= std::array{0.3, 1.0, 1.0, 3.0}[pick(4)];
   note(
-      "{} world of {} cells on {} nodes, slices of {}, shares {} and {}, {} claims, {} pins, {} "
+      "{} world of {} cells on {} NUMA nodes, slices of {}, shares {} and {}, {} claims, {} pins, "
+      "{} "
       "jobs",
       to_string(eviction), options_.pool_bytes / kCell, options_.numa_nodes, options_.slice_blocks,
       options_.instance_share, options_.server_share, options_.max_claims, options_.max_pins,
@@ -113,7 +114,7 @@ Place World::place_of(engine::FrameIndex frame, std::uint32_t shard, engine::Sha
   const auto ranges = engine::numa_ranges(options_.pool_bytes, options_.numa_nodes);
   const engine::NumaRange& range = ranges[page.numa_node < ranges.size() ? page.numa_node : 0];
   if (offset % kCell != 0 || offset < range.begin || offset + page.page_bytes > range.end) {
-    throw Mismatch{fmt::format("a page of node {} lies at {}", page.numa_node, offset)};
+    throw Mismatch{fmt::format("a page of NUMA node {} lies at {}", page.numa_node, offset)};
   }
   return {static_cast<std::uint32_t>(offset / kCell),
           static_cast<std::uint32_t>((page.page_bytes + kCell - 1) / kCell)};
@@ -148,14 +149,14 @@ void World::step() {
                                                              &World::lend,
                                                              &World::end_lease};
   ++steps_;
-  // Until one applies: a step that did nothing would only look like work.
+  // Until one applies: a step without effect would only look like work.
   std::discrete_distribution<std::size_t> which(weights_.begin(), weights_.end());
   const std::uint64_t noted = notes_;
   while (notes_ == noted) (this->*kEvents[which(random_)])();
   compare();
 }
 
-// ---- chance
+// ---- random choices
 
 std::size_t World::pick(std::size_t count) {
   return count == 0 ? 0 : static_cast<std::size_t>(random_() % count);
@@ -192,7 +193,7 @@ std::vector<BlockKey> World::pick_keys() {
   const std::size_t count = 1 + pick(chain.size() - begin);
   const auto first = chain.begin() + static_cast<std::ptrdiff_t>(begin);
   std::vector<BlockKey> keys(first, first + static_cast<std::ptrdiff_t>(count));
-  if (chance(0.02)) keys.push_back(keys.front());  // No engine does; it must not hurt.
+  if (chance(0.02)) keys.push_back(keys.front());  // No engine does this; it must do no harm.
   return keys;
 }
 

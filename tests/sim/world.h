@@ -1,6 +1,6 @@
 #pragma once
 /// \file
-/// Processes that use a store at random, and stumble.
+/// Processes that use a store at random, and fail at random.
 
 #include <array>
 #include <cstdint>
@@ -26,7 +26,7 @@
 
 namespace pegaflow::sim {
 
-/// How often things happened that a simulation must have seen to mean anything.
+/// Counts of the events that a simulation must have seen to be meaningful.
 struct Coverage {
   std::map<std::string, std::uint64_t> counts;
   void hit(const std::string& what, std::uint64_t times = 1) { counts[what] += times; }
@@ -34,7 +34,7 @@ struct Coverage {
 
 /// One store, its model, the bytes of its pool, and the processes around them.
 ///
-/// Each step does one call, on the store and on the model, and compares all that both can say.
+/// Each step makes one call, on the store and on the model, and compares all that both report.
 /// Everything follows from the seed. Thread-bound.
 class World {
  public:
@@ -49,7 +49,7 @@ class World {
   [[nodiscard]] const std::deque<std::string>& history() const { return history_; }
 
  private:
-  /// A process with an incarnation; it may be stopped from talking and still copy.
+  /// A process with an incarnation; its connection may end while it still copies.
   struct Process {
     Id128 incarnation;
     std::uint32_t instance = 0;
@@ -63,11 +63,11 @@ class World {
   };
   struct Page {
     engine::FrameIndex frame = engine::kNoFrame;
-    Place place = {};  ///< Of one shard's page.
+    Place place = {};  ///< The place of one shard's page.
     BlockKey key;
     Stamp stamp{};
   };
-  /// What one shard does of a job.
+  /// One shard's part in a job.
   struct Save {
     JobId job;
     engine::HolderId holder{};
@@ -99,19 +99,20 @@ class World {
     Id128 token;
     engine::SpaceId space{};
     std::vector<Stamps> blocks = {};
-    std::set<std::size_t> came = {};  ///< Of them, those that were still coming.
+    std::set<std::size_t> came = {};  ///< Those of them that were still in flight.
   };
   struct Load {
     engine::HolderId holder{};
     engine::PinId pin{};
     Id128 token;
     std::size_t first = 0;
-    std::size_t count = 0;  ///< Of the call; `pages` has those of the slices that were pinned.
+    std::size_t count =
+        0;  ///< Blocks of the call; `pages` has those of the slices that were pinned.
     std::vector<Page> pages = {};
     bool copies_ended = false;
   };
 
-  /// A block that somebody brings from afar, into a frame that was given out for it.
+  /// A block that is fetched from another node, into a frame that was reserved for it.
   struct Bringing {
     engine::SpaceId space{};
     BlockKey key;
@@ -120,18 +121,18 @@ class World {
     Stamps stamps = {};
     bool is_given_up = false;
   };
-  /// Pages that another node may read until it ends the lease, or its time is over.
+  /// Pages that another node may read until it ends the lease, or the lease expires.
   struct Loan {
     engine::LeaseId lease{};
-    TimePoint end;  ///< By when the last of its reads has ended, late ones included.
+    TimePoint end;  ///< The time by which the last of its reads has ended, late ones included.
     std::vector<Page> pages = {};
     bool is_over = false;
   };
 
-  // ---- what can happen; each returns without doing anything where it does not apply
+  // ---- actions; each returns without effect where it does not apply
   void reserve();
   void reserve_shared(std::size_t connection);
-  /// Of its state both sides are asked from now on, for a while.
+  /// The store and the model are asked for its state from now on, for a while.
   void remember(const JobId& job);
   void publish();
   void abandon();
@@ -140,7 +141,7 @@ class World {
   void claim();
   void unclaim();
   void open();
-  /// What a call of open() has pinned is right, and read from now on.
+  /// Checks the result of open() and begins to read what it pinned.
   void read_pages(Load& load, const Claim& claim, const std::vector<engine::FrameIndex>& frames);
   void open_again();
   void release();
@@ -161,7 +162,7 @@ class World {
   void start_cleanup();
   void call_wrongly();
 
-  // ---- parts of them
+  // ---- parts of the actions
   void end_copies_of(engine::HolderId holder, bool whole);
   void holder_gone(std::size_t connection);
   void forget_records_of(engine::HolderId holder);
@@ -172,26 +173,26 @@ class World {
                   std::span<const BlockKey> keys, const engine::BlockStore::Fetch& made);
   [[nodiscard]] Bringing* bringing(engine::SpaceId space, const BlockKey& key);
   void end_writes(const Bringing& of, bool whole);
-  /// Readers afar whose lease is over by now stop, at the latest.
+  /// Readers on other nodes whose lease has expired stop, at the latest.
   void end_late_reads();
 
-  // ---- comparing
+  // ---- comparison
   void compare();
   void compare_stats();
   void compare_order();
   void compare_journal();
 
-  // ---- chance
+  // ---- random choices
   std::size_t pick(std::size_t count);
   bool chance(double probability);
   /// A connection that is up, of a process that lives.
   [[nodiscard]] std::optional<std::size_t> pick_talking();
-  /// Its process lives; the connection may be lost with some calls still under way.
+  /// Its process lives; the connection may be lost with some calls still in flight.
   [[nodiscard]] bool may_speak(engine::HolderId holder) const;
-  /// Copies of it are under way.
+  /// Its copies are in progress.
   [[nodiscard]] bool touches_memory(engine::HolderId holder) const;
   std::vector<BlockKey> pick_keys();
-  /// One whose blocks have the shards of that instance.
+  /// A generation whose blocks have the shards of that instance.
   engine::SpaceId pick_space(std::uint32_t instance);
   void make_shapes();
   [[nodiscard]] std::uint32_t shards_of(std::uint32_t instance) const;
@@ -228,7 +229,7 @@ class World {
   std::vector<OneSpace> spaces_;
   std::map<engine::SpaceId, engine::ShapeId> shape_of_space_;
   std::map<engine::ShapeId, engine::Shape> shapes_;
-  std::uint32_t shards_ = 2;  ///< Of instance 2; the others have one.
+  std::uint32_t shards_ = 2;  ///< Shards of instance 2; the others have one.
   std::vector<SharedJob> shared_jobs_;
   std::vector<engine::SpaceId> former_spaces_;
   std::vector<std::vector<BlockKey>> chains_;
@@ -239,10 +240,10 @@ class World {
   std::vector<Bringing> bringing_;
   std::vector<Loan> loans_;
   std::map<std::pair<engine::SpaceId, BlockKey>, Stamps> published_;
-  /// Who has read the journal this far believes that these blocks are there.
+  /// A reader of the journal up to this position believes that these blocks are present.
   std::uint64_t journal_read_ = 0;
   std::map<engine::SpaceId, std::set<BlockKey>> believed_;
-  std::set<engine::SpaceId> not_all_read_;  ///< Something was said of them that nobody read.
+  std::set<engine::SpaceId> not_all_read_;  ///< They have entries that were not read.
   std::uint64_t next_stamp_ = 1;
   std::uint64_t next_token_ = 1;
   std::uint64_t next_job_ = 1;

@@ -10,7 +10,7 @@
 
 namespace pegaflow::sim {
 
-// ---- comparing
+// ---- comparison
 
 void World::compare() {
   compare_stats();
@@ -28,7 +28,7 @@ void World::compare() {
     const bool touches = store_->may_touch(connection.holder);
     if (touches != oracle_->may_touch(connection.holder)) throw Mismatch{"may_touch() differs"};
     if (!touches && touches_memory(connection.holder)) {
-      throw Mismatch{"a process touches frames, and may_touch() does not know"};
+      throw Mismatch{"a process accesses frames, and may_touch() is false"};
     }
   }
   for (const JobId& job : last_jobs_) {
@@ -91,7 +91,7 @@ void World::compare_stats() {
   same("evictions", got.evictions, want.evictions);
   same("cleaned", got.cleaned, want.cleaned);
   same("retired", got.retired, want.retired);
-  same("condemned", got.invalidated, want.invalidated);
+  same("invalidated", got.invalidated, want.invalidated);
   same("skipped_present", got.skipped_present, want.skipped_present);
   same("skipped_no_room", got.skipped_no_room, want.skipped_no_room);
   same("claims_revoked", got.claims_revoked, want.claims_revoked);
@@ -101,7 +101,7 @@ void World::compare_stats() {
 }
 
 void World::compare_journal() {
-  // A reader that comes by now and then, in pieces.
+  // A reader that reads now and then, in parts.
   if (steps_ % 8 != 0) return;
   const std::size_t limit = 1 + pick(64);
   std::uint64_t next = journal_read_;
@@ -129,7 +129,7 @@ void World::compare_journal() {
         not_all_read_.contains(space.id)
             ? std::includes(sealed.begin(), sealed.end(), believed.begin(), believed.end())
             : sealed == believed;
-    if (!is_right) throw Mismatch{"who reads the journal believes something else"};
+    if (!is_right) throw Mismatch{"a reader of the journal has a wrong state"};
     if (!believed.empty()) coverage_.hit("journal");
   }
 }

@@ -1,4 +1,4 @@
-// Calls that no process of ours makes.
+// Calls that no correct process makes.
 
 #include <algorithm>
 #include <utility>
@@ -23,7 +23,7 @@ void World::call_wrongly() {
     note("wrong: {}", what);
     if (!same_outcome(answered, expected)) {
       throw Mismatch{
-          fmt::format("{} answers {} and should {}", what, outcome(answered), outcome(expected))};
+          fmt::format("{} returns {} instead of {}", what, outcome(answered), outcome(expected))};
     }
     coverage_.hit("wrong " + outcome(answered));
   };
@@ -66,7 +66,7 @@ void World::call_wrongly() {
       break;
     }
     case 6: {
-      // Somebody else's job: neither its frames nor its blocks may change hands.
+      // Another holder's job: neither its frames nor its blocks may change owners.
       if (saves_.empty()) break;
       const Save& save = saves_[pick(saves_.size())];
       const JobId job = save.job;
@@ -75,8 +75,8 @@ void World::call_wrongly() {
       const auto reserved = store_->reserve(other, save.space, job, 0, keys);
       expect("reserve for a foreign job", reserved,
              oracle_->reserve(other, save.space, job, 0, keys, reserved));
-      // Where the job is over already, that has begun it anew as the other's own, and nobody has
-      // written its frames.
+      // Where the job is over already, that has begun it again as the other holder's own, and
+      // nothing has written its frames.
       if (!reserved) {
         const auto answered = store_->publish(other, job, 1);
         expect("publish of a foreign job", answered, oracle_->publish(other, job, 1));
@@ -86,7 +86,8 @@ void World::call_wrongly() {
       break;
     }
     case 7: {
-      // Of nobody, without a token, behind the end of a claim, of somebody else's claim.
+      // For an unknown holder, without a token, behind the end of a claim, for another holder's
+      // claim.
       const bool has_claim = !claims_.empty();
       const Claim claim = has_claim ? claims_[pick(claims_.size())] : Claim{};
       const engine::HolderId caller = chance(0.3) ? former : talking;
@@ -106,7 +107,7 @@ void World::call_wrongly() {
       break;
     }
     default:
-      note("wrong: release, unclaim, lost and gone of nobody");
+      note("wrong: release, unclaim, lost and gone of an unknown holder");
       store_->release(former, engine::PinId{1});
       oracle_->release(former, engine::PinId{1});
       store_->unclaim(talking, old_token);

@@ -1,4 +1,4 @@
-// What the server does for other nodes and with them: fetches, and leases.
+// The server's work with other nodes: fetches, and leases.
 
 #include <algorithm>
 #include <utility>
@@ -17,7 +17,7 @@ void World::fetch() {
   engine::SpaceId space = pick_space(processes_[connections_[*who].process].instance);
   Id128 token{0, next_token_++};
   std::size_t first = 0;
-  if (!claims_.empty() && chance(0.5)) {  // Behind what a claim has.
+  if (!claims_.empty() && chance(0.5)) {  // Continues a claim.
     const Claim& claim = claims_[pick(claims_.size())];
     if (may_speak(claim.holder)) holder = claim.holder;
     if (chance(0.95)) space = claim.space;
@@ -37,7 +37,7 @@ void World::fetch() {
       (made && (made->blocks != expected->blocks || made->in_flight != expected->in_flight ||
                 !std::equal(made->frames.begin(), made->frames.end(), expected->frames.begin(),
                             expected->frames.end(), is_same_frame)))) {
-    throw Mismatch{fmt::format("fetch answers {} and should {}", outcome(made), outcome(expected))};
+    throw Mismatch{fmt::format("fetch returns {} instead of {}", outcome(made), outcome(expected))};
   }
   coverage_.hit("fetch " + outcome(made));
   if (made && made->blocks != 0) note_fetch(holder, space, token, keys, *made);
@@ -67,9 +67,10 @@ void World::note_fetch(engine::HolderId holder, engine::SpaceId space, const Id1
     claim = claims_.end() - 1;
   }
   for (std::size_t i = 0; i < made.blocks; ++i) {
-    const Bringing* const coming = bringing(space, keys[i]);
-    if (coming != nullptr) claim->came.insert(claim->blocks.size());
-    claim->blocks.push_back(coming != nullptr ? coming->stamps : published_.at({space, keys[i]}));
+    const Bringing* const in_flight = bringing(space, keys[i]);
+    if (in_flight != nullptr) claim->came.insert(claim->blocks.size());
+    claim->blocks.push_back(in_flight != nullptr ? in_flight->stamps
+                                                 : published_.at({space, keys[i]}));
   }
 }
 
@@ -98,22 +99,23 @@ void World::bring() {
     coverage_.hit("given up");
     return;
   }
-  // The last byte is there, or nobody will write any more.
+  // The last byte has arrived, or nothing will write again.
   if (chance(each.is_given_up ? 0.3 : 0.8)) {
     note("fetched frame {}", each.frame);
     end_writes(each, true);
     const bool is_sealed = store_->fetched(each.frame);
-    if (is_sealed != oracle_->fetched(each.frame)) throw Mismatch{"fetched() seals, or not"};
+    if (is_sealed != oracle_->fetched(each.frame))
+      throw Mismatch{"fetched() returns another result"};
     if (is_sealed) published_[{each.space, each.key}] = each.stamps;
     if (!is_sealed) coverage_.hit("fetched too late");
   } else {
-    note("settle frame {}", each.frame);
+    note("quiesced frame {}", each.frame);
     end_writes(each, false);
     const std::uint32_t left = store_->stats().quarantined_fetch + (each.is_given_up ? 0 : 1);
     store_->quiesced(each.frame);
     oracle_->quiesced(each.frame);
-    coverage_.hit("settled");
-    if (store_->stats().quarantined_fetch == left) coverage_.hit("settled under a claim");
+    coverage_.hit("quiesced");
+    if (store_->stats().quarantined_fetch == left) coverage_.hit("quiesced under a claim");
   }
   bringing_.erase(bringing_.begin() + static_cast<std::ptrdiff_t>(which));
 }
@@ -128,7 +130,7 @@ void World::look_for_arrivals() {
   const auto expected = oracle_->arrived(claim.token, first, count);
   if (!same_outcome(here, expected) || (here && *here != *expected)) {
     throw Mismatch{
-        fmt::format("arrived answers {} and should {}", outcome(here), outcome(expected))};
+        fmt::format("arrived returns {} instead of {}", outcome(here), outcome(expected))};
   }
   coverage_.hit("arrived " + (!here ? outcome(here) : *here == count ? "all" : "some"));
 }
@@ -143,7 +145,7 @@ void World::lend() {
   const auto lent = store_->lend(space, keys, time);
   const auto expected = oracle_->lend(space, keys, time, lent);
   if (!same_outcome(lent, expected) || (lent && lent->frames != *expected)) {
-    throw Mismatch{fmt::format("lend answers {} and should {}", outcome(lent), outcome(expected))};
+    throw Mismatch{fmt::format("lend returns {} instead of {}", outcome(lent), outcome(expected))};
   }
   coverage_.hit("lend " + outcome(lent));
   if (!lent || lent->frames.empty()) return;

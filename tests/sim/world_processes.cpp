@@ -55,8 +55,8 @@ void World::end_copies_of(engine::HolderId holder, bool whole) {
 }
 
 void World::end_process() {
-  // Killed: every copy of the process stops where it is. Its connections are found out about one
-  // after the other, and each may be lost before it is gone.
+  // Killed: every copy of the process stops where it is. The ends of its connections are detected
+  // one after the other, and each may be lost before it is gone.
   const std::size_t process = pick(processes_.size());
   if (!processes_[process].killed) {
     note("process {} ends", process);
@@ -72,7 +72,7 @@ void World::end_process() {
 }
 
 void World::quiesce() {
-  // The same incarnation says that all copies of a former connection ended.
+  // The same incarnation reports that all copies of a former connection ended.
   if (connections_.empty()) return;
   const std::size_t which = pick(connections_.size());
   if (!may_speak(connections_[which].holder)) return;
@@ -130,7 +130,7 @@ void World::expire() {
 
 void World::work() {
   note("work");
-  if (store_->work() != oracle_->work()) throw Mismatch{"work ends at another slice"};
+  if (store_->work() != oracle_->work()) throw Mismatch{"work() ends at another slice"};
 }
 
 void World::start_cleanup() {
@@ -156,7 +156,7 @@ void World::shut_down() {
     holder_gone(which);
     compare();
   }
-  // What is brought ends, and what is lent: ended by the readers, or run out.
+  // Fetches end, and leases: ended by the readers, or expired.
   while (!bringing_.empty()) bring();
   while (!loans_.empty() && chance(0.9)) end_lease();
   clock_.advance(options_.longest_lease + options_.lease_margin);
@@ -170,7 +170,7 @@ void World::shut_down() {
   const engine::BlockStore::Stats stats = store_->stats();
   if (!store_->is_idle() || stats.pins != 0 || stats.leases != 0 || stats.fetch_bytes != 0 ||
       stats.claims != 0 || stats.reservations != 0 || stats.used_bytes != stats.sealed_bytes) {
-    throw Mismatch{"something is left when everybody is gone"};
+    throw Mismatch{"something is left after the end of all processes"};
   }
   start_cleanup();
   while (store_->has_work()) work();
@@ -178,7 +178,7 @@ void World::shut_down() {
   if (store_->stats().free_units != store_->stats().units || !store_->cleanup().done) {
     throw Mismatch{"a unit is not free after cleanup"};
   }
-  if (!memory_->is_quiet()) throw Mismatch{"somebody touches a page that is free"};
+  if (!memory_->is_quiet()) throw Mismatch{"a free page is being accessed"};
   coverage_.hit("evictions, " + std::string(to_string(options_.eviction)), stats.evictions);
   coverage_.hit("evicted replicas", stats.evicted_replicas);
   coverage_.hit("fetched", stats.fetched);

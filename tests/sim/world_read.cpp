@@ -1,4 +1,4 @@
-// What processes do to load.
+// The processes' calls and copies for loads.
 
 #include <algorithm>
 #include <utility>
@@ -17,7 +17,8 @@ void World::lookup() {
   const std::vector<BlockKey> keys = pick_keys();
   const std::size_t found = store_->lookup(space, keys);
   note("lookup space={} keys={} found={}", number(space), keys.size(), found);
-  if (store_->present(space, keys) != found) throw Mismatch{"another node is told another prefix"};
+  if (store_->present(space, keys) != found)
+    throw Mismatch{"present() returns another prefix than lookup()"};
   if (found != oracle_->lookup(space, keys)) throw Mismatch{"lookup finds another prefix"};
   coverage_.hit("lookup hit", found);
 }
@@ -36,7 +37,7 @@ void World::claim() {
     const auto expected = oracle_->claim_more(holder, claim.token, keys);
     if (!same_outcome(count, expected) || (count && *count != *expected)) {
       throw Mismatch{
-          fmt::format("claim more answers {} and should {}", outcome(count), outcome(expected))};
+          fmt::format("claim more returns {} instead of {}", outcome(count), outcome(expected))};
     }
     coverage_.hit("claim more " + outcome(count));
     for (std::size_t i = 0; count && i < *count; ++i) {
@@ -53,7 +54,7 @@ void World::claim() {
   const auto expected = oracle_->claim(holder, space, keys, token);
   if (!same_outcome(count, expected) || (count && *count != *expected)) {
     throw Mismatch{
-        fmt::format("claim answers {} and should {}", outcome(count), outcome(expected))};
+        fmt::format("claim returns {} instead of {}", outcome(count), outcome(expected))};
   }
   coverage_.hit("claim " + outcome(count));
   if (!count || *count == 0) return;
@@ -93,7 +94,7 @@ void World::open() {
   if (!same_outcome(pages, expected) ||
       (pages && (pages->frames != expected->frames ||
                  pages->by_this_process != expected->by_this_process))) {
-    throw Mismatch{fmt::format("open answers {} and should {}", outcome(pages), outcome(expected))};
+    throw Mismatch{fmt::format("open returns {} instead of {}", outcome(pages), outcome(expected))};
   }
   coverage_.hit("open " + outcome(pages));
   if (!pages) return;
@@ -110,11 +111,11 @@ void World::read_pages(Load& load, const Claim& claim,
                    [&](const Connection& each) { return each.holder == load.holder; });
   const std::uint32_t shard = processes_[reader->process].shard;
   for (const engine::FrameIndex frame : frames) {
-    // Somebody of another instance may open the token; it reads the first shard.
+    // A process of another instance may open the token; it reads the first shard.
     const std::uint32_t own = shard < shapes_.at(shape).shards.size() ? shard : 0;
     const std::size_t place = load.first + load.pages.size();
     const Page page{frame, place_of(frame, own, shape), {}, claim.blocks[place].at(own)};
-    if (claim.came.contains(place)) coverage_.hit("opened what came");
+    if (claim.came.contains(place)) coverage_.hit("opened after a fetch");
     memory_->verify(page.place, page.stamp);
     memory_->begin_read(page.place);
     load.pages.push_back(page);
@@ -122,7 +123,7 @@ void World::read_pages(Load& load, const Claim& claim,
 }
 
 void World::open_again() {
-  // The same name twice: the same call again, or one for something else.
+  // The same name twice: a repeated call, or one for another range.
   if (loads_.empty()) return;
   Load& load = loads_[pick(loads_.size())];
   if (!may_speak(load.holder)) return;
@@ -138,7 +139,7 @@ void World::open_again() {
   if (!same_outcome(pages, expected) ||
       (pages && (pages->frames != expected->frames || pages->is_new != expected->is_new))) {
     throw Mismatch{
-        fmt::format("open again answers {} and should {}", outcome(pages), outcome(expected))};
+        fmt::format("open again returns {} instead of {}", outcome(pages), outcome(expected))};
   }
   coverage_.hit("open again " + outcome(pages));
   if (!pages || !pages->is_new) return;
@@ -172,20 +173,20 @@ void World::release_load(std::size_t which) {
 }
 
 void World::invalidate() {
-  // Somebody found wrong bytes in a page that he loads; also one whose connection was lost.
+  // A process finds wrong bytes in a page that it loads; also one whose connection was lost.
   if (loads_.empty()) return;
   const Load& load = loads_[pick(loads_.size())];
   if (!may_speak(load.holder)) return;
   const std::size_t place = pick(load.pages.size() + (chance(0.1) ? 2 : 0));
   const engine::PinId pin = chance(0.8) ? load.pin : engine::PinId{next_pin_};
-  note("condemn holder={} pin={} place={}", number(load.holder), number(pin), place);
+  note("invalidate holder={} pin={} place={}", number(load.holder), number(pin), place);
   const auto news = store_->invalidate(load.holder, pin, place);
   const auto expected = oracle_->invalidate(load.holder, pin, place);
   if (!same_outcome(news, expected) || (news && *news != *expected)) {
     throw Mismatch{
-        fmt::format("condemn answers {} and should {}", outcome(news), outcome(expected))};
+        fmt::format("invalidate returns {} instead of {}", outcome(news), outcome(expected))};
   }
-  coverage_.hit(news && !*news ? "condemn again" : "condemn " + outcome(news));
+  coverage_.hit(news && !*news ? "invalidate again" : "invalidate " + outcome(news));
 }
 
 }  // namespace pegaflow::sim

@@ -1,6 +1,6 @@
 #pragma once
 /// \file
-/// How the worlds' histories and mismatches name things.
+/// Names of things in the worlds' histories and mismatches.
 
 #include <cstdint>
 #include <string>

@@ -1,4 +1,4 @@
-// What processes do to save.
+// The processes' calls and copies for saves.
 
 #include <algorithm>
 #include <utility>
@@ -17,7 +17,7 @@ void World::reserve() {
   const Process& process = processes_[connections_[*who].process];
   if (shards_of(process.instance) > 1) return reserve_shared(*who);
   const engine::SpaceId space = pick_space(process.instance);
-  // A slice more of a job, or a new one.
+  // One more slice of a job, or a new one.
   std::optional<std::size_t> save;
   for (std::size_t i = 0; i < saves_.size() && chance(0.5); ++i) {
     if (saves_[i].holder == holder && !saves_[i].copies_ended) save = i;
@@ -34,7 +34,7 @@ void World::reserve() {
   const auto expected = oracle_->reserve(holder, where, job, 0, keys, chosen, no_room);
   if (!same_outcome(chosen, expected) || (chosen && *chosen != *expected)) {
     throw Mismatch{
-        fmt::format("reserve answers {} and should {}", outcome(chosen), outcome(expected))};
+        fmt::format("reserve returns {} instead of {}", outcome(chosen), outcome(expected))};
   }
   coverage_.hit("reserve " + outcome(chosen));
   if (!chosen) return;
@@ -67,8 +67,8 @@ void World::add_page(Save& save, engine::FrameIndex frame, const BlockKey& key,
 }
 
 void World::reserve_shared(std::size_t connection) {
-  // What its scheduler handed out, to all ranks: a job that others know, or a new one; whole or in
-  // slices; now and then beyond what was decided.
+  // All ranks get the same job from their scheduler: a job that others know, or a new one; whole or
+  // in slices; now and then beyond what was decided.
   const engine::HolderId holder = connections_[connection].holder;
   const Process& process = processes_[connections_[connection].process];
   std::optional<std::size_t> which;
@@ -80,7 +80,7 @@ void World::reserve_shared(std::size_t connection) {
                             .instance = process.instance,
                             .space = pick_space(process.instance),
                             .keys = pick_keys()});
-    // Nobody asks for old ones any more, but who has them may still publish.
+    // Old jobs are no longer reserved, but their writers may still publish.
     if (shared_jobs_.size() > 12) {
       const auto idle =
           std::find_if(shared_jobs_.begin(), shared_jobs_.end() - 1, [&](const SharedJob& each) {
@@ -96,10 +96,10 @@ void World::reserve_shared(std::size_t connection) {
     return save.holder == holder && save.job == job.job;
   });
   const std::size_t asked = known == saves_.end() ? 0 : known->asked;
-  // A rank asks no more for a job once it has ended it.
+  // A rank reserves nothing for a job that it has ended.
   if (known != saves_.end() && known->copies_ended) return;
   const bool beyond = chance(0.02);
-  // The same call again changes nothing; from the second key on, so that it begins no job anew.
+  // A repeated call changes nothing; it starts at the second key, so that it begins no job again.
   const bool again = !beyond && asked > 1 && chance(0.1);
   const std::size_t first = beyond ? asked + 1 + pick(3) : again ? 1 + pick(asked - 1) : asked;
   const std::size_t left = (again ? asked : job.keys.size()) - std::min(first, job.keys.size());
@@ -114,7 +114,7 @@ void World::reserve_shared(std::size_t connection) {
   const auto expected = oracle_->reserve(holder, job.space, job.job, first, keys, chosen, no_room);
   if (!same_outcome(chosen, expected) || (chosen && *chosen != *expected)) {
     throw Mismatch{
-        fmt::format("reserve answers {} and should {}", outcome(chosen), outcome(expected))};
+        fmt::format("reserve returns {} instead of {}", outcome(chosen), outcome(expected))};
   }
   coverage_.hit((again ? "shared reserve again " : "shared reserve ") + outcome(chosen));
   if (!chosen || beyond || again) return;
@@ -151,14 +151,14 @@ void World::copy_some() {
   for (const Bringing& each : bringing_) {
     if (!chance(0.5)) continue;
     for (const Page& page : each.pages) memory_->write(page.place, page.stamp);
-    note("frame {} is filled from afar", each.frame);
-    coverage_.hit(each.is_given_up ? "pages brought late" : "pages brought", each.pages.size());
+    note("frame {} is filled from another node", each.frame);
+    coverage_.hit(each.is_given_up ? "pages fetched late" : "pages fetched", each.pages.size());
   }
   for (const Loan& loan : loans_) {
     if (loan.is_over || !chance(0.5)) continue;
     for (const Page& page : loan.pages) memory_->verify(page.place, page.stamp);
     note("lease {} reads {} pages", number(loan.lease), loan.pages.size());
-    coverage_.hit("pages read from afar", loan.pages.size());
+    coverage_.hit("pages read by another node", loan.pages.size());
   }
 }
 
@@ -166,7 +166,7 @@ void World::publish() {
   if (saves_.empty()) return;
   const std::size_t which = pick(saves_.size());
   if (!may_speak(saves_[which].holder)) return;
-  // Also for a connection that was lost meanwhile: its last calls may still be under way.
+  // Also for a connection that was lost meanwhile: its last calls may still be in flight.
   const std::size_t limit = chance(0.5) ? ~std::size_t{0} : pick(6);
   do_publish(which, saves_[which].holder, limit);
 }
@@ -183,7 +183,7 @@ void World::do_publish(std::size_t which, engine::HolderId caller, std::size_t l
   const auto expected = oracle_->publish(caller, save.job, limit);
   if (!same_outcome(left, expected) || (left && *left != *expected)) {
     throw Mismatch{
-        fmt::format("publish answers {} and should {}", outcome(left), outcome(expected))};
+        fmt::format("publish returns {} instead of {}", outcome(left), outcome(expected))};
   }
   const auto shared = std::find_if(shared_jobs_.begin(), shared_jobs_.end(),
                                    [&](const SharedJob& each) { return each.job == save.job; });
@@ -202,7 +202,7 @@ void World::do_publish(std::size_t which, engine::HolderId caller, std::size_t l
     return;
   }
   save.published = true;
-  // Sealed or not is what lookups say; here only who wrote what, should it be sealed.
+  // Lookups show whether it was sealed; here only the writers are recorded, in case it was.
   for (const Page& page : save.pages) {
     if (shared == shared_jobs_.end()) throw Mismatch{"the world has lost a job"};
     const auto& stamps = shared->stamps.at(page.frame);
@@ -214,7 +214,7 @@ void World::do_publish(std::size_t which, engine::HolderId caller, std::size_t l
                                             }));
   if (all_published && *left == 0) {
     const JobId done = save.job;
-    // A late rank may have begun the job anew after it was forgotten: it still copies.
+    // A late rank may have begun the job again after it was forgotten: it still copies.
     std::erase_if(saves_, [&](const Save& each) { return each.job == done && each.copies_ended; });
     if (std::none_of(saves_.begin(), saves_.end(),
                      [&](const Save& each) { return each.job == done; })) {
