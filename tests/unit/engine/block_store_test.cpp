@@ -73,7 +73,7 @@ TEST_SUITE("BlockStore, made") {
     CHECK(refused([](auto& o) { o.max_pins = (1U << 25U) - 1 - o.max_claims; }));
   }
 
-  TEST_CASE("without memory for a table it returns an error, and goes on with the tables it has") {
+  TEST_CASE("without memory for a table it returns an error, and keeps its other tables") {
     StoreFixture f({.pool_bytes = 4 * kPage});
     const auto large = BlockStore::create({.pool_bytes = std::uint64_t{1} << 42}, f.clock);
     REQUIRE(large);
@@ -115,7 +115,7 @@ TEST_SUITE("BlockStore, written") {
     CHECK(f.store->stats().lookup_misses == 6);
   }
 
-  TEST_CASE("a lookup may skip a hole with the hash of a block; its end and a claim do not") {
+  TEST_CASE("a lookup may skip a hole that hashes like a block; its end and a claim do not") {
     StoreFixture f({.pool_bytes = 8 * kPage});
     const auto chain = keys(0, 3);
     f.save({chain[0], chain[2]});
@@ -204,7 +204,7 @@ TEST_SUITE("BlockStore, written") {
     CHECK(f.store->publish(f.holder, job(1)) == 0);
   }
 
-  TEST_CASE("reserving for an unknown holder, an unknown generation or too many jobs is rejected") {
+  TEST_CASE("reserving for an unknown holder or generation, or too many jobs, is rejected") {
     StoreFixture f({.pool_bytes = 8 * kPage, .max_reservations = 1});
     CHECK(code_of(f.store->reserve(HolderId{99}, f.space, job(1), 0, keys(0, 1))) == Errc::kGone);
     CHECK(code_of(f.store->reserve(f.holder, SpaceId{99}, job(1), 0, keys(0, 1))) == Errc::kGone);
@@ -512,8 +512,7 @@ TEST_SUITE("BlockStore, limited") {
     CHECK(f.store->claim(f.holder, f.space, keys(0, 8), token(3)) == 4);
   }
 
-  TEST_CASE(
-      "with shares of the whole pool, a pool full of pins accepts no save and loses no block") {
+  TEST_CASE("with full shares, a pool full of pins accepts no save and loses no block") {
     StoreFixture f({.pool_bytes = 4 * kPage, .instance_share = 1, .server_share = 1});
     f.save(keys(0, 4));
     REQUIRE(f.store->claim(f.holder, f.space, keys(0, 4), token(1)) == 4);
@@ -528,8 +527,7 @@ TEST_SUITE("BlockStore, limited") {
 }
 
 TEST_SUITE("BlockStore, evicted") {
-  TEST_CASE(
-      "the block that has been evictable for longest is evicted first, and a chain from its end") {
+  TEST_CASE("the block evictable for longest is evicted first, and a chain from its end") {
     StoreFixture f({.pool_bytes = 4 * kPage});
     f.save(keys(0, 2));
     f.save(keys(10, 2));
