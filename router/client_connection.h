@@ -13,7 +13,7 @@
 
 #include "router/http/deadlines.h"
 #include "router/http/http_message.h"
-#include "router/shared.h"
+#include "router/state/shared.h"
 
 namespace pegaflow::router {
 

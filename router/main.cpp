@@ -6,7 +6,7 @@
 
 #include "base/log.h"
 #include "base/program/options.h"
-#include "router/options.h"
+#include "router/config/options.h"
 #include "router/router.h"
 
 namespace {

@@ -29,7 +29,7 @@
 #include "router/http/cors.h"
 #include "router/http/http_error.h"
 #include "router/page/pages.h"
-#include "router/shared.h"
+#include "router/state/shared.h"
 #include "router/watch/health.h"
 #include "router/watch/server_watch.h"
 

@@ -3,7 +3,7 @@
 /// pegaflow-router as a whole.
 
 #include "base/error.h"
-#include "router/options.h"
+#include "router/config/options.h"
 
 namespace pegaflow::router {
 

@@ -10,9 +10,9 @@
 #include <boost/asio/use_awaitable.hpp>
 
 #include "base/log.h"
+#include "router/body/request_body.h"
+#include "router/body/steering.h"
 #include "router/client_connection.h"
-#include "router/exchange/request_body.h"
-#include "router/exchange/steering.h"
 #include "router/http/cors.h"
 #include "router/page/pages.h"
 #include "router/watch/model_watch.h"

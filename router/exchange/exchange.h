@@ -15,12 +15,12 @@
 
 #include "base/clock.h"
 #include "base/error.h"
-#include "router/exchange/first_token.h"
-#include "router/exchange/upstream.h"
+#include "router/body/first_token.h"
+#include "router/body/split.h"
 #include "router/http/http_message.h"
-#include "router/routes.h"
-#include "router/routing/split.h"
-#include "router/shared.h"
+#include "router/http/routes.h"
+#include "router/state/shared.h"
+#include "router/upstream/upstream.h"
 
 namespace pegaflow::router {
 

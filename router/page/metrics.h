@@ -11,10 +11,10 @@
 
 #include "base/clock.h"
 #include "base/histogram.h"
-#include "router/exchange/first_token.h"
+#include "router/body/first_token.h"
+#include "router/body/split.h"
 #include "router/routing/fleet.h"
 #include "router/routing/namespaces.h"
-#include "router/routing/split.h"
 
 namespace pegaflow::router {
 

@@ -10,7 +10,7 @@
 #include <boost/asio/steady_timer.hpp>
 
 #include "base/os/watched_file.h"
-#include "router/shared.h"
+#include "router/state/shared.h"
 #include "router/watch/engine_names.h"
 
 namespace pegaflow::router {

@@ -7,7 +7,7 @@
 
 #include <boost/asio/awaitable.hpp>
 
-#include "router/shared.h"
+#include "router/state/shared.h"
 
 namespace pegaflow::router {
 

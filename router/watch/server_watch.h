@@ -11,7 +11,7 @@
 #include <boost/asio/steady_timer.hpp>
 
 #include "router/routing/namespaces.h"
-#include "router/shared.h"
+#include "router/state/shared.h"
 #include "router/watch/engine_names.h"
 
 namespace pegaflow::router {

@@ -10,7 +10,7 @@
 #include "base/assert.h"
 #include "router/http/form_text.h"
 #include "router/http/http_message.h"
-#include "router/routes.h"
+#include "router/http/routes.h"
 
 namespace pegaflow {
 namespace {

@@ -15,13 +15,13 @@
 #include <nlohmann/json.hpp>
 
 #include "base/assert.h"
-#include "router/exchange/cache_salt.h"
-#include "router/exchange/first_token.h"
-#include "router/exchange/steering.h"
+#include "router/body/cache_salt.h"
+#include "router/body/first_token.h"
+#include "router/body/split.h"
+#include "router/body/steering.h"
 #include "router/http/json_text.h"
 #include "router/http/sse.h"
 #include "router/routing/namespaces.h"
-#include "router/routing/split.h"
 
 namespace pegaflow {
 namespace {

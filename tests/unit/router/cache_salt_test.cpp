@@ -1,4 +1,4 @@
-#include "router/exchange/cache_salt.h"
+#include "router/body/cache_salt.h"
 
 #include <algorithm>
 #include <random>
@@ -10,7 +10,7 @@
 #include <doctest/doctest.h>
 #include <nlohmann/json.hpp>
 
-#include "router/exchange/request_body.h"
+#include "router/body/request_body.h"
 
 namespace pegaflow::router {
 namespace {

@@ -1,4 +1,4 @@
-#include "router/exchange/first_token.h"
+#include "router/body/first_token.h"
 
 #include <doctest/doctest.h>
 #include <fmt/format.h>

@@ -1,4 +1,4 @@
-#include "router/routing/split.h"
+#include "router/body/split.h"
 
 #include <doctest/doctest.h>
 #include <nlohmann/json.hpp>

@@ -1,4 +1,4 @@
-#include "router/exchange/steering.h"
+#include "router/body/steering.h"
 
 #include <cstdint>
 #include <functional>

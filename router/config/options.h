@@ -10,10 +10,10 @@
 #include "base/clock.h"
 #include "base/error.h"
 #include "base/program/options.h"
-#include "router/access.h"
-#include "router/exchange/cache_salt.h"
+#include "router/body/cache_salt.h"
+#include "router/body/split.h"
+#include "router/config/access.h"
 #include "router/routing/fleet.h"
-#include "router/routing/split.h"
 
 namespace pegaflow::router {
 

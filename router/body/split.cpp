@@ -1,4 +1,4 @@
-#include "router/routing/split.h"
+#include "router/body/split.h"
 
 #include <algorithm>
 

@@ -1,4 +1,4 @@
-#include "router/exchange/upstream.h"
+#include "router/upstream/upstream.h"
 
 #include <algorithm>
 #include <array>

@@ -6,9 +6,9 @@
 #include <vector>
 
 #include "base/error.h"
-#include "router/exchange/cache_salt.h"
+#include "router/body/cache_salt.h"
 #include "router/http/json_text.h"
-#include "router/routes.h"
+#include "router/http/routes.h"
 
 namespace pegaflow::router {
 

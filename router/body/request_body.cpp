@@ -1,9 +1,9 @@
-#include "router/exchange/request_body.h"
+#include "router/body/request_body.h"
 
 #include <string_view>
 #include <utility>
 
-#include "router/exchange/steering.h"
+#include "router/body/steering.h"
 #include "router/http/form_text.h"
 #include "router/http/http_message.h"
 

@@ -1,4 +1,4 @@
-#include "router/routes.h"
+#include "router/http/routes.h"
 
 #include <algorithm>
 #include <array>

@@ -1,10 +1,10 @@
-#include "router/options.h"
+#include "router/config/options.h"
 
 #include <algorithm>
 #include <string_view>
 
 #include "base/os/text_file.h"
-#include "router/routes.h"
+#include "router/http/routes.h"
 
 namespace pegaflow::router {
 namespace {

@@ -1,4 +1,4 @@
-#include "router/access.h"
+#include "router/config/access.h"
 
 #include <algorithm>
 #include <charconv>

@@ -14,15 +14,15 @@
 #include <boost/asio/io_context.hpp>
 
 #include "base/clock.h"
-#include "router/access.h"
-#include "router/exchange/cache_salt.h"
-#include "router/exchange/upstream.h"
+#include "router/body/cache_salt.h"
+#include "router/config/access.h"
+#include "router/config/options.h"
 #include "router/http/deadlines.h"
-#include "router/options.h"
 #include "router/page/metrics.h"
 #include "router/routing/fleet.h"
 #include "router/routing/namespaces.h"
 #include "router/routing/waiting_line.h"
+#include "router/upstream/upstream.h"
 
 namespace pegaflow::router {
 

@@ -1,4 +1,4 @@
-#include "router/exchange/cache_salt.h"
+#include "router/body/cache_salt.h"
 
 #include <cstdint>
 #include <utility>
