@@ -199,7 +199,7 @@ std::uint64_t Exchange::key_of(const std::vector<JsonMember>& members) const {
 }
 
 Fleet::Request Exchange::wanted(const std::vector<const Engine*>& tried) const {
-  return {.key = key_, .model = model_, .tried = tried, .excluded = ended_at_};
+  return {.view = {.affinity = key_}, .model = model_, .tried = tried, .excluded = ended_at_};
 }
 
 void Exchange::note_end(const UpstreamCall& call, const Error& error) {

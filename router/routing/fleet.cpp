@@ -29,24 +29,24 @@ Result<EngineUrl> EngineUrl::parse(std::string_view text) {
   constexpr std::string_view kNameScheme = "dns://";
   const bool is_name = text.substr(0, kNameScheme.size()) == kNameScheme;
   const std::string_view scheme = is_name ? kNameScheme : "http://";
-  if (text.substr(0, scheme.size()) != scheme) return wrong("only plain http is spoken");
+  if (text.substr(0, scheme.size()) != scheme) return wrong("only plain HTTP is supported");
   std::string_view place = text.substr(scheme.size());
   if (!place.empty() && place.back() == '/') place.remove_suffix(1);
   for (const char c : place) {
     const bool fits = (c >= '0' && c <= '9') || (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z') ||
                       std::string_view(".-_:[]").find(c) != std::string_view::npos;
-    if (!fits) return wrong("it has no path, and nothing but host and port");
+    if (!fits) return wrong("it may contain only a host and a port");
   }
   EngineUrl url;
   url.is_name = is_name;
   std::string_view port = "80";
   if (!place.empty() && place.front() == '[') {
     const std::size_t end = place.find(']');
-    if (end == std::string_view::npos) return wrong("a bracket is open");
+    if (end == std::string_view::npos) return wrong("the closing bracket is missing");
     url.host = place.substr(1, end - 1);
     place.remove_prefix(end + 1);
     if (!place.empty()) {
-      if (place.front() != ':') return wrong("no port behind the bracket");
+      if (place.front() != ':') return wrong("the port must follow the bracket");
       port = place.substr(1);
     }
   } else {
@@ -57,7 +57,7 @@ Result<EngineUrl> EngineUrl::parse(std::string_view text) {
   unsigned number = 0;
   const auto [rest, status] = std::from_chars(port.data(), port.data() + port.size(), number);
   if (status != std::errc() || rest != port.data() + port.size() || number == 0 || number > 65535) {
-    return wrong("the port is no number from 1 to 65535");
+    return wrong("the port is not a number from 1 to 65535");
   }
   if (url.host.empty()) return wrong("the host is missing");
   url.port = port;
@@ -85,7 +85,8 @@ Result<EngineList> EngineList::parse(std::string_view text) {
     }
     if (words.empty()) continue;
     if (words.size() != 2 || (words[0] != "prefill" && words[0] != "decode")) {
-      return fail(Errc::kInvalidArgument, "line {}: it is `prefill URL` or `decode URL`", number);
+      return fail(Errc::kInvalidArgument, "line {}: expected `prefill URL` or `decode URL`",
+                  number);
     }
     auto url = EngineUrl::parse(words[1]);
     if (!url) return fail(Errc::kInvalidArgument, "line {}: {}", number, url.error().detail);
@@ -109,7 +110,7 @@ void Fleet::set(const EngineList& list) {
       const auto same = [&](const std::shared_ptr<Engine>& each) {
         return each->role == role && each->url.text == url.text;
       };
-      if (std::any_of(engines.begin(), engines.end(), same)) continue;  // Named twice.
+      if (std::any_of(engines.begin(), engines.end(), same)) continue;  // Listed twice.
       const auto known = std::find_if(engines_.begin(), engines_.end(), same);
       engines.push_back(
           known != engines_.end() ? *known : std::make_shared<Engine>(url, role, options_.breaker));
@@ -121,9 +122,9 @@ void Fleet::set(const EngineList& list) {
 }
 
 Serves Fleet::wanted(Role role, const Request& request) const {
-  if (request.model.empty()) return Serves::kNo;  // Every engine does.
-  Serves best = Serves::kNo;                      // Of those that are up.
-  Serves listed = Serves::kNo;                    // Of all.
+  if (request.model.empty()) return Serves::kNo;  // Any engine will do.
+  Serves best = Serves::kNo;                      // Of the engines that are up.
+  Serves listed = Serves::kNo;                    // Of all engines.
   for (const auto& engine : engines_) {
     if (engine->role != role) continue;
     const Serves serves = engine->models.serves(request.model);
@@ -131,9 +132,9 @@ Serves Fleet::wanted(Role role, const Request& request) const {
     if (engine->is_up) best = std::max(best, serves);
   }
   if (best != Serves::kNo) return best;
-  if (listed == Serves::kYes) return Serves::kYes;  // And all of them are down.
-  // An engine that never listed its models may have it. Until it does, another one says that it
-  // has not.
+  if (listed == Serves::kYes) return Serves::kYes;  // All of them are down.
+  // An engine that never listed its models may have it. Meanwhile another engine reports that the
+  // model is missing.
   const bool any_may = listed == Serves::kUnknown || options_.passes_unknown_models;
   return any_may && role == Role::kDecode ? Serves::kNo : Serves::kUnknown;
 }
@@ -154,7 +155,7 @@ Fleet::Choice Fleet::choose(Role role, const Request& request) {
   bool up = false;
   bool suspended = false;
   bool busy = false;
-  // By how willing we are: breaker closed and not tried, tried, breaker open.
+  // In the order of preference: breaker closed and not tried, tried, breaker open.
   std::array<std::vector<const std::shared_ptr<Engine>*>, 3> found;
   for (const auto& engine : engines_) {
     if (engine->role != role) continue;
@@ -179,7 +180,7 @@ Fleet::Choice Fleet::choose(Role role, const Request& request) {
     std::vector<Candidate> candidates;
     candidates.reserve(group.size());
     for (const auto* each : group) candidates.push_back({(*each)->id, (*each)->inflight});
-    return {*group[policies_[static_cast<std::size_t>(role)]->choose(candidates, request.key)]};
+    return {*group[policies_[static_cast<std::size_t>(role)]->choose(candidates, request.view)]};
   }
   if (suspended && !busy) return {nullptr, Why::kSuspended};
   return {nullptr, !any ? Why::kNone : !up ? Why::kDown : Why::kBusy};

@@ -1,6 +1,6 @@
 #pragma once
 /// \file
-/// The engines behind the router: which there are, how they are, and which one is next.
+/// The engines behind the router: their list, their state, and the choice for each request.
 
 #include <array>
 #include <cstddef>
@@ -23,9 +23,9 @@ enum class Role : unsigned char { kPrefill, kDecode };
 inline constexpr std::size_t kRoleCount = 2;
 std::string_view to_string(Role role) noexcept;
 
-/// Where an engine listens.
+/// The address of an engine.
 struct EngineUrl {
-  std::string text;  ///< "http://host:port": its name everywhere.
+  std::string text;  ///< "http://host:port": the engine's name everywhere.
   std::string host;
   std::string port;
   bool is_name = false;  ///< "dns://host:port": each address of the host is an engine.
@@ -34,11 +34,11 @@ struct EngineUrl {
   static Result<EngineUrl> parse(std::string_view text);
 };
 
-/// Which engines there are to be.
+/// The configured engines.
 struct EngineList {
   std::array<std::vector<EngineUrl>, kRoleCount> by_role;
 
-  /// Lines `prefill URL` and `decode URL`; blank lines and what follows # do not count.
+  /// Parses lines `prefill URL` and `decode URL`; ignores blank lines and text after #.
   /// Errors: kInvalidArgument that names the line.
   static Result<EngineList> parse(std::string_view text);
 };
@@ -51,12 +51,12 @@ struct Engine {
   const Role role;
   const std::uint64_t id;  ///< For policies.
   Breaker breaker;
-  HandoverWatch handover;  ///< Of a prefill engine.
+  HandoverWatch handover;  ///< Used with prefill engines only.
   ModelList models;
-  bool is_up = true;        ///< By its health checks; taken to be so before the first.
-  bool is_removed = false;  ///< No longer listed: finishes what it has.
+  bool is_up = true;        ///< The result of its health checks; assumed before the first.
+  bool is_removed = false;  ///< No longer listed: finishes its requests.
   std::size_t inflight = 0;
-  std::size_t failed_checks = 0;  ///< In a row.
+  std::size_t failed_checks = 0;  ///< Consecutive.
 
   struct Counters {
     std::uint64_t requests = 0;
@@ -71,59 +71,59 @@ class Fleet {
  public:
   struct Options {
     Breaker::Options breaker;
-    std::array<std::size_t, kRoleCount> max_inflight{64, 256};  ///< Of one engine, by role.
+    std::array<std::size_t, kRoleCount> max_inflight{64, 256};  ///< Per engine, by role.
     bool passes_unknown_models = false;  ///< A model that no engine lists may go to any of them.
   };
 
-  /// What a request needs of its engine.
+  /// The requirements of a request on its engine.
   struct Request {
-    std::uint64_t key = 0;
+    RequestView view{};
     std::string_view model{};             ///< Empty: any.
-    std::vector<const Engine*> tried{};   ///< Only when there is no other.
-    std::vector<std::string> excluded{};  ///< URLs of engines that must not get it.
+    std::vector<const Engine*> tried{};   ///< Used only when there is no other engine.
+    std::vector<std::string> excluded{};  ///< URLs of engines that must not receive it.
   };
 
   /// `policies` by role; `clock` outlives the fleet.
   Fleet(const Options& options, std::array<std::unique_ptr<Policy>, kRoleCount> policies,
         const Clock& clock);
 
-  /// Makes the engines those of `list`. Engines that stay keep their state; the others are
-  /// forgotten once nobody has a request there.
+  /// Replaces the engines by those of `list`. Engines that stay keep their state; a removed engine
+  /// is destroyed after its last request.
   void set(const EngineList& list);
 
   enum class Why : unsigned char {
     kFound,
     kNone,  ///< No engine of the role serves the model, or all are excluded.
-    kDown,  ///< Those that do are down.
+    kDown,  ///< The engines that serve it are down.
     kBusy,
-    kSuspended,  ///< They hand nothing over: see HandoverWatch.
+    kSuspended,  ///< The engines announce no blocks: see HandoverWatch.
   };
   struct Choice {
     std::shared_ptr<Engine> engine;  ///< Set when `why` is kFound.
     Why why = Why::kFound;
   };
-  /// The engine for a request: of those that list its model, else of those whose models are not
-  /// known. An open breaker is passed over only while another engine is there: to try is better
-  /// than to refuse.
+  /// The engine for a request: one that lists its model, or else one whose models are not known. An
+  /// engine with an open breaker is used only when there is no other: trying is better than
+  /// refusing.
   Choice choose(Role role, const Request& request);
 
   /// Whether choose() could return `engine` for the request now.
   [[nodiscard]] bool has_room_for(const Engine& engine, const Request& request) const;
 
-  /// Whether the models of all decode engines are known, and this is none of them.
+  /// Whether the models of all decode engines are known, and none of them is `model`.
   [[nodiscard]] bool is_unknown_model(std::string_view model) const;
-  /// The model of a request that names none, so that all its engines have the same: empty while all
-  /// engines serve the same one.
+  /// The model for a request that names none, so that all its engines use the same: empty while all
+  /// engines serve the same model.
   [[nodiscard]] std::string unnamed_model() const;
 
   [[nodiscard]] const std::vector<std::shared_ptr<Engine>>& engines() const { return engines_; }
   [[nodiscard]] bool has(Role role) const;
-  /// Whether some engine of the role is up.
+  /// Whether any engine of the role is up.
   [[nodiscard]] bool any_up(Role role) const;
 
  private:
   [[nodiscard]] bool has_room(const Engine& engine) const;
-  /// An engine has to serve the model at least so surely; kNo: any engine.
+  /// The minimum of Serves that an engine needs for the request; kNo: any engine.
   [[nodiscard]] Serves wanted(Role role, const Request& request) const;
 
   Options options_;

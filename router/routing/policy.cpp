@@ -11,9 +11,9 @@ namespace {
 
 class RoundRobin final : public Policy {
  public:
-  std::size_t choose(std::span<const Candidate> candidates, std::uint64_t) override {
-    // Where there is no choice no turn is used up: a repetition at the only other engine must not
-    // make the next request begin at the failing one again.
+  std::size_t choose(std::span<const Candidate> candidates, const RequestView&) override {
+    // A single candidate uses no turn: otherwise a retry at the only other engine would make the
+    // next request begin at the failing engine again.
     return candidates.size() == 1 ? 0 : next_++ % candidates.size();
   }
 
@@ -23,8 +23,8 @@ class RoundRobin final : public Policy {
 
 class LeastLoad final : public Policy {
  public:
-  std::size_t choose(std::span<const Candidate> candidates, std::uint64_t) override {
-    // Begins behind the last choice, so that equals take turns.
+  std::size_t choose(std::span<const Candidate> candidates, const RequestView&) override {
+    // Begins after the last choice, so that equals take turns.
     const std::size_t begin = next_++ % candidates.size();
     std::size_t best = begin;
     for (std::size_t i = 1; i < candidates.size(); ++i) {
@@ -41,10 +41,10 @@ class LeastLoad final : public Policy {
 class PowerOfTwo final : public Policy {
  public:
   explicit PowerOfTwo(std::uint64_t seed) : random_(seed) {}
-  std::size_t choose(std::span<const Candidate> candidates, std::uint64_t) override {
+  std::size_t choose(std::span<const Candidate> candidates, const RequestView&) override {
     if (candidates.size() == 1) return 0;
     const std::size_t first = random_() % candidates.size();
-    // Another one than the first, each equally likely.
+    // One of the other candidates, each equally likely.
     const std::size_t second =
         (first + 1 + random_() % (candidates.size() - 1)) % candidates.size();
     return candidates[second].inflight < candidates[first].inflight ? second : first;
@@ -56,17 +56,17 @@ class PowerOfTwo final : public Policy {
 
 class ConsistentHash final : public Policy {
  public:
-  std::size_t choose(std::span<const Candidate> candidates, std::uint64_t key) override {
-    if (key == 0) return least_load_.choose(candidates, 0);
-    std::size_t sum = 1;  // With the request that is being placed.
+  std::size_t choose(std::span<const Candidate> candidates, const RequestView& request) override {
+    if (request.affinity == 0) return least_load_.choose(candidates, request);
+    std::size_t sum = 1;  // Includes the request to be placed.
     for (const Candidate& each : candidates) sum += each.inflight;
-    // ceil(1.25 x mean): one engine at least is always below it.
+    // ceil(1.25 x mean): at least one engine is always below it.
     const std::size_t limit = (5 * sum + 4 * candidates.size() - 1) / (4 * candidates.size());
     std::size_t best = candidates.size();
     std::uint64_t best_weight = 0;
     for (std::size_t i = 0; i < candidates.size(); ++i) {
       if (candidates[i].inflight + 1 > limit) continue;
-      const std::uint64_t pair[2] = {candidates[i].id, key};
+      const std::uint64_t pair[2] = {candidates[i].id, request.affinity};
       const std::uint64_t weight = XXH3_64bits(pair, sizeof(pair));
       if (best == candidates.size() || weight > best_weight) {
         best = i;
@@ -88,7 +88,7 @@ Result<std::unique_ptr<Policy>> make_policy(std::string_view name, std::uint64_t
   if (name == "power-of-two") return std::make_unique<PowerOfTwo>(seed);
   if (name == "consistent-hash") return std::make_unique<ConsistentHash>();
   return fail(Errc::kInvalidArgument,
-              "there is no policy \"{}\"; there are round-robin, least-load, power-of-two and "
+              "unknown policy \"{}\"; the policies are round-robin, least-load, power-of-two and "
               "consistent-hash",
               name);
 }

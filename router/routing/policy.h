@@ -1,6 +1,6 @@
 #pragma once
 /// \file
-/// Which of the engines that may be asked is asked.
+/// The policies that choose one of several engines.
 
 #include <cstddef>
 #include <cstdint>
@@ -19,29 +19,37 @@ struct Candidate {
   std::size_t inflight = 0;
 };
 
+/// A request as a policy sees it: all that a choice may depend on.
+struct RequestView {
+  /// A hash that related requests share: of their session, or of the beginning of their prompt.
+  /// 0: unknown.
+  std::uint64_t affinity = 0;
+};
+
 /// Chooses among candidates. Thread-bound.
 class Policy {
  public:
   virtual ~Policy() = default;
-  /// The index of one of `candidates`, which are one at least. `key` is what requests that belong
-  /// together have in common; 0 when nothing is known.
-  virtual std::size_t choose(std::span<const Candidate> candidates, std::uint64_t key) = 0;
+  /// The index of one of `candidates`, of which there is at least one.
+  virtual std::size_t choose(std::span<const Candidate> candidates, const RequestView& request) = 0;
 };
 
-/// Chance comes from `seed`.
+/// The policy named `name`, with `seed` for its random numbers:
 ///
-/// - `round-robin`: one after the other.
-/// - `least-load`: the fewest requests in flight; among equals one after the other.
-/// - `power-of-two`: the less loaded of two drawn ones.
-/// - `consistent-hash`: highest random weight of (engine, key), so that an engine that comes or
-/// goes
-///   moves only its own share; an engine with more than 1.25 times the mean load is passed over.
-///   Without a key least-load.
+/// `round-robin`: the candidates in turn.
+///
+/// `least-load`: the fewest requests in flight; equals in turn.
+///
+/// `power-of-two`: the less loaded of two random candidates.
+///
+/// `consistent-hash`: the highest random weight of (engine, affinity), so that an engine that is
+/// added or removed moves only its own share. Engines above 1.25 times the mean load are passed
+/// over. Without an affinity: least-load.
 ///
 /// Errors: kInvalidArgument that names the policies.
 Result<std::unique_ptr<Policy>> make_policy(std::string_view name, std::uint64_t seed);
 
-/// 64 bits of `text`, the same on every machine; never 0.
+/// A 64-bit hash of `text`, the same on every machine; never 0.
 std::uint64_t hash_key(std::string_view text);
 
 }  // namespace pegaflow::router

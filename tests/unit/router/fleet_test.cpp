@@ -46,7 +46,7 @@ TEST_SUITE("fleet") {
     }
   }
 
-  TEST_CASE("lists of engines name the line that is wrong") {
+  TEST_CASE("errors in lists of engines name the line") {
     const EngineList list =
         EngineList::parse("# all\nprefill http://p:1 # one\n\n  decode\thttp://d:1\r\n").value();
     CHECK(list.by_role[0].size() == 1);
@@ -55,7 +55,7 @@ TEST_SUITE("fleet") {
     CHECK(EngineList::parse("decode ftp://d").error().detail.find("line 1") == 0);
   }
 
-  TEST_CASE("why there is no engine is told") {
+  TEST_CASE("the reason for having no engine is reported") {
     Fixture f("decode http://d:1");
     CHECK(f.fleet->choose(Role::kPrefill, {}).why == Fleet::Why::kNone);
     const auto found = f.decode();
@@ -76,10 +76,10 @@ TEST_SUITE("fleet") {
     all[2]->is_up = false;
     CHECK(f.decode(tried).engine == all[1]);
     all[1]->is_up = false;
-    CHECK(f.decode(tried).engine == all[0]);  // To try is better than to refuse.
+    CHECK(f.decode(tried).engine == all[0]);  // Trying is better than refusing.
   }
 
-  TEST_CASE("an excluded engine gets nothing, even where there is no other") {
+  TEST_CASE("an excluded engine receives nothing, even if there is no other") {
     Fixture f("decode http://d:1\ndecode http://d:2");
     for (int i = 0; i < 4; ++i) {
       const auto choice = f.fleet->choose(Role::kDecode, {.excluded = {"http://d:1"}});
@@ -89,7 +89,7 @@ TEST_SUITE("fleet") {
     CHECK(f.fleet->choose(Role::kDecode, both).why == Fleet::Why::kNone);
   }
 
-  TEST_CASE("a model goes to engines that list it, else to those that have listed nothing") {
+  TEST_CASE("a model goes to engines that list it, or else to engines without a list") {
     Fixture f("decode http://d:1\ndecode http://d:2\ndecode http://d:3");
     const auto& all = f.fleet->engines();
     const Fleet::Request a{.model = "a"};
@@ -104,7 +104,7 @@ TEST_SUITE("fleet") {
     CHECK(f.fleet->unnamed_model() == "a");
 
     all[0]->is_up = false;
-    CHECK(f.fleet->choose(Role::kDecode, a).engine == all[2]);  // It may have it.
+    CHECK(f.fleet->choose(Role::kDecode, a).engine == all[2]);  // It may have the model.
     all[2]->models.set({"c"});
     CHECK(f.fleet->choose(Role::kDecode, a).why == Fleet::Why::kDown);
     CHECK(f.fleet->is_unknown_model("other"));
@@ -112,7 +112,7 @@ TEST_SUITE("fleet") {
     CHECK(f.fleet->choose(Role::kDecode, other).why == Fleet::Why::kNone);
   }
 
-  TEST_CASE("while an engine that is down never listed its models another one answers for it") {
+  TEST_CASE("while an engine without a list is down, another engine reports the missing model") {
     Fixture f("decode http://d:1\ndecode http://d:2");
     const auto& all = f.fleet->engines();
     all[0]->models.set({"a"});
@@ -121,7 +121,7 @@ TEST_SUITE("fleet") {
     CHECK_FALSE(f.fleet->is_unknown_model("b"));
   }
 
-  TEST_CASE("engines of one model need no name for it") {
+  TEST_CASE("requests need no model name while all engines serve one model") {
     Fixture f("prefill http://p:1\ndecode http://d:1\ndecode http://d:2");
     const auto& all = f.fleet->engines();
     CHECK(f.fleet->unnamed_model().empty());
@@ -133,7 +133,7 @@ TEST_SUITE("fleet") {
     CHECK(f.fleet->choose(Role::kPrefill, {.model = "a"}).why == Fleet::Why::kNone);
   }
 
-  TEST_CASE("a prefill engine that hands nothing over gets one prompt in ten seconds") {
+  TEST_CASE("a prefill engine that announces no blocks receives one prompt in ten seconds") {
     Fixture f("prefill http://p:1");
     Engine& engine = *f.fleet->engines()[0];
     for (int i = 0; i < HandoverWatch::kMisses; ++i) {
@@ -150,9 +150,10 @@ TEST_SUITE("fleet") {
     CHECK_FALSE(engine.handover.is_suspended());
   }
 
-  TEST_CASE("a new list keeps the state of those that stay") {
+  TEST_CASE("a new list keeps the state of engines that stay") {
     Fixture f("prefill http://a:1\ndecode http://a:1\ndecode http://b:1\ndecode http://b:1");
-    REQUIRE(f.fleet->engines().size() == 3);  // One in two roles is two; named twice is one.
+    REQUIRE(f.fleet->engines().size() ==
+            3);  // One URL in two roles is two engines; listed twice it is one.
     const auto gone = f.fleet->engines()[1];
     const auto stays = f.fleet->engines()[2];
     stays->is_up = false;
