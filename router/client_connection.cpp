@@ -194,11 +194,11 @@ asio::awaitable<void> ClientConnection::linger() {
 asio::awaitable<void> ClientConnection::refuse(const RequestParser& parser) {
   ++shared_.metrics.bad_requests;
   const unsigned status = parser.error_status();
-  const std::string answer = error_answer(status,
-                                          status == 413   ? "the body is too large"
-                                          : status == 431 ? "the head is too large"
-                                                          : "this is no request of HTTP/1.1",
-                                          false, cors_of(parser, shared_.options), false);
+  const std::string answer = error_response(status,
+                                            status == 413   ? "the body is too large"
+                                            : status == 431 ? "the head is too large"
+                                                            : "this is no request of HTTP/1.1",
+                                            false, cors_of(parser, shared_.options), false);
   co_await send(answer);
   co_await linger();
 }
@@ -206,8 +206,8 @@ asio::awaitable<void> ClientConnection::refuse(const RequestParser& parser) {
 asio::awaitable<void> ClientConnection::time_out(const RequestParser& parser) {
   is_reading_ = false;
   ++shared_.metrics.slow_requests;
-  co_await send(error_answer(408, "the request took too long to arrive", false,
-                             cors_of(parser, shared_.options), false));
+  co_await send(error_response(408, "the request took too long to arrive", false,
+                               cors_of(parser, shared_.options), false));
   co_await linger();
 }
 
@@ -244,8 +244,8 @@ asio::awaitable<bool> ClientConnection::read_body(RequestParser& parser) {
       is_reading_ = false;
       (void)parser.take_body();
       shared_.metrics.body_bytes -= std::exchange(body_bytes_, 0);
-      co_await send(error_answer(503, "the router holds too many requests already", false,
-                                 "Retry-After: 1\r\n" + cors_of(parser, shared_.options), false));
+      co_await send(error_response(503, "the router holds too many requests already", false,
+                                   "Retry-After: 1\r\n" + cors_of(parser, shared_.options), false));
       co_await linger();
       co_return false;
     }

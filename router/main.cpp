@@ -1,4 +1,4 @@
-// pegaflow-router: reads its options and runs. Everything else is in router.cpp.
+// pegaflow-router: parses its options and runs. Everything else is in router.cpp.
 #include <cstdio>
 #include <exception>
 #include <iostream>
@@ -16,8 +16,8 @@ constexpr pegaflow::Log kLog{"router"};
 pegaflow::Result<void> run(int argc, char** argv) {
   pegaflow::router::RouterOptions options;
   pegaflow::OptionTable table("pegaflow-router",
-                              "Prefills here and decodes there, in front of engines that share "
-                              "PegaFlow's cache.");
+                              "An HTTP proxy in front of vLLM engines that share PegaFlow's cache; "
+                              "it splits requests into prefill and decode.");
   options.declare(table);
   if (argc == 2 && std::string_view(argv[1]) == "--print-options-markdown") {
     std::cout << table.markdown();

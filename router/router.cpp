@@ -43,16 +43,17 @@ namespace {
 
 constexpr Log kLog{"router"};
 
-/// Of those beyond --max-connections at once: each has a descriptor for up to a second.
+/// Limit of refused connections that wait for their clients: each has a descriptor for up to a
+/// second.
 constexpr std::size_t kTurnedAway = 256;
 
-/// A stream has two descriptors, so 20,000 connections need more than the usual 1,024.
+/// A stream needs two descriptors, so 20,000 connections exceed the usual limit of 1,024.
 void raise_descriptor_limit() {
   rlimit limit{};
   if (::getrlimit(RLIMIT_NOFILE, &limit) != 0) return;
   limit.rlim_cur = limit.rlim_max;
   if (::setrlimit(RLIMIT_NOFILE, &limit) != 0) {
-    kLog.warn("the limit of open files stays as it is limit={}", limit.rlim_cur);
+    kLog.warn("the limit of open files could not be raised limit={}", limit.rlim_cur);
   }
 }
 
@@ -60,7 +61,7 @@ Result<tcp::endpoint> endpoint_of(asio::io_context& io, std::string_view option,
                                   const std::string& listen) {
   const std::size_t colon = listen.rfind(':');
   if (colon == std::string::npos) {
-    return fail(Errc::kInvalidArgument, "{} {}: it is HOST:PORT", option, listen);
+    return fail(Errc::kInvalidArgument, "{}: '{}' is not HOST:PORT", option, listen);
   }
   std::string host = listen.substr(0, colon);
   if (host.size() > 1 && host.front() == '[' && host.back() == ']') {
@@ -69,7 +70,7 @@ Result<tcp::endpoint> endpoint_of(asio::io_context& io, std::string_view option,
   error_code ec;
   const auto found = tcp::resolver(io).resolve(host, listen.substr(colon + 1), ec);
   if (ec || found.empty()) {
-    return fail(Errc::kInvalidArgument, "{} {}: {}", option, listen, ec.message());
+    return fail(Errc::kInvalidArgument, "{}: {}: {}", option, listen, ec.message());
   }
   return found.begin()->endpoint();
 }
@@ -79,8 +80,8 @@ std::string shown(const tcp::endpoint& bound) {
                      bound.address().to_string(), bound.port());
 }
 
-/// What --max-connections-per-address counts: an address of IPv4, or 64 bits of one of IPv6, which
-/// is what one customer has.
+/// The unit of --max-connections-per-address: an IPv4 address, or the first 64 bits of an IPv6
+/// address, which is the usual network of one customer.
 std::string address_of(const tcp::socket& socket) {
   error_code ec;
   asio::ip::address address = socket.remote_endpoint(ec).address();
@@ -93,7 +94,7 @@ std::string address_of(const tcp::socket& socket) {
   return {bytes.begin(), bytes.begin() + 8};
 }
 
-/// Accepts, and ends in good order.
+/// Accepts connections, and shuts down in order.
 class Service {
  public:
   Service(Shared& shared, const EngineList& list, const std::vector<EngineUrl>& servers,
@@ -114,7 +115,7 @@ class Service {
       PEGA_TRY_LET(own, open(own_acceptor_, "--own-listen", shared_.options.own_listen, false));
     }
     health_.find_engines();
-    // Before the log line: those who wait for either find both.
+    // Before the log line: a process that waits for either finds both.
     PEGA_TRY(write_ready_file(place, own));
     kLog.info("ready listen={}{}{} engines={}", place, own.empty() ? "" : " own=", own,
               shared_.fleet.engines().size());
@@ -132,7 +133,7 @@ class Service {
   }
 
  private:
-  /// Listens, and returns where.
+  /// Listens, and returns the bound address.
   Result<std::string> open(tcp::acceptor& acceptor, std::string_view option,
                            const std::string& listen, bool reuse_port) {
     PEGA_TRY_LET(const tcp::endpoint place, endpoint_of(shared_.io, option, listen));
@@ -151,7 +152,8 @@ class Service {
     return shown(acceptor.local_endpoint(ec));
   }
 
-  /// The first signal begins --drain-delay; without one, or at the second signal, the drain begins.
+  /// The first signal begins --drain-delay; without a delay, or at the second signal, the drain
+  /// begins.
   void wait_for_signal() {
     signals_.async_wait([this](const error_code& ec, int number) {
       if (ec) return;
@@ -171,14 +173,14 @@ class Service {
 
   Result<void> write_ready_file(const std::string& listen, const std::string& own) const {
     if (shared_.options.ready_file.empty()) return {};
-    // Under another name first, so that a reader never sees half of it.
+    // Written under another name first, so that a reader never sees an incomplete file.
     const std::string temporary = shared_.options.ready_file + ".new";
     {
       std::ofstream file(temporary);
       file << fmt::format("{{\"listen\":{},{}\"pid\":{}}}\n", json_quote(listen),
                           own.empty() ? "" : fmt::format("\"own_listen\":{},", json_quote(own)),
                           ::getpid());
-      if (!file.flush()) return fail(Errc::kIo, "--ready-file {}: cannot be written", temporary);
+      if (!file.flush()) return fail(Errc::kIo, "--ready-file: {} cannot be written", temporary);
     }
     if (::rename(temporary.c_str(), shared_.options.ready_file.c_str()) != 0) {
       return fail_errno(errno, "rename " + temporary);
@@ -193,9 +195,9 @@ class Service {
       tcp::socket socket(shared_.io);
       co_await acceptor.async_accept(socket, asio::redirect_error(asio::use_awaitable, ec));
       if (!ec) {
-        begin(std::move(socket));  // Also one that was accepted just before drain() began.
+        begin(std::move(socket));  // Includes a connection accepted just before drain().
       } else if (acceptor.is_open()) {
-        // Out of descriptors, most likely: who waits in the backlog is served when some are free.
+        // Usually no descriptor is free: connections in the backlog wait until one is.
         kLog.warn("a connection could not be accepted: {}", ec.message());
         pause.expires_after(std::chrono::milliseconds(50));
         co_await pause.async_wait(asio::redirect_error(asio::use_awaitable, ec));
@@ -203,7 +205,7 @@ class Service {
     }
   }
 
-  /// Closing at once would reset a connection whose request has come, and lose the answer.
+  /// Closing at once would reset a connection whose request has arrived, and lose the response.
   asio::awaitable<void> turn_away(tcp::socket socket, std::string answer) {
     error_code ec;
     Deadline deadline(shared_.deadlines, [&] {
@@ -211,7 +213,7 @@ class Service {
       socket.close(ignored);
     });
     socket.non_blocking(true, ec);
-    socket.write_some(asio::buffer(answer), ec);  // It fits into the empty buffer of a new socket.
+    socket.write_some(asio::buffer(answer), ec);  // Fits into the empty buffer of a new socket.
     socket.shutdown(tcp::socket::shutdown_send, ec);
     if (turned_away_ >= kTurnedAway) co_return;
     ++turned_away_;
@@ -235,7 +237,7 @@ class Service {
         static_cast<std::uint64_t>(shared_.options.max_connections)) {
       ++shared_.metrics.connections_refused;
       const std::string answer =
-          error_answer(503, "too many connections", false, turned_away_fields(), false);
+          error_response(503, "too many connections", false, turned_away_fields(), false);
       asio::co_spawn(shared_.io, turn_away(std::move(socket), answer), asio::detached);
       return;
     }
@@ -243,8 +245,8 @@ class Service {
     const std::string address = limit > 0 ? address_of(socket) : std::string();
     if (limit > 0 && addresses_[address] >= limit) {
       ++shared_.metrics.address_refused;
-      const std::string answer = error_answer(429, "too many connections from this address", false,
-                                              turned_away_fields(), false);
+      const std::string answer = error_response(429, "too many connections from this address",
+                                                false, turned_away_fields(), false);
       asio::co_spawn(shared_.io, turn_away(std::move(socket), answer), asio::detached);
       return;
     }
@@ -257,9 +259,9 @@ class Service {
                        try {
                          std::rethrow_exception(problem);
                        } catch (const std::exception& error) {
-                         kLog.error("a connection ended by an exception: {}", error.what());
+                         kLog.error("an exception ended a connection: {}", error.what());
                        }
-                       connection->abort();  // Others may hold it still.
+                       connection->abort();  // Other references may exist.
                      }
                      connections_.erase(connection);
                      const auto counted = addresses_.find(address);
@@ -274,7 +276,7 @@ class Service {
     if (shared_.is_draining) return;
     shared_.is_leaving = shared_.is_draining = true;
     for (const auto& each : connections_) each->drain();
-    // Clients that have connected already are served: the kernel would reset them otherwise.
+    // Connections in the backlog are served: the kernel would reset them otherwise.
     for (tcp::acceptor* const acceptor : {&acceptor_, &own_acceptor_}) {
       if (!acceptor->is_open()) continue;
       error_code ec;
@@ -290,18 +292,19 @@ class Service {
     last_moment_.expires_after(shared_.options.shutdown_timeout);
     last_moment_.async_wait([this](const error_code& why) {
       if (why) return;
-      kLog.warn("requests are cut off requests={}", shared_.metrics.in_flight);
+      kLog.warn("requests are aborted after --shutdown-timeout requests={}",
+                shared_.metrics.in_flight);
       for (const auto& each : connections_) each->abort();
-      // What no client's leaving ends: health checks, and questions to all engines at once.
+      // Calls without a client: health checks, and polls of all engines.
       health_.stop();
       servers_.stop();
       shared_.engine_connections.close_all();
     });
-    // Behind what accept() has in hand.
+    // After the connections that accept() is about to begin.
     asio::post(shared_.io, [this] { end_if_done(); });
   }
 
-  /// Takes back all that would keep run() from returning.
+  /// Cancels all operations that would keep run() from returning.
   void end_if_done() {
     if (!connections_.empty()) return;
     health_.stop();
@@ -318,12 +321,13 @@ class Service {
   tcp::acceptor own_acceptor_;
   asio::signal_set signals_;
   asio::steady_timer last_moment_;
-  std::size_t turned_away_ = 0;  // Connections that wait for their clients to read why.
+  std::size_t turned_away_ = 0;  // Refused connections that wait for their clients to read.
   std::unordered_set<std::shared_ptr<ClientConnection>> connections_;
-  std::unordered_map<std::string, std::size_t> addresses_;  // With a limit: connections of each.
+  std::unordered_map<std::string, std::size_t>
+      addresses_;  // Open connections by address; empty without a limit.
 };
 
-/// `value`, or its error with the option that it is of.
+/// `value`; an error is prefixed with the option.
 template <typename T>
 Result<T> of_option(std::string_view option, Result<T> value) {
   if (!value) value.error().detail = fmt::format("{}: {}", option, value.error().detail);
@@ -348,8 +352,8 @@ Result<void> run_router(const RouterOptions& options) {
   raise_descriptor_limit();
   if (options.pd_first_token && flow != Flow::kStore) {
     kLog.warn(
-        "--pd-first-token has no effect with --flow {}: those parameters are for the whole "
-        "prompt, and no token more",
+        "--pd-first-token has no effect with --flow {}: its parameters cover the prompt without "
+        "the first token",
         options.flow);
   }
 
@@ -362,7 +366,7 @@ Result<void> run_router(const RouterOptions& options) {
   fleet_options.passes_unknown_models = options.pass_unknown_models;
   Fleet fleet(fleet_options, {std::move(prefill_policy), std::move(decode_policy)}, clock);
 
-  // run() returns once nothing is under way, so no coroutine outlives what it refers to.
+  // run() returns when no operation is pending, so no coroutine outlives the objects that it uses.
   asio::io_context io(1);
   asio::steady_timer next_deadline(io);
   Deadlines deadlines(clock, [&](TimePoint when) {

@@ -1,15 +1,15 @@
 #pragma once
 /// \file
-/// pegaflow-router as a whole.
+/// The service pegaflow-router.
 
 #include "base/error.h"
 #include "router/config/options.h"
 
 namespace pegaflow::router {
 
-/// Serves until SIGTERM or SIGINT, then finishes what it has and returns.
-/// Errors: kInvalidArgument for options that name no engine, policy or readable file; kIo and
-/// kRefused for a place where it cannot listen.
+/// Serves until SIGTERM or SIGINT, then finishes the requests in flight and returns.
+/// Errors: kInvalidArgument for options without a valid engine, policy or readable file; kIo and
+/// kRefused for an address at which it cannot listen.
 Result<void> run_router(const RouterOptions& options);
 
 }  // namespace pegaflow::router

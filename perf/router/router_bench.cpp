@@ -1,11 +1,11 @@
-// router_bench: what stands around a router while it is measured, one process each.
+// router_bench: the processes around a router that is measured; each is one subcommand.
 //
-//   router_bench engine                answers like an engine that needs no time
+//   router_bench engine                responds like an engine that needs no time
 //   router_bench relay ENGINE_PORT     a bare relay on Beast: the bound for the router
 //   router_bench load PORT CONNECTIONS REQUESTS BODY_BYTES PATH
-//                                      requests one after the other on each connection; one line of
+//                                      sequential requests on each connection; prints one line of
 //                                      JSON with their times
-//   router_bench streams PORT COUNT    COUNT open streams until standard input ends
+//   router_bench streams PORT COUNT    keeps COUNT streams open until standard input ends
 //
 // The first two print the port that they listen on. perf/router.py puts them together.
 #include <algorithm>
@@ -64,7 +64,7 @@ tcp::endpoint local(unsigned long port) {
   return {asio::ip::address_v4::loopback(), static_cast<std::uint16_t>(port)};
 }
 
-/// Whatever a connection ends with: its peer left, which is how runs end.
+/// Ignores the end of a connection: runs end by closing connections.
 void ignore_end(const std::exception_ptr&) {}
 
 asio::awaitable<void> accept_all(std::function<asio::awaitable<void>(tcp::socket)> serve) {
@@ -80,8 +80,7 @@ asio::awaitable<void> accept_all(std::function<asio::awaitable<void>(tcp::socket
   }
 }
 
-/// Reads a message to its end into `buffer`, with what `Content-Length` says; where its body
-/// begins.
+/// Reads a message of `Content-Length` bytes into `buffer`. Returns the offset of its body.
 asio::awaitable<std::size_t> read_message(tcp::socket& socket, std::string& buffer) {
   const std::size_t head = co_await asio::async_read_until(socket, asio::dynamic_buffer(buffer),
                                                            "\r\n\r\n", use_awaitable);
@@ -117,7 +116,7 @@ asio::awaitable<void> serve_engine(tcp::socket socket) {
     }
     co_await asio::async_write(socket, asio::buffer(kBegin), use_awaitable);
     asio::steady_timer timer(socket.get_executor());
-    while (true) {  // An event a second, until the other side leaves.
+    while (true) {  // One event per second, until the peer leaves.
       co_await asio::async_write(socket, asio::buffer(chunk), use_awaitable);
       timer.expires_after(std::chrono::seconds(1));
       co_await timer.async_wait(use_awaitable);
@@ -256,7 +255,7 @@ int run_streams(unsigned long port, unsigned long count) {
     for (unsigned long i = 0; i < count; ++i) {
       asio::co_spawn(io, hold_stream(port, request, begun),
                      [&](const std::exception_ptr&) { ++broken; });
-      // No more than a backlog takes at once.
+      // At most the length of a backlog at once.
       while (i >= begun + broken + 256) {
         timer.expires_after(std::chrono::milliseconds(1));
         co_await timer.async_wait(use_awaitable);

@@ -13,7 +13,7 @@ namespace {
 
 constexpr std::string_view kMember = "cache_salt";
 
-/// A part of a text, and what takes its place.
+/// A part of a text, and its replacement.
 struct Replacement {
   std::size_t at = 0;
   std::size_t size = 0;
@@ -37,7 +37,7 @@ std::size_t offset_in(std::string_view text, std::string_view part) {
   return static_cast<std::size_t>(part.data() - text.data());
 }
 
-/// As the first member of an object whose brace is at `brace`.
+/// The salt as the first member of the object whose brace is at `brace`.
 Replacement first_member(std::size_t brace, const std::string& salt, bool is_only_one) {
   return {brace + 1, 0, fmt::format(R"("{}":"{}"{})", kMember, salt, is_only_one ? "" : ",")};
 }
@@ -47,7 +47,7 @@ Replacement new_value(std::string_view text, std::string_view value, const Tenan
           fmt::format(R"("{}")", tenant.salts.salt(tenant.name, json_unescape(value)))};
 }
 
-/// Inserts the member without reading the text again: a long prompt takes milliseconds.
+/// Inserts the member without parsing the text again: a long prompt would take milliseconds.
 void insert_first(std::string& body, std::vector<JsonMember>& members, const Tenant& tenant) {
   struct Place {
     std::size_t key, value, whole;
@@ -77,7 +77,7 @@ void insert_first(std::string& body, std::vector<JsonMember>& members, const Ten
 }  // namespace
 
 CacheSalts::CacheSalts(std::string_view secret) {
-  // A secret of any length as a key of 32 bytes.
+  // Turns a secret of any length into a key of 32 bytes.
   (void)::crypto_generichash(key_.data(), key_.size(),
                              reinterpret_cast<const unsigned char*>(secret.data()), secret.size(),
                              nullptr, 0);
@@ -88,7 +88,7 @@ std::string CacheSalts::salt(std::string_view tenant, std::string_view clients_s
   std::array<unsigned char, 32> hash{};
   (void)::crypto_generichash_init(&state, key_.data(), key_.size(), hash.size());
   const auto add = [&](std::string_view text) {
-    // With its length before it: no two pairs of texts give the same bytes.
+    // The length precedes the text, so that no two pairs of texts have the same bytes.
     const std::uint64_t size = text.size();
     std::array<unsigned char, 8> length{};
     for (std::size_t i = 0; i < length.size(); ++i) {
@@ -114,7 +114,7 @@ Result<void> set_cache_salt(std::string& body, std::vector<JsonMember>& members,
     if (!each.is(kMember)) continue;
     const bool is_string = each.value.front() == '"' && each.value != R"("")";
     if (!is_string && each.value != "null") {
-      return fail(Errc::kInvalidArgument, "cache_salt has to be a string that is not empty");
+      return fail(Errc::kInvalidArgument, "cache_salt must be a non-empty string");
     }
     replacements.push_back(new_value(body, each.value, tenant));
   }

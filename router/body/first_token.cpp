@@ -15,7 +15,7 @@ constexpr std::array<std::string_view, kFirstTokenCount> kNames = {
     "penalties",  "stop",     "logprobs",     "one_token", "long",    "other_member",
     "no_prefill", "no_token", "text",         "ended",     "decode"};
 
-/// What may have any value: it shapes the prompt, how each token is drawn, or nothing.
+/// Members that may have any value: they affect the prompt, the sampling of one token, or nothing.
 constexpr std::array<std::string_view, 19> kAny = {"model",
                                                    "prompt",
                                                    "max_tokens",
@@ -36,10 +36,10 @@ constexpr std::array<std::string_view, 19> kAny = {"model",
                                                    "session_id",
                                                    "kv_transfer_params"};
 
-/// What must not be there with another value than its usual one, and what it stands for.
+/// A member that must be missing or have a usual value, and the reason otherwise.
 struct Usual {
   std::string_view name;
-  std::array<std::string_view, 3> values;  // Beside null; numbers are compared as numbers.
+  std::array<std::string_view, 3> values;  // Besides null; numbers are compared as numbers.
   FirstToken otherwise;
 };
 constexpr std::array kUsual = {
@@ -65,7 +65,7 @@ constexpr std::array kUsual = {
     Usual{"return_token_ids", {"false"}, FirstToken::kOther},
 };
 
-/// Of a number that is whole, as "1", "1.0" or "1.00"; else the text itself.
+/// A whole number without its fraction: "1" for "1.0" and "1.00". Other text stays unchanged.
 std::string_view without_zeros(std::string_view value) {
   const std::size_t point = value.find('.');
   if (point == std::string_view::npos) return value;
@@ -95,8 +95,8 @@ FirstToken judge(const JsonMember& member) {
   return FirstToken::kOther;
 }
 
-/// Nothing but what is told at the end: usage with each event would be wrong by one.
-bool tells_usage_at_the_end(std::string_view options) {
+/// Whether usage is reported at the end only: usage with each event would be wrong by one.
+bool reports_usage_at_the_end(std::string_view options) {
   if (options == "null") return true;
   const auto members = read_members(options);
   return members && std::all_of(members->begin(), members->end(), [](const JsonMember& each) {
@@ -105,7 +105,7 @@ bool tells_usage_at_the_end(std::string_view options) {
          });
 }
 
-/// One prompt: a text, or the numbers of its tokens.
+/// Whether the member is one prompt: a text, or its token ids.
 bool is_one_prompt(std::string_view prompt) {
   if (prompt.front() == '"') return true;
   if (prompt.front() != '[') return false;
@@ -118,7 +118,7 @@ std::string_view value_of(const std::vector<JsonMember>& members, std::string_vi
   return member == nullptr ? std::string_view("null") : member->value;
 }
 
-constexpr std::string_view kDefaultMaxTokens = "16";  // Of OpenAI's API, and vLLM's.
+constexpr std::string_view kDefaultMaxTokens = "16";  // In the APIs of OpenAI and vLLM.
 
 }  // namespace
 
@@ -132,13 +132,13 @@ FirstToken decide_first_token(const std::vector<JsonMember>& members, std::size_
   FirstToken why = FirstToken::kSent;
   for (const JsonMember& member : members) {
     const FirstToken its = judge(member);
-    // What is known by name is the better reason.
+    // A known member is the better reason.
     if (its != FirstToken::kSent && (why == FirstToken::kSent || why == FirstToken::kOther)) {
       why = its;
     }
   }
   if (why != FirstToken::kSent) return why;
-  if (!tells_usage_at_the_end(value_of(members, "stream_options"))) return FirstToken::kOther;
+  if (!reports_usage_at_the_end(value_of(members, "stream_options"))) return FirstToken::kOther;
   const JsonMember* const max_tokens = find_member(members, "max_tokens");
   const auto count = whole_number(max_tokens == nullptr ? kDefaultMaxTokens : max_tokens->value);
   if (!count) return FirstToken::kOther;
@@ -164,8 +164,8 @@ std::optional<PrefilledToken> read_first_token(std::string_view answer, FirstTok
   token.token = tokens->front();
   token.text = value_of(*choice, "text");
   const std::string text = json_unescape(token.text);
-  // What a decoder shows for the first bytes of a character: the decode engine would show the
-  // rest of it, or the whole.
+  // Detokenizers return this for the first bytes of a character. The decode engine would return
+  // the rest of the character, or all of it.
   constexpr std::string_view kReplacement = "\xEF\xBF\xBD";
   if (text.empty() ||
       (text.size() >= kReplacement.size() &&
@@ -225,7 +225,7 @@ std::string with_first_token_counted(std::string_view events) {
     const std::size_t end = std::min(events.find('\n'), events.size() - 1) + 1;
     const std::string_view line = events.substr(0, end);
     events.remove_prefix(end);
-    // Most events are tokens: they are not parsed.
+    // Most events are tokens and need no parsing.
     if (line.substr(0, kData.size()) != kData ||
         line.find("\"prompt_tokens\"") == std::string_view::npos) {
       out += line;

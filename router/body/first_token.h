@@ -1,10 +1,10 @@
 #pragma once
 /// \file
-/// The prefill engine's token as the first one of the answer (--pd-first-token).
+/// The prefill engine's token as the first token of the response (--pd-first-token).
 ///
-/// The prefill engine has to compute a token anyway. Sent to the client at once, it makes the time
-/// to the first token that of one prefill; the decode engine goes on behind it, from the prompt's
-/// tokens and that one.
+/// The prefill engine has to compute a token anyway. The router sends it to the client at once, so
+/// that the time to the first token is that of one prefill. The decode engine continues from the
+/// prompt's tokens and that token.
 
 #include <cstddef>
 #include <optional>
@@ -16,39 +16,39 @@
 
 namespace pegaflow::router {
 
-/// What became of it. All but the first mean that the decode engine computes the first token.
+/// The source of the first token. All values but the first: the decode engine computes it.
 enum class FirstToken : unsigned char {
   kSent,         ///< The client's first token is the prefill engine's.
-  kRoute,        ///< Not /v1/completions: what of a chat's answer is text only its engine knows.
-  kNotStreamed,  ///< Nobody sees the first token before the last one.
-  kChoices,      ///< Several prompts or several answers.
+  kRoute,        ///< Not /v1/completions: only its engine can parse the response of a chat.
+  kNotStreamed,  ///< The client receives the first token together with the last.
+  kChoices,      ///< Several prompts or several choices.
   kGrammar,      ///< The grammar's state is in the engine.
   kSeed,         ///< The second engine would begin with the seed again.
-  kPenalties,    ///< They count the answer's tokens, of which the first would be the prompt's.
+  kPenalties,    ///< They count the generated tokens, and the first would be part of the prompt.
   kStop,         ///< A stop string may begin in the first token.
-  kLogprobs,     ///< They belong to each token.
-  kOneToken,     ///< There is no second one.
+  kLogprobs,     ///< Each token needs its own.
+  kOneToken,     ///< There is no second token.
   kLong,         ///< The token ids of the prompt would take too much memory.
-  kOther,        ///< A member of the body that nobody has thought about.
-  kNoPrefill,    ///< No prefill engine has answered; prefill_total has the reason.
-  kNoToken,      ///< Its answer has no token ids, or not one.
-  kText,         ///< The token's text is empty, or not a whole character.
-  kEnded,        ///< The answer ends with this token.
-  kDecode,       ///< No decode engine took it on at once.
+  kOther,        ///< A member of the body that the router does not know.
+  kNoPrefill,    ///< No prefill engine has responded; prefill_total has the reason.
+  kNoToken,      ///< The response does not have exactly one token id.
+  kText,         ///< The token's text is empty, or ends within a character.
+  kEnded,        ///< The completion ends with this token.
+  kDecode,       ///< No decode engine accepted the continuation at once.
 };
 inline constexpr std::size_t kFirstTokenCount = static_cast<std::size_t>(FirstToken::kDecode) + 1;
 
-/// The word that metrics and the access log have for it.
+/// The name in metrics and in the access log.
 std::string_view to_string(FirstToken what) noexcept;
 
-/// Bodies up to here: the ids of their tokens take about as much again, seven times at worst.
+/// The maximum size of a body: its token ids need about as much memory again, seven times at worst.
 inline constexpr std::size_t kFirstTokenBodyBytes = std::size_t{1} << 20;
 
-/// kSent when the token of a prefill engine could be the first one of the answer to this body of
-/// /v1/completions, else the reason why not.
+/// kSent when a prefill engine's token can be the first token of the response to this body of
+/// /v1/completions; otherwise the reason against it.
 FirstToken decide_first_token(const std::vector<JsonMember>& members, std::size_t body_bytes);
 
-/// What a prefill engine's answer says of its token. The texts are JSON, as written.
+/// A prefill engine's token and the fields of its response. The texts are JSON, as written.
 struct PrefilledToken {
   std::string id;
   std::string created;
@@ -58,21 +58,21 @@ struct PrefilledToken {
   std::string prompt_tokens;  ///< An array of numbers, not empty.
 };
 
-/// The token of an answer to a body that wanted `return_token_ids`; `why` is kSent, or why there is
-/// none.
+/// The token of a response to a body with `return_token_ids`. `why` is kSent, or the reason when
+/// there is none.
 std::optional<PrefilledToken> read_first_token(std::string_view answer, FirstToken& why);
 
-/// The event that the client gets first.
+/// The first event for the client.
 std::string first_event(const PrefilledToken& token);
 
-/// The decode engine's body: the prompt's tokens and the first of the answer as its prompt, one
-/// token less to compute, `kv_params` (may be empty) for kv_transfer_params, and the rest as the
-/// client wrote it. `members` are of a body that decide_first_token() took.
+/// The decode engine's body: the prompt's tokens and the first token as its prompt, max_tokens less
+/// one, `kv_params` (may be empty) as kv_transfer_params, and the rest as the client wrote it.
+/// `members` belong to a body for which decide_first_token() returned kSent.
 std::string continued_body(const std::vector<JsonMember>& members, const PrefilledToken& token,
                            std::string_view kv_params);
 
-/// Whole events of the decode engine as the client should see them: where they tell the usage, a
-/// token less of the prompt and one more of the answer. All else stays byte for byte.
+/// Whole events of the decode engine with corrected usage: one prompt token less, one completion
+/// token more. All other bytes stay unchanged.
 std::string with_first_token_counted(std::string_view events);
 
 }  // namespace pegaflow::router

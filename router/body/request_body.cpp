@@ -50,7 +50,8 @@ Result<BodyReading> read_request_body(std::string& body, BodyKind kind,
     auto cut =
         without_steering(body, is_known ? SteeringDepth::kKnownPath : SteeringDepth::kAnywhere);
     if (!cut) {
-      // Without a type it may be anything; with one an engine could read what we cannot.
+      // Without a type the body may have any format; with a JSON type an engine may read more
+      // than this parser.
       if (!is_known && content_type == nullptr) return reading;
       return tl::unexpected<Error>(std::move(cut.error()));
     }

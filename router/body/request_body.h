@@ -1,6 +1,7 @@
 #pragma once
 /// \file
-/// Reads the body of a request before an engine gets it, and removes what only a router may send.
+/// Reads the body of a request before it goes to an engine, and removes the members that only a
+/// router may send.
 
 #include <string>
 #include <vector>
@@ -12,18 +13,18 @@
 
 namespace pegaflow::router {
 
-/// What the router reads of a body.
+/// The parts of a body that the router uses.
 struct BodyReading {
-  std::vector<JsonMember> members{};  ///< Views into the body; none of a body that is not read.
-  std::string model{};                ///< Empty: the body names none.
-  bool lost_steering = false;         ///< Steering members were cut out of the body.
+  std::vector<JsonMember> members{};  ///< Views into the body; empty for a body that is not read.
+  std::string model{};                ///< Empty: the body names no model.
+  bool lost_steering = false;         ///< Steering members were removed from the body.
 };
 
-/// Reads `body` as its route and its `content_type` (nullptr: none given) require, and cuts the
-/// members out that only a router may send (steering.h). Of a form the model is read. A body that
-/// is not read stays as it is. With a `tenant`, JSON gets its cache_salt (cache_salt.h).
-/// Errors: kInvalidArgument for a body that has to be JSON and is not, and for a cache_salt that
-/// vLLM would not accept either; the client gets the detail.
+/// Reads `body` as its route and its `content_type` (nullptr: none given) require, and removes the
+/// members that only a router may send (steering.h). From a form it reads the model. A body that is
+/// not read stays unchanged. With a `tenant`, JSON receives the tenant's cache_salt (cache_salt.h).
+/// Errors: kInvalidArgument for a body that must be JSON and is not, and for a cache_salt that vLLM
+/// would reject, too; the client receives the detail.
 Result<BodyReading> read_request_body(std::string& body, BodyKind kind,
                                       const std::string* content_type,
                                       const Tenant* tenant = nullptr);

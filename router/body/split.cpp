@@ -10,7 +10,8 @@ constexpr std::array<std::string_view, kPrefillCount> kNames = {
     "beam_search", "tool_choice", "engine_down", "suspended",       "busy", "refused",
     "status",      "timeout",     "lost",        "no_params"};
 
-/// What the prefill engine gets other values of, or none. The rest shapes the prompt.
+/// Members that the prefill engine receives with other values, or not at all. The rest affects the
+/// prompt.
 constexpr std::array<std::string_view, 10> kReplaced = {"max_tokens",
                                                         "max_completion_tokens",
                                                         "n",
@@ -45,7 +46,7 @@ std::string_view to_string(Prefill what) noexcept { return kNames[static_cast<st
 Result<Flow> parse_flow(std::string_view name) {
   if (name == "store") return Flow::kStore;
   if (name == "kv-params") return Flow::kKvParams;
-  return fail(Errc::kInvalidArgument, "there is no flow \"{}\"; there are store and kv-params",
+  return fail(Errc::kInvalidArgument, "unknown flow \"{}\"; the flows are store and kv-params",
               name);
 }
 
@@ -111,8 +112,8 @@ std::string kv_params_of(std::string_view answer) {
 }
 
 std::string_view prompt_prefix(const std::vector<JsonMember>& members, std::size_t bytes) {
-  // The whole conversation and not its first message: a system prompt that all share would send
-  // all of them to one engine.
+  // The whole conversation and not its first message: a common system prompt would send all
+  // requests to one engine.
   for (const std::string_view name : {"messages", "prompt", "input"}) {
     if (const JsonMember* const member = find_member(members, name)) {
       return member->value.substr(0, bytes);

@@ -35,7 +35,7 @@ Result<std::optional<std::string>> without_steering(std::string_view body, Steer
       },
       cuts));
   if (cuts.empty()) return std::optional<std::string>();
-  // Those of an object that is cut itself lie inside its cut.
+  // Cuts within an object that is cut itself lie inside the cut of that object.
   std::sort(cuts.begin(), cuts.end(),
             [](const JsonCut& a, const JsonCut& b) { return a.begin < b.begin; });
   std::string out;

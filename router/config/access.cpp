@@ -36,7 +36,7 @@ Result<AccessList> AccessList::parse(std::string_view text, std::int64_t default
     for (std::string word; in >> word;) words.push_back(word);
     if (words.empty() || words[0].front() == '#') continue;
     if (words.size() > 3 || words.size() < 2) {
-      return fail(Errc::kInvalidArgument, "line {}: it is `NAME KEY [REQUESTS_PER_SECOND]`",
+      return fail(Errc::kInvalidArgument, "line {}: expected `NAME KEY [REQUESTS_PER_SECOND]`",
                   number);
     }
     std::int64_t rate = default_rate;
@@ -44,17 +44,17 @@ Result<AccessList> AccessList::parse(std::string_view text, std::int64_t default
       const char* const end = words[2].data() + words[2].size();
       const auto [rest, status] = std::from_chars(words[2].data(), end, rate);
       if (status != std::errc() || rest != end || rate < 0) {
-        return fail(Errc::kInvalidArgument, "line {}: the rate is no whole number", number);
+        return fail(Errc::kInvalidArgument, "line {}: the rate is not a whole number", number);
       }
     }
     Entry entry{words[0], words[1], static_cast<double>(rate), 0, {}};
     entry.tokens = std::max(1.0, entry.rate);
     const std::uint64_t hash = XXH3_64bits_withSeed(words[1].data(), words[1].size(), list.seed_);
     if (!list.entries_.emplace(hash, std::move(entry)).second) {
-      return fail(Errc::kInvalidArgument, "line {}: the key is there already", number);
+      return fail(Errc::kInvalidArgument, "line {}: the key is a duplicate", number);
     }
   }
-  if (list.entries_.empty()) return fail(Errc::kInvalidArgument, "there is no key in it");
+  if (list.entries_.empty()) return fail(Errc::kInvalidArgument, "the file has no key");
   return list;
 }
 

@@ -1,6 +1,6 @@
 #pragma once
 /// \file
-/// Who may use the router, and how often.
+/// The API keys of the router's clients, and their request rates.
 
 #include <cstdint>
 #include <string>
@@ -15,23 +15,24 @@ namespace pegaflow::router {
 /// The API keys of a file, each with a bucket of requests. Thread-bound.
 class AccessList {
  public:
-  /// Lines `NAME KEY [REQUESTS_PER_SECOND]`; blank lines and those that begin with # do not count.
-  /// A key without a rate has `default_rate`; 0 is without limit. A bucket holds the requests of
-  /// one second, one at least.
+  /// Parses lines `NAME KEY [REQUESTS_PER_SECOND]`; ignores blank lines and lines that begin with
+  /// #. A key without a rate has `default_rate`; 0 is unlimited. A bucket holds the requests of one
+  /// second, at least one.
   /// Errors: kInvalidArgument that names the line, never the key; also for a text without a key,
-  /// which is a file that is just being written.
+  /// because the file may be incomplete.
   static Result<AccessList> parse(std::string_view text, std::int64_t default_rate);
 
-  /// Takes over how full the buckets of `former` are, for keys that stay with their rate: reading
-  /// the file again gives nobody more requests.
+  /// Copies the levels of the buckets of `former` for keys that stay with their rate: reading the
+  /// file again gives no client more requests.
   void continue_from(const AccessList& former);
 
   struct Verdict {
     enum class Kind : unsigned char { kAllowed, kUnknown, kTooOften } kind = Kind::kUnknown;
-    std::string_view name{};    ///< Whose key it is; lives as long as the list.
+    std::string_view name{};    ///< The name of the key; lives as long as the list.
     Duration retry_after = {};  ///< With kTooOften.
   };
-  /// Takes one request out of the key's bucket. How long it takes says nothing about a key's bytes.
+  /// Takes one request out of the key's bucket. The time that it takes does not depend on the bytes
+  /// of a key.
   Verdict check(std::string_view key, TimePoint now);
 
   [[nodiscard]] std::size_t size() const noexcept { return entries_.size(); }
@@ -40,7 +41,7 @@ class AccessList {
   struct Entry {
     std::string name;
     std::string key;
-    double rate = 0;  // A second.
+    double rate = 0;  // Requests per second.
     double tokens = 1;
     TimePoint filled{};
   };

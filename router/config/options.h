@@ -1,6 +1,6 @@
 #pragma once
 /// \file
-/// Everything that can be told to pegaflow-router.
+/// The options of pegaflow-router.
 
 #include <cstdint>
 #include <optional>
@@ -17,7 +17,7 @@
 
 namespace pegaflow::router {
 
-/// The options of one router, with their defaults. `declare` gives each its name and its reason.
+/// The options of one router, with their defaults. declare() gives each its name and description.
 struct RouterOptions {
   std::vector<std::string> prefill;
   std::vector<std::string> decode;
@@ -82,24 +82,25 @@ struct RouterOptions {
   void declare(OptionTable& table);
 
   /// The engines of --prefill and --decode, or of --engines-file.
-  /// Errors: kInvalidArgument for what is no URL, a file that cannot be read, both sources at once,
+  /// Errors: kInvalidArgument for an invalid URL, a file that cannot be read, both sources at once,
   /// or no decode engine.
   [[nodiscard]] Result<EngineList> engines() const;
   /// The servers of --servers.
-  /// Errors: kInvalidArgument for what is no URL, and for --instances without them.
+  /// Errors: kInvalidArgument for an invalid URL, and for --instances without --servers.
   [[nodiscard]] Result<std::vector<EngineUrl>> server_urls() const;
-  /// The paths of --pass.
-  /// Errors: kInvalidArgument for what is no path, or one that the router serves anyway.
+  /// Checks the paths of --pass.
+  /// Errors: kInvalidArgument for an invalid path, or one that the router serves itself.
   [[nodiscard]] Result<void> check_passed() const;
-  /// Errors: kInvalidArgument for --cors-origins with "none" among others.
+  /// Checks --cors-origins.
+  /// Errors: kInvalidArgument for "none" together with other values.
   [[nodiscard]] Result<void> check_cors_origins() const;
   /// The keys of --api-keys-file; none without it.
-  /// Errors: kInvalidArgument for a file that cannot be read or is no list of keys.
+  /// Errors: kInvalidArgument for a file that cannot be read or is not a list of keys.
   [[nodiscard]] Result<std::optional<AccessList>> access() const;
   /// The key of --engine-api-key-file; empty without it.
-  /// Errors: kInvalidArgument for a file that cannot be read or has not one line.
+  /// Errors: kInvalidArgument for a file that cannot be read or does not have exactly one line.
   [[nodiscard]] Result<std::string> engine_key() const;
-  /// What salts the prompts of tenants: none without API keys, or where tenants share the cache.
+  /// The salts for the prompts of tenants: none without API keys, or when tenants share the cache.
   /// Errors: kInvalidArgument for a --cache-salt-key-file that cannot be read, is too short, or has
   /// no effect.
   [[nodiscard]] Result<std::optional<CacheSalts>> cache_salts() const;

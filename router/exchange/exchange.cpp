@@ -115,14 +115,15 @@ std::string Exchange::refusal() {
   const bool keeps = keeps_connection();
   if (answers_cors(shared_.options.cors_origins) && is_preflight(head_.method, head_.fields)) {
     route_ = {RouteKind::kOptions, "options", false, false};
-    PreflightAnswer preflight = preflight_answer(shared_.options.cors_origins, head_.fields, keeps);
+    PreflightResponse preflight =
+        preflight_response(shared_.options.cors_origins, head_.fields, keeps);
     status_ = preflight.status;
     return std::move(preflight.text);
   }
   const auto refuse = [&](unsigned status, std::string_view text, std::string_view fields = {}) {
     status_ = status;
-    std::string whole =
-        error_answer(status, text, route_.is_anthropic, fmt::format("{}{}", fields, cors_), keeps);
+    std::string whole = error_response(status, text, route_.is_anthropic,
+                                       fmt::format("{}{}", fields, cors_), keeps);
     // A client of HEAD reads no body: it would take it for its next answer.
     if (is_head()) whole.resize(whole.find("\r\n\r\n") + 4);
     return whole;
@@ -184,7 +185,7 @@ asio::awaitable<bool> Exchange::answer(unsigned status, std::string_view text,
   status_ = status;
   const bool keeps = keeps_connection();
   const std::string lines = fmt::format("{}X-Request-Id: {}\r\n{}", fields, request_id_, cors_);
-  std::string whole = error_answer(status, text, route_.is_anthropic, lines, keeps);
+  std::string whole = error_response(status, text, route_.is_anthropic, lines, keeps);
   if (is_head()) whole.resize(whole.find("\r\n\r\n") + 4);
   bytes_out_ += whole.size();
   co_return co_await client_.send(whole);
@@ -264,7 +265,7 @@ asio::awaitable<bool> Exchange::run(std::string body) {
     status_ = 404;
     const std::string lines = fmt::format("X-Request-Id: {}\r\n{}", request_id_, cors_);
     const std::string whole =
-        unknown_model_answer(model_, route_.is_anthropic, lines, keeps_connection());
+        unknown_model_response(model_, route_.is_anthropic, lines, keeps_connection());
     bytes_out_ += whole.size();
     co_return co_await client_.send(whole);
   }
@@ -302,7 +303,7 @@ asio::awaitable<Exchange::Admitted> Exchange::admit(std::vector<const Engine*>& 
   const bool keeps = keeps_connection();
   const auto refuse = [&](unsigned status, std::string_view text) {
     status_ = status;
-    result.refusal = error_answer(
+    result.refusal = error_response(
         status, text, route_.is_anthropic,
         fmt::format("Retry-After: 1\r\nX-Request-Id: {}\r\n{}", request_id_, cors_), keeps);
   };

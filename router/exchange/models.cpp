@@ -60,7 +60,7 @@ asio::awaitable<bool> Exchange::models() {
   const auto ask = [](std::shared_ptr<std::vector<std::string>> all, Shared& shared,
                       std::shared_ptr<Engine> engine,
                       std::string request) -> asio::awaitable<void> {
-    const Result<ShortAnswer> got =
+    const Result<ShortResponse> got =
         co_await get_from_engine(shared.engine_connections, engine, std::move(request),
                                  shared.options.health_timeout, kModelListBytes);
     if (!got || got->status != 200) co_return;

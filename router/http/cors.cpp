@@ -27,7 +27,7 @@ std::string cors_lines(const std::vector<std::string>& origins, const HttpFields
   if (has_any(origins)) {
     return origin != nullptr ? "Access-Control-Allow-Origin: *\r\n" : std::string();
   }
-  // A cache must not give one origin's answer to another.
+  // A cache must not return one origin's response to another.
   if (origin == nullptr || !is_allowed(origins, *origin)) return "Vary: Origin\r\n";
   return fmt::format("Access-Control-Allow-Origin: {}\r\nVary: Origin\r\n", *origin);
 }
@@ -42,8 +42,8 @@ bool is_preflight(std::string_view method, const HttpFields& fields) {
          find_field(fields, "access-control-request-method") != nullptr;
 }
 
-PreflightAnswer preflight_answer(const std::vector<std::string>& origins, const HttpFields& fields,
-                                 bool keep_alive) {
+PreflightResponse preflight_response(const std::vector<std::string>& origins,
+                                     const HttpFields& fields, bool keep_alive) {
   const bool good = is_allowed(origins, *find_field(fields, "origin"));
   const std::string_view body = good ? "OK" : "Disallowed CORS origin";
   std::string lines = cors_lines(origins, fields);

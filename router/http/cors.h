@@ -1,6 +1,6 @@
 #pragma once
 /// \file
-/// What lets pages of a browser call the router (CORS), as vLLM's server answers it.
+/// CORS, which lets web pages call the router, with the responses of vLLM's server.
 
 #include <string>
 #include <string_view>
@@ -10,28 +10,28 @@
 
 namespace pegaflow::router {
 
-/// Whether the router answers for CORS at all: `--cors-origins none` leaves it to the engines.
+/// Whether the router handles CORS at all: `--cors-origins none` leaves it to the engines.
 bool answers_cors(const std::vector<std::string>& origins);
 
-/// The lines that an answer to a request with `fields` gets; empty where it gets none: no Origin,
-/// or one that is not allowed.
+/// The CORS lines of a response to a request with `fields`; empty when there is no Origin, or one
+/// that is not allowed.
 std::string cors_lines(const std::vector<std::string>& origins, const HttpFields& fields);
 
-/// The same for an answer to what is not read as far as its Origin: only where every origin is
-/// allowed can a page read it.
+/// The CORS lines of a response that is sent before the request's Origin was read. A page can read
+/// such a response only if every origin is allowed.
 std::string cors_lines_without_head(const std::vector<std::string>& origins);
 
-/// Whether it is the question of a browser that comes before the request proper.
+/// Whether a request is a browser's preflight, which precedes the actual request.
 bool is_preflight(std::string_view method, const HttpFields& fields);
 
-struct PreflightAnswer {
+struct PreflightResponse {
   unsigned status = 200;  ///< 400 for an origin that is not allowed.
-  std::string text;       ///< The whole answer.
+  std::string text;       ///< The whole response.
 };
-PreflightAnswer preflight_answer(const std::vector<std::string>& origins, const HttpFields& fields,
-                                 bool keep_alive);
+PreflightResponse preflight_response(const std::vector<std::string>& origins,
+                                     const HttpFields& fields, bool keep_alive);
 
-/// Whether an engine's field is replaced by the router's.
+/// Whether the router replaces this field of an engine's response.
 bool is_cors_field(std::string_view name);
 
 }  // namespace pegaflow::router

@@ -55,7 +55,7 @@ void Deadlines::place(Deadline& deadline) {
     heap_.push_back(nullptr);
     put(heap_.size() - 1, &deadline);
   }
-  sift_up(deadline.index_);  // A place only ever becomes an earlier one here.
+  sift_up(deadline.index_);  // place() only ever moves a deadline forward.
   arm();
 }
 

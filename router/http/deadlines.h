@@ -1,6 +1,6 @@
 #pragma once
 /// \file
-/// Deadlines of many things at once, in one heap and behind one timer.
+/// Many deadlines in one heap, behind one timer.
 
 #include <cstddef>
 #include <functional>
@@ -12,26 +12,27 @@ namespace pegaflow::router {
 
 class Deadline;
 
-/// The deadlines of one router. Knows no timer: `wake_at` sets one, which calls run().
+/// The deadlines of one router. Contains no timer: `wake_at` sets one, which calls run().
 ///
-/// A deadline that is set anew for later, as with each piece of a stream, is a store: its place in
-/// the heap stays, and run() moves it when that place is due. So each deadline costs one wake-up in
-/// the time that it is set for, and none while it is not in the heap. Places are rounded up to
-/// kGrain, so that many share a wake-up; a deadline is late by as much at most, and never early.
+/// Postponing a deadline, as each piece of a stream does, is one store: its place in the heap
+/// stays, and run() moves it when that place is due. Each deadline therefore costs one wake-up per
+/// period that it is set for, and none while it is not in the heap. Places are rounded up to
+/// kGrain, so that many deadlines share a wake-up. A deadline is late by at most kGrain, and never
+/// early.
 ///
 /// Thread-bound.
 class Deadlines {
  public:
   static constexpr std::chrono::milliseconds kGrain{20};
 
-  /// `clock` outlives it. `wake_at` is called when the next run() has to be earlier than the last
-  /// call said, and with TimePoint::max() when none is needed any more.
+  /// `clock` outlives the object. `wake_at` is called when the next run() has to be earlier than
+  /// the last call requested, and with TimePoint::max() when no run() is needed.
   Deadlines(const Clock& clock, std::function<void(TimePoint)> wake_at);
   ~Deadlines();
   Deadlines(const Deadlines&) = delete;
   Deadlines& operator=(const Deadlines&) = delete;
 
-  /// Acts on all that are over.
+  /// Calls the actions of all expired deadlines.
   void run();
 
  private:
@@ -50,11 +51,11 @@ class Deadlines {
   bool runs_ = false;
 };
 
-/// One deadline, for as long as it lives. Thread-bound; outlived by its Deadlines.
+/// One deadline. Thread-bound; its Deadlines outlives it.
 class Deadline {
  public:
-  /// `act` is called once each time a deadline that was set is over. It may set and clear
-  /// deadlines, and destroys none.
+  /// `act` is called once each time the deadline expires. It may set and clear deadlines, and
+  /// destroys none.
   Deadline(Deadlines& all, std::function<void()> act);
   ~Deadline();
   Deadline(const Deadline&) = delete;
@@ -62,7 +63,7 @@ class Deadline {
 
   void set(Duration from_now);
   void clear() { at_ = TimePoint::max(); }
-  /// Whether the last one that was set ended by time.
+  /// Whether the deadline that was set last has expired.
   [[nodiscard]] bool is_over() const noexcept { return is_over_; }
 
  private:
@@ -72,8 +73,8 @@ class Deadline {
   Deadlines& all_;
   std::function<void()> act_;
   TimePoint at_ = TimePoint::max();
-  TimePoint place_{};             // In the heap: not after at_ rounded up.
-  std::size_t index_ = kNowhere;  // In the heap.
+  TimePoint place_{};             // The sort key in the heap: at most at_, rounded up.
+  std::size_t index_ = kNowhere;  // The position in the heap.
   bool is_over_ = false;
 };
 

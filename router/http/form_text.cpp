@@ -68,8 +68,8 @@ class Parameters {
   std::string_view rest_;
 };
 
-/// Where a delimiter line ends if one goes on at `at`, behind its boundary: the first byte behind
-/// its CRLF, or npos when this is no delimiter. `is_last` for the one that closes the form.
+/// The end of a delimiter line whose boundary ends at `at`: the first byte after its CRLF, or npos
+/// when the line is not a delimiter. `is_last` is set for the delimiter that closes the form.
 std::size_t end_of_delimiter(std::string_view body, std::size_t at, bool& is_last) {
   is_last = body.substr(at, 2) == "--";
   if (is_last) return at + 2;
@@ -107,7 +107,7 @@ std::optional<std::string_view> form_field(std::string_view body, std::string_vi
 
   std::optional<std::string_view> value;
   bool is_last = false;
-  // The first delimiter may begin the body; what is before it does not count.
+  // The first delimiter may begin the body; bytes before it are ignored.
   std::size_t at = 0;
   if (body.substr(0, delimiter.size() - 2) == std::string_view(delimiter).substr(2)) {
     at = delimiter.size() - 2;

@@ -1,6 +1,6 @@
 #pragma once
 /// \file
-/// Asio's failures as ours.
+/// Translates Asio's error codes into Errc.
 
 #include <string_view>
 
@@ -11,8 +11,8 @@
 
 namespace pegaflow::router {
 
-/// The Error of a call on a socket. kRefused: nobody listens there; kCancelled: we ended it;
-/// kPeerLost: it was there, and is not any more; kIo: all else.
+/// The Error of a call on a socket. kRefused: no process listens at the address; kCancelled: the
+/// router ended the call; kPeerLost: the connection broke; kIo: any other error.
 inline tl::unexpected<Error> fail_socket(const boost::system::error_code& ec,
                                          std::string_view what) {
   namespace errors = boost::asio::error;

@@ -21,7 +21,7 @@ namespace asio = boost::asio;
 
 namespace {
 
-/// Appends a body's bytes to a string of the caller's, which may change between two calls.
+/// Appends a body's bytes to a string of the caller, which may change between two calls.
 struct AppendBody {
   using value_type = std::string*;
   class reader {  // Beast chose the names. NOLINT(readability-identifier-naming)
@@ -57,18 +57,18 @@ HttpFields copy_fields(const Fields& from) {
   return fields;
 }
 
-/// Of an engine's head, and of one chunk's first line or trailer.
+/// Limit of an engine's head, and of one chunk's first line or trailer.
 constexpr std::size_t kAnswerHeadBytes = std::size_t{256} * 1024;
 
-/// Beast has no limit for a chunk's first line and the trailer, and whoever feeds it keeps what it
-/// has not used. How long one is at least before its last byte, which is the same however it is
-/// cut: all of `bytes` where none was used, and none of them has the end.
+/// Beast has no limit for a chunk's first line and the trailer, and its caller keeps the unused
+/// bytes. The result is a lower bound of their length without the last byte, independent of how the
+/// input is cut: all of `bytes` when none was used, since none of them is the end.
 std::size_t framing_bytes(std::size_t used, std::string_view bytes) {
   return used == 0 ? bytes.size() : used - 1;
 }
 
-/// RFC 9112, 2.2: a reader should skip one before a request line. Some clients send one behind a
-/// body.
+/// RFC 9112, 2.2: a parser should skip an empty line before a request line. Some clients send one
+/// after a body.
 constexpr std::size_t kEmptyLines = 4;
 
 std::size_t count_fields(const HttpFields& fields, std::string_view name) {
@@ -114,16 +114,16 @@ bool is_hop_by_hop(std::string_view name, const HttpFields& fields) {
   return false;
 }
 
-/// Beast asserts, and so ends the process, that a last chunk of which it has seen the first line is
-/// presented again with 5 bytes at least ("0\r\n\r\n"). Whatever begins with a chunk's first line
-/// has as many, so nothing waits for ever.
+/// Beast asserts, and so ends the process, that a last chunk whose first line it has seen is
+/// presented again with at least 5 bytes ("0\r\n\r\n"). Any input that begins with a chunk's first
+/// line grows to that length, so no request waits forever.
 constexpr std::size_t kLastChunkBytes = 5;
 
 struct RequestParser::State {
   explicit State(const Limits& limits)
       : max_head_bytes(limits.header_bytes), max_fields(limits.fields) {
-    // Beast counts the first line and the fields apart, and some bytes more or less where they come
-    // in pieces: the limit proper is ours, and its own only keeps it from searching on.
+    // Beast counts the first line and the fields separately, and is off by some bytes when they
+    // arrive in pieces. The exact limit is ours; Beast's only bounds its search.
     constexpr std::size_t kSlack = 16;
     parser.header_limit(static_cast<std::uint32_t>(max_head_bytes + kSlack));
     parser.body_limit(limits.body_bytes);
@@ -139,7 +139,7 @@ struct RequestParser::State {
   RequestHead head;
   std::string body;
   bool has_head = false;
-  bool is_stuck = false;  // It could use nothing of what it had of the body: see kLastChunkBytes.
+  bool is_stuck = false;  // The parser used no byte of the body's input: see kLastChunkBytes.
   unsigned error_status = 400;
 
   tl::unexpected<Error> refuse(unsigned status, std::string_view what) {
@@ -147,11 +147,12 @@ struct RequestParser::State {
     return fail(status == 400 ? Errc::kInvalidArgument : Errc::kOutOfCapacity, "{}", what);
   }
 
-  /// RFC 9112, 3.2.2: a server takes `http://HOST/PATH` for /PATH. We send our own Host in any
-  /// case.
+  /// RFC 9112, 3.2.2: a server treats `http://HOST/PATH` as /PATH. The router always sends its own
+  /// Host.
   Result<void> read_target(std::string_view target) {
     for (const char c : target) {
-      if (c < 0x21 || c > 0x7E) return refuse(400, "a byte in the target that is no character");
+      if (c < 0x21 || c > 0x7E)
+        return refuse(400, "the target has a byte that is not a printable ASCII character");
     }
     for (const std::string_view scheme : {"http://", "https://"}) {
       if (!equals_ignoring_case(target.substr(0, scheme.size()), scheme)) continue;
@@ -159,7 +160,7 @@ struct RequestParser::State {
       const std::size_t end = std::min(target.find_first_of("/?"), target.size());
       const std::string_view authority = target.substr(0, end);
       if (authority.empty() || authority.find('@') != std::string_view::npos) {
-        return refuse(400, "a target without a host");
+        return refuse(400, "the target has no host");
       }
       target.remove_prefix(end);
       if (target.substr(0, 1) != "/") head.target.push_back('/');
@@ -178,24 +179,24 @@ struct RequestParser::State {
     head.keep_alive = parser.keep_alive();
     if (head.fields.size() > max_fields) return refuse(431, "the head has too many fields");
     if (message.version() != 11 && message.version() != 10) {
-      return refuse(400, "the version of HTTP is neither 1.0 nor 1.1");
+      return refuse(400, "the HTTP version is neither 1.0 nor 1.1");
     }
     const std::size_t codings = count_fields(head.fields, "transfer-encoding");
     const std::size_t lengths = count_fields(head.fields, "content-length");
     if (codings + lengths > 1) {
       return refuse(400, "more than one of Content-Length and Transfer-Encoding");
     }
-    // Beast takes a list of equal ones for one.
+    // Beast accepts a list of equal lengths as one.
     if (lengths == 1 && find_field(head.fields, "content-length")->find(',') != std::string::npos) {
       return refuse(400, "more than one Content-Length");
     }
     if (codings == 1 &&
         !equals_ignoring_case(*find_field(head.fields, "transfer-encoding"), "chunked")) {
-      return refuse(400, "a Transfer-Encoding that is not chunked");
+      return refuse(400, "the Transfer-Encoding is not chunked");
     }
-    if (codings == 1 && head.is_http_10) return refuse(400, "chunked in HTTP/1.0");
+    if (codings == 1 && head.is_http_10) return refuse(400, "HTTP/1.0 has no chunked encoding");
     if (count_fields(head.fields, "host") != 1 && !head.is_http_10) {
-      return refuse(400, "there must be one Host");
+      return refuse(400, "the head must have exactly one Host");
     }
     const std::string* const expect = find_field(head.fields, "expect");
     head.wants_continue = expect != nullptr && equals_ignoring_case(*expect, "100-continue");
@@ -223,7 +224,7 @@ Result<std::size_t> RequestParser::feed(std::string_view bytes) {
   beast::error_code ec;
   const std::size_t used = state.parser.put(asio::buffer(bytes.data(), bytes.size()), ec);
   if (ec && ec != http::error::need_more) {
-    // Beast refuses a Content-Length when it has all fields, but before the head counts as read.
+    // Beast rejects a Content-Length after it has all fields, but before the head is complete.
     if (!had_head) state.head.fields = copy_fields(state.parser.get());
     if (ec == http::error::body_limit) return state.refuse(413, "the body is too large");
     if (ec == http::error::header_limit) return state.refuse(431, "the head is too large");
@@ -233,7 +234,7 @@ Result<std::size_t> RequestParser::feed(std::string_view bytes) {
     state.is_stuck = used == 0;
     const std::size_t framing = state.body.size() == body_before ? framing_bytes(used, bytes) : 0;
     if (framing > state.max_head_bytes) {
-      return state.refuse(400, "a chunk's first line, or the trailer, is too large");
+      return state.refuse(400, "the first line of a chunk, or the trailer, is too large");
     }
     return used;
   }
@@ -273,7 +274,7 @@ struct ResponseParser::State {
   std::optional<http::response_parser<AppendBody>> parser;
   ResponseHead head;
   bool has_head = false;
-  bool is_stuck = false;  // As a request's.
+  bool is_stuck = false;  // As in RequestParser::State.
 };
 
 ResponseParser::ResponseParser(bool head_only) : state_(std::make_unique<State>(head_only)) {}
@@ -293,16 +294,17 @@ Result<std::size_t> ResponseParser::feed(std::string_view bytes, std::string& bo
     used += step;
     state.is_stuck = state.has_head && step == 0;
     if (ec && ec != http::error::need_more) {
-      return fail(Errc::kCorrupt, "no HTTP response: {}", ec.message());
+      return fail(Errc::kCorrupt, "invalid HTTP response: {}", ec.message());
     }
     if (state.has_head && body.size() == body_before &&
         framing_bytes(step, left) > kAnswerHeadBytes) {
-      return fail(Errc::kCorrupt, "no HTTP response: a chunk's first line or trailer without end");
+      return fail(Errc::kCorrupt,
+                  "invalid HTTP response: a chunk's first line or trailer does not end");
     }
     if (!state.has_head && state.parser->is_header_done()) {
       const auto& message = state.parser->get();
       if (message.result_int() == 101) {
-        return fail(Errc::kCorrupt, "no HTTP response: an upgrade that was not asked for");
+        return fail(Errc::kCorrupt, "invalid HTTP response: an upgrade that was not requested");
       }
       if (message.result_int() / 100 == 1) {
         state.start();
@@ -330,7 +332,7 @@ Result<void> ResponseParser::feed_end() {
   if (state.has_head) state.parser->put_eof(ec);
   state.parser->get().body() = nullptr;
   if (ec || !state.has_head) {
-    return fail(Errc::kPeerLost, "the connection ended in the middle of an answer");
+    return fail(Errc::kPeerLost, "the connection ended within a response");
   }
   return {};
 }

@@ -1,6 +1,6 @@
 #pragma once
 /// \file
-/// HTTP/1.1 messages from bytes, and the heads of messages as bytes. Knows no socket.
+/// Parsers of HTTP/1.1 messages, without sockets.
 
 #include <cstddef>
 #include <cstdint>
@@ -21,10 +21,10 @@ struct HttpField {
 
 using HttpFields = std::vector<HttpField>;
 
-/// The value of the first field of that name (in any case), nullptr when there is none.
+/// The value of the first field with that name (ignoring case); nullptr when there is none.
 const std::string* find_field(const HttpFields& fields, std::string_view name);
 
-/// ASCII only, as names of fields are.
+/// Compares ASCII only, which suffices for field names.
 bool equals_ignoring_case(std::string_view a, std::string_view b) noexcept;
 
 struct RequestHead {
@@ -32,7 +32,7 @@ struct RequestHead {
   std::string target;
   bool is_http_10 = false;
   bool keep_alive = true;
-  bool wants_continue = false;  ///< Waits for "100 Continue" before it sends the body.
+  bool wants_continue = false;  ///< The client waits for "100 Continue" before it sends the body.
   HttpFields fields;
 };
 
@@ -44,35 +44,35 @@ struct ResponseHead {
   HttpFields fields;
 };
 
-/// Reads one request. Refuses what two readers could understand differently: Content-Length with
-/// Transfer-Encoding, either of them twice, another coding than chunked, blanks in names, bytes in
-/// a target that are no ASCII characters. Skips up to four empty lines before the request; of a
-/// target in absolute form the path remains. Thread-bound.
+/// Reads one request. Rejects requests that two parsers could interpret differently: Content-Length
+/// with Transfer-Encoding, either of them twice, a coding other than chunked, blanks in names,
+/// non-ASCII bytes in a target. Skips up to four empty lines before the request, and reduces a
+/// target in absolute form to its path. Thread-bound.
 class RequestParser {
  public:
   struct Limits {
     std::size_t header_bytes = 64 * 1024;
     std::size_t body_bytes = 32 * 1024 * 1024;
-    std::size_t fields = 128;  ///< Each is compared with the names of several.
+    std::size_t fields = 128;  ///< Bounds the time of comparing each name with several others.
   };
 
   explicit RequestParser(const Limits& limits);
   ~RequestParser();
   RequestParser(RequestParser&&) noexcept;
 
-  /// Takes from the beginning of `bytes` what it can use and says how much; the caller presents the
-  /// rest again with what follows. Stops once behind the head, so that it can be judged before the
-  /// body is read.
-  /// Errors: kInvalidArgument for what is no request; kOutOfCapacity for a head or body beyond its
-  /// limit. error_status() has the status to answer; head() has the fields that could be read.
+  /// Consumes a prefix of `bytes` and returns its length; the caller presents the rest again with
+  /// the bytes that follow. Stops once after the head, so that the caller can judge the head before
+  /// the body is read.
+  /// Errors: kInvalidArgument for an invalid request; kOutOfCapacity for a head or body beyond its
+  /// limit. error_status() has the status to respond with; head() has the fields read so far.
   Result<std::size_t> feed(std::string_view bytes);
 
-  [[nodiscard]] bool has_begun() const noexcept;  ///< Of empty lines alone no request begins.
+  [[nodiscard]] bool has_begun() const noexcept;  ///< Empty lines alone do not begin a request.
   [[nodiscard]] bool has_head() const noexcept;
   [[nodiscard]] bool is_complete() const noexcept;
-  [[nodiscard]] const RequestHead& head() const noexcept;  ///< Once has_head(); see feed().
+  [[nodiscard]] const RequestHead& head() const noexcept;  ///< Valid after has_head(); see feed().
   [[nodiscard]] std::size_t body_size() const noexcept;    ///< So far.
-  std::string take_body();                                 ///< Leaves none behind.
+  std::string take_body();                                 ///< Moves the body out.
   [[nodiscard]] unsigned error_status() const noexcept;
 
  private:
@@ -80,24 +80,24 @@ class RequestParser {
   std::unique_ptr<State> state_;
 };
 
-/// Reads one response; informational ones (1xx) are skipped. Thread-bound.
+/// Reads one response and skips informational ones (1xx). Thread-bound.
 class ResponseParser {
  public:
-  /// `head_only`: the answer to a HEAD request.
+  /// `head_only`: the response to a HEAD request.
   explicit ResponseParser(bool head_only = false);
   ~ResponseParser();
   ResponseParser(ResponseParser&&) noexcept;
 
-  /// Like RequestParser::feed(); bytes of the body, without their coding, are appended to `body`.
-  /// Errors: kCorrupt for what is no response.
+  /// Like RequestParser::feed(); appends the decoded bytes of the body to `body`.
+  /// Errors: kCorrupt for an invalid response.
   Result<std::size_t> feed(std::string_view bytes, std::string& body);
-  /// The connection ended.
-  /// Errors: kPeerLost when the response had not.
+  /// Reports the end of the connection.
+  /// Errors: kPeerLost when the response was incomplete.
   Result<void> feed_end();
 
   [[nodiscard]] bool has_head() const noexcept;
   [[nodiscard]] bool is_complete() const noexcept;
-  [[nodiscard]] const ResponseHead& head() const noexcept;  ///< Once has_head().
+  [[nodiscard]] const ResponseHead& head() const noexcept;  ///< Valid after has_head().
 
  private:
   struct State;

@@ -8,7 +8,7 @@
 namespace pegaflow::router {
 namespace {
 
-/// Bytes of the UTF-8 sequence at the start of `text`, 0 when there is none.
+/// The length of the UTF-8 sequence at the start of `text`; 0 when it is invalid.
 std::size_t utf8_length(std::string_view text) {
   const auto byte = [&](std::size_t i) { return static_cast<unsigned char>(text[i]); };
   const unsigned first = byte(0);
@@ -31,14 +31,15 @@ int hex_digit(char c) {
   return -1;
 }
 
-/// True for the bytes of a string that need no look: all but quote, backslash, controls, non-ASCII.
+/// True for the bytes of a string that need no check: all but quote, backslash, controls,
+/// non-ASCII.
 constexpr std::array<bool, 256> kPlain = [] {
   std::array<bool, 256> plain{};
   for (std::size_t c = 0x20; c < 0x80; ++c) plain[c] = c != '"' && c != '\\';
   return plain;
 }();
 
-/// Walks over a text once. Each skip_*() starts at the first byte of its thing.
+/// Walks over a text once. Each skip_*() starts at the first byte of the element that it skips.
 class Scanner {
  public:
   explicit Scanner(std::string_view text) : text_(text) {}
@@ -79,16 +80,16 @@ class Scanner {
         return wrong("a control character in a string");
       } else {
         const std::size_t length = utf8_length(text_.substr(at_));
-        if (length == 0) return wrong("bytes that are no UTF-8");
+        if (length == 0) return wrong("bytes that are not UTF-8");
         at_ += length;
       }
     }
     return wrong("a string without its end");
   }
 
-  /// Any value with all that is in it, without recursion.
+  /// Skips any value with its contents, without recursion.
   Result<void> skip_value() {
-    std::string open;  // The brackets that wait for their end.
+    std::string open;  // The closing brackets of all open levels.
     while (true) {
       bool closed = false;
       if (sees('{') || sees('[')) {
@@ -119,7 +120,7 @@ class Scanner {
     }
   }
 
-  /// A key, its colon, and the blanks up to the value.
+  /// Skips a key, its colon, and the blanks up to the value.
   Result<void> skip_key() {
     PEGA_TRY(skip_string());
     return skip_colon();
@@ -187,7 +188,7 @@ class Scanner {
   std::size_t at_ = 0;
 };
 
-/// What json_unescape() does, for the bytes between the quotes.
+/// Does the work of json_unescape() for the bytes between the quotes.
 std::string undo_escapes(std::string_view raw);
 
 void append_utf8(std::string& out, std::uint32_t code) {
@@ -241,7 +242,7 @@ std::string undo_escapes(std::string_view raw) {
           code = 0x10000 + ((code - 0xD800) << 10U) + (four_digits(raw, i + 3) - 0xDC00);
           i += 6;
         } else {
-          code = 0xFFFD;  // A surrogate alone has no UTF-8.
+          code = 0xFFFD;  // A single surrogate has no UTF-8.
         }
       }
       append_utf8(out, code);
@@ -313,14 +314,14 @@ Result<void> find_members(std::string_view text,
                           const std::function<bool(std::size_t level, const JsonMember* parent,
                                                    const JsonMember& member)>& is_wanted,
                           std::vector<JsonCut>& cuts) {
-  // An object or array that is open. Of an array only `is_object` counts.
+  // An open object or array. An array uses `is_object` only.
   struct Level {
     bool is_object = false;
     bool has_kept = false;
-    std::size_t kept_end = 0;     // Of the last member that stays.
-    std::size_t begin = 0;        // Of the present member's key.
-    std::size_t value_begin = 0;  // Of its value.
-    std::size_t cut_begin = 0;    // Of a wanted member that waits for what follows it.
+    std::size_t kept_end = 0;     // The end of the last member that stays.
+    std::size_t begin = 0;        // The begin of the current member's key.
+    std::size_t value_begin = 0;  // The begin of its value.
+    std::size_t cut_begin = 0;    // The begin of a wanted member whose end is not known yet.
     bool is_cutting = false;
     JsonMember member{};
   };
@@ -354,7 +355,7 @@ Result<void> find_members(std::string_view text,
     }
   };
   scan.skip_blanks();
-  while (true) {  // At the beginning of a value.
+  while (true) {  // At the begin of a value.
     if (scan.sees('{') || scan.sees('[')) {
       const bool is_object = scan.take('{');
       if (!is_object) scan.take('[');
@@ -368,7 +369,7 @@ Result<void> find_members(std::string_view text,
     } else {
       PEGA_TRY(scan.skip_scalar());
     }
-    while (true) {  // Behind a value.
+    while (true) {  // After a value.
       value_ended();
       const std::size_t end = scan.at();
       scan.skip_blanks();
@@ -378,7 +379,7 @@ Result<void> find_members(std::string_view text,
       }
       Level& level = open.back();
       if (scan.take(level.is_object ? '}' : ']')) {
-        // Nothing follows: the comma before it goes.
+        // No member follows: the comma before the cut member is cut, too.
         if (level.is_cutting) {
           cuts.push_back({level.has_kept ? level.kept_end : level.cut_begin, end});
         }

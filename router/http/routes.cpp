@@ -54,7 +54,7 @@ std::string_view response_id_of(std::string_view target) {
 
 namespace {
 
-/// `route` for one of its methods; otherwise what answers that.
+/// `route` for one of its methods; otherwise the route that lists the methods.
 Route by_method(std::string_view method, std::string_view methods, const Route& route) {
   const auto is_listed = [&] {
     for (std::string_view rest = methods; !rest.empty();) {
@@ -84,7 +84,7 @@ Route find_route(std::string_view method, std::string_view target,
                      {RouteKind::kResponses, "responses", false, true, BodyKind::kUnknown});
   }
   if (std::find(passed.begin(), passed.end(), path) != passed.end()) {
-    // Their answers have no body, whatever the answer's head says of its length.
+    // Responses to these methods have no body, whatever length their head contains.
     if (method == "HEAD" || method == "CONNECT") {
       return {RouteKind::kWrongMethod, "passed", false, false};
     }

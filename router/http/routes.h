@@ -1,6 +1,6 @@
 #pragma once
 /// \file
-/// Which paths exist, and what is done with each. What is not here is denied.
+/// The paths that the router serves, and the handling of each. All other paths are denied.
 
 #include <string>
 #include <string_view>
@@ -11,34 +11,34 @@ namespace pegaflow::router {
 enum class RouteKind : unsigned char {
   kDenied,       ///< 404: above all the development endpoints of engines.
   kWrongMethod,  ///< 405.
-  kOptions,      ///< The methods of a path; a browser's preflight is answered before.
-  kHealth,       ///< The router's own.
+  kOptions,      ///< The methods of a path; browsers' preflights are handled earlier.
+  kHealth,       ///< The router's own page.
   kMetrics,
   kVersion,
   kModels,     ///< Merged from all engines.
   kSplit,      ///< Prefill and decode.
-  kOne,        ///< One engine answers.
-  kResponses,  ///< One engine, and the same one for what follows.
+  kOne,        ///< One engine responds.
+  kResponses,  ///< One engine, which also receives the requests that name the response.
 };
 
-/// What a route's body is.
+/// The format of a route's body.
 enum class BodyKind : unsigned char {
   kJson,
   kForm,     ///< multipart/form-data.
-  kUnknown,  ///< Of --pass, and of paths that mostly have none.
+  kUnknown,  ///< Paths of --pass, and paths whose requests usually have no body.
 };
 
 struct Route {
   RouteKind kind = RouteKind::kDenied;
-  std::string_view name = "denied";  ///< For metrics and log; never what a client wrote.
-  bool is_anthropic = false;         ///< Errors have Anthropic's form.
+  std::string_view name = "denied";  ///< For metrics and log; never text of a client.
+  bool is_anthropic = false;         ///< Errors have Anthropic's format.
   bool needs_key = true;
   BodyKind body = BodyKind::kJson;
-  std::string_view methods = {};  ///< With kWrongMethod and kOptions: what the path is served with.
+  std::string_view methods = {};  ///< With kWrongMethod and kOptions: the path's methods.
 };
 
-/// HEAD is served where the router answers GET itself. `target` may have a query. `passed` are
-/// further paths that one engine may answer.
+/// The route of a request. HEAD is supported where the router itself responds to GET. `target` may
+/// have a query. `passed` lists further paths that one engine may serve.
 Route find_route(std::string_view method, std::string_view target,
                  const std::vector<std::string>& passed);
 

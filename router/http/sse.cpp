@@ -3,13 +3,13 @@
 namespace pegaflow::router {
 namespace {
 
-constexpr std::size_t kKept = 64;  // Enough for the lines that are looked at.
+constexpr std::size_t kKept = 64;  // Enough for the lines that the tracker inspects.
 
 bool begins(std::string_view text, std::string_view with) {
   return text.substr(0, with.size()) == with;
 }
 
-/// The value of a field, without the one blank that may precede it.
+/// The value of a field, without the optional blank before it.
 std::string_view after_colon(std::string_view line, std::size_t name) {
   line.remove_prefix(name + 1);
   if (!line.empty() && line.front() == ' ') line.remove_prefix(1);

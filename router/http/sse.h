@@ -1,6 +1,6 @@
 #pragma once
 /// \file
-/// Where events of a stream end (text/event-stream).
+/// The ends of events in a stream (text/event-stream).
 
 #include <cstddef>
 #include <cstdint>
@@ -9,29 +9,29 @@
 
 namespace pegaflow::router {
 
-/// Follows a stream of events, in whatever pieces it comes.
+/// Tracks the events of a stream that arrives in arbitrary pieces.
 ///
-/// Lines end with LF or CRLF; nothing of the stream is kept but the beginning of the present line.
+/// Lines end with LF or CRLF. The tracker keeps only the beginning of the current line.
 /// Thread-bound.
 class SseTracker {
  public:
-  /// Takes the next bytes. Returns how many of them, from the first on, complete events: 0 when no
-  /// event ends in `bytes`.
+  /// Consumes the next bytes. Returns the length of their prefix that ends with the last complete
+  /// event: 0 when no event ends in `bytes`.
   std::size_t feed(std::string_view bytes);
 
-  /// Events that ended, comments and the closing one left out.
+  /// Complete events, without comments and the closing event.
   [[nodiscard]] std::uint64_t events() const noexcept { return events_; }
-  /// Whether the stream's own end came: `data: [DONE]`, or Anthropic's `message_stop`.
+  /// Whether the closing event has arrived: `data: [DONE]`, or Anthropic's `message_stop`.
   [[nodiscard]] bool is_finished() const noexcept { return finished_; }
 
  private:
   void end_line();
 
-  std::string line_;             // At most kKept bytes of the line that has not ended.
-  bool line_is_empty_ = true;    // Of the present line; a CR does not count.
-  bool event_has_data_ = false;  // A data line since the last event.
+  std::string line_;             // At most kKept bytes of the current line.
+  bool line_is_empty_ = true;    // Describes the current line; a CR does not count.
+  bool event_has_data_ = false;  // A data line has arrived since the last event.
   bool event_is_last_ = false;
-  bool at_event_end_ = false;  // The line that just ended was the blank one.
+  bool at_event_end_ = false;  // The line that just ended was blank.
   bool finished_ = false;
   std::uint64_t events_ = 0;
 };

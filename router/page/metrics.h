@@ -1,6 +1,6 @@
 #pragma once
 /// \file
-/// What the router counts.
+/// The counters of the router.
 
 #include <array>
 #include <cstddef>
@@ -18,7 +18,7 @@
 
 namespace pegaflow::router {
 
-/// Seconds, from a router's own time to a long answer.
+/// Bounds in seconds, from the router's own time to a long response.
 inline constexpr std::array<double, 17> kLatencyBounds = {50e-6, 100e-6, 250e-6, 1e-3, 2.5e-3, 5e-3,
                                                           10e-3, 25e-3,  50e-3,  0.1,  0.25,   0.5,
                                                           1.0,   2.5,    10.0,   60.0, 300.0};
@@ -27,18 +27,18 @@ using LatencyHistogram = TimeHistogram<kLatencyBounds>;
 
 /// Plain values of the router's thread.
 struct Metrics {
-  /// By route and status class; "gone" is a client that left before it was answered.
+  /// By route and status class; "gone": the client left before the response.
   std::map<std::pair<std::string_view, std::string_view>, std::uint64_t> requests;
   std::array<std::uint64_t, kPrefillCount> prefill{};
   std::array<std::uint64_t, kFirstTokenCount> first_token{};  ///< With --pd-first-token.
-  std::array<LatencyHistogram, kRoleCount> leg;  ///< From the request to the end of the answer.
+  std::array<LatencyHistogram, kRoleCount> leg;  ///< From the request to the end of the response.
   LatencyHistogram first_event;                  ///< From the request to the first event sent.
   LatencyHistogram between_events;               ///< Mean of one stream.
-  LatencyHistogram whole;                        ///< From the request to the end of the answer.
+  LatencyHistogram whole;                        ///< From the request to the end of the response.
   LatencyHistogram queue_wait;
   std::array<std::uint64_t, kRoleCount> retries{};
-  std::uint64_t suspect_requests = 0;  ///< They ended the connections of two engines.
-  std::uint64_t unknown_models = 0;    ///< 404 of the router's own.
+  std::uint64_t suspect_requests = 0;  ///< Requests that crashed two engines.
+  std::uint64_t unknown_models = 0;    ///< 404 of the router itself.
   std::uint64_t steering_removed = 0;  ///< Requests with members that only a router may send.
   std::uint64_t late_errors = 0;       ///< Streams that ended with an error frame.
   std::uint64_t cancelled_legs = 0;    ///< Requests to engines ended because the client left.
@@ -46,22 +46,22 @@ struct Metrics {
   std::uint64_t rate_limited = 0;
   std::uint64_t queue_refused = 0;   ///< 429: the queue was full.
   std::uint64_t queue_timeouts = 0;  ///< 503: waited too long.
-  std::uint64_t no_engine = 0;       ///< 503: none was up.
+  std::uint64_t no_engine = 0;       ///< 503: no engine was up.
   std::uint64_t memory_refused = 0;  ///< 503: --body-memory was full.
-  std::uint64_t bad_requests = 0;    ///< What is no request of HTTP.
+  std::uint64_t bad_requests = 0;    ///< Invalid HTTP requests.
   std::uint64_t slow_requests = 0;   ///< 408.
-  std::uint64_t connections = 0;     ///< Now.
+  std::uint64_t connections = 0;     ///< Current.
   std::uint64_t connections_refused = 0;
   std::uint64_t address_refused = 0;  ///< Connections beyond --max-connections-per-address.
-  std::uint64_t in_flight = 0;        ///< Requests now.
-  std::uint64_t queued = 0;           ///< Now.
-  std::uint64_t body_bytes = 0;       ///< Of requests, now.
+  std::uint64_t in_flight = 0;        ///< Current requests.
+  std::uint64_t queued = 0;           ///< Current.
+  std::uint64_t body_bytes = 0;       ///< Current, of all requests.
   std::uint64_t engine_list_errors = 0;
   std::uint64_t key_file_errors = 0;
-  std::uint64_t name_errors = 0;  ///< Look-ups of dns:// names without an answer.
+  std::uint64_t name_errors = 0;  ///< Failed lookups of dns:// names.
 };
 
-/// The page that Prometheus reads.
+/// The page /metrics, for Prometheus.
 std::string metrics_page(const Metrics& metrics, const Fleet& fleet,
                          const NamespaceView& namespaces, TimePoint now);
 

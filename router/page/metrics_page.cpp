@@ -20,44 +20,47 @@ void engines(MetricsPage& page, const Fleet& fleet, TimePoint now) {
       page.sample(value(*engine), engine_labels(*engine));
     }
   };
-  each(Type::Gauge, "engine_up", "Whether its health checks succeed",
+  each(Type::Gauge, "engine_up", "Whether the engine's health checks succeed",
        [](const Engine& e) { return e.is_up ? 1 : 0; });
-  each(Type::Gauge, "engine_breaker", "0 closed, 1 open, 2 half open",
+  each(Type::Gauge, "engine_breaker",
+       "State of the engine's circuit breaker: 0 closed, 1 open, 2 half open",
        [&](const Engine& e) { return static_cast<int>(e.breaker.state(now)); });
-  each(Type::Gauge, "engine_inflight", "Requests that it has now",
+  each(Type::Gauge, "engine_inflight", "Requests in flight at the engine",
        [](const Engine& e) { return e.inflight; });
   each(Type::Gauge, "engine_models", "Models that the engine lists; 0 until it has listed them",
        [](const Engine& e) { return e.models.size(); });
-  page.begin(Type::Gauge, "engine_handover_suspended",
-             "1 while a prefill engine gets no prompts because its answers announce no blocks");
+  page.begin(
+      Type::Gauge, "engine_handover_suspended",
+      "1 while a prefill engine receives no prompts because its responses announce no blocks");
   for (const auto& engine : fleet.engines()) {
     if (engine->role != Role::kPrefill) continue;
     page.sample(engine->handover.is_suspended() ? 1 : 0, engine_labels(*engine));
   }
-  each(Type::Counter, "engine_requests_total", "Requests sent to it",
+  each(Type::Counter, "engine_requests_total", "Requests sent to the engine",
        [](const Engine& e) { return e.counters.requests; });
   each(Type::Counter, "engine_failures_total",
-       "Requests that it did not answer, or with a 5xx other than 503",
+       "Requests that ended without a response, or with a 5xx other than 503",
        [](const Engine& e) { return e.counters.failures; });
-  each(Type::Counter, "engine_connects_total", "Connections made to it",
+  each(Type::Counter, "engine_connects_total", "Connections made to the engine",
        [](const Engine& e) { return e.counters.connects; });
-  each(Type::Counter, "engine_checks_failed_total", "Health checks that failed",
+  each(Type::Counter, "engine_checks_failed_total", "Failed health checks of the engine",
        [](const Engine& e) { return e.counters.checks_failed; });
-  each(Type::Counter, "engine_breaker_opened_total", "How often its breaker opened",
+  each(Type::Counter, "engine_breaker_opened_total",
+       "Number of times that the engine's circuit breaker opened",
        [](const Engine& e) { return e.breaker.opened(); });
 }
 
 void compared(MetricsPage& page, const NamespaceView& namespaces) {
-  page.gauge("namespaces", "Namespaces of the engines that --servers have; 1 is right",
+  page.gauge("namespaces", "Distinct namespaces of the engines of --servers; 1 is correct",
              namespaces.report.namespaces);
   page.gauge("namespace_instances", "Connected engines whose namespaces are compared",
              namespaces.report.instances);
   page.begin(Type::Gauge, "namespace_values",
-             "Values of a factor that is not the same for all engines");
+             "Distinct values of a namespace factor that is not the same for all engines");
   for (const FactorDifference& each : namespaces.report.differences) {
     page.sample(each.values.size(), {{"factor", each.factor}});
   }
-  page.begin(Type::Gauge, "server_up", "Whether a server of --servers says what it has");
+  page.begin(Type::Gauge, "server_up", "Whether a server of --servers returns its instances");
   for (const NamespaceView::Server& each : namespaces.servers) {
     page.sample(each.is_up ? 1 : 0, {{"server", each.url}});
   }
@@ -73,48 +76,55 @@ std::string metrics_page(const Metrics& metrics, const Fleet& fleet,
     page.sample(count, {{"route", std::string(key.first)}, {"status", std::string(key.second)}});
   }
   page.begin(Type::Counter, "prefill_total",
-             "What became of the prefill of requests that may be split, by reason");
+             "Outcomes of the prefill of requests that may be split, by reason");
   for (std::size_t i = 0; i < kPrefillCount; ++i) {
     page.sample(metrics.prefill[i], {{"reason", std::string(to_string(static_cast<Prefill>(i)))}});
   }
-  page.begin(Type::Counter, "first_token_total",
-             "With --pd-first-token: whether a prefill engine's token was sent first, by reason");
+  page.begin(
+      Type::Counter, "first_token_total",
+      "Outcomes of --pd-first-token, by reason; sent: a prefill engine's token was sent first");
   for (std::size_t i = 0; i < kFirstTokenCount; ++i) {
     page.sample(metrics.first_token[i],
                 {{"reason", std::string(to_string(static_cast<FirstToken>(i)))}});
   }
-  page.begin(Type::Histogram, "leg_seconds", "Time of an engine's answer, by its role");
+  page.begin(Type::Histogram, "leg_seconds", "Time of an engine's whole response, by its role");
   for (std::size_t i = 0; i < kRoleCount; ++i) {
     page.histogram(metrics.leg[i], {{"role", std::string(to_string(static_cast<Role>(i)))}});
   }
-  page.histogram("first_event_seconds", "From a request to the first event of its stream",
+  page.histogram("first_event_seconds", "Time from a request to the first event of its stream",
                  metrics.first_event);
   page.histogram("between_events_seconds", "Mean time between the events of a stream",
                  metrics.between_events);
-  page.histogram("request_seconds", "From a request to the end of its answer", metrics.whole);
-  page.histogram("queue_wait_seconds", "How long requests waited for an engine",
+  page.histogram("request_seconds", "Time from a request to the end of its response",
+                 metrics.whole);
+  page.histogram("queue_wait_seconds", "Time that requests waited for an engine",
                  metrics.queue_wait);
-  page.begin(Type::Counter, "retries_total", "Requests sent again, by role");
+  page.begin(Type::Counter, "retries_total",
+             "Requests that were sent again, by role of the engine");
   for (std::size_t i = 0; i < kRoleCount; ++i) {
     page.sample(metrics.retries[i], {{"role", std::string(to_string(static_cast<Role>(i)))}});
   }
   page.counter("suspect_requests_total",
-               "Requests that are not tried again because two engines ended their connections or "
-               "went down while they had them",
+               "Requests that were not tried again because two engines lost the connection or went "
+               "down while they served them",
                metrics.suspect_requests);
-  page.counter("unknown_models_total", "Requests for a model that no engine lists, answered 404",
+  page.counter("unknown_models_total",
+               "Requests that received 404 because no engine lists their model",
                metrics.unknown_models);
   page.counter("steering_removed_total",
                "Requests from which kv_transfer_params and the like were removed",
                metrics.steering_removed);
   page.counter("late_errors_total", "Streams that ended with an error frame", metrics.late_errors);
-  page.counter("cancelled_legs_total", "Requests ended at an engine because the client left",
+  page.counter("cancelled_legs_total", "Requests canceled at an engine because the client left",
                metrics.cancelled_legs);
   page.counter("refused_keys_total", "Requests without a known API key", metrics.refused_keys);
-  page.counter("rate_limited_total", "Requests beyond their key's rate", metrics.rate_limited);
+  page.counter("rate_limited_total", "Requests beyond the rate of their API key",
+               metrics.rate_limited);
   page.counter("queue_refused_total", "Requests refused because the queue was full",
                metrics.queue_refused);
-  page.counter("queue_timeouts_total", "Requests that waited for too long", metrics.queue_timeouts);
+  page.counter("queue_timeouts_total",
+               "Requests refused because they waited in the queue for too long",
+               metrics.queue_timeouts);
   page.counter("no_engine_total", "Requests refused because no engine was up", metrics.no_engine);
   page.counter("memory_refused_total", "Requests refused because --body-memory was full",
                metrics.memory_refused);
@@ -123,21 +133,22 @@ std::string metrics_page(const Metrics& metrics, const Fleet& fleet,
   page.counter("slow_requests_total",
                "Requests refused with 408 because their head or body took too long to arrive",
                metrics.slow_requests);
-  page.counter("connections_refused_total", "Connections beyond --max-connections",
+  page.counter("connections_refused_total", "Connections refused because of --max-connections",
                metrics.connections_refused);
   page.counter("connections_per_address_refused_total",
-               "Connections refused because their address had --max-connections-per-address",
+               "Connections refused because of --max-connections-per-address",
                metrics.address_refused);
-  page.counter("engine_list_errors_total", "Times that --engines-file could not be used",
+  page.counter("engine_list_errors_total", "Failed attempts to read --engines-file",
                metrics.engine_list_errors);
-  page.counter("key_file_errors_total",
-               "Times that --api-keys-file or --engine-api-key-file could not be used",
-               metrics.key_file_errors);
-  page.counter("name_errors_total", "Look-ups of dns:// names that failed", metrics.name_errors);
-  page.gauge("connections", "Connections of clients", metrics.connections);
-  page.gauge("requests_in_flight", "Requests that are not answered yet", metrics.in_flight);
+  page.counter(
+      "key_file_errors_total",
+      "Failed attempts to read --api-keys-file, --engine-api-key-file or --cache-salt-key-file",
+      metrics.key_file_errors);
+  page.counter("name_errors_total", "Failed lookups of dns:// names", metrics.name_errors);
+  page.gauge("connections", "Open connections of clients", metrics.connections);
+  page.gauge("requests_in_flight", "Requests in flight", metrics.in_flight);
   page.gauge("queue_length", "Requests that wait for an engine", metrics.queued);
-  page.gauge("body_bytes", "Bytes of requests that are kept", metrics.body_bytes);
+  page.gauge("body_bytes", "Bytes of the request bodies in memory", metrics.body_bytes);
   engines(page, fleet, now);
   if (namespaces.is_watched) compared(page, namespaces);
   return page.text();

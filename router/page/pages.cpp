@@ -15,8 +15,8 @@ namespace {
 struct StatusWords {
   unsigned status;
   std::string_view reason;
-  std::string_view type;       // OpenAI's.
-  std::string_view anthropic;  // Anthropic's.
+  std::string_view type;       // OpenAI's type.
+  std::string_view anthropic;  // Anthropic's type.
 };
 
 constexpr std::array kStatusWords = {
@@ -39,8 +39,8 @@ constexpr std::array kStatusWords = {
 
 namespace {
 
-std::string answer_with(unsigned status, std::string_view reason, std::string_view body,
-                        std::string_view fields, bool keep_alive) {
+std::string response_with(unsigned status, std::string_view reason, std::string_view body,
+                          std::string_view fields, bool keep_alive) {
   return fmt::format(
       "HTTP/1.1 {} {}\r\nContent-Type: application/json\r\nContent-Length: {}\r\n{}{}\r\n{}",
       status, reason, body.size(), fields, keep_alive ? "" : "Connection: close\r\n", body);
@@ -53,8 +53,8 @@ std::string anthropic_error(std::string_view type, std::string_view text) {
 
 }  // namespace
 
-std::string error_answer(unsigned status, std::string_view text, bool is_anthropic,
-                         std::string_view fields, bool keep_alive) {
+std::string error_response(unsigned status, std::string_view text, bool is_anthropic,
+                           std::string_view fields, bool keep_alive) {
   const auto* words = std::find_if(kStatusWords.begin(), kStatusWords.end(),
                                    [&](const StatusWords& each) { return each.status == status; });
   if (words == kStatusWords.end()) words = kStatusWords.begin();
@@ -63,11 +63,11 @@ std::string error_answer(unsigned status, std::string_view text, bool is_anthrop
           ? anthropic_error(words->anthropic, text)
           : fmt::format(R"({{"error":{{"message":{},"type":"{}","param":null,"code":{}}}}})",
                         json_quote(text), words->type, status);
-  return answer_with(status, words->reason, body, fields, keep_alive);
+  return response_with(status, words->reason, body, fields, keep_alive);
 }
 
-std::string unknown_model_answer(std::string_view model, bool is_anthropic, std::string_view fields,
-                                 bool keep_alive) {
+std::string unknown_model_response(std::string_view model, bool is_anthropic,
+                                   std::string_view fields, bool keep_alive) {
   constexpr std::size_t kShown = 256;  // A name may be as long as a body.
   const std::string text = fmt::format("The model `{}` does not exist.", model.substr(0, kShown));
   const std::string body =
@@ -76,7 +76,7 @@ std::string unknown_model_answer(std::string_view model, bool is_anthropic, std:
           : fmt::format(
                 R"({{"error":{{"message":{},"type":"NotFoundError","param":"model","code":404}}}})",
                 json_quote(text));
-  return answer_with(404, "Not Found", body, fields, keep_alive);
+  return response_with(404, "Not Found", body, fields, keep_alive);
 }
 
 std::optional<std::vector<std::string>> read_model_ids(std::string_view answer) {
@@ -95,8 +95,9 @@ std::optional<std::vector<std::string>> read_model_ids(std::string_view answer) 
 }
 
 std::string error_frame(bool is_anthropic, Errc why) {
-  const std::string_view text = why == Errc::kTimeout ? "the engine fell silent in the middle"
-                                                      : "the engine was lost in the middle";
+  const std::string_view text = why == Errc::kTimeout
+                                    ? "the engine stopped sending within the stream"
+                                    : "the connection to the engine was lost within the stream";
   if (is_anthropic) {
     return fmt::format(
         "event: error\ndata: {{\"type\":\"error\",\"error\":{{\"type\":\"api_error\","

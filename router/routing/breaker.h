@@ -1,6 +1,6 @@
 #pragma once
 /// \file
-/// Stops asking an engine that fails again and again.
+/// The circuit breaker of one engine.
 
 #include <algorithm>
 #include <cstdint>
@@ -9,14 +9,14 @@
 
 namespace pegaflow::router {
 
-/// Closed: every request may go. Open: none, for a time that doubles with each relapse up to a
-/// limit. Then half open: one request at a time tries, and its outcome decides.
+/// Closed: every request may go to the engine. Open: none, for a time that doubles with each
+/// relapse up to a limit. Then half open: one request at a time tries, and its outcome decides.
 ///
 /// Thread-bound.
 class Breaker {
  public:
   struct Options {
-    std::int64_t failures = 5;  ///< In a row.
+    std::int64_t failures = 5;  ///< Failures in a row that open the breaker.
     Duration open_time = std::chrono::seconds(2);
     Duration open_time_limit = std::chrono::seconds(30);
   };
@@ -41,7 +41,7 @@ class Breaker {
     return false;
   }
 
-  /// A request goes out. Each is followed by one of the three below.
+  /// Records a request that is sent. One of the three functions below follows each.
   void started(TimePoint now) noexcept { trying_ = trying_ || state(now) == State::kHalfOpen; }
   void succeeded() noexcept {
     open_ = trying_ = false;
@@ -51,7 +51,7 @@ class Breaker {
   void failed(TimePoint now) noexcept {
     ++failures_;
     if (!open_ && failures_ < options_.failures) return;
-    if (open_ && now < open_until_ && !trying_) return;  // Sent before it opened.
+    if (open_ && now < open_until_ && !trying_) return;  // Sent before the breaker opened.
     const Duration doubled = options_.open_time * (std::int64_t{1} << std::min(relapses_, 20));
     open_until_ = now + std::min(doubled, options_.open_time_limit);
     ++relapses_;
@@ -59,10 +59,10 @@ class Breaker {
     open_ = true;
     trying_ = false;
   }
-  /// The caller left: nothing was learned.
+  /// Records a request without an outcome, because its client left.
   void withdrawn() noexcept { trying_ = false; }
 
-  [[nodiscard]] std::uint64_t opened() const noexcept { return opened_; }  ///< How often.
+  [[nodiscard]] std::uint64_t opened() const noexcept { return opened_; }  ///< Count.
 
  private:
   Options options_;

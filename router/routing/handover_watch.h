@@ -1,6 +1,6 @@
 #pragma once
 /// \file
-/// Stops prefilling apart at an engine that hands nothing over.
+/// Suspends a prefill engine whose responses announce no blocks.
 
 #include <utility>
 
@@ -8,10 +8,10 @@
 
 namespace pegaflow::router {
 
-/// An engine without a connector, or whose connector does not serve its model, answers a prefill
-/// without kv_transfer_params: each long prompt is computed twice. After kMisses such answers in a
-/// row the engine is suspended; then one request in kRetryTime is tried, and the first handover
-/// ends it.
+/// An engine without a connector, or whose connector does not serve its model, returns a prefill
+/// without kv_transfer_params: each long prompt is computed twice. After kMisses such responses in
+/// a row the engine is suspended. Then it receives one request in kRetryTime, and the first
+/// handover ends the suspension.
 ///
 /// Thread-bound.
 class HandoverWatch {
@@ -22,18 +22,18 @@ class HandoverWatch {
   [[nodiscard]] bool allows(TimePoint now) const noexcept {
     return !is_suspended_ || now >= next_try_;
   }
-  /// A prefill goes out.
+  /// Records a prefill that is sent.
   void started(TimePoint now) noexcept {
     if (is_suspended_) next_try_ = now + kRetryTime;
   }
-  /// An answer without a handover. True when that suspends the engine.
+  /// Records a response without a handover. Returns true when it suspends the engine.
   bool missed(TimePoint now) noexcept {
     if (is_suspended_ || ++misses_ < kMisses) return false;
     is_suspended_ = true;
     next_try_ = now + kRetryTime;
     return true;
   }
-  /// An answer with one. True when the engine was suspended.
+  /// Records a response with a handover. Returns true when the engine was suspended.
   bool worked() noexcept {
     misses_ = 0;
     return std::exchange(is_suspended_, false);
@@ -41,7 +41,7 @@ class HandoverWatch {
   [[nodiscard]] bool is_suspended() const noexcept { return is_suspended_; }
 
  private:
-  int misses_ = 0;  // In a row.
+  int misses_ = 0;  // Consecutive.
   bool is_suspended_ = false;
   TimePoint next_try_{};
 };

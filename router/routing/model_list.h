@@ -1,6 +1,6 @@
 #pragma once
 /// \file
-/// Which models an engine serves, by its /v1/models.
+/// The models that an engine lists in its /v1/models.
 
 #include <functional>
 #include <optional>
@@ -14,7 +14,7 @@
 
 namespace pegaflow::router {
 
-/// Whether an engine serves a model. In the order of preference.
+/// Whether an engine serves a model, in the order of preference.
 enum class Serves : unsigned char {
   kNo,
   kUnknown,  ///< The engine has not listed its models yet, or does not list them.
@@ -24,7 +24,7 @@ enum class Serves : unsigned char {
 /// The models of one engine. Thread-bound.
 class ModelList {
  public:
-  /// Replaces the list, and says whether that changes it. `ids` is in the engine's order: its own
+  /// Replaces the list, and returns whether it changed. `ids` is in the engine's order: its own
   /// model first, then adapters.
   bool set(const std::vector<std::string>& ids) {
     std::set<std::string, std::less<>> now(ids.begin(), ids.end());
@@ -40,13 +40,12 @@ class ModelList {
     return ids_.contains(model) ? Serves::kYes : Serves::kNo;
   }
   [[nodiscard]] bool is_known() const noexcept { return is_known_; }
-  /// What the engine takes for a request that names no model; empty when it is not known.
+  /// The engine's model for a request that names none; empty when it is not known.
   [[nodiscard]] const std::string& first() const noexcept { return first_; }
   [[nodiscard]] std::size_t size() const noexcept { return ids_.size(); }
 
-  // Of the questions about it.
-  bool is_asked = false;              ///< One is open.
-  std::optional<TimePoint> asked_at;  ///< The last one.
+  bool is_asked = false;              ///< A request for the list is in flight.
+  std::optional<TimePoint> asked_at;  ///< The time of the last request for the list.
 
  private:
   bool is_known_ = false;

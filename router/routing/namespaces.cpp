@@ -10,10 +10,10 @@
 namespace pegaflow::router {
 namespace {
 
-constexpr std::size_t kShownBytes = 120;  // Of a value.
+constexpr std::size_t kShownBytes = 120;  // Of one value.
 constexpr std::size_t kShownInstances = 8;
 
-/// Of a string member; empty for anything else.
+/// The text of a string member; empty for any other value.
 std::string text_of(const std::vector<JsonMember>& members, std::string_view name) {
   const JsonMember* const member = find_member(members, name);
   return member == nullptr || member->value.front() != '"' ? std::string()
@@ -24,7 +24,7 @@ Result<std::vector<std::string_view>> elements_of(const std::vector<JsonMember>&
                                                   std::string_view name) {
   const JsonMember* const list = find_member(members, name);
   if (list == nullptr || list->value.front() != '[') {
-    return fail(Errc::kCorrupt, "there is no list \"{}\" in it", name);
+    return fail(Errc::kCorrupt, "the list \"{}\" is missing", name);
   }
   auto elements = read_elements(list->value);
   if (!elements) return fail(Errc::kCorrupt, "{}", elements.error().detail);
@@ -44,7 +44,7 @@ const std::string* value_of(const InstanceNamespace& instance, std::string_view 
   return nullptr;
 }
 
-/// How many bytes all values have in common at their beginning.
+/// The length of the common prefix of all values.
 std::size_t common_prefix(const FactorDifference& difference) {
   std::size_t length = difference.values.front().value.size();
   for (const auto& each : difference.values) {
@@ -56,7 +56,7 @@ std::size_t common_prefix(const FactorDifference& difference) {
   return length;
 }
 
-/// Not in the middle of a character.
+/// Up to kShownBytes of `text` from `from`, never cutting a character.
 std::string cut(std::string_view text, std::size_t from) {
   while (from > 0 && from < text.size() &&
          (static_cast<unsigned char>(text[from]) & 0xC0) == 0x80) {

@@ -1,6 +1,6 @@
 #pragma once
 /// \file
-/// Whether the engines behind a router share one namespace, by what their servers say.
+/// Whether the engines behind a router share one namespace, according to their servers.
 
 #include <cstddef>
 #include <span>
@@ -20,11 +20,11 @@ struct InstanceNamespace {
   std::vector<std::pair<std::string, std::string>> factors;  ///< Name and value.
 };
 
-/// The connected instances of an answer to GET /instances.
-/// Errors: kCorrupt for what is no such answer.
+/// The connected instances of a response to GET /instances.
+/// Errors: kCorrupt for an invalid list.
 Result<std::vector<InstanceNamespace>> read_instances(std::string_view answer);
 
-/// A factor that has several values.
+/// A factor with several values.
 struct FactorDifference {
   struct Value {
     std::string value;
@@ -34,31 +34,32 @@ struct FactorDifference {
   std::vector<Value> values;  ///< In the order of their instances.
 };
 
-/// What a comparison found.
+/// The result of a comparison.
 struct NamespaceReport {
   std::size_t instances = 0;
-  std::size_t namespaces = 0;                 ///< Different ones; more than 1 is a mistake.
-  std::vector<FactorDifference> differences;  ///< Of all instances; empty when they are equal.
+  std::size_t namespaces = 0;                 ///< Distinct namespaces; above 1 is a mistake.
+  std::vector<FactorDifference> differences;  ///< Empty when all instances are equal.
 
-  /// One line for people and logs; empty without a difference. Of long values that begin alike it
-  /// shows where they part, of many instances the first ones.
+  /// One line for logs; empty without a difference. Of long values with a common beginning it shows
+  /// the part that differs, of many instances the first ones.
   [[nodiscard]] std::string text() const;
 };
 
-/// Two hashes with equal factors differ in a factor of their own, `namespace`.
+/// Compares all instances. Hashes that differ with equal factors are reported as a factor named
+/// `namespace`.
 NamespaceReport compare_namespaces(std::span<const InstanceNamespace> instances);
 
-/// What is known of the servers of --servers.
+/// The state of the servers of --servers.
 struct NamespaceView {
   struct Server {
     std::string url;
     bool is_up = false;
   };
-  bool is_watched = false;  ///< Servers were named.
+  bool is_watched = false;  ///< --servers is set.
   std::vector<Server> servers;
   NamespaceReport report;
 
-  /// Whether every server answers and all engines share one namespace.
+  /// Whether every server responds and all engines share one namespace.
   [[nodiscard]] bool is_good() const;
   /// A JSON object for /health.
   [[nodiscard]] std::string json() const;

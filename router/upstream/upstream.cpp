@@ -27,8 +27,8 @@ using boost::system::error_code;
 
 namespace {
 
-/// One place to receive into for all connections: what was received is parsed before anybody else
-/// can run, so that a quiet stream holds no buffer.
+/// One receive buffer for all connections: its content is parsed before another coroutine can run,
+/// so an idle stream holds no buffer.
 std::array<char, UpstreamCall::kReadBytes>& read_buffer() {
   static std::array<char, UpstreamCall::kReadBytes> buffer;
   return buffer;
@@ -44,9 +44,9 @@ bool is_open_and_quiet(tcp::socket& socket) {
   return got < 0 && (errno == EAGAIN || errno == EWOULDBLOCK);
 }
 
-/// An engine whose machine is gone answers nothing, not even a reset.
-void watch_for_silence(tcp::socket& socket) {
-  error_code ignored;  // It is a help; deadlines are there without it.
+/// Detects a peer whose machine is gone, which does not even send a reset.
+void enable_keepalive(tcp::socket& socket) {
+  error_code ignored;  // Deadlines apply without these options, too.
   socket.set_option(tcp::no_delay(true), ignored);
   socket.set_option(asio::socket_base::keep_alive(true), ignored);
   const int fd = socket.native_handle();
@@ -124,7 +124,7 @@ asio::awaitable<void> EngineConnections::look_up(std::shared_ptr<Engine> engine,
   const tcp::resolver::results_type found = co_await lookup->resolver.async_resolve(
       engine->url.host, engine->url.port, asio::redirect_error(asio::use_awaitable, ec));
   if (ec) {
-    lookup->result = fail_socket(ec, "look up " + engine->url.host);
+    lookup->result = fail_socket(ec, "resolve " + engine->url.host);
   } else {
     known_[engine->url.text].endpoints.assign(found.begin(), found.end());
     lookup->result.emplace();
@@ -148,7 +148,7 @@ asio::awaitable<Result<void>> EngineConnections::resolve(std::shared_ptr<Engine>
   co_await timer.async_wait(asio::redirect_error(asio::use_awaitable, ec));
   std::erase(lookup->waiting, &timer);
   if (lookup->result) co_return *lookup->result;
-  co_return Result<void>(fail(Errc::kTimeout, "look up {}: no answer yet", engine->url.host));
+  co_return Result<void>(fail(Errc::kTimeout, "resolve {}: no result in time", engine->url.host));
 }
 
 std::vector<tcp::endpoint> EngineConnections::endpoints(const Engine& engine) {
@@ -198,17 +198,17 @@ void UpstreamCall::give_up() {
 
 Error UpstreamCall::failure(Error error) const {
   if (given_up_) return {Errc::kGone, engine_->url.text + ": its health checks fail"};
-  if (cancelled_) return {Errc::kCancelled, "nobody waits for it any more"};
-  if (deadline_.is_over()) return {Errc::kTimeout, "no answer in time from " + engine_->url.text};
+  if (cancelled_) return {Errc::kCancelled, "the caller left"};
+  if (deadline_.is_over()) return {Errc::kTimeout, "no response in time from " + engine_->url.text};
   error.detail = engine_->url.text + ": " + error.detail;
   return error;
 }
 
 asio::awaitable<Result<void>> UpstreamCall::connect(TimePoint end) {
-  // All addresses of a name are one engine's: the next one is tried when one refuses.
+  // All addresses of a name belong to one engine: when one refuses, the next one is tried.
   error_code ec = asio::error::host_not_found;
   std::vector<tcp::endpoint> endpoints = connections_.endpoints(*engine_);
-  if (endpoints.empty()) {  // A name that no health check has looked up yet.
+  if (endpoints.empty()) {  // No health check has resolved the name yet.
     asio::steady_timer timer(connections_.io());
     resolving_ = &timer;
     const Result<void> resolved = co_await connections_.resolve(
@@ -231,13 +231,13 @@ asio::awaitable<Result<void>> UpstreamCall::connect(TimePoint end) {
     const bool late = deadline_.is_over();
     deadline_.clear();
     socket_.reset();
-    // Whatever kept us from it: nothing was sent.
+    // kRefused for every cause: nothing was sent.
     co_return Result<void>(fail(Errc::kRefused, "connect to {}: {}", engine_->url.text,
-                                late ? "no answer in time" : ec.message()));
+                                late ? "timed out" : ec.message()));
   }
   ++engine_->counters.connects;
   socket_->non_blocking(true, ec);
-  watch_for_silence(*socket_);
+  enable_keepalive(*socket_);
   co_return Result<void>();
 }
 
@@ -309,7 +309,7 @@ asio::awaitable<Result<void>> UpstreamCall::open(std::string head, std::string_v
       deadline_.clear();
       co_return done;
     }
-    // The engine may have closed it just when we took it.
+    // The engine may have closed the pooled connection in this moment.
     const bool may_resend = resend == Resend::kAlways || !was_sent_;
     if (reused && may_resend && !received_ && !cancelled_ && !deadline_.is_over()) continue;
     co_return Result<void>(tl::unexpected<Error>(failure(std::move(done.error()))));
@@ -326,7 +326,8 @@ asio::awaitable<Result<void>> UpstreamCall::more(std::string& out, Duration time
   deadline_.set(timeout);
   while (out.size() == before && !parser_.is_complete()) {
     if (!socket_->is_open()) {
-      co_return Result<void>(tl::unexpected<Error>(failure({Errc::kPeerLost, "it is closed"})));
+      co_return Result<void>(
+          tl::unexpected<Error>(failure({Errc::kPeerLost, "the connection is closed"})));
     }
     Result<void> got = co_await receive(out);
     if (!got) co_return Result<void>(tl::unexpected<Error>(failure(std::move(got.error()))));
@@ -335,25 +336,25 @@ asio::awaitable<Result<void>> UpstreamCall::more(std::string& out, Duration time
   co_return Result<void>();
 }
 
-asio::awaitable<Result<ShortAnswer>> get_from_engine(EngineConnections& connections,
-                                                     std::shared_ptr<Engine> engine,
-                                                     std::string head, Duration timeout,
-                                                     std::size_t limit) {
+asio::awaitable<Result<ShortResponse>> get_from_engine(EngineConnections& connections,
+                                                       std::shared_ptr<Engine> engine,
+                                                       std::string head, Duration timeout,
+                                                       std::size_t limit) {
   const TimePoint end = std::chrono::steady_clock::now() + timeout;
   UpstreamCall call(connections, engine);
   Result<void> done = co_await call.open(std::move(head), {}, timeout, Resend::kAlways);
-  ShortAnswer answer;
+  ShortResponse answer;
   while (done && !call.is_complete() && answer.body.size() <= limit) {
     done = co_await call.more(answer.body, time_until(end));
   }
-  // What came with the head is there even when the answer is complete.
+  // Body bytes that arrived with the head are pending even when the response is complete.
   if (done) done = co_await call.more(answer.body, time_until(end));
-  if (!done) co_return Result<ShortAnswer>(tl::unexpected<Error>(std::move(done.error())));
+  if (!done) co_return Result<ShortResponse>(tl::unexpected<Error>(std::move(done.error())));
   if (answer.body.size() > limit) {
-    co_return Result<ShortAnswer>(fail(Errc::kOutOfCapacity, "a long answer"));
+    co_return Result<ShortResponse>(fail(Errc::kOutOfCapacity, "the response is too long"));
   }
   answer.status = call.head().status;
-  co_return Result<ShortAnswer>(std::move(answer));
+  co_return Result<ShortResponse>(std::move(answer));
 }
 
 }  // namespace pegaflow::router

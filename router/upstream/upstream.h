@@ -1,6 +1,6 @@
 #pragma once
 /// \file
-/// One request to one engine, over connections that are kept.
+/// One request to one engine, over pooled connections.
 
 #include <cstddef>
 #include <memory>
@@ -26,37 +26,36 @@ namespace pegaflow::router {
 
 class UpstreamCall;
 
-/// Connections to engines that wait for their next request, and where engines' names lead.
-/// Thread-bound.
+/// The idle connections to engines, and the resolved addresses of engines. Thread-bound.
 class EngineConnections {
  public:
   struct Options {
     Duration connect_timeout = std::chrono::seconds(1);
     Duration idle_time = std::chrono::seconds(4);
-    std::size_t idle_limit = 256;  ///< Of one engine.
+    std::size_t idle_limit = 256;  ///< Per engine.
   };
 
   EngineConnections(boost::asio::io_context& io, Deadlines& deadlines, const Options& options);
 
-  /// One for that engine that is still open, if any.
+  /// An idle connection to the engine that is still open; nullptr when there is none.
   std::unique_ptr<boost::asio::ip::tcp::socket> take(const Engine& engine);
-  /// Keeps it for the next request.
+  /// Keeps a connection for the next request.
   void give_back(const Engine& engine, std::unique_ptr<boost::asio::ip::tcp::socket> socket);
-  /// Closes those that waited too long, and those of engines that are not in `engines`.
+  /// Closes connections that were idle for too long, and those to engines outside `engines`.
   void sweep(const std::vector<std::shared_ptr<Engine>>& engines);
   /// Ends all calls of an engine that is down with kGone, and closes its connections.
   void give_up(const Engine& engine);
-  /// Ends all calls, those too that begin later, and closes all connections.
+  /// Ends all calls, also those that begin later, and closes all connections.
   void close_all();
 
-  /// Looks the engine's host up anew, unless it is an address, and waits until `timer` is canceled,
-  /// at most for `limit`. What is known stays while the question is open, and when there is no
-  /// answer. Nothing cuts the system's resolver short: a question stays open behind who asked it,
-  /// one for each engine, and run() of the io_context returns only after it.
-  /// Errors: kTimeout for no answer yet; as fail_socket().
+  /// Resolves the engine's host again, unless it is an address, and waits until `timer` is
+  /// canceled, at most for `limit`. The former addresses stay valid during a lookup and after a
+  /// failed one. The system's resolver cannot be interrupted: a lookup outlives its caller (one per
+  /// engine), and run() of the io_context returns only after it. Errors: kTimeout when the lookup
+  /// has not ended; as fail_socket().
   boost::asio::awaitable<Result<void>> resolve(std::shared_ptr<Engine> engine,
                                                boost::asio::steady_timer& timer, Duration limit);
-  /// Addresses of its host, the next one first; an address itself needs no resolve().
+  /// Addresses of its host, rotated with each call; an address itself needs no resolve().
   [[nodiscard]] std::vector<boost::asio::ip::tcp::endpoint> endpoints(const Engine& engine);
 
   [[nodiscard]] boost::asio::io_context& io() { return io_; }
@@ -93,18 +92,18 @@ class EngineConnections {
   friend class UpstreamCall;
 };
 
-/// What may be done with a request whose kept connection ends without an answer. The engine may
-/// have closed it as unused, or may have been ended by the request.
+/// Whether a request may be sent again when its pooled connection ends without a response. The
+/// engine may have closed the idle connection, or the request may have crashed the engine.
 enum class Resend : unsigned char {
-  kNever,       ///< No kept connection is used at all.
-  kUnlessSent,  ///< It goes over a new connection unless it was written to its end.
-  kAlways,      ///< It asks for something and changes nothing, as a health check.
+  kNever,       ///< The request uses no pooled connection at all.
+  kUnlessSent,  ///< Sent again over a new connection unless it was written completely.
+  kAlways,      ///< Sent again in any case: it changes nothing, like a health check.
 };
 
-/// One request and its answer. Thread-bound; its calls follow each other.
+/// One request and its response. Thread-bound; its calls do not overlap.
 ///
-/// When it is destroyed the connection is kept if the answer was read to its end, and closed
-/// otherwise: that is how an engine learns that nobody waits any more.
+/// The destructor keeps the connection if the response was read to its end, and closes it
+/// otherwise: an engine detects by this that its client has left.
 class UpstreamCall {
  public:
   /// `connections` outlives the call.
@@ -113,8 +112,8 @@ class UpstreamCall {
   UpstreamCall(const UpstreamCall&) = delete;
   UpstreamCall& operator=(const UpstreamCall&) = delete;
 
-  /// Sends the request and reads the answer's head, in `timeout`. `body` stays until then. A kept
-  /// connection that the engine has closed is found out before anything is written.
+  /// Sends the request and reads the response's head within `timeout`; `body` outlives this. Checks
+  /// a pooled connection before writing to it, so that one that the engine has closed is not used.
   /// Errors: kRefused (no connection; nothing was sent), kTimeout, kCancelled, kPeerLost, kCorrupt,
   /// kGone (the engine was given up).
   boost::asio::awaitable<Result<void>> open(std::string head, std::string_view body,
@@ -127,16 +126,16 @@ class UpstreamCall {
   [[nodiscard]] const ResponseHead& head() const noexcept { return parser_.head(); }
   [[nodiscard]] bool is_complete() const noexcept { return parser_.is_complete(); }
 
-  /// Appends more of the answer's body to `out`, at least a byte unless the answer ended.
+  /// Appends more of the response's body to `out`: at least a byte, unless the response ended.
   /// Errors: as open().
   boost::asio::awaitable<Result<void>> more(std::string& out, Duration timeout);
 
-  /// Ends whatever is under way with kCancelled. May be called at any time.
+  /// Ends the pending operation with kCancelled. May be called at any time.
   void cancel();
-  /// The same with kGone: the engine is down.
+  /// Ends it with kGone: the engine is down.
   void give_up();
 
-  /// Bytes that fit into what one read takes.
+  /// The size of the receive buffer.
   static constexpr std::size_t kReadBytes = std::size_t{64} * 1024;
 
  private:
@@ -150,25 +149,25 @@ class UpstreamCall {
   std::shared_ptr<Engine> engine_;
   std::unique_ptr<boost::asio::ip::tcp::socket> socket_;
   Deadline deadline_;
-  boost::asio::steady_timer* resolving_ = nullptr;  // While its engine's name is looked up.
+  boost::asio::steady_timer* resolving_ = nullptr;  // Set while the engine's name is resolved.
   ResponseParser parser_;
-  std::string unparsed_;    // Of a head that is not whole.
-  std::string first_body_;  // What came with the head.
-  bool received_ = false;   // Any byte.
+  std::string unparsed_;    // The bytes of an incomplete head or chunk line.
+  std::string first_body_;  // Body bytes that arrived with the head.
+  bool received_ = false;   // At least one byte has arrived.
   bool was_sent_ = false;
   bool cancelled_ = false;
   bool given_up_ = false;
 };
 
-/// GET of a short answer, whole, in `timeout` from the first to the last byte.
+/// Sends a GET and reads the whole response, within `timeout` for everything.
 /// Errors: as UpstreamCall::open(), and kOutOfCapacity for more than `limit` bytes.
-struct ShortAnswer {
+struct ShortResponse {
   unsigned status = 0;
   std::string body;
 };
-boost::asio::awaitable<Result<ShortAnswer>> get_from_engine(EngineConnections& connections,
-                                                            std::shared_ptr<Engine> engine,
-                                                            std::string head, Duration timeout,
-                                                            std::size_t limit);
+boost::asio::awaitable<Result<ShortResponse>> get_from_engine(EngineConnections& connections,
+                                                              std::shared_ptr<Engine> engine,
+                                                              std::string head, Duration timeout,
+                                                              std::size_t limit);
 
 }  // namespace pegaflow::router

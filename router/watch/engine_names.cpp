@@ -20,7 +20,7 @@ struct EngineNames::Name {
   Name(EngineNames* its_owner, asio::io_context& io, EngineUrl its_url)
       : owner(its_owner), resolver(io), url(std::move(its_url)) {}
 
-  EngineNames* owner;  // nullptr once nobody wants to know any more.
+  EngineNames* owner;  // nullptr after the name was removed.
   tcp::resolver resolver;
   const EngineUrl url;
   std::set<std::string> addresses;
@@ -115,7 +115,7 @@ EngineList EngineNames::engines() const {
       const auto name = names_.find(url.text);
       if (name == names_.end()) continue;
       for (const std::string& address : name->second->addresses) {
-        // A scope (fe80::1%eth0) is no part of a URL of ours: such an address is left out.
+        // EngineUrl has no scopes (fe80::1%eth0): such an address is left out.
         auto engine = EngineUrl::parse(fmt::format("http://{}:{}", address, url.port));
         if (engine) list.by_role[role].push_back(std::move(*engine));
       }

@@ -1,6 +1,6 @@
 #pragma once
 /// \file
-/// What names of engines stand for: each address of dns://NAME:PORT is an engine.
+/// Resolves names of engines: each address of dns://NAME:PORT is one engine.
 
 #include <cstddef>
 #include <functional>
@@ -17,33 +17,34 @@
 
 namespace pegaflow::router {
 
-/// Turns a list of engines with names in it into the engines behind them. Thread-bound.
+/// Replaces the names in a list of engines by the engines that they resolve to. Thread-bound.
 ///
-/// What a name stood for stays while a question is open and when there is no answer: a name server
-/// that is away takes no engine away, health checks do.
+/// The former addresses of a name stay valid during a lookup and after a failed one: an unreachable
+/// name server removes no engine, but failed health checks do.
 class EngineNames {
  public:
-  static constexpr std::size_t kAddresses = 1024;  ///< Of one name; the others are left out.
+  static constexpr std::size_t kAddresses =
+      1024;  ///< Limit per name; further addresses are left out.
 
-  /// `on_change` is called when names stand for other engines than before; `on_failure` for each
-  /// answer that is none, with a sentence that is empty while the name goes on failing.
+  /// `on_change` is called when a name resolves to other addresses than before; `on_failure` for
+  /// each failed lookup, with a sentence that is empty if the previous lookup failed as well.
   EngineNames(boost::asio::io_context& io, std::function<void()> on_change,
               std::function<void(const std::string& sentence)> on_failure);
   ~EngineNames();
   EngineNames(const EngineNames&) = delete;
   EngineNames& operator=(const EngineNames&) = delete;
 
-  /// The engines and names of `list` from now on. Names that stay keep their addresses.
+  /// Replaces the list. Names that stay keep their addresses.
   void set(EngineList list);
-  /// Asks for every name about which no question is open. Nothing cuts the system's resolver
-  /// short, so run() of the io_context returns only after the answers.
+  /// Begins a lookup of every name without a pending one. The system's resolver cannot be
+  /// interrupted, so run() of the io_context returns only after the lookups.
   void ask();
-  /// Whether a question is open about a name that has never been answered.
+  /// Whether the first lookup of any name is pending.
   [[nodiscard]] bool is_searching() const;
-  /// The list with engines in place of names, by their addresses; those of IPv6 only where a name
-  /// has no other ones, since both are mostly one engine's.
+  /// The list with the names replaced by their addresses; IPv6 addresses only where a name has no
+  /// others, because both usually belong to one engine.
   [[nodiscard]] EngineList engines() const;
-  /// Answers that come from now on change nothing.
+  /// Ignores the results of pending lookups.
   void stop();
 
  private:

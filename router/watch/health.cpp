@@ -29,7 +29,7 @@ HealthChecks::HealthChecks(Shared& shared, const EngineList& list, RouterFiles f
           shared.io, [this] { use_engines(); },
           [this](const std::string& sentence) {
             ++shared_.metrics.name_errors;
-            if (!sentence.empty()) kLog.warn("a name is not known now: {}", sentence);
+            if (!sentence.empty()) kLog.warn("a name could not be resolved: {}", sentence);
           }) {
   names_.set(list);
   shared_.fleet.set(names_.engines());
@@ -49,7 +49,7 @@ void HealthChecks::use_engines() {
   shared_.line.serve_all(shared_.fleet);
   const auto& now = shared_.fleet.engines();
   kLog.info("engines changed engines={}", now.size());
-  // A new one is asked at once whether it is there; it is taken to be until it has answered.
+  // A new engine is checked at once; it counts as up until then.
   for (const auto& engine : now) {
     if (std::find(before.begin(), before.end(), engine) == before.end()) {
       asio::co_spawn(shared_.io, check(engine), asio::detached);
@@ -64,7 +64,7 @@ void HealthChecks::stop() {
 }
 
 void HealthChecks::look_at_files() {
-  // What cannot be used changes nothing: a file that is being written must not stop the service.
+  // An invalid file changes nothing: a file that is being written must not stop the service.
   if (files_.engines.has_changed()) {
     Result<EngineList> list = shared_.options.engines();
     if (list) {
@@ -72,7 +72,7 @@ void HealthChecks::look_at_files() {
       use_engines();
     } else {
       ++shared_.metrics.engine_list_errors;
-      kLog.error("the engines stay as they were: {}", list.error().detail);
+      kLog.error("the list of engines stays unchanged: {}", list.error().detail);
     }
   }
   if (files_.api_keys.has_changed()) {
@@ -80,10 +80,10 @@ void HealthChecks::look_at_files() {
     if (access) {
       (*access)->continue_from(*shared_.access);
       shared_.access = std::move(*access);
-      kLog.info("API keys read again keys={}", shared_.access->size());
+      kLog.info("API keys were read again keys={}", shared_.access->size());
     } else {
       ++shared_.metrics.key_file_errors;
-      kLog.error("the API keys stay as they were: {}", access.error().detail);
+      kLog.error("the API keys stay unchanged: {}", access.error().detail);
     }
   }
   if (files_.engine_key.has_changed()) {
@@ -93,17 +93,19 @@ void HealthChecks::look_at_files() {
       kLog.info("the engines' API key was read again");
     } else {
       ++shared_.metrics.key_file_errors;
-      kLog.error("the engines' API key stays as it was: {}", key.error().detail);
+      kLog.error("the engines' API key stays unchanged: {}", key.error().detail);
     }
   }
   if (files_.salt_key.has_changed()) {
     Result<std::optional<CacheSalts>> salts = shared_.options.cache_salts();
     if (salts) {
       shared_.salts = *salts;
-      kLog.warn("the key of cache salts has changed: what tenants have cached is not found again");
+      kLog.warn(
+          "the key of cache salts has changed: blocks cached by tenants before are no longer "
+          "found");
     } else {
       ++shared_.metrics.key_file_errors;
-      kLog.error("the key of cache salts stays as it was: {}", salts.error().detail);
+      kLog.error("the key of cache salts stays unchanged: {}", salts.error().detail);
     }
   }
 }
@@ -113,8 +115,8 @@ void HealthChecks::note(Engine& engine, bool is_good, const std::string& why) {
     engine.failed_checks = 0;
     if (engine.is_up) return;
     engine.is_up = true;
-    engine.breaker.succeeded();      // What failed before it was down says nothing about it now.
-    engine.models.asked_at.reset();  // It may have been started with another model.
+    engine.breaker.succeeded();      // Failures before the restart do not count.
+    engine.models.asked_at.reset();  // It may have restarted with another model.
     kLog.info("engine is up role={} engine={}", to_string(engine.role), engine.url.text);
     shared_.line.serve_all(shared_.fleet);
     return;
@@ -128,9 +130,9 @@ void HealthChecks::note(Engine& engine, bool is_good, const std::string& why) {
   engine.is_up = false;
   kLog.warn("engine is down role={} engine={} why=\"{}\"", to_string(engine.role), engine.url.text,
             why);
-  // The decode engine prefills what this one had.
+  // The decode engines prefill the prompts of this engine.
   if (engine.role == Role::kPrefill) shared_.engine_connections.give_up(engine);
-  shared_.line.serve_all(shared_.fleet);  // Who waits for the last engine is refused.
+  shared_.line.serve_all(shared_.fleet);  // Requests that wait for the last engine are refused.
 }
 
 asio::awaitable<void> HealthChecks::check(std::shared_ptr<Engine> engine) {
@@ -139,15 +141,15 @@ asio::awaitable<void> HealthChecks::check(std::shared_ptr<Engine> engine) {
       co_await shared_.engine_connections.resolve(engine, timer, shared_.options.health_timeout);
   std::string request = fmt::format("GET /health HTTP/1.1\r\nHost: {}\r\n\r\n",
                                     std::string_view(engine->url.text).substr(7));
-  const Result<ShortAnswer> got =
+  const Result<ShortResponse> got =
       co_await get_from_engine(shared_.engine_connections, engine, std::move(request),
                                shared_.options.health_timeout, std::size_t{64} * 1024);
-  --engine->counters.requests;  // It is none of a client.
+  --engine->counters.requests;  // Counts requests of clients only.
   if (stopped_ || engine->is_removed) co_return;
   if (!got) {
     note(*engine, false, resolved ? got.error().detail : resolved.error().detail);
   } else {
-    note(*engine, got->status == 200, fmt::format("it answered {}", got->status));
+    note(*engine, got->status == 200, fmt::format("status {}", got->status));
     if (got->status == 200) {
       refresh_model_list(shared_, engine, shared_.options.models_interval);
     }
@@ -162,7 +164,7 @@ asio::awaitable<void> HealthChecks::run() {
       asio::co_spawn(shared_.io, check(engine), asio::detached);
     }
     shared_.engine_connections.sweep(shared_.fleet.engines());
-    // Routers that started together do not ask together for long.
+    // Jitter spreads the checks of routers that started together.
     std::uniform_real_distribution<double> jitter(0.9, 1.1);
     const std::chrono::duration<double> pause =
         std::chrono::duration<double>(shared_.options.health_interval) * jitter(shared_.random);

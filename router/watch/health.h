@@ -1,6 +1,6 @@
 #pragma once
 /// \file
-/// Asks engines how they are, names what they stand for, and files whether they changed.
+/// Polls the health of engines, the names of engines, and files that may change.
 
 #include <cstdint>
 #include <memory>
@@ -15,7 +15,7 @@
 
 namespace pegaflow::router {
 
-/// What is read again when it changes; made before the files are read.
+/// The files that are read again when they change. Construct it before reading the files.
 struct RouterFiles {
   explicit RouterFiles(const RouterOptions& options)
       : engines(options.engines_file),
@@ -32,12 +32,12 @@ struct RouterFiles {
 /// Runs until stop(). Thread-bound.
 class HealthChecks {
  public:
-  /// `shared` outlives it, and the io_context runs until stop() has taken effect. `list`: the
-  /// engines to begin with, which `files` have said, as they are from now on.
+  /// `shared` outlives the object, and the io_context runs until stop() has taken effect. `list` is
+  /// the initial list of engines, as read from `files`.
   HealthChecks(Shared& shared, const EngineList& list, RouterFiles files);
 
-  /// Runs the io_context until every name has been looked up once, at most --health-timeout, so
-  /// that who comes first finds engines.
+  /// Runs the io_context until every name has been resolved once, at most --health-timeout, so that
+  /// the first client finds engines.
   void find_engines();
 
   boost::asio::awaitable<void> run();

@@ -21,14 +21,14 @@ asio::awaitable<void> read_model_list(Shared& shared, std::shared_ptr<Engine> en
     request += fmt::format("Authorization: Bearer {}\r\n", shared.engine_key);
   }
   request += "\r\n";
-  const Result<ShortAnswer> got =
+  const Result<ShortResponse> got =
       co_await get_from_engine(shared.engine_connections, engine, std::move(request),
                                shared.options.health_timeout, kModelListBytes);
-  --engine->counters.requests;  // It is none of a client.
+  --engine->counters.requests;  // Counts requests of clients only.
   engine->models.is_asked = false;
   if (!got || got->status != 200) co_return;
   const auto ids = read_model_ids(got->body);
-  // A request may wait for a model that this engine has now.
+  // A request may wait for a model that this engine lists now.
   if (ids && engine->models.set(*ids)) shared.line.serve_all(shared.fleet);
 }
 

@@ -1,6 +1,6 @@
 #pragma once
 /// \file
-/// Asks engines which models they serve.
+/// Polls engines for their models.
 
 #include <chrono>
 #include <memory>
@@ -11,15 +11,15 @@
 
 namespace pegaflow::router {
 
-/// The shortest time between two questions that requests of clients cause, so that clients cannot
-/// flood an engine with them.
+/// The minimum time between two polls that requests of clients cause, so that clients cannot flood
+/// an engine with polls.
 inline constexpr std::chrono::seconds kModelsPause(1);
 
-/// Asks for the engine's /v1/models and keeps its list up to date, within --health-timeout. An
-/// answer that is no list leaves the former one; a question that is open already is enough.
+/// Reads the engine's /v1/models and updates its list, within --health-timeout. An invalid response
+/// leaves the list unchanged. Returns at once when another read is in flight.
 boost::asio::awaitable<void> read_model_list(Shared& shared, std::shared_ptr<Engine> engine);
 
-/// Begins read_model_list() unless the engine was asked less than `pause` ago.
+/// Begins read_model_list() unless the last read began less than `pause` ago.
 void refresh_model_list(Shared& shared, const std::shared_ptr<Engine>& engine, Duration pause);
 
 }  // namespace pegaflow::router

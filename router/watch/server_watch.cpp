@@ -18,7 +18,7 @@ namespace {
 
 constexpr Log kLog{"router"};
 
-/// Some thousand instances with their ranks.
+/// Enough for some thousand instances with their ranks.
 constexpr std::size_t kAnswerBytes = std::size_t{8} * 1024 * 1024;
 
 }  // namespace
@@ -30,7 +30,7 @@ ServerWatch::ServerWatch(Shared& shared, const std::vector<EngineUrl>& servers)
           shared.io, [this] { use_servers(); },
           [this](const std::string& sentence) {
             ++shared_.metrics.name_errors;
-            if (!sentence.empty()) kLog.warn("a name is not known now: {}", sentence);
+            if (!sentence.empty()) kLog.warn("a name could not be resolved: {}", sentence);
           }) {
   EngineList list;
   list.by_role[0] = servers;
@@ -66,7 +66,7 @@ asio::awaitable<void> ServerWatch::ask(std::shared_ptr<Server> server) {
   server->is_asked = true;
   std::string request = fmt::format("GET /instances HTTP/1.1\r\nHost: {}\r\n\r\n",
                                     std::string_view(server->place->url.text).substr(7));
-  const Result<ShortAnswer> got =
+  const Result<ShortResponse> got =
       co_await get_from_engine(shared_.engine_connections, server->place, std::move(request),
                                shared_.options.health_timeout, kAnswerBytes);
   server->is_asked = false;
@@ -76,7 +76,7 @@ asio::awaitable<void> ServerWatch::ask(std::shared_ptr<Server> server) {
   if (!got) {
     why = got.error().detail;
   } else if (got->status != 200) {
-    why = fmt::format("it answered {}", got->status);
+    why = fmt::format("status {}", got->status);
   } else {
     auto instances = read_instances(got->body);
     if (instances) {
@@ -88,10 +88,10 @@ asio::awaitable<void> ServerWatch::ask(std::shared_ptr<Server> server) {
   const bool was_up = std::exchange(server->is_up, why.empty());
   const bool is_first = !std::exchange(server->was_asked, true);
   if (!server->is_up && (was_up || is_first)) {
-    kLog.warn("a server does not say which namespaces it has server={} why=\"{}\"",
+    kLog.warn("a server does not return its namespaces server={} why=\"{}\"",
               server->place->url.text, why);
   } else if (server->is_up && !was_up && !is_first) {
-    kLog.info("a server answers again server={}", server->place->url.text);
+    kLog.info("a server returns its namespaces again server={}", server->place->url.text);
   }
   compare();
 }

@@ -1,6 +1,6 @@
 #pragma once
 /// \file
-/// Asks the engines' pegaflow-servers which namespaces their engines have.
+/// Polls the engines' pegaflow-servers for the namespaces of their engines.
 
 #include <map>
 #include <memory>
@@ -16,11 +16,11 @@
 
 namespace pegaflow::router {
 
-/// Asks the servers of --servers with each --health-interval, and keeps Shared::namespaces up to
-/// date. A difference is logged when it comes, changes and goes. Runs until stop(). Thread-bound.
+/// Polls the servers of --servers every --health-interval, and updates Shared::namespaces. Logs
+/// when a difference appears, changes and disappears. Runs until stop(). Thread-bound.
 class ServerWatch {
  public:
-  /// `shared` outlives it, and the io_context runs until stop() has taken effect.
+  /// `shared` outlives the object, and the io_context runs until stop() has taken effect.
   ServerWatch(Shared& shared, const std::vector<EngineUrl>& servers);
 
   boost::asio::awaitable<void> run();
@@ -28,7 +28,7 @@ class ServerWatch {
 
  private:
   struct Server {
-    std::shared_ptr<Engine> place;  // Where it listens; it is in no fleet.
+    std::shared_ptr<Engine> place;  // The server's address; not part of a fleet.
     bool is_up = false;
     bool was_asked = false;
     bool is_asked = false;

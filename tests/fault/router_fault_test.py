@@ -416,7 +416,7 @@ class Leaving(RouterTest):
             await client.post("/v1/completions", body, "X-Starve: 1\r\n")
             self.assertEqual(await client.ended(), b"")
             resource.prlimit(router.process.pid, resource.RLIMIT_AS, limits[0])
-        await router.wait_for_line("a connection ended by an exception: .*bad_alloc")
+        await router.wait_for_line("an exception ended a connection: .*bad_alloc")
         self.assertEqual((await router.post("/v1/completions", {"prompt": LONG})).status, 200)
         await self.all_is_over(router)
 

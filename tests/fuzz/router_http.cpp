@@ -1,7 +1,7 @@
-// libFuzzer: any bytes as requests and as an answer, whole and in pieces, and as a form.
+// libFuzzer: any bytes as requests and as a response, whole and in pieces, and as a form.
 //
-// Nothing may crash, limits hold, and the cuts between pieces change nothing. The first byte
-// chooses the length of the pieces.
+// Nothing may crash, limits hold, and the result does not depend on the cut. The first byte is the
+// length of the pieces.
 #include <cstddef>
 #include <cstdint>
 #include <string>
@@ -12,7 +12,7 @@
 #include "router/http/http_message.h"
 #include "router/http/routes.h"
 
-namespace pegaflow {
+namespace pegaflow::router {
 namespace {
 
 struct Seen {
@@ -24,7 +24,7 @@ struct Seen {
 Seen read_request(std::string_view bytes, std::size_t step) {
   constexpr std::size_t kHead = 512;
   constexpr std::size_t kBody = 256;
-  router::RequestParser parser({.header_bytes = kHead, .body_bytes = kBody});
+  RequestParser parser({.header_bytes = kHead, .body_bytes = kBody});
   Seen seen;
   std::string kept;
   for (std::size_t at = 0; at < bytes.size() && !seen.failed; at += step) {
@@ -45,9 +45,9 @@ Seen read_request(std::string_view bytes, std::size_t step) {
   }
   if (parser.is_complete() && !seen.failed) {
     seen.complete = true;
-    const router::RequestHead& head = parser.head();
+    const RequestHead& head = parser.head();
     seen.text = head.method + " " + head.target;
-    for (const router::HttpField& field : head.fields) {
+    for (const HttpField& field : head.fields) {
       PEGA_ASSERT(field.value.find_first_of("\r\n") == std::string::npos, "a line in a value");
       (void)is_hop_by_hop(field.name, head.fields);
       seen.text += field.name + ":" + field.value + "\n";
@@ -62,7 +62,7 @@ Seen read_request(std::string_view bytes, std::size_t step) {
 }
 
 Seen read_response(std::string_view bytes, std::size_t step) {
-  router::ResponseParser parser;
+  ResponseParser parser;
   Seen seen;
   std::string kept;
   std::string body;
@@ -81,7 +81,7 @@ Seen read_response(std::string_view bytes, std::size_t step) {
   return seen;
 }
 
-/// Parses any bytes as a form, as its type, and as the content of one of its fields.
+/// Any bytes as a form, as its type, and as the content of one of its fields.
 void check_form(std::string_view bytes) {
   (void)form_field("--B\r\n\r\n\r\n--B--", bytes, "model");
   if (const auto value = form_field(bytes, "multipart/form-data; boundary=B", "model")) {
@@ -92,23 +92,24 @@ void check_form(std::string_view bytes) {
   const std::string head = "--B\r\nContent-Disposition: form-data; name=\"model\"\r\n\r\n";
   const std::string form = head + "former\r\n" + head + std::string(bytes) + "\r\n--B--\r\n";
   PEGA_ASSERT(form_field(form, "multipart/form-data; boundary=B", "model") == bytes,
-              "another value than the form has");
+              "the value differs from the form's");
 }
 
 void compare(const Seen& whole, const Seen& pieces) {
   PEGA_ASSERT(whole.complete == pieces.complete, "complete {} {}", whole.complete, pieces.complete);
-  PEGA_ASSERT(whole.text == pieces.text, "it reads differently in pieces");
+  PEGA_ASSERT(whole.text == pieces.text, "the result depends on the cut");
 }
 
 }  // namespace
-}  // namespace pegaflow
+}  // namespace pegaflow::router
 
 // libFuzzer chose the name. NOLINTNEXTLINE(readability-identifier-naming)
 extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size) {
   if (size < 2) return 0;
   const std::size_t step = data[0] % 32 + 1;
   const std::string_view bytes(reinterpret_cast<const char*>(data) + 1, size - 1);
-  using namespace pegaflow;  // NOLINT(google-build-using-namespace): C's function, our names.
+  using namespace pegaflow::router;  // NOLINT(google-build-using-namespace): C's function, our
+                                     // names.
   compare(read_request(bytes, bytes.size()), read_request(bytes, step));
   compare(read_response(bytes, bytes.size()), read_response(bytes, step));
   check_form(bytes);

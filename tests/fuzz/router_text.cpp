@@ -1,8 +1,8 @@
 // libFuzzer: any bytes as a body that is split, and as a stream of events.
 //
-// Our reader accepts the same texts as JSON as another one; the bodies for both engines are valid
-// JSON and mean the same as the client's, also those that continue after a token. A stream reads
-// the same however it is cut. No reply of a server about its instances causes a fault.
+// The router accepts the same JSON as another parser. The bodies for both engines are JSON with the
+// expected meaning, also those that continue after a token. The events of a stream do not depend on
+// the cut. No server's list of instances causes a crash.
 #include <algorithm>
 #include <cstddef>
 #include <cstdint>
@@ -23,14 +23,14 @@
 #include "router/http/sse.h"
 #include "router/routing/namespaces.h"
 
-namespace pegaflow {
+namespace pegaflow::router {
 namespace {
 
 using nlohmann::json;
 
-/// The other reader's result; no value for text that it rejects and RFC 8259 has in its grammar (a
-/// number that no double holds, half of a surrogate pair), or that it accepts and RFC 8259 does not
-/// (a byte order mark, and anything after a zero byte).
+/// The verdict of another parser. None on texts that it rejects and RFC 8259 allows (a number that
+/// no double can hold, half of a surrogate pair), and on texts that it accepts and RFC 8259 does
+/// not (a byte order mark, and bytes after a zero byte).
 std::optional<json> other_opinion(const std::string& text) {
   if (text.find('\0') != std::string::npos || text.substr(0, 1) == "\xEF") return std::nullopt;
   try {
@@ -45,26 +45,27 @@ std::optional<json> other_opinion(const std::string& text) {
   }
 }
 
-void check_split(const std::vector<router::JsonMember>& members, bool is_anthropic) {
+void check_split(const std::vector<JsonMember>& members, bool is_anthropic) {
   (void)decide(members, is_anthropic, 1);
   const json to_prefill =
-      json::parse(prefill_body(members, is_anthropic, router::Flow::kStore), nullptr, false);
-  PEGA_ASSERT(to_prefill.is_object(), "no JSON for the prefill engine");
-  PEGA_ASSERT(to_prefill["max_tokens"] == 1 && to_prefill["stream"] == false, "too much to do");
+      json::parse(prefill_body(members, is_anthropic, Flow::kStore), nullptr, false);
+  PEGA_ASSERT(to_prefill.is_object(), "the prefill engine's body is not JSON");
+  PEGA_ASSERT(to_prefill["max_tokens"] == 1 && to_prefill["stream"] == false,
+              "more than one token");
   PEGA_ASSERT(to_prefill["kv_transfer_params"]["pegaflow"]["save_tail"] == true, "no tail");
 }
 
-/// Parses the text as the client's body, as the prefill engine's response, and as events.
-void check_first_token(const std::string& text, const std::vector<router::JsonMember>& members) {
-  router::FirstToken why = router::FirstToken::kSent;
+/// Reads the text as the client's body, as the prefill engine's response, and as events.
+void check_first_token(const std::string& text, const std::vector<JsonMember>& members) {
+  FirstToken why = FirstToken::kSent;
   const auto token = read_first_token(text, why);
-  PEGA_ASSERT(token.has_value() == (why == router::FirstToken::kSent), "a token and no token");
+  PEGA_ASSERT(token.has_value() == (why == FirstToken::kSent), "the reason contradicts the token");
   if (token) {
     const std::string event = first_event(*token);
-    PEGA_ASSERT(json::parse(event.substr(6), nullptr, false).is_object(), "no event");
+    PEGA_ASSERT(json::parse(event.substr(6), nullptr, false).is_object(), "the event is not JSON");
   }
-  if (decide_first_token(members, text.size()) != router::FirstToken::kSent) return;
-  const router::PrefilledToken one{"null", "0", "null", "\"a\"", "9", "[1]"};
+  if (decide_first_token(members, text.size()) != FirstToken::kSent) return;
+  const PrefilledToken one{"null", "0", "null", "\"a\"", "9", "[1]"};
   const json body = json::parse(continued_body(members, one, "{}"), nullptr, false);
   PEGA_ASSERT(body.is_object() && body["prompt"] == json({1, 9}), "another prompt");
   PEGA_ASSERT(body["stream"] == true && body["max_tokens"].is_number_integer(), "another body");
@@ -82,27 +83,27 @@ void erase_steering(json& object) {
   }
 }
 
-/// If an object has two session ids a reader takes the last, and the cut may leave the first.
+/// Of two session ids in one object a parser uses the last, and the cut may leave the first.
 bool has_several_sessions(const std::string& text) {
   int sessions = 0;
-  std::vector<router::JsonCut> none;
-  const auto count = [&](std::size_t, const router::JsonMember*, const router::JsonMember& member) {
+  std::vector<JsonCut> none;
+  const auto count = [&](std::size_t, const JsonMember*, const JsonMember& member) {
     if (member.is("session_id")) ++sessions;
     return false;
   };
-  PEGA_ASSERT(find_members(text, count, none).has_value(), "two opinions");
+  PEGA_ASSERT(find_members(text, count, none).has_value(), "the parsers disagree");
   return sessions > 1;
 }
 
-/// The router cuts the steering members out of every body and then adds its own.
-void check_steering(const std::string& text, const std::vector<router::JsonMember>& members,
+/// The router removes the steering members from every body and then adds its own.
+void check_steering(const std::string& text, const std::vector<JsonMember>& members,
                     const json& parsed) {
-  const auto cut = without_steering(text, router::SteeringDepth::kKnownPath);
-  PEGA_ASSERT(cut.has_value(), "two opinions");
-  if (*cut) PEGA_ASSERT(may_steer(members), "the quick look missed a steering member");
+  const auto cut = without_steering(text, SteeringDepth::kKnownPath);
+  PEGA_ASSERT(cut.has_value(), "the parsers disagree");
+  if (*cut) PEGA_ASSERT(may_steer(members), "the quick check missed a steering member");
   const std::string body = *cut ? **cut : text;
   const auto left = read_members(body);
-  PEGA_ASSERT(left.has_value(), "no JSON after the cut");
+  PEGA_ASSERT(left.has_value(), "the cut text is not JSON");
   if (has_several_sessions(text)) return;
 
   json wanted = parsed;
@@ -114,24 +115,24 @@ void check_steering(const std::string& text, const std::vector<router::JsonMembe
   PEGA_ASSERT(json::parse(decode_body(body, *left, "{\"a\":1}")) == wanted, "another body");
 }
 
-/// The values that vLLM accepts: absent, null, or a string that is not empty. If a text has several
-/// salts the last one is used, but all of them must be valid.
-bool are_salts(const std::vector<router::JsonMember>& members) {
-  return std::all_of(members.begin(), members.end(), [](const router::JsonMember& member) {
+/// Whether vLLM accepts the salts: none, null, or a non-empty string. In a text with several salts
+/// the last one is used, but each of them must be valid.
+bool are_salts(const std::vector<JsonMember>& members) {
+  return std::all_of(members.begin(), members.end(), [](const JsonMember& member) {
     return !member.is("cache_salt") || member.value == "null" ||
            (member.value.front() == '"' && member.value.size() > 2);
   });
 }
 
-/// A tenant's body is the client's, with a salt that depends on the tenant and the client's salt.
-void check_salt(const std::string& text, const std::vector<router::JsonMember>& members,
+/// A tenant's body is the client's with a salt that depends on the tenant and the client's salt.
+void check_salt(const std::string& text, const std::vector<JsonMember>& members,
                 const json& parsed) {
-  static const router::CacheSalts salts("a secret of some bytes");
-  const router::Tenant tenant{salts, "ann"};
+  static const CacheSalts salts("a secret of some bytes");
+  const Tenant tenant{salts, "ann"};
   std::string body = text;
-  std::vector<router::JsonMember> read = read_members(body).value();
+  std::vector<JsonMember> read = read_members(body).value();
   const bool is_set = set_cache_salt(body, read, tenant).has_value();
-  PEGA_ASSERT(is_set == are_salts(members), "validity of a salt differs");
+  PEGA_ASSERT(is_set == are_salts(members), "the verdicts on the salt differ");
 
   json wanted = parsed;
   const auto own = parsed.find("cache_salt");
@@ -140,7 +141,7 @@ void check_salt(const std::string& text, const std::vector<router::JsonMember>& 
   if (is_set) {
     PEGA_ASSERT(json::parse(body) == wanted, "another body");
     const auto again = read_members(body);
-    PEGA_ASSERT(again && again->size() == read.size(), "no JSON, or other members");
+    PEGA_ASSERT(again && again->size() == read.size(), "the members differ");
     for (std::size_t i = 0; i < read.size(); ++i) {
       PEGA_ASSERT((*again)[i].whole.data() == read[i].whole.data() &&
                       (*again)[i].whole.size() == read[i].whole.size() &&
@@ -148,11 +149,11 @@ void check_salt(const std::string& text, const std::vector<router::JsonMember>& 
                       (*again)[i].value.size() == read[i].value.size() &&
                       (*again)[i].raw_key.data() == read[i].raw_key.data() &&
                       (*again)[i].raw_key.size() == read[i].raw_key.size(),
-                  "the members have other places");
+                  "the members are at other positions");
     }
   }
   body = text;
-  PEGA_ASSERT(set_cache_salt_anywhere(body, tenant).has_value(), "two opinions");
+  PEGA_ASSERT(set_cache_salt_anywhere(body, tenant).has_value(), "the parsers disagree");
   const json anywhere = json::parse(body);
   PEGA_ASSERT(anywhere.contains("cache_salt"), "no salt");
   if (is_set) PEGA_ASSERT(anywhere["cache_salt"] == wanted["cache_salt"], "another salt");
@@ -165,12 +166,12 @@ void check_body(const std::string& text) {
   if (!other) return;
   const json& parsed = *other;
   const bool is_object = !parsed.is_discarded() && parsed.is_object();
-  PEGA_ASSERT(members.has_value() == is_object, "two opinions");
+  PEGA_ASSERT(members.has_value() == is_object, "the parsers disagree");
   if (!members) return;
 
   for (const bool is_anthropic : {false, true}) check_split(*members, is_anthropic);
   (void)prompt_prefix(*members, 16);
-  for (const router::JsonMember& member : *members) (void)json_unescape(member.value);
+  for (const JsonMember& member : *members) (void)json_unescape(member.value);
 
   check_first_token(text, *members);
 
@@ -179,9 +180,9 @@ void check_body(const std::string& text) {
 }
 
 void check_stream(std::string_view bytes, std::size_t step) {
-  router::SseTracker whole;
+  SseTracker whole;
   const std::size_t all = whole.feed(bytes);
-  router::SseTracker pieces;
+  SseTracker pieces;
   std::size_t last = 0;
   for (std::size_t at = 0; at < bytes.size(); at += step) {
     const std::string_view piece = bytes.substr(at, step);
@@ -202,14 +203,14 @@ void check_stream(std::string_view bytes, std::size_t step) {
 }
 
 }  // namespace
-}  // namespace pegaflow
+}  // namespace pegaflow::router
 
 // libFuzzer chose the name. NOLINTNEXTLINE(readability-identifier-naming)
 extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size) {
   if (size < 2) return 0;
   const std::string text(reinterpret_cast<const char*>(data) + 1, size - 1);
-  pegaflow::check_body(text);
-  (void)pegaflow::read_instances(text);
-  pegaflow::check_stream(text, data[0] % 32 + 1);
+  pegaflow::router::check_body(text);
+  (void)pegaflow::router::read_instances(text);
+  pegaflow::router::check_stream(text, data[0] % 32 + 1);
   return 0;
 }

@@ -56,7 +56,7 @@ class Choosing(RouterTest):
             await client.post("/v1/completions", {"prompt": "x"})
             await a.wait_for(1)
             file.write_text("nonsense\n")
-            await router.wait_for_line("the engines stay as they were")
+            await router.wait_for_line("the list of engines stays unchanged")
             file.write_text(f"decode {b.url}\n")
             await router.wait_for_line("engines changed engines=1")
             self.assertEqual((await router.post("/v1/completions", {"prompt": "x"})).status, 200)
@@ -107,10 +107,10 @@ class Choosing(RouterTest):
 
         # Without a reply the engines stay as they were.
         names.addresses.clear()
-        await router.wait_for_line("a name is not known now: dns://D.test")
+        await router.wait_for_line("a name could not be resolved: dns://D.test")
         await router.wait_for_metrics(lambda m: m["name_errors_total"] > 3)
         self.assertTrue(up(c, d)(await router.metrics()))
-        self.assertEqual(sum("a name is not known now" in line for line in router.log), 1)
+        self.assertEqual(sum("a name could not be resolved" in line for line in router.log), 1)
         names.addresses["d.test"] = ["::1"]
         await router.wait_for_metrics(
             lambda m: f'engine_up{{role="decode",engine="http://[::1]:{a.port}"}}' in m
@@ -128,18 +128,18 @@ class Choosing(RouterTest):
         await router.wait_for_metrics(lambda m: m[up] == 1)
         self.assertEqual((await router.get("/health")).json["status"], "ok")
         for said, why in (
-            ((b"{}", 503), "it answered 503"),
-            ((b"{}", 200), "no list"),
+            ((b"{}", 503), "status 503"),
+            ((b"{}", 200), "is missing"),
             ((b"no", 200), "at byte"),
         ):
             router.log.clear()
-            line = await router.wait_for_line("a server does not say")
+            line = await router.wait_for_line("a server does not return its namespaces")
             self.assertIn(why, line)
             await router.wait_for_metrics(lambda m: m[up] == 0)
             health = await router.get("/health")
             self.assertEqual((health.status, health.json["status"]), (200, "degraded"))
             said = (b'{"instances":[]}', 200)
-            await router.wait_for_line("a server answers again")
+            await router.wait_for_line("a server returns its namespaces again")
         await server.stop()
         await router.wait_for_metrics(lambda m: m[up] == 0)
         self.assertEqual((await router.post("/v1/completions", {"prompt": "x"})).status, 200)
@@ -167,19 +167,19 @@ class Choosing(RouterTest):
 
         replace(keys, "eve k-new\nbob k-bob 1\n")
         replace(engine_key, "second\n")
-        await router.wait_for_line("API keys read again keys=2")
+        await router.wait_for_line("API keys were read again keys=2")
         await router.wait_for_line("the engines' API key was read again")
         self.assertEqual([await status(key) for key in ("k-ann", "k-new")], [401, 200])
         self.assertEqual(d.requests[-1].headers["authorization"], "Bearer second")
         # An invalid file changes nothing: one that is being written, or is gone.
         replace(keys, "eve\n")
-        await router.wait_for_line("the API keys stay as they were: .*line 1")
+        await router.wait_for_line("the API keys stay unchanged: .*line 1")
         replace(keys, "")
-        await router.wait_for_line("the API keys stay as they were: .*there is no key in it")
+        await router.wait_for_line("the API keys stay unchanged: .*the file has no key")
         keys.unlink()
-        await router.wait_for_line("the API keys stay as they were: .*cannot be read")
+        await router.wait_for_line("the API keys stay unchanged: .*cannot be read")
         engine_key.unlink()
-        await router.wait_for_line("the engines' API key stays as it was: .*cannot be read")
+        await router.wait_for_line("the engines' API key stays unchanged: .*cannot be read")
         self.assertEqual(await status("k-new"), 200)
         self.assertEqual((await router.metrics())["key_file_errors_total"], 4)
 

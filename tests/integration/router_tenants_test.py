@@ -78,7 +78,7 @@ class Tenants(RouterTest):
         self.assertNotEqual(without, salt)
         self.assertEqual(salt, await self.salt_of(again, d3, "k-ann", body, path))
         secret.write_text("too short\n")
-        await router.wait_for_line("the key of cache salts stays as it was: .* 9 bytes")
+        await router.wait_for_line("the key of cache salts stays unchanged: .* 9 bytes")
         self.assertEqual(salt, await self.salt_of(router, d2, "k-ann", body, path))
         secret.write_text("another secret of bytes\n")
         await router.wait_for_line("the key of cache salts has changed")

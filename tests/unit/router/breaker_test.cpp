@@ -22,7 +22,7 @@ TEST_SUITE("Breaker") {
     CHECK(breaker.state(clock.now()) == Breaker::State::kHalfOpen);
     CHECK(breaker.allows(clock.now()));
     breaker.started(clock.now());
-    CHECK_FALSE(breaker.allows(clock.now()));  // One is enough to see.
+    CHECK_FALSE(breaker.allows(clock.now()));  // One trial at a time.
     breaker.succeeded();
     CHECK(breaker.state(clock.now()) == Breaker::State::kClosed);
     CHECK(breaker.opened() == 1);
@@ -41,7 +41,7 @@ TEST_SUITE("Breaker") {
     }
   }
 
-  TEST_CASE("what was sent before it opened does not keep it open") {
+  TEST_CASE("a request sent before it opened does not keep it open") {
     ManualClock clock;
     Breaker breaker({.failures = 1, .open_time = seconds(1), .open_time_limit = seconds(9)});
     for (int i = 0; i < 5; ++i) breaker.started(clock.now());
@@ -51,7 +51,7 @@ TEST_SUITE("Breaker") {
     CHECK(breaker.allows(clock.now()));
   }
 
-  TEST_CASE("a trial that its caller gave up leaves room for the next") {
+  TEST_CASE("an abandoned trial allows the next one") {
     ManualClock clock;
     Breaker breaker({.failures = 1, .open_time = seconds(1), .open_time_limit = seconds(1)});
     breaker.failed(clock.now());

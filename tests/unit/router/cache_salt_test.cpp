@@ -40,7 +40,7 @@ TEST_SUITE("CacheSalts") {
         const std::string salt = one.salt(tenant, own);
         CHECK(salt == same.salt(tenant, own));
         CHECK(salts.insert(salt).second);
-        // What vLLM accepts: at most 128 characters, none of @, /, \ and NUL.
+        // vLLM accepts at most 128 characters, none of @, /, \ and NUL.
         CHECK(salt.size() == 64);
         CHECK(std::all_of(salt.begin(), salt.end(),
                           [](char c) { return (c >= '0' && c <= '9') || (c >= 'a' && c <= 'f'); }));
@@ -49,7 +49,7 @@ TEST_SUITE("CacheSalts") {
     CHECK(salts.size() == 18);
   }
 
-  TEST_CASE("salts stay what they are from release to release") {
+  TEST_CASE("salts stay the same from release to release") {
     // A changed derivation would lose every cached prompt of every tenant. BLAKE2b, computed with
     // Python's hashlib.
     CHECK(CacheSalts("").salt("ann", "") ==
@@ -58,7 +58,7 @@ TEST_SUITE("CacheSalts") {
           "ced5e32a63ad83ebc1f23f2b04f64204e5c0ea98ea9f5a9339c6345550cab6f6");
   }
 
-  TEST_CASE("an object gets the tenant's salt first, and its members are found again") {
+  TEST_CASE("an object receives the tenant's salt first, and its members stay valid") {
     const std::string salt = kSalts.salt("ann", "");
     for (const auto& [body, wanted] : std::initializer_list<std::pair<const char*, const char*>>{
              {R"({})", R"({"cache_salt":"$"})"},
@@ -86,7 +86,7 @@ TEST_SUITE("CacheSalts") {
     }
   }
 
-  TEST_CASE("a client's salt is folded in, however it is written") {
+  TEST_CASE("a client's salt is mixed in, with its escapes undone") {
     const std::string salt = kSalts.salt("ann", "x/y");
     for (const char* const body :
          {R"({"a":1,"cache_salt":"x/y"})", R"({"cache_\u0073alt":"x\/\u0079"})",
@@ -114,7 +114,7 @@ TEST_SUITE("CacheSalts") {
     }
   }
 
-  TEST_CASE("of a path that the router does not know each salt is replaced, at every depth") {
+  TEST_CASE("for paths of --pass each salt is replaced, at every depth") {
     const std::string salt = kSalts.salt("ann", "");
     const std::string folded = kSalts.salt("ann", "x");
     for (const auto& [body, wanted] : std::initializer_list<std::pair<const char*, const char*>>{
@@ -150,7 +150,7 @@ TEST_SUITE("CacheSalts") {
     REQUIRE(read_request_body(passed, BodyKind::kUnknown, &kJson, &kAnn));
     CHECK(passed == with(R"([{"cache_salt":"$"}])", kSalts.salt("ann", "x")));
 
-    // Bodies that are no JSON, and all of them without a tenant, stay as they are.
+    // Bodies that are not JSON, and all bodies without a tenant, stay unchanged.
     const std::string audio = "audio/wav";
     for (const char* const body : {"", "RIFF", R"({"cache_salt":"x"})"}) {
       CAPTURE(body);

@@ -19,7 +19,7 @@ struct Timer {
   int wakes = 0;
   Deadlines deadlines{clock, [this](TimePoint when) { wakes_at = when; }};
 
-  /// Lets the time pass, with a run() whenever one was asked for.
+  /// Advances the time, with each run() that was requested.
   void pass(Duration time) {
     const TimePoint end = clock.now() + time;
     while (wakes_at <= end) {
@@ -52,7 +52,7 @@ TEST_SUITE("Deadlines") {
     CHECK(timer.wakes_at == TimePoint::max());
   }
 
-  TEST_CASE("one that is set anew with every piece of a stream wakes once in its time") {
+  TEST_CASE("a deadline that every piece of a stream postpones wakes once per period") {
     Timer timer;
     bool acted = false;
     Deadline deadline(timer.deadlines, [&] { acted = true; });
@@ -67,7 +67,7 @@ TEST_SUITE("Deadlines") {
     CHECK(acted);
   }
 
-  TEST_CASE("an earlier time counts from then on, and a cleared one never") {
+  TEST_CASE("an earlier time replaces a later one, and a cleared deadline never acts") {
     Timer timer;
     int acted = 0;
     Deadline deadline(timer.deadlines, [&] { ++acted; });
@@ -84,7 +84,7 @@ TEST_SUITE("Deadlines") {
     CHECK(timer.wakes_at == TimePoint::max());
   }
 
-  TEST_CASE("10,000 that wait for a minute wake nothing before") {
+  TEST_CASE("10,000 deadlines of a minute cause no earlier wake-up") {
     Timer timer;
     std::vector<std::unique_ptr<Deadline>> idle;
     int acted = 0;
@@ -99,7 +99,7 @@ TEST_SUITE("Deadlines") {
     CHECK(timer.wakes == 1);
   }
 
-  TEST_CASE("without any left the timer is given back") {
+  TEST_CASE("without any deadline the timer is canceled") {
     Timer timer;
     {
       const auto first = std::make_unique<Deadline>(timer.deadlines, [] {});
@@ -125,7 +125,7 @@ TEST_SUITE("Deadlines") {
     CHECK(acted == 4);
   }
 
-  TEST_CASE("drawn sets, clears and ends: each acts in the grain in which it is due") {
+  TEST_CASE("random operations: each deadline acts in the grain in which it is due") {
     std::mt19937 random(20);  // The same in every run.
     Timer timer;
     struct Each {

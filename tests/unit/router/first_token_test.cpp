@@ -29,7 +29,7 @@ FirstToken why_not(const std::string& text) {
 }
 
 TEST_SUITE("first_token") {
-  TEST_CASE("what is said the usual way may begin with the prefill engine's token") {
+  TEST_CASE("a usual request may begin with the prefill engine's token") {
     for (const char* const more :
          {"", R"(,"max_tokens":2)", R"(,"n":1,"best_of":1,"seed":null,"stop":[],"echo":false)",
           R"(,"presence_penalty":0,"frequency_penalty":0.00,"repetition_penalty":1.0)",
@@ -43,7 +43,7 @@ TEST_SUITE("first_token") {
     CHECK(decide_first_token(tokens, 10) == FirstToken::kSent);
   }
 
-  TEST_CASE("everything else says why not") {
+  TEST_CASE("every other request has a reason against it") {
     const std::vector<std::pair<const char*, FirstToken>> cases = {
         {R"(,"stream":false)", FirstToken::kNotStreamed},
         {R"(,"stream":null)", FirstToken::kNotStreamed},
@@ -83,7 +83,7 @@ TEST_SUITE("first_token") {
     CHECK(decide_on("", kFirstTokenBodyBytes + 1) == FirstToken::kLong);
   }
 
-  TEST_CASE("the token of an answer becomes the first event") {
+  TEST_CASE("the token of a response becomes the first event") {
     FirstToken why = FirstToken::kNoToken;
     const auto token = read_first_token(answer(R"(" a\"\u00e4")"), why);
     REQUIRE(token);
@@ -100,7 +100,7 @@ TEST_SUITE("first_token") {
     CHECK(sent["choices"][0]["finish_reason"].is_null());
   }
 
-  TEST_CASE("an answer without one token that can go first says why") {
+  TEST_CASE("a response without a usable token has a reason") {
     for (const std::string& bad :
          {std::string("no JSON"), std::string("{}"), std::string(R"({"choices":[]})"),
           std::string(R"({"choices":[{},{}]})"), std::string(R"({"choices":[5]})"),
@@ -118,7 +118,7 @@ TEST_SUITE("first_token") {
     CHECK(why_not(answer(R"("a")", R"("stop")")) == FirstToken::kEnded);
   }
 
-  TEST_CASE("the decode engine goes on behind the token") {
+  TEST_CASE("the decode engine continues after the token") {
     FirstToken why = FirstToken::kNoToken;
     const auto token = read_first_token(answer(R"("a")"), why).value();
     const std::string body =
@@ -134,7 +134,7 @@ TEST_SUITE("first_token") {
     CHECK(plain == json::parse(R"({"max_tokens":15,"prompt":[1,2,3,7]})"));
   }
 
-  TEST_CASE("usage is told as if one engine had done it all") {
+  TEST_CASE("usage is reported as if one engine had done all the work") {
     const std::string text =
         "data: {\"choices\":[{\"text\":\"\\\"prompt_tokens\\\"\"}]}\n\n"
         ": \"prompt_tokens\"\n\n"

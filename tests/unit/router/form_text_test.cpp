@@ -26,7 +26,7 @@ std::string model_of(const std::string& body, const std::string& type = kType) {
 }
 
 TEST_SUITE("form_field") {
-  TEST_CASE("a field is found before, between and behind files") {
+  TEST_CASE("a field is found before, between and after files") {
     const std::string file = part(
         "Content-Disposition: form-data; name=\"file\"; filename=\"model\"\r\n"
         "Content-Type: audio/wav",
@@ -39,12 +39,12 @@ TEST_SUITE("form_field") {
     CHECK(model_of(field("model", "") + "--B--\r\n") == "");
   }
 
-  TEST_CASE("of several fields the last counts, and none behind the end") {
+  TEST_CASE("of several fields the last is used, and none after the end") {
     CHECK(model_of(field("model", "a") + field("model", "b") + "--B--\r\n") == "b");
     CHECK(model_of(field("model", "a") + "--B--\r\n" + field("model", "b")) == "a");
   }
 
-  TEST_CASE("a file named like the field is no field, whatever it is called") {
+  TEST_CASE("a file named like the field is not a field, whatever its file name") {
     const std::string file =
         part("Content-Disposition: form-data; name=\"model\"; filename=\"\"", "x");
     CHECK(model_of(file + "--B--\r\n") == "(none)");
@@ -84,7 +84,7 @@ TEST_SUITE("form_field") {
           "m");
   }
 
-  TEST_CASE("the value is a view into the form, an empty one too") {
+  TEST_CASE("the value is a view into the form, even if it is empty") {
     const std::string head = "--B\r\nContent-Disposition: form-data; name=\"model\"\r\n\r\n";
     for (const char* const content : {"m\r\n", "\r\n", ""}) {  // An empty part without its CRLF.
       CAPTURE(content);
@@ -95,7 +95,7 @@ TEST_SUITE("form_field") {
     }
   }
 
-  TEST_CASE("a form that breaks off anywhere does no harm") {
+  TEST_CASE("a form may be cut at any byte") {
     const std::string whole = field("a", "1") + field("model", "m") + "--B--\r\n";
     for (std::size_t size = 0; size < whole.size(); ++size) {
       CAPTURE(size);
@@ -110,7 +110,7 @@ TEST_SUITE("form_field") {
     }
   }
 
-  TEST_CASE("drawn forms give back their last field") {
+  TEST_CASE("random forms return their last field") {
     std::mt19937 random(5);  // The same in every run.
     const std::vector<std::string> names = {"model", "file", "prompt"};
     const std::vector<std::string> pieces = {"\r\n", "--", "B", "-", "\r", "\n", "x", "--B", ""};
@@ -123,7 +123,7 @@ TEST_SUITE("form_field") {
         for (unsigned size = random() % 8; size > 0; --size) {
           content += pieces[random() % pieces.size()];
         }
-        // What is a delimiter in the content ends it.
+        // A delimiter in the content ends it.
         const std::string around = "\r\n" + content + "\r\n";
         if (around.find("\r\n--B\r\n") != std::string::npos ||
             around.find("\r\n--B--") != std::string::npos) {

@@ -21,7 +21,7 @@ unsigned feed(RequestParser& parser, std::string_view text, std::size_t step) {
 }
 
 TEST_SUITE("HTTP messages") {
-  TEST_CASE("a request is the same in whatever pieces it comes") {
+  TEST_CASE("a request is the same however it is cut into pieces") {
     const std::string text =
         "POST /v1/x?y HTTP/1.1\r\nHost: h\r\nExpect: 100-continue\r\nTransfer-Encoding: "
         "chunked\r\n\r\n3;ext=1\r\nabc\r\n2\r\nde\r\n0\r\nTrailer: x\r\n\r\n";
@@ -39,7 +39,7 @@ TEST_SUITE("HTTP messages") {
     }
   }
 
-  TEST_CASE("an empty chunked body is one in whatever pieces it comes") {
+  TEST_CASE("an empty chunked body is the same however it is cut into pieces") {
     for (const std::string_view fields : {"", "T: x\r\n"}) {
       const std::string rest = fmt::format("Transfer-Encoding: chunked\r\n\r\n0\r\n{}\r\n", fields);
       const std::string request = "POST / HTTP/1.1\r\nHost: h\r\n" + rest;
@@ -64,7 +64,7 @@ TEST_SUITE("HTTP messages") {
     }
   }
 
-  TEST_CASE("what is too much has a status of its own") {
+  TEST_CASE("each limit has its own status") {
     RequestParser::Limits limits{.header_bytes = 100, .body_bytes = 4};
     RequestParser head(limits);
     CHECK(feed(head, "GET / HTTP/1.1\r\nX: " + std::string(200, 'x'), 7) == 431);
@@ -81,7 +81,7 @@ TEST_SUITE("HTTP messages") {
     CHECK(feed(bad, "nonsense\r\n\r\n", 3) == 400);
   }
 
-  TEST_CASE("a chunk's first line and a trailer are no way to fill memory") {
+  TEST_CASE("a chunk's first line and a trailer are bounded") {
     const std::string head = "Transfer-Encoding: chunked\r\n\r\n3\r\nabc\r\n";
     for (const std::string_view begin : {"2;a=", "0;a=", "0\r\nT: "}) {
       CAPTURE(begin);
@@ -96,7 +96,7 @@ TEST_SUITE("HTTP messages") {
       std::string kept = "HTTP/1.1 200 OK\r\n" + head + std::string(begin);
       std::string body;
       bool is_refused = false;
-      // A megabyte of it: what is not used is presented again, with more.
+      // A megabyte of input: unused bytes are presented again, with more.
       for (std::size_t piece = 0; piece < 16 && !is_refused; ++piece) {
         kept += std::string(65536, 'x');
         for (std::size_t used = 1; used > 0 && !is_refused;) {
@@ -151,7 +151,7 @@ TEST_SUITE("HTTP messages") {
     }
   }
 
-  TEST_CASE("an answer is read to its end, whatever says where that is") {
+  TEST_CASE("a response is read to its end with every kind of framing") {
     for (const char* const text :
          {"HTTP/1.1 200 OK\r\nContent-Length: 5\r\n\r\nhello",
           "HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n2\r\nhe\r\n3\r\nllo\r\n0\r\n\r\n",
@@ -181,7 +181,7 @@ TEST_SUITE("HTTP messages") {
     }
   }
 
-  TEST_CASE("an answer that breaks off, or is none, is an error") {
+  TEST_CASE("a response that is cut off or invalid is an error") {
     std::string body;
     ResponseParser half;
     REQUIRE(half.feed("HTTP/1.1 200 OK\r\nContent-Length: 5\r\n\r\n", body));
@@ -191,7 +191,7 @@ TEST_SUITE("HTTP messages") {
     CHECK(none.feed_end().error().code == Errc::kPeerLost);
     ResponseParser garbage;
     CHECK(garbage.feed("SSH-2.0-x\r\n\r\n", body).error().code == Errc::kCorrupt);
-    // A router asks for no upgrade, and what follows one is not HTTP.
+    // A router never requests an upgrade, and the bytes after one are not HTTP.
     ResponseParser upgrade;
     CHECK(
         upgrade.feed("HTTP/1.1 101 Switching Protocols\r\nUpgrade: x\r\n\r\n", body).error().code ==
@@ -201,7 +201,7 @@ TEST_SUITE("HTTP messages") {
     CHECK(head.is_complete());
   }
 
-  TEST_CASE("fields of one connection are known by name and by Connection") {
+  TEST_CASE("hop-by-hop fields are known by name and by Connection") {
     const HttpFields fields = {{"Connection", "close, X-One"}, {"connection", "x-two"}};
     for (const char* const name : {"connection", "Transfer-Encoding", "TE", "x-one", "X-TWO"}) {
       CHECK(is_hop_by_hop(name, fields));

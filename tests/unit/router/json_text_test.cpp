@@ -11,7 +11,7 @@
 namespace pegaflow::router {
 namespace {
 
-/// The other opinion on what JSON is; none on numbers that no double holds.
+/// The verdict of another parser; none on numbers that no double can hold.
 std::optional<bool> is_object_elsewhere(const std::string& text) {
   try {
     return nlohmann::json::parse(text).is_object();
@@ -23,7 +23,7 @@ std::optional<bool> is_object_elsewhere(const std::string& text) {
 }
 
 TEST_SUITE("JSON text") {
-  TEST_CASE("members are spans of the text, with all they were written with") {
+  TEST_CASE("members are spans of the text, exactly as written") {
     const std::string text = " { \"a\" : 1.50e+3 ,\"b\":[1, {\"c\":null}],\"a\":\"x\\\"y\" } ";
     const auto members = read_members(text).value();
 
@@ -36,7 +36,7 @@ TEST_SUITE("JSON text") {
     CHECK(find_member(members, "c") == nullptr);
   }
 
-  TEST_CASE("a key is what it means, however it is written") {
+  TEST_CASE("keys are compared with their escapes undone") {
     const std::string text = R"({"max\u005ftokens":1,"\"":2})";
     const auto members = read_members(text).value();
     CHECK(members[0].is("max_tokens"));
@@ -46,12 +46,13 @@ TEST_SUITE("JSON text") {
 
   TEST_CASE("strings lose their escapes") {
     CHECK(json_unescape(R"("a\n\u00e4\ud83d\ude00\/")") == "a\n\xC3\xA4\xF0\x9F\x98\x80/");
-    CHECK(json_unescape(R"("\ud83d")") == "\xEF\xBF\xBD");  // Half a pair has no UTF-8.
+    CHECK(json_unescape(R"("\ud83d")") ==
+          "\xEF\xBF\xBD");  // Half of a surrogate pair has no UTF-8.
     CHECK(json_unescape("12").empty());
     CHECK(json_quote("a\"\\\n\xFF") == "\"a\\\"\\\\\\u000a\xEF\xBF\xBD\"");
   }
 
-  TEST_CASE("arrays give their elements") {
+  TEST_CASE("arrays return their elements") {
     CHECK(read_elements(" [1 ,[2,3], {\"a\":4}] ").value() ==
           std::vector<std::string_view>{"1", "[2,3]", "{\"a\":4}"});
     CHECK(read_elements("[]").value().empty());
@@ -60,7 +61,7 @@ TEST_SUITE("JSON text") {
     CHECK(read_elements("[1,]").error().code == Errc::kInvalidArgument);
   }
 
-  TEST_CASE("what is no JSON is refused, with the place") {
+  TEST_CASE("text that is not JSON is rejected with the position") {
     for (const char* const bad : {"",
                                   "[]",
                                   "{",
@@ -98,7 +99,7 @@ TEST_SUITE("JSON text") {
     CHECK_FALSE(read_members(wide + ",\"a\":1}"));
   }
 
-  TEST_CASE("it judges as another parser does") {
+  TEST_CASE("it accepts the same texts as another parser") {
     // Random edits of a text with everything in it.
     std::mt19937_64 random(testing::seed());
     const std::string whole =

@@ -24,7 +24,7 @@ TEST_SUITE("namespaces") {
     CHECK(read_instances(R"({"instances":[]})").value().empty());
   }
 
-  TEST_CASE("what is no list of instances is an error") {
+  TEST_CASE("an invalid list of instances is an error") {
     for (const char* const bad : {"", "[]", "{}", R"({"instances":5})", R"({"instances":[5]})",
                                   R"({"instances":[{"connected":true}]})",
                                   R"({"instances":[{"connected":true,"factors":[1]}]})"}) {
@@ -35,7 +35,7 @@ TEST_SUITE("namespaces") {
     }
   }
 
-  TEST_CASE("equal namespaces differ in nothing") {
+  TEST_CASE("equal namespaces have no differences") {
     CHECK(compare_namespaces({}).namespaces == 0);
     const std::vector<InstanceNamespace> same = {{"p", "1", {{"tp", "1"}}},
                                                  {"d", "1", {{"tp", "1"}}}};
@@ -46,7 +46,7 @@ TEST_SUITE("namespaces") {
     CHECK(report.text().empty());
   }
 
-  TEST_CASE("the factors that differ are named, with who has which value") {
+  TEST_CASE("differing factors are reported with their values and instances") {
     const std::vector<InstanceNamespace> three = {
         {"p", "1", {{"tp", "1"}, {"dtype", "bf16"}}},
         {"d", "2", {{"tp", "2"}, {"dtype", "bf16"}}},
@@ -58,13 +58,13 @@ TEST_SUITE("namespaces") {
           "tp is \"1\" for p, \"2\" for d, e; new is \"(none)\" for p, d, \"x\" for e");
   }
 
-  TEST_CASE("hashes that differ with equal factors are told as such") {
+  TEST_CASE("hashes that differ with equal factors are reported as such") {
     const std::vector<InstanceNamespace> two = {{"p", "1", {{"tp", "1"}}},
                                                 {"d", "2", {{"tp", "1"}}}};
     CHECK(compare_namespaces(two).text() == "namespace is \"1\" for p, \"2\" for d");
   }
 
-  TEST_CASE("long values are shown where they part, many instances by the first ones") {
+  TEST_CASE("long values are shown where they differ, many instances by the first ones") {
     std::vector<InstanceNamespace> many;
     for (int i = 0; i < 12; ++i) {
       std::string value(500, 'x');

@@ -15,19 +15,19 @@ json body_of(const std::string& answer) {
 }
 
 TEST_SUITE("pages") {
-  TEST_CASE("errors have the form of the API that was asked") {
-    const std::string openai = error_answer(429, "a \"b\"", false, "Retry-After: 1\r\n", true);
+  TEST_CASE("errors have the format of the requested API") {
+    const std::string openai = error_response(429, "a \"b\"", false, "Retry-After: 1\r\n", true);
     CHECK(openai.find("HTTP/1.1 429 Too Many Requests\r\n") == 0);
     CHECK(openai.find("Retry-After: 1\r\n") != std::string::npos);
     CHECK(openai.find("Connection") == std::string::npos);
     CHECK(body_of(openai)["error"]["message"] == "a \"b\"");
     CHECK(body_of(openai)["error"]["code"] == 429);
-    const std::string anthropic = error_answer(413, "x", true, {}, false);
+    const std::string anthropic = error_response(413, "x", true, {}, false);
     CHECK(anthropic.find("Connection: close\r\n") != std::string::npos);
     CHECK(body_of(anthropic)["error"]["type"] == "request_too_large");
   }
 
-  TEST_CASE("an error frame is one event of JSON") {
+  TEST_CASE("an error frame is one event with JSON") {
     const std::string frame = error_frame(false, Errc::kPeerLost);
     CHECK(frame.find("data: ") == 0);
     CHECK(json::parse(frame.substr(6))["error"]["type"] == "pd_decode_interrupted");
@@ -78,10 +78,10 @@ TEST_SUITE("pages") {
       CAPTURE(line);
       CHECK(text.find(line) != std::string::npos);
     }
-    CHECK(text.find("namespace") == std::string::npos);  // Nobody asked for it.
+    CHECK(text.find("namespace") == std::string::npos);  // --servers is not set.
   }
 
-  TEST_CASE("a difference of namespaces is degraded, and named") {
+  TEST_CASE("a difference of namespaces degrades the health, and is reported") {
     const SteadyClock clock;
     Fleet fleet({},
                 {std::move(make_policy("least-load", 1).value()),
@@ -113,17 +113,17 @@ TEST_SUITE("pages") {
     CHECK(json::parse(health_page(fleet, namespaces, false, {}).text)["status"] == "degraded");
   }
 
-  TEST_CASE("a model that no engine serves is refused as vLLM refuses it") {
-    const std::string answer = unknown_model_answer("a\"b", false, "X: y\r\n", true);
+  TEST_CASE("a model that no engine serves is rejected as vLLM rejects it") {
+    const std::string answer = unknown_model_response("a\"b", false, "X: y\r\n", true);
     CHECK(answer.starts_with("HTTP/1.1 404 Not Found\r\n"));
     CHECK(answer.ends_with(R"({"error":{"message":"The model `a\"b` does not exist.",)"
                            R"("type":"NotFoundError","param":"model","code":404}})"));
-    CHECK(unknown_model_answer("m", true, "", false).find(R"("type":"not_found_error")") !=
+    CHECK(unknown_model_response("m", true, "", false).find(R"("type":"not_found_error")") !=
           std::string::npos);
-    CHECK(unknown_model_answer(std::string(100'000, 'x'), false, "", true).size() < 1000);
+    CHECK(unknown_model_response(std::string(100'000, 'x'), false, "", true).size() < 1000);
   }
 
-  TEST_CASE("the models of an answer are read in order") {
+  TEST_CASE("the models of a response are read in order") {
     CHECK(read_model_ids(R"({"data":[{"id":"b"},{"id":"a","x":[1]},{"no":1}]})").value() ==
           std::vector<std::string>{"b", "a"});
     CHECK(read_model_ids(R"({"data":[]})").value().empty());

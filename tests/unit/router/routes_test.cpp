@@ -6,7 +6,7 @@ namespace pegaflow::router {
 namespace {
 
 TEST_SUITE("routes") {
-  TEST_CASE("what is not named is denied") {
+  TEST_CASE("unlisted paths are denied") {
     for (const char* const path :
          {"/", "", "*", "/v1", "/v1/", "/metrics/", "//health", "/v1/chat/completions/render",
           "/sleep", "/v1/responses/", "/v1/responses/a/b", "/v1/responses/a/cancel/x",
@@ -16,7 +16,7 @@ TEST_SUITE("routes") {
     }
   }
 
-  TEST_CASE("each path has its method") {
+  TEST_CASE("each path has its methods") {
     CHECK(find_route("POST", "/v1/chat/completions?a=b", {}).kind == RouteKind::kSplit);
     CHECK(find_route("GET", "/v1/chat/completions", {}).kind == RouteKind::kWrongMethod);
     CHECK(find_route("POST", "/v1/messages", {}).is_anthropic);

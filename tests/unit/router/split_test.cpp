@@ -13,7 +13,7 @@ Prefill decide_on(const std::string& body, std::size_t tokens = 1) {
 }
 
 TEST_SUITE("split") {
-  TEST_CASE("only what needs the whole prompt at one engine stays there") {
+  TEST_CASE("only requests that need the whole prompt at one engine are not split") {
     CHECK(decide_on(R"({"prompt":"some words"})") == Prefill::kDone);
     CHECK(decide_on(R"({"prompt":"some words","logprobs":5,"n":3,"tools":[]})") == Prefill::kDone);
     CHECK(decide_on(R"({"prompt":"some words","prompt_logprobs":0})") == Prefill::kPromptLogprobs);
@@ -25,7 +25,8 @@ TEST_SUITE("split") {
     CHECK(decide_on(R"({"prompt":"some words","use_beam_search":true})") == Prefill::kBeamSearch);
   }
 
-  TEST_CASE("of Anthropic's bodies a named tool stays whole, and P gets no thinking budget") {
+  TEST_CASE(
+      "Anthropic: a named tool is not split, and the prefill engine receives no thinking budget") {
     const auto members = [](std::string_view text) { return read_members(text).value(); };
     const std::string tool = R"({"system":"words","tool_choice":{"name":"t","type":"t\u006fol"}})";
     CHECK(decide(members(tool), true, 1) == Prefill::kToolChoice);
@@ -47,7 +48,7 @@ TEST_SUITE("split") {
     CHECK(sent(R"({"thinking":null})", true)["thinking"].is_null());
   }
 
-  TEST_CASE("a prompt is short by all of its parts") {
+  TEST_CASE("the length of a prompt includes all of its parts") {
     const std::string parts =
         R"({"system":"0123456789","messages":[{"a":"0123456789"}],"tools":["0123456789"]})";
     CHECK(decide_on(parts, 11) == Prefill::kDone);  // 12 + 20 + 14 bytes.
@@ -71,7 +72,7 @@ TEST_SUITE("split") {
     CHECK(nixl["kv_transfer_params"]["remote_block_ids"].is_null());
   }
 
-  TEST_CASE("the decode engine gets the client's bytes") {
+  TEST_CASE("the decode engine receives the client's bytes") {
     const std::string body = " { \"n\": 1.0 }";
     const auto members = read_members(body).value();
     CHECK(decode_body(body, members, "") == body);
@@ -80,14 +81,14 @@ TEST_SUITE("split") {
     CHECK(decode_body("{}", {}, R"({"x":1})") == R"({"kv_transfer_params":{"x":1}})");
   }
 
-  TEST_CASE("parameters come from an answer as they are, or not at all") {
+  TEST_CASE("parameters are taken from a response unchanged, or not at all") {
     CHECK(kv_params_of(R"({"id":"x","kv_transfer_params": {"a": 1.0} })") == R"({"a": 1.0})");
     CHECK(kv_params_of(R"({"kv_transfer_params":null})").empty());
     CHECK(kv_params_of(R"({"kv_transfer_params":[1]})").empty());
     CHECK(kv_params_of("no JSON").empty());
   }
 
-  TEST_CASE("a prompt is known by its beginning") {
+  TEST_CASE("a prompt is identified by its beginning") {
     const std::string body = R"({"model":"m","messages":[1,2,3],"prompt":"x"})";
     CHECK(prompt_prefix(read_members(body).value(), 4) == "[1,2");
     CHECK(prompt_prefix(read_members("{}").value(), 4).empty());

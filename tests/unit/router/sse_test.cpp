@@ -40,7 +40,7 @@ TEST_SUITE("SSE") {
     CHECK_FALSE(tracker.is_finished());
   }
 
-  TEST_CASE("both ways to end a stream are known, and nothing that looks like them") {
+  TEST_CASE("only the two closing events end a stream") {
     SseTracker anthropic;
     (void)anthropic.feed("event: message_stop\ndata: {\"type\":\"message_stop\"}\n\n");
     CHECK(anthropic.is_finished());
@@ -50,12 +50,12 @@ TEST_SUITE("SSE") {
     (void)other.feed("data: [DONE] not\n\ndata: x[DONE]\n\nevent: message_stopped\ndata: y\n\n");
     CHECK_FALSE(other.is_finished());
     (void)other.feed("data: [DONE]\n");
-    CHECK_FALSE(other.is_finished());  // Its blank line has not come.
+    CHECK_FALSE(other.is_finished());  // Its blank line has not arrived.
     (void)other.feed("\n");
     CHECK(other.is_finished());
   }
 
-  TEST_CASE("a line without an end costs no memory") {
+  TEST_CASE("a line without an end needs no memory") {
     SseTracker tracker;
     const std::string piece(4096, 'x');
     for (int i = 0; i < 1000; ++i) CHECK(tracker.feed(piece) == 0);

@@ -24,7 +24,7 @@ std::string anywhere(const std::string& body) {
 }
 
 TEST_SUITE("steering") {
-  TEST_CASE("members that only a router sends are cut out, and nothing else changes") {
+  TEST_CASE("members that only a router sends are removed, and nothing else changes") {
     for (const auto& [body, left] : std::initializer_list<std::pair<const char*, const char*>>{
              {R"({})", "(as it is)"},
              {R"({"kv_transfer_params":1})", R"({})"},
@@ -50,7 +50,7 @@ TEST_SUITE("steering") {
     }
   }
 
-  TEST_CASE("of a path that the router does not know they go at every depth") {
+  TEST_CASE("for paths of --pass they are removed at every depth") {
     CHECK(anywhere(R"([{"kv_hints":1,"a":[{"b":{"kv_transfer_params":{"kv_hints":2}}}]},3])") ==
           R"([{"a":[{"b":{}}]},3])");
     CHECK(anywhere(R"({"sampling_params":{"extra_args":{"kv_transfer_params":{}},"n":1}})") ==
@@ -59,7 +59,7 @@ TEST_SUITE("steering") {
     CHECK(anywhere("12") == "(as it is)");
   }
 
-  TEST_CASE("what is no JSON is refused") {
+  TEST_CASE("a body that is not JSON is rejected") {
     for (const char* const bad : {"", "{", "{}{}", R"({"a":})", R"({"a":1,})", "[1,]", "{]", "[}",
                                   R"({"kv_hints":1)", R"({1:2})", "\xff\xfe{\0}"}) {
       CAPTURE(bad);
@@ -69,12 +69,12 @@ TEST_SUITE("steering") {
     CHECK_FALSE(without_steering(deep + std::string(300, ']'), SteeringDepth::kAnywhere));
   }
 
-  TEST_CASE("drawn bodies: what another parser sees is the same without those members") {
+  TEST_CASE("random bodies: another parser sees the same body without those members") {
     std::mt19937 random(11);  // The same in every run.
     const std::vector<std::string> keys = {"kv_hints", "a",          "kv_transfer_params",
                                            "b",        "vllm_xargs", "session_id"};
     const auto blank = [&] { return std::string(random() % 3, ' '); };
-    // A text and what it is without the members.
+    // A text, and the same text without the members.
     std::function<std::pair<std::string, json>(int)> draw = [&](int depth) {
       const std::uint64_t kind = random() % (depth > 4 ? 3 : 5);
       if (kind == 0) return std::pair<std::string, json>{"12", 12};

@@ -9,7 +9,7 @@
 namespace pegaflow::router {
 namespace {
 
-/// Decode engines with room for one each, and requests that wait for them.
+/// Decode engines with room for one request each, and requests that wait for them.
 struct Fixture {
   explicit Fixture(const char* engines, bool passes_unknown_models = false) {
     Fleet::Options options;
@@ -69,7 +69,8 @@ TEST_SUITE("waiting_line") {
     CHECK(f.all()[0]->inflight == 0);
   }
 
-  TEST_CASE("an engine goes to the first that may have it, and the others keep their places") {
+  TEST_CASE(
+      "an engine serves the first request that may use it, and the others keep their places") {
     Fixture f("decode http://e:1\ndecode http://f:1");
     f.join("not e", {.excluded = {"http://e:1"}});
     f.join("any");
@@ -82,7 +83,7 @@ TEST_SUITE("waiting_line") {
     CHECK(f.called == Calls{"any e", "not e f", "any too f"});
   }
 
-  TEST_CASE("an engine that has more than its limit, is down or is removed has room for nobody") {
+  TEST_CASE("an engine that is above its limit, down or removed has no room") {
     Fixture f("decode http://e:1\ndecode http://f:1");
     f.join("a");
     const auto e = f.all()[0];
@@ -96,7 +97,7 @@ TEST_SUITE("waiting_line") {
     CHECK(f.called.empty());
   }
 
-  TEST_CASE("an engine goes to the first whose model it serves") {
+  TEST_CASE("an engine serves the first request for one of its models") {
     Fixture f("decode http://e:1\ndecode http://f:1");
     f.all()[0]->models.set({"a"});
     f.all()[1]->models.set({"b"});
@@ -107,7 +108,7 @@ TEST_SUITE("waiting_line") {
     CHECK(f.called == Calls{"a e", "b f"});
   }
 
-  TEST_CASE("a model that no engine lists gets room where all engines may have it") {
+  TEST_CASE("a request for an unlisted model is served where any engine may have it") {
     Fixture f("decode http://e:1", true);
     f.all()[0]->models.set({"a"});
     f.join("b", {.model = "b"});
@@ -115,7 +116,7 @@ TEST_SUITE("waiting_line") {
     CHECK(f.called == Calls{"b e"});
   }
 
-  TEST_CASE("when engines change, all that have room are served and the rest stays") {
+  TEST_CASE("when engines change, all requests that find room are served and the rest waits") {
     Fixture f("decode http://e:1\ndecode http://f:1");
     f.join("not e", {.excluded = {"http://e:1"}});
     f.join("a");
@@ -126,7 +127,7 @@ TEST_SUITE("waiting_line") {
     CHECK(f.line.size() == 2);
   }
 
-  TEST_CASE("who waits for nobody any more is told why") {
+  TEST_CASE("a request that no engine can serve receives the reason") {
     Fixture f("decode http://e:1\ndecode http://f:1");
     f.join("not e", {.excluded = {"http://e:1"}});
     f.join("a");
