@@ -26,17 +26,17 @@ namespace {
 
 constexpr Log kLog{"router"};
 
-/// How long a new connection may be silent while the router ends, and a client may go on sending
-/// what is only thrown away.
+/// The time limit for the first byte of a new connection during shutdown, and for a client to send
+/// data that is discarded.
 constexpr std::chrono::seconds kGrace(1);
 
-/// Shared by all connections: see the one in upstream.cpp.
+/// Shared by all connections, like the buffer in upstream.cpp.
 std::array<char, std::size_t{64} * 1024>& read_buffer() {
   static std::array<char, std::size_t{64} * 1024> buffer;
   return buffer;
 }
 
-/// The CORS lines of an answer to what is only partly here.
+/// The CORS lines of a response to an incomplete request.
 std::string cors_of(const RequestParser& parser, const RouterOptions& options) {
   const HttpFields& fields = parser.head().fields;
   return parser.has_head() || find_field(fields, "origin") != nullptr
@@ -58,6 +58,10 @@ ClientConnection::~ClientConnection() {
   shared_.metrics.body_bytes -= body_bytes_;
 }
 
+void ClientConnection::release_body() noexcept {
+  shared_.metrics.body_bytes -= std::exchange(body_bytes_, 0);
+}
+
 void ClientConnection::close() {
   error_code ignored;
   socket_.close(ignored);
@@ -66,7 +70,7 @@ void ClientConnection::close() {
 void ClientConnection::deadline_over() {
   error_code ignored;
   if (is_reading_) {
-    socket_.cancel(ignored);  // receive() fails, and there is still a connection for the answer.
+    socket_.cancel(ignored);  // receive() fails, and the connection remains for the response.
   } else {
     close();
   }
@@ -100,7 +104,7 @@ asio::awaitable<void> ClientConnection::run() {
   do {
     more = co_await serve_one();
     is_idle_ = true;
-    shared_.metrics.body_bytes -= std::exchange(body_bytes_, 0);
+    release_body();
   } while (more && !is_last_ && (!shared_.is_draining || has_unread()));
   if (has_unread()) co_await linger();
   close();
@@ -128,7 +132,7 @@ Result<void> ClientConnection::feed(RequestParser& parser) {
     if (step == 0) break;
   }
   if (used == received_.size()) {
-    received_ = std::string();  // A quiet connection holds no buffer.
+    received_ = std::string();  // An idle connection holds no buffer.
   } else {
     received_.erase(0, used);
   }
@@ -177,7 +181,7 @@ void ClientConnection::unwatch() {
 }
 
 asio::awaitable<void> ClientConnection::linger() {
-  // To close with bytes unread would reset the connection, and the client would lose our answer.
+  // Closing with unread bytes would reset the connection, and the client would lose the response.
   error_code ec;
   socket_.shutdown(tcp::socket::shutdown_send, ec);
   deadline_.set(kGrace);
@@ -197,7 +201,7 @@ asio::awaitable<void> ClientConnection::refuse(const RequestParser& parser) {
   const std::string answer = error_response(status,
                                             status == 413   ? "the body is too large"
                                             : status == 431 ? "the head is too large"
-                                                            : "this is no request of HTTP/1.1",
+                                                            : "the request is not valid HTTP/1.1",
                                             false, cors_of(parser, shared_.options), false);
   co_await send(answer);
   co_await linger();
@@ -243,8 +247,8 @@ asio::awaitable<bool> ClientConnection::read_body(RequestParser& parser) {
       ++shared_.metrics.memory_refused;
       is_reading_ = false;
       (void)parser.take_body();
-      shared_.metrics.body_bytes -= std::exchange(body_bytes_, 0);
-      co_await send(error_response(503, "the router holds too many requests already", false,
+      release_body();
+      co_await send(error_response(503, "the router's memory for request bodies is full", false,
                                    "Retry-After: 1\r\n" + cors_of(parser, shared_.options), false));
       co_await linger();
       co_return false;
@@ -262,10 +266,8 @@ asio::awaitable<bool> ClientConnection::read_body(RequestParser& parser) {
   co_return true;
 }
 
-asio::awaitable<bool> ClientConnection::serve_one() {
-  RequestParser parser({static_cast<std::size_t>(shared_.options.max_header_bytes),
-                        static_cast<std::size_t>(shared_.options.max_body_bytes)});
-  // For the whole head: not renewed by each byte.
+asio::awaitable<bool> ClientConnection::read_head(RequestParser& parser) {
+  // For the whole head: bytes do not extend it.
   deadline_.set(shared_.is_draining ? std::min<Duration>(shared_.options.client_timeout, kGrace)
                                     : shared_.options.client_timeout);
   is_reading_ = true;
@@ -288,9 +290,16 @@ asio::awaitable<bool> ClientConnection::serve_one() {
   }
   is_reading_ = is_idle_ = is_new_ = false;
   deadline_.clear();
-  Exchange exchange(*this, parser.head());
+  co_return true;
+}
+
+asio::awaitable<bool> ClientConnection::serve_one() {
+  RequestParser parser({static_cast<std::size_t>(shared_.options.max_header_bytes),
+                        static_cast<std::size_t>(shared_.options.max_body_bytes)});
+  if (!co_await read_head(parser)) co_return false;
+  Exchange exchange(*this, shared_, parser.head());
   bool keeps = parser.head().keep_alive && !parser.head().is_http_10;
-  // What can be refused is refused before its body is read.
+  // A request that can be refused by its head is refused before its body is read.
   const std::string refusal = exchange.refusal();
   if (!refusal.empty()) {
     exchange.finished();
@@ -310,7 +319,7 @@ asio::awaitable<bool> ClientConnection::serve_one() {
   }
   keeps = co_await exchange.run(parser.take_body()) && keeps;
   exchange.finished();
-  if (is_gone_) kLog.debug("a client left");
+  if (is_gone_) kLog.debug("a client left before the end of its response");
   co_return keeps && !is_gone_;
 }
 

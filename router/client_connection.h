@@ -1,6 +1,6 @@
 #pragma once
 /// \file
-/// One client's connection: its requests, its answers, and whether it is still there.
+/// One client's connection: its requests, its responses, and its end.
 
 #include <cstdint>
 #include <functional>
@@ -13,13 +13,15 @@
 
 #include "router/http/deadlines.h"
 #include "router/http/http_message.h"
+#include "router/request/client.h"
 #include "router/state/shared.h"
 
 namespace pegaflow::router {
 
-/// Reads requests one after the other and has each answered by an Exchange. Thread-bound; lives as
-/// long as run(), or as somebody holds it.
-class ClientConnection : public std::enable_shared_from_this<ClientConnection> {
+/// Reads requests one after the other and passes each to an Exchange. Thread-bound; lives as long
+/// as run(), or as any reference to it.
+class ClientConnection final : public Client,
+                               public std::enable_shared_from_this<ClientConnection> {
  public:
   /// `shared` outlives the connection.
   ClientConnection(boost::asio::ip::tcp::socket socket, Shared& shared);
@@ -27,32 +29,30 @@ class ClientConnection : public std::enable_shared_from_this<ClientConnection> {
 
   boost::asio::awaitable<void> run();
 
-  /// Sends both texts as one write. False when the client is gone, or took nothing for
-  /// --client-timeout; then it is closed.
-  boost::asio::awaitable<bool> send(std::string_view first, std::string_view second = {});
+  using Client::send;
+  boost::asio::awaitable<bool> send(std::string_view first, std::string_view second) override;
+  void watch(std::function<void()> on_gone) override;
+  void unwatch() override;
+  [[nodiscard]] bool is_gone() const noexcept override { return is_gone_; }
+  void end_with_this_response() noexcept override { is_last_ = true; }
+  void release_body() noexcept override;
 
-  /// Calls `on_gone` once when the client leaves, until unwatch(). A client that has sent more than
-  /// its request cannot be watched: whether the connection ended shows only behind those bytes.
-  void watch(std::function<void()> on_gone);
-  void unwatch();
-  [[nodiscard]] bool is_gone() const noexcept { return is_gone_; }
-
-  /// Whether it ends with the answer that is under way: only that answer's head can say so.
-  void ends_with_this_answer() noexcept { is_last_ = true; }
-  /// The router ends. A connection that waits for its next request is closed; what has come of a
-  /// request already, and whatever comes within a second on a new connection, is answered.
+  /// Called when the router shuts down. Closes a connection that waits for its next request. Still
+  /// serves a request of which any byte has arrived, or which arrives within a second on a new
+  /// connection.
   void drain();
-  /// Ends whatever is under way, as if the client had left.
+  /// Ends the pending operation, as if the client had left.
   void abort();
 
  private:
-  /// False when the connection has to end.
+  /// Serves one request. False when the connection has to end.
   boost::asio::awaitable<bool> serve_one();
+  boost::asio::awaitable<bool> read_head(RequestParser& parser);
   boost::asio::awaitable<bool> receive();
   boost::asio::awaitable<bool> read_body(RequestParser& parser);
-  /// How long the rest of a body that has come for `passed` may be silent now.
+  /// The time limit for the next piece of a body that has been arriving for `passed`.
   [[nodiscard]] Duration body_patience(std::size_t received, Duration passed) const;
-  /// Answers 408 to a client that took too long for its request.
+  /// Sends 408 to a client whose request takes too long.
   boost::asio::awaitable<void> time_out(const RequestParser& parser);
   void deadline_over();
   Result<void> feed(RequestParser& parser);
@@ -65,17 +65,15 @@ class ClientConnection : public std::enable_shared_from_this<ClientConnection> {
   boost::asio::ip::tcp::socket socket_;
   Shared& shared_;
   Deadline deadline_;
-  std::string received_;  // And not parsed.
+  std::string received_;  // Bytes that are not parsed yet.
   std::function<void()> on_gone_;
   std::uint64_t watch_ = 0;
-  std::uint64_t body_bytes_ = 0;  // Counted in the metrics for the present request.
+  std::uint64_t body_bytes_ = 0;  // The current request's share of Metrics::body_bytes.
   bool is_gone_ = false;
   bool is_idle_ = true;  // No request is being read or answered.
-  bool is_new_ = true;   // Nothing has come yet.
+  bool is_new_ = true;   // No byte has arrived yet.
   bool is_last_ = false;
-  bool is_reading_ = false;  // A request: a client that is too slow is told so.
-
-  friend class Exchange;
+  bool is_reading_ = false;  // A request is being read: a slow client receives 408.
 };
 
 }  // namespace pegaflow::router

@@ -233,7 +233,7 @@ class NoHandover(RouterTest):
             self.assertEqual(metrics[suspended], 1)
             self.assertEqual(metrics['prefill_total{reason="suspended"}'], 8)
             self.assertEqual(metrics['prefill_total{reason="no_params"}'], 32)
-            await router.wait_for_line("a prefill engine is suspended: 32 answers in a row")
+            await router.wait_for_line("a prefill engine is suspended: 32 responses in a row")
             serves = True
             end = time.monotonic() + 30  # One request in 10 s is tried.
             while (await router.metrics())[suspended]:

@@ -44,7 +44,7 @@ class Options(unittest.TestCase):
             (["--decode", "http://a/v1"], "only a host and a port"),
             (["--decode", "http://a:1", "--engines-file", "/nowhere"], "cannot be combined with"),
             (["--engines-file", "/nowhere"], "cannot be read"),
-            (["--decode", "http://a:1", "--decode-policy", "best"], "--decode-policy: unknown policy"),
+            (["--decode", "http://a:1", "--decode-policy", "best"], "--decode-policy: unknown"),
             (["--decode", "http://a:1", "--flow", "best"], "--flow: unknown flow"),
             (["--decode", "http://a:1", "--log-level", "best"], "--log-level: "),
             (["--decode", "http://a:1", "--pass", "x"], "--pass: "),

@@ -1,0 +1,53 @@
+#include "router/exchange/decode_attempt.h"
+
+#include <cstddef>
+#include <memory>
+#include <string>
+#include <utility>
+
+namespace pegaflow::router {
+
+namespace asio = boost::asio;
+
+namespace {
+
+void judge(EnginePermit& permit, unsigned status, const Error& error) {
+  if (is_engine_failure(status) || error.code == Errc::kPeerLost || error.code == Errc::kTimeout ||
+      error.code == Errc::kRefused || error.code == Errc::kCorrupt || error.code == Errc::kIo) {
+    permit.failed();
+  } else {
+    permit.succeeded();
+  }
+}
+
+}  // namespace
+
+asio::awaitable<DecodeResult> DecodeAttempts::send(EnginePermit& permit, std::string_view body,
+                                                   Resend resend, const OnHead& on_head) {
+  Shared& shared = request_.shared();
+  const std::shared_ptr<Engine> engine = permit.engine();
+  record_.decode_engine = engine->url.text;
+  const TimePoint began = shared.now();
+  DecodeResult result;
+  {
+    UpstreamCall call(shared.engine_connections, engine);
+    const ClientWait::CallScope scope(wait_, call);
+    std::string head = request_.engine_head(*engine, body.size(), false);
+    const Result<void> opened =
+        co_await call.open(std::move(head), body, shared.options.answer_timeout, resend);
+    if (opened) {
+      result.status = call.head().status;
+      result.how = co_await on_head(call, result.error);
+    } else {
+      result.error = opened.error();
+    }
+    needs_.note_end(call, result.error);
+  }
+  if (request_.client().is_gone()) result.how = Relayed::kGone;
+  if (result.how == Relayed::kGone) co_return result;
+  shared.metrics.leg[static_cast<std::size_t>(Role::kDecode)].record(shared.now() - began);
+  judge(permit, result.status, result.error);
+  co_return result;
+}
+
+}  // namespace pegaflow::router

@@ -1,0 +1,53 @@
+#pragma once
+/// \file
+/// The waits of an exchange, which end when its client leaves.
+
+#include <cstdint>
+
+#include <boost/asio/awaitable.hpp>
+#include <boost/asio/steady_timer.hpp>
+
+#include "base/clock.h"
+#include "router/request/client_request.h"
+#include "router/upstream/upstream.h"
+
+namespace pegaflow::router {
+
+/// Owns the timer of an exchange, and knows its call to an engine. Thread-bound; one wait and one
+/// call at a time.
+class ClientWait {
+ public:
+  explicit ClientWait(ClientRequest& request);
+
+  /// Ends the wait and the call in flight, because the client left.
+  void interrupt();
+
+  /// Waits for `time`, or until wake(). False when the client left.
+  boost::asio::awaitable<bool> wait(Duration time);
+  /// Waits until wake(). False when the client left.
+  boost::asio::awaitable<bool> wait_for_wake();
+  void wake() { timer_.cancel(); }
+  /// Waits for a random delay whose mean doubles with each attempt. False when the client left.
+  boost::asio::awaitable<bool> wait_before_retry(std::int64_t attempt);
+
+  /// Registers a call for interrupt(), during the lifetime of the scope.
+  class CallScope {
+   public:
+    CallScope(ClientWait& wait, UpstreamCall& call) : wait_(wait) { wait_.call_ = &call; }
+    ~CallScope() { wait_.call_ = nullptr; }
+    CallScope(const CallScope&) = delete;
+    CallScope& operator=(const CallScope&) = delete;
+
+   private:
+    ClientWait& wait_;
+  };
+
+ private:
+  boost::asio::awaitable<bool> wait_until(TimePoint end);
+
+  ClientRequest& request_;
+  boost::asio::steady_timer timer_;
+  UpstreamCall* call_ = nullptr;
+};
+
+}  // namespace pegaflow::router

@@ -1,0 +1,17 @@
+#pragma once
+/// \file
+/// The checks of a request that need its head only.
+
+#include <string>
+
+#include "router/request/access_record.h"
+#include "router/request/client_request.h"
+
+namespace pegaflow::router {
+
+/// The whole response to a request that is refused, or answered, by its head alone (path, method,
+/// key, rate, preflight); empty for all others. Sets the request's route and key name, and the
+/// record's status.
+std::string check_head(ClientRequest& request, AccessRecord& record);
+
+}  // namespace pegaflow::router

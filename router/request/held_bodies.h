@@ -1,0 +1,47 @@
+#pragma once
+/// \file
+/// The bodies of a request that may still be sent to an engine.
+
+#include <string>
+#include <utility>
+
+#include "router/request/client_request.h"
+
+namespace pegaflow::router {
+
+/// Owns the client's body, and with --pd-first-token the body that continues after the first token.
+/// Both count in Metrics::body_bytes until release(): the client's connection counts the first,
+/// this object the second. Thread-bound.
+class HeldBodies {
+ public:
+  explicit HeldBodies(ClientRequest& request) : request_(request) {}
+  ~HeldBodies() { drop_continuation(); }
+  HeldBodies(const HeldBodies&) = delete;
+  HeldBodies& operator=(const HeldBodies&) = delete;
+
+  /// The client's body, without the members that were removed.
+  [[nodiscard]] std::string& client() noexcept { return client_; }
+  [[nodiscard]] const std::string& continuation() const noexcept { return continuation_; }
+  void hold_continuation(std::string body) {
+    drop_continuation();
+    continuation_ = std::move(body);
+    request_.shared().metrics.body_bytes += continuation_.size();
+  }
+  void drop_continuation() {
+    request_.shared().metrics.body_bytes -= continuation_.size();
+    continuation_ = std::string();
+  }
+  /// Frees both bodies: nothing is sent again.
+  void release() {
+    request_.client().release_body();
+    client_ = std::string();
+    drop_continuation();
+  }
+
+ private:
+  ClientRequest& request_;
+  std::string client_;
+  std::string continuation_;
+};
+
+}  // namespace pegaflow::router
