@@ -31,9 +31,9 @@
 namespace pegaflow::testing {
 namespace {
 
-using tcp::Answer;
-using tcp::Ask;
 using tcp::Hello;
+using tcp::Request;
+using tcp::Response;
 using tcp::Verdict;
 using tcp::Welcome;
 
@@ -64,67 +64,67 @@ class LyingLane {
     Welcome welcome{.holder_high = self_.high, .holder_low = self_.low};
     if (lie_ == Lie::kOldLife) {
       welcome.holder_low ^= 1;  // The former incarnation: it is the same address.
-      tell();
+      report_lie();
     }
     if (lie_ == Lie::kOldVerdict) {
       welcome.verdict = Verdict::kGone;
-      tell();
+      report_lie();
     }
     send(&welcome, sizeof welcome);
-    for (Ask ask; receive(ask);) answer(ask);
+    for (Request request; receive(request);) respond(request);
   }
 
  private:
-  void answer(const Ask& ask) {
-    const std::byte* const truth = held_.pages.data() + ask.offset;
-    Answer good{.question = ask.question,
-                .slot = ask.slot,
-                .size_bytes = ask.size_bytes,
-                .checksum = PageChecksum::of({truth, ask.size_bytes})};
-    if (lie_ == Lie::kNone) return say(good, {truth, ask.size_bytes});
-    std::vector<std::byte> lies(ask.size_bytes + kLyingPageBytes);
+  void respond(const Request& request) {
+    const std::byte* const truth = held_.pages.data() + request.offset;
+    Response good{.request_id = request.request_id,
+                  .slot = request.slot,
+                  .size_bytes = request.size_bytes,
+                  .checksum = PageChecksum::of({truth, request.size_bytes})};
+    if (lie_ == Lie::kNone) return send(good, {truth, request.size_bytes});
+    std::vector<std::byte> lies(request.size_bytes + kLyingPageBytes);
     for (std::size_t i = 0; i < lies.size(); ++i) lies[i] = lying_byte(i);
-    const auto told = [&](Answer header) {
+    const auto send_lie = [&](Response header) {
       header.checksum = PageChecksum::of({lies.data(), header.size_bytes});
-      tell();
-      say(header, {lies.data(), header.size_bytes});
+      report_lie();
+      send(header, {lies.data(), header.size_bytes});
     };
-    Answer bad = good;
+    Response bad = good;
     switch (lie_) {
       case Lie::kUnasked:
-        bad.question += 1'000'000;
-        return told(bad);
+        bad.request_id += 1'000'000;
+        return send_lie(bad);
       case Lie::kOtherPlace:
         bad.slot ^= 1;  // Another open slot, or none.
-        return told(bad);
+        return send_lie(bad);
       case Lie::kBeyondPlaces:
         bad.slot = 0xFFFF'FFFF;
-        return told(bad);
+        return send_lie(bad);
       case Lie::kTwice:
-        say(good, {truth, ask.size_bytes});
-        return told(bad);
+        send(good, {truth, request.size_bytes});
+        return send_lie(bad);
       case Lie::kLonger:
         bad.size_bytes += 4096;
-        return told(bad);
+        return send_lie(bad);
       case Lie::kShorter:
         bad.size_bytes -= 4096;
-        return told(bad);
+        return send_lie(bad);
       case Lie::kOtherBytes:  // Under the checksum of the right ones.
-        tell();
-        return say(good, {lies.data(), ask.size_bytes});
+        report_lie();
+        return send(good, {lies.data(), request.size_bytes});
       case Lie::kNone:
       case Lie::kOldLife:  // A reader that sends requests all the same gets lies.
       case Lie::kOldVerdict:
-        return told(bad);
+        return send_lie(bad);
     }
   }
 
-  static void tell() {
+  static void report_lie() {
     const ssize_t wrote = ::write(STDOUT_FILENO, "lied\n", 5);
     if (wrote != 5) std::abort();
   }
-  void say(const Answer& answer, std::span<const std::byte> bytes) {
-    send(&answer, sizeof answer);
+  void send(const Response& response, std::span<const std::byte> bytes) {
+    send(&response, sizeof response);
     send(bytes.data(), bytes.size());
   }
   /// Ignores the result: the reader may have closed the connection.
