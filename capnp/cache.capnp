@@ -1,9 +1,9 @@
 @0xd3c1a5f07b2e4961;
-# What a client and a server of one node say to each other over the Unix socket. Control only: keys,
-# slots and tokens; KV bytes go through the shared pool. docs/wire.md tells the story.
+# The messages between a client and the server of its node over the Unix socket. Control only: keys,
+# slots and tokens; KV bytes go through the shared pool. docs/wire.md explains the protocol.
 #
 # Rules of the wire: expected outcomes are values in a union; an exception means that the connection
-# is of no more use. Fields are only ever added. A call repeated under one name changes nothing.
+# is unusable. Fields are only ever added. A call repeated under one name changes nothing.
 
 using Cxx = import "/capnp/c++.capnp";
 $Cxx.namespace("pegaflow::wire");
@@ -164,24 +164,24 @@ interface Session {
 
   attach @1 (instance :Text, scheduler :Id128) -> Done;
   # The scheduler's side of an instance. Allowed before its ranks are there. `scheduler` is what its
-  # jobs are named after (JobId); none: nobody can await them.
+  # jobs are named after (JobId); none: they cannot be awaited.
 
   lookup @2 Keys -> (sealed :UInt32, complete :Bool, reachable :UInt32);
-  # How many, from the first on, are sealed. Holds nothing. complete: all ranks are connected;
-  # otherwise everything is a miss. From version 3 on, reachable: how many more, behind those, one
-  # other node has.
+  # The length of the longest sealed prefix. Holds nothing. complete: all ranks are connected;
+  # otherwise everything is a miss. From version 3 on, reachable: the count of further blocks,
+  # behind those, that one other node has.
 
   claim @3 (token :Id128, keys :Keys, computeDelayMicros :UInt32, computeBlockNanos :UInt32) -> (
     ready :UInt32, complete :Bool, error :Error, coming :UInt32,
     firstMicros :UInt32, lastMicros :UInt32);
-  # A claim on the longest sealed prefix that the limits allow. From version 3 on, coming: how many
-  # more, behind those, are on their way from another node; the claim grows as they arrive. ready 0
-  # and coming 0: no claim was made.
+  # A claim on the longest sealed prefix that the limits allow. From version 3 on, coming: the count
+  # of further blocks, behind those, that are in flight from another node; the claim grows as they
+  # arrive. ready 0 and coming 0: no claim was made.
   # From version 4 on, computeBlockNanos: how long the engine computes one block, once it has begun
   # computeDelayMicros from now; blocks of another node are fetched only if they are predicted to
-  # arrive sooner than that. 0: not known, whatever can be fetched is. firstMicros and lastMicros:
-  # when the first and the last coming block are predicted to arrive, from the answer on; 0: not
-  # known.
+  # arrive sooner than that. 0: unknown, every block that can be fetched is. firstMicros and
+  # lastMicros: when the first and the last coming block are predicted to arrive, from the answer
+  # on; 0: unknown.
 
   unclaim @4 (token :Id128) -> Done;
 

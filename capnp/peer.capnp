@@ -1,9 +1,10 @@
 @0xb6f04d1c92e7a358;
-# What the servers of two nodes say to each other over TCP. Control only: which blocks, where in the
-# pool, how long; the bytes go over the fabric. docs/nodes.md tells the story.
+# The messages between the servers of two nodes over TCP. Control only: which blocks, where in the
+# pool, how long; the bytes go over the fabric. docs/nodes.md explains the protocol.
 #
-# The rules are those of cache.capnp, and the versions are its own. A connection has a direction: who
-# dials asks, who answers lends. Two servers that read from each other have two connections.
+# The rules are those of cache.capnp, and the versions are its own. A connection has a direction:
+# the dialer sends requests, the answerer lends. Two servers that read from each other have two
+# connections.
 
 using Cxx = import "/capnp/c++.capnp";
 $Cxx.namespace("pegaflow::wire");
@@ -39,7 +40,7 @@ interface PeerGate {
     fabric :Fabric,
     refused :Cache.Error,
     others :List(Fabric));        # Further lanes to the same pool, "ucx" beside "tcp": the dialer
-                                  # takes the one that it likes best of those that it has.
+                                  # uses the best one that it has, too.
 }
 
 # Features, by the bit in `greet`, for what a version alone does not decide; the rules are those of the
@@ -56,7 +57,7 @@ struct Epoch {
 }
 
 struct Epochs {
-  # All that a node knows of epochs.
+  # All epochs that a node knows.
   of @0 :List(Entry);             # At most 1,024.
   floor @1 :Epoch;                # Of every namespace that is not listed.
 
@@ -67,21 +68,21 @@ struct Epochs {
 }
 
 struct Fabric {
-  # FabricDescriptor: how to reach the bytes of the one who answers, in its present life.
+  # FabricDescriptor: how to reach the bytes of the answerer, in its present life.
   backend @0 :Text;
   incarnation @1 :Cache.Id128;
-  address @2 :Data;               # In the words of the backend.
+  address @2 :Data;               # In the format of the backend.
   regions @3 :List(Region);       # The first is the pool.
 
   struct Region {
     number @0 :UInt32;
     sizeBytes @1 :UInt64;
-    key @2 :Data;                 # In the words of the backend.
+    key @2 :Data;                 # In the format of the backend.
   }
 }
 
 interface Peer {
-  # What a server that has proved itself may ask. A namespace is named by the keyless BLAKE2b-256 of
+  # The calls of a server that has proved itself. A namespace is named by the keyless BLAKE2b-256 of
   # its canonical factors and its page sizes, so that only equal ones meet; each node counts its
   # generations for itself.
   #
@@ -91,8 +92,8 @@ interface Peer {
   # other side speaks version 2 or older, only namespaces that were never reset are shared.
 
   locate @0 (space :Data, keys :Cache.Keys, epoch :Epoch) -> (sealed :UInt32, epoch :Epoch);
-  # How many, from the first on, are here. Holds nothing. 0: the namespace is unknown here, or has
-  # another epoch.
+  # The length of the longest prefix that is here. Holds nothing. 0: the namespace is unknown here,
+  # or has another epoch.
 
   lease @1 (space :Data, keys :Cache.Keys, milliseconds :UInt32, epoch :Epoch) -> (
     lease :UInt64,                # 0: nothing was lent.
@@ -107,8 +108,8 @@ interface Peer {
   # discards them unless `confirm`, sent after that read, is answered with true.
 
   release @2 (lease :UInt64) -> Cache.Done;
-  # The reader touches these pages no more. Leases that are not released end by themselves, also when
-  # the connection is lost: reads may still be in flight.
+  # The reader no longer accesses these pages. Leases that are not released end by themselves, also
+  # when the connection is lost: reads may still be in flight.
 
   awaitJob @3 (job :Cache.JobId, milliseconds :UInt32) -> Cache.Done;
   # From version 2 on. Answers when that job and all of its scheduler before it are over, as awaitJob
@@ -120,7 +121,7 @@ interface Peer {
 
   exchange @5 Epochs -> Epochs;
   # From version 3 on. The dialer's first question: both nodes take the newer epoch of each
-  # namespace. Before its answer the dialer asks nothing else.
+  # namespace. Before its answer the dialer sends no other request.
 
   reset @6 (space :Data, epoch :Epoch) -> (epoch :Epoch);
   # From version 3 on. Blocks of an older epoch are never found or lent again here once this is

@@ -22,18 +22,18 @@ constexpr Log kLog{"link"};
 /// The default, 208 KiB, is smaller than a lookup of 8,192 keys.
 constexpr int kSocketBufferBytes = 1 << 20;
 
-/// No answer of ours is larger than some 40 KiB; a broken server is not to make us read more.
+/// No answer is larger than some 40 KiB; more from a broken server is not read.
 constexpr std::uint64_t kTraversalLimitWords = 1 << 20;
 
-/// KJ queues what a stopped server does not read. Beyond the first figure nothing is asked; the
-/// second is never reached by calls that clean up, which are few and small.
+/// KJ queues what a stopped server does not read. Beyond the first limit the client sends no
+/// requests; calls that clean up, which are few and small, never reach the second.
 constexpr std::size_t kMaxQueuedToAsk = std::size_t{4} << 20;
 constexpr std::size_t kMaxQueued = std::size_t{16} << 20;
 
-/// A connect to a Unix socket never waits: it succeeds, or says why not.
+/// A connect to a Unix socket never waits: it succeeds, or fails with the reason.
 Result<UniqueFd> connect_to(const std::string& path) {
   UniqueFd socket(::socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));
-  if (!socket) return fail_errno(errno, "make a Unix socket");
+  if (!socket) return fail_errno(errno, "create a Unix socket");
   ::setsockopt(socket.get(), SOL_SOCKET, SO_SNDBUF, &kSocketBufferBytes, sizeof kSocketBufferBytes);
   ::setsockopt(socket.get(), SOL_SOCKET, SO_RCVBUF, &kSocketBufferBytes, sizeof kSocketBufferBytes);
   sockaddr_un address{};
@@ -41,14 +41,14 @@ Result<UniqueFd> connect_to(const std::string& path) {
   PEGA_ASSERT(path.size() < sizeof address.sun_path, "{} was validated", path);
   std::memcpy(address.sun_path, path.data(), path.size());
   if (::connect(socket.get(), reinterpret_cast<const sockaddr*>(&address), sizeof address) != 0) {
-    // EAGAIN: its queue of connections is full, that is, it does not accept any.
+    // EAGAIN: the queue of connections is full, since the server accepts none.
     return fail(Errc::kPeerLost, "connect to {}: {}", path, std::strerror(errno));
   }
   return socket;
 }
 
-/// Carries our pidfd: the server watches it to know when nothing of this process can write to the
-/// pool any more, which the end of a connection does not tell.
+/// Carries the pidfd of this process: the server watches it to detect that this process can no
+/// longer write to the pool, which the end of a connection does not prove.
 class ProcessHandleImpl final : public wire::ProcessHandle::Server {
  public:
   explicit ProcessHandleImpl(int pidfd) : pidfd_(pidfd) {}
@@ -58,7 +58,7 @@ class ProcessHandleImpl final : public wire::ProcessHandle::Server {
   const int pidfd_;
 };
 
-/// What hello() gives.
+/// The result of hello().
 struct Welcome {
   Id128 server;
   Id128 connection;
@@ -221,15 +221,15 @@ kj::Promise<Result<void>> Link::say_hello() {
       });
 }
 
-/// Runs as long as the link is ready: waits until the breaker opens, probes until it closes.
+/// Runs while the link is ready: waits until the breaker opens, then probes until it closes.
 kj::Promise<Result<void>> Link::serve() {
   auto opened = kj::newPromiseAndFulfiller<void>();
   connection_->breaker_opened = kj::mv(opened.fulfiller);
   return opened.promise.then([this] { return probe(); }).then([this] { return serve(); });
 }
 
-/// One question at a time, so that nothing piles up before a stopped server. An answer that came
-/// late does not close the breaker: the next probe shows whether the server is quick again.
+/// Sends one request at a time, so that nothing piles up before a stopped server. A late answer
+/// does not close the breaker: the next probe shows whether the server is fast again.
 kj::Promise<void> Link::probe() {
   return timer()
       .afterDelay(options_.breaker_probe_interval.count() * kj::NANOSECONDS)
@@ -253,13 +253,13 @@ kj::Promise<void> Link::probe() {
       });
 }
 
-/// Whatever ended the connection: first nobody asks any more, then what began under it ends, and
-/// only then comes the next attempt.
+/// After any end of the connection, new requests fail first, then those in flight end, and only
+/// then the next attempt begins.
 kj::Promise<void> Link::finish(const Result<void>& outcome) {
   if (!closing_) {
     const Error& error = outcome.error();
     const bool soon = is_tried_again_soon(error.code);
-    // A session that worked until now is not refused, whatever ended it.
+    // A session that worked until now counts as lost, not as refused.
     pause_ = soon || connection_->ready ? options_.reconnect_interval : options_.refused_interval;
     say(soon || connection_->ready ? LinkState::kConnecting : LinkState::kRefused,
         to_string(error));
@@ -272,11 +272,11 @@ kj::Promise<void> Link::finish(const Result<void>& outcome) {
 
 kj::Promise<void> Link::say_goodbye() {
   if (!is_connected() || !is_up()) return kj::READY_NOW;
-  // Without an answer the server learns the same from the end of our process.
+  // Without an answer the server learns the same from the end of this process.
   return call(session().goodbyeRequest(), options_.open_deadline, "goodbye",
               [](auto& answer) { return read_done(answer); })
       .then([](Result<void>&& done) {
-        if (!done) kLog.debug("not said goodbye error=\"{}\"", to_string(done.error()));
+        if (!done) kLog.debug("goodbye failed error=\"{}\"", to_string(done.error()));
       });
 }
 
@@ -298,17 +298,18 @@ void Link::say(LinkState state, std::string detail) {
                 identity_.side, board_.get().server_build);
       break;
     case LinkState::kConnecting:
-      kLog.warn("going on without the cache instance={} side={} error=\"{}\"", options_.instance,
+      kLog.warn("continuing without the cache instance={} side={} error=\"{}\"", options_.instance,
                 identity_.side, detail);
       break;
     case LinkState::kRefused:
-      kLog.warn("the server refuses us; asked again every {} instance={} side={} error=\"{}\"",
+      kLog.warn("the server refuses this client; retried every {} instance={} side={} error=\"{}\"",
                 format_duration(options_.refused_interval), options_.instance, identity_.side,
                 detail);
       break;
     case LinkState::kBroken:
       kLog.warn(
-          "the server is too slow, left alone until it is not instance={} side={} error=\"{}\"",
+          "the server is too slow and receives only probes until it is faster instance={} side={} "
+          "error=\"{}\"",
           options_.instance, identity_.side, detail);
       break;
     case LinkState::kRetired:
@@ -343,7 +344,7 @@ Result<void> Link::may_ask() const {
   if (breaker_.is_open()) return fail(Errc::kPeerLost, "the server is too slow");
   const std::size_t queued = connection_->network.getCurrentQueueSize();
   if (queued > kMaxQueuedToAsk) {
-    return fail(Errc::kBusy, "{} bytes wait for the server already", queued);
+    return fail(Errc::kBusy, "{} bytes are queued for the server already", queued);
   }
   return {};
 }
@@ -352,7 +353,7 @@ Result<void> Link::may_send() {
   if (connection_ == nullptr) return fail(Errc::kPeerLost, "no server");
   const std::size_t queued = connection_->network.getCurrentQueueSize();
   if (queued <= kMaxQueued) return {};
-  // What is not sent now would be missing for ever, so the next connection tells all at once.
+  // A call that is not sent now would be lost, so the next connection reports everything at once.
   Error error{Errc::kPeerLost, fmt::format("the server has not read {} bytes", queued)};
   drop(error);
   return tl::unexpected<Error>(std::move(error));
@@ -385,13 +386,13 @@ wire::Session::Client& Link::session() {
   KJ_IF_MAYBE (session, connection_->session) {
     return *session;
   }
-  assertion_failed(__FILE__, __LINE__, "session", "connected without one");
+  assertion_failed(__FILE__, __LINE__, "session", "connected without a session");
 }
 
 Error Link::on_exception(const kj::Exception& exception, const char* what) {
   Error error = error_from(exception);
   error.detail = fmt::format("{}: {}", what, error.detail);
-  // Expected outcomes are values: after an exception this connection is of no more use.
+  // Expected outcomes are values: after an exception this connection is unusable.
   if (error.code != Errc::kPeerLost) drop(error);
   return error;
 }

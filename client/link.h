@@ -22,25 +22,25 @@ namespace pegaflow {
 
 /// Keeps a client connected as long as it lives.
 ///
-/// What is done with a connection (attach, or register and map the pool) is the Role's. Whatever
-/// ends a connection, Role::end() has resolved before the next hello, so that `quiesced` is true
-/// whenever it is said.
+/// The Role decides what is done with a connection: attach, or register and map the pool. After any
+/// end of a connection, Role::end() resolves before the next hello, so that `quiesced` is true
+/// whenever it is sent.
 ///
-/// Bound to its KJ thread. Every failure that a server can cause stays in here or comes back as an
-/// Error; what run() throws is a broken invariant of ours.
+/// Bound to its KJ thread. Every failure that a server can cause is handled here or returned as an
+/// Error; an exception from run() is a bug.
 class Link {
  public:
-  /// Bound to the same thread.
+  /// Called on the same thread.
   class Role {
    public:
-    /// The server has granted a session: make it useful. The link is ready once this resolves.
+    /// Prepares the session that the server has granted. The link is ready once this resolves.
     /// Errors: kBusy, kTimeout and kPeerLost are tried again with a new connection after
     /// reconnect_interval, any other after refused_interval. The promise may be dropped; end()
     /// follows in each case.
     virtual kj::Promise<Result<void>> begin() = 0;
 
-    /// The connection is over, or is to be closed: nothing new begins. Resolves once nothing that
-    /// began under it touches the pool any more.
+    /// The connection is over, or is to be closed: begins nothing new. Resolves once nothing that
+    /// began under it can still access the pool.
     virtual kj::Promise<void> end() = 0;
 
    protected:
@@ -50,12 +50,13 @@ class Link {
   struct Identity {
     const char* side = "";  ///< "scheduler" or "worker", for logs.
     Id128 process = Id128::random();
-    /// Of this process, if the server is to know when it is gone; -1: a client that only looks up.
+    /// The pidfd of this process, by which the server detects its end; -1: a client that only looks
+    /// up.
     int pidfd = -1;
     bool is_quiet = false;  ///< Logs nothing above the debug level.
   };
 
-  /// All outlive the link.
+  /// All arguments outlive the link.
   Link(kj::AsyncIoContext& io, const LinkOptions& options, const Identity& identity,
        StatusBoard& board, Role& role);
   ~Link() noexcept(false);
@@ -66,22 +67,22 @@ class Link {
   /// Ends the connection in order: Role::end(), goodbye, disconnect. run() resolves after it.
   void close();
 
-  /// Whether a question makes sense now; calls that clean up are always sent.
+  /// Checks whether requests can be sent now; calls that clean up are always sent.
   /// Errors: kPeerLost when there is no server or the breaker is open, kBusy when the server does
-  /// not read what it is sent.
+  /// not read its requests.
   Result<void> may_ask() const;
 
   /// Whether there is a session to call: from hello's answer to the end of the connection.
   [[nodiscard]] bool is_connected() const;
 
-  /// Asks the kernel whether the server still has its end of the socket open: the loop may not have
-  /// come round to reading the end of the stream yet.
+  /// Whether the server still has its end of the socket open, as the kernel reports it: the loop
+  /// may not have read the end of the stream yet.
   [[nodiscard]] bool is_up() const;
 
-  /// Tells people what begin() is waiting for.
+  /// Reports in the status what begin() is waiting for.
   void waits_for(std::string what) { say(LinkState::kConnecting, std::move(what)); }
 
-  /// The server broke the protocol: nothing more is asked under this connection.
+  /// Ends the connection because the server violated the protocol.
   void drop(Error why);
 
   /// The version of the wire that this connection speaks; 0 without one.
@@ -91,20 +92,20 @@ class Link {
   /// connection.
   [[nodiscard]] bool server_has(std::uint64_t feature) const;
 
-  /// The session that begin() is about. Only while is_connected().
+  /// The session of the connection. Only while is_connected().
   wire::Session::Client& session();
 
   /// Sends a call and reads its answer with `decode(Response&) -> Result<T>`, within the deadline.
-  /// After a deadline the call itself may still be carried out: what it would have given must be
-  /// given back by a later call. An answer that cannot be read ends the connection.
-  /// Errors: kTimeout, kPeerLost, kInternal for an answer that makes no sense, and decode's own.
+  /// After a deadline the server may still execute the call: a later call must return what it
+  /// granted. An answer that cannot be read ends the connection.
+  /// Errors: kTimeout, kPeerLost, kInternal for an invalid answer, and those of `decode`.
   template <typename Params, typename Results, typename Decode>
   auto call(capnp::Request<Params, Results>&& request, Duration deadline, const char* what,
             Decode decode)
       -> kj::Promise<decltype(decode(kj::instance<capnp::Response<Results>&>()))>;
 
-  /// Reports what this side is and has to the server, where that implements notices; for people,
-  /// so a failure is logged at the debug level and that is all. Resolves once it is answered.
+  /// Sends a description of this side to the server, if that implements notices. It is for display,
+  /// so a failure is only logged, at the debug level. Resolves once it is answered.
   kj::Promise<void> describe(const DeviceReport& device);
 
   [[nodiscard]] kj::Timer& timer() { return io_.provider->getTimer(); }
@@ -153,7 +154,7 @@ auto Link::call(capnp::Request<Params, Results>&& request, Duration deadline, co
   if (Result<void> may = may_send(); !may) {
     return Outcome(fail(may.error().code, "{}: {}", what, may.error().detail));
   }
-  // Both what the call throws and what reading its answer throws are the server's doing.
+  // Exceptions of the call and of reading its answer are both caused by the server.
   kj::Promise<Outcome> answer =
       kj::Promise<capnp::Response<Results>>(request.send())
           .then([decode](capnp::Response<Results>&& response) { return decode(response); })

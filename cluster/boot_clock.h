@@ -1,6 +1,6 @@
 #pragma once
 /// \file
-/// Time that goes on while the machine sleeps.
+/// A clock that continues while the machine is suspended.
 
 #include <ctime>
 
@@ -8,8 +8,8 @@
 
 namespace pegaflow::cluster {
 
-/// CLOCK_BOOTTIME: by it a reader knows whether what was lent to it may have been taken back, also
-/// after its machine was suspended. Its times are compared with its own only. Immutable.
+/// CLOCK_BOOTTIME: by it a reader decides whether a lease may have ended, also after its machine
+/// was suspended. Its times are comparable with each other only. Immutable.
 class BootClock final : public Clock {
  public:
   [[nodiscard]] TimePoint now() const noexcept override {

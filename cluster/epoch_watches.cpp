@@ -49,7 +49,7 @@ bool EpochWatches::has_unasked() const {
                      [this](const auto& entry) { return !is_asked_(entry.second.dialer); });
 }
 
-/// A node may have several connections for a moment, of which the older ones are forgotten.
+/// A node may have several connections for a moment; one that has received all counts.
 std::vector<std::string> EpochWatches::behind(std::uint64_t changes) const {
   std::vector<std::string> names;
   for (const auto& [connection, watch] : watches_) {

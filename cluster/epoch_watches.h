@@ -1,6 +1,6 @@
 #pragma once
 /// \file
-/// The nodes that dialed this one, and which of its epochs each has.
+/// The nodes that dialed this one, and the epochs that each of them has received.
 
 #include <cstdint>
 #include <functional>
@@ -16,39 +16,39 @@
 
 namespace pegaflow::cluster {
 
-/// Tells the nodes that dialed this one of its epochs, as soon as one becomes newer.
+/// Sends epochs to the nodes that dialed this one, as soon as one becomes newer.
 ///
-/// A node that reads from here need not be in the list of peers here, so that nothing can be sent
-/// to it. It asks for news instead, with the number of changes that it has taken, and is answered
-/// when there are more. A reset waits for the next question, which says that the epoch is there.
-/// Thread-bound: the RPC thread.
+/// A node that reads from this one need not be in the list of peers here, so this node cannot send
+/// to it. Instead that node requests news, with the count of changes that it has received, and the
+/// response is sent when there are more. A reset waits for its next request, which confirms the
+/// epoch. Thread-bound: the RPC thread.
 class EpochWatches {
  public:
   struct Dialer {
     Id128 node;        ///< Its incarnation.
     std::string name;  ///< In logs and reports.
   };
-  /// Whether a node is asked by another way, which also reports it.
+  /// Whether a node receives resets over a link of this node, which also reports it.
   using IsAsked = std::function<bool(const Dialer& dialer)>;
 
-  /// All outlive it.
+  /// All arguments outlive it.
   EpochWatches(Epochs& epochs, kj::Timer& timer, IsAsked is_asked);
   ~EpochWatches();
   EpochWatches(const EpochWatches&) = delete;
   EpochWatches& operator=(const EpochWatches&) = delete;
 
-  /// A dialer that has proved itself, until its connection ends.
+  /// Adds a dialer that has proved itself, until left() ends its connection.
   void entered(const Id128& connection, Dialer dialer);
   void left(const Id128& connection);
 
-  /// The dialer of that connection has taken the first `seen` changes of the epochs. Answers when
-  /// there are more, or after `patience`.
+  /// The dialer of that connection has received the first `seen` changes of the epochs. Resolves
+  /// when there are more, or after `patience`.
   kj::Promise<void> await_news(const Id128& connection, std::uint64_t seen, Duration patience);
 
-  /// Whether there are dialers that are not asked by another way.
+  /// Whether there are dialers that do not receive resets over a link of this node.
   [[nodiscard]] bool has_unasked() const;
-  /// Waits until they have all epochs that are known here now. Returns the names of those that do
-  /// not after `patience`.
+  /// Waits until those dialers have all epochs that are known here now. Returns the names of those
+  /// that do not after `patience`.
   kj::Promise<std::vector<std::string>> spread(Duration patience);
 
  private:
@@ -56,7 +56,7 @@ class EpochWatches {
     Dialer dialer;
     std::uint64_t seen = 0;
   };
-  /// Wakes all who wait for it, again and again.
+  /// Wakes all waiters at each raise().
   class Signal {
    public:
     Signal();
@@ -75,8 +75,8 @@ class EpochWatches {
   kj::Timer& timer_;
   IsAsked is_asked_;
   std::unordered_map<Id128, Watch> watches_;  ///< By connection.
-  Signal news_;                               ///< Of epochs.
-  Signal progress_;                           ///< Of dialers.
+  Signal news_;                               ///< An epoch became newer.
+  Signal progress_;                           ///< A dialer received epochs, or left.
 };
 
 }  // namespace pegaflow::cluster

@@ -1,6 +1,6 @@
 #pragma once
 /// \file
-/// Which reset of each namespace came last in the cluster.
+/// The epoch of each namespace: its last reset in the cluster.
 
 #include <chrono>
 #include <cstddef>
@@ -15,7 +15,7 @@
 namespace pegaflow::cluster {
 
 /// The epoch of a reset at a node that knows `known`: above it, and not below the system's time, so
-/// that a node that restarted, and has forgotten an epoch, does not reset below it.
+/// that a node that has forgotten an epoch in a restart does not reset below it.
 Epoch epoch_after(const Epoch& known, std::chrono::microseconds system_time, std::uint64_t id);
 
 /// The epoch of each namespace that was ever reset, by its name among nodes.
@@ -35,25 +35,25 @@ class Epochs {
                   std::size_t max_spaces = kMaxSpaces);
 
   [[nodiscard]] Epoch of(const Bytes32& space) const;
-  /// Takes the newer one of both. True: that was `epoch`.
+  /// Takes the newer one of both. Returns true if that was `epoch`.
   bool learn(const Bytes32& space, const Epoch& epoch);
-  /// A reset: the new epoch, which is newer than every one that was known. No value: there is none
-  /// above the one that is known, and nothing was reset.
+  /// Makes a reset: returns the new epoch, which is newer than the known one. No value if there is
+  /// no epoch above the known one; then nothing was reset.
   std::optional<Epoch> raise(const Bytes32& space);
 
   [[nodiscard]] KnownEpochs known() const;
   void learn(const KnownEpochs& known);
   [[nodiscard]] std::size_t size() const noexcept { return epochs_.size(); }
 
-  /// How many times an epoch became newer since the start.
+  /// The count of changes to newer epochs since the start.
   [[nodiscard]] std::uint64_t changes() const noexcept { return changes_; }
-  /// Called after `news`, to tell others; one function at a time.
+  /// Sets the function that is called after `news`, to inform other nodes; there is one at a time.
   void on_change(std::function<void()> changed) { changed_ = std::move(changed); }
 
  private:
   bool take(const Bytes32& space, const Epoch& epoch);
   bool take_floor(const Epoch& epoch);
-  /// Raises the floor until the table has its size: once for all that was taken together.
+  /// Raises the floor until the table has its size: once for all epochs that were taken together.
   void cut();
   void note_change();
 

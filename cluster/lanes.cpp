@@ -22,16 +22,17 @@ constexpr Log kLog{"lanes"};
 
 constexpr const char* kRdma = "rdma";
 constexpr const char* kSockets = "tcp";
-/// Of --nics: no card at all.
+/// The value of --nics for no card at all.
 constexpr const char* kNoCard = "none";
 /// For tests: network interfaces over which UCX runs on TCP, as if they were cards.
 constexpr const char* kTestVariable = "PEGAFLOW_TEST_UCX_OVER_TCP";
 
-/// More than one packet of any network, so that a way whose ends disagree about their size fails.
+/// More than one packet of any network, so that a route whose ends disagree about the packet size
+/// fails.
 constexpr std::size_t kTrialBytes = std::size_t{16} << 10;
 constexpr std::size_t kMostTrials = 64;
 
-/// What a node has on its trial page: another one has other bytes.
+/// The trial page of a node: each node has other bytes.
 std::vector<std::byte> trial_page(const Id128& incarnation) {
   std::vector<std::byte> page(kTrialBytes);
   std::uint64_t place = 0;
@@ -42,7 +43,7 @@ std::vector<std::byte> trial_page(const Id128& incarnation) {
   return page;
 }
 
-/// Sockets: nothing else is needed for them.
+/// The plan without RDMA cards.
 Lanes::Plan without_rdma(Lanes::Plan plan, std::string why) {
   plan.cards.clear();
   plan.why_not = std::move(why);
@@ -74,7 +75,7 @@ Result<Lanes::Plan> Lanes::plan(const Cards& options, std::string listen,
     plan.refused = std::move(choice.refused);
     if (plan.cards.empty()) {
       if (!options.nics.empty() && !options.require_rdma) {
-        kLog.warn("no card of --nics can be used, sockets are");
+        kLog.warn("no card of --nics can be used, falling back to sockets");
       }
       return refuse_or(plan.refused.empty() ? "this machine has no RDMA card"
                                             : fmt::format("no RDMA card can be used ({})",
@@ -90,7 +91,7 @@ Result<Lanes::Plan> Lanes::plan(const Cards& options, std::string listen,
 
 Lanes::Lanes(Plan plan, std::size_t batches)
     : plan_(std::move(plan)),
-      // Each batch may be answered and settled apart.
+      // Each batch may be completed and quiesced separately.
       completions_(2 * (batches + kMostTrials) + 2) {
   for (std::size_t place = kMostTrials; place > 0; --place) {
     free_places_.push_back(place * kTrialBytes);
@@ -107,8 +108,9 @@ Result<std::unique_ptr<Lanes>> Lanes::open(Plan plan, std::span<std::byte> pool,
   if (!opened.cards.empty()) {
     if (auto done = lanes->add_rdma(pool, clock); !done) {
       if (opened.requires_rdma) return tl::unexpected<Error>(std::move(done.error()));
-      kLog.error("RDMA cannot be used, sockets are; `pegaflow doctor` says more reason=\"{}\"",
-                 to_string(done.error()));
+      kLog.error(
+          "RDMA cannot be used, falling back to sockets; run `pegaflow doctor` reason=\"{}\"",
+          to_string(done.error()));
       opened = without_rdma(opened, done.error().detail);
     }
   }
@@ -122,7 +124,7 @@ Result<std::unique_ptr<Lanes>> Lanes::open(Plan plan, std::span<std::byte> pool,
 Fabric::CompletionSink Lanes::sink() {
   return [this](Fabric::Completion&& done) {
     const bool sent = completions_.try_send(std::move(done));  // There is a place for each.
-    PEGA_ASSERT(sent, "completions pile up");
+    PEGA_ASSERT(sent, "the mailbox of completions is full");
   };
 }
 
@@ -140,7 +142,7 @@ Result<void> Lanes::add_rdma(std::span<std::byte> pool, const Clock& clock) {
   Lane lane;
   lane.name = kRdma;
   UcxFabric::Options options{.rails = plan_.cards, .sockets = plan_.is_test};
-  // To connect two nodes is rare, and a busy card that needs longer is no broken one.
+  // Nodes connect rarely, and a busy card that needs longer is not broken.
   options.connect_timeout = std::chrono::seconds(5);
   PEGA_TRY_LET(lane.fabric, UcxFabric::create(options, clock, sink()));
   if (plan_.is_test) {
@@ -183,7 +185,7 @@ Result<void> Lanes::lend(TimePoint until) {
   return {};
 }
 
-// ---- what peers are told, and tell
+// ---- descriptions that nodes exchange
 
 std::vector<FabricDescriptor> Lanes::describe() const {
   std::vector<FabricDescriptor> all;
@@ -213,7 +215,8 @@ const FabricDescriptor* Lanes::description_for(std::size_t lane,
 kj::Promise<Result<void>> Lanes::try_route(std::size_t lane, Fabric::PeerId peer,
                                            const FabricDescriptor& described, Duration patience) {
   if (free_places_.empty()) {
-    return Result<void>(fail(Errc::kBusy, "{} peers are tried already", kMostTrials));
+    return Result<void>(
+        fail(Errc::kBusy, "{} peers have trials in flight, which is the limit", kMostTrials));
   }
   const std::size_t place = free_places_.back();
   const std::uint64_t ticket = ++last_trial_;
@@ -240,7 +243,7 @@ kj::Promise<Result<void>> Lanes::try_route(std::size_t lane, Fabric::PeerId peer
 
 void Lanes::completed_trial(const Fabric::Completion& completion) {
   const auto found = trials_.find(completion.ticket);
-  PEGA_ASSERT(found != trials_.end(), "a trial that nobody made was completed");
+  PEGA_ASSERT(found != trials_.end(), "completion for unknown trial {}", completion.ticket);
   Trial& trial = found->second;
   if (!std::exchange(trial.is_answered, true)) {
     Result<void> outcome;
@@ -248,7 +251,7 @@ void Lanes::completed_trial(const Fabric::Completion& completion) {
     if (const auto error = completion.chunks.at(0)) {
       outcome = fail(*error, "{}", completion.detail);
     } else if (!std::equal(trial.expected.begin(), trial.expected.end(), page)) {
-      outcome = fail(Errc::kCorrupt, "other bytes came than the peer has");
+      outcome = fail(Errc::kCorrupt, "the trial read other bytes than the peer has");
     }
     trial.caller->fulfill(kj::mv(outcome));
   }

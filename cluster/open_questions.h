@@ -1,6 +1,6 @@
 #pragma once
 /// \file
-/// Questions that a peer has not answered yet, and whether it is silent about them.
+/// The requests that a peer has not answered yet, and whether it is silent.
 
 #include <algorithm>
 #include <cstddef>
@@ -12,17 +12,17 @@
 
 namespace pegaflow::cluster {
 
-/// Tells a peer that is slow for a moment from one that is lost.
+/// Distinguishes a peer that is slow for a moment from one that is lost.
 ///
-/// A peer is *silent* from the first missed deadline to its next answer, whichever question that
-/// answers; while it is silent it is asked nothing more. The silence counts from its last answer,
-/// or from when the oldest open question was due, whichever is later: it is a time and never a
-/// number of questions, of which many may be open at once. Thread-bound.
+/// A peer is *silent* from the first missed deadline to its next answer, to any request; while it
+/// is silent it receives no further requests. The silence counts from its last answer, or from the
+/// time at which the oldest open request was due, whichever is later: it is a time and not a count
+/// of requests, of which many may be open at once. Thread-bound.
 class OpenQuestions {
  public:
   using Number = std::uint64_t;
 
-  /// A question whose answer may take the peer until `due`.
+  /// Opens a question that the peer may answer until `due`.
   Number ask(TimePoint due) {
     open_.emplace(++last_, due);
     return last_;
@@ -34,14 +34,14 @@ class OpenQuestions {
     last_answer_ = now;
     is_silent_ = false;
   }
-  /// A question ended without an answer, and is owed none any more.
+  /// A question ended without an answer, and will not receive one.
   void ended(Number number) { open_.erase(number); }
 
-  /// The caller of a question waits no longer; the peer still owes the answer. True when a silence
-  /// begins with it.
+  /// The caller of a question waits no longer; its answer is still pending. Returns true when a
+  /// silence begins with it.
   bool missed(Number number) {
     const auto found = open_.find(number);
-    // An answer to something else since it was due: the peer is at work.
+    // The peer has answered another question since this one was due: it is working.
     if (is_silent_ || found == open_.end() || last_answer_ > found->second) return false;
     is_silent_ = true;
     return true;
@@ -49,7 +49,7 @@ class OpenQuestions {
 
   [[nodiscard]] bool is_silent() const noexcept { return is_silent_; }
 
-  /// When the present silence began; no value without one.
+  /// The begin of the present silence; no value without one.
   [[nodiscard]] std::optional<TimePoint> silent_since() const {
     if (!is_silent_ || open_.empty()) return std::nullopt;
     TimePoint oldest = TimePoint::max();
@@ -58,7 +58,7 @@ class OpenQuestions {
   }
 
  private:
-  std::map<Number, TimePoint> open_;  ///< When each was due.
+  std::map<Number, TimePoint> open_;  ///< With the time at which each is due.
   Number last_ = 0;
   TimePoint last_answer_ = TimePoint::min();
   bool is_silent_ = false;

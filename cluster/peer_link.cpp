@@ -43,7 +43,6 @@ std::string_view to_string(PeerLink::State state) noexcept {
   return "connecting";
 }
 
-/// The parts of one connection; destroyed from the last to the first.
 PeerLink::PeerLink(kj::AsyncIoContext& io, const OwnNode& own, Epochs& epochs, Options options,
                    Lanes& lanes, std::function<void()> changed)
     : io_(io),
@@ -118,7 +117,7 @@ kj::Promise<Result<void>> PeerLink::greet() {
       return Result<void>(tl::unexpected<Error>(std::move(why)));
     }
     if (answer.getVersion() < kPeerWireMinimum || answer.getVersion() > options_.maximum_version) {
-      return Result<void>(fail(Errc::kRefused, "it chose version {} of {} to {}",
+      return Result<void>(fail(Errc::kRefused, "the peer chose version {} of {} to {}",
                                answer.getVersion(), kPeerWireMinimum, options_.maximum_version));
     }
     PeerSecret::Greeting greeting{
@@ -129,17 +128,17 @@ kj::Promise<Result<void>> PeerLink::greet() {
     stats_.version = answer.getVersion();
     connection_->features = answer.getFeatures();
     const auto proof = answer.getProof();
-    // Before this side proves anything to one that does not know the secret. With two secrets
-    // the answer takes the one that the answerer has proved to know.
+    // Before this side proves anything to a node that does not know the secret. With two secrets
+    // the response uses the one that the answerer has proved to know.
     const PeerSecret* const shared =
         own_.secrets.find(PeerSecret::Side::kAnswerer, greeting,
                           std::as_bytes(std::span<const kj::byte>(proof.begin(), proof.size())));
     if (shared == nullptr) {
-      return Result<void>(fail(Errc::kRefused, "it has another --peer-secret-file"));
+      return Result<void>(fail(Errc::kRefused, "the peer has another --peer-secret-file"));
     }
     if (greeting.answerer == own_.node) {
       found_self_ = true;
-      return Result<void>(fail(Errc::kCancelled, "it is this node"));
+      return Result<void>(fail(Errc::kCancelled, "the address leads to this node"));
     }
     stats_.node = greeting.answerer;
     return enter(greeting, *shared);
@@ -229,7 +228,7 @@ kj::Promise<void> PeerLink::watch_epochs() {
       })
       .then([this](Result<Duration>&& pause) -> kj::Promise<void> {
         if (!pause) {
-          kLog.debug("no news of epochs from a peer peer={} error=\"{}\"", options_.address,
+          kLog.debug("watch of epochs ended peer={} error=\"{}\"", options_.address,
                      to_string(pause.error()));
           return kj::READY_NOW;
         }
@@ -240,7 +239,7 @@ kj::Promise<void> PeerLink::watch_epochs() {
       });
 }
 
-// ---- how the bytes come
+// ---- lanes and routes
 
 kj::Promise<Result<void>> PeerLink::find_route() {
   std::vector<std::size_t> common;
@@ -252,12 +251,13 @@ kj::Promise<Result<void>> PeerLink::find_route() {
   if (common.empty()) {
     std::string theirs;
     for (const FabricDescriptor& one : connection_->described) theirs += " " + one.backend;
-    return Result<void>(fail(Errc::kRefused, "no lane in common: this node has {} alone, it has{}",
+    return Result<void>(fail(Errc::kRefused,
+                             "no lane in common: this node has only {}, the peer has{}",
                              lanes_.name(0), theirs));
   }
   connection_->best_lane = common.front();
   if (kept_ && kept_->node == stats_.node) {
-    // The same process, that this side took for lost: batches may still read by these ways.
+    // The same process, which this side had lost: batches in flight may use these routes.
     const Kept kept = *std::exchange(kept_, std::nullopt);
     connection_->routes = {kept.route};
     if (kept.last_resort && *kept.last_resort != kept.route) {
@@ -293,9 +293,9 @@ void PeerLink::forget_kept() {
 
 void PeerLink::disconnect(const Route& route) {
   if (connection_ != nullptr) std::erase(connection_->routes, route);
-  // A full queue of the fabric ends with the fabric's next turn.
+  // The queue of the fabric is full: it drains in its next iteration.
   if (const auto done = lanes_.fabric(route.lane).disconnect(route.peer); !done) {
-    kLog.warn("a lost peer still counts on the lane peer={} error=\"{}\"", options_.address,
+    kLog.warn("a lost peer is still connected to the lane peer={} error=\"{}\"", options_.address,
               to_string(done.error()));
   }
 }
@@ -307,7 +307,7 @@ void PeerLink::use(const Route& route) {
 
 kj::Promise<Result<void>> PeerLink::try_lane(std::size_t lane) {
   if (!lanes_.is_link_up(lane)) {
-    return Result<void>(fail(Errc::kBusy, "the link of our card is down"));
+    return Result<void>(fail(Errc::kBusy, "the link of this node's card is down"));
   }
   auto route = connect(lane);
   if (!route) return Result<void>(tl::unexpected<Error>(std::move(route.error())));
@@ -349,9 +349,9 @@ kj::Promise<void> PeerLink::improve(Duration pause) {
                     to_string(why));
           changed_();
         }
-        // Other versions of the library: that does not change in this life of the peer.
+        // Other versions of the library: they do not change in this life of the peer.
         if (why.code == Errc::kRefused) return kj::READY_NOW;
-        // Looked at often: it costs next to nothing, unlike a trial.
+        // A link that is down is checked often: unlike a trial, that is cheap.
         return improve(why.code == Errc::kBusy ? options_.first_trial_pause : next_trial_pause());
       });
 }
@@ -362,15 +362,16 @@ void PeerLink::route_lost(std::uint64_t life, const Route& route, const std::str
     if (kept_ && (kept_->route == route || kept_->last_resort == route)) forget_kept();
     return;
   }
-  // Batches of one that is broken fail one after the other.
+  // Batches of a broken route fail one after the other.
   if (route != route_) return;
   if (!connection_->last_resort || *connection_->last_resort == route) return lost(life, why);
   disconnect(route);
   use(*connection_->last_resort);
   ++stats_.lane_falls;
   stats_.lane_why = why;
-  kLog.warn("a lane to a peer broke, another goes on peer={} broken={} lane={} reason=\"{}\"",
-            options_.address, lanes_.name(route.lane), stats_.lane, why);
+  kLog.warn(
+      "a lane to a peer broke, reads continue on another peer={} broken={} lane={} reason=\"{}\"",
+      options_.address, lanes_.name(route.lane), stats_.lane, why);
   changed_();
   connection_->calls.add(improve(next_trial_pause()));
 }
@@ -391,7 +392,7 @@ kj::Promise<Result<void>> PeerLink::serve() {
     if (!connection_->why_dropped.empty()) {
       return fail(Errc::kPeerLost, "{}", connection_->why_dropped);
     }
-    return fail(Errc::kPeerLost, "it closed the connection");
+    return fail(Errc::kPeerLost, "the peer closed the connection");
   });
 }
 
@@ -400,7 +401,7 @@ kj::Promise<void> PeerLink::finish(const Result<void>& outcome) {
   if (connection_ != nullptr) {
     const bool keeps = was_ready && connection_->keeps_routes;
     if (keeps) kept_ = {ready_node_, route_, connection_->last_resort};
-    // A connection that breaks may take with it what it had delivered.
+    // A connection that breaks may lose releases that were sent.
     for (const std::uint64_t lease : connection_->releasing) {
       release_later(lease);
     }
@@ -437,16 +438,15 @@ void PeerLink::say(State state, std::string why) {
                 stats_.build);
       break;
     case State::kRefused:
-      kLog.error(
-          "peer refused, a person has to change something peer={} build=\"{}\" reason=\"{}\"",
-          options_.address, stats_.build, stats_.why);
+      kLog.error("peer rejected: fix the configuration peer={} build=\"{}\" reason=\"{}\"",
+                 options_.address, stats_.build, stats_.why);
       break;
     case State::kSelf:
-      kLog.info("this node is in its own list of peers peer={}", options_.address);
+      kLog.info("a peer address is this node's own peer={}", options_.address);
       break;
     case State::kConnecting:
-      kLog.warn("{}, dialed again peer={} reason=\"{}\"",
-                was_ready ? "peer lost" : "peer not there", options_.address, stats_.why);
+      kLog.warn("{}, dialing again peer={} reason=\"{}\"",
+                was_ready ? "peer lost" : "peer not connected", options_.address, stats_.why);
       break;
   }
   changed_();
@@ -454,12 +454,12 @@ void PeerLink::say(State state, std::string why) {
 
 Error PeerLink::failed(const kj::Exception& exception) {
   Error error = error_from(exception);
-  // Whatever it did to our call, it is the peer's doing and ends this life of it.
+  // Every failure of a call is caused by the peer and ends this life of it.
   error.code = Errc::kPeerLost;
   return error;
 }
 
-/// The peer does not answer, and may live. Its lanes see for themselves.
+/// The peer does not answer, but may be alive. Its lanes detect a lost peer by themselves.
 void PeerLink::drop(const std::string& why) {
   if (connection_->why_dropped.empty()) {
     connection_->why_dropped = why;

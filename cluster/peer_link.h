@@ -1,6 +1,6 @@
 #pragma once
 /// \file
-/// The way to one other node: dialed, greeted, and dialed again.
+/// The link to one other node: dials, greets and reconnects.
 
 #include <cstdint>
 #include <functional>
@@ -26,15 +26,15 @@
 
 namespace pegaflow::cluster {
 
-/// What this node reports about itself to every node that it dials, and that dials it.
+/// The description of this node for every node that it dials, or that dials it.
 struct OwnNode {
-  Id128 node;            ///< Our incarnation, the same as clients receive.
+  Id128 node;            ///< Its incarnation, the same as clients receive.
   std::string build;     ///< Program and version, for logs.
-  PeerSecrets secrets;   ///< Change when the file does.
-  std::string listen{};  ///< HOST:PORT of our --peer-listen; empty: there is none.
+  PeerSecrets secrets;   ///< Replaced when the file changes.
+  std::string listen{};  ///< HOST:PORT of --peer-listen; empty: none.
 };
 
-/// Keeps one configured address connected and asks it questions.
+/// Keeps one configured address connected and sends requests to it.
 ///
 /// A link is *ready* from the moment that both sides have authenticated and the fabric has the
 /// description of the peer's present life, until the control connection or the lane is lost. Then
@@ -47,10 +47,10 @@ struct OwnNode {
 /// stay open then. They detect a lost peer by themselves, and stay in use in the next life if the
 /// same process answers the next greeting; leases are released in the next life as well.
 ///
-/// The bytes come on a lane that both ends have open. Where they have sockets and RDMA, the link is
-/// ready with sockets, tries RDMA beside that, and changes to it for what is leased from then on.
-/// When RDMA breaks it goes back to sockets, and tries again after a pause that doubles. Where RDMA
-/// is the only lane, as under --require-rdma, a link is ready once RDMA works.
+/// Blocks are read over a lane that both ends have open. Where they have sockets and RDMA, the link
+/// is ready with sockets, tries RDMA meanwhile, and uses it for all later leases once it works.
+/// When RDMA breaks, the link falls back to sockets, and tries again after a pause that doubles.
+/// Where RDMA is the only lane, as with --require-rdma, a link is ready once RDMA works.
 ///
 /// A node that dials its own address detects it and sends no requests, so every node can use the
 /// same list of addresses. It still dials the address again, since the name may later belong to
@@ -63,36 +63,35 @@ class PeerLink final : public Lender {
     Duration call_deadline = std::chrono::milliseconds(15);
     Duration first_pause = std::chrono::milliseconds(100);
     Duration longest_pause = std::chrono::seconds(5);
-    Duration trial_deadline = std::chrono::seconds(6);  ///< Of a lane: connected, and a page read.
+    Duration trial_deadline = std::chrono::seconds(6);     ///< To connect a lane and read a page.
     Duration first_trial_pause = std::chrono::seconds(1);  ///< After a lane broke.
     Duration longest_trial_pause = std::chrono::minutes(1);
     Duration least_silence = std::chrono::milliseconds(500);
     std::uint16_t maximum_version = kPeerWireMaximum;  ///< Lower in tests of older nodes.
   };
   enum class State : std::uint8_t {
-    kConnecting,  ///< Not there now; tried again.
+    kConnecting,  ///< Not connected; dialed again.
     kReady,
-    kRefused,  ///< Another version, secret or backend: a person has to change something. Tried
-               ///< again.
-    kSelf,     ///< The address leads to us now. Tried again.
+    kRefused,  ///< Another version, secret or backend: fix the configuration. Dialed again.
+    kSelf,     ///< The address leads to this node. Dialed again.
   };
   struct Stats {
     State state = State::kConnecting;
-    std::string why;    ///< It is not ready.
-    std::string build;  ///< Of the peer, once greeted.
+    std::string why;    ///< Why it is not ready.
+    std::string build;  ///< The peer's, once greeted.
     // Of a ready peer.
     Id128 node{};               ///< Its incarnation.
-    std::uint16_t version = 0;  ///< Of peer.capnp, that both speak.
+    std::uint16_t version = 0;  ///< The common version of peer.capnp.
     std::uint64_t greetings = 0;
-    std::uint64_t failures = 0;       ///< Attempts that did not come to a greeting.
-    std::uint64_t refusals = 0;       ///< Of them.
-    std::uint64_t losses = 0;         ///< Of a ready peer.
-    std::uint64_t late = 0;           ///< Questions without an answer in time.
-    std::uint64_t withheld = 0;       ///< Questions not sent, for the peer owed answers.
-    std::string lane;                 ///< On which bytes come; of a link that is ready.
-    std::string lane_why;             ///< A better one, which both have, is not used.
+    std::uint64_t failures = 0;       ///< Attempts without a greeting.
+    std::uint64_t refusals = 0;       ///< Those of them that were rejected.
+    std::uint64_t losses = 0;         ///< Losses of a ready peer.
+    std::uint64_t late = 0;           ///< Requests without an answer in time.
+    std::uint64_t withheld = 0;       ///< Requests not sent, since answers were overdue.
+    std::string lane;                 ///< The lane in use, of a ready link.
+    std::string lane_why;             ///< Why a better common lane is not used.
     std::uint64_t lane_failures = 0;  ///< Trials of a better lane that failed.
-    std::uint64_t lane_falls = 0;     ///< Times that the better one broke, and sockets went on.
+    std::uint64_t lane_falls = 0;     ///< Times that the better lane broke and sockets took over.
   };
 
   /// All outlive it. `changed` is called when the state has.
@@ -106,21 +105,21 @@ class PeerLink final : public Lender {
   kj::Promise<void> run();
 
   [[nodiscard]] bool is_ready() const noexcept override { return stats_.state == State::kReady; }
-  /// Of the greeting that is in force: another number is another life of the peer or of our way to
-  /// it.
+  /// The number of the present greeting: another number is another life of the peer or of the
+  /// connection to it.
   [[nodiscard]] std::uint64_t life() const noexcept override { return stats_.greetings; }
   [[nodiscard]] const std::string& address() const noexcept override { return options_.address; }
   [[nodiscard]] bool is_this_node() const noexcept override { return stats_.state == State::kSelf; }
-  /// Whether the first attempt to reach it is over, with a greeting or without.
+  /// Whether the first attempt to connect is over, successful or not.
   [[nodiscard]] bool was_tried() const noexcept {
     return is_ready() || is_this_node() || stats_.greetings + stats_.failures != 0;
   }
   [[nodiscard]] const Stats& stats() const noexcept { return stats_; }
   [[nodiscard]] const Route& route() const override { return route_; }
 
-  /// How many of `keys`, from the first on, the peer has. Errors: kPeerLost when it is not ready or
-  /// ends, kTimeout, kBusy while it owes answers, and kInternal for nonsense, which also ends the
-  /// connection.
+  /// The length of the longest prefix of `keys` that the peer has. Errors: kPeerLost when it is not
+  /// ready or is lost, kTimeout, kBusy while its answers are overdue, and kInternal for an invalid
+  /// answer, which also ends the connection.
   kj::Promise<Result<std::size_t>> locate(const Bytes32& space,
                                           std::span<const BlockKey> keys) override;
   kj::Promise<Result<LeaseGrant>> lease(const Bytes32& space, std::span<const BlockKey> keys,
@@ -132,23 +131,23 @@ class PeerLink final : public Lender {
   kj::Promise<Result<bool>> confirm(std::uint64_t lease, Duration patience) override;
   kj::Promise<Result<Epoch>> reset(const Bytes32& space, const Epoch& epoch,
                                    Duration patience) override;
-  /// While the link is not ready it is kept for the next greeting of the same process.
+  /// While the link is not ready, the release is kept for the next greeting of the same process.
   void release(std::uint64_t lease) override;
   void lost(std::uint64_t life, const std::string& why) override;
   void route_lost(std::uint64_t life, const Route& route, const std::string& why) override;
 
-  /// Waits until that job of an engine there, and its scheduler's jobs before it, are over. The
-  /// request asks the peer to answer one call's deadline before the end of `patience`, but not
-  /// before three quarters of it; a peer that takes a call's deadline longer is late. Errors: as
+  /// Waits until that job of an engine of the peer, and its scheduler's jobs before it, are over.
+  /// The request gives the peer until one call's deadline before the end of `patience`, but at
+  /// least three quarters of it; a peer that takes a call's deadline longer is late. Errors: as
   /// locate(), and those of JobWaits::wait(); kRefused when the peer is too old; kBusy while
-  /// kMaxWaits of ours wait there.
+  /// kMaxWaits of this node wait there.
   kj::Promise<Result<void>> await_job(const JobId& job, Duration patience);
-  /// Half of the calls that a connection may have open: lookups and claims need some, too.
+  /// Half of the limit of open calls on a connection: lookups and claims need some, too.
   static constexpr std::size_t kMaxWaits = 512;
 
  private:
   struct Connection;
-  /// The ways of a lost link that batches may still use.
+  /// The routes of a lost link that batches may still use.
   struct Kept {
     Id128 node;
     Route route;
@@ -176,7 +175,7 @@ class PeerLink final : public Lender {
   void say(State state, std::string why);
   Error failed(const kj::Exception& exception);
   Result<bool> is_of_epoch(const Bytes32& space, const Epoch& asked, wire::Epoch::Reader answer);
-  /// What of `patience` is left beyond the deadline that each call has.
+  /// The part of `patience` beyond the deadline that each call has.
   [[nodiscard]] Duration work_of(Duration patience) const {
     return std::max(patience - options_.call_deadline, Duration::zero());
   }
@@ -197,12 +196,13 @@ class PeerLink final : public Lender {
   std::function<void()> changed_;
   std::unique_ptr<Connection> connection_;
   Duration pause_;
-  bool found_self_ = false;  ///< In the present attempt.
+  bool found_self_ = false;  ///< The present attempt reached this node.
   Route route_;
   std::optional<Kept> kept_;
-  Id128 ready_node_{};                     ///< The process that answered the latest greeting...
-  std::uint64_t node_since_ = 0;           ///< ...and the first life that is its.
-  std::vector<std::uint64_t> unreleased_;  ///< Its leases that ended here; it may not know it.
+  Id128 ready_node_{};            ///< The process that answered the latest greeting...
+  std::uint64_t node_since_ = 0;  ///< ...and the first life that is its.
+  std::vector<std::uint64_t>
+      unreleased_;  ///< Its leases that ended here, with no confirmed release.
   Duration trial_pause_{};
   Stats stats_;
 };

@@ -1,6 +1,6 @@
 #pragma once
 /// \file
-/// For peer_link*.cpp alone: one connection of a link, from its dialing to its loss.
+/// One connection of a link, from its dialing to its loss; for peer_link*.cpp only.
 
 #include <cstdint>
 #include <optional>
@@ -17,7 +17,7 @@
 
 namespace pegaflow::cluster {
 
-/// The largest answer, a lease, has some 800 KiB; a broken peer is not to make us read more.
+/// The largest answer, a lease, has some 800 KiB; more from a broken peer is not read.
 inline constexpr std::uint64_t kTraversalLimitWords = 1 << 20;
 
 struct PeerLink::Connection final : private kj::TaskSet::ErrorHandler {
@@ -56,14 +56,14 @@ struct PeerLink::Connection final : private kj::TaskSet::ErrorHandler {
   bool keeps_routes = false;  ///< The peer may live: its leases are still in use.
   kj::ForkedPromise<void> over;
   std::vector<FabricDescriptor> described;  ///< The peer's lanes.
-  std::vector<Route> routes;                ///< That the fabrics know of.
-  std::size_t best_lane = 0;                ///< Of those that both have.
-  std::optional<Route> last_resort;         ///< What needs no trial.
-  std::uint64_t features = 0;               ///< Of the peer.
-  std::uint64_t sent = 0;                   ///< Changes of our epochs that the peer has.
-  std::uint64_t seen = 0;                   ///< Changes of the peer's epochs that we have.
-  std::size_t waits = 0;                    ///< Of `calls`: for jobs.
-  std::set<std::uint64_t> releasing;        ///< Leases whose release is not answered.
+  std::vector<Route> routes;                ///< Those connected in the fabrics.
+  std::size_t best_lane = 0;                ///< The best of the common lanes.
+  std::optional<Route> last_resort;         ///< The route that needs no trial.
+  std::uint64_t features = 0;               ///< The peer's.
+  std::uint64_t sent = 0;  ///< Count of this node's changes of epochs that the peer has received.
+  std::uint64_t seen = 0;  ///< Count of the peer's changes that were received from it.
+  std::size_t waits = 0;   ///< Those of `calls` that wait for jobs.
+  std::set<std::uint64_t> releasing;  ///< Leases whose release is not answered.
   OpenQuestions open;
   bool is_watched = false;  ///< A task waits for the end of a silence.
   kj::TaskSet calls;        ///< In flight, abandoned ones included.

@@ -1,4 +1,4 @@
-// What a link asks a node that is ready, and how long it waits for the answers.
+// The requests of a link to a ready node, and their deadlines.
 #include <algorithm>
 #include <memory>
 #include <utility>
@@ -12,10 +12,10 @@
 namespace pegaflow::cluster {
 namespace {
 
-/// What a peer that does not read may let pile up here.
+/// Limit of bytes queued for a peer that does not read.
 constexpr std::size_t kMaxQueued = std::size_t{4} << 20;
 
-/// Leases that ended here while the link was greeted anew; others run out at the owner.
+/// Limit of leases that ended here while the link was not ready; others run out at the owner.
 constexpr std::size_t kMostUnreleased = 1024;
 
 }  // namespace
@@ -25,7 +25,7 @@ Result<void> PeerLink::check_askable() {
   if (!is_ready()) return fail(Errc::kPeerLost, "the peer is not ready");
   if (!connection_->open.is_silent()) return {};
   ++stats_.withheld;
-  return fail(Errc::kBusy, "the peer owes answers");
+  return fail(Errc::kBusy, "answers of the peer are overdue");
 }
 
 void PeerLink::missed(OpenQuestions::Number question) {
@@ -48,7 +48,7 @@ kj::Promise<void> PeerLink::watch_silence() {
   if (left > Duration::zero()) {
     return timer.afterDelay(to_kj(left)).then([this]() { return watch_silence(); });
   }
-  // It may be this process that stood still, with the answer in its socket: that is read first.
+  // This process may have been suspended, with the answer in its socket: read that first.
   return timer.afterDelay(to_kj(options_.call_deadline)).then([this, since, patience]() {
     if (connection_->open.silent_since() == since) {
       drop(fmt::format("no answer for {}", format_duration(patience)));
@@ -58,8 +58,8 @@ kj::Promise<void> PeerLink::watch_silence() {
   });
 }
 
-/// Waits for an answer, for which the peer may work for `work`, until the deadline behind that.
-/// `decode` gets the answer also when it comes later; what it then returns is discarded.
+/// Waits for an answer, for which the peer may take `work`, until one call's deadline after that.
+/// `decode` receives late answers as well; their result is discarded.
 template <typename T, typename Answer, typename Decode>
 kj::Promise<Result<T>> PeerLink::answered(kj::Promise<Answer>&& answer, Duration work,
                                           Decode decode) {
@@ -88,8 +88,8 @@ kj::Promise<Result<T>> PeerLink::answered(kj::Promise<Answer>&& answer, Duration
   const Duration deadline = work + options_.call_deadline;
   return pair.promise
       .catch_([](kj::Exception&&) {
-        // The connection went, with all that was asked on it.
-        return Result<T>(fail(Errc::kPeerLost, "the peer went away"));
+        // The connection ended, and with it all of its calls.
+        return Result<T>(fail(Errc::kPeerLost, "the connection to the peer ended"));
       })
       .exclusiveJoin(io_.provider->getTimer().afterDelay(to_kj(deadline)).then([=, this]() {
         if (is_ready() && life() == asked_in) missed(question);
@@ -104,7 +104,7 @@ kj::Promise<Result<std::size_t>> PeerLink::locate(const Bytes32& space,
     return Result<std::size_t>(tl::unexpected<Error>(std::move(may.error())));
   }
   if (connection_->network.getCurrentQueueSize() > kMaxQueued) {
-    lost(life(), "it does not read what it is sent");
+    lost(life(), "the peer does not read its requests");
     return Result<std::size_t>(fail(Errc::kPeerLost, "the peer does not read"));
   }
   const Epoch epoch = epochs_.of(space);
@@ -119,7 +119,8 @@ kj::Promise<Result<std::size_t>> PeerLink::locate(const Bytes32& space,
       kj::Promise<Answer>(request.send()), Duration::zero(),
       [this, space, epoch, asked = keys.size()](Answer& answer, bool) -> Result<std::size_t> {
         if (answer.getSealed() > asked) {
-          return fail(Errc::kInternal, "it has {} of {} blocks", answer.getSealed(), asked);
+          return fail(Errc::kInternal, "the peer reports {} of {} blocks", answer.getSealed(),
+                      asked);
         }
         PEGA_TRY_LET(const bool is_same, is_of_epoch(space, epoch, answer.getEpoch()));
         return is_same ? answer.getSealed() : 0;
@@ -155,7 +156,7 @@ kj::Promise<Result<LeaseGrant>> PeerLink::lease(const Bytes32& space,
                               });
 }
 
-/// Whether an answer is of the epoch that was asked for, and is still ours.
+/// Whether an answer is of the epoch of the request, which is still that of this node.
 Result<bool> PeerLink::is_of_epoch(const Bytes32& space, const Epoch& asked,
                                    wire::Epoch::Reader answer) {
   if (!knows_epochs()) return epochs_.of(space).is_zero();
@@ -180,7 +181,7 @@ kj::Promise<Result<Epoch>> PeerLink::reset(const Bytes32& space, const Epoch& ep
   using Answer = capnp::Response<wire::Peer::ResetResults>;
   if (!is_ready()) return Result<Epoch>(fail(Errc::kPeerLost, "the peer is not ready"));
   if (!knows_epochs()) {
-    return Result<Epoch>(fail(Errc::kRefused, "peer {} is too old to be reset", address()));
+    return Result<Epoch>(fail(Errc::kRefused, "peer {} is too old to receive resets", address()));
   }
   auto request = connection_->peer->resetRequest();
   request.setSpace(data_of(space));
@@ -200,7 +201,8 @@ kj::Promise<Result<void>> PeerLink::await_job(const JobId& job, Duration patienc
     return Result<void>(fail(Errc::kRefused, "peer {} is too old to wait for jobs", address()));
   }
   if (connection_->waits >= kMaxWaits) {
-    return Result<void>(fail(Errc::kBusy, "{} wait for jobs of {} already", kMaxWaits, address()));
+    return Result<void>(
+        fail(Errc::kBusy, "{} calls wait for jobs of {} already", kMaxWaits, address()));
   }
   patience = std::clamp(patience, Duration::zero(), Duration(kLongestJobWait));
   const Duration asked = std::max<Duration>(patience - options_.call_deadline, patience * 3 / 4);
@@ -209,7 +211,7 @@ kj::Promise<Result<void>> PeerLink::await_job(const JobId& job, Duration patienc
   request.setMilliseconds(static_cast<std::uint32_t>(
       std::chrono::duration_cast<std::chrono::milliseconds>(asked).count()));
   ++connection_->waits;
-  // Given up or not, it is one of the peer's until that has answered.
+  // Even if its caller gave up, the wait counts until the peer has answered.
   auto sent = kj::Promise<Answer>(request.send()).attach(kj::defer([&waits = connection_->waits]() {
     --waits;
   }));

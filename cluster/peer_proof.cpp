@@ -19,15 +19,15 @@ namespace {
 constexpr std::size_t kMinSecretBytes = 16;
 constexpr std::size_t kMaxSecretBytes = 4096;
 constexpr std::size_t kMaxSecrets = 2;
-/// Even 16 random hexadecimal digits have fewer only once in some 100,000.
+/// 16 random hexadecimal digits have fewer only once in some 100,000 times.
 constexpr std::size_t kMinDifferentBytes = 6;
 
 /// BLAKE2b-256, piece by piece. Numbers count as 8 bytes, the least first, and texts come behind
-/// their length, so that no two lists look the same.
+/// their length, so that no two lists have the same digest input.
 class Digest {
  public:
   explicit Digest(std::span<const std::byte> key) {
-    // Chooses instructions, once; BLAKE2b has nothing that could fail.
+    // Selects CPU instructions once; BLAKE2b itself cannot fail.
     PEGA_ASSERT(::sodium_init() >= 0, "libsodium does not start");
     ::crypto_generichash_init(&state_, key.empty() ? nullptr : bytes_of(key), key.size(),
                               std::tuple_size_v<Bytes32>);
@@ -74,8 +74,8 @@ std::string_view without_space_at_end(std::string_view text) {
   return text.substr(0, last == std::string_view::npos ? 0 : last + 1);
 }
 
-/// The secrets of a file: what lies between lines without text. One of other bytes than those of
-/// text is one secret, in which two line ends are as likely as any other pair.
+/// The secrets of a file, which blank lines separate. A file with other bytes than text is one
+/// secret, in which two line ends are as likely as any other pair.
 std::vector<std::string_view> parts_of(std::string_view text) {
   const std::string_view whole = without_space_at_end(text);
   const bool is_text = std::all_of(whole.begin(), whole.end(), [](char byte) {
@@ -148,7 +148,7 @@ Result<PeerSecrets> PeerSecrets::read(const std::string& path) {
   for (const std::string_view one : parts_of(*text)) {
     if (one.size() < kMinSecretBytes || one.size() > kMaxSecretBytes) {
       return fail(Errc::kInvalidArgument,
-                  "--peer-secret-file {}: a secret has {} bytes, {} to {} are right", path,
+                  "--peer-secret-file {}: a secret has {} bytes, {} to {} are allowed", path,
                   one.size(), kMinSecretBytes, kMaxSecretBytes);
     }
     if (std::set<char>(one.begin(), one.end()).size() < kMinDifferentBytes) {
@@ -161,7 +161,7 @@ Result<PeerSecrets> PeerSecrets::read(const std::string& path) {
     secrets.shortest_ = std::min(secrets.shortest_, one.size());
   }
   if (secrets.all_.size() > kMaxSecrets) {
-    return fail(Errc::kInvalidArgument, "--peer-secret-file {}: {} secrets, {} are the limit", path,
+    return fail(Errc::kInvalidArgument, "--peer-secret-file {}: {} secrets, the limit is {}", path,
                 secrets.all_.size(), kMaxSecrets);
   }
   return secrets;
@@ -170,7 +170,7 @@ Result<PeerSecrets> PeerSecrets::read(const std::string& path) {
 const PeerSecret* PeerSecrets::find(PeerSecret::Side side, const PeerSecret::Greeting& greeting,
                                     std::span<const std::byte> proof) const {
   const PeerSecret* found = nullptr;
-  // All are compared, so that the time does not show which one it was.
+  // All are compared, so that the time does not reveal which one matched.
   for (const PeerSecret& secret : all_) {
     if (secret.is_proof(side, greeting, proof) && found == nullptr) found = &secret;
   }

@@ -1,6 +1,6 @@
 #pragma once
 /// \file
-/// What nodes show each other: that they know the secret, and which namespace they mean.
+/// The proofs by which nodes authenticate each other, and the names of namespaces among nodes.
 
 #include <cstddef>
 #include <cstdint>
@@ -16,22 +16,22 @@
 
 namespace pegaflow::cluster {
 
-/// From the kernel's random source.
+/// 32 bytes from the kernel's random source.
 Bytes32 random_bytes32();
 
-/// What the nodes of one cluster know and others do not.
+/// A secret that only the nodes of one cluster have.
 ///
-/// It never travels: each side proves with a keyed BLAKE2b over both challenges and both
-/// incarnations that it knows it. So a stranger learns nothing, and a proof is good for one
-/// connection and one direction. It does not hide or protect what is said afterwards. Immutable.
+/// It is never sent: each side proves with a keyed BLAKE2b over both challenges and both
+/// incarnations that it has the secret. So an observer learns nothing, and a proof is valid for one
+/// connection and one direction. Later messages are neither encrypted nor authenticated. Immutable.
 class PeerSecret {
  public:
-  /// That of nodes without a secret: whoever reaches one may enter.
+  /// The secret of nodes without a secret file, which admit every host that reaches them.
   PeerSecret() = default;
   explicit PeerSecret(std::string_view text);
 
   enum class Side : std::uint8_t { kDialer = 1, kAnswerer = 2 };
-  /// What was said before a proof.
+  /// The messages that a proof covers.
   struct Greeting {
     Id128 dialer;  ///< Incarnations.
     Id128 answerer;
@@ -40,7 +40,7 @@ class PeerSecret {
   };
   /// The proof of `side`.
   [[nodiscard]] Bytes32 prove(Side side, const Greeting& greeting) const;
-  /// Whether `proof` is that of `side`, in the same time whatever it is.
+  /// Whether `proof` is that of `side`, in constant time.
   [[nodiscard]] bool is_proof(Side side, const Greeting& greeting,
                               std::span<const std::byte> proof) const;
 
@@ -52,14 +52,14 @@ class PeerSecret {
 
 /// The content of --peer-secret-file: one secret, or two while one replaces the other.
 ///
-/// A node accepts either and proves itself with the first, as answerer; as dialer with the one that
-/// the answerer proved. docs/nodes.md has the order of a rotation. A value.
+/// A node accepts either. It proves itself with the first as answerer, and as dialer with the one
+/// that the answerer has proved. docs/nodes.md has the order of a rotation. A value.
 class PeerSecrets {
  public:
-  /// Those of nodes without a secret file.
+  /// The secrets of nodes without a secret file.
   PeerSecrets() : all_(1) {}
-  /// White space at the end of a secret does not count. In a file of text a line without text
-  /// separates two secrets; a secret may have several lines, and one of other bytes is a whole.
+  /// White space at the end of a secret is ignored. In a text file a blank line separates two
+  /// secrets, of several lines each if need be; a file with other bytes than text is one secret.
   /// Errors: kRefused when the file cannot be read, or others than its owner and group may read it;
   /// kInvalidArgument for a secret of fewer than 16 bytes or more than 4096, with fewer than 6
   /// different bytes, and for more than two.
@@ -69,7 +69,7 @@ class PeerSecrets {
   [[nodiscard]] std::size_t count() const noexcept { return all_.size(); }
   /// Bytes of the shortest secret; 0 without a file.
   [[nodiscard]] std::size_t shortest() const noexcept { return shortest_; }
-  /// The secret that `proof` of `side` was made with; nullptr: none of ours.
+  /// The secret that `proof` of `side` was made with; nullptr: none of them.
   [[nodiscard]] const PeerSecret* find(PeerSecret::Side side, const PeerSecret::Greeting& greeting,
                                        std::span<const std::byte> proof) const;
   bool operator==(const PeerSecrets&) const = default;
@@ -79,8 +79,8 @@ class PeerSecrets {
   std::size_t shortest_ = 0;
 };
 
-/// A namespace by the name that every node gives it: BLAKE2b-256 over its canonical factors and the
-/// bytes of its pages, shard by shard. Equal names are equal namespaces, whoever chose the factors.
+/// The name of a namespace among nodes: BLAKE2b-256 over its canonical factors and the bytes of its
+/// pages, shard by shard. Equal names are equal namespaces.
 Bytes32 space_name(std::span<const engine::NamespaceFactor> canonical,
                    std::span<const std::uint64_t> page_bytes);
 

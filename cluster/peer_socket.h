@@ -1,6 +1,6 @@
 #pragma once
 /// \file
-/// Options of the sockets between servers, the same at both ends.
+/// Options of the sockets between nodes, the same at both ends.
 
 #include <netinet/in.h>
 #include <netinet/tcp.h>
@@ -8,11 +8,10 @@
 
 namespace pegaflow::cluster {
 
-/// Sets what a control connection between nodes needs, by `set(level, option, value)`: answers
-/// leave at once, and a connection whose other end is gone without a word ends within about 7 s
-/// when it is idle (a probe after 5 s, the user timeout 2 s later) and within 2 s when data is
-/// unanswered. The kernel's defaults are 2 hours, for which the dead connection would keep its
-/// place.
+/// Sets what a control connection between nodes needs, by `set(level, option, value)`: answers are
+/// sent at once, and a connection whose other end disappeared ends within about 7 s when it is idle
+/// (a probe after 5 s, the user timeout 2 s later) and within 2 s when data is unacknowledged. With
+/// the kernel's defaults the dead connection would keep its place for 2 hours.
 template <typename Set>
 void prepare_peer_socket(Set&& set) {
   constexpr int kUserTimeoutMs = 2000;

@@ -38,7 +38,8 @@ kj::Promise<Result<void>> Peers::await_job(const Id128& node, const JobId& job, 
   });
   if (found == links_.end()) {
     ++waits_.unknown;
-    return Result<void>(fail(Errc::kGone, "job {} is of a server that is not at hand", job.number));
+    return Result<void>(
+        fail(Errc::kGone, "job {} belongs to a server that is not connected", job.number));
   }
   ++waits_.waiting;
   return (*found)

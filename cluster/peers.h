@@ -1,6 +1,6 @@
 #pragma once
 /// \file
-/// All other nodes of the cluster: a list of addresses, each asked directly.
+/// All other nodes of the cluster: a list of addresses, each queried directly.
 
 #include <cstdint>
 #include <functional>
@@ -16,46 +16,47 @@
 
 namespace pegaflow::cluster {
 
-/// The links to the peers, and questions to all of them at once.
+/// The links to the peers, and requests to all of them at once.
 ///
-/// A question goes to each peer that is ready, so that the number of nodes is bounded by what one
-/// may ask at once: docs/nodes.md. Thread-bound: the RPC thread.
+/// A request is sent to each ready peer, so the number of requests that one lookup may cause bounds
+/// the number of nodes: docs/nodes.md. Thread-bound: the RPC thread.
 class Peers final : public Lenders, private kj::TaskSet::ErrorHandler {
  public:
   static constexpr std::size_t kMaxPeers = 64;
 
   struct Options {
     std::vector<std::string> addresses;  ///< At most kMaxPeers.
-    PeerLink::Options link{};            ///< Of each, but for the address.
+    PeerLink::Options link{};            ///< For each link, except for the address.
   };
 
-  /// All outlive it. `changed` is called when the state of a peer has. Dials at once.
+  /// All arguments outlive it. `changed` is called after the state of a peer has changed. Dials at
+  /// once.
   Peers(kj::AsyncIoContext& io, const OwnNode& own, Epochs& epochs, const Options& options,
         Lanes& lanes, const std::function<void()>& changed);
 
-  /// False also until the first attempt to reach each peer is over: a node that has restarted asks
-  /// for nothing before all that can be reached have given it their epochs.
+  /// False also until the first attempt to reach each peer is over: a restarted node requests no
+  /// blocks before all reachable peers have sent it their epochs.
   [[nodiscard]] bool has_ready() const override;
 
   [[nodiscard]] const std::vector<std::unique_ptr<PeerLink>>& links() const noexcept {
     return links_;
   }
 
-  /// Whether a link leads to that node, or is to lead to that address and has not got there.
+  /// Whether a link leads to that node, or is configured with that address and not connected.
   [[nodiscard]] bool names(const Id128& node, const std::string& address) const;
 
-  /// Waits for a job at that life of a node; see PeerLink::await_job. Errors: kGone when no link
-  /// has that node at its other end, or it is lost meanwhile; kRefused when it is too old; kTimeout
-  /// and kBusy.
+  /// Waits for a job at that incarnation of a node; see PeerLink::await_job. Errors: kGone when no
+  /// link leads to that node, or it is lost meanwhile; kRefused when it is too old; kTimeout and
+  /// kBusy.
   kj::Promise<Result<void>> await_job(const Id128& node, const JobId& job, Duration patience);
 
-  /// Of await_job().
+  /// The counters of await_job().
   struct Waits {
     std::size_t waiting = 0;  ///< Now.
     // Since the start.
     std::uint64_t over = 0;
-    std::uint64_t gone = 0;     ///< The engine there, or the node, meanwhile.
-    std::uint64_t unknown = 0;  ///< No such node was at hand: nobody was asked.
+    std::uint64_t gone = 0;     ///< The engine or the node was lost meanwhile.
+    std::uint64_t unknown = 0;  ///< No link leads to that node: nothing was sent.
     std::uint64_t timed_out = 0;
     std::uint64_t busy = 0;
     std::uint64_t refused = 0;  ///< The node is too old.

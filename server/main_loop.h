@@ -1,6 +1,6 @@
 #pragma once
 /// \file
-/// The loop of the RPC thread, one measured turn after the other.
+/// The event loop of the RPC thread, with each iteration measured.
 
 #include <ctime>
 
@@ -19,13 +19,13 @@ inline Duration thread_cpu_time() noexcept {
   return std::chrono::seconds(now.tv_sec) + std::chrono::nanoseconds(now.tv_nsec);
 }
 
-/// Runs KJ's loop until `is_done()` after a turn, and records how long each turn took: from the
-/// moment that descriptors or timers fired to the moment that nothing is left to do about them.
-/// That is how long a request may wait that arrives just then. `turns_cpu` has the same in
-/// processor time: on a machine that others share only that tells what the turn itself costs.
+/// Runs KJ's loop until `is_done()` returns true after an iteration, and records the duration of
+/// each iteration: from the moment that descriptors or timers fire until no event is left to
+/// handle. A request that arrives meanwhile may wait that long. `turns_cpu` has the same in
+/// processor time, which excludes what other programs on the machine use.
 ///
-/// KJ 0.9.2 has no hook for this, so the event port is waited for here, and evalLast() tells when
-/// the queue has run empty.
+/// KJ 0.9.2 has no hook for this, so the event port is waited for here, and evalLast() marks the
+/// moment at which the queue is empty.
 inline void run_loop(kj::AsyncIoContext& io, const Clock& clock, Histogram& turns,
                      Histogram& turns_cpu, kj::Function<bool()> is_done) {
   while (!is_done()) {

@@ -16,16 +16,16 @@ namespace {
 
 constexpr Log kLog{"peers"};
 
-/// Connections that peers may make: a restarted one may have two for a moment.
+/// The limit of connections from peers: a restarted peer may have two for a moment.
 constexpr std::size_t kConnectionsFromPeers = 4 * cluster::Peers::kMaxPeers;
 
-/// A question of 8,192 keys has 256 KiB; a greeting has next to nothing.
+/// A request with 8,192 keys has 256 KiB; a greeting is small.
 constexpr BoundedStream::Limits kPeerLimits{.hello_words = 1024,
                                             .message_words = std::size_t{256} << 10,
                                             .questions = 1024,
                                             .queued_bytes = std::size_t{16} << 20};
 
-/// The secret file is looked at this often: one stat().
+/// The interval between checks of the secret file, of one stat() each.
 constexpr kj::Duration kSecretCheck = 1 * kj::SECONDS;
 
 /// A secret of 32 random bytes cannot be guessed, in whatever digits it is written.
@@ -38,7 +38,7 @@ void warn_of_short(const cluster::PeerSecrets& secrets) {
       secrets.shortest());
 }
 
-/// The host of "HOST:PORT", to have another port.
+/// The host of "HOST:PORT", with any port.
 std::string on_any_port(const std::string& address) {
   return address.substr(0, address.rfind(':')) + ":0";
 }
@@ -56,12 +56,12 @@ Result<std::optional<Nodes::Plan>> Nodes::plan(const ServerOptions& options,
     if (!options.peer_secret_file.empty() || !options.peer_fabric_listen.empty() ||
         options.require_rdma || !options.nics.empty() || !options.deny_nics.empty()) {
       return fail(Errc::kInvalidArgument,
-                  "options of other nodes need --peers or --peer-listen, which name them");
+                  "options about other nodes need --peers or --peer-listen");
     }
     return std::optional<Plan>();
   }
   if (options.peers.size() > cluster::Peers::kMaxPeers) {
-    return fail(Errc::kInvalidArgument, "--peers: {} nodes, {} are the limit", options.peers.size(),
+    return fail(Errc::kInvalidArgument, "--peers: {} nodes, the limit is {}", options.peers.size(),
                 cluster::Peers::kMaxPeers);
   }
   Plan plan;
@@ -101,12 +101,12 @@ Result<std::optional<Nodes::Plan>> Nodes::plan(const ServerOptions& options,
                                                  : "127.0.0.1:0";
   const auto address = tcp::SocketAddress::parse(fabric_listen);
   if (!address || address->is_wildcard()) {
-    return fail(Errc::kInvalidArgument,
-                "{}: peers are told where to read the bytes; name an IP address of this machine "
-                "with --peer-fabric-listen IP:PORT",
-                options.peer_fabric_listen.empty()
-                    ? "--peer-listen " + options.peer_listen
-                    : "--peer-fabric-listen " + options.peer_fabric_listen);
+    return fail(
+        Errc::kInvalidArgument,
+        "{}: peers need an address to read the bytes from; name an IP address of this machine "
+        "with --peer-fabric-listen IP:PORT",
+        options.peer_fabric_listen.empty() ? "--peer-listen " + options.peer_listen
+                                           : "--peer-fabric-listen " + options.peer_fabric_listen);
   }
   PEGA_TRY_LET(plan.lanes, cluster::Lanes::plan({.nics = options.nics,
                                                  .deny_nics = options.deny_nics,
@@ -166,7 +166,7 @@ Result<std::unique_ptr<Nodes>> Nodes::start(kj::AsyncIoContext& io, Plan plan, e
     });
   }
   const NodesReport report = nodes->report();
-  kLog.info("among other nodes lanes={} peers={} listen={}{}", fmt::join(report.lanes, ","),
+  kLog.info("other nodes configured lanes={} peers={} listen={}{}", fmt::join(report.lanes, ","),
             report.peers.size(), report.listen.empty() ? "nowhere" : report.listen,
             report.why_not_rdma.empty() ? "" : fmt::format(" no_rdma=\"{}\"", report.why_not_rdma));
   return nodes;
@@ -174,20 +174,19 @@ Result<std::unique_ptr<Nodes>> Nodes::start(kj::AsyncIoContext& io, Plan plan, e
 
 kj::Promise<void> Nodes::watch_secrets() {
   return io_.provider->getTimer().afterDelay(kSecretCheck).then([this]() {
-    // Permissions that are put right change nothing that a stamp shows: a bad file is tried each
-    // time.
+    // Corrected permissions do not change the stamp, so a bad file is read again each time.
     if (plan_.secret_at->has_changed() || !secrets_.is_file_good) read_secrets();
     return watch_secrets();
   });
 }
 
-/// The connections that there are stay: a proof is for a greeting.
+/// Open connections stay: a proof is for one greeting.
 void Nodes::read_secrets() {
   auto read = cluster::PeerSecrets::read(plan_.secret_file);
   if (!read) {
     if (!std::exchange(secrets_.is_file_good, false)) return;
     ++secrets_.rejected;
-    kLog.error("the changed secret file is not used, the former secrets stay reason=\"{}\"",
+    kLog.error("the changed secret file is rejected, the former secrets stay in use reason=\"{}\"",
                read.error().detail);
     return;
   }

@@ -1,6 +1,6 @@
 #pragma once
 /// \file
-/// All that has to do with other nodes, put together: the lanes, the peers, and what is fetched.
+/// Everything that concerns other nodes, assembled: the lanes, the peers and the fetches.
 
 #include <cstdint>
 #include <functional>
@@ -25,61 +25,61 @@
 
 namespace pegaflow::server {
 
-/// What /health and /metrics say of other nodes. A plain value.
+/// The part of /health and /metrics about other nodes. A plain value.
 struct NodesReport {
   struct Peer {
     std::string address;
     cluster::PeerLink::Stats link;
-    double bytes_per_second = 0;     ///< At which it is read from, lately; 0: not known.
-    std::uint64_t queued_bytes = 0;  ///< That were asked for and have not arrived.
+    double bytes_per_second = 0;     ///< The recent rate of reads from it; 0: unknown.
+    std::uint64_t queued_bytes = 0;  ///< Requested and not arrived.
   };
-  Id128 node;                              ///< Our incarnation.
-  std::vector<std::string> lanes;          ///< That are open here, best first: "rdma", "tcp".
-  std::vector<std::string> cards;          ///< Of the lane over RDMA.
-  std::vector<std::string> refused_cards;  ///< And why.
-  std::string why_not_rdma;                ///< Empty: it is there.
-  std::string listen;                      ///< Where peers reach us; empty: nowhere.
+  Id128 node;                              ///< The incarnation of this node.
+  std::vector<std::string> lanes;          ///< Open at this node, best first: "rdma", "tcp".
+  std::vector<std::string> cards;          ///< Cards of the RDMA lane.
+  std::vector<std::string> refused_cards;  ///< Unused cards, with the reason.
+  std::string why_not_rdma;                ///< Empty: there is an RDMA lane.
+  std::string listen;                      ///< Where peers reach this node; empty: they cannot.
   std::vector<Peer> peers;
   Fetches::Stats fetches;
   cluster::Peers::Waits waits;
   PeerContext::Counters gate;
-  RpcCounters rpc;  ///< Of connections that peers made.
-  /// Of --peer-secret-file.
+  RpcCounters rpc;  ///< Counters of connections from peers.
+  /// The state of --peer-secret-file.
   struct Secrets {
     bool has_file = false;
-    bool is_file_good = true;   ///< It was when it was last looked at.
-    std::size_t accepted = 0;   ///< Secrets of which a peer may prove either.
-    std::uint64_t changed = 0;  ///< Times that other secrets were read.
+    bool is_file_good = true;   ///< As of the last check.
+    std::size_t accepted = 0;   ///< Secrets that a peer may prove.
+    std::uint64_t changed = 0;  ///< Changes to other secrets.
     std::uint64_t rejected = 0;
   };
   Secrets secrets;
 };
 
-/// This node among others.
+/// The connections of this node to the other nodes of its cluster.
 ///
-/// Without --peers and --peer-listen there is none of it: no thread, no socket, no timer. The whole
-/// pool is one region of each lane, lent while a lease runs. Thread-bound: the RPC thread.
+/// Without --peers and --peer-listen it does not exist, with no thread, no socket and no timer. The
+/// whole pool is one region of each lane, lent while a lease runs. Thread-bound: the RPC thread.
 class Nodes {
  public:
-  /// What the options mean, checked and bound before anything else starts.
+  /// The options, validated and with their sockets bound, before anything else starts.
   struct Plan {
     cluster::OwnNode own;
     cluster::Peers::Options peers;
     std::optional<TcpListener> listener;
     cluster::Lanes::Plan lanes;
     Fetches::Options fetches;
-    std::string secret_file;                 ///< Empty: there is none.
-    std::optional<WatchedFile> secret_at{};  ///< As it was before it was read.
+    std::string secret_file;                 ///< Empty: none.
+    std::optional<WatchedFile> secret_at{};  ///< Its state before it was read.
   };
-  /// No value when no other node was named and nobody is to reach us.
-  /// Called before there are other threads: it may load UCX, which reads the environment.
+  /// No value when the options name no other node and no address to listen at. To be called before
+  /// other threads start: it may load UCX, which reads the environment.
   /// Errors: kInvalidArgument for options that contradict each other or make no sense; kRefused for
   /// --require-rdma where there is no RDMA, a secret that cannot be read, or an address that is
   /// taken.
   static Result<std::optional<Plan>> plan(const ServerOptions& options, const std::string& build);
 
-  /// Registers the pool, listens and dials. All outlive it; `changed` is called when the state of a
-  /// peer has.
+  /// Registers the pool, listens and dials. All arguments outlive the result. `changed` is called
+  /// after the state of a peer has changed.
   /// Errors: those of the lanes.
   static Result<std::unique_ptr<Nodes>> start(kj::AsyncIoContext& io, Plan plan, engine::Pool& pool,
                                               CacheService& service, Background& background,
@@ -93,7 +93,8 @@ class Nodes {
   [[nodiscard]] cluster::Peers& peers() noexcept { return *peers_; }
   [[nodiscard]] Fetches& fetches() noexcept { return *fetches_; }
   [[nodiscard]] cluster::EpochWatches& watches() noexcept { return *watches_; }
-  /// Of batches: read them, in a turn of the loop, when the mailbox has something.
+  /// Completions of batches. Once the mailbox is readable, call read_completions() in an event-loop
+  /// iteration.
   [[nodiscard]] Mailbox<Fabric::Completion>& completions() noexcept {
     return lanes_->completions();
   }
@@ -116,7 +117,7 @@ class Nodes {
   std::unique_ptr<RpcServer> rpc_;
   kj::AsyncIoContext& io_;
   NodesReport::Secrets secrets_;
-  kj::Promise<void> watching_ = nullptr;  ///< The secret file.
+  kj::Promise<void> watching_ = nullptr;  ///< Watches the secret file.
 };
 
 }  // namespace pegaflow::server

@@ -31,39 +31,37 @@ void ServerOptions::declare(OptionTable& table) {
   table.text("numa", numa,
              "Where the pool lies on a machine with several NUMA nodes. auto: a part on each, and "
              "pages near the engine's worker that writes them; interleave: page by page over all "
-             "of them; off: where the kernel puts it. With one node they are the same.");
+             "of them; off: where the kernel puts it. With one NUMA node they are the same.");
   table.duration("pool-wait", pool_wait, Duration::zero(), minutes(60),
-                 "How long to wait for memory that a previous server's clients have yet to give "
-                 "back: they unmap within a second, and a person may have to end a stopped one.");
+                 "How long to wait for memory that clients of a previous server still hold: they "
+                 "unmap it within a second, but a stopped client has to be ended by hand.");
   table.text("socket-group", socket_group,
              "Group of the socket and of a directory made for it, so that engines of other users "
              "can reach it; their uids go into --allow-uid.");
   table.list("allow-uid", allow_uid,
-             "Users beside our own and root whose processes may connect. All of them share the "
-             "pool, so they have to trust each other.");
-  table.text(
-      "ready-file", ready_file,
-      "A file that is written once the server is ready: JSON with socket, http, pid and, among "
-      "other nodes, peer_listen.");
+             "Users whose processes may connect, beside root and the server's own user. All of "
+             "them share the pool, so they have to trust each other.");
+  table.text("ready-file", ready_file,
+             "A file that is written once the server is ready: JSON with socket, http, pid and, if "
+             "other nodes are configured, peer_listen.");
   table.text("log-level", log_level, "trace, debug, info, warn, error or off.");
 
   table.integer("max-connections", max_connections, 1, 65536,
-                "Connections at once; beyond it those that never said hello are closed, oldest "
-                "first, then new ones. An engine needs two.");
-  table.duration(
-      "hello-timeout", hello_timeout, milliseconds(10), minutes(10),
-      "A connection that has not said hello by then is closed: a client says it at once.");
+                "Limit of open connections. Beyond it, connections without a hello are closed, "
+                "oldest first, and then new ones. An engine needs two.");
+  table.duration("hello-timeout", hello_timeout, milliseconds(10), minutes(10),
+                 "A connection without a hello by then is closed. A client sends it at once.");
   table.integer("instance-share-percent", instance_share_percent, 1, 100,
-                "Of the pool, how much the claims and pins of one engine may hold, so that "
+                "The share of the pool that the claims and pins of one engine may hold, so that "
                 "two engines can always load at once.");
   table.integer("node-share-percent", node_share_percent, 1, 100,
-                "Of the pool, how much all claims and pins may hold; the rest stays "
-                "evictable, so that saves go on.");
+                "The share of the pool that all claims and pins together may hold. The rest stays "
+                "evictable, so that saves continue.");
   table.duration("reservation-timeout", reservation_timeout, milliseconds(100), minutes(60),
-                 "A save that has not been published by then is forgotten. A copy takes "
-                 "milliseconds; this is for an engine that hangs.");
+                 "A save that is not published by then is dropped. A copy takes milliseconds; this "
+                 "limit is for an engine that hangs.");
   table.text("eviction", eviction,
-             "Which block goes when the pool is full: " + engine::eviction_names() +
+             "Which block is evicted when the pool is full:  " + engine::eviction_names() +
                  ". The default is the one with the most hits over many sizes and workloads; see "
                  "docs/operations.md.");
   table.flag("enable-lfu-admission", enable_lfu_admission,
@@ -71,17 +69,16 @@ void ServerOptions::declare(OptionTable& table) {
   table.flag("disable-lfu-admission", disable_lfu_admission,
              "The same as --eviction lru: only how long ago a block was used counts.");
   table.list("metric-hll-windows", metric_windows,
-             "Times, from 1m to 7d and eight at most, over which /metrics shows hit rates, their "
-             "ceilings and working sets; see docs/operations.md.");
+             "Windows, from 1m to 7d and eight at most, over which /metrics reports hit rates, "
+             "their ceilings and working sets; see docs/operations.md.");
 
   table.list("peers", peers,
-             "HOST:PORT of the --peer-listen of each other node, 64 at most. Blocks that are not "
-             "here are looked for at all of them. This node may be in the list, so that all nodes "
-             "can have the same.");
-  table.text(
-      "peer-listen", peer_listen,
-      "HOST:PORT where other nodes ask for blocks of this one; port 0 picks one and logs it. "
-      "Without it they cannot.");
+             "HOST:PORT of the --peer-listen of each other node, 64 at most. Blocks that are "
+             "missing here are requested from all of them. The list may contain this node, so that "
+             "all nodes can use the same list.");
+  table.text("peer-listen", peer_listen,
+             "HOST:PORT where other nodes request blocks from this one; port 0 picks one and logs "
+             "it. Without it no other node can read from this one.");
   table.text("peer-fabric-listen", peer_fabric_listen,
              "IP:PORT from which other nodes read the bytes. By default the host of --peer-listen "
              "and any port; needed where that is 0.0.0.0, since this address is sent to peers.");
@@ -96,25 +93,24 @@ void ServerOptions::declare(OptionTable& table) {
       "How long a lookup or a claim waits for a peer's response: below the 20 ms that the "
       "connector waits for a claim. A peer that misses it receives no further requests until it "
       "responds, and counts as lost after three times this long, at least 500 ms.");
-  table.duration(
-      "fetch-deadline", fetch_deadline, milliseconds(10), seconds(8),
-      "How long blocks may take to come from other nodes, from the claim on; what is not "
-      "there by then is computed. Below the 10 s for which peers lend, less a second.");
-  table.list("nics", nics,
-             "RDMA cards for reading from other nodes: mlx5_0, mlx5_0:1 for one port, mlx5_* for "
-             "all that begin so; none: sockets only. By default all whose link is up.");
+  table.duration("fetch-deadline", fetch_deadline, milliseconds(10), seconds(8),
+                 "How long a fetch from other nodes may take, from the claim on; blocks that have "
+                 "not arrived by then are computed. At most 8 s, because peers lend for 10 s.");
   table.list(
-      "deny-nics", deny_nics,
-      "RDMA cards that are not used, in the words of --nics: those of a storage network, for "
-      "example.");
+      "nics", nics,
+      "RDMA cards for reading from other nodes: mlx5_0, mlx5_0:1 for one port, mlx5_* for all "
+      "whose names begin so; none: sockets only. The default is every card whose link is up.");
+  table.list("deny-nics", deny_nics,
+             "RDMA cards that are not used, in the syntax of --nics: for example those of a "
+             "storage network.");
   table.flag("require-rdma", require_rdma,
-             "Refuse to start without RDMA, and neither read from other nodes nor be read from "
-             "over TCP sockets.");
+             "Refuse to start without RDMA, and use no TCP sockets for blocks, neither to read "
+             "from other nodes nor to serve them.");
 
   const char* const no_device = "the server uses no GPU; each engine drives its own copies.";
   table.ignored("devices", true, no_device);
   table.ignored("device", true, no_device);
-  table.ignored("hint-value-size", true, "each engine says the size of its pages.");
+  table.ignored("hint-value-size", true, "each engine reports the size of its pages.");
   table.ignored("metric-hll-bucket-bits", true,
                 "sketches have 4,096 registers, for a standard error below 2 %.");
   table.ignored("metrics-addr", true, "metrics are served at --http-addr.");
@@ -133,7 +129,7 @@ Result<std::vector<std::uint32_t>> ServerOptions::allowed_uids() const {
     const char* const end = text.data() + text.size();
     const auto [rest, status] = std::from_chars(text.data(), end, uid);
     if (status != std::errc() || rest != end) {
-      return fail(Errc::kInvalidArgument, "--allow-uid: \"{}\" is no user id", text);
+      return fail(Errc::kInvalidArgument, "--allow-uid: \"{}\" is not a user id", text);
     }
     uids.push_back(uid);
   }
@@ -165,16 +161,17 @@ Result<engine::EvictionKind> ServerOptions::eviction_policy() const {
 Result<std::vector<seconds>> ServerOptions::window_lengths() const {
   std::vector<seconds> lengths;
   for (const std::string& text : metric_windows) {
-    // Days are for windows only: every other time of ours is short.
+    // Days are for windows only: all other times are short.
     const bool is_days = !text.empty() && (text.back() == 'd' || text.back() == 'D');
     const std::string in_hours = is_days ? text.substr(0, text.size() - 1) + "h" : text;
     const auto parsed = parse_duration(in_hours);
     const Duration length = parsed ? *parsed * (is_days ? 24 : 1) : Duration::zero();
     if (length <= Duration::zero() || length % seconds(1) != Duration::zero()) {
-      return fail(Errc::kInvalidArgument,
-                  "--metric-hll-windows: \"{}\" is no time of whole seconds; write for example "
-                  "5m, 1h or 1d",
-                  text);
+      return fail(
+          Errc::kInvalidArgument,
+          "--metric-hll-windows: \"{}\" is not a whole number of seconds; write for example "
+          "5m, 1h or 1d",
+          text);
     }
     lengths.push_back(std::chrono::duration_cast<seconds>(length));
   }

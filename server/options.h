@@ -1,6 +1,6 @@
 #pragma once
 /// \file
-/// Everything that can be told to pegaflow-server.
+/// The options of pegaflow-server.
 
 #include <cstdint>
 #include <string>
@@ -52,17 +52,16 @@ struct ServerOptions {
   void declare(OptionTable& table);
 
   /// The uids of `allow_uid`.
-  /// Errors: kInvalidArgument for one that is no number.
+  /// Errors: kInvalidArgument for a text that is not a number.
   [[nodiscard]] Result<std::vector<std::uint32_t>> allowed_uids() const;
-  /// What `numa` names.
-  /// Errors: kInvalidArgument for no name of a policy.
+  /// The policy that `numa` names.
+  /// Errors: kInvalidArgument for an unknown name.
   [[nodiscard]] Result<engine::NumaPolicy> numa_policy() const;
-  /// What `eviction` names, or the two flags that stand for a name.
-  /// Errors: kInvalidArgument for no name of a policy, and for flags that contradict it or each
-  /// other.
+  /// The policy that `eviction` names, or one of the two flags that stand for a name.
+  /// Errors: kInvalidArgument for an unknown name, and for flags that contradict it or each other.
   [[nodiscard]] Result<engine::EvictionKind> eviction_policy() const;
   /// The lengths of `metric_windows`.
-  /// Errors: kInvalidArgument for one that is no time of whole seconds.
+  /// Errors: kInvalidArgument for a window that is not a whole number of seconds.
   [[nodiscard]] Result<std::vector<std::chrono::seconds>> window_lengths() const;
 };
 

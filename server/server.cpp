@@ -40,13 +40,14 @@ constexpr Log kLog{"server"};
 
 /// Descriptors beside those of clients: the pool, listeners, event loops, HTTP, files.
 constexpr std::uint64_t kOwnDescriptors = 256;
-/// A connection's socket, its pidfd, and the pidfd of one that parted.
+/// A connection's socket, its pidfd, and the pidfd of a detached one.
 constexpr std::uint64_t kDescriptorsPerConnection = 3;
 
-/// Of another node, either way: its control connection and the sockets of its lane.
+/// For a peer in one direction: its control connection and the sockets of its lane.
 constexpr std::uint64_t kDescriptorsPerPeer = 5;
 
-/// Descriptors for other nodes. As many come as are listed; of a node without a list, any number.
+/// Descriptors for other nodes. As many nodes dial this one as it lists; one without a list may be
+/// dialed by any.
 std::uint64_t descriptors_for_peers(const ServerOptions& options) {
   const std::uint64_t dialed = options.peers.size();
   const std::uint64_t dialing = options.peer_listen.empty() ? 0
@@ -55,8 +56,8 @@ std::uint64_t descriptors_for_peers(const ServerOptions& options) {
   return (dialed + dialing) * kDescriptorsPerPeer;
 }
 
-/// Raises the limit of descriptors to what the kernel allows, and returns how many connections
-/// of clients fit beside `own`.
+/// Raises the limit of descriptors to the kernel's maximum, and returns the number of client
+/// connections that fit beside `own`.
 std::size_t connections_that_fit(std::size_t wanted, std::uint64_t own) {
   rlimit limit{};
   if (::getrlimit(RLIMIT_NOFILE, &limit) != 0) return wanted;
@@ -67,13 +68,13 @@ std::size_t connections_that_fit(std::size_t wanted, std::uint64_t own) {
   const std::size_t fit = std::max<std::size_t>(1, usable / kDescriptorsPerConnection);
   if (fit >= wanted) return wanted;
   kLog.warn(
-      "fewer connections than asked for: the limit of descriptors is low connections={} "
-      "asked={} ulimit_n={}",
+      "fewer connections than configured: the limit of descriptors is low connections={} "
+      "configured={} ulimit_n={}",
       fit, wanted, limit.rlim_cur);
   return fit;
 }
 
-/// Written beside and renamed, so that a reader never sees half of it.
+/// Writes a temporary file and renames it, so that a reader never sees half of it.
 Result<void> write_ready_file(const std::string& path, const nlohmann::json& content) {
   const std::string temporary = path + ".tmp";
   std::ofstream file(temporary, std::ios::trunc);
@@ -87,11 +88,10 @@ Result<void> write_ready_file(const std::string& path, const nlohmann::json& con
   return {};
 }
 
-/// Program and version, for the logs of others.
+/// Program and version, for the logs of clients and peers.
 std::string build() { return fmt::format("pegaflow-server {}", kVersion); }
 
-/// Which part of the pool is near each node of the machine: its own, or that of the node next to
-/// it.
+/// The part of the pool near each NUMA node: its own, or that of the nearest NUMA node with a part.
 std::map<std::int32_t, std::uint32_t> part_of_node(const NumaTopology& topology,
                                                    const engine::PoolPlacement& placement) {
   std::map<std::int32_t, std::uint32_t> parts;
@@ -104,11 +104,11 @@ std::map<std::int32_t, std::uint32_t> part_of_node(const NumaTopology& topology,
   return parts;
 }
 
-/// Says what is not as it was asked for.
+/// Logs how the placement differs from the requested one.
 void tell_placement(const engine::PoolPlacement& placement) {
   if (!placement.refused.empty()) {
     kLog.warn(
-        "the pool is not placed by NUMA node, engines may reach over to another's memory "
+        "the pool is not placed by NUMA node, engines may access remote memory "
         "reason=\"{}\"",
         placement.refused);
   }
@@ -152,8 +152,8 @@ class Server final : private kj::TaskSet::ErrorHandler {
     http_socket_ = http_socket.path().string();
     PEGA_TRY_LET(http_, HttpServer::start(std::move(http_listener), std::move(http_socket),
                                           std::move(http_options), questions_));
-    kLog.info("answering http address={}", http_address_);
-    kLog.info("answering http socket={}", http_socket_);
+    kLog.info("serving http address={}", http_address_);
+    kLog.info("serving http socket={}", http_socket_);
     tasks_.add(wait_for_signal());
     PEGA_TRY_LET(
         preparation_,
@@ -177,7 +177,7 @@ class Server final : private kj::TaskSet::ErrorHandler {
   }
 
  private:
-  /// Calls `read` in a turn of the loop when `mailbox` has something.
+  /// Calls `read` in an event-loop iteration once `mailbox` is readable.
   template <typename T>
   void watch_mailbox(kj::Own<kj::UnixEventPort::FdObserver>& observer, Mailbox<T>& mailbox,
                      std::function<void()> read) {
@@ -199,7 +199,7 @@ class Server final : private kj::TaskSet::ErrorHandler {
         .then([this](siginfo_t info) {
           kLog.info("stopping signal={}", info.si_signo == SIGTERM ? "SIGTERM" : "SIGINT");
           is_stopping_ = true;
-          // From now on a signal ends the process, whatever it hangs in.
+          // From now on a signal ends the process, even if a step of the shutdown hangs.
           std::signal(SIGTERM, SIG_DFL);
           std::signal(SIGINT, SIG_DFL);
           sigset_t both;
@@ -212,7 +212,7 @@ class Server final : private kj::TaskSet::ErrorHandler {
 
   void publish(Health health) { http_->publish_health(std::move(health)); }
 
-  /// Again whenever a peer comes or goes.
+  /// Called again whenever the state of a peer changes.
   void publish_ready() {
     if (!is_serving_ || is_stopping_) return;
     Health health{.is_ok = true,
@@ -268,7 +268,7 @@ class Server final : private kj::TaskSet::ErrorHandler {
     store.server_share = static_cast<double>(options_.node_share_percent) / 100;
     store.reservation_timeout = options_.reservation_timeout;
     store.eviction = eviction_;
-    store.journal_first = Id128::random().high >> 2;  // Far from that of any other life of ours.
+    store.journal_first = Id128::random().high >> 2;  // Far from that of any other process.
     const engine::PoolPlacement& placement = pool_->placement();
     store.numa_nodes =
         std::max<std::uint32_t>(1, static_cast<std::uint32_t>(placement.ranges.size()));
@@ -386,7 +386,7 @@ class Server final : private kj::TaskSet::ErrorHandler {
 Result<void> run_server(const ServerOptions& options, const RuntimeDirectories& directories) {
   PEGA_TRY_LET(std::vector<std::uint32_t> uids, options.allowed_uids());
   PEGA_TRY_LET(std::vector<std::chrono::seconds> windows, options.window_lengths());
-  // Told now, not when the pool is ready.
+  // Reported now, not when the pool is ready.
   PEGA_TRY_LET(const engine::EvictionKind eviction, options.eviction_policy());
   PEGA_TRY_LET(const engine::NumaPolicy numa, options.numa_policy());
   if (const auto checked = engine::Demand::check(windows); !checked) {

@@ -1,6 +1,6 @@
 #pragma once
 /// \file
-/// One running pegaflow-server: puts its parts together and runs until told to stop.
+/// One running pegaflow-server: assembles its parts and runs until a signal stops it.
 
 #include <cstdint>
 #include <optional>
@@ -13,12 +13,12 @@
 
 namespace pegaflow::server {
 
-/// Serves until SIGTERM or SIGINT, then ends in order: nobody new, sockets removed, threads joined.
-/// A second signal ends the process at once.
+/// Serves until SIGTERM or SIGINT, then ends in order: accepts no connection, removes its sockets,
+/// joins its threads. A second signal ends the process at once.
 ///
 /// To be called once, on a process with one thread: it captures the two signals, and its thread
 /// becomes the RPC thread.
-/// Errors: what stood in the way of the start, in one sentence for the operator.
+/// Errors: the reason why the server cannot start, in one sentence for the operator.
 Result<void> run_server(const ServerOptions& options, const RuntimeDirectories& directories);
 
 }  // namespace pegaflow::server

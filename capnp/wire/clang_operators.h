@@ -1,6 +1,6 @@
 #pragma once
 /// \file
-/// Lets clang 16 and later compile KJ 0.9. The build puts it before every file where that is
+/// Lets clang 16 and later compile KJ 0.9. The build includes it before every file where that is
 /// needed.
 ///
 /// In C++20 KJ leaves out comparisons with a literal on the left, since the language turns them

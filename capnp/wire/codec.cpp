@@ -77,7 +77,7 @@ void write_done(const Result<void>& result, wire::Done::Builder builder) {
 Result<void> read_done(wire::Done::Reader reader) {
   if (reader.isOk()) return {};
   if (reader.isError()) return tl::unexpected<Error>(read_error(reader.getError()));
-  return fail(Errc::kInternal, "the server answered in words of a later version");
+  return fail(Errc::kInternal, "the server sent an answer of a later version");
 }
 
 Result<std::span<const BlockKey>> read_keys(wire::Keys::Reader reader,
@@ -85,20 +85,20 @@ Result<std::span<const BlockKey>> read_keys(wire::Keys::Reader reader,
   const std::size_t key_bytes = reader.getKeyBytes();
   const ::capnp::Data::Reader packed = reader.getPacked();
   if (key_bytes == 0 || key_bytes > BlockKey::kMaxBytes) {
-    return fail(Errc::kInvalidArgument, "keys of {} bytes: 1 to {} are possible", key_bytes,
+    return fail(Errc::kInvalidArgument, "keys of {} bytes: 1 to {} are allowed", key_bytes,
                 BlockKey::kMaxBytes);
   }
   if (packed.size() % key_bytes != 0) {
-    return fail(Errc::kInvalidArgument, "{} bytes are no whole number of {}-byte keys",
+    return fail(Errc::kInvalidArgument, "{} bytes are not a whole number of {}-byte keys",
                 packed.size(), key_bytes);
   }
   const std::size_t count = packed.size() / key_bytes;
   if (count > kMaxKeysPerCall) {
-    return fail(Errc::kInvalidArgument, "{} keys in one call: {} are the limit", count,
+    return fail(Errc::kInvalidArgument, "{} keys in one call: the limit is {}", count,
                 kMaxKeysPerCall);
   }
   if (key_bytes == BlockKey::kMaxBytes) {
-    // Nothing but bytes, so an array of them is what the message holds.
+    // A BlockKey has only bytes, so the message holds an array of them.
     static_assert(sizeof(BlockKey) == BlockKey::kMaxBytes && alignof(BlockKey) == 1 &&
                   std::is_trivially_copyable_v<BlockKey>);
     return std::span<const BlockKey>(reinterpret_cast<const BlockKey*>(packed.begin()), count);
@@ -135,7 +135,7 @@ void write_job(const JobId& job, wire::JobId::Builder builder) {
 
 Result<std::string> read_instance(::capnp::Text::Reader text) {
   if (text.size() == 0 || text.size() > kMaxInstanceBytes) {
-    return fail(Errc::kInvalidArgument, "an instance's id of {} bytes: 1 to {} are possible",
+    return fail(Errc::kInvalidArgument, "an instance's id of {} bytes: 1 to {} are allowed",
                 text.size(), kMaxInstanceBytes);
   }
   return to_std(text);
@@ -160,7 +160,7 @@ Result<Registration> read_registration(wire::Registration::Reader reader) {
   }
   const auto factors = reader.getFactors();
   if (factors.size() > kMaxFactorsOnWire) {
-    return fail(Errc::kInvalidArgument, "{} factors of a namespace: {} are the limit",
+    return fail(Errc::kInvalidArgument, "{} factors of a namespace: the limit is {}",
                 factors.size(), kMaxFactorsOnWire);
   }
   registration.factors.reserve(factors.size());

@@ -1,8 +1,8 @@
 #pragma once
 /// \file
-/// Between messages of cache.capnp and the structs of base: the only place that knows both.
+/// Translates between messages of cache.capnp and structs: the only place that knows both.
 ///
-/// Reading checks every bound that the schema promises, so that whoever gets a struct need not.
+/// Reading checks every bound that the schema promises, so that the receiver of a struct need not.
 /// Pointers that lead out of their message throw kj::Exception, as Cap'n Proto does; it ends the
 /// call. Thread-safe: no state.
 
@@ -27,11 +27,11 @@ namespace pegaflow {
 /// Versions of the schema that this build speaks.
 inline constexpr std::uint16_t kWireMinimum = 1;
 inline constexpr std::uint16_t kWireMaximum = 4;
-/// The version from which on a server knows awaitJob.
+/// The first version whose servers implement awaitJob.
 inline constexpr std::uint16_t kWireAwaitsJobs = 2;
-/// The version from which on blocks may be at other nodes, and coming from there.
+/// The first version in which blocks may be at other nodes, and in flight from there.
 inline constexpr std::uint16_t kWireKnowsNodes = 3;
-/// The version from which on `hello` carries features.
+/// The first version in which `hello` carries features.
 inline constexpr std::uint16_t kWireHasFeatures = 4;
 
 /// Features of `hello`, by bit; see the list in cache.capnp.
@@ -39,21 +39,21 @@ inline constexpr std::uint64_t kFeatureNotices = std::uint64_t{1} << 0;  ///< de
 /// The features that this build implements.
 inline constexpr std::uint64_t kFeatures = kFeatureNotices;
 
-/// The version that both ends of [`minimum`, `maximum`] and ours speak; 0: none.
+/// The newest version in both [`minimum`, `maximum`] and this build's range; 0: none.
 std::uint16_t common_version(std::uint16_t minimum, std::uint16_t maximum);
 
 /// The longest `patience` of an awaitJob.
 inline constexpr std::chrono::seconds kLongestJobWait{10};
 
-/// Of `worthMicros` of an open: however long it takes, as long as the source answers.
+/// The `worthMicros` of an open without a time limit, as long as the source responds.
 inline constexpr std::uint32_t kWorthForever = 0xFFFFFFFF;
 
 inline constexpr std::size_t kMaxKeysPerCall = 8192;     ///< 128 Ki tokens in blocks of 16.
-inline constexpr std::size_t kMaxJournalEntries = 2048;  ///< That one answer looks at.
-inline constexpr std::size_t kMaxInstanceBytes = 256;    ///< Of an instance's id.
+inline constexpr std::size_t kMaxJournalEntries = 2048;  ///< Limit of one answer.
+inline constexpr std::size_t kMaxInstanceBytes = 256;    ///< Limit of an instance's id.
 inline constexpr std::size_t kMaxFactorsOnWire = 1024;   ///< The engine's own limit is lower.
-inline constexpr std::size_t kMaxNoticeBytes = 512;      ///< Of a decline's detail, that are kept.
-inline constexpr std::size_t kMaxDeviceBytes = 128;      ///< Of a device's name, that are kept.
+inline constexpr std::size_t kMaxNoticeBytes = 512;      ///< Kept of a decline's detail.
+inline constexpr std::size_t kMaxDeviceBytes = 128;      ///< Kept of a device's name.
 
 Id128 read_id(wire::Id128::Reader reader);
 void write_id(const Id128& id, wire::Id128::Builder builder);
@@ -66,16 +66,16 @@ void write_error(const Error& error, wire::Error::Builder builder);
 void write_done(const Result<void>& result, wire::Done::Builder builder);
 Result<void> read_done(wire::Done::Reader reader);
 
-/// The keys: where they lie in the message if they have 32 bytes, as most have; shorter ones in
-/// `scratch`, which keeps its memory from call to call. A fresh quarter of a mebibyte would cost
-/// more than the lookup. Valid while the message is there and `scratch` does not change.
-/// Errors: kInvalidArgument for a key size out of 1 to 32, a length that is no multiple of it, or
-/// more than kMaxKeysPerCall keys.
+/// Returns the keys: inside the message if they have 32 bytes, as most have; shorter ones in
+/// `scratch`, which keeps its memory from call to call, since to allocate a quarter of a mebibyte
+/// costs more than the lookup. Valid while the message exists and `scratch` does not change.
+/// Errors: kInvalidArgument for a key size out of 1 to 32, a length that is not a multiple of it,
+/// or more than kMaxKeysPerCall keys.
 Result<std::span<const BlockKey>> read_keys(wire::Keys::Reader reader,
                                             std::vector<BlockKey>& scratch);
 /// Writes the first `key_bytes` (1 to 32) of every key.
 void write_keys(std::span<const BlockKey> keys, std::size_t key_bytes, wire::Keys::Builder builder);
-/// Words that write_keys() takes, for the size hint of a request.
+/// The words that write_keys() writes, for the size hint of a request.
 constexpr std::uint64_t keys_words(std::size_t keys, std::size_t key_bytes) {
   return 4 + (keys * key_bytes + 7) / 8;
 }
@@ -83,7 +83,7 @@ constexpr std::uint64_t keys_words(std::size_t keys, std::size_t key_bytes) {
 JobId read_job(wire::JobId::Reader reader);
 void write_job(const JobId& job, wire::JobId::Builder builder);
 
-/// Checksums or places of pages: at most as many as keys in a call.
+/// Reads checksums or places of pages: at most as many as keys in a call.
 /// Errors: kInvalidArgument for more.
 template <typename T>
 Result<std::vector<T>> read_numbers(typename ::capnp::List<T>::Reader reader);
@@ -92,7 +92,7 @@ void write_numbers(std::span<const T> numbers, typename ::capnp::List<T>::Builde
   for (unsigned i = 0; i < builder.size(); ++i) builder.set(i, numbers[i]);
 }
 
-/// What an engine's rank says of itself.
+/// The registration of one rank of an engine.
 struct Registration {
   std::string instance{};
   std::uint32_t rank = 0;
@@ -109,7 +109,7 @@ struct Registration {
 Result<Registration> read_registration(wire::Registration::Reader reader);
 void write_registration(const Registration& registration, wire::Registration::Builder builder);
 
-/// What one side of an engine reports about itself, for people.
+/// The report of one side of an engine about itself, for display.
 struct EngineInfo {
   std::string device{};  ///< Empty: unknown.
   wire::Engine::Kernels kernels = wire::Engine::Kernels::UNKNOWN;
@@ -129,7 +129,7 @@ std::string_view to_string(wire::Engine::CopyPath path) noexcept;
 struct Decline {
   std::string instance{};
   wire::Side side = wire::Side::SCHEDULER;
-  std::uint32_t rank = 0;  ///< Of a worker.
+  std::uint32_t rank = 0;  ///< A worker's.
   wire::DeclineReason reason = wire::DeclineReason::OTHER;
   std::string detail{};
 };
@@ -141,7 +141,7 @@ void write_decline(const Decline& decline, wire::Decline::Builder builder);
 /// The reason as metrics and /instances name it: "other", "configuration", "engine", "model",
 /// "weights", "device" or "failure".
 std::string_view to_string(wire::DeclineReason reason) noexcept;
-/// The reason that to_string() names so; none for another text.
+/// The reason with that name; none for an unknown name.
 std::optional<wire::DeclineReason> parse_decline_reason(std::string_view name) noexcept;
 /// "scheduler" or "worker".
 std::string_view to_string(wire::Side side) noexcept;

@@ -1,6 +1,6 @@
 #pragma once
 /// \file
-/// Our durations for KJ's timers.
+/// Converts durations for KJ's timers.
 
 #include <algorithm>
 

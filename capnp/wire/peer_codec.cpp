@@ -28,7 +28,7 @@ std::vector<std::byte> to_bytes(::capnp::Data::Reader data) {
 Result<Bytes32> read_bytes32(::capnp::Data::Reader data) {
   Bytes32 bytes;
   if (data.size() != bytes.size()) {
-    return fail(Errc::kInvalidArgument, "{} bytes where {} are needed", data.size(), bytes.size());
+    return fail(Errc::kInvalidArgument, "{} bytes instead of {}", data.size(), bytes.size());
   }
   std::memcpy(bytes.data(), data.begin(), bytes.size());
   return bytes;
@@ -118,7 +118,7 @@ void write_epoch(const Epoch& epoch, wire::Epoch::Builder builder) {
 Result<KnownEpochs> read_epochs(wire::Epochs::Reader reader) {
   const auto entries = reader.getOf();
   if (entries.size() > KnownEpochs::kMaxSpaces) {
-    return fail(Errc::kInvalidArgument, "epochs of {} namespaces, {} are the limit", entries.size(),
+    return fail(Errc::kInvalidArgument, "epochs of {} namespaces, the limit is {}", entries.size(),
                 KnownEpochs::kMaxSpaces);
   }
   KnownEpochs known;

@@ -14,10 +14,10 @@ namespace pegaflow {
 /// A challenge, a proof or a name: 32 bytes that look random to every node that did not make them.
 using Bytes32 = std::array<std::byte, 32>;
 
-/// One reset of a namespace. The newer of two is the greater one; nodes that meet take that.
+/// One reset of a namespace. The greater of two is the newer one, which nodes that connect adopt.
 struct Epoch {
   std::uint64_t counter = 0;  ///< Below kEnd.
-  std::uint64_t id = 0;       ///< Random: two nodes that reset at once differ.
+  std::uint64_t id = 0;       ///< Random, so that two nodes that reset at once differ.
 
   static constexpr std::uint64_t kEnd = std::uint64_t{1} << 63;
   [[nodiscard]] bool is_zero() const noexcept { return *this == Epoch{}; }
@@ -26,11 +26,11 @@ struct Epoch {
 
 /// The epochs that a node knows.
 struct KnownEpochs {
-  /// The most namespaces that a node lists.
+  /// Limit of listed namespaces.
   static constexpr std::size_t kMaxSpaces = 1024;
 
   std::vector<std::pair<Bytes32, Epoch>> spaces;  ///< By the name among nodes.
-  Epoch floor;                                    ///< Of every namespace that is not listed.
+  Epoch floor;                                    ///< The epoch of all namespaces not listed.
 };
 
 }  // namespace pegaflow

@@ -19,14 +19,14 @@ Error error_from(const kj::Exception& exception) {
       code = Errc::kBusy;
       break;
     case kj::Exception::Type::FAILED:
-      // What calls end with that are open when this side drops the connection.
+      // The error of open calls when this side drops the connection.
       if (detail == "RpcSystem was destroyed.") code = Errc::kPeerLost;
       break;
     case kj::Exception::Type::UNIMPLEMENTED:
       break;
   }
   std::string said(detail.begin(), detail.size());
-  // KJ shows its expressions with their values; of a name that is not found the last one says all.
+  // KJ prints its expressions with their values; for an unknown host name the last one suffices.
   constexpr std::string_view kName = "params.host = ";
   constexpr std::string_view kReason = "gai_strerror(status) = ";
   const auto name = said.find(kName);

@@ -1,9 +1,9 @@
 #pragma once
 /// \file
-/// The seam between KJ's exceptions and our errors, on the RPC thread of the server.
+/// Translates between KJ's exceptions and Error.
 ///
-/// Expected outcomes never cross it: they are values in the schema. What does cross: garbage from a
-/// peer (KJ throws, the connection ends) and our own refusal to go on with a connection.
+/// Expected outcomes are values in the schema and need no translation. These do: an invalid message
+/// from a peer (KJ throws, the connection ends), and the decision of this side to end a connection.
 
 #include <kj/exception.h>
 
@@ -11,7 +11,7 @@
 
 namespace pegaflow {
 
-/// What KJ said, as an error: a lost connection is kPeerLost, overload kBusy, the rest kInternal.
+/// The error for an exception: a lost connection is kPeerLost, overload kBusy, the rest kInternal.
 Error error_from(const kj::Exception& exception);
 
 /// An exception that ends the connection it is thrown on; the peer reads `error` as the reason.

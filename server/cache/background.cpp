@@ -36,7 +36,7 @@ void Background::arm() {
   if (armed_for_ && *armed_for_ <= *wanted) return;
   armed_for_ = wanted;
   const auto left = std::max(Duration::zero(), *wanted - clock_.now());
-  // The timer counts from the loop's last look at the clock, which is a little early.
+  // The timer counts from the time that the loop last read, which is a little early.
   const kj::Duration delay = left.count() * kj::NANOSECONDS + 1 * kj::MILLISECONDS;
   deadline_ = timer_.afterDelay(delay)
                   .then([this]() {
@@ -51,7 +51,7 @@ void Background::arm() {
 }
 
 void Background::taskFailed(kj::Exception&& exception) {
-  // Nothing in here throws, so it is a mistake of ours.
+  // Nothing in here throws, so it is a bug.
   PEGA_ASSERT(false, "background work failed: {}", error_from(exception).detail);
 }
 

@@ -1,6 +1,6 @@
 #pragma once
 /// \file
-/// What the RPC thread does when nobody asks: slices of queued work, and deadlines.
+/// The work of the RPC thread beside requests: slices of queued work, and deadlines.
 
 #include <kj/async-io.h>
 #include <kj/async.h>
@@ -10,13 +10,13 @@
 
 namespace pegaflow::server {
 
-/// The next turn of the loop, after everybody whose bytes have arrived. (kj::evalLater would run
-/// before the loop looks at its descriptors again.)
+/// Resolves in the next event-loop iteration, after all requests whose bytes have arrived.
+/// (kj::evalLater would run before the loop polls its descriptors again.)
 inline kj::Promise<void> next_turn(kj::Timer& timer) {
   return timer.afterDelay(0 * kj::NANOSECONDS);
 }
 
-/// Runs the service's queued work in slices, a turn of the loop each, and its deadlines.
+/// Runs the service's queued work, one slice in each event-loop iteration, and its deadlines.
 ///
 /// While nothing is queued and nothing is reserved there is no timer. Thread-bound.
 class Background final : private kj::TaskSet::ErrorHandler {
@@ -24,8 +24,8 @@ class Background final : private kj::TaskSet::ErrorHandler {
   /// `service`, `timer` and `clock` outlive it.
   Background(CacheService& service, kj::Timer& timer, const Clock& clock);
 
-  /// Looks whether there is something to do. Call it after each call to the service that may leave
-  /// work or start or end a reservation.
+  /// Checks for work. To be called after each call to the service that may leave work or start or
+  /// end a reservation.
   void poke();
 
  private:

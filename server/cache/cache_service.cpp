@@ -14,10 +14,10 @@ namespace {
 
 constexpr Log kLog{"cache"};
 
-/// Between two lines about wrong pages: memory that goes bad gives many.
+/// The interval between two log lines about wrong pages: failing memory causes many.
 constexpr Duration kCorruptLineInterval = std::chrono::seconds(10);
 
-/// Of a save whose bytes need no time: half of what clients wait for the answer.
+/// The patience of a save whose bytes need no time: half of the time that clients wait.
 constexpr Duration kReservePatience = std::chrono::milliseconds(10);
 
 std::string not_served_state(const std::vector<CacheService::DeclinedInfo>& sides) {
@@ -53,7 +53,7 @@ CacheService::CacheService(std::unique_ptr<engine::BlockStore> store,
       epochs_([this]() { retire_outdated(); }, options.next_epoch) {}
 CacheService::~CacheService() = default;
 
-// ---- who is asking
+// ---- callers
 
 Result<CacheService::Client*> CacheService::client(const Id128& connection) {
   const auto found = clients_.find(connection);
@@ -133,13 +133,13 @@ Result<CacheService::Journal> CacheService::journal(const Id128& connection, std
                                                     std::uint64_t position) {
   PEGA_TRY_LET(Client* const caller, member(connection));
   PEGA_TRY(store_->keep_journal());
-  // Before the first rank has registered nobody knows what the namespace will be.
+  // Before the first rank has registered the namespace is unknown.
   const engine::NamespaceTable::Namespace* const found =
       namespaces_->find(caller->instance->space_name);
   const engine::SpaceId now = found == nullptr ? engine::SpaceId{} : found->space;
   Journal journal{.space = static_cast<std::uint64_t>(now),
                   .part = store_->journal(now, position, kMaxJournalEntries)};
-  // Nobody has been told anything of a space that did not exist.
+  // No entries of a space that did not exist were ever sent.
   if (position != engine::BlockStore::kJournalEnd && space != 0 && space != journal.space) {
     journal.part.has_lost = true;
   }
@@ -172,7 +172,7 @@ Result<CacheService::Reset> CacheService::reset_cache(const Id128& connection) {
     return fail(Errc::kInternal, "there is no epoch after the last one of namespace {}",
                 space.hash);
   }
-  counted_.resets_learned = learned;  // It was not.
+  counted_.resets_learned = learned;  // This one was raised here.
   ++counted_.resets_here;
   return Reset{.generation = space.generation, .space = name};
 }
@@ -263,7 +263,7 @@ Result<void> CacheService::corrupt(const Id128& connection, engine::PinId pin,
       (!last_corrupt_line_ || now - *last_corrupt_line_ >= kCorruptLineInterval)) {
     last_corrupt_line_ = now;
     kLog.error(
-        "pages in the pool are not what was saved, their blocks are forgotten instance={} "
+        "pages in the pool differ from what was saved, their blocks are invalidated instance={} "
         "pages={} since_start={}",
         caller->instance->id, places.size(), counted_.corrupt_pages);
   }
@@ -279,7 +279,8 @@ Result<std::vector<std::uint32_t>> CacheService::reserve(const Id128& connection
   const Instance& instance = *caller->instance;
   const std::uint32_t shard = instance.ranks[caller->rank].shard;
   if (!instance.is_complete()) {
-    // The other ranks may have been told frames while it was complete: nobody will fill this shard.
+    // The other ranks may have received frames while it was complete: this shard will not be
+    // filled.
     store_->abandon(*caller->holder, job);
     waits_.settle();
     return std::vector<std::uint32_t>(keys.size(), kNoPage);
@@ -295,11 +296,11 @@ Result<std::vector<std::uint32_t>> CacheService::reserve(const Id128& connection
   waits_.settle();
   if (!reserved) return tl::unexpected<Error>(std::move(reserved.error()));
   const std::vector<engine::FrameIndex>& frames = *reserved;
-  if (shard == 0) {  // Once a block.
+  if (shard == 0) {  // Once for each block.
     demand_->saved(space, keys.first(frames.size()), instance.block_bytes);
   }
   if (!checksums_.is_empty()) {
-    // What was in the place before may have left its checksum.
+    // The page that was there before may have left its checksum.
     for (const engine::FrameIndex frame : frames) {
       if (frame != engine::kNoFrame) checksums_.clear(store_->page_number(frame, shard));
     }
@@ -372,7 +373,7 @@ void CacheService::expire() {
   waits_.expire();
 }
 
-// ---- for people
+// ---- reports
 
 std::vector<CacheService::InstanceInfo> CacheService::instances() const {
   std::vector<InstanceInfo> list;

@@ -1,6 +1,6 @@
 #pragma once
 /// \file
-/// What a CacheService knows of engines and of connections: plain rows, for its own files only.
+/// The rows of CacheService for engines and connections, for its own sources only.
 
 #include <cstdint>
 #include <memory>
@@ -12,9 +12,9 @@
 
 namespace pegaflow::server {
 
-/// One worker of an engine core. What it said stays while its instance does.
+/// One worker of an engine core. Its report stays as long as its instance.
 struct CacheService::Rank {
-  Id128 worker;  ///< Its connection; none while it is away. What follows is the last worker's.
+  Id128 worker;  ///< Its connection; none while disconnected. The rest is the last worker's.
   Id128 process;
   std::string build;
   std::uint32_t shard = 0;
@@ -23,20 +23,20 @@ struct CacheService::Rank {
   std::int32_t node = -1;
 };
 
-/// One engine core. Lives while a connection, there or parted, belongs to it.
+/// One engine core. Exists while a connection, open or detached, belongs to it.
 struct CacheService::Instance {
   std::string id;
   std::uint32_t index = 0;       ///< Its name in the store.
-  std::uint32_t references = 0;  ///< Clients and parted connections.
+  std::uint32_t references = 0;  ///< Clients and detached connections.
   std::uint32_t schedulers = 0;
-  std::uint32_t connected = 0;  ///< Ranks.
+  std::uint32_t connected = 0;  ///< Connected ranks.
   std::uint32_t shards = 0;
-  std::uint64_t block_bytes = 0;  ///< Of all its shards' pages; since it was complete.
+  std::uint64_t block_bytes = 0;  ///< Sum of its shards' pages; set once it is complete.
   std::vector<Rank> ranks;        ///< Empty before the first registers.
   engine::NamespaceId space_name{};
   std::string namespace_hash;
-  Bytes32 space{};      ///< What other nodes call its namespace; since it was complete.
-  std::string refused;  ///< Why it is not served although all ranks are there.
+  Bytes32 space{};      ///< The name of its namespace among nodes; set once it is complete.
+  std::string refused;  ///< Why it is not served although all ranks are connected.
 
   [[nodiscard]] bool is_complete() const {
     return connected != 0 && connected == ranks.size() && refused.empty();
@@ -58,15 +58,15 @@ struct CacheService::Client {
   Instance* instance = nullptr;
   std::optional<engine::HolderId> holder;  ///< From the moment it belongs to an instance.
   bool is_worker = false;
-  std::uint32_t rank = 0;  ///< Of a worker.
+  std::uint32_t rank = 0;  ///< A worker's rank.
   bool is_scheduler = false;
-  Id128 scheduler;  ///< What its jobs are named after; none: it did not say.
+  Id128 scheduler;  ///< The name of its jobs; none: unnamed.
   bool said_goodbye = false;
-  std::optional<EngineInfo> engine;  ///< What describe() reported.
-  std::optional<Decline> declined;   ///< It belongs to no instance then.
+  std::optional<EngineInfo> engine;  ///< The report of describe().
+  std::optional<Decline> declined;   ///< Set only without an instance.
 };
 
-/// What a connection left behind that its process may still touch.
+/// An ended connection whose process may still access pages.
 struct CacheService::Detached {
   Id128 process;
   engine::HolderId holder{};

@@ -1,4 +1,4 @@
-// Which connections there are, which engines they belong to, and who of them may still touch what.
+// Connections, the engines that they belong to, and the pages that their processes may access.
 #include <algorithm>
 #include <utility>
 
@@ -27,19 +27,21 @@ std::string printable(std::string text) {
 
 Result<void> CacheService::connected(const Id128& connection, Hello hello) {
   if (hello.process.is_none()) {
-    return fail(Errc::kInvalidArgument, "a client without an incarnation");
+    return fail(Errc::kInvalidArgument, "hello: the client sent no incarnation");
   }
   if (const Id128& previous = hello.previous_connection; !previous.is_none()) {
     if (const auto there = clients_.find(previous); there != clients_.end()) {
       if (there->second->process != hello.process) {
-        return fail(Errc::kInvalidArgument, "the previous connection was another process's");
+        return fail(Errc::kInvalidArgument,
+                    "hello: the previous connection belongs to another process");
       }
-      // We have not seen its end yet; the client has.
+      // This node has not seen its end yet; the client has.
       end_connection_(previous);
     }
     if (const auto detached = detached_.find(previous); detached != detached_.end()) {
       if (detached->second->process != hello.process) {
-        return fail(Errc::kInvalidArgument, "the previous connection was another process's");
+        return fail(Errc::kInvalidArgument,
+                    "hello: the previous connection belongs to another process");
       }
       if (hello.quiesced) end_detached(detached);
     }
@@ -61,7 +63,7 @@ void CacheService::disconnected(const Id128& connection) {
   if (client.instance != nullptr && client.holder) {
     Instance& instance = *client.instance;
     if (client.is_worker) {
-      kLog.info("worker's connection ended instance={} rank={} process={}", instance.id,
+      kLog.info("connection of a worker ended instance={} rank={} process={}", instance.id,
                 client.rank, to_string(client.process));
     }
     store_->holder_lost(*client.holder);
@@ -84,10 +86,10 @@ void CacheService::disconnected(const Id128& connection) {
 }
 
 void CacheService::process_gone(const Id128& connection) {
-  // Its end may be seen here before its socket's.
+  // The end of a process may be detected before the end of its socket.
   if (clients_.contains(connection)) end_connection_(connection);
   if (const auto detached = detached_.find(connection); detached != detached_.end()) {
-    kLog.info("process ended, its slots come back instance={} process={}",
+    kLog.info("process ended, its slots are free again instance={} process={}",
               detached->second->instance->id, to_string(detached->second->process));
     end_detached(detached);
   }
@@ -121,7 +123,7 @@ void CacheService::leave_instance(Client& client) {
     --instance->connected;
     instance->refused.clear();
     namespaces_->leave(instance->space_name);
-    // Without this rank none of the jobs that are under way can be sealed.
+    // Without this rank none of the jobs in flight can be sealed.
     for (const auto& [scheduler, served] : schedulers_) {
       if (served == instance) waits_.lost(scheduler);
     }
@@ -205,7 +207,7 @@ Result<void> CacheService::decline(const Id128& connection, Decline decline) {
   decline.detail = printable(std::move(decline.detail));
   caller->declined = std::move(decline);
   const Decline& why = *caller->declined;
-  if (is_first) {  // What a connection repeats is no news.
+  if (is_first) {  // Logged once for each connection.
     kLog.warn("an engine does not use the cache instance={} side={} rank={} reason={}: {}",
               printable(why.instance), to_string(why.side), why.rank, to_string(why.reason),
               why.detail);
@@ -228,15 +230,17 @@ std::map<std::string, std::vector<CacheService::DeclinedInfo>> CacheService::dec
 }
 
 Result<void> CacheService::check_rank(const Client& caller, const Registration& registration) {
-  if (registration.page_bytes == 0) return fail(Errc::kInvalidArgument, "a page of 0 bytes");
+  if (registration.page_bytes == 0)
+    return fail(Errc::kInvalidArgument, "register: a page has 0 bytes");
   if (registration.page_bytes > kMaxPageBytes ||
       slot_bytes_for(registration.page_bytes) > pool_bytes_) {
-    return fail(Errc::kRefused, "a page of {} does not fit: {} is the limit of a page, {} the pool",
+    return fail(Errc::kRefused,
+                "register: a page of {} does not fit: the limit is {}, the pool has {}",
                 format_bytes(registration.page_bytes), format_bytes(kMaxPageBytes),
                 format_bytes(pool_bytes_));
   }
   if (registration.shards > engine::kMaxShards || registration.ranks > engine::kMaxShards) {
-    return fail(Errc::kRefused, "{} ranks: {} are the limit", registration.ranks,
+    return fail(Errc::kRefused, "register: {} ranks, the limit is {}", registration.ranks,
                 engine::kMaxShards);
   }
   const auto known = instances_.find(registration.instance);
@@ -244,10 +248,11 @@ Result<void> CacheService::check_rank(const Client& caller, const Registration& 
   const Instance& instance = known->second;
   if (instance.connected != 0 &&
       (instance.ranks.size() != registration.ranks || instance.shards != registration.shards)) {
-    return fail(Errc::kInvalidArgument,
-                "rank {} says {} ranks and {} shards, others of instance {} {} and {}",
-                registration.rank, registration.ranks, registration.shards, instance.id,
-                instance.ranks.size(), instance.shards);
+    return fail(
+        Errc::kInvalidArgument,
+        "register: rank {} reports {} ranks and {} shards, others of instance {} report {} and {}",
+        registration.rank, registration.ranks, registration.shards, instance.id,
+        instance.ranks.size(), instance.shards);
   }
   if (registration.rank >= instance.ranks.size()) return {};
   const Rank& rank = instance.ranks[registration.rank];
@@ -256,7 +261,7 @@ Result<void> CacheService::check_rank(const Client& caller, const Registration& 
     return fail(Errc::kRefused, "rank {} of instance {} is served by another process ({})",
                 registration.rank, instance.id, to_string(rank.process));
   }
-  // The same process over a new connection: the old one is of no more use to it.
+  // The same process over a new connection: the old one is obsolete.
   end_connection_(Id128(rank.worker));
   return {};
 }
@@ -275,8 +280,8 @@ Result<void> CacheService::enter_namespace(Client& caller, const Registration& r
     PEGA_TRY(join(caller, registration.instance));
     if (caller.instance->connected != 0 && caller.instance->space_name != entered) {
       return fail(Errc::kInvalidArgument,
-                  "rank {} says another namespace than others of instance {}", registration.rank,
-                  caller.instance->id);
+                  "register: rank {} has another namespace than others of instance {}",
+                  registration.rank, caller.instance->id);
     }
     return {};
   };
@@ -302,10 +307,11 @@ Result<CacheService::Registered> CacheService::register_rank(const Id128& connec
         "without a pidfd that can be polled the end of this process cannot be detected, so it "
         "gets no pool (Linux 5.3 or newer is needed)");
   }
-  // Before the namespace hears of it: a size that can never be would stay its size.
+  // Before it enters the namespace: an impossible size would stay the size of the namespace.
   PEGA_TRY(check_rank(*caller, registration));
   if (detached_.size() >= max_parted_) {
-    return fail(Errc::kBusy, "{} ended connections may still be copying; no room for more",
+    return fail(Errc::kBusy,
+                "register: {} ended connections may still be copying, the limit is reached",
                 detached_.size());
   }
   engine::NamespaceId space_name{};
@@ -317,7 +323,7 @@ Result<CacheService::Registered> CacheService::register_rank(const Id128& connec
     }
     if (entered.error().code == Errc::kRefused) {
       ++counted_.refused_page_size;
-      kLog.error("an engine serves without the cache instance={} reason=\"{}\"",
+      kLog.error("an engine runs without the cache instance={} reason=\"{}\"",
                  registration.instance, entered.error().detail);
     }
     return tl::unexpected<Error>(std::move(entered.error()));
@@ -346,7 +352,7 @@ Result<CacheService::Registered> CacheService::register_rank(const Id128& connec
             instance.namespace_hash, format_bytes(rank.page_bytes));
   if (instance.connected == instance.ranks.size()) complete(instance);
   if (!instance.refused.empty() && instance.ranks.size() == 1) {
-    // Nobody else waits for it: it is told at once, and leaves no trace.
+    // No other rank waits for it: it receives the reason at once, and leaves no trace.
     Error error{Errc::kRefused, instance.refused};
     store_->holder_gone(*caller->holder);
     caller->holder.reset();
@@ -380,7 +386,8 @@ void CacheService::complete(Instance& instance) {
     }
     for (const Rank& rank : instance.ranks) {
       if (rank.page_bytes != shape.shards[rank.shard].page_bytes) {
-        return fail(Errc::kRefused, "pages of {} and {} bytes for shard {} of instance {}",
+        return fail(Errc::kRefused,
+                    "register: pages of {} and {} bytes for shard {} of instance {}",
                     rank.page_bytes, shape.shards[rank.shard].page_bytes, rank.shard, instance.id);
       }
     }
@@ -389,7 +396,7 @@ void CacheService::complete(Instance& instance) {
   if (const auto quiesced = settle(); !quiesced) {
     instance.refused = quiesced.error().detail;
     ++counted_.refused_page_size;
-    kLog.error("an engine serves without the cache instance={} reason=\"{}\"", instance.id,
+    kLog.error("an engine runs without the cache instance={} reason=\"{}\"", instance.id,
                instance.refused);
     return;
   }
@@ -401,7 +408,7 @@ void CacheService::complete(Instance& instance) {
 std::uint32_t CacheService::node_of(const Instance& instance, std::uint32_t shard) const {
   if (parts_ < 2) return 0;
   const auto found = part_of_node_.find(instance.ranks[instance.saver(shard)].node);
-  // Who names none is dealt one in turn, from another on for each engine.
+  // A worker without a NUMA node receives the parts in turn, each engine from another one on.
   return found != part_of_node_.end() ? found->second : (instance.index + shard) % parts_;
 }
 

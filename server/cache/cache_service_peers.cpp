@@ -1,4 +1,4 @@
-// What a CacheService does with and for other nodes.
+// The calls of CacheService from and for other nodes.
 #include <algorithm>
 #include <numeric>
 #include <utility>
@@ -12,7 +12,7 @@ namespace {
 
 constexpr Log kLog{"cache"};
 
-/// Names of namespaces that are gone are looked for when there are more than this.
+/// Above this count, the names of namespaces that no longer exist are removed.
 constexpr std::size_t kManySpaces = 512;
 
 std::vector<std::uint64_t> page_bytes_of(const engine::NamespaceTable::Namespace& space) {
@@ -44,7 +44,7 @@ void CacheService::name_space(Instance& instance) {
   std::erase_if(spaces_, [&](const auto& entry) {
     return entry.second.id == space.id && entry.first != instance.space;
   });
-  // One that was known has this epoch already: see retire_outdated().
+  // A known name has this epoch already: see retire_outdated().
   spaces_.insert_or_assign(instance.space, Named{.id = space.id,
                                                  .page_bytes = page_bytes_of(space),
                                                  .epoch = epochs_.of(instance.space)});
@@ -74,8 +74,8 @@ const engine::NamespaceTable::Namespace* CacheService::space_called(const Bytes3
   const auto found = spaces_.find(name);
   if (found == spaces_.end()) return nullptr;
   const engine::NamespaceTable::Namespace* const space = namespaces_->find(found->second.id);
-  // The reader copies pages of the sizes that the name stands for: whatever became of the
-  // namespace, none of another size are found or lent by it.
+  // The reader copies pages of the sizes that the name stands for: even if the namespace has
+  // another shape by now, none of another size are found or lent by that name.
   const auto has_size = [](const engine::Shape::Shard& shard, std::uint64_t bytes) {
     return shard.page_bytes == bytes;
   };
@@ -85,13 +85,13 @@ const engine::NamespaceTable::Namespace* CacheService::space_called(const Bytes3
              : nullptr;
 }
 
-// ---- what we fetch
+// ---- fetches from other nodes
 
 Result<CacheService::Wants> CacheService::wants(const Id128& connection) {
   PEGA_TRY_LET(Client* const caller, member(connection));
   const Instance& instance = *caller->instance;
   if (!instance.is_complete()) {
-    return fail(Errc::kGone, "a rank of instance {} is away", instance.id);
+    return fail(Errc::kGone, "a rank of instance {} is not connected", instance.id);
   }
   return Wants{.space = instance.space,
                .generation = space_of(instance),
@@ -105,7 +105,7 @@ Result<CacheService::Fetch> CacheService::fetch(const Id128& connection, engine:
   PEGA_TRY_LET(Client* const caller, member(connection));
   const Instance& instance = *caller->instance;
   if (!instance.is_complete()) {
-    return fail(Errc::kGone, "a rank of instance {} is away", instance.id);
+    return fail(Errc::kGone, "a rank of instance {} is not connected", instance.id);
   }
   if (space_of(instance) != generation) {
     return fail(Errc::kGone, "the namespace was reset since the claim was made");
@@ -127,7 +127,7 @@ Result<CacheService::Fetch> CacheService::fetch(const Id128& connection, engine:
 
 void CacheService::fetched(engine::FrameIndex frame, std::uint32_t shards,
                            std::span<const std::uint64_t> checksums) {
-  // Before anybody can open it. What was in the place before may have left its own.
+  // Before the block can be opened. The page that was there before may have left its own.
   std::uint64_t bytes = 0;
   for (std::uint32_t shard = 0; shard < shards; ++shard) {
     bytes += store_->page_bytes(frame, shard);
@@ -161,7 +161,7 @@ std::optional<engine::FrameIndex> CacheService::claimed_frame(const Id128& token
   return store_->claimed_frame(token, place);
 }
 
-// ---- what they read
+// ---- reads by other nodes
 
 std::size_t CacheService::present(const Bytes32& space, std::span<const BlockKey> keys) const {
   const engine::NamespaceTable::Namespace* const found = space_called(space);

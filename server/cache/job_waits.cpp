@@ -23,7 +23,7 @@ void JobWaits::attached(const Id128& scheduler) {
 void JobWaits::detached(const Id128& scheduler) {
   const auto found = schedulers_.find(scheduler);
   if (found == schedulers_.end() || --found->second.connections != 0) return;
-  answer_all(found->second, {Errc::kGone, "the scheduler of the job has left"});
+  answer_all(found->second, {Errc::kGone, "the scheduler of the job disconnected"});
   schedulers_.erase(found);
 }
 
@@ -38,7 +38,7 @@ void JobWaits::begun(const JobId& job, std::uint32_t shard, std::uint32_t shards
   // A slice whose blocks are all there leaves no row in the store: without the last one the job
   // would count as over while others are still to be saved.
   if (!has_more) scheduler.asked[shard] = std::max(scheduler.asked[shard], job.number);
-  // Mostly one at a time, so what is over leaves at once, without anybody waiting.
+  // Mostly one job at a time is in flight, so finished ones are removed at once, without a wait.
   static_cast<void>(over_up_to(job.scheduler, scheduler));
   if (!store_.is_saving(job)) return;
   scheduler.begun.insert(job.number);
@@ -52,7 +52,7 @@ void JobWaits::begun(const JobId& job, std::uint32_t shard, std::uint32_t shards
 void JobWaits::lost(const Id128& scheduler) {
   const auto found = schedulers_.find(scheduler);
   if (found == schedulers_.end()) return;
-  answer_all(found->second, {Errc::kGone, "a rank of the job's engine is away"});
+  answer_all(found->second, {Errc::kGone, "a rank of the job's engine disconnected"});
 }
 
 std::uint64_t JobWaits::over_up_to(const Id128& name, Scheduler& scheduler) const {
@@ -71,10 +71,10 @@ void JobWaits::wait(const Id128& connection, const JobId& job, bool is_served, D
   };
   const auto found = schedulers_.find(job.scheduler);
   if (found == schedulers_.end()) {
-    return refuse(fail(Errc::kGone, "the scheduler of job {} is not here", job.number));
+    return refuse(fail(Errc::kGone, "the scheduler of job {} is not attached", job.number));
   }
   if (!is_served) {
-    return refuse(fail(Errc::kGone, "a rank of the engine of job {} is away", job.number));
+    return refuse(fail(Errc::kGone, "a rank of the engine of job {} is not connected", job.number));
   }
   Scheduler& scheduler = found->second;
   if (over_up_to(job.scheduler, scheduler) >= job.number) return refuse({});
@@ -82,7 +82,7 @@ void JobWaits::wait(const Id128& connection, const JobId& job, bool is_served, D
     return refuse(fail(Errc::kTimeout, "job {} is not over", job.number));
   }
   if (waits_.size() >= max_waits_) {
-    return refuse(fail(Errc::kBusy, "{} wait for jobs already", waits_.size()));
+    return refuse(fail(Errc::kBusy, "{} calls wait for jobs already", waits_.size()));
   }
   const WaitId id{++last_id_};
   const TimePoint deadline = clock_.now() + std::min(patience, kLongest);

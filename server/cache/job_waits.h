@@ -1,6 +1,6 @@
 #pragma once
 /// \file
-/// Who waits for which save jobs to be over: decode engines, for what a prefill engine saves.
+/// Waits for the end of save jobs: decode engines wait for the saves of prefill engines.
 
 #include <cstddef>
 #include <cstdint>
@@ -25,52 +25,53 @@ namespace pegaflow::server {
 ///
 /// Jobs of one scheduler have rising numbers and each shard asks for them in that order. So a job
 /// is over when every shard has asked for it or for a later one, and neither it nor one before it
-/// may still be sealed. Of a scheduler that is not attached nothing is known, and nothing waited
-/// for.
+/// may still be sealed. Jobs of a scheduler that is not attached are unknown, and waits for them
+/// fail.
 ///
-/// Bounded: so many waits at once, each with a deadline. Each is answered exactly once, from within
-/// the call that decides it, so an answer must not call back. Thread-bound: the RPC thread.
+/// Bounded: at most `max_waits` waits, each with a deadline. Each is answered exactly once, from
+/// within the call that decides it, so an answer must not call back. Thread-bound: the RPC thread.
 class JobWaits {
  public:
   using Answer = std::function<void(Result<void>)>;
 
-  /// The longest that anybody may wait, whatever they ask for.
+  /// The longest wait, whatever the caller requests.
   static constexpr Duration kLongest = kLongestJobWait;
-  /// Jobs of one scheduler that are remembered as begun. Beyond it the oldest counts as over, so
-  /// that somebody stops waiting too early: they miss what is not sealed yet.
+  /// Limit of unfinished jobs recorded for one scheduler. Beyond it the oldest counts as over, so
+  /// that its callers stop waiting too early and miss the blocks that are not sealed yet.
   static constexpr std::size_t kMaxBegun = 4096;
 
   /// Both outlive it.
   JobWaits(const engine::BlockStore& store, const Clock& clock, std::size_t max_waits);
-  /// Answers kCancelled to those who wait.
+  /// Answers kCancelled to all waits.
   ~JobWaits();
   JobWaits(const JobWaits&) = delete;
   JobWaits& operator=(const JobWaits&) = delete;
 
-  /// A connection that hands out jobs under that name; one scheduler may have two for a moment.
+  /// A connection that starts jobs under that name is attached; one scheduler may have two for a
+  /// moment.
   void attached(const Id128& scheduler);
-  /// That connection is gone; with the last of them nobody waits for the scheduler's jobs.
+  /// That connection ended; with the last one the waits for the scheduler's jobs end.
   void detached(const Id128& scheduler);
   [[nodiscard]] bool is_attached(const Id128& scheduler) const;
-  /// The writer of `shard` has asked for slots, whatever it was told. Long jobs are asked for in
-  /// slices: `has_more` until the last. Unknown schedulers are fine.
+  /// The writer of `shard` has requested slots, with any result. Long jobs request them in slices:
+  /// `has_more` until the last. Ignores unknown schedulers.
   void begun(const JobId& job, std::uint32_t shard, std::uint32_t shards, bool has_more);
-  /// Somebody without whom no job of the scheduler can be sealed is gone: answers kGone.
+  /// A rank without which no job of the scheduler can be sealed has disconnected: answers kGone.
   void lost(const Id128& scheduler);
 
   /// Answers success once the job and those before it are over; kGone for a scheduler that is not
   /// attached, or leaves; kTimeout after `patience`; kBusy when too many wait; kCancelled when the
   /// connection ends.
-  /// `is_served` is false while such a one as in lost() is away: then kGone at once.
+  /// `is_served` is false while a rank as in lost() is disconnected: then kGone at once.
   void wait(const Id128& connection, const JobId& job, bool is_served, Duration patience,
             Answer answer);
-  /// The connection of those who wait has ended.
+  /// The connection ended: cancels its waits.
   void forget(const Id128& connection);
 
-  /// Answers those whose jobs are over by now. Call it after whatever may seal or drop one.
+  /// Answers the waits whose jobs are over. To be called after each call that may seal or drop one.
   void settle();
   [[nodiscard]] std::optional<TimePoint> next_deadline() const;
-  /// Answers those whose deadline has passed.
+  /// Answers the waits whose deadline has passed.
   void expire();
 
   struct Stats {
@@ -88,8 +89,9 @@ class JobWaits {
   enum class WaitId : std::uint64_t {};
   struct Scheduler {
     std::uint32_t connections = 0;
-    std::vector<std::uint64_t> asked{};  ///< By shard: the highest number; 0: none yet.
-    std::set<std::uint64_t> begun{};     ///< Of those jobs, the ones not known to be over.
+    std::vector<std::uint64_t>
+        asked{};  ///< By shard: the highest number that requested slots; 0: none.
+    std::set<std::uint64_t> begun{};  ///< Those of the jobs that may not be over.
     std::multimap<std::uint64_t, WaitId> waits{};
   };
   struct Wait {

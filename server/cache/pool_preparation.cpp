@@ -11,7 +11,7 @@ namespace {
 
 constexpr Log kLog{"pool"};
 
-constexpr std::uint64_t kReports = 100;
+constexpr std::uint64_t kReports = 100;  ///< In one attempt.
 
 }  // namespace
 
@@ -36,9 +36,9 @@ PoolPreparation::~PoolPreparation() {
   if (thread_.joinable()) thread_.join();
 }
 
-void PoolPreparation::tell(PoolNews news) {
+void PoolPreparation::report(PoolNews news) {
   const bool sent = news_.try_send(std::move(news));
-  PEGA_ASSERT(sent, "nobody reads how far the pool is");
+  PEGA_ASSERT(sent, "the owner does not read the progress of the pool");
 }
 
 void PoolPreparation::run() {
@@ -48,32 +48,32 @@ void PoolPreparation::run() {
     const std::uint64_t step = size / kReports + 1;
     std::uint64_t last = reported.load();
     if (done >= last + step && reported.compare_exchange_strong(last, done)) {
-      tell({.status = "preparing the pool", .done_bytes = done, .pool = nullptr, .error = {}});
+      report({.status = "preparing the pool", .done_bytes = done, .pool = nullptr, .error = {}});
     }
   };
   bool is_waiting = false;
   for (;;) {
     if (!is_waiting) {
-      tell({.status = "preparing the pool", .done_bytes = 0, .pool = nullptr, .error = {}});
+      report({.status = "preparing the pool", .done_bytes = 0, .pool = nullptr, .error = {}});
     }
     auto pool = engine::Pool::create(options_.pool, stop_, progress);
     if (pool) {
-      tell({.status = "ok",
-            .done_bytes = pool->size_bytes(),
-            .pool = std::make_unique<engine::Pool>(std::move(*pool)),
-            .error = {}});
+      report({.status = "ok",
+              .done_bytes = pool->size_bytes(),
+              .pool = std::make_unique<engine::Pool>(std::move(*pool)),
+              .error = {}});
       return;
     }
     if (pool.error().code != Errc::kOutOfCapacity || clock_.now() >= deadline) {
-      tell({.status = "failed", .done_bytes = 0, .pool = nullptr, .error = pool.error()});
+      report({.status = "failed", .done_bytes = 0, .pool = nullptr, .error = pool.error()});
       return;
     }
     if (!std::exchange(is_waiting, true)) {
       kLog.warn("memory is short, waiting reason=\"{}\"", pool.error().detail);
-      tell({.status = "waiting for the memory of a previous server",
-            .done_bytes = 0,
-            .pool = nullptr,
-            .error = {}});
+      report({.status = "waiting for the memory of a previous server",
+              .done_bytes = 0,
+              .pool = nullptr,
+              .error = {}});
     }
     const auto interval =
         std::chrono::duration_cast<std::chrono::milliseconds>(options_.retry_interval);

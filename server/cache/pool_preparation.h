@@ -1,6 +1,6 @@
 #pragma once
 /// \file
-/// Gets the pool's memory while the server answers /health already.
+/// Allocates the pool's memory while the server already answers /health.
 
 #include <atomic>
 #include <cstdint>
@@ -17,7 +17,7 @@
 
 namespace pegaflow::server {
 
-/// How far it is. The last one has the pool or the error.
+/// Progress of the preparation. The last report has the pool or the error.
 struct PoolNews {
   std::string status;  ///< For /health.
   std::uint64_t done_bytes = 0;
@@ -26,14 +26,14 @@ struct PoolNews {
 };
 
 /// Creates a Pool on a thread of its own, and tries again while memory is short: the pool of a
-/// previous server goes only when its last client has unmapped it.
+/// previous server is freed only when its last client has unmapped it.
 ///
 /// Constructor and destructor belong to the thread that drains news().
 class PoolPreparation {
  public:
   struct Options {
     engine::Pool::Options pool;
-    Duration patience = std::chrono::seconds(30);  ///< With kOutOfCapacity.
+    Duration patience = std::chrono::seconds(30);  ///< Time for retries after kOutOfCapacity.
     Duration retry_interval = std::chrono::milliseconds(250);
   };
 
@@ -43,13 +43,13 @@ class PoolPreparation {
   /// Ends it early if it is not done, within tens of milliseconds.
   ~PoolPreparation();
 
-  /// At most 100 reports of progress, so that it is never full.
+  /// Receives at most 100 reports of progress in each attempt, so that it is never full.
   [[nodiscard]] Mailbox<PoolNews>& news() noexcept { return news_; }
 
  private:
   PoolPreparation(const Options& options, const Clock& clock);
   void run();
-  void tell(PoolNews news);
+  void report(PoolNews news);
 
   Options options_;
   const Clock& clock_;

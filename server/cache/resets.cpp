@@ -15,13 +15,13 @@ constexpr Log kLog{"peers"};
 struct Answer {
   std::string address;
   bool is_confirmed = false;
-  Epoch epoch;  ///< That the peer has then.
+  Epoch epoch;  ///< The peer's, with this reset.
 };
 
-/// Rounds in which two nodes that reset again and again may answer with a newer epoch.
+/// Limit of rounds, for two nodes that reset the namespace again and again.
 constexpr unsigned kMostRounds = 4;
 
-/// One reset, until it is spread.
+/// One reset, until all nodes have answered.
 struct Spread {
   CacheService& service;
   cluster::Lenders& peers;
@@ -31,10 +31,10 @@ struct Spread {
   TimePoint end;
 
   kj::Promise<std::vector<std::string>> round(unsigned rounds);
-  /// The peers' answers.
+  /// Sends the epoch to all peers.
   kj::Promise<kj::Array<Answer>> ask_peers(const Epoch& epoch);
-  /// The names of dialers that have not fetched what is known here. A newer epoch of one of them is
-  /// known here then.
+  /// Returns the names of dialers that have not fetched the epochs of this node. A newer epoch of
+  /// one of them is then known here.
   kj::Promise<std::vector<std::string>> await_dialers();
   std::vector<std::string> report(std::vector<std::string> unconfirmed);
   [[nodiscard]] Duration left() const { return std::max(Duration::zero(), end - clock.now()); }
@@ -75,7 +75,7 @@ kj::Promise<std::vector<std::string>> Spread::round(unsigned rounds) {
     return dialers.then(
         [this, epoch, rounds, has_dialers, is_newer_known, answers = kj::mv(answers)](
             std::vector<std::string>&& unconfirmed) -> kj::Promise<std::vector<std::string>> {
-          // What dialers know was learned when they asked.
+          // The epochs of dialers were learned from their requests.
           const bool is_raised =
               is_newer_known || (has_dialers && service.epochs().of(space) > epoch);
           if (is_raised) {

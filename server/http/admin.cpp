@@ -98,7 +98,7 @@ OverwriteReport Admin::overwrite(std::uint64_t recent) const {
   OverwriteReport report;
   const auto frame = service_.store().recent_frame(recent);
   if (!frame) return report;
-  // Of several shards the first: one wrong page makes the block wrong.
+  // The first shard: one wrong page makes the block wrong.
   report.found = true;
   const std::uint64_t offset = service_.store().page_offset(*frame, 0);
   report.slot = offset / kSlotAlignment;
@@ -110,7 +110,7 @@ OverwriteReport Admin::overwrite(std::uint64_t recent) const {
 }
 
 void Admin::taskFailed(kj::Exception&& exception) {
-  PEGA_ASSERT(false, "a task of the admin desk failed: {}", error_from(exception).detail);
+  PEGA_ASSERT(false, "a task of Admin failed: {}", error_from(exception).detail);
 }
 
 }  // namespace pegaflow::server

@@ -21,12 +21,13 @@ namespace pegaflow::server {
 /// Thread-bound: the RPC thread. Copies numbers only; text is made on the HTTP thread.
 class Admin final : private kj::TaskSet::ErrorHandler {
  public:
-  /// All of them outlive it.
+  /// All arguments outlive it.
   Admin(CacheService& service, Background& background, kj::Timer& timer, const Clock& clock,
         const RpcCounters& counters, const engine::Pool& pool, const Nodes* nodes, HttpServer& http,
         Mailbox<AdminQuestion>& questions);
 
-  /// Takes up every question that waits. A cleanup is answered when it is done, turns later.
+  /// Handles every pending question. A cleanup is answered when it is done, event-loop iterations
+  /// later.
   void read();
 
  private:

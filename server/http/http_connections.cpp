@@ -5,7 +5,7 @@
 namespace pegaflow::server {
 namespace {
 
-/// A client that asks for nothing for so long keeps its place for nothing.
+/// A connection without a request for this long is idle.
 constexpr kj::Duration kIdle = 1 * kj::SECONDS;
 
 }  // namespace
@@ -61,7 +61,7 @@ void HttpConnection::end_request() noexcept {
 
 kj::Promise<void> HttpConnection::in_time(kj::Promise<void> writing) {
   ++writing_;
-  // What answers bytes that are no request has its time from now on.
+  // The response to an invalid request has its time from now on.
   if (!is_pending_) due_ = all_.timer_.now() + all_.options_.take_timeout.count() * kj::NANOSECONDS;
   auto late = all_.timer_.atTime(due_).then([this]() -> kj::Promise<void> {
     ++all_.counters_.unread;

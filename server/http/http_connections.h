@@ -1,6 +1,6 @@
 #pragma once
 /// \file
-/// The places of HTTP clients: a limit to their number, and to the time that a response may take.
+/// The limits of HTTP connections: their number, and the time that a response may take.
 
 #include <cstddef>
 #include <cstdint>
@@ -16,24 +16,25 @@ namespace pegaflow::server {
 
 class HttpConnection;
 
-/// Counts the connections and closes those that keep a place for nothing, so that one more is
-/// always served: /health is asked by orchestrators that restart what does not answer.
+/// Counts the connections and closes the idlest when a place is needed, so that one more is always
+/// served: orchestrators request /health and restart a server that does not respond.
 ///
 /// Thread-bound: the HTTP thread. It outlives its connections.
 class HttpConnections {
  public:
   struct Options {
-    std::size_t places = 128;  ///< 1 or more. A scraper, a probe and a person, many times over.
-    Duration take_timeout = std::chrono::seconds(10);  ///< From a request to its last byte taken.
+    std::size_t places = 128;  ///< 1 or more. Many more than scrapers, probes and operators need.
+    Duration take_timeout =
+        std::chrono::seconds(10);  ///< From a request until its last byte is read.
   };
 
   HttpConnections(const Options& options, kj::Timer& timer) : options_(options), timer_(timer) {}
 
   /// Takes a place for `stream`. With all places taken, it displaces the oldest connection whose
-  /// client does not take its response, or else the oldest that has asked for nothing for a second,
-  /// or else the oldest that was answered before, or else the oldest: a client that sends its
-  /// requests without a pause has one pending all the time, and one that has just come, like
-  /// /health's, had no time to ask.
+  /// client does not read its response, or else the oldest without a request for a second, or else
+  /// the oldest that has received a response, or else the oldest: a client that sends requests
+  /// without a pause has one pending all the time, and a new client, such as a probe of /health,
+  /// has had no time to send one.
   kj::Own<HttpConnection> add(kj::Own<kj::AsyncIoStream> stream, bool is_socket);
 
   [[nodiscard]] const HttpCounters& counters() const noexcept { return counters_; }
@@ -46,7 +47,7 @@ class HttpConnections {
 
   Options options_;
   kj::Timer& timer_;
-  std::list<HttpConnection*> open_;  ///< The oldest first; those that are being closed are not in.
+  std::list<HttpConnection*> open_;  ///< Oldest first, without those that are being closed.
   HttpCounters counters_;
 };
 
@@ -57,9 +58,9 @@ class HttpConnection final : public kj::AsyncIoStream {
   ~HttpConnection() noexcept(false);
   KJ_DISALLOW_COPY(HttpConnection);
 
-  /// Came through the Unix socket, from an allowed user.
+  /// Whether it came through the Unix socket, from an allowed user.
   [[nodiscard]] bool is_socket() const noexcept { return is_socket_; }
-  /// Fulfilled when the connection has to be closed. To be called once.
+  /// Resolves when the connection has to be closed. To be called once.
   kj::Promise<void> on_end() { return kj::mv(end_.promise); }
 
   /// A request was read, and its response, if any, is written. Between the two the connection
@@ -89,8 +90,8 @@ class HttpConnection final : public kj::AsyncIoStream {
   kj::Own<kj::AsyncIoStream> stream_;
   kj::PromiseFulfillerPair<void> end_;
   std::list<HttpConnection*>::iterator place_;
-  kj::TimePoint due_ = kj::origin<kj::TimePoint>();  ///< Of a pending request's response.
-  kj::TimePoint idle_since_;                         ///< Without a pending request.
+  kj::TimePoint due_ = kj::origin<kj::TimePoint>();  ///< Deadline of a pending request's response.
+  kj::TimePoint idle_since_;                         ///< When the last request ended.
   std::uint32_t writing_ = 0;
   bool is_socket_;
   bool is_pending_ = false;

@@ -1,6 +1,6 @@
 #pragma once
 /// \file
-/// Who may change something by a POST that came over TCP.
+/// The check of POST requests that come over TCP.
 
 #include <optional>
 #include <string>
@@ -20,13 +20,15 @@ struct PostRefusal {
   std::string why;
 };
 
-/// Decides about POST requests over TCP. Being on this machine is no right: every local user, every
-/// web page in a browser and everything behind a port forward arrives from loopback.
+/// Decides about POST requests over TCP. A request from this machine has no rights by that: every
+/// local user, every web page in a browser and everything behind a port forward arrives from
+/// loopback.
 ///
 /// Immutable.
 class HttpGuard {
  public:
-  /// `token` empty: every POST is refused, and the text names `socket`. `machine` is our host name.
+  /// `token` empty: every POST is refused, and the text names `socket`. `machine` is this machine's
+  /// host name.
   HttpGuard(std::string token, std::string socket, std::string machine)
       : token_(std::move(token)), socket_(std::move(socket)), machine_(std::move(machine)) {}
 

@@ -60,7 +60,7 @@ const char* reason(unsigned status) {
 }
 
 Reply json_reply(unsigned status, const nlohmann::json& body) {
-  // Ids come from clients: what is no UTF-8 is shown as such, not thrown about.
+  // Ids come from clients: invalid UTF-8 is replaced, and throws no exception.
   return {.status = status,
           .body = body.dump(2, ' ', false, nlohmann::json::error_handler_t::replace) + "\n"};
 }
@@ -69,7 +69,7 @@ Reply error_reply(unsigned status, const std::string& text) {
   return json_reply(status, {{"error", text}});
 }
 
-/// The nodes of memory that the pool lies on, with the bytes of their parts.
+/// The NUMA nodes of the pool, with the bytes of their parts.
 nlohmann::json to_json(const engine::PoolPlacement& placement) {
   nlohmann::json nodes = nlohmann::json::array();
   for (std::size_t i = 0; i < placement.numa_nodes.size(); ++i) {
@@ -85,7 +85,7 @@ nlohmann::json to_json(const engine::PoolPlacement& placement) {
   return body;
 }
 
-/// A peer that is away makes a node no less healthy: it computes what it cannot fetch.
+/// An unreachable peer does not make a node unhealthy: engines compute what it cannot fetch.
 nlohmann::json nodes_json(const Health& health) {
   nlohmann::json peers = nlohmann::json::array();
   for (const Health::Peer& peer : health.peers) {
@@ -173,7 +173,7 @@ nlohmann::json to_json(const CacheService::InstanceInfo& info) {
                          {"not_served", to_json(info.not_served)}};
   add_engine(body, info.scheduler);
   if (!info.ranks.empty()) {
-    // Of the first rank, as they stood here when an instance had one.
+    // Fields of the first rank, for readers from the time when an instance had one rank.
     const CacheService::RankInfo& first = info.ranks.front();
     body["rank"] = first.rank;
     body["build"] = first.build;
@@ -203,7 +203,7 @@ struct ToReply {
     const std::uint64_t bytes = report.evicted_bytes;
     return json_reply(200, {{"evicted_blocks", report.evicted_blocks},
                             {"evicted_bytes", bytes},
-                            {"reclaimed_bytes", bytes},  // Slots are free at once: the same here.
+                            {"reclaimed_bytes", bytes},  // Slots are free at once: equal.
                             {"still_referenced_blocks", report.still_referenced_blocks}});
   }
   Reply operator()(const OverwriteReport& report) const {
@@ -228,11 +228,11 @@ std::optional<std::uint64_t> recent_of(std::string_view query) {
   return number;
 }
 
-/// What a path means.
+/// The meaning of a path.
 struct Route {
   std::string_view path;
   bool is_post = false;
-  std::optional<AdminQuestion::Kind> question;  ///< None: /health, which we know ourselves.
+  std::optional<AdminQuestion::Kind> question;  ///< None: /health, which needs no question.
   bool is_test_hook = false;
 };
 constexpr std::string_view kHealthPath = "/health";
@@ -246,7 +246,7 @@ constexpr Route kRoutes[] = {
 
 }  // namespace
 
-/// Everything that lives on the thread.
+/// The state of the HTTP thread.
 class HttpServer::Loop final : private kj::TaskSet::ErrorHandler,
                                private kj::HttpServerErrorHandler {
  public:
@@ -284,7 +284,7 @@ class HttpServer::Loop final : private kj::TaskSet::ErrorHandler,
   }
 
  private:
-  /// Of one connection.
+  /// Serves one connection.
   class Service final : public kj::HttpService {
    public:
     Service(Loop& loop, HttpConnection& connection) : loop_(loop), connection_(connection) {}
@@ -352,12 +352,12 @@ class HttpServer::Loop final : private kj::TaskSet::ErrorHandler,
   }
 
   void serve(kj::Own<kj::AsyncIoStream> stream, bool is_socket) {
-    // Or 128 clients that do not read would have the kernel keep megabytes for each.
+    // Otherwise the kernel would keep megabytes for each of 128 clients that do not read.
     const int send_buffer = kSendBufferBytes;
     stream->setsockopt(SOL_SOCKET, SO_SNDBUF, &send_buffer, sizeof send_buffer);
     kj::Own<HttpConnection> connection = connections_.add(kj::mv(stream), is_socket);
     auto end = connection->on_end();
-    // A client that goes away in the middle is no error of ours.
+    // A client that disconnects is not an error of the server.
     tasks_.add(http_->listenHttp(kj::mv(connection))
                    .exclusiveJoin(kj::mv(end))
                    .catch_([](kj::Exception&& problem) {
@@ -395,8 +395,8 @@ class HttpServer::Loop final : private kj::TaskSet::ErrorHandler,
     return std::nullopt;
   }
 
-  /// One request of all connections in an event-loop iteration, but for /health, which is answered
-  /// at once: what it waits for does not depend on what the other clients ask for.
+  /// Serves one request of all connections in an event-loop iteration, except for /health, which is
+  /// served at once: its delay does not depend on the requests of other clients.
   kj::Promise<Reply> reply_in_turn(kj::HttpMethod method, std::string_view url,
                                    const kj::HttpHeaders& headers, bool is_socket) {
     if (url.substr(0, url.find('?')) == kHealthPath) {
@@ -415,7 +415,7 @@ class HttpServer::Loop final : private kj::TaskSet::ErrorHandler,
     return timer()
         .timeoutAfter(server_.options_.answer_timeout.count() * kj::NANOSECONDS, kj::mv(reply))
         .catch_([](kj::Exception&& problem) {
-          return error_reply(503, "the RPC thread did not answer: " + error_from(problem).detail);
+          return error_reply(503, "the RPC thread did not respond: " + error_from(problem).detail);
         });
   }
 
@@ -444,13 +444,14 @@ class HttpServer::Loop final : private kj::TaskSet::ErrorHandler,
       AdminQuestion question{.kind = *route.question, .ticket = 0, .argument = 0};
       if (route.is_test_hook) {
         const auto recent = recent_of(query);
-        if (!recent) return error_reply(400, "recent=N is needed");
+        if (!recent) return error_reply(400, "/test/overwrite_block: recent=N is missing");
         question.argument = *recent;
       }
       return ask(question);
     }
     return error_reply(404,
-                       "there are /health, /metrics, /instances and POST /cache/memory/cleanup");
+                       "unknown path: the server has /health, /metrics, /instances and POST "
+                       "/cache/memory/cleanup");
   }
 
   kj::Promise<Reply> ask(AdminQuestion question) {
@@ -465,7 +466,7 @@ class HttpServer::Loop final : private kj::TaskSet::ErrorHandler,
         [this](AdminAnswer&& told) { return std::visit(ToReply{connections_.counters()}, told); });
   }
 
-  // ---- what is not HTTP, or fails
+  // ---- protocol errors and failures
 
   kj::Promise<void> handleClientProtocolError(kj::HttpHeaders::ProtocolError problem,
                                               kj::HttpService::Response& response) override {
@@ -473,7 +474,7 @@ class HttpServer::Loop final : private kj::TaskSet::ErrorHandler,
   }
   kj::Promise<void> handleApplicationError(
       kj::Exception problem, kj::Maybe<kj::HttpService::Response&> /*response*/) override {
-    // Nothing here throws but a client that went away while we wrote.
+    // The only exception here is a client that disconnected during a write.
     kLog.debug("request ended reason=\"{}\"", error_from(problem).detail);
     return kj::READY_NOW;
   }
@@ -538,7 +539,7 @@ HttpServer::~HttpServer() {
   if (!thread_.joinable()) return;
   HttpNews stop;
   stop.is_stop = true;
-  // What is not sent is not moved from. NOLINTNEXTLINE(bugprone-use-after-move)
+  // A value that is not sent is not moved from. NOLINTNEXTLINE(bugprone-use-after-move)
   while (!news_.try_send(std::move(stop))) std::this_thread::yield();
   thread_.join();
 }
@@ -550,8 +551,8 @@ void HttpServer::publish_health(Health health) {
     const std::lock_guard lock(health_mutex_);
     latest_health_ = std::move(health);
   }
-  // Pairs with the store in take_news(): either that reader sees this health, or we see its false
-  // and leave a note.
+  // Pairs with the store in take_news(): either that reader sees this health, or this thread sees
+  // its false and sends a note.
   if (health_noted_.exchange(true, std::memory_order_acq_rel)) return;
   const bool sent = news_.try_send(HttpNews());
   PEGA_ASSERT(sent, "answers have {} places of {}, and health two", kQuestions, news_.capacity());

@@ -21,25 +21,26 @@ namespace pegaflow::server {
 
 /// Serves HTTP with kj-http on one thread, so that a scrape never delays a lookup.
 ///
-/// It knows only the health: for anything else it puts a question into the RPC thread's mailbox and
-/// answers with what comes back, one request after the other (http_turns.h). /health is answered at
-/// once, so that clients that ask for many pages, or never read them, do not delay it. POST needs
-/// the token, wherever it comes from, or the Unix socket: http_guard.h.
+/// It holds only the health: for anything else it puts a question into the RPC thread's mailbox and
+/// responds with the answer, one request after the other (http_turns.h). /health is served at once,
+/// so that clients that request many pages, or never read them, do not delay it. POST needs the
+/// token, from every address, or the Unix socket: http_guard.h.
 ///
 /// Constructor and destructor belong to one thread; publish() is thread-safe.
 class HttpServer {
  public:
   struct Options {
-    std::string token;                          ///< Of POST over TCP; empty: refused there.
-    std::vector<std::uint32_t> allowed_uids{};  ///< At the Unix socket, beside root and ourselves.
+    std::string token;  ///< For POST over TCP; empty: refused there.
+    std::vector<std::uint32_t>
+        allowed_uids{};  ///< At the Unix socket, beside root and the own user.
     HttpConnections::Options connections{};
     bool test_hooks = false;
-    Health health;  ///< Until the first publish(): requests may come before it.
+    Health health;                                      ///< Until the first publish_health().
     Duration answer_timeout = std::chrono::seconds(5);  ///< Then 503: the RPC thread hangs.
   };
 
-  /// Questions without an answer, all but one of which have timed out; more is 503. The place for
-  /// each answer is reserved so.
+  /// The limit of unanswered questions, all but one of which have timed out; beyond it the response
+  /// is 503. This reserves a place for each answer.
   static constexpr std::size_t kQuestions = 32;
 
   /// Starts the thread. The same is served at `socket`, where POST needs no token. `questions`
@@ -48,13 +49,13 @@ class HttpServer {
   static Result<std::unique_ptr<HttpServer>> start(TcpListener listener,
                                                    std::optional<Listener> socket, Options options,
                                                    Mailbox<AdminQuestion>& questions);
-  /// Ends requests under way and joins the thread.
+  /// Ends the requests in flight and joins the thread.
   ~HttpServer();
 
-  /// An answer, whose place was reserved with its question. False when the mailbox is full.
+  /// Sends an answer, whose place was reserved with its question. False when the mailbox is full.
   bool publish(HttpNews news);
-  /// What /health answers from now on. Only the latest is kept, beside the mailbox, where at most
-  /// two notes of it wait: health never takes the place of an answer, however often it changes.
+  /// Sets the response of /health. Only the latest is kept, beside the mailbox, which holds at most
+  /// two notes of it: health never takes the place of an answer, however often it changes.
   void publish_health(Health health);
 
  private:

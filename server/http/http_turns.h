@@ -1,6 +1,6 @@
 #pragma once
 /// \file
-/// Lets HTTP requests be answered one at a time.
+/// A queue in which HTTP requests are served one at a time.
 
 #include <cstddef>
 #include <list>
@@ -11,8 +11,8 @@
 namespace pegaflow::server {
 
 /// Serializes the requests that cost more than /health: first come, first served. One /metrics page
-/// takes about as long to build as fifty /health responses, so what a /health response waits for
-/// must not grow with the number of clients that ask for pages.
+/// takes about as long to build as fifty /health responses, so the delay of a /health response must
+/// not grow with the number of clients that request pages.
 ///
 /// The queue is bounded by the number of connections, since each waits for one request at a time.
 /// Thread-bound: the HTTP thread. It outlives its turns and the promises of turns.
@@ -22,7 +22,7 @@ class HttpTurns {
   HttpTurns(const HttpTurns&) = delete;
   HttpTurns& operator=(const HttpTurns&) = delete;
 
-  /// Destroying it starts the next turn.
+  /// The right to be served. Destroying it starts the next turn.
   class Turn {
    public:
     explicit Turn(HttpTurns& all) : all_(all) {}
@@ -33,9 +33,9 @@ class HttpTurns {
     HttpTurns& all_;
   };
 
-  /// The caller's turn, once all earlier ones have ended. A dropped promise gives its place up.
+  /// The caller's turn, once all earlier ones have ended. A dropped promise gives up its place.
   kj::Promise<kj::Own<Turn>> next();
-  /// Promises of next() that still wait.
+  /// Number of promises of next() that still wait.
   [[nodiscard]] std::size_t waiting() const noexcept { return waiting_.size(); }
 
  private:

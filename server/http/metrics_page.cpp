@@ -15,7 +15,7 @@ using Type = MetricsPage::Type;
 
 double number(std::uint64_t value) { return static_cast<double>(value); }
 
-/// A sample for each size of a block.
+/// One sample for each block size.
 void by_size(MetricsPage& page, const char* name, const char* help,
              const std::map<std::uint64_t, double>& samples) {
   page.begin(Type::Gauge, name, help);
@@ -28,7 +28,7 @@ void pool(MetricsPage& page, const Snapshot& now) {
   const engine::BlockStore::Stats& store = now.cache.store;
   page.gauge("pool_capacity_bytes", "Size of the pool", number(now.pool_bytes));
   page.gauge("pool_used_bytes", "Bytes of slots that are not free", number(store.used_bytes));
-  page.gauge("pool_page_bytes", "Size of the pages of memory that the pool lies on",
+  page.gauge("pool_page_bytes", "Size of the memory pages that back the pool",
              number(now.pool_page_bytes));
   page.gauges("pool_slots", "Slots by state; a slot has the pages of a block on all its ranks",
               "state",
@@ -38,7 +38,7 @@ void pool(MetricsPage& page, const Snapshot& now) {
                {"quarantined", store.quarantined_timeout + store.quarantined_writer_lost +
                                    store.quarantined_fetch}});
   page.gauges(
-      "pool_units", "Units that the pool is dealt in to blocks of different sizes", "state",
+      "pool_units", "Units of the pool, which are dealt out to blocks of different sizes", "state",
       {{"free", number(store.free_units)}, {"used", number(store.units - store.free_units)}});
   std::map<std::uint64_t, double> extents;
   std::map<std::uint64_t, double> used;
@@ -49,7 +49,7 @@ void pool(MetricsPage& page, const Snapshot& now) {
   by_size(page, "pool_extents", "Extents of the pool, by the bytes of the blocks in them", extents);
   by_size(page, "pool_blocks", "Blocks in the pool, by their bytes", used);
   page.counter("pool_extents_taken_total",
-               "Extents that blocks of one size gave up to blocks of another", store.extents_taken);
+               "Extents taken from blocks of one size for blocks of another", store.extents_taken);
   page.counter("pool_alloc_failures_total", "Blocks not saved because no slot could be freed",
                store.skipped_no_room);
   page.gauge("inflight_bytes", "Bytes of slots that are being written",
@@ -70,37 +70,38 @@ void cache(MetricsPage& page, const Snapshot& now) {
   page.gauge("cache_resident_blocks", "Sealed blocks", store.sealed);
   page.counter("cache_lookups_total", "Lookups", store.lookups);
   page.counter("cache_block_hits_total", "Blocks found by lookups", store.lookup_hits);
-  page.counter("cache_block_misses_total", "Blocks asked for beyond what was found",
+  page.counter("cache_block_misses_total", "Requested blocks beyond those that were found",
                store.lookup_misses);
   page.counter("cache_block_insertions_total", "Blocks sealed", store.insertions);
   page.counter("cache_block_evictions_total", "Blocks evicted to make room", store.evictions);
   page.begin(Type::Gauge, "eviction_info", "The eviction policy");
   page.sample(1, {{"policy", std::string(to_string(store.eviction))}});
-  page.counters("cache_blocks_dropped_total", "Blocks dropped for another reason than room",
+  page.counters("cache_blocks_dropped_total", "Blocks dropped for a reason other than to make room",
                 "reason",
                 {{"cleanup", number(store.cleaned)},
                  {"reset", number(store.retired)},
                  {"corrupt", number(store.invalidated)}});
-  page.gauge("epochs", "Namespaces with an epoch of their own: that were reset in this cluster",
+  page.gauge("epochs",
+             "Namespaces with an epoch of their own, since they were reset in this cluster",
              number(cache.epochs));
-  page.counters("namespace_resets_total",
-                "Resets of a namespace, by where they were asked for: at this node or at a peer",
-                "origin",
-                {{"here", number(cache.resets_here)}, {"peer", number(cache.resets_learned)}});
+  page.counters(
+      "namespace_resets_total",
+      "Resets of a namespace, by the node that an engine requested them from: this one or a peer",
+      "origin", {{"here", number(cache.resets_here)}, {"peer", number(cache.resets_learned)}});
   page.counter("reset_unconfirmed_nodes_total",
                "Peers that did not confirm a reset of this node before its deadline",
                cache.resets_unconfirmed);
   page.counter("corrupt_pages_total",
-               "Pages that were not what was saved, found by engines with pegaflow.verify",
+               "Pages with other bytes than were saved, found by engines with pegaflow.verify",
                cache.corrupt_pages);
   page.counter("save_bytes_total", "Bytes of pages sealed", cache.save_bytes);
   page.counter("load_bytes_total", "Bytes of pages opened for a load", cache.load_bytes);
-  page.counters("load_blocks_total", "Blocks opened for a load, by who had written them",
-                "written_by",
+  page.counters("load_blocks_total",
+                "Blocks opened for a load, by the process that had written them", "written_by",
                 {{"this_process", number(cache.load_blocks_own)},
                  {"another_process", number(cache.load_blocks_other)}});
   page.counters(
-      "save_skipped_blocks_total", "Blocks that a save did not get a slot for", "reason",
+      "save_skipped_blocks_total", "Blocks for which a save received no slot", "reason",
       {{"present", number(store.skipped_present)}, {"no_room", number(store.skipped_no_room)}});
   page.gauge("claims", "Claims of schedulers", number(store.claims));
   page.gauge("pins", "Pins of workers", number(store.pins));
@@ -111,9 +112,10 @@ void cache(MetricsPage& page, const Snapshot& now) {
                store.claims_revoked);
   page.counter("claims_shortened_total", "Claims shortened by a share's limit",
                store.claims_shortened);
-  page.counter("reservations_timed_out_total", "Saves forgotten because they took too long",
+  page.counter("reservations_timed_out_total",
+               "Saves dropped because they exceeded --reservation-timeout",
                store.reservations_timed_out);
-  page.counter("late_publishes_total", "Saves published after they were forgotten",
+  page.counter("late_publishes_total", "Saves published after they were dropped",
                store.late_publishes);
   const JobWaits::Stats& waits = cache.waits;
   page.gauge("job_waits", "Calls that wait for another engine's saves", number(waits.waiting));
@@ -129,7 +131,7 @@ void cache(MetricsPage& page, const Snapshot& now) {
 
 void misses(MetricsPage& page, const Snapshot& now) {
   page.begin(Type::Counter, "cache_miss_blocks_total",
-             "Blocks asked for and not found, by reason; see docs/operations.md");
+             "Requested blocks that were not found, by reason; see docs/operations.md");
   const auto reason = [&](std::string_view name, std::uint64_t value) {
     page.sample(value, {{"reason", std::string(name)}});
   };
@@ -142,7 +144,7 @@ void misses(MetricsPage& page, const Snapshot& now) {
 void ages(MetricsPage& page, const Snapshot& now) {
   const engine::BlockStore::Stats& store = now.cache.store;
   page.begin(Type::Histogram, "cache_residence_seconds",
-             "How long blocks that are gone had been in the pool, by why they went");
+             "Time that removed blocks had been in the pool, by the reason of their removal");
   page.histogram(store.evicted_age, {{"reason", "evicted"}});
   page.histogram(store.dropped_age, {{"reason", "dropped"}});
   page.histogram("cache_evicted_idle_seconds",
@@ -168,29 +170,29 @@ void demand(MetricsPage& page, const std::vector<engine::Demand::Window>& window
     }
   };
   using Window = engine::Demand::Window;
-  gauges("hll_total_requests", "Blocks asked for by lookups in the window",
-         [](const Window& window) { return number(window.requested); });
-  gauges("hll_cardinality", "Different blocks asked for or saved in the window, about",
+  gauges("hll_total_requests", "Blocks requested by lookups in the window",
+         [](const Window& window) { return number(window.asked); });
+  gauges("hll_cardinality", "Estimated number of different blocks requested or saved in the window",
          [](const Window& window) { return window.distinct; });
   gauges("hll_estimated_hit_rate",
-         "Ceiling of the window's hit rate: that of a pool that had lost nothing, about",
+         "Estimated ceiling of the window's hit rate: that of a pool that evicts nothing",
          [](const Window& window) { return window.ceiling(); });
-  gauges("window_hit_rate", "Hit rate of the window: blocks found of those asked for",
+  gauges("window_hit_rate", "Hit rate of the window: blocks found divided by blocks requested",
          [](const Window& window) { return window.hit_rate(); });
   gauges("window_working_set_bytes",
-         "Size of a pool that would have lost nothing in the window, about",
+         "Estimated size of a pool that would have evicted nothing in the window",
          [](const Window& window) { return window.bytes; });
 }
 
 void clients(MetricsPage& page, const Snapshot& now) {
   const RpcCounters& rpc = now.rpc;
   page.gauge("connections", "Connections to the socket", number(rpc.connections));
-  page.gauge("clients", "Connections that said hello", number(now.cache.clients));
-  page.gauge("parted_connections", "Ended connections whose process may still touch slots",
+  page.gauge("clients", "Connections that have sent their hello", number(now.cache.clients));
+  page.gauge("parted_connections", "Ended connections whose process may still access slots",
              number(now.cache.detached));
-  page.gauge("instances", "Engine cores that are known", number(now.cache.instances));
+  page.gauge("instances", "Known engine cores", number(now.cache.instances));
   page.gauge("instances_waiting",
-             "Engine cores that are served without the cache until all their ranks are there",
+             "Engine cores that run without the cache until all their ranks are connected",
              number(now.cache.instances_waiting));
   page.begin(Type::Gauge, "instances_not_served",
              "Engine cores that are configured to use the cache and do not, by reason");
@@ -200,7 +202,7 @@ void clients(MetricsPage& page, const Snapshot& now) {
         {{"reason", std::string(pegaflow::to_string(static_cast<wire::DeclineReason>(i)))}});
   }
   page.sample(number(now.cache.instances_refused), {{"reason", "refused"}});
-  page.gauge("namespaces", "Namespaces that are known", number(now.cache.namespaces));
+  page.gauge("namespaces", "Known namespaces", number(now.cache.namespaces));
   page.counter("connections_accepted_total", "Connections accepted", rpc.accepted);
   page.counters("connections_refused_total", "Connections closed at once", "reason",
                 {{"limit", number(rpc.refused_limit)}, {"user", number(rpc.refused_peer)}});
@@ -210,7 +212,7 @@ void clients(MetricsPage& page, const Snapshot& now) {
   page.gauge("http_connections", "Connections of HTTP clients, over TCP and the Unix socket",
              number(now.http.open));
   page.counters("http_connections_closed_total",
-                "Connections of HTTP clients that the server closed: the client did not take a "
+                "Connections of HTTP clients that the server closed: the client did not read a "
                 "response within 10 s, made room for a newer connection when all places were "
                 "taken, or is a user whom the Unix socket does not serve",
                 "reason",
@@ -240,17 +242,20 @@ void calls(MetricsPage& page, const RpcCounters& rpc) {
     page.histogram(rpc.methods[i].duration,
                    {{"method", std::string(to_string(static_cast<Method>(i)))}});
   }
-  page.histogram("rpc_turn_seconds", "Turns of the RPC thread's loop", rpc.turns);
-  page.gauge("rpc_turn_longest_seconds", "Longest turn of the RPC thread's loop since the start",
+  page.histogram("rpc_turn_seconds", "Duration of event-loop iterations of the RPC thread",
+                 rpc.turns);
+  page.gauge("rpc_turn_longest_seconds",
+             "Longest event-loop iteration of the RPC thread since the start",
              rpc.turns.longest_seconds);
-  page.histogram("rpc_turn_cpu_seconds", "Processor time of turns of the RPC thread's loop",
-                 rpc.turns_cpu);
-  page.gauge("rpc_turn_cpu_longest_seconds", "Most processor time of a turn since the start",
+  page.histogram("rpc_turn_cpu_seconds",
+                 "Processor time of event-loop iterations of the RPC thread", rpc.turns_cpu);
+  page.gauge("rpc_turn_cpu_longest_seconds",
+             "Most processor time of an event-loop iteration since the start",
              rpc.turns_cpu.longest_seconds);
 }
 
 void peers(MetricsPage& page, const NodesReport& nodes) {
-  page.begin(Type::Gauge, "lane_info", "Lanes for bytes of other nodes that are open here");
+  page.begin(Type::Gauge, "lane_info", "Lanes to other nodes that are open at this node");
   for (const std::string& lane : nodes.lanes) page.sample(1, {{"lane", lane}});
   const auto by_peer = [&](Type type, const char* name, const char* help, auto&& value) {
     page.begin(type, name, help);
@@ -259,47 +264,49 @@ void peers(MetricsPage& page, const NodesReport& nodes) {
     }
   };
   using Link = cluster::PeerLink::Stats;
-  by_peer(Type::Gauge, "peer_ready", "1 while the other node can be asked",
+  by_peer(Type::Gauge, "peer_ready", "1 while requests can be sent to the peer",
           [](const Link& link) { return link.state == cluster::PeerLink::State::kReady ? 1 : 0; });
-  by_peer(Type::Counter, "peer_greetings_total", "Times that the other node became ready",
+  by_peer(Type::Counter, "peer_greetings_total", "Times that the peer became ready",
           [](const Link& link) { return number(link.greetings); });
-  by_peer(Type::Counter, "peer_losses_total", "Times that a ready node was lost",
+  by_peer(Type::Counter, "peer_losses_total", "Times that the peer was lost while it was ready",
           [](const Link& link) { return number(link.losses); });
-  by_peer(Type::Counter, "peer_failures_total", "Attempts to greet the other node that failed",
+  by_peer(Type::Counter, "peer_failures_total", "Failed attempts to connect to the peer",
           [](const Link& link) { return number(link.failures); });
   by_peer(Type::Counter, "peer_refusals_total",
-          "Attempts that failed for another version, secret or lane",
+          "Attempts to connect that failed because of another version, secret or lane",
           [](const Link& link) { return number(link.refusals); });
-  by_peer(Type::Counter, "peer_late_total", "Questions without an answer in time",
+  by_peer(Type::Counter, "peer_late_total",
+          "Requests to the peer without a response within their deadline",
           [](const Link& link) { return number(link.late); });
   page.begin(Type::Gauge, "peer_read_bytes_per_second",
-             "Rate at which the other node was read from lately; 0 while it is not known");
+             "Recent rate of reads from the peer; 0 while it is unknown");
   for (const NodesReport::Peer& peer : nodes.peers) {
     page.sample(peer.bytes_per_second, {{"peer", peer.address}});
   }
   page.begin(Type::Gauge, "peer_queued_bytes",
-             "Bytes that were asked of the other node and have not arrived");
+             "Bytes requested from the peer that have not arrived");
   for (const NodesReport::Peer& peer : nodes.peers) {
     page.sample(number(peer.queued_bytes), {{"peer", peer.address}});
   }
   by_peer(Type::Counter, "peer_withheld_total",
-          "Questions that were not sent because the other node owed answers",
+          "Requests that were not sent because responses of the peer were overdue",
           [](const Link& link) { return number(link.withheld); });
-  page.begin(Type::Gauge, "peer_lane", "1 for the lane on which bytes come from the other node");
+  page.begin(Type::Gauge, "peer_lane", "1 for the lane on which blocks are read from the peer");
   for (const NodesReport::Peer& peer : nodes.peers) {
     for (const std::string& lane : nodes.lanes) {
       page.sample(peer.link.lane == lane ? 1 : 0, {{"peer", peer.address}, {"lane", lane}});
     }
   }
-  by_peer(Type::Counter, "peer_lane_failures_total", "Trials of RDMA to the other node that failed",
+  by_peer(Type::Counter, "peer_lane_failures_total", "Failed trials of RDMA to the peer",
           [](const Link& link) { return number(link.lane_failures); });
   by_peer(Type::Counter, "peer_lane_falls_total",
-          "Times that RDMA to the other node broke and sockets went on",
+          "Times that RDMA to the peer broke and reads continued over sockets",
           [](const Link& link) { return number(link.lane_falls); });
-  page.gauge("peer_connections", "Connections that other nodes made",
-             number(nodes.rpc.connections));
-  page.counter("peer_entered_total", "Other nodes that proved themselves", nodes.gate.greetings);
-  page.counters("peer_refused_total", "Other nodes that were not let in", "reason",
+  page.gauge("peer_connections", "Connections from other nodes", number(nodes.rpc.connections));
+  page.counter("peer_entered_total",
+               "Greetings in which another node proved that it has the secret",
+               nodes.gate.greetings);
+  page.counters("peer_refused_total", "Connections of other nodes that were refused", "reason",
                 {{"version", number(nodes.gate.refused_version)},
                  {"secret", number(nodes.gate.refused_secret)},
                  {"limit", number(nodes.rpc.refused_limit)}});
@@ -320,8 +327,8 @@ void peers(MetricsPage& page, const NodesReport& nodes) {
         "peer_secret_reloads_total", "Times that --peer-secret-file changed", "result",
         {{"used", number(nodes.secrets.changed)}, {"rejected", number(nodes.secrets.rejected)}});
   }
-  page.counter("peer_locates_total", "Questions of other nodes for blocks", nodes.gate.locates);
-  page.counter("peer_awaits_total", "Waits of other nodes for saves of engines here",
+  page.counter("peer_locates_total", "Lookups by other nodes", nodes.gate.locates);
+  page.counter("peer_awaits_total", "Waits of other nodes for saves of engines at this node",
                nodes.gate.awaits);
   page.gauge("peer_job_waits", "Calls that wait for saves of engines of other nodes",
              number(nodes.waits.waiting));
@@ -338,12 +345,13 @@ void peers(MetricsPage& page, const NodesReport& nodes) {
 void fetches(MetricsPage& page, const Snapshot& now, const NodesReport& nodes) {
   const Fetches::Stats& fetches = nodes.fetches;
   const engine::BlockStore::Stats& store = now.cache.store;
-  page.counter("fetch_lookups_total", "Lookups that asked other nodes", fetches.lookups);
-  page.counters("fetch_claims_total", "Claims that asked other nodes, by what came of it", "result",
+  page.counter("fetch_lookups_total", "Lookups that were sent on to other nodes", fetches.lookups);
+  page.counters("fetch_claims_total",
+                "Claims that were sent on to other nodes, by result: blocks in flight or none",
+                "result",
                 {{"coming", number(fetches.claims_coming)},
                  {"none", number(fetches.claims - fetches.claims_coming)}});
-  page.counters("fetch_blocks_total", "Blocks to be read from other nodes, by how that ended",
-                "result",
+  page.counters("fetch_blocks_total", "Blocks to be read from other nodes, by result", "result",
                 {{"whole", number(fetches.blocks)},
                  {"given_up", number(fetches.given_up)},
                  {"unwanted", number(fetches.unwanted)}});
@@ -352,7 +360,8 @@ void fetches(MetricsPage& page, const Snapshot& now, const NodesReport& nodes) {
                fetches.declined);
   page.counter("fetch_bytes_total", "Bytes of blocks read from other nodes, whole and in time",
                fetches.bytes);
-  page.counters("fetch_troubles_total", "Blocks that did not come as they should", "reason",
+  page.counters("fetch_troubles_total", "Blocks whose read from another node did not go as planned",
+                "reason",
                 {{"retried", number(fetches.retried)},
                  {"lease_ended", number(fetches.outlived)},
                  {"unconfirmed", number(fetches.unconfirmed)},
@@ -363,21 +372,23 @@ void fetches(MetricsPage& page, const Snapshot& now, const NodesReport& nodes) {
   for (std::size_t lane = 0; lane < nodes.lanes.size(); ++lane) {
     page.sample(number(fetches.lane_bytes.at(lane)), {{"lane", nodes.lanes[lane]}});
   }
-  page.counter("fetch_joined_blocks_total", "Blocks wanted that were on their way for another",
+  page.counter("fetch_joined_blocks_total",
+               "Requested blocks that were in flight for another request already",
                store.fetches_joined);
-  page.counter("fetch_no_room_total", "Claims that got no room for all that was lent",
+  page.counter("fetch_no_room_total", "Claims without room for all blocks that were lent",
                store.fetches_no_room);
   page.gauge("fetch_batches", "Reads from other nodes in flight", number(fetches.batches));
   page.gauge("oldest_fetch_seconds", "Age of the oldest read from other nodes; 0 without one",
              std::chrono::duration<double>(fetches.oldest).count());
-  page.gauge("fetch_bytes", "Bytes of slots that fetches have", number(store.fetch_bytes));
-  page.begin(Type::Histogram, "fetch_duration_seconds", "Reads from other nodes, a batch each");
+  page.gauge("fetch_bytes", "Bytes of slots that fetches hold", number(store.fetch_bytes));
+  page.begin(Type::Histogram, "fetch_duration_seconds",
+             "Duration of reads from other nodes, one for each batch");
   page.histogram(fetches.duration, {});
   page.gauge("replica_blocks", "Sealed blocks that came from other nodes", store.replicas);
-  page.counter("replica_evictions_total", "Of evicted blocks, those that came from other nodes",
+  page.counter("replica_evictions_total", "Evicted blocks that came from other nodes",
                store.evicted_replicas);
   page.gauge("leases", "Leases of other nodes", number(store.leases));
-  page.gauge("lent_bytes", "Bytes of blocks lent to other nodes, counted once a lease",
+  page.gauge("lent_bytes", "Bytes of blocks lent to other nodes, counted once for each lease",
              number(store.lent_bytes));
   page.gauge("oldest_lease_seconds", "Age of the oldest lease; 0 without one",
              now.oldest_lease_seconds);

@@ -1,6 +1,6 @@
 #pragma once
 /// \file
-/// The /metrics page. Names that the field knows keep their meaning.
+/// The /metrics page. Established metric names keep their meaning.
 
 #include <string>
 

@@ -1,6 +1,6 @@
 #pragma once
 /// \file
-/// What crosses between the RPC thread and the HTTP thread: questions, and plain answers.
+/// The messages between the RPC thread and the HTTP thread: questions, and plain answers.
 
 #include <cstdint>
 #include <optional>
@@ -15,7 +15,7 @@
 
 namespace pegaflow::server {
 
-/// What happened to HTTP connections. Counted on the HTTP thread.
+/// The counters of HTTP connections, of the HTTP thread.
 struct HttpCounters {
   std::uint64_t open = 0;
   std::uint64_t unread = 0;        ///< Closed: the client did not take a response in time.
@@ -28,10 +28,10 @@ struct Snapshot {
   CacheService::Stats cache;
   RpcCounters rpc;
   std::uint64_t pool_bytes = 0;
-  std::uint64_t pool_page_bytes = 0;   ///< Of the memory's pages: 4 KiB or huge.
+  std::uint64_t pool_page_bytes = 0;   ///< Size of the memory's pages: 4 KiB or huge.
   double oldest_pin_seconds = 0;       ///< 0 without a pin.
   double oldest_lease_seconds = 0;     ///< 0 without a lease.
-  std::optional<NodesReport> nodes{};  ///< Where there are others.
+  std::optional<NodesReport> nodes{};  ///< With other nodes only.
   HttpCounters http{};                 ///< Filled in by the HTTP thread.
 };
 
@@ -41,7 +41,7 @@ struct CleanupReport {
   std::uint64_t still_referenced_blocks = 0;
 };
 
-/// Of the test switch that damages a block.
+/// The answer of the test switch that damages a block.
 struct OverwriteReport {
   bool found = false;
   std::uint64_t slot = 0;  ///< Where it begins in the pool / 4 KiB.
@@ -53,34 +53,34 @@ struct AdminQuestion {
   enum class Kind : std::uint8_t { kMetrics, kInstances, kCleanup, kOverwriteBlock };
   Kind kind = Kind::kMetrics;
   std::uint64_t ticket = 0;    ///< Comes back with the answer.
-  std::uint64_t argument = 0;  ///< Of kOverwriteBlock: which block, 0 is the most recent.
+  std::uint64_t argument = 0;  ///< For kOverwriteBlock: the block, 0 is the most recent.
 };
 
 using AdminAnswer = std::variant<std::monostate, Snapshot, std::vector<CacheService::InstanceInfo>,
                                  CleanupReport, OverwriteReport>;
 
-/// What /health says.
+/// The content of /health.
 struct Health {
   bool is_ok = false;
-  std::string status;  ///< "ok", or why not yet or no more.
+  std::string status;  ///< "ok", or the reason why it is not.
   std::uint64_t pool_bytes = 0;
-  std::uint64_t done_bytes = 0;       ///< Of the pool, while it is being prepared.
-  engine::PoolPlacement placement{};  ///< Of the pool, once it is there.
+  std::uint64_t done_bytes = 0;       ///< Prepared bytes of the pool.
+  engine::PoolPlacement placement{};  ///< Set once the pool is ready.
   struct Peer {
     std::string address;
     std::string state;
     std::string node;  ///< Its incarnation, while it is ready.
-    std::string why;   ///< It is not ready.
+    std::string why;   ///< Why it is not ready.
     std::string lane{};
-    std::string lane_why{};  ///< A better one is not used.
+    std::string lane_why{};  ///< Why a better lane is not used.
   };
-  std::string node{};  ///< Our incarnation.
-  /// The best between nodes, "rdma" or "tcp"; empty where there are no others.
+  std::string node{};  ///< The incarnation of this node.
+  /// The best lane, "rdma" or "tcp"; empty without other nodes.
   std::string lane{};
   std::string why_not_rdma{};
   std::vector<std::string> cards{};
   std::vector<std::string> refused_cards{};
-  std::string peer_listen{};  ///< Where they reach us.
+  std::string peer_listen{};  ///< Where peers reach this node.
   std::vector<Peer> peers{};
 };
 

@@ -17,7 +17,8 @@ kj::Promise<kj::Maybe<capnp::MessageReaderAndFds>> BoundedStream::tryReadMessage
     kj::ArrayPtr<kj::AutoCloseFd> fd_space, capnp::ReaderOptions options,
     kj::ArrayPtr<capnp::word> scratch_space) {
   using MaybeMessage = kj::Maybe<capnp::MessageReaderAndFds>;
-  // A message that announces more than this is refused by its first bytes, before it has memory.
+  // A message that announces more than this is refused by its first bytes, before memory is
+  // allocated for it.
   options.traversalLimitInWords = is_greeted_ ? limits_.message_words : limits_.hello_words;
   return inner_.tryReadMessage(fd_space, options, scratch_space)
       .then(

@@ -14,19 +14,19 @@
 
 namespace pegaflow::server {
 
-/// Messages of one connection, counted on their way in.
+/// The messages of one connection, counted as they arrive.
 ///
-/// RpcSystem keeps an answer until the peer says that it is done with it, and queues answers for a
-/// peer that does not read; neither has a limit in KJ 0.9.2. Here both have one, and a message that
-/// passes it ends the connection. Thread-bound.
+/// RpcSystem keeps an answer until the peer sends `finish` for it, and queues answers for a peer
+/// that does not read; neither has a limit in KJ 0.9.2. Here both have one, and a message that
+/// exceeds it ends the connection. Thread-bound.
 class BoundedStream final : public capnp::MessageStream {
  public:
   struct Limits {
-    std::size_t hello_words = std::size_t{64} << 10;  ///< Of a message before hello.
+    std::size_t hello_words = std::size_t{64} << 10;  ///< Limit of a message before hello.
     std::size_t message_words = std::size_t{1} << 20;
-    /// Calls whose answer the peer has not let go of. An engine has a few dozen.
+    /// Calls whose answers the peer has not released. An engine has a few dozen.
     std::int64_t questions = 4096;
-    /// Queued for a peer that does not read: 128 answers of the largest kind.
+    /// Bytes queued for a peer that does not read: 128 answers of the largest kind.
     std::size_t queued_bytes = std::size_t{4} << 20;
   };
 
@@ -35,13 +35,14 @@ class BoundedStream final : public capnp::MessageStream {
   BoundedStream(kj::AsyncCapabilityStream& stream, const Limits& limits,
                 kj::Function<void(const Error*)> on_end);
 
-  /// The network that reads from this stream; its queue is watched. Before the first message.
+  /// Sets the network that reads from this stream, whose queue is checked. Before the first
+  /// message.
   void watch_queue_of(capnp::TwoPartyVatNetwork& network) { network_ = network; }
-  /// Whether more answers wait than a peer that reads would leave. Looked at when a message
+  /// Whether more answers are queued than a peer that reads would leave. Checked when a message
   /// arrives, and by the owner when an answer is queued.
   [[nodiscard]] bool queue_is_full();
   [[nodiscard]] Error queue_error() const;
-  /// The peer said hello: its messages may have full size now.
+  /// The peer has sent its hello: its messages may have full size now.
   void greeted() { is_greeted_ = true; }
 
   kj::Promise<kj::Maybe<capnp::MessageReaderAndFds>> tryReadMessage(

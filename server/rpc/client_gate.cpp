@@ -42,7 +42,7 @@ class GateImpl final : public wire::Gate::Server {
     if (version == 0) return refuse(call, measured, no_version(params));
     if (std::exchange(said_hello_, true)) {
       return refuse(call, measured,
-                    {.code = Errc::kInvalidArgument, .detail = "hello was said already"});
+                    {.code = Errc::kInvalidArgument, .detail = "a second hello on one connection"});
     }
     if (!params.hasHandle()) return accept(call, measured, version, nullptr);
     return params.getHandle().getFd().then(
@@ -75,10 +75,10 @@ class GateImpl final : public wire::Gate::Server {
     return {text.begin(), std::min(text.size(), kMaxBuildBytes)};
   }
 
-  /// Null when the process cannot be watched: it may look up, and gets no pool.
+  /// Returns null when the process cannot be watched: it may look up, but gets no pool.
   std::shared_ptr<ProcessWatch> watch(kj::Maybe<int> fd) {
     KJ_IF_MAYBE (sent, fd) {
-      // Of our own: the sent one goes with the capability.
+      // A duplicate, since the sent one is closed with its capability.
       UniqueFd own(::fcntl(*sent, F_DUPFD_CLOEXEC, 0));
       if (!own) {
         kRpcLog.warn("a process cannot be watched error=\"{}\"",

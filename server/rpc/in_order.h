@@ -11,14 +11,14 @@
 
 namespace pegaflow::server {
 
-/// Runs what takes several turns of the loop one after the other, in the order of the calls: an
-/// `abandon` that comes behind a `reserve` must find it done. Thread-bound.
+/// Runs calls that take several event-loop iterations one after the other, in the order of their
+/// arrival: an `abandon` behind a `reserve` must find it done. Thread-bound.
 class InOrder {
  public:
   [[nodiscard]] bool is_idle() const { return waiting_ == 0; }
 
-  /// `step` is called again, a turn later, while it returns true. Runs in this turn as far as it
-  /// can.
+  /// Calls `step` now if no earlier call is unfinished, and once in each later iteration while it
+  /// returns true.
   template <typename Step>
   kj::Promise<void> run(kj::Timer& timer, Step step) {
     if (waiting_ == 0 && !step()) return kj::READY_NOW;

@@ -23,20 +23,20 @@ namespace {
 
 namespace fs = std::filesystem;
 
-constexpr int kBacklog = 1024;  // As many as may be connected by default.
+constexpr int kBacklog = 1024;  // The default of --max-connections.
 
-/// Of `whole`, which `option` has.
+/// Parses the port in `whole`, the value of `option`.
 Result<std::uint16_t> parse_port(std::string_view text, std::string_view option,
                                  std::string_view whole) {
   std::uint16_t port = 0;
   const auto [rest, status] = std::from_chars(text.data(), text.data() + text.size(), port);
   if (text.empty() || status != std::errc() || rest != text.data() + text.size()) {
-    return fail(Errc::kInvalidArgument, "{} {}: \"{}\" is no port", option, whole, text);
+    return fail(Errc::kInvalidArgument, "{} {}: \"{}\" is not a port", option, whole, text);
   }
   return port;
 }
 
-/// Refused for what a person has to change, else as fail_errno().
+/// kRefused for errors that the operator has to fix, else as fail_errno().
 tl::unexpected<Error> refuse_errno(int number, const std::string& what) {
   auto error = fail_errno(number, what);
   if (number == EACCES || number == EPERM || number == EROFS || number == ENOENT ||
@@ -67,12 +67,12 @@ Result<void> make_directory(const fs::path& directory, const std::optional<gid_t
   std::error_code ignored;
   if (fs::is_directory(directory, ignored)) return {};
   if (directory.has_parent_path() && directory.parent_path() != directory) {
-    fs::create_directories(directory.parent_path(), ignored);  // mkdir below says what is wrong.
+    fs::create_directories(directory.parent_path(), ignored);  // mkdir below reports the error.
   }
   if (::mkdir(directory.c_str(), 0750) != 0) {
     return refuse_errno(errno, "make the socket's directory " + directory.string());
   }
-  // The mask of our process may have taken bits away; it never adds one.
+  // The umask may have removed bits; it never adds one.
   if (::chmod(directory.c_str(), 0750) != 0) {
     return refuse_errno(errno, "set the permissions of " + directory.string());
   }
@@ -107,7 +107,7 @@ fs::path lock_path(const fs::path& socket) { return socket.string() + ".lock"; }
 Result<void> check_length(const fs::path& socket) {
   constexpr std::size_t kLongest = sizeof(sockaddr_un::sun_path) - 1;
   if (socket.string().size() <= kLongest) return {};
-  return fail(Errc::kInvalidArgument, "{} is too long for a socket: {} bytes are the limit",
+  return fail(Errc::kInvalidArgument, "{} is too long for a socket: the limit is {} bytes",
               socket.string(), kLongest);
 }
 
@@ -183,7 +183,7 @@ Result<SocketLock> SocketLock::take(const fs::path& socket, const std::string& g
       }
       return refuse_errno(errno, "lock " + path.string());
     }
-    if (!is_same_file(path, fd.get())) continue;  // Its last owner removed it in between.
+    if (!is_same_file(path, fd.get())) continue;  // Its last owner removed it meanwhile.
     const std::string pid = fmt::format("{}\n", ::getpid());
     if (::ftruncate(fd.get(), 0) != 0 || ::pwrite(fd.get(), pid.data(), pid.size(), 0) < 0) {
       return fail_errno(errno, "write our pid to " + path.string());
@@ -196,7 +196,7 @@ SocketLock::SocketLock(fs::path socket, UniqueFd fd) noexcept
     : socket_(std::move(socket)), fd_(std::move(fd)) {}
 
 SocketLock::~SocketLock() {
-  // While we hold the lock, so that nobody can have taken the file that we remove.
+  // While this process holds the lock, so that no other server can have taken the file.
   if (fd_) ::unlink(lock_path(socket_).c_str());
 }
 
@@ -215,12 +215,12 @@ Result<Listener> Listener::open_at(const fs::path& path, const std::string& grou
   struct stat there {};
   if (::lstat(path.c_str(), &there) == 0) {
     if (!S_ISSOCK(there.st_mode)) {
-      return fail(Errc::kRefused, "{} is there and is no socket", path.string());
+      return fail(Errc::kRefused, "{} exists and is not a socket", path.string());
     }
     if (::unlink(path.c_str()) != 0) return refuse_errno(errno, "remove the old " + path.string());
   }
   UniqueFd fd(::socket(AF_UNIX, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0));
-  if (!fd) return fail_errno(errno, "make a socket");
+  if (!fd) return fail_errno(errno, "create a socket");
   sockaddr_un address{};
   address.sun_family = AF_UNIX;
   std::memcpy(address.sun_path, path.c_str(), path.string().size());
@@ -248,7 +248,7 @@ Result<Peer> peer_of(int connection) {
   ucred credentials{};
   socklen_t size = sizeof credentials;
   if (::getsockopt(connection, SOL_SOCKET, SO_PEERCRED, &credentials, &size) != 0) {
-    return fail_errno(errno, "ask who connected");
+    return fail_errno(errno, "read the credentials of a connection");
   }
   return Peer{.uid = credentials.uid, .pid = credentials.pid};
 }
@@ -261,7 +261,7 @@ bool may_connect(std::uint32_t uid, const std::vector<std::uint32_t>& allowed) {
 Result<TcpListener> listen_tcp(const std::string& address, std::string_view option) {
   const std::size_t colon = address.rfind(':');
   if (colon == std::string::npos || colon == 0) {
-    return fail(Errc::kInvalidArgument, "{} {}: HOST:PORT is needed", option, address);
+    return fail(Errc::kInvalidArgument, "{} {}: not HOST:PORT", option, address);
   }
   const std::string port = address.substr(colon + 1);
   PEGA_TRY(parse_port(port, option, address));
@@ -281,8 +281,8 @@ Result<TcpListener> listen_tcp(const std::string& address, std::string_view opti
   TcpListener listener;
   listener.fd = UniqueFd(
       ::socket(list->ai_family, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, list->ai_protocol));
-  if (!listener.fd) return fail_errno(errno, "make a socket");
-  const int on = 1;  // A server that starts again finds its port free.
+  if (!listener.fd) return fail_errno(errno, "create a socket");
+  const int on = 1;  // A restarted server finds its port free.
   ::setsockopt(listener.fd.get(), SOL_SOCKET, SO_REUSEADDR, &on, sizeof on);
   if (::bind(listener.fd.get(), list->ai_addr, list->ai_addrlen) != 0 ||
       ::listen(listener.fd.get(), kBacklog) != 0) {
@@ -291,7 +291,7 @@ Result<TcpListener> listen_tcp(const std::string& address, std::string_view opti
   sockaddr_storage bound{};
   socklen_t size = sizeof bound;
   if (::getsockname(listener.fd.get(), reinterpret_cast<sockaddr*>(&bound), &size) != 0) {
-    return fail_errno(errno, "ask for our own address");
+    return fail_errno(errno, "read the address of a listening socket");
   }
   listener.address = describe(bound);
   return listener;

@@ -14,7 +14,7 @@ namespace pegaflow::server {
 
 inline constexpr Log kRpcLog{"rpc"};
 
-/// Counts one call when it has been answered.
+/// Counts one call and its duration once it is answered.
 class Measured {
  public:
   Measured(SessionContext& context, Method method)

@@ -13,15 +13,15 @@ namespace {
 
 constexpr Log kLog{"peers"};
 
-/// Of what a dialer says of itself.
+/// Limit of each text that a dialer reports about itself.
 constexpr std::size_t kMostTextBytes = 256;
 
-/// The first bytes of a text that a stranger sent.
+/// The first bytes of a text from a dialer that has not proved itself.
 std::string beginning_of(::capnp::Text::Reader text) {
   return {text.begin(), std::min<std::size_t>(text.size(), kMostTextBytes)};
 }
 
-/// What a peer that has proved itself may ask.
+/// The calls of a peer that has proved itself.
 class PeerImpl final : public wire::Peer::Server {
  public:
   PeerImpl(PeerContext& context, const Id128& connection, std::uint16_t version)
@@ -34,7 +34,7 @@ class PeerImpl final : public wire::Peer::Server {
     const auto space = read_bytes32(params.getSpace());
     const auto keys = read_keys(params.getKeys(), context_.keys);
     auto results = call.getResults(capnp::MessageSize{8, 0});
-    // As a lookup it has no error on the wire: who asks nonsense finds nothing.
+    // As a lookup it has no error on the wire: an invalid request finds nothing.
     if (space && keys && meets(*space, params.getEpoch())) {
       results.setSealed(static_cast<std::uint32_t>(context_.service.present(*space, *keys)));
     }
@@ -123,7 +123,7 @@ class PeerImpl final : public wire::Peer::Server {
   kj::Promise<void> awaitJob(AwaitJobContext call) override {
     ++context_.counters.awaits;
     const auto params = call.getParams();
-    // The fulfiller outlives the promise where the connection ends first.
+    // The fulfiller outlives the promise if the connection ends first.
     auto answered = kj::newPromiseAndFulfiller<Result<void>>();
     auto fulfiller =
         std::make_shared<kj::Own<kj::PromiseFulfiller<Result<void>>>>(kj::mv(answered.fulfiller));
@@ -136,7 +136,7 @@ class PeerImpl final : public wire::Peer::Server {
   }
 
  private:
-  /// Whether the reader's epoch of the namespace is ours; takes the newer one.
+  /// Whether the reader's epoch of the namespace is that of this node; both take the newer one.
   [[nodiscard]] bool meets(const Bytes32& space, wire::Epoch::Reader epoch) {
     if (version_ < kPeerWireKnowsEpochs) return context_.service.epochs().of(space).is_zero();
     const auto theirs = read_epoch(epoch);
@@ -191,17 +191,18 @@ class PeerGateImpl final : public wire::PeerGate::Server {
       const bool is_older = params.getMaximum() < kPeerWireMinimum;
       ++context_.counters.refused_version;
       refuse({.code = Errc::kRefused,
-              .detail = fmt::format("the peer speaks versions {} to {} between nodes, this one {} "
+              .detail = fmt::format("the peer speaks versions {} to {} between nodes, this node {} "
                                     "to {}: upgrade the {}",
                                     params.getMinimum(), params.getMaximum(), kPeerWireMinimum,
-                                    kPeerWireMaximum, is_older ? "peer" : "other one")},
+                                    kPeerWireMaximum, is_older ? "peer" : "other node")},
              results.initRefused());
       return kj::READY_NOW;
     }
     const auto challenge = read_bytes32(params.getChallenge());
     if (!challenge || is_greeted_ || has_tried_) {
-      refuse({.code = Errc::kInvalidArgument, .detail = "no challenge, or a second greeting"},
-             results.initRefused());
+      refuse(
+          {.code = Errc::kInvalidArgument, .detail = "greet: no challenge, or a second greeting"},
+          results.initRefused());
       return kj::READY_NOW;
     }
     is_greeted_ = true;
@@ -231,7 +232,7 @@ class PeerGateImpl final : public wire::PeerGate::Server {
                                               std::as_bytes(std::span<const kj::byte>(
                                                   proof.begin(), proof.size()))) == nullptr) {
       ++context_.counters.refused_secret;
-      refuse({.code = Errc::kRefused, .detail = "it has another --peer-secret-file"},
+      refuse({.code = Errc::kRefused, .detail = "the peer has another --peer-secret-file"},
              call.getResults().initRefused());
       return kj::READY_NOW;
     }
@@ -247,8 +248,8 @@ class PeerGateImpl final : public wire::PeerGate::Server {
   }
 
  private:
-  /// A dialer that lost its connection has none of the older ones, though the kernel here may not
-  /// know it yet: without this they would add up, hole by hole, until none is let in.
+  /// A dialer that lost its connection uses none of the older ones, but the kernel here may not
+  /// have detected that: without this they would add up until the limit of connections is reached.
   void replace_older() {
     for (const auto& [connection, older] : context_.entered) {
       if (!older.is_replaced_by(dialer_)) continue;
@@ -265,7 +266,7 @@ class PeerGateImpl final : public wire::PeerGate::Server {
     write_error(why, to);
     const auto suppressed = context_.refused_lines.pass(context_.clock.now());
     if (!suppressed) return;
-    kLog.error("peer refused address={} build=\"{}\" suppressed={} reason=\"{}\"", dialer_.host,
+    kLog.error("peer rejected address={} build=\"{}\" suppressed={} reason=\"{}\"", dialer_.host,
                build_, *suppressed, why.detail);
   }
 

@@ -1,6 +1,6 @@
 #pragma once
 /// \file
-/// peer.capnp on the side that answers: who may enter, and what they may ask.
+/// The responder's side of peer.capnp: admits peers and serves their calls.
 
 #include <cstdint>
 #include <functional>
@@ -22,7 +22,7 @@
 
 namespace pegaflow::server {
 
-/// What every connection of a peer needs; all of it outlives them.
+/// The state that all connections of peers share; all of it outlives them.
 struct PeerContext {
   CacheService& service;
   cluster::EpochWatches& watches;
@@ -37,11 +37,11 @@ struct PeerContext {
     std::uint64_t refused_version = 0;
     std::uint64_t refused_secret = 0;
     std::uint64_t locates = 0;
-    std::uint64_t leases = 0;  ///< That lent something.
+    std::uint64_t leases = 0;  ///< Leases of at least one block.
     std::uint64_t awaits = 0;  ///< Waits for jobs of engines here.
   };
   Counters counters{};
-  TimePoint lent_until{};  ///< The pool, on all lanes.
+  TimePoint lent_until{};  ///< End of the pool's loan on all lanes.
   LineLimit refused_lines{std::chrono::seconds(10)};
   std::vector<BlockKey> keys{};  ///< Scratch.
 
@@ -49,20 +49,20 @@ struct PeerContext {
   struct Entered {
     Id128 node;          ///< The dialer's incarnation.
     std::string host;    ///< Its IP address.
-    std::string listen;  ///< Its --peer-listen, as it says; may be empty.
-    std::string dialed;  ///< The address of ours that it dialed; empty from older nodes.
-    /// How a person finds it: where it listens, unless that is nowhere or any address.
+    std::string listen;  ///< Its --peer-listen, as it reports; may be empty.
+    std::string dialed;  ///< The address that it dialed; empty from older nodes.
+    /// Its name in logs: the address where it listens, unless that is missing or a wildcard.
     [[nodiscard]] std::string name() const {
       const bool is_found =
           !listen.empty() && !listen.starts_with("0.0.0.0:") && !listen.starts_with("[::]:");
       return is_found ? listen : host;
     }
-    /// Whether `newer` comes from the same link of the same node, which has no use for this
-    /// connection any more. One node may have several links to this one, by several names.
+    /// Whether `newer` comes from the same link of the same node, which no longer uses this
+    /// connection. One node may have several links to this one, by several names.
     [[nodiscard]] bool is_replaced_by(const Entered& newer) const {
-      // Not a former process there: behind one address translation or proxy two nodes may have the
-      // same host and --peer-listen. The connection of a process that ended is closed by its
-      // kernel, or by the probes.
+      // A former process of that node does not count: behind one address translation or proxy two
+      // nodes may have the same host and --peer-listen. The connection of a process that ended is
+      // closed by its kernel, or by the keepalive probes.
       return !dialed.empty() && dialed == newer.dialed && node == newer.node;
     }
   };
@@ -71,12 +71,12 @@ struct PeerContext {
   std::function<void(const Id128& connection)> end_connection = [](const Id128&) {};
 };
 
-/// Longest lease of a peer: it reads within seconds, or never.
+/// Longest lease of a peer: it reads within seconds, or not at all.
 inline constexpr std::chrono::seconds kLongestPeerLease{10};
-/// Longest wait of a peer for news.
+/// Longest wait of a peer for news of epochs.
 inline constexpr std::chrono::seconds kLongestPeerWatch{10};
 
-/// What an RpcServer serves to other nodes. `context` outlives it.
+/// The service of an RpcServer for other nodes. `context` outlives it.
 RpcServer::Service peer_service(PeerContext& context);
 
 }  // namespace pegaflow::server

@@ -12,8 +12,8 @@
 namespace pegaflow::server {
 namespace {
 
-/// The process that a pidfd means: 0 in a namespace that we cannot see, -1 when it has ended. No
-/// value when `fd` is no pidfd: only those have this line.
+/// The process of a pidfd: 0 in a PID namespace that is invisible here, -1 when it has ended. No
+/// value when `fd` is not a pidfd: only pidfds have this line.
 std::optional<int> process_of(int fd) {
   std::ifstream info("/proc/self/fdinfo/" + std::to_string(fd));
   for (std::string line; std::getline(info, line);) {
@@ -29,8 +29,8 @@ std::optional<int> process_of(int fd) {
   return std::nullopt;
 }
 
-/// Whether /proc counts processes as our own namespace does; else its numbers are other ones than
-/// those of the socket.
+/// Whether /proc is that of this process's PID namespace; else its numbers differ from those of the
+/// socket.
 bool is_own_proc() {
   char text[32] = {};
   const ssize_t length = ::readlink("/proc/self", text, sizeof text - 1);
@@ -48,7 +48,7 @@ Result<std::shared_ptr<ProcessWatch>> ProcessWatch::start(kj::UnixEventPort& por
                                                           const Peer& peer,
                                                           kj::Function<void()> on_gone) {
   const std::optional<int> pid = process_of(pidfd.get());
-  if (!pid) return fail(Errc::kRefused, "the descriptor that came with hello is no pidfd");
+  if (!pid) return fail(Errc::kRefused, "the descriptor that came with hello is not a pidfd");
   if (*pid < 0 || is_readable(pidfd.get())) {
     return fail(Errc::kRefused, "the process of the pidfd that came with hello has ended");
   }

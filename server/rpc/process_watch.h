@@ -1,6 +1,6 @@
 #pragma once
 /// \file
-/// Knows when a client's process ends, whatever PID namespace it lives in.
+/// Detects the end of a client's process, in any PID namespace.
 
 #include <memory>
 
@@ -13,14 +13,14 @@
 
 namespace pegaflow::server {
 
-/// Watches one pidfd. A lost connection says nothing about copies under way; a pidfd that became
-/// readable does: the process is gone, and its memory with it. Thread-bound: the RPC thread.
+/// Watches one pidfd. A lost connection proves nothing about copies in flight; a readable pidfd
+/// does: the process has ended, and its mappings with it. Thread-bound: the RPC thread.
 class ProcessWatch {
  public:
-  /// Takes over `pidfd`, which a client sent of itself. `on_gone` is called once, in a turn of the
-  /// loop; it may destroy the watch only in a later one.
-  /// Errors: kRefused when it is no pidfd, is that of another process than `peer`, or the process
-  /// has ended already.
+  /// Takes over `pidfd`, which a client sent for its own process. `on_gone` is called once, in an
+  /// event-loop iteration; it may destroy the watch only in a later one.
+  /// Errors: kRefused when it is not a pidfd, is that of another process than `peer`, or the
+  /// process has ended already.
   static Result<std::shared_ptr<ProcessWatch>> start(kj::UnixEventPort& port, UniqueFd pidfd,
                                                      const Peer& peer,
                                                      kj::Function<void()> on_gone);

@@ -1,6 +1,6 @@
 #pragma once
 /// \file
-/// What the RPC thread counts beside the cache itself.
+/// The counters of the RPC thread beside those of the cache.
 
 #include <array>
 #include <cstddef>
@@ -43,7 +43,7 @@ constexpr std::string_view to_string(Method method) noexcept {
   return kNames[static_cast<std::size_t>(method)];
 }
 
-/// A plain value: the RPC thread owns one and hands out copies.
+/// A plain value: the RPC thread owns one and passes copies on.
 struct RpcCounters {
   struct PerMethod {
     std::uint64_t ok = 0;
@@ -52,7 +52,7 @@ struct RpcCounters {
   };
   std::array<PerMethod, kMethodCount> methods{};
 
-  /// From one look at the descriptors to the next; see main_loop.h.
+  /// Event-loop iterations, from one poll of the descriptors to the next; see main_loop.h.
   Histogram turns;
   Histogram turns_cpu;  ///< The same in processor time.
 
@@ -60,8 +60,8 @@ struct RpcCounters {
   std::uint64_t accepted = 0;
   std::uint64_t refused_limit = 0;    ///< Beyond --max-connections.
   std::uint64_t refused_peer = 0;     ///< Another user.
-  std::uint64_t closed_no_hello = 0;  ///< Said no hello in time, or made room for others.
-  std::uint64_t closed_protocol = 0;  ///< Garbage, or more than a limit allows.
+  std::uint64_t closed_no_hello = 0;  ///< No hello in time, or closed to make room.
+  std::uint64_t closed_protocol = 0;  ///< An invalid message, or one beyond a limit.
 
   PerMethod& of(Method method) noexcept { return methods[static_cast<std::size_t>(method)]; }
 };

@@ -25,29 +25,29 @@ namespace {
 
 constexpr Log kLog{"rpc"};
 
-/// Larger than a message of 8,192 keys; the kernel's default is smaller, and then such a message
-/// takes two wake-ups.
+/// Larger than a message of 8,192 keys; with the kernel's smaller default such a message takes two
+/// wake-ups.
 constexpr int kSocketBufferBytes = 1 << 20;
 
-/// Words of calls in work on one connection before the next is read.
+/// Words of calls in flight on one connection before the next is read.
 constexpr std::size_t kFlowLimitWords = std::size_t{4} << 20;
 
-/// A hello carries one pidfd, and nothing else carries any.
+/// A hello carries one pidfd, and no other message carries a descriptor.
 constexpr unsigned kFdsPerMessage = 1;
 
-/// Accepted in one turn of the loop.
+/// Limit of connections accepted in one event-loop iteration.
 constexpr int kAcceptsPerTurn = 32;
 
-/// Time for the reason to reach a peer whose connection ends.
+/// The time for the reason to reach a peer whose connection ends.
 constexpr kj::Duration kFarewell = 1 * kj::SECONDS;
 
-/// The system has no descriptor or memory for a connection that waits: asked again after this.
+/// The pause before the next accept() when the system has no descriptor or memory for a connection.
 constexpr kj::Duration kAcceptPause = 100 * kj::MILLISECONDS;
 
-/// A stranger connects as often as it likes; its log line is written once in this time.
+/// The interval between two log lines about clients that may connect as often as they like.
 constexpr Duration kLineInterval = std::chrono::seconds(10);
 
-/// The IP address of the other end; empty when it is gone already.
+/// The IP address of the other end; empty when it has disconnected.
 std::string host_of(int fd) {
   sockaddr_storage address{};
   socklen_t size = sizeof address;
@@ -102,7 +102,7 @@ class RpcServer::Connection {
     rpc_.setFlowLimit(kFlowLimitWords);
   }
 
-  std::optional<std::list<Silent>::iterator> silent;  ///< Until it says hello.
+  std::optional<std::list<Silent>::iterator> silent;  ///< Until it sends its hello.
 
  private:
   static capnp::ReaderOptions reader_options() {
@@ -111,22 +111,22 @@ class RpcServer::Connection {
     return options;
   }
 
-  /// The peer closed, or broke a rule. RpcSystem tells it why and closes, but would wait for ever
-  /// for a peer that does not read.
+  /// The peer closed, or violated a limit. RpcSystem sends the reason and closes, but would wait
+  /// forever for a peer that does not read.
   void unreadable(const Error* why) {
-    if (why != nullptr) server_.tell_closed(peer_, *why);
+    if (why != nullptr) server_.report_closed(peer_, *why);
     farewell_ = server_.io_.provider->getTimer()
                     .afterDelay(kFarewell)
                     .then([this]() { server_.end_later(id_); })
                     .eagerlyEvaluate(nullptr);
   }
 
-  /// An answer was queued. What the connection holds goes with it, before the next answer is made:
-  /// a peer that does not read would not read a farewell.
+  /// An answer was queued. A connection with a full queue ends before the next answer is made,
+  /// without a reason for the peer, which does not read.
   void check_answers() {
     if (is_overflowing_ || !messages_.queue_is_full()) return;
     is_overflowing_ = true;
-    server_.tell_closed(peer_, messages_.queue_error());
+    server_.report_closed(peer_, messages_.queue_error());
     server_.end_next(id_);
   }
 
@@ -214,8 +214,8 @@ RpcServer::Queue RpcServer::accept_some() {
   return Queue::kMore;
 }
 
-/// Closes a connection for which there is no descriptor. accept4() fails so before it looks at the
-/// queue: whether there is one at all shows only with the spare descriptor.
+/// Closes a connection for which there is no descriptor. accept4() fails with that error before it
+/// checks the queue: only with the spare descriptor it shows whether a connection waits.
 RpcServer::Queue RpcServer::shed_one() {
   // Edge-triggered: a connection left in the queue would not wake the loop again.
   spare_.reset();
@@ -235,7 +235,8 @@ void RpcServer::add_connection(UniqueFd fd) {
       ++counters_.refused_peer;
       if (const auto suppressed = refused_lines_.pass(clock_.now())) {
         kLog.warn(
-            "connection refused uid={} suppressed={} reason=\"not ours, root's or in --allow-uid\"",
+            "connection refused uid={} suppressed={} reason=\"not root, the server's user or in "
+            "--allow-uid\"",
             peer ? std::to_string(peer->uid) : "unknown", *suppressed);
       }
       return;
@@ -306,7 +307,7 @@ void RpcServer::close_silent() {
   arm_hello_timer();
 }
 
-void RpcServer::tell_closed(const Peer& peer, const Error& why) {
+void RpcServer::report_closed(const Peer& peer, const Error& why) {
   ++counters_.closed_protocol;
   const auto suppressed = protocol_lines_.pass(clock_.now());
   if (!suppressed) return;
@@ -320,12 +321,12 @@ void RpcServer::tell_closed(const Peer& peer, const Error& why) {
 }
 
 void RpcServer::end_later(const Id128& connection) {
-  // A connection's own promises end with it.
+  // A connection's own promises are destroyed with it.
   tasks_.add(kj::evalLater([this, connection]() { end_connection(connection); }));
 }
 
 void RpcServer::end_next(const Id128& connection) {
-  // What is fulfilled runs before all events that are queued, unlike what evalLater() adds.
+  // A fulfilled promise runs before all queued events, unlike what evalLater() adds.
   auto pair = kj::newPromiseAndFulfiller<void>();
   tasks_.add(pair.promise.then([this, connection]() { end_connection(connection); }));
   pair.fulfiller->fulfill();
@@ -334,7 +335,7 @@ void RpcServer::end_next(const Id128& connection) {
 void RpcServer::end_connection(const Id128& connection) {
   const auto found = connections_.find(connection);
   if (found == connections_.end()) return;
-  // Out of the table first: ending it may ask for other connections.
+  // Removed from the table first: ending it may end other connections.
   kj::Own<Connection> ended = kj::mv(found->second);
   connections_.erase(found);
   counters_.connections = connections_.size();

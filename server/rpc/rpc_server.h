@@ -1,6 +1,6 @@
 #pragma once
 /// \file
-/// Connections: accepts them, bounds them, ends them.
+/// Accepts connections, limits and ends them.
 
 #include <cstdint>
 #include <list>
@@ -25,9 +25,9 @@ namespace pegaflow::server {
 
 /// Serves a bootstrap interface, which has a hello, on a listening socket.
 ///
-/// Connections are capped, and a connection that says no hello in time is closed. A peer that
-/// misbehaves loses its own connection only. There is a timer only while a connection has not said
-/// hello or is about to be closed. Thread-bound: the RPC thread.
+/// The number of connections is limited, and a connection without a hello in time is closed. A
+/// misbehaving peer loses only its own connection. There is a timer only while a connection has not
+/// sent its hello or is about to be closed. Thread-bound: the RPC thread.
 class RpcServer final : private kj::TaskSet::ErrorHandler {
  public:
   struct Options {
@@ -36,15 +36,16 @@ class RpcServer final : private kj::TaskSet::ErrorHandler {
     std::vector<std::uint32_t> allowed_uids;
     BoundedStream::Limits limits;
   };
-  /// What is served.
+  /// The served interface.
   struct Service {
-    /// The bootstrap of a connection; it calls the function once it was greeted as it should be.
+    /// Returns the bootstrap of a connection, which calls `greeted` after a valid greeting.
     kj::Function<capnp::Capability::Client(const Id128& connection, const Peer& peer,
                                            kj::Function<void()> greeted)>
         bootstrap;
-    /// A connection is over; what was served on it goes next.
+    /// Called when a connection has ended, before its bootstrap is destroyed.
     kj::Function<void(const Id128& connection)> ended;
-    /// Those of a Unix socket, who have to be of `allowed_uids`. Others are nobody.
+    /// Whether connections have users, which have to be in `allowed_uids`: those of a Unix socket
+    /// do.
     bool has_users = true;
   };
 
@@ -52,24 +53,24 @@ class RpcServer final : private kj::TaskSet::ErrorHandler {
   RpcServer(kj::AsyncIoContext& io, Options options, RpcCounters& counters);
   ~RpcServer() noexcept(false);
 
-  /// Accepts on `listening_fd`, which stays the caller's. What `service` refers to outlives the
-  /// server.
+  /// Accepts connections on `listening_fd`, which stays the caller's. What `service` refers to
+  /// outlives the server.
   void serve(Service service, int listening_fd);
-  /// Accepts no more; connections that are there go on.
+  /// Accepts no further connections; open ones continue.
   void stop_accepting();
 
-  /// Ends a connection at once. Unknown ones are fine. Not from within a call on it.
+  /// Ends a connection at once; ignores unknown ones. Not from within a call on it.
   void end_connection(const Id128& connection);
-  /// Ends a connection in a task of its own, which may be asked for from within a call on it.
+  /// Ends a connection in a task of its own, so it may be called from within a call on it.
   void end_later(const Id128& connection);
 
  private:
   class Connection;
-  /// What accept_some() leaves behind.
+  /// The state of the accept queue after accept_some().
   enum class Queue : std::uint8_t {
-    kEmpty,      ///< The listener wakes us for the next connection.
-    kMore,       ///< There may be more, for the next event-loop iteration.
-    kUnreached,  ///< The system refuses to hand one over: no event announces when it will.
+    kEmpty,      ///< The listener wakes the loop for the next connection.
+    kMore,       ///< There may be more: the next event-loop iteration continues.
+    kUnreached,  ///< accept4() fails for lack of resources: no event announces its recovery.
   };
 
   kj::Promise<void> accept_loop();
@@ -79,7 +80,7 @@ class RpcServer final : private kj::TaskSet::ErrorHandler {
   bool make_room();
   void greeted(const Id128& connection);
   void end_next(const Id128& connection);
-  void tell_closed(const Peer& peer, const Error& why);
+  void report_closed(const Peer& peer, const Error& why);
   void arm_hello_timer();
   void close_silent();
   void taskFailed(kj::Exception&& exception) override;
@@ -92,17 +93,17 @@ class RpcServer final : private kj::TaskSet::ErrorHandler {
   int listening_fd_ = -1;
   kj::Maybe<kj::Own<kj::UnixEventPort::FdObserver>> observer_;
   kj::Maybe<kj::Promise<void>> accepting_;
-  UniqueFd spare_;  ///< Given up to accept and close one more when descriptors have run out.
+  UniqueFd spare_;  ///< Closed to accept and close one connection when descriptors have run out.
 
   struct Silent {
     Id128 connection;
     kj::TimePoint deadline;
   };
-  std::list<Silent> silent_;  ///< Said no hello yet, oldest first.
+  std::list<Silent> silent_;  ///< Connections without a hello, oldest first.
   kj::Maybe<kj::Promise<void>> hello_timer_;
   bool is_hello_timer_armed_ = false;
 
-  SteadyClock clock_;         // Of log lines.
+  SteadyClock clock_;         // For the limits of log lines.
   LineLimit protocol_lines_;  ///< Connections closed for what they sent.
   LineLimit refused_lines_;   ///< Connections of users that are not allowed.
 

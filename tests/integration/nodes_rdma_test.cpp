@@ -90,7 +90,7 @@ TEST_SUITE("nodes over RDMA") {
 
     const std::string refusals = "pegaflow_peer_refusals_total{peer=\"" + at[0] + "\"}";
     CHECK(plain.metric_becomes(refusals, 1));
-    CHECK(has(plain.log(), "no lane in common: this node has tcp alone, it has ucx"));
+    CHECK(has(plain.log(), "no lane in common: this node has only tcp, the peer has ucx"));
     CHECK(nodes_of(a).at("peers").at(1).at("state") == "ready");
     CHECK_THROWS((void)b.metric("pegaflow_lane_info{lane=\"tcp\"}"));
   }

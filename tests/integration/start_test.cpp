@@ -112,7 +112,7 @@ TEST_SUITE("start") {
         {"--addr", "127.0.0.1:50123", "--http-addr", "127.0.0.1:0", "--pool-size", "1mb"},
         {"PEGAFLOW_RUNTIME_DIR=" + runtime.path().string()});
 
-    check_refused(ran, (runtime.path() / "50123.sock").string() + " is there and is no socket");
+    check_refused(ran, (runtime.path() / "50123.sock").string() + " exists and is not a socket");
   }
 
   TEST_CASE("a second server on the address is rejected with the first one's pid") {
@@ -241,7 +241,7 @@ TEST_SUITE("start") {
     check_refused(run_server_binary({"--addr", "unix:relative.sock"}), "absolute path");
     check_refused(run_server_binary({"--addr", "unix:/" + std::string(200, 'x')}), "too long");
     check_refused(run_server_binary({"--addr", "127.0.0.1:70000"}),
-                  "--addr 127.0.0.1:70000: \"70000\" is no port");
+                  "--addr 127.0.0.1:70000: \"70000\" is not a port");
   }
 
   TEST_CASE("paths that cannot be used are rejected") {

@@ -19,7 +19,7 @@ std::vector<BlockKey> some_keys(std::size_t count, std::size_t key_bytes) {
   return keys;
 }
 
-/// What a reader of packed keys says.
+/// The error of reading packed keys.
 Errc keys_error(std::uint8_t key_bytes, std::size_t packed_bytes) {
   capnp::MallocMessageBuilder message;
   auto keys = message.initRoot<wire::Keys>();
@@ -32,7 +32,7 @@ Errc keys_error(std::uint8_t key_bytes, std::size_t packed_bytes) {
 }
 
 TEST_SUITE("codec") {
-  TEST_CASE("ids, jobs and errors come back as they were") {
+  TEST_CASE("ids, jobs and errors are read back unchanged") {
     capnp::MallocMessageBuilder message;
     const Id128 id{.high = 0x0123456789ABCDEF, .low = ~std::uint64_t{0}};
     auto job_builder = message.initRoot<wire::JobId>();
@@ -75,7 +75,7 @@ TEST_SUITE("codec") {
     CHECK(read.error().detail == "it is gone");
   }
 
-  TEST_CASE("keys of every length come back, padded with zeros") {
+  TEST_CASE("keys of every length are read back, padded with zeros") {
     std::vector<BlockKey> scratch(100, BlockKey{});
     for (auto& stale : scratch) stale.bytes.fill(std::byte{0xEE});
     for (std::size_t key_bytes = 1; key_bytes <= BlockKey::kMaxBytes; ++key_bytes) {
@@ -108,7 +108,7 @@ TEST_SUITE("codec") {
     CHECK(scratch.empty());
   }
 
-  TEST_CASE("no key is a list of none, and the limit is the limit") {
+  TEST_CASE("an empty list has no keys, and more keys than the limit are refused") {
     capnp::MallocMessageBuilder message;
     auto builder = message.initRoot<wire::Keys>();
     builder.setKeyBytes(32);
@@ -119,7 +119,7 @@ TEST_SUITE("codec") {
     CHECK(read_keys(builder.asReader(), scratch)->size() == kMaxKeysPerCall);
   }
 
-  TEST_CASE("keys that are none are refused") {
+  TEST_CASE("invalid keys are refused") {
     CHECK(keys_error(0, 0) == Errc::kInvalidArgument);
     CHECK(keys_error(33, 33) == Errc::kInvalidArgument);
     CHECK(keys_error(32, 31) == Errc::kInvalidArgument);
@@ -127,7 +127,7 @@ TEST_SUITE("codec") {
     CHECK(keys_error(1, kMaxKeysPerCall + 1) == Errc::kInvalidArgument);
   }
 
-  TEST_CASE("a registration comes back as it was") {
+  TEST_CASE("a registration is read back unchanged") {
     const Registration registration = {.instance = "engine",
                                        .rank = 1,
                                        .ranks = 4,
@@ -187,7 +187,7 @@ TEST_SUITE("codec") {
     CHECK(code(wrong) == Errc::kInvalidArgument);
   }
 
-  TEST_CASE("an engine's description comes back as it was, and a later value counts as unknown") {
+  TEST_CASE("an engine's description is read back unchanged, and a later value counts as unknown") {
     const EngineInfo engine{.device = "NVIDIA H200",
                             .kernels = wire::Engine::Kernels::PRESENT,
                             .copy_path = wire::Engine::CopyPath::STAGED,
@@ -213,7 +213,7 @@ TEST_SUITE("codec") {
     CHECK(read_engine(builder).device.size() == kMaxDeviceBytes);
   }
 
-  TEST_CASE("a decline comes back as it was, its text cut between two characters") {
+  TEST_CASE("a decline is read back unchanged, its text cut between two characters") {
     const Decline decline{.instance = "engine",
                           .side = wire::Side::WORKER,
                           .rank = 3,
@@ -252,7 +252,7 @@ TEST_SUITE("codec") {
     CHECK_FALSE(parse_decline_reason("unheard"));
   }
 
-  TEST_CASE("numbers come back as they are, and too many are refused") {
+  TEST_CASE("numbers are read back unchanged, and too many are refused") {
     capnp::MallocMessageBuilder message;
     auto builder = message.getRoot<capnp::AnyPointer>();
     const std::vector<std::uint64_t> numbers = {0, 1, ~std::uint64_t{0}};
@@ -267,7 +267,7 @@ TEST_SUITE("codec") {
     CHECK(beyond.error().code == Errc::kInvalidArgument);
   }
 
-  TEST_CASE("versions meet at the newest that both speak") {
+  TEST_CASE("the common version is the newest that both sides speak") {
     static_assert(kWireMinimum == 1 && kWireMaximum == 4, "extend the cases below");
     CHECK(common_version(1, 1) == 1);
     CHECK(common_version(1, 2) == 2);

@@ -29,7 +29,7 @@ FabricDescriptor lane_with(std::string backend, std::vector<RegionDescriptor> re
 }
 
 TEST_SUITE("peer codec") {
-  TEST_CASE("a fabric comes back as it was") {
+  TEST_CASE("a fabric is read back unchanged") {
     const FabricDescriptor fabric{
         .backend = "tcp",
         .incarnation = Id128::random(),
@@ -51,7 +51,7 @@ TEST_SUITE("peer codec") {
     CHECK(read.regions[1].key.empty());
   }
 
-  TEST_CASE("a fabric with more than is sensible is refused") {
+  TEST_CASE("a fabric beyond the limits is refused") {
     const auto code = [](auto&& change) {
       Made<wire::Fabric> made;
       change(made.root);
@@ -66,7 +66,7 @@ TEST_SUITE("peer codec") {
           Errc::kInvalidArgument);
   }
 
-  TEST_CASE("all lanes of a node come back, the first where older nodes look for it") {
+  TEST_CASE("all lanes of a node are read back, the first where older nodes expect it") {
     const FabricDescriptor tcp = lane_with("tcp", {{.region = RegionId{1}}});
     const FabricDescriptor ucx = lane_with("ucx", {{.region = RegionId{2}}});
     Made<wire::PeerGate::EnterResults> made;
@@ -95,7 +95,7 @@ TEST_SUITE("peer codec") {
     CHECK(read_fabrics(many.root.asReader()).error().code == Errc::kInvalidArgument);
   }
 
-  TEST_CASE("an epoch comes back, and one more than a day ahead of the clock is refused") {
+  TEST_CASE("an epoch is read back, and one more than a day ahead of the clock is refused") {
     using std::chrono::hours;
     using std::chrono::microseconds;
     const auto epoch_at = [](hours ahead) {
@@ -119,14 +119,14 @@ TEST_SUITE("peer codec") {
     }
   }
 
-  TEST_CASE("32 bytes are 32") {
+  TEST_CASE("only 32 bytes are read as 32 bytes") {
     const std::array<kj::byte, 33> bytes{3};
     CHECK(read_bytes32({bytes.data(), 32}).value()[0] == std::byte{3});
     CHECK(read_bytes32({bytes.data(), 31}).error().code == Errc::kInvalidArgument);
     CHECK(read_bytes32({bytes.data(), 33}).error().code == Errc::kInvalidArgument);
   }
 
-  TEST_CASE("a grant comes back, and one that does not fit its question is nonsense") {
+  TEST_CASE("a grant is read back, and one that does not match its request is invalid") {
     using Results = wire::Peer::LeaseResults;
     const LeaseGrant grant{.lease = 5,
                            .granted = std::chrono::milliseconds(10000),

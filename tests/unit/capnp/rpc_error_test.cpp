@@ -16,14 +16,14 @@ kj::Exception thrown(kj::Exception::Type type, const std::string& what) {
 }
 
 TEST_SUITE("errors of KJ") {
-  TEST_CASE("what KJ throws has a code that says what the caller can do") {
+  TEST_CASE("an exception of KJ has a code that decides what the caller can do") {
     CHECK(error_from(thrown(kj::Exception::Type::DISCONNECTED, "gone")).code == Errc::kPeerLost);
     CHECK(error_from(thrown(kj::Exception::Type::OVERLOADED, "full")).code == Errc::kBusy);
     CHECK(error_from(thrown(kj::Exception::Type::FAILED, "odd")).code == Errc::kInternal);
     CHECK(error_from(thrown(kj::Exception::Type::FAILED, "odd")).detail == "odd");
   }
 
-  TEST_CASE("calls that are open when this side drops the connection end as on a lost one") {
+  TEST_CASE("open calls end as on a lost connection when this side drops the connection") {
     auto io = kj::setupAsyncIo();
     auto pipe = kj::newTwoWayPipe();
     auto client = kj::heap<capnp::TwoPartyClient>(*pipe.ends[0]);
@@ -39,14 +39,14 @@ TEST_SUITE("errors of KJ") {
     }
   }
 
-  TEST_CASE("an error of ours comes back with its sentence") {
+  TEST_CASE("an Error that is thrown is read back with its detail") {
     const Error full{.code = Errc::kBusy, .detail = "512 wait already"};
     const Error back = error_from(to_exception(full));
     CHECK(back.code == Errc::kBusy);
     CHECK(back.detail == "512 wait already");
   }
 
-  TEST_CASE("a name that is not found is said without KJ's expressions") {
+  TEST_CASE("an unknown host name is reported without KJ's expressions") {
     auto io = kj::setupAsyncIo();
     const std::string name(300, 'x');  // Longer than a name can be: no server is asked.
 

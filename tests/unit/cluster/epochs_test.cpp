@@ -13,7 +13,7 @@ Bytes32 space(std::size_t number) {
 }
 
 TEST_SUITE("Epochs") {
-  TEST_CASE("the newer one stays, by its counter and then by its id") {
+  TEST_CASE("the newer epoch stays, by its counter and then by its id") {
     int news = 0;
     Epochs epochs([&]() { ++news; });
     CHECK(epochs.of(space(1)).is_zero());
@@ -26,7 +26,7 @@ TEST_SUITE("Epochs") {
     CHECK(news == 2);
   }
 
-  TEST_CASE("two nodes that reset at once agree, whoever learns first") {
+  TEST_CASE("two nodes that reset at once agree, whichever learns first") {
     Epochs one({}, [](const Epoch& known) { return Epoch{known.counter + 1, 1}; });
     Epochs two({}, [](const Epoch& known) { return Epoch{known.counter + 1, 2}; });
     const Epoch by_one = one.raise(space(1)).value();
@@ -37,7 +37,7 @@ TEST_SUITE("Epochs") {
     CHECK(two.of(space(1)) == by_two);
   }
 
-  TEST_CASE("a reset is newer than what is known, and than what a former life may have known") {
+  TEST_CASE("a reset is newer than all known epochs, and than those before a restart") {
     Epochs former;
     const Epoch before = former.raise(space(1)).value();
     CHECK(former.raise(space(1)) > before);
@@ -45,7 +45,7 @@ TEST_SUITE("Epochs") {
     CHECK(forgetful.raise(space(1)) > before);
   }
 
-  TEST_CASE("a full table forgets too much and never too little") {
+  TEST_CASE("a full table discards too many blocks and never too few") {
     Epochs epochs({}, {}, 4);
     for (std::uint64_t i = 1; i <= 6; ++i) epochs.learn(space(i), {.counter = 10 * i, .id = i});
     CHECK(epochs.size() == 4);
@@ -56,7 +56,7 @@ TEST_SUITE("Epochs") {
     CHECK(epochs.raise(space(99)) > Epoch{20, 2});
   }
 
-  TEST_CASE("what one knows is all that another one needs") {
+  TEST_CASE("the known epochs of one node bring another one up to date") {
     Epochs full({}, {}, 2);
     for (std::uint64_t i = 1; i <= 4; ++i) full.learn(space(i), {.counter = i, .id = i});
     int news = 0;
@@ -69,7 +69,7 @@ TEST_SUITE("Epochs") {
     CHECK(news == 2);
   }
 
-  TEST_CASE("two full tables meet: the newest stay, and the floor rises once") {
+  TEST_CASE("of two full tables the newest epochs stay, and the floor rises once") {
     constexpr std::uint64_t kMany = Epochs::kMaxSpaces;
     int news = 0;
     Epochs old([&]() { ++news; });
@@ -89,7 +89,7 @@ TEST_SUITE("Epochs") {
     }
   }
 
-  TEST_CASE("a reset that has no epoch left above the known one says so") {
+  TEST_CASE("a reset without an epoch above the known one is reported") {
     int news = 0;
     Epochs epochs([&]() { ++news; });
     const Epoch last{.counter = Epoch::kEnd - 1, .id = ~std::uint64_t{0}};

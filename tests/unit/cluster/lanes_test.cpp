@@ -30,7 +30,7 @@ struct Machine {
 using Words = std::vector<std::string>;
 
 TEST_SUITE("Lanes") {
-  TEST_CASE("every card whose link is up is used, and it is told why the others are not") {
+  TEST_CASE("every card whose link is up is used, and the others are reported with the reason") {
     if (!UcxFabric::library_version()) PEGA_SKIP("built without UCX, or its library is missing");
     const Machine machine;
     const auto plan = machine.plan({}).value();
@@ -41,7 +41,7 @@ TEST_SUITE("Lanes") {
     CHECK(plan.listen == "127.0.0.1:0");
   }
 
-  TEST_CASE("cards are named and denied") {
+  TEST_CASE("--nics selects cards, and --deny-nics excludes them") {
     if (!UcxFabric::library_version()) PEGA_SKIP("built without UCX, or its library is missing");
     const Machine machine;
     cluster::Lanes::Cards named;
@@ -52,7 +52,7 @@ TEST_SUITE("Lanes") {
     CHECK(machine.plan(denied).value().cards == Words{"mlx5_0:1"});
   }
 
-  TEST_CASE("without a card that can be used there are sockets, and the reason") {
+  TEST_CASE("without a usable card there are sockets, and the reason is reported") {
     const Sysfs bare;
     CHECK(has(cluster::Lanes::plan({}, "127.0.0.1:0", bare.root()).value().why_not,
               "has no RDMA card"));
@@ -69,7 +69,7 @@ TEST_SUITE("Lanes") {
     CHECK(has(plan.why_not, "mlx5_9: there is no such card"));
   }
 
-  TEST_CASE("--require-rdma is an error where there can be none") {
+  TEST_CASE("--require-rdma is an error on a machine without RDMA") {
     const Sysfs bare;
     cluster::Lanes::Cards options;
     options.require_rdma = true;

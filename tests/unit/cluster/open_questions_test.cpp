@@ -13,7 +13,7 @@ using std::chrono::milliseconds;
 TimePoint at(int ms) { return TimePoint(milliseconds(1000 + ms)); }
 
 TEST_SUITE("OpenQuestions") {
-  TEST_CASE("many questions that are missed at once are one silence, counted from the oldest") {
+  TEST_CASE("many deadlines that are missed at once are one silence, counted from the oldest") {
     OpenQuestions open;
     std::vector<OpenQuestions::Number> asked;
     for (int i = 0; i < 100; ++i) asked.push_back(open.ask(at(i)));
@@ -53,7 +53,7 @@ TEST_SUITE("OpenQuestions") {
     CHECK_FALSE(open.is_silent());
   }
 
-  TEST_CASE("a question that the peer may work on for long is not owed before") {
+  TEST_CASE("a question with a long time to work is not overdue before its end") {
     OpenQuestions open;
     open.ask(at(5000));
     const auto lookup = open.ask(at(100));
@@ -61,7 +61,7 @@ TEST_SUITE("OpenQuestions") {
     CHECK(open.silent_since() == at(100));
   }
 
-  TEST_CASE("a question that ended without an answer is owed none") {
+  TEST_CASE("a question that ended without an answer is not overdue") {
     OpenQuestions open;
     const auto lookup = open.ask(at(0));
     open.ended(lookup);

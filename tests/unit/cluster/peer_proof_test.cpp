@@ -29,7 +29,7 @@ cluster::PeerSecret::Greeting greeting() {
 }
 
 TEST_SUITE("PeerSecret") {
-  TEST_CASE("a proof is good for one greeting, one side and one secret") {
+  TEST_CASE("a proof is valid for one greeting, one side and one secret") {
     const TemporaryDirectory directory;
     const cluster::PeerSecret ours = secret_of(directory, "a secret of 16 bytes or more\n");
     const cluster::PeerSecret same = secret_of(directory, "a secret of 16 bytes or more");
@@ -60,14 +60,14 @@ TEST_SUITE("PeerSecret") {
     CHECK_FALSE(same.is_proof(Side::kAnswerer, swapped, proof));
   }
 
-  TEST_CASE("nodes without a secret know each other") {
+  TEST_CASE("nodes without a secret accept each other") {
     const auto said = greeting();
     CHECK(cluster::PeerSecret().is_proof(
         cluster::PeerSecret::Side::kDialer, said,
         cluster::PeerSecret().prove(cluster::PeerSecret::Side::kDialer, said)));
   }
 
-  TEST_CASE("a secret that is short, long, open to all or not there is told") {
+  TEST_CASE("a short, long, world-readable or missing secret is refused with the reason") {
     const TemporaryDirectory directory;
     const std::string path = (directory.path() / "secret").string();
     CHECK(cluster::PeerSecrets::read(path).error().code == Errc::kRefused);
@@ -87,7 +87,7 @@ TEST_SUITE("PeerSecret") {
     CHECK(write(16, 0640));
   }
 
-  TEST_CASE("a secret of a few different bytes is refused, with what makes a good one") {
+  TEST_CASE("a secret of a few different bytes is refused, with a command that makes a good one") {
     const TemporaryDirectory directory;
     const std::string path = (directory.path() / "secret").string();
     std::ofstream(path) << "aaaabbbbccccddddeeee\n";
@@ -99,7 +99,7 @@ TEST_SUITE("PeerSecret") {
     CHECK(guessed.error().detail.find("/dev/urandom") != std::string::npos);
   }
 
-  TEST_CASE("a file has two secrets with a line without text between them, and one without") {
+  TEST_CASE("a file has two secrets with a blank line between them, and one without") {
     const TemporaryDirectory directory;
     const std::string path = (directory.path() / "secret").string();
     const auto read = [&](const std::string& text) {

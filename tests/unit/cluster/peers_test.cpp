@@ -38,7 +38,7 @@ const Lanes::Plan kSockets{.listen = "127.0.0.1:0"};
 /// UCX over TCP, as an RDMA lane, and sockets.
 const Lanes::Plan kBoth{.cards = {"lo"}, .is_test = true, .listen = "127.0.0.1:0"};
 
-/// What the node at the other end does. Shared by all of its connections.
+/// The behavior of the node at the other end. Shared by all of its connections.
 struct TheirNode {
   std::uint16_t version = kPeerWireMaximum;
   Lanes& lanes;
@@ -238,7 +238,7 @@ TEST_SUITE("connections of peers") {
 }
 
 TEST_SUITE("Peers") {
-  TEST_CASE("the node of the job is asked, and its answer is the answer") {
+  TEST_CASE("the wait is sent to the node of the job, and returns its answer") {
     Fixture f;
     CHECK(f.wait());
     CHECK(f.theirs.asked_for == kJob);
@@ -254,7 +254,7 @@ TEST_SUITE("Peers") {
     CHECK(f.peers->waits().waiting == 0);
   }
 
-  TEST_CASE("it is asked to answer in time, and never for longer than anybody may wait") {
+  TEST_CASE("a wait lets the node answer in time, and is limited to the longest wait") {
     Fixture f(kPeerWireMaximum, milliseconds(100));
     REQUIRE(f.wait(seconds(2)));
     REQUIRE(f.wait(milliseconds(200)));
@@ -264,21 +264,21 @@ TEST_SUITE("Peers") {
     CHECK(f.theirs.asked_ms == std::vector<std::uint32_t>{1900, 150, 0, 0, 9900});
   }
 
-  TEST_CASE("of another node, or another life of this one, nobody is asked") {
+  TEST_CASE("a wait for a job of an unknown node or incarnation is not sent") {
     Fixture f;
     CHECK(f.wait(seconds(2), {5, 6}).error().code == Errc::kGone);
     CHECK(f.peers->waits().unknown == 1);
     CHECK(f.theirs.asked_ms.empty());
   }
 
-  TEST_CASE("a node of an older version is not asked") {
+  TEST_CASE("a wait is not sent to a node of an older version") {
     Fixture f(kPeerWireAwaitsJobs - 1);
     CHECK(f.wait().error().code == Errc::kRefused);
     CHECK(f.peers->waits().refused == 1);
     CHECK(f.theirs.asked_ms.empty());
   }
 
-  TEST_CASE("a node that does not answer is asked no more, and lost after a time") {
+  TEST_CASE("a node that does not answer receives no further requests, and is lost after a time") {
     Fixture f(kPeerWireMaximum, milliseconds(10));
     f.theirs.answer.reset();
     CHECK(f.wait(milliseconds(20)).error().code == Errc::kTimeout);
@@ -297,7 +297,7 @@ TEST_SUITE("Peers") {
     CHECK(f.peers->waits().unknown == 1);
   }
 
-  TEST_CASE("questions that are missed at once do not lose a node that answers late") {
+  TEST_CASE("deadlines that are missed at once do not lose a node that answers late") {
     Fixture f(kPeerWireMaximum, milliseconds(10), kSockets, seconds(60));
     f.theirs.answer.reset();
     kj::Vector<kj::Promise<Result<void>>> waits;
@@ -316,7 +316,7 @@ TEST_SUITE("Peers") {
     CHECK(f.link().life() == 1);
   }
 
-  TEST_CASE("the lanes and leases of a node that was silent go on under its next greeting") {
+  TEST_CASE("the lanes and leases of a silent node stay valid under its next greeting") {
     Fixture f(kPeerWireMaximum, milliseconds(10));
     const Lender::Route route = f.link().route();
     const std::uint64_t life = f.link().life();
@@ -356,7 +356,7 @@ TEST_SUITE("Peers") {
     CHECK(f.theirs.released == std::vector<std::uint64_t>{4711, 4712, 4712});
   }
 
-  TEST_CASE("another process at the address has no use for leases of the one before") {
+  TEST_CASE("leases of a former process are not released at its successor") {
     Fixture f(kPeerWireMaximum, milliseconds(10));
     const Lender::Route route = f.link().route();
     f.theirs.answer.reset();
@@ -378,7 +378,7 @@ TEST_SUITE("Peers") {
     CHECK(f.theirs.dialed == std::vector<std::string>{f.link().address()});
   }
 
-  TEST_CASE("a peer that knows no epochs is not read from after a reset") {
+  TEST_CASE("a peer without epochs is not read from after a reset") {
     Fixture f(2);
     const Bytes32 space{std::byte{1}};
     const std::vector<BlockKey> keys(1);
@@ -395,7 +395,7 @@ TEST_SUITE("Peers") {
     CHECK(f.link().locate(Bytes32{std::byte{2}}, keys).wait(f.io.waitScope).value() == 1);
   }
 
-  TEST_CASE("a peer's newer epoch is learned from its answer, which then counts for nothing") {
+  TEST_CASE("a peer's newer epoch is learned from its answer, which is then discarded") {
     Fixture f;
     const Bytes32 space{std::byte{1}};
     const std::vector<BlockKey> keys(1);
@@ -406,7 +406,7 @@ TEST_SUITE("Peers") {
     CHECK(f.link().locate(space, keys).wait(f.io.waitScope).value() == 1);
   }
 
-  TEST_CASE("a peer is told of a reset that was made while it was greeted") {
+  TEST_CASE("a peer receives a reset that was made during its greeting") {
     Fixture f;
     const Bytes32 space{std::byte{1}};
     f.theirs.exchanging = [&]() {
@@ -430,7 +430,7 @@ TEST_SUITE("Peers") {
     CHECK_FALSE(f.link().is_this_node());
   }
 
-  TEST_CASE("who says that it is this node has to know the secret") {
+  TEST_CASE("a node that claims to be this one has to prove the secret") {
     Fixture f;
     f.theirs.node = f.own.node;
     f.theirs.knows_secret = false;
@@ -439,7 +439,7 @@ TEST_SUITE("Peers") {
     CHECK_FALSE(f.link().is_this_node());
   }
 
-  TEST_CASE("a peer that is named twice is dialed once") {
+  TEST_CASE("a peer that is listed twice is dialed once") {
     server::ServerOptions options;
     options.peers = {"127.0.0.1:1", "127.0.0.1:2", "127.0.0.1:1"};
     options.nics = {"none"};
@@ -448,7 +448,7 @@ TEST_SUITE("Peers") {
     CHECK((*plan)->peers.addresses == std::vector<std::string>{"127.0.0.1:1", "127.0.0.1:2"});
   }
 
-  TEST_CASE("so many wait at one node, and all are told when it is lost") {
+  TEST_CASE("the waits at one node are limited, and all end when it is lost") {
     Fixture f;
     f.theirs.answer.reset();
     kj::Vector<kj::Promise<Result<void>>> waits;
@@ -458,7 +458,7 @@ TEST_SUITE("Peers") {
     CHECK(f.wait().error().code == Errc::kBusy);
     CHECK(f.peers->waits().waiting == PeerLink::kMaxWaits);
 
-    // Whoever goes meanwhile leaves nothing here.
+    // A caller that leaves meanwhile leaves nothing behind.
     waits.removeLast();
     CHECK(f.peers->waits().waiting == PeerLink::kMaxWaits - 1);
     f.peers->links()[0]->lost(f.peers->links()[0]->life(), "a test");
@@ -491,7 +491,7 @@ TEST_SUITE("Peers") {
     CHECK(f.link().stats().losses == 0);
   }
 
-  TEST_CASE("with sockets alone a way that breaks is the end of that life") {
+  TEST_CASE("with sockets only, a broken route ends that life") {
     Fixture f;
     const std::uint64_t life = f.link().life();
 

@@ -90,7 +90,7 @@ TEST_SUITE("CacheService") {
     CHECK(refused.error().code == Errc::kInvalidArgument);
   }
 
-  TEST_CASE("an unknown connection is gone, whatever it asks") {
+  TEST_CASE("every call of an unknown connection returns kGone") {
     Fixture f;
     const Id128 nobody = Id128::random();
     CHECK(f.service->goodbye(nobody).error().code == Errc::kGone);
@@ -102,7 +102,7 @@ TEST_SUITE("CacheService") {
     f.service->process_gone(nobody);
   }
 
-  TEST_CASE("the process' end is waited for only while it may touch a slot") {
+  TEST_CASE("a connection is detached only while its process may access a slot") {
     Fixture f;
     const Id128 process = Id128::random();
     const Id128 holds_nothing = f.connect(process);
@@ -127,7 +127,7 @@ TEST_SUITE("CacheService") {
     CHECK(f.service->stats().instances == 0);
   }
 
-  TEST_CASE("a process that ends before its connection is seen to end gives everything back") {
+  TEST_CASE("a process whose end is detected before that of its connection frees everything") {
     Fixture f;
     const Id128 connection = f.connect(Id128::random());
     REQUIRE(f.register_rank(connection));
@@ -141,7 +141,7 @@ TEST_SUITE("CacheService") {
     CHECK(f.service->stats().clients == 0);
   }
 
-  TEST_CASE("too many that are waited for: nobody new may register") {
+  TEST_CASE("with too many detached connections no worker may register") {
     Fixture f(2);
     for (int i = 0; i < 2; ++i) {
       const Id128 connection = f.connect(Id128::random());
@@ -175,7 +175,7 @@ TEST_SUITE("CacheService") {
     CHECK(f.service->stats().detached == 0);
   }
 
-  TEST_CASE("an instance that was taken over ends its old connection") {
+  TEST_CASE("a reconnected rank ends its old connection") {
     Fixture f;
     const Id128 process = Id128::random();
     const Id128 old_one = f.connect(process);
@@ -241,7 +241,7 @@ TEST_SUITE("CacheService") {
           f.service->open(loads, token, 0, 3, engine::PinId{1})->slots);
   }
 
-  TEST_CASE("a rank's pages lie in the part of the pool that is near its node") {
+  TEST_CASE("a rank's pages lie in the part of the pool near its NUMA node") {
     SteadyClock clock;
     auto made = CacheService::create({.store = {.pool_bytes = 64 * kPage, .numa_nodes = 2},
                                       .part_of_node = {{0, 0}, {3, 0}, {8, 1}}},
@@ -265,7 +265,7 @@ TEST_SUITE("CacheService") {
     CHECK(part_of(0, "a") == 0);
     CHECK(part_of(8, "b") == 1);
     CHECK(part_of(3, "c") == 0);
-    // Engines that name none, or one that nobody knows, take turns.
+    // Engines without a NUMA node, or with an unknown one, take turns.
     CHECK(part_of(-1, "d") != part_of(99, "e"));
   }
 
@@ -290,7 +290,7 @@ TEST_SUITE("CacheService") {
     CHECK(f.service->instances().front().state == "connected");
   }
 
-  TEST_CASE("ranks whose pages the namespace or the pool cannot have serve without the cache") {
+  TEST_CASE("ranks whose pages do not fit the namespace or the pool are refused") {
     Fixture f;
     const Id128 fixes = f.connect(Id128::random());
     REQUIRE(f.register_rank(fixes));
@@ -313,7 +313,7 @@ TEST_SUITE("CacheService") {
     CHECK(told);
   }
 
-  TEST_CASE("a namespace has one name among nodes, the one that tells its present page sizes") {
+  TEST_CASE("a namespace has one name among nodes, that of its present page sizes") {
     Fixture f;
     std::vector<Bytes32> names;
     for (std::uint64_t pages = 1; pages <= 16; ++pages) {
@@ -338,7 +338,7 @@ TEST_SUITE("CacheService") {
     }
   }
 
-  TEST_CASE("the tables of engines that left go with their last blocks") {
+  TEST_CASE("the tables of disconnected engines are freed with their last blocks") {
     Fixture f;
     constexpr std::uint64_t kEngines = 8;
     for (std::uint64_t pages = 1; pages <= kEngines; ++pages) {
@@ -352,7 +352,7 @@ TEST_SUITE("CacheService") {
 
     f.service->store().start_cleanup();  // So few blocks go in this call.
     REQUIRE(f.service->store().cleanup().done);
-    REQUIRE(f.service->has_work());  // Or nobody would call work().
+    REQUIRE(f.service->has_work());  // Otherwise work() would not be called.
     f.work();
 
     CHECK_FALSE(f.service->has_work());
@@ -402,7 +402,7 @@ TEST_SUITE("CacheService") {
     CHECK(f.service->stats().save_bytes == 4 * 3000);
   }
 
-  TEST_CASE("checksums come with a publish, go with the slot, and are handed to who opens") {
+  TEST_CASE("checksums come with a publish, are cleared with the slot, and returned by open") {
     Fixture f;
     const Id128 worker = f.connect(Id128::random());
     REQUIRE(f.register_rank(worker));
@@ -426,7 +426,7 @@ TEST_SUITE("CacheService") {
     CHECK(f.service->open(worker, {1, 2}, 0, 32, engine::PinId{3})->checksums.empty());
   }
 
-  TEST_CASE("another number of checksums than of pages is refused, and nothing is found") {
+  TEST_CASE("a wrong number of checksums is refused, and nothing is found") {
     Fixture f;
     const Id128 worker = f.connect(Id128::random());
     REQUIRE(f.register_rank(worker));
@@ -494,7 +494,7 @@ TEST_SUITE("CacheService") {
 
     wait(1);
     REQUIRE(answers.size() == 1);
-    CHECK(last() == Errc::kGone);  // Nobody has that scheduler.
+    CHECK(last() == Errc::kGone);  // That scheduler is not attached.
     REQUIRE(f.service->attach(prefill, "engine", scheduler));
     REQUIRE(f.service->attach(prefill, "engine", scheduler));
     wait(1);
@@ -570,7 +570,7 @@ TEST_SUITE("CacheService") {
     CHECK(refused.error().code == Errc::kInvalidArgument);
   }
 
-  TEST_CASE("a wrong page is counted, and its block is a miss for everybody") {
+  TEST_CASE("a wrong page is counted, and its block is a miss for all engines") {
     Fixture f;
     const Id128 worker = f.connect(Id128::random());
     REQUIRE(f.register_rank(worker));

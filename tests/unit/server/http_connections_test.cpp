@@ -41,7 +41,7 @@ struct Fixture {
 TEST_SUITE("HttpConnections") {
   using std::chrono::milliseconds;
 
-  TEST_CASE("a response that is not taken within 10 s of its request ends the connection") {
+  TEST_CASE("a response that is not read within 10 s of its request ends the connection") {
     Fixture f(4);
     auto client = f.connect();
     client.connection->begin_request();
@@ -59,7 +59,7 @@ TEST_SUITE("HttpConnections") {
     CHECK(f.all.counters().open == 0);
   }
 
-  TEST_CASE("what answers no request has 10 s of its own") {
+  TEST_CASE("the response to an invalid request has 10 s of its own") {
     Fixture f(4);
     auto client = f.connect();
     client.connection->begin_request();
@@ -73,7 +73,7 @@ TEST_SUITE("HttpConnections") {
     CHECK(client.closed.poll(f.scope));
   }
 
-  TEST_CASE("a client that takes its responses stays as long as it likes") {
+  TEST_CASE("a client that reads its responses stays connected") {
     Fixture f(1);
     auto client = f.connect();
     for (int request = 0; request < 5; ++request) {
@@ -129,7 +129,8 @@ TEST_SUITE("HttpConnections") {
     CHECK(f.all.counters().displaced == 1);
   }
 
-  TEST_CASE("who has just come has time to ask, while others ask without a pause and come again") {
+  TEST_CASE(
+      "a new client has time to send a request, while others send without a pause and reconnect") {
     Fixture f(3);
     auto first = f.connect();
     auto second = f.connect();

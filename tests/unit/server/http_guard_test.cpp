@@ -15,7 +15,7 @@ unsigned status(const HttpGuard& guard, const PostHeaders& headers) {
 }
 
 TEST_SUITE("HttpGuard") {
-  TEST_CASE("a POST over TCP needs the token, and without a token file nothing is enough") {
+  TEST_CASE("a POST over TCP needs the token, and is always refused without a token file") {
     const HttpGuard with("0123456789abcdef", "/run/x.http", "node-1");
     CHECK(status(with, {.host = "127.0.0.1:9091", .authorization = kRight}) == 200);
     CHECK(status(with, {.authorization = kRight}) == 200);
@@ -52,7 +52,7 @@ TEST_SUITE("HttpGuard") {
           403);
   }
 
-  TEST_CASE("a page of another origin is refused, whatever it has") {
+  TEST_CASE("a page of another origin is refused, even with the token") {
     const HttpGuard guard("0123456789abcdef", "", "node-1");
     const auto from = [&](const char* origin) {
       return status(guard, {.host = "node-1:9091", .origin = origin, .authorization = kRight});

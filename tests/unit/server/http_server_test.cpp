@@ -90,7 +90,7 @@ bool is_closed_while_asking(const UniqueFd& client) {
 }
 
 TEST_SUITE("HttpServer") {
-  TEST_CASE("/health before anything was published says what the server was started with") {
+  TEST_CASE("/health before the first publish has the initial health") {
     const Fixture f;
 
     const auto response = testing::http_request(f.address, "GET", "/health");
@@ -101,7 +101,7 @@ TEST_SUITE("HttpServer") {
     CHECK(body.at("pool_bytes") == 4096);
   }
 
-  TEST_CASE("a client that asks and does not read loses its connection") {
+  TEST_CASE("a client that sends requests and does not read loses its connection") {
     HttpServer::Options options;
     options.connections.take_timeout = std::chrono::milliseconds(50);
     const Fixture f(std::move(options));
@@ -126,7 +126,7 @@ TEST_SUITE("HttpServer") {
     CHECK(errno == EAGAIN);
   }
 
-  TEST_CASE("pages are asked for one at a time, and /health waits for none of them") {
+  TEST_CASE("pages are made one at a time, and /health waits for none of them") {
     constexpr int kClients = 16;
     constexpr int kPages = 20;
     Fixture f;

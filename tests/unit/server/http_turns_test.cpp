@@ -32,7 +32,7 @@ TEST_SUITE("HttpTurns") {
     CHECK(f.turns.next().poll(f.scope));
   }
 
-  TEST_CASE("a client that goes away, with its turn or before it, holds nobody up") {
+  TEST_CASE("a client that disconnects, with its turn or before it, delays no other client") {
     Fixture f;
     auto with_turn = kj::heap(f.turns.next());
     auto waiting = kj::heap(f.turns.next());

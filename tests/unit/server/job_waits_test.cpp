@@ -20,7 +20,7 @@ using testing::StoreFixture;
 constexpr Id128 kScheduler{4, 4};
 constexpr Id128 kReader{6, 6};
 
-/// A store whose jobs are begun by two ranks of one engine, and somebody who waits for them.
+/// A store whose jobs are begun by two ranks of one engine, and a caller that waits for them.
 struct Fixture {
   explicit Fixture(std::size_t max_waits = 4, std::uint32_t shards = 2)
       : f({.pool_bytes = 16 * kPage}), waits(*f.store, f.clock, max_waits) {
@@ -81,7 +81,7 @@ TEST_SUITE("JobWaits") {
     CHECK_FALSE(f.waits.next_deadline());
   }
 
-  TEST_CASE("a job that no shard has asked for yet is waited for") {
+  TEST_CASE("a wait for a job that no shard has requested yet is pending") {
     Fixture f;
     const auto answers = f.wait(1);
     f.reserve(0, 1);
@@ -95,7 +95,7 @@ TEST_SUITE("JobWaits") {
     CHECK(f.is_over(*answers));
   }
 
-  TEST_CASE("the jobs before it count too, in whatever order they end") {
+  TEST_CASE("the jobs before it count too, in any order of their ends") {
     Fixture f;
     for (const std::uint64_t number : {1, 2, 3}) {
       f.reserve(0, number);
@@ -145,7 +145,7 @@ TEST_SUITE("JobWaits") {
     CHECK(f.is_over(*answers));
   }
 
-  TEST_CASE("nobody waits beyond their patience, nor beyond the longest one") {
+  TEST_CASE("a wait ends with its patience, and with the longest wait") {
     Fixture f;
     const auto impatient = f.wait(1, milliseconds(5));
     const auto greedy = f.wait(1, std::chrono::hours(1));
@@ -163,7 +163,7 @@ TEST_SUITE("JobWaits") {
     CHECK(f.waits.stats().timed_out == 3);
   }
 
-  TEST_CASE("more than so many are refused, and there is room again after an answer") {
+  TEST_CASE("waits beyond the limit are refused, and there is room again after an answer") {
     Fixture f(2);
     const auto first = f.wait(1);
     const auto second = f.wait(2);
@@ -179,7 +179,7 @@ TEST_SUITE("JobWaits") {
     CHECK(f.wait(3)->empty());
   }
 
-  TEST_CASE("of a scheduler that is not there, or leaves, nothing is waited for") {
+  TEST_CASE("waits for a scheduler that is not attached, or disconnects, end") {
     Fixture f;
     const auto answers = f.wait(1);
     f.waits.attached(kScheduler);  // Its next connection, before the end of this one is seen.
@@ -197,7 +197,7 @@ TEST_SUITE("JobWaits") {
     CHECK_FALSE(f.waits.is_attached({}));
   }
 
-  TEST_CASE("when a rank of its engine is away nothing can be sealed") {
+  TEST_CASE("a wait ends when a rank of the engine disconnects, since nothing can be sealed") {
     Fixture f;
     const auto answers = f.wait(1);
     f.waits.lost(kScheduler);
@@ -212,7 +212,7 @@ TEST_SUITE("JobWaits") {
     CHECK(f.waits.stats().gone == 2);
   }
 
-  TEST_CASE("who leaves is answered, and others go on waiting") {
+  TEST_CASE("a caller that disconnects is answered, and other waits continue") {
     Fixture f;
     const auto left = f.wait(1);
     const auto stays = f.wait(1, seconds(2), Id128{8, 8});
@@ -225,7 +225,7 @@ TEST_SUITE("JobWaits") {
     CHECK(f.waits.stats().cancelled == 1);
   }
 
-  TEST_CASE("at the end everybody is answered") {
+  TEST_CASE("the destructor answers all waits") {
     std::shared_ptr<std::vector<Result<void>>> answers;
     {
       Fixture f;
@@ -234,8 +234,8 @@ TEST_SUITE("JobWaits") {
     CHECK(Fixture::code(*answers) == Errc::kCancelled);
   }
 
-  TEST_CASE("what is remembered of a scheduler is bounded, whatever it begins") {
-    // As many jobs as that, all under way: the oldest count as over.
+  TEST_CASE("the record of a scheduler's jobs is bounded") {
+    // More jobs in flight than the limit: the oldest count as over.
     StoreFixture f({.pool_bytes = (JobWaits::kMaxBegun + 8) * kPage});
     JobWaits waits(*f.store, f.clock, 4);
     waits.attached(kScheduler);

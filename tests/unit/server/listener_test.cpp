@@ -72,7 +72,7 @@ TEST_SUITE("socket_path") {
     CHECK(socket_path("unix:/a/b.sock", {}) == fs::path("/a/b.sock"));
   }
 
-  TEST_CASE("what is no address is refused") {
+  TEST_CASE("an invalid address is refused") {
     for (const char* const wrong :
          {"", "50055", ":50055", "h:", "h:x", "h:70000", "h:-1", "unix:", "unix:a", "unix:/a/"}) {
       CAPTURE(wrong);
@@ -86,7 +86,7 @@ TEST_SUITE("socket_path") {
 }
 
 TEST_SUITE("SocketLock") {
-  TEST_CASE("one holder at a time; the file goes with the last") {
+  TEST_CASE("the lock has one holder at a time, and the last removes its file") {
     const Directory directory;
     const fs::path socket = directory.path() / "made" / "x.sock";
     std::optional<SocketLock> first;
@@ -106,7 +106,7 @@ TEST_SUITE("SocketLock") {
     CHECK(SocketLock::take(socket, ""));
   }
 
-  TEST_CASE("an unknown group is the caller's mistake") {
+  TEST_CASE("an unknown group is an invalid argument") {
     const Directory directory;
 
     const auto lock = SocketLock::take(directory.path() / "x.sock", "no-such-group");
@@ -130,7 +130,7 @@ TEST_SUITE("Listener") {
     const auto lock = SocketLock::take(path, "");
     REQUIRE(lock);
     {
-      // What a killed server leaves: a socket that nobody listens on.
+      // A killed server leaves a socket without a listener.
       const UniqueFd dead(::socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0));
       sockaddr_un at{};
       at.sun_family = AF_UNIX;
@@ -149,7 +149,7 @@ TEST_SUITE("Listener") {
     CHECK_FALSE(fs::exists(path));
   }
 
-  TEST_CASE("a file that is no socket is left alone") {
+  TEST_CASE("a file that is not a socket is not removed") {
     const Directory directory;
     const fs::path path = directory.path() / "x.sock";
     std::ofstream(path) << "precious";
@@ -165,7 +165,7 @@ TEST_SUITE("Listener") {
 }
 
 TEST_SUITE("peers") {
-  TEST_CASE("the kernel knows who is at the other end") {
+  TEST_CASE("the kernel reports the process at the other end") {
     int pair[2];
     REQUIRE(::socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, pair) == 0);
     const UniqueFd one(pair[0]);
@@ -179,7 +179,7 @@ TEST_SUITE("peers") {
     CHECK_FALSE(peer_of(-1));
   }
 
-  TEST_CASE("we, root and who is allowed may connect") {
+  TEST_CASE("root, the own user and allowed users may connect") {
     CHECK(may_connect(::geteuid(), {}));
     CHECK(may_connect(0, {}));
     CHECK(may_connect(12345, {999, 12345}));
@@ -188,7 +188,7 @@ TEST_SUITE("peers") {
 }
 
 TEST_SUITE("listen_tcp") {
-  TEST_CASE("port 0 becomes a real one, in both families") {
+  TEST_CASE("port 0 becomes a real port, in both families") {
     const auto v4 = listen_tcp("127.0.0.1:0", "--http-addr");
     REQUIRE(v4);
     CHECK(v4->address.starts_with("127.0.0.1:"));
@@ -197,7 +197,7 @@ TEST_SUITE("listen_tcp") {
       CHECK(v6->address.starts_with("[::1]:"));
   }
 
-  TEST_CASE("a port that is taken is refused, and what is no address is a mistake") {
+  TEST_CASE("a taken port is refused, and an invalid address is an invalid argument") {
     const auto first = listen_tcp("127.0.0.1:0", "--http-addr");
     REQUIRE(first);
 

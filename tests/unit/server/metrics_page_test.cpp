@@ -12,7 +12,7 @@ bool has_line(const std::string& page, const std::string& line) {
 }
 
 TEST_SUITE("metrics_page") {
-  TEST_CASE("numbers stand under the names that others count on") {
+  TEST_CASE("values have their established metric names") {
     Snapshot now;
     now.pool_bytes = 1 << 20;
     now.cache.store.used_bytes = 81920;
@@ -60,7 +60,7 @@ TEST_SUITE("metrics_page") {
     }
   }
 
-  TEST_CASE("misses have a reason, and blocks that went an age") {
+  TEST_CASE("misses have a reason, and removed blocks an age") {
     Snapshot now;
     now.cache.store.misses[static_cast<std::size_t>(engine::Miss::kNew)] = 7;
     now.cache.store.misses[static_cast<std::size_t>(engine::Miss::kBehindHole)] = 3;

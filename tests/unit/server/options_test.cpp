@@ -10,7 +10,7 @@ namespace pegaflow::server {
 namespace {
 
 TEST_SUITE("ServerOptions") {
-  TEST_CASE("every flag that the field knows is accepted") {
+  TEST_CASE("every established flag is accepted") {
     ServerOptions options;
     OptionTable table("pegaflow-server", "test");
     options.declare(table);
@@ -66,7 +66,7 @@ TEST_SUITE("ServerOptions") {
     }
   }
 
-  TEST_CASE("a policy is named, or meant by a flag; what contradicts itself is refused") {
+  TEST_CASE("a policy is named, or set by a flag; contradictions are refused") {
     ServerOptions options;
     CHECK(options.eviction_policy() == engine::kDefaultEviction);
     options.eviction = "s3-fifo";

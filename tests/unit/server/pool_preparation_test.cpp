@@ -24,7 +24,7 @@ std::vector<PoolNews> listen(PoolPreparation& preparation) {
 }
 
 TEST_SUITE("PoolPreparation") {
-  TEST_CASE("progress, and then the pool") {
+  TEST_CASE("it reports its progress, and then the pool") {
     const SteadyClock clock;
     auto preparation = PoolPreparation::start({.pool = {.size_bytes = 200 * kMiB}}, clock);
     REQUIRE(preparation);
@@ -37,7 +37,7 @@ TEST_SUITE("PoolPreparation") {
     CHECK(news.size() >= 3);  // The beginning, chunks of 32 MiB, the end.
   }
 
-  TEST_CASE("what can never be is told at once") {
+  TEST_CASE("an impossible size is reported at once") {
     const SteadyClock clock;
     auto preparation =
         PoolPreparation::start({.pool = {.size_bytes = std::uint64_t{1} << 46}}, clock);
@@ -49,7 +49,7 @@ TEST_SUITE("PoolPreparation") {
     CHECK(news.back().error->code == Errc::kRefused);
   }
 
-  TEST_CASE("it ends early when nobody wants it any more") {
+  TEST_CASE("it ends early when its owner is destroyed") {
     const SteadyClock clock;
     const auto preparation = PoolPreparation::start({.pool = {.size_bytes = 500 * kMiB}}, clock);
     REQUIRE(preparation);

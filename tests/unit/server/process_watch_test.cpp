@@ -41,7 +41,7 @@ class Child {
 };
 
 TEST_SUITE("ProcessWatch") {
-  TEST_CASE("it is quiet while the process lives and fires once when it is killed") {
+  TEST_CASE("it calls back once when the process is killed, and not before") {
     auto io = kj::setupAsyncIo();
     Child child;
     auto gone = kj::newPromiseAndFulfiller<void>();
@@ -56,7 +56,7 @@ TEST_SUITE("ProcessWatch") {
     gone.promise.wait(io.waitScope);
   }
 
-  TEST_CASE("a watch that ends before the process says nothing") {
+  TEST_CASE("a watch that ends before the process does not call back") {
     auto io = kj::setupAsyncIo();
     Child child;
     bool fired = false;
@@ -71,7 +71,7 @@ TEST_SUITE("ProcessWatch") {
     CHECK_FALSE(fired);
   }
 
-  TEST_CASE("what is no pidfd, is another's, or has ended already is refused") {
+  TEST_CASE("an invalid pidfd, that of another process, or of an ended one is refused") {
     auto io = kj::setupAsyncIo();
     const auto code = [&](UniqueFd fd, const Peer& peer) {
       const auto watch = ProcessWatch::start(io.unixEventPort, std::move(fd), peer, []() {});

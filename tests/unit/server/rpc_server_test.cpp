@@ -24,7 +24,7 @@ namespace {
 constexpr std::uint32_t kCalls = 1000;
 constexpr std::size_t kAnswerBytes = 100'000;
 
-/// Answers all calls at once, when it is told to.
+/// Answers all calls at once, when the test wants it to.
 struct Gate final : wire::PeerGate::Server {
   struct State {
     State() : State(kj::newPromiseAndFulfiller<void>()) {}
