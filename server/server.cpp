@@ -92,8 +92,8 @@ Result<void> write_ready_file(const std::string& path, const nlohmann::json& con
 std::string build() { return fmt::format("pegaflow-server {}", kVersion); }
 
 /// The part of the pool near each NUMA node: its own, or that of the nearest NUMA node with a part.
-std::map<std::int32_t, std::uint32_t> part_of_node(const NumaTopology& topology,
-                                                   const engine::PoolPlacement& placement) {
+std::map<std::int32_t, std::uint32_t> part_of_numa_node(const NumaTopology& topology,
+                                                        const engine::PoolPlacement& placement) {
   std::map<std::int32_t, std::uint32_t> parts;
   if (placement.ranges.empty()) return parts;
   for (const NumaNode& node : topology.nodes()) {
@@ -105,7 +105,7 @@ std::map<std::int32_t, std::uint32_t> part_of_node(const NumaTopology& topology,
 }
 
 /// Logs how the placement differs from the requested one.
-void tell_placement(const engine::PoolPlacement& placement) {
+void log_placement(const engine::PoolPlacement& placement) {
   if (!placement.refused.empty()) {
     kLog.warn(
         "the pool is not placed by NUMA node, engines may access remote memory "
@@ -272,14 +272,15 @@ class Server final : private kj::TaskSet::ErrorHandler {
     const engine::PoolPlacement& placement = pool_->placement();
     store.numa_nodes =
         std::max<std::uint32_t>(1, static_cast<std::uint32_t>(placement.ranges.size()));
-    tell_placement(placement);
-    PEGA_TRY_LET(service_, CacheService::create({.store = store,
-                                                 .part_of_node = part_of_node(topology_, placement),
-                                                 .max_parted = connections,
-                                                 .demand_windows = windows_},
-                                                clock_, [this](const Id128& connection) {
-                                                  rpc_->end_connection(connection);
-                                                }));
+    log_placement(placement);
+    PEGA_TRY_LET(service_,
+                 CacheService::create({.store = store,
+                                       .part_of_numa_node = part_of_numa_node(topology_, placement),
+                                       .max_detached = connections,
+                                       .demand_windows = windows_},
+                                      clock_, [this](const Id128& connection) {
+                                        rpc_->end_connection(connection);
+                                      }));
     background_ = std::make_unique<Background>(*service_, io_.provider->getTimer(), clock_);
     if (nodes_plan_) {
       if (!nodes_plan_->lanes.cards.empty()) {

@@ -46,8 +46,8 @@ CacheService::CacheService(std::unique_ptr<engine::BlockStore> store,
       waits_(*store_, clock, options.max_waits),
       pool_bytes_(options.store.pool_bytes),
       parts_(options.store.numa_nodes),
-      part_of_node_(options.part_of_node),
-      max_parted_(options.max_parted),
+      part_of_numa_node_(options.part_of_numa_node),
+      max_detached_(options.max_detached),
       clock_(clock),
       end_connection_(std::move(end_connection)),
       epochs_([this]() { retire_outdated(); }, options.next_epoch) {}
@@ -404,7 +404,7 @@ std::vector<CacheService::InstanceInfo> CacheService::instances() const {
                             .process = rank.process,
                             .page_bytes = rank.page_bytes,
                             .block_count = rank.block_count,
-                            .node = rank.node});
+                            .numa_node = rank.numa_node});
       if (const auto client = clients_.find(rank.worker); client != clients_.end()) {
         info.ranks.back().engine = client->second->engine;
       }

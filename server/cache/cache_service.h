@@ -47,9 +47,9 @@ class CacheService {
     engine::BlockStore::Options store{};
     /// The part of the pool (see numa_ranges()) near a NUMA node, by the system's number of that
     /// NUMA node. Empty where the pool has one part.
-    std::map<std::int32_t, std::uint32_t> part_of_node{};
+    std::map<std::int32_t, std::uint32_t> part_of_numa_node{};
     /// Limit of detached connections; each keeps a descriptor. At the limit no worker may register.
-    std::size_t max_parted = 1024;
+    std::size_t max_detached = 1024;
     /// The windows of hit rates and their ceilings; see Demand.
     std::vector<std::chrono::seconds> demand_windows = {
         std::chrono::minutes(5), std::chrono::hours(1), std::chrono::hours(24)};
@@ -294,7 +294,7 @@ class CacheService {
     Id128 process;
     std::uint64_t page_bytes = 0;
     std::uint64_t block_count = 0;
-    std::int32_t node = -1;              ///< The NUMA node of its memory, as it reported.
+    std::int32_t numa_node = -1;         ///< The NUMA node of its memory, as it reported.
     std::optional<EngineInfo> engine{};  ///< While it is connected and has described itself.
   };
   /// A side of an engine that is configured to use the cache and does not.
@@ -379,7 +379,7 @@ class CacheService {
                                engine::NamespaceId& entered);
   /// All ranks are connected: determines the namespace's shape.
   void complete(Instance& instance);
-  [[nodiscard]] std::uint32_t node_of(const Instance& instance, std::uint32_t shard) const;
+  [[nodiscard]] std::uint32_t numa_part_of(const Instance& instance, std::uint32_t shard) const;
   [[nodiscard]] engine::SpaceId space_of(const Instance& instance) const;
   [[nodiscard]] const engine::NamespaceTable::Namespace* space_called(const Bytes32& name) const;
   void name_space(Instance& instance);
@@ -403,8 +403,8 @@ class CacheService {
   std::unordered_map<Id128, const Instance*> schedulers_;  ///< The attached ones.
   std::uint64_t pool_bytes_;
   std::uint32_t parts_;
-  std::map<std::int32_t, std::uint32_t> part_of_node_;
-  std::size_t max_parted_;
+  std::map<std::int32_t, std::uint32_t> part_of_numa_node_;
+  std::size_t max_detached_;
   const Clock& clock_;
   std::optional<TimePoint> last_corrupt_line_;
   EndConnection end_connection_;

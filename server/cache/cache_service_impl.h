@@ -20,7 +20,7 @@ struct CacheService::Rank {
   std::uint32_t shard = 0;
   std::uint64_t page_bytes = 0;
   std::uint64_t block_count = 0;
-  std::int32_t node = -1;
+  std::int32_t numa_node = -1;
 };
 
 /// One engine core. Exists while a connection, open or detached, belongs to it.

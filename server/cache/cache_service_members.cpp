@@ -309,7 +309,7 @@ Result<CacheService::Registered> CacheService::register_rank(const Id128& connec
   }
   // Before it enters the namespace: an impossible size would stay the size of the namespace.
   PEGA_TRY(check_rank(*caller, registration));
-  if (detached_.size() >= max_parted_) {
+  if (detached_.size() >= max_detached_) {
     return fail(Errc::kBusy,
                 "register: {} ended connections may still be copying, the limit is reached",
                 detached_.size());
@@ -344,7 +344,7 @@ Result<CacheService::Registered> CacheService::register_rank(const Id128& connec
           .shard = registration.shard,
           .page_bytes = registration.page_bytes,
           .block_count = registration.block_count,
-          .node = registration.node};
+          .numa_node = registration.node};
   store_->set_shard(*caller->holder, registration.shard, registration.shards);
   ++instance.connected;
   kLog.info("registered instance={} rank={} of={} process={} namespace={} page={}", instance.id,
@@ -375,7 +375,7 @@ void CacheService::complete(Instance& instance) {
   instance.block_bytes = 0;
   for (std::uint32_t shard = 0; shard < instance.shards; ++shard) {
     shape.shards.push_back({.page_bytes = instance.ranks[instance.saver(shard)].page_bytes,
-                            .numa_node = node_of(instance, shard)});
+                            .numa_node = numa_part_of(instance, shard)});
     instance.block_bytes += shape.shards.back().page_bytes;
   }
   const auto settle = [&]() -> Result<void> {
@@ -405,11 +405,11 @@ void CacheService::complete(Instance& instance) {
             instance.shards);
 }
 
-std::uint32_t CacheService::node_of(const Instance& instance, std::uint32_t shard) const {
+std::uint32_t CacheService::numa_part_of(const Instance& instance, std::uint32_t shard) const {
   if (parts_ < 2) return 0;
-  const auto found = part_of_node_.find(instance.ranks[instance.saver(shard)].node);
+  const auto found = part_of_numa_node_.find(instance.ranks[instance.saver(shard)].numa_node);
   // A worker without a NUMA node receives the parts in turn, each engine from another one on.
-  return found != part_of_node_.end() ? found->second : (instance.index + shard) % parts_;
+  return found != part_of_numa_node_.end() ? found->second : (instance.index + shard) % parts_;
 }
 
 }  // namespace pegaflow::server

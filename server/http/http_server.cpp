@@ -152,7 +152,7 @@ nlohmann::json to_json(const CacheService::InstanceInfo& info) {
                      {"incarnation", to_string(rank.process)},
                      {"page_bytes", rank.page_bytes},
                      {"block_count", rank.block_count},
-                     {"numa_node", rank.node}});
+                     {"numa_node", rank.numa_node}});
     add_engine(ranks.back(), rank.engine);
     if (rank.engine) {
       ranks.back()["device"] = rank.engine->device;

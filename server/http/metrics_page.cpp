@@ -171,7 +171,7 @@ void demand(MetricsPage& page, const std::vector<engine::Demand::Window>& window
   };
   using Window = engine::Demand::Window;
   gauges("hll_total_requests", "Blocks requested by lookups in the window",
-         [](const Window& window) { return number(window.asked); });
+         [](const Window& window) { return number(window.requested); });
   gauges("hll_cardinality", "Estimated number of different blocks requested or saved in the window",
          [](const Window& window) { return window.distinct; });
   gauges("hll_estimated_hit_rate",

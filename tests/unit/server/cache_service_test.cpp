@@ -23,10 +23,10 @@ std::vector<BlockKey> keys(std::uint64_t chain, std::size_t count) {
 
 /// A service of 64 slots of a page each, with connections that need no socket.
 struct Fixture {
-  explicit Fixture(std::size_t max_parted = 8) {
+  explicit Fixture(std::size_t max_detached = 8) {
     auto made =
-        CacheService::create({.store = {.pool_bytes = 64 * kPage}, .max_parted = max_parted}, clock,
-                             [this](const Id128& connection) {
+        CacheService::create({.store = {.pool_bytes = 64 * kPage}, .max_detached = max_detached},
+                             clock, [this](const Id128& connection) {
                                ended.push_back(connection);
                                service->disconnected(connection);
                              });
@@ -244,7 +244,7 @@ TEST_SUITE("CacheService") {
   TEST_CASE("a rank's pages lie in the part of the pool near its NUMA node") {
     SteadyClock clock;
     auto made = CacheService::create({.store = {.pool_bytes = 64 * kPage, .numa_nodes = 2},
-                                      .part_of_node = {{0, 0}, {3, 0}, {8, 1}}},
+                                      .part_of_numa_node = {{0, 0}, {3, 0}, {8, 1}}},
                                      clock, [](const Id128&) {});
     REQUIRE(made);
     CacheService& service = **made;
