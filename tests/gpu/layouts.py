@@ -91,7 +91,7 @@ def round_trip(socket: str, number: int, device: str, seed: int) -> None:
     import torch
 
     from pegaflow import _native
-    from pegaflow.connector.layout import geometry
+    from pegaflow.engine.layout import geometry
     from tests.gpu.engine import PATIENCE_S, PATIENT, block_keys
 
     make, kind = list(LAYOUTS.values())[number]

@@ -14,6 +14,7 @@ import table
 
 SOURCES = (".h", ".cpp", ".cu", ".cuh")
 INCLUDE = re.compile(r'^\s*#\s*include\s+(?:"([^"]+)"|<([^>]+)>)')
+PYTHON_IMPORT = re.compile(r"\s*(?:import|from)\s+([\w.]+)")
 COMMENT_OR_TEXT = re.compile(r'//[^\n]*|/\*.*?\*/|"(?:\\.|[^"\\\n])*"', re.DOTALL)
 
 
@@ -218,6 +219,17 @@ def check_floors(tree: Tree) -> Iterator[str]:
                 yield f'{user}:{include.line}: {module}/{folder} may not use "{include.name}"'
 
 
+def check_python(root: pathlib.Path) -> Iterator[str]:
+    """No package that serves every engine imports one of them."""
+    for package, forbidden in table.PYTHON_WITHOUT.items():
+        for path in sorted((root / package).rglob("*.py")):
+            for number, line in enumerate(path.read_text().splitlines(), start=1):
+                match = PYTHON_IMPORT.match(line)
+                name = match[1] if match else ""
+                if any(name == each or name.startswith(f"{each}.") for each in forbidden):
+                    yield f"{path.relative_to(root)}:{number}: {package} may not import {name}"
+
+
 def long_files(root: pathlib.Path) -> Iterator[str]:
     for folder in (*table.MODULES, "demo", "tools"):
         for path in sorted((root / folder).rglob("*")):
@@ -235,6 +247,7 @@ def problems_in(root: pathlib.Path) -> list[str]:
         *check_public_headers(tree),
         *check_circles(tree),
         *check_floors(tree),
+        *check_python(root),
     ]
 
 

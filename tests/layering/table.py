@@ -134,3 +134,10 @@ PUBLIC_CLIENT_HEADERS = ("client/cache_session.h", "client/mover.h")
 HIDDEN_NAMESPACES = ("kj", "capnp")
 
 LINES_WARNED = 700
+
+# ---- Python packages, and what they may not import: they serve every engine.
+
+PYTHON_WITHOUT: dict[str, tuple[str, ...]] = {
+    f"pyclient/pegaflow/{name}/": ("vllm", "sglang", "torch", "pegaflow.vllm", "pegaflow.connector")
+    for name in ("api", "engine", "weights")
+}

@@ -162,6 +162,14 @@ class LayeringTest(unittest.TestCase):
         found = self.problems({"perf/odd/odd.h": ""})
         self.assertIn("perf/odd/ is missing in FLOORS", found[0])
 
+    def test_a_package_for_all_engines_may_not_import_one(self) -> None:
+        name = "pyclient/pegaflow/engine/a.py"
+        self.assertEqual(self.problems({name: "from pegaflow.engine import b\nimport os\n"}), [])
+        for line in ("import vllm", "    from pegaflow.vllm import x", "from torch.cuda import y"):
+            with self.subTest(line):
+                found = self.problems({name: f"import os\n{line}\n"})
+                self.assertIn(f"{name}:2: pyclient/pegaflow/engine/ may not import ", found[0])
+
     def test_a_long_file_is_a_warning_only(self) -> None:
         with tempfile.TemporaryDirectory() as folder:
             root = pathlib.Path(folder)

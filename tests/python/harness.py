@@ -39,7 +39,7 @@ from vllm.v1.outputs import ModelRunnerOutput
 from vllm.v1.request import Request, RequestStatus
 from vllm.v1.structured_output import StructuredOutputManager
 
-from pegaflow.connector.adapters import AdapterFiles
+from pegaflow.vllm.adapters import AdapterFiles
 from tests.python import rank
 from tests.python.fake_model import FakeModel, answer
 from tests.python.rank import Rank, RankOptions, RankProcess

@@ -11,7 +11,7 @@ import pytest
 from vllm.lora.request import LoRARequest
 from vllm.v1.engine.core import EngineCore
 
-from pegaflow.connector.adapters import AdapterFiles, Adapters, salt
+from pegaflow.vllm.adapters import AdapterFiles, Adapters, salt
 from pegaflow.weights.digests import DigestCache
 from tests.python.harness import WEIGHTS, Engine, train, vllm_config
 from tests.python.test_connector_engine import KINDS
@@ -173,7 +173,7 @@ def test_files_written_at_the_moment_of_the_load_are_rejected(tmp_path, monkeypa
     lora = train(tmp_path / "a", "monday", name="x", number=1)
     now = (tmp_path / "a" / WEIGHTS).stat().st_ctime_ns + 1
     clock = SimpleNamespace(time_ns=lambda: now, monotonic=time.monotonic)
-    monkeypatch.setattr("pegaflow.connector.adapters.time", clock)
+    monkeypatch.setattr("pegaflow.vllm.adapters.time", clock)
     assert key(lora, adapters) == b""
     assert "written while it was loaded" in reason(lora, adapters)
 
@@ -448,7 +448,7 @@ class DeadDisk:
             assert self.answers.wait(WAIT_S)
             return made
 
-        monkeypatch.setattr("pegaflow.connector.adapters.AdapterFiles", look)
+        monkeypatch.setattr("pegaflow.vllm.adapters.AdapterFiles", look)
 
 
 @pytest.mark.parametrize("length", [11, 100])

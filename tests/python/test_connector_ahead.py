@@ -11,9 +11,9 @@ from vllm.distributed.kv_transfer import kv_transfer_state
 from vllm.distributed.kv_transfer.kv_connector.factory import KVConnectorFactory
 from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorRole
 
-from pegaflow.connector.messages import LoadOrder, StepPlan
-from pegaflow.connector.off import WorkerOff
-from pegaflow.connector.worker_side import StepsAhead, WorkerSide
+from pegaflow.vllm.messages import LoadOrder, StepPlan
+from pegaflow.vllm.off import WorkerOff
+from pegaflow.vllm.worker_side import StepsAhead, WorkerSide
 from tests.python.fake_model import FakeModel
 from tests.python.harness import kv_cache_config, vllm_config
 

@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 
 from pegaflow import _native
-from pegaflow.connector import config
-from pegaflow.connector.config import ConfigError, options_markdown, read_settings, socket_path
-from pegaflow.connector.metrics import metrics_markdown
+from pegaflow.engine import config
+from pegaflow.engine.config import ConfigError, options_markdown, read_settings, socket_path
+from pegaflow.vllm.metrics import metrics_markdown
 
 DOCUMENT = Path(__file__).resolve().parents[2] / "docs" / "connector.md"
 
@@ -127,12 +127,8 @@ def test_a_number_that_equals_a_boolean_is_shown_as_a_number():
 
 
 TABLES = {
-    ("<!-- options: made from connector/config.py -->", "<!-- end of options -->"): (
-        options_markdown
-    ),
-    ("<!-- metrics: made from connector/metrics.py -->", "<!-- end of metrics -->"): (
-        metrics_markdown
-    ),
+    ("<!-- options: made from engine/config.py -->", "<!-- end of options -->"): (options_markdown),
+    ("<!-- metrics: made from vllm/metrics.py -->", "<!-- end of metrics -->"): (metrics_markdown),
 }
 
 

@@ -2,14 +2,14 @@
 
 import pytest
 
-from pegaflow.connector.config import read_settings
-from pegaflow.connector.keys import KeyChain
-from pegaflow.connector.loads import COMING_PATIENCE_S, REPORT_MARGIN_S, Loads
-from pegaflow.connector.lookups import STEP_PATIENCE_S, Lookups
-from pegaflow.connector.messages import Outcome, WorkerReport
-from pegaflow.connector.metrics import Counts
-from pegaflow.connector.rates import LoadPolicy
-from pegaflow.connector.requests import Claim, RequestState
+from pegaflow.engine.config import read_settings
+from pegaflow.engine.rates import LoadPolicy
+from pegaflow.vllm.keys import KeyChain
+from pegaflow.vllm.loads import COMING_PATIENCE_S, REPORT_MARGIN_S, Loads
+from pegaflow.vllm.lookups import STEP_PATIENCE_S, Lookups
+from pegaflow.vllm.messages import Outcome, WorkerReport
+from pegaflow.vllm.metrics import Counts
+from pegaflow.vllm.requests import Claim, RequestState
 from tests.python.test_connector_keys import FakeRequest
 
 BLOCK = 16

@@ -14,7 +14,7 @@ import pytest
 from vllm.config.kv_events import KVEventsConfig
 
 from pegaflow import _native
-from pegaflow.connector import events as block_events
+from pegaflow.vllm import events as block_events
 from tests.python.harness import PATIENT, Engine
 from tests.support.event_consumer import EventConsumer, consumer
 

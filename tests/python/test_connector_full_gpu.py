@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from pegaflow.connector.saves import FREES_LIMIT_S
+from pegaflow.vllm.saves import FREES_LIMIT_S
 from tests.python.harness import BLOCK, Engine
 
 #: The null block, those of a request that ends, and those of the prompt that continues.

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from vllm.config.kv_events import KVEventsConfig
 
-from pegaflow.connector import handover
+from pegaflow.vllm import handover
 from tests.python.harness import BLOCK, Answer, Engine, train
 from tests.python.test_connector_engine import KINDS
 from tests.python.test_connector_two_engines import run_together

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from pegaflow import _native
-from pegaflow.connector.errors import error_code
+from pegaflow.engine.errors import error_code
 from tests.python.fake_model import FakeModel
 from tests.python.harness import Engine
 from tests.python.test_connector_faults import when_load_is_ordered
@@ -256,4 +256,4 @@ def test_unsupported_tensors_disable_the_cache_only(pega, prompt, caplog):
     said = [r.getMessage() for r in caplog.records if "share the KV of others" in r.getMessage()]
     assert len(said) == 2, said
     assert "this engine runs without the cache" in said[0]
-    assert "without the cache while rank 0 is" in said[1]
+    assert "the cache is unavailable, rank 0 cannot use it" in said[1]

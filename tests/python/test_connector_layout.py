@@ -15,8 +15,9 @@ from vllm.v1.kv_cache_interface import (
 )
 from vllm.v1.kv_cache_layout import KVCacheLayout
 
-from pegaflow.connector import build, config
-from pegaflow.connector.layout import Geometry, LayoutError, Segment, geometry
+from pegaflow.engine import config
+from pegaflow.engine.layout import Geometry, LayoutError, Segment, geometry
+from pegaflow.vllm import build
 
 BLOCKS, LAYERS = 5, 3
 NAMES = [f"model.layers.{i}.attn" for i in range(LAYERS)]

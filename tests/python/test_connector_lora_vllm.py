@@ -9,7 +9,7 @@ from typing import Any
 import numpy
 from safetensors.numpy import save_file
 
-from pegaflow.connector.adapters import AdapterFiles
+from pegaflow.vllm.adapters import AdapterFiles
 from tests.python.vllm_cases import BLOCK, SMALL, ask, call, serve
 from tests.support.hub import Hub
 from tests.support.vllm_server import MODEL_NAME, PegaServer, VllmServer, ensure_model

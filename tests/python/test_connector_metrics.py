@@ -9,7 +9,7 @@ import pytest
 from prometheus_client import Counter, Gauge, Histogram
 
 from pegaflow.connector import PegaKVConnector
-from pegaflow.connector.metrics import COUNTER, METRICS, Counts, Summary
+from pegaflow.vllm.metrics import COUNTER, METRICS, Counts, Summary
 from tests.python.harness import Engine
 
 

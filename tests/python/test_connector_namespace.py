@@ -23,9 +23,9 @@ from vllm.v1.kv_cache_interface import (
     UniformTypeKVCacheSpecs,
 )
 
-from pegaflow.connector import namespace
-from pegaflow.connector.build import Unservable, hash_unit, instance_id, read_geometry
-from pegaflow.connector.support import unsupported
+from pegaflow.vllm import namespace
+from pegaflow.vllm.build import Unservable, hash_unit, instance_id, read_geometry
+from pegaflow.vllm.support import unsupported
 from tests.python.fake_model import FakeModel
 from tests.python.harness import kv_cache_config, vllm_config
 

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 import pytest
 
-from pegaflow.connector import resets
+from pegaflow.vllm import resets
 from tests.python.conftest import server_binary
 from tests.python.harness import BLOCK, Engine
 from tests.python.test_connector_engine import KINDS

@@ -11,7 +11,7 @@ from typing import Any
 from pegaflow import _native
 from pegaflow.cli import server_view
 from pegaflow.cli.finding import ADVICE, OK, PROBLEM
-from pegaflow.connector.build import Unservable
+from pegaflow.vllm.build import Unservable
 from tests.python.harness import Engine
 from tests.support.prometheus import read_metrics
 from tests.support.vllm_server import ModelShape, VllmOptions, VllmServer, ensure_model
@@ -38,7 +38,7 @@ def test_a_worker_that_cannot_serve_is_shown_with_its_reason(pega, prompt, monke
     def refuse(*arguments):
         raise Unservable("the weights have no id", "weights")
 
-    monkeypatch.setattr("pegaflow.connector.build._make_mover", refuse)
+    monkeypatch.setattr("pegaflow.vllm.build._make_mover", refuse)
     with Engine(pega.address) as engine:
         engine.ask("a", prompt(100))
         engine.ask("b", prompt(40))
@@ -67,7 +67,7 @@ def test_a_scheduler_that_cannot_serve_is_shown_with_its_reason(pega, prompt):
         wait_until(lambda: len(not_served(pega)) == 1, "the notice does not arrive")
         (row,) = not_served(pega)
         assert (row["side"], row["reason"]) == ("scheduler", "configuration")
-        assert "none of read_write, save_only" in row["detail"]
+        assert "not one of read_write, save_only" in row["detail"]
     wait_until(lambda: not instances(pega), "the notice outlives its engine")
 
 

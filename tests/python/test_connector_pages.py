@@ -14,9 +14,9 @@ from vllm.v1.kv_cache_interface import (
 )
 from vllm.v1.kv_cache_layout import KVCacheLayout
 
-from pegaflow.connector import namespace
-from pegaflow.connector.build import Unservable, hash_unit, read_geometry
-from pegaflow.connector.support import unsupported
+from pegaflow.vllm import namespace
+from pegaflow.vllm.build import Unservable, hash_unit, read_geometry
+from pegaflow.vllm.support import unsupported
 from tests.python.harness import kv_cache_config, vllm_config
 
 BLOCKS = 80  # vLLM rejects fewer than one request may need

@@ -2,12 +2,12 @@
 
 import pytest
 
-from pegaflow.connector.config import read_settings
-from pegaflow.connector.loads import Loads
-from pegaflow.connector.lookups import Lookups
-from pegaflow.connector.messages import Outcome, WorkerReport
-from pegaflow.connector.metrics import Counts
-from pegaflow.connector.rates import ComputeRate, CopyRate, LoadPolicy
+from pegaflow.engine.config import read_settings
+from pegaflow.engine.rates import ComputeRate, CopyRate, LoadPolicy
+from pegaflow.vllm.loads import Loads
+from pegaflow.vllm.lookups import Lookups
+from pegaflow.vllm.messages import Outcome, WorkerReport
+from pegaflow.vllm.metrics import Counts
 from tests.python.harness import BLOCK, Engine
 from tests.python.test_connector_deadlines import Clock, SlowServer, begin, state
 

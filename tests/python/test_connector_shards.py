@@ -5,10 +5,10 @@ from typing import Any
 
 import pytest
 
-from pegaflow.connector import namespace, ranks
-from pegaflow.connector.build import hash_unit, instance_id, read_geometry
-from pegaflow.connector.messages import Outcome, WorkerReport
-from pegaflow.connector.support import unsupported
+from pegaflow.vllm import namespace, ranks
+from pegaflow.vllm.build import hash_unit, instance_id, read_geometry
+from pegaflow.vllm.messages import Outcome, WorkerReport
+from pegaflow.vllm.support import unsupported
 from tests.python.fake_model import FakeModel
 from tests.python.harness import MODEL, content_of, kv_cache_configs, vllm_config
 

@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 from vllm.v1.engine.core import EngineCore
 
-from pegaflow.connector import engine_calls
-from pegaflow.connector.view import View, salted
+from pegaflow.engine.view import View, salted
+from pegaflow.vllm import engine_calls
 from tests.python.harness import Engine
 from tests.python.test_connector_handover import ASKED
 

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from demo.client import complete, post
-from pegaflow.connector.metrics import COUNTER, HISTOGRAM, METRICS
+from pegaflow.vllm.metrics import COUNTER, HISTOGRAM, METRICS
 from tests.python.vllm_cases import BLOCK, PATIENT, SMALL
 from tests.support.event_consumer import consumer
 from tests.support.vllm_server import (

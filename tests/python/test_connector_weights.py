@@ -13,7 +13,7 @@ import pytest
 
 from pegaflow.cli.finding import ADVICE
 from pegaflow.cli.server_view import check_instances
-from pegaflow.connector import build, weights
+from pegaflow.vllm import build, weights
 from pegaflow.weights import digests, hub
 from pegaflow.weights.digests import DigestCache
 from pegaflow.weights.files import UnknownWeights, weight_files

@@ -28,7 +28,7 @@ CONFIGURE = """
 import json, sys
 from vllm.engine.arg_utils import EngineArgs
 from vllm.model_executor.model_loader import get_model_loader
-from pegaflow.connector import namespace, weights
+from pegaflow.vllm import namespace, weights
 for text in sys.argv[1:]:
     arguments = json.loads(text)
     config = EngineArgs(dtype="float32", max_model_len=512, **arguments).create_engine_config()

@@ -13,7 +13,7 @@ import pytest
 import yaml
 
 from pegaflow.api import Cache
-from pegaflow.connector.metrics import COUNTER, GAUGE, HISTOGRAM, METRICS
+from pegaflow.vllm.metrics import COUNTER, GAUGE, HISTOGRAM, METRICS
 from tests.python.harness import Engine
 from tests.support.prometheus import read_metrics
 from tests.support.promql import NotPromQL, selectors

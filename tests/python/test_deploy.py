@@ -138,7 +138,7 @@ def test_the_compose_file_keeps_digests_of_weights_in_a_volume(services):
 
 
 def test_the_connector_accepts_the_configuration_of_the_compose_file(services):
-    from pegaflow.connector.config import read_settings, socket_path
+    from pegaflow.engine.config import read_settings, socket_path
 
     (word,) = [word for word in services["vllm"]["command"] if "kv-transfer-config" in word]
     config = json.loads(word.removeprefix("--kv-transfer-config="))

@@ -11,10 +11,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from pegaflow.connector.view import salted
+from pegaflow.engine.view import salted
 
 if TYPE_CHECKING:
-    from pegaflow.connector.adapters import Adapters
+    from pegaflow.vllm.adapters import Adapters
 
 #: The wire's limit.
 MAX_KEY_BYTES = 32

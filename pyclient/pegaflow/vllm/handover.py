@@ -14,9 +14,9 @@ from collections.abc import Callable
 from typing import Any
 
 from pegaflow import _native
-from pegaflow.connector.errors import error_code
-from pegaflow.connector.metrics import Counts
-from pegaflow.connector.requests import RequestState
+from pegaflow.engine.errors import error_code
+from pegaflow.vllm.metrics import Counts
+from pegaflow.vllm.requests import RequestState
 
 #: The key of PegaFlow's part of ``kv_transfer_params``.
 PARAMS = "pegaflow"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from pegaflow.connector import ranks
+from pegaflow.vllm import ranks
 
 #: One group of exactly these: every token keeps its slot, and a block's bytes depend only on the
 #: tokens up to its end, also if vLLM's hybrid manager is off and a layer with a window keeps all

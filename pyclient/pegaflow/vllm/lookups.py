@@ -6,13 +6,13 @@ from collections.abc import Callable
 from typing import Any
 
 from pegaflow import _native
-from pegaflow.connector.config import Settings
-from pegaflow.connector.errors import error_code
-from pegaflow.connector.handover import tail_key
-from pegaflow.connector.loads import Loads
-from pegaflow.connector.metrics import Counts
-from pegaflow.connector.rates import LoadPolicy
-from pegaflow.connector.requests import Claim, RequestState
+from pegaflow.engine.config import Settings
+from pegaflow.engine.errors import error_code
+from pegaflow.engine.rates import LoadPolicy
+from pegaflow.vllm.handover import tail_key
+from pegaflow.vllm.loads import Loads
+from pegaflow.vllm.metrics import Counts
+from pegaflow.vllm.requests import Claim, RequestState
 
 #: The total wait of one step. Answers take about 50 us, so a step with many new requests stays far
 #: below it; a slow server costs the step this much and no more.

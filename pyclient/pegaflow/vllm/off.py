@@ -12,11 +12,11 @@ import time
 from collections.abc import Sequence
 from typing import Any
 
-from pegaflow.connector.messages import LoadOrder, StepPlan, WorkerReport
-from pegaflow.connector.metrics import Counts
-from pegaflow.connector.saves import IDLE_LIMIT_S
-from pegaflow.connector.scheduler_side import SchedulerSide
-from pegaflow.connector.worker_side import Reports, WorkerSide
+from pegaflow.vllm.messages import LoadOrder, StepPlan, WorkerReport
+from pegaflow.vllm.metrics import Counts
+from pegaflow.vllm.saves import IDLE_LIMIT_S
+from pegaflow.vllm.scheduler_side import SchedulerSide
+from pegaflow.vllm.worker_side import Reports, WorkerSide
 
 log = logging.getLogger("vllm.pegaflow")
 

@@ -10,10 +10,10 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from pegaflow import _native
-from pegaflow.connector.handover import tail_key
-from pegaflow.connector.messages import Outcome, SaveOrder
-from pegaflow.connector.metrics import Counts
-from pegaflow.connector.requests import RequestState
+from pegaflow.vllm.handover import tail_key
+from pegaflow.vllm.messages import Outcome, SaveOrder
+from pegaflow.vllm.metrics import Counts
+from pegaflow.vllm.requests import RequestState
 
 log = logging.getLogger("vllm.pegaflow")
 

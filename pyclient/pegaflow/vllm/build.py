@@ -7,19 +7,20 @@ import os
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from pegaflow.connector import adapters, namespace, notice, ranks, weights
-from pegaflow.connector.config import (
+from pegaflow.engine import notice
+from pegaflow.engine.config import (
     INSTANCE_ENV,
     ConfigError,
     Settings,
     read_settings,
     socket_path,
 )
-from pegaflow.connector.layout import Geometry, LayoutError, geometry
-from pegaflow.connector.off import SchedulerOff, WorkerOff
-from pegaflow.connector.scheduler_side import SchedulerSide
-from pegaflow.connector.support import kind_of_refusal, unsupported
-from pegaflow.connector.worker_side import StepsAhead, WorkerSide
+from pegaflow.engine.layout import Geometry, LayoutError, geometry
+from pegaflow.vllm import adapters, namespace, ranks, weights
+from pegaflow.vllm.off import SchedulerOff, WorkerOff
+from pegaflow.vllm.scheduler_side import SchedulerSide
+from pegaflow.vllm.support import kind_of_refusal, unsupported
+from pegaflow.vllm.worker_side import StepsAhead, WorkerSide
 
 log = logging.getLogger("vllm.pegaflow")
 
@@ -133,7 +134,7 @@ def _scheduler_side(vllm_config: Any, kv_cache_config: Any) -> SchedulerSide:
     event_format = None
     events_config = getattr(vllm_config, "kv_events_config", None)
     if getattr(events_config, "enable_kv_cache_events", False):
-        from pegaflow.connector.event_format import EventFormat
+        from pegaflow.vllm.event_format import EventFormat
 
         event_format = EventFormat(group, group.kv_cache_spec.block_size)
     may_load = transfer.is_kv_consumer and settings.mode != "save_only"

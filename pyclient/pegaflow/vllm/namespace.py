@@ -20,7 +20,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from pegaflow.connector import ranks
+from pegaflow.vllm import ranks
 
 Factors = list[tuple[str, str]]
 

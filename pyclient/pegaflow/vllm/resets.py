@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 from pegaflow import _native
-from pegaflow.connector.metrics import Counts
+from pegaflow.vllm.metrics import Counts
 
 log = logging.getLogger("vllm.pegaflow")
 

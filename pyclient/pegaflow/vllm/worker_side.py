@@ -9,9 +9,9 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from pegaflow import _native
-from pegaflow.connector.errors import error_code
-from pegaflow.connector.messages import LoadOrder, Outcome, SaveOrder, StepPlan, WorkerReport
-from pegaflow.connector.metrics import Counts
+from pegaflow.engine.errors import error_code
+from pegaflow.vllm.messages import LoadOrder, Outcome, SaveOrder, StepPlan, WorkerReport
+from pegaflow.vllm.metrics import Counts
 
 log = logging.getLogger("vllm.pegaflow")
 

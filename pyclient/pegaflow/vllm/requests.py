@@ -6,11 +6,11 @@ import dataclasses
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from pegaflow.connector.keys import KeyChain
-from pegaflow.connector.rates import Computing
+from pegaflow.engine.rates import Computing
+from pegaflow.vllm.keys import KeyChain
 
 if TYPE_CHECKING:
-    from pegaflow.connector.handover import Handover
+    from pegaflow.vllm.handover import Handover
 
 
 @dataclasses.dataclass

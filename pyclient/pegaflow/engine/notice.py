@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 from typing import Any
 
-from pegaflow.connector.config import OPTIONS, ConfigError, read_settings, socket_path
+from pegaflow.engine.config import OPTIONS, ConfigError, read_settings, socket_path
 
 log = logging.getLogger("vllm.pegaflow")
 

@@ -8,20 +8,20 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from pegaflow import _native
-from pegaflow.connector.adapters import Adapters
-from pegaflow.connector.config import Settings
-from pegaflow.connector.events import BlockEvents
-from pegaflow.connector.handover import Handover, Waits, is_asked_for, tail_tokens
-from pegaflow.connector.keys import KeyChain
-from pegaflow.connector.loads import Loads
-from pegaflow.connector.lookups import Lookups
-from pegaflow.connector.messages import StepPlan, WorkerReport
-from pegaflow.connector.metrics import Counts, Summary
-from pegaflow.connector.rates import LoadPolicy, preempted_in
-from pegaflow.connector.requests import RequestState
-from pegaflow.connector.resets import Resets
-from pegaflow.connector.saves import GpuBlocks, Saves
-from pegaflow.connector.view import View
+from pegaflow.engine.config import Settings
+from pegaflow.engine.rates import LoadPolicy, preempted_in
+from pegaflow.engine.view import View
+from pegaflow.vllm.adapters import Adapters
+from pegaflow.vllm.events import BlockEvents
+from pegaflow.vllm.handover import Handover, Waits, is_asked_for, tail_tokens
+from pegaflow.vllm.keys import KeyChain
+from pegaflow.vllm.loads import Loads
+from pegaflow.vllm.lookups import Lookups
+from pegaflow.vllm.messages import StepPlan, WorkerReport
+from pegaflow.vllm.metrics import Counts, Summary
+from pegaflow.vllm.requests import RequestState
+from pegaflow.vllm.resets import Resets
+from pegaflow.vllm.saves import GpuBlocks, Saves
 
 log = logging.getLogger("vllm.pegaflow")
 

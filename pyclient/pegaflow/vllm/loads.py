@@ -5,10 +5,10 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Sequence
 
-from pegaflow.connector.messages import LoadOrder, Outcome
-from pegaflow.connector.metrics import Counts
-from pegaflow.connector.rates import Computing
-from pegaflow.connector.requests import Claim, Load, RequestState
+from pegaflow.engine.rates import Computing
+from pegaflow.vllm.messages import LoadOrder, Outcome
+from pegaflow.vllm.metrics import Counts
+from pegaflow.vllm.requests import Claim, Load, RequestState
 
 log = logging.getLogger("vllm.pegaflow")
 

@@ -14,8 +14,8 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from pegaflow import _native
-from pegaflow.connector.metrics import Counts
-from pegaflow.connector.saves import IDLE_LIMIT_S
+from pegaflow.vllm.metrics import Counts
+from pegaflow.vllm.saves import IDLE_LIMIT_S
 
 #: The interval of reading the journal, and the one while stored blocks wait to be reported.
 READ_INTERVAL_S = 0.1

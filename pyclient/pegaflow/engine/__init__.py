@@ -1,0 +1,1 @@
+"""What connectors share, whichever engine they serve: nothing here imports an engine."""
