@@ -430,7 +430,7 @@ def check_plain(engine, prompt):
     ("extra", "words"),
     [
         ({"pegaflow.prot": 7}, "unknown option pegaflow.prot; the nearest is pegaflow.port"),
-        ({"pegaflow.mode": "x"}, "none of read_write, save_only"),
+        ({"pegaflow.mode": "x"}, "not one of read_write, save_only"),
         ({"pegaflow.host": "192.0.2.7"}, "192.0.2.7 is not this machine"),
     ],
 )
