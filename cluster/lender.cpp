@@ -13,8 +13,8 @@ bool Lenders::has_ready() const {
                      [](const Lender* lender) { return lender->is_ready(); });
 }
 
-/// Asks one peer, first for a few keys: a peer that lacks one of them does not receive the rest.
-/// `rest` holds a copy of the others, if there are any.
+/// Queries one peer, first for a few keys: a peer that lacks one of them does not receive the rest.
+/// `rest` holds a copy of the other keys, if there are any.
 kj::Promise<Lenders::Owner> Lenders::ask(Lender& lender, const Bytes32& space,
                                          std::span<const BlockKey> first,
                                          const std::shared_ptr<const Rest>& rest) {
@@ -22,7 +22,7 @@ kj::Promise<Lenders::Owner> Lenders::ask(Lender& lender, const Bytes32& space,
   return lender.locate(space, first)
       .then([&lender, life, asked = first.size(),
              rest](Result<std::size_t>&& blocks) -> kj::Promise<Owner> {
-        // Who does not answer has nothing.
+        // A peer that does not respond counts as having nothing.
         Owner owner{.peer = &lender, .life = life, .blocks = blocks ? *blocks : 0};
         const bool may_have_more = rest != nullptr && owner.blocks == asked;
         if (!may_have_more || !lender.is_ready() || lender.life() != life) return owner;

@@ -1,6 +1,6 @@
 #pragma once
 /// \file
-/// Other nodes, as the source of blocks that this node fetches.
+/// Other nodes that lend blocks to this node.
 
 #include <chrono>
 #include <cstddef>
@@ -22,10 +22,10 @@
 
 namespace pegaflow::cluster {
 
-/// Another node, which may lend us blocks.
+/// Another node, which may lend blocks to this one.
 ///
-/// It is *ready* while it can be asked and read from. Each time that it becomes ready begins
-/// another *life*: what was asked of one life is never carried to the next. Thread-bound: the RPC
+/// It is *ready* while it responds and can be read from. Each time that it becomes ready begins
+/// another *life*: a request to one life never has a result in the next. Thread-bound: the RPC
 /// thread.
 class Lender {
  public:
@@ -33,54 +33,55 @@ class Lender {
 
   [[nodiscard]] virtual bool is_ready() const noexcept = 0;
   [[nodiscard]] virtual std::uint64_t life() const noexcept = 0;
-  /// What it is called in logs.
+  /// Its name in logs.
   [[nodiscard]] virtual const std::string& address() const noexcept = 0;
-  /// The address turned out to be our own.
+  /// The address turned out to be this node's own.
   [[nodiscard]] virtual bool is_this_node() const noexcept { return false; }
-  /// Where to read from.
+  /// The place to read from.
   struct Route {
-    std::size_t lane = 0;  ///< Which of our fabrics.
+    std::size_t lane = 0;  ///< The number of the local fabric.
     Fabric::PeerId peer{};
-    RegionId pool{};  ///< Of the peer.
+    RegionId pool{};  ///< The peer's.
     bool operator==(const Route&) const = default;
   };
-  /// Of one that is ready. It may change in one life: what was leased before is read as it was.
+  /// Only while it is ready. It may change in one life; earlier leases keep their route.
   [[nodiscard]] virtual const Route& route() const = 0;
 
-  /// How many of `keys`, from the first on, it has in the epoch of the namespace that this node
-  /// knows; a newer one in its answer is learned. Errors: kPeerLost when it is not ready or ends,
-  /// kTimeout, kBusy while it owes answers, and kInternal for nonsense.
+  /// The length of the prefix of `keys` that it has in the epoch of the namespace that this node
+  /// knows; a newer epoch in its response is learned. Errors: kPeerLost when it is not ready or
+  /// its connection ends, kTimeout, kBusy while it has too many requests in flight, and kInternal
+  /// for an invalid response.
   virtual kj::Promise<Result<std::size_t>> locate(const Bytes32& space,
                                                   std::span<const BlockKey> keys) = 0;
-  /// Asks for a lease on the longest prefix of `keys`, which it may shorten, as locate() in the
-  /// epoch that we know. Errors: those of locate(), and its own. A grant that comes too late is
-  /// given back.
+  /// Requests a lease on the longest prefix of `keys`, which it may shorten; like locate(), in the
+  /// epoch that this node knows. Errors: those of locate(), and the peer's. A late grant is
+  /// released.
   virtual kj::Promise<Result<LeaseGrant>> lease(const Bytes32& space,
                                                 std::span<const BlockKey> keys, std::size_t shards,
                                                 std::chrono::milliseconds time) = 0;
-  /// Whether a lease that was granted in that life can still be released: it is one of the process
-  /// that is, or was last, at the other end.
+  /// Whether a lease that was granted in that life can still be released: the process that granted
+  /// it is, or was last, at the other end.
   [[nodiscard]] virtual bool can_release(std::uint64_t granted_in) const {
     return is_ready() && life() == granted_in;
   }
-  /// Whether the owner has kept the pages of `lease` in place until it was asked, by its own clock.
-  /// True of a peer that is too old to be asked. Only while can_release().
+  /// Whether the owner has kept the pages of `lease` in place until this request, by its own clock.
+  /// True for a peer whose version has no such request. Only while can_release().
   /// Errors: those of locate(), without kBusy.
   virtual kj::Promise<Result<bool>> confirm(std::uint64_t lease, Duration patience) = 0;
   /// Sends the epoch of a reset. Returns the epoch that the peer has then. Errors: those of
-  /// locate(); kRefused for a peer that is too old.
+  /// locate(); kRefused for a peer whose version has no resets.
   virtual kj::Promise<Result<Epoch>> reset(const Bytes32& space, const Epoch& epoch,
                                            Duration patience) = 0;
-  /// No local read uses this lease any more. Only while can_release().
+  /// No local read uses this lease from now on. Only while can_release().
   virtual void release(std::uint64_t lease) = 0;
-  /// The fabric, or an answer, showed that this life is over.
+  /// The fabric, or a response, showed that this life is over.
   virtual void lost(std::uint64_t life, const std::string& why) = 0;
-  /// The fabric showed that `way`, which it had in this life, is broken. With it ends the life,
-  /// unless there is another one.
+  /// The fabric showed that `route`, which it had in this life, is broken. The life ends with it,
+  /// unless the peer has another route.
   virtual void route_lost(std::uint64_t life, const Route& route, const std::string& why) = 0;
 };
 
-/// All of them, and questions to all at once. Thread-bound: the RPC thread.
+/// All other nodes, and requests to all of them at once. Thread-bound: the RPC thread.
 class Lenders {
  public:
   virtual ~Lenders() noexcept(false) = default;
@@ -93,22 +94,22 @@ class Lenders {
 
   struct Owner {
     Lender* peer = nullptr;
-    std::uint64_t life = 0;  ///< Of the peer when it said so.
+    std::uint64_t life = 0;  ///< The peer's life in which it responded.
     std::size_t blocks = 0;
   };
-  /// Each peer is probed with so many keys, and only peers that hold all of them receive the rest.
-  /// Most requests are for blocks that no peer has; this way they cost a kilobyte per peer, however
-  /// long the prompt is. A peer that has a prefix receives two requests, which cost little compared
-  /// with reading it.
+  /// Each peer is probed with this many keys, and only peers that hold all of them receive the
+  /// rest. Most requests are for blocks that no peer has; with a probe they cost a kilobyte per
+  /// peer, however long the prompt is. A peer that has a prefix receives two requests, which cost
+  /// little compared with reading it.
   static constexpr std::size_t kFirstKeys = 32;
 
-  /// Who has blocks of the prefix `keys`: most first, and among equals the one that was added
-  /// first. Answers when all have, or the deadlines of their questions are over.
+  /// The peers that have blocks of the prefix `keys`: most first, and among equals the one that was
+  /// added first. Resolves when all have responded or timed out.
   virtual kj::Promise<std::vector<Owner>> owners(const Bytes32& space,
                                                  std::span<const BlockKey> keys);
 
  private:
-  /// What is asked in the second question.
+  /// The keys of the second request.
   struct Rest {
     Bytes32 space;
     std::vector<BlockKey> keys;
