@@ -327,10 +327,12 @@ SimCluster::Node::Node(SimCluster& cluster, const End& self)
     links_.push_back(other == self.index ? nullptr : std::make_unique<Link>(cluster, self, other));
     if (links_.back()) lenders_.add(*links_.back());
   }
-  fetches_ = std::make_unique<server::Fetches>(
-      *service_, lenders_,
-      std::vector<server::Fetches::Lane>{{.fabric = watched_.get(), .pool = region_}}, *background_,
-      cluster.timer_, cluster.clock_, machine_, cluster.options_.fetches);
+  source_ = std::make_unique<cluster::PeerSource>(
+      lenders_, std::vector<cluster::PeerSource::Lane>{{.fabric = watched_.get(), .pool = region_}},
+      cluster.clock_, machine_, cluster.options_.source);
+  fetches_ =
+      std::make_unique<server::Fetches>(*service_, source_.get(), *background_, cluster.timer_,
+                                        cluster.clock_, cluster.options_.fetches);
 }
 
 SimCluster::Node::~Node() noexcept(false) {
@@ -487,7 +489,7 @@ bool SimCluster::deliver() {
     while (node && !node->completions_.empty() && node->stalled_until_ <= clock_.now()) {
       const Fabric::Completion done = std::move(node->completions_.front());
       node->completions_.pop_front();
-      node->fetches_->completed(done);
+      node->source_->completed(done);
       did = true;
     }
   }

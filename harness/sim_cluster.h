@@ -24,6 +24,7 @@
 #include "base/error.h"
 #include "base/id128.h"
 #include "cluster/lender.h"
+#include "cluster/peer_source.h"
 #include "server/cache/background.h"
 #include "server/cache/cache_service.h"
 #include "server/cache/fetches.h"
@@ -47,6 +48,7 @@ class SimCluster final : private kj::TaskSet::ErrorHandler {
     std::uint64_t seed = 1;
     server::CacheService::Options service{};  ///< Except the pool's size.
     SimFabric::Options fabric{};
+    cluster::PeerSource::Options source{};
     server::Fetches::Options fetches{};
     Duration message = std::chrono::microseconds(25);  ///< Latency of a message.
     Duration answer = std::chrono::milliseconds(15);   ///< Deadline of a response.
@@ -59,7 +61,7 @@ class SimCluster final : private kj::TaskSet::ErrorHandler {
     std::vector<Clocks> clocks;  ///< By node; missing entries agree with the cluster's.
     /// Probability that a message is lost, in addition to the faults of the SimNetwork.
     double lost = 0;
-    /// Rules that a responder breaks, in addition to those of Fetches::Options.
+    /// Rules that a responder breaks. PeerSource::Options and Fetches::Options have more.
     struct Mistakes {
       bool locate_drops_epoch = false;
       bool lease_drops_epoch = false;
@@ -155,6 +157,7 @@ class SimCluster::Node {
   Node& operator=(const Node&) = delete;
 
   [[nodiscard]] server::CacheService& service() noexcept { return *service_; }
+  [[nodiscard]] cluster::PeerSource& source() noexcept { return *source_; }
   [[nodiscard]] server::Fetches& fetches() noexcept { return *fetches_; }
   [[nodiscard]] SimFabric& fabric() noexcept { return *fabric_; }
   void poke() { background_->poke(); }
@@ -218,6 +221,7 @@ class SimCluster::Node {
   TimePoint lent_until_ = TimePoint::min();  ///< End of the pool's lease on the fabric.
   cluster::Lenders lenders_;
   std::vector<std::unique_ptr<Link>> links_;  ///< By the other node's index; null at its own.
+  std::unique_ptr<cluster::PeerSource> source_;
   std::unique_ptr<server::Fetches> fetches_;
 };
 

@@ -125,17 +125,18 @@ Result<std::unique_ptr<Nodes>> Nodes::start(kj::AsyncIoContext& io, Plan plan, e
                                             const std::function<void()>& changed) {
   std::unique_ptr<Nodes> nodes(new Nodes(io, std::move(plan)));
   PEGA_TRY_LET(nodes->lanes_, cluster::Lanes::open(nodes->plan_.lanes, pool.bytes(), clock,
-                                                   nodes->plan_.fetches.batches));
+                                                   nodes->plan_.source.batches));
   cluster::Lanes& lanes = *nodes->lanes_;
   nodes->peers_ = std::make_unique<cluster::Peers>(io, nodes->plan_.own, service.epochs(),
                                                    nodes->plan_.peers, lanes, changed);
-  std::vector<Fetches::Lane> open;
+  std::vector<cluster::PeerSource::Lane> open;
   for (std::size_t lane = 0; lane < lanes.count(); ++lane) {
     open.push_back({.fabric = &lanes.fabric(lane), .pool = lanes.pool(lane)});
   }
-  nodes->fetches_ =
-      std::make_unique<Fetches>(service, *nodes->peers_, std::move(open), background,
-                                io.provider->getTimer(), clock, nodes->boot_, nodes->plan_.fetches);
+  nodes->source_ = std::make_unique<cluster::PeerSource>(*nodes->peers_, std::move(open), clock,
+                                                         nodes->boot_, nodes->plan_.source);
+  nodes->fetches_ = std::make_unique<Fetches>(service, nodes->source_.get(), background,
+                                              io.provider->getTimer(), clock, nodes->plan_.fetches);
   nodes->watches_ = std::make_unique<cluster::EpochWatches>(
       service.epochs(), io.provider->getTimer(),
       [&peers = *nodes->peers_](const cluster::EpochWatches::Dialer& dialer) {
@@ -200,7 +201,7 @@ void Nodes::read_secrets() {
 }
 
 void Nodes::read_completions() {
-  lanes_->read_completions([this](const Fabric::Completion& done) { fetches_->completed(done); });
+  lanes_->read_completions([this](const Fabric::Completion& done) { source_->completed(done); });
 }
 
 NodesReport Nodes::report() const {
@@ -215,13 +216,14 @@ NodesReport Nodes::report() const {
   report.why_not_rdma = lanes.why_not;
   if (plan_.listener) report.listen = plan_.listener->address;
   for (const auto& link : peers_->links()) {
-    const cluster::SourceRate* const rate = fetches_->rate(*link);
+    const cluster::SourceRate* const rate = source_->rate(*link);
     report.peers.push_back({.address = link->address(),
                             .link = link->stats(),
                             .bytes_per_second = rate == nullptr ? 0 : rate->bytes_per_second(),
                             .queued_bytes = rate == nullptr ? 0 : rate->queued_bytes()});
   }
   report.fetches = fetches_->stats();
+  report.source = source_->stats();
   report.waits = peers_->waits();
   report.gate = context_->counters;
   report.rpc = rpc_counters_;

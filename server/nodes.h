@@ -15,6 +15,7 @@
 #include "cluster/boot_clock.h"
 #include "cluster/epoch_watches.h"
 #include "cluster/lanes.h"
+#include "cluster/peer_source.h"
 #include "cluster/peers.h"
 #include "engine/pool/pool.h"
 #include "server/cache/fetches.h"
@@ -41,6 +42,7 @@ struct NodesReport {
   std::string listen;                      ///< Where peers reach this node; empty: they cannot.
   std::vector<Peer> peers;
   Fetches::Stats fetches;
+  cluster::PeerSource::Stats source;
   cluster::Peers::Waits waits;
   PeerContext::Counters gate;
   RpcCounters rpc;  ///< Counters of connections from peers.
@@ -67,6 +69,7 @@ class Nodes {
     cluster::Peers::Options peers;
     std::optional<TcpListener> listener;
     cluster::Lanes::Plan lanes;
+    cluster::PeerSource::Options source;
     Fetches::Options fetches;
     std::string secret_file;                 ///< Empty: none.
     std::optional<WatchedFile> secret_at{};  ///< Its state before it was read.
@@ -110,6 +113,7 @@ class Nodes {
   cluster::BootClock boot_;
   std::unique_ptr<cluster::Lanes> lanes_;
   std::unique_ptr<cluster::Peers> peers_;
+  std::unique_ptr<cluster::PeerSource> source_;
   std::unique_ptr<Fetches> fetches_;
   std::unique_ptr<cluster::EpochWatches> watches_;
   std::unique_ptr<PeerContext> context_;

@@ -293,6 +293,9 @@ class Server final : private kj::TaskSet::ErrorHandler {
                                         *background_, clock_, [this]() { publish_ready(); }));
       watch_mailbox(fabric_news_, nodes_->completions(), [this]() { nodes_->read_completions(); });
     }
+    local_fetches_ = std::make_unique<Fetches>(
+        *service_, nullptr, *background_, io_.provider->getTimer(), clock_, Fetches::Options());
+    Fetches& fetches = nodes_ == nullptr ? *local_fetches_ : nodes_->fetches();
     const Id128 incarnation = nodes_ == nullptr ? Id128::random() : nodes_->node();
     context_.reset(new SessionContext{.service = *service_,
                                       .background = *background_,
@@ -302,7 +305,8 @@ class Server final : private kj::TaskSet::ErrorHandler {
                                       .clock = clock_,
                                       .pool_fd = pool_->fd(),
                                       .pool_bytes = pool_->size_bytes(),
-                                      .fetches = nodes_ == nullptr ? nullptr : &nodes_->fetches(),
+                                      .fetches = fetches,
+                                      .local_fetches = *local_fetches_,
                                       .peers = nodes_ == nullptr ? nullptr : &nodes_->peers(),
                                       .watches = nodes_ == nullptr ? nullptr : &nodes_->watches(),
                                       .server = incarnation,
@@ -371,7 +375,8 @@ class Server final : private kj::TaskSet::ErrorHandler {
   std::unique_ptr<engine::Pool> pool_;
   std::unique_ptr<CacheService> service_;
   std::unique_ptr<Background> background_;
-  std::unique_ptr<Nodes> nodes_;  // Its lanes write into the pool.
+  std::unique_ptr<Fetches> local_fetches_;  // Without a source.
+  std::unique_ptr<Nodes> nodes_;            // Its lanes write into the pool.
   std::unique_ptr<SessionContext> context_;
   std::unique_ptr<Admin> admin_;
   std::optional<Listener> listener_;

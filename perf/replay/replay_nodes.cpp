@@ -45,7 +45,7 @@ class Replay {
     for (std::size_t i = 0; i < cluster_.size(); ++i) {
       harness::SimCluster::Node& node = *cluster_.node(i);
       const engine::BlockStore::Stats stats = node.service().stats().store;
-      if (!node.service().store().is_idle() || node.fetches().stats().batches != 0) {
+      if (!node.service().store().is_idle() || node.source().stats().batches != 0) {
         return fail(Errc::kInternal, "node {} has work left at the end", i);
       }
       PEGA_TRY(node.service().store().check());
@@ -86,9 +86,10 @@ class Replay {
       if (more.blocks == 0) break;
       claimed.blocks += more.blocks;
     }
-    const std::size_t total =
-        claimed.blocks +
-        cluster_.wait(node.fetches().extend(engine, token, keys, claimed.blocks)).blocks;
+    std::size_t total = claimed.blocks;
+    KJ_IF_MAYBE (extending, node.fetches().extend(engine, token, keys, claimed.blocks)) {
+      total += cluster_.wait(kj::mv(*extending)).blocks;
+    }
     std::size_t next = 0;
     while (next < total) {
       const engine::PinId pin{++last_};

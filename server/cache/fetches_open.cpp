@@ -1,5 +1,4 @@
-// The questions of workers whose blocks are coming: how long they wait, and until when that is of
-// use.
+// Workers that wait for blocks in flight: how long they wait, and when waiting stops being of use.
 #include <algorithm>
 #include <utility>
 
@@ -46,14 +45,15 @@ kj::Promise<Result<Fetches::Arrived>> Fetches::wait_and_open(
       .exclusiveJoin(timer_.afterDelay(to_kj(until - now)))
       .then([this, opening]() -> kj::Promise<Result<Arrived>> {
         if (!opening_.contains({opening->connection, opening->pin})) {
-          return Result<Arrived>(fail(Errc::kCancelled, "pin {} was released before it was made",
+          return Result<Arrived>(fail(Errc::kCancelled,
+                                      "pin {} was released before its blocks arrived",
                                       static_cast<std::uint64_t>(opening->pin)));
         }
         return wait_and_open(opening);
       });
 }
 
-/// Null: the block at that place of the claim is here, or does not come.
+/// Null: the block at that place of the claim is local, or will not arrive.
 const Fetches::Coming* Fetches::coming(const Id128& token, std::size_t place) const {
   const std::optional<engine::FrameIndex> frame = service_.claimed_frame(token, place);
   if (!frame) return nullptr;
@@ -61,49 +61,49 @@ const Fetches::Coming* Fetches::coming(const Id128& token, std::size_t place) co
   return found == coming_.end() ? nullptr : &found->second;
 }
 
-/// When the source of the first of the blocks counts as stuck for this load; max: it has none.
+/// When the owner of the first block counts as stuck for this load; max: it is not in flight.
 TimePoint Fetches::stuck_at(const Opening& opening) const {
   const Coming* const next = coming(opening.token, opening.first);
   if (next == nullptr) return TimePoint::max();
-  const TimePoint stuck_at = next->source->rate->stuck_at();
+  const TimePoint stuck_at = next->rate->stuck_at();
   const auto found = recomputing_.find(opening.connection);
   return found == recomputing_.end() ? stuck_at : std::max(stuck_at, found->second.until);
 }
 
-/// A load ends because its source is stuck. The next ones of its engine wait until it is computed,
-/// and then, if the source is stuck since, end together.
+/// A load ends because its owner is stuck. The next loads of its engine wait until it is computed,
+/// and then end together if the owner is still stuck.
 void Fetches::note_recomputing(const Opening& opening, TimePoint now) {
   if (opening.computing <= Duration::zero()) return;
-  const TimePoint stuck_at = coming(opening.token, opening.first)->source->rate->stuck_at();
+  const TimePoint stuck_at = coming(opening.token, opening.first)->rate->stuck_at();
   const auto found = recomputing_.find(opening.connection);
   if (found != recomputing_.end() && found->second.stuck_at == stuck_at) return;
   std::erase_if(recomputing_, [&](const auto& each) { return each.second.until < now; });
   recomputing_[opening.connection] = {.stuck_at = stuck_at, .until = now + opening.computing};
 }
 
-/// Whether the blocks, of which none is here, are not worth waiting for.
+/// Whether the blocks, of which none has arrived, are not worth waiting for.
 Fetches::Late Fetches::is_late(const Opening& opening, TimePoint now) const {
   if (!opening.worth_until) return Late::kNo;
   if (now >= stuck_at(opening)) return Late::kStuck;
   if (now >= *opening.worth_until) return Late::kSlow;
   if (*opening.worth_until == TimePoint::max()) return Late::kNo;
   const Coming* const last = coming(opening.token, opening.first + opening.count - 1);
-  // By an older rate a probe would be judged that is to replace it.
-  if (last == nullptr || !last->source->rate->is_fresh(now)) return Late::kNo;
+  // An older rate must not judge the probe that is to replace it.
+  if (last == nullptr || !last->rate->is_fresh(now)) return Late::kNo;
   const Duration left = *opening.worth_until - now;
-  return last->source->rate->until(last->end) > left ? Late::kSlow : Late::kNo;
+  return last->rate->until(last->end) > left ? Late::kSlow : Late::kNo;
 }
 
-/// When is_late() may answer otherwise although nothing has arrived.
+/// When the result of is_late() may change although nothing has arrived.
 TimePoint Fetches::judged_at(const Opening& opening) const {
   return opening.worth_until ? std::min(*opening.worth_until, stuck_at(opening)) : TimePoint::max();
 }
 
 void Fetches::released(const Id128& connection, engine::PinId pin) {
-  if (opening_.erase({connection, pin}) != 0) progressed();
+  if (opening_.erase({connection, pin}) != 0) wake_openings();
 }
 
-void Fetches::progressed() {
+void Fetches::wake_openings() {
   auto pair = kj::newPromiseAndFulfiller<void>();
   progress_->fulfill();
   progress_ = kj::mv(pair.fulfiller);

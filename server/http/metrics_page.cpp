@@ -344,6 +344,7 @@ void peers(MetricsPage& page, const NodesReport& nodes) {
 
 void fetches(MetricsPage& page, const Snapshot& now, const NodesReport& nodes) {
   const Fetches::Stats& fetches = nodes.fetches;
+  const cluster::PeerSource::Stats& source = nodes.source;
   const engine::BlockStore::Stats& store = now.cache.store;
   page.counter("fetch_lookups_total", "Lookups that were sent on to other nodes", fetches.lookups);
   page.counters("fetch_claims_total",
@@ -363,27 +364,27 @@ void fetches(MetricsPage& page, const Snapshot& now, const NodesReport& nodes) {
   page.counters("fetch_troubles_total", "Blocks whose read from another node did not go as planned",
                 "reason",
                 {{"retried", number(fetches.retried)},
-                 {"lease_ended", number(fetches.outlived)},
-                 {"unconfirmed", number(fetches.unconfirmed)},
-                 {"corrupt", number(fetches.corrupt)},
+                 {"lease_ended", number(source.outlived)},
+                 {"unconfirmed", number(source.unconfirmed)},
+                 {"corrupt", number(source.corrupt)},
                  {"unsettled", number(fetches.unquiesced)}});
   page.begin(Type::Counter, "fetch_lane_bytes_total",
              "Bytes of blocks read from other nodes, whole and in time, by lane");
   for (std::size_t lane = 0; lane < nodes.lanes.size(); ++lane) {
-    page.sample(number(fetches.lane_bytes.at(lane)), {{"lane", nodes.lanes[lane]}});
+    page.sample(number(source.lane_bytes.at(lane)), {{"lane", nodes.lanes[lane]}});
   }
   page.counter("fetch_joined_blocks_total",
                "Requested blocks that were in flight for another request already",
                store.fetches_joined);
   page.counter("fetch_no_room_total", "Claims without room for all blocks that were lent",
                store.fetches_no_room);
-  page.gauge("fetch_batches", "Reads from other nodes in flight", number(fetches.batches));
+  page.gauge("fetch_batches", "Reads from other nodes in flight", number(source.batches));
   page.gauge("oldest_fetch_seconds", "Age of the oldest read from other nodes; 0 without one",
-             std::chrono::duration<double>(fetches.oldest).count());
+             std::chrono::duration<double>(source.oldest).count());
   page.gauge("fetch_bytes", "Bytes of slots that fetches hold", number(store.fetch_bytes));
   page.begin(Type::Histogram, "fetch_duration_seconds",
              "Duration of reads from other nodes, one for each batch");
-  page.histogram(fetches.duration, {});
+  page.histogram(source.duration, {});
   page.gauge("replica_blocks", "Sealed blocks that came from other nodes", store.replicas);
   page.counter("replica_evictions_total", "Evicted blocks that came from other nodes",
                store.evicted_replicas);

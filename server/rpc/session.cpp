@@ -16,7 +16,7 @@
 namespace pegaflow::server {
 namespace {
 
-/// Of an open that waits for blocks, whatever its caller asks for.
+/// The longest wait of an open for blocks, whatever its caller requests.
 constexpr std::chrono::milliseconds kLongestPatience{10000};
 
 class PoolImpl final : public wire::Pool::Server {
@@ -32,7 +32,7 @@ void write_slots(std::span<const std::uint32_t> from, capnp::List<std::uint32_t>
   for (unsigned i = 0; i < to.size(); ++i) to.set(i, from[i]);
 }
 
-/// Of a time on the wire; the longest is more than an hour.
+/// Encodes a time; the longest is more than an hour.
 std::uint32_t to_micros(Duration time) {
   const auto micros = std::chrono::duration_cast<std::chrono::microseconds>(time).count();
   return static_cast<std::uint32_t>(std::clamp<std::int64_t>(micros, 0, UINT32_MAX));
@@ -50,17 +50,29 @@ wire::Late to_wire(Fetches::Late late) {
   return wire::Late::NO;
 }
 
+Fetches::Wait wait_of(const wire::Session::OpenParams::Reader& params) {
+  Fetches::Wait wait{.patience = std::min<std::chrono::milliseconds>(
+                         std::chrono::milliseconds(params.getPatienceMs()), kLongestPatience)};
+  if (const std::uint32_t worth = params.getWorthMicros(); worth == kWorthForever) {
+    wait.worth = Fetches::Wait::kForever;
+  } else if (worth != 0) {
+    wait.worth = std::chrono::microseconds(worth);
+  }
+  wait.computing = std::chrono::microseconds(params.getComputeMicros());
+  return wait;
+}
+
 class SessionImpl final : public wire::Session::Server {
  public:
   SessionImpl(SessionContext& context, const Id128& connection, std::uint16_t version)
       : context_(context),
         service_(context.service),
         connection_(connection),
-        fetches_(version >= kWireKnowsNodes ? context.fetches : nullptr),
+        fetches_(version >= kWireKnowsNodes ? context.fetches : context.local_fetches),
         peers_(version >= kWireKnowsNodes ? context.peers : nullptr) {}
 
  protected:
-  // `register` is a word of C++, hence the generated code's name for it.
+  // `register` is a keyword of C++, hence the generated code's name for it.
   kj::Promise<void> register_(RegisterContext call) override {
     const Measured measured(context_, Method::kRegister);
     const auto done = read_registration(call.getParams()).and_then([&](const Registration& wanted) {
@@ -68,7 +80,7 @@ class SessionImpl final : public wire::Session::Server {
     });
     auto results = call.getResults();
     if (done) {
-      // One for the session: a repeated call names the export that the first one made.
+      // One for the session: a repeated call returns the export that the first one made.
       if (pool_ == nullptr) pool_ = wire::Pool::Client(kj::heap<PoolImpl>(context_.pool_fd));
       KJ_IF_MAYBE (pool, pool_) results.setPool(*pool);
       results.setPoolBytes(context_.pool_bytes);
@@ -97,20 +109,21 @@ class SessionImpl final : public wire::Session::Server {
           keys = read;
           return service_.lookup(connection_, keys);
         });
-    // A lookup has no error on the wire: whoever has no instance, or keys that are none, misses.
+    // A lookup has no error on the wire: without an instance, or with invalid keys, it misses.
     auto results = call.getResults(capnp::MessageSize{4, 0});
     if (found) {
       results.setSealed(static_cast<std::uint32_t>(found->blocks));
       results.setComplete(found->complete);
     }
-    if (!found || !found->complete || fetches_ == nullptr || found->blocks == keys.size()) {
-      return finish(measured, found);
-    }
-    return fetches_->reach(connection_, keys.subspan(found->blocks))
-        .then([this, call, measured, found](std::size_t reachable) mutable {
+    if (found && found->complete && found->blocks != keys.size()) {
+      KJ_IF_MAYBE (reach, fetches_.reach(connection_, keys.subspan(found->blocks))) {
+        return reach->then([this, call, measured, found](std::size_t reachable) mutable {
           call.getResults().setReachable(static_cast<std::uint32_t>(reachable));
           return finish(measured, found);
         });
+      }
+    }
+    return finish(measured, found);
   }
 
   kj::Promise<void> claim(ClaimContext call) override {
@@ -123,13 +136,13 @@ class SessionImpl final : public wire::Session::Server {
           keys.value_or(std::span<const BlockKey>()), call, measured);
     }
     struct State {
-      std::vector<BlockKey> scratch;  // Of its own: other calls come between the slices.
+      std::vector<BlockKey> scratch;  // Its own: other calls run between the slices.
       std::span<const BlockKey> keys;
       Result<CacheService::Found> found;
     };
     auto state = kj::heap<State>();
     State& shared = *state;
-    // A second time, and as well as the first.
+    // It succeeded once, so it succeeds again.
     shared.keys = read_keys(call.getParams().getKeys(), shared.scratch).value();
     return loads_
         .run(context_.timer,
@@ -142,7 +155,7 @@ class SessionImpl final : public wire::Session::Server {
   kj::Promise<void> unclaim(UnclaimContext call) override {
     const Id128 token = read_id(call.getParams().getToken());
     return done_in_order(loads_, Method::kUnclaim, call, [this, token]() {
-      if (fetches_ != nullptr) fetches_->ended(token);
+      fetches_.ended(token);
       return service_.unclaim(connection_, token);
     });
   }
@@ -154,19 +167,11 @@ class SessionImpl final : public wire::Session::Server {
     const std::size_t first = params.getFirst();
     const std::size_t count = params.getCount();
     const engine::PinId pin{params.getPin()};
-    if (fetches_ != nullptr) {
-      Fetches::Wait wait{.patience = std::min<std::chrono::milliseconds>(
-                             std::chrono::milliseconds(params.getPatienceMs()), kLongestPatience)};
-      if (const std::uint32_t worth = params.getWorthMicros(); worth == kWorthForever) {
-        wait.worth = Fetches::Wait::kForever;
-      } else if (worth != 0) {
-        wait.worth = std::chrono::microseconds(worth);
-      }
-      wait.computing = std::chrono::microseconds(params.getComputeMicros());
-      // Behind the claim that it may be of.
+    if (fetches_.has_source()) {
+      // Behind the claim that it may belong to.
       return loads_.run(context_.timer, []() { return false; })
-          .then([this, token, first, count, pin, wait]() {
-            return fetches_->open(connection_, token, first, count, pin, wait);
+          .then([this, token, first, count, pin, wait = wait_of(params)]() {
+            return fetches_.open(connection_, token, first, count, pin, wait);
           })
           .then([this, call, measured](Result<Fetches::Arrived>&& arrived) mutable {
             const auto late = arrived ? arrived->late : Fetches::Late::kNo;
@@ -201,7 +206,7 @@ class SessionImpl final : public wire::Session::Server {
   kj::Promise<void> release(ReleaseContext call) override {
     const engine::PinId pin{call.getParams().getPin()};
     return done_in_order(loads_, Method::kRelease, call, [this, pin]() {
-      if (fetches_ != nullptr) fetches_->released(connection_, pin);
+      fetches_.released(connection_, pin);
       return service_.release(connection_, pin);
     });
   }
@@ -211,7 +216,7 @@ class SessionImpl final : public wire::Session::Server {
     const JobId job = read_job(call.getParams().getJob());
     const std::size_t first = call.getParams().getFirst();
     struct State {
-      std::vector<BlockKey> scratch;  // Of its own: other calls come between the slices.
+      std::vector<BlockKey> scratch;  // Its own: other calls run between the slices.
       std::span<const BlockKey> keys;
       Result<std::vector<std::uint32_t>> slots;
     };
@@ -293,19 +298,19 @@ class SessionImpl final : public wire::Session::Server {
       write_error(journal.error(), call.getResults().initError());
       return finish(measured, journal);
     }
-    const std::vector<engine::BlockStore::JournalEntry>& said = journal->part.entries;
+    const std::vector<engine::BlockStore::JournalEntry>& entries = journal->part.entries;
     auto results =
-        call.getResults(capnp::MessageSize{said.size() * (BlockKey::kMaxBytes + 1) / 8 + 16, 0});
+        call.getResults(capnp::MessageSize{entries.size() * (BlockKey::kMaxBytes + 1) / 8 + 16, 0});
     results.setSpace(journal->space);
     results.setPosition(journal->part.next);
     results.setLost(journal->part.has_lost);
     results.setMore(journal->part.has_more);
-    auto keys = results.initKeys(static_cast<unsigned>(said.size() * BlockKey::kMaxBytes));
-    auto there = results.initThere(static_cast<unsigned>(said.size()));
-    for (std::size_t i = 0; i < said.size(); ++i) {
-      std::memcpy(keys.begin() + i * BlockKey::kMaxBytes, said[i].key.bytes.data(),
+    auto keys = results.initKeys(static_cast<unsigned>(entries.size() * BlockKey::kMaxBytes));
+    auto there = results.initThere(static_cast<unsigned>(entries.size()));
+    for (std::size_t i = 0; i < entries.size(); ++i) {
+      std::memcpy(keys.begin() + i * BlockKey::kMaxBytes, entries[i].key.bytes.data(),
                   BlockKey::kMaxBytes);
-      there[i] = said[i].is_present ? 1 : 0;
+      there[i] = entries[i].is_present ? 1 : 0;
     }
     return finish(measured, journal);
   }
@@ -354,7 +359,7 @@ class SessionImpl final : public wire::Session::Server {
                             kj::mv(answered.fulfiller))](Result<void> result) {
                          (*fulfiller)->fulfill(std::move(result));
                        });
-    context_.background.poke();  // A deadline to keep.
+    context_.background.poke();  // There is a new deadline.
     return kj::mv(answered.promise);
   }
 
@@ -362,7 +367,7 @@ class SessionImpl final : public wire::Session::Server {
                                             Duration patience) {
     if (auto caller = service_.check_member(connection_); !caller) return kj::mv(caller);
     if (peers_ == nullptr) {
-      return Result<void>(fail(Errc::kGone, "job {} is of another server", job.number));
+      return Result<void>(fail(Errc::kGone, "job {} belongs to another server", job.number));
     }
     return peers_->await_job(server, job, patience);
   }
@@ -374,7 +379,8 @@ class SessionImpl final : public wire::Session::Server {
     return kj::READY_NOW;
   }
 
-  /// Answers with what `act` says, behind the calls before it that take several turns.
+  /// Responds with the result of `act`, behind earlier calls that take several event-loop
+  /// iterations.
   template <typename Call, typename Act>
   kj::Promise<void> done_in_order(InOrder& order, Method method, Call call, Act act) {
     const Measured measured(context_, method);
@@ -397,21 +403,24 @@ class SessionImpl final : public wire::Session::Server {
         });
   }
 
-  /// Adds what other nodes have of `keys`, where there are any, and answers.
+  /// Extends the claim by blocks that are not local, where there are any, and responds.
   kj::Promise<void> extend_claim(const Result<CacheService::Found>& found, const Id128& token,
                                  std::span<const BlockKey> keys, ClaimContext call,
                                  const Measured& measured) {
-    if (!found || !found->complete || fetches_ == nullptr || found->blocks == keys.size()) {
+    if (!found || !found->complete || found->blocks == keys.size()) {
       return answer_claim(found, {}, call, measured);
     }
     const auto params = call.getParams();
     const cluster::ComputeTime compute{
         .delay = std::chrono::microseconds(params.getComputeDelayMicros()),
         .per_block = std::chrono::nanoseconds(params.getComputeBlockNanos())};
-    return fetches_->extend(connection_, token, keys, found->blocks, compute)
-        .then([this, call, measured, found](const Fetches::Extension& extension) mutable {
-          return answer_claim(found, extension, call, measured);
-        });
+    KJ_IF_MAYBE (extended, fetches_.extend(connection_, token, keys, found->blocks, compute)) {
+      return extended->then(
+          [this, call, measured, found](const Fetches::Extension& extension) mutable {
+            return answer_claim(found, extension, call, measured);
+          });
+    }
+    return answer_claim(found, {}, call, measured);
   }
 
   kj::Promise<void> answer_claim(const Result<CacheService::Found>& found,
@@ -456,7 +465,7 @@ class SessionImpl final : public wire::Session::Server {
     const auto part = keys.subspan(done, std::min(CacheService::kClaimSlice, keys.size() - done));
     auto slice = done == 0 ? service_.claim(connection_, token, part)
                            : service_.claim_more(connection_, token, part);
-    if (!slice || !slice->complete) {  // The slices before it are gone, or go with it.
+    if (!slice || !slice->complete) {  // The claim of the earlier slices has ended, too.
       found = std::move(slice);
       return false;
     }
@@ -469,7 +478,7 @@ class SessionImpl final : public wire::Session::Server {
                   Result<CacheService::Opened>& opened) {
     auto slice = service_.open(connection_, token, first, count, pin);
     if (!slice) {
-      // The caller gets no page, so nobody reads those of earlier slices.
+      // The caller gets no page, so the pages of earlier slices are not read.
       if (!opened->slots.empty()) (void)service_.release(connection_, pin);
       opened = std::move(slice);
       return false;
@@ -488,7 +497,7 @@ class SessionImpl final : public wire::Session::Server {
     }
   }
 
-  /// True while there are keys left to reserve. A slice may end early, or bring nothing, where
+  /// True while there are keys left to reserve. A slice may end early, or reserve nothing, where
   /// large blocks wait for small ones to make room.
   bool reserve_slice(const JobId& job, std::size_t first, std::span<const BlockKey> keys,
                      TimePoint no_longer_than, Result<std::vector<std::uint32_t>>& slots) {
@@ -499,7 +508,7 @@ class SessionImpl final : public wire::Session::Server {
         connection_, job, first + done, keys.subspan(done, count), done + count < keys.size(),
         may_wait ? engine::BlockStore::NoRoom::kStop : engine::BlockStore::NoRoom::kSkip);
     if (!slice) {
-      // The caller gets no slot, so nobody writes into those of earlier slices.
+      // The caller gets no slot, so the slots of earlier slices are not written.
       if (done != 0) (void)service_.abandon(connection_, job);
       slots = tl::unexpected<Error>(std::move(slice.error()));
       return false;
@@ -511,7 +520,7 @@ class SessionImpl final : public wire::Session::Server {
 
   /// True while there are blocks left to seal.
   bool publish_slice(const JobId& job, std::vector<std::uint64_t>& checksums, Result<void>& done) {
-    // All of them before the first block is found.
+    // All checksums are stored before the first block is found.
     auto left = service_.publish(connection_, job, std::exchange(checksums, {}));
     if (!left) {
       done = tl::unexpected<Error>(std::move(left.error()));
@@ -523,10 +532,10 @@ class SessionImpl final : public wire::Session::Server {
   SessionContext& context_;
   CacheService& service_;
   Id128 connection_;
-  Fetches* fetches_;                    ///< Null: of blocks elsewhere this client is not told.
-  cluster::Peers* peers_;               ///< The same.
+  Fetches& fetches_;
+  cluster::Peers* peers_;               ///< Null: no other nodes, or the client knows none.
   InOrder jobs_;                        ///< Reserve, publish, abandon.
-  InOrder loads_;                       ///< Claim and open, and what ends them.
+  InOrder loads_;                       ///< Claim and open, and the calls that end them.
   kj::Maybe<wire::Pool::Client> pool_;  ///< Once it has registered.
 };
 

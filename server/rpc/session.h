@@ -1,6 +1,6 @@
 #pragma once
 /// \file
-/// cache.capnp on the server's side: decodes a call, asks the CacheService, encodes the answer.
+/// cache.capnp on the server's side: decodes a call, calls the CacheService, encodes the response.
 
 #include <cstdint>
 #include <string>
@@ -26,7 +26,7 @@ namespace pegaflow::server {
 
 class Fetches;
 
-/// What every connection's objects need; all of it outlives them.
+/// Dependencies of every connection's objects, which it outlives.
 struct SessionContext {
   CacheService& service;
   Background& background;
@@ -36,18 +36,20 @@ struct SessionContext {
   const Clock& clock;
   int pool_fd = -1;
   std::uint64_t pool_bytes = 0;
-  Fetches* fetches = nullptr;                ///< Null: there are no other nodes.
-  cluster::Peers* peers = nullptr;           ///< The same.
+  Fetches& fetches;
+  /// Has no source. For clients of a version without blocks in flight; may be `fetches`.
+  Fetches& local_fetches;
+  cluster::Peers* peers = nullptr;           ///< Null: there are no other nodes.
   cluster::EpochWatches* watches = nullptr;  ///< The same.
-  Id128 server;                              ///< Our incarnation.
+  Id128 server;                              ///< This server's incarnation.
   std::string build;                         ///< Program and version, for clients' logs.
-  /// The process of a connection ended. Called from the watch's own turn, so it only schedules.
+  /// The process of a connection ended. Called from the watch's own event, so it only schedules.
   kj::Function<void(const Id128&)> process_gone;
-  std::vector<BlockKey> keys;  ///< Scratch for the calls that finish in their own turn.
+  std::vector<BlockKey> keys;  ///< Scratch for calls that finish in their own iteration.
 };
 
-/// What a greeted connection calls, in that version of the protocol. `context` outlives it.
-/// Thread-bound.
+/// Serves the calls of a greeted connection, in that version of the protocol. `context` outlives
+/// it. Thread-bound.
 wire::Session::Client make_session(SessionContext& context, const Id128& connection,
                                    std::uint16_t version);
 

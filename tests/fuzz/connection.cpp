@@ -26,6 +26,7 @@
 #include "capnp/wire/codec.h"
 #include "server/cache/background.h"
 #include "server/cache/cache_service.h"
+#include "server/cache/fetches.h"
 #include "server/rpc/client_gate.h"
 #include "server/rpc/rpc_server.h"
 
@@ -96,6 +97,9 @@ class Target {
     PEGA_ASSERT(made, "{}", made.error().detail);
     service_ = std::move(*made);
     background_ = std::make_unique<server::Background>(*service_, io_.provider->getTimer(), clock_);
+    fetches_ = std::make_unique<server::Fetches>(*service_, nullptr, *background_,
+                                                 io_.provider->getTimer(), clock_,
+                                                 server::Fetches::Options());
     context_.reset(new server::SessionContext{.service = *service_,
                                               .background = *background_,
                                               .counters = counters_,
@@ -104,6 +108,8 @@ class Target {
                                               .clock = clock_,
                                               .pool_fd = pool_.get(),
                                               .pool_bytes = kPoolBytes,
+                                              .fetches = *fetches_,
+                                              .local_fetches = *fetches_,
                                               .server = Id128{1, 2},
                                               .build = "fuzz",
                                               .process_gone = [](const Id128&) {},
@@ -194,6 +200,7 @@ class Target {
   UniqueFd pool_;
   std::unique_ptr<server::CacheService> service_;
   std::unique_ptr<server::Background> background_;
+  std::unique_ptr<server::Fetches> fetches_;
   std::unique_ptr<server::SessionContext> context_;
   sockaddr_un address_{};
   UniqueFd listener_;

@@ -88,8 +88,8 @@ std::string NodesWorld::unrest() const {
   for (std::size_t i = 0; i < cluster_->size(); ++i) {
     harness::SimCluster::Node& node = *cluster_->node(i);
     const engine::BlockStore::Stats stats = node.service().stats().store;
-    if (node.fetches().stats().batches != 0) {
-      return fmt::format("node {} has {} batches", i, node.fetches().stats().batches);
+    if (node.source().stats().batches != 0) {
+      return fmt::format("node {} has {} batches", i, node.source().stats().batches);
     }
     if (node.fabric().batches() != 0) {
       return fmt::format("the fabric of node {} has {} batches", i, node.fabric().batches());
@@ -110,13 +110,14 @@ std::string NodesWorld::unrest() const {
 
 void NodesWorld::count_up(std::size_t node) {
   const server::Fetches::Stats fetches = cluster_->node(node)->fetches().stats();
+  const cluster::PeerSource::Stats source = cluster_->node(node)->source().stats();
   const engine::BlockStore::Stats store = cluster_->node(node)->service().stats().store;
   coverage_["blocks fetched"] += fetches.blocks;
   coverage_["blocks given up"] += fetches.given_up;
   coverage_["blocks retried"] += fetches.retried;
-  coverage_["blocks too late for their lease"] += fetches.outlived;
-  coverage_["blocks not confirmed"] += fetches.unconfirmed;
-  coverage_["blocks corrupt"] += fetches.corrupt;
+  coverage_["blocks too late for their lease"] += source.outlived;
+  coverage_["blocks not confirmed"] += source.unconfirmed;
+  coverage_["blocks corrupt"] += source.corrupt;
   coverage_["fetches joined"] += store.fetches_joined;
   coverage_["fetches without room"] += store.fetches_no_room;
   coverage_["evictions"] += store.evictions;

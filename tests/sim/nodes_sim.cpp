@@ -74,7 +74,7 @@ const Mistake kMistakes[] = {
     {"the epoch is dropped in lease", {.nodes = {.lease_drops_epoch = true}}},
     {"a fetch continues after a reset", {.fetches = {.forgets_generation = true}}},
     {"blocks are sealed without a confirmation",
-     {.fetches = {.skips_confirmation = true}, .outlived_leases = 40},
+     {.source = {.skips_confirmation = true}, .outlived_leases = 40},
      true},
 };
 constexpr std::uint64_t kMistakeSchedules = 20000;

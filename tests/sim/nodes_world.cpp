@@ -64,10 +64,10 @@ NodesWorld::NodesWorld(std::uint64_t seed, kj::WaitScope& scope, NodesCoverage& 
   options.fabric.rails_bytes_per_s.assign(1 + pick(3), 1e9);
   options.fabric.batches = 300;
   options.fabric.stall_timeout = chance(0.5) ? seconds(2) : milliseconds(50);
-  options.fetches.batch_bytes = harness::SimCluster::kPageBytes * (1 + pick(8));
-  options.fetches.batches = chance(0.2) ? 2 : 256;
+  options.source.batch_bytes = harness::SimCluster::kPageBytes * (1 + pick(8));
+  options.source.batches = chance(0.2) ? 2 : 256;
   options.fetches.deadline = chance(0.5) ? seconds(2) : seconds(60);
-  options.fetches.lease = milliseconds(chance(0.5) ? 10000 : 1200 + pick(1000));
+  options.source.lease = milliseconds(chance(0.5) ? 10000 : 1200 + pick(1000));
   options.on_read = [this](std::size_t node, const Fabric::Batch& batch) {
     for (const Fabric::Chunk& chunk : batch.chunks) {
       look_at_free(node,
@@ -86,6 +86,7 @@ NodesWorld::NodesWorld(std::uint64_t seed, kj::WaitScope& scope, NodesCoverage& 
   oldest_.resize(options.nodes);
   lives_.resize(options.nodes);
   options.mistakes = mistakes.nodes;
+  options.source.mistakes = mistakes.source;
   options.fetches.mistakes = mistakes.fetches;
   cluster_ = std::make_unique<harness::SimCluster>(options, scope);
   for (std::size_t i = 0; i < options.nodes; ++i) add_engine(i);
@@ -367,11 +368,14 @@ kj::Promise<void> NodesWorld::request(const std::shared_ptr<Engine>& engine, boo
   const std::size_t ready = found ? found->blocks : 0;
   note("engine {} of node {} claims {} blocks of {:x}, {} are there", engine->process.low,
        engine->node, made->keys.size(), made->keys[0].hash(), ready);
-  auto extended =
-      found ? node.fetches()
-                  .extend(engine->connection, made->token, made->keys, ready)
-                  .then([](const server::Fetches::Extension& more) { return more.blocks; })
-            : kj::Promise<std::size_t>(std::size_t{0});
+  kj::Promise<std::size_t> extended = std::size_t{0};
+  if (found) {
+    KJ_IF_MAYBE (extending,
+                 node.fetches().extend(engine->connection, made->token, made->keys, ready)) {
+      extended =
+          extending->then([](const server::Fetches::Extension& more) { return more.blocks; });
+    }
+  }
   auto aborted = chance(0.05) ? pause(milliseconds(1)).then([this, made]() {
     // Possibly before its response.
     harness::SimCluster::Node& self = *cluster_->node(made->engine->node);

@@ -29,6 +29,7 @@ using NodesCoverage = std::map<std::string, std::uint64_t>;
 /// Rules that are broken on purpose, to check that the violation is detected.
 struct NodesMistakes {
   harness::SimCluster::Options::Mistakes nodes{};
+  cluster::PeerSource::Options::Mistakes source{};
   server::Fetches::Options::Mistakes fetches{};
   /// The percentage of events in which a reader outlives its lease: a rare event is found sooner
   /// with more of them.

@@ -1,6 +1,6 @@
 #pragma once
 /// \file
-/// Fetches over owners and a fabric that the test plays, in virtual time.
+/// Fetches over fake owners and a fake fabric, in virtual time.
 
 #include <cstring>
 #include <deque>
@@ -13,7 +13,9 @@
 
 #include <doctest/doctest.h>
 #include <kj/async-io.h>
+#include <kj/debug.h>
 
+#include "cluster/peer_source.h"
 #include "server/cache/fetches.h"
 
 namespace pegaflow::testing {
@@ -30,7 +32,7 @@ inline std::vector<BlockKey> keys(std::uint64_t chain, std::size_t count) {
   return made;
 }
 
-/// Lends as many blocks as it is asked for.
+/// Lends every block that is requested.
 class PlayedLender final : public cluster::Lender {
  public:
   [[nodiscard]] bool is_ready() const noexcept override { return true; }
@@ -65,9 +67,9 @@ class PlayedLender final : public cluster::Lender {
 
   std::uint64_t leases = 0;
   std::vector<std::uint64_t> released;
-  std::vector<std::uint64_t> confirmed;  ///< That it was asked about.
+  std::vector<std::uint64_t> confirmed;  ///< Leases of the requests to confirm().
   bool is_confirming = true;
-  bool holds = true;  ///< What it says of leases.
+  bool holds = true;  ///< The result of confirm().
 
  private:
   std::string address_ = "played:1";
@@ -89,11 +91,11 @@ class PlayedLenders final : public cluster::Lenders {
   }
 
   std::deque<PlayedLender> lenders{1};
-  std::size_t best = 0;  ///< The one that is asked first.
+  std::size_t best = 0;  ///< The owner that is tried first.
   std::size_t questions = 0;
 };
 
-/// Keeps what it is to read until the test says what became of it.
+/// Keeps batches until the test completes them.
 class PlayedFabric final : public Fabric {
  public:
   Result<RegionId> register_region(std::span<std::byte>) override { return kOurPool; }
@@ -117,11 +119,12 @@ using Late = server::Fetches::Late;
 
 inline constexpr Id128 kMeasured{5, 99};
 
-/// A service of 64 slots with one engine. A batch is one block, and an owner has two at the fabric.
+/// A service of 64 slots with one engine. A batch is one block, and each owner has two at the
+/// fabric.
 struct Fixture {
   explicit Fixture(std::size_t most_batches = 256)
       : Fixture(most_batches, {.batch_bytes = kPage, .batches_per_owner = 2}) {}
-  Fixture(std::size_t most_batches, server::Fetches::Options options) {
+  Fixture(std::size_t most_batches, cluster::PeerSource::Options options) {
     options.batches = most_batches;
     auto made = server::CacheService::create(
         {.store = {.pool_bytes = 64 * kPage}}, clock,
@@ -129,9 +132,11 @@ struct Fixture {
     REQUIRE(made);
     service = std::move(*made);
     background = std::make_unique<server::Background>(*service, io.provider->getTimer(), clock);
-    const std::vector<server::Fetches::Lane> lanes = {{.fabric = &fabric, .pool = kOurPool}};
-    fetches = std::make_unique<server::Fetches>(*service, peers, lanes, *background,
-                                                io.provider->getTimer(), clock, clock, options);
+    const std::vector<cluster::PeerSource::Lane> lanes = {{.fabric = &fabric, .pool = kOurPool}};
+    source = std::make_unique<cluster::PeerSource>(peers, lanes, clock, clock, options);
+    fetches = std::make_unique<server::Fetches>(*service, source.get(), *background,
+                                                io.provider->getTimer(), clock,
+                                                server::Fetches::Options());
     REQUIRE(service->connected(engine, {.process = engine,
                                         .previous_connection = {},
                                         .quiesced = false,
@@ -142,15 +147,20 @@ struct Fixture {
   }
 
   std::size_t claim(const Id128& token, std::span<const BlockKey> wanted) {
-    return fetches->extend(engine, token, wanted, 0).wait(io.waitScope).blocks;
+    return extend(token, wanted).wait(io.waitScope).blocks;
   }
-  /// What a claim gets whose engine computes a block in so long, and begins after `delay`.
+  /// Claims for an engine that computes a block in `per_block` and begins after `delay`.
   server::Fetches::Extension claim(const Id128& token, std::span<const BlockKey> wanted,
                                    Duration per_block, Duration delay = {}) {
-    return fetches->extend(engine, token, wanted, 0, {.delay = delay, .per_block = per_block})
-        .wait(io.waitScope);
+    return extend(token, wanted, {.delay = delay, .per_block = per_block}).wait(io.waitScope);
   }
-  /// From now on it is known that a block takes 10 ms.
+  kj::Promise<server::Fetches::Extension> extend(const Id128& token,
+                                                 std::span<const BlockKey> wanted,
+                                                 const cluster::ComputeTime& compute = {}) {
+    auto extending = fetches->extend(engine, token, wanted, 0, compute);
+    return kj::mv(KJ_REQUIRE_NONNULL(extending));
+  }
+  /// Measures the rate: a block takes 10 ms.
   void measure() {
     REQUIRE(claim(kMeasured, keys(99, 4)) == 4);
     for (int i = 0; i < 4; ++i) {
@@ -165,23 +175,23 @@ struct Fixture {
     while (service->work()) {
     }
   }
-  /// The oldest batch at the fabric ends.
+  /// Completes the oldest batch at the fabric.
   void complete(std::optional<Errc> why = std::nullopt, bool quiesced = true) {
     REQUIRE_FALSE(fabric.batches.empty());
     const Fabric::Batch batch = std::move(fabric.batches.front());
     fabric.batches.pop_front();
-    fetches->completed({.ticket = batch.ticket,
-                        .chunks = std::vector<std::optional<Errc>>(batch.chunks.size(), why),
-                        .detail = "played",
-                        .quiesced = quiesced});
+    source->completed({.ticket = batch.ticket,
+                       .chunks = std::vector<std::optional<Errc>>(batch.chunks.size(), why),
+                       .detail = "played",
+                       .quiesced = quiesced});
     io.waitScope.poll();
   }
-  /// A batch that was answered before is not written to any more.
+  /// The frames of a batch that completed before are quiesced.
   void settle(std::uint64_t ticket) {
-    fetches->completed({.ticket = ticket, .chunks = {}, .detail = "played", .quiesced = true});
+    source->completed({.ticket = ticket, .chunks = {}, .detail = "played", .quiesced = true});
     io.waitScope.poll();
   }
-  /// What a worker asks, and what it was answered.
+  /// A worker's open, and its result.
   struct Question {
     std::optional<Result<server::Fetches::Arrived>> answer;
     kj::Promise<void> asked = nullptr;
@@ -208,13 +218,13 @@ struct Fixture {
     io.waitScope.poll();
     return question->answer.has_value();
   }
-  /// Whether it is answered without anything else that happens, by a timer of a few milliseconds.
+  /// Whether a timer of a few milliseconds ends it, without another event.
   [[nodiscard]] bool is_answered_soon(const std::shared_ptr<Question>& question) {
     auto limit = io.provider->getTimer().afterDelay(2 * kj::SECONDS);
     std::exchange(question->asked, nullptr).exclusiveJoin(kj::mv(limit)).wait(io.waitScope);
     return question->answer.has_value();
   }
-  /// A question looks at the clock when something has happened, such as the end of another one.
+  /// Lets opens look at the clock, as each event does: here the end of another open.
   void look_again(std::size_t coming = 0) {
     const auto another = open_rest(last_token, coming, 1, std::nullopt);
     fetches->released(engine, engine::PinId{last_pin});
@@ -226,7 +236,7 @@ struct Fixture {
   void check_rest() {
     while (service->work()) {
     }
-    CHECK(fetches->stats().batches == 0);
+    CHECK(source->stats().batches == 0);
     CHECK(service->stats().store.fetch_bytes == 0);
     CHECK(service->stats().store.in_flight == 0);
     REQUIRE(service->store().check());
@@ -242,6 +252,7 @@ struct Fixture {
   PlayedFabric fabric;
   std::unique_ptr<server::CacheService> service;
   std::unique_ptr<server::Background> background;
+  std::unique_ptr<cluster::PeerSource> source;
   std::unique_ptr<server::Fetches> fetches;
 };
 

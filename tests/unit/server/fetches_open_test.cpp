@@ -11,7 +11,7 @@
 namespace pegaflow::testing {
 namespace {
 
-/// Loads of one block each that wait, of an engine that computes a block in `computing`.
+/// Waiting loads of one block each, for an engine that computes a block in `computing`.
 std::vector<std::shared_ptr<Fixture::Question>> loads_of_a_block(Fixture& f,
                                                                  const std::vector<Id128>& tokens,
                                                                  Duration computing) {
@@ -62,7 +62,7 @@ TEST_SUITE("Fetches::open") {
     for (int i = 0; i < 9; ++i) f.complete();
   }
 
-  TEST_CASE("a load whose time is over is slow, also where no rate is known") {
+  TEST_CASE("a load whose time is over is slow, also where the rate is unknown") {
     Fixture f;
     REQUIRE(f.claim(kOne, keys(1, 4)) == 4);
     const auto waiting = f.open(kOne, 4, milliseconds(10));
@@ -74,7 +74,7 @@ TEST_SUITE("Fetches::open") {
     CHECK(waiting->answer->value().late == Late::kSlow);
   }
 
-  TEST_CASE("a source is stuck half a batch's time and 6 ms after the next batch was due") {
+  TEST_CASE("an owner is stuck half a batch's time and 6 ms after the next batch was due") {
     Fixture f;
     f.measure();
     REQUIRE(f.claim(kOne, keys(1, 4)) == 4);
@@ -90,13 +90,12 @@ TEST_SUITE("Fetches::open") {
 
     REQUIRE(f.is_answered(waiting));
     CHECK(waiting->answer->value().late == Late::kStuck);
-    // Nobody else waits for it, and without a comparison it is asked all the same.
+    // No other claim waits for it, but one without a time to compare uses it all the same.
     CHECK(f.claim(kTwo, keys(2, 4), milliseconds(1000)).blocks == 0);
     CHECK(f.claim(kTwo, keys(2, 4)) == 4);
   }
 
-  TEST_CASE(
-      "of loads that wait for a stuck source one ends, and the others once that is computed") {
+  TEST_CASE("of loads that wait for a stuck owner one ends, and the others once that is computed") {
     Fixture f;
     f.measure();
     const auto loads = loads_of_a_block(f, {kOne, kTwo, kThree}, milliseconds(40));
@@ -118,7 +117,7 @@ TEST_SUITE("Fetches::open") {
     for (const auto& load : loads) CHECK(load->answer->value().late == Late::kStuck);
   }
 
-  TEST_CASE("a source that answers again keeps the loads that had not ended") {
+  TEST_CASE("an owner that responds again keeps the loads that had not ended") {
     Fixture f;
     f.measure();
     const auto loads = loads_of_a_block(f, {kOne, kTwo}, milliseconds(40));
@@ -134,14 +133,14 @@ TEST_SUITE("Fetches::open") {
     CHECK(loads[1]->answer->value().opened.slots.size() == 1);
   }
 
-  TEST_CASE("a source that pauses again ends a load only when the former one is computed") {
+  TEST_CASE("an owner that pauses again ends a load only when the former one is computed") {
     Fixture f;
     f.measure();
     const auto loads = loads_of_a_block(f, {kOne, kTwo, kThree}, milliseconds(100));
     f.clock.advance(milliseconds(30));
     f.look_again();
     REQUIRE(f.is_answered(loads[0]));
-    f.complete();  // Of the load that has ended.
+    f.complete();  // The batch of the load that has ended.
 
     f.clock.advance(milliseconds(60));
     f.look_again();
@@ -153,7 +152,7 @@ TEST_SUITE("Fetches::open") {
     CHECK_FALSE(f.is_answered(loads[2]));
   }
 
-  TEST_CASE("a source that delivers blocks and does not confirm their lease is stuck, too") {
+  TEST_CASE("an owner that delivers blocks and does not confirm their lease is stuck, too") {
     Fixture f;
     f.measure();
     f.peers.lenders.front().is_confirming = false;
@@ -169,7 +168,8 @@ TEST_SUITE("Fetches::open") {
     CHECK(waiting->answer->value().late == Late::kStuck);
   }
 
-  TEST_CASE("a load whose blocks are asked for from another owner learns that it is stuck, too") {
+  TEST_CASE(
+      "a load whose blocks are requested from another owner ends when that one is stuck, too") {
     Fixture f;
     f.peers.lenders.resize(2);
     REQUIRE(f.claim(kOne, keys(1, 1)) == 1);
@@ -184,7 +184,7 @@ TEST_SUITE("Fetches::open") {
     CHECK(waiting->answer->value().late == Late::kStuck);
   }
 
-  TEST_CASE("a load that probes a slow node is not judged by the rate that is not believed") {
+  TEST_CASE("a load that probes a slow node is not judged by its old rate") {
     Fixture f;
     f.measure();
     f.clock.advance(cluster::SourceRate::kBelieved);
@@ -217,7 +217,7 @@ TEST_SUITE("Fetches::open") {
     f.check_rest();
   }
 
-  TEST_CASE("a load that is not judged waits for a source that is stuck") {
+  TEST_CASE("a load that is not judged waits for an owner that is stuck") {
     Fixture f;
     REQUIRE(f.claim(kOne, keys(1, 4)) == 4);
     const auto waiting = f.open(kOne, 4, std::nullopt);

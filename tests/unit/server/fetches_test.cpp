@@ -1,4 +1,4 @@
-// What Fetches requests from owners, and what it leaves out.
+// The blocks that Fetches and PeerSource read from owners, and those that they leave out.
 #include "server/cache/fetches.h"
 
 #include <cstdint>
@@ -14,7 +14,7 @@ TEST_SUITE("Fetches") {
   TEST_CASE("an owner has some batches at the fabric, in the order of the prefix") {
     Fixture f;
     REQUIRE(f.claim(kOne, keys(1, 6)) == 6);
-    CHECK(f.fetches->stats().batches == 6);
+    CHECK(f.source->stats().batches == 6);
     for (std::uint64_t block = 0; block < 6; ++block) {
       CHECK(f.fabric.batches.size() == std::min<std::uint64_t>(2, 6 - block));
       CHECK(f.fabric.batches.front().chunks.at(0).remote_offset == block * kPage);
@@ -25,20 +25,21 @@ TEST_SUITE("Fetches") {
     f.check_rest();
   }
 
-  TEST_CASE("what was read is sealed only after the owner confirmed the lease") {
+  TEST_CASE("blocks are sealed only after the owner confirmed the lease") {
     Fixture f;
     f.peers.lenders.front().is_confirming = false;
     REQUIRE(f.claim(kOne, keys(1, 3)) == 3);
     f.complete();
     f.complete();
 
-    // The next blocks are read meanwhile, and one question is asked.
+    // The next blocks are read meanwhile, with one confirmation in flight.
     CHECK(f.fabric.batches.size() == 1);
     CHECK(f.peers.lenders.front().confirmed.size() == 1);
     CHECK(f.here(keys(1, 3)) == 0);
   }
 
-  TEST_CASE("what the owner does not confirm is not sealed, whatever our clock says") {
+  TEST_CASE(
+      "blocks that the owner does not confirm are not sealed, whatever the local clock shows") {
     Fixture f;
     f.peers.lenders.front().holds = false;
     REQUIRE(f.claim(kOne, keys(1, 2)) == 2);
@@ -47,12 +48,12 @@ TEST_SUITE("Fetches") {
 
     CHECK(f.here(keys(1, 2)) == 0);
     CHECK(f.fetches->stats().blocks == 0);
-    CHECK(f.fetches->stats().unconfirmed == 2);
+    CHECK(f.source->stats().unconfirmed == 2);
     f.unclaim(kOne);
     f.check_rest();
   }
 
-  TEST_CASE("what was read before a reset is not sealed after it") {
+  TEST_CASE("blocks that were read before a reset are not sealed after it") {
     Fixture f;
     REQUIRE(f.claim(kOne, keys(1, 2)) == 2);
     REQUIRE(f.service->reset_cache(f.engine));
@@ -64,7 +65,8 @@ TEST_SUITE("Fetches") {
     f.check_rest();
   }
 
-  TEST_CASE("of a claim that has ended nothing more is asked for, and what was is kept") {
+  TEST_CASE(
+      "after the end of a claim no more of its blocks are read, and those that were are kept") {
     Fixture f;
     REQUIRE(f.claim(kOne, keys(1, 6)) == 6);
 
@@ -81,7 +83,7 @@ TEST_SUITE("Fetches") {
     f.check_rest();
   }
 
-  TEST_CASE("what another claim waits for is asked for, and only that") {
+  TEST_CASE("of an ended claim only the blocks that another claim waits for are read") {
     Fixture f;
     REQUIRE(f.claim(kOne, keys(1, 6)) == 6);
     REQUIRE(f.claim(kTwo, keys(1, 4)) == 4);
@@ -96,7 +98,7 @@ TEST_SUITE("Fetches") {
     f.check_rest();
   }
 
-  TEST_CASE("what failed is not asked for elsewhere when nobody waits for it") {
+  TEST_CASE("a failed block is not requested from another owner when no claim waits for it") {
     Fixture f;
     f.peers.lenders.resize(2);
     REQUIRE(f.claim(kOne, keys(1, 2)) == 2);
@@ -113,27 +115,27 @@ TEST_SUITE("Fetches") {
     f.check_rest();
   }
 
-  TEST_CASE("the age of the oldest read is told until it is settled") {
+  TEST_CASE("the age of the oldest read is reported until it is quiesced") {
     Fixture f;
-    CHECK(f.fetches->stats().oldest == Duration::zero());
+    CHECK(f.source->stats().oldest == Duration::zero());
     REQUIRE(f.claim(kOne, keys(1, 3)) == 3);
     f.clock.advance(std::chrono::milliseconds(300));
     f.complete();
     f.clock.advance(std::chrono::milliseconds(200));
 
-    CHECK(f.fetches->stats().oldest == std::chrono::milliseconds(500));
+    CHECK(f.source->stats().oldest == std::chrono::milliseconds(500));
     f.complete();
-    CHECK(f.fetches->stats().oldest == std::chrono::milliseconds(200));
+    CHECK(f.source->stats().oldest == std::chrono::milliseconds(200));
     f.complete();
-    CHECK(f.fetches->stats().oldest == Duration::zero());
+    CHECK(f.source->stats().oldest == Duration::zero());
     f.check_rest();
   }
 
-  TEST_CASE("leases share the places at the fabric, and those who wait get theirs") {
+  TEST_CASE("leases share the places at the fabric, and waiting ones get theirs") {
     Fixture f(1);
     REQUIRE(f.claim(kOne, keys(1, 3)) == 3);
     REQUIRE(f.claim(kTwo, keys(2, 3)) == 3);
-    // What waits for a place, too, is not asked for when nobody wants it.
+    // Blocks that wait for a place are not read either when no claim waits for them.
     f.unclaim(kOne);
     for (int i = 0; i < 4; ++i) {
       CHECK(f.fabric.batches.size() == 1);
@@ -160,7 +162,7 @@ TEST_SUITE("Fetches") {
     f.check_rest();
   }
 
-  TEST_CASE("what is computed sooner than it arrives is not fetched") {
+  TEST_CASE("blocks that are computed sooner than they arrive are not fetched") {
     Fixture f;
     f.measure();
     const std::uint64_t leases = f.peers.lenders.front().leases;
@@ -177,7 +179,8 @@ TEST_SUITE("Fetches") {
     f.check_rest();
   }
 
-  TEST_CASE("what is queued at a node comes first, and what the engine computes first counts too") {
+  TEST_CASE(
+      "a prediction counts the bytes queued at a node, and the delay before the engine computes") {
     Fixture f;
     f.measure();
     REQUIRE(f.claim(kOne, keys(1, 6)) == 6);
@@ -191,25 +194,25 @@ TEST_SUITE("Fetches") {
     f.check_rest();
   }
 
-  TEST_CASE("claims that ask for leases at the same time count on each other's bytes") {
+  TEST_CASE("claims that request leases at the same time count each other's bytes") {
     Fixture f;
     f.measure();
     const cluster::ComputeTime slow{.delay = {}, .per_block = milliseconds(25)};
     const std::vector<BlockKey> one = keys(1, 4);
     const std::vector<BlockKey> two = keys(2, 4);
-    auto first = f.fetches->extend(f.engine, kOne, one, 0, slow);
-    auto second = f.fetches->extend(f.engine, kTwo, two, 0, slow);
+    auto first = f.extend(kOne, one, slow);
+    auto second = f.extend(kTwo, two, slow);
 
     CHECK(first.wait(f.io.waitScope).arrival.last ==
           milliseconds(40) + cluster::SourceRate::kLatency);
     CHECK(second.wait(f.io.waitScope).arrival.last ==
           milliseconds(80) + cluster::SourceRate::kLatency);
     for (int i = 0; i < 8; ++i) f.complete();
-    CHECK(f.fetches->rate(f.peers.lenders.front())->queued_bytes() == 0);
+    CHECK(f.source->rate(f.peers.lenders.front())->queued_bytes() == 0);
     f.check_rest();
   }
 
-  TEST_CASE("a node whose rate is not known is probed with one batch, and with one at a time") {
+  TEST_CASE("a node whose rate is unknown is probed with one batch, and with one at a time") {
     Fixture f;
     const auto probe = f.claim(kOne, keys(1, 6), milliseconds(3));
     CHECK(probe.blocks == 1);
@@ -223,7 +226,7 @@ TEST_SUITE("Fetches") {
     f.check_rest();
   }
 
-  TEST_CASE("a slow node is probed again when its rate is 10 s old, and a fast one is believed") {
+  TEST_CASE("a slow node is probed again when its rate is 10 s old, and a fast one is not") {
     Fixture f;
     f.measure();
     f.clock.advance(cluster::SourceRate::kBelieved);
@@ -240,13 +243,13 @@ TEST_SUITE("Fetches") {
     f.complete();
     f.unclaim(kTwo);
 
-    // It is fast again, and what was measured before does not count.
+    // It is fast again, and the earlier measurement does not count.
     CHECK(f.claim(kThree, keys(3, 6), milliseconds(5)).blocks == 6);
     for (int i = 0; i < 6; ++i) f.complete();
     f.check_rest();
   }
 
-  TEST_CASE("what another claim fetches already is joined, however slow it is") {
+  TEST_CASE("a block that is in flight for another claim is joined, however slow it is") {
     Fixture f;
     f.measure();
     REQUIRE(f.claim(kOne, keys(1, 4)) == 4);
@@ -259,7 +262,7 @@ TEST_SUITE("Fetches") {
     f.check_rest();
   }
 
-  TEST_CASE("owners are read in the order of the claims, whatever else waits") {
+  TEST_CASE("an owner is read in the order of the claims, whatever else waits") {
     Fixture f;
     f.measure();
     REQUIRE(f.claim(kOne, keys(1, 3)) == 3);
@@ -272,7 +275,7 @@ TEST_SUITE("Fetches") {
     f.check_rest();
   }
 
-  TEST_CASE("a read that was given up leaves its place at the fabric to what waits") {
+  TEST_CASE("a read that was given up leaves its place at the fabric to a waiting one") {
     Fixture f;
     REQUIRE(f.claim(kOne, keys(1, 2)) == 2);
     REQUIRE(f.claim(kTwo, keys(2, 2)) == 2);
@@ -293,7 +296,7 @@ TEST_SUITE("Fetches") {
   TEST_CASE("a batch is what arrives in 2 ms, and 6 ms are at the fabric") {
     Fixture f(256, {.batch_bytes = 8 * kPage});
     REQUIRE(f.claim(kMeasured, keys(99, 8)) == 8);
-    REQUIRE(f.fabric.batches.size() == 1);  // Nothing is known: the largest batch.
+    REQUIRE(f.fabric.batches.size() == 1);  // The rate is unknown: the largest batch.
     f.clock.advance(microseconds(7900));    // A little more than a block a millisecond.
     f.complete();
     f.unclaim(kMeasured);
@@ -310,7 +313,7 @@ TEST_SUITE("Fetches") {
     f.check_rest();
   }
 
-  TEST_CASE("it ends with batches that were never asked for") {
+  TEST_CASE("it ends with batches that were never given to the fabric") {
     Fixture f;
     REQUIRE(f.claim(kOne, keys(1, 6)) == 6);
     f.fetches.reset();

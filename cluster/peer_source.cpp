@@ -1,0 +1,399 @@
+#include "cluster/peer_source.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "base/assert.h"
+#include "base/log.h"
+#include "base/page_layout.h"
+#include "base/units.h"
+#include "capnp/wire/rpc_error.h"
+
+namespace pegaflow::cluster {
+namespace {
+
+constexpr Log kLog{"fetch"};
+
+/// Blocks in one batch.
+constexpr std::size_t kMaxBatchBlocks = 64;
+
+/// The least time for a confirmation, where the deadline of the request is sooner.
+constexpr Duration kConfirmPatience = std::chrono::milliseconds(20);
+
+}  // namespace
+
+/// The peers that have blocks of a prefix, the one with most first.
+struct PeerSource::Candidates : Owners {
+  std::vector<Lenders::Owner> list;
+};
+
+/// A lease of one peer.
+struct PeerSource::PeerLease : Lease {
+  Lender* peer = nullptr;
+  Queue* queue = nullptr;  ///< The peer's.
+  std::uint64_t life = 0;  ///< The peer's life in which it granted the lease.
+  Lender::Route route;
+  std::uint64_t number = 0;
+  TimePoint end;  ///< By the local BootClock.
+  std::vector<std::uint32_t> pages;
+  /// Its holders: the caller of lease(), each batch until it has quiesced, and a confirmation.
+  std::size_t users = 1;
+  std::vector<Block> whole{};  ///< Read, and not confirmed yet.
+  bool is_confirming = false;  ///< A confirmation of earlier blocks is in flight.
+};
+
+/// Blocks that are read together.
+struct PeerSource::Batch {
+  SharedRequest request;
+  OneLease lease;
+  std::vector<Block> blocks;
+  std::optional<SourceRate::Queued> queued;
+  TimePoint since{};          ///< When the fabric accepted it.
+  bool is_completed = false;  ///< The blocks that are left were given up and are not quiesced.
+};
+
+PeerSource::PeerSource(Lenders& peers, std::vector<Lane> lanes, const Clock& clock,
+                       const Clock& boot, const Options& options)
+    : peers_(peers),
+      lanes_(std::move(lanes)),
+      clock_(clock),
+      boot_(boot),
+      options_(options),
+      tasks_(*this) {}
+
+PeerSource::~PeerSource() noexcept(false) = default;
+
+PeerSource::Stats PeerSource::stats() const {
+  Stats stats = stats_;
+  stats.batches = batches_.size() + waiting_ + confirming_;
+  const TimePoint now = clock_.now();
+  for (const auto& [ticket, batch] : batches_) {
+    stats.oldest = std::max(stats.oldest, now - batch->since);
+  }
+  return stats;
+}
+
+const SourceRate* PeerSource::rate(const Lender& lender) const {
+  const auto found = queues_.find(&lender);
+  return found == queues_.end() ? nullptr : found->second.rate.get();
+}
+
+// ---- owners and leases
+
+kj::Promise<Source::Located> PeerSource::locate(const Bytes32& space,
+                                                std::span<const BlockKey> keys) {
+  return peers_.owners(space, keys).then([this](std::vector<Lenders::Owner>&& owners) -> Located {
+    if (owners.empty()) return {};
+    auto all = std::make_shared<Candidates>();
+    all->list = std::move(owners);
+    const Lenders::Owner& best = all->list.front();
+    return {.blocks = best.blocks,
+            .rate = queues_[best.peer].rate,
+            .batch_bytes = options_.batch_bytes,
+            .all = std::move(all)};
+  });
+}
+
+kj::Promise<Source::SharedLease> PeerSource::lease(SharedRequest request,
+                                                   std::vector<BlockKey> keys, Located located) {
+  if (located.blocks == 0) return SharedLease();
+  return lease_from(std::move(request), std::move(keys),
+                    static_cast<const Candidates&>(*located.all).list);
+}
+
+kj::Promise<Source::SharedLease> PeerSource::lease_from(SharedRequest request,
+                                                        std::vector<BlockKey> keys,
+                                                        std::vector<Lenders::Owner> owners) {
+  std::erase_if(owners, [&](const Lenders::Owner& owner) {
+    const auto& failed = request->failed;
+    return !owner.peer->is_ready() || owner.peer->life() != owner.life ||
+           std::find(failed.begin(), failed.end(), queues_[owner.peer].rate.get()) != failed.end();
+  });
+  if (owners.empty() || request->failed.size() >= kMostOwners ||
+      clock_.now() >= request->deadline) {
+    return SharedLease();
+  }
+  const Lenders::Owner owner = owners.front();
+  keys.resize(std::min({keys.size(), owner.blocks, kMaxPagesPerLease / request->shards()}));
+  const TimePoint requested = boot_.now();
+  auto granted = owner.peer->lease(request->space, keys, request->shards(), options_.lease);
+  return granted.then([this, owner, requested, request = std::move(request), keys = std::move(keys),
+                       owners = std::move(owners)](
+                          Result<LeaseGrant>&& grant) mutable -> kj::Promise<SharedLease> {
+    if (grant && !grant->pages.empty()) {
+      return SharedLease(note_granted(owner, std::move(*grant), request->shards(), requested));
+    }
+    if (!grant) {
+      kLog.debug("no lease peer={} error=\"{}\"", owner.peer->address(), to_string(grant.error()));
+    }
+    request->note_failed(queues_[owner.peer].rate.get());
+    return lease_from(std::move(request), std::move(keys), std::move(owners));
+  });
+}
+
+PeerSource::OneLease PeerSource::note_granted(const Lenders::Owner& owner, LeaseGrant&& grant,
+                                              std::size_t shards, TimePoint requested) {
+  ++stats_.leases;
+  auto lease = std::make_shared<PeerLease>();
+  lease->peer = owner.peer;
+  lease->queue = &queues_[owner.peer];
+  lease->life = owner.life;
+  lease->route = owner.peer->route();
+  lease->number = grant.lease;
+  lease->end = requested + std::min(grant.granted, options_.lease);
+  lease->blocks = grant.pages.size() / shards;
+  lease->pages = std::move(grant.pages);
+  lease->checksums = std::move(grant.checksums);
+  return lease;
+}
+
+void PeerSource::end(const SharedLease& lease) { let_go(static_cast<PeerLease&>(*lease)); }
+
+void PeerSource::let_go(PeerLease& lease) {
+  if (--lease.users != 0) return;
+  if (lease.peer->can_release(lease.life)) lease.peer->release(lease.number);
+}
+
+// ---- reads
+
+void PeerSource::read(const SharedRequest& request, const SharedLease& lease,
+                      std::vector<Block>&& blocks) {
+  const OneLease granted = std::static_pointer_cast<PeerLease>(lease);
+  Queue& queue = *granted->queue;
+  const std::uint64_t block_bytes = std::max<std::uint64_t>(1, request->block_bytes());
+  const std::uint64_t fit =
+      queue.rate->bytes_within(kBatchTime, options_.batch_bytes) / block_bytes;
+  const std::size_t step = std::clamp<std::size_t>(fit, 1, kMaxBatchBlocks);
+  if (request->reserved) request->reserved->queued(blocks.size() * block_bytes);
+  for (std::size_t from = 0; from < blocks.size(); from += step) {
+    const std::size_t count = std::min(blocks.size() - from, step);
+    const std::span<Block> part = std::span(blocks).subspan(from, count);
+    auto batch = std::make_unique<Batch>();
+    batch->request = request;
+    batch->lease = granted;
+    ++granted->users;
+    batch->queued.emplace(queue.rate, count * block_bytes);
+    sink().queued(part, *queue.rate, batch->queued->end());
+    batch->blocks.assign(std::make_move_iterator(part.begin()),
+                         std::make_move_iterator(part.end()));
+    queue.waiting.push_back(std::move(batch));
+    ++waiting_;
+  }
+  submit_some(queue);
+}
+
+void PeerSource::submit_some(Queue& queue) {
+  const SourceRate& rate = *queue.rate;
+  while (!queue.waiting.empty() && batches_.size() < options_.batches) {
+    // Two, so that the route is never idle between one batch and the next.
+    const std::uint64_t bytes = rate.read_bytes() + queue.waiting.front()->queued->bytes();
+    const bool fits = rate.reads() < 2 || bytes <= rate.bytes_within(kWindowTime, bytes);
+    if (rate.reads() >= options_.batches_per_owner || !fits) return;
+    auto next = std::move(queue.waiting.front());
+    queue.waiting.pop_front();
+    --waiting_;
+    const OneLease lease = next->lease;
+    if (!submit(queue, std::move(next))) let_go(*lease);
+  }
+}
+
+/// Submits what each owner may have at the fabrics. Owners take turns where places are short.
+void PeerSource::submit_all() {
+  if (waiting_ == 0) return;
+  std::vector<Queue*> turns;
+  for (auto& [lender, queue] : queues_) {
+    if (!queue.waiting.empty()) turns.push_back(&queue);
+  }
+  std::sort(turns.begin(), turns.end(), [](const Queue* one, const Queue* other) {
+    return one->last_ticket < other->last_ticket;
+  });
+  for (Queue* const queue : turns) submit_some(*queue);
+}
+
+/// Gives a batch to the fabric. Returns false when nothing is read; the caller then ends the
+/// batch's use of its lease.
+bool PeerSource::submit(Queue& queue, std::unique_ptr<Batch> batch) {
+  sink().remove_unwanted(batch->blocks);
+  if (batch->blocks.empty()) return false;
+  const TimePoint now = clock_.now();
+  ++last_ticket_;
+  Fabric::Batch wanted = to_fabric(*batch, now);
+  const bool is_late = wanted.deadline <= now;
+  const auto accepted = is_late
+                            ? Result<void>(fail(Errc::kTimeout, "no time is left"))
+                            : lanes_.at(batch->lease->route.lane).fabric->read(std::move(wanted));
+  if (!accepted) {
+    kLog.debug("blocks are not read peer={} blocks={} error=\"{}\"", batch->lease->peer->address(),
+               batch->blocks.size(), to_string(accepted.error()));
+    sink().rejected(batch->blocks);
+    return false;
+  }
+  batch->since = now;
+  queue.last_ticket = last_ticket_;
+  queue.rate->read_began(last_ticket_, batch->queued->bytes(), now);
+  batches_.emplace(last_ticket_, std::move(batch));
+  return true;
+}
+
+/// The batch as reads by its lease, under the last ticket.
+Fabric::Batch PeerSource::to_fabric(const Batch& batch, TimePoint now) const {
+  const Request& request = *batch.request;
+  const PeerLease& lease = *batch.lease;
+  const std::size_t shards = request.shards();
+  Fabric::Batch wanted{
+      .ticket = last_ticket_,
+      .peer = lease.route.peer,
+      .priority = Fabric::Priority::kForeground,
+      .deadline = std::min(request.deadline, now + (lease.end - boot_.now()) - kLeaseMargin),
+      .chunks = {}};
+  wanted.chunks.reserve(batch.blocks.size() * shards);
+  for (const Block& block : batch.blocks) {
+    for (std::size_t shard = 0; shard < shards; ++shard) {
+      wanted.chunks.push_back({.remote_region = lease.route.pool,
+                               .remote_offset = lease.pages[block.leased * shards + shard] *
+                                                std::uint64_t{kSlotAlignment},
+                               .local_region = lanes_.at(lease.route.lane).pool,
+                               .local_offset = block.offsets[shard],
+                               .size_bytes = request.page_bytes[shard]});
+    }
+  }
+  return wanted;
+}
+
+void PeerSource::completed(const Fabric::Completion& completion) {
+  const auto found = batches_.find(completion.ticket);
+  PEGA_ASSERT(found != batches_.end(), "the fabric completed unknown batch {}", completion.ticket);
+  Batch& batch = *found->second;
+  if (batch.is_completed) {
+    sink().quiesced(batch.blocks);
+  } else {
+    end_read(batch, completion);
+  }
+  if (completion.quiesced) {
+    const OneLease lease = batch.lease;
+    batches_.erase(found);
+    let_go(*lease);
+  }
+  submit_all();
+  sink().progressed();
+}
+
+/// The first completion of a batch: it has a result for each chunk.
+void PeerSource::end_read(Batch& batch, const Fabric::Completion& completion) {
+  batch.is_completed = true;
+  batch.lease->queue->rate->read_ended(completion.ticket);
+  stats_.duration.record(clock_.now() - batch.since);
+  Verdict verdict = judge(batch, completion);
+  batch.queued.reset();
+  if (!verdict.failed.empty()) note_failure(batch, verdict, completion);
+  batch.blocks = std::move(verdict.failed);
+  confirm(batch.request, batch.lease);
+  if (!completion.quiesced) {
+    sink().given_up(batch.blocks);
+  } else if (!batch.blocks.empty()) {
+    sink().failed(batch.request, std::exchange(batch.blocks, {}));
+  }
+}
+
+/// Moves the blocks that were read within the lease to the lease, and the others to the verdict.
+PeerSource::Verdict PeerSource::judge(Batch& batch, const Fabric::Completion& completion) {
+  PeerLease& lease = *batch.lease;
+  const std::size_t shards = batch.request->shards();
+  PEGA_ASSERT(completion.chunks.size() == batch.blocks.size() * shards,
+              "batch {} completed with {} chunks of {}", completion.ticket,
+              completion.chunks.size(), batch.blocks.size() * shards);
+  // After the last byte: only then the bytes are those of the leased blocks.
+  Verdict verdict{.failed = {}, .why = {}, .is_in_time = boot_.now() < lease.end};
+  std::size_t arrived = 0;
+  for (std::size_t i = 0; i < batch.blocks.size(); ++i) {
+    const auto chunks = std::span(completion.chunks).subspan(i * shards, shards);
+    const auto bad = std::find_if(chunks.begin(), chunks.end(),
+                                  [](const auto& chunk) { return chunk.has_value(); });
+    if (bad == chunks.end() && verdict.is_in_time) {
+      ++arrived;
+      lease.whole.push_back(std::move(batch.blocks[i]));
+      continue;
+    }
+    if (bad == chunks.end()) {
+      ++stats_.outlived;
+    } else {
+      verdict.why = *bad;
+      if (**bad == Errc::kCorrupt) ++stats_.corrupt;
+    }
+    verdict.failed.push_back(std::move(batch.blocks[i]));
+  }
+  const std::uint64_t bytes = arrived * batch.request->block_bytes();
+  if (bytes != 0) lease.queue->rate->arrived(bytes, batch.since, clock_.now());
+  return verdict;
+}
+
+/// Reports the failed blocks of a batch, and what they show about the peer.
+void PeerSource::note_failure(const Batch& batch, const Verdict& verdict,
+                              const Fabric::Completion& completion) {
+  const PeerLease& lease = *batch.lease;
+  const std::optional<Errc> why = verdict.why;
+  kLog.warn("blocks did not arrive peer={} blocks={} of={} error=\"{}: {}\"", lease.peer->address(),
+            verdict.failed.size(), batch.blocks.size(),
+            why ? to_string(*why) : "the lease had ended", completion.detail);
+  // The route is broken, or leads to another life of the peer: no other read should wait for it. A
+  // lane that received invalid data gives the peer up until the next greeting.
+  const bool route_broke = why == Errc::kPeerLost || why == Errc::kCorrupt;
+  if (route_broke) lease.peer->route_lost(lease.life, lease.route, completion.detail);
+  if (why == Errc::kGone && verdict.is_in_time) lease.peer->lost(lease.life, completion.detail);
+  const bool has_other_route =
+      route_broke && lease.peer->is_ready() && lease.peer->route() != lease.route;
+  if (!has_other_route) batch.request->note_failed(lease.queue->rate.get());
+}
+
+// ---- confirmation
+
+/// Asks the owner whether it held the lease while the blocks were read, unless such a request is
+/// in flight.
+void PeerSource::confirm(const SharedRequest& request, const OneLease& lease) {
+  if (lease->is_confirming || lease->whole.empty()) return;
+  auto blocks = std::exchange(lease->whole, {});
+  lease->is_confirming = true;
+  ++lease->users;
+  ++confirming_;
+  const std::shared_ptr<SourceRate> rate = lease->queue->rate;
+  const std::uint64_t number = rate->confirm_began(clock_.now());
+  const bool may_ask = lease->peer->is_ready() && lease->peer->can_release(lease->life);
+  const Duration patience = std::max(request->deadline - clock_.now(), kConfirmPatience);
+  auto asked = options_.mistakes.skips_confirmation ? kj::Promise<Result<bool>>(Result<bool>(true))
+               : may_ask                            ? lease->peer->confirm(lease->number, patience)
+                                                    : kj::Promise<Result<bool>>(Result<bool>(
+                               fail(Errc::kPeerLost, "the peer that granted the lease is gone")));
+  tasks_.add(asked
+                 .then([this, request, lease, rate, number,
+                        blocks = std::move(blocks)](Result<bool>&& held) mutable {
+                   rate->confirm_ended(number);
+                   return confirmed(request, lease, std::move(blocks), held);
+                 })
+                 .then([this, request, lease]() {
+                   lease->is_confirming = false;
+                   --confirming_;
+                   confirm(request, lease);
+                   let_go(*lease);
+                   sink().progressed();
+                 }));
+}
+
+kj::Promise<void> PeerSource::confirmed(const SharedRequest& request, const OneLease& lease,
+                                        std::vector<Block>&& blocks, const Result<bool>& held) {
+  if (held && *held) {
+    stats_.lane_bytes.at(lease->route.lane) += blocks.size() * request->block_bytes();
+    return sink().arrived(request, lease, std::move(blocks));
+  }
+  kLog.warn("blocks are not confirmed peer={} blocks={} error=\"{}\"", lease->peer->address(),
+            blocks.size(), held ? "the owner had ended the lease" : to_string(held.error()));
+  stats_.unconfirmed += blocks.size();
+  request->note_failed(lease->queue->rate.get());
+  sink().failed(request, std::move(blocks));
+  return kj::READY_NOW;
+}
+
+void PeerSource::taskFailed(kj::Exception&& exception) {
+  PEGA_ASSERT(false, "a confirmation failed: {}", error_from(exception).detail);
+}
+
+}  // namespace pegaflow::cluster

@@ -1,0 +1,147 @@
+#pragma once
+/// \file
+/// The seam between fetches and the places that blocks are fetched from.
+
+#include <algorithm>
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <numeric>
+#include <span>
+#include <utility>
+#include <vector>
+
+#include <kj/async.h>
+
+#include "base/block_key.h"
+#include "base/clock.h"
+#include "capnp/wire/peer_codec.h"
+#include "cluster/source_rate.h"
+
+namespace pegaflow::cluster {
+
+/// A place that blocks are fetched from, such as the other nodes.
+///
+/// The blocks of a source belong to *owners*: one node, or one disk. Each owner has one queue and
+/// one SourceRate, which predicts when queued blocks arrive. A fetch takes three steps: locate()
+/// finds the owners of a prefix, lease() makes one of them keep its blocks in place, and read()
+/// brings leased blocks into frames. The results of reads go to the Sink, batch by batch.
+///
+/// A frame that was given to read() is the source's until the Sink receives its block by
+/// remove_unwanted(), arrived(), failed(), rejected() or quiesced(). Thread-bound: the RPC thread.
+class Source {
+ public:
+  /// A block and the frame that its bytes go to.
+  struct Block {
+    std::size_t place = 0;               ///< Index of its key in the request.
+    std::uint32_t frame = 0;             ///< The caller's name for the frame.
+    std::vector<std::uint64_t> offsets;  ///< Offsets of its pages in the pool, by shard.
+    std::size_t leased = 0;              ///< Its index in the lease.
+  };
+
+  /// The blocks that one claim requests.
+  struct Request {
+    Bytes32 space{};                        ///< The namespace, by its name between nodes.
+    std::vector<std::uint64_t> page_bytes;  ///< Page sizes of a block, by shard.
+    std::vector<BlockKey> keys;
+    TimePoint deadline{};  ///< End of all reads, by the clock of the source.
+    /// Bytes of the lease that is requested; read() moves them into the owner's queue.
+    std::unique_ptr<SourceRate::Reserved> reserved{};
+    /// Owners, by their rates, that granted no lease or did not deliver a block. lease() skips
+    /// them.
+    std::vector<const SourceRate*> failed{};
+
+    [[nodiscard]] std::size_t shards() const { return page_bytes.size(); }
+    [[nodiscard]] std::uint64_t block_bytes() const {
+      return std::accumulate(page_bytes.begin(), page_bytes.end(), std::uint64_t{0});
+    }
+    void note_failed(const SourceRate* owner) {
+      if (std::find(failed.begin(), failed.end(), owner) == failed.end()) failed.push_back(owner);
+    }
+  };
+  /// The source keeps a request until its last block has quiesced.
+  using SharedRequest = std::shared_ptr<Request>;
+  /// Owners that one request may try.
+  static constexpr std::size_t kMostOwners = 3;
+
+  /// The owners of a prefix, in a form that only the source reads.
+  struct Owners {
+    Owners() = default;
+    Owners(const Owners&) = delete;
+    Owners& operator=(const Owners&) = delete;
+    virtual ~Owners() = default;
+  };
+  struct Located {
+    std::size_t blocks = 0;             ///< Length of the prefix at the best owner.
+    std::shared_ptr<SourceRate> rate;   ///< The best owner's; null without blocks.
+    std::uint64_t batch_bytes = 0;      ///< The most bytes that are read as one batch.
+    std::shared_ptr<const Owners> all;  ///< Null without blocks.
+  };
+
+  /// Blocks that one owner keeps in place.
+  struct Lease {
+    Lease() = default;
+    Lease(const Lease&) = delete;
+    Lease& operator=(const Lease&) = delete;
+    virtual ~Lease() = default;
+
+    std::size_t blocks = 0;                ///< Length of the leased prefix.
+    std::vector<std::uint64_t> checksums;  ///< One for each page, by shard; empty: unknown.
+  };
+  using SharedLease = std::shared_ptr<Lease>;
+
+  /// Receives the results of reads.
+  class Sink {
+   public:
+    /// Removes the blocks that no claim waits for and frees their frames. Called before a batch is
+    /// read.
+    virtual void remove_unwanted(std::vector<Block>& blocks) = 0;
+    /// The blocks are queued as one batch, which ends at position `end` of `rate`.
+    virtual void queued(std::span<const Block> blocks, const SourceRate& rate,
+                        std::uint64_t end) = 0;
+    /// The bytes of the blocks are in their frames, and the lease covered the reads. The promise
+    /// resolves when the blocks are sealed.
+    virtual kj::Promise<void> arrived(SharedRequest request, SharedLease lease,
+                                      std::vector<Block> blocks) = 0;
+    /// The blocks did not arrive, and their frames are quiesced: another owner may be tried.
+    virtual void failed(const SharedRequest& request, std::vector<Block>&& blocks) = 0;
+    /// The blocks were not read, because no time was left or the fabric rejected the batch. Their
+    /// frames are quiesced.
+    virtual void rejected(std::span<const Block> blocks) = 0;
+    /// The blocks did not arrive, and a device may still write to their frames until quiesced().
+    virtual void given_up(std::span<const Block> blocks) = 0;
+    virtual void quiesced(std::span<const Block> blocks) = 0;
+    /// Blocks arrived or failed, or their predicted arrival changed.
+    virtual void progressed() = 0;
+
+   protected:
+    ~Sink() = default;
+  };
+
+  virtual ~Source() noexcept(false) = default;
+
+  /// Called once, before the first read(). After `sink` has ended, the source is not called again.
+  void deliver_to(Sink& sink) noexcept { sink_ = &sink; }
+
+  /// Whether an owner can be queried now.
+  [[nodiscard]] virtual bool is_ready() const = 0;
+  /// Finds the owners of the longest prefixes of `keys`, which need not outlive the call.
+  virtual kj::Promise<Located> locate(const Bytes32& space, std::span<const BlockKey> keys) = 0;
+  /// Takes a lease on a prefix of `keys` from the best of the located owners that grants one. The
+  /// promise resolves to null when none does before the request's deadline.
+  virtual kj::Promise<SharedLease> lease(SharedRequest request, std::vector<BlockKey> keys,
+                                         Located located) = 0;
+  /// Queues the blocks behind all earlier reads from that owner. Their order is kept.
+  virtual void read(const SharedRequest& request, const SharedLease& lease,
+                    std::vector<Block>&& blocks) = 0;
+  /// The caller reads no more by this lease. It is released after the last of its reads.
+  virtual void end(const SharedLease& lease) = 0;
+
+ protected:
+  Sink& sink() noexcept { return *sink_; }
+
+ private:
+  Sink* sink_ = nullptr;
+};
+
+}  // namespace pegaflow::cluster
