@@ -327,6 +327,16 @@ class Service {
       addresses_;  // Open connections by address; empty without a limit.
 };
 
+Fleet::Options fleet_options(const RouterOptions& options) {
+  Fleet::Options fleet;
+  fleet.breaker.failures = options.breaker_failures;
+  fleet.breaker.open_time = options.breaker_time;
+  fleet.max_inflight = {static_cast<std::size_t>(options.max_prefill_inflight),
+                        static_cast<std::size_t>(options.max_decode_inflight)};
+  fleet.passes_unknown_models = options.pass_unknown_models;
+  return fleet;
+}
+
 /// `value`; an error is prefixed with the option.
 template <typename T>
 Result<T> of_option(std::string_view option, Result<T> value) {
@@ -358,13 +368,7 @@ Result<void> run_router(const RouterOptions& options) {
   }
 
   const SteadyClock clock;
-  Fleet::Options fleet_options;
-  fleet_options.breaker.failures = options.breaker_failures;
-  fleet_options.breaker.open_time = options.breaker_time;
-  fleet_options.max_inflight = {static_cast<std::size_t>(options.max_prefill_inflight),
-                                static_cast<std::size_t>(options.max_decode_inflight)};
-  fleet_options.passes_unknown_models = options.pass_unknown_models;
-  Fleet fleet(fleet_options, {std::move(prefill_policy), std::move(decode_policy)}, clock);
+  Fleet fleet(fleet_options(options), {std::move(prefill_policy), std::move(decode_policy)}, clock);
 
   // run() returns when no operation is pending, so no coroutine outlives the objects that it uses.
   asio::io_context io(1);

@@ -83,7 +83,8 @@ void erase_steering(json& object) {
   }
 }
 
-/// Of two session ids in one object a parser uses the last, and the cut may leave the first.
+/// Whether an object has two session ids: a parser uses the last one, and the cut may leave the
+/// first.
 bool has_several_sessions(const std::string& text) {
   int sessions = 0;
   std::vector<JsonCut> none;
