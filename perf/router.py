@@ -150,7 +150,7 @@ def main() -> int:
         cpu: dict[str, list[float]] = {"relay": [], "router": []}
         short: list[float] = []
         # Many short rounds: another program can disturb a round of one route, and with five rounds
-        # that was the p99. The order alternates, so that no route alroutes follows the same one.
+        # that was the p99. The order alternates, so that no route always follows the same one.
         for turn in range(options.rounds * 8):
             for name, port in sorted(routes.items(), reverse=turn % 2 == 1):
                 alone[name].append(load(port, 1, max(options.requests // 3, 100), 4096))
