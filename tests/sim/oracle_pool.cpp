@@ -189,6 +189,42 @@ bool OracleStore::grow(engine::ShapeId id) {
   return true;
 }
 
+std::optional<OracleStore::Window> OracleStore::oldest_window(engine::ShapeId id,
+                                                              std::size_t part) {
+  const OneShape& shape = shapes_.at(id);
+  const Run all = range(shape.parts[part].first);
+  std::optional<Window> best;
+  for (std::uint32_t first = all.first; first + shape.units[part] <= all.first + all.count;
+       ++first) {
+    if (bytes_of(Run{first, shape.units[part]}) < shape.parts[part].second) continue;
+    std::vector<Extent*> extents;
+    for (std::uint32_t unit = first; unit < first + shape.units[part]; ++unit) {
+      Extent* const extent = extent_at(unit);
+      if (extent != nullptr && (extents.empty() || extents.back() != extent)) {
+        extents.push_back(extent);
+      }
+    }
+    if (std::any_of(extents.begin(), extents.end(), [&](const Extent* extent) {
+          return extent->shape == id || extent->leaving || busy(*extent) != 0;
+        })) {
+      continue;
+    }
+    std::uint64_t sum = 0;
+    std::uint64_t frames = 0;
+    for (const Extent* const extent : extents) {
+      frames += extent->frames;
+      for (engine::FrameIndex k = 0; k < extent->frames; ++k) {
+        const Frame& frame = frames_[first_frame(*extent) + k];
+        sum += frame.state == State::kSealed ? frame.last_use : extent->made;
+      }
+    }
+    const std::uint64_t mean = frames == 0 ? 0 : sum / frames;
+    if (best && mean >= best->mean_use) continue;
+    best = Window{.mean_use = mean, .extents = std::move(extents)};
+  }
+  return best;
+}
+
 void OracleStore::start_exchange(engine::ShapeId id, engine::FrameIndex victim) {
   OneShape& shape = shapes_.at(id);
   if (shape.leaving_for_it != 0) return;
@@ -198,42 +234,11 @@ void OracleStore::start_exchange(engine::ShapeId id, engine::FrameIndex victim) 
   std::uint64_t newest_mean = 0;
   bool possible = true;
   for (std::size_t i = 0; i < shape.parts.size() && possible; ++i) {
-    const Run all = range(shape.parts[i].first);
-    std::optional<std::uint64_t> best;
-    std::vector<Extent*> best_extents;
-    for (std::uint32_t first = all.first; first + shape.units[i] <= all.first + all.count;
-         ++first) {
-      if (bytes_of(Run{first, shape.units[i]}) < shape.parts[i].second) continue;
-      std::vector<Extent*> extents;
-      for (std::uint32_t unit = first; unit < first + shape.units[i]; ++unit) {
-        Extent* const extent = extent_at(unit);
-        if (extent != nullptr && (extents.empty() || extents.back() != extent)) {
-          extents.push_back(extent);
-        }
-      }
-      if (std::any_of(extents.begin(), extents.end(), [&](const Extent* extent) {
-            return extent->shape == id || extent->leaving || busy(*extent) != 0;
-          })) {
-        continue;
-      }
-      std::uint64_t sum = 0;
-      std::uint64_t frames = 0;
-      for (const Extent* const extent : extents) {
-        frames += extent->frames;
-        for (engine::FrameIndex k = 0; k < extent->frames; ++k) {
-          const Frame& frame = frames_[first_frame(*extent) + k];
-          sum += frame.state == State::kSealed ? frame.last_use : extent->made;
-        }
-      }
-      const std::uint64_t mean = frames == 0 ? 0 : sum / frames;
-      if (best && mean >= *best) continue;
-      best = mean;
-      best_extents = std::move(extents);
-    }
+    const std::optional<Window> best = oldest_window(id, i);
     possible = best.has_value();
     if (!possible) break;
-    newest_mean = std::max(newest_mean, *best);
-    for (Extent* const extent : best_extents) {
+    newest_mean = std::max(newest_mean, best->mean_use);
+    for (Extent* const extent : best->extents) {
       if (std::find(leaving.begin(), leaving.end(), extent) == leaving.end()) {
         leaving.push_back(extent);
       }

@@ -282,6 +282,13 @@ class OracleStore {
                                             std::uint64_t part_bytes) const;
   bool grow(engine::ShapeId shape);
   void start_exchange(engine::ShapeId shape, engine::FrameIndex victim);
+  struct Window {
+    std::uint64_t mean_use = 0;
+    std::vector<Extent*> extents = {};
+  };
+  /// The extents of other shapes in the way of one part of an extent of this shape, used longest
+  /// ago on average; no value where none may leave.
+  [[nodiscard]] std::optional<Window> oldest_window(engine::ShapeId shape, std::size_t part);
   [[nodiscard]] Extent* extent_at(std::uint32_t unit);
   [[nodiscard]] const Extent* extent_at(std::uint32_t unit) const;
   [[nodiscard]] Extent* extent_of(engine::FrameIndex frame);
@@ -298,6 +305,9 @@ class OracleStore {
   bool step(Work& work);
   bool step_leave(engine::HolderId holder);
   bool step_retire(engine::SpaceId space);
+  bool step_dead_sweep(Work& work);
+  bool step_cleanup(Work& work);
+  bool step_leaving(Work& work);
 
   engine::BlockStore::Options options_;
   const Clock& clock_;

@@ -61,50 +61,58 @@ bool OracleStore::step(Work& work) {
       return step_leave(work.holder);
     case Kind::kRetire:
       return step_retire(work.space);
-    case Kind::kDeadSweep: {
-      if (next_touched(work.next) == engine::kNoFrame && work.again)
-        work = {.kind = Kind::kDeadSweep};
-      const engine::FrameIndex frame = next_touched(work.next);
-      if (frame == engine::kNoFrame) return false;
-      work.next = frame + 1;
-      const Frame& content = frames_[frame];
-      if (content.state == State::kSealed && content.holds == 0 &&
-          !live_spaces_.contains(content.space)) {
-        ++counted_.retired;
-        free(frame);
-      }
-      return true;
-    }
-    case Kind::kCleanup: {
-      const engine::FrameIndex frame = next_touched(work.next);
-      if (frame == engine::kNoFrame) {
-        cleanup_.done = true;
-        return false;
-      }
-      work.next = frame + 1;
-      const Frame& content = frames_[frame];
-      if (content.state == State::kSealed && content.holds == 0) {
-        ++(live_spaces_.contains(content.space) ? counted_.cleaned : counted_.retired);
-        ++cleanup_.evicted_blocks;
-        cleanup_.evicted_bytes += bytes_of(frame);
-        free(frame);
-      } else if (content.state != State::kFree) {
-        ++cleanup_.still_referenced_blocks;
-      }
-      return true;
-    }
-    case Kind::kLeaving: {
-      while (const Extent* const extent = extent_with(work.extent)) {
-        if (work.next >= extent->touched) throw Mismatch{"an extent leaves with blocks in it"};
-        const engine::FrameIndex frame = first_frame(*extent) + work.next++;
-        if (frames_[frame].state != State::kSealed) continue;
-        evict(frame);
-        return true;
-      }
-      --shapes_.at(work.for_shape).leaving_for_it;
-      return false;
-    }
+    case Kind::kDeadSweep:
+      return step_dead_sweep(work);
+    case Kind::kCleanup:
+      return step_cleanup(work);
+    case Kind::kLeaving:
+      return step_leaving(work);
   }
+  return false;
+}
+
+bool OracleStore::step_dead_sweep(Work& work) {
+  if (next_touched(work.next) == engine::kNoFrame && work.again) work = {.kind = Kind::kDeadSweep};
+  const engine::FrameIndex frame = next_touched(work.next);
+  if (frame == engine::kNoFrame) return false;
+  work.next = frame + 1;
+  const Frame& content = frames_[frame];
+  if (content.state == State::kSealed && content.holds == 0 &&
+      !live_spaces_.contains(content.space)) {
+    ++counted_.retired;
+    free(frame);
+  }
+  return true;
+}
+
+bool OracleStore::step_cleanup(Work& work) {
+  const engine::FrameIndex frame = next_touched(work.next);
+  if (frame == engine::kNoFrame) {
+    cleanup_.done = true;
+    return false;
+  }
+  work.next = frame + 1;
+  const Frame& content = frames_[frame];
+  if (content.state == State::kSealed && content.holds == 0) {
+    ++(live_spaces_.contains(content.space) ? counted_.cleaned : counted_.retired);
+    ++cleanup_.evicted_blocks;
+    cleanup_.evicted_bytes += bytes_of(frame);
+    free(frame);
+  } else if (content.state != State::kFree) {
+    ++cleanup_.still_referenced_blocks;
+  }
+  return true;
+}
+
+bool OracleStore::step_leaving(Work& work) {
+  while (const Extent* const extent = extent_with(work.extent)) {
+    if (work.next >= extent->touched) throw Mismatch{"an extent leaves with blocks in it"};
+    const engine::FrameIndex frame = first_frame(*extent) + work.next++;
+    if (frames_[frame].state != State::kSealed) continue;
+    evict(frame);
+    return true;
+  }
+  --shapes_.at(work.for_shape).leaving_for_it;
   return false;
 }
 

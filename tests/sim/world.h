@@ -163,6 +163,21 @@ class World {
   void call_wrongly();
 
   // ---- parts of the actions
+  /// The arguments of a call that no correct process makes.
+  struct Wrong {
+    std::vector<BlockKey> keys;
+    engine::HolderId talking{};
+    engine::HolderId former{};
+    Id128 old_token;
+  };
+  /// Throws Mismatch unless both have the same outcome.
+  template <typename Answered, typename Expected>
+  void expect(const char* what, const Answered& answered, const Expected& expected);
+  void reserve_foreign_job(const Wrong& wrong);
+  void fetch_wrongly(const Wrong& wrong);
+  void lend_wrongly(const Wrong& wrong);
+  void end_unknown(const Wrong& wrong);
+  [[nodiscard]] SharedJob& pick_shared_job(const Process& process);
   void end_copies_of(engine::HolderId holder, bool whole);
   void holder_gone(std::size_t connection);
   void forget_records_of(engine::HolderId holder);

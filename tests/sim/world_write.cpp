@@ -66,11 +66,9 @@ void World::add_page(Save& save, engine::FrameIndex frame, const BlockKey& key,
   save.pages.push_back({frame, place, key, stamp});
 }
 
-void World::reserve_shared(std::size_t connection) {
+World::SharedJob& World::pick_shared_job(const Process& process) {
   // All ranks get the same job from their scheduler: a job that others know, or a new one; whole or
   // in slices; now and then beyond what was decided.
-  const engine::HolderId holder = connections_[connection].holder;
-  const Process& process = processes_[connections_[connection].process];
   std::optional<std::size_t> which;
   for (std::size_t i = 0; i < shared_jobs_.size(); ++i) {
     if (chance(0.4)) which = i;
@@ -91,7 +89,13 @@ void World::reserve_shared(std::size_t connection) {
     }
     which = shared_jobs_.size() - 1;
   }
-  SharedJob& job = shared_jobs_[*which];
+  return shared_jobs_[*which];
+}
+
+void World::reserve_shared(std::size_t connection) {
+  const engine::HolderId holder = connections_[connection].holder;
+  const Process& process = processes_[connections_[connection].process];
+  SharedJob& job = pick_shared_job(process);
   const auto known = std::find_if(saves_.begin(), saves_.end(), [&](const Save& save) {
     return save.holder == holder && save.job == job.job;
   });
