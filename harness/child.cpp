@@ -20,7 +20,8 @@ namespace pegaflow::harness {
 namespace {
 
 /// Only async-signal-safe calls: between fork and exec nothing else is allowed.
-[[noreturn]] void become(char* const* arguments, pid_t parent, int log_fd, int inherited_fd) {
+[[noreturn]] void become(const char* program, char* const* arguments, char* const* environment,
+                         pid_t parent, int log_fd, int inherited_fd) {
   ::prctl(PR_SET_PDEATHSIG, SIGKILL);
   // The parent may have died before the prctl() took effect.
   if (::getppid() != parent) ::_exit(127);
@@ -29,7 +30,7 @@ namespace {
     ::dup2(log_fd, STDERR_FILENO);
   }
   if (inherited_fd >= 0) ::fcntl(inherited_fd, F_SETFD, 0);
-  ::execv(arguments[0], arguments);
+  ::execve(program, arguments, environment);
   ::_exit(127);
 }
 
@@ -39,25 +40,58 @@ bool wait_readable(int fd, Duration patience) {
   return ::poll(&entry, 1, static_cast<int>(milliseconds.count())) == 1;
 }
 
+/// The path of a program: `name` itself if it has a slash, else the first in $PATH.
+Result<std::string> find_program(const std::string& name) {
+  const bool is_path = name.find('/') != std::string::npos;
+  const char* const path = std::getenv("PATH");
+  std::string_view rest = is_path ? "" : path != nullptr ? path : "/usr/bin:/bin";
+  std::string program = name;
+  while (!rest.empty()) {
+    const std::size_t end = std::min(rest.find(':'), rest.size());
+    program = std::string(rest.substr(0, end)) + "/" + name;
+    if (::access(program.c_str(), X_OK) == 0) return program;
+    rest.remove_prefix(std::min(end + 1, rest.size()));
+  }
+  if (::access(program.c_str(), X_OK) != 0) return fail_errno(errno, "run " + name);
+  return program;
+}
+
+/// Pointers to `words`, as exec() expects them.
+std::vector<char*> pointers_to(std::vector<std::string>& words) {
+  std::vector<char*> pointers;
+  for (std::string& word : words) pointers.push_back(word.data());
+  pointers.push_back(nullptr);
+  return pointers;
+}
+
+/// The environment of this process after `own`: of two equal names the first counts.
+std::vector<std::string> with_environment(std::vector<std::string> own) {
+  for (char** variable = environ; *variable != nullptr; ++variable) own.emplace_back(*variable);
+  return own;
+}
+
 }  // namespace
 
 Result<Child> Child::start(const Options& options) {
   std::vector<std::string> words = options.command;
-  std::vector<char*> arguments;
-  for (std::string& word : words) arguments.push_back(word.data());
-  arguments.push_back(nullptr);
-  if (::access(words.at(0).c_str(), X_OK) != 0) return fail_errno(errno, "run " + words.at(0));
+  std::vector<std::string> variables = with_environment(options.environment);
+  const std::vector<char*> arguments = pointers_to(words);
+  const std::vector<char*> environment = pointers_to(variables);
+  PEGA_TRY_LET(const std::string program, find_program(words.at(0)));
 
   UniqueFd log;
   if (!options.log_file.empty()) {
-    log =
-        UniqueFd(::open(options.log_file.c_str(), O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC, 0600));
+    log = UniqueFd(::open(options.log_file.c_str(),
+                          O_WRONLY | O_CREAT | O_TRUNC | O_APPEND | O_CLOEXEC, 0600));
     if (!log) return fail_errno(errno, "open " + options.log_file);
   }
   const pid_t parent = ::getpid();
   const pid_t pid = ::fork();
   if (pid < 0) return fail_errno(errno, "start " + words.at(0));
-  if (pid == 0) become(arguments.data(), parent, log.get(), options.inherited_fd);
+  if (pid == 0) {
+    become(program.c_str(), arguments.data(), environment.data(), parent, log.get(),
+           options.inherited_fd);
+  }
   UniqueFd pidfd(static_cast<int>(::syscall(SYS_pidfd_open, pid, 0)));
   Child child(pid, std::move(pidfd));  // Its destructor kills the process if the next line returns.
   if (!child.pidfd_) return fail_errno(errno, "open a pidfd for the process of " + words.at(0));
@@ -84,6 +118,19 @@ void Child::kill() {
   if (pid_ <= 0) return;
   ::kill(pid_, SIGKILL);
   ::waitpid(std::exchange(pid_, -1), nullptr, 0);
+}
+
+Result<void> Child::signal(int number) const {
+  if (pid_ <= 0) return fail(Errc::kGone, "signal {}: the process has ended", number);
+  if (::kill(pid_, number) != 0) return fail_errno(errno, "signal a process");
+  return {};
+}
+
+std::optional<int> Child::wait_for_exit(Duration limit) {
+  if (pid_ <= 0 || !wait_readable(pidfd_.get(), limit)) return std::nullopt;
+  int status = 0;
+  ::waitpid(std::exchange(pid_, -1), &status, 0);
+  return WIFEXITED(status) ? WEXITSTATUS(status) : -WTERMSIG(status);
 }
 
 Result<void> Child::stop(Duration patience) {
@@ -193,7 +240,7 @@ Result<TemporaryDirectory> TemporaryDirectory::create() {
   const std::filesystem::path parent = std::filesystem::temp_directory_path(error);
   if (error) return fail_errno(error.value(), "find a directory for temporary files");
   // Short, because the path of a Unix socket in it has at most 107 bytes.
-  std::string path = parent / "pega-perf-XXXXXX";
+  std::string path = parent / "pega-XXXXXX";
   if (::mkdtemp(path.data()) == nullptr) return fail_errno(errno, "make the directory " + path);
   return TemporaryDirectory(std::move(path));
 }

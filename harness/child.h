@@ -22,9 +22,11 @@ namespace pegaflow::harness {
 class Child {
  public:
   struct Options {
-    std::vector<std::string> command;  ///< The first is the path of the program.
-    std::string log_file;              ///< Standard output and error go here; empty: inherited.
-    int inherited_fd = -1;             ///< Stays open in the child under its number; -1: none.
+    std::vector<std::string> command;  ///< The first is the program: a path, or a name in $PATH.
+    std::string
+        log_file;  ///< Standard output and error go here, from its beginning; empty: inherited.
+    int inherited_fd = -1;  ///< Stays open in the child under its number; -1: none.
+    std::vector<std::string> environment{};  ///< NAME=VALUE, in addition to this process's.
   };
 
   /// Errors: the kernel's when it cannot be started.
@@ -41,6 +43,10 @@ class Child {
 
   /// Sends SIGKILL and waits for the end of the process.
   void kill();
+  /// Sends a signal. Errors: the kernel's; kGone when the process has ended.
+  Result<void> signal(int number) const;
+  /// The exit status once the process has ended, -N for signal N; no value after `limit`.
+  std::optional<int> wait_for_exit(Duration limit);
   /// Sends SIGTERM, then SIGKILL if the process has not ended within `patience`.
   /// Errors: kTimeout when it had to be killed, kInternal when it ended with another status than 0.
   Result<void> stop(Duration patience);

@@ -185,10 +185,9 @@ class PageBench {
   static Result<std::unique_ptr<PageBench>> start(const CopyOptions& options,
                                                   std::uint64_t page_bytes) {
     // A claim may hold half of the pool, and every round of whole loads saves new pages.
-    PEGA_TRY_LET(
-        harness::ServerProcess server,
-        harness::ServerProcess::start(
-            {.program = options.common.server, .pool_bytes = 4 * kRoundBytes, .arguments = {}}));
+    PEGA_TRY_LET(harness::ServerProcess server,
+                 harness::ServerProcess::start({.program = options.common.server,
+                                                .pool_size = std::to_string(4 * kRoundBytes)}));
     PEGA_TRY_LET(harness::EngineMemory memory,
                  harness::EngineMemory::create(page_bytes, std::min(kSegmentBytes, page_bytes),
                                                kRoundBytes / page_bytes));

@@ -191,9 +191,10 @@ Result<Figure> measure_engines(const EnginesRun& run, std::uint64_t page_bytes) 
   // evictable ones. With lru the oldest are evicted, so all of these stay; the default policy would
   // rather keep loaded blocks.
   PEGA_TRY_LET(const harness::ServerProcess server,
-               harness::ServerProcess::start({.program = run.server,
-                                              .pool_bytes = kCopyRoundBytes * run.engines * 7 / 2,
-                                              .arguments = {"--eviction", "lru"}}));
+               harness::ServerProcess::start(
+                   {.program = run.server,
+                    .pool_size = std::to_string(kCopyRoundBytes * run.engines * 7 / 2),
+                    .arguments = {"--eviction", "lru"}}));
   Engines engines;
   for (std::uint32_t number = 0; number < run.engines; ++number) {
     PEGA_TRY_LET(auto engine, Engine::start(run, server.socket_path(), number, page_bytes));

@@ -110,7 +110,7 @@ Result<void> measure_single_pages(const SinglePages& options,
   const std::uint64_t page_bytes = options.page_bytes;
   PEGA_TRY_LET(const harness::ServerProcess server,
                harness::ServerProcess::start(
-                   {.program = options.common.server, .pool_bytes = kPoolBytes, .arguments = {}}));
+                   {.program = options.common.server, .pool_size = std::to_string(kPoolBytes)}));
   PEGA_TRY_LET(const auto memory,
                GpuMemory::create(driver, options.device, page_bytes, kSegmentBytes, kBlocks));
   PEGA_TRY_LET(const auto device, CudaDevice::create({.ordinal = options.device}, driver));

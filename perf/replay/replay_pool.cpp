@@ -57,7 +57,7 @@ Result<std::unique_ptr<ReplayPool>> ReplayPool::start(kj::AsyncIoContext& io,
   const std::uint64_t bytes = options.blocks * kSmallPageBytes;
   PEGA_TRY_LET(harness::ServerProcess server,
                harness::ServerProcess::start({.program = options.program,
-                                              .pool_bytes = bytes,
+                                              .pool_size = std::to_string(bytes),
                                               .arguments = {"--eviction", options.eviction}}));
   PEGA_TRY_LET(std::unique_ptr<harness::WireClient> client,
                harness::WireClient::connect(io, server.socket_path()));

@@ -45,7 +45,7 @@ class ReplayPool {
   Result<void> replay(std::span<const Prompt> prompts);
 
   /// The server's socket, for tests.
-  [[nodiscard]] const std::string& socket_path() const noexcept { return server_.socket_path(); }
+  [[nodiscard]] std::string socket_path() const { return server_.socket_path(); }
 
   /// Processor time of the server so far. Errors: the kernel's.
   [[nodiscard]] Result<Duration> cpu_time() const { return server_.process().cpu_time(); }

@@ -209,7 +209,7 @@ Outcome run_lookup(int argc, const char* const* argv) {
   PEGA_TRY_LET(
       harness::ServerProcess server,
       harness::ServerProcess::start(
-          {.program = common.server, .pool_bytes = pool_bytes_for(population), .arguments = {}}));
+          {.program = common.server, .pool_size = std::to_string(pool_bytes_for(population))}));
   kj::AsyncIoContext io = kj::setupAsyncIo();
   PEGA_TRY_LET(const auto client, harness::WireClient::connect(io, server.socket_path()));
   PEGA_TRY(client->register_worker("perf", kSmallPageBytes, 1024));

@@ -133,7 +133,7 @@ class Nodes {
 
   Result<harness::ServerProcess> serve(std::vector<std::string> arguments) {
     return harness::ServerProcess::start({.program = program_,
-                                          .pool_bytes = pool_bytes_for(kPeerBlocks),
+                                          .pool_size = std::to_string(pool_bytes_for(kPeerBlocks)),
                                           .arguments = std::move(arguments)});
   }
   Result<std::unique_ptr<harness::WireClient>> connect(const harness::ServerProcess& server) {

@@ -138,7 +138,7 @@ Result<harness::ServerProcess> start_node(const PullOptions& options,
   return harness::ServerProcess::start(
       {.program = options.common.server,
        // Fetches may use a quarter of it.
-       .pool_bytes = std::max(kLeastPool, 6 * prefix_bytes),
+       .pool_size = std::to_string(std::max(kLeastPool, 6 * prefix_bytes)),
        .arguments = {"--peers", nodes[0] + "," + nodes[1], "--peer-listen", nodes[which],
                      "--peer-deadline", "10s", "--fetch-deadline", "8s"}});
 }

@@ -102,10 +102,10 @@ Result<IdleEngine> start_engine(const harness::ServerProcess& server, int number
 
 Result<void> measure_idle(const ServerBench& options, std::vector<Figure>& figures) {
   constexpr int kEngines = 8;
-  PEGA_TRY_LET(const harness::ServerProcess server,
-               harness::ServerProcess::start({.program = options.common.server,
-                                              .pool_bytes = std::uint64_t{64} << 20,
-                                              .arguments = {}}));
+  PEGA_TRY_LET(
+      const harness::ServerProcess server,
+      harness::ServerProcess::start({.program = options.common.server,
+                                     .pool_size = std::to_string(std::uint64_t{64} << 20)}));
   std::vector<IdleEngine> engines;
   for (int i = 0; i < kEngines; ++i) {
     PEGA_TRY_LET(IdleEngine engine, start_engine(server, i));
@@ -310,10 +310,10 @@ Result<void> measure_full(const ServerBench& options, std::vector<Figure>& figur
   const std::uint64_t unit = (std::uint64_t{64} << 20) / kSmallPageBytes;
   const std::uint64_t wanted =
       (static_cast<std::uint64_t>(options.blocks) + unit - 1) / unit * unit;
-  PEGA_TRY_LET(const harness::ServerProcess server,
-               harness::ServerProcess::start({.program = options.common.server,
-                                              .pool_bytes = wanted * kSmallPageBytes,
-                                              .arguments = {}}));
+  PEGA_TRY_LET(
+      const harness::ServerProcess server,
+      harness::ServerProcess::start({.program = options.common.server,
+                                     .pool_size = std::to_string(wanted * kSmallPageBytes)}));
   kj::AsyncIoContext io = kj::setupAsyncIo();
   PEGA_TRY_LET(const auto client, harness::WireClient::connect(io, server.socket_path()));
   PEGA_TRY_LET(const harness::WireClient::Registered registered,

@@ -80,7 +80,7 @@ Outcome run_start(int argc, const char* const* argv) {
     {
       PEGA_TRY_LET(harness::ServerProcess server,
                    harness::ServerProcess::start(
-                       {.program = common.server, .pool_bytes = size, .arguments = {}}));
+                       {.program = common.server, .pool_size = std::to_string(size)}));
       const std::chrono::duration<double> took = server.start_time();
       seconds.push_back(took.count());
       ours = static_cast<double>(size) / took.count() / 1e9;

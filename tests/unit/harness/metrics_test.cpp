@@ -30,14 +30,12 @@ TEST_SUITE("metrics") {
   }
 
   TEST_CASE("a server that is not a program is an error") {
-    const auto started =
-        ServerProcess::start({.program = "/nonexistent", .pool_bytes = 1, .arguments = {}});
+    const auto started = ServerProcess::start({.program = "/nonexistent", .pool_size = "1"});
     CHECK_FALSE(started);
   }
 
   TEST_CASE("a server that ends before it is ready is an error with its log") {
-    const auto started =
-        ServerProcess::start({.program = "/bin/false", .pool_bytes = 1, .arguments = {}});
+    const auto started = ServerProcess::start({.program = "/bin/false", .pool_size = "1"});
     REQUIRE_FALSE(started);
     CHECK(started.error().code == Errc::kInternal);
     CHECK(started.error().detail.find("ended before it was ready") != std::string::npos);
