@@ -12,6 +12,7 @@
 #include "base/log.h"
 #include "base/units.h"
 #include "capnp/wire/codec.h"
+#include "capnp/wire/rpc_connection.h"
 #include "capnp/wire/rpc_error.h"
 
 namespace pegaflow {
@@ -21,9 +22,6 @@ constexpr Log kLog{"link"};
 
 /// The default, 208 KiB, is smaller than a lookup of 8,192 keys.
 constexpr int kSocketBufferBytes = 1 << 20;
-
-/// No answer is larger than some 40 KiB; more from a broken server is not read.
-constexpr std::uint64_t kTraversalLimitWords = 1 << 20;
 
 /// KJ queues what a stopped server does not read. Beyond the first limit the client sends no
 /// requests; calls that clean up, which are few and small, never reach the second.
@@ -102,46 +100,26 @@ bool is_tried_again_soon(Errc code) {
 
 }  // namespace
 
-/// The parts of one connection; destroyed from the last to the first.
+/// The state of one connection; destroyed from the last to the first.
 struct Link::Connection {
   Connection(kj::AsyncIoContext& io, UniqueFd socket, Id128 last)
       : fd(socket.get()),
         previous(last),
-        stream(io.lowLevelProvider->wrapUnixSocketFd(
-            socket.release(), kj::LowLevelAsyncIoProvider::TAKE_OWNERSHIP |
-                                  kj::LowLevelAsyncIoProvider::ALREADY_CLOEXEC |
-                                  kj::LowLevelAsyncIoProvider::ALREADY_NONBLOCK)),
-        network(*stream, 1, capnp::rpc::twoparty::Side::CLIENT, reader_options()),
-        rpc(capnp::makeRpcClient(network)),
-        dropped(kj::newPromiseAndFulfiller<void>()),
-        over(network.onDisconnect().exclusiveJoin(kj::mv(dropped.promise)).fork()) {}
-
-  static capnp::ReaderOptions reader_options() {
-    capnp::ReaderOptions options;
-    options.traversalLimitInWords = kTraversalLimitWords;
-    return options;
-  }
-
-  wire::Gate::Client gate() {
-    capnp::MallocMessageBuilder message;
-    auto server = message.initRoot<capnp::rpc::twoparty::VatId>();
-    server.setSide(capnp::rpc::twoparty::Side::SERVER);
-    return rpc.bootstrap(server).castAs<wire::Gate>();
-  }
+        rpc(io.lowLevelProvider->wrapUnixSocketFd(
+                socket.release(), kj::LowLevelAsyncIoProvider::TAKE_OWNERSHIP |
+                                      kj::LowLevelAsyncIoProvider::ALREADY_CLOEXEC |
+                                      kj::LowLevelAsyncIoProvider::ALREADY_NONBLOCK),
+            1) {}
 
   const int fd;
   const Id128 previous;  ///< The connection whose end hello reports.
-  kj::Own<kj::AsyncCapabilityStream> stream;
-  capnp::TwoPartyVatNetwork network;
-  capnp::RpcSystem<capnp::rpc::twoparty::VatId> rpc;
+  RpcConnection rpc;
   kj::Maybe<wire::Session::Client> session;
   std::uint16_t version = 0;
   std::uint64_t features = 0;
   bool ready = false;
   kj::Own<kj::PromiseFulfiller<void>> breaker_opened;
-  kj::PromiseFulfillerPair<void> dropped;
   std::optional<Error> why_dropped;
-  kj::ForkedPromise<void> over;
 };
 
 Link::Link(kj::AsyncIoContext& io, const LinkOptions& options, const Identity& identity,
@@ -177,7 +155,7 @@ kj::Promise<void> Link::attempt() {
     return kj::READY_NOW;
   }
   connection_ = std::make_unique<Connection>(io_, std::move(*socket), previous_connection_);
-  kj::Promise<Result<void>> lost = connection_->over.addBranch().then([this]() -> Result<void> {
+  kj::Promise<Result<void>> lost = connection_->rpc.on_over().then([this]() -> Result<void> {
     if (connection_->why_dropped) return tl::unexpected<Error>(*connection_->why_dropped);
     return fail(Errc::kPeerLost, "the server closed the connection");
   });
@@ -199,7 +177,7 @@ kj::Promise<void> Link::attempt() {
 }
 
 kj::Promise<Result<void>> Link::say_hello() {
-  auto request = connection_->gate().helloRequest();
+  auto request = connection_->rpc.bootstrap<wire::Gate>().helloRequest();
   request.setMinimum(minimum_);
   request.setMaximum(maximum_);
   if (maximum_ >= kWireHasFeatures) request.setFeatures(kFeatures);
@@ -342,7 +320,7 @@ kj::Promise<void> Link::describe(const DeviceReport& device) {
 Result<void> Link::may_ask() const {
   if (connection_ == nullptr || !connection_->ready) return fail(Errc::kPeerLost, "no server");
   if (breaker_.is_open()) return fail(Errc::kPeerLost, "the server is too slow");
-  const std::size_t queued = connection_->network.getCurrentQueueSize();
+  const std::size_t queued = connection_->rpc.queued_bytes();
   if (queued > kMaxQueuedToAsk) {
     return fail(Errc::kBusy, "{} bytes are queued for the server already", queued);
   }
@@ -351,7 +329,7 @@ Result<void> Link::may_ask() const {
 
 Result<void> Link::may_send() {
   if (connection_ == nullptr) return fail(Errc::kPeerLost, "no server");
-  const std::size_t queued = connection_->network.getCurrentQueueSize();
+  const std::size_t queued = connection_->rpc.queued_bytes();
   if (queued <= kMaxQueued) return {};
   // A call that is not sent now would be lost, so the next connection reports everything at once.
   Error error{Errc::kPeerLost, fmt::format("the server has not read {} bytes", queued)};
@@ -378,7 +356,7 @@ bool Link::is_up() const {
 void Link::drop(Error why) {
   if (connection_ == nullptr || connection_->why_dropped) return;
   connection_->why_dropped = std::move(why);
-  connection_->dropped.fulfiller->fulfill();
+  connection_->rpc.drop();
 }
 
 wire::Session::Client& Link::session() {

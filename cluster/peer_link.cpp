@@ -387,7 +387,7 @@ kj::Promise<Result<void>> PeerLink::serve() {
   for (const std::uint64_t lease : std::exchange(unreleased_, {})) release(lease);
   send_epochs();
   if (route_.lane != connection_->best_lane) connection_->calls.add(improve(Duration::zero()));
-  return connection_->over.addBranch().then([this]() -> Result<void> {
+  return connection_->rpc.on_over().then([this]() -> Result<void> {
     ++stats_.losses;
     if (!connection_->why_dropped.empty()) {
       return fail(Errc::kPeerLost, "{}", connection_->why_dropped);
@@ -465,7 +465,7 @@ void PeerLink::drop(const std::string& why) {
     connection_->why_dropped = why;
     connection_->keeps_routes = true;
   }
-  connection_->dropped.fulfiller->fulfill();
+  connection_->rpc.drop();
 }
 
 void PeerLink::lost(std::uint64_t life, const std::string& why) {
@@ -473,7 +473,7 @@ void PeerLink::lost(std::uint64_t life, const std::string& why) {
   if (!is_ready()) return forget_kept();
   connection_->keeps_routes = false;
   if (connection_->why_dropped.empty()) connection_->why_dropped = why;
-  connection_->dropped.fulfiller->fulfill();
+  connection_->rpc.drop();
 }
 
 }  // namespace pegaflow::cluster

@@ -2,59 +2,36 @@
 /// \file
 /// One connection of a link, from its dialing to its loss; for peer_link*.cpp only.
 
+#include <cstddef>
 #include <cstdint>
 #include <optional>
 #include <set>
 #include <string>
 #include <vector>
 
-#include <capnp/message.h>
-#include <capnp/rpc-twoparty.h>
+#include <kj/async-io.h>
 
 #include "base/assert.h"
+#include "capnp/wire/rpc_connection.h"
 #include "capnp/wire/rpc_error.h"
 #include "cluster/peer_link.h"
 
 namespace pegaflow::cluster {
 
-/// The largest answer, a lease, has some 800 KiB; more from a broken peer is not read.
-inline constexpr std::uint64_t kTraversalLimitWords = 1 << 20;
-
 struct PeerLink::Connection final : private kj::TaskSet::ErrorHandler {
-  explicit Connection(kj::Own<kj::AsyncIoStream> connected)
-      : stream(kj::mv(connected)),
-        network(*stream, capnp::rpc::twoparty::Side::CLIENT, reader_options()),
-        rpc(capnp::makeRpcClient(network)),
-        dropped(kj::newPromiseAndFulfiller<void>()),
-        over(network.onDisconnect().exclusiveJoin(kj::mv(dropped.promise)).fork()),
-        calls(*this) {}
+  explicit Connection(kj::Own<kj::AsyncIoStream> stream) : rpc(kj::mv(stream)), calls(*this) {}
 
-  static capnp::ReaderOptions reader_options() {
-    capnp::ReaderOptions options;
-    options.traversalLimitInWords = kTraversalLimitWords;
-    return options;
-  }
-
-  wire::PeerGate::Client gate() {
-    capnp::MallocMessageBuilder message;
-    auto server = message.initRoot<capnp::rpc::twoparty::VatId>();
-    server.setSide(capnp::rpc::twoparty::Side::SERVER);
-    return rpc.bootstrap(server).castAs<wire::PeerGate>();
-  }
+  wire::PeerGate::Client gate() { return rpc.bootstrap<wire::PeerGate>(); }
 
   void taskFailed(kj::Exception&& exception) override {
     // Each call reports its failure to its caller.
     PEGA_ASSERT(false, "a call to a peer failed: {}", error_from(exception).detail);
   }
 
-  kj::Own<kj::AsyncIoStream> stream;
-  capnp::TwoPartyVatNetwork network;
-  capnp::RpcSystem<capnp::rpc::twoparty::VatId> rpc;
+  RpcConnection rpc;
   std::optional<wire::Peer::Client> peer;
-  kj::PromiseFulfillerPair<void> dropped;
   std::string why_dropped;
-  bool keeps_routes = false;  ///< The peer may live: its leases are still in use.
-  kj::ForkedPromise<void> over;
+  bool keeps_routes = false;                ///< The peer may live: its leases are still in use.
   std::vector<FabricDescriptor> described;  ///< The peer's lanes.
   std::vector<Route> routes;                ///< Those connected in the fabrics.
   std::size_t best_lane = 0;                ///< The best of the common lanes.

@@ -103,7 +103,7 @@ kj::Promise<Result<std::size_t>> PeerLink::locate(const Bytes32& space,
   if (auto may = check_askable(); !may) {
     return Result<std::size_t>(tl::unexpected<Error>(std::move(may.error())));
   }
-  if (connection_->network.getCurrentQueueSize() > kMaxQueued) {
+  if (connection_->rpc.queued_bytes() > kMaxQueued) {
     lost(life(), "the peer does not read its requests");
     return Result<std::size_t>(fail(Errc::kPeerLost, "the peer does not read"));
   }

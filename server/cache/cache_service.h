@@ -227,7 +227,7 @@ class CacheService {
   };
   struct Fetch {
     std::size_t blocks = 0;  ///< The growth of the claim.
-    std::size_t coming = 0;  ///< Of `blocks`, those in flight.
+    std::size_t coming = 0;  ///< Those of `blocks` in flight.
     std::vector<Fetched> frames;
   };
   /// Extends a claim by blocks that are in flight or to be fetched; see BlockStore::fetch. At most

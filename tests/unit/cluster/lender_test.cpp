@@ -53,7 +53,7 @@ class PlayedLender final : public Lender {
   }
   kj::Promise<Result<LeaseGrant>> lease(const Bytes32&, std::span<const BlockKey>, std::size_t,
                                         std::chrono::milliseconds) override {
-    return Result<LeaseGrant>(fail(Errc::kInternal, "nobody asks for a lease here"));
+    return Result<LeaseGrant>(fail(Errc::kInternal, "no lease is expected here"));
   }
   kj::Promise<Result<bool>> confirm(std::uint64_t, Duration) override { return Result<bool>(true); }
   kj::Promise<Result<Epoch>> reset(const Bytes32&, const Epoch& epoch, Duration) override {
