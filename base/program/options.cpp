@@ -206,112 +206,157 @@ Result<void> OptionTable::assign(Option& option, const std::string& value,
   return {};
 }
 
-Result<OptionTable::Next> OptionTable::parse(int argc, const char* const* argv, std::ostream& out) {
-  for (const auto& option : options_) option->default_text = option->show();
+/// The command line, split into words by CLI11.
+///
+/// CLI11 does not see the file, since it would let the file override the environment; nor does it
+/// validate values, so that all three sources have the same error texts.
+class OptionTable::CommandLine {
+ public:
+  CommandLine(const std::string& about, const std::string& program,
+              const std::vector<std::unique_ptr<Option>>& options);
 
-  // CLI11 splits the command line and the file into words; this table validates the values, so that
-  // all three sources have the same error texts. (In CLI11's own order a file would override the
-  // environment.)
-  CLI::App app(about_, program_);
-  app.set_help_flag("-h,--help", "Print this and exit.");
-  bool wants_version = false;
-  bool wants_options = false;
-  std::string file;
-  app.add_flag("--version", wants_version, "Print the version and exit.");
-  app.add_flag("--print-options", wants_options,
-               "Print every option with the value it has, and exit.");
-  app.add_option("--config", file, "A file of `name = value` lines (environment: PEGA_CONFIG).");
+  /// kExit after --help and --version, whose text goes to `out`.
+  Result<Next> parse(int argc, const char* const* argv, std::ostream& out);
+  /// Calls `use(option, value)` for each option that was given.
+  template <typename Use>
+  Result<void> for_each(Use use) const;
+
+  [[nodiscard]] const std::string& file() const noexcept { return file_; }
+  [[nodiscard]] bool wants_options() const noexcept { return wants_options_; }
+
+ private:
   struct Given {
     Option* option = nullptr;
     CLI::Option* cli = nullptr;
     std::vector<std::string> values;
   };
-  std::vector<std::unique_ptr<Given>> given;
-  for (const auto& option : options_) {
-    given.push_back(std::make_unique<Given>());
-    Given& entry = *given.back();
-    entry.option = option.get();
-    std::string sentence = (option->has_no_effect ? "No effect: " : "") + option->sentence;
-    if (!option->default_text.empty()) sentence += " [" + option->default_text + "]";
-    entry.cli = app.add_option("--" + option->name, entry.values, sentence);
-    entry.cli->type_name(option->kind)->group("Options");
-    if (option->is_flag) {
-      entry.cli->expected(0, 1)->default_str("");
-    } else if (option->is_list) {
-      entry.cli->expected(1, -1)->delimiter(',');
-    } else {
-      // The last of several counts. Each takes one word and leaves the next one alone.
-      entry.cli->expected(1)->multi_option_policy(CLI::MultiOptionPolicy::TakeLast);
-      entry.cli->allow_extra_args(false);
-    }
+  void declare(Option& option);
+
+  CLI::App app_;
+  bool wants_version_ = false;
+  bool wants_options_ = false;
+  std::string file_;
+  std::vector<std::unique_ptr<Given>> given_;
+};
+
+OptionTable::CommandLine::CommandLine(const std::string& about, const std::string& program,
+                                      const std::vector<std::unique_ptr<Option>>& options)
+    : app_(about, program) {
+  app_.set_help_flag("-h,--help", "Print this and exit.");
+  app_.add_flag("--version", wants_version_, "Print the version and exit.");
+  app_.add_flag("--print-options", wants_options_,
+                "Print every option with the value it has, and exit.");
+  app_.add_option("--config", file_, "A file of `name = value` lines (environment: PEGA_CONFIG).");
+  for (const auto& option : options) declare(*option);
+  app_.allow_extras();
+}
+
+void OptionTable::CommandLine::declare(Option& option) {
+  given_.push_back(std::make_unique<Given>());
+  Given& entry = *given_.back();
+  entry.option = &option;
+  std::string sentence = (option.has_no_effect ? "No effect: " : "") + option.sentence;
+  if (!option.default_text.empty()) sentence += " [" + option.default_text + "]";
+  entry.cli = app_.add_option("--" + option.name, entry.values, sentence);
+  entry.cli->type_name(option.kind)->group("Options");
+  if (option.is_flag) {
+    entry.cli->expected(0, 1)->default_str("");
+  } else if (option.is_list) {
+    entry.cli->expected(1, -1)->delimiter(',');
+  } else {
+    // The last of several counts. Each takes one word and leaves the next one alone.
+    entry.cli->expected(1)->multi_option_policy(CLI::MultiOptionPolicy::TakeLast);
+    entry.cli->allow_extra_args(false);
   }
-  app.allow_extras();
+}
+
+Result<OptionTable::Next> OptionTable::CommandLine::parse(int argc, const char* const* argv,
+                                                          std::ostream& out) {
   try {
-    app.parse(argc, argv);
+    app_.parse(argc, argv);
   } catch (const CLI::CallForHelp&) {
-    out << app.help();
+    out << app_.help();
     return Next::kExit;
   } catch (const CLI::ParseError& problem) {
     return fail(Errc::kInvalidArgument, "{}; --help lists all options", problem.what());
   }
-  if (const auto words = app.remaining(); !words.empty()) return refuse_words(words);
-  if (wants_version) {
-    out << program_ << ' ' << kVersion << '\n';
-    return Next::kExit;
-  }
+  if (const auto words = app_.remaining(); !words.empty()) return refuse_words(words);
+  if (!wants_version_) return Next::kRun;
+  out << app_.get_name() << ' ' << kVersion << '\n';
+  return Next::kExit;
+}
 
-  if (file.empty()) {
-    if (const char* const named = std::getenv("PEGA_CONFIG")) file = named;
-  }
-  if (!file.empty()) {
-    std::error_code ignored;
-    if (std::filesystem::is_directory(file, ignored)) {  // It would be read as an empty file.
-      return fail(Errc::kInvalidArgument, "--config {}: it is a directory", file);
-    }
-    if (::access(file.c_str(), R_OK) != 0) {
-      return fail(Errc::kInvalidArgument, "--config {}: cannot be read: {}", file,
-                  std::generic_category().message(errno));
-    }
-    std::vector<CLI::ConfigItem> items;
-    try {
-      items = CLI::ConfigBase().from_file(file);
-    } catch (const CLI::Error& problem) {
-      return fail(Errc::kInvalidArgument, "--config {}: {}", file, problem.what());
-    }
-    for (const CLI::ConfigItem& item : items) {
-      const auto found = std::find_if(options_.begin(), options_.end(), [&](const auto& option) {
-        return option->name == item.name;
-      });
-      if (found == options_.end()) {
-        return fail(Errc::kInvalidArgument,
-                    "--config {}: unknown option \"{}\"; --help lists all options", file,
-                    item.fullname());
-      }
-      // CLI11 splits a value such as `512 MiB` into words, and a list into its items.
-      const std::string_view between = (**found).is_list ? "," : " ";
-      PEGA_TRY(assign(**found, join(item.inputs, between), "file " + file));
-    }
-  }
-  for (const auto& option : options_) {
-    const std::string name = environment_name(option->name);
-    if (const char* const value = std::getenv(name.c_str())) {
-      PEGA_TRY(assign(*option, value, "environment variable " + name));
-    }
-  }
-  for (const auto& entry : given) {
+template <typename Use>
+Result<void> OptionTable::CommandLine::for_each(Use use) const {
+  for (const auto& entry : given_) {
     if (entry->cli->count() == 0) continue;
     const bool bare_flag =
         entry->option->is_flag && (entry->values.empty() || entry->values.back().empty());
     const std::string value = bare_flag                ? "true"
                               : entry->option->is_list ? join(entry->values)
                                                        : entry->values.back();
-    PEGA_TRY(assign(*entry->option, value, "command line"));
+    PEGA_TRY(use(*entry->option, value));
   }
-  if (wants_options) {
-    out << print_options();
-    return Next::kExit;
+  return {};
+}
+
+Result<void> OptionTable::read_file(const std::string& file) {
+  std::error_code ignored;
+  if (std::filesystem::is_directory(file, ignored)) {  // It would be read as an empty file.
+    return fail(Errc::kInvalidArgument, "--config {}: it is a directory", file);
   }
-  return Next::kRun;
+  if (::access(file.c_str(), R_OK) != 0) {
+    return fail(Errc::kInvalidArgument, "--config {}: cannot be read: {}", file,
+                std::generic_category().message(errno));
+  }
+  std::vector<CLI::ConfigItem> items;
+  try {
+    items = CLI::ConfigBase().from_file(file);
+  } catch (const CLI::Error& problem) {
+    return fail(Errc::kInvalidArgument, "--config {}: {}", file, problem.what());
+  }
+  for (const CLI::ConfigItem& item : items) {
+    const auto found = std::find_if(options_.begin(), options_.end(),
+                                    [&](const auto& option) { return option->name == item.name; });
+    if (found == options_.end()) {
+      return fail(Errc::kInvalidArgument,
+                  "--config {}: unknown option \"{}\"; --help lists all options", file,
+                  item.fullname());
+    }
+    // CLI11 splits a value such as `512 MiB` into words, and a list into its items.
+    const std::string_view between = (**found).is_list ? "," : " ";
+    PEGA_TRY(assign(**found, join(item.inputs, between), "file " + file));
+  }
+  return {};
+}
+
+Result<void> OptionTable::read_environment() {
+  for (const auto& option : options_) {
+    const std::string name = environment_name(option->name);
+    if (const char* const value = std::getenv(name.c_str())) {
+      PEGA_TRY(assign(*option, value, "environment variable " + name));
+    }
+  }
+  return {};
+}
+
+Result<OptionTable::Next> OptionTable::parse(int argc, const char* const* argv, std::ostream& out) {
+  for (const auto& option : options_) option->default_text = option->show();
+  CommandLine line(about_, program_, options_);
+  PEGA_TRY_LET(const Next next, line.parse(argc, argv, out));
+  if (next == Next::kExit) return next;
+  std::string file = line.file();
+  if (file.empty()) {
+    if (const char* const named = std::getenv("PEGA_CONFIG")) file = named;
+  }
+  if (!file.empty()) PEGA_TRY(read_file(file));
+  PEGA_TRY(read_environment());
+  PEGA_TRY(line.for_each([this](Option& option, const std::string& value) {
+    return assign(option, value, "command line");
+  }));
+  if (!line.wants_options()) return Next::kRun;
+  out << print_options();
+  return Next::kExit;
 }
 
 std::string OptionTable::print_options() const {

@@ -68,8 +68,11 @@ class OptionTable {
 
  private:
   struct Option;
+  class CommandLine;
   Option& add(std::string name, std::string sentence);
   Result<void> assign(Option& option, const std::string& value, std::string_view source);
+  Result<void> read_file(const std::string& file);
+  Result<void> read_environment();
   [[nodiscard]] std::string print_options() const;
 
   std::string program_;
