@@ -9,7 +9,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from pegaflow import _native
-from pegaflow.api.buffers import layout
+from pegaflow.api.buffers import Layout, layout
 from pegaflow.api.keys import pack
 from pegaflow.cli.endpoint import addr_from, socket_path
 
@@ -17,6 +17,20 @@ log = logging.getLogger("pegaflow.api")
 
 #: Deadlines for a program that is not an engine's inner loop; docs/python_api.md.
 PATIENT = {"lookup_deadline": 1.0, "open_deadline": 1.0, "reserve_deadline": 1.0}
+#: Options of a mover that a session does not have.
+MOVER_OPTIONS = ("load_patience", "load_bytes_per_second", "max_jobs", "sample_one_in")
+
+
+def _with_layout(factors: Mapping[str, str], of_arrays: Layout) -> list[tuple[str, str]]:
+    """The namespace's sorted list.
+
+    Raises:
+        ValueError: ``factors`` has a layout of its own.
+    """
+    names = {str(name): str(value) for name, value in factors.items()}
+    if "layout" in names:
+        raise ValueError("factors: `layout` is reserved; it is derived from the arrays")
+    return sorted((names | {"layout": of_arrays.description}).items())
 
 
 class CacheBase:
@@ -59,16 +73,12 @@ class CacheBase:
             raise ValueError("factors: the model's name is missing")
         self._layout = layout(arrays, block_axis)
         self._raise_errors = raise_errors
-        names = {str(name): str(value) for name, value in factors.items()}
-        if "layout" in names:
-            raise ValueError("factors: `layout` is reserved; it is derived from the arrays")
-        names["layout"] = self._layout.description
+        names = _with_layout(factors, self._layout)
         path = str(socket_path(endpoint or addr_from(os.environ)))
         name = instance or f"python-{os.getpid()}-{_native.random_id().hex()[:8]}"
         build = f"pegaflow.api {_native.__version__}"
         options = PATIENT | deadlines
-        mover_only = ("load_patience", "load_bytes_per_second", "max_jobs", "sample_one_in")
-        link_options = {k: v for k, v in options.items() if k not in mover_only}
+        link_options = {k: v for k, v in options.items() if k not in MOVER_OPTIONS}
         self._device = _native.HostDevice(copy_threads)
         self._mover = _native.Mover(
             path,
@@ -76,20 +86,23 @@ class CacheBase:
             self._device,
             self._layout.segments,
             self._layout.block_count,
-            sorted(names.items()),
+            names,
             build=build,
             verify=verify,
             **options,
         )
-        try:
-            self._session = _native.CacheSession(path, name, build, **link_options)
-        except BaseException:
-            self._mover.close()
-            raise
+        self._session = self._open_session(path, name, build, link_options)
         self._answer_patience_s = 2 * options["lookup_deadline"] + 1.0
         self._scheduler = _native.random_id()
         self._numbers = itertools.count(1)
         self._said = ""
+
+    def _open_session(self, path: str, name: str, build: str, options: dict[str, float]) -> Any:
+        try:
+            return _native.CacheSession(path, name, build, **options)
+        except BaseException:
+            self._mover.close()
+            raise
 
     def _pack(
         self, keys: Sequence[bytes], blocks: Sequence[int] | None = None

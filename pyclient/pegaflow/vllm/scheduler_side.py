@@ -67,45 +67,15 @@ class SchedulerSide:
         #: The incarnation in the names of jobs; the session reports it to the server.
         self._incarnation = scheduler or _native.random_id()
         self.ranks = ranks
-        self.loads = Loads(
-            ranks=ranks,
-            block_bytes=block_bytes,
-            patience_s=settings.load_patience_ms / 1e3,
-            bytes_per_second=settings.load_bytes_per_second,
-            counts=self.counts,
-            clock=clock,
-        )
+        self.loads = self._make_loads(block_bytes)
         self.events = (
             BlockEvents(session, event_format, counts=self.counts, clock=clock)
             if event_format is not None
             else None
         )
-        self.policy = LoadPolicy(
-            always=settings.load_policy == "always",
-            block_size=block_size,
-            most_tokens=most_tokens,
-            queued_blocks=self.loads.queued_blocks,
-            clock=clock,
-        )
-        wanted = settings.min_load_tokens or 2 * block_size
-        self._lookups = Lookups(
-            session,
-            settings,
-            self.loads,
-            self.policy,
-            min_blocks=max(1, -(-wanted // block_size)),
-            block_size=block_size,
-            follow=prefix_caching,
-            counts=self.counts,
-            clock=clock,
-            events=self.events,
-        )
-        self._waits = Waits(
-            session,
-            patience_s=settings.handover_wait_ms / 1e3,
-            counts=self.counts,
-            clock=clock,
-        )
+        self.policy = self._make_policy(most_tokens)
+        self._lookups = self._make_lookups(follow=prefix_caching)
+        self._waits = self._make_waits()
         self.saves: Saves | None = None  # until vLLM shows its block pool
         self._states: dict[str, RequestState] = {}
         self._generation = 0
@@ -119,6 +89,48 @@ class SchedulerSide:
         self._link_seen_at = -LINK_INTERVAL_S
         self._summary = Summary(settings.log_interval_s, clock())
         self._shown: dict[str, Any] = {}
+
+    def _make_loads(self, block_bytes: int) -> Loads:
+        return Loads(
+            ranks=self.ranks,
+            block_bytes=block_bytes,
+            patience_s=self._settings.load_patience_ms / 1e3,
+            bytes_per_second=self._settings.load_bytes_per_second,
+            counts=self.counts,
+            clock=self._clock,
+        )
+
+    def _make_policy(self, most_tokens: int) -> LoadPolicy:
+        return LoadPolicy(
+            always=self._settings.load_policy == "always",
+            block_size=self.block_size,
+            most_tokens=most_tokens,
+            queued_blocks=self.loads.queued_blocks,
+            clock=self._clock,
+        )
+
+    def _make_waits(self) -> Waits:
+        return Waits(
+            self._session,
+            patience_s=self._settings.handover_wait_ms / 1e3,
+            counts=self.counts,
+            clock=self._clock,
+        )
+
+    def _make_lookups(self, *, follow: bool) -> Lookups:
+        wanted = self._settings.min_load_tokens or 2 * self.block_size
+        return Lookups(
+            self._session,
+            self._settings,
+            self.loads,
+            self.policy,
+            min_blocks=max(1, -(-wanted // self.block_size)),
+            block_size=self.block_size,
+            follow=follow,
+            counts=self.counts,
+            clock=self._clock,
+            events=self.events,
+        )
 
     # ---- a request arrives, waits, is admitted, ends
 
