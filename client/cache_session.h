@@ -16,6 +16,7 @@
 #include "base/id128.h"
 #include "base/job_id.h"
 #include "client/link_options.h"
+#include "client/session_types.h"
 
 namespace pegaflow {
 
@@ -28,7 +29,11 @@ namespace pegaflow {
 class CacheSession {
  public:
   using Options = LinkOptions;
-  enum class Ticket : std::uint64_t {};
+  using Ticket = SessionTicket;
+  using Answer = SessionAnswer;
+  using Compute = SessionCompute;
+  using Journal = SessionJournal;
+  using Reset = SessionReset;
   static constexpr std::size_t kMaxKeys = 8192;  ///< The limit for one question.
 
   /// Starts the thread; it connects in the background.
@@ -38,27 +43,11 @@ class CacheSession {
   /// Ends all claims of the session and joins the thread, within 1 s.
   ~CacheSession();
 
-  struct Answer {
-    std::size_t blocks = 0;  ///< Leading keys that are sealed, here or at another node, or claimed.
-    bool complete = false;   ///< All ranks of the instance are connected; else blocks is 0.
-    Id128 token;             ///< The claim's; none for a lookup or an empty claim.
-    std::size_t coming = 0;  ///< Those of the blocks, at the end, that another node has.
-    /// For a claim: the predicted arrival of the first and the last of them, counted from the
-    /// answer; 0: unknown.
-    Duration first{};
-    Duration last{};
-  };
-
   /// Asks how many leading keys are sealed, or at one other node; holds nothing. Considers at most
   /// kMaxKeys keys. Errors: kPeerLost when there is no server, kBusy when too many questions are
   /// pending.
   Result<Ticket> lookup(std::span<const BlockKey> keys);
 
-  /// The time in which the engine computes blocks that it does not load.
-  struct Compute {
-    Duration delay{};      ///< Before computing begins.
-    Duration per_block{};  ///< 0: unknown.
-  };
   /// Asks for a claim on the longest sealed prefix of `keys`, and on blocks behind it that are in
   /// flight from another node: a load waits for them, and some may not come. With `compute` only
   /// those are fetched that are predicted to arrive sooner than they would be computed.
@@ -77,15 +66,6 @@ class CacheSession {
   /// Ends a claim. Its loads continue.
   void unclaim(const Id128& token);
 
-  /// Entries about the blocks of the session's namespace, one per key.
-  struct Journal {
-    std::uint64_t space = 0;  ///< With `position`: the arguments of the next question.
-    std::uint64_t position = 0;
-    bool lost = false;           ///< Earlier entries are missing: any block may be gone.
-    bool more = false;           ///< More entries are available: ask again.
-    std::vector<BlockKey> keys;  ///< In the order of the events.
-    std::vector<bool> there;  ///< For each key: its block became findable; false: it no longer is.
-  };
   static constexpr std::uint64_t kJournalEnd = ~std::uint64_t{0};
   /// Asks for the entries since an earlier answer with this `space` and `position`. With
   /// kJournalEnd only the current position is returned; the server records no entries before a
@@ -105,14 +85,6 @@ class CacheSession {
   /// the job is not connected, kBusy when too many calls wait, kRefused when this node's server or
   /// that one is too old.
   std::optional<Result<void>> take_wait(Ticket ticket, Duration patience = Duration::zero());
-
-  /// The outcome of a reset by this session's server.
-  struct Reset {
-    std::uint64_t generation = 0;
-    /// Addresses of nodes that did not confirm it in time: their own engines may still find older
-    /// blocks until those nodes can be reached.
-    std::vector<std::string> unconfirmed = {};
-  };
 
   /// Makes everything that the namespace holds unfindable. The answer comes within `deadline`; the
   /// server waits for nodes that do not confirm, so it may take half a second.

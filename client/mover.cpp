@@ -5,7 +5,9 @@
 #include <cstring>
 #include <mutex>
 #include <thread>
+#include <type_traits>
 #include <utility>
+#include <variant>
 
 #include <poll.h>
 #include <sys/syscall.h>
@@ -47,30 +49,6 @@ int numa_node_of_process() {
 
 }  // namespace
 
-void MoverState::report(MoverJob&& job, std::size_t good_blocks, std::size_t copied_pages,
-                        std::optional<Error> error) {
-  if (!error) job.cut.reset();  // It was completed nevertheless.
-  Mover::Finished finished_job{.kind = job.kind,
-                               .id = job.id,
-                               .blocks = good_blocks,
-                               .skipped = job.skipped,
-                               .bytes = copied_pages * layout.page_bytes(),
-                               .took = clock.now() - job.accepted,
-                               .copying = job.copying,
-                               .cut = job.cut,
-                               .failed_blocks = {},
-                               .error = std::move(error),
-                               .verified = job.verified,
-                               .corrupt = job.corrupt};
-  if (job.kind == Mover::Finished::Kind::kLoad) {
-    job.blocks.erase(job.blocks.begin(),
-                     job.blocks.begin() + static_cast<std::ptrdiff_t>(good_blocks));
-    finished_job.failed_blocks = std::move(job.blocks);
-  }
-  const bool sent = finished.try_send(std::move(finished_job));
-  PEGA_ASSERT(sent, "the queue of {} reports is full", options.max_jobs);
-}
-
 class Mover::Impl {
  public:
   Impl(const Options& options, PageLayout layout, Device& device)
@@ -86,7 +64,9 @@ class Mover::Impl {
   [[nodiscard]] bool forked() const noexcept { return ::getpid() != pid_; }
   [[nodiscard]] const MoverState& state() const noexcept { return state_; }
 
-  Result<void> accept(MoverJob&& job) {
+  /// Stamps a job and queues it for the private thread.
+  template <typename Job>
+  Result<void> accept(Job&& job) {
     if (forked()) return fail(Errc::kPeerLost, "the mover belongs to the parent process");
     if (job.blocks.empty() || job.blocks.size() > kMaxKeysPerCall) {
       return fail(Errc::kInvalidArgument, "{} blocks in a job; 1 to {} are possible",
@@ -99,7 +79,7 @@ class Mover::Impl {
       }
     }
     job.accepted = state_.clock.now();
-    job.pace = LoadPace(job.computing, job.accepted);
+    if constexpr (std::is_same_v<Job, LoadJob>) job.pace = LoadPace(job.computing, job.accepted);
 
     // The lock keeps jobs from being queued behind the command to close.
     const std::lock_guard lock(accept_mutex_);
@@ -111,7 +91,7 @@ class Mover::Impl {
       state_.places_taken.fetch_sub(1);
       return fail(Errc::kBusy, "{} jobs are in flight or not taken", state_.options.max_jobs);
     }
-    if (!state_.commands.try_send(MoverCommand{MoverCommand::Kind::kJob, 0, std::move(job)})) {
+    if (!state_.commands.try_send(MoverCommand{std::forward<Job>(job)})) {
       state_.places_taken.fetch_sub(1);
       return fail(Errc::kBusy, "the queue of the mover's thread is full");
     }
@@ -120,8 +100,7 @@ class Mover::Impl {
 
   void cancel_load(std::uint64_t load) {
     if (forked()) return;
-    MoverCommand command{MoverCommand::Kind::kCancelLoad, load, {}};
-    if (!state_.commands.try_send(std::move(command))) {
+    if (!state_.commands.try_send(MoverCommand{CancelLoad{load}})) {
       kLog.warn("command queue full, a cancelled load ends at its deadline load={}", load);
     }
   }
@@ -135,8 +114,8 @@ class Mover::Impl {
       // A broken device reports it in the completion.
       load.followed = state_.device.complete_early(load.ticket, queue, within).value_or(false);
       if (!load.followed) continue;
-      load.told.took = state_.clock.now() - load.accepted;
-      followed.push_back(load.told);
+      load.report.took = state_.clock.now() - load.accepted;
+      followed.push_back(load.report);
     }
     return followed;
   }
@@ -183,13 +162,17 @@ class Mover::Impl {
     state_.device.detach();
     state_.mapping = PoolMapping();
     state_.events.drain([](MoverEvent&&) {});
-    for (auto& [ticket, job] : state_.jobs) state_.report(std::move(job), 0, 0, off);
-    state_.jobs.clear();
+    for (auto& [ticket, job] : state_.saves) state_.report(job, 0, 0, off);
+    for (auto& [ticket, job] : state_.loads) state_.report(std::move(job), 0, 0, off);
+    state_.saves.clear();
+    state_.loads.clear();
     for (bool closing = false; !closing;) {
       state_.commands.drain([&](MoverCommand&& command) {
-        closing = closing || command.kind == MoverCommand::Kind::kClose;
-        if (command.kind == MoverCommand::Kind::kJob) {
-          state_.report(std::move(command.job), 0, 0, off);
+        closing = closing || std::holds_alternative<CloseMover>(command);
+        if (const auto* const save = std::get_if<SaveJob>(&command)) {
+          state_.report(*save, 0, 0, off);
+        } else if (auto* const load = std::get_if<LoadJob>(&command)) {
+          state_.report(std::move(*load), 0, 0, off);
         }
       });
       pollfd wanted{state_.commands.fd(), POLLIN, 0};
@@ -249,8 +232,7 @@ Result<void> Mover::save(Id128 scheduler, std::uint64_t job, std::span<const Blo
   if (keys.size() != blocks.size()) {
     return fail(Errc::kInvalidArgument, "{} keys for {} blocks", keys.size(), blocks.size());
   }
-  MoverJob accepted;
-  accepted.kind = Finished::Kind::kSave;
+  SaveJob accepted;
   accepted.id = job;
   accepted.job = {scheduler, job};
   accepted.keys.assign(keys.begin(), keys.end());
@@ -266,8 +248,7 @@ Result<void> Mover::load(std::uint64_t load, const Id128& token, std::size_t fir
     return fail(Errc::kInvalidArgument, "block {} of a claim of at most {}", first,
                 kMaxKeysPerCall);
   }
-  MoverJob accepted;
-  accepted.kind = Finished::Kind::kLoad;
+  LoadJob accepted;
   accepted.computing = computing;
   accepted.id = load;
   accepted.token = token;

@@ -1,72 +1,33 @@
 #pragma once
 /// \file
-/// What a Mover's parts share: the mailboxes between its threads, and the jobs under way.
+/// The state that a Mover's parts share: the mailboxes between its threads, and the jobs in flight.
 
 #include <atomic>
 #include <mutex>
 #include <optional>
 #include <unordered_map>
 #include <utility>
+#include <variant>
 #include <vector>
 
-#include "base/block_key.h"
 #include "base/clock.h"
-#include "base/job_id.h"
 #include "base/os/mailbox.h"
 #include "base/page_layout.h"
-#include "client/mover.h"
+#include "client/mover/jobs.h"
+#include "client/mover_types.h"
 #include "client/pool_mapping.h"
 #include "client/status_board.h"
 #include "transport/device.h"
 
 namespace pegaflow {
 
-/// One accepted save or load, until it is reported. Bound to the private thread.
-struct MoverJob {
-  enum class Phase : std::uint8_t {
-    kAsking,    ///< reserve or open is under way; nothing is copied.
-    kCopying,   ///< The device has the batch.
-    kSettling,  ///< The copies have ended; publish is under way.
-  };
-  Mover::Finished::Kind kind = Mover::Finished::Kind::kSave;
-  Phase phase = Phase::kAsking;
-  std::uint64_t id = 0;  ///< The engine's name: the job's number, or the load.
-  TimePoint accepted{};
-  JobId job;                   ///< Of a save.
-  std::vector<BlockKey> keys;  ///< Of a save.
-  Device::Event after = Device::Event::kNow;
-  Id128 token;  ///< Of a load, with `first`.
-  std::uint64_t first = 0;
-  std::vector<std::uint32_t> blocks;
-  // A load goes in pieces where its blocks come from another node, one behind the other.
-  std::uint64_t pin = 0;                    ///< Of the piece under way.
-  std::size_t done = 0;                     ///< Blocks of earlier pieces: loaded.
-  std::size_t copied = 0;                   ///< Their pages.
-  std::size_t coming = 0;                   ///< Behind this piece, what may still come.
-  std::optional<TimePoint> coming_until{};  ///< Since it is known that something does.
-  std::size_t copies = 0;                   ///< Pages that the device was given, of this piece.
-  std::size_t skipped = 0;                  ///< Of a save: blocks that got no slot.
-  /// Of a load, by copy: what was taken when the page was saved. Empty: nothing is compared.
-  std::vector<std::uint64_t> checksums;
-  std::size_t verified = 0;
-  std::size_t corrupt = 0;
-  std::optional<LoadPace::Computing> computing{};  ///< Of a load, with the next ones.
-  LoadPace pace;
-  std::optional<TimePoint> worth_until{};  ///< Of the open that is in flight.
-  TimePoint submitted{};                   ///< When the device was given the piece.
-  Duration copying{};                      ///< What the device took for all pieces.
-  std::optional<LoadPace::Cut> cut{};
-  std::optional<Error> gave_up;  ///< Why no further page is wanted; it may have come too late.
-  bool connection_lost = false;  ///< Then nothing that it copied counts.
+struct CloseMover {};
+struct CancelLoad {
+  std::uint64_t load = 0;
 };
 
 /// From the engine's threads to the private one.
-struct MoverCommand {
-  enum class Kind : std::uint8_t { kClose, kJob, kCancelLoad };
-  Kind kind = Kind::kClose;
-  std::uint64_t load = 0;
-  MoverJob job;
-};
+using MoverCommand = std::variant<CloseMover, CancelLoad, SaveJob, LoadJob>;
 
 /// From the device's threads and the helper to the private one.
 struct MoverEvent {
@@ -78,15 +39,15 @@ struct MoverEvent {
 /// The last piece of a load that the device has, for the engine's thread.
 struct CopyingLoad {
   std::uint64_t ticket = 0;
-  Mover::Followed told;  ///< But for `took`.
+  FollowedLoad report;  ///< Complete except for `took`.
   TimePoint accepted{};
   bool followed = false;
 };
 
-/// Lives as long as the Mover. A job takes its place when it is accepted and gives it back when it
-/// is taken by the engine, so that neither its completion nor its report can find a box full.
+/// Lives as long as the Mover. A job's place is reserved when it is accepted and released when the
+/// engine takes its report, so that both its completion and its report always have room.
 struct MoverState {
-  MoverState(const Mover::Options& chosen, PageLayout of_engine, Device& its_device)
+  MoverState(const MoverOptions& chosen, PageLayout of_engine, Device& its_device)
       : options(chosen),
         layout(std::move(of_engine)),
         device(its_device),
@@ -94,27 +55,38 @@ struct MoverState {
         events(2 * chosen.max_jobs + 16),
         finished(chosen.max_jobs) {}
 
-  const Mover::Options options;
+  const MoverOptions options;
   const PageLayout layout;
   Device& device;
   StatusBoard board;
   std::atomic<std::size_t> places_taken{0};
   Mailbox<MoverCommand> commands;
   Mailbox<MoverEvent> events;
-  Mailbox<Mover::Finished> finished;
+  Mailbox<FinishedJob> finished;
   std::mutex copying_mutex;
   std::vector<CopyingLoad> copying;  ///< Under copying_mutex.
 
   // Bound to the private thread (the helper writes `mapping` while that thread waits for it).
   SteadyClock clock;
   std::uint64_t last_ticket = 0;  ///< Names jobs to the device, and pins to the server.
-  std::unordered_map<std::uint64_t, MoverJob> jobs;
+  std::unordered_map<std::uint64_t, SaveJob> saves;
+  std::unordered_map<std::uint64_t, LoadJob> loads;
+  std::uint64_t pool_bytes = 0;  ///< The size of the server's pool, once registered.
   PoolMapping mapping;
 
-  /// Reports the end of a job; its place is given back when somebody takes the report. Of a load
-  /// the first `good_blocks` are whole and the others failed.
-  void report(MoverJob&& job, std::size_t good_blocks, std::size_t copied_pages,
+  /// The last offset at which a page fits into the pool.
+  [[nodiscard]] std::uint64_t last_page_begin() const { return pool_bytes - layout.page_bytes(); }
+  [[nodiscard]] bool has_jobs() const noexcept { return !saves.empty() || !loads.empty(); }
+
+  /// Reports the end of a job, whose place is released when the engine takes the report.
+  void report(const SaveJob& job, std::size_t sealed_blocks, std::size_t copied_pages,
               std::optional<Error> error);
+  /// The same for a load: the first `good_blocks` are whole and the others failed.
+  void report(LoadJob&& job, std::size_t good_blocks, std::size_t copied_pages,
+              std::optional<Error> error);
+
+ private:
+  void send(FinishedJob&& report);
 };
 
 }  // namespace pegaflow

@@ -11,7 +11,7 @@
 
 #include "base/clock.h"
 #include "base/error.h"
-#include "client/cache_session.h"
+#include "client/session_types.h"
 
 namespace pegaflow {
 
@@ -19,12 +19,12 @@ namespace pegaflow {
 /// one. Thread-safe, with one lock that is held for a lookup in a small table.
 class QuestionTable {
  public:
-  using Ticket = CacheSession::Ticket;
+  using Ticket = SessionTicket;
 
   struct Outcome {
-    CacheSession::Answer answer = {};
-    CacheSession::Reset reset = {};
-    CacheSession::Journal journal = {};
+    SessionAnswer answer = {};
+    SessionReset reset = {};
+    SessionJournal journal = {};
   };
 
   explicit QuestionTable(std::size_t capacity) : capacity_(capacity) {}

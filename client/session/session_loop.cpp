@@ -23,18 +23,18 @@ std::uint32_t at_most_32_bits(Time time) {
   return static_cast<std::uint32_t>(std::clamp<std::int64_t>(time.count(), 0, UINT32_MAX));
 }
 
-Result<CacheSession::Journal> read_journal(wire::Session::JournalResults::Reader answer) {
+Result<SessionJournal> read_journal(wire::Session::JournalResults::Reader answer) {
   const auto keys = answer.getKeys();
   const auto there = answer.getThere();
   if (keys.size() != there.size() * BlockKey::kMaxBytes || there.size() > kMaxJournalEntries) {
     return fail(Errc::kInternal, "{} bytes of keys for {} entries", keys.size(), there.size());
   }
-  CacheSession::Journal journal{.space = answer.getSpace(),
-                                .position = answer.getPosition(),
-                                .lost = answer.getLost(),
-                                .more = answer.getMore(),
-                                .keys = std::vector<BlockKey>(there.size()),
-                                .there = {}};
+  SessionJournal journal{.space = answer.getSpace(),
+                         .position = answer.getPosition(),
+                         .lost = answer.getLost(),
+                         .more = answer.getMore(),
+                         .keys = std::vector<BlockKey>(there.size()),
+                         .there = {}};
   for (unsigned i = 0; i < there.size(); ++i) {
     std::memcpy(journal.keys[i].bytes.data(), keys.begin() + i * BlockKey::kMaxBytes,
                 BlockKey::kMaxBytes);
@@ -169,7 +169,7 @@ void SessionLoop::reset(SessionCommand&& command) {
                          if (answer.hasError()) {
                            return tl::unexpected<Error>(read_error(answer.getError()));
                          }
-                         CacheSession::Reset reset{.generation = answer.getGeneration()};
+                         SessionReset reset{.generation = answer.getGeneration()};
                          for (const auto node : answer.getUnconfirmed()) {
                            reset.unconfirmed.emplace_back(node.cStr());
                          }
@@ -190,7 +190,7 @@ void SessionLoop::journal(SessionCommand&& command) {
                          if (answer.hasError()) {
                            return tl::unexpected<Error>(read_error(answer.getError()));
                          }
-                         PEGA_TRY_LET(CacheSession::Journal journal, read_journal(answer));
+                         PEGA_TRY_LET(SessionJournal journal, read_journal(answer));
                          return QuestionTable::Outcome{.journal = std::move(journal)};
                        })
                  .then([this, ticket = command.ticket](Result<QuestionTable::Outcome>&& outcome) {

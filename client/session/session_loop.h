@@ -23,8 +23,8 @@ struct SessionCommand {
   Id128 token{};  ///< The claim's name, chosen by the client.
   std::vector<BlockKey> keys{};
   Duration deadline{};
-  CacheSession::Compute compute{};  ///< For a claim.
-  std::uint64_t space = 0;          ///< For a journal, with `position`.
+  SessionCompute compute{};  ///< For a claim.
+  std::uint64_t space = 0;   ///< For a journal, with `position`.
   std::uint64_t position = 0;
   Id128 server{};  ///< The server of the job.
   JobId job{};

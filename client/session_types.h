@@ -1,0 +1,54 @@
+#pragma once
+/// \file
+/// The questions and answers of a CacheSession.
+
+#include <cstddef>
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "base/block_key.h"
+#include "base/clock.h"
+#include "base/id128.h"
+
+namespace pegaflow {
+
+enum class SessionTicket : std::uint64_t {};
+
+/// The answer to a lookup or a claim.
+struct SessionAnswer {
+  std::size_t blocks = 0;  ///< Leading keys that are sealed, here or at another node, or claimed.
+  bool complete = false;   ///< All ranks of the instance are connected; else blocks is 0.
+  Id128 token;             ///< The claim's; none for a lookup or an empty claim.
+  std::size_t coming = 0;  ///< Those of the blocks, at the end, that another node has.
+  /// For a claim: the predicted arrival of the first and the last of them, counted from the
+  /// answer; 0: unknown.
+  Duration first{};
+  Duration last{};
+};
+
+/// The time in which the engine computes blocks that it does not load.
+struct SessionCompute {
+  Duration delay{};      ///< Before computing begins.
+  Duration per_block{};  ///< 0: unknown.
+};
+
+/// Entries about the blocks of the session's namespace, one per key.
+struct SessionJournal {
+  std::uint64_t space = 0;  ///< With `position`: the arguments of the next question.
+  std::uint64_t position = 0;
+  bool lost = false;           ///< Earlier entries are missing: any block may be gone.
+  bool more = false;           ///< More entries are available: ask again.
+  std::vector<BlockKey> keys;  ///< In the order of the events.
+  std::vector<bool> there;     ///< For each key: its block became findable; false: it no longer is.
+};
+
+/// The outcome of a reset by this session's server.
+struct SessionReset {
+  std::uint64_t generation = 0;
+  /// Addresses of nodes that did not confirm it in time: their own engines may still find older
+  /// blocks until those nodes can be reached.
+  std::vector<std::string> unconfirmed = {};
+};
+
+}  // namespace pegaflow
