@@ -57,8 +57,8 @@ class Options(unittest.TestCase):
             ),
             (["--decode", "http://a:1", "--instances", "x"], "--instances needs --servers"),
             (["--decode", "http://a:1", "--api-keys-file", "/"], "Is a directory"),
-            (["--decode", "http://a:1", "--engine-api-key-file", "/dev/zero"], "no regular file"),
-            (["--engines-file", "/dev/zero"], "--engines-file /dev/zero: cannot be read: it is no"),
+            (["--decode", "http://a:1", "--engine-api-key-file", "/dev/zero"], "a regular file"),
+            (["--engines-file", "/dev/zero"], "--engines-file /dev/zero: cannot be read: it is"),
             (["--decode", "http://a:1", "--listen", "nowhere"], "HOST:PORT"),
             (["--decode", "http://a:1", "--api-keys-file", "/nowhere"], "cannot be read"),
         ):
