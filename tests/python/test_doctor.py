@@ -128,7 +128,7 @@ def test_the_text_has_a_fix_under_its_problem(tmp_path):
     lines = done.stdout.splitlines()
     problem = next(i for i, line in enumerate(lines) if line.startswith("PROBLEM"))
     assert any("fix: start one:" in line for line in lines[problem : problem + 4])
-    assert lines[-1].endswith("1 to mend")
+    assert lines[-1].endswith("1 to fix")
 
 
 def test_the_factors_that_separate_two_engines_of_one_model_are_named(server):
