@@ -29,7 +29,7 @@ void prepare(kj::AsyncIoStream& stream) {
 
 }  // namespace
 
-std::string_view to_string(PeerLink::State state) noexcept {
+std::string_view to_string(PeerState state) noexcept {
   switch (state) {
     case PeerLink::State::kConnecting:
       return "connecting";

@@ -22,6 +22,7 @@
 #include "cluster/lender.h"
 #include "cluster/open_questions.h"
 #include "cluster/peer_proof.h"
+#include "cluster/peer_stats.h"
 #include "transport/fabric.h"
 
 namespace pegaflow::cluster {
@@ -69,30 +70,8 @@ class PeerLink final : public Lender {
     Duration least_silence = std::chrono::milliseconds(500);
     std::uint16_t maximum_version = kPeerWireMaximum;  ///< Lower in tests of older nodes.
   };
-  enum class State : std::uint8_t {
-    kConnecting,  ///< Not connected; dialed again.
-    kReady,
-    kRefused,  ///< Another version, secret or backend: fix the configuration. Dialed again.
-    kSelf,     ///< The address leads to this node. Dialed again.
-  };
-  struct Stats {
-    State state = State::kConnecting;
-    std::string why;    ///< Why it is not ready.
-    std::string build;  ///< The peer's, once greeted.
-    // Of a ready peer.
-    Id128 node{};               ///< Its incarnation.
-    std::uint16_t version = 0;  ///< The common version of peer.capnp.
-    std::uint64_t greetings = 0;
-    std::uint64_t failures = 0;       ///< Attempts without a greeting.
-    std::uint64_t refusals = 0;       ///< Those of them that were rejected.
-    std::uint64_t losses = 0;         ///< Losses of a ready peer.
-    std::uint64_t late = 0;           ///< Requests without an answer in time.
-    std::uint64_t withheld = 0;       ///< Requests not sent, since answers were overdue.
-    std::string lane;                 ///< The lane in use, of a ready link.
-    std::string lane_why;             ///< Why a better common lane is not used.
-    std::uint64_t lane_failures = 0;  ///< Trials of a better lane that failed.
-    std::uint64_t lane_falls = 0;     ///< Times that the better lane broke and sockets took over.
-  };
+  using State = PeerState;
+  using Stats = PeerStats;
 
   /// All outlive it. `changed` is called when the state has.
   PeerLink(kj::AsyncIoContext& io, const OwnNode& own, Epochs& epochs, Options options,
@@ -206,7 +185,5 @@ class PeerLink final : public Lender {
   Duration trial_pause_{};
   Stats stats_;
 };
-
-std::string_view to_string(PeerLink::State state) noexcept;
 
 }  // namespace pegaflow::cluster

@@ -16,17 +16,13 @@
 #include <kj/async.h>
 
 #include "base/clock.h"
-#include "base/histogram.h"
 #include "cluster/lender.h"
+#include "cluster/peer_stats.h"
 #include "cluster/source.h"
 #include "cluster/source_rate.h"
 #include "transport/fabric.h"
 
 namespace pegaflow::cluster {
-
-/// Upper bounds of the times of reads, in seconds.
-inline constexpr std::array<double, 12> kReadBounds = {20e-6,  50e-6, 100e-6, 200e-6, 500e-6, 1e-3,
-                                                       2.5e-3, 5e-3,  10e-3,  50e-3,  250e-3, 1.0};
 
 /// Reads blocks from the pools of other nodes.
 ///
@@ -60,18 +56,8 @@ class PeerSource final : public Source, private kj::TaskSet::ErrorHandler {
   static constexpr Duration kWindowTime = std::chrono::milliseconds(6);
   /// Reads by a lease end this long before it does.
   static constexpr Duration kLeaseMargin = std::chrono::seconds(1);
-  static constexpr std::size_t kMostLanes = 2;
 
-  struct Stats {
-    std::uint64_t leases = 0;
-    std::uint64_t outlived = 0;     ///< Blocks that arrived complete after the end of their lease.
-    std::uint64_t unconfirmed = 0;  ///< Blocks whose owner did not confirm the lease.
-    std::uint64_t corrupt = 0;      ///< Blocks with wrong bytes, by the lane's own checksum.
-    std::array<std::uint64_t, kMostLanes> lane_bytes{};  ///< Confirmed bytes, by lane.
-    std::size_t batches = 0;  ///< Queued, at the fabrics, or waiting for a confirmation; now.
-    Duration oldest{};        ///< Age of the oldest read that is not quiesced; 0 without one.
-    TimeHistogram<kReadBounds> duration;  ///< Reads, from the fabric's acceptance to the result.
-  };
+  using Stats = PeerSourceStats;
 
   /// One transport into the local pool; a lane's number is its index in the list.
   struct Lane {

@@ -50,17 +50,7 @@ class Peers final : public Lenders, private kj::TaskSet::ErrorHandler {
   /// kBusy.
   kj::Promise<Result<void>> await_job(const Id128& node, const JobId& job, Duration patience);
 
-  /// The counters of await_job().
-  struct Waits {
-    std::size_t waiting = 0;  ///< Now.
-    // Since the start.
-    std::uint64_t over = 0;
-    std::uint64_t gone = 0;     ///< The engine or the node was lost meanwhile.
-    std::uint64_t unknown = 0;  ///< No link leads to that node: nothing was sent.
-    std::uint64_t timed_out = 0;
-    std::uint64_t busy = 0;
-    std::uint64_t refused = 0;  ///< The node is too old.
-  };
+  using Waits = PeerWaits;
   [[nodiscard]] const Waits& waits() const noexcept { return waits_; }
 
  private:

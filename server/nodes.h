@@ -19,43 +19,13 @@
 #include "cluster/peers.h"
 #include "engine/pool/pool.h"
 #include "server/cache/fetches.h"
+#include "server/http/nodes_report.h"
 #include "server/options.h"
 #include "server/rpc/listener.h"
 #include "server/rpc/peer_gate.h"
 #include "server/rpc/rpc_server.h"
 
 namespace pegaflow::server {
-
-/// The part of /health and /metrics about other nodes. A plain value.
-struct NodesReport {
-  struct Peer {
-    std::string address;
-    cluster::PeerLink::Stats link;
-    double bytes_per_second = 0;     ///< The recent rate of reads from it; 0: unknown.
-    std::uint64_t queued_bytes = 0;  ///< Requested and not arrived.
-  };
-  Id128 node;                              ///< The incarnation of this node.
-  std::vector<std::string> lanes;          ///< Open at this node, best first: "rdma", "tcp".
-  std::vector<std::string> cards;          ///< Cards of the RDMA lane.
-  std::vector<std::string> refused_cards;  ///< Unused cards, with the reason.
-  std::string why_not_rdma;                ///< Empty: there is an RDMA lane.
-  std::string listen;                      ///< Where peers reach this node; empty: they cannot.
-  std::vector<Peer> peers;
-  Fetches::Stats fetches;
-  cluster::PeerSource::Stats source;
-  cluster::Peers::Waits waits;
-  PeerContext::Counters gate;
-  RpcCounters rpc;  ///< Counters of connections from peers.
-  /// The state of --peer-secret-file.
-  struct Secrets {
-    bool has_file = false;
-    bool is_file_good = true;   ///< As of the last check.
-    std::size_t accepted = 0;   ///< Secrets that a peer may prove.
-    std::uint64_t changed = 0;  ///< Changes to other secrets.
-    std::uint64_t rejected = 0;
-  };
-  Secrets secrets;
-};
 
 /// The connections of this node to the other nodes of its cluster.
 ///

@@ -262,6 +262,22 @@ class Server final : private kj::TaskSet::ErrorHandler {
     const std::size_t connections =
         connections_that_fit(static_cast<std::size_t>(options_.max_connections),
                              kOwnDescriptors + descriptors_for_peers(options_));
+    PEGA_TRY(start_cache(connections));
+    PEGA_TRY(start_nodes());
+    make_context();
+    start_rpc(connections);
+
+    auto listener = Listener::open(lock_, options_.socket_group);
+    if (!listener) return tl::unexpected<Error>(std::move(listener.error()));
+    listener_.emplace(std::move(*listener));
+    rpc_->serve(client_service(*context_), listener_->fd());
+    is_serving_ = true;
+    publish_ready();
+    log_ready();
+    return announce_ready();
+  }
+
+  Result<void> start_cache(std::size_t connections) {
     engine::BlockStore::Options store;
     store.pool_bytes = pool_->size_bytes();
     store.instance_share = static_cast<double>(options_.instance_share_percent) / 100;
@@ -282,17 +298,29 @@ class Server final : private kj::TaskSet::ErrorHandler {
                                         rpc_->end_connection(connection);
                                       }));
     background_ = std::make_unique<Background>(*service_, io_.provider->getTimer(), clock_);
-    if (nodes_plan_) {
-      if (!nodes_plan_->lanes.cards.empty()) {
-        publish({.is_ok = false,
-                 .status = "registering the pool with RDMA cards",
-                 .pool_bytes = options_.pool_size_bytes,
-                 .done_bytes = options_.pool_size_bytes});
-      }
-      PEGA_TRY_LET(nodes_, Nodes::start(io_, std::move(*nodes_plan_), *pool_, *service_,
-                                        *background_, clock_, [this]() { publish_ready(); }));
-      watch_mailbox(fabric_news_, nodes_->completions(), [this]() { nodes_->read_completions(); });
+    return {};
+  }
+
+  Result<void> start_nodes() {
+    if (!nodes_plan_) return {};
+    if (!nodes_plan_->lanes.cards.empty()) {
+      publish({.is_ok = false,
+               .status = "registering the pool with RDMA cards",
+               .pool_bytes = options_.pool_size_bytes,
+               .done_bytes = options_.pool_size_bytes});
     }
+    PEGA_TRY_LET(nodes_, Nodes::start(io_, std::move(*nodes_plan_), *pool_, *service_, *background_,
+                                      clock_, [this]() { publish_ready(); }));
+    watch_mailbox(fabric_news_, nodes_->completions(), [this]() { nodes_->read_completions(); });
+    return {};
+  }
+
+  std::optional<NodesReport> report_nodes() const {
+    if (nodes_ == nullptr) return std::nullopt;
+    return nodes_->report();
+  }
+
+  void make_context() {
     local_fetches_ = std::make_unique<Fetches>(
         *service_, nullptr, *background_, io_.provider->getTimer(), clock_, Fetches::Options());
     Fetches& fetches = nodes_ == nullptr ? *local_fetches_ : nodes_->fetches();
@@ -319,26 +347,31 @@ class Server final : private kj::TaskSet::ErrorHandler {
                                             }));
                                           },
                                       .keys = {}});
+  }
+
+  void start_rpc(std::size_t connections) {
     RpcServer::Options rpc_options;
     rpc_options.max_connections = connections;
     rpc_options.hello_timeout = options_.hello_timeout;
     rpc_options.allowed_uids = allowed_uids_;
     rpc_ = std::make_unique<RpcServer>(io_, std::move(rpc_options), counters_);
-    admin_ = std::make_unique<Admin>(*service_, *background_, io_.provider->getTimer(), clock_,
-                                     counters_, *pool_, nodes_.get(), *http_, questions_);
+    admin_ = std::make_unique<Admin>(
+        *service_, *background_, io_.provider->getTimer(), clock_, counters_, *pool_,
+        [this]() { return report_nodes(); }, *http_, questions_);
     watch_mailbox(admin_news_, questions_, [this]() { admin_->read(); });
+  }
 
-    auto listener = Listener::open(lock_, options_.socket_group);
-    if (!listener) return tl::unexpected<Error>(std::move(listener.error()));
-    listener_.emplace(std::move(*listener));
-    rpc_->serve(client_service(*context_), listener_->fd());
-    is_serving_ = true;
-    publish_ready();
+  void log_ready() const {
     const std::string advice = huge_page_advice(*pool_);
     kLog.info("ready socket={} http={} pool={} pages={} eviction={} numa=\"{}\"{}",
               lock_.socket().string(), http_address_, format_bytes(pool_->size_bytes()),
-              format_bytes(pool_->page_bytes()), to_string(eviction_), to_string(placement),
+              format_bytes(pool_->page_bytes()), to_string(eviction_),
+              to_string(pool_->placement()),
               advice.empty() ? "" : fmt::format(" advice=\"{}\"", advice));
+  }
+
+  /// Writes the ready file, if one is configured.
+  Result<void> announce_ready() const {
     if (options_.ready_file.empty()) return {};
     nlohmann::json ready = {{"socket", lock_.socket().string()},
                             {"http", http_address_},

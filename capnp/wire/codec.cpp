@@ -26,8 +26,7 @@ std::string first_bytes(::capnp::Text::Reader text, std::size_t limit) {
 constexpr std::string_view kKernels[] = {"unknown", "missing", "present", "not needed"};
 constexpr std::string_view kCopyPaths[] = {"unknown", "host", "direct", "staged"};
 constexpr std::string_view kSides[] = {"scheduler", "worker"};
-constexpr std::string_view kReasons[kDeclineReasons] = {
-    "other", "configuration", "engine", "model", "weights", "device", "failure"};
+constexpr const auto& kReasons = kDeclineReasonNames;
 
 template <typename Enum, std::size_t kCount>
 bool is_known(Enum value, const std::string_view (&)[kCount]) {

@@ -21,6 +21,7 @@
 #include "base/id128.h"
 #include "base/job_id.h"
 #include "capnp/cache.capnp.h"
+#include "capnp/wire/decline_reasons.h"
 
 namespace pegaflow {
 
@@ -133,7 +134,6 @@ struct Decline {
   wire::DeclineReason reason = wire::DeclineReason::OTHER;
   std::string detail{};
 };
-inline constexpr std::size_t kDeclineReasons = 7;
 /// A detail beyond the limit is cut between two characters; a reason of a later version counts as
 /// OTHER. Errors: those of read_instance(); kInvalidArgument for a side that does not exist.
 Result<Decline> read_decline(wire::Decline::Reader reader);

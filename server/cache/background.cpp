@@ -4,6 +4,7 @@
 
 #include "base/assert.h"
 #include "capnp/wire/rpc_error.h"
+#include "server/cache/cache_service.h"
 
 namespace pegaflow::server {
 

@@ -2,13 +2,16 @@
 /// \file
 /// The work of the RPC thread beside requests: slices of queued work, and deadlines.
 
+#include <optional>
+
 #include <kj/async-io.h>
 #include <kj/async.h>
 
 #include "base/clock.h"
-#include "server/cache/cache_service.h"
 
 namespace pegaflow::server {
+
+class CacheService;
 
 /// Resolves in the next event-loop iteration, after all requests whose bytes have arrived.
 /// (kj::evalLater would run before the loop polls its descriptors again.)

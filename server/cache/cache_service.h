@@ -3,7 +3,6 @@
 /// The meaning of each call of a client: instances, namespaces, and which process may access which
 /// page until when.
 
-#include <array>
 #include <cstdint>
 #include <functional>
 #include <map>
@@ -25,6 +24,8 @@
 #include "engine/demand/demand.h"
 #include "engine/frames/checksum_table.h"
 #include "engine/namespace_table.h"
+#include "server/cache/cache_stats.h"
+#include "server/cache/instance_report.h"
 #include "server/cache/job_waits.h"
 
 namespace pegaflow::server {
@@ -286,72 +287,13 @@ class CacheService {
 
   // ---- reports
 
-  struct RankInfo {
-    std::uint32_t rank = 0;
-    std::uint32_t shard = 0;
-    bool is_connected = false;
-    std::string build;
-    Id128 process;
-    std::uint64_t page_bytes = 0;
-    std::uint64_t block_count = 0;
-    std::int32_t numa_node = -1;         ///< The NUMA node of its memory, as it reported.
-    std::optional<EngineInfo> engine{};  ///< While it is connected and has described itself.
-  };
-  /// A side of an engine that is configured to use the cache and does not.
-  struct DeclinedInfo {
-    Decline decline;
-    std::string build;
-  };
-  struct InstanceInfo {
-    std::string id;
-    /// "connected", "waiting for ranks", "not served: REASON", "refused: REASON" or
-    /// "disconnected".
-    std::string state;
-    std::string namespace_hash;
-    std::vector<engine::NamespaceFactor> factors;
-    std::uint64_t generation = 0;
-    std::uint32_t shards = 0;
-    std::vector<RankInfo> ranks;  ///< Every rank that ever connected, in order.
-    std::uint32_t rank_count = 0;
-    std::uint32_t schedulers = 0;
-    std::optional<EngineInfo> scheduler{};   ///< The report of its scheduler.
-    std::vector<DeclinedInfo> not_served{};  ///< The scheduler first, then by rank.
-  };
+  using RankInfo = server::RankInfo;
+  using DeclinedInfo = server::DeclinedInfo;
+  using InstanceInfo = server::InstanceInfo;
   /// In the order of their ids, those that only declined among them.
   [[nodiscard]] std::vector<InstanceInfo> instances() const;
 
-  struct Stats {
-    engine::BlockStore::Stats store;
-    std::vector<engine::BlockStore::ShapeStats> shapes;
-    std::uint64_t memory_bytes = 0;  ///< Beside the pool.
-    std::size_t clients = 0;
-    std::size_t detached = 0;
-    std::size_t instances = 0;
-    std::size_t instances_waiting = 0;  ///< Some of their ranks are connected, and not all.
-    /// Instances of which a side has declined, each counted once, by the reason that /instances
-    /// shows.
-    std::array<std::size_t, kDeclineReasons> instances_declined{};
-    std::size_t instances_refused = 0;  ///< All of their ranks are connected, and refused.
-    std::size_t namespaces = 0;
-    std::size_t space_names = 0;  ///< Names by which other nodes may request namespaces.
-    // Since the start.
-    std::uint64_t load_bytes = 0;
-    std::uint64_t load_blocks_own = 0;    ///< Written by the process that loads them.
-    std::uint64_t load_blocks_other = 0;  ///< Written by another one.
-    std::uint64_t save_bytes = 0;
-    std::uint64_t fetch_bytes = 0;               ///< Bytes of blocks fetched from other nodes.
-    std::uint64_t lent_bytes = 0;                ///< Bytes of blocks lent to other nodes.
-    std::uint64_t refused_page_size = 0;         ///< Registrations.
-    std::vector<engine::Demand::Window> demand;  ///< One for each window.
-    std::uint64_t lookup_blocks_not_served = 0;  ///< Requested by instances that are not complete.
-    std::uint64_t corrupt_pages = 0;             ///< Reported by the workers that loaded them.
-    std::size_t epochs = 0;                      ///< Namespaces with an epoch of their own.
-    std::uint64_t resets_here = 0;               ///< Requested by an engine of this node.
-    std::uint64_t resets_learned = 0;            ///< Received from other nodes.
-    std::uint64_t resets_unconfirmed = 0;        ///< Nodes that did not confirm one in time.
-    std::optional<std::uint32_t> next_victim_idle_s;
-    JobWaits::Stats waits;
-  };
+  using Stats = CacheStats;
   [[nodiscard]] Stats stats() const;
   [[nodiscard]] engine::BlockStore& store() noexcept { return *store_; }
   [[nodiscard]] const engine::BlockStore& store() const noexcept { return *store_; }
@@ -375,8 +317,18 @@ class CacheService {
   /// Checks the registration against what is known of its instance; ends the connection that it
   /// replaces.
   Result<void> check_rank(const Client& caller, const Registration& registration);
+  /// The repeated registration of a worker: the same rank again.
+  [[nodiscard]] Result<Registered> register_again(const Client& caller,
+                                                  const Registration& registration) const;
+  Result<void> check_new_rank(const Client& caller, const Registration& registration);
   Result<void> enter_namespace(Client& caller, const Registration& registration,
                                engine::NamespaceId& entered);
+  /// Makes the caller, which has entered `space_name` and its instance, the worker of its rank.
+  void add_rank(Client& caller, const Registration& registration, engine::NamespaceId space_name);
+  /// Ends the client's rights in its instance, and leaves it.
+  void drop_membership(Client& client);
+  /// Undoes add_rank(); the caller stays a scheduler if it was one.
+  void withdraw_rank(Client& caller);
   /// All ranks are connected: determines the namespace's shape.
   void complete(Instance& instance);
   [[nodiscard]] std::uint32_t numa_part_of(const Instance& instance, std::uint32_t shard) const;

@@ -293,34 +293,11 @@ Result<void> CacheService::enter_namespace(Client& caller, const Registration& r
 Result<CacheService::Registered> CacheService::register_rank(const Id128& connection,
                                                              const Registration& registration) {
   PEGA_TRY_LET(Client* const caller, client(connection));
-  if (caller->is_worker) {
-    const Instance& own = *caller->instance;
-    if (own.id != registration.instance || caller->rank != registration.rank ||
-        own.ranks[caller->rank].page_bytes != registration.page_bytes) {
-      return fail(Errc::kInvalidArgument, "this connection has registered for instance {}", own.id);
-    }
-    return Registered{own.namespace_hash};
-  }
-  if (!caller->watch) {
-    return fail(
-        Errc::kRefused,
-        "without a pidfd that can be polled the end of this process cannot be detected, so it "
-        "gets no pool (Linux 5.3 or newer is needed)");
-  }
-  // Before it enters the namespace: an impossible size would stay the size of the namespace.
-  PEGA_TRY(check_rank(*caller, registration));
-  if (detached_.size() >= max_detached_) {
-    return fail(Errc::kBusy,
-                "register: {} ended connections may still be copying, the limit is reached",
-                detached_.size());
-  }
+  if (caller->is_worker) return register_again(*caller, registration);
+  PEGA_TRY(check_new_rank(*caller, registration));
   engine::NamespaceId space_name{};
   if (auto entered = enter_namespace(*caller, registration, space_name); !entered) {
-    if (caller->instance != nullptr && !caller->is_scheduler) {
-      store_->holder_gone(*caller->holder);
-      caller->holder.reset();
-      leave_instance(*caller);
-    }
+    if (caller->instance != nullptr && !caller->is_scheduler) drop_membership(*caller);
     if (entered.error().code == Errc::kRefused) {
       ++counted_.refused_page_size;
       kLog.error("an engine runs without the cache instance={} reason=\"{}\"",
@@ -329,45 +306,83 @@ Result<CacheService::Registered> CacheService::register_rank(const Id128& connec
     return tl::unexpected<Error>(std::move(entered.error()));
   }
   Instance& instance = *caller->instance;
+  add_rank(*caller, registration, space_name);
+  if (instance.connected == instance.ranks.size()) complete(instance);
+  if (!instance.refused.empty() && instance.ranks.size() == 1) {
+    // No other rank waits for it: it receives the reason at once, and leaves no trace.
+    Error error{Errc::kRefused, instance.refused};
+    withdraw_rank(*caller);
+    return tl::unexpected<Error>(std::move(error));
+  }
+  return Registered{instance.namespace_hash};
+}
+
+Result<CacheService::Registered> CacheService::register_again(
+    const Client& caller, const Registration& registration) const {
+  const Instance& own = *caller.instance;
+  if (own.id != registration.instance || caller.rank != registration.rank ||
+      own.ranks[caller.rank].page_bytes != registration.page_bytes) {
+    return fail(Errc::kInvalidArgument, "this connection has registered for instance {}", own.id);
+  }
+  return Registered{own.namespace_hash};
+}
+
+Result<void> CacheService::check_new_rank(const Client& caller, const Registration& registration) {
+  if (!caller.watch) {
+    return fail(
+        Errc::kRefused,
+        "without a pidfd that can be polled the end of this process cannot be detected, so it "
+        "gets no pool (Linux 5.3 or newer is needed)");
+  }
+  // Before it enters the namespace: an impossible size would stay the size of the namespace.
+  PEGA_TRY(check_rank(caller, registration));
+  if (detached_.size() >= max_detached_) {
+    return fail(Errc::kBusy,
+                "register: {} ended connections may still be copying, the limit is reached",
+                detached_.size());
+  }
+  return {};
+}
+
+void CacheService::add_rank(Client& caller, const Registration& registration,
+                            engine::NamespaceId space_name) {
+  Instance& instance = *caller.instance;
   if (instance.connected == 0) {
     instance.ranks.assign(registration.ranks, Rank{});
     instance.shards = registration.shards;
     instance.space_name = space_name;
     instance.namespace_hash = namespaces_->find(space_name)->hash;
   }
-  caller->is_worker = true;
-  caller->rank = registration.rank;
+  caller.is_worker = true;
+  caller.rank = registration.rank;
   Rank& rank = instance.ranks[registration.rank];
-  rank = {.worker = connection,
-          .process = caller->process,
-          .build = caller->build,
+  rank = {.worker = caller.connection,
+          .process = caller.process,
+          .build = caller.build,
           .shard = registration.shard,
           .page_bytes = registration.page_bytes,
           .block_count = registration.block_count,
           .numa_node = registration.node};
-  store_->set_shard(*caller->holder, registration.shard, registration.shards);
+  store_->set_shard(*caller.holder, registration.shard, registration.shards);
   ++instance.connected;
   kLog.info("registered instance={} rank={} of={} process={} namespace={} page={}", instance.id,
             registration.rank, instance.ranks.size(), to_string(rank.process),
             instance.namespace_hash, format_bytes(rank.page_bytes));
-  if (instance.connected == instance.ranks.size()) complete(instance);
-  if (!instance.refused.empty() && instance.ranks.size() == 1) {
-    // No other rank waits for it: it receives the reason at once, and leaves no trace.
-    Error error{Errc::kRefused, instance.refused};
-    store_->holder_gone(*caller->holder);
-    caller->holder.reset();
-    const bool is_scheduler = std::exchange(caller->is_scheduler, false);
-    const Id128 scheduler = caller->scheduler;
-    if (is_scheduler) {
-      --instance.schedulers;
-      leave_schedulers(*caller);
-    }
-    const std::string id = instance.id;
-    leave_instance(*caller);
-    if (is_scheduler) (void)attach(connection, id, scheduler);
-    return tl::unexpected<Error>(std::move(error));
-  }
-  return Registered{instance.namespace_hash};
+}
+
+void CacheService::drop_membership(Client& client) {
+  store_->holder_gone(*client.holder);
+  client.holder.reset();
+  leave_instance(client);
+}
+
+void CacheService::withdraw_rank(Client& caller) {
+  const std::string id = caller.instance->id;
+  const Id128 scheduler = caller.scheduler;
+  const bool is_scheduler = caller.is_scheduler;
+  drop_membership(caller);
+  // Its side as a scheduler stays.
+  if (is_scheduler) static_cast<void>(attach(caller.connection, id, scheduler));
 }
 
 void CacheService::complete(Instance& instance) {

@@ -19,6 +19,7 @@
 #include "cluster/source_rate.h"
 #include "server/cache/background.h"
 #include "server/cache/cache_service.h"
+#include "server/cache/fetch_stats.h"
 
 namespace pegaflow::server {
 
@@ -56,19 +57,7 @@ class Fetches final : private cluster::Source::Sink, private kj::TaskSet::ErrorH
   /// answered.
   static constexpr std::size_t kMostRuns = 8;
 
-  struct Stats {
-    std::uint64_t claims = 0;         ///< Claims that queried the source.
-    std::uint64_t claims_coming = 0;  ///< Those of `claims` that got blocks.
-    std::uint64_t lookups = 0;        ///< Lookups that queried the source.
-    std::uint64_t blocks = 0;         ///< Blocks that arrived.
-    std::uint64_t bytes = 0;          ///< Bytes of `blocks`.
-    std::uint64_t given_up = 0;       ///< Blocks.
-    std::uint64_t declined = 0;       ///< Blocks not fetched because computing is faster.
-    std::uint64_t unwanted = 0;       ///< Blocks not read because their claims had ended.
-    std::uint64_t retried = 0;        ///< Blocks requested from another owner.
-    /// Blocks given up while a device could still write to their frames, which waited for it.
-    std::uint64_t unquiesced = 0;
-  };
+  using Stats = FetchStats;
 
   /// `source` is null where blocks are only in the local pool. It and all references outlive the
   /// object; after that the source is not called again. `clock` is the source's.

@@ -18,6 +18,7 @@
 #include "base/job_id.h"
 #include "capnp/wire/codec.h"
 #include "engine/block_store.h"
+#include "server/cache/cache_stats.h"
 
 namespace pegaflow::server {
 
@@ -74,15 +75,7 @@ class JobWaits {
   /// Answers the waits whose deadline has passed.
   void expire();
 
-  struct Stats {
-    std::size_t waiting = 0;  ///< Now.
-    // Since the start.
-    std::uint64_t over = 0;
-    std::uint64_t gone = 0;
-    std::uint64_t timed_out = 0;
-    std::uint64_t busy = 0;
-    std::uint64_t cancelled = 0;
-  };
+  using Stats = JobWaitStats;
   [[nodiscard]] Stats stats() const;
 
  private:

@@ -16,15 +16,16 @@ constexpr Log kLog{"admin"};
 }  // namespace
 
 Admin::Admin(CacheService& service, Background& background, kj::Timer& timer, const Clock& clock,
-             const RpcCounters& counters, const engine::Pool& pool, const Nodes* nodes,
-             HttpServer& http, Mailbox<AdminQuestion>& questions)
+             const RpcCounters& counters, const engine::Pool& pool,
+             std::function<std::optional<NodesReport>()> nodes, HttpServer& http,
+             Mailbox<AdminQuestion>& questions)
     : service_(service),
       background_(background),
       timer_(timer),
       clock_(clock),
       counters_(counters),
       pool_(pool),
-      nodes_(nodes),
+      nodes_(std::move(nodes)),
       http_(http),
       questions_(questions),
       tasks_(*this) {}
@@ -70,7 +71,7 @@ Snapshot Admin::snapshot() const {
   if (const auto oldest = now.cache.store.oldest_lease) {
     now.oldest_lease_seconds = std::chrono::duration<double>(clock_.now() - *oldest).count();
   }
-  if (nodes_ != nullptr) now.nodes = nodes_->report();
+  now.nodes = nodes_();
   return now;
 }
 

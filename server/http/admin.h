@@ -3,6 +3,8 @@
 /// Answers the HTTP thread's questions, on the RPC thread.
 
 #include <cstdint>
+#include <functional>
+#include <optional>
 #include <vector>
 
 #include <kj/async-io.h>
@@ -12,8 +14,8 @@
 #include "engine/pool/pool.h"
 #include "server/cache/background.h"
 #include "server/cache/cache_service.h"
+#include "server/http/admin_messages.h"
 #include "server/http/http_server.h"
-#include "server/http/snapshot.h"
 #include "server/rpc/rpc_counters.h"
 
 namespace pegaflow::server {
@@ -21,9 +23,10 @@ namespace pegaflow::server {
 /// Thread-bound: the RPC thread. Copies numbers only; text is made on the HTTP thread.
 class Admin final : private kj::TaskSet::ErrorHandler {
  public:
-  /// All arguments outlive it.
+  /// All references outlive it. `nodes` reports about other nodes, if any are configured.
   Admin(CacheService& service, Background& background, kj::Timer& timer, const Clock& clock,
-        const RpcCounters& counters, const engine::Pool& pool, const Nodes* nodes, HttpServer& http,
+        const RpcCounters& counters, const engine::Pool& pool,
+        std::function<std::optional<NodesReport>()> nodes, HttpServer& http,
         Mailbox<AdminQuestion>& questions);
 
   /// Handles every pending question. A cleanup is answered when it is done, event-loop iterations
@@ -45,7 +48,7 @@ class Admin final : private kj::TaskSet::ErrorHandler {
   const Clock& clock_;
   const RpcCounters& counters_;
   const engine::Pool& pool_;
-  const Nodes* nodes_;
+  std::function<std::optional<NodesReport>()> nodes_;
   HttpServer& http_;
   Mailbox<AdminQuestion>& questions_;
   std::vector<std::uint64_t> cleaning_for_;  ///< Tickets.

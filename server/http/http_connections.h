@@ -10,7 +10,7 @@
 #include <kj/timer.h>
 
 #include "base/clock.h"
-#include "server/http/snapshot.h"
+#include "server/http/http_counters.h"
 
 namespace pegaflow::server {
 

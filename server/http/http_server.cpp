@@ -125,7 +125,7 @@ void add_engine(nlohmann::json& body, const std::optional<EngineInfo>& engine) {
   body["saves"] = engine->saves;
 }
 
-nlohmann::json to_json(const std::vector<CacheService::DeclinedInfo>& sides) {
+nlohmann::json to_json(const std::vector<DeclinedInfo>& sides) {
   nlohmann::json list = nlohmann::json::array();
   for (const auto& [decline, build] : sides) {
     nlohmann::json row = {{"side", pegaflow::to_string(decline.side)},
@@ -138,13 +138,13 @@ nlohmann::json to_json(const std::vector<CacheService::DeclinedInfo>& sides) {
   return list;
 }
 
-nlohmann::json to_json(const CacheService::InstanceInfo& info) {
+nlohmann::json to_json(const InstanceInfo& info) {
   nlohmann::json factors = nlohmann::json::array();
   for (const engine::NamespaceFactor& factor : info.factors) {
     factors.push_back({{"name", factor.name}, {"value", factor.value}});
   }
   nlohmann::json ranks = nlohmann::json::array();
-  for (const CacheService::RankInfo& rank : info.ranks) {
+  for (const RankInfo& rank : info.ranks) {
     ranks.push_back({{"rank", rank.rank},
                      {"shard", rank.shard},
                      {"connected", rank.is_connected},
@@ -174,7 +174,7 @@ nlohmann::json to_json(const CacheService::InstanceInfo& info) {
   add_engine(body, info.scheduler);
   if (!info.ranks.empty()) {
     // Fields of the first rank, for readers from the time when an instance had one rank.
-    const CacheService::RankInfo& first = info.ranks.front();
+    const RankInfo& first = info.ranks.front();
     body["rank"] = first.rank;
     body["build"] = first.build;
     body["incarnation"] = to_string(first.process);
@@ -194,7 +194,7 @@ struct ToReply {
     snapshot.http = http;
     return {.body = metrics_page(snapshot), .type = "text/plain; version=0.0.4; charset=utf-8"};
   }
-  Reply operator()(const std::vector<CacheService::InstanceInfo>& instances) const {
+  Reply operator()(const std::vector<InstanceInfo>& instances) const {
     nlohmann::json list = nlohmann::json::array();
     for (const auto& instance : instances) list.push_back(to_json(instance));
     return json_reply(200, {{"instances", std::move(list)}});

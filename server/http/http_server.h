@@ -13,8 +13,8 @@
 
 #include "base/error.h"
 #include "base/os/mailbox.h"
+#include "server/http/admin_messages.h"
 #include "server/http/http_connections.h"
-#include "server/http/snapshot.h"
 #include "server/rpc/listener.h"
 
 namespace pegaflow::server {

@@ -63,7 +63,7 @@ void pool(MetricsPage& page, const Snapshot& now) {
 }
 
 void cache(MetricsPage& page, const Snapshot& now) {
-  const CacheService::Stats& cache = now.cache;
+  const CacheStats& cache = now.cache;
   const engine::BlockStore::Stats& store = cache.store;
   page.gauge("cache_resident_bytes", "Bytes of slots with sealed blocks",
              number(store.sealed_bytes));
@@ -117,7 +117,7 @@ void cache(MetricsPage& page, const Snapshot& now) {
                store.reservations_timed_out);
   page.counter("late_publishes_total", "Saves published after they were dropped",
                store.late_publishes);
-  const JobWaits::Stats& waits = cache.waits;
+  const JobWaitStats& waits = cache.waits;
   page.gauge("job_waits", "Calls that wait for another engine's saves", number(waits.waiting));
   page.counters("job_waits_total", "Waits for another engine's saves, by how they ended", "result",
                 {{"over", number(waits.over)},
@@ -197,9 +197,8 @@ void clients(MetricsPage& page, const Snapshot& now) {
   page.begin(Type::Gauge, "instances_not_served",
              "Engine cores that are configured to use the cache and do not, by reason");
   for (std::size_t i = 0; i < kDeclineReasons; ++i) {
-    page.sample(
-        number(now.cache.instances_declined[i]),
-        {{"reason", std::string(pegaflow::to_string(static_cast<wire::DeclineReason>(i)))}});
+    page.sample(number(now.cache.instances_declined[i]),
+                {{"reason", std::string(kDeclineReasonNames[i])}});
   }
   page.sample(number(now.cache.instances_refused), {{"reason", "refused"}});
   page.gauge("namespaces", "Known namespaces", number(now.cache.namespaces));
@@ -263,9 +262,9 @@ void peers(MetricsPage& page, const NodesReport& nodes) {
       page.sample(value(peer.link), {{"peer", peer.address}});
     }
   };
-  using Link = cluster::PeerLink::Stats;
+  using Link = cluster::PeerStats;
   by_peer(Type::Gauge, "peer_ready", "1 while requests can be sent to the peer",
-          [](const Link& link) { return link.state == cluster::PeerLink::State::kReady ? 1 : 0; });
+          [](const Link& link) { return link.state == cluster::PeerState::kReady ? 1 : 0; });
   by_peer(Type::Counter, "peer_greetings_total", "Times that the peer became ready",
           [](const Link& link) { return number(link.greetings); });
   by_peer(Type::Counter, "peer_losses_total", "Times that the peer was lost while it was ready",
@@ -343,8 +342,8 @@ void peers(MetricsPage& page, const NodesReport& nodes) {
 }
 
 void fetches(MetricsPage& page, const Snapshot& now, const NodesReport& nodes) {
-  const Fetches::Stats& fetches = nodes.fetches;
-  const cluster::PeerSource::Stats& source = nodes.source;
+  const FetchStats& fetches = nodes.fetches;
+  const cluster::PeerSourceStats& source = nodes.source;
   const engine::BlockStore::Stats& store = now.cache.store;
   page.counter("fetch_lookups_total", "Lookups that were sent on to other nodes", fetches.lookups);
   page.counters("fetch_claims_total",

@@ -13,6 +13,8 @@
 
 #include "base/os/unique_fd.h"
 #include "capnp/wire/codec.h"
+#include "server/cache/background.h"
+#include "server/cache/cache_service.h"
 #include "server/rpc/measured.h"
 #include "server/rpc/process_watch.h"
 

@@ -8,7 +8,7 @@
 #include "base/error.h"
 #include "base/log.h"
 #include "server/rpc/rpc_counters.h"
-#include "server/rpc/session.h"
+#include "server/rpc/session_context.h"
 
 namespace pegaflow::server {
 

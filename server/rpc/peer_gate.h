@@ -31,16 +31,7 @@ struct PeerContext {
   const cluster::OwnNode& own;
   const Clock& clock;  ///< The store's and the fabrics'.
 
-  struct Counters {
-    std::uint64_t greetings = 0;  ///< Peers that entered.
-    std::uint64_t replaced = 0;   ///< Connections ended by a newer greeting of the same link.
-    std::uint64_t refused_version = 0;
-    std::uint64_t refused_secret = 0;
-    std::uint64_t locates = 0;
-    std::uint64_t leases = 0;  ///< Leases of at least one block.
-    std::uint64_t awaits = 0;  ///< Waits for jobs of engines here.
-  };
-  Counters counters{};
+  PeerGateCounters counters{};
   TimePoint lent_until{};  ///< End of the pool's loan on all lanes.
   LineLimit refused_lines{std::chrono::seconds(10)};
   std::vector<BlockKey> keys{};  ///< Scratch.

@@ -66,4 +66,15 @@ struct RpcCounters {
   PerMethod& of(Method method) noexcept { return methods[static_cast<std::size_t>(method)]; }
 };
 
+/// The calls of other nodes. A plain value.
+struct PeerGateCounters {
+  std::uint64_t greetings = 0;  ///< Peers that entered.
+  std::uint64_t replaced = 0;   ///< Connections ended by a newer greeting of the same link.
+  std::uint64_t refused_version = 0;
+  std::uint64_t refused_secret = 0;
+  std::uint64_t locates = 0;
+  std::uint64_t leases = 0;  ///< Leases of at least one block.
+  std::uint64_t awaits = 0;  ///< Waits for jobs of engines here.
+};
+
 }  // namespace pegaflow::server

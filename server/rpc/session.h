@@ -3,50 +3,12 @@
 /// cache.capnp on the server's side: decodes a call, calls the CacheService, encodes the response.
 
 #include <cstdint>
-#include <string>
-#include <vector>
 
-#include <kj/async-io.h>
-#include <kj/async-unix.h>
-#include <kj/function.h>
-
-#include "base/clock.h"
 #include "base/id128.h"
 #include "capnp/cache.capnp.h"
-#include "server/cache/background.h"
-#include "server/cache/cache_service.h"
-#include "server/rpc/rpc_counters.h"
-
-namespace pegaflow::cluster {
-class EpochWatches;
-class Peers;
-}  // namespace pegaflow::cluster
+#include "server/rpc/session_context.h"
 
 namespace pegaflow::server {
-
-class Fetches;
-
-/// Dependencies of every connection's objects, which it outlives.
-struct SessionContext {
-  CacheService& service;
-  Background& background;
-  RpcCounters& counters;
-  kj::UnixEventPort& port;
-  kj::Timer& timer;
-  const Clock& clock;
-  int pool_fd = -1;
-  std::uint64_t pool_bytes = 0;
-  Fetches& fetches;
-  /// Has no source. For clients of a version without blocks in flight; may be `fetches`.
-  Fetches& local_fetches;
-  cluster::Peers* peers = nullptr;           ///< Null: there are no other nodes.
-  cluster::EpochWatches* watches = nullptr;  ///< The same.
-  Id128 server;                              ///< This server's incarnation.
-  std::string build;                         ///< Program and version, for clients' logs.
-  /// The process of a connection ended. Called from the watch's own event, so it only schedules.
-  kj::Function<void(const Id128&)> process_gone;
-  std::vector<BlockKey> keys;  ///< Scratch for calls that finish in their own iteration.
-};
 
 /// Serves the calls of a greeted connection, in that version of the protocol. `context` outlives
 /// it. Thread-bound.

@@ -1,0 +1,50 @@
+#pragma once
+/// \file
+/// The report about engines for /instances. Plain values.
+
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "base/id128.h"
+#include "capnp/wire/codec.h"
+#include "engine/types/namespace_factors.h"
+
+namespace pegaflow::server {
+
+/// A rank of an engine core.
+struct RankInfo {
+  std::uint32_t rank = 0;
+  std::uint32_t shard = 0;
+  bool is_connected = false;
+  std::string build;
+  Id128 process;
+  std::uint64_t page_bytes = 0;
+  std::uint64_t block_count = 0;
+  std::int32_t numa_node = -1;         ///< The NUMA node of its memory, as it reported.
+  std::optional<EngineInfo> engine{};  ///< While it is connected and has described itself.
+};
+/// A side of an engine that is configured to use the cache and does not.
+struct DeclinedInfo {
+  Decline decline;
+  std::string build;
+};
+/// An engine core.
+struct InstanceInfo {
+  std::string id;
+  /// "connected", "waiting for ranks", "not served: REASON", "refused: REASON" or
+  /// "disconnected".
+  std::string state;
+  std::string namespace_hash;
+  std::vector<engine::NamespaceFactor> factors;
+  std::uint64_t generation = 0;
+  std::uint32_t shards = 0;
+  std::vector<RankInfo> ranks;  ///< Every rank that ever connected, in order.
+  std::uint32_t rank_count = 0;
+  std::uint32_t schedulers = 0;
+  std::optional<EngineInfo> scheduler{};   ///< The report of its scheduler.
+  std::vector<DeclinedInfo> not_served{};  ///< The scheduler first, then by rank.
+};
+
+}  // namespace pegaflow::server

@@ -1,0 +1,48 @@
+#pragma once
+/// \file
+/// The report about other nodes, for /health and /metrics.
+
+#include <cstddef>
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "base/id128.h"
+#include "cluster/peer_stats.h"
+#include "server/cache/fetch_stats.h"
+#include "server/rpc/rpc_counters.h"
+
+namespace pegaflow::server {
+
+/// The part of /health and /metrics about other nodes. A plain value.
+struct NodesReport {
+  struct Peer {
+    std::string address;
+    cluster::PeerStats link;
+    double bytes_per_second = 0;     ///< The recent rate of reads from it; 0: unknown.
+    std::uint64_t queued_bytes = 0;  ///< Requested and not arrived.
+  };
+  Id128 node;                              ///< The incarnation of this node.
+  std::vector<std::string> lanes;          ///< Open at this node, best first: "rdma", "tcp".
+  std::vector<std::string> cards;          ///< Cards of the RDMA lane.
+  std::vector<std::string> refused_cards;  ///< Unused cards, with the reason.
+  std::string why_not_rdma;                ///< Empty: there is an RDMA lane.
+  std::string listen;                      ///< Where peers reach this node; empty: they cannot.
+  std::vector<Peer> peers;
+  FetchStats fetches;
+  cluster::PeerSourceStats source;
+  cluster::PeerWaits waits;
+  PeerGateCounters gate;
+  RpcCounters rpc;  ///< Counters of connections from peers.
+  /// The state of --peer-secret-file.
+  struct Secrets {
+    bool has_file = false;
+    bool is_file_good = true;   ///< As of the last check.
+    std::size_t accepted = 0;   ///< Secrets that a peer may prove.
+    std::uint64_t changed = 0;  ///< Changes to other secrets.
+    std::uint64_t rejected = 0;
+  };
+  Secrets secrets;
+};
+
+}  // namespace pegaflow::server
