@@ -2,9 +2,12 @@
 """Read the include lines of the tree against the module table.
 
 usage: check.py [ROOT]      prints what is wrong, one line each; exit 1 if something is
+       check.py --graph [ROOT]      prints which folder uses which
 """
 
+import collections
 import dataclasses
+import functools
 import pathlib
 import re
 import sys
@@ -230,6 +233,46 @@ def check_python(root: pathlib.Path) -> Iterator[str]:
                     yield f"{path.relative_to(root)}:{number}: {package} may not import {name}"
 
 
+def check_folders(tree: Tree) -> Iterator[str]:
+    """No folder of the modules, tests left out, has more source files than one can look over."""
+    counts = collections.Counter(name.rpartition("/")[0] for name in tree.includes)
+    for folder, count in sorted(counts.items()):
+        if not folder.startswith("tests/") and count > table.MOST_FILES:
+            yield f"{folder}/: {count} source files, more than {table.MOST_FILES}"
+
+
+def deepest_chain(tree: Tree) -> list[str]:
+    """The longest chain of includes of ours, tests left out; each names the next one."""
+
+    @functools.cache
+    def below(name: str) -> tuple[str, ...]:
+        used = (each.name for each in tree.includes[name] if each.quoted)
+        chains = (below(each) for each in used if each in tree.includes and each != name)
+        return (name, *max(chains, key=len, default=()))
+
+    sources = (name for name in tree.includes if not name.startswith("tests/"))
+    return list(max((below(name) for name in sources), key=len, default=()))
+
+
+def check_depth(tree: Tree) -> Iterator[str]:
+    chain = deepest_chain(tree)
+    if len(chain) - 1 > table.MOST_DEPTH:
+        yield f"a chain of more than {table.MOST_DEPTH} includes: {' -> '.join(chain)}"
+
+
+def print_graph(tree: Tree) -> None:
+    """One line for each folder: those that its files include."""
+    uses: dict[str, set[str]] = {}
+    for user, includes in tree.includes.items():
+        if user.startswith("tests/"):
+            continue
+        folder = user.rpartition("/")[0]
+        used = {each.name.rpartition("/")[0] for each in includes if each.name in tree.includes}
+        uses.setdefault(folder, set()).update(used - {folder})
+    for folder, used in sorted(uses.items()):
+        print(f"{folder}: {' '.join(sorted(used))}")
+
+
 def long_files(root: pathlib.Path) -> Iterator[str]:
     for folder in (*table.MODULES, "demo", "tools"):
         for path in sorted((root / folder).rglob("*")):
@@ -248,22 +291,33 @@ def problems_in(root: pathlib.Path) -> list[str]:
         *check_circles(tree),
         *check_floors(tree),
         *check_python(root),
+        *check_folders(tree),
+        *check_depth(tree),
     ]
 
 
 def main(argv: list[str]) -> int:
-    root = pathlib.Path(argv[0] if argv else ".").resolve()
-    files = read_tree(root).includes
+    names = [each for each in argv if each != "--graph"]
+    root = pathlib.Path(names[0] if names else ".").resolve()
+    tree = read_tree(root)
+    files = tree.includes
     if not files:
         print(f"layering: no source of ours under {root}", file=sys.stderr)
         return 1
+    if "--graph" in argv:
+        print_graph(tree)
+        return 0
     for warning in long_files(root):
         print(f"warning: {warning}")
     problems = problems_in(root)
     for problem in problems:
         print(problem)
     lines = sum(len(includes) for includes in files.values())
-    print(f"layering: {len(files)} files, {lines} includes, {len(problems)} problems")
+    depth = len(deepest_chain(tree)) - 1
+    print(
+        f"layering: {len(files)} files, {lines} includes, chains of at most {depth}, "
+        f"{len(problems)} problems"
+    )
     return 1 if problems else 0
 
 

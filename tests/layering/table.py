@@ -153,3 +153,5 @@ PYTHON_WITHOUT: dict[str, tuple[str, ...]] = {
     f"pyclient/pegaflow/{name}/": ("vllm", "sglang", "torch", "pegaflow.vllm", "pegaflow.connector")
     for name in ("api", "engine", "weights")
 }
+MOST_FILES = 25  # Sources and headers directly in one folder.
+MOST_DEPTH = 9  # Includes of ours in one chain.

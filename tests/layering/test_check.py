@@ -170,6 +170,20 @@ class LayeringTest(unittest.TestCase):
                 found = self.problems({name: f"import os\n{line}\n"})
                 self.assertIn(f"{name}:2: pyclient/pegaflow/engine/ may not import ", found[0])
 
+    def test_a_folder_with_too_many_files_is_refused(self) -> None:
+        files = {f"perf/lib/f{i}.h": "" for i in range(check.table.MOST_FILES)}
+        self.assertEqual(self.problems(files), [])
+        found = self.problems({**files, "perf/lib/one_more.cpp": ""})
+        self.assertEqual(found, ["perf/lib/: 26 source files, more than 25"])
+
+    def test_a_chain_of_includes_that_is_too_long_is_refused(self) -> None:
+        most = check.table.MOST_DEPTH
+        chain = {f"perf/lib/f{i}.h": f'#include "perf/lib/f{i + 1}.h"\n' for i in range(most)}
+        chain[f"perf/lib/f{most}.h"] = ""
+        self.assertEqual(self.problems(chain), [])
+        found = self.problems({**chain, "perf/lib/top.cpp": '#include "perf/lib/f0.h"\n'})
+        self.assertIn("a chain of more than 9 includes: perf/lib/top.cpp -> ", found[0])
+
     def test_a_long_file_is_a_warning_only(self) -> None:
         with tempfile.TemporaryDirectory() as folder:
             root = pathlib.Path(folder)
