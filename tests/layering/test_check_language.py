@@ -110,6 +110,50 @@ class CheckLanguageTest(unittest.TestCase):
             with self.subTest(text):
                 self.assertEqual(check_language.problems_of("x.md", text), [])
 
+    def test_comments_and_strings_of_code_are_texts(self) -> None:
+        for name, text, line in (
+            ("a.cpp", "int a;\n// Nobody reads it.\n", 2),
+            ("a.h", "/// A read is under\n/// way.\nint a;\n", 1),
+            ("a.h", "int a;  ///< Blocks that are\n        ///< at rest.\n", 2),
+            ("a.cpp", 'f("a copy that\\n"\n  "nobody knows");\n', 2),
+            ("a.cpp", 'f(R"(who has it, and\nnobody else)");\n', 1),
+            ("a.py", 'def f():\n    """One.\n\n    Nobody calls it.\n    """\n', 4),
+            ("a.py", "x = 1\n# A load that\n# was told.\n", 3),
+            ("a.py", 'raise ValueError(f"{x}: nobody has it")\n', 1),
+            ("a.py", "class T:\n    def test_nobody_is_disturbed(self):\n        pass\n", 2),
+            ("a.capnp", "@0x1;\n# Whoever calls it.\n", 2),
+            ("t/meson.build", "x = 1  # of its own will\n", 1),
+            ("dev", "cat <<EOF\n  anybody may call it\nEOF\n", 2),
+            ("deploy/rules.yml", "summary: a person has to act\n", 1),
+        ):
+            with self.subTest(text):
+                found = check_language.problems_of(name, text)
+                self.assertTrue(found)
+                self.assertTrue(found[0].startswith(f"{name}:{line}: "), found)
+
+    def test_names_in_code_are_no_texts(self) -> None:
+        for name, text in (
+            ("a.cpp", "int nobody = settle(who);\n"),
+            ("a.cpp", '#include "nobody.h"\nchar a = \'"\';\nint anybody;\n'),
+            ("a.cpp", "// The account `nobody` owns it.\n"),
+            ("a.py", "nobody = 1\ndef nobody_asks(): pass\n"),
+            ("a.json", '{"a": "nobody"}\n'),
+        ):
+            with self.subTest(text):
+                self.assertEqual(check_language.problems_of(name, text), [])
+
+    def test_doc_comments_begin_with_what_they_describe(self) -> None:
+        for text in ("int a;  ///< Of the peer.\n", "/// What it costs.\nint a;\n"):
+            with self.subTest(text):
+                self.assertIn("begin with", check_language.problems_of("a.h", text)[0])
+        for text in (
+            "int a;  ///< Bytes of the peer.\n",
+            "/// Offset of what it costs.\nint a;\n",
+            "// What it costs is measured.\n",
+        ):
+            with self.subTest(text):
+                self.assertEqual(check_language.problems_of("a.h", text), [])
+
 
 if __name__ == "__main__":
     unittest.main()
