@@ -91,7 +91,7 @@ def started(command: list[str], log: pathlib.Path, is_ready):
 
 
 def get(address: str, path: str) -> str | None:
-    """The body of an answer with status 200; None while nobody listens, or answers otherwise."""
+    """The body of an answer with status 200; None for any other, and while no server listens."""
     connection = http.client.HTTPConnection(address, timeout=10)
     try:
         connection.request("GET", path)

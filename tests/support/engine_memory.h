@@ -15,7 +15,7 @@ namespace pegaflow::testing {
 class EngineMemory {
  public:
   /// `segments` pieces of `segment_bytes` a block, one allocation a segment; between two blocks of
-  /// an allocation lie `gap_bytes` that nobody may touch.
+  /// an allocation lie `gap_bytes` that no copy may touch.
   EngineMemory(std::size_t segments, std::size_t segment_bytes, std::size_t blocks,
                std::size_t gap_bytes = 64);
 
@@ -39,7 +39,7 @@ class EngineMemory {
   std::vector<std::unique_ptr<std::byte[]>> allocations_;
 };
 
-/// What fill() writes, into any page: the same bytes in the same order.
+/// Writes what fill() writes into any page: the same bytes in the same order.
 void fill_page(std::byte* page, std::size_t bytes, std::uint64_t seed);
 
 }  // namespace pegaflow::testing

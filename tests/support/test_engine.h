@@ -74,7 +74,7 @@ class TestEngine {
 
   Id128 scheduler = Id128::random();
   std::uint64_t last_job = 0;
-  /// What it computes with: the bytes of a block follow from its number and from this.
+  /// Seed of its computation: the bytes of a block follow from its number and from this.
   std::uint64_t weights = 0;
   /// The bytes of a block, for EngineMemory.
   [[nodiscard]] static std::uint64_t seed_of(std::uint64_t number, std::uint64_t weights) {
