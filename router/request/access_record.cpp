@@ -6,6 +6,8 @@
 #include <fmt/format.h>
 
 #include "base/log.h"
+#include "router/page/metrics.h"
+#include "router/state/shared.h"
 
 namespace pegaflow::router {
 namespace {

@@ -11,9 +11,12 @@
 #include "router/body/first_token.h"
 #include "router/body/split.h"
 #include "router/http/routes.h"
-#include "router/state/shared.h"
+#include "router/routing/fleet.h"
 
 namespace pegaflow::router {
+
+struct Metrics;
+struct Shared;
 
 /// Filled in by the parts of an exchange. Plain values; thread-bound.
 struct AccessRecord {

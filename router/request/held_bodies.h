@@ -3,11 +3,10 @@
 /// The bodies of a request that may still be sent to an engine.
 
 #include <string>
-#include <utility>
-
-#include "router/request/client_request.h"
 
 namespace pegaflow::router {
+
+class ClientRequest;
 
 /// Owns the client's body, and with --pd-first-token the body that continues after the first token.
 /// Both count in Metrics::body_bytes until release(): the client's connection counts the first,
@@ -22,21 +21,10 @@ class HeldBodies {
   /// The client's body, without the members that were removed.
   [[nodiscard]] std::string& client() noexcept { return client_; }
   [[nodiscard]] const std::string& continuation() const noexcept { return continuation_; }
-  void hold_continuation(std::string body) {
-    drop_continuation();
-    continuation_ = std::move(body);
-    request_.shared().metrics.body_bytes += continuation_.size();
-  }
-  void drop_continuation() {
-    request_.shared().metrics.body_bytes -= continuation_.size();
-    continuation_ = std::string();
-  }
+  void hold_continuation(std::string body);
+  void drop_continuation();
   /// Frees both bodies: nothing is sent again.
-  void release() {
-    request_.client().release_body();
-    client_ = std::string();
-    drop_continuation();
-  }
+  void release();
 
  private:
   ClientRequest& request_;

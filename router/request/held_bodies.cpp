@@ -1,0 +1,26 @@
+#include "router/request/held_bodies.h"
+
+#include <utility>
+
+#include "router/request/client_request.h"
+
+namespace pegaflow::router {
+
+void HeldBodies::hold_continuation(std::string body) {
+  drop_continuation();
+  continuation_ = std::move(body);
+  request_.shared().metrics.body_bytes += continuation_.size();
+}
+
+void HeldBodies::drop_continuation() {
+  request_.shared().metrics.body_bytes -= continuation_.size();
+  continuation_ = std::string();
+}
+
+void HeldBodies::release() {
+  request_.client().release_body();
+  client_ = std::string();
+  drop_continuation();
+}
+
+}  // namespace pegaflow::router
