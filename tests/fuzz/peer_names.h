@@ -32,7 +32,7 @@ inline Bytes32 space() {
   std::vector<engine::NamespaceFactor> factors;
   for (const auto& [name, value] : of.factors) factors.push_back({name, value});
   const std::uint64_t page_bytes[] = {of.page_bytes};
-  return space_name(factors, page_bytes);
+  return cluster::space_name(factors, page_bytes);
 }
 
 /// A call in `message`: question `number` to the result of `target`, or, with `pointer`, to the
