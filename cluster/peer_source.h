@@ -1,6 +1,6 @@
 #pragma once
 /// \file
-/// The other nodes as a source of blocks: leases, reads in batches, and their confirmation.
+/// The other nodes as a source of blocks: takes leases, reads in batches, and confirms the leases.
 
 #include <array>
 #include <chrono>
@@ -27,50 +27,52 @@ namespace pegaflow::cluster {
 /// Reads blocks from the pools of other nodes.
 ///
 /// locate() queries every ready peer; lease() takes a lease from the peer that has the longest
-/// prefix. When a read has completed, and only if the lease had not ended by then (by
-/// CLOCK_BOOTTIME, counted from before it was requested), the owner is asked whether it still holds
-/// the lease, by its own clock; then the blocks have arrived. Each lease has at most one such
-/// request in flight, for all blocks that were read before it, while the next blocks are read.
+/// prefix. Blocks count as arrived only after two checks. First, the lease had not ended by this
+/// node's clock (CLOCK_BOOTTIME, counted from before the lease was requested) when the read
+/// completed. Second, the owner confirms that it still held the lease, by its own clock. Each lease
+/// has at most one confirmation in flight, which covers all blocks that were read before it; the
+/// next blocks are read meanwhile.
 ///
-/// Each owner has one queue. The fabric has as many bytes of one owner as arrive in kWindowTime, in
-/// batches of about kBatchTime. Therefore blocks that no claim waits for are not read, except for
-/// those batches.
+/// Each owner has one queue. Only as many bytes as arrive in kWindowTime are at the fabric (but at
+/// least two batches), in batches that take about kBatchTime each. The rest stays in the queue, so
+/// that blocks for which no claim waits any longer need not be read.
 ///
-/// Every wait has an end: the deadline of a request to a peer, and for a read the deadline of its
-/// Request or the end of its lease. Thread-bound: the RPC thread.
+/// Every wait is bounded: a request to a peer has a deadline, and a read ends by the deadline of
+/// its Request or kLeaseMargin before the end of its lease. Thread-bound: the RPC thread.
 class PeerSource final : public Source, private kj::TaskSet::ErrorHandler {
  public:
   struct Options {
-    std::chrono::milliseconds lease = kLease;
-    std::size_t batch_bytes = std::size_t{8} << 20;  ///< The most in one batch.
-    std::size_t batches = 256;                       ///< The most at the fabrics; others wait.
-    std::size_t batches_per_owner = 16;              ///< At the fabrics, for one owner; at least 1.
-    /// For tests that show that the simulator finds a broken rule.
+    std::chrono::milliseconds lease = kLease;        ///< The duration that is requested.
+    std::size_t batch_bytes = std::size_t{8} << 20;  ///< Limit of the bytes of one batch.
+    std::size_t batches = 256;           ///< Limit of batches at the fabrics; others wait.
+    std::size_t batches_per_owner = 16;  ///< The same for one owner; at least 1.
+    /// Bugs that a test plants to show that the simulator detects them.
     struct Mistakes {
-      bool skips_confirmation = false;  ///< Blocks are sealed by the reader's clock alone.
+      bool skips_confirmation = false;  ///< Blocks are sealed without the owner's confirmation.
     } mistakes{};
   };
   static constexpr std::chrono::milliseconds kLease{10000};
-  /// Duration of one batch at its owner's rate, and of all reads from one owner at the fabric.
+  /// The time that one batch should take at its owner's rate.
   static constexpr Duration kBatchTime = std::chrono::milliseconds(2);
+  /// The time that all reads from one owner at the fabric should take.
   static constexpr Duration kWindowTime = std::chrono::milliseconds(6);
-  /// Reads by a lease end this long before it does.
+  /// Reads under a lease end this long before the lease does.
   static constexpr Duration kLeaseMargin = std::chrono::seconds(1);
 
   using Stats = PeerSourceStats;
 
-  /// One transport into the local pool; a lane's number is its index in the list.
+  /// One transport to other nodes; a lane's number is its index in the list.
   struct Lane {
     Fabric* fabric = nullptr;
-    RegionId pool{};  ///< The local pool, on the fabric.
+    RegionId pool{};  ///< The local pool, as registered with the fabric.
   };
 
-  /// All outlive it. `boot` is a BootClock, `clock` the fabrics'. Tickets of batches are below
-  /// 2^63.
+  /// All references and fabrics outlive it. `boot` is a BootClock; `clock` is the clock of the
+  /// fabrics. Tickets of its batches are below 2^63.
   PeerSource(Lenders& peers, std::vector<Lane> lanes, const Clock& clock, const Clock& boot,
              const Options& options);
-  /// Cancels what is in flight; the Sink receives no more calls. The fabrics may write to frames
-  /// until they are destroyed.
+  /// Cancels all requests; the Sink is not called again. The fabrics may write to frames until they
+  /// are destroyed.
   ~PeerSource() noexcept(false);
 
   [[nodiscard]] bool is_ready() const override { return peers_.has_ready(); }
@@ -81,28 +83,28 @@ class PeerSource final : public Source, private kj::TaskSet::ErrorHandler {
             std::vector<Block>&& blocks) override;
   void end(const SharedLease& lease) override;
 
-  /// A completion of a fabric.
+  /// Handles a completion of a batch, on any lane.
   void completed(const Fabric::Completion& completion);
 
   [[nodiscard]] Stats stats() const;
-  /// The rate of reads from that node; null before the first.
+  /// The rate of reads from this node; null if it was never a candidate for a lease.
   [[nodiscard]] const SourceRate* rate(const Lender& lender) const;
 
  private:
   struct Batch;
   struct PeerLease;
   struct Candidates;
-  /// The results of one completion.
+  /// The blocks of a batch that did not arrive, and the reason.
   struct Verdict {
     std::vector<Block> failed;
-    std::optional<Errc> why;  ///< The last chunk's error; none: the lease had ended.
-    bool is_in_time = false;
+    std::optional<Errc> why;  ///< The error of the last failed block; none: the lease had ended.
+    bool is_in_time = false;  ///< The lease had not ended.
   };
   /// The reads from one node.
   struct Queue {
     std::shared_ptr<SourceRate> rate = std::make_shared<SourceRate>();
     std::deque<std::unique_ptr<Batch>> waiting{};  ///< Not at the fabric yet.
-    std::uint64_t last_ticket = 0;                 ///< The last that was given to the fabric.
+    std::uint64_t last_ticket = 0;                 ///< Ticket of the last batch at the fabric.
   };
   using OneLease = std::shared_ptr<PeerLease>;
 
@@ -131,7 +133,7 @@ class PeerSource final : public Source, private kj::TaskSet::ErrorHandler {
   const Options options_;
   std::uint64_t last_ticket_ = 0;
   std::unordered_map<const Lender*, Queue> queues_;
-  std::unordered_map<std::uint64_t, std::unique_ptr<Batch>> batches_;  ///< By ticket, not quiesced.
+  std::unordered_map<std::uint64_t, std::unique_ptr<Batch>> batches_;  ///< By ticket; not quiesced.
   std::size_t waiting_ = 0;                                            ///< Batches in queues.
   std::size_t confirming_ = 0;  ///< Leases with a confirmation in flight.
   Stats stats_;

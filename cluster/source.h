@@ -1,6 +1,6 @@
 #pragma once
 /// \file
-/// The seam between fetches and the places that blocks are fetched from.
+/// The interface of a place that blocks are fetched from.
 
 #include <algorithm>
 #include <cstddef>
@@ -22,33 +22,34 @@ namespace pegaflow::cluster {
 
 /// A place that blocks are fetched from, such as the other nodes.
 ///
-/// The blocks of a source belong to *owners*: one node, or one disk. Each owner has one queue and
-/// one SourceRate, which predicts when queued blocks arrive. A fetch takes three steps: locate()
-/// finds the owners of a prefix, lease() makes one of them keep its blocks in place, and read()
-/// brings leased blocks into frames. The results of reads go to the Sink, batch by batch.
+/// The blocks of a source belong to *owners*, for example nodes. Each owner has one queue and one
+/// SourceRate, which predicts when queued blocks arrive. A fetch takes three steps: locate() finds
+/// the owners of a prefix, lease() makes one of them keep its blocks in place, and read() reads the
+/// leased blocks into frames. The results of reads go to the Sink, batch by batch.
 ///
-/// A frame that was given to read() is the source's until the Sink receives its block by
+/// A frame that was passed to read() belongs to the source until the Sink receives its block in
 /// remove_unwanted(), arrived(), failed(), rejected() or quiesced(). Thread-bound: the RPC thread.
 class Source {
  public:
   /// A block and the frame that its bytes go to.
   struct Block {
     std::size_t place = 0;               ///< Index of its key in the request.
-    std::uint32_t frame = 0;             ///< The caller's name for the frame.
+    std::uint32_t frame = 0;             ///< The caller's number of the frame.
     std::vector<std::uint64_t> offsets;  ///< Offsets of its pages in the pool, by shard.
     std::size_t leased = 0;              ///< Its index in the lease.
   };
 
   /// The blocks that one claim requests.
   struct Request {
-    Bytes32 space{};                        ///< The namespace, by its name between nodes.
+    Bytes32 space{};                        ///< The namespace, by the name that nodes use for it.
     std::vector<std::uint64_t> page_bytes;  ///< Page sizes of a block, by shard.
     std::vector<BlockKey> keys;
-    TimePoint deadline{};  ///< End of all reads, by the clock of the source.
-    /// Bytes of the lease that is requested; read() moves them into the owner's queue.
+    TimePoint deadline{};  ///< When all reads end, by the clock of the source.
+    /// The bytes that are about to be leased, for predictions; read() moves them into the owner's
+    /// queue.
     std::unique_ptr<SourceRate::Reserved> reserved{};
-    /// Owners, by their rates, that granted no lease or did not deliver a block. lease() skips
-    /// them.
+    /// Owners, identified by their rates, that granted no lease or did not deliver a block. lease()
+    /// skips them.
     std::vector<const SourceRate*> failed{};
 
     [[nodiscard]] std::size_t shards() const { return page_bytes.size(); }
@@ -61,7 +62,7 @@ class Source {
   };
   /// The source keeps a request until its last block has quiesced.
   using SharedRequest = std::shared_ptr<Request>;
-  /// Owners that one request may try.
+  /// The most owners that one request may try.
   static constexpr std::size_t kMostOwners = 3;
 
   /// The owners of a prefix, in a form that only the source reads.
@@ -72,9 +73,9 @@ class Source {
     virtual ~Owners() = default;
   };
   struct Located {
-    std::size_t blocks = 0;             ///< Length of the prefix at the best owner.
+    std::size_t blocks = 0;             ///< Length of the prefix that the best owner has.
     std::shared_ptr<SourceRate> rate;   ///< The best owner's; null without blocks.
-    std::uint64_t batch_bytes = 0;      ///< The most bytes that are read as one batch.
+    std::uint64_t batch_bytes = 0;      ///< Limit of the bytes of one batch.
     std::shared_ptr<const Owners> all;  ///< Null without blocks.
   };
 
@@ -86,17 +87,17 @@ class Source {
     virtual ~Lease() = default;
 
     std::size_t blocks = 0;                ///< Length of the leased prefix.
-    std::vector<std::uint64_t> checksums;  ///< One for each page, by shard; empty: unknown.
+    std::vector<std::uint64_t> checksums;  ///< One per page, block by block; empty: none known.
   };
   using SharedLease = std::shared_ptr<Lease>;
 
   /// Receives the results of reads.
   class Sink {
    public:
-    /// Removes the blocks that no claim waits for and frees their frames. Called before a batch is
-    /// read.
+    /// Removes the blocks that no claim waits for, and frees their frames. Called before each batch
+    /// is read.
     virtual void remove_unwanted(std::vector<Block>& blocks) = 0;
-    /// The blocks are queued as one batch, which ends at position `end` of `rate`.
+    /// The blocks are queued as one batch, which ends at position `end` of the queue of `rate`.
     virtual void queued(std::span<const Block> blocks, const SourceRate& rate,
                         std::uint64_t end) = 0;
     /// The bytes of the blocks are in their frames, and the lease covered the reads. The promise
@@ -110,6 +111,7 @@ class Source {
     virtual void rejected(std::span<const Block> blocks) = 0;
     /// The blocks did not arrive, and a device may still write to their frames until quiesced().
     virtual void given_up(std::span<const Block> blocks) = 0;
+    /// No device can write to the frames of these given-up blocks any longer.
     virtual void quiesced(std::span<const Block> blocks) = 0;
     /// Blocks arrived or failed, or their predicted arrival changed.
     virtual void progressed() = 0;
@@ -120,7 +122,7 @@ class Source {
 
   virtual ~Source() noexcept(false) = default;
 
-  /// Called once, before the first read(). After `sink` has ended, the source is not called again.
+  /// Call it once, before the first read(). The source must not be called once `sink` is gone.
   void deliver_to(Sink& sink) noexcept { sink_ = &sink; }
 
   /// Whether an owner can be queried now.
@@ -134,7 +136,7 @@ class Source {
   /// Queues the blocks behind all earlier reads from that owner. Their order is kept.
   virtual void read(const SharedRequest& request, const SharedLease& lease,
                     std::vector<Block>&& blocks) = 0;
-  /// The caller reads no more by this lease. It is released after the last of its reads.
+  /// The caller will start no further read under this lease. It is released after the last read.
   virtual void end(const SharedLease& lease) = 0;
 
  protected:

@@ -1,6 +1,6 @@
 #pragma once
 /// \file
-/// Starts PegaFlow's threads.
+/// Starts a thread that handles no signals.
 
 #include <functional>
 #include <thread>
@@ -9,9 +9,9 @@
 
 namespace pegaflow {
 
-/// Starts a thread with the name `name` (at most 15 bytes, the kernel's limit) and all signals
-/// blocked: signal handlers of the host program must not run on PegaFlow's threads.
-/// Errors: kInternal when the system has no thread left.
+/// Starts a thread that runs `body` and is named `name` (at most 15 bytes, the kernel's limit). All
+/// signals are blocked on it, so that no signal handler of the host program runs there.
+/// Errors: kInternal when the system cannot start another thread.
 Result<std::thread> start_thread(const char* name, std::function<void()> body);
 
 }  // namespace pegaflow

@@ -1,6 +1,6 @@
 #pragma once
 /// \file
-/// The dialing side of an RPC connection, as clients and nodes use it.
+/// The dialing side of an RPC connection, for clients and for nodes that dial their peers.
 
 #include <cstddef>
 #include <cstdint>
@@ -10,21 +10,21 @@
 
 namespace pegaflow {
 
-/// A stream with Cap'n Proto's RPC system on it.
+/// Owns a stream and runs Cap'n Proto's RPC system over it.
 ///
-/// Messages beyond kTraversalLimitWords are not read, so that a broken peer cannot make this side
-/// allocate without limit. Destroying it ends all calls. Capabilities that came over it are to be
-/// destroyed before it. Bound to the thread of its event loop.
+/// Messages larger than kTraversalLimitWords are rejected, so that a faulty peer cannot make this
+/// side allocate without limit. Destroying the connection cancels all calls. Destroy all
+/// capabilities that were received over it first. Bound to the thread of its event loop.
 class RpcConnection {
  public:
-  /// The largest answer, the grant of a lease, has some 800 KiB.
+  /// 8 MiB. The largest response, the grant of a lease, has about 800 KiB.
   static constexpr std::uint64_t kTraversalLimitWords = 1 << 20;
 
   explicit RpcConnection(kj::Own<kj::AsyncIoStream> stream);
-  /// Messages may carry `fds_per_message` descriptors.
+  /// Messages may carry up to `fds_per_message` file descriptors.
   RpcConnection(kj::Own<kj::AsyncCapabilityStream> stream, unsigned fds_per_message);
 
-  /// The interface that the peer offers first.
+  /// The peer's bootstrap capability, as Cap'n Proto calls it.
   template <typename Interface>
   typename Interface::Client bootstrap() {
     return bootstrap().castAs<Interface>();
@@ -32,16 +32,16 @@ class RpcConnection {
 
   /// Resolves when the peer has closed the connection, or after drop().
   kj::Promise<void> on_over() { return over_.addBranch(); }
-  /// Resolves on_over() because this side gives up the connection. Idempotent.
+  /// Makes on_over() resolve, because this side gives up the connection. Idempotent.
   void drop() { dropped_.fulfiller->fulfill(); }
 
-  /// Bytes that wait for the peer to read them.
+  /// Bytes of messages that wait to be sent, because the peer reads too slowly.
   [[nodiscard]] std::size_t queued_bytes() { return network_.getCurrentQueueSize(); }
 
  private:
   capnp::Capability::Client bootstrap();
 
-  // Destroyed from the last to the first.
+  // The order matters: members are destroyed from the last to the first.
   kj::Own<kj::AsyncIoStream> stream_;
   capnp::TwoPartyVatNetwork network_;
   capnp::RpcSystem<capnp::rpc::twoparty::VatId> rpc_;

@@ -1,6 +1,6 @@
 #pragma once
 /// \file
-/// The loads of a mover: open, copy, compare, release.
+/// The load jobs of a mover: pins blocks, copies them, compares checksums, releases the pins.
 
 #include <cstdint>
 #include <functional>
@@ -27,13 +27,15 @@ class Loads {
         std::function<void()> on_end)
       : state_(state), link_(link), tasks_(tasks), cleanup_(cleanup), on_end_(std::move(on_end)) {}
 
-  /// Begins the job; with `refusal` it only reports that.
+  /// Begins the job. With `refusal` the job only fails with that error.
   void begin(LoadJob&& job, std::optional<Error> refusal);
+  /// The device completed the copies of a piece: continues with the next piece, or reports the
+  /// load.
   void on_copied(const Device::Completion& completion);
-  /// Cancels the loads with this name of the engine's.
+  /// Cancels the load that the engine named `load`.
   void cancel(std::uint64_t load);
-  /// Ends the jobs that wait for the server; the others end with their copies. `lost`: the
-  /// connection is gone.
+  /// Ends the jobs that wait for a response of the server; the others end with their copies.
+  /// `lost`: the connection is gone.
   void end(bool lost);
 
  private:
@@ -41,33 +43,37 @@ class Loads {
   struct Opened {
     std::vector<std::uint32_t> slots;
     std::vector<std::uint64_t> checksums;  ///< Empty if there are none.
-    std::size_t coming = 0;                ///< Further blocks that may still arrive.
-    std::optional<LoadPace::Cut> late{};   ///< Why waiting for them is useless.
+    std::size_t coming = 0;                ///< Further blocks that are still in flight.
+    std::optional<LoadPace::Cut> late{};   ///< Why the server stopped waiting for them.
   };
 
-  /// Opens the next piece.
+  /// Opens the next piece: the blocks that have arrived by now, or that arrive first.
   void open(std::uint64_t ticket);
   void on_opened(std::uint64_t ticket, Result<Opened>&& opened);
-  /// The copies out of the opened slots; no value if these make no sense.
+  /// The copies out of the opened slots; no value if the response is inconsistent or a slot is
+  /// beyond the pool.
   [[nodiscard]] std::optional<std::vector<Device::Copy>> place(const LoadJob& job,
                                                                const Opened& opened) const;
-  /// Continues a load of which no further block has arrived.
+  /// Opens again, or ends the load, after a response without blocks.
   void wait_for_coming(std::uint64_t ticket, LoadJob& job, const Opened& opened);
-  /// Ends a load whose remaining blocks are computed sooner than they arrive.
+  /// Ends a load whose remaining blocks would be computed sooner than they arrive.
   void cut(std::uint64_t ticket, LoadJob& job, LoadPace::Cut why);
   void submit(std::uint64_t ticket, LoadJob& job, std::vector<Device::Copy>&& copies);
+  /// Starts the deadline of the copies of the current piece.
   void start_deadline(std::uint64_t ticket, const LoadJob& job);
-  /// Offers the last piece of a load for early completion.
+  /// Offers the load for early completion if this is its last piece and no page is compared.
   void note_copying(std::uint64_t ticket, const LoadJob& job, std::span<const Device::Copy> copies);
-  /// Withdraws that when the device has ended the piece; whether the load was completed early.
+  /// Withdraws this offer, since the copies have ended. Returns whether the load was completed
+  /// early.
   bool no_longer_copying(std::uint64_t ticket);
-  /// Subtracts the piece from the device's queue and adds its time to the job's.
+  /// Subtracts the piece from `bytes_queued_`, and adds its time on the device to the job's.
   void count_copied(std::uint64_t ticket, LoadJob& job);
-  /// The places of pages that differ from the saved ones.
+  /// The indexes, in the piece, of pages that differ from the saved pages.
   static std::vector<std::uint32_t> find_corrupt(LoadJob& job,
                                                  const Device::Completion& completion);
+  /// Logs the pages, and makes the server invalidate their blocks.
   void report_corrupt(std::uint64_t pin, std::span<const std::uint32_t> places);
-  /// Takes the job out of the table and reports it.
+  /// Removes the job from the table and reports it.
   void finish(std::uint64_t ticket, std::size_t good_blocks, std::size_t copied_pages,
               std::optional<Error> error);
 
@@ -77,11 +83,11 @@ class Loads {
   CleanupCalls& cleanup_;
   const std::function<void()> on_end_;
 
-  std::uint64_t bytes_queued_ = 0;  ///< In the device's queue.
+  std::uint64_t bytes_queued_ = 0;  ///< Bytes of loads that the device has not completed.
   TimePoint last_end_{};            ///< When the device completed the last piece.
   std::unordered_map<std::uint64_t, kj::Promise<void>> deadlines_;
-  std::optional<TimePoint> last_corrupt_line_;
-  std::uint64_t corrupt_pages_ = 0;
+  std::optional<TimePoint> last_corrupt_line_;  ///< When corrupt pages were last logged.
+  std::uint64_t corrupt_pages_ = 0;             ///< Since the start.
 };
 
 }  // namespace pegaflow

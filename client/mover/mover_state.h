@@ -26,26 +26,27 @@ struct CancelLoad {
   std::uint64_t load = 0;
 };
 
-/// From the engine's threads to the private one.
+/// A message from the engine's threads to the mover's thread.
 using MoverCommand = std::variant<CloseMover, CancelLoad, SaveJob, LoadJob>;
 
-/// From the device's threads and the helper to the private one.
+/// A message from the device's threads or MoverLoop's helper thread to the mover's thread.
 struct MoverEvent {
   enum class Kind : std::uint8_t { kCompletion, kHelperDone };
   Kind kind = Kind::kHelperDone;
   Device::Completion completion;
 };
 
-/// The last piece of a load that the device has, for the engine's thread.
+/// A load whose last piece is being copied by the device, so that Mover::follow(), on the engine's
+/// thread, may complete it early.
 struct CopyingLoad {
   std::uint64_t ticket = 0;
   FollowedLoad report;  ///< Complete except for `took`.
   TimePoint accepted{};
-  bool followed = false;
+  bool followed = false;  ///< It was completed early.
 };
 
-/// Lives as long as the Mover. A job's place is reserved when it is accepted and released when the
-/// engine takes its report, so that both its completion and its report always have room.
+/// Lives as long as the Mover. Each accepted job reserves one of `max_jobs` places, until the
+/// engine takes its report. So the mailboxes always have room for its completion and its report.
 struct MoverState {
   MoverState(const MoverOptions& chosen, PageLayout of_engine, Device& its_device)
       : options(chosen),
@@ -66,22 +67,23 @@ struct MoverState {
   std::mutex copying_mutex;
   std::vector<CopyingLoad> copying;  ///< Under copying_mutex.
 
-  // Bound to the private thread (the helper writes `mapping` while that thread waits for it).
+  // Bound to the mover's thread. (The helper thread writes `mapping` while the mover's thread does
+  // not use it.)
   SteadyClock clock;
-  std::uint64_t last_ticket = 0;  ///< Names jobs to the device, and pins to the server.
+  std::uint64_t last_ticket = 0;  ///< Tickets identify jobs to the device, pins to the server.
   std::unordered_map<std::uint64_t, SaveJob> saves;
   std::unordered_map<std::uint64_t, LoadJob> loads;
-  std::uint64_t pool_bytes = 0;  ///< The size of the server's pool, once registered.
+  std::uint64_t pool_bytes = 0;  ///< The size of the server's pool; known once registered.
   PoolMapping mapping;
 
-  /// The last offset at which a page fits into the pool.
+  /// The highest offset at which a page fits into the pool.
   [[nodiscard]] std::uint64_t last_page_begin() const { return pool_bytes - layout.page_bytes(); }
   [[nodiscard]] bool has_jobs() const noexcept { return !saves.empty() || !loads.empty(); }
 
-  /// Reports the end of a job, whose place is released when the engine takes the report.
+  /// Queues the report of a save that has ended, for Mover::take_finished().
   void report(const SaveJob& job, std::size_t sealed_blocks, std::size_t copied_pages,
               std::optional<Error> error);
-  /// The same for a load: the first `good_blocks` are whole and the others failed.
+  /// The same for a load: the first `good_blocks` blocks were loaded, and the others failed.
   void report(LoadJob&& job, std::size_t good_blocks, std::size_t copied_pages,
               std::optional<Error> error);
 

@@ -1,6 +1,6 @@
 #pragma once
 /// \file
-/// The saves of a mover: reserve, copy, publish.
+/// The save jobs of a mover: reserves slots, copies the blocks, publishes them.
 
 #include <cstdint>
 #include <functional>
@@ -26,23 +26,25 @@ class Saves {
         std::function<void()> on_end)
       : state_(state), link_(link), tasks_(tasks), cleanup_(cleanup), on_end_(std::move(on_end)) {}
 
-  /// Begins the job; with `refusal` it only reports that.
+  /// Begins the job. With `refusal` the job only fails with that error.
   void begin(SaveJob&& job, std::optional<Error> refusal);
+  /// The device completed the copies of a job: publishes them, or reports the failure.
   void on_copied(const Device::Completion& completion);
-  /// Ends the jobs that wait for the server; the others end with their copies. `lost`: the
-  /// connection is gone.
+  /// Ends the jobs that wait for a response of the server; jobs that are being copied end with
+  /// their copies. `lost`: the connection is gone. Otherwise, jobs that are being published end
+  /// with the response.
   void end(bool lost);
 
  private:
   void on_slots(std::uint64_t ticket, Result<std::vector<std::uint32_t>>&& slots);
-  /// The copies into `slots`; no value if these make no sense.
+  /// The copies into `slots`; no value if their number is wrong or one is beyond the pool.
   std::optional<std::vector<Device::Copy>> place(const SaveJob& job,
                                                  const std::vector<std::uint32_t>& slots);
-  /// Whether a page that is being saved gets a checksum.
+  /// Whether the next page to save gets a checksum; random if only a sample does.
   bool takes_checksum();
   void submit(std::uint64_t ticket, SaveJob& job, std::vector<Device::Copy>&& copies);
   void publish(std::uint64_t ticket, SaveJob& job, const Device::Completion& completion);
-  /// Takes the job out of the table and reports it.
+  /// Removes the job from the table and reports it.
   void finish(std::uint64_t ticket, std::size_t sealed_blocks, std::size_t copied_pages,
               std::optional<Error> error);
 
@@ -51,7 +53,7 @@ class Saves {
   LoopTasks& tasks_;
   CleanupCalls& cleanup_;
   const std::function<void()> on_end_;
-  std::minstd_rand chance_{std::random_device{}()};  ///< Selects the pages of a sample.
+  std::minstd_rand chance_{std::random_device{}()};  ///< Chooses the sample.
 };
 
 }  // namespace pegaflow

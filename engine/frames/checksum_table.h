@@ -1,6 +1,6 @@
 #pragma once
 /// \file
-/// Checksums of pages in the pool, for engines that verify.
+/// Checksums of pages in the pool, for engines that verify the pages that they load.
 
 #include <cstdint>
 #include <optional>
@@ -9,13 +9,13 @@
 
 namespace pegaflow::engine {
 
-/// One checksum for each page in the pool, or none. The table stands beside the store, which needs
-/// no checksums: publish() brings them and open() returns them. A page is named by its number: see
-/// BlockStore::page_number().
+/// The checksum of each page that was saved with one, by the number of the page (see
+/// BlockStore::page_number()). The block store itself uses no checksums: CacheService sets them
+/// when a block is published or fetched, and returns them when it is opened or lent.
 ///
-/// 8 bytes per page, and none before the first checksum: where no engine verifies it costs nothing.
-/// A number keeps its checksum until it is cleared, so a caller that hands out a page clears it.
-/// Thread-bound.
+/// Costs at most 8 bytes per page, and nothing before the first checksum is set. A number keeps its
+/// checksum until it is cleared, even if the page is reused: the caller clears it when it reserves
+/// the page for another block. Thread-bound.
 class ChecksumTable {
  public:
   static constexpr std::uint64_t kNone = 0;
@@ -23,8 +23,8 @@ class ChecksumTable {
   /// Page numbers are below `pages`.
   explicit ChecksumTable(std::uint64_t pages) : pages_(pages) {}
 
-  /// Unknown numbers are ignored. Without memory for the table no checksum is kept, one warning is
-  /// logged, and the pages count as saved without a checksum.
+  /// Ignores numbers that are out of range. If the table cannot be allocated, no checksum is kept,
+  /// one warning is logged, and pages count as saved without a checksum.
   void set(std::uint32_t page, std::uint64_t checksum);
   void clear(std::uint32_t page) { set(page, kNone); }
   [[nodiscard]] std::uint64_t operator[](std::uint32_t page) const {
@@ -32,7 +32,7 @@ class ChecksumTable {
   }
 
   [[nodiscard]] bool is_empty() const noexcept { return kept_ == 0; }
-  /// Bytes of the checksums that are kept.
+  /// The size of the checksums that are set.
   [[nodiscard]] std::uint64_t memory_bytes() const noexcept {
     return kept_ * sizeof(std::uint64_t);
   }

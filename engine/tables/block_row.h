@@ -18,44 +18,46 @@ namespace pegaflow::engine {
 
 enum class FrameState : std::uint8_t {
   kFree = 0,
-  kWritten,  ///< A reservation owns it. It is quarantined when that was forgotten.
-  kSealed,   ///< Whole. Findable while its generation lives and its extent stays.
-  kFetched,  ///< A fetch owns it, in flight or given up.
+  kWritten,  ///< A reservation owns it; quarantined once that reservation is forgotten.
+  kSealed,   ///< Complete; findable unless invalidated, reset, or in an extent that is leaving.
+  kFetched,  ///< A fetch owns it: see FetchState.
 };
 
-/// The state of a fetch: `owner` of a row that is kFetched.
+/// The state of a fetch, kept in `owner` of a row that is kFetched.
 enum class FetchState : std::uint32_t {
   kInFlight,  ///< The block may still arrive; it is in the index.
   kGivenUp,   ///< It will not arrive, and a device or peer may still write to the frame.
   kQuiesced,  ///< Nothing can write to it any longer; a claim still holds it.
 };
 
-/// Marks, as `owner`, a sealed row that was fetched. No writer has this tag.
+/// The `owner` of a sealed block that was fetched from another node. No writer has this tag.
 inline constexpr std::uint32_t kReplica = 0;
 
-/// The content of one frame; one cache line, which is all that most operations touch.
+/// The row of one frame: its block and its state. One cache line, and most operations touch no
+/// other.
 struct alignas(64) Block {
   BlockKey key;
   SpaceId space{};
-  /// In the list of free frames of its extent; when sealed, in a list of its eviction policy.
+  /// Its link in the list of free frames of its extent or, when sealed, in one of the eviction
+  /// policy.
   IndexLink place;
   std::uint32_t last_use = 0;  ///< BlockRows::uses() when it last became evictable.
   /// kWritten: the row of its reservation. kSealed: its writer's tag. kFetched: a FetchState.
   std::uint32_t owner = 0;
-  std::uint32_t sealed_s = 0;      ///< When it was sealed, in the caller's seconds.
+  std::uint32_t sealed_s = 0;      ///< When it was sealed, in seconds by the caller's clock.
   std::uint32_t idle_since_s = 0;  ///< When it last became evictable; kSealed only.
   std::uint32_t holds : 25 = 0;    ///< Claims, pins and leases that contain it.
-  std::uint32_t note : 4 = 0;  ///< The eviction policy's own; zero where no policy knows the row.
+  std::uint32_t note : 4 = 0;      ///< For the eviction policy; 0 while no policy has the row.
   FrameState state : 2 = FrameState::kFree;
-  /// find() sees it. False for a forgotten block whose key was reserved again, for one whose fetch
-  /// was given up, and for an invalidated one.
+  /// The index has an entry for it. False for a forgotten block whose key was reserved again, for a
+  /// block whose fetch was given up, and for an invalidated block.
   bool indexed : 1 = false;
 };
 static_assert(sizeof(Block) == 64);
 inline constexpr std::uint32_t kNoteMask = 0xF;
 inline constexpr std::uint32_t kMaxHolds = (1U << 25) - 1;
 
-/// The rows of all frames, and the count that tells their ages. Thread-bound.
+/// The rows of all frames, and the counter from which their ages follow. Thread-bound.
 class BlockRows {
  public:
   /// Errors: kOutOfCapacity.
@@ -67,10 +69,10 @@ class BlockRows {
   [[nodiscard]] Block& operator[](std::uint32_t row) noexcept { return rows_[row]; }
   [[nodiscard]] const Block& operator[](std::uint32_t row) const noexcept { return rows_[row]; }
 
-  /// The count of rows that became evictable; wraps around.
+  /// The number of times that a row became evictable; wraps around.
   [[nodiscard]] std::uint32_t uses() const noexcept { return uses_; }
   void stamp(std::uint32_t row) noexcept { rows_[row].last_use = ++uses_; }
-  /// The count of rows that became evictable since this one did; at most 2^32 - 1.
+  /// The number of times that a row became evictable since this one did; at most 2^32 - 1.
   [[nodiscard]] std::uint32_t age(std::uint32_t row) const noexcept {
     return uses_ - rows_[row].last_use;
   }
@@ -79,13 +81,13 @@ class BlockRows {
   void prefetch_to_read(std::uint32_t row) const noexcept {
     pegaflow::engine::prefetch_to_read(&rows_[row]);
   }
-  /// Prefetches its neighbors in its list; call it once the row itself has arrived.
+  /// Prefetches the row's neighbors in its list. Call it once the row itself is in the cache.
   void prefetch_neighbours(std::uint32_t row) const noexcept {
     const IndexLink& place = rows_[row].place;
     if (place.previous_plus_1 != 0) prefetch(place.previous_plus_1 - 1);
     if (place.next_plus_1 != 0) prefetch(place.next_plus_1 - 1);
   }
-  /// These rows are no longer needed: their memory may be returned.
+  /// Returns the memory of rows that are no longer needed to the kernel, in whole pages.
   void forget(std::size_t first, std::size_t count) noexcept { rows_.forget(first, count); }
 
  private:

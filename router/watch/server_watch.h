@@ -1,6 +1,6 @@
 #pragma once
 /// \file
-/// Polls the engines' pegaflow-servers for the namespaces of their engines.
+/// Polls pegaflow-servers for the namespaces of their engines.
 
 #include <map>
 #include <memory>
@@ -16,19 +16,20 @@
 
 namespace pegaflow::router {
 
-/// Polls the servers of --servers every --health-interval, and updates Shared::namespaces. Logs
-/// when a difference appears, changes and disappears. Runs until stop(). Thread-bound.
+/// Polls the servers of --servers every --health-interval, compares the namespaces that they
+/// report, and updates Shared::namespaces. Logs each change of the differences. Thread-bound.
 class ServerWatch {
  public:
   /// `shared` outlives the object, and the io_context runs until stop() has taken effect.
   ServerWatch(Shared& shared, const std::vector<EngineUrl>& servers);
 
+  /// Polls until stop(); returns at once without --servers.
   boost::asio::awaitable<void> run();
   void stop();
 
  private:
   struct Server {
-    std::shared_ptr<Engine> place;  // The server's address; not part of a fleet.
+    std::shared_ptr<Engine> place;  ///< The server's address, as an Engine outside the fleet.
     bool is_up = false;
     bool was_asked = false;
     bool is_asked = false;
@@ -41,7 +42,7 @@ class ServerWatch {
   Shared& shared_;
   boost::asio::steady_timer timer_;
   EngineNames names_;
-  std::map<std::string, std::shared_ptr<Server>> servers_;  // By URL.
+  std::map<std::string, std::shared_ptr<Server>> servers_;  ///< By URL.
   std::string last_text_;
   bool stopped_ = false;
 };

@@ -1,6 +1,7 @@
 #pragma once
 /// \file
-/// Blocks in flight: the claims that they extend, the workers that wait for them, and their seal.
+/// Blocks in flight from other nodes: extends claims by them, seals them on arrival, and lets
+/// workers wait for them.
 
 #include <cstdint>
 #include <memory>
@@ -25,52 +26,55 @@ namespace pegaflow::server {
 
 /// Fetches the blocks that claims want and this node does not have.
 ///
-/// A fetch locates the prefix in the source, takes a lease from the owner that has most of it, gets
-/// frames for the leased blocks, and has them read in the order of the prefix. Blocks that arrived
-/// are sealed. Blocks that failed are requested from another owner, Source::kMostOwners in all;
-/// then they are given up, and the engines that wait for them compute them. A frame that may still
-/// be written to is not used again before the source reports that it is quiesced.
+/// A fetch locates the missing prefix in the source, takes a lease from the owner that has the most
+/// of it, reserves frames for the leased blocks, and passes them to the source, which reads them in
+/// the order of the prefix. Blocks that arrive are sealed. Blocks that fail are requested from
+/// another owner, until Source::kMostOwners have been tried. Then they are given up, and the
+/// engines that wait for them compute them. A frame to which a device may still write is not reused
+/// until the source reports it as quiesced.
 ///
-/// A claim that contains the time of computing gets blocks of the source only where they are
-/// predicted to arrive sooner: by the recent rate of their owner, behind what is queued there. An
-/// owner whose rate is unknown, or was low and has not been measured for a while, is probed with
-/// one batch. While a load waits for its blocks, the prediction is renewed with each progress:
-/// open() ends the wait of a load that the engine would by now compute sooner, or whose owner has
-/// stopped responding. Of the loads of one engine that wait for such an owner, one ends at once,
-/// and the others when that one is computed, so that a short pause of an owner costs one load.
+/// An engine may send with a claim how fast it computes. Then blocks are fetched only if they are
+/// predicted to arrive before the engine would have computed them. The prediction follows from the
+/// recent rate of their owner and the bytes that are queued there. An owner whose rate is unknown,
+/// or was low and has not been measured lately, is probed with one batch.
 ///
-/// A fetch belongs to the namespace generation in which its claim was made; after a reset it
-/// delivers nothing more.
+/// While a load waits, the prediction is repeated whenever the source makes progress. open() stops
+/// waiting when the engine would now compute the blocks sooner, or when their owner has stopped
+/// responding. If several loads of one engine wait for such an owner, one ends at once, and the
+/// others only if the owner still does not respond when the engine has had time to compute that
+/// one. So a short pause of an owner costs one load.
+///
+/// A fetch belongs to the namespace generation of its claim; after a reset it delivers no block.
 ///
 /// Without a source no block is ever in flight. Every read ends by the deadline of its claim.
 /// Thread-bound: the RPC thread.
 class Fetches final : private cluster::Source::Sink, private kj::TaskSet::ErrorHandler {
  public:
   struct Options {
-    Duration deadline = std::chrono::seconds(2);  ///< For all bytes of a claim.
-    /// For tests that show that the simulator finds a broken rule.
+    Duration deadline = std::chrono::seconds(2);  ///< For all reads of a claim, from its start.
+    /// Bugs that a test plants to show that the simulator detects them.
     struct Mistakes {
-      bool forgets_generation = false;  ///< A fetch continues in the generation after a reset.
+      bool forgets_generation = false;  ///< A fetch continues in the new generation after a reset.
     } mistakes{};
   };
-  /// Parts of one chain that are taken from one owner after the other, before the claim is
-  /// answered.
+  /// The most parts of one prefix, each leased from another owner, that extend() fetches before the
+  /// claim is answered.
   static constexpr std::size_t kMostRuns = 8;
 
   using Stats = FetchStats;
 
   /// `source` is null where blocks are only in the local pool. It and all references outlive the
-  /// object; after that the source is not called again. `clock` is the source's.
+  /// object. `clock` is the source's.
   Fetches(CacheService& service, cluster::Source* source, Background& background, kj::Timer& timer,
           const Clock& clock, const Options& options);
-  /// Cancels every wait.
+  /// Ends every wait. The source must not be called afterwards: this object is its Sink.
   ~Fetches() noexcept(false);
 
   /// Whether blocks can be in flight, so that an open() may have to wait.
   [[nodiscard]] bool has_source() const noexcept { return source_ != nullptr; }
 
-  /// The length of the prefix of `keys`, none of which is local, at the best owner. None: no source
-  /// can be queried. No promise is made then, so that a local lookup does not pay for it.
+  /// Returns the length of the prefix of `keys`, none of which is local, that the best owner has.
+  /// Returns no promise when no owner can be queried, so that purely local lookups stay cheap.
   kj::Maybe<kj::Promise<std::size_t>> reach(const Id128& connection,
                                             std::span<const BlockKey> keys);
 
@@ -80,12 +84,12 @@ class Fetches final : private cluster::Source::Sink, private kj::TaskSet::ErrorH
     cluster::Arrival arrival;
   };
   /// Extends the claim under `token`, which has the first `ready` of `keys`, by blocks that are in
-  /// flight and by those that can be fetched sooner than computed. Resolves when their frames are
-  /// reserved. None: there is nothing to extend it by.
+  /// flight already and by blocks that can be fetched sooner than computed. Resolves when their
+  /// frames are reserved. Returns no promise when there is nothing to extend it by.
   kj::Maybe<kj::Promise<Extension>> extend(const Id128& connection, const Id128& token,
                                            std::span<const BlockKey> keys, std::size_t ready,
                                            const cluster::ComputeTime& compute = {});
-  /// The claim has ended: an extend() in flight must not make it anew. Idempotent.
+  /// Call it when the claim has ended: an extend() in flight must not create it again. Idempotent.
   void ended(const Id128& token);
 
   /// Why an open() stopped waiting.
@@ -98,20 +102,22 @@ class Fetches final : private cluster::Source::Sink, private kj::TaskSet::ErrorH
     CacheService::Opened opened;
     Late late = Late::kNo;
   };
-  /// The time after which a load is of no use.
+  /// How long open() waits.
   struct Wait {
-    Duration patience{};  ///< For the first blocks, unconditionally.
-    /// Until the last block; kForever: while the owner responds; no value: for `patience`.
+    Duration patience{};  ///< The longest wait for the first block, in any case.
+    /// Waiting is useful if the last block is predicted to arrive within this time. kForever: as
+    /// long as the owner responds. No value: for `patience`, without a prediction.
     std::optional<Duration> worth{};
     static constexpr Duration kForever = Duration::max();
-    Duration computing{};  ///< Time in which the waiting engine computes the blocks; 0: unknown.
+    Duration computing{};  ///< The engine's time to compute the blocks; 0: unknown.
   };
-  /// Calls CacheService::open_arrived() once blocks have arrived, or when waiting has no use.
+  /// Calls CacheService::open_arrived() once blocks have arrived, or when waiting is no longer
+  /// useful.
   /// Errors: those of open_arrived(); kCancelled after released().
   kj::Promise<Result<Arrived>> open(const Id128& connection, const Id128& token, std::size_t first,
                                     std::size_t count, engine::PinId pin, const Wait& wait);
-  /// The worker releases a pin; an open() that waits under that name ends with kCancelled.
-  /// Idempotent.
+  /// Call it when the worker releases a pin: an open() that still waits for the blocks of this pin
+  /// ends with kCancelled. Idempotent.
   void released(const Id128& connection, engine::PinId pin);
 
   [[nodiscard]] Stats stats() const noexcept { return stats_; }
@@ -120,10 +126,10 @@ class Fetches final : private cluster::Source::Sink, private kj::TaskSet::ErrorH
   using Block = cluster::Source::Block;
   using SharedRequest = cluster::Source::SharedRequest;
   using SharedLease = cluster::Source::SharedLease;
-  /// An engine that computes what it has stopped loading.
+  /// An engine that computes a load which it has given up.
   struct Recomputing {
-    TimePoint stuck_at{};  ///< When the blocks' owner counted as stuck.
-    TimePoint until{};
+    TimePoint stuck_at{};  ///< When the blocks' owner began to count as stuck.
+    TimePoint until{};     ///< When the engine will have computed it.
   };
   struct Plan;
   struct Opening;
@@ -173,8 +179,8 @@ class Fetches final : private cluster::Source::Sink, private kj::TaskSet::ErrorH
   const Options options_;
   std::unordered_map<engine::FrameIndex, Coming> coming_;
   std::set<Id128> extending_;                           ///< Claims with an extend() in flight.
-  std::set<std::pair<Id128, engine::PinId>> opening_;   ///< Waiting, by connection and name.
-  std::unordered_map<Id128, Recomputing> recomputing_;  ///< By connection; some are over.
+  std::set<std::pair<Id128, engine::PinId>> opening_;   ///< Waiting, by connection and pin.
+  std::unordered_map<Id128, Recomputing> recomputing_;  ///< By connection; may be outdated.
   kj::Own<kj::PromiseFulfiller<void>> progress_;
   kj::ForkedPromise<void> progress_made_;
   Stats stats_;

@@ -1,6 +1,6 @@
 #pragma once
 /// \file
-/// The Fabric over a simulated network: real bytes, in virtual time.
+/// A Fabric over a simulated network: it moves real bytes, in virtual time.
 
 #include <cstddef>
 #include <cstdint>
@@ -21,32 +21,34 @@
 
 namespace pegaflow {
 
-/// A fabric of simulated cards, with the same dealer as the real ones.
+/// A fabric of simulated network cards, with the rails::Dealer that UcxFabric also uses.
 ///
-/// A card (a *rail*) completes one read after the other at its rate. Meanwhile it copies the bytes
-/// from the owner's memory, the first half midway and the rest at the end, without the owner's
-/// involvement. As with one-sided reads, a reader receives mixed bytes when the owner changes a
-/// page during the read. A read that has begun continues to its end even when its batch has
-/// completed, and may take seconds longer (SimNetwork::Faults); its batch is quiesced only then.
+/// A card (a *rail*) completes one read at a time, at its rate. It copies the first half of the
+/// bytes midway through the read and the rest at the end, directly from the owner's memory. As with
+/// one-sided reads, the reader receives a mix of old and new bytes when the owner changes a page
+/// during the read. A read that has begun runs to its end even after its batch has completed, which
+/// may take seconds (SimNetwork::Faults); only then is the batch quiesced.
 ///
-/// Thread-safe: by the network's mutex. Calls that wait in other backends (unregister_region(), the
-/// destructor) end all reads of the cards at once here.
+/// Thread-safe, by the network's mutex. unregister_region() and the destructor, which wait for
+/// reads in other backends, finish all reads of this fabric at once.
 class SimFabric final : public Fabric {
  public:
   struct Options {
     std::vector<double> rails_bytes_per_s = {10e9};  ///< The rate of each card; 1 to 64.
-    /// Added to the transfer time of each read.
+    /// Added to the transfer time of each read, and the time to connect to a peer.
     Duration latency = std::chrono::microseconds(10);
     std::size_t piece_bytes = std::size_t{1} << 20;
     std::size_t window_bytes = std::size_t{16} << 20;  ///< In flight per peer and rail.
     std::size_t window_operations = 192;
-    Duration stall_timeout = std::chrono::seconds(2);  ///< For a peer that does not respond.
-    std::size_t batches = 1024;                        ///< Accepted and not quiesced.
-    std::size_t chunks = 65536;                        ///< Per batch.
-    std::size_t peers = 256;
+    /// After this time a read from a peer that does not respond fails, and its path breaks.
+    Duration stall_timeout = std::chrono::seconds(2);
+    std::size_t batches = 1024;  ///< Limit of batches that are accepted and not quiesced.
+    std::size_t chunks = 65536;  ///< Limit of chunks in a batch.
+    std::size_t peers = 256;     ///< Limit of connected peers.
   };
 
-  /// `network` outlives the fabric. `sink` is called in SimNetwork::run(), and by the destructor.
+  /// `network` outlives the fabric. `sink` is called by SimNetwork::run(), unregister_region() and
+  /// the destructor.
   /// Errors: kInvalidArgument when an option is out of its range.
   static Result<std::unique_ptr<SimFabric>> create(const Options& options, SimNetwork& network,
                                                    CompletionSink sink);
@@ -63,8 +65,8 @@ class SimFabric final : public Fabric {
   Result<void> read(Batch batch) override;
   Result<void> cancel(std::uint64_t ticket) override;
 
-  /// Stops the simulated process for `time`: its cards continue, but their results, deadlines and
-  /// new work are not handled.
+  /// Stops the simulated process for `time`: its cards continue, but it handles no result, no
+  /// deadline and no new batch.
   void freeze(Duration time);
   /// Whether a card may still write to `place`.
   [[nodiscard]] bool is_written(std::span<const std::byte> place) const;
@@ -142,8 +144,8 @@ class SimFabric final : public Fabric {
   std::map<std::uint32_t, Region> regions_;
   std::map<std::uint32_t, Peer> peers_;
   std::vector<Rail> rails_;
-  std::map<std::uint64_t, Read> reads_;   ///< By a number of their own.
-  std::vector<rails::Outcome> outcomes_;  ///< Not yet reported to the dealer.
+  std::map<std::uint64_t, Read> reads_;   ///< By their numbers.
+  std::vector<rails::Outcome> outcomes_;  ///< Not reported to the dealer yet.
   std::uint64_t last_read_ = 0;
   std::uint32_t last_region_ = 0;
   std::uint32_t last_peer_ = 0;
