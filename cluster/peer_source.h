@@ -73,7 +73,7 @@ class PeerSource final : public Source, private kj::TaskSet::ErrorHandler {
              const Options& options);
   /// Cancels all requests; the Sink is not called again. The fabrics may write to frames until they
   /// are destroyed.
-  ~PeerSource() noexcept(false);
+  ~PeerSource() noexcept(false) override;
 
   [[nodiscard]] bool is_ready() const override { return peers_.has_ready(); }
   kj::Promise<Located> locate(const Bytes32& space, std::span<const BlockKey> keys) override;

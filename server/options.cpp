@@ -61,7 +61,7 @@ void ServerOptions::declare(OptionTable& table) {
                  "A save that is not published by then is dropped. A copy takes milliseconds; this "
                  "limit is for an engine that hangs.");
   table.text("eviction", eviction,
-             "Which block is evicted when the pool is full:  " + engine::eviction_names() +
+             "Which block is evicted when the pool is full: " + engine::eviction_names() +
                  ". The default is the one with the most hits over many sizes and workloads; see "
                  "docs/operations.md.");
   table.flag("enable-lfu-admission", enable_lfu_admission,

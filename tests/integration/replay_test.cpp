@@ -107,7 +107,7 @@ TEST_SUITE("replay") {
     REQUIRE(other.client->publish(1));
     const Result<ReplayPool::Counted> counted = f.pool->count();
     CHECK(counted.error().code == Errc::kInternal);
-    CHECK(counted.error().detail == "blocks saved: the server counts 5, we 3");
+    CHECK(counted.error().detail == "blocks saved: the server counts 5, the engine 3");
   }
 
   TEST_CASE("a claim or a pin that is left is an error") {
@@ -117,13 +117,13 @@ TEST_SUITE("replay") {
     const Id128 token = Id128::random();
     const KeySource keys(1);
     REQUIRE(other.client->claim(token, keys.packed(0, 3)).value() == 3);
-    CHECK(f.pool->count().error().detail == "claims left: the server counts 1, we 0");
+    CHECK(f.pool->count().error().detail == "claims left: the server counts 1, the engine 0");
     const auto slots = other.client->open(token, 1, 2, 7);
     REQUIRE(slots);
     CHECK(slots->size() == 2);
     REQUIRE(other.client->end_load(7, token));
     // The other engine's loads are counted, too.
-    CHECK(f.pool->count().error().detail == "bytes loaded: the server counts 8192, we 0");
+    CHECK(f.pool->count().error().detail == "bytes loaded: the server counts 8192, the engine 0");
   }
 
   TEST_CASE("an unknown policy is the server's error, with its log") {

@@ -10,7 +10,7 @@ MODULES: dict[str, tuple[str, ...]] = {
     "base": ("base/",),
     "capnp": ("base/", "capnp/", "transport/region.h"),
     "transport": ("base/", "transport/"),
-    "engine": ("base/", "engine/", "transport/fabric.h", "transport/region.h"),
+    "engine": ("base/", "engine/"),
     "cluster": ("base/", "capnp/", "cluster/", "engine/types/namespace_factors.h", "transport/"),
     "client": (
         "base/",
@@ -22,7 +22,7 @@ MODULES: dict[str, tuple[str, ...]] = {
         "transport/cuda/",
     ),
     "server": ("base/", "capnp/", "cluster/", "engine/", "server/", "transport/"),
-    "router": ("base/", "client/", "router/"),
+    "router": ("base/", "router/"),
     # The native module is where the engine's side is put together, so it names concrete devices.
     "pyclient": (
         "base/",

@@ -22,7 +22,7 @@ GOOD = {
     "transport/region.h": '#include "base/error.h"\n',
     "transport/device.h": '#include "base/error.h"\n',
     "transport/host/host_device.h": '#include "transport/device.h"\n',
-    "engine/pool/pool.h": '#include <sys/mman.h>\n#include "transport/region.h"\n',
+    "engine/pool/pool.h": '#include <sys/mman.h>\n#include "base/error.h"\n',
     "client/cache_session.h": '#include "base/error.h"\n// kj::Promise stays inside\n',
     "client/connection.h": '#include <kj/async.h>\n#include "capnp/cache.capnp.h"\n',
     "client/cache_session.cpp": (

@@ -29,12 +29,13 @@ std::filesystem::path ServerProcess::binary() {
   return other != nullptr ? other : PEGA_SERVER_BINARY;
 }
 
-ServerProcess::ServerProcess(const Options& options)
-    : server_(value_of(harness::ServerProcess::launch({.program = binary().string(),
-                                                       .pool_size = options.pool_size,
-                                                       .arguments = options.arguments,
-                                                       .command_prefix = options.command_prefix,
-                                                       .http_host = options.http_host}))) {
+ServerProcess::ServerProcess(Options options)
+    : server_(value_of(
+          harness::ServerProcess::launch({.program = binary().string(),
+                                          .pool_size = std::move(options.pool_size),
+                                          .arguments = std::move(options.arguments),
+                                          .command_prefix = std::move(options.command_prefix),
+                                          .http_host = std::move(options.http_host)}))) {
   if (options.wait_until_ready) wait_until_ready();
 }
 

@@ -44,7 +44,7 @@ class ServerProcess {
   using Response = harness::HttpResponse;
 
   ServerProcess() : ServerProcess(Options()) {}
-  explicit ServerProcess(const Options& options);
+  explicit ServerProcess(Options options);
   ServerProcess(const ServerProcess&) = delete;
   ServerProcess& operator=(const ServerProcess&) = delete;
 

@@ -39,7 +39,7 @@ class DevTest(unittest.TestCase):
 
     def test_unknown_words_are_rejected_with_the_fix(self) -> None:
         for words, fix in (
-            (("tset",), "try ./dev help"),
+            (("tset",), "see ./dev help"),
             (("test", "--sed", "1"), "see ./dev test --help"),
             (("build", "--fast"), "see ./dev build --help"),
             (("check", "--quick"), "see ./dev check --help"),
