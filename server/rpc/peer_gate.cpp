@@ -192,9 +192,9 @@ class PeerGateImpl final : public wire::PeerGate::Server {
       ++context_.counters.refused_version;
       refuse({.code = Errc::kRefused,
               .detail = fmt::format("the peer speaks versions {} to {} between nodes, this node {} "
-                                    "to {}: upgrade the {}",
+                                    "to {}: upgrade {}",
                                     params.getMinimum(), params.getMaximum(), kPeerWireMinimum,
-                                    kPeerWireMaximum, is_older ? "peer" : "other node")},
+                                    kPeerWireMaximum, is_older ? "the peer" : "this node")},
              results.initRefused());
       return kj::READY_NOW;
     }

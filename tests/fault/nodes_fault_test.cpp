@@ -428,7 +428,7 @@ TEST_SUITE("nodes that fail") {
       CHECK(has(old.getRefused().getDetail().cStr(), "upgrade the peer"));
       const auto late = greet(gate, 9999);
       CHECK(late.getVersion() == 0);
-      CHECK(has(late.getRefused().getDetail().cStr(), "upgrade the other one"));
+      CHECK(has(late.getRefused().getDetail().cStr(), "upgrade this node"));
     }
     {
       auto stream = dial();
