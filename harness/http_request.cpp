@@ -30,8 +30,12 @@ Result<UniqueFd> connect_socket(int family, const sockaddr* to, socklen_t size,
   return socket;
 }
 
+bool is_socket_path(const std::string& address) {
+  return address.starts_with('/') || address.starts_with("./");
+}
+
 Result<UniqueFd> connect_to(const std::string& address) {
-  if (address.starts_with('/')) {
+  if (is_socket_path(address)) {
     sockaddr_un path{};
     path.sun_family = AF_UNIX;
     if (address.size() >= sizeof path.sun_path) {
@@ -61,7 +65,7 @@ std::string request_text(const std::string& address, std::string_view method,
     return header.starts_with("Host:");
   });
   if (!has_host) {
-    text += fmt::format("Host: {}\r\n", address.starts_with('/') ? "localhost" : address);
+    text += fmt::format("Host: {}\r\n", is_socket_path(address) ? "localhost" : address);
   }
   if (method == "POST") text += "Content-Length: 0\r\n";
   for (const std::string& header : headers) text += header + "\r\n";

@@ -16,7 +16,7 @@ struct HttpResponse {
 };
 
 /// Sends one request over a new connection to HOST:PORT (HOST is an IPv4 address), or to the Unix
-/// socket at an absolute path. `headers` may contain a Host.
+/// socket at a path that begins with "/" or "./". `headers` may contain a Host.
 /// Errors: kPeerLost without a complete response within 30 s; kInvalidArgument for an address of
 /// another form; kInternal for a response without Content-Length, for example in chunks.
 Result<HttpResponse> http_request(const std::string& address, std::string_view method,
