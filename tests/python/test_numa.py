@@ -121,7 +121,7 @@ def test_the_doctor_shows_the_placement_of_the_pool():
     (found,) = findings({"policy": "interleave", "nodes": [{"node": 0}, {"node": 8}]}, 2, -1)
     assert (found.status, found.detail) == (OK, "interleave: node 0, node 8")
     (found,) = findings({"policy": "off", "nodes": []}, 1)
-    assert (found.status, found.detail) == (OK, "one node")
+    assert (found.status, found.detail) == (OK, "one NUMA node")
     (found,) = findings({"policy": "off", "nodes": []}, 4)
     assert found.status == OK and "4 nodes" in found.detail
     assert findings(None) == [], "an older server reports nothing"
@@ -147,4 +147,4 @@ def test_the_doctor_checks_this_machines_server(own_pega):
     (found,) = by_check(report)["numa"]
     assert found["status"] == OK
     if machine.memory_nodes() == 1:
-        assert found["detail"] == "one node"
+        assert found["detail"] == "one NUMA node"
