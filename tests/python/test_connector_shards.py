@@ -128,7 +128,7 @@ def test_another_division_into_stages_is_another_namespace(monkeypatch):
         (lambda p: setattr(p, "nnodes", 2), "its 2 ranks are spread over 2 nodes"),
         (
             lambda p: setattr(p, "distributed_executor_backend", "ray"),
-            "the executor ray does not tell",
+            "the executor ray does not report",
         ),
     ],
 )
