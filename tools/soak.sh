@@ -29,6 +29,8 @@ stage 'many outages of a network' env PEGA_TEST_HOLES=100 \
     PEGA_TEST_NO_LIMIT=1 ./dev test fault/nodes_network --seed "$seed" --counts-file "$counts"
 stage 'many resets of a network that is not whole' env PEGA_TEST_PARTITIONS=100 \
     PEGA_TEST_NO_LIMIT=1 ./dev test fault/nodes_partition --seed "$seed" --counts-file "$counts"
+stage "searches for restorable prefixes beside vLLM's own" env PEGA_RESTORABLE_CASES=1000000 \
+    PEGA_TEST_NO_LIMIT=1 ./dev test python/restorable_vllm --seed "$seed" --counts-file "$counts"
 stage 'long fuzzing' ./dev test fuzz --seed "$seed" --fuzz-seconds $((minutes * 60)) \
     --counts-file "$counts"
 
