@@ -58,7 +58,7 @@ SHAPES = {
         "rms_norm_eps": 1e-6,
         "rope_theta": 1000000.0,
     },
-    # Starts faster: for tests of behaviour, not of speed. 64 KiB of KV a token.
+    # Starts faster: for tests of behavior, not of speed. 64 KiB of KV a token.
     "llama-1b": {
         "architectures": ["LlamaForCausalLM"],
         "model_type": "llama",
