@@ -294,8 +294,10 @@ Result<std::uint16_t> ask_perftest(const NetConnection& connection) {
   if (json.contains("error") && json["error"].is_string()) {
     return fail(Errc::kRefused, "the other end reports: {}", json["error"].get<std::string>());
   }
-  if (!json.contains("port") || !json["port"].is_number_unsigned()) {
-    return fail(Errc::kCorrupt, "the other end sent no port");
+  constexpr std::uint64_t kMostPort = 65535;
+  if (!json.contains("port") || !json["port"].is_number_unsigned() ||
+      json["port"].get<std::uint64_t>() > kMostPort) {
+    return fail(Errc::kCorrupt, "perftest: the other end returned \"{}\" instead of a port", line);
   }
   return json["port"].get<std::uint16_t>();
 }
