@@ -251,6 +251,117 @@ std::string undo_escapes(std::string_view raw) {
   return out;
 }
 
+using IsWanted =
+    std::function<bool(std::size_t level, const JsonMember* parent, const JsonMember& member)>;
+
+/// The walk of find_members(): over every value of a text, without recursion.
+class MemberFinder {
+ public:
+  MemberFinder(std::string_view text, const IsWanted& is_wanted, std::vector<JsonCut>& cuts)
+      : scan_(text), is_wanted_(is_wanted), cuts_(cuts) {}
+
+  Result<void> run() {
+    scan_.skip_blanks();
+    while (true) {
+      PEGA_TRY_LET(const bool has_opened, begin_value());
+      if (has_opened) continue;
+      PEGA_TRY_LET(const bool has_next, end_values());
+      if (!has_next) return {};
+    }
+  }
+
+ private:
+  // An open object or array. An array uses `is_object` only.
+  struct Level {
+    bool is_object = false;
+    bool has_kept = false;
+    std::size_t kept_end = 0;     // The end of the last member that stays.
+    std::size_t begin = 0;        // The begin of the current member's key.
+    std::size_t value_begin = 0;  // The begin of its value.
+    std::size_t cut_begin = 0;    // The begin of a wanted member whose end is not known yet.
+    bool is_cutting = false;
+    JsonMember member{};
+  };
+
+  /// At the begin of a value: opens it, and returns whether values in it follow, or skips it.
+  Result<bool> begin_value() {
+    if (!scan_.sees('{') && !scan_.sees('[')) {
+      PEGA_TRY(scan_.skip_scalar());
+      return false;
+    }
+    const bool is_object = scan_.take('{');
+    if (!is_object) scan_.take('[');
+    scan_.skip_blanks();
+    if (scan_.take(is_object ? '}' : ']')) return false;
+    if (open_.size() >= kJsonDepth) return scan_.wrong("too many levels");
+    open_.emplace_back().is_object = is_object;
+    if (is_object) PEGA_TRY(begin_member());
+    return true;
+  }
+
+  /// After a value: ends all levels that end here. Returns whether another value follows.
+  Result<bool> end_values() {
+    while (true) {
+      end_member();
+      const std::size_t end = scan_.at();
+      scan_.skip_blanks();
+      if (open_.empty()) {
+        if (!scan_.ended()) return scan_.wrong("more after the value");
+        return false;
+      }
+      const bool is_object = open_.back().is_object;
+      if (!scan_.take(is_object ? '}' : ']')) {
+        if (!scan_.take(',')) return scan_.wrong("a comma or an end is missing");
+        scan_.skip_blanks();
+        if (is_object) PEGA_TRY(begin_member());
+        return true;
+      }
+      close_level(end);
+    }
+  }
+
+  Result<void> begin_member() {
+    Level& level = open_.back();
+    if (level.is_cutting) cuts_.push_back({level.cut_begin, scan_.at()});
+    level.is_cutting = false;
+    level.begin = scan_.at();
+    PEGA_TRY(scan_.skip_string());
+    const std::string_view quoted = scan_.from(level.begin);
+    level.member = {quoted.substr(1, quoted.size() - 2), {}, {}};
+    PEGA_TRY(scan_.skip_colon());
+    level.value_begin = scan_.at();
+    return {};
+  }
+
+  void end_member() {
+    if (open_.empty() || !open_.back().is_object) return;
+    Level& level = open_.back();
+    level.member.value = scan_.from(level.value_begin);
+    level.member.whole = scan_.from(level.begin);
+    const bool has_parent = open_.size() > 1 && open_[open_.size() - 2].is_object;
+    const JsonMember* const parent = has_parent ? &open_[open_.size() - 2].member : nullptr;
+    if (is_wanted_(open_.size(), parent, level.member)) {
+      level.cut_begin = level.begin;
+      level.is_cutting = true;
+    } else {
+      level.has_kept = true;
+      level.kept_end = scan_.at();
+    }
+  }
+
+  /// No member follows: the comma before the cut member is cut, too. `end` is its end.
+  void close_level(std::size_t end) {
+    const Level& level = open_.back();
+    if (level.is_cutting) cuts_.push_back({level.has_kept ? level.kept_end : level.cut_begin, end});
+    open_.pop_back();
+  }
+
+  Scanner scan_;
+  const IsWanted& is_wanted_;
+  std::vector<JsonCut>& cuts_;
+  std::vector<Level> open_;
+};
+
 }  // namespace
 
 bool JsonMember::is(std::string_view name) const {
@@ -310,88 +421,9 @@ Result<std::vector<std::string_view>> read_elements(std::string_view text) {
   return elements;
 }
 
-Result<void> find_members(std::string_view text,
-                          const std::function<bool(std::size_t level, const JsonMember* parent,
-                                                   const JsonMember& member)>& is_wanted,
+Result<void> find_members(std::string_view text, const IsWanted& is_wanted,
                           std::vector<JsonCut>& cuts) {
-  // An open object or array. An array uses `is_object` only.
-  struct Level {
-    bool is_object = false;
-    bool has_kept = false;
-    std::size_t kept_end = 0;     // The end of the last member that stays.
-    std::size_t begin = 0;        // The begin of the current member's key.
-    std::size_t value_begin = 0;  // The begin of its value.
-    std::size_t cut_begin = 0;    // The begin of a wanted member whose end is not known yet.
-    bool is_cutting = false;
-    JsonMember member{};
-  };
-  Scanner scan(text);
-  std::vector<Level> open;
-  const auto key = [&]() -> Result<void> {
-    Level& level = open.back();
-    if (level.is_cutting) cuts.push_back({level.cut_begin, scan.at()});
-    level.is_cutting = false;
-    level.begin = scan.at();
-    PEGA_TRY(scan.skip_string());
-    const std::string_view quoted = scan.from(level.begin);
-    level.member = {quoted.substr(1, quoted.size() - 2), {}, {}};
-    PEGA_TRY(scan.skip_colon());
-    level.value_begin = scan.at();
-    return {};
-  };
-  const auto value_ended = [&] {
-    if (open.empty() || !open.back().is_object) return;
-    Level& level = open.back();
-    level.member.value = scan.from(level.value_begin);
-    level.member.whole = scan.from(level.begin);
-    const bool has_parent = open.size() > 1 && open[open.size() - 2].is_object;
-    const JsonMember* const parent = has_parent ? &open[open.size() - 2].member : nullptr;
-    if (is_wanted(open.size(), parent, level.member)) {
-      level.cut_begin = level.begin;
-      level.is_cutting = true;
-    } else {
-      level.has_kept = true;
-      level.kept_end = scan.at();
-    }
-  };
-  scan.skip_blanks();
-  while (true) {  // At the begin of a value.
-    if (scan.sees('{') || scan.sees('[')) {
-      const bool is_object = scan.take('{');
-      if (!is_object) scan.take('[');
-      scan.skip_blanks();
-      if (!scan.take(is_object ? '}' : ']')) {
-        if (open.size() >= kJsonDepth) return scan.wrong("too many levels");
-        open.emplace_back().is_object = is_object;
-        if (is_object) PEGA_TRY(key());
-        continue;
-      }
-    } else {
-      PEGA_TRY(scan.skip_scalar());
-    }
-    while (true) {  // After a value.
-      value_ended();
-      const std::size_t end = scan.at();
-      scan.skip_blanks();
-      if (open.empty()) {
-        if (!scan.ended()) return scan.wrong("more after the value");
-        return {};
-      }
-      Level& level = open.back();
-      if (scan.take(level.is_object ? '}' : ']')) {
-        // No member follows: the comma before the cut member is cut, too.
-        if (level.is_cutting) {
-          cuts.push_back({level.has_kept ? level.kept_end : level.cut_begin, end});
-        }
-        open.pop_back();
-        continue;
-      }
-      if (!scan.take(',')) return scan.wrong("a comma or an end is missing");
-      scan.skip_blanks();
-      if (level.is_object) PEGA_TRY(key());
-      break;
-    }
-  }
+  return MemberFinder(text, is_wanted, cuts).run();
 }
 
 const JsonMember* find_member(const std::vector<JsonMember>& members, std::string_view name) {

@@ -66,11 +66,7 @@ void compared(MetricsPage& page, const NamespaceView& namespaces) {
   }
 }
 
-}  // namespace
-
-std::string metrics_page(const Metrics& metrics, const Fleet& fleet,
-                         const NamespaceView& namespaces, TimePoint now) {
-  MetricsPage page("pegaflow_router_");
+void outcomes(MetricsPage& page, const Metrics& metrics) {
   page.begin(Type::Counter, "requests_total", "Requests by route and class of status");
   for (const auto& [key, count] : metrics.requests) {
     page.sample(count, {{"route", std::string(key.first)}, {"status", std::string(key.second)}});
@@ -87,6 +83,9 @@ std::string metrics_page(const Metrics& metrics, const Fleet& fleet,
     page.sample(metrics.first_token[i],
                 {{"reason", std::string(to_string(static_cast<FirstToken>(i)))}});
   }
+}
+
+void durations(MetricsPage& page, const Metrics& metrics) {
   page.begin(Type::Histogram, "leg_seconds", "Time of an engine's whole response, by its role");
   for (std::size_t i = 0; i < kRoleCount; ++i) {
     page.histogram(metrics.leg[i], {{"role", std::string(to_string(static_cast<Role>(i)))}});
@@ -99,6 +98,9 @@ std::string metrics_page(const Metrics& metrics, const Fleet& fleet,
                  metrics.whole);
   page.histogram("queue_wait_seconds", "Time that requests waited for an engine",
                  metrics.queue_wait);
+}
+
+void legs(MetricsPage& page, const Metrics& metrics) {
   page.begin(Type::Counter, "retries_total",
              "Requests that were sent again, by role of the engine");
   for (std::size_t i = 0; i < kRoleCount; ++i) {
@@ -117,6 +119,9 @@ std::string metrics_page(const Metrics& metrics, const Fleet& fleet,
   page.counter("late_errors_total", "Streams that ended with an error frame", metrics.late_errors);
   page.counter("cancelled_legs_total", "Requests canceled at an engine because the client left",
                metrics.cancelled_legs);
+}
+
+void refusals(MetricsPage& page, const Metrics& metrics) {
   page.counter("refused_keys_total", "Requests without a known API key", metrics.refused_keys);
   page.counter("rate_limited_total", "Requests beyond the rate of their API key",
                metrics.rate_limited);
@@ -138,6 +143,9 @@ std::string metrics_page(const Metrics& metrics, const Fleet& fleet,
   page.counter("connections_per_address_refused_total",
                "Connections refused because of --max-connections-per-address",
                metrics.address_refused);
+}
+
+void configuration(MetricsPage& page, const Metrics& metrics) {
   page.counter("engine_list_errors_total", "Failed attempts to read --engines-file",
                metrics.engine_list_errors);
   page.counter(
@@ -145,10 +153,26 @@ std::string metrics_page(const Metrics& metrics, const Fleet& fleet,
       "Failed attempts to read --api-keys-file, --engine-api-key-file or --cache-salt-key-file",
       metrics.key_file_errors);
   page.counter("name_errors_total", "Failed lookups of dns:// names", metrics.name_errors);
+}
+
+void in_flight(MetricsPage& page, const Metrics& metrics) {
   page.gauge("connections", "Open connections of clients", metrics.connections);
   page.gauge("requests_in_flight", "Requests in flight", metrics.in_flight);
   page.gauge("queue_length", "Requests that wait for an engine", metrics.queued);
   page.gauge("body_bytes", "Bytes of the request bodies in memory", metrics.body_bytes);
+}
+
+}  // namespace
+
+std::string metrics_page(const Metrics& metrics, const Fleet& fleet,
+                         const NamespaceView& namespaces, TimePoint now) {
+  MetricsPage page("pegaflow_router_");
+  outcomes(page, metrics);
+  durations(page, metrics);
+  legs(page, metrics);
+  refusals(page, metrics);
+  configuration(page, metrics);
+  in_flight(page, metrics);
   engines(page, fleet, now);
   if (namespaces.is_watched) compared(page, namespaces);
   return page.text();
