@@ -47,17 +47,66 @@ bool is_loopback(const std::string& address) {
   return address.starts_with("127.") || address.starts_with("[::1]:");
 }
 
+Result<void> refuse_options_of_nodes(const ServerOptions& options) {
+  if (!options.peer_secret_file.empty() || !options.peer_fabric_listen.empty() ||
+      options.require_rdma || !options.nics.empty() || !options.deny_nics.empty()) {
+    return fail(Errc::kInvalidArgument, "options about other nodes need --peers or --peer-listen");
+  }
+  return {};
+}
+
+/// Each address once: two links by one name would replace each other's connection without end.
+Result<std::vector<std::string>> distinct(const std::vector<std::string>& peers) {
+  for (const std::string& peer : peers) {
+    const std::size_t colon = peer.rfind(':');
+    if (colon == 0 || colon == std::string::npos || colon + 1 == peer.size()) {
+      return fail(Errc::kInvalidArgument, "--peers: \"{}\" is not HOST:PORT", peer);
+    }
+  }
+  std::vector<std::string> addresses;
+  for (const std::string& peer : peers) {
+    if (std::find(addresses.begin(), addresses.end(), peer) == addresses.end()) {
+      addresses.push_back(peer);
+    }
+  }
+  return addresses;
+}
+
+Result<TcpListener> listen_for_nodes(const ServerOptions& options) {
+  PEGA_TRY_LET(TcpListener listener, listen_tcp(options.peer_listen, "--peer-listen"));
+  if (options.peer_secret_file.empty() && !is_loopback(listener.address)) {
+    kLog.warn(
+        "any host that reaches this node may read its cache; set --peer-secret-file address={}",
+        listener.address);
+  }
+  return listener;
+}
+
+/// The address at which the lanes listen, when the node listens for others at `own`, or at none.
+Result<std::string> fabric_address(const ServerOptions& options,
+                                   const std::optional<TcpListener>& own) {
+  const std::string listen = !options.peer_fabric_listen.empty() ? options.peer_fabric_listen
+                             : own                               ? on_any_port(own->address)
+                                                                 : "127.0.0.1:0";
+  const auto address = tcp::SocketAddress::parse(listen);
+  if (!address || address->is_wildcard()) {
+    return fail(
+        Errc::kInvalidArgument,
+        "{}: peers need an address to read the bytes from; name an IP address of this machine "
+        "with --peer-fabric-listen IP:PORT",
+        options.peer_fabric_listen.empty() ? "--peer-listen " + options.peer_listen
+                                           : "--peer-fabric-listen " + options.peer_fabric_listen);
+  }
+  return listen;
+}
+
 }  // namespace
 
 Result<std::optional<Nodes::Plan>> Nodes::plan(const ServerOptions& options,
                                                const std::string& build) {
   const bool has_listen = !options.peer_listen.empty();
   if (options.peers.empty() && !has_listen) {
-    if (!options.peer_secret_file.empty() || !options.peer_fabric_listen.empty() ||
-        options.require_rdma || !options.nics.empty() || !options.deny_nics.empty()) {
-      return fail(Errc::kInvalidArgument,
-                  "options about other nodes need --peers or --peer-listen");
-    }
+    PEGA_TRY(refuse_options_of_nodes(options));
     return std::optional<Plan>();
   }
   if (options.peers.size() > cluster::Peers::kMaxPeers) {
@@ -72,42 +121,14 @@ Result<std::optional<Nodes::Plan>> Nodes::plan(const ServerOptions& options,
     PEGA_TRY_LET(plan.own.secrets, cluster::PeerSecrets::read(plan.secret_file));
     warn_of_short(plan.own.secrets);
   }
-  for (const std::string& peer : options.peers) {
-    const std::size_t colon = peer.rfind(':');
-    if (colon == 0 || colon == std::string::npos || colon + 1 == peer.size()) {
-      return fail(Errc::kInvalidArgument, "--peers: \"{}\" is not HOST:PORT", peer);
-    }
-  }
-  for (const std::string& peer : options.peers) {
-    // Two links by one name would replace each other's connection without end.
-    auto& addresses = plan.peers.addresses;
-    if (std::find(addresses.begin(), addresses.end(), peer) == addresses.end()) {
-      addresses.push_back(peer);
-    }
-  }
+  PEGA_TRY_LET(plan.peers.addresses, distinct(options.peers));
   plan.peers.link.call_deadline = options.peer_deadline;
   plan.fetches.deadline = options.fetch_deadline;
   if (has_listen) {
-    PEGA_TRY_LET(plan.listener, listen_tcp(options.peer_listen, "--peer-listen"));
+    PEGA_TRY_LET(plan.listener, listen_for_nodes(options));
     plan.own.listen = plan.listener->address;
-    if (options.peer_secret_file.empty() && !is_loopback(plan.listener->address)) {
-      kLog.warn(
-          "any host that reaches this node may read its cache; set --peer-secret-file address={}",
-          plan.listener->address);
-    }
   }
-  const std::string fabric_listen = !options.peer_fabric_listen.empty() ? options.peer_fabric_listen
-                                    : has_listen ? on_any_port(plan.listener->address)
-                                                 : "127.0.0.1:0";
-  const auto address = tcp::SocketAddress::parse(fabric_listen);
-  if (!address || address->is_wildcard()) {
-    return fail(
-        Errc::kInvalidArgument,
-        "{}: peers need an address to read the bytes from; name an IP address of this machine "
-        "with --peer-fabric-listen IP:PORT",
-        options.peer_fabric_listen.empty() ? "--peer-listen " + options.peer_listen
-                                           : "--peer-fabric-listen " + options.peer_fabric_listen);
-  }
+  PEGA_TRY_LET(const std::string fabric_listen, fabric_address(options, plan.listener));
   PEGA_TRY_LET(plan.lanes, cluster::Lanes::plan({.nics = options.nics,
                                                  .deny_nics = options.deny_nics,
                                                  .require_rdma = options.require_rdma},

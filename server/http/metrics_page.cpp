@@ -62,8 +62,7 @@ void pool(MetricsPage& page, const Snapshot& now) {
                {"reader_lost", store.pinned_by_lost_readers}});
 }
 
-void cache(MetricsPage& page, const Snapshot& now) {
-  const CacheStats& cache = now.cache;
+void cache_contents(MetricsPage& page, const CacheStats& cache) {
   const engine::BlockStore::Stats& store = cache.store;
   page.gauge("cache_resident_bytes", "Bytes of slots with sealed blocks",
              number(store.sealed_bytes));
@@ -81,6 +80,9 @@ void cache(MetricsPage& page, const Snapshot& now) {
                 {{"cleanup", number(store.cleaned)},
                  {"reset", number(store.retired)},
                  {"corrupt", number(store.invalidated)}});
+}
+
+void resets(MetricsPage& page, const CacheStats& cache) {
   page.gauge("epochs",
              "Namespaces with an epoch of their own, since they were reset in this cluster",
              number(cache.epochs));
@@ -91,6 +93,10 @@ void cache(MetricsPage& page, const Snapshot& now) {
   page.counter("reset_unconfirmed_nodes_total",
                "Peers that did not confirm a reset of this node before its deadline",
                cache.resets_unconfirmed);
+}
+
+void saves_and_loads(MetricsPage& page, const CacheStats& cache) {
+  const engine::BlockStore::Stats& store = cache.store;
   page.counter("corrupt_pages_total",
                "Pages with other bytes than were saved, found by engines with pegaflow.verify",
                cache.corrupt_pages);
@@ -103,6 +109,10 @@ void cache(MetricsPage& page, const Snapshot& now) {
   page.counters(
       "save_skipped_blocks_total", "Blocks for which a save received no slot", "reason",
       {{"present", number(store.skipped_present)}, {"no_room", number(store.skipped_no_room)}});
+}
+
+void held_blocks(MetricsPage& page, const Snapshot& now) {
+  const engine::BlockStore::Stats& store = now.cache.store;
   page.gauge("claims", "Claims of schedulers", number(store.claims));
   page.gauge("pins", "Pins of workers", number(store.pins));
   page.gauge("held_blocks", "Distinct blocks that are claimed or pinned", store.held);
@@ -117,7 +127,9 @@ void cache(MetricsPage& page, const Snapshot& now) {
                store.reservations_timed_out);
   page.counter("late_publishes_total", "Saves published after they were dropped",
                store.late_publishes);
-  const JobWaitStats& waits = cache.waits;
+}
+
+void job_waits(MetricsPage& page, const JobWaitStats& waits) {
   page.gauge("job_waits", "Calls that wait for another engine's saves", number(waits.waiting));
   page.counters("job_waits_total", "Waits for another engine's saves, by how they ended", "result",
                 {{"over", number(waits.over)},
@@ -125,8 +137,16 @@ void cache(MetricsPage& page, const Snapshot& now) {
                  {"timeout", number(waits.timed_out)},
                  {"busy", number(waits.busy)},
                  {"cancelled", number(waits.cancelled)}});
+}
+
+void cache(MetricsPage& page, const Snapshot& now) {
+  cache_contents(page, now.cache);
+  resets(page, now.cache);
+  saves_and_loads(page, now.cache);
+  held_blocks(page, now);
+  job_waits(page, now.cache.waits);
   page.gauge("memory_bytes", "Memory of the index and its tables, beside the pool",
-             number(cache.memory_bytes));
+             number(now.cache.memory_bytes));
 }
 
 void misses(MetricsPage& page, const Snapshot& now) {
@@ -253,7 +273,7 @@ void calls(MetricsPage& page, const RpcCounters& rpc) {
              rpc.turns_cpu.longest_seconds);
 }
 
-void peers(MetricsPage& page, const NodesReport& nodes) {
+void links(MetricsPage& page, const NodesReport& nodes) {
   page.begin(Type::Gauge, "lane_info", "Lanes to other nodes that are open at this node");
   for (const std::string& lane : nodes.lanes) page.sample(1, {{"lane", lane}});
   const auto by_peer = [&](Type type, const char* name, const char* help, auto&& value) {
@@ -301,6 +321,10 @@ void peers(MetricsPage& page, const NodesReport& nodes) {
   by_peer(Type::Counter, "peer_lane_falls_total",
           "Times that RDMA to the peer broke and reads continued over sockets",
           [](const Link& link) { return number(link.lane_falls); });
+}
+
+/// Connections that other nodes make to this one.
+void gate(MetricsPage& page, const NodesReport& nodes) {
   page.gauge("peer_connections", "Connections from other nodes", number(nodes.rpc.connections));
   page.counter("peer_entered_total",
                "Greetings in which another node proved that it has the secret",
@@ -316,16 +340,23 @@ void peers(MetricsPage& page, const NodesReport& nodes) {
   page.counter("peer_connections_replaced_total",
                "Connections of other nodes that a newer greeting of the same link ended",
                nodes.gate.replaced);
-  if (nodes.secrets.has_file) {
-    page.gauge("peer_secrets", "Secrets of --peer-secret-file that are accepted, two in a rotation",
-               number(nodes.secrets.accepted));
-    page.gauge("peer_secret_file_valid",
-               "0 while the changed --peer-secret-file cannot be used and the former secrets stay",
-               nodes.secrets.is_file_good ? 1 : 0);
-    page.counters(
-        "peer_secret_reloads_total", "Times that --peer-secret-file changed", "result",
-        {{"used", number(nodes.secrets.changed)}, {"rejected", number(nodes.secrets.rejected)}});
-  }
+}
+
+void secrets(MetricsPage& page, const NodesReport::Secrets& secrets) {
+  if (!secrets.has_file) return;
+  page.gauge("peer_secrets", "Secrets of --peer-secret-file that are accepted, two in a rotation",
+             number(secrets.accepted));
+  page.gauge("peer_secret_file_valid",
+             "0 while the changed --peer-secret-file cannot be used and the former secrets stay",
+             secrets.is_file_good ? 1 : 0);
+  page.counters("peer_secret_reloads_total", "Times that --peer-secret-file changed", "result",
+                {{"used", number(secrets.changed)}, {"rejected", number(secrets.rejected)}});
+}
+
+void peers(MetricsPage& page, const NodesReport& nodes) {
+  links(page, nodes);
+  gate(page, nodes);
+  secrets(page, nodes.secrets);
   page.counter("peer_locates_total", "Lookups by other nodes", nodes.gate.locates);
   page.counter("peer_awaits_total", "Waits of other nodes for saves of engines at this node",
                nodes.gate.awaits);
