@@ -426,7 +426,7 @@ void add_devices(py::module_& module) {
       .def("info", [](const CudaDevice& device) { return to_dict(device.info()); });
 }
 
-void add_mover(py::module_& module) {
+void add_finished(py::module_& module) {
   py::class_<Mover::Finished>(module, "Finished")
       .def_property_readonly("kind", &kind_of)
       .def_readonly("id", &Mover::Finished::id)
@@ -464,7 +464,9 @@ void add_mover(py::module_& module) {
                            kind_of(job), job.id, job.blocks, job.skipped, job.failed_blocks.size(),
                            job.error ? to_string(*job.error) : "None");
       });
+}
 
+void add_mover(py::module_& module) {
   py::class_<Mover::Followed>(module, "Followed")
       .def_readonly("load", &Mover::Followed::load)
       .def_readonly("blocks", &Mover::Followed::blocks)
@@ -507,5 +509,6 @@ PYBIND11_MODULE(_native, module) {
   pegaflow::add_session(module);
   pegaflow::add_notice(module);
   pegaflow::add_devices(module);
+  pegaflow::add_finished(module);
   pegaflow::add_mover(module);
 }

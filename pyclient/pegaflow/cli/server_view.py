@@ -184,6 +184,14 @@ def check_numa(
 
 def check_metrics(samples: Samples) -> Iterator[Finding]:
     """Findings from the counters: the use of the pool, and each problem."""
+    yield _check_pool(samples)
+    yield _check_quarantine(samples)
+    yield from _check_pins(samples)
+    yield from _check_counters(samples)
+    yield from _check_refusals(samples)
+
+
+def _check_pool(samples: Samples) -> Finding:
     used, size = (
         samples.get("pegaflow_pool_used_bytes"),
         samples.get("pegaflow_pool_capacity_bytes"),
@@ -193,22 +201,25 @@ def check_metrics(samples: Samples) -> Iterator[Finding]:
     use = f"{format_bytes(used)} of {format_bytes(size)} used"
     if asked:
         use += f", {hits / asked:.0%} of {asked:.0f} blocks asked for were found"
-    yield Finding("pool", OK, use)
+    return Finding("pool", OK, use)
 
+
+def _check_quarantine(samples: Samples) -> Finding:
     reasons = samples.by_label("pegaflow_quarantine_slots", "reason")
     waiting = {reason: count for reason, count in reasons.items() if count}
-    if waiting:
-        counts = ", ".join(f"{count:.0f} {reason}" for reason, count in waiting.items())
-        yield Finding(
-            "quarantine",
-            ADVICE,
-            f"slots that a lost engine may still access: {counts}",
-            "they are released when that process ends or reconnects; find one that hangs: "
-            "grep -l pegaflow-pool /proc/*/maps, then ps -o pid,stat,etime,cmd -p PID",
-        )
-    else:
-        yield Finding("quarantine", OK, "empty")
+    if not waiting:
+        return Finding("quarantine", OK, "empty")
+    counts = ", ".join(f"{count:.0f} {reason}" for reason, count in waiting.items())
+    return Finding(
+        "quarantine",
+        ADVICE,
+        f"slots that a lost engine may still access: {counts}",
+        "they are released when that process ends or reconnects; find one that hangs: "
+        "grep -l pegaflow-pool /proc/*/maps, then ps -o pid,stat,etime,cmd -p PID",
+    )
 
+
+def _check_pins(samples: Samples) -> Iterator[Finding]:
     age = samples.get("pegaflow_oldest_pin_seconds")
     if age > _OLD_PIN_S:
         yield Finding(
@@ -219,25 +230,35 @@ def check_metrics(samples: Samples) -> Iterator[Finding]:
             "an engine is stopped or hangs: ps -eo pid,stat,cmd | grep -i vllm shows T for a "
             "stopped one; its pins end with its process",
         )
-    for name, detail, fix in (
-        (
-            "pegaflow_pool_alloc_failures_total",
-            "blocks were not saved because every slot was held",
-            "choose a larger --pool-size, or look at pins and quarantine above",
-        ),
-        (
-            "pegaflow_late_publishes_total",
-            "saves arrived after their reservation had timed out",
-            "engines hang for longer than --reservation-timeout: check their load",
-        ),
-        (
-            "pegaflow_registrations_refused_total",
-            "engines were rejected because of their page size",
-            "compare `factors` of the instances; /instances has them",
-        ),
-    ):
+
+
+#: Counters that are 0 at a healthy server: name, what was counted, the fix.
+_PROBLEM_COUNTERS = (
+    (
+        "pegaflow_pool_alloc_failures_total",
+        "blocks were not saved because every slot was held",
+        "choose a larger --pool-size, or look at pins and quarantine above",
+    ),
+    (
+        "pegaflow_late_publishes_total",
+        "saves arrived after their reservation had timed out",
+        "engines hang for longer than --reservation-timeout: check their load",
+    ),
+    (
+        "pegaflow_registrations_refused_total",
+        "engines were rejected because of their page size",
+        "compare `factors` of the instances; /instances has them",
+    ),
+)
+
+
+def _check_counters(samples: Samples) -> Iterator[Finding]:
+    for name, detail, fix in _PROBLEM_COUNTERS:
         if count := samples.get(name):
             yield Finding("counters", ADVICE, f"{count:.0f} {detail} ({name})", fix)
+
+
+def _check_refusals(samples: Samples) -> Iterator[Finding]:
     for reason, count in samples.by_label("pegaflow_connections_refused_total", "reason").items():
         if count:
             fix = {

@@ -162,36 +162,49 @@ class View:
         longest = self._get("rpc_turn_longest_seconds")
         return {"p99": p99 and min(p99, longest), "longest_seconds": longest}
 
+    def _blocks(self) -> dict[str, float | None]:
+        found = self._moved("cache_block_hits_total")
+        asked = found + self._moved("cache_block_misses_total")
+        return {
+            "asked": asked,
+            "found": found,
+            "hit_rate": found / asked if asked else None,
+            "saved": self._moved("cache_block_insertions_total"),
+            "evicted": self._moved("cache_block_evictions_total"),
+            "not_saved_no_room": self._moved("save_skipped_blocks_total", reason="no_room"),
+        }
+
+    def _windows(self) -> dict[str, dict[str, float]]:
+        return {
+            window: {
+                "asked": self._get("hll_total_requests", window=window),
+                "hit_rate": self._get("window_hit_rate", window=window),
+                "ceiling": self._get("hll_estimated_hit_rate", window=window),
+                "working_set_bytes": self._get("window_working_set_bytes", window=window),
+            }
+            for window in self.samples.by_label("pegaflow_window_hit_rate", "window")
+        }
+
+    def _latencies(self) -> dict[str, dict[str, float | None]]:
+        return {
+            method: {
+                "calls": self._moved("rpc_duration_seconds_count", method=method),
+                "p50": self._percentile("rpc_duration_seconds", 0.5, method=method),
+                "p99": self._percentile("rpc_duration_seconds", 0.99, method=method),
+            }
+            for method in _METHODS
+        }
+
     def numbers(self) -> dict[str, Any]:
         """The whole view for programs: bytes, blocks, seconds.
 
         Counts cover the last ``seconds``; if that is 0, the time since the server started.
         """
-        hits, misses = (
-            self._moved("cache_block_hits_total"),
-            self._moved("cache_block_misses_total"),
-        )
-        asked = hits + misses
         return {
             "version": next(iter(self.samples.by_label("pegaflow_build_info", "version")), ""),
             "seconds": self.seconds,
-            "blocks": {
-                "asked": asked,
-                "found": hits,
-                "hit_rate": hits / asked if asked else None,
-                "saved": self._moved("cache_block_insertions_total"),
-                "evicted": self._moved("cache_block_evictions_total"),
-                "not_saved_no_room": self._moved("save_skipped_blocks_total", reason="no_room"),
-            },
-            "windows": {
-                window: {
-                    "asked": self._get("hll_total_requests", window=window),
-                    "hit_rate": self._get("window_hit_rate", window=window),
-                    "ceiling": self._get("hll_estimated_hit_rate", window=window),
-                    "working_set_bytes": self._get("window_working_set_bytes", window=window),
-                }
-                for window in self.samples.by_label("pegaflow_window_hit_rate", "window")
-            },
+            "blocks": self._blocks(),
+            "windows": self._windows(),
             "misses": self._moved_by("cache_miss_blocks_total", "reason"),
             "bytes": {
                 "loaded": self._moved("load_bytes_total"),
@@ -213,14 +226,7 @@ class View:
                 "pins": self._get("pins"),
                 "oldest_pin_seconds": self._get("oldest_pin_seconds"),
             },
-            "latency_at_most_seconds": {
-                method: {
-                    "calls": self._moved("rpc_duration_seconds_count", method=method),
-                    "p50": self._percentile("rpc_duration_seconds", 0.5, method=method),
-                    "p99": self._percentile("rpc_duration_seconds", 0.99, method=method),
-                }
-                for method in _METHODS
-            },
+            "latency_at_most_seconds": self._latencies(),
             "turns": self._turns(),
         }
 
