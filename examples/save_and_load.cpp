@@ -63,17 +63,89 @@ Mover::Finished wait_for_job(Mover& mover) {
   }
 }
 
-Result<void> run(const std::string& socket_path) {
-  std::vector<Memory> layers(kLayers, Memory(kBlocks * kSegmentBytes));
-  PEGA_TRY_LET(PageLayout layout, layout_of(layers));
-
-  // 1. One mover a worker, one session for the scheduler, in one process or in two. Both connect in
-  //    the background: an engine goes on meanwhile, a program like this one waits.
+LinkOptions link_to(const std::string& socket_path) {
   LinkOptions link;
   link.socket_path = socket_path;
   link.instance = "example-" + std::to_string(::getpid());
   link.build = "save_and_load 1";
   link.lookup_deadline = link.open_deadline = link.reserve_deadline = kPatience;
+  return link;
+}
+
+/// Both connect in the background: an engine goes on meanwhile, a program like this one waits.
+Result<void> wait_until_connected(Mover& mover, CacheSession& session) {
+  if (!mover.wait_for(LinkState::kReady, kPatience)) {
+    return fail(Errc::kPeerLost, "the worker is not connected: {}", mover.status().detail);
+  }
+  if (!session.wait_for(LinkState::kReady, kPatience)) {
+    return fail(Errc::kPeerLost, "the scheduler is not connected: {}", session.status().detail);
+  }
+  return {};
+}
+
+/// "Computes" the prompt into blocks 0 to 7 and saves them. They may be used again once the job has
+/// been reported, and not before.
+Result<void> save(Mover& mover, const std::vector<BlockKey>& keys, std::vector<Memory>& layers) {
+  for (std::size_t layer = 0; layer < kLayers; ++layer) {
+    for (std::size_t i = 0; i < kPrompt * kSegmentBytes; ++i) {
+      layers[layer][i] = std::byte((i / kSegmentBytes + 31 * layer + i % 251) & 0xff);
+    }
+  }
+  std::vector<std::uint32_t> blocks(kPrompt);
+  std::iota(blocks.begin(), blocks.end(), 0);
+  PEGA_TRY(mover.save(Id128::random(), 1, keys, blocks, Device::Event::kNow));
+  const Mover::Finished saved = wait_for_job(mover);
+  if (saved.error) return tl::unexpected(*saved.error);
+  std::printf("saved %zu blocks, %llu bytes\n", saved.blocks, (unsigned long long)saved.bytes);
+  return {};
+}
+
+/// Asks how much of this prompt the cache has. A lookup holds nothing and returns soon.
+Result<void> look_up(CacheSession& session, const std::vector<BlockKey>& keys) {
+  PEGA_TRY_LET(const auto asked, session.lookup(keys));
+  const auto found = session.take(asked, kPatience);
+  if (!found) return fail(Errc::kTimeout, "no answer to the lookup yet: compute the prompt");
+  if (!*found) return tl::unexpected(found->error());
+  std::printf("found %zu of %zu blocks\n", (*found)->blocks, keys.size());
+  return {};
+}
+
+/// A claim keeps the blocks until the worker opens it with its load, here into blocks 8 to 15.
+/// Returns the number of blocks that were loaded.
+Result<std::size_t> load(Mover& mover, CacheSession& session, const std::vector<BlockKey>& keys) {
+  PEGA_TRY_LET(const auto wanted, session.claim(keys));
+  const auto claim = session.take(wanted, kPatience);
+  if (!claim) return fail(Errc::kTimeout, "no answer to the claim yet: compute the prompt");
+  if (!*claim) return tl::unexpected(claim->error());
+  if ((*claim)->blocks == 0) return fail(Errc::kGone, "evicted in between: compute the prompt");
+  std::vector<std::uint32_t> into((*claim)->blocks);
+  std::iota(into.begin(), into.end(), std::uint32_t{kPrompt});
+  PEGA_TRY(mover.load(1, (*claim)->token, 0, into));
+  const Mover::Finished loaded = wait_for_job(mover);
+  session.unclaim((*claim)->token);
+  if (loaded.error) return tl::unexpected(*loaded.error);  // failed_blocks are to be computed.
+  return loaded.blocks;
+}
+
+/// Whether the first blocks at 8 to 15 hold what was computed into those at 0 to 7.
+Result<void> compare(const std::vector<Memory>& layers, std::size_t blocks) {
+  const std::size_t bytes = blocks * kSegmentBytes;
+  for (std::size_t layer = 0; layer < kLayers; ++layer) {
+    const std::byte* const computed = layers[layer].data();
+    if (std::memcmp(computed + kPrompt * kSegmentBytes, computed, bytes) != 0) {
+      return fail(Errc::kCorrupt, "layer {} came back different", layer);
+    }
+  }
+  std::printf("loaded %zu blocks, each as it was saved\n", blocks);
+  return {};
+}
+
+Result<void> run(const std::string& socket_path) {
+  std::vector<Memory> layers(kLayers, Memory(kBlocks * kSegmentBytes));
+  PEGA_TRY_LET(PageLayout layout, layout_of(layers));
+
+  // One mover a worker, one session for the scheduler, in one process or in two.
+  const LinkOptions link = link_to(socket_path);
   Mover::Options options;
   options.link = link;
   options.load_patience = kPatience;
@@ -81,59 +153,13 @@ Result<void> run(const std::string& socket_path) {
   PEGA_TRY_LET(const auto device, HostDevice::create({}));
   PEGA_TRY_LET(const auto mover, Mover::start(options, std::move(layout), *device));
   PEGA_TRY_LET(const auto session, CacheSession::start(link));
-  if (!mover->wait_for(LinkState::kReady, kPatience)) {
-    return fail(Errc::kPeerLost, "the worker is not connected: {}", mover->status().detail);
-  }
-  if (!session->wait_for(LinkState::kReady, kPatience)) {
-    return fail(Errc::kPeerLost, "the scheduler is not connected: {}", session->status().detail);
-  }
+  PEGA_TRY(wait_until_connected(*mover, *session));
 
-  // 2. "Compute" the prompt into blocks 0 to 7 and save them. They may be used again once the job
-  //    has been reported, and not before.
-  for (std::size_t layer = 0; layer < kLayers; ++layer) {
-    for (std::size_t i = 0; i < kPrompt * kSegmentBytes; ++i) {
-      layers[layer][i] = std::byte((i / kSegmentBytes + 31 * layer + i % 251) & 0xff);
-    }
-  }
-  const std::vector<Memory> computed = layers;
   const std::vector<BlockKey> keys = keys_of_prompt();
-  std::vector<std::uint32_t> blocks(kPrompt);
-  std::iota(blocks.begin(), blocks.end(), 0);
-  PEGA_TRY(mover->save(Id128::random(), 1, keys, blocks, Device::Event::kNow));
-  const Mover::Finished saved = wait_for_job(*mover);
-  if (saved.error) return tl::unexpected(*saved.error);
-  std::printf("saved %zu blocks, %llu bytes\n", saved.blocks, (unsigned long long)saved.bytes);
-
-  // 3. What does the cache have of this prompt? A lookup holds nothing and is never waited for
-  // long.
-  PEGA_TRY_LET(const auto asked, session->lookup(keys));
-  const auto found = session->take(asked, kPatience);
-  if (!found) return fail(Errc::kTimeout, "no answer to the lookup yet: compute the prompt");
-  if (!*found) return tl::unexpected(found->error());
-  std::printf("found %zu of %zu blocks\n", (*found)->blocks, keys.size());
-
-  // 4. A claim keeps the blocks until the worker opens it with its load, here into blocks 8 to 15.
-  PEGA_TRY_LET(const auto wanted, session->claim(keys));
-  const auto claim = session->take(wanted, kPatience);
-  if (!claim) return fail(Errc::kTimeout, "no answer to the claim yet: compute the prompt");
-  if (!*claim) return tl::unexpected(claim->error());
-  if ((*claim)->blocks == 0) return fail(Errc::kGone, "evicted in between: compute the prompt");
-  std::vector<std::uint32_t> into((*claim)->blocks);
-  std::iota(into.begin(), into.end(), std::uint32_t{kPrompt});
-  PEGA_TRY(mover->load(1, (*claim)->token, 0, into));
-  const Mover::Finished loaded = wait_for_job(*mover);
-  session->unclaim((*claim)->token);
-  if (loaded.error) return tl::unexpected(*loaded.error);  // failed_blocks are to be computed.
-
-  const std::size_t bytes = loaded.blocks * kSegmentBytes;
-  for (std::size_t layer = 0; layer < kLayers; ++layer) {
-    const std::byte* const target = layers[layer].data() + kPrompt * kSegmentBytes;
-    if (std::memcmp(target, computed[layer].data(), bytes) != 0) {
-      return fail(Errc::kCorrupt, "layer {} came back different", layer);
-    }
-  }
-  std::printf("loaded %zu blocks, each as it was saved\n", loaded.blocks);
-  return {};
+  PEGA_TRY(save(*mover, keys, layers));
+  PEGA_TRY(look_up(*session, keys));
+  PEGA_TRY_LET(const std::size_t loaded, load(*mover, *session, keys));
+  return compare(layers, loaded);
 }
 
 }  // namespace
