@@ -90,7 +90,7 @@ def main(argv: list[str]) -> int:
     return 0
 
 
-def _parse(argv: list[str]) -> argparse.Namespace:
+def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="./dev demo", description=__doc__, formatter_class=argparse.RawTextHelpFormatter
     )
@@ -140,6 +140,11 @@ def _parse(argv: list[str]) -> argparse.Namespace:
         metavar="DIR",
         help="Meson build directory (default: build/release, with --prove build/hooks)",
     )
+    return parser
+
+
+def _parse(argv: list[str]) -> argparse.Namespace:
+    parser = _parser()
     options = parser.parse_args(argv)
     if options.pd and (options.prove or options.tp != 1):
         parser.error("--pd cannot be combined with --prove or --tp")

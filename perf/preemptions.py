@@ -12,6 +12,7 @@ the vLLM without it.
 
 from __future__ import annotations
 
+import argparse
 import dataclasses
 import random
 import statistics
@@ -63,6 +64,107 @@ def loaded_blocks(run: Servers) -> int:
     return int(run.connected.metrics().total("vllm:pegaflow_loaded_blocks_total"))
 
 
+@dataclasses.dataclass
+class Bursts:
+    """What was counted in all rounds after the one to warm up."""
+
+    with_: list[int] = dataclasses.field(default_factory=list)  #: Preemptions of each burst.
+    without: list[int] = dataclasses.field(default_factory=list)
+    asked: int = 0
+    finished: int = 0
+    differ: int = 0  #: Answers with other tokens than those without the connector, or none.
+    loaded_blocks: int = 0
+    pin_waits: int = 0
+
+    def add(self, ours: Round, theirs: Round) -> None:
+        self.with_.append(ours.preemptions)
+        self.without.append(theirs.preemptions)
+        self.asked += len(ours.answers)
+        self.finished += sum(answer is not None for answer in ours.answers)
+        self.differ += sum(
+            mine != other for mine, other in zip(ours.answers, theirs.answers, strict=True)
+        )
+
+
+def tokens_needed(options: argparse.Namespace) -> int:
+    """Tokens of a prompt and its answer, in whole blocks."""
+    return -(-(options.tokens + options.output) // BLOCK_TOKENS) * BLOCK_TOKENS
+
+
+def run_bursts(run: Servers, options: argparse.Namespace) -> Bursts:
+    draw = random.Random(options.seed)
+    bursts = Bursts()
+    for number in range(-1, options.rounds):  # one to warm up
+        prompts = [
+            [draw.randrange(3, SHAPE.vocabulary) for _ in range(options.tokens)]
+            for _ in range(options.requests)
+        ]
+        for again in (False, True):
+            made = {}
+            for is_ours in (number % 2 == 0, number % 2 != 0):
+                vllm = run.connected if is_ours else run.plain
+                made[is_ours] = burst(vllm, prompts, options.output)
+            note(
+                f"round {number + 1}, {'again' if again else 'new'}: preemptions without "
+                f"{made[False].preemptions}, with {made[True].preemptions}; "
+                f"{loaded_blocks(run)} blocks loaded so far" + (" (warm-up)" if number < 0 else "")
+            )
+            if number >= 0:
+                bursts.add(made[True], made[False])
+    bursts.loaded_blocks = loaded_blocks(run)
+    bursts.pin_waits = int(run.connected.metrics().total("vllm:pegaflow_pin_waits_total"))
+    return bursts
+
+
+def figures_of(bursts: Bursts, options: argparse.Namespace) -> list[Figure]:
+    differences = [a - b for a, b in zip(bursts.with_, bursts.without, strict=True)]
+    mean, low, high = mean_interval(differences)
+    params = {
+        "requests": options.requests,
+        "prompt_tokens": options.tokens,
+        "output_tokens": options.output,
+        "fit": options.fit,
+        "rounds": options.rounds,
+        "seed": options.seed,
+        "with": bursts.with_,
+        "without": bursts.without,
+        "difference_mean": mean,
+        "difference_interval": [low, high],
+        "loaded_blocks": bursts.loaded_blocks,
+        "pin_waits": bursts.pin_waits,
+    }
+    return [
+        Figure(
+            run="preemptions of a burst with the connector, lower end of the 95 % interval",
+            params=params,
+            figure=statistics.fmean(bursts.without) + low,
+            unit="preemptions",
+            bound=statistics.fmean(bursts.without),
+            bound_name="vLLM without the connector",
+            target=TARGET,
+            n=len(bursts.with_),
+            spread=(
+                f"bursts of {options.requests}; with {sum(bursts.with_)}, "
+                f"without {sum(bursts.without)}, "
+                f"difference {mean:+.2f} ({low:+.2f} to {high:+.2f}); "
+                f"{bursts.loaded_blocks} blocks loaded"
+            ),
+        ),
+        Figure(
+            run="requests that finished with the connector, with the tokens of those without",
+            params=params,
+            figure=bursts.asked - bursts.differ,
+            unit="requests",
+            bound=bursts.asked,
+            bound_name="requests asked",
+            target=1.0,
+            n=bursts.asked,
+            spread=f"{bursts.finished} finished, {bursts.differ} with other tokens or none",
+            at_least=True,
+        ),
+    ]
+
+
 def main() -> int:
     arguments = parser(__doc__)
     arguments.add_argument("--rounds", type=int, default=10, help="two bursts each; at least 5")
@@ -74,92 +176,22 @@ def main() -> int:
     )
     options = arguments.parse_args()
     note(f"seed {options.seed}")
-    draw = random.Random(options.seed)
-    needed = -(-(options.tokens + options.output) // BLOCK_TOKENS) * BLOCK_TOKENS
+    needed = tokens_needed(options)
     plain = VllmOptions(
         ensure_model(SHAPE),
         kv_cache_bytes=options.fit * needed * SHAPE.kv_bytes_per_token(),
         max_model_len=needed,
     )
-    with_, without = [], []
-    finished, differ, asked = 0, 0, 0
     with servers(options.build_dir, "1gb", plain) as run:
         run.pega.start()
         for vllm in (run.plain, run.connected):
             vllm.start()
         wait_until("the cache is used", lambda: is_used(run), 60)
-        for number in range(-1, options.rounds):  # one to warm up
-            prompts = [
-                [draw.randrange(3, SHAPE.vocabulary) for _ in range(options.tokens)]
-                for _ in range(options.requests)
-            ]
-            for again in (False, True):
-                made = {}
-                for is_ours in (number % 2 == 0, number % 2 != 0):
-                    vllm = run.connected if is_ours else run.plain
-                    made[is_ours] = burst(vllm, prompts, options.output)
-                note(
-                    f"round {number + 1}, {'again' if again else 'new'}: preemptions without "
-                    f"{made[False].preemptions}, with {made[True].preemptions}; "
-                    f"{loaded_blocks(run)} blocks loaded so far"
-                    + (" (warm-up)" if number < 0 else "")
-                )
-                if number < 0:
-                    continue
-                without.append(made[False].preemptions)
-                with_.append(made[True].preemptions)
-                asked += options.requests
-                pairs = list(zip(made[True].answers, made[False].answers, strict=True))
-                finished += sum(ours is not None for ours, _ in pairs)
-                differ += sum(ours != theirs for ours, theirs in pairs)
-        loaded = loaded_blocks(run)
-        waits = int(run.connected.metrics().total("vllm:pegaflow_pin_waits_total"))
-    if not sum(without):
+        bursts = run_bursts(run, options)
+    if not sum(bursts.without):
         note("nothing was preempted: the KV cache was not full")
         return 1
-    mean, low, high = mean_interval([a - b for a, b in zip(with_, without, strict=True)])
-    params = {
-        "requests": options.requests,
-        "prompt_tokens": options.tokens,
-        "output_tokens": options.output,
-        "fit": options.fit,
-        "rounds": options.rounds,
-        "seed": options.seed,
-        "with": with_,
-        "without": without,
-        "difference_mean": mean,
-        "difference_interval": [low, high],
-        "loaded_blocks": loaded,
-        "pin_waits": waits,
-    }
-    figures = [
-        Figure(
-            run="preemptions of a burst with the connector, lower end of the 95 % interval",
-            params=params,
-            figure=statistics.fmean(without) + low,
-            unit="preemptions",
-            bound=statistics.fmean(without),
-            bound_name="vLLM without the connector",
-            target=TARGET,
-            n=len(with_),
-            spread=(
-                f"bursts of {options.requests}; with {sum(with_)}, without {sum(without)}, "
-                f"difference {mean:+.2f} ({low:+.2f} to {high:+.2f}); {loaded} blocks loaded"
-            ),
-        ),
-        Figure(
-            run="requests that finished with the connector, with the tokens of those without",
-            params=params,
-            figure=asked - differ,
-            unit="requests",
-            bound=asked,
-            bound_name="requests asked",
-            target=1.0,
-            n=asked,
-            spread=f"{finished} finished, {differ} with other tokens or none",
-            at_least=True,
-        ),
-    ]
+    figures = figures_of(bursts, options)
     return 0 if publish(figures, options.json) else 1
 
 

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import dataclasses
 import json
 import os
 import pathlib
@@ -122,6 +123,117 @@ def figure(
     )
 
 
+@dataclasses.dataclass(frozen=True)
+class Routes:
+    """The three routes to the same engine, by port, and the processes whose CPU time is counted."""
+
+    ports: dict[str, int]
+    pids: dict[str, int]
+
+
+@contextlib.contextmanager
+def start_routes() -> Iterator[Routes]:
+    with contextlib.ExitStack() as stack:
+        _, engine = stack.enter_context(process(BENCH, "engine"))
+        relay_pid, relay = stack.enter_context(process(BENCH, "relay", str(engine)))
+        router_pid, router = stack.enter_context(
+            process(ROUTER, "--listen", "127.0.0.1:0", "--decode", f"http://127.0.0.1:{engine}",
+                    "--access-log", "false", "--max-decode-inflight", "100000", log=True)
+        )  # fmt: skip
+        yield Routes(
+            ports={"direct": engine, "relay": relay, "router": router},
+            pids={"relay": relay_pid, "router": router_pid},
+        )
+
+
+@dataclasses.dataclass
+class Measured:
+    """The rounds of each route."""
+
+    alone: Times  #: One connection, 4 KB.
+    big: Times  #: One connection, 500 KB.
+    many: Times  #: 16 connections, 4 KB.
+    cpu: dict[str, list[float]]  #: Microseconds for one request of `many`, of relay and router.
+    short: list[float]  #: The same for requests of 64 bytes through the router.
+
+
+def load_with_cpu(
+    pid: int | None, port: int, requests: int, body_bytes: int
+) -> tuple[dict[str, float], float]:
+    """The output of `load` with 16 connections, and the process' microseconds for one request."""
+    before = cpu_seconds(pid) if pid else 0.0
+    times = load(port, 16, requests, body_bytes)
+    return times, ((cpu_seconds(pid) - before) / requests * 1e6 if pid else 0.0)
+
+
+def measure(routes: Routes, rounds: int, requests: int) -> Measured:
+    ports = routes.ports
+    for port in ports.values():
+        load(port, 1, 300, 4096)  # Warms up connections and caches.
+    alone, big, many = ({name: [] for name in ports} for _ in range(3))
+    made = Measured(alone, big, many, {name: [] for name in routes.pids}, [])
+    # Many short rounds: another program can disturb a round of one route, and with five rounds that
+    # was the p99. The order alternates, so that no route always follows the same one.
+    for turn in range(rounds * 8):
+        for name, port in sorted(ports.items(), reverse=turn % 2 == 1):
+            alone[name].append(load(port, 1, max(requests // 3, 100), 4096))
+    for _ in range(rounds):
+        for name, port in ports.items():
+            big[name].append(load(port, 1, max(requests // 10, 10), 500_000))
+        for name, port in ports.items():
+            times, cpu = load_with_cpu(routes.pids.get(name), port, requests * 3, 4096)
+            many[name].append(times)
+            if name in made.cpu:
+                made.cpu[name].append(cpu)
+        made.short.append(
+            load_with_cpu(routes.pids["router"], ports["router"], requests * 3, 64)[1]
+        )
+    return made
+
+
+def figures_of(made: Measured) -> list[Figure]:
+    def pairs(of: Times, key: str, a: str, b: str) -> list[tuple[float, float]]:
+        return [(x[key], y[key]) for x, y in zip(of[a], of[b], strict=True)]
+
+    relayed = [x - y for x, y in pairs(made.alone, "p50_us", "relay", "direct")]
+    note(f"the bare relay adds {statistics.median(relayed):.1f} us to the p50")
+    note(f"the bare relay takes {statistics.median(made.cpu['relay']):.1f} us of CPU a request")
+    added = [x - y for x, y in pairs(made.alone, "p50_us", "router", "direct")]
+    figures = [figure("router p50 added", added, "us", 100, "target", body=4096)]
+    for connections, of in ((1, made.alone), (16, made.many)):
+        ratios = [x / y for x, y in pairs(of, "p99_us", "router", "relay")]
+        figures.append(
+            figure("router p99 / relay p99", ratios, "x", 1.3, "target",
+                   body=4096, connections=connections)
+        )  # fmt: skip
+    added = [(x - y) / 1000 for x, y in pairs(made.big, "p50_us", "router", "relay")]
+    return [
+        *figures,
+        figure("router p50 beyond relay", added, "ms", 2, "target", body=500_000),
+        figure("router CPU", made.cpu["router"], "us", 200, "target", body=4096),
+        figure("router CPU of a short request", made.short, "us", 200, "5,000 a second and core",
+               body=64),
+    ]  # fmt: skip
+
+
+def memory_of_streams(routes: Routes, wanted: int) -> Figure:
+    """The router's memory for one of `wanted` streams that are open at once."""
+    before = resident_bytes(routes.pids["router"])
+    streams = subprocess.Popen(
+        [BENCH, "streams", str(routes.ports["router"]), str(wanted)],
+        stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
+    )  # fmt: skip
+    assert streams.stdin is not None and streams.stdout is not None
+    opened = json.loads(streams.stdout.readline())
+    each = (resident_bytes(routes.pids["router"]) - before) / max(opened["open"], 1) / 1024
+    streams.stdin.close()
+    streams.wait()
+    if opened["broken"]:
+        raise SystemExit(f"{opened['broken']} streams broke")
+    return figure("router memory an open stream", [each], "KiB", 40, "target",
+                  streams=opened["open"])  # fmt: skip
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawTextHelpFormatter
@@ -133,77 +245,9 @@ def main() -> int:
     options = parser.parse_args()
     streams_wanted = streams_that_fit(options.streams)
     subprocess.run(["ninja", "-C", BUILD, "--quiet", "perf/router/router_bench"], check=True)
-    with contextlib.ExitStack() as stack:
-        _, engine = stack.enter_context(process(BENCH, "engine"))
-        relay_pid, relay = stack.enter_context(process(BENCH, "relay", str(engine)))
-        router_pid, router = stack.enter_context(
-            process(ROUTER, "--listen", "127.0.0.1:0", "--decode", f"http://127.0.0.1:{engine}",
-                    "--access-log", "false", "--max-decode-inflight", "100000", log=True)
-        )  # fmt: skip
-        routes = {"direct": engine, "relay": relay, "router": router}
-        for port in routes.values():
-            load(port, 1, 300, 4096)  # Warms up connections and caches.
-
-        alone: Times = {name: [] for name in routes}
-        big: Times = {name: [] for name in routes}
-        many: Times = {name: [] for name in routes}
-        cpu: dict[str, list[float]] = {"relay": [], "router": []}
-        short: list[float] = []
-        # Many short rounds: another program can disturb a round of one route, and with five rounds
-        # that was the p99. The order alternates, so that no route always follows the same one.
-        for turn in range(options.rounds * 8):
-            for name, port in sorted(routes.items(), reverse=turn % 2 == 1):
-                alone[name].append(load(port, 1, max(options.requests // 3, 100), 4096))
-        for _ in range(options.rounds):
-            for name, port in routes.items():
-                big[name].append(load(port, 1, max(options.requests // 10, 10), 500_000))
-            for name, port in routes.items():
-                pid = {"relay": relay_pid, "router": router_pid}.get(name)
-                before = cpu_seconds(pid) if pid else 0.0
-                many[name].append(load(port, 16, options.requests * 3, 4096))
-                if pid:
-                    cpu[name].append((cpu_seconds(pid) - before) / (options.requests * 3) * 1e6)
-            before = cpu_seconds(router_pid)
-            load(router, 16, options.requests * 3, 64)
-            short.append((cpu_seconds(router_pid) - before) / (options.requests * 3) * 1e6)
-
-        def pairs(of: Times, key: str, a: str, b: str) -> list[tuple[float, float]]:
-            return [(x[key], y[key]) for x, y in zip(of[a], of[b], strict=True)]
-
-        relayed = [x - y for x, y in pairs(alone, "p50_us", "relay", "direct")]
-        note(f"the bare relay adds {statistics.median(relayed):.1f} us to the p50")
-        note(f"the bare relay takes {statistics.median(cpu['relay']):.1f} us of CPU a request")
-        added = [x - y for x, y in pairs(alone, "p50_us", "router", "direct")]
-        figures = [figure("router p50 added", added, "us", 100, "target", body=4096)]
-        for connections, of in ((1, alone), (16, many)):
-            ratios = [x / y for x, y in pairs(of, "p99_us", "router", "relay")]
-            figures.append(
-                figure("router p99 / relay p99", ratios, "x", 1.3, "target",
-                       body=4096, connections=connections)
-            )  # fmt: skip
-        added = [(x - y) / 1000 for x, y in pairs(big, "p50_us", "router", "relay")]
-        figures += [
-            figure("router p50 beyond relay", added, "ms", 2, "target", body=500_000),
-            figure("router CPU", cpu["router"], "us", 200, "target", body=4096),
-            figure("router CPU of a short request", short, "us", 200, "5,000 a second and core",
-                   body=64),
-        ]  # fmt: skip
-        before = resident_bytes(router_pid)
-        streams = subprocess.Popen(
-            [BENCH, "streams", str(router), str(streams_wanted)],
-            stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
-        )  # fmt: skip
-        assert streams.stdin is not None and streams.stdout is not None
-        opened = json.loads(streams.stdout.readline())
-        each = (resident_bytes(router_pid) - before) / max(opened["open"], 1) / 1024
-        streams.stdin.close()
-        streams.wait()
-        if opened["broken"]:
-            raise SystemExit(f"{opened['broken']} streams broke")
-        figures.append(
-            figure("router memory an open stream", [each], "KiB", 40, "target",
-                   streams=opened["open"])
-        )  # fmt: skip
+    with start_routes() as routes:
+        figures = figures_of(measure(routes, options.rounds, options.requests))
+        figures.append(memory_of_streams(routes, streams_wanted))
     return 0 if publish(figures, options.json) else 1
 
 

@@ -8,6 +8,7 @@ and the server serves at most 1.1 x the bytes of one load. Exits with 1 when a t
 
 from __future__ import annotations
 
+import argparse
 import dataclasses
 import random
 import statistics
@@ -86,15 +87,19 @@ def measure(run: Servers, prompts: list[list[int]]) -> Round:
     )
 
 
-def main() -> int:
-    arguments = parser(__doc__)
-    arguments.add_argument("--requests", type=int, default=64)
-    arguments.add_argument("--prefix", type=int, default=2048, help="tokens, a multiple of 32")
-    arguments.add_argument("--rounds", type=int, default=7)
-    options = arguments.parse_args()
-    if options.prefix % BLOCK_TOKENS:
-        arguments.error(f"--prefix {options.prefix} is not a multiple of {BLOCK_TOKENS}")
-    note(f"seed {options.seed}")
+def wait_until_stored(run: Servers, prefix_tokens: int) -> None:
+    wait_until(
+        "the prefix is stored",
+        lambda: (
+            run.pega.metrics().total("pegaflow_cache_block_insertions_total")
+            >= prefix_tokens // BLOCK_TOKENS
+        ),
+        30,
+    )
+
+
+def run_rounds(options: argparse.Namespace) -> list[Round]:
+    """All rounds after the one to warm up."""
     draw = random.Random(options.seed)
 
     def tokens(count: int) -> list[int]:
@@ -107,14 +112,7 @@ def main() -> int:
         run.pega.start()
         run.connected.start()
         complete(run.connected.http, prompts[0], 1)
-        wait_until(
-            "the prefix is stored",
-            lambda: (
-                run.pega.metrics().total("pegaflow_cache_block_insertions_total")
-                >= options.prefix // BLOCK_TOKENS
-            ),
-            30,
-        )
+        wait_until_stored(run, options.prefix)
         for number in range(options.rounds + 1):
             result = measure(run, prompts)
             note(
@@ -125,7 +123,10 @@ def main() -> int:
             )
             if number:
                 rounds.append(result)
+    return rounds
 
+
+def figures_of(rounds: list[Round], options: argparse.Namespace) -> list[Figure]:
     params = {
         "requests": options.requests,
         "prefix_tokens": options.prefix,
@@ -135,7 +136,7 @@ def main() -> int:
     # The lookup timed out in these rounds, so vLLM computed the prefix.
     computed = sum(r.bytes_burst < r.bytes_alone for r in rounds)
     ratios = [r.loaded_burst_s / (r.local_burst_s + r.load_alone_s) for r in rounds]
-    figures = [
+    return [
         Figure(
             run="burst on one stored prefix, bytes",
             params=params,
@@ -160,6 +161,18 @@ def main() -> int:
             spread=f"medians of rounds, ratios {min(ratios):.2f} to {max(ratios):.2f}",
         ),
     ]
+
+
+def main() -> int:
+    arguments = parser(__doc__)
+    arguments.add_argument("--requests", type=int, default=64)
+    arguments.add_argument("--prefix", type=int, default=2048, help="tokens, a multiple of 32")
+    arguments.add_argument("--rounds", type=int, default=7)
+    options = arguments.parse_args()
+    if options.prefix % BLOCK_TOKENS:
+        arguments.error(f"--prefix {options.prefix} is not a multiple of {BLOCK_TOKENS}")
+    note(f"seed {options.seed}")
+    figures = figures_of(run_rounds(options), options)
     return 0 if publish(figures, options.json) else 1
 
 

@@ -185,6 +185,58 @@ Result<Samples> ask_session(CacheSession& session, const KeySource& keys, std::u
   return Samples::of(std::move(samples));
 }
 
+Result<Samples> ask_client(const std::string& socket, const KeySource& keys, std::uint64_t blocks,
+                           std::size_t calls) {
+  PEGA_TRY_LET(const auto session,
+               CacheSession::start({.socket_path = socket,
+                                    .instance = "perf",
+                                    .build = "pegaflow-perf",
+                                    .lookup_deadline = std::chrono::seconds(1)}));
+  if (!session->wait_for(LinkState::kReady, std::chrono::seconds(5))) {
+    return fail(Errc::kPeerLost, "the client library did not connect: {}",
+                session->status().detail);
+  }
+  return ask_session(*session, keys, blocks, calls);
+}
+
+void report_one(const Lookups& wire, const Samples& client, const Params& params,
+                std::vector<Figure>& figures) {
+  figures.push_back({.run = "lookup of one key, bare wire, p50",
+                     .params = params,
+                     .figure = wire.and_back.figure.median(),
+                     .unit = "us",
+                     .bound = wire.and_back.bound.median(),
+                     .bound_name = "echo of the same bytes",
+                     .target = std::nullopt,
+                     .n = wire.and_back.figure.count(),
+                     .spread = spread_of(wire.and_back)});
+  figures.push_back(
+      {.run = "lookup of one key, C++ client, p50",
+       .params = params,
+       .figure = client.median(),
+       .unit = "us",
+       .bound = 60,
+       .bound_name = "60 us, on an idle machine only",
+       .n = client.count(),
+       .spread = spread_of(client, 1) + ", p99 " + format_number(client.quantile(0.99))});
+}
+
+/// All figures, alternating with the echoes of the same keys.
+Result<std::vector<Figure>> measure(Contest contest, const std::string& socket,
+                                    const KeySource& keys, std::int64_t blocks,
+                                    std::size_t rounds) {
+  const auto population = static_cast<std::uint64_t>(blocks);
+  std::vector<Figure> figures;
+  progress("8,192 keys, alternating with echoes");
+  PEGA_TRY_LET(const Lookups many, compare(contest, keys, population, kManyKeys, rounds, 16));
+  report_many(many, {{"blocks", blocks}, {"keys", std::int64_t{kManyKeys}}}, figures);
+  progress("one key");
+  PEGA_TRY_LET(const Lookups one, compare(contest, keys, population, 1, rounds, 100));
+  PEGA_TRY_LET(const Samples client, ask_client(socket, keys, population, rounds * 100));
+  report_one(one, client, {{"blocks", blocks}, {"keys", std::int64_t{1}}}, figures);
+  return figures;
+}
+
 }  // namespace
 
 Outcome run_lookup(int argc, const char* const* argv) {
@@ -219,48 +271,12 @@ Outcome run_lookup(int argc, const char* const* argv) {
   std::uint64_t next_job = 1;
   PEGA_TRY(fill(*client, keys, population, next_job));
 
-  const Params params = {{"blocks", blocks}, {"keys", std::int64_t{kManyKeys}}};
-  const Params one_key = {{"blocks", blocks}, {"keys", std::int64_t{1}}};
-  const auto round_count = static_cast<std::size_t>(rounds);
-  std::vector<Figure> figures;
-  const Contest contest{.client = *client,
+  PEGA_TRY_LET(std::vector<Figure> figures,
+               measure({.client = *client,
                         .server = server.process(),
                         .echo = *echo,
-                        .echo_server = echo_process.process()};
-  progress("8,192 keys, alternating with echoes");
-  PEGA_TRY_LET(const Lookups many, compare(contest, keys, population, kManyKeys, round_count, 16));
-  report_many(many, params, figures);
-
-  progress("one key");
-  PEGA_TRY_LET(const Lookups one, compare(contest, keys, population, 1, round_count, 100));
-  figures.push_back({.run = "lookup of one key, bare wire, p50",
-                     .params = one_key,
-                     .figure = one.and_back.figure.median(),
-                     .unit = "us",
-                     .bound = one.and_back.bound.median(),
-                     .bound_name = "echo of the same bytes",
-                     .target = std::nullopt,
-                     .n = one.and_back.figure.count(),
-                     .spread = spread_of(one.and_back)});
-  PEGA_TRY_LET(const auto session,
-               CacheSession::start({.socket_path = server.socket_path(),
-                                    .instance = "perf",
-                                    .build = "pegaflow-perf",
-                                    .lookup_deadline = std::chrono::seconds(1)}));
-  if (!session->wait_for(LinkState::kReady, std::chrono::seconds(5))) {
-    return fail(Errc::kPeerLost, "the client library did not connect: {}",
-                session->status().detail);
-  }
-  PEGA_TRY_LET(const Samples asked, ask_session(*session, keys, population, round_count * 100));
-  figures.push_back(
-      {.run = "lookup of one key, C++ client, p50",
-       .params = one_key,
-       .figure = asked.median(),
-       .unit = "us",
-       .bound = 60,
-       .bound_name = "60 us, on an idle machine only",
-       .n = asked.count(),
-       .spread = spread_of(asked, 1) + ", p99 " + format_number(asked.quantile(0.99))});
+                        .echo_server = echo_process.process()},
+                       server.socket_path(), keys, blocks, static_cast<std::size_t>(rounds)));
   return Report{.title = "pegaflow-perf lookup",
                 .figures = std::move(figures),
                 .conditions = conditions,

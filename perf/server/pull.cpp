@@ -143,63 +143,62 @@ Result<harness::ServerProcess> start_node(const PullOptions& options,
                      "--peer-deadline", "10s", "--fetch-deadline", "8s"}});
 }
 
-}  // namespace
+double ms(Duration time) { return std::chrono::duration<double, std::milli>(time).count(); }
 
-Outcome run_pull(int argc, const char* const* argv) {
-  PullOptions options;
-  OptionTable table("pegaflow-perf pull",
-                    "Measures the load of a prefix from another node, with two servers on this "
-                    "machine over loopback sockets: the time until the first page is in the "
-                    "engine's memory, beside the time until all are. Compares every byte.");
-  declare(table, options.common);
-  table.integer("blocks", options.blocks, 1, 4096, "Blocks of the prefix.");
-  table.bytes("page", options.page_bytes, 65536, 64 << 20,
-              "Page size of a block; a multiple of 64 KiB.");
-  table.integer("rounds", options.rounds, 1, 1000, "Prefixes, each with new blocks.");
-  PEGA_TRY_LET(const OptionTable::Next next, table.parse(argc, argv, std::cout));
-  if (next == OptionTable::Next::kExit) return std::nullopt;
-  if (options.page_bytes % 65536 != 0) {
-    return fail(Errc::kInvalidArgument, "--page: {} is not a multiple of 64 KiB",
-                format_bytes(options.page_bytes));
+/// Two nodes, an engine at each, and a connection to the owner that only confirms leases.
+struct Stage {
+  harness::ServerProcess owner;
+  harness::ServerProcess reader;
+  std::unique_ptr<Engine> saving;
+  std::unique_ptr<Engine> loading;
+  std::unique_ptr<PeerQuestion> question;
+
+  static Result<Stage> start(const PullOptions& options) {
+    const std::vector<std::string> nodes = loopback_addresses(2);
+    PEGA_TRY_LET(harness::ServerProcess owner, start_node(options, nodes, 0));
+    PEGA_TRY_LET(harness::ServerProcess reader, start_node(options, nodes, 1));
+    PEGA_TRY_LET(auto saving, Engine::start(options, owner.socket_path(), "saves"));
+    PEGA_TRY_LET(auto loading, Engine::start(options, reader.socket_path(), "loads"));
+    PEGA_TRY(wait_until_ready(reader, nodes[0]));
+    PEGA_TRY_LET(auto question, PeerQuestion::greet(nodes[0]));
+    return Stage{.owner = std::move(owner),
+                 .reader = std::move(reader),
+                 .saving = std::move(saving),
+                 .loading = std::move(loading),
+                 .question = std::move(question)};
   }
-  PEGA_TRY_LET(const Conditions conditions, begin_run(options.common));
+};
 
-  progress("start two nodes");
-  const std::vector<std::string> nodes = loopback_addresses(2);
-  PEGA_TRY_LET(harness::ServerProcess owner, start_node(options, nodes, 0));
-  PEGA_TRY_LET(harness::ServerProcess reader, start_node(options, nodes, 1));
-  PEGA_TRY_LET(const auto saving, Engine::start(options, owner.socket_path(), "saves"));
-  PEGA_TRY_LET(const auto loading, Engine::start(options, reader.socket_path(), "loads"));
-  PEGA_TRY(wait_until_ready(reader, nodes[0]));
-  PEGA_TRY_LET(const auto question, PeerQuestion::greet(nodes[0]));
+struct Pulls {
+  Rounds first_pages;    ///< Milliseconds, beside those of the whole pull.
+  Rounds confirmations;  ///< Likewise.
+  std::vector<double> rates;
+};
 
+Result<Pulls> measure(Stage& stage, const PullOptions& options) {
   const auto blocks = static_cast<std::uint64_t>(options.blocks);
   const KeySource source(static_cast<std::uint64_t>(options.common.seed));
-  progress("save on one node, load on the other");
-  std::vector<double> rates;
-  Rounds rounds;
-  Rounds confirmations;
+  Pulls pulls;
   for (std::uint64_t round = 1; round <= static_cast<std::uint64_t>(options.rounds) + 1; ++round) {
     std::vector<BlockKey> keys;
     for (std::uint64_t i = 0; i < blocks; ++i) keys.push_back(source.key(round * blocks + i));
-    PEGA_TRY(saving->save(round, keys));
-    PEGA_TRY_LET(const Engine::Times times, loading->load(round, keys));
-    const auto ms = [](Duration time) {
-      return std::chrono::duration<double, std::milli>(time).count();
-    };
+    PEGA_TRY(stage.saving->save(round, keys));
+    PEGA_TRY_LET(const Engine::Times times, stage.loading->load(round, keys));
     std::vector<double> answers;
     for (int i = 0; i < kConfirmations; ++i) {
-      PEGA_TRY_LET(const Duration answer, question->confirm());
+      PEGA_TRY_LET(const Duration answer, stage.question->confirm());
       answers.push_back(ms(answer));
     }
     if (round == 1) continue;  // Warms both sides up.
-    rounds.add({ms(times.first)}, {ms(times.whole)});
-    confirmations.add(std::move(answers), {ms(times.whole)});
-    rates.push_back(static_cast<double>(blocks * options.page_bytes) / ms(times.whole) / 1e6);
+    pulls.first_pages.add({ms(times.first)}, {ms(times.whole)});
+    pulls.confirmations.add(std::move(answers), {ms(times.whole)});
+    pulls.rates.push_back(static_cast<double>(blocks * options.page_bytes) / ms(times.whole) / 1e6);
   }
-  PEGA_TRY_LET(const Rounds::Comparison compared, rounds.compare());
-  PEGA_TRY_LET(const Rounds::Comparison confirmed, confirmations.compare());
-  PEGA_TRY_LET(const Samples rate, Samples::of(std::move(rates)));
+  return pulls;
+}
+
+std::vector<Figure> figures_of(const PullOptions& options, const Rounds::Comparison& compared,
+                               const Rounds::Comparison& confirmed, const Samples& rate) {
   const Params params = {{"blocks", options.blocks},
                          {"page_bytes", static_cast<std::int64_t>(options.page_bytes)},
                          {"lane", std::string("tcp")}};
@@ -238,8 +237,39 @@ Outcome run_pull(int argc, const char* const* argv) {
                      .n = rate.count(),
                      .spread = fmt::format("p10 {:.2f} to p90 {:.2f} GB/s", rate.quantile(0.1),
                                            rate.quantile(0.9))});
+  return figures;
+}
+
+}  // namespace
+
+Outcome run_pull(int argc, const char* const* argv) {
+  PullOptions options;
+  OptionTable table("pegaflow-perf pull",
+                    "Measures the load of a prefix from another node, with two servers on this "
+                    "machine over loopback sockets: the time until the first page is in the "
+                    "engine's memory, beside the time until all are. Compares every byte.");
+  declare(table, options.common);
+  table.integer("blocks", options.blocks, 1, 4096, "Blocks of the prefix.");
+  table.bytes("page", options.page_bytes, 65536, 64 << 20,
+              "Page size of a block; a multiple of 64 KiB.");
+  table.integer("rounds", options.rounds, 1, 1000, "Prefixes, each with new blocks.");
+  PEGA_TRY_LET(const OptionTable::Next next, table.parse(argc, argv, std::cout));
+  if (next == OptionTable::Next::kExit) return std::nullopt;
+  if (options.page_bytes % 65536 != 0) {
+    return fail(Errc::kInvalidArgument, "--page: {} is not a multiple of 64 KiB",
+                format_bytes(options.page_bytes));
+  }
+  PEGA_TRY_LET(const Conditions conditions, begin_run(options.common));
+
+  progress("start two nodes");
+  PEGA_TRY_LET(Stage stage, Stage::start(options));
+  progress("save on one node, load on the other");
+  PEGA_TRY_LET(Pulls pulls, measure(stage, options));
+  PEGA_TRY_LET(const Rounds::Comparison compared, pulls.first_pages.compare());
+  PEGA_TRY_LET(const Rounds::Comparison confirmed, pulls.confirmations.compare());
+  PEGA_TRY_LET(const Samples rate, Samples::of(std::move(pulls.rates)));
   return Report{.title = "pegaflow-perf pull, two nodes on this machine",
-                .figures = std::move(figures),
+                .figures = figures_of(options, compared, confirmed, rate),
                 .conditions = conditions,
                 .json = options.common.json};
 }

@@ -52,51 +52,28 @@ Result<double> touch_rate(std::uint64_t bytes, bool huge, unsigned threads) {
   return static_cast<double>(bytes) / took.count() / 1e9;
 }
 
-}  // namespace
-
-Outcome run_start(int argc, const char* const* argv) {
+struct StartOptions {
   CommonOptions common;
   std::uint64_t size = std::uint64_t{8} << 30;
   std::int64_t rounds = 3;
-  OptionTable table(
-      "pegaflow-perf start",
-      "Measures the time from the start of a server until it is ready, beside threads "
-      "that only touch the same memory.");
-  declare(table, common);
-  table.bytes("size", size, std::uint64_t{64} << 20, std::uint64_t{1} << 44, "Size of the pool.");
-  table.integer("rounds", rounds, 1, 100, "Rounds; each starts a server and touches memory once.");
-  PEGA_TRY_LET(const OptionTable::Next next, table.parse(argc, argv, std::cout));
-  if (next == OptionTable::Next::kExit) return std::nullopt;
+};
 
-  PEGA_TRY_LET(const Conditions conditions, begin_run(common));
-  PEGA_TRY_LET(const engine::HugePages pages, engine::huge_pages());
-  const bool huge = pages.page_bytes != 0 && pages.free >= size / pages.page_bytes;
-  const unsigned threads = std::max(1U, std::thread::hardware_concurrency());
-  Rounds measured;
-  std::vector<double> seconds;
-  for (std::int64_t round = 0; round < rounds; ++round) {
-    progress(fmt::format("round {} of {}", round + 1, rounds));
-    double ours = 0;
-    {
-      PEGA_TRY_LET(harness::ServerProcess server,
-                   harness::ServerProcess::start(
-                       {.program = common.server, .pool_size = std::to_string(size)}));
-      const std::chrono::duration<double> took = server.start_time();
-      seconds.push_back(took.count());
-      ours = static_cast<double>(size) / took.count() / 1e9;
-      PEGA_TRY(server.stop());
-    }
-    PEGA_TRY_LET(const double bound, touch_rate(size, huge, threads));
-    measured.add({ours}, {bound});
-  }
-  PEGA_TRY_LET(const Rounds::Comparison compared, measured.compare());
-  PEGA_TRY_LET(const Samples took, Samples::of(std::move(seconds)));
-  const Params params = {{"pool_bytes", static_cast<std::int64_t>(size)},
-                         {"threads", static_cast<std::int64_t>(threads)},
-                         {"memory", huge ? "huge pages" : "tmpfs, 4 KiB pages"}};
+/// Seconds from the start of a server until it is ready. The server has ended afterwards.
+Result<double> start_seconds(const StartOptions& options) {
+  PEGA_TRY_LET(harness::ServerProcess server,
+               harness::ServerProcess::start(
+                   {.program = options.common.server, .pool_size = std::to_string(options.size)}));
+  const std::chrono::duration<double> took = server.start_time();
+  PEGA_TRY(server.stop());
+  return took.count();
+}
+
+std::vector<Figure> figures_of(const Rounds::Comparison& compared, const Samples& seconds,
+                               std::uint64_t size, const Params& params) {
+  const std::string run = "start to ready, pool of " + format_bytes(size);
   std::vector<Figure> figures;
   figures.push_back(
-      {.run = "start to ready, pool of " + format_bytes(size),
+      {.run = run,
        .params = params,
        .figure = compared.figure.median(),
        .unit = "GB/s",
@@ -106,19 +83,56 @@ Outcome run_start(int argc, const char* const* argv) {
        .target = 0.8,
        .n = compared.rounds,
        .spread = fmt::format("ratio {:.2f} to {:.2f}", compared.ratio_low, compared.ratio_high)});
-  figures.push_back({.run = "start to ready, pool of " + format_bytes(size),
+  figures.push_back({.run = run,
                      .params = params,
-                     .figure = took.median(),
+                     .figure = seconds.median(),
                      .unit = "s",
                      .bound = std::nullopt,
                      .bound_name = "",
-                     .n = took.count(),
-                     .spread = fmt::format("{} to {}", format_number(took.quantile(0)),
-                                           format_number(took.quantile(1)))});
+                     .n = seconds.count(),
+                     .spread = fmt::format("{} to {}", format_number(seconds.quantile(0)),
+                                           format_number(seconds.quantile(1)))});
+  return figures;
+}
+
+}  // namespace
+
+Outcome run_start(int argc, const char* const* argv) {
+  StartOptions options;
+  OptionTable table(
+      "pegaflow-perf start",
+      "Measures the time from the start of a server until it is ready, beside threads "
+      "that only touch the same memory.");
+  declare(table, options.common);
+  table.bytes("size", options.size, std::uint64_t{64} << 20, std::uint64_t{1} << 44,
+              "Size of the pool.");
+  table.integer("rounds", options.rounds, 1, 100,
+                "Rounds; each starts a server and touches memory once.");
+  PEGA_TRY_LET(const OptionTable::Next next, table.parse(argc, argv, std::cout));
+  if (next == OptionTable::Next::kExit) return std::nullopt;
+
+  PEGA_TRY_LET(const Conditions conditions, begin_run(options.common));
+  PEGA_TRY_LET(const engine::HugePages pages, engine::huge_pages());
+  const bool huge = pages.page_bytes != 0 && pages.free >= options.size / pages.page_bytes;
+  const unsigned threads = std::max(1U, std::thread::hardware_concurrency());
+  Rounds measured;
+  std::vector<double> seconds;
+  for (std::int64_t round = 0; round < options.rounds; ++round) {
+    progress(fmt::format("round {} of {}", round + 1, options.rounds));
+    PEGA_TRY_LET(const double took, start_seconds(options));
+    seconds.push_back(took);
+    PEGA_TRY_LET(const double bound, touch_rate(options.size, huge, threads));
+    measured.add({static_cast<double>(options.size) / took / 1e9}, {bound});
+  }
+  PEGA_TRY_LET(const Rounds::Comparison compared, measured.compare());
+  PEGA_TRY_LET(const Samples took, Samples::of(std::move(seconds)));
+  const Params params = {{"pool_bytes", static_cast<std::int64_t>(options.size)},
+                         {"threads", static_cast<std::int64_t>(threads)},
+                         {"memory", huge ? "huge pages" : "tmpfs, 4 KiB pages"}};
   return Report{.title = "pegaflow-perf start",
-                .figures = std::move(figures),
+                .figures = figures_of(compared, took, options.size, params),
                 .conditions = conditions,
-                .json = common.json};
+                .json = options.common.json};
 }
 
 }  // namespace pegaflow::perf

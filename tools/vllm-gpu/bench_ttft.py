@@ -290,7 +290,102 @@ class Report:
         self.rows.append(row)
 
 
-def main() -> None:
+class Bench:
+    """The phases of one run against one server."""
+
+    def __init__(self, server: Server, report: Report, arguments: argparse.Namespace) -> None:
+        self._server = server
+        self._report = report
+        self._arguments = arguments
+
+    def _prompts(self, length: int, count: int, series: int) -> list[list[int]]:
+        first = (self._arguments.seed * 1000 + series) * 1_000_003 + length * 101
+        return [prompt(first + i, length, self._arguments.vocabulary) for i in range(count)]
+
+    def _empty(self) -> None:
+        time.sleep(self._arguments.save_pause)
+        self._server.empty_prefix_cache()
+
+    def warm_up(self, lengths: set[int]) -> None:
+        """Kernels are compiled on first use: once a length, with a repeat for the path of a hit."""
+        for length in sorted(lengths):
+            warm_up = self._prompts(length, 1, 999)[0]
+            for _ in range(2):
+                answer = self._server.complete(warm_up, 4)
+                if answer.error:
+                    raise SystemExit(f"warm-up: {answer.error}")
+            self._empty()
+            self._server.complete(warm_up, 4)
+
+    def fragment(self, rounds: int) -> None:
+        start = time.perf_counter()
+        shuffle_free_blocks(self._server, self._arguments.vocabulary, rounds)
+        self._empty()
+        print(
+            f"shuffled {self._server.block_count()} blocks in {time.perf_counter() - start:.1f} s",
+            flush=True,
+        )
+
+    def one_by_one(self, length: int) -> None:
+        """One prompt after the other through all phases, so that drift affects all equally."""
+        answers: dict[str, list[Answer]] = {"cold": [], "gpu": [], "reload": []}
+        for one in self._prompts(length, self._arguments.repeats, 0):
+            for phase, found in answers.items():
+                if phase == "reload":
+                    self._empty()
+                found.append(self._server.complete(one, self._arguments.output_tokens))
+        references: dict[str, list[Answer]] = {}
+        for phase, found in answers.items():
+            self._report.add(phase, length, found, references)
+            references[phase] = found
+
+    def burst(self, length: int) -> None:
+        arguments = self._arguments
+        prompts = self._prompts(length, arguments.burst, 1)
+        references: dict[str, list[Answer]] = {}
+        for phase in ("cold", "gpu", "reload"):
+            if phase == "reload":
+                self._empty()
+            answers = run_burst(self._server, prompts, arguments.rate, arguments.output_tokens)
+            self._report.add(f"burst {phase}", length, answers, references)
+            references[phase] = answers
+
+    def beside_neighbours(self, length: int) -> None:
+        arguments, server = self._arguments, self._server
+        seconds = arguments.burst / arguments.rate + 0.5
+        quiet = Neighbours(server, arguments.neighbours, arguments.vocabulary, 200)
+        start = time.perf_counter()
+        self._report.add_gaps("neighbours alone", quiet.gaps_ms(start, start + 60))
+        prompts = self._prompts(length, arguments.burst, 2)
+        for phase in ("cold", "gpu", "reload"):
+            if phase != "gpu":
+                self._empty()
+            neighbours = Neighbours(
+                server, arguments.neighbours, arguments.vocabulary, int(seconds / 0.004)
+            )
+            start = time.perf_counter()
+            answers = run_burst(server, prompts, arguments.rate, 1)
+            end = max(answer.arrivals[-1] for answer in answers if not answer.error)
+            gaps = neighbours.gaps_ms(start, end)
+            self._report.add(f"beside neighbours {phase}", length, answers, {})
+            self._report.add_gaps(f"neighbours, {phase}", gaps)
+
+
+def moved_metrics(before: dict[str, float], after: dict[str, float]) -> dict[str, float]:
+    """The growth of a connector's counters; prints that of bytes and times."""
+    moved = {
+        name: round(after[name] - before.get(name, 0.0), 6)
+        for name in after
+        if ("offload" in name or "external" in name or "kv_connector" in name or "pega" in name)
+        and after[name] != before.get(name, 0.0)
+    }
+    for name, value in sorted(moved.items()):
+        if re.search(r"(load|save|store)\w*_(bytes|time|duration\w*_sum)(_total)?($|{)", name):
+            print(f"  {name.split('{')[0]} +{value}", flush=True)
+    return moved
+
+
+def parse() -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
@@ -322,92 +417,27 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--timeout", type=float, default=60.0)
     parser.add_argument("--json", type=pathlib.Path)
-    arguments = parser.parse_args()
+    return parser.parse_args()
 
+
+def main() -> None:
+    arguments = parse()
     server = Server(arguments.host, arguments.port, arguments.model, arguments.timeout)
     report = Report(arguments.label)
+    bench = Bench(server, report, arguments)
     lengths = [int(length) for length in arguments.lengths.split(",") if length]
 
-    def prompts_of(length: int, count: int, series: int) -> list[list[int]]:
-        first = (arguments.seed * 1000 + series) * 1_000_003 + length * 101
-        return [prompt(first + i, length, arguments.vocabulary) for i in range(count)]
-
-    def empty() -> None:
-        time.sleep(arguments.save_pause)
-        server.empty_prefix_cache()
-
-    # Kernels are compiled on first use: once a length, with a repeat for the path of a hit.
-    for length in sorted({*lengths, arguments.burst_length if arguments.burst else lengths[0]}):
-        warm_up = prompts_of(length, 1, 999)[0]
-        for _ in range(2):
-            answer = server.complete(warm_up, 4)
-            if answer.error:
-                raise SystemExit(f"warm-up: {answer.error}")
-        empty()
-        server.complete(warm_up, 4)
+    bench.warm_up({*lengths, arguments.burst_length if arguments.burst else lengths[0]})
     if arguments.fragment:
-        start = time.perf_counter()
-        shuffle_free_blocks(server, arguments.vocabulary, arguments.fragment)
-        empty()
-        print(
-            f"shuffled {server.block_count()} blocks in {time.perf_counter() - start:.1f} s",
-            flush=True,
-        )
+        bench.fragment(arguments.fragment)
     before = server.metrics(arguments.peer_port)
-
     for length in lengths:
-        prompts = prompts_of(length, arguments.repeats, 0)
-        answers: dict[str, list[Answer]] = {"cold": [], "gpu": [], "reload": []}
-        # One prompt after the other through all phases, so that drift affects all phases equally.
-        for one in prompts:
-            for phase, found in answers.items():
-                if phase == "reload":
-                    empty()
-                found.append(server.complete(one, arguments.output_tokens))
-        references: dict[str, list[Answer]] = {}
-        for phase, found in answers.items():
-            report.add(phase, length, found, references)
-            references[phase] = found
-
+        bench.one_by_one(length)
     if arguments.burst:
-        prompts = prompts_of(arguments.burst_length, arguments.burst, 1)
-        references = {}
-        for phase in ("cold", "gpu", "reload"):
-            if phase == "reload":
-                empty()
-            answers = run_burst(server, prompts, arguments.rate, arguments.output_tokens)
-            report.add(f"burst {phase}", arguments.burst_length, answers, references)
-            references[phase] = answers
-
+        bench.burst(arguments.burst_length)
     if arguments.neighbours:
-        seconds = arguments.burst / arguments.rate + 0.5
-        quiet = Neighbours(server, arguments.neighbours, arguments.vocabulary, 200)
-        start = time.perf_counter()
-        report.add_gaps("neighbours alone", quiet.gaps_ms(start, start + 60))
-        prompts = prompts_of(arguments.burst_length, arguments.burst, 2)
-        for phase in ("cold", "gpu", "reload"):
-            if phase != "gpu":
-                empty()
-            neighbours = Neighbours(
-                server, arguments.neighbours, arguments.vocabulary, int(seconds / 0.004)
-            )
-            start = time.perf_counter()
-            answers = run_burst(server, prompts, arguments.rate, 1)
-            end = max(answer.arrivals[-1] for answer in answers if not answer.error)
-            gaps = neighbours.gaps_ms(start, end)
-            report.add(f"beside neighbours {phase}", arguments.burst_length, answers, {})
-            report.add_gaps(f"neighbours, {phase}", gaps)
-
-    after = server.metrics(arguments.peer_port)
-    moved = {
-        name: round(after[name] - before.get(name, 0.0), 6)
-        for name in after
-        if ("offload" in name or "external" in name or "kv_connector" in name or "pega" in name)
-        and after[name] != before.get(name, 0.0)
-    }
-    for name, value in sorted(moved.items()):
-        if re.search(r"(load|save|store)\w*_(bytes|time|duration\w*_sum)(_total)?($|{)", name):
-            print(f"  {name.split('{')[0]} +{value}", flush=True)
+        bench.beside_neighbours(arguments.burst_length)
+    moved = moved_metrics(before, server.metrics(arguments.peer_port))
     if arguments.json:
         arguments.json.write_text(json.dumps({"rows": report.rows, "metrics": moved}, indent=1))
 
