@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Read the include lines of the tree against the module table.
+"""Read the include lines of the tree, and the length of its functions, against the module table.
 
 usage: check.py [ROOT]      prints what is wrong, one line each; exit 1 if something is
        check.py --graph [ROOT]      prints which folder uses which
@@ -13,6 +13,7 @@ import re
 import sys
 from collections.abc import Iterable, Iterator
 
+import functions
 import table
 
 SOURCES = (".h", ".cpp", ".cu", ".cuh")
@@ -260,6 +261,26 @@ def check_depth(tree: Tree) -> Iterator[str]:
         yield f"a chain of more than {table.MOST_DEPTH} includes: {' -> '.join(chain)}"
 
 
+def functions_of(path: pathlib.Path) -> list[functions.Function]:
+    if path.suffix in SOURCES:
+        return functions.cpp_functions(path.read_text(errors="replace"))
+    return functions.python_functions(path.read_text()) if path.suffix == ".py" else []
+
+
+def check_functions(root: pathlib.Path) -> Iterator[str]:
+    """Each function fits on a page, so that it has one idea; tests and option tables left out."""
+    for folder in table.SOURCE_FOLDERS:
+        for path in sorted((root / folder).rglob("*")):
+            name = path.relative_to(root).as_posix()
+            for each in functions_of(path) if path.is_file() else ():
+                is_table = each.name in table.TABLE_FUNCTIONS.get(name, ())
+                if each.lines > table.MOST_LINES and not is_table:
+                    yield (
+                        f"{name}:{each.line}: {each.name} has {each.lines} lines, more than "
+                        f"{table.MOST_LINES}"
+                    )
+
+
 def print_graph(tree: Tree) -> None:
     """One line for each folder: those that its files include."""
     uses: dict[str, set[str]] = {}
@@ -293,6 +314,7 @@ def problems_in(root: pathlib.Path) -> list[str]:
         *check_python(root),
         *check_folders(tree),
         *check_depth(tree),
+        *check_functions(root),
     ]
 
 

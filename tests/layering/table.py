@@ -155,3 +155,13 @@ PYTHON_WITHOUT: dict[str, tuple[str, ...]] = {
 }
 MOST_FILES = 25  # Sources and headers directly in one folder.
 MOST_DEPTH = 9  # Includes of ours in one chain.
+
+# ---- functions
+
+MOST_LINES = 60  # Of a function, from its first line to its last brace. Tests may be longer.
+SOURCE_FOLDERS = (*(name for name in MODULES if name != "tests"), "demo", "examples", "tools")
+# Functions that are tables: one statement an option, without a branch.
+TABLE_FUNCTIONS = {
+    "server/options.cpp": ("ServerOptions::declare",),
+    "router/config/options.cpp": ("RouterOptions::declare",),
+}

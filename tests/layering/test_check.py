@@ -184,6 +184,62 @@ class LayeringTest(unittest.TestCase):
         found = self.problems({**chain, "perf/lib/top.cpp": '#include "perf/lib/f0.h"\n'})
         self.assertIn("a chain of more than 9 includes: perf/lib/top.cpp -> ", found[0])
 
+    def test_a_long_function_is_refused(self) -> None:
+        # Each begins with its own line and has one for each `step` and its end.
+        forms = {
+            "perf/lib/a.cpp": ("Result<int> Class::name(int a) const {\n", "name"),
+            "perf/lib/b.cpp": ("namespace pegaflow {\nint name() {\n", "name"),
+            "perf/lib/c.h": ("class Class {\n bool operator==(int) const {\n", "operator_"),
+            "perf/lib/d.cpp": ("Class::Class(int a)\n    : a_{a}, b_(f({1})) {\n", "Class::Class"),
+            "perf/lib/e.cpp": ("const auto name = [](int a) {\n", "lambda"),
+            "perf/lib/f.cpp": ('constexpr char kText[] = "{";  // {\nint name() {\n', "name"),
+            "demo/g.py": ("def name(\n) -> None:\n", "name"),
+        }
+        steps = {".py": "    step()\n"}
+        for path, (head, _) in forms.items():
+            step = steps.get(path[-3:], "  step();\n")
+            own = head.count("\n") - ("namespace" in head or "class " in head or "kText" in head)
+            for lines in (check.table.MOST_LINES, check.table.MOST_LINES + 1):
+                has_brace = not path.endswith(".py")
+                end = "}\n" * (1 + ("namespace" in head or "class " in head)) if has_brace else ""
+                text = head + step * (lines - own - has_brace) + end
+                with self.subTest(path, lines=lines):
+                    found = self.problems({path: text})
+                    if lines == check.table.MOST_LINES:
+                        self.assertEqual(found, [])
+                    else:
+                        self.assertEqual(len(found), 1, found)
+                        self.assertIn(f"{forms[path][1]} has 61 lines, more than 60", found[0])
+
+    def test_an_option_table_and_a_test_may_be_long(self) -> None:
+        text = "void ServerOptions::declare() {\n" + "  step();\n" * 100 + "}\n"
+        allowed = {"server/options.cpp": text, "tests/unit/long_test.cpp": text}
+        self.assertEqual(self.problems(allowed), [])
+        self.assertEqual(len(self.problems({"server/other.cpp": text})), 1)
+
+    def test_no_function_is_missed_beside_initializers(self) -> None:
+        found = check.functions.cpp_functions(
+            "#define MACRO() {\n"
+            "const std::array<int, 2> kBoth{1, 2};\n"
+            "const Options kOptions = {.a = f(1), .b = {2}};\n"
+            "struct Plan {\n  int a{1};\n  Plan() : a{2} {}\n  ~Plan() { stop(); }\n};\n"
+            "template <typename T>\nrequires(sizeof(T) > 1)\nauto first(T&& a) -> T {\n"
+            "  if (a == '}') return {};\n  return R\"({)\" + 1'000;\n}\n"
+            'extern "C" {\nint second(int a = f({1})) { return a; }\n}\n'
+            "enum class Kind : int { kA, kB };\n"
+            "MODULE(name, module) {\n}\n"
+        )
+        self.assertEqual(
+            [(each.name, each.line, each.lines) for each in found],
+            [
+                ("Plan", 6, 1),
+                ("~Plan", 7, 1),
+                ("first", 9, 6),
+                ("second", 16, 1),
+                ("MODULE", 19, 2),
+            ],
+        )
+
     def test_a_long_file_is_a_warning_only(self) -> None:
         with tempfile.TemporaryDirectory() as folder:
             root = pathlib.Path(folder)
