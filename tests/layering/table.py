@@ -58,7 +58,18 @@ SUBFOLDERS: dict[str, tuple[str, ...]] = {
 FLOORS: dict[str, tuple[str, ...]] = {
     "base": ("*", "os", "program"),
     # The contract, block_store.h, stands between what it is made of and what implements it.
-    "engine": ("types", "kinds", "tables", "eviction", "demand", "frames", "pool", "*", "store"),
+    "engine": (
+        "types",
+        "kinds",
+        "tables",
+        "eviction",
+        "demand",
+        "frames",
+        "pool",
+        "rights",
+        "*",
+        "store",
+    ),
     "router": (
         "http",
         "body",

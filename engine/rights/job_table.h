@@ -7,7 +7,8 @@
 #include <cstdint>
 
 #include "base/error.h"
-#include "engine/store/store_rows.h"
+#include "engine/rights/rows.h"
+#include "engine/tables/block_row.h"
 #include "engine/tables/flat_index.h"
 #include "engine/tables/row_table.h"
 
@@ -39,7 +40,7 @@ class JobTable {
   /// Whether every shard has the result of every key that was decided.
   [[nodiscard]] bool all_know_all(std::uint32_t row) const;
   /// The writer of that shard, or null: it has not reserved anything, or is done.
-  [[nodiscard]] const Writer* writer(std::uint32_t row, std::uint32_t shard) const;
+  [[nodiscard]] const ShardWriter* writer(std::uint32_t row, std::uint32_t shard) const;
   /// Adds the result for the next key of a job of several shards.
   void add_answer(std::uint32_t row, FrameIndex frame) { rows_[row].answers.push_back(frame); }
   /// Adds a frame to a live job; pop_frame() removes the last one from a job.
@@ -47,9 +48,9 @@ class JobTable {
   FrameIndex pop_frame(std::uint32_t row);
   /// The copies of that shard ended, and are whole.
   void publish(std::uint32_t row, std::uint32_t shard);
-  /// A live job becomes a forgotten one: `fate` is kForgotten or kWriterLost. Shards that have
-  /// published are done with it.
-  void forget(std::uint32_t row, Job::Fate fate);
+  /// A live job becomes a forgotten one: kWriterLost if a shard that has not published has lost its
+  /// holder, else kForgotten. Shards that have published are done with it.
+  void forget(std::uint32_t row);
   /// That shard no longer writes to the forgotten job, if it ever did.
   void end_shard(std::uint32_t row, std::uint32_t shard);
   /// No shard writes to the forgotten job any longer: the queued work frees its frames.
@@ -62,8 +63,18 @@ class JobTable {
   /// Removes an ended job if it has no references left; returns true if it did.
   bool remove_if_unused(std::uint32_t row);
 
+  /// Whether the job can still be sealed. False once a writer has left or the generation was
+  /// retired, even if the queued work has not reached the job yet.
+  [[nodiscard]] bool may_publish(std::uint32_t row) const;
+  /// Whether the block is written by a job that can still be sealed.
+  [[nodiscard]] bool is_being_saved(const Block& block) const {
+    return block.state == FrameState::kWritten && may_publish(block.owner);
+  }
+
   [[nodiscard]] const Job& operator[](std::uint32_t row) const noexcept { return rows_[row]; }
-  [[nodiscard]] const Writer& writer_row(std::uint32_t row) const noexcept { return writers_[row]; }
+  [[nodiscard]] const ShardWriter& writer_row(std::uint32_t row) const noexcept {
+    return writers_[row];
+  }
   [[nodiscard]] bool knows(std::uint32_t row) const noexcept { return rows_.knows(row); }
   /// The job whose deadline comes first, or kNone.
   [[nodiscard]] std::uint32_t first_due() const noexcept { return by_deadline_.front(); }
@@ -81,14 +92,17 @@ class JobTable {
  private:
   JobTable(std::uint32_t max_jobs, FlatIndex by_id);
   void leave_live(Job& job, std::uint32_t row);
-  void drop_writer(Job& job, std::uint32_t shard, IndexList<&Writer::of_holder>& list);
+  /// Calls `is(writer)` for each shard that has requested and is not done, until it is true.
+  template <typename Is>
+  [[nodiscard]] bool any_writer(const Job& job, Is&& is) const;
+  void drop_writer(Job& job, std::uint32_t shard, IndexList<&ShardWriter::of_holder>& list);
   void unname_if_over(Job& job, std::uint32_t row);
   void count(const Job& job, std::size_t frames, bool more) noexcept;
   void set_fate(Job& job, Job::Fate fate);
 
   std::uint32_t max_jobs_;
   RowTable<Job> rows_;
-  RowTable<Writer> writers_;
+  RowTable<ShardWriter> writers_;
   FlatIndex by_id_;
   IndexList<&Job::by_deadline> by_deadline_;  ///< One timeout for all: in the order of adding.
   std::uint32_t live_ = 0;

@@ -7,7 +7,7 @@
 #include <utility>
 
 #include "base/clock.h"
-#include "engine/store/store_rows.h"
+#include "engine/rights/rows.h"
 #include "engine/tables/index_list.h"
 #include "engine/tables/row_table.h"
 

@@ -1,7 +1,9 @@
 #pragma once
 /// \file
-/// The records of the block store besides blocks: holders, generations, and what each of them
-/// holds.
+/// The rows of all that may access blocks: holders, generations, and what each of them holds.
+///
+/// Each kind of row has one table, which alone changes it. A list in a Holder or a Space is kept by
+/// the table whose rows it links.
 
 #include <cstdint>
 #include <optional>
@@ -19,13 +21,6 @@ namespace pegaflow::engine {
 
 struct Holder;
 struct Space;
-
-/// The share of one engine core in the pool.
-struct Instance {
-  std::uint64_t held_bytes =
-      0;  ///< Bytes of its claims, and of pins that outlived one of its claims.
-  std::uint32_t holders = 0;
-};
 
 /// A soft right to blocks, under a token.
 struct Claim {
@@ -73,7 +68,7 @@ struct Lease {
 };
 
 /// One shard's part in a reservation: its holder may write that shard's pages.
-struct Writer {
+struct ShardWriter {
   Holder* holder = nullptr;
   std::uint32_t job = 0;       ///< Row.
   std::size_t requested = 0;   ///< Keys of a job of several shards whose results it has.
@@ -132,8 +127,8 @@ struct Holder {
   std::uint64_t pinned_blocks = 0;
   IndexList<&Claim::of_holder> claims;
   std::uint32_t writing = 0;  ///< Its writers that have not published.
-  IndexList<&Writer::of_holder> live_writers;
-  IndexList<&Writer::of_holder>
+  IndexList<&ShardWriter::of_holder> live_writers;
+  IndexList<&ShardWriter::of_holder>
       forgotten_writers;  ///< Writers of forgotten jobs; their copies go on.
   IndexList<&Pin::of_holder> pins;
 };

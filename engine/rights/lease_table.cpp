@@ -1,4 +1,4 @@
-#include "engine/store/lease_table.h"
+#include "engine/rights/lease_table.h"
 
 #include <utility>
 

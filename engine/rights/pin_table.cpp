@@ -1,4 +1,4 @@
-#include "engine/store/pin_table.h"
+#include "engine/rights/pin_table.h"
 
 #include <utility>
 
@@ -29,10 +29,11 @@ std::uint32_t PinTable::find(HolderId holder, PinId name) const {
 std::uint32_t PinTable::add(Pin pin) {
   const std::uint32_t row = rows_.add();
   by_name_.insert(hash(pin.holder->id, pin.name), row);
-  rows_[row] = std::move(pin);
+  Pin& added = rows_[row];
+  added = std::move(pin);
   by_age_.push_back(rows_, row);
-  rows_[row].holder->pins.push_back(rows_, row);
-  rows_[row].holder->pinned_blocks += rows_[row].blocks.size();
+  added.holder->pins.push_back(rows_, row);
+  added.holder->pinned_blocks += added.blocks.size();
   return row;
 }
 
@@ -42,11 +43,13 @@ void PinTable::extend(std::uint32_t row, std::span<const FrameIndex> more) {
 }
 
 Pin PinTable::remove(std::uint32_t row) {
-  by_name_.erase(hash(rows_[row].holder->id, rows_[row].name), row);
-  by_age_.erase(rows_, row);
-  rows_[row].holder->pins.erase(rows_, row);
-  rows_[row].holder->pinned_blocks -= rows_[row].blocks.size();
   Pin pin = std::move(rows_[row]);
+  Holder& holder = *pin.holder;
+  by_name_.erase(hash(holder.id, pin.name), row);
+  by_age_.erase(rows_, row);
+  holder.pins.erase(rows_, row);
+  holder.pinned_blocks -= pin.blocks.size();
+  if (holder.is_lost) blocks_of_lost_ -= pin.blocks.size();
   rows_.remove(row);
   return pin;
 }

@@ -1,4 +1,4 @@
-#include "engine/store/claim_table.h"
+#include "engine/rights/claim_table.h"
 
 #include <utility>
 
@@ -22,6 +22,14 @@ std::uint32_t ClaimTable::find(const Id128& token) const {
   return by_token_.find(hash(token), [&](std::uint32_t row) { return rows_[row].token == token; });
 }
 
+std::uint32_t ClaimTable::openable(const Id128& token) const {
+  const std::uint32_t row = find(token);
+  if (row == kNone) return row;
+  const Claim& claim = rows_[row];
+  const bool is_doomed = claim.holder->is_lost || claim.holder->is_gone || claim.space->is_retired;
+  return is_doomed ? kNone : row;
+}
+
 std::uint32_t ClaimTable::find(std::uint32_t row, std::uint64_t serial) const {
   return rows_[row].serial == serial ? row : kNone;
 }
@@ -36,6 +44,10 @@ std::uint32_t ClaimTable::add(Claim claim) {
   rows_[row].holder->claims.push_back(rows_, row);
   rows_[row].space->claims.push_back(rows_, row);
   return row;
+}
+
+void ClaimTable::extend(std::uint32_t row, std::span<const FrameIndex> more) {
+  rows_[row].blocks = FrameList(rows_[row].blocks, more);
 }
 
 void ClaimTable::mark_opened(std::uint32_t row) {

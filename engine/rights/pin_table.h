@@ -6,7 +6,7 @@
 #include <span>
 
 #include "base/error.h"
-#include "engine/store/store_rows.h"
+#include "engine/rights/rows.h"
 #include "engine/tables/flat_index.h"
 #include "engine/tables/row_table.h"
 
@@ -30,6 +30,11 @@ class PinTable {
   /// Removes the pin from every list and returns it.
   Pin remove(std::uint32_t row);
 
+  /// The holder's connection ended: from now on its pins count as those of a lost reader.
+  void holder_lost(const Holder& holder) { blocks_of_lost_ += holder.pinned_blocks; }
+  /// Blocks pinned by lost holders, counted once per pin.
+  [[nodiscard]] std::uint64_t blocks_of_lost() const noexcept { return blocks_of_lost_; }
+
   [[nodiscard]] const Pin& operator[](std::uint32_t row) const noexcept { return rows_[row]; }
   /// kNone when there is none.
   [[nodiscard]] std::uint32_t oldest() const noexcept { return by_age_.front(); }
@@ -45,6 +50,7 @@ class PinTable {
   RowTable<Pin> rows_;
   FlatIndex by_name_;
   IndexList<&Pin::by_age> by_age_;  ///< Oldest first.
+  std::uint64_t blocks_of_lost_ = 0;
 };
 
 }  // namespace pegaflow::engine

@@ -1,4 +1,4 @@
-#include "engine/store/job_table.h"
+#include "engine/rights/job_table.h"
 
 #include <algorithm>
 #include <utility>
@@ -60,7 +60,7 @@ void JobTable::add_writer(std::uint32_t row, Holder& holder) {
 }
 
 void JobTable::note_requested(std::uint32_t row, std::uint32_t shard, std::size_t keys) {
-  Writer& writer = writers_[rows_[row].writers[shard]];
+  ShardWriter& writer = writers_[rows_[row].writers[shard]];
   writer.requested = std::max(writer.requested, keys);
 }
 
@@ -73,9 +73,24 @@ bool JobTable::all_know_all(std::uint32_t row) const {
   });
 }
 
-const Writer* JobTable::writer(std::uint32_t row, std::uint32_t shard) const {
+const ShardWriter* JobTable::writer(std::uint32_t row, std::uint32_t shard) const {
   const std::uint32_t number = rows_[row].writers[shard];
   return number == Job::kNotRequested || number == Job::kDone ? nullptr : &writers_[number];
+}
+
+template <typename Is>
+bool JobTable::any_writer(const Job& job, Is&& is) const {
+  return std::any_of(job.writers.begin(), job.writers.end(), [&](std::uint32_t number) {
+    return number != Job::kNotRequested && number != Job::kDone && is(writers_[number]);
+  });
+}
+
+bool JobTable::may_publish(std::uint32_t row) const {
+  const Job& job = rows_[row];
+  if (job.fate != Job::Fate::kLive || job.space->is_retired) return false;
+  return !any_writer(job, [](const ShardWriter& writer) {
+    return writer.holder->is_lost || writer.holder->is_gone;
+  });
 }
 
 void JobTable::count(const Job& job, std::size_t frames, bool more) noexcept {
@@ -107,7 +122,7 @@ void JobTable::set_fate(Job& job, Job::Fate fate) {
 
 void JobTable::publish(std::uint32_t row, std::uint32_t shard) {
   Job& job = rows_[row];
-  Writer& writer = writers_[job.writers[shard]];
+  ShardWriter& writer = writers_[job.writers[shard]];
   PEGA_ASSERT(!writer.has_published, "shard {} of job {} published twice", shard, job.id.number);
   writer.has_published = true;
   --writer.holder->writing;
@@ -115,7 +130,8 @@ void JobTable::publish(std::uint32_t row, std::uint32_t shard) {
   ++job.published;
 }
 
-void JobTable::drop_writer(Job& job, std::uint32_t shard, IndexList<&Writer::of_holder>& list) {
+void JobTable::drop_writer(Job& job, std::uint32_t shard,
+                           IndexList<&ShardWriter::of_holder>& list) {
   const std::uint32_t number = job.writers[shard];
   list.erase(writers_, number);
   if (!writers_[number].has_published) {
@@ -133,15 +149,18 @@ void JobTable::leave_live(Job& job, std::uint32_t row) {
   --live_;
 }
 
-void JobTable::forget(std::uint32_t row, Job::Fate fate) {
+void JobTable::forget(std::uint32_t row) {
   Job& job = rows_[row];
   PEGA_ASSERT(job.fate == Job::Fate::kLive, "job {} was forgotten twice", job.id.number);
+  const bool has_left = any_writer(job, [](const ShardWriter& writer) {
+    return !writer.has_published && (writer.holder->is_lost || writer.holder->is_gone);
+  });
   leave_live(job, row);
-  set_fate(job, fate);
+  set_fate(job, has_left ? Job::Fate::kWriterLost : Job::Fate::kForgotten);
   for (std::uint32_t shard = 0; shard < job.shards(); ++shard) {
     const std::uint32_t number = job.writers[shard];
     if (number == Job::kNotRequested) continue;
-    Writer& writer = writers_[number];
+    ShardWriter& writer = writers_[number];
     if (writer.has_published) {
       drop_writer(job, shard, writer.holder->live_writers);
     } else {

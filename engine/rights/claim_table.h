@@ -2,12 +2,13 @@
 /// \file
 /// The claims: by token, by age, and which of them is revoked first.
 
+#include <cstddef>
 #include <cstdint>
-#include <optional>
+#include <span>
 
 #include "base/clock.h"
 #include "base/error.h"
-#include "engine/store/store_rows.h"
+#include "engine/rights/rows.h"
 #include "engine/tables/flat_index.h"
 #include "engine/tables/row_table.h"
 
@@ -24,18 +25,31 @@ class ClaimTable {
   [[nodiscard]] bool is_full() const noexcept { return rows_.size() == max_claims_; }
   [[nodiscard]] std::uint32_t size() const noexcept { return rows_.size(); }
   [[nodiscard]] std::uint32_t find(const Id128& token) const;
+  /// The row of a claim that may be opened, or kNone. It may not once its holder has left or its
+  /// generation was retired, even if the queued work has not reached the claim yet.
+  [[nodiscard]] std::uint32_t openable(const Id128& token) const;
   /// The row if it is still the claim with that serial.
   [[nodiscard]] std::uint32_t find(std::uint32_t row, std::uint64_t serial) const;
   /// Its token is not in use and the table is not full. Its serial and lists are set here.
   std::uint32_t add(Claim claim);
+  /// Adds blocks after those that the claim has.
+  void extend(std::uint32_t row, std::span<const FrameIndex> more);
   void mark_opened(std::uint32_t row);
+  /// Counts blocks of the claim's size that were pinned through it, or are no longer pinned.
+  void add_pinned(std::uint32_t row, std::size_t blocks) {
+    Claim& claim = rows_[row];
+    claim.pinned_bytes += blocks * claim.frame_bytes;
+  }
+  void drop_pinned(std::uint32_t row, std::size_t blocks) {
+    Claim& claim = rows_[row];
+    claim.pinned_bytes -= blocks * claim.frame_bytes;
+  }
   /// Removes the claim from every list and returns it.
   Claim remove(std::uint32_t row);
 
   /// The claim to revoke first: the oldest that was not opened within `grace`, else the oldest.
   [[nodiscard]] std::uint32_t first_to_revoke(TimePoint now, Duration grace) const;
 
-  [[nodiscard]] Claim& operator[](std::uint32_t row) noexcept { return rows_[row]; }
   [[nodiscard]] const Claim& operator[](std::uint32_t row) const noexcept { return rows_[row]; }
   [[nodiscard]] std::uint32_t oldest() const noexcept { return by_age_.front(); }
   [[nodiscard]] std::uint32_t newer(std::uint32_t row) const { return by_age_.next(rows_, row); }

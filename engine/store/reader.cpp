@@ -1,0 +1,280 @@
+#include "engine/store/reader.h"
+
+#include <algorithm>
+#include <utility>
+
+namespace pegaflow::engine {
+
+std::size_t Reader::lookup(SpaceId space, std::span<const BlockKey> keys) {
+  std::size_t found = 0;
+  if (const Space* const where = spaces_.live(space); where != nullptr) {
+    found = blocks_.table().readable_prefix(where->shape, space, keys);
+    if (found != keys.size()) count_misses(*where, keys.subspan(found));
+  } else {
+    counted_.misses[static_cast<std::size_t>(Miss::kReset)] += keys.size();
+  }
+  ++counted_.lookups;
+  counted_.lookup_hits += found;
+  counted_.lookup_misses += keys.size() - found;
+  return found;
+}
+
+std::size_t Reader::present(SpaceId space, std::span<const BlockKey> keys) const {
+  const Space* const where = spaces_.live(space);
+  return where == nullptr ? 0 : blocks_.table().readable_prefix(where->shape, space, keys);
+}
+
+// ---- misses
+
+void Reader::count_misses(const Space& space, std::span<const BlockKey> missing) {
+  const auto prefetch = [&](std::size_t first) {
+    const std::size_t end = std::min(first + BlockTable::kGroup, missing.size());
+    for (std::size_t i = first; i < end; ++i) blocks_.prefetch_loss(space.id, missing[i]);
+  };
+  // An unknown block between known ones was present too: a later block of a chain is never
+  // requested or saved without the earlier ones. It was lost long ago, and so most likely evicted.
+  constexpr std::size_t kPatience = BlockTable::kGroup;
+  std::size_t told = 0;
+  prefetch(0);
+  blocks_.table().find_each(space.shape, space.id, missing, [&](std::size_t i, FrameIndex frame) {
+    if (i % BlockTable::kGroup == 0) prefetch(i + BlockTable::kGroup);
+    const Miss why = why_missing(space, missing[i], frame);
+    if (why == Miss::kNew) return i - told < kPatience;
+    counted_.misses[static_cast<std::size_t>(Miss::kEvicted)] += i - told;
+    ++counted_.misses[static_cast<std::size_t>(why)];
+    told = i + 1;
+    return true;
+  });
+  counted_.misses[static_cast<std::size_t>(Miss::kNew)] += missing.size() - told;
+}
+
+Miss Reader::why_missing(const Space& space, const BlockKey& key, FrameIndex frame) const {
+  if (frame != kNoFrame) {
+    if (blocks_[frame].state == FrameState::kSealed) {
+      return blocks_.table().is_leaving(frame) ? Miss::kEvicted : Miss::kBehindHole;
+    }
+    if (blocks_.table().is_in_flight(frame)) return Miss::kInFlight;
+    return jobs_.may_publish(blocks_[frame].owner) ? Miss::kBeingSaved : Miss::kSaveFailed;
+  }
+  const Miss why = blocks_.why_lost(space.id, key);
+  return why == Miss::kNew && space.former ? blocks_.why_lost(*space.former, key) : why;
+}
+
+// ---- claims
+
+Result<std::size_t> Reader::claim(HolderId holder, SpaceId space, std::span<const BlockKey> keys,
+                                  const Id128& token) {
+  Holder* const owner = holders_.active(holder);
+  if (owner == nullptr) return fail(Errc::kGone, "claim for a holder that left");
+  if (token.is_none() || claims_.find(token) != ClaimTable::kNone) {
+    return fail(Errc::kInvalidArgument, "claim under a token that is {}",
+                token.is_none() ? "none" : "in use");
+  }
+  if (claims_.is_full()) {
+    return fail(Errc::kBusy, "there are {} claims already", claims_.size());
+  }
+  Space* const where = spaces_.live(space);
+  if (where == nullptr) return 0;
+
+  const std::uint64_t frame_bytes = blocks_.frame_bytes(where->shape);
+  const auto [found, is_shortened] =
+      blocks_.hold_prefix(*where, keys, holders_.room(*owner) / frame_bytes);
+  if (is_shortened) ++counted_.claims_shortened;
+  if (!found.empty()) extend_claim(ClaimTable::kNone, *owner, *where, token, found);
+  return found.size();
+}
+
+Result<std::size_t> Reader::claim_more(HolderId holder, const Id128& token,
+                                       std::span<const BlockKey> keys) {
+  const std::uint32_t row = claims_.openable(token);
+  if (row == ClaimTable::kNone || claims_[row].holder->id != holder) {
+    return fail(Errc::kGone, "the claim was revoked or ended");
+  }
+  const Claim& claim = claims_[row];
+  const auto [found, is_shortened] =
+      blocks_.hold_prefix(*claim.space, keys, holders_.room(*claim.holder) / claim.frame_bytes);
+  if (is_shortened) ++counted_.claims_shortened;
+  if (!found.empty()) extend_claim(row, *claim.holder, *claim.space, token, found);
+  return found.size();
+}
+
+void Reader::unclaim(HolderId holder, const Id128& token) {
+  const std::uint32_t row = claims_.find(token);
+  if (row == ClaimTable::kNone || claims_[row].holder->id != holder) return;
+  reclaimer_.end_claim(row);
+  reclaimer_.do_slice();
+}
+
+std::optional<SpaceId> Reader::space_of_claim(const Id128& token) const {
+  const std::uint32_t row = claims_.openable(token);
+  if (row == ClaimTable::kNone) return std::nullopt;
+  return claims_[row].space->id;
+}
+
+Result<std::size_t> Reader::arrived(const Id128& token, std::size_t first,
+                                    std::size_t count) const {
+  const std::uint32_t row = claims_.openable(token);
+  if (row == ClaimTable::kNone) return fail(Errc::kGone, "the claim was revoked or ended");
+  PEGA_TRY_LET(const auto range, range_of(claims_[row], first, count));
+  std::size_t here = 0;
+  while (here < count && blocks_.is_openable(range[here])) ++here;
+  if (here == 0 && !blocks_.table().is_in_flight(range[0])) {
+    return fail(Errc::kGone, "a block of the claim did not arrive, or has wrong bytes");
+  }
+  return here;
+}
+
+std::optional<FrameIndex> Reader::claimed_frame(const Id128& token, std::size_t place) const {
+  const std::uint32_t row = claims_.openable(token);
+  if (row == ClaimTable::kNone) return std::nullopt;
+  const auto range = range_of(claims_[row], place, 1);
+  if (!range) return std::nullopt;
+  return (*range)[0];
+}
+
+Result<std::uint32_t> Reader::extensible(const Holder& owner, SpaceId space, const Id128& token,
+                                         std::size_t first) const {
+  if (token.is_none()) return fail(Errc::kInvalidArgument, "fetch for a claim without token");
+  const std::uint32_t row = claims_.find(token);
+  if (row == ClaimTable::kNone) {
+    if (first != 0) return fail(Errc::kGone, "the claim was revoked or ended");
+    if (claims_.is_full()) return fail(Errc::kBusy, "there are {} claims already", claims_.size());
+    return row;
+  }
+  const Claim& claim = claims_[row];
+  if (claim.holder != &owner || claim.space->id != space || claim.blocks.size() != first) {
+    return fail(Errc::kInvalidArgument,
+                "fetch after block {} of another claim, or of a claim on {}", first,
+                claim.blocks.size());
+  }
+  if (claims_.openable(token) == ClaimTable::kNone)
+    return fail(Errc::kGone, "the claim was revoked");
+  return row;
+}
+
+void Reader::extend_claim(std::uint32_t row, Holder& owner, Space& space, const Id128& token,
+                          std::span<const FrameIndex> frames) {
+  const std::uint64_t frame_bytes = blocks_.frame_bytes(space.shape);
+  holders_.add_held(owner.instance, frames.size() * frame_bytes);
+  if (row != ClaimTable::kNone) return claims_.extend(row, frames);
+  Claim claim;
+  claim.token = token;
+  claim.holder = &owner;
+  claim.space = &space;
+  claim.made = clock_.now();
+  claim.frame_bytes = frame_bytes;
+  claim.blocks = FrameList(frames);
+  claims_.add(std::move(claim));
+}
+
+// ---- pins
+
+Result<BlockStore::OpenedPages> Reader::open(HolderId holder, const Id128& token, std::size_t first,
+                                             std::size_t count, PinId pin, std::size_t limit) {
+  Holder* const reader = holders_.active(holder);
+  if (reader == nullptr) return fail(Errc::kGone, "open for a holder that left");
+  const std::uint32_t begun = pins_.find(holder, pin);
+  std::size_t done = 0;
+  if (begun != PinTable::kNone) {
+    const Pin& same = pins_[begun];
+    if (same.token != token || same.first != first || same.count != count) {
+      return fail(Errc::kInvalidArgument, "pin {} is open on another range",
+                  static_cast<std::uint64_t>(pin));
+    }
+    done = same.blocks.size();
+    if (done == count) {
+      return pages_of({same.blocks.data(), same.blocks.size()}, reader->writer_tag);
+    }
+  }
+  const std::uint32_t claim_row = claims_.openable(token);
+  if (claim_row == ClaimTable::kNone) return fail(Errc::kGone, "the claim was revoked or ended");
+  const Claim& claim = claims_[claim_row];
+  if (begun != PinTable::kNone && pins_[begun].claim_serial != claim.serial) {
+    return fail(Errc::kGone, "the claim that pin {} began with has ended",
+                static_cast<std::uint64_t>(pin));
+  }
+  PEGA_TRY_LET(const std::span<const FrameIndex> range, range_of(claim, first, count));
+  if (begun == PinTable::kNone && pins_.is_full()) {
+    return fail(Errc::kBusy, "there are {} pins already", pins_.size());
+  }
+  const auto slice = range.subspan(done, std::min(limit, count - done));
+  PEGA_TRY(blocks_.hold_again(slice));
+  claims_.add_pinned(claim_row, slice.size());
+  claims_.mark_opened(claim_row);
+  BlockStore::OpenedPages pages = pages_of(slice, reader->writer_tag);
+  pages.is_new = true;
+  if (begun != PinTable::kNone) {
+    pins_.extend(begun, slice);
+    return pages;
+  }
+  Pin opened;
+  opened.name = pin;
+  opened.holder = reader;
+  opened.token = token;
+  opened.first = static_cast<std::uint32_t>(first);
+  opened.count = static_cast<std::uint32_t>(count);
+  opened.claim = claim_row;
+  opened.claim_serial = claim.serial;
+  opened.instance = claim.holder->instance;
+  opened.opened = clock_.now();
+  opened.frame_bytes = claim.frame_bytes;
+  opened.blocks = FrameList(slice);
+  pins_.add(std::move(opened));
+  return pages;
+}
+
+Result<std::span<const FrameIndex>> Reader::range_of(const Claim& claim, std::size_t first,
+                                                     std::size_t count) {
+  if (count == 0 || first >= claim.blocks.size() || count > claim.blocks.size() - first) {
+    return fail(Errc::kInvalidArgument, "blocks {} to {} of a claim on {}", first, first + count,
+                claim.blocks.size());
+  }
+  return std::span<const FrameIndex>(claim.blocks.data() + first, count);
+}
+
+BlockStore::OpenedPages Reader::pages_of(std::span<const FrameIndex> frames,
+                                         std::uint32_t writer_tag) const {
+  BlockStore::OpenedPages pages;
+  pages.frames.assign(frames.begin(), frames.end());
+  for (const FrameIndex frame : frames) {
+    pages.by_this_process += blocks_[frame].owner == writer_tag ? 1 : 0;
+  }
+  return pages;
+}
+
+void Reader::release(HolderId holder, PinId pin) {
+  // A lost holder may still release: its copies ended, which is all that matters.
+  if (holders_.known(holder) == nullptr) return;
+  const std::uint32_t row = pins_.find(holder, pin);
+  if (row == PinTable::kNone) return;
+  reclaimer_.end_pin(row);
+  reclaimer_.do_slice();
+}
+
+Result<bool> Reader::invalidate(HolderId holder, PinId pin, std::size_t place) {
+  const std::uint32_t row = pins_.find(holder, pin);
+  if (row == PinTable::kNone || holders_.known(holder) == nullptr) {
+    return fail(Errc::kGone, "there is no pin {} of this holder", static_cast<std::uint64_t>(pin));
+  }
+  const FrameList& frames = pins_[row].blocks;
+  if (place >= frames.size()) {
+    return fail(Errc::kInvalidArgument, "page {} of a pin on {}", place, frames.size());
+  }
+  return blocks_.invalidate(frames[place]);
+}
+
+// ---- statistics
+
+void Reader::report(BlockStore::Stats& stats) const {
+  stats.claims = claims_.size();
+  stats.pins = pins_.size();
+  stats.pinned_by_lost_readers = pins_.blocks_of_lost();
+  if (pins_.oldest() != PinTable::kNone) stats.oldest_pin = pins_[pins_.oldest()].opened;
+  stats.lookups = counted_.lookups;
+  stats.lookup_hits = counted_.lookup_hits;
+  stats.lookup_misses = counted_.lookup_misses;
+  stats.misses = counted_.misses;
+  stats.claims_shortened += counted_.claims_shortened;
+}
+
+}  // namespace pegaflow::engine
