@@ -2,6 +2,7 @@
 
 #include <cerrno>
 #include <cstring>
+#include <new>
 #include <utility>
 
 #include <sys/mman.h>
@@ -11,9 +12,9 @@
 namespace pegaflow::harness {
 namespace {
 
-std::span<std::byte> piece_of(const Segment& segment, std::uint32_t block) {
-  return {segment.base + block * segment.block_stride_bytes, segment.size_bytes};
-}
+constexpr std::byte kGap{0xEE};
+/// Page-aligned, as an engine's large allocations are.
+constexpr std::align_val_t kAlignment{4096};
 
 }  // namespace
 
@@ -34,61 +35,78 @@ Mapping::~Mapping() {
   if (!bytes_.empty()) ::munmap(bytes_.data(), bytes_.size());
 }
 
-Result<EngineMemory> EngineMemory::create(std::uint64_t page_bytes, std::uint64_t segment_bytes,
-                                          std::uint64_t blocks) {
-  std::vector<Mapping> allocations;
+void EngineMemory::Free::operator()(std::byte* bytes) const noexcept {
+  ::operator delete[](bytes, kAlignment);
+}
+
+Result<EngineMemory> EngineMemory::create(const Options& options) {
+  const std::size_t stride = options.segment_bytes + options.gap_bytes;
+  std::vector<Allocation> allocations;
   std::vector<Segment> segments;
-  for (std::uint64_t at = 0; at < page_bytes; at += segment_bytes) {
-    PEGA_TRY_LET(Mapping allocation, Mapping::anonymous(segment_bytes * blocks));
-    segments.push_back({.base = allocation.bytes().data(),
-                        .block_stride_bytes = segment_bytes,
-                        .size_bytes = segment_bytes});
+  for (std::size_t i = 0; i < options.segments; ++i) {
+    const std::size_t size = stride * options.blocks;
+    Allocation allocation(
+        static_cast<std::byte*>(::operator new[](size, kAlignment, std::nothrow)));
+    if (!allocation) {
+      return fail(Errc::kOutOfCapacity, "no memory for {} bytes of an engine's blocks", size);
+    }
+    std::memset(allocation.get(), std::to_integer<int>(kGap), size);
+    segments.push_back({.base = allocation.get(),
+                        .block_stride_bytes = stride,
+                        .size_bytes = options.segment_bytes});
     allocations.push_back(std::move(allocation));
   }
-  PEGA_TRY_LET(PageLayout layout, PageLayout::create(std::move(segments), blocks));
-  return EngineMemory(std::move(allocations), std::move(layout));
+  PEGA_TRY_LET(PageLayout layout, PageLayout::create(std::move(segments), options.blocks));
+  return EngineMemory(options, std::move(allocations), std::move(layout));
 }
 
-void EngineMemory::write_pattern(std::uint64_t salt) {
-  for (std::uint32_t block = 0; block < layout_.block_count(); ++block) {
-    for (std::size_t i = 0; i < layout_.segments().size(); ++i) {
-      harness::write_pattern(piece_of(layout_.segments()[i], block), salt, block, i);
+std::span<std::byte> EngineMemory::piece(std::size_t segment, std::uint32_t block) const {
+  return {allocations_[segment].get() + block * stride(), options_.segment_bytes};
+}
+
+void EngineMemory::fill(std::uint32_t block, std::uint64_t seed) {
+  std::vector<std::byte> page(layout_.page_bytes());
+  write_pattern(page, seed);
+  copy(block, page.data(), Device::Direction::kLoad);
+}
+
+void EngineMemory::fill_all(std::uint64_t salt) {
+  for (std::uint32_t block = 0; block < options_.blocks; ++block) {
+    fill(block, pattern_seed(salt, block));
+  }
+}
+
+bool EngineMemory::holds(std::uint32_t block, std::uint64_t seed) const {
+  std::vector<std::byte> page(layout_.page_bytes());
+  copy(block, page.data(), Device::Direction::kSave);
+  return is_pattern(page, seed);
+}
+
+bool EngineMemory::gaps_are_whole() const {
+  for (std::size_t i = 0; i < options_.segments; ++i) {
+    for (std::uint32_t block = 0; block < options_.blocks; ++block) {
+      const std::byte* const gap = piece(i, block).data() + options_.segment_bytes;
+      for (std::size_t at = 0; at < options_.gap_bytes; ++at) {
+        if (gap[at] != kGap) return false;
+      }
     }
   }
-}
-
-bool EngineMemory::has_pattern(std::uint32_t block, std::uint32_t origin,
-                               std::uint64_t salt) const {
-  for (std::size_t i = 0; i < layout_.segments().size(); ++i) {
-    if (!is_pattern(piece_of(layout_.segments()[i], block), salt, origin, i)) return false;
-  }
   return true;
-}
-
-void EngineMemory::copy(std::uint32_t block, std::byte* page, Device::Direction direction) const {
-  for (const Segment& segment : layout_.segments()) {
-    std::byte* const piece = piece_of(segment, block).data();
-    const bool is_save = direction == Device::Direction::kSave;
-    std::memcpy(is_save ? page : piece, is_save ? piece : page, segment.size_bytes);
-    page += segment.size_bytes;
-  }
 }
 
 void EngineMemory::clear() {
-  for (const Mapping& allocation : allocations_) {
-    std::memset(allocation.bytes().data(), 0, allocation.bytes().size());
+  for (const Allocation& allocation : allocations_) {
+    std::memset(allocation.get(), 0, stride() * options_.blocks);
   }
 }
 
-bool page_has_pattern(const PageLayout& layout, std::span<const std::byte> page,
-                      std::uint32_t origin, std::uint64_t salt) {
-  std::size_t at = 0;
-  for (std::size_t i = 0; i < layout.segments().size(); ++i) {
-    const std::uint64_t size = layout.segments()[i].size_bytes;
-    if (!is_pattern(page.subspan(at, size), salt, origin, i)) return false;
-    at += size;
+void EngineMemory::copy(std::uint32_t block, std::byte* page, Device::Direction direction) const {
+  const bool is_save = direction == Device::Direction::kSave;
+  for (std::size_t i = 0; i < options_.segments; ++i) {
+    std::byte* const bytes = piece(i, block).data();
+    std::memcpy(is_save ? page : bytes, is_save ? bytes : page, options_.segment_bytes);
+    page += options_.segment_bytes;
   }
-  return true;
 }
 
 }  // namespace pegaflow::harness

@@ -4,7 +4,9 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <memory>
 #include <span>
+#include <utility>
 #include <vector>
 
 #include "base/error.h"
@@ -35,34 +37,50 @@ class Mapping {
 };
 
 /// The blocks of an engine in one allocation per segment, as an engine has one or two per layer.
-/// Block i lies at i * segment_bytes of each.
+/// Movable. Thread-bound, but devices copy the bytes.
 class EngineMemory {
  public:
-  /// Errors: the kernel's when there is no memory; as PageLayout::create().
-  static Result<EngineMemory> create(std::uint64_t page_bytes, std::uint64_t segment_bytes,
-                                     std::uint64_t blocks);
+  struct Options {
+    std::size_t segments = 1;       ///< Allocations, each with one segment of every block.
+    std::size_t segment_bytes = 0;  ///< Bytes of a block in each allocation.
+    std::size_t blocks = 0;
+    std::size_t gap_bytes = 0;  ///< Between two blocks of an allocation; no copy may touch them.
+  };
+  /// Every page of the memory is present.
+  /// Errors: kOutOfCapacity without memory; as PageLayout::create().
+  static Result<EngineMemory> create(const Options& options);
 
   [[nodiscard]] const PageLayout& layout() const noexcept { return layout_; }
+  [[nodiscard]] std::size_t blocks() const noexcept { return options_.blocks; }
 
-  /// Fills every block with bytes that differ from those of other blocks and other salts.
-  void write_pattern(std::uint64_t salt);
-  /// Whether `block` holds the bytes that write_pattern(salt) wrote to block `origin`.
-  [[nodiscard]] bool has_pattern(std::uint32_t block, std::uint32_t origin,
-                                 std::uint64_t salt) const;
+  /// Fills a block with the pattern of `seed`.
+  void fill(std::uint32_t block, std::uint64_t seed);
+  /// Fills every block with the pattern of pattern_seed(salt, block).
+  void fill_all(std::uint64_t salt);
+  /// Whether a block holds the pattern of `seed`.
+  [[nodiscard]] bool holds(std::uint32_t block, std::uint64_t seed) const;
+  /// Whether all bytes between the blocks are unchanged.
+  [[nodiscard]] bool gaps_are_whole() const;
+  /// Sets all blocks and gaps to zero.
   void clear();
 
   /// Copies a block to or from a page with memcpy: the bound of a device.
   void copy(std::uint32_t block, std::byte* page, Device::Direction direction) const;
 
  private:
-  EngineMemory(std::vector<Mapping> allocations, PageLayout layout)
-      : allocations_(std::move(allocations)), layout_(std::move(layout)) {}
-  std::vector<Mapping> allocations_;
+  struct Free {
+    void operator()(std::byte* bytes) const noexcept;
+  };
+  using Allocation = std::unique_ptr<std::byte[], Free>;
+
+  EngineMemory(const Options& options, std::vector<Allocation> allocations, PageLayout layout)
+      : options_(options), allocations_(std::move(allocations)), layout_(std::move(layout)) {}
+  [[nodiscard]] std::span<std::byte> piece(std::size_t segment, std::uint32_t block) const;
+  [[nodiscard]] std::size_t stride() const { return options_.segment_bytes + options_.gap_bytes; }
+
+  Options options_;
+  std::vector<Allocation> allocations_;
   PageLayout layout_;
 };
-
-/// Whether a page of the pool holds the segments that write_pattern(salt) wrote to block `origin`.
-bool page_has_pattern(const PageLayout& layout, std::span<const std::byte> page,
-                      std::uint32_t origin, std::uint64_t salt);
 
 }  // namespace pegaflow::harness

@@ -1,36 +1,39 @@
 #include "harness/pattern.h"
 
+#include <algorithm>
 #include <cstring>
 
 namespace pegaflow::harness {
 namespace {
 
-/// The word at `at` (in words) of segment `segment` of block `block`.
-std::uint64_t pattern(std::uint64_t salt, std::uint32_t block, std::size_t segment,
-                      std::size_t at) {
-  // Odd multipliers: neighbors in any dimension differ, and only neighbors can a copy confuse.
-  return (salt + 1) * 0x9E3779B97F4A7C15ULL ^ block * 0xC2B2AE3D27D4EB4FULL ^
-         segment * 0x165667B19E3779F9ULL ^ at * 0xD6E8FEB86659FD93ULL;
+/// Splitmix64: the word at `index` of the pattern of `seed`.
+std::uint64_t word(std::uint64_t seed, std::size_t index) {
+  std::uint64_t z = seed * 0x9E3779B97F4A7C15ULL + (index + 1) * 0xBF58476D1CE4E5B9ULL;
+  z = (z ^ (z >> 30)) * 0xBF58476D1CE4E5B9ULL;
+  z = (z ^ (z >> 27)) * 0x94D049BB133111EBULL;
+  return z ^ (z >> 31);
 }
 
 }  // namespace
 
-void write_pattern(std::span<std::byte> bytes, std::uint64_t salt, std::uint32_t block,
-                   std::size_t segment) {
-  for (std::size_t at = 0; at < bytes.size() / 8; ++at) {
-    const std::uint64_t word = pattern(salt, block, segment, at);
-    std::memcpy(bytes.data() + at * 8, &word, 8);
+void write_pattern(std::span<std::byte> bytes, std::uint64_t seed, std::uint64_t offset) {
+  for (std::size_t at = 0; at < bytes.size(); at += sizeof(std::uint64_t)) {
+    const std::uint64_t value = word(seed, (offset + at) / sizeof value);
+    std::memcpy(bytes.data() + at, &value, std::min(sizeof value, bytes.size() - at));
   }
 }
 
-bool is_pattern(std::span<const std::byte> bytes, std::uint64_t salt, std::uint32_t block,
-                std::size_t segment, std::uint64_t offset) {
-  for (std::size_t at = 0; at < bytes.size() / 8; ++at) {
-    std::uint64_t word = 0;
-    std::memcpy(&word, bytes.data() + at * 8, 8);
-    if (word != pattern(salt, block, segment, offset / 8 + at)) return false;
+bool is_pattern(std::span<const std::byte> bytes, std::uint64_t seed, std::uint64_t offset) {
+  for (std::size_t at = 0; at < bytes.size(); at += sizeof(std::uint64_t)) {
+    const std::uint64_t value = word(seed, (offset + at) / sizeof value);
+    const std::size_t size = std::min(sizeof value, bytes.size() - at);
+    if (std::memcmp(bytes.data() + at, &value, size) != 0) return false;
   }
   return true;
+}
+
+std::uint64_t pattern_seed(std::uint64_t salt, std::uint64_t block) {
+  return salt * 0x9E3779B97F4A7C15ULL + block;
 }
 
 }  // namespace pegaflow::harness

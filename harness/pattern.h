@@ -1,6 +1,6 @@
 #pragma once
 /// \file
-/// Test patterns that differ between blocks, segments and rounds.
+/// Test patterns: bytes that follow from a seed, for checks of copies.
 
 #include <cstddef>
 #include <cstdint>
@@ -8,12 +8,14 @@
 
 namespace pegaflow::harness {
 
-/// Writes the pattern of one segment of one block in the round `salt`; no other has these bytes.
-void write_pattern(std::span<std::byte> bytes, std::uint64_t salt, std::uint32_t block,
-                   std::size_t segment);
-/// Whether `bytes` are those of such a segment from `offset` on. Sizes and offsets are multiples
-/// of 8 bytes.
-bool is_pattern(std::span<const std::byte> bytes, std::uint64_t salt, std::uint32_t block,
-                std::size_t segment, std::uint64_t offset = 0);
+/// Fills `bytes` with the pattern of `seed` from `offset` on; `offset` is a multiple of 8. Equal
+/// seeds give equal bytes.
+void write_pattern(std::span<std::byte> bytes, std::uint64_t seed, std::uint64_t offset = 0);
+
+/// Whether `bytes` are the pattern of `seed` from `offset` on.
+bool is_pattern(std::span<const std::byte> bytes, std::uint64_t seed, std::uint64_t offset = 0);
+
+/// A seed for block `block` in the round `salt`; it differs between blocks and between rounds.
+std::uint64_t pattern_seed(std::uint64_t salt, std::uint64_t block);
 
 }  // namespace pegaflow::harness

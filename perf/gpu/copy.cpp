@@ -15,6 +15,7 @@
 #include "client/cache_session.h"
 #include "client/mover.h"
 #include "harness/engine_memory.h"
+#include "harness/pattern.h"
 #include "harness/server_process.h"
 #include "harness/wire_client.h"
 #include "perf/gpu/copy_engines.h"
@@ -102,11 +103,11 @@ Result<void> compare_verified(Device& device, Inbox& inbox, const PageLayout& la
 Result<void> check(Device& device, Inbox& inbox, harness::EngineMemory& memory,
                    std::span<std::byte> pool, const std::vector<Device::Copy>& copies,
                    std::uint64_t salt) {
-  memory.write_pattern(salt);
+  memory.fill_all(salt);
   PEGA_TRY(device_rate(device, inbox, memory.layout(), Direction::kSave, copies, salt));
   for (const Device::Copy& copy : copies) {
     const auto page = pool.subspan(copy.pool_offset, memory.layout().page_bytes());
-    if (!harness::page_has_pattern(memory.layout(), page, copy.block, salt)) {
+    if (!harness::is_pattern(page, harness::pattern_seed(salt, copy.block))) {
       return fail(Errc::kCorrupt, "the page of block {} is not what was saved", copy.block);
     }
   }
@@ -117,7 +118,7 @@ Result<void> check(Device& device, Inbox& inbox, harness::EngineMemory& memory,
     moved[i].block = copies[(i + 1) % copies.size()].block;
   PEGA_TRY(device_rate(device, inbox, memory.layout(), Direction::kLoad, moved, salt));
   for (std::size_t i = 0; i < moved.size(); ++i) {
-    if (!memory.has_pattern(moved[i].block, copies[i].block, salt)) {
+    if (!memory.holds(moved[i].block, harness::pattern_seed(salt, copies[i].block))) {
       return fail(Errc::kCorrupt, "block {} is not what was saved", moved[i].block);
     }
   }
@@ -145,7 +146,7 @@ Result<double> whole_load(Mover& mover, CacheSession& session, harness::EngineMe
   std::vector<BlockKey> names;
   for (std::size_t i = 0; i < blocks.size(); ++i)
     names.push_back(keys.key(job * blocks.size() + i));
-  memory.write_pattern(job);
+  memory.fill_all(job);
   PEGA_TRY(mover.save(scheduler, job, names, blocks, Device::Event::kNow));
   PEGA_TRY_LET(const Mover::Finished saved, wait_for_job(mover));
   if (saved.blocks != blocks.size()) {
@@ -168,7 +169,7 @@ Result<double> whole_load(Mover& mover, CacheSession& session, harness::EngineMe
     return fail(Errc::kInternal, "{} blocks were not loaded", loaded.failed_blocks.size());
   }
   for (const std::uint32_t block : blocks) {
-    if (!memory.has_pattern(block, block, job)) {
+    if (!memory.holds(block, harness::pattern_seed(job, block))) {
       return fail(Errc::kCorrupt, "block {} is not what was saved", block);
     }
   }
@@ -188,9 +189,11 @@ class PageBench {
     PEGA_TRY_LET(harness::ServerProcess server,
                  harness::ServerProcess::start({.program = options.common.server,
                                                 .pool_size = std::to_string(4 * kRoundBytes)}));
+    const std::uint64_t segment_bytes = std::min(kSegmentBytes, page_bytes);
     PEGA_TRY_LET(harness::EngineMemory memory,
-                 harness::EngineMemory::create(page_bytes, std::min(kSegmentBytes, page_bytes),
-                                               kRoundBytes / page_bytes));
+                 harness::EngineMemory::create({.segments = page_bytes / segment_bytes,
+                                                .segment_bytes = segment_bytes,
+                                                .blocks = kRoundBytes / page_bytes}));
     // Both sides of a round use the same cores. Created after the server, which may use any.
     PEGA_TRY_LET(SameCores cores, SameCores::create());
     PEGA_TRY_LET(auto device, HostDevice::create({.threads = static_cast<int>(options.threads)}));

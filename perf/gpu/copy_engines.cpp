@@ -16,6 +16,7 @@
 #include "base/os/unique_fd.h"
 #include "base/units.h"
 #include "harness/engine_memory.h"
+#include "harness/pattern.h"
 #include "harness/server_process.h"
 #include "perf/lib/cores.h"
 #include "perf/lib/keys.h"
@@ -47,9 +48,11 @@ class Engine {
   static Result<std::unique_ptr<Engine>> start(const EnginesRun& run, const std::string& socket,
                                                std::uint32_t number, std::uint64_t page_bytes) {
     const std::uint64_t count = kCopyRoundBytes / page_bytes;
+    const std::uint64_t segment_bytes = std::min(kCopySegmentBytes, page_bytes);
     PEGA_TRY_LET(harness::EngineMemory memory,
-                 harness::EngineMemory::create(page_bytes, std::min(kCopySegmentBytes, page_bytes),
-                                               2 * count));
+                 harness::EngineMemory::create({.segments = page_bytes / segment_bytes,
+                                                .segment_bytes = segment_bytes,
+                                                .blocks = 2 * count}));
     PEGA_TRY_LET(auto device, HostDevice::create({.threads = static_cast<int>(run.threads)}));
     PEGA_TRY_LET(harness::Mapping target, like_a_pool(2 * kCopyRoundBytes));
     auto engine = std::unique_ptr<Engine>(new Engine(run.seed + number, count, std::move(memory),
@@ -90,11 +93,11 @@ class Engine {
     }
   }
 
-  void write_pattern(std::uint64_t salt) { memory_.write_pattern(salt); }
+  void write_pattern(std::uint64_t salt) { memory_.fill_all(salt); }
   /// Whether the loaded blocks hold the bytes of write_pattern(`salt`).
   [[nodiscard]] Result<void> check(std::uint64_t salt) const {
     for (std::size_t i = 0; i < count_; ++i) {
-      if (!memory_.has_pattern(to_[i], from_[i], salt)) {
+      if (!memory_.holds(to_[i], harness::pattern_seed(salt, from_[i]))) {
         return fail(Errc::kCorrupt, "block {} is not what was saved", to_[i]);
       }
     }

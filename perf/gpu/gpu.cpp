@@ -337,7 +337,7 @@ class Bench {
     std::vector<std::uint32_t> blocks;
     std::vector<std::uint32_t> origins;
     for (std::size_t i = 0; i < count; ++i) {
-      harness::write_pattern(page_at(sets_[0].slots[i]), salt, static_cast<std::uint32_t>(i), 0);
+      harness::write_pattern(page_at(sets_[0].slots[i]), harness::pattern_seed(salt, i));
       load.copies.push_back({sets_[0].blocks[i], sets_[0].slots[i] * page_bytes_, true});
       save.copies.push_back({sets_[0].blocks[i], sets_[1].slots[i] * page_bytes_, true});
       blocks.push_back(sets_[0].blocks[i]);
@@ -350,8 +350,7 @@ class Bench {
     PEGA_TRY(device_.submit(save));
     PEGA_TRY(inboxes_[0]->wait(1, 0));
     for (std::size_t i = 0; i < count; ++i) {
-      if (!harness::is_pattern(page_at(sets_[1].slots[i]), salt, static_cast<std::uint32_t>(i),
-                               0)) {
+      if (!harness::is_pattern(page_at(sets_[1].slots[i]), harness::pattern_seed(salt, i))) {
         return fail(Errc::kCorrupt, "the page of block {} is not what was saved", blocks[i]);
       }
     }

@@ -80,7 +80,7 @@ Result<void> GpuMemory::check(std::span<const std::uint32_t> blocks,
     PEGA_TRY(cuda::check(*driver_, driver_->synchronize(streams_[0]), "read GPU memory"));
     for (std::size_t k = 0; k < blocks.size(); ++k) {
       const auto piece = std::span(bytes).subspan(blocks[k] * segment, segment);
-      if (!harness::is_pattern(piece, salt, origins[k], 0, i * segment)) {
+      if (!harness::is_pattern(piece, harness::pattern_seed(salt, origins[k]), i * segment)) {
         return fail(Errc::kCorrupt, "segment {} of block {} differs from the page of {}", i,
                     blocks[k], origins[k]);
       }

@@ -13,6 +13,7 @@
 
 #include "base/units.h"
 #include "harness/engine_memory.h"
+#include "harness/pattern.h"
 #include "harness/server_process.h"
 #include "perf/lib/command.h"
 #include "perf/lib/keys.h"
@@ -75,9 +76,11 @@ class Engine {
   static Result<std::unique_ptr<Engine>> start(const PullOptions& options,
                                                const std::string& socket, const std::string& name) {
     const auto count = static_cast<std::uint64_t>(options.blocks);
+    const std::uint64_t segment_bytes = std::min(kSegmentBytes, options.page_bytes);
     PEGA_TRY_LET(harness::EngineMemory memory,
-                 harness::EngineMemory::create(options.page_bytes,
-                                               std::min(kSegmentBytes, options.page_bytes), count));
+                 harness::EngineMemory::create({.segments = options.page_bytes / segment_bytes,
+                                                .segment_bytes = segment_bytes,
+                                                .blocks = count}));
     PEGA_TRY_LET(auto device, HostDevice::create({}));
     std::unique_ptr<Engine> engine(new Engine(std::move(memory), std::move(device), count));
     PEGA_TRY_LET(
@@ -87,7 +90,7 @@ class Engine {
     return engine;
   }
   Result<void> save(std::uint64_t round, std::span<const BlockKey> keys) {
-    memory_.write_pattern(round);
+    memory_.fill_all(round);
     PEGA_TRY(link_->save(round, keys, blocks_));
     return link_->finish(1, blocks_.size());
   }
@@ -112,7 +115,7 @@ class Engine {
     const std::optional<Clock::time_point> first = device_.first();
     if (!first) return fail(Errc::kInternal, "a load without a copy");
     for (const std::uint32_t block : blocks_) {
-      if (memory_.has_pattern(block, block, round)) continue;
+      if (memory_.holds(block, harness::pattern_seed(round, block))) continue;
       return fail(Errc::kCorrupt, "block {} is not what was saved", block);
     }
     return Times{.first = *first - begin, .whole = end - begin};

@@ -82,7 +82,8 @@ struct IdleEngine {
 Result<IdleEngine> start_engine(const harness::ServerProcess& server, int number) {
   IdleEngine engine;
   PEGA_TRY_LET(harness::EngineMemory memory,
-               harness::EngineMemory::create(kSmallPageBytes, kSmallPageBytes, 64));
+               harness::EngineMemory::create(
+                   {.segments = 1, .segment_bytes = kSmallPageBytes, .blocks = 64}));
   engine.memory = std::make_unique<harness::EngineMemory>(std::move(memory));
   PEGA_TRY_LET(engine.device, HostDevice::create({}));
   const LinkOptions link{.socket_path = server.socket_path(),

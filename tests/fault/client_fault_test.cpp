@@ -42,7 +42,7 @@ std::uint64_t shared_resident_bytes() {
 
 struct Fixture {
   explicit Fixture(TestEngine::Options options = {}, ServerProcess::Options server_options = {})
-      : server(std::move(server_options)), memory(2, 8 * 1024, 100) {
+      : server(std::move(server_options)), memory(engine_memory(2, 8 * 1024, 100)) {
     options.socket = server.socket();
     options.session.reconnect_interval = milliseconds(20);
     options.mover.link.reconnect_interval = milliseconds(20);
@@ -77,7 +77,7 @@ TEST_SUITE("the server fails") {
   TEST_CASE("a server that is absent at the start is used as soon as it runs") {
     ServerProcess server;
     server.kill();
-    EngineMemory memory(1, 4096, 4);
+    EngineMemory memory = engine_memory(1, 4096, 4);
     SlowDevice device;
     TestEngine::Options options;
     options.socket = server.socket();
@@ -313,7 +313,7 @@ TEST_SUITE("the connection fails, and both ends live") {
     small.pool_size = "1mb";  // 64 pages: the other engine needs all of them.
     Fixture f({}, small);
     constexpr std::size_t kMany = 64;
-    EngineMemory other_memory(2, 8 * 1024, 2 * kMany);
+    EngineMemory other_memory = engine_memory(2, 8 * 1024, 2 * kMany);
     auto other_device = HostDevice::create({}).value();
     TestEngine::Options other_options;
     other_options.socket = f.server.socket();

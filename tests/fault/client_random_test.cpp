@@ -36,7 +36,8 @@ std::size_t jobs_wanted() {
 class Player {
  public:
   Player(const std::string& socket, const std::string& instance, int threads, Mover::Verify verify)
-      : memory_(2, 2048, kBlocks), device_(HostDevice::create({.threads = threads}).value()) {
+      : memory_(engine_memory(2, 2048, kBlocks)),
+        device_(HostDevice::create({.threads = threads}).value()) {
     TestEngine::Options options;
     // The deadlines of real engines, since the server is stopped at times.
     options.session = LinkOptions();

@@ -135,7 +135,7 @@ struct Working {
   }
 
   const ServerProcess& server;
-  EngineMemory memory{kSegments, kSegmentBytes, 2 * kPool};
+  EngineMemory memory = engine_memory(kSegments, kSegmentBytes, 2 * kPool);
   std::unique_ptr<HostDevice> device = HostDevice::create({.threads = 2}).value();
   std::unique_ptr<TestEngine> engine;
 };

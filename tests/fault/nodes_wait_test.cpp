@@ -45,7 +45,7 @@ struct Prefill {
   }
   ~Prefill() { device.allow_all(); }
 
-  EngineMemory memory{2, kPiece, kBlocks};
+  EngineMemory memory = engine_memory(2, kPiece, kBlocks);
   SlowDevice device;
   TestEngine engine;
 };

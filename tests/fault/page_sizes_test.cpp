@@ -39,7 +39,7 @@ constexpr Size kSizes[] = {
 /// An engine over the real copy threads, with memory for one round's blocks and one more.
 struct Sized {
   Sized(const ServerProcess& server, const Size& of)
-      : size(of), memory(of.segments, of.segment_bytes, of.blocks + 1) {
+      : size(of), memory(engine_memory(of.segments, of.segment_bytes, of.blocks + 1)) {
     TestEngine::Options options;
     options.socket = server.socket();
     options.instance = options.model = of.name;

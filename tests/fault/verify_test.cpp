@@ -87,7 +87,7 @@ struct VerifyingEngine {
     return done;
   }
 
-  EngineMemory memory{kSegments, kSegmentBytes, 128};
+  EngineMemory memory = engine_memory(kSegments, kSegmentBytes, 128);
   std::unique_ptr<HostDevice> device = HostDevice::create({.threads = 2}).value();
   std::unique_ptr<TestEngine> engine;
 };
@@ -169,7 +169,7 @@ TEST_SUITE("a page that was overwritten") {
   }
 
   TEST_CASE("a sample of one page in zero is rejected") {
-    EngineMemory memory(1, 4096, 1);
+    EngineMemory memory = engine_memory(1, 4096, 1);
     const auto device = HostDevice::create({}).value();
     Mover::Options options;
     options.link.socket_path = "/nowhere/pega.sock";

@@ -25,7 +25,7 @@ std::vector<std::uint32_t> first_blocks(std::size_t count) {
 }  // namespace
 
 GoldenEngine::GoldenEngine(const std::string& socket)
-    : memory_(1, kPageBytes, kBlocks), device_(HostDevice::create({}).value()) {
+    : memory_(engine_memory(1, kPageBytes, kBlocks)), device_(HostDevice::create({}).value()) {
   TestEngine::Options options;
   options.socket = socket;
   options.instance = options.model = "golden";

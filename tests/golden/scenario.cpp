@@ -67,7 +67,7 @@ CacheSession::Answer lookup(CacheSession& session, std::size_t first, std::size_
 }  // namespace
 
 void run_golden_scenario(const std::string& socket) {
-  EngineMemory memory(1, kGoldenPageBytes, 8);
+  EngineMemory memory = engine_memory(1, kGoldenPageBytes, 8);
   SlowDevice device;
   const LinkOptions link = golden_link(socket);
   auto started = CacheSession::start(link);

@@ -23,7 +23,7 @@ constexpr std::size_t kBlocks = 100;
 /// A server, and an engine with a device that follows the test's commands.
 struct Fixture {
   explicit Fixture(TestEngine::Options options = {}, ServerProcess::Options server_options = {})
-      : server(std::move(server_options)), memory(2, 8 * 1024, kBlocks) {
+      : server(std::move(server_options)), memory(engine_memory(2, 8 * 1024, kBlocks)) {
     options.socket = server.socket();
     engine = std::make_unique<TestEngine>(std::move(options), memory, device);
     engine->wait_ready();
@@ -136,7 +136,7 @@ TEST_SUITE("saves and loads") {
     options.session.scheduler = Id128{7, 7};
     Fixture f(options);
     f.engine->scheduler = Id128{7, 7};
-    EngineMemory memory(2, 8 * 1024, kBlocks);
+    EngineMemory memory = engine_memory(2, 8 * 1024, kBlocks);
     SlowDevice device;
     TestEngine decode({.socket = f.server.socket(), .instance = "decode"}, memory, device);
     decode.wait_ready();
@@ -481,7 +481,7 @@ TEST_SUITE("version negotiation") {
 
   TEST_CASE("a client that speaks only the next version receives which side to upgrade") {
     ServerProcess server;
-    EngineMemory memory(1, 4096, 2);
+    EngineMemory memory = engine_memory(1, 4096, 2);
     SlowDevice device;
     TestEngine::Options options;
     options.socket = server.socket();
@@ -507,7 +507,7 @@ TEST_SUITE("version negotiation") {
 
   TEST_CASE("a second worker of an instance is rejected while the first is connected") {
     Fixture f;
-    EngineMemory memory(2, 8 * 1024, 4);
+    EngineMemory memory = engine_memory(2, 8 * 1024, 4);
     SlowDevice device;
     TestEngine::Options options;
     options.socket = f.server.socket();
@@ -524,7 +524,7 @@ TEST_SUITE("version negotiation") {
   TEST_CASE("an engine with pages of another size is served beside the first") {
     Fixture f;
     f.engine->save({1}, {0});
-    EngineMemory memory(1, 4096, 4);
+    EngineMemory memory = engine_memory(1, 4096, 4);
     SlowDevice device;
     TestEngine::Options options;
     options.socket = f.server.socket();
@@ -541,7 +541,7 @@ TEST_SUITE("version negotiation") {
   TEST_CASE("two ranks save and load their shards, and a job without blocks to save ends on both") {
     ServerProcess server;
     struct OneRank {
-      EngineMemory memory{2, 8 * 1024, kBlocks};
+      EngineMemory memory = engine_memory(2, 8 * 1024, kBlocks);
       SlowDevice device;
       std::unique_ptr<TestEngine> engine;
     };
@@ -577,7 +577,7 @@ TEST_SUITE("version negotiation") {
 
   TEST_CASE("a device that rejects the pool is reported, and attached again later") {
     ServerProcess server;
-    EngineMemory memory(1, 4096, 2);
+    EngineMemory memory = engine_memory(1, 4096, 2);
     SlowDevice device;
     device.fail_next_attach({Errc::kIo, "no memory to register, as injected"});
     TestEngine::Options options;

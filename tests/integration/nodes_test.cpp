@@ -160,7 +160,7 @@ TEST_SUITE("nodes") {
 
     CHECK(other_pages.engine->lookup(numbers_from(1, 8)).value().blocks == 0);
     CHECK(other_pages.engine->claim(numbers_from(1, 8)).value().blocks == 0);
-    EngineMemory memory(2, kPiece, 16);
+    EngineMemory memory = engine_memory(2, kPiece, 16);
     const auto device = HostDevice::create({}).value();
     TestEngine::Options options;
     options.socket = b.socket();
@@ -205,7 +205,7 @@ TEST_SUITE("nodes") {
     old_mover.link.maximum_version = 2;
     LinkOptions old_link = patient_link();
     old_link.maximum_version = 2;
-    EngineMemory memory(2, kPiece, 16);
+    EngineMemory memory = engine_memory(2, kPiece, 16);
     const auto device = HostDevice::create({}).value();
     TestEngine::Options options;
     options.socket = b.socket();

@@ -135,7 +135,8 @@ constexpr Id128 kScheduler{7, 7};
 
 /// An engine at `server`, and its memory.
 struct Engine {
-  Engine(const ServerProcess& server, const std::string& model) : memory(2, kPiece, kBlocks) {
+  Engine(const ServerProcess& server, const std::string& model)
+      : memory(engine_memory(2, kPiece, kBlocks)) {
     TestEngine::Options options;
     options.socket = server.socket();
     options.instance = options.model = model;

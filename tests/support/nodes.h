@@ -72,7 +72,7 @@ inline std::vector<std::uint32_t> blocks_from(std::uint32_t first, std::size_t c
 struct EngineAt {
   EngineAt(const ServerProcess& server, std::size_t piece_bytes, std::size_t blocks,
            Mover::Options mover = patient_mover())
-      : memory(2, piece_bytes, blocks) {
+      : memory(engine_memory(2, piece_bytes, blocks)) {
     mover.coming_patience = kHang;
     TestEngine::Options options;
     options.socket = server.socket();

@@ -41,7 +41,7 @@ TEST_SUITE("a client without a server") {
   }
 
   TEST_CASE("a mover accepts no job, and its status has the reason") {
-    testing::EngineMemory memory(1, 64, 2);
+    testing::EngineMemory memory = testing::engine_memory(1, 64, 2);
     testing::SlowDevice device;
     Mover::Options options;
     options.link = nowhere();
@@ -61,7 +61,7 @@ TEST_SUITE("a client without a server") {
   }
 
   TEST_CASE("invalid jobs are rejected before anything else") {
-    testing::EngineMemory memory(1, 64, 2);
+    testing::EngineMemory memory = testing::engine_memory(1, 64, 2);
     testing::SlowDevice device;
     Mover::Options options;
     options.link = nowhere();
@@ -79,7 +79,7 @@ TEST_SUITE("a client without a server") {
   }
 
   TEST_CASE("the error for an invalid option names it") {
-    testing::EngineMemory memory(1, 64, 2);
+    testing::EngineMemory memory = testing::engine_memory(1, 64, 2);
     testing::SlowDevice device;
     const auto detail = [](const auto& started) {
       REQUIRE_FALSE(started);
@@ -118,7 +118,7 @@ TEST_SUITE("a client without a server") {
   }
 
   TEST_CASE("in a child of fork() nothing hangs") {
-    testing::EngineMemory memory(1, 64, 2);
+    testing::EngineMemory memory = testing::engine_memory(1, 64, 2);
     testing::SlowDevice device;
     Mover::Options options;
     options.link = nowhere();

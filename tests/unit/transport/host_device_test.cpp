@@ -22,6 +22,7 @@ namespace pegaflow {
 namespace {
 
 using std::chrono::seconds;
+using testing::engine_memory;
 using testing::EngineMemory;
 using Direction = Device::Direction;
 
@@ -65,7 +66,7 @@ class Completions {
 struct Fixture {
   explicit Fixture(int threads = 1, std::size_t blocks = 16, std::size_t segment_bytes = 512,
                    std::size_t max_batches = 64)
-      : memory(3, segment_bytes, blocks),
+      : memory(engine_memory(3, segment_bytes, blocks)),
         page_bytes(memory.layout().page_bytes()),
         pool(page_bytes * blocks),
         device(HostDevice::create({.threads = threads, .max_batches = max_batches}).value()) {
@@ -136,7 +137,7 @@ TEST_SUITE("HostDevice") {
       const std::size_t blocks = 1 + random() % 200;
       const std::size_t segments = 1 + random() % 5;
       const std::size_t segment_bytes = 1 + random() % (round % 10 == 0 ? 200'000 : 2'000);
-      EngineMemory memory(segments, segment_bytes, blocks, 1 + random() % 100);
+      EngineMemory memory = engine_memory(segments, segment_bytes, blocks, 1 + random() % 100);
       const std::uint64_t page_bytes = memory.layout().page_bytes();
       const std::uint64_t slot_bytes = slot_bytes_for(page_bytes);
       std::vector<std::byte> pool(slot_bytes * blocks);
