@@ -30,6 +30,7 @@
 #include "router/http/http_error.h"
 #include "router/page/pages.h"
 #include "router/state/shared.h"
+#include "router/upstream/engine_connections.h"
 #include "router/watch/health.h"
 #include "router/watch/server_watch.h"
 

@@ -8,6 +8,7 @@
 #include "base/log.h"
 #include "router/body/first_token.h"
 #include "router/exchange/decode_attempt.h"
+#include "router/upstream/upstream.h"
 
 namespace pegaflow::router {
 

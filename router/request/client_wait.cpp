@@ -6,26 +6,37 @@
 #include <random>
 
 #include <boost/asio/redirect_error.hpp>
+#include <boost/asio/steady_timer.hpp>
 #include <boost/asio/use_awaitable.hpp>
+
+#include "router/upstream/upstream.h"
 
 namespace pegaflow::router {
 
 namespace asio = boost::asio;
 
-ClientWait::ClientWait(ClientRequest& request) : request_(request), timer_(request.shared().io) {}
+struct ClientWait::Timer : asio::steady_timer {
+  using asio::steady_timer::steady_timer;
+};
+
+ClientWait::ClientWait(ClientRequest& request)
+    : request_(request), timer_(std::make_unique<Timer>(request.shared().io)) {}
+ClientWait::~ClientWait() = default;
+
+void ClientWait::wake() { timer_->cancel(); }
 
 void ClientWait::interrupt() {
   if (call_ != nullptr) {
     ++request_.shared().metrics.cancelled_legs;
     call_->cancel();
   }
-  timer_.cancel();
+  timer_->cancel();
 }
 
 asio::awaitable<bool> ClientWait::wait_until(TimePoint end) {
   boost::system::error_code ignored;
-  timer_.expires_at(end);
-  co_await timer_.async_wait(asio::redirect_error(asio::use_awaitable, ignored));
+  timer_->expires_at(end);
+  co_await timer_->async_wait(asio::redirect_error(asio::use_awaitable, ignored));
   co_return !request_.client().is_gone();
 }
 

@@ -3,21 +3,25 @@
 /// The waits of an exchange, which end when its client leaves.
 
 #include <cstdint>
+#include <memory>
 
 #include <boost/asio/awaitable.hpp>
-#include <boost/asio/steady_timer.hpp>
 
 #include "base/clock.h"
 #include "router/request/client_request.h"
-#include "router/upstream/upstream.h"
 
 namespace pegaflow::router {
+
+class UpstreamCall;
 
 /// Owns the timer of an exchange, and knows its call to an engine. Thread-bound; one wait and one
 /// call at a time.
 class ClientWait {
  public:
   explicit ClientWait(ClientRequest& request);
+  ~ClientWait();
+  ClientWait(const ClientWait&) = delete;
+  ClientWait& operator=(const ClientWait&) = delete;
 
   /// Ends the wait and the call in flight, because the client left.
   void interrupt();
@@ -26,7 +30,7 @@ class ClientWait {
   boost::asio::awaitable<bool> wait(Duration time);
   /// Waits until wake(). False when the client left.
   boost::asio::awaitable<bool> wait_for_wake();
-  void wake() { timer_.cancel(); }
+  void wake();
   /// Waits for a random delay whose mean doubles with each attempt. False when the client left.
   boost::asio::awaitable<bool> wait_before_retry(std::int64_t attempt);
 
@@ -43,10 +47,11 @@ class ClientWait {
   };
 
  private:
+  struct Timer;
   boost::asio::awaitable<bool> wait_until(TimePoint end);
 
   ClientRequest& request_;
-  boost::asio::steady_timer timer_;
+  std::unique_ptr<Timer> timer_;
   UpstreamCall* call_ = nullptr;
 };
 

@@ -7,6 +7,7 @@
 #include <boost/asio/detached.hpp>
 
 #include "router/page/pages.h"
+#include "router/upstream/upstream.h"
 #include "router/watch/model_watch.h"
 
 namespace pegaflow::router {

@@ -20,9 +20,10 @@
 #include "router/routing/namespaces.h"
 #include "router/routing/waiting_line.h"
 #include "router/state/response_owners.h"
-#include "router/upstream/upstream.h"
 
 namespace pegaflow::router {
+
+class EngineConnections;
 
 /// The parts of one router. Thread-bound; outlives all connections.
 struct Shared {

@@ -9,6 +9,8 @@
 #include <boost/asio/use_awaitable.hpp>
 
 #include "base/log.h"
+#include "router/upstream/engine_connections.h"
+#include "router/upstream/upstream.h"
 #include "router/watch/model_watch.h"
 
 namespace pegaflow::router {

@@ -6,6 +6,7 @@
 #include <boost/asio/detached.hpp>
 
 #include "router/page/pages.h"
+#include "router/upstream/upstream.h"
 
 namespace pegaflow::router {
 

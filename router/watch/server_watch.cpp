@@ -9,6 +9,7 @@
 #include <boost/asio/use_awaitable.hpp>
 
 #include "base/log.h"
+#include "router/upstream/upstream.h"
 
 namespace pegaflow::router {
 

@@ -31,6 +31,7 @@
 #include "router/request/engine_needs.h"
 #include "router/request/held_bodies.h"
 #include "router/state/shared.h"
+#include "router/upstream/engine_connections.h"
 
 namespace pegaflow::router {
 
