@@ -1,15 +1,12 @@
 #pragma once
 /// \file
-/// The work of a fabric with several rails: which bytes it reads, and which of them a rail requests
-/// next.
+/// The work of a fabric with several rails: which bytes a rail requests next.
 
 #include <algorithm>
-#include <array>
 #include <atomic>
 #include <condition_variable>
 #include <cstddef>
 #include <cstdint>
-#include <deque>
 #include <functional>
 #include <mutex>
 #include <optional>
@@ -21,26 +18,10 @@
 
 #include "base/clock.h"
 #include "base/error.h"
+#include "transport/batch_book.h"
 #include "transport/fabric.h"
 
 namespace pegaflow::rails {
-
-/// A run of bytes that one GET reads: a part of a chunk, or several chunks that are contiguous at
-/// both ends.
-struct Operation {
-  std::uint64_t batch = 0;  ///< The dealer's number of the batch.
-  Fabric::PeerId peer{};
-  std::uint32_t first_chunk = 0;   ///< The first chunk that the operation covers,
-  std::uint64_t first_offset = 0;  ///< the offset in that chunk,
-  std::uint64_t size_bytes = 0;    ///< and the length, which may extend into the chunks behind it.
-  RegionId remote_region{};
-  std::uint64_t remote_offset = 0;
-  RegionId local_region{};
-  std::uint64_t local_offset = 0;
-  bool background = false;
-  unsigned tries = 0;
-  std::size_t rail = 0;  ///< The rail that it was dealt to.
-};
 
 /// The end of an operation: no rail writes to its place any longer.
 struct Outcome {
@@ -55,8 +36,8 @@ struct Outcome {
   std::string detail;
 };
 
-/// Splits batches into operations, hands them to the rails that have room, and reports the result
-/// of each batch.
+/// Hands the operations of a BatchBook to the rails that have room, and keeps the results of the
+/// batches for them.
 ///
 /// Rails pull work. A slow rail skips any operation that the others would finish sooner: it takes
 /// operations further back in the queue, or none. The speed of a rail to a peer is measured over
@@ -85,7 +66,7 @@ class Dealer {
     std::uint64_t background_bytes = 0;
   };
 
-  Dealer(const Options& options, const Clock& clock) : options_(options), clock_(clock) {}
+  Dealer(const Options& options, const Clock& clock);
 
   // ---- callers
 
@@ -125,7 +106,6 @@ class Dealer {
   std::vector<Fabric::Completion> take_completions();
 
  private:
-  static constexpr std::size_t kPriorities = 2;
   static constexpr unsigned kMostTries = 3;
 
   /// How many batches a slow rail examines for one that is worth starting.
@@ -154,45 +134,18 @@ class Dealer {
     void begin(std::uint64_t size_bytes, TimePoint now);
     void ended(std::uint64_t size_bytes, bool done, TimePoint now);
   };
-  struct Peer {
-    std::vector<RegionDescriptor> regions;
-    std::vector<Pace> paces;  ///< By rail.
-    /// Numbers of batches with bytes that no rail has requested, by priority.
-    std::array<std::deque<std::uint64_t>, kPriorities> waiting;
+  struct Peer : BatchBook::Peer {
+    std::vector<Pace> paces;     ///< By rail.
     std::set<std::size_t> down;  ///< Rails without a path to the peer.
-    std::optional<Error> lost;
   };
-  struct Work {
-    std::uint64_t number = 0;
-    Fabric::Batch batch;
-    Fabric::Completion completion;
-    std::vector<std::uint64_t> bytes_left;  ///< By chunk.
-    std::uint64_t piece_bytes = 0;
-    std::size_t next_chunk = 0;  ///< The next bytes to request ...
-    std::uint64_t next_offset = 0;
-    std::uint64_t waiting_bytes = 0;  ///< Bytes that no rail has, including those of failed chunks.
-    std::deque<Operation> retries;    ///< ... after these operations, whose path broke.
-    std::size_t open = 0;             ///< Operations in flight.
-    bool is_waiting = false;          ///< Its number is in Peer::waiting.
-    bool completed = false;
-  };
-  using Works = std::unordered_map<std::uint64_t, Work>;
 
-  void validate(Work& work, const Peer* peer) const;
-  bool next_operation(Work& work, Operation& operation);
+  [[nodiscard]] std::uint64_t piece_bytes_for(std::uint64_t batch_bytes) const;
+  /// Includes the whole chunks that follow it contiguously at both ends.
+  static void extend(Operation& operation, const BatchBook::Entry& entry);
   void take(Peer& peer, std::size_t rail, std::size_t priority, Room& room,
             std::vector<Operation>& dealt);
   [[nodiscard]] bool is_worthwhile(const Peer& peer, std::size_t rail, std::uint64_t size_bytes,
                                    std::uint64_t waiting_bytes) const;
-  void enqueue(Peer& peer, Work& work, bool first);
-  void fail_chunks(Work& work, const Operation& operation, Errc error, const std::string& detail);
-  void fail_rest(Work& work, Errc reason, const std::string& detail);
-  void withdraw(Works::iterator found, Errc reason, const std::string& detail);
-  void withdraw_all(const std::function<bool(const Work&)>& which, Errc reason,
-                    const std::string& detail);
-  void lose(Fabric::PeerId id, Peer& peer, const Error& error);
-  void complete_if_done(Works::iterator found);
-  [[nodiscard]] bool touches(RegionId region) const;
   void update_has_work();
 
   const Options options_;
@@ -201,10 +154,7 @@ class Dealer {
   std::condition_variable quiesced_;
   std::unordered_map<std::uint32_t, std::uint64_t> regions_;  // Sizes of the local regions.
   std::unordered_map<std::uint32_t, Peer> peers_;
-  Works works_;
-  std::uint64_t last_number_ = 0;
-  std::set<std::pair<TimePoint, std::uint64_t>>
-      deadlines_;  // Deadlines of batches that have not completed.
+  BatchBook book_;
   std::vector<Fabric::Completion> completions_;
   std::atomic<bool> work_{false};
   std::atomic<bool> completed_{false};
