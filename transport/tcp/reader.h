@@ -2,14 +2,10 @@
 /// \file
 /// The reading side of the lane: peers, their connections, and batches in flight.
 
-#include <array>
-#include <atomic>
+#include <algorithm>
+#include <cstddef>
 #include <cstdint>
-#include <deque>
-#include <functional>
-#include <memory>
 #include <optional>
-#include <set>
 #include <string>
 #include <unordered_map>
 #include <utility>
@@ -17,6 +13,8 @@
 
 #include "base/clock.h"
 #include "base/error.h"
+#include "base/id128.h"
+#include "transport/batch_book.h"
 #include "transport/fabric.h"
 #include "transport/tcp/poller.h"
 #include "transport/tcp/region_table.h"
@@ -25,8 +23,8 @@
 
 namespace pegaflow::tcp {
 
-/// Splits batches into pieces and has them fetched by the peer's connections: each takes the next
-/// piece when its window has room, so that a slow connection takes less.
+/// Has the operations of a BatchBook fetched by the peer's connections, each as one piece: a
+/// connection takes the next one when its window has room, so that a slow connection takes less.
 ///
 /// A batch that is cancelled or late closes the connections with open pieces of it, which makes its
 /// places safe. Other open pieces of these connections are requested again on new ones.
@@ -76,69 +74,59 @@ class Reader {
   [[nodiscard]] TimePoint next_time() const noexcept;
 
  private:
-  static constexpr std::size_t kPriorities = 2;
   static constexpr unsigned kMostBreaks = 4;
 
-  /// One connection to a peer: in use while it has a requester, else waiting for `redial_at`, or
-  /// closed for good when its peer is lost.
+  /// One connection to a peer.
   struct Link {
-    std::optional<Requester> requester;
+    enum class State : std::uint8_t {
+      /// There is no connection. dial() leads to kDialed; a lost peer's links stay here.
+      kClosed,
+      /// `requester` is the connection, and Requester knows how far it has come. When it breaks, it
+      /// is dialed again: at once if it had been welcomed, else after a pause (kPaused) while
+      /// another connection of the peer is up. Otherwise the peer is lost (kClosed).
+      kDialed,
+      /// The last dial failed. At `redial_at` the link is dialed again (kDialed).
+      kPaused,
+    };
+    State state = State::kClosed;
+    std::optional<Requester> requester;  ///< In kDialed only.
     Poller::Key key = 0;
     std::uint32_t events = 0;
-    unsigned breaks = 0;                 ///< Since a piece last completed here.
-    std::optional<TimePoint> redial_at;  ///< When to dial again, while there is no connection.
-  };
-  struct Peer {
-    PeerAddress where;
-    std::vector<Link> links;
-    /// Batches with pieces that are not yet requested, by priority.
-    std::array<std::deque<std::uint64_t>, kPriorities> waiting;
-    std::optional<Error> lost;
-  };
-  struct Work {
-    Fabric::Batch batch;
-    std::uint64_t number = 0;
-    Fabric::Completion completion;
-    std::vector<std::uint32_t> pieces_left;  ///< By chunk.
-    std::size_t next_chunk = 0;              ///< The next bytes to request:
-    std::uint64_t next_offset = 0;           ///< chunk and offset.
-    std::deque<Piece> retries;               ///< Requested first: their connection was closed.
-    std::size_t open = 0;                    ///< Pieces requested and not ended.
-    bool is_waiting = false;                 ///< Its number is in Peer::waiting.
-  };
-  using Works = std::unordered_map<std::uint64_t, Work>;
+    TimePoint redial_at;  ///< In kPaused only.
+    unsigned breaks = 0;  ///< Since a piece last completed here.
 
-  void validate(Work& work, const Peer* peer) const;
-  void dial(Fabric::PeerId id, Peer& peer, Link& link);
-  void link_broke(Fabric::PeerId id, Peer& peer, Link& link, Error error);
+    [[nodiscard]] bool is_up() const noexcept {
+      return state == State::kDialed && requester->greeted();
+    }
+  };
+  struct Peer : rails::BatchBook::Peer {
+    SocketAddress address;
+    Id128 incarnation;
+    std::vector<Link> links;
+  };
+
+  void dial(Peer& peer, Link& link);
+  void link_broke(Peer& peer, Link& link, Error error);
   /// Returns whether the link was dialed or closed; the caller then hands out its pieces.
-  bool check_link(Fabric::PeerId id, Peer& peer, Link& link, TimePoint now);
-  void fill(Fabric::PeerId id, Peer& peer);
-  bool next_piece(Work& work, Piece& piece) const;
-  Link* link_for(Peer& peer, std::size_t size_bytes, bool background) const;
-  void flush(Fabric::PeerId id, Peer& peer);
-  void watch(Fabric::PeerId id, Peer& peer, Link& link);
+  bool check_link(Peer& peer, Link& link, TimePoint now);
+  void fill(Peer& peer);
+  static Link* link_for(Peer& peer, const rails::Operation& operation);
+  void flush(Peer& peer);
+  void watch(Peer& peer, Link& link);
   void on_ended(const Piece& piece, std::optional<Errc> error);
-  void withdraw(std::uint64_t number, Errc reason, const std::string& detail);
+  void withdraw(rails::BatchBook::Entry& entry, Errc reason, const std::string& detail);
   void close_link(Link& link);
-  void enqueue(Peer& peer, Work& work, bool first);
-  void lose(Fabric::PeerId id, Peer& peer, Error error);
-  void complete(Works::iterator work);
-  void fail_rest(Work& work, Errc reason, const std::string& detail);
+  void lose(Peer& peer, Error error);
   void check_links_by(TimePoint time) noexcept { next_check_ = std::min(next_check_, time); }
 
   Options options_;
   Poller& poller_;
   const RegionTable& regions_;
   const Clock& clock_;
-  Fabric::CompletionSink sink_;
   Requester::Ended ended_;
   std::unordered_map<std::uint32_t, Peer> peers_;
-  std::unordered_map<Poller::Key, std::pair<Fabric::PeerId, std::size_t>> links_;
-  Works works_;
-  std::uint64_t last_number_ = 0;
-  std::set<std::pair<TimePoint, std::uint64_t>> deadlines_;
-  std::vector<std::uint64_t> finished_;  // Batches whose last piece has ended.
+  std::unordered_map<Poller::Key, std::pair<Peer*, Link*>> links_;
+  rails::BatchBook book_;
   TimePoint next_check_ = TimePoint::max();
 };
 

@@ -48,6 +48,11 @@ const RegionTable::Region* RegionTable::find(RegionId region) const noexcept {
   return entry.begin.load(std::memory_order_relaxed) == nullptr ? nullptr : &entry;
 }
 
+std::uint64_t RegionTable::size_bytes(RegionId region) const noexcept {
+  const Region* const found = find(region);
+  return found == nullptr ? 0 : found->size_bytes;
+}
+
 std::optional<std::span<std::byte>> RegionTable::part(RegionId region, std::uint64_t offset,
                                                       std::uint64_t size_bytes) const noexcept {
   const Region* const found = find(region);

@@ -33,6 +33,8 @@ class RegionTable {
   void remove(RegionId region) noexcept;
   [[nodiscard]] std::vector<RegionDescriptor> describe() const;
 
+  /// Returns 0 when there is no such region.
+  [[nodiscard]] std::uint64_t size_bytes(RegionId region) const noexcept;
   /// Returns a part of a region; no value when there is no such region or part.
   [[nodiscard]] std::optional<std::span<std::byte>> part(RegionId region, std::uint64_t offset,
                                                          std::uint64_t size_bytes) const noexcept;

@@ -62,12 +62,12 @@ void Requester::request(const Piece& piece, TimePoint now) {
   free_slots_.pop_back();
   slots_[slot] = {.open = true, .request_id = next_request_id_, .piece = piece};
   open_bytes_ += piece.place.size();
-  if (piece.background) open_background_bytes_ += piece.place.size();
+  if (piece.operation.background) open_background_bytes_ += piece.place.size();
   full_ = open_bytes_ + piece.place.size() > window_bytes_;
   append(requests_, Request{.request_id = next_request_id_,
                             .slot = slot,
-                            .region = static_cast<std::uint32_t>(piece.remote_region),
-                            .offset = piece.remote_offset,
+                            .region = static_cast<std::uint32_t>(piece.operation.remote_region),
+                            .offset = piece.operation.remote_offset,
                             .size_bytes = static_cast<std::uint32_t>(piece.place.size())});
   ++next_request_id_;
 }
@@ -95,15 +95,16 @@ Result<void> Requester::dialed() {
   socklen_t size = sizeof error;
   ::getsockopt(socket_.get(), SOL_SOCKET, SO_ERROR, &error, &size);
   if (error != 0) return fail(Errc::kPeerLost, "connect: {}", std::strerror(error));
-  state_ = State::kGreeting;
-  just_dialed_ = true;
+  state_ = State::kConnected;
   append(requests_, Hello{.wanted_high = wanted_.high, .wanted_low = wanted_.low});
   return {};
 }
 
 Result<void> Requester::receive(TimePoint now, const Ended& ended) {
-  // This process may have been stopped since it dialed: the welcome is due from its first receive.
-  if (std::exchange(just_dialed_, false)) progress_ = now;
+  if (state_ == State::kConnected) {
+    state_ = State::kGreeting;
+    progress_ = now;
+  }
   for (std::size_t received = 0; received < kIterationBytes;) {
     std::array<iovec, 2> parts{};
     std::size_t count = 0;
@@ -240,7 +241,7 @@ void Requester::end_piece(std::uint32_t slot, std::optional<Errc> error, const E
   slots_[slot].open = false;
   free_slots_.push_back(slot);
   open_bytes_ -= piece.place.size();
-  if (piece.background) open_background_bytes_ -= piece.place.size();
+  if (piece.operation.background) open_background_bytes_ -= piece.place.size();
   if (open_bytes_ + window_.group_bytes <= window_bytes_) full_ = false;
   has_ended_piece_ = true;
   ended(piece, error);
@@ -264,8 +265,9 @@ std::vector<Piece> Requester::close() {
 }
 
 bool Requester::has_open(std::uint64_t batch) const noexcept {
-  return std::any_of(slots_.begin(), slots_.end(),
-                     [batch](const Slot& slot) { return slot.open && slot.piece.batch == batch; });
+  return std::any_of(slots_.begin(), slots_.end(), [batch](const Slot& slot) {
+    return slot.open && slot.piece.operation.batch == batch;
+  });
 }
 
 bool Requester::has_unread() const noexcept {

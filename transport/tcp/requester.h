@@ -16,19 +16,16 @@
 #include "base/error.h"
 #include "base/id128.h"
 #include "base/os/unique_fd.h"
+#include "transport/batch_book.h"
 #include "transport/checksum.h"
 #include "transport/region.h"
 #include "transport/tcp/wire.h"
 
 namespace pegaflow::tcp {
 
-/// A part of a chunk: the bytes of one request.
+/// The bytes of one request: a part of a chunk.
 struct Piece {
-  std::uint64_t batch = 0;  ///< The reader's number of it.
-  std::uint32_t chunk = 0;  ///< Index in the batch.
-  bool background = false;
-  RegionId remote_region{};
-  std::uint64_t remote_offset = 0;
+  rails::Operation operation{};
   std::span<std::byte> place;  ///< Receives the bytes; at most kMaximumPieceBytes.
 };
 
@@ -104,9 +101,18 @@ class Requester {
 
  private:
   enum class State : std::uint8_t {
-    kDialing,   ///< The socket is not connected yet.
-    kGreeting,  ///< Connected: the hello is sent, the welcome is due.
-    kOpen,      ///< Welcomed: sends requests.
+    /// The socket is not connected yet. The first send_requests() leads to kConnected, or finds
+    /// that
+    /// the dial failed.
+    kDialing,
+    /// Connected, and the hello is queued. The wait for the welcome begins with the first
+    /// receive(),
+    /// which leads to kGreeting: this process may have been stopped since it dialed.
+    kConnected,
+    /// The welcome is due. A good one leads to kOpen, any other ends the connection.
+    kGreeting,
+    /// Welcomed: sends requests and receives responses, until close().
+    kOpen,
   };
   static constexpr std::uint32_t kNone = UINT32_MAX;
 
@@ -134,7 +140,6 @@ class Requester {
   // succeeded.
   TimePoint progress_;
   TimePoint last_received_ = TimePoint::min();
-  bool just_dialed_ = false;
   bool has_ended_piece_ = false;
 
   std::vector<Slot> slots_;
