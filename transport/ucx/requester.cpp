@@ -60,7 +60,6 @@ void Requester::connect(Fabric::PeerId id, std::shared_ptr<const PeerAddress> wh
 
 void Requester::dial(Fabric::PeerId id, Peer& peer) {
   const TimePoint now = clock_.now();
-  peer.redial_at.reset();
   auto path = std::make_unique<Path>();
   path->peer = id;
   path->where = peer.where;
@@ -75,6 +74,7 @@ void Requester::dial(Fabric::PeerId id, Peer& peer) {
   path->endpoint->send(hello, seal_hello(hello, worker_.address()));
   paths_[path->number] = path.get();
   peer.path = std::move(path);
+  peer.state = Peer::State::kDialed;
   check_by(now + options_.connect_timeout);
 }
 
@@ -92,7 +92,8 @@ void Requester::drain_path(std::unique_ptr<Path> path) {
     }
     region.requested_at.reset();
   }
-  path->state = Path::State::kDraining;
+  path->state =
+      path->state == Path::State::kGreeting ? Path::State::kLeaving : Path::State::kDraining;
   draining_.push_back(std::move(path));
   check_by(clock_.now());
 }
@@ -101,7 +102,7 @@ void Requester::close_drained(bool progressed, TimePoint now) {
   // Backwards, since elements are removed.
   for (std::size_t i = draining_.size(); i > 0; --i) {
     auto& path = draining_[i - 1];
-    const bool done = path->remote_number != 0 && path->posted == 0;
+    const bool done = path->state == Path::State::kDraining && path->posted == 0;
     if (!done && !check(*path, progressed, now)) continue;
     std::swap(path, draining_.back());
     close_path(std::move(draining_.back()));
@@ -116,11 +117,12 @@ void Requester::break_path(Fabric::PeerId id, Peer& peer, const Error& error, bo
   // completed.
   const bool lost = dealer_.path_down(id, options_.rail, error, for_good);
   if (peer.path) close_path(std::move(peer.path));
+  peer.state = lost ? Peer::State::kClosed : Peer::State::kPaused;
   if (lost) return;
   peer.redial_at = clock_.now() + kFirstPause * (1U << std::min(peer.breaks, kMostDoublings));
   ++peer.breaks;
   peer.remote_rail = (peer.remote_rail + 1) % peer.where->address.rails.size();
-  check_by(*peer.redial_at);
+  check_by(peer.redial_at);
 }
 
 void Requester::close_path(std::unique_ptr<Path> path) {
@@ -299,7 +301,9 @@ void Requester::on_message(const Message& message) {
   if (found == paths_.end()) return;  // For a path that was closed meanwhile.
   Path& path = *found->second;
   path.progress = clock_.now();
-  if (path.state == Path::State::kDraining) check_by(path.progress);
+  if (path.state == Path::State::kLeaving || path.state == Path::State::kDraining) {
+    check_by(path.progress);
+  }
   switch (message.kind) {
     case Message::Kind::kWelcome:
       return on_welcome(path, message);
@@ -327,7 +331,8 @@ void Requester::confirm(Path& path, std::uint32_t number, Region& region) {
 }
 
 void Requester::on_welcome(Path& path, const Message& message) {
-  if (path.state == Path::State::kDraining) {
+  if (path.state == Path::State::kLeaving) {
+    path.state = Path::State::kDraining;
     path.remote_number = message.from;
     return;
   }
@@ -390,7 +395,7 @@ std::optional<Error> Requester::check(const Path& path, bool progressed, TimePoi
   const bool awaits_lease =
       std::any_of(path.regions.begin(), path.regions.end(),
                   [](const auto& entry) { return entry.second.requested_at.has_value(); });
-  const bool greeting = path.remote_number == 0;
+  const bool greeting = path.state == Path::State::kGreeting || path.state == Path::State::kLeaving;
   if (!greeting && !awaits_lease && path.posted == 0) return std::nullopt;
   const TimePoint due =
       path.progress + (greeting ? options_.connect_timeout : options_.stall_timeout);
@@ -412,12 +417,12 @@ void Requester::check_paths(bool progressed) {
   next_check_ = TimePoint::max();
   std::vector<std::pair<std::uint32_t, Error>> broken;
   for (auto& [number, peer] : peers_) {
-    if (peer.path) {
+    if (peer.state == Peer::State::kDialed) {
       if (auto error = check(*peer.path, progressed, now)) broken.emplace_back(number, *error);
-    } else if (peer.redial_at && *peer.redial_at <= now) {
+    } else if (peer.state == Peer::State::kPaused && peer.redial_at <= now) {
       dial(Fabric::PeerId{number}, peer);
-    } else if (peer.redial_at) {
-      check_by(*peer.redial_at);
+    } else if (peer.state == Peer::State::kPaused) {
+      check_by(peer.redial_at);
     }
   }
   for (const auto& [number, error] : broken) {

@@ -109,10 +109,20 @@ class Requester {
   };
   struct Path {
     enum class State : std::uint8_t {
-      kGreeting,  ///< The hello was sent; no operation is taken yet.
-      kOpen,      ///< Welcomed: takes operations.
-      kDraining,  ///< Its peer was disconnected: waits for the welcome and its GETs.
-      kClosing,   ///< Its endpoint is being closed: waits for the callbacks.
+      /// The hello was sent; no operation is taken yet. A good welcome leads to kOpen, disconnect()
+      /// to kLeaving; any other welcome, an error or silence breaks the path (kClosing).
+      kGreeting,
+      /// Welcomed: takes operations. disconnect() leads to kDraining, an error or silence to
+      /// kClosing.
+      kOpen,
+      /// Its peer was disconnected during the greeting. The welcome, whatever it contains, leads to
+      /// kDraining, an error or silence to kClosing.
+      kLeaving,
+      /// Its peer was disconnected, and the greeting is answered. The end of its last GET leads to
+      /// kClosing, as do an error and silence.
+      kDraining,
+      /// Its endpoint is being closed: the path ends with the last callback.
+      kClosing,
     };
     Fabric::PeerId peer{};
     std::shared_ptr<const PeerAddress> where;
@@ -131,11 +141,21 @@ class Requester {
     std::unordered_map<std::uint32_t, Region> regions;
   };
   struct Peer {
+    enum class State : std::uint8_t {
+      /// There is no path. dial() leads to kDialed; a peer that the dealer has lost stays here.
+      kClosed,
+      /// There is a path, and Path::State is how far it has come. When it breaks, the peer is
+      /// kPaused, or kClosed when the dealer has lost it.
+      kDialed,
+      /// The path broke. At `redial_at` another is dialed (kDialed).
+      kPaused,
+    };
+    State state = State::kClosed;
     std::shared_ptr<const PeerAddress> where;
-    std::unique_ptr<Path> path;  ///< None while it is broken.
+    std::unique_ptr<Path> path;  ///< In kDialed only.
+    TimePoint redial_at;         ///< In kPaused only.
     std::size_t remote_rail = 0;
     unsigned breaks = 0;
-    std::optional<TimePoint> redial_at;
   };
   /// A GET in flight. Allocated from a pool, since UCX keeps its address.
   struct Posted {
