@@ -79,13 +79,14 @@ class Reader {
   /// One connection to a peer.
   struct Link {
     enum class State : std::uint8_t {
-      /// There is no connection. dial() leads to kDialed; a lost peer's links stay here.
+      /// There is no connection. dial() leads to kDialed or kPaused; a lost peer's links stay here.
       kClosed,
       /// `requester` is the connection, and Requester knows how far it has come. When it breaks, it
       /// is dialed again: at once if it had been welcomed, else after a pause (kPaused) while
-      /// another connection of the peer is up. Otherwise the peer is lost (kClosed).
+      /// another connection of the peer is up. Otherwise the peer is lost (kClosed). A batch that
+      /// is withdrawn closes it and has it dialed again.
       kDialed,
-      /// The last dial failed. At `redial_at` the link is dialed again (kDialed).
+      /// The last dial led to no welcome. At `redial_at` the link is dialed again.
       kPaused,
     };
     State state = State::kClosed;
