@@ -70,11 +70,13 @@ void at_reader(std::uint8_t how, std::span<const std::byte> input) {
   Requester requester(std::move(pair.ours), kHolder, {.pieces = 4}, clock.now());
   PEGA_ASSERT(requester.send_requests(), "greet");
   for (std::uint32_t i = 0; i < kPlaces; ++i) {
-    requester.request({.batch = 1, .chunk = i, .place = place(i)}, clock.now());
+    requester.request(
+        {.operation = {.batch = 1, .first_chunk = i, .size_bytes = kPlaceBytes}, .place = place(i)},
+        clock.now());
   }
   std::array<int, kPlaces> ended{};
   const Requester::Ended on_ended = [&](const Piece& piece, std::optional<Errc>) {
-    ++ended.at(piece.chunk);
+    ++ended.at(piece.operation.first_chunk);
     // From now on the slot belongs to another read.
     std::fill(piece.place.begin(), piece.place.end(), std::byte{7});
   };
@@ -92,7 +94,7 @@ void at_reader(std::uint8_t how, std::span<const std::byte> input) {
     return true;
   });
   for (const Piece& piece : requester.close()) {
-    ++ended.at(piece.chunk);
+    ++ended.at(piece.operation.first_chunk);
     std::fill(piece.place.begin(), piece.place.end(), std::byte{7});
   }
   for (const int times : ended) PEGA_ASSERT(times == 1, "a piece ended {} times", times);
