@@ -9,7 +9,11 @@
 namespace pegaflow::server {
 
 Background::Background(CacheService& service, kj::Timer& timer, const Clock& clock)
-    : service_(service), timer_(timer), clock_(clock), tasks_(*this) {}
+    : service_(service), timer_(timer), clock_(clock), tasks_(*this) {
+  service_.on_reset([this] { poke(); });
+}
+
+Background::~Background() { service_.on_reset({}); }
 
 void Background::poke() {
   if (!is_working_ && service_.has_work()) {

@@ -26,9 +26,12 @@ class Background final : private kj::TaskSet::ErrorHandler {
  public:
   /// `service`, `timer` and `clock` outlive it.
   Background(CacheService& service, kj::Timer& timer, const Clock& clock);
+  ~Background();
+  Background(const Background&) = delete;
+  Background& operator=(const Background&) = delete;
 
   /// Checks for work. To be called after each call to the service that may leave work or start or
-  /// end a reservation.
+  /// end a reservation. Resets call it themselves.
   void poke();
 
  private:

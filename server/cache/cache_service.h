@@ -266,6 +266,9 @@ class CacheService {
 
   /// The epochs that this node knows. A namespace whose epoch becomes newer is reset.
   [[nodiscard]] cluster::Epochs& epochs() noexcept { return epochs_; }
+  /// Calls `hook` after each reset, which queues work; an empty one: no longer. A reset may be
+  /// learned from any message of another node.
+  void on_reset(std::function<void()> hook) { on_reset_ = std::move(hook); }
   /// Learns a reader's epoch of a namespace. Returns whether it equals this node's: only then the
   /// reader finds any block.
   bool meets(const Bytes32& space, const Epoch& theirs);
@@ -362,6 +365,7 @@ class CacheService {
   EndConnection end_connection_;
   std::map<std::string, Instance> instances_;
   cluster::Epochs epochs_;
+  std::function<void()> on_reset_;
   /// A namespace with a shape, which may no longer exist.
   struct Named {
     engine::NamespaceId id{};

@@ -51,6 +51,7 @@ void CacheService::name_space(Instance& instance) {
 }
 
 void CacheService::retire_outdated() {
+  bool is_reset = false;
   for (auto& [name, named] : spaces_) {
     const Epoch epoch = epochs_.of(name);
     if (named.epoch == epoch) continue;
@@ -58,11 +59,13 @@ void CacheService::retire_outdated() {
     const engine::NamespaceTable::Namespace* const space = namespaces_->find(named.id);
     if (space == nullptr) continue;
     namespaces_->reset(named.id);
+    is_reset = true;
     ++counted_.resets_learned;
     kLog.info("a namespace was reset namespace={} generation={} epoch={}.{:x}", space->hash,
               space->generation, epoch.counter, epoch.id);
   }
   waits_.settle();
+  if (is_reset && on_reset_) on_reset_();
 }
 
 bool CacheService::meets(const Bytes32& space, const Epoch& theirs) {
