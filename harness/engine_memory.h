@@ -23,6 +23,7 @@ class Mapping {
   /// A shared mapping of a memfd. Errors: the kernel's.
   static Result<Mapping> shared(int fd, std::size_t bytes);
 
+  Mapping() = default;  ///< Empty.
   Mapping(Mapping&& other) noexcept : bytes_(std::exchange(other.bytes_, {})) {}
   Mapping& operator=(Mapping&& other) noexcept {
     std::swap(bytes_, other.bytes_);

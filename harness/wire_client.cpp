@@ -1,48 +1,69 @@
 #include "harness/wire_client.h"
 
+#include <algorithm>
 #include <cstring>
 #include <utility>
 
+#include <fcntl.h>
 #include <sys/socket.h>
 #include <sys/syscall.h>
 #include <sys/un.h>
 #include <unistd.h>
-
-#include "capnp/wire/codec.h"
 
 namespace pegaflow::harness {
 namespace {
 
 namespace api = ::pegaflow::wire;
 
-/// Passes a pidfd, by which the server detects the end of this process.
-class OwnProcess final : public api::ProcessHandle::Server {
+/// The descriptor may be invalid.
+class ProcessHandle final : public api::ProcessHandle::Server {
  public:
-  explicit OwnProcess(int pidfd) : pidfd_(pidfd) {}
-  kj::Maybe<int> getFd() override { return pidfd_.get(); }
+  explicit ProcessHandle(UniqueFd fd) : fd_(std::move(fd)) {}
+  kj::Maybe<int> getFd() override {
+    if (!fd_) return nullptr;
+    return fd_.get();
+  }
 
  private:
-  UniqueFd pidfd_;
+  UniqueFd fd_;
 };
+
+Result<UniqueFd> descriptor_for(WireClient::Handle handle) {
+  UniqueFd fd;
+  if (handle == WireClient::Handle::kOwnPidfd) {
+    fd = UniqueFd(static_cast<int>(::syscall(SYS_pidfd_open, ::getpid(), 0)));
+    if (!fd) return fail_errno(errno, "open a pidfd of this process");
+  } else if (handle == WireClient::Handle::kNoPidfd) {
+    fd = UniqueFd(::open("/dev/null", O_RDONLY | O_CLOEXEC));
+    if (!fd) return fail_errno(errno, "open /dev/null");
+  }
+  return fd;
+}
 
 tl::unexpected<Error> error_of(api::Error::Reader error) {
   return tl::unexpected<Error>(read_error(error));
 }
 
-void set_keys(api::Keys::Builder wire, std::span<const std::byte> keys) {
+/// Like write_keys(), with one copy of all bytes.
+void set_keys(api::Keys::Builder wire, std::span<const BlockKey> keys) {
+  static_assert(sizeof(BlockKey) == BlockKey::kMaxBytes);
   wire.setKeyBytes(BlockKey::kMaxBytes);
-  wire.setPacked(kj::arrayPtr(reinterpret_cast<const kj::byte*>(keys.data()), keys.size()));
-}
-
-std::vector<std::uint32_t> numbers_of(capnp::List<std::uint32_t>::Reader wire) {
-  std::vector<std::uint32_t> numbers;
-  numbers.reserve(wire.size());
-  for (const std::uint32_t number : wire) numbers.push_back(number);
-  return numbers;
+  wire.setPacked(kj::arrayPtr(reinterpret_cast<const kj::byte*>(keys.data()), keys.size_bytes()));
 }
 
 /// Room for the keys in the first segment of the message, so that they are copied once.
-capnp::MessageSize room_for(std::span<const std::byte> keys) { return {keys.size() / 8 + 32, 0}; }
+capnp::MessageSize room_for(std::span<const BlockKey> keys) {
+  return {keys.size_bytes() / 8 + 32, 0};
+}
+
+template <typename Answer>
+Result<std::vector<std::uint32_t>> read_slots(Answer&& answer) {
+  if (answer.hasError()) return error_of(answer.getError());
+  std::vector<std::uint32_t> slots;
+  slots.reserve(answer.getSlots().size());
+  for (const std::uint32_t slot : answer.getSlots()) slots.push_back(slot);
+  return slots;
+}
 
 }  // namespace
 
@@ -65,18 +86,20 @@ Result<UniqueFd> connect_unix(const std::string& path) {
   return socket;
 }
 
-WireClient::WireClient(kj::AsyncIoContext& io, UniqueFd socket)
+WireClient::WireClient(kj::AsyncIoContext& io, UniqueFd socket, OnLoss on_loss)
     : io_(io),
+      on_loss_(on_loss),
       stream_(io.lowLevelProvider->wrapUnixSocketFd(kj::AutoCloseFd(socket.release()))),
       rpc_(*stream_, 1),
-      session_(nullptr),
-      scheduler_(Id128::random()) {}
+      gate_(rpc_.bootstrap().castAs<api::Gate>()),
+      session_(nullptr) {}
 
 template <typename Call>
 auto WireClient::guarded(Call&& call) -> decltype(call()) {
   try {
     return call();
   } catch (const kj::Exception& problem) {
+    if (on_loss_ == OnLoss::kThrow) throw;
     return fail(Errc::kPeerLost, "the server ended the connection: {}",
                 problem.getDescription().cStr());
   }
@@ -85,73 +108,116 @@ auto WireClient::guarded(Call&& call) -> decltype(call()) {
 Result<std::unique_ptr<WireClient>> WireClient::connect(kj::AsyncIoContext& io,
                                                         const std::string& socket_path) {
   PEGA_TRY_LET(UniqueFd socket, connect_unix(socket_path));
-  std::unique_ptr<WireClient> client(new WireClient(io, std::move(socket)));
-  const int pidfd = static_cast<int>(::syscall(SYS_pidfd_open, ::getpid(), 0));
-  if (pidfd < 0) return fail_errno(errno, "open a pidfd of this process");
-  const Result<void> greeted = client->guarded([&]() -> Result<void> {
-    auto hello = client->rpc_.bootstrap().castAs<api::Gate>().helloRequest();
-    hello.setMinimum(kWireMinimum);
-    hello.setMaximum(kWireMaximum);
-    write_id(client->scheduler_, hello.initProcess());
-    hello.setBuild("pegaflow-perf");
-    hello.setHandle(kj::heap<OwnProcess>(pidfd));
-    auto answer = hello.send().wait(io.waitScope);
-    if (answer.getVersion() == 0) return error_of(answer.getRefused());
-    client->session_ = answer.getSession();
-    return {};
-  });
-  PEGA_TRY(greeted);
+  auto client = std::make_unique<WireClient>(io, std::move(socket), OnLoss::kReturn);
+  PEGA_TRY_LET(Greeting greeting, client->hello({.build = "pegaflow-perf"}));
+  if (greeting.refused) return tl::unexpected<Error>(std::move(*greeting.refused));
   return client;
 }
 
-Result<WireClient::Registered> WireClient::register_worker(const std::string& instance,
-                                                           std::uint64_t page_bytes,
-                                                           std::uint64_t block_count) {
+Result<WireClient::Greeting> WireClient::hello(const HelloOptions& options) {
+  PEGA_TRY_LET(UniqueFd descriptor, descriptor_for(options.handle));
+  process_ = options.process.is_none() ? Id128::random() : options.process;
+  return guarded([&]() -> Result<Greeting> {
+    auto request = gate_.helloRequest();
+    request.setMinimum(options.minimum);
+    request.setMaximum(options.maximum);
+    write_id(process_, request.initProcess());
+    write_id(options.previous_connection, request.initPreviousConnection());
+    request.setQuiesced(options.quiesced);
+    request.setBuild(options.build.c_str());
+    if (options.handle != Handle::kNone) {
+      request.setHandle(kj::heap<ProcessHandle>(std::move(descriptor)));
+    }
+    auto answer = request.send().wait(io_.waitScope);
+    Greeting greeting{.version = answer.getVersion(),
+                      .minimum = answer.getMinimum(),
+                      .maximum = answer.getMaximum(),
+                      .server = read_id(answer.getServer()),
+                      .connection = read_id(answer.getConnection()),
+                      .refused = std::nullopt};
+    if (answer.hasRefused()) greeting.refused = read_error(answer.getRefused());
+    if (answer.hasSession()) session_ = answer.getSession();
+    return greeting;
+  });
+}
+
+Result<WireClient::Registered> WireClient::register_rank(const Registration& registration) {
   return guarded([&]() -> Result<Registered> {
     auto request = session_.registerRequest();
-    request.setInstance(instance.c_str());
-    request.setRank(0);
-    request.setRanks(1);
-    auto factors = request.initFactors(2);
-    factors[0].setName("program");
-    factors[0].setValue("pegaflow-perf");
-    factors[1].setName("page_bytes");
-    factors[1].setValue(std::to_string(page_bytes).c_str());
-    request.setPageBytes(page_bytes);
-    request.setBlockCount(block_count);
+    write_registration(registration, request);
     auto answer = request.send().wait(io_.waitScope);
-    if (answer.hasRefused() && !answer.hasPool()) return error_of(answer.getRefused());
+    if (answer.hasRefused()) return error_of(answer.getRefused());
     kj::Maybe<int> descriptor = answer.getPool().getFd().wait(io_.waitScope);
     KJ_IF_MAYBE (fd, descriptor) {
-      UniqueFd pool(::dup(*fd));  // The capability closes its own descriptor.
+      UniqueFd pool(::fcntl(*fd, F_DUPFD_CLOEXEC, 0));  // The capability closes its own descriptor.
       if (!pool) return fail_errno(errno, "keep the pool's descriptor");
-      auto attach = session_.attachRequest();
-      attach.setInstance(instance.c_str());
-      PEGA_TRY(read_done(attach.send().wait(io_.waitScope)));
-      return Registered{.pool = std::move(pool), .pool_bytes = answer.getPoolBytes()};
+      return Registered{.pool = std::move(pool),
+                        .pool_bytes = answer.getPoolBytes(),
+                        .namespace_hash = answer.getNamespace().cStr()};
     }
     return fail(Errc::kInternal, "the pool of the server has no descriptor");
   });
 }
 
-Result<std::uint32_t> WireClient::lookup(std::span<const std::byte> keys) {
-  return guarded([&]() -> Result<std::uint32_t> {
-    auto request = session_.lookupRequest(room_for(keys));
-    set_keys(request, keys);
-    auto answer = request.send().wait(io_.waitScope);
-    if (!answer.getComplete()) return fail(Errc::kRefused, "the instance is not complete");
-    return answer.getSealed();
+Result<void> WireClient::attach(const std::string& instance, const Id128& scheduler) {
+  return guarded([&] {
+    auto request = session_.attachRequest();
+    request.setInstance(instance.c_str());
+    write_id(scheduler, request.initScheduler());
+    return read_done(request.send().wait(io_.waitScope));
   });
 }
 
-Result<std::uint32_t> WireClient::claim(const Id128& token, std::span<const std::byte> keys) {
-  return guarded([&]() -> Result<std::uint32_t> {
+Result<WireClient::Registered> WireClient::register_worker(const std::string& instance,
+                                                           std::uint64_t page_bytes,
+                                                           std::uint64_t block_count) {
+  PEGA_TRY_LET(Registered registered,
+               register_rank({.instance = instance,
+                              .factors = {{"program", "pegaflow-perf"},
+                                          {"page_bytes", std::to_string(page_bytes)}},
+                              .page_bytes = page_bytes,
+                              .block_count = block_count}));
+  PEGA_TRY(attach(instance));
+  return registered;
+}
+
+Result<WireClient::Found> WireClient::lookup(std::span<const BlockKey> keys) {
+  return guarded([&]() -> Result<Found> {
+    auto request = session_.lookupRequest(room_for(keys));
+    set_keys(request, keys);
+    auto answer = request.send().wait(io_.waitScope);
+    return Found{.blocks = answer.getSealed(), .complete = answer.getComplete()};
+  });
+}
+
+Result<WireClient::Found> WireClient::claim(const Id128& token, std::span<const BlockKey> keys) {
+  return guarded([&]() -> Result<Found> {
     auto request = session_.claimRequest(room_for(keys));
     write_id(token, request.initToken());
     set_keys(request.initKeys(), keys);
     auto answer = request.send().wait(io_.waitScope);
     if (answer.hasError()) return error_of(answer.getError());
-    return answer.getReady();
+    return Found{.blocks = answer.getReady(), .complete = answer.getComplete()};
+  });
+}
+
+Result<void> WireClient::unclaim(const Id128& token) {
+  return guarded([&] {
+    auto request = session_.unclaimRequest();
+    write_id(token, request.initToken());
+    return read_done(request.send().wait(io_.waitScope));
+  });
+}
+
+Result<std::vector<std::uint32_t>> WireClient::open(const Id128& token, std::uint32_t first,
+                                                    std::uint32_t count, std::uint64_t pin) {
+  return guarded([&] {
+    auto request = session_.openRequest();
+    write_id(token, request.initToken());
+    request.setFirst(first);
+    request.setCount(count);
+    request.setPin(pin);
+    return read_slots(request.send().wait(io_.waitScope));
   });
 }
 
@@ -179,17 +245,11 @@ Result<void> WireClient::open_each(const Id128& token, std::uint32_t count,
   });
 }
 
-Result<std::vector<std::uint32_t>> WireClient::open(const Id128& token, std::uint32_t first,
-                                                    std::uint32_t count, std::uint64_t pin) {
-  return guarded([&]() -> Result<std::vector<std::uint32_t>> {
-    auto request = session_.openRequest();
-    write_id(token, request.initToken());
-    request.setFirst(first);
-    request.setCount(count);
+Result<void> WireClient::release(std::uint64_t pin) {
+  return guarded([&] {
+    auto request = session_.releaseRequest();
     request.setPin(pin);
-    auto answer = request.send().wait(io_.waitScope);
-    if (answer.hasError()) return error_of(answer.getError());
-    return numbers_of(answer.getSlots());
+    return read_done(request.send().wait(io_.waitScope));
   });
 }
 
@@ -206,32 +266,44 @@ Result<void> WireClient::end_load(std::uint64_t pin, const Id128& token) {
   });
 }
 
-Result<std::vector<std::uint32_t>> WireClient::reserve(std::uint64_t job,
-                                                       std::span<const std::byte> keys) {
-  return guarded([&]() -> Result<std::vector<std::uint32_t>> {
+Result<std::vector<std::uint32_t>> WireClient::reserve(const JobId& job,
+                                                       std::span<const BlockKey> keys,
+                                                       std::uint32_t first) {
+  return guarded([&] {
     auto request = session_.reserveRequest(room_for(keys));
-    write_job({.scheduler = scheduler_, .number = job}, request.initJob());
+    write_job(job, request.initJob());
+    request.setFirst(first);
     set_keys(request.initKeys(), keys);
-    auto answer = request.send().wait(io_.waitScope);
-    if (answer.hasError()) return error_of(answer.getError());
-    return numbers_of(answer.getSlots());
+    return read_slots(request.send().wait(io_.waitScope));
   });
 }
 
-Result<void> WireClient::publish(std::uint64_t job) {
-  return guarded([&]() -> Result<void> {
+Result<void> WireClient::publish(const JobId& job) {
+  return guarded([&] {
     auto request = session_.publishRequest();
-    write_job({.scheduler = scheduler_, .number = job}, request.initJob());
+    write_job(job, request.initJob());
     return read_done(request.send().wait(io_.waitScope));
   });
 }
 
-Result<void> WireClient::abandon(std::uint64_t job) {
-  return guarded([&]() -> Result<void> {
+Result<void> WireClient::abandon(const JobId& job) {
+  return guarded([&] {
     auto request = session_.abandonRequest();
-    write_job({.scheduler = scheduler_, .number = job}, request.initJob());
+    write_job(job, request.initJob());
     return read_done(request.send().wait(io_.waitScope));
   });
+}
+
+Result<std::uint64_t> WireClient::reset_cache() {
+  return guarded([&]() -> Result<std::uint64_t> {
+    auto answer = session_.resetCacheRequest().send().wait(io_.waitScope);
+    if (answer.hasError()) return error_of(answer.getError());
+    return answer.getGeneration();
+  });
+}
+
+Result<void> WireClient::goodbye() {
+  return guarded([&] { return read_done(session_.goodbyeRequest().send().wait(io_.waitScope)); });
 }
 
 }  // namespace pegaflow::harness

@@ -5,6 +5,7 @@
 
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <span>
 #include <string>
 #include <vector>
@@ -13,10 +14,13 @@
 #include <kj/async-io.h>
 #include <kj/io.h>
 
+#include "base/block_key.h"
 #include "base/error.h"
 #include "base/id128.h"
+#include "base/job_id.h"
 #include "base/os/unique_fd.h"
 #include "capnp/cache.capnp.h"
+#include "capnp/wire/codec.h"
 
 namespace pegaflow::harness {
 
@@ -27,59 +31,112 @@ inline constexpr int kSocketBufferBytes = 1 << 20;
 /// too long.
 Result<UniqueFd> connect_unix(const std::string& path);
 
-/// One connection to a pegaflow-server, for one rank that is its own scheduler. Every call waits
-/// for its response. An instance is complete once this rank has registered.
+/// One connection to a pegaflow-server, without deadlines, retries or checks of what the caller
+/// sends. Every call waits for its response. Errors: the server's; besides them, as OnLoss says.
 /// Thread-bound to the thread of `io`, which outlives it.
 class WireClient {
  public:
-  /// Connects and sends hello. Errors: kPeerLost; kRefused with the server's text.
+  /// The result of a call that ends in an exception instead of a response.
+  enum class OnLoss {
+    kReturn,  ///< kPeerLost.
+    kThrow,   ///< The kj::Exception is thrown on.
+  };
+
+  /// Takes a connected socket and sends nothing.
+  WireClient(kj::AsyncIoContext& io, UniqueFd socket, OnLoss on_loss);
+
+  /// Connects and sends hello as pegaflow-perf. Errors: kPeerLost; kRefused with the server's text.
   static Result<std::unique_ptr<WireClient>> connect(kj::AsyncIoContext& io,
                                                      const std::string& socket_path);
+
+  /// The descriptor by which the server detects the end of this process, or an invalid one.
+  enum class Handle { kOwnPidfd, kNone, kNoDescriptor, kNoPidfd };
+
+  struct HelloOptions {
+    std::uint16_t minimum = kWireMinimum;
+    std::uint16_t maximum = kWireMaximum;
+    Id128 process{};  ///< None: a fresh one.
+    Id128 previous_connection{};
+    bool quiesced = false;
+    Handle handle = Handle::kOwnPidfd;
+    std::string build{};
+  };
+  struct Greeting {
+    std::uint16_t version = 0;
+    std::uint16_t minimum = 0;
+    std::uint16_t maximum = 0;
+    Id128 server;
+    Id128 connection;
+    std::optional<Error> refused;
+  };
+  /// A rejection is a Greeting as well. Errors: the kernel's.
+  Result<Greeting> hello(const HelloOptions& options);
 
   struct Registered {
     UniqueFd pool;
     std::uint64_t pool_bytes = 0;
+    std::string namespace_hash;
   };
-  /// Registers rank 0 of 1 of `instance` in the namespace of pegaflow-perf.
-  /// Errors: the server's.
+  /// Errors: also kInternal when the pool has no descriptor.
+  Result<Registered> register_rank(const Registration& registration);
+  /// `scheduler` names the jobs of the instance; if it is none, they cannot be awaited.
+  Result<void> attach(const std::string& instance, const Id128& scheduler = {});
+  /// Registers rank 0 of 1 of `instance` in the namespace of pegaflow-perf and attaches as its
+  /// scheduler, so that the instance is complete.
   Result<Registered> register_worker(const std::string& instance, std::uint64_t page_bytes,
                                      std::uint64_t block_count);
 
-  /// The length of the sealed prefix of `keys`. Errors: kPeerLost; kRefused while the instance is
-  /// not complete.
-  Result<std::uint32_t> lookup(std::span<const std::byte> keys);
-  /// Claims a prefix of `keys` and returns its length. Errors: the server's.
-  Result<std::uint32_t> claim(const Id128& token, std::span<const std::byte> keys);
-  /// Opens `count` blocks of a claim with one pin each, numbered from `first_pin` on.
-  /// Errors: the first of the server's.
-  Result<void> open_each(const Id128& token, std::uint32_t count, std::uint64_t first_pin);
+  /// A prefix of the keys of a call.
+  struct Found {
+    std::uint32_t blocks = 0;
+    bool complete = false;  ///< Whether the instance is complete; if not, nothing is found.
+  };
+  /// Returns the sealed prefix.
+  Result<Found> lookup(std::span<const BlockKey> keys);
+  /// Claims a prefix and returns it.
+  Result<Found> claim(const Id128& token, std::span<const BlockKey> keys);
+  Result<void> unclaim(const Id128& token);
   /// Opens blocks `first` to `first + count` of a claim with one pin; returns a slot for each.
-  /// Errors: the server's.
   Result<std::vector<std::uint32_t>> open(const Id128& token, std::uint32_t first,
                                           std::uint32_t count, std::uint64_t pin);
+  /// Opens `count` blocks of a claim with one pin each, numbered from `first_pin` on, several at
+  /// once. Errors: the first of the server's.
+  Result<void> open_each(const Id128& token, std::uint32_t count, std::uint64_t first_pin);
+  Result<void> release(std::uint64_t pin);
   /// Releases a pin and its claim, both requests at once. Errors: the first of the server's.
   Result<void> end_load(std::uint64_t pin, const Id128& token);
-  /// Returns a slot per key; kNoFrame where the server skips the key. Errors: the server's.
-  Result<std::vector<std::uint32_t>> reserve(std::uint64_t job, std::span<const std::byte> keys);
-  /// Errors: the server's.
-  Result<void> publish(std::uint64_t job);
-  /// Errors: the server's.
-  Result<void> abandon(std::uint64_t job);
 
   static constexpr std::uint32_t kNoFrame = 0xFFFFFFFF;
+  /// Returns a slot per key; kNoFrame where the server skips the key.
+  Result<std::vector<std::uint32_t>> reserve(const JobId& job, std::span<const BlockKey> keys,
+                                             std::uint32_t first = 0);
+  Result<void> publish(const JobId& job);
+  Result<void> abandon(const JobId& job);
+  /// The name of a job whose scheduler is this process.
+  [[nodiscard]] JobId job(std::uint64_t number) const { return {process_, number}; }
+
+  /// Returns the new generation of the namespace.
+  Result<std::uint64_t> reset_cache();
+  Result<void> goodbye();
+
+  /// For requests with other fields, or several at once.
+  wire::Gate::Client& gate() noexcept { return gate_; }
+  wire::Session::Client& session() noexcept { return session_; }
+  /// The name of this process in the last hello.
+  [[nodiscard]] const Id128& process() const noexcept { return process_; }
 
  private:
-  WireClient(kj::AsyncIoContext& io, UniqueFd socket);
-
-  /// Runs `call` and returns kPeerLost when it throws.
+  /// Runs `call`, and treats its exceptions as OnLoss says.
   template <typename Call>
   auto guarded(Call&& call) -> decltype(call());
 
   kj::AsyncIoContext& io_;
+  OnLoss on_loss_;
   kj::Own<kj::AsyncCapabilityStream> stream_;
   capnp::TwoPartyClient rpc_;
-  ::pegaflow::wire::Session::Client session_;
-  Id128 scheduler_;
+  wire::Gate::Client gate_;
+  wire::Session::Client session_;
+  Id128 process_;
 };
 
 }  // namespace pegaflow::harness

@@ -209,7 +209,7 @@ class PageBench {
     PEGA_TRY_LET(const harness::WireClient::Registered registered,
                  client->register_worker("copy", page_bytes_, order_.size()));
     PEGA_TRY_LET(const std::vector<std::uint32_t> slots,
-                 client->reserve(1, KeySource(seed_).packed(0, order_.size())));
+                 client->reserve(client->job(1), KeySource(seed_).range(0, order_.size())));
     PEGA_TRY_LET(const harness::Mapping pool,
                  harness::Mapping::shared(registered.pool.get(), registered.pool_bytes));
     PEGA_TRY_LET(const std::vector<Device::Copy> copies, copies_between(slots));
@@ -222,7 +222,7 @@ class PageBench {
       if (held) held = measure_direction(direction, inbox, pool.bytes(), copies, figures);
     }
     device_->detach();  // Before the pool is unmapped, also after an error.
-    if (held) held = client->abandon(1);
+    if (held) held = client->abandon(client->job(1));
     return held;
   }
 

@@ -6,7 +6,6 @@
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
-#include <span>
 #include <vector>
 
 #include "base/block_key.h"
@@ -28,21 +27,21 @@ class KeySource {
     return key;
   }
 
-  /// Keys `first` to `first + count`, back to back as on the wire.
-  [[nodiscard]] std::vector<std::byte> packed(std::uint64_t first, std::size_t count) const {
-    std::vector<std::byte> bytes(count * BlockKey::kMaxBytes);
-    for (std::size_t i = 0; i < count; ++i) write(first + i, bytes, i);
-    return bytes;
+  /// Keys `first` to `first + count`.
+  [[nodiscard]] std::vector<BlockKey> range(std::uint64_t first, std::size_t count) const {
+    std::vector<BlockKey> keys(count);
+    for (std::size_t i = 0; i < count; ++i) keys[i] = key(first + i);
+    return keys;
   }
 
-  /// `count` keys drawn from the first `population`, back to back; `draw` numbers the draw.
-  [[nodiscard]] std::vector<std::byte> drawn(std::uint64_t population, std::size_t count,
-                                             std::uint64_t draw) const {
-    std::vector<std::byte> bytes(count * BlockKey::kMaxBytes);
+  /// `count` keys drawn from the first `population`; `draw` numbers the draw.
+  [[nodiscard]] std::vector<BlockKey> drawn(std::uint64_t population, std::size_t count,
+                                            std::uint64_t draw) const {
+    std::vector<BlockKey> keys(count);
     for (std::size_t i = 0; i < count; ++i) {
-      write(mix(~seed_ + (draw * count + i) * kStep) % population, bytes, i);
+      keys[i] = key(mix(~seed_ + (draw * count + i) * kStep) % population);
     }
-    return bytes;
+    return keys;
   }
 
  private:
@@ -53,10 +52,6 @@ class KeySource {
     z = (z ^ (z >> 30)) * 0xBF58476D1CE4E5B9ULL;
     z = (z ^ (z >> 27)) * 0x94D049BB133111EBULL;
     return z ^ (z >> 31);
-  }
-  void write(std::uint64_t number, std::span<std::byte> bytes, std::size_t at) const {
-    const BlockKey key = this->key(number);
-    std::memcpy(bytes.data() + at * BlockKey::kMaxBytes, key.bytes.data(), key.bytes.size());
   }
 
   std::uint64_t seed_;

@@ -16,15 +16,21 @@ Result<void> fill(harness::WireClient& client, const KeySource& keys, std::uint6
     const std::size_t count = std::min<std::uint64_t>(kJobBlocks, blocks - first);
     const std::uint64_t job = next_job++;
     PEGA_TRY_LET(const std::vector<std::uint32_t> slots,
-                 client.reserve(job, keys.packed(first, count)));
+                 client.reserve(client.job(job), keys.range(first, count)));
     const auto skipped = std::count(slots.begin(), slots.end(), harness::WireClient::kNoFrame);
     if (slots.size() != count || skipped != 0) {
       return fail(Errc::kOutOfCapacity, "{2} of blocks {0} to {1} got no slot", first,
                   first + count, skipped);
     }
-    PEGA_TRY(client.publish(job));
+    PEGA_TRY(client.publish(client.job(job)));
   }
   return {};
+}
+
+Result<std::uint32_t> lookup(harness::WireClient& client, std::span<const BlockKey> keys) {
+  PEGA_TRY_LET(const harness::WireClient::Found found, client.lookup(keys));
+  if (!found.complete) return fail(Errc::kRefused, "the instance is not complete");
+  return found.blocks;
 }
 
 }  // namespace pegaflow::perf

@@ -3,6 +3,7 @@
 /// Filling a server with blocks before it is measured.
 
 #include <cstdint>
+#include <span>
 
 #include "base/error.h"
 #include "harness/wire_client.h"
@@ -24,5 +25,9 @@ inline constexpr std::size_t kJobBlocks = 4096;
 /// Errors: the server's; kOutOfCapacity when a key got no slot.
 Result<void> fill(harness::WireClient& client, const KeySource& keys, std::uint64_t blocks,
                   std::uint64_t& next_job);
+
+/// The length of the sealed prefix of `keys`. Errors: the server's; kRefused while the instance is
+/// not complete, so that this is not measured as a miss.
+Result<std::uint32_t> lookup(harness::WireClient& client, std::span<const BlockKey> keys);
 
 }  // namespace pegaflow::perf

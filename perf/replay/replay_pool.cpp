@@ -82,27 +82,26 @@ Result<void> ReplayPool::replay(std::span<const Prompt> prompts) {
 }
 
 Result<void> ReplayPool::serve(const Prompt& prompt) {
-  std::vector<std::byte> keys(prompt.size() * kKeyBytes);
-  for (std::size_t i = 0; i < prompt.size(); ++i) {
-    const BlockKey key = keys_.key(prompt[i]);
-    std::memcpy(keys.data() + i * kKeyBytes, key.bytes.data(), kKeyBytes);
-  }
+  std::vector<BlockKey> keys;
+  keys.reserve(prompt.size());
+  for (const std::uint64_t block : prompt) keys.push_back(keys_.key(block));
   PEGA_TRY_LET(const std::size_t found, load(prompt, keys));
-  PEGA_TRY(save(prompt, found, std::span<const std::byte>(keys).subspan(found * kKeyBytes)));
+  PEGA_TRY(save(prompt, found, std::span<const BlockKey>(keys).subspan(found)));
   ++seen_.requests;
   seen_.asked += prompt.size();
   seen_.found += found;
   return {};
 }
 
-Result<std::size_t> ReplayPool::load(const Prompt& prompt, std::span<const std::byte> keys) {
+Result<std::size_t> ReplayPool::load(const Prompt& prompt, std::span<const BlockKey> keys) {
   Stopwatch question;
-  PEGA_TRY_LET(const std::uint32_t sealed, question.time([&] { return client_->lookup(keys); }));
+  PEGA_TRY_LET(const std::uint32_t sealed, question.time([&] { return lookup(*client_, keys); }));
   std::uint32_t ready = 0;
   const Id128 token = Id128::random();
   if (sealed != 0) {
-    PEGA_TRY_LET(ready, question.time(
-                            [&] { return client_->claim(token, keys.first(sealed * kKeyBytes)); }));
+    PEGA_TRY_LET(const harness::WireClient::Found claimed,
+                 question.time([&] { return client_->claim(token, keys.first(sealed)); }));
+    ready = claimed.blocks;
     seen_.shortened += sealed - ready;
   }
   seen_.question_us.push_back(question.microseconds());
@@ -129,10 +128,10 @@ Result<std::size_t> ReplayPool::load(const Prompt& prompt, std::span<const std::
 }
 
 Result<void> ReplayPool::save(const Prompt& prompt, std::size_t first,
-                              std::span<const std::byte> keys) {
+                              std::span<const BlockKey> keys) {
   if (keys.empty()) return {};
   Stopwatch save;
-  const std::uint64_t job = next_job_++;
+  const JobId job = client_->job(next_job_++);
   PEGA_TRY_LET(const std::vector<std::uint32_t> slots,
                save.time([&] { return client_->reserve(job, keys); }));
   if (slots.size() != prompt.size() - first) {

@@ -79,8 +79,8 @@ class ReplayPool {
              harness::Mapping pool, const Options& options);
   Result<void> serve(const Prompt& prompt);
   /// Loads a prefix of `prompt` and returns its length.
-  Result<std::size_t> load(const Prompt& prompt, std::span<const std::byte> keys);
-  Result<void> save(const Prompt& prompt, std::size_t first, std::span<const std::byte> keys);
+  Result<std::size_t> load(const Prompt& prompt, std::span<const BlockKey> keys);
+  Result<void> save(const Prompt& prompt, std::size_t first, std::span<const BlockKey> keys);
   [[nodiscard]] Result<std::span<std::byte>> page(std::uint32_t slot) const;
 
   harness::ServerProcess server_;  // Outlives its client.

@@ -39,9 +39,12 @@ Result<void> run_hold_pins(std::span<const char* const> arguments) {
   for (std::uint64_t first = 0; first < pins; first += kKeysPerClaim) {
     const std::uint64_t count = std::min(kKeysPerClaim, pins - first);
     const Id128 token = Id128::random();
-    PEGA_TRY_LET(const std::uint32_t ready, client->claim(token, keys.packed(first, count)));
-    if (ready != count) return fail(Errc::kInternal, "{} of {} blocks were claimed", ready, count);
-    PEGA_TRY(client->open_each(token, ready, first));
+    PEGA_TRY_LET(const harness::WireClient::Found claimed,
+                 client->claim(token, keys.range(first, count)));
+    if (claimed.blocks != count) {
+      return fail(Errc::kInternal, "{} of {} blocks were claimed", claimed.blocks, count);
+    }
+    PEGA_TRY(client->open_each(token, claimed.blocks, first));
   }
   if (::write(static_cast<int>(descriptor), "h", 1) != 1)
     return fail_errno(errno, "report to the parent");

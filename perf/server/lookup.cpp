@@ -57,7 +57,7 @@ Result<std::pair<std::vector<double>, double>> run_calls(const harness::Child& p
   std::vector<double> samples;
   PEGA_TRY_LET(const Duration begin, process.cpu_time());
   for (std::size_t i = 0; i < calls; ++i) {
-    const std::vector<std::byte> asked = keys.drawn(blocks, count, draw++);
+    const std::vector<BlockKey> asked = keys.drawn(blocks, count, draw++);
     Result<void> answered;
     samples.push_back(timed([&] { answered = call(asked); }));
     PEGA_TRY(answered);
@@ -70,18 +70,20 @@ Result<std::pair<std::vector<double>, double>> run_calls(const harness::Child& p
 /// Alternates rounds of lookups, of echoes with a long response and of echoes with a short one.
 Result<Lookups> compare(Contest contest, const KeySource& keys, std::uint64_t blocks,
                         std::size_t count, std::size_t rounds, std::size_t calls) {
-  const auto lookup = [&](const std::vector<std::byte>& asked) {
-    return expect_all(contest.client.lookup(asked), count);
+  const auto lookup = [&](const std::vector<BlockKey>& asked) {
+    return expect_all(perf::lookup(contest.client, asked), count);
   };
   const auto expect_bytes = [](std::size_t came, std::size_t sent) -> Result<void> {
     if (came != sent) return fail(Errc::kInternal, "the echo lost {} bytes", sent - came);
     return {};
   };
-  const auto back = [&](const std::vector<std::byte>& asked) {
-    return expect_bytes(contest.echo.back(asked), asked.size());
+  const auto back = [&](const std::vector<BlockKey>& asked) {
+    return expect_bytes(contest.echo.back(std::as_bytes(std::span(asked))),
+                        asked.size() * sizeof(BlockKey));
   };
-  const auto there = [&](const std::vector<std::byte>& asked) {
-    return expect_bytes(contest.echo.count(asked), asked.size());
+  const auto there = [&](const std::vector<BlockKey>& asked) {
+    return expect_bytes(contest.echo.count(std::as_bytes(std::span(asked))),
+                        asked.size() * sizeof(BlockKey));
   };
   Rounds beside_back;
   Rounds beside_there;

@@ -88,12 +88,14 @@ class Nodes {
 
   /// Requests missing keys, new ones each time. Returns the microseconds.
   Result<double> ask(Asked& asked, Question question) {
-    const std::vector<std::byte> keys = keys_.packed(next_key_, key_count_);
+    const std::vector<BlockKey> keys = keys_.range(next_key_, key_count_);
     next_key_ += key_count_;
     const auto begin = Clock::now();
-    const Result<std::uint32_t> found = question == Question::kLookup
-                                            ? asked.client->lookup(keys)
-                                            : asked.client->claim(Id128::random(), keys);
+    const Result<std::uint32_t> found =
+        question == Question::kLookup
+            ? lookup(*asked.client, keys)
+            : asked.client->claim(Id128::random(), keys)
+                  .map([](const harness::WireClient::Found& claimed) { return claimed.blocks; });
     const double us = std::chrono::duration<double, std::micro>(Clock::now() - begin).count();
     if (!found) return tl::unexpected<Error>(found.error());
     if (*found != 0) return fail(Errc::kInternal, "{} missing keys were found", *found);

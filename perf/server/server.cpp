@@ -188,12 +188,13 @@ Result<void> measure_save(const ServerBench& options, const harness::ServerProce
   Duration last = begin;
   for (std::int64_t i = 0; i < options.repetitions; ++i) {
     const std::uint64_t first = blocks + static_cast<std::uint64_t>(i) * kJobBlocks;
-    const std::vector<std::byte> packed = keys.packed(first, kJobBlocks);
-    PEGA_TRY_LET(const std::vector<std::uint32_t> slots, client.reserve(next_job, packed));
+    const JobId job = client.job(next_job++);
+    PEGA_TRY_LET(const std::vector<std::uint32_t> slots,
+                 client.reserve(job, keys.range(first, kJobBlocks)));
     if (std::count(slots.begin(), slots.end(), harness::WireClient::kNoFrame) != 0) {
       return fail(Errc::kOutOfCapacity, "a reserve in a full pool got no slot for some blocks");
     }
-    PEGA_TRY(client.publish(next_job++));
+    PEGA_TRY(client.publish(job));
     PEGA_TRY_LET(const Duration now, server.process().cpu_time());
     samples.push_back(std::chrono::duration<double, std::milli>(now - last).count());
     last = now;
@@ -285,9 +286,9 @@ Result<void> measure_next_save(const harness::ServerProcess& server, harness::Wi
                                const KeySource& keys, std::uint64_t blocks, std::uint64_t& next_job,
                                const Params& params, std::vector<Figure>& figures) {
   PEGA_TRY_LET(const harness::ServerProcess::Metrics before, server.metrics());
-  const std::uint64_t job = next_job++;
+  const JobId job = client.job(next_job++);
   // Keys that no other part of the run uses.
-  PEGA_TRY(client.reserve(job, keys.packed(blocks + (std::uint64_t{1} << 40), kJobBlocks)));
+  PEGA_TRY(client.reserve(job, keys.range(blocks + (std::uint64_t{1} << 40), kJobBlocks)));
   PEGA_TRY(client.publish(job));
   PEGA_TRY_LET(const harness::ServerProcess::Metrics after, server.metrics());
   return report_turns(before, after, "the first save after that", params, figures);

@@ -102,9 +102,9 @@ TEST_SUITE("replay") {
     f.ask(blocks(0, 3));
     const Fixture::Other other = f.other();
     const KeySource keys(2);
-    REQUIRE(other.client->reserve(1, keys.packed(0, 2)));
+    REQUIRE(other.client->reserve(other.client->job(1), keys.range(0, 2)));
     CHECK(f.pool->count().error().detail.find("reservations left") != std::string::npos);
-    REQUIRE(other.client->publish(1));
+    REQUIRE(other.client->publish(other.client->job(1)));
     const Result<ReplayPool::Counted> counted = f.pool->count();
     CHECK(counted.error().code == Errc::kInternal);
     CHECK(counted.error().detail == "blocks saved: the server counts 5, the engine 3");
@@ -116,7 +116,7 @@ TEST_SUITE("replay") {
     const Fixture::Other other = f.other();
     const Id128 token = Id128::random();
     const KeySource keys(1);
-    REQUIRE(other.client->claim(token, keys.packed(0, 3)).value() == 3);
+    REQUIRE(other.client->claim(token, keys.range(0, 3)).value().blocks == 3);
     CHECK(f.pool->count().error().detail == "claims left: the server counts 1, the engine 0");
     const auto slots = other.client->open(token, 1, 2, 7);
     REQUIRE(slots);

@@ -138,7 +138,7 @@ TEST_SUITE("register") {
   TEST_CASE("the pool's descriptor comes with its size, and its seals hold") {
     Engine engine;
 
-    CHECK(engine.pool.bytes.size() == 64 << 20);
+    CHECK(engine.pool.mapping.bytes().size() == 64 << 20);
     CHECK(engine.pool.namespace_hash.size() == 32);
     CHECK(::ftruncate(engine.pool.fd.get(), 0) == -1);
     CHECK(::ftruncate(engine.pool.fd.get(), 1 << 30) == -1);

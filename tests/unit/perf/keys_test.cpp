@@ -1,21 +1,11 @@
 #include "perf/lib/keys.h"
 
-#include <algorithm>
 #include <set>
 
 #include <doctest/doctest.h>
 
 namespace pegaflow::perf {
 namespace {
-
-std::vector<BlockKey> unpack(const std::vector<std::byte>& packed) {
-  std::vector<BlockKey> keys(packed.size() / BlockKey::kMaxBytes);
-  for (std::size_t i = 0; i < keys.size(); ++i) {
-    std::copy_n(packed.begin() + static_cast<std::ptrdiff_t>(i * BlockKey::kMaxBytes),
-                BlockKey::kMaxBytes, keys[i].bytes.begin());
-  }
-  return keys;
-}
 
 TEST_SUITE("keys") {
   TEST_CASE("keys differ from each other and repeat with their seed") {
@@ -27,9 +17,9 @@ TEST_SUITE("keys") {
     CHECK(KeySource(2).key(77) != source.key(77));
   }
 
-  TEST_CASE("packed keys are the keys of their numbers, in order") {
+  TEST_CASE("a range is the keys of their numbers, in order") {
     const KeySource source(3);
-    const std::vector<BlockKey> keys = unpack(source.packed(10, 5));
+    const std::vector<BlockKey> keys = source.range(10, 5);
     REQUIRE(keys.size() == 5);
     for (std::uint64_t i = 0; i < 5; ++i) CHECK(keys[i] == source.key(10 + i));
   }
@@ -38,10 +28,10 @@ TEST_SUITE("keys") {
     const KeySource source(4);
     std::set<BlockKey> population;
     for (std::uint64_t i = 0; i < 100; ++i) population.insert(source.key(i));
-    const std::vector<BlockKey> first = unpack(source.drawn(100, 50, 0));
+    const std::vector<BlockKey> first = source.drawn(100, 50, 0);
     for (const BlockKey& key : first) CHECK(population.contains(key));
-    CHECK(first != unpack(source.drawn(100, 50, 1)));
-    CHECK(first == unpack(source.drawn(100, 50, 0)));
+    CHECK(first != source.drawn(100, 50, 1));
+    CHECK(first == source.drawn(100, 50, 0));
   }
 }
 
