@@ -123,7 +123,7 @@ def test_the_doctor_shows_the_placement_of_the_pool():
     (found,) = findings({"policy": "off", "nodes": []}, 1)
     assert (found.status, found.detail) == (OK, "one NUMA node")
     (found,) = findings({"policy": "off", "nodes": []}, 4)
-    assert found.status == OK and "4 nodes" in found.detail
+    assert found.status == OK and "4 NUMA nodes" in found.detail
     assert findings(None) == [], "an older server reports nothing"
 
 
