@@ -51,6 +51,8 @@ class FullGpu:
         self.preempted: list[str] = []
         engine.on_schedule = lambda output: self.preempted.extend(output.preempted_req_ids or ())
         engine.add("ends", prompt(ENDED * BLOCK), 1)
+        # One after the other: the first lookup that is answered is scheduled first.
+        engine.run(until=lambda: self.side.saves.pinned == ENDED)
         engine.add("goes on", prompt(PROMPT * BLOCK), 8)
         engine.run(until=self.is_full)
 
