@@ -242,10 +242,9 @@ interface Session {
     keys :Data,                   # 32 bytes each, shorter keys padded with zeros.
     there :Data,                  # One byte per key: 1 the block was added, 0 it was removed.
     error :Error);
-  # The blocks of the namespace that became findable, and those that ceased to be, in order, since an
-  # earlier answer returned this space and position. Position 0xFFFFFFFFFFFFFFFF: begin now; the
-  # answer has the present position and no entries. lost is set, too, when the space differs, that is
-  # after a reset.
+  # Which blocks of the namespace were added and removed, in order, since an earlier answer returned
+  # this space and position. Position 0xFFFFFFFFFFFFFFFF: begin now; the answer has the present
+  # position and no entries. lost is set, too, when the space differs, that is after a reset.
 
   awaitJob @14 (server :Id128, job :JobId, patienceMs :UInt32) -> Done;
   # From version 2 on. Answers when that job and all earlier jobs of its scheduler are over: sealed on

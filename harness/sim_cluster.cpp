@@ -105,7 +105,6 @@ class SimCluster::Link final : public cluster::Lender {
     return ask<Epoch>(
         [space, epoch](Node& owner) {
           owner.service_->epochs().learn(space, epoch);
-          owner.poke();
           return Result<Epoch>(owner.service_->epochs().of(space));
         },
         [](Link&, const Epoch&) {});
@@ -142,13 +141,11 @@ class SimCluster::Link final : public cluster::Lender {
                       [this_end = from_, found, number,
                        ours = dialer->service_->epochs().known()](Node& answerer) {
                         answerer.service_->epochs().learn(ours);
-                        answerer.poke();
                         answerer.cluster_.send(
                             found, this_end,
                             [descriptor = answerer.fabric_->describe(), found, number,
                              theirs = answerer.service_->epochs().known()](Node& self) mutable {
                               self.service_->epochs().learn(theirs);
-                              self.poke();
                               self.links_[found.index]->greeted(self, found, number,
                                                                 std::move(descriptor));
                             });
@@ -165,10 +162,7 @@ class SimCluster::Link final : public cluster::Lender {
     return offsets;
   }
   void learn(const Bytes32& space, const Epoch& epoch) {
-    if (Node* const self = cluster_.find(from_)) {
-      self->service_->epochs().learn(space, epoch);
-      self->poke();
-    }
+    if (Node* const self = cluster_.find(from_)) self->service_->epochs().learn(space, epoch);
   }
   /// Checks that the lease belongs to this connection, ends once, and that no read uses it.
   void check_release(std::uint64_t lease) {

@@ -32,7 +32,7 @@ class ClaimTable {
   [[nodiscard]] std::uint32_t find(std::uint32_t row, std::uint64_t serial) const;
   /// Its token is not in use and the table is not full. Its serial and lists are set here.
   std::uint32_t add(Claim claim);
-  /// Adds blocks after those that the claim has.
+  /// Appends blocks to the claim.
   void extend(std::uint32_t row, std::span<const FrameIndex> more);
   void mark_opened(std::uint32_t row);
   /// Counts blocks of the claim's size that were pinned through it, or are no longer pinned.

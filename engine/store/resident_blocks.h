@@ -1,6 +1,6 @@
 #pragma once
 /// \file
-/// The blocks in the pool, and the record of those that come and go.
+/// The blocks in the pool, and the record of added and removed blocks.
 
 #include <cstddef>
 #include <cstdint>

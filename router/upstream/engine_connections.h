@@ -51,7 +51,7 @@ class EngineConnections {
   void remove(PendingCall& call);
   /// Ends all calls of an engine that is down with kGone, and closes its connections.
   void give_up(const Engine& engine);
-  /// Ends all calls, also those that begin later, and closes all connections.
+  /// Ends all calls and closes all connections. A call that begins later ends at once.
   void close_all();
 
   /// Resolves the engine's host again, unless it is an address, and waits until `timer` is

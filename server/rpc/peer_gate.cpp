@@ -81,10 +81,7 @@ class PeerImpl final : public wire::Peer::Server {
   }
 
   kj::Promise<void> exchange(ExchangeContext call) override {
-    if (const auto theirs = read_epochs(call.getParams())) {
-      context_.service.epochs().learn(*theirs);
-      context_.background.poke();
-    }
+    if (const auto theirs = read_epochs(call.getParams())) context_.service.epochs().learn(*theirs);
     write_epochs(context_.service.epochs().known(), call.getResults());
     return kj::READY_NOW;
   }
@@ -95,7 +92,6 @@ class PeerImpl final : public wire::Peer::Server {
     const auto theirs = read_epoch(params.getEpoch());
     if (space && theirs) {
       context_.service.epochs().learn(*space, *theirs);
-      context_.background.poke();
       write_epoch(context_.service.epochs().of(*space), call.getResults().initEpoch());
     }
     return kj::READY_NOW;
@@ -106,7 +102,6 @@ class PeerImpl final : public wire::Peer::Server {
     if (params.hasEpochs()) {
       if (const auto theirs = read_epochs(params.getEpochs())) {
         context_.service.epochs().learn(*theirs);
-        context_.background.poke();
       }
     }
     const std::uint64_t seen = params.getSeen();

@@ -281,7 +281,6 @@ class SessionImpl final : public wire::Session::Server {
     }
     call.getResults().setGeneration(reset->generation);
     if (context_.peers == nullptr) return finish(measured, reset);
-    context_.background.poke();
     return spread_reset(service_, *context_.peers, context_.watches, context_.clock, reset->space)
         .then([this, call, measured, reset](std::vector<std::string>&& unconfirmed) mutable {
           auto list = call.getResults().initUnconfirmed(static_cast<unsigned>(unconfirmed.size()));

@@ -109,7 +109,7 @@ class Tree:
                     yield found
 
     def files(self) -> list[Path]:
-        """Those that were parsed so far."""
+        """The modules parsed so far."""
         return [module.file for module in self._modules.values() if module is not None]
 
     def find(self, dotted: str, depth: int = 8) -> tuple[Module, ast.AST] | None:
