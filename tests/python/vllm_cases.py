@@ -25,9 +25,10 @@ from tests.support.waiting import wait_until
 
 BLOCK = 32
 SMALL = ModelShape(layers=4, hidden=256, heads=8, kv_heads=4, head_dim=32)
-#: Generous deadlines: blocks that a busy machine delays would be computed, which is not the
-#: subject.
+#: Generous deadlines, and every cached block is loaded: which ones a busy machine would rather
+#: compute is not the subject.
 PATIENT = {
+    "pegaflow.load_policy": "always",
     "pegaflow.claim_limit_ms": 5000,
     "pegaflow.lookup_deadline_ms": 5000,
     "pegaflow.open_deadline_ms": 5000,
