@@ -222,6 +222,14 @@ def test_late_blocks_are_not_offered_and_blocks_in_the_pool_are(side):
     assert side.server.ended == []
 
 
+def test_a_claim_whose_blocks_are_all_late_is_released(side):
+    side.teach(16_000)
+    side.server.answers[1] = (10, True, TOKEN, 10, 0.001, 0.5)
+    assert side.lookups.blocks_beyond(state(), 0) == 0
+    assert side.lookups._counts.data["declined"] == {"peer": 1}
+    assert side.server.ended == [TOKEN], "the server would keep its blocks until they expire"
+
+
 def test_waiting_prompts_are_compared_with_computing_all_of_them(side):
     side.teach(16_000)
     one, two = state(), state()

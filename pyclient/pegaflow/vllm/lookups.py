@@ -259,7 +259,8 @@ class Lookups:
             return False
         self._conclude(claim)
         claim.ticket = None
-        claim.blocks, complete, claim.token, claim.coming, claim.first_s, claim.last_s = answer
+        claim.held, complete, claim.token, claim.coming, claim.first_s, claim.last_s = answer
+        claim.blocks = claim.held
         here = claim.first + claim.blocks - claim.coming
         state.next_save = max(state.next_save, claim.full_stop(here))
         if not complete:
@@ -292,7 +293,7 @@ class Lookups:
         self._conclude(claim)
         if claim.ticket is not None:
             self._session.forget(claim.ticket)
-        elif claim.blocks:
+        elif claim.held:
             self._session.unclaim(claim.token)
 
     def _conclude(self, claim: Claim) -> None:
