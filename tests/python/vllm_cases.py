@@ -25,8 +25,8 @@ from tests.support.waiting import wait_until
 
 BLOCK = 32
 SMALL = ModelShape(layers=4, hidden=256, heads=8, kv_heads=4, head_dim=32)
-#: Generous deadlines, and every cached block is loaded: which ones a busy machine would rather
-#: compute is not the subject.
+#: Generous deadlines, and a policy that loads every cached block: that the engine computes blocks
+#: which a busy machine delays is not the subject.
 PATIENT = {
     "pegaflow.load_policy": "always",
     "pegaflow.claim_limit_ms": 5000,

@@ -20,8 +20,8 @@ class Claim:
     first: int  #: Index in the request's chain of the claim's first key.
     ticket: int | None  #: None once it is answered.
     asked_at: float
-    held: int = 0  #: The number of blocks that the server keeps for it.
-    blocks: int = 0  #: The number of those that may be offered.
+    held: int = 0  #: The number of blocks that the server holds until the claim is released.
+    blocks: int = 0  #: The number of leading blocks that may be offered; at most ``held``.
     coming: int = 0  #: The number of blocks, at the end, in flight from another node.
     token: bytes = b""
     first_s: float = 0.0  #: Predicted arrival of the first and the last block in flight, counted
